@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: MIT
+#
+# The targets are the contract; `make help` lists them. Each room brings its own
+# build.mk, included below, and everything that is built lies under build/.
+
+VERSION := $(shell cat VERSION)
+B       := build
+
+PREFIX       ?= /usr/local
+BINDIR       ?= $(PREFIX)/bin
+LIBDIR       ?= $(PREFIX)/lib
+INCLUDEDIR   ?= $(PREFIX)/include
+MANDIR       ?= $(PREFIX)/share/man
+COMPLETIONS  ?= $(PREFIX)/share/bash-completion/completions
+DESTDIR      ?=
+INSTALL      ?= install
+
+# The system's Python, because the packages that the tests use come from the system too.
+PYTHON ?= /usr/bin/python3
+VENV   := $(B)/venv
+VPYTHON := $(VENV)/bin/python
+
+CC      ?= cc
+CFLAGS  ?= -O2 -g
+WARN    := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wformat=2 -Wno-unused-parameter
+CPPFLAGS += -D_GNU_SOURCE -Iinclude -Iinclude/uapi
+
+.DEFAULT_GOAL := all
+.DELETE_ON_ERROR:
+
+all: lib tools ## build the library and the tools
+
+include $(wildcard */build.mk tests/*/build.mk bindings/*/build.mk)
+
+deps: ## install the Debian packages that building, the demo and the tests need (as root or with sudo)
+	packaging/deps.sh all
+
+demo: ## share a real model's embeddings between Python and Elixir, and show who holds them
+	tests/demo/run.sh
+
+install: install-lib install-tools ## install library, headers, tools, man pages (PREFIX, DESTDIR)
+uninstall: uninstall-lib uninstall-tools ## remove what install put there
+
+clean: ## remove everything that was built
+	rm -rf $(B) bindings/beam/_build
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | \
+		awk -F ':.*## ' '{ printf "  %-12s %s\n", $$1, $$2 }'
+
+.PHONY: all deps demo install uninstall clean help

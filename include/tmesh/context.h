@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Context: one backend, one set of limits and counters. See tmesh/tmesh.h for the
+ * conventions of all calls. Since 0.1.
+ */
+#ifndef TMESH_CONTEXT_H
+#define TMESH_CONTEXT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct tmesh_ctx;
+
+/* What went wrong. Owned by the caller. */
+struct tmesh_error {
+	int code;	   /* negative errno */
+	char message[252]; /* zero-terminated, one sentence or two */
+};
+
+enum tmesh_backend {
+	TMESH_BACKEND_AUTO = 0,	  /* the module when /dev/tmesh can be opened, else memfd */
+	TMESH_BACKEND_KERNEL = 1, /* tmesh.ko */
+	TMESH_BACKEND_MEMFD = 2,  /* sealed memfds, nothing to install */
+};
+
+enum tmesh_log_level {
+	TMESH_LOG_ERROR = 0,
+	TMESH_LOG_WARN = 1,
+	TMESH_LOG_INFO = 2,
+	TMESH_LOG_DEBUG = 3,
+};
+
+/* Called from any thread, possibly several at once; @message lives for the call. */
+typedef void (*tmesh_log_fn)(void *data, enum tmesh_log_level level, const char *message);
+
+struct tmesh_ctx_opts {
+	size_t size;		    /* sizeof(struct tmesh_ctx_opts) */
+	enum tmesh_backend backend; /* AUTO asks TMESH_BACKEND=kernel|memfd first */
+	const char *runtime_dir;    /* memfd sockets; NULL: TMESH_RUNTIME_DIR, then
+				     * XDG_RUNTIME_DIR/tmesh, then a folder of this user
+				     * under the temporary directory */
+	uint64_t max_bytes;	    /* bytes of live regions this context creates; 0: no limit.
+				     * Passing it gives -EDQUOT */
+	uint64_t pool_bytes;	    /* bytes kept for reuse after the last unref; 0: no pool */
+	uint64_t timeout_ns;	    /* longest wait for a peer; 0: 2 s */
+	tmesh_log_fn log;	    /* NULL: nothing is logged */
+	void *log_data;
+};
+
+/*
+ * Open a context.
+ *
+ * An explicit backend (by @opts or TMESH_BACKEND) is never replaced by another: when
+ * it cannot be had the call fails and says why. AUTO logs at INFO which it took, and
+ * at WARN when a /dev/tmesh exists that could not be used.
+ *
+ * Return: 0 and a reference in @out; -EINVAL (unknown TMESH_BACKEND), -ENOENT (no
+ * /dev/tmesh), -EACCES (no permission on it: the message names the group to join),
+ * -EPROTO (a module with another ABI), -ENOMEM.
+ */
+int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
+		   struct tmesh_error *err);
+struct tmesh_ctx *tmesh_ctx_ref(struct tmesh_ctx *ctx);
+/* Regions keep their context alive; the last reference ends its server thread. */
+void tmesh_ctx_unref(struct tmesh_ctx *ctx);
+
+/* TMESH_BACKEND_KERNEL or TMESH_BACKEND_MEMFD. */
+enum tmesh_backend tmesh_ctx_backend(const struct tmesh_ctx *ctx);
+
+/* "kernel" or "memfd". */
+const char *tmesh_backend_name(enum tmesh_backend backend);
+
+/* The library's version, "0.1.0". */
+const char *tmesh_version(void);
+
+/*
+ * Capabilities: the table of promises for this machine and backend.
+ *
+ * @name is stable and short: zero-copy, crash-cleanup, read-only, seal,
+ * seal-devices, revoke, pin, holders, dmabuf-export, dmabuf-export-sealed,
+ * huge-pages, numa, quota, direct-io, open-without-wake.
+ */
+enum tmesh_cap_level {
+	TMESH_CAP_NO = 0,
+	TMESH_CAP_COOPERATIVE = 1, /* kept by well-behaved processes of the same user */
+	TMESH_CAP_ENFORCED = 2,	   /* kept by the kernel against everybody */
+};
+
+struct tmesh_cap {
+	const char *name;
+	enum tmesh_cap_level level;
+	const char *reason; /* why not ENFORCED, and what would change it; else a few
+			     * words on who enforces it */
+};
+
+/* The array and its strings live as long as @ctx. */
+int tmesh_caps(struct tmesh_ctx *ctx, const struct tmesh_cap **caps, size_t *count);
+
+/* Counters since the context was opened. Cheap; a snapshot, not a transaction. */
+struct tmesh_stats {
+	size_t size;		    /* in: sizeof(struct tmesh_stats) */
+	uint64_t bytes_copied;	    /* tensor bytes the library itself copied, in or out */
+	uint64_t copies;	    /* how many times it did */
+	uint64_t regions_created;   /* not from the pool */
+	uint64_t regions_opened;    /* by token, socket or descriptor */
+	uint64_t regions_live;	    /* created or opened, not yet released */
+	uint64_t bytes_live;	    /* of those, in whole pages */
+	uint64_t pool_hits;	    /* creations served from the pool */
+	uint64_t pool_misses;
+	uint64_t pool_bytes;	    /* kept in the pool now */
+	uint64_t tokens_served;	    /* memfd: opens answered for other processes */
+	uint64_t opens_without_wake; /* memfd: opens that did not wake the producer */
+};
+int tmesh_stats(struct tmesh_ctx *ctx, struct tmesh_stats *stats);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TMESH_CONTEXT_H */

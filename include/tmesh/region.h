@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Region: a piece of memory with one lifetime, and this process's handle to it.
+ * See tmesh/tmesh.h for the conventions of all calls. Since 0.1.
+ */
+#ifndef TMESH_REGION_H
+#define TMESH_REGION_H
+
+#include <sys/types.h>
+#include <tmesh/context.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct tmesh_region;
+
+/* Rights. They only shrink; READ is part of every set. */
+enum tmesh_rights {
+	TMESH_READ = 1 << 0,
+	TMESH_WRITE = 1 << 1,
+	TMESH_MANAGE = 1 << 2, /* seal, describe, revoke */
+};
+
+#define TMESH_LABEL_LEN 63
+#define TMESH_DESC_LEN 4096
+/* Room for any token as text with its terminating zero. */
+#define TMESH_TOKEN_SIZE 72
+
+enum tmesh_region_flags {
+	TMESH_REGION_HUGE = 1 << 0,	/* 2 MiB pages or -ENOMEM */
+	TMESH_REGION_TRY_HUGE = 1 << 1, /* 2 MiB pages if they can be had at once;
+					 * tmesh_region_info() says what it became */
+	TMESH_REGION_NODE = 1 << 2,	/* memory of opts->node only */
+	TMESH_REGION_GID = 1 << 3,	/* opts->gid is given */
+	TMESH_REGION_NO_PIN = 1 << 4,	/* refuse pinning handles */
+	TMESH_REGION_UNINITIALIZED = 1 << 5, /* contents may be what this context itself put
+					      * into a released region: only for callers who
+					      * overwrite all of it before anyone else sees it */
+};
+
+struct tmesh_region_opts {
+	size_t size;	    /* sizeof(struct tmesh_region_opts) */
+	uint32_t flags;	    /* enum tmesh_region_flags */
+	uint32_t mode;	    /* who may redeem a token: 0600 (the default for 0) or 0640, 0660
+			     * ...; memfd: only 0600, else -EOPNOTSUPP */
+	gid_t gid;	    /* group of the region */
+	int node;	    /* NUMA node */
+	uint32_t linger_ms; /* outlive the last holder so long, at most 1000 */
+	const char *label;  /* a name for people, at most TMESH_LABEL_LEN bytes of UTF-8
+			     * without control characters */
+};
+
+/*
+ * A new region of @bytes (at least 1) zeroed bytes with all rights. Memory is committed
+ * now (kernel) or on first touch (memfd).
+ *
+ * Return: 0; -EINVAL, -EOVERFLOW, -EDQUOT, -ENOMEM, -EMFILE, -EOPNOTSUPP, -EPERM (gid).
+ */
+int tmesh_region_create(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmesh_region_opts *opts,
+			struct tmesh_region **out, struct tmesh_error *err);
+
+/*
+ * A region over a memfd of the caller's, which must carry F_SEAL_SHRINK and
+ * F_SEAL_GROW. @bytes 0 means all of it. @fd is duplicated, never taken over.
+ * Of @opts, label, mode, gid, linger_ms, GID and NO_PIN apply.
+ *
+ * Return: 0; -EINVAL (not sealed, not a memfd, too short), -EBADF.
+ */
+int tmesh_region_from_memfd(struct tmesh_ctx *ctx, int fd, uint64_t bytes,
+			    const struct tmesh_region_opts *opts, struct tmesh_region **out,
+			    struct tmesh_error *err);
+
+struct tmesh_region *tmesh_region_ref(struct tmesh_region *region);
+/* The last one unmaps and closes; a region nobody else can hold may go to the pool. */
+void tmesh_region_unref(struct tmesh_region *region);
+
+/*
+ * Map the whole region; repeated calls return the same address. @rights is TMESH_READ or
+ * TMESH_READ | TMESH_WRITE. Each successful call is paired with one tmesh_region_unmap();
+ * the address is good until the last of them. Reading memory of a region that was
+ * revoked raises SIGBUS.
+ *
+ * Return: 0; -EACCES (not writable), -EPERM (sealed, or inherited), -ESTALE, -ENOMEM.
+ */
+int tmesh_region_map(struct tmesh_region *region, uint32_t rights, void **addr,
+		     struct tmesh_error *err);
+void tmesh_region_unmap(struct tmesh_region *region, uint32_t rights);
+
+/*
+ * Copy bytes in or out without a mapping of the caller's own; counted as copies.
+ * Writing takes the cheapest way there is (cold: without faulting page by page; warm and
+ * large: past the caches). Reading never raises a signal: memory that has vanished
+ * gives -ESTALE.
+ */
+int tmesh_region_write(struct tmesh_region *region, uint64_t offset, const void *data,
+		       uint64_t bytes, struct tmesh_error *err);
+int tmesh_region_read(struct tmesh_region *region, uint64_t offset, void *data, uint64_t bytes,
+		      struct tmesh_error *err);
+
+/*
+ * Make the region immutable for everybody and for ever. Needs MANAGE. When this
+ * region object has the only writable mapping, the mapping stays where it is and becomes
+ * read-only: nobody may write through it during or after the call.
+ *
+ * Return: 0 (also when sealed already); -EACCES, -EPERM (inherited), -ESTALE,
+ * -EBUSY: another writable mapping, export or pin exists; the message says which
+ * can be told; nothing has changed.
+ */
+int tmesh_region_seal(struct tmesh_region *region, struct tmesh_error *err);
+
+/* A further handle on the same region with fewer rights. */
+int tmesh_region_derive(struct tmesh_region *region, uint32_t rights, struct tmesh_region **out,
+			struct tmesh_error *err);
+
+/*
+ * A pinning handle: read-only, on a sealed region, which cannot be taken away while
+ * it lives. memfd: any sealed region qualifies.
+ * Return: 0; -EINVAL (not sealed), -EPERM (its owner refuses pins).
+ */
+int tmesh_region_pin(struct tmesh_region *region, struct tmesh_region **out,
+		     struct tmesh_error *err);
+
+/*
+ * Take the region back from all holders. Needs MANAGE.
+ * Return: 0; -EBUSY (pinned: the message names the holders), -EOPNOTSUPP (memfd).
+ */
+int tmesh_region_revoke(struct tmesh_region *region, struct tmesh_error *err);
+
+/*
+ * A dma-buf over [offset, offset + bytes), whole pages; @bytes 0 means to the end;
+ * @rights TMESH_READ or TMESH_READ | TMESH_WRITE. The caller owns @fd.
+ * memfd: through /dev/udmabuf, always writable, so never of a sealed region
+ * (-EOPNOTSUPP with the reason) and only with TMESH_WRITE.
+ */
+int tmesh_region_export_dmabuf(struct tmesh_region *region, uint64_t offset, uint64_t bytes,
+			       uint32_t rights, int *fd, struct tmesh_error *err);
+
+/*
+ * The token that names the region with @rights, as text in @token
+ * (TMESH_TOKEN_SIZE bytes). The same rights give the same token. It is good while the
+ * region lives (kernel) or while this region object lives (memfd), for the same user or
+ * as mode and group allow.
+ */
+int tmesh_region_token(struct tmesh_region *region, uint32_t rights, char *token,
+		       struct tmesh_error *err);
+
+/*
+ * Redeem a token. Rights beyond the token's give -EACCES.
+ * Return: 0; -EPROTO (not a token), -ENOENT, -EACCES, -ETIMEDOUT, -EOPNOTSUPP (a token of
+ * a backend that this context does not have).
+ */
+int tmesh_region_open(struct tmesh_ctx *ctx, const char *token, uint32_t rights,
+		      struct tmesh_region **out, struct tmesh_error *err);
+
+/*
+ * Hand over by a connected Unix socket (stream or seqpacket): one message with one
+ * descriptor. Sends a handle with @rights, derived if they are fewer. _recv waits at
+ * most the context's timeout, refuses what is not such a message (-EPROTO) and closes
+ * every descriptor it did not ask for. -EPIPE when the peer is gone.
+ */
+int tmesh_region_send(struct tmesh_region *region, int socket, uint32_t rights,
+		      struct tmesh_error *err);
+int tmesh_region_recv(struct tmesh_ctx *ctx, int socket, struct tmesh_region **out,
+		      struct tmesh_error *err);
+
+/* What the region holds, for people: at most TMESH_DESC_LEN bytes. Needs MANAGE, before the
+ * seal. The library writes a tensor's ref without its token here. */
+int tmesh_region_desc_set(struct tmesh_region *region, const char *text, struct tmesh_error *err);
+
+struct tmesh_region_info {
+	size_t size; /* in: sizeof(struct tmesh_region_info) */
+	uint64_t id;
+	uint64_t bytes;	      /* as asked */
+	uint64_t alloc_bytes; /* in whole pages: what can be mapped */
+	uint64_t huge_bytes;  /* of them in huge pages, as far as known */
+	uint64_t created_ns;
+	enum tmesh_backend backend;
+	uint32_t rights; /* of this handle; 0 in lists */
+	uint32_t mode;
+	uid_t uid;
+	gid_t gid;
+	int node; /* -1: any */
+	bool sealed;
+	bool revoked;
+	bool pinning; /* this handle */
+	uint32_t handles; /* memfd: descriptors found in /proc, as far as one may look */
+	uint32_t pinning_handles;
+	uint32_t exports;
+	uint32_t attachments;
+	uint32_t linger_ms;
+	char label[TMESH_LABEL_LEN + 1];
+	char desc[TMESH_DESC_LEN + 1];
+};
+int tmesh_region_info(struct tmesh_region *region, struct tmesh_region_info *info,
+		      struct tmesh_error *err);
+
+enum tmesh_holder_kind {
+	TMESH_HOLDER_IS_HANDLE = 1,
+	TMESH_HOLDER_IS_PINNING = 2,
+	TMESH_HOLDER_IS_EXPORT = 3,
+	TMESH_HOLDER_IS_MAPPING = 4, /* memfd: mapped, its descriptor closed */
+};
+
+struct tmesh_holder_info {
+	enum tmesh_holder_kind kind;
+	pid_t pid; /* 0: not in this PID namespace */
+	uid_t uid;
+	uint32_t rights;
+	uint32_t mappings;
+	uint32_t attachments;
+	uint64_t since_ns; /* 0: unknown */
+	uint64_t offset;   /* of an export */
+	uint64_t bytes;
+	char comm[16];
+};
+
+/*
+ * Seeing: all regions one may open (memfd: that processes of this user hold), and who
+ * holds one of them. Arrays are the caller's, to be released with free().
+ * Return: 0; -ENOENT (no such region); -EPERM (not its owner).
+ */
+int tmesh_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, size_t *count,
+	       struct tmesh_error *err);
+int tmesh_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_info **holders,
+		  size_t *count, struct tmesh_error *err);
+
+/* The handle's descriptor, still the library's: readable by poll() (POLLHUP when revoked)
+ * and good for O_DIRECT, io_uring and mmap. */
+int tmesh_region_fd(struct tmesh_region *region);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TMESH_REGION_H */

@@ -1,0 +1,404 @@
+/* SPDX-License-Identifier: GPL-2.0-only WITH Linux-syscall-note */
+/*
+ * tmesh: refcounted memory regions shared between processes and devices.
+ *
+ * This header is the only ioctl ABI. The module and libtmesh include this very
+ * file.
+ *
+ * Two kinds of file take these calls:
+ *
+ *   device   an open /dev/tmesh
+ *   handle   one holder's right to one region, returned as a file descriptor by
+ *            TMESH_CREATE, TMESH_CREATE_MEMFD, TMESH_OPEN and TMESH_DERIVE
+ *
+ * Extension rules
+ *
+ *   - Every structure begins with its own size in bytes as the caller knows it,
+ *     then with a word of flags.
+ *   - A structure shorter than the first published one gives EINVAL; a longer one
+ *     is accepted when all bytes the kernel does not know are zero, else E2BIG.
+ *     A shorter-than-current one is read as if padded with zeros, and only as many
+ *     bytes as the caller named are written back.
+ *   - Unknown flags and unknown rights give EOPNOTSUPP. Padding and fields named
+ *     "out" must be zero on the way in where they say so, else EINVAL.
+ *   - Structures only grow at the end; a new meaning gets a new number.
+ *   - All times are CLOCK_MONOTONIC nanoseconds. All descriptors are made with
+ *     O_CLOEXEC. Pointers are carried in __aligned_u64.
+ *
+ * Errors that all calls share
+ *
+ *   EINVAL      a size, offset, alignment, mode or padding is wrong
+ *   E2BIG       the structure carries a non-zero tail this kernel does not know
+ *   EOPNOTSUPP  an unknown flag or right, or a backing that cannot do this
+ *   ENOTTY      no such call on this kind of file
+ *   EFAULT      a pointer does not point to memory of the caller
+ *   EACCES      this handle has not the right the call needs
+ *   ESTALE      the region was revoked
+ *   EDQUOT      one of tmesh's limits would be passed: bytes or regions of this
+ *               user, or of all users together. TMESH_CAPS shows limits and use;
+ *               root raises them in /proc/sys/dev/tmesh/. Nothing was allocated.
+ *   ENOMEM      the system, or the caller's memory control group, has no memory
+ *   ENOENT      a token that is dead, foreign or guessed, or an unknown id: the
+ *               answers are the same on purpose
+ *   EBUSY       see TMESH_SEAL and TMESH_REVOKE
+ *   EMFILE      the process has no free descriptor
+ */
+#ifndef _UAPI_LINUX_TMESH_H
+#define _UAPI_LINUX_TMESH_H
+
+#include <linux/ioctl.h>
+#include <linux/types.h>
+
+#define TMESH_ABI_VERSION 1
+
+#define TMESH_LABEL_MAX 63	  /* bytes, without the terminating zero */
+#define TMESH_DESC_MAX 4096	  /* bytes of a region's description */
+#define TMESH_TOKEN_BYTES 16	  /* a token's random bits */
+#define TMESH_LINGER_MAX_MS 1000  /* longest linger that may be asked for */
+#define TMESH_COMM_LEN 16
+
+/*
+ * Rights of a handle or a token. They only ever shrink: a handle derived from
+ * another, or a token asked of one, has a subset of its rights. READ is always
+ * part of the set.
+ */
+#define TMESH_RIGHT_READ (1u << 0)   /* map, export read-only */
+#define TMESH_RIGHT_WRITE (1u << 1)  /* map writable, export writable, until sealed */
+#define TMESH_RIGHT_MANAGE (1u << 2) /* seal, describe, revoke */
+
+/* Where a region's memory comes from. */
+#define TMESH_BACKING_PAGES 1 /* allocated by the module */
+#define TMESH_BACKING_MEMFD 2 /* the pages of a memfd */
+
+/* State bits of a region. */
+#define TMESH_STATE_SEALED (1u << 0)
+#define TMESH_STATE_REVOKED (1u << 1)
+
+#define TMESH_IOC_MAGIC 0xE7
+
+/*
+ * TMESH_CAPS (device, handle): what this module can do, limits and use.
+ *
+ * Limits are those in force now; "used" counts the caller's effective uid.
+ */
+#define TMESH_FEATURE_PAGES (1ull << 0)	      /* TMESH_CREATE */
+#define TMESH_FEATURE_MEMFD (1ull << 1)	      /* TMESH_CREATE_MEMFD */
+#define TMESH_FEATURE_EXPORT (1ull << 2)      /* TMESH_EXPORT */
+#define TMESH_FEATURE_PIN (1ull << 3)	      /* TMESH_OPEN_PIN, TMESH_DERIVE_PIN */
+#define TMESH_FEATURE_HUGE (1ull << 4)	      /* 2 MiB mappings */
+#define TMESH_FEATURE_REVOKE (1ull << 5)      /* TMESH_REVOKE */
+
+struct tmesh_caps_query {
+	__u32 size;
+	__u32 flags;			   /* in: 0 */
+	__u32 abi_version;		   /* out */
+	__u32 page_bytes;		   /* out */
+	__aligned_u64 features;		   /* out: TMESH_FEATURE_* */
+	__aligned_u64 huge_page_bytes;	   /* out: 0 where there are none */
+	__aligned_u64 max_bytes_per_uid;   /* out */
+	__aligned_u64 max_regions_per_uid; /* out */
+	__aligned_u64 max_bytes;	   /* out: all users together */
+	__aligned_u64 max_regions;	   /* out: all users together */
+	__aligned_u64 used_bytes;	   /* out: this uid */
+	__aligned_u64 used_regions;	   /* out: this uid */
+};
+#define TMESH_CAPS _IO(TMESH_IOC_MAGIC, 0x00)
+
+/*
+ * TMESH_CREATE (device): a new region of zeroed pages and its first handle.
+ *
+ * @bytes      in: length wanted, at least 1; the memory is rounded up to whole
+ *             pages (to 2 MiB with TMESH_CREATE_HUGE), the length is kept as asked
+ * @node       in: NUMA node, used only with TMESH_CREATE_NODE (else must be 0)
+ * @mode       in: who may redeem a token of this region, as permission bits:
+ *             0400 0200 for the owner, 0040 0020 for @gid; others are EINVAL;
+ *             0 means 0600
+ * @gid        in: group of the region in the caller's user namespace, used only
+ *             with TMESH_CREATE_GID (else must be 0, and the group is the
+ *             caller's); EPERM when the caller is not in it
+ * @linger_ms  in: after the last handle and export are gone keep the region this
+ *             long, so that a token already sent can still be redeemed; at most
+ *             TMESH_LINGER_MAX_MS; stays charged, and ends at once when the user's
+ *             last open /dev/tmesh goes
+ * @label      in: a name for people, zero-terminated, no control characters
+ * @fd         out: the handle, with all rights
+ * @id         out: never used again while the module is loaded, not a secret
+ *
+ * Memory is committed here: EDQUOT or ENOMEM come now, never a SIGBUS later.
+ */
+#define TMESH_CREATE_HUGE (1u << 0)   /* 2 MiB folios throughout, or ENOMEM */
+#define TMESH_CREATE_NOHUGE (1u << 1) /* single pages only */
+#define TMESH_CREATE_NODE (1u << 2)   /* memory of @node only, or ENOMEM */
+#define TMESH_CREATE_GID (1u << 3)    /* @gid is given */
+#define TMESH_CREATE_NOPIN (1u << 4)  /* pinning handles are refused: EPERM */
+
+struct tmesh_create {
+	__u32 size;
+	__u32 flags;
+	__aligned_u64 bytes;
+	__s32 node;
+	__u32 mode;
+	__u32 gid;
+	__u32 linger_ms;
+	char label[TMESH_LABEL_MAX + 1];
+	__s32 fd;  /* out */
+	__u32 pad; /* 0 */
+	__aligned_u64 id; /* out */
+};
+#define TMESH_CREATE _IO(TMESH_IOC_MAGIC, 0x01)
+
+/*
+ * TMESH_CREATE_MEMFD (device): a region over the pages of a memfd.
+ *
+ * @memfd must be sealed against shrinking (F_SEAL_SHRINK), else EINVAL: pages that
+ * can go away under a reader are no region. @bytes may be 0 for the whole file, and
+ * may not pass its end. The handle can write only when the descriptor can and the
+ * memfd is not sealed against writing. The pages are pinned and charged to the
+ * region's limits. Anyone who holds the memfd itself still has it: read-only handles
+ * and revocation bind the handles of the region, not the holders of the memfd; a
+ * sealed region is one whose memfd is sealed too (TMESH_SEAL adds F_SEAL_WRITE and
+ * gives EBUSY where that fails).
+ *
+ * @flags: TMESH_CREATE_GID, TMESH_CREATE_NOPIN.
+ */
+struct tmesh_create_memfd {
+	__u32 size;
+	__u32 flags;
+	__aligned_u64 bytes;
+	__s32 memfd;
+	__u32 mode;
+	__u32 gid;
+	__u32 linger_ms;
+	char label[TMESH_LABEL_MAX + 1];
+	__s32 fd;	  /* out */
+	__u32 rights;	  /* out: TMESH_RIGHT_* of the handle */
+	__aligned_u64 id; /* out */
+};
+#define TMESH_CREATE_MEMFD _IO(TMESH_IOC_MAGIC, 0x02)
+
+/*
+ * TMESH_OPEN (device): redeem a token for a handle of one's own.
+ *
+ * The caller must be in the IPC namespace the region was created in and be
+ * admitted by its owner, group and mode; otherwise ENOENT, as for a token that
+ * never was. Rights beyond those of the token or of the mode give EACCES.
+ *
+ * With TMESH_OPEN_PIN the handle is a pinning one: the region must be sealed
+ * (else EINVAL), and it cannot be revoked while the handle lives.
+ */
+#define TMESH_OPEN_PIN (1u << 0)
+
+struct tmesh_open {
+	__u32 size;
+	__u32 flags;
+	__u32 rights; /* in: wanted */
+	__s32 fd;     /* out */
+	__u8 token[TMESH_TOKEN_BYTES];
+	__aligned_u64 id;	   /* out */
+	__aligned_u64 bytes;	   /* out: length as asked at create */
+	__aligned_u64 alloc_bytes; /* out: length in whole pages, what can be mapped */
+	__u32 state;		   /* out: TMESH_STATE_* */
+	__u32 desc_bytes;	   /* out: length of the description */
+};
+#define TMESH_OPEN _IO(TMESH_IOC_MAGIC, 0x03)
+
+/*
+ * TMESH_DERIVE (handle): another handle on the same region with the same or fewer
+ * rights. A handle passed over a socket as it is remains the same handle with the
+ * same rights: derive first, then send.
+ */
+#define TMESH_DERIVE_PIN (1u << 0) /* as TMESH_OPEN_PIN */
+
+struct tmesh_derive {
+	__u32 size;
+	__u32 flags;
+	__u32 rights; /* in: wanted, EACCES when not a subset */
+	__s32 fd;     /* out */
+};
+#define TMESH_DERIVE _IO(TMESH_IOC_MAGIC, 0x04)
+
+/*
+ * TMESH_TOKEN (handle): the token that names this region with these rights.
+ *
+ * Asking again gives the same token. It dies with the region. Rights must be a
+ * subset of the handle's (EACCES).
+ */
+struct tmesh_token {
+	__u32 size;
+	__u32 flags; /* 0 */
+	__u32 rights;
+	__u32 pad; /* 0 */
+	__u8 token[TMESH_TOKEN_BYTES]; /* out */
+};
+#define TMESH_TOKEN _IO(TMESH_IOC_MAGIC, 0x05)
+
+/*
+ * TMESH_INFO: what a region is.
+ *
+ * On a handle, @id must be 0 and means the handle's region. On the device, @id
+ * names a region, of which one learns only what TMESH_LIST would show: ENOENT
+ * unless one may open it, or has CAP_SYS_ADMIN.
+ */
+struct tmesh_info {
+	__u32 size;
+	__u32 flags;		   /* in: 0; out: TMESH_CREATE_* as created */
+	__aligned_u64 id;	   /* in, out */
+	__aligned_u64 bytes;	   /* length as asked */
+	__aligned_u64 alloc_bytes; /* length in whole pages */
+	__aligned_u64 huge_bytes;  /* bytes of it in 2 MiB folios */
+	__aligned_u64 created_ns;  /* CLOCK_MONOTONIC */
+	__u32 backing;		   /* TMESH_BACKING_* */
+	__u32 state;		   /* TMESH_STATE_* */
+	__u32 rights;		   /* of this handle; 0 on the device */
+	__u32 pinning;		   /* 1 when this handle is a pinning one */
+	__u32 uid;		   /* owner, as the caller's user namespace sees it */
+	__u32 gid;
+	__u32 mode;
+	__s32 node; /* asked for, or -1 */
+	__u32 handles;
+	__u32 pinning_handles;
+	__u32 exports;	   /* dma-bufs alive */
+	__u32 attachments; /* devices attached to them */
+	__u32 desc_bytes;
+	__u32 linger_ms;
+	char label[TMESH_LABEL_MAX + 1];
+};
+#define TMESH_INFO _IO(TMESH_IOC_MAGIC, 0x06)
+
+/*
+ * TMESH_LIST (device): regions one may open, in order of id, or all of this module
+ * for CAP_SYS_ADMIN (in the initial user namespace).
+ *
+ * @cursor       in: list regions with an id greater than this; out: the last id seen
+ * @entries      in: array of struct tmesh_info, each written to @entry_bytes
+ * @entry_bytes  in: stride of the array, at least the first published size
+ * @count        in: room; out: entries written
+ * @more         out: 1 when there may be regions after @cursor
+ */
+struct tmesh_list {
+	__u32 size;
+	__u32 flags; /* 0 */
+	__aligned_u64 cursor;
+	__aligned_u64 entries;
+	__u32 entry_bytes;
+	__u32 count;
+	__u32 more;
+	__u32 pad; /* 0 */
+};
+#define TMESH_LIST _IO(TMESH_IOC_MAGIC, 0x07)
+
+/*
+ * TMESH_HOLDERS: who holds a region. For its owner and CAP_SYS_ADMIN, else EPERM;
+ * on the device, ENOENT for a region one could not list.
+ *
+ * @id as for TMESH_INFO; the array as for TMESH_LIST.  @count returns how many
+ * were written, @total how many there are.
+ */
+#define TMESH_HOLDER_HANDLE 1
+#define TMESH_HOLDER_PINNING 2
+#define TMESH_HOLDER_EXPORT 3
+
+struct tmesh_holder {
+	__u32 size;
+	__u32 kind;   /* TMESH_HOLDER_* */
+	__u32 pid;    /* who opened it, in the caller's PID namespace; 0 outside it */
+	__u32 uid;
+	__u32 rights; /* TMESH_RIGHT_* */
+	__u32 mappings;	   /* memory mappings of this handle or export */
+	__u32 attachments; /* devices attached to this export */
+	__u32 pad;
+	__aligned_u64 since_ns; /* CLOCK_MONOTONIC */
+	__aligned_u64 offset;	/* of an export */
+	__aligned_u64 bytes;	/* of an export; of a handle, the region's */
+	char comm[TMESH_COMM_LEN];
+};
+
+struct tmesh_holders {
+	__u32 size;
+	__u32 flags; /* 0 */
+	__aligned_u64 id;
+	__aligned_u64 entries;
+	__u32 entry_bytes;
+	__u32 count;
+	__u32 total;
+	__u32 pad; /* 0 */
+};
+#define TMESH_HOLDERS _IO(TMESH_IOC_MAGIC, 0x08)
+
+/*
+ * TMESH_SEAL (handle, needs MANAGE): nobody writes any more, neither CPU nor device.
+ *
+ * EBUSY while anything could still write: a writable mapping of any handle or
+ * export, a writable export, a device attached for writing, or a page that a
+ * driver may have pinned for I/O. Nothing is changed then. The description is
+ * frozen too. Sealing a sealed region succeeds.
+ */
+struct tmesh_seal {
+	__u32 size;
+	__u32 flags; /* 0 */
+};
+#define TMESH_SEAL _IO(TMESH_IOC_MAGIC, 0x09)
+
+/*
+ * TMESH_EXPORT (handle): the region, or a slice of it, as a dma-buf.
+ *
+ * @offset, @bytes are whole pages; @bytes 0 means to the end. Without
+ * TMESH_EXPORT_WRITE the dma-buf refuses every writable mapping, of CPUs and of
+ * devices; with it the handle needs WRITE (EACCES) and the region must not be sealed
+ * (EPERM). The dma-buf holds the region, not the handle.
+ */
+#define TMESH_EXPORT_WRITE (1u << 0)
+
+struct tmesh_export {
+	__u32 size;
+	__u32 flags;
+	__aligned_u64 offset;
+	__aligned_u64 bytes;
+	__s32 fd;  /* out */
+	__u32 pad; /* 0 */
+};
+#define TMESH_EXPORT _IO(TMESH_IOC_MAGIC, 0x0a)
+
+/*
+ * TMESH_DESC_SET (handle, needs MANAGE), TMESH_DESC_GET (handle; device with @id):
+ * an opaque text about the contents that the library writes and that tools show.
+ * Whoever prints it escapes it; no access is ever decided by it. EPERM once sealed.
+ *
+ * @data, @bytes  set: the text, at most TMESH_DESC_MAX; get: room in, length out
+ *                (the text is cut when the room is smaller than the length)
+ */
+struct tmesh_desc {
+	__u32 size;
+	__u32 flags; /* 0 */
+	__aligned_u64 id; /* get on the device; else 0 */
+	__aligned_u64 data;
+	__u32 bytes;
+	__u32 pad; /* 0 */
+};
+#define TMESH_DESC_SET _IO(TMESH_IOC_MAGIC, 0x0b)
+#define TMESH_DESC_GET _IO(TMESH_IOC_MAGIC, 0x0c)
+
+/*
+ * TMESH_REVOKE (handle, needs MANAGE): take the region back from everybody.
+ *
+ * All mappings of all handles and exports are removed (a later touch gives SIGBUS),
+ * importers that can be told are told, every later call on the region but INFO,
+ * HOLDERS and closing gives ESTALE, and its tokens die. Memory that a device or the
+ * kernel has pinned stays theirs until they let go. Regions over a memfd cannot be
+ * revoked (EOPNOTSUPP): their mappings belong to the memfd.
+ *
+ * EBUSY while a pinning handle exists, which nothing overrides; @entries then names
+ * the pinning holders (array as for TMESH_HOLDERS), and nothing has changed.
+ */
+struct tmesh_revoke {
+	__u32 size;
+	__u32 flags; /* 0 */
+	__aligned_u64 entries;
+	__u32 entry_bytes;
+	__u32 count; /* in: room; out: entries written */
+	__u32 total; /* out: pinning handles there are */
+	__u32 pad;   /* 0 */
+};
+#define TMESH_REVOKE _IO(TMESH_IOC_MAGIC, 0x0d)
+
+#endif /* _UAPI_LINUX_TMESH_H */
