@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: MIT
+#
+# Every suite is a target that prints TAP; tests/run.py runs them and totals them.
+
+SUITES := runner-check unit-check unit-asan-check unit-valgrind-check fuzz-check tools-check \
+	  python-check beam-check vm-check
+
+check: check-deps ## run the tests: on this machine and in real kernels (at most 45 minutes)
+	tests/run.py --length short $(SUITES)
+
+check-full: check-deps ## the same at length: hours
+	tests/run.py --length full $(SUITES)
+
+check-deps:
+	packaging/deps.sh check
+
+runner-check: ## the test runner's own tests
+	@$(PYTHON) tests/test_run.py
+
+check-gpu: ## checks that need an NVIDIA GPU
+	@echo "check-gpu: nothing to check yet: tmesh has no CUDA part in this version"
+
+bench-gpu: ## measurements that need an NVIDIA GPU
+	@echo "bench-gpu: nothing to measure yet: tmesh has no CUDA part in this version"
+
+.PHONY: check check-full check-deps runner-check check-gpu bench-gpu
