@@ -1,0 +1,616 @@
+// SPDX-License-Identifier: MIT
+/*
+ * The rules that all calls share: sizes, flags, padding, pointers, kinds of file. Each
+ * rule is tried on every call of the table, on a region of its own, and a refused call
+ * may change nothing: no descriptor and nothing charged.
+ */
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+
+#include "t.h"
+
+/* The published sizes. They may grow, but then only the calls' first sizes stay here. */
+_Static_assert(sizeof(struct tmesh_caps_query) == 80, "caps");
+_Static_assert(sizeof(struct tmesh_create) == 112, "create");
+_Static_assert(sizeof(struct tmesh_create_memfd) == 112, "create_memfd");
+_Static_assert(sizeof(struct tmesh_open) == 64, "open");
+_Static_assert(sizeof(struct tmesh_derive) == 16, "derive");
+_Static_assert(sizeof(struct tmesh_token) == 32, "token");
+_Static_assert(sizeof(struct tmesh_info) == 168, "info");
+_Static_assert(sizeof(struct tmesh_list) == 40, "list");
+_Static_assert(sizeof(struct tmesh_holder) == 72, "holder");
+_Static_assert(sizeof(struct tmesh_holders) == 40, "holders");
+_Static_assert(sizeof(struct tmesh_seal) == 8, "seal");
+_Static_assert(sizeof(struct tmesh_export) == 32, "export");
+_Static_assert(sizeof(struct tmesh_desc) == 32, "desc");
+_Static_assert(sizeof(struct tmesh_revoke) == 32, "revoke");
+
+#define BYTES (64 * KB)
+#define TAIL 24
+
+/* What a call may need; made anew for each try. */
+struct stage {
+	int dev, handle, memfd, dmabuf;
+	__u64 id;
+	__u8 token[TMESH_TOKEN_BYTES];
+	char text[16];
+	struct tmesh_info infos[2];
+	struct tmesh_holder holders[2];
+};
+
+static struct stage *stage;
+
+static void set_up(void)
+{
+	stage = mmap(NULL, sizeof(*stage), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+		     0);
+	REQUIRE(stage != MAP_FAILED);
+	stage->dev = t_dev();
+	stage->handle = REQUIRE_OK(t_create(stage->dev, BYTES, 0));
+	stage->id = t_info(stage->handle).id;
+	REQUIRE_OK(t_token(stage->handle, R_READ, stage->token));
+	stage->memfd = REQUIRE_OK(memfd_create("abi", MFD_ALLOW_SEALING | MFD_CLOEXEC));
+	REQUIRE_OK(ftruncate(stage->memfd, BYTES));
+	REQUIRE_OK(fcntl(stage->memfd, F_ADD_SEALS, F_SEAL_SHRINK));
+	stage->dmabuf = REQUIRE_OK(t_export(stage->handle, 0, 0, 0));
+}
+
+static void tear_down(void)
+{
+	close(stage->dmabuf);
+	close(stage->memfd);
+	close(stage->handle);
+	close(stage->dev);
+	munmap(stage, sizeof(*stage));
+}
+
+/* A room for any structure of the ABI with something behind it. */
+union args {
+	__u32 size;
+	struct {
+		__u32 size;
+		__u32 flags;
+	} head;
+	struct tmesh_caps_query caps;
+	struct tmesh_create create;
+	struct tmesh_create_memfd create_memfd;
+	struct tmesh_open open;
+	struct tmesh_derive derive;
+	struct tmesh_token token;
+	struct tmesh_info info;
+	struct tmesh_list list;
+	struct tmesh_holders holders;
+	struct tmesh_seal seal;
+	struct tmesh_export export;
+	struct tmesh_desc desc;
+	struct tmesh_revoke revoke;
+	unsigned char raw[256];
+};
+
+#define ADDRESS(p) ((__u64)(unsigned long)(p))
+
+static void fill_nothing(union args *a)
+{
+}
+
+static void fill_create(union args *a)
+{
+	a->create.bytes = BYTES;
+}
+
+static void fill_create_memfd(union args *a)
+{
+	a->create_memfd.memfd = stage->memfd;
+}
+
+static void fill_open(union args *a)
+{
+	a->open.rights = R_READ;
+	memcpy(a->open.token, stage->token, sizeof(a->open.token));
+}
+
+static void fill_derive(union args *a)
+{
+	a->derive.rights = R_READ;
+}
+
+static void fill_token(union args *a)
+{
+	a->token.rights = R_READ;
+}
+
+static void fill_id(union args *a)
+{
+	a->info.id = stage->id;
+}
+
+static void fill_list(union args *a)
+{
+	a->list.entries = ADDRESS(stage->infos);
+	a->list.entry_bytes = sizeof(stage->infos[0]);
+	a->list.count = ARRAY_SIZE(stage->infos);
+}
+
+static void fill_holders(union args *a)
+{
+	a->holders.entries = ADDRESS(stage->holders);
+	a->holders.entry_bytes = sizeof(stage->holders[0]);
+	a->holders.count = ARRAY_SIZE(stage->holders);
+}
+
+static void fill_holders_of_id(union args *a)
+{
+	fill_holders(a);
+	a->holders.id = stage->id;
+}
+
+static void fill_desc(union args *a)
+{
+	a->desc.data = ADDRESS(stage->text);
+	a->desc.bytes = sizeof(stage->text);
+}
+
+static void fill_desc_of_id(union args *a)
+{
+	fill_desc(a);
+	a->desc.id = stage->id;
+}
+
+static void fill_revoke(union args *a)
+{
+	a->revoke.entries = ADDRESS(stage->holders);
+	a->revoke.entry_bytes = sizeof(stage->holders[0]);
+	a->revoke.count = ARRAY_SIZE(stage->holders);
+}
+
+#define DEVICE 1
+#define HANDLE 2
+#define CREATE_FLAGS                                                                      \
+	(TMESH_CREATE_HUGE | TMESH_CREATE_NOHUGE | TMESH_CREATE_NODE | TMESH_CREATE_GID | \
+	 TMESH_CREATE_NOPIN)
+#define MEMFD_FLAGS (TMESH_CREATE_GID | TMESH_CREATE_NOPIN)
+#define PAD(type) (int)offsetof(struct type, pad)
+#define RIGHTS(type) (int)offsetof(struct type, rights)
+#define OUT_FD(type) (int)offsetof(struct type, fd)
+
+/* pad, rights and fd are offsets of those words, or 0 where there is none. */
+static const struct call {
+	const char *name;
+	unsigned long nr;
+	int on;
+	unsigned int bytes;
+	unsigned int flags;
+	int pad, rights, fd;
+	void (*fill)(union args *a);
+} calls[] = {
+	{"CAPS", TMESH_CAPS, DEVICE, 80, 0, 0, 0, 0, fill_nothing},
+	{"CAPS on a handle", TMESH_CAPS, HANDLE, 80, 0, 0, 0, 0, fill_nothing},
+	{"CREATE", TMESH_CREATE, DEVICE, 112, CREATE_FLAGS, PAD(tmesh_create), 0,
+	 OUT_FD(tmesh_create), fill_create},
+	{"CREATE_MEMFD", TMESH_CREATE_MEMFD, DEVICE, 112, MEMFD_FLAGS, 0, 0,
+	 OUT_FD(tmesh_create_memfd), fill_create_memfd},
+	{"OPEN", TMESH_OPEN, DEVICE, 64, TMESH_OPEN_PIN, 0, RIGHTS(tmesh_open), OUT_FD(tmesh_open),
+	 fill_open},
+	{"DERIVE", TMESH_DERIVE, HANDLE, 16, TMESH_DERIVE_PIN, 0, RIGHTS(tmesh_derive),
+	 OUT_FD(tmesh_derive), fill_derive},
+	{"TOKEN", TMESH_TOKEN, HANDLE, 32, 0, PAD(tmesh_token), RIGHTS(tmesh_token), 0, fill_token},
+	{"INFO", TMESH_INFO, HANDLE, 168, 0, 0, 0, 0, fill_nothing},
+	{"INFO by id", TMESH_INFO, DEVICE, 168, 0, 0, 0, 0, fill_id},
+	{"LIST", TMESH_LIST, DEVICE, 40, 0, PAD(tmesh_list), 0, 0, fill_list},
+	{"HOLDERS", TMESH_HOLDERS, HANDLE, 40, 0, PAD(tmesh_holders), 0, 0, fill_holders},
+	{"HOLDERS by id", TMESH_HOLDERS, DEVICE, 40, 0, PAD(tmesh_holders), 0, 0,
+	 fill_holders_of_id},
+	{"SEAL", TMESH_SEAL, HANDLE, 8, 0, 0, 0, 0, fill_nothing},
+	{"EXPORT", TMESH_EXPORT, HANDLE, 32, TMESH_EXPORT_WRITE, PAD(tmesh_export), 0,
+	 OUT_FD(tmesh_export), fill_nothing},
+	{"DESC_SET", TMESH_DESC_SET, HANDLE, 32, 0, PAD(tmesh_desc), 0, 0, fill_desc},
+	{"DESC_GET", TMESH_DESC_GET, HANDLE, 32, 0, PAD(tmesh_desc), 0, 0, fill_desc},
+	{"DESC_GET by id", TMESH_DESC_GET, DEVICE, 32, 0, PAD(tmesh_desc), 0, 0, fill_desc_of_id},
+	{"REVOKE", TMESH_REVOKE, HANDLE, 32, 0, 0, 0, 0, fill_revoke},
+};
+
+static int file_for(const struct call *c)
+{
+	return c->on == DEVICE ? stage->dev : stage->handle;
+}
+
+static union args valid(const struct call *c)
+{
+	union args a = {.size = c->bytes};
+
+	c->fill(&a);
+	return a;
+}
+
+static __u32 *word(union args *a, int offset)
+{
+	return (__u32 *)(a->raw + offset);
+}
+
+/* What a refused call may not change. */
+struct before {
+	int fds;
+	__u64 bytes, regions;
+	struct tmesh_info info;
+};
+
+static struct before look(void)
+{
+	struct tmesh_caps_query q = t_caps(stage->dev);
+
+	return (struct before){
+		.fds = t_count_fds(),
+		.bytes = q.used_bytes,
+		.regions = q.used_regions,
+		.info = t_info(stage->handle),
+	};
+}
+
+static void same(const struct call *c, struct before was)
+{
+	struct before now = look();
+	bool ok = CHECK_EQ(now.fds, was.fds);
+
+	ok &= CHECK_EQ(now.bytes, was.bytes);
+	ok &= CHECK_EQ(now.regions, was.regions);
+	ok &= CHECK(!memcmp(&now.info, &was.info, sizeof(was.info)));
+	if (!ok)
+		t_note("%s changed something although it failed", c->name);
+}
+
+static void refused(const struct call *c, int fd, void *arg, int want)
+{
+	struct before was = look();
+	bool ok;
+
+	ok = CHECK_ERR(ioctl(fd, c->nr, arg), want);
+	if (!ok)
+		t_note("that was %s", c->name);
+	same(c, was);
+}
+
+static void accepted(const struct call *c, union args *a)
+{
+	if (!CHECK_OK(ioctl(file_for(c), c->nr, a)))
+		t_note("that was %s", c->name);
+	else if (c->fd)
+		CHECK_OK(close(*word(a, c->fd)));
+}
+
+#define FOR_EACH_CALL(c) for (const struct call *c = calls; c < calls + ARRAY_SIZE(calls); c++)
+
+TEST(exact_size, "the published size is accepted by every call")
+{
+	FOR_EACH_CALL(c) {
+		set_up();
+		union args a = valid(c);
+
+		accepted(c, &a);
+		tear_down();
+	}
+}
+
+TEST(short_size, "size 0 and sizes below the published one give EINVAL")
+{
+	FOR_EACH_CALL(c) {
+		set_up();
+		for (unsigned int bytes = 0; bytes < c->bytes; bytes += 4) {
+			union args a = valid(c);
+
+			a.size = bytes;
+			refused(c, file_for(c), &a, EINVAL);
+		}
+		union args a = valid(c);
+
+		a.size = c->bytes - 1;
+		refused(c, file_for(c), &a, EINVAL);
+		tear_down();
+	}
+}
+
+TEST(longer_zero, "a longer structure with a zero tail is accepted, its tail kept")
+{
+	FOR_EACH_CALL(c) {
+		set_up();
+		union args a = valid(c);
+
+		a.size = c->bytes + TAIL;
+		memset(a.raw + c->bytes + TAIL, 0x5a, 8);
+		accepted(c, &a);
+		for (int i = 0; i < TAIL + 8; i++)
+			CHECK_EQ(a.raw[c->bytes + i], i < TAIL ? 0 : 0x5a);
+		tear_down();
+	}
+}
+
+TEST(longer_used, "a longer structure with anything in its tail gives E2BIG")
+{
+	FOR_EACH_CALL(c) {
+		set_up();
+		for (int i = 0; i < TAIL; i++) {
+			union args a = valid(c);
+
+			a.size = c->bytes + TAIL;
+			a.raw[c->bytes + i] = 1;
+			refused(c, file_for(c), &a, E2BIG);
+		}
+		tear_down();
+	}
+}
+
+TEST(absurd_size, "a size beyond all memory is refused")
+{
+	FOR_EACH_CALL(c) {
+		set_up();
+		union args a = valid(c);
+		struct before was = look();
+
+		a.size = ~0u;
+		CHECK_EQ(ioctl(file_for(c), c->nr, &a), -1);
+		if (!CHECK(errno == E2BIG || errno == EFAULT))
+			t_note("%s: errno %d", c->name, errno);
+		same(c, was);
+		tear_down();
+	}
+}
+
+TEST(unknown_flags, "each unknown flag gives EOPNOTSUPP")
+{
+	FOR_EACH_CALL(c) {
+		set_up();
+		for (int bit = 0; bit < 32; bit++) {
+			union args a = valid(c);
+
+			if (c->flags & (1u << bit))
+				continue;
+			a.head.flags = 1u << bit;
+			refused(c, file_for(c), &a, EOPNOTSUPP);
+		}
+		tear_down();
+	}
+}
+
+TEST(unknown_rights, "each unknown right gives EOPNOTSUPP")
+{
+	FOR_EACH_CALL(c) {
+		set_up();
+		for (int bit = 3; c->rights && bit < 32; bit++) {
+			union args a = valid(c);
+
+			*word(&a, c->rights) |= 1u << bit;
+			refused(c, file_for(c), &a, EOPNOTSUPP);
+		}
+		tear_down();
+	}
+}
+
+TEST(padding, "padding that is not zero gives EINVAL")
+{
+	FOR_EACH_CALL(c) {
+		set_up();
+		for (int bit = 0; c->pad && bit < 32; bit += 31) {
+			union args a = valid(c);
+
+			*word(&a, c->pad) = 1u << bit;
+			refused(c, file_for(c), &a, EINVAL);
+		}
+		tear_down();
+	}
+}
+
+TEST(bad_pointers, "pointers to nothing, and across the end of memory, give EFAULT")
+{
+	char *page =
+		mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	REQUIRE(page != MAP_FAILED);
+	REQUIRE_OK(mprotect(page + PAGE, PAGE, PROT_NONE));
+	FOR_EACH_CALL(c) {
+		set_up();
+		union args a = valid(c);
+		char *cut = page + PAGE - c->bytes + 4;
+
+		refused(c, file_for(c), NULL, EFAULT);
+		refused(c, file_for(c), page + PAGE, EFAULT);
+		refused(c, file_for(c), (void *)-4096l, EFAULT);
+		memcpy(cut, &a, c->bytes - 4);
+		refused(c, file_for(c), cut, EFAULT);
+		tear_down();
+	}
+}
+
+/* A result that cannot be handed over must not stay behind. */
+TEST(read_only_result, "a result that cannot be written back leaves nothing behind")
+{
+	void *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	REQUIRE(page != MAP_FAILED);
+	FOR_EACH_CALL(c) {
+		if (c->nr == TMESH_SEAL || c->nr == TMESH_DESC_SET || c->nr == TMESH_REVOKE)
+			continue; /* nothing to hand over, or done once it is told */
+		set_up();
+		union args a = valid(c);
+
+		REQUIRE_OK(mprotect(page, PAGE, PROT_READ | PROT_WRITE));
+		memcpy(page, &a, sizeof(a));
+		REQUIRE_OK(mprotect(page, PAGE, PROT_READ));
+		refused(c, file_for(c), page, EFAULT);
+		tear_down();
+	}
+}
+
+TEST(bad_arrays, "arrays and texts at bad addresses give EFAULT")
+{
+	set_up();
+	FOR_EACH_CALL(c) {
+		union args a = valid(c);
+
+		if (c->nr == TMESH_LIST)
+			a.list.entries = ADDRESS(-4096l);
+		else if (c->nr == TMESH_HOLDERS)
+			a.holders.entries = ADDRESS(-4096l);
+		else if (c->nr == TMESH_DESC_SET)
+			a.desc.data = ADDRESS(-4096l);
+		else
+			continue;
+		refused(c, file_for(c), &a, EFAULT);
+	}
+	tear_down();
+}
+
+TEST(short_entries, "entries smaller than the published ones give EINVAL")
+{
+	set_up();
+	FOR_EACH_CALL(c) {
+		union args a = valid(c);
+
+		if (c->nr == TMESH_LIST)
+			a.list.entry_bytes = sizeof(struct tmesh_info) - 8;
+		else if (c->nr == TMESH_HOLDERS)
+			a.holders.entry_bytes = sizeof(struct tmesh_holder) - 8;
+		else
+			continue;
+		refused(c, file_for(c), &a, EINVAL);
+	}
+	tear_down();
+}
+
+TEST(longer_entries, "longer entries are strided as asked, each with its own size")
+{
+	struct {
+		struct tmesh_info info;
+		__u64 more[4];
+	} entries[2];
+	struct tmesh_list l = {
+		.size = sizeof(l),
+		.entries = ADDRESS(entries),
+		.entry_bytes = sizeof(entries[0]),
+		.count = 2,
+	};
+
+	set_up();
+	int second = REQUIRE_OK(t_create(stage->dev, BYTES, 0));
+
+	l.cursor = stage->id - 1;
+	memset(entries, 0x5a, sizeof(entries));
+	REQUIRE_OK(ioctl(stage->dev, TMESH_LIST, &l));
+	REQUIRE(l.count == 2);
+	CHECK_EQ(entries[0].info.id, stage->id);
+	CHECK_EQ(entries[1].info.id, t_info(second).id);
+	CHECK_EQ(l.cursor, entries[1].info.id);
+	CHECK_EQ(entries[0].info.size, sizeof(struct tmesh_info));
+	close(second);
+	tear_down();
+}
+
+/* Is the call known on this kind of file at all? */
+static bool known_on(unsigned long nr, int kind)
+{
+	FOR_EACH_CALL(c)
+		if (c->nr == nr && c->on == kind)
+			return true;
+	return false;
+}
+
+TEST(wrong_file, "the wrong kind of file gives ENOTTY, a closed one EBADF")
+{
+	int null = REQUIRE_OK(open("/dev/null", O_RDWR | O_CLOEXEC)), closed;
+
+	FOR_EACH_CALL(c) {
+		set_up();
+		union args a = valid(c);
+
+		if (!known_on(c->nr, DEVICE))
+			refused(c, stage->dev, &a, ENOTTY);
+		if (!known_on(c->nr, HANDLE))
+			refused(c, stage->handle, &a, ENOTTY);
+		refused(c, stage->dmabuf, &a, ENOTTY);
+		refused(c, null, &a, ENOTTY);
+		closed = REQUIRE_OK(dup(stage->handle));
+		close(closed);
+		refused(c, closed, &a, EBADF);
+		tear_down();
+	}
+}
+
+TEST(unknown_calls, "numbers and types that are no call give ENOTTY")
+{
+	union args a = {.size = 8};
+
+	set_up();
+	for (unsigned int nr = 0x0e; nr < 0x100; nr++) {
+		CHECK_ERR(ioctl(stage->dev, _IO(TMESH_IOC_MAGIC, nr), &a), ENOTTY);
+		CHECK_ERR(ioctl(stage->handle, _IO(TMESH_IOC_MAGIC, nr), &a), ENOTTY);
+	}
+	CHECK_ERR(ioctl(stage->dev, _IO(TMESH_IOC_MAGIC + 1, 1), &a), ENOTTY);
+	CHECK_ERR(ioctl(stage->dev, _IOWR(TMESH_IOC_MAGIC, 1, struct tmesh_create), &a), ENOTTY);
+	tear_down();
+}
+
+TEST(id_on_handle, "an id in a call on a handle gives EINVAL")
+{
+	FOR_EACH_CALL(c) {
+		if (c->on != HANDLE || (c->nr != TMESH_INFO && c->nr != TMESH_HOLDERS &&
+					c->nr != TMESH_DESC_GET && c->nr != TMESH_DESC_SET))
+			continue;
+		set_up();
+		union args a = valid(c);
+
+		a.info.id = stage->id; /* the same place in all of them */
+		refused(c, stage->handle, &a, EINVAL);
+		tear_down();
+	}
+}
+_Static_assert(offsetof(struct tmesh_info, id) == offsetof(struct tmesh_holders, id) &&
+		       offsetof(struct tmesh_info, id) == offsetof(struct tmesh_desc, id),
+	       "id_on_handle");
+
+TEST(unknown_id, "an id that is not there gives ENOENT")
+{
+	static const __u64 ids[] = {0, 1ull << 40, 1ull << 63, ~0ull};
+
+	FOR_EACH_CALL(c) {
+		if (c->on != DEVICE ||
+		    (c->nr != TMESH_INFO && c->nr != TMESH_HOLDERS && c->nr != TMESH_DESC_GET))
+			continue;
+		set_up();
+		for (size_t i = 0; i < ARRAY_SIZE(ids); i++) {
+			union args a = valid(c);
+
+			a.info.id = ids[i];
+			refused(c, stage->dev, &a, ENOENT);
+		}
+		tear_down();
+	}
+}
+
+TEST(caps, "CAPS tells what this kernel can do")
+{
+	struct tmesh_caps_query q;
+
+	set_up();
+	q = t_caps(stage->dev);
+	CHECK_EQ(q.size, sizeof(q));
+	CHECK_EQ(q.flags, 0);
+	CHECK_EQ(q.abi_version, TMESH_ABI_VERSION);
+	CHECK_EQ(q.page_bytes, PAGE);
+	CHECK_EQ(q.features & (TMESH_FEATURE_PAGES | TMESH_FEATURE_MEMFD | TMESH_FEATURE_EXPORT |
+			       TMESH_FEATURE_PIN | TMESH_FEATURE_REVOKE),
+		 TMESH_FEATURE_PAGES | TMESH_FEATURE_MEMFD | TMESH_FEATURE_EXPORT |
+			 TMESH_FEATURE_PIN | TMESH_FEATURE_REVOKE);
+	CHECK_EQ(q.huge_page_bytes, q.features & TMESH_FEATURE_HUGE ? HUGE : 0);
+	CHECK(q.max_bytes >= q.max_bytes_per_uid && q.max_bytes_per_uid > 0);
+	CHECK(q.max_regions >= q.max_regions_per_uid && q.max_regions_per_uid > 0);
+	CHECK(q.used_regions >= 1);
+	CHECK(q.used_bytes >= BYTES);
+	tear_down();
+}
+
+int main(void)
+{
+	return t_main();
+}

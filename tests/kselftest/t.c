@@ -1,0 +1,588 @@
+// SPDX-License-Identifier: MIT
+#include <fcntl.h>
+#include <grp.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include <dirent.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/utsname.h>
+#include <sys/wait.h>
+
+#include "t.h"
+
+#define CASES_MAX 64
+/* A test that takes longer than this hangs; races and fuzzing stay far below. */
+#define CASE_SECONDS 900
+/* How long what a dead process held may take to go: sockets and rings close late. */
+#define SETTLE_SECONDS 20
+
+enum {
+	EXIT_FAILED = 1,
+	EXIT_SKIPPED = 4
+};
+
+static struct {
+	const char *title;
+	void (*fn)(void);
+} cases[CASES_MAX];
+static int ncases;
+
+/* What a test and its children tell the process that runs the tests. */
+struct verdict {
+	int failed;
+	char skipped[200];
+};
+
+static struct verdict alone, *verdict = &alone;
+
+void t_add(const char *title, void (*fn)(void))
+{
+	if (ncases == CASES_MAX)
+		abort();
+	cases[ncases].title = title;
+	cases[ncases++].fn = fn;
+}
+
+void t_note(const char *fmt, ...)
+{
+	char line[400];
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(line, sizeof(line), fmt, ap);
+	va_end(ap);
+	printf("# %s\n", line);
+	fflush(stdout);
+}
+
+static bool fail(const char *file, int line, const char *what, const char *but)
+{
+	__atomic_add_fetch(&verdict->failed, 1, __ATOMIC_RELAXED);
+	t_note("%s:%d: %s: %s", strrchr(file, '/') ? strrchr(file, '/') + 1 : file, line, what,
+	       but);
+	return false;
+}
+
+bool t_check(bool ok, const char *what, const char *file, int line)
+{
+	return ok || fail(file, line, what, "is not so");
+}
+
+bool t_check_eq(long long got, long long want, const char *what, const char *file, int line)
+{
+	char but[80];
+
+	if (got == want)
+		return true;
+	snprintf(but, sizeof(but), "is %lld (%#llx), not %lld", got, got, want);
+	return fail(file, line, what, but);
+}
+
+bool t_check_ok(long ret, const char *what, const char *file, int line)
+{
+	return ret != -1 || fail(file, line, what, strerrorname_np(errno));
+}
+
+bool t_check_err(long ret, int want, const char *what, const char *file, int line)
+{
+	char but[80];
+
+	if (ret == -1 && errno == want)
+		return true;
+	snprintf(but, sizeof(but), "gives %s, not %s",
+		 ret == -1 ? strerrorname_np(errno) : "success", strerrorname_np(want));
+	return fail(file, line, what, but);
+}
+
+void t_require(bool ok, const char *what, const char *file, int line)
+{
+	if (ok)
+		return;
+	if (what)
+		fail(file, line, what, "is not so; the test ends here");
+	exit(EXIT_FAILED);
+}
+
+void t_skip(const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(verdict->skipped, sizeof(verdict->skipped), fmt, ap);
+	va_end(ap);
+	exit(EXIT_SKIPPED);
+}
+
+bool t_failed(void)
+{
+	return verdict->failed;
+}
+
+bool t_full(void)
+{
+	const char *length = getenv("TMESH_TEST_LENGTH");
+
+	return length && !strcmp(length, "full");
+}
+
+long t_length(long brief, long full)
+{
+	return t_full() ? full : brief;
+}
+
+/* Regions in the module, seen by root; what was held goes a moment after its holder. */
+static int leftovers(int before)
+{
+	double until = t_now() + SETTLE_SECONDS;
+	int dev = t_dev(), now;
+
+	while ((now = t_listed(dev)) > before && t_now() < until)
+		usleep(20000);
+	close(dev);
+	return now - before;
+}
+
+static void run_case(int i, int before)
+{
+	const char *program = program_invocation_short_name, *state = "not ok";
+	int status = 0, left;
+	pid_t pid;
+
+	memset(verdict, 0, sizeof(*verdict));
+	fflush(stdout);
+	pid = fork();
+	if (!pid) {
+		setpgid(0, 0);
+		alarm(CASE_SECONDS);
+		cases[i].fn();
+		exit(verdict->failed ? EXIT_FAILED : EXIT_SUCCESS);
+	}
+	setpgid(pid, pid);
+	if (pid < 0 || waitpid(pid, &status, 0) != pid)
+		exit(EXIT_FAILED);
+	kill(-pid, SIGKILL);
+	if (WIFSIGNALED(status))
+		t_note("%s by signal %d", cases[i].title, WTERMSIG(status));
+
+	left = leftovers(before);
+	if (left > 0)
+		t_note("%s: left %d regions behind", cases[i].title, left);
+	else if (WIFEXITED(status) && !WEXITSTATUS(status) && !verdict->failed)
+		state = "ok";
+	if (left <= 0 && WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SKIPPED &&
+	    !verdict->failed)
+		printf("ok %d - %s: %s # SKIP %s\n", i + 1, program, cases[i].title,
+		       verdict->skipped);
+	else
+		printf("%s %d - %s: %s\n", state, i + 1, program, cases[i].title);
+	fflush(stdout);
+}
+
+int t_main(void)
+{
+	int before, dev = open("/dev/tmesh", O_RDWR | O_CLOEXEC);
+
+	if (dev < 0) {
+		printf("1..0 # SKIP /dev/tmesh: %s\n", strerror(errno));
+		return EXIT_SKIPPED;
+	}
+	before = t_listed(dev);
+	close(dev);
+	verdict = mmap(NULL, sizeof(*verdict), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+		       -1, 0);
+	if (verdict == MAP_FAILED)
+		return EXIT_FAILED;
+	t_catch_faults();
+	printf("TAP version 13\n1..%d\n", ncases);
+	for (int i = 0; i < ncases; i++)
+		run_case(i, before);
+	return 0;
+}
+
+pid_t t_fork(void)
+{
+	pid_t pid;
+
+	fflush(stdout);
+	pid = fork();
+	REQUIRE(pid >= 0);
+	return pid;
+}
+
+void t_exit(void)
+{
+	fflush(stdout);
+	_exit(0);
+}
+
+void t_wait(pid_t pid)
+{
+	int status;
+
+	REQUIRE(waitpid(pid, &status, 0) == pid);
+	if (WIFSIGNALED(status))
+		t_note("child ended by signal %d", WTERMSIG(status));
+	CHECK(WIFEXITED(status));
+}
+
+void t_become(uid_t uid, gid_t gid, gid_t extra)
+{
+	REQUIRE_OK(setgroups(extra ? 1 : 0, &extra));
+	REQUIRE_OK(setresgid(gid, gid, gid));
+	REQUIRE_OK(setresuid(uid, uid, uid));
+	/* Else /proc/self would still be root's. */
+	REQUIRE_OK(prctl(PR_SET_DUMPABLE, 1));
+}
+
+void t_pair(int sv[2])
+{
+	REQUIRE_OK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sv));
+}
+
+void t_say(int sock)
+{
+	REQUIRE(send(sock, "", 1, MSG_NOSIGNAL) == 1);
+}
+
+void t_hear(int sock)
+{
+	char c;
+
+	REQUIRE(recv(sock, &c, 1, 0) == 1);
+}
+
+void t_send_fd(int sock, int fd)
+{
+	char c = 0, room[CMSG_SPACE(sizeof(fd))] = {0};
+	struct iovec io = {&c, 1};
+	struct msghdr msg = {
+		.msg_iov = &io,
+		.msg_iovlen = 1,
+		.msg_control = room,
+		.msg_controllen = sizeof(room),
+	};
+	struct cmsghdr *cmsg = CMSG_FIRSTHDR(&msg);
+
+	cmsg->cmsg_level = SOL_SOCKET;
+	cmsg->cmsg_type = SCM_RIGHTS;
+	cmsg->cmsg_len = CMSG_LEN(sizeof(fd));
+	memcpy(CMSG_DATA(cmsg), &fd, sizeof(fd));
+	REQUIRE(sendmsg(sock, &msg, MSG_NOSIGNAL) == 1);
+}
+
+int t_recv_fd(int sock)
+{
+	char c, room[CMSG_SPACE(sizeof(int))];
+	struct iovec io = {&c, 1};
+	struct msghdr msg = {
+		.msg_iov = &io,
+		.msg_iovlen = 1,
+		.msg_control = room,
+		.msg_controllen = sizeof(room),
+	};
+	struct cmsghdr *cmsg;
+	int fd;
+
+	REQUIRE(recvmsg(sock, &msg, MSG_CMSG_CLOEXEC) == 1);
+	cmsg = CMSG_FIRSTHDR(&msg);
+	REQUIRE(cmsg && cmsg->cmsg_type == SCM_RIGHTS);
+	memcpy(&fd, CMSG_DATA(cmsg), sizeof(fd));
+	return fd;
+}
+
+static __thread sigjmp_buf after_fault;
+static __thread volatile sig_atomic_t expecting_fault;
+
+static void on_fault(int sig)
+{
+	if (!expecting_fault) {
+		signal(sig, SIG_DFL);
+		return;
+	}
+	expecting_fault = 0;
+	siglongjmp(after_fault, sig);
+}
+
+void t_catch_faults(void)
+{
+	struct sigaction sa = {.sa_handler = on_fault, .sa_flags = SA_NODEFER};
+
+	sigaction(SIGBUS, &sa, NULL);
+	sigaction(SIGSEGV, &sa, NULL);
+}
+
+int t_read(const volatile void *p)
+{
+	int sig = sigsetjmp(after_fault, 0);
+
+	if (!sig) {
+		expecting_fault = 1;
+		(void)*(const volatile unsigned char *)p;
+	}
+	expecting_fault = 0;
+	return sig;
+}
+
+int t_write(volatile void *p, unsigned char value)
+{
+	int sig = sigsetjmp(after_fault, 0);
+
+	if (!sig) {
+		expecting_fault = 1;
+		*(volatile unsigned char *)p = value;
+	}
+	expecting_fault = 0;
+	return sig;
+}
+
+int t_count_fds(void)
+{
+	DIR *dir = opendir("/proc/self/fd");
+	int n = 0;
+
+	REQUIRE(dir);
+	while (readdir(dir))
+		n++;
+	closedir(dir);
+	return n;
+}
+
+long t_smaps(const void *p, const char *field)
+{
+	FILE *f = fopen("/proc/self/smaps", "re");
+	unsigned long start, end, at = (unsigned long)p;
+	size_t len = strlen(field);
+	bool inside = false;
+	char line[512];
+	long kb = -1;
+
+	REQUIRE(f);
+	while (fgets(line, sizeof(line), f)) {
+		if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
+			inside = start <= at && at < end;
+		else if (inside && !strncmp(line, field, len) && line[len] == ':')
+			kb = atol(line + len + 1);
+	}
+	fclose(f);
+	return kb;
+}
+
+bool t_file_value(const char *path, const char *key, char *value, size_t room)
+{
+	FILE *f = fopen(path, "re");
+	size_t len = strlen(key);
+	char line[512];
+	bool found = false;
+
+	while (f && !found && fgets(line, sizeof(line), f)) {
+		char *at = line + len;
+
+		if (strncmp(line, key, len) || !strchr(": \t", *at))
+			continue;
+		at += strspn(at, ": \t");
+		at[strcspn(at, "\n")] = 0;
+		snprintf(value, room, "%s", at);
+		found = true;
+	}
+	if (f)
+		fclose(f);
+	return found;
+}
+
+long t_meminfo(const char *field)
+{
+	char value[64];
+
+	REQUIRE(t_file_value("/proc/meminfo", field, value, sizeof(value)));
+	return atol(value);
+}
+
+bool t_write_file(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY | O_CLOEXEC);
+	ssize_t n;
+
+	if (fd < 0)
+		return false;
+	n = write(fd, text, strlen(text));
+	close(fd);
+	return n == (ssize_t)strlen(text);
+}
+
+bool t_read_file(const char *path, char *text, size_t room)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n;
+
+	if (fd < 0)
+		return false;
+	n = read(fd, text, room - 1);
+	close(fd);
+	if (n < 0)
+		return false;
+	text[n] = 0;
+	return true;
+}
+
+bool t_kernel_at_least(int major, int minor)
+{
+	struct utsname u;
+	int a, b;
+
+	REQUIRE(!uname(&u) && sscanf(u.release, "%d.%d", &a, &b) == 2);
+	return a > major || (a == major && b >= minor);
+}
+
+double t_now(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return ts.tv_sec + ts.tv_nsec / 1e9;
+}
+
+unsigned int t_random(unsigned int *seed)
+{
+	*seed ^= *seed << 13;
+	*seed ^= *seed >> 17;
+	*seed ^= *seed << 5;
+	return *seed;
+}
+
+int t_dev(void)
+{
+	return REQUIRE_OK(open("/dev/tmesh", O_RDWR | O_CLOEXEC));
+}
+
+struct tmesh_caps_query t_caps(int dev)
+{
+	struct tmesh_caps_query q = {.size = sizeof(q)};
+
+	REQUIRE_OK(ioctl(dev, TMESH_CAPS, &q));
+	return q;
+}
+
+bool t_has_huge(int dev)
+{
+	return t_caps(dev).features & TMESH_FEATURE_HUGE;
+}
+
+int t_create(int dev, __u64 bytes, __u32 flags)
+{
+	struct tmesh_create c = {.size = sizeof(c), .flags = flags, .bytes = bytes};
+
+	return ioctl(dev, TMESH_CREATE, &c) ? -1 : c.fd;
+}
+
+int t_derive(int handle, __u32 rights, __u32 flags)
+{
+	struct tmesh_derive d = {.size = sizeof(d), .flags = flags, .rights = rights};
+
+	return ioctl(handle, TMESH_DERIVE, &d) ? -1 : d.fd;
+}
+
+int t_token(int handle, __u32 rights, __u8 token[TMESH_TOKEN_BYTES])
+{
+	struct tmesh_token t = {.size = sizeof(t), .rights = rights};
+
+	if (ioctl(handle, TMESH_TOKEN, &t))
+		return -1;
+	memcpy(token, t.token, sizeof(t.token));
+	return 0;
+}
+
+int t_open(int dev, const __u8 token[TMESH_TOKEN_BYTES], __u32 rights, __u32 flags)
+{
+	struct tmesh_open o = {.size = sizeof(o), .flags = flags, .rights = rights};
+
+	memcpy(o.token, token, sizeof(o.token));
+	return ioctl(dev, TMESH_OPEN, &o) ? -1 : o.fd;
+}
+
+int t_seal(int handle)
+{
+	struct tmesh_seal s = {.size = sizeof(s)};
+
+	return ioctl(handle, TMESH_SEAL, &s);
+}
+
+int t_revoke(int handle)
+{
+	struct tmesh_revoke r = {.size = sizeof(r)};
+
+	return ioctl(handle, TMESH_REVOKE, &r);
+}
+
+int t_export(int handle, __u64 offset, __u64 bytes, __u32 flags)
+{
+	struct tmesh_export e = {
+		.size = sizeof(e),
+		.flags = flags,
+		.offset = offset,
+		.bytes = bytes,
+	};
+
+	return ioctl(handle, TMESH_EXPORT, &e) ? -1 : e.fd;
+}
+
+struct tmesh_info t_info(int handle)
+{
+	struct tmesh_info i = {.size = sizeof(i)};
+
+	REQUIRE_OK(ioctl(handle, TMESH_INFO, &i));
+	return i;
+}
+
+int t_listed(int dev)
+{
+	struct tmesh_info some[64] = {0};
+	struct tmesh_list l = {.more = 1};
+	int n = 0;
+
+	while (l.more) {
+		__u64 cursor = l.cursor;
+
+		l = (struct tmesh_list){
+			.size = sizeof(l),
+			.cursor = cursor,
+			.entries = (__u64)(unsigned long)some,
+			.entry_bytes = sizeof(some[0]),
+			.count = ARRAY_SIZE(some),
+		};
+		REQUIRE_OK(ioctl(dev, TMESH_LIST, &l));
+		n += l.count;
+	}
+	return n;
+}
+
+void *t_map(int fd, size_t bytes, int prot)
+{
+	return mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
+}
+
+unsigned long long t_limit(const char *name)
+{
+	char path[100], text[40];
+
+	snprintf(path, sizeof(path), "/proc/sys/dev/tmesh/%s", name);
+	REQUIRE(t_read_file(path, text, sizeof(text)));
+	return strtoull(text, NULL, 10);
+}
+
+void t_set_limit(const char *name, unsigned long long value)
+{
+	char path[100], text[40];
+
+	snprintf(path, sizeof(path), "/proc/sys/dev/tmesh/%s", name);
+	snprintf(text, sizeof(text), "%llu\n", value);
+	REQUIRE(t_write_file(path, text));
+}

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The bench that the test programs of this folder share.
+ *
+ * A program is a file of TEST()s and a main() that returns t_main(). Every test runs
+ * in a process of its own, so that its descriptors, mappings, users and namespaces go
+ * with it; afterwards no region may be left in the module, else the test has failed.
+ * Results are TAP on stdout.
+ *
+ * Environment
+ *	TMESH_TEST_LENGTH	"full" for long races and fuzzing, else short
+ *	TMESH_DISK		a block device whose contents may be overwritten
+ *	TMESH_KO		the module's file, to reload it
+ */
+#ifndef TMESH_KSELFTEST_T_H
+#define TMESH_KSELFTEST_T_H
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+#include <linux/tmesh.h>
+
+#define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
+#define KB (1ull << 10)
+#define MB (1ull << 20)
+#define GB (1ull << 30)
+#define PAGE 4096ull
+#define HUGE (2 * MB)
+
+#define R_READ TMESH_RIGHT_READ
+#define R_WRITE TMESH_RIGHT_WRITE
+#define R_MANAGE TMESH_RIGHT_MANAGE
+#define R_ALL (R_READ | R_WRITE | R_MANAGE)
+
+/* Tests and checks */
+
+#define TEST(ident, title)                                         \
+	static void ident(void);                                   \
+	__attribute__((constructor)) static void add_##ident(void) \
+	{                                                          \
+		t_add(title, ident);                               \
+	}                                                          \
+	static void ident(void)
+
+void t_add(const char *title, void (*fn)(void));
+int t_main(void);
+
+/* A failed CHECK is told and the test goes on; a failed REQUIRE ends the test. */
+#define CHECK(cond) t_check(!!(cond), #cond, __FILE__, __LINE__)
+#define CHECK_EQ(got, want) \
+	t_check_eq((long long)(got), (long long)(want), #got, __FILE__, __LINE__)
+#define CHECK_OK(call) t_check_ok((long)(call), #call, __FILE__, __LINE__)
+#define CHECK_ERR(call, want) t_check_err((long)(call), want, #call, __FILE__, __LINE__)
+#define REQUIRE(cond) t_require(!!(cond), #cond, __FILE__, __LINE__)
+#define REQUIRE_OK(call)                                                             \
+	({                                                                           \
+		long r_ = (long)(call);                                              \
+		t_require(t_check_ok(r_, #call, __FILE__, __LINE__), NULL, NULL, 0); \
+		r_;                                                                  \
+	})
+
+bool t_check(bool ok, const char *what, const char *file, int line);
+bool t_check_eq(long long got, long long want, const char *what, const char *file, int line);
+bool t_check_ok(long ret, const char *what, const char *file, int line);
+bool t_check_err(long ret, int want, const char *what, const char *file, int line);
+void t_require(bool ok, const char *what, const char *file, int line);
+
+/* A line of explanation in the output. */
+void t_note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* Ends the test as skipped; the reason is part of the result. */
+void t_skip(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
+/* Have the checks of this test failed so far? */
+bool t_failed(void);
+
+bool t_full(void);
+/* Rounds or seconds, by TMESH_TEST_LENGTH. */
+long t_length(long brief, long full);
+
+/* Processes */
+
+/* Runs the block in a child whose failed checks count here: T_CHILD(pid) { ... } */
+#define T_CHILD(pid) for (pid = t_fork(); !pid; t_exit())
+pid_t t_fork(void);
+void t_exit(void) __attribute__((noreturn));
+/* Reaps a child; one that did not end by itself is a failure. */
+void t_wait(pid_t pid);
+
+/* Becomes a plain user for good, in the groups @gid and, unless it is 0, @extra. */
+void t_become(uid_t uid, gid_t gid, gid_t extra);
+
+/* A socket pair to take turns on, and to pass descriptors over. */
+void t_pair(int sv[2]);
+void t_say(int sock);
+void t_hear(int sock);
+void t_send_fd(int sock, int fd);
+int t_recv_fd(int sock);
+
+/* Touches a byte: 0, or the signal that this raised. */
+int t_read(const volatile void *p);
+int t_write(volatile void *p, unsigned char value);
+/* Installs the handlers that t_read() and t_write() need; t_main() does it for tests. */
+void t_catch_faults(void);
+
+/* Small views of the system */
+
+int t_count_fds(void);
+/* A field of the smaps entry of the mapping at @p, in kB; -1 where there is none. */
+long t_smaps(const void *p, const char *field);
+long t_meminfo(const char *field);
+/* True when a line "@key value" or "@key: value" stands in a file. */
+bool t_file_value(const char *path, const char *key, char *value, size_t room);
+bool t_write_file(const char *path, const char *text);
+bool t_read_file(const char *path, char *text, size_t room);
+bool t_kernel_at_least(int major, int minor);
+double t_now(void);
+unsigned int t_random(unsigned int *seed);
+
+/*
+ * tmesh
+ *
+ * As system calls do, these return -1 with errno; t_dev(), t_caps() and t_info() end the
+ * test instead.
+ */
+
+int t_dev(void);
+struct tmesh_caps_query t_caps(int dev);
+bool t_has_huge(int dev);
+int t_create(int dev, __u64 bytes, __u32 flags);
+int t_derive(int handle, __u32 rights, __u32 flags);
+int t_token(int handle, __u32 rights, __u8 token[TMESH_TOKEN_BYTES]);
+int t_open(int dev, const __u8 token[TMESH_TOKEN_BYTES], __u32 rights, __u32 flags);
+int t_seal(int handle);
+int t_revoke(int handle);
+int t_export(int handle, __u64 offset, __u64 bytes, __u32 flags);
+struct tmesh_info t_info(int handle);
+/* Regions that TMESH_LIST shows to the caller. */
+int t_listed(int dev);
+void *t_map(int fd, size_t bytes, int prot);
+/* Reads or sets /proc/sys/dev/tmesh/@name. */
+unsigned long long t_limit(const char *name);
+void t_set_limit(const char *name, unsigned long long value);
+
+#endif
