@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: MIT
+#
+# libtmesh as a shared and as a static library, and once more for the unit tests with
+# the sanitizers. All three come from the same sources and flags.
+
+LIB_SONAME := libtmesh.so.0
+LIB_SO     := $(B)/libtmesh.so.$(VERSION)
+LIB_A      := $(B)/libtmesh.a
+LIB_ASAN   := $(B)/libtmesh-asan.a
+LIB_TSAN   := $(B)/libtmesh-tsan.a
+
+LIB_SRC := $(wildcard lib/*.c)
+LIB_CFLAGS := -std=gnu11 -fPIC -fvisibility=hidden -pthread $(shell pkg-config --cflags jansson)
+LIB_LIBS   := $(shell pkg-config --libs jansson) -pthread
+LIB_CPPFLAGS := $(CPPFLAGS) -DTMESH_VERSION='"$(VERSION)"'
+
+ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+TSAN_FLAGS := -fsanitize=thread -fno-omit-frame-pointer
+
+lib: $(LIB_SO) $(LIB_A) $(B)/libtmesh.so $(B)/libtmesh.pc ## build libtmesh
+
+# lib_objects(variant, flags): one rule per variant, objects under build/lib-<variant>/
+define lib_objects
+LIB_OBJ_$(1) := $(LIB_SRC:lib/%.c=$(B)/lib-$(1)/%.o)
+$(B)/lib-$(1)/%.o: lib/%.c lib/build.mk VERSION
+	@mkdir -p $$(@D)
+	$$(CC) $$(LIB_CPPFLAGS) $$(CFLAGS) $$(WARN) $$(LIB_CFLAGS) $(2) -MMD -MP -c -o $$@ $$<
+-include $(LIB_SRC:lib/%.c=$(B)/lib-$(1)/%.d)
+endef
+$(eval $(call lib_objects,plain,))
+$(eval $(call lib_objects,asan,$(ASAN_FLAGS)))
+$(eval $(call lib_objects,tsan,$(TSAN_FLAGS)))
+
+$(LIB_SO): $(LIB_OBJ_plain) lib/libtmesh.map
+	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(LIB_SONAME) -Wl,-z,defs \
+		-Wl,--version-script=lib/libtmesh.map -o $@ $(LIB_OBJ_plain) $(LIB_LIBS)
+
+$(B)/libtmesh.so: $(LIB_SO)
+	ln -sf $(notdir $(LIB_SO)) $(B)/$(LIB_SONAME)
+	ln -sf $(LIB_SONAME) $@
+
+$(LIB_A): $(LIB_OBJ_plain)
+$(LIB_ASAN): $(LIB_OBJ_asan)
+$(LIB_TSAN): $(LIB_OBJ_tsan)
+$(LIB_A) $(LIB_ASAN) $(LIB_TSAN):
+	rm -f $@
+	$(AR) rcs $@ $^
+
+$(B)/libtmesh.pc: lib/libtmesh.pc.in lib/build.mk VERSION
+	@mkdir -p $(B)
+	sed -e 's|@prefix@|$(PREFIX)|' -e 's|@libdir@|$(LIBDIR)|' \
+		-e 's|@includedir@|$(INCLUDEDIR)|' -e 's|@version@|$(VERSION)|' $< > $@
+
+LIB_HEADERS := $(wildcard include/tmesh/*.h)
+
+install-lib: lib
+	$(INSTALL) -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(INCLUDEDIR)/tmesh \
+		$(DESTDIR)$(INCLUDEDIR)/linux
+	$(INSTALL) -m 755 $(LIB_SO) $(DESTDIR)$(LIBDIR)/
+	ln -sf $(notdir $(LIB_SO)) $(DESTDIR)$(LIBDIR)/$(LIB_SONAME)
+	ln -sf $(LIB_SONAME) $(DESTDIR)$(LIBDIR)/libtmesh.so
+	$(INSTALL) -m 644 $(LIB_A) $(DESTDIR)$(LIBDIR)/
+	$(INSTALL) -m 644 $(B)/libtmesh.pc $(DESTDIR)$(LIBDIR)/pkgconfig/
+	$(INSTALL) -m 644 $(LIB_HEADERS) $(DESTDIR)$(INCLUDEDIR)/tmesh/
+	$(INSTALL) -m 644 include/uapi/linux/tmesh.h $(DESTDIR)$(INCLUDEDIR)/linux/
+
+uninstall-lib:
+	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,$(notdir $(LIB_SO)) $(LIB_SONAME) libtmesh.so \
+		libtmesh.a pkgconfig/libtmesh.pc)
+	rm -f $(addprefix $(DESTDIR)$(INCLUDEDIR)/tmesh/,$(notdir $(LIB_HEADERS)))
+	rm -f $(DESTDIR)$(INCLUDEDIR)/linux/tmesh.h
+	-rmdir $(DESTDIR)$(INCLUDEDIR)/tmesh
+
+.PHONY: lib install-lib uninstall-lib
