@@ -36,12 +36,12 @@
 /* Tests and checks */
 
 #define TEST(ident, title)                                         \
-	static void ident(void);                                   \
+	static void test_##ident(void);                            \
 	__attribute__((constructor)) static void add_##ident(void) \
 	{                                                          \
-		t_add(title, ident);                               \
+		t_add(title, test_##ident);                        \
 	}                                                          \
-	static void ident(void)
+	static void test_##ident(void)
 
 void t_add(const char *title, void (*fn)(void));
 int t_main(void);
