@@ -25,6 +25,10 @@ void tmesh_count_copy(struct tmesh_ctx *ctx, uint64_t bytes);
 /* The region's context, good while the region lives. */
 struct tmesh_ctx *tmesh_region_ctx(const struct tmesh_region *region);
 
+/* The region's length as asked at its creation, and its id; neither makes a system call. */
+uint64_t tmesh_region_bytes(const struct tmesh_region *region);
+uint64_t tmesh_region_id(const struct tmesh_region *region);
+
 /* memcpy() that goes past the caches when @n is large. */
 void tmesh_copy(void *dst, const void *src, size_t n);
 
