@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: MIT
+"""Things that are slow to make and are kept between runs, outside the checkout."""
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tmesh" / "vm"
+
+
+def say(text):
+    """Progress goes to stderr: stdout belongs to TAP."""
+    print(f"vm: {text}", file=sys.stderr, flush=True)
+
+
+def sh(*command, **options):
+    """Run a command that has nothing to say unless it fails; then say all of it and stop."""
+    done = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, errors="replace", **options)
+    if done.returncode:
+        sys.stderr.write(done.stdout)
+        sys.exit(f"vm: `{' '.join(map(str, command))}` failed with status {done.returncode}")
+    return done.stdout
+
+
+@contextlib.contextmanager
+def locked(name):
+    """Two runs on one machine share the cache: the second waits for what the first makes."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with open(CACHE / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def keep(name, make):
+    """Return CACHE/name, a directory that make(path) fills if it is not there yet.
+
+    It gets its name by a rename when make() has returned, so an interrupted run leaves
+    nothing that looks finished.
+    """
+    path = CACHE / name
+    with locked(name.replace("/", "-")):
+        if not path.exists():
+            unfinished = path.with_name(path.name + ".unfinished")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir(parents=True)
+            make(unfinished)
+            unfinished.rename(path)
+    return path

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: MIT
+"""Debian packages of any suite, fetched beside the host's own apt, which is left alone.
+
+The mirror is the one that the host uses. Lists, state and archives are private.
+"""
+import functools
+import os
+import re
+import subprocess
+import sys
+
+from cache import CACHE, say, sh
+
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+SUITES = ("bookworm", "bookworm-backports", "bookworm-security", "trixie-backports")
+
+
+@functools.cache
+def mirrors():
+    """(main, security) archive URIs from the host's configured sources."""
+    listing = sh("apt-get", "indextargets", "--format", "$(ORIGIN)|$(RELEASE)|$(COMPONENT)|$(REPO_URI)",
+                 "Created-By: Packages")
+    found = {}
+    for line in listing.splitlines():
+        origin, release, component, uri = line.split("|")
+        if origin in ("Debian", "") and component == "main":
+            found.setdefault("security" if "security" in release else "main", uri)
+    if len(found) != 2:
+        sys.exit("vm: apt's sources name no Debian main archive with its security archive; "
+                 f"found {found or 'neither'}")
+    return found["main"], found["security"]
+
+
+@functools.cache
+def environment():
+    """The environment in which apt-get and apt-cache see our suites; fetches their lists."""
+    home = CACHE / "apt"
+    for part in ("lists/partial", "archives/partial"):
+        (home / part).mkdir(parents=True, exist_ok=True)
+    main, security = mirrors()
+    (home / "sources.list").write_text("".join(
+        f"deb [signed-by={KEYRING}] {security if suite.endswith('-security') else main} {suite} main\n"
+        for suite in SUITES))
+    (home / "status").touch()
+    (home / "apt.conf").write_text(
+        f'Dir::Etc::sourcelist "{home}/sources.list";\n'
+        'Dir::Etc::sourceparts "-";\n'
+        'Dir::Etc::preferencesparts "-";\n'
+        f'Dir::State::lists "{home}/lists";\n'
+        f'Dir::State::status "{home}/status";\n'
+        f'Dir::Cache "{home}";\n'
+        'APT::Architecture "amd64";\n'
+        # The cache may lie below a home that apt's own user cannot enter.
+        'APT::Sandbox::User "root";\n')
+    env = dict(os.environ, APT_CONFIG=str(home / "apt.conf"))
+    say("fetching package lists")
+    sh("apt-get", "update", env=env)
+    return env
+
+
+def newest(pattern):
+    """The newest package whose whole name matches pattern; the name carries the version."""
+    names = sh("apt-cache", "pkgnames", "linux-", env=environment()).split()
+    found = [name for name in names if re.fullmatch(pattern, name)]
+    if not found:
+        sys.exit(f"vm: no package {pattern} in {', '.join(SUITES)}")
+    return max(found, key=lambda name: [int(n) for n in re.findall(r"\d+", name)])
+
+
+def closure(packages, pattern):
+    """These packages and those they depend on, directly or not, whose names match pattern."""
+    listing = sh("apt-cache", "depends", "--recurse", "--important", *packages, env=environment())
+    return sorted({name for name in listing.splitlines() if re.fullmatch(pattern, name)})
+
+
+def version(package):
+    """The version that fetch() would take."""
+    listing = sh("apt-cache", "policy", package, env=environment())
+    return re.search(r"Candidate: (\S+)", listing).group(1)
+
+
+def fetch(packages, into):
+    """Download packages and unpack them, uninstalled, into a directory."""
+    say(f"fetching {' '.join(packages)}")
+    downloads = into / "debs"
+    downloads.mkdir()
+    sh("apt-get", "download", *packages, env=environment(), cwd=downloads)
+    for deb in sorted(downloads.iterdir()):
+        subprocess.run(["dpkg", "-x", deb, into], check=True)
+        deb.unlink()
+    downloads.rmdir()

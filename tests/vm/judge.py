@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: MIT
+"""Turns what a guest said into test points."""
+import re
+
+import splat
+import tap as taplib
+
+# The module is built out of the tree and unsigned; a warning (512) is for the scan to judge.
+HARMLESS_TAINT = 1 << 12 | 1 << 13 | 1 << 9
+
+
+class Results:
+    """The second serial line, cut at its control lines (see guest/init)."""
+
+    def __init__(self, text):
+        self.programs = []      # (name, lines, status); the status of one that did not end is None
+        self.checks = []        # (name, ok, detail)
+        self.leaks = ""
+        self.taint = None
+        self.ended = False
+        lines = []
+        for line in text.splitlines():
+            word, _, rest = line[2:].partition(" ") if line.startswith("@ ") else ("", "", "")
+            if word == "begin":
+                lines = []
+                self.programs.append((rest, lines, None))
+            elif word == "end":
+                name, _, _ = self.programs[-1]
+                self.programs[-1] = (name, lines, int(rest))
+                lines = []
+            elif word == "check":
+                what, status, detail = re.fullmatch(r"(.*?) (\d+) ?(.*)", rest).groups()
+                self.checks.append((what, status == "0", detail))
+            elif word == "taint":
+                self.taint = int(rest)
+            elif word == "leaks":
+                lines = []
+            elif word == "done":
+                self.leaks, self.ended = "\n".join(lines), True
+            else:
+                lines.append(line)
+
+
+def reached_end(tap, name, outcome, results):
+    """A guest that did not say its last word has failed, whatever it said before."""
+    if outcome.trouble:
+        tap.point(False, f"{name}: {outcome.trouble}")
+    tap.point(results.ended, f"{name}: the guest reached its end")
+    if not results.ended:
+        tap.note("the console's last lines:\n" + "\n".join(outcome.console.splitlines()[-60:]))
+
+
+def judge(tap, name, outcome):
+    results = Results(outcome.results)
+    for program, lines, status in results.programs:
+        taplib.program(tap, f"{name}: {program}", lines, status)
+    for what, ok, detail in results.checks:
+        tap.point(ok, f"{name}: {what}" + (f": {detail}" if detail else ""))
+    if results.taint is not None:
+        tap.point(not results.taint & ~HARMLESS_TAINT, f"{name}: not tainted by a fault ({results.taint})")
+    reached_end(tap, name, outcome, results)
+
+    rules = splat.allowances()
+    complaints = splat.in_console(outcome.console) + splat.in_kmemleak(results.leaks)
+    for complaint in complaints:
+        reason = splat.allowed(complaint, rules)
+        tap.point(bool(reason), f"{name}: kernel during {complaint.during}: {complaint.title}", reason)
+        if not reason:
+            tap.note(complaint.text)
+    if not complaints:
+        tap.point(True, f"{name}: the kernel complained about nothing")

@@ -1,0 +1,187 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: MIT
+"""The kernels that the module is tested in: `kernels.py [--update] [NAME...]` prepares them.
+
+Debian's stock kernels are unpacked, not installed; the debug kernel is built from Debian's
+source package. Each is kept in the cache as a directory:
+
+    release     `uname -r`, and the package version in the second line
+    vmlinuz     what QEMU boots
+    modules/    lib/modules/RELEASE
+    kdir        a link to what a module is built against
+"""
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import debian
+from cache import CACHE, keep, say, sh
+
+HERE = Path(__file__).resolve().parent
+FRAGMENT = HERE / "debug-kernel.config"
+
+
+@dataclass(frozen=True)
+class Stock:
+    """A stock kernel: the newest package that Debian has of one line."""
+    pattern: str
+    compiler: str
+    in_debian13: bool = False
+
+    def key(self):
+        return None
+
+    def make(self, path):
+        image = debian.newest(rf"linux-image-{self.pattern}-amd64")
+        release = re.fullmatch(r"linux-image-(.*)", image).group(1)
+        debian.fetch(debian.closure([image, f"linux-headers-{release}"],
+                                    r"linux-(image|binary|modules|headers|kbuild)-[^:]*(?<!unsigned)"), path)
+        (path / "release").write_text(f"{release}\n{debian.version(image)}\n")
+
+        modules = next(p for p in (path / "lib/modules" / release, path / "usr/lib/modules" / release)
+                       if p.is_dir())
+        sh("depmod", "-b", path if modules.is_relative_to(path / "lib") else path / "usr", release)
+        modules.rename(path / "modules")
+        shutil.copy(next(p for p in (path / "boot" / f"vmlinuz-{release}", path / "modules/vmlinuz")
+                         if p.is_file()), path / "vmlinuz")
+
+        # The packages expect to lie at the root of the file system.
+        final = CACHE / "kernels" / path.name.removesuffix(".unfinished")
+        headers = path / "usr/src" / f"linux-headers-{release}"
+        for makefile in (headers / "Makefile", headers / ".kernelvariables"):
+            if makefile.is_file():
+                makefile.write_text(makefile.read_text().replace("/usr/src/", f"{final}/usr/src/"))
+        (path / "kdir").symlink_to(headers.relative_to(path))
+
+
+@dataclass(frozen=True)
+class Debug:
+    """A kernel with every detector that has something to say about a module."""
+    source: str
+    compiler: str = "gcc-12"
+    in_debian13: bool = False
+
+    def key(self):
+        return hashlib.sha256(FRAGMENT.read_bytes()).hexdigest()[:12]
+
+    def make(self, path):
+        build = path / "build"
+        build.mkdir()
+        debian.fetch([self.source], build)
+        sh("tar", "-C", build, "--strip-components=1", "-xf",
+           build / "usr/src" / f"{self.source}.tar.xz")
+        make = ["make", "-C", build, f"CC={self.compiler}", f"HOSTCC={self.compiler}"]
+        sh(*make, f"KCONFIG_ALLCONFIG={FRAGMENT}", "allnoconfig")
+        check_config(build / ".config")
+        say("building the debug kernel, about 10 minutes on 2 cores")
+        sh(*make, f"-j{os.cpu_count()}", "bzImage", "modules")
+
+        release = sh(*make, "-s", "kernelrelease").strip()
+        sh(*make, f"INSTALL_MOD_PATH={path}", "modules_install")
+        (path / "lib/modules" / release).rename(path / "modules")
+        (path / "modules/build").unlink()
+        shutil.copy(build / "arch/x86/boot/bzImage", path / "vmlinuz")
+        sh(*make, "run-command",
+           f"KBUILD_RUN_COMMAND=$(srctree)/scripts/package/install-extmod-build {path}/headers")
+        (path / "kdir").symlink_to("headers")
+        (path / "release").write_text(f"{release}\n{debian.version(self.source)}\n")
+        shutil.rmtree(build)
+        shutil.rmtree(path / "lib")
+
+
+KERNELS = {
+    "6.1": Stock(r"6\.1\.\d+-\d+", "gcc-12"),
+    "6.12": Stock(r"6\.12\.\d+\+deb12(\.\d+)?", "gcc-12"),
+    "7.2": Stock(r"7\.2\.\d+\+deb13(\.\d+)?", "gcc-14", in_debian13=True),
+    "debug": Debug("linux-source-6.12"),
+}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A prepared kernel."""
+    name: str
+    path: Path
+
+    @property
+    def compiler(self):
+        return KERNELS[self.name].compiler
+
+    @property
+    def in_debian13(self):
+        """Its headers carry programs and flags that Debian 12 is too old for."""
+        return KERNELS[self.name].in_debian13
+
+    @property
+    def release(self):
+        return (self.path / "release").read_text().splitlines()[0]
+
+    @property
+    def version(self):
+        return (self.path / "release").read_text().splitlines()[1]
+
+    @property
+    def vmlinuz(self):
+        return self.path / "vmlinuz"
+
+    @property
+    def kdir(self):
+        return (self.path / "kdir").resolve()
+
+    def modules(self, wanted):
+        """Files of the wanted modules and of what they need, in the order to load them.
+
+        A module that is built in or that this kernel lacks is left out: programs see what
+        there is by the devices.
+        """
+        needs = {}
+        for line in (self.path / "modules/modules.dep").read_text().splitlines():
+            module, _, after = line.partition(":")
+            name = Path(module).name.partition(".ko")[0].replace("-", "_")
+            needs[name] = [*reversed(after.split()), module]
+        ordered = {}
+        for name in wanted:
+            ordered.update(dict.fromkeys(needs.get(name, [])))
+        return [self.path / "modules" / name for name in ordered]
+
+
+def check_config(config):
+    """Stop if an option of the fragment did not survive its dependencies."""
+    got = set(config.read_text().splitlines())
+    lost = [line for line in FRAGMENT.read_text().splitlines() if line.startswith("CONFIG_") and
+            line not in got and not (line.endswith("=n") and line[:-1] + "y" not in got)]
+    if lost:
+        sys.exit(f"vm: the kernel's configuration does not honour {', '.join(lost)}")
+
+
+def prepare(name):
+    """The kernel by its name, made now if the cache lacks it."""
+    recipe = KERNELS[name]
+    key = recipe.key()
+    return Kernel(name, keep(f"kernels/{name}" + (f"-{key}" if key else ""), recipe.make))
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Prepare the kernels that the module is tested in.")
+    parser.add_argument("--update", action="store_true", help="take newer ones than the cache has")
+    parser.add_argument("names", nargs="*", default=list(KERNELS), metavar="NAME",
+                        help=f"one of {', '.join(KERNELS)}; all by default")
+    args = parser.parse_args()
+    for name in args.names:
+        if name not in KERNELS:
+            parser.error(f"no kernel {name}; there are {', '.join(KERNELS)}")
+        if args.update:
+            for old in (CACHE / "kernels").glob(f"{name}*"):
+                shutil.rmtree(old)
+        kernel = prepare(name)
+        print(f"{name}\t{kernel.release}\t{kernel.version}\t{kernel.path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: MIT
+"""One boot of a guest."""
+import subprocess
+
+# Software emulation: the machines that run the checks have no usable KVM. Two memory nodes,
+# an NVMe disk behind an IOMMU, and nothing else that is not needed.
+MACHINE = """
+    qemu-system-x86_64 -accel tcg,thread=multi -M q35 -cpu max -smp 2 -m 3G
+    -nodefaults -no-user-config -display none -no-reboot
+    -object memory-backend-ram,id=near,size=1536M -numa node,memdev=near,cpus=0-1
+    -object memory-backend-ram,id=far,size=1536M -numa node,memdev=far
+    -device intel-iommu -device virtio-rng-pci
+""".split()
+
+COMMAND_LINE = ("console=ttyS0 loglevel=8 panic=-1 oops=panic kasan_multi_shot rdinit=/init "
+                "intel_iommu=on random.trust_cpu=on")
+
+
+def boot(kernel, initramfs, *, logs, arguments, disks=(), timeout):
+    """Run the guest to its end. Returns None, or why it was ended from outside.
+
+    arguments: more words for the kernel's command line; NAME=VALUE reaches init's environment.
+    disks: (image, driver) pairs; what the guest writes is thrown away.
+    """
+    nvme = logs / "nvme.img"
+    with open(nvme, "wb") as image:
+        image.truncate(64 << 20)
+    command = [*MACHINE, "-kernel", kernel.vmlinuz, "-initrd", initramfs,
+               "-append", " ".join([COMMAND_LINE, *arguments]),
+               "-serial", f"file:{logs}/console", "-serial", f"file:{logs}/results"]
+    for number, (image, device) in enumerate([*disks, (nvme, "nvme,serial=tmesh")]):
+        command += ["-drive", f"file={image},format=raw,snapshot=on,if=none,id=disk{number}",
+                    "-device", f"{device},drive=disk{number}"]
+    for name in ("console", "results"):
+        (logs / name).unlink(missing_ok=True)
+    guest = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        output, _ = guest.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return f"did not end within {timeout} s"
+    finally:
+        guest.kill()
+        guest.wait()
+        nvme.unlink()
+    return f"QEMU failed: {output.strip()}" if guest.returncode else None

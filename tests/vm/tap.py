@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: MIT
+"""TAP in from the guest's programs, one TAP out for the whole run."""
+import re
+
+POINT = re.compile(r"^(?P<bad>not )?ok\b *\d* *-? *(?P<name>[^#]*?) *(# *(?P<word>SKIP|XFAIL|TODO)\b:? *(?P<why>.*))?$",
+                   re.IGNORECASE)
+PLAN = re.compile(r"^1\.\.(?P<count>\d+)( *# *SKIP\b *(?P<why>.*))?$", re.IGNORECASE)
+
+
+class Tap:
+    """The combined report on stdout."""
+
+    def __init__(self):
+        self.count = 0
+        self.failures = 0
+        print("TAP version 13", flush=True)
+
+    def point(self, ok, name, skip=None):
+        self.count += 1
+        self.failures += not ok
+        print(f"{'ok' if ok else 'not ok'} {self.count} - {name.replace('#', '')}" +
+              (f" # SKIP {skip}" if skip else ""), flush=True)
+
+    def note(self, text):
+        for line in text.splitlines():
+            print(f"# {line}", flush=True)
+
+    def end(self):
+        """Print the plan; the exit status of the run."""
+        print(f"1..{self.count}", flush=True)
+        return 1 if self.failures or not self.count else 0
+
+
+def program(tap, name, lines, status):
+    """Take over what one program printed. A program that does not keep TAP's promises fails:
+    a plan that does not match, an exit status of success with failures, or the other way."""
+    points = failures = 0
+    plan = None
+    for line in lines:
+        if match := POINT.match(line):
+            points += 1
+            failed = bool(match["bad"])
+            word = (match["word"] or "").upper()
+            failures += failed
+            if word == "SKIP" and not match["why"]:
+                tap.point(False, f"{name}: {match['name']}: skipped without a reason")
+            else:
+                tap.point(not failed, f"{name}: {match['name']}", match["why"] if word == "SKIP" else None)
+        elif match := PLAN.match(line):
+            plan = int(match["count"])
+            if plan == 0:
+                tap.point(bool(match["why"]), f"{name}: all", match["why"] or None)
+        elif line and not line.startswith("TAP version"):
+            tap.note(line.removeprefix("# "))
+    if status == 124:
+        tap.point(False, f"{name}: ended in time")
+    elif plan != points or (status != 0) != (failures != 0):
+        tap.point(False, f"{name}: kept its plan (planned {plan}, printed {points} with {failures} "
+                         f"failed, exit status {status})")
