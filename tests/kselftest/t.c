@@ -176,14 +176,11 @@ static void run_case(int i, int before)
 	left = leftovers(before);
 	if (left > 0)
 		t_note("%s: left %d regions behind", cases[i].title, left);
-	else if (WIFEXITED(status) && !WEXITSTATUS(status) && !verdict->failed)
+	if (left <= 0 && !verdict->failed && WIFEXITED(status) &&
+	    WEXITSTATUS(status) != EXIT_FAILED)
 		state = "ok";
-	if (left <= 0 && WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SKIPPED &&
-	    !verdict->failed)
-		printf("ok %d - %s: %s # SKIP %s\n", i + 1, program, cases[i].title,
-		       verdict->skipped);
-	else
-		printf("%s %d - %s: %s\n", state, i + 1, program, cases[i].title);
+	printf("%s %d - %s: %s%s%s\n", state, i + 1, program, cases[i].title,
+	       verdict->skipped[0] ? " # SKIP " : "", verdict->skipped);
 	fflush(stdout);
 }
 

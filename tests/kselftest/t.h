@@ -9,7 +9,6 @@
  *
  * Environment
  *	TMESH_TEST_LENGTH	"full" for long races and fuzzing, else short
- *	TMESH_DISK		a block device whose contents may be overwritten
  *	TMESH_KO		the module's file, to reload it
  */
 #ifndef TMESH_KSELFTEST_T_H
