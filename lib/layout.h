@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: MIT */
+/* What refs and DLPack need of layouts beyond the public calls. */
+#ifndef TMESH_LAYOUT_H
+#define TMESH_LAYOUT_H
+
+#include "internal.h"
+
+/*
+ * Check all of a layout but its place in a region.
+ *
+ * @extent is the count of elements times their size; the elements lie in the bytes
+ * [@low, @high) around the one with all indices 0, with @low <= 0; all three are 0 when
+ * there are no elements.
+ * Return: 0; -EINVAL, -EOVERFLOW as tmesh_layout_check().
+ */
+int tmesh_layout_measure(const struct tmesh_layout *layout, uint64_t *extent, int64_t *low,
+			 int64_t *high, struct tmesh_error *err);
+
+#endif /* TMESH_LAYOUT_H */
