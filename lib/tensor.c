@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: MIT
+/* Tensors: a layout over a region, neither of which ever changes, so that no lock is needed. */
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+struct tmesh_tensor {
+	atomic_uint refs;
+	struct tmesh_region *region;
+	struct tmesh_layout layout;
+	uint64_t bytes;
+	/* Which of the region's mappings this tensor holds: read-only, writable. */
+	atomic_bool mapped[2];
+};
+
+static uint32_t map_rights(bool writable)
+{
+	return writable ? TMESH_READ | TMESH_WRITE : TMESH_READ;
+}
+
+/* Takes over the caller's reference on @region, also on failure. */
+static int tensor_over(struct tmesh_region *region, const struct tmesh_layout *layout,
+		       struct tmesh_tensor **out, struct tmesh_error *err)
+{
+	struct tmesh_tensor *tensor;
+	uint64_t bytes;
+	int rc;
+
+	rc = tmesh_layout_check(layout, tmesh_region_bytes(region), &bytes, err);
+	if (!rc && layout->device_type != TMESH_DEVICE_CPU)
+		rc = tmesh_fail(err, -EOPNOTSUPP, "regions are host memory, not a device's");
+	if (rc)
+		goto drop;
+
+	tensor = calloc(1, sizeof(*tensor));
+	if (!tensor) {
+		rc = tmesh_fail(err, -ENOMEM, "no memory for a tensor");
+		goto drop;
+	}
+	atomic_init(&tensor->refs, 1);
+	tensor->region = region;
+	tensor->layout = *layout;
+	tensor->bytes = bytes;
+	*out = tensor;
+	return 0;
+
+drop:
+	tmesh_region_unref(region);
+	return rc;
+}
+
+int tmesh_tensor_create(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t ndim,
+			const int64_t *shape, const struct tmesh_region_opts *opts,
+			struct tmesh_tensor **out, struct tmesh_error *err)
+{
+	struct tmesh_region *region;
+	struct tmesh_layout layout;
+	uint64_t bytes;
+	int rc;
+
+	rc = tmesh_layout_contiguous(&layout, dtype, ndim, shape, err);
+	if (!rc)
+		rc = tmesh_layout_check(&layout, INT64_MAX, &bytes, err);
+	/* There is no region of no bytes. */
+	if (!rc)
+		rc = tmesh_region_create(ctx, bytes ? bytes : 1, opts, &region, err);
+	if (rc)
+		return rc;
+	return tensor_over(region, &layout, out, err);
+}
+
+int tmesh_tensor_put(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t ndim,
+		     const int64_t *shape, const void *data, const struct tmesh_region_opts *opts,
+		     struct tmesh_tensor **out, struct tmesh_error *err)
+{
+	struct tmesh_region_opts overwrite = {.size = sizeof(overwrite)};
+	struct tmesh_tensor *tensor;
+	int rc;
+
+	if (opts)
+		memcpy(&overwrite, opts,
+		       opts->size < sizeof(overwrite) ? opts->size : sizeof(overwrite));
+	overwrite.size = sizeof(overwrite);
+	overwrite.flags |= TMESH_REGION_UNINITIALIZED;
+
+	rc = tmesh_tensor_create(ctx, dtype, ndim, shape, &overwrite, &tensor, err);
+	if (rc)
+		return rc;
+	if (tensor->bytes)
+		rc = tmesh_region_write(tensor->region, 0, data, tensor->bytes, err);
+	if (rc) {
+		tmesh_tensor_unref(tensor);
+		return rc;
+	}
+	*out = tensor;
+	return 0;
+}
+
+int tmesh_tensor_wrap(struct tmesh_region *region, const struct tmesh_layout *layout,
+		      struct tmesh_tensor **out, struct tmesh_error *err)
+{
+	return tensor_over(tmesh_region_ref(region), layout, out, err);
+}
+
+int tmesh_tensor_view(struct tmesh_tensor *tensor, const struct tmesh_layout *layout,
+		      struct tmesh_tensor **out, struct tmesh_error *err)
+{
+	return tmesh_tensor_wrap(tensor->region, layout, out, err);
+}
+
+struct tmesh_tensor *tmesh_tensor_ref(struct tmesh_tensor *tensor)
+{
+	atomic_fetch_add_explicit(&tensor->refs, 1, memory_order_relaxed);
+	return tensor;
+}
+
+void tmesh_tensor_unref(struct tmesh_tensor *tensor)
+{
+	if (!tensor || atomic_fetch_sub_explicit(&tensor->refs, 1, memory_order_acq_rel) != 1)
+		return;
+	for (int writable = 0; writable < 2; writable++) {
+		if (tensor->mapped[writable])
+			tmesh_region_unmap(tensor->region, map_rights(writable));
+	}
+	tmesh_region_unref(tensor->region);
+	free(tensor);
+}
+
+struct tmesh_region *tmesh_tensor_region(const struct tmesh_tensor *tensor)
+{
+	return tensor->region;
+}
+
+const struct tmesh_layout *tmesh_tensor_layout(const struct tmesh_tensor *tensor)
+{
+	return &tensor->layout;
+}
+
+uint64_t tmesh_tensor_bytes(const struct tmesh_tensor *tensor)
+{
+	return tensor->bytes;
+}
+
+int tmesh_tensor_data(struct tmesh_tensor *tensor, uint32_t rights, void **data,
+		      struct tmesh_error *err)
+{
+	bool writable = rights & TMESH_WRITE;
+	void *base;
+	int rc;
+
+	/* Asked every time: the region may have been sealed or revoked meanwhile. */
+	rc = tmesh_region_map(tensor->region, rights, &base, err);
+	if (rc)
+		return rc;
+	if (atomic_exchange(&tensor->mapped[writable], true))
+		tmesh_region_unmap(tensor->region, map_rights(writable));
+	*data = (char *)base + tensor->layout.offset;
+	return 0;
+}
+
+int tmesh_tensor_ref_encode(struct tmesh_tensor *tensor, uint32_t rights, char *text, size_t size,
+			    struct tmesh_error *err)
+{
+	struct tmesh_ref ref = {
+		.id = tmesh_region_id(tensor->region),
+		.byte_size = tensor->bytes,
+		.layout = tensor->layout,
+	};
+	int rc;
+
+	rc = tmesh_region_token(tensor->region, rights, ref.token, err);
+	if (rc)
+		return rc;
+	return tmesh_ref_encode(&ref, text, size, err);
+}
+
+/* Whether the region that the token named is the one that the ref speaks of. */
+static int check_region(const struct tmesh_region *region, const struct tmesh_ref *ref,
+			struct tmesh_error *err)
+{
+	struct tmesh_error why;
+	uint64_t bytes;
+
+	if (tmesh_region_id(region) != ref->id)
+		return tmesh_fail(err, -EPROTO,
+				  "the ref is of region %016" PRIx64 ", its token of %016" PRIx64,
+				  ref->id, tmesh_region_id(region));
+	if (tmesh_layout_check(&ref->layout, tmesh_region_bytes(region), &bytes, &why))
+		return tmesh_fail(err, -EPROTO, "the ref does not fit its region: %s", why.message);
+	if (bytes != ref->byte_size)
+		return tmesh_fail(err, -EPROTO,
+				  "byte_size is %" PRIu64 ", but shape and dtype make %" PRIu64,
+				  ref->byte_size, bytes);
+	return 0;
+}
+
+int tmesh_tensor_open(struct tmesh_ctx *ctx, const struct tmesh_ref *ref, uint32_t rights,
+		      struct tmesh_tensor **out, struct tmesh_error *err)
+{
+	struct tmesh_region *region;
+	int rc;
+
+	rc = tmesh_region_open(ctx, ref->token, rights, &region, err);
+	if (rc)
+		return rc;
+	rc = check_region(region, ref, err);
+	if (rc) {
+		tmesh_region_unref(region);
+		return rc;
+	}
+	return tensor_over(region, &ref->layout, out, err);
+}
