@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: MIT
+/*
+ * DLPack, both ways and in both forms.
+ *
+ * The two managed tensors differ in their envelope alone, so each public call unpacks the
+ * envelope and shares the rest.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dlpack_abi.h"
+#include "layout.h"
+
+static const struct {
+	uint8_t code;
+	uint8_t bits;
+} dl_types[] = {
+	[TMESH_BOOL] = {DL_BOOL, 8},
+	[TMESH_INT8] = {DL_INT, 8},
+	[TMESH_INT16] = {DL_INT, 16},
+	[TMESH_INT32] = {DL_INT, 32},
+	[TMESH_INT64] = {DL_INT, 64},
+	[TMESH_UINT8] = {DL_UINT, 8},
+	[TMESH_UINT16] = {DL_UINT, 16},
+	[TMESH_UINT32] = {DL_UINT, 32},
+	[TMESH_UINT64] = {DL_UINT, 64},
+	[TMESH_FLOAT16] = {DL_FLOAT, 16},
+	[TMESH_FLOAT32] = {DL_FLOAT, 32},
+	[TMESH_FLOAT64] = {DL_FLOAT, 64},
+	[TMESH_BFLOAT16] = {DL_BFLOAT, 16},
+	[TMESH_FLOAT8_E4M3FN] = {DL_FLOAT8_E4M3FN, 8},
+	[TMESH_FLOAT8_E5M2] = {DL_FLOAT8_E5M2, 8},
+	[TMESH_COMPLEX64] = {DL_COMPLEX, 64},
+	[TMESH_COMPLEX128] = {DL_COMPLEX, 128},
+	[TMESH_INT4] = {DL_INT, 4},
+	[TMESH_UINT4] = {DL_UINT, 4},
+	[TMESH_FLOAT4_E2M1FN] = {DL_FLOAT4_E2M1FN, 4},
+};
+
+#define DL_TYPES (sizeof(dl_types) / sizeof(dl_types[0]))
+
+/* What lives as long as a managed tensor of ours does. */
+struct export
+{
+	union {
+		struct DLManagedTensor managed;
+		struct DLManagedTensorVersioned versioned;
+	};
+	struct tmesh_tensor *tensor;
+	/* Copies: consumers get pointers that are not const. */
+	int64_t shape[TMESH_MAX_DIMS];
+	int64_t strides[TMESH_MAX_DIMS];
+};
+
+static void export_free(struct export *export)
+{
+	tmesh_tensor_unref(export->tensor);
+	free(export);
+}
+
+static void export_delete(struct DLManagedTensor *managed)
+{
+	export_free(managed->manager_ctx);
+}
+
+static void export_delete_versioned(struct DLManagedTensorVersioned *managed)
+{
+	export_free(managed->manager_ctx);
+}
+
+/* A mapped export of @tensor whose tensor, not its envelope, is described in @dl. */
+static int export_new(struct tmesh_tensor *tensor, uint32_t rights, struct export **out,
+		      struct dl_tensor *dl, struct tmesh_error *err)
+{
+	const struct tmesh_layout *layout = tmesh_tensor_layout(tensor);
+	struct export *export;
+	void *data;
+	int rc;
+
+	rc = tmesh_tensor_data(tensor, rights, &data, err);
+	if (rc)
+		return rc;
+	export = calloc(1, sizeof(*export));
+	if (!export)
+		return tmesh_fail(err, -ENOMEM, "no memory for a DLPack tensor");
+	export->tensor = tmesh_tensor_ref(tensor);
+	memcpy(export->shape, layout->shape, sizeof(export->shape));
+	memcpy(export->strides, layout->strides, sizeof(export->strides));
+	*dl = (struct dl_tensor){
+		/* DLPack wants no address where there are no elements. */
+		.data = tmesh_tensor_bytes(tensor) ? data : NULL,
+		.device = {.type = DL_DEVICE_CPU},
+		.ndim = layout->ndim,
+		.dtype = {.code = dl_types[layout->dtype].code,
+			  .bits = dl_types[layout->dtype].bits,
+			  .lanes = 1},
+		.shape = export->shape,
+		.strides = export->strides,
+	};
+	*out = export;
+	return 0;
+}
+
+int tmesh_tensor_to_dlpack(struct tmesh_tensor *tensor, uint32_t rights, uint32_t flags,
+			   struct DLManagedTensor **out, struct tmesh_error *err)
+{
+	struct export *export;
+	struct dl_tensor dl;
+	int rc;
+
+	if (flags & ~TMESH_DLPACK_ALLOW_READONLY)
+		return tmesh_fail(err, -EINVAL, "unknown flags 0x%x", flags);
+	if (!(rights & TMESH_WRITE) && !(flags & TMESH_DLPACK_ALLOW_READONLY))
+		return tmesh_fail(err, -EACCES,
+				  "an unversioned DLPack tensor cannot say that it is read-only: "
+				  "ask for the versioned one");
+	rc = export_new(tensor, rights, &export, &dl, err);
+	if (rc)
+		return rc;
+	export->managed = (struct DLManagedTensor){
+		.dl_tensor = dl,
+		.manager_ctx = export,
+		.deleter = export_delete,
+	};
+	*out = &export->managed;
+	return 0;
+}
+
+int tmesh_tensor_to_dlpack_versioned(struct tmesh_tensor *tensor, uint32_t rights,
+				     uint32_t max_major, struct DLManagedTensorVersioned **out,
+				     struct tmesh_error *err)
+{
+	struct export *export;
+	struct dl_tensor dl;
+	int rc;
+
+	if (max_major < DLPACK_MAJOR)
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "DLPack before version 1 has no versioned tensors: ask for the "
+				  "unversioned one");
+	rc = export_new(tensor, rights, &export, &dl, err);
+	if (rc)
+		return rc;
+	export->versioned = (struct DLManagedTensorVersioned){
+		.version = {DLPACK_MAJOR, DLPACK_MINOR},
+		.manager_ctx = export,
+		.deleter = export_delete_versioned,
+		.flags = rights & TMESH_WRITE ? 0 : DL_FLAG_READ_ONLY,
+		.dl_tensor = dl,
+	};
+	*out = &export->versioned;
+	return 0;
+}
+
+static enum tmesh_dtype dtype_of(const struct dl_data_type *type)
+{
+	for (size_t i = 1; i < DL_TYPES; i++) {
+		if (dl_types[i].code == type->code && dl_types[i].bits == type->bits)
+			return (enum tmesh_dtype)i;
+	}
+	return TMESH_DTYPE_INVALID;
+}
+
+/*
+ * The layout of a foreign tensor and the address of its element with all indices 0. Its
+ * memory cannot be checked, but nothing else is trusted.
+ */
+static int import_layout(const struct dl_tensor *dl, struct tmesh_layout *layout, const char **data,
+			 struct tmesh_error *err)
+{
+	enum tmesh_dtype dtype = dtype_of(&dl->dtype);
+	uintptr_t first, edge;
+	uint64_t extent;
+	int64_t low, high;
+	int rc;
+
+	if (dl->device.type != DL_DEVICE_CPU)
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "the tensor lies on DLPack device %d: move it to the CPU first",
+				  (int)dl->device.type);
+	if (dtype == TMESH_DTYPE_INVALID || dl->dtype.lanes != 1)
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "DLPack type (code %u, %u bits, %u lanes) is not supported: view "
+				  "it as uint8",
+				  dl->dtype.code, dl->dtype.bits, dl->dtype.lanes);
+	if (dl->ndim > 0 && !dl->shape)
+		return tmesh_fail(err, -EINVAL, "the DLPack tensor has no shape");
+
+	rc = tmesh_layout_contiguous(layout, dtype, dl->ndim, dl->shape, err);
+	if (rc)
+		return rc;
+	if (dl->strides)
+		memcpy(layout->strides, dl->strides, sizeof(int64_t) * (size_t)dl->ndim);
+	rc = tmesh_layout_measure(layout, &extent, &low, &high, err);
+	if (rc)
+		return rc;
+
+	*data = NULL;
+	if (!extent)
+		return 0;
+	if (!dl->data)
+		return tmesh_fail(err, -EINVAL, "the DLPack tensor has elements, but no data");
+	if (__builtin_add_overflow((uintptr_t)dl->data, dl->byte_offset, &first) ||
+	    __builtin_add_overflow(first, low, &edge) || __builtin_add_overflow(first, high, &edge))
+		return tmesh_fail(err, -EOVERFLOW,
+				  "the DLPack tensor reaches beyond the address space");
+	*data = (const char *)first;
+	return 0;
+}
+
+/*
+ * Gather the elements of @layout at @src, in C order, to @dst. The innermost dimensions
+ * that lie together are copied in one piece.
+ */
+static void gather(char *dst, const char *src, const struct tmesh_layout *layout)
+{
+	int64_t element = tmesh_dtype_bits(layout->dtype) / 8;
+	int64_t index[TMESH_MAX_DIMS] = {0};
+	int64_t run = 1;
+	int32_t outer = layout->ndim;
+	int32_t i;
+
+	while (outer && (layout->shape[outer - 1] == 1 || layout->strides[outer - 1] == run))
+		run *= layout->shape[--outer];
+
+	do {
+		tmesh_copy(dst, src, (size_t)(run * element));
+		dst += run * element;
+		for (i = outer - 1; i >= 0; i--) {
+			if (++index[i] < layout->shape[i]) {
+				src += layout->strides[i] * element;
+				break;
+			}
+			src -= (layout->shape[i] - 1) * layout->strides[i] * element;
+			index[i] = 0;
+		}
+	} while (i >= 0);
+}
+
+static int import_strided(struct tmesh_ctx *ctx, const struct tmesh_layout *layout,
+			  const void *data, const struct tmesh_region_opts *opts,
+			  struct tmesh_tensor **out, struct tmesh_error *err)
+{
+	struct tmesh_tensor *tensor;
+	void *to;
+	int rc;
+
+	rc = tmesh_tensor_create(ctx, layout->dtype, layout->ndim, layout->shape, opts, &tensor,
+				 err);
+	if (rc)
+		return rc;
+	rc = tmesh_tensor_data(tensor, TMESH_READ | TMESH_WRITE, &to, err);
+	if (rc) {
+		tmesh_tensor_unref(tensor);
+		return rc;
+	}
+	gather(to, data, layout);
+	tmesh_count_copy(ctx, tmesh_tensor_bytes(tensor));
+	*out = tensor;
+	return 0;
+}
+
+static int import(struct tmesh_ctx *ctx, const struct dl_tensor *dl,
+		  const struct tmesh_region_opts *opts, struct tmesh_tensor **out,
+		  struct tmesh_error *err)
+{
+	struct tmesh_layout layout;
+	const char *data;
+	int rc;
+
+	rc = import_layout(dl, &layout, &data, err);
+	if (rc)
+		return rc;
+	if (tmesh_layout_is_contiguous(&layout))
+		return tmesh_tensor_put(ctx, layout.dtype, layout.ndim, layout.shape, data, opts,
+					out, err);
+	return import_strided(ctx, &layout, data, opts, out, err);
+}
+
+int tmesh_tensor_from_dlpack(struct tmesh_ctx *ctx, const struct DLManagedTensor *managed,
+			     const struct tmesh_region_opts *opts, struct tmesh_tensor **out,
+			     struct tmesh_error *err)
+{
+	if (managed->deleter == export_delete) {
+		struct export *export = managed->manager_ctx;
+
+		*out = tmesh_tensor_ref(export->tensor);
+		return 0;
+	}
+	return import(ctx, &managed->dl_tensor, opts, out, err);
+}
+
+int tmesh_tensor_from_dlpack_versioned(struct tmesh_ctx *ctx,
+				       const struct DLManagedTensorVersioned *managed,
+				       const struct tmesh_region_opts *opts,
+				       struct tmesh_tensor **out, struct tmesh_error *err)
+{
+	if (managed->deleter == export_delete_versioned) {
+		struct export *export = managed->manager_ctx;
+
+		*out = tmesh_tensor_ref(export->tensor);
+		return 0;
+	}
+	if (managed->version.major != DLPACK_MAJOR)
+		return tmesh_fail(err, -EOPNOTSUPP, "DLPack %u.%u is not known: ask for %d.x",
+				  managed->version.major, managed->version.minor, DLPACK_MAJOR);
+	/* Packed and padded elements of one byte or more are the same. */
+	if ((managed->flags & DL_FLAG_SUBBYTE_PADDED) && managed->dl_tensor.dtype.bits < 8)
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "elements of %u bits padded to bytes are not supported: pack "
+				  "them",
+				  managed->dl_tensor.dtype.bits);
+	return import(ctx, &managed->dl_tensor, opts, out, err);
+}
