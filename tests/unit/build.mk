@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: MIT
+#
+# Unit tests of the library on the memfd backend: one cmocka program per file test_*.c,
+# linked with the static library so that internal functions can be reached. Built twice:
+# plain (also run under valgrind) and with the address and undefined-behaviour sanitizers.
+
+UNIT       := tests/unit
+UNIT_OUT   := $(B)/tests/unit
+UNIT_NAMES := $(patsubst $(UNIT)/test_%.c,test_%,$(wildcard $(UNIT)/test_*.c))
+UNIT_FLAGS := -std=gnu11 -pthread -Ilib
+UNIT_LIBS  := -lcmocka $(LIB_LIBS)
+
+$(UNIT_OUT)/plain/%: $(UNIT)/%.c $(UNIT)/unit.h lib/internal.h $(LIB_A)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $< $(LIB_A) $(UNIT_LIBS) -o $@
+
+$(UNIT_OUT)/asan/%: $(UNIT)/%.c $(UNIT)/unit.h lib/internal.h $(LIB_ASAN)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $(ASAN_FLAGS) $< $(LIB_ASAN) $(UNIT_LIBS) -o $@
+
+# unit_run(variant, command in front): every program, in a runtime folder of their own
+define unit_run
+@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=memfd TMESH_RUNTIME_DIR=$$(mktemp -d); \
+trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \
+for test in $(UNIT_NAMES); do $(2) $(UNIT_OUT)/$(1)/$$test || status=1; done; exit $$status
+endef
+
+unit-check: $(addprefix $(UNIT_OUT)/plain/,$(UNIT_NAMES)) ## the library's unit tests
+	$(call unit_run,plain,)
+
+unit-asan-check: $(addprefix $(UNIT_OUT)/asan/,$(UNIT_NAMES)) ## ... with sanitizers
+	$(call unit_run,asan,)
+
+unit-valgrind-check: $(addprefix $(UNIT_OUT)/plain/,$(UNIT_NAMES)) ## ... under valgrind
+	$(call unit_run,plain,valgrind --quiet --error-exitcode=99 --leak-check=full \
+		--show-leak-kinds=all --errors-for-leak-kinds=all)
+
+.PHONY: unit-check unit-asan-check unit-valgrind-check

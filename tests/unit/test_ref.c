@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: MIT
+/* Refs: what is written is read back; everything else is refused with a reason. */
+#include <stdio.h>
+
+#include "unit.h"
+
+#define TOKEN "tm1k-00112233445566778899aabbccddeeff"
+#define HEAD "{\"v\":1,\"id\":\"0123456789abcdef\",\"token\":\"" TOKEN "\","
+#define BODY                                                                                       \
+	"\"offset\":256,\"byte_size\":24,\"shape\":[2,3],\"dtype\":\"float32\",\"strides\":[3,1]," \
+	"\"device\":\"cpu\""
+#define REF HEAD BODY "}"
+
+static int decode(const char *text, struct tmesh_ref *ref, struct tmesh_error *err)
+{
+	/* At the end of a page of its own, so that a sanitizer sees a read too far. */
+	char *copy = malloc(strlen(text));
+	int rc;
+
+	memcpy(copy, text, strlen(text));
+	rc = tmesh_ref_decode(copy, strlen(text), ref, err);
+	free(copy);
+	return rc;
+}
+
+static void test_encode(void **state)
+{
+	struct tmesh_ref ref = {.id = 0x0123456789abcdef, .token = TOKEN, .byte_size = 24};
+	char text[TMESH_REF_SIZE];
+
+	assert_ok(tmesh_layout_contiguous(&ref.layout, TMESH_FLOAT32, 2, (int64_t[]){2, 3}, err));
+	ref.layout.offset = 256;
+	assert_ok(tmesh_ref_encode(&ref, text, sizeof(text), err));
+	assert_string_equal(text, REF);
+
+	memset(text, 'x', sizeof(text));
+	assert_refused(tmesh_ref_encode(&ref, text, strlen(REF), err), -ENOSPC, "room");
+	assert_int_equal(text[0], 'x');
+	assert_ok(tmesh_ref_encode(&ref, text, strlen(REF) + 1, err));
+}
+
+static void test_encode_longest(void **state)
+{
+	struct tmesh_ref ref = {.id = UINT64_MAX, .byte_size = 0};
+	struct tmesh_ref back;
+	char text[TMESH_REF_SIZE];
+
+	memset(ref.token, 'f', sizeof(ref.token) - 1);
+	ref.layout.dtype = TMESH_FLOAT8_E4M3FN;
+	ref.layout.ndim = TMESH_MAX_DIMS;
+	for (int i = 0; i < TMESH_MAX_DIMS; i++) {
+		ref.layout.shape[i] = i ? INT64_MAX : 0;
+		ref.layout.strides[i] = INT64_MIN;
+	}
+	ref.layout.offset = INT64_MAX;
+	ref.layout.device_type = TMESH_DEVICE_CUDA;
+	ref.layout.device_id = INT32_MAX;
+	assert_ok(tmesh_ref_encode(&ref, text, sizeof(text), err));
+	assert_ok(decode(text, &back, err));
+	assert_memory_equal(&back, &ref, sizeof(ref));
+}
+
+static void test_encode_refused(void **state)
+{
+	struct tmesh_ref good = {.token = TOKEN, .byte_size = 4};
+	char text[TMESH_REF_SIZE];
+	struct tmesh_ref ref;
+
+	assert_ok(tmesh_layout_contiguous(&good.layout, TMESH_INT8, 1, (int64_t[]){4}, err));
+	ref = good;
+	ref.token[3] = '"';
+	assert_refused(tmesh_ref_encode(&ref, text, sizeof(text), err), -EINVAL, "token");
+	ref = good;
+	memset(ref.token, 'a', sizeof(ref.token));
+	assert_refused(tmesh_ref_encode(&ref, text, sizeof(text), err), -EINVAL, "token");
+	ref = good;
+	ref.byte_size = 5;
+	assert_refused(tmesh_ref_encode(&ref, text, sizeof(text), err), -EINVAL, "byte_size");
+	ref = good;
+	ref.layout.ndim = 9;
+	assert_refused(tmesh_ref_encode(&ref, text, sizeof(text), err), -EINVAL, "dimensions");
+	ref = good;
+	ref.layout.offset = (uint64_t)1 << 63;
+	assert_refused(tmesh_ref_encode(&ref, text, sizeof(text), err), -EINVAL, "offset");
+}
+
+static void test_decode(void **state)
+{
+	struct tmesh_ref ref;
+
+	assert_ok(decode(REF, &ref, err));
+	assert_int_equal(ref.id, 0x0123456789abcdef);
+	assert_string_equal(ref.token, TOKEN);
+	assert_int_equal(ref.byte_size, 24);
+	assert_int_equal(ref.layout.dtype, TMESH_FLOAT32);
+	assert_int_equal(ref.layout.ndim, 2);
+	assert_int_equal(ref.layout.shape[1], 3);
+	assert_int_equal(ref.layout.strides[0], 3);
+	assert_int_equal(ref.layout.offset, 256);
+	assert_int_equal(ref.layout.device_type, TMESH_DEVICE_CPU);
+
+	assert_ok(decode(HEAD "\"note\":{\"a\":[null]}," BODY "}", &ref, err));
+	assert_ok(decode(" \n{\"v\":1,\"id\":\"0123456789ABCDEF\"," BODY "}\n", &ref, err));
+	assert_string_equal(ref.token, "");
+}
+
+static void test_decode_refused(void **state)
+{
+#define WITH(offset, bytes, shape, dtype, strides, device)                                        \
+	HEAD "\"offset\":" offset ",\"byte_size\":" bytes ",\"shape\":" shape ",\"dtype\":" dtype \
+	     ",\"strides\":" strides ",\"device\":" device "}"
+#define F32 "\"float32\""
+#define CPU "\"cpu\""
+	static const struct {
+		const char *text, *word;
+	} bad[] = {
+		{"", "not JSON"},
+		{"{", "not JSON"},
+		{REF "x", "not JSON"},
+		{REF REF, "not JSON"},
+		{"[]", "object"},
+		{"{}", "\"v\""},
+		{"{\"v\":\"1\"," BODY "}", "\"v\""},
+		{"{\"v\":1.0," BODY "}", "\"v\""},
+		{"{\"v\":2," BODY "}", "version 2"},
+		{"{\"v\":1," BODY "}", "\"id\""},
+		{"{\"v\":1,\"id\":7," BODY "}", "\"id\""},
+		{"{\"v\":1,\"id\":\"0x23456789abcdef\"," BODY "}", "hex"},
+		{"{\"v\":1,\"id\":\"0123456789abcdef0\"," BODY "}", "hex"},
+		{"{\"v\":1,\"id\":\"0123456789abcdef\",\"token\":null," BODY "}", "\"token\""},
+		{"{\"v\":1,\"id\":\"0123456789abcdef\",\"token\":\"a/b\"," BODY "}", "\"token\""},
+		{HEAD BODY ",\"offset\":256}", "twice"},
+		{HEAD BODY ",\"x\":\"\\u0000\"}", "not JSON"},
+		{HEAD BODY ",\"x\":\"\xff\"}", "not JSON"},
+		{HEAD "\"byte_size\":24,\"shape\":[2,3]}", "\"offset\""},
+		{WITH("-1", "24", "[2,3]", F32, "[3,1]", CPU), "\"offset\""},
+		{WITH("1e3", "24", "[2,3]", F32, "[3,1]", CPU), "\"offset\""},
+		{WITH("9223372036854775808", "24", "[2,3]", F32, "[3,1]", CPU), "not JSON"},
+		{WITH("true", "24", "[2,3]", F32, "[3,1]", CPU), "\"offset\""},
+		{WITH("0", "\"24\"", "[2,3]", F32, "[3,1]", CPU), "\"byte_size\""},
+		{WITH("0", "25", "[2,3]", F32, "[3,1]", CPU), "byte_size is 25"},
+		{WITH("0", "24", "6", F32, "[3,1]", CPU), "\"shape\""},
+		{WITH("0", "24", "[2,\"3\"]", F32, "[3,1]", CPU), "\"shape\""},
+		{WITH("0", "24", "[2,-3]", F32, "[3,1]", CPU), "negative"},
+		{WITH("0", "4", "[1,1,1,1,1,1,1,1,1]", F32, "[1]", CPU), "\"shape\""},
+		{WITH("0", "24", "[2,3]", F32, "[3]", CPU), "strides"},
+		{WITH("0", "24", "[2,3]", F32, "null", CPU), "\"strides\""},
+		{WITH("0", "24", "[4611686018427387904,3]", F32, "[3,1]", CPU), "2^63"},
+		{WITH("0", "24", "[2,3]", F32, "[4611686018427387904,1]", CPU), "2^63"},
+		{WITH("0", "24", "[2,3]", "\"f32\"", "[3,1]", CPU), "\"f32\""},
+		{WITH("0", "24", "[2,3]", "\"\\u001b[31m\"", "[3,1]", CPU), "unknown: \"\""},
+		{WITH("0", "24", "[2,3]", "4", "[3,1]", CPU), "\"dtype\""},
+		{WITH("0", "24", "[2,3]", F32, "[3,1]", "\"gpu\""), "\"device\""},
+		{WITH("0", "24", "[2,3]", F32, "[3,1]", "\"cuda\""), "\"device\""},
+		{WITH("0", "24", "[2,3]", F32, "[3,1]", "\"cuda:\""), "\"device\""},
+		{WITH("0", "24", "[2,3]", F32, "[3,1]", "\"cuda:-1\""), "\"device\""},
+		{WITH("0", "24", "[2,3]", F32, "[3,1]", "\"cuda:1x\""), "\"device\""},
+		{WITH("0", "24", "[2,3]", F32, "[3,1]", "\"cuda:4294967296\""), "\"device\""},
+		{WITH("0", "24", "[2,3]", F32, "[3,1]", "0"), "\"device\""},
+	};
+
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		struct tmesh_ref ref = {.id = 42};
+
+		assert_refused(decode(bad[i].text, &ref, err), -EPROTO, bad[i].word);
+		assert_int_equal(ref.id, 42);
+	}
+}
+
+static void test_decode_limits(void **state)
+{
+	char text[TMESH_REF_SIZE + 2];
+	struct tmesh_ref ref;
+
+	/* Padded to the limit it is read, beyond it is not. */
+	snprintf(text, sizeof(text), "%-*s", TMESH_REF_SIZE, REF);
+	assert_ok(decode(text, &ref, err));
+	snprintf(text, sizeof(text), "%-*s", TMESH_REF_SIZE + 1, REF);
+	assert_refused(decode(text, &ref, err), -EPROTO, "at most");
+
+	memset(text, '[', TMESH_REF_SIZE);
+	text[TMESH_REF_SIZE] = '\0';
+	assert_refused(decode(text, &ref, err), -EPROTO, "not JSON");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_encode),	       cmocka_unit_test(test_encode_longest),
+		cmocka_unit_test(test_encode_refused), cmocka_unit_test(test_decode),
+		cmocka_unit_test(test_decode_refused), cmocka_unit_test(test_decode_limits),
+	};
+
+	return cmocka_run_group_tests_name("ref", tests, NULL, NULL);
+}

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: MIT */
+/* What the unit tests share: cmocka, a memfd context, and short checks of results. */
+#ifndef TMESH_UNIT_H
+#define TMESH_UNIT_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "internal.h"
+
+/* The call fails with @code and says so in @err, with @word somewhere in the message. */
+#define assert_refused(call, code_, word)                                           \
+	do {                                                                        \
+		struct tmesh_error err_ = {0}, *err = &err_;                        \
+                                                                                    \
+		assert_int_equal(call, code_);                                      \
+		assert_int_equal(err->code, code_);                                 \
+		if (!strstr(err->message, word))                                    \
+			fail_msg("\"%s\" does not say \"%s\"", err->message, word); \
+	} while (0)
+
+#define assert_ok(call)                                                        \
+	do {                                                                   \
+		struct tmesh_error err_ = {0}, *err = &err_;                   \
+                                                                               \
+		if (call)                                                      \
+			fail_msg("%s: %d %s", #call, err->code, err->message); \
+	} while (0)
+
+static inline int unit_ctx_setup(void **state)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD};
+
+	return tmesh_ctx_open(&opts, (struct tmesh_ctx **)state, NULL);
+}
+
+static inline int unit_ctx_teardown(void **state)
+{
+	tmesh_ctx_unref(*state);
+	return 0;
+}
+
+#endif /* TMESH_UNIT_H */
