@@ -3,7 +3,6 @@
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "internal.h"
 
@@ -52,45 +51,63 @@ drop:
 	return rc;
 }
 
+/* What a new tensor of this type and shape is, and how many bytes it needs. */
+static int plan(enum tmesh_dtype dtype, int32_t ndim, const int64_t *shape,
+		struct tmesh_layout *layout, uint64_t *bytes, struct tmesh_error *err)
+{
+	int rc = tmesh_layout_contiguous(layout, dtype, ndim, shape, err);
+
+	return rc ? rc : tmesh_layout_check(layout, INT64_MAX, bytes, err);
+}
+
+static int create(struct tmesh_ctx *ctx, const struct tmesh_layout *layout, uint64_t bytes,
+		  const struct tmesh_region_opts *opts, struct tmesh_tensor **out,
+		  struct tmesh_error *err)
+{
+	struct tmesh_region *region;
+	int rc;
+
+	/* There is no region of no bytes. */
+	rc = tmesh_region_create(ctx, bytes ? bytes : 1, opts, &region, err);
+	return rc ? rc : tensor_over(region, layout, out, err);
+}
+
 int tmesh_tensor_create(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t ndim,
 			const int64_t *shape, const struct tmesh_region_opts *opts,
 			struct tmesh_tensor **out, struct tmesh_error *err)
 {
-	struct tmesh_region *region;
 	struct tmesh_layout layout;
 	uint64_t bytes;
 	int rc;
 
-	rc = tmesh_layout_contiguous(&layout, dtype, ndim, shape, err);
-	if (!rc)
-		rc = tmesh_layout_check(&layout, INT64_MAX, &bytes, err);
-	/* There is no region of no bytes. */
-	if (!rc)
-		rc = tmesh_region_create(ctx, bytes ? bytes : 1, opts, &region, err);
-	if (rc)
-		return rc;
-	return tensor_over(region, &layout, out, err);
+	rc = plan(dtype, ndim, shape, &layout, &bytes, err);
+	return rc ? rc : create(ctx, &layout, bytes, opts, out, err);
 }
 
 int tmesh_tensor_put(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t ndim,
 		     const int64_t *shape, const void *data, const struct tmesh_region_opts *opts,
 		     struct tmesh_tensor **out, struct tmesh_error *err)
 {
-	struct tmesh_region_opts overwrite = {.size = sizeof(overwrite)};
+	struct tmesh_region_opts overwrite;
 	struct tmesh_tensor *tensor;
+	struct tmesh_layout layout;
+	uint64_t bytes;
 	int rc;
 
-	if (opts)
-		memcpy(&overwrite, opts,
-		       opts->size < sizeof(overwrite) ? opts->size : sizeof(overwrite));
-	overwrite.size = sizeof(overwrite);
-	overwrite.flags |= TMESH_REGION_UNINITIALIZED;
-
-	rc = tmesh_tensor_create(ctx, dtype, ndim, shape, &overwrite, &tensor, err);
+	rc = plan(dtype, ndim, shape, &layout, &bytes, err);
+	if (!rc)
+		rc = tmesh_read_region_opts(opts, &overwrite, err);
 	if (rc)
 		return rc;
-	if (tensor->bytes)
-		rc = tmesh_region_write(tensor->region, 0, data, tensor->bytes, err);
+	overwrite.size = sizeof(overwrite);
+	if (bytes)
+		overwrite.flags |= TMESH_REGION_UNINITIALIZED;
+
+	rc = create(ctx, &layout, bytes, &overwrite, &tensor, err);
+	if (rc)
+		return rc;
+	if (bytes)
+		rc = tmesh_region_write(tensor->region, 0, data, bytes, err);
 	if (rc) {
 		tmesh_tensor_unref(tensor);
 		return rc;
