@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: MIT */
+/* As much of DRM as importing a dma-buf into vgem takes. */
+#ifndef TMESH_KSELFTEST_DRM_H
+#define TMESH_KSELFTEST_DRM_H
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <libdrm/drm.h>
+#include <libdrm/drm_mode.h>
+
+#include "t.h"
+
+/* Opens the virtual GEM device, or skips the test. */
+static inline int open_vgem(void)
+{
+	for (int i = 0; i < 16; i++) {
+		char path[32], name[8] = "";
+		struct drm_version v = {.name = name, .name_len = sizeof(name) - 1};
+		int fd;
+
+		snprintf(path, sizeof(path), "/dev/dri/card%d", i);
+		fd = open(path, O_RDWR | O_CLOEXEC);
+		if (fd >= 0 && !ioctl(fd, DRM_IOCTL_VERSION, &v) && !strcmp(name, "vgem"))
+			return fd;
+		if (fd >= 0)
+			close(fd);
+	}
+	t_skip("no vgem device");
+}
+
+/* The handle of a dma-buf in vgem, or -1 with errno. */
+static inline int vgem_import(int vgem, int dmabuf)
+{
+	struct drm_prime_handle p = {.fd = dmabuf};
+
+	return ioctl(vgem, DRM_IOCTL_PRIME_FD_TO_HANDLE, &p) ? -1 : (int)p.handle;
+}
+
+static inline int vgem_close(int vgem, int handle)
+{
+	struct drm_gem_close c = {.handle = handle};
+
+	return ioctl(vgem, DRM_IOCTL_GEM_CLOSE, &c);
+}
+
+/* Maps an imported buffer through vgem. */
+static inline void *vgem_map(int vgem, int handle, size_t bytes, int prot)
+{
+	struct drm_mode_map_dumb m = {.handle = handle};
+
+	if (ioctl(vgem, DRM_IOCTL_MODE_MAP_DUMB, &m))
+		return MAP_FAILED;
+	return mmap(NULL, bytes, prot, MAP_SHARED, vgem, m.offset);
+}
+
+#endif
