@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: MIT
+/* Tensors over regions: create, put, views, data, refs there and back. */
+#include <stdio.h>
+
+#include "unit.h"
+
+#define SHAPE(...) ((const int64_t[]){__VA_ARGS__})
+
+static uint64_t counted(struct tmesh_ctx *ctx)
+{
+	struct tmesh_stats stats = {.size = sizeof(stats)};
+
+	assert_int_equal(tmesh_stats(ctx, &stats), 0);
+	return stats.bytes_copied;
+}
+
+static uint64_t live(struct tmesh_ctx *ctx)
+{
+	struct tmesh_stats stats = {.size = sizeof(stats)};
+
+	assert_int_equal(tmesh_stats(ctx, &stats), 0);
+	return stats.regions_live;
+}
+
+static void test_create(void **state)
+{
+	struct tmesh_tensor *tensor;
+	const struct tmesh_layout *layout;
+	const char *bytes;
+	void *data;
+
+	assert_ok(tmesh_tensor_create(*state, TMESH_FLOAT32, 2, SHAPE(100, 3), NULL, &tensor, err));
+	assert_int_equal(tmesh_tensor_bytes(tensor), 1200);
+	layout = tmesh_tensor_layout(tensor);
+	assert_int_equal(layout->offset, 0);
+	assert_int_equal(layout->strides[0], 3);
+	assert_ok(tmesh_tensor_data(tensor, TMESH_READ, &data, err));
+	assert_int_equal((uintptr_t)data % TMESH_ALIGN, 0);
+	bytes = data;
+	for (int i = 0; i < 1200; i++)
+		assert_int_equal(bytes[i], 0);
+	tmesh_tensor_unref(tensor);
+	tmesh_tensor_unref(NULL);
+	assert_int_equal(live(*state), 0);
+}
+
+static void test_create_refused(void **state)
+{
+	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = "new\nline"};
+	struct tmesh_tensor *tensor = (struct tmesh_tensor *)state;
+
+	assert_refused(tmesh_tensor_create(*state, 99, 1, SHAPE(1), NULL, &tensor, err), -EINVAL,
+		       "dtype");
+	assert_refused(tmesh_tensor_create(*state, TMESH_INT8, 1, SHAPE(-1), NULL, &tensor, err),
+		       -EINVAL, "negative");
+	assert_refused(
+		tmesh_tensor_create(*state, TMESH_INT16, 1, SHAPE(INT64_MAX), NULL, &tensor, err),
+		-EOVERFLOW, "bytes");
+	assert_refused(tmesh_tensor_create(*state, TMESH_UINT4, 1, SHAPE(3), NULL, &tensor, err),
+		       -EINVAL, "whole bytes");
+	assert_refused(tmesh_tensor_create(*state, TMESH_INT8, 1, SHAPE(1), &opts, &tensor, err),
+		       -EINVAL, "label");
+	assert_refused(tmesh_tensor_put(*state, TMESH_INT8, 1, SHAPE(1), "x", &opts, &tensor, err),
+		       -EINVAL, "label");
+	assert_ptr_equal(tensor, state);
+	assert_int_equal(live(*state), 0);
+}
+
+static void test_empty(void **state)
+{
+	struct tmesh_tensor *tensor;
+	void *data;
+
+	assert_ok(tmesh_tensor_put(*state, TMESH_INT64, 2, SHAPE(0, 7), NULL, NULL, &tensor, err));
+	assert_int_equal(tmesh_tensor_bytes(tensor), 0);
+	assert_ok(tmesh_tensor_data(tensor, TMESH_READ, &data, err));
+	/* Not what an earlier tensor left in a pool. */
+	assert_int_equal(*(char *)data, 0);
+	tmesh_tensor_unref(tensor);
+}
+
+static void test_put(void **state)
+{
+	uint64_t before = counted(*state);
+	struct tmesh_tensor *tensor;
+	int32_t numbers[1000];
+	void *data;
+
+	for (int i = 0; i < 1000; i++)
+		numbers[i] = i * 7;
+	assert_ok(
+		tmesh_tensor_put(*state, TMESH_INT32, 1, SHAPE(1000), numbers, NULL, &tensor, err));
+	assert_int_equal(counted(*state) - before, sizeof(numbers));
+	assert_ok(tmesh_tensor_data(tensor, TMESH_READ, &data, err));
+	assert_memory_equal(data, numbers, sizeof(numbers));
+	tmesh_tensor_unref(tensor);
+}
+
+static void test_data_twice(void **state)
+{
+	struct tmesh_tensor *tensor;
+	void *read, *write, *again;
+
+	assert_ok(tmesh_tensor_create(*state, TMESH_UINT8, 1, SHAPE(10), NULL, &tensor, err));
+	assert_ok(tmesh_tensor_data(tensor, TMESH_READ, &read, err));
+	assert_ok(tmesh_tensor_data(tensor, TMESH_READ | TMESH_WRITE, &write, err));
+	assert_ok(tmesh_tensor_data(tensor, TMESH_READ, &again, err));
+	assert_ptr_equal(read, write);
+	assert_ptr_equal(read, again);
+	memset(write, 1, 10);
+
+	/* The tensor's own mapping does not stand in the way of a seal, and ends writing. */
+	assert_ok(tmesh_region_seal(tmesh_tensor_region(tensor), err));
+	assert_refused(tmesh_tensor_data(tensor, TMESH_READ | TMESH_WRITE, &again, err), -EPERM,
+		       "seal");
+	assert_ok(tmesh_tensor_data(tensor, TMESH_READ, &again, err));
+	assert_int_equal(*(char *)again, 1);
+	tmesh_tensor_unref(tensor);
+}
+
+static void test_view(void **state)
+{
+	struct tmesh_tensor *tensor, *view;
+	struct tmesh_layout column;
+	int16_t numbers[4][5];
+	void *data;
+
+	memset(numbers, 0, sizeof(numbers));
+	for (int i = 0; i < 4; i++)
+		numbers[i][2] = (int16_t)i;
+	assert_ok(
+		tmesh_tensor_put(*state, TMESH_INT16, 2, SHAPE(4, 5), numbers, NULL, &tensor, err));
+	column = *tmesh_tensor_layout(tensor);
+	column.ndim = 1;
+	column.offset = 4;
+	assert_ok(tmesh_tensor_view(tensor, &column, &view, err));
+	tmesh_tensor_unref(tensor);
+	assert_int_equal(tmesh_tensor_bytes(view), 8);
+	assert_ok(tmesh_tensor_data(view, TMESH_READ, &data, err));
+	for (int i = 0; i < 4; i++)
+		assert_int_equal(((int16_t *)data)[i * 5], i);
+
+	column.shape[0] = 5;
+	assert_refused(tmesh_tensor_view(view, &column, &tensor, err), -EINVAL, "region of 40");
+	column.shape[0] = 4;
+	column.device_type = TMESH_DEVICE_CUDA;
+	assert_refused(tmesh_tensor_view(view, &column, &tensor, err), -EOPNOTSUPP, "device");
+	tmesh_tensor_unref(view);
+	assert_int_equal(live(*state), 0);
+}
+
+static void test_wrap(void **state)
+{
+	struct tmesh_region *region;
+	struct tmesh_tensor *tensor;
+	struct tmesh_layout layout;
+
+	assert_ok(tmesh_region_create(*state, 100, NULL, &region, err));
+	assert_ok(tmesh_layout_contiguous(&layout, TMESH_FLOAT64, 1, SHAPE(12), err));
+	layout.offset = 4;
+	assert_ok(tmesh_tensor_wrap(region, &layout, &tensor, err));
+	tmesh_tensor_unref(tensor);
+	/* The end is that of the length asked for, not of the page. */
+	layout.offset = 5;
+	assert_refused(tmesh_tensor_wrap(region, &layout, &tensor, err), -EINVAL, "region of 100");
+	tmesh_region_unref(region);
+	assert_int_equal(live(*state), 0);
+}
+
+static void test_ref(void **state)
+{
+	struct tmesh_tensor *tensor, *opened;
+	float numbers[6] = {1, 2, 3, 4, 5, 6};
+	char text[TMESH_REF_SIZE], again[TMESH_REF_SIZE];
+	struct tmesh_ref ref;
+	void *data;
+
+	assert_ok(tmesh_tensor_put(*state, TMESH_FLOAT32, 2, SHAPE(2, 3), numbers, NULL, &tensor,
+				   err));
+	assert_refused(tmesh_tensor_ref_encode(tensor, TMESH_READ, text, 10, err), -ENOSPC, "room");
+	assert_ok(tmesh_tensor_ref_encode(tensor, TMESH_READ, text, sizeof(text), err));
+	assert_ok(tmesh_tensor_ref_encode(tensor, TMESH_READ, again, sizeof(again), err));
+	assert_string_equal(text, again);
+
+	assert_ok(tmesh_ref_decode(text, strlen(text), &ref, err));
+	assert_ok(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err));
+	assert_memory_equal(tmesh_tensor_layout(opened), tmesh_tensor_layout(tensor),
+			    sizeof(ref.layout));
+	assert_ok(tmesh_tensor_data(opened, TMESH_READ, &data, err));
+	assert_memory_equal(data, numbers, sizeof(numbers));
+	assert_refused(tmesh_tensor_data(opened, TMESH_READ | TMESH_WRITE, &data, err), -EACCES,
+		       "");
+	tmesh_tensor_unref(opened);
+	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ | TMESH_WRITE, &opened, err),
+		       -EACCES, "");
+
+	tmesh_tensor_unref(tensor);
+	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err), -ENOENT, "");
+	assert_int_equal(live(*state), 0);
+}
+
+/* Numbers that do not fit the region that the token names. */
+static void test_ref_lies(void **state)
+{
+	struct tmesh_tensor *tensor, *opened;
+	struct tmesh_ref good, ref;
+	char text[TMESH_REF_SIZE];
+
+	assert_ok(tmesh_tensor_create(*state, TMESH_INT8, 1, SHAPE(64), NULL, &tensor, err));
+	assert_ok(tmesh_tensor_ref_encode(tensor, TMESH_READ, text, sizeof(text), err));
+	assert_ok(tmesh_ref_decode(text, strlen(text), &good, err));
+
+	ref = good;
+	ref.id ^= 1;
+	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err), -EPROTO, "id");
+	ref = good;
+	ref.layout.offset = 1;
+	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err), -EPROTO, "fit");
+	ref = good;
+	ref.layout.strides[0] = -1;
+	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err), -EPROTO, "fit");
+	ref = good;
+	ref.layout.shape[0] = INT64_MAX;
+	ref.layout.strides[0] = INT64_MAX;
+	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err), -EPROTO, "fit");
+	ref = good;
+	ref.byte_size = 63;
+	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err), -EPROTO,
+		       "byte_size");
+	ref = good;
+	ref.token[0] = '\0';
+	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err), -EPROTO, "token");
+	ref = good;
+	ref.layout.device_type = TMESH_DEVICE_CUDA;
+	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err), -EOPNOTSUPP,
+		       "device");
+
+	tmesh_tensor_unref(tensor);
+	assert_int_equal(live(*state), 0);
+}
+
+/* People see what a region holds, without what would open it. */
+static void test_description(void **state)
+{
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct tmesh_tensor *tensor;
+	struct tmesh_ref ref;
+
+	assert_ok(tmesh_tensor_create(*state, TMESH_BFLOAT16, 2, SHAPE(8, 2), NULL, &tensor, err));
+	assert_ok(tmesh_region_seal(tmesh_tensor_region(tensor), err));
+	assert_ok(tmesh_region_info(tmesh_tensor_region(tensor), &info, err));
+	assert_ok(tmesh_ref_decode(info.desc, strlen(info.desc), &ref, err));
+	assert_int_equal(ref.id, info.id);
+	assert_string_equal(ref.token, "");
+	assert_memory_equal(&ref.layout, tmesh_tensor_layout(tensor), sizeof(ref.layout));
+	tmesh_tensor_unref(tensor);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, unit_ctx_setup, unit_ctx_teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(test_create),     TEST(test_create_refused), TEST(test_empty), TEST(test_put),
+		TEST(test_data_twice), TEST(test_view),		  TEST(test_wrap),  TEST(test_ref),
+		TEST(test_ref_lies),   TEST(test_description),
+	};
+
+	return cmocka_run_group_tests_name("tensor", tests, NULL, NULL);
+}
