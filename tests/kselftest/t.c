@@ -103,13 +103,27 @@ bool t_check_err(long ret, int want, const char *what, const char *file, int lin
 	return fail(file, line, what, but);
 }
 
-void t_require(bool ok, const char *what, const char *file, int line)
+void t_give_up(const char *but, const char *what, const char *file, int line)
 {
-	if (ok)
-		return;
-	if (what)
-		fail(file, line, what, "is not so; the test ends here");
+	fail(file, line, what, but);
 	exit(EXIT_FAILED);
+}
+
+static void (*at_end)(void);
+static pid_t at_end_of;
+
+/* A child's exit() is not the end of the test. */
+static void run_at_end(void)
+{
+	if (getpid() == at_end_of)
+		at_end();
+}
+
+void t_at_end(void (*fn)(void))
+{
+	at_end = fn;
+	at_end_of = getpid();
+	atexit(run_at_end);
 }
 
 void t_skip(const char *fmt, ...)

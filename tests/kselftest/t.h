@@ -17,6 +17,7 @@
 #include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <string.h>
 #include <sys/types.h>
 #include <linux/tmesh.h>
 
@@ -51,19 +52,25 @@ int t_main(void);
 	t_check_eq((long long)(got), (long long)(want), #got, __FILE__, __LINE__)
 #define CHECK_OK(call) t_check_ok((long)(call), #call, __FILE__, __LINE__)
 #define CHECK_ERR(call, want) t_check_err((long)(call), want, #call, __FILE__, __LINE__)
-#define REQUIRE(cond) t_require(!!(cond), #cond, __FILE__, __LINE__)
-#define REQUIRE_OK(call)                                                             \
-	({                                                                           \
-		long r_ = (long)(call);                                              \
-		t_require(t_check_ok(r_, #call, __FILE__, __LINE__), NULL, NULL, 0); \
-		r_;                                                                  \
+#define REQUIRE(cond)                                                      \
+	do {                                                               \
+		if (!(cond))                                               \
+			t_give_up("is not so", #cond, __FILE__, __LINE__); \
+	} while (0)
+#define REQUIRE_OK(call)                                                              \
+	({                                                                            \
+		long r_ = (long)(call);                                               \
+		if (r_ == -1)                                                         \
+			t_give_up(strerrorname_np(errno), #call, __FILE__, __LINE__); \
+		r_;                                                                   \
 	})
 
 bool t_check(bool ok, const char *what, const char *file, int line);
 bool t_check_eq(long long got, long long want, const char *what, const char *file, int line);
 bool t_check_ok(long ret, const char *what, const char *file, int line);
 bool t_check_err(long ret, int want, const char *what, const char *file, int line);
-void t_require(bool ok, const char *what, const char *file, int line);
+void t_give_up(const char *but, const char *what, const char *file, int line)
+	__attribute__((noreturn));
 
 /* A line of explanation in the output. */
 void t_note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
@@ -71,6 +78,9 @@ void t_note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void t_skip(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
 /* Have the checks of this test failed so far? */
 bool t_failed(void);
+
+/* Has this called when the test ends by itself, however it goes: to put things back. */
+void t_at_end(void (*fn)(void));
 
 bool t_full(void);
 /* Rounds or seconds, by TMESH_TEST_LENGTH. */

@@ -1,0 +1,475 @@
+// SPDX-License-Identifier: MIT
+/* What may be held, by one user and by all, and how long without a holder. */
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <sys/stat.h>
+
+#include "t.h"
+
+#define ALICE 1001
+#define BOB 1002
+
+/* Limits */
+
+static const char *const names[] = {
+	"max_bytes_per_uid",
+	"max_regions_per_uid",
+	"max_bytes",
+	"max_regions",
+};
+static unsigned long long saved[ARRAY_SIZE(names)];
+
+static void restore_limits(void)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
+		t_set_limit(names[i], saved[i]);
+}
+
+/* From here the limits are the test's; they come back however it ends. */
+static void own_limits(void)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
+		saved[i] = t_limit(names[i]);
+	t_at_end(restore_limits);
+}
+
+static int memfd_region(int dev, __u64 bytes)
+{
+	int memfd = REQUIRE_OK(memfd_create("limits", MFD_ALLOW_SEALING | MFD_CLOEXEC));
+	struct tmesh_create_memfd c = {.size = sizeof(c), .memfd = memfd};
+	int r;
+
+	REQUIRE_OK(ftruncate(memfd, bytes));
+	REQUIRE_OK(fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK));
+	r = ioctl(dev, TMESH_CREATE_MEMFD, &c);
+	close(memfd);
+	return r ? -1 : c.fd;
+}
+
+TEST(caps, "CAPS shows the limits in force, and what this user has")
+{
+	int dev = t_dev(), fd;
+	struct tmesh_caps_query q = t_caps(dev);
+
+	CHECK_EQ(q.max_bytes_per_uid, t_limit("max_bytes_per_uid"));
+	CHECK_EQ(q.max_regions_per_uid, t_limit("max_regions_per_uid"));
+	CHECK_EQ(q.max_bytes, t_limit("max_bytes"));
+	CHECK_EQ(q.max_regions, t_limit("max_regions"));
+	CHECK_EQ(q.used_bytes, 0);
+	CHECK_EQ(q.used_regions, 0);
+	fd = REQUIRE_OK(t_create(dev, 10000, 0));
+	REQUIRE_OK(t_derive(fd, R_READ, 0));
+	q = t_caps(dev);
+	CHECK_EQ(q.used_bytes, 3 * PAGE);
+	CHECK_EQ(q.used_regions, 1);
+}
+
+TEST(bytes, "EDQUOT past the bytes of a user, each user apart, memfds too")
+{
+	pid_t pid;
+
+	own_limits();
+	t_set_limit("max_bytes_per_uid", 4 * MB);
+	T_CHILD(pid) {
+		int dev, fd, more;
+
+		t_become(ALICE, ALICE, 0);
+		dev = t_dev();
+		CHECK_EQ(t_caps(dev).max_bytes_per_uid, 4 * MB);
+		CHECK_ERR(t_create(dev, 4 * MB + 1, 0), EDQUOT);
+		CHECK_OK(fd = t_create(dev, 4 * MB, 0));
+		CHECK_ERR(t_create(dev, 1, 0), EDQUOT);
+		CHECK_ERR(memfd_region(dev, PAGE), EDQUOT);
+		CHECK_EQ(t_caps(dev).used_bytes, 4 * MB);
+		CHECK_EQ(t_caps(dev).used_regions, 1);
+		close(fd);
+		CHECK_EQ(t_caps(dev).used_bytes, 0);
+		CHECK_OK(fd = memfd_region(dev, 3 * MB));
+		CHECK_EQ(t_caps(dev).used_bytes, 3 * MB);
+		CHECK_ERR(t_create(dev, MB + PAGE, 0), EDQUOT);
+		CHECK_OK(more = t_create(dev, MB, 0));
+		close(fd);
+		close(more);
+		CHECK_EQ(t_caps(dev).used_bytes, 0);
+	}
+	t_wait(pid);
+	t_set_limit("max_bytes_per_uid", 2 * MB);
+	int dev = t_dev(), mine = REQUIRE_OK(t_create(dev, 2 * MB, 0));
+
+	CHECK_ERR(t_create(dev, 1, 0), EDQUOT);
+	T_CHILD(pid) {
+		t_become(BOB, BOB, 0);
+		CHECK_OK(t_create(t_dev(), 2 * MB, 0));
+	}
+	t_wait(pid);
+	close(mine);
+}
+
+TEST(regions, "EDQUOT past the regions of a user")
+{
+	int dev = t_dev(), fds[3];
+
+	own_limits();
+	t_set_limit("max_regions_per_uid", 3);
+	for (int i = 0; i < 3; i++)
+		CHECK_OK(fds[i] = t_create(dev, PAGE, 0));
+	CHECK_OK(t_derive(fds[0], R_READ, 0));
+	CHECK_ERR(t_create(dev, PAGE, 0), EDQUOT);
+	CHECK_ERR(memfd_region(dev, PAGE), EDQUOT);
+	close(fds[1]);
+	CHECK_OK(t_create(dev, PAGE, 0));
+}
+
+TEST(totals, "EDQUOT past what all users may have together")
+{
+	int dev = t_dev(), mine;
+	pid_t pid;
+
+	own_limits();
+	mine = REQUIRE_OK(t_create(dev, 3 * MB, 0));
+	t_set_limit("max_bytes", 4 * MB);
+	T_CHILD(pid) {
+		t_become(ALICE, ALICE, 0);
+		int theirs = t_dev(), fd;
+
+		CHECK_ERR(t_create(theirs, MB + PAGE, 0), EDQUOT);
+		CHECK_OK(fd = t_create(theirs, MB, 0));
+		close(fd);
+	}
+	t_wait(pid);
+	t_set_limit("max_bytes", saved[2]);
+	t_set_limit("max_regions", 2);
+	T_CHILD(pid) {
+		t_become(ALICE, ALICE, 0);
+		int theirs = t_dev();
+
+		CHECK_OK(t_create(theirs, PAGE, 0));
+		CHECK_ERR(t_create(theirs, PAGE, 0), EDQUOT);
+	}
+	t_wait(pid);
+	close(mine);
+}
+
+TEST(lowered, "a limit lowered below what is held takes nothing away")
+{
+	int dev = t_dev(), fd = REQUIRE_OK(t_create(dev, 2 * MB, 0));
+	unsigned char *p = t_map(fd, 2 * MB, PROT_READ | PROT_WRITE);
+
+	own_limits();
+	t_set_limit("max_bytes_per_uid", MB);
+	REQUIRE(p != MAP_FAILED);
+	memset(p, 1, 2 * MB);
+	CHECK_OK(t_derive(fd, R_READ, 0));
+	CHECK_OK(t_export(fd, 0, 0, 0));
+	CHECK_ERR(t_create(dev, PAGE, 0), EDQUOT);
+}
+
+TEST(root_only, "only root sets limits")
+{
+	pid_t pid;
+
+	T_CHILD(pid) {
+		char path[64];
+
+		t_become(ALICE, ALICE, 0);
+		for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+			snprintf(path, sizeof(path), "/proc/sys/dev/tmesh/%s", names[i]);
+			CHECK_ERR(open(path, O_WRONLY), EACCES);
+			CHECK(t_limit(names[i]) > 0);
+		}
+	}
+	t_wait(pid);
+}
+
+TEST(together, "processes that create at once never pass the limit together")
+{
+	enum {
+		CHILDREN = 4,
+		ROOM = 10
+	};
+	int dev = t_dev(), sv[CHILDREN][2], made = 0;
+	pid_t pids[CHILDREN];
+
+	own_limits();
+	t_set_limit("max_bytes_per_uid", ROOM * MB);
+	for (int i = 0; i < CHILDREN; i++) {
+		t_pair(sv[i]);
+		T_CHILD(pids[i]) {
+			int fds[64], n, most = 0;
+
+			for (int round = 0; round < 30; round++) {
+				for (n = 0; n < 64; n++) {
+					fds[n] = t_create(dev, MB, 0);
+					if (fds[n] < 0)
+						break;
+				}
+				CHECK_EQ(errno, EDQUOT);
+				most = n > most ? n : most;
+				while (n)
+					close(fds[--n]);
+			}
+			CHECK(most <= ROOM);
+			for (n = 0; n < 64 && t_create(dev, MB, 0) >= 0; n++)
+				;
+			REQUIRE(write(sv[i][1], &n, sizeof(n)) == sizeof(n));
+			t_hear(sv[i][1]);
+		}
+	}
+	for (int i = 0, n; i < CHILDREN; i++) {
+		REQUIRE(read(sv[i][0], &n, sizeof(n)) == sizeof(n));
+		made += n;
+	}
+	CHECK_EQ(made, ROOM);
+	CHECK_EQ(t_caps(dev).used_bytes, ROOM * MB);
+	for (int i = 0; i < CHILDREN; i++) {
+		t_say(sv[i][0]);
+		t_wait(pids[i]);
+	}
+}
+
+TEST(pins_paid, "who pins somebody else's region pays for it too")
+{
+	int dev = t_dev(), fd, sv[2], pin;
+	struct tmesh_create c = {.size = sizeof(c), .bytes = 2 * MB};
+	pid_t pid;
+
+	REQUIRE_OK(ioctl(dev, TMESH_CREATE, &c));
+	fd = c.fd;
+	REQUIRE_OK(t_seal(fd));
+	t_pair(sv);
+	own_limits();
+	T_CHILD(pid) {
+		t_become(BOB, BOB, 0);
+		int theirs = t_dev();
+
+		t_hear(sv[1]);
+		CHECK_ERR(t_derive(fd, R_READ, TMESH_DERIVE_PIN), EDQUOT);
+		CHECK_EQ(t_caps(theirs).used_bytes, 0);
+		t_say(sv[1]);
+		t_hear(sv[1]);
+		CHECK_OK(pin = t_derive(fd, R_READ, TMESH_DERIVE_PIN));
+		CHECK_EQ(t_caps(theirs).used_bytes, 2 * MB);
+		close(pin);
+		CHECK_EQ(t_caps(theirs).used_bytes, 0);
+	}
+	t_set_limit("max_bytes_per_uid", MB);
+	t_say(sv[0]);
+	t_hear(sv[0]);
+	t_set_limit("max_bytes_per_uid", saved[0]);
+	t_say(sv[0]);
+	t_wait(pid);
+}
+
+/* The memory control group */
+
+#define CGROUP "/sys/fs/cgroup/tmesh-test"
+
+static void leave_cgroup(void)
+{
+	t_write_file("/sys/fs/cgroup/cgroup.procs", "0");
+	/* What died there a moment ago may still be charged. */
+	for (int i = 0; i < 100 && rmdir(CGROUP) && errno == EBUSY; i++)
+		usleep(20000);
+}
+
+static void enter_cgroup(const char *limit)
+{
+	char line[64];
+
+	if (access("/sys/fs/cgroup/cgroup.controllers", F_OK))
+		t_skip("no cgroup2 at /sys/fs/cgroup");
+	t_write_file("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
+	REQUIRE(!mkdir(CGROUP, 0755) || errno == EEXIST);
+	t_at_end(leave_cgroup);
+	if (!t_write_file(CGROUP "/memory.max", limit))
+		t_skip("no memory controller in cgroup2");
+	t_write_file(CGROUP "/memory.swap.max", "0");
+	REQUIRE(t_write_file(CGROUP "/cgroup.procs", "0"));
+	REQUIRE(t_read_file(CGROUP "/memory.max", line, sizeof(line)));
+}
+
+static void try_memcg(__u32 flags)
+{
+	char kills[32];
+	int dev = t_dev(), fd;
+	struct tmesh_caps_query q;
+
+	if (flags & TMESH_CREATE_HUGE && !t_has_huge(dev))
+		t_skip("this kernel has no transparent huge pages");
+	enter_cgroup("33554432");
+	CHECK_ERR(t_create(dev, 128 * MB, flags), ENOMEM);
+	q = t_caps(dev);
+	CHECK_EQ(q.used_bytes, 0);
+	CHECK_EQ(q.used_regions, 0);
+	CHECK_OK(fd = t_create(dev, 8 * MB, flags));
+	REQUIRE(t_file_value(CGROUP "/memory.events", "oom_kill", kills, sizeof(kills)));
+	CHECK_EQ(atoi(kills), 0);
+	close(fd);
+}
+
+TEST(memcg, "past the memory cgroup's limit ENOMEM, and nobody is killed")
+{
+	try_memcg(0);
+}
+
+TEST(memcg_single, "the same with single pages")
+{
+	try_memcg(TMESH_CREATE_NOHUGE);
+}
+
+TEST(memcg_huge, "the same with huge pages")
+{
+	try_memcg(TMESH_CREATE_HUGE);
+}
+
+TEST(memcg_charge, "a region is charged to its creator's memory cgroup")
+{
+	char text[32];
+	int dev = t_dev(), fd;
+	long before;
+
+	enter_cgroup("max");
+	REQUIRE(t_read_file(CGROUP "/memory.current", text, sizeof(text)));
+	before = atol(text);
+	fd = REQUIRE_OK(t_create(dev, 16 * MB, 0));
+	REQUIRE(t_read_file(CGROUP "/memory.current", text, sizeof(text)));
+	CHECK(atol(text) - before >= (long)(16 * MB));
+	close(fd);
+}
+
+/* Lingering */
+
+static int lingering(int dev, __u32 ms, __u8 *token)
+{
+	struct tmesh_create c = {.size = sizeof(c), .bytes = MB, .linger_ms = ms};
+
+	REQUIRE_OK(ioctl(dev, TMESH_CREATE, &c));
+	REQUIRE_OK(t_token(c.fd, R_READ, token));
+	return c.fd;
+}
+
+/* Clocks are not judged: a machine that stalls for a second proves nothing here. */
+static bool too_late(double since)
+{
+	if (t_now() - since < TMESH_LINGER_MAX_MS / 1000.)
+		return false;
+	t_note("the machine stalled for a second; nothing learnt");
+	return true;
+}
+
+TEST(linger, "a token sent before the last handle closed is still good, then it ends")
+{
+	int dev = t_dev(), fd;
+	__u8 token[TMESH_TOKEN_BYTES];
+	double since;
+
+	fd = lingering(dev, TMESH_LINGER_MAX_MS, token);
+	since = t_now();
+	close(fd);
+	fd = t_open(dev, token, R_READ, 0);
+	if (!too_late(since)) {
+		CHECK_OK(fd);
+		CHECK_EQ(t_listed(dev), 1);
+		CHECK_EQ(t_caps(dev).used_bytes, MB);
+	}
+	close(fd);
+	while (t_listed(dev) && t_now() - since < 60)
+		usleep(20000);
+	CHECK_EQ(t_listed(dev), 0);
+	CHECK_ERR(t_open(dev, token, R_READ, 0), ENOENT);
+	CHECK_EQ(t_caps(dev).used_bytes, 0);
+	CHECK_EQ(t_caps(dev).used_regions, 0);
+}
+
+TEST(linger_mapping, "a mapping and an export hold back the linger")
+{
+	int dev = t_dev(), fd, dmabuf;
+	__u8 token[TMESH_TOKEN_BYTES];
+	void *p;
+
+	fd = lingering(dev, 1, token);
+	dmabuf = REQUIRE_OK(t_export(fd, 0, 0, 0));
+	p = t_map(fd, MB, PROT_READ);
+	close(fd);
+	usleep(50000);
+	CHECK_EQ(t_listed(dev), 1);
+	munmap(p, MB);
+	usleep(50000);
+	CHECK_EQ(t_listed(dev), 1);
+	close(dmabuf);
+}
+
+TEST(linger_ends, "a linger ends with the user's last open /dev/tmesh")
+{
+	int root = t_dev(), sv[2];
+	double since;
+	pid_t pid;
+
+	t_pair(sv);
+	T_CHILD(pid) {
+		__u8 token[TMESH_TOKEN_BYTES];
+		int dev, second;
+
+		t_become(ALICE, ALICE, 0);
+		dev = t_dev();
+		second = t_dev();
+		close(lingering(dev, TMESH_LINGER_MAX_MS, token));
+		close(dev);
+		t_say(sv[1]);
+		t_hear(sv[1]);
+		close(second);
+		t_say(sv[1]);
+		t_hear(sv[1]);
+	}
+	since = t_now();
+	t_hear(sv[0]);
+	int with_device = t_listed(root);
+
+	t_say(sv[0]);
+	t_hear(sv[0]);
+	int without = t_listed(root);
+
+	if (!too_late(since)) {
+		CHECK_EQ(with_device, 1);
+		CHECK_EQ(without, 0);
+	}
+	t_say(sv[0]);
+	t_wait(pid);
+}
+
+TEST(linger_killed, "a killed process's lingering regions go with its device")
+{
+	int root = t_dev(), sv[2];
+	double since;
+	pid_t pid;
+
+	t_pair(sv);
+	T_CHILD(pid) {
+		__u8 token[TMESH_TOKEN_BYTES];
+
+		t_become(ALICE, ALICE, 0);
+		lingering(t_dev(), TMESH_LINGER_MAX_MS, token);
+		t_say(sv[1]);
+		pause();
+	}
+	t_hear(sv[0]);
+	CHECK_EQ(t_listed(root), 1);
+	kill(pid, SIGKILL);
+	waitpid(pid, NULL, 0);
+	since = t_now();
+	while (t_listed(root) && t_now() - since < 60)
+		usleep(1000);
+	CHECK_EQ(t_listed(root), 0);
+}
+
+int main(void)
+{
+	return t_main();
+}
