@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Builds a module against a prepared kernel, away from the checkout's own files."""
+"""Builds modules against a prepared kernel, away from the checkout's own files."""
 import os
 import re
 import shutil
@@ -12,23 +12,35 @@ TOP = Path(__file__).resolve().parent.parent.parent
 BUILD = TOP / "build/vm"
 
 
-def build(kernel, directory="kmod"):
-    """Build the module in a directory of the checkout. Returns its .ko file and the warnings.
-
-    The sources are copied, with the header they share with user space, so that builds for
-    several kernels do not disturb each other; kbuild puts objects beside sources.
-    """
-    tree = BUILD / kernel.name / "module"
-    source = tree / directory
+def tmesh(kernel):
+    """Build our module as anybody would, by `make kmod`. Returns its file and the warnings."""
+    tree = BUILD / kernel.name / "modules/tmesh"
     shutil.rmtree(tree, ignore_errors=True)
-    shutil.copytree(TOP / directory, source, ignore=shutil.ignore_patterns("*.o", "*.ko", ".*"))
-    shutil.copytree(TOP / "include/uapi", tree / "include/uapi")
-    command = ["make", "-C", kernel.kdir, f"M={source}", "W=1", f"-j{os.cpu_count()}",
-               f"CC={kernel.compiler}", "CONFIG_DEBUG_INFO_BTF_MODULES=", "modules"]
+    warnings = make(kernel, "-C", TOP, "kmod", f"B={tree.relative_to(TOP)}", f"KDIR={kernel.kdir}",
+                    f"KBUILD_ARGS={' '.join(arguments(kernel))}")
+    return next(tree.rglob("tmesh.ko")), warnings
+
+
+def seeded(kernel):
+    """Build seeded/. Returns its file and the warnings."""
+    tree = BUILD / kernel.name / "modules/seeded"
+    shutil.rmtree(tree, ignore_errors=True)
+    shutil.copytree(Path(__file__).resolve().parent / "seeded", tree)
+    warnings = make(kernel, "-C", kernel.kdir, f"M={tree}", *arguments(kernel), "modules")
+    return tree / "seeded.ko", warnings
+
+
+def arguments(kernel):
+    """What kbuild has to be told. BTF would want the vmlinux that headers do not carry."""
+    return [f"CC={kernel.compiler}", "W=1", "CONFIG_DEBUG_INFO_BTF_MODULES="]
+
+
+def make(kernel, *words):
+    """Run make where the kernel's headers can be used; the warnings of what it ran."""
+    command = ["make", f"-j{os.cpu_count()}", *words]
     if kernel.in_debian13:
-        output = debian13.run(debian13.root(), *command, binds=(CACHE / "kernels", BUILD))
+        output = debian13.run(debian13.root(), *command, binds=[(p, p) for p in (CACHE / "kernels", TOP)])
     else:
         output = sh(*command)
     # A line that starts with "warning:" is kbuild's, about tools that differ from Debian's.
-    warnings = [line for line in output.splitlines() if re.search(r".\bwarning:|^WARNING:", line)]
-    return next(source.glob("*.ko")), warnings
+    return [line for line in output.splitlines() if re.search(r".\bwarning:|^WARNING:", line)]

@@ -1,21 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * One mistake of each kind that the debug kernel is there to find. A detector that never
- * fired is not a detector: the seeded run loads this module once per mistake and requires
- * that each is reported.
+ * fired is not a detector: the seeded run writes the name of one mistake after the other to
+ * /sys/module/seeded/parameters/make and requires that each is reported.
  */
 #include <linux/bug.h>
-#include <linux/delay.h>
 #include <linux/dma-mapping.h>
 #include <linux/module.h>
+#include <linux/moduleparam.h>
 #include <linux/mutex.h>
+#include <linux/panic.h>
 #include <linux/platform_device.h>
 #include <linux/slab.h>
 #include <linux/spinlock.h>
-
-static char *bug = "";
-module_param(bug, charp, 0);
-MODULE_PARM_DESC(bug, "the mistake to make");
+#include <linux/string.h>
 
 /* Written by every mistake, so that the compiler keeps it. */
 static volatile int sink;
@@ -88,6 +86,12 @@ static void warn(void)
 	WARN(1, "seeded");
 }
 
+/* The last word is then missing, and the scan has to say so. */
+static void die(void)
+{
+	panic("seeded");
+}
+
 static void dma_size(void)
 {
 	struct platform_device *pdev = platform_device_register_simple("seeded", -1, NULL, 0);
@@ -118,19 +122,30 @@ static const struct {
 	{ "shift", shift },
 	{ "warn", warn },
 	{ "dma-size", dma_size },
+	{ "panic", die },
 };
 
-static int __init seeded_init(void)
+static int make_set(const char *value, const struct kernel_param *kp)
 {
 	size_t i;
 
 	for (i = 0; i < ARRAY_SIZE(bugs); i++) {
-		if (!strcmp(bug, bugs[i].name)) {
+		if (sysfs_streq(value, bugs[i].name)) {
 			bugs[i].make();
 			return 0;
 		}
 	}
 	return -EINVAL;
+}
+
+static const struct kernel_param_ops make_ops = { .set = make_set };
+
+module_param_cb(make, &make_ops, NULL, 0200);
+MODULE_PARM_DESC(make, "the mistake to make");
+
+static int __init seeded_init(void)
+{
+	return 0;
 }
 
 static void __exit seeded_exit(void)

@@ -22,13 +22,19 @@ VARIANTS = {
 }
 NAMES = (*kernels.KERNELS, *VARIANTS)
 
-# Seconds that one program may take, by TMESH_TEST_LENGTH.
-TIMEOUT = {"short": 300, "full": 1800}
+# Seconds that one program and a whole guest may take, by TMESH_TEST_LENGTH.
+LIMITS = {"short": (300, 1500), "full": (3600, 4 * 3600)}
+
+
+def kernel_of(name):
+    """The kernel that a variant boots; a kernel's name is itself one."""
+    return VARIANTS.get(name, (name, []))[0]
 
 
 def length():
+    """TMESH_TEST_LENGTH: short unless it says full."""
     value = os.environ.get("TMESH_TEST_LENGTH", "short")
-    if value not in TIMEOUT:
+    if value not in LIMITS:
         raise SystemExit("vm: TMESH_TEST_LENGTH is short or full")
     return value
 
@@ -41,31 +47,31 @@ class Outcome:
     trouble: str
 
 
-def boot(name, suite, *, module, programs=(), disks=(), arguments=()):
+def run(name, suite, *, module, programs=(), disks=(), arguments=()):
     """Boot a kernel or variant with one suite; module is the .ko file that the suite loads."""
-    base, more = VARIANTS.get(name, (name, []))
-    kernel = kernels.prepare(base)
+    kernel = kernels.prepare(kernel_of(name))
+    _, more = VARIANTS.get(name, (name, []))
     logs = BUILD / "vm" / name / suite
     logs.mkdir(parents=True, exist_ok=True)
 
     archive = Initramfs()
     archive.add_file("bin/busybox", Path("/bin/busybox"), 0o755)
     archive.add_file("init", HERE / "guest/init", 0o755)
-    archive.add_file("suite", HERE / f"suites/{suite}.sh")
+    archive.add_file("suite", HERE / f"guest/{suite}.sh")
     archive.add_file(module.name, module)
-    order = kernel.modules(GUEST_MODULES)
-    for file in order:
-        archive.add_file(f"modules/{file.name.removesuffix('.xz')}", file)
-    archive.add("modules/order", "".join(f"{f.name.removesuffix('.xz')}\n" for f in order).encode())
+    order = {file.name.removesuffix(".xz"): file for file in kernel.modules(GUEST_MODULES)}
+    for file_name, file in order.items():
+        archive.add_file(f"modules/{file_name}", file)
+    archive.add("modules/order", "".join(f"{file_name}\n" for file_name in order).encode())
     for program in programs:
         archive.add_file(f"tests/{program.name}", program, 0o755)
     archive.write(logs / "initramfs")
 
     say(f"{name} ({kernel.release}): {suite}")
-    limit = TIMEOUT[length()]
-    trouble = qemu.boot(kernel, logs / "initramfs", logs=logs, disks=disks, timeout=2 * limit,
+    for_program, for_guest = LIMITS[length()]
+    trouble = qemu.boot(kernel, logs / "initramfs", logs=logs, disks=disks, timeout=for_guest,
                         arguments=[*more, *arguments, f"TMESH_TEST_LENGTH={length()}",
-                                   f"TMESH_TIMEOUT={limit}"])
+                                   f"TMESH_TIMEOUT={for_program}"])
     (logs / "initramfs").unlink()
     return Outcome((logs / "results").read_text(errors="replace"),
                    (logs / "console").read_text(errors="replace"), trouble)

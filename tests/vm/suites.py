@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: MIT
+"""What can be run on a kernel: each suite boots a guest and adds its points to the TAP."""
+import os
+import sys
+
+import bindings
+import boot
+import detectors
+import kernels
+import modules
+from judge import judge
+from tap import program
+
+
+def on_module(tap, name, suite, **more):
+    """A suite against our module, which has to build without a warning first."""
+    module, warnings = modules.tmesh(kernels.prepare(boot.kernel_of(name)))
+    tap.point(not warnings, f"{name}: {suite}: the module builds without a warning")
+    tap.note("\n".join(warnings))
+    judge(tap, name, boot.run(name, suite, module=module, **more))
+
+
+def kselftest(tap, name):
+    """The C programs of tests/kselftest; TMESH_TESTS names those to run, all by default."""
+    programs = [p for p in sorted((boot.BUILD / "tests/kselftest").iterdir())
+                if os.access(p, os.X_OK) and p.name in os.environ.get("TMESH_TESTS", p.name).split()]
+    if not programs:
+        sys.exit("vm: no program to run in build/tests/kselftest; `make kselftest` builds them")
+    on_module(tap, name, "kselftest", programs=programs)
+
+
+def in_bindings(tap, name):
+    """The Python and Elixir suites in Debian 13, without the module and with it."""
+    repo = bindings.copy()
+    for suite in bindings.SUITES:
+        done = bindings.on_memfd(suite, repo)
+        program(tap, f"Debian 13 without the module: {suite}", done.stdout.splitlines(), done.returncode)
+    on_module(tap, name, "bindings", disks=bindings.disks(repo),
+              arguments=[f"TMESH_BINDINGS={','.join(bindings.SUITES)}"])
+
+
+SUITES = {
+    "kselftest": kselftest,
+    "bindings": in_bindings,
+    "seeded": detectors.run,
+}
