@@ -1,0 +1,419 @@
+// SPDX-License-Identifier: MIT
+/* Exports as dma-bufs: what the files allow, and what real importers make of them. */
+#include <fcntl.h>
+#include <glob.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <linux/dma-buf.h>
+#include <linux/videodev2.h>
+
+#include "drm.h"
+#include "t.h"
+
+#define BYTES (4 * MB)
+#define RW (PROT_READ | PROT_WRITE)
+
+static int dev;
+
+static int region(__u32 flags)
+{
+	dev = t_dev();
+	return REQUIRE_OK(t_create(dev, BYTES, flags));
+}
+
+/* Each page begins with its number. */
+static unsigned char *numbered(int h)
+{
+	unsigned char *p = t_map(h, BYTES, RW);
+
+	REQUIRE(p != MAP_FAILED);
+	for (size_t i = 0; i < BYTES; i += PAGE)
+		*(size_t *)(p + i) = i / PAGE;
+	return p;
+}
+
+static bool numbers_from(const unsigned char *p, size_t bytes, size_t first)
+{
+	for (size_t i = 0; i < bytes; i += PAGE)
+		if (*(const size_t *)(p + i) != first + i / PAGE)
+			return false;
+	return true;
+}
+
+static int sync_cpu(int dmabuf, __u64 flags)
+{
+	struct dma_buf_sync s = {.flags = flags};
+
+	return ioctl(dmabuf, DMA_BUF_IOCTL_SYNC, &s);
+}
+
+TEST(whole, "an export shows the whole region, by size and by bytes")
+{
+	int h = region(0), fd = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
+	unsigned char *p = numbered(h), *q = t_map(fd, BYTES, RW);
+
+	REQUIRE(q != MAP_FAILED);
+	CHECK_EQ(lseek(fd, 0, SEEK_END), BYTES);
+	CHECK_EQ(lseek(fd, 0, SEEK_SET), 0);
+	CHECK_EQ(fcntl(fd, F_GETFD), FD_CLOEXEC);
+	CHECK(numbers_from(q, BYTES, 0));
+	q[HUGE + 8] = 1;
+	CHECK_EQ(p[HUGE + 8], 1);
+	CHECK_EQ(t_info(h).exports, 1);
+	close(fd);
+	CHECK_EQ(t_info(h).exports, 1);
+	munmap(q, BYTES);
+	CHECK_EQ(t_info(h).exports, 0);
+}
+
+TEST(slice, "a slice shows its pages and none beside them")
+{
+	int h = region(0), fd;
+	unsigned char *p = numbered(h), *q;
+
+	fd = REQUIRE_OK(t_export(h, HUGE - 3 * PAGE, 7 * PAGE, TMESH_EXPORT_WRITE));
+	CHECK_EQ(lseek(fd, 0, SEEK_END), 7 * PAGE);
+	q = t_map(fd, 7 * PAGE, RW);
+	REQUIRE(q != MAP_FAILED);
+	CHECK(numbers_from(q, 7 * PAGE, 509));
+	q[6 * PAGE + 8] = 8;
+	CHECK_EQ(p[HUGE + 3 * PAGE + 8], 8);
+	CHECK_ERR(t_map(fd, 8 * PAGE, RW), EINVAL);
+	q = mmap(NULL, 2 * PAGE, RW, MAP_SHARED, fd, 5 * PAGE);
+	CHECK(q != MAP_FAILED && numbers_from(q, 2 * PAGE, 514));
+	CHECK_EQ((long)mmap(NULL, 2 * PAGE, RW, MAP_SHARED, fd, 6 * PAGE), -1);
+	CHECK_EQ((long)mmap(NULL, PAGE, RW, MAP_SHARED, fd, 7 * PAGE), -1);
+	fd = REQUIRE_OK(t_export(h, BYTES - PAGE, 0, 0));
+	CHECK_EQ(lseek(fd, 0, SEEK_END), PAGE);
+}
+
+TEST(bad_slices, "slices that are no whole pages or leave the region give EINVAL")
+{
+	static const struct {
+		__u64 offset, bytes;
+	} bad[] = {
+		{1, PAGE},
+		{512, 0},
+		{0, 1},
+		{0, PAGE + 1},
+		{PAGE, BYTES},
+		{0, BYTES + PAGE},
+		{BYTES, 0},
+		{BYTES, PAGE},
+		{BYTES + PAGE, 0},
+		{~0ull - PAGE + 1, 2 * PAGE},
+		{PAGE, ~0ull - PAGE + 1},
+		{1ull << 63, 1ull << 63},
+	};
+	int h = region(0);
+
+	for (size_t i = 0; i < ARRAY_SIZE(bad); i++)
+		if (!CHECK_ERR(t_export(h, bad[i].offset, bad[i].bytes, 0), EINVAL))
+			t_note("at %#llx, %#llx bytes", bad[i].offset, bad[i].bytes);
+	CHECK_EQ(t_info(h).exports, 0);
+}
+
+TEST(read_only, "a read-only export refuses every writable mapping")
+{
+	int h = region(0), fd = REQUIRE_OK(t_export(h, 0, 0, 0)), mem;
+	unsigned char *p = numbered(h), *q, c = 1;
+	char path[64];
+
+	CHECK_ERR(t_map(fd, BYTES, RW), EACCES);
+	CHECK_ERR(t_map(fd, BYTES, PROT_WRITE), EACCES);
+	q = t_map(fd, BYTES, PROT_READ);
+	REQUIRE(q != MAP_FAILED);
+	CHECK(numbers_from(q, BYTES, 0));
+	CHECK_ERR(mprotect(q, BYTES, RW), EACCES);
+	mem = REQUIRE_OK(open("/proc/self/mem", O_RDWR | O_CLOEXEC));
+	CHECK_EQ(pwrite(mem, &c, 1, (off_t)(unsigned long)(q + 8)), -1);
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	CHECK_EQ(open(path, O_RDWR), -1);
+	fcntl(fd, F_SETFL, O_RDWR);
+	CHECK_ERR(t_map(fd, BYTES, RW), EACCES);
+	CHECK_EQ(p[8], 0);
+}
+
+TEST(private, "private mappings of an export give EINVAL")
+{
+	int h = region(0), fd = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
+
+	CHECK_ERR(mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, fd, 0), EINVAL);
+	CHECK_ERR(mmap(NULL, PAGE, RW, MAP_PRIVATE, fd, 0), EINVAL);
+}
+
+TEST(holds, "an export holds the region after the last handle")
+{
+	int h = region(0), fd = REQUIRE_OK(t_export(h, PAGE, 2 * PAGE, 0));
+	struct tmesh_info i = t_info(h);
+	unsigned char *q;
+
+	numbered(h);
+	close(h);
+	munmap(numbered(REQUIRE_OK(t_create(dev, BYTES, 0))), BYTES);
+	REQUIRE_OK(ioctl(dev, TMESH_INFO, &(struct tmesh_info){.size = sizeof(i), .id = i.id}));
+	q = t_map(fd, 2 * PAGE, PROT_READ);
+	CHECK(q != MAP_FAILED && numbers_from(q, 2 * PAGE, 1));
+}
+
+TEST(last, "the export's end is the region's when nothing else holds it")
+{
+	int h = region(0), fd = REQUIRE_OK(t_export(h, 0, 0, 0));
+	void *q = t_map(fd, BYTES, PROT_READ);
+
+	CHECK_EQ(t_read(q), 0);
+	close(h);
+	CHECK_EQ(t_listed(dev), 1);
+	close(fd);
+	CHECK_EQ(t_listed(dev), 1);
+	CHECK_EQ(t_read(q), 0);
+	munmap(q, BYTES);
+	CHECK_EQ(t_listed(dev), 0);
+	CHECK_EQ(t_caps(dev).used_bytes, 0);
+}
+
+TEST(cpu_sync, "DMA_BUF_IOCTL_SYNC brackets access by the CPU")
+{
+	int h = region(0), fd = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
+
+	CHECK_OK(sync_cpu(fd, DMA_BUF_SYNC_START | DMA_BUF_SYNC_RW));
+	CHECK_OK(sync_cpu(fd, DMA_BUF_SYNC_END | DMA_BUF_SYNC_RW));
+	CHECK_OK(sync_cpu(fd, DMA_BUF_SYNC_START | DMA_BUF_SYNC_READ));
+	CHECK_OK(sync_cpu(fd, DMA_BUF_SYNC_END | DMA_BUF_SYNC_READ));
+	CHECK_ERR(sync_cpu(fd, DMA_BUF_SYNC_START), EINVAL);
+	CHECK_ERR(sync_cpu(fd, 1ull << 40), EINVAL);
+	fd = REQUIRE_OK(t_export(h, 0, 0, 0));
+	CHECK_OK(sync_cpu(fd, DMA_BUF_SYNC_START | DMA_BUF_SYNC_READ));
+	CHECK_OK(sync_cpu(fd, DMA_BUF_SYNC_END | DMA_BUF_SYNC_READ));
+}
+
+TEST(sync_file, "an export gives and takes sync files, and is ready to poll")
+{
+	int h = region(0), fd = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
+	struct dma_buf_export_sync_file out = {.flags = DMA_BUF_SYNC_RW, .fd = -1};
+	struct dma_buf_import_sync_file in = {.flags = DMA_BUF_SYNC_WRITE};
+	struct pollfd pf = {.fd = fd, .events = POLLIN | POLLOUT};
+
+	CHECK_EQ(poll(&pf, 1, 0), 1);
+	CHECK_EQ(pf.revents, POLLIN | POLLOUT);
+	REQUIRE_OK(ioctl(fd, DMA_BUF_IOCTL_EXPORT_SYNC_FILE, &out));
+	pf = (struct pollfd){.fd = out.fd, .events = POLLIN};
+	CHECK_EQ(poll(&pf, 1, 1000), 1);
+	in.fd = out.fd;
+	CHECK_OK(ioctl(fd, DMA_BUF_IOCTL_IMPORT_SYNC_FILE, &in));
+	CHECK_OK(t_revoke(h));
+}
+
+/* vgem, through DRM's PRIME calls */
+
+static void try_vgem(__u32 flags)
+{
+	int vgem = open_vgem(), h = region(flags), whole, slice, a, b;
+	unsigned char *p = numbered(h), *q;
+
+	whole = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
+	slice = REQUIRE_OK(t_export(h, 5 * PAGE, 600 * PAGE, TMESH_EXPORT_WRITE));
+	a = REQUIRE_OK(vgem_import(vgem, whole));
+	b = REQUIRE_OK(vgem_import(vgem, slice));
+	CHECK_EQ(vgem_import(vgem, whole), a);
+	CHECK_EQ(t_info(h).attachments, 2);
+	CHECK_EQ(t_info(h).exports, 2);
+	close(whole);
+	close(slice);
+	CHECK_EQ(t_info(h).exports, 2);
+	q = vgem_map(vgem, b, 600 * PAGE, RW);
+	if (q == MAP_FAILED) {
+		t_note("this vgem does not map what it imported: %s", strerror(errno));
+	} else {
+		CHECK(numbers_from(q, 600 * PAGE, 5));
+		q[8] = 6;
+		CHECK_EQ(p[5 * PAGE + 8], 6);
+		munmap(q, 600 * PAGE);
+	}
+	CHECK_OK(vgem_close(vgem, a));
+	CHECK_EQ(t_info(h).attachments, 1);
+	close(vgem);
+	CHECK_EQ(t_info(h).attachments, 0);
+	CHECK_EQ(t_info(h).exports, 0);
+	munmap(p, BYTES);
+	close(h);
+}
+
+TEST(vgem, "vgem imports the whole region and a slice")
+{
+	try_vgem(0);
+	try_vgem(TMESH_CREATE_NOHUGE);
+}
+
+TEST(vgem_huge, "vgem imports a region of huge pages and a slice of it")
+{
+	dev = t_dev();
+	if (!t_has_huge(dev))
+		t_skip("this kernel has no transparent huge pages");
+	try_vgem(TMESH_CREATE_HUGE);
+}
+
+TEST(vgem_read_only, "vgem, which maps for writing, does not get a read-only export")
+{
+	int vgem = open_vgem(), h = region(0), fd = REQUIRE_OK(t_export(h, 0, 0, 0)), handle;
+	unsigned char *p = numbered(h), *q;
+
+	handle = vgem_import(vgem, fd);
+	if (handle < 0) {
+		CHECK(errno == EACCES || errno == EPERM);
+		CHECK_EQ(t_info(h).attachments, 0);
+		return;
+	}
+	t_note("this vgem attaches without mapping");
+	q = vgem_map(vgem, handle, BYTES, RW);
+	if (q != MAP_FAILED)
+		CHECK(t_write(q + 8, 1));
+	CHECK_EQ(p[8], 0);
+	CHECK_OK(vgem_close(vgem, handle));
+}
+
+TEST(vgem_back, "vgem hands the same dma-buf out again")
+{
+	int vgem = open_vgem(), h = region(0), fd, handle;
+	struct drm_prime_handle out = {.flags = DRM_CLOEXEC | DRM_RDWR};
+	unsigned char *q;
+
+	numbered(h);
+	fd = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
+	handle = REQUIRE_OK(vgem_import(vgem, fd));
+	out.handle = handle;
+	REQUIRE_OK(ioctl(vgem, DRM_IOCTL_PRIME_HANDLE_TO_FD, &out));
+	q = t_map(out.fd, BYTES, PROT_READ);
+	CHECK(q != MAP_FAILED && numbers_from(q, BYTES, 0));
+	CHECK_EQ(t_info(h).exports, 1);
+}
+
+/* vivid captures frames into a region, by the V4L2 DMABUF way. */
+
+static int open_vivid(struct v4l2_format *f)
+{
+	glob_t found = {0};
+	int fd = -1;
+
+	glob("/dev/video*", 0, NULL, &found);
+	for (size_t i = 0; i < found.gl_pathc && fd < 0; i++) {
+		struct v4l2_capability cap = {0};
+
+		fd = open(found.gl_pathv[i], O_RDWR | O_CLOEXEC);
+		if (fd < 0)
+			continue;
+		f->type = V4L2_BUF_TYPE_VIDEO_CAPTURE;
+		if (!ioctl(fd, VIDIOC_QUERYCAP, &cap) && !strcmp((char *)cap.driver, "vivid") &&
+		    cap.device_caps & V4L2_CAP_VIDEO_CAPTURE &&
+		    cap.device_caps & V4L2_CAP_STREAMING && !ioctl(fd, VIDIOC_G_FMT, f))
+			break;
+		close(fd);
+		fd = -1;
+	}
+	globfree(&found);
+	if (fd < 0)
+		t_skip("no vivid capture device");
+	return fd;
+}
+
+static int queue(int video, unsigned int index, int dmabuf)
+{
+	struct v4l2_buffer b = {
+		.index = index,
+		.type = V4L2_BUF_TYPE_VIDEO_CAPTURE,
+		.memory = V4L2_MEMORY_DMABUF,
+		.m.fd = dmabuf,
+	};
+
+	return ioctl(video, VIDIOC_QBUF, &b);
+}
+
+static int request_buffers(int video, unsigned int n)
+{
+	struct v4l2_requestbuffers rb = {
+		.count = n,
+		.type = V4L2_BUF_TYPE_VIDEO_CAPTURE,
+		.memory = V4L2_MEMORY_DMABUF,
+	};
+
+	return ioctl(video, VIDIOC_REQBUFS, &rb);
+}
+
+TEST(vivid, "vivid captures frames into slices of a region")
+{
+	enum {
+		SLICE = 1 << 20,
+		FRAMES = 6
+	};
+	struct v4l2_format f = {0};
+	int video = open_vivid(&f), h = region(0), fds[2], type = V4L2_BUF_TYPE_VIDEO_CAPTURE;
+	unsigned char *p = t_map(h, BYTES, PROT_READ);
+
+	f.fmt.pix.width = 320;
+	f.fmt.pix.height = 180;
+	f.fmt.pix.pixelformat = V4L2_PIX_FMT_RGB24;
+	REQUIRE_OK(ioctl(video, VIDIOC_S_FMT, &f));
+	REQUIRE(f.fmt.pix.sizeimage <= SLICE && p != MAP_FAILED);
+	REQUIRE_OK(request_buffers(video, 2));
+	for (int i = 0; i < 2; i++) {
+		fds[i] = REQUIRE_OK(t_export(h, i * SLICE, SLICE, TMESH_EXPORT_WRITE));
+		REQUIRE_OK(queue(video, i, fds[i]));
+	}
+	REQUIRE_OK(ioctl(video, VIDIOC_STREAMON, &type));
+	for (int frame = 0; frame < FRAMES; frame++) {
+		struct pollfd pf = {.fd = video, .events = POLLIN};
+		struct v4l2_buffer b = {.type = type, .memory = V4L2_MEMORY_DMABUF};
+		unsigned long sum = 0;
+
+		REQUIRE(poll(&pf, 1, 60000) == 1);
+		REQUIRE_OK(ioctl(video, VIDIOC_DQBUF, &b));
+		CHECK_EQ(b.bytesused, f.fmt.pix.sizeimage);
+		for (unsigned int i = 0; i < b.bytesused; i++)
+			sum += p[b.index * SLICE + i];
+		CHECK(sum > 0);
+		CHECK_OK(queue(video, b.index, fds[b.index]));
+	}
+	CHECK_OK(ioctl(video, VIDIOC_STREAMOFF, &type));
+	for (size_t i = 2 * SLICE; i < BYTES; i++)
+		if (p[i])
+			REQUIRE(!"beyond the slices nothing was written");
+	CHECK_OK(request_buffers(video, 0));
+	close(fds[0]);
+	close(fds[1]);
+	CHECK_EQ(t_info(h).exports, 0);
+	CHECK_OK(t_seal(h));
+}
+
+TEST(vivid_read_only, "vivid cannot capture into a read-only export")
+{
+	struct v4l2_format f = {0};
+	int video = open_vivid(&f), h = region(0);
+
+	REQUIRE_OK(request_buffers(video, 1));
+	CHECK_EQ(queue(video, 0, REQUIRE_OK(t_export(h, 0, 0, 0))), -1);
+	CHECK_OK(request_buffers(video, 0));
+}
+
+TEST(revoked, "after a revocation the export's mappings and calls are stale")
+{
+	int h = region(0), fd = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
+	unsigned char *q = t_map(fd, BYTES, RW);
+
+	REQUIRE(q != MAP_FAILED);
+	CHECK_EQ(t_write(q, 1), 0);
+	CHECK_OK(t_revoke(h));
+	CHECK_EQ(t_read(q), SIGBUS);
+	CHECK_ERR(t_map(fd, BYTES, PROT_READ), ESTALE);
+	sync_cpu(fd, DMA_BUF_SYNC_START | DMA_BUF_SYNC_RW);
+	sync_cpu(fd, DMA_BUF_SYNC_END | DMA_BUF_SYNC_RW);
+}
+
+int main(void)
+{
+	return t_main();
+}
