@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Memory of a memfd that is sealed against shrinking.
+ *
+ * The region holds the pages, for devices. Memory mappings are the memfd's own: pages of a
+ * page cache that something else mapped would break when a hole is punched.
+ */
+#include <linux/fcntl.h>
+#include <linux/file.h>
+#include <linux/hugetlb.h>
+#include <linux/pagemap.h>
+#include <linux/shmem_fs.h>
+#include <linux/slab.h>
+
+#include "tmesh.h"
+
+/**
+ * struct tmesh_memfd_mem - memory of a memfd
+ * @mem:  the common part
+ * @file: the memfd; reference
+ */
+struct tmesh_memfd_mem {
+	struct tmesh_mem mem;
+	struct file *file;
+};
+
+static struct tmesh_memfd_mem *to_memfd(struct tmesh_mem *mem)
+{
+	return container_of(mem, struct tmesh_memfd_mem, mem);
+}
+
+static void tmesh_memfd_release(struct tmesh_mem *mem)
+{
+	struct tmesh_memfd_mem *memfd = to_memfd(mem);
+	unsigned long i;
+
+	for (i = 0; i < mem->nr_pages; i++) {
+		put_page(mem->pages[i]);
+		cond_resched();
+	}
+	tmesh_mem_fini(mem);
+	fput(memfd->file);
+	kfree(memfd);
+}
+
+static int tmesh_memfd_mmap(struct tmesh_mem *mem, struct vm_area_struct *vma)
+{
+	vma_set_file(vma, to_memfd(mem)->file);
+	return tmesh_file_mmap(vma->vm_file, vma);
+}
+
+/*
+ * Adds F_SEAL_WRITE as fcntl(F_ADD_SEALS) would. That call itself always fails on our memfd,
+ * because it takes our references for pins; we know them and look for real pins instead.
+ */
+static int tmesh_memfd_seal(struct tmesh_mem *mem)
+{
+	struct file *file = to_memfd(mem)->file;
+	struct inode *inode = file_inode(file);
+	unsigned int *seals = &SHMEM_I(inode)->seals;
+	unsigned long i;
+	int rc = 0;
+
+	inode_lock(inode);
+	if (*seals & F_SEAL_WRITE)
+		goto unlock;
+	rc = -EPERM;
+	if (*seals & F_SEAL_SEAL || !(file->f_mode & FMODE_WRITE))
+		goto unlock;
+	rc = mapping_deny_writable(file->f_mapping);
+	if (rc)
+		goto unlock;
+	for (i = 0; i < mem->nr_pages; i++) {
+		if (folio_maybe_dma_pinned(page_folio(mem->pages[i]))) {
+			mapping_allow_writable(file->f_mapping);
+			rc = -EBUSY;
+			goto unlock;
+		}
+	}
+	*seals |= F_SEAL_WRITE;
+	rc = 0;
+unlock:
+	inode_unlock(inode);
+	return rc;
+}
+
+static const struct tmesh_backing_ops tmesh_memfd_ops = {
+	.backing = TMESH_BACKING_MEMFD,
+	.release = tmesh_memfd_release,
+	.mmap = tmesh_memfd_mmap,
+	.seal = tmesh_memfd_seal,
+};
+
+/**
+ * tmesh_memfd_rights() - may a file back a region, and with what rights?
+ * @memfd:  any file
+ * @rights: set to TMESH_RIGHT_*
+ *
+ * Return: 0; -EINVAL when it is no memfd or one that can shrink; -EACCES when it was not
+ * opened for reading; -EOPNOTSUPP when it is a memfd of huge pages.
+ */
+int tmesh_memfd_rights(struct file *memfd, u32 *rights)
+{
+	unsigned int seals;
+
+	if (is_file_hugepages(memfd))
+		return -EOPNOTSUPP;
+	if (!shmem_file(memfd))
+		return -EINVAL;
+	seals = READ_ONCE(SHMEM_I(file_inode(memfd))->seals);
+	if (!(seals & F_SEAL_SHRINK))
+		return -EINVAL;
+	if (!(memfd->f_mode & FMODE_READ))
+		return -EACCES;
+	*rights = TMESH_RIGHT_READ | TMESH_RIGHT_MANAGE;
+	if (memfd->f_mode & FMODE_WRITE && !(seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)))
+		*rights |= TMESH_RIGHT_WRITE;
+	return 0;
+}
+
+/**
+ * tmesh_memfd_create() - take the first pages of a memfd
+ * @user:     who is charged
+ * @file:     a file that tmesh_memfd_rights() found good, at least @nr_pages long
+ * @nr_pages: how much
+ *
+ * Context: process context, may sleep long; a fatal signal ends it.
+ * Return: the memory, or -EDQUOT, -ENOMEM, -EINTR or what shmem says as a pointer.
+ */
+struct tmesh_mem *tmesh_memfd_create(struct tmesh_user *user, struct file *file,
+				     unsigned long nr_pages)
+{
+	struct tmesh_memfd_mem *memfd;
+	int rc;
+
+	memfd = kzalloc(sizeof(*memfd), GFP_KERNEL_ACCOUNT);
+	if (!memfd)
+		return ERR_PTR(-ENOMEM);
+	rc = tmesh_mem_init(&memfd->mem, &tmesh_memfd_ops, user, nr_pages);
+	if (rc)
+		goto free;
+	rc = tmesh_memfd_get_pages(file, memfd->mem.pages, nr_pages);
+	if (rc) {
+		tmesh_mem_fini(&memfd->mem);
+		goto free;
+	}
+	memfd->file = get_file(file);
+	return &memfd->mem;
+
+free:
+	kfree(memfd);
+	return ERR_PTR(rc);
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Memory that the module allocates: zeroed, charged to the caller's memory control group,
+ * in as large pieces as can be had.
+ */
+#include <linux/pagemap.h>
+#include <linux/sched/signal.h>
+#include <linux/slab.h>
+
+#include "tmesh.h"
+
+static void tmesh_pages_put(struct tmesh_mem *mem, unsigned long done)
+{
+	unsigned long i, step;
+
+	for (i = 0; i < done; i += step) {
+		struct folio *folio = page_folio(mem->pages[i]);
+
+		/* The length first: it is unknown once the folio is free. */
+		step = folio_nr_pages(folio);
+		folio_put(folio);
+		cond_resched();
+	}
+}
+
+static void tmesh_pages_release(struct tmesh_mem *mem)
+{
+	tmesh_pages_put(mem, mem->nr_pages);
+	tmesh_mem_fini(mem);
+	kfree(mem);
+}
+
+/*
+ * Is a folio referenced by more than our list and page tables? Somebody has then pinned it
+ * for I/O, with FOLL_PIN or, as direct I/O does before 6.3, with a plain reference. Counting
+ * covers both, and unlike folio_maybe_dma_pinned() is not misled by a thousand readers.
+ */
+static bool tmesh_folio_in_use(struct tmesh_mem *mem, struct folio *folio)
+{
+	bool in_use;
+
+	/* A fault that took the folio but has not mapped it yet holds its lock. */
+	if (mem->pmd && !folio_trylock(folio))
+		return true;
+	in_use = folio_ref_count(folio) != tmesh_folio_mapcount(folio) + 1;
+	if (mem->pmd)
+		folio_unlock(folio);
+	return in_use;
+}
+
+static int tmesh_pages_seal(struct tmesh_mem *mem)
+{
+	unsigned long i;
+
+	for (i = 0; i < mem->nr_pages; i += folio_nr_pages(page_folio(mem->pages[i]))) {
+		/* A reader that is unmapping drops its counts one after the other. */
+		if (tmesh_folio_in_use(mem, page_folio(mem->pages[i])))
+			return -EAGAIN;
+		cond_resched();
+	}
+	return 0;
+}
+
+static const struct tmesh_backing_ops tmesh_pages_ops = {
+	.backing = TMESH_BACKING_PAGES,
+	.revocable = true,
+	.release = tmesh_pages_release,
+	.seal = tmesh_pages_seal,
+};
+
+static struct folio *tmesh_folio_alloc(unsigned int order, int node)
+{
+	gfp_t gfp = GFP_HIGHUSER | __GFP_ZERO | __GFP_ACCOUNT;
+
+	/*
+	 * Large pieces are a wish. Single pages are worth some reclaim, but not the OOM
+	 * killer: without RETRY_MAYFAIL a memory control group's limit kills the caller.
+	 */
+	gfp |= order ? __GFP_NORETRY | __GFP_NOWARN : __GFP_RETRY_MAYFAIL | __GFP_NOWARN;
+	if (node == NUMA_NO_NODE)
+		return folio_alloc(gfp, order);
+	return __folio_alloc_node(gfp | __GFP_THISNODE, order, node);
+}
+
+static int tmesh_pages_fill(struct tmesh_mem *mem, u32 flags, int node)
+{
+	bool huge = IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE) && !(flags & TMESH_CREATE_NOHUGE);
+	unsigned int order = huge ? TMESH_HUGE_ORDER : 0, i;
+	unsigned long done = 0;
+	struct folio *folio;
+	int rc;
+
+	while (done < mem->nr_pages) {
+		/* Naturally aligned, so that a folio's pages stand where a PMD wants them. */
+		while (order && (mem->nr_pages - done < 1UL << order || done & ((1UL << order) - 1)))
+			order--;
+		rc = -ENOMEM;
+		folio = tmesh_folio_alloc(order, node);
+		if (!folio) {
+			if (!order || flags & TMESH_CREATE_HUGE)
+				goto release;
+			order--;
+			continue;
+		}
+		/*
+		 * Nothing of ours is in a page cache, but finish_fault() compares the index
+		 * with the size of the file, and the allocator leaves an old one there.
+		 */
+		folio->index = 0;
+		for (i = 0; i < 1U << order; i++)
+			mem->pages[done + i] = folio_page(folio, i);
+		done += 1UL << order;
+		if (huge && order == TMESH_HUGE_ORDER)
+			mem->nr_huge++;
+		rc = -EINTR;
+		if (fatal_signal_pending(current))
+			goto release;
+		cond_resched();
+	}
+	mem->pmd = huge && mem->nr_huge && mem->nr_huge == mem->nr_pages >> TMESH_HUGE_ORDER;
+	return 0;
+
+release:
+	tmesh_pages_put(mem, done);
+	return rc;
+}
+
+/**
+ * tmesh_pages_create() - allocate memory
+ * @user:     who is charged
+ * @nr_pages: how much
+ * @flags:    TMESH_CREATE_HUGE, TMESH_CREATE_NOHUGE
+ * @node:     where, or NUMA_NO_NODE for what the caller's policy says
+ *
+ * Context: process context, may sleep long; a fatal signal ends it.
+ * Return: the memory, or -EDQUOT, -ENOMEM or -EINTR as a pointer.
+ */
+struct tmesh_mem *tmesh_pages_create(struct tmesh_user *user, unsigned long nr_pages, u32 flags,
+				     int node)
+{
+	struct tmesh_mem *mem;
+	int rc;
+
+	mem = kzalloc(sizeof(*mem), GFP_KERNEL_ACCOUNT);
+	if (!mem)
+		return ERR_PTR(-ENOMEM);
+	rc = tmesh_mem_init(mem, &tmesh_pages_ops, user, nr_pages);
+	if (rc)
+		goto free;
+	rc = tmesh_pages_fill(mem, flags, node);
+	if (rc) {
+		tmesh_mem_fini(mem);
+		goto free;
+	}
+	return mem;
+
+free:
+	kfree(mem);
+	return ERR_PTR(rc);
+}

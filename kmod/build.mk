@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: MIT
+#
+# kbuild puts objects beside sources: the module is built from a copy, one for each kernel.
+
+KDIR ?= /lib/modules/$(shell uname -r)/build
+KRELEASE = $(shell cat $(KDIR)/include/config/kernel.release 2>/dev/null || uname -r)
+KMOD_DIR = $(B)/kmod/$(KRELEASE)
+# Arguments for kbuild, such as CC=gcc-14 or W=1.
+KBUILD_ARGS ?=
+
+kmod: ## build tmesh.ko for the kernel in KDIR (default: the running one)
+	@mkdir -p $(KMOD_DIR)/include
+	@cp -a Kbuild kmod $(KMOD_DIR)/
+	@cp -a include/uapi $(KMOD_DIR)/include/
+	+$(MAKE) -C $(KDIR) M=$(abspath $(KMOD_DIR)) $(KBUILD_ARGS) modules
+
+.PHONY: kmod

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Claims: who holds a region. The list of them decides what a revocation may do and what it
+ * takes away, and it is what TMESH_HOLDERS shows.
+ */
+#include <linux/cred.h>
+#include <linux/ktime.h>
+#include <linux/pid.h>
+#include <linux/pid_namespace.h>
+#include <linux/sched.h>
+#include <linux/slab.h>
+#include <linux/uaccess.h>
+
+#include "tmesh.h"
+
+/**
+ * tmesh_claim_init() - fill a claim in
+ * @claim:  zeroed, part of a handle or an export
+ * @region: which it will hold
+ * @kind:   TMESH_HOLDER_*
+ * @rights: TMESH_RIGHT_*
+ * @inode:  of its file
+ *
+ * Shows the whole region; a slice narrows @first and @nr_pages afterwards.
+ */
+void tmesh_claim_init(struct tmesh_claim *claim, struct tmesh_region *region, u32 kind,
+		      u32 rights, struct inode *inode)
+{
+	kref_get(&region->ref);
+	ihold(inode);
+	INIT_LIST_HEAD(&claim->node);
+	claim->region = region;
+	claim->kind = kind;
+	claim->rights = rights;
+	claim->inode = inode;
+	claim->nr_pages = region->nr_pages;
+	claim->pid = get_task_pid(current, PIDTYPE_TGID);
+	claim->uid = current_euid();
+	get_task_comm(claim->comm, current->group_leader);
+	claim->since_ns = ktime_get_ns();
+}
+
+static int tmesh_claim_check(const struct tmesh_claim *claim)
+{
+	const struct tmesh_region *region = claim->region;
+
+	lockdep_assert_held_read(&region->lock);
+	if (region->state & TMESH_STATE_REVOKED)
+		return -ESTALE;
+	switch (claim->kind) {
+	case TMESH_HOLDER_PINNING:
+		if (region->flags & TMESH_CREATE_NOPIN)
+			return -EPERM;
+		if (!(region->state & TMESH_STATE_SEALED))
+			return -EINVAL;
+		break;
+	case TMESH_HOLDER_EXPORT:
+		if (claim->rights & TMESH_RIGHT_WRITE && region->state & TMESH_STATE_SEALED)
+			return -EPERM;
+		break;
+	}
+	return 0;
+}
+
+/**
+ * tmesh_claim_add() - let a claim count
+ * @claim: complete
+ *
+ * From here on it is zapped by revocations, counted as a writer if it is a writable export
+ * and forbids revocations if it is a pinning handle.
+ *
+ * Context: takes claims_lock and the region's lock.
+ * Return: 0; -ESTALE; -EPERM for a writable export of a sealed region, or a pinning handle
+ * where its owner allows none; -EINVAL for a pinning handle on a region that is not sealed;
+ * -EINTR.
+ */
+int tmesh_claim_add(struct tmesh_claim *claim)
+{
+	struct tmesh_region *region = claim->region;
+	int rc;
+
+	if (mutex_lock_killable(&region->claims_lock))
+		return -EINTR;
+	down_read(&region->lock);
+	rc = tmesh_claim_check(claim);
+	if (!rc && claim->kind == TMESH_HOLDER_EXPORT && claim->rights & TMESH_RIGHT_WRITE)
+		atomic_inc(&region->writers);
+	up_read(&region->lock);
+	if (rc)
+		goto unlock;
+	list_add_tail(&claim->node, &region->claims);
+	if (claim->kind == TMESH_HOLDER_EXPORT)
+		region->nr_exports++;
+	else
+		region->nr_handles++;
+	if (claim->kind == TMESH_HOLDER_PINNING)
+		region->nr_pinning++;
+unlock:
+	mutex_unlock(&region->claims_lock);
+	return rc;
+}
+
+/**
+ * tmesh_claim_fini() - end a claim
+ * @claim: initialised, added or not, without mappings
+ *
+ * Context: takes claims_lock; may free the region.
+ */
+void tmesh_claim_fini(struct tmesh_claim *claim)
+{
+	struct tmesh_region *region = claim->region;
+
+	mutex_lock(&region->claims_lock);
+	if (!list_empty(&claim->node)) {
+		list_del_init(&claim->node);
+		if (claim->kind == TMESH_HOLDER_EXPORT)
+			region->nr_exports--;
+		else
+			region->nr_handles--;
+		if (claim->kind == TMESH_HOLDER_PINNING)
+			region->nr_pinning--;
+		if (claim->kind == TMESH_HOLDER_EXPORT && claim->rights & TMESH_RIGHT_WRITE)
+			atomic_dec(&region->writers);
+		if (list_empty(&region->claims))
+			tmesh_linger_begin(region);
+	}
+	mutex_unlock(&region->claims_lock);
+	iput(claim->inode);
+	put_pid(claim->pid);
+	tmesh_region_put(region);
+}
+
+/**
+ * tmesh_claims_describe() - write down who holds a region
+ * @region:  the region
+ * @kind:    TMESH_HOLDER_PINNING for those alone, 0 for all
+ * @room:    how many the caller has room for
+ * @holders: set to an array that the caller frees with kvfree(), or NULL for none
+ * @count:   set to its length
+ * @total:   set to how many there are
+ *
+ * The array is made so that no user memory is touched under the lock.
+ *
+ * Context: claims_lock is held.
+ * Return: 0 or -ENOMEM.
+ */
+int tmesh_claims_describe(struct tmesh_region *region, u32 kind, u32 room,
+			  struct tmesh_holder **holders, u32 *count, u32 *total)
+{
+	struct pid_namespace *pid_ns = task_active_pid_ns(current);
+	struct tmesh_holder *holder = NULL;
+	struct tmesh_claim *claim;
+
+	lockdep_assert_held(&region->claims_lock);
+	*holders = NULL;
+	*count = 0;
+	*total = kind ? region->nr_pinning : region->nr_handles + region->nr_exports;
+	room = min(room, *total);
+	if (!room)
+		return 0;
+	holder = kvcalloc(room, sizeof(*holder), GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
+	if (!holder)
+		return -ENOMEM;
+	*holders = holder;
+	list_for_each_entry(claim, &region->claims, node) {
+		if (kind && claim->kind != kind)
+			continue;
+		if (*count == room)
+			break;
+		holder->size = sizeof(*holder);
+		holder->kind = claim->kind;
+		holder->pid = pid_nr_ns(claim->pid, pid_ns);
+		holder->uid = from_kuid_munged(current_user_ns(), claim->uid);
+		holder->rights = claim->rights;
+		holder->mappings = atomic_read(&claim->mappings);
+		if (claim->kind == TMESH_HOLDER_EXPORT)
+			holder->attachments = tmesh_export_attachments(claim);
+		holder->since_ns = claim->since_ns;
+		holder->offset = (u64)claim->first << PAGE_SHIFT;
+		holder->bytes = (u64)claim->nr_pages << PAGE_SHIFT;
+		memcpy(holder->comm, claim->comm, sizeof(holder->comm));
+		holder++;
+		(*count)++;
+	}
+	return 0;
+}
+
+/**
+ * tmesh_check_stride() - is the stride of a caller's array good?
+ * @count:    how many entries there is room for
+ * @stride:   bytes from one to the next
+ * @min_size: of an entry as first published
+ *
+ * Return: 0; -EINVAL when it is too short; -E2BIG when it is longer than a page.
+ */
+int tmesh_check_stride(u32 count, u32 stride, size_t min_size)
+{
+	if (!count)
+		return 0;
+	if (stride < min_size || stride % 8)
+		return -EINVAL;
+	return stride > PAGE_SIZE ? -E2BIG : 0;
+}
+
+/**
+ * tmesh_put_entry() - write one entry of a caller's array
+ * @entries: where the array is
+ * @stride:  bytes from one entry to the next
+ * @index:   of the entry
+ * @entry:   what to write; begins with its size
+ * @size:    of it; a longer stride is filled with zeros, a shorter one cuts it
+ *
+ * Context: may fault.
+ * Return: 0 or -EFAULT.
+ */
+int tmesh_put_entry(u64 entries, u32 stride, u32 index, const void *entry, size_t size)
+{
+	void __user *to = u64_to_user_ptr(entries + (u64)index * stride);
+	u32 len = min_t(size_t, stride, size);
+
+	if (copy_to_user(to, entry, len) || clear_user(to + len, stride - len) ||
+	    put_user(len, (u32 __user *)to))
+		return -EFAULT;
+	return 0;
+}
+
+/**
+ * tmesh_put_holders() - write an array of holders
+ * @entries: where the caller's array is
+ * @stride:  bytes from one entry to the next
+ * @holders: what to write
+ * @count:   how many
+ *
+ * Context: may fault.
+ * Return: 0 or -EFAULT.
+ */
+int tmesh_put_holders(u64 entries, u32 stride, struct tmesh_holder *holders, u32 count)
+{
+	int rc = 0;
+	u32 i;
+
+	for (i = 0; i < count && !rc; i++)
+		rc = tmesh_put_entry(entries, stride, i, &holders[i], sizeof(holders[i]));
+	return rc;
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * The version differences that are too long for a header.
+ */
+#include <linux/pagemap.h>
+#include <linux/sched/signal.h>
+#include <linux/shmem_fs.h>
+
+#include "compat.h"
+
+/**
+ * tmesh_put_ipc_ns() - drop a reference on an IPC namespace
+ * @ns: the namespace
+ *
+ * Debian's 6.1 does not export put_ipc_ns(); the namespace's operations lead there.
+ *
+ * Context: process context.
+ */
+void tmesh_put_ipc_ns(struct ipc_namespace *ns)
+{
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 12, 0)
+	ns->ns.ops->put(&ns->ns);
+#else
+	put_ipc_ns(ns);
+#endif
+}
+
+/**
+ * tmesh_folio_mapcount() - page table entries that map a folio or a part of it
+ * @folio: a folio that is not anonymous
+ *
+ * 6.1 has folio_mapcount() but does not export it. There a page's count includes the
+ * mappings of the folio as a whole.
+ *
+ * Return: the number of entries; a mapping of the whole folio by a PMD is one.
+ */
+int tmesh_folio_mapcount(struct folio *folio)
+{
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 2, 0)
+	long i, nr = folio_nr_pages(folio);
+	int count = 0;
+
+	for (i = 0; i < nr; i++)
+		count += page_mapcount(folio_page(folio, i));
+	if (nr > 1)
+		count -= folio_entire_mapcount(folio) * (nr - 1);
+	return count;
+#else
+	return folio_mapcount(folio);
+#endif
+}
+
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 11, 0)
+/* 6.11: memfd_pin_folios() also moves folios out of zones that must stay movable. */
+static long tmesh_memfd_get_some(struct file *memfd, pgoff_t index, struct page **pages,
+				 unsigned long nr_pages)
+{
+	pages[0] = shmem_read_mapping_page(memfd->f_mapping, index);
+	return IS_ERR(pages[0]) ? PTR_ERR(pages[0]) : 1;
+}
+#else
+#define TMESH_PIN_BATCH 32
+
+static long tmesh_memfd_get_some(struct file *memfd, pgoff_t index, struct page **pages,
+				 unsigned long nr_pages)
+{
+	struct folio *folios[TMESH_PIN_BATCH];
+	unsigned long want = min(nr_pages, TMESH_PIN_BATCH + 0UL), got = 0, sub;
+	loff_t start = (loff_t)index << PAGE_SHIFT;
+	pgoff_t offset;
+	long nr, i;
+
+	nr = memfd_pin_folios(memfd, start, start + ((loff_t)want << PAGE_SHIFT) - 1, folios,
+			      TMESH_PIN_BATCH, &offset);
+	if (nr <= 0)
+		return nr ? nr : -EINVAL;
+	sub = offset >> PAGE_SHIFT;
+	for (i = 0; i < nr; i++, sub = 0) {
+		for (; sub < folio_nr_pages(folios[i]) && got < want; sub++) {
+			folio_get(folios[i]);
+			pages[got++] = folio_page(folios[i], sub);
+		}
+	}
+	unpin_folios(folios, nr);
+	return got;
+}
+#endif
+
+/**
+ * tmesh_memfd_get_pages() - take a reference on each of the first pages of a memfd
+ * @memfd:    a file of shmem, sealed against shrinking, at least @nr_pages long
+ * @pages:    room for the pages
+ * @nr_pages: how many
+ *
+ * Pages that were never written are allocated. The references are plain ones, not pins,
+ * so that folio_maybe_dma_pinned() tells about others.
+ *
+ * Context: process context, may sleep long; a fatal signal ends it.
+ * Return: 0 or a negative error; on an error no reference is held.
+ */
+int tmesh_memfd_get_pages(struct file *memfd, struct page **pages, unsigned long nr_pages)
+{
+	unsigned long done = 0;
+	long got;
+
+	while (done < nr_pages) {
+		got = tmesh_memfd_get_some(memfd, done, pages + done, nr_pages - done);
+		if (got > 0 && fatal_signal_pending(current)) {
+			done += got;
+			got = -EINTR;
+		}
+		if (got < 0)
+			goto release;
+		done += got;
+		cond_resched();
+	}
+	return 0;
+
+release:
+	while (done)
+		put_page(pages[--done]);
+	return got;
+}

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * What differs between the kernels that tmesh builds for. No other file looks at
+ * LINUX_VERSION_CODE; each entry says since when the newer form exists.
+ */
+#ifndef TMESH_COMPAT_H
+#define TMESH_COMPAT_H
+
+#include <linux/dma-buf.h>
+#include <linux/fs.h>
+#include <linux/ipc_namespace.h>
+#include <linux/mm.h>
+#include <linux/version.h>
+
+struct folio;
+struct page;
+
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 1, 0)
+#error "tmesh needs Linux 6.1 or later"
+#endif
+
+/* 6.3: vm_flags is written through helpers. */
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 3, 0)
+static inline void vm_flags_set(struct vm_area_struct *vma, vm_flags_t flags)
+{
+	vma->vm_flags |= flags;
+}
+
+static inline void vm_flags_clear(struct vm_area_struct *vma, vm_flags_t flags)
+{
+	vma->vm_flags &= ~flags;
+}
+#endif
+
+/* 6.13: the namespace of an import is a string. */
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 13, 0)
+#define TMESH_IMPORT_DMA_BUF MODULE_IMPORT_NS(DMA_BUF)
+#else
+#define TMESH_IMPORT_DMA_BUF MODULE_IMPORT_NS("DMA_BUF")
+#endif
+
+/* 6.6: register_sysctl() takes the array's size; before, an empty entry ends it. */
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 6, 0)
+#define TMESH_SYSCTL_END { }
+#else
+#define TMESH_SYSCTL_END
+#endif
+
+/* 6.8: mapping a file on behalf of another has a helper that 6.16 renamed. */
+static inline int tmesh_file_mmap(struct file *file, struct vm_area_struct *vma)
+{
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 16, 0)
+	return call_mmap(file, vma);
+#else
+	return vfs_mmap(file, vma);
+#endif
+}
+
+/* 6.7: get_file_active(). Takes a reference unless the last one is already gone. */
+static inline bool tmesh_get_file_active(struct file **file)
+{
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 7, 0)
+	return get_file_rcu(*file);
+#else
+	return get_file_active(file);
+#endif
+}
+
+/* 7.0: the notification of importers has a new name. */
+static inline void tmesh_dma_buf_invalidate(struct dma_buf *dmabuf)
+{
+#if LINUX_VERSION_CODE < KERNEL_VERSION(7, 0, 0)
+	dma_buf_move_notify(dmabuf);
+#else
+	dma_buf_invalidate_mappings(dmabuf);
+#endif
+}
+
+/* 7.0: dma-buf wants to know about descriptors that it did not make itself. */
+static inline void tmesh_dma_buf_fd_install(struct dma_buf *dmabuf, int fd)
+{
+#if LINUX_VERSION_CODE < KERNEL_VERSION(7, 0, 0)
+	fd_install(fd, dmabuf->file);
+#else
+	dma_buf_fd_install(dmabuf, fd);
+#endif
+}
+
+void tmesh_put_ipc_ns(struct ipc_namespace *ns);
+int tmesh_folio_mapcount(struct folio *folio);
+int tmesh_memfd_get_pages(struct file *memfd, struct page **pages, unsigned long nr_pages);
+
+#endif /* TMESH_COMPAT_H */

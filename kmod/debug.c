@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * What the system shows about tmesh: fdinfo of handles, a summary in debugfs, tracepoints.
+ */
+#include <linux/cred.h>
+#include <linux/debugfs.h>
+#include <linux/fs.h>
+#include <linux/seq_file.h>
+
+#include "tmesh.h"
+
+#define CREATE_TRACE_POINTS
+#include "trace.h"
+
+static struct dentry *debug_dir;
+
+/* The names of set bits, such as "rw-". */
+static void tmesh_show_rights(struct seq_file *m, u32 rights)
+{
+	seq_putc(m, rights & TMESH_RIGHT_READ ? 'r' : '-');
+	seq_putc(m, rights & TMESH_RIGHT_WRITE ? 'w' : '-');
+	seq_putc(m, rights & TMESH_RIGHT_MANAGE ? 'm' : '-');
+}
+
+static const char *tmesh_state_name(u32 state)
+{
+	if (state & TMESH_STATE_REVOKED)
+		return "revoked";
+	return state & TMESH_STATE_SEALED ? "sealed" : "live";
+}
+
+/* Labels are anybody's text: one word, whatever stands in it. */
+static void tmesh_show_label(struct seq_file *m, const char *label)
+{
+	seq_escape(m, *label ? label : "-", " \t\n\\");
+}
+
+/**
+ * tmesh_show_fdinfo() - describe a handle in /proc/PID/fdinfo
+ * @m:    where to
+ * @file: the handle
+ */
+void tmesh_show_fdinfo(struct seq_file *m, struct file *file)
+{
+	const struct tmesh_handle *handle = file->private_data;
+	const struct tmesh_claim *claim = &handle->claim;
+	const struct tmesh_region *region = claim->region;
+
+	seq_printf(m, "tmesh-region:\t%llu\n", region->id);
+	seq_puts(m, "tmesh-label:\t");
+	tmesh_show_label(m, region->label);
+	seq_puts(m, "\ntmesh-rights:\t");
+	tmesh_show_rights(m, claim->rights);
+	seq_printf(m, "\ntmesh-pinning:\t%d\n", claim->kind == TMESH_HOLDER_PINNING);
+	seq_printf(m, "tmesh-state:\t%s\n", tmesh_state_name(READ_ONCE(region->state)));
+	seq_printf(m, "tmesh-bytes:\t%llu\n", region->bytes);
+	seq_printf(m, "tmesh-alloc-bytes:\t%llu\n", (u64)region->nr_pages << PAGE_SHIFT);
+	seq_printf(m, "tmesh-huge-bytes:\t%llu\n", region->huge_bytes);
+	seq_printf(m, "tmesh-mappings:\t%d\n", atomic_read(&claim->mappings));
+}
+
+/* The position is the id of the region that is shown; the header's is 0. */
+static struct tmesh_region *tmesh_regions_after(u64 cursor, loff_t *pos)
+{
+	struct tmesh_region *region;
+
+	do {
+		region = tmesh_registry_next(&cursor, true);
+	} while (IS_ERR(region));
+	*pos = region ? region->id : cursor + 1;
+	return region;
+}
+
+static void *tmesh_regions_start(struct seq_file *m, loff_t *pos)
+{
+	return *pos ? tmesh_regions_after(*pos - 1, pos) : SEQ_START_TOKEN;
+}
+
+static void tmesh_regions_stop(struct seq_file *m, void *v)
+{
+	if (v && v != SEQ_START_TOKEN)
+		tmesh_region_put(v);
+}
+
+static void *tmesh_regions_next(struct seq_file *m, void *v, loff_t *pos)
+{
+	u64 cursor = v == SEQ_START_TOKEN ? 0 : ((struct tmesh_region *)v)->id;
+
+	tmesh_regions_stop(m, v);
+	return tmesh_regions_after(cursor, pos);
+}
+
+static int tmesh_regions_show(struct seq_file *m, void *v)
+{
+	const struct tmesh_region *region = v;
+
+	if (v == SEQ_START_TOKEN) {
+		seq_puts(m, "id bytes alloc_bytes huge_bytes uid gid mode state handles pinning exports attachments writers label\n");
+		return 0;
+	}
+	seq_printf(m, "%llu %llu %llu %llu %u %u %04o %s %u %u %u %d %d ", region->id,
+		   region->bytes, (u64)region->nr_pages << PAGE_SHIFT, region->huge_bytes,
+		   from_kuid_munged(seq_user_ns(m), region->user->uid),
+		   from_kgid_munged(seq_user_ns(m), region->gid), region->mode,
+		   tmesh_state_name(READ_ONCE(region->state)), READ_ONCE(region->nr_handles),
+		   READ_ONCE(region->nr_pinning), READ_ONCE(region->nr_exports),
+		   atomic_read(&region->attachments), atomic_read(&region->writers));
+	tmesh_show_label(m, region->label);
+	seq_putc(m, '\n');
+	return 0;
+}
+
+static const struct seq_operations tmesh_regions_sops = {
+	.start = tmesh_regions_start,
+	.next = tmesh_regions_next,
+	.stop = tmesh_regions_stop,
+	.show = tmesh_regions_show,
+};
+
+DEFINE_SEQ_ATTRIBUTE(tmesh_regions);
+
+static int tmesh_summary_show(struct seq_file *m, void *v)
+{
+	u64 regions, bytes;
+
+	tmesh_usage(NULL, &regions, &bytes);
+	seq_printf(m, "regions %llu\nbytes %llu\n", regions, bytes);
+	return 0;
+}
+
+DEFINE_SHOW_ATTRIBUTE(tmesh_summary);
+
+void __init tmesh_debug_init(void)
+{
+	debug_dir = debugfs_create_dir("tmesh", NULL);
+	debugfs_create_file("summary", 0400, debug_dir, NULL, &tmesh_summary_fops);
+	debugfs_create_file("regions", 0400, debug_dir, NULL, &tmesh_regions_fops);
+}
+
+void tmesh_debug_exit(void)
+{
+	debugfs_remove_recursive(debug_dir);
+}

@@ -1,0 +1,425 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Exports: a region or a slice of it as a dma-buf.
+ *
+ * An export holds the region, and each thing that a device or the kernel has mapped holds the
+ * memory, so that a revocation frees nothing under anybody.
+ */
+#include <linux/dma-buf.h>
+#include <linux/dma-mapping.h>
+#include <linux/dma-resv.h>
+#include <linux/file.h>
+#include <linux/iosys-map.h>
+#include <linux/module.h>
+#include <linux/slab.h>
+#include <linux/vmalloc.h>
+
+#include "tmesh.h"
+#include "trace.h"
+
+/* How long a revocation waits in all for work that importers had already queued. */
+#define TMESH_REVOKE_WAIT HZ
+
+/**
+ * struct tmesh_dmabuf - an export
+ * @claim:       the common part
+ * @dmabuf:      the dma-buf that this belongs to
+ * @attachments: devices attached
+ * @lock:        guards @mappings
+ * @mappings:    what devices have mapped, to be synchronised for CPU access
+ * @vmap_mem:    memory that is mapped into the kernel, under the reservation lock; reference
+ * @vmap_dummy:  page that is mapped instead, where the region was revoked before
+ * @waited:      a revocation has dealt with it; guarded by claims_lock
+ */
+struct tmesh_dmabuf {
+	struct tmesh_claim claim;
+	struct dma_buf *dmabuf;
+	atomic_t attachments;
+	struct mutex lock;
+	struct list_head mappings;
+	struct tmesh_mem *vmap_mem;
+	struct page *vmap_dummy;
+	bool waited;
+};
+
+/**
+ * struct tmesh_dma_mapping - what one device has mapped
+ * @sgt:  what the device was told
+ * @mem:  the memory; reference
+ * @dev:  the device
+ * @dir:  in which direction it was mapped
+ * @node: in the export's list
+ */
+struct tmesh_dma_mapping {
+	struct sg_table sgt;
+	struct tmesh_mem *mem;
+	struct device *dev;
+	enum dma_data_direction dir;
+	struct list_head node;
+};
+
+static struct tmesh_dmabuf *to_dmabuf(struct tmesh_claim *claim)
+{
+	return container_of(claim, struct tmesh_dmabuf, claim);
+}
+
+static int tmesh_dmabuf_attach(struct dma_buf *dmabuf, struct dma_buf_attachment *attach)
+{
+	struct tmesh_dmabuf *export = dmabuf->priv;
+
+	if (READ_ONCE(export->claim.region->state) & TMESH_STATE_REVOKED)
+		return -ESTALE;
+	atomic_inc(&export->attachments);
+	atomic_inc(&export->claim.region->attachments);
+	return 0;
+}
+
+static void tmesh_dmabuf_detach(struct dma_buf *dmabuf, struct dma_buf_attachment *attach)
+{
+	struct tmesh_dmabuf *export = dmabuf->priv;
+
+	atomic_dec(&export->claim.region->attachments);
+	atomic_dec(&export->attachments);
+}
+
+/*
+ * The DMA API is told to leave the caches alone, and they are synchronised here: several
+ * devices may have the same pages mapped, which it takes for a mistake otherwise.
+ */
+static struct sg_table *tmesh_dmabuf_map(struct dma_buf_attachment *attach,
+					 enum dma_data_direction dir)
+{
+	struct tmesh_dmabuf *export = attach->dmabuf->priv;
+	struct tmesh_claim *claim = &export->claim;
+	struct tmesh_dma_mapping *mapping;
+	unsigned int max_segment;
+	int rc;
+
+	if (!(claim->rights & TMESH_RIGHT_WRITE) && dir != DMA_TO_DEVICE)
+		return ERR_PTR(-EACCES);
+	mapping = kzalloc(sizeof(*mapping), GFP_KERNEL);
+	if (!mapping)
+		return ERR_PTR(-ENOMEM);
+	mapping->dev = attach->dev;
+	mapping->dir = dir;
+	rc = -ESTALE;
+	mapping->mem = tmesh_mem_get_live(claim->region);
+	if (!mapping->mem)
+		goto free;
+	max_segment = max_t(size_t, PAGE_SIZE, dma_get_max_seg_size(attach->dev));
+	rc = sg_alloc_table_from_pages_segment(&mapping->sgt, mapping->mem->pages + claim->first,
+					       claim->nr_pages, 0, claim->nr_pages << PAGE_SHIFT,
+					       max_segment, GFP_KERNEL);
+	if (rc)
+		goto put_mem;
+	/* Not under the region's lock, which page faults want: an IOMMU may take long. */
+	rc = dma_map_sgtable(attach->dev, &mapping->sgt, dir, DMA_ATTR_SKIP_CPU_SYNC);
+	if (rc)
+		goto free_table;
+	dma_sync_sgtable_for_device(attach->dev, &mapping->sgt, dir);
+
+	mutex_lock(&export->lock);
+	list_add_tail(&mapping->node, &export->mappings);
+	mutex_unlock(&export->lock);
+	return &mapping->sgt;
+
+free_table:
+	sg_free_table(&mapping->sgt);
+put_mem:
+	tmesh_mem_put(mapping->mem);
+free:
+	kfree(mapping);
+	return ERR_PTR(rc);
+}
+
+static void tmesh_dmabuf_unmap(struct dma_buf_attachment *attach, struct sg_table *sgt,
+			       enum dma_data_direction dir)
+{
+	struct tmesh_dma_mapping *mapping = container_of(sgt, struct tmesh_dma_mapping, sgt);
+	struct tmesh_dmabuf *export = attach->dmabuf->priv;
+
+	mutex_lock(&export->lock);
+	list_del(&mapping->node);
+	mutex_unlock(&export->lock);
+	dma_sync_sgtable_for_cpu(mapping->dev, sgt, mapping->dir);
+	dma_unmap_sgtable(mapping->dev, sgt, mapping->dir, DMA_ATTR_SKIP_CPU_SYNC);
+	sg_free_table(sgt);
+	tmesh_mem_put(mapping->mem);
+	kfree(mapping);
+}
+
+static int tmesh_dmabuf_begin_cpu_access(struct dma_buf *dmabuf, enum dma_data_direction dir)
+{
+	struct tmesh_dmabuf *export = dmabuf->priv;
+	struct tmesh_dma_mapping *mapping;
+
+	mutex_lock(&export->lock);
+	list_for_each_entry(mapping, &export->mappings, node)
+		dma_sync_sgtable_for_cpu(mapping->dev, &mapping->sgt, mapping->dir);
+	mutex_unlock(&export->lock);
+	return 0;
+}
+
+static int tmesh_dmabuf_end_cpu_access(struct dma_buf *dmabuf, enum dma_data_direction dir)
+{
+	struct tmesh_dmabuf *export = dmabuf->priv;
+	struct tmesh_dma_mapping *mapping;
+
+	mutex_lock(&export->lock);
+	list_for_each_entry(mapping, &export->mappings, node)
+		dma_sync_sgtable_for_device(mapping->dev, &mapping->sgt, mapping->dir);
+	mutex_unlock(&export->lock);
+	return 0;
+}
+
+static int tmesh_dmabuf_mmap(struct dma_buf *dmabuf, struct vm_area_struct *vma)
+{
+	struct tmesh_dmabuf *export = dmabuf->priv;
+
+	return tmesh_mmap(&export->claim, vma);
+}
+
+/* The core warns when a vmap fails: after a revocation one page stands for all of them. */
+static void *tmesh_dmabuf_vmap_dummy(struct tmesh_dmabuf *export)
+{
+	unsigned long i, nr_pages = export->claim.nr_pages;
+	struct page **pages;
+	void *vaddr = NULL;
+
+	pages = kvmalloc_array(nr_pages, sizeof(*pages), GFP_KERNEL);
+	export->vmap_dummy = alloc_page(GFP_KERNEL | __GFP_ZERO);
+	if (pages && export->vmap_dummy) {
+		for (i = 0; i < nr_pages; i++)
+			pages[i] = export->vmap_dummy;
+		vaddr = vmap(pages, nr_pages, VM_MAP, PAGE_KERNEL);
+	}
+	if (!vaddr && export->vmap_dummy) {
+		__free_page(export->vmap_dummy);
+		export->vmap_dummy = NULL;
+	}
+	kvfree(pages);
+	return vaddr;
+}
+
+static int tmesh_dmabuf_vmap(struct dma_buf *dmabuf, struct iosys_map *map)
+{
+	struct tmesh_dmabuf *export = dmabuf->priv;
+	struct tmesh_claim *claim = &export->claim;
+	struct tmesh_mem *mem = tmesh_mem_get_live(claim->region);
+	void *vaddr;
+
+	if (mem)
+		vaddr = vmap(mem->pages + claim->first, claim->nr_pages, VM_MAP, PAGE_KERNEL);
+	else
+		vaddr = tmesh_dmabuf_vmap_dummy(export);
+	if (!vaddr) {
+		if (mem)
+			tmesh_mem_put(mem);
+		return -ENOMEM;
+	}
+	export->vmap_mem = mem;
+	iosys_map_set_vaddr(map, vaddr);
+	return 0;
+}
+
+/* The core maps once for all importers, and unmaps after the last of them. */
+static void tmesh_dmabuf_vunmap(struct dma_buf *dmabuf, struct iosys_map *map)
+{
+	struct tmesh_dmabuf *export = dmabuf->priv;
+
+	vunmap(map->vaddr);
+	if (export->vmap_mem)
+		tmesh_mem_put(export->vmap_mem);
+	else
+		__free_page(export->vmap_dummy);
+	export->vmap_mem = NULL;
+	export->vmap_dummy = NULL;
+}
+
+static void tmesh_dmabuf_release(struct dma_buf *dmabuf)
+{
+	struct tmesh_dmabuf *export = dmabuf->priv;
+
+	tmesh_claim_fini(&export->claim);
+	kfree(export);
+}
+
+#define TMESH_DMABUF_OPS                                       \
+	.attach = tmesh_dmabuf_attach,                         \
+	.detach = tmesh_dmabuf_detach,                         \
+	.map_dma_buf = tmesh_dmabuf_map,                       \
+	.unmap_dma_buf = tmesh_dmabuf_unmap,                   \
+	.begin_cpu_access = tmesh_dmabuf_begin_cpu_access,     \
+	.end_cpu_access = tmesh_dmabuf_end_cpu_access,         \
+	.mmap = tmesh_dmabuf_mmap,                             \
+	.release = tmesh_dmabuf_release
+
+static const struct dma_buf_ops tmesh_dmabuf_rw_ops = {
+	TMESH_DMABUF_OPS,
+	.vmap = tmesh_dmabuf_vmap,
+	.vunmap = tmesh_dmabuf_vunmap,
+};
+
+/* A kernel mapping would be writable, and the core warns about one that is refused. */
+static const struct dma_buf_ops tmesh_dmabuf_ro_ops = {
+	TMESH_DMABUF_OPS,
+};
+
+static struct dma_buf *tmesh_dmabuf_new(struct tmesh_region *region, unsigned long first,
+					unsigned long nr_pages, bool writable)
+{
+	DEFINE_DMA_BUF_EXPORT_INFO(info);
+	struct tmesh_dmabuf *export;
+	struct dma_buf *dmabuf;
+	int rc;
+
+	export = kzalloc(sizeof(*export), GFP_KERNEL_ACCOUNT);
+	if (!export)
+		return ERR_PTR(-ENOMEM);
+	mutex_init(&export->lock);
+	INIT_LIST_HEAD(&export->mappings);
+	info.ops = writable ? &tmesh_dmabuf_rw_ops : &tmesh_dmabuf_ro_ops;
+	info.size = nr_pages << PAGE_SHIFT;
+	info.flags = writable ? O_RDWR : O_RDONLY;
+	info.priv = export;
+	dmabuf = dma_buf_export(&info);
+	if (IS_ERR(dmabuf)) {
+		kfree(export);
+		return dmabuf;
+	}
+	export->dmabuf = dmabuf;
+	/* The inode is put before the dma-buf is released; the claim holds it. */
+	tmesh_claim_init(&export->claim, region, TMESH_HOLDER_EXPORT,
+			 TMESH_RIGHT_READ | (writable ? TMESH_RIGHT_WRITE : 0),
+			 file_inode(dmabuf->file));
+	export->claim.first = first;
+	export->claim.nr_pages = nr_pages;
+	rc = tmesh_claim_add(&export->claim);
+	if (rc) {
+		dma_buf_put(dmabuf);
+		return ERR_PTR(rc);
+	}
+	return dmabuf;
+}
+
+/**
+ * tmesh_ioctl_export() - TMESH_EXPORT
+ * @ucmd: the call
+ *
+ * Return: 0 or a negative error.
+ */
+int tmesh_ioctl_export(struct tmesh_ucmd *ucmd)
+{
+	struct tmesh_claim *claim = &ucmd->handle->claim;
+	struct tmesh_region *region = claim->region;
+	u64 size = (u64)region->nr_pages << PAGE_SHIFT;
+	struct tmesh_export *cmd = ucmd->cmd;
+	bool writable = cmd->flags & TMESH_EXPORT_WRITE;
+	struct dma_buf *dmabuf;
+	int fd, rc;
+
+	if (cmd->pad || !PAGE_ALIGNED(cmd->offset) || !PAGE_ALIGNED(cmd->bytes) ||
+	    cmd->offset >= size || cmd->bytes > size - cmd->offset)
+		return -EINVAL;
+	if (!cmd->bytes)
+		cmd->bytes = size - cmd->offset;
+	if (writable && !(claim->rights & TMESH_RIGHT_WRITE))
+		return -EACCES;
+	fd = get_unused_fd_flags(O_CLOEXEC);
+	if (fd < 0)
+		return fd;
+	dmabuf = tmesh_dmabuf_new(region, cmd->offset >> PAGE_SHIFT, cmd->bytes >> PAGE_SHIFT,
+				  writable);
+	rc = PTR_ERR_OR_ZERO(dmabuf);
+	if (rc)
+		goto put_fd;
+	cmd->fd = fd;
+	rc = tmesh_respond(ucmd, sizeof(*cmd));
+	if (rc) {
+		dma_buf_put(dmabuf);
+		goto put_fd;
+	}
+	trace_tmesh_export(region->id, cmd->offset, cmd->bytes, writable);
+	tmesh_dma_buf_fd_install(dmabuf, fd);
+	return 0;
+
+put_fd:
+	put_unused_fd(fd);
+	return rc;
+}
+
+/**
+ * tmesh_export_attachments() - devices attached to an export
+ * @claim: of an export
+ *
+ * Return: their number.
+ */
+u32 tmesh_export_attachments(struct tmesh_claim *claim)
+{
+	return atomic_read(&to_dmabuf(claim)->attachments);
+}
+
+/**
+ * tmesh_export_invalidate() - tell importers that the region is revoked
+ * @claim: of an export, in the region's list
+ *
+ * Reaches importers that can be told. The others keep what they have mapped, and what they
+ * map keeps the memory.
+ *
+ * Context: claims_lock is held; takes the reservation lock.
+ */
+void tmesh_export_invalidate(struct tmesh_claim *claim)
+{
+	struct dma_buf *dmabuf = to_dmabuf(claim)->dmabuf;
+
+	dma_resv_lock(dmabuf->resv, NULL);
+	tmesh_dma_buf_invalidate(dmabuf);
+	dma_resv_unlock(dmabuf->resv);
+}
+
+static struct dma_buf *tmesh_exports_next_unwaited(struct tmesh_region *region)
+{
+	struct dma_buf *dmabuf = NULL;
+	struct tmesh_dmabuf *export;
+	struct tmesh_claim *claim;
+
+	mutex_lock(&region->claims_lock);
+	list_for_each_entry(claim, &region->claims, node) {
+		if (claim->kind != TMESH_HOLDER_EXPORT)
+			continue;
+		export = to_dmabuf(claim);
+		if (export->waited)
+			continue;
+		export->waited = true;
+		/* In its last moments it stays in the list until our lock is free. */
+		if (tmesh_get_file_active(&export->dmabuf->file)) {
+			dmabuf = export->dmabuf;
+			break;
+		}
+	}
+	mutex_unlock(&region->claims_lock);
+	return dmabuf;
+}
+
+/**
+ * tmesh_exports_wait() - wait for work that importers of a revoked region had queued
+ * @region: revoked
+ *
+ * For all exports together no longer than TMESH_REVOKE_WAIT, and a signal ends it. Nothing
+ * depends on it but how much of the work is over when TMESH_REVOKE returns.
+ *
+ * Context: may sleep; no lock of ours is held.
+ */
+void tmesh_exports_wait(struct tmesh_region *region)
+{
+	long left = TMESH_REVOKE_WAIT;
+	struct dma_buf *dmabuf;
+
+	while (left > 0) {
+		dmabuf = tmesh_exports_next_unwaited(region);
+		if (!dmabuf)
+			return;
+		left = dma_resv_wait_timeout(dmabuf->resv, DMA_RESV_USAGE_BOOKKEEP, true, left);
+		dma_buf_put(dmabuf);
+	}
+}

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Handles: files on a region, each with an inode and so an address space of its own, on a
+ * filesystem that nobody can mount.
+ */
+#include <linux/cred.h>
+#include <linux/file.h>
+#include <linux/module.h>
+#include <linux/mount.h>
+#include <linux/poll.h>
+#include <linux/pseudo_fs.h>
+#include <linux/slab.h>
+
+#include "tmesh.h"
+#include "trace.h"
+
+#define TMESH_FS_MAGIC 0x746d7368
+
+/*
+ * Mounted while there is a handle. A mount that lives as long as the module would hold the
+ * module for ever.
+ */
+static struct vfsmount *tmesh_mnt;
+static int tmesh_mnt_count;
+
+static int tmesh_fs_init_context(struct fs_context *fc)
+{
+	if (!init_pseudo(fc, TMESH_FS_MAGIC))
+		return -ENOMEM;
+	fc->s_iflags |= SB_I_NOEXEC;
+	return 0;
+}
+
+static struct file_system_type tmesh_fs = {
+	.name = "tmesh",
+	.owner = THIS_MODULE,
+	.init_fs_context = tmesh_fs_init_context,
+	.kill_sb = kill_anon_super,
+};
+
+static int tmesh_handle_release(struct inode *inode, struct file *file)
+{
+	struct tmesh_handle *handle = file->private_data;
+	u64 bytes = (u64)handle->claim.nr_pages << PAGE_SHIFT;
+
+	tmesh_claim_fini(&handle->claim);
+	if (handle->pin_user) {
+		tmesh_uncharge_pin(handle->pin_user, bytes);
+		tmesh_user_put(handle->pin_user);
+	}
+	kfree(handle);
+	simple_release_fs(&tmesh_mnt, &tmesh_mnt_count);
+	return 0;
+}
+
+static int tmesh_handle_mmap(struct file *file, struct vm_area_struct *vma)
+{
+	struct tmesh_handle *handle = file->private_data;
+
+	return tmesh_mmap(&handle->claim, vma);
+}
+
+static __poll_t tmesh_handle_poll(struct file *file, poll_table *wait)
+{
+	struct tmesh_handle *handle = file->private_data;
+	struct tmesh_region *region = handle->claim.region;
+
+	poll_wait(file, &region->wait, wait);
+	return READ_ONCE(region->state) & TMESH_STATE_REVOKED ? EPOLLHUP : 0;
+}
+
+static long tmesh_handle_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
+{
+	return tmesh_ioctl(file->private_data, cmd, arg);
+}
+
+static const struct file_operations tmesh_handle_fops = {
+	.owner = THIS_MODULE,
+	.release = tmesh_handle_release,
+	.mmap = tmesh_handle_mmap,
+	.get_unmapped_area = thp_get_unmapped_area,
+	.poll = tmesh_handle_poll,
+	.unlocked_ioctl = tmesh_handle_ioctl,
+	.compat_ioctl = compat_ptr_ioctl,
+	.show_fdinfo = tmesh_show_fdinfo,
+	.llseek = noop_llseek,
+};
+
+/* Keeping somebody else's memory from being taken back costs as much as memory of one's own. */
+static int tmesh_handle_charge(struct tmesh_handle *handle, const struct tmesh_region *region)
+{
+	int rc;
+
+	if (uid_eq(current_euid(), region->user->uid))
+		return 0;
+	handle->pin_user = tmesh_user_get(current_euid());
+	if (IS_ERR(handle->pin_user))
+		return PTR_ERR(handle->pin_user);
+	rc = tmesh_charge_pin(handle->pin_user, (u64)region->nr_pages << PAGE_SHIFT);
+	if (rc)
+		tmesh_user_put(handle->pin_user);
+	return rc;
+}
+
+static struct file *tmesh_handle_file(struct tmesh_region *region, u32 rights, bool pinning)
+{
+	int mode = rights & TMESH_RIGHT_WRITE ? O_RDWR : O_RDONLY, rc;
+	struct tmesh_handle *handle;
+	struct inode *inode;
+	struct file *file;
+
+	handle = kzalloc(sizeof(*handle), GFP_KERNEL_ACCOUNT);
+	if (!handle)
+		return ERR_PTR(-ENOMEM);
+	if (pinning) {
+		rc = tmesh_handle_charge(handle, region);
+		if (rc)
+			goto free;
+	}
+	rc = simple_pin_fs(&tmesh_fs, &tmesh_mnt, &tmesh_mnt_count);
+	if (rc)
+		goto uncharge;
+	inode = alloc_anon_inode(tmesh_mnt->mnt_sb);
+	if (IS_ERR(inode)) {
+		rc = PTR_ERR(inode);
+		goto unpin;
+	}
+	inode->i_size = (loff_t)region->nr_pages << PAGE_SHIFT;
+	inode->i_flags |= S_NOCMTIME;
+	/* alloc_file_pseudo() leaves it to its caller to hold the owner of the operations. */
+	__module_get(THIS_MODULE);
+	file = alloc_file_pseudo(inode, tmesh_mnt, "tmesh", mode, &tmesh_handle_fops);
+	if (IS_ERR(file)) {
+		module_put(THIS_MODULE);
+		iput(inode);
+		rc = PTR_ERR(file);
+		goto unpin;
+	}
+	tmesh_claim_init(&handle->claim, region,
+			 pinning ? TMESH_HOLDER_PINNING : TMESH_HOLDER_HANDLE, rights, inode);
+	file->private_data = handle;
+	return file;
+
+unpin:
+	simple_release_fs(&tmesh_mnt, &tmesh_mnt_count);
+uncharge:
+	if (handle->pin_user) {
+		tmesh_uncharge_pin(handle->pin_user, (u64)region->nr_pages << PAGE_SHIFT);
+		tmesh_user_put(handle->pin_user);
+	}
+free:
+	kfree(handle);
+	return ERR_PTR(rc);
+}
+
+/**
+ * tmesh_handle_new() - make a handle and reserve a descriptor for it
+ * @region:  which it will hold
+ * @rights:  TMESH_RIGHT_*
+ * @pinning: forbid revocations
+ * @file:    set to the handle, to be installed with fd_install() or given up with
+ *           tmesh_handle_cancel()
+ *
+ * Return: the descriptor or a negative error.
+ */
+int tmesh_handle_new(struct tmesh_region *region, u32 rights, bool pinning, struct file **file)
+{
+	struct tmesh_handle *handle;
+	int fd, rc;
+
+	fd = get_unused_fd_flags(O_CLOEXEC);
+	if (fd < 0)
+		return fd;
+	*file = tmesh_handle_file(region, rights, pinning);
+	if (IS_ERR(*file)) {
+		put_unused_fd(fd);
+		return PTR_ERR(*file);
+	}
+	handle = (*file)->private_data;
+	rc = tmesh_claim_add(&handle->claim);
+	if (rc) {
+		tmesh_handle_cancel(fd, *file);
+		return rc;
+	}
+	return fd;
+}
+
+/**
+ * tmesh_handle_cancel() - give up a handle that was not installed
+ * @fd:   its descriptor
+ * @file: the handle
+ */
+void tmesh_handle_cancel(int fd, struct file *file)
+{
+	put_unused_fd(fd);
+	fput(file);
+}
+
+/* READ is part of every set of rights, so that none means a mistake. */
+static int tmesh_check_rights(u32 rights)
+{
+	if (rights & ~TMESH_RIGHTS_ALL)
+		return -EOPNOTSUPP;
+	return rights & TMESH_RIGHT_READ ? 0 : -EINVAL;
+}
+
+/**
+ * tmesh_ioctl_open() - TMESH_OPEN
+ * @ucmd: the call
+ *
+ * Return: 0 or a negative error.
+ */
+int tmesh_ioctl_open(struct tmesh_ucmd *ucmd)
+{
+	struct tmesh_open *cmd = ucmd->cmd;
+	struct tmesh_region *region;
+	struct file *file;
+	u32 rights;
+	int rc;
+
+	rc = tmesh_check_rights(cmd->rights);
+	if (rc)
+		return rc;
+	region = tmesh_registry_redeem(cmd->token, &rights);
+	if (!region)
+		return -ENOENT;
+	rc = -EACCES;
+	if (cmd->rights & ~(rights & tmesh_access(region)))
+		goto put;
+	rc = tmesh_handle_new(region, cmd->rights, cmd->flags & TMESH_OPEN_PIN, &file);
+	/* A token dies with the revocation; it was seen a moment too early. */
+	if (rc == -ESTALE)
+		rc = -ENOENT;
+	if (rc < 0)
+		goto put;
+	cmd->fd = rc;
+	cmd->id = region->id;
+	cmd->bytes = region->bytes;
+	cmd->alloc_bytes = (u64)region->nr_pages << PAGE_SHIFT;
+	cmd->state = READ_ONCE(region->state);
+	cmd->desc_bytes = READ_ONCE(region->desc_bytes);
+	rc = tmesh_respond(ucmd, sizeof(*cmd));
+	if (rc) {
+		tmesh_handle_cancel(cmd->fd, file);
+		goto put;
+	}
+	trace_tmesh_open(region->id, cmd->rights, cmd->flags & TMESH_OPEN_PIN);
+	fd_install(cmd->fd, file);
+put:
+	tmesh_region_put(region);
+	return rc;
+}
+
+/**
+ * tmesh_ioctl_derive() - TMESH_DERIVE
+ * @ucmd: the call
+ *
+ * Return: 0 or a negative error.
+ */
+int tmesh_ioctl_derive(struct tmesh_ucmd *ucmd)
+{
+	struct tmesh_claim *claim = &ucmd->handle->claim;
+	struct tmesh_derive *cmd = ucmd->cmd;
+	struct file *file;
+	int rc;
+
+	rc = tmesh_check_rights(cmd->rights);
+	if (rc)
+		return rc;
+	if (cmd->rights & ~claim->rights)
+		return -EACCES;
+	rc = tmesh_handle_new(claim->region, cmd->rights, cmd->flags & TMESH_DERIVE_PIN, &file);
+	if (rc < 0)
+		return rc;
+	cmd->fd = rc;
+	rc = tmesh_respond(ucmd, sizeof(*cmd));
+	if (rc) {
+		tmesh_handle_cancel(cmd->fd, file);
+		return rc;
+	}
+	trace_tmesh_open(claim->region->id, cmd->rights, cmd->flags & TMESH_DERIVE_PIN);
+	fd_install(cmd->fd, file);
+	return 0;
+}
+
+/**
+ * tmesh_ioctl_token() - TMESH_TOKEN
+ * @ucmd: the call
+ *
+ * Return: 0 or a negative error.
+ */
+int tmesh_ioctl_token(struct tmesh_ucmd *ucmd)
+{
+	struct tmesh_claim *claim = &ucmd->handle->claim;
+	struct tmesh_token *cmd = ucmd->cmd;
+	int rc;
+
+	if (cmd->pad)
+		return -EINVAL;
+	rc = tmesh_check_rights(cmd->rights);
+	if (rc)
+		return rc;
+	if (cmd->rights & ~claim->rights)
+		return -EACCES;
+	if (mutex_lock_killable(&claim->region->claims_lock))
+		return -EINTR;
+	rc = tmesh_name_get(claim->region, cmd->rights, cmd->token);
+	mutex_unlock(&claim->region->claims_lock);
+	return rc ? rc : tmesh_respond(ucmd, sizeof(*cmd));
+}

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * tmesh: refcounted memory regions shared between processes and devices.
+ *
+ * The device, and the table of calls that it and handles share.
+ */
+#include <linux/cred.h>
+#include <linux/fs.h>
+#include <linux/miscdevice.h>
+#include <linux/module.h>
+#include <linux/uaccess.h>
+
+#include "tmesh.h"
+
+/* For work that may drop the last reference to a region: unloading waits for it. */
+struct workqueue_struct *tmesh_wq;
+
+#define TMESH_ON_DEVICE BIT(0)
+#define TMESH_ON_HANDLE BIT(1)
+
+/**
+ * struct tmesh_op - a call
+ * @size:     of its structure as this module knows it
+ * @min_size: of its structure as first published
+ * @flags:    flags that it knows
+ * @where:    TMESH_ON_*
+ * @execute:  does it; responds by itself, before anything that cannot be undone
+ */
+struct tmesh_op {
+	u32 size;
+	u32 min_size;
+	u32 flags;
+	u32 where;
+	int (*execute)(struct tmesh_ucmd *ucmd);
+};
+
+#define TMESH_OP(_cmd, _struct, _last, _flags, _where, _execute)                \
+	[_IOC_NR(_cmd)] = {                                                     \
+		.size = sizeof(struct _struct) +                                \
+			BUILD_BUG_ON_ZERO(offsetof(struct _struct, size)) +     \
+			BUILD_BUG_ON_ZERO(offsetof(struct _struct, flags) != 4), \
+		.min_size = offsetofend(struct _struct, _last),                 \
+		.flags = _flags,                                                \
+		.where = _where,                                                \
+		.execute = _execute,                                            \
+	}
+
+static const struct tmesh_op tmesh_ops[] = {
+	TMESH_OP(TMESH_CAPS, tmesh_caps_query, used_regions, 0,
+		 TMESH_ON_DEVICE | TMESH_ON_HANDLE, tmesh_ioctl_caps),
+	TMESH_OP(TMESH_CREATE, tmesh_create, id,
+		 TMESH_CREATE_HUGE | TMESH_CREATE_NOHUGE | TMESH_CREATE_NODE | TMESH_CREATE_GID |
+			 TMESH_CREATE_NOPIN,
+		 TMESH_ON_DEVICE, tmesh_ioctl_create),
+	TMESH_OP(TMESH_CREATE_MEMFD, tmesh_create_memfd, id, TMESH_CREATE_GID | TMESH_CREATE_NOPIN,
+		 TMESH_ON_DEVICE, tmesh_ioctl_create_memfd),
+	TMESH_OP(TMESH_OPEN, tmesh_open, desc_bytes, TMESH_OPEN_PIN, TMESH_ON_DEVICE,
+		 tmesh_ioctl_open),
+	TMESH_OP(TMESH_DERIVE, tmesh_derive, fd, TMESH_DERIVE_PIN, TMESH_ON_HANDLE,
+		 tmesh_ioctl_derive),
+	TMESH_OP(TMESH_TOKEN, tmesh_token, token, 0, TMESH_ON_HANDLE, tmesh_ioctl_token),
+	TMESH_OP(TMESH_INFO, tmesh_info, label, 0, TMESH_ON_DEVICE | TMESH_ON_HANDLE,
+		 tmesh_ioctl_info),
+	TMESH_OP(TMESH_LIST, tmesh_list, pad, 0, TMESH_ON_DEVICE, tmesh_ioctl_list),
+	TMESH_OP(TMESH_HOLDERS, tmesh_holders, pad, 0, TMESH_ON_DEVICE | TMESH_ON_HANDLE,
+		 tmesh_ioctl_holders),
+	TMESH_OP(TMESH_SEAL, tmesh_seal, flags, 0, TMESH_ON_HANDLE, tmesh_ioctl_seal),
+	TMESH_OP(TMESH_EXPORT, tmesh_export, pad, TMESH_EXPORT_WRITE, TMESH_ON_HANDLE,
+		 tmesh_ioctl_export),
+	TMESH_OP(TMESH_DESC_SET, tmesh_desc, pad, 0, TMESH_ON_HANDLE, tmesh_ioctl_desc_set),
+	TMESH_OP(TMESH_DESC_GET, tmesh_desc, pad, 0, TMESH_ON_DEVICE | TMESH_ON_HANDLE,
+		 tmesh_ioctl_desc_get),
+	TMESH_OP(TMESH_REVOKE, tmesh_revoke, pad, 0, TMESH_ON_HANDLE, tmesh_ioctl_revoke),
+};
+
+union tmesh_cmd {
+	struct {
+		u32 size;
+		u32 flags;
+	} head;
+	struct tmesh_caps_query caps;
+	struct tmesh_create create;
+	struct tmesh_create_memfd create_memfd;
+	struct tmesh_open open;
+	struct tmesh_derive derive;
+	struct tmesh_token token;
+	struct tmesh_info info;
+	struct tmesh_list list;
+	struct tmesh_holders holders;
+	struct tmesh_seal seal;
+	struct tmesh_export export;
+	struct tmesh_desc desc;
+	struct tmesh_revoke revoke;
+};
+
+/**
+ * tmesh_respond() - write a call's structure back
+ * @ucmd: the call
+ * @size: of the structure
+ *
+ * Writes what the caller has room for. To be called before the first step that cannot be
+ * undone, such as installing a descriptor.
+ *
+ * Return: 0 or -EFAULT.
+ */
+int tmesh_respond(struct tmesh_ucmd *ucmd, size_t size)
+{
+	return copy_to_user(ucmd->ubuffer, ucmd->cmd, min_t(size_t, ucmd->user_size, size)) ?
+		       -EFAULT : 0;
+}
+
+/**
+ * tmesh_ioctl() - dispatch a call
+ * @handle: the handle it was made on, or NULL on the device
+ * @cmd:    its number
+ * @arg:    where its structure is
+ *
+ * Return: 0 or a negative error.
+ */
+long tmesh_ioctl(struct tmesh_handle *handle, unsigned int cmd, unsigned long arg)
+{
+	struct tmesh_ucmd ucmd = { .ubuffer = (void __user *)arg, .handle = handle };
+	const struct tmesh_op *op;
+	union tmesh_cmd buffer;
+	int rc;
+
+	if (_IOC_TYPE(cmd) != TMESH_IOC_MAGIC || cmd != _IO(TMESH_IOC_MAGIC, _IOC_NR(cmd)) ||
+	    _IOC_NR(cmd) >= ARRAY_SIZE(tmesh_ops))
+		return -ENOTTY;
+	op = &tmesh_ops[array_index_nospec(_IOC_NR(cmd), ARRAY_SIZE(tmesh_ops))];
+	if (!(op->where & (handle ? TMESH_ON_HANDLE : TMESH_ON_DEVICE)))
+		return -ENOTTY;
+
+	if (get_user(ucmd.user_size, (u32 __user *)ucmd.ubuffer))
+		return -EFAULT;
+	if (ucmd.user_size < op->min_size)
+		return -EINVAL;
+	if (ucmd.user_size > PAGE_SIZE)
+		return -E2BIG;
+	rc = copy_struct_from_user(&buffer, op->size, ucmd.ubuffer, ucmd.user_size);
+	if (rc)
+		return rc;
+	if (buffer.head.flags & ~op->flags)
+		return -EOPNOTSUPP;
+	/* The caller may have changed it since; what counts is what was checked. */
+	buffer.head.size = ucmd.user_size;
+
+	ucmd.cmd = &buffer;
+	return op->execute(&ucmd);
+}
+
+static long tmesh_device_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
+{
+	return tmesh_ioctl(NULL, cmd, arg);
+}
+
+static int tmesh_device_open(struct inode *inode, struct file *file)
+{
+	struct tmesh_user *user = tmesh_user_get(file->f_cred->euid);
+
+	if (IS_ERR(user))
+		return PTR_ERR(user);
+	tmesh_device_opened(user);
+	file->private_data = user;
+	return 0;
+}
+
+static int tmesh_device_release(struct inode *inode, struct file *file)
+{
+	struct tmesh_user *user = file->private_data;
+
+	tmesh_device_closed(user);
+	tmesh_user_put(user);
+	return 0;
+}
+
+static const struct file_operations tmesh_device_fops = {
+	.owner = THIS_MODULE,
+	.open = tmesh_device_open,
+	.release = tmesh_device_release,
+	.unlocked_ioctl = tmesh_device_ioctl,
+	.compat_ioctl = compat_ptr_ioctl,
+	.llseek = noop_llseek,
+};
+
+static struct miscdevice tmesh_device = {
+	.minor = MISC_DYNAMIC_MINOR,
+	.name = "tmesh",
+	.fops = &tmesh_device_fops,
+	.mode = 0660,
+};
+
+static int __init tmesh_init(void)
+{
+	int rc;
+
+	tmesh_wq = alloc_workqueue("tmesh", WQ_UNBOUND, 0);
+	if (!tmesh_wq)
+		return -ENOMEM;
+	rc = tmesh_registry_init();
+	if (rc)
+		goto err_wq;
+	rc = tmesh_account_init();
+	if (rc)
+		goto err_registry;
+	tmesh_debug_init();
+	rc = misc_register(&tmesh_device);
+	if (rc)
+		goto err_debug;
+	return 0;
+
+err_debug:
+	tmesh_debug_exit();
+	tmesh_account_exit();
+err_registry:
+	tmesh_registry_exit();
+err_wq:
+	destroy_workqueue(tmesh_wq);
+	return rc;
+}
+
+static void __exit tmesh_exit(void)
+{
+	misc_deregister(&tmesh_device);
+	/* Every file has gone; what the last one left to the queue may still be running. */
+	destroy_workqueue(tmesh_wq);
+	tmesh_debug_exit();
+	tmesh_account_exit();
+	tmesh_registry_exit();
+}
+
+module_init(tmesh_init);
+module_exit(tmesh_exit);
+
+MODULE_DESCRIPTION("Refcounted memory regions shared between processes and devices");
+MODULE_LICENSE("GPL");
+TMESH_IMPORT_DMA_BUF;

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Memory mappings of handles and exports: struct pages, PMDs where the memory is made of
+ * 2 MiB folios, else growing batches of pages.
+ */
+#include <linux/pagemap.h>
+
+#include "tmesh.h"
+#include "trace.h"
+
+/* Pages that a fault maps: so few at first that a first byte is cheap, then twice as many. */
+#define TMESH_BATCH_MIN 16U
+#define TMESH_BATCH_MAX 512U
+
+/*
+ * Maps a batch from the faulting page on. All of it happens under the region's lock, so that
+ * a revocation finds either nothing of it or all of it.
+ */
+static vm_fault_t tmesh_fault_batch(struct vm_fault *vmf, struct tmesh_claim *claim,
+				    struct page **pages)
+{
+	struct vm_area_struct *vma = vmf->vma;
+	unsigned int batch = TMESH_BATCH_MIN;
+	unsigned long nr, left;
+	int rc;
+
+	if (vmf->pgoff == READ_ONCE(claim->fault_next))
+		batch = min(READ_ONCE(claim->fault_batch) * 2, TMESH_BATCH_MAX);
+	batch = max(batch, TMESH_BATCH_MIN);
+	nr = min_t(unsigned long, batch, claim->nr_pages - vmf->pgoff);
+	nr = min(nr, (vma->vm_end - vmf->address) >> PAGE_SHIFT);
+
+	left = nr;
+	rc = vm_insert_pages(vma, vmf->address, pages + vmf->pgoff, &left);
+	WRITE_ONCE(claim->fault_next, vmf->pgoff + nr);
+	WRITE_ONCE(claim->fault_batch, batch);
+	/* It stops at a page that is mapped already, which may even be the first. */
+	if (!rc || left < nr || rc == -EBUSY)
+		return VM_FAULT_NOPAGE;
+	return rc == -ENOMEM ? VM_FAULT_OOM : VM_FAULT_SIGBUS;
+}
+
+static vm_fault_t tmesh_fault(struct vm_fault *vmf)
+{
+	struct tmesh_claim *claim = vmf->vma->vm_private_data;
+	struct tmesh_region *region = claim->region;
+	vm_fault_t ret = VM_FAULT_SIGBUS;
+	struct page **pages;
+
+	down_read(&region->lock);
+	if (!region->mem || vmf->pgoff >= claim->nr_pages)
+		goto unlock;
+	pages = region->mem->pages + claim->first;
+	if (vmf->vma->vm_flags & VM_MIXEDMAP) {
+		ret = tmesh_fault_batch(vmf, claim, pages);
+		goto unlock;
+	}
+	/*
+	 * The core maps the page, by a PMD where it can, after our lock is gone. It holds the
+	 * folio's lock until then, and a revocation waits for that before it unmaps.
+	 */
+	vmf->page = pages[vmf->pgoff];
+	get_page(vmf->page);
+	lock_page(vmf->page);
+	ret = VM_FAULT_LOCKED;
+unlock:
+	up_read(&region->lock);
+	return ret;
+}
+
+/* A mapping can write if it ever could: VM_MAYWRITE does not change after mmap(). */
+static void tmesh_count_mapping(struct vm_area_struct *vma, int step)
+{
+	struct tmesh_claim *claim = vma->vm_private_data;
+
+	atomic_add(step, &claim->mappings);
+	if (vma->vm_flags & VM_MAYWRITE)
+		atomic_add(step, &claim->region->writers);
+}
+
+/* A fork, split or move: the mapping it comes from still counts, so nobody can have sealed. */
+static void tmesh_vma_open(struct vm_area_struct *vma)
+{
+	tmesh_count_mapping(vma, 1);
+}
+
+static void tmesh_vma_close(struct vm_area_struct *vma)
+{
+	tmesh_count_mapping(vma, -1);
+}
+
+static const struct vm_operations_struct tmesh_vm_ops = {
+	.open = tmesh_vma_open,
+	.close = tmesh_vma_close,
+	.fault = tmesh_fault,
+};
+
+/*
+ * The core puts a PMD where the file's offset is aligned. That is where a folio begins only
+ * if the claim begins at one too.
+ */
+static bool tmesh_wants_pmd(const struct tmesh_claim *claim, const struct tmesh_mem *mem,
+			    const struct vm_area_struct *vma)
+{
+	return mem->pmd && IS_ALIGNED(claim->first, TMESH_HUGE_PAGES) &&
+	       IS_ALIGNED((vma->vm_start >> PAGE_SHIFT) - vma->vm_pgoff, TMESH_HUGE_PAGES) &&
+	       ALIGN(vma->vm_start, PMD_SIZE) + PMD_SIZE <= vma->vm_end;
+}
+
+/**
+ * tmesh_mmap() - map a part of a claim
+ * @claim: whose file is mapped
+ * @vma:   the new mapping
+ *
+ * No page is mapped here: a revocation would not find it yet. A mapping made without
+ * PROT_WRITE can never be made writable, so that the count of writers is exact.
+ *
+ * Context: mmap_lock is held for writing; takes the region's lock.
+ * Return: 0; -EINVAL for a private mapping or one that leaves the claim; -EACCES for a
+ * writable one without the right; -EPERM for a writable one of a sealed region; -ESTALE.
+ */
+int tmesh_mmap(struct tmesh_claim *claim, struct vm_area_struct *vma)
+{
+	struct tmesh_region *region = claim->region;
+	bool writable = vma->vm_flags & VM_WRITE;
+	u64 offset = (u64)vma->vm_pgoff << PAGE_SHIFT;
+	int rc = 0;
+
+	if (!(vma->vm_flags & VM_MAYSHARE))
+		return -EINVAL;
+	if (vma->vm_pgoff > claim->nr_pages || vma_pages(vma) > claim->nr_pages - vma->vm_pgoff)
+		return -EINVAL;
+	if (writable && !(claim->rights & TMESH_RIGHT_WRITE))
+		return -EACCES;
+
+	down_read(&region->lock);
+	if (!region->mem) {
+		rc = -ESTALE;
+		goto unlock;
+	}
+	if (writable && region->state & TMESH_STATE_SEALED) {
+		rc = -EPERM;
+		goto unlock;
+	}
+	if (!writable)
+		vm_flags_clear(vma, VM_MAYWRITE);
+	if (region->mem->ops->mmap) {
+		vma->vm_pgoff += claim->first;
+		rc = region->mem->ops->mmap(region->mem, vma);
+		if (!rc)
+			vm_flags_set(vma, VM_DONTEXPAND | VM_DONTDUMP);
+		goto unlock;
+	}
+	vm_flags_set(vma, VM_DONTEXPAND | VM_DONTDUMP);
+	/* Where a PMD is mapped, VM_MIXEDMAP would lose the folio's reference. */
+	if (!tmesh_wants_pmd(claim, region->mem, vma))
+		vm_flags_set(vma, VM_MIXEDMAP);
+	vma->vm_private_data = claim;
+	vma->vm_ops = &tmesh_vm_ops;
+	tmesh_count_mapping(vma, 1);
+unlock:
+	up_read(&region->lock);
+	if (!rc)
+		trace_tmesh_map(region->id, ((u64)claim->first << PAGE_SHIFT) + offset,
+				vma->vm_end - vma->vm_start, writable);
+	return rc;
+}
+
+/**
+ * tmesh_flush_faults() - wait for faults that saw a region before it was revoked
+ * @mem: its memory, of which the caller has a reference
+ *
+ * Batches are over when the region's lock is. Faults that left the mapping to the core hold
+ * the lock of their folio until it is done.
+ *
+ * Context: may sleep; the region's lock must not be held.
+ */
+void tmesh_flush_faults(struct tmesh_mem *mem)
+{
+	unsigned long i;
+
+	if (!mem->pmd)
+		return;
+	for (i = 0; i < mem->nr_pages; i += folio_nr_pages(page_folio(mem->pages[i]))) {
+		struct folio *folio = page_folio(mem->pages[i]);
+
+		folio_lock(folio);
+		folio_unlock(folio);
+		cond_resched();
+	}
+}
+
+/**
+ * tmesh_zap() - take all mappings of a claim away
+ * @claim: of a region that is revoked, so that they do not come back
+ *
+ * Context: may sleep; takes i_mmap_rwsem.
+ */
+void tmesh_zap(struct tmesh_claim *claim)
+{
+	unmap_mapping_range(claim->inode->i_mapping, 0, (loff_t)claim->nr_pages << PAGE_SHIFT, 1);
+}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Memory as all backings have it: pages, and who is charged for them.
+ */
+#include <linux/slab.h>
+
+#include "tmesh.h"
+
+/**
+ * tmesh_mem_init() - charge memory and make room for its pages
+ * @mem:      zeroed, part of a backing's own object
+ * @ops:      that backing
+ * @user:     who is charged
+ * @nr_pages: how much
+ *
+ * Return: 0, or -EDQUOT or -ENOMEM and nothing is charged.
+ */
+int tmesh_mem_init(struct tmesh_mem *mem, const struct tmesh_backing_ops *ops,
+		   struct tmesh_user *user, unsigned long nr_pages)
+{
+	int rc;
+
+	rc = tmesh_charge(user, 0, (u64)nr_pages << PAGE_SHIFT);
+	if (rc)
+		return rc;
+	/* No warning: the limits may be set so high that the array itself is too long. */
+	mem->pages = kvcalloc(nr_pages, sizeof(*mem->pages), GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
+	if (!mem->pages) {
+		tmesh_uncharge(user, 0, (u64)nr_pages << PAGE_SHIFT);
+		return -ENOMEM;
+	}
+	kref_init(&mem->ref);
+	tmesh_user_hold(user);
+	mem->user = user;
+	mem->ops = ops;
+	mem->nr_pages = nr_pages;
+	return 0;
+}
+
+/**
+ * tmesh_mem_fini() - undo tmesh_mem_init()
+ * @mem: whose pages were given back
+ */
+void tmesh_mem_fini(struct tmesh_mem *mem)
+{
+	kvfree(mem->pages);
+	tmesh_uncharge(mem->user, 0, (u64)mem->nr_pages << PAGE_SHIFT);
+	tmesh_user_put(mem->user);
+}
+
+static void tmesh_mem_release(struct kref *ref)
+{
+	struct tmesh_mem *mem = container_of(ref, struct tmesh_mem, ref);
+
+	mem->ops->release(mem);
+}
+
+/**
+ * tmesh_mem_put() - drop a reference
+ * @mem: the memory
+ *
+ * Context: process context; frees the pages with the last reference.
+ */
+void tmesh_mem_put(struct tmesh_mem *mem)
+{
+	kref_put(&mem->ref, tmesh_mem_release);
+}
+
+/**
+ * tmesh_mem_get_live() - take a reference to a region's memory
+ * @region: the region
+ *
+ * Context: takes the region's lock.
+ * Return: the memory, or NULL where it was revoked.
+ */
+struct tmesh_mem *tmesh_mem_get_live(struct tmesh_region *region)
+{
+	struct tmesh_mem *mem;
+
+	down_read(&region->lock);
+	mem = region->mem;
+	if (mem)
+		kref_get(&mem->ref);
+	up_read(&region->lock);
+	return mem;
+}

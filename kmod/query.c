@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Calls that only look: capabilities, info, list, holders, description.
+ */
+#include <linux/capability.h>
+#include <linux/cred.h>
+#include <linux/sched/signal.h>
+#include <linux/slab.h>
+#include <linux/uaccess.h>
+
+#include "tmesh.h"
+
+/**
+ * tmesh_ioctl_caps() - TMESH_CAPS
+ * @ucmd: the call
+ *
+ * Return: 0 or a negative error.
+ */
+int tmesh_ioctl_caps(struct tmesh_ucmd *ucmd)
+{
+	struct tmesh_caps_query *cmd = ucmd->cmd;
+	struct tmesh_user *user = tmesh_user_get(current_euid());
+
+	if (IS_ERR(user))
+		return PTR_ERR(user);
+	cmd->abi_version = TMESH_ABI_VERSION;
+	cmd->page_bytes = PAGE_SIZE;
+	cmd->features = TMESH_FEATURE_PAGES | TMESH_FEATURE_MEMFD | TMESH_FEATURE_EXPORT |
+			TMESH_FEATURE_PIN | TMESH_FEATURE_REVOKE;
+	cmd->huge_page_bytes = 0;
+	if (IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE)) {
+		cmd->features |= TMESH_FEATURE_HUGE;
+		cmd->huge_page_bytes = PMD_SIZE;
+	}
+	cmd->max_bytes_per_uid = READ_ONCE(tmesh_limits.bytes_per_uid);
+	cmd->max_regions_per_uid = READ_ONCE(tmesh_limits.regions_per_uid);
+	cmd->max_bytes = READ_ONCE(tmesh_limits.bytes);
+	cmd->max_regions = READ_ONCE(tmesh_limits.regions);
+	tmesh_usage(user, &cmd->used_regions, &cmd->used_bytes);
+	tmesh_user_put(user);
+	return tmesh_respond(ucmd, sizeof(*cmd));
+}
+
+static void tmesh_fill_info(struct tmesh_info *info, const struct tmesh_region *region,
+			    const struct tmesh_handle *handle)
+{
+	memset(info, 0, sizeof(*info));
+	info->size = sizeof(*info);
+	info->flags = region->flags;
+	info->id = region->id;
+	info->bytes = region->bytes;
+	info->alloc_bytes = (u64)region->nr_pages << PAGE_SHIFT;
+	info->huge_bytes = region->huge_bytes;
+	info->created_ns = region->created_ns;
+	info->backing = region->backing;
+	info->state = READ_ONCE(region->state);
+	if (handle) {
+		info->rights = handle->claim.rights;
+		info->pinning = handle->claim.kind == TMESH_HOLDER_PINNING;
+	}
+	info->uid = from_kuid_munged(current_user_ns(), region->user->uid);
+	info->gid = from_kgid_munged(current_user_ns(), region->gid);
+	info->mode = region->mode;
+	info->node = region->node;
+	info->handles = READ_ONCE(region->nr_handles);
+	info->pinning_handles = READ_ONCE(region->nr_pinning);
+	info->exports = READ_ONCE(region->nr_exports);
+	info->attachments = atomic_read(&region->attachments);
+	info->desc_bytes = READ_ONCE(region->desc_bytes);
+	info->linger_ms = region->linger_ms;
+	memcpy(info->label, region->label, sizeof(info->label));
+}
+
+/* On a handle the id must be 0, and its region is meant; on the device it names one. */
+static struct tmesh_region *tmesh_get_named(struct tmesh_ucmd *ucmd, u64 id)
+{
+	struct tmesh_region *region;
+
+	if (ucmd->handle) {
+		if (id)
+			return ERR_PTR(-EINVAL);
+		region = ucmd->handle->claim.region;
+		kref_get(&region->ref);
+		return region;
+	}
+	region = tmesh_registry_find(id);
+	return region ? region : ERR_PTR(-ENOENT);
+}
+
+/**
+ * tmesh_ioctl_info() - TMESH_INFO
+ * @ucmd: the call
+ *
+ * Return: 0 or a negative error.
+ */
+int tmesh_ioctl_info(struct tmesh_ucmd *ucmd)
+{
+	struct tmesh_info *cmd = ucmd->cmd;
+	struct tmesh_region *region = tmesh_get_named(ucmd, cmd->id);
+	u32 size = cmd->size;
+
+	if (IS_ERR(region))
+		return PTR_ERR(region);
+	tmesh_fill_info(cmd, region, ucmd->handle);
+	cmd->size = size;
+	tmesh_region_put(region);
+	return tmesh_respond(ucmd, sizeof(*cmd));
+}
+
+/**
+ * tmesh_ioctl_list() - TMESH_LIST
+ * @ucmd: the call
+ *
+ * Return: 0 or a negative error.
+ */
+int tmesh_ioctl_list(struct tmesh_ucmd *ucmd)
+{
+	bool all = capable(CAP_SYS_ADMIN);
+	struct tmesh_list *cmd = ucmd->cmd;
+	struct tmesh_region *region = NULL;
+	struct tmesh_info info;
+	u64 cursor = cmd->cursor;
+	u32 room = cmd->count;
+	int rc;
+
+	if (cmd->pad)
+		return -EINVAL;
+	rc = tmesh_check_stride(room, cmd->entry_bytes, offsetofend(struct tmesh_info, label));
+	if (rc)
+		return rc;
+	cmd->count = 0;
+	while (cmd->count < room) {
+		if (fatal_signal_pending(current))
+			return -EINTR;
+		cond_resched();
+		region = tmesh_registry_next(&cursor, all);
+		if (!region)
+			break;
+		if (IS_ERR(region))
+			continue;
+		tmesh_fill_info(&info, region, NULL);
+		tmesh_region_put(region);
+		rc = tmesh_put_entry(cmd->entries, cmd->entry_bytes, cmd->count, &info,
+				     sizeof(info));
+		if (rc)
+			return rc;
+		cmd->cursor = cursor;
+		cmd->count++;
+	}
+	cmd->more = cmd->count == room;
+	return tmesh_respond(ucmd, sizeof(*cmd));
+}
+
+/**
+ * tmesh_ioctl_holders() - TMESH_HOLDERS
+ * @ucmd: the call
+ *
+ * Return: 0 or a negative error.
+ */
+int tmesh_ioctl_holders(struct tmesh_ucmd *ucmd)
+{
+	struct tmesh_holders *cmd = ucmd->cmd;
+	struct tmesh_holder *holders = NULL;
+	struct tmesh_region *region;
+	u32 room = cmd->count;
+	int rc;
+
+	if (cmd->pad)
+		return -EINVAL;
+	rc = tmesh_check_stride(room, cmd->entry_bytes, offsetofend(struct tmesh_holder, comm));
+	if (rc)
+		return rc;
+	region = tmesh_get_named(ucmd, cmd->id);
+	if (IS_ERR(region))
+		return PTR_ERR(region);
+	rc = -EPERM;
+	if (!uid_eq(current_euid(), region->user->uid) && !capable(CAP_SYS_ADMIN))
+		goto put;
+	rc = -EINTR;
+	if (mutex_lock_killable(&region->claims_lock))
+		goto put;
+	rc = tmesh_claims_describe(region, 0, room, &holders, &cmd->count, &cmd->total);
+	mutex_unlock(&region->claims_lock);
+	if (!rc)
+		rc = tmesh_put_holders(cmd->entries, cmd->entry_bytes, holders, cmd->count);
+	kvfree(holders);
+	if (!rc)
+		rc = tmesh_respond(ucmd, sizeof(*cmd));
+put:
+	tmesh_region_put(region);
+	return rc;
+}
+
+/**
+ * tmesh_ioctl_desc_get() - TMESH_DESC_GET
+ * @ucmd: the call
+ *
+ * Return: 0 or a negative error.
+ */
+int tmesh_ioctl_desc_get(struct tmesh_ucmd *ucmd)
+{
+	struct tmesh_desc *cmd = ucmd->cmd;
+	u32 room = min_t(u32, cmd->bytes, TMESH_DESC_MAX);
+	struct tmesh_region *region;
+	void *copy = NULL;
+	int rc;
+
+	if (cmd->pad)
+		return -EINVAL;
+	region = tmesh_get_named(ucmd, cmd->id);
+	if (IS_ERR(region))
+		return PTR_ERR(region);
+	rc = -ENOMEM;
+	copy = kzalloc(room, GFP_KERNEL);
+	if (!copy)
+		goto put;
+	/* By way of a copy: no user memory is touched under the lock that its faults may need. */
+	rc = -EINTR;
+	if (down_read_killable(&region->lock))
+		goto put;
+	rc = region->state & TMESH_STATE_REVOKED ? -ESTALE : 0;
+	cmd->bytes = region->desc_bytes;
+	room = min(room, cmd->bytes);
+	if (room)
+		memcpy(copy, region->desc, room);
+	up_read(&region->lock);
+	if (!rc && copy_to_user(u64_to_user_ptr(cmd->data), copy, room))
+		rc = -EFAULT;
+	if (!rc)
+		rc = tmesh_respond(ucmd, sizeof(*cmd));
+put:
+	kfree(copy);
+	tmesh_region_put(region);
+	return rc;
+}

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Finding regions: by id, in order of id, and by token. Look-ups run under RCU and take a
+ * reference only where one is left, so that a region can be on its way out at any time.
+ */
+#include <linux/cred.h>
+#include <linux/nsproxy.h>
+#include <linux/random.h>
+#include <linux/rhashtable.h>
+#include <linux/sched.h>
+#include <linux/xarray.h>
+
+#include "tmesh.h"
+
+static DEFINE_XARRAY(regions);
+static atomic64_t last_id;
+
+static struct rhashtable names;
+static const struct rhashtable_params names_params = {
+	.head_offset = offsetof(struct tmesh_name, node),
+	.key_offset = offsetof(struct tmesh_name, token),
+	.key_len = TMESH_TOKEN_BYTES,
+	.automatic_shrinking = true,
+};
+
+/**
+ * tmesh_registry_reserve() - give a region its id
+ * @region: not visible yet
+ *
+ * Return: 0 or -ENOMEM.
+ */
+int tmesh_registry_reserve(struct tmesh_region *region)
+{
+	region->id = atomic64_inc_return(&last_id);
+	return xa_reserve(&regions, region->id, GFP_KERNEL_ACCOUNT);
+}
+
+/**
+ * tmesh_registry_publish() - let a region be found
+ * @region: complete
+ *
+ * Cannot fail: tmesh_registry_reserve() has made the room.
+ */
+void tmesh_registry_publish(struct tmesh_region *region)
+{
+	xa_store(&regions, region->id, region, GFP_KERNEL);
+}
+
+/**
+ * tmesh_registry_remove() - forget a region
+ * @region: without references; RCU readers may still look at it
+ */
+void tmesh_registry_remove(struct tmesh_region *region)
+{
+	xa_erase(&regions, region->id);
+}
+
+/**
+ * tmesh_access() - what the owner, group and mode of a region give the caller
+ * @region: the region
+ *
+ * MANAGE is the owner's alone. No capability adds to it: privileged tools may list, but who
+ * opens needs to be admitted.
+ *
+ * Return: TMESH_RIGHT_*; 0 in another IPC namespace and where not even reading is allowed.
+ */
+u32 tmesh_access(const struct tmesh_region *region)
+{
+	u32 rights = TMESH_RIGHT_READ, bits;
+
+	if (region->ipc_ns != current->nsproxy->ipc_ns)
+		return 0;
+	if (uid_eq(current_euid(), region->user->uid)) {
+		bits = region->mode >> 6;
+		rights |= TMESH_RIGHT_MANAGE;
+	} else if (in_egroup_p(region->gid)) {
+		bits = region->mode >> 3;
+	} else {
+		return 0;
+	}
+	if (!(bits & 4))
+		return 0;
+	if (bits & 2)
+		rights |= TMESH_RIGHT_WRITE;
+	return rights;
+}
+
+/**
+ * tmesh_registry_find() - look a region up by its id
+ * @id: any number
+ *
+ * Return: a reference, or NULL when there is none that the caller may see.
+ */
+struct tmesh_region *tmesh_registry_find(u64 id)
+{
+	struct tmesh_region *region;
+
+	rcu_read_lock();
+	region = xa_load(&regions, id);
+	if (region && !((tmesh_access(region) || capable(CAP_SYS_ADMIN)) &&
+			kref_get_unless_zero(&region->ref)))
+		region = NULL;
+	rcu_read_unlock();
+	return region;
+}
+
+/**
+ * tmesh_registry_next() - walk the regions in order of id
+ * @cursor: ids up to this one are skipped; set to the last id looked at
+ * @all:    also those that the caller may not open
+ *
+ * Looks at a limited number, so that the caller can react to signals and reschedule.
+ *
+ * Return: a reference; NULL when there is none left; -EAGAIN as a pointer when the limit
+ * was reached.
+ */
+struct tmesh_region *tmesh_registry_next(u64 *cursor, bool all)
+{
+	struct tmesh_region *region;
+	unsigned long id = *cursor;
+	unsigned int steps = 0;
+
+	rcu_read_lock();
+	while ((region = xa_find_after(&regions, &id, ULONG_MAX, XA_PRESENT))) {
+		*cursor = id;
+		if ((all || tmesh_access(region)) && kref_get_unless_zero(&region->ref))
+			break;
+		if (++steps == 256) {
+			region = ERR_PTR(-EAGAIN);
+			break;
+		}
+	}
+	rcu_read_unlock();
+	return region;
+}
+
+/**
+ * tmesh_registry_redeem() - look a region up by token
+ * @token:  any TMESH_TOKEN_BYTES
+ * @rights: set to what the token stands for
+ *
+ * Return: a reference; NULL for a token that is unknown or not for the caller.
+ */
+struct tmesh_region *tmesh_registry_redeem(const u8 *token, u32 *rights)
+{
+	struct tmesh_region *region = NULL;
+	struct tmesh_name *name;
+
+	rcu_read_lock();
+	name = rhashtable_lookup(&names, token, names_params);
+	if (name) {
+		/* None are left once a revocation has begun to remove the name. */
+		*rights = READ_ONCE(name->rights);
+		if (*rights && tmesh_access(name->region) &&
+		    kref_get_unless_zero(&name->region->ref))
+			region = name->region;
+	}
+	rcu_read_unlock();
+	return region;
+}
+
+/**
+ * tmesh_name_get() - the token that stands for a set of rights
+ * @region: the region
+ * @rights: with TMESH_RIGHT_READ
+ * @token:  set to TMESH_TOKEN_BYTES
+ *
+ * Context: claims_lock is held.
+ * Return: 0, -ESTALE, or -ENOMEM.
+ */
+int tmesh_name_get(struct tmesh_region *region, u32 rights, u8 *token)
+{
+	struct tmesh_name *name = &region->names[rights >> 1];
+	int rc;
+
+	lockdep_assert_held(&region->claims_lock);
+	if (READ_ONCE(region->state) & TMESH_STATE_REVOKED)
+		return -ESTALE;
+	if (!name->rights) {
+		name->region = region;
+		name->rights = rights;
+		get_random_bytes(name->token, sizeof(name->token));
+		rc = rhashtable_insert_fast(&names, &name->node, names_params);
+		if (rc) {
+			name->rights = 0;
+			return rc == -ENOMEM ? rc : -EAGAIN;
+		}
+	}
+	memcpy(token, name->token, sizeof(name->token));
+	return 0;
+}
+
+/**
+ * tmesh_names_remove() - let the tokens of a region die
+ * @region: revoked, or without references
+ *
+ * Context: claims_lock is held, or nobody else can reach @region.
+ */
+void tmesh_names_remove(struct tmesh_region *region)
+{
+	unsigned int i;
+
+	for (i = 0; i < TMESH_NAMES; i++) {
+		if (!region->names[i].rights)
+			continue;
+		rhashtable_remove_fast(&names, &region->names[i].node, names_params);
+		WRITE_ONCE(region->names[i].rights, 0);
+	}
+}
+
+int __init tmesh_registry_init(void)
+{
+	BUILD_BUG_ON(TMESH_NAMES <= TMESH_RIGHTS_ALL >> 1);
+	return rhashtable_init(&names, &names_params);
+}
+
+void tmesh_registry_exit(void)
+{
+	WARN_ON_ONCE(!xa_empty(&regions));
+	xa_destroy(&regions);
+	rhashtable_destroy(&names);
+}

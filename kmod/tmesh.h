@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The objects of tmesh.ko and what its files offer each other. docs/locking.md has the
+ * lock order.
+ *
+ *	tmesh_user    one uid: what is charged to it
+ *	tmesh_mem     pages and their charge; held by a region and by what devices have mapped
+ *	tmesh_region  the named, owned thing around a tmesh_mem
+ *	tmesh_claim   what keeps a region alive and maps it: a handle or a dma-buf
+ */
+#ifndef TMESH_H
+#define TMESH_H
+
+#include <linux/atomic.h>
+#include <linux/kref.h>
+#include <linux/list.h>
+#include <linux/mm.h>
+#include <linux/mutex.h>
+#include <linux/refcount.h>
+#include <linux/rhashtable-types.h>
+#include <linux/rwsem.h>
+#include <linux/seq_file.h>
+#include <linux/spinlock.h>
+#include <linux/tmesh.h>
+#include <linux/uidgid.h>
+#include <linux/wait.h>
+#include <linux/workqueue.h>
+
+#include "compat/compat.h"
+
+#ifndef CONFIG_64BIT
+#error "tmesh keeps 64-bit ids and lengths in machine words"
+#endif
+
+#define TMESH_RIGHTS_ALL (TMESH_RIGHT_READ | TMESH_RIGHT_WRITE | TMESH_RIGHT_MANAGE)
+#define TMESH_HUGE_ORDER (PMD_SHIFT - PAGE_SHIFT)
+#define TMESH_HUGE_PAGES (1UL << TMESH_HUGE_ORDER)
+#define TMESH_NAMES 4 /* sets of rights that a token may stand for: READ is in each */
+
+struct tmesh_claim;
+struct tmesh_mem;
+
+/**
+ * struct tmesh_user - a uid that owns regions, or has the device open
+ * @uid:       constant
+ * @ref:       held by regions, memory, pinning handles and open device files; the last
+ *             one is dropped under users_lock (account.c)
+ * @bytes:     charged; guarded by account_lock (account.c)
+ * @regions:   charged; guarded by account_lock
+ * @lock:      guards @files, @lingering and each listed region's linger_node
+ * @files:     open /dev/tmesh files
+ * @lingering: regions without a claim that are kept a little longer
+ */
+struct tmesh_user {
+	kuid_t uid;
+	refcount_t ref;
+	u64 bytes;
+	u64 regions;
+	spinlock_t lock;
+	unsigned int files;
+	struct list_head lingering;
+};
+
+/**
+ * struct tmesh_backing_ops - where memory comes from
+ * @backing:   TMESH_BACKING_*
+ * @revocable: a region's mappings can be taken away: all of them are ours
+ * @release:   gives the pages back and frees the object around @mem
+ * @mmap:      maps by other means than our fault handler; NULL where that serves.
+ *             Called with mmap_lock and the region's lock held for reading; rights and
+ *             bounds are checked, vm_pgoff counts from the start of @mem
+ * @seal:      makes sure that nobody writes: -EAGAIN where that may be a passing state,
+ *             another error where not. Called with the region's lock held for writing,
+ *             when no writable mapping or export of ours exists
+ */
+struct tmesh_backing_ops {
+	u32 backing;
+	bool revocable;
+	void (*release)(struct tmesh_mem *mem);
+	int (*mmap)(struct tmesh_mem *mem, struct vm_area_struct *vma);
+	int (*seal)(struct tmesh_mem *mem);
+};
+
+/**
+ * struct tmesh_mem - pages, charged to a user
+ * @ref:      held by the region until it is revoked, by each DMA mapping and each vmap
+ * @ops:      constant
+ * @user:     who pays; reference
+ * @nr_pages: constant; the charge
+ * @pages:    constant once published: a reference on each folio, in order
+ * @nr_huge:  folios of PMD size among them
+ * @pmd:      every PMD-sized, aligned part is one folio: mappings may use PMDs
+ *
+ * The pages themselves never change, so that no lock is needed to read them; what may go
+ * away is the region's reference.
+ */
+struct tmesh_mem {
+	struct kref ref;
+	const struct tmesh_backing_ops *ops;
+	struct tmesh_user *user;
+	unsigned long nr_pages;
+	struct page **pages;
+	unsigned long nr_huge;
+	bool pmd;
+};
+
+/**
+ * struct tmesh_name - a token of a region
+ * @node:   in the table of names; guarded by RCU for look-up
+ * @region: whose name it is
+ * @rights: TMESH_RIGHT_* that it stands for; 0 until it is asked for. Guarded by the
+ *          region's claims_lock
+ * @token:  random, constant once @rights is set
+ */
+struct tmesh_name {
+	struct rhash_head node;
+	struct tmesh_region *region;
+	u32 rights;
+	u8 token[TMESH_TOKEN_BYTES];
+};
+
+/**
+ * struct tmesh_region - memory with a name, an owner and one lifetime
+ * @ref:         held by claims, by a pending linger and by whoever looks at it
+ * @rcu:         look-ups by id or token end before it is freed
+ * @id:          constant, as are the following down to @huge_bytes
+ * @bytes:       length as asked for
+ * @nr_pages:    length in pages
+ * @created_ns:  CLOCK_MONOTONIC
+ * @user:        the owner; reference
+ * @gid:         whose members @mode admits
+ * @mode:        permission bits for redeeming tokens
+ * @flags:       TMESH_CREATE_*
+ * @node:        NUMA node asked for, or NUMA_NO_NODE
+ * @backing:     TMESH_BACKING_*
+ * @linger_ms:   how long it outlives its last claim
+ * @label:       for people
+ * @ipc_ns:      where tokens are good; reference
+ * @huge_bytes:  length in folios of PMD size
+ * @lock:        guards @state, @mem, @desc, @desc_bytes; read by page faults
+ * @state:       TMESH_STATE_*; bits are only ever added
+ * @mem:         the memory, NULL once revoked; reference
+ * @desc:        description
+ * @desc_bytes:  its length
+ * @writers:     mappings and exports that can write. Goes from zero to one under @lock for
+ *               reading; a seal looks under @lock for writing
+ * @attachments: devices attached to exports
+ * @claims_lock: guards @claims, @names and the counts; held throughout a revocation
+ * @claims:      all handles and exports
+ * @nr_handles:  pinning ones included
+ * @nr_pinning:  handles that forbid a revocation
+ * @nr_exports:  dma-bufs
+ * @names:       tokens, by their rights
+ * @wait:        pollers of handles, woken by a revocation
+ * @linger:      ends a linger; pending work owns a reference
+ * @linger_node: in the owner's list, under the owner's lock
+ */
+struct tmesh_region {
+	struct kref ref;
+	struct rcu_head rcu;
+
+	u64 id;
+	u64 bytes;
+	unsigned long nr_pages;
+	u64 created_ns;
+	struct tmesh_user *user;
+	kgid_t gid;
+	u32 mode;
+	u32 flags;
+	int node;
+	u32 backing;
+	u32 linger_ms;
+	char label[TMESH_LABEL_MAX + 1];
+	struct ipc_namespace *ipc_ns;
+	u64 huge_bytes;
+
+	struct rw_semaphore lock;
+	u32 state;
+	struct tmesh_mem *mem;
+	void *desc;
+	u32 desc_bytes;
+
+	atomic_t writers;
+	atomic_t attachments;
+
+	struct mutex claims_lock;
+	struct list_head claims;
+	u32 nr_handles;
+	u32 nr_pinning;
+	u32 nr_exports;
+	struct tmesh_name names[TMESH_NAMES];
+
+	wait_queue_head_t wait;
+	struct delayed_work linger;
+	struct list_head linger_node;
+};
+
+/**
+ * struct tmesh_claim - what a handle and an export have in common
+ * @region:      reference
+ * @node:        in region->claims; empty when it was not added
+ * @kind:        TMESH_HOLDER_*
+ * @rights:      TMESH_RIGHT_*
+ * @inode:       whose i_mapping has all mappings that our fault handler serves; reference
+ * @first:       first page of the region that it shows
+ * @nr_pages:    how many
+ * @pid:         who opened it; reference
+ * @uid:         whose effective uid
+ * @comm:        and name
+ * @since_ns:    when, CLOCK_MONOTONIC
+ * @mappings:    memory mappings that are ours
+ * @fault_next:  where a sequential reader faults next; a hint, unlocked
+ * @fault_batch: pages that the last fault mapped; a hint, unlocked
+ *
+ * All but the last three are constant.
+ */
+struct tmesh_claim {
+	struct tmesh_region *region;
+	struct list_head node;
+	u32 kind;
+	u32 rights;
+	struct inode *inode;
+	unsigned long first;
+	unsigned long nr_pages;
+	struct pid *pid;
+	kuid_t uid;
+	char comm[TMESH_COMM_LEN];
+	u64 since_ns;
+	atomic_t mappings;
+	unsigned long fault_next;
+	unsigned int fault_batch;
+};
+
+/**
+ * struct tmesh_handle - a file on a region; dies with the file
+ * @claim:    the common part
+ * @pin_user: who is charged for a pinning handle on somebody else's region, or NULL
+ */
+struct tmesh_handle {
+	struct tmesh_claim claim;
+	struct tmesh_user *pin_user;
+};
+
+/**
+ * struct tmesh_ucmd - a call from user space
+ * @ubuffer:   where its structure is
+ * @user_size: how long the caller thinks that it is
+ * @cmd:       our copy
+ * @handle:    the handle it was made on; NULL on the device
+ */
+struct tmesh_ucmd {
+	void __user *ubuffer;
+	u32 user_size;
+	void *cmd;
+	struct tmesh_handle *handle;
+};
+
+/* main.c */
+long tmesh_ioctl(struct tmesh_handle *handle, unsigned int cmd, unsigned long arg);
+int tmesh_respond(struct tmesh_ucmd *ucmd, size_t size);
+extern struct workqueue_struct *tmesh_wq;
+
+/* account.c */
+struct tmesh_limits {
+	unsigned long bytes_per_uid;
+	unsigned long regions_per_uid;
+	unsigned long bytes;
+	unsigned long regions;
+};
+
+extern struct tmesh_limits tmesh_limits;
+
+struct tmesh_user *tmesh_user_get(kuid_t uid);
+void tmesh_user_hold(struct tmesh_user *user);
+void tmesh_user_put(struct tmesh_user *user);
+int tmesh_charge(struct tmesh_user *user, u64 regions, u64 bytes);
+void tmesh_uncharge(struct tmesh_user *user, u64 regions, u64 bytes);
+int tmesh_charge_pin(struct tmesh_user *user, u64 bytes);
+void tmesh_uncharge_pin(struct tmesh_user *user, u64 bytes);
+void tmesh_usage(const struct tmesh_user *user, u64 *regions, u64 *bytes);
+int tmesh_account_init(void);
+void tmesh_account_exit(void);
+
+/* mem.c */
+int tmesh_mem_init(struct tmesh_mem *mem, const struct tmesh_backing_ops *ops,
+		   struct tmesh_user *user, unsigned long nr_pages);
+void tmesh_mem_fini(struct tmesh_mem *mem);
+void tmesh_mem_put(struct tmesh_mem *mem);
+struct tmesh_mem *tmesh_mem_get_live(struct tmesh_region *region);
+
+/* backing_pages.c, backing_memfd.c */
+struct tmesh_mem *tmesh_pages_create(struct tmesh_user *user, unsigned long nr_pages, u32 flags,
+				     int node);
+struct tmesh_mem *tmesh_memfd_create(struct tmesh_user *user, struct file *memfd,
+				     unsigned long nr_pages);
+int tmesh_memfd_rights(struct file *memfd, u32 *rights);
+
+/* registry.c */
+int tmesh_registry_reserve(struct tmesh_region *region);
+void tmesh_registry_publish(struct tmesh_region *region);
+void tmesh_registry_remove(struct tmesh_region *region);
+u32 tmesh_access(const struct tmesh_region *region);
+struct tmesh_region *tmesh_registry_find(u64 id);
+struct tmesh_region *tmesh_registry_next(u64 *cursor, bool all);
+struct tmesh_region *tmesh_registry_redeem(const u8 *token, u32 *rights);
+int tmesh_name_get(struct tmesh_region *region, u32 rights, u8 *token);
+void tmesh_names_remove(struct tmesh_region *region);
+int tmesh_registry_init(void);
+void tmesh_registry_exit(void);
+
+/* region.c */
+void tmesh_region_put(struct tmesh_region *region);
+int tmesh_ioctl_create(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_create_memfd(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_seal(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_revoke(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_desc_set(struct tmesh_ucmd *ucmd);
+
+/* linger.c */
+void tmesh_linger_init(struct tmesh_region *region);
+void tmesh_linger_begin(struct tmesh_region *region);
+void tmesh_device_opened(struct tmesh_user *user);
+void tmesh_device_closed(struct tmesh_user *user);
+
+/* claim.c */
+void tmesh_claim_init(struct tmesh_claim *claim, struct tmesh_region *region, u32 kind,
+		      u32 rights, struct inode *inode);
+int tmesh_claim_add(struct tmesh_claim *claim);
+void tmesh_claim_fini(struct tmesh_claim *claim);
+int tmesh_claims_describe(struct tmesh_region *region, u32 kind, u32 room,
+			  struct tmesh_holder **holders, u32 *count, u32 *total);
+int tmesh_check_stride(u32 count, u32 stride, size_t min_size);
+int tmesh_put_entry(u64 entries, u32 stride, u32 index, const void *entry, size_t size);
+int tmesh_put_holders(u64 entries, u32 stride, struct tmesh_holder *holders, u32 count);
+
+/* handle.c */
+int tmesh_handle_new(struct tmesh_region *region, u32 rights, bool pinning, struct file **file);
+void tmesh_handle_cancel(int fd, struct file *file);
+int tmesh_ioctl_open(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_derive(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_token(struct tmesh_ucmd *ucmd);
+
+/* map.c */
+int tmesh_mmap(struct tmesh_claim *claim, struct vm_area_struct *vma);
+void tmesh_zap(struct tmesh_claim *claim);
+void tmesh_flush_faults(struct tmesh_mem *mem);
+
+/* export.c */
+int tmesh_ioctl_export(struct tmesh_ucmd *ucmd);
+u32 tmesh_export_attachments(struct tmesh_claim *claim);
+void tmesh_export_invalidate(struct tmesh_claim *claim);
+void tmesh_exports_wait(struct tmesh_region *region);
+
+/* query.c */
+int tmesh_ioctl_caps(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_info(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_list(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_holders(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_desc_get(struct tmesh_ucmd *ucmd);
+
+/* debug.c */
+void tmesh_show_fdinfo(struct seq_file *m, struct file *file);
+void tmesh_debug_init(void);
+void tmesh_debug_exit(void);
+
+#endif /* TMESH_H */

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+#undef TRACE_SYSTEM
+#define TRACE_SYSTEM tmesh
+
+#if !defined(TMESH_TRACE_H) || defined(TRACE_HEADER_MULTI_READ)
+#define TMESH_TRACE_H
+
+#include <linux/tracepoint.h>
+
+TRACE_EVENT(tmesh_create,
+	TP_PROTO(u64 id, u64 bytes, u64 huge_bytes, u32 backing),
+	TP_ARGS(id, bytes, huge_bytes, backing),
+	TP_STRUCT__entry(
+		__field(u64, id)
+		__field(u64, bytes)
+		__field(u64, huge_bytes)
+		__field(u32, backing)
+	),
+	TP_fast_assign(
+		__entry->id = id;
+		__entry->bytes = bytes;
+		__entry->huge_bytes = huge_bytes;
+		__entry->backing = backing;
+	),
+	TP_printk("id=%llu bytes=%llu huge_bytes=%llu backing=%u", __entry->id, __entry->bytes,
+		  __entry->huge_bytes, __entry->backing)
+);
+
+TRACE_EVENT(tmesh_open,
+	TP_PROTO(u64 id, u32 rights, bool pinning),
+	TP_ARGS(id, rights, pinning),
+	TP_STRUCT__entry(
+		__field(u64, id)
+		__field(u32, rights)
+		__field(bool, pinning)
+	),
+	TP_fast_assign(
+		__entry->id = id;
+		__entry->rights = rights;
+		__entry->pinning = pinning;
+	),
+	TP_printk("id=%llu rights=%#x pinning=%d", __entry->id, __entry->rights,
+		  __entry->pinning)
+);
+
+TRACE_EVENT(tmesh_map,
+	TP_PROTO(u64 id, u64 offset, u64 bytes, bool writable),
+	TP_ARGS(id, offset, bytes, writable),
+	TP_STRUCT__entry(
+		__field(u64, id)
+		__field(u64, offset)
+		__field(u64, bytes)
+		__field(bool, writable)
+	),
+	TP_fast_assign(
+		__entry->id = id;
+		__entry->offset = offset;
+		__entry->bytes = bytes;
+		__entry->writable = writable;
+	),
+	TP_printk("id=%llu offset=%llu bytes=%llu writable=%d", __entry->id, __entry->offset,
+		  __entry->bytes, __entry->writable)
+);
+
+TRACE_EVENT(tmesh_seal,
+	TP_PROTO(u64 id, int result),
+	TP_ARGS(id, result),
+	TP_STRUCT__entry(
+		__field(u64, id)
+		__field(int, result)
+	),
+	TP_fast_assign(
+		__entry->id = id;
+		__entry->result = result;
+	),
+	TP_printk("id=%llu result=%d", __entry->id, __entry->result)
+);
+
+TRACE_EVENT(tmesh_export,
+	TP_PROTO(u64 id, u64 offset, u64 bytes, bool writable),
+	TP_ARGS(id, offset, bytes, writable),
+	TP_STRUCT__entry(
+		__field(u64, id)
+		__field(u64, offset)
+		__field(u64, bytes)
+		__field(bool, writable)
+	),
+	TP_fast_assign(
+		__entry->id = id;
+		__entry->offset = offset;
+		__entry->bytes = bytes;
+		__entry->writable = writable;
+	),
+	TP_printk("id=%llu offset=%llu bytes=%llu writable=%d", __entry->id, __entry->offset,
+		  __entry->bytes, __entry->writable)
+);
+
+DECLARE_EVENT_CLASS(tmesh_region,
+	TP_PROTO(u64 id),
+	TP_ARGS(id),
+	TP_STRUCT__entry(
+		__field(u64, id)
+	),
+	TP_fast_assign(
+		__entry->id = id;
+	),
+	TP_printk("id=%llu", __entry->id)
+);
+
+DEFINE_EVENT(tmesh_region, tmesh_revoke, TP_PROTO(u64 id), TP_ARGS(id));
+DEFINE_EVENT(tmesh_region, tmesh_free, TP_PROTO(u64 id), TP_ARGS(id));
+
+#endif /* TMESH_TRACE_H */
+
+#undef TRACE_INCLUDE_PATH
+#define TRACE_INCLUDE_PATH .
+#undef TRACE_INCLUDE_FILE
+#define TRACE_INCLUDE_FILE trace
+#include <trace/define_trace.h>
