@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What can be run on a kernel: each suite boots a guest and adds its points to the TAP."""
 import os
+import signal
 import sys
 
 import bindings
@@ -9,7 +10,7 @@ import detectors
 import kernels
 import modules
 from judge import judge
-from tap import program
+from tap import Tap, program
 
 
 def on_module(tap, name, suite, **more):
@@ -44,3 +45,13 @@ SUITES = {
     "bindings": in_bindings,
     "seeded": detectors.run,
 }
+
+
+def run(pairs):
+    """Run (kernel, suite) pairs as one TAP; the exit status."""
+    # A guest is ended on the way out, also when somebody ends us.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    tap = Tap()
+    for name, suite in pairs:
+        SUITES[suite](tap, name)
+    return tap.end()

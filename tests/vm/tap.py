@@ -2,9 +2,9 @@
 """TAP in from the guest's programs, one TAP out for the whole run."""
 import re
 
-POINT = re.compile(r"^(?P<bad>not )?ok\b *\d* *-? *(?P<name>[^#]*?) *(# *(?P<word>SKIP|XFAIL|TODO)\b:? *(?P<why>.*))?$",
+POINT = re.compile(r"(?P<bad>not )?ok\b *\d* *-? *(?P<name>.*?)( *# *(?P<skip>SKIP)\b:? *(?P<why>.*))?$",
                    re.IGNORECASE)
-PLAN = re.compile(r"^1\.\.(?P<count>\d+)( *# *SKIP\b *(?P<why>.*))?$", re.IGNORECASE)
+PLAN = re.compile(r"1\.\.(?P<count>\d+)( *# *SKIP\b *(?P<why>.*))?$", re.IGNORECASE)
 
 
 class Tap:
@@ -40,19 +40,20 @@ def program(tap, name, lines, status):
         if match := POINT.match(line):
             points += 1
             failed = bool(match["bad"])
-            word = (match["word"] or "").upper()
             failures += failed
-            if word == "SKIP" and not match["why"]:
+            if match["skip"] and not match["why"]:
                 tap.point(False, f"{name}: {match['name']}: skipped without a reason")
             else:
-                tap.point(not failed, f"{name}: {match['name']}", match["why"] if word == "SKIP" else None)
+                tap.point(not failed, f"{name}: {match['name']}", match["why"])
         elif match := PLAN.match(line):
             plan = int(match["count"])
             if plan == 0:
                 tap.point(bool(match["why"]), f"{name}: all", match["why"] or None)
         elif line and not line.startswith("TAP version"):
             tap.note(line.removeprefix("# "))
-    if status == 124:
+    if status is None:
+        tap.point(False, f"{name}: ended before the guest did")
+    elif status == 124:
         tap.point(False, f"{name}: ended in time")
     elif plan != points or (status != 0) != (failures != 0):
         tap.point(False, f"{name}: kept its plan (planned {plan}, printed {points} with {failures} "

@@ -1,0 +1,138 @@
+#!/usr/bin/python3 -B
+# SPDX-License-Identifier: MIT
+"""The judgement itself, on logs that were written for it: what must fail does fail."""
+import contextlib
+import io
+import sys
+import unittest
+
+import judge
+import splat
+from boot import Outcome
+from tap import Tap, program
+
+WARNING = """\
+[    8.5] tmesh-vm: create
+[    8.6] ------------[ cut here ]------------
+[    8.6] WARNING: CPU: 0 PID: 1 at kmod/main.c:1 tmesh_open+0x1/0x2 [tmesh]
+[    8.6] Call Trace:
+[    8.6] ---[ end trace 0000000000000000 ]---
+"""
+KASAN = """\
+[    9.0] ==================================================================
+[    9.0] BUG: KASAN: slab-use-after-free in tmesh_open+0x1/0x2 [tmesh]
+[    9.0] Read of size 4
+[    9.0] ==================================================================
+[    9.1] Disabling lock debugging due to kernel taint
+"""
+END = "\n@ check lockdep is still on 0 \n\n@ taint 12288\n\n@ done\n"
+
+
+def points(judged):
+    """(ok, text) of the points that judged(tap) makes."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        judged(Tap())
+    return [(line.startswith("ok"), line.partition(" - ")[2])
+            for line in out.getvalue().splitlines() if line.startswith(("ok", "not ok"))]
+
+
+def failed(judged):
+    return [text for ok, text in points(judged) if not ok]
+
+
+def of_guest(results, console="", trouble=None):
+    return failed(lambda tap: judge.judge(tap, "k", Outcome(results, console, trouble)))
+
+
+def of_program(text, status):
+    return failed(lambda tap: program(tap, "p", text.splitlines(), status))
+
+
+class Programs(unittest.TestCase):
+    def test_good(self):
+        self.assertEqual(of_program("TAP version 13\n1..2\nok 1 - a\nok 2 b # SKIP no disk\n", 0), [])
+
+    def test_hash_in_a_name(self):
+        self.assertEqual(of_program("1..1\nok 1 - list # of five\n", 0), [])
+
+    def test_failed_point(self):
+        self.assertEqual(of_program("1..2\nok 1 - a\nnot ok 2 - b\n", 1), ["p: b"])
+
+    def test_failure_with_status_of_success(self):
+        self.assertEqual(len(of_program("1..1\nnot ok 1 - b\n", 0)), 2)
+
+    def test_crash(self):
+        self.assertEqual(len(of_program("1..2\nok 1 - a\n", 139)), 1)
+
+    def test_silence(self):
+        self.assertEqual(len(of_program("", 0)), 1)
+
+    def test_time(self):
+        self.assertEqual(of_program("1..2\nok 1 - a\n", 124), ["p: ended in time"])
+
+    def test_skip_without_a_reason(self):
+        self.assertEqual(len(of_program("1..1\nok 1 - a # SKIP\n", 0)), 1)
+
+    def test_skip_of_all(self):
+        self.assertEqual(of_program("1..0 # SKIP no such device\n", 0), [])
+        self.assertEqual(len(of_program("1..0\n", 0)), 1)
+
+
+class Guests(unittest.TestCase):
+    def test_good(self):
+        self.assertEqual(of_guest("@ begin a\n1..1\nok 1 - x\n\n@ end 0\n" + END), [])
+
+    def test_no_last_word(self):
+        self.assertIn("k: the guest reached its end", of_guest("@ begin a\n1..1\nok 1 - x\n\n@ end 0\n"))
+
+    def test_program_that_did_not_end(self):
+        self.assertEqual(len(of_guest("@ begin a\n1..1\nok 1 - x\n")), 2)
+
+    def test_failed_check(self):
+        self.assertEqual(of_guest("@ check module unloads 1 busy\n" + END), ["k: module unloads: busy"])
+
+    def test_taint(self):
+        self.assertEqual(len(of_guest(END.replace("12288", "12416"))), 1)
+
+    def test_ended_from_outside(self):
+        self.assertEqual(of_guest(END, trouble="did not end within 9 s"), ["k: did not end within 9 s"])
+
+    def test_reports(self):
+        found = of_guest(END, WARNING + KASAN)
+        self.assertEqual(len(found), 2)
+        self.assertIn("during create: WARNING: CPU: 0", found[0])
+        self.assertIn("KASAN: slab-use-after-free", found[1])
+
+    def test_leak(self):
+        leak = "unreferenced object 0xffff8880 (size 64):\n  backtrace (crc 0):\n    tmesh_open+0x1\n"
+        self.assertEqual(len(of_guest(END.replace("@ done", f"@ leaks\n{leak}{leak}\n@ done"))), 1)
+
+
+class Allowances(unittest.TestCase):
+    def test_none_is_about_the_module(self):
+        complaint = splat.in_console(WARNING)[0]
+        self.assertIsNone(splat.allowed(complaint, splat.allowances()))
+
+    def test_one_applies(self):
+        rules = [(splat.re.compile("vgem"), "the peer's own")]
+        self.assertIsNone(splat.allowed(splat.in_console(WARNING)[0], rules))
+        self.assertEqual(splat.allowed(splat.in_console(WARNING.replace("tmesh_open", "vgem_open"))[0], rules),
+                         "the peer's own")
+
+
+class AsTap(unittest.TextTestResult):
+    """unittest's outcome in the words that tests/run.py reads."""
+
+    def stopTest(self, test):
+        super().stopTest(test)
+        bad = any(test is case for case, _ in self.failures + self.errors)
+        print(f"{'not ok' if bad else 'ok'} {self.testsRun} - vm judgement: {test.id().partition('.')[2]}")
+
+    def stopTestRun(self):
+        super().stopTestRun()
+        print(f"1..{self.testsRun}")
+
+
+if __name__ == "__main__":
+    unittest.main(testRunner=unittest.TextTestRunner(stream=sys.stderr, verbosity=0, resultclass=AsTap))
