@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: MIT
+#
+# The Python package, installed into a virtual environment that sees the system's NumPy and
+# PyTorch. The extension compiles the library in, so it depends on the library's sources.
+
+PYTHON_DIR     := bindings/python
+PYTHON_SOURCES := $(wildcard $(PYTHON_DIR)/*.toml $(PYTHON_DIR)/*.py $(PYTHON_DIR)/ext/* \
+		    $(PYTHON_DIR)/tmesh/* lib/*.c lib/*.h include/*/*.h include/uapi/*/*.h) VERSION
+
+python: $(VENV)/tmesh.stamp ## build the Python package into build/venv
+
+$(VPYTHON):
+	$(PYTHON) -m venv --system-site-packages $(VENV)
+
+# setuptools and wheel come from the system where they are there; else pip fetches them.
+$(VENV)/tmesh.stamp: $(VPYTHON) $(PYTHON_SOURCES)
+	$(VPYTHON) -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps \
+		$$($(VPYTHON) -c 'import setuptools, wheel' 2>/dev/null && echo --no-build-isolation) \
+		./$(PYTHON_DIR)
+	@touch $@
+
+# mypy is the one tool that Debian's Python lacks; without it the test of the stubs is skipped.
+$(VENV)/mypy.stamp: $(VPYTHON)
+	-$(VPYTHON) -m pip install --quiet --disable-pip-version-check mypy
+	@touch $@
+
+python-check: $(VENV)/tmesh.stamp $(VENV)/mypy.stamp ## the Python package's tests, as TAP
+	@cd $(PYTHON_DIR) && $(CURDIR)/$(VPYTHON) -m pytest -q --tap
+
+.PHONY: python python-check

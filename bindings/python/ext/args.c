@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: MIT */
+/* Arguments: shapes, dtypes and what a region can be told. */
+#include "binding.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ID_DIGITS 16
+
+int size_argument(PyObject *object, void *value)
+{
+	unsigned long long number = PyLong_AsUnsignedLongLong(object);
+
+	if (number == (unsigned long long)-1 && PyErr_Occurred())
+		return 0;
+	*(unsigned long long *)value = number;
+	return 1;
+}
+
+int uint_argument(PyObject *object, void *value)
+{
+	unsigned long long number;
+
+	if (!size_argument(object, &number))
+		return 0;
+	if (number > UINT_MAX) {
+		PyErr_SetString(PyExc_OverflowError, "the number does not fit 32 bits");
+		return 0;
+	}
+	*(unsigned int *)value = (unsigned int)number;
+	return 1;
+}
+
+/* One dimension; no truth values, no floats. */
+static int dimension(struct state *st, PyObject *object, int64_t *value)
+{
+	PyObject *index = PyBool_Check(object) ? NULL : PyNumber_Index(object);
+
+	if (!index) {
+		if (!PyErr_Occurred())
+			PyErr_SetString(PyExc_TypeError, "a shape is made of integers");
+		return -1;
+	}
+	*value = PyLong_AsLongLong(index);
+	Py_DECREF(index);
+	if (*value == -1 && PyErr_Occurred()) {
+		PyErr_Clear();
+		raise_code(st, EOVERFLOW, "a dimension does not fit 64 bits");
+		return -1;
+	}
+	return 0;
+}
+
+int shape_from_object(struct state *st, PyObject *object, int32_t *ndim, int64_t *shape)
+{
+	PyObject *tuple;
+	Py_ssize_t count;
+
+	if (PyIndex_Check(object)) {
+		*ndim = 1;
+		return dimension(st, object, &shape[0]);
+	}
+	if (PyUnicode_Check(object) || PyBytes_Check(object)) {
+		PyErr_SetString(PyExc_TypeError, "a shape is an integer or a sequence of integers");
+		return -1;
+	}
+	tuple = PySequence_Tuple(object);
+	if (!tuple)
+		return -1;
+	count = PyTuple_Size(tuple);
+	if (count > TMESH_MAX_DIMS) {
+		raise_code(st, EINVAL, "%zd dimensions: a tensor has at most %d", count,
+			   TMESH_MAX_DIMS);
+		goto fail;
+	}
+	for (Py_ssize_t i = 0; i < count; i++)
+		if (dimension(st, PyTuple_GetItem(tuple, i), &shape[i]))
+			goto fail;
+	*ndim = (int32_t)count;
+	Py_DECREF(tuple);
+	return 0;
+fail:
+	Py_DECREF(tuple);
+	return -1;
+}
+
+PyObject *tuple_from_ints(const int64_t *values, int32_t count)
+{
+	PyObject *tuple = PyTuple_New(count);
+
+	for (int32_t i = 0; tuple && i < count; i++) {
+		PyObject *value = PyLong_FromLongLong(values[i]);
+
+		if (!value || PyTuple_SetItem(tuple, i, value)) {
+			Py_DECREF(tuple);
+			return NULL;
+		}
+	}
+	return tuple;
+}
+
+PyObject *text_from_device(const struct tmesh_layout *layout)
+{
+	if (layout->device_type == TMESH_DEVICE_CPU)
+		return PyUnicode_FromString("cpu");
+	return PyUnicode_FromFormat("cuda:%d", (int)layout->device_id);
+}
+
+PyObject *text_from_id(uint64_t id)
+{
+	char text[ID_DIGITS + 1];
+
+	snprintf(text, sizeof(text), "%016" PRIx64, id);
+	return PyUnicode_FromString(text);
+}
+
+int id_from_text(const char *text, uint64_t *id)
+{
+	if (strlen(text) != ID_DIGITS || strspn(text, "0123456789abcdefABCDEF") != ID_DIGITS)
+		return -1;
+	*id = strtoull(text, NULL, 16);
+	return 0;
+}
+
+/* 0 when @object has no such attribute, or has it as anything but @want. */
+static int attribute_is(PyObject *object, const char *name, PyObject *want)
+{
+	PyObject *value = PyObject_GetAttrString(object, name);
+	int is = value == want;
+
+	if (!value)
+		PyErr_Clear();
+	Py_XDECREF(value);
+	return is;
+}
+
+/*
+ * The name of what people mean by a dtype: "float32", numpy.dtype("float32") (its name),
+ * numpy.float32 (a class), torch.float32 (which prints as its name).
+ */
+static PyObject *dtype_name(PyObject *object)
+{
+	PyObject *name;
+
+	if (PyUnicode_Check(object)) {
+		Py_INCREF(object);
+		return object;
+	}
+	name = PyObject_GetAttrString(object, PyType_Check(object) ? "__name__" : "name");
+	if (!name) {
+		PyErr_Clear();
+		name = PyObject_Str(object);
+	}
+	return name;
+}
+
+int dtype_from_object(struct state *st, PyObject *object, enum tmesh_dtype *dtype)
+{
+	PyObject *name;
+	const char *text;
+
+	/* The name of a big-endian NumPy dtype does not tell. */
+	if (attribute_is(object, "isnative", Py_False)) {
+		raise_code(st, EINVAL, "%R has a foreign byte order; tensors are little-endian",
+			   object);
+		return -1;
+	}
+	name = dtype_name(object);
+	text = name && PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
+	if (text && !strncmp(text, "torch.", 6))
+		text += 6;
+	*dtype = text ? tmesh_dtype_from_name(text) : TMESH_DTYPE_INVALID;
+	Py_XDECREF(name);
+	if (PyErr_Occurred())
+		PyErr_Clear();
+	if (*dtype == TMESH_DTYPE_INVALID) {
+		raise_code(st, EINVAL,
+			   "unknown dtype %R; names are as in \"float32\", \"bfloat16\"", object);
+		return -1;
+	}
+	return 0;
+}
+
+/* None or an integer from 0 to @max; 1 when it was given. */
+static int optional_int(struct state *st, const char *name, PyObject *object, long max, long *value)
+{
+	if (object == Py_None)
+		return 0;
+	*value = PyLong_AsLong(object);
+	if (*value == -1 && PyErr_Occurred()) {
+		if (!PyErr_ExceptionMatches(PyExc_OverflowError))
+			return -1;
+		PyErr_Clear();
+	}
+	if (*value < 0 || *value > max) {
+		raise_code(st, EINVAL, "%s is out of range", name);
+		return -1;
+	}
+	return 1;
+}
+
+static int huge_flag(PyObject *huge, uint32_t *flags)
+{
+	if (huge == Py_True) {
+		*flags |= TMESH_REGION_HUGE;
+	} else if (PyUnicode_Check(huge) && !PyUnicode_CompareWithASCIIString(huge, "try")) {
+		*flags |= TMESH_REGION_TRY_HUGE;
+	} else if (huge != Py_False) {
+		PyErr_Format(PyExc_TypeError, "huge is False, True or \"try\", not %R", huge);
+		return -1;
+	}
+	return 0;
+}
+
+int region_opts_from_args(struct state *st, const struct region_args *args,
+			  struct tmesh_region_opts *opts)
+{
+	long value;
+	int given;
+
+	*opts = (struct tmesh_region_opts){
+		.size = sizeof(*opts),
+		.mode = args->mode,
+		.linger_ms = args->linger_ms,
+		.flags = args->pin ? 0 : TMESH_REGION_NO_PIN,
+	};
+	if (huge_flag(args->huge, &opts->flags))
+		return -1;
+	given = optional_int(st, "node", args->node, INT32_MAX, &value);
+	if (given < 0)
+		return -1;
+	if (given) {
+		opts->flags |= TMESH_REGION_NODE;
+		opts->node = (int)value;
+	}
+	given = optional_int(st, "gid", args->gid, UINT32_MAX - 1l, &value);
+	if (given < 0)
+		return -1;
+	if (given) {
+		opts->flags |= TMESH_REGION_GID;
+		opts->gid = (gid_t)value;
+	}
+	if (args->label != Py_None) {
+		Py_ssize_t length;
+
+		if (!PyUnicode_Check(args->label)) {
+			PyErr_Format(PyExc_TypeError, "label is a str or None, not %R",
+				     args->label);
+			return -1;
+		}
+		opts->label = PyUnicode_AsUTF8AndSize(args->label, &length);
+		if (!opts->label)
+			return -1;
+		if ((Py_ssize_t)strlen(opts->label) != length) {
+			raise_code(st, EINVAL, "a label has no control characters");
+			return -1;
+		}
+	}
+	return 0;
+}

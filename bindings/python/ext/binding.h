@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the files of the extension share. The rules of the whole extension:
+ *
+ *   - Everything here is guarded by the GIL. It is dropped around calls that copy, wait or
+ *     unmap much memory; such a call holds its own reference on the library's tensor.
+ *   - A *view* is whatever lets somebody see a tensor's memory without asking us again: a
+ *     NumPy array, a memoryview, a DLPack consumer. Each holds a reference on its Tensor
+ *     and is counted there, so that neither release() nor seal() pulls memory from under it.
+ */
+#ifndef TMESH_BINDING_H
+#define TMESH_BINDING_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdbool.h>
+#include <tmesh/tmesh.h>
+
+#define DTYPES (TMESH_FLOAT4_E2M1FN + 1)
+
+/* Members of a ref; the interned names are in state.ref_keys. */
+enum ref_key {
+	REF_V,
+	REF_ID,
+	REF_TOKEN,
+	REF_OFFSET,
+	REF_BYTE_SIZE,
+	REF_SHAPE,
+	REF_DTYPE,
+	REF_STRIDES,
+	REF_DEVICE,
+	REF_KEYS,
+};
+
+struct state {
+	struct tmesh_ctx *ctx; /* NULL until configure() or the first use */
+	PyObject *errors;      /* the module tmesh.errors */
+	PyTypeObject *tensor_type;
+	PyTypeObject *export_type;
+	PyObject *ref_keys[REF_KEYS];
+	PyObject *ndarray; /* numpy.ndarray, NULL until it is needed */
+	PyObject *numpy_dtypes[DTYPES];
+};
+
+struct tensor {
+	PyObject_HEAD struct tmesh_tensor *tensor; /* NULL once released */
+	/* The Tensor that first had this region object; itself, uncounted, where it is the
+	 * first. It counts the writable views of all Tensors on the region object. */
+	struct tensor *root;
+	uint32_t rights;
+	bool sealed;	    /* of the root: known to be sealed */
+	bool sealing;	    /* of the root: seal() is running without the GIL */
+	Py_ssize_t writers; /* of the root */
+	Py_ssize_t views;
+	/* The layout as Python's buffer protocol wants it: strides in bytes. */
+	int ndim;
+	Py_ssize_t itemsize; /* 0 for types of 4 bits */
+	Py_ssize_t shape[TMESH_MAX_DIMS];
+	Py_ssize_t strides[TMESH_MAX_DIMS];
+};
+
+/* module.c */
+/* The context, opened with the defaults if need be; NULL with an exception. */
+struct tmesh_ctx *context(struct state *st);
+
+/* error.c: all of them set an exception and return NULL */
+void *raise_error(struct state *st, const struct tmesh_error *err);
+/* The same with -EPERM told apart: SealedError if @region is sealed. */
+void *raise_region_error(struct state *st, struct tmesh_region *region,
+			 const struct tmesh_error *err);
+void *raise_code(struct state *st, int code, const char *format, ...);
+void *raise_named(struct state *st, const char *name, int code, const char *format, ...);
+
+/* args.c: converters of arguments; -1 with an exception on failure */
+/* For "O&": non-negative integers into unsigned int and unsigned long long. */
+int uint_argument(PyObject *object, void *value);
+int size_argument(PyObject *object, void *value);
+int shape_from_object(struct state *st, PyObject *object, int32_t *ndim, int64_t *shape);
+int dtype_from_object(struct state *st, PyObject *object, enum tmesh_dtype *dtype);
+PyObject *tuple_from_ints(const int64_t *values, int32_t count);
+PyObject *text_from_device(const struct tmesh_layout *layout);
+/* Ids are texts of 16 hex digits. */
+PyObject *text_from_id(uint64_t id);
+int id_from_text(const char *text, uint64_t *id);
+
+/* What empty() and put() can be told about the region. */
+struct region_args {
+	PyObject *label; /* str or None */
+	PyObject *huge;	 /* False, True or "try" */
+	PyObject *node;	 /* int or None */
+	unsigned int mode;
+	PyObject *gid; /* int or None */
+	unsigned int linger_ms;
+	int pin;
+};
+#define REGION_ARGS_INIT                                                                      \
+	{                                                                                     \
+		.label = Py_None, .huge = Py_False, .node = Py_None, .gid = Py_None, .pin = 1 \
+	}
+int region_opts_from_args(struct state *st, const struct region_args *args,
+			  struct tmesh_region_opts *opts);
+
+/* tensor.c */
+enum view_kind {
+	VIEW_ANY,   /* writable if the memory is */
+	VIEW_READ,  /* read-only */
+	VIEW_WRITE, /* writable, or an exception */
+};
+struct state *state_of(struct tensor *self);
+/* Takes over @tensor, also on failure. @root is NULL for a region object seen first. */
+PyObject *tensor_new(struct state *st, struct tmesh_tensor *tensor, struct tensor *root,
+		     uint32_t rights);
+/* The library's tensor, borrowed; NULL with an exception when it was released. */
+struct tmesh_tensor *tensor_get(struct tensor *self);
+bool tensor_is_sealed(struct tensor *self);
+/* Map the tensor for a view and count it; -1 with an exception. */
+int tensor_view_begin(struct tensor *self, enum view_kind kind, void **data, bool *writable);
+void tensor_view_end(struct tensor *self, bool writable);
+extern PyType_Spec tensor_spec;
+
+/* buffer.c */
+int tensor_getbuffer(PyObject *object, Py_buffer *view, int flags);
+void tensor_releasebuffer(PyObject *object, Py_buffer *view);
+/* A new tensor with the contents of what @object exports. */
+struct tmesh_tensor *put_buffer(struct state *st, PyObject *object,
+				const struct tmesh_region_opts *opts);
+
+/* dlpack.c */
+PyObject *tensor_dlpack(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *tensor_dunder_dlpack(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *tensor_dlpack_device(PyObject *object, PyObject *unused);
+PyObject *module_from_dlpack(PyObject *module, PyObject *object);
+/* A new tensor with the contents of what object.__dlpack__() gives. */
+struct tmesh_tensor *put_dlpack(struct state *st, PyObject *object,
+				const struct tmesh_region_opts *opts);
+/* A new tensor with the contents of @self. */
+struct tmesh_tensor *put_tensor(struct state *st, struct tensor *self,
+				const struct tmesh_region_opts *opts);
+
+/* numpy.c */
+PyObject *tensor_numpy(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *tensor_array(PyObject *object, PyObject *args, PyObject *kwargs);
+extern PyType_Spec export_spec;
+
+/* view.c */
+PyObject *tensor_view(PyObject *object, PyObject *dtype);
+PyObject *tensor_reshape(PyObject *object, PyObject *args);
+PyObject *tensor_getitem(PyObject *object, PyObject *key);
+Py_ssize_t tensor_length(PyObject *object);
+
+/* ref.c */
+PyObject *tensor_ref(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *module_open(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+
+/* see.c */
+PyObject *module_stats(PyObject *module, PyObject *unused);
+PyObject *module_caps(PyObject *module, PyObject *unused);
+PyObject *module_backend(PyObject *module, PyObject *unused);
+PyObject *module_list(PyObject *module, PyObject *unused);
+PyObject *module_holders(PyObject *module, PyObject *id);
+
+#endif /* TMESH_BINDING_H */

@@ -1,0 +1,374 @@
+/* SPDX-License-Identifier: MIT */
+/* DLPack: capsules out, which count as views of their Tensor, and capsules in. */
+#include "binding.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include <dlpack_abi.h>
+
+#define UNVERSIONED "dltensor"
+#define VERSIONED "dltensor_versioned"
+
+/* The library's managed tensor, wrapped so that the end of its use ends a view. */
+struct shell {
+	union {
+		struct DLManagedTensor plain;
+		struct DLManagedTensorVersioned versioned;
+	};
+	union {
+		struct DLManagedTensor *inner;
+		struct DLManagedTensorVersioned *inner_versioned;
+	};
+	struct tensor *tensor;
+	bool writable;
+};
+
+/* A consumer may be done in any thread, and even after the interpreter. */
+static void shell_end_view(struct shell *shell)
+{
+	PyGILState_STATE gil;
+
+	if (Py_IsInitialized()) {
+		gil = PyGILState_Ensure();
+		tensor_view_end(shell->tensor, shell->writable);
+		PyGILState_Release(gil);
+	}
+	free(shell);
+}
+
+static void delete_plain(struct DLManagedTensor *managed)
+{
+	struct shell *shell = managed->manager_ctx;
+
+	shell->inner->deleter(shell->inner);
+	shell_end_view(shell);
+}
+
+static void delete_versioned(struct DLManagedTensorVersioned *managed)
+{
+	struct shell *shell = managed->manager_ctx;
+
+	shell->inner_versioned->deleter(shell->inner_versioned);
+	shell_end_view(shell);
+}
+
+/* A consumed capsule was renamed, and its tensor is the consumer's. */
+static void capsule_free(PyObject *capsule)
+{
+	if (PyCapsule_IsValid(capsule, UNVERSIONED)) {
+		struct DLManagedTensor *managed = PyCapsule_GetPointer(capsule, UNVERSIONED);
+
+		managed->deleter(managed);
+	} else if (PyCapsule_IsValid(capsule, VERSIONED)) {
+		struct DLManagedTensorVersioned *managed = PyCapsule_GetPointer(capsule, VERSIONED);
+
+		managed->deleter(managed);
+	}
+}
+
+/* What a capsule is to be. */
+struct request {
+	uint32_t major; /* highest version that the consumer knows; 0: unversioned */
+	bool allow_readonly;
+	bool oblivious; /* asks for a version and then overlooks READ_ONLY */
+	bool copied;	/* the tensor is a copy made for this consumer */
+};
+
+static int wrap(struct shell *shell, const struct request *request, struct tmesh_error *err)
+{
+	uint32_t rights = shell->writable ? TMESH_READ | TMESH_WRITE : TMESH_READ;
+	struct tmesh_tensor *tensor = shell->tensor->tensor;
+	int rc;
+
+	if (!request->major) {
+		rc = tmesh_tensor_to_dlpack(
+			tensor, rights, request->allow_readonly ? TMESH_DLPACK_ALLOW_READONLY : 0,
+			&shell->inner, err);
+		if (rc)
+			return rc;
+		shell->plain = *shell->inner;
+		shell->plain.manager_ctx = shell;
+		shell->plain.deleter = delete_plain;
+		return 0;
+	}
+	rc = tmesh_tensor_to_dlpack_versioned(tensor, rights, request->major,
+					      &shell->inner_versioned, err);
+	if (rc)
+		return rc;
+	shell->versioned = *shell->inner_versioned;
+	shell->versioned.manager_ctx = shell;
+	shell->versioned.deleter = delete_versioned;
+	if (request->copied)
+		shell->versioned.flags |= DL_FLAG_IS_COPIED;
+	return 0;
+}
+
+static PyObject *capsule_new(struct tensor *self, const struct request *request)
+{
+	struct state *st = state_of(self);
+	struct shell *shell = calloc(1, sizeof(*shell));
+	struct tmesh_error err;
+	PyObject *capsule;
+	void *data;
+
+	if (!shell)
+		return PyErr_NoMemory();
+	if (tensor_view_begin(self, VIEW_ANY, &data, &shell->writable)) {
+		free(shell);
+		return NULL;
+	}
+	shell->tensor = self;
+	if (!shell->writable && !request->allow_readonly &&
+	    (!request->major || request->oblivious)) {
+		raise_code(
+			st, EACCES,
+			"this consumer would not know that the memory is read-only, and a write "
+			"would kill the process: take numpy(), or dlpack(allow_readonly=True) if "
+			"nobody will write, or copy");
+		goto fail;
+	}
+	if (wrap(shell, request, &err)) {
+		raise_error(st, &err);
+		goto fail;
+	}
+	if (request->major)
+		capsule = PyCapsule_New(&shell->versioned, VERSIONED, capsule_free);
+	else
+		capsule = PyCapsule_New(&shell->plain, UNVERSIONED, capsule_free);
+	if (!capsule && request->major)
+		delete_versioned(&shell->versioned);
+	else if (!capsule)
+		delete_plain(&shell->plain);
+	return capsule;
+
+fail:
+	tensor_view_end(self, shell->writable);
+	free(shell);
+	return NULL;
+}
+
+PyObject *tensor_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"allow_readonly", NULL};
+	int allow = 0;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$p:dlpack", names, &allow))
+		return NULL;
+	return capsule_new((struct tensor *)object, &(struct request){.allow_readonly = allow});
+}
+
+/*
+ * PyTorch has no read-only tensors. Since 2.9 it asks for version 1 all the same and then
+ * overlooks the flag, so it counts as a consumer that does not know it. A C function has no
+ * frame of its own: the globals are those of the module that calls.
+ */
+static bool caller_is_torch(void)
+{
+	PyObject *globals = PyEval_GetGlobals();
+	PyObject *name = globals ? PyDict_GetItemString(globals, "__name__") : NULL;
+
+	return name && PyUnicode_Check(name) &&
+	       !PyUnicode_CompareWithASCIIString(name, "torch.utils.dlpack");
+}
+
+static int major_of(PyObject *max_version, uint32_t *major)
+{
+	unsigned int minor;
+
+	*major = 0;
+	if (max_version == Py_None)
+		return 0;
+	if (!PyTuple_Check(max_version)) {
+		PyErr_SetString(PyExc_TypeError, "max_version is None or a tuple of two integers");
+		return -1;
+	}
+	return PyArg_ParseTuple(max_version, "II", major, &minor) ? 0 : -1;
+}
+
+/* Whether the consumer wants the memory where it is: on the CPU. */
+static int check_device(struct state *st, PyObject *device)
+{
+	int type, number;
+
+	if (device == Py_None)
+		return 0;
+	if (!PyTuple_Check(device)) {
+		PyErr_SetString(PyExc_TypeError, "dl_device is None or a tuple of two integers");
+		return -1;
+	}
+	if (!PyArg_ParseTuple(device, "ii", &type, &number))
+		return -1;
+	if (type == DL_DEVICE_CPU && !number)
+		return 0;
+	raise_code(st, EOPNOTSUPP, "the tensor lies on the CPU, not on DLPack device (%d, %d)",
+		   type, number);
+	return -1;
+}
+
+PyObject *tensor_dunder_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"stream", "max_version", "dl_device", "copy", NULL};
+	PyObject *stream = Py_None, *version = Py_None, *device = Py_None, *copy = Py_None;
+	struct tensor *self = (struct tensor *)object;
+	struct state *st = state_of(self);
+	struct request request = {0};
+	struct tmesh_tensor *tensor;
+	PyObject *copied, *capsule;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", names, &stream,
+					 &version, &device, &copy))
+		return NULL;
+	if (stream != Py_None)
+		return raise_code(st, EOPNOTSUPP, "memory on the CPU has no streams");
+	if (major_of(version, &request.major) || check_device(st, device) || !tensor_get(self))
+		return NULL;
+	if (copy != Py_True) {
+		request.oblivious = caller_is_torch();
+		return capsule_new(self, &request);
+	}
+	request.copied = true;
+	tensor = put_tensor(st, self, NULL);
+	copied = tensor_new(st, tensor, NULL, TMESH_READ | TMESH_WRITE | TMESH_MANAGE);
+	if (!copied)
+		return NULL;
+	capsule = capsule_new((struct tensor *)copied, &request);
+	Py_DECREF(copied);
+	return capsule;
+}
+
+PyObject *tensor_dlpack_device(PyObject *object, PyObject *unused)
+{
+	if (!tensor_get((struct tensor *)object))
+		return NULL;
+	return Py_BuildValue("ii", DL_DEVICE_CPU, 0);
+}
+
+struct tmesh_tensor *put_tensor(struct state *st, struct tensor *self,
+				const struct tmesh_region_opts *opts)
+{
+	/* One that is not recognised as ours is copied. */
+	struct DLManagedTensor anonymous, *managed;
+	struct tmesh_ctx *ctx = context(st);
+	struct tmesh_tensor *tensor = NULL;
+	struct tmesh_error err;
+	bool writable;
+	void *data;
+	int rc;
+
+	if (!ctx || tensor_view_begin(self, VIEW_READ, &data, &writable))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS rc = tmesh_tensor_to_dlpack(
+		self->tensor, TMESH_READ, TMESH_DLPACK_ALLOW_READONLY, &managed, &err);
+	if (!rc) {
+		anonymous = (struct DLManagedTensor){.dl_tensor = managed->dl_tensor};
+		rc = tmesh_tensor_from_dlpack(ctx, &anonymous, opts, &tensor, &err);
+		managed->deleter(managed);
+	}
+	Py_END_ALLOW_THREADS tensor_view_end(self, writable);
+	return rc ? raise_error(st, &err) : tensor;
+}
+
+/* object.__dlpack__(), with a version if it knows about versions. */
+static PyObject *ask_capsule(PyObject *object)
+{
+	PyObject *method = PyObject_GetAttrString(object, "__dlpack__");
+	PyObject *none = PyTuple_New(0);
+	PyObject *names = Py_BuildValue("{s(ii)}", "max_version", DLPACK_MAJOR, DLPACK_MINOR);
+	PyObject *capsule = NULL;
+
+	if (method && none && names)
+		capsule = PyObject_Call(method, none, names);
+	if (!capsule && method && none && PyErr_ExceptionMatches(PyExc_TypeError)) {
+		PyErr_Clear();
+		capsule = PyObject_CallObject(method, none);
+	}
+	Py_XDECREF(names);
+	Py_XDECREF(none);
+	Py_XDECREF(method);
+	return capsule;
+}
+
+/*
+ * What @capsule holds, as a tensor. It is never renamed: it stays the owner of its managed
+ * tensor, which nothing needs once the contents are ours.
+ */
+static struct tmesh_tensor *take(struct state *st, PyObject *capsule,
+				 const struct tmesh_region_opts *opts)
+{
+	struct tmesh_ctx *ctx = context(st);
+	struct tmesh_tensor *tensor;
+	struct tmesh_error err;
+	int rc;
+
+	if (!ctx)
+		return NULL;
+	if (PyCapsule_IsValid(capsule, VERSIONED)) {
+		struct DLManagedTensorVersioned *managed = PyCapsule_GetPointer(capsule, VERSIONED);
+
+		Py_BEGIN_ALLOW_THREADS rc =
+			tmesh_tensor_from_dlpack_versioned(ctx, managed, opts, &tensor, &err);
+		Py_END_ALLOW_THREADS
+	} else if (PyCapsule_IsValid(capsule, UNVERSIONED)) {
+		struct DLManagedTensor *managed = PyCapsule_GetPointer(capsule, UNVERSIONED);
+
+		Py_BEGIN_ALLOW_THREADS rc =
+			tmesh_tensor_from_dlpack(ctx, managed, opts, &tensor, &err);
+		Py_END_ALLOW_THREADS
+	} else {
+		return raise_code(st, EINVAL, "%R is no DLPack capsule, or was used before",
+				  capsule);
+	}
+	return rc ? raise_error(st, &err) : tensor;
+}
+
+struct tmesh_tensor *put_dlpack(struct state *st, PyObject *object,
+				const struct tmesh_region_opts *opts)
+{
+	PyObject *capsule = ask_capsule(object);
+	struct tmesh_tensor *tensor = capsule ? take(st, capsule, opts) : NULL;
+
+	Py_XDECREF(capsule);
+	return tensor;
+}
+
+/* The Tensor behind a capsule that this extension made, NULL for any other. */
+static struct tensor *tensor_of(PyObject *capsule)
+{
+	if (PyCapsule_IsValid(capsule, VERSIONED)) {
+		struct DLManagedTensorVersioned *managed = PyCapsule_GetPointer(capsule, VERSIONED);
+
+		if (managed->deleter == delete_versioned)
+			return ((struct shell *)managed->manager_ctx)->tensor;
+	} else if (PyCapsule_IsValid(capsule, UNVERSIONED)) {
+		struct DLManagedTensor *managed = PyCapsule_GetPointer(capsule, UNVERSIONED);
+
+		if (managed->deleter == delete_plain)
+			return ((struct shell *)managed->manager_ctx)->tensor;
+	}
+	return NULL;
+}
+
+PyObject *module_from_dlpack(PyObject *module, PyObject *object)
+{
+	struct state *st = PyModule_GetState(module);
+	struct tensor *ours;
+	PyObject *capsule, *result = NULL;
+
+	if (PyCapsule_CheckExact(object)) {
+		Py_INCREF(object);
+		capsule = object;
+	} else {
+		capsule = ask_capsule(object);
+	}
+	if (!capsule)
+		return NULL;
+	ours = tensor_of(capsule);
+	if (ours)
+		result = tensor_new(st, tmesh_tensor_ref(ours->tensor), ours->root, ours->rights);
+	else
+		result = tensor_new(st, take(st, capsule, NULL), NULL,
+				    TMESH_READ | TMESH_WRITE | TMESH_MANAGE);
+	Py_DECREF(capsule);
+	return result;
+}

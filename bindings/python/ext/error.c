@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: MIT */
+/* Exceptions: the library's -errno and its sentence become a member of tmesh.Error's family. */
+#include "binding.h"
+
+#include <errno.h>
+#include <string.h>
+#include <stdarg.h>
+
+static const struct {
+	int code;
+	const char *name; /* in tmesh.errors */
+} classes[] = {
+	{EINVAL, "InvalidError"},	 {EOVERFLOW, "InvalidError"},
+	{ENOENT, "NotFoundError"},	 {EACCES, "AccessError"},
+	{EPERM, "AccessError"},		 {EBUSY, "BusyError"},
+	{ESTALE, "StaleError"},		 {EDQUOT, "LimitError"},
+	{EMFILE, "LimitError"},		 {ENOMEM, "OutOfMemoryError"},
+	{EPROTO, "ProtocolError"},	 {EOPNOTSUPP, "UnsupportedError"},
+	{ETIMEDOUT, "PeerTimeoutError"},
+};
+
+static const char *class_of(int code)
+{
+	for (size_t i = 0; i < sizeof(classes) / sizeof(*classes); i++)
+		if (classes[i].code == code)
+			return classes[i].name;
+	return "Error";
+}
+
+static void *raise_text(struct state *st, const char *name, int code, PyObject *text)
+{
+	PyObject *type = NULL, *error = NULL;
+
+	if (text)
+		type = PyObject_GetAttrString(st->errors, name);
+	if (type)
+		error = PyObject_CallFunction(type, "iO", code < 0 ? -code : code, text);
+	if (error)
+		PyErr_SetObject(type, error);
+	Py_XDECREF(error);
+	Py_XDECREF(type);
+	Py_XDECREF(text);
+	return NULL;
+}
+
+static void *raise_library(struct state *st, const char *name, const struct tmesh_error *err)
+{
+	/* A peer's label or path in the sentence need not be UTF-8. */
+	return raise_text(
+		st, name, err->code,
+		PyUnicode_DecodeUTF8(err->message,
+				     (Py_ssize_t)strnlen(err->message, sizeof(err->message)),
+				     "replace"));
+}
+
+void *raise_error(struct state *st, const struct tmesh_error *err)
+{
+	return raise_library(st, class_of(-err->code), err);
+}
+
+void *raise_region_error(struct state *st, struct tmesh_region *region,
+			 const struct tmesh_error *err)
+{
+	struct tmesh_region_info info = {.size = sizeof(info)};
+
+	if (err->code == -EPERM && !tmesh_region_info(region, &info, NULL) && info.sealed)
+		return raise_library(st, "SealedError", err);
+	return raise_error(st, err);
+}
+
+void *raise_code(struct state *st, int code, const char *format, ...)
+{
+	va_list args;
+	PyObject *text;
+
+	va_start(args, format);
+	text = PyUnicode_FromFormatV(format, args);
+	va_end(args);
+	return raise_text(st, class_of(code), code, text);
+}
+
+void *raise_named(struct state *st, const char *name, int code, const char *format, ...)
+{
+	va_list args;
+	PyObject *text;
+
+	va_start(args, format);
+	text = PyUnicode_FromFormatV(format, args);
+	va_end(args);
+	return raise_text(st, name, code, text);
+}

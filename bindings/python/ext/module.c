@@ -1,0 +1,343 @@
+/* SPDX-License-Identifier: MIT */
+/* The module: its state, the context, and the functions that make tensors. */
+#include "binding.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#define ALL_RIGHTS (TMESH_READ | TMESH_WRITE | TMESH_MANAGE)
+
+/* Where this thread keeps a warning while it opens a context; NULL at all other times. */
+static _Thread_local struct warning {
+	char text[256];
+} * warning;
+
+/*
+ * What the library warns of while it chooses a backend becomes a Python warning. Later
+ * messages may come from threads that Python does not know; they are not shown.
+ */
+static void keep_warning(void *data, enum tmesh_log_level level, const char *message)
+{
+	if (warning && level <= TMESH_LOG_WARN)
+		snprintf(warning->text, sizeof(warning->text), "%s", message);
+}
+
+static int open_context(struct state *st, struct tmesh_ctx_opts *opts)
+{
+	struct warning kept = {""};
+	struct tmesh_error err;
+	int rc;
+
+	opts->size = sizeof(*opts);
+	opts->log = keep_warning;
+	warning = &kept;
+	rc = tmesh_ctx_open(opts, &st->ctx, &err);
+	warning = NULL;
+	if (rc) {
+		raise_error(st, &err);
+		return -1;
+	}
+	return kept.text[0] ? PyErr_WarnEx(PyExc_RuntimeWarning, kept.text, 1) : 0;
+}
+
+struct tmesh_ctx *context(struct state *st)
+{
+	if (!st->ctx && open_context(st, &(struct tmesh_ctx_opts){0}))
+		return NULL;
+	return st->ctx;
+}
+
+static int backend_from_name(struct state *st, const char *name, enum tmesh_backend *backend)
+{
+	*backend = TMESH_BACKEND_AUTO;
+	if (!name || !strcmp(name, "auto"))
+		return 0;
+	for (*backend = TMESH_BACKEND_KERNEL; *backend <= TMESH_BACKEND_MEMFD; ++*backend)
+		if (!strcmp(name, tmesh_backend_name(*backend)))
+			return 0;
+	raise_code(st, EINVAL, "unknown backend \"%s\": it is auto, kernel or memfd", name);
+	return -1;
+}
+
+/* None or a path; a converter for "O&", which is called with NULL to clean up. */
+static int path_argument(PyObject *object, void *bytes)
+{
+	return object == Py_None ? 1 : PyUnicode_FSConverter(object, bytes);
+}
+
+static PyObject *module_configure(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"backend",     "pool_bytes", "max_bytes",
+				"runtime_dir", "timeout",    NULL};
+	struct state *st = PyModule_GetState(module);
+	unsigned long long pool_bytes = 0, max_bytes = 0;
+	struct tmesh_ctx_opts opts = {0};
+	const char *backend = NULL;
+	PyObject *dir = NULL;
+	double timeout = 2;
+	int rc;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$zO&O&O&d:configure", names, &backend,
+					 size_argument, &pool_bytes, size_argument, &max_bytes,
+					 path_argument, &dir, &timeout))
+		return NULL;
+	if (!(timeout > 0 && timeout <= 3600)) {
+		Py_XDECREF(dir);
+		return raise_code(st, EINVAL, "timeout is more than 0 and at most 3600 seconds");
+	}
+	rc = backend_from_name(st, backend, &opts.backend);
+	if (!rc && st->ctx) {
+		raise_code(st, EBUSY, "tmesh is in use already: configure() comes first");
+		rc = -1;
+	}
+	if (!rc) {
+		opts.pool_bytes = pool_bytes;
+		opts.max_bytes = max_bytes;
+		opts.timeout_ns = (uint64_t)(timeout * 1e9);
+		opts.runtime_dir = dir ? PyBytes_AsString(dir) : NULL;
+		rc = open_context(st, &opts);
+	}
+	Py_XDECREF(dir);
+	if (rc)
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyObject *module_empty(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"shape", "dtype", "label",     "huge", "node",
+				"mode",	 "gid",	  "linger_ms", "pin",  NULL};
+	struct state *st = PyModule_GetState(module);
+	struct region_args region = REGION_ARGS_INIT;
+	PyObject *shape_object, *dtype_object;
+	int64_t shape[TMESH_MAX_DIMS];
+	struct tmesh_region_opts opts;
+	struct tmesh_tensor *tensor;
+	enum tmesh_dtype dtype;
+	struct tmesh_error err;
+	struct tmesh_ctx *ctx;
+	int32_t ndim;
+	int rc;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOOO&OO&p:empty", names, &shape_object,
+					 &dtype_object, &region.label, &region.huge, &region.node,
+					 uint_argument, &region.mode, &region.gid, uint_argument,
+					 &region.linger_ms, &region.pin))
+		return NULL;
+	if (shape_from_object(st, shape_object, &ndim, shape) ||
+	    dtype_from_object(st, dtype_object, &dtype) ||
+	    region_opts_from_args(st, &region, &opts))
+		return NULL;
+	ctx = context(st);
+	if (!ctx)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS rc =
+		tmesh_tensor_create(ctx, dtype, ndim, shape, &opts, &tensor, &err);
+	Py_END_ALLOW_THREADS return rc ? raise_error(st, &err)
+				       : tensor_new(st, tensor, NULL, ALL_RIGHTS);
+}
+
+/* Lists, and whatever else NumPy can make an array of. */
+static struct tmesh_tensor *put_through_numpy(struct state *st, PyObject *object,
+					      const struct tmesh_region_opts *opts)
+{
+	PyObject *numpy = PyImport_ImportModule("numpy");
+	struct tmesh_tensor *tensor = NULL;
+	PyObject *array;
+
+	if (!numpy) {
+		if (PyErr_ExceptionMatches(PyExc_ImportError))
+			PyErr_Format(PyExc_TypeError,
+				     "put() takes objects with the buffer protocol or __dlpack__; "
+				     "%R has neither, and NumPy, which might convert it, is not "
+				     "installed",
+				     Py_TYPE(object));
+		return NULL;
+	}
+	array = PyObject_CallMethod(numpy, "asarray", "O", object);
+	Py_DECREF(numpy);
+	if (array)
+		tensor = put_buffer(st, array, opts);
+	Py_XDECREF(array);
+	return tensor;
+}
+
+static struct tmesh_tensor *put_any(struct state *st, PyObject *object,
+				    const struct tmesh_region_opts *opts)
+{
+	if (Py_TYPE(object) == st->tensor_type)
+		return put_tensor(st, (struct tensor *)object, opts);
+	if (PyObject_CheckBuffer(object))
+		return put_buffer(st, object, opts);
+	if (PyObject_HasAttrString(object, "__dlpack__"))
+		return put_dlpack(st, object, opts);
+	return put_through_numpy(st, object, opts);
+}
+
+static PyObject *module_put(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"",	"seal", "label",     "huge", "node",
+				"mode", "gid",	"linger_ms", "pin",  NULL};
+	struct state *st = PyModule_GetState(module);
+	struct region_args region = REGION_ARGS_INIT;
+	struct tmesh_region_opts opts;
+	PyObject *object, *tensor, *sealed;
+	int seal = 0;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$pOOOO&OO&p:put", names, &object, &seal,
+					 &region.label, &region.huge, &region.node, uint_argument,
+					 &region.mode, &region.gid, uint_argument,
+					 &region.linger_ms, &region.pin) ||
+	    region_opts_from_args(st, &region, &opts))
+		return NULL;
+	tensor = tensor_new(st, put_any(st, object, &opts), NULL, ALL_RIGHTS);
+	if (!tensor || !seal)
+		return tensor;
+	sealed = PyObject_CallMethod(tensor, "seal", NULL);
+	Py_DECREF(tensor);
+	return sealed;
+}
+
+#define KEYWORDS(function) ((PyCFunction)(void (*)(void))(function))
+
+static PyMethodDef functions[] = {
+	{"configure", KEYWORDS(module_configure), METH_VARARGS | METH_KEYWORDS,
+	 "configure(*, backend=None, pool_bytes=0, max_bytes=0, runtime_dir=None, timeout=2.0)\n"
+	 "--\n\n"
+	 "Open this process's context with other than the defaults, before anything else uses\n"
+	 "it (else BusyError).\n\n"
+	 "backend: \"auto\", \"kernel\" or \"memfd\"; an explicit one is never replaced by\n"
+	 "another. pool_bytes: how much released memory is kept for reuse. max_bytes: how much\n"
+	 "this process may create (LimitError beyond), 0 for no limit. runtime_dir: where the\n"
+	 "memfd backend has its sockets. timeout: longest wait for a peer, in seconds."},
+	{"empty", KEYWORDS(module_empty), METH_VARARGS | METH_KEYWORDS,
+	 "empty(shape, dtype, *, label=None, huge=False, node=None, mode=0o600, gid=None,\n"
+	 "      linger_ms=0, pin=True)\n--\n\n"
+	 "A new tensor of zeros, in C order, writable.\n\n"
+	 "shape: an integer or at most 8 of them. dtype: a name (\"float32\", \"bfloat16\"), or\n"
+	 "a NumPy or PyTorch dtype. label: a name for people. huge: True for 2 MiB pages or\n"
+	 "OutOfMemoryError, \"try\" for what can be had. node: a NUMA node. mode, gid: who may\n"
+	 "open its token, as for files (memfd: only 0o600). linger_ms: how long it outlives\n"
+	 "its last holder, at most 1000. pin=False refuses pinning handles."},
+	{"put", KEYWORDS(module_put), METH_VARARGS | METH_KEYWORDS,
+	 "put(array, /, *, seal=False, label=None, huge=False, node=None, mode=0o600, gid=None,\n"
+	 "    linger_ms=0, pin=True)\n--\n\n"
+	 "A new tensor with the contents of array, contiguous in C order.\n\n"
+	 "array: anything with the buffer protocol (NumPy arrays, bytes, memoryviews), with\n"
+	 "__dlpack__ (PyTorch and JAX tensors on the CPU), or a list that NumPy understands.\n"
+	 "The bytes are copied once, which tmesh.stats() counts. seal=True makes the result\n"
+	 "immutable. The other arguments are those of empty(). The GIL is released while it\n"
+	 "copies."},
+	{"open", KEYWORDS(module_open), METH_FASTCALL | METH_KEYWORDS,
+	 "open(ref, writable=False)\n--\n\n"
+	 "Open what another process (or this one) put: the same memory, not a copy.\n\n"
+	 "ref: what Tensor.ref() gave, as a dict or as JSON; or a token, which opens the whole\n"
+	 "region as uint8. Raises NotFoundError when the token is dead, foreign or guessed,\n"
+	 "AccessError when writable=True needs a token from ref(writable=True), ProtocolError\n"
+	 "when it is malformed, PeerTimeoutError when the producer hangs. The GIL is released\n"
+	 "meanwhile."},
+	{"from_dlpack", module_from_dlpack, METH_O,
+	 "from_dlpack(object, /)\n--\n\n"
+	 "A tensor from an object with __dlpack__ or a capsule. Memory of tmesh itself is\n"
+	 "shared; any other is copied once, as put() does."},
+	{"stats", module_stats, METH_NOARGS,
+	 "stats()\n--\n\nThis process's counters, a dict: copies made, regions, pool."},
+	{"caps", module_caps, METH_NOARGS,
+	 "caps()\n--\n\n"
+	 "What works here, a dict from name to {\"level\": \"no\", \"cooperative\" or\n"
+	 "\"enforced\", \"reason\": why}."},
+	{"backend", module_backend, METH_NOARGS, "backend()\n--\n\n\"kernel\" or \"memfd\"."},
+	{"list", module_list, METH_NOARGS,
+	 "list()\n--\n\nThe regions that this user may open, a dict each."},
+	{"holders", module_holders, METH_O,
+	 "holders(id, /)\n--\n\nWho holds the region of that id (Tensor.id), a dict each."},
+	{NULL},
+};
+
+static int add_types(PyObject *module, struct state *st)
+{
+	st->tensor_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &tensor_spec, NULL);
+	st->export_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &export_spec, NULL);
+	if (!st->tensor_type || !st->export_type)
+		return -1;
+	return PyModule_AddType(module, st->tensor_type);
+}
+
+static int module_exec(PyObject *module)
+{
+	static const char *const keys[REF_KEYS] = {
+		[REF_V] = "v",
+		[REF_ID] = "id",
+		[REF_TOKEN] = "token",
+		[REF_OFFSET] = "offset",
+		[REF_BYTE_SIZE] = "byte_size",
+		[REF_SHAPE] = "shape",
+		[REF_DTYPE] = "dtype",
+		[REF_STRIDES] = "strides",
+		[REF_DEVICE] = "device",
+	};
+	struct state *st = PyModule_GetState(module);
+
+	for (int i = 0; i < REF_KEYS; i++) {
+		st->ref_keys[i] = PyUnicode_InternFromString(keys[i]);
+		if (!st->ref_keys[i])
+			return -1;
+	}
+	st->errors = PyImport_ImportModule("tmesh.errors");
+	if (!st->errors || add_types(module, st))
+		return -1;
+	return PyModule_AddStringConstant(module, "__version__", tmesh_version());
+}
+
+static int module_traverse(PyObject *module, visitproc visit, void *arg)
+{
+	struct state *st = PyModule_GetState(module);
+
+	Py_VISIT(st->errors);
+	Py_VISIT(st->tensor_type);
+	Py_VISIT(st->export_type);
+	Py_VISIT(st->ndarray);
+	for (int i = 0; i < DTYPES; i++)
+		Py_VISIT(st->numpy_dtypes[i]);
+	return 0;
+}
+
+static int module_clear(PyObject *module)
+{
+	struct state *st = PyModule_GetState(module);
+
+	Py_CLEAR(st->errors);
+	Py_CLEAR(st->tensor_type);
+	Py_CLEAR(st->export_type);
+	Py_CLEAR(st->ndarray);
+	for (int i = 0; i < DTYPES; i++)
+		Py_CLEAR(st->numpy_dtypes[i]);
+	for (int i = 0; i < REF_KEYS; i++)
+		Py_CLEAR(st->ref_keys[i]);
+	return 0;
+}
+
+static void module_free(void *module)
+{
+	struct state *st = PyModule_GetState(module);
+
+	module_clear(module);
+	tmesh_ctx_unref(st->ctx);
+}
+
+static PyModuleDef_Slot slots[] = {
+	{Py_mod_exec, module_exec},
+	{0},
+};
+
+static struct PyModuleDef definition = {
+	PyModuleDef_HEAD_INIT,		.m_name = "tmesh._tmesh", .m_doc = "The C part of tmesh.",
+	.m_size = sizeof(struct state), .m_methods = functions,	  .m_slots = slots,
+	.m_traverse = module_traverse,	.m_clear = module_clear,  .m_free = module_free,
+};
+
+PyMODINIT_FUNC PyInit__tmesh(void)
+{
+	return PyModuleDef_Init(&definition);
+}

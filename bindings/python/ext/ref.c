@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: MIT */
+/* Refs out, and everything that tmesh.open() takes. */
+#include "binding.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static PyObject *list_from_ints(const int64_t *values, int32_t count)
+{
+	PyObject *tuple = tuple_from_ints(values, count);
+	PyObject *list = tuple ? PySequence_List(tuple) : NULL;
+
+	Py_XDECREF(tuple);
+	return list;
+}
+
+static PyObject *dict_from_ref(struct state *st, const struct tmesh_ref *ref)
+{
+	const struct tmesh_layout *layout = &ref->layout;
+	PyObject *dict = PyDict_New();
+	PyObject *values[REF_KEYS] = {
+		[REF_V] = PyLong_FromLong(1),
+		[REF_ID] = text_from_id(ref->id),
+		[REF_TOKEN] = PyUnicode_FromString(ref->token),
+		[REF_OFFSET] = PyLong_FromUnsignedLongLong(layout->offset),
+		[REF_BYTE_SIZE] = PyLong_FromUnsignedLongLong(ref->byte_size),
+		[REF_SHAPE] = list_from_ints(layout->shape, layout->ndim),
+		[REF_DTYPE] = PyUnicode_FromString(tmesh_dtype_name(layout->dtype)),
+		[REF_STRIDES] = list_from_ints(layout->strides, layout->ndim),
+		[REF_DEVICE] = text_from_device(layout),
+	};
+
+	for (int i = 0; i < REF_KEYS; i++) {
+		if (dict && (!values[i] || PyDict_SetItem(dict, st->ref_keys[i], values[i])))
+			Py_CLEAR(dict);
+		Py_XDECREF(values[i]);
+	}
+	return dict;
+}
+
+PyObject *tensor_ref(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"writable", NULL};
+	struct tensor *self = (struct tensor *)object;
+	struct state *st = state_of(self);
+	char text[TMESH_REF_SIZE];
+	struct tmesh_error err;
+	struct tmesh_ref ref;
+	int writable = 0;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$p:ref", names, &writable))
+		return NULL;
+	if (!tensor_get(self))
+		return NULL;
+	if (tmesh_tensor_ref_encode(self->tensor, writable ? TMESH_READ | TMESH_WRITE : TMESH_READ,
+				    text, sizeof(text), &err) ||
+	    tmesh_ref_decode(text, strlen(text), &ref, &err))
+		return raise_region_error(st, tmesh_tensor_region(self->tensor), &err);
+	return dict_from_ref(st, &ref);
+}
+
+/*
+ * Dicts in. They are read member by member, since a detour through JSON would cost as much
+ * as the opening; what the numbers mean together is checked by tmesh_tensor_open().
+ */
+
+static int bad_member(struct state *st, enum ref_key key, const char *want)
+{
+	PyErr_Clear(); /* of a conversion that did not work out */
+	raise_code(st, EPROTO, "the ref's \"%U\" is %s", st->ref_keys[key], want);
+	return -1;
+}
+
+/* Borrowed; NULL with an exception. */
+static PyObject *member(struct state *st, PyObject *dict, enum ref_key key)
+{
+	PyObject *value = PyDict_GetItemWithError(dict, st->ref_keys[key]);
+
+	if (!value && !PyErr_Occurred())
+		bad_member(st, key, "missing");
+	return value;
+}
+
+/* Characters good for the length of the dict's value; NULL with an exception. */
+static const char *text_member(struct state *st, PyObject *dict, enum ref_key key,
+			       Py_ssize_t *length)
+{
+	PyObject *value = member(st, dict, key);
+	const char *text;
+
+	if (!value)
+		return NULL;
+	text = PyUnicode_Check(value) ? PyUnicode_AsUTF8AndSize(value, length) : NULL;
+	if (text && (Py_ssize_t)strlen(text) == *length)
+		return text;
+	bad_member(st, key, "not a string of plain characters");
+	return NULL;
+}
+
+static int uint_member(struct state *st, PyObject *dict, enum ref_key key, uint64_t *number)
+{
+	PyObject *value = member(st, dict, key);
+	long long signed_number;
+
+	if (!value)
+		return -1;
+	if (!PyLong_CheckExact(value))
+		return bad_member(st, key, "not an integer");
+	signed_number = PyLong_AsLongLong(value);
+	if (signed_number < 0)
+		return bad_member(st, key, "out of range");
+	*number = (uint64_t)signed_number;
+	return 0;
+}
+
+static int ints_member(struct state *st, PyObject *dict, enum ref_key key, int64_t *numbers,
+		       int32_t *count)
+{
+	PyObject *value = member(st, dict, key);
+	bool list = value && PyList_Check(value);
+	Py_ssize_t size;
+
+	if (!value)
+		return -1;
+	if (!list && !PyTuple_Check(value))
+		return bad_member(st, key, "not a list");
+	size = list ? PyList_Size(value) : PyTuple_Size(value);
+	if (size > TMESH_MAX_DIMS)
+		return bad_member(st, key, "too long: tensors have at most 8 dimensions");
+	for (Py_ssize_t i = 0; i < size; i++) {
+		PyObject *item = list ? PyList_GetItem(value, i) : PyTuple_GetItem(value, i);
+
+		if (!item || !PyLong_CheckExact(item))
+			return bad_member(st, key, "not a list of integers");
+		numbers[i] = PyLong_AsLongLong(item);
+		if (numbers[i] == -1 && PyErr_Occurred())
+			return bad_member(st, key, "out of range");
+	}
+	*count = (int32_t)size;
+	return 0;
+}
+
+static int id_member(struct state *st, PyObject *dict, uint64_t *id)
+{
+	Py_ssize_t length;
+	const char *text = text_member(st, dict, REF_ID, &length);
+
+	if (!text)
+		return -1;
+	return id_from_text(text, id) ? bad_member(st, REF_ID, "not 16 hex digits") : 0;
+}
+
+static int token_member(struct state *st, PyObject *dict, char *token)
+{
+	Py_ssize_t length;
+	const char *text = text_member(st, dict, REF_TOKEN, &length);
+
+	if (!text)
+		return -1;
+	if (length >= TMESH_TOKEN_SIZE)
+		return bad_member(st, REF_TOKEN, "too long for a token");
+	memcpy(token, text, (size_t)length + 1);
+	return 0;
+}
+
+static int dtype_member(struct state *st, PyObject *dict, enum tmesh_dtype *dtype)
+{
+	Py_ssize_t length;
+	const char *text = text_member(st, dict, REF_DTYPE, &length);
+
+	if (!text)
+		return -1;
+	*dtype = tmesh_dtype_from_name(text);
+	return *dtype == TMESH_DTYPE_INVALID ? bad_member(st, REF_DTYPE, "unknown") : 0;
+}
+
+static int device_member(struct state *st, PyObject *dict, struct tmesh_layout *layout)
+{
+	Py_ssize_t length;
+	const char *text = text_member(st, dict, REF_DEVICE, &length);
+	char *end;
+
+	if (!text)
+		return -1;
+	layout->device_type = TMESH_DEVICE_CPU;
+	layout->device_id = 0;
+	if (!strcmp(text, "cpu"))
+		return 0;
+	layout->device_type = TMESH_DEVICE_CUDA;
+	if (!strncmp(text, "cuda:", 5) && text[5] >= '0' && text[5] <= '9') {
+		long number = strtol(text + 5, &end, 10);
+
+		layout->device_id = (int32_t)number;
+		if (!*end && number <= INT32_MAX)
+			return 0;
+	}
+	return bad_member(st, REF_DEVICE, "neither \"cpu\" nor \"cuda:N\"");
+}
+
+static int ref_from_dict(struct state *st, PyObject *dict, struct tmesh_ref *ref)
+{
+	struct tmesh_layout *layout = &ref->layout;
+	uint64_t version;
+	int32_t strides;
+
+	if (uint_member(st, dict, REF_V, &version))
+		return -1;
+	if (version != 1)
+		return bad_member(st, REF_V, "not 1, the version that this tmesh reads");
+	if (id_member(st, dict, &ref->id) || token_member(st, dict, ref->token) ||
+	    uint_member(st, dict, REF_OFFSET, &layout->offset) ||
+	    uint_member(st, dict, REF_BYTE_SIZE, &ref->byte_size) ||
+	    ints_member(st, dict, REF_SHAPE, layout->shape, &layout->ndim) ||
+	    dtype_member(st, dict, &layout->dtype) ||
+	    ints_member(st, dict, REF_STRIDES, layout->strides, &strides) ||
+	    device_member(st, dict, layout))
+		return -1;
+	if (strides != layout->ndim)
+		return bad_member(st, REF_STRIDES, "not as long as its shape");
+	return 0;
+}
+
+static PyObject *open_ref(struct state *st, struct tmesh_ctx *ctx, const struct tmesh_ref *ref,
+			  uint32_t rights)
+{
+	struct tmesh_tensor *tensor;
+	struct tmesh_error err;
+	int rc;
+
+	Py_BEGIN_ALLOW_THREADS rc = tmesh_tensor_open(ctx, ref, rights, &tensor, &err);
+	Py_END_ALLOW_THREADS return rc ? raise_error(st, &err)
+				       : tensor_new(st, tensor, NULL, rights);
+}
+
+/* A token says nothing about elements: its region as bytes. */
+static PyObject *open_token(struct state *st, struct tmesh_ctx *ctx, const char *token,
+			    uint32_t rights)
+{
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct tmesh_region *region;
+	struct tmesh_tensor *tensor;
+	struct tmesh_layout layout;
+	struct tmesh_error err;
+	int rc;
+
+	Py_BEGIN_ALLOW_THREADS rc = tmesh_region_open(ctx, token, rights, &region, &err);
+	if (!rc) {
+		rc = tmesh_region_info(region, &info, &err);
+		if (!rc)
+			rc = tmesh_layout_contiguous(&layout, TMESH_UINT8, 1,
+						     &(int64_t){(int64_t)info.bytes}, &err);
+		if (!rc)
+			rc = tmesh_tensor_wrap(region, &layout, &tensor, &err);
+		tmesh_region_unref(region);
+	}
+	Py_END_ALLOW_THREADS return rc ? raise_error(st, &err)
+				       : tensor_new(st, tensor, NULL, rights);
+}
+
+static PyObject *open_text(struct state *st, struct tmesh_ctx *ctx, const char *text,
+			   Py_ssize_t length, uint32_t rights)
+{
+	const char *start = text + strspn(text, " \t\r\n");
+	struct tmesh_error err;
+	struct tmesh_ref ref;
+
+	if (*start != '{')
+		return open_token(st, ctx, text, rights);
+	if (tmesh_ref_decode(text, (size_t)length, &ref, &err))
+		return raise_error(st, &err);
+	return open_ref(st, ctx, &ref, rights);
+}
+
+static PyObject *open_any(struct state *st, PyObject *object, uint32_t rights)
+{
+	struct tmesh_ctx *ctx = context(st);
+	struct tmesh_ref ref;
+	const char *text;
+	Py_ssize_t length;
+
+	if (!ctx)
+		return NULL;
+	if (PyDict_Check(object))
+		return ref_from_dict(st, object, &ref) ? NULL : open_ref(st, ctx, &ref, rights);
+	if (PyUnicode_Check(object)) {
+		text = PyUnicode_AsUTF8AndSize(object, &length);
+		if (!text)
+			return NULL;
+	} else if (PyBytes_Check(object)) {
+		text = PyBytes_AsString(object);
+		length = PyBytes_Size(object);
+	} else {
+		PyErr_Format(PyExc_TypeError,
+			     "open() takes a ref (a dict or JSON text) or a token, not %R", object);
+		return NULL;
+	}
+	if ((Py_ssize_t)strlen(text) != length)
+		return raise_code(st, EPROTO, "neither a token nor a ref: it holds a zero");
+	return open_text(st, ctx, text, length, rights);
+}
+
+PyObject *module_open(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+	Py_ssize_t named = names ? PyTuple_Size(names) : 0;
+	uint32_t rights = TMESH_READ;
+
+	/* By hand, because this is the call whose microseconds count. */
+	if (count < 1 || count > 2 || named > 1 || count + named > 2 ||
+	    (named && PyUnicode_CompareWithASCIIString(PyTuple_GetItem(names, 0), "writable"))) {
+		PyErr_SetString(PyExc_TypeError, "open() takes a ref or token, and writable=");
+		return NULL;
+	}
+	if (count + named == 2) {
+		int writable = PyObject_IsTrue(args[1]);
+
+		if (writable < 0)
+			return NULL;
+		rights |= writable ? TMESH_WRITE : 0;
+	}
+	return open_any(PyModule_GetState(module), args[0], rights);
+}

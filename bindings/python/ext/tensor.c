@@ -1,0 +1,448 @@
+/* SPDX-License-Identifier: MIT */
+/* The Tensor type: its life, its views' count, its properties. */
+#include "binding.h"
+
+#include <errno.h>
+
+/* Unmapping this much takes long enough for others to want the GIL. */
+#define SLOW_UNMAP_BYTES (1u << 20)
+
+PyObject *tensor_new(struct state *st, struct tmesh_tensor *tensor, struct tensor *root,
+		     uint32_t rights)
+{
+	const struct tmesh_layout *layout;
+	struct tensor *self;
+
+	if (!tensor)
+		return NULL;
+	self = (struct tensor *)PyType_GenericAlloc(st->tensor_type, 0);
+	if (!self) {
+		tmesh_tensor_unref(tensor);
+		return NULL;
+	}
+	layout = tmesh_tensor_layout(tensor);
+	self->tensor = tensor;
+	self->root = root ? root : self;
+	if (root)
+		Py_INCREF((PyObject *)root);
+	self->rights = rights;
+	self->ndim = layout->ndim;
+	self->itemsize = tmesh_dtype_bits(layout->dtype) / 8;
+	for (int i = 0; i < layout->ndim; i++) {
+		self->shape[i] = layout->shape[i];
+		self->strides[i] = layout->strides[i] * self->itemsize;
+	}
+	return (PyObject *)self;
+}
+
+static void unref(struct tmesh_tensor *tensor)
+{
+	if (tmesh_tensor_bytes(tensor) < SLOW_UNMAP_BYTES) {
+		tmesh_tensor_unref(tensor);
+		return;
+	}
+	Py_BEGIN_ALLOW_THREADS tmesh_tensor_unref(tensor);
+	Py_END_ALLOW_THREADS
+}
+
+static void tensor_dealloc(PyObject *object)
+{
+	struct tensor *self = (struct tensor *)object;
+	PyTypeObject *type = Py_TYPE(object);
+
+	if (self->tensor)
+		unref(self->tensor);
+	if (self->root != self)
+		Py_DECREF(self->root);
+	PyObject_Free(self);
+	Py_DECREF(type);
+}
+
+/* The type is final, so a Tensor's type is the one that the module made. */
+struct state *state_of(struct tensor *self)
+{
+	return PyType_GetModuleState(Py_TYPE((PyObject *)self));
+}
+
+struct tmesh_tensor *tensor_get(struct tensor *self)
+{
+	if (!self->tensor)
+		return raise_named(state_of(self), "ReleasedError", EBADF,
+				   "this tensor was released");
+	return self->tensor;
+}
+
+bool tensor_is_sealed(struct tensor *self)
+{
+	struct tmesh_region_info info = {.size = sizeof(info)};
+
+	if (!self->root->sealed)
+		self->root->sealed =
+			!tmesh_region_info(tmesh_tensor_region(self->tensor), &info, NULL) &&
+			info.sealed;
+	return self->root->sealed;
+}
+
+static int map(struct tensor *self, bool writable, void **data, struct tmesh_error *err)
+{
+	return tmesh_tensor_data(self->tensor, writable ? TMESH_READ | TMESH_WRITE : TMESH_READ,
+				 data, err);
+}
+
+static int refuse_write(struct tensor *self)
+{
+	if (tensor_is_sealed(self))
+		raise_named(state_of(self), "SealedError", EPERM,
+			    "the tensor is sealed: nobody can write to it any more");
+	else
+		raise_code(state_of(self), EACCES,
+			   "the tensor is read-only here: open it with writable=True and a "
+			   "token from ref(writable=True)");
+	return -1;
+}
+
+int tensor_view_begin(struct tensor *self, enum view_kind kind, void **data, bool *writable)
+{
+	struct tensor *root = self->root;
+	struct tmesh_error err;
+	int rc;
+
+	if (!tensor_get(self))
+		return -1;
+	*writable = kind != VIEW_READ && (self->rights & TMESH_WRITE) && !root->sealed;
+	if (kind == VIEW_WRITE && !*writable)
+		return refuse_write(self);
+	if (*writable && root->sealing) {
+		raise_code(state_of(self), EBUSY, "the tensor is being sealed by another thread");
+		return -1;
+	}
+	rc = map(self, *writable, data, &err);
+	/* Sealed by somebody else, or inherited through fork(): good for reading still. */
+	if (rc == -EPERM && *writable && kind == VIEW_ANY) {
+		*writable = false;
+		rc = map(self, false, data, &err);
+	}
+	if (rc) {
+		raise_region_error(state_of(self), tmesh_tensor_region(self->tensor), &err);
+		return -1;
+	}
+	self->views++;
+	root->writers += *writable;
+	Py_INCREF((PyObject *)self);
+	return 0;
+}
+
+void tensor_view_end(struct tensor *self, bool writable)
+{
+	self->views--;
+	self->root->writers -= writable;
+	Py_DECREF(self);
+}
+
+static PyObject *tensor_seal(PyObject *object, PyObject *unused)
+{
+	struct tensor *self = (struct tensor *)object, *root = self->root;
+	struct tmesh_tensor *tensor = tensor_get(self);
+	struct tmesh_error err;
+	int rc;
+
+	if (!tensor)
+		return NULL;
+	if (root->writers)
+		return raise_code(state_of(self), EBUSY,
+				  "%zd writable view%s of this memory (arrays, memoryviews, DLPack "
+				  "consumers) would still write: delete them before the seal",
+				  root->writers, root->writers == 1 ? "" : "s");
+	if (root->sealing)
+		return raise_code(state_of(self), EBUSY,
+				  "the tensor is being sealed by another thread");
+	root->sealing = true;
+	tmesh_tensor_ref(tensor);
+	Py_BEGIN_ALLOW_THREADS rc = tmesh_region_seal(tmesh_tensor_region(tensor), &err);
+	Py_END_ALLOW_THREADS root->sealing = false;
+	root->sealed |= !rc;
+	if (rc)
+		raise_region_error(state_of(self), tmesh_tensor_region(tensor), &err);
+	unref(tensor);
+	if (rc)
+		return NULL;
+	Py_INCREF(object);
+	return object;
+}
+
+static PyObject *tensor_release(PyObject *object, PyObject *unused)
+{
+	struct tensor *self = (struct tensor *)object;
+	struct tmesh_tensor *tensor = self->tensor;
+
+	if (self->views)
+		return raise_code(
+			state_of(self), EBUSY,
+			"%zd view%s of this tensor (arrays, memoryviews, DLPack consumers) "
+			"%s alive: delete them before the release",
+			self->views, self->views == 1 ? "" : "s", self->views == 1 ? "is" : "are");
+	self->tensor = NULL;
+	if (tensor)
+		unref(tensor);
+	Py_RETURN_NONE;
+}
+
+static PyObject *tensor_enter(PyObject *object, PyObject *unused)
+{
+	if (!tensor_get((struct tensor *)object))
+		return NULL;
+	Py_INCREF(object);
+	return object;
+}
+
+static PyObject *tensor_exit(PyObject *object, PyObject *args)
+{
+	return tensor_release(object, NULL);
+}
+
+static PyObject *tensor_reduce(PyObject *object, PyObject *unused)
+{
+	PyObject *module = PyType_GetModule(Py_TYPE(object));
+	PyObject *function = PyObject_GetAttrString(module, "open");
+	PyObject *ref = function ? PyObject_CallMethod(object, "ref", NULL) : NULL;
+	PyObject *reduced = ref ? Py_BuildValue("O(O)", function, ref) : NULL;
+
+	Py_XDECREF(ref);
+	Py_XDECREF(function);
+	return reduced;
+}
+
+/* Properties */
+
+static const struct tmesh_layout *layout_of(PyObject *object)
+{
+	struct tmesh_tensor *tensor = tensor_get((struct tensor *)object);
+
+	return tensor ? tmesh_tensor_layout(tensor) : NULL;
+}
+
+static PyObject *get_shape(PyObject *object, void *unused)
+{
+	const struct tmesh_layout *layout = layout_of(object);
+
+	return layout ? tuple_from_ints(layout->shape, layout->ndim) : NULL;
+}
+
+static PyObject *get_strides(PyObject *object, void *unused)
+{
+	const struct tmesh_layout *layout = layout_of(object);
+
+	return layout ? tuple_from_ints(layout->strides, layout->ndim) : NULL;
+}
+
+static PyObject *get_dtype(PyObject *object, void *unused)
+{
+	const struct tmesh_layout *layout = layout_of(object);
+
+	return layout ? PyUnicode_FromString(tmesh_dtype_name(layout->dtype)) : NULL;
+}
+
+static PyObject *get_ndim(PyObject *object, void *unused)
+{
+	const struct tmesh_layout *layout = layout_of(object);
+
+	return layout ? PyLong_FromLong(layout->ndim) : NULL;
+}
+
+static PyObject *get_device(PyObject *object, void *unused)
+{
+	const struct tmesh_layout *layout = layout_of(object);
+
+	return layout ? text_from_device(layout) : NULL;
+}
+
+static PyObject *get_nbytes(PyObject *object, void *unused)
+{
+	struct tmesh_tensor *tensor = tensor_get((struct tensor *)object);
+
+	return tensor ? PyLong_FromUnsignedLongLong(tmesh_tensor_bytes(tensor)) : NULL;
+}
+
+static int info_of(struct tensor *self, struct tmesh_region_info *info)
+{
+	struct tmesh_tensor *tensor = tensor_get(self);
+	struct tmesh_error err;
+
+	*info = (struct tmesh_region_info){.size = sizeof(*info)};
+	if (!tensor)
+		return -1;
+	if (!tmesh_region_info(tmesh_tensor_region(tensor), info, &err))
+		return 0;
+	raise_error(state_of(self), &err);
+	return -1;
+}
+
+static PyObject *get_id(PyObject *object, void *unused)
+{
+	struct tmesh_region_info info;
+
+	return info_of((struct tensor *)object, &info) ? NULL : text_from_id(info.id);
+}
+
+static PyObject *get_label(PyObject *object, void *unused)
+{
+	struct tmesh_region_info info;
+
+	if (info_of((struct tensor *)object, &info))
+		return NULL;
+	return PyUnicode_FromString(info.label);
+}
+
+static PyObject *get_token(PyObject *object, void *unused)
+{
+	struct tensor *self = (struct tensor *)object;
+	struct tmesh_tensor *tensor = tensor_get(self);
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_error err;
+
+	if (!tensor)
+		return NULL;
+	if (tmesh_region_token(tmesh_tensor_region(tensor), TMESH_READ, token, &err))
+		return raise_error(state_of(self), &err);
+	return PyUnicode_FromString(token);
+}
+
+static PyObject *get_sealed(PyObject *object, void *unused)
+{
+	struct tensor *self = (struct tensor *)object;
+
+	return tensor_get(self) ? PyBool_FromLong(tensor_is_sealed(self)) : NULL;
+}
+
+static PyObject *get_writable(PyObject *object, void *unused)
+{
+	struct tensor *self = (struct tensor *)object;
+
+	if (!tensor_get(self))
+		return NULL;
+	return PyBool_FromLong((self->rights & TMESH_WRITE) && !tensor_is_sealed(self));
+}
+
+static PyObject *get_released(PyObject *object, void *unused)
+{
+	return PyBool_FromLong(!((struct tensor *)object)->tensor);
+}
+
+static PyObject *tensor_repr(PyObject *object)
+{
+	struct tensor *self = (struct tensor *)object;
+	PyObject *shape, *text;
+
+	if (!self->tensor)
+		return PyUnicode_FromString("<tmesh.Tensor, released>");
+	shape = get_shape(object, NULL);
+	if (!shape)
+		return NULL;
+	text = PyUnicode_FromFormat("<tmesh.Tensor %s %R%s>",
+				    tmesh_dtype_name(layout_of(object)->dtype), shape,
+				    tensor_is_sealed(self)	 ? ", sealed"
+				    : self->rights & TMESH_WRITE ? ""
+								 : ", read-only");
+	Py_DECREF(shape);
+	return text;
+}
+
+#define KEYWORDS(function) ((PyCFunction)(void (*)(void))(function))
+
+static PyMethodDef methods[] = {
+	{"numpy", KEYWORDS(tensor_numpy), METH_VARARGS | METH_KEYWORDS,
+	 "numpy($self, /, *, writable=None)\n--\n\n"
+	 "The tensor as a NumPy array over the same memory; nothing is copied.\n\n"
+	 "The array is writable where the tensor is; writable=False makes it read-only and\n"
+	 "writable=True insists (AccessError, SealedError). It keeps the tensor alive, and\n"
+	 "release() and, if it is writable, seal() raise BusyError while it lives. NumPy has\n"
+	 "no bfloat16, 8-bit and 4-bit floats or 4-bit integers: those give UnsupportedError;\n"
+	 "view(\"uint8\").numpy() shows their bytes."},
+	{"__array__", KEYWORDS(tensor_array), METH_VARARGS | METH_KEYWORDS,
+	 "__array__($self, dtype=None, copy=None)\n--\n\nNumPy's door, where the buffer "
+	 "protocol cannot serve."},
+	{"ref", KEYWORDS(tensor_ref), METH_VARARGS | METH_KEYWORDS,
+	 "ref($self, /, *, writable=False)\n--\n\n"
+	 "What another process needs to open this tensor: a dict of plain values for JSON or\n"
+	 "pickle. It opens the memory for reading, with writable=True also for writing. It\n"
+	 "keeps nothing alive: without the kernel module it is good while this tensor or a\n"
+	 "view made from it lives. Strides are in elements, offset and byte_size in bytes."},
+	{"seal", tensor_seal, METH_NOARGS,
+	 "seal($self, /)\n--\n\n"
+	 "Make the memory immutable, for everybody and for ever; return the tensor.\n\n"
+	 "BusyError while writable views made here, or writers elsewhere, exist; then nothing\n"
+	 "has changed. The GIL is released meanwhile."},
+	{"release", tensor_release, METH_NOARGS,
+	 "release($self, /)\n--\n\n"
+	 "Let the memory go now instead of when the tensor is collected.\n\n"
+	 "BusyError while views of it (arrays, memoryviews, DLPack consumers) live. Later use\n"
+	 "of the tensor raises ReleasedError; releasing twice is fine."},
+	{"view", tensor_view, METH_O,
+	 "view($self, dtype, /)\n--\n\n"
+	 "The same memory as another dtype. A dtype of another size needs a contiguous tensor\n"
+	 "and changes the last dimension."},
+	{"reshape", tensor_reshape, METH_VARARGS,
+	 "reshape($self, /, *shape)\n--\n\n"
+	 "The same memory in another shape; one dimension may be -1. Only for contiguous\n"
+	 "tensors: nothing is ever copied."},
+	{"dlpack", KEYWORDS(tensor_dlpack), METH_VARARGS | METH_KEYWORDS,
+	 "dlpack($self, /, *, allow_readonly=False)\n--\n\n"
+	 "An unversioned DLPack capsule, for one use by a consumer that takes capsules, as\n"
+	 "torch.from_dlpack() does.\n\n"
+	 "Such capsules cannot say that memory is read-only, so read-only tensors give\n"
+	 "AccessError unless allow_readonly=True: the caller then sees to it that nobody\n"
+	 "writes, because a write kills the process (SIGSEGV)."},
+	{"__dlpack__", KEYWORDS(tensor_dunder_dlpack), METH_VARARGS | METH_KEYWORDS,
+	 "__dlpack__($self, /, *, stream=None, max_version=None, dl_device=None, copy=None)\n"
+	 "--\n\n"
+	 "DLPack, as the array API standard has it; versioned where max_version allows. A\n"
+	 "read-only tensor is refused (AccessError, a BufferError) to consumers that would not\n"
+	 "honour that: those that ask for no version, and PyTorch. copy=True gives a copy,\n"
+	 "counted by tmesh.stats()."},
+	{"__dlpack_device__", tensor_dlpack_device, METH_NOARGS,
+	 "__dlpack_device__($self, /)\n--\n\nDLPack's device type and number."},
+	{"__enter__", tensor_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nThe tensor."},
+	{"__exit__", tensor_exit, METH_VARARGS, "__exit__($self, /, *args)\n--\n\nrelease()."},
+	{"__reduce__", tensor_reduce, METH_NOARGS,
+	 "__reduce__($self, /)\n--\n\nPickled as its ref: unpickling opens it for reading."},
+	{NULL},
+};
+
+static PyGetSetDef properties[] = {
+	{"shape", get_shape, NULL, "Dimensions, a tuple of at most 8.", NULL},
+	{"strides", get_strides, NULL, "Strides in elements, as DLPack and PyTorch count.", NULL},
+	{"dtype", get_dtype, NULL, "The element type's name, e.g. \"float32\".", NULL},
+	{"ndim", get_ndim, NULL, "Number of dimensions.", NULL},
+	{"nbytes", get_nbytes, NULL, "Bytes of the elements.", NULL},
+	{"device", get_device, NULL, "\"cpu\" or \"cuda:N\".", NULL},
+	{"id", get_id, NULL, "The region's identity, 16 hex digits; opens nothing.", NULL},
+	{"label", get_label, NULL, "The region's name for people.", NULL},
+	{"token", get_token, NULL, "What opens the region for reading. See ref().", NULL},
+	{"sealed", get_sealed, NULL, "Whether the memory is immutable.", NULL},
+	{"writable", get_writable, NULL, "Whether one may write here.", NULL},
+	{"released", get_released, NULL, "Whether release() was called.", NULL},
+	{NULL},
+};
+
+static PyType_Slot slots[] = {
+	{Py_tp_doc, "A tensor in shared memory. Made by tmesh.empty(), put() and open().\n\n"
+		    "All methods are safe to call from several threads; what two threads write\n"
+		    "into the memory itself is theirs to order."},
+	{Py_tp_dealloc, tensor_dealloc},
+	{Py_tp_repr, tensor_repr},
+	{Py_tp_methods, methods},
+	{Py_tp_getset, properties},
+	{Py_mp_length, tensor_length},
+	{Py_mp_subscript, tensor_getitem},
+	{Py_sq_length, tensor_length},
+	{Py_bf_getbuffer, tensor_getbuffer},
+	{Py_bf_releasebuffer, tensor_releasebuffer},
+	{0},
+};
+
+PyType_Spec tensor_spec = {
+	.name = "tmesh.Tensor",
+	.basicsize = sizeof(struct tensor),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+	.slots = slots,
+};

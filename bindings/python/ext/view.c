@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: MIT */
+/* Other layouts over the same memory: view, reshape, basic indexing. */
+#include "binding.h"
+
+#include <errno.h>
+
+static PyObject *over(struct tensor *self, const struct tmesh_layout *layout)
+{
+	struct tmesh_tensor *tensor;
+	struct tmesh_error err;
+
+	if (tmesh_tensor_view(self->tensor, layout, &tensor, &err))
+		return raise_error(state_of(self), &err);
+	return tensor_new(state_of(self), tensor, self->root, self->rights);
+}
+
+static PyObject *over_contiguous(struct tensor *self, enum tmesh_dtype dtype, int32_t ndim,
+				 const int64_t *shape)
+{
+	struct tmesh_layout layout;
+	struct tmesh_error err;
+
+	if (tmesh_layout_contiguous(&layout, dtype, ndim, shape, &err))
+		return raise_error(state_of(self), &err);
+	layout.offset = tmesh_tensor_layout(self->tensor)->offset;
+	return over(self, &layout);
+}
+
+PyObject *tensor_view(PyObject *object, PyObject *dtype)
+{
+	struct tensor *self = (struct tensor *)object;
+	struct state *st = state_of(self);
+	struct tmesh_layout layout;
+	unsigned int from, to;
+	enum tmesh_dtype type;
+	int64_t last;
+
+	if (!tensor_get(self) || dtype_from_object(st, dtype, &type))
+		return NULL;
+	layout = *tmesh_tensor_layout(self->tensor);
+	from = tmesh_dtype_bits(layout.dtype);
+	to = tmesh_dtype_bits(type);
+	if (from == to) {
+		layout.dtype = type;
+		return over(self, &layout);
+	}
+	if (!layout.ndim || !tmesh_layout_is_contiguous(&layout))
+		return raise_code(st, EINVAL,
+				  "only a contiguous tensor with a dimension can be viewed as "
+				  "elements of another size");
+	if (__builtin_mul_overflow(layout.shape[layout.ndim - 1], (int64_t)from, &last) ||
+	    last % to)
+		return raise_code(st, EINVAL,
+				  "the last dimension's bytes are no whole number of %s elements",
+				  tmesh_dtype_name(type));
+	layout.shape[layout.ndim - 1] = last / to;
+	return over_contiguous(self, type, layout.ndim, layout.shape);
+}
+
+/* Replace one -1 in @shape by what makes @count elements. */
+static int infer(struct state *st, int32_t ndim, int64_t *shape, int64_t count)
+{
+	int64_t known = 1;
+	int32_t open = -1;
+
+	for (int32_t i = 0; i < ndim; i++) {
+		if (shape[i] == -1 && open < 0)
+			open = i;
+		else if (shape[i] < 0 || __builtin_mul_overflow(known, shape[i], &known))
+			goto fail;
+	}
+	if (open >= 0) {
+		if (!known || count % known)
+			goto fail;
+		shape[open] = count / known;
+		known = count;
+	}
+	if (known == count)
+		return 0;
+fail:
+	raise_code(st, EINVAL, "%lld elements do not fit that shape", (long long)count);
+	return -1;
+}
+
+PyObject *tensor_reshape(PyObject *object, PyObject *args)
+{
+	struct tensor *self = (struct tensor *)object;
+	const struct tmesh_layout *layout;
+	int64_t shape[TMESH_MAX_DIMS], count = 1;
+	struct state *st = state_of(self);
+	int32_t ndim;
+
+	if (PyTuple_Size(args) == 1)
+		args = PyTuple_GetItem(args, 0);
+	if (!tensor_get(self) || shape_from_object(st, args, &ndim, shape))
+		return NULL;
+	layout = tmesh_tensor_layout(self->tensor);
+	if (!tmesh_layout_is_contiguous(layout))
+		return raise_code(st, EINVAL,
+				  "only contiguous tensors can be reshaped; numpy() can "
+				  "copy");
+	for (int32_t i = 0; i < layout->ndim; i++)
+		count *= layout->shape[i];
+	if (infer(st, ndim, shape, count))
+		return NULL;
+	return over_contiguous(self, layout->dtype, ndim, shape);
+}
+
+Py_ssize_t tensor_length(PyObject *object)
+{
+	struct tensor *self = (struct tensor *)object;
+
+	if (!tensor_get(self))
+		return -1;
+	if (!self->ndim) {
+		PyErr_SetString(PyExc_TypeError, "a tensor without dimensions has no length");
+		return -1;
+	}
+	return self->shape[0];
+}
+
+/* A selection in the making: the next dimension of @from, and what became of those before. */
+struct selection {
+	const struct tmesh_layout *from;
+	int32_t next;
+	struct tmesh_layout to;
+	int64_t first; /* elements from the old first element to the new */
+};
+
+static int keep(struct selection *sel, int32_t count)
+{
+	for (; count > 0; count--, sel->next++, sel->to.ndim++) {
+		sel->to.shape[sel->to.ndim] = sel->from->shape[sel->next];
+		sel->to.strides[sel->to.ndim] = sel->from->strides[sel->next];
+	}
+	return 0;
+}
+
+static int pick(struct selection *sel, PyObject *key)
+{
+	Py_ssize_t index = PyNumber_AsSsize_t(key, PyExc_IndexError);
+	Py_ssize_t size = (Py_ssize_t)sel->from->shape[sel->next];
+
+	if (index == -1 && PyErr_Occurred())
+		return -1;
+	if (index < -size || index >= size) {
+		PyErr_Format(PyExc_IndexError,
+			     "index %zd is out of range for dimension %d of size %zd", index,
+			     (int)sel->next, size);
+		return -1;
+	}
+	sel->first += (index < 0 ? index + size : index) * sel->from->strides[sel->next];
+	sel->next++;
+	return 0;
+}
+
+static int slice(struct selection *sel, PyObject *key)
+{
+	Py_ssize_t start, stop, step, count;
+
+	if (PySlice_Unpack(key, &start, &stop, &step))
+		return -1;
+	count = PySlice_AdjustIndices((Py_ssize_t)sel->from->shape[sel->next], &start, &stop, step);
+	if (count)
+		sel->first += start * sel->from->strides[sel->next];
+	sel->to.shape[sel->to.ndim] = count;
+	/* With one element or none the step leads nowhere, and might overflow. */
+	sel->to.strides[sel->to.ndim] = sel->from->strides[sel->next] * (count > 1 ? step : 1);
+	sel->to.ndim++;
+	sel->next++;
+	return 0;
+}
+
+static int select_key(struct selection *sel, PyObject *key, Py_ssize_t keys_left)
+{
+	if (key == Py_Ellipsis)
+		return keep(sel, sel->from->ndim - sel->next - (int32_t)keys_left);
+	if (sel->next == sel->from->ndim) {
+		PyErr_Format(PyExc_IndexError, "more indices than the tensor's %d dimensions",
+			     (int)sel->from->ndim);
+		return -1;
+	}
+	if (PySlice_Check(key))
+		return slice(sel, key);
+	if (PyIndex_Check(key) && !PyBool_Check(key))
+		return pick(sel, key);
+	PyErr_SetString(PyExc_TypeError,
+			"a tensor is indexed by integers, slices and one Ellipsis; numpy() does "
+			"more");
+	return -1;
+}
+
+PyObject *tensor_getitem(PyObject *object, PyObject *key)
+{
+	struct tensor *self = (struct tensor *)object;
+	struct selection sel = {0};
+	Py_ssize_t count, ellipses = 0;
+	PyObject *keys, *result = NULL;
+	unsigned int bits;
+
+	if (!tensor_get(self))
+		return NULL;
+	sel.from = tmesh_tensor_layout(self->tensor);
+	sel.to = *sel.from;
+	sel.to.ndim = 0;
+	bits = tmesh_dtype_bits(sel.from->dtype);
+	if (bits < 8)
+		return raise_code(state_of(self), EOPNOTSUPP,
+				  "elements of 4 bits are packed and cannot be indexed: take "
+				  "view(\"uint8\")");
+
+	keys = PyTuple_Check(key) ? Py_NewRef(key) : PyTuple_Pack(1, key);
+	if (!keys)
+		return NULL;
+	count = PyTuple_Size(keys);
+	for (Py_ssize_t i = 0; i < count; i++)
+		ellipses += PyTuple_GetItem(keys, i) == Py_Ellipsis;
+	if (ellipses > 1) {
+		PyErr_SetString(PyExc_IndexError, "an index has at most one Ellipsis");
+		goto out;
+	}
+	for (Py_ssize_t i = 0; i < count; i++)
+		if (select_key(&sel, PyTuple_GetItem(keys, i), count - 1 - i))
+			goto out;
+	keep(&sel, sel.from->ndim - sel.next);
+	sel.to.offset += (uint64_t)(sel.first * (int64_t)(bits / 8));
+	result = over(self, &sel.to);
+out:
+	Py_DECREF(keys);
+	return result;
+}

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: MIT
+"""The extension: its own sources and the library's, so that nothing else need be installed.
+
+The library lies beside this package in the repository; what is built goes to the
+repository's build/ as everything else does.
+"""
+
+from pathlib import Path
+import sysconfig
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+BUILD = ROOT / "build" / "python"
+VERSION = (ROOT / "VERSION").read_text().strip()
+
+# The free-threaded build has no stable ABI.
+STABLE_ABI = not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+
+class BuildWithLibrary(build_ext):
+    """The library's sources join late: setuptools wants declared ones below this folder."""
+
+    def build_extension(self, ext):
+        ext.sources = [*ext.sources, *(str(path) for path in sorted(ROOT.glob("lib/*.c")))]
+        super().build_extension(ext)
+
+
+extension = Extension(
+    "tmesh._tmesh",
+    sources=sorted(str(path.relative_to(HERE)) for path in HERE.glob("ext/*.c")),
+    depends=[str(path) for path in (*HERE.glob("ext/*.h"), *ROOT.glob("lib/*.h"),
+                                    *ROOT.glob("include/**/*.h"), ROOT / "VERSION")],
+    include_dirs=[str(ROOT / "include"), str(ROOT / "include" / "uapi"), str(ROOT / "lib")],
+    define_macros=[
+        ("_GNU_SOURCE", None),
+        ("TMESH_VERSION", f'"{VERSION}"'),
+        *([("Py_LIMITED_API", "0x030B0000")] if STABLE_ABI else []),
+    ],
+    extra_compile_args=["-std=gnu11", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra",
+                        "-Wshadow", "-Wno-unused-parameter", "-Wno-missing-field-initializers"],
+    extra_link_args=["-pthread", f"-Wl,--version-script={HERE / 'ext' / '_tmesh.map'}"],
+    libraries=["jansson"],
+    py_limited_api=STABLE_ABI,
+)
+
+BUILD.mkdir(parents=True, exist_ok=True)
+setup(
+    version=VERSION,
+    ext_modules=[extension],
+    cmdclass={"build_ext": BuildWithLibrary},
+    options={
+        "build": {"build_base": str(BUILD)},
+        "egg_info": {"egg_base": str(BUILD)},
+        **({"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE_ABI else {}),
+    },
+)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: MIT
+"""TAP for the test runner, and what the tests share."""
+
+import gc
+import os
+import subprocess
+import sys
+
+import pytest
+
+import tmesh
+
+
+def pytest_addoption(parser):
+    parser.addoption("--tap", action="store_true", help="print TAP and nothing else on stdout")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
+    if config.getoption("--tap"):
+        config.pluginmanager.unregister(config.pluginmanager.getplugin("terminalreporter"))
+        config.pluginmanager.register(Tap(), "tap")
+
+
+class Tap:
+    """A line per test; why one failed goes to stderr."""
+
+    def __init__(self):
+        self.count = 0
+
+    def line(self, word, name, directive=""):
+        self.count += 1
+        print(f"{word} {self.count} - {name}{directive}", flush=True)
+
+    def pytest_runtest_logreport(self, report):
+        name = report.nodeid.replace("#", "")
+        if report.failed:
+            print(f"{name} ({report.when})\n{report.longreprtext}", file=sys.stderr)
+        if report.when == "call" and report.passed:
+            self.line("ok", name)
+        elif report.failed:
+            self.line("not ok", f"{name} ({report.when})")
+        elif report.skipped:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+            self.line("ok", name, f" # SKIP {reason.removeprefix('Skipped: ')}")
+
+    def pytest_collectreport(self, report):
+        if report.failed:
+            print(report.longreprtext, file=sys.stderr)
+            self.line("not ok", f"collect {report.nodeid}")
+
+    def pytest_sessionfinish(self):
+        print(f"1..{self.count}", flush=True)
+
+
+@pytest.fixture(autouse=True)
+def no_leak(request):
+    """Every test gives back each region, each descriptor and each mapping that it took."""
+    tmesh.backend()
+    gc.collect()
+    before = live()
+    yield
+    gc.collect()
+    if not request.node.get_closest_marker("leaks"):
+        assert live() == before
+
+
+def live():
+    stats = tmesh.stats()
+    return stats["regions_live"], stats["bytes_live"], descriptors(), region_mappings()
+
+
+def descriptors():
+    """Descriptors of regions; sockets to peers may stay open for the next hand-over."""
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:
+            continue
+        count += "tmesh" in target and "/dev/tmesh" != target and "socket" not in target
+    return count
+
+
+def region_mappings():
+    with open("/proc/self/maps") as maps:
+        return sum("tmesh" in line and ".so" not in line for line in maps)
+
+
+@pytest.fixture
+def python():
+    """Run a program in a fresh interpreter; its stdout, or its failure."""
+    def run(program, *args, **kwargs):
+        done = subprocess.run([sys.executable, "-c", program, *args], timeout=60,
+                              capture_output=True, text=True, **kwargs)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+    return run
+
+
+@pytest.fixture
+def peer():
+    """Start a program in a fresh interpreter with pipes; killed at the end of the test."""
+    started = []
+
+    def start(program, *args):
+        process = subprocess.Popen([sys.executable, "-c", program, *args], text=True,
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

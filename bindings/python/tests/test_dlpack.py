@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: MIT
+"""DLPack with real NumPy and real PyTorch, both ways."""
+
+import ctypes
+import gc
+import threading
+import types
+
+import numpy as np
+import pytest
+
+import tmesh
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+TORCH = ["int8", "int16", "int32", "int64", "uint8", "float16", "float32", "float64", "bfloat16",
+         "complex64", "complex128"]
+VERSIONED_NUMPY = tuple(int(n) for n in np.__version__.split(".")[:2]) >= (2, 1)
+
+
+def torch_sample(dtype):
+    return torch.arange(24).reshape(2, 3, 4).to(getattr(torch, dtype))
+
+
+@pytest.mark.parametrize("dtype", TORCH)
+def test_torch_in_and_out(dtype):
+    source = torch_sample(dtype)
+    t = tmesh.put(source)
+    out = torch.from_dlpack(t)
+    assert (t.dtype, t.shape, t.strides) == (dtype, (2, 3, 4), (12, 4, 1))
+    assert out.dtype == source.dtype and torch.equal(out, source)
+    out[0, 0, 0] = 3
+    assert torch.from_dlpack(t)[0, 0, 0] == 3
+
+
+@pytest.mark.parametrize("make", [lambda s: s.T, lambda s: s[::2], lambda s: s[:, 1],
+                                  lambda s: s[:1].expand(4, 6), lambda s: s[0, 0], lambda s: s[:0]])
+def test_torch_strided(make):
+    source = make(torch.arange(24.0).reshape(4, 6))
+    t = tmesh.put(source)
+    assert torch.equal(torch.from_dlpack(t), source)
+    t = tmesh.put(torch.arange(24.0).reshape(4, 6))
+    assert torch.equal(torch.from_dlpack(t[1:, ::2]), torch.arange(24.0).reshape(4, 6)[1:, ::2])
+
+
+def test_torch_bool():
+    source = torch.tensor([True, False])
+    assert tmesh.put(source.numpy()).dtype == "bool"
+    try:
+        source.__dlpack__()
+    except Exception as refusal:
+        with pytest.raises(type(refusal)):
+            tmesh.put(source)
+    else:
+        assert tmesh.put(source).numpy().tolist() == [True, False]
+
+
+def test_torch_refusals_pass_through():
+    with pytest.raises(Exception, match="requires? grad"):
+        tmesh.put(torch.ones(2, requires_grad=True))
+
+
+def test_torch_from_numpy_and_frombuffer():
+    t = tmesh.put(np.arange(4.0))
+    a = torch.from_numpy(t.numpy())
+    b = torch.frombuffer(t, dtype=torch.float64)
+    a[0] = 9
+    assert b[0] == 9 and t.numpy()[0] == 9
+
+
+def test_torch_computes_in_place():
+    t = tmesh.empty((64, 64), "float32")
+    torch.from_dlpack(t).fill_(2)
+    assert float(tmesh.open(t.ref()).numpy().sum()) == 2 * 64 * 64
+
+
+def test_numpy():
+    t = tmesh.put(np.arange(6, dtype="int32").reshape(2, 3))
+    out = np.from_dlpack(t)
+    assert np.array_equal(out, t.numpy()) and out.ctypes.data == t.numpy().ctypes.data
+    if VERSIONED_NUMPY:
+        assert out.flags.writeable
+        assert not np.from_dlpack(tmesh.open(t.ref())).flags.writeable
+        assert np.from_dlpack(t, copy=True).ctypes.data != t.numpy().ctypes.data
+
+
+def test_read_only_is_refused_to_consumers_that_cannot_know():
+    t = tmesh.put([1.0, 2.0], seal=True)
+    for consumer in (torch.from_dlpack, torch.utils.dlpack.from_dlpack):
+        with pytest.raises(tmesh.AccessError, match="allow_readonly") as refusal:
+            consumer(t)
+        assert isinstance(refusal.value, BufferError)
+    with pytest.raises(tmesh.AccessError):
+        t.__dlpack__()
+    with pytest.raises(tmesh.AccessError):
+        t.__dlpack__(max_version=(0, 8))
+    with pytest.raises(tmesh.AccessError):
+        t.dlpack()
+    t.release()
+
+
+def test_read_only_on_request():
+    t = tmesh.put([1.0, 2.0], seal=True)
+    out = torch.from_dlpack(t.dlpack(allow_readonly=True))
+    assert out.tolist() == [1.0, 2.0]
+    with pytest.raises(tmesh.BusyError):
+        t.release()
+    del out
+    t.release()
+
+
+class Versioned(ctypes.Structure):
+    """DLManagedTensorVersioned, up to its flags."""
+    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32),
+                ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
+                ("flags", ctypes.c_uint64)]
+
+
+def flags_of(capsule):
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    header = Versioned.from_address(pointer(capsule, b"dltensor_versioned"))
+    assert header.major == 1
+    return header.flags
+
+
+def test_flags():
+    t = tmesh.put([1.0])
+    assert flags_of(t.__dlpack__(max_version=(1, 0))) == 0
+    assert flags_of(tmesh.open(t.ref()).__dlpack__(max_version=(1, 0))) == 1
+    assert flags_of(t.__dlpack__(max_version=(1, 0), copy=True)) == 2
+
+
+def test_pytorch_that_asks_for_a_version_is_not_trusted():
+    """From 2.9 on torch.utils.dlpack asks for version 1, and overlooks READ_ONLY."""
+    module = types.ModuleType("torch.utils.dlpack")
+    exec("def from_dlpack(t): return t.__dlpack__(max_version=(1, 0))", module.__dict__)
+    t = tmesh.put([1.0])
+    module.from_dlpack(t)
+    with pytest.raises(tmesh.AccessError, match="allow_readonly"):
+        module.from_dlpack(tmesh.open(t.ref()))
+    tmesh.open(t.ref()).__dlpack__(max_version=(1, 0))
+
+
+def test_versions():
+    t = tmesh.put([1.0])
+    assert '"dltensor"' in repr(t.__dlpack__())
+    assert '"dltensor"' in repr(t.__dlpack__(max_version=(0, 9)))
+    assert '"dltensor"' in repr(t.dlpack())
+    for version in ((1, 0), (1, 3), (2, 0)):
+        assert '"dltensor_versioned"' in repr(t.__dlpack__(max_version=version))
+
+
+def test_device():
+    t = tmesh.put([1.0])
+    assert t.__dlpack_device__() == (1, 0)
+    t.__dlpack__(dl_device=(1, 0))
+    with pytest.raises(BufferError, match="device"):
+        t.__dlpack__(dl_device=(2, 0))
+    with pytest.raises(BufferError, match="streams"):
+        t.__dlpack__(stream=1)
+    for bad in ({"max_version": 1}, {"max_version": (1,)}, {"dl_device": 1}, {"copies": True}):
+        with pytest.raises(TypeError):
+            t.__dlpack__(**bad)
+
+
+def test_copy():
+    t = tmesh.put([1.0, 2.0], seal=True)
+    before = tmesh.stats()["copies"]
+    out = torch.from_dlpack(t.__dlpack__(copy=True))
+    out[0] = 5
+    assert t.numpy()[0] == 1 and tmesh.stats()["copies"] == before + 1
+    assert t[::-1].__dlpack__(copy=True, max_version=(1, 0))
+    t.__dlpack__(copy=False, max_version=(1, 0))
+
+
+def test_consumers_are_views():
+    t = tmesh.put([1.0])
+    out = torch.from_dlpack(t)
+    with pytest.raises(tmesh.BusyError, match="1 writable view of"):
+        t.seal()
+    with pytest.raises(tmesh.BusyError, match="1 view of"):
+        t.release()
+    del out
+    t.seal()
+    t.release()
+
+
+def test_capsule_unused():
+    t = tmesh.put([1.0])
+    capsules = [t.__dlpack__(), t.__dlpack__(max_version=(1, 0))]
+    with pytest.raises(tmesh.BusyError, match="2 views"):
+        t.release()
+    capsules.clear()
+    t.release()
+
+
+def test_consumer_outlives_the_tensor():
+    out = torch.from_dlpack(tmesh.put([1.0, 2.0]))
+    gc.collect()
+    assert out.tolist() == [1.0, 2.0]
+
+
+def test_consumer_ends_in_another_thread():
+    box = [torch.from_dlpack(tmesh.put([1.0]))]
+    thread = threading.Thread(target=box.clear)
+    thread.start()
+    thread.join()
+    assert not box
+
+
+def test_from_dlpack_shares_what_is_ours():
+    t = tmesh.put([1.0, 2.0])
+    copied = tmesh.stats()["copies"]
+    for source in (t, t.__dlpack__(), t.__dlpack__(max_version=(1, 0)), t.dlpack()):
+        same = tmesh.from_dlpack(source)
+        same.numpy()[0] += 1
+        assert same.id == t.id and same.writable
+    assert t.numpy()[0] == 5 and tmesh.stats()["copies"] == copied
+    assert not tmesh.from_dlpack(tmesh.open(t.ref())).writable
+
+
+def test_from_dlpack_copies_what_is_not():
+    copied = tmesh.stats()["copies"]
+    for source in (torch.ones(3), np.ones(3), torch.ones(3).__dlpack__()):
+        t = tmesh.from_dlpack(source)
+        assert t.numpy().tolist() == [1, 1, 1] and t.writable
+    assert tmesh.stats()["copies"] == copied + 3
+
+
+def test_from_dlpack_refuses():
+    used = torch.ones(3).__dlpack__()
+    torch.from_dlpack(used)
+    with pytest.raises(tmesh.InvalidError, match="capsule"):
+        tmesh.from_dlpack(used)
+    with pytest.raises(AttributeError):
+        tmesh.from_dlpack(object())
+
+    class Liar:
+        def __dlpack__(self):
+            return 5
+
+    with pytest.raises(tmesh.InvalidError, match="capsule"):
+        tmesh.put(Liar())
+
+
+def test_put_copies_even_what_is_ours():
+    for t in (tmesh.put([1.0]), tmesh.empty(4, "bfloat16"), tmesh.empty(4, "uint4")):
+        other = tmesh.put(t)
+        assert other.id != t.id and (other.dtype, other.shape) == (t.dtype, t.shape)
+    strided = tmesh.put(np.arange(6).reshape(2, 3))[:, ::-1]
+    assert np.array_equal(tmesh.put(strided).numpy(), strided.numpy())
+
+
+def test_nothing():
+    assert torch.from_dlpack(tmesh.empty((0, 3), "float32")).shape == (0, 3)

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: MIT
+"""The family of errors."""
+
+import errno
+import pickle
+
+import pytest
+
+import tmesh
+
+FAMILY = {
+    tmesh.InvalidError: ValueError, tmesh.NotFoundError: FileNotFoundError,
+    tmesh.AccessError: PermissionError, tmesh.SealedError: PermissionError,
+    tmesh.BusyError: BufferError, tmesh.StaleError: OSError, tmesh.LimitError: OSError,
+    tmesh.OutOfMemoryError: MemoryError, tmesh.ProtocolError: ValueError,
+    tmesh.UnsupportedError: NotImplementedError, tmesh.PeerTimeoutError: TimeoutError,
+    tmesh.ReleasedError: ValueError,
+}
+
+
+@pytest.mark.parametrize("cls", FAMILY)
+def test_family(cls):
+    assert issubclass(cls, tmesh.Error) and issubclass(cls, OSError) and issubclass(cls, FAMILY[cls])
+    error = cls(errno.EIO, "a sentence")
+    assert (error.errno, error.strerror) == (errno.EIO, "a sentence")
+    assert cls.__name__ in tmesh.__all__ and cls.__doc__
+
+
+def test_all_of_them_are_public():
+    from tmesh import errors
+    defined = {value for value in vars(errors).values() if isinstance(value, type)}
+    assert defined == {tmesh.Error, *FAMILY}
+
+
+@pytest.mark.parametrize("cause, cls, code", [
+    (lambda: tmesh.empty(-1, "uint8"), tmesh.InvalidError, errno.EINVAL),
+    (lambda: tmesh.open("nonsense"), tmesh.ProtocolError, errno.EPROTO),
+    (lambda: tmesh.empty(2**62, "float64"), tmesh.InvalidError, errno.EOVERFLOW),
+    (lambda: tmesh.put(b"", seal=True).numpy(writable=True), tmesh.SealedError, errno.EPERM),
+    (lambda: tmesh.put(b"").view("bfloat16").numpy(), tmesh.UnsupportedError, errno.EOPNOTSUPP),
+])
+def test_errno_and_message(cause, cls, code):
+    with pytest.raises(cls) as caught:
+        cause()
+    assert type(caught.value) is cls and caught.value.errno == code
+    assert len(caught.value.strerror) > 10
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), again.args) == (cls, caught.value.args)

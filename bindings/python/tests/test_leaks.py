@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: MIT
+"""What is done a thousand times leaves nothing behind: memory, descriptors, references."""
+
+import gc
+import sys
+
+import numpy as np
+import pytest
+
+import tmesh
+
+T = np.arange(100, dtype="float32")
+
+
+def refuse(error, call):
+    try:
+        call()
+    except error:
+        return
+    raise AssertionError("not refused")
+
+
+def dlpack(t):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    torch.from_dlpack(t)
+
+
+ACTS = {
+    "put": lambda t: tmesh.put(T),
+    "put strided": lambda t: tmesh.put(T[::2]),
+    "put list": lambda t: tmesh.put([1.0, 2.0]),
+    "put tensor": lambda t: tmesh.put(t),
+    "empty": lambda t: tmesh.empty((2, 3), "float32", label="x"),
+    "open": lambda t: tmesh.open(t.ref()).numpy(),
+    "open token": lambda t: tmesh.open(t.token),
+    "numpy": lambda t: t.numpy(),
+    "numpy strided": lambda t: t[::-1].numpy(),
+    "buffer": lambda t: memoryview(t),
+    "capsule": lambda t: (t.__dlpack__(), t.__dlpack__(max_version=(1, 0))),
+    "capsule copy": lambda t: t.__dlpack__(copy=True),
+    "torch": dlpack,
+    "from_dlpack": lambda t: (tmesh.from_dlpack(t), tmesh.from_dlpack(T)),
+    "views": lambda t: (t[1:], t.view("uint8"), t.reshape(10, 10)),
+    "properties": lambda t: [getattr(t, name) for name in dir(t) if not name.startswith("__")],
+    "reduce": lambda t: t.__reduce__(),
+    "see": lambda t: (tmesh.stats(), tmesh.caps(), repr(t)),
+    "seal": lambda t: tmesh.put(T, seal=True),
+    "bad ref": lambda t: refuse(tmesh.ProtocolError, lambda: tmesh.open({**t.ref(), "offset": 4})),
+    "bad member": lambda t: refuse(tmesh.ProtocolError, lambda: tmesh.open({**t.ref(), "shape": ["x"]})),
+    "bad token": lambda t: refuse(tmesh.ProtocolError, lambda: tmesh.open("x")),
+    "bad shape": lambda t: refuse(tmesh.InvalidError, lambda: tmesh.empty(-1, "uint8")),
+    "bad put": lambda t: refuse(tmesh.UnsupportedError, lambda: tmesh.put("x")),
+    "bad key": lambda t: refuse(IndexError, lambda: t[1000]),
+    "busy": lambda t: (t.numpy(), refuse(tmesh.BusyError, lambda a=t.numpy(): t.seal())),
+    "refused": lambda t: refuse(tmesh.UnsupportedError, t.view("uint8").view("float8_e5m2").numpy),
+    "read-only": lambda t: refuse(tmesh.AccessError, tmesh.open(t.ref()).dlpack),
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_act(act):
+    t = tmesh.put(T)
+    for _ in range(20):
+        ACTS[act](t)
+    gc.collect()
+    references, blocks = sys.getrefcount(t), sys.getallocatedblocks()
+    for _ in range(200):
+        ACTS[act](t)
+    gc.collect()
+    assert sys.getrefcount(t) == references
+    assert sys.getallocatedblocks() - blocks < 100

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: MIT
+"""Between processes: spawned, pickled, forked, killed."""
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import tmesh
+
+spawn = multiprocessing.get_context("spawn")
+
+PRODUCER = """
+import json, sys, numpy, tmesh
+t = tmesh.put(numpy.arange(1000, dtype="float32"), seal=True, label="of the producer")
+w = tmesh.empty(4, "int32")
+print(json.dumps([t.ref(), w.ref(), w.ref(writable=True)]), flush=True)
+sys.stdin.readline()
+"""
+
+
+def relay(inbox, outbox):
+    """Pass on what comes, and what one sees in it."""
+    for item in iter(inbox.get, None):
+        tensor = item if isinstance(item, tmesh.Tensor) else tmesh.open(item)
+        outbox.put((tensor.ref(), float(tensor.numpy().sum()), tensor.writable))
+
+
+def test_two_processes(peer):
+    producer = peer(PRODUCER)
+    sealed, ref, writable = json.loads(producer.stdout.readline())
+    t = tmesh.open(sealed)
+    assert t.sealed and t.label == "of the producer"
+    assert np.array_equal(t.numpy(), np.arange(1000, dtype="float32"))
+    w = tmesh.open(writable, writable=True)
+    w.numpy()[1] = 5
+    assert tmesh.open(ref).numpy().tolist() == [0, 5, 0, 0]
+    with pytest.raises(tmesh.AccessError):
+        tmesh.open(ref, writable=True)
+    copies = tmesh.stats()["bytes_copied"]
+    assert tmesh.open(sealed).numpy()[999] == 999 and tmesh.stats()["bytes_copied"] == copies
+
+
+def test_three_processes():
+    """By queue to a second process, from there by its ref to a third."""
+    a, b, c = spawn.Queue(), spawn.Queue(), spawn.Queue()
+    workers = [spawn.Process(target=relay, args=queues) for queues in ((a, b), (b2 := spawn.Queue(), c))]
+    for worker in workers:
+        worker.start()
+    t = tmesh.put(np.ones(1000))
+    a.put(t)
+    ref, total, writable = b.get(timeout=60)
+    assert total == 1000 and not writable and ref["id"] == t.id
+    b2.put(ref)
+    ref, total, writable = c.get(timeout=60)
+    assert total == 1000 and not writable and ref["id"] == t.id
+    a.put(None)
+    b2.put(None)
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+
+
+def test_killed_producer(peer):
+    """What one holds stays; its refs open nothing any more."""
+    producer = peer(PRODUCER)
+    refs = json.loads(producer.stdout.readline())
+    held = tmesh.open(refs[0])
+    array = held.numpy()
+    producer.send_signal(signal.SIGKILL)
+    producer.wait()
+    with pytest.raises(tmesh.NotFoundError) as gone:
+        tmesh.open(refs[1])
+    assert isinstance(gone.value, FileNotFoundError)
+    assert array[999] == 999
+    if tmesh.backend() == "memfd":
+        with pytest.raises(tmesh.NotFoundError):
+            tmesh.open(refs[0])
+    else:
+        assert tmesh.open(refs[0]).numpy()[999] == 999
+
+
+def test_stopped_producer_does_not_hang_for_ever(peer, python):
+    if tmesh.backend() == "kernel":
+        pytest.skip("the module answers, not the producer")
+    producer = peer(PRODUCER)
+    refs = producer.stdout.readline()
+    producer.send_signal(signal.SIGSTOP)
+    try:
+        out = python("""
+import json, sys, tmesh
+tmesh.configure(timeout=0.2)
+try:
+    print(len(tmesh.open(json.loads(sys.argv[1])[0])))
+except tmesh.PeerTimeoutError as error:
+    assert isinstance(error, TimeoutError)
+    print("timeout")
+""", refs)
+    finally:
+        producer.send_signal(signal.SIGCONT)
+    assert out in ("timeout\\n", "1000\\n")
+
+
+def in_fork(check):
+    """Run @check in a forked child; what it raised, by name, or "fine"."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            check()
+            word = "fine"
+        except BaseException as error:
+            word = f"{type(error).__name__}: {error}"
+        os.write(writer, word.encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        word = pipe.read()
+    assert os.waitpid(pid, 0)[1] == 0
+    return word
+
+
+def test_fork_child_reads_what_it_inherited():
+    t = tmesh.put(np.arange(4))
+    array = t.numpy()
+
+    def check():
+        assert array.tolist() == [0, 1, 2, 3]
+        assert t.numpy().tolist() == [0, 1, 2, 3]
+        assert not t.numpy().flags.writeable
+
+    assert in_fork(check) == "fine"
+
+
+@pytest.mark.parametrize("use", [
+    lambda t: t.numpy(writable=True), lambda t: t.seal(), lambda t: t.ref(), lambda t: t.token,
+])
+def test_fork_child_may_do_nothing_else(use):
+    t = tmesh.put(np.arange(4))
+    assert in_fork(lambda: use(t)).startswith("AccessError")
+    assert t.numpy().flags.writeable
+
+
+def test_fork_child_has_a_life_of_its_own():
+    t = tmesh.put(np.arange(4))
+    ref = t.ref()
+
+    def check():
+        assert tmesh.open(ref).numpy().tolist() == [0, 1, 2, 3]
+        own = tmesh.put(b"child")
+        assert bytes(tmesh.open(own.ref())) == b"child"
+        own.release()
+        t.release()
+
+    assert in_fork(check) == "fine"
+    assert tmesh.open(ref).numpy().tolist() == [0, 1, 2, 3]
+
+
+def test_threads():
+    """Many threads put, open, look, pickle and release at once."""
+    failures = []
+
+    def work(number):
+        try:
+            for i in range(50):
+                t = tmesh.put(np.full(1000, number * 1000 + i))
+                o = tmesh.open(t.ref())
+                assert (o.numpy() == number * 1000 + i).all()
+                o[5:].numpy()
+                if i % 2:
+                    t.seal()
+                o.release()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_threads_on_one_tensor():
+    t = tmesh.put(np.arange(1000))
+    failures = []
+
+    def work():
+        try:
+            for _ in range(300):
+                assert t.numpy()[999] == 999
+                assert t[10:20].numpy()[0] == 10
+                assert t.ref()["id"] == t.id
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_interpreter_exit(python):
+    """Whatever is alive at the end, the interpreter ends in peace."""
+    assert python("""
+import numpy, tmesh
+keep = [tmesh.put(numpy.arange(4))]
+keep += [keep[0].numpy(), memoryview(keep[0]), keep[0].__dlpack__(), tmesh.open(keep[0].ref())]
+try:
+    import torch
+    keep.append(torch.from_dlpack(keep[0]))
+except ImportError:
+    pass
+import builtins
+builtins.keep = keep
+print("end")
+""") == "end\\n"
+
+
+def test_no_thread_of_ours_outlives_a_daemon(python):
+    assert python("""
+import threading, time, tmesh
+def work():
+    while True:
+        t = tmesh.put(b"x" * 100000)
+        tmesh.open(t.ref())
+threading.Thread(target=work, daemon=True).start()
+time.sleep(0.3)
+print("end")
+""") == "end\\n"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 13), reason="_interpreters came with Python 3.13")
+def test_subinterpreter(python):
+    """An interpreter with a GIL of its own is refused rather than let in by mistake."""
+    assert "ImportError" in python("""
+import _interpreters
+interpreter = _interpreters.create("isolated")
+print(_interpreters.exec(interpreter, "import tmesh"))
+""")

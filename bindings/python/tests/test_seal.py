@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: MIT
+"""Seal and release: what they refuse while somebody looks at the memory."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+import tmesh
+
+VIEWS = [lambda t: t.numpy(), lambda t: memoryview(t), lambda t: np.asarray(t),
+         lambda t: t.__dlpack__(), lambda t: t[1:].numpy(), lambda t: t.view("uint8").numpy()]
+
+
+def test_seal_returns_the_tensor():
+    t = tmesh.empty(4, "uint8")
+    assert t.seal() is t and t.sealed and not t.writable
+    assert t.seal() is t
+    assert tmesh.put(b"x", seal=True).sealed
+
+
+def test_seal_reaches_everybody():
+    t = tmesh.put(b"abc")
+    o = tmesh.open(t.ref())
+    assert not o.sealed
+    t.seal()
+    assert o.sealed and bytes(o) == b"abc"
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_writable_views_prevent_the_seal(view):
+    t = tmesh.put(np.arange(4))
+    alive = view(t)
+    with pytest.raises(tmesh.BusyError, match="1 writable view of"):
+        t.seal()
+    with pytest.raises(tmesh.BusyError):
+        t[2:].seal()
+    assert not t.sealed and t.writable
+    t.numpy()[0] = 5
+    del alive
+    t.seal()
+    assert t.numpy()[0] == 5
+
+
+def test_read_only_views_do_not():
+    t = tmesh.put(np.arange(4))
+    array = t.numpy(writable=False)
+    t.seal()
+    assert array.tolist() == [0, 1, 2, 3]
+
+
+def test_a_writer_elsewhere_prevents_the_seal():
+    t = tmesh.put(np.arange(4))
+    w = tmesh.open(t.ref(writable=True), writable=True)
+    array = w.numpy()
+    with pytest.raises(tmesh.BusyError):
+        t.seal()
+    array[0] = 9
+    assert t.numpy()[0] == 9 and not t.sealed
+    del array
+    w.release()
+    assert t.seal().sealed
+
+
+def test_sealed_memory_cannot_be_opened_for_writing():
+    t = tmesh.empty(1, "uint8")
+    ref = t.ref(writable=True)
+    t.seal()
+    with pytest.raises(tmesh.AccessError):
+        tmesh.open(ref, writable=True).numpy(writable=True)
+
+
+def test_only_those_who_may_seal():
+    t = tmesh.empty(1, "uint8")
+    for o in (tmesh.open(t.ref()), tmesh.open(t.ref(writable=True), writable=True)):
+        with pytest.raises(tmesh.AccessError):
+            o.seal()
+    assert not t.sealed
+
+
+@pytest.mark.parametrize("view", VIEWS[:4])
+def test_views_prevent_the_release(view):
+    t = tmesh.put(np.arange(4))
+    alive = view(t)
+    with pytest.raises(tmesh.BusyError, match="1 view of this tensor"):
+        t.release()
+    with pytest.raises(BufferError):
+        t.release()
+    assert t.numpy().sum() == 6
+    del alive
+    t.release()
+
+
+def test_released():
+    t = tmesh.put(np.arange(4))
+    ref = t.ref()
+    t.release()
+    t.release()
+    assert t.released
+    uses = [t.numpy, t.seal, t.ref, t.dlpack, t.__dlpack__, t.__dlpack_device__, t.__reduce__,
+            t.__array__, t.__enter__, lambda: t[0], lambda: len(t), lambda: memoryview(t),
+            lambda: t.reshape(4), lambda: t.view("uint8"), lambda: tmesh.put(t),
+            lambda: tmesh.from_dlpack(t), lambda: np.asarray(t)]
+    uses += [lambda name=name: getattr(t, name) for name in (
+        "shape", "strides", "dtype", "ndim", "nbytes", "device", "id", "label", "token", "sealed",
+        "writable")]
+    for use in uses:
+        with pytest.raises(tmesh.ReleasedError, match="was released"):
+            use()
+    with pytest.raises(tmesh.NotFoundError):
+        tmesh.open(ref)
+
+
+def test_context_manager():
+    with tmesh.put(b"abc") as t:
+        assert bytes(t) == b"abc"
+    assert t.released
+    with pytest.raises(tmesh.BusyError):
+        with tmesh.put(b"abc") as t:
+            array = t.numpy()
+    assert array.tolist() == [97, 98, 99]
+    with pytest.raises(KeyError):
+        with tmesh.put(b"abc") as t:
+            raise KeyError
+    assert t.released
+
+
+def test_cycles_are_collected():
+    class Holder:
+        pass
+
+    live = tmesh.stats()["regions_live"]
+    holder = Holder()
+    holder.me, holder.tensor = holder, tmesh.put(b"x")
+    holder.array = holder.tensor.numpy()
+    del holder
+    gc.collect()
+    assert tmesh.stats()["regions_live"] == live
+
+
+def test_seal_races_with_writers():
+    """Whoever wins, nobody ever has a writable view of sealed memory."""
+    for _ in range(200):
+        t = tmesh.empty(4096, "uint8")
+        start = threading.Barrier(2)
+        outcome = []
+
+        def write():
+            start.wait()
+            try:
+                array = t.numpy(writable=True)
+                array[:] = 1
+            except (tmesh.BusyError, tmesh.SealedError) as refusal:
+                outcome.append(refusal)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        start.wait()
+        try:
+            t.seal()
+        except tmesh.BusyError as refusal:
+            outcome.append(refusal)
+        thread.join()
+        assert bytes(t) in (bytes(4096), b"\1" * 4096)

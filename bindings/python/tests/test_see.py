@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: MIT
+"""Counters, capabilities, regions, holders, configuration."""
+
+import os
+
+import pytest
+
+import tmesh
+
+
+def test_backend():
+    assert tmesh.backend() in ("kernel", "memfd")
+    assert tmesh.backend() == os.environ.get("TMESH_BACKEND", tmesh.backend())
+
+
+def test_stats():
+    before = tmesh.stats()
+    assert all(isinstance(value, int) for value in before.values())
+    t = tmesh.put(bytes(5000))
+    o = tmesh.open(t.ref())
+    after = tmesh.stats()
+    changes = {key: after[key] - before[key] for key in after}
+    assert (changes["copies"], changes["bytes_copied"]) == (1, 5000)
+    assert (changes["regions_created"], changes["regions_opened"], changes["regions_live"]) == (1, 1, 2)
+    assert changes["bytes_live"] == 2 * 8192
+    o.numpy(), t.numpy(), t[5:].numpy()
+    assert tmesh.stats()["bytes_copied"] == after["bytes_copied"]
+
+
+def test_caps():
+    caps = tmesh.caps()
+    assert {"zero-copy", "crash-cleanup", "read-only", "seal", "revoke", "holders", "quota"} <= set(caps)
+    for cap in caps.values():
+        assert cap["level"] in ("no", "cooperative", "enforced")
+        assert cap["level"] == "enforced" or cap["reason"]
+    assert caps["zero-copy"]["level"] == "enforced"
+    assert caps["revoke"]["level"] == ("enforced" if tmesh.backend() == "kernel" else "no")
+
+
+def test_list_and_holders():
+    t = tmesh.put(b"abc", label="to be seen")
+    mine = [region for region in tmesh.list() if region["id"] == t.id]
+    assert len(mine) == 1
+    assert (mine[0]["label"], mine[0]["bytes"], mine[0]["sealed"]) == ("to be seen", 3, False)
+    assert mine[0]["backend"] == tmesh.backend() and mine[0]["uid"] == os.getuid()
+    holders = tmesh.holders(t.id)
+    assert os.getpid() in [holder["pid"] for holder in holders]
+    assert {holder["kind"] for holder in holders} <= {"handle", "mapping"}
+
+
+@pytest.mark.parametrize("id, error", [
+    ("0" * 16, tmesh.NotFoundError), ("12", tmesh.InvalidError), ("g" * 16, tmesh.InvalidError),
+    (5, TypeError), (None, TypeError),
+])
+def test_holders_of_nothing(id, error):
+    with pytest.raises(error):
+        tmesh.holders(id)
+
+
+def test_configure_comes_first():
+    tmesh.backend()
+    with pytest.raises(tmesh.BusyError, match="comes first"):
+        tmesh.configure(pool_bytes=1)
+
+
+def test_configure(python, tmp_path):
+    assert python("""
+import os, sys, pathlib, tmesh
+tmesh.configure(backend="memfd", pool_bytes=1 << 24, runtime_dir=pathlib.Path(sys.argv[1]) / "run")
+assert tmesh.backend() == "memfd"
+tmesh.put(bytes(1 << 20)).release()
+t = tmesh.put(bytes(1 << 20))
+assert tmesh.stats()["pool_hits"] == 1, tmesh.stats()
+t.ref()
+print(len(os.listdir(pathlib.Path(sys.argv[1]) / "run")) > 0)
+""", str(tmp_path)) == "True\n"
+
+
+@pytest.mark.parametrize("arguments", [
+    "backend='gpu'", "backend=''", "timeout=0", "timeout=-1", "timeout=float('nan')", "timeout=1e9",
+])
+def test_configure_refuses(python, arguments):
+    assert python(f"""
+import tmesh
+try:
+    tmesh.configure({arguments})
+except tmesh.InvalidError:
+    print(tmesh.backend() in ("kernel", "memfd"))
+""") == "True\n"
+
+
+@pytest.mark.parametrize("arguments", ["5", "pool_bytes='x'", "max_bytes=1.5", "runtime_dir=5", "pool=1"])
+def test_configure_types(python, arguments):
+    assert python(f"""
+import tmesh
+try:
+    tmesh.configure({arguments})
+except TypeError:
+    print(True)
+""") == "True\n"
+
+
+def test_no_module_no_silent_fallback(python):
+    if os.path.exists("/dev/tmesh"):
+        pytest.skip("/dev/tmesh is there")
+    assert python("""
+import tmesh
+try:
+    tmesh.configure(backend="kernel")
+except tmesh.NotFoundError as error:
+    print("tmesh" in str(error))
+""") == "True\n"
+
+
+def test_unknown_backend_in_the_environment(python):
+    assert python("""
+import tmesh
+for attempt in 1, 2:
+    try:
+        tmesh.put(b"x")
+    except tmesh.InvalidError:
+        print("refused")
+""", env={**os.environ, "TMESH_BACKEND": "cloud"}) == "refused\n" * 2

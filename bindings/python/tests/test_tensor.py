@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: MIT
+"""Tensors: making them, their properties, other layouts over them."""
+
+import copy
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tmesh
+
+BITS = {
+    "bool": 8, "int8": 8, "int16": 16, "int32": 32, "int64": 64, "uint8": 8, "uint16": 16,
+    "uint32": 32, "uint64": 64, "float16": 16, "float32": 32, "float64": 64, "bfloat16": 16,
+    "float8_e4m3fn": 8, "float8_e5m2": 8, "complex64": 64, "complex128": 128,
+    "int4": 4, "uint4": 4, "float4_e2m1fn": 4,
+}
+
+
+def test_version():
+    root = Path(__file__).resolve().parents[3]
+    assert tmesh.__version__ == (root / "VERSION").read_text().strip()
+
+
+@pytest.mark.parametrize("dtype", BITS)
+def test_empty(dtype):
+    t = tmesh.empty((3, 4), dtype)
+    assert (t.shape, t.strides, t.dtype, t.ndim) == ((3, 4), (4, 1), dtype, 2)
+    assert t.nbytes == 12 * BITS[dtype] // 8
+    assert (t.device, t.sealed, t.writable, t.released) == ("cpu", False, True, False)
+    assert bytes(t.view("uint8").reshape(-1)) == bytes(t.nbytes)
+
+
+@pytest.mark.parametrize("dtype", ["float32", np.float32, np.dtype("float32"), np.dtype("<f4")])
+def test_dtype_spellings(dtype):
+    assert tmesh.empty(1, dtype).dtype == "float32"
+
+
+def test_torch_dtype_spelling():
+    import torch
+    assert tmesh.empty(1, torch.bfloat16).dtype == "bfloat16"
+    assert tmesh.empty(1, torch.bool).dtype == "bool"
+
+
+@pytest.mark.parametrize("shape, want", [
+    (5, (5,)), ((), ()), ([2, 3], (2, 3)), ((0, 7), (0, 7)), ((1,) * 8, (1,) * 8),
+    (np.int64(4), (4,)),
+])
+def test_shapes(shape, want):
+    t = tmesh.empty(shape, "int16")
+    assert t.shape == want
+    assert t.numpy().shape == want
+    assert t.nbytes == 2 * int(np.prod(want))
+
+
+def test_region_options():
+    t = tmesh.empty(16, "uint8", label="weights of ünit", mode=0o600, huge="try", pin=False)
+    assert t.label == "weights of ünit"
+    assert tmesh.put(b"x", label="x").label == "x"
+
+
+def test_repr_len_identity():
+    t = tmesh.empty((3, 4), "float32")
+    assert repr(t) == "<tmesh.Tensor float32 (3, 4)>"
+    assert len(t) == 3
+    assert t == t and t != tmesh.empty((3, 4), "float32") and {t: 1}[t] == 1
+    with pytest.raises(TypeError, match="no length"):
+        len(tmesh.empty((), "float32"))
+    t.seal()
+    assert repr(t) == "<tmesh.Tensor float32 (3, 4), sealed>"
+    t.release()
+    assert repr(t) == "<tmesh.Tensor, released>"
+
+
+def test_cannot_be_made_directly():
+    with pytest.raises(TypeError):
+        tmesh.Tensor()
+    with pytest.raises(TypeError):
+        tmesh.Tensor.shape = 1
+
+
+def test_open_every_way():
+    t = tmesh.put(np.arange(6, dtype="float32").reshape(2, 3))
+    import json
+    for ref in (t.ref(), json.dumps(t.ref()), json.dumps(t.ref()).encode(), pickle.loads(pickle.dumps(t.ref()))):
+        o = tmesh.open(ref)
+        assert (o.dtype, o.shape, o.id) == ("float32", (2, 3), t.id)
+        assert np.array_equal(o.numpy(), t.numpy())
+        assert not o.writable and repr(o).endswith(", read-only>")
+    raw = tmesh.open(t.token)
+    assert (raw.dtype, raw.shape) == ("uint8", (24,))
+    assert bytes(raw) == bytes(t)
+    assert tmesh.open(t.token.encode()).shape == (24,)
+
+
+def test_open_is_the_same_memory():
+    t = tmesh.empty(4, "int32")
+    o = tmesh.open(t.ref())
+    w = tmesh.open(t.ref(writable=True), writable=True)
+    t.numpy()[0] = 7
+    w.numpy()[1] = 8
+    assert o.numpy().tolist() == t.numpy().tolist() == [7, 8, 0, 0]
+
+
+def test_ref():
+    ref = tmesh.put(np.zeros((2, 3), "int64"))[1:].ref()
+    token = ref.pop("token")
+    assert token.startswith({"kernel": "tm1k-", "memfd": "tm1m-"}[tmesh.backend()])
+    assert len(ref.pop("id")) == 16
+    assert ref == {"v": 1, "offset": 24, "byte_size": 24, "shape": [1, 3], "dtype": "int64",
+                   "strides": [3, 1], "device": "cpu"}
+
+
+def test_tokens_name_their_rights():
+    t = tmesh.empty(1, "uint8")
+    assert t.token == t.token == t.ref()["token"] != t.ref(writable=True)["token"]
+
+
+def test_pickle_opens_for_reading():
+    t = tmesh.put(b"abc")
+    o = pickle.loads(pickle.dumps(t))
+    assert bytes(o) == b"abc" and not o.writable
+    assert bytes(copy.copy(t)) == b"abc"
+
+
+def test_view():
+    t = tmesh.put(np.arange(8, dtype="float32").reshape(2, 4))
+    assert t.view("int32").shape == (2, 4)
+    assert t.view("uint8").shape == (2, 16)
+    assert t.view(np.complex64).shape == (2, 2)
+    assert t.view("uint8").view("float32").numpy().tolist() == t.numpy().tolist()
+    assert t.view("uint4").shape == (2, 32)
+    assert t[:, 1:2].view("uint32").strides == (4, 1)
+
+
+def test_reshape():
+    t = tmesh.put(np.arange(24, dtype="int16"))
+    want = t.numpy()
+    for shape in ((2, 12), (2, 3, 4), (1, 24), (24,)):
+        assert np.array_equal(t.reshape(shape).numpy(), want.reshape(shape))
+        assert np.array_equal(t.reshape(*shape).numpy(), want.reshape(shape))
+    assert t.reshape(-1, 6).shape == (4, 6)
+    assert t.reshape(2, -1).shape == (2, 12)
+    assert tmesh.put(5.0).reshape(1).shape == (1,)
+    assert tmesh.put(np.zeros((0, 3))).reshape(3, 0).shape == (3, 0)
+
+
+@pytest.mark.parametrize("key", [
+    0, -1, (1, 2), (1, -2, 3), slice(None), slice(1, None), slice(None, None, 2),
+    slice(None, None, -1), slice(5, 1), (slice(1), 0), (..., 1), (0, ...), (..., slice(1, 3)),
+    (slice(None, None, -2), slice(1, 3), slice(None, None, 3)), ..., (), (1, ..., 2),
+    (slice(100, 200),), (slice(None), slice(3, 0, -2)), (slice(0, 1, 2**62),), (0, 1, 2, ...),
+])
+def test_index_as_numpy_does(key):
+    array = np.arange(60, dtype="int32").reshape(3, 4, 5)
+    got = tmesh.put(array)[key]
+    want = array[key]
+    assert got.shape == want.shape
+    assert np.array_equal(got.numpy(), want)
+    assert np.array_equal(tmesh.open(got.ref()).numpy(), want)
+
+
+def test_views_keep_the_memory():
+    t = tmesh.put(np.arange(6).reshape(2, 3))
+    row = t[1]
+    t.release()
+    assert row.numpy().tolist() == [3, 4, 5]
+    assert [r.numpy().tolist() for r in tmesh.put(np.arange(4).reshape(2, 2))] == [[0, 1], [2, 3]]
+
+
+def test_views_share_rights_and_seal():
+    t = tmesh.put(np.arange(6))
+    assert t[1:].writable
+    t[1:].numpy()[0] = 9
+    assert t.numpy()[1] == 9
+    row = t[2:]
+    row.seal()
+    assert t.sealed and row.sealed and not t.writable
+    assert not tmesh.open(t.ref())[1:].writable

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: MIT
+"""The stubs: they say what the module has, and mypy accepts them and a user's program."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tmesh
+from tmesh import _tmesh
+
+PACKAGE = Path(tmesh.__file__).parent
+
+USE = """
+import numpy
+import tmesh
+
+t: tmesh.Tensor = tmesh.put(numpy.zeros((2, 3)), seal=True, label="x")
+array: numpy.ndarray = tmesh.open(t.ref(), writable=False).numpy()
+token: str = t.token
+shape: tuple[int, ...] = t.shape
+with tmesh.empty((4, 4), "bfloat16", huge="try") as other:
+    other.view("uint8").reshape(-1)[1:3]
+copies: int = tmesh.stats()["copies"]
+level: str = tmesh.caps()["seal"]["level"]
+memoryview(t)
+try:
+    tmesh.open("")
+except tmesh.NotFoundError as error:
+    print(error.errno)
+"""
+
+
+def stub():
+    return ast.parse((PACKAGE / "_tmesh.pyi").read_text())
+
+
+def public(names):
+    return {name for name in names if not name.startswith("_")}
+
+
+def test_installed():
+    assert (PACKAGE / "py.typed").exists() and (PACKAGE / "_tmesh.pyi").exists()
+
+
+def test_stub_has_every_name():
+    functions = {node.name for node in stub().body if isinstance(node, ast.FunctionDef)}
+    assert functions == {name for name in public(vars(_tmesh)) if name != "Tensor"}
+    tensor = next(node for node in stub().body if getattr(node, "name", "") == "Tensor")
+    members = {node.name for node in tensor.body if isinstance(node, ast.FunctionDef)}
+    assert public(members) == public(vars(tmesh.Tensor))
+    assert {"__dlpack__", "__dlpack_device__", "__array__", "__getitem__", "__len__"} <= members
+
+
+def test_stub_has_every_member_of_the_dicts():
+    def keys(name):
+        node = next(node for node in stub().body if getattr(node, "name", "") == name)
+        return {item.target.id for item in node.body if isinstance(item, ast.AnnAssign)}
+
+    t = tmesh.put(b"x")
+    assert keys("Ref") == set(t.ref())
+    assert keys("Stats") == set(tmesh.stats())
+    assert keys("Region") == set(tmesh.list()[0])
+    assert keys("Holder") == set(tmesh.holders(t.id)[0])
+
+
+def test_everything_is_documented():
+    for name in tmesh.__all__:
+        assert name == "__version__" or getattr(tmesh, name).__doc__
+    for name in public(vars(tmesh.Tensor)):
+        assert getattr(tmesh.Tensor, name).__doc__
+
+
+def test_mypy(tmp_path):
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    program = tmp_path / "use.py"
+    program.write_text(USE)
+    done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--allow-any-generics",
+                           "--cache-dir", str(tmp_path / "cache"), str(program), "-p", "tmesh"],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

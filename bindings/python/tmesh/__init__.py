@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: MIT
+"""Tensors in memory that processes, languages and devices share.
+
+    t = tmesh.put(array, seal=True)     # one copy, into shared memory
+    queue.put(t.ref())                  # a small dict, through whatever carries messages
+    a = tmesh.open(ref).numpy()         # elsewhere: the same memory, nothing copied
+
+Memory lives as long as somebody holds it. Refs and tokens hold nothing. Strides are in
+elements everywhere, sizes and offsets in bytes. All functions may be called from several
+threads. After os.fork() the child can read what it inherited and nothing more (AccessError);
+it can put and open on its own.
+"""
+
+from ._tmesh import (
+    Tensor,
+    __version__,
+    backend,
+    caps,
+    configure,
+    empty,
+    from_dlpack,
+    holders,
+    list,
+    open,
+    put,
+    stats,
+)
+from .errors import (
+    AccessError,
+    BusyError,
+    Error,
+    InvalidError,
+    LimitError,
+    NotFoundError,
+    OutOfMemoryError,
+    PeerTimeoutError,
+    ProtocolError,
+    ReleasedError,
+    SealedError,
+    StaleError,
+    UnsupportedError,
+)
+
+__all__ = [
+    "AccessError",
+    "BusyError",
+    "Error",
+    "InvalidError",
+    "LimitError",
+    "NotFoundError",
+    "OutOfMemoryError",
+    "PeerTimeoutError",
+    "ProtocolError",
+    "ReleasedError",
+    "SealedError",
+    "StaleError",
+    "Tensor",
+    "UnsupportedError",
+    "__version__",
+    "backend",
+    "caps",
+    "configure",
+    "empty",
+    "from_dlpack",
+    "holders",
+    "list",
+    "open",
+    "put",
+    "stats",
+]

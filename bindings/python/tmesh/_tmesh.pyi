@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: MIT
+from collections.abc import Sequence
+from os import PathLike
+from types import TracebackType
+from typing import Any, Literal, SupportsIndex, TypedDict, final
+
+import numpy
+
+__version__: str
+
+class Ref(TypedDict):
+    """What Tensor.ref() gives: offset and byte_size in bytes, strides in elements."""
+
+    v: int
+    id: str
+    token: str
+    offset: int
+    byte_size: int
+    shape: list[int]
+    dtype: str
+    strides: list[int]
+    device: str
+
+class Stats(TypedDict):
+    bytes_copied: int
+    copies: int
+    regions_created: int
+    regions_opened: int
+    regions_live: int
+    bytes_live: int
+    pool_hits: int
+    pool_misses: int
+    pool_bytes: int
+    tokens_served: int
+    opens_without_wake: int
+
+class Capability(TypedDict):
+    level: Literal["no", "cooperative", "enforced"]
+    reason: str | None
+
+class Region(TypedDict):
+    id: str
+    bytes: int
+    alloc_bytes: int
+    created_ns: int
+    backend: Literal["kernel", "memfd"]
+    mode: int
+    uid: int
+    gid: int
+    node: int
+    sealed: bool
+    revoked: bool
+    handles: int
+    pinning_handles: int
+    exports: int
+    attachments: int
+    label: str
+    desc: str
+
+class Holder(TypedDict):
+    kind: Literal["handle", "pinning", "export", "mapping"]
+    pid: int
+    uid: int
+    rights: str
+    mappings: int
+    attachments: int
+    since_ns: int
+    offset: int
+    bytes: int
+    comm: str
+
+@final
+class Tensor:
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def strides(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def ndim(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def id(self) -> str: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def token(self) -> str: ...
+    @property
+    def sealed(self) -> bool: ...
+    @property
+    def writable(self) -> bool: ...
+    @property
+    def released(self) -> bool: ...
+    def numpy(self, *, writable: bool | None = None) -> numpy.ndarray[Any, Any]: ...
+    def ref(self, *, writable: bool = False) -> Ref: ...
+    def seal(self) -> Tensor: ...
+    def release(self) -> None: ...
+    def view(self, dtype: object, /) -> Tensor: ...
+    def reshape(self, /, *shape: SupportsIndex | Sequence[SupportsIndex]) -> Tensor: ...
+    def dlpack(self, *, allow_readonly: bool = False) -> object: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __array__(
+        self, dtype: object = None, copy: bool | None = None
+    ) -> numpy.ndarray[Any, Any]: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, key: Any, /) -> Tensor: ...
+    def __enter__(self) -> Tensor: ...
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc: BaseException | None = None,
+        traceback: TracebackType | None = None,
+        /,
+    ) -> None: ...
+
+def configure(
+    *,
+    backend: Literal["auto", "kernel", "memfd"] | None = None,
+    pool_bytes: int = 0,
+    max_bytes: int = 0,
+    runtime_dir: str | bytes | PathLike[str] | PathLike[bytes] | None = None,
+    timeout: float = 2.0,
+) -> None: ...
+def empty(
+    shape: SupportsIndex | Sequence[SupportsIndex],
+    dtype: object,
+    *,
+    label: str | None = None,
+    huge: bool | Literal["try"] = False,
+    node: int | None = None,
+    mode: int = 0o600,
+    gid: int | None = None,
+    linger_ms: int = 0,
+    pin: bool = True,
+) -> Tensor: ...
+def put(
+    array: object,
+    /,
+    *,
+    seal: bool = False,
+    label: str | None = None,
+    huge: bool | Literal["try"] = False,
+    node: int | None = None,
+    mode: int = 0o600,
+    gid: int | None = None,
+    linger_ms: int = 0,
+    pin: bool = True,
+) -> Tensor: ...
+def open(
+    ref: Ref | dict[str, Any] | str | bytes, writable: bool = False
+) -> Tensor: ...
+def from_dlpack(object: object, /) -> Tensor: ...
+def stats() -> Stats: ...
+def caps() -> dict[str, Capability]: ...
+def backend() -> Literal["kernel", "memfd"]: ...
+
+_list = list
+def list() -> _list[Region]: ...
+def holders(id: str, /) -> _list[Holder]: ...

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: MIT
+"""What can go wrong. Every error carries errno and the library's sentence, and is also what
+Python's own code would raise in its place, so that ``except FileNotFoundError`` works."""
+
+
+class Error(OSError):
+    """The base of them all."""
+
+
+class InvalidError(Error, ValueError):
+    """An argument is out of its range (EINVAL, EOVERFLOW)."""
+
+
+class NotFoundError(Error, FileNotFoundError):
+    """The token is dead, foreign or guessed (ENOENT)."""
+
+
+class AccessError(Error, PermissionError, BufferError):
+    """The handle or token has not that right, or was inherited through fork() (EACCES, EPERM)."""
+
+
+class SealedError(AccessError):
+    """The memory is sealed: nobody can write to it any more (EPERM)."""
+
+
+class BusyError(Error, BufferError):
+    """Views are alive, or a writer prevents the seal (EBUSY)."""
+
+
+class StaleError(Error):
+    """The region was revoked (ESTALE)."""
+
+
+class LimitError(Error):
+    """A limit of tmesh or of the process would be passed (EDQUOT, EMFILE)."""
+
+
+class OutOfMemoryError(Error, MemoryError):
+    """No memory (ENOMEM)."""
+
+
+class ProtocolError(Error, ValueError):
+    """A malformed ref or token, or one that does not fit its region (EPROTO)."""
+
+
+class UnsupportedError(Error, NotImplementedError, BufferError):
+    """This backend, machine or consumer cannot do it; tmesh.caps() says why (EOPNOTSUPP)."""
+
+
+class PeerTimeoutError(Error, TimeoutError):
+    """A peer did not answer in time (ETIMEDOUT)."""
+
+
+class ReleasedError(Error, ValueError):
+    """The tensor was released (EBADF)."""
