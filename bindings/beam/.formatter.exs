@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+[inputs: ["{mix,.formatter}.exs", "{lib,test}/**/*.{ex,exs}"], line_length: 100]

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: MIT
+#
+# The Elixir application: a NIF library over libtmesh.a, built here, and a mix project whose
+# compiler asks for it. mix writes under build/ too.
+
+BEAM_NIF := $(B)/beam/tmesh_nif.so
+BEAM_PEER := $(B)/beam/peer
+BEAM_SRC := $(wildcard bindings/beam/c_src/*.c)
+BEAM_OBJ := $(BEAM_SRC:bindings/beam/c_src/%.c=$(B)/beam/obj/%.o)
+
+# Asked for only when a NIF is compiled: the other rooms need no Erlang.
+BEAM_INCLUDE = $(shell erl -noshell -eval 'io:put_chars([code:root_dir(), "/usr/include"]), halt().')
+
+BEAM_MIX = cd bindings/beam && MIX_DEPS_PATH=$(CURDIR)/$(B)/beam/deps MIX_QUIET=1
+
+beam: $(BEAM_NIF) ## build the Elixir application
+	$(BEAM_MIX) MIX_BUILD_PATH=$(CURDIR)/$(B)/beam/dev mix compile --warnings-as-errors
+
+beam-nif: $(BEAM_NIF)
+
+beam-check: $(BEAM_NIF) $(BEAM_PEER) ## run the Elixir tests
+	@$(BEAM_MIX) MIX_BUILD_PATH=$(CURDIR)/$(B)/beam/test MIX_ENV=test \
+		TMESH_TEST_PEER=$(CURDIR)/$(BEAM_PEER) TMESH_TEST_PYTHON=$(CURDIR)/$(VPYTHON) \
+		TMESH_TEST_TAP=1 mix do compile --warnings-as-errors, test
+
+$(B)/beam/obj/%.o: bindings/beam/c_src/%.c bindings/beam/build.mk
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) -I$(BEAM_INCLUDE) $(CFLAGS) $(WARN) -std=gnu11 -fPIC -fvisibility=hidden \
+		-pthread -MMD -MP -c -o $@ $<
+-include $(BEAM_OBJ:.o=.d)
+
+# nodelete: see c_src/nif.c.
+$(BEAM_NIF): $(BEAM_OBJ) $(LIB_A)
+	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-z,nodelete -Wl,--exclude-libs,ALL \
+		-o $@ $(BEAM_OBJ) $(LIB_A) $(LIB_LIBS)
+
+$(BEAM_PEER): bindings/beam/test/support/peer.c $(LIB_A)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 -pthread -o $@ $< $(LIB_A) $(LIB_LIBS)
+
+.PHONY: beam beam-nif beam-check

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * From a tensor to a binary.
+ *
+ * The rule: a binary may point into a region only when the region is sealed AND pinned by
+ * the binary's own resource, so that it can neither change, nor shrink, nor be taken away;
+ * a fault in a mapping would end the whole VM. Everything else is copied by
+ * tmesh_region_read(), which raises no signal and counts the copy.
+ */
+#include "nif.h"
+
+#include <errno.h>
+#include <string.h>
+
+static void drop_region(void *object)
+{
+	tmesh_region_unmap(object, TMESH_READ);
+	tmesh_region_unref(object);
+}
+
+void pinned_dtor(ErlNifEnv *env, void *object)
+{
+	struct pinned *pinned = object;
+
+	if (pinned->data)
+		garbage_put(env, pinned->garbage, pinned->region);
+	else
+		garbage_free(pinned->garbage);
+}
+
+static ERL_NIF_TERM make_pinned(ErlNifEnv *env, struct pinned *pinned)
+{
+	return make_ok(env, enif_make_resource_binary(env, pinned, pinned->data, pinned->bytes));
+}
+
+/*
+ * Pin and map the region of a contiguous tensor that has bytes.
+ *
+ * Return: 0 and the caller's reference in @out; -EINVAL (not sealed), -EPERM (the owner
+ * refuses pins), or what prevents both this and a copy.
+ */
+static int pin(struct tmesh_tensor *tensor, struct pinned **out, struct tmesh_error *err)
+{
+	struct tmesh_region *region;
+	struct pinned *pinned;
+	void *addr;
+	int rc;
+
+	rc = tmesh_region_pin(tmesh_tensor_region(tensor), &region, err);
+	if (rc)
+		return rc;
+	rc = tmesh_region_map(region, TMESH_READ, &addr, err);
+	if (rc)
+		goto unref;
+	pinned = enif_alloc_resource(pinned_type, sizeof(*pinned));
+	*pinned = (struct pinned){.garbage = garbage_alloc(drop_region)};
+	if (!pinned->garbage) {
+		rc = refuse(err, -ENOMEM, "no memory for a binary");
+		goto release;
+	}
+	pinned->region = region;
+	pinned->data = (unsigned char *)addr + tmesh_tensor_layout(tensor)->offset;
+	pinned->bytes = tmesh_tensor_bytes(tensor);
+	*out = pinned;
+	return 0;
+
+release:
+	enif_release_resource(pinned);
+	tmesh_region_unmap(region, TMESH_READ);
+unref:
+	tmesh_region_unref(region);
+	return rc;
+}
+
+/* Let later binaries share @pinned, unless the handle was released or has one meanwhile. */
+static void remember(struct handle *handle, struct pinned *pinned)
+{
+	pthread_mutex_lock(&handle->lock);
+	if (handle->tensor && !handle->pinned) {
+		enif_keep_resource(pinned);
+		handle->pinned = pinned;
+	}
+	pthread_mutex_unlock(&handle->lock);
+}
+
+/* Pack the elements of a strided tensor, whose first lies at @from, in C order to @to. */
+static void pack(const struct tmesh_layout *layout, const unsigned char *from, unsigned char *to)
+{
+	size_t run = tmesh_dtype_bits(layout->dtype) / 8;
+	const int64_t element = (int64_t)run;
+	int64_t index[TMESH_MAX_DIMS] = {0};
+	int32_t dims = layout->ndim;
+	int32_t i;
+
+	/* Inner dimensions without gaps are copied in one go. */
+	while (dims && layout->strides[dims - 1] * element == (int64_t)run) {
+		run *= (size_t)layout->shape[dims - 1];
+		dims--;
+	}
+	do {
+		memcpy(to, from, run);
+		to += run;
+		for (i = dims - 1; i >= 0; i--) {
+			from += layout->strides[i] * element;
+			if (++index[i] < layout->shape[i])
+				break;
+			from -= layout->strides[i] * element * layout->shape[i];
+			index[i] = 0;
+		}
+	} while (i >= 0);
+}
+
+/* Read the bytes between the first and the last element of a strided tensor, and pack them. */
+static int read_strided(struct tmesh_tensor *tensor, unsigned char *to, uint64_t limit,
+			struct tmesh_error *err)
+{
+	const struct tmesh_layout *layout = tmesh_tensor_layout(tensor);
+	int64_t element = tmesh_dtype_bits(layout->dtype) / 8;
+	int64_t before = 0, after = element; /* of element 0 */
+	unsigned char *span;
+	uint64_t bytes;
+	int rc;
+
+	for (int32_t i = 0; i < layout->ndim; i++) {
+		int64_t reach = layout->strides[i] * (layout->shape[i] - 1) * element;
+
+		if (reach < 0)
+			before -= reach;
+		else
+			after += reach;
+	}
+	bytes = (uint64_t)(before + after);
+	if (limit && bytes > limit)
+		return refuse(err, -EDQUOT,
+			      "the strided tensor spans %llu bytes, more than the "
+			      "limit max_shared_memory_mb allows to copy",
+			      (unsigned long long)bytes);
+	span = enif_alloc(bytes);
+	if (!span)
+		return refuse(err, -ENOMEM, "no memory for a copy of %llu bytes",
+			      (unsigned long long)bytes);
+	rc = tmesh_region_read(tmesh_tensor_region(tensor), layout->offset - (uint64_t)before, span,
+			       bytes, err);
+	if (!rc)
+		pack(layout, span + before, to);
+	enif_free(span);
+	return rc;
+}
+
+static int copy(struct tmesh_tensor *tensor, uint64_t limit, ErlNifBinary *binary,
+		struct tmesh_error *err)
+{
+	const struct tmesh_layout *layout = tmesh_tensor_layout(tensor);
+	uint64_t bytes = tmesh_tensor_bytes(tensor);
+	int rc;
+
+	if (limit && bytes > limit)
+		return refuse(err, -EDQUOT,
+			      "a copy of %llu bytes is more than the limit "
+			      "max_shared_memory_mb; seal the tensor to use it "
+			      "without a copy",
+			      (unsigned long long)bytes);
+	if (!enif_alloc_binary(bytes, binary))
+		return refuse(err, -ENOMEM, "no memory for a copy of %llu bytes",
+			      (unsigned long long)bytes);
+	if (tmesh_layout_is_contiguous(layout))
+		rc = tmesh_region_read(tmesh_tensor_region(tensor), layout->offset, binary->data,
+				       bytes, err);
+	else
+		rc = read_strided(tensor, binary->data, limit, err);
+	if (rc)
+		enif_release_binary(binary);
+	return rc;
+}
+
+static ERL_NIF_TERM make_binary(ErlNifEnv *env, struct handle *handle, struct tmesh_tensor *tensor,
+				bool may_copy)
+{
+	struct pinned *pinned = NULL;
+	struct tmesh_error err;
+	ErlNifBinary binary;
+	ERL_NIF_TERM term;
+	int rc;
+
+	if (!tmesh_tensor_bytes(tensor)) {
+		enif_make_new_binary(env, 0, &term);
+		return make_ok(env, term);
+	}
+	if (tmesh_layout_is_contiguous(tmesh_tensor_layout(tensor)))
+		rc = pin(tensor, &pinned, &err);
+	else
+		rc = refuse(&err, -EINVAL, "not contiguous");
+	if (!rc) {
+		remember(handle, pinned);
+		term = make_pinned(env, pinned);
+		enif_release_resource(pinned);
+		return term;
+	}
+	if (rc != -EINVAL && rc != -EPERM)
+		return make_error(env, &err);
+	if (!may_copy) {
+		char reason[sizeof(err.message)];
+
+		memcpy(reason, err.message, sizeof(reason));
+		refuse(&err, -EOPNOTSUPP, "this binary would be a copy: %.200s", reason);
+		return make_error(env, &err);
+	}
+	if (copy(tensor, handle->copy_limit, &binary, &err))
+		return make_error(env, &err);
+	return make_ok(env, enif_make_binary(env, &binary));
+}
+
+static NIF(to_binary_dirty)
+{
+	struct tmesh_tensor *tensor;
+	struct handle *handle;
+	struct tmesh_error err;
+	ERL_NIF_TERM term;
+	bool may_copy;
+
+	if (!get_bool(env, argv[1], "copy", &may_copy, &err))
+		return make_error(env, &err);
+	tensor = get_tensor(env, argv[0], &handle, &err);
+	if (!tensor)
+		return make_error(env, &err);
+	term = make_binary(env, handle, tensor, may_copy);
+	tmesh_tensor_unref(tensor);
+	return term;
+}
+
+/* to_binary(handle, may_copy) -> {ok, binary}. Only the first of a handle needs a dirty
+ * scheduler; later ones point into what that one pinned. */
+NIF(tensor_to_binary)
+{
+	struct pinned *pinned = NULL;
+	struct handle *handle;
+	ERL_NIF_TERM term;
+
+	if (enif_get_resource(env, argv[0], handle_type, (void **)&handle)) {
+		pthread_mutex_lock(&handle->lock);
+		pinned = handle->pinned;
+		if (pinned)
+			enif_keep_resource(pinned);
+		pthread_mutex_unlock(&handle->lock);
+	}
+	if (!pinned)
+		return enif_schedule_nif(env, "to_binary", ERL_NIF_DIRTY_JOB_CPU_BOUND,
+					 to_binary_dirty, argc, argv);
+	term = make_pinned(env, pinned);
+	enif_release_resource(pinned);
+	return term;
+}

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: MIT */
+#include "nif.h"
+
+#include <errno.h>
+
+static void drop_context(void *object)
+{
+	tmesh_ctx_unref(object);
+}
+
+void context_dtor(ErlNifEnv *env, void *object)
+{
+	struct context *context = object;
+
+	if (context->ctx)
+		garbage_put(env, context->garbage, context->ctx);
+	else
+		garbage_free(context->garbage);
+}
+
+bool get_context(ErlNifEnv *env, ERL_NIF_TERM term, struct context **context,
+		 struct tmesh_error *err)
+{
+	if (enif_get_resource(env, term, context_type, (void **)context))
+		return true;
+	refuse(err, -ESRCH, "the :tmesh application is not started");
+	return false;
+}
+
+/* context_open({backend, max_bytes, pool_bytes, timeout_ns, max_opening}) -> {ok, context} */
+NIF(context_open)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .log = log_keep};
+	ErlNifUInt64 max_bytes, pool_bytes, timeout_ns;
+	unsigned int max_opening;
+	const ERL_NIF_TERM *field;
+	struct context *context;
+	struct tmesh_error err;
+	ERL_NIF_TERM term;
+	char backend[16];
+	int arity;
+
+	if (!enif_get_tuple(env, argv[0], &arity, &field) || arity != 5 ||
+	    !enif_get_atom(env, field[0], backend, sizeof(backend), ERL_NIF_LATIN1) ||
+	    !enif_get_uint64(env, field[1], &max_bytes) ||
+	    !enif_get_uint64(env, field[2], &pool_bytes) ||
+	    !enif_get_uint64(env, field[3], &timeout_ns) ||
+	    !enif_get_uint(env, field[4], &max_opening))
+		return enif_make_badarg(env);
+	opts.max_bytes = max_bytes;
+	opts.pool_bytes = pool_bytes;
+	opts.timeout_ns = timeout_ns;
+	if (enif_is_identical(field[0], enif_make_atom(env, "kernel")))
+		opts.backend = TMESH_BACKEND_KERNEL;
+	else if (enif_is_identical(field[0], enif_make_atom(env, "memfd")))
+		opts.backend = TMESH_BACKEND_MEMFD;
+	else if (!enif_is_identical(field[0], enif_make_atom(env, "auto")))
+		return enif_make_badarg(env);
+
+	context = enif_alloc_resource(context_type, sizeof(*context));
+	*context = (struct context){.copy_limit = max_bytes,
+				    .max_opening = max_opening,
+				    .garbage = garbage_alloc(drop_context)};
+	if (!context->garbage)
+		refuse(&err, -ENOMEM, "no memory for a context");
+	if (context->garbage && !tmesh_ctx_open(&opts, &context->ctx, &err))
+		term = make_ok(env, enif_make_resource(env, context));
+	else
+		term = make_error(env, &err);
+	enif_release_resource(context);
+	return term;
+}
+
+/* context_backend(context) -> {ok, kernel | memfd} */
+NIF(context_backend)
+{
+	struct context *context;
+	struct tmesh_error err;
+
+	if (!get_context(env, argv[0], &context, &err))
+		return make_error(env, &err);
+	return make_ok(env,
+		       enif_make_atom(env, tmesh_backend_name(tmesh_ctx_backend(context->ctx))));
+}
+
+/* context_caps(context) -> {ok, [{name, no | cooperative | enforced, reason}]} */
+NIF(context_caps)
+{
+	static const char *const levels[] = {"no", "cooperative", "enforced"};
+	ERL_NIF_TERM list = enif_make_list(env, 0);
+	const struct tmesh_cap *caps;
+	struct context *context;
+	struct tmesh_error err;
+	size_t count;
+	int rc;
+
+	if (!get_context(env, argv[0], &context, &err))
+		return make_error(env, &err);
+	rc = tmesh_caps(context->ctx, &caps, &count);
+	if (rc) {
+		refuse(&err, rc, "capabilities could not be read");
+		return make_error(env, &err);
+	}
+	while (count--) {
+		const struct tmesh_cap *cap = &caps[count];
+
+		list = enif_make_list_cell(env,
+					   enif_make_tuple3(env, make_string(env, cap->name),
+							    enif_make_atom(env, levels[cap->level]),
+							    make_string(env, cap->reason)),
+					   list);
+	}
+	return make_ok(env, list);
+}
+
+/* context_stats(context) -> {ok, #{bytes_copied => 0, ...}} */
+NIF(context_stats)
+{
+	struct tmesh_stats stats = {.size = sizeof(stats)};
+	struct context *context;
+	struct tmesh_error err;
+	int rc;
+
+	if (!get_context(env, argv[0], &context, &err))
+		return make_error(env, &err);
+	rc = tmesh_stats(context->ctx, &stats);
+	if (rc) {
+		refuse(&err, rc, "statistics could not be read");
+		return make_error(env, &err);
+	}
+
+	const struct {
+		const char *name;
+		uint64_t value;
+	} counters[] = {
+		{"bytes_copied", stats.bytes_copied},
+		{"copies", stats.copies},
+		{"regions_created", stats.regions_created},
+		{"regions_opened", stats.regions_opened},
+		{"regions_live", stats.regions_live},
+		{"bytes_live", stats.bytes_live},
+		{"pool_hits", stats.pool_hits},
+		{"pool_misses", stats.pool_misses},
+		{"pool_bytes", stats.pool_bytes},
+		{"tokens_served", stats.tokens_served},
+		{"opens_without_wake", stats.opens_without_wake},
+	};
+	ERL_NIF_TERM map = enif_make_new_map(env);
+
+	for (size_t i = 0; i < sizeof(counters) / sizeof(counters[0]); i++)
+		enif_make_map_put(env, map, enif_make_atom(env, counters[i].name),
+				  enif_make_uint64(env, counters[i].value), &map);
+	return make_ok(env, map);
+}

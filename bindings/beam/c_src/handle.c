@@ -1,0 +1,363 @@
+/* SPDX-License-Identifier: MIT */
+#include "nif.h"
+
+#include <errno.h>
+#include <string.h>
+
+static void drop_tensor(void *object)
+{
+	tmesh_tensor_unref(object);
+}
+
+void handle_dtor(ErlNifEnv *env, void *object)
+{
+	struct handle *handle = object;
+
+	if (handle->pinned)
+		enif_release_resource(handle->pinned);
+	if (handle->tensor)
+		garbage_put(env, handle->garbage, handle->tensor);
+	else
+		garbage_free(handle->garbage);
+	pthread_mutex_destroy(&handle->lock);
+}
+
+/* An empty handle, or NULL with @err filled. */
+static struct handle *handle_new(const struct context *context, struct tmesh_error *err)
+{
+	struct handle *handle = enif_alloc_resource(handle_type, sizeof(*handle));
+
+	*handle = (struct handle){.copy_limit = context->copy_limit,
+				  .garbage = garbage_alloc(drop_tensor)};
+	pthread_mutex_init(&handle->lock, NULL);
+	if (handle->garbage)
+		return handle;
+	refuse(err, -ENOMEM, "no memory for a handle");
+	enif_release_resource(handle);
+	return NULL;
+}
+
+/* The caller's reference on the tensor of a handle, or NULL with @err filled. */
+struct tmesh_tensor *get_tensor(ErlNifEnv *env, ERL_NIF_TERM term, struct handle **handle,
+				struct tmesh_error *err)
+{
+	struct tmesh_tensor *tensor = NULL;
+
+	if (enif_get_resource(env, term, handle_type, (void **)handle)) {
+		pthread_mutex_lock(&(*handle)->lock);
+		if ((*handle)->tensor)
+			tensor = tmesh_tensor_ref((*handle)->tensor);
+		pthread_mutex_unlock(&(*handle)->lock);
+	}
+	if (!tensor)
+		refuse(err, -EBADF,
+		       "no open handle: the ref was released, or is only a "
+		       "description; open it first");
+	return tensor;
+}
+
+/* {ok, {handle, ref}} for a new tensor, of which the handle has the reference. The ref comes
+ * by way of its text, the one form in which the library gives it. */
+static ERL_NIF_TERM make_created(ErlNifEnv *env, struct handle *handle)
+{
+	char text[TMESH_REF_SIZE];
+	struct tmesh_error err;
+	struct tmesh_ref ref;
+
+	if (tmesh_tensor_ref_encode(handle->tensor, TMESH_READ, text, sizeof(text), &err) ||
+	    tmesh_ref_decode(text, strlen(text), &ref, &err))
+		return make_error(env, &err);
+	return make_ok(env,
+		       enif_make_tuple2(env, enif_make_resource(env, handle), make_ref(env, &ref)));
+}
+
+/* create(context, shape, dtype, region_opts) -> {ok, {handle, ref}} */
+NIF(tensor_create)
+{
+	struct tmesh_region_opts opts;
+	int64_t shape[TMESH_MAX_DIMS];
+	char label[TMESH_LABEL_LEN + 1];
+	struct context *context;
+	struct handle *handle;
+	enum tmesh_dtype dtype;
+	struct tmesh_error err;
+	ERL_NIF_TERM term;
+	int32_t ndim;
+
+	if (!get_context(env, argv[0], &context, &err) ||
+	    !get_dims(env, argv[1], "shape", shape, &ndim, &err) ||
+	    !get_dtype(env, argv[2], &dtype, &err) ||
+	    !get_region_opts(env, argv[3], &opts, label, &err))
+		return make_error(env, &err);
+	handle = handle_new(context, &err);
+	if (!handle)
+		return make_error(env, &err);
+	if (tmesh_tensor_create(context->ctx, dtype, ndim, shape, &opts, &handle->tensor, &err))
+		term = make_error(env, &err);
+	else
+		term = make_created(env, handle);
+	enif_release_resource(handle);
+	return term;
+}
+
+/*
+ * put(context, binary, shape, dtype, region_opts, seal) -> {ok, {handle, ref}}
+ *
+ * The one copy is the library's, straight from the binary. A binary that does not start on
+ * a byte is aligned by the emulator first.
+ */
+NIF(tensor_put)
+{
+	struct tmesh_region_opts opts;
+	struct tmesh_layout layout;
+	int64_t shape[TMESH_MAX_DIMS];
+	char label[TMESH_LABEL_LEN + 1];
+	struct context *context;
+	struct handle *handle;
+	enum tmesh_dtype dtype;
+	struct tmesh_error err;
+	ErlNifBinary data;
+	ERL_NIF_TERM term;
+	uint64_t bytes;
+	int32_t ndim;
+	bool seal;
+
+	if (!get_context(env, argv[0], &context, &err) ||
+	    !get_dims(env, argv[2], "shape", shape, &ndim, &err) ||
+	    !get_dtype(env, argv[3], &dtype, &err) ||
+	    !get_region_opts(env, argv[4], &opts, label, &err) ||
+	    !get_bool(env, argv[5], "seal", &seal, &err) ||
+	    tmesh_layout_contiguous(&layout, dtype, ndim, shape, &err) ||
+	    tmesh_layout_check(&layout, INT64_MAX, &bytes, &err))
+		return make_error(env, &err);
+	if (!enif_inspect_binary(env, argv[1], &data) || data.size != bytes) {
+		refuse(&err, -EINVAL, "shape and dtype want a binary of %llu bytes",
+		       (unsigned long long)bytes);
+		return make_error(env, &err);
+	}
+	handle = handle_new(context, &err);
+	if (!handle)
+		return make_error(env, &err);
+	if (tmesh_tensor_put(context->ctx, dtype, ndim, shape, data.data, &opts, &handle->tensor,
+			     &err) ||
+	    (seal && tmesh_region_seal(tmesh_tensor_region(handle->tensor), &err)))
+		term = make_error(env, &err);
+	else
+		term = make_created(env, handle);
+	enif_release_resource(handle);
+	return term;
+}
+
+/*
+ * open(context, ref, read | write) -> {ok, handle}
+ *
+ * A peer that does not answer holds its dirty scheduler until the context's timeout. File I/O
+ * of the whole VM runs on the same schedulers, so only some of them may wait at once; the
+ * others give eagain, and the caller tries again without holding one.
+ */
+NIF(tensor_open)
+{
+	struct context *context;
+	struct handle *handle;
+	struct tmesh_error err;
+	struct tmesh_ref ref;
+	ERL_NIF_TERM term;
+	uint32_t rights;
+
+	if (!get_context(env, argv[0], &context, &err) || !get_ref(env, argv[1], &ref, &err) ||
+	    !get_rights(env, argv[2], &rights, &err))
+		return make_error(env, &err);
+	handle = handle_new(context, &err);
+	if (!handle)
+		return make_error(env, &err);
+	if (atomic_fetch_add(&context->opening, 1) >= context->max_opening)
+		refuse(&err, -EAGAIN, "too many opens wait for their peers");
+	else
+		tmesh_tensor_open(context->ctx, &ref, rights, &handle->tensor, &err);
+	atomic_fetch_sub(&context->opening, 1);
+	term = handle->tensor ? make_ok(env, enif_make_resource(env, handle))
+			      : make_error(env, &err);
+	enif_release_resource(handle);
+	return term;
+}
+
+/* token(handle, read | write) -> {ok, token} */
+NIF(tensor_token)
+{
+	struct tmesh_tensor *tensor;
+	char token[TMESH_TOKEN_SIZE];
+	struct handle *handle;
+	struct tmesh_error err;
+	uint32_t rights;
+	int rc;
+
+	if (!get_rights(env, argv[1], &rights, &err))
+		return make_error(env, &err);
+	tensor = get_tensor(env, argv[0], &handle, &err);
+	if (!tensor)
+		return make_error(env, &err);
+	rc = tmesh_region_token(tmesh_tensor_region(tensor), rights, token, &err);
+	tmesh_tensor_unref(tensor);
+	return rc ? make_error(env, &err) : make_ok(env, make_string(env, token));
+}
+
+/* seal(handle) -> ok */
+NIF(tensor_seal)
+{
+	struct tmesh_tensor *tensor;
+	struct handle *handle;
+	struct tmesh_error err;
+	int rc;
+
+	tensor = get_tensor(env, argv[0], &handle, &err);
+	if (!tensor)
+		return make_error(env, &err);
+	rc = tmesh_region_seal(tmesh_tensor_region(tensor), &err);
+	tmesh_tensor_unref(tensor);
+	return rc ? make_error(env, &err) : enif_make_atom(env, "ok");
+}
+
+static int write_bytes(struct tmesh_tensor *tensor, uint64_t offset, const ErlNifBinary *data,
+		       struct tmesh_error *err)
+{
+	const struct tmesh_layout *layout = tmesh_tensor_layout(tensor);
+	uint64_t bytes = tmesh_tensor_bytes(tensor);
+
+	if (!tmesh_layout_is_contiguous(layout))
+		return refuse(err, -EOPNOTSUPP, "only contiguous tensors can be written by offset");
+	if (offset > bytes || data->size > bytes - offset)
+		return refuse(err, -EINVAL, "the tensor has %llu bytes, too few for this write",
+			      (unsigned long long)bytes);
+	return tmesh_region_write(tmesh_tensor_region(tensor), layout->offset + offset, data->data,
+				  data->size, err);
+}
+
+/* write(handle, offset, binary) -> ok */
+NIF(tensor_write)
+{
+	struct tmesh_tensor *tensor;
+	struct handle *handle;
+	struct tmesh_error err;
+	ErlNifUInt64 offset;
+	ErlNifBinary data;
+	int rc;
+
+	if (!enif_get_uint64(env, argv[1], &offset) || !enif_inspect_binary(env, argv[2], &data)) {
+		refuse(&err, -EINVAL, "a write wants an offset of at least 0 and a binary");
+		return make_error(env, &err);
+	}
+	tensor = get_tensor(env, argv[0], &handle, &err);
+	if (!tensor)
+		return make_error(env, &err);
+	rc = write_bytes(tensor, offset, &data, &err);
+	tmesh_tensor_unref(tensor);
+	return rc ? make_error(env, &err) : enif_make_atom(env, "ok");
+}
+
+static ERL_NIF_TERM make_rights(ErlNifEnv *env, uint32_t rights)
+{
+	ERL_NIF_TERM list = enif_make_list(env, 0);
+
+	if (rights & TMESH_MANAGE)
+		list = enif_make_list_cell(env, enif_make_atom(env, "manage"), list);
+	if (rights & TMESH_WRITE)
+		list = enif_make_list_cell(env, enif_make_atom(env, "write"), list);
+	if (rights & TMESH_READ)
+		list = enif_make_list_cell(env, enif_make_atom(env, "read"), list);
+	return list;
+}
+
+/* info(handle) -> {ok, #{sealed => true, ...}} */
+NIF(tensor_info)
+{
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct tmesh_tensor *tensor;
+	struct handle *handle;
+	struct tmesh_error err;
+	int rc;
+
+	tensor = get_tensor(env, argv[0], &handle, &err);
+	if (!tensor)
+		return make_error(env, &err);
+	rc = tmesh_region_info(tmesh_tensor_region(tensor), &info, &err);
+	tmesh_tensor_unref(tensor);
+	if (rc)
+		return make_error(env, &err);
+
+	const struct {
+		const char *name;
+		ERL_NIF_TERM value;
+	} members[] = {
+		{"bytes", enif_make_uint64(env, info.bytes)},
+		{"alloc_bytes", enif_make_uint64(env, info.alloc_bytes)},
+		{"huge_bytes", enif_make_uint64(env, info.huge_bytes)},
+		{"created_ns", enif_make_uint64(env, info.created_ns)},
+		{"backend", enif_make_atom(env, tmesh_backend_name(info.backend))},
+		{"rights", make_rights(env, info.rights)},
+		{"mode", enif_make_uint(env, info.mode)},
+		{"sealed", enif_make_atom(env, info.sealed ? "true" : "false")},
+		{"revoked", enif_make_atom(env, info.revoked ? "true" : "false")},
+		{"handles", enif_make_uint(env, info.handles)},
+		{"pinning_handles", enif_make_uint(env, info.pinning_handles)},
+		{"exports", enif_make_uint(env, info.exports)},
+		{"label", make_string(env, info.label)},
+	};
+	ERL_NIF_TERM map = enif_make_new_map(env);
+
+	for (size_t i = 0; i < sizeof(members) / sizeof(members[0]); i++)
+		enif_make_map_put(env, map, enif_make_atom(env, members[i].name), members[i].value,
+				  &map);
+	return make_ok(env, map);
+}
+
+/* release(handle) -> ok, again and again. Calls in progress and binaries keep what they use. */
+NIF(tensor_release)
+{
+	struct tmesh_tensor *tensor;
+	struct handle *handle;
+	struct tmesh_error err;
+	struct pinned *pinned;
+
+	if (!enif_get_resource(env, argv[0], handle_type, (void **)&handle)) {
+		refuse(&err, -EBADF, "nothing to release: the ref has no handle of this VM");
+		return make_error(env, &err);
+	}
+	pthread_mutex_lock(&handle->lock);
+	tensor = handle->tensor;
+	pinned = handle->pinned;
+	handle->tensor = NULL;
+	handle->pinned = NULL;
+	pthread_mutex_unlock(&handle->lock);
+	if (pinned)
+		enif_release_resource(pinned);
+	tmesh_tensor_unref(tensor);
+	return enif_make_atom(env, "ok");
+}
+
+/* ref_encode(ref) -> {ok, json} */
+NIF(ref_encode)
+{
+	char text[TMESH_REF_SIZE];
+	struct tmesh_error err;
+	struct tmesh_ref ref;
+
+	if (!get_ref(env, argv[0], &ref, &err) || tmesh_ref_encode(&ref, text, sizeof(text), &err))
+		return make_error(env, &err);
+	return make_ok(env, make_string(env, text));
+}
+
+/* ref_decode(json) -> {ok, ref} */
+NIF(ref_decode)
+{
+	struct tmesh_error err;
+	struct tmesh_ref ref;
+	ErlNifBinary text;
+
+	if (!enif_inspect_binary(env, argv[0], &text)) {
+		refuse(&err, -EPROTO, "a ref's JSON must be a string");
+		return make_error(env, &err);
+	}
+	if (tmesh_ref_decode((const char *)text.data, text.size, &ref, &err))
+		return make_error(env, &err);
+	return make_ok(env, make_ref(env, &ref));
+}

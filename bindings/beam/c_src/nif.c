@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Loading, code upgrade and the table of functions.
+ *
+ * The library is linked with -z nodelete: purging the module never unmaps it, because
+ * libtmesh's threads and the destructors of living binaries still run in it. Loading the
+ * module again finds the same image with its state. An upgrade to *another* image is refused,
+ * since its copy of libtmesh must not work on objects of this one; the running code stays.
+ */
+#include "nif.h"
+
+#include <stdio.h>
+
+ErlNifResourceType *context_type, *handle_type, *pinned_type;
+
+/* Its address tells this image from any other. */
+static char image;
+
+/* The types' names carry the image: another one never takes over objects of this. */
+static int open_types(ErlNifEnv *env)
+{
+	const ErlNifResourceFlags flags = ERL_NIF_RT_CREATE | ERL_NIF_RT_TAKEOVER;
+	const struct {
+		ErlNifResourceType **type;
+		const char *name;
+		ErlNifResourceDtor *dtor;
+	} types[] = {
+		{&context_type, "context", context_dtor},
+		{&handle_type, "handle", handle_dtor},
+		{&pinned_type, "pinned", pinned_dtor},
+	};
+
+	for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+		char name[64];
+
+		snprintf(name, sizeof(name), "tmesh_%s@%p", types[i].name, (void *)&image);
+		*types[i].type =
+			enif_open_resource_type(env, NULL, name, types[i].dtor, flags, NULL);
+		if (!*types[i].type)
+			return 1;
+	}
+	return 0;
+}
+
+static int load(ErlNifEnv *env, void **priv_data, ERL_NIF_TERM load_info)
+{
+	*priv_data = &image;
+	return open_types(env);
+}
+
+static int upgrade(ErlNifEnv *env, void **priv_data, void **old_priv_data, ERL_NIF_TERM load_info)
+{
+	if (*old_priv_data != &image)
+		return 1;
+	return load(env, priv_data, load_info);
+}
+
+/* Copying is CPU work; what may ask the kernel or wait for a peer is I/O. */
+static ErlNifFunc functions[] = {
+	{"janitor", 0, janitor, 0},
+	{"sweep", 0, sweep, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"context_open", 1, context_open, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"context_backend", 1, context_backend, 0},
+	{"context_caps", 1, context_caps, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"context_stats", 1, context_stats, 0},
+	{"create", 4, tensor_create, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"put", 6, tensor_put, ERL_NIF_DIRTY_JOB_CPU_BOUND},
+	{"open", 3, tensor_open, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"token", 2, tensor_token, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"seal", 1, tensor_seal, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"write", 3, tensor_write, ERL_NIF_DIRTY_JOB_CPU_BOUND},
+	{"info", 1, tensor_info, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"release", 1, tensor_release, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"to_binary", 2, tensor_to_binary, 0},
+	{"ref_encode", 1, ref_encode, 0},
+	{"ref_decode", 1, ref_decode, 0},
+};
+
+ERL_NIF_INIT(Elixir.Tmesh.Native, functions, load, NULL, upgrade, NULL)

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The NIF library under Tmesh.Native.
+ *
+ * Resources, and who holds what:
+ *
+ *   context  a tmesh_ctx
+ *   handle   a tmesh_tensor, until it is released or nobody has the term any more
+ *   pinned   a pinning region and its mapping, which binaries point into. Never a term
+ *            by itself: a binary that doubles as a handle could not be released
+ *
+ * What a resource holds is given up in a dirty NIF or by the janitor (garbage.c), never in
+ * a destructor: those run on normal schedulers, and unmapping a large region takes long.
+ */
+#ifndef TMESH_NIF_H
+#define TMESH_NIF_H
+
+#include <erl_nif.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <tmesh/tmesh.h>
+
+#define NIF(name) ERL_NIF_TERM name(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[])
+
+/* Something to be dropped later. Allocated ahead, so that a destructor cannot fail. */
+struct garbage {
+	struct garbage *next;
+	void (*drop)(void *object);
+	void *object;
+};
+
+struct context {
+	struct tmesh_ctx *ctx;
+	uint64_t copy_limit;	  /* most bytes one to_binary may copy out; 0: no limit */
+	unsigned int max_opening; /* dirty schedulers that may wait for peers at once */
+	atomic_uint opening;
+	struct garbage *garbage;
+};
+
+struct handle {
+	pthread_mutex_t lock;	     /* guards tensor and pinned; held for pointer work only */
+	struct tmesh_tensor *tensor; /* NULL: released */
+	struct pinned *pinned;	     /* what the first binary made; later ones share it */
+	uint64_t copy_limit;
+	struct garbage *garbage;
+};
+
+struct pinned {
+	struct tmesh_region *region; /* a pinning handle, mapped for reading */
+	const unsigned char *data;   /* the tensor's bytes in it */
+	size_t bytes;
+	struct garbage *garbage;
+};
+
+extern ErlNifResourceType *context_type, *handle_type, *pinned_type;
+
+void context_dtor(ErlNifEnv *env, void *object);
+void handle_dtor(ErlNifEnv *env, void *object);
+void pinned_dtor(ErlNifEnv *env, void *object);
+
+/* garbage.c */
+struct garbage *garbage_alloc(void (*drop)(void *object));
+void garbage_free(struct garbage *garbage);
+void garbage_put(ErlNifEnv *env, struct garbage *garbage, void *object);
+NIF(janitor);
+NIF(sweep);
+
+/* log.c */
+void log_keep(void *data, enum tmesh_log_level level, const char *message);
+ERL_NIF_TERM log_take(ErlNifEnv *env);
+
+/* term.c: between terms and the library's structures. The get_ functions return false, and
+ * leave the reason in @err, for a term of another shape. */
+ERL_NIF_TERM make_ok(ErlNifEnv *env, ERL_NIF_TERM term);
+ERL_NIF_TERM make_error(ErlNifEnv *env, const struct tmesh_error *err);
+ERL_NIF_TERM make_string(ErlNifEnv *env, const char *text);
+ERL_NIF_TERM make_ref(ErlNifEnv *env, const struct tmesh_ref *ref);
+int refuse(struct tmesh_error *err, int code, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+bool get_dtype(ErlNifEnv *env, ERL_NIF_TERM term, enum tmesh_dtype *dtype, struct tmesh_error *err);
+bool get_dims(ErlNifEnv *env, ERL_NIF_TERM term, const char *what, int64_t *dims, int32_t *ndim,
+	      struct tmesh_error *err);
+bool get_rights(ErlNifEnv *env, ERL_NIF_TERM term, uint32_t *rights, struct tmesh_error *err);
+bool get_bool(ErlNifEnv *env, ERL_NIF_TERM term, const char *what, bool *value,
+	      struct tmesh_error *err);
+bool get_ref(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_ref *ref, struct tmesh_error *err);
+bool get_region_opts(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_region_opts *opts,
+		     char label[TMESH_LABEL_LEN + 1], struct tmesh_error *err);
+
+/* context.c */
+bool get_context(ErlNifEnv *env, ERL_NIF_TERM term, struct context **context,
+		 struct tmesh_error *err);
+NIF(context_open);
+NIF(context_backend);
+NIF(context_caps);
+NIF(context_stats);
+
+/* handle.c: a tensor taken from a handle is the caller's reference. */
+struct tmesh_tensor *get_tensor(ErlNifEnv *env, ERL_NIF_TERM term, struct handle **handle,
+				struct tmesh_error *err);
+NIF(tensor_create);
+NIF(tensor_put);
+NIF(tensor_open);
+NIF(tensor_token);
+NIF(tensor_seal);
+NIF(tensor_write);
+NIF(tensor_info);
+NIF(tensor_release);
+NIF(ref_encode);
+NIF(ref_decode);
+
+/* binary.c */
+NIF(tensor_to_binary);
+
+#endif /* TMESH_NIF_H */

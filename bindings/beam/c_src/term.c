@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: MIT */
+#include "nif.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+ERL_NIF_TERM make_ok(ErlNifEnv *env, ERL_NIF_TERM term)
+{
+	return enif_make_tuple2(env, enif_make_atom(env, "ok"), term);
+}
+
+ERL_NIF_TERM make_string(ErlNifEnv *env, const char *text)
+{
+	size_t length = strlen(text);
+	ERL_NIF_TERM term;
+
+	memcpy(enif_make_new_binary(env, length, &term), text, length);
+	return term;
+}
+
+/* {error, {enoent, <<"why">>}} */
+ERL_NIF_TERM make_error(ErlNifEnv *env, const struct tmesh_error *err)
+{
+	const char *name = strerrorname_np(-err->code);
+	char atom[32] = "eunknown";
+
+	for (size_t i = 0; name && i < sizeof(atom) - 1; i++) {
+		atom[i] = (char)tolower((unsigned char)name[i]);
+		if (!name[i])
+			break;
+	}
+	return enif_make_tuple2(
+		env, enif_make_atom(env, "error"),
+		enif_make_tuple2(env, enif_make_atom(env, atom), make_string(env, err->message)));
+}
+
+/* Fill @err as the library would. Return: @code. */
+int refuse(struct tmesh_error *err, int code, const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	err->code = code;
+	vsnprintf(err->message, sizeof(err->message), format, args);
+	va_end(args);
+	return code;
+}
+
+bool get_dtype(ErlNifEnv *env, ERL_NIF_TERM term, enum tmesh_dtype *dtype, struct tmesh_error *err)
+{
+	char name[32];
+
+	*dtype = TMESH_DTYPE_INVALID;
+	if (enif_get_atom(env, term, name, sizeof(name), ERL_NIF_LATIN1))
+		*dtype = tmesh_dtype_from_name(name);
+	if (*dtype == TMESH_DTYPE_INVALID)
+		refuse(err, -EINVAL, "unknown dtype: give an atom such as :float32");
+	return *dtype != TMESH_DTYPE_INVALID;
+}
+
+/* A proper list of at most TMESH_MAX_DIMS integers of 64 bits. */
+bool get_dims(ErlNifEnv *env, ERL_NIF_TERM term, const char *what, int64_t *dims, int32_t *ndim,
+	      struct tmesh_error *err)
+{
+	ERL_NIF_TERM head;
+	ErlNifSInt64 dim;
+	int32_t n = 0;
+
+	while (enif_get_list_cell(env, term, &head, &term)) {
+		if (n == TMESH_MAX_DIMS || !enif_get_int64(env, head, &dim))
+			break;
+		dims[n++] = dim;
+	}
+	*ndim = n;
+	if (enif_is_empty_list(env, term))
+		return true;
+	refuse(err, -EINVAL, "%s must be a list of at most %d integers of 64 bits", what,
+	       TMESH_MAX_DIMS);
+	return false;
+}
+
+static bool is_atom(ErlNifEnv *env, ERL_NIF_TERM term, const char *name)
+{
+	return enif_is_identical(term, enif_make_atom(env, name));
+}
+
+bool get_rights(ErlNifEnv *env, ERL_NIF_TERM term, uint32_t *rights, struct tmesh_error *err)
+{
+	if (is_atom(env, term, "read"))
+		*rights = TMESH_READ;
+	else if (is_atom(env, term, "write"))
+		*rights = TMESH_READ | TMESH_WRITE;
+	else
+		return refuse(err, -EINVAL, "rights must be :read or :write") == 0;
+	return true;
+}
+
+bool get_bool(ErlNifEnv *env, ERL_NIF_TERM term, const char *what, bool *value,
+	      struct tmesh_error *err)
+{
+	*value = is_atom(env, term, "true");
+	if (*value || is_atom(env, term, "false"))
+		return true;
+	refuse(err, -EINVAL, "%s must be true or false", what);
+	return false;
+}
+
+/* A binary of at most @size - 1 bytes without a zero byte, as a string. */
+static bool get_text(ErlNifEnv *env, ERL_NIF_TERM term, char *text, size_t size)
+{
+	ErlNifBinary binary;
+
+	if (!enif_inspect_binary(env, term, &binary) || binary.size >= size ||
+	    memchr(binary.data, 0, binary.size))
+		return false;
+	memcpy(text, binary.data, binary.size);
+	text[binary.size] = 0;
+	return true;
+}
+
+static bool get_device(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_layout *layout)
+{
+	const ERL_NIF_TERM *pair;
+	int arity, id;
+
+	if (is_atom(env, term, "cpu")) {
+		layout->device_type = TMESH_DEVICE_CPU;
+		layout->device_id = 0;
+		return true;
+	}
+	if (!enif_get_tuple(env, term, &arity, &pair) || arity != 2 ||
+	    !is_atom(env, pair[0], "cuda") || !enif_get_int(env, pair[1], &id) || id < 0)
+		return false;
+	layout->device_type = TMESH_DEVICE_CUDA;
+	layout->device_id = id;
+	return true;
+}
+
+static ERL_NIF_TERM make_device(ErlNifEnv *env, const struct tmesh_layout *layout)
+{
+	if (layout->device_type == TMESH_DEVICE_CPU)
+		return enif_make_atom(env, "cpu");
+	return enif_make_tuple2(env, enif_make_atom(env, "cuda"),
+				enif_make_int(env, layout->device_id));
+}
+
+/* {id, token, offset, byte_size, shape, dtype, strides, device}, as Tmesh.Native says. */
+bool get_ref(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_ref *ref, struct tmesh_error *err)
+{
+	ErlNifUInt64 id, offset, byte_size;
+	const ERL_NIF_TERM *field;
+	int32_t nstrides;
+	int arity;
+
+	memset(ref, 0, sizeof(*ref));
+	if (!enif_get_tuple(env, term, &arity, &field) || arity != 8 ||
+	    !enif_get_uint64(env, field[0], &id) ||
+	    !get_text(env, field[1], ref->token, sizeof(ref->token)) ||
+	    !enif_get_uint64(env, field[2], &offset) ||
+	    !enif_get_uint64(env, field[3], &byte_size) ||
+	    !get_device(env, field[7], &ref->layout)) {
+		refuse(err, -EPROTO, "not a ref: a member is missing or of another type");
+		return false;
+	}
+	if (!get_dims(env, field[4], "shape", ref->layout.shape, &ref->layout.ndim, err) ||
+	    !get_dtype(env, field[5], &ref->layout.dtype, err) ||
+	    !get_dims(env, field[6], "strides", ref->layout.strides, &nstrides, err))
+		return false;
+	if (nstrides != ref->layout.ndim) {
+		refuse(err, -EPROTO, "not a ref: shape and strides differ in length");
+		return false;
+	}
+	ref->id = id;
+	ref->byte_size = byte_size;
+	ref->layout.offset = offset;
+	return true;
+}
+
+static ERL_NIF_TERM make_dims(ErlNifEnv *env, const int64_t *dims, int32_t ndim)
+{
+	ERL_NIF_TERM terms[TMESH_MAX_DIMS];
+
+	for (int32_t i = 0; i < ndim; i++)
+		terms[i] = enif_make_int64(env, dims[i]);
+	return enif_make_list_from_array(env, terms, (unsigned int)ndim);
+}
+
+ERL_NIF_TERM make_ref(ErlNifEnv *env, const struct tmesh_ref *ref)
+{
+	const struct tmesh_layout *layout = &ref->layout;
+
+	return enif_make_tuple8(
+		env, enif_make_uint64(env, ref->id), make_string(env, ref->token),
+		enif_make_uint64(env, layout->offset), enif_make_uint64(env, ref->byte_size),
+		make_dims(env, layout->shape, layout->ndim),
+		enif_make_atom(env, tmesh_dtype_name(layout->dtype)),
+		make_dims(env, layout->strides, layout->ndim), make_device(env, layout));
+}
+
+/* {label, huge, mode}; opts->label points to @label. */
+bool get_region_opts(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_region_opts *opts,
+		     char label[TMESH_LABEL_LEN + 1], struct tmesh_error *err)
+{
+	const ERL_NIF_TERM *field;
+	int arity;
+
+	*opts = (struct tmesh_region_opts){.size = sizeof(*opts), .label = label};
+	if (!enif_get_tuple(env, term, &arity, &field) || arity != 3)
+		return refuse(err, -EINVAL, "options must be {label, huge, mode}") == 0;
+	if (!get_text(env, field[0], label, TMESH_LABEL_LEN + 1))
+		return refuse(err, -EINVAL, "label must be a string of at most %d bytes",
+			      TMESH_LABEL_LEN) == 0;
+	if (is_atom(env, field[1], "true"))
+		opts->flags |= TMESH_REGION_HUGE;
+	else if (is_atom(env, field[1], "try"))
+		opts->flags |= TMESH_REGION_TRY_HUGE;
+	else if (!is_atom(env, field[1], "false"))
+		return refuse(err, -EINVAL, "huge must be true, false or :try") == 0;
+	if (!enif_get_uint(env, field[2], &opts->mode))
+		return refuse(err, -EINVAL, "mode must be permission bits such as 0o600") == 0;
+	return true;
+}

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.Error do
+  @moduledoc """
+  What went wrong, in every `{:error, error}` of this application and raised by the bang variants.
+
+    * `type` is one of the atoms below, for code;
+    * `message` says what was wrong and what to do, for people;
+    * `details` holds `:errno`, the library's error as an atom such as `:enoent`.
+
+  | type | meaning |
+  | --- | --- |
+  | `:not_found` | the token is dead, foreign or guessed |
+  | `:access` | the handle or token has not that right, or no permission on /dev/tmesh |
+  | `:sealed` | the memory is sealed |
+  | `:busy` | a writer prevents the seal |
+  | `:stale` | the region was revoked |
+  | `:closed` | the ref has no open handle here: released, or never opened |
+  | `:limit_exceeded` | a limit would be passed: tmesh's own, or `max_shared_memory_mb` |
+  | `:no_memory` | the system has no memory |
+  | `:too_many_files` | no file descriptor is free |
+  | `:protocol` | a malformed ref or token, or one whose numbers do not fit its region |
+  | `:invalid` | an argument is out of its range |
+  | `:timeout` | a peer did not answer in time |
+  | `:unsupported` | this backend, machine or tensor cannot do it |
+  | `:not_started` | the `:tmesh` application is not started |
+  | `:system` | another error of the system, named by `details.errno` |
+  """
+
+  @type type ::
+          :not_found
+          | :access
+          | :sealed
+          | :busy
+          | :stale
+          | :closed
+          | :limit_exceeded
+          | :no_memory
+          | :too_many_files
+          | :protocol
+          | :invalid
+          | :timeout
+          | :unsupported
+          | :not_started
+          | :system
+
+  @type t :: %__MODULE__{type: type(), message: String.t(), details: map()}
+
+  @enforce_keys [:type, :message]
+  defexception [:type, :message, details: %{}]
+
+  @types %{
+    enoent: :not_found,
+    eacces: :access,
+    eperm: :sealed,
+    ebusy: :busy,
+    estale: :stale,
+    ebadf: :closed,
+    edquot: :limit_exceeded,
+    enomem: :no_memory,
+    emfile: :too_many_files,
+    enfile: :too_many_files,
+    eproto: :protocol,
+    einval: :invalid,
+    eoverflow: :invalid,
+    etimedout: :timeout,
+    eagain: :timeout,
+    eopnotsupp: :unsupported,
+    esrch: :not_started
+  }
+
+  @doc false
+  @spec new(type(), String.t()) :: t()
+  def new(type, message), do: %__MODULE__{type: type, message: message}
+
+  @doc false
+  @spec from_native(Tmesh.Native.reason()) :: t()
+  def from_native({errno, message}) do
+    %__MODULE__{
+      type: Map.get(@types, errno, :system),
+      message: message,
+      details: %{errno: errno}
+    }
+  end
+end

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.Native do
+  @moduledoc false
+  # The NIFs of c_src/, one library call each; Tmesh and Tmesh.ZeroCopy are their public face.
+  # Handles and contexts are resources. Nothing here raises but context_open/1 (badarg): terms of
+  # a wrong shape give an error like any other.
+
+  @on_load :load
+
+  @type context :: reference()
+  @type handle :: reference()
+  @type reason :: {atom(), String.t()}
+  @type result(value) :: {:ok, value} | {:error, reason()}
+
+  @typedoc "id, token, offset, byte_size, shape, dtype, strides, device"
+  @type ref ::
+          {non_neg_integer(), String.t(), non_neg_integer(), non_neg_integer(), [integer()], atom(),
+           [integer()], :cpu | {:cuda, non_neg_integer()}}
+
+  @typedoc "label, huge, mode"
+  @type region_opts :: {String.t(), boolean() | :try, non_neg_integer()}
+
+  @doc false
+  def load do
+    :tmesh |> :code.priv_dir() |> :filename.join(~c"tmesh_nif") |> :erlang.load_nif(0)
+  end
+
+  @spec janitor() :: :ok
+  def janitor, do: :erlang.nif_error(:not_loaded)
+
+  @spec sweep() :: [{:error | :warning | :info | :debug, String.t()}]
+  def sweep, do: :erlang.nif_error(:not_loaded)
+
+  @spec context_open(
+          {:auto | :kernel | :memfd, max_bytes :: non_neg_integer(),
+           pool_bytes :: non_neg_integer(), timeout_ns :: non_neg_integer(),
+           max_opening :: pos_integer()}
+        ) :: result(context())
+  def context_open(_opts), do: :erlang.nif_error(:not_loaded)
+
+  @spec context_backend(context()) :: result(:kernel | :memfd)
+  def context_backend(_context), do: :erlang.nif_error(:not_loaded)
+
+  @spec context_caps(context()) :: result([{String.t(), atom(), String.t()}])
+  def context_caps(_context), do: :erlang.nif_error(:not_loaded)
+
+  @spec context_stats(context()) :: result(%{atom() => non_neg_integer()})
+  def context_stats(_context), do: :erlang.nif_error(:not_loaded)
+
+  @spec create(context(), [integer()], atom(), region_opts()) :: result({handle(), ref()})
+  def create(_context, _shape, _dtype, _opts), do: :erlang.nif_error(:not_loaded)
+
+  @spec put(context(), binary(), [integer()], atom(), region_opts(), boolean()) ::
+          result({handle(), ref()})
+  def put(_context, _binary, _shape, _dtype, _opts, _seal), do: :erlang.nif_error(:not_loaded)
+
+  @spec open(context(), ref(), :read | :write) :: result(handle())
+  def open(_context, _ref, _rights), do: :erlang.nif_error(:not_loaded)
+
+  @spec token(handle(), :read | :write) :: result(String.t())
+  def token(_handle, _rights), do: :erlang.nif_error(:not_loaded)
+
+  @spec seal(handle()) :: :ok | {:error, reason()}
+  def seal(_handle), do: :erlang.nif_error(:not_loaded)
+
+  @spec write(handle(), non_neg_integer(), binary()) :: :ok | {:error, reason()}
+  def write(_handle, _offset, _binary), do: :erlang.nif_error(:not_loaded)
+
+  @spec info(handle()) :: result(map())
+  def info(_handle), do: :erlang.nif_error(:not_loaded)
+
+  @spec release(handle()) :: :ok | {:error, reason()}
+  def release(_handle), do: :erlang.nif_error(:not_loaded)
+
+  @spec to_binary(handle(), may_copy :: boolean()) :: result(binary())
+  def to_binary(_handle, _may_copy), do: :erlang.nif_error(:not_loaded)
+
+  @spec ref_encode(ref()) :: result(String.t())
+  def ref_encode(_ref), do: :erlang.nif_error(:not_loaded)
+
+  @spec ref_decode(binary()) :: result(ref())
+  def ref_decode(_json), do: :erlang.nif_error(:not_loaded)
+end

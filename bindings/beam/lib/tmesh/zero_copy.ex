@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.ZeroCopy do
+  @moduledoc """
+  Tensors in memory that other processes and languages use in place.
+
+      {:ok, ref} = Tmesh.ZeroCopy.from_binary(pixels, [224, 224, 3], :uint8)
+      {:ok, json} = Tmesh.ZeroCopy.TensorRef.to_json(ref)
+      # Python: tmesh.open(json).numpy(), the same bytes, not a copy of them
+
+  and the other way round:
+
+      {:ok, ref} = Tmesh.ZeroCopy.TensorRef.from_json(json)
+      {:ok, ref} = Tmesh.ZeroCopy.open(ref)
+      {:ok, table} = Tmesh.ZeroCopy.to_binary(ref)
+      row = binary_part(table, 42 * 384 * 4, 384 * 4)
+
+  All sizes and offsets are in bytes, strides in elements. Every function returns `{:error, error}`
+  with a `Tmesh.Error`, or raises it in its bang variant; an error changes nothing.
+
+  ## What is copied
+
+  A binary points into a region only when the region is **sealed** and pinned by the binary: then
+  nobody, here or in another process, can change it, shrink it or take it away, and the binary
+  lives as long as it likes, also after `release/1`. A sub-binary (`binary_part/3`, a match) keeps
+  the whole region. A binary of anything else is a copy made when `to_binary/2` is called; a peer
+  that writes, revokes or dies meanwhile can spoil its contents but not harm the VM. Copies are
+  counted in `Tmesh.stats/0`, and `to_binary(ref, copy: false)` refuses to make one.
+
+  ## Sealing
+
+  `from_binary/4` seals by default: what was data in Elixir stays as immutable as data. The memory
+  of a sealed tensor goes back to the system in the end; with `seal: false` it can be reused by
+  the pool, which makes a stream of large short-lived tensors several times faster.
+  """
+
+  alias Tmesh.{Context, Error, Native, Registry}
+  alias Tmesh.ZeroCopy.TensorRef
+
+  @region_options [label: "", huge: false, mode: 0, device: :cpu]
+
+  @typedoc """
+  Options of a new tensor:
+
+    * `label` - a name for people, at most 63 bytes
+    * `huge` - pages of 2 MiB: `true` (or fail), `:try` or `false`
+    * `mode` - who may open the token, as permission bits (0o600, 0o640, ...); on memfd only 0o600
+    * `device` - only `:cpu`
+  """
+  @type region_option ::
+          {:label, String.t()}
+          | {:huge, boolean() | :try}
+          | {:mode, non_neg_integer()}
+          | {:device, TensorRef.device()}
+
+  @doc """
+  A new writable tensor of zeros, contiguous, in a region of its own.
+
+  Errors: `:invalid`, `:limit_exceeded`, `:no_memory`, `:too_many_files`, `:unsupported`.
+
+      iex> {:ok, ref} = Tmesh.ZeroCopy.allocate([2], :uint8)
+      iex> Tmesh.ZeroCopy.to_binary(ref)
+      {:ok, <<0, 0>>}
+  """
+  @spec allocate(TensorRef.shape(), TensorRef.dtype(), [region_option()]) ::
+          {:ok, TensorRef.t()} | {:error, Error.t()}
+  def allocate(shape, dtype, opts \\ []) do
+    with {:ok, region, _opts} <- region_options(opts, []) do
+      Context.get() |> Native.create(shape, dtype, region) |> created()
+    end
+  end
+
+  @doc """
+  A new tensor with the bytes of `binary`, contiguous in C order, native byte order, exactly as many
+  as `shape` and `dtype` make. They are copied once.
+
+  Sealed unless `seal: false` is given; see the module's text. A bitstring that does not start on a
+  byte boundary of its binary is aligned by the emulator first, which costs a second copy.
+
+  Errors: as `allocate/3`.
+
+      iex> {:ok, ref} = Tmesh.ZeroCopy.from_binary("abcd", [2, 2], :uint8)
+      iex> ref.byte_size
+      4
+  """
+  @spec from_binary(binary(), TensorRef.shape(), TensorRef.dtype(), [
+          region_option() | {:seal, boolean()}
+        ]) :: {:ok, TensorRef.t()} | {:error, Error.t()}
+  def from_binary(binary, shape, dtype, opts \\ []) do
+    with {:ok, region, opts} <- region_options(opts, seal: true) do
+      Context.get() |> Native.put(binary, shape, dtype, region, opts[:seal]) |> created()
+    end
+  end
+
+  @doc """
+  Open the tensor that a ref describes. The result has a handle of its own; the given ref, which
+  may have one too, is left as it is.
+
+  Options: `writable: true` asks for the right to write, which the token must carry (`grant/2`).
+
+  Errors: `:not_found` (also when the peer that held it has ended), `:access`, `:protocol`,
+  `:timeout`, `:too_many_files`, `:unsupported` (a token of another backend).
+  """
+  @spec open(TensorRef.t(), writable: boolean()) :: {:ok, TensorRef.t()} | {:error, Error.t()}
+  def open(%TensorRef{} = ref, opts \\ []) do
+    with {:ok, opts} <- options(opts, writable: false),
+         {:ok, rights} <- rights(opts[:writable]),
+         {:ok, native} <- TensorRef.to_native(ref),
+         {:ok, handle} <- open_native(native, rights, deadline()) do
+      {:ok, %TensorRef{ref | handle: handle}}
+    end
+  end
+
+  @doc """
+  The tensor's elements as a binary, in C order.
+
+  Without a copy where that is safe: for a sealed, contiguous tensor; the binary then points into
+  the region. Otherwise a copy, or with `copy: false` the error `:unsupported`. A copy is bounded by
+  `max_shared_memory_mb`. A ref that is not open is opened for the call.
+
+  Errors: `:closed`, `:stale`, `:limit_exceeded`, `:no_memory`, `:unsupported`, and those of
+  `open/2`.
+  """
+  @spec to_binary(TensorRef.t(), copy: boolean()) :: {:ok, binary()} | {:error, Error.t()}
+  def to_binary(ref, opts \\ [])
+
+  def to_binary(%TensorRef{handle: nil} = ref, opts) do
+    with {:ok, ref} <- open(ref) do
+      binary = to_binary(ref, opts)
+      :ok = Native.release(ref.handle)
+      binary
+    end
+  end
+
+  def to_binary(%TensorRef{handle: handle}, opts) do
+    with {:ok, opts} <- options(opts, copy: true) do
+      handle |> Native.to_binary(opts[:copy]) |> result()
+    end
+  end
+
+  @doc """
+  Write `binary` at byte `offset` of a contiguous tensor that this VM may write.
+
+  Errors: `:invalid` (beyond the end), `:access`, `:sealed`, `:closed`, `:stale`, `:unsupported`.
+
+      iex> {:ok, ref} = Tmesh.ZeroCopy.allocate([4], :uint8)
+      iex> :ok = Tmesh.ZeroCopy.write(ref, 1, "bc")
+      iex> Tmesh.ZeroCopy.to_binary(ref)
+      {:ok, <<0, ?b, ?c, 0>>}
+  """
+  @spec write(TensorRef.t(), non_neg_integer(), binary()) :: :ok | {:error, Error.t()}
+  def write(%TensorRef{handle: handle}, offset, binary) do
+    handle |> Native.write(offset, binary) |> result()
+  end
+
+  @doc """
+  Make the tensor's region immutable for everybody and for ever.
+
+  Errors: `:busy` (somebody has it mapped for writing; nothing has changed), `:access` (only whoever
+  created a region may seal it), `:closed`, `:stale`.
+  """
+  @spec seal(TensorRef.t()) :: :ok | {:error, Error.t()}
+  def seal(%TensorRef{handle: handle}), do: handle |> Native.seal() |> result()
+
+  @doc """
+  The same ref with a token for these rights. Refs carry the `:read` one; a ref with the `:write`
+  one, sent to a peer, lets the peer write until the region is sealed.
+
+  Errors: `:access` (this handle cannot write), `:closed`, `:stale`.
+  """
+  @spec grant(TensorRef.t(), :read | :write) :: {:ok, TensorRef.t()} | {:error, Error.t()}
+  def grant(%TensorRef{handle: handle} = ref, rights) do
+    with {:ok, token} <- handle |> Native.token(rights) |> result() do
+      {:ok, %TensorRef{ref | shm_name: token}}
+    end
+  end
+
+  @doc """
+  Hold the tensor until `owner` ends or `release/1`, whether or not any process still has the ref.
+
+  For a ref that is handed out and whose maker ends, such as a request's: keep it for the process
+  whose life it should share. One owner at a time; the last call decides.
+
+  Errors: `:closed` (no handle), `:not_started`.
+  """
+  @spec keep(TensorRef.t(), pid()) :: :ok | {:error, Error.t()}
+  def keep(%TensorRef{handle: handle}, owner \\ self()) when is_pid(owner) do
+    cond do
+      not is_reference(handle) ->
+        {:error, Error.new(:closed, "nothing to keep: the ref is only a description")}
+
+      Process.whereis(Registry) == nil ->
+        {:error, Error.new(:not_started, "the :tmesh application is not started")}
+
+      true ->
+        Registry.keep(handle, owner)
+    end
+  end
+
+  @doc """
+  What the region is: `bytes` and `alloc_bytes` (in whole pages), `huge_bytes`, `backend`, `rights`
+  of this handle, `mode`, `sealed`, `revoked`, `handles` and `pinning_handles` of all processes (on
+  memfd as far as /proc shows), `exports`, `created_ns` (CLOCK_MONOTONIC) and `label`.
+
+  Errors: `:closed`.
+  """
+  @spec info(TensorRef.t()) :: {:ok, map()} | {:error, Error.t()}
+  def info(%TensorRef{handle: handle}), do: handle |> Native.info() |> result()
+
+  @doc """
+  Let go of the tensor, here and for all processes of this VM that share this handle. Binaries made
+  of it stay good. Releasing again is fine.
+
+  The memory is freed, and tokens of a tensor made here die, when nobody holds the region any more:
+  no handle, no binary, no peer.
+
+  Errors: `:closed` (a ref that never had a handle holds nothing).
+  """
+  @spec release(TensorRef.t()) :: :ok | {:error, Error.t()}
+  def release(%TensorRef{handle: handle}) do
+    with :ok <- handle |> Native.release() |> result(), do: Registry.forget(handle)
+  end
+
+  @doc "As `allocate/3`, but raises `Tmesh.Error`."
+  @spec allocate!(TensorRef.shape(), TensorRef.dtype(), [region_option()]) :: TensorRef.t()
+  def allocate!(shape, dtype, opts \\ []), do: bang!(allocate(shape, dtype, opts))
+
+  @doc "As `from_binary/4`, but raises `Tmesh.Error`."
+  @spec from_binary!(binary(), TensorRef.shape(), TensorRef.dtype(), [
+          region_option() | {:seal, boolean()}
+        ]) :: TensorRef.t()
+  def from_binary!(binary, shape, dtype, opts \\ []),
+    do: bang!(from_binary(binary, shape, dtype, opts))
+
+  @doc "As `open/2`, but raises `Tmesh.Error`."
+  @spec open!(TensorRef.t(), writable: boolean()) :: TensorRef.t()
+  def open!(ref, opts \\ []), do: bang!(open(ref, opts))
+
+  @doc "As `to_binary/2`, but raises `Tmesh.Error`."
+  @spec to_binary!(TensorRef.t(), copy: boolean()) :: binary()
+  def to_binary!(ref, opts \\ []), do: bang!(to_binary(ref, opts))
+
+  @doc "As `write/3`, but raises `Tmesh.Error`."
+  @spec write!(TensorRef.t(), non_neg_integer(), binary()) :: :ok
+  def write!(ref, offset, binary), do: bang!(write(ref, offset, binary))
+
+  @doc "As `seal/1`, but raises `Tmesh.Error`."
+  @spec seal!(TensorRef.t()) :: :ok
+  def seal!(ref), do: bang!(seal(ref))
+
+  @doc "As `grant/2`, but raises `Tmesh.Error`."
+  @spec grant!(TensorRef.t(), :read | :write) :: TensorRef.t()
+  def grant!(ref, rights), do: bang!(grant(ref, rights))
+
+  @doc "As `info/1`, but raises `Tmesh.Error`."
+  @spec info!(TensorRef.t()) :: map()
+  def info!(ref), do: bang!(info(ref))
+
+  @doc "As `release/1`, but raises `Tmesh.Error`."
+  @spec release!(TensorRef.t()) :: :ok
+  def release!(ref), do: bang!(release(ref))
+
+  defp bang!(:ok), do: :ok
+  defp bang!({:ok, value}), do: value
+  defp bang!({:error, error}), do: raise(error)
+
+  defp created({:ok, {handle, native}}) do
+    {:ok, %TensorRef{TensorRef.from_native(native) | handle: handle}}
+  end
+
+  defp created({:error, reason}), do: {:error, Error.from_native(reason)}
+
+  defp result({:error, reason}), do: {:error, Error.from_native(reason)}
+  defp result(success), do: success
+
+  # eagain: enough opens wait for slow peers already, on schedulers that the VM's files need too.
+  # This one waits in its own process instead.
+  defp open_native(native, rights, deadline) do
+    case Native.open(Context.get(), native, rights) do
+      {:error, {:eagain, _message}} = busy ->
+        if System.monotonic_time(:millisecond) < deadline do
+          Process.sleep(:rand.uniform(5))
+          open_native(native, rights, deadline)
+        else
+          result(busy)
+        end
+
+      other ->
+        result(other)
+    end
+  end
+
+  @open_timeout_ms 60_000
+  defp deadline, do: System.monotonic_time(:millisecond) + @open_timeout_ms
+
+  defp rights(true), do: {:ok, :write}
+  defp rights(false), do: {:ok, :read}
+  defp rights(_other), do: {:error, Error.new(:invalid, "writable must be true or false")}
+
+  defp region_options(opts, more) do
+    with {:ok, opts} <- options(opts, @region_options ++ more) do
+      case opts[:device] do
+        :cpu -> {:ok, {opts[:label], opts[:huge], opts[:mode]}, opts}
+        other -> {:error, Error.new(:unsupported, "no memory of device #{inspect(other)} here")}
+      end
+    end
+  end
+
+  defp options(opts, known) do
+    if Keyword.keyword?(opts) do
+      with {:error, keys} <- Keyword.validate(opts, known) do
+        {:error, Error.new(:invalid, "unknown options: #{inspect(keys)}")}
+      end
+    else
+      {:error, Error.new(:invalid, "options must be a keyword list")}
+    end
+  end
+end

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.LifetimeTest do
+  use Tmesh.Case
+
+  alias Tmesh.Native
+
+  @bytes 1_048_576
+
+  defp data, do: :binary.copy("0123456789abcdef", div(@bytes, 16))
+  defp sealed, do: ZeroCopy.from_binary!(data(), [@bytes], :uint8)
+
+  defp collect, do: :erlang.garbage_collect()
+
+  describe "release/1" do
+    test "frees, again and again, and closes for all who share the handle" do
+      live = stat(:regions_live)
+      ref = ZeroCopy.allocate!([@bytes], :uint8)
+      assert stat(:regions_live) > live
+      assert :ok = ZeroCopy.release(ref)
+      assert :ok = ZeroCopy.release(ref)
+      assert stat(:regions_live) == live
+
+      for call <- [
+            &ZeroCopy.to_binary/1,
+            &ZeroCopy.seal/1,
+            &ZeroCopy.info/1,
+            &ZeroCopy.grant(&1, :read),
+            &ZeroCopy.write(&1, 0, "x")
+          ] do
+        assert {:error, %Error{type: :closed}} = call.(ref)
+      end
+
+      assert {:error, %Error{type: :not_found}} = ZeroCopy.open(ref)
+    end
+
+    test "is refused for a ref that holds nothing" do
+      description = %{ZeroCopy.allocate!([1], :uint8) | handle: nil}
+      assert {:error, %Error{type: :closed}} = ZeroCopy.release(description)
+      assert {:error, %Error{type: :closed}} = ZeroCopy.keep(description)
+      assert {:error, %Error{type: :closed}} = ZeroCopy.release(%{description | handle: :x})
+
+      assert {:error, %Error{type: :closed}} =
+               ZeroCopy.to_binary(%{description | handle: make_ref()})
+    end
+
+    test "leaves binaries and their parts alone" do
+      ref = sealed()
+      binary = ZeroCopy.to_binary!(ref, copy: false)
+      part = binary_part(binary, @bytes - 16, 16)
+      :ok = ZeroCopy.release(ref)
+      assert part == "0123456789abcdef"
+      assert binary == data()
+    end
+
+    test "races with every call" do
+      for _round <- 1..200 do
+        ref = ZeroCopy.from_binary!(:binary.copy("ab", 4096), [8192], :uint8)
+
+        tasks =
+          for call <- [:to_binary, :info, :release, :to_binary, :seal, :release, :to_binary] do
+            Task.async(fn -> apply(ZeroCopy, call, [ref]) end)
+          end
+
+        for answer <- Task.await_many(tasks, 60_000) do
+          case answer do
+            {:ok, binary} when is_binary(binary) -> assert byte_size(binary) == 8192
+            {:error, error} -> assert error.type == :closed
+            _other -> :ok
+          end
+        end
+      end
+    end
+
+    test "races with writes" do
+      for _round <- 1..50 do
+        ref = ZeroCopy.allocate!([@bytes], :uint8)
+        writer = Task.async(fn -> ZeroCopy.write(ref, 0, data()) end)
+        reader = Task.async(fn -> ZeroCopy.to_binary(ref) end)
+        sealer = Task.async(fn -> ZeroCopy.seal(ref) end)
+        :ok = ZeroCopy.release(ref)
+        assert Enum.all?(Task.await_many([writer, reader, sealer]), &(&1 == :ok or is_tuple(&1)))
+      end
+    end
+  end
+
+  describe "garbage collection" do
+    test "frees the region of a handle that nobody has" do
+      live = stat(:regions_live)
+      in_process(fn -> ZeroCopy.allocate!([@bytes], :uint8) && :ok end)
+      eventually(fn -> collect() && stat(:regions_live) == live end)
+    end
+
+    test "leaves binaries whose handle is gone" do
+      live = stat(:regions_live)
+
+      part =
+        in_process(fn -> sealed() |> ZeroCopy.to_binary!(copy: false) |> binary_part(16, 64) end)
+
+      for _i <- 1..10, do: collect()
+      assert part == :binary.copy("0123456789abcdef", 4)
+      assert :binary.referenced_byte_size(part) == @bytes
+      assert stat(:regions_live) > live
+    end
+
+    test "keeps up with thousands of handles and binaries" do
+      live = stat(:regions_live)
+      files = open_files()
+
+      in_process(fn ->
+        for i <- 1..3000 do
+          ref = ZeroCopy.from_binary!(<<i::64>>, [1], :int64)
+          <<^i::64>> = ZeroCopy.to_binary!(ref)
+          if rem(i, 500) == 0, do: :erlang.garbage_collect()
+        end
+      end)
+
+      eventually(fn -> collect() && stat(:regions_live) == live end)
+      eventually(fn -> open_files() <= files end)
+    end
+
+    test "needs no janitor" do
+      files = open_files()
+      test = self()
+
+      holder =
+        spawn(fn ->
+          ref = sealed()
+          binary = ZeroCopy.to_binary!(ref, copy: false)
+          send(test, :ready)
+          Process.sleep(:infinity)
+          send(test, {ref, binary})
+        end)
+
+      assert_receive :ready, 60_000
+      :ok = Application.stop(:tmesh)
+
+      try do
+        assert open_files() > files
+        assert {:error, %Error{type: :not_started}} = ZeroCopy.allocate([1], :uint8)
+        assert {:error, %Error{type: :not_started}} = Tmesh.stats()
+        Process.exit(holder, :kill)
+        eventually(fn -> open_files() <= files end)
+      after
+        :ok = Application.start(:tmesh)
+      end
+    end
+  end
+
+  describe "the application" do
+    test "can be restarted under living handles and binaries" do
+      ref = sealed()
+      binary = ZeroCopy.to_binary!(ref, copy: false)
+      :ok = Application.stop(:tmesh)
+      assert binary == data()
+      assert ZeroCopy.to_binary!(ref) == data()
+      in_process(fn -> ZeroCopy.to_binary!(ref) |> byte_size() end)
+      :ok = Application.start(:tmesh)
+      assert ZeroCopy.to_binary!(ref) == data()
+      assert :ok = ZeroCopy.release(ref)
+      assert binary == data()
+    end
+
+    test "recovers from the death of each of its processes" do
+      ref = sealed()
+
+      for name <- [Tmesh.Janitor, Tmesh.Registry] do
+        pid = Process.whereis(name)
+        Process.exit(pid, :kill)
+        eventually(fn -> Process.whereis(name) not in [nil, pid] end)
+        eventually(fn -> Process.whereis(Tmesh.Janitor) != nil end)
+        assert ZeroCopy.to_binary!(ref) == data()
+        assert {:ok, _other} = ZeroCopy.allocate([1], :uint8)
+      end
+    end
+
+    test "does not start with a configuration it does not understand" do
+      :ok = Application.stop(:tmesh)
+
+      try do
+        for config <-
+              [[pool_mb: -1], [timeout_ms: :soon], [max_shared_memory_mb: 1.5]] ++
+                [[backend: :cuda], [pool_mb: 0x1_0000_0000_0000]] do
+          Application.put_env(:tmesh, :zero_copy, config)
+
+          ExUnit.CaptureLog.capture_log(fn ->
+            assert {:error, reason} = Application.start(:tmesh)
+            assert inspect(reason, limit: :infinity) =~ "config :tmesh, :zero_copy"
+          end)
+        end
+      after
+        Application.delete_env(:tmesh, :zero_copy)
+        :ok = Application.start(:tmesh)
+      end
+    end
+
+    test "takes its limits from the configuration" do
+      :ok = Application.stop(:tmesh)
+      Application.put_env(:tmesh, :zero_copy, max_shared_memory_mb: 1, pool_mb: 0)
+      :ok = Application.start(:tmesh)
+
+      try do
+        assert {:ok, ref} = ZeroCopy.allocate([@bytes], :uint8)
+        assert {:error, %Error{type: :limit_exceeded}} = ZeroCopy.allocate([1], :uint8)
+        :ok = ZeroCopy.release(ref)
+        assert {:ok, _ref} = ZeroCopy.allocate([1], :uint8)
+        assert stat(:pool_bytes) == 0
+      after
+        Application.delete_env(:tmesh, :zero_copy)
+        :ok = Application.stop(:tmesh)
+        :ok = Application.start(:tmesh)
+      end
+    end
+  end
+
+  describe "keep/2" do
+    test "holds a tensor for a process that does not have the ref" do
+      owner = spawn(fn -> Process.sleep(:infinity) end)
+
+      description =
+        in_process(fn ->
+          ref = sealed()
+          :ok = ZeroCopy.keep(ref, owner)
+          %{ref | handle: nil}
+        end)
+
+      for _i <- 1..10, do: collect()
+      assert ZeroCopy.to_binary!(description) == data()
+
+      Process.exit(owner, :kill)
+      eventually(fn -> match?({:error, %{type: :not_found}}, ZeroCopy.to_binary(description)) end)
+    end
+
+    test "the last owner counts, and release ends it" do
+      owner = spawn(fn -> Process.sleep(:infinity) end)
+      ref = sealed()
+      :ok = ZeroCopy.keep(ref, owner)
+      :ok = ZeroCopy.keep(ref)
+      Process.exit(owner, :kill)
+      assert ZeroCopy.to_binary!(ref) == data()
+      assert :ok = ZeroCopy.release(ref)
+      assert {:error, %Error{type: :not_found}} = ZeroCopy.open(ref)
+      assert %{owners: owners} = :sys.get_state(Tmesh.Registry)
+      refute is_map_key(owners, ref.handle)
+    end
+
+    test "an owner that has ended already keeps nothing" do
+      owner = spawn(fn -> :ok end)
+      ref = sealed()
+      :ok = ZeroCopy.keep(ref, owner)
+      eventually(fn -> :sys.get_state(Tmesh.Registry).owners |> map_size() == 0 end)
+    end
+  end
+
+  describe "code loading" do
+    test "leaves handles and binaries of the same library working" do
+      ref = sealed()
+      binary = ZeroCopy.to_binary!(ref, copy: false)
+
+      for _round <- 1..3 do
+        :code.purge(Native)
+        assert {:module, Native} = :code.load_file(Native)
+        assert ZeroCopy.to_binary!(ref) == data()
+        assert {:ok, %{sealed: true}} = ZeroCopy.info(ref)
+      end
+
+      :code.purge(Native)
+      :code.delete(Native)
+      :code.purge(Native)
+      assert binary == data()
+      assert {:module, Native} = :code.load_file(Native)
+      assert ZeroCopy.to_binary!(ref) == data()
+      assert :ok = ZeroCopy.release(ref)
+      assert binary == data()
+    end
+
+    test "refuses another library over living objects, and stays" do
+      ref = sealed()
+      file = :tmesh |> :code.priv_dir() |> Path.join("tmesh_nif.so")
+      File.rename!(file, file <> ".kept")
+
+      try do
+        File.cp!(file <> ".kept", file)
+        :code.purge(Native)
+
+        log =
+          ExUnit.CaptureLog.capture_log(fn ->
+            assert {:error, :on_load_failure} = :code.load_file(Native)
+          end)
+
+        assert log =~ "upgrade"
+        assert ZeroCopy.to_binary!(ref) == data()
+        assert {:ok, _other} = ZeroCopy.allocate([1], :uint8)
+      after
+        File.rename!(file <> ".kept", file)
+      end
+    end
+  end
+end

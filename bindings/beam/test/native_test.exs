@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.NativeTest do
+  use Tmesh.Case
+
+  alias Tmesh.Native
+
+  @region {"", false, 0}
+
+  # Each NIF with arguments that it takes; every one of them is then replaced by terms of every
+  # other type.
+  defp calls do
+    ref = ZeroCopy.allocate!([4], :uint8)
+    {:ok, native} = TensorRef.to_native(ref)
+    {:ok, json} = TensorRef.to_json(ref)
+    context = Tmesh.Context.get()
+
+    [
+      context_open: [{:auto, 0, 0, 0, 1}],
+      context_backend: [context],
+      context_caps: [context],
+      context_stats: [context],
+      create: [context, [4], :uint8, @region],
+      put: [context, "abcd", [4], :uint8, @region, true],
+      open: [context, native, :read],
+      token: [ref.handle, :read],
+      write: [ref.handle, 0, "abcd"],
+      info: [ref.handle],
+      to_binary: [ref.handle, true],
+      ref_encode: [native],
+      ref_decode: [json],
+      seal: [ref.handle],
+      release: [ref.handle]
+    ]
+  end
+
+  test "takes terms of every type, and survives" do
+    {:ok, file} = File.open("/dev/null")
+    deep = Enum.reduce(1..10_000, [], fn _i, list -> [list] end)
+
+    nasty =
+      [nil, :atom, 0, -1, 0x1_0000_0000_0000_0000, 1.5, "", "abc", <<1::3>>, <<0>>, [], [1 | 2]] ++
+        [{}, {1}, {1, 2, 3}, %{}, self(), make_ref(), fn -> :ok end, file, deep] ++
+        [List.duplicate(1, 100_000), List.to_tuple(List.duplicate(nil, 8)), Tmesh.Context.get()] ++
+        [ZeroCopy.allocate!([1], :uint8).handle, {:auto, -1, 0, 0, 1}, {:none, 0, 0, 0, 1}] ++
+        [{"x", true, 0o777_777}, {self(), :try, 0}, :binary.copy("x", 1_000_000)]
+
+    for {name, args} <- calls(), i <- 0..(length(args) - 1)//1, term <- nasty do
+      answer =
+        try do
+          apply(Native, name, List.replace_at(args, i, term))
+        rescue
+          error in ArgumentError -> {:badarg, error}
+        end
+
+      assert match?({:ok, _}, answer) or match?({:error, {_, _}}, answer) or answer == :ok or
+               (match?({:badarg, _}, answer) and name == :context_open),
+             "#{name}, argument #{i}: #{inspect(answer, limit: 5)}"
+    end
+  end
+
+  test "takes each argument it is meant to" do
+    for {name, args} <- calls() do
+      answer = apply(Native, name, args)
+      assert answer == :ok or match?({:ok, _}, answer), "#{name}: #{inspect(answer)}"
+    end
+  end
+
+  test "every NIF is covered here" do
+    covered = [:janitor, :sweep | Keyword.keys(calls())]
+    functions = Native.__info__(:functions) |> Keyword.drop([:load]) |> Keyword.keys()
+    assert Enum.sort(functions) == Enum.sort(covered)
+  end
+end

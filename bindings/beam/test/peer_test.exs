@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.PeerTest do
+  use Tmesh.Case
+
+  @bytes 1_000_003
+
+  setup do
+    %{peer: Peer.start()}
+  end
+
+  test "reads what a peer sealed, without a copy", %{peer: peer} do
+    ref = peer |> Peer.put(@bytes, "put") |> ZeroCopy.open!()
+    copied = stat(:bytes_copied)
+    binary = ZeroCopy.to_binary!(ref, copy: false)
+    assert binary == Peer.pattern(@bytes)
+    assert stat(:bytes_copied) == copied
+  end
+
+  test "is read by a peer", %{peer: peer} do
+    data = Peer.pattern(@bytes)
+
+    for seal <- [true, false] do
+      ref = ZeroCopy.from_binary!(data, [@bytes], :uint8, seal: seal)
+      {:ok, json} = TensorRef.to_json(ref)
+      assert Peer.call(peer, "open " <> json) == "#{for <<b <- data>>, reduce: 0, do: (s -> s + b)}"
+      # The ref holds the region: it must live until here.
+      assert :ok = ZeroCopy.release(ref)
+      assert "ENOENT" <> _why = Peer.call(peer, "open " <> json)
+    end
+  end
+
+  test "a peer's later writes do not change a binary", %{peer: peer} do
+    ref = peer |> Peer.put(@bytes, "create") |> ZeroCopy.open!(writable: true)
+    before = ZeroCopy.to_binary!(ref)
+    assert Peer.call(peer, "fill 7") == "ok"
+    assert before == Peer.pattern(@bytes)
+    assert ZeroCopy.to_binary!(ref) == :binary.copy(<<7>>, @bytes)
+    assert :ok = ZeroCopy.write(ref, 0, "x")
+    assert <<"x", 7, _rest::binary>> = ZeroCopy.to_binary!(ref)
+  end
+
+  test "a seal by the peer ends the copies", %{peer: peer} do
+    ref = peer |> Peer.put(4096, "create") |> ZeroCopy.open!()
+    assert {:error, %Error{type: :unsupported}} = ZeroCopy.to_binary(ref, copy: false)
+    assert "ok" = Peer.call(peer, "seal")
+    assert ZeroCopy.to_binary!(ref, copy: false) == Peer.pattern(4096)
+  end
+
+  test "a peer's writable mapping prevents the seal", %{peer: peer} do
+    ref = ZeroCopy.allocate!([4096], :uint8)
+    {:ok, json} = ref |> ZeroCopy.grant!(:write) |> TensorRef.to_json()
+    assert "ok" = Peer.call(peer, "map " <> json)
+    assert {:error, %Error{type: :busy, message: message}} = ZeroCopy.seal(ref)
+    assert byte_size(message) > 10
+    assert :ok = ZeroCopy.write(ref, 0, "x")
+
+    :ok = Peer.signal(peer, "KILL")
+    eventually(fn -> ZeroCopy.seal(ref) == :ok end)
+  end
+
+  test "a revoked region gives an error, or what it held", %{peer: peer} do
+    ref = peer |> Peer.put(@bytes, "create") |> ZeroCopy.open!()
+    copy = ZeroCopy.to_binary!(ref)
+
+    case Peer.call(peer, "revoke") do
+      "ok" -> assert {:error, %Error{type: :stale}} = ZeroCopy.to_binary(ref)
+      "EOPNOTSUPP" <> _why -> assert ZeroCopy.to_binary!(ref) == copy
+    end
+
+    assert copy == Peer.pattern(@bytes)
+  end
+
+  test "a binary prevents the revocation", %{peer: peer} do
+    ref = peer |> Peer.put(@bytes, "put") |> ZeroCopy.open!()
+    binary = ZeroCopy.to_binary!(ref, copy: false)
+    :ok = ZeroCopy.release(ref)
+    answer = Peer.call(peer, "revoke")
+    assert answer =~ ~r/^(EBUSY|EOPNOTSUPP)/
+    assert binary == Peer.pattern(@bytes)
+  end
+
+  test "a peer killed at any moment takes nothing along", %{peer: peer} do
+    sealed = peer |> Peer.put(@bytes, "put") |> ZeroCopy.open!()
+    open = peer |> Peer.put(@bytes, "create") |> ZeroCopy.open!()
+    later = Peer.put(peer, @bytes, "put")
+    binary = ZeroCopy.to_binary!(sealed, copy: false)
+
+    readers =
+      for _i <- 1..4 do
+        Task.async(fn ->
+          for _j <- 1..50, do: {ZeroCopy.to_binary(sealed), ZeroCopy.to_binary(open)}
+        end)
+      end
+
+    :ok = Peer.signal(peer, "KILL")
+
+    for reads <- Task.await_many(readers, 60_000), {one, two} <- reads do
+      assert one == {:ok, binary}
+      assert two == {:ok, binary}
+    end
+
+    assert binary == Peer.pattern(@bytes)
+    eventually(fn -> match?({:error, %Error{type: :not_found}}, ZeroCopy.open(later)) end)
+    assert ZeroCopy.to_binary!(sealed) == binary
+  end
+
+  test "attacks through /proc change nothing" do
+    # Sealed, unsealed, released, pooled: whatever this VM has open.
+    sealed = ZeroCopy.from_binary!(Peer.pattern(@bytes), [@bytes], :uint8)
+    binary = ZeroCopy.to_binary!(sealed, copy: false)
+    part = binary_part(binary, @bytes - 251, 251)
+    open = ZeroCopy.from_binary!(Peer.pattern(@bytes), [@bytes], :uint8, seal: false)
+    peer = Peer.start()
+
+    reader =
+      Task.async(fn ->
+        for _i <- 1..20, do: {ZeroCopy.to_binary(open), ZeroCopy.to_binary(sealed)}
+      end)
+
+    assert Peer.call(peer, "attack #{System.pid()}") =~ ~r/^\d+ of \d+$/
+    reads = Task.await(reader, 60_000)
+
+    assert Enum.all?(reads, fn {_open, sealed} -> sealed == {:ok, binary} end)
+    assert binary == Peer.pattern(@bytes)
+    assert part == binary_part(Peer.pattern(@bytes), @bytes - 251, 251)
+    # Unsealed memory may have been written by anyone of this user, but is all there.
+    assert byte_size(ZeroCopy.to_binary!(open)) == @bytes
+    assert {:ok, _ref} = ZeroCopy.from_binary(Peer.pattern(@bytes), [@bytes], :uint8)
+  end
+
+  test "a stopped peer holds up its openers, not the VM", %{peer: peer} do
+    ref = Peer.put(peer, 4096, "put")
+    :ok = Peer.signal(peer, "STOP")
+    opens = for _i <- 1..30, do: Task.async(fn -> ZeroCopy.open(ref) end)
+    # File I/O shares its schedulers with opens that wait.
+    assert {:ok, _text} = Task.async(fn -> File.read(__ENV__.file) end) |> Task.await(60_000)
+    :ok = Peer.signal(peer, "CONT")
+
+    for answer <- Task.await_many(opens, 120_000) do
+      case answer do
+        {:ok, opened} -> assert ZeroCopy.to_binary!(opened) == Peer.pattern(4096)
+        {:error, error} -> assert error.type == :timeout
+      end
+    end
+
+    assert {:ok, _ref} = ZeroCopy.open(ref)
+  end
+
+  test "ten thousand opens at once", %{peer: peer} do
+    ref = Peer.put(peer, 4096, "put")
+    live = stat(:regions_live)
+    pattern = Peer.pattern(4096)
+
+    in_process(fn ->
+      opens =
+        for _i <- 1..10_000 do
+          Task.async(fn ->
+            with {:ok, opened} <- ZeroCopy.open(ref),
+                 {:ok, binary} <- ZeroCopy.to_binary(opened, copy: false),
+                 do: {:ok, opened, binary}
+          end)
+        end
+
+      answers = Task.await_many(opens, 300_000)
+
+      for answer <- answers do
+        case answer do
+          {:ok, _ref, binary} -> assert binary == pattern
+          # As many as the VM may have files.
+          {:error, error} -> assert error.type in [:too_many_files, :no_memory], inspect(error)
+        end
+      end
+
+      assert Enum.any?(answers, &match?({:ok, _ref, _binary}, &1))
+    end)
+
+    eventually(fn -> stat(:regions_live) == live end)
+    assert ref |> ZeroCopy.open!() |> ZeroCopy.to_binary!() == pattern
+  end
+end

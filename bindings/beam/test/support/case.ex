@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.Case do
+  @moduledoc false
+  # What the tests share.
+
+  use ExUnit.CaseTemplate
+
+  using do
+    quote do
+      import Tmesh.Case
+      alias Tmesh.{Error, Peer, ZeroCopy}
+      alias Tmesh.ZeroCopy.TensorRef
+    end
+  end
+
+  # What earlier tests left is swept first, so that counters tell of this test alone.
+  setup do
+    Process.sleep(20)
+    Tmesh.Native.sweep()
+    :ok
+  end
+
+  @doc "Wait until `condition` holds: destructors and the janitor take their time."
+  def eventually(condition, tries \\ 600) do
+    cond do
+      condition.() ->
+        :ok
+
+      tries == 0 ->
+        raise "it did not come about"
+
+      true ->
+        Process.sleep(50)
+        eventually(condition, tries - 1)
+    end
+  end
+
+  @doc "A counter of `Tmesh.stats/0`."
+  def stat(name) do
+    {:ok, stats} = Tmesh.stats()
+    Map.fetch!(stats, name)
+  end
+
+  @doc "Run `fun` in a process of its own, which is gone, with its heap, on return."
+  def in_process(fun) do
+    {pid, monitor} = spawn_monitor(fn -> exit({:done, fun.()}) end)
+
+    receive do
+      {:DOWN, ^monitor, :process, ^pid, {:done, result}} -> result
+      {:DOWN, ^monitor, :process, ^pid, reason} -> raise "the process ended: #{inspect(reason)}"
+    end
+  end
+
+  @doc "How many descriptors of regions this VM has open."
+  def open_files do
+    for name <- File.ls!("/proc/self/fd"),
+        {:ok, target} <- [File.read_link("/proc/self/fd/#{name}")],
+        target =~ "memfd:" or target =~ "tmesh",
+        reduce: 0,
+        do: (count -> count + 1)
+  end
+end

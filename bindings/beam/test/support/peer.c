@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: MIT
+/*
+ * The other side of the Elixir tests: reads commands from stdin, one a line, answers each with
+ * one line, ends with its input.
+ *
+ *   put N        a sealed uint8 tensor of N bytes, each its index modulo 251: its ref
+ *   create N     the same, but not sealed, with a token for writing: its ref
+ *   open JSON    the sum of the bytes of a tensor, or an error
+ *   fill B       write byte B all over the last tensor it made
+ *   map JSON     hold a writable mapping of a tensor
+ *   seal, revoke the last tensor it made
+ *   attack PID   try to shrink, punch and overwrite everything PID has open, by /proc: how
+ *                many descriptors it could open, of how many there are
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <tmesh/tmesh.h>
+
+static struct tmesh_ctx *ctx;
+static struct tmesh_tensor *last;
+
+static void answer(int rc, const struct tmesh_error *err)
+{
+	if (rc)
+		printf("%s %s\n", strerrorname_np(-rc), err->message);
+	else
+		printf("ok\n");
+}
+
+static void make(const char *arg, bool seal)
+{
+	int64_t bytes = strtoll(arg, NULL, 10);
+	unsigned char *data = malloc((size_t)bytes + 1);
+	char text[TMESH_REF_SIZE];
+	struct tmesh_error err;
+	int rc;
+
+	for (int64_t i = 0; i < bytes; i++)
+		data[i] = (unsigned char)(i % 251);
+	/* Earlier tensors stay until the process ends. */
+	rc = tmesh_tensor_put(ctx, TMESH_UINT8, 1, &bytes, data, NULL, &last, &err);
+	free(data);
+	if (!rc && seal)
+		rc = tmesh_region_seal(tmesh_tensor_region(last), &err);
+	if (!rc)
+		rc = tmesh_tensor_ref_encode(last, seal ? TMESH_READ : TMESH_READ | TMESH_WRITE,
+					     text, sizeof(text), &err);
+	if (rc)
+		answer(rc, &err);
+	else
+		printf("%s\n", text);
+}
+
+static void sum(const char *json)
+{
+	struct tmesh_tensor *tensor;
+	unsigned long long total = 0;
+	struct tmesh_error err;
+	struct tmesh_ref ref;
+	void *data;
+	int rc;
+
+	rc = tmesh_ref_decode(json, strlen(json), &ref, &err);
+	if (!rc)
+		rc = tmesh_tensor_open(ctx, &ref, TMESH_READ, &tensor, &err);
+	if (rc) {
+		answer(rc, &err);
+		return;
+	}
+	rc = tmesh_tensor_data(tensor, TMESH_READ, &data, &err);
+	for (uint64_t i = 0; !rc && i < tmesh_tensor_bytes(tensor); i++)
+		total += ((unsigned char *)data)[i];
+	if (rc)
+		answer(rc, &err);
+	else
+		printf("%llu\n", total);
+	tmesh_tensor_unref(tensor);
+}
+
+static void map(const char *json)
+{
+	struct tmesh_tensor *tensor;
+	struct tmesh_error err;
+	struct tmesh_ref ref;
+	void *data;
+	int rc;
+
+	rc = tmesh_ref_decode(json, strlen(json), &ref, &err);
+	if (!rc)
+		rc = tmesh_tensor_open(ctx, &ref, TMESH_READ | TMESH_WRITE, &tensor, &err);
+	if (!rc)
+		rc = tmesh_tensor_data(tensor, TMESH_READ | TMESH_WRITE, &data, &err);
+	answer(rc, &err);
+}
+
+static void fill(const char *arg)
+{
+	struct tmesh_error err;
+	void *data;
+	int rc;
+
+	rc = tmesh_tensor_data(last, TMESH_READ | TMESH_WRITE, &data, &err);
+	if (!rc)
+		memset(data, (int)strtol(arg, NULL, 10), tmesh_tensor_bytes(last));
+	answer(rc, &err);
+}
+
+/* All of it must fail on a region; what it does to other files of a test is nothing. */
+static bool attack_file(const char *path)
+{
+	int fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+
+	if (fd < 0)
+		return false;
+	if (ftruncate(fd, 0) || ftruncate(fd, 1))
+		errno = 0;
+	if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096))
+		errno = 0;
+	if (pwrite(fd, "attacked", 8, 0) < 0)
+		errno = 0;
+	close(fd);
+	return true;
+}
+
+static void attack(const char *pid)
+{
+	unsigned int opened = 0, seen = 0;
+	char path[320], target[256];
+	struct dirent *entry;
+	ssize_t length;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%s/fd", pid);
+	dir = opendir(path);
+	while (dir && (entry = readdir(dir))) {
+		snprintf(path, sizeof(path), "/proc/%s/fd/%s", pid, entry->d_name);
+		length = readlink(path, target, sizeof(target) - 1);
+		target[length > 0 ? length : 0] = '\0';
+		if (!strstr(target, "memfd:") && !strstr(target, "tmesh"))
+			continue;
+		seen++;
+		opened += attack_file(path);
+	}
+	if (dir)
+		closedir(dir);
+	printf("%u of %u\n", opened, seen);
+}
+
+static void obey(const char *verb, const char *arg)
+{
+	struct tmesh_error err;
+
+	if (!strcmp(verb, "put"))
+		make(arg, true);
+	else if (!strcmp(verb, "create"))
+		make(arg, false);
+	else if (!strcmp(verb, "open"))
+		sum(arg);
+	else if (!strcmp(verb, "fill"))
+		fill(arg);
+	else if (!strcmp(verb, "map"))
+		map(arg);
+	else if (!strcmp(verb, "seal"))
+		answer(tmesh_region_seal(tmesh_tensor_region(last), &err), &err);
+	else if (!strcmp(verb, "revoke"))
+		answer(tmesh_region_revoke(tmesh_tensor_region(last), &err), &err);
+	else if (!strcmp(verb, "attack"))
+		attack(arg);
+	else
+		printf("no such command: %s\n", verb);
+}
+
+int main(void)
+{
+	struct tmesh_error err;
+	size_t size = 0;
+	char *line = NULL;
+	char *arg;
+	int rc;
+
+	rc = tmesh_ctx_open(NULL, &ctx, &err);
+	if (rc) {
+		answer(rc, &err);
+		return 1;
+	}
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	while (getline(&line, &size, stdin) > 0) {
+		line[strcspn(line, "\n")] = '\0';
+		arg = strchr(line, ' ');
+		if (arg)
+			*arg++ = '\0';
+		obey(line, arg ? arg : "");
+	}
+	free(line);
+	return 0;
+}

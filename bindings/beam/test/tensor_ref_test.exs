@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.TensorRefTest do
+  use Tmesh.Case
+
+  setup_all do
+    %{ref: ZeroCopy.from_binary!(:binary.copy("ab", 12), [3, 2], :float32)}
+  end
+
+  test "goes through a map and back, less its handle", %{ref: ref} do
+    map = TensorRef.to_map(ref)
+    assert Enum.all?(Map.keys(map), &is_binary/1)
+    assert {:ok, back} = TensorRef.from_map(map)
+    assert back == %{ref | handle: nil}
+    assert {:ok, ^back} = TensorRef.from_map(Map.put(map, "note", "ignored"))
+  end
+
+  test "goes through JSON and back, less its handle", %{ref: ref} do
+    {:ok, json} = TensorRef.to_json(ref)
+    assert String.printable?(json)
+    assert TensorRef.from_json(json) == {:ok, %{ref | handle: nil}}
+  end
+
+  test "other devices are described too", %{ref: ref} do
+    {:ok, back} = %{ref | device: {:cuda, 3}} |> TensorRef.to_map() |> TensorRef.from_map()
+    assert back.device == {:cuda, 3}
+    assert {:error, %Error{type: :unsupported}} = ZeroCopy.open(back)
+  end
+
+  test "does not show its token", %{ref: ref} do
+    refute inspect(ref) =~ ref.shm_name
+  end
+
+  test "maps of strangers make no atoms and no trouble", %{ref: ref} do
+    good = TensorRef.to_map(ref)
+    nasty = [nil, true, -1, 1.5, "", "x", [], %{}, [[]], <<255>>, "a\0b", 0x1_0000_0000_0000_0000]
+    atoms = :erlang.system_info(:atom_count)
+
+    for key <- Map.keys(good), value <- nasty do
+      case TensorRef.from_map(Map.put(good, key, value)) do
+        # An empty token or shape may stand in a description; opening is another matter.
+        {:ok, back} -> assert {:error, %Error{}} = ZeroCopy.open(back)
+        {:error, error} -> assert error.type == :protocol
+      end
+    end
+
+    for key <- Map.keys(good) do
+      assert {:error, %Error{type: :protocol}} = TensorRef.from_map(Map.delete(good, key))
+    end
+
+    for change <- [
+          %{"dtype" => "never_an_atom_#{System.unique_integer()}"},
+          %{"dtype" => "float64"},
+          %{"byte_size" => 23},
+          %{"shape" => [3, 2, 1]},
+          %{"shape" => [-3, -2]},
+          %{"shape" => [1 | 2]},
+          %{"strides" => [2]},
+          %{"device" => "cuda:"},
+          %{"device" => "cuda:-1"},
+          %{"device" => "cuda:99999999999"},
+          %{"device" => "tpu"},
+          %{"id" => "zz23456789abcdef"},
+          %{"token" => "tm1m-UPPER"},
+          %{"token" => String.duplicate("a", 100_000)},
+          %{"v" => 2}
+        ] do
+      assert {:error, %Error{type: :protocol}} = TensorRef.from_map(Map.merge(good, change)),
+             inspect(change)
+    end
+
+    for other <- [%{}, [], nil, "x", 5, %{v: 1}] do
+      assert {:error, %Error{type: :protocol}} = TensorRef.from_map(other)
+    end
+
+    assert :erlang.system_info(:atom_count) == atoms
+  end
+
+  test "JSON of strangers is refused", %{ref: ref} do
+    {:ok, good} = TensorRef.to_json(ref)
+
+    for bad <-
+          ["", "{", "[]", "null", good <> "x", "[" <> good <> "]", <<255>>, :x, 5, nil] ++
+            [String.duplicate("[", 100_000), String.replace(good, "float32", "float31")] ++
+            [String.replace(good, ~s("v":1), ~s("v":1,"v":1))] do
+      assert {:error, %Error{type: :protocol}} = TensorRef.from_json(bad)
+    end
+  end
+
+  test "a ref whose numbers do not fit its region opens nothing", %{ref: ref} do
+    live = stat(:regions_live)
+
+    for change <- [
+          %{shape: [4096, 4096], strides: [4096, 1], byte_size: 67_108_864},
+          %{offset: 4096},
+          %{offset: 0x4000_0000_0000_0000},
+          %{strides: [1_000_000, 1]},
+          %{strides: [-2, 1]},
+          %{strides: [0x7FFF_FFFF_FFFF_FFFF, 1]},
+          %{byte_size: 20},
+          %{dtype: :float64},
+          %{shape: [3]},
+          %{shape: :x},
+          %{id: "0000000000000000x"},
+          %{id: 7},
+          %{shm_name: nil},
+          %{offset: -1},
+          %{device: :mps},
+          %{dtype: "float32"}
+        ] do
+      assert {:error, %Error{type: type}} = ref |> Map.merge(change) |> ZeroCopy.open()
+      assert type in [:protocol, :invalid], "#{inspect(change)}: #{type}"
+    end
+
+    assert stat(:regions_live) == live
+  end
+
+  test "tokens that are malformed, foreign or guessed open nothing", %{ref: ref} do
+    guessed = String.slice(ref.shm_name, 0..-2//1) <> flip(String.last(ref.shm_name))
+    assert {:error, %Error{type: :not_found}} = ZeroCopy.open(%{ref | shm_name: guessed})
+
+    for token <- ["", "tm1", "tm1x-0", "/dev/shm/x", ref.shm_name <> "0"] do
+      assert {:error, %Error{type: :protocol}} = ZeroCopy.open(%{ref | shm_name: token}), token
+    end
+
+    {:ok, backend} = Tmesh.backend()
+
+    {foreign, type} =
+      case backend do
+        :memfd -> {"tm1k-" <> String.duplicate("a", 32), :unsupported}
+        :kernel -> {"tm1m-#{String.duplicate("a", 32)}-#{String.duplicate("b", 32)}", :not_found}
+      end
+
+    assert {:error, error} = ZeroCopy.open(%{ref | shm_name: foreign})
+    assert error.type in [type, :unsupported]
+  end
+
+  defp flip("0"), do: "1"
+  defp flip(_other), do: "0"
+end

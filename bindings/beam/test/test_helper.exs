@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: MIT
+formatters =
+  if System.get_env("TMESH_TEST_TAP"), do: [Tmesh.TapFormatter], else: [ExUnit.CLIFormatter]
+
+# One after the other: many look at counters of the whole VM.
+ExUnit.start(formatters: formatters, max_cases: 1, timeout: 600_000)

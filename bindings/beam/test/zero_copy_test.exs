@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.ZeroCopyTest do
+  use Tmesh.Case
+  import Bitwise
+
+  doctest Tmesh
+  doctest Tmesh.ZeroCopy
+  doctest Tmesh.ZeroCopy.TensorRef
+
+  @page 4096
+
+  describe "from_binary/4" do
+    test "keeps the bytes and describes them" do
+      data = :crypto.strong_rand_bytes(24)
+      assert {:ok, ref} = ZeroCopy.from_binary(data, [2, 3], :float32, label: "six floats")
+
+      assert %TensorRef{shape: [2, 3], dtype: :float32, strides: [3, 1], offset: 0} = ref
+      assert %TensorRef{byte_size: 24, device: :cpu} = ref
+      assert byte_size(ref.id) == 16
+      assert "tm1" <> _rest = ref.shm_name
+      assert ZeroCopy.to_binary(ref) == {:ok, data}
+      assert %{label: "six floats", bytes: 24, rights: rights} = ZeroCopy.info!(ref)
+      assert :read in rights
+    end
+
+    test "seals unless told otherwise" do
+      assert %{sealed: true} = ZeroCopy.info!(ZeroCopy.from_binary!("ab", [2], :uint8))
+
+      open = ZeroCopy.from_binary!("ab", [2], :uint8, seal: false)
+      assert %{sealed: false} = ZeroCopy.info!(open)
+      assert :ok = ZeroCopy.write(open, 0, "c")
+      assert ZeroCopy.to_binary!(open) == "cb"
+    end
+
+    test "copies once" do
+      data = :binary.copy(<<7>>, 1_000_000)
+      copied = stat(:bytes_copied)
+      copies = stat(:copies)
+      ref = ZeroCopy.from_binary!(data, [1_000_000], :uint8)
+      assert stat(:bytes_copied) - copied == 1_000_000
+      assert stat(:copies) - copies == 1
+      assert ZeroCopy.to_binary!(ref) == data
+      assert stat(:copies) - copies == 1
+    end
+
+    test "wants exactly the bytes of shape and dtype, as a binary" do
+      for {binary, shape} <- [{"abc", [4]}, {"abcde", [4]}, {"", [1]}, {["abcd"], [4]}, {:x, [1]}] do
+        assert {:error, %Error{type: :invalid, message: message}} =
+                 ZeroCopy.from_binary(binary, shape, :uint8)
+
+        assert message =~ "bytes"
+      end
+
+      assert {:error, %Error{type: :invalid}} = ZeroCopy.from_binary(<<1::7>>, [1], :uint8)
+    end
+
+    test "takes a sub-binary, aligned to a byte or not" do
+      whole = :binary.copy("0123456789", 100)
+
+      assert ZeroCopy.from_binary!(binary_part(whole, 3, 500), [500], :uint8) |> bytes() ==
+               binary_part(whole, 3, 500)
+
+      <<_::3, odd::binary-size(100), _rest::bitstring>> = whole
+      assert ZeroCopy.from_binary!(odd, [100], :uint8) |> bytes() == odd
+    end
+  end
+
+  describe "allocate/3" do
+    test "gives zeros of every dtype" do
+      for dtype <- TensorRef.dtypes() do
+        assert {:ok, ref} = ZeroCopy.allocate([4, 2], dtype)
+        assert ref.dtype == dtype
+        assert ZeroCopy.to_binary!(ref) == :binary.copy(<<0>>, ref.byte_size)
+        assert ref.byte_size == div(8 * bits(dtype), 8)
+      end
+    end
+
+    test "allows scalars and tensors without elements" do
+      assert %{byte_size: 8, strides: []} = scalar = ZeroCopy.allocate!([], :int64)
+      assert bytes(scalar) == <<0::64>>
+
+      assert %{byte_size: 0} = empty = ZeroCopy.allocate!([3, 0, 2], :float32)
+      assert bytes(empty) == ""
+      assert ZeroCopy.from_binary!("", [0], :uint8) |> bytes() == ""
+    end
+
+    test "refuses shapes that are none" do
+      huge = 0x7FFF_FFFF_FFFF_FFFF
+
+      for shape <-
+            [[-1], [2, -3], [huge, huge], [huge], [1 | 2], :a, [1.0], [huge + 1], "ab"] ++
+              [List.duplicate(1, 9), [:a], %{}, nil] do
+        assert {:error, %Error{type: type, message: message}} = ZeroCopy.allocate(shape, :float64)
+        assert type in [:invalid, :limit_exceeded], "#{inspect(shape)}: #{type}"
+        assert byte_size(message) > 10
+      end
+    end
+
+    test "refuses unknown dtypes, options and devices" do
+      for dtype <- [:float31, "float32", nil, 32, {:f, 32}] do
+        assert {:error, %Error{type: :invalid, message: "unknown dtype" <> _}} =
+                 ZeroCopy.allocate([1], dtype)
+      end
+
+      for opts <-
+            [[colour: 1], [label: 5], [label: "a\0b"], [label: String.duplicate("x", 64)]] ++
+              [[huge: 1], [mode: -1], [mode: :all], :x, [1], %{label: "x"}, [label: "a\nb"]] do
+        assert {:error, %Error{type: :invalid}} = ZeroCopy.allocate([1], :uint8, opts),
+               inspect(opts)
+      end
+
+      assert {:error, %Error{type: :unsupported}} =
+               ZeroCopy.allocate([1], :uint8, device: {:cuda, 0})
+    end
+
+    test "keeps within max_shared_memory_mb" do
+      live = stat(:regions_live)
+      assert {:error, %Error{type: :limit_exceeded}} = ZeroCopy.allocate([5_000_000_000], :uint8)
+      assert stat(:regions_live) == live
+    end
+  end
+
+  describe "write/3" do
+    test "writes inside the tensor only" do
+      ref = ZeroCopy.allocate!([4], :uint8)
+      assert :ok = ZeroCopy.write(ref, 4, "")
+      assert :ok = ZeroCopy.write(ref, 0, "wxyz")
+
+      for {offset, data} <-
+            [{1, "abcd"}, {5, ""}, {0xFFFF_FFFF_FFFF_FFFF, "a"}, {-1, "a"}] ++
+              [{1 <<< 70, "a"}, {0, ["a"]}, {:a, "a"}, {0, <<1::3>>}] do
+        assert {:error, %Error{type: :invalid}} = ZeroCopy.write(ref, offset, data)
+      end
+
+      assert bytes(ref) == "wxyz"
+    end
+
+    test "never writes to what is sealed" do
+      ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
+      assert {:error, %Error{type: :sealed}} = ZeroCopy.write(ref, 0, "x")
+      assert bytes(ref) == "abcd"
+    end
+  end
+
+  describe "to_binary/2" do
+    test "points into sealed regions, and copies others" do
+      ref = ZeroCopy.allocate!([@page], :uint8)
+      copied = stat(:bytes_copied)
+      before = ZeroCopy.to_binary!(ref)
+      assert stat(:bytes_copied) == copied + @page
+
+      assert {:error, %Error{type: :unsupported, message: message}} =
+               ZeroCopy.to_binary(ref, copy: false)
+
+      assert message =~ "copy"
+
+      :ok = ZeroCopy.write(ref, 0, "x")
+      :ok = ZeroCopy.seal(ref)
+      copied = stat(:bytes_copied)
+      assert <<"x", _rest::binary>> = ZeroCopy.to_binary!(ref, copy: false)
+      assert stat(:bytes_copied) == copied
+      # The earlier one was a copy, and did not change.
+      assert before == :binary.copy(<<0>>, @page)
+    end
+
+    test "packs strided tensors" do
+      base = ZeroCopy.from_binary!(<<1::16, 2::16, 3::16, 4::16, 5::16, 6::16>>, [2, 3], :int16)
+
+      bytes = fn shape, strides, offset ->
+        size = 2 * Enum.product(shape)
+        view = %{base | shape: shape, strides: strides, offset: offset, byte_size: size}
+        for <<n::16 <- view |> ZeroCopy.open!() |> ZeroCopy.to_binary!()>>, do: n
+      end
+
+      assert bytes.([3, 2], [1, 3], 0) == [1, 4, 2, 5, 3, 6]
+      assert bytes.([2, 2], [3, 2], 0) == [1, 3, 4, 6]
+      assert bytes.([6], [-1], 10) == [6, 5, 4, 3, 2, 1]
+      assert bytes.([2, 3], [-3, 1], 6) == [4, 5, 6, 1, 2, 3]
+      assert bytes.([2, 1, 2], [3, 7, 1], 2) == [2, 3, 5, 6]
+      assert bytes.([3], [0], 4) == [3, 3, 3]
+      assert bytes.([2, 3, 2], [3, 0, 1], 0) == [1, 2, 1, 2, 1, 2, 4, 5, 4, 5, 4, 5]
+
+      view = %{base | shape: [3], strides: [2], byte_size: 6} |> ZeroCopy.open!()
+      assert {:error, %Error{type: :unsupported}} = ZeroCopy.to_binary(view, copy: false)
+      assert {:error, %Error{type: :unsupported}} = ZeroCopy.write(view, 0, "x")
+    end
+
+    test "views at an offset point to their own bytes" do
+      base = ZeroCopy.from_binary!("abcdefgh", [8], :uint8)
+      view = %{base | shape: [3], offset: 4, byte_size: 3} |> ZeroCopy.open!()
+      assert ZeroCopy.to_binary!(view, copy: false) == "efg"
+    end
+
+    test "bounds what one call copies" do
+      # A broadcast view describes more elements than any memory has.
+      base = ZeroCopy.from_binary!("a", [1], :uint8)
+      n = 1 <<< 50
+      view = %{base | shape: [n], strides: [0], byte_size: n} |> ZeroCopy.open!()
+      assert {:error, %Error{type: :limit_exceeded}} = ZeroCopy.to_binary(view)
+    end
+
+    test "opens a ref that is only a description, for the call" do
+      ref = ZeroCopy.from_binary!("abc", [3], :uint8)
+      {:ok, description} = ref |> TensorRef.to_map() |> TensorRef.from_map()
+      live = stat(:regions_live)
+      assert ZeroCopy.to_binary(description) == {:ok, "abc"}
+      eventually(fn -> :erlang.garbage_collect() && stat(:regions_live) == live end)
+    end
+
+    test "refuses options it does not know" do
+      ref = ZeroCopy.allocate!([1], :uint8)
+
+      for opts <- [[copies: 1], [copy: 1], :x] do
+        assert {:error, %Error{type: :invalid}} = ZeroCopy.to_binary(ref, opts)
+      end
+    end
+  end
+
+  describe "open/2" do
+    test "shares the memory" do
+      ref = ZeroCopy.allocate!([4], :uint8)
+      other = ZeroCopy.open!(ref)
+      :ok = ZeroCopy.write(ref, 0, "abcd")
+      assert bytes(other) == "abcd"
+    end
+
+    test "gives no more rights than the token" do
+      ref = ZeroCopy.allocate!([4], :uint8)
+      assert {:error, %Error{type: :access}} = ZeroCopy.open(ref, writable: true)
+      reader = ZeroCopy.open!(ref)
+      assert {:error, %Error{type: :access}} = ZeroCopy.write(reader, 0, "a")
+      assert {:error, %Error{type: :access}} = ZeroCopy.seal(reader)
+      assert {:error, %Error{type: :access}} = ZeroCopy.grant(reader, :write)
+
+      writer = ref |> ZeroCopy.grant!(:write) |> ZeroCopy.open!(writable: true)
+      :ok = ZeroCopy.write(writer, 0, "abcd")
+      assert bytes(ref) == "abcd"
+      assert {:error, %Error{type: :access}} = ZeroCopy.seal(writer)
+    end
+
+    test "refuses options it does not know" do
+      ref = ZeroCopy.allocate!([1], :uint8)
+
+      for opts <- [[write: true], [writable: 1], :x] do
+        assert {:error, %Error{type: :invalid}} = ZeroCopy.open(ref, opts)
+      end
+
+      assert {:error, %Error{type: :invalid}} = ZeroCopy.grant(ref, :manage)
+    end
+  end
+
+  test "bang variants raise the error" do
+    assert_raise Error, ~r/dtype/, fn -> ZeroCopy.allocate!([1], :float31) end
+    assert_raise Error, fn -> ZeroCopy.from_binary!("a", [2], :uint8) end
+    closed = %{ZeroCopy.allocate!([1], :uint8) | handle: nil, shm_name: "tm1m-nonsense"}
+    assert_raise Error, fn -> ZeroCopy.open!(closed) end
+    assert_raise Error, fn -> ZeroCopy.to_binary!(closed) end
+    assert_raise Error, fn -> ZeroCopy.write!(closed, 0, "a") end
+    assert_raise Error, fn -> ZeroCopy.seal!(closed) end
+    assert_raise Error, fn -> ZeroCopy.grant!(closed, :read) end
+    assert_raise Error, fn -> ZeroCopy.info!(closed) end
+    assert_raise Error, fn -> ZeroCopy.release!(closed) end
+  end
+
+  test "another mode than the owner's is refused where the backend cannot keep it" do
+    {:ok, backend} = Tmesh.backend()
+
+    case {backend, ZeroCopy.allocate([1], :uint8, mode: 0o640)} do
+      {:memfd, {:error, error}} -> assert error.type == :unsupported
+      {:kernel, {:ok, ref}} -> assert ZeroCopy.info!(ref).mode == 0o640
+    end
+  end
+
+  test "huge pages are tried where that was asked for" do
+    assert {:ok, ref} = ZeroCopy.from_binary("abc", [3], :uint8, huge: :try)
+    assert bytes(ref) == "abc"
+    assert %{huge_bytes: n} = ZeroCopy.info!(ref)
+    assert n >= 0
+
+    case ZeroCopy.allocate([3], :uint8, huge: true) do
+      {:ok, ref} -> assert ZeroCopy.info!(ref).huge_bytes >= 2_097_152
+      {:error, error} -> assert error.type in [:no_memory, :unsupported]
+    end
+  end
+
+  defp bytes(ref), do: ZeroCopy.to_binary!(ref)
+
+  defp bits(:bool), do: 8
+
+  defp bits(dtype) do
+    name = Atom.to_string(dtype)
+    [_, digits] = Regex.run(~r/^\D+(\d+)/, name)
+    String.to_integer(digits)
+  end
+end
