@@ -1,11 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * What the files of the library share. Nothing here is seen outside libtmesh.
+ *
+ * Locks, in the order in which they may be taken:
+ *
+ *   fork.c's list lock -> ctx->lock              (all contexts', only around fork())
+ *   region->lock       -> ctx->lock
+ *
+ * No lock is held while waiting for another process. Around fork() all context locks are
+ * held, so that the child finds them free and what they guard whole. Region locks are not:
+ * a child uses the context's lock for the regions it inherited (region_lock() chooses).
  */
 #ifndef TMESH_INTERNAL_H
 #define TMESH_INTERNAL_H
 
 #include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -15,21 +26,279 @@
 #include <tmesh/tmesh.h>
 #pragma GCC visibility pop
 
+#define TMESH_RIGHTS_ALL (TMESH_READ | TMESH_WRITE | TMESH_MANAGE)
+#define TMESH_SECRET_BYTES 16
+
+/* error.c */
+
 /* Fill @err (may be NULL) and return @code, a negative errno. */
 int tmesh_fail(struct tmesh_error *err, int code, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4), cold));
+/* The same for the system call @what that left @code in errno. */
+int tmesh_fail_errno(struct tmesh_error *err, const char *what) __attribute__((cold));
+void tmesh_log(const struct tmesh_ctx *ctx, enum tmesh_log_level level, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
 
+/* opts.c */
+
+/*
+ * Read a sized structure of the caller's into ours: what an older caller does not know
+ * reads as zero, what a newer one sets beyond us is refused.
+ */
+int tmesh_read_sized(void *dst, size_t dst_bytes, const void *src, struct tmesh_error *err);
+/* Write as much of ours as the caller has room for; @dst begins with its size. */
+int tmesh_write_sized(void *dst, const void *src, size_t src_bytes, struct tmesh_error *err);
+int tmesh_check_rights(uint32_t rights, struct tmesh_error *err);
+/* Validates all that does not depend on the backend. @opts may be NULL. */
+int tmesh_read_region_opts(const struct tmesh_region_opts *opts, struct tmesh_region_opts *out,
+			   struct tmesh_error *err);
+uint64_t tmesh_now_ns(void);
+uint64_t tmesh_page_bytes(void);
+/* Milliseconds until @deadline for poll(), rounded up, 0 when it has passed. */
+int tmesh_poll_ms(uint64_t deadline);
+void tmesh_hex(char *text, const uint8_t *bytes, size_t count);
+bool tmesh_unhex(uint8_t *bytes, const char *text, size_t count);
+uint64_t tmesh_siphash(const uint64_t key[2], const void *data, size_t bytes);
+int tmesh_random(void *bytes, size_t count, struct tmesh_error *err);
+
+/* context.c */
+
+enum tmesh_counter {
+	COUNT_BYTES_COPIED,
+	COUNT_COPIES,
+	COUNT_CREATED,
+	COUNT_OPENED,
+	COUNT_LIVE,
+	COUNT_BYTES_LIVE,
+	COUNT_POOL_HITS,
+	COUNT_POOL_MISSES,
+	COUNT_SERVED,
+	COUNT_WITHOUT_WAKE,
+	COUNTERS,
+};
+
+enum tmesh_cap_index {
+	CAP_ZERO_COPY,
+	CAP_CRASH_CLEANUP,
+	CAP_READ_ONLY,
+	CAP_SEAL,
+	CAP_SEAL_DEVICES,
+	CAP_REVOKE,
+	CAP_PIN,
+	CAP_HOLDERS,
+	CAP_DMABUF_EXPORT,
+	CAP_DMABUF_EXPORT_SEALED,
+	CAP_HUGE_PAGES,
+	CAP_NUMA,
+	CAP_QUOTA,
+	CAP_DIRECT_IO,
+	CAP_OPEN_WITHOUT_WAKE,
+	CAPS,
+};
+
+struct tmesh_server; /* answers for the tokens of a context: server.c */
+struct tmesh_peer;   /* another process's server: peer.c */
+struct tmesh_wire_region;
+
+struct tmesh_ctx {
+	atomic_uint refs;
+	const struct tmesh_backend_ops *ops;
+	struct tmesh_ctx *next; /* all contexts, guarded by fork.c's list lock */
+	uint32_t life;		/* the process it lives in, as fork.c counts; under lock */
+	pthread_mutex_t lock;
+
+	uint64_t max_bytes;
+	uint64_t timeout_ns;
+	tmesh_log_fn log;
+	void *log_data;
+	char *runtime_dir; /* as given, or NULL */
+
+	uint64_t id_key[2]; /* ids are a keyed hash of a counter: random, without a call */
+	atomic_uint_fast64_t id_count;
+	atomic_uint_fast64_t bytes_owned; /* of max_bytes */
+	atomic_uint_fast64_t counters[COUNTERS];
+
+	/* guarded by lock */
+	struct tmesh_cap *caps; /* made when first asked for */
+	struct tmesh_region *pool;
+	uint64_t pool_bytes;
+	uint64_t pool_max;
+
+	/* memfd, guarded by lock */
+	int dir; /* the runtime directory, -1 until needed */
+	struct tmesh_server *server;
+	struct tmesh_peer *peers;
+
+	int device; /* kernel: an open /dev/tmesh */
+};
+
+void tmesh_count(struct tmesh_ctx *ctx, enum tmesh_counter counter, uint64_t n);
 /* Account one copy of tensor bytes that the library itself made. */
 void tmesh_count_copy(struct tmesh_ctx *ctx, uint64_t bytes);
+uint64_t tmesh_new_id(struct tmesh_ctx *ctx);
+/* Every call that needs the context alive begins with this: after a fork it gives the
+ * child's context its own life. */
+int tmesh_ctx_enter(struct tmesh_ctx *ctx, struct tmesh_error *err);
+/* caps.c: what a backend's caps operation calls, once for each. */
+void tmesh_cap_set(struct tmesh_ctx *ctx, enum tmesh_cap_index cap, enum tmesh_cap_level level,
+		   const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+
+/* fork.c */
+
+int tmesh_fork_watch(struct tmesh_ctx *ctx);
+void tmesh_fork_forget(struct tmesh_ctx *ctx);
+uint32_t tmesh_fork_life(void);	 /* differs between a process and its forked children */
+uint32_t tmesh_fork_count(void); /* grows with every fork() of this process */
+
+/* region.c */
+
+/* What a region is beyond its bytes; stands in messages and in the index. */
+#define TMESH_KIND_FOREIGN (1u << 0) /* a memfd made elsewhere: no name, no trailer of ours */
+#define TMESH_KIND_HUGETLB (1u << 1)
+#define TMESH_KIND_NO_PIN (1u << 2)
+#define TMESH_KINDS (TMESH_KIND_FOREIGN | TMESH_KIND_HUGETLB | TMESH_KIND_NO_PIN)
+
+struct tmesh_region {
+	atomic_uint refs;
+	struct tmesh_ctx *ctx;
+	uint32_t life;	/* tmesh_fork_life() of the process it belongs to */
+	uint32_t forks; /* tmesh_fork_count() when it was made */
+	int fd;
+	uint32_t rights;
+	uint32_t kind;
+	uint64_t id;
+	uint64_t bytes;
+	uint64_t alloc;
+	struct tmesh_region_opts opts; /* as created; label points to the next */
+	char label[TMESH_LABEL_LEN + 1];
+	bool created; /* by this context: counts against max_bytes, may go to the pool */
+	bool pinning;
+	bool align_huge; /* map at a multiple of 2 MiB and advise huge pages */
+
+	pthread_mutex_t lock; /* guards the rest; take it with region_lock() */
+	void *addr;	      /* the one mapping, kept until the end; set last */
+	int prot;	      /* PROT_* of it */
+	unsigned int maps;
+	atomic_bool sealed;
+	atomic_bool shared; /* somebody else may hold the memory: never to the pool */
+	bool warm;	    /* its pages are there and mapped: write through the mapping */
+	uint32_t desc_bytes;
+	struct {
+		bool given;
+		uint8_t secret[TMESH_SECRET_BYTES];
+	} tokens[4]; /* memfd: one per set of rights; under ctx->lock */
+	struct tmesh_region *pool_next;
+};
 
 /* The region's context, good while the region lives. */
 struct tmesh_ctx *tmesh_region_ctx(const struct tmesh_region *region);
-
 /* The region's length as asked at its creation, and its id; neither makes a system call. */
 uint64_t tmesh_region_bytes(const struct tmesh_region *region);
 uint64_t tmesh_region_id(const struct tmesh_region *region);
 
-/* memcpy() that goes past the caches when @n is large. */
+bool tmesh_region_inherited(const struct tmesh_region *region);
+/* A region object with no descriptor yet. */
+struct tmesh_region *tmesh_region_new(struct tmesh_ctx *ctx, struct tmesh_error *err);
+/* Undoes tmesh_region_new(): unmaps, closes, frees. */
+void tmesh_region_destroy(struct tmesh_region *region);
+/* Make it the caller's: counted, and holding its context alive. */
+void tmesh_region_publish(struct tmesh_region *region, struct tmesh_region **out);
+/* Map without counting; the caller holds the region's lock, or is alone. */
+int tmesh_region_map_locked(struct tmesh_region *region, int prot, struct tmesh_error *err);
+void tmesh_region_lock(struct tmesh_region *region);
+void tmesh_region_unlock(struct tmesh_region *region);
+/* From now on somebody else may hold the memory. */
+void tmesh_region_set_shared(struct tmesh_region *region);
+/* -EPERM in a forked child, then -EACCES without all of @rights. */
+int tmesh_region_may(struct tmesh_region *region, uint32_t rights, const char *what,
+		     struct tmesh_error *err);
+
+/* pool.c */
+
+/* A pooled region for this request, ready to be given out, or NULL. */
+struct tmesh_region *tmesh_pool_get(struct tmesh_ctx *ctx, uint64_t bytes,
+				    const struct tmesh_region_opts *opts);
+/* True: the pool has taken the region that nobody uses any more. */
+bool tmesh_pool_put(struct tmesh_region *region);
+void tmesh_pool_drain(struct tmesh_ctx *ctx);
+
+/* copy.c: memcpy() that goes past the caches when @n is large. */
 void tmesh_copy(void *dst, const void *src, size_t n);
+
+/* token.c */
+
+struct tmesh_token_parts {
+	enum tmesh_backend backend;
+	uint8_t name[16]; /* memfd: of the producer's socket */
+	uint8_t secret[TMESH_SECRET_BYTES];
+};
+void tmesh_token_format(char *text, const struct tmesh_token_parts *parts);
+int tmesh_token_parse(const char *text, struct tmesh_token_parts *parts, struct tmesh_error *err);
+
+/* Backends. Each operation returns 0 or a negative errno with @err filled. */
+struct tmesh_backend_ops {
+	enum tmesh_backend backend;
+
+	int (*open)(struct tmesh_ctx *ctx, struct tmesh_error *err);
+	void (*close)(struct tmesh_ctx *ctx);
+	/* In a forked child: let go of what is the parent's, without locks or allocation. */
+	void (*forked)(struct tmesh_ctx *ctx);
+	void (*caps)(struct tmesh_ctx *ctx);
+
+	/* These fill in a region made by tmesh_region_new() */
+	int (*create)(struct tmesh_region *region, uint64_t bytes, struct tmesh_error *err);
+	int (*from_memfd)(struct tmesh_region *region, int fd, uint64_t bytes,
+			  struct tmesh_error *err);
+	int (*derive)(struct tmesh_region *region, struct tmesh_region *from, uint32_t rights,
+		      bool pin, struct tmesh_error *err);
+	int (*open_token)(struct tmesh_region *region, const struct tmesh_token_parts *token,
+			  uint32_t rights, struct tmesh_error *err);
+	/* @fd is the region's from here on, also on failure. */
+	int (*adopt)(struct tmesh_region *region, int fd, const struct tmesh_wire_region *wire,
+		     struct tmesh_error *err);
+
+	/* Under the region's lock */
+	int (*mmap)(struct tmesh_region *region, int prot, void *at, void **addr,
+		    struct tmesh_error *err);
+	int (*seal)(struct tmesh_region *region, struct tmesh_error *err);
+	int (*desc_set)(struct tmesh_region *region, const char *text, uint32_t bytes,
+			struct tmesh_error *err);
+
+	int (*read)(struct tmesh_region *region, uint64_t offset, void *data, uint64_t bytes,
+		    struct tmesh_error *err);
+	/* Write to memory that is not mapped yet, cheaply; NULL: map it and copy. */
+	int (*write_cold)(struct tmesh_region *region, uint64_t offset, const void *data,
+			  uint64_t bytes, struct tmesh_error *err);
+	int (*revoke)(struct tmesh_region *region, struct tmesh_error *err);
+	int (*export_dmabuf)(struct tmesh_region *region, uint64_t offset, uint64_t bytes,
+			     uint32_t rights, int *fd, struct tmesh_error *err);
+	int (*token)(struct tmesh_region *region, uint32_t rights, char *token,
+		     struct tmesh_error *err);
+	/* The descriptor to hand over for @rights; the caller closes it when it is not
+	 * region->fd. */
+	int (*handle_fd)(struct tmesh_region *region, uint32_t rights, int *fd,
+			 struct tmesh_error *err);
+	int (*info)(struct tmesh_region *region, struct tmesh_region_info *info,
+		    struct tmesh_error *err);
+	/* The region's tokens die; its descriptor and mapping are still there. */
+	void (*release)(struct tmesh_region *region);
+
+	/* May this region, released and never shared, serve that request? */
+	bool (*pool_fits)(const struct tmesh_region *region, uint64_t bytes,
+			  const struct tmesh_region_opts *opts);
+	/* Nobody else holds it as far as the backend can tell. */
+	bool (*pool_alone)(const struct tmesh_region *region);
+	/* Give it the identity of a new region; contents are the caller's business. */
+	int (*pool_renew)(struct tmesh_region *region, uint64_t bytes,
+			  const struct tmesh_region_opts *opts);
+
+	int (*list)(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, size_t *count,
+		    struct tmesh_error *err);
+	int (*holders)(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_info **holders,
+		       size_t *count, struct tmesh_error *err);
+};
+
+extern const struct tmesh_backend_ops tmesh_memfd_ops;
+extern const struct tmesh_backend_ops tmesh_kernel_ops;
 
 #endif /* TMESH_INTERNAL_H */

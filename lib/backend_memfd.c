@@ -1,0 +1,676 @@
+// SPDX-License-Identifier: MIT
+/*
+ * The memfd backend: regions are sealed, nameless files in memory. The kernel frees them with
+ * their last holder; what it does not do for us (rights between processes of one user,
+ * leases) is kept by good behaviour, and tmesh_caps() says so.
+ */
+#include "memfd.h"
+
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <linux/mempolicy.h>
+#include <linux/udmabuf.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+int tmesh_memfd_reopen(int fd, int flags, struct tmesh_error *err)
+{
+	char path[32];
+	int own;
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	own = open(path, flags | O_CLOEXEC);
+	if (own < 0) {
+		int rc = -errno;
+
+		return rc == -ENOENT ? tmesh_fail(err, -EOPNOTSUPP,
+						  "a descriptor with fewer rights needs /proc, "
+						  "which is not mounted")
+				     : tmesh_fail_errno(err, "reopening a region's descriptor");
+	}
+	return own;
+}
+
+static int memfd_open(struct tmesh_ctx *ctx, struct tmesh_error *err)
+{
+	return 0;
+}
+
+static void memfd_close(struct tmesh_ctx *ctx)
+{
+	tmesh_server_stop(ctx);
+	tmesh_peers_drop(ctx);
+	if (ctx->dir >= 0)
+		close(ctx->dir);
+}
+
+static void memfd_forked(struct tmesh_ctx *ctx)
+{
+	tmesh_server_forked(ctx);
+	tmesh_peers_drop(ctx);
+}
+
+/* Making. */
+
+static uint64_t round_up(uint64_t bytes, uint64_t to)
+{
+	return (bytes + to - 1) & ~(to - 1);
+}
+
+static bool whole_huge_pages(const struct tmesh_region *region)
+{
+	return region->align_huge || (region->kind & TMESH_KIND_HUGETLB);
+}
+
+static uint64_t alloc_for(const struct tmesh_region *region, uint64_t bytes)
+{
+	return round_up(bytes, whole_huge_pages(region) ? TMESH_HUGE_BYTES : tmesh_page_bytes());
+}
+
+static int check_opts(const struct tmesh_region_opts *opts, struct tmesh_error *err)
+{
+	if (opts->mode != 0600)
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "memfd regions are for one user: mode 0%o needs the module",
+				  opts->mode);
+	if (opts->linger_ms)
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "memfd regions end with their last holder: linger_ms needs the "
+				  "module");
+	return 0;
+}
+
+/* A new file for the region, not larger than needed and never to change in size. */
+static int make_file(struct tmesh_region *region, unsigned int flags, struct tmesh_error *err)
+{
+	struct tmesh_memfd_name parts = {.id = region->id, .bytes = region->bytes};
+	bool huge = region->kind & TMESH_KIND_HUGETLB;
+	char name[160];
+	uint64_t size;
+
+	region->alloc = alloc_for(region, region->bytes);
+	size = region->alloc + tmesh_memfd_trailer_bytes(region->kind);
+	memcpy(parts.label, region->label, sizeof(parts.label));
+	tmesh_memfd_name_format(name, sizeof(name), &parts);
+	region->fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | flags);
+	if (region->fd < 0)
+		return tmesh_fail_errno(err,
+					huge ? "memfd_create with huge pages" : "memfd_create");
+	if (ftruncate(region->fd, (off_t)size))
+		return errno == EINVAL || errno == EFBIG
+			       ? tmesh_fail(err, -EOVERFLOW,
+					    "%llu bytes are more than a memfd takes",
+					    (unsigned long long)size)
+			       : tmesh_fail_errno(err, "ftruncate of a memfd");
+	/* A memfd's mode is 0777: any user who is handed it read-only could reopen it. */
+	if (fchmod(region->fd, 0600))
+		return tmesh_fail_errno(err, "fchmod of a memfd");
+	if (fcntl(region->fd, F_ADD_SEALS, TMESH_SEALS_FIXED))
+		return tmesh_fail_errno(err, "sealing the size of a memfd");
+	if ((region->opts.flags & TMESH_REGION_GID) &&
+	    fchown(region->fd, (uid_t)-1, region->opts.gid))
+		return tmesh_fail_errno(err, "giving the region to the group");
+	return 0;
+}
+
+static void unmake_file(struct tmesh_region *region)
+{
+	if (region->addr)
+		munmap(region->addr, region->alloc);
+	if (region->fd >= 0)
+		close(region->fd);
+	region->addr = NULL;
+	region->fd = -1;
+}
+
+static int map_for_writing(struct tmesh_region *region, struct tmesh_error *err)
+{
+	return tmesh_region_map_locked(region, PROT_READ | PROT_WRITE, err);
+}
+
+/* HUGE is a demand: the pages are taken now, from the pool of huge pages if it has enough,
+ * else from shared memory that becomes huge. */
+static int make_huge(struct tmesh_region *region, struct tmesh_error *err)
+{
+	const char *why;
+
+	region->kind |= TMESH_KIND_HUGETLB;
+	if (make_file(region, MFD_HUGETLB | MFD_HUGE_2MB, NULL) == 0 &&
+	    map_for_writing(region, NULL) == 0)
+		return 0;
+	unmake_file(region);
+	region->kind &= ~TMESH_KIND_HUGETLB;
+	region->align_huge = true;
+	if (tmesh_huge_shmem(&why) && make_file(region, 0, NULL) == 0 &&
+	    map_for_writing(region, NULL) == 0 &&
+	    madvise(region->addr, region->alloc, MADV_POPULATE_WRITE) == 0 &&
+	    tmesh_huge_mapped(region->addr) == region->alloc)
+		return 0;
+	return tmesh_fail(err, -ENOMEM,
+			  "no 2 MiB pages for %llu bytes: the pool (vm.nr_hugepages) has not "
+			  "enough, and %s",
+			  (unsigned long long)region->bytes,
+			  *why ? why : "free memory is too scattered for huge pages");
+}
+
+static int bind_node(struct tmesh_region *region, struct tmesh_error *err)
+{
+	unsigned long mask[1024 / (8 * sizeof(unsigned long))] = {0};
+	int node = region->opts.node;
+	int rc = map_for_writing(region, err);
+
+	if (rc)
+		return rc;
+	mask[(size_t)node / (8 * sizeof(*mask))] |= 1ul << ((size_t)node % (8 * sizeof(*mask)));
+	/* On shared memory the policy is the file's: it holds for all who map or write it. */
+	if (syscall(SYS_mbind, region->addr, region->alloc, MPOL_BIND, mask, 8 * sizeof(mask),
+		    MPOL_MF_MOVE | MPOL_MF_STRICT) == 0)
+		return 0;
+	if (errno == EINVAL)
+		return tmesh_fail(err, -EINVAL, "there is no NUMA node %d with memory", node);
+	return tmesh_fail_errno(err, "mbind");
+}
+
+static int memfd_create_region(struct tmesh_region *region, uint64_t bytes, struct tmesh_error *err)
+{
+	const struct tmesh_region_opts *opts = &region->opts;
+	const char *why;
+	int rc = check_opts(opts, err);
+
+	if (rc)
+		return rc;
+	region->id = tmesh_new_id(region->ctx);
+	if (opts->flags & TMESH_REGION_NO_PIN)
+		region->kind |= TMESH_KIND_NO_PIN;
+	if (opts->flags & TMESH_REGION_HUGE) {
+		rc = make_huge(region, err);
+	} else {
+		region->align_huge = (opts->flags & TMESH_REGION_TRY_HUGE) &&
+				     bytes >= TMESH_HUGE_BYTES && tmesh_huge_shmem(&why);
+		rc = make_file(region, 0, err);
+	}
+	if (!rc && (opts->flags & TMESH_REGION_NODE))
+		rc = bind_node(region, err);
+	return rc;
+}
+
+static int memfd_from_memfd(struct tmesh_region *region, int fd, uint64_t bytes,
+			    struct tmesh_error *err)
+{
+	int rc = check_opts(&region->opts, err);
+	int seals, mode;
+	struct stat st;
+
+	if (rc)
+		return rc;
+	if (region->opts.flags & TMESH_REGION_GID)
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "the group of a memfd made elsewhere is its maker's to set");
+	mode = fcntl(fd, F_GETFL);
+	if (mode < 0)
+		return tmesh_fail(err, -EBADF, "%d is not an open descriptor", fd);
+	seals = fcntl(fd, F_GET_SEALS);
+	if (seals < 0 || fstat(fd, &st))
+		return tmesh_fail(err, -EINVAL, "the descriptor is not a memfd's");
+	if ((seals & TMESH_SEALS_FIXED) != TMESH_SEALS_FIXED)
+		return tmesh_fail(err, -EINVAL,
+				  "the memfd is not sealed with F_SEAL_SHRINK and F_SEAL_GROW: its "
+				  "pages could vanish under a reader");
+	if (st.st_size == 0 || bytes > (uint64_t)st.st_size)
+		return tmesh_fail(err, -EINVAL, "the memfd has only %lld bytes",
+				  (long long)st.st_size);
+	if ((mode & O_ACCMODE) == O_WRONLY)
+		return tmesh_fail(err, -EINVAL, "the descriptor cannot be read");
+	region->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	if (region->fd < 0)
+		return tmesh_fail_errno(err, "duplicating the memfd's descriptor");
+	region->kind = TMESH_KIND_FOREIGN;
+	if (region->opts.flags & TMESH_REGION_NO_PIN)
+		region->kind |= TMESH_KIND_NO_PIN;
+	if (tmesh_memfd_is_hugetlb(fd))
+		region->kind |= TMESH_KIND_HUGETLB;
+	region->id = tmesh_memfd_foreign_id(st.st_dev, st.st_ino);
+	region->bytes = bytes ? bytes : (uint64_t)st.st_size;
+	region->alloc = alloc_for(region, region->bytes);
+	region->rights = (mode & O_ACCMODE) == O_RDWR ? TMESH_RIGHTS_ALL : TMESH_READ;
+	region->sealed = seals & F_SEAL_WRITE;
+	return 0;
+}
+
+static int handle_fd(struct tmesh_region *region, uint32_t rights, int *fd, struct tmesh_error *err)
+{
+	*fd = region->fd;
+	/* Without more than READ, ours is read-only as well: opened so, or reopened. */
+	if (rights != TMESH_READ || region->rights == TMESH_READ)
+		return 0;
+	*fd = tmesh_memfd_reopen(region->fd, O_RDONLY, err);
+	return *fd < 0 ? *fd : 0;
+}
+
+static int memfd_derive(struct tmesh_region *derived, struct tmesh_region *from, uint32_t rights,
+			bool pin, struct tmesh_error *err)
+{
+	int fd;
+	int rc;
+
+	if (pin) {
+		int seals = fcntl(from->fd, F_GET_SEALS);
+
+		if (!(seals & F_SEAL_WRITE))
+			return tmesh_fail(err, -EINVAL, "pin: the region is not sealed");
+		if (from->kind & TMESH_KIND_NO_PIN)
+			return tmesh_fail(err, -EPERM, "pin: the region's owner refuses pins");
+		derived->sealed = true;
+	}
+	rc = handle_fd(from, rights, &fd, err);
+	if (rc)
+		return rc;
+	derived->fd = fd == from->fd ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : fd;
+	return derived->fd < 0 ? tmesh_fail_errno(err, "duplicating a region's descriptor") : 0;
+}
+
+/* Everything in @wire is somebody's word. What could hurt is checked against the file. */
+static int memfd_adopt(struct tmesh_region *region, int fd, const struct tmesh_wire_region *wire,
+		       struct tmesh_error *err)
+{
+	uint64_t behind = tmesh_memfd_trailer_bytes(wire->kind);
+	struct stat st;
+	int seals;
+
+	region->fd = fd;
+	seals = fcntl(fd, F_GET_SEALS);
+	if (seals < 0 || (seals & TMESH_SEALS_FIXED) != TMESH_SEALS_FIXED || fstat(fd, &st))
+		return tmesh_fail(err, -EPROTO,
+				  "what was handed over is not a memfd of fixed size");
+	if (wire->backend != TMESH_BACKEND_MEMFD || (wire->kind & ~TMESH_KINDS) ||
+	    tmesh_check_rights(wire->rights, NULL) || wire->bytes == 0)
+		return tmesh_fail(err, -EPROTO, "the hand-over does not describe a region");
+	if ((uint64_t)st.st_size < behind || wire->bytes > (uint64_t)st.st_size - behind)
+		return tmesh_fail(err, -EPROTO,
+				  "the hand-over speaks of %llu bytes in a file of %lld",
+				  (unsigned long long)wire->bytes, (long long)st.st_size);
+	region->rights = wire->rights;
+	region->kind = wire->kind;
+	region->id = wire->id;
+	region->bytes = wire->bytes;
+	region->alloc = wire->kind & TMESH_KIND_FOREIGN ? alloc_for(region, wire->bytes)
+							: (uint64_t)st.st_size - behind;
+	region->sealed = seals & F_SEAL_WRITE;
+	return 0;
+}
+
+static int memfd_open_token(struct tmesh_region *region, const struct tmesh_token_parts *token,
+			    uint32_t rights, struct tmesh_error *err)
+{
+	const struct tmesh_index_entry *entry;
+	struct tmesh_ctx *ctx = region->ctx;
+	struct tmesh_wire_region wire = {.backend = TMESH_BACKEND_MEMFD, .rights = rights};
+	int fd = -1, rc = 0;
+
+	pthread_mutex_lock(&ctx->lock);
+	entry = tmesh_server_find(ctx, token);
+	if (entry && (rights & ~entry->rights)) {
+		rc = tmesh_fail(err, -EACCES, "the token does not give all the rights asked for");
+	} else if (entry) {
+		wire.kind = entry->region->kind;
+		wire.id = entry->region->id;
+		wire.bytes = entry->region->bytes;
+		fd = rights == TMESH_READ ? tmesh_memfd_reopen(entry->region->fd, O_RDONLY, err)
+					  : fcntl(entry->region->fd, F_DUPFD_CLOEXEC, 0);
+		if (fd < 0)
+			rc = rights == TMESH_READ
+				     ? fd
+				     : tmesh_fail_errno(err, "duplicating a region's descriptor");
+	}
+	pthread_mutex_unlock(&ctx->lock);
+	if (rc)
+		return rc;
+	if (fd >= 0)
+		return memfd_adopt(region, fd, &wire, err);
+	return tmesh_peer_open(region, token, rights, err);
+}
+
+/* Using. */
+
+static int memfd_mmap(struct tmesh_region *region, int prot, void *at, void **addr,
+		      struct tmesh_error *err)
+{
+	int flags = MAP_SHARED | (at ? MAP_FIXED : 0);
+
+	if (!at && region->align_huge) {
+		at = tmesh_huge_reserve(region->alloc);
+		if (at == MAP_FAILED)
+			return tmesh_fail_errno(err, "reserving addresses");
+		flags |= MAP_FIXED;
+	}
+	*addr = mmap(at, region->alloc, prot, flags, region->fd, 0);
+	if (*addr == MAP_FAILED && errno == EPERM && !(prot & PROT_WRITE)) {
+		/* Sealed by somebody else meanwhile: before Linux 6.7 such a file cannot be
+		 * mapped at all by a descriptor that could write. */
+		int own = tmesh_memfd_reopen(region->fd, O_RDONLY, err);
+
+		if (own < 0)
+			return own;
+		dup3(own, region->fd, O_CLOEXEC);
+		close(own);
+		*addr = mmap(at, region->alloc, prot, flags, region->fd, 0);
+	}
+	if (*addr == MAP_FAILED) {
+		int rc = -errno;
+
+		if (at)
+			munmap(at, region->alloc);
+		errno = -rc;
+		return rc == -EPERM ? tmesh_fail(err, rc,
+						 "map: the region is sealed; map it for reading")
+				    : tmesh_fail_errno(err, "mmap of a region");
+	}
+	/* Best effort: pages that are not huge hold the same bytes. */
+	if (region->align_huge)
+		madvise(*addr, region->alloc, MADV_HUGEPAGE);
+	return 0;
+}
+
+/*
+ * A writable mapping of ours would keep F_SEAL_WRITE at EBUSY, and so would a read-only one
+ * of a descriptor that can write: it might be made writable. Ours is therefore replaced in
+ * place by one of a read-only descriptor, which then takes the old one's number too.
+ */
+static int memfd_seal(struct tmesh_region *region, struct tmesh_error *err)
+{
+	int own = tmesh_memfd_reopen(region->fd, O_RDONLY, err);
+	int rc = 0;
+
+	if (own < 0)
+		return own;
+	if (region->addr && mmap(region->addr, region->alloc, PROT_READ, MAP_SHARED | MAP_FIXED,
+				 own, 0) == MAP_FAILED)
+		rc = tmesh_fail_errno(err, "mapping the region read-only");
+	if (!rc && fcntl(region->fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SEAL)) {
+		int code = errno;
+
+		if (code == EBUSY) {
+			char who[128];
+
+			tmesh_proc_writers(region->fd, who, sizeof(who));
+			rc = tmesh_fail(err, -EBUSY,
+					"seal: a writable mapping or export exists%s%s",
+					*who ? ", in process " : "", who);
+		} else {
+			rc = tmesh_fail_errno(err, "seal");
+		}
+		if (region->addr && mmap(region->addr, region->alloc, region->prot,
+					 MAP_SHARED | MAP_FIXED, region->fd, 0) == MAP_FAILED)
+			tmesh_log(region->ctx, TMESH_LOG_ERROR,
+				  "a failed seal left the mapping of a region read-only");
+	}
+	if (!rc) {
+		region->prot = PROT_READ;
+		/* Replacing an open descriptor needs no memory and no free number. */
+		dup3(own, region->fd, O_CLOEXEC);
+	}
+	close(own);
+	return rc;
+}
+
+/* pwrite() to the trailer; files of huge pages know no write(). */
+static int trailer_write(struct tmesh_region *region, uint64_t offset, const void *data,
+			 size_t bytes)
+{
+	uint64_t room = tmesh_memfd_trailer_bytes(region->kind);
+	void *page;
+
+	if (!(region->kind & TMESH_KIND_HUGETLB))
+		return pwrite(region->fd, data, bytes, (off_t)(region->alloc + offset)) ==
+				       (ssize_t)bytes
+			       ? 0
+			       : -1;
+	page = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_SHARED, region->fd,
+		    (off_t)region->alloc);
+	if (page == MAP_FAILED)
+		return -1;
+	memcpy((uint8_t *)page + offset, data, bytes);
+	munmap(page, room);
+	return 0;
+}
+
+/* Identity and description, as they are now; the rest of an older description is erased. */
+static int trailer_set(struct tmesh_region *region, const char *text, uint32_t bytes)
+{
+	struct tmesh_trailer head = {
+		.magic = TMESH_TRAILER_MAGIC,
+		.desc_bytes = bytes,
+		.id = region->id,
+		.bytes = region->bytes,
+	};
+	uint32_t old = region->desc_bytes;
+	char padded[TMESH_DESC_LEN] = "";
+
+	memcpy(head.label, region->label, sizeof(head.label));
+	if (bytes)
+		memcpy(padded, text, bytes);
+	if ((bytes || old) &&
+	    trailer_write(region, TMESH_TRAILER_TEXT, padded, bytes > old ? bytes : old))
+		return -1;
+	if (trailer_write(region, 0, &head, sizeof(head)))
+		return -1;
+	region->desc_bytes = bytes;
+	return 0;
+}
+
+static int memfd_desc_set(struct tmesh_region *region, const char *text, uint32_t bytes,
+			  struct tmesh_error *err)
+{
+	if (region->kind & TMESH_KIND_FOREIGN)
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "describe: a memfd made elsewhere has no room for a description");
+	if (trailer_set(region, text, bytes))
+		return tmesh_fail_errno(err, "describe");
+	return 0;
+}
+
+static int memfd_read(struct tmesh_region *region, uint64_t offset, void *data, uint64_t bytes,
+		      struct tmesh_error *err)
+{
+	while (bytes) {
+		ssize_t got = pread(region->fd, data, bytes, (off_t)offset);
+
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got < 0)
+			return tmesh_fail_errno(err, "read");
+		if (got == 0)
+			return tmesh_fail(err, -ESTALE, "read: the region's memory has vanished");
+		data = (uint8_t *)data + got;
+		offset += (uint64_t)got;
+		bytes -= (uint64_t)got;
+	}
+	return 0;
+}
+
+/* write() allocates and fills pages without the fault that each would cost in a mapping. */
+static int memfd_write_cold(struct tmesh_region *region, uint64_t offset, const void *data,
+			    uint64_t bytes, struct tmesh_error *err)
+{
+	if (region->kind & TMESH_KIND_HUGETLB) {
+		int rc = map_for_writing(region, err);
+
+		if (!rc)
+			tmesh_copy((uint8_t *)region->addr + offset, data, bytes);
+		return rc;
+	}
+	while (bytes) {
+		ssize_t put = pwrite(region->fd, data, bytes, (off_t)offset);
+
+		if (put < 0 && errno == EINTR)
+			continue;
+		if (put < 0 && errno == EPERM)
+			return tmesh_fail(err, -EPERM, "write: the region is sealed");
+		if (put <= 0)
+			return tmesh_fail_errno(err, "write");
+		data = (const uint8_t *)data + put;
+		offset += (uint64_t)put;
+		bytes -= (uint64_t)put;
+	}
+	return 0;
+}
+
+static int memfd_revoke(struct tmesh_region *region, struct tmesh_error *err)
+{
+	return tmesh_fail(err, -EOPNOTSUPP,
+			  "revoke: memory of a memfd cannot be taken back; it needs the module");
+}
+
+static int memfd_export(struct tmesh_region *region, uint64_t offset, uint64_t bytes,
+			uint32_t rights, int *fd, struct tmesh_error *err)
+{
+	struct udmabuf_create create = {
+		.memfd = (uint32_t)region->fd,
+		.flags = UDMABUF_FLAGS_CLOEXEC,
+		.offset = offset,
+		.size = bytes,
+	};
+	int device, made, code;
+
+	if (!(rights & TMESH_WRITE))
+		return tmesh_fail(
+			err, -EOPNOTSUPP,
+			"export: udmabuf makes only writable dma-bufs; a read-only one needs "
+			"the module");
+	if (fcntl(region->fd, F_GET_SEALS) & F_SEAL_WRITE)
+		return tmesh_fail(
+			err, -EOPNOTSUPP,
+			"export: udmabuf refuses sealed memory; a sealed region's dma-buf "
+			"needs the module");
+	device = open("/dev/udmabuf", O_RDWR | O_CLOEXEC);
+	if (device < 0)
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  errno == EACCES
+					  ? "export: no permission on /dev/udmabuf"
+					  : "export: there is no /dev/udmabuf (CONFIG_UDMABUF)");
+	made = ioctl(device, UDMABUF_CREATE, &create);
+	code = errno;
+	close(device);
+	if (made < 0) {
+		errno = code;
+		return code == EINVAL
+			       ? tmesh_fail(err, -EINVAL,
+					    "export: udmabuf refuses %llu bytes; its limits are in "
+					    "/sys/module/udmabuf/parameters",
+					    (unsigned long long)bytes)
+			       : tmesh_fail_errno(err, "UDMABUF_CREATE");
+	}
+	*fd = made;
+	return 0;
+}
+
+static int memfd_token(struct tmesh_region *region, uint32_t rights, char *token,
+		       struct tmesh_error *err)
+{
+	struct tmesh_token_parts parts;
+	int rc = tmesh_ctx_enter(region->ctx, err);
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&region->ctx->lock);
+	rc = tmesh_server_token(region, rights, &parts, err);
+	pthread_mutex_unlock(&region->ctx->lock);
+	if (!rc)
+		tmesh_token_format(token, &parts);
+	return rc;
+}
+
+static void memfd_release(struct tmesh_region *region)
+{
+	pthread_mutex_lock(&region->ctx->lock);
+	tmesh_server_forget(region);
+	pthread_mutex_unlock(&region->ctx->lock);
+}
+
+static int memfd_info(struct tmesh_region *region, struct tmesh_region_info *info,
+		      struct tmesh_error *err)
+{
+	int rc;
+
+	info->id = region->id;
+	info->bytes = region->bytes;
+	memcpy(info->label, region->label, sizeof(info->label));
+	rc = tmesh_memfd_describe(region->fd, region->kind, info);
+	if (rc)
+		return tmesh_fail(err, rc, "cannot read what the region's file says (errno %d)",
+				  -rc);
+	info->rights = region->rights;
+	info->node = region->opts.node;
+	info->pinning = region->pinning;
+	info->handles = tmesh_proc_count(region->fd);
+	if (region->addr && region->align_huge)
+		info->huge_bytes = tmesh_huge_mapped(region->addr);
+	return 0;
+}
+
+/* The pool. */
+
+#define POOL_FLAGS                                                                  \
+	((uint32_t)(TMESH_REGION_HUGE | TMESH_REGION_TRY_HUGE | TMESH_REGION_NODE | \
+		    TMESH_REGION_GID | TMESH_REGION_NO_PIN))
+
+static bool memfd_pool_fits(const struct tmesh_region *region, uint64_t bytes,
+			    const struct tmesh_region_opts *opts)
+{
+	return alloc_for(region, bytes) == region->alloc &&
+	       ((opts->flags ^ region->opts.flags) & POOL_FLAGS) == 0 &&
+	       opts->node == region->opts.node && opts->gid == region->opts.gid &&
+	       opts->mode == region->opts.mode && opts->linger_ms == region->opts.linger_ms;
+}
+
+static bool memfd_pool_alone(const struct tmesh_region *region)
+{
+	return true;
+}
+
+static int memfd_pool_renew(struct tmesh_region *region, uint64_t bytes,
+			    const struct tmesh_region_opts *opts)
+{
+	region->id = tmesh_new_id(region->ctx);
+	region->bytes = bytes;
+	memset(region->label, 0, sizeof(region->label));
+	strcpy(region->label, opts->label);
+	region->opts = *opts;
+	region->opts.label = region->label;
+	return trailer_set(region, NULL, 0) ? -errno : 0;
+}
+
+const struct tmesh_backend_ops tmesh_memfd_ops = {
+	.backend = TMESH_BACKEND_MEMFD,
+	.open = memfd_open,
+	.close = memfd_close,
+	.forked = memfd_forked,
+	.caps = tmesh_memfd_caps,
+	.create = memfd_create_region,
+	.from_memfd = memfd_from_memfd,
+	.derive = memfd_derive,
+	.open_token = memfd_open_token,
+	.adopt = memfd_adopt,
+	.mmap = memfd_mmap,
+	.seal = memfd_seal,
+	.desc_set = memfd_desc_set,
+	.read = memfd_read,
+	.write_cold = memfd_write_cold,
+	.revoke = memfd_revoke,
+	.export_dmabuf = memfd_export,
+	.token = memfd_token,
+	.handle_fd = handle_fd,
+	.info = memfd_info,
+	.release = memfd_release,
+	.pool_fits = memfd_pool_fits,
+	.pool_alone = memfd_pool_alone,
+	.pool_renew = memfd_pool_renew,
+	.list = tmesh_proc_list,
+	.holders = tmesh_proc_holders,
+};

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: MIT
+/* Messages with descriptors over Unix sockets, and the hand-over of regions by them. */
+#include "wire.h"
+
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define FDS_MAX 2
+
+/* Room for more than FDS_MAX would let a peer install more; what does not fit the kernel
+ * drops and says so. */
+union control {
+	struct cmsghdr align;
+	char room[CMSG_SPACE(FDS_MAX * sizeof(int))];
+};
+
+static void close_all(const int *fds, unsigned int count)
+{
+	for (unsigned int i = 0; i < count; i++)
+		close(fds[i]);
+}
+
+/* Descriptors of one received message go to @fds behind the *@count there are: false when
+ * there are more than @room or it carries anything else; all of it is closed then. */
+static bool take_fds(struct msghdr *msg, int *fds, unsigned int room, unsigned int *count)
+{
+	bool good = !(msg->msg_flags & MSG_CTRUNC);
+
+	for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {
+		size_t got;
+
+		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+			continue;
+		got = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+		for (size_t i = 0; i < got; i++) {
+			int fd;
+
+			memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(fd));
+			if (*count < room) {
+				fds[(*count)++] = fd;
+			} else {
+				close(fd);
+				good = false;
+			}
+		}
+	}
+	return good;
+}
+
+static int wait_readable(int socket, uint64_t deadline)
+{
+	struct pollfd poller = {.fd = socket, .events = POLLIN};
+	int rc;
+
+	do
+		rc = poll(&poller, 1, tmesh_poll_ms(deadline));
+	while (rc < 0 && errno == EINTR);
+	if (rc < 0)
+		return -errno;
+	if (rc == 0)
+		return -ETIMEDOUT;
+	return poller.revents & POLLNVAL ? -EBADF : 0;
+}
+
+int tmesh_wire_recv(int socket, void *message, size_t bytes, int *fds, unsigned int fd_room,
+		    uint64_t deadline)
+{
+	unsigned int count = 0;
+	size_t done = 0;
+	int rc = 0;
+
+	/* A stream may bring the message in pieces. */
+	while (done < bytes) {
+		struct iovec part = {(uint8_t *)message + done, bytes - done};
+		union control control;
+		struct msghdr msg = {
+			.msg_iov = &part,
+			.msg_iovlen = 1,
+			.msg_control = control.room,
+			.msg_controllen = sizeof(control.room),
+		};
+		ssize_t got;
+
+		rc = deadline ? wait_readable(socket, deadline) : 0;
+		if (rc)
+			break;
+		got = recvmsg(socket, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+		if (got < 0) {
+			if (errno == EINTR || (errno == EAGAIN && deadline))
+				continue;
+			rc = errno == ECONNRESET ? -EPIPE : -errno;
+			break;
+		}
+		if (!take_fds(&msg, fds, fd_room, &count) || (msg.msg_flags & MSG_TRUNC)) {
+			rc = -EPROTO;
+			break;
+		}
+		if (got == 0) {
+			rc = done ? -EPROTO : -EPIPE;
+			break;
+		}
+		done += (size_t)got;
+	}
+	if (rc) {
+		close_all(fds, count);
+		return rc;
+	}
+	return (int)count;
+}
+
+int tmesh_wire_send(int socket, const void *message, size_t bytes, const int *fds,
+		    unsigned int fd_count, int flags)
+{
+	struct iovec whole = {(void *)message, bytes};
+	union control control;
+	struct msghdr msg = {.msg_iov = &whole, .msg_iovlen = 1};
+	ssize_t sent;
+
+	if (fd_count) {
+		struct cmsghdr *c = &control.align;
+
+		memset(&control, 0, sizeof(control));
+		msg.msg_control = control.room;
+		msg.msg_controllen = CMSG_SPACE(fd_count * sizeof(int));
+		c->cmsg_level = SOL_SOCKET;
+		c->cmsg_type = SCM_RIGHTS;
+		c->cmsg_len = CMSG_LEN(fd_count * sizeof(int));
+		memcpy(CMSG_DATA(c), fds, fd_count * sizeof(int));
+	}
+	do
+		sent = sendmsg(socket, &msg, MSG_NOSIGNAL | flags);
+	while (sent < 0 && errno == EINTR);
+	if (sent < 0)
+		return errno == ECONNRESET || errno == ENOTCONN ? -EPIPE : -errno;
+	/* The kernel takes so little whole or not at all, on streams too. */
+	return (size_t)sent == bytes ? 0 : -EPIPE;
+}
+
+/* Other families would drop the descriptor in silence. */
+static int check_unix(int socket, struct tmesh_error *err)
+{
+	int domain;
+	socklen_t size = sizeof(domain);
+
+	if (getsockopt(socket, SOL_SOCKET, SO_DOMAIN, &domain, &size))
+		return tmesh_fail_errno(err, "not an open socket");
+	if (domain != AF_UNIX)
+		return tmesh_fail(err, -EINVAL, "only Unix sockets carry descriptors");
+	return 0;
+}
+
+/* On a socket that cannot take it now, wait as for a message: at most the timeout. */
+static int send_waiting(const struct tmesh_ctx *ctx, int socket,
+			const struct tmesh_wire_region *wire, int fd)
+{
+	uint64_t deadline = 0;
+
+	for (;;) {
+		struct pollfd poller = {.fd = socket, .events = POLLOUT};
+		int rc = tmesh_wire_send(socket, wire, sizeof(*wire), &fd, 1, MSG_DONTWAIT);
+
+		if (rc != -EAGAIN && rc != -ETOOMANYREFS)
+			return rc;
+		if (!deadline)
+			deadline = tmesh_now_ns() + ctx->timeout_ns;
+		rc = poll(&poller, 1, tmesh_poll_ms(deadline));
+		if (rc == 0)
+			return -ETIMEDOUT;
+		if (rc < 0 && errno != EINTR)
+			return -errno;
+	}
+}
+
+int tmesh_region_send(struct tmesh_region *region, int socket, uint32_t rights,
+		      struct tmesh_error *err)
+{
+	struct tmesh_wire_region wire = {
+		.magic = TMESH_MAGIC_REGION,
+		.version = TMESH_WIRE_VERSION,
+		.backend = region->ctx->ops->backend,
+		.rights = rights,
+		.kind = region->kind,
+		.id = region->id,
+		.bytes = region->bytes,
+	};
+	int rc = tmesh_check_rights(rights, err);
+	int fd;
+
+	if (!rc)
+		rc = tmesh_region_may(region, rights, "send", err);
+	if (!rc)
+		rc = check_unix(socket, err);
+	if (!rc)
+		rc = region->ctx->ops->handle_fd(region, rights, &fd, err);
+	if (rc)
+		return rc;
+	tmesh_region_set_shared(region);
+	rc = send_waiting(region->ctx, socket, &wire, fd);
+	if (fd != region->fd)
+		close(fd);
+	switch (rc) {
+	case 0:
+		return 0;
+	case -EPIPE:
+		return tmesh_fail(err, rc, "send: nobody is at the other end of the socket");
+	case -ETIMEDOUT:
+		return tmesh_fail(err, rc, "send: the peer does not empty its socket");
+	default:
+		errno = -rc;
+		return tmesh_fail_errno(err, "send");
+	}
+}
+
+static int recv_error(int rc, struct tmesh_error *err)
+{
+	switch (rc) {
+	case -EPIPE:
+		return tmesh_fail(err, rc, "receive: nobody is at the other end of the socket");
+	case -ETIMEDOUT:
+		return tmesh_fail(err, rc, "receive: no region came in time");
+	case -EPROTO:
+		return tmesh_fail(err, rc, "receive: the peer sent something else than one region");
+	default:
+		errno = -rc;
+		return tmesh_fail_errno(err, "receive");
+	}
+}
+
+int tmesh_region_recv(struct tmesh_ctx *ctx, int socket, struct tmesh_region **out,
+		      struct tmesh_error *err)
+{
+	uint64_t deadline = tmesh_now_ns() + ctx->timeout_ns;
+	struct tmesh_wire_region wire;
+	struct tmesh_region *region;
+	int fd;
+	int rc = tmesh_ctx_enter(ctx, err);
+
+	if (rc)
+		return rc;
+	rc = tmesh_wire_recv(socket, &wire, sizeof(wire), &fd, 1, deadline);
+	if (rc < 0)
+		return recv_error(rc, err);
+	if (rc == 0)
+		return recv_error(-EPROTO, err);
+	if (wire.magic != TMESH_MAGIC_REGION || wire.version != TMESH_WIRE_VERSION || wire.pad) {
+		close(fd);
+		return recv_error(-EPROTO, err);
+	}
+	if (wire.backend != ctx->ops->backend) {
+		close(fd);
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "receive: the region is of another backend than this context's "
+				  "(%s)",
+				  tmesh_backend_name(ctx->ops->backend));
+	}
+	region = tmesh_region_new(ctx, err);
+	if (!region) {
+		close(fd);
+		return -ENOMEM;
+	}
+	region->shared = true;
+	rc = ctx->ops->adopt(region, fd, &wire, err);
+	if (rc) {
+		tmesh_region_destroy(region);
+		return rc;
+	}
+	tmesh_count(ctx, COUNT_OPENED, 1);
+	tmesh_region_publish(region, out);
+	return 0;
+}

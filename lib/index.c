@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Index: which descriptor a token's region has in the producer, in memory that the producer
+ * writes and others only read. A process that has it finds a region without waking the
+ * producer. docs/rendezvous.md has the layout and the argument why it is safe.
+ *
+ * It is an open-addressing table with linear probing, at most half full. A slot's tag is a
+ * keyed hash of the token's secret, so that reading the index gives no token away.
+ */
+#include "wire.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* A view of more slots than any descriptor table has is no index. */
+#define SLOTS_MAX (1u << 24)
+
+struct tmesh_index {
+	int fd;
+	struct tmesh_index_head *head;
+	size_t bytes;
+	uint32_t used;
+	struct tmesh_index_entry *entries; /* beside the slots */
+};
+
+static struct tmesh_index_slot *slots_of(const struct tmesh_index_head *head)
+{
+	return (struct tmesh_index_slot *)((uint8_t *)head + TMESH_INDEX_HEAD);
+}
+
+static size_t bytes_of(uint32_t slots)
+{
+	return TMESH_INDEX_HEAD + (size_t)slots * sizeof(struct tmesh_index_slot);
+}
+
+static uint64_t tag_of(const struct tmesh_index_head *head, const uint8_t *secret)
+{
+	uint64_t tag = tmesh_siphash(head->key, secret, TMESH_SECRET_BYTES);
+
+	return tag ? tag : 1;
+}
+
+static int index_map(struct tmesh_index *index, struct tmesh_error *err)
+{
+	/* Made so by us and for good: it cannot shrink under a reader, and after our own
+	 * mapping nobody gets a writable one. */
+	const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
+
+	if (fchmod(index->fd, 0600) || ftruncate(index->fd, (off_t)index->bytes))
+		return tmesh_fail_errno(err, "the index of tokens");
+	index->head = mmap(NULL, index->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, index->fd, 0);
+	if (index->head == MAP_FAILED) {
+		index->head = NULL;
+		return tmesh_fail_errno(err, "mmap of the index of tokens");
+	}
+	/* A forked child must not write here. */
+	if (madvise(index->head, index->bytes, MADV_DONTFORK) ||
+	    fcntl(index->fd, F_ADD_SEALS, seals))
+		return tmesh_fail_errno(err, "sealing the index of tokens");
+	return 0;
+}
+
+int tmesh_index_new(uint64_t number, uint32_t slots, struct tmesh_index **out,
+		    struct tmesh_error *err)
+{
+	struct tmesh_index *index = calloc(1, sizeof(*index));
+	int rc;
+
+	if (!index)
+		return tmesh_fail(err, -ENOMEM, "no memory for the index of tokens");
+	index->bytes = bytes_of(slots);
+	index->fd = memfd_create("tmesh-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	index->entries = calloc(slots, sizeof(*index->entries));
+	if (index->fd < 0)
+		rc = tmesh_fail_errno(err, "memfd_create for the index of tokens");
+	else if (!index->entries)
+		rc = tmesh_fail(err, -ENOMEM, "no memory for the index of tokens");
+	else
+		rc = index_map(index, err);
+	if (!rc)
+		rc = tmesh_random(index->head->key, sizeof(index->head->key), err);
+	if (rc) {
+		tmesh_index_free(index);
+		return rc;
+	}
+	index->head->magic = TMESH_MAGIC_INDEX;
+	index->head->version = TMESH_WIRE_VERSION;
+	index->head->number = number;
+	index->head->slots = slots;
+	*out = index;
+	return 0;
+}
+
+void tmesh_index_forget(struct tmesh_index *index)
+{
+	if (index->fd >= 0)
+		close(index->fd);
+	free(index->entries);
+	free(index);
+}
+
+void tmesh_index_free(struct tmesh_index *index)
+{
+	if (index->head) {
+		atomic_store(&index->head->closed, 1);
+		munmap(index->head, index->bytes);
+	}
+	tmesh_index_forget(index);
+}
+
+int tmesh_index_fd(const struct tmesh_index *index)
+{
+	return index->fd;
+}
+
+uint64_t tmesh_index_number(const struct tmesh_index *index)
+{
+	return index->head->number;
+}
+
+static uint32_t find(const struct tmesh_index *index, const uint8_t *secret)
+{
+	const struct tmesh_index_slot *slots = slots_of(index->head);
+	uint32_t mask = index->head->slots - 1;
+	uint64_t tag = tag_of(index->head, secret);
+	uint32_t i = (uint32_t)tag & mask;
+
+	for (;; i = (i + 1) & mask) {
+		uint64_t there = atomic_load_explicit(&slots[i].tag, memory_order_relaxed);
+
+		if (there == 0 || (there == tag && memcmp(index->entries[i].secret, secret,
+							  TMESH_SECRET_BYTES) == 0))
+			return i;
+	}
+}
+
+static void slot_begin(struct tmesh_index_slot *slot)
+{
+	uint32_t seq = atomic_load_explicit(&slot->seq, memory_order_relaxed);
+
+	atomic_store_explicit(&slot->seq, seq + 1, memory_order_relaxed);
+	atomic_thread_fence(memory_order_release);
+}
+
+static void slot_end(struct tmesh_index_slot *slot)
+{
+	uint32_t seq = atomic_load_explicit(&slot->seq, memory_order_relaxed);
+
+	atomic_store_explicit(&slot->seq, seq + 1, memory_order_release);
+}
+
+static void slot_clear(struct tmesh_index_slot *slot)
+{
+	slot_begin(slot);
+	atomic_store_explicit(&slot->tag, 0, memory_order_relaxed);
+	slot_end(slot);
+}
+
+#define COPY(to, from, member)                                                             \
+	atomic_store_explicit(&(to)->member,                                               \
+			      atomic_load_explicit(&(from)->member, memory_order_relaxed), \
+			      memory_order_relaxed)
+
+static void slot_copy(struct tmesh_index_slot *to, const struct tmesh_index_slot *from)
+{
+	slot_begin(to);
+	COPY(to, from, tag);
+	COPY(to, from, fd);
+	COPY(to, from, dev);
+	COPY(to, from, ino);
+	COPY(to, from, id);
+	COPY(to, from, bytes);
+	COPY(to, from, rights);
+	COPY(to, from, kind);
+	slot_end(to);
+}
+
+/* Twice the size; readers of the old one see it closed and ask for the new one. */
+static int grow(struct tmesh_index **index, struct tmesh_error *err)
+{
+	struct tmesh_index *old = *index, *larger;
+	int rc = tmesh_index_new(old->head->number + 1, old->head->slots * 2, &larger, err);
+
+	if (rc)
+		return rc;
+	for (uint32_t i = 0; i < old->head->slots; i++) {
+		const struct tmesh_index_slot *from = &slots_of(old->head)[i];
+		struct tmesh_index_slot *to;
+		uint32_t at;
+
+		if (!atomic_load_explicit(&from->tag, memory_order_relaxed))
+			continue;
+		at = find(larger, old->entries[i].secret);
+		to = &slots_of(larger->head)[at];
+		slot_copy(to, from);
+		atomic_store_explicit(&to->tag, tag_of(larger->head, old->entries[i].secret),
+				      memory_order_relaxed);
+		larger->entries[at] = old->entries[i];
+	}
+	larger->used = old->used;
+	tmesh_index_free(old);
+	*index = larger;
+	return 0;
+}
+
+int tmesh_index_add(struct tmesh_index **index, const struct tmesh_index_entry *entry,
+		    struct tmesh_error *err)
+{
+	const struct tmesh_region *region = entry->region;
+	struct tmesh_index_slot *slot;
+	struct stat st;
+	uint32_t at;
+	int rc;
+
+	if (fstat(region->fd, &st))
+		return tmesh_fail_errno(err, "fstat of a region");
+	if ((*index)->used >= (*index)->head->slots / 2) {
+		rc = grow(index, err);
+		if (rc)
+			return rc;
+	}
+	at = find(*index, entry->secret);
+	(*index)->entries[at] = *entry;
+	(*index)->used++;
+	slot = &slots_of((*index)->head)[at];
+	slot_begin(slot);
+	atomic_store_explicit(&slot->fd, (uint32_t)region->fd, memory_order_relaxed);
+	atomic_store_explicit(&slot->dev, st.st_dev, memory_order_relaxed);
+	atomic_store_explicit(&slot->ino, st.st_ino, memory_order_relaxed);
+	atomic_store_explicit(&slot->id, region->id, memory_order_relaxed);
+	atomic_store_explicit(&slot->bytes, region->bytes, memory_order_relaxed);
+	atomic_store_explicit(&slot->rights, entry->rights, memory_order_relaxed);
+	atomic_store_explicit(&slot->kind, region->kind, memory_order_relaxed);
+	atomic_store_explicit(&slot->tag, tag_of((*index)->head, entry->secret),
+			      memory_order_relaxed);
+	slot_end(slot);
+	return 0;
+}
+
+const struct tmesh_index_entry *tmesh_index_find(const struct tmesh_index *index,
+						 const uint8_t *secret)
+{
+	uint32_t at = find(index, secret);
+
+	if (!atomic_load_explicit(&slots_of(index->head)[at].tag, memory_order_relaxed))
+		return NULL;
+	return &index->entries[at];
+}
+
+/* Closes the gap, so that probing needs no tombstones. A reader who looks meanwhile may miss
+ * an entry that moves, and asks the producer. */
+void tmesh_index_remove(struct tmesh_index *index, const uint8_t *secret)
+{
+	struct tmesh_index_slot *slots = slots_of(index->head);
+	uint32_t mask = index->head->slots - 1;
+	uint32_t gap = find(index, secret);
+	uint64_t tag;
+
+	if (!atomic_load_explicit(&slots[gap].tag, memory_order_relaxed))
+		return;
+	for (uint32_t i = (gap + 1) & mask;
+	     (tag = atomic_load_explicit(&slots[i].tag, memory_order_relaxed));
+	     i = (i + 1) & mask) {
+		/* Whoever's home lies behind the gap stays. */
+		if (((i - (uint32_t)tag) & mask) < ((i - gap) & mask))
+			continue;
+		slot_copy(&slots[gap], &slots[i]);
+		index->entries[gap] = index->entries[i];
+		gap = i;
+	}
+	slot_clear(&slots[gap]);
+	memset(&index->entries[gap], 0, sizeof(index->entries[gap]));
+	index->used--;
+}
+
+int tmesh_index_view_open(struct tmesh_index_view *view, int fd)
+{
+	const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
+	struct tmesh_index_head *head;
+	struct stat st;
+
+	if ((fcntl(fd, F_GET_SEALS) & seals) != seals || fstat(fd, &st) ||
+	    st.st_size < (off_t)bytes_of(1) || st.st_size > (off_t)bytes_of(SLOTS_MAX))
+		return -EPROTO;
+	head = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
+	if (head == MAP_FAILED)
+		return -errno;
+	if (head->magic != TMESH_MAGIC_INDEX || head->version != TMESH_WIRE_VERSION ||
+	    head->slots == 0 || (head->slots & (head->slots - 1)) ||
+	    bytes_of(head->slots) != (size_t)st.st_size) {
+		munmap(head, (size_t)st.st_size);
+		return -EPROTO;
+	}
+	view->head = head;
+	view->bytes = (size_t)st.st_size;
+	return 0;
+}
+
+void tmesh_index_view_close(struct tmesh_index_view *view)
+{
+	if (view->head)
+		munmap(view->head, view->bytes);
+	view->head = NULL;
+}
+
+bool tmesh_index_view_closed(const struct tmesh_index_view *view)
+{
+	return atomic_load_explicit(&view->head->closed, memory_order_relaxed);
+}
+
+bool tmesh_index_hit_holds(const struct tmesh_index_hit *hit)
+{
+	atomic_thread_fence(memory_order_acquire);
+	return atomic_load_explicit(&hit->slot->seq, memory_order_relaxed) == hit->seq;
+}
+
+static bool read_slot(const struct tmesh_index_slot *slot, uint64_t tag,
+		      struct tmesh_index_hit *hit)
+{
+	hit->slot = slot;
+	hit->seq = atomic_load_explicit(&slot->seq, memory_order_acquire);
+	/* Another entry may have moved in since its tag was seen. */
+	if (atomic_load_explicit(&slot->tag, memory_order_relaxed) != tag)
+		return false;
+	hit->fd = (int)atomic_load_explicit(&slot->fd, memory_order_relaxed);
+	hit->dev = atomic_load_explicit(&slot->dev, memory_order_relaxed);
+	hit->ino = atomic_load_explicit(&slot->ino, memory_order_relaxed);
+	hit->region = (struct tmesh_wire_region){
+		.magic = TMESH_MAGIC_REGION,
+		.version = TMESH_WIRE_VERSION,
+		.backend = TMESH_BACKEND_MEMFD,
+		.rights = atomic_load_explicit(&slot->rights, memory_order_relaxed),
+		.kind = atomic_load_explicit(&slot->kind, memory_order_relaxed),
+		.id = atomic_load_explicit(&slot->id, memory_order_relaxed),
+		.bytes = atomic_load_explicit(&slot->bytes, memory_order_relaxed),
+	};
+	return !(hit->seq & 1) && tmesh_index_hit_holds(hit);
+}
+
+/* The producer writes the table while we look, and need not be honest: at most one round, and
+ * the number of slots is the one the mapping has room for. */
+bool tmesh_index_view_find(const struct tmesh_index_view *view, const uint8_t *secret,
+			   struct tmesh_index_hit *hit)
+{
+	const struct tmesh_index_slot *slots = slots_of(view->head);
+	uint32_t count =
+		(uint32_t)((view->bytes - TMESH_INDEX_HEAD) / sizeof(struct tmesh_index_slot));
+	uint64_t tag = tag_of(view->head, secret);
+
+	for (uint32_t n = 0, i = (uint32_t)tag & (count - 1); n < count;
+	     n++, i = (i + 1) & (count - 1)) {
+		uint64_t there = atomic_load_explicit(&slots[i].tag, memory_order_relaxed);
+
+		if (there == 0)
+			return false;
+		if (there == tag)
+			return read_slot(&slots[i], tag, hit);
+	}
+	return false;
+}

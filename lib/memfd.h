@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What a memfd region's file looks like, for those who make it and those who find it in /proc.
+ *
+ *   name      tmesh:1:<id, 16 hex>:<bytes, hex>:<label>
+ *   contents  the data in whole pages, then a trailer: a hole until something is to be said
+ *
+ * The name says what the memory was made for. A trailer with a header says what it is now:
+ * the description, and, after the pool has given the memory to a new region, that region's
+ * identity. Descriptors carry both past the producer's death.
+ */
+#ifndef TMESH_MEMFD_H
+#define TMESH_MEMFD_H
+
+#include "wire.h"
+
+#define TMESH_HUGE_BYTES (2u << 20)
+#define TMESH_SEALS_FIXED (F_SEAL_SHRINK | F_SEAL_GROW)
+
+#define TMESH_TRAILER_MAGIC 0x44304d54u /* "TM0D" */
+#define TMESH_TRAILER_TEXT 128		/* where the description begins */
+#define TMESH_TRAILER_BYTES 8192	/* at least: header and the longest description */
+
+struct tmesh_trailer {
+	uint32_t magic;
+	uint32_t desc_bytes;
+	uint64_t id;
+	uint64_t bytes;
+	char label[TMESH_LABEL_LEN + 1];
+};
+
+/* What is known of a memfd region without being its holder. */
+struct tmesh_memfd_name {
+	uint64_t id;
+	uint64_t bytes;
+	char label[TMESH_LABEL_LEN + 1];
+};
+
+void tmesh_memfd_name_format(char *name, size_t size, const struct tmesh_memfd_name *parts);
+/* From "tmesh:1:..." up to the end or to " (deleted)"; false for any other name. */
+bool tmesh_memfd_name_parse(const char *text, struct tmesh_memfd_name *parts);
+/* Bytes of the trailer behind a region of this kind. */
+uint64_t tmesh_memfd_trailer_bytes(uint32_t kind);
+/* The id of a memfd made elsewhere: it names the file as long as the machine runs. */
+uint64_t tmesh_memfd_foreign_id(uint64_t dev, uint64_t ino);
+bool tmesh_memfd_is_hugetlb(int fd);
+
+/*
+ * Read what the file itself says: size, owner, seals, times, trailer. @info has what the
+ * name says on the way in. Return: 0 or a negative errno; -EPROTO for a file that is no region.
+ */
+int tmesh_memfd_describe(int fd, uint32_t kind, struct tmesh_region_info *info);
+
+/* caps_memfd.c */
+void tmesh_memfd_caps(struct tmesh_ctx *ctx);
+
+/* see_proc.c */
+
+int tmesh_proc_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, size_t *count,
+		    struct tmesh_error *err);
+int tmesh_proc_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_info **holders,
+		       size_t *count, struct tmesh_error *err);
+/* Descriptors of this file found in /proc. */
+uint32_t tmesh_proc_count(int fd);
+/* Names the processes with a writable mapping of this file, "123 (name), 456 (name)". */
+void tmesh_proc_writers(int fd, char *text, size_t size);
+
+/* huge.c */
+
+/* Pages of tmpfs come in 2 MiB on request; else @why says what to change. */
+bool tmesh_huge_shmem(const char **why);
+/* Bytes of the mapping at @addr that are mapped by huge pages. */
+uint64_t tmesh_huge_mapped(const void *addr);
+/* An address range of @bytes at a multiple of 2 MiB, reserved. */
+void *tmesh_huge_reserve(size_t bytes);
+
+#endif /* TMESH_MEMFD_H */

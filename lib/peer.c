@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Peers: the producers whose tokens this context has opened. The first open asks the
+ * producer's server by socket; the answer brings its index along, and later opens of a
+ * producer of the same PID namespace go past it: look up, open /proc/PID/fd/N, check.
+ */
+#include "wire.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PEERS 32
+/* A connection may be dropped under us when its server has many; a dead server refuses. */
+#define TRIES 8
+
+/* Guarded by ctx->lock. */
+struct tmesh_peer {
+	struct tmesh_peer *next; /* most recently asked first */
+	uint8_t name[16];
+	int conn;  /* -1: none, or a thread is asking by it */
+	pid_t pid; /* 0: not known here */
+	int proc;  /* /proc/PID/fd, -1 until needed */
+	int index; /* descriptor of an index not mapped yet, or -1 */
+	uint64_t index_number;
+	struct tmesh_index_view view;
+};
+
+static void peer_close(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+}
+
+static void peer_free(struct tmesh_peer *peer)
+{
+	peer_close(&peer->conn);
+	peer_close(&peer->proc);
+	peer_close(&peer->index);
+	tmesh_index_view_close(&peer->view);
+	free(peer);
+}
+
+static struct tmesh_peer **peer_find(struct tmesh_ctx *ctx, const uint8_t *name)
+{
+	struct tmesh_peer **at = &ctx->peers;
+
+	while (*at && memcmp((*at)->name, name, sizeof((*at)->name)))
+		at = &(*at)->next;
+	return at;
+}
+
+static void peer_forget(struct tmesh_ctx *ctx, const uint8_t *name)
+{
+	struct tmesh_peer **at = peer_find(ctx, name);
+	struct tmesh_peer *peer = *at;
+
+	if (!peer)
+		return;
+	*at = peer->next;
+	peer_free(peer);
+}
+
+void tmesh_peers_drop(struct tmesh_ctx *ctx)
+{
+	while (ctx->peers) {
+		struct tmesh_peer *peer = ctx->peers;
+
+		ctx->peers = peer->next;
+		peer_free(peer);
+	}
+}
+
+void tmesh_peers_forked(struct tmesh_ctx *ctx)
+{
+	tmesh_peers_drop(ctx);
+}
+
+/* Opens without a wake: what a peer's index says, checked at every step; anything that
+ * does not fit is no error, the producer is asked instead. */
+
+static void index_forget(struct tmesh_peer *peer)
+{
+	tmesh_index_view_close(&peer->view);
+	peer_close(&peer->index);
+	peer->index_number = 0;
+}
+
+/* Only while the connection stands is the number sure to be the producer's. */
+static bool open_proc(struct tmesh_peer *peer)
+{
+	char path[32], byte;
+
+	if (peer->proc >= 0)
+		return true;
+	if (peer->pid <= 0 || peer->conn < 0)
+		return false;
+	snprintf(path, sizeof(path), "/proc/%d/fd", (int)peer->pid);
+	peer->proc = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (peer->proc >= 0 && recv(peer->conn, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 &&
+	    errno == EAGAIN)
+		return true;
+	peer_close(&peer->proc);
+	return false;
+}
+
+static bool index_ready(struct tmesh_peer *peer)
+{
+	if (!peer->view.head) {
+		if (peer->index < 0 || tmesh_index_view_open(&peer->view, peer->index))
+			return false;
+		peer_close(&peer->index);
+	}
+	if (!tmesh_index_view_closed(&peer->view))
+		return open_proc(peer);
+	index_forget(peer);
+	return false;
+}
+
+static int open_hit(const struct tmesh_peer *peer, const struct tmesh_index_hit *hit,
+		    uint32_t rights)
+{
+	char number[16];
+	struct stat st;
+	int fd;
+
+	snprintf(number, sizeof(number), "%d", hit->fd);
+	fd = openat(peer->proc, number, (rights == TMESH_READ ? O_RDONLY : O_RDWR) | O_CLOEXEC);
+	if (fd < 0)
+		return -1;
+	if (fstat(fd, &st) == 0 && st.st_dev == hit->dev && st.st_ino == hit->ino &&
+	    tmesh_index_hit_holds(hit))
+		return fd;
+	close(fd);
+	return -1;
+}
+
+static int open_without_wake(struct tmesh_peer *peer, const uint8_t *secret, uint32_t rights,
+			     struct tmesh_wire_region *wire)
+{
+	struct tmesh_index_hit hit;
+
+	if (!index_ready(peer) || !tmesh_index_view_find(&peer->view, secret, &hit) ||
+	    (rights & ~hit.region.rights))
+		return -1;
+	*wire = hit.region;
+	return open_hit(peer, &hit, rights);
+}
+
+/* Asking the producer. */
+
+struct answer {
+	struct tmesh_wire_reply reply;
+	int fds[2]; /* the region's and the index's, or -1 */
+};
+
+static int producer_gone(struct tmesh_error *err)
+{
+	return tmesh_fail(err, -ENOENT,
+			  "no such region: its producer has released it or is gone, or the token "
+			  "is another user's");
+}
+
+static int connect_to(int dir, const char *name, uint64_t deadline, int *out,
+		      struct tmesh_error *err)
+{
+	const struct timespec pause = {.tv_nsec = 1000000};
+	struct sockaddr_un address;
+	socklen_t size = tmesh_rundir_address(dir, name, &address);
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+	if (fd < 0)
+		return tmesh_fail_errno(err, "socket");
+	while (connect(fd, (struct sockaddr *)&address, size)) {
+		int code = errno;
+
+		/* EAGAIN: more have come than the listener has room for. */
+		if (code == EAGAIN && tmesh_now_ns() < deadline) {
+			nanosleep(&pause, NULL);
+			continue;
+		}
+		close(fd);
+		if (code == EAGAIN)
+			return tmesh_fail(err, -ETIMEDOUT, "the token's producer does not answer");
+		if (code == ENOENT || code == ECONNREFUSED)
+			return producer_gone(err);
+		errno = code;
+		return tmesh_fail_errno(err, "connect to the token's producer");
+	}
+	*out = fd;
+	return 0;
+}
+
+static int exchange(int conn, const struct tmesh_wire_request *request, uint64_t deadline,
+		    struct answer *answer)
+{
+	int count = tmesh_wire_send(conn, request, sizeof(*request), NULL, 0, MSG_DONTWAIT);
+	const struct tmesh_wire_reply *reply = &answer->reply;
+
+	answer->fds[0] = answer->fds[1] = -1;
+	if (count)
+		return count;
+	count = tmesh_wire_recv(conn, &answer->reply, sizeof(answer->reply), answer->fds, 2,
+				deadline);
+	if (count < 0)
+		return count;
+	if (reply->magic == TMESH_MAGIC_REPLY && reply->version == TMESH_WIRE_VERSION &&
+	    (reply->status == 0 ? count == 1 + (reply->index != request->index)
+				: count == 0 && reply->status < 0 && reply->status > -4096))
+		return 0;
+	peer_close(&answer->fds[0]);
+	peer_close(&answer->fds[1]);
+	return -EPROTO;
+}
+
+/* Ask by the kept connection or by a new one. On success *@conn is good to be kept. */
+static int ask(struct tmesh_ctx *ctx, int dir, const struct tmesh_token_parts *token, int *conn,
+	       const struct tmesh_wire_request *request, struct answer *answer,
+	       struct tmesh_error *err)
+{
+	uint64_t deadline = tmesh_now_ns() + ctx->timeout_ns;
+	char name[33];
+	int rc = -EPIPE;
+
+	tmesh_hex(name, token->name, sizeof(token->name));
+	for (int i = 0; i < TRIES && rc == -EPIPE; i++) {
+		if (*conn < 0) {
+			rc = connect_to(dir, name, deadline, conn, err);
+			if (rc)
+				return rc;
+		}
+		rc = exchange(*conn, request, deadline, answer);
+		if (rc)
+			peer_close(conn);
+	}
+	switch (rc) {
+	case 0:
+		return 0;
+	case -EPIPE:
+		return producer_gone(err);
+	case -ETIMEDOUT:
+		return tmesh_fail(err, rc,
+				  "the token's producer does not answer; it may be stopped");
+	case -EPROTO:
+		return tmesh_fail(err, rc, "the token's producer gave a malformed answer");
+	default:
+		errno = -rc;
+		return tmesh_fail_errno(err, "asking the token's producer");
+	}
+}
+
+/* Keep what later opens need. Mapping the index and the rest wait for the second one. */
+static void learn(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token, pid_t pid,
+		  int *conn, struct answer *answer)
+{
+	struct tmesh_peer **at = peer_find(ctx, token->name), *peer = *at;
+
+	if (peer) {
+		*at = peer->next;
+	} else {
+		peer = calloc(1, sizeof(*peer));
+		if (!peer)
+			return;
+		memcpy(peer->name, token->name, sizeof(peer->name));
+		peer->conn = peer->proc = peer->index = -1;
+	}
+	peer->next = ctx->peers;
+	ctx->peers = peer;
+	if (peer->conn < 0) {
+		peer->conn = *conn;
+		*conn = -1;
+	}
+	peer->pid = pid;
+	if (answer->fds[1] >= 0) {
+		index_forget(peer);
+		peer->index = answer->fds[1];
+		peer->index_number = answer->reply.index;
+		answer->fds[1] = -1;
+	}
+	at = &ctx->peers;
+	for (int i = 0; i < PEERS && *at; i++)
+		at = &(*at)->next;
+	if (*at) {
+		peer = *at;
+		*at = NULL;
+		peer_free(peer);
+	}
+}
+
+static int refusal(int status, struct tmesh_error *err)
+{
+	switch (status) {
+	case -ENOENT:
+		return producer_gone(err);
+	case -EACCES:
+		return tmesh_fail(
+			err, status,
+			"the token does not give all the rights asked for; ask its producer "
+			"for another one");
+	default:
+		errno = -status;
+		return tmesh_fail_errno(err, "the token's producer could not serve it");
+	}
+}
+
+/* Who answers must be this user; its PID is 0 when it lives outside our PID namespace. */
+static int check_peer(int conn, pid_t *pid, struct tmesh_error *err)
+{
+	struct ucred peer;
+	socklen_t size = sizeof(peer);
+
+	if (getsockopt(conn, SOL_SOCKET, SO_PEERCRED, &peer, &size))
+		return tmesh_fail_errno(err, "SO_PEERCRED");
+	if (peer.uid != geteuid())
+		return producer_gone(err);
+	*pid = peer.pid;
+	return 0;
+}
+
+static int open_asking(struct tmesh_region *region, const struct tmesh_token_parts *token,
+		       uint32_t rights, int dir, int conn, uint64_t index, struct tmesh_error *err)
+{
+	struct tmesh_ctx *ctx = region->ctx;
+	struct tmesh_wire_request request = {
+		.magic = TMESH_MAGIC_REQUEST,
+		.version = TMESH_WIRE_VERSION,
+		.rights = rights,
+		.index = index,
+	};
+	struct answer answer;
+	pid_t pid = 0;
+	int rc;
+
+	memcpy(request.secret, token->secret, sizeof(request.secret));
+	rc = ask(ctx, dir, token, &conn, &request, &answer, err);
+	if (rc == -ENOENT) {
+		pthread_mutex_lock(&ctx->lock);
+		peer_forget(ctx, token->name);
+		pthread_mutex_unlock(&ctx->lock);
+	}
+	if (rc)
+		return rc;
+	rc = check_peer(conn, &pid, err);
+	if (!rc) {
+		pthread_mutex_lock(&ctx->lock);
+		learn(ctx, token, pid, &conn, &answer);
+		pthread_mutex_unlock(&ctx->lock);
+		rc = answer.reply.status ? refusal(answer.reply.status, err) : 0;
+	}
+	if (!rc) {
+		rc = ctx->ops->adopt(region, answer.fds[0], &answer.reply.region, err);
+		answer.fds[0] = -1;
+	}
+	peer_close(&conn);
+	peer_close(&answer.fds[0]);
+	peer_close(&answer.fds[1]);
+	return rc;
+}
+
+int tmesh_peer_open(struct tmesh_region *region, const struct tmesh_token_parts *token,
+		    uint32_t rights, struct tmesh_error *err)
+{
+	struct tmesh_ctx *ctx = region->ctx;
+	struct tmesh_wire_region wire;
+	struct tmesh_peer *peer;
+	uint64_t index = 0;
+	int conn = -1, fd = -1, dir, rc;
+
+	pthread_mutex_lock(&ctx->lock);
+	rc = tmesh_rundir_open(ctx, &dir, err);
+	peer = *peer_find(ctx, token->name);
+	if (!rc && peer) {
+		fd = open_without_wake(peer, token->secret, rights, &wire);
+		if (fd < 0) {
+			conn = peer->conn;
+			peer->conn = -1;
+			index = peer->index_number;
+		}
+	}
+	pthread_mutex_unlock(&ctx->lock);
+	if (rc)
+		return rc;
+	if (fd < 0)
+		return open_asking(region, token, rights, dir, conn, index, err);
+	wire.rights = rights;
+	rc = ctx->ops->adopt(region, fd, &wire, err);
+	if (!rc)
+		tmesh_count(ctx, COUNT_WITHOUT_WAKE, 1);
+	return rc;
+}

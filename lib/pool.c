@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Pool: released regions of this process, with their pages and their mapping, for the next
+ * request of the same size. Faulting in fresh pages costs several times what writing to
+ * them does.
+ *
+ * Only memory that nobody else can hold comes here: created by this context, never sent,
+ * named by a token, derived, exported, sealed or given out as a descriptor, and not
+ * inherited by a child that was forked meanwhile. A region that leaves the pool is zeroed,
+ * or, for callers who overwrite it anyway, as the last user in this very context left it,
+ * with the rest of its last page zeroed.
+ */
+#include "internal.h"
+
+#include <string.h>
+#include <sys/mman.h>
+
+/* Bytes bound the pool's memory, this its descriptors and the walk along it. */
+#define POOL_REGIONS 128
+
+static bool alone(const struct tmesh_region *region)
+{
+	return region->created && !region->shared && !region->sealed && region->maps == 0 &&
+	       region->forks == tmesh_fork_count() && region->ctx->ops->pool_alone(region);
+}
+
+/* Takes what is over the bounds off the tail; the caller destroys it without the lock. */
+static struct tmesh_region *trim(struct tmesh_ctx *ctx)
+{
+	struct tmesh_region **at = &ctx->pool, *rest;
+	uint64_t bytes = 0;
+	unsigned int count = 0;
+
+	while (*at && count < POOL_REGIONS && (*at)->alloc <= ctx->pool_max - bytes) {
+		bytes += (*at)->alloc;
+		count++;
+		at = &(*at)->pool_next;
+	}
+	rest = *at;
+	*at = NULL;
+	ctx->pool_bytes = bytes;
+	return rest;
+}
+
+static void destroy_all(struct tmesh_region *region)
+{
+	while (region) {
+		struct tmesh_region *next = region->pool_next;
+
+		tmesh_region_destroy(region);
+		region = next;
+	}
+}
+
+bool tmesh_pool_put(struct tmesh_region *region)
+{
+	struct tmesh_ctx *ctx = region->ctx;
+	struct tmesh_region *rest;
+
+	if (ctx->pool_max == 0 || region->alloc > ctx->pool_max || !alone(region))
+		return false;
+	pthread_mutex_lock(&ctx->lock);
+	region->pool_next = ctx->pool;
+	ctx->pool = region;
+	rest = trim(ctx);
+	pthread_mutex_unlock(&ctx->lock);
+	destroy_all(rest);
+	return true;
+}
+
+static struct tmesh_region *take(struct tmesh_ctx *ctx, uint64_t bytes,
+				 const struct tmesh_region_opts *opts)
+{
+	struct tmesh_region **at, *region;
+
+	pthread_mutex_lock(&ctx->lock);
+	for (at = &ctx->pool; *at; at = &(*at)->pool_next)
+		if (ctx->ops->pool_fits(*at, bytes, opts))
+			break;
+	region = *at;
+	if (region) {
+		*at = region->pool_next;
+		region->pool_next = NULL;
+		ctx->pool_bytes -= region->alloc;
+	}
+	pthread_mutex_unlock(&ctx->lock);
+	return region;
+}
+
+/* 0 when the region is as good as new. */
+static int renew(struct tmesh_region *region, uint64_t bytes, const struct tmesh_region_opts *opts)
+{
+	uint64_t keep = opts->flags & TMESH_REGION_UNINITIALIZED ? bytes : 0;
+	int rc;
+
+	/* Forked while it lay here: the child has the pages too. */
+	if (!alone(region))
+		return -EBUSY;
+	rc = tmesh_region_map_locked(region, PROT_READ | PROT_WRITE, NULL);
+	if (rc)
+		return rc;
+	memset((uint8_t *)region->addr + keep, 0, region->alloc - keep);
+	return region->ctx->ops->pool_renew(region, bytes, opts);
+}
+
+struct tmesh_region *tmesh_pool_get(struct tmesh_ctx *ctx, uint64_t bytes,
+				    const struct tmesh_region_opts *opts)
+{
+	struct tmesh_region *region;
+
+	if (ctx->pool_max == 0)
+		return NULL;
+	while ((region = take(ctx, bytes, opts))) {
+		if (renew(region, bytes, opts) == 0) {
+			atomic_store(&region->refs, 1);
+			region->warm = true;
+			tmesh_count(ctx, COUNT_POOL_HITS, 1);
+			return region;
+		}
+		tmesh_region_destroy(region);
+	}
+	tmesh_count(ctx, COUNT_POOL_MISSES, 1);
+	return NULL;
+}
+
+void tmesh_pool_drain(struct tmesh_ctx *ctx)
+{
+	struct tmesh_region *all;
+
+	pthread_mutex_lock(&ctx->lock);
+	all = ctx->pool;
+	ctx->pool = NULL;
+	ctx->pool_bytes = 0;
+	pthread_mutex_unlock(&ctx->lock);
+	destroy_all(all);
+}

@@ -1,0 +1,571 @@
+// SPDX-License-Identifier: MIT
+/* Regions: the rules that both backends share; what differs is behind ctx->ops. */
+#include "internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* Room above for rounding up to huge pages and for what a backend puts behind the data. */
+#define BYTES_MAX ((uint64_t)INT64_MAX - (64u << 20))
+
+struct tmesh_ctx *tmesh_region_ctx(const struct tmesh_region *region)
+{
+	return region->ctx;
+}
+
+uint64_t tmesh_region_bytes(const struct tmesh_region *region)
+{
+	return region->bytes;
+}
+
+uint64_t tmesh_region_id(const struct tmesh_region *region)
+{
+	return region->id;
+}
+
+bool tmesh_region_inherited(const struct tmesh_region *region)
+{
+	return region->life != tmesh_fork_life();
+}
+
+/* A thread of the parent's may have held an inherited region's lock; the context's is
+ * known to be free in a child. */
+static pthread_mutex_t *mutex_of(struct tmesh_region *region)
+{
+	return tmesh_region_inherited(region) ? &region->ctx->lock : &region->lock;
+}
+
+void tmesh_region_lock(struct tmesh_region *region)
+{
+	pthread_mutex_lock(mutex_of(region));
+}
+
+void tmesh_region_unlock(struct tmesh_region *region)
+{
+	pthread_mutex_unlock(mutex_of(region));
+}
+
+void tmesh_region_set_shared(struct tmesh_region *region)
+{
+	atomic_store_explicit(&region->shared, true, memory_order_relaxed);
+}
+
+int tmesh_region_may(struct tmesh_region *region, uint32_t rights, const char *what,
+		     struct tmesh_error *err)
+{
+	uint32_t missing = rights & ~region->rights;
+
+	if (tmesh_region_inherited(region))
+		return tmesh_fail(err, -EPERM,
+				  "%s: the region was inherited through fork(); open it by its "
+				  "token in this process",
+				  what);
+	if (missing)
+		return tmesh_fail(err, -EACCES, "%s: this handle has not the right to%s%s%s", what,
+				  missing & TMESH_READ ? " read" : "",
+				  missing & TMESH_WRITE ? " write" : "",
+				  missing & TMESH_MANAGE ? " manage" : "");
+	return 0;
+}
+
+static int check_range(const struct tmesh_region *region, uint64_t offset, uint64_t bytes,
+		       struct tmesh_error *err)
+{
+	if (offset > region->bytes || bytes > region->bytes - offset)
+		return tmesh_fail(err, -EINVAL,
+				  "%llu bytes at %llu are not inside the region's %llu",
+				  (unsigned long long)bytes, (unsigned long long)offset,
+				  (unsigned long long)region->bytes);
+	return 0;
+}
+
+struct tmesh_region *tmesh_region_new(struct tmesh_ctx *ctx, struct tmesh_error *err)
+{
+	struct tmesh_region *region = calloc(1, sizeof(*region));
+
+	if (!region) {
+		tmesh_fail(err, -ENOMEM, "no memory for a region object");
+		return NULL;
+	}
+	atomic_init(&region->refs, 1);
+	pthread_mutex_init(&region->lock, NULL);
+	region->ctx = ctx;
+	region->life = tmesh_fork_life();
+	region->forks = tmesh_fork_count();
+	region->fd = -1;
+	region->opts.node = -1;
+	region->opts.mode = 0600;
+	return region;
+}
+
+void tmesh_region_destroy(struct tmesh_region *region)
+{
+	if (region->addr)
+		munmap(region->addr, region->alloc);
+	if (region->fd >= 0)
+		close(region->fd);
+	pthread_mutex_destroy(&region->lock);
+	free(region);
+}
+
+void tmesh_region_publish(struct tmesh_region *region, struct tmesh_region **out)
+{
+	tmesh_ctx_ref(region->ctx);
+	tmesh_count(region->ctx, COUNT_LIVE, 1);
+	tmesh_count(region->ctx, COUNT_BYTES_LIVE, region->alloc);
+	*out = region;
+}
+
+/* What of max_bytes a region of @bytes takes. */
+static uint64_t charge_of(uint64_t bytes)
+{
+	uint64_t page = tmesh_page_bytes();
+
+	return (bytes + page - 1) & ~(page - 1);
+}
+
+static int charge(struct tmesh_ctx *ctx, uint64_t bytes, struct tmesh_error *err)
+{
+	uint64_t amount = charge_of(bytes);
+	uint64_t used = atomic_load(&ctx->bytes_owned);
+
+	do {
+		if (amount > ctx->max_bytes || used > ctx->max_bytes - amount)
+			return tmesh_fail(err, -EDQUOT,
+					  "%llu more bytes pass this context's limit of %llu "
+					  "(max_bytes), of which %llu are in use",
+					  (unsigned long long)amount,
+					  (unsigned long long)ctx->max_bytes,
+					  (unsigned long long)used);
+	} while (!atomic_compare_exchange_weak(&ctx->bytes_owned, &used, used + amount));
+	return 0;
+}
+
+static void uncharge(struct tmesh_ctx *ctx, uint64_t bytes)
+{
+	atomic_fetch_sub(&ctx->bytes_owned, charge_of(bytes));
+}
+
+/* A pooled region, or a region object and whatever the backend makes of it. */
+static int make(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmesh_region_opts *opts,
+		struct tmesh_region **out, struct tmesh_error *err)
+{
+	struct tmesh_region *region = tmesh_pool_get(ctx, bytes, opts);
+	int rc;
+
+	if (region) {
+		*out = region;
+		return 0;
+	}
+	region = tmesh_region_new(ctx, err);
+	if (!region)
+		return -ENOMEM;
+	strcpy(region->label, opts->label);
+	region->opts = *opts;
+	region->opts.label = region->label;
+	region->rights = TMESH_RIGHTS_ALL;
+	region->bytes = bytes;
+	region->created = true;
+	rc = ctx->ops->create(region, bytes, err);
+	if (rc) {
+		tmesh_region_destroy(region);
+		return rc;
+	}
+	tmesh_count(ctx, COUNT_CREATED, 1);
+	*out = region;
+	return 0;
+}
+
+int tmesh_region_create(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmesh_region_opts *opts,
+			struct tmesh_region **out, struct tmesh_error *err)
+{
+	struct tmesh_region_opts o;
+	struct tmesh_region *region;
+	int rc = tmesh_read_region_opts(opts, &o, err);
+
+	if (rc)
+		return rc;
+	if (bytes == 0)
+		return tmesh_fail(err, -EINVAL, "a region has at least one byte");
+	if (bytes > BYTES_MAX)
+		return tmesh_fail(err, -EOVERFLOW, "%llu bytes are more than a file can have",
+				  (unsigned long long)bytes);
+	rc = tmesh_ctx_enter(ctx, err);
+	if (!rc)
+		rc = charge(ctx, bytes, err);
+	if (rc)
+		return rc;
+	rc = make(ctx, bytes, &o, &region, err);
+	if (rc) {
+		uncharge(ctx, bytes);
+		return rc;
+	}
+	tmesh_region_publish(region, out);
+	return 0;
+}
+
+int tmesh_region_from_memfd(struct tmesh_ctx *ctx, int fd, uint64_t bytes,
+			    const struct tmesh_region_opts *opts, struct tmesh_region **out,
+			    struct tmesh_error *err)
+{
+	struct tmesh_region_opts o;
+	struct tmesh_region *region;
+	int rc = tmesh_read_region_opts(opts, &o, err);
+
+	if (rc)
+		return rc;
+	if (o.flags & ~(uint32_t)(TMESH_REGION_GID | TMESH_REGION_NO_PIN))
+		return tmesh_fail(err, -EINVAL,
+				  "a region over a memfd takes only the flags GID and NO_PIN");
+	rc = tmesh_ctx_enter(ctx, err);
+	if (rc)
+		return rc;
+	region = tmesh_region_new(ctx, err);
+	if (!region)
+		return -ENOMEM;
+	strcpy(region->label, o.label);
+	region->opts = o;
+	region->opts.label = region->label;
+	region->shared = true;
+	rc = ctx->ops->from_memfd(region, fd, bytes, err);
+	if (rc) {
+		tmesh_region_destroy(region);
+		return rc;
+	}
+	tmesh_count(ctx, COUNT_OPENED, 1);
+	tmesh_region_publish(region, out);
+	return 0;
+}
+
+struct tmesh_region *tmesh_region_ref(struct tmesh_region *region)
+{
+	atomic_fetch_add_explicit(&region->refs, 1, memory_order_relaxed);
+	return region;
+}
+
+void tmesh_region_unref(struct tmesh_region *region)
+{
+	struct tmesh_ctx *ctx;
+
+	if (!region || atomic_fetch_sub_explicit(&region->refs, 1, memory_order_acq_rel) != 1)
+		return;
+	ctx = region->ctx;
+	tmesh_count(ctx, COUNT_LIVE, (uint64_t)-1);
+	tmesh_count(ctx, COUNT_BYTES_LIVE, -region->alloc);
+	if (region->created)
+		uncharge(ctx, region->bytes);
+	if (!tmesh_region_inherited(region))
+		ctx->ops->release(region);
+	if (!tmesh_pool_put(region))
+		tmesh_region_destroy(region);
+	tmesh_ctx_unref(ctx);
+}
+
+int tmesh_region_map_locked(struct tmesh_region *region, int prot, struct tmesh_error *err)
+{
+	void *addr;
+	int rc;
+
+	if (!region->addr) {
+		rc = region->ctx->ops->mmap(region, prot, NULL, &addr, err);
+		if (rc)
+			return rc;
+		region->prot = prot;
+		region->addr = addr;
+	} else if (prot & ~region->prot) {
+		if (mprotect(region->addr, region->alloc, prot))
+			return tmesh_fail_errno(err, "mprotect");
+		region->prot = prot;
+	}
+	return 0;
+}
+
+int tmesh_region_map(struct tmesh_region *region, uint32_t rights, void **addr,
+		     struct tmesh_error *err)
+{
+	int rc = 0;
+
+	if (rights != TMESH_READ && rights != (TMESH_READ | TMESH_WRITE))
+		return tmesh_fail(err, -EINVAL, "map: rights are READ or READ | WRITE");
+	if (rights & TMESH_WRITE)
+		rc = tmesh_region_may(region, TMESH_WRITE, "map", err);
+	if (rc)
+		return rc;
+	tmesh_region_lock(region);
+	if ((rights & TMESH_WRITE) && region->sealed)
+		rc = tmesh_fail(err, -EPERM, "map: the region is sealed; map it for reading");
+	else
+		rc = tmesh_region_map_locked(
+			region, rights & TMESH_WRITE ? PROT_READ | PROT_WRITE : PROT_READ, err);
+	if (!rc) {
+		region->maps++;
+		*addr = region->addr;
+	}
+	tmesh_region_unlock(region);
+	return rc;
+}
+
+/* The mapping itself stays until the end: mapping again is then free, and the pool wants it. */
+void tmesh_region_unmap(struct tmesh_region *region, uint32_t rights)
+{
+	tmesh_region_lock(region);
+	if (region->maps)
+		region->maps--;
+	tmesh_region_unlock(region);
+}
+
+/* The lock is held while copying, so that a seal cannot take the mapping's right to write
+ * away under it. */
+static int write_mapped(struct tmesh_region *region, uint64_t offset, const void *data,
+			uint64_t bytes, struct tmesh_error *err)
+{
+	int rc = tmesh_region_map_locked(region, PROT_READ | PROT_WRITE, err);
+
+	if (!rc)
+		tmesh_copy((uint8_t *)region->addr + offset, data, bytes);
+	return rc;
+}
+
+int tmesh_region_write(struct tmesh_region *region, uint64_t offset, const void *data,
+		       uint64_t bytes, struct tmesh_error *err)
+{
+	const struct tmesh_backend_ops *ops = region->ctx->ops;
+	int rc = tmesh_region_may(region, TMESH_WRITE, "write", err);
+
+	if (!rc)
+		rc = check_range(region, offset, bytes, err);
+	if (rc || bytes == 0)
+		return rc;
+	tmesh_region_lock(region);
+	if (region->sealed)
+		rc = tmesh_fail(err, -EPERM, "write: the region is sealed");
+	else if (region->warm || region->align_huge)
+		rc = write_mapped(region, offset, data, bytes, err);
+	else
+		rc = ops->write_cold(region, offset, data, bytes, err);
+	tmesh_region_unlock(region);
+	if (!rc)
+		tmesh_count_copy(region->ctx, bytes);
+	return rc;
+}
+
+int tmesh_region_read(struct tmesh_region *region, uint64_t offset, void *data, uint64_t bytes,
+		      struct tmesh_error *err)
+{
+	int rc = tmesh_region_may(region, TMESH_READ, "read", err);
+
+	if (!rc)
+		rc = check_range(region, offset, bytes, err);
+	if (rc || bytes == 0)
+		return rc;
+	rc = region->ctx->ops->read(region, offset, data, bytes, err);
+	if (!rc)
+		tmesh_count_copy(region->ctx, bytes);
+	return rc;
+}
+
+int tmesh_region_seal(struct tmesh_region *region, struct tmesh_error *err)
+{
+	int rc = tmesh_region_may(region, TMESH_MANAGE, "seal", err);
+
+	if (rc)
+		return rc;
+	tmesh_region_lock(region);
+	if (!region->sealed) {
+		rc = region->ctx->ops->seal(region, err);
+		if (!rc)
+			region->sealed = true;
+	}
+	tmesh_region_unlock(region);
+	return rc;
+}
+
+static int derive(struct tmesh_region *region, uint32_t rights, bool pin, struct tmesh_region **out,
+		  struct tmesh_error *err)
+{
+	struct tmesh_region *derived = tmesh_region_new(region->ctx, err);
+	int rc;
+
+	if (!derived)
+		return -ENOMEM;
+	derived->rights = rights;
+	derived->kind = region->kind;
+	derived->id = region->id;
+	derived->bytes = region->bytes;
+	derived->alloc = region->alloc;
+	derived->align_huge = region->align_huge;
+	derived->sealed = region->sealed;
+	derived->shared = true;
+	derived->pinning = pin;
+	derived->opts = region->opts;
+	memcpy(derived->label, region->label, sizeof(derived->label));
+	derived->opts.label = derived->label;
+	rc = region->ctx->ops->derive(derived, region, rights, pin, err);
+	if (rc) {
+		tmesh_region_destroy(derived);
+		return rc;
+	}
+	tmesh_region_set_shared(region);
+	tmesh_region_publish(derived, out);
+	return 0;
+}
+
+int tmesh_region_derive(struct tmesh_region *region, uint32_t rights, struct tmesh_region **out,
+			struct tmesh_error *err)
+{
+	int rc = tmesh_check_rights(rights, err);
+
+	if (!rc)
+		rc = tmesh_region_may(region, rights, "derive", err);
+	return rc ? rc : derive(region, rights, false, out, err);
+}
+
+int tmesh_region_pin(struct tmesh_region *region, struct tmesh_region **out,
+		     struct tmesh_error *err)
+{
+	int rc = tmesh_region_may(region, TMESH_READ, "pin", err);
+
+	return rc ? rc : derive(region, TMESH_READ, true, out, err);
+}
+
+int tmesh_region_revoke(struct tmesh_region *region, struct tmesh_error *err)
+{
+	int rc = tmesh_region_may(region, TMESH_MANAGE, "revoke", err);
+
+	return rc ? rc : region->ctx->ops->revoke(region, err);
+}
+
+int tmesh_region_export_dmabuf(struct tmesh_region *region, uint64_t offset, uint64_t bytes,
+			       uint32_t rights, int *fd, struct tmesh_error *err)
+{
+	uint64_t page = tmesh_page_bytes();
+	int rc;
+
+	if (rights != TMESH_READ && rights != (TMESH_READ | TMESH_WRITE))
+		return tmesh_fail(err, -EINVAL, "export: rights are READ or READ | WRITE");
+	rc = tmesh_region_may(region, rights, "export", err);
+	if (rc)
+		return rc;
+	if (offset % page || bytes % page)
+		return tmesh_fail(err, -EINVAL,
+				  "export: offset %llu and length %llu are not whole pages",
+				  (unsigned long long)offset, (unsigned long long)bytes);
+	if (offset >= region->alloc || bytes > region->alloc - offset)
+		return tmesh_fail(err, -EINVAL,
+				  "export: %llu bytes at %llu are not inside the region's %llu",
+				  (unsigned long long)bytes, (unsigned long long)offset,
+				  (unsigned long long)region->alloc);
+	rc = region->ctx->ops->export_dmabuf(region, offset, bytes ? bytes : region->alloc - offset,
+					     rights, fd, err);
+	if (!rc)
+		tmesh_region_set_shared(region);
+	return rc;
+}
+
+int tmesh_region_token(struct tmesh_region *region, uint32_t rights, char *token,
+		       struct tmesh_error *err)
+{
+	int rc = tmesh_check_rights(rights, err);
+
+	if (!rc)
+		rc = tmesh_region_may(region, rights, "token", err);
+	if (!rc)
+		rc = region->ctx->ops->token(region, rights, token, err);
+	if (!rc)
+		tmesh_region_set_shared(region);
+	return rc;
+}
+
+int tmesh_region_open(struct tmesh_ctx *ctx, const char *token, uint32_t rights,
+		      struct tmesh_region **out, struct tmesh_error *err)
+{
+	struct tmesh_token_parts parts;
+	struct tmesh_region *region;
+	int rc = tmesh_check_rights(rights, err);
+
+	if (!rc)
+		rc = tmesh_token_parse(token, &parts, err);
+	if (!rc && parts.backend != ctx->ops->backend)
+		rc = tmesh_fail(err, -EOPNOTSUPP,
+				"the token is of the %s backend and this context of %s; open a "
+				"context with that backend",
+				tmesh_backend_name(parts.backend),
+				tmesh_backend_name(ctx->ops->backend));
+	if (!rc)
+		rc = tmesh_ctx_enter(ctx, err);
+	if (rc)
+		return rc;
+	region = tmesh_region_new(ctx, err);
+	if (!region)
+		return -ENOMEM;
+	region->rights = rights;
+	region->shared = true;
+	rc = ctx->ops->open_token(region, &parts, rights, err);
+	if (rc) {
+		tmesh_region_destroy(region);
+		return rc;
+	}
+	tmesh_count(ctx, COUNT_OPENED, 1);
+	tmesh_region_publish(region, out);
+	return 0;
+}
+
+int tmesh_region_desc_set(struct tmesh_region *region, const char *text, struct tmesh_error *err)
+{
+	size_t bytes = text ? strnlen(text, TMESH_DESC_LEN + 1) : 0;
+	int rc = tmesh_region_may(region, TMESH_MANAGE, "describe", err);
+
+	if (rc)
+		return rc;
+	if (bytes > TMESH_DESC_LEN)
+		return tmesh_fail(err, -EINVAL, "the description is longer than %d bytes",
+				  TMESH_DESC_LEN);
+	tmesh_region_lock(region);
+	if (region->sealed)
+		rc = tmesh_fail(err, -EPERM, "describe: the region is sealed");
+	else
+		rc = region->ctx->ops->desc_set(region, text, (uint32_t)bytes, err);
+	tmesh_region_unlock(region);
+	return rc;
+}
+
+int tmesh_region_info(struct tmesh_region *region, struct tmesh_region_info *info,
+		      struct tmesh_error *err)
+{
+	struct tmesh_region_info *all = calloc(1, sizeof(*all));
+	int rc;
+
+	if (!all)
+		return tmesh_fail(err, -ENOMEM, "no memory to describe the region");
+	rc = region->ctx->ops->info(region, all, err);
+	if (!rc)
+		rc = tmesh_write_sized(info, all, sizeof(*all), err);
+	free(all);
+	return rc;
+}
+
+int tmesh_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, size_t *count,
+	       struct tmesh_error *err)
+{
+	int rc = tmesh_ctx_enter(ctx, err);
+
+	return rc ? rc : ctx->ops->list(ctx, infos, count, err);
+}
+
+int tmesh_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_info **holders,
+		  size_t *count, struct tmesh_error *err)
+{
+	int rc = tmesh_ctx_enter(ctx, err);
+
+	return rc ? rc : ctx->ops->holders(ctx, id, holders, count, err);
+}
+
+int tmesh_region_fd(struct tmesh_region *region)
+{
+	if (tmesh_region_inherited(region))
+		return -EPERM;
+	tmesh_region_set_shared(region);
+	return region->fd;
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: MIT
+/*
+ * The runtime directory, where producers' sockets lie. It keeps other users out, so it
+ * must be ours, ours alone, and no symlink; all access goes through the descriptor that was
+ * checked, which also makes long paths fit into a socket's address.
+ */
+#include "wire.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+/* A start looks at so many sockets of producers that died, and leaves the rest to the next. */
+#define SWEEP_MAX 256
+
+static int rundir_path(const struct tmesh_ctx *ctx, char *path, size_t size,
+		       struct tmesh_error *err)
+{
+	const char *dir = ctx->runtime_dir;
+	int length;
+
+	if (!dir)
+		dir = getenv("TMESH_RUNTIME_DIR");
+	if (dir && *dir) {
+		length = snprintf(path, size, "%s", dir);
+	} else if ((dir = getenv("XDG_RUNTIME_DIR")) && *dir) {
+		length = snprintf(path, size, "%s/tmesh", dir);
+	} else {
+		dir = getenv("TMPDIR");
+		length = snprintf(path, size, "%s/tmesh-%u", dir && *dir ? dir : "/tmp",
+				  (unsigned int)geteuid());
+	}
+	if ((size_t)length >= size)
+		return tmesh_fail(err, -ENAMETOOLONG, "the runtime directory's path is too long");
+	return 0;
+}
+
+static int verify(int dir, const char *path, struct tmesh_error *err)
+{
+	struct stat st;
+
+	if (fstat(dir, &st))
+		return tmesh_fail_errno(err, "fstat of the runtime directory");
+	if (st.st_uid != geteuid())
+		return tmesh_fail(err, -EACCES,
+				  "the runtime directory %.128s belongs to another user; set "
+				  "TMESH_RUNTIME_DIR to one of your own",
+				  path);
+	if (st.st_mode & 077)
+		return tmesh_fail(
+			err, -EACCES,
+			"the runtime directory %.128s is open to other users; chmod 700 it", path);
+	return 0;
+}
+
+int tmesh_rundir_open(struct tmesh_ctx *ctx, int *out, struct tmesh_error *err)
+{
+	char path[4096];
+	int dir, rc;
+
+	if (ctx->dir >= 0) {
+		*out = ctx->dir;
+		return 0;
+	}
+	rc = rundir_path(ctx, path, sizeof(path), err);
+	if (rc)
+		return rc;
+	dir = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (dir < 0 && errno == ENOENT) {
+		if (mkdir(path, 0700) && errno != EEXIST)
+			goto failed;
+		dir = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	}
+	if (dir < 0)
+		goto failed;
+	rc = verify(dir, path, err);
+	if (rc) {
+		close(dir);
+		return rc;
+	}
+	ctx->dir = dir;
+	*out = dir;
+	return 0;
+
+failed:
+	rc = -errno;
+	if (rc == -ELOOP || rc == -ENOTDIR)
+		return tmesh_fail(err, -EACCES,
+				  "the runtime directory %.128s is a symlink or no directory",
+				  path);
+	return tmesh_fail(err, rc,
+			  "cannot use the runtime directory %.128s (errno %d); set "
+			  "TMESH_RUNTIME_DIR",
+			  path, -rc);
+}
+
+socklen_t tmesh_rundir_address(int dir, const char *name, struct sockaddr_un *address)
+{
+	int length;
+
+	memset(address, 0, sizeof(*address));
+	address->sun_family = AF_UNIX;
+	length = snprintf(address->sun_path, sizeof(address->sun_path), "/proc/self/fd/%d/%.32s",
+			  dir, name);
+	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + (size_t)length + 1);
+}
+
+static bool is_socket_name(const char *name)
+{
+	uint8_t bytes[16];
+
+	return strlen(name) == 32 && tmesh_unhex(bytes, name, sizeof(bytes));
+}
+
+/*
+ * Connecting with the wrong type tells a bound socket (EPROTOTYPE) from one whose process
+ * is gone (ECONNREFUSED) without waking anybody, and even before it listens. Names are
+ * never used twice, so nobody needs a lock: a second sweeper finds nothing to remove.
+ */
+void tmesh_rundir_sweep(struct tmesh_ctx *ctx, int dir)
+{
+	int copy = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	int probe = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	DIR *list = copy < 0 ? NULL : fdopendir(copy);
+	unsigned int removed = 0;
+	struct dirent *entry;
+
+	if (!list && copy >= 0)
+		close(copy);
+	for (int i = 0; list && probe >= 0 && i < SWEEP_MAX && (entry = readdir(list));) {
+		struct sockaddr_un address;
+		socklen_t size;
+
+		if (!is_socket_name(entry->d_name))
+			continue;
+		i++;
+		size = tmesh_rundir_address(dir, entry->d_name, &address);
+		if (connect(probe, (struct sockaddr *)&address, size) && errno == ECONNREFUSED &&
+		    unlinkat(dir, entry->d_name, 0) == 0)
+			removed++;
+	}
+	if (list)
+		closedir(list);
+	if (probe >= 0)
+		close(probe);
+	if (removed)
+		tmesh_log(ctx, TMESH_LOG_INFO, "removed %u sockets of processes that are gone",
+			  removed);
+}

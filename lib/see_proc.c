@@ -1,0 +1,464 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Seeing memfd regions: /proc shows which processes have which memfds open or mapped, as far
+ * as one may look at them. A region is its inode; what it is called stands in the link's
+ * name, and in the trailer, which is read once per inode.
+ */
+#include "memfd.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+/* One descriptor, or one mapping without counting descriptors. */
+struct sight {
+	pid_t pid;
+	int fd;	 /* -1: a mapping */
+	int dir; /* /proc/PID/fd, open while the visitor looks */
+	uint64_t dev;
+	uint64_t ino;
+	bool writable;	  /* of a mapping */
+	const char *name; /* "tmesh:1:...", or another memfd's */
+};
+
+/* Return non-zero to end the walk. */
+typedef int (*visit_fn)(void *data, const struct sight *sight);
+
+/* The name behind "/memfd:", NULL when it is no memfd. */
+static const char *memfd_name(const char *path)
+{
+	return strncmp(path, "/memfd:", 7) ? NULL : path + 7;
+}
+
+static int walk_fds(pid_t pid, visit_fn visit, void *data)
+{
+	char path[512];
+	struct sight sight = {.pid = pid};
+	struct dirent *entry;
+	int rc = 0;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+	dir = opendir(path);
+	if (!dir)
+		return 0;
+	sight.dir = dirfd(dir);
+	while (!rc && (entry = readdir(dir))) {
+		ssize_t length = readlinkat(sight.dir, entry->d_name, path, sizeof(path) - 1);
+		struct stat st;
+
+		if (length <= 0)
+			continue;
+		path[length] = '\0';
+		sight.name = memfd_name(path);
+		if (!sight.name || fstatat(sight.dir, entry->d_name, &st, 0))
+			continue;
+		sight.fd = atoi(entry->d_name);
+		sight.dev = st.st_dev;
+		sight.ino = st.st_ino;
+		rc = visit(data, &sight);
+	}
+	closedir(dir);
+	return rc;
+}
+
+static int walk_maps(pid_t pid, visit_fn visit, void *data)
+{
+	struct sight sight = {.pid = pid, .fd = -1, .dir = -1};
+	char path[64], *line = NULL;
+	size_t room = 0;
+	int rc = 0;
+	FILE *maps;
+
+	snprintf(path, sizeof(path), "/proc/%d/maps", (int)pid);
+	maps = fopen(path, "re");
+	while (maps && !rc && getline(&line, &room, maps) > 0) {
+		unsigned int major, minor;
+		unsigned long ino;
+		char rights[5];
+		int at = 0;
+
+		if (sscanf(line, "%*x-%*x %4s %*x %x:%x %lu %n", rights, &major, &minor, &ino,
+			   &at) != 4 ||
+		    !at)
+			continue;
+		line[strcspn(line, "\n")] = '\0';
+		sight.name = memfd_name(line + at);
+		if (!sight.name)
+			continue;
+		sight.dev = makedev(major, minor);
+		sight.ino = ino;
+		sight.writable = rights[1] == 'w' && rights[3] == 's';
+		rc = visit(data, &sight);
+	}
+	free(line);
+	if (maps)
+		fclose(maps);
+	return rc;
+}
+
+static int walk(visit_fn fds, visit_fn maps, void *data, struct tmesh_error *err)
+{
+	DIR *proc = opendir("/proc");
+	struct dirent *entry;
+	int rc = 0;
+
+	if (!proc)
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "who holds what needs /proc, which is not mounted");
+	while (!rc && (entry = readdir(proc))) {
+		pid_t pid;
+
+		if (!isdigit((unsigned char)entry->d_name[0]))
+			continue;
+		pid = atoi(entry->d_name);
+		rc = walk_fds(pid, fds, data);
+		if (!rc && maps)
+			rc = walk_maps(pid, maps, data);
+	}
+	closedir(proc);
+	return rc == -ENOMEM ? tmesh_fail(err, rc, "no memory for what /proc shows") : rc;
+}
+
+/* What the memory is, by its name and, where a descriptor is there to read, its trailer. */
+static bool identify(const struct sight *sight, struct tmesh_region_info *info)
+{
+	struct tmesh_memfd_name name;
+	char number[16];
+	int fd;
+
+	memset(info, 0, sizeof(*info));
+	if (!tmesh_memfd_name_parse(sight->name, &name))
+		return false;
+	info->size = sizeof(*info);
+	info->backend = TMESH_BACKEND_MEMFD;
+	info->node = -1;
+	info->id = name.id;
+	info->bytes = name.bytes;
+	info->alloc_bytes = name.bytes;
+	memcpy(info->label, name.label, sizeof(info->label));
+	if (sight->fd < 0)
+		return true;
+	snprintf(number, sizeof(number), "%d", sight->fd);
+	fd = openat(sight->dir, number, O_RDONLY | O_CLOEXEC);
+	if (fd >= 0) {
+		tmesh_memfd_describe(fd, tmesh_memfd_is_hugetlb(fd) ? TMESH_KIND_HUGETLB : 0, info);
+		close(fd);
+	}
+	return true;
+}
+
+/* All regions: infos by inode, found again by a linear probe of a growing table. */
+struct catalogue {
+	struct tmesh_region_info *infos;
+	struct {
+		uint64_t dev, ino;
+	} * files;
+	size_t count;
+	size_t room;
+	uint32_t *table; /* index + 1 of infos, by inode */
+	size_t slots;
+};
+
+static uint32_t *catalogue_slot(const struct catalogue *all, uint64_t dev, uint64_t ino)
+{
+	size_t i = (size_t)tmesh_memfd_foreign_id(dev, ino) & (all->slots - 1);
+
+	while (all->table[i] && (all->files[all->table[i] - 1].ino != ino ||
+				 all->files[all->table[i] - 1].dev != dev))
+		i = (i + 1) & (all->slots - 1);
+	return &all->table[i];
+}
+
+static int catalogue_grow(struct catalogue *all)
+{
+	size_t room = all->room ? all->room * 2 : 64;
+	void *infos = realloc(all->infos, room * sizeof(*all->infos));
+	void *files, *table;
+
+	if (!infos)
+		return -ENOMEM;
+	all->infos = infos;
+	files = realloc(all->files, room * sizeof(*all->files));
+	if (!files)
+		return -ENOMEM;
+	all->files = files;
+	table = calloc(room * 2, sizeof(*all->table));
+	if (!table)
+		return -ENOMEM;
+	free(all->table);
+	all->table = table;
+	all->slots = room * 2;
+	all->room = room;
+	for (size_t i = 0; i < all->count; i++)
+		*catalogue_slot(all, all->files[i].dev, all->files[i].ino) = (uint32_t)i + 1;
+	return 0;
+}
+
+static int catalogue_see(struct catalogue *all, const struct sight *sight, bool counts)
+{
+	struct tmesh_region_info *info;
+	uint32_t *slot;
+
+	if (strncmp(sight->name, "tmesh:", 6))
+		return 0;
+	if (all->count == all->room && catalogue_grow(all))
+		return -ENOMEM;
+	slot = catalogue_slot(all, sight->dev, sight->ino);
+	if (!*slot) {
+		if (!identify(sight, &all->infos[all->count]))
+			return 0;
+		all->files[all->count].dev = sight->dev;
+		all->files[all->count].ino = sight->ino;
+		*slot = (uint32_t)++all->count;
+	}
+	info = &all->infos[*slot - 1];
+	info->handles += counts;
+	return 0;
+}
+
+static int list_fd(void *data, const struct sight *sight)
+{
+	return catalogue_see(data, sight, true);
+}
+
+static int list_map(void *data, const struct sight *sight)
+{
+	return catalogue_see(data, sight, false);
+}
+
+static int by_id(const void *a, const void *b)
+{
+	const struct tmesh_region_info *one = a, *two = b;
+
+	return one->id < two->id ? -1 : one->id > two->id;
+}
+
+int tmesh_proc_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, size_t *count,
+		    struct tmesh_error *err)
+{
+	struct catalogue all = {0};
+	int rc = walk(list_fd, list_map, &all, err);
+
+	free(all.files);
+	free(all.table);
+	if (rc) {
+		free(all.infos);
+		return rc;
+	}
+	if (all.count)
+		qsort(all.infos, all.count, sizeof(*all.infos), by_id);
+	*infos = all.infos;
+	*count = all.count;
+	return 0;
+}
+
+/* Who holds one region. Mappings of a process that has a descriptor too are told with it. */
+struct search {
+	uint64_t id;
+	bool found;
+	uint64_t dev, ino; /* of the region, once found */
+	struct tmesh_holder_info *holders;
+	size_t count;
+};
+
+static void read_comm(pid_t pid, char comm[16])
+{
+	char path[32];
+	ssize_t got = 0;
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/%d/comm", (int)pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd >= 0) {
+		got = read(fd, comm, 15);
+		close(fd);
+	}
+	comm[got > 0 ? got : 0] = '\0';
+	comm[strcspn(comm, "\n")] = '\0';
+}
+
+/* Rights of somebody's descriptor: how it was opened. */
+static uint32_t read_rights(pid_t pid, int fd)
+{
+	char path[64], line[64];
+	unsigned int flags = O_RDONLY;
+	FILE *info;
+
+	snprintf(path, sizeof(path), "/proc/%d/fdinfo/%d", (int)pid, fd);
+	info = fopen(path, "re");
+	while (info && fgets(line, sizeof(line), info))
+		if (sscanf(line, "flags: %o", &flags) == 1)
+			break;
+	if (info)
+		fclose(info);
+	return (flags & O_ACCMODE) == O_RDONLY ? TMESH_READ : TMESH_READ | TMESH_WRITE;
+}
+
+static uid_t read_uid(pid_t pid)
+{
+	char path[32];
+	struct stat st;
+
+	snprintf(path, sizeof(path), "/proc/%d", (int)pid);
+	return stat(path, &st) ? (uid_t)-1 : st.st_uid;
+}
+
+static bool is_wanted(struct search *search, const struct sight *sight)
+{
+	struct tmesh_region_info *info;
+
+	if (search->found)
+		return sight->dev == search->dev && sight->ino == search->ino;
+	info = malloc(sizeof(*info));
+	if (!info)
+		return false;
+	search->found = identify(sight, info)
+				? info->id == search->id
+				: tmesh_memfd_foreign_id(sight->dev, sight->ino) == search->id;
+	free(info);
+	search->dev = sight->dev;
+	search->ino = sight->ino;
+	return search->found;
+}
+
+static struct tmesh_holder_info *holder_add(struct search *search, const struct sight *sight)
+{
+	struct tmesh_holder_info *holder =
+		realloc(search->holders, (search->count + 1) * sizeof(*holder));
+
+	if (!holder)
+		return NULL;
+	search->holders = holder;
+	holder += search->count++;
+	memset(holder, 0, sizeof(*holder));
+	holder->pid = sight->pid;
+	holder->uid = read_uid(sight->pid);
+	read_comm(sight->pid, holder->comm);
+	return holder;
+}
+
+static int holder_fd(void *data, const struct sight *sight)
+{
+	struct search *search = data;
+	struct tmesh_holder_info *holder;
+
+	if (!is_wanted(search, sight))
+		return 0;
+	holder = holder_add(search, sight);
+	if (!holder)
+		return -ENOMEM;
+	holder->kind = TMESH_HOLDER_IS_HANDLE;
+	holder->rights = read_rights(sight->pid, sight->fd);
+	return 0;
+}
+
+static int holder_map(void *data, const struct sight *sight)
+{
+	struct search *search = data;
+	struct tmesh_holder_info *holder = NULL;
+
+	if (!is_wanted(search, sight))
+		return 0;
+	for (size_t i = search->count; i > 0 && search->holders[i - 1].pid == sight->pid; i--)
+		holder = &search->holders[i - 1];
+	if (!holder) {
+		holder = holder_add(search, sight);
+		if (!holder)
+			return -ENOMEM;
+		holder->kind = TMESH_HOLDER_IS_MAPPING;
+		holder->rights = TMESH_READ;
+	}
+	holder->mappings++;
+	if (sight->writable)
+		holder->rights |= TMESH_WRITE;
+	return 0;
+}
+
+int tmesh_proc_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_info **holders,
+		       size_t *count, struct tmesh_error *err)
+{
+	struct search search = {.id = id};
+	int rc = walk(holder_fd, holder_map, &search, err);
+
+	if (!rc && !search.count)
+		rc = tmesh_fail(err, -ENOENT,
+				"no process that one may look at holds region %016llx",
+				(unsigned long long)id);
+	if (rc) {
+		free(search.holders);
+		return rc;
+	}
+	*holders = search.holders;
+	*count = search.count;
+	return 0;
+}
+
+struct tally {
+	uint64_t dev, ino;
+	uint32_t count;
+	char *text;
+	size_t size;
+	pid_t last;
+};
+
+static int tally_fd(void *data, const struct sight *sight)
+{
+	struct tally *tally = data;
+
+	tally->count += sight->dev == tally->dev && sight->ino == tally->ino;
+	return 0;
+}
+
+uint32_t tmesh_proc_count(int fd)
+{
+	struct tally tally = {0};
+	struct stat st;
+
+	if (fstat(fd, &st))
+		return 0;
+	tally.dev = st.st_dev;
+	tally.ino = st.st_ino;
+	walk(tally_fd, NULL, &tally, NULL);
+	return tally.count;
+}
+
+static int no_fd(void *data, const struct sight *sight)
+{
+	return 0;
+}
+
+static int writer_map(void *data, const struct sight *sight)
+{
+	struct tally *tally = data;
+	size_t used = strlen(tally->text);
+	char comm[16];
+
+	if (!sight->writable || sight->dev != tally->dev || sight->ino != tally->ino ||
+	    sight->pid == tally->last)
+		return 0;
+	tally->last = sight->pid;
+	read_comm(sight->pid, comm);
+	snprintf(tally->text + used, tally->size - used, "%s%d (%s)", used ? ", " : "",
+		 (int)sight->pid, comm);
+	return 0;
+}
+
+void tmesh_proc_writers(int fd, char *text, size_t size)
+{
+	struct tally tally = {.text = text, .size = size};
+	struct stat st;
+
+	*text = '\0';
+	if (fstat(fd, &st))
+		return;
+	tally.dev = st.st_dev;
+	tally.ino = st.st_ino;
+	walk(no_fd, writer_map, &tally, NULL);
+}

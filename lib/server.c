@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Server: answers for the tokens of one context's memfd regions, on a thread that starts
+ * with the first token. It never waits for a client: sockets do not block, requests and
+ * replies are one packet each, and who does not take its reply is dropped. Clients keep
+ * their connection; when there are too many the one unused for longest goes, and asks
+ * again when it needs to.
+ */
+#include "wire.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define CLIENTS 64
+#define INDEX_SLOTS 256
+#define EVENTS 16
+#define REST_US 10000
+
+/* What epoll says of a descriptor: a client's place, or one of these. */
+enum {
+	EVENT_LISTENER = CLIENTS,
+	EVENT_STOP,
+};
+
+struct client {
+	int fd; /* -1: free */
+	uint64_t used;
+};
+
+/* Guarded by ctx->lock, which the thread holds but while it waits for events. */
+struct tmesh_server {
+	struct tmesh_ctx *ctx;
+	uint8_t name[16];
+	char path[33]; /* in the runtime directory */
+	int listener;
+	int epoll;
+	int stop;
+	bool bound;
+	bool starved; /* of descriptors */
+	pthread_t thread;
+	struct tmesh_index *index;
+	uint64_t clock; /* counts requests, to find the client unused for longest */
+	struct client clients[CLIENTS];
+};
+
+static void drop(struct client *client)
+{
+	close(client->fd);
+	client->fd = -1;
+}
+
+static struct client *oldest(struct tmesh_server *server)
+{
+	struct client *found = NULL;
+
+	for (int i = 0; i < CLIENTS; i++) {
+		struct client *client = &server->clients[i];
+
+		if (client->fd >= 0 && (!found || client->used < found->used))
+			found = client;
+	}
+	return found;
+}
+
+static struct client *free_place(struct tmesh_server *server)
+{
+	for (int i = 0; i < CLIENTS; i++)
+		if (server->clients[i].fd < 0)
+			return &server->clients[i];
+	drop(oldest(server));
+	return free_place(server);
+}
+
+/* The region's descriptor for these rights; *@own when it is to be closed after sending. */
+static int descriptor(const struct tmesh_region *region, uint32_t rights, int *fd, bool *own)
+{
+	*own = rights == TMESH_READ;
+	*fd = *own ? tmesh_memfd_reopen(region->fd, O_RDONLY, NULL) : region->fd;
+	return *fd < 0 ? *fd : 0;
+}
+
+static int grant(struct tmesh_server *server, const struct tmesh_wire_request *request,
+		 struct tmesh_wire_region *region, int *fd, bool *own)
+{
+	const struct tmesh_index_entry *entry = tmesh_index_find(server->index, request->secret);
+
+	if (!entry)
+		return -ENOENT;
+	if (request->rights & ~entry->rights)
+		return -EACCES;
+	*region = (struct tmesh_wire_region){
+		.magic = TMESH_MAGIC_REGION,
+		.version = TMESH_WIRE_VERSION,
+		.backend = TMESH_BACKEND_MEMFD,
+		.rights = request->rights,
+		.kind = entry->region->kind,
+		.id = entry->region->id,
+		.bytes = entry->region->bytes,
+	};
+	return descriptor(entry->region, request->rights, fd, own);
+}
+
+static bool answer(struct tmesh_server *server, struct client *client,
+		   const struct tmesh_wire_request *request)
+{
+	struct tmesh_wire_reply reply = {
+		.magic = TMESH_MAGIC_REPLY,
+		.version = TMESH_WIRE_VERSION,
+		.index = tmesh_index_number(server->index),
+	};
+	unsigned int count = 0;
+	bool own = false;
+	int fds[2];
+	int rc;
+
+	if (request->version != TMESH_WIRE_VERSION)
+		reply.status = -EPROTO;
+	else if (tmesh_check_rights(request->rights, NULL))
+		reply.status = -EINVAL;
+	else
+		reply.status = grant(server, request, &reply.region, fds, &own);
+	if (reply.status == 0) {
+		count = 1;
+		if (request->index != reply.index)
+			fds[count++] = tmesh_index_fd(server->index);
+	} else {
+		reply.index = request->index;
+	}
+	client->used = ++server->clock;
+	rc = tmesh_wire_send(client->fd, &reply, sizeof(reply), fds, count, MSG_DONTWAIT);
+	if (own)
+		close(fds[0]);
+	if (rc == 0 && count)
+		tmesh_count(server->ctx, COUNT_SERVED, 1);
+	return rc == 0;
+}
+
+/* Whatever is not a request ends the connection. False: there was nothing to read. */
+static bool serve(struct tmesh_server *server, struct client *client)
+{
+	struct tmesh_wire_request request;
+	int none;
+	int rc = tmesh_wire_recv(client->fd, &request, sizeof(request), &none, 0, 0);
+
+	if (rc == -EAGAIN)
+		return false;
+	if (rc < 0 || request.magic != TMESH_MAGIC_REQUEST || request.pad ||
+	    !answer(server, client, &request))
+		drop(client);
+	return true;
+}
+
+static bool same_user(int socket)
+{
+	struct ucred peer;
+	socklen_t size = sizeof(peer);
+
+	return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&
+	       peer.uid == geteuid();
+}
+
+/* Without a descriptor to spare, a connection that is kept for its client's convenience
+ * goes. Without any such the thread takes a rest, for whoever knocks goes on knocking. */
+static void accept_failed(struct tmesh_server *server)
+{
+	struct client *client = oldest(server);
+
+	if (errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS)
+		return;
+	if (client)
+		drop(client);
+	else
+		server->starved = true;
+}
+
+static void welcome(struct tmesh_server *server)
+{
+	int fd = accept4(server->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	struct client *client;
+	struct epoll_event event = {.events = EPOLLIN};
+
+	if (fd < 0) {
+		accept_failed(server);
+		return;
+	}
+	if (!same_user(fd)) {
+		close(fd);
+		return;
+	}
+	client = free_place(server);
+	client->fd = fd;
+	client->used = ++server->clock;
+	/* The request is usually there by now. */
+	serve(server, client);
+	if (client->fd < 0)
+		return;
+	event.data.u32 = (uint32_t)(client - server->clients);
+	if (epoll_ctl(server->epoll, EPOLL_CTL_ADD, fd, &event))
+		drop(client);
+}
+
+static void *run(void *data)
+{
+	struct tmesh_server *server = data;
+	struct tmesh_ctx *ctx = server->ctx;
+	struct epoll_event events[EVENTS];
+	bool stop = false, starved = false;
+
+	while (!stop) {
+		int count;
+
+		if (starved)
+			usleep(REST_US);
+		count = epoll_wait(server->epoll, events, EVENTS, -1);
+		pthread_mutex_lock(&ctx->lock);
+		server->starved = false;
+		for (int i = 0; i < count; i++) {
+			uint32_t who = events[i].data.u32;
+
+			if (who == EVENT_STOP)
+				stop = true;
+			else if (who == EVENT_LISTENER)
+				welcome(server);
+			else if (server->clients[who].fd >= 0)
+				serve(server, &server->clients[who]);
+		}
+		starved = server->starved;
+		pthread_mutex_unlock(&ctx->lock);
+	}
+	return NULL;
+}
+
+static int watch(struct tmesh_server *server, int fd, uint32_t who)
+{
+	struct epoll_event event = {.events = EPOLLIN, .data.u32 = who};
+
+	return epoll_ctl(server->epoll, EPOLL_CTL_ADD, fd, &event);
+}
+
+static int bind_socket(struct tmesh_server *server, int dir, struct tmesh_error *err)
+{
+	struct sockaddr_un address;
+	socklen_t size = tmesh_rundir_address(dir, server->path, &address);
+
+	if (bind(server->listener, (struct sockaddr *)&address, size))
+		return tmesh_fail_errno(err, "bind of a socket in the runtime directory");
+	server->bound = true;
+	if (listen(server->listener, SOMAXCONN))
+		return tmesh_fail_errno(err, "listen");
+	return 0;
+}
+
+/* Signals are the application's: none is to be handled on this thread. */
+static int start_thread(struct tmesh_server *server, struct tmesh_error *err)
+{
+	sigset_t all, old;
+	int rc;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	rc = pthread_create(&server->thread, NULL, run, server);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	if (rc)
+		return tmesh_fail(err, -rc, "cannot start the thread that answers for tokens");
+	return 0;
+}
+
+static void close_fds(struct tmesh_server *server)
+{
+	const int fds[] = {server->listener, server->epoll, server->stop};
+
+	for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
+		if (fds[i] >= 0)
+			close(fds[i]);
+	for (int i = 0; i < CLIENTS; i++)
+		if (server->clients[i].fd >= 0)
+			close(server->clients[i].fd);
+}
+
+static void server_free(struct tmesh_server *server)
+{
+	close_fds(server);
+	if (server->bound)
+		unlinkat(server->ctx->dir, server->path, 0);
+	if (server->index)
+		tmesh_index_free(server->index);
+	free(server);
+}
+
+static int start(struct tmesh_ctx *ctx, struct tmesh_error *err)
+{
+	struct tmesh_server *server;
+	int dir;
+	int rc = tmesh_rundir_open(ctx, &dir, err);
+
+	if (rc)
+		return rc;
+	server = calloc(1, sizeof(*server));
+	if (!server)
+		return tmesh_fail(err, -ENOMEM, "no memory to answer for tokens");
+	server->ctx = ctx;
+	for (int i = 0; i < CLIENTS; i++)
+		server->clients[i].fd = -1;
+	server->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	server->epoll = epoll_create1(EPOLL_CLOEXEC);
+	server->stop = eventfd(0, EFD_CLOEXEC);
+	if (server->listener < 0 || server->epoll < 0 || server->stop < 0)
+		rc = tmesh_fail_errno(err, "cannot answer for tokens");
+	if (!rc)
+		rc = tmesh_random(server->name, sizeof(server->name), err);
+	if (!rc)
+		rc = tmesh_index_new(1, INDEX_SLOTS, &server->index, err);
+	if (!rc) {
+		tmesh_hex(server->path, server->name, sizeof(server->name));
+		rc = bind_socket(server, dir, err);
+	}
+	if (!rc && (watch(server, server->listener, EVENT_LISTENER) ||
+		    watch(server, server->stop, EVENT_STOP)))
+		rc = tmesh_fail_errno(err, "epoll_ctl");
+	if (!rc)
+		rc = start_thread(server, err);
+	if (rc) {
+		server_free(server);
+		return rc;
+	}
+	ctx->server = server;
+	tmesh_rundir_sweep(ctx, dir);
+	return 0;
+}
+
+int tmesh_server_token(struct tmesh_region *region, uint32_t rights,
+		       struct tmesh_token_parts *token, struct tmesh_error *err)
+{
+	struct tmesh_ctx *ctx = region->ctx;
+	struct tmesh_index_entry entry = {.region = region, .rights = rights};
+	/* READ is in every set: the other two bits count. */
+	unsigned int set = rights >> 1;
+	int rc = ctx->server ? 0 : start(ctx, err);
+
+	if (rc)
+		return rc;
+	if (!region->tokens[set].given) {
+		rc = tmesh_random(entry.secret, sizeof(entry.secret), err);
+		if (!rc)
+			rc = tmesh_index_add(&ctx->server->index, &entry, err);
+		if (rc)
+			return rc;
+		memcpy(region->tokens[set].secret, entry.secret, sizeof(entry.secret));
+		region->tokens[set].given = true;
+	}
+	token->backend = TMESH_BACKEND_MEMFD;
+	memcpy(token->name, ctx->server->name, sizeof(token->name));
+	memcpy(token->secret, region->tokens[set].secret, sizeof(token->secret));
+	return 0;
+}
+
+void tmesh_server_forget(struct tmesh_region *region)
+{
+	for (int set = 0; set < 4; set++)
+		if (region->tokens[set].given)
+			tmesh_index_remove(region->ctx->server->index, region->tokens[set].secret);
+}
+
+const struct tmesh_index_entry *tmesh_server_find(struct tmesh_ctx *ctx,
+						  const struct tmesh_token_parts *token)
+{
+	if (!ctx->server || memcmp(ctx->server->name, token->name, sizeof(token->name)))
+		return NULL;
+	return tmesh_index_find(ctx->server->index, token->secret);
+}
+
+void tmesh_server_stop(struct tmesh_ctx *ctx)
+{
+	struct tmesh_server *server = ctx->server;
+	const uint64_t one = 1;
+
+	if (!server)
+		return;
+	/* An empty eventfd takes it at once. */
+	if (write(server->stop, &one, sizeof(one)) == sizeof(one))
+		pthread_join(server->thread, NULL);
+	ctx->server = NULL;
+	server_free(server);
+}
+
+/* The socket file and the index's mapping are the parent's. */
+void tmesh_server_forked(struct tmesh_ctx *ctx)
+{
+	struct tmesh_server *server = ctx->server;
+
+	if (!server)
+		return;
+	ctx->server = NULL;
+	close_fds(server);
+	tmesh_index_forget(server->index);
+	free(server);
+}

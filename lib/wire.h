@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What goes over Unix sockets, and the index that a producer shows to the processes it has
+ * answered once. docs/rendezvous.md explains both. All numbers are in the machine's own
+ * byte order: both ends are on one machine.
+ */
+#ifndef TMESH_WIRE_H
+#define TMESH_WIRE_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+#include <sys/socket.h>
+
+#include "internal.h"
+
+#define TMESH_WIRE_VERSION 1
+
+#define TMESH_MAGIC_REGION 0x52304d54u	/* "TM0R" */
+#define TMESH_MAGIC_REQUEST 0x51304d54u /* "TM0Q" */
+#define TMESH_MAGIC_REPLY 0x41304d54u	/* "TM0A" */
+#define TMESH_MAGIC_INDEX 0x49304d54u	/* "TM0I" */
+
+/* What a region's descriptor does not say by itself. The message of a hand-over by socket,
+ * with one descriptor. */
+struct tmesh_wire_region {
+	uint32_t magic;
+	uint32_t version;
+	uint32_t backend; /* enum tmesh_backend */
+	uint32_t rights;
+	uint32_t kind; /* TMESH_KIND_* */
+	uint32_t pad;
+	uint64_t id;
+	uint64_t bytes;
+};
+
+struct tmesh_wire_request {
+	uint32_t magic;
+	uint32_t version;
+	uint32_t rights; /* wanted */
+	uint32_t pad;
+	uint64_t index; /* number of the index that the client has; 0: none */
+	uint8_t secret[TMESH_SECRET_BYTES];
+};
+
+/* With the region's descriptor when status is 0, then with the index's when index is
+ * neither 0 nor the client's. */
+struct tmesh_wire_reply {
+	uint32_t magic;
+	uint32_t version;
+	int32_t status; /* 0 or a negative errno */
+	uint32_t pad;
+	uint64_t index;
+	struct tmesh_wire_region region;
+};
+
+/* One line of the cache each: a reader copies it between two reads of seq. */
+struct tmesh_index_slot {
+	_Atomic uint64_t tag; /* 0: free */
+	_Atomic uint32_t seq; /* odd while it changes */
+	_Atomic uint32_t fd;
+	_Atomic uint64_t dev;
+	_Atomic uint64_t ino;
+	_Atomic uint64_t id;
+	_Atomic uint64_t bytes;
+	_Atomic uint32_t rights;
+	_Atomic uint32_t kind;
+	uint64_t pad;
+};
+
+struct tmesh_index_head {
+	uint32_t magic;
+	uint32_t version;
+	uint64_t number;	 /* of this index in this producer, from 1 */
+	uint64_t key[2];	 /* of the tags */
+	uint32_t slots;		 /* a power of two; they follow at TMESH_INDEX_HEAD bytes */
+	_Atomic uint32_t closed; /* another one has taken its place, or nobody serves */
+};
+#define TMESH_INDEX_HEAD 4096u
+
+_Static_assert(sizeof(struct tmesh_wire_region) == 40, "wire format");
+_Static_assert(sizeof(struct tmesh_wire_request) == 40, "wire format");
+_Static_assert(sizeof(struct tmesh_wire_reply) == 64, "wire format");
+_Static_assert(sizeof(struct tmesh_index_slot) == 64, "a line of the cache");
+
+/* handover.c */
+
+/*
+ * One message of @bytes, with at most @fd_room descriptors in @fds; waits until @deadline,
+ * or not at all when that is 0.
+ * Return: the number of descriptors; -EPIPE (nobody at the other end), -ETIMEDOUT, -EAGAIN,
+ * -EPROTO (another size, too many descriptors: all are closed), or another errno.
+ */
+int tmesh_wire_recv(int socket, void *message, size_t bytes, int *fds, unsigned int fd_room,
+		    uint64_t deadline);
+/* Send a message with descriptors: 0 or a negative errno (-EAGAIN with MSG_DONTWAIT). */
+int tmesh_wire_send(int socket, const void *message, size_t bytes, const int *fds,
+		    unsigned int fd_count, int flags);
+
+/* index.c: the producer's side */
+
+struct tmesh_index;
+
+/* What the producer keeps beside a slot: only it knows the secrets. */
+struct tmesh_index_entry {
+	uint8_t secret[TMESH_SECRET_BYTES];
+	struct tmesh_region *region;
+	uint32_t rights;
+};
+
+int tmesh_index_new(uint64_t number, uint32_t slots, struct tmesh_index **out,
+		    struct tmesh_error *err);
+void tmesh_index_free(struct tmesh_index *index);
+/* For the forked child, whose copy has no mapping: frees the object alone. */
+void tmesh_index_forget(struct tmesh_index *index);
+int tmesh_index_fd(const struct tmesh_index *index);
+uint64_t tmesh_index_number(const struct tmesh_index *index);
+/* Adds; when the index is full a larger one takes its place in @index. */
+int tmesh_index_add(struct tmesh_index **index, const struct tmesh_index_entry *entry,
+		    struct tmesh_error *err);
+const struct tmesh_index_entry *tmesh_index_find(const struct tmesh_index *index,
+						 const uint8_t *secret);
+void tmesh_index_remove(struct tmesh_index *index, const uint8_t *secret);
+
+/* The client's side: a mapping of another process's index. */
+struct tmesh_index_view {
+	struct tmesh_index_head *head;
+	size_t bytes;
+};
+
+/* What a slot said; seq tells later whether it still says so. */
+struct tmesh_index_hit {
+	const struct tmesh_index_slot *slot;
+	uint32_t seq;
+	int fd;
+	uint64_t dev;
+	uint64_t ino;
+	struct tmesh_wire_region region;
+};
+
+int tmesh_index_view_open(struct tmesh_index_view *view, int fd);
+void tmesh_index_view_close(struct tmesh_index_view *view);
+bool tmesh_index_view_closed(const struct tmesh_index_view *view);
+bool tmesh_index_view_find(const struct tmesh_index_view *view, const uint8_t *secret,
+			   struct tmesh_index_hit *hit);
+bool tmesh_index_hit_holds(const struct tmesh_index_hit *hit);
+
+/* rundir.c */
+
+/* The verified runtime directory, made when missing; ctx->lock is held. */
+int tmesh_rundir_open(struct tmesh_ctx *ctx, int *dir, struct tmesh_error *err);
+/* The address of a socket in it; good while @dir is open. */
+struct sockaddr_un;
+socklen_t tmesh_rundir_address(int dir, const char *name, struct sockaddr_un *address);
+void tmesh_rundir_sweep(struct tmesh_ctx *ctx, int dir);
+
+/* server.c; all but _stop and _forked with ctx->lock held */
+
+/* A token of @region for @rights, serving from now on. */
+int tmesh_server_token(struct tmesh_region *region, uint32_t rights,
+		       struct tmesh_token_parts *token, struct tmesh_error *err);
+void tmesh_server_forget(struct tmesh_region *region);
+/* This process's own entry for the token, or NULL. */
+const struct tmesh_index_entry *tmesh_server_find(struct tmesh_ctx *ctx,
+						  const struct tmesh_token_parts *token);
+void tmesh_server_stop(struct tmesh_ctx *ctx);
+void tmesh_server_forked(struct tmesh_ctx *ctx);
+
+/* peer.c */
+
+/* Open another process's region. */
+int tmesh_peer_open(struct tmesh_region *region, const struct tmesh_token_parts *token,
+		    uint32_t rights, struct tmesh_error *err);
+void tmesh_peers_drop(struct tmesh_ctx *ctx);
+void tmesh_peers_forked(struct tmesh_ctx *ctx);
+
+/* backend_memfd.c */
+
+/* An own descriptor of @fd's file with fewer rights: read-only, or read-write. */
+int tmesh_memfd_reopen(int fd, int flags, struct tmesh_error *err);
+
+#endif /* TMESH_WIRE_H */
