@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: MIT
+"""What is promised about speed: each line a ratio of two medians taken in one run."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Bound:
+    title: str
+    measured: str  # topic/name of a series
+    beside: str  # of its floor or peer
+    what: str  # what that is, for people
+    limit: float | None  # the ratio may be at most this; None: only reported
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    bounds: tuple
+
+
+SECTIONS = (
+    Section("Hand-over of 1 MiB to another process, to its first byte", (
+        Bound("by socket, cold", "handover/socket-tmesh", "handover/socket-by-hand",
+              "memfd + SCM_RIGHTS + mmap by hand", 1.2),
+        Bound("by token, cold, first contact", "handover/token-tmesh", "handover/token-by-hand",
+              "connect, secret, SCM_RIGHTS by hand", 1.1),
+        Bound("by token, known peer: open", "handover/open-known", "handover/open-floor",
+              "mmap + first byte", 2.0),
+        Bound("by token, module: open", "kernel/open_token", "kernel/open_floor",
+              "mmap + first byte", 2.0),
+        Bound("1 GiB instead of 1 MiB", "size/open-1GiB", "size/open-1MiB", "1 MiB", 1.2),
+    )),
+    Section("Python", (
+        Bound("tmesh.open(ref).numpy()", "python/open", "python/shared-memory",
+              "multiprocessing.shared_memory", 0.7),
+        Bound("round trip, shared, 1 MB", "torch/shared-1MB-tmesh", "torch/shared-1MB-torch",
+              "torch.multiprocessing", None),
+        Bound("round trip, shared, 100 MB", "torch/shared-100MB-tmesh",
+              "torch/shared-100MB-torch", "torch.multiprocessing", None),
+        Bound("first share, 1 MB", "torch/first-1MB-tmesh", "torch/first-1MB-torch",
+              "torch.multiprocessing", None),
+        Bound("first share, 100 MB", "torch/first-100MB-tmesh", "torch/first-100MB-torch",
+              "torch.multiprocessing", None),
+    )),
+    Section("Putting 100 MB", (
+        Bound("C, warm pool", "put/put-warm", "put/memcpy-warm", "warm memcpy", 0.8),
+        Bound("C, warm pool", "put/put-warm", "put/movsb-warm", "warm rep movsb", None),
+        Bound("Python, warm pool", "python/put-warm", "python/memcpy-warm", "warm memcpy", 0.8),
+        Bound("Elixir, warm pool", "elixir/put-warm", "elixir/memcpy-warm", "warm memcpy", 0.8),
+        Bound("C, cold, huge pages", "put/put-cold-huge", "put/memcpy-warm", "warm memcpy", 1.4),
+        Bound("C, cold, 4 KiB pages", "put/put-cold-4k", "put/memcpy-warm", "warm memcpy", 5.0),
+    )),
+    Section("Many regions", (
+        Bound("open, memfd, 15,000 live", "lookup/open-of-15000", "lookup/open-of-100",
+              "100 live", 2.0),
+        Bound("open, module, 100,000 live", "kernel/lookup_many", "kernel/lookup_few",
+              "100 live", 2.0),
+    )),
+    Section("Pages of the module (in a virtual machine)", (
+        Bound("touch 256 MiB, huge pages", "kernel/touch_huge", "kernel/touch_bare",
+              "the bare loop", 1.5),
+        Bound("touch 256 MiB, 4 KiB pages", "kernel/touch_small", "kernel/touch_memfd",
+              "faults of a memfd", 0.2),
+        Bound("create 256 MiB", "kernel/create", "kernel/create_memfd", "memfd + populate", 1.2),
+    )),
+)

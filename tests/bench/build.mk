@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: MIT
+#
+# `make bench` measures, on this machine; `make bench-vm` measures the module in a virtual
+# machine and leaves the figures for it.
+
+BENCH_OUT      := $(B)/bench
+BENCH_PROGRAMS := $(addprefix $(BENCH_OUT)/,handover size lookup put floor)
+
+bench: bench-deps ## measure, and compare with the bounds (build/bench/bench.{json,svg})
+	@$(MAKE) -s $(BENCH_PROGRAMS) python beam
+	@$(VPYTHON) -B tests/bench/run.py
+
+bench-vm: kselftest ## measure the module in a virtual machine, for `make bench`
+	@$(PYTHON) -B tests/bench/vm.py
+
+bench-deps:
+	@packaging/deps.sh bench
+
+$(BENCH_OUT)/%: tests/bench/%.c tests/bench/harness.c tests/bench/harness.h $(LIB_A)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -pthread $(filter %.c,$^) $(LIB_A) $(LIB_LIBS) -o $@
+
+.PHONY: bench bench-vm bench-deps

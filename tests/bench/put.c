@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Putting 100 MB: into a warm region of the pool, into new memory of 4 KiB pages and of huge
+ * pages, beside copying them with memcpy() and with `rep movsb` from and to memory that both
+ * sides have touched before.
+ */
+#include "harness.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define TOPIC "put"
+#define ROUNDS 30
+#define WARM_UP 3
+#define BYTES 100000000
+
+static const int64_t shape[] = {BYTES};
+static struct tmesh_error err;
+static uint8_t *source, *target;
+
+static void copy_memcpy(void)
+{
+	memcpy(target, source, BYTES);
+}
+
+static void copy_movsb(void)
+{
+	void *to = target;
+	const void *from = source;
+	size_t count = BYTES;
+
+	__asm__ volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(count) : : "memory");
+}
+
+static struct tmesh_ctx *pooled, *poolless;
+
+static void put(struct tmesh_ctx *ctx, uint32_t flags)
+{
+	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = flags};
+	struct tmesh_tensor *tensor;
+
+	must(tmesh_tensor_put(ctx, TMESH_UINT8, 1, shape, source, &opts, &tensor, &err), &err);
+	tmesh_tensor_unref(tensor);
+}
+
+static void put_warm(void)
+{
+	put(pooled, 0);
+}
+
+static void put_cold(void)
+{
+	put(poolless, 0);
+}
+
+static void put_huge(void)
+{
+	put(poolless, TMESH_REGION_HUGE);
+}
+
+/* Why new memory cannot come in huge pages here, or NULL when it can. */
+static const char *no_huge_pages(void)
+{
+	static char reason[sizeof(err.message) + 16];
+	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = TMESH_REGION_HUGE};
+	struct tmesh_region *region;
+
+	if (tmesh_region_create(poolless, 2 * MIB, &opts, &region, &err) < 0) {
+		snprintf(reason, sizeof(reason), "%s", err.message);
+		return reason;
+	}
+	tmesh_region_unref(region);
+	return NULL;
+}
+
+static struct way {
+	void (*run)(void);
+	struct series series;
+} ways[] = {
+	{copy_memcpy, {.name = "memcpy-warm"}}, {copy_movsb, {.name = "movsb-warm"}},
+	{put_warm, {.name = "put-warm"}},	{put_cold, {.name = "put-cold-4k"}},
+	{put_huge, {.name = "put-cold-huge"}},
+};
+
+static uint8_t *warm_memory(void)
+{
+	uint8_t *memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE,
+			       MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+
+	if (memory == MAP_FAILED)
+		die("no memory");
+	memset(memory, 1, BYTES);
+	return memory;
+}
+
+int main(void)
+{
+	const char *no_huge;
+
+	pin_to(CPU_PRODUCER);
+	source = warm_memory();
+	target = warm_memory();
+	pooled = context(2 * (uint64_t)BYTES);
+	poolless = context(0);
+	no_huge = no_huge_pages();
+
+	for (int round = -WARM_UP; round < ROUNDS; round++) {
+		for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+			uint64_t start = now_ns();
+
+			if (ways[i].run == put_huge && no_huge)
+				continue;
+			ways[i].run();
+			if (round >= 0)
+				series_add(&ways[i].series, now_ns() - start);
+		}
+	}
+	for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+		if (ways[i].run == put_huge && no_huge)
+			series_skip(TOPIC, ways[i].series.name, no_huge);
+		else
+			series_print(TOPIC, &ways[i].series);
+	}
+	tmesh_ctx_unref(pooled);
+	tmesh_ctx_unref(poolless);
+	return 0;
+}

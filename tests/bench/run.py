@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Run the benches and compare what they say with bounds.py.
+
+Writes build/bench/bench.json and build/bench/bench.svg and prints a table. A bound that is
+not met is said, not punished: machines differ, and the exit status is for benches that fail.
+"""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import figure
+from bounds import SECTIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build"
+OUT = BUILD / "bench"
+KERNEL = OUT / "kernel.json"
+
+PYTHON = BUILD / "venv/bin/python"
+HERE = "tests/bench"
+COMMANDS = (
+    [OUT / "handover"],
+    [OUT / "size"],
+    [OUT / "lookup"],
+    [OUT / "put"],
+    [PYTHON, "-B", f"{HERE}/attach.py"],
+    [PYTHON, "-B", f"{HERE}/torch_share.py"],
+    [PYTHON, "-B", f"{HERE}/put.py"],
+    ["taskset", "-c", "0", "elixir", "-pa", BUILD / "beam/dev/lib/tmesh/ebin",
+     f"{HERE}/from_binary.exs", OUT / "floor"],
+)
+
+
+def read(path):
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def machine():
+    """What the figures depend on."""
+    cpu = next((line.split(":")[1].strip() for line in read("/proc/cpuinfo").splitlines()
+                if line.startswith("model name")), platform.machine())
+    return {
+        "cpu": cpu,
+        "cpus": os.cpu_count(),
+        "kernel": platform.release(),
+        "virtual": "hypervisor" in read("/proc/cpuinfo"),
+        "shmem_huge_pages": read("/sys/kernel/mm/transparent_hugepage/shmem_enabled"),
+        "load": os.getloadavg()[0],
+        "backend": "kernel" if os.access("/dev/tmesh", os.R_OK | os.W_OK) else "memfd",
+        "version": read(ROOT / "VERSION"),
+    }
+
+
+def summary(samples):
+    """Median, 99th percentile and best of samples in nanoseconds."""
+    ordered = sorted(samples)
+    return {
+        "n": len(ordered),
+        "p50_ns": statistics.median(ordered),
+        "p99_ns": ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))],
+        "min_ns": ordered[0],
+    }
+
+
+def run(command):
+    """The series that one bench prints, by topic/name."""
+    print(f"  {' '.join(str(part) for part in command)}".replace(f"{ROOT}/", ""),
+          file=sys.stderr, flush=True)
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True,
+                          env={**os.environ, "LC_ALL": "C.UTF-8"})
+    if done.returncode:
+        sys.exit(f"bench: {command[0]} ended with {done.returncode}")
+    series = {}
+    for line in done.stdout.splitlines():
+        record = json.loads(line)
+        series[f"{record['topic']}/{record['name']}"] = (
+            {"skip": record["skip"]} if "skip" in record else summary(record["ns"]))
+    return series
+
+
+def kernel_series():
+    """What `make bench-vm` measured in a virtual machine, if it has."""
+    if not KERNEL.exists():
+        return {}
+    return json.loads(KERNEL.read_text())
+
+
+def judge(bound, series):
+    """The bound with its ratio and verdict."""
+    result = {"title": bound.title, "beside": bound.what, "limit": bound.limit}
+    for name in (bound.measured, bound.beside):
+        if name not in series:
+            reason = "run `make bench-vm`" if name.startswith("kernel/") else f"no {name}"
+            return {**result, "verdict": f"not measured: {reason}"}
+        if "skip" in series[name]:
+            return {**result, "verdict": f"not measured: {series[name]['skip']}"}
+    ours, theirs = series[bound.measured], series[bound.beside]
+    ratio = ours["p50_ns"] / theirs["p50_ns"]
+    verdict = ("reported" if bound.limit is None else
+               "met" if ratio <= bound.limit else "not met")
+    return {**result, "ratio": ratio, "verdict": verdict, "ours": ours, "theirs": theirs}
+
+
+def duration(ns):
+    """Three digits and a unit."""
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if ns >= size:
+            return f"{ns / size:.3g} {unit}"
+    return f"{ns:.3g} ns"
+
+
+def print_table(sections):
+    print(f"{'':<32}{'median':>9}{'p99':>9}  {'beside':<36}{'median':>9}{'ratio':>7}{'bound':>7}")
+    for section in sections:
+        print(f"\n{section['title']}")
+        for line in section["bounds"]:
+            if "ratio" not in line:
+                print(f"  {line['title']:<30}{line['verdict']}")
+                continue
+            limit = "" if line["limit"] is None else f"{line['limit']:g}"
+            print(f"  {line['title']:<30}{duration(line['ours']['p50_ns']):>9}"
+                  f"{duration(line['ours'].get('p99_ns', 0)) if 'p99_ns' in line['ours'] else '':>9}"
+                  f"  {line['beside']:<36}{duration(line['theirs']['p50_ns']):>9}"
+                  f"{line['ratio']:>7.2f}{limit:>7}  {line['verdict']}")
+
+
+def main():
+    facts = machine()
+    print(f"tmesh {facts['version']}, {facts['backend']} backend; {facts['cpu']}, {facts['cpus']} CPUs"
+          f"{', virtual' if facts['virtual'] else ''}; Linux {facts['kernel']}; load"
+          f" {facts['load']:.1f}\n", flush=True)
+    series = kernel_series()
+    for command in COMMANDS:
+        series |= run(command)
+    sections = [{"title": section.title, "bounds": [judge(bound, series) for bound in section.bounds]}
+                for section in SECTIONS]
+    print_table(sections)
+    (OUT / "bench.json").write_text(json.dumps(
+        {"machine": facts, "sections": sections, "series": series}, indent=1) + "\n")
+    figure.draw(sections, facts, OUT / "bench.svg")
+    print(f"\n{OUT.relative_to(ROOT)}/bench.json, bench.svg")
+
+
+if __name__ == "__main__":
+    main()
