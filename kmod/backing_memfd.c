@@ -43,9 +43,27 @@ static void tmesh_memfd_release(struct tmesh_mem *mem)
 	kfree(memfd);
 }
 
+#define TMESH_NO_WRITE (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)
+
+static unsigned int *tmesh_memfd_seals(const struct file *file)
+{
+	return &SHMEM_I(file_inode(file))->seals;
+}
+
+/*
+ * The memfd counts mappings that could become writable as writers. Ours are made for good
+ * what they are asked to be, so that readers stop no seal.
+ */
 static int tmesh_memfd_mmap(struct tmesh_mem *mem, struct vm_area_struct *vma)
 {
-	vma_set_file(vma, to_memfd(mem)->file);
+	struct file *file = to_memfd(mem)->file;
+
+	/* The core has looked at the seals of the handle's file, which has none. */
+	if (vma->vm_flags & VM_WRITE && READ_ONCE(*tmesh_memfd_seals(file)) & TMESH_NO_WRITE)
+		return -EPERM;
+	if (!(vma->vm_flags & VM_WRITE))
+		vm_flags_clear(vma, VM_MAYWRITE);
+	vma_set_file(vma, file);
 	return tmesh_file_mmap(vma->vm_file, vma);
 }
 
@@ -57,14 +75,14 @@ static int tmesh_memfd_seal(struct tmesh_mem *mem)
 {
 	struct file *file = to_memfd(mem)->file;
 	struct inode *inode = file_inode(file);
-	unsigned int *seals = &SHMEM_I(inode)->seals;
+	unsigned int *seals = tmesh_memfd_seals(file);
 	unsigned long i;
 	int rc = 0;
 
 	inode_lock(inode);
 	if (*seals & F_SEAL_WRITE)
 		goto unlock;
-	rc = -EPERM;
+	rc = -EBUSY;
 	if (*seals & F_SEAL_SEAL || !(file->f_mode & FMODE_WRITE))
 		goto unlock;
 	rc = mapping_deny_writable(file->f_mapping);
@@ -107,13 +125,13 @@ int tmesh_memfd_rights(struct file *memfd, u32 *rights)
 		return -EOPNOTSUPP;
 	if (!shmem_file(memfd))
 		return -EINVAL;
-	seals = READ_ONCE(SHMEM_I(file_inode(memfd))->seals);
+	seals = READ_ONCE(*tmesh_memfd_seals(memfd));
 	if (!(seals & F_SEAL_SHRINK))
 		return -EINVAL;
 	if (!(memfd->f_mode & FMODE_READ))
 		return -EACCES;
 	*rights = TMESH_RIGHT_READ | TMESH_RIGHT_MANAGE;
-	if (memfd->f_mode & FMODE_WRITE && !(seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)))
+	if (memfd->f_mode & FMODE_WRITE && !(seals & TMESH_NO_WRITE))
 		*rights |= TMESH_RIGHT_WRITE;
 	return 0;
 }

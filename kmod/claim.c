@@ -131,6 +131,23 @@ void tmesh_claim_fini(struct tmesh_claim *claim)
 }
 
 /**
+ * tmesh_claim_allows() - may a call go on?
+ * @claim:  of the handle that it was made on
+ * @rights: that it needs
+ *
+ * That the region was revoked counts before missing rights. Where it matters the caller looks
+ * again under the region's lock.
+ *
+ * Return: 0, -ESTALE or -EACCES.
+ */
+int tmesh_claim_allows(const struct tmesh_claim *claim, u32 rights)
+{
+	if (READ_ONCE(claim->region->state) & TMESH_STATE_REVOKED)
+		return -ESTALE;
+	return rights & ~claim->rights ? -EACCES : 0;
+}
+
+/**
  * tmesh_claims_describe() - write down who holds a region
  * @region:  the region
  * @kind:    TMESH_HOLDER_PINNING for those alone, 0 for all

@@ -323,8 +323,9 @@ int tmesh_ioctl_export(struct tmesh_ucmd *ucmd)
 		return -EINVAL;
 	if (!cmd->bytes)
 		cmd->bytes = size - cmd->offset;
-	if (writable && !(claim->rights & TMESH_RIGHT_WRITE))
-		return -EACCES;
+	rc = tmesh_claim_allows(claim, TMESH_RIGHT_READ | (writable ? TMESH_RIGHT_WRITE : 0));
+	if (rc)
+		return rc;
 	fd = get_unused_fd_flags(O_CLOEXEC);
 	if (fd < 0)
 		return fd;

@@ -78,6 +78,7 @@ static const struct file_operations tmesh_handle_fops = {
 	.owner = THIS_MODULE,
 	.release = tmesh_handle_release,
 	.mmap = tmesh_handle_mmap,
+	.fsync = noop_fsync,
 	.get_unmapped_area = thp_get_unmapped_area,
 	.poll = tmesh_handle_poll,
 	.unlocked_ioctl = tmesh_handle_ioctl,
@@ -267,8 +268,9 @@ int tmesh_ioctl_derive(struct tmesh_ucmd *ucmd)
 	rc = tmesh_check_rights(cmd->rights);
 	if (rc)
 		return rc;
-	if (cmd->rights & ~claim->rights)
-		return -EACCES;
+	rc = tmesh_claim_allows(claim, cmd->rights);
+	if (rc)
+		return rc;
 	rc = tmesh_handle_new(claim->region, cmd->rights, cmd->flags & TMESH_DERIVE_PIN, &file);
 	if (rc < 0)
 		return rc;
@@ -300,8 +302,9 @@ int tmesh_ioctl_token(struct tmesh_ucmd *ucmd)
 	rc = tmesh_check_rights(cmd->rights);
 	if (rc)
 		return rc;
-	if (cmd->rights & ~claim->rights)
-		return -EACCES;
+	rc = tmesh_claim_allows(claim, cmd->rights);
+	if (rc)
+		return rc;
 	if (mutex_lock_killable(&claim->region->claims_lock))
 		return -EINTR;
 	rc = tmesh_name_get(claim->region, cmd->rights, cmd->token);

@@ -40,9 +40,26 @@ static vm_fault_t tmesh_fault_batch(struct vm_fault *vmf, struct tmesh_claim *cl
 	return rc == -ENOMEM ? VM_FAULT_OOM : VM_FAULT_SIGBUS;
 }
 
+/*
+ * A mapping's private data is its claim, and in the lowest bit whether it counts as a writer.
+ * It does from the moment it may write until it is gone: what mprotect() takes away again
+ * does not matter, because whether it succeeds is only known after we were asked.
+ */
+#define TMESH_VMA_WRITES 1UL
+
+static struct tmesh_claim *tmesh_vma_claim(const struct vm_area_struct *vma)
+{
+	return (struct tmesh_claim *)((unsigned long)vma->vm_private_data & ~TMESH_VMA_WRITES);
+}
+
+static bool tmesh_vma_writes(const struct vm_area_struct *vma)
+{
+	return (unsigned long)vma->vm_private_data & TMESH_VMA_WRITES;
+}
+
 static vm_fault_t tmesh_fault(struct vm_fault *vmf)
 {
-	struct tmesh_claim *claim = vmf->vma->vm_private_data;
+	struct tmesh_claim *claim = tmesh_vma_claim(vmf->vma);
 	struct tmesh_region *region = claim->region;
 	vm_fault_t ret = VM_FAULT_SIGBUS;
 	struct page **pages;
@@ -68,30 +85,50 @@ unlock:
 	return ret;
 }
 
-/* A mapping can write if it ever could: VM_MAYWRITE does not change after mmap(). */
-static void tmesh_count_mapping(struct vm_area_struct *vma, int step)
-{
-	struct tmesh_claim *claim = vma->vm_private_data;
-
-	atomic_add(step, &claim->mappings);
-	if (vma->vm_flags & VM_MAYWRITE)
-		atomic_add(step, &claim->region->writers);
-}
-
 /* A fork, split or move: the mapping it comes from still counts, so nobody can have sealed. */
 static void tmesh_vma_open(struct vm_area_struct *vma)
 {
-	tmesh_count_mapping(vma, 1);
+	struct tmesh_claim *claim = tmesh_vma_claim(vma);
+
+	atomic_inc(&claim->mappings);
+	if (tmesh_vma_writes(vma))
+		atomic_inc(&claim->region->writers);
 }
 
+/* Its page table entries are gone by now. */
 static void tmesh_vma_close(struct vm_area_struct *vma)
 {
-	tmesh_count_mapping(vma, -1);
+	struct tmesh_claim *claim = tmesh_vma_claim(vma);
+
+	if (tmesh_vma_writes(vma))
+		atomic_dec(&claim->region->writers);
+	atomic_dec(&claim->mappings);
+}
+
+static int tmesh_vma_mprotect(struct vm_area_struct *vma, unsigned long start, unsigned long end,
+			      unsigned long newflags)
+{
+	struct tmesh_claim *claim = tmesh_vma_claim(vma);
+	struct tmesh_region *region = claim->region;
+	int rc = 0;
+
+	if (!(newflags & VM_WRITE) || tmesh_vma_writes(vma))
+		return 0;
+	down_read(&region->lock);
+	if (region->state & TMESH_STATE_SEALED) {
+		rc = -EACCES;
+	} else {
+		atomic_inc(&region->writers);
+		vma->vm_private_data = (void *)((unsigned long)claim | TMESH_VMA_WRITES);
+	}
+	up_read(&region->lock);
+	return rc;
 }
 
 static const struct vm_operations_struct tmesh_vm_ops = {
 	.open = tmesh_vma_open,
 	.close = tmesh_vma_close,
+	.mprotect = tmesh_vma_mprotect,
 	.fault = tmesh_fault,
 };
 
@@ -112,8 +149,7 @@ static bool tmesh_wants_pmd(const struct tmesh_claim *claim, const struct tmesh_
  * @claim: whose file is mapped
  * @vma:   the new mapping
  *
- * No page is mapped here: a revocation would not find it yet. A mapping made without
- * PROT_WRITE can never be made writable, so that the count of writers is exact.
+ * No page is mapped here: a revocation would not find it yet.
  *
  * Context: mmap_lock is held for writing; takes the region's lock.
  * Return: 0; -EINVAL for a private mapping or one that leaves the claim; -EACCES for a
@@ -142,7 +178,8 @@ int tmesh_mmap(struct tmesh_claim *claim, struct vm_area_struct *vma)
 		rc = -EPERM;
 		goto unlock;
 	}
-	if (!writable)
+	/* An importer may map an export with a file that is open for writing. */
+	if (!(claim->rights & TMESH_RIGHT_WRITE))
 		vm_flags_clear(vma, VM_MAYWRITE);
 	if (region->mem->ops->mmap) {
 		vma->vm_pgoff += claim->first;
@@ -155,9 +192,9 @@ int tmesh_mmap(struct tmesh_claim *claim, struct vm_area_struct *vma)
 	/* Where a PMD is mapped, VM_MIXEDMAP would lose the folio's reference. */
 	if (!tmesh_wants_pmd(claim, region->mem, vma))
 		vm_flags_set(vma, VM_MIXEDMAP);
-	vma->vm_private_data = claim;
+	vma->vm_private_data = (void *)((unsigned long)claim | (writable ? TMESH_VMA_WRITES : 0));
 	vma->vm_ops = &tmesh_vm_ops;
-	tmesh_count_mapping(vma, 1);
+	tmesh_vma_open(vma);
 unlock:
 	up_read(&region->lock);
 	if (!rc)

@@ -129,7 +129,8 @@ int tmesh_ioctl_list(struct tmesh_ucmd *ucmd)
 	if (rc)
 		return rc;
 	cmd->count = 0;
-	while (cmd->count < room) {
+	cmd->more = 0;
+	for (;;) {
 		if (fatal_signal_pending(current))
 			return -EINTR;
 		cond_resched();
@@ -138,8 +139,12 @@ int tmesh_ioctl_list(struct tmesh_ucmd *ucmd)
 			break;
 		if (IS_ERR(region))
 			continue;
-		tmesh_fill_info(&info, region, NULL);
+		cmd->more = cmd->count == room;
+		if (!cmd->more)
+			tmesh_fill_info(&info, region, NULL);
 		tmesh_region_put(region);
+		if (cmd->more)
+			break;
 		rc = tmesh_put_entry(cmd->entries, cmd->entry_bytes, cmd->count, &info,
 				     sizeof(info));
 		if (rc)
@@ -147,7 +152,6 @@ int tmesh_ioctl_list(struct tmesh_ucmd *ucmd)
 		cmd->cursor = cursor;
 		cmd->count++;
 	}
-	cmd->more = cmd->count == room;
 	return tmesh_respond(ucmd, sizeof(*cmd));
 }
 

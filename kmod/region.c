@@ -308,10 +308,27 @@ put_memfd:
 	return rc;
 }
 
+/*
+ * Mappings by the backing's own means are its file's: it counts them, but only once they are
+ * linked, after our ->mmap() has returned. Until then the core counts them on the handle.
+ */
+static bool tmesh_mapping_in_flight(struct tmesh_region *region)
+{
+	struct tmesh_claim *claim;
+
+	lockdep_assert_held(&region->claims_lock);
+	list_for_each_entry(claim, &region->claims, node) {
+		if (mapping_writably_mapped(claim->inode->i_mapping))
+			return true;
+	}
+	return false;
+}
+
 static int tmesh_try_seal(struct tmesh_region *region)
 {
 	int rc = 0;
 
+	lockdep_assert_held(&region->claims_lock);
 	if (down_write_killable(&region->lock))
 		return -EINTR;
 	if (region->state & TMESH_STATE_REVOKED)
@@ -320,6 +337,8 @@ static int tmesh_try_seal(struct tmesh_region *region)
 		;
 	else if (atomic_read(&region->writers))
 		rc = -EBUSY;
+	else if (region->mem->ops->mmap && tmesh_mapping_in_flight(region))
+		rc = -EAGAIN;
 	else
 		rc = region->mem->ops->seal(region->mem);
 	if (!rc)
@@ -343,10 +362,14 @@ int tmesh_ioctl_seal(struct tmesh_ucmd *ucmd)
 	unsigned int try;
 	int rc;
 
-	if (!(claim->rights & TMESH_RIGHT_MANAGE))
-		return -EACCES;
+	rc = tmesh_claim_allows(claim, TMESH_RIGHT_MANAGE);
+	if (rc)
+		return rc;
 	for (try = 0; ; try++) {
+		if (mutex_lock_killable(&claim->region->claims_lock))
+			return -EINTR;
 		rc = tmesh_try_seal(claim->region);
+		mutex_unlock(&claim->region->claims_lock);
 		if (rc != -EAGAIN || try == TMESH_SEAL_TRIES)
 			break;
 		if (msleep_interruptible(1 << try))
@@ -417,8 +440,9 @@ int tmesh_ioctl_revoke(struct tmesh_ucmd *ucmd)
 	rc = tmesh_check_stride(room, cmd->entry_bytes, offsetofend(struct tmesh_holder, comm));
 	if (rc)
 		return rc;
-	if (!(claim->rights & TMESH_RIGHT_MANAGE))
-		return -EACCES;
+	rc = tmesh_claim_allows(claim, TMESH_RIGHT_MANAGE);
+	if (rc)
+		return rc;
 
 	cmd->count = 0;
 	cmd->total = 0;
@@ -466,12 +490,13 @@ int tmesh_ioctl_desc_set(struct tmesh_ucmd *ucmd)
 	struct tmesh_region *region = claim->region;
 	struct tmesh_desc *cmd = ucmd->cmd;
 	void *desc = NULL;
-	int rc = 0;
+	int rc;
 
 	if (cmd->pad || cmd->id || cmd->bytes > TMESH_DESC_MAX)
 		return -EINVAL;
-	if (!(claim->rights & TMESH_RIGHT_MANAGE))
-		return -EACCES;
+	rc = tmesh_claim_allows(claim, TMESH_RIGHT_MANAGE);
+	if (rc)
+		return rc;
 	if (cmd->bytes) {
 		desc = kmalloc(cmd->bytes, GFP_KERNEL_ACCOUNT);
 		if (!desc)

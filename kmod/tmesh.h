@@ -327,6 +327,7 @@ void tmesh_claim_init(struct tmesh_claim *claim, struct tmesh_region *region, u3
 		      u32 rights, struct inode *inode);
 int tmesh_claim_add(struct tmesh_claim *claim);
 void tmesh_claim_fini(struct tmesh_claim *claim);
+int tmesh_claim_allows(const struct tmesh_claim *claim, u32 rights);
 int tmesh_claims_describe(struct tmesh_region *region, u32 kind, u32 room,
 			  struct tmesh_holder **holders, u32 *count, u32 *total);
 int tmesh_check_stride(u32 count, u32 stride, size_t min_size);
