@@ -7,7 +7,7 @@ KST     := tests/kselftest
 KST_OUT := $(B)/tests/kselftest
 KST_BENCH_OUT := $(B)/tests/bench
 
-KST_BENCHES  := bench_kernel
+KST_BENCHES  := $(filter bench_%,$(basename $(notdir $(wildcard $(KST)/*.c))))
 KST_PROGRAMS := $(filter-out t $(KST_BENCHES),$(basename $(notdir $(wildcard $(KST)/*.c))))
 KST_BINARIES := $(addprefix $(KST_OUT)/,$(KST_PROGRAMS)) $(addprefix $(KST_BENCH_OUT)/,$(KST_BENCHES))
 

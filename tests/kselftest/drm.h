@@ -8,9 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <libdrm/drm.h>
-#include <libdrm/drm_mode.h>
 
 #include "t.h"
 
@@ -45,16 +43,6 @@ static inline int vgem_close(int vgem, int handle)
 	struct drm_gem_close c = {.handle = handle};
 
 	return ioctl(vgem, DRM_IOCTL_GEM_CLOSE, &c);
-}
-
-/* Maps an imported buffer through vgem. */
-static inline void *vgem_map(int vgem, int handle, size_t bytes, int prot)
-{
-	struct drm_mode_map_dumb m = {.handle = handle};
-
-	if (ioctl(vgem, DRM_IOCTL_MODE_MAP_DUMB, &m))
-		return MAP_FAILED;
-	return mmap(NULL, bytes, prot, MAP_SHARED, vgem, m.offset);
 }
 
 #endif

@@ -18,28 +18,6 @@
 
 /* Limits */
 
-static const char *const names[] = {
-	"max_bytes_per_uid",
-	"max_regions_per_uid",
-	"max_bytes",
-	"max_regions",
-};
-static unsigned long long saved[ARRAY_SIZE(names)];
-
-static void restore_limits(void)
-{
-	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
-		t_set_limit(names[i], saved[i]);
-}
-
-/* From here the limits are the test's; they come back however it ends. */
-static void own_limits(void)
-{
-	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
-		saved[i] = t_limit(names[i]);
-	t_at_end(restore_limits);
-}
-
 static int memfd_region(int dev, __u64 bytes)
 {
 	int memfd = REQUIRE_OK(memfd_create("limits", MFD_ALLOW_SEALING | MFD_CLOEXEC));
@@ -75,7 +53,6 @@ TEST(bytes, "EDQUOT past the bytes of a user, each user apart, memfds too")
 {
 	pid_t pid;
 
-	own_limits();
 	t_set_limit("max_bytes_per_uid", 4 * MB);
 	T_CHILD(pid) {
 		int dev, fd, more;
@@ -116,7 +93,6 @@ TEST(regions, "EDQUOT past the regions of a user")
 {
 	int dev = t_dev(), fds[3];
 
-	own_limits();
 	t_set_limit("max_regions_per_uid", 3);
 	for (int i = 0; i < 3; i++)
 		CHECK_OK(fds[i] = t_create(dev, PAGE, 0));
@@ -129,10 +105,10 @@ TEST(regions, "EDQUOT past the regions of a user")
 
 TEST(totals, "EDQUOT past what all users may have together")
 {
+	unsigned long long all = t_limit("max_bytes");
 	int dev = t_dev(), mine;
 	pid_t pid;
 
-	own_limits();
 	mine = REQUIRE_OK(t_create(dev, 3 * MB, 0));
 	t_set_limit("max_bytes", 4 * MB);
 	T_CHILD(pid) {
@@ -144,7 +120,7 @@ TEST(totals, "EDQUOT past what all users may have together")
 		close(fd);
 	}
 	t_wait(pid);
-	t_set_limit("max_bytes", saved[2]);
+	t_set_limit("max_bytes", all);
 	t_set_limit("max_regions", 2);
 	T_CHILD(pid) {
 		t_become(ALICE, ALICE, 0);
@@ -162,7 +138,6 @@ TEST(lowered, "a limit lowered below what is held takes nothing away")
 	int dev = t_dev(), fd = REQUIRE_OK(t_create(dev, 2 * MB, 0));
 	unsigned char *p = t_map(fd, 2 * MB, PROT_READ | PROT_WRITE);
 
-	own_limits();
 	t_set_limit("max_bytes_per_uid", MB);
 	REQUIRE(p != MAP_FAILED);
 	memset(p, 1, 2 * MB);
@@ -173,6 +148,8 @@ TEST(lowered, "a limit lowered below what is held takes nothing away")
 
 TEST(root_only, "only root sets limits")
 {
+	static const char *const names[] = {"max_bytes_per_uid", "max_regions_per_uid", "max_bytes",
+					    "max_regions"};
 	pid_t pid;
 
 	T_CHILD(pid) {
@@ -197,7 +174,6 @@ TEST(together, "processes that create at once never pass the limit together")
 	int dev = t_dev(), sv[CHILDREN][2], made = 0;
 	pid_t pids[CHILDREN];
 
-	own_limits();
 	t_set_limit("max_bytes_per_uid", ROOM * MB);
 	for (int i = 0; i < CHILDREN; i++) {
 		t_pair(sv[i]);
@@ -244,7 +220,6 @@ TEST(pins_paid, "who pins somebody else's region pays for it too")
 	fd = c.fd;
 	REQUIRE_OK(t_seal(fd));
 	t_pair(sv);
-	own_limits();
 	T_CHILD(pid) {
 		t_become(BOB, BOB, 0);
 		int theirs = t_dev();
@@ -262,7 +237,7 @@ TEST(pins_paid, "who pins somebody else's region pays for it too")
 	t_set_limit("max_bytes_per_uid", MB);
 	t_say(sv[0]);
 	t_hear(sv[0]);
-	t_set_limit("max_bytes_per_uid", saved[0]);
+	t_set_limit("max_bytes_per_uid", 4 * MB);
 	t_say(sv[0]);
 	t_wait(pid);
 }
@@ -271,47 +246,49 @@ TEST(pins_paid, "who pins somebody else's region pays for it too")
 
 #define CGROUP "/sys/fs/cgroup/tmesh-test"
 
-static void leave_cgroup(void)
-{
-	t_write_file("/sys/fs/cgroup/cgroup.procs", "0");
-	/* What died there a moment ago may still be charged. */
-	for (int i = 0; i < 100 && rmdir(CGROUP) && errno == EBUSY; i++)
-		usleep(20000);
-}
-
 static void enter_cgroup(const char *limit)
 {
-	char line[64];
-
 	if (access("/sys/fs/cgroup/cgroup.controllers", F_OK))
 		t_skip("no cgroup2 at /sys/fs/cgroup");
 	t_write_file("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
 	REQUIRE(!mkdir(CGROUP, 0755) || errno == EEXIST);
-	t_at_end(leave_cgroup);
-	if (!t_write_file(CGROUP "/memory.max", limit))
+	if (access(CGROUP "/memory.max", F_OK))
 		t_skip("no memory controller in cgroup2");
+	REQUIRE(t_write_file(CGROUP "/memory.max", limit));
 	t_write_file(CGROUP "/memory.swap.max", "0");
 	REQUIRE(t_write_file(CGROUP "/cgroup.procs", "0"));
-	REQUIRE(t_read_file(CGROUP "/memory.max", line, sizeof(line)));
+}
+
+/* After the last process of the group. */
+static void remove_cgroup(void)
+{
+	for (int i = 0; i < 500 && rmdir(CGROUP) && errno == EBUSY; i++)
+		usleep(20000);
+	CHECK(access(CGROUP, F_OK));
 }
 
 static void try_memcg(__u32 flags)
 {
-	char kills[32];
 	int dev = t_dev(), fd;
-	struct tmesh_caps_query q;
+	pid_t pid;
 
 	if (flags & TMESH_CREATE_HUGE && !t_has_huge(dev))
 		t_skip("this kernel has no transparent huge pages");
-	enter_cgroup("33554432");
-	CHECK_ERR(t_create(dev, 128 * MB, flags), ENOMEM);
-	q = t_caps(dev);
-	CHECK_EQ(q.used_bytes, 0);
-	CHECK_EQ(q.used_regions, 0);
-	CHECK_OK(fd = t_create(dev, 8 * MB, flags));
-	REQUIRE(t_file_value(CGROUP "/memory.events", "oom_kill", kills, sizeof(kills)));
-	CHECK_EQ(atoi(kills), 0);
-	close(fd);
+	T_CHILD(pid) {
+		struct tmesh_caps_query q;
+		char kills[32];
+
+		enter_cgroup("33554432");
+		CHECK_ERR(t_create(dev, 128 * MB, flags), ENOMEM);
+		q = t_caps(dev);
+		CHECK_EQ(q.used_bytes, 0);
+		CHECK_EQ(q.used_regions, 0);
+		CHECK_OK(fd = t_create(dev, 8 * MB, flags));
+		REQUIRE(t_file_value(CGROUP "/memory.events", "oom_kill", kills, sizeof(kills)));
+		CHECK_EQ(atoi(kills), 0);
+	}
+	t_wait(pid);
+	remove_cgroup();
 }
 
 TEST(memcg, "past the memory cgroup's limit ENOMEM, and nobody is killed")
@@ -331,17 +308,22 @@ TEST(memcg_huge, "the same with huge pages")
 
 TEST(memcg_charge, "a region is charged to its creator's memory cgroup")
 {
-	char text[32];
-	int dev = t_dev(), fd;
-	long before;
+	pid_t pid;
 
-	enter_cgroup("max");
-	REQUIRE(t_read_file(CGROUP "/memory.current", text, sizeof(text)));
-	before = atol(text);
-	fd = REQUIRE_OK(t_create(dev, 16 * MB, 0));
-	REQUIRE(t_read_file(CGROUP "/memory.current", text, sizeof(text)));
-	CHECK(atol(text) - before >= (long)(16 * MB));
-	close(fd);
+	T_CHILD(pid) {
+		char text[32];
+		long before;
+		int dev = t_dev();
+
+		enter_cgroup("max");
+		REQUIRE(t_read_file(CGROUP "/memory.current", text, sizeof(text)));
+		before = atol(text);
+		REQUIRE_OK(t_create(dev, 16 * MB, 0));
+		REQUIRE(t_read_file(CGROUP "/memory.current", text, sizeof(text)));
+		CHECK(atol(text) - before >= (long)(16 * MB));
+	}
+	t_wait(pid);
+	remove_cgroup();
 }
 
 /* Lingering */

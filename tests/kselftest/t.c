@@ -14,14 +14,16 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/utsname.h>
 #include <sys/wait.h>
 
 #include "t.h"
 
 #define CASES_MAX 64
-/* A test that takes longer than this hangs; races and fuzzing stay far below. */
-#define CASE_SECONDS 900
+/* A test that takes longer than this hangs, and so does a word that does not come. */
+#define CASE_SECONDS (t_full() ? 1200 : 150)
+#define WORD_SECONDS 60
 /* How long what a dead process held may take to go: sockets and rings close late. */
 #define SETTLE_SECONDS 20
 
@@ -109,23 +111,6 @@ void t_give_up(const char *but, const char *what, const char *file, int line)
 	exit(EXIT_FAILED);
 }
 
-static void (*at_end)(void);
-static pid_t at_end_of;
-
-/* A child's exit() is not the end of the test. */
-static void run_at_end(void)
-{
-	if (getpid() == at_end_of)
-		at_end();
-}
-
-void t_at_end(void (*fn)(void))
-{
-	at_end = fn;
-	at_end_of = getpid();
-	atexit(run_at_end);
-}
-
 void t_skip(const char *fmt, ...)
 {
 	va_list ap;
@@ -165,6 +150,40 @@ static int leftovers(int before)
 	return now - before;
 }
 
+/*
+ * What tests may change for all: limits, and here the mode of the device, which they open as
+ * several users. Both are put back from here, because a test may be killed.
+ */
+static const char *const limits[] = {
+	"max_bytes_per_uid",
+	"max_regions_per_uid",
+	"max_bytes",
+	"max_regions",
+};
+
+static struct {
+	unsigned long long limits[ARRAY_SIZE(limits)];
+	mode_t mode;
+} settings;
+
+static void save_settings(void)
+{
+	struct stat st;
+
+	for (size_t i = 0; i < ARRAY_SIZE(limits); i++)
+		settings.limits[i] = t_limit(limits[i]);
+	REQUIRE_OK(stat("/dev/tmesh", &st));
+	settings.mode = st.st_mode & 07777;
+}
+
+static void restore_settings(mode_t mode)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(limits); i++)
+		if (t_limit(limits[i]) != settings.limits[i])
+			t_set_limit(limits[i], settings.limits[i]);
+	REQUIRE_OK(chmod("/dev/tmesh", mode));
+}
+
 static void run_case(int i, int before)
 {
 	const char *program = program_invocation_short_name, *state = "not ok";
@@ -184,6 +203,7 @@ static void run_case(int i, int before)
 	if (pid < 0 || waitpid(pid, &status, 0) != pid)
 		exit(EXIT_FAILED);
 	kill(-pid, SIGKILL);
+	restore_settings(0666);
 	if (WIFSIGNALED(status))
 		t_note("%s by signal %d", cases[i].title, WTERMSIG(status));
 
@@ -213,9 +233,12 @@ int t_main(void)
 	if (verdict == MAP_FAILED)
 		return EXIT_FAILED;
 	t_catch_faults();
+	save_settings();
+	restore_settings(0666);
 	printf("TAP version 13\n1..%d\n", ncases);
 	for (int i = 0; i < ncases; i++)
 		run_case(i, before);
+	restore_settings(settings.mode);
 	return 0;
 }
 
@@ -256,7 +279,11 @@ void t_become(uid_t uid, gid_t gid, gid_t extra)
 
 void t_pair(int sv[2])
 {
+	struct timeval patience = {.tv_sec = WORD_SECONDS};
+
 	REQUIRE_OK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sv));
+	for (int i = 0; i < 2; i++)
+		REQUIRE_OK(setsockopt(sv[i], SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)));
 }
 
 void t_say(int sock)

@@ -4,7 +4,8 @@
  *
  * A program is a file of TEST()s and a main() that returns t_main(). Every test runs
  * in a process of its own, so that its descriptors, mappings, users and namespaces go
- * with it; afterwards no region may be left in the module, else the test has failed.
+ * with it; afterwards no region may be left in the module, else the test has failed, and
+ * the module's limits and /dev/tmesh's mode, which is 0666 for tests, are put back.
  * Results are TAP on stdout.
  *
  * Environment
@@ -78,9 +79,6 @@ void t_note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void t_skip(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
 /* Have the checks of this test failed so far? */
 bool t_failed(void);
-
-/* Has this called when the test ends by itself, however it goes: to put things back. */
-void t_at_end(void (*fn)(void));
 
 bool t_full(void);
 /* Rounds or seconds, by TMESH_TEST_LENGTH. */
