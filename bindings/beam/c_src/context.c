@@ -23,7 +23,9 @@ bool get_context(ErlNifEnv *env, ERL_NIF_TERM term, struct context **context,
 {
 	if (enif_get_resource(env, term, context_type, (void **)context))
 		return true;
-	refuse(err, -ESRCH, "the :tmesh application is not started");
+	refuse(err, -ESRCH,
+	       "the :tmesh application is not started, or its NIFs were "
+	       "unloaded since: start it again");
 	return false;
 }
 

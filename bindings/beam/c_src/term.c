@@ -67,16 +67,16 @@ bool get_dims(ErlNifEnv *env, ERL_NIF_TERM term, const char *what, int64_t *dims
 {
 	ERL_NIF_TERM head;
 	ErlNifSInt64 dim;
-	int32_t n = 0;
 
-	while (enif_get_list_cell(env, term, &head, &term)) {
-		if (n == TMESH_MAX_DIMS || !enif_get_int64(env, head, &dim))
-			break;
-		dims[n++] = dim;
+	*ndim = 0;
+	while (*ndim < TMESH_MAX_DIMS && enif_get_list_cell(env, term, &head, &term)) {
+		if (!enif_get_int64(env, head, &dim))
+			goto wrong;
+		dims[(*ndim)++] = dim;
 	}
-	*ndim = n;
 	if (enif_is_empty_list(env, term))
 		return true;
+wrong:
 	refuse(err, -EINVAL, "%s must be a list of at most %d integers of 64 bits", what,
 	       TMESH_MAX_DIMS);
 	return false;

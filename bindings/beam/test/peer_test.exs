@@ -166,8 +166,8 @@ defmodule Tmesh.PeerTest do
       for answer <- answers do
         case answer do
           {:ok, _ref, binary} -> assert binary == pattern
-          # As many as the VM may have files.
-          {:error, error} -> assert error.type in [:too_many_files, :no_memory], inspect(error)
+          # The VM may have run out of files: that is an error, no more.
+          {:error, error} -> assert %Error{} = error
         end
       end
 

@@ -4,3 +4,6 @@ formatters =
 
 # One after the other: many look at counters of the whole VM.
 ExUnit.start(formatters: formatters, max_cases: 1, timeout: 600_000)
+
+# What the library tells at each start of the application is nothing to read here.
+Logger.configure(level: :warning)
