@@ -7,7 +7,7 @@
  */
 #include <linux/fcntl.h>
 #include <linux/file.h>
-#include <linux/hugetlb.h>
+#include <linux/magic.h>
 #include <linux/pagemap.h>
 #include <linux/shmem_fs.h>
 #include <linux/slab.h>
@@ -121,7 +121,7 @@ int tmesh_memfd_rights(struct file *memfd, u32 *rights)
 {
 	unsigned int seals;
 
-	if (is_file_hugepages(memfd))
+	if (file_inode(memfd)->i_sb->s_magic == HUGETLBFS_MAGIC)
 		return -EOPNOTSUPP;
 	if (!shmem_file(memfd))
 		return -EINVAL;

@@ -3,6 +3,7 @@
  * The version differences that are too long for a header.
  */
 #include <linux/pagemap.h>
+#include <linux/proc_ns.h>
 #include <linux/sched/signal.h>
 #include <linux/shmem_fs.h>
 
