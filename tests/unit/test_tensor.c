@@ -212,7 +212,7 @@ static void test_ref_lies(void **state)
 
 	ref = good;
 	ref.id ^= 1;
-	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err), -EPROTO, "id");
+	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err), -EPROTO, "is of region");
 	ref = good;
 	ref.layout.offset = 1;
 	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err), -EPROTO, "fit");
