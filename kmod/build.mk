@@ -3,7 +3,9 @@
 # kbuild puts objects beside sources: the module is built from a copy, one for each kernel.
 
 KDIR ?= /lib/modules/$(shell uname -r)/build
-KRELEASE = $(shell cat $(KDIR)/include/config/kernel.release 2>/dev/null || uname -r)
+# What modules are stamped with; Debian's kernel.release may say less.
+KRELEASE = $(or $(shell sed -n 's/.*UTS_RELEASE "\(.*\)"/\1/p' \
+		$(KDIR)/include/generated/utsrelease.h 2>/dev/null),$(shell uname -r))
 KMOD_DIR = $(B)/kmod/$(KRELEASE)
 # Arguments for kbuild, such as CC=gcc-14 or W=1.
 KBUILD_ARGS ?=
