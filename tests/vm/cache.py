@@ -27,10 +27,10 @@ def sh(*command, **options):
 
 
 @contextlib.contextmanager
-def locked(name):
-    """Two runs on one machine share the cache: the second waits for what the first makes."""
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with open(CACHE / f"{name}.lock", "w") as lock:
+def locked(path):
+    """Two runs share the cache and the build folder: the second waits for the first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(path.name + ".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -42,7 +42,7 @@ def keep(name, make):
     nothing that looks finished.
     """
     path = CACHE / name
-    with locked(name.replace("/", "-")):
+    with locked(path):
         if not path.exists():
             unfinished = path.with_name(path.name + ".unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)

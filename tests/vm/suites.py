@@ -9,6 +9,7 @@ import boot
 import detectors
 import kernels
 import modules
+from cache import locked
 from judge import judge
 from tap import Tap, program
 
@@ -53,5 +54,6 @@ def run(pairs):
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     tap = Tap()
     for name, suite in pairs:
-        SUITES[suite](tap, name)
+        with locked(boot.BUILD / "vm" / boot.kernel_of(name)):
+            SUITES[suite](tap, name)
     return tap.end()
