@@ -118,6 +118,20 @@ struct tmesh_stats {
 };
 int tmesh_stats(struct tmesh_ctx *ctx, struct tmesh_stats *stats);
 
+/* The module's limits, which root sets in /proc/sys/dev/tmesh/, and their use by all
+ * processes of the caller's user. */
+struct tmesh_limits {
+	size_t size; /* in: sizeof(struct tmesh_limits) */
+	uint64_t max_bytes_per_uid;
+	uint64_t max_regions_per_uid;
+	uint64_t max_bytes; /* all users together */
+	uint64_t max_regions;
+	uint64_t used_bytes; /* this user */
+	uint64_t used_regions;
+};
+/* Return: 0; -EOPNOTSUPP (memfd: nobody counts per user). */
+int tmesh_limits(struct tmesh_ctx *ctx, struct tmesh_limits *limits, struct tmesh_error *err);
+
 #ifdef __cplusplus
 }
 #endif
