@@ -92,7 +92,7 @@ static int tmesh_pages_fill(struct tmesh_mem *mem, u32 flags, int node)
 
 	while (done < mem->nr_pages) {
 		/* Naturally aligned, so that a folio's pages stand where a PMD wants them. */
-		while (order && (mem->nr_pages - done < 1UL << order || done & ((1UL << order) - 1)))
+		while (order && (mem->nr_pages - done < BIT(order) || done & (BIT(order) - 1)))
 			order--;
 		rc = -ENOMEM;
 		folio = tmesh_folio_alloc(order, node);
@@ -107,9 +107,9 @@ static int tmesh_pages_fill(struct tmesh_mem *mem, u32 flags, int node)
 		 * with the size of the file, and the allocator leaves an old one there.
 		 */
 		folio->index = 0;
-		for (i = 0; i < 1U << order; i++)
+		for (i = 0; i < BIT(order); i++)
 			mem->pages[done + i] = folio_page(folio, i);
-		done += 1UL << order;
+		done += BIT(order);
 		if (huge && order == TMESH_HUGE_ORDER)
 			mem->nr_huge++;
 		rc = -EINTR;

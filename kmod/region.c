@@ -4,11 +4,11 @@
  */
 #include <linux/capability.h>
 #include <linux/cred.h>
-#include <linux/delay.h>
 #include <linux/file.h>
 #include <linux/ipc_namespace.h>
 #include <linux/ktime.h>
 #include <linux/nsproxy.h>
+#include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
@@ -372,7 +372,8 @@ int tmesh_ioctl_seal(struct tmesh_ucmd *ucmd)
 		mutex_unlock(&claim->region->claims_lock);
 		if (rc != -EAGAIN || try == TMESH_SEAL_TRIES)
 			break;
-		if (msleep_interruptible(1 << try))
+		schedule_timeout_killable(msecs_to_jiffies(1 << try));
+		if (fatal_signal_pending(current))
 			return -EINTR;
 	}
 	if (rc == -EAGAIN)

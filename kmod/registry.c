@@ -210,7 +210,7 @@ void tmesh_names_remove(struct tmesh_region *region)
 
 int __init tmesh_registry_init(void)
 {
-	BUILD_BUG_ON(TMESH_NAMES <= TMESH_RIGHTS_ALL >> 1);
+	BUILD_BUG_ON((TMESH_RIGHTS_ALL >> 1) >= TMESH_NAMES);
 	return rhashtable_init(&names, &names_params);
 }
 

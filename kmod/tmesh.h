@@ -34,7 +34,7 @@
 
 #define TMESH_RIGHTS_ALL (TMESH_RIGHT_READ | TMESH_RIGHT_WRITE | TMESH_RIGHT_MANAGE)
 #define TMESH_HUGE_ORDER (PMD_SHIFT - PAGE_SHIFT)
-#define TMESH_HUGE_PAGES (1UL << TMESH_HUGE_ORDER)
+#define TMESH_HUGE_PAGES BIT(TMESH_HUGE_ORDER)
 #define TMESH_NAMES 4 /* sets of rights that a token may stand for: READ is in each */
 
 struct tmesh_claim;

@@ -33,6 +33,8 @@
  *   ENOTTY      no such call on this kind of file
  *   EFAULT      a pointer does not point to memory of the caller
  *   EACCES      this handle has not the right the call needs
+ *   EPERM       the region's state or its owner's wish forbids it, for any handle
+ *   EINTR       a fatal signal came; nothing has changed
  *   ESTALE      the region was revoked
  *   EDQUOT      one of tmesh's limits would be passed: bytes or regions of this
  *               user, or of all users together. TMESH_CAPS shows limits and use;
@@ -60,7 +62,15 @@
 /*
  * Rights of a handle or a token. They only ever shrink: a handle derived from
  * another, or a token asked of one, has a subset of its rights. READ is always
- * part of the set.
+ * part of the set, and asking for a set without it gives EINVAL.
+ *
+ * A handle is mapped with mmap(MAP_SHARED); private mappings give EINVAL, executable
+ * ones EPERM. A mapping through a handle without WRITE never becomes writable
+ * (EACCES). Once the region is sealed writable mappings give EPERM, and making an
+ * older mapping writable gives EACCES. A mapping counts as a writer from when it
+ * first may write until it is unmapped, even where mprotect() took that away again:
+ * mmap(MAP_FIXED) of the same place without PROT_WRITE turns it into a reader.
+ * poll() says POLLHUP once the region is revoked.
  */
 #define TMESH_RIGHT_READ (1u << 0)   /* map, export read-only */
 #define TMESH_RIGHT_WRITE (1u << 1)  /* map writable, export writable, until sealed */
@@ -157,7 +167,11 @@ struct tmesh_create {
  * region's limits. Anyone who holds the memfd itself still has it: read-only handles
  * and revocation bind the handles of the region, not the holders of the memfd; a
  * sealed region is one whose memfd is sealed too (TMESH_SEAL adds F_SEAL_WRITE and
- * gives EBUSY where that fails).
+ * gives EBUSY where that fails; fcntl() itself cannot while the region lives).
+ * Mappings of the handle are mappings of the memfd: they outlive the region, are not
+ * counted for TMESH_HOLDERS, and keep for good the protection they were made with.
+ * EOPNOTSUPP for a memfd of huge pages (MFD_HUGETLB), EACCES for a descriptor that
+ * cannot read.
  *
  * @flags: TMESH_CREATE_GID, TMESH_CREATE_NOPIN.
  */
@@ -181,10 +195,12 @@ struct tmesh_create_memfd {
  *
  * The caller must be in the IPC namespace the region was created in and be
  * admitted by its owner, group and mode; otherwise ENOENT, as for a token that
- * never was. Rights beyond those of the token or of the mode give EACCES.
+ * never was. Rights beyond those of the token or of the mode give EACCES; MANAGE is
+ * the owner's alone, whatever the token says.
  *
  * With TMESH_OPEN_PIN the handle is a pinning one: the region must be sealed
- * (else EINVAL), and it cannot be revoked while the handle lives.
+ * (else EINVAL), and it cannot be revoked while the handle lives. On a region of
+ * another user its bytes are charged to the caller, for each such handle.
  */
 #define TMESH_OPEN_PIN (1u << 0)
 
@@ -269,9 +285,12 @@ struct tmesh_info {
  * TMESH_LIST (device): regions one may open, in order of id, or all of this module
  * for CAP_SYS_ADMIN (in the initial user namespace).
  *
- * @cursor       in: list regions with an id greater than this; out: the last id seen
+ * @cursor       in: list regions with an id greater than this; out: the last id
+ *               written
  * @entries      in: array of struct tmesh_info, each written to @entry_bytes
- * @entry_bytes  in: stride of the array, at least the first published size
+ * @entry_bytes  in: stride of the array, at least the first published size, a multiple
+ *               of 8 (else EINVAL), at most 4096 (else E2BIG); not looked at when @count
+ *               is 0
  * @count        in: room; out: entries written
  * @more         out: 1 when there may be regions after @cursor
  */
@@ -389,6 +408,9 @@ struct tmesh_desc {
  *
  * EBUSY while a pinning handle exists, which nothing overrides; @entries then names
  * the pinning holders (array as for TMESH_HOLDERS), and nothing has changed.
+ *
+ * The call waits for what importers had queued, up to a second in all and until a
+ * signal; the region is revoked all the same.
  */
 struct tmesh_revoke {
 	__u32 size;
