@@ -56,17 +56,15 @@ struct tmesh_tensor *get_tensor(ErlNifEnv *env, ERL_NIF_TERM term, struct handle
 	return tensor;
 }
 
-/* {ok, {handle, ref}} for a new tensor, of which the handle has the reference. The ref comes
- * by way of its text, the one form in which the library gives it. */
+/* {ok, {handle, ref}} for a new tensor, of which the handle has the reference. The ref has no id
+ * and no token yet: memory that is never named can be reused by the library's pool. */
 static ERL_NIF_TERM make_created(ErlNifEnv *env, struct handle *handle)
 {
-	char text[TMESH_REF_SIZE];
-	struct tmesh_error err;
-	struct tmesh_ref ref;
+	struct tmesh_ref ref = {
+		.layout = *tmesh_tensor_layout(handle->tensor),
+		.byte_size = tmesh_tensor_bytes(handle->tensor),
+	};
 
-	if (tmesh_tensor_ref_encode(handle->tensor, TMESH_READ, text, sizeof(text), &err) ||
-	    tmesh_ref_decode(text, strlen(text), &ref, &err))
-		return make_error(env, &err);
 	return make_ok(env,
 		       enif_make_tuple2(env, enif_make_resource(env, handle), make_ref(env, &ref)));
 }
@@ -181,13 +179,15 @@ NIF(tensor_open)
 	return term;
 }
 
-/* token(handle, read | write) -> {ok, token} */
-NIF(tensor_token)
+/* ref(handle, read | write) -> {ok, ref}, by way of its text: the one form in which the library
+ * gives id and token without looking for other holders. */
+NIF(tensor_ref)
 {
 	struct tmesh_tensor *tensor;
-	char token[TMESH_TOKEN_SIZE];
+	char text[TMESH_REF_SIZE];
 	struct handle *handle;
 	struct tmesh_error err;
+	struct tmesh_ref ref;
 	uint32_t rights;
 	int rc;
 
@@ -196,9 +196,11 @@ NIF(tensor_token)
 	tensor = get_tensor(env, argv[0], &handle, &err);
 	if (!tensor)
 		return make_error(env, &err);
-	rc = tmesh_region_token(tmesh_tensor_region(tensor), rights, token, &err);
+	rc = tmesh_tensor_ref_encode(tensor, rights, text, sizeof(text), &err);
 	tmesh_tensor_unref(tensor);
-	return rc ? make_error(env, &err) : make_ok(env, make_string(env, token));
+	if (rc || tmesh_ref_decode(text, strlen(text), &ref, &err))
+		return make_error(env, &err);
+	return make_ok(env, make_ref(env, &ref));
 }
 
 /* seal(handle) -> ok */

@@ -66,7 +66,7 @@ static ErlNifFunc functions[] = {
 	{"create", 4, tensor_create, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"put", 6, tensor_put, ERL_NIF_DIRTY_JOB_CPU_BOUND},
 	{"open", 3, tensor_open, ERL_NIF_DIRTY_JOB_IO_BOUND},
-	{"token", 2, tensor_token, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"ref", 2, tensor_ref, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"seal", 1, tensor_seal, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"write", 3, tensor_write, ERL_NIF_DIRTY_JOB_CPU_BOUND},
 	{"info", 1, tensor_info, ERL_NIF_DIRTY_JOB_IO_BOUND},

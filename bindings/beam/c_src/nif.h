@@ -102,7 +102,7 @@ struct tmesh_tensor *get_tensor(ErlNifEnv *env, ERL_NIF_TERM term, struct handle
 NIF(tensor_create);
 NIF(tensor_put);
 NIF(tensor_open);
-NIF(tensor_token);
+NIF(tensor_ref);
 NIF(tensor_seal);
 NIF(tensor_write);
 NIF(tensor_info);

@@ -14,7 +14,7 @@ defmodule Tmesh.LifetimeTest do
   describe "release/1" do
     test "frees, again and again, and closes for all who share the handle" do
       live = stat(:regions_live)
-      ref = ZeroCopy.allocate!([@bytes], :uint8)
+      ref = [@bytes] |> ZeroCopy.allocate!(:uint8) |> ZeroCopy.grant!(:read)
       assert stat(:regions_live) > live
       assert :ok = ZeroCopy.release(ref)
       assert :ok = ZeroCopy.release(ref)
@@ -217,7 +217,7 @@ defmodule Tmesh.LifetimeTest do
         in_process(fn ->
           ref = sealed()
           :ok = ZeroCopy.keep(ref, owner)
-          %{ref | handle: nil}
+          %{ZeroCopy.grant!(ref, :read) | handle: nil}
         end)
 
       for _i <- 1..10, do: collect()
@@ -229,7 +229,7 @@ defmodule Tmesh.LifetimeTest do
 
     test "the last owner counts, and release ends it" do
       owner = spawn(fn -> Process.sleep(:infinity) end)
-      ref = sealed()
+      ref = ZeroCopy.grant!(sealed(), :read)
       :ok = ZeroCopy.keep(ref, owner)
       :ok = ZeroCopy.keep(ref)
       Process.exit(owner, :kill)

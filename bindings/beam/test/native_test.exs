@@ -10,7 +10,7 @@ defmodule Tmesh.NativeTest do
   # other type.
   defp calls do
     ref = ZeroCopy.allocate!([4], :uint8)
-    {:ok, native} = TensorRef.to_native(ref)
+    {:ok, native} = ref |> ZeroCopy.grant!(:read) |> TensorRef.to_native()
     {:ok, json} = TensorRef.to_json(ref)
     context = Tmesh.Context.get()
 
@@ -22,7 +22,7 @@ defmodule Tmesh.NativeTest do
       create: [context, [4], :uint8, @region],
       put: [context, "abcd", [4], :uint8, @region, true],
       open: [context, native, :read],
-      token: [ref.handle, :read],
+      ref: [ref.handle, :read],
       write: [ref.handle, 0, "abcd"],
       info: [ref.handle],
       to_binary: [ref.handle, true],

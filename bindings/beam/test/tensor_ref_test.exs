@@ -3,7 +3,8 @@ defmodule Tmesh.TensorRefTest do
   use Tmesh.Case
 
   setup_all do
-    %{ref: ZeroCopy.from_binary!(:binary.copy("ab", 12), [3, 2], :float32)}
+    ref = ZeroCopy.from_binary!(:binary.copy("ab", 12), [3, 2], :float32)
+    %{ref: ZeroCopy.grant!(ref, :read)}
   end
 
   test "goes through a map and back, less its handle", %{ref: ref} do
@@ -107,7 +108,7 @@ defmodule Tmesh.TensorRefTest do
           %{shape: :x},
           %{id: "0000000000000000x"},
           %{id: 7},
-          %{shm_name: nil},
+          %{shm_name: 5},
           %{offset: -1},
           %{device: :mps},
           %{dtype: "float32"}

@@ -16,8 +16,9 @@ defmodule Tmesh.ZeroCopyTest do
 
       assert %TensorRef{shape: [2, 3], dtype: :float32, strides: [3, 1], offset: 0} = ref
       assert %TensorRef{byte_size: 24, device: :cpu} = ref
-      assert byte_size(ref.id) == 16
-      assert "tm1" <> _rest = ref.shm_name
+      assert %TensorRef{id: nil, shm_name: nil} = ref
+      assert {:ok, %TensorRef{id: id, shm_name: "tm1" <> _rest}} = ZeroCopy.grant(ref, :read)
+      assert byte_size(id) == 16
       assert ZeroCopy.to_binary(ref) == {:ok, data}
       assert %{label: "six floats", bytes: 24, rights: rights} = ZeroCopy.info!(ref)
       assert :read in rights
@@ -120,6 +121,18 @@ defmodule Tmesh.ZeroCopyTest do
     end
   end
 
+  test "memory that was never handed out is reused, with nothing of its past in it" do
+    if elem(Tmesh.backend(), 1) == :memfd do
+      data = :binary.copy("secret", 100_000)
+      ref = ZeroCopy.from_binary!(data, [600_000], :uint8, seal: false)
+      :ok = ZeroCopy.release(ref)
+      hits = stat(:pool_hits)
+      again = ZeroCopy.allocate!([600_000], :uint8)
+      assert stat(:pool_hits) == hits + 1
+      assert bytes(again) == :binary.copy(<<0>>, 600_000)
+    end
+  end
+
   describe "write/3" do
     test "writes inside the tensor only" do
       ref = ZeroCopy.allocate!([4], :uint8)
@@ -164,7 +177,8 @@ defmodule Tmesh.ZeroCopyTest do
     end
 
     test "packs strided tensors" do
-      base = ZeroCopy.from_binary!(<<1::16, 2::16, 3::16, 4::16, 5::16, 6::16>>, [2, 3], :int16)
+      data = <<1::16, 2::16, 3::16, 4::16, 5::16, 6::16>>
+      base = data |> ZeroCopy.from_binary!([2, 3], :int16) |> ZeroCopy.grant!(:read)
 
       bytes = fn shape, strides, offset ->
         size = 2 * Enum.product(shape)
@@ -226,7 +240,10 @@ defmodule Tmesh.ZeroCopyTest do
 
     test "gives no more rights than the token" do
       ref = ZeroCopy.allocate!([4], :uint8)
-      assert {:error, %Error{type: :access}} = ZeroCopy.open(ref, writable: true)
+
+      assert {:error, %Error{type: :access}} =
+               ref |> ZeroCopy.grant!(:read) |> ZeroCopy.open(writable: true)
+
       reader = ZeroCopy.open!(ref)
       assert {:error, %Error{type: :access}} = ZeroCopy.write(reader, 0, "a")
       assert {:error, %Error{type: :access}} = ZeroCopy.seal(reader)

@@ -57,8 +57,8 @@ defmodule Tmesh.Native do
   @spec open(context(), ref(), :read | :write) :: result(handle())
   def open(_context, _ref, _rights), do: :erlang.nif_error(:not_loaded)
 
-  @spec token(handle(), :read | :write) :: result(String.t())
-  def token(_handle, _rights), do: :erlang.nif_error(:not_loaded)
+  @spec ref(handle(), :read | :write) :: result(ref())
+  def ref(_handle, _rights), do: :erlang.nif_error(:not_loaded)
 
   @spec seal(handle()) :: :ok | {:error, reason()}
   def seal(_handle), do: :erlang.nif_error(:not_loaded)

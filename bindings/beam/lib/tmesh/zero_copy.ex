@@ -29,8 +29,8 @@ defmodule Tmesh.ZeroCopy do
   ## Sealing
 
   `from_binary/4` seals by default: what was data in Elixir stays as immutable as data. The memory
-  of a sealed tensor goes back to the system in the end; with `seal: false` it can be reused by
-  the pool, which makes a stream of large short-lived tensors several times faster.
+  of a tensor that was sealed or handed out goes back to the system in the end. With `seal: false`,
+  and never handed out, it is reused by the pool, which is several times faster to fill.
   """
 
   alias Tmesh.{Context, Error, Native, Registry}
@@ -104,6 +104,7 @@ defmodule Tmesh.ZeroCopy do
   def open(%TensorRef{} = ref, opts \\ []) do
     with {:ok, opts} <- options(opts, writable: false),
          {:ok, rights} <- rights(opts[:writable]),
+         {:ok, ref} <- TensorRef.named(ref),
          {:ok, native} <- TensorRef.to_native(ref),
          {:ok, handle} <- open_native(native, rights, deadline()) do
       {:ok, %TensorRef{ref | handle: handle}}
@@ -162,17 +163,13 @@ defmodule Tmesh.ZeroCopy do
   def seal(%TensorRef{handle: handle}), do: handle |> Native.seal() |> result()
 
   @doc """
-  The same ref with a token for these rights. Refs carry the `:read` one; a ref with the `:write`
-  one, sent to a peer, lets the peer write until the region is sealed.
+  The same ref with a token for these rights. Refs that are handed out otherwise carry the `:read`
+  one; with the `:write` one a peer may write until the region is sealed.
 
   Errors: `:access` (this handle cannot write), `:closed`, `:stale`.
   """
   @spec grant(TensorRef.t(), :read | :write) :: {:ok, TensorRef.t()} | {:error, Error.t()}
-  def grant(%TensorRef{handle: handle} = ref, rights) do
-    with {:ok, token} <- handle |> Native.token(rights) |> result() do
-      {:ok, %TensorRef{ref | shm_name: token}}
-    end
-  end
+  def grant(%TensorRef{} = ref, rights), do: TensorRef.named(ref, rights)
 
   @doc """
   Hold the tensor until `owner` ends or `release/1`, whether or not any process still has the ref.
@@ -264,7 +261,7 @@ defmodule Tmesh.ZeroCopy do
   defp bang!({:error, error}), do: raise(error)
 
   defp created({:ok, {handle, native}}) do
-    {:ok, %TensorRef{TensorRef.from_native(native) | handle: handle}}
+    {:ok, %TensorRef{TensorRef.from_native(native) | id: nil, handle: handle}}
   end
 
   defp created({:error, reason}), do: {:error, Error.from_native(reason)}

@@ -3,12 +3,14 @@ defmodule Tmesh.ZeroCopy.TensorRef do
   @moduledoc """
   A tensor: its description, and the handle that holds its memory.
 
-    * `id` - 16 hex digits that identify the region
+    * `id` - 16 hex digits that identify the region; `nil` like the token
     * `shape` - a list of at most 8 dimensions; `[]` is a scalar
     * `dtype` - see `t:dtype/0`
     * `device` - `:cpu` or `{:cuda, n}`
     * `shm_name` - the token: it opens the region for whoever has it and is allowed to, so it is
-      not shown by `inspect/1`
+      not shown by `inspect/1`. A new tensor has none: it is named when it is first handed over, by
+      `to_map/1`, `to_json/1` or `Tmesh.ZeroCopy.grant/2`, because memory that nobody else can hold
+      is reused faster
     * `byte_size` - bytes of the elements
     * `strides` - in **elements**, one for each dimension
     * `offset` - bytes from the start of the region to the first element
@@ -58,11 +60,11 @@ defmodule Tmesh.ZeroCopy.TensorRef do
   @type device :: :cpu | {:cuda, non_neg_integer()}
 
   @type t :: %__MODULE__{
-          id: String.t(),
+          id: String.t() | nil,
           shape: shape(),
           dtype: dtype(),
           device: device(),
-          shm_name: String.t(),
+          shm_name: String.t() | nil,
           byte_size: non_neg_integer(),
           strides: [integer()],
           offset: non_neg_integer(),
@@ -78,7 +80,8 @@ defmodule Tmesh.ZeroCopy.TensorRef do
   def dtypes, do: @dtypes
 
   @doc """
-  The description as a map with string keys, for any encoder.
+  The description as a map with string keys, for any encoder. Raises `Tmesh.Error` when a new
+  tensor cannot be named, because it was released or no descriptor is free.
 
       iex> {:ok, ref} = Tmesh.ZeroCopy.allocate([2, 3], :int16)
       iex> map = Tmesh.ZeroCopy.TensorRef.to_map(ref)
@@ -87,6 +90,12 @@ defmodule Tmesh.ZeroCopy.TensorRef do
   """
   @spec to_map(t()) :: %{String.t() => term()}
   def to_map(%__MODULE__{} = ref) do
+    ref =
+      case named(ref) do
+        {:ok, ref} -> ref
+        {:error, error} -> raise error
+      end
+
     %{
       "v" => 1,
       "id" => ref.id,
@@ -138,7 +147,8 @@ defmodule Tmesh.ZeroCopy.TensorRef do
   @doc "The description as JSON, on one line."
   @spec to_json(t()) :: {:ok, String.t()} | {:error, Error.t()}
   def to_json(%__MODULE__{} = ref) do
-    with {:ok, native} <- to_native(ref),
+    with {:ok, ref} <- named(ref),
+         {:ok, native} <- to_native(ref),
          {:error, reason} <- Native.ref_encode(native),
          do: {:error, Error.from_native(reason)}
   end
@@ -160,12 +170,31 @@ defmodule Tmesh.ZeroCopy.TensorRef do
       shape: shape,
       dtype: dtype,
       device: device,
-      shm_name: token,
+      shm_name: if(token != "", do: token),
       byte_size: byte_size,
       strides: strides,
       offset: offset
     }
   end
+
+  # The ref with its id and token.
+  @doc false
+  @spec named(t(), :read | :write) :: {:ok, t()} | {:error, Error.t()}
+  def named(%__MODULE__{handle: handle} = ref, rights) do
+    case Native.ref(handle, rights) do
+      {:ok, native} ->
+        %__MODULE__{id: id, shm_name: token} = from_native(native)
+        {:ok, %__MODULE__{ref | id: id, shm_name: token}}
+
+      {:error, reason} ->
+        {:error, Error.from_native(reason)}
+    end
+  end
+
+  @doc false
+  @spec named(t()) :: {:ok, t()} | {:error, Error.t()}
+  def named(%__MODULE__{shm_name: nil} = ref), do: named(ref, :read)
+  def named(ref), do: {:ok, ref}
 
   # The NIF checks the rest.
   @doc false
