@@ -1,13 +1,656 @@
 // SPDX-License-Identifier: MIT
-/* The kernel backend: regions of tmesh.ko, by its ioctls. */
-#include "internal.h"
+/*
+ * The kernel backend: regions of tmesh.ko. Every promise is the module's to keep; this file
+ * turns calls into ioctls, and errnos into sentences.
+ */
+#include "wire.h"
+
+#include <fcntl.h>
+#include <linux/tmesh.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#define DEVICE "/dev/tmesh"
+
+_Static_assert((int)TMESH_READ == (int)TMESH_RIGHT_READ &&
+		       (int)TMESH_WRITE == (int)TMESH_RIGHT_WRITE &&
+		       (int)TMESH_MANAGE == (int)TMESH_RIGHT_MANAGE,
+	       "rights are the module's");
+_Static_assert(TMESH_LABEL_LEN == TMESH_LABEL_MAX && TMESH_DESC_LEN == TMESH_DESC_MAX,
+	       "limits are the module's");
+_Static_assert(TMESH_SECRET_BYTES == TMESH_TOKEN_BYTES, "tokens are the module's");
+
+static int kernel_fail(struct tmesh_error *err, const char *what)
+{
+	switch (errno) {
+	case EDQUOT:
+		return tmesh_fail(
+			err, -EDQUOT,
+			"%s: this passes a limit of the tmesh module for this user or for "
+			"all; root raises them in /proc/sys/dev/tmesh/",
+			what);
+	case ESTALE:
+		return tmesh_fail(err, -ESTALE, "%s: the region was revoked", what);
+	case EACCES:
+		return tmesh_fail(err, -EACCES, "%s: this handle has not that right", what);
+	case ENOTTY:
+		return tmesh_fail(err, -EPROTO, "%s: the descriptor is not a tmesh handle", what);
+	default:
+		return tmesh_fail_errno(err, what);
+	}
+}
+
+static int query_caps(int device, struct tmesh_caps_query *caps)
+{
+	*caps = (struct tmesh_caps_query){.size = sizeof(*caps)};
+	return ioctl(device, TMESH_CAPS, caps);
+}
 
 static int kernel_open(struct tmesh_ctx *ctx, struct tmesh_error *err)
 {
-	return tmesh_fail(err, -ENOENT, "there is no /dev/tmesh");
+	struct tmesh_caps_query caps;
+	int device = open(DEVICE, O_RDWR | O_CLOEXEC);
+
+	if (device < 0) {
+		switch (errno) {
+		case ENOENT:
+		case ENXIO:
+		case ENODEV:
+			return tmesh_fail(err, -ENOENT,
+					  "there is no " DEVICE ": the tmesh module is not loaded");
+		case EACCES:
+		case EPERM:
+			return tmesh_fail(err, -EACCES,
+					  "no permission on " DEVICE ": join its group (tmesh)");
+		default:
+			return tmesh_fail_errno(err, "opening " DEVICE);
+		}
+	}
+	if (query_caps(device, &caps) || caps.abi_version != TMESH_ABI_VERSION) {
+		close(device);
+		return tmesh_fail(err, -EPROTO,
+				  DEVICE
+				  " speaks another version of the ABI than this library (%d)",
+				  TMESH_ABI_VERSION);
+	}
+	ctx->device = device;
+	return 0;
+}
+
+static void kernel_close(struct tmesh_ctx *ctx)
+{
+	if (ctx->device >= 0)
+		close(ctx->device);
+	ctx->device = -1;
+}
+
+static void kernel_caps(struct tmesh_ctx *ctx)
+{
+	struct tmesh_caps_query caps;
+	const char *by = "the tmesh module";
+
+	if (query_caps(ctx->device, &caps))
+		caps.features = 0;
+	for (enum tmesh_cap_index i = 0; i < CAPS; i++)
+		tmesh_cap_set(ctx, i, TMESH_CAP_ENFORCED, "%s", by);
+	tmesh_cap_set(ctx, CAP_QUOTA, TMESH_CAP_ENFORCED,
+		      "%s: %llu of %llu bytes and %llu of %llu regions of this user are in use", by,
+		      (unsigned long long)caps.used_bytes,
+		      (unsigned long long)caps.max_bytes_per_uid,
+		      (unsigned long long)caps.used_regions,
+		      (unsigned long long)caps.max_regions_per_uid);
+	tmesh_cap_set(ctx, CAP_OPEN_WITHOUT_WAKE, TMESH_CAP_ENFORCED, "%s: no producer is asked",
+		      by);
+	if (!(caps.features & TMESH_FEATURE_EXPORT)) {
+		const char *why = "this build of the tmesh module has no dma-buf exports";
+
+		tmesh_cap_set(ctx, CAP_DMABUF_EXPORT, TMESH_CAP_NO, "%s", why);
+		tmesh_cap_set(ctx, CAP_DMABUF_EXPORT_SEALED, TMESH_CAP_NO, "%s", why);
+	}
+	if (!(caps.features & TMESH_FEATURE_HUGE))
+		tmesh_cap_set(ctx, CAP_HUGE_PAGES, TMESH_CAP_NO,
+			      "this kernel has no 2 MiB pages for the tmesh module");
+	if (!(caps.features & TMESH_FEATURE_PIN))
+		tmesh_cap_set(ctx, CAP_PIN, TMESH_CAP_NO,
+			      "this build of the tmesh module has no pinning handles");
+	if (!(caps.features & TMESH_FEATURE_REVOKE))
+		tmesh_cap_set(ctx, CAP_REVOKE, TMESH_CAP_NO,
+			      "this build of the tmesh module does not revoke");
+}
+
+static int handle_info(int fd, struct tmesh_info *info)
+{
+	*info = (struct tmesh_info){.size = sizeof(*info)};
+	return ioctl(fd, TMESH_INFO, info);
+}
+
+/* What the module says of a handle one has just got. */
+static int learn(struct tmesh_region *region, struct tmesh_error *err)
+{
+	struct tmesh_info info;
+
+	if (handle_info(region->fd, &info))
+		return kernel_fail(err, "looking at a region");
+	region->id = info.id;
+	region->bytes = info.bytes;
+	region->alloc = info.alloc_bytes;
+	region->rights = info.rights;
+	region->pinning = info.pinning;
+	region->sealed = info.state & TMESH_STATE_SEALED;
+	memcpy(region->label, info.label, sizeof(region->label));
+	return 0;
+}
+
+static uint32_t create_flags(const struct tmesh_region_opts *opts)
+{
+	return (opts->flags & TMESH_REGION_HUGE ? TMESH_CREATE_HUGE : 0) |
+	       (opts->flags & TMESH_REGION_NODE ? TMESH_CREATE_NODE : 0) |
+	       (opts->flags & TMESH_REGION_GID ? TMESH_CREATE_GID : 0) |
+	       (opts->flags & TMESH_REGION_NO_PIN ? TMESH_CREATE_NOPIN : 0);
+}
+
+static int kernel_create(struct tmesh_region *region, uint64_t bytes, struct tmesh_error *err)
+{
+	const struct tmesh_region_opts *opts = &region->opts;
+	uint64_t page = opts->flags & TMESH_REGION_HUGE ? 2u << 20 : tmesh_page_bytes();
+	struct tmesh_create create = {
+		.size = sizeof(create),
+		.flags = create_flags(opts),
+		.bytes = bytes,
+		.node = opts->flags & TMESH_REGION_NODE ? opts->node : 0,
+		.mode = opts->mode,
+		.gid = opts->gid,
+		.linger_ms = opts->linger_ms,
+	};
+
+	memcpy(create.label, region->label, sizeof(create.label));
+	if (ioctl(region->ctx->device, TMESH_CREATE, &create)) {
+		if (errno == ENOMEM && opts->flags & TMESH_REGION_HUGE)
+			return tmesh_fail(
+				err, -ENOMEM,
+				"no 2 MiB pages for %llu bytes: free memory is too scattered",
+				(unsigned long long)bytes);
+		return kernel_fail(err, "creating a region");
+	}
+	region->fd = create.fd;
+	region->id = create.id;
+	region->alloc = (bytes + page - 1) & ~(page - 1);
+	return 0;
+}
+
+static int kernel_from_memfd(struct tmesh_region *region, int fd, uint64_t bytes,
+			     struct tmesh_error *err)
+{
+	const struct tmesh_region_opts *opts = &region->opts;
+	struct tmesh_create_memfd create = {
+		.size = sizeof(create),
+		.flags = create_flags(opts),
+		.bytes = bytes,
+		.memfd = fd,
+		.mode = opts->mode,
+		.gid = opts->gid,
+		.linger_ms = opts->linger_ms,
+	};
+	int seals;
+
+	if (fcntl(fd, F_GETFD) < 0)
+		return tmesh_fail(err, -EBADF, "%d is not an open descriptor", fd);
+	seals = fcntl(fd, F_GET_SEALS);
+	if (seals < 0)
+		return tmesh_fail(err, -EINVAL, "the descriptor is not a memfd's");
+	if (!(seals & F_SEAL_SHRINK) || !(seals & F_SEAL_GROW))
+		return tmesh_fail(err, -EINVAL,
+				  "the memfd is not sealed with F_SEAL_SHRINK and F_SEAL_GROW: its "
+				  "pages could vanish under a reader");
+	memcpy(create.label, region->label, sizeof(create.label));
+	if (ioctl(region->ctx->device, TMESH_CREATE_MEMFD, &create))
+		return kernel_fail(err, "making a region of a memfd");
+	region->fd = create.fd;
+	return learn(region, err);
+}
+
+static int derive_fd(const struct tmesh_region *from, uint32_t rights, bool pin, int *fd,
+		     struct tmesh_error *err)
+{
+	struct tmesh_derive derive = {
+		.size = sizeof(derive),
+		.flags = pin ? TMESH_DERIVE_PIN : 0,
+		.rights = rights,
+	};
+
+	if (ioctl(from->fd, TMESH_DERIVE, &derive)) {
+		if (pin && errno == EINVAL)
+			return tmesh_fail(err, -EINVAL, "pin: the region is not sealed");
+		if (pin && errno == EPERM)
+			return tmesh_fail(err, -EPERM, "pin: the region's owner refuses pins");
+		return kernel_fail(err, pin ? "pin" : "derive");
+	}
+	*fd = derive.fd;
+	return 0;
+}
+
+static int kernel_derive(struct tmesh_region *derived, struct tmesh_region *from, uint32_t rights,
+			 bool pin, struct tmesh_error *err)
+{
+	int rc = derive_fd(from, rights, pin, &derived->fd, err);
+
+	if (!rc && pin)
+		derived->sealed = true;
+	return rc;
+}
+
+/* A handle as it is remains the sender's, with its end: what is sent is always another. */
+static int kernel_handle_fd(struct tmesh_region *region, uint32_t rights, int *fd,
+			    struct tmesh_error *err)
+{
+	return derive_fd(region, rights, false, fd, err);
+}
+
+static int kernel_open_token(struct tmesh_region *region, const struct tmesh_token_parts *token,
+			     uint32_t rights, struct tmesh_error *err)
+{
+	struct tmesh_open call = {.size = sizeof(call), .rights = rights};
+
+	memcpy(call.token, token->secret, sizeof(call.token));
+	if (ioctl(region->ctx->device, TMESH_OPEN, &call)) {
+		if (errno == ENOENT)
+			return tmesh_fail(
+				err, -ENOENT,
+				"no such region: it is gone, or the token is another user's "
+				"or another IPC namespace's");
+		if (errno == EACCES)
+			return tmesh_fail(err, -EACCES,
+					  "the token, or the region's mode, does not give all the "
+					  "rights asked for");
+		return kernel_fail(err, "redeeming a token");
+	}
+	region->fd = call.fd;
+	region->rights = rights;
+	region->id = call.id;
+	region->bytes = call.bytes;
+	region->alloc = call.alloc_bytes;
+	region->sealed = call.state & TMESH_STATE_SEALED;
+	return 0;
+}
+
+static int kernel_adopt(struct tmesh_region *region, int fd, const struct tmesh_wire_region *wire,
+			struct tmesh_error *err)
+{
+	region->fd = fd;
+	return learn(region, err);
+}
+
+static int kernel_mmap(struct tmesh_region *region, int prot, void **addr, struct tmesh_error *err)
+{
+	*addr = mmap(NULL, region->alloc, prot, MAP_SHARED, region->fd, 0);
+	if (*addr != MAP_FAILED)
+		return 0;
+	if (errno == EPERM)
+		return tmesh_fail(err, -EPERM, "map: the region is sealed; map it for reading");
+	return kernel_fail(err, "map");
+}
+
+/* Our own writable mapping would be the writer that prevents the seal. */
+static int kernel_seal(struct tmesh_region *region, struct tmesh_error *err)
+{
+	struct tmesh_seal seal = {.size = sizeof(seal)};
+	bool writable = region->addr && (region->prot & PROT_WRITE);
+	int rc = writable ? tmesh_region_remap(region, PROT_READ, err) : 0;
+
+	if (rc || ioctl(region->fd, TMESH_SEAL, &seal) == 0)
+		return rc;
+	rc = errno == EBUSY
+		     ? tmesh_fail(err, -EBUSY,
+				  "seal: a writable mapping or export exists, or a device may "
+				  "still write; tmeshctl holders %016llx names the holders",
+				  (unsigned long long)region->id)
+		     : kernel_fail(err, "seal");
+	if (writable && tmesh_region_remap(region, PROT_READ | PROT_WRITE, NULL))
+		tmesh_log(region->ctx, TMESH_LOG_ERROR,
+			  "a failed seal left the mapping of a region read-only");
+	return rc;
+}
+
+static int kernel_desc_set(struct tmesh_region *region, const char *text, uint32_t bytes,
+			   struct tmesh_error *err)
+{
+	struct tmesh_desc desc = {
+		.size = sizeof(desc),
+		.data = (uintptr_t)text,
+		.bytes = bytes,
+	};
+
+	if (ioctl(region->fd, TMESH_DESC_SET, &desc))
+		return errno == EPERM ? tmesh_fail(err, -EPERM, "describe: the region is sealed")
+				      : kernel_fail(err, "describe");
+	region->desc_bytes = bytes;
+	return 0;
+}
+
+/*
+ * By the kernel's copy instead of ours, memory that has been revoked meanwhile is an error
+ * and no signal. The mapping stays as long as the region object does.
+ */
+static int copy_by_kernel(struct tmesh_region *region, uint64_t offset, void *data, uint64_t bytes,
+			  bool out, struct tmesh_error *err)
+{
+	uint8_t *at = (uint8_t *)region->addr + offset;
+
+	while (bytes) {
+		struct iovec local = {data, bytes}, remote = {at, bytes};
+		ssize_t done = out ? process_vm_readv(getpid(), &local, 1, &remote, 1, 0)
+				   : process_vm_writev(getpid(), &local, 1, &remote, 1, 0);
+
+		if (done < 0 && errno == EFAULT) {
+			struct tmesh_info info;
+
+			errno = handle_info(region->fd, &info) == 0 &&
+						info.state & TMESH_STATE_REVOKED
+					? ESTALE
+					: EFAULT;
+		}
+		if (done <= 0)
+			return kernel_fail(err, out ? "read" : "write");
+		data = (uint8_t *)data + done;
+		at += done;
+		bytes -= (uint64_t)done;
+	}
+	return 0;
+}
+
+static int kernel_read(struct tmesh_region *region, uint64_t offset, void *data, uint64_t bytes,
+		       struct tmesh_error *err)
+{
+	int rc;
+
+	tmesh_region_lock(region);
+	rc = tmesh_region_map_locked(region, PROT_READ, err);
+	tmesh_region_unlock(region);
+	return rc ? rc : copy_by_kernel(region, offset, data, bytes, true, err);
+}
+
+static int kernel_write_cold(struct tmesh_region *region, uint64_t offset, const void *data,
+			     uint64_t bytes, struct tmesh_error *err)
+{
+	int rc = tmesh_region_map_locked(region, PROT_READ | PROT_WRITE, err);
+
+	return rc ? rc : copy_by_kernel(region, offset, (void *)data, bytes, false, err);
+}
+
+static int kernel_revoke(struct tmesh_region *region, struct tmesh_error *err)
+{
+	struct tmesh_holder pins[4];
+	struct tmesh_revoke revoke = {
+		.size = sizeof(revoke),
+		.entries = (uintptr_t)pins,
+		.entry_bytes = sizeof(pins[0]),
+		.count = 4,
+	};
+	char who[128] = "";
+	size_t used = 0;
+
+	if (ioctl(region->fd, TMESH_REVOKE, &revoke) == 0)
+		return 0;
+	if (errno == EOPNOTSUPP)
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "revoke: mappings of a region over a memfd belong to the memfd");
+	if (errno != EBUSY)
+		return kernel_fail(err, "revoke");
+	for (uint32_t i = 0; i < revoke.count && i < 4; i++) {
+		used += (size_t)snprintf(who + used, sizeof(who) - used, "%s%u (%.16s)",
+					 i ? ", " : "", pins[i].pid, pins[i].comm);
+	}
+	return tmesh_fail(err, -EBUSY, "revoke: pinned by %u: process %s%s", revoke.total, who,
+			  revoke.total > revoke.count ? " and others" : "");
+}
+
+static int kernel_export(struct tmesh_region *region, uint64_t offset, uint64_t bytes,
+			 uint32_t rights, int *fd, struct tmesh_error *err)
+{
+	struct tmesh_export export = {
+		.size = sizeof(export),
+		.flags = rights & TMESH_WRITE ? TMESH_EXPORT_WRITE : 0,
+		.offset = offset,
+		.bytes = bytes,
+	};
+
+	if (ioctl(region->fd, TMESH_EXPORT, &export))
+		return errno == EPERM ? tmesh_fail(err, -EPERM,
+						   "export: the region is sealed; export "
+						   "it for reading")
+				      : kernel_fail(err, "export");
+	*fd = export.fd;
+	return 0;
+}
+
+static int kernel_token(struct tmesh_region *region, uint32_t rights, char *token,
+			struct tmesh_error *err)
+{
+	struct tmesh_token call = {.size = sizeof(call), .rights = rights};
+	struct tmesh_token_parts parts = {.backend = TMESH_BACKEND_KERNEL};
+
+	if (ioctl(region->fd, TMESH_TOKEN, &call))
+		return kernel_fail(err, "token");
+	memcpy(parts.secret, call.token, sizeof(parts.secret));
+	tmesh_token_format(token, &parts);
+	return 0;
+}
+
+static void fill_info(struct tmesh_region_info *to, const struct tmesh_info *from)
+{
+	*to = (struct tmesh_region_info){
+		.size = sizeof(*to),
+		.id = from->id,
+		.bytes = from->bytes,
+		.alloc_bytes = from->alloc_bytes,
+		.huge_bytes = from->huge_bytes,
+		.created_ns = from->created_ns,
+		.backend = TMESH_BACKEND_KERNEL,
+		.rights = from->rights,
+		.mode = from->mode,
+		.uid = from->uid,
+		.gid = from->gid,
+		.node = from->node,
+		.sealed = from->state & TMESH_STATE_SEALED,
+		.revoked = from->state & TMESH_STATE_REVOKED,
+		.pinning = from->pinning,
+		.handles = from->handles,
+		.pinning_handles = from->pinning_handles,
+		.exports = from->exports,
+		.attachments = from->attachments,
+		.linger_ms = from->linger_ms,
+	};
+	memcpy(to->label, from->label, sizeof(to->label));
+}
+
+/* A region that is gone meanwhile, or revoked, has no description. */
+static void get_desc(int fd, uint64_t id, struct tmesh_region_info *info)
+{
+	struct tmesh_desc desc = {
+		.size = sizeof(desc),
+		.id = id,
+		.data = (uintptr_t)info->desc,
+		.bytes = TMESH_DESC_LEN,
+	};
+
+	if (ioctl(fd, TMESH_DESC_GET, &desc))
+		desc.bytes = 0;
+	info->desc[desc.bytes < TMESH_DESC_LEN ? desc.bytes : TMESH_DESC_LEN] = '\0';
+}
+
+static int kernel_info(struct tmesh_region *region, struct tmesh_region_info *info,
+		       struct tmesh_error *err)
+{
+	struct tmesh_info there;
+
+	if (handle_info(region->fd, &there))
+		return kernel_fail(err, "looking at a region");
+	fill_info(info, &there);
+	get_desc(region->fd, 0, info);
+	return 0;
+}
+
+static void kernel_release(struct tmesh_region *region)
+{
+}
+
+/* Length and label of a region are the module's and never change: only like serves like, and
+ * keeps its id, which names the memory. */
+static bool kernel_pool_fits(const struct tmesh_region *region, uint64_t bytes,
+			     const struct tmesh_region_opts *opts)
+{
+	const uint32_t flags = ~(uint32_t)TMESH_REGION_UNINITIALIZED;
+
+	return region->bytes == bytes && strcmp(region->label, opts->label) == 0 &&
+	       (region->opts.flags & flags) == (opts->flags & flags) &&
+	       region->opts.mode == opts->mode && region->opts.node == opts->node &&
+	       region->opts.gid == opts->gid && region->opts.linger_ms == opts->linger_ms;
+}
+
+static bool kernel_pool_alone(const struct tmesh_region *region)
+{
+	struct tmesh_info info;
+
+	return handle_info(region->fd, &info) == 0 && info.handles == 1 && info.exports == 0 &&
+	       info.state == 0;
+}
+
+static int kernel_pool_renew(struct tmesh_region *region, uint64_t bytes,
+			     const struct tmesh_region_opts *opts)
+{
+	return region->desc_bytes ? kernel_desc_set(region, NULL, 0, NULL) : 0;
+}
+
+static int kernel_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, size_t *count,
+		       struct tmesh_error *err)
+{
+	struct tmesh_region_info *all = NULL;
+	struct tmesh_info page[64];
+	struct tmesh_list list = {
+		.size = sizeof(list),
+		.entries = (uintptr_t)page,
+		.entry_bytes = sizeof(page[0]),
+	};
+	size_t n = 0;
+
+	do {
+		struct tmesh_region_info *more;
+
+		list.count = sizeof(page) / sizeof(page[0]);
+		list.more = 0;
+		if (ioctl(ctx->device, TMESH_LIST, &list)) {
+			free(all);
+			return kernel_fail(err, "listing regions");
+		}
+		more = list.count ? realloc(all, (n + list.count) * sizeof(*all)) : all;
+		if (list.count && !more) {
+			free(all);
+			return tmesh_fail(err, -ENOMEM, "no memory for the list of regions");
+		}
+		all = more;
+		for (uint32_t i = 0; i < list.count; i++, n++) {
+			fill_info(&all[n], &page[i]);
+			get_desc(ctx->device, all[n].id, &all[n]);
+		}
+	} while (list.more);
+	*infos = all;
+	*count = n;
+	return 0;
+}
+
+static void fill_holder(struct tmesh_holder_info *to, const struct tmesh_holder *from)
+{
+	*to = (struct tmesh_holder_info){
+		.kind = (enum tmesh_holder_kind)from->kind,
+		.pid = (pid_t)from->pid,
+		.uid = from->uid,
+		.rights = from->rights,
+		.mappings = from->mappings,
+		.attachments = from->attachments,
+		.since_ns = from->since_ns,
+		.offset = from->offset,
+		.bytes = from->bytes,
+	};
+	memcpy(to->comm, from->comm, sizeof(to->comm));
+	to->comm[sizeof(to->comm) - 1] = '\0';
+}
+
+static int kernel_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_info **holders,
+			  size_t *count, struct tmesh_error *err)
+{
+	struct tmesh_holders call = {.total = 16};
+	struct tmesh_holder_info *all;
+	struct tmesh_holder *raw = NULL;
+	uint32_t room;
+
+	/* More may come between two calls: with room to spare it ends. */
+	do {
+		room = call.total + 8;
+		free(raw);
+		raw = calloc(room, sizeof(*raw));
+		call = (struct tmesh_holders){
+			.size = sizeof(call),
+			.id = id,
+			.entries = (uintptr_t)raw,
+			.entry_bytes = sizeof(*raw),
+			.count = room,
+		};
+		if (!raw)
+			return tmesh_fail(err, -ENOMEM, "no memory for the holders");
+		if (ioctl(ctx->device, TMESH_HOLDERS, &call)) {
+			free(raw);
+			if (errno == ENOENT)
+				return tmesh_fail(err, -ENOENT, "there is no region %016llx",
+						  (unsigned long long)id);
+			return errno == EPERM ? tmesh_fail(err, -EPERM,
+							   "who holds a region is for its owner "
+							   "and for root to see")
+					      : kernel_fail(err, "asking for the holders");
+		}
+	} while (call.total > room);
+	all = malloc((call.count ? call.count : 1) * sizeof(*all));
+	if (!all) {
+		free(raw);
+		return tmesh_fail(err, -ENOMEM, "no memory for the holders");
+	}
+	for (uint32_t i = 0; i < call.count; i++)
+		fill_holder(&all[i], &raw[i]);
+	*holders = all;
+	*count = call.count;
+	free(raw);
+	return 0;
 }
 
 const struct tmesh_backend_ops tmesh_kernel_ops = {
 	.backend = TMESH_BACKEND_KERNEL,
 	.open = kernel_open,
+	.close = kernel_close,
+	.forked = kernel_close,
+	.caps = kernel_caps,
+	.create = kernel_create,
+	.from_memfd = kernel_from_memfd,
+	.derive = kernel_derive,
+	.open_token = kernel_open_token,
+	.adopt = kernel_adopt,
+	.mmap = kernel_mmap,
+	.seal = kernel_seal,
+	.desc_set = kernel_desc_set,
+	.read = kernel_read,
+	.write_cold = kernel_write_cold,
+	.revoke = kernel_revoke,
+	.export_dmabuf = kernel_export,
+	.token = kernel_token,
+	.handle_fd = kernel_handle_fd,
+	.info = kernel_info,
+	.release = kernel_release,
+	.pool_fits = kernel_pool_fits,
+	.pool_alone = kernel_pool_alone,
+	.pool_renew = kernel_pool_renew,
+	.list = kernel_list,
+	.holders = kernel_holders,
 };

@@ -19,22 +19,32 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-int tmesh_memfd_reopen(int fd, int flags, struct tmesh_error *err)
+int tmesh_memfd_reopen(struct tmesh_region *region, struct tmesh_error *err)
 {
-	char path[32];
+	struct tmesh_ctx *ctx = region->ctx;
+	int proc = atomic_load(&ctx->proc);
+	char name[TMESH_FD_NAME];
 	int own;
 
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	own = open(path, flags | O_CLOEXEC);
-	if (own < 0) {
-		int rc = -errno;
+	/* Walking to /proc/self/fd costs more than opening what is in it: it stays open. */
+	if (proc < 0) {
+		int none = -1;
 
-		return rc == -ENOENT ? tmesh_fail(err, -EOPNOTSUPP,
-						  "a descriptor with fewer rights needs /proc, "
-						  "which is not mounted")
-				     : tmesh_fail_errno(err, "reopening a region's descriptor");
+		proc = open("/proc/self/fd", O_PATH | O_DIRECTORY | O_CLOEXEC);
+		if (proc < 0)
+			return errno == ENOENT ? tmesh_fail(err, -EOPNOTSUPP,
+							    "a descriptor with fewer rights needs "
+							    "/proc, which "
+							    "is not mounted")
+					       : tmesh_fail_errno(err, "opening /proc/self/fd");
+		if (!atomic_compare_exchange_strong(&ctx->proc, &none, proc)) {
+			close(proc);
+			proc = none;
+		}
 	}
-	return own;
+	tmesh_fd_name(name, region->fd);
+	own = openat(proc, name, O_RDONLY | O_CLOEXEC);
+	return own < 0 ? tmesh_fail_errno(err, "reopening a region's descriptor") : own;
 }
 
 static int memfd_open(struct tmesh_ctx *ctx, struct tmesh_error *err)
@@ -48,12 +58,17 @@ static void memfd_close(struct tmesh_ctx *ctx)
 	tmesh_peers_drop(ctx);
 	if (ctx->dir >= 0)
 		close(ctx->dir);
+	if (ctx->proc >= 0)
+		close(ctx->proc);
 }
 
 static void memfd_forked(struct tmesh_ctx *ctx)
 {
 	tmesh_server_forked(ctx);
 	tmesh_peers_drop(ctx);
+	/* It is the parent's. */
+	if (ctx->proc >= 0)
+		close(atomic_exchange(&ctx->proc, -1));
 }
 
 /* Making. */
@@ -235,6 +250,8 @@ static int memfd_from_memfd(struct tmesh_region *region, int fd, uint64_t bytes,
 		region->kind |= TMESH_KIND_NO_PIN;
 	if (tmesh_memfd_is_hugetlb(fd))
 		region->kind |= TMESH_KIND_HUGETLB;
+	region->dev = st.st_dev;
+	region->ino = st.st_ino;
 	region->id = tmesh_memfd_foreign_id(st.st_dev, st.st_ino);
 	region->bytes = bytes ? bytes : (uint64_t)st.st_size;
 	region->alloc = alloc_for(region, region->bytes);
@@ -249,7 +266,7 @@ static int handle_fd(struct tmesh_region *region, uint32_t rights, int *fd, stru
 	/* Without more than READ, ours is read-only as well: opened so, or reopened. */
 	if (rights != TMESH_READ || region->rights == TMESH_READ)
 		return 0;
-	*fd = tmesh_memfd_reopen(region->fd, O_RDONLY, err);
+	*fd = tmesh_memfd_reopen(region, err);
 	return *fd < 0 ? *fd : 0;
 }
 
@@ -295,6 +312,8 @@ static int memfd_adopt(struct tmesh_region *region, int fd, const struct tmesh_w
 		return tmesh_fail(err, -EPROTO,
 				  "the hand-over speaks of %llu bytes in a file of %lld",
 				  (unsigned long long)wire->bytes, (long long)st.st_size);
+	region->dev = st.st_dev;
+	region->ino = st.st_ino;
 	region->rights = wire->rights;
 	region->kind = wire->kind;
 	region->id = wire->id;
@@ -321,7 +340,7 @@ static int memfd_open_token(struct tmesh_region *region, const struct tmesh_toke
 		wire.kind = entry->region->kind;
 		wire.id = entry->region->id;
 		wire.bytes = entry->region->bytes;
-		fd = rights == TMESH_READ ? tmesh_memfd_reopen(entry->region->fd, O_RDONLY, err)
+		fd = rights == TMESH_READ ? tmesh_memfd_reopen(entry->region, err)
 					  : fcntl(entry->region->fd, F_DUPFD_CLOEXEC, 0);
 		if (fd < 0)
 			rc = rights == TMESH_READ
@@ -338,12 +357,12 @@ static int memfd_open_token(struct tmesh_region *region, const struct tmesh_toke
 
 /* Using. */
 
-static int memfd_mmap(struct tmesh_region *region, int prot, void *at, void **addr,
-		      struct tmesh_error *err)
+static int memfd_mmap(struct tmesh_region *region, int prot, void **addr, struct tmesh_error *err)
 {
-	int flags = MAP_SHARED | (at ? MAP_FIXED : 0);
+	int flags = MAP_SHARED;
+	void *at = NULL;
 
-	if (!at && region->align_huge) {
+	if (region->align_huge) {
 		at = tmesh_huge_reserve(region->alloc);
 		if (at == MAP_FAILED)
 			return tmesh_fail_errno(err, "reserving addresses");
@@ -353,7 +372,7 @@ static int memfd_mmap(struct tmesh_region *region, int prot, void *at, void **ad
 	if (*addr == MAP_FAILED && errno == EPERM && !(prot & PROT_WRITE)) {
 		/* Sealed by somebody else meanwhile: before Linux 6.7 such a file cannot be
 		 * mapped at all by a descriptor that could write. */
-		int own = tmesh_memfd_reopen(region->fd, O_RDONLY, err);
+		int own = tmesh_memfd_reopen(region, err);
 
 		if (own < 0)
 			return own;
@@ -384,7 +403,7 @@ static int memfd_mmap(struct tmesh_region *region, int prot, void *at, void **ad
  */
 static int memfd_seal(struct tmesh_region *region, struct tmesh_error *err)
 {
-	int own = tmesh_memfd_reopen(region->fd, O_RDONLY, err);
+	int own = tmesh_memfd_reopen(region, err);
 	int rc = 0;
 
 	if (own < 0)

@@ -99,6 +99,7 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 	ctx->log_data = o.log_data;
 	ctx->life = tmesh_fork_life();
 	ctx->dir = -1;
+	atomic_init(&ctx->proc, -1);
 	ctx->device = -1;
 	if (o.runtime_dir) {
 		ctx->runtime_dir = strdup(o.runtime_dir);

@@ -176,6 +176,7 @@ static void slot_copy(struct tmesh_index_slot *to, const struct tmesh_index_slot
 	COPY(to, from, bytes);
 	COPY(to, from, rights);
 	COPY(to, from, kind);
+	COPY(to, from, read_only);
 	slot_end(to);
 }
 
@@ -210,14 +211,18 @@ static int grow(struct tmesh_index **index, struct tmesh_error *err)
 int tmesh_index_add(struct tmesh_index **index, const struct tmesh_index_entry *entry,
 		    struct tmesh_error *err)
 {
-	const struct tmesh_region *region = entry->region;
+	struct tmesh_region *region = entry->region;
 	struct tmesh_index_slot *slot;
 	struct stat st;
 	uint32_t at;
 	int rc;
 
-	if (fstat(region->fd, &st))
-		return tmesh_fail_errno(err, "fstat of a region");
+	if (!region->ino) {
+		if (fstat(region->fd, &st))
+			return tmesh_fail_errno(err, "fstat of a region");
+		region->dev = st.st_dev;
+		region->ino = st.st_ino;
+	}
 	if ((*index)->used >= (*index)->head->slots / 2) {
 		rc = grow(index, err);
 		if (rc)
@@ -228,9 +233,10 @@ int tmesh_index_add(struct tmesh_index **index, const struct tmesh_index_entry *
 	(*index)->used++;
 	slot = &slots_of((*index)->head)[at];
 	slot_begin(slot);
-	atomic_store_explicit(&slot->fd, (uint32_t)region->fd, memory_order_relaxed);
-	atomic_store_explicit(&slot->dev, st.st_dev, memory_order_relaxed);
-	atomic_store_explicit(&slot->ino, st.st_ino, memory_order_relaxed);
+	atomic_store_explicit(&slot->fd, (uint32_t)entry->fd, memory_order_relaxed);
+	atomic_store_explicit(&slot->read_only, entry->read_only, memory_order_relaxed);
+	atomic_store_explicit(&slot->dev, region->dev, memory_order_relaxed);
+	atomic_store_explicit(&slot->ino, region->ino, memory_order_relaxed);
 	atomic_store_explicit(&slot->id, region->id, memory_order_relaxed);
 	atomic_store_explicit(&slot->bytes, region->bytes, memory_order_relaxed);
 	atomic_store_explicit(&slot->rights, entry->rights, memory_order_relaxed);
@@ -327,6 +333,7 @@ static bool read_slot(const struct tmesh_index_slot *slot, uint64_t tag,
 	if (atomic_load_explicit(&slot->tag, memory_order_relaxed) != tag)
 		return false;
 	hit->fd = (int)atomic_load_explicit(&slot->fd, memory_order_relaxed);
+	hit->read_only = atomic_load_explicit(&slot->read_only, memory_order_relaxed);
 	hit->dev = atomic_load_explicit(&slot->dev, memory_order_relaxed);
 	hit->ino = atomic_load_explicit(&slot->ino, memory_order_relaxed);
 	hit->region = (struct tmesh_wire_region){

@@ -56,6 +56,9 @@ uint64_t tmesh_now_ns(void);
 uint64_t tmesh_page_bytes(void);
 /* Milliseconds until @deadline for poll(), rounded up, 0 when it has passed. */
 int tmesh_poll_ms(uint64_t deadline);
+/* @number in decimal, as a name in /proc/PID/fd. */
+#define TMESH_FD_NAME 12
+void tmesh_fd_name(char name[TMESH_FD_NAME], int number);
 void tmesh_hex(char *text, const uint8_t *bytes, size_t count);
 bool tmesh_unhex(uint8_t *bytes, const char *text, size_t count);
 uint64_t tmesh_siphash(const uint64_t key[2], const void *data, size_t bytes);
@@ -125,7 +128,8 @@ struct tmesh_ctx {
 	uint64_t pool_max;
 
 	/* memfd, guarded by lock */
-	int dir; /* the runtime directory, -1 until needed */
+	int dir;	 /* the runtime directory, -1 until needed */
+	atomic_int proc; /* /proc/self/fd of this process, -1 until needed */
 	struct tmesh_server *server;
 	struct tmesh_peer *peers;
 
@@ -169,6 +173,8 @@ struct tmesh_region {
 	uint64_t id;
 	uint64_t bytes;
 	uint64_t alloc;
+	uint64_t dev; /* memfd: the file's; of a region made here known from its first */
+	uint64_t ino; /* token on */
 	struct tmesh_region_opts opts; /* as created; label points to the next */
 	char label[TMESH_LABEL_LEN + 1];
 	bool created; /* by this context: counts against max_bytes, may go to the pool */
@@ -205,6 +211,8 @@ void tmesh_region_destroy(struct tmesh_region *region);
 void tmesh_region_publish(struct tmesh_region *region, struct tmesh_region **out);
 /* Map without counting; the caller holds the region's lock, or is alone. */
 int tmesh_region_map_locked(struct tmesh_region *region, int prot, struct tmesh_error *err);
+/* Replace the mapping, where it is, by one with other rights; without harm on failure. */
+int tmesh_region_remap(struct tmesh_region *region, int prot, struct tmesh_error *err);
 void tmesh_region_lock(struct tmesh_region *region);
 void tmesh_region_unlock(struct tmesh_region *region);
 /* From now on somebody else may hold the memory. */
@@ -258,8 +266,7 @@ struct tmesh_backend_ops {
 		     struct tmesh_error *err);
 
 	/* Under the region's lock */
-	int (*mmap)(struct tmesh_region *region, int prot, void *at, void **addr,
-		    struct tmesh_error *err);
+	int (*mmap)(struct tmesh_region *region, int prot, void **addr, struct tmesh_error *err);
 	int (*seal)(struct tmesh_region *region, struct tmesh_error *err);
 	int (*desc_set)(struct tmesh_region *region, const char *text, uint32_t bytes,
 			struct tmesh_error *err);

@@ -165,6 +165,19 @@ int tmesh_poll_ms(uint64_t deadline)
 	return ms > 1000000000 ? 1000000000 : (int)ms;
 }
 
+void tmesh_fd_name(char name[TMESH_FD_NAME], int number)
+{
+	char digits[TMESH_FD_NAME];
+	int count = 0;
+
+	do
+		digits[count++] = (char)('0' + number % 10);
+	while ((number /= 10) && count < TMESH_FD_NAME - 1);
+	while (count)
+		*name++ = digits[--count];
+	*name = '\0';
+}
+
 void tmesh_hex(char *text, const uint8_t *bytes, size_t count)
 {
 	static const char digits[] = "0123456789abcdef";

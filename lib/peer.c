@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -27,6 +27,7 @@ struct tmesh_peer {
 	int conn;  /* -1: none, or a thread is asking by it */
 	pid_t pid; /* 0: not known here */
 	int proc;  /* /proc/PID/fd, -1 until needed */
+	int pidfd; /* opened with it, or -1 */
 	int index; /* descriptor of an index not mapped yet, or -1 */
 	uint64_t index_number;
 	struct tmesh_index_view view;
@@ -43,6 +44,7 @@ static void peer_free(struct tmesh_peer *peer)
 {
 	peer_close(&peer->conn);
 	peer_close(&peer->proc);
+	peer_close(&peer->pidfd);
 	peer_close(&peer->index);
 	tmesh_index_view_close(&peer->view);
 	free(peer);
@@ -104,10 +106,12 @@ static bool open_proc(struct tmesh_peer *peer)
 		return false;
 	snprintf(path, sizeof(path), "/proc/%d/fd", (int)peer->pid);
 	peer->proc = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	peer->pidfd = (int)syscall(SYS_pidfd_open, peer->pid, 0);
 	if (peer->proc >= 0 && recv(peer->conn, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 &&
 	    errno == EAGAIN)
 		return true;
 	peer_close(&peer->proc);
+	peer_close(&peer->pidfd);
 	return false;
 }
 
@@ -124,34 +128,48 @@ static bool index_ready(struct tmesh_peer *peer)
 	return false;
 }
 
-static int open_hit(const struct tmesh_peer *peer, const struct tmesh_index_hit *hit,
-		    uint32_t rights)
+/* A descriptor of the producer's: a duplicate where that gives no rights too many and the
+ * system allows it (ptrace_scope), else opened anew through /proc. */
+static int open_fd_of(struct tmesh_peer *peer, const struct tmesh_index_hit *hit, uint32_t rights)
 {
-	char number[16];
-	struct stat st;
-	int fd;
+	char number[TMESH_FD_NAME];
 
-	snprintf(number, sizeof(number), "%d", hit->fd);
-	fd = openat(peer->proc, number, (rights == TMESH_READ ? O_RDONLY : O_RDWR) | O_CLOEXEC);
-	if (fd < 0)
-		return -1;
-	if (fstat(fd, &st) == 0 && st.st_dev == hit->dev && st.st_ino == hit->ino &&
-	    tmesh_index_hit_holds(hit))
-		return fd;
-	close(fd);
-	return -1;
+	if (rights == TMESH_READ && hit->read_only && peer->pidfd >= 0) {
+		int fd = (int)syscall(SYS_pidfd_getfd, peer->pidfd, hit->fd, 0);
+
+		if (fd >= 0)
+			return fd;
+		if (errno == EPERM || errno == ENOSYS)
+			peer_close(&peer->pidfd);
+	}
+	tmesh_fd_name(number, hit->fd);
+	return openat(peer->proc, number, (rights == TMESH_READ ? O_RDONLY : O_RDWR) | O_CLOEXEC);
 }
 
-static int open_without_wake(struct tmesh_peer *peer, const uint8_t *secret, uint32_t rights,
-			     struct tmesh_wire_region *wire)
+/*
+ * The entry still stands after the descriptor was opened, so it stood then, and an entry goes
+ * before its descriptor is closed. Comparing the file as well covers a producer that has
+ * become another program, or that closed what is not its own.
+ */
+static bool open_without_wake(struct tmesh_peer *peer, struct tmesh_region *region,
+			      const uint8_t *secret, uint32_t rights)
 {
 	struct tmesh_index_hit hit;
+	int fd;
 
 	if (!index_ready(peer) || !tmesh_index_view_find(&peer->view, secret, &hit) ||
-	    (rights & ~hit.region.rights))
-		return -1;
-	*wire = hit.region;
-	return open_hit(peer, &hit, rights);
+	    (rights & ~hit.region.rights) || hit.fd < 0)
+		return false;
+	fd = open_fd_of(peer, &hit, rights);
+	if (fd < 0)
+		return false;
+	hit.region.rights = rights;
+	if (region->ctx->ops->adopt(region, fd, &hit.region, NULL) == 0 && region->dev == hit.dev &&
+	    region->ino == hit.ino && tmesh_index_hit_holds(&hit))
+		return true;
+	close(fd);
+	region->fd = -1;
+	return false;
 }
 
 /* Asking the producer. */
@@ -168,34 +186,52 @@ static int producer_gone(struct tmesh_error *err)
 			  "is another user's");
 }
 
-static int connect_to(int dir, const char *name, uint64_t deadline, int *out,
-		      struct tmesh_error *err)
+/* Who answers must be this user; its PID is 0 when it lives outside our PID namespace. */
+static int check_peer(int conn, pid_t *pid, struct tmesh_error *err)
+{
+	struct ucred peer;
+	socklen_t size = sizeof(peer);
+
+	if (getsockopt(conn, SOL_SOCKET, SO_PEERCRED, &peer, &size))
+		return tmesh_fail_errno(err, "SO_PEERCRED");
+	if (peer.uid != geteuid())
+		return producer_gone(err);
+	*pid = peer.pid;
+	return 0;
+}
+
+static int connect_to(struct tmesh_ctx *ctx, const char *name, uint64_t deadline, int *out,
+		      pid_t *pid, struct tmesh_error *err)
 {
 	const struct timespec pause = {.tv_nsec = 1000000};
-	struct sockaddr_un address;
-	socklen_t size = tmesh_rundir_address(dir, name, &address);
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	int rc;
 
 	if (fd < 0)
 		return tmesh_fail_errno(err, "socket");
-	while (connect(fd, (struct sockaddr *)&address, size)) {
-		int code = errno;
-
-		/* EAGAIN: more have come than the listener has room for. */
-		if (code == EAGAIN && tmesh_now_ns() < deadline) {
-			nanosleep(&pause, NULL);
-			continue;
-		}
-		close(fd);
-		if (code == EAGAIN)
-			return tmesh_fail(err, -ETIMEDOUT, "the token's producer does not answer");
-		if (code == ENOENT || code == ECONNREFUSED)
-			return producer_gone(err);
-		errno = code;
-		return tmesh_fail_errno(err, "connect to the token's producer");
+	/* -EAGAIN: more have come than the listener has room for. */
+	while ((rc = tmesh_rundir_connect(ctx, fd, name)) == -EAGAIN && tmesh_now_ns() < deadline)
+		nanosleep(&pause, NULL);
+	switch (rc) {
+	case 0:
+		rc = check_peer(fd, pid, err);
+		break;
+	case -EAGAIN:
+		rc = tmesh_fail(err, -ETIMEDOUT, "the token's producer does not answer");
+		break;
+	case -ENOENT:
+	case -ECONNREFUSED:
+		rc = producer_gone(err);
+		break;
+	default:
+		errno = -rc;
+		rc = tmesh_fail_errno(err, "connect to the token's producer");
 	}
-	*out = fd;
-	return 0;
+	if (rc)
+		close(fd);
+	else
+		*out = fd;
+	return rc;
 }
 
 static int exchange(int conn, const struct tmesh_wire_request *request, uint64_t deadline,
@@ -221,7 +257,7 @@ static int exchange(int conn, const struct tmesh_wire_request *request, uint64_t
 }
 
 /* Ask by the kept connection or by a new one. On success *@conn is good to be kept. */
-static int ask(struct tmesh_ctx *ctx, int dir, const struct tmesh_token_parts *token, int *conn,
+static int ask(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token, int *conn, pid_t *pid,
 	       const struct tmesh_wire_request *request, struct answer *answer,
 	       struct tmesh_error *err)
 {
@@ -232,7 +268,7 @@ static int ask(struct tmesh_ctx *ctx, int dir, const struct tmesh_token_parts *t
 	tmesh_hex(name, token->name, sizeof(token->name));
 	for (int i = 0; i < TRIES && rc == -EPIPE; i++) {
 		if (*conn < 0) {
-			rc = connect_to(dir, name, deadline, conn, err);
+			rc = connect_to(ctx, name, deadline, conn, pid, err);
 			if (rc)
 				return rc;
 		}
@@ -269,7 +305,7 @@ static void learn(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token, 
 		if (!peer)
 			return;
 		memcpy(peer->name, token->name, sizeof(peer->name));
-		peer->conn = peer->proc = peer->index = -1;
+		peer->conn = peer->proc = peer->pidfd = peer->index = -1;
 	}
 	peer->next = ctx->peers;
 	ctx->peers = peer;
@@ -310,22 +346,9 @@ static int refusal(int status, struct tmesh_error *err)
 	}
 }
 
-/* Who answers must be this user; its PID is 0 when it lives outside our PID namespace. */
-static int check_peer(int conn, pid_t *pid, struct tmesh_error *err)
-{
-	struct ucred peer;
-	socklen_t size = sizeof(peer);
-
-	if (getsockopt(conn, SOL_SOCKET, SO_PEERCRED, &peer, &size))
-		return tmesh_fail_errno(err, "SO_PEERCRED");
-	if (peer.uid != geteuid())
-		return producer_gone(err);
-	*pid = peer.pid;
-	return 0;
-}
-
 static int open_asking(struct tmesh_region *region, const struct tmesh_token_parts *token,
-		       uint32_t rights, int dir, int conn, uint64_t index, struct tmesh_error *err)
+		       uint32_t rights, int conn, pid_t pid, uint64_t index,
+		       struct tmesh_error *err)
 {
 	struct tmesh_ctx *ctx = region->ctx;
 	struct tmesh_wire_request request = {
@@ -335,11 +358,10 @@ static int open_asking(struct tmesh_region *region, const struct tmesh_token_par
 		.index = index,
 	};
 	struct answer answer;
-	pid_t pid = 0;
 	int rc;
 
 	memcpy(request.secret, token->secret, sizeof(request.secret));
-	rc = ask(ctx, dir, token, &conn, &request, &answer, err);
+	rc = ask(ctx, token, &conn, &pid, &request, &answer, err);
 	if (rc == -ENOENT) {
 		pthread_mutex_lock(&ctx->lock);
 		peer_forget(ctx, token->name);
@@ -347,14 +369,12 @@ static int open_asking(struct tmesh_region *region, const struct tmesh_token_par
 	}
 	if (rc)
 		return rc;
-	rc = check_peer(conn, &pid, err);
-	if (!rc) {
-		pthread_mutex_lock(&ctx->lock);
-		learn(ctx, token, pid, &conn, &answer);
-		pthread_mutex_unlock(&ctx->lock);
-		rc = answer.reply.status ? refusal(answer.reply.status, err) : 0;
-	}
-	if (!rc) {
+	pthread_mutex_lock(&ctx->lock);
+	learn(ctx, token, pid, &conn, &answer);
+	pthread_mutex_unlock(&ctx->lock);
+	if (answer.reply.status) {
+		rc = refusal(answer.reply.status, err);
+	} else {
 		rc = ctx->ops->adopt(region, answer.fds[0], &answer.reply.region, err);
 		answer.fds[0] = -1;
 	}
@@ -368,30 +388,26 @@ int tmesh_peer_open(struct tmesh_region *region, const struct tmesh_token_parts 
 		    uint32_t rights, struct tmesh_error *err)
 {
 	struct tmesh_ctx *ctx = region->ctx;
-	struct tmesh_wire_region wire;
 	struct tmesh_peer *peer;
 	uint64_t index = 0;
-	int conn = -1, fd = -1, dir, rc;
+	int conn = -1;
+	pid_t pid = 0;
+	bool found = false;
 
 	pthread_mutex_lock(&ctx->lock);
-	rc = tmesh_rundir_open(ctx, &dir, err);
 	peer = *peer_find(ctx, token->name);
-	if (!rc && peer) {
-		fd = open_without_wake(peer, token->secret, rights, &wire);
-		if (fd < 0) {
+	if (peer) {
+		found = open_without_wake(peer, region, token->secret, rights);
+		if (!found) {
 			conn = peer->conn;
+			pid = peer->pid;
 			peer->conn = -1;
 			index = peer->index_number;
 		}
 	}
 	pthread_mutex_unlock(&ctx->lock);
-	if (rc)
-		return rc;
-	if (fd < 0)
-		return open_asking(region, token, rights, dir, conn, index, err);
-	wire.rights = rights;
-	rc = ctx->ops->adopt(region, fd, &wire, err);
-	if (!rc)
-		tmesh_count(ctx, COUNT_WITHOUT_WAKE, 1);
-	return rc;
+	if (!found)
+		return open_asking(region, token, rights, conn, pid, index, err);
+	tmesh_count(ctx, COUNT_WITHOUT_WAKE, 1);
+	return 0;
 }

@@ -263,22 +263,37 @@ void tmesh_region_unref(struct tmesh_region *region)
 	tmesh_ctx_unref(ctx);
 }
 
+/* The new one is made elsewhere and moved: mapping over the old one at once would leave a hole
+ * where that fails. */
+int tmesh_region_remap(struct tmesh_region *region, int prot, struct tmesh_error *err)
+{
+	void *addr;
+	int rc = region->ctx->ops->mmap(region, prot, &addr, err);
+
+	if (rc)
+		return rc;
+	if (mremap(addr, region->alloc, region->alloc, MREMAP_MAYMOVE | MREMAP_FIXED,
+		   region->addr) == MAP_FAILED) {
+		rc = tmesh_fail_errno(err, "mremap of a region");
+		munmap(addr, region->alloc);
+		return rc;
+	}
+	region->prot = prot;
+	return 0;
+}
+
 int tmesh_region_map_locked(struct tmesh_region *region, int prot, struct tmesh_error *err)
 {
 	void *addr;
 	int rc;
 
-	if (!region->addr) {
-		rc = region->ctx->ops->mmap(region, prot, NULL, &addr, err);
-		if (rc)
-			return rc;
-		region->prot = prot;
-		region->addr = addr;
-	} else if (prot & ~region->prot) {
-		if (mprotect(region->addr, region->alloc, prot))
-			return tmesh_fail_errno(err, "mprotect");
-		region->prot = prot;
-	}
+	if (region->addr)
+		return prot & ~region->prot ? tmesh_region_remap(region, prot, err) : 0;
+	rc = region->ctx->ops->mmap(region, prot, &addr, err);
+	if (rc)
+		return rc;
+	region->prot = prot;
+	region->addr = addr;
 	return 0;
 }
 

@@ -111,6 +111,35 @@ socklen_t tmesh_rundir_address(int dir, const char *name, struct sockaddr_un *ad
 	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + (size_t)length + 1);
 }
 
+/* The path as it is, where it fits; the descriptor's detour costs a client several us. Who
+ * listens there is for the caller to check (SO_PEERCRED): nothing else of the way matters. */
+int tmesh_rundir_connect(const struct tmesh_ctx *ctx, int socket, const char *name)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	char path[4096];
+	size_t length;
+	int dir, rc;
+
+	rc = rundir_path(ctx, path, sizeof(path) - 34, NULL);
+	if (rc)
+		return rc;
+	length = strlen(path);
+	if (length + 34 <= sizeof(address.sun_path)) {
+		path[length] = '/';
+		memcpy(path + length + 1, name, 33);
+		memcpy(address.sun_path, path, length + 34);
+		return connect(socket, (struct sockaddr *)&address, sizeof(address)) ? -errno : 0;
+	}
+	dir = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (dir < 0)
+		return -errno;
+	rc = connect(socket, (struct sockaddr *)&address,
+		     tmesh_rundir_address(dir, name, &address));
+	rc = rc ? -errno : 0;
+	close(dir);
+	return rc;
+}
+
 static bool is_socket_name(const char *name)
 {
 	uint8_t bytes[16];

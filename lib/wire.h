@@ -64,7 +64,8 @@ struct tmesh_index_slot {
 	_Atomic uint64_t bytes;
 	_Atomic uint32_t rights;
 	_Atomic uint32_t kind;
-	uint64_t pad;
+	_Atomic uint32_t read_only; /* the descriptor cannot write: it may be duplicated */
+	uint32_t pad;
 };
 
 struct tmesh_index_head {
@@ -105,6 +106,9 @@ struct tmesh_index_entry {
 	uint8_t secret[TMESH_SECRET_BYTES];
 	struct tmesh_region *region;
 	uint32_t rights;
+	int fd;		/* what the token stands for: the region's descriptor, or */
+	bool read_only; /* one that cannot write, */
+	bool own;	/* kept for this entry alone */
 };
 
 int tmesh_index_new(uint64_t number, uint32_t slots, struct tmesh_index **out,
@@ -132,6 +136,7 @@ struct tmesh_index_hit {
 	const struct tmesh_index_slot *slot;
 	uint32_t seq;
 	int fd;
+	bool read_only;
 	uint64_t dev;
 	uint64_t ino;
 	struct tmesh_wire_region region;
@@ -148,9 +153,11 @@ bool tmesh_index_hit_holds(const struct tmesh_index_hit *hit);
 
 /* The verified runtime directory, made when missing; ctx->lock is held. */
 int tmesh_rundir_open(struct tmesh_ctx *ctx, int *dir, struct tmesh_error *err);
-/* The address of a socket in it; good while @dir is open. */
 struct sockaddr_un;
+/* The address of a socket in it; good while @dir is open. */
 socklen_t tmesh_rundir_address(int dir, const char *name, struct sockaddr_un *address);
+/* A socket connected to that address; 0 or a negative errno. */
+int tmesh_rundir_connect(const struct tmesh_ctx *ctx, int socket, const char *name);
 void tmesh_rundir_sweep(struct tmesh_ctx *ctx, int dir);
 
 /* server.c; all but _stop and _forked with ctx->lock held */
@@ -175,7 +182,7 @@ void tmesh_peers_forked(struct tmesh_ctx *ctx);
 
 /* backend_memfd.c */
 
-/* An own descriptor of @fd's file with fewer rights: read-only, or read-write. */
-int tmesh_memfd_reopen(int fd, int flags, struct tmesh_error *err);
+/* A read-only descriptor of the region's file. */
+int tmesh_memfd_reopen(struct tmesh_region *region, struct tmesh_error *err);
 
 #endif /* TMESH_WIRE_H */
