@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: MIT
+/* tmeshctl doctor: what works on this machine, what does not, and why. */
+#include <ctype.h>
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tmeshctl.h"
+
+static const struct option_entry options[] = {OPTION_JSON, {NULL}};
+
+static const char *level_text(enum tmesh_cap_level level)
+{
+	switch (level) {
+	case TMESH_CAP_NO:
+		return "no";
+	case TMESH_CAP_COOPERATIVE:
+		return "cooperative";
+	case TMESH_CAP_ENFORCED:
+		return "enforced";
+	}
+	return "unknown";
+}
+
+/* The first line of a small file, without what is at its end; "" when it cannot be read. */
+static void first_line(const char *path, char *line, size_t size)
+{
+	FILE *from = fopen(path, "re");
+
+	line[0] = '\0';
+	if (!from)
+		return;
+	if (fgets(line, (int)size, from))
+		line[strcspn(line, "\n")] = '\0';
+	fclose(from);
+}
+
+/* The word in brackets of "always [madvise] never". */
+static void chosen_word(const char *path, char *word, size_t size)
+{
+	char line[256], *start;
+
+	first_line(path, line, sizeof(line));
+	start = strchr(line, '[');
+	snprintf(word, size, "%s", start ? start + 1 : "unknown");
+	word[strcspn(word, "]")] = '\0';
+}
+
+static uint64_t meminfo(const char *name)
+{
+	FILE *from = fopen("/proc/meminfo", "re");
+	uint64_t value = 0;
+	char line[256];
+
+	while (from && fgets(line, sizeof(line), from)) {
+		if (!strncmp(line, name, strlen(name)) && line[strlen(name)] == ':')
+			value = strtoull(line + strlen(name) + 1, NULL, 10);
+	}
+	if (from)
+		fclose(from);
+	return value;
+}
+
+struct fact {
+	const char *name;
+	char value[96];
+	const char *advice; /* what to change, or NULL */
+};
+
+static void limit_text(int resource, char *text, size_t size)
+{
+	struct rlimit limit;
+
+	if (getrlimit(resource, &limit))
+		snprintf(text, size, "unknown");
+	else if (limit.rlim_cur == RLIM_INFINITY)
+		snprintf(text, size, "unlimited");
+	else
+		snprintf(text, size, "%" PRIu64, (uint64_t)limit.rlim_cur);
+}
+
+static const char *device_advice(struct fact *fact)
+{
+	struct stat st;
+
+	if (stat("/dev/tmesh", &st)) {
+		snprintf(fact->value, sizeof(fact->value), "missing");
+		return "load the module to have the kernel backend: modprobe tmesh";
+	}
+	snprintf(fact->value, sizeof(fact->value), "mode %04o, uid %u, gid %u", st.st_mode & 07777,
+		 st.st_uid, st.st_gid);
+	if (access("/dev/tmesh", R_OK | W_OK))
+		return "you may not open it: join its group, then log in again";
+	return NULL;
+}
+
+static size_t gather_facts(struct fact *facts)
+{
+	struct fact *fact = facts;
+	struct rlimit files;
+
+	fact->name = "/dev/tmesh";
+	fact->advice = device_advice(fact);
+	fact++;
+
+	fact->name = "module";
+	first_line("/sys/module/tmesh/version", fact->value, sizeof(fact->value));
+	if (!fact->value[0])
+		snprintf(fact->value, sizeof(fact->value), "not loaded");
+	fact++;
+
+	fact->name = "shmem_enabled";
+	chosen_word("/sys/kernel/mm/transparent_hugepage/shmem_enabled", fact->value,
+		    sizeof(fact->value));
+	if (!strcmp(fact->value, "never") || !strcmp(fact->value, "deny"))
+		fact->advice = "memfd regions get 4 KiB pages: as root, echo advise > "
+			       "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+	fact++;
+
+	fact->name = "transparent huge pages";
+	chosen_word("/sys/kernel/mm/transparent_hugepage/enabled", fact->value,
+		    sizeof(fact->value));
+	fact++;
+
+	fact->name = "reserved huge pages";
+	snprintf(fact->value, sizeof(fact->value), "%" PRIu64 " free of %" PRIu64,
+		 meminfo("HugePages_Free"), meminfo("HugePages_Total"));
+	fact++;
+
+	fact->name = "locked memory limit";
+	limit_text(RLIMIT_MEMLOCK, fact->value, sizeof(fact->value));
+	fact++;
+
+	fact->name = "open files limit";
+	limit_text(RLIMIT_NOFILE, fact->value, sizeof(fact->value));
+	if (!getrlimit(RLIMIT_NOFILE, &files) && files.rlim_cur < 4096)
+		fact->advice = "each region takes a descriptor: ulimit -n 65536, or keep many "
+			       "tensors in one region";
+	fact++;
+	return (size_t)(fact - facts);
+}
+
+/* The whole way by token: a region, its name, and itself opened by it. */
+static int try_hand_over(struct tmesh_ctx *ctx, struct tmesh_error *err)
+{
+	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = "tmeshctl doctor"};
+	struct tmesh_region *region, *opened;
+	char token[TMESH_TOKEN_SIZE];
+	int rc;
+
+	rc = tmesh_region_create(ctx, 1, &opts, &region, err);
+	if (rc)
+		return rc;
+	rc = tmesh_region_token(region, TMESH_READ, token, err);
+	if (!rc)
+		rc = tmesh_region_open(ctx, token, TMESH_READ, &opened, err);
+	if (!rc)
+		tmesh_region_unref(opened);
+	tmesh_region_unref(region);
+	return rc;
+}
+
+struct examination {
+	const char *name;
+	bool works;
+	struct tmesh_error err; /* why not */
+	struct tmesh_ctx *ctx;	/* NULL: it cannot even be opened */
+	const struct tmesh_cap *caps;
+	size_t count;
+};
+
+static void examine(enum tmesh_backend backend, struct examination *found)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = backend};
+
+	*found = (struct examination){.name = tmesh_backend_name(backend)};
+	if (tmesh_ctx_open(&opts, &found->ctx, &found->err)) {
+		found->ctx = NULL;
+		return;
+	}
+	found->works = !try_hand_over(found->ctx, &found->err);
+	if (tmesh_caps(found->ctx, &found->caps, &found->count))
+		found->count = 0;
+}
+
+static json_t *examination_json(const struct examination *found)
+{
+	json_t *caps = json_array();
+
+	for (size_t i = 0; i < found->count; i++)
+		json_array_append_new(caps,
+				      json_pack("{s:s, s:s, s:s}", "name", found->caps[i].name,
+						"level", level_text(found->caps[i].level), "reason",
+						found->caps[i].reason));
+	return json_pack("{s:b, s:o, s:o}", "works", found->works, "reason",
+			 found->works ? json_null() : json_text(found->err.message), "capabilities",
+			 caps);
+}
+
+static int print_all_json(const struct examination *found, size_t backends,
+			  const struct fact *facts, size_t count)
+{
+	json_t *answer = json_object(), *machine = json_object(), *list = json_object();
+
+	for (size_t i = 0; i < backends; i++)
+		json_object_set_new(list, found[i].name, examination_json(&found[i]));
+	for (size_t i = 0; i < count; i++)
+		json_object_set_new(machine, facts[i].name,
+				    json_pack("{s:s, s:s?}", "value", facts[i].value, "advice",
+					      facts[i].advice));
+	json_object_set_new(answer, "version", json_string(tmesh_version()));
+	json_object_set_new(answer, "machine", machine);
+	json_object_set_new(answer, "backends", list);
+	return print_json(answer);
+}
+
+static void print_all(const struct examination *found, size_t backends, const struct fact *facts,
+		      size_t count)
+{
+	struct table table = {.columns = 3};
+
+	printf("tmesh %s\n\nmachine\n", tmesh_version());
+	for (size_t i = 0; i < count; i++) {
+		table_addf(&table, "  %s", facts[i].name);
+		table_add(&table, facts[i].value);
+		table_add(&table, facts[i].advice ? facts[i].advice : "");
+	}
+	table_print(&table);
+	for (size_t i = 0; i < backends; i++) {
+		char *reason = escaped(found[i].err.message);
+
+		if (found[i].works)
+			printf("\n%s backend: works\n", found[i].name);
+		else
+			printf("\n%s backend: does not work: %s\n", found[i].name, reason);
+		free(reason);
+		for (size_t j = 0; j < found[i].count; j++) {
+			table_addf(&table, "  %s", found[i].caps[j].name);
+			table_add(&table, level_text(found[i].caps[j].level));
+			table_add(&table, found[i].caps[j].reason);
+		}
+		table_print(&table);
+	}
+}
+
+static int run(const struct verb *verb, int argc, char **argv)
+{
+	static const enum tmesh_backend backends[] = {TMESH_BACKEND_KERNEL, TMESH_BACKEND_MEMFD};
+	struct examination found[2];
+	struct fact facts[16] = {0};
+	bool json = false, works = false;
+	size_t count;
+	int status = STATUS_OK;
+
+	while (verb_option(verb, argc, argv) != -1)
+		json = true;
+	verb_expect_words(verb, argc, 0, 0);
+
+	count = gather_facts(facts);
+	for (int i = 0; i < 2; i++) {
+		examine(backends[i], &found[i]);
+		works |= found[i].works;
+	}
+	if (json)
+		status = print_all_json(found, 2, facts, count);
+	else
+		print_all(found, 2, facts, count);
+	for (int i = 0; i < 2; i++)
+		tmesh_ctx_unref(found[i].ctx);
+	return works ? status : STATUS_FAILED;
+}
+
+const struct verb verb_doctor = {"doctor", "", "say what works on this machine, and why not",
+				 options, run};

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Holding: memory lives only while somebody holds it, so a tool that makes some stays, or
+ * leaves a process behind that stays for it.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tmeshctl.h"
+
+static void end_signals(sigset_t *signals)
+{
+	sigemptyset(signals);
+	sigaddset(signals, SIGINT);
+	sigaddset(signals, SIGTERM);
+	sigaddset(signals, SIGHUP);
+}
+
+/* The process that the user started: passes on how the holder began. */
+_Noreturn static void await_holder(int ready, pid_t holder)
+{
+	unsigned char status;
+	ssize_t got;
+	int ended;
+
+	do
+		got = read(ready, &status, 1);
+	while (got < 0 && errno == EINTR);
+	if (got == 1)
+		_exit(status);
+	/* It ended before it held anything, and has said why. */
+	if (waitpid(holder, &ended, 0) == holder && WIFEXITED(ended))
+		_exit(WEXITSTATUS(ended) ? WEXITSTATUS(ended) : STATUS_FAILED);
+	_exit(STATUS_FAILED);
+}
+
+int hold_begin(struct hold *hold)
+{
+	sigset_t signals;
+	int ready[2];
+	pid_t holder;
+
+	/* Blocked before the library starts threads, so that they all inherit it. */
+	end_signals(&signals);
+	sigaddset(&signals, SIGCHLD);
+	sigprocmask(SIG_BLOCK, &signals, NULL);
+	if (!hold->background)
+		return STATUS_OK;
+
+	if (pipe2(ready, O_CLOEXEC))
+		return complain_errno("pipe");
+	fflush(NULL);
+	holder = fork();
+	if (holder < 0)
+		return complain_errno("fork");
+	if (holder) {
+		close(ready[1]);
+		await_holder(ready[0], holder);
+	}
+	close(ready[0]);
+	hold->ready = ready[1];
+	setsid();
+	return STATUS_OK;
+}
+
+/* Nobody's terminal, pipe or folder is kept busy. */
+static int detach(struct hold *hold)
+{
+	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+	unsigned char status = STATUS_OK;
+
+	if (null < 0 || chdir("/"))
+		return complain_errno("detaching");
+	for (int fd = 0; fd <= 2; fd++)
+		dup2(null, fd);
+	close(null);
+	if (write(hold->ready, &status, 1) != 1)
+		return STATUS_FAILED;
+	close(hold->ready);
+	return STATUS_OK;
+}
+
+int run_command(char **command, char *const *variables, int fd)
+{
+	posix_spawn_file_actions_t actions;
+	posix_spawnattr_t attributes;
+	sigset_t signals, none;
+	siginfo_t told;
+	pid_t pid;
+	int status, rc;
+
+	for (; *variables; variables++)
+		putenv(*variables);
+	sigemptyset(&none);
+	posix_spawnattr_init(&attributes);
+	posix_spawnattr_setsigmask(&attributes, &none);
+	posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+	posix_spawn_file_actions_init(&actions);
+	/* Onto itself: that alone clears close-on-exec in the child. */
+	if (fd >= 0)
+		posix_spawn_file_actions_adddup2(&actions, fd, fd);
+
+	rc = posix_spawnp(&pid, command[0], &actions, &attributes, command, environ);
+	posix_spawn_file_actions_destroy(&actions);
+	posix_spawnattr_destroy(&attributes);
+	if (rc) {
+		errno = rc;
+		return complain_errno(command[0]);
+	}
+	/* What would end the holder ends the command, and with it the holder. A terminal has
+	 * told the command already. */
+	end_signals(&signals);
+	sigaddset(&signals, SIGCHLD);
+	while (waitpid(pid, &status, WNOHANG) == 0) {
+		if (sigwaitinfo(&signals, &told) > 0 && told.si_signo != SIGCHLD &&
+		    told.si_code != SI_KERNEL)
+			kill(pid, told.si_signo);
+	}
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+int hold_until_end(struct hold *hold, char *const *variables)
+{
+	struct timespec limit = {.tv_sec = (time_t)hold->seconds};
+	sigset_t signals;
+	int status;
+
+	if (hold->command)
+		return run_command(hold->command, variables, -1);
+	if (fflush(stdout))
+		return complain_errno("writing the answer");
+	if (hold->background) {
+		status = detach(hold);
+		if (status)
+			return status;
+	}
+	end_signals(&signals);
+	if (hold->seconds)
+		sigtimedwait(&signals, NULL, &limit);
+	else
+		sigwaitinfo(&signals, NULL);
+	return STATUS_OK;
+}

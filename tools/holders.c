@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: MIT
+/* tmeshctl holders: the processes that hold a region. */
+#include <inttypes.h>
+#include <getopt.h>
+#include <unistd.h>
+
+#include "tmeshctl.h"
+
+static const struct option_entry options[] = {OPTION_JSON, {NULL}};
+
+static const char *kind_text(enum tmesh_holder_kind kind)
+{
+	switch (kind) {
+	case TMESH_HOLDER_IS_HANDLE:
+		return "handle";
+	case TMESH_HOLDER_IS_PINNING:
+		return "pinning";
+	case TMESH_HOLDER_IS_EXPORT:
+		return "export";
+	case TMESH_HOLDER_IS_MAPPING:
+		return "mapping";
+	}
+	return "unknown";
+}
+
+static json_t *holder_json(const struct tmesh_holder_info *holder)
+{
+	char rights[4];
+	json_t *value = json_object();
+
+	json_object_set_new(value, "kind", json_string(kind_text(holder->kind)));
+	json_object_set_new(value, "pid", holder->pid ? json_integer(holder->pid) : json_null());
+	json_object_set_new(value, "command", json_text(holder->comm));
+	json_object_set_new(value, "uid", json_integer(holder->uid));
+	json_object_set_new(value, "rights", json_string(rights_text(holder->rights, rights)));
+	json_object_set_new(value, "mappings", json_integer(holder->mappings));
+	json_object_set_new(value, "attachments", json_integer(holder->attachments));
+	json_object_set_new(value, "offset", json_integer((json_int_t)holder->offset));
+	json_object_set_new(value, "bytes", json_integer((json_int_t)holder->bytes));
+	json_object_set_new(value, "since_ns",
+			    holder->since_ns ? json_integer((json_int_t)holder->since_ns)
+					     : json_null());
+	return value;
+}
+
+static void print_holders(const struct tmesh_holder_info *holders, size_t count)
+{
+	static const char *const titles[] = {"PID", "COMMAND", "KIND", "RIGHTS", "MAPPINGS", "UID"};
+	struct table table = {.columns = 6};
+	char rights[4];
+
+	for (unsigned int i = 0; i < table.columns; i++)
+		table_add(&table, titles[i]);
+	for (size_t i = 0; i < count; i++) {
+		table_addf(&table, "%d", (int)holders[i].pid);
+		table_add(&table, holders[i].comm);
+		table_add(&table, kind_text(holders[i].kind));
+		table_add(&table, rights_text(holders[i].rights, rights));
+		table_addf(&table, "%u", holders[i].mappings);
+		table_addf(&table, "%u", holders[i].uid);
+	}
+	table_print(&table);
+}
+
+static int run(const struct verb *verb, int argc, char **argv)
+{
+	struct tmesh_holder_info *holders;
+	struct tmesh_region_info info;
+	struct tmesh_error err;
+	struct tmesh_ctx *ctx;
+	struct target target;
+	bool json = false;
+	size_t count;
+	int status;
+
+	while (verb_option(verb, argc, argv) != -1)
+		json = true;
+	verb_expect_words(verb, argc, 1, 1);
+	parse_target(verb, argv[optind], &target);
+
+	status = find_target(&target, &ctx, &info);
+	if (status)
+		return status;
+	if (tmesh_holders(ctx, info.id, &holders, &count, &err)) {
+		status = complain("asking for holders", &err);
+	} else if (json) {
+		json_t *list = json_array();
+
+		for (size_t i = 0; i < count; i++)
+			json_array_append_new(list, holder_json(&holders[i]));
+		free(holders);
+		status = print_json(list);
+	} else {
+		print_holders(holders, count);
+		free(holders);
+	}
+	tmesh_ctx_unref(ctx);
+	return status;
+}
+
+const struct verb verb_holders = {"holders", "ID|TOKEN|REF", "say who holds a region", options,
+				  run};

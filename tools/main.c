@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: MIT
+/* tmeshctl: see and use tmesh regions from a shell. A table of verbs; each has its file. */
+#include <string.h>
+
+#include "tmeshctl.h"
+
+static const struct verb *const verbs[] = {
+	&verb_doctor, &verb_ls,	 &verb_show,   &verb_holders, &verb_create,
+	&verb_put,    &verb_get, &verb_export, &verb_seal,    &verb_stats,
+};
+
+#define VERBS (sizeof(verbs) / sizeof(verbs[0]))
+
+static void help(FILE *to)
+{
+	fprintf(to, "usage: tmeshctl VERB [OPTION...] [ARGUMENT...]\n"
+		    "       tmeshctl VERB --help\n"
+		    "       tmeshctl --help | --version\n"
+		    "\n"
+		    "Shared, refcounted memory regions for tensors.\n"
+		    "\n"
+		    "verbs:\n");
+	for (size_t i = 0; i < VERBS; i++)
+		fprintf(to, "  %-9s %s\n", verbs[i]->name, verbs[i]->help);
+}
+
+int main(int argc, char **argv)
+{
+	const char *word = argc > 1 ? argv[1] : NULL;
+
+	if (!word) {
+		help(stderr);
+		return STATUS_USAGE;
+	}
+	if (!strcmp(word, "--help") || !strcmp(word, "-h")) {
+		help(stdout);
+		return STATUS_OK;
+	}
+	if (!strcmp(word, "--version")) {
+		printf("tmeshctl %s\n", tmesh_version());
+		return STATUS_OK;
+	}
+	for (size_t i = 0; i < VERBS; i++) {
+		if (!strcmp(word, verbs[i]->name))
+			return verbs[i]->run(verbs[i], argc - 1, argv + 1);
+	}
+	fprintf(stderr, "tmeshctl: no such verb; see tmeshctl --help\n");
+	return STATUS_USAGE;
+}

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: MIT
+/*
+ * tmeshctl put: a file's bytes in a region.
+ *
+ * They go through a buffer that stays in the cache: on memfd that takes about half the
+ * time of reading into a mapping, which faults page by page, and it leaves no writable
+ * mapping behind that would keep others from sealing.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "tensor_args.h"
+
+#define BUFFER ((size_t)1 << 20)
+
+static const struct option_entry options[] = {
+	TENSOR_OPTIONS,
+	{"seal", 'S', NULL, "make it immutable before anybody sees it"},
+	{NULL},
+};
+
+struct source {
+	const char *name;
+	int fd;
+	char *ahead; /* what had to be read to know how much there is, or NULL */
+	uint64_t ahead_bytes, ahead_used;
+};
+
+/* Up to @room bytes, fewer only at the end. */
+static ssize_t source_read(struct source *source, char *to, size_t room)
+{
+	size_t done = 0;
+
+	if (source->ahead) {
+		uint64_t left = source->ahead_bytes - source->ahead_used;
+
+		done = left < room ? (size_t)left : room;
+		memcpy(to, source->ahead + source->ahead_used, done);
+		source->ahead_used += done;
+		return (ssize_t)done;
+	}
+	while (done < room) {
+		ssize_t got = read(source->fd, to + done, room - done);
+
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got < 0)
+			return -1;
+		if (!got)
+			break;
+		done += (size_t)got;
+	}
+	return (ssize_t)done;
+}
+
+/* A pipe does not say how much it brings: collect it first. */
+static int read_ahead(struct source *source)
+{
+	size_t room = 0, bytes = 0;
+	char *data = NULL;
+	ssize_t got;
+
+	do {
+		char *larger;
+
+		room = room ? 2 * room : BUFFER;
+		larger = realloc(data, room);
+		if (!larger) {
+			free(data);
+			return complain_errno(source->name);
+		}
+		data = larger;
+		got = source_read(source, data + bytes, room - bytes);
+		if (got < 0) {
+			free(data);
+			return complain_errno(source->name);
+		}
+		bytes += (size_t)got;
+	} while (bytes == room);
+	source->ahead = data;
+	source->ahead_bytes = bytes;
+	return STATUS_OK;
+}
+
+/* The shape, where it was not given: all that is there in one dimension. */
+static int measure(struct tensor_args *args, struct source *source, uint64_t *bytes)
+{
+	uint64_t elements, bits = tmesh_dtype_bits(args->dtype);
+	struct stat st;
+	bool known;
+	int status = STATUS_OK;
+
+	if (fstat(source->fd, &st))
+		return complain_errno(source->name);
+	known = S_ISREG(st.st_mode);
+	if (!known && !args->has_shape) {
+		status = read_ahead(source);
+		if (status)
+			return status;
+	}
+	if (!args->has_shape) {
+		uint64_t there = known ? (uint64_t)st.st_size : source->ahead_bytes;
+
+		if (__builtin_mul_overflow(there, 8, &elements) || elements % bits) {
+			fprintf(stderr,
+				"tmeshctl: its %" PRIu64 " bytes are no whole number of %s\n",
+				there, tmesh_dtype_name(args->dtype));
+			return STATUS_FAILED;
+		}
+		args->ndim = 1;
+		args->shape[0] = (int64_t)(elements / bits);
+	}
+	status = tensor_bytes(args, bytes);
+	if (!status && known && (uint64_t)st.st_size != *bytes) {
+		fprintf(stderr,
+			"tmeshctl: the file has %" PRIu64 " bytes, the shape needs %" PRIu64 "\n",
+			(uint64_t)st.st_size, *bytes);
+		status = STATUS_FAILED;
+	}
+	return status;
+}
+
+static int copy_in(struct source *source, struct tmesh_region *region, uint64_t bytes)
+{
+	char *buffer = malloc(BUFFER);
+	struct progress progress;
+	struct tmesh_error err;
+	int status = STATUS_OK;
+	uint64_t done = 0;
+	char more;
+
+	if (!buffer)
+		return complain_errno("put");
+	progress_begin(&progress, "put", bytes);
+	while (done < bytes) {
+		size_t want = bytes - done < BUFFER ? (size_t)(bytes - done) : BUFFER;
+		ssize_t got = source_read(source, buffer, want);
+
+		if (got != (ssize_t)want) {
+			progress_end(&progress);
+			if (got < 0) {
+				status = complain_errno(source->name);
+				break;
+			}
+			fprintf(stderr,
+				"tmeshctl: the input ends after %" PRIu64 " of %" PRIu64 " bytes\n",
+				done + (uint64_t)got, bytes);
+			status = STATUS_FAILED;
+			break;
+		}
+		if (tmesh_region_write(region, done, buffer, want, &err)) {
+			progress_end(&progress);
+			status = complain("writing to the region", &err);
+			break;
+		}
+		done += want;
+		progress_update(&progress, done);
+	}
+	progress_end(&progress);
+	free(buffer);
+	if (!status && source_read(source, &more, 1) > 0) {
+		fprintf(stderr,
+			"tmeshctl: there is more input than the %" PRIu64 " bytes of the tensor\n",
+			bytes);
+		status = STATUS_FAILED;
+	}
+	return status;
+}
+
+static int put(struct tensor_args *args, struct source *source)
+{
+	struct tmesh_tensor *tensor;
+	struct tmesh_ctx *ctx;
+	uint64_t bytes;
+	int status;
+
+	status = measure(args, source, &bytes);
+	if (!status)
+		status = tensor_new(args, &ctx, &tensor);
+	if (status)
+		return status;
+	status = copy_in(source, tmesh_tensor_region(tensor), bytes);
+	if (status)
+		tmesh_tensor_unref(tensor);
+	else
+		status = tensor_hold(args, tensor);
+	tmesh_ctx_unref(ctx);
+	return status;
+}
+
+static int run(const struct verb *verb, int argc, char **argv)
+{
+	struct tensor_args args = TENSOR_ARGS_INIT;
+	struct source source = {0};
+	int key, status;
+
+	args.hold.command = split_command(verb, &argc, argv);
+	while ((key = verb_option(verb, argc, argv)) != -1)
+		tensor_option(verb, &args, key, optarg);
+	verb_expect_words(verb, argc, 1, 1);
+	tensor_check(verb, &args);
+
+	source.name = argv[optind];
+	source.fd =
+		strcmp(source.name, "-") ? open(source.name, O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
+	if (source.fd < 0)
+		return complain_errno(source.name);
+	status = hold_begin(&args.hold);
+	if (!status)
+		status = put(&args, &source);
+	free(source.ahead);
+	return status;
+}
+
+const struct verb verb_put = {"put", "FILE|- [-- COMMAND [ARGUMENT...]]",
+			      "put a file's bytes in a region and hold it", options, run};

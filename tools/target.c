@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: MIT
+/* Contexts, and the region that the user named by id, token or ref. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "tmeshctl.h"
+
+static void log_line(void *data, enum tmesh_log_level level, const char *message)
+{
+	struct tmesh_error err;
+
+	if (level > TMESH_LOG_WARN)
+		return;
+	snprintf(err.message, sizeof(err.message), "%s", message);
+	complain(level == TMESH_LOG_WARN ? "warning" : "error", &err);
+}
+
+int open_ctx(enum tmesh_backend backend, struct tmesh_ctx **ctx)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = backend, .log = log_line};
+	struct tmesh_error err;
+
+	if (tmesh_ctx_open(&opts, ctx, &err))
+		return complain("opening a context", &err);
+	return STATUS_OK;
+}
+
+void parse_target(const struct verb *verb, const char *text, struct target *target)
+{
+	struct tmesh_error err;
+
+	memset(target, 0, sizeof(*target));
+	if (text[0] == '{') {
+		if (tmesh_ref_decode(text, strlen(text), &target->ref, &err))
+			usage_error(verb, "%s", err.message);
+		target->has_ref = true;
+		target->id = target->ref.id;
+		memcpy(target->token, target->ref.token, sizeof(target->token));
+		return;
+	}
+	if (!strncmp(text, "tm1", 3) && strlen(text) < sizeof(target->token)) {
+		strcpy(target->token, text);
+		return;
+	}
+	if (strlen(text) == 16 && strspn(text, "0123456789abcdefABCDEF") == 16) {
+		target->id = strtoull(text, NULL, 16);
+		return;
+	}
+	usage_error(verb, "\"%s\" is not an id (16 hex digits), a token or a ref", text);
+}
+
+/* A token says by its beginning which backend it belongs to. */
+static enum tmesh_backend backend_of(const char *token)
+{
+	if (!strncmp(token, "tm1k-", 5))
+		return TMESH_BACKEND_KERNEL;
+	if (!strncmp(token, "tm1m-", 5))
+		return TMESH_BACKEND_MEMFD;
+	return TMESH_BACKEND_AUTO;
+}
+
+int open_target(const struct target *target, uint32_t rights, struct tmesh_ctx **ctx,
+		struct tmesh_region **region)
+{
+	struct tmesh_error err;
+	int status;
+
+	status = open_ctx(backend_of(target->token), ctx);
+	if (status)
+		return status;
+	if (tmesh_region_open(*ctx, target->token, rights, region, &err)) {
+		tmesh_ctx_unref(*ctx);
+		return complain("opening the token", &err);
+	}
+	return STATUS_OK;
+}
+
+static int id_of_token(const struct target *target, uint64_t *id)
+{
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct tmesh_region *region;
+	struct tmesh_ctx *ctx;
+	struct tmesh_error err;
+	int status;
+
+	status = open_target(target, TMESH_READ, &ctx, &region);
+	if (status)
+		return status;
+	if (tmesh_region_info(region, &info, &err))
+		status = complain("asking about the region", &err);
+	*id = info.id;
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+	return status;
+}
+
+struct search {
+	uint64_t id;
+	struct tmesh_ctx *ctx; /* where it was found */
+	struct tmesh_region_info *info;
+};
+
+static int look(struct tmesh_ctx *ctx, void *data)
+{
+	struct tmesh_region_info *infos;
+	struct search *search = data;
+	struct tmesh_error err;
+	size_t count;
+
+	if (search->ctx)
+		return STATUS_OK;
+	if (tmesh_list(ctx, &infos, &count, &err))
+		return complain("listing regions", &err);
+	for (size_t i = 0; i < count && !search->ctx; i++) {
+		if (infos[i].id != search->id)
+			continue;
+		*search->info = infos[i];
+		search->ctx = tmesh_ctx_ref(ctx);
+	}
+	free(infos);
+	return STATUS_OK;
+}
+
+int find_target(const struct target *target, struct tmesh_ctx **ctx, struct tmesh_region_info *info)
+{
+	struct search search = {.id = target->id, .info = info};
+	int status = STATUS_OK;
+
+	/* The tool's own handle is closed again first, so that it is not counted. */
+	if (target->token[0])
+		status = id_of_token(target, &search.id);
+	if (!status)
+		status = for_backends(backend_of(target->token), look, &search);
+	if (status) {
+		tmesh_ctx_unref(search.ctx);
+		return status;
+	}
+	if (!search.ctx) {
+		fprintf(stderr, "tmeshctl: there is no region %016" PRIx64 " that you may see\n",
+			search.id);
+		return STATUS_FAILED;
+	}
+	*ctx = search.ctx;
+	return STATUS_OK;
+}
+
+int for_backends(enum tmesh_backend only, int (*each)(struct tmesh_ctx *ctx, void *data),
+		 void *data)
+{
+	static const enum tmesh_backend all[] = {TMESH_BACKEND_KERNEL, TMESH_BACKEND_MEMFD};
+	const char *chosen = getenv("TMESH_BACKEND");
+	struct tmesh_ctx *ctx;
+	int status = STATUS_OK;
+
+	/* Who chose a backend, here or in the environment, is told when it cannot be had. */
+	if (only != TMESH_BACKEND_AUTO || (chosen && *chosen)) {
+		status = open_ctx(only, &ctx);
+		if (!status) {
+			status = each(ctx, data);
+			tmesh_ctx_unref(ctx);
+		}
+		return status;
+	}
+	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]) && !status; i++) {
+		struct tmesh_ctx_opts opts = {
+			.size = sizeof(opts),
+			.backend = all[i],
+			.log = log_line,
+		};
+
+		if (tmesh_ctx_open(&opts, &ctx, NULL))
+			continue;
+		status = each(ctx, data);
+		tmesh_ctx_unref(ctx);
+	}
+	return status;
+}

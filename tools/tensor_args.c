@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: MIT
+/* What create and put have in common: a tensor's type and shape, its tokens, its holder. */
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "tensor_args.h"
+
+/* "3,4" or "[3, 4]"; an empty list is a scalar. */
+static void parse_shape(const struct verb *verb, const char *text, struct tensor_args *args)
+{
+	const char *at = text;
+	bool brackets = *at == '[';
+
+	if (brackets)
+		at++;
+	args->ndim = 0;
+	while (*at && *at != ']') {
+		char *end;
+
+		errno = 0;
+		if (args->ndim == TMESH_MAX_DIMS || !isdigit((unsigned char)*at))
+			break;
+		args->shape[args->ndim++] = strtoll(at, &end, 10);
+		at = end;
+		if (errno)
+			break;
+		while (*at == ',' || *at == ' ')
+			at++;
+	}
+	if (brackets ? strcmp(at, "]") : *at)
+		usage_error(verb, "\"%s\" is not a shape (3,4: at most %d dimensions)", text,
+			    TMESH_MAX_DIMS);
+	args->has_shape = true;
+}
+
+bool tensor_option(const struct verb *verb, struct tensor_args *args, int key, const char *value)
+{
+	switch (key) {
+	case 'd':
+		args->dtype = tmesh_dtype_from_name(value);
+		if (args->dtype == TMESH_DTYPE_INVALID)
+			usage_error(verb, "\"%s\" is not a dtype", value);
+		break;
+	case 's':
+		parse_shape(verb, value, args);
+		break;
+	case 'l':
+		args->label = value;
+		break;
+	case 'S':
+		args->seal = true;
+		break;
+	case 'w':
+		args->token_rights |= TMESH_WRITE;
+		break;
+	case 'm':
+		args->token_rights |= TMESH_WRITE | TMESH_MANAGE;
+		break;
+	case 'b':
+		args->backend = backend_option(verb, value);
+		break;
+	case 'j':
+		args->json = true;
+		break;
+	case 'B':
+		args->hold.background = true;
+		break;
+	case 'f':
+		args->hold.seconds = seconds_option(verb, value);
+		break;
+	default:
+		return false;
+	}
+	return true;
+}
+
+void tensor_check(const struct verb *verb, const struct tensor_args *args)
+{
+	if (args->seal && args->token_rights != TMESH_READ)
+		usage_error(verb, "a sealed region has only readers: --seal excludes "
+				  "--writable-token and --manage-token");
+	if (args->hold.command && args->hold.background)
+		usage_error(verb, "a command is held for as long as it runs: it excludes "
+				  "--background");
+	if (args->hold.command && (args->json || args->hold.seconds))
+		usage_error(verb, "with a command, --json and --for have no meaning");
+}
+
+int tensor_bytes(const struct tensor_args *args, uint64_t *bytes)
+{
+	struct tmesh_layout layout;
+	struct tmesh_error err;
+
+	if (tmesh_layout_contiguous(&layout, args->dtype, args->ndim, args->shape, &err) ||
+	    tmesh_layout_check(&layout, INT64_MAX, bytes, &err))
+		return complain("the shape", &err);
+	return STATUS_OK;
+}
+
+int tensor_new(const struct tensor_args *args, struct tmesh_ctx **ctx, struct tmesh_tensor **tensor)
+{
+	struct tmesh_region_opts opts = {
+		.size = sizeof(opts),
+		.flags = TMESH_REGION_TRY_HUGE,
+		.label = args->label,
+	};
+	struct tmesh_error err;
+	int status;
+
+	status = open_ctx(args->backend, ctx);
+	if (status)
+		return status;
+	if (tmesh_tensor_create(*ctx, args->dtype, args->ndim, args->shape, &opts, tensor, &err)) {
+		tmesh_ctx_unref(*ctx);
+		return complain("creating", &err);
+	}
+	return STATUS_OK;
+}
+
+struct names {
+	char ref[TMESH_REF_SIZE];
+	char token[TMESH_TOKEN_SIZE];
+	char shared[TMESH_TOKEN_SIZE]; /* with more rights, where asked for */
+};
+
+static int name_tensor(struct tmesh_tensor *tensor, uint32_t rights, struct names *names)
+{
+	struct tmesh_region *region = tmesh_tensor_region(tensor);
+	struct tmesh_error err;
+
+	if (tmesh_tensor_ref_encode(tensor, TMESH_READ, names->ref, sizeof(names->ref), &err) ||
+	    tmesh_region_token(region, TMESH_READ, names->token, &err))
+		return complain("naming the region", &err);
+	names->shared[0] = '\0';
+	if (rights != TMESH_READ && tmesh_region_token(region, rights, names->shared, &err))
+		return complain("naming the region", &err);
+	return STATUS_OK;
+}
+
+static int print_names(const struct tensor_args *args, const struct names *names, uint64_t id)
+{
+	const char *title = args->token_rights & TMESH_MANAGE ? "manage_token" : "writable_token";
+	json_t *value;
+
+	if (!args->json) {
+		printf("id              %016" PRIx64 "\ntoken           %s\n", id, names->token);
+		if (names->shared[0])
+			printf("%-15s %s\n", title, names->shared);
+		printf("ref             %s\npid             %d\n", names->ref, (int)getpid());
+		return STATUS_OK;
+	}
+	value = json_pack("{s:o, s:s, s:o, s:i}", "id", json_id(id), "token", names->token, "ref",
+			  json_loads(names->ref, 0, NULL), "pid", (int)getpid());
+	if (names->shared[0])
+		json_object_set_new(value, title, json_string(names->shared));
+	return print_json(value);
+}
+
+static int hold_named(struct tensor_args *args, struct tmesh_tensor *tensor)
+{
+	char ref[TMESH_REF_SIZE + 16], token[TMESH_TOKEN_SIZE + 16];
+	char *variables[] = {ref, token, NULL};
+	struct names names;
+	struct tmesh_ref parsed;
+	int status;
+
+	status = name_tensor(tensor, args->token_rights, &names);
+	if (status)
+		return status;
+	tmesh_ref_decode(names.ref, strlen(names.ref), &parsed, NULL);
+	snprintf(ref, sizeof(ref), "TMESH_REF=%s", names.ref);
+	snprintf(token, sizeof(token), "TMESH_TOKEN=%s",
+		 names.shared[0] ? names.shared : names.token);
+	if (!args->hold.command)
+		status = print_names(args, &names, parsed.id);
+	return status ? status : hold_until_end(&args->hold, variables);
+}
+
+int tensor_hold(struct tensor_args *args, struct tmesh_tensor *tensor)
+{
+	struct tmesh_region *region = tmesh_tensor_region(tensor), *held;
+	uint32_t rights = TMESH_READ | TMESH_WRITE | TMESH_MANAGE;
+	struct tmesh_layout layout = *tmesh_tensor_layout(tensor);
+	struct tmesh_tensor *kept;
+	struct tmesh_error err;
+	int rc;
+
+	/*
+	 * What was written through may be mapped still, and a writable mapping would keep
+	 * others from sealing: hold by a handle that has none.
+	 */
+	rc = args->seal ? tmesh_region_seal(region, &err) : 0;
+	if (!rc && !args->seal) {
+		rc = tmesh_region_derive(region, rights, &held, &err);
+		if (!rc) {
+			rc = tmesh_tensor_wrap(held, &layout, &kept, &err);
+			tmesh_region_unref(held);
+		}
+		if (!rc) {
+			tmesh_tensor_unref(tensor);
+			tensor = kept;
+		}
+	}
+	rc = rc ? complain(args->seal ? "sealing" : "deriving a handle", &err)
+		: hold_named(args, tensor);
+	tmesh_tensor_unref(tensor);
+	return rc;
+}
