@@ -58,7 +58,10 @@ class Python:
         spawn = multiprocessing.get_context("spawn")
         self.pipe, other = spawn.Pipe()
         self.process = spawn.Process(target=serve, args=(other,))
+        # An interrupt is for this side here too, from the child's first moment on.
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.process.start()
+        signal.signal(signal.SIGINT, handler)
         other.close()
 
     def ask(self, request, body=b""):
@@ -79,11 +82,10 @@ def serve(pipe):
 
     import tmesh
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         try:
             request, body = pipe.recv(), pipe.recv_bytes()
-        except EOFError:
+        except (EOFError, OSError):  # between messages, or within one
             return
         if request == "bytes":
             value = np.frombuffer(body, np.float32)[0]
