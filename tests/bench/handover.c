@@ -4,7 +4,9 @@
  * 1 MiB. The clock starts before the producer creates it and stops after the consumer has
  * read; both ends were asleep before. Beside each way stands what one would write by hand:
  *
- *   socket  the descriptor follows on a connected Unix socket
+ *   socket  the descriptor follows on a connected Unix socket; by hand once as short as can be
+ *           and once with what tmesh promises: no access for other users, a size that stays,
+ *           a descriptor that only reads, and a look at the seals before it is used
  *   token   the two have never met: the consumer is told a name on the connected socket,
  *           connects to where that leads, shows a secret and gets the descriptor
  *   known   the token's producer is known; only opening is timed, and its floor is mmap and
@@ -12,11 +14,14 @@
  */
 #include "harness.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -51,21 +56,50 @@ static void await_consumer(int socket)
 	recv_message(socket, &done, sizeof(done));
 }
 
-static void produce_by_hand(int socket, uint8_t value, _Bool announce)
+#define SIZE_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
+
+static void send_read_only(int socket, int fd)
 {
-	int fd = (int)need(memfd_create("bench", MFD_CLOEXEC), "memfd_create");
+	char path[32];
+	int reader;
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	reader = (int)need(open(path, O_RDONLY | O_CLOEXEC), path);
+	send_fd(socket, reader);
+	close(reader);
+}
+
+enum {
+	PLAIN,
+	PROMISING,
+	ANNOUNCED
+};
+
+static void produce_by_hand(int socket, uint8_t value, int how)
+{
+	int fd = (int)need(memfd_create("bench", MFD_CLOEXEC | MFD_ALLOW_SEALING), "memfd_create");
 	uint8_t *memory;
 
 	need(ftruncate(fd, BYTES), "ftruncate");
+	if (how == PROMISING) {
+		need(fchmod(fd, 0600), "fchmod");
+		need(fcntl(fd, F_ADD_SEALS, SIZE_SEALS), "F_ADD_SEALS");
+	}
 	memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (memory == MAP_FAILED)
 		die("mmap failed");
 	memory[0] = value;
-	if (announce) {
+	switch (how) {
+	case PLAIN:
+		send_fd(socket, fd);
+		break;
+	case PROMISING:
+		send_read_only(socket, fd);
+		break;
+	case ANNOUNCED:
 		offered_fd = fd;
 		send_message(socket, &secret, sizeof(secret));
-	} else {
-		send_fd(socket, fd);
+		break;
 	}
 	await_consumer(socket);
 	munmap(memory, BYTES);
@@ -74,12 +108,17 @@ static void produce_by_hand(int socket, uint8_t value, _Bool announce)
 
 static void produce_fd(int socket, uint8_t value)
 {
-	produce_by_hand(socket, value, 0);
+	produce_by_hand(socket, value, PLAIN);
+}
+
+static void produce_promises(int socket, uint8_t value)
+{
+	produce_by_hand(socket, value, PROMISING);
 }
 
 static void produce_secret(int socket, uint8_t value)
 {
-	produce_by_hand(socket, value, 1);
+	produce_by_hand(socket, value, ANNOUNCED);
 }
 
 static void produce_region(int socket, uint8_t value, _Bool announce)
@@ -154,6 +193,20 @@ static void consume_fd(int socket, uint8_t value)
 	read_fd(fd, value);
 }
 
+static void consume_promises(int socket, uint8_t value)
+{
+	struct stat status;
+	int fd;
+
+	ready(socket);
+	fd = recv_fd(socket);
+	clock_page->told = now_ns();
+	if ((need(fcntl(fd, F_GET_SEALS), "F_GET_SEALS") & SIZE_SEALS) != SIZE_SEALS ||
+	    need(fstat(fd, &status), "fstat") || status.st_size < (off_t)BYTES)
+		die("a promise is not kept");
+	read_fd(fd, value);
+}
+
 static void consume_secret(int socket, uint8_t value)
 {
 	struct secret told;
@@ -224,6 +277,7 @@ static struct way {
 	struct series series;
 } ways[] = {
 	{produce_fd, consume_fd, 0, {.name = "socket-by-hand"}},
+	{produce_promises, consume_promises, 0, {.name = "socket-by-hand-promising"}},
 	{produce_sent, consume_sent, 0, {.name = "socket-tmesh"}},
 	{produce_secret, consume_secret, 0, {.name = "token-by-hand"}},
 	{produce_token, consume_token_of_stranger, 0, {.name = "token-tmesh"}},

@@ -32,7 +32,7 @@ COMMANDS = (
     [PYTHON, "-B", f"{HERE}/attach.py"],
     [PYTHON, "-B", f"{HERE}/torch_share.py"],
     [PYTHON, "-B", f"{HERE}/put.py"],
-    ["taskset", "-c", "0", "elixir", "-pa", BUILD / "beam/dev/lib/tmesh/ebin",
+    ["taskset", "-c", "0", "elixir", "--erl", "-logger level warning", "-pa", BUILD / "beam/dev/lib/tmesh/ebin",
      f"{HERE}/from_binary.exs", OUT / "floor"],
 )
 
