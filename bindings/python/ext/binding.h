@@ -146,6 +146,7 @@ extern PyType_Spec export_spec;
 PyObject *tensor_view(PyObject *object, PyObject *dtype);
 PyObject *tensor_reshape(PyObject *object, PyObject *args);
 PyObject *tensor_getitem(PyObject *object, PyObject *key);
+PyObject *tensor_item(PyObject *object, Py_ssize_t index);
 Py_ssize_t tensor_length(PyObject *object);
 
 /* ref.c */

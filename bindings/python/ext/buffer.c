@@ -62,12 +62,13 @@ int tensor_getbuffer(PyObject *object, Py_buffer *view, int flags)
 	if (!tensor)
 		return -1;
 	format = formats[tmesh_tensor_layout(tensor)->dtype];
-	if ((flags & PyBUF_FORMAT) && !format) {
+	if ((flags & (PyBUF_FORMAT | PyBUF_ND)) && !format) {
 		raise_code(state_of(self), EOPNOTSUPP,
 			   "Python's buffers have no %s: take view(\"uint8\"), or DLPack",
 			   tmesh_dtype_name(tmesh_tensor_layout(tensor)->dtype));
 		return -1;
 	}
+	/* Types of 4 bits are contiguous always. */
 	refusal = self->itemsize ? layout_refusal(self, flags) : NULL;
 	if (refusal) {
 		raise_code(state_of(self), EOPNOTSUPP,
@@ -86,7 +87,8 @@ int tensor_getbuffer(PyObject *object, Py_buffer *view, int flags)
 		.readonly = !writable,
 		.itemsize = format ? self->itemsize : 1,
 		.format = flags & PyBUF_FORMAT ? (char *)format : NULL,
-		.ndim = self->ndim,
+		/* Who asks for no shape sees a row of bytes. */
+		.ndim = flags & PyBUF_ND ? self->ndim : 1,
 		.shape = flags & PyBUF_ND ? self->shape : NULL,
 		.strides = (flags & PyBUF_STRIDES) == PyBUF_STRIDES ? self->strides : NULL,
 		.internal = (void *)(intptr_t)writable,
@@ -169,8 +171,13 @@ static int describe(struct state *st, const Py_buffer *view, struct DLManagedTen
 			   TMESH_MAX_DIMS);
 		return -1;
 	}
+	/* Contiguous exporters may leave strides out even where they were asked for: ctypes. */
+	if (!view->strides)
+		dl->strides = NULL;
 	for (int i = 0; i < view->ndim; i++) {
 		shape[i] = view->shape[i];
+		if (!view->strides)
+			continue;
 		strides[i] = view->strides[i] / view->itemsize;
 		if (view->strides[i] % view->itemsize && shape[i] > 1) {
 			raise_code(st, EOPNOTSUPP,

@@ -155,7 +155,7 @@ static struct tmesh_tensor *put_through_numpy(struct state *st, PyObject *object
 				     Py_TYPE(object));
 		return NULL;
 	}
-	array = PyObject_CallMethod(numpy, "asarray", "O", object);
+	array = PyObject_CallMethod(numpy, "asarray", "(O)", object);
 	Py_DECREF(numpy);
 	if (array)
 		tensor = put_buffer(st, array, opts);

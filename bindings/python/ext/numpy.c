@@ -180,11 +180,29 @@ PyObject *tensor_numpy(PyObject *object, PyObject *args, PyObject *kwargs)
 	return array_new((struct tensor *)object, kind);
 }
 
+/* numpy.array(@array, dtype=@dtype, copy=@copy) */
+static PyObject *convert(PyObject *array, PyObject *dtype, PyObject *copy)
+{
+	PyObject *numpy = PyImport_ImportModule("numpy");
+	PyObject *function = numpy ? PyObject_GetAttrString(numpy, "array") : NULL;
+	PyObject *args = Py_BuildValue("(O)", array);
+	/* NumPy before 2 knows no copy=None. */
+	PyObject *names =
+		Py_BuildValue(copy == Py_None ? "{sO}" : "{sOsO}", "dtype", dtype, "copy", copy);
+	PyObject *result = function && args && names ? PyObject_Call(function, args, names) : NULL;
+
+	Py_XDECREF(names);
+	Py_XDECREF(args);
+	Py_XDECREF(function);
+	Py_XDECREF(numpy);
+	return result;
+}
+
 /* Where the buffer protocol cannot serve, NumPy would else make an array of objects. */
 PyObject *tensor_array(PyObject *object, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {"dtype", "copy", NULL};
-	PyObject *dtype = Py_None, *copy = Py_None, *numpy, *array, *result = NULL;
+	PyObject *dtype = Py_None, *copy = Py_None, *array, *result;
 
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO:__array__", names, &dtype, &copy) ||
 	    !tensor_get((struct tensor *)object))
@@ -192,10 +210,7 @@ PyObject *tensor_array(PyObject *object, PyObject *args, PyObject *kwargs)
 	array = array_new((struct tensor *)object, VIEW_ANY);
 	if (!array || (dtype == Py_None && copy != Py_True))
 		return array;
-	numpy = PyImport_ImportModule("numpy");
-	if (numpy)
-		result = PyObject_CallMethod(numpy, "array", "OOO", array, dtype, copy);
-	Py_XDECREF(numpy);
+	result = convert(array, dtype, copy);
 	Py_DECREF(array);
 	return result;
 }

@@ -435,6 +435,7 @@ static PyType_Slot slots[] = {
 	{Py_mp_length, tensor_length},
 	{Py_mp_subscript, tensor_getitem},
 	{Py_sq_length, tensor_length},
+	{Py_sq_item, tensor_item},
 	{Py_bf_getbuffer, tensor_getbuffer},
 	{Py_bf_releasebuffer, tensor_releasebuffer},
 	{0},

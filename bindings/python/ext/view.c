@@ -229,3 +229,16 @@ out:
 	Py_DECREF(keys);
 	return result;
 }
+
+/* What makes a tensor iterable: its rows. */
+PyObject *tensor_item(PyObject *object, Py_ssize_t index)
+{
+	PyObject *key, *item;
+
+	if (tensor_length(object) < 0)
+		return NULL;
+	key = PyLong_FromSsize_t(index);
+	item = key ? tensor_getitem(object, key) : NULL;
+	Py_XDECREF(key);
+	return item;
+}

@@ -73,11 +73,18 @@ def test_everything_is_documented():
         assert getattr(tmesh.Tensor, name).__doc__
 
 
-def test_mypy(tmp_path):
+@pytest.mark.parametrize("target", [["-c", USE], ["-p", "tmesh"]], ids=["use", "package"])
+def test_mypy(tmp_path, target):
     pytest.importorskip("mypy", reason="mypy is not installed")
-    program = tmp_path / "use.py"
-    program.write_text(USE)
-    done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--allow-any-generics",
-                           "--cache-dir", str(tmp_path / "cache"), str(program), "-p", "tmesh"],
-                          capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-P", "-m", "mypy", "--strict", "--allow-any-generics",
+                           "--cache-dir", tmp_path, *target], capture_output=True, text=True,
+                          cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_mypy_finds_mistakes(tmp_path):
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    done = subprocess.run([sys.executable, "-P", "-m", "mypy", "--cache-dir", tmp_path, "-c",
+                           "import tmesh; tmesh.put(b'x').shape.append(1)"],
+                          capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1 and "append" in done.stdout
