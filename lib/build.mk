@@ -17,7 +17,7 @@ LIB_CPPFLAGS := $(CPPFLAGS) -DTMESH_VERSION='"$(VERSION)"'
 ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 TSAN_FLAGS := -fsanitize=thread -fno-omit-frame-pointer
 
-lib: $(LIB_SO) $(LIB_A) $(B)/libtmesh.so $(B)/libtmesh.pc ## build libtmesh
+lib: $(LIB_SO) $(LIB_A) $(B)/libtmesh.so ## build libtmesh
 
 # lib_objects(variant, flags): one rule per variant, objects under build/lib-<variant>/
 define lib_objects
@@ -46,11 +46,6 @@ $(LIB_A) $(LIB_ASAN) $(LIB_TSAN):
 	rm -f $@
 	$(AR) rcs $@ $^
 
-$(B)/libtmesh.pc: lib/libtmesh.pc.in lib/build.mk VERSION
-	@mkdir -p $(B)
-	sed -e 's|@prefix@|$(PREFIX)|' -e 's|@libdir@|$(LIBDIR)|' \
-		-e 's|@includedir@|$(INCLUDEDIR)|' -e 's|@version@|$(VERSION)|' $< > $@
-
 LIB_HEADERS := $(wildcard include/tmesh/*.h)
 
 install-lib: lib
@@ -60,7 +55,9 @@ install-lib: lib
 	ln -sf $(notdir $(LIB_SO)) $(DESTDIR)$(LIBDIR)/$(LIB_SONAME)
 	ln -sf $(LIB_SONAME) $(DESTDIR)$(LIBDIR)/libtmesh.so
 	$(INSTALL) -m 644 $(LIB_A) $(DESTDIR)$(LIBDIR)/
-	$(INSTALL) -m 644 $(B)/libtmesh.pc $(DESTDIR)$(LIBDIR)/pkgconfig/
+	sed -e 's|@prefix@|$(PREFIX)|' -e 's|@libdir@|$(LIBDIR)|' \
+		-e 's|@includedir@|$(INCLUDEDIR)|' -e 's|@version@|$(VERSION)|' \
+		lib/libtmesh.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/libtmesh.pc
 	$(INSTALL) -m 644 $(LIB_HEADERS) $(DESTDIR)$(INCLUDEDIR)/tmesh/
 	$(INSTALL) -m 644 include/uapi/linux/tmesh.h $(DESTDIR)$(INCLUDEDIR)/linux/
 
@@ -69,6 +66,6 @@ uninstall-lib:
 		libtmesh.a pkgconfig/libtmesh.pc)
 	rm -f $(addprefix $(DESTDIR)$(INCLUDEDIR)/tmesh/,$(notdir $(LIB_HEADERS)))
 	rm -f $(DESTDIR)$(INCLUDEDIR)/linux/tmesh.h
-	-rmdir $(DESTDIR)$(INCLUDEDIR)/tmesh
+	rmdir --ignore-fail-on-non-empty $(DESTDIR)$(INCLUDEDIR)/tmesh
 
 .PHONY: lib install-lib uninstall-lib
