@@ -27,6 +27,7 @@ static void help(FILE *to)
 int main(int argc, char **argv)
 {
 	const char *word = argc > 1 ? argv[1] : NULL;
+	char title[32];
 
 	if (!word) {
 		help(stderr);
@@ -41,8 +42,12 @@ int main(int argc, char **argv)
 		return STATUS_OK;
 	}
 	for (size_t i = 0; i < VERBS; i++) {
-		if (!strcmp(word, verbs[i]->name))
-			return verbs[i]->run(verbs[i], argc - 1, argv + 1);
+		if (strcmp(word, verbs[i]->name))
+			continue;
+		/* getopt begins its messages with this. */
+		snprintf(title, sizeof(title), "tmeshctl %s", word);
+		argv[1] = title;
+		return verbs[i]->run(verbs[i], argc - 1, argv + 1);
 	}
 	fprintf(stderr, "tmeshctl: no such verb; see tmeshctl --help\n");
 	return STATUS_USAGE;

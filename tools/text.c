@@ -184,16 +184,18 @@ void table_print(struct table *table)
 		if (*column < width(table->cell[i]))
 			*column = width(table->cell[i]);
 	}
-	for (size_t i = 0; i < table->cells; i++) {
-		size_t column = i % table->columns;
+	for (size_t row = 0; row < table->cells; row += table->columns) {
+		char **cell = table->cell + row;
+		unsigned int last = table->columns - 1;
 
-		fputs(table->cell[i], stdout);
-		if (column + 1 == table->columns)
-			putchar('\n');
-		else
-			printf("%*s", (int)(widest[column] - width(table->cell[i]) + 2), "");
-		free(table->cell[i]);
+		while (last && !*cell[last])
+			last--;
+		for (unsigned int i = 0; i < last; i++)
+			printf("%s%*s", cell[i], (int)(widest[i] - width(cell[i]) + 2), "");
+		printf("%s\n", cell[last]);
 	}
+	for (size_t i = 0; i < table->cells; i++)
+		free(table->cell[i]);
 	free(table->cell);
 	table->cell = NULL;
 	table->cells = 0;

@@ -1,0 +1,554 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Drive the built tmeshctl on the memfd backend and print TAP.
+
+usage: tests/tools/test_tmeshctl.py TMESHCTL MAN_DIR
+"""
+
+import contextlib
+import glob
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import unittest
+
+TOOL, MAN = (os.path.abspath(path) for path in sys.argv[1:3])
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+VERBS = "doctor ls show holders create put get export seal stats".split()
+WAIT_S = 60
+
+
+def tool(*args, status=0, **more):
+    """Run to its end; its output, and what it said on standard error."""
+    more.setdefault("stdin", subprocess.DEVNULL)
+    if "input" in more:
+        del more["stdin"]
+    done = subprocess.run([TOOL, *args], capture_output=True, timeout=WAIT_S, **more)
+    said = done.stderr.decode()
+    assert done.returncode == status, f"status {done.returncode}, not {status}: {said}"
+    return done.stdout, said
+
+
+def answer(*args, **more):
+    return json.loads(tool(*args, "--json", **more)[0])
+
+
+def refused(word, *args, status=1, **more):
+    out, said = tool(*args, status=status, **more)
+    assert not out, f"something on standard output: {out!r}"
+    assert word in said, f"{said!r} does not say {word!r}"
+
+
+def wrong_usage(word, *args, **more):
+    refused(word, *args, status=2, **more)
+
+
+def eventually(condition, what):
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end, f"never: {what}"
+        time.sleep(0.01)
+
+
+def gone(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@contextlib.contextmanager
+def held(*args, **more):
+    """A region held in the background; its names."""
+    names = answer(*args, "--background", **more)
+    try:
+        yield names
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(names["pid"], signal.SIGTERM)
+        eventually(lambda: gone(names["pid"]), "the holder ends")
+
+
+def listed(names):
+    return any(region["id"] == names["id"] for region in answer("ls"))
+
+
+class Base(unittest.TestCase):
+    def setUp(self):
+        self.dir = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.dir)
+        os.environ["TMESH_RUNTIME_DIR"] = os.path.join(self.dir, "run")
+        os.environ["TMESH_BACKEND"] = "memfd"
+
+    def file(self, data, name="data"):
+        path = os.path.join(self.dir, name)
+        with open(path, "wb") as to:
+            to.write(data)
+        return path
+
+    def read(self, name):
+        with open(os.path.join(self.dir, name), "rb") as file:
+            return file.read()
+
+
+class Main(Base):
+    def test_no_verb(self):
+        wrong_usage("usage: tmeshctl VERB")
+
+    def test_unknown_verb(self):
+        wrong_usage("no such verb", "frobnicate\x1b[31m")
+
+    def test_help_names_every_verb(self):
+        out, _ = tool("--help")
+        self.assertEqual(re.findall(r"^  (\w+) ", out.decode(), re.M), VERBS)
+
+    def test_version(self):
+        with open(os.path.join(ROOT, "VERSION")) as version:
+            self.assertEqual(tool("--version")[0].decode(), f"tmeshctl {version.read()}")
+
+    def test_every_verb_explains_itself(self):
+        for verb in VERBS:
+            out, said = tool(verb, "--help")
+            self.assertIn(f"usage: tmeshctl {verb} ", out.decode())
+            self.assertFalse(said)
+
+    def test_every_verb_refuses_unknown_options(self):
+        for verb in VERBS:
+            wrong_usage(f"tmeshctl {verb} --help", verb, "--frobnicate")
+
+    def test_every_verb_refuses_more_words(self):
+        for verb in VERBS:
+            wrong_usage("tmeshctl", verb, "1", "2", "3")
+
+    def test_a_chosen_backend_is_never_replaced(self):
+        if os.path.exists("/dev/tmesh"):
+            self.skipTest("this machine has the module")
+        refused("/dev/tmesh", "ls", "--backend", "kernel")
+        refused("/dev/tmesh", "ls", env=dict(os.environ, TMESH_BACKEND="kernel"))
+        wrong_usage("not a backend", "ls", "--backend", "cuda")
+
+
+class Create(Base):
+    def test_lives_as_long_as_its_holder(self):
+        with held("create", "64K") as names:
+            self.assertTrue(listed(names))
+            self.assertEqual(tool("get", names["token"])[0], bytes(65536))
+        self.assertFalse(listed(names))
+        refused("no such region", "get", names["token"])
+
+    def test_foreground(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            process = subprocess.Popen([TOOL, "create", "1"], stdout=subprocess.PIPE)
+            lines = [process.stdout.readline().split(None, 1) for _ in range(4)]
+            self.assertEqual([line[0] for line in lines], [b"id", b"token", b"ref", b"pid"])
+            self.assertEqual(int(lines[3][1]), process.pid)
+            process.send_signal(number)
+            self.assertEqual(process.wait(WAIT_S), 0)
+            process.stdout.close()
+
+    def test_for_seconds(self):
+        began = time.monotonic()
+        names = answer("create", "1", "--for", "1")
+        self.assertGreaterEqual(time.monotonic() - began, 1)
+        self.assertFalse(listed(names))
+
+    def test_background_for_seconds(self):
+        with held("create", "1", "--for", "1") as names:
+            self.assertTrue(listed(names))
+            eventually(lambda: gone(names["pid"]), "the holder ends by itself")
+
+    def test_background_leaves_the_caller_alone(self):
+        with held("create", "1") as names:
+            status = f"/proc/{names['pid']}/fd"
+            self.assertEqual({os.readlink(f"{status}/{fd}") for fd in (0, 1, 2)},
+                             {"/dev/null"})
+            self.assertEqual(os.getsid(names["pid"]), names["pid"])
+            self.assertEqual(os.readlink(f"/proc/{names['pid']}/cwd"), "/")
+
+    def test_background_failure_is_told(self):
+        refused("label", "create", "1", "--label", "a\nb", "--background")
+
+    def test_command(self):
+        script = 'printf %s "$TMESH_TOKEN" >token; printf %s "$TMESH_REF" >ref; exit 7'
+        out, _ = tool("create", "5", "--", "sh", "-c", script, status=7, cwd=self.dir)
+        self.assertFalse(out)
+        self.assertEqual(json.loads(self.read("ref"))["token"].encode(), self.read("token"))
+        tool("create", "5", "--", "sh", "-c", '"$0" get "$TMESH_TOKEN" >bytes', TOOL,
+             cwd=self.dir)
+        self.assertEqual(self.read("bytes"), bytes(5))
+
+    def test_command_killed(self):
+        tool("create", "5", "--", "sh", "-c", "kill -KILL $$", status=128 + signal.SIGKILL)
+
+    def test_command_is_told_to_end(self):
+        process = subprocess.Popen([TOOL, "create", "1", "--", "sleep", "1000"])
+        eventually(lambda: subprocess.run(["pgrep", "-P", str(process.pid)],
+                                          stdout=subprocess.DEVNULL).returncode == 0,
+                   "the command runs")
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(WAIT_S), 128 + signal.SIGTERM)
+
+    def test_command_missing(self):
+        refused("No such file", "create", "5", "--", "/nonexistent")
+        wrong_usage("no command", "create", "5", "--")
+
+    def test_shape_and_dtype(self):
+        with held("create", "--shape", "[3, 4]", "--dtype", "float64") as names:
+            self.assertEqual(names["ref"]["shape"], [3, 4])
+            self.assertEqual(names["ref"]["strides"], [4, 1])
+            self.assertEqual(names["ref"]["dtype"], "float64")
+            self.assertEqual(names["ref"]["byte_size"], 96)
+        with held("create", "2K", "--dtype", "int16") as names:
+            self.assertEqual(names["ref"]["shape"], [1024])
+
+    def test_bad_sizes(self):
+        for size in ("", "0", "x", "1X", "99999999999999999999", "17179869184G"):
+            wrong_usage("bytes", "create", "--json", size)
+        wrong_usage("whole number", "create", "7", "--dtype", "int16")
+        wrong_usage("either BYTES or --shape", "create")
+        wrong_usage("either BYTES or --shape", "create", "8", "--shape", "8")
+        for shape in ("x", "1,,x", "[1", "1]", "-1", "1,1,1,1,1,1,1,1,1"):
+            wrong_usage("not a shape", "create", "--shape", shape)
+        wrong_usage("not a dtype", "create", "8", "--dtype", "float31")
+        wrong_usage("seconds", "create", "8", "--for", "soon")
+        refused("2^63", "create", "--shape", "9223372036854775807,3")
+        refused("creating", "create", "4194304T")
+
+    def test_contradictions(self):
+        wrong_usage("--background", "create", "1", "--background", "--", "true")
+        wrong_usage("no meaning", "create", "1", "--json", "--", "true")
+
+
+class Put(Base):
+    DATA = bytes(range(256)) * 5000
+
+    def test_file(self):
+        path = self.file(self.DATA)
+        with held("put", path, "--label", "größe") as names:
+            self.assertEqual(tool("get", names["token"])[0], self.DATA)
+            self.assertEqual(tool("get", json.dumps(names["ref"]))[0], self.DATA)
+            info = answer("show", names["id"])
+            self.assertEqual(info["label"], "größe")
+            self.assertFalse(info["sealed"])
+
+    def test_standard_input(self):
+        for args in ((), ("--shape", str(len(self.DATA)))):
+            with held("put", "-", *args, input=self.DATA) as names:
+                self.assertEqual(tool("get", names["token"])[0], self.DATA)
+
+    def test_empty_file(self):
+        with held("put", self.file(b"")) as names:
+            self.assertEqual(names["ref"]["shape"], [0])
+            self.assertEqual(tool("get", json.dumps(names["ref"]))[0], b"")
+
+    def test_wrong_length(self):
+        path = self.file(b"12345")
+        refused("whole number", "put", path, "--dtype", "int16")
+        refused("5 bytes, the shape needs 6", "put", path, "--shape", "6")
+        refused("ends after 5", "put", "-", "--shape", "6", input=b"12345")
+        refused("more input", "put", "-", "--shape", "4", input=b"12345")
+
+    def test_no_file(self):
+        refused("No such file", "put", os.path.join(self.dir, "none"))
+        refused("directory", "put", self.dir)
+
+    def test_seal(self):
+        with held("put", self.file(b"abcd"), "--seal") as names:
+            self.assertTrue(answer("show", names["token"])["sealed"])
+        wrong_usage("only readers", "put", self.file(b"abcd"), "--seal", "--writable-token")
+
+    def test_tensor(self):
+        path = self.file(bytes(24))
+        with held("put", path, "--dtype", "float32", "--shape", "2,3", "--seal") as names:
+            tensor = answer("show", names["id"])["tensor"]
+            self.assertEqual(tensor, {"dtype": "float32", "shape": [2, 3], "strides": [3, 1],
+                                      "offset": 0, "byte_size": 24})
+            self.assertIn("float32 [2, 3]", tool("ls")[0].decode())
+
+
+class Get(Base):
+    def test_range(self):
+        with held("put", self.file(b"0123456789")) as names:
+            for text, want in (("2:3", b"234"), (":4", b"0123"), ("7:", b"789"),
+                               ("10:", b"")):
+                self.assertEqual(tool("get", names["token"], "--range", text)[0], want)
+            for text in ("11:", "9:2", "18446744073709551615:2"):
+                refused("leave the region", "get", names["token"], "--range", text)
+            for text in ("4", "a:b", "1:2:3"):
+                wrong_usage("tmeshctl get", "get", names["token"], "--range", text)
+            wrong_usage("--range", "get", json.dumps(names["ref"]), "--range", ":1")
+
+    def test_output(self):
+        with held("put", self.file(b"hello")) as names:
+            path = os.path.join(self.dir, "out")
+            tool("get", names["token"], "-o", path)
+            self.assertEqual(self.read("out"), b"hello")
+            refused("Is a directory", "get", names["token"], "-o", self.dir)
+            refused("No space left", "get", names["token"], "-o", "/dev/full")
+
+    def test_ref_that_lies(self):
+        with held("put", self.file(bytes(16))) as names:
+            for change in ({"id": "0123456789abcdef"}, {"offset": 8},
+                           {"shape": [17], "byte_size": 17}):
+                refused("does not fit", "get", json.dumps(dict(names["ref"], **change)))
+            refused("do not lie together", "get",
+                    json.dumps(dict(names["ref"], shape=[4], strides=[2], byte_size=4)))
+
+    def test_bad_targets(self):
+        for target in ("", "x", "{", "{}", "tm2k-00", "0" * 15, '{"v":1}'):
+            wrong_usage("tmeshctl get", "get", target)
+        wrong_usage("token", "get", "0" * 16)
+        refused("token", "get", "tm1m-zz")
+        refused("no such region", "get", "tm1m-" + "0" * 32 + "-" + "0" * 32)
+
+
+class See(Base):
+    def test_show_by_every_name(self):
+        with held("create", "10") as names:
+            by = [answer("show", name) for name in
+                  (names["id"], names["id"].upper(), names["token"], json.dumps(names["ref"]))]
+            self.assertEqual([info["id"] for info in by], [names["id"]] * 4)
+        refused("no region", "show", names["id"])
+
+    def test_show_schema(self):
+        with held("create", "10", "--label", "x") as names:
+            info = answer("show", names["id"])
+        types = {
+            "id": str, "backend": str, "label": str, "bytes": int, "alloc_bytes": int,
+            "huge_bytes": int, "sealed": bool, "revoked": bool, "uid": int, "gid": int,
+            "mode": str, "node": (int, type(None)), "handles": int, "pinning_handles": int,
+            "exports": int, "attachments": int, "linger_ms": int, "created_ns": int,
+            "tensor": (dict, type(None)), "description": str,
+        }
+        self.assertEqual(set(info), set(types))
+        for key, kind in types.items():
+            self.assertIsInstance(info[key], kind, key)
+        self.assertEqual((info["bytes"], info["uid"]), (10, os.getuid()))
+
+    def test_holders(self):
+        with held("create", "10") as names:
+            holders = answer("holders", names["token"])
+            self.assertEqual({holder["pid"] for holder in holders}, {names["pid"]})
+            self.assertEqual({holder["command"] for holder in holders}, {"tmeshctl"})
+            self.assertEqual(set(holders[0]), {
+                "kind", "pid", "command", "uid", "rights", "mappings", "attachments",
+                "offset", "bytes", "since_ns"})
+            self.assertIn(str(names["pid"]), tool("holders", names["id"])[0].decode())
+
+    def test_stats(self):
+        before = answer("stats")["memfd"]
+        with held("put", self.file(bytes(5000)), "--seal"):
+            after = answer("stats")["memfd"]
+        self.assertGreaterEqual(after["regions"], 1)
+        self.assertEqual(set(before), set(after))
+        self.assertIsNone(after["limits"])
+        self.assertIn("alloc_bytes", tool("stats")[0].decode())
+
+    def test_doctor(self):
+        found = answer("doctor")
+        self.assertTrue(found["backends"]["memfd"]["works"])
+        for name, backend in found["backends"].items():
+            for cap in backend["capabilities"]:
+                self.assertIn(cap["level"], ("no", "cooperative", "enforced"))
+                self.assertTrue(cap["reason"], f"{name} {cap['name']} has no reason")
+        for fact in found["machine"].values():
+            self.assertTrue(fact["value"])
+        out = tool("doctor")[0].decode()
+        self.assertIn("memfd backend: works", out)
+
+    def test_doctor_finds_a_bad_runtime_folder(self):
+        os.mkdir(os.path.join(self.dir, "run"))
+        os.chmod(os.path.join(self.dir, "run"), 0o777)
+        out, _ = tool("doctor", status=0 if os.path.exists("/dev/tmesh") else 1)
+        self.assertRegex(out.decode(), r"memfd backend: does not work: .*run")
+
+    def test_full_output(self):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([TOOL, "ls", "--json"], stdout=full, stderr=subprocess.PIPE)
+        self.assertEqual(done.returncode, 1)
+
+
+class Seal(Base):
+    def test_needs_the_right(self):
+        with held("put", self.file(b"abc"), "--manage-token") as names:
+            refused("rights", "seal", names["token"])
+            self.assertFalse(answer("show", names["id"])["sealed"])
+            tool("seal", names["manage_token"])
+            self.assertTrue(answer("show", names["id"])["sealed"])
+            tool("seal", names["manage_token"])
+        wrong_usage("token", "seal", names["id"])
+
+    def test_writable_token_is_no_manage_token(self):
+        with held("create", "10", "--writable-token") as names:
+            refused("rights", "seal", names["writable_token"])
+
+
+class Export(Base):
+    def test_export(self):
+        with held("create", "8K", "--writable-token") as names:
+            if os.path.exists("/dev/udmabuf"):
+                out, _ = tool("export", names["writable_token"], "--", "sh", "-c",
+                              'readlink /proc/self/fd/"$TMESH_DMABUF_FD"')
+                self.assertIn(b"dmabuf", out)
+            else:
+                refused("udmabuf", "export", names["writable_token"])
+            refused("rights", "export", names["token"])
+        wrong_usage("token", "export", names["id"])
+
+
+class Terminal(Base):
+    def on_terminal(self, *args, stdout=None):
+        """What a command writes to a terminal, and its status."""
+        leader, follower = pty.openpty()
+        process = subprocess.Popen([TOOL, *args], stdin=subprocess.DEVNULL,
+                                   stdout=stdout or follower, stderr=follower)
+        os.close(follower)
+        said = b""
+        with contextlib.suppress(OSError):
+            while piece := os.read(leader, 65536):
+                said += piece
+        os.close(leader)
+        return said.decode(), process.wait(WAIT_S)
+
+    def slow_pipe(self, name):
+        """A pipe whose writer takes longer than progress waits for."""
+        path = os.path.join(self.dir, name)
+        os.mkfifo(path)
+        script = f"exec >{path}; for i in 1 2 3 4 5 6; do head -c 2097152 /dev/zero; sleep 0.2; done"
+        writer = subprocess.Popen(["sh", "-c", script])
+        self.addCleanup(writer.wait)
+        return path
+
+    def test_progress_only_on_a_terminal(self):
+        args = ("--shape", str(6 * 2097152), "--", "true")
+        said, status = self.on_terminal("put", self.slow_pipe("a"), *args)
+        self.assertEqual(status, 0)
+        self.assertRegex(said, r"\rput: +\d+% ")
+        self.assertTrue(said.endswith("\r\033[K"), said)
+        out, said = tool("put", self.slow_pipe("b"), *args)
+        self.assertEqual((out, said), (b"", ""))
+
+    def test_no_progress_for_what_is_quick(self):
+        said, status = self.on_terminal("put", self.file(b"x"), "--", "true")
+        self.assertEqual((said, status), ("", 0))
+
+    def test_bytes_do_not_go_to_a_terminal(self):
+        with held("put", self.file(b"plain\x1b")) as names:
+            said, status = self.on_terminal("get", names["token"])
+            self.assertEqual(status, 2)
+            self.assertNotIn("plain", said)
+            said, status = self.on_terminal("get", names["token"], "-o", "-")
+            self.assertEqual((said, status), ("plain\x1b", 0))
+
+    def test_what_others_wrote_is_escaped(self):
+        """A memfd whose name looks like a region's, with a label no library would set."""
+        name = "tmesh:1:00000000deadbeef:10:\x1b[31mred\x07 \u202e"
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.addCleanup(os.close, fd)
+        os.truncate(fd, 4096 + 8192)
+        for verb in (("ls",), ("show", "00000000deadbeef")):
+            done = subprocess.run([TOOL, *verb], capture_output=True, timeout=WAIT_S)
+            for bad in (b"\x1b", b"\x07", "\u202e".encode()):
+                self.assertNotIn(bad, done.stdout + done.stderr)
+        self.assertIn(b"\\x1b[31mred", tool("ls")[0])
+
+
+class Completion(Base):
+    def complete(self, *words):
+        script = ('source "$1"; shift; COMP_WORDS=(tmeshctl "$@"); '
+                  'COMP_CWORD=$#; _tmeshctl; printf "%s\\n" "${COMPREPLY[@]}"')
+        path = os.path.join(ROOT, "tools", "completion", "tmeshctl")
+        done = subprocess.run(["bash", "-c", script, "-", path, *words], check=True,
+                              capture_output=True, text=True)
+        return done.stdout.split()
+
+    def test_verbs(self):
+        self.assertEqual(self.complete(""), VERBS + ["--help", "--version"])
+
+    def test_options_are_those_of_help(self):
+        for verb in VERBS:
+            text = tool(verb, "--help")[0].decode()
+            options = re.findall(r"^  (?:-\w, |    )(--[\w-]+)", text, re.M)
+            self.assertIn("--help", options)
+            self.assertEqual(sorted(self.complete(verb, "--")), sorted(options), verb)
+
+    def test_values(self):
+        for dtype in self.complete("put", "--dtype", ""):
+            tool("create", "16", "--dtype", dtype, "--", "true")
+        self.assertEqual(self.complete("ls", "--backend", "m"), ["memfd"])
+
+
+class Man(Base):
+    def test_pages_are_clean(self):
+        pages = sorted(glob.glob(os.path.join(MAN, "*")))
+        self.assertTrue(pages)
+        for page in pages:
+            done = subprocess.run(["man", "--warnings", "-l", page], check=True,
+                                  capture_output=True, text=True,
+                                  env=dict(os.environ, MANWIDTH="80", LC_ALL="C.UTF-8"))
+            self.assertEqual(done.stderr, "", page)
+            self.assertTrue(done.stdout.strip(), page)
+
+    def test_every_verb_and_option_is_explained(self):
+        with open(os.path.join(MAN, "tmeshctl.1")) as page:
+            text = page.read().replace("\\-", "-")
+        for verb in VERBS:
+            self.assertIn(f"\\fB{verb}\\fR", text)
+            options = re.findall(r"--[\w-]+", tool(verb, "--help")[0].decode())
+            for option in options:
+                self.assertIn(f"\\fB{option}\\fR", text, f"{verb} {option}")
+
+    def test_every_call_is_explained(self):
+        with open(os.path.join(ROOT, "lib", "libtmesh.map")) as symbols:
+            calls = re.findall(r"^\t(tmesh_\w+);", symbols.read(), re.M)
+        text = ""
+        for page in glob.glob(os.path.join(MAN, "*.3")):
+            with open(page) as file:
+                text += file.read()
+        missing = [call for call in calls if call not in text]
+        self.assertEqual(missing, [])
+
+
+class Tap(unittest.TestResult):
+    def __init__(self):
+        super().__init__()
+        self.number = 0
+
+    def line(self, word, test, note=""):
+        self.number += 1
+        name = test.id().split(".", 1)[1].replace(".test_", ": ").replace("_", " ")
+        print(f"{word} {self.number} - {name}{note}", flush=True)
+
+    def addSuccess(self, test):
+        self.line("ok", test)
+
+    def addSkip(self, test, reason):
+        self.line("ok", test, f" # SKIP {reason}")
+
+    def addFailure(self, test, err):
+        super().addFailure(test, err)
+        self.line("not ok", test)
+        traceback.print_exception(*err, file=sys.stderr)
+
+    addError = addFailure
+
+
+def main():
+    suite = unittest.defaultTestLoader.loadTestsFromModule(sys.modules["__main__"])
+    print(f"1..{suite.countTestCases()}")
+    result = Tap()
+    suite.run(result)
+    return 1 if result.failures or result.errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
