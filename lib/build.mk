@@ -66,6 +66,6 @@ uninstall-lib:
 		libtmesh.a pkgconfig/libtmesh.pc)
 	rm -f $(addprefix $(DESTDIR)$(INCLUDEDIR)/tmesh/,$(notdir $(LIB_HEADERS)))
 	rm -f $(DESTDIR)$(INCLUDEDIR)/linux/tmesh.h
-	rmdir --ignore-fail-on-non-empty $(DESTDIR)$(INCLUDEDIR)/tmesh
+	[ ! -d $(DESTDIR)$(INCLUDEDIR)/tmesh ] || rmdir --ignore-fail-on-non-empty $(DESTDIR)$(INCLUDEDIR)/tmesh
 
 .PHONY: lib install-lib uninstall-lib
