@@ -100,7 +100,7 @@ static int tmesh_regions_show(struct seq_file *m, void *v)
 	}
 	seq_printf(m, "%llu %llu %llu %llu %u %u %04o %s %u %u %u %d %d ", region->id,
 		   region->bytes, (u64)region->nr_pages << PAGE_SHIFT, region->huge_bytes,
-		   from_kuid_munged(seq_user_ns(m), region->user->uid),
+		   from_kuid_munged(seq_user_ns(m), region->uid),
 		   from_kgid_munged(seq_user_ns(m), region->gid), region->mode,
 		   tmesh_state_name(READ_ONCE(region->state)), READ_ONCE(region->nr_handles),
 		   READ_ONCE(region->nr_pinning), READ_ONCE(region->nr_exports),

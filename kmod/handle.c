@@ -92,7 +92,7 @@ static int tmesh_handle_charge(struct tmesh_handle *handle, const struct tmesh_r
 {
 	int rc;
 
-	if (uid_eq(current_euid(), region->user->uid))
+	if (uid_eq(current_euid(), region->uid))
 		return 0;
 	handle->pin_user = tmesh_user_get(current_euid());
 	if (IS_ERR(handle->pin_user))

@@ -32,17 +32,32 @@ void tmesh_linger_init(struct tmesh_region *region)
 	INIT_LIST_HEAD(&region->linger_node);
 }
 
+/* Without a token nobody could come. */
+static bool tmesh_has_name(const struct tmesh_region *region)
+{
+	unsigned int i;
+
+	lockdep_assert_held(&region->claims_lock);
+	for (i = 0; i < TMESH_NAMES; i++) {
+		if (region->names[i].rights)
+			return true;
+	}
+	return false;
+}
+
 /**
  * tmesh_linger_begin() - the last claim of a region has gone
  * @region: which the caller has a reference of
  *
- * Context: takes the owner's lock.
+ * A revoked region has no tokens left.
+ *
+ * Context: claims_lock is held; takes the owner's lock.
  */
 void tmesh_linger_begin(struct tmesh_region *region)
 {
 	struct tmesh_user *user = region->user;
 
-	if (!region->linger_ms || READ_ONCE(region->state) & TMESH_STATE_REVOKED)
+	if (!region->linger_ms || !tmesh_has_name(region))
 		return;
 	spin_lock(&user->lock);
 	if (user->files) {

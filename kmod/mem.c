@@ -23,8 +23,12 @@ int tmesh_mem_init(struct tmesh_mem *mem, const struct tmesh_backing_ops *ops,
 	rc = tmesh_charge(user, 0, (u64)nr_pages << PAGE_SHIFT);
 	if (rc)
 		return rc;
-	/* No warning: the limits may be set so high that the array itself is too long. */
-	mem->pages = kvcalloc(nr_pages, sizeof(*mem->pages), GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
+	/*
+	 * No warning: the limits may be set so high that the array itself is too long. No OOM
+	 * killer either, as for the pages.
+	 */
+	mem->pages = kvcalloc(nr_pages, sizeof(*mem->pages),
+			      GFP_KERNEL_ACCOUNT | __GFP_RETRY_MAYFAIL | __GFP_NOWARN);
 	if (!mem->pages) {
 		tmesh_uncharge(user, 0, (u64)nr_pages << PAGE_SHIFT);
 		return -ENOMEM;

@@ -58,7 +58,7 @@ static void tmesh_fill_info(struct tmesh_info *info, const struct tmesh_region *
 		info->rights = handle->claim.rights;
 		info->pinning = handle->claim.kind == TMESH_HOLDER_PINNING;
 	}
-	info->uid = from_kuid_munged(current_user_ns(), region->user->uid);
+	info->uid = from_kuid_munged(current_user_ns(), region->uid);
 	info->gid = from_kgid_munged(current_user_ns(), region->gid);
 	info->mode = region->mode;
 	info->node = region->node;
@@ -178,7 +178,7 @@ int tmesh_ioctl_holders(struct tmesh_ucmd *ucmd)
 	if (IS_ERR(region))
 		return PTR_ERR(region);
 	rc = -EPERM;
-	if (!uid_eq(current_euid(), region->user->uid) && !capable(CAP_SYS_ADMIN))
+	if (!uid_eq(current_euid(), region->uid) && !capable(CAP_SYS_ADMIN))
 		goto put;
 	rc = -EINTR;
 	if (mutex_lock_killable(&region->claims_lock))

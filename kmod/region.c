@@ -137,6 +137,7 @@ static struct tmesh_region *tmesh_region_new(struct tmesh_user *user,
 		goto free;
 	tmesh_user_hold(user);
 	region->user = user;
+	region->uid = user->uid;
 	region->ipc_ns = get_ipc_ns(current->nsproxy->ipc_ns);
 	return region;
 

@@ -70,7 +70,7 @@ u32 tmesh_access(const struct tmesh_region *region)
 
 	if (region->ipc_ns != current->nsproxy->ipc_ns)
 		return 0;
-	if (uid_eq(current_euid(), region->user->uid)) {
+	if (uid_eq(current_euid(), region->uid)) {
 		bits = region->mode >> 6;
 		rights |= TMESH_RIGHT_MANAGE;
 	} else if (in_egroup_p(region->gid)) {

@@ -127,7 +127,8 @@ struct tmesh_name {
  * @bytes:       length as asked for
  * @nr_pages:    length in pages
  * @created_ns:  CLOCK_MONOTONIC
- * @user:        the owner; reference
+ * @user:        the owner's account; reference
+ * @uid:         the owner; RCU readers may look at it when @user is gone
  * @gid:         whose members @mode admits
  * @mode:        permission bits for redeeming tokens
  * @flags:       TMESH_CREATE_*
@@ -164,6 +165,7 @@ struct tmesh_region {
 	unsigned long nr_pages;
 	u64 created_ns;
 	struct tmesh_user *user;
+	kuid_t uid;
 	kgid_t gid;
 	u32 mode;
 	u32 flags;

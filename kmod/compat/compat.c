@@ -68,11 +68,12 @@ static long tmesh_memfd_get_some(struct file *memfd, pgoff_t index, struct page 
 	struct folio *folios[TMESH_PIN_BATCH];
 	unsigned long want = min(nr_pages, TMESH_PIN_BATCH + 0UL), got = 0, sub;
 	loff_t start = (loff_t)index << PAGE_SHIFT;
+	/* The last page may be in the file in part, and ends are bytes. */
+	loff_t end = min(start + ((loff_t)want << PAGE_SHIFT), i_size_read(file_inode(memfd)));
 	pgoff_t offset;
 	long nr, i;
 
-	nr = memfd_pin_folios(memfd, start, start + ((loff_t)want << PAGE_SHIFT) - 1, folios,
-			      TMESH_PIN_BATCH, &offset);
+	nr = memfd_pin_folios(memfd, start, end - 1, folios, TMESH_PIN_BATCH, &offset);
 	if (nr <= 0)
 		return nr ? nr : -EINVAL;
 	sub = offset >> PAGE_SHIFT;

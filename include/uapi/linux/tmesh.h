@@ -127,9 +127,9 @@ struct tmesh_caps_query {
  *             with TMESH_CREATE_GID (else must be 0, and the group is the
  *             caller's); EPERM when the caller is not in it
  * @linger_ms  in: after the last handle and export are gone keep the region this
- *             long, so that a token already sent can still be redeemed; at most
- *             TMESH_LINGER_MAX_MS; stays charged, and ends at once when the user's
- *             last open /dev/tmesh goes
+ *             long, so that a token already sent (if one was ever asked for) can still
+ *             be redeemed; at most TMESH_LINGER_MAX_MS; stays charged, and ends at once
+ *             when the user's last open /dev/tmesh goes
  * @label      in: a name for people, zero-terminated, no control characters
  * @fd         out: the handle, with all rights
  * @id         out: never used again while the module is loaded, not a secret
