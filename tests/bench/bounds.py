@@ -49,6 +49,8 @@ SECTIONS = (
         Bound("C, warm pool", "put/put-warm", "put/memcpy-warm", "warm memcpy", 0.8),
         Bound("C, warm pool", "put/put-warm", "put/movsb-warm", "warm rep movsb", None),
         Bound("Python, warm pool", "python/put-warm", "python/memcpy-warm", "warm memcpy", 0.8),
+        Bound("Python, warm pool", "python/put-warm", "python/memcpy-huge",
+              "warm memcpy, huge pages", None),
         Bound("Elixir, warm pool", "elixir/put-warm", "elixir/memcpy-warm", "warm memcpy", 0.8),
         Bound("C, cold, huge pages", "put/put-cold-huge", "put/memcpy-warm", "warm memcpy", 1.4),
         Bound("C, cold, 4 KiB pages", "put/put-cold-4k", "put/memcpy-warm", "warm memcpy", 5.0),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The figure of `make bench`: each line's ratio as a bar, with a mark where its bound is."""
+"""The figure of `make bench`: each ratio as a bar from 1, with a mark where its bound is."""
 
 import matplotlib
 
@@ -7,43 +7,54 @@ matplotlib.use("svg")
 
 from matplotlib import pyplot  # noqa: E402 - the backend comes first
 
-COLOURS = {"met": "#2a9d5c", "reported": "#7a8794", "not met": "#d1495b"}
+COLOURS = {"met": "#2a9d5c", "reported": "#8fa1b3", "not met": "#d1495b"}
+ROW = 0.25  # inches
+
+
+def rows_of(sections):
+    """A heading (a string) or a line (a dict) for every row."""
+    for section in sections:
+        lines = [line for line in section["bounds"] if "ratio" in line]
+        if lines:
+            yield section["title"]
+            yield from lines
 
 
 def draw(sections, machine, path):
     """Draw the sections' measured lines as an SVG to `path`."""
-    rows, headings = [], []
-    for section in sections:
-        measured = [line for line in section["bounds"] if "ratio" in line]
-        if measured:
-            headings.append((len(rows) + len(headings), section["title"]))
-            rows += [(len(rows) + len(headings) + i, line) for i, line in enumerate(measured)]
-
     matplotlib.rcParams.update({"svg.hashsalt": "tmesh", "svg.fonttype": "none",
                                 "font.family": "sans-serif", "font.size": 9})
-    last = rows[-1][0]
-    fig, axes = pyplot.subplots(figsize=(8.4, 0.27 * (last + 1) + 1.0))
-    for y, line in rows:
-        axes.barh(y, line["ratio"], height=0.6, color=COLOURS[line["verdict"]])
-        if line["limit"] is not None:
-            axes.plot([line["limit"]] * 2, [y - 0.42, y + 0.42], color="#222222", linewidth=1.6)
-        axes.text(max(line["ratio"], line["limit"] or 0) * 1.06, y,
-                  f"{line['ratio']:.2f} × {line['beside']}", va="center", color="#444444", size=8)
-    axes.axvline(1, color="#999999", linewidth=0.8, linestyle=":")
-    axes.set_yticks([y for y, _line in rows] + [y for y, _title in headings])
-    axes.set_yticklabels([line["title"] for _y, line in rows] + [title for _y, title in headings])
-    for label in axes.get_yticklabels()[len(rows):]:
-        label.set_fontweight("bold")
+    rows = list(rows_of(sections))
+    height = ROW * len(rows) + 0.9
+    fig = pyplot.figure(figsize=(9.9, height))
+    axes = fig.add_axes((0.24, 0.5 / height, 0.44, ROW * len(rows) / height))
+    place = {"va": "center", "transform": axes.get_yaxis_transform()}
+
+    for y, row in enumerate(rows):
+        if isinstance(row, str):
+            axes.text(-0.53, y + 0.1, row, weight="bold", **place)
+            continue
+        axes.text(-0.50, y, row["title"], **place)
+        axes.barh(y, row["ratio"] - 1, 0.55, left=1, color=COLOURS[row["verdict"]])
+        if row["limit"] is not None:
+            axes.plot([row["limit"]] * 2, [y - 0.4, y + 0.4], color="#222222", linewidth=1.5)
+        axes.text(1.02, y, f"{row['ratio']:.2f}  × {row['beside']}", color="#333333", **place)
+
+    axes.axvline(1, color="#777777", linewidth=0.8)
     axes.set_xscale("log")
-    axes.set_xlim(0.01, 60)
-    axes.set_xticks([0.01, 0.1, 1, 10], ["0.01", "0.1", "1", "10"])
+    axes.set_xlim(0.02, 8)
+    ticks = [0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
-    axes.set_ylim(last + 0.8, -0.8)
-    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", color="#e4e8ec", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_yticks([])
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.set_xlabel("median time, as a multiple of what stands beside it; the mark is the bound")
-    axes.set_title(f"tmesh {machine['version']} ({machine['backend']} backend) on {machine['cpu']},"
-                   f" {machine['cpus']} CPUs, Linux {machine['kernel']}", size=9, loc="left")
-    fig.tight_layout()
-    fig.savefig(path, metadata={"Date": None})
+    axes.set_xlabel("median time as a multiple of what it is compared with; the mark is the bound")
+    fig.text(0.008, 1 - 0.22 / height,
+             f"tmesh {machine['version']}, {machine['backend']} backend, on {machine['cpu']},"
+             f" {machine['cpus']} CPUs{' (virtual)' if machine['virtual'] else ''},"
+             f" Linux {machine['kernel']}", color="#555555")
+    fig.savefig(path, metadata={"Date": None}, facecolor="white")
     pyplot.close(fig)

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""tmesh.put() of 100 MB into the warm pool, beside memcpy() to memory touched before."""
+"""tmesh.put() of 100 MB into the warm pool, beside memcpy() to memory touched before: once of
+small pages, as the region's are, and once between NumPy's own arrays, for which it asks the
+kernel for huge pages.
+"""
 
 import ctypes
+import mmap
 
 import numpy as np
 
@@ -15,11 +19,15 @@ BYTES = 100_000_000
 def main():
     pin(CPU_PRODUCER)
     tmesh.configure(pool_bytes=2 * BYTES)
-    source, target = np.ones(BYTES, np.uint8), np.ones(BYTES, np.uint8)
-    to, start = target.ctypes.data, source.ctypes.data
+    source, array = np.ones(BYTES, np.uint8), np.ones(BYTES, np.uint8)
+    small_pages = mmap.mmap(-1, BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    target = np.frombuffer(small_pages, np.uint8)
+    target[:] = 1
     series = Series("python")
     for turn in range(-WARM_UP, ROUNDS):
-        series.time("memcpy-warm", lambda: ctypes.memmove(to, start, BYTES), turn >= 0)
+        for name, to in ("memcpy-warm", target), ("memcpy-huge", array):
+            series.time(name, lambda: ctypes.memmove(to.ctypes.data, source.ctypes.data, BYTES),
+                        turn >= 0)
         series.time("put-warm", lambda: tmesh.put(source), turn >= 0).release()
     series.print()
 
