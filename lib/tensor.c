@@ -60,16 +60,42 @@ static int plan(enum tmesh_dtype dtype, int32_t ndim, const int64_t *shape,
 	return rc ? rc : tmesh_layout_check(layout, INT64_MAX, bytes, err);
 }
 
+/* So that whoever lists regions sees what is in them. Done at once: a region that is sealed
+ * without its tensor's knowledge could not be described any more. */
+static int describe(const struct tmesh_tensor *tensor, struct tmesh_error *err)
+{
+	struct tmesh_ref ref = {
+		.id = tmesh_region_id(tensor->region),
+		.byte_size = tensor->bytes,
+		.layout = tensor->layout,
+	};
+	char text[TMESH_REF_SIZE];
+	int rc = tmesh_ref_encode(&ref, text, sizeof(text), err);
+
+	return rc ? rc : tmesh_region_desc_set(tensor->region, text, err);
+}
+
 static int create(struct tmesh_ctx *ctx, const struct tmesh_layout *layout, uint64_t bytes,
 		  const struct tmesh_region_opts *opts, struct tmesh_tensor **out,
 		  struct tmesh_error *err)
 {
 	struct tmesh_region *region;
+	struct tmesh_tensor *tensor;
 	int rc;
 
 	/* There is no region of no bytes. */
 	rc = tmesh_region_create(ctx, bytes ? bytes : 1, opts, &region, err);
-	return rc ? rc : tensor_over(region, layout, out, err);
+	if (!rc)
+		rc = tensor_over(region, layout, &tensor, err);
+	if (rc)
+		return rc;
+	rc = describe(tensor, err);
+	if (rc) {
+		tmesh_tensor_unref(tensor);
+		return rc;
+	}
+	*out = tensor;
+	return 0;
 }
 
 int tmesh_tensor_create(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t ndim,

@@ -91,7 +91,8 @@ bool tmesh_layout_is_contiguous(const struct tmesh_layout *layout);
 
 /*
  * A new contiguous tensor in a region of its own. @opts as for tmesh_region_create().
- * Tensors without elements are allowed and get a region of one page.
+ * Tensors without elements are allowed and get a region of one page. The region's description
+ * becomes the tensor's ref without a token, for tmesh_list() and tmeshctl to show.
  */
 int tmesh_tensor_create(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t ndim,
 			const int64_t *shape, const struct tmesh_region_opts *opts,
