@@ -403,9 +403,12 @@ static int memfd_mmap(struct tmesh_region *region, int prot, void **addr, struct
  */
 static int memfd_seal(struct tmesh_region *region, struct tmesh_error *err)
 {
-	int own = tmesh_memfd_reopen(region, err);
-	int rc = 0;
+	int own, rc = 0;
 
+	/* By somebody else, perhaps: then it cannot be sealed again. */
+	if (fcntl(region->fd, F_GET_SEALS) & F_SEAL_WRITE)
+		return 0;
+	own = tmesh_memfd_reopen(region, err);
 	if (own < 0)
 		return own;
 	if (region->addr && mmap(region->addr, region->alloc, PROT_READ, MAP_SHARED | MAP_FIXED,

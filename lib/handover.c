@@ -64,6 +64,15 @@ static int wait_readable(int socket, uint64_t deadline)
 	return poller.revents & POLLNVAL ? -EBADF : 0;
 }
 
+/* Only a stream goes on after a part of a message. */
+static bool is_stream(int socket)
+{
+	int type;
+	socklen_t size = sizeof(type);
+
+	return getsockopt(socket, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_STREAM;
+}
+
 int tmesh_wire_recv(int socket, void *message, size_t bytes, int *fds, unsigned int fd_room,
 		    uint64_t deadline)
 {
@@ -71,7 +80,6 @@ int tmesh_wire_recv(int socket, void *message, size_t bytes, int *fds, unsigned 
 	size_t done = 0;
 	int rc = 0;
 
-	/* A stream may bring the message in pieces. */
 	while (done < bytes) {
 		struct iovec part = {(uint8_t *)message + done, bytes - done};
 		union control control;
@@ -102,6 +110,10 @@ int tmesh_wire_recv(int socket, void *message, size_t bytes, int *fds, unsigned 
 			break;
 		}
 		done += (size_t)got;
+		if (done < bytes && !is_stream(socket)) {
+			rc = -EPROTO;
+			break;
+		}
 	}
 	if (rc) {
 		close_all(fds, count);

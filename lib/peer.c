@@ -220,6 +220,7 @@ static int connect_to(struct tmesh_ctx *ctx, const char *name, uint64_t deadline
 		rc = tmesh_fail(err, -ETIMEDOUT, "the token's producer does not answer");
 		break;
 	case -ENOENT:
+	case -EACCES:
 	case -ECONNREFUSED:
 		rc = producer_gone(err);
 		break;

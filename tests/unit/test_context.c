@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: MIT
+/* Contexts: the backend's choice, options, capabilities, limits, counters. */
+#include <fcntl.h>
+#include <stdio.h>
+
+#include "unit.h"
+
+static int logged;
+static char last_log[512];
+
+static void note(void *data, enum tmesh_log_level level, const char *message)
+{
+	assert_ptr_equal(data, &logged);
+	logged++;
+	snprintf(last_log, sizeof(last_log), "%d %s", (int)level, message);
+}
+
+static bool have_module(void)
+{
+	return access("/dev/tmesh", F_OK) == 0;
+}
+
+static void test_choice(void **state)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .log = note, .log_data = &logged};
+	struct tmesh_ctx *ctx = (void *)&opts;
+
+	setenv("TMESH_BACKEND", "memfd", 1);
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_int_equal(tmesh_ctx_backend(ctx), TMESH_BACKEND_MEMFD);
+	tmesh_ctx_unref(ctx);
+
+	setenv("TMESH_BACKEND", "floppy", 1);
+	assert_refused(tmesh_ctx_open(NULL, &ctx, err), -EINVAL, "kernel and memfd");
+	opts.backend = TMESH_BACKEND_MEMFD; /* the option is asked first */
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	tmesh_ctx_unref(ctx);
+	unsetenv("TMESH_BACKEND");
+
+	opts.backend = 7;
+	assert_refused(tmesh_ctx_open(&opts, &ctx, err), -EINVAL, "unknown backend");
+	opts.backend = TMESH_BACKEND_AUTO;
+	logged = 0;
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	assert_true(logged > 0);
+	assert_non_null(strstr(last_log, tmesh_backend_name(tmesh_ctx_backend(ctx))));
+	tmesh_ctx_unref(ctx);
+	setenv("TMESH_BACKEND", "memfd", 1);
+}
+
+/* What was asked for is never replaced. */
+static void test_no_module(void **state)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_KERNEL};
+	struct tmesh_ctx *ctx;
+
+	if (have_module())
+		skip();
+	assert_refused(tmesh_ctx_open(&opts, &ctx, err), -ENOENT, "not loaded");
+}
+
+static void test_options(void **state)
+{
+	struct {
+		struct tmesh_ctx_opts opts;
+		uint64_t more;
+	} newer = {.opts = {.size = sizeof(newer), .backend = TMESH_BACKEND_MEMFD}};
+	struct tmesh_ctx_opts opts = {.size = 4};
+	struct tmesh_ctx *ctx;
+
+	assert_refused(tmesh_ctx_open(&opts, &ctx, err), -EINVAL, "size");
+	opts.size = offsetof(struct tmesh_ctx_opts, runtime_dir); /* an older caller */
+	opts.backend = TMESH_BACKEND_MEMFD;
+	opts.runtime_dir = (const char *)1;
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	tmesh_ctx_unref(ctx);
+	assert_ok(tmesh_ctx_open(&newer.opts, &ctx, err));
+	tmesh_ctx_unref(ctx);
+	newer.more = 1;
+	assert_refused(tmesh_ctx_open(&newer.opts, &ctx, err), -EINVAL, "does not know");
+}
+
+static void test_names(void **state)
+{
+	assert_string_equal(tmesh_backend_name(TMESH_BACKEND_KERNEL), "kernel");
+	assert_string_equal(tmesh_backend_name(TMESH_BACKEND_MEMFD), "memfd");
+	assert_null(tmesh_backend_name(9));
+	assert_string_equal(tmesh_version(), "0.1.0");
+}
+
+/* Every promise has a name and a reason, and every "no" says what would change it. */
+static void test_caps(void **state)
+{
+	static const char *const names[] = {
+		"zero-copy",  "crash-cleanup", "read-only", "seal",	     "seal-devices",
+		"revoke",     "pin",	       "holders",   "dmabuf-export", "dmabuf-export-sealed",
+		"huge-pages", "numa",	       "quota",	    "direct-io",     "open-without-wake",
+	};
+	const struct tmesh_cap *caps, *again;
+	size_t count;
+
+	assert_int_equal(tmesh_caps(*state, &caps, &count), 0);
+	assert_int_equal(count, sizeof(names) / sizeof(names[0]));
+	for (size_t i = 0; i < count; i++) {
+		assert_string_equal(caps[i].name, names[i]);
+		assert_true(strlen(caps[i].reason) > 10);
+		if (caps[i].level == TMESH_CAP_NO && !strcmp(caps[i].name, "revoke"))
+			assert_non_null(strstr(caps[i].reason, "module"));
+	}
+	assert_int_equal(tmesh_caps(*state, &again, &count), 0);
+	assert_ptr_equal(caps, again);
+}
+
+static void test_quota(void **state)
+{
+	struct tmesh_ctx_opts opts = {
+		.size = sizeof(opts),
+		.backend = TMESH_BACKEND_MEMFD,
+		.max_bytes = 3 * 4096,
+	};
+	struct tmesh_region *one, *two, *none = NULL;
+	struct tmesh_stats stats = {.size = sizeof(stats)};
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	assert_ok(tmesh_region_create(ctx, 4097, NULL, &one, err));
+	assert_refused(tmesh_region_create(ctx, 4097, NULL, &none, err), -EDQUOT, "max_bytes");
+	assert_null(none);
+	assert_ok(tmesh_region_create(ctx, 1, NULL, &two, err));
+	assert_refused(tmesh_region_create(ctx, 1, NULL, &none, err), -EDQUOT, "12288");
+	tmesh_region_unref(one);
+	assert_ok(tmesh_region_create(ctx, 8192, NULL, &one, err));
+	assert_int_equal(tmesh_stats(ctx, &stats), 0);
+	assert_int_equal(stats.regions_created, 3);
+	assert_int_equal(stats.regions_live, 2);
+	assert_int_equal(stats.bytes_live, 3 * 4096);
+	tmesh_region_unref(one);
+	tmesh_region_unref(two);
+	assert_int_equal(tmesh_stats(ctx, &stats), 0);
+	assert_int_equal(stats.regions_live, 0);
+	assert_int_equal(stats.bytes_live, 0);
+	tmesh_ctx_unref(ctx);
+}
+
+/* A region keeps its context. */
+static void test_lifetime(void **state)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD};
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_region *region;
+	struct tmesh_ctx *ctx;
+	void *addr;
+
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	assert_ok(tmesh_region_create(ctx, 100, NULL, &region, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	assert_ptr_equal(tmesh_ctx_ref(ctx), ctx);
+	tmesh_ctx_unref(ctx);
+	tmesh_ctx_unref(ctx);
+	assert_ok(tmesh_region_map(region, TMESH_READ | TMESH_WRITE, &addr, err));
+	memset(addr, 1, 100);
+	tmesh_region_unmap(region, TMESH_READ | TMESH_WRITE);
+	tmesh_region_unref(region);
+	assert_refused(tmesh_region_open(*state, token, TMESH_READ, &region, err), -ENOENT, "gone");
+	tmesh_ctx_unref(NULL);
+	tmesh_region_unref(NULL);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_choice),	 cmocka_unit_test(test_no_module),
+		cmocka_unit_test(test_options),	 cmocka_unit_test(test_names),
+		cmocka_unit_test(test_caps),	 cmocka_unit_test(test_quota),
+		cmocka_unit_test(test_lifetime),
+	};
+
+	return cmocka_run_group_tests_name("context", tests, unit_ctx_setup, unit_ctx_teardown);
+}

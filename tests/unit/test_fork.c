@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: MIT
+/* fork(): what a child may do with what it inherited, and what the parent does not notice. */
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include "unit.h"
+
+#define RW (TMESH_READ | TMESH_WRITE)
+
+static struct tmesh_ctx *context(void)
+{
+	struct tmesh_ctx_opts opts = {
+		.size = sizeof(opts),
+		.backend = TMESH_BACKEND_MEMFD,
+		.pool_bytes = 1 << 20,
+	};
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	return ctx;
+}
+
+/* A child says by its exit status which of its checks failed first. */
+#define CHECK(condition)                           \
+	do {                                       \
+		if (!(condition))                  \
+			_exit(__LINE__ % 250 + 1); \
+	} while (0)
+
+static void join(pid_t child)
+{
+	int status;
+
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_true(WIFEXITED(status));
+	assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+static void test_inherited(void **state)
+{
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct tmesh_ctx *ctx = context();
+	struct tmesh_region *mapped, *unmapped, *other;
+	char token[TMESH_TOKEN_SIZE], before[TMESH_TOKEN_SIZE], *addr, back[8];
+	int pair[2], fd;
+	void *got;
+	pid_t child;
+
+	assert_ok(tmesh_region_create(ctx, 5000, NULL, &mapped, err));
+	assert_ok(tmesh_region_create(ctx, 5000, NULL, &unmapped, err));
+	assert_ok(tmesh_region_map(mapped, RW, (void **)&addr, err));
+	assert_ok(tmesh_region_write(unmapped, 0, "second", 7, err));
+	assert_ok(tmesh_region_token(mapped, TMESH_READ, before, err));
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair), 0);
+	strcpy(addr, "first");
+	child = fork();
+	if (child == 0) {
+		CHECK(strcmp(addr, "first") == 0);
+		CHECK(tmesh_region_map(mapped, TMESH_READ, &got, NULL) == 0 && got == addr);
+		CHECK(tmesh_region_map(unmapped, TMESH_READ, &got, NULL) == 0);
+		CHECK(strcmp(got, "second") == 0);
+		CHECK(tmesh_region_info(mapped, &info, NULL) == 0 && info.bytes == 5000);
+		CHECK(tmesh_region_map(mapped, RW, &got, NULL) == -EPERM);
+		CHECK(tmesh_region_write(mapped, 0, "x", 1, NULL) == -EPERM);
+		CHECK(tmesh_region_read(mapped, 0, back, 1, NULL) == -EPERM);
+		CHECK(tmesh_region_seal(mapped, NULL) == -EPERM);
+		CHECK(tmesh_region_derive(mapped, TMESH_READ, &other, NULL) == -EPERM);
+		CHECK(tmesh_region_pin(mapped, &other, NULL) == -EPERM);
+		CHECK(tmesh_region_revoke(mapped, NULL) == -EPERM);
+		CHECK(tmesh_region_token(mapped, TMESH_READ, token, NULL) == -EPERM);
+		CHECK(tmesh_region_send(mapped, pair[0], TMESH_READ, NULL) == -EPERM);
+		CHECK(tmesh_region_desc_set(mapped, "x", NULL) == -EPERM);
+		CHECK(tmesh_region_export_dmabuf(mapped, 0, 0, RW, &fd, NULL) == -EPERM);
+		CHECK(tmesh_region_fd(mapped) == -EPERM);
+		/* By its token it is the child's own, in the inherited context. */
+		CHECK(tmesh_region_open(ctx, before, TMESH_READ, &other, NULL) == 0);
+		CHECK(tmesh_region_read(other, 0, back, 6, NULL) == 0 && !strcmp(back, "first"));
+		tmesh_region_unref(other);
+		tmesh_region_unref(mapped);
+		tmesh_region_unref(unmapped);
+		tmesh_ctx_unref(ctx);
+		_exit(0);
+	}
+	join(child);
+	/* The child's end has taken nothing from us: neither the socket nor the token. */
+	other = NULL;
+	{
+		struct tmesh_ctx *client = context();
+
+		assert_ok(tmesh_region_open(client, before, TMESH_READ, &other, err));
+		tmesh_region_unref(other);
+		tmesh_ctx_unref(client);
+	}
+	tmesh_region_unref(mapped);
+	tmesh_region_unref(unmapped);
+	tmesh_ctx_unref(ctx);
+	close(pair[0]);
+	close(pair[1]);
+}
+
+/* The child's context has a life of its own: other ids, a server of its own. */
+static void test_own_life(void **state)
+{
+	struct tmesh_ctx *ctx = context();
+	struct tmesh_region *region, *got;
+	char token[TMESH_TOKEN_SIZE], done = 0;
+	uint64_t id, theirs;
+	pid_t child;
+	int pair[2];
+
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	tmesh_region_unref(region);
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair), 0);
+	child = fork();
+	if (child == 0) {
+		close(pair[0]);
+		CHECK(tmesh_region_create(ctx, 10, NULL, &region, NULL) == 0);
+		CHECK(tmesh_region_write(region, 0, "child", 6, NULL) == 0);
+		CHECK(tmesh_region_token(region, TMESH_READ, token, NULL) == 0);
+		id = tmesh_region_id(region);
+		CHECK(write(pair[1], token, sizeof(token)) == sizeof(token));
+		CHECK(write(pair[1], &id, sizeof(id)) == sizeof(id));
+		CHECK(read(pair[1], &done, 1) == 1);
+		tmesh_region_unref(region);
+		tmesh_ctx_unref(ctx);
+		_exit(0);
+	}
+	close(pair[1]);
+	assert_int_equal(read(pair[0], token, sizeof(token)), sizeof(token));
+	assert_int_equal(read(pair[0], &theirs, sizeof(theirs)), sizeof(theirs));
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+	assert_true(tmesh_region_id(region) != theirs);
+	tmesh_region_unref(region);
+	assert_ok(tmesh_region_open(ctx, token, TMESH_READ, &got, err));
+	assert_int_equal(tmesh_region_id(got), theirs);
+	tmesh_region_unref(got);
+	assert_int_equal(write(pair[0], &done, 1), 1);
+	join(child);
+	close(pair[0]);
+	tmesh_ctx_unref(ctx);
+}
+
+/* A child that lives on does not keep its dead parent's clients waiting. */
+static void test_no_ghost(void **state)
+{
+	struct tmesh_ctx *client;
+	struct tmesh_region *region;
+	char token[TMESH_TOKEN_SIZE];
+	pid_t parent, child;
+	int pair[2], status;
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair), 0);
+	parent = fork();
+	if (parent == 0) {
+		struct tmesh_ctx *ctx = context();
+
+		CHECK(tmesh_region_create(ctx, 10, NULL, &region, NULL) == 0);
+		CHECK(tmesh_region_token(region, TMESH_READ, token, NULL) == 0);
+		child = fork();
+		if (child == 0) {
+			pause();
+			_exit(0);
+		}
+		CHECK(write(pair[1], token, sizeof(token)) == sizeof(token));
+		CHECK(write(pair[1], &child, sizeof(child)) == sizeof(child));
+		pause();
+	}
+	client = context();
+	assert_int_equal(read(pair[0], token, sizeof(token)), sizeof(token));
+	assert_int_equal(read(pair[0], &child, sizeof(child)), sizeof(child));
+	assert_ok(tmesh_region_open(client, token, TMESH_READ, &region, err));
+	tmesh_region_unref(region);
+	kill(parent, SIGKILL);
+	assert_int_equal(waitpid(parent, &status, 0), parent);
+	assert_refused(tmesh_region_open(client, token, TMESH_READ, &region, err), -ENOENT, "gone");
+	kill(child, SIGKILL);
+	tmesh_ctx_unref(client);
+	close(pair[0]);
+	close(pair[1]);
+}
+
+static atomic_bool over;
+
+static void *churn(void *data)
+{
+	struct tmesh_ctx *ctx = data;
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_region *region, *other;
+	void *addr;
+
+	while (!over) {
+		if (tmesh_region_create(ctx, 9000, NULL, &region, NULL))
+			continue;
+		if (!tmesh_region_map(region, RW, &addr, NULL))
+			memset(addr, 1, 9000);
+		if (!tmesh_region_token(region, TMESH_READ, token, NULL) &&
+		    !tmesh_region_open(ctx, token, TMESH_READ, &other, NULL))
+			tmesh_region_unref(other);
+		tmesh_region_unref(region);
+	}
+	return NULL;
+}
+
+/* fork() in the middle of everything: children work, whatever the threads were doing. */
+static void test_while_busy(void **state)
+{
+	struct tmesh_ctx *ctx = context();
+	struct tmesh_region *region;
+	char token[TMESH_TOKEN_SIZE];
+	pthread_t threads[2];
+
+	over = false;
+	for (int i = 0; i < 2; i++)
+		pthread_create(&threads[i], NULL, churn, ctx);
+	for (int i = 0; i < 100; i++) {
+		pid_t child = fork();
+
+		if (child == 0) {
+			alarm(20);
+			CHECK(tmesh_region_create(ctx, 9000, NULL, &region, NULL) == 0);
+			CHECK(tmesh_region_write(region, 0, "x", 1, NULL) == 0);
+			CHECK(tmesh_region_token(region, TMESH_READ, token, NULL) == 0);
+			tmesh_region_unref(region);
+			tmesh_ctx_unref(ctx);
+			_exit(0);
+		}
+		join(child);
+	}
+	over = true;
+	for (int i = 0; i < 2; i++)
+		pthread_join(threads[i], NULL);
+	tmesh_ctx_unref(ctx);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_inherited),
+		cmocka_unit_test(test_own_life),
+		cmocka_unit_test(test_no_ghost),
+		cmocka_unit_test(test_while_busy),
+	};
+
+	return cmocka_run_group_tests_name("fork", tests, NULL, NULL);
+}

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: MIT
+/* The pool: what may be reused, and what its next user and others may see of it. */
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include "unit.h"
+
+#define RW (TMESH_READ | TMESH_WRITE)
+#define SIZE 20000
+
+static int setup(void **state)
+{
+	struct tmesh_ctx_opts opts = {
+		.size = sizeof(opts),
+		.backend = TMESH_BACKEND_MEMFD,
+		.pool_bytes = 1 << 20,
+	};
+
+	return tmesh_ctx_open(&opts, (struct tmesh_ctx **)state, NULL);
+}
+
+static struct tmesh_stats stats_of(void *ctx)
+{
+	struct tmesh_stats stats = {.size = sizeof(stats)};
+
+	assert_int_equal(tmesh_stats(ctx, &stats), 0);
+	return stats;
+}
+
+static struct tmesh_region *make(void *ctx, uint64_t bytes, uint32_t flags, const char *label)
+{
+	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = flags, .label = label};
+	struct tmesh_region *region;
+
+	assert_ok(tmesh_region_create(ctx, bytes, &opts, &region, err));
+	return region;
+}
+
+static uint8_t *map_of(struct tmesh_region *region)
+{
+	void *addr;
+
+	assert_ok(tmesh_region_map(region, RW, &addr, err));
+	return addr;
+}
+
+/* Filled to the last byte of the last page, described, released. */
+static uint64_t used(void *ctx)
+{
+	struct tmesh_region *region = make(ctx, SIZE, 0, "first");
+	uint64_t id = tmesh_region_id(region);
+
+	memset(map_of(region), 0xaa, 20480);
+	tmesh_region_unmap(region, RW);
+	assert_ok(tmesh_region_desc_set(region, "the first one's secret", err));
+	tmesh_region_unref(region);
+	return id;
+}
+
+static void test_zeroed(void **state)
+{
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct tmesh_region_info *infos;
+	struct tmesh_region *region;
+	struct tmesh_stats before = stats_of(*state), after;
+	uint64_t id = used(*state);
+	char room[4096] = "";
+	uint8_t *bytes;
+	size_t count;
+	bool seen = false;
+
+	assert_int_equal(stats_of(*state).pool_bytes, 20480);
+	region = make(*state, SIZE - 100, 0, "second");
+	after = stats_of(*state);
+	assert_int_equal(after.pool_hits - before.pool_hits, 1);
+	assert_int_equal(after.pool_bytes, 0);
+	bytes = map_of(region);
+	for (int i = 0; i < 20480; i++)
+		assert_int_equal(bytes[i], 0);
+	/* A new region in every respect, also for those who look from outside. */
+	assert_true(tmesh_region_id(region) != id);
+	assert_ok(tmesh_region_info(region, &info, err));
+	assert_int_equal(info.bytes, SIZE - 100);
+	assert_string_equal(info.label, "second");
+	assert_string_equal(info.desc, "");
+	assert_ok(tmesh_list(*state, &infos, &count, err));
+	for (size_t i = 0; i < count; i++) {
+		assert_true(infos[i].id != id);
+		if (infos[i].id == tmesh_region_id(region)) {
+			seen = true;
+			assert_string_equal(infos[i].label, "second");
+			assert_int_equal(infos[i].bytes, SIZE - 100);
+		}
+	}
+	assert_true(seen);
+	free(infos);
+	assert_true(pread(region->fd, room, sizeof(room), 20480 + 128) > 0);
+	assert_null(memmem(room, sizeof(room), "secret", 6));
+	tmesh_region_unref(region);
+}
+
+/* Whoever overwrites anyway gets the old bytes, but never past the end of the new length. */
+static void test_uninitialized(void **state)
+{
+	struct tmesh_region *region;
+	uint8_t *bytes, *data = malloc(SIZE);
+
+	used(*state);
+	region = make(*state, SIZE - 1000, TMESH_REGION_UNINITIALIZED, "");
+	bytes = map_of(region);
+	assert_int_equal(bytes[0], 0xaa);
+	for (int i = SIZE - 1000; i < 20480; i++)
+		assert_int_equal(bytes[i], 0);
+	memset(data, 0x55, SIZE);
+	assert_ok(tmesh_region_write(region, 0, data, SIZE - 1000, err));
+	assert_memory_equal(bytes, data, SIZE - 1000);
+	assert_int_equal(bytes[SIZE - 1000], 0);
+	free(data);
+	tmesh_region_unref(region);
+}
+
+static void expect_not_pooled(void *ctx, struct tmesh_region *region)
+{
+	uint64_t before = stats_of(ctx).pool_bytes;
+
+	tmesh_region_unref(region);
+	assert_int_equal(stats_of(ctx).pool_bytes, before);
+}
+
+/* Memory that anybody else may hold never comes back. */
+static void test_shared_never(void **state)
+{
+	struct tmesh_region *region, *other;
+	char token[TMESH_TOKEN_SIZE];
+	int pair[2], status;
+	pid_t child;
+
+	region = make(*state, 99999, 0, "");
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	expect_not_pooled(*state, region);
+
+	region = make(*state, 99999, 0, "");
+	assert_true(tmesh_region_fd(region) >= 0);
+	expect_not_pooled(*state, region);
+
+	region = make(*state, 99999, 0, "");
+	assert_ok(tmesh_region_derive(region, TMESH_READ, &other, err));
+	expect_not_pooled(*state, region);
+	expect_not_pooled(*state, other);
+
+	region = make(*state, 99999, 0, "");
+	assert_ok(tmesh_region_seal(region, err));
+	expect_not_pooled(*state, region);
+
+	region = make(*state, 99999, 0, "");
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+	assert_ok(tmesh_region_send(region, pair[0], TMESH_READ, err));
+	expect_not_pooled(*state, region);
+	close(pair[0]);
+	close(pair[1]);
+
+	/* Still mapped by somebody who has not said that he is done. */
+	region = make(*state, 99999, 0, "");
+	map_of(region);
+	expect_not_pooled(*state, region);
+
+	/* A child has it too, whether it lies in the pool by then or not. */
+	region = make(*state, 99999, 0, "");
+	other = make(*state, 77777, 0, "");
+	tmesh_region_unref(other);
+	child = fork();
+	if (child == 0)
+		_exit(0);
+	assert_int_equal(waitpid(child, &status, 0), child);
+	expect_not_pooled(*state, region);
+	status = (int)stats_of(*state).pool_hits;
+	other = make(*state, 77777, 0, "");
+	assert_int_equal(stats_of(*state).pool_hits, status);
+	tmesh_region_unref(other);
+}
+
+static void test_bounds(void **state)
+{
+	struct tmesh_region *regions[6];
+
+	for (int i = 0; i < 6; i++)
+		regions[i] = make(*state, 300000, 0, "");
+	for (int i = 0; i < 6; i++) {
+		tmesh_region_unref(regions[i]);
+		assert_true(stats_of(*state).pool_bytes <= 1 << 20);
+	}
+	assert_int_equal(stats_of(*state).pool_bytes, 3 * 303104);
+	regions[0] = make(*state, 2 << 20, 0, "");
+	expect_not_pooled(*state, regions[0]);
+	for (int i = 0; i < 400; i++) {
+		regions[0] = make(*state, 4096, 0, "");
+		regions[1] = make(*state, 4096, 0, "");
+		tmesh_region_unref(regions[0]);
+		tmesh_region_unref(regions[1]);
+	}
+	assert_true(stats_of(*state).pool_bytes <= 1 << 20);
+}
+
+/* Other flags want other memory. */
+static void test_alike_only(void **state)
+{
+	struct tmesh_region *region = make(*state, 5000, 0, "");
+	uint64_t hits = stats_of(*state).pool_hits;
+
+	tmesh_region_unref(region);
+	region = make(*state, 5000, TMESH_REGION_NO_PIN, "");
+	tmesh_region_unref(region);
+	region = make(*state, 9000, 0, "");
+	tmesh_region_unref(region);
+	assert_int_equal(stats_of(*state).pool_hits, hits);
+	region = make(*state, 8192, 0, "");
+	assert_int_equal(stats_of(*state).pool_hits, hits + 1);
+	tmesh_region_unref(region);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(test_zeroed, setup, unit_ctx_teardown),
+		cmocka_unit_test_setup_teardown(test_uninitialized, setup, unit_ctx_teardown),
+		cmocka_unit_test_setup_teardown(test_shared_never, setup, unit_ctx_teardown),
+		cmocka_unit_test_setup_teardown(test_bounds, setup, unit_ctx_teardown),
+		cmocka_unit_test_setup_teardown(test_alike_only, setup, unit_ctx_teardown),
+	};
+
+	return cmocka_run_group_tests_name("pool", tests, NULL, NULL);
+}

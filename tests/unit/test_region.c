@@ -1,0 +1,453 @@
+// SPDX-License-Identifier: MIT
+/* Regions on memfds: create, map, read and write, seal, rights, descriptions. */
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "unit.h"
+
+#define RW (TMESH_READ | TMESH_WRITE)
+
+static struct tmesh_region *region_of(void *ctx, uint64_t bytes)
+{
+	struct tmesh_region *region;
+
+	assert_ok(tmesh_region_create(ctx, bytes, NULL, &region, err));
+	return region;
+}
+
+static void *map_of(struct tmesh_region *region, uint32_t rights)
+{
+	void *addr;
+
+	assert_ok(tmesh_region_map(region, rights, &addr, err));
+	return addr;
+}
+
+static void test_create(void **state)
+{
+	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = "weights \xc3\xa9"};
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct tmesh_region *region;
+	struct stat st;
+	uint8_t *bytes;
+
+	assert_ok(tmesh_region_create(*state, 5000, &opts, &region, err));
+	bytes = map_of(region, TMESH_READ);
+	for (int i = 0; i < 8192; i++)
+		assert_int_equal(bytes[i], 0);
+	assert_ok(tmesh_region_info(region, &info, err));
+	assert_int_equal(info.bytes, 5000);
+	assert_int_equal(info.alloc_bytes, 8192);
+	assert_int_equal(info.rights, TMESH_RIGHTS_ALL);
+	assert_int_equal(info.mode, 0600);
+	assert_int_equal(info.uid, geteuid());
+	assert_int_equal(info.handles, 1);
+	assert_int_equal(info.node, -1);
+	assert_false(info.sealed);
+	assert_string_equal(info.label, opts.label);
+	assert_string_equal(info.desc, "");
+	assert_true(info.id != 0);
+	assert_int_equal(fstat(tmesh_region_fd(region), &st), 0);
+	assert_int_equal(st.st_mode & 0777, 0600);
+	assert_int_equal(fcntl(tmesh_region_fd(region), F_GET_SEALS), F_SEAL_SHRINK | F_SEAL_GROW);
+	assert_int_equal(fcntl(tmesh_region_fd(region), F_GETFD), FD_CLOEXEC);
+	tmesh_region_unref(region);
+}
+
+static void test_create_refused(void **state)
+{
+	struct tmesh_region *region = NULL;
+	char label[TMESH_LABEL_LEN + 2];
+	struct tmesh_region_opts opts;
+
+#define REFUSED(code, word, ...)                                                                  \
+	do {                                                                                      \
+		opts = (struct tmesh_region_opts){.size = sizeof(opts), __VA_ARGS__};             \
+		assert_refused(tmesh_region_create(*state, 10, &opts, &region, err), code, word); \
+	} while (0)
+	assert_refused(tmesh_region_create(*state, 0, NULL, &region, err), -EINVAL, "one byte");
+	assert_refused(tmesh_region_create(*state, UINT64_MAX, NULL, &region, err), -EOVERFLOW,
+		       "more than");
+	assert_refused(tmesh_region_create(*state, INT64_MAX, NULL, &region, err), -EOVERFLOW,
+		       "more than");
+	memset(label, 'x', sizeof(label));
+	label[sizeof(label) - 1] = '\0';
+	REFUSED(-EINVAL, "longer", .label = label);
+	REFUSED(-EINVAL, "control", .label = "a\x1b[31m");
+	REFUSED(-EINVAL, "control", .label = "a\x7f");
+	REFUSED(-EINVAL, "control", .label = "a\xc2\x85");
+	REFUSED(-EINVAL, "UTF-8", .label = "\xff");
+	REFUSED(-EINVAL, "UTF-8", .label = "\xc0\xaf");
+	REFUSED(-EINVAL, "UTF-8", .label = "\xed\xa0\x80");
+	REFUSED(-EINVAL, "UTF-8", .label = "\xe2\x82");
+	REFUSED(-EINVAL, "flags", .flags = 1u << 20);
+	REFUSED(-EINVAL, "exclude", .flags = TMESH_REGION_HUGE | TMESH_REGION_TRY_HUGE);
+	REFUSED(-EINVAL, "mode", .mode = 0604);
+	REFUSED(-EINVAL, "mode", .mode = 0200);
+	REFUSED(-EOPNOTSUPP, "one user", .mode = 0640);
+	REFUSED(-EOPNOTSUPP, "linger", .linger_ms = 5);
+	REFUSED(-EINVAL, "1000", .linger_ms = 1001);
+	REFUSED(-EINVAL, "NUMA", .flags = TMESH_REGION_NODE, .node = 99999);
+	REFUSED(-EINVAL, "NUMA", .flags = TMESH_REGION_NODE, .node = 900);
+	assert_null(region);
+	label[TMESH_LABEL_LEN] = '\0';
+	opts = (struct tmesh_region_opts){.size = sizeof(opts), .label = label};
+	assert_ok(tmesh_region_create(*state, 10, &opts, &region, err));
+	tmesh_region_unref(region);
+}
+
+static void test_node(void **state)
+{
+	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = TMESH_REGION_NODE};
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct tmesh_region *region;
+
+	assert_ok(tmesh_region_create(*state, 8192, &opts, &region, err));
+	assert_ok(tmesh_region_info(region, &info, err));
+	assert_int_equal(info.node, 0);
+	tmesh_region_unref(region);
+}
+
+/* Huge pages: as demanded or -ENOMEM with the reason; TRY_HUGE always gives a region. */
+static void test_huge(void **state)
+{
+	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = TMESH_REGION_TRY_HUGE};
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct tmesh_region *region;
+	struct tmesh_error why;
+	uint8_t *bytes;
+
+	assert_ok(tmesh_region_create(*state, 5 << 20, &opts, &region, err));
+	bytes = map_of(region, RW);
+	bytes[(5 << 20) - 1] = 7;
+	tmesh_region_unref(region);
+	opts.flags = TMESH_REGION_HUGE;
+	if (tmesh_region_create(*state, 3 << 20, &opts, &region, &why)) {
+		assert_int_equal(why.code, -ENOMEM);
+		assert_non_null(strstr(why.message, "nr_hugepages"));
+		return;
+	}
+	assert_ok(tmesh_region_desc_set(region, "huge", err));
+	assert_ok(tmesh_region_info(region, &info, err));
+	assert_int_equal(info.alloc_bytes, 4 << 20);
+	assert_int_equal(info.huge_bytes, 4 << 20);
+	assert_string_equal(info.desc, "huge");
+	tmesh_region_unref(region);
+}
+
+static void test_map(void **state)
+{
+	struct tmesh_region *region = region_of(*state, 10000), *reader;
+	char *first = map_of(region, TMESH_READ), *second = map_of(region, RW);
+	void *addr = region;
+
+	assert_ptr_equal(first, second);
+	strcpy(second, "written");
+	assert_ptr_equal(map_of(region, TMESH_READ), first);
+	tmesh_region_unmap(region, RW);
+	assert_refused(tmesh_region_map(region, TMESH_WRITE, &addr, err), -EINVAL, "READ");
+	assert_refused(tmesh_region_map(region, 0, &addr, err), -EINVAL, "READ");
+	assert_refused(tmesh_region_map(region, 7, &addr, err), -EINVAL, "READ");
+	assert_ok(tmesh_region_derive(region, TMESH_READ, &reader, err));
+	assert_string_equal(map_of(reader, TMESH_READ), "written");
+	assert_refused(tmesh_region_map(reader, RW, &addr, err), -EACCES, "write");
+	assert_ptr_equal(addr, region);
+	/* Not only by our word: the descriptor itself cannot write. */
+	assert_ptr_equal(mmap(NULL, 4096, PROT_WRITE, MAP_SHARED, tmesh_region_fd(reader), 0),
+			 MAP_FAILED);
+	assert_int_equal(pwrite(tmesh_region_fd(reader), "x", 1, 0), -1);
+	tmesh_region_unref(reader);
+	tmesh_region_unref(region);
+}
+
+static void test_read_write(void **state)
+{
+	struct tmesh_stats before = {.size = sizeof(before)}, after = {.size = sizeof(after)};
+	struct tmesh_region *region = region_of(*state, 100001);
+	char *data = malloc(100001), *back = calloc(1, 100001);
+
+	for (int i = 0; i < 100001; i++)
+		data[i] = (char)(i * 7);
+	assert_int_equal(tmesh_stats(*state, &before), 0);
+	assert_ok(tmesh_region_write(region, 1, data + 1, 100000, err));
+	assert_ok(tmesh_region_read(region, 1, back + 1, 100000, err));
+	assert_memory_equal(back + 1, data + 1, 100000);
+	assert_memory_equal((char *)map_of(region, TMESH_READ) + 1, data + 1, 100000);
+	assert_ok(tmesh_region_write(region, 0, data, 1, err));
+	assert_ok(tmesh_region_write(region, 100001, data, 0, err));
+	assert_int_equal(tmesh_stats(*state, &after), 0);
+	assert_int_equal(after.bytes_copied - before.bytes_copied, 200001);
+	assert_int_equal(after.copies - before.copies, 3);
+	assert_refused(tmesh_region_write(region, 100001, data, 1, err), -EINVAL, "inside");
+	assert_refused(tmesh_region_write(region, UINT64_MAX, data, 2, err), -EINVAL, "inside");
+	assert_refused(tmesh_region_read(region, 1, back, 100001, err), -EINVAL, "inside");
+	assert_refused(tmesh_region_read(region, 2, back, UINT64_MAX, err), -EINVAL, "inside");
+	free(data);
+	free(back);
+	tmesh_region_unref(region);
+}
+
+static void test_seal(void **state)
+{
+	struct tmesh_region *region = region_of(*state, 5000), *writer, *reader;
+	char *addr = map_of(region, RW);
+	void *other;
+
+	strcpy(addr, "final");
+	assert_ok(tmesh_region_desc_set(region, "frozen", err));
+	assert_ok(tmesh_region_derive(region, RW, &writer, err));
+	assert_ok(tmesh_region_derive(region, TMESH_READ, &reader, err));
+	map_of(reader, TMESH_READ);
+	other = map_of(writer, RW);
+
+	/* Somebody writes: nothing has changed, ours is writable still. */
+	assert_refused(tmesh_region_seal(region, err), -EBUSY, "test_region");
+	strcpy(addr, "Final");
+	strcpy(other, "FINAL");
+	assert_refused(tmesh_region_seal(reader, err), -EACCES, "manage");
+	tmesh_region_unref(writer);
+
+	assert_ok(tmesh_region_seal(region, err));
+	assert_ok(tmesh_region_seal(region, err));
+	assert_string_equal(addr, "FINAL");
+	assert_int_equal(mprotect(addr, 4096, PROT_READ | PROT_WRITE), -1);
+	assert_int_equal(fcntl(tmesh_region_fd(region), F_GET_SEALS) & (F_SEAL_WRITE | F_SEAL_SEAL),
+			 F_SEAL_WRITE | F_SEAL_SEAL);
+	assert_refused(tmesh_region_map(region, RW, &other, err), -EPERM, "sealed");
+	assert_refused(tmesh_region_write(region, 0, "x", 1, err), -EPERM, "sealed");
+	assert_refused(tmesh_region_desc_set(region, "x", err), -EPERM, "sealed");
+	assert_ptr_equal(map_of(region, TMESH_READ), addr);
+	tmesh_region_unref(region);
+	assert_string_equal(map_of(reader, TMESH_READ), "FINAL");
+	tmesh_region_unref(reader);
+}
+
+/* A handle that could write, but has not mapped yet, may read what another has sealed. */
+static void test_seal_under_writer(void **state)
+{
+	struct tmesh_region *region = region_of(*state, 5000), *writer, *manager;
+	void *addr;
+
+	assert_ok(tmesh_region_derive(region, TMESH_RIGHTS_ALL, &writer, err));
+	assert_ok(tmesh_region_derive(region, TMESH_READ | TMESH_MANAGE, &manager, err));
+	assert_ok(tmesh_region_write(region, 0, "abc", 4, err));
+	assert_ok(tmesh_region_seal(manager, err));
+	assert_refused(tmesh_region_write(writer, 0, "x", 1, err), -EPERM, "sealed");
+	assert_refused(tmesh_region_map(writer, RW, &addr, err), -EPERM, "sealed");
+	assert_string_equal(map_of(writer, TMESH_READ), "abc");
+	assert_ok(tmesh_region_seal(writer, err));
+	tmesh_region_unref(manager);
+	tmesh_region_unref(writer);
+	tmesh_region_unref(region);
+}
+
+static void test_derive(void **state)
+{
+	struct tmesh_region *region = region_of(*state, 10), *less, *none = NULL;
+
+	assert_refused(tmesh_region_derive(region, TMESH_WRITE, &none, err), -EINVAL, "READ");
+	assert_refused(tmesh_region_derive(region, 1 | 8, &none, err), -EINVAL, "unknown");
+	assert_ok(tmesh_region_derive(region, RW, &less, err));
+	assert_int_equal(tmesh_region_id(less), tmesh_region_id(region));
+	assert_refused(tmesh_region_derive(less, TMESH_RIGHTS_ALL, &none, err), -EACCES, "manage");
+	assert_refused(tmesh_region_desc_set(less, "x", err), -EACCES, "manage");
+	assert_refused(tmesh_region_revoke(region, err), -EOPNOTSUPP, "module");
+	assert_null(none);
+	tmesh_region_unref(less);
+	tmesh_region_unref(region);
+}
+
+static void test_pin(void **state)
+{
+	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = TMESH_REGION_NO_PIN};
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct tmesh_region *region = region_of(*state, 10), *pin = NULL;
+
+	assert_refused(tmesh_region_pin(region, &pin, err), -EINVAL, "not sealed");
+	assert_ok(tmesh_region_seal(region, err));
+	assert_ok(tmesh_region_pin(region, &pin, err));
+	tmesh_region_unref(region);
+	assert_ok(tmesh_region_info(pin, &info, err));
+	assert_true(info.pinning && info.sealed);
+	assert_int_equal(info.rights, TMESH_READ);
+	tmesh_region_unref(pin);
+
+	assert_ok(tmesh_region_create(*state, 10, &opts, &region, err));
+	assert_ok(tmesh_region_seal(region, err));
+	assert_refused(tmesh_region_pin(region, &pin, err), -EPERM, "refuses");
+	tmesh_region_unref(region);
+}
+
+static void test_desc(void **state)
+{
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct tmesh_region *region = region_of(*state, 4096), *reader;
+	char text[TMESH_DESC_LEN + 2];
+
+	memset(text, 'd', sizeof(text));
+	text[sizeof(text) - 1] = '\0';
+	assert_refused(tmesh_region_desc_set(region, text, err), -EINVAL, "longer");
+	text[TMESH_DESC_LEN] = '\0';
+	assert_ok(tmesh_region_desc_set(region, text, err));
+	assert_ok(tmesh_region_derive(region, TMESH_READ, &reader, err));
+	assert_ok(tmesh_region_info(reader, &info, err));
+	assert_string_equal(info.desc, text);
+	assert_ok(tmesh_region_desc_set(region, "short", err));
+	assert_ok(tmesh_region_info(reader, &info, err));
+	assert_string_equal(info.desc, "short");
+	info.size = offsetof(struct tmesh_region_info, label);
+	strcpy(info.label, "untouched");
+	assert_ok(tmesh_region_info(region, &info, err));
+	assert_string_equal(info.label, "untouched");
+	info.size = 0;
+	assert_refused(tmesh_region_info(region, &info, err), -EINVAL, "size");
+	tmesh_region_unref(reader);
+	tmesh_region_unref(region);
+}
+
+static int memfd(size_t bytes, int seals)
+{
+	int fd = memfd_create("by hand", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
+	assert_int_equal(fcntl(fd, F_ADD_SEALS, seals), 0);
+	return fd;
+}
+
+static void test_from_memfd(void **state)
+{
+	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = "theirs"};
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct tmesh_region *region = NULL, *twin;
+	struct tmesh_holder_info *holders;
+	int fd = memfd(5000, F_SEAL_SHRINK | F_SEAL_GROW), open_fd = memfd(5000, F_SEAL_SHRINK);
+	int null = open("/dev/null", O_RDWR | O_CLOEXEC),
+	    empty = memfd(0, F_SEAL_SHRINK | F_SEAL_GROW);
+	size_t count;
+	char *addr;
+
+	assert_int_equal(pwrite(fd, "hers", 5, 0), 5);
+	assert_refused(tmesh_region_from_memfd(*state, -1, 0, NULL, &region, err), -EBADF, "-1");
+	assert_refused(tmesh_region_from_memfd(*state, null, 0, NULL, &region, err), -EINVAL,
+		       "not a memfd");
+	assert_refused(tmesh_region_from_memfd(*state, open_fd, 0, NULL, &region, err), -EINVAL,
+		       "F_SEAL_GROW");
+	assert_refused(tmesh_region_from_memfd(*state, empty, 0, NULL, &region, err), -EINVAL,
+		       "bytes");
+	assert_refused(tmesh_region_from_memfd(*state, fd, 5001, NULL, &region, err), -EINVAL,
+		       "5000");
+	opts.flags = TMESH_REGION_HUGE;
+	assert_refused(tmesh_region_from_memfd(*state, fd, 0, &opts, &region, err), -EINVAL,
+		       "NO_PIN");
+	opts.flags = 0;
+	assert_ok(tmesh_region_from_memfd(*state, fd, 0, &opts, &region, err));
+	assert_ok(tmesh_region_from_memfd(*state, fd, 100, &opts, &twin, err));
+	assert_int_equal(tmesh_region_id(region), tmesh_region_id(twin));
+	close(fd);
+	addr = map_of(region, RW);
+	assert_string_equal(addr, "hers");
+	strcpy(addr, "ours");
+	assert_string_equal(map_of(twin, TMESH_READ), "ours");
+	assert_ok(tmesh_region_info(region, &info, err));
+	assert_int_equal(info.bytes, 5000);
+	assert_int_equal(info.alloc_bytes, 8192);
+	assert_string_equal(info.label, "theirs");
+	assert_int_equal(info.handles, 2);
+	assert_refused(tmesh_region_desc_set(region, "x", err), -EOPNOTSUPP, "no room");
+	assert_ok(tmesh_holders(*state, info.id, &holders, &count, err));
+	assert_int_equal(count, 2);
+	free(holders);
+	tmesh_region_unref(twin);
+	tmesh_region_unref(region);
+	close(open_fd);
+	close(null);
+	close(empty);
+}
+
+static void test_dmabuf(void **state)
+{
+	struct tmesh_region *region = region_of(*state, 3 * 4096);
+	struct tmesh_error why = {0};
+	int fd = -7;
+
+	assert_refused(tmesh_region_export_dmabuf(region, 1, 0, RW, &fd, err), -EINVAL, "pages");
+	assert_refused(tmesh_region_export_dmabuf(region, 0, 100, RW, &fd, err), -EINVAL, "pages");
+	assert_refused(tmesh_region_export_dmabuf(region, 3 * 4096, 0, RW, &fd, err), -EINVAL,
+		       "inside");
+	assert_refused(tmesh_region_export_dmabuf(region, 4096, 3 * 4096, RW, &fd, err), -EINVAL,
+		       "inside");
+	assert_refused(tmesh_region_export_dmabuf(region, 0, 0, 0, &fd, err), -EINVAL, "READ");
+	assert_refused(tmesh_region_export_dmabuf(region, 0, 0, TMESH_READ, &fd, err), -EOPNOTSUPP,
+		       "writable");
+	assert_int_equal(fd, -7);
+	if (tmesh_region_export_dmabuf(region, 0, 0, RW, &fd, &why)) {
+		assert_int_equal(why.code, -EOPNOTSUPP);
+		assert_non_null(strstr(why.message, "udmabuf"));
+	} else {
+		assert_refused(tmesh_region_seal(region, err), -EBUSY, "export");
+		close(fd);
+	}
+	assert_ok(tmesh_region_seal(region, err));
+	assert_refused(tmesh_region_export_dmabuf(region, 0, 0, RW, &fd, err), -EOPNOTSUPP,
+		       "sealed");
+	tmesh_region_unref(region);
+}
+
+static void test_see(void **state)
+{
+	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = "seen (deleted)"};
+	struct tmesh_region_info *infos;
+	struct tmesh_holder_info *holders;
+	struct tmesh_region *region;
+	size_t count, i;
+	int fake = memfd_create("tmesh:1:zz:10:label", MFD_CLOEXEC);
+
+	assert_ok(tmesh_region_create(*state, 777, &opts, &region, err));
+	assert_ok(tmesh_list(*state, &infos, &count, err));
+	for (i = 0; i < count && infos[i].id != tmesh_region_id(region); i++)
+		;
+	assert_true(i < count);
+	assert_string_equal(infos[i].label, opts.label);
+	assert_int_equal(infos[i].bytes, 777);
+	assert_int_equal(infos[i].alloc_bytes, 4096);
+	assert_int_equal(infos[i].handles, 1);
+	assert_int_equal(infos[i].rights, 0);
+	free(infos);
+	map_of(region, RW);
+	assert_ok(tmesh_holders(*state, tmesh_region_id(region), &holders, &count, err));
+	assert_int_equal(count, 1);
+	assert_int_equal(holders[0].pid, getpid());
+	assert_int_equal(holders[0].kind, TMESH_HOLDER_IS_HANDLE);
+	assert_int_equal(holders[0].rights, RW);
+	assert_int_equal(holders[0].mappings, 1);
+	assert_string_equal(holders[0].comm, "test_region");
+	free(holders);
+	/* The descriptor is closed behind our back: the mapping still shows. */
+	close(region->fd);
+	region->fd = -1;
+	assert_ok(tmesh_holders(*state, tmesh_region_id(region), &holders, &count, err));
+	assert_int_equal(count, 1);
+	assert_int_equal(holders[0].kind, TMESH_HOLDER_IS_MAPPING);
+	free(holders);
+	tmesh_region_unref(region);
+	assert_refused(tmesh_holders(*state, 1, &holders, &count, err), -ENOENT, "holds");
+	close(fake);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_create), cmocka_unit_test(test_create_refused),
+		cmocka_unit_test(test_node),   cmocka_unit_test(test_huge),
+		cmocka_unit_test(test_map),    cmocka_unit_test(test_read_write),
+		cmocka_unit_test(test_seal),   cmocka_unit_test(test_seal_under_writer),
+		cmocka_unit_test(test_derive), cmocka_unit_test(test_pin),
+		cmocka_unit_test(test_desc),   cmocka_unit_test(test_from_memfd),
+		cmocka_unit_test(test_dmabuf), cmocka_unit_test(test_see),
+	};
+
+	return cmocka_run_group_tests_name("region", tests, unit_ctx_setup, unit_ctx_teardown);
+}

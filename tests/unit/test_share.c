@@ -1,0 +1,475 @@
+// SPDX-License-Identifier: MIT
+/* Hand-over between processes: by token, by socket, with producers that die or stop. */
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "unit.h"
+
+#define RW (TMESH_READ | TMESH_WRITE)
+
+static struct tmesh_ctx *context(const char *dir, uint64_t timeout_ms)
+{
+	struct tmesh_ctx_opts opts = {
+		.size = sizeof(opts),
+		.backend = TMESH_BACKEND_MEMFD,
+		.runtime_dir = dir,
+		.timeout_ns = timeout_ms * 1000000,
+	};
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	return ctx;
+}
+
+static struct tmesh_stats stats_of(struct tmesh_ctx *ctx)
+{
+	struct tmesh_stats stats = {.size = sizeof(stats)};
+
+	assert_int_equal(tmesh_stats(ctx, &stats), 0);
+	return stats;
+}
+
+/* Another process that makes @count regions "region 0", ... and tells their tokens for
+ * reading, then the last one's for everything, and lives until it is told to end. */
+struct producer {
+	pid_t pid;
+	int socket;
+	struct {
+		char text[TMESH_TOKEN_SIZE];
+	} tokens[8], all;
+};
+
+static void produce(int socket, int count)
+{
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	struct tmesh_region *regions[8];
+	char token[TMESH_TOKEN_SIZE], done;
+	void *addr;
+
+	for (int i = 0; i < count; i++) {
+		if (tmesh_region_create(ctx, 5000, NULL, &regions[i], NULL) ||
+		    tmesh_region_map(regions[i], RW, &addr, NULL) ||
+		    tmesh_region_token(regions[i], TMESH_READ, token, NULL))
+			_exit(1);
+		sprintf(addr, "region %d", i);
+		if (write(socket, token, sizeof(token)) != sizeof(token))
+			_exit(1);
+	}
+	if (tmesh_region_token(regions[count - 1], TMESH_RIGHTS_ALL, token, NULL) ||
+	    write(socket, token, sizeof(token)) != sizeof(token))
+		_exit(1);
+	/* 'r' releases the first region, the end of the socket ends it all. */
+	while (read(socket, &done, 1) == 1) {
+		tmesh_region_unref(regions[0]);
+		if (write(socket, "", 1) != 1)
+			break;
+	}
+	_exit(0);
+}
+
+static struct producer producer_start(int count)
+{
+	struct producer p;
+	int pair[2];
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+	p.pid = fork();
+	if (p.pid == 0) {
+		close(pair[0]);
+		produce(pair[1], count);
+	}
+	close(pair[1]);
+	p.socket = pair[0];
+	for (int i = 0; i < count; i++)
+		assert_int_equal(read(p.socket, &p.tokens[i], TMESH_TOKEN_SIZE), TMESH_TOKEN_SIZE);
+	assert_int_equal(read(p.socket, &p.all, TMESH_TOKEN_SIZE), TMESH_TOKEN_SIZE);
+	return p;
+}
+
+static void producer_end(struct producer *p, int signal)
+{
+	int status;
+
+	if (signal)
+		kill(p->pid, signal);
+	close(p->socket);
+	assert_int_equal(waitpid(p->pid, &status, 0), p->pid);
+}
+
+static void expect(struct tmesh_region *region, const char *text)
+{
+	void *addr;
+
+	assert_ok(tmesh_region_map(region, TMESH_READ, &addr, err));
+	assert_string_equal(addr, text);
+}
+
+static void test_token(void **state)
+{
+	struct producer p = producer_start(3);
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	struct tmesh_region *region = NULL, *more;
+	char *addr;
+
+	assert_ok(tmesh_region_open(ctx, p.tokens[0].text, TMESH_READ, &region, err));
+	expect(region, "region 0");
+	assert_int_equal(stats_of(ctx).opens_without_wake, 0);
+	assert_ok(tmesh_region_open(ctx, p.tokens[1].text, TMESH_READ, &more, err));
+	expect(more, "region 1");
+	assert_int_equal(stats_of(ctx).opens_without_wake, 1);
+	assert_int_equal(pwrite(tmesh_region_fd(more), "x", 1, 0), -1);
+	tmesh_region_unref(more);
+	assert_refused(tmesh_region_open(ctx, p.tokens[1].text, RW, &more, err), -EACCES, "rights");
+	assert_ok(tmesh_region_open(ctx, p.all.text, TMESH_RIGHTS_ALL, &more, err));
+	assert_int_equal(stats_of(ctx).opens_without_wake, 2);
+	assert_ok(tmesh_region_map(more, RW, (void **)&addr, err));
+	strcpy(addr, "written");
+	tmesh_region_unref(more);
+	assert_ok(tmesh_region_open(ctx, p.tokens[2].text, TMESH_READ, &more, err));
+	expect(more, "written");
+	tmesh_region_unref(more);
+	assert_int_equal(stats_of(ctx).regions_opened, 4);
+
+	/* The first one's producer lets go: its token is dead, its memory lives on with us. */
+	assert_int_equal(write(p.socket, "r", 1), 1);
+	assert_int_equal(read(p.socket, &addr, 1), 1);
+	assert_refused(tmesh_region_open(ctx, p.tokens[0].text, TMESH_READ, &more, err), -ENOENT,
+		       "released");
+	expect(region, "region 0");
+
+	producer_end(&p, SIGKILL);
+	assert_refused(tmesh_region_open(ctx, p.tokens[1].text, TMESH_READ, &more, err), -ENOENT,
+		       "gone");
+	expect(region, "region 0");
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+}
+
+static void other_digit(char *c)
+{
+	*c = *c == '0' ? '1' : '0';
+}
+
+static void test_bad_tokens(void **state)
+{
+	static const char *const bad[] = {
+		"",
+		"tm1m-",
+		"tm1k-",
+		"tm1x-00000000000000000000000000000000",
+		"tm1m-00000000000000000000000000000000",
+		"tm1m-00000000000000000000000000000000-0000000000000000000000000000000",
+		"tm1m-00000000000000000000000000000000-00000000000000000000000000000000 ",
+		"tm1m-0000000000000000000000000000000g-00000000000000000000000000000000",
+		"tm1m-0000000000000000000000000000000A-00000000000000000000000000000000",
+		"tm1m-../../../../../../../../tmp/a-00000000000000000000000000000000",
+		"tm1k-0000000000000000000000000000000",
+		"tm1k-0000000000000000000000000000000x",
+	};
+	struct producer p = producer_start(1);
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	struct tmesh_region *region = (void *)ctx;
+	char *guess = p.tokens[0].text;
+
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+		assert_refused(tmesh_region_open(ctx, bad[i], TMESH_READ, &region, err), -EPROTO,
+			       "not a token");
+	assert_refused(tmesh_region_open(ctx, NULL, TMESH_READ, &region, err), -EPROTO, "token");
+	assert_refused(tmesh_region_open(ctx, "tm1k-00000000000000000000000000000000", TMESH_READ,
+					 &region, err),
+		       -EOPNOTSUPP, "kernel");
+	assert_refused(tmesh_region_open(ctx, guess, TMESH_WRITE, &region, err), -EINVAL, "READ");
+	assert_refused(tmesh_region_open(ctx, guess, 1 | 16, &region, err), -EINVAL, "unknown");
+	other_digit(&guess[strlen(guess) - 1]); /* a guessed secret */
+	assert_refused(tmesh_region_open(ctx, guess, TMESH_READ, &region, err), -ENOENT, "no such");
+	other_digit(&guess[10]); /* a guessed name */
+	assert_refused(tmesh_region_open(ctx, guess, TMESH_READ, &region, err), -ENOENT, "no such");
+	assert_ptr_equal(region, ctx);
+	assert_int_equal(stats_of(ctx).regions_live, 0);
+	producer_end(&p, 0);
+	tmesh_ctx_unref(ctx);
+}
+
+static void test_same_token(void **state)
+{
+	char one[TMESH_TOKEN_SIZE], two[TMESH_TOKEN_SIZE], all[TMESH_TOKEN_SIZE];
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	struct tmesh_region *region, *again = NULL;
+
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, one, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, two, err));
+	assert_ok(tmesh_region_token(region, TMESH_RIGHTS_ALL, all, err));
+	assert_string_equal(one, two);
+	assert_string_not_equal(one, all);
+	assert_ok(tmesh_region_open(ctx, one, TMESH_READ, &again, err));
+	assert_refused(tmesh_region_token(again, RW, two, err), -EACCES, "write");
+	assert_refused(tmesh_region_open(ctx, one, RW, &region, err), -EACCES, "rights");
+	tmesh_region_unref(again);
+	assert_ok(tmesh_region_open(ctx, all, RW, &again, err));
+	tmesh_region_unref(region);
+	assert_refused(tmesh_region_open(ctx, all, RW, &region, err), -ENOENT, "");
+	tmesh_region_unref(again);
+	tmesh_ctx_unref(ctx);
+}
+
+static void test_stopped(void **state)
+{
+	struct producer p = producer_start(1);
+	struct tmesh_ctx *ctx = context(NULL, 200);
+	struct tmesh_region *region;
+	uint64_t start;
+	int status;
+
+	kill(p.pid, SIGSTOP);
+	assert_int_equal(waitpid(p.pid, &status, WUNTRACED), p.pid);
+	start = tmesh_now_ns();
+	assert_refused(tmesh_region_open(ctx, p.tokens[0].text, TMESH_READ, &region, err),
+		       -ETIMEDOUT, "stopped");
+	assert_true(tmesh_now_ns() - start < 1500000000);
+	kill(p.pid, SIGCONT);
+	assert_ok(tmesh_region_open(ctx, p.tokens[0].text, TMESH_READ, &region, err));
+	tmesh_region_unref(region);
+	producer_end(&p, 0);
+	tmesh_ctx_unref(ctx);
+}
+
+/* Many tokens: the index grows under a client that knows it, and shrinks by releases. */
+static void test_many(void **state)
+{
+	enum {
+		COUNT = 1500
+	};
+	static struct tmesh_region *regions[COUNT];
+	static char tokens[COUNT][TMESH_TOKEN_SIZE];
+	struct tmesh_ctx *ctx = context(NULL, 0), *client = context(NULL, 0);
+	struct tmesh_region *region;
+
+	for (int i = 0; i < COUNT; i++) {
+		assert_ok(tmesh_region_create(ctx, 4096, NULL, &regions[i], err));
+		assert_ok(tmesh_region_token(regions[i], TMESH_READ, tokens[i], err));
+		assert_ok(tmesh_region_open(client, tokens[i], TMESH_READ, &region, err));
+		assert_int_equal(tmesh_region_id(region), tmesh_region_id(regions[i]));
+		tmesh_region_unref(region);
+	}
+	assert_true(stats_of(client).opens_without_wake > COUNT - 10);
+	for (int i = 0; i < COUNT; i += 2)
+		tmesh_region_unref(regions[i]);
+	for (int i = 0; i < COUNT; i++) {
+		int rc = tmesh_region_open(client, tokens[i], TMESH_READ, &region, NULL);
+
+		assert_int_equal(rc, i % 2 ? 0 : -ENOENT);
+		if (rc == 0) {
+			assert_int_equal(tmesh_region_id(region), tmesh_region_id(regions[i]));
+			tmesh_region_unref(region);
+			tmesh_region_unref(regions[i]);
+		}
+	}
+	tmesh_ctx_unref(client);
+	tmesh_ctx_unref(ctx);
+}
+
+static void socket_of_type(int type)
+{
+	struct tmesh_ctx *ctx = context(NULL, 100);
+	struct tmesh_region *region, *got = NULL;
+	int pair[2];
+	void *addr;
+
+	assert_int_equal(socketpair(AF_UNIX, type | SOCK_CLOEXEC, 0, pair), 0);
+	assert_ok(tmesh_region_create(ctx, 12345, NULL, &region, err));
+	assert_ok(tmesh_region_map(region, RW, &addr, err));
+	strcpy(addr, "sent");
+	assert_ok(tmesh_region_send(region, pair[0], TMESH_READ, err));
+	assert_ok(tmesh_region_send(region, pair[0], TMESH_RIGHTS_ALL, err));
+	assert_ok(tmesh_region_recv(ctx, pair[1], &got, err));
+	expect(got, "sent");
+	assert_int_equal(tmesh_region_bytes(got), 12345);
+	assert_int_equal(tmesh_region_id(got), tmesh_region_id(region));
+	assert_refused(tmesh_region_map(got, RW, &addr, err), -EACCES, "write");
+	assert_refused(tmesh_region_send(got, pair[0], RW, err), -EACCES, "write");
+	assert_refused(tmesh_region_send(got, pair[0], 0, err), -EINVAL, "READ");
+	tmesh_region_unref(got);
+	assert_ok(tmesh_region_recv(ctx, pair[1], &got, err));
+	assert_int_equal(got->rights, TMESH_RIGHTS_ALL);
+	tmesh_region_unref(got);
+	assert_refused(tmesh_region_recv(ctx, pair[1], &got, err), -ETIMEDOUT, "in time");
+	close(pair[1]);
+	assert_refused(tmesh_region_send(region, pair[0], TMESH_READ, err), -EPIPE, "other end");
+	assert_refused(tmesh_region_recv(ctx, pair[0], &got, err), -EPIPE, "other end");
+	close(pair[0]);
+	assert_refused(tmesh_region_send(region, pair[0], TMESH_READ, err), -EBADF, "socket");
+	assert_refused(tmesh_region_recv(ctx, pair[0], &got, err), -EBADF, "");
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+}
+
+static void test_stream(void **state)
+{
+	socket_of_type(SOCK_STREAM);
+}
+
+static void test_seqpacket(void **state)
+{
+	socket_of_type(SOCK_SEQPACKET);
+}
+
+/* A socket that nobody empties: an error after the timeout, no hang. */
+static void test_full_socket(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, 100);
+	struct tmesh_region *region;
+	int pair[2], rc = 0;
+	char path[] = "/dev/null";
+	int null = open(path, O_RDWR | O_CLOEXEC),
+	    inet = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+	for (int i = 0; i < 2000 && rc == 0; i++)
+		rc = tmesh_region_send(region, pair[0], TMESH_RIGHTS_ALL, NULL);
+	assert_int_equal(rc, -ETIMEDOUT);
+	assert_refused(tmesh_region_send(region, null, TMESH_READ, err), -ENOTSOCK, "socket");
+	assert_refused(tmesh_region_recv(ctx, null, &region, err), -ENOTSOCK, "");
+	assert_refused(tmesh_region_send(region, inet, TMESH_READ, err), -EINVAL, "Unix");
+	tmesh_region_unref(region);
+	close(pair[0]);
+	close(pair[1]);
+	close(null);
+	close(inet);
+	tmesh_ctx_unref(ctx);
+}
+
+static void refused_dir(const char *dir, const char *word)
+{
+	struct tmesh_ctx *ctx = context(dir, 0);
+	struct tmesh_region *region;
+	char token[TMESH_TOKEN_SIZE];
+
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+	assert_refused(tmesh_region_token(region, TMESH_READ, token, err), -EACCES, word);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+}
+
+static void test_runtime_dir(void **state)
+{
+	char base[] = "/tmp/tmesh-unit-XXXXXX", path[512], token[TMESH_TOKEN_SIZE];
+	struct tmesh_region *region, *got;
+	struct tmesh_ctx *ctx, *client;
+
+	assert_non_null(mkdtemp(base));
+	snprintf(path, sizeof(path), "%s/link", base);
+	assert_int_equal(symlink("/tmp", path), 0);
+	refused_dir(path, "symlink");
+	unlink(path);
+	close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+	refused_dir(path, "no directory");
+	unlink(path);
+	snprintf(path, sizeof(path), "%s/open", base);
+	assert_int_equal(mkdir(path, 0700), 0);
+	assert_int_equal(chmod(path, 0710), 0);
+	refused_dir(path, "chmod 700");
+	if (geteuid() == 0) {
+		assert_int_equal(chmod(path, 0700), 0);
+		assert_int_equal(chown(path, 65534, 65534), 0);
+		refused_dir(path, "another user");
+	}
+	rmdir(path);
+	/* Longer than an address of a socket. */
+	snprintf(path, sizeof(path), "%s/%0150d", base, 1);
+	ctx = context(path, 0);
+	client = context(path, 0);
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	assert_ok(tmesh_region_open(client, token, TMESH_READ, &got, err));
+	tmesh_region_unref(got);
+	tmesh_ctx_unref(client);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+	/* Its socket went with it, and nothing else is there. */
+	assert_int_equal(rmdir(path), 0);
+	assert_int_equal(rmdir(base), 0);
+}
+
+/* A producer that is killed leaves its socket; the next one to start removes it. */
+static void test_sweep(void **state)
+{
+	struct producer dead = producer_start(1), live = producer_start(1);
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	char path[512], token[TMESH_TOKEN_SIZE];
+	struct tmesh_region *region;
+
+	producer_end(&dead, SIGKILL);
+	snprintf(path, sizeof(path), "%s/%.32s", getenv("TMESH_RUNTIME_DIR"),
+		 dead.tokens[0].text + 5);
+	assert_int_equal(access(path, F_OK), 0);
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	tmesh_region_unref(region);
+	assert_int_equal(access(path, F_OK), -1);
+	assert_ok(tmesh_region_open(ctx, live.tokens[0].text, TMESH_READ, &region, err));
+	tmesh_region_unref(region);
+	producer_end(&live, 0);
+	tmesh_ctx_unref(ctx);
+}
+
+static int open_as_nobody(const char *token)
+{
+	pid_t child = fork();
+	int status;
+
+	if (child == 0) {
+		struct tmesh_region *region;
+		struct tmesh_ctx *ctx;
+
+		if (setgid(65534) || setuid(65534))
+			_exit(100);
+		ctx = context(NULL, 300);
+		_exit(-tmesh_region_open(ctx, token, TMESH_READ, &region, NULL));
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_true(WIFEXITED(status));
+	return -WEXITSTATUS(status);
+}
+
+/* Another user gets nothing, even when the directory and then the socket are opened to him. */
+static void test_other_user(void **state)
+{
+	const char *dir = getenv("TMESH_RUNTIME_DIR");
+	char path[512];
+	struct producer p;
+
+	if (geteuid() != 0) {
+		print_message("not root: no other user to be\n");
+		skip();
+	}
+	p = producer_start(1);
+	assert_int_equal(open_as_nobody(p.tokens[0].text), -ENOENT);
+	chmod(dir, 0777);
+	assert_int_equal(open_as_nobody(p.tokens[0].text), -ENOENT);
+	snprintf(path, sizeof(path), "%s/%.32s", dir, p.tokens[0].text + 5);
+	assert_int_equal(chmod(path, 0777), 0);
+	assert_int_equal(open_as_nobody(p.tokens[0].text), -ENOENT);
+	chmod(dir, 0700);
+	producer_end(&p, 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_token),	    cmocka_unit_test(test_bad_tokens),
+		cmocka_unit_test(test_same_token),  cmocka_unit_test(test_stopped),
+		cmocka_unit_test(test_many),	    cmocka_unit_test(test_stream),
+		cmocka_unit_test(test_seqpacket),   cmocka_unit_test(test_full_socket),
+		cmocka_unit_test(test_runtime_dir), cmocka_unit_test(test_sweep),
+		cmocka_unit_test(test_other_user),
+	};
+
+	return cmocka_run_group_tests_name("share", tests, NULL, NULL);
+}

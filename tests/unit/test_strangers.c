@@ -1,0 +1,419 @@
+// SPDX-License-Identifier: MIT
+/* Peers that are no libtmesh, on either end of a socket: garbage, too many descriptors,
+ * half a message, silence. Nothing is taken over and no descriptor stays. */
+#include <dirent.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include "unit.h"
+#include "wire.h"
+
+static unsigned int open_fds(void)
+{
+	DIR *dir = opendir("/proc/self/fd");
+	unsigned int count = 0;
+
+	while (readdir(dir))
+		count++;
+	closedir(dir);
+	return count;
+}
+
+static struct tmesh_ctx *context(const char *dir, uint64_t timeout_ms)
+{
+	struct tmesh_ctx_opts opts = {
+		.size = sizeof(opts),
+		.backend = TMESH_BACKEND_MEMFD,
+		.runtime_dir = dir,
+		.timeout_ns = timeout_ms * 1000000,
+	};
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	return ctx;
+}
+
+/* sendmsg() as nobody should: @count times the same descriptor. */
+static void send_fds(int socket, const void *data, size_t bytes, int fd, int count)
+{
+	static char room[CMSG_SPACE(253 * sizeof(int))];
+	struct iovec part = {(void *)data, bytes};
+	struct msghdr msg = {.msg_iov = &part, .msg_iovlen = 1};
+
+	if (count) {
+		struct cmsghdr *c = (struct cmsghdr *)room;
+
+		msg.msg_control = room;
+		msg.msg_controllen = CMSG_SPACE((size_t)count * sizeof(int));
+		c->cmsg_level = SOL_SOCKET;
+		c->cmsg_type = SCM_RIGHTS;
+		c->cmsg_len = CMSG_LEN((size_t)count * sizeof(int));
+		for (int i = 0; i < count; i++)
+			memcpy(CMSG_DATA(c) + (size_t)i * sizeof(int), &fd, sizeof(fd));
+	}
+	assert_int_equal(sendmsg(socket, &msg, MSG_NOSIGNAL), bytes);
+}
+
+static int memfd(size_t bytes, int seals)
+{
+	int fd = memfd_create("strange", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
+	assert_int_equal(fcntl(fd, F_ADD_SEALS, seals), 0);
+	return fd;
+}
+
+static const struct tmesh_wire_region good = {
+	.magic = TMESH_MAGIC_REGION,
+	.version = TMESH_WIRE_VERSION,
+	.backend = TMESH_BACKEND_MEMFD,
+	.rights = TMESH_READ,
+	.id = 1,
+	.bytes = 100,
+};
+
+static void receive(struct tmesh_ctx *ctx, int type, const void *data, size_t bytes, int fd,
+		    int count, int code)
+{
+	struct tmesh_region *region = (void *)ctx;
+	struct tmesh_error err = {0};
+	unsigned int before;
+	int pair[2], rc;
+
+	assert_int_equal(socketpair(AF_UNIX, type | SOCK_CLOEXEC, 0, pair), 0);
+	before = open_fds();
+	send_fds(pair[0], data, bytes, fd, count);
+	rc = tmesh_region_recv(ctx, pair[1], &region, &err);
+	assert_int_equal(rc, code);
+	if (rc == 0) {
+		tmesh_region_unref(region);
+	} else {
+		assert_int_equal(err.code, code);
+		assert_true(strlen(err.message) > 10);
+		assert_ptr_equal(region, ctx);
+	}
+	assert_int_equal(open_fds(), before);
+	close(pair[0]);
+	close(pair[1]);
+}
+
+static void test_recv(void **state)
+{
+	static const int types[] = {SOCK_STREAM, SOCK_SEQPACKET};
+	struct tmesh_ctx *ctx = context(NULL, 50);
+	struct tmesh_wire_region wire;
+	char garbage[200], longer[sizeof(wire) + 1] = {0};
+	int fd = memfd(16384, F_SEAL_SHRINK | F_SEAL_GROW), soft = memfd(16384, 0);
+	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+
+	memset(garbage, 0xa5, sizeof(garbage));
+	memcpy(longer, &good, sizeof(good));
+	for (int i = 0; i < 2; i++) {
+		int type = types[i];
+
+		receive(ctx, type, &good, sizeof(good), fd, 1, 0);
+		receive(ctx, type, garbage, sizeof(wire), fd, 1, -EPROTO);
+		receive(ctx, type, garbage, sizeof(garbage), fd, 1, -EPROTO);
+		receive(ctx, type, &good, sizeof(good), fd, 0, -EPROTO);
+		receive(ctx, type, &good, sizeof(good), fd, 2, -EPROTO);
+		receive(ctx, type, &good, sizeof(good), fd, 253, -EPROTO);
+		receive(ctx, type, &good, sizeof(good), null, 1, -EPROTO);
+		receive(ctx, type, &good, sizeof(good), soft, 1, -EPROTO);
+		/* Half a message, then silence: a stream may go on, a packet is over. */
+		receive(ctx, type, &good, sizeof(good) / 2, fd, 1,
+			type == SOCK_STREAM ? -ETIMEDOUT : -EPROTO);
+#define WRONG(member, value, code)                                    \
+	do {                                                          \
+		wire = good;                                          \
+		wire.member = value;                                  \
+		receive(ctx, type, &wire, sizeof(wire), fd, 1, code); \
+	} while (0)
+		WRONG(version, 99, -EPROTO);
+		WRONG(pad, 1, -EPROTO);
+		WRONG(backend, TMESH_BACKEND_KERNEL, -EOPNOTSUPP);
+		WRONG(rights, 0, -EPROTO);
+		WRONG(rights, 1 | 8, -EPROTO);
+		WRONG(kind, 1u << 30, -EPROTO);
+		WRONG(kind, TMESH_KIND_HUGETLB, -EPROTO);
+		WRONG(bytes, 0, -EPROTO);
+		WRONG(bytes, 16384 - 8192 + 1, -EPROTO);
+		WRONG(bytes, UINT64_MAX, -EPROTO);
+	}
+	receive(ctx, SOCK_SEQPACKET, longer, sizeof(longer), fd, 1, -EPROTO);
+	close(fd);
+	close(soft);
+	close(null);
+	tmesh_ctx_unref(ctx);
+}
+
+/* In the middle of a message the peer is gone. */
+static void test_recv_hangup(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, 1000);
+	struct tmesh_region *region;
+	int fd = memfd(16384, F_SEAL_SHRINK | F_SEAL_GROW), pair[2];
+	unsigned int before;
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+	send_fds(pair[0], &good, 10, fd, 1);
+	close(pair[0]);
+	before = open_fds();
+	assert_refused(tmesh_region_recv(ctx, pair[1], &region, err), -EPROTO, "something else");
+	assert_int_equal(open_fds(), before);
+	close(pair[1]);
+	close(fd);
+	tmesh_ctx_unref(ctx);
+}
+
+/* A message in ten pieces is a message all the same. */
+static void test_recv_pieces(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, 1000);
+	struct tmesh_region *region;
+	int fd = memfd(16384, F_SEAL_SHRINK | F_SEAL_GROW), pair[2];
+	const char *bytes = (const char *)&good;
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+	send_fds(pair[0], bytes, 4, fd, 1);
+	for (size_t i = 4; i < sizeof(good); i += 4)
+		send_fds(pair[0], bytes + i, 4, fd, 0);
+	assert_ok(tmesh_region_recv(ctx, pair[1], &region, err));
+	tmesh_region_unref(region);
+	close(pair[0]);
+	close(pair[1]);
+	close(fd);
+	tmesh_ctx_unref(ctx);
+}
+
+/* Clients that are none, against a real server. */
+
+static int dial(const char *token)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	struct timeval patience = {.tv_sec = 2};
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%.32s",
+		 getenv("TMESH_RUNTIME_DIR"), token + 5);
+	assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+	return fd;
+}
+
+/* The server ends such a connection: we read the end, not an answer. */
+static void hangs_up(const char *token, const void *data, size_t bytes, int fd, int count)
+{
+	int conn = dial(token);
+	char answer[256];
+
+	send_fds(conn, data, bytes, fd, count);
+	assert_true(recv(conn, answer, sizeof(answer), 0) <= 0);
+	assert_true(errno != EAGAIN);
+	close(conn);
+}
+
+static int refusal(const char *token, const struct tmesh_wire_request *request)
+{
+	struct tmesh_wire_reply reply;
+	int conn = dial(token);
+
+	send_fds(conn, request, sizeof(*request), -1, 0);
+	assert_int_equal(recv(conn, &reply, sizeof(reply), 0), sizeof(reply));
+	assert_int_equal(reply.magic, TMESH_MAGIC_REPLY);
+	close(conn);
+	return reply.status;
+}
+
+static void test_bad_clients(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, 1000), *client = context(NULL, 1000);
+	struct tmesh_wire_request request = {
+		.magic = TMESH_MAGIC_REQUEST,
+		.version = TMESH_WIRE_VERSION,
+		.rights = TMESH_READ,
+	};
+	struct tmesh_token_parts parts;
+	struct tmesh_region *region, *got;
+	char token[TMESH_TOKEN_SIZE];
+	int silent[100], null = open("/dev/null", O_RDWR | O_CLOEXEC);
+	char garbage[sizeof(request) * 2];
+	unsigned int before;
+
+	memset(garbage, 0x5a, sizeof(garbage));
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	assert_ok(tmesh_token_parse(token, &parts, err));
+	memcpy(request.secret, parts.secret, sizeof(request.secret));
+	before = open_fds();
+	hangs_up(token, garbage, sizeof(request), -1, 0);
+	hangs_up(token, garbage, sizeof(garbage), -1, 0);
+	hangs_up(token, garbage, 1, -1, 0);
+	hangs_up(token, &request, sizeof(request) - 1, -1, 0);
+	hangs_up(token, &request, sizeof(request), null, 1);
+	hangs_up(token, &request, sizeof(request), null, 253);
+	assert_int_equal(open_fds(), before);
+	assert_int_equal(refusal(token, &request), 0);
+	request.version = 2;
+	assert_int_equal(refusal(token, &request), -EPROTO);
+	request.version = TMESH_WIRE_VERSION;
+	request.rights = 64;
+	assert_int_equal(refusal(token, &request), -EINVAL);
+	request.rights = TMESH_READ | TMESH_WRITE;
+	assert_int_equal(refusal(token, &request), -EACCES);
+	request.rights = TMESH_READ;
+	request.secret[0] ^= 1;
+	assert_int_equal(refusal(token, &request), -ENOENT);
+
+	/* More silent ones than there are places do not keep an honest one waiting. */
+	for (int i = 0; i < 100; i++)
+		silent[i] = dial(token);
+	assert_ok(tmesh_region_open(client, token, TMESH_READ, &got, err));
+	tmesh_region_unref(got);
+	for (int i = 0; i < 100; i++)
+		close(silent[i]);
+	close(null);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(client);
+	tmesh_ctx_unref(ctx);
+}
+
+/* Servers that are none, against a real client. */
+
+struct fake {
+	int listener;
+	pthread_t thread;
+	const void *reply;
+	size_t bytes;
+	int fd;
+	int fds;
+};
+
+static void *fake_run(void *data)
+{
+	struct fake *fake = data;
+	int conn = accept(fake->listener, NULL, NULL);
+	char request[256];
+
+	if (recv(conn, request, sizeof(request), 0) > 0 && fake->bytes)
+		send_fds(conn, fake->reply, fake->bytes, fake->fd, fake->fds);
+	/* Until the client lets go. */
+	while (recv(conn, request, sizeof(request), 0) > 0)
+		;
+	close(conn);
+	return NULL;
+}
+
+static void against(struct tmesh_ctx *ctx, const void *reply, size_t bytes, int fd, int fds,
+		    int code)
+{
+	static const char name[] = "00112233445566778899aabbccddeeff";
+	struct fake fake = {.reply = reply, .bytes = bytes, .fd = fd, .fds = fds};
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	struct tmesh_region *region = (void *)ctx;
+	char token[TMESH_TOKEN_SIZE];
+	unsigned int before;
+
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s", getenv("TMESH_RUNTIME_DIR"),
+		 name);
+	snprintf(token, sizeof(token), "tm1m-%s-%s", name, name);
+	fake.listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	unlink(address.sun_path);
+	assert_int_equal(bind(fake.listener, (struct sockaddr *)&address, sizeof(address)), 0);
+	assert_int_equal(listen(fake.listener, 4), 0);
+	pthread_create(&fake.thread, NULL, fake_run, &fake);
+	before = open_fds();
+	assert_int_equal(tmesh_region_open(ctx, token, TMESH_READ, &region, NULL), code);
+	assert_ptr_equal(region, ctx);
+	tmesh_peers_drop(ctx); /* a kept connection would keep the other end waiting */
+	pthread_join(fake.thread, NULL);
+	assert_int_equal(open_fds(), before);
+	close(fake.listener);
+	unlink(address.sun_path);
+}
+
+static void test_bad_servers(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, 100);
+	struct tmesh_wire_reply reply =
+					{
+						.magic = TMESH_MAGIC_REPLY,
+						.version = TMESH_WIRE_VERSION,
+						.region = good,
+					},
+				wrong;
+	int soft = memfd(16384, 0);
+
+	against(ctx, "hello", 5, -1, 0, -EPROTO);
+	against(ctx, &reply, 0, -1, 0, -ETIMEDOUT);
+	against(ctx, &reply, sizeof(reply) - 8, soft, 1, -EPROTO);
+	against(ctx, &reply, sizeof(reply), -1, 0, -EPROTO);
+	against(ctx, &reply, sizeof(reply), soft, 2, -EPROTO);
+	against(ctx, &reply, sizeof(reply), soft, 253, -EPROTO);
+	/* A file that can shrink is never mapped. */
+	against(ctx, &reply, sizeof(reply), soft, 1, -EPROTO);
+	wrong = reply;
+	wrong.status = 5;
+	against(ctx, &wrong, sizeof(wrong), -1, 0, -EPROTO);
+	wrong.status = -ENOENT;
+	against(ctx, &wrong, sizeof(wrong), -1, 0, -ENOENT);
+	against(ctx, &wrong, sizeof(wrong), soft, 1, -EPROTO);
+	wrong.status = -EMFILE;
+	against(ctx, &wrong, sizeof(wrong), -1, 0, -EMFILE);
+	close(soft);
+	tmesh_ctx_unref(ctx);
+}
+
+/* An index that is none is not looked at. */
+static void test_bad_index(void **state)
+{
+	struct tmesh_index_view view = {0};
+	struct tmesh_index_head head = {
+		.magic = TMESH_MAGIC_INDEX,
+		.version = TMESH_WIRE_VERSION,
+		.number = 1,
+		.slots = 64,
+	};
+	const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
+	const size_t bytes = TMESH_INDEX_HEAD + 64 * sizeof(struct tmesh_index_slot);
+	int fd;
+
+#define INDEX(size, seals_, change, code)                                  \
+	do {                                                               \
+		struct tmesh_index_head h = head;                          \
+		change;                                                    \
+		fd = memfd(size, 0);                                       \
+		assert_int_equal(pwrite(fd, &h, sizeof(h), 0), sizeof(h)); \
+		assert_int_equal(fcntl(fd, F_ADD_SEALS, seals_), 0);       \
+		assert_int_equal(tmesh_index_view_open(&view, fd), code);  \
+		tmesh_index_view_close(&view);                             \
+		close(fd);                                                 \
+	} while (0)
+	INDEX(bytes, seals, (void)h, 0);
+	INDEX(bytes, F_SEAL_SHRINK, (void)h, -EPROTO);
+	INDEX(bytes, seals, h.magic = 0, -EPROTO);
+	INDEX(bytes, seals, h.version = 9, -EPROTO);
+	INDEX(bytes, seals, h.slots = 63, -EPROTO);
+	INDEX(bytes, seals, h.slots = 0, -EPROTO);
+	INDEX(bytes, seals, h.slots = 128, -EPROTO);
+	INDEX(sizeof(head), seals, (void)h, -EPROTO);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_recv),	    cmocka_unit_test(test_recv_hangup),
+		cmocka_unit_test(test_recv_pieces), cmocka_unit_test(test_bad_clients),
+		cmocka_unit_test(test_bad_servers), cmocka_unit_test(test_bad_index),
+	};
+
+	/* Writing to who has hung up is part of it. */
+	signal(SIGPIPE, SIG_IGN);
+	mkdir(getenv("TMESH_RUNTIME_DIR"), 0700);
+	return cmocka_run_group_tests_name("strangers", tests, NULL, NULL);
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: MIT
+/* Many threads on the same context, the same regions and the same tokens. */
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/socket.h>
+
+#include "unit.h"
+
+#define RW (TMESH_READ | TMESH_WRITE)
+#define THREADS 4
+#define ROUNDS 150
+
+static struct {
+	struct tmesh_ctx *producer, *client;
+	struct tmesh_region *shared;
+	char token[TMESH_TOKEN_SIZE];
+	int sockets[2];
+} all;
+
+static atomic_int failures;
+
+#define CHECK(condition)                                    \
+	do {                                                \
+		if (!(condition)) {                         \
+			print_error("line %d\n", __LINE__); \
+			failures++;                         \
+			return NULL;                        \
+		}                                           \
+	} while (0)
+
+static void *work(void *data)
+{
+	int self = (int)(intptr_t)data;
+
+	for (int i = 0; i < ROUNDS; i++) {
+		struct tmesh_region *own, *got, *less;
+		char token[TMESH_TOKEN_SIZE], text[32], back[32];
+		void *addr, *again;
+
+		snprintf(text, sizeof(text), "thread %d round %d", self, i);
+		CHECK(!tmesh_region_create(all.producer, 5000, NULL, &own, NULL));
+		CHECK(!tmesh_region_write(own, 0, text, sizeof(text), NULL));
+		CHECK(!tmesh_region_token(own, TMESH_READ, token, NULL));
+		CHECK(!tmesh_region_open(all.client, token, TMESH_READ, &got, NULL));
+		CHECK(tmesh_region_id(got) == tmesh_region_id(own));
+		CHECK(!tmesh_region_read(got, 0, back, sizeof(back), NULL));
+		CHECK(!strcmp(text, back));
+		tmesh_region_unref(got);
+
+		CHECK(!tmesh_region_open(all.client, all.token, TMESH_READ, &got, NULL));
+		tmesh_region_unref(got);
+		CHECK(!tmesh_region_map(all.shared, TMESH_READ, &addr, NULL));
+		CHECK(!tmesh_region_map(all.shared, RW, &again, NULL) && addr == again);
+		tmesh_region_unmap(all.shared, RW);
+		tmesh_region_unmap(all.shared, TMESH_READ);
+		tmesh_region_unref(tmesh_region_ref(all.shared));
+		CHECK(!tmesh_region_derive(all.shared, TMESH_READ, &less, NULL));
+		CHECK(!tmesh_region_map(less, TMESH_READ, &addr, NULL));
+		CHECK(!strcmp(addr, "shared"));
+		tmesh_region_unref(less);
+
+		CHECK(!tmesh_region_send(all.shared, all.sockets[0], TMESH_READ, NULL));
+		CHECK(!tmesh_region_recv(all.client, all.sockets[1], &got, NULL));
+		CHECK(tmesh_region_id(got) == tmesh_region_id(all.shared));
+		tmesh_region_unref(got);
+
+		/* Never told to anybody: these go round through the pool. */
+		CHECK(!tmesh_region_create(all.client, 5000, NULL, &got, NULL));
+		CHECK(!tmesh_region_map(got, RW, &addr, NULL));
+		CHECK(*(char *)addr == 0);
+		memset(addr, 0xee, 5000);
+		tmesh_region_unmap(got, RW);
+		tmesh_region_unref(got);
+		CHECK(!tmesh_region_seal(own, NULL));
+		tmesh_region_unref(own);
+	}
+	return NULL;
+}
+
+static void test_all_at_once(void **state)
+{
+	struct tmesh_ctx_opts opts = {
+		.size = sizeof(opts),
+		.backend = TMESH_BACKEND_MEMFD,
+		.pool_bytes = 1 << 20,
+		.timeout_ns = 20000000000,
+	};
+	struct tmesh_stats stats = {.size = sizeof(stats)};
+	pthread_t threads[THREADS];
+
+	assert_ok(tmesh_ctx_open(&opts, &all.producer, err));
+	assert_ok(tmesh_ctx_open(&opts, &all.client, err));
+	assert_ok(tmesh_region_create(all.producer, 100, NULL, &all.shared, err));
+	assert_ok(tmesh_region_write(all.shared, 0, "shared", 7, err));
+	assert_ok(tmesh_region_token(all.shared, TMESH_READ, all.token, err));
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, all.sockets), 0);
+	for (int i = 0; i < THREADS; i++)
+		assert_int_equal(pthread_create(&threads[i], NULL, work, (void *)(intptr_t)i), 0);
+	for (int i = 0; i < THREADS; i++)
+		pthread_join(threads[i], NULL);
+	assert_int_equal(failures, 0);
+	tmesh_region_unref(all.shared);
+	assert_int_equal(tmesh_stats(all.producer, &stats), 0);
+	assert_int_equal(stats.regions_live, 0);
+	assert_int_equal(tmesh_stats(all.client, &stats), 0);
+	assert_int_equal(stats.regions_live, 0);
+	assert_true(stats.pool_hits > 0);
+	assert_true(stats.opens_without_wake > 0);
+	tmesh_ctx_unref(all.client);
+	tmesh_ctx_unref(all.producer);
+	close(all.sockets[0]);
+	close(all.sockets[1]);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {cmocka_unit_test(test_all_at_once)};
+
+	return cmocka_run_group_tests_name("threads", tests, NULL, NULL);
+}
