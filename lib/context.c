@@ -58,6 +58,8 @@ static int open_backend(struct tmesh_ctx *ctx, enum tmesh_backend wanted, struct
 	if (wanted != TMESH_BACKEND_MEMFD) {
 		ctx->ops = &tmesh_kernel_ops;
 		rc = ctx->ops->open(ctx, wanted == TMESH_BACKEND_KERNEL ? err : &why);
+		if (rc == 0 && wanted == TMESH_BACKEND_AUTO)
+			tmesh_log(ctx, TMESH_LOG_INFO, "taking the kernel backend");
 		if (rc == 0 || wanted == TMESH_BACKEND_KERNEL)
 			return rc;
 		tmesh_log(ctx, rc == -ENOENT ? TMESH_LOG_INFO : TMESH_LOG_WARN,
@@ -121,9 +123,6 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 		ctx_free(ctx);
 		return tmesh_fail(err, rc, "no memory to watch for fork()");
 	}
-	if (wanted == TMESH_BACKEND_AUTO)
-		tmesh_log(ctx, TMESH_LOG_INFO, "backend: %s",
-			  tmesh_backend_name(ctx->ops->backend));
 	*out = ctx;
 	return 0;
 }
