@@ -3,7 +3,7 @@
 # Every suite is a target that prints TAP; tests/run.py runs them and totals them.
 
 SUITES := runner-check unit-check unit-asan-check unit-valgrind-check fuzz-check tools-check \
-	  python-check beam-check vm-check
+	  python-check beam-check readme-check vm-check
 
 check: check-deps ## run the tests: on this machine and in real kernels (at most 45 minutes)
 	tests/run.py --length short $(SUITES)
@@ -17,10 +17,13 @@ check-deps:
 runner-check: ## the test runner's own tests
 	@$(PYTHON) tests/test_run.py
 
+readme-check: ## install, the README's examples, uninstall
+	@$(PYTHON) tests/readme.py
+
 check-gpu: ## checks that need an NVIDIA GPU
 	@echo "check-gpu: nothing to check yet: tmesh has no CUDA part in this version"
 
 bench-gpu: ## measurements that need an NVIDIA GPU
 	@echo "bench-gpu: nothing to measure yet: tmesh has no CUDA part in this version"
 
-.PHONY: check check-full check-deps runner-check check-gpu bench-gpu
+.PHONY: check check-full check-deps runner-check readme-check check-gpu bench-gpu

@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""A newcomer with only the README: install into a folder of one's own, run its examples against
+each other, uninstall. Prints TAP."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+WORK = ROOT / "build" / "readme"
+PREFIX = WORK / "prefix"
+EXAMPLE = re.compile(r"<!-- file: ([\w.]+) -->\n```\w+\n(.*?)```", re.S)
+
+failed = 0
+count = 0
+
+
+def check(good, name, why=""):
+    global failed, count
+    count += 1
+    failed += not good
+    print(f"{'ok' if good else 'not ok'} {count} - {name}", flush=True)
+    if not good:
+        print(f"# {why}", flush=True)
+
+
+def make(*targets):
+    subprocess.run(["make", "-s", "-C", ROOT, *targets, f"PREFIX={PREFIX}"], check=True,
+                   stdout=sys.stderr)
+
+
+def files():
+    return sorted(str(p.relative_to(PREFIX)) for p in PREFIX.rglob("*") if not p.is_dir())
+
+
+def output(*command):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "LC_ALL": "C.UTF-8"})
+    return (done.stdout.strip(), f"status {done.returncode}: {done.stderr.strip()}")
+
+
+def main():
+    shutil.rmtree(WORK, ignore_errors=True)
+    WORK.mkdir(parents=True)
+    make("install")
+    make("python", "beam")
+    installed = files()
+    for part in ("bin/tmeshctl", "lib/libtmesh.so", "lib/libtmesh.so.0",
+                 "lib/pkgconfig/libtmesh.pc", "include/tmesh/tmesh.h", "include/linux/tmesh.h",
+                 "share/man/man1/tmeshctl.1", "share/bash-completion/completions/tmeshctl"):
+        check(any(f == part or f == part + ".gz" for f in installed), f"install brings {part}",
+              " ".join(installed))
+
+    examples = dict(EXAMPLE.findall((ROOT / "README.md").read_text()))
+    check(sorted(examples) == ["read.exs", "read.py", "share.c"], "the README has its examples")
+    for name, text in examples.items():
+        (WORK / name).write_text(text)
+    flags = subprocess.run(["pkg-config", "--cflags", "--libs", "libtmesh"], check=True,
+                           capture_output=True, text=True,
+                           env={**os.environ, "PKG_CONFIG_PATH": str(PREFIX / "lib/pkgconfig")})
+    built = subprocess.run(["cc", "-Wall", "-Werror", WORK / "share.c", *flags.stdout.split(),
+                            f"-Wl,-rpath,{PREFIX}/lib", "-o", WORK / "share"],
+                           capture_output=True, text=True)
+    check(built.returncode == 0, "share.c compiles with pkg-config's flags", built.stderr)
+
+    with subprocess.Popen([WORK / "share"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as producer:
+        ref = producer.stdout.readline().strip()
+        got = output(ROOT / "build/venv/bin/python", WORK / "read.py", ref)
+        check(got[0] == "[ 6. 15.]", "read.py reads what share.c put", got)
+        got = output("elixir", "-pa", ROOT / "build/beam/dev/lib/tmesh/ebin", "--app",
+                     "tmesh", WORK / "read.exs", ref)
+        check(got[0].endswith("4.0"), "read.exs reads what share.c put", got)
+        got = output(PREFIX / "bin/tmeshctl", "ls")
+        check("float32" in got[0], "tmeshctl ls shows it", got)
+        producer.communicate("\n")
+        check(producer.returncode == 0, "share ends well")
+    got = output(ROOT / "build/venv/bin/python", WORK / "read.py", ref)
+    check("NotFoundError" in got[1], "after that its ref opens nothing", got)
+
+    make("uninstall")
+    check(files() == [], "uninstall leaves nothing", " ".join(files()))
+    print(f"1..{count}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
