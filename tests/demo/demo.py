@@ -23,9 +23,15 @@ def say(who, text):
     print(f"{BOLD}{who:<7}{PLAIN} {text}")
 
 
-def tmeshctl(*args):
-    print(f"\n{DIM}$ tmeshctl {' '.join(args)}{PLAIN}", flush=True)
-    subprocess.run([peers.ROOT / "build/tmeshctl", *args], check=True)
+def tmeshctl(*args, only=None):
+    """What tmeshctl prints; of regions only those with these ids, as others may be about."""
+    print(f"\n{DIM}$ tmeshctl {' '.join(args)}{PLAIN}")
+    head, *lines = subprocess.run([peers.ROOT / "build/tmeshctl", *args], check=True,
+                                  stdout=subprocess.PIPE, text=True).stdout.splitlines()
+    shown = [line for line in lines if only is None or line.split()[0] in only]
+    print("\n".join([head, *shown]))
+    if len(shown) < len(lines):
+        print(f"{DIM}and {len(lines) - len(shown)} regions of others{PLAIN}")
 
 
 def put_table(path):
@@ -68,7 +74,7 @@ def show(tensor, text, vocabulary, elixir):
         print("  " + "".join(f"{word:<12}{DIM}{cosine:.2f}{PLAIN}    "
                              for word, cosine in words[start:start + NEAREST // 2]))
 
-    tmeshctl("ls")
+    tmeshctl("ls", only={tensor.id, mean.id})
     tmeshctl("holders", tensor.id)
 
     now = {"Python": tmesh.stats()["bytes_copied"], "Elixir": int(elixir.ask("copied"))}
