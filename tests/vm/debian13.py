@@ -13,7 +13,7 @@ PACKAGES = (
     "make", "gcc", "g++", "libc6-dev", "libelf-dev", "kmod", "pkg-config",
     "libjansson-dev", "libcmocka-dev", "libdrm-dev", "liburing-dev",
     "python3-dev", "python3-venv", "python3-pip", "python3-setuptools", "python3-wheel",
-    "python3-numpy", "python3-pytest", "python3-torch",
+    "python3-numpy", "python3-pytest", "python3-torch", "mypy",
     "elixir", "erlang-dev", "erlang-eunit",
 )
 KEY = hashlib.sha256(" ".join(PACKAGES).encode()).hexdigest()[:12]
@@ -28,6 +28,7 @@ def make(path):
     sh("debootstrap", "--variant=minbase", f"--keyring={debian.KEYRING}", "trixie", path, main)
     run(path, "apt-get", "-qq", "install", "-y", "--no-install-recommends", *PACKAGES)
     run(path, "apt-get", "clean")
+    (path / "repo").mkdir()
     shutil.rmtree(path / "var/lib/apt/lists")
 
 

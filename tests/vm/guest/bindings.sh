@@ -3,11 +3,10 @@
 # The Python and Elixir suites in the Debian 13 root, on the module. Sourced by guest/init.
 
 mkdir /debian
-mount -t ext4 /dev/vda /debian
-mkdir -p /debian/repo
-mount -t ext4 /dev/vdb /debian/repo
+check "root is mounted" mount -t ext4 /dev/vda /debian
+check "checkout is mounted" mount -t ext4 /dev/vdb /debian/repo
 for dir in proc sys dev tmp; do
-	mount --rbind /$dir /debian/$dir
+	check "/$dir is mounted" mount --rbind /$dir /debian/$dir
 done
 
 check "module loads" insmod /tmesh.ko
