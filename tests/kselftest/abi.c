@@ -443,6 +443,41 @@ TEST(read_only_result, "a result that cannot be written back leaves nothing behi
 	}
 }
 
+/* The kernel must not hold, while it reads or writes them, what a fault there needs. */
+TEST(own_memory, "arguments and results may lie in the region itself, not yet mapped")
+{
+	FOR_EACH_CALL(c) {
+		if (c->nr == TMESH_SEAL)
+			continue; /* a writable mapping stops it */
+		set_up();
+		union args a = valid(c), *in_region;
+
+		for (int i = 0; i < 2; i++) {
+			char *p = t_map(stage->handle, BYTES, PROT_READ | PROT_WRITE);
+
+			REQUIRE(p != MAP_FAILED);
+			in_region = (union args *)(p + i * 8 * PAGE);
+			if (c->nr == TMESH_LIST || c->nr == TMESH_HOLDERS)
+				a.list.entries = ADDRESS(p + 12 * PAGE - 8);
+			if (c->nr == TMESH_DESC_SET || c->nr == TMESH_DESC_GET)
+				a.desc.data = ADDRESS(p + 12 * PAGE - 8);
+			memcpy(in_region, &a, sizeof(a));
+			REQUIRE_OK(madvise(p, BYTES, MADV_DONTNEED));
+			if (c->nr != TMESH_REVOKE) {
+				accepted(c, in_region);
+			} else {
+				/* It took the memory away that its answer should go to. */
+				CHECK(!ioctl(stage->handle, c->nr, in_region) || errno == EFAULT);
+				CHECK_EQ(t_info(stage->handle).state, TMESH_STATE_REVOKED);
+			}
+			munmap(p, BYTES);
+			if (c->nr == TMESH_REVOKE)
+				break;
+		}
+		tear_down();
+	}
+}
+
 TEST(bad_arrays, "arrays and texts at bad addresses give EFAULT")
 {
 	set_up();

@@ -12,16 +12,18 @@
 
 #include "t.h"
 
-/* Opens the virtual GEM device, or skips the test. */
+static char vgem_path[32];
+
+/* Opens the virtual GEM device, whose path is known then, or skips the test. */
 static inline int open_vgem(void)
 {
 	for (int i = 0; i < 16; i++) {
-		char path[32], name[8] = "";
+		char name[8] = "";
 		struct drm_version v = {.name = name, .name_len = sizeof(name) - 1};
 		int fd;
 
-		snprintf(path, sizeof(path), "/dev/dri/card%d", i);
-		fd = open(path, O_RDWR | O_CLOEXEC);
+		snprintf(vgem_path, sizeof(vgem_path), "/dev/dri/card%d", i);
+		fd = open(vgem_path, O_RDWR | O_CLOEXEC);
 		if (fd >= 0 && !ioctl(fd, DRM_IOCTL_VERSION, &v) && !strcmp(name, "vgem"))
 			return fd;
 		if (fd >= 0)

@@ -186,7 +186,7 @@ static void restore_settings(mode_t mode)
 
 static void run_case(int i, int before)
 {
-	const char *program = program_invocation_short_name, *state = "not ok";
+	const char *state = "not ok";
 	int status = 0, left;
 	pid_t pid;
 
@@ -213,7 +213,7 @@ static void run_case(int i, int before)
 	if (left <= 0 && !verdict->failed && WIFEXITED(status) &&
 	    WEXITSTATUS(status) != EXIT_FAILED)
 		state = "ok";
-	printf("%s %d - %s: %s%s%s\n", state, i + 1, program, cases[i].title,
+	printf("%s %d - %s%s%s\n", state, i + 1, cases[i].title,
 	       verdict->skipped[0] ? " # SKIP " : "", verdict->skipped);
 	fflush(stdout);
 }

@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Fails each allocation and each copy to or from user space of each operation in turn, by
+ * /proc/thread-self/fail-nth. A call that fails has to say ENOMEM or EFAULT, and to leave
+ * everything as it was.
+ */
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include "drm.h"
+#include "t.h"
+
+#define BYTES (2 * HUGE + 3 * PAGE)
+#define POINTS_MAX 5000
+#define RW (PROT_READ | PROT_WRITE)
+
+/* What operations work on. */
+static struct {
+	int dev, handle, sealed, memfd, dmabuf;
+	__u64 id;
+	__u8 token[TMESH_TOKEN_BYTES];
+} set;
+
+static int fail_nth;
+
+/* Settings of the kernel's fault injection; what was before is put back in the end. */
+static struct {
+	const char *path, *value;
+	char before[16];
+} switches[] = {
+	{"/sys/kernel/debug/failslab/ignore-gfp-wait", "N", ""},
+	{"/sys/kernel/debug/failslab/verbose", "0", ""},
+	{"/sys/kernel/debug/fail_page_alloc/ignore-gfp-wait", "N", ""},
+	{"/sys/kernel/debug/fail_page_alloc/ignore-gfp-highmem", "N", ""},
+	{"/sys/kernel/debug/fail_page_alloc/min-order", "0", ""},
+	{"/sys/kernel/debug/fail_page_alloc/verbose", "0", ""},
+	{"/sys/kernel/debug/fail_usercopy/verbose", "0", ""},
+};
+
+static void inject(int nth)
+{
+	char text[16];
+	int n = snprintf(text, sizeof(text), "%d", nth);
+
+	REQUIRE(pwrite(fail_nth, text, n, 0) == n);
+}
+
+/* Ends the injection: was the point reached? */
+static bool injected(void)
+{
+	char text[16] = "";
+
+	REQUIRE(pread(fail_nth, text, sizeof(text) - 1, 0) > 0);
+	inject(0);
+	return atoi(text) == 0;
+}
+
+static void set_up(void)
+{
+	fail_nth = open("/proc/thread-self/fail-nth", O_RDWR | O_CLOEXEC);
+	if (fail_nth < 0)
+		t_skip("this kernel has no fault injection");
+	for (size_t i = 0; i < ARRAY_SIZE(switches); i++) {
+		if (!t_read_file(switches[i].path, switches[i].before, sizeof(switches[i].before)))
+			continue;
+		REQUIRE(t_write_file(switches[i].path, switches[i].value));
+	}
+	set.dev = t_dev();
+	set.handle = REQUIRE_OK(t_create(set.dev, BYTES, 0));
+	set.id = t_info(set.handle).id;
+	set.sealed = REQUIRE_OK(t_create(set.dev, PAGE, 0));
+	REQUIRE_OK(t_seal(set.sealed));
+	REQUIRE_OK(t_token(set.handle, R_READ, set.token));
+	set.memfd = REQUIRE_OK(memfd_create("failnth", MFD_ALLOW_SEALING | MFD_CLOEXEC));
+	REQUIRE_OK(ftruncate(set.memfd, 40 * PAGE));
+	REQUIRE_OK(fcntl(set.memfd, F_ADD_SEALS, F_SEAL_SHRINK));
+	set.dmabuf = REQUIRE_OK(t_export(set.handle, 0, 0, TMESH_EXPORT_WRITE));
+}
+
+static void tear_down(void)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(switches); i++)
+		if (switches[i].before[0])
+			t_write_file(switches[i].path, switches[i].before);
+}
+
+struct view {
+	struct tmesh_info info, sealed;
+	__u64 bytes, regions;
+	int listed, fds;
+};
+
+static struct view look(void)
+{
+	struct tmesh_caps_query q = t_caps(set.dev);
+	struct view v;
+
+	memset(&v, 0, sizeof(v));
+	v.info = t_info(set.handle);
+	v.sealed = t_info(set.sealed);
+	v.bytes = q.used_bytes;
+	v.regions = q.used_regions;
+	v.listed = t_listed(set.dev);
+	v.fds = t_count_fds();
+	return v;
+}
+
+/*
+ * Runs @op with its first, second, ... point failing, until it has no more. @op returns what
+ * its call does, and @undo takes back what a success made.
+ */
+static void sweep(long (*op)(void), void (*undo)(long ret))
+{
+	int n, no_memory = 0, fault = 0, survived = 0;
+	struct view before, after;
+
+	for (n = 1; n < POINTS_MAX && !t_failed(); n++) {
+		bool reached;
+		long ret;
+		int err;
+
+		before = look();
+		inject(n);
+		ret = op();
+		err = errno;
+		reached = injected();
+		if (ret != -1) {
+			undo(ret);
+			survived += reached;
+		} else {
+			no_memory += err == ENOMEM;
+			fault += err == EFAULT;
+			if (!CHECK(err == ENOMEM || err == EFAULT))
+				t_note("point %d: %s", n, strerrorname_np(err));
+		}
+		after = look();
+		if (!CHECK(!memcmp(&before, &after, sizeof(before))))
+			t_note("point %d changed something, ret %ld: %llu bytes, %llu regions, "
+			       "%d listed, %d fds; before %llu, %llu, %d, %d",
+			       n, ret, after.bytes, after.regions, after.listed, after.fds,
+			       before.bytes, before.regions, before.listed, before.fds);
+		if (!reached)
+			break;
+	}
+	t_note("%d points: %d ENOMEM, %d EFAULT, %d survived", n - 1, no_memory, fault, survived);
+	CHECK(n < POINTS_MAX);
+}
+
+static void close_fd(long fd)
+{
+	close(fd);
+}
+
+static void nothing(long ret)
+{
+}
+
+#define SWEEP(ident, title, undo, call)  \
+	static long op_##ident(void)     \
+	{                                \
+		return call;             \
+	}                                \
+	TEST(ident, title)               \
+	{                                \
+		set_up();                \
+		sweep(op_##ident, undo); \
+		tear_down();             \
+	}
+
+static long open_device(void)
+{
+	return open("/dev/tmesh", O_RDWR | O_CLOEXEC);
+}
+
+static long caps(void)
+{
+	struct tmesh_caps_query q = {.size = sizeof(q)};
+
+	return ioctl(set.dev, TMESH_CAPS, &q);
+}
+
+static long create_memfd(void)
+{
+	struct tmesh_create_memfd c = {.size = sizeof(c), .memfd = set.memfd};
+
+	return ioctl(set.dev, TMESH_CREATE_MEMFD, &c) ? -1 : c.fd;
+}
+
+static long info(int fd, __u64 id)
+{
+	struct tmesh_info i = {.size = sizeof(i), .id = id};
+
+	return ioctl(fd, TMESH_INFO, &i);
+}
+
+static long list(void)
+{
+	struct tmesh_info some[4];
+	struct tmesh_list l = {
+		.size = sizeof(l),
+		.entries = (__u64)(unsigned long)some,
+		.entry_bytes = sizeof(some[0]),
+		.count = ARRAY_SIZE(some),
+	};
+
+	return ioctl(set.dev, TMESH_LIST, &l);
+}
+
+static long holders(void)
+{
+	struct tmesh_holder some[4];
+	struct tmesh_holders h = {
+		.size = sizeof(h),
+		.entries = (__u64)(unsigned long)some,
+		.entry_bytes = sizeof(some[0]),
+		.count = ARRAY_SIZE(some),
+	};
+
+	return ioctl(set.handle, TMESH_HOLDERS, &h);
+}
+
+static long describe(unsigned long call, unsigned int bytes)
+{
+	char text[512] = {0};
+	struct tmesh_desc d = {
+		.size = sizeof(d),
+		.data = (__u64)(unsigned long)text,
+		.bytes = bytes,
+	};
+
+	return ioctl(set.handle, call, &d);
+}
+
+static void undescribe(long ret)
+{
+	describe(TMESH_DESC_SET, 0);
+}
+
+/* A region of its own, because it does not come back from these. */
+static long on_fresh_region(int (*call)(int handle))
+{
+	int fd = t_create(set.dev, PAGE, 0), ret, err;
+
+	if (fd < 0)
+		return -1;
+	ret = call(fd);
+	err = errno;
+	close(fd);
+	errno = err;
+	return ret;
+}
+
+static int revoke_pinned(int fd)
+{
+	struct tmesh_holder some[2];
+	struct tmesh_revoke r = {
+		.size = sizeof(r),
+		.entries = (__u64)(unsigned long)some,
+		.entry_bytes = sizeof(some[0]),
+		.count = ARRAY_SIZE(some),
+	};
+	int pin, ret, err;
+
+	if (t_seal(fd))
+		return -1;
+	pin = t_derive(fd, R_READ, TMESH_DERIVE_PIN);
+	if (pin < 0)
+		return -1;
+	ret = ioctl(fd, TMESH_REVOKE, &r);
+	err = errno;
+	close(pin);
+	errno = err;
+	return ret == -1 && err == EBUSY ? 0 : -1;
+}
+
+static int new_token(int fd)
+{
+	__u8 token[TMESH_TOKEN_BYTES];
+
+	return t_token(fd, R_READ, token);
+}
+
+/* Maps, touches each 2 MiB and unmaps. A fault that finds no memory is tried again or kills. */
+static long map_and_touch(int fd, size_t bytes)
+{
+	unsigned char *p = t_map(fd, bytes, RW);
+	int sig = 0;
+
+	if (p == MAP_FAILED)
+		return -1;
+	for (size_t at = 0; at < bytes && !sig; at += 65 * PAGE)
+		sig = t_write(p + at, 1);
+	munmap(p, bytes);
+	if (sig)
+		errno = sig == SIGBUS ? ENOMEM : EINTR;
+	return sig ? -1 : 0;
+}
+
+static long fork_with_mapping(void)
+{
+	unsigned char *p = t_map(set.handle, BYTES, RW);
+	pid_t pid;
+	int status = 0, err;
+
+	if (p == MAP_FAILED)
+		return -1;
+	pid = t_write(p, 1) ? -1 : fork();
+	err = ENOMEM;
+	if (!pid)
+		_exit(t_write(p + HUGE, 1));
+	if (pid > 0)
+		waitpid(pid, &status, 0);
+	munmap(p, BYTES);
+	errno = err;
+	return pid < 0 || status ? -1 : 0;
+}
+
+/* DRM forgets a handle whose number it could not copy out: the device is closed after each. */
+static long import(void)
+{
+	int vgem = open(vgem_path, O_RDWR | O_CLOEXEC), ret, err;
+
+	if (vgem < 0)
+		return -1;
+	ret = vgem_import(vgem, set.dmabuf);
+	err = errno;
+	close(vgem);
+	errno = err;
+	return ret;
+}
+
+SWEEP(open_device, "open of /dev/tmesh", close_fd, open_device())
+SWEEP(caps, "CAPS", nothing, caps())
+SWEEP(create, "CREATE", close_fd, t_create(set.dev, BYTES, 0))
+SWEEP(create_single, "CREATE of single pages", close_fd,
+      t_create(set.dev, 40 * PAGE, TMESH_CREATE_NOHUGE))
+SWEEP(create_huge, "CREATE of huge pages", close_fd, t_create(set.dev, 2 * HUGE, TMESH_CREATE_HUGE))
+SWEEP(create_memfd, "CREATE_MEMFD", close_fd, create_memfd())
+SWEEP(open_token, "OPEN", close_fd, t_open(set.dev, set.token, R_READ, 0))
+SWEEP(derive, "DERIVE", close_fd, t_derive(set.handle, R_READ, 0))
+SWEEP(derive_pin, "DERIVE of a pinning handle", close_fd,
+      t_derive(set.sealed, R_READ, TMESH_DERIVE_PIN))
+SWEEP(token, "CREATE, TOKEN", nothing, on_fresh_region(new_token))
+SWEEP(info, "INFO", nothing, info(set.handle, 0))
+SWEEP(info_by_id, "INFO by id", nothing, info(set.dev, set.id))
+SWEEP(list, "LIST", nothing, list())
+SWEEP(holders, "HOLDERS", nothing, holders())
+SWEEP(seal, "CREATE, SEAL", nothing, on_fresh_region(t_seal))
+SWEEP(revoke, "CREATE, REVOKE", nothing, on_fresh_region(t_revoke))
+SWEEP(revoke_pinned, "CREATE, SEAL, DERIVE, REVOKE with holders", nothing,
+      on_fresh_region(revoke_pinned))
+SWEEP(export, "EXPORT", close_fd, t_export(set.handle, PAGE, 0, TMESH_EXPORT_WRITE))
+SWEEP(desc_set, "DESC_SET", undescribe, describe(TMESH_DESC_SET, 300))
+SWEEP(desc_get, "DESC_GET", nothing, describe(TMESH_DESC_GET, 300))
+SWEEP(map, "mmap and faults", nothing, map_and_touch(set.handle, BYTES))
+SWEEP(map_export, "mmap and faults of a dma-buf", nothing, map_and_touch(set.dmabuf, BYTES))
+SWEEP(fork, "fork with a mapping", nothing, fork_with_mapping())
+
+TEST(import, "import into vgem: attach, map, unmap, detach")
+{
+	set_up();
+	close(open_vgem());
+	sweep(import, nothing);
+	tear_down();
+}
+
+int main(void)
+{
+	return t_main();
+}

@@ -1,0 +1,472 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Races: threads that map, touch, protect, fork and export against others that seal, revoke
+ * and close. What is judged is the state in which such a race may end.
+ */
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <linux/dma-buf.h>
+
+#include "drm.h"
+#include "t.h"
+
+#define BYTES (8 * MB)
+#define RW (PROT_READ | PROT_WRITE)
+#define THREADS 3
+
+/* One round's subject, which threads work on until told to stop. */
+struct subject {
+	int handle, vgem;
+	unsigned char *mapping;
+	bool stop;
+	unsigned int seed;
+};
+
+static bool stopped(const struct subject *s)
+{
+	return __atomic_load_n(&s->stop, __ATOMIC_ACQUIRE);
+}
+
+static unsigned int own_seed(struct subject *s)
+{
+	return __atomic_add_fetch(&s->seed, 0x9e3779b9, __ATOMIC_RELAXED) | 1;
+}
+
+/* Faults pages of the common mapping in, writes to them, and throws them out again. */
+static void *touch(void *arg)
+{
+	struct subject *s = arg;
+	unsigned int seed = own_seed(s);
+
+	while (!stopped(s)) {
+		size_t at = t_random(&seed) % (BYTES / PAGE) * PAGE;
+
+		t_write(s->mapping + at, 1);
+		if (t_random(&seed) % 4 == 0)
+			madvise(s->mapping + at / HUGE * HUGE, HUGE, MADV_DONTNEED);
+	}
+	return NULL;
+}
+
+/* Makes mappings of its own, splits and moves them. */
+static void *map(void *arg)
+{
+	struct subject *s = arg;
+	unsigned int seed = own_seed(s);
+
+	while (!stopped(s)) {
+		unsigned char *p = t_map(s->handle, BYTES, t_random(&seed) % 2 ? RW : PROT_READ);
+		size_t at = t_random(&seed) % (BYTES / PAGE - 4) * PAGE;
+
+		if (p == MAP_FAILED)
+			continue;
+		t_read(p + at);
+		mprotect(p + at, 2 * PAGE, t_random(&seed) % 2 ? PROT_READ : RW);
+		t_write(p + at + PAGE, 1);
+		munmap(p + at, PAGE);
+		munmap(p, BYTES);
+	}
+	return NULL;
+}
+
+/* Children that inherit everything and end at once, or work a little. */
+static void *forker(void *arg)
+{
+	struct subject *s = arg;
+	unsigned int seed = own_seed(s);
+
+	while (!stopped(s)) {
+		pid_t pid = fork();
+
+		if (!pid) {
+			for (int i = 0; i < 8; i++)
+				t_write(s->mapping + t_random(&seed) % (BYTES / PAGE) * PAGE, 1);
+			_exit(0);
+		}
+		if (pid > 0)
+			waitpid(pid, NULL, 0);
+	}
+	return NULL;
+}
+
+/* Exports, maps the dma-buf, lets a device have it. */
+static void *export(void *arg)
+{
+	struct subject *s = arg;
+	unsigned int seed = own_seed(s);
+
+	while (!stopped(s)) {
+		__u32 flags = t_random(&seed) % 4 ? TMESH_EXPORT_WRITE : 0;
+		size_t at = t_random(&seed) % (BYTES / PAGE / 2) * PAGE;
+		int fd = t_export(s->handle, at, BYTES / 2, flags), gem = -1;
+		struct dma_buf_sync sync = {.flags = DMA_BUF_SYNC_START | DMA_BUF_SYNC_RW};
+		unsigned char *p;
+
+		if (fd < 0)
+			continue;
+		if (s->vgem >= 0 && t_random(&seed) % 2)
+			gem = vgem_import(s->vgem, fd);
+		p = t_map(fd, BYTES / 2, flags ? RW : PROT_READ);
+		ioctl(fd, DMA_BUF_IOCTL_SYNC, &sync);
+		if (p != MAP_FAILED) {
+			t_read(p + t_random(&seed) % (BYTES / 2));
+			t_write(p + t_random(&seed) % (BYTES / 2), 1);
+		}
+		sync.flags = DMA_BUF_SYNC_END | DMA_BUF_SYNC_RW;
+		ioctl(fd, DMA_BUF_IOCTL_SYNC, &sync);
+		close(fd);
+		if (p != MAP_FAILED)
+			munmap(p, BYTES / 2);
+		if (gem >= 0)
+			vgem_close(s->vgem, gem);
+	}
+	return NULL;
+}
+
+static void start(struct subject *s, void *(*const work[])(void *), pthread_t *threads, int n)
+{
+	for (int i = 0; i < n; i++)
+		REQUIRE(!pthread_create(&threads[i], NULL, work[i], s));
+}
+
+static void stop(struct subject *s, pthread_t *threads, int n)
+{
+	__atomic_store_n(&s->stop, true, __ATOMIC_RELEASE);
+	for (int i = 0; i < n; i++)
+		pthread_join(threads[i], NULL);
+}
+
+static void pause_a_little(unsigned int *seed)
+{
+	usleep(500 + t_random(seed) % 4000);
+}
+
+/* After the revocation no thread gets through, and nothing of the mapping is left. */
+static void race_revoke(__u32 flags, void *(*const work[])(void *), int vgem)
+{
+	double until = t_now() + t_length(3, 60);
+	unsigned int seed = 4711;
+	int dev = t_dev(), rounds = 0;
+
+	if (flags & TMESH_CREATE_HUGE && !t_has_huge(dev))
+		t_skip("this kernel has no transparent huge pages");
+	for (; t_now() < until && !t_failed(); rounds++) {
+		struct subject s = {.vgem = vgem, .seed = t_random(&seed)};
+		int first = REQUIRE_OK(t_create(dev, BYTES, flags));
+		pthread_t threads[THREADS];
+
+		s.handle = REQUIRE_OK(t_derive(first, R_READ | R_WRITE, 0));
+		s.mapping = t_map(s.handle, BYTES, RW);
+		REQUIRE(s.mapping != MAP_FAILED);
+		start(&s, work, threads, THREADS);
+		pause_a_little(&seed);
+		CHECK_OK(t_revoke(first));
+		for (size_t i = 0; i < BYTES; i += HUGE / 2)
+			CHECK_EQ(t_read(s.mapping + i), SIGBUS);
+		stop(&s, threads, THREADS);
+		for (size_t i = 0; i < BYTES; i += PAGE)
+			if (!CHECK_EQ(t_read(s.mapping + i), SIGBUS))
+				break;
+		munmap(s.mapping, BYTES);
+		close(s.handle);
+		close(first);
+	}
+	t_note("%d rounds", rounds);
+}
+
+static void *(*const mappers[THREADS])(void *) = {touch, map, forker};
+static void *(*const touchers[THREADS])(void *) = {touch, touch, touch};
+static void *(*const exporters[THREADS])(void *) = {export, export, touch};
+
+TEST(revoke_touch, "faults of single pages against a revocation")
+{
+	race_revoke(TMESH_CREATE_NOHUGE, touchers, -1);
+}
+
+TEST(revoke_touch_huge, "faults of huge pages against a revocation")
+{
+	race_revoke(TMESH_CREATE_HUGE, touchers, -1);
+}
+
+TEST(revoke_map, "mmap, mprotect, munmap and fork against a revocation")
+{
+	race_revoke(0, mappers, -1);
+}
+
+TEST(revoke_map_huge, "the same on huge pages")
+{
+	race_revoke(TMESH_CREATE_HUGE, mappers, -1);
+}
+
+TEST(revoke_export, "export, import by a device and mapping of dma-bufs against a revocation")
+{
+	race_revoke(0, exporters, open_vgem());
+}
+
+/* From the moment a seal has succeeded the bytes stay as they are. */
+static void race_seal(__u32 flags, void *(*const work[])(void *), int vgem)
+{
+	double until = t_now() + t_length(3, 60);
+	static unsigned char copy[BYTES];
+	unsigned int seed = 815;
+	int dev = t_dev(), rounds = 0, refused = 0;
+
+	if (flags & TMESH_CREATE_HUGE && !t_has_huge(dev))
+		t_skip("this kernel has no transparent huge pages");
+	for (; t_now() < until && !t_failed(); rounds++) {
+		struct subject s = {.vgem = vgem, .seed = t_random(&seed)};
+		pthread_t threads[THREADS];
+		unsigned char *p;
+		int tries;
+
+		s.handle = REQUIRE_OK(t_create(dev, BYTES, flags));
+		start(&s, work, threads, THREADS);
+		for (tries = 0; tries < 20000 && t_seal(s.handle); tries++) {
+			REQUIRE(errno == EBUSY);
+			refused++;
+		}
+		/* Where the writers never leave a gap they have to go first. */
+		if (tries == 20000) {
+			stop(&s, threads, THREADS);
+			CHECK_OK(t_seal(s.handle));
+		}
+		p = t_map(s.handle, BYTES, PROT_READ);
+		REQUIRE(p != MAP_FAILED);
+		memcpy(copy, p, BYTES);
+		pause_a_little(&seed);
+		if (tries < 20000)
+			stop(&s, threads, THREADS);
+		CHECK(!memcmp(copy, p, BYTES));
+		CHECK_ERR(t_map(s.handle, BYTES, RW), EPERM);
+		munmap(p, BYTES);
+		close(s.handle);
+	}
+	t_note("%d rounds, %d times EBUSY", rounds, refused);
+}
+
+static void *(*const own_mappers[THREADS])(void *) = {map, map, map};
+static void *(*const own_exporters[THREADS])(void *) = {export, export, map};
+
+TEST(seal_map, "mmap, mprotect and munmap against a seal")
+{
+	race_seal(0, own_mappers, -1);
+}
+
+TEST(seal_map_huge, "the same on huge pages")
+{
+	race_seal(TMESH_CREATE_HUGE, own_mappers, -1);
+}
+
+TEST(seal_export, "export, import and mapping of dma-bufs against a seal")
+{
+	race_seal(0, own_exporters, open_vgem());
+}
+
+/* Two revocations, a pin and a seal at once: the results agree with each other. */
+
+struct contest {
+	int handle;
+	pthread_barrier_t gate;
+	int results[3];
+};
+
+static void *revoker(void *arg)
+{
+	struct contest *c = arg;
+
+	pthread_barrier_wait(&c->gate);
+	c->results[0] = t_revoke(c->handle) ? errno : 0;
+	return NULL;
+}
+
+static void *second_revoker(void *arg)
+{
+	struct contest *c = arg;
+
+	pthread_barrier_wait(&c->gate);
+	c->results[1] = t_revoke(c->handle) ? errno : 0;
+	return NULL;
+}
+
+static void *pinner(void *arg)
+{
+	struct contest *c = arg;
+	int pin;
+
+	pthread_barrier_wait(&c->gate);
+	pin = t_derive(c->handle, R_READ, TMESH_DERIVE_PIN);
+	c->results[2] = pin < 0 ? errno : 0;
+	if (pin < 0)
+		return NULL;
+	/* Nothing takes a pinned region away. */
+	void *p = t_map(pin, BYTES, PROT_READ);
+
+	CHECK(p != MAP_FAILED && !t_read(p));
+	usleep(200);
+	CHECK_EQ(t_read(p), 0);
+	CHECK_ERR(t_revoke(c->handle), EBUSY);
+	munmap(p, BYTES);
+	close(pin);
+	return NULL;
+}
+
+TEST(pin, "a pin against two revocations: either the pin or the revocation wins")
+{
+	void *(*const work[3])(void *) = {revoker, second_revoker, pinner};
+	long rounds = t_length(300, 10000), pinned = 0;
+	int dev = t_dev();
+
+	for (long i = 0; i < rounds && !t_failed(); i++) {
+		struct contest c = {.handle = REQUIRE_OK(t_create(dev, BYTES, 0))};
+		pthread_t threads[3];
+
+		REQUIRE_OK(t_seal(c.handle));
+		pthread_barrier_init(&c.gate, NULL, 3);
+		for (int k = 0; k < 3; k++)
+			REQUIRE(!pthread_create(&threads[k], NULL, work[k], &c));
+		for (int k = 0; k < 3; k++)
+			pthread_join(threads[k], NULL);
+		pthread_barrier_destroy(&c.gate);
+		for (int k = 0; k < 2; k++)
+			CHECK(c.results[k] == 0 || c.results[k] == EBUSY || c.results[k] == ESTALE);
+		CHECK(c.results[0] || c.results[1]);
+		CHECK(c.results[2] == 0 || c.results[2] == ESTALE);
+		if (c.results[2])
+			CHECK(!c.results[0] || !c.results[1]);
+		pinned += !c.results[2];
+		close(c.handle);
+	}
+	t_note("%ld rounds, the pin won %ld", rounds, pinned);
+}
+
+/* A token that is redeemed while the last handle goes. */
+
+struct market {
+	__u64 id;
+	__u8 token[TMESH_TOKEN_BYTES];
+	unsigned int version; /* odd while the rest is written */
+	unsigned int opened, missed;
+};
+
+static void buy(struct market *m, int dev)
+{
+	__u8 token[TMESH_TOKEN_BYTES];
+	unsigned int version = __atomic_load_n(&m->version, __ATOMIC_ACQUIRE);
+	__u64 id = __atomic_load_n(&m->id, __ATOMIC_RELAXED);
+	__u64 *p;
+	int fd;
+
+	memcpy(token, m->token, sizeof(token));
+	__atomic_thread_fence(__ATOMIC_ACQUIRE);
+	if (version % 2 || version != __atomic_load_n(&m->version, __ATOMIC_RELAXED))
+		return;
+	fd = t_open(dev, token, R_READ, 0);
+	if (fd < 0) {
+		CHECK_EQ(errno, ENOENT);
+		__atomic_add_fetch(&m->missed, 1, __ATOMIC_RELAXED);
+		return;
+	}
+	p = t_map(fd, PAGE, PROT_READ);
+	CHECK_EQ(t_info(fd).id, id);
+	CHECK(p != MAP_FAILED && *p == id);
+	munmap(p, PAGE);
+	close(fd);
+	__atomic_add_fetch(&m->opened, 1, __ATOMIC_RELAXED);
+}
+
+TEST(last_close, "a token redeemed while the last handle closes: the very region, or ENOENT")
+{
+	struct market *m = mmap(NULL, PAGE, RW, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	double until = t_now() + t_length(4, 60);
+	int dev = t_dev();
+	pid_t buyers[2];
+
+	REQUIRE(m != MAP_FAILED);
+	for (int i = 0; i < 2; i++)
+		T_CHILD(buyers[i])
+			while (t_now() < until)
+				buy(m, dev);
+	while (t_now() < until) {
+		int fd = REQUIRE_OK(t_create(dev, PAGE, 0));
+		__u64 id = t_info(fd).id, *p = t_map(fd, PAGE, RW);
+		__u8 token[TMESH_TOKEN_BYTES];
+
+		REQUIRE(p != MAP_FAILED);
+		*p = id;
+		munmap(p, PAGE);
+		REQUIRE_OK(t_token(fd, R_READ, token));
+		__atomic_add_fetch(&m->version, 1, __ATOMIC_SEQ_CST);
+		__atomic_store_n(&m->id, id, __ATOMIC_RELAXED);
+		memcpy(m->token, token, sizeof(token));
+		__atomic_add_fetch(&m->version, 1, __ATOMIC_SEQ_CST);
+		close(fd);
+	}
+	for (int i = 0; i < 2; i++)
+		t_wait(buyers[i]);
+	t_note("%u regions, opened %u times, missed %u times", m->version / 2, m->opened,
+	       m->missed);
+	CHECK(m->opened && m->missed);
+}
+
+/* Descriptors that are closed while other threads use their numbers. */
+
+static int slots[4];
+
+static void *use_slots(void *arg)
+{
+	struct subject *s = arg;
+	unsigned int seed = own_seed(s);
+
+	while (!stopped(s)) {
+		int fd = __atomic_load_n(&slots[t_random(&seed) % 4], __ATOMIC_RELAXED), other;
+		struct tmesh_info info = {.size = sizeof(info)};
+		__u8 token[TMESH_TOKEN_BYTES];
+		void *p;
+
+		ioctl(fd, TMESH_INFO, &info);
+		other = t_derive(fd, R_READ, 0);
+		t_token(fd, R_READ, token);
+		p = t_map(fd, PAGE, PROT_READ);
+		if (p != MAP_FAILED) {
+			t_read(p);
+			munmap(p, PAGE);
+		}
+		if (other >= 0)
+			close(other);
+	}
+	return NULL;
+}
+
+TEST(close, "close against calls and mappings on the same descriptor")
+{
+	void *(*const work[THREADS])(void *) = {use_slots, use_slots, use_slots};
+	double until = t_now() + t_length(3, 60);
+	struct subject s = {.seed = 99};
+	pthread_t threads[THREADS];
+	unsigned int seed = 7;
+	int dev = t_dev();
+
+	for (int i = 0; i < 4; i++)
+		slots[i] = REQUIRE_OK(t_create(dev, PAGE, 0));
+	start(&s, work, threads, THREADS);
+	while (t_now() < until) {
+		int i = t_random(&seed) % 4, old = slots[i];
+
+		/* The same number is soon in use again, by another thread's derived handle. */
+		close(old);
+		__atomic_store_n(&slots[i], REQUIRE_OK(t_create(dev, PAGE, 0)), __ATOMIC_RELAXED);
+	}
+	stop(&s, threads, THREADS);
+}
+
+int main(void)
+{
+	return t_main();
+}
