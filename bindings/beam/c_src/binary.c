@@ -10,7 +10,11 @@
 #include "nif.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 static void drop_region(void *object)
 {
@@ -34,15 +38,52 @@ static ERL_NIF_TERM make_pinned(ErlNifEnv *env, struct pinned *pinned)
 }
 
 /*
+ * A sealed memfd may have holes, which the kernel fills on first touch and answers with SIGBUS
+ * when it cannot: under strict overcommit, or without huge pages. Fill those of the mapping
+ * now, where failure is an error. Holes behind the last byte do not matter, and the module's
+ * regions, whose handles are no memfds, have none.
+ */
+static int fill_holes(const struct pinned *pinned, uint64_t end, uint64_t limit,
+		      struct tmesh_error *err)
+{
+	int fd = tmesh_region_fd(pinned->region);
+	uintptr_t start = (uintptr_t)pinned->data & ~(uintptr_t)(sysconf(_SC_PAGESIZE) - 1);
+	size_t bytes = (uintptr_t)pinned->data + pinned->bytes - start;
+	uint64_t size, backed;
+	struct stat st;
+
+	if (fcntl(fd, F_GET_SEALS) < 0 || fstat(fd, &st))
+		return 0;
+	size = (uint64_t)st.st_size;
+	backed = (uint64_t)st.st_blocks * 512;
+	/* As much as there is room for, or all holes in one at the end of the file. */
+	if (backed >= size ||
+	    (end <= backed && lseek(fd, (off_t)backed, SEEK_DATA) < 0 && errno == ENXIO))
+		return 0;
+	if (limit && size - backed > limit)
+		return refuse(err, -EDQUOT,
+			      "%llu bytes of the region were never written, more than the "
+			      "limit max_shared_memory_mb allows to fill",
+			      (unsigned long long)(size - backed));
+	if (madvise((void *)start, bytes, MADV_POPULATE_READ))
+		return refuse(err, -ENOMEM,
+			      "no memory for the parts of the region that were "
+			      "never written");
+	return 0;
+}
+
+/*
  * Pin and map the region of a contiguous tensor that has bytes.
  *
  * Return: 0 and the caller's reference in @out; -EINVAL (not sealed), -EPERM (the owner
  * refuses pins), or what prevents both this and a copy.
  */
-static int pin(struct tmesh_tensor *tensor, struct pinned **out, struct tmesh_error *err)
+static int pin(struct tmesh_tensor *tensor, uint64_t limit, struct pinned **out,
+	       struct tmesh_error *err)
 {
 	struct tmesh_region *region;
 	struct pinned *pinned;
+	uint64_t offset;
 	void *addr;
 	int rc;
 
@@ -56,16 +97,22 @@ static int pin(struct tmesh_tensor *tensor, struct pinned **out, struct tmesh_er
 	*pinned = (struct pinned){.garbage = garbage_alloc(drop_region)};
 	if (!pinned->garbage) {
 		rc = refuse(err, -ENOMEM, "no memory for a binary");
-		goto release;
+		enif_release_resource(pinned);
+		goto unmap;
 	}
+	/* From here on the resource gives region and mapping up. */
+	offset = tmesh_tensor_layout(tensor)->offset;
 	pinned->region = region;
-	pinned->data = (unsigned char *)addr + tmesh_tensor_layout(tensor)->offset;
+	pinned->data = (unsigned char *)addr + offset;
 	pinned->bytes = tmesh_tensor_bytes(tensor);
-	*out = pinned;
-	return 0;
+	rc = fill_holes(pinned, offset + pinned->bytes, limit, err);
+	if (rc)
+		enif_release_resource(pinned);
+	else
+		*out = pinned;
+	return rc;
 
-release:
-	enif_release_resource(pinned);
+unmap:
 	tmesh_region_unmap(region, TMESH_READ);
 unref:
 	tmesh_region_unref(region);
@@ -187,7 +234,7 @@ static ERL_NIF_TERM make_binary(ErlNifEnv *env, struct handle *handle, struct tm
 		return make_ok(env, term);
 	}
 	if (tmesh_layout_is_contiguous(tmesh_tensor_layout(tensor)))
-		rc = pin(tensor, &pinned, &err);
+		rc = pin(tensor, handle->copy_limit, &pinned, &err);
 	else
 		rc = refuse(&err, -EINVAL, "not contiguous");
 	if (!rc) {

@@ -213,6 +213,18 @@ defmodule Tmesh.ZeroCopyTest do
       assert {:error, %Error{type: :limit_exceeded}} = ZeroCopy.to_binary(view)
     end
 
+    test "points into sealed memory only when all of it is there" do
+      # Pages that were never written are made when they are touched, which can fail.
+      bytes = 16 * 1_048_576
+      ref = ZeroCopy.allocate!([bytes], :uint8)
+      :ok = ZeroCopy.write(ref, 5 * @page, "x")
+      :ok = ZeroCopy.seal(ref)
+      binary = ZeroCopy.to_binary!(ref, copy: false)
+      {:ok, backend} = Tmesh.backend()
+      assert backend == :kernel or memfd_bytes(ref) >= bytes
+      assert binary == <<0::size(5 * @page)-unit(8), "x", 0::size(bytes - 5 * @page - 1)-unit(8)>>
+    end
+
     test "opens a ref that is only a description, for the call" do
       ref = ZeroCopy.from_binary!("abc", [3], :uint8)
       {:ok, description} = ref |> TensorRef.to_map() |> TensorRef.from_map()
@@ -297,6 +309,21 @@ defmodule Tmesh.ZeroCopyTest do
     case ZeroCopy.allocate([3], :uint8, huge: true) do
       {:ok, ref} -> assert ZeroCopy.info!(ref).huge_bytes >= 2_097_152
       {:error, error} -> assert error.type in [:no_memory, :unsupported]
+    end
+  end
+
+  # What the memory of a memfd region takes, by the name that its file carries.
+  defp memfd_bytes(ref) do
+    %{id: id} = ZeroCopy.grant!(ref, :read)
+
+    for name <- File.ls!("/proc/self/fd"),
+        path = "/proc/self/fd/" <> name,
+        {:ok, target} <- [File.read_link(path)],
+        target =~ id,
+        reduce: 0 do
+      most ->
+        {blocks, 0} = System.cmd("stat", ["-Lc", "%b", "/proc/#{System.pid()}/fd/" <> name])
+        max(most, 512 * String.to_integer(String.trim(blocks)))
     end
   end
 
