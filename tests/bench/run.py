@@ -32,8 +32,8 @@ COMMANDS = (
     [PYTHON, "-B", f"{HERE}/attach.py"],
     [PYTHON, "-B", f"{HERE}/torch_share.py"],
     [PYTHON, "-B", f"{HERE}/put.py"],
-    ["taskset", "-c", "0", "elixir", "--erl", "-logger level warning", "-pa", BUILD / "beam/dev/lib/tmesh/ebin",
-     f"{HERE}/from_binary.exs", OUT / "floor"],
+    ["taskset", "-c", "0", "elixir", "--erl", "-logger level warning",
+     "-pa", BUILD / "beam/dev/lib/tmesh/ebin", f"{HERE}/from_binary.exs", OUT / "floor"],
 )
 
 
@@ -118,7 +118,7 @@ def duration(ns):
     return f"{ns:.3g} ns"
 
 
-def print_table(sections):
+def print_table(sections, series):
     print(f"{'':<32}{'median':>9}{'p99':>9}  {'beside':<36}{'median':>9}{'ratio':>7}{'bound':>7}")
     for section in sections:
         print(f"\n{section['title']}")
@@ -126,24 +126,28 @@ def print_table(sections):
             if "ratio" not in line:
                 print(f"  {line['title']:<30}{line['verdict']}")
                 continue
+            p99 = duration(line["ours"]["p99_ns"]) if "p99_ns" in line["ours"] else ""
             limit = "" if line["limit"] is None else f"{line['limit']:g}"
-            print(f"  {line['title']:<30}{duration(line['ours']['p50_ns']):>9}"
-                  f"{duration(line['ours'].get('p99_ns', 0)) if 'p99_ns' in line['ours'] else '':>9}"
+            print(f"  {line['title']:<30}{duration(line['ours']['p50_ns']):>9}{p99:>9}"
                   f"  {line['beside']:<36}{duration(line['theirs']['p50_ns']):>9}"
                   f"{line['ratio']:>7.2f}{limit:>7}  {line['verdict']}")
+    for name, record in series.items():
+        if "value" in record:
+            print(f"\n{name}: {record['value']:g} {record['unit']}")
 
 
 def main():
     facts = machine()
-    print(f"tmesh {facts['version']}, {facts['backend']} backend; {facts['cpu']}, {facts['cpus']} CPUs"
-          f"{', virtual' if facts['virtual'] else ''}; Linux {facts['kernel']}; load"
+    print(f"tmesh {facts['version']}, {facts['backend']} backend; {facts['cpu']},"
+          f" {facts['cpus']} CPUs{', virtual' if facts['virtual'] else ''}; Linux {facts['kernel']}; load"
           f" {facts['load']:.1f}\n", flush=True)
     series = kernel_series()
     for command in COMMANDS:
         series |= run(command)
-    sections = [{"title": section.title, "bounds": [judge(bound, series) for bound in section.bounds]}
+    sections = [{"title": section.title,
+                 "bounds": [judge(bound, series) for bound in section.bounds]}
                 for section in SECTIONS]
-    print_table(sections)
+    print_table(sections, series)
     (OUT / "bench.json").write_text(json.dumps(
         {"machine": facts, "sections": sections, "series": series}, indent=1) + "\n")
     figure.draw(sections, facts, OUT / "bench.svg")

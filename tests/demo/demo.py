@@ -68,7 +68,8 @@ def show(tensor, text, vocabulary, elixir):
 
     start = time.perf_counter()
     words = nearest(tensor.numpy(), mean.numpy(), vocabulary, set(tokens))
-    say("Python", f"ranked the vocabulary against it in place: {1000 * (time.perf_counter() - start):.0f} ms")
+    spent = time.perf_counter() - start
+    say("Python", f"ranked the vocabulary against it in place: {1000 * spent:.0f} ms")
     print(f"\nNearest to {BOLD}{text}{PLAIN}, besides its own words:")
     for start in range(0, NEAREST, NEAREST // 2):
         print("  " + "".join(f"{word:<12}{DIM}{cosine:.2f}{PLAIN}    "

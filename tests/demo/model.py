@@ -5,7 +5,6 @@ import json
 import shutil
 import unicodedata
 import zipfile
-from pathlib import Path
 
 import numpy as np
 
