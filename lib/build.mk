@@ -15,7 +15,7 @@ LIB_LIBS   := $(shell pkg-config --libs jansson) -pthread
 LIB_CPPFLAGS := $(CPPFLAGS) -DTMESH_VERSION='"$(VERSION)"'
 
 ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
-TSAN_FLAGS := -fsanitize=thread -fno-omit-frame-pointer
+TSAN_FLAGS := -fsanitize=thread -fno-omit-frame-pointer -Wno-tsan
 
 lib: $(LIB_SO) $(LIB_A) $(B)/libtmesh.so ## build libtmesh
 

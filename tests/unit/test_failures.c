@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Every system call and allocation fails once: a scenario runs again and again, each time with
+ * the next call of this thread failing, until nothing is left to fail. Whatever fails, the
+ * error says so, nothing crashes, and no descriptor stays (the sanitizer and valgrind look
+ * for memory). The functions below stand in for the C library's in this program.
+ */
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+#include "unit.h"
+
+#define RW (TMESH_READ | TMESH_WRITE)
+
+static __thread long fail_at; /* 0: nothing fails */
+static __thread long calls;
+static const char *failed;
+
+static bool fails(const char *name)
+{
+	if (!fail_at || ++calls != fail_at)
+		return false;
+	failed = name;
+	return true;
+}
+
+#define STAND_IN(name, code, ...)                             \
+	do {                                                  \
+		if (fails(#name)) {                           \
+			errno = code;                         \
+			return -1;                            \
+		}                                             \
+		return (int)syscall(SYS_##name, __VA_ARGS__); \
+	} while (0)
+
+int memfd_create(const char *name, unsigned int flags)
+{
+	STAND_IN(memfd_create, EMFILE, name, flags);
+}
+
+int ftruncate(int fd, off_t size)
+{
+	STAND_IN(ftruncate, ENOMEM, fd, size);
+}
+
+int fchmod(int fd, mode_t mode)
+{
+	STAND_IN(fchmod, EIO, fd, mode);
+}
+
+int fstat(int fd, struct stat *st)
+{
+	STAND_IN(fstat, EIO, fd, st);
+}
+
+int madvise(void *addr, size_t bytes, int advice)
+{
+	STAND_IN(madvise, EINVAL, addr, bytes, advice);
+}
+
+int socket(int domain, int type, int protocol)
+{
+	STAND_IN(socket, EMFILE, domain, type, protocol);
+}
+
+int bind(int fd, const struct sockaddr *address, socklen_t size)
+{
+	STAND_IN(bind, EADDRINUSE, fd, address, size);
+}
+
+int listen(int fd, int backlog)
+{
+	STAND_IN(listen, EADDRINUSE, fd, backlog);
+}
+
+int connect(int fd, const struct sockaddr *address, socklen_t size)
+{
+	STAND_IN(connect, ENOBUFS, fd, address, size);
+}
+
+int getsockopt(int fd, int level, int name, void *value, socklen_t *size)
+{
+	STAND_IN(getsockopt, ENOBUFS, fd, level, name, value, size);
+}
+
+int epoll_create1(int flags)
+{
+	STAND_IN(epoll_create1, EMFILE, flags);
+}
+
+int dup3(int from, int to, int flags)
+{
+	return (int)syscall(SYS_dup3, from, to, flags);
+}
+
+int poll(struct pollfd *fds, nfds_t count, int ms)
+{
+	STAND_IN(poll, ENOMEM, fds, count, ms);
+}
+
+ssize_t sendmsg(int fd, const struct msghdr *msg, int flags)
+{
+	STAND_IN(sendmsg, ENOBUFS, fd, msg, flags);
+}
+
+ssize_t recvmsg(int fd, struct msghdr *msg, int flags)
+{
+	STAND_IN(recvmsg, ENOMEM, fd, msg, flags);
+}
+
+ssize_t getrandom(void *buffer, size_t bytes, unsigned int flags)
+{
+	STAND_IN(getrandom, ENOSYS, buffer, bytes, flags);
+}
+
+ssize_t pwrite(int fd, const void *data, size_t bytes, off_t offset)
+{
+	if (fails("pwrite")) {
+		errno = ENOSPC;
+		return -1;
+	}
+	return syscall(SYS_pwrite64, fd, data, bytes, offset);
+}
+
+ssize_t pread(int fd, void *data, size_t bytes, off_t offset)
+{
+	if (fails("pread")) {
+		errno = EIO;
+		return -1;
+	}
+	return syscall(SYS_pread64, fd, data, bytes, offset);
+}
+
+int fcntl(int fd, int command, ...)
+{
+	va_list args;
+	long argument;
+
+	va_start(args, command);
+	argument = va_arg(args, long);
+	va_end(args);
+	STAND_IN(fcntl, EIO, fd, command, argument);
+}
+
+int open(const char *path, int flags, ...)
+{
+	STAND_IN(openat, EMFILE, AT_FDCWD, path, flags, 0600);
+}
+
+int openat(int dir, const char *path, int flags, ...)
+{
+	STAND_IN(openat, EMFILE, dir, path, flags, 0600);
+}
+
+#ifndef __SANITIZE_ADDRESS__
+void *mmap(void *addr, size_t bytes, int prot, int flags, int fd, off_t offset)
+{
+	if (fails("mmap")) {
+		errno = ENOMEM;
+		return MAP_FAILED;
+	}
+	return (void *)syscall(SYS_mmap, addr, bytes, prot, flags, fd, offset);
+}
+
+extern void *__libc_calloc(size_t count, size_t size);
+
+void *calloc(size_t count, size_t size)
+{
+	if (fails("calloc")) {
+		errno = ENOMEM;
+		return NULL;
+	}
+	return __libc_calloc(count, size);
+}
+#endif
+
+static unsigned int open_fds(void)
+{
+	DIR *dir = opendir("/proc/self/fd");
+	unsigned int count = 0;
+
+	while (readdir(dir))
+		count++;
+	closedir(dir);
+	return count;
+}
+
+/* What a region goes through, in one process; the first failure ends it. Looking around in
+ * /proc is left out: how many calls that takes depends on the machine. */
+struct scene {
+	struct tmesh_ctx *producer, *client;
+	struct tmesh_region *region, *derived, *pinned, *opened[3], *received, *foreign;
+	struct tmesh_region_info info;
+	int pair[2], memfd;
+};
+
+static int act(struct scene *s, struct tmesh_error *err)
+{
+	struct tmesh_ctx_opts opts = {
+		.size = sizeof(opts),
+		.backend = TMESH_BACKEND_MEMFD,
+		.pool_bytes = 1 << 20,
+		.timeout_ns = 300000000,
+	};
+	char token[TMESH_TOKEN_SIZE], buffer[64] = "contents";
+	struct tmesh_region *pooled;
+	void *addr;
+
+#define STEP(call)                 \
+	do {                       \
+		int rc = call;     \
+                                   \
+		if (rc)            \
+			return rc; \
+	} while (0)
+	STEP(tmesh_ctx_open(&opts, &s->producer, err));
+	STEP(tmesh_ctx_open(&opts, &s->client, err));
+	for (int i = 0; i < 2; i++) {
+		STEP(tmesh_region_create(s->producer, 5000, NULL, &pooled, err));
+		tmesh_region_unref(pooled);
+	}
+	STEP(tmesh_region_create(s->producer, 20000, NULL, &s->region, err));
+	STEP(tmesh_region_write(s->region, 0, buffer, sizeof(buffer), err));
+	STEP(tmesh_region_map(s->region, TMESH_READ, &addr, err));
+	STEP(tmesh_region_map(s->region, RW, &addr, err));
+	STEP(tmesh_region_desc_set(s->region, "described", err));
+	STEP(tmesh_region_derive(s->region, TMESH_READ, &s->derived, err));
+	STEP(tmesh_region_token(s->region, TMESH_READ, token, err));
+	for (int i = 0; i < 3; i++)
+		STEP(tmesh_region_open(s->client, token, TMESH_READ, &s->opened[i], err));
+	STEP(tmesh_region_read(s->opened[1], 0, buffer, sizeof(buffer), err));
+	STEP(tmesh_region_map(s->opened[2], TMESH_READ, &addr, err));
+	STEP(tmesh_region_send(s->region, s->pair[0], TMESH_READ, err));
+	STEP(tmesh_region_recv(s->client, s->pair[1], &s->received, err));
+	STEP(tmesh_region_seal(s->region, err));
+	STEP(tmesh_region_pin(s->region, &s->pinned, err));
+	s->info.size = sizeof(s->info);
+	STEP(tmesh_region_info(s->region, &s->info, err));
+	STEP(tmesh_region_from_memfd(s->client, s->memfd, 0, NULL, &s->foreign, err));
+	return 0;
+}
+
+static void clear(struct scene *s)
+{
+	for (int i = 0; i < 3; i++)
+		tmesh_region_unref(s->opened[i]);
+	tmesh_region_unref(s->foreign);
+	tmesh_region_unref(s->received);
+	tmesh_region_unref(s->pinned);
+	tmesh_region_unref(s->derived);
+	tmesh_region_unref(s->region);
+	tmesh_ctx_unref(s->client);
+	tmesh_ctx_unref(s->producer);
+	close(s->pair[0]);
+	close(s->pair[1]);
+	close(s->memfd);
+}
+
+static void prepare(struct scene *s)
+{
+	memset(s, 0, sizeof(*s));
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, s->pair), 0);
+	s->memfd = memfd_create("by hand", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	assert_int_equal(ftruncate(s->memfd, 4096), 0);
+	assert_int_equal(fcntl(s->memfd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+}
+
+static void test_each_call_fails(void **state)
+{
+	static struct scene s;
+	unsigned int before = open_fds();
+	long survived = 0, n = 1;
+
+	for (;; n++) {
+		struct tmesh_error err = {0};
+		int rc;
+
+		prepare(&s);
+		failed = NULL;
+		calls = 0;
+		fail_at = n;
+		rc = act(&s, &err);
+		fail_at = 0;
+		if (rc && (rc != err.code || strlen(err.message) < 10))
+			fail_msg("call %ld (%s): %d but \"%s\" (%d)", n, failed, rc, err.message,
+				 err.code);
+		clear(&s);
+		if (open_fds() != before)
+			fail_msg("call %ld (%s): %u descriptors, not %u", n, failed, open_fds(),
+				 before);
+		if (!failed)
+			break;
+		survived += rc == 0;
+	}
+	/* Some can fail without harm: there is another way. The last run had no failure. */
+	assert_true(n > 60);
+	print_message("%ld calls failed in turn, %ld of them had another way\n", n - 1, survived);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {cmocka_unit_test(test_each_call_fails)};
+
+	return cmocka_run_group_tests_name("failures", tests, NULL, NULL);
+}
