@@ -24,8 +24,9 @@ defmodule Tmesh.ZeroCopy.TensorRef do
 
   The handle holds the tensor until `Tmesh.ZeroCopy.release/1`, or until the last process that has
   the ref has ended or collected it as garbage. The collector sees only a few words and may take
-  its time: release what is large. `Tmesh.ZeroCopy.keep/2` holds a tensor for a process that does
-  not carry the ref about.
+  its time: release what is large. A variable that is not used any more holds nothing, so release a
+  ref after its peer is done, not before, or have `Tmesh.ZeroCopy.keep/2` hold the tensor for a
+  process.
   """
 
   alias Tmesh.{Error, Native}
