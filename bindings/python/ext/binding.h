@@ -48,6 +48,8 @@ struct tensor {
 	 * first. It counts the writable views of all Tensors on the region object. */
 	struct tensor *root;
 	uint32_t rights;
+	PyObject *id;	    /* of the root: what never changes, NULL until somebody asks */
+	PyObject *label;    /* of the root */
 	bool sealed;	    /* of the root: known to be sealed */
 	bool sealing;	    /* of the root: seal() is running without the GIL */
 	Py_ssize_t writers; /* of the root */

@@ -203,9 +203,11 @@ struct tmesh_tensor *put_buffer(struct state *st, PyObject *object,
 	if (!ctx || PyObject_GetBuffer(object, &view, PyBUF_RECORDS_RO))
 		return NULL;
 	if (!describe(st, &view, &managed, shape, strides)) {
-		Py_BEGIN_ALLOW_THREADS rc =
-			tmesh_tensor_from_dlpack(ctx, &managed, opts, &tensor, &err);
-		Py_END_ALLOW_THREADS if (rc) raise_error(st, &err);
+		Py_BEGIN_ALLOW_THREADS;
+		rc = tmesh_tensor_from_dlpack(ctx, &managed, opts, &tensor, &err);
+		Py_END_ALLOW_THREADS;
+		if (rc)
+			raise_error(st, &err);
 	}
 	PyBuffer_Release(&view);
 	return tensor;

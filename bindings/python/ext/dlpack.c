@@ -261,14 +261,16 @@ struct tmesh_tensor *put_tensor(struct state *st, struct tensor *self,
 
 	if (!ctx || tensor_view_begin(self, VIEW_READ, &data, &writable))
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS rc = tmesh_tensor_to_dlpack(
-		self->tensor, TMESH_READ, TMESH_DLPACK_ALLOW_READONLY, &managed, &err);
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_tensor_to_dlpack(self->tensor, TMESH_READ, TMESH_DLPACK_ALLOW_READONLY, &managed,
+				    &err);
 	if (!rc) {
 		anonymous = (struct DLManagedTensor){.dl_tensor = managed->dl_tensor};
 		rc = tmesh_tensor_from_dlpack(ctx, &anonymous, opts, &tensor, &err);
 		managed->deleter(managed);
 	}
-	Py_END_ALLOW_THREADS tensor_view_end(self, writable);
+	Py_END_ALLOW_THREADS;
+	tensor_view_end(self, writable);
 	return rc ? raise_error(st, &err) : tensor;
 }
 
@@ -309,15 +311,15 @@ static struct tmesh_tensor *take(struct state *st, PyObject *capsule,
 	if (PyCapsule_IsValid(capsule, VERSIONED)) {
 		struct DLManagedTensorVersioned *managed = PyCapsule_GetPointer(capsule, VERSIONED);
 
-		Py_BEGIN_ALLOW_THREADS rc =
-			tmesh_tensor_from_dlpack_versioned(ctx, managed, opts, &tensor, &err);
-		Py_END_ALLOW_THREADS
+		Py_BEGIN_ALLOW_THREADS;
+		rc = tmesh_tensor_from_dlpack_versioned(ctx, managed, opts, &tensor, &err);
+		Py_END_ALLOW_THREADS;
 	} else if (PyCapsule_IsValid(capsule, UNVERSIONED)) {
 		struct DLManagedTensor *managed = PyCapsule_GetPointer(capsule, UNVERSIONED);
 
-		Py_BEGIN_ALLOW_THREADS rc =
-			tmesh_tensor_from_dlpack(ctx, managed, opts, &tensor, &err);
-		Py_END_ALLOW_THREADS
+		Py_BEGIN_ALLOW_THREADS;
+		rc = tmesh_tensor_from_dlpack(ctx, managed, opts, &tensor, &err);
+		Py_END_ALLOW_THREADS;
 	} else {
 		return raise_code(st, EINVAL, "%R is no DLPack capsule, or was used before",
 				  capsule);

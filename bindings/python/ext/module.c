@@ -132,10 +132,10 @@ static PyObject *module_empty(PyObject *module, PyObject *args, PyObject *kwargs
 	ctx = context(st);
 	if (!ctx)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS rc =
-		tmesh_tensor_create(ctx, dtype, ndim, shape, &opts, &tensor, &err);
-	Py_END_ALLOW_THREADS return rc ? raise_error(st, &err)
-				       : tensor_new(st, tensor, NULL, ALL_RIGHTS);
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_tensor_create(ctx, dtype, ndim, shape, &opts, &tensor, &err);
+	Py_END_ALLOW_THREADS;
+	return rc ? raise_error(st, &err) : tensor_new(st, tensor, NULL, ALL_RIGHTS);
 }
 
 /* Lists, and whatever else NumPy can make an array of. */

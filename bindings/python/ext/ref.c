@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <internal.h>
+
 static PyObject *list_from_ints(const int64_t *values, int32_t count)
 {
 	PyObject *tuple = tuple_from_ints(values, count);
@@ -228,34 +230,35 @@ static PyObject *open_ref(struct state *st, struct tmesh_ctx *ctx, const struct 
 	struct tmesh_error err;
 	int rc;
 
-	Py_BEGIN_ALLOW_THREADS rc = tmesh_tensor_open(ctx, ref, rights, &tensor, &err);
-	Py_END_ALLOW_THREADS return rc ? raise_error(st, &err)
-				       : tensor_new(st, tensor, NULL, rights);
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_tensor_open(ctx, ref, rights, &tensor, &err);
+	Py_END_ALLOW_THREADS;
+	return rc ? raise_error(st, &err) : tensor_new(st, tensor, NULL, rights);
 }
 
 /* A token says nothing about elements: its region as bytes. */
 static PyObject *open_token(struct state *st, struct tmesh_ctx *ctx, const char *token,
 			    uint32_t rights)
 {
-	struct tmesh_region_info info = {.size = sizeof(info)};
 	struct tmesh_region *region;
 	struct tmesh_tensor *tensor;
 	struct tmesh_layout layout;
 	struct tmesh_error err;
 	int rc;
 
-	Py_BEGIN_ALLOW_THREADS rc = tmesh_region_open(ctx, token, rights, &region, &err);
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_region_open(ctx, token, rights, &region, &err);
 	if (!rc) {
-		rc = tmesh_region_info(region, &info, &err);
-		if (!rc)
-			rc = tmesh_layout_contiguous(&layout, TMESH_UINT8, 1,
-						     &(int64_t){(int64_t)info.bytes}, &err);
+		/* The whole of tmesh_region_info() would look at every process for holders. */
+		int64_t bytes = (int64_t)tmesh_region_bytes(region);
+
+		rc = tmesh_layout_contiguous(&layout, TMESH_UINT8, 1, &bytes, &err);
 		if (!rc)
 			rc = tmesh_tensor_wrap(region, &layout, &tensor, &err);
 		tmesh_region_unref(region);
 	}
-	Py_END_ALLOW_THREADS return rc ? raise_error(st, &err)
-				       : tensor_new(st, tensor, NULL, rights);
+	Py_END_ALLOW_THREADS;
+	return rc ? raise_error(st, &err) : tensor_new(st, tensor, NULL, rights);
 }
 
 static PyObject *open_text(struct state *st, struct tmesh_ctx *ctx, const char *text,

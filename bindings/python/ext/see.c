@@ -120,8 +120,11 @@ PyObject *module_list(PyObject *module, PyObject *unused)
 
 	if (!ctx)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS rc = tmesh_list(ctx, &infos, &count, &err);
-	Py_END_ALLOW_THREADS if (rc) return raise_error(st, &err);
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_list(ctx, &infos, &count, &err);
+	Py_END_ALLOW_THREADS;
+	if (rc)
+		return raise_error(st, &err);
 	list = PyList_New(0);
 	for (size_t i = 0; list && i < count; i++) {
 		PyObject *dict = dict_from_info(&infos[i]);
@@ -178,8 +181,11 @@ PyObject *module_holders(PyObject *module, PyObject *object)
 		return NULL;
 	if (id_from_text(text, &id))
 		return raise_code(st, EINVAL, "a region's id is 16 hex digits, not %R", object);
-	Py_BEGIN_ALLOW_THREADS rc = tmesh_holders(ctx, id, &holders, &count, &err);
-	Py_END_ALLOW_THREADS if (rc) return raise_error(st, &err);
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_holders(ctx, id, &holders, &count, &err);
+	Py_END_ALLOW_THREADS;
+	if (rc)
+		return raise_error(st, &err);
 	list = PyList_New(0);
 	for (size_t i = 0; list && i < count; i++) {
 		PyObject *dict = dict_from_holder(&holders[i]);

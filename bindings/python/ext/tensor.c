@@ -41,8 +41,9 @@ static void unref(struct tmesh_tensor *tensor)
 		tmesh_tensor_unref(tensor);
 		return;
 	}
-	Py_BEGIN_ALLOW_THREADS tmesh_tensor_unref(tensor);
-	Py_END_ALLOW_THREADS
+	Py_BEGIN_ALLOW_THREADS;
+	tmesh_tensor_unref(tensor);
+	Py_END_ALLOW_THREADS;
 }
 
 static void tensor_dealloc(PyObject *object)
@@ -54,6 +55,8 @@ static void tensor_dealloc(PyObject *object)
 		unref(self->tensor);
 	if (self->root != self)
 		Py_DECREF(self->root);
+	Py_XDECREF(self->id);
+	Py_XDECREF(self->label);
 	PyObject_Free(self);
 	Py_DECREF(type);
 }
@@ -158,8 +161,10 @@ static PyObject *tensor_seal(PyObject *object, PyObject *unused)
 				  "the tensor is being sealed by another thread");
 	root->sealing = true;
 	tmesh_tensor_ref(tensor);
-	Py_BEGIN_ALLOW_THREADS rc = tmesh_region_seal(tmesh_tensor_region(tensor), &err);
-	Py_END_ALLOW_THREADS root->sealing = false;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_region_seal(tmesh_tensor_region(tensor), &err);
+	Py_END_ALLOW_THREADS;
+	root->sealing = false;
 	root->sealed |= !rc;
 	if (rc)
 		raise_region_error(state_of(self), tmesh_tensor_region(tensor), &err);
@@ -263,34 +268,41 @@ static PyObject *get_nbytes(PyObject *object, void *unused)
 	return tensor ? PyLong_FromUnsignedLongLong(tmesh_tensor_bytes(tensor)) : NULL;
 }
 
-static int info_of(struct tensor *self, struct tmesh_region_info *info)
+/*
+ * Id and label, asked for once: without the module a region's information includes who holds
+ * it, for which the library looks at every process.
+ */
+static struct tensor *named_root(struct tensor *self)
 {
+	struct tmesh_region_info info = {.size = sizeof(info)};
 	struct tmesh_tensor *tensor = tensor_get(self);
+	struct tensor *root = self->root;
 	struct tmesh_error err;
 
-	*info = (struct tmesh_region_info){.size = sizeof(*info)};
 	if (!tensor)
-		return -1;
-	if (!tmesh_region_info(tmesh_tensor_region(tensor), info, &err))
-		return 0;
-	raise_error(state_of(self), &err);
-	return -1;
+		return NULL;
+	if (root->label)
+		return root;
+	if (tmesh_region_info(tmesh_tensor_region(tensor), &info, &err))
+		return raise_error(state_of(self), &err);
+	Py_XDECREF(root->id);
+	root->id = text_from_id(info.id);
+	root->label = root->id ? PyUnicode_FromString(info.label) : NULL;
+	return root->label ? root : NULL;
 }
 
 static PyObject *get_id(PyObject *object, void *unused)
 {
-	struct tmesh_region_info info;
+	struct tensor *root = named_root((struct tensor *)object);
 
-	return info_of((struct tensor *)object, &info) ? NULL : text_from_id(info.id);
+	return root ? Py_NewRef(root->id) : NULL;
 }
 
 static PyObject *get_label(PyObject *object, void *unused)
 {
-	struct tmesh_region_info info;
+	struct tensor *root = named_root((struct tensor *)object);
 
-	if (info_of((struct tensor *)object, &info))
-		return NULL;
-	return PyUnicode_FromString(info.label);
+	return root ? Py_NewRef(root->label) : NULL;
 }
 
 static PyObject *get_token(PyObject *object, void *unused)

