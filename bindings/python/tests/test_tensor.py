@@ -38,7 +38,7 @@ def test_dtype_spellings(dtype):
 
 
 def test_torch_dtype_spelling():
-    import torch
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     assert tmesh.empty(1, torch.bfloat16).dtype == "bfloat16"
     assert tmesh.empty(1, torch.bool).dtype == "bool"
 
