@@ -36,7 +36,7 @@ deps: ## install the Debian packages that building, the demo and the tests need 
 	packaging/deps.sh all
 
 demo: ## share a real model's embeddings between Python and Elixir, and show who holds them
-	tests/demo/run.sh
+	@tests/demo/run.sh
 
 install: install-lib install-tools ## install library, headers, tools, man pages (PREFIX, DESTDIR)
 uninstall: uninstall-lib uninstall-tools ## remove what install put there

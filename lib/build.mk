@@ -10,8 +10,8 @@ LIB_ASAN   := $(B)/libtmesh-asan.a
 LIB_TSAN   := $(B)/libtmesh-tsan.a
 
 LIB_SRC := $(wildcard lib/*.c)
-LIB_CFLAGS := -std=gnu11 -fPIC -fvisibility=hidden -pthread $(shell pkg-config --cflags jansson)
-LIB_LIBS   := $(shell pkg-config --libs jansson) -pthread
+LIB_CFLAGS = -std=gnu11 -fPIC -fvisibility=hidden -pthread $(shell pkg-config --cflags jansson)
+LIB_LIBS   = $(shell pkg-config --libs jansson) -pthread
 LIB_CPPFLAGS := $(CPPFLAGS) -DTMESH_VERSION='"$(VERSION)"'
 
 ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
