@@ -6,9 +6,11 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 
 #include "unit.h"
+#include "wire.h"
 
 #define RW (TMESH_READ | TMESH_WRITE)
 
@@ -438,6 +440,34 @@ static int open_as_nobody(const char *token)
 	return -WEXITSTATUS(status);
 }
 
+/* The same without a libtmesh that would look at the other end first: 0 when answered. */
+static int ask_as_nobody(const char *path, const char *token)
+{
+	struct tmesh_wire_request request = {
+		.magic = TMESH_MAGIC_REQUEST,
+		.version = TMESH_WIRE_VERSION,
+		.rights = TMESH_READ,
+	};
+	pid_t child = fork();
+	int status;
+
+	if (child == 0) {
+		struct sockaddr_un address = {.sun_family = AF_UNIX};
+		struct tmesh_token_parts parts;
+		int fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+
+		strncpy(address.sun_path, path, sizeof(address.sun_path) - 1);
+		if (setgid(65534) || setuid(65534) || tmesh_token_parse(token, &parts, NULL) ||
+		    connect(fd, (struct sockaddr *)&address, sizeof(address)))
+			_exit(2);
+		memcpy(request.secret, parts.secret, sizeof(request.secret));
+		send(fd, &request, sizeof(request), MSG_NOSIGNAL);
+		_exit(recv(fd, &request, sizeof(request), 0) > 0 ? 0 : 1);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	return WEXITSTATUS(status);
+}
+
 /* Another user gets nothing, even when the directory and then the socket are opened to him. */
 static void test_other_user(void **state)
 {
@@ -456,6 +486,7 @@ static void test_other_user(void **state)
 	snprintf(path, sizeof(path), "%s/%.32s", dir, p.tokens[0].text + 5);
 	assert_int_equal(chmod(path, 0777), 0);
 	assert_int_equal(open_as_nobody(p.tokens[0].text), -ENOENT);
+	assert_int_equal(ask_as_nobody(path, p.tokens[0].text), 1);
 	chmod(dir, 0700);
 	producer_end(&p, 0);
 }
