@@ -130,6 +130,9 @@ defmodule Tmesh.PeerTest do
 
   test "a stopped peer holds up its openers, not the VM", %{peer: peer} do
     ref = Peer.put(peer, 4096, "put")
+    {:os_pid, pid} = Port.info(peer, :os_pid)
+    # Also when the test fails: a stopped process does not see that its input has ended.
+    on_exit(fn -> System.cmd("kill", ["-CONT", "#{pid}"], stderr_to_stdout: true) end)
     :ok = Peer.signal(peer, "STOP")
     opens = for _i <- 1..30, do: Task.async(fn -> ZeroCopy.open(ref) end)
     # File I/O shares its schedulers with opens that wait; it must not wait for them all.
