@@ -11,7 +11,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -59,15 +58,15 @@ void pin_to(int cpu)
 	need(sched_setaffinity(0, sizeof(set), &set), "sched_setaffinity");
 }
 
-void raise_fd_limit(unsigned int needed)
+void raise_fd_limit(rlim_t wanted, rlim_t needed)
 {
-	struct rlimit limit;
+	struct rlimit limit = {wanted, wanted};
 
+	if (setrlimit(RLIMIT_NOFILE, &limit) == 0)
+		return;
 	need(getrlimit(RLIMIT_NOFILE, &limit), "getrlimit");
-	if (limit.rlim_max < needed && geteuid() == 0)
-		limit.rlim_max = needed;
 	if (limit.rlim_max < needed)
-		die("needs %u descriptors, and the hard limit is %ju", needed,
+		die("needs %ju descriptors, and the hard limit is %ju", (uintmax_t)needed,
 		    (uintmax_t)limit.rlim_max);
 	limit.rlim_cur = limit.rlim_max;
 	need(setrlimit(RLIMIT_NOFILE, &limit), "setrlimit");

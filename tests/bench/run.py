@@ -55,6 +55,7 @@ def machine():
         "virtual": "hypervisor" in read("/proc/cpuinfo"),
         "shmem_huge_pages": read("/sys/kernel/mm/transparent_hugepage/shmem_enabled"),
         "load": os.getloadavg()[0],
+        "real_time": os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR),
         "backend": "kernel" if os.access("/dev/tmesh", os.R_OK | os.W_OK) else "memfd",
         "version": read(ROOT / "VERSION"),
     }
@@ -140,7 +141,8 @@ def main():
     facts = machine()
     print(f"tmesh {facts['version']}, {facts['backend']} backend; {facts['cpu']},"
           f" {facts['cpus']} CPUs{', virtual' if facts['virtual'] else ''}; Linux {facts['kernel']}; load"
-          f" {facts['load']:.1f}\n", flush=True)
+          f" {facts['load']:.1f}{', at real-time priority' if facts['real_time'] else ''}\n",
+          flush=True)
     series = kernel_series()
     for command in COMMANDS:
         series |= run(command)
