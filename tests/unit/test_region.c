@@ -4,6 +4,7 @@
 #include <linux/memfd.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 
 #include "unit.h"
@@ -193,7 +194,7 @@ static void test_read_write(void **state)
 static void test_seal(void **state)
 {
 	struct tmesh_region *region = region_of(*state, 5000), *writer, *reader;
-	char *addr = map_of(region, RW);
+	char *addr = map_of(region, RW), pid[32];
 	void *other;
 
 	strcpy(addr, "final");
@@ -204,7 +205,8 @@ static void test_seal(void **state)
 	other = map_of(writer, RW);
 
 	/* Somebody writes: nothing has changed, ours is writable still. */
-	assert_refused(tmesh_region_seal(region, err), -EBUSY, "test_region");
+	snprintf(pid, sizeof(pid), "process %d (", (int)getpid());
+	assert_refused(tmesh_region_seal(region, err), -EBUSY, pid);
 	strcpy(addr, "Final");
 	strcpy(other, "FINAL");
 	assert_refused(tmesh_region_seal(reader, err), -EACCES, "manage");
@@ -402,6 +404,7 @@ static void test_see(void **state)
 	struct tmesh_region_info *infos;
 	struct tmesh_holder_info *holders;
 	struct tmesh_region *region;
+	char comm[16];
 	size_t count, i;
 	int fake = memfd_create("tmesh:1:zz:10:label", MFD_CLOEXEC);
 
@@ -423,7 +426,8 @@ static void test_see(void **state)
 	assert_int_equal(holders[0].kind, TMESH_HOLDER_IS_HANDLE);
 	assert_int_equal(holders[0].rights, RW);
 	assert_int_equal(holders[0].mappings, 1);
-	assert_string_equal(holders[0].comm, "test_region");
+	assert_int_equal(prctl(PR_GET_NAME, comm), 0);
+	assert_string_equal(holders[0].comm, comm);
 	free(holders);
 	/* The descriptor is closed behind our back: the mapping still shows. */
 	close(region->fd);
