@@ -34,7 +34,7 @@ static void *work(void *data)
 
 	for (int i = 0; i < ROUNDS; i++) {
 		struct tmesh_region *own, *got, *less;
-		char token[TMESH_TOKEN_SIZE], text[32], back[32];
+		char token[TMESH_TOKEN_SIZE], text[32] = "", back[32];
 		void *addr, *again;
 
 		snprintf(text, sizeof(text), "thread %d round %d", self, i);
