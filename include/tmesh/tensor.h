@@ -150,7 +150,8 @@ struct tmesh_ref {
 
 /*
  * Write the tensor's ref, with a token for @rights (TMESH_READ unless more is meant), to
- * @text of @size bytes. Errors as tmesh_region_token(); -ENOSPC when @size is too small.
+ * @text of @size bytes. Errors as tmesh_region_token(); -ENOSPC when @size is too small;
+ * tmesh_ref_encode() gives -EINVAL for what tmesh_ref_decode() would refuse.
  */
 int tmesh_tensor_ref_encode(struct tmesh_tensor *tensor, uint32_t rights, char *text, size_t size,
 			    struct tmesh_error *err);
@@ -160,8 +161,8 @@ int tmesh_ref_encode(const struct tmesh_ref *ref, char *text, size_t size,
 /*
  * Read a ref of @bytes bytes (no terminating zero needed). Strict: -EPROTO for anything
  * but one JSON object with these members of these types, duplicates, numbers out of
- * range, a byte_size that contradicts shape and dtype, or more than TMESH_REF_SIZE bytes;
- * unknown members are allowed.
+ * range, a byte_size that contradicts shape and dtype, or more than TMESH_REF_SIZE bytes.
+ * Unknown members are allowed, and token may be missing, as it is in descriptions.
  */
 int tmesh_ref_decode(const char *text, size_t bytes, struct tmesh_ref *ref,
 		     struct tmesh_error *err);
@@ -179,9 +180,10 @@ int tmesh_tensor_open(struct tmesh_ctx *ctx, const struct tmesh_ref *ref, uint32
  *
  * Out: the managed tensor holds a reference on @tensor until its deleter runs, and its
  * data is mapped for @rights. byte_offset is 0; data points at the first element.
- * The versioned form carries READ_ONLY when mapped without TMESH_WRITE; the unversioned one
- * cannot say so, and is refused with -EACCES for memory that this process cannot write unless
- * TMESH_DLPACK_ALLOW_READONLY is set: the consumer must then be known not to write.
+ * data is NULL where there are no elements, as DLPack wants it; strides are always given.
+ * The versioned form carries READ_ONLY when @rights lack TMESH_WRITE; the unversioned one
+ * cannot say so, and is then refused with -EACCES unless TMESH_DLPACK_ALLOW_READONLY is set:
+ * the consumer must be known not to write.
  * @max_major is the highest major version the consumer knows (as max_version of
  * __dlpack__); the versioned form needs at least 1, else -EOPNOTSUPP.
  */
@@ -200,9 +202,11 @@ int tmesh_tensor_to_dlpack_versioned(struct tmesh_tensor *tensor, uint32_t right
  * In: make a tensor of what a DLPack tensor holds.
  *
  * CPU memory that is not already tmesh memory has to be copied into a region once (counted);
- * a managed tensor that this library made in this process is recognised by its deleter and
- * given back as a view, without a copy. @managed stays the caller's in every case.
- * Return: 0; -EOPNOTSUPP (device, dtype or lanes; a newer major version), -EINVAL.
+ * a managed tensor that this library made in this process is recognised by its deleter, and
+ * a further reference on its tensor is given back, without a copy and whatever @ctx and @opts
+ * say. @managed stays the caller's in every case.
+ * Return: 0; -EOPNOTSUPP (device, dtype or lanes; a newer major version; 4-bit elements padded
+ * to bytes), -EINVAL, -EOVERFLOW, and as tmesh_tensor_put().
  */
 int tmesh_tensor_from_dlpack(struct tmesh_ctx *ctx, const struct DLManagedTensor *managed,
 			     const struct tmesh_region_opts *opts, struct tmesh_tensor **out,
