@@ -49,17 +49,19 @@ static void inject(int nth)
 	char text[16];
 	int n = snprintf(text, sizeof(text), "%d", nth);
 
-	REQUIRE(pwrite(fail_nth, text, n, 0) == n);
+	/* The point that is still to come may be in here; then it is spent. */
+	if (pwrite(fail_nth, text, n, 0) != n)
+		REQUIRE(pwrite(fail_nth, text, n, 0) == n);
 }
 
-/* Ends the injection: was the point reached? */
+/* Ends the injection: was the point reached? Not when it hits this very question. */
 static bool injected(void)
 {
 	char text[16] = "";
+	bool answered = pread(fail_nth, text, sizeof(text) - 1, 0) > 0;
 
-	REQUIRE(pread(fail_nth, text, sizeof(text) - 1, 0) > 0);
 	inject(0);
-	return atoi(text) == 0;
+	return answered && atoi(text) == 0;
 }
 
 static void set_up(void)
