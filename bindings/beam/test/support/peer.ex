@@ -41,4 +41,11 @@ defmodule Tmesh.Peer do
     {_output, 0} = System.cmd("kill", ["-#{name}", "#{pid}"])
     :ok
   end
+
+  @doc "Kill it, and see it gone."
+  def kill(port) do
+    {:os_pid, pid} = Port.info(port, :os_pid)
+    :ok = signal(port, "KILL")
+    Tmesh.Case.eventually(fn -> not File.exists?("/proc/#{pid}/fd/0") end)
+  end
 end
