@@ -14,7 +14,7 @@ $(FUZZ_OUT)/lib/%.o: lib/%.c lib/build.mk VERSION
 	$(FUZZ_CC) $(LIB_CPPFLAGS) $(LIB_CFLAGS) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c -o $@ $<
 -include $(FUZZ_OBJ:.o=.d)
 
-$(FUZZ_OUT)/%: $(FUZZ)/fuzz_%.c $(FUZZ)/bounds.h $(FUZZ_OBJ)
+$(FUZZ_OUT)/%: $(FUZZ)/fuzz_%.c $(FUZZ)/bounds.h $(FUZZ)/sockets.h $(FUZZ_OBJ)
 	$(FUZZ_CC) $(CPPFLAGS) -Ilib -std=gnu11 $(WARN) $(FUZZ_FLAGS) -fsanitize=fuzzer \
 		$< $(FUZZ_OBJ) $(LIB_LIBS) -o $@
 

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: MIT */
+/* Messages of any bytes with any descriptors. */
+#ifndef TMESH_FUZZ_SOCKETS_H
+#define TMESH_FUZZ_SOCKETS_H
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+#define FDS_MAX 253 /* SCM_MAX_FD */
+
+/* A descriptor of some kind: a good one, and those that ought to be refused. */
+static inline int fuzz_fd(unsigned int kind)
+{
+	int fd;
+
+	switch (kind % 4) {
+	case 0:
+		fd = memfd_create("fuzz", MFD_ALLOW_SEALING | MFD_CLOEXEC);
+		if (ftruncate(fd, 16384) || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW))
+			abort();
+		return fd;
+	case 1: /* one that can shrink under a reader */
+		fd = memfd_create("fuzz", MFD_CLOEXEC);
+		if (ftruncate(fd, 16384))
+			abort();
+		return fd;
+	case 2:
+		return open("/dev/null", O_RDWR | O_CLOEXEC);
+	default:
+		return open("/tmp", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	}
+}
+
+/* Send @fd as often as @count says, at most FDS_MAX times. */
+static inline void fuzz_send(int socket, const uint8_t *data, size_t size, unsigned int count,
+			     int fd)
+{
+	union {
+		char buffer[CMSG_SPACE(sizeof(int) * FDS_MAX)];
+		struct cmsghdr align;
+	} control;
+	struct iovec io = {.iov_base = (void *)data, .iov_len = size};
+	struct msghdr message = {.msg_iov = &io, .msg_iovlen = 1};
+
+	count %= FDS_MAX + 1;
+	if (count) {
+		struct cmsghdr *header;
+
+		message.msg_control = control.buffer;
+		message.msg_controllen = CMSG_SPACE(sizeof(int) * count);
+		header = CMSG_FIRSTHDR(&message);
+		header->cmsg_level = SOL_SOCKET;
+		header->cmsg_type = SCM_RIGHTS;
+		header->cmsg_len = CMSG_LEN(sizeof(int) * count);
+		for (unsigned int i = 0; i < count; i++)
+			memcpy(CMSG_DATA(header) + sizeof(int) * i, &fd, sizeof(fd));
+	}
+	/* The other end may have seen enough already. */
+	if (sendmsg(socket, &message, MSG_NOSIGNAL) < 0 && errno != EPIPE && errno != ECONNRESET)
+		abort();
+}
+
+#endif /* TMESH_FUZZ_SOCKETS_H */
