@@ -123,50 +123,51 @@ static int measure(struct tensor_args *args, struct source *source, uint64_t *by
 	return status;
 }
 
+/* One buffer's worth; @done and @bytes are for telling how far the input went. */
+static int copy_piece(struct source *source, struct tmesh_region *region, char *buffer,
+		      uint64_t done, uint64_t bytes, struct progress *progress)
+{
+	size_t want = bytes - done < BUFFER ? (size_t)(bytes - done) : BUFFER;
+	ssize_t got = source_read(source, buffer, want);
+	struct tmesh_error err;
+
+	if (got == (ssize_t)want && !tmesh_region_write(region, done, buffer, want, &err)) {
+		progress_update(progress, done + want);
+		return STATUS_OK;
+	}
+	/* The message gets a line of its own. */
+	progress_end(progress);
+	if (got < 0)
+		return complain_errno(source->name);
+	if (got == (ssize_t)want)
+		return complain("writing to the region", &err);
+	fprintf(stderr, "tmeshctl: the input ends after %" PRIu64 " of %" PRIu64 " bytes\n",
+		done + (uint64_t)got, bytes);
+	return STATUS_FAILED;
+}
+
 static int copy_in(struct source *source, struct tmesh_region *region, uint64_t bytes)
 {
 	char *buffer = malloc(BUFFER);
 	struct progress progress;
-	struct tmesh_error err;
 	int status = STATUS_OK;
-	uint64_t done = 0;
-	char more;
 
 	if (!buffer)
-		return complain_errno("put");
+		return complain_errno(source->name);
 	progress_begin(&progress, "put", bytes);
-	while (done < bytes) {
-		size_t want = bytes - done < BUFFER ? (size_t)(bytes - done) : BUFFER;
-		ssize_t got = source_read(source, buffer, want);
-
-		if (got != (ssize_t)want) {
-			progress_end(&progress);
-			if (got < 0) {
-				status = complain_errno(source->name);
-				break;
-			}
+	for (uint64_t done = 0; done < bytes && !status; done += BUFFER)
+		status = copy_piece(source, region, buffer, done, bytes, &progress);
+	if (!status) {
+		progress_end(&progress);
+		if (source_read(source, buffer, 1) > 0) {
 			fprintf(stderr,
-				"tmeshctl: the input ends after %" PRIu64 " of %" PRIu64 " bytes\n",
-				done + (uint64_t)got, bytes);
+				"tmeshctl: there is more input than the %" PRIu64
+				" bytes of the tensor\n",
+				bytes);
 			status = STATUS_FAILED;
-			break;
 		}
-		if (tmesh_region_write(region, done, buffer, want, &err)) {
-			progress_end(&progress);
-			status = complain("writing to the region", &err);
-			break;
-		}
-		done += want;
-		progress_update(&progress, done);
 	}
-	progress_end(&progress);
 	free(buffer);
-	if (!status && source_read(source, &more, 1) > 0) {
-		fprintf(stderr,
-			"tmeshctl: there is more input than the %" PRIu64 " bytes of the tensor\n",
-			bytes);
-		status = STATUS_FAILED;
-	}
 	return status;
 }
 

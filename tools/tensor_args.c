@@ -178,33 +178,40 @@ static int hold_named(struct tensor_args *args, struct tmesh_tensor *tensor)
 	return status ? status : hold_until_end(&args->hold, variables);
 }
 
-int tensor_hold(struct tensor_args *args, struct tmesh_tensor *tensor)
+/*
+ * What was written through may be mapped still, and a writable mapping would keep others
+ * from sealing: go on with a handle that has none.
+ */
+static int drop_mapping(struct tmesh_tensor **tensor, struct tmesh_error *err)
 {
-	struct tmesh_region *region = tmesh_tensor_region(tensor), *held;
 	uint32_t rights = TMESH_READ | TMESH_WRITE | TMESH_MANAGE;
-	struct tmesh_layout layout = *tmesh_tensor_layout(tensor);
+	struct tmesh_region *held;
 	struct tmesh_tensor *kept;
-	struct tmesh_error err;
 	int rc;
 
-	/*
-	 * What was written through may be mapped still, and a writable mapping would keep
-	 * others from sealing: hold by a handle that has none.
-	 */
-	rc = args->seal ? tmesh_region_seal(region, &err) : 0;
-	if (!rc && !args->seal) {
-		rc = tmesh_region_derive(region, rights, &held, &err);
-		if (!rc) {
-			rc = tmesh_tensor_wrap(held, &layout, &kept, &err);
-			tmesh_region_unref(held);
-		}
-		if (!rc) {
-			tmesh_tensor_unref(tensor);
-			tensor = kept;
-		}
-	}
-	rc = rc ? complain(args->seal ? "sealing" : "deriving a handle", &err)
-		: hold_named(args, tensor);
+	rc = tmesh_region_derive(tmesh_tensor_region(*tensor), rights, &held, err);
+	if (rc)
+		return rc;
+	rc = tmesh_tensor_wrap(held, tmesh_tensor_layout(*tensor), &kept, err);
+	tmesh_region_unref(held);
+	if (rc)
+		return rc;
+	tmesh_tensor_unref(*tensor);
+	*tensor = kept;
+	return 0;
+}
+
+int tensor_hold(struct tensor_args *args, struct tmesh_tensor *tensor)
+{
+	struct tmesh_error err;
+	int status;
+
+	if (args->seal && tmesh_region_seal(tmesh_tensor_region(tensor), &err))
+		status = complain("sealing", &err);
+	else if (!args->seal && drop_mapping(&tensor, &err))
+		status = complain("deriving a handle", &err);
+	else
+		status = hold_named(args, tensor);
 	tmesh_tensor_unref(tensor);
-	return rc;
+	return status;
 }
