@@ -9,18 +9,18 @@ not met is said, not punished: machines differ, and the exit status is for bench
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 from pathlib import Path
 
 import figure
+import results
 from bounds import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
 OUT = BUILD / "bench"
-KERNEL = OUT / "kernel.json"
+MODULE = OUT / "module.json"
 
 PYTHON = BUILD / "venv/bin/python"
 HERE = "tests/bench"
@@ -61,17 +61,6 @@ def machine():
     }
 
 
-def summary(samples):
-    """Median, 99th percentile and best of samples in nanoseconds."""
-    ordered = sorted(samples)
-    return {
-        "n": len(ordered),
-        "p50_ns": statistics.median(ordered),
-        "p99_ns": ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))],
-        "min_ns": ordered[0],
-    }
-
-
 def run(command):
     """The series that one bench prints, by topic/name."""
     print(f"  {' '.join(str(part) for part in command)}".replace(f"{ROOT}/", ""),
@@ -80,19 +69,14 @@ def run(command):
                           env={**os.environ, "LC_ALL": "C.UTF-8"})
     if done.returncode:
         sys.exit(f"bench: {command[0]} ended with {done.returncode}")
-    series = {}
-    for line in done.stdout.splitlines():
-        record = json.loads(line)
-        series[f"{record['topic']}/{record['name']}"] = (
-            {"skip": record["skip"]} if "skip" in record else summary(record["ns"]))
-    return series
+    return results.parse(done.stdout)
 
 
-def kernel_series():
+def module_series():
     """What `make bench-vm` measured in a virtual machine, if it has."""
-    if not KERNEL.exists():
+    if not MODULE.exists():
         return {}
-    return json.loads(KERNEL.read_text())
+    return json.loads(MODULE.read_text())
 
 
 def judge(bound, series):
@@ -100,7 +84,7 @@ def judge(bound, series):
     result = {"title": bound.title, "beside": bound.what, "limit": bound.limit}
     for name in (bound.measured, bound.beside):
         if name not in series:
-            reason = "run `make bench-vm`" if name.startswith("kernel/") else f"no {name}"
+            reason = "run `make bench-vm`" if name.startswith("module/") else f"no {name}"
             return {**result, "verdict": f"not measured: {reason}"}
         if "skip" in series[name]:
             return {**result, "verdict": f"not measured: {series[name]['skip']}"}
@@ -120,30 +104,31 @@ def duration(ns):
 
 
 def print_table(sections, series):
-    print(f"{'':<32}{'median':>9}{'p99':>9}  {'beside':<36}{'median':>9}{'ratio':>7}{'bound':>7}")
+    print(f"{'':<34}{'median':>9}{'p99':>9}  {'beside':<36}{'median':>9}{'ratio':>7}{'bound':>7}")
     for section in sections:
         print(f"\n{section['title']}")
         for line in section["bounds"]:
             if "ratio" not in line:
-                print(f"  {line['title']:<30}{line['verdict']}")
+                print(f"  {line['title']:<32}{line['verdict']}")
                 continue
             p99 = duration(line["ours"]["p99_ns"]) if "p99_ns" in line["ours"] else ""
             limit = "" if line["limit"] is None else f"{line['limit']:g}"
-            print(f"  {line['title']:<30}{duration(line['ours']['p50_ns']):>9}{p99:>9}"
+            print(f"  {line['title']:<32}{duration(line['ours']['p50_ns']):>9}{p99:>9}"
                   f"  {line['beside']:<36}{duration(line['theirs']['p50_ns']):>9}"
                   f"{line['ratio']:>7.2f}{limit:>7}  {line['verdict']}")
     for name, record in series.items():
-        if "value" in record:
-            print(f"\n{name}: {record['value']:g} {record['unit']}")
+        if record.get("unit") == "bytes":
+            print(f"\n{name}: {record['value']:g} bytes")
 
 
 def main():
     facts = machine()
     print(f"tmesh {facts['version']}, {facts['backend']} backend; {facts['cpu']},"
-          f" {facts['cpus']} CPUs{', virtual' if facts['virtual'] else ''}; Linux {facts['kernel']}; load"
-          f" {facts['load']:.1f}{', at real-time priority' if facts['real_time'] else ''}\n",
+          f" {facts['cpus']} CPUs{', virtual' if facts['virtual'] else ''};"
+          f" Linux {facts['kernel']}; load {facts['load']:.1f}"
+          f"{', at real-time priority' if facts['real_time'] else ''}\n",
           flush=True)
-    series = kernel_series()
+    series = module_series()
     for command in COMMANDS:
         series |= run(command)
     sections = [{"title": section.title,
