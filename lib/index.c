@@ -64,7 +64,7 @@ static int index_map(struct tmesh_index *index, struct tmesh_error *err)
 	return 0;
 }
 
-int tmesh_index_new(uint64_t number, uint32_t slots, struct tmesh_index **out,
+int tmesh_index_new(const uint8_t *name, uint64_t number, uint32_t slots, struct tmesh_index **out,
 		    struct tmesh_error *err)
 {
 	struct tmesh_index *index = calloc(1, sizeof(*index));
@@ -91,6 +91,7 @@ int tmesh_index_new(uint64_t number, uint32_t slots, struct tmesh_index **out,
 	index->head->version = TMESH_WIRE_VERSION;
 	index->head->number = number;
 	index->head->slots = slots;
+	memcpy(index->head->name, name, sizeof(index->head->name));
 	*out = index;
 	return 0;
 }
@@ -184,7 +185,8 @@ static void slot_copy(struct tmesh_index_slot *to, const struct tmesh_index_slot
 static int grow(struct tmesh_index **index, struct tmesh_error *err)
 {
 	struct tmesh_index *old = *index, *larger;
-	int rc = tmesh_index_new(old->head->number + 1, old->head->slots * 2, &larger, err);
+	int rc = tmesh_index_new(old->head->name, old->head->number + 1, old->head->slots * 2,
+				 &larger, err);
 
 	if (rc)
 		return rc;
@@ -289,7 +291,8 @@ int tmesh_index_view_open(struct tmesh_index_view *view, int fd)
 	struct tmesh_index_head *head;
 	struct stat st;
 
-	if ((fcntl(fd, F_GET_SEALS) & seals) != seals || fstat(fd, &st) ||
+	/* Nobody but its maker could write it; so it matters who that is. */
+	if ((fcntl(fd, F_GET_SEALS) & seals) != seals || fstat(fd, &st) || st.st_uid != geteuid() ||
 	    st.st_size < (off_t)bytes_of(1) || st.st_size > (off_t)bytes_of(SLOTS_MAX))
 		return -EPROTO;
 	head = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
@@ -311,6 +314,11 @@ void tmesh_index_view_close(struct tmesh_index_view *view)
 	if (view->head)
 		munmap(view->head, view->bytes);
 	view->head = NULL;
+}
+
+bool tmesh_index_view_names(const struct tmesh_index_view *view, const uint8_t *name)
+{
+	return memcmp(view->head->name, name, sizeof(view->head->name)) == 0;
 }
 
 bool tmesh_index_view_closed(const struct tmesh_index_view *view)

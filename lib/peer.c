@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 /*
- * Peers: the producers whose tokens this context has opened. The first open asks the
- * producer's server by socket; the answer brings its index along, and later opens of a
- * producer of the same PID namespace go past it: look up, open /proc/PID/fd/N, check.
+ * Peers: the producers whose tokens this context has opened. Opening goes by the producer's
+ * index, which a link in the runtime directory leads to: look up, open /proc/PID/fd/N, check.
+ * Where that does not work the producer's server is asked by socket. Its answer brings the
+ * index along, and the number that its process has here, for the next time.
  */
 #include "wire.h"
 
@@ -25,7 +26,7 @@ struct tmesh_peer {
 	struct tmesh_peer *next; /* most recently asked first */
 	uint8_t name[16];
 	int conn;  /* -1: none, or a thread is asking by it */
-	pid_t pid; /* 0: not known here */
+	pid_t pid; /* of who is at its other end; 0: not known here */
 	int proc;  /* /proc/PID/fd, -1 until needed */
 	int pidfd; /* opened with it, or -1 */
 	int index; /* descriptor of an index not mapped yet, or -1 */
@@ -57,6 +58,33 @@ static struct tmesh_peer **peer_find(struct tmesh_ctx *ctx, const uint8_t *name)
 	while (*at && memcmp((*at)->name, name, sizeof((*at)->name)))
 		at = &(*at)->next;
 	return at;
+}
+
+/* The peer of that name, made when there is none; the one that was not asked for longest
+ * goes when there are many. NULL without memory: asking works all the same. */
+static struct tmesh_peer *peer_get(struct tmesh_ctx *ctx, const uint8_t *name)
+{
+	struct tmesh_peer **at = peer_find(ctx, name), *peer = *at;
+
+	if (peer) {
+		*at = peer->next;
+	} else {
+		peer = calloc(1, sizeof(*peer));
+		if (!peer)
+			return NULL;
+		memcpy(peer->name, name, sizeof(peer->name));
+		peer->conn = peer->proc = peer->pidfd = peer->index = -1;
+	}
+	peer->next = ctx->peers;
+	ctx->peers = peer;
+	at = &ctx->peers;
+	for (int i = 0; i < PEERS && *at; i++)
+		at = &(*at)->next;
+	if (*at) {
+		peer_free(*at);
+		*at = NULL;
+	}
+	return peer;
 }
 
 static void peer_forget(struct tmesh_ctx *ctx, const uint8_t *name)
@@ -95,37 +123,95 @@ static void index_forget(struct tmesh_peer *peer)
 	peer->index_number = 0;
 }
 
-/* Only while the connection stands is the number sure to be the producer's. */
-static bool open_proc(struct tmesh_peer *peer)
+static void proc_close(struct tmesh_peer *peer)
 {
-	char path[32], byte;
+	peer_close(&peer->proc);
+	peer_close(&peer->pidfd);
+}
+
+/* A process may end, and another one get its number, at any time before the caller has seen
+ * that the one behind peer->proc lives: then both descriptors are of that one. */
+static bool proc_open(struct tmesh_peer *peer, pid_t pid)
+{
+	char path[32];
+
+	proc_close(peer);
+	snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+	peer->proc = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (peer->proc < 0)
+		return false;
+	peer->pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+	return true;
+}
+
+/* As long as the connection stands, the number that came with it is the producer's. */
+static bool proc_by_connection(struct tmesh_peer *peer)
+{
+	char byte;
 
 	if (peer->proc >= 0)
 		return true;
 	if (peer->pid <= 0 || peer->conn < 0)
 		return false;
-	snprintf(path, sizeof(path), "/proc/%d/fd", (int)peer->pid);
-	peer->proc = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
-	peer->pidfd = (int)syscall(SYS_pidfd_open, peer->pid, 0);
-	if (peer->proc >= 0 && recv(peer->conn, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 &&
+	if (proc_open(peer, peer->pid) && recv(peer->conn, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 &&
 	    errno == EAGAIN)
 		return true;
-	peer_close(&peer->proc);
-	peer_close(&peer->pidfd);
+	proc_close(peer);
 	return false;
 }
 
-static bool index_ready(struct tmesh_peer *peer)
+static bool index_map(struct tmesh_peer *peer, int fd)
 {
-	if (!peer->view.head) {
-		if (peer->index < 0 || tmesh_index_view_open(&peer->view, peer->index))
-			return false;
-		peer_close(&peer->index);
-	}
-	if (!tmesh_index_view_closed(&peer->view))
-		return open_proc(peer);
-	index_forget(peer);
+	if (tmesh_index_view_open(&peer->view, fd))
+		return false;
+	if (tmesh_index_view_names(&peer->view, peer->name))
+		return true;
+	tmesh_index_view_close(&peer->view);
 	return false;
+}
+
+/* Nothing that the link says is believed: what it leads to has the producer's name in it, or
+ * it is the wrong process. */
+static bool index_by_link(struct tmesh_ctx *ctx, struct tmesh_peer *peer)
+{
+	char name[33], number[TMESH_FD_NAME];
+	int index, fd = -1;
+	pid_t pid;
+	bool good;
+
+	tmesh_hex(name, peer->name, sizeof(peer->name));
+	if (!tmesh_rundir_follow(ctx, name, &pid, &index))
+		return false;
+	if (proc_open(peer, pid)) {
+		tmesh_fd_name(number, index);
+		fd = openat(peer->proc, number, O_RDONLY | O_CLOEXEC);
+	}
+	good = fd >= 0 && index_map(peer, fd);
+	peer_close(&fd);
+	if (!good) {
+		proc_close(peer);
+		return false;
+	}
+	peer->index_number = peer->view.head->number;
+	return true;
+}
+
+/* An index that came with an answer, not looked at yet. */
+static bool index_by_answer(struct tmesh_peer *peer)
+{
+	bool good = peer->index >= 0 && index_map(peer, peer->index);
+
+	peer_close(&peer->index);
+	return good;
+}
+
+static bool index_ready(struct tmesh_ctx *ctx, struct tmesh_peer *peer)
+{
+	if (peer->view.head && tmesh_index_view_closed(&peer->view))
+		index_forget(peer);
+	if (peer->view.head || index_by_answer(peer))
+		return proc_by_connection(peer);
+	return index_by_link(ctx, peer);
 }
 
 /* A descriptor of the producer's: a duplicate where that gives no rights too many and the
@@ -157,18 +243,20 @@ static bool open_without_wake(struct tmesh_peer *peer, struct tmesh_region *regi
 	struct tmesh_index_hit hit;
 	int fd;
 
-	if (!index_ready(peer) || !tmesh_index_view_find(&peer->view, secret, &hit) ||
+	if (!index_ready(region->ctx, peer) || !tmesh_index_view_find(&peer->view, secret, &hit) ||
 	    (rights & ~hit.region.rights) || hit.fd < 0)
 		return false;
 	fd = open_fd_of(peer, &hit, rights);
-	if (fd < 0)
-		return false;
 	hit.region.rights = rights;
-	if (region->ctx->ops->adopt(region, fd, &hit.region, NULL) == 0 && region->dev == hit.dev &&
-	    region->ino == hit.ino && tmesh_index_hit_holds(&hit))
+	if (fd >= 0 && region->ctx->ops->adopt(region, fd, &hit.region, NULL) == 0 &&
+	    region->dev == hit.dev && region->ino == hit.ino && tmesh_index_hit_holds(&hit) &&
+	    !tmesh_index_view_closed(&peer->view))
 		return true;
-	close(fd);
+	/* Perhaps it is the wrong process. The answer by socket comes from the right one. */
+	peer_close(&fd);
 	region->fd = -1;
+	proc_close(peer);
+	index_forget(peer);
 	return false;
 }
 
@@ -297,19 +385,10 @@ static int ask(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token, int
 static void learn(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token, pid_t pid,
 		  int *conn, struct answer *answer)
 {
-	struct tmesh_peer **at = peer_find(ctx, token->name), *peer = *at;
+	struct tmesh_peer *peer = peer_get(ctx, token->name);
 
-	if (peer) {
-		*at = peer->next;
-	} else {
-		peer = calloc(1, sizeof(*peer));
-		if (!peer)
-			return;
-		memcpy(peer->name, token->name, sizeof(peer->name));
-		peer->conn = peer->proc = peer->pidfd = peer->index = -1;
-	}
-	peer->next = ctx->peers;
-	ctx->peers = peer;
+	if (!peer)
+		return;
 	if (peer->conn < 0) {
 		peer->conn = *conn;
 		*conn = -1;
@@ -320,14 +399,6 @@ static void learn(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token, 
 		peer->index = answer->fds[1];
 		peer->index_number = answer->reply.index;
 		answer->fds[1] = -1;
-	}
-	at = &ctx->peers;
-	for (int i = 0; i < PEERS && *at; i++)
-		at = &(*at)->next;
-	if (*at) {
-		peer = *at;
-		*at = NULL;
-		peer_free(peer);
 	}
 }
 
@@ -396,7 +467,7 @@ int tmesh_peer_open(struct tmesh_region *region, const struct tmesh_token_parts 
 	bool found = false;
 
 	pthread_mutex_lock(&ctx->lock);
-	peer = *peer_find(ctx, token->name);
+	peer = peer_get(ctx, token->name);
 	if (peer) {
 		found = open_without_wake(peer, region, token->secret, rights);
 		if (!found) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 /*
- * The runtime directory, where producers' sockets lie. It keeps other users out, so it
- * must be ours, ours alone, and no symlink; all access goes through the descriptor that was
- * checked, which also makes long paths fit into a socket's address.
+ * The runtime directory, where producers' sockets lie, each with a link to its index beside
+ * it. It keeps other users out, so it must be ours, ours alone, and no symlink; all access
+ * goes through the descriptor that was checked, which also makes long paths fit into a
+ * socket's address.
  */
 #include "wire.h"
 
@@ -111,6 +112,66 @@ socklen_t tmesh_rundir_address(int dir, const char *name, struct sockaddr_un *ad
 	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + (size_t)length + 1);
 }
 
+/* NAME.index, and the name that it has until it is whole. */
+#define LINK_NAME 48
+#define LINK_FORMAT "/proc/%d/fd/%d"
+
+static void link_name(char out[LINK_NAME], const char *name, const char *end)
+{
+	snprintf(out, LINK_NAME, "%.32s.%s", name, end);
+}
+
+int tmesh_rundir_link(int dir, const char *name, int index)
+{
+	char target[64], last[LINK_NAME], first[LINK_NAME];
+	int rc = 0;
+
+	snprintf(target, sizeof(target), LINK_FORMAT, (int)getpid(), index);
+	link_name(first, name, "new");
+	link_name(last, name, "index");
+	if (symlinkat(target, dir, first))
+		return -errno;
+	if (renameat(dir, first, dir, last)) {
+		rc = -errno;
+		unlinkat(dir, first, 0);
+	}
+	return rc;
+}
+
+bool tmesh_rundir_follow(const struct tmesh_ctx *ctx, const char *name, pid_t *pid, int *index)
+{
+	char path[4096], target[64], again[64];
+	size_t length;
+	ssize_t got;
+
+	if (rundir_path(ctx, path, sizeof(path) - LINK_NAME - 1, NULL))
+		return false;
+	length = strlen(path);
+	path[length++] = '/';
+	link_name(path + length, name, "index");
+	got = readlink(path, target, sizeof(target) - 1);
+	if (got < 0)
+		return false;
+	target[got] = '\0';
+	/* Only what tmesh_rundir_link() writes: numbers too large or padded read back changed. */
+	if (sscanf(target, LINK_FORMAT, pid, index) != 2 || *pid <= 0 || *index < 0)
+		return false;
+	snprintf(again, sizeof(again), LINK_FORMAT, *pid, *index);
+	return strcmp(target, again) == 0;
+}
+
+/* The socket last: a link never stays without one, so that who sweeps finds it. */
+int tmesh_rundir_remove(int dir, const char *name)
+{
+	char link[LINK_NAME];
+
+	link_name(link, name, "new");
+	unlinkat(dir, link, 0);
+	link_name(link, name, "index");
+	unlinkat(dir, link, 0);
+	return unlinkat(dir, name, 0);
+}
+
 /* The path as it is, where it fits; the descriptor's detour costs a client several us. Who
  * listens there is for the caller to check (SO_PEERCRED): nothing else of the way matters. */
 int tmesh_rundir_connect(const struct tmesh_ctx *ctx, int socket, const char *name)
@@ -171,7 +232,7 @@ void tmesh_rundir_sweep(struct tmesh_ctx *ctx, int dir)
 		i++;
 		size = tmesh_rundir_address(dir, entry->d_name, &address);
 		if (connect(probe, (struct sockaddr *)&address, size) && errno == ECONNREFUSED &&
-		    unlinkat(dir, entry->d_name, 0) == 0)
+		    tmesh_rundir_remove(dir, entry->d_name) == 0)
 			removed++;
 	}
 	if (list)

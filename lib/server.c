@@ -51,6 +51,7 @@ struct tmesh_server {
 	bool starved; /* of descriptors */
 	pthread_t thread;
 	struct tmesh_index *index;
+	uint64_t linked; /* the index that strangers are shown */
 	rlim_t own_fds;
 	rlim_t own_fds_max;
 	uint64_t clock; /* counts requests, to find the client unused for longest */
@@ -251,6 +252,23 @@ static int watch(struct tmesh_server *server, int fd, uint32_t who)
 	return epoll_ctl(server->epoll, EPOLL_CTL_ADD, fd, &event);
 }
 
+/* Strangers find the index by a link beside the socket. Without it they ask. */
+static void link_index(struct tmesh_server *server)
+{
+	uint64_t number = tmesh_index_number(server->index);
+	int rc;
+
+	if (server->linked == number)
+		return;
+	server->linked = number;
+	rc = tmesh_rundir_link(server->ctx->dir, server->path, tmesh_index_fd(server->index));
+	if (rc)
+		tmesh_log(server->ctx, TMESH_LOG_WARN,
+			  "no link to the index of tokens (errno %d): the first open by each "
+			  "process has to ask",
+			  -rc);
+}
+
 static int bind_socket(struct tmesh_server *server, int dir, struct tmesh_error *err)
 {
 	struct sockaddr_un address;
@@ -295,7 +313,7 @@ static void server_free(struct tmesh_server *server)
 {
 	close_fds(server);
 	if (server->bound)
-		unlinkat(server->ctx->dir, server->path, 0);
+		tmesh_rundir_remove(server->ctx->dir, server->path);
 	if (server->index)
 		tmesh_index_free(server->index);
 	free(server);
@@ -326,7 +344,7 @@ static int start(struct tmesh_ctx *ctx, struct tmesh_error *err)
 	if (!rc)
 		rc = tmesh_random(server->name, sizeof(server->name), err);
 	if (!rc)
-		rc = tmesh_index_new(1, INDEX_SLOTS, &server->index, err);
+		rc = tmesh_index_new(server->name, 1, INDEX_SLOTS, &server->index, err);
 	if (!rc) {
 		tmesh_hex(server->path, server->name, sizeof(server->name));
 		rc = bind_socket(server, dir, err);
@@ -341,6 +359,7 @@ static int start(struct tmesh_ctx *ctx, struct tmesh_error *err)
 		return rc;
 	}
 	ctx->server = server;
+	link_index(server);
 	tmesh_rundir_sweep(ctx, dir);
 	return 0;
 }
@@ -400,6 +419,7 @@ int tmesh_server_token(struct tmesh_region *region, uint32_t rights,
 			}
 			return rc;
 		}
+		link_index(ctx->server);
 		memcpy(region->tokens[set].secret, entry.secret, sizeof(entry.secret));
 		region->tokens[set].given = true;
 	}
@@ -438,7 +458,7 @@ void tmesh_server_stop(struct tmesh_ctx *ctx)
 	server_free(server);
 }
 
-/* The socket file and the index's mapping are the parent's. */
+/* The socket file, the link and the index's mapping are the parent's. */
 void tmesh_server_forked(struct tmesh_ctx *ctx)
 {
 	struct tmesh_server *server = ctx->server;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What goes over Unix sockets, and the index that a producer shows to the processes it has
- * answered once. docs/rendezvous.md explains both. All numbers are in the machine's own
- * byte order: both ends are on one machine.
+ * What goes over Unix sockets, and the index that a producer shows to other processes.
+ * docs/rendezvous.md explains both. All numbers are in the machine's own byte order: both ends are
+ * on one machine.
  */
 #ifndef TMESH_WIRE_H
 #define TMESH_WIRE_H
@@ -75,6 +75,7 @@ struct tmesh_index_head {
 	uint64_t key[2];	 /* of the tags */
 	uint32_t slots;		 /* a power of two; they follow at TMESH_INDEX_HEAD bytes */
 	_Atomic uint32_t closed; /* another one has taken its place, or nobody serves */
+	uint8_t name[16];	 /* of the producer's socket */
 };
 #define TMESH_INDEX_HEAD 4096u
 
@@ -111,7 +112,8 @@ struct tmesh_index_entry {
 	bool own;	/* kept for this entry alone */
 };
 
-int tmesh_index_new(uint64_t number, uint32_t slots, struct tmesh_index **out,
+/* @name is of the producer's socket, 16 bytes. */
+int tmesh_index_new(const uint8_t *name, uint64_t number, uint32_t slots, struct tmesh_index **out,
 		    struct tmesh_error *err);
 void tmesh_index_free(struct tmesh_index *index);
 /* For the forked child, whose copy has no mapping: frees the object alone. */
@@ -144,6 +146,8 @@ struct tmesh_index_hit {
 
 int tmesh_index_view_open(struct tmesh_index_view *view, int fd);
 void tmesh_index_view_close(struct tmesh_index_view *view);
+/* It is the index of the producer with that name. */
+bool tmesh_index_view_names(const struct tmesh_index_view *view, const uint8_t *name);
 bool tmesh_index_view_closed(const struct tmesh_index_view *view);
 bool tmesh_index_view_find(const struct tmesh_index_view *view, const uint8_t *secret,
 			   struct tmesh_index_hit *hit);
@@ -158,6 +162,13 @@ struct sockaddr_un;
 socklen_t tmesh_rundir_address(int dir, const char *name, struct sockaddr_un *address);
 /* A socket connected to that address; 0 or a negative errno. */
 int tmesh_rundir_connect(const struct tmesh_ctx *ctx, int socket, const char *name);
+/* Put or renew the link beside socket @name that says which descriptor of this process is the
+ * index. Return: 0 or a negative errno. */
+int tmesh_rundir_link(int dir, const char *name, int index);
+/* What that link says, not yet believed; false when there is none like it. */
+bool tmesh_rundir_follow(const struct tmesh_ctx *ctx, const char *name, pid_t *pid, int *index);
+/* Remove a socket and its link. */
+int tmesh_rundir_remove(int dir, const char *name);
 void tmesh_rundir_sweep(struct tmesh_ctx *ctx, int dir);
 
 /* server.c; all but _stop and _forked with ctx->lock held */

@@ -161,6 +161,21 @@ int openat(int dir, const char *path, int flags, ...)
 	STAND_IN(openat, EMFILE, dir, path, flags, 0600);
 }
 
+ssize_t readlink(const char *path, char *text, size_t size)
+{
+	STAND_IN(readlinkat, EIO, AT_FDCWD, path, text, size);
+}
+
+int symlinkat(const char *target, int dir, const char *path)
+{
+	STAND_IN(symlinkat, ENOSPC, target, dir, path);
+}
+
+int renameat(int dir, const char *path, int to_dir, const char *to)
+{
+	STAND_IN(renameat, ENOSPC, dir, path, to_dir, to);
+}
+
 #ifndef __SANITIZE_ADDRESS__
 void *mmap(void *addr, size_t bytes, int prot, int flags, int fd, off_t offset)
 {
@@ -197,8 +212,8 @@ static unsigned int open_fds(void)
 /* What a region goes through, in one process; the first failure ends it. Looking around in
  * /proc is left out: how many calls that takes depends on the machine. */
 struct scene {
-	struct tmesh_ctx *producer, *client;
-	struct tmesh_region *region, *derived, *pinned, *opened[3], *received, *foreign;
+	struct tmesh_ctx *producer, *client, *asker;
+	struct tmesh_region *region, *derived, *pinned, *opened[5], *received, *foreign;
 	struct tmesh_region_info info;
 	int pair[2], memfd;
 };
@@ -211,7 +226,7 @@ static int act(struct scene *s, struct tmesh_error *err)
 		.pool_bytes = 1 << 20,
 		.timeout_ns = 300000000,
 	};
-	char token[TMESH_TOKEN_SIZE], buffer[64] = "contents";
+	char token[TMESH_TOKEN_SIZE], link[512], buffer[64] = "contents";
 	struct tmesh_region *pooled;
 	void *addr;
 
@@ -224,6 +239,7 @@ static int act(struct scene *s, struct tmesh_error *err)
 	} while (0)
 	STEP(tmesh_ctx_open(&opts, &s->producer, err));
 	STEP(tmesh_ctx_open(&opts, &s->client, err));
+	STEP(tmesh_ctx_open(&opts, &s->asker, err));
 	for (int i = 0; i < 2; i++) {
 		STEP(tmesh_region_create(s->producer, 5000, NULL, &pooled, err));
 		tmesh_region_unref(pooled);
@@ -237,6 +253,11 @@ static int act(struct scene *s, struct tmesh_error *err)
 	STEP(tmesh_region_token(s->region, TMESH_READ, token, err));
 	for (int i = 0; i < 3; i++)
 		STEP(tmesh_region_open(s->client, token, TMESH_READ, &s->opened[i], err));
+	/* Without the link, as from another PID namespace. */
+	snprintf(link, sizeof(link), "%s/%.32s.index", getenv("TMESH_RUNTIME_DIR"), token + 5);
+	unlink(link);
+	for (int i = 3; i < 5; i++)
+		STEP(tmesh_region_open(s->asker, token, TMESH_READ, &s->opened[i], err));
 	STEP(tmesh_region_read(s->opened[1], 0, buffer, sizeof(buffer), err));
 	STEP(tmesh_region_map(s->opened[2], TMESH_READ, &addr, err));
 	STEP(tmesh_region_send(s->region, s->pair[0], TMESH_READ, err));
@@ -251,13 +272,14 @@ static int act(struct scene *s, struct tmesh_error *err)
 
 static void clear(struct scene *s)
 {
-	for (int i = 0; i < 3; i++)
+	for (int i = 0; i < 5; i++)
 		tmesh_region_unref(s->opened[i]);
 	tmesh_region_unref(s->foreign);
 	tmesh_region_unref(s->received);
 	tmesh_region_unref(s->pinned);
 	tmesh_region_unref(s->derived);
 	tmesh_region_unref(s->region);
+	tmesh_ctx_unref(s->asker);
 	tmesh_ctx_unref(s->client);
 	tmesh_ctx_unref(s->producer);
 	close(s->pair[0]);

@@ -103,6 +103,12 @@ static void producer_end(struct producer *p, int signal)
 	assert_int_equal(waitpid(p->pid, &status, 0), p->pid);
 }
 
+static char *link_path(char path[512], const char *token)
+{
+	snprintf(path, 512, "%s/%.32s.index", getenv("TMESH_RUNTIME_DIR"), token + 5);
+	return path;
+}
+
 static void expect(struct tmesh_region *region, const char *text)
 {
 	void *addr;
@@ -120,15 +126,15 @@ static void test_token(void **state)
 
 	assert_ok(tmesh_region_open(ctx, p.tokens[0].text, TMESH_READ, &region, err));
 	expect(region, "region 0");
-	assert_int_equal(stats_of(ctx).opens_without_wake, 0);
+	assert_int_equal(stats_of(ctx).opens_without_wake, 1);
 	assert_ok(tmesh_region_open(ctx, p.tokens[1].text, TMESH_READ, &more, err));
 	expect(more, "region 1");
-	assert_int_equal(stats_of(ctx).opens_without_wake, 1);
+	assert_int_equal(stats_of(ctx).opens_without_wake, 2);
 	assert_int_equal(pwrite(tmesh_region_fd(more), "x", 1, 0), -1);
 	tmesh_region_unref(more);
 	assert_refused(tmesh_region_open(ctx, p.tokens[1].text, RW, &more, err), -EACCES, "rights");
 	assert_ok(tmesh_region_open(ctx, p.all.text, TMESH_RIGHTS_ALL, &more, err));
-	assert_int_equal(stats_of(ctx).opens_without_wake, 2);
+	assert_int_equal(stats_of(ctx).opens_without_wake, 3);
 	assert_ok(tmesh_region_map(more, RW, (void **)&addr, err));
 	strcpy(addr, "written");
 	tmesh_region_unref(more);
@@ -223,13 +229,18 @@ static void test_same_token(void **state)
 static void test_stopped(void **state)
 {
 	struct producer p = producer_start(1);
-	struct tmesh_ctx *ctx = context(NULL, 200);
+	struct tmesh_ctx *ctx = context(NULL, 200), *other = context(NULL, 200);
 	struct tmesh_region *region;
+	char link[512];
 	uint64_t start;
 	int status;
 
 	kill(p.pid, SIGSTOP);
 	assert_int_equal(waitpid(p.pid, &status, WUNTRACED), p.pid);
+	/* Who finds its index does not need it to run. */
+	assert_ok(tmesh_region_open(other, p.tokens[0].text, TMESH_READ, &region, err));
+	tmesh_region_unref(region);
+	assert_int_equal(unlink(link_path(link, p.tokens[0].text)), 0);
 	start = tmesh_now_ns();
 	assert_refused(tmesh_region_open(ctx, p.tokens[0].text, TMESH_READ, &region, err),
 		       -ETIMEDOUT, "stopped");
@@ -238,7 +249,65 @@ static void test_stopped(void **state)
 	assert_ok(tmesh_region_open(ctx, p.tokens[0].text, TMESH_READ, &region, err));
 	tmesh_region_unref(region);
 	producer_end(&p, 0);
+	tmesh_ctx_unref(other);
 	tmesh_ctx_unref(ctx);
+}
+
+/* A first open with the link replaced by @target (NULL: none): asked by socket, not refused. */
+static void asks_with(const struct producer *p, const char *target)
+{
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	struct tmesh_region *region;
+	char link[512];
+
+	link_path(link, p->tokens[0].text);
+	unlink(link);
+	if (target)
+		assert_int_equal(symlink(target, link), 0);
+	assert_ok(tmesh_region_open(ctx, p->tokens[0].text, TMESH_READ, &region, err));
+	expect(region, "region 0");
+	tmesh_region_unref(region);
+	if (stats_of(ctx).opens_without_wake)
+		fail_msg("%s was followed", target);
+	/* The answer brought the index. */
+	assert_ok(tmesh_region_open(ctx, p->tokens[0].text, TMESH_READ, &region, err));
+	tmesh_region_unref(region);
+	assert_int_equal(stats_of(ctx).opens_without_wake, 1);
+	tmesh_ctx_unref(ctx);
+}
+
+/* A link that does not lead to the producer's index is no harm. */
+static void test_wrong_link(void **state)
+{
+	struct producer p = producer_start(1), other = producer_start(1);
+	char link[512], target[512], good[64] = "", others[64] = "";
+	int index;
+
+	assert_true(readlink(link_path(link, other.tokens[0].text), others, 63) > 0);
+	assert_true(readlink(link_path(link, p.tokens[0].text), good, 63) > 0);
+	index = open(good, O_RDONLY | O_CLOEXEC);
+	assert_true(index >= 0);
+	asks_with(&p, NULL);
+	asks_with(&p, "/");
+	asks_with(&p, "/proc/0/fd/1");
+	asks_with(&p, "/proc/-1/fd/1");
+	asks_with(&p, "/proc/1/fd/-1");
+	asks_with(&p, "/proc/99999999999999999999/fd/99999999999999999999");
+	asks_with(&p, "/proc/2147483647/fd/3");
+	/* What only looks like the right one. */
+	snprintf(target, sizeof(target), "%s/", good);
+	asks_with(&p, target);
+	snprintf(target, sizeof(target), "/proc/0%s", good + strlen("/proc/"));
+	asks_with(&p, target);
+	/* Another producer's, no index at all, and a process that only has it open. */
+	asks_with(&p, others);
+	snprintf(target, sizeof(target), "/proc/%d/fd/%d", (int)getpid(), p.socket);
+	asks_with(&p, target);
+	snprintf(target, sizeof(target), "/proc/%d/fd/%d", (int)getpid(), index);
+	asks_with(&p, target);
+	close(index);
+	producer_end(&other, 0);
+	producer_end(&p, 0);
 }
 
 /* Many tokens: the index grows under a client that knows it, and shrinks by releases. */
@@ -259,7 +328,13 @@ static void test_many(void **state)
 		assert_int_equal(tmesh_region_id(region), tmesh_region_id(regions[i]));
 		tmesh_region_unref(region);
 	}
-	assert_true(stats_of(client).opens_without_wake > COUNT - 10);
+	/* Each growth renews the link, by which a stranger finds the last one too. */
+	assert_int_equal(stats_of(client).opens_without_wake, COUNT);
+	tmesh_ctx_unref(client);
+	client = context(NULL, 0);
+	assert_ok(tmesh_region_open(client, tokens[COUNT - 1], TMESH_READ, &region, err));
+	tmesh_region_unref(region);
+	assert_int_equal(stats_of(client).opens_without_wake, 1);
 	for (int i = 0; i < COUNT; i += 2)
 		tmesh_region_unref(regions[i]);
 	for (int i = 0; i < COUNT; i++) {
@@ -404,10 +479,14 @@ static void test_sweep(void **state)
 {
 	struct producer dead = producer_start(1), live = producer_start(1);
 	struct tmesh_ctx *ctx = context(NULL, 0);
-	char path[512], token[TMESH_TOKEN_SIZE];
+	char path[512], link[512], token[TMESH_TOKEN_SIZE];
 	struct tmesh_region *region;
 
 	producer_end(&dead, SIGKILL);
+	assert_true(readlink(link_path(link, dead.tokens[0].text), token, 1) > 0);
+	/* Its link leads nowhere, or to whoever has its number now. */
+	assert_refused(tmesh_region_open(ctx, dead.tokens[0].text, TMESH_READ, &region, err),
+		       -ENOENT, "gone");
 	snprintf(path, sizeof(path), "%s/%.32s", getenv("TMESH_RUNTIME_DIR"),
 		 dead.tokens[0].text + 5);
 	assert_int_equal(access(path, F_OK), 0);
@@ -415,6 +494,7 @@ static void test_sweep(void **state)
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
 	tmesh_region_unref(region);
 	assert_int_equal(access(path, F_OK), -1);
+	assert_int_equal(readlink(link, token, 1), -1);
 	assert_ok(tmesh_region_open(ctx, live.tokens[0].text, TMESH_READ, &region, err));
 	tmesh_region_unref(region);
 	producer_end(&live, 0);
@@ -456,7 +536,7 @@ static int ask_as_nobody(const char *path, const char *token)
 		struct tmesh_token_parts parts;
 		int fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
 
-		strncpy(address.sun_path, path, sizeof(address.sun_path) - 1);
+		snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
 		if (setgid(65534) || setuid(65534) || tmesh_token_parse(token, &parts, NULL) ||
 		    connect(fd, (struct sockaddr *)&address, sizeof(address)))
 			_exit(2);
@@ -472,7 +552,7 @@ static int ask_as_nobody(const char *path, const char *token)
 static void test_other_user(void **state)
 {
 	const char *dir = getenv("TMESH_RUNTIME_DIR");
-	char path[512];
+	char path[108];
 	struct producer p;
 
 	if (geteuid() != 0) {
@@ -496,10 +576,10 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_token),	    cmocka_unit_test(test_bad_tokens),
 		cmocka_unit_test(test_same_token),  cmocka_unit_test(test_stopped),
-		cmocka_unit_test(test_many),	    cmocka_unit_test(test_stream),
-		cmocka_unit_test(test_seqpacket),   cmocka_unit_test(test_full_socket),
-		cmocka_unit_test(test_runtime_dir), cmocka_unit_test(test_sweep),
-		cmocka_unit_test(test_other_user),
+		cmocka_unit_test(test_wrong_link),  cmocka_unit_test(test_many),
+		cmocka_unit_test(test_stream),	    cmocka_unit_test(test_seqpacket),
+		cmocka_unit_test(test_full_socket), cmocka_unit_test(test_runtime_dir),
+		cmocka_unit_test(test_sweep),	    cmocka_unit_test(test_other_user),
 	};
 
 	return cmocka_run_group_tests_name("share", tests, NULL, NULL);

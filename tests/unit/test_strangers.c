@@ -369,6 +369,47 @@ static void test_bad_servers(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+/* A link of the producer's to an index of its own, where it lies: in this process. */
+static void test_strange_index(void **state)
+{
+	static const uint8_t name[16] = {0x12, 0x34};
+	struct tmesh_ctx *ctx = context(NULL, 100), *holder = context(NULL, 0);
+	struct tmesh_token_parts parts = {.backend = TMESH_BACKEND_MEMFD};
+	struct tmesh_index_entry entry = {.rights = TMESH_READ, .read_only = true};
+	struct tmesh_index *index;
+	struct tmesh_region *region;
+	char token[TMESH_TOKEN_SIZE], path[33];
+	int dir;
+
+	memcpy(parts.name, name, sizeof(name));
+	tmesh_token_format(token, &parts);
+	tmesh_hex(path, name, sizeof(name));
+	assert_ok(tmesh_rundir_open(ctx, &dir, err));
+	assert_ok(tmesh_index_new(name, 1, 64, &index, err));
+	assert_ok(tmesh_region_create(holder, 100, NULL, &entry.region, err));
+	entry.fd = tmesh_region_fd(entry.region);
+	assert_ok(tmesh_index_add(&index, &entry, err));
+	assert_int_equal(tmesh_rundir_link(dir, path, tmesh_index_fd(index)), 0);
+	assert_ok(tmesh_region_open(ctx, token, TMESH_READ, &region, err));
+	tmesh_region_unref(region);
+	tmesh_peers_drop(ctx);
+
+	/* Another user's index is not believed, whoever has it open. */
+	if (geteuid() == 0) {
+		assert_int_equal(fchown(tmesh_index_fd(index), 65534, 65534), 0);
+		assert_int_equal(tmesh_region_open(ctx, token, TMESH_READ, &region, NULL), -ENOENT);
+		assert_int_equal(fchown(tmesh_index_fd(index), 0, 0), 0);
+	}
+	/* The descriptor is another file's than the index says. */
+	assert_int_equal(dup2(tmesh_index_fd(index), entry.fd), entry.fd);
+	assert_int_equal(tmesh_region_open(ctx, token, TMESH_READ, &region, NULL), -ENOENT);
+	tmesh_index_free(index);
+	tmesh_rundir_remove(dir, path);
+	tmesh_region_unref(entry.region);
+	tmesh_ctx_unref(holder);
+	tmesh_ctx_unref(ctx);
+}
+
 /* An index that is none is not looked at. */
 static void test_bad_index(void **state)
 {
@@ -407,9 +448,10 @@ static void test_bad_index(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_recv),	    cmocka_unit_test(test_recv_hangup),
-		cmocka_unit_test(test_recv_pieces), cmocka_unit_test(test_bad_clients),
-		cmocka_unit_test(test_bad_servers), cmocka_unit_test(test_bad_index),
+		cmocka_unit_test(test_recv),	      cmocka_unit_test(test_recv_hangup),
+		cmocka_unit_test(test_recv_pieces),   cmocka_unit_test(test_bad_clients),
+		cmocka_unit_test(test_bad_servers),   cmocka_unit_test(test_bad_index),
+		cmocka_unit_test(test_strange_index),
 	};
 
 	/* Writing to who has hung up is part of it. */
