@@ -630,7 +630,6 @@ static int memfd_info(struct tmesh_region *region, struct tmesh_region_info *inf
 	info->rights = region->rights;
 	info->node = region->opts.node;
 	info->pinning = region->pinning;
-	info->handles = tmesh_proc_count(region->fd);
 	if (region->addr && region->align_huge)
 		info->huge_bytes = tmesh_huge_mapped(region->addr);
 	return 0;

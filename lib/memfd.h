@@ -60,8 +60,6 @@ int tmesh_proc_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, siz
 		    struct tmesh_error *err);
 int tmesh_proc_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_info **holders,
 		       size_t *count, struct tmesh_error *err);
-/* Descriptors of this file found in /proc. */
-uint32_t tmesh_proc_count(int fd);
 /* Names the processes with a writable mapping of this file, "123 (name), 456 (name)". */
 void tmesh_proc_writers(int fd, char *text, size_t size);
 

@@ -400,34 +400,12 @@ int tmesh_proc_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_i
 	return 0;
 }
 
-struct tally {
+struct writers {
 	uint64_t dev, ino;
-	uint32_t count;
 	char *text;
 	size_t size;
 	pid_t last;
 };
-
-static int tally_fd(void *data, const struct sight *sight)
-{
-	struct tally *tally = data;
-
-	tally->count += sight->dev == tally->dev && sight->ino == tally->ino;
-	return 0;
-}
-
-uint32_t tmesh_proc_count(int fd)
-{
-	struct tally tally = {0};
-	struct stat st;
-
-	if (fstat(fd, &st))
-		return 0;
-	tally.dev = st.st_dev;
-	tally.ino = st.st_ino;
-	walk(tally_fd, NULL, &tally, NULL);
-	return tally.count;
-}
 
 static int no_fd(void *data, const struct sight *sight)
 {
@@ -436,29 +414,29 @@ static int no_fd(void *data, const struct sight *sight)
 
 static int writer_map(void *data, const struct sight *sight)
 {
-	struct tally *tally = data;
-	size_t used = strlen(tally->text);
+	struct writers *writers = data;
+	size_t used = strlen(writers->text);
 	char comm[16];
 
-	if (!sight->writable || sight->dev != tally->dev || sight->ino != tally->ino ||
-	    sight->pid == tally->last)
+	if (!sight->writable || sight->dev != writers->dev || sight->ino != writers->ino ||
+	    sight->pid == writers->last)
 		return 0;
-	tally->last = sight->pid;
+	writers->last = sight->pid;
 	read_comm(sight->pid, comm);
-	snprintf(tally->text + used, tally->size - used, "%s%d (%s)", used ? ", " : "",
+	snprintf(writers->text + used, writers->size - used, "%s%d (%s)", used ? ", " : "",
 		 (int)sight->pid, comm);
 	return 0;
 }
 
 void tmesh_proc_writers(int fd, char *text, size_t size)
 {
-	struct tally tally = {.text = text, .size = size};
+	struct writers writers = {.text = text, .size = size};
 	struct stat st;
 
 	*text = '\0';
 	if (fstat(fd, &st))
 		return;
-	tally.dev = st.st_dev;
-	tally.ino = st.st_ino;
-	walk(no_fd, writer_map, &tally, NULL);
+	writers.dev = st.st_dev;
+	writers.ino = st.st_ino;
+	walk(no_fd, writer_map, &writers, NULL);
 }

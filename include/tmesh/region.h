@@ -184,7 +184,8 @@ struct tmesh_region_info {
 	bool sealed;
 	bool revoked;
 	bool pinning; /* this handle */
-	uint32_t handles; /* memfd: descriptors found in /proc, as far as one may look */
+	uint32_t handles; /* memfd: in lists, descriptors found in /proc as far as one may look;
+			   * of one region 0, for counting means to look at every process */
 	uint32_t pinning_handles;
 	uint32_t exports;
 	uint32_t attachments;

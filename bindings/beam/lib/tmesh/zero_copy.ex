@@ -195,8 +195,8 @@ defmodule Tmesh.ZeroCopy do
 
   @doc """
   What the region is: `bytes` and `alloc_bytes` (in whole pages), `huge_bytes`, `backend`, `rights`
-  of this handle, `mode`, `sealed`, `revoked`, `handles` and `pinning_handles` of all processes (on
-  memfd as far as /proc shows), `exports`, `created_ns` (CLOCK_MONOTONIC) and `label`.
+  of this handle, `mode`, `sealed`, `revoked`, `handles` and `pinning_handles` of all processes (0
+  on memfd, which does not count them), `exports`, `created_ns` (CLOCK_MONOTONIC) and `label`.
 
   Errors: `:closed`.
   """
