@@ -55,6 +55,7 @@ def draw(sections, machine, path):
     fig.text(0.008, 1 - 0.22 / height,
              f"tmesh {machine['version']}, {machine['backend']} backend, on {machine['cpu']},"
              f" {machine['cpus']} CPUs{' (virtual)' if machine['virtual'] else ''},"
-             f" Linux {machine['kernel']}", color="#555555")
+             f" Linux {machine['kernel']}{', real-time priority' if machine['real_time'] else ''}",
+             color="#555555")
     fig.savefig(path, metadata={"Date": None}, facecolor="white")
     pyplot.close(fig)
