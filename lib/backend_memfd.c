@@ -618,11 +618,16 @@ static void memfd_release(struct tmesh_region *region)
 static int memfd_info(struct tmesh_region *region, struct tmesh_region_info *info,
 		      struct tmesh_error *err)
 {
+	struct tmesh_memfd_name name;
 	int rc;
 
 	info->id = region->id;
 	info->bytes = region->bytes;
 	memcpy(info->label, region->label, sizeof(info->label));
+	/* Made by another process: what it is called was not worth asking until now. */
+	if (!region->created && !*region->label && tmesh_memfd_name_of(region->fd, &name) &&
+	    name.id == region->id)
+		memcpy(info->label, name.label, sizeof(info->label));
 	rc = tmesh_memfd_describe(region->fd, region->kind, info);
 	if (rc)
 		return tmesh_fail(err, rc, "cannot read what the region's file says (errno %d)",

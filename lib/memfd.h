@@ -39,6 +39,8 @@ struct tmesh_memfd_name {
 void tmesh_memfd_name_format(char *name, size_t size, const struct tmesh_memfd_name *parts);
 /* From "tmesh:1:..." up to the end or to " (deleted)"; false for any other name. */
 bool tmesh_memfd_name_parse(const char *text, struct tmesh_memfd_name *parts);
+/* Of an open descriptor's file; false when it has no such name or /proc is not there. */
+bool tmesh_memfd_name_of(int fd, struct tmesh_memfd_name *parts);
 /* Bytes of the trailer behind a region of this kind. */
 uint64_t tmesh_memfd_trailer_bytes(uint32_t kind);
 /* The id of a memfd made elsewhere: it names the file as long as the machine runs. */

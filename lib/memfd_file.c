@@ -52,6 +52,21 @@ bool tmesh_memfd_name_parse(const char *text, struct tmesh_memfd_name *parts)
 	return true;
 }
 
+bool tmesh_memfd_name_of(int fd, struct tmesh_memfd_name *parts)
+{
+	static const char start[] = "/memfd:";
+	char path[32], name[256];
+	ssize_t got;
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	got = readlink(path, name, sizeof(name) - 1);
+	if (got < 0)
+		return false;
+	name[got] = '\0';
+	return strncmp(name, start, strlen(start)) == 0 &&
+	       tmesh_memfd_name_parse(name + strlen(start), parts);
+}
+
 uint64_t tmesh_memfd_trailer_bytes(uint32_t kind)
 {
 	uint64_t page = tmesh_page_bytes();

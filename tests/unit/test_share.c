@@ -226,6 +226,49 @@ static void test_same_token(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+static void expect_label(struct tmesh_ctx *ctx, const char *token, const char *label)
+{
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct tmesh_region *region;
+
+	assert_ok(tmesh_region_open(ctx, token, TMESH_READ, &region, err));
+	assert_ok(tmesh_region_info(region, &info, err));
+	assert_string_equal(info.label, label);
+	tmesh_region_unref(region);
+}
+
+/* Whoever opens a region can ask what it is called. */
+static void test_label(void **state)
+{
+	struct tmesh_ctx_opts pooling = {
+		.size = sizeof(pooling),
+		.backend = TMESH_BACKEND_MEMFD,
+		.pool_bytes = 1 << 20,
+	};
+	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = "first"};
+	struct tmesh_ctx *ctx, *client = context(NULL, 0);
+	struct tmesh_region *region;
+	char token[TMESH_TOKEN_SIZE];
+
+	assert_ok(tmesh_ctx_open(&pooling, &ctx, err));
+	assert_ok(tmesh_region_create(ctx, 10, &opts, &region, err));
+	tmesh_region_unref(region);
+	/* The same memory under another name, which the file cannot take. */
+	opts.label = "second";
+	assert_ok(tmesh_region_create(ctx, 10, &opts, &region, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	expect_label(client, token, "second");
+	tmesh_region_unref(region);
+	assert_int_equal(stats_of(ctx).pool_hits, 1);
+	opts.label = "third: \xc3\xa9";
+	assert_ok(tmesh_region_create(ctx, 10, &opts, &region, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	expect_label(client, token, opts.label);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(client);
+	tmesh_ctx_unref(ctx);
+}
+
 static void test_stopped(void **state)
 {
 	struct producer p = producer_start(1);
@@ -576,10 +619,11 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_token),	    cmocka_unit_test(test_bad_tokens),
 		cmocka_unit_test(test_same_token),  cmocka_unit_test(test_stopped),
-		cmocka_unit_test(test_wrong_link),  cmocka_unit_test(test_many),
-		cmocka_unit_test(test_stream),	    cmocka_unit_test(test_seqpacket),
-		cmocka_unit_test(test_full_socket), cmocka_unit_test(test_runtime_dir),
-		cmocka_unit_test(test_sweep),	    cmocka_unit_test(test_other_user),
+		cmocka_unit_test(test_label),	    cmocka_unit_test(test_wrong_link),
+		cmocka_unit_test(test_many),	    cmocka_unit_test(test_stream),
+		cmocka_unit_test(test_seqpacket),   cmocka_unit_test(test_full_socket),
+		cmocka_unit_test(test_runtime_dir), cmocka_unit_test(test_sweep),
+		cmocka_unit_test(test_other_user),
 	};
 
 	return cmocka_run_group_tests_name("share", tests, NULL, NULL);
