@@ -22,17 +22,24 @@ static void close_all(const int *fds, unsigned int count)
 		close(fds[i]);
 }
 
-/* Descriptors of one received message go to @fds behind the *@count there are: false when
- * there are more than @room or it carries anything else; all of it is closed then. */
-static bool take_fds(struct msghdr *msg, int *fds, unsigned int room, unsigned int *count)
+/*
+ * Descriptors of one received message go to @fds behind the *@count there are. -EPROTO when it
+ * has more than @room or carries anything else; -EMFILE when the kernel had to leave some
+ * out though the message had room for them: then this process has no number free. What came in
+ * excess is closed.
+ */
+static int take_fds(struct msghdr *msg, int *fds, unsigned int room, unsigned int *count)
 {
-	bool good = !(msg->msg_flags & MSG_CTRUNC);
+	bool cut = msg->msg_flags & MSG_CTRUNC;
+	int rc = cut ? -EMFILE : 0;
 
 	for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {
 		size_t got;
 
-		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) {
+			rc = cut ? -EPROTO : rc;
 			continue;
+		}
 		got = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
 		for (size_t i = 0; i < got; i++) {
 			int fd;
@@ -42,11 +49,13 @@ static bool take_fds(struct msghdr *msg, int *fds, unsigned int room, unsigned i
 				fds[(*count)++] = fd;
 			} else {
 				close(fd);
-				good = false;
+				rc = -EPROTO;
 			}
 		}
+		if (got >= FDS_MAX && cut)
+			rc = -EPROTO;
 	}
-	return good;
+	return rc;
 }
 
 static int wait_readable(int socket, uint64_t deadline)
@@ -101,10 +110,11 @@ int tmesh_wire_recv(int socket, void *message, size_t bytes, int *fds, unsigned 
 			rc = errno == ECONNRESET ? -EPIPE : -errno;
 			break;
 		}
-		if (!take_fds(&msg, fds, fd_room, &count) || (msg.msg_flags & MSG_TRUNC)) {
+		rc = take_fds(&msg, fds, fd_room, &count);
+		if (!rc && (msg.msg_flags & MSG_TRUNC))
 			rc = -EPROTO;
+		if (rc)
 			break;
-		}
 		if (got == 0) {
 			rc = done ? -EPROTO : -EPIPE;
 			break;
@@ -234,6 +244,10 @@ static int recv_error(int rc, struct tmesh_error *err)
 		return tmesh_fail(err, rc, "receive: no region came in time");
 	case -EPROTO:
 		return tmesh_fail(err, rc, "receive: the peer sent something else than one region");
+	case -EMFILE:
+		return tmesh_fail(err, rc,
+				  "receive: the region is lost, for this process has no descriptor "
+				  "left: raise RLIMIT_NOFILE");
 	default:
 		errno = -rc;
 		return tmesh_fail_errno(err, "receive");

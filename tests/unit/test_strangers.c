@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -149,6 +150,82 @@ static void test_recv(void **state)
 	close(fd);
 	close(soft);
 	close(null);
+	tmesh_ctx_unref(ctx);
+}
+
+/* No descriptor below the lowest free one any more; give the result to release_fds(). */
+static struct rlimit exhaust_fds(void)
+{
+	struct rlimit old, full;
+	int lowest = dup(0);
+
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
+	full = old;
+	full.rlim_cur = (rlim_t)lowest;
+	close(lowest);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &full), 0);
+	return old;
+}
+
+static void release_fds(struct rlimit old)
+{
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
+}
+
+/* The kernel drops what has no room in the message, and what has none in the process. */
+static void test_recv_without_room(void **state)
+{
+	static const int types[] = {SOCK_STREAM, SOCK_SEQPACKET};
+	struct tmesh_ctx *ctx = context(NULL, 1000);
+	struct tmesh_region *region = NULL;
+	int fd = memfd(16384, F_SEAL_SHRINK | F_SEAL_GROW);
+
+	for (int i = 0; i < 2; i++) {
+		struct rlimit limit;
+		unsigned int before;
+		int pair[2];
+
+		assert_int_equal(socketpair(AF_UNIX, types[i] | SOCK_CLOEXEC, 0, pair), 0);
+		before = open_fds();
+		send_fds(pair[0], &good, sizeof(good), fd, 1);
+		limit = exhaust_fds();
+		assert_refused(tmesh_region_recv(ctx, pair[1], &region, err), -EMFILE,
+			       "RLIMIT_NOFILE");
+		release_fds(limit);
+		assert_int_equal(open_fds(), before);
+		send_fds(pair[0], &good, sizeof(good), fd, 1);
+		assert_ok(tmesh_region_recv(ctx, pair[1], &region, err));
+		tmesh_region_unref(region);
+		close(pair[0]);
+		close(pair[1]);
+	}
+	close(fd);
+	tmesh_ctx_unref(ctx);
+}
+
+/* The same for the answer to a token. */
+static void test_open_without_room(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, 1000), *client = context(NULL, 1000);
+	char token[TMESH_TOKEN_SIZE], path[512];
+	struct tmesh_region *region, *first, *got;
+	struct rlimit limit;
+
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	snprintf(path, sizeof(path), "%s/%.32s.index", getenv("TMESH_RUNTIME_DIR"), token + 5);
+	assert_int_equal(unlink(path), 0);
+	/* By socket; so there is a connection, which needs no new descriptor. */
+	assert_ok(tmesh_region_open(client, token, TMESH_READ, &first, err));
+	limit = exhaust_fds();
+	assert_refused(tmesh_region_open(client, token, TMESH_READ, &got, err), -EMFILE,
+		       "RLIMIT_NOFILE");
+	release_fds(limit);
+	assert_ok(tmesh_region_open(client, token, TMESH_READ, &got, err));
+	tmesh_region_unref(got);
+	tmesh_region_unref(first);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(client);
 	tmesh_ctx_unref(ctx);
 }
 
@@ -448,10 +525,15 @@ static void test_bad_index(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_recv),	      cmocka_unit_test(test_recv_hangup),
-		cmocka_unit_test(test_recv_pieces),   cmocka_unit_test(test_bad_clients),
-		cmocka_unit_test(test_bad_servers),   cmocka_unit_test(test_bad_index),
+		cmocka_unit_test(test_recv),
+		cmocka_unit_test(test_recv_hangup),
+		cmocka_unit_test(test_recv_pieces),
+		cmocka_unit_test(test_bad_clients),
+		cmocka_unit_test(test_bad_servers),
+		cmocka_unit_test(test_bad_index),
 		cmocka_unit_test(test_strange_index),
+		cmocka_unit_test(test_recv_without_room),
+		cmocka_unit_test(test_open_without_room),
 	};
 
 	/* Writing to who has hung up is part of it. */
