@@ -33,7 +33,7 @@ class Results:
                 self.checks.append((what, status == "0", detail))
             elif word == "taint":
                 self.taint = int(rest)
-            elif word == "leaks":
+            elif word in ("boot", "leaks"):
                 lines = []
             elif word == "done":
                 self.leaks, self.ended = "\n".join(lines), True
