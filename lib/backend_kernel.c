@@ -316,6 +316,13 @@ static int kernel_seal(struct tmesh_region *region, struct tmesh_error *err)
 	return rc;
 }
 
+static bool kernel_is_sealed(const struct tmesh_region *region)
+{
+	struct tmesh_info info;
+
+	return handle_info(region->fd, &info) == 0 && (info.state & TMESH_STATE_SEALED);
+}
+
 static int kernel_desc_set(struct tmesh_region *region, const char *text, uint32_t bytes,
 			   struct tmesh_error *err)
 {
@@ -639,6 +646,7 @@ const struct tmesh_backend_ops tmesh_kernel_ops = {
 	.adopt = kernel_adopt,
 	.mmap = kernel_mmap,
 	.seal = kernel_seal,
+	.is_sealed = kernel_is_sealed,
 	.desc_set = kernel_desc_set,
 	.read = kernel_read,
 	.write_cold = kernel_write_cold,

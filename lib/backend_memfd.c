@@ -441,6 +441,13 @@ static int memfd_seal(struct tmesh_region *region, struct tmesh_error *err)
 	return rc;
 }
 
+static bool memfd_is_sealed(const struct tmesh_region *region)
+{
+	int seals = fcntl(region->fd, F_GET_SEALS);
+
+	return seals >= 0 && (seals & F_SEAL_WRITE);
+}
+
 /* pwrite() to the trailer; files of huge pages know no write(). */
 static int trailer_write(struct tmesh_region *region, uint64_t offset, const void *data,
 			 size_t bytes)
@@ -685,6 +692,7 @@ const struct tmesh_backend_ops tmesh_memfd_ops = {
 	.adopt = memfd_adopt,
 	.mmap = memfd_mmap,
 	.seal = memfd_seal,
+	.is_sealed = memfd_is_sealed,
 	.desc_set = memfd_desc_set,
 	.read = memfd_read,
 	.write_cold = memfd_write_cold,

@@ -198,10 +198,6 @@ struct tmesh_region {
 
 /* The region's context, good while the region lives. */
 struct tmesh_ctx *tmesh_region_ctx(const struct tmesh_region *region);
-/* The region's length as asked at its creation, and its id; neither makes a system call. */
-uint64_t tmesh_region_bytes(const struct tmesh_region *region);
-uint64_t tmesh_region_id(const struct tmesh_region *region);
-
 bool tmesh_region_inherited(const struct tmesh_region *region);
 /* A region object with no descriptor yet. */
 struct tmesh_region *tmesh_region_new(struct tmesh_ctx *ctx, struct tmesh_error *err);
@@ -268,6 +264,8 @@ struct tmesh_backend_ops {
 	/* Under the region's lock */
 	int (*mmap)(struct tmesh_region *region, int prot, void **addr, struct tmesh_error *err);
 	int (*seal)(struct tmesh_region *region, struct tmesh_error *err);
+	/* Without it: look whether anybody has sealed the region. */
+	bool (*is_sealed)(const struct tmesh_region *region);
 	int (*desc_set)(struct tmesh_region *region, const char *text, uint32_t bytes,
 			struct tmesh_error *err);
 

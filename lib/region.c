@@ -397,6 +397,13 @@ int tmesh_region_seal(struct tmesh_region *region, struct tmesh_error *err)
 	return rc;
 }
 
+bool tmesh_region_is_sealed(struct tmesh_region *region)
+{
+	if (!region->sealed && region->ctx->ops->is_sealed(region))
+		region->sealed = true;
+	return region->sealed;
+}
+
 static int derive(struct tmesh_region *region, uint32_t rights, bool pin, struct tmesh_region **out,
 		  struct tmesh_error *err)
 {

@@ -236,7 +236,9 @@ static void test_seal_under_writer(void **state)
 	assert_ok(tmesh_region_derive(region, TMESH_RIGHTS_ALL, &writer, err));
 	assert_ok(tmesh_region_derive(region, TMESH_READ | TMESH_MANAGE, &manager, err));
 	assert_ok(tmesh_region_write(region, 0, "abc", 4, err));
+	assert_false(tmesh_region_is_sealed(writer));
 	assert_ok(tmesh_region_seal(manager, err));
+	assert_true(tmesh_region_is_sealed(writer));
 	assert_refused(tmesh_region_write(writer, 0, "x", 1, err), -EPERM, "sealed");
 	assert_refused(tmesh_region_map(writer, RW, &addr, err), -EPERM, "sealed");
 	assert_string_equal(map_of(writer, TMESH_READ), "abc");

@@ -83,6 +83,8 @@ PyObject *tuple_from_ints(const int64_t *values, int32_t count);
 PyObject *text_from_device(const struct tmesh_layout *layout);
 /* Ids are texts of 16 hex digits. */
 PyObject *text_from_id(uint64_t id);
+/* Of other people's bytes, which need not be UTF-8. */
+PyObject *foreign_text(const char *text, size_t size);
 int id_from_text(const char *text, uint64_t *id);
 
 /* What empty() and put() can be told about the region. */

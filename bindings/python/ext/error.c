@@ -61,9 +61,7 @@ void *raise_error(struct state *st, const struct tmesh_error *err)
 void *raise_region_error(struct state *st, struct tmesh_region *region,
 			 const struct tmesh_error *err)
 {
-	struct tmesh_region_info info = {.size = sizeof(info)};
-
-	if (err->code == -EPERM && !tmesh_region_info(region, &info, NULL) && info.sealed)
+	if (err->code == -EPERM && tmesh_region_is_sealed(region))
 		return raise_library(st, "SealedError", err);
 	return raise_error(st, err);
 }

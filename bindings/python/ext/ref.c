@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <internal.h>
-
 static PyObject *list_from_ints(const int64_t *values, int32_t count)
 {
 	PyObject *tuple = tuple_from_ints(values, count);
@@ -249,7 +247,6 @@ static PyObject *open_token(struct state *st, struct tmesh_ctx *ctx, const char 
 	Py_BEGIN_ALLOW_THREADS;
 	rc = tmesh_region_open(ctx, token, rights, &region, &err);
 	if (!rc) {
-		/* The whole of tmesh_region_info() would look at every process for holders. */
 		int64_t bytes = (int64_t)tmesh_region_bytes(region);
 
 		rc = tmesh_layout_contiguous(&layout, TMESH_UINT8, 1, &bytes, &err);

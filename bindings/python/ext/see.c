@@ -87,8 +87,7 @@ PyObject *module_backend(PyObject *module, PyObject *unused)
 	return ctx ? PyUnicode_FromString(tmesh_backend_name(tmesh_ctx_backend(ctx))) : NULL;
 }
 
-/* Labels, descriptions and process names are other people's and need not be UTF-8. */
-static PyObject *foreign_text(const char *text, size_t size)
+PyObject *foreign_text(const char *text, size_t size)
 {
 	return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strnlen(text, size), "replace");
 }

@@ -77,12 +77,8 @@ struct tmesh_tensor *tensor_get(struct tensor *self)
 
 bool tensor_is_sealed(struct tensor *self)
 {
-	struct tmesh_region_info info = {.size = sizeof(info)};
-
 	if (!self->root->sealed)
-		self->root->sealed =
-			!tmesh_region_info(tmesh_tensor_region(self->tensor), &info, NULL) &&
-			info.sealed;
+		self->root->sealed = tmesh_region_is_sealed(tmesh_tensor_region(self->tensor));
 	return self->root->sealed;
 }
 
@@ -268,10 +264,7 @@ static PyObject *get_nbytes(PyObject *object, void *unused)
 	return tensor ? PyLong_FromUnsignedLongLong(tmesh_tensor_bytes(tensor)) : NULL;
 }
 
-/*
- * Id and label, asked for once: without the module a region's information includes who holds
- * it, for which the library looks at every process.
- */
+/* Id and label, asked for once: they never change. */
 static struct tensor *named_root(struct tensor *self)
 {
 	struct tmesh_region_info info = {.size = sizeof(info)};
@@ -287,7 +280,7 @@ static struct tensor *named_root(struct tensor *self)
 		return raise_error(state_of(self), &err);
 	Py_XDECREF(root->id);
 	root->id = text_from_id(info.id);
-	root->label = root->id ? PyUnicode_FromString(info.label) : NULL;
+	root->label = root->id ? foreign_text(info.label, sizeof(info.label)) : NULL;
 	return root->label ? root : NULL;
 }
 
