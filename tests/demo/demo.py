@@ -30,8 +30,9 @@ def tmeshctl(*args, only=None):
                                   stdout=subprocess.PIPE, text=True).stdout.splitlines()
     shown = [line for line in lines if only is None or line.split()[0] in only]
     print("\n".join([head, *shown]))
-    if len(shown) < len(lines):
-        print(f"{DIM}and {len(lines) - len(shown)} regions of others{PLAIN}")
+    others = len(lines) - len(shown)
+    if others:
+        print(f"{DIM}and {others} {'region' if others == 1 else 'regions'} of others{PLAIN}")
 
 
 def put_table(path):
