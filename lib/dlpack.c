@@ -88,8 +88,8 @@ static int export_new(struct tmesh_tensor *tensor, uint32_t rights, struct expor
 	memcpy(export->shape, layout->shape, sizeof(export->shape));
 	memcpy(export->strides, layout->strides, sizeof(export->strides));
 	*dl = (struct dl_tensor){
-		/* DLPack wants no address where there are no elements. */
-		.data = tmesh_tensor_bytes(tensor) ? data : NULL,
+		/* Also without elements: there are consumers who never end the use of NULL. */
+		.data = data,
 		.device = {.type = DL_DEVICE_CPU},
 		.ndim = layout->ndim,
 		.dtype = {.code = dl_types[layout->dtype].code,

@@ -95,10 +95,12 @@ static void test_out_empty_and_scalar(void **state)
 {
 	struct DLManagedTensorVersioned *managed;
 	struct tmesh_tensor *tensor;
+	void *data;
 
 	assert_ok(tmesh_tensor_create(*state, TMESH_FLOAT64, 1, SHAPE(0), NULL, &tensor, err));
 	assert_ok(tmesh_tensor_to_dlpack_versioned(tensor, TMESH_READ, 1, &managed, err));
-	assert_null(managed->dl_tensor.data);
+	assert_ok(tmesh_tensor_data(tensor, TMESH_READ, &data, err));
+	assert_ptr_equal(managed->dl_tensor.data, data);
 	managed->deleter(managed);
 	tmesh_tensor_unref(tensor);
 

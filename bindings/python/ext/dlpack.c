@@ -21,7 +21,6 @@ struct shell {
 		struct DLManagedTensorVersioned *inner_versioned;
 	};
 	struct tensor *tensor;
-	void *data;
 	bool writable;
 };
 
@@ -76,7 +75,6 @@ struct request {
 	bool copied;	/* the tensor is a copy made for this consumer */
 };
 
-/* Tensors without elements get an address too: PyTorch never ends the use of one without. */
 static int wrap(struct shell *shell, const struct request *request, struct tmesh_error *err)
 {
 	uint32_t rights = shell->writable ? TMESH_READ | TMESH_WRITE : TMESH_READ;
@@ -90,7 +88,6 @@ static int wrap(struct shell *shell, const struct request *request, struct tmesh
 		if (rc)
 			return rc;
 		shell->plain = *shell->inner;
-		shell->plain.dl_tensor.data = shell->data;
 		shell->plain.manager_ctx = shell;
 		shell->plain.deleter = delete_plain;
 		return 0;
@@ -100,7 +97,6 @@ static int wrap(struct shell *shell, const struct request *request, struct tmesh
 	if (rc)
 		return rc;
 	shell->versioned = *shell->inner_versioned;
-	shell->versioned.dl_tensor.data = shell->data;
 	shell->versioned.manager_ctx = shell;
 	shell->versioned.deleter = delete_versioned;
 	if (request->copied)
@@ -114,10 +110,11 @@ static PyObject *capsule_new(struct tensor *self, const struct request *request)
 	struct shell *shell = calloc(1, sizeof(*shell));
 	struct tmesh_error err;
 	PyObject *capsule;
+	void *data;
 
 	if (!shell)
 		return PyErr_NoMemory();
-	if (tensor_view_begin(self, VIEW_ANY, &shell->data, &shell->writable)) {
+	if (tensor_view_begin(self, VIEW_ANY, &data, &shell->writable)) {
 		free(shell);
 		return NULL;
 	}
