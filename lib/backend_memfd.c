@@ -17,6 +17,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 int tmesh_memfd_reopen(struct tmesh_region *region, struct tmesh_error *err)
@@ -99,6 +100,26 @@ static int check_opts(const struct tmesh_region_opts *opts, struct tmesh_error *
 				  "memfd regions end with their last holder: linger_ms needs the "
 				  "module");
 	return 0;
+}
+
+/* A memfd takes any size, and whoever fills it is killed when memory ends: what can never be
+ * filled is refused now. The machine is asked again before that, as it may have got more. */
+static int check_memory(struct tmesh_ctx *ctx, uint64_t bytes, struct tmesh_error *err)
+{
+	struct sysinfo info;
+	uint64_t memory;
+
+	if (bytes <= atomic_load_explicit(&ctx->memory, memory_order_relaxed))
+		return 0;
+	sysinfo(&info);
+	memory = ((uint64_t)info.totalram + info.totalswap) * info.mem_unit;
+	atomic_store_explicit(&ctx->memory, memory, memory_order_relaxed);
+	if (bytes <= memory)
+		return 0;
+	return tmesh_fail(err, -ENOMEM,
+			  "%llu bytes are more than this machine's memory and swap, "
+			  "%llu bytes",
+			  (unsigned long long)bytes, (unsigned long long)memory);
 }
 
 /* A new file for the region, not larger than needed and never to change in size. */
@@ -198,6 +219,8 @@ static int memfd_create_region(struct tmesh_region *region, uint64_t bytes, stru
 	const char *why;
 	int rc = check_opts(opts, err);
 
+	if (!rc)
+		rc = check_memory(region->ctx, bytes, err);
 	if (rc)
 		return rc;
 	region->id = tmesh_new_id(region->ctx);

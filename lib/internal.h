@@ -127,6 +127,8 @@ struct tmesh_ctx {
 	uint64_t pool_bytes;
 	uint64_t pool_max;
 
+	atomic_uint_fast64_t memory; /* memfd: bytes this machine has, 0 until needed */
+
 	/* memfd, guarded by lock */
 	int dir;	 /* the runtime directory, -1 until needed */
 	atomic_int proc; /* /proc/self/fd of this process, -1 until needed */

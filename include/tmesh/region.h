@@ -53,7 +53,8 @@ struct tmesh_region_opts {
 
 /*
  * A new region of @bytes (at least 1) zeroed bytes with all rights. Memory is committed
- * now (kernel) or on first touch (memfd).
+ * now (kernel) or on first touch (memfd; more than the machine's memory and swap together is
+ * refused at once with -ENOMEM).
  *
  * Return: 0; -EINVAL, -EOVERFLOW, -EDQUOT, -ENOMEM, -EMFILE, -EOPNOTSUPP, -EPERM (gid).
  */

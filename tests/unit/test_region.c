@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/sysinfo.h>
 
 #include "unit.h"
 
@@ -227,6 +228,22 @@ static void test_seal(void **state)
 	tmesh_region_unref(reader);
 }
 
+/* A memfd takes any length; what this machine could never hold is refused all the same. */
+static void test_too_large(void **state)
+{
+	struct tmesh_region *region = *state;
+	struct sysinfo info;
+	char there[32];
+
+	assert_int_equal(sysinfo(&info), 0);
+	snprintf(there, sizeof(there), "%llu bytes",
+		 (unsigned long long)(info.totalram + info.totalswap) * info.mem_unit);
+	assert_refused(tmesh_region_create(*state, 1ull << 60, NULL, &region, err), -ENOMEM, there);
+	assert_ptr_equal(region, *state);
+	assert_ok(tmesh_region_create(*state, info.totalram * info.mem_unit, NULL, &region, err));
+	tmesh_region_unref(region);
+}
+
 /* A handle that could write, but has not mapped yet, may read what another has sealed. */
 static void test_seal_under_writer(void **state)
 {
@@ -445,13 +462,21 @@ static void test_see(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_create), cmocka_unit_test(test_create_refused),
-		cmocka_unit_test(test_node),   cmocka_unit_test(test_huge),
-		cmocka_unit_test(test_map),    cmocka_unit_test(test_read_write),
-		cmocka_unit_test(test_seal),   cmocka_unit_test(test_seal_under_writer),
-		cmocka_unit_test(test_derive), cmocka_unit_test(test_pin),
-		cmocka_unit_test(test_desc),   cmocka_unit_test(test_from_memfd),
-		cmocka_unit_test(test_dmabuf), cmocka_unit_test(test_see),
+		cmocka_unit_test(test_create),
+		cmocka_unit_test(test_create_refused),
+		cmocka_unit_test(test_node),
+		cmocka_unit_test(test_huge),
+		cmocka_unit_test(test_map),
+		cmocka_unit_test(test_read_write),
+		cmocka_unit_test(test_seal),
+		cmocka_unit_test(test_too_large),
+		cmocka_unit_test(test_seal_under_writer),
+		cmocka_unit_test(test_derive),
+		cmocka_unit_test(test_pin),
+		cmocka_unit_test(test_desc),
+		cmocka_unit_test(test_from_memfd),
+		cmocka_unit_test(test_dmabuf),
+		cmocka_unit_test(test_see),
 	};
 
 	return cmocka_run_group_tests_name("region", tests, unit_ctx_setup, unit_ctx_teardown);
