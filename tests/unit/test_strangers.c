@@ -178,7 +178,7 @@ static void test_recv_without_room(void **state)
 	static const int types[] = {SOCK_STREAM, SOCK_SEQPACKET};
 	struct tmesh_ctx *ctx = context(NULL, 1000);
 	struct tmesh_region *region = NULL;
-	int fd = memfd(16384, F_SEAL_SHRINK | F_SEAL_GROW);
+	int fd = memfd(16384, F_SEAL_SHRINK | F_SEAL_GROW), on = 1;
 
 	for (int i = 0; i < 2; i++) {
 		struct rlimit limit;
@@ -196,6 +196,11 @@ static void test_recv_without_room(void **state)
 		send_fds(pair[0], &good, sizeof(good), fd, 1);
 		assert_ok(tmesh_region_recv(ctx, pair[1], &region, err));
 		tmesh_region_unref(region);
+		/* Here it is neither: the room is taken by what the socket was told to add. */
+		assert_int_equal(setsockopt(pair[1], SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)), 0);
+		send_fds(pair[0], &good, sizeof(good), fd, 1);
+		assert_refused(tmesh_region_recv(ctx, pair[1], &region, err), -EPROTO, "else");
+		assert_int_equal(open_fds(), before);
 		close(pair[0]);
 		close(pair[1]);
 	}
