@@ -184,9 +184,9 @@ static void restore_settings(mode_t mode)
 	REQUIRE_OK(chmod("/dev/tmesh", mode));
 }
 
-static void run_case(int i, int before)
+static bool run_case(int i, int before)
 {
-	const char *state = "not ok";
+	bool good;
 	int status = 0, left;
 	pid_t pid;
 
@@ -210,17 +210,18 @@ static void run_case(int i, int before)
 	left = leftovers(before);
 	if (left > 0)
 		t_note("%s: left %d regions behind", cases[i].title, left);
-	if (left <= 0 && !verdict->failed && WIFEXITED(status) &&
-	    WEXITSTATUS(status) != EXIT_FAILED)
-		state = "ok";
-	printf("%s %d - %s%s%s\n", state, i + 1, cases[i].title,
+	good = left <= 0 && !verdict->failed && WIFEXITED(status) &&
+	       WEXITSTATUS(status) != EXIT_FAILED;
+	printf("%s %d - %s%s%s\n", good ? "ok" : "not ok", i + 1, cases[i].title,
 	       verdict->skipped[0] ? " # SKIP " : "", verdict->skipped);
 	fflush(stdout);
+	return good;
 }
 
 int t_main(void)
 {
 	int before, dev = open("/dev/tmesh", O_RDWR | O_CLOEXEC);
+	bool good = true;
 
 	if (dev < 0) {
 		printf("1..0 # SKIP /dev/tmesh: %s\n", strerror(errno));
@@ -237,9 +238,9 @@ int t_main(void)
 	restore_settings(0666);
 	printf("TAP version 13\n1..%d\n", ncases);
 	for (int i = 0; i < ncases; i++)
-		run_case(i, before);
+		good &= run_case(i, before);
 	restore_settings(settings.mode);
-	return 0;
+	return good ? EXIT_SUCCESS : EXIT_FAILED;
 }
 
 pid_t t_fork(void)
