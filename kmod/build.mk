@@ -11,6 +11,8 @@ KMOD_DIR = $(B)/kmod/$(KRELEASE)
 KBUILD_ARGS ?=
 
 kmod: ## build tmesh.ko for the kernel in KDIR (default: the running one)
+	@test -e $(KDIR)/Makefile || { echo "kmod: no kernel headers in $(KDIR): install" \
+		"linux-headers-$(KRELEASE), or name another kernel's with KDIR=" >&2; exit 1; }
 	@mkdir -p $(KMOD_DIR)/include
 	@cp -a Kbuild kmod $(KMOD_DIR)/
 	@cp -a include/uapi $(KMOD_DIR)/include/
