@@ -210,7 +210,7 @@ static const struct call {
 	{"DESC_SET", TMESH_DESC_SET, HANDLE, 32, 0, PAD(tmesh_desc), 0, 0, fill_desc},
 	{"DESC_GET", TMESH_DESC_GET, HANDLE, 32, 0, PAD(tmesh_desc), 0, 0, fill_desc},
 	{"DESC_GET by id", TMESH_DESC_GET, DEVICE, 32, 0, PAD(tmesh_desc), 0, 0, fill_desc_of_id},
-	{"REVOKE", TMESH_REVOKE, HANDLE, 32, 0, 0, 0, 0, fill_revoke},
+	{"REVOKE", TMESH_REVOKE, HANDLE, 32, 0, PAD(tmesh_revoke), 0, 0, fill_revoke},
 };
 
 static int file_for(const struct call *c)

@@ -7,6 +7,8 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <linux/mempolicy.h>
 
 #include "t.h"
 
@@ -255,6 +257,44 @@ TEST(nodes, "a node must be there, and be asked for")
 	REFUSED(REQUEST(PAGE, .node = 1023, .flags = TMESH_CREATE_NODE), EINVAL);
 	REFUSED(REQUEST(PAGE, .node = (__s32)0x80000000, .flags = TMESH_CREATE_NODE), EINVAL);
 	REFUSED(REQUEST(PAGE, .node = 1), EINVAL);
+}
+
+static int node_of(void *p)
+{
+	int node = -1;
+
+	REQUIRE_OK(syscall(SYS_get_mempolicy, &node, NULL, 0, p, MPOL_F_NODE | MPOL_F_ADDR));
+	return node;
+}
+
+static void try_node(int dev, int node, __u32 flags)
+{
+	struct tmesh_info info;
+	int fd = granted(dev, REQUEST(2 * HUGE, .node = node, .flags = TMESH_CREATE_NODE | flags),
+			 &info);
+	unsigned char *p = t_map(fd, 2 * HUGE, PROT_READ);
+
+	REQUIRE(p != MAP_FAILED);
+	CHECK_EQ(info.node, node);
+	for (size_t i = 0; i < 2 * HUGE; i += 16 * PAGE)
+		if (!CHECK_EQ(node_of(p + i), node))
+			break;
+	munmap(p, 2 * HUGE);
+	close(fd);
+}
+
+TEST(node_pages, "all pages come from the node that was asked for")
+{
+	int dev = t_dev();
+
+	if (access("/sys/devices/system/node/node1", F_OK))
+		t_skip("this machine has one node");
+	for (int node = 0; node < 2; node++) {
+		try_node(dev, node, 0);
+		try_node(dev, node, TMESH_CREATE_NOHUGE);
+		if (t_has_huge(dev))
+			try_node(dev, node, TMESH_CREATE_HUGE);
+	}
 }
 
 TEST(lingers, "a linger beyond the longest gives EINVAL")

@@ -152,6 +152,8 @@ TEST(stale, "tokens die with their region and with its revocation")
 	REQUIRE_OK(t_token(fd, R_READ, token));
 	REQUIRE_OK(t_revoke(fd));
 	CHECK_EQ(opens(dev, token, R_READ), ENOENT);
+	/* EACCES would mean that the token is still known. */
+	CHECK_EQ(opens(dev, token, R_ALL), ENOENT);
 	CHECK_ERR(t_token(fd, R_READ, token), ESTALE);
 	close(fd);
 
