@@ -37,6 +37,18 @@ defmodule Tmesh.Case do
     end
   end
 
+  @doc "Restart the application with this configuration, for the rest of the test."
+  def configure(config) do
+    on_exit(fn -> restart(fn -> Application.delete_env(:tmesh, :zero_copy) end) end)
+    restart(fn -> Application.put_env(:tmesh, :zero_copy, config) end)
+  end
+
+  defp restart(between) do
+    :ok = Application.stop(:tmesh)
+    between.()
+    :ok = Application.start(:tmesh)
+  end
+
   @doc "A counter of `Tmesh.stats/0`."
   def stat(name) do
     {:ok, stats} = Tmesh.stats()

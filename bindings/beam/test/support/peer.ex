@@ -35,17 +35,43 @@ defmodule Tmesh.Peer do
   @doc "What the peer puts: bytes that count up to 250 and start again."
   def pattern(bytes), do: for(i <- 0..(bytes - 1)//1, into: <<>>, do: <<rem(i, 251)>>)
 
+  @doc "On memfds: what others know of it is its socket, so that each open has to ask it."
+  def hide(port, ref) do
+    ["tm1m", name, _secret] = String.split(ref.shm_name, "-")
+    [link] = Path.wildcard("/proc/#{pid(port)}/fd/*/#{name}.index")
+    File.rm!(link)
+  end
+
   @doc "Send it a signal such as \"KILL\"."
   def signal(port, name) do
-    {:os_pid, pid} = Port.info(port, :os_pid)
-    {_output, 0} = System.cmd("kill", ["-#{name}", "#{pid}"])
+    {_output, 0} = System.cmd("kill", ["-#{name}", "#{pid(port)}"])
     :ok
+  end
+
+  @doc "Stop it, and see each of its threads stopped; it goes on when the test ends."
+  def stop(port) do
+    pid = pid(port)
+    # A stopped process does not see that its input has ended.
+    ExUnit.Callbacks.on_exit(fn ->
+      System.cmd("kill", ["-CONT", "#{pid}"], stderr_to_stdout: true)
+    end)
+
+    :ok = signal(port, "STOP")
+
+    Tmesh.Case.eventually(fn ->
+      Enum.all?(Path.wildcard("/proc/#{pid}/task/*/stat"), &(File.read!(&1) =~ ~r/\) T /))
+    end)
   end
 
   @doc "Kill it, and see it gone."
   def kill(port) do
-    {:os_pid, pid} = Port.info(port, :os_pid)
+    pid = pid(port)
     :ok = signal(port, "KILL")
-    Tmesh.Case.eventually(fn -> not File.exists?("/proc/#{pid}/fd/0") end)
+    Tmesh.Case.eventually(fn -> not File.exists?("/proc/#{pid}") end)
+  end
+
+  defp pid(port) do
+    {:os_pid, pid} = Port.info(port, :os_pid)
+    pid
   end
 end
