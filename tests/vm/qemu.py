@@ -12,8 +12,9 @@ MACHINE = """
     -device intel-iommu -device virtio-rng-pci
 """.split()
 
+# Memory is not zeroed behind our back, so that a missing __GFP_ZERO shows.
 COMMAND_LINE = ("console=ttyS0 loglevel=8 panic=-1 oops=panic kasan_multi_shot rdinit=/init "
-                "intel_iommu=on random.trust_cpu=on")
+                "intel_iommu=on random.trust_cpu=on init_on_alloc=0")
 
 
 def boot(kernel, initramfs, *, logs, arguments, disks=(), timeout):
