@@ -103,17 +103,17 @@ int tmesh_caps(struct tmesh_ctx *ctx, const struct tmesh_cap **caps, size_t *cou
 
 /* Counters since the context was opened. Cheap; a snapshot, not a transaction. */
 struct tmesh_stats {
-	size_t size;		    /* in: sizeof(struct tmesh_stats) */
-	uint64_t bytes_copied;	    /* tensor bytes the library itself copied, in or out */
-	uint64_t copies;	    /* how many times it did */
-	uint64_t regions_created;   /* not from the pool */
-	uint64_t regions_opened;    /* by token, socket or descriptor */
-	uint64_t regions_live;	    /* created or opened, not yet released */
-	uint64_t bytes_live;	    /* of those, in whole pages */
-	uint64_t pool_hits;	    /* creations served from the pool */
+	size_t size;		  /* in: sizeof(struct tmesh_stats) */
+	uint64_t bytes_copied;	  /* tensor bytes the library itself copied, in or out */
+	uint64_t copies;	  /* how many times it did */
+	uint64_t regions_created; /* not from the pool */
+	uint64_t regions_opened;  /* by token, socket or descriptor */
+	uint64_t regions_live;	  /* created or opened, not yet released */
+	uint64_t bytes_live;	  /* of those, in whole pages */
+	uint64_t pool_hits;	  /* creations served from the pool */
 	uint64_t pool_misses;
-	uint64_t pool_bytes;	    /* kept in the pool now */
-	uint64_t tokens_served;	    /* memfd: opens answered for other processes */
+	uint64_t pool_bytes;	     /* kept in the pool now */
+	uint64_t tokens_served;	     /* memfd: opens answered for other processes */
 	uint64_t opens_without_wake; /* memfd: opens that did not wake the producer */
 };
 int tmesh_stats(struct tmesh_ctx *ctx, struct tmesh_stats *stats);

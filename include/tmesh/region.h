@@ -28,12 +28,12 @@ enum tmesh_rights {
 #define TMESH_TOKEN_SIZE 72
 
 enum tmesh_region_flags {
-	TMESH_REGION_HUGE = 1 << 0,	/* 2 MiB pages or -ENOMEM */
-	TMESH_REGION_TRY_HUGE = 1 << 1, /* 2 MiB pages if they can be had at once;
-					 * tmesh_region_info() says what it became */
-	TMESH_REGION_NODE = 1 << 2,	/* memory of opts->node only */
-	TMESH_REGION_GID = 1 << 3,	/* opts->gid is given */
-	TMESH_REGION_NO_PIN = 1 << 4,	/* refuse pinning handles */
+	TMESH_REGION_HUGE = 1 << 0,	     /* 2 MiB pages or -ENOMEM */
+	TMESH_REGION_TRY_HUGE = 1 << 1,	     /* 2 MiB pages if they can be had at once;
+					      * tmesh_region_info() says what it became */
+	TMESH_REGION_NODE = 1 << 2,	     /* memory of opts->node only */
+	TMESH_REGION_GID = 1 << 3,	     /* opts->gid is given */
+	TMESH_REGION_NO_PIN = 1 << 4,	     /* refuse pinning handles */
 	TMESH_REGION_UNINITIALIZED = 1 << 5, /* contents may be what this context itself put
 					      * into a released region: only for callers who
 					      * overwrite all of it before anyone else sees it */
@@ -184,7 +184,7 @@ struct tmesh_region_info {
 	int node; /* -1: any */
 	bool sealed;
 	bool revoked;
-	bool pinning; /* this handle */
+	bool pinning;	  /* this handle */
 	uint32_t handles; /* memfd: in lists, descriptors found in /proc as far as one may look;
 			   * of one region 0, for counting means to look at every process */
 	uint32_t pinning_handles;

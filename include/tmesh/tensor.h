@@ -155,8 +155,7 @@ struct tmesh_ref {
  */
 int tmesh_tensor_ref_encode(struct tmesh_tensor *tensor, uint32_t rights, char *text, size_t size,
 			    struct tmesh_error *err);
-int tmesh_ref_encode(const struct tmesh_ref *ref, char *text, size_t size,
-		     struct tmesh_error *err);
+int tmesh_ref_encode(const struct tmesh_ref *ref, char *text, size_t size, struct tmesh_error *err);
 
 /*
  * Read a ref of @bytes bytes (no terminating zero needed). Strict: -EPROTO for anything

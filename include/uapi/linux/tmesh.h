@@ -53,10 +53,10 @@
 
 #define TMESH_ABI_VERSION 1
 
-#define TMESH_LABEL_MAX 63	  /* bytes, without the terminating zero */
-#define TMESH_DESC_MAX 4096	  /* bytes of a region's description */
-#define TMESH_TOKEN_BYTES 16	  /* a token's random bits */
-#define TMESH_LINGER_MAX_MS 1000  /* longest linger that may be asked for */
+#define TMESH_LABEL_MAX 63	 /* bytes, without the terminating zero */
+#define TMESH_DESC_MAX 4096	 /* bytes of a region's description */
+#define TMESH_TOKEN_BYTES 16	 /* a token's random bits */
+#define TMESH_LINGER_MAX_MS 1000 /* longest linger that may be asked for */
 #define TMESH_COMM_LEN 16
 
 /*
@@ -91,12 +91,12 @@
  *
  * Limits are those in force now; "used" counts the caller's effective uid.
  */
-#define TMESH_FEATURE_PAGES (1ull << 0)	      /* TMESH_CREATE */
-#define TMESH_FEATURE_MEMFD (1ull << 1)	      /* TMESH_CREATE_MEMFD */
-#define TMESH_FEATURE_EXPORT (1ull << 2)      /* TMESH_EXPORT */
-#define TMESH_FEATURE_PIN (1ull << 3)	      /* TMESH_OPEN_PIN, TMESH_DERIVE_PIN */
-#define TMESH_FEATURE_HUGE (1ull << 4)	      /* 2 MiB mappings */
-#define TMESH_FEATURE_REVOKE (1ull << 5)      /* TMESH_REVOKE */
+#define TMESH_FEATURE_PAGES (1ull << 0)	 /* TMESH_CREATE */
+#define TMESH_FEATURE_MEMFD (1ull << 1)	 /* TMESH_CREATE_MEMFD */
+#define TMESH_FEATURE_EXPORT (1ull << 2) /* TMESH_EXPORT */
+#define TMESH_FEATURE_PIN (1ull << 3)	 /* TMESH_OPEN_PIN, TMESH_DERIVE_PIN */
+#define TMESH_FEATURE_HUGE (1ull << 4)	 /* 2 MiB mappings */
+#define TMESH_FEATURE_REVOKE (1ull << 5) /* TMESH_REVOKE */
 
 struct tmesh_caps_query {
 	__u32 size;
@@ -151,8 +151,8 @@ struct tmesh_create {
 	__u32 gid;
 	__u32 linger_ms;
 	char label[TMESH_LABEL_MAX + 1];
-	__s32 fd;  /* out */
-	__u32 pad; /* 0 */
+	__s32 fd;	  /* out */
+	__u32 pad;	  /* 0 */
 	__aligned_u64 id; /* out */
 };
 #define TMESH_CREATE _IO(TMESH_IOC_MAGIC, 0x01)
@@ -243,7 +243,7 @@ struct tmesh_token {
 	__u32 size;
 	__u32 flags; /* 0 */
 	__u32 rights;
-	__u32 pad; /* 0 */
+	__u32 pad;		       /* 0 */
 	__u8 token[TMESH_TOKEN_BYTES]; /* out */
 };
 #define TMESH_TOKEN _IO(TMESH_IOC_MAGIC, 0x05)
@@ -319,10 +319,10 @@ struct tmesh_list {
 
 struct tmesh_holder {
 	__u32 size;
-	__u32 kind;   /* TMESH_HOLDER_* */
-	__u32 pid;    /* who opened it, in the caller's PID namespace; 0 outside it */
+	__u32 kind; /* TMESH_HOLDER_* */
+	__u32 pid;  /* who opened it, in the caller's PID namespace; 0 outside it */
 	__u32 uid;
-	__u32 rights; /* TMESH_RIGHT_* */
+	__u32 rights;	   /* TMESH_RIGHT_* */
 	__u32 mappings;	   /* memory mappings of this handle or export */
 	__u32 attachments; /* devices attached to this export */
 	__u32 pad;
@@ -388,7 +388,7 @@ struct tmesh_export {
  */
 struct tmesh_desc {
 	__u32 size;
-	__u32 flags; /* 0 */
+	__u32 flags;	  /* 0 */
 	__aligned_u64 id; /* get on the device; else 0 */
 	__aligned_u64 data;
 	__u32 bytes;
