@@ -18,7 +18,7 @@
 #include "trace.h"
 
 /* How long a revocation waits in all for work that importers had already queued. */
-#define TMESH_REVOKE_WAIT HZ
+#define TMESH_DEVICE_WAIT HZ
 
 /**
  * struct tmesh_dmabuf - an export
@@ -406,14 +406,14 @@ static struct dma_buf *tmesh_exports_next_unwaited(struct tmesh_region *region)
  * tmesh_exports_wait() - wait for work that importers of a revoked region had queued
  * @region: revoked
  *
- * For all exports together no longer than TMESH_REVOKE_WAIT, and a signal ends it. Nothing
+ * For all exports together no longer than TMESH_DEVICE_WAIT, and a signal ends it. Nothing
  * depends on it but how much of the work is over when TMESH_REVOKE returns.
  *
  * Context: may sleep; no lock of ours is held.
  */
 void tmesh_exports_wait(struct tmesh_region *region)
 {
-	long left = TMESH_REVOKE_WAIT;
+	long left = TMESH_DEVICE_WAIT;
 	struct dma_buf *dmabuf;
 
 	while (left > 0) {

@@ -310,13 +310,56 @@ void tmesh_names_remove(struct tmesh_region *region);
 int tmesh_registry_init(void);
 void tmesh_registry_exit(void);
 
-/* region.c */
-void tmesh_region_put(struct tmesh_region *region);
+/* create.c */
+/**
+ * struct tmesh_spec - what all calls that make a region have in common
+ * @bytes:     length asked for
+ * @nr_pages:  length in pages
+ * @flags:     TMESH_CREATE_*
+ * @mode:      as given by the caller
+ * @gid:       as given by the caller
+ * @linger_ms: as given by the caller
+ * @node:      NUMA node or NUMA_NO_NODE
+ * @label:     as given by the caller
+ */
+struct tmesh_spec {
+	u64 bytes;
+	unsigned long nr_pages;
+	u32 flags;
+	u32 mode;
+	u32 gid;
+	u32 linger_ms;
+	int node;
+	const char *label;
+};
+
+/**
+ * struct tmesh_birth - a region that is being made
+ * @user:   who pays; reference
+ * @region: not visible to anybody; reference
+ * @file:   its first handle, NULL before there is one
+ * @fd:     the handle's descriptor
+ */
+struct tmesh_birth {
+	struct tmesh_user *user;
+	struct tmesh_region *region;
+	struct file *file;
+	int fd;
+};
+
+int tmesh_birth_begin(struct tmesh_birth *birth, const struct tmesh_spec *spec);
+int tmesh_birth_handle(struct tmesh_birth *birth, struct tmesh_mem *mem, u32 rights);
+int tmesh_birth_end(struct tmesh_birth *birth, int rc);
 int tmesh_ioctl_create(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_create_memfd(struct tmesh_ucmd *ucmd);
+
+/* region.c */
+void tmesh_region_put(struct tmesh_region *region);
 int tmesh_ioctl_seal(struct tmesh_ucmd *ucmd);
-int tmesh_ioctl_revoke(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_desc_set(struct tmesh_ucmd *ucmd);
+
+/* revoke.c */
+int tmesh_ioctl_revoke(struct tmesh_ucmd *ucmd);
 
 /* linger.c */
 void tmesh_linger_init(struct tmesh_region *region);

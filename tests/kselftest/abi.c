@@ -5,6 +5,7 @@
  * may change nothing: no descriptor and nothing charged.
  */
 #include <fcntl.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -13,21 +14,25 @@
 
 #include "t.h"
 
-/* The published sizes. They may grow, but then only the calls' first sizes stay here. */
-_Static_assert(sizeof(struct tmesh_caps_query) == 80, "caps");
-_Static_assert(sizeof(struct tmesh_create) == 112, "create");
-_Static_assert(sizeof(struct tmesh_create_memfd) == 112, "create_memfd");
-_Static_assert(sizeof(struct tmesh_open) == 64, "open");
-_Static_assert(sizeof(struct tmesh_derive) == 16, "derive");
-_Static_assert(sizeof(struct tmesh_token) == 32, "token");
-_Static_assert(sizeof(struct tmesh_info) == 168, "info");
-_Static_assert(sizeof(struct tmesh_list) == 40, "list");
-_Static_assert(sizeof(struct tmesh_holder) == 72, "holder");
-_Static_assert(sizeof(struct tmesh_holders) == 40, "holders");
-_Static_assert(sizeof(struct tmesh_seal) == 8, "seal");
-_Static_assert(sizeof(struct tmesh_export) == 32, "export");
-_Static_assert(sizeof(struct tmesh_desc) == 32, "desc");
-_Static_assert(sizeof(struct tmesh_revoke) == 32, "revoke");
+/* Structures only grow: what was published stays where it was. */
+#define PUBLISHED(type, last, bytes)                                                              \
+	_Static_assert(offsetof(struct type, last) + sizeof(((struct type *)0)->last) == (bytes), \
+		       #type)
+
+PUBLISHED(tmesh_caps_query, used_regions, 80);
+PUBLISHED(tmesh_create, id, 112);
+PUBLISHED(tmesh_create_memfd, id, 112);
+PUBLISHED(tmesh_open, desc_bytes, 64);
+PUBLISHED(tmesh_derive, fd, 16);
+PUBLISHED(tmesh_token, token, 32);
+PUBLISHED(tmesh_info, label, 168);
+PUBLISHED(tmesh_list, pad, 40);
+PUBLISHED(tmesh_holder, comm, 72);
+PUBLISHED(tmesh_holders, pad, 40);
+PUBLISHED(tmesh_seal, flags, 8);
+PUBLISHED(tmesh_export, pad, 32);
+PUBLISHED(tmesh_desc, pad, 32);
+PUBLISHED(tmesh_revoke, pad, 32);
 
 #define BYTES (64 * KB)
 #define TAIL 24
@@ -88,7 +93,7 @@ union args {
 	struct tmesh_export export;
 	struct tmesh_desc desc;
 	struct tmesh_revoke revoke;
-	unsigned char raw[256];
+	unsigned char raw[512];
 };
 
 #define ADDRESS(p) ((__u64)(unsigned long)(p))
@@ -182,35 +187,43 @@ static const struct call {
 	const char *name;
 	unsigned long nr;
 	int on;
-	unsigned int bytes;
+	unsigned int bytes, known; /* first published, and now */
 	unsigned int flags;
 	int pad, rights, fd;
 	void (*fill)(union args *a);
 } calls[] = {
-	{"CAPS", TMESH_CAPS, DEVICE, 80, 0, 0, 0, 0, fill_nothing},
-	{"CAPS on a handle", TMESH_CAPS, HANDLE, 80, 0, 0, 0, 0, fill_nothing},
-	{"CREATE", TMESH_CREATE, DEVICE, 112, CREATE_FLAGS, PAD(tmesh_create), 0,
-	 OUT_FD(tmesh_create), fill_create},
-	{"CREATE_MEMFD", TMESH_CREATE_MEMFD, DEVICE, 112, MEMFD_FLAGS, 0, 0,
-	 OUT_FD(tmesh_create_memfd), fill_create_memfd},
-	{"OPEN", TMESH_OPEN, DEVICE, 64, TMESH_OPEN_PIN, 0, RIGHTS(tmesh_open), OUT_FD(tmesh_open),
-	 fill_open},
-	{"DERIVE", TMESH_DERIVE, HANDLE, 16, TMESH_DERIVE_PIN, 0, RIGHTS(tmesh_derive),
-	 OUT_FD(tmesh_derive), fill_derive},
-	{"TOKEN", TMESH_TOKEN, HANDLE, 32, 0, PAD(tmesh_token), RIGHTS(tmesh_token), 0, fill_token},
-	{"INFO", TMESH_INFO, HANDLE, 168, 0, 0, 0, 0, fill_nothing},
-	{"INFO by id", TMESH_INFO, DEVICE, 168, 0, 0, 0, 0, fill_id},
-	{"LIST", TMESH_LIST, DEVICE, 40, 0, PAD(tmesh_list), 0, 0, fill_list},
-	{"HOLDERS", TMESH_HOLDERS, HANDLE, 40, 0, PAD(tmesh_holders), 0, 0, fill_holders},
-	{"HOLDERS by id", TMESH_HOLDERS, DEVICE, 40, 0, PAD(tmesh_holders), 0, 0,
-	 fill_holders_of_id},
-	{"SEAL", TMESH_SEAL, HANDLE, 8, 0, 0, 0, 0, fill_nothing},
-	{"EXPORT", TMESH_EXPORT, HANDLE, 32, TMESH_EXPORT_WRITE, PAD(tmesh_export), 0,
-	 OUT_FD(tmesh_export), fill_nothing},
-	{"DESC_SET", TMESH_DESC_SET, HANDLE, 32, 0, PAD(tmesh_desc), 0, 0, fill_desc},
-	{"DESC_GET", TMESH_DESC_GET, HANDLE, 32, 0, PAD(tmesh_desc), 0, 0, fill_desc},
-	{"DESC_GET by id", TMESH_DESC_GET, DEVICE, 32, 0, PAD(tmesh_desc), 0, 0, fill_desc_of_id},
-	{"REVOKE", TMESH_REVOKE, HANDLE, 32, 0, PAD(tmesh_revoke), 0, 0, fill_revoke},
+	{"CAPS", TMESH_CAPS, DEVICE, 80, sizeof(struct tmesh_caps_query), 0, 0, 0, 0, fill_nothing},
+	{"CAPS on a handle", TMESH_CAPS, HANDLE, 80, sizeof(struct tmesh_caps_query), 0, 0, 0, 0,
+	 fill_nothing},
+	{"CREATE", TMESH_CREATE, DEVICE, 112, sizeof(struct tmesh_create), CREATE_FLAGS,
+	 PAD(tmesh_create), 0, OUT_FD(tmesh_create), fill_create},
+	{"CREATE_MEMFD", TMESH_CREATE_MEMFD, DEVICE, 112, sizeof(struct tmesh_create_memfd),
+	 MEMFD_FLAGS, 0, 0, OUT_FD(tmesh_create_memfd), fill_create_memfd},
+	{"OPEN", TMESH_OPEN, DEVICE, 64, sizeof(struct tmesh_open), TMESH_OPEN_PIN, 0,
+	 RIGHTS(tmesh_open), OUT_FD(tmesh_open), fill_open},
+	{"DERIVE", TMESH_DERIVE, HANDLE, 16, sizeof(struct tmesh_derive), TMESH_DERIVE_PIN, 0,
+	 RIGHTS(tmesh_derive), OUT_FD(tmesh_derive), fill_derive},
+	{"TOKEN", TMESH_TOKEN, HANDLE, 32, sizeof(struct tmesh_token), 0, PAD(tmesh_token),
+	 RIGHTS(tmesh_token), 0, fill_token},
+	{"INFO", TMESH_INFO, HANDLE, 168, sizeof(struct tmesh_info), 0, 0, 0, 0, fill_nothing},
+	{"INFO by id", TMESH_INFO, DEVICE, 168, sizeof(struct tmesh_info), 0, 0, 0, 0, fill_id},
+	{"LIST", TMESH_LIST, DEVICE, 40, sizeof(struct tmesh_list), 0, PAD(tmesh_list), 0, 0,
+	 fill_list},
+	{"HOLDERS", TMESH_HOLDERS, HANDLE, 40, sizeof(struct tmesh_holders), 0, PAD(tmesh_holders),
+	 0, 0, fill_holders},
+	{"HOLDERS by id", TMESH_HOLDERS, DEVICE, 40, sizeof(struct tmesh_holders), 0,
+	 PAD(tmesh_holders), 0, 0, fill_holders_of_id},
+	{"SEAL", TMESH_SEAL, HANDLE, 8, sizeof(struct tmesh_seal), 0, 0, 0, 0, fill_nothing},
+	{"EXPORT", TMESH_EXPORT, HANDLE, 32, sizeof(struct tmesh_export), TMESH_EXPORT_WRITE,
+	 PAD(tmesh_export), 0, OUT_FD(tmesh_export), fill_nothing},
+	{"DESC_SET", TMESH_DESC_SET, HANDLE, 32, sizeof(struct tmesh_desc), 0, PAD(tmesh_desc), 0,
+	 0, fill_desc},
+	{"DESC_GET", TMESH_DESC_GET, HANDLE, 32, sizeof(struct tmesh_desc), 0, PAD(tmesh_desc), 0,
+	 0, fill_desc},
+	{"DESC_GET by id", TMESH_DESC_GET, DEVICE, 32, sizeof(struct tmesh_desc), 0,
+	 PAD(tmesh_desc), 0, 0, fill_desc_of_id},
+	{"REVOKE", TMESH_REVOKE, HANDLE, 32, sizeof(struct tmesh_revoke), 0, PAD(tmesh_revoke), 0,
+	 0, fill_revoke},
 };
 
 static int file_for(const struct call *c)
@@ -318,11 +331,11 @@ TEST(longer_zero, "a longer structure with a zero tail is accepted, its tail kep
 		set_up();
 		union args a = valid(c);
 
-		a.size = c->bytes + TAIL;
-		memset(a.raw + c->bytes + TAIL, 0x5a, 8);
+		a.size = c->known + TAIL;
+		memset(a.raw + c->known + TAIL, 0x5a, 8);
 		accepted(c, &a);
 		for (int i = 0; i < TAIL + 8; i++)
-			CHECK_EQ(a.raw[c->bytes + i], i < TAIL ? 0 : 0x5a);
+			CHECK_EQ(a.raw[c->known + i], i < TAIL ? 0 : 0x5a);
 		tear_down();
 	}
 }
@@ -334,8 +347,8 @@ TEST(longer_used, "a longer structure with anything in its tail gives E2BIG")
 		for (int i = 0; i < TAIL; i++) {
 			union args a = valid(c);
 
-			a.size = c->bytes + TAIL;
-			a.raw[c->bytes + i] = 1;
+			a.size = c->known + TAIL;
+			a.raw[c->known + i] = 1;
 			refused(c, file_for(c), &a, E2BIG);
 		}
 		tear_down();
@@ -504,9 +517,9 @@ TEST(short_entries, "entries smaller than the published ones give EINVAL")
 		union args a = valid(c);
 
 		if (c->nr == TMESH_LIST)
-			a.list.entry_bytes = sizeof(struct tmesh_info) - 8;
+			a.list.entry_bytes = offsetof(struct tmesh_info, lease_ns) - 8;
 		else if (c->nr == TMESH_HOLDERS)
-			a.holders.entry_bytes = sizeof(struct tmesh_holder) - 8;
+			a.holders.entry_bytes = offsetof(struct tmesh_holder, lease_ns) - 8;
 		else
 			continue;
 		refused(c, file_for(c), &a, EINVAL);

@@ -35,9 +35,10 @@
  *   EACCES      this handle has not the right the call needs
  *   EPERM       the region's state or its owner's wish forbids it, for any handle
  *   EINTR       a fatal signal came; nothing has changed
- *   ESTALE      the region was revoked
- *   EDQUOT      one of tmesh's limits would be passed: bytes or regions of this
- *               user, or of all users together. TMESH_CAPS shows limits and use;
+ *   ESTALE      the region was revoked, or this handle's lease has lapsed
+ *   EDQUOT      one of tmesh's limits would be passed: bytes, regions, handles or pins
+ *               of this user, of this IPC namespace, or of all users together.
+ *               TMESH_CAPS shows limits and use;
  *               root raises them in /proc/sys/dev/tmesh/. Nothing was allocated.
  *   ENOMEM      the system, or the caller's memory control group, has no memory
  *   ENOENT      a token that is dead, foreign or guessed, or an unknown id: the
@@ -70,19 +71,31 @@
  * older mapping writable gives EACCES. A mapping counts as a writer from when it
  * first may write until it is unmapped, even where mprotect() took that away again:
  * mmap(MAP_FIXED) of the same place without PROT_WRITE turns it into a reader.
- * poll() says POLLHUP once the region is revoked.
+ *
+ * poll() of a handle says
+ *   POLLHUP            the region was revoked
+ *   POLLHUP | POLLERR  this handle's lease has lapsed
+ *   POLLOUT            nobody else holds the region: no other handle, export or view, and
+ *                      no device has it mapped
+ *   POLLIN             the fence has reached what TMESH_WAIT_ARM asked for
+ *   POLLERR            it never will: its producer is gone
  */
 #define TMESH_RIGHT_READ (1u << 0)   /* map, export read-only */
 #define TMESH_RIGHT_WRITE (1u << 1)  /* map writable, export writable, until sealed */
 #define TMESH_RIGHT_MANAGE (1u << 2) /* seal, describe, revoke */
 
 /* Where a region's memory comes from. */
-#define TMESH_BACKING_PAGES 1 /* allocated by the module */
-#define TMESH_BACKING_MEMFD 2 /* the pages of a memfd */
+#define TMESH_BACKING_PAGES 1  /* allocated by the module */
+#define TMESH_BACKING_MEMFD 2  /* the pages of a memfd */
+#define TMESH_BACKING_USER 3   /* pinned memory of a process */
+#define TMESH_BACKING_DMABUF 4 /* another exporter's dma-buf */
+#define TMESH_BACKING_OPAQUE 5 /* a descriptor that only its driver understands */
+#define TMESH_BACKING_GATHER 6 /* parts of other regions */
 
 /* State bits of a region. */
 #define TMESH_STATE_SEALED (1u << 0)
 #define TMESH_STATE_REVOKED (1u << 1)
+#define TMESH_STATE_LAPSED (1u << 2) /* of a handle: its lease has lapsed */
 
 #define TMESH_IOC_MAGIC 0xE7
 
@@ -97,6 +110,11 @@
 #define TMESH_FEATURE_PIN (1ull << 3)	 /* TMESH_OPEN_PIN, TMESH_DERIVE_PIN */
 #define TMESH_FEATURE_HUGE (1ull << 4)	 /* 2 MiB mappings */
 #define TMESH_FEATURE_REVOKE (1ull << 5) /* TMESH_REVOKE */
+#define TMESH_FEATURE_LEASE (1ull << 6)	 /* TMESH_LEASE, TMESH_POLICY */
+#define TMESH_FEATURE_USER (1ull << 7)	 /* TMESH_CREATE_USER */
+#define TMESH_FEATURE_IMPORT (1ull << 8) /* TMESH_IMPORT, TMESH_OPAQUE */
+#define TMESH_FEATURE_GATHER (1ull << 9) /* TMESH_GATHER */
+#define TMESH_FEATURE_FENCE (1ull << 10) /* TMESH_SIGNAL, TMESH_WAIT */
 
 struct tmesh_caps_query {
 	__u32 size;
@@ -111,6 +129,19 @@ struct tmesh_caps_query {
 	__aligned_u64 max_regions;	   /* out: all users together */
 	__aligned_u64 used_bytes;	   /* out: this uid */
 	__aligned_u64 used_regions;	   /* out: this uid */
+	/* From here on: handles, pinning handles, and the caller's IPC namespace. */
+	__aligned_u64 max_handles_per_uid;
+	__aligned_u64 max_pins_per_uid;
+	__aligned_u64 used_handles;
+	__aligned_u64 used_pins;
+	__aligned_u64 max_bytes_per_ipc_ns;
+	__aligned_u64 max_regions_per_ipc_ns;
+	__aligned_u64 max_handles_per_ipc_ns;
+	__aligned_u64 max_pins_per_ipc_ns;
+	__aligned_u64 used_bytes_ipc_ns;
+	__aligned_u64 used_regions_ipc_ns;
+	__aligned_u64 used_handles_ipc_ns;
+	__aligned_u64 used_pins_ipc_ns;
 };
 #define TMESH_CAPS _IO(TMESH_IOC_MAGIC, 0x00)
 
@@ -254,10 +285,15 @@ struct tmesh_token {
  * On a handle, @id must be 0 and means the handle's region. On the device, @id
  * names a region, of which one learns only what TMESH_LIST would show: ENOENT
  * unless one may open it, or has CAP_SYS_ADMIN.
+ *
+ * With TMESH_INFO_PINS @pinned_bytes is counted, which looks at every page; else it is
+ * known only for a revoked region, and 0.
  */
+#define TMESH_INFO_PINS (1u << 31)
+
 struct tmesh_info {
 	__u32 size;
-	__u32 flags;		   /* in: 0; out: TMESH_CREATE_* as created */
+	__u32 flags;		   /* in: TMESH_INFO_PINS; out: TMESH_CREATE_* as created */
 	__aligned_u64 id;	   /* in, out */
 	__aligned_u64 bytes;	   /* length as asked */
 	__aligned_u64 alloc_bytes; /* length in whole pages */
@@ -278,6 +314,15 @@ struct tmesh_info {
 	__u32 desc_bytes;
 	__u32 linger_ms;
 	char label[TMESH_LABEL_MAX + 1];
+	__aligned_u64 lease_ns;	     /* of this handle; 0: none */
+	__aligned_u64 lease_left_ns; /* it lapses no earlier than this without a touch */
+	__aligned_u64 fence_value;   /* what the producer has signalled last */
+	__aligned_u64 pinned_bytes;  /* in folios that devices or the kernel have pinned */
+	__aligned_u64 cgroup_id;     /* whose memory control group is charged; 0: unknown */
+	__u32 policy;		     /* of this handle: TMESH_POLICY_* */
+	__u32 gathers;		     /* views that show parts of it */
+	__u32 fence_state;	     /* TMESH_FENCE_* */
+	__u32 pad;
 };
 #define TMESH_INFO _IO(TMESH_IOC_MAGIC, 0x06)
 
@@ -316,6 +361,13 @@ struct tmesh_list {
 #define TMESH_HOLDER_HANDLE 1
 #define TMESH_HOLDER_PINNING 2
 #define TMESH_HOLDER_EXPORT 3
+#define TMESH_HOLDER_GATHER 4 /* a gather view, @view */
+#define TMESH_HOLDER_DEVICE 5 /* a device attached to the export that stands before it */
+
+#define TMESH_HOLDER_FLAG_LAPSED (1u << 0)   /* its lease has lapsed */
+#define TMESH_HOLDER_FLAG_PRODUCER (1u << 1) /* it signals the region's fence */
+
+#define TMESH_DEVICE_LEN 32
 
 struct tmesh_holder {
 	__u32 size;
@@ -330,6 +382,12 @@ struct tmesh_holder {
 	__aligned_u64 offset;	/* of an export */
 	__aligned_u64 bytes;	/* of an export; of a handle, the region's */
 	char comm[TMESH_COMM_LEN];
+	__aligned_u64 lease_ns;	     /* 0: none */
+	__aligned_u64 lease_left_ns; /* as in struct tmesh_info; 0 when lapsed */
+	__aligned_u64 view;	     /* id of a gather view's region */
+	__u32 mapped;		     /* of a device: it has memory mapped for DMA */
+	__u32 flags;		     /* TMESH_HOLDER_FLAG_* */
+	char device[TMESH_DEVICE_LEN];
 };
 
 struct tmesh_holders {
@@ -400,27 +458,287 @@ struct tmesh_desc {
 /*
  * TMESH_REVOKE (handle, needs MANAGE): take the region back from everybody.
  *
- * All mappings of all handles and exports are removed (a later touch gives SIGBUS),
- * importers that can be told are told, every later call on the region but INFO,
- * HOLDERS and closing gives ESTALE, and its tokens die. Memory that a device or the
- * kernel has pinned stays theirs until they let go. Regions over a memfd cannot be
- * revoked (EOPNOTSUPP): their mappings belong to the memfd.
+ * All mappings of all handles and exports are removed (what a later touch does is each
+ * handle's policy), importers that can be told are told, gather views of it are revoked with
+ * it, every later call on the region but INFO, HOLDERS, REVOKE with TMESH_REVOKE_WAIT and
+ * closing gives ESTALE, and its tokens die. Memory that a device or the kernel has pinned
+ * stays theirs until they let go, page by page; until then it is charged and shown. Regions
+ * over a memfd cannot be revoked, nor can imports that were mapped (EOPNOTSUPP): those
+ * mappings belong to other files.
  *
  * EBUSY while a pinning handle exists, which nothing overrides; @entries then names
  * the pinning holders (array as for TMESH_HOLDERS), and nothing has changed.
  *
  * The call waits for what importers had queued, up to a second in all and until a
  * signal; the region is revoked all the same.
+ *
+ * With TMESH_REVOKE_WAIT it waits until the memory is really free, at most @timeout_ns:
+ * ETIMEDOUT when something still pins it, EINTR when a signal came, and the region is revoked
+ * all the same. The call may be made again to wait on.
+ *
+ * Whenever it returns 0, ETIMEDOUT or EINTR, the last fields say what still pins memory,
+ * and @entries names the exports with devices attached, and the devices.
  */
+#define TMESH_REVOKE_WAIT (1u << 0)
+
 struct tmesh_revoke {
 	__u32 size;
-	__u32 flags; /* 0 */
+	__u32 flags;
 	__aligned_u64 entries;
 	__u32 entry_bytes;
-	__u32 count; /* in: room; out: entries written */
-	__u32 total; /* out: pinning handles there are */
-	__u32 pad;   /* 0 */
+	__u32 count;		    /* in: room; out: entries written */
+	__u32 total;		    /* out: entries there are */
+	__u32 pad;		    /* 0 */
+	__aligned_u64 timeout_ns;   /* with TMESH_REVOKE_WAIT; else 0 */
+	__aligned_u64 pinned_bytes; /* out: in folios that are pinned or mapped for DMA */
+	__u32 exports;		    /* out: dma-bufs alive */
+	__u32 attachments;	    /* out: devices attached to them */
 };
 #define TMESH_REVOKE _IO(TMESH_IOC_MAGIC, 0x0d)
+
+/*
+ * TMESH_POLICY (handle): what a touch of this handle's mappings does once its lease has lapsed
+ * or the region was revoked. A handle derived from it begins without.
+ *
+ * TMESH_POLICY_ZERO: memory of zeros, private to this handle, charged to the user who touches
+ * it; where a limit is reached, and without this flag, SIGBUS. The holder looks at the lease's
+ * state, or at TMESH_INFO, before it believes what it read.
+ */
+#define TMESH_POLICY_ZERO (1u << 0)
+
+struct tmesh_policy {
+	__u32 size;
+	__u32 flags; /* in: TMESH_POLICY_*, all of them */
+};
+#define TMESH_POLICY _IO(TMESH_IOC_MAGIC, 0x0e)
+
+/*
+ * TMESH_LEASE (handle): put a lease on this handle, or get hold of the one it has.
+ *
+ * Once a lease has lapsed its handle's mappings are gone for good, calls on it give ESTALE
+ * (but INFO, HOLDERS, POLICY and closing), and what was made through it, derived handles and
+ * exports, ends with it, because they share the lease. It cannot be shed: a handle that has one
+ * gives no tokens (EPERM). A lease lapses when nobody has touched it for its period; the
+ * kernel looks every quarter of that at least, so it lapses after 1 to 1.25 periods.
+ *
+ * A touch is an increment of @touched of struct tmesh_lease_touch, no system call. The lease file
+ * @fd is mapped by anybody who was given it: its first page (PROT_READ | PROT_WRITE, offset 0)
+ * is that structure, its second (PROT_READ) struct tmesh_lease_state, which says that the
+ * lease has lapsed, or the region was revoked, before anything is taken away. A reader uses
+ * the data, then loads @state with acquire semantics: unless it is LIVE, what was read is to be
+ * thrown away. poll() on the lease file says POLLHUP once it is not LIVE. The file may be closed
+ * when it is mapped.
+ *
+ * @period_ns  in: 0 for 5 s, else 10 ms to 1 h; out: what it is
+ * @pidfd      in: with TMESH_LEASE_PROCESS; the lease ends with that process too, and with
+ *             @period_ns 0 only then (period_ns is then 0 in all answers); else must be 0
+ * @fd         out: the lease file
+ *
+ * With TMESH_LEASE_GET nothing is made: ENODATA when the handle has no lease; other fields are 0.
+ * EBUSY when the handle has one already. EINVAL on a pinning handle. EOPNOTSUPP where the
+ * handle's mappings are not the module's to take away: regions over a memfd, imports that
+ * were mapped. ESRCH when the process has ended.
+ */
+#define TMESH_LEASE_PROCESS (1u << 0)
+#define TMESH_LEASE_GET (1u << 1)
+
+#define TMESH_LEASE_DEFAULT_NS 5000000000ull
+#define TMESH_LEASE_MIN_NS 10000000ull
+#define TMESH_LEASE_MAX_NS 3600000000000ull
+
+struct tmesh_lease {
+	__u32 size;
+	__u32 flags;
+	__aligned_u64 period_ns;
+	__s32 pidfd;
+	__s32 fd; /* out */
+};
+#define TMESH_LEASE _IO(TMESH_IOC_MAGIC, 0x0f)
+
+struct tmesh_lease_touch {
+	__aligned_u64 touched;
+};
+
+#define TMESH_LEASE_LIVE 1
+#define TMESH_LEASE_LAPSED 2
+#define TMESH_LEASE_REVOKED 3
+
+struct tmesh_lease_state {
+	__u32 state; /* TMESH_LEASE_* */
+	__u32 pad;
+	__aligned_u64 period_ns;
+};
+
+/*
+ * TMESH_CREATE_USER (device): a region over memory of the caller's, which stays pinned as long
+ * as the region lives, charged to the region's limits and to RLIMIT_MEMLOCK of the process.
+ *
+ * @address, @bytes  in: whole pages
+ * @rights           in: READ or READ | WRITE; only memory pinned for writing is exported so
+ * @reason           out, with EFAULT, EOPNOTSUPP or ENOMEM: TMESH_PIN_*; why
+ * @bad_address      out: and from which page on
+ *
+ * Handles of it cannot be mapped (EOPNOTSUPP) and it cannot be sealed (EOPNOTSUPP), since the
+ * process itself can always write; exports, gather views excepted, are made as of any region.
+ *
+ * @flags: TMESH_CREATE_GID.
+ */
+#define TMESH_PIN_HOLE 1     /* nothing is mapped there */
+#define TMESH_PIN_READONLY 2 /* WRITE was asked for and the mapping is read-only */
+#define TMESH_PIN_DEVICE 3   /* memory of a device, or without struct pages */
+#define TMESH_PIN_FILE 4     /* pages of a file that cannot be pinned for long */
+#define TMESH_PIN_MEMLOCK 5  /* RLIMIT_MEMLOCK */
+#define TMESH_PIN_SECRET 6   /* no memory for others, such as memfd_secret() */
+
+struct tmesh_create_user {
+	__u32 size;
+	__u32 flags;
+	__aligned_u64 address;
+	__aligned_u64 bytes;
+	__u32 rights;
+	__u32 mode;
+	__u32 gid;
+	__u32 linger_ms;
+	char label[TMESH_LABEL_MAX + 1];
+	__s32 fd;		   /* out */
+	__u32 reason;		   /* out */
+	__aligned_u64 bad_address; /* out */
+	__aligned_u64 id;	   /* out */
+};
+#define TMESH_CREATE_USER _IO(TMESH_IOC_MAGIC, 0x10)
+
+/*
+ * TMESH_IMPORT (device): a region around what somebody else made.
+ *
+ * A dma-buf of another exporter becomes a region of TMESH_BACKING_DMABUF: exports of it attach
+ * the importer's own device to the original and share its reservation, so that fences pass
+ * through in both directions; a mapping of the handle is one of the original, from offset 0 on
+ * only (EOPNOTSUPP else: not every exporter heeds offsets). Rights are those of the descriptor.
+ * It cannot be sealed (EOPNOTSUPP).
+ *
+ * A character device's file other than one of tmesh, such as a CUDA memory export, becomes one
+ * of TMESH_BACKING_OPAQUE: it is held, handed over, leased and listed; it is mapped and
+ * exported by nobody (EOPNOTSUPP), and TMESH_OPAQUE gives the descriptor back to a holder.
+ *
+ * @source     in: the descriptor; EOPNOTSUPP for any other kind of file, ELOOP for an export of
+ *             tmesh's own
+ * @bytes      in: of an opaque one, its length as its owner knows it, for display and limits;
+ *             else 0; out: the length
+ * @backing    out: TMESH_BACKING_*
+ * @rights     out: of the handle
+ *
+ * Imports are charged as regions, not by their bytes: the memory is its exporter's.
+ * @flags: TMESH_CREATE_GID, and TMESH_IMPORT_NOMAP: handles are never mapped (EOPNOTSUPP), so
+ * that leases and revocation are whole.
+ */
+#define TMESH_IMPORT_NOMAP (1u << 16)
+
+struct tmesh_import {
+	__u32 size;
+	__u32 flags;
+	__aligned_u64 bytes;
+	__s32 source;
+	__u32 mode;
+	__u32 gid;
+	__u32 linger_ms;
+	char label[TMESH_LABEL_MAX + 1];
+	__s32 fd;	  /* out */
+	__u32 rights;	  /* out */
+	__u32 backing;	  /* out */
+	__u32 pad;	  /* 0 */
+	__aligned_u64 id; /* out */
+};
+#define TMESH_IMPORT _IO(TMESH_IOC_MAGIC, 0x11)
+
+/*
+ * TMESH_OPAQUE (handle, needs WRITE): a descriptor of the file that an opaque region stands
+ * for. Who has it has it for good: a lease or a revocation ends only what is asked of the handle.
+ * EOPNOTSUPP on other regions.
+ */
+struct tmesh_opaque {
+	__u32 size;
+	__u32 flags; /* 0 */
+	__s32 fd;    /* out */
+	__u32 pad;   /* 0 */
+};
+#define TMESH_OPAQUE _IO(TMESH_IOC_MAGIC, 0x12)
+
+/*
+ * TMESH_GATHER (device): parts of regions, one behind the other, as a region of its own.
+ *
+ * @extents  in: array of @count struct tmesh_extent, at most TMESH_GATHER_MAX; whole pages
+ *           (EINVAL), inside their regions (EINVAL); the same pages may come more than once
+ *           as long as the view cannot write (EINVAL else). Regions must be of
+ *           TMESH_BACKING_PAGES (EOPNOTSUPP), and no views themselves (ELOOP)
+ * @rights   in: READ, or READ | WRITE, of which every handle must have all (EACCES) and every
+ *           region allow it (EPERM when sealed)
+ *
+ * The view holds its sources, which show it as a holder; a writable one counts as a writer when
+ * they are sealed; it goes when one of them is revoked, and when the lease of one of the handles
+ * lapses through which it was made. It is not charged again by its bytes. It cannot be sealed or
+ * held by pinning handles (EOPNOTSUPP). EDQUOT when one source would have more than
+ * TMESH_GATHER_VIEWS views.
+ *
+ * @flags: TMESH_CREATE_GID.
+ */
+#define TMESH_GATHER_MAX (1u << 20)
+#define TMESH_GATHER_VIEWS 1024
+
+struct tmesh_extent {
+	__s32 handle;
+	__u32 pad; /* 0 */
+	__aligned_u64 offset;
+	__aligned_u64 bytes;
+};
+
+struct tmesh_gather {
+	__u32 size;
+	__u32 flags;
+	__aligned_u64 extents;
+	__u32 count;
+	__u32 rights;
+	__u32 mode;
+	__u32 gid;
+	__u32 linger_ms;
+	__s32 fd; /* out */
+	char label[TMESH_LABEL_MAX + 1];
+	__aligned_u64 bytes; /* out: of the view */
+	__aligned_u64 id;    /* out */
+};
+#define TMESH_GATHER _IO(TMESH_IOC_MAGIC, 0x13)
+
+/*
+ * TMESH_SIGNAL (handle, needs WRITE), TMESH_WAIT (handle): a region's fence, a number that
+ * only grows, from 0. It tells other processes how far a producer is; it never holds up the
+ * kernel or a device, whose own fences go through the exports' reservations.
+ *
+ * The first handle that signals is the producer until it is closed or lapses: EBUSY for others
+ * meanwhile. A @value not greater than the last gives EINVAL.
+ *
+ * TMESH_WAIT returns once the fence has reached @value; ETIMEDOUT after @timeout_ns (0: at once;
+ * negative: none); EOWNERDEAD when it has not been reached and the producer is gone; EINTR when
+ * a signal came. The value reached is written in all these cases. With TMESH_WAIT_ARM it returns
+ * at once and poll() of this handle tells, until it is armed anew; @timeout_ns must be 0.
+ */
+#define TMESH_FENCE_IDLE 0     /* nobody has signalled yet */
+#define TMESH_FENCE_PRODUCER 1 /* there is a producer */
+#define TMESH_FENCE_DEAD 2     /* its producer is gone */
+
+struct tmesh_signal {
+	__u32 size;
+	__u32 flags; /* 0 */
+	__aligned_u64 value;
+};
+#define TMESH_SIGNAL _IO(TMESH_IOC_MAGIC, 0x14)
+
+#define TMESH_WAIT_ARM (1u << 0)
+
+struct tmesh_wait {
+	__u32 size;
+	__u32 flags;
+	__aligned_u64 value; /* in: to wait for; out: reached */
+	__s64 timeout_ns;
+};
+#define TMESH_WAIT _IO(TMESH_IOC_MAGIC, 0x15)
 
 #endif /* _UAPI_LINUX_TMESH_H */

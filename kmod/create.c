@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * How regions are made: what all such calls have in common, and those that make memory.
+ */
+#include <linux/cred.h>
+#include <linux/file.h>
+#include <linux/ipc_namespace.h>
+#include <linux/ktime.h>
+#include <linux/nsproxy.h>
+#include <linux/slab.h>
+#include <linux/uaccess.h>
+
+#include "tmesh.h"
+#include "trace.h"
+
+static int tmesh_check_label(const char *label)
+{
+	size_t len = strnlen(label, TMESH_LABEL_MAX + 1), i;
+
+	if (len > TMESH_LABEL_MAX)
+		return -EINVAL;
+	for (i = 0; i < len; i++) {
+		if ((unsigned char)label[i] < 0x20 || label[i] == 0x7f)
+			return -EINVAL;
+	}
+	return 0;
+}
+
+static int tmesh_check_gid(const struct tmesh_spec *spec, kgid_t *gid)
+{
+	if (!(spec->flags & TMESH_CREATE_GID)) {
+		*gid = current_egid();
+		return spec->gid ? -EINVAL : 0;
+	}
+	*gid = make_kgid(current_user_ns(), spec->gid);
+	if (!gid_valid(*gid))
+		return -EINVAL;
+	return in_egroup_p(*gid) ? 0 : -EPERM;
+}
+
+/* Everything but the memory; the caller publishes it and drops the reference. */
+static struct tmesh_region *tmesh_region_new(struct tmesh_user *user,
+					     const struct tmesh_spec *spec)
+{
+	struct tmesh_region *region;
+	kgid_t gid;
+	int rc;
+
+	rc = tmesh_check_label(spec->label);
+	if (rc)
+		return ERR_PTR(rc);
+	if (spec->mode & ~0660 || spec->linger_ms > TMESH_LINGER_MAX_MS)
+		return ERR_PTR(-EINVAL);
+	rc = tmesh_check_gid(spec, &gid);
+	if (rc)
+		return ERR_PTR(rc);
+
+	rc = tmesh_charge(user, 1, 0);
+	if (rc)
+		return ERR_PTR(rc);
+	region = kzalloc(sizeof(*region), GFP_KERNEL_ACCOUNT);
+	if (!region) {
+		rc = -ENOMEM;
+		goto uncharge;
+	}
+	kref_init(&region->ref);
+	init_rwsem(&region->lock);
+	mutex_init(&region->claims_lock);
+	INIT_LIST_HEAD(&region->claims);
+	init_waitqueue_head(&region->wait);
+	tmesh_linger_init(region);
+	region->bytes = spec->bytes;
+	region->nr_pages = spec->nr_pages;
+	region->created_ns = ktime_get_ns();
+	region->gid = gid;
+	region->mode = spec->mode ? spec->mode : 0600;
+	region->flags = spec->flags;
+	region->node = spec->node;
+	region->linger_ms = spec->linger_ms;
+	strscpy(region->label, spec->label, sizeof(region->label));
+	rc = tmesh_registry_reserve(region);
+	if (rc)
+		goto free;
+	tmesh_user_hold(user);
+	region->user = user;
+	region->uid = user->uid;
+	region->ipc_ns = get_ipc_ns(current->nsproxy->ipc_ns);
+	return region;
+
+free:
+	kfree(region);
+uncharge:
+	tmesh_uncharge(user, 1, 0);
+	return ERR_PTR(rc);
+}
+
+/**
+ * tmesh_birth_begin() - a region without memory, not visible to anybody
+ * @birth: filled in
+ * @spec:  what was asked for
+ *
+ * Return: 0, to be followed by tmesh_birth_end(); -EINVAL for a bad label, mode, linger or
+ * group; -EPERM for a group of others; -EDQUOT; -ENOMEM.
+ */
+int tmesh_birth_begin(struct tmesh_birth *birth, const struct tmesh_spec *spec)
+{
+	int rc;
+
+	birth->file = NULL;
+	birth->user = tmesh_user_get(current_euid());
+	if (IS_ERR(birth->user))
+		return PTR_ERR(birth->user);
+	birth->region = tmesh_region_new(birth->user, spec);
+	rc = PTR_ERR_OR_ZERO(birth->region);
+	if (rc)
+		tmesh_user_put(birth->user);
+	return rc;
+}
+
+/**
+ * tmesh_birth_handle() - give it memory and a first handle
+ * @birth:  begun
+ * @mem:    its memory, of which it takes the reference; may be an error
+ * @rights: TMESH_RIGHT_* of the handle
+ *
+ * Return: 0 and the handle's descriptor in @birth, or a negative error, that of @mem among
+ * them.
+ */
+int tmesh_birth_handle(struct tmesh_birth *birth, struct tmesh_mem *mem, u32 rights)
+{
+	struct tmesh_region *region = birth->region;
+	int fd;
+
+	if (IS_ERR(mem))
+		return PTR_ERR(mem);
+	region->mem = mem;
+	region->backing = mem->ops->backing;
+	region->huge_bytes = (u64)mem->nr_huge << PMD_SHIFT;
+	fd = tmesh_handle_new(region, rights, false, &birth->file);
+	if (fd < 0) {
+		birth->file = NULL;
+		return fd;
+	}
+	birth->fd = fd;
+	return 0;
+}
+
+/**
+ * tmesh_birth_end() - let everybody see it, or nobody
+ * @birth: begun
+ * @rc:    0 when it has its handle and the caller was told; what went wrong otherwise
+ *
+ * Return: @rc.
+ */
+int tmesh_birth_end(struct tmesh_birth *birth, int rc)
+{
+	struct tmesh_region *region = birth->region;
+
+	if (!rc) {
+		trace_tmesh_create(region->id, region->bytes, region->huge_bytes, region->backing);
+		tmesh_registry_publish(region);
+		fd_install(birth->fd, birth->file);
+	} else if (birth->file) {
+		tmesh_handle_cancel(birth->fd, birth->file);
+	}
+	tmesh_region_put(region);
+	tmesh_user_put(birth->user);
+	return rc;
+}
+
+/**
+ * tmesh_ioctl_create() - TMESH_CREATE
+ * @ucmd: the call
+ *
+ * Return: 0 or a negative error.
+ */
+int tmesh_ioctl_create(struct tmesh_ucmd *ucmd)
+{
+	struct tmesh_create *cmd = ucmd->cmd;
+	bool huge = cmd->flags & TMESH_CREATE_HUGE;
+	struct tmesh_spec spec = {
+		.bytes = cmd->bytes,
+		.flags = cmd->flags,
+		.mode = cmd->mode,
+		.gid = cmd->gid,
+		.linger_ms = cmd->linger_ms,
+		.node = NUMA_NO_NODE,
+		.label = cmd->label,
+	};
+	struct tmesh_birth birth;
+	struct tmesh_mem *mem;
+	u64 unit, rounded;
+	int rc;
+
+	if (cmd->pad || !cmd->bytes)
+		return -EINVAL;
+	if (huge && cmd->flags & TMESH_CREATE_NOHUGE)
+		return -EINVAL;
+	if (huge && !IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE))
+		return -EOPNOTSUPP;
+	if (cmd->flags & TMESH_CREATE_NODE) {
+		if (cmd->node < 0 || cmd->node >= MAX_NUMNODES || !node_state(cmd->node, N_MEMORY))
+			return -EINVAL;
+		spec.node = cmd->node;
+	} else if (cmd->node) {
+		return -EINVAL;
+	}
+	unit = huge ? PMD_SIZE : PAGE_SIZE;
+	/* Lengths are file sizes too. */
+	if (check_add_overflow(cmd->bytes, unit - 1, &rounded) || rounded > LLONG_MAX)
+		return -EINVAL;
+	spec.nr_pages = (rounded & ~(unit - 1)) >> PAGE_SHIFT;
+
+	rc = tmesh_birth_begin(&birth, &spec);
+	if (rc)
+		return rc;
+	mem = tmesh_pages_create(birth.user, spec.nr_pages, spec.flags, spec.node);
+	rc = tmesh_birth_handle(&birth, mem, TMESH_RIGHTS_ALL);
+	if (!rc) {
+		cmd->fd = birth.fd;
+		cmd->id = birth.region->id;
+		rc = tmesh_respond(ucmd, sizeof(*cmd));
+	}
+	return tmesh_birth_end(&birth, rc);
+}
+
+static int tmesh_create_memfd(struct tmesh_ucmd *ucmd, struct tmesh_spec *spec,
+			      struct file *memfd)
+{
+	struct tmesh_create_memfd *cmd = ucmd->cmd;
+	struct tmesh_birth birth;
+	struct tmesh_mem *mem;
+	u64 file_bytes;
+	int rc;
+
+	rc = tmesh_memfd_rights(memfd, &cmd->rights);
+	if (rc)
+		return rc;
+	/* It cannot shrink any more. */
+	file_bytes = i_size_read(file_inode(memfd));
+	if (!spec->bytes)
+		spec->bytes = file_bytes;
+	if (!spec->bytes || spec->bytes > file_bytes)
+		return -EINVAL;
+	spec->nr_pages = DIV_ROUND_UP_ULL(spec->bytes, PAGE_SIZE);
+
+	rc = tmesh_birth_begin(&birth, spec);
+	if (rc)
+		return rc;
+	mem = tmesh_memfd_create(birth.user, memfd, spec->nr_pages);
+	rc = tmesh_birth_handle(&birth, mem, cmd->rights);
+	if (!rc) {
+		cmd->fd = birth.fd;
+		cmd->id = birth.region->id;
+		rc = tmesh_respond(ucmd, sizeof(*cmd));
+	}
+	return tmesh_birth_end(&birth, rc);
+}
+
+/**
+ * tmesh_ioctl_create_memfd() - TMESH_CREATE_MEMFD
+ * @ucmd: the call
+ *
+ * Return: 0 or a negative error.
+ */
+int tmesh_ioctl_create_memfd(struct tmesh_ucmd *ucmd)
+{
+	struct tmesh_create_memfd *cmd = ucmd->cmd;
+	struct tmesh_spec spec = {
+		.bytes = cmd->bytes,
+		.flags = cmd->flags,
+		.mode = cmd->mode,
+		.gid = cmd->gid,
+		.linger_ms = cmd->linger_ms,
+		.node = NUMA_NO_NODE,
+		.label = cmd->label,
+	};
+	struct file *memfd;
+	int rc;
+
+	memfd = fget(cmd->memfd);
+	if (!memfd)
+		return -EBADF;
+	rc = tmesh_create_memfd(ucmd, &spec, memfd);
+	fput(memfd);
+	return rc;
+}
