@@ -3,10 +3,9 @@
  * The kernel backend: regions of tmesh.ko. Every promise is the module's to keep; this file
  * turns calls into ioctls, and errnos into sentences.
  */
-#include "wire.h"
+#include "kernel.h"
 
 #include <fcntl.h>
-#include <linux/tmesh.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +24,7 @@ _Static_assert(TMESH_LABEL_LEN == TMESH_LABEL_MAX && TMESH_DESC_LEN == TMESH_DES
 	       "limits are the module's");
 _Static_assert(TMESH_SECRET_BYTES == TMESH_TOKEN_BYTES, "tokens are the module's");
 
-static int kernel_fail(struct tmesh_error *err, const char *what)
+int tmesh_kernel_fail(struct tmesh_error *err, const char *what)
 {
 	switch (errno) {
 	case EDQUOT:
@@ -35,7 +34,8 @@ static int kernel_fail(struct tmesh_error *err, const char *what)
 			"all; root raises them in /proc/sys/dev/tmesh/",
 			what);
 	case ESTALE:
-		return tmesh_fail(err, -ESTALE, "%s: the region was revoked", what);
+		return tmesh_fail(err, -ESTALE,
+				  "%s: the region was revoked, or the lease has lapsed", what);
 	case EACCES:
 		return tmesh_fail(err, -EACCES, "%s: this handle has not that right", what);
 	case ENOTTY:
@@ -91,6 +91,20 @@ static void kernel_close(struct tmesh_ctx *ctx)
 
 static void kernel_caps(struct tmesh_ctx *ctx)
 {
+	static const struct {
+		uint64_t bit;
+		enum tmesh_cap_index cap;
+	} features[] = {
+		{TMESH_FEATURE_EXPORT, CAP_DMABUF_EXPORT},
+		{TMESH_FEATURE_EXPORT, CAP_DMABUF_EXPORT_SEALED},
+		{TMESH_FEATURE_PIN, CAP_PIN},
+		{TMESH_FEATURE_REVOKE, CAP_REVOKE},
+		{TMESH_FEATURE_LEASE, CAP_LEASE},
+		{TMESH_FEATURE_USER, CAP_USER_MEMORY},
+		{TMESH_FEATURE_IMPORT, CAP_IMPORT},
+		{TMESH_FEATURE_GATHER, CAP_GATHER},
+		{TMESH_FEATURE_FENCE, CAP_FENCE},
+	};
 	struct tmesh_caps_query caps;
 	const char *by = "the tmesh module";
 
@@ -106,36 +120,29 @@ static void kernel_caps(struct tmesh_ctx *ctx)
 		      (unsigned long long)caps.max_regions_per_uid);
 	tmesh_cap_set(ctx, CAP_OPEN_WITHOUT_WAKE, TMESH_CAP_ENFORCED, "%s: no producer is asked",
 		      by);
-	if (!(caps.features & TMESH_FEATURE_EXPORT)) {
-		const char *why = "this build of the tmesh module has no dma-buf exports";
-
-		tmesh_cap_set(ctx, CAP_DMABUF_EXPORT, TMESH_CAP_NO, "%s", why);
-		tmesh_cap_set(ctx, CAP_DMABUF_EXPORT_SEALED, TMESH_CAP_NO, "%s", why);
-	}
 	if (!(caps.features & TMESH_FEATURE_HUGE))
 		tmesh_cap_set(ctx, CAP_HUGE_PAGES, TMESH_CAP_NO,
 			      "this kernel has no 2 MiB pages for the tmesh module");
-	if (!(caps.features & TMESH_FEATURE_PIN))
-		tmesh_cap_set(ctx, CAP_PIN, TMESH_CAP_NO,
-			      "this build of the tmesh module has no pinning handles");
-	if (!(caps.features & TMESH_FEATURE_REVOKE))
-		tmesh_cap_set(ctx, CAP_REVOKE, TMESH_CAP_NO,
-			      "this build of the tmesh module does not revoke");
+	for (size_t i = 0; i < sizeof(features) / sizeof(features[0]); i++) {
+		if (!(caps.features & features[i].bit))
+			tmesh_cap_set(ctx, features[i].cap, TMESH_CAP_NO,
+				      "this build of the tmesh module does not have it");
+	}
 }
 
-static int handle_info(int fd, struct tmesh_info *info)
+int tmesh_kernel_info(int fd, struct tmesh_info *info)
 {
 	*info = (struct tmesh_info){.size = sizeof(*info)};
 	return ioctl(fd, TMESH_INFO, info);
 }
 
 /* What the module says of a handle one has just got. */
-static int learn(struct tmesh_region *region, struct tmesh_error *err)
+int tmesh_kernel_learn(struct tmesh_region *region, struct tmesh_error *err)
 {
 	struct tmesh_info info;
 
-	if (handle_info(region->fd, &info))
-		return kernel_fail(err, "looking at a region");
+	if (tmesh_kernel_info(region->fd, &info))
+		return tmesh_kernel_fail(err, "looking at a region");
 	region->id = info.id;
 	region->bytes = info.bytes;
 	region->alloc = info.alloc_bytes;
@@ -175,7 +182,7 @@ static int kernel_create(struct tmesh_region *region, uint64_t bytes, struct tme
 				err, -ENOMEM,
 				"no 2 MiB pages for %llu bytes: free memory is too scattered",
 				(unsigned long long)bytes);
-		return kernel_fail(err, "creating a region");
+		return tmesh_kernel_fail(err, "creating a region");
 	}
 	region->fd = create.fd;
 	region->id = create.id;
@@ -209,9 +216,9 @@ static int kernel_from_memfd(struct tmesh_region *region, int fd, uint64_t bytes
 				  "pages could vanish under a reader");
 	memcpy(create.label, region->label, sizeof(create.label));
 	if (ioctl(region->ctx->device, TMESH_CREATE_MEMFD, &create))
-		return kernel_fail(err, "making a region of a memfd");
+		return tmesh_kernel_fail(err, "making a region of a memfd");
 	region->fd = create.fd;
-	return learn(region, err);
+	return tmesh_kernel_learn(region, err);
 }
 
 static int derive_fd(const struct tmesh_region *from, uint32_t rights, bool pin, int *fd,
@@ -228,7 +235,7 @@ static int derive_fd(const struct tmesh_region *from, uint32_t rights, bool pin,
 			return tmesh_fail(err, -EINVAL, "pin: the region is not sealed");
 		if (pin && errno == EPERM)
 			return tmesh_fail(err, -EPERM, "pin: the region's owner refuses pins");
-		return kernel_fail(err, pin ? "pin" : "derive");
+		return tmesh_kernel_fail(err, pin ? "pin" : "derive");
 	}
 	*fd = derive.fd;
 	return 0;
@@ -267,7 +274,7 @@ static int kernel_open_token(struct tmesh_region *region, const struct tmesh_tok
 			return tmesh_fail(err, -EACCES,
 					  "the token, or the region's mode, does not give all the "
 					  "rights asked for");
-		return kernel_fail(err, "redeeming a token");
+		return tmesh_kernel_fail(err, "redeeming a token");
 	}
 	region->fd = call.fd;
 	region->rights = rights;
@@ -282,7 +289,7 @@ static int kernel_adopt(struct tmesh_region *region, int fd, const struct tmesh_
 			struct tmesh_error *err)
 {
 	region->fd = fd;
-	return learn(region, err);
+	return tmesh_kernel_learn(region, err);
 }
 
 static int kernel_mmap(struct tmesh_region *region, int prot, void **addr, struct tmesh_error *err)
@@ -292,7 +299,7 @@ static int kernel_mmap(struct tmesh_region *region, int prot, void **addr, struc
 		return 0;
 	if (errno == EPERM)
 		return tmesh_fail(err, -EPERM, "map: the region is sealed; map it for reading");
-	return kernel_fail(err, "map");
+	return tmesh_kernel_fail(err, "map");
 }
 
 /* Our own writable mapping would be the writer that prevents the seal. */
@@ -309,7 +316,7 @@ static int kernel_seal(struct tmesh_region *region, struct tmesh_error *err)
 				  "seal: a writable mapping or export exists, or a device may "
 				  "still write; tmeshctl holders %016llx names the holders",
 				  (unsigned long long)region->id)
-		     : kernel_fail(err, "seal");
+		     : tmesh_kernel_fail(err, "seal");
 	if (writable && tmesh_region_remap(region, PROT_READ | PROT_WRITE, NULL))
 		tmesh_log(region->ctx, TMESH_LOG_ERROR,
 			  "a failed seal left the mapping of a region read-only");
@@ -320,7 +327,7 @@ static bool kernel_is_sealed(const struct tmesh_region *region)
 {
 	struct tmesh_info info;
 
-	return handle_info(region->fd, &info) == 0 && (info.state & TMESH_STATE_SEALED);
+	return tmesh_kernel_info(region->fd, &info) == 0 && (info.state & TMESH_STATE_SEALED);
 }
 
 static int kernel_desc_set(struct tmesh_region *region, const char *text, uint32_t bytes,
@@ -334,9 +341,17 @@ static int kernel_desc_set(struct tmesh_region *region, const char *text, uint32
 
 	if (ioctl(region->fd, TMESH_DESC_SET, &desc))
 		return errno == EPERM ? tmesh_fail(err, -EPERM, "describe: the region is sealed")
-				      : kernel_fail(err, "describe");
+				      : tmesh_kernel_fail(err, "describe");
 	region->desc_bytes = bytes;
 	return 0;
+}
+
+static bool is_gone(const struct tmesh_region *region)
+{
+	struct tmesh_info info;
+
+	return tmesh_kernel_info(region->fd, &info) == 0 &&
+	       info.state & (TMESH_STATE_REVOKED | TMESH_STATE_LAPSED);
 }
 
 /*
@@ -354,15 +369,10 @@ static int copy_by_kernel(struct tmesh_region *region, uint64_t offset, void *da
 				   : process_vm_writev(getpid(), &local, 1, &remote, 1, 0);
 
 		if (done < 0 && errno == EFAULT) {
-			struct tmesh_info info;
-
-			errno = handle_info(region->fd, &info) == 0 &&
-						info.state & TMESH_STATE_REVOKED
-					? ESTALE
-					: EFAULT;
+			errno = is_gone(region) ? ESTALE : EFAULT;
 		}
 		if (done <= 0)
-			return kernel_fail(err, out ? "read" : "write");
+			return tmesh_kernel_fail(err, out ? "read" : "write");
 		data = (uint8_t *)data + done;
 		at += done;
 		bytes -= (uint64_t)done;
@@ -378,7 +388,13 @@ static int kernel_read(struct tmesh_region *region, uint64_t offset, void *data,
 	tmesh_region_lock(region);
 	rc = tmesh_region_map_locked(region, PROT_READ, err);
 	tmesh_region_unlock(region);
-	return rc ? rc : copy_by_kernel(region, offset, data, bytes, true, err);
+	if (!rc)
+		rc = copy_by_kernel(region, offset, data, bytes, true, err);
+	if (!rc && region->zeros && is_gone(region)) {
+		errno = ESTALE;
+		rc = tmesh_kernel_fail(err, "read");
+	}
+	return rc;
 }
 
 static int kernel_write_cold(struct tmesh_region *region, uint64_t offset, const void *data,
@@ -387,6 +403,21 @@ static int kernel_write_cold(struct tmesh_region *region, uint64_t offset, const
 	int rc = tmesh_region_map_locked(region, PROT_READ | PROT_WRITE, err);
 
 	return rc ? rc : copy_by_kernel(region, offset, (void *)data, bytes, false, err);
+}
+
+int tmesh_kernel_pinned(const struct tmesh_revoke *revoke, const struct tmesh_holder *pins,
+			uint32_t room, struct tmesh_error *err)
+{
+	uint32_t count = revoke->count < room ? revoke->count : room;
+	char who[128] = "";
+	size_t used = 0;
+
+	for (uint32_t i = 0; i < count && used < sizeof(who); i++) {
+		used += (size_t)snprintf(who + used, sizeof(who) - used, "%s%u (%.16s)",
+					 i ? ", " : "", pins[i].pid, pins[i].comm);
+	}
+	return tmesh_fail(err, -EBUSY, "revoke: pinned by %u: process %s%s", revoke->total, who,
+			  revoke->total > count ? " and others" : "");
 }
 
 static int kernel_revoke(struct tmesh_region *region, struct tmesh_error *err)
@@ -398,22 +429,15 @@ static int kernel_revoke(struct tmesh_region *region, struct tmesh_error *err)
 		.entry_bytes = sizeof(pins[0]),
 		.count = 4,
 	};
-	char who[128] = "";
-	size_t used = 0;
 
 	if (ioctl(region->fd, TMESH_REVOKE, &revoke) == 0)
 		return 0;
 	if (errno == EOPNOTSUPP)
 		return tmesh_fail(err, -EOPNOTSUPP,
-				  "revoke: mappings of a region over a memfd belong to the memfd");
-	if (errno != EBUSY)
-		return kernel_fail(err, "revoke");
-	for (uint32_t i = 0; i < revoke.count && i < 4; i++) {
-		used += (size_t)snprintf(who + used, sizeof(who) - used, "%s%u (%.16s)",
-					 i ? ", " : "", pins[i].pid, pins[i].comm);
-	}
-	return tmesh_fail(err, -EBUSY, "revoke: pinned by %u: process %s%s", revoke.total, who,
-			  revoke.total > revoke.count ? " and others" : "");
+				  "revoke: mappings of this region belong to a memfd or to another "
+				  "exporter");
+	return errno == EBUSY ? tmesh_kernel_pinned(&revoke, pins, 4, err)
+			      : tmesh_kernel_fail(err, "revoke");
 }
 
 static int kernel_export(struct tmesh_region *region, uint64_t offset, uint64_t bytes,
@@ -430,7 +454,7 @@ static int kernel_export(struct tmesh_region *region, uint64_t offset, uint64_t 
 		return errno == EPERM ? tmesh_fail(err, -EPERM,
 						   "export: the region is sealed; export "
 						   "it for reading")
-				      : kernel_fail(err, "export");
+				      : tmesh_kernel_fail(err, "export");
 	*fd = export.fd;
 	return 0;
 }
@@ -442,7 +466,7 @@ static int kernel_token(struct tmesh_region *region, uint32_t rights, char *toke
 	struct tmesh_token_parts parts = {.backend = TMESH_BACKEND_KERNEL};
 
 	if (ioctl(region->fd, TMESH_TOKEN, &call))
-		return kernel_fail(err, "token");
+		return tmesh_kernel_fail(err, "token");
 	memcpy(parts.secret, call.token, sizeof(parts.secret));
 	tmesh_token_format(token, &parts);
 	return 0;
@@ -473,6 +497,17 @@ static void fill_info(struct tmesh_region_info *to, const struct tmesh_info *fro
 		.linger_ms = from->linger_ms,
 	};
 	memcpy(to->label, from->label, sizeof(to->label));
+	to->backing = (enum tmesh_backing)from->backing;
+	to->lapsed = from->state & TMESH_STATE_LAPSED;
+	to->zeros = from->policy & TMESH_POLICY_ZERO;
+	to->views = from->gathers;
+	to->lease_ns = from->lease_ns;
+	to->lease_left_ns = from->lease_left_ns;
+	to->fence_value = from->fence_value;
+	to->fence_producer = from->fence_state == TMESH_FENCE_PRODUCER;
+	to->fence_dead = from->fence_state == TMESH_FENCE_DEAD;
+	to->pinned_bytes = from->pinned_bytes;
+	to->cgroup_id = from->cgroup_id;
 }
 
 /* A region that is gone meanwhile, or revoked, has no description. */
@@ -495,8 +530,8 @@ static int kernel_info(struct tmesh_region *region, struct tmesh_region_info *in
 {
 	struct tmesh_info there;
 
-	if (handle_info(region->fd, &there))
-		return kernel_fail(err, "looking at a region");
+	if (tmesh_kernel_info(region->fd, &there))
+		return tmesh_kernel_fail(err, "looking at a region");
 	fill_info(info, &there);
 	get_desc(region->fd, 0, info);
 	return 0;
@@ -523,8 +558,8 @@ static bool kernel_pool_alone(const struct tmesh_region *region)
 {
 	struct tmesh_info info;
 
-	return handle_info(region->fd, &info) == 0 && info.handles == 1 && info.exports == 0 &&
-	       info.state == 0;
+	return tmesh_kernel_info(region->fd, &info) == 0 && info.handles == 1 &&
+	       info.exports == 0 && info.state == 0;
 }
 
 static int kernel_pool_renew(struct tmesh_region *region, uint64_t bytes,
@@ -552,7 +587,7 @@ static int kernel_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, 
 		list.more = 0;
 		if (ioctl(ctx->device, TMESH_LIST, &list)) {
 			free(all);
-			return kernel_fail(err, "listing regions");
+			return tmesh_kernel_fail(err, "listing regions");
 		}
 		more = list.count ? realloc(all, (n + list.count) * sizeof(*all)) : all;
 		if (list.count && !more) {
@@ -570,10 +605,22 @@ static int kernel_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, 
 	return 0;
 }
 
+static enum tmesh_holder_kind holder_kind(uint32_t kind)
+{
+	switch (kind) {
+	case TMESH_HOLDER_GATHER:
+		return TMESH_HOLDER_IS_GATHER;
+	case TMESH_HOLDER_DEVICE:
+		return TMESH_HOLDER_IS_DEVICE;
+	default: /* the first three have the module's numbers */
+		return (enum tmesh_holder_kind)kind;
+	}
+}
+
 static void fill_holder(struct tmesh_holder_info *to, const struct tmesh_holder *from)
 {
 	*to = (struct tmesh_holder_info){
-		.kind = (enum tmesh_holder_kind)from->kind,
+		.kind = holder_kind(from->kind),
 		.pid = (pid_t)from->pid,
 		.uid = from->uid,
 		.rights = from->rights,
@@ -582,9 +629,17 @@ static void fill_holder(struct tmesh_holder_info *to, const struct tmesh_holder 
 		.since_ns = from->since_ns,
 		.offset = from->offset,
 		.bytes = from->bytes,
+		.lease_ns = from->lease_ns,
+		.lease_left_ns = from->lease_left_ns,
+		.view = from->view,
+		.lapsed = from->flags & TMESH_HOLDER_FLAG_LAPSED,
+		.producer = from->flags & TMESH_HOLDER_FLAG_PRODUCER,
+		.dma_mapped = from->mapped,
 	};
 	memcpy(to->comm, from->comm, sizeof(to->comm));
 	to->comm[sizeof(to->comm) - 1] = '\0';
+	memcpy(to->device, from->device, sizeof(to->device));
+	to->device[sizeof(to->device) - 1] = '\0';
 }
 
 static int kernel_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_info **holders,
@@ -617,7 +672,7 @@ static int kernel_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holde
 			return errno == EPERM ? tmesh_fail(err, -EPERM,
 							   "who holds a region is for its owner "
 							   "and for root to see")
-					      : kernel_fail(err, "asking for the holders");
+					      : tmesh_kernel_fail(err, "asking for the holders");
 		}
 	} while (call.total > room);
 	all = malloc((call.count ? call.count : 1) * sizeof(*all));
@@ -659,6 +714,17 @@ const struct tmesh_backend_ops tmesh_kernel_ops = {
 	.pool_fits = kernel_pool_fits,
 	.pool_alone = kernel_pool_alone,
 	.pool_renew = kernel_pool_renew,
+	.from_user = tmesh_kernel_from_user,
+	.from_dmabuf = tmesh_kernel_from_dmabuf,
+	.from_fd = tmesh_kernel_from_fd,
+	.opaque_fd = tmesh_kernel_opaque_fd,
+	.gather = tmesh_kernel_gather,
+	.reclaim = tmesh_kernel_reclaim,
+	.lease_set = tmesh_kernel_lease_set,
+	.lease_map = tmesh_kernel_lease_map,
+	.when_taken = tmesh_kernel_when_taken,
+	.signal = tmesh_kernel_signal,
+	.wait = tmesh_kernel_wait,
 	.list = kernel_list,
 	.holders = kernel_holders,
 };

@@ -30,6 +30,11 @@ static const char *const names[CAPS] = {
 	[CAP_QUOTA] = "quota",
 	[CAP_DIRECT_IO] = "direct-io",
 	[CAP_OPEN_WITHOUT_WAKE] = "open-without-wake",
+	[CAP_LEASE] = "lease",
+	[CAP_USER_MEMORY] = "user-memory",
+	[CAP_IMPORT] = "import",
+	[CAP_GATHER] = "gather",
+	[CAP_FENCE] = "fence",
 };
 
 void tmesh_cap_set(struct tmesh_ctx *ctx, enum tmesh_cap_index cap, enum tmesh_cap_level level,

@@ -96,6 +96,11 @@ enum tmesh_cap_index {
 	CAP_QUOTA,
 	CAP_DIRECT_IO,
 	CAP_OPEN_WITHOUT_WAKE,
+	CAP_LEASE,
+	CAP_USER_MEMORY,
+	CAP_IMPORT,
+	CAP_GATHER,
+	CAP_FENCE,
 	CAPS,
 };
 
@@ -196,6 +201,9 @@ struct tmesh_region {
 		uint8_t secret[TMESH_SECRET_BYTES];
 	} tokens[4]; /* memfd: one per set of rights; under ctx->lock */
 	struct tmesh_region *pool_next;
+
+	_Atomic(struct tmesh_lease_keeper *) lease; /* lease.c; NULL: not looked for yet */
+	bool zeros; /* taken memory reads as zeros: what was read needs a second look */
 };
 
 /* The region's context, good while the region lives. */
@@ -218,6 +226,19 @@ void tmesh_region_set_shared(struct tmesh_region *region);
 /* -EPERM in a forked child, then -EACCES without all of @rights. */
 int tmesh_region_may(struct tmesh_region *region, uint32_t rights, const char *what,
 		     struct tmesh_error *err);
+
+/* lease.c */
+
+/* module: what the kernel shares with the holders of a lease */
+struct tmesh_lease_pages {
+	uint64_t *touch;
+	const uint32_t *state;
+};
+/* It is known here, without a system call, that the region's lease is over. */
+bool tmesh_lease_lapsed_here(struct tmesh_region *region);
+void tmesh_lease_unmap(struct tmesh_lease_pages *pages);
+/* The region object ends; the lease stays with its other handles. */
+void tmesh_lease_forget(struct tmesh_region *region);
 
 /* pool.c */
 
@@ -298,6 +319,30 @@ struct tmesh_backend_ops {
 	/* Give it the identity of a new region; contents are the caller's business. */
 	int (*pool_renew)(struct tmesh_region *region, uint64_t bytes,
 			  const struct tmesh_region_opts *opts);
+
+	/* What only the module can do: NULL on memfd. @region is as for create. */
+	int (*from_user)(struct tmesh_region *region, void *addr, uint64_t bytes,
+			 struct tmesh_error *err);
+	int (*from_dmabuf)(struct tmesh_region *region, int fd, struct tmesh_error *err);
+	int (*from_fd)(struct tmesh_region *region, int fd, uint64_t bytes,
+		       struct tmesh_error *err);
+	int (*opaque_fd)(struct tmesh_region *region, int *fd, struct tmesh_error *err);
+	int (*gather)(struct tmesh_region *region, const struct tmesh_gather_extent *extents,
+		      size_t count, struct tmesh_error *err);
+	int (*reclaim)(struct tmesh_region *region, uint64_t timeout_ns,
+		       struct tmesh_reclaim_report *report, struct tmesh_error *err);
+	/* @pidfd -1: not bound to a process */
+	int (*lease_set)(struct tmesh_region *region, uint64_t ns, int pidfd,
+			 struct tmesh_error *err);
+	/* -ENODATA: there is none */
+	int (*lease_map)(struct tmesh_region *region, struct tmesh_lease_pages *pages,
+			 struct tmesh_error *err);
+	int (*when_taken)(struct tmesh_region *region, enum tmesh_taken taken,
+			  struct tmesh_error *err);
+	int (*signal)(struct tmesh_region *region, uint64_t value, struct tmesh_error *err);
+	/* @arm: for poll(), without waiting */
+	int (*wait)(struct tmesh_region *region, uint64_t value, int64_t timeout_ns, bool arm,
+		    uint64_t *reached, struct tmesh_error *err);
 
 	int (*list)(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, size_t *count,
 		    struct tmesh_error *err);

@@ -27,6 +27,18 @@ int tmesh_limits(struct tmesh_ctx *ctx, struct tmesh_limits *limits, struct tmes
 					 .max_regions = query.max_regions,
 					 .used_bytes = query.used_bytes,
 					 .used_regions = query.used_regions,
+					 .max_handles_per_uid = query.max_handles_per_uid,
+					 .max_pins_per_uid = query.max_pins_per_uid,
+					 .used_handles = query.used_handles,
+					 .used_pins = query.used_pins,
+					 .max_bytes_per_ipc_ns = query.max_bytes_per_ipc_ns,
+					 .max_regions_per_ipc_ns = query.max_regions_per_ipc_ns,
+					 .max_handles_per_ipc_ns = query.max_handles_per_ipc_ns,
+					 .max_pins_per_ipc_ns = query.max_pins_per_ipc_ns,
+					 .used_bytes_ipc_ns = query.used_bytes_ipc_ns,
+					 .used_regions_ipc_ns = query.used_regions_ipc_ns,
+					 .used_handles_ipc_ns = query.used_handles_ipc_ns,
+					 .used_pins_ipc_ns = query.used_pins_ipc_ns,
 				 },
 				 sizeof(struct tmesh_limits), err);
 }

@@ -67,6 +67,8 @@ int tmesh_region_may(struct tmesh_region *region, uint32_t rights, const char *w
 				  missing & TMESH_READ ? " read" : "",
 				  missing & TMESH_WRITE ? " write" : "",
 				  missing & TMESH_MANAGE ? " manage" : "");
+	if (tmesh_lease_lapsed_here(region))
+		return tmesh_fail(err, -ESTALE, "%s: this handle's lease is over", what);
 	return 0;
 }
 
@@ -104,6 +106,7 @@ void tmesh_region_destroy(struct tmesh_region *region)
 {
 	if (region->addr)
 		munmap(region->addr, region->alloc);
+	tmesh_lease_forget(region);
 	if (region->fd >= 0)
 		close(region->fd);
 	pthread_mutex_destroy(&region->lock);
@@ -306,6 +309,8 @@ int tmesh_region_map(struct tmesh_region *region, uint32_t rights, void **addr,
 		return tmesh_fail(err, -EINVAL, "map: rights are READ or READ | WRITE");
 	if (rights & TMESH_WRITE)
 		rc = tmesh_region_may(region, TMESH_WRITE, "map", err);
+	else if (tmesh_lease_lapsed_here(region))
+		rc = tmesh_fail(err, -ESTALE, "map: this handle's lease is over");
 	if (rc)
 		return rc;
 	tmesh_region_lock(region);
@@ -457,6 +462,24 @@ int tmesh_region_revoke(struct tmesh_region *region, struct tmesh_error *err)
 	int rc = tmesh_region_may(region, TMESH_MANAGE, "revoke", err);
 
 	return rc ? rc : region->ctx->ops->revoke(region, err);
+}
+
+int tmesh_region_reclaim(struct tmesh_region *region, uint64_t timeout_ns,
+			 struct tmesh_reclaim_report *report, struct tmesh_error *err)
+{
+	struct tmesh_reclaim_report there;
+	int rc = tmesh_region_may(region, TMESH_MANAGE, "reclaim", err), wrote = 0;
+
+	if (!rc && !region->ctx->ops->reclaim)
+		rc = tmesh_fail(err, -EOPNOTSUPP,
+				"reclaim: memory of a memfd cannot be taken back; it needs the "
+				"module");
+	if (rc)
+		return rc;
+	rc = region->ctx->ops->reclaim(region, timeout_ns, &there, err);
+	if (report && (!rc || rc == -ETIMEDOUT || rc == -EINTR))
+		wrote = tmesh_write_sized(report, &there, sizeof(there), err);
+	return wrote ? wrote : rc;
 }
 
 int tmesh_region_export_dmabuf(struct tmesh_region *region, uint64_t offset, uint64_t bytes,

@@ -19,6 +19,10 @@ static const char *kind_text(enum tmesh_holder_kind kind)
 		return "export";
 	case TMESH_HOLDER_IS_MAPPING:
 		return "mapping";
+	case TMESH_HOLDER_IS_GATHER:
+		return "view";
+	case TMESH_HOLDER_IS_DEVICE:
+		return "device";
 	}
 	return "unknown";
 }

@@ -83,7 +83,8 @@ const char *tmesh_version(void);
  *
  * @name is stable and short: zero-copy, crash-cleanup, read-only, seal,
  * seal-devices, revoke, pin, holders, dmabuf-export, dmabuf-export-sealed,
- * huge-pages, numa, quota, direct-io, open-without-wake.
+ * huge-pages, numa, quota, direct-io, open-without-wake, lease, user-memory, import,
+ * gather, fence.
  */
 enum tmesh_cap_level {
 	TMESH_CAP_NO = 0,
@@ -128,6 +129,18 @@ struct tmesh_limits {
 	uint64_t max_regions;
 	uint64_t used_bytes; /* this user */
 	uint64_t used_regions;
+	uint64_t max_handles_per_uid;
+	uint64_t max_pins_per_uid; /* pinning handles */
+	uint64_t used_handles;
+	uint64_t used_pins;
+	uint64_t max_bytes_per_ipc_ns; /* the caller's IPC namespace, from here on */
+	uint64_t max_regions_per_ipc_ns;
+	uint64_t max_handles_per_ipc_ns;
+	uint64_t max_pins_per_ipc_ns;
+	uint64_t used_bytes_ipc_ns;
+	uint64_t used_regions_ipc_ns;
+	uint64_t used_handles_ipc_ns;
+	uint64_t used_pins_ipc_ns;
 };
 /* Return: 0; -EOPNOTSUPP (memfd: nobody counts per user). */
 int tmesh_limits(struct tmesh_ctx *ctx, struct tmesh_limits *limits, struct tmesh_error *err);

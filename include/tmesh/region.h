@@ -72,6 +72,57 @@ int tmesh_region_from_memfd(struct tmesh_ctx *ctx, int fd, uint64_t bytes,
 			    const struct tmesh_region_opts *opts, struct tmesh_region **out,
 			    struct tmesh_error *err);
 
+/*
+ * Regions around memory that was made elsewhere; all need the module (-EOPNOTSUPP on memfd) and
+ * take label, mode, gid, linger_ms and GID of @opts.
+ *
+ * _from_user: [addr, addr + bytes), whole pages of this process, pinned while the region lives
+ * and charged to RLIMIT_MEMLOCK. It is not mapped again and not sealed; it is exported. The
+ * process goes on to use the memory where it is.
+ * Return: 0; -EINVAL (no whole pages); -EFAULT, -EOPNOTSUPP (cannot be pinned: the message says
+ * where and why); -ENOMEM (RLIMIT_MEMLOCK); -EDQUOT.
+ *
+ * _from_dmabuf: another exporter's dma-buf. Rights are those of @fd; what mapping and exporting
+ * give is up to its exporter. It is not sealed.
+ * Return: 0; -EBADF, -EINVAL (no dma-buf); -ELOOP (an export of tmesh's own: open its token).
+ *
+ * _from_fd: a character device's descriptor that only its driver understands, such as a CUDA
+ * memory export, of @bytes as its maker knows. It is held, handed over and listed;
+ * _opaque_fd gives a descriptor of it back to any holder with WRITE.
+ * Return: 0; -EBADF; -EOPNOTSUPP (another kind of file).
+ *
+ * @fd is duplicated, never taken over.
+ */
+int tmesh_region_from_user(struct tmesh_ctx *ctx, void *addr, uint64_t bytes, uint32_t rights,
+			   const struct tmesh_region_opts *opts, struct tmesh_region **out,
+			   struct tmesh_error *err);
+int tmesh_region_from_dmabuf(struct tmesh_ctx *ctx, int fd, const struct tmesh_region_opts *opts,
+			     struct tmesh_region **out, struct tmesh_error *err);
+int tmesh_region_from_fd(struct tmesh_ctx *ctx, int fd, uint64_t bytes,
+			 const struct tmesh_region_opts *opts, struct tmesh_region **out,
+			 struct tmesh_error *err);
+int tmesh_region_opaque_fd(struct tmesh_region *region, int *fd, struct tmesh_error *err);
+
+/* A part of a region, in whole pages. */
+struct tmesh_gather_extent {
+	struct tmesh_region *region;
+	uint64_t offset;
+	uint64_t bytes;
+};
+
+/*
+ * A gather view: parts of regions, one behind the other, as a region of its own. @rights, READ or
+ * READ | WRITE, are never more than those of its sources; it keeps them alive and is revoked with
+ * any of them. It is not sealed or pinned.
+ *
+ * Return: 0; -EINVAL (no whole pages, outside, none or more than 1,048,576; a writable view that
+ * shows a page twice); -EACCES, -EPERM (rights; inherited); -ELOOP (a view of views);
+ * -EOPNOTSUPP (memfd; a source that is no memory of the module's own); -EDQUOT; -ENOMEM.
+ */
+int tmesh_region_gather(struct tmesh_ctx *ctx, const struct tmesh_gather_extent *extents,
+			size_t count, uint32_t rights, const struct tmesh_region_opts *opts,
+			struct tmesh_region **out, struct tmesh_error *err);
+
 struct tmesh_region *tmesh_region_ref(struct tmesh_region *region);
 /* The last one unmaps and closes; a region nobody else can hold may go to the pool. */
 void tmesh_region_unref(struct tmesh_region *region);
@@ -128,6 +179,23 @@ int tmesh_region_pin(struct tmesh_region *region, struct tmesh_region **out,
  */
 int tmesh_region_revoke(struct tmesh_region *region, struct tmesh_error *err);
 
+/* What still keeps memory that was taken back. */
+struct tmesh_reclaim_report {
+	size_t size;	       /* in: sizeof(struct tmesh_reclaim_report) */
+	uint64_t pinned_bytes; /* in pages that devices or the kernel have in use */
+	uint32_t exports;      /* dma-bufs alive */
+	uint32_t attachments;  /* devices attached to them */
+};
+
+/*
+ * Take the region back and wait until its memory is really free, at most @timeout_ns. May be
+ * called again, also on a region that was revoked. @report may be NULL.
+ * Return: as _revoke; -ETIMEDOUT, -EINTR: revoked, but something still uses memory; the message
+ * names devices, @report is filled.
+ */
+int tmesh_region_reclaim(struct tmesh_region *region, uint64_t timeout_ns,
+			 struct tmesh_reclaim_report *report, struct tmesh_error *err);
+
 /*
  * A dma-buf over [offset, offset + bytes), whole pages; @bytes 0 means to the end;
  * @rights TMESH_READ or TMESH_READ | TMESH_WRITE. The caller owns @fd.
@@ -169,6 +237,17 @@ int tmesh_region_recv(struct tmesh_ctx *ctx, int socket, struct tmesh_region **o
  * seal. The library writes a tensor's ref without its token here. */
 int tmesh_region_desc_set(struct tmesh_region *region, const char *text, struct tmesh_error *err);
 
+/* Where the memory comes from. */
+enum tmesh_backing {
+	TMESH_BACKED_BY_MEMFD_BACKEND = 0,
+	TMESH_BACKED_BY_PAGES = 1,
+	TMESH_BACKED_BY_MEMFD = 2,
+	TMESH_BACKED_BY_USER = 3,
+	TMESH_BACKED_BY_DMABUF = 4,
+	TMESH_BACKED_BY_OPAQUE = 5,
+	TMESH_BACKED_BY_GATHER = 6,
+};
+
 struct tmesh_region_info {
 	size_t size; /* in: sizeof(struct tmesh_region_info) */
 	uint64_t id;
@@ -193,6 +272,18 @@ struct tmesh_region_info {
 	uint32_t linger_ms;
 	char label[TMESH_LABEL_LEN + 1];
 	char desc[TMESH_DESC_LEN + 1];
+	/* From here on: module only, else 0. */
+	enum tmesh_backing backing;
+	bool lapsed;		/* this handle's lease */
+	bool zeros;		/* TMESH_TAKEN_ZERO, this handle */
+	uint32_t views;		/* gather views that show parts of it */
+	uint64_t lease_ns;	/* of this handle; 0: none, or only bound to a process */
+	uint64_t lease_left_ns; /* it does not lapse before */
+	uint64_t fence_value;
+	bool fence_producer;   /* there is a producer */
+	bool fence_dead;       /* its producer is gone */
+	uint64_t pinned_bytes; /* of a revoked region */
+	uint64_t cgroup_id;    /* whose memory control group is charged; 0: unknown */
 };
 int tmesh_region_info(struct tmesh_region *region, struct tmesh_region_info *info,
 		      struct tmesh_error *err);
@@ -210,6 +301,8 @@ enum tmesh_holder_kind {
 	TMESH_HOLDER_IS_PINNING = 2,
 	TMESH_HOLDER_IS_EXPORT = 3,
 	TMESH_HOLDER_IS_MAPPING = 4, /* memfd: mapped, its descriptor closed */
+	TMESH_HOLDER_IS_GATHER = 5,  /* a gather view, @view */
+	TMESH_HOLDER_IS_DEVICE = 6,  /* a device attached to the export before it */
 };
 
 struct tmesh_holder_info {
@@ -223,6 +316,13 @@ struct tmesh_holder_info {
 	uint64_t offset;   /* of an export */
 	uint64_t bytes;
 	char comm[16];
+	uint64_t lease_ns; /* 0: none */
+	uint64_t lease_left_ns;
+	uint64_t view;	 /* id of a gather view's region */
+	bool lapsed;	 /* its lease has */
+	bool producer;	 /* it signals the region's fence */
+	bool dma_mapped; /* a device: has memory mapped, not only attached */
+	char device[32];
 };
 
 /*
@@ -235,8 +335,11 @@ int tmesh_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, size_t *
 int tmesh_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_info **holders,
 		  size_t *count, struct tmesh_error *err);
 
-/* The handle's descriptor, still the library's: readable by poll() (POLLHUP when revoked)
- * and good for O_DIRECT, io_uring and mmap. */
+/*
+ * The handle's descriptor, still the library's, good for O_DIRECT, io_uring and mmap. On the
+ * module poll() says POLLHUP when the region was revoked, with POLLERR when this handle's lease
+ * has lapsed, POLLOUT while nobody else holds the region, and what tmesh_fence_arm() asked for.
+ */
 int tmesh_region_fd(struct tmesh_region *region);
 
 #ifdef __cplusplus

@@ -24,7 +24,7 @@
  *   -EACCES      the handle or token has not that right, or no permission on the device
  *   -EPERM       sealed memory, or a handle inherited through fork()
  *   -ENOENT      the token is dead, foreign or guessed
- *   -ESTALE      the region was revoked
+ *   -ESTALE      the region was revoked, or the lease of the handle has lapsed
  *   -EBUSY       a writer prevents the seal; a pinning handle prevents the revocation
  *   -EDQUOT      a limit of tmesh would be passed
  *   -ENOMEM      no memory
@@ -42,6 +42,8 @@
 #define TMESH_TMESH_H
 
 #include <tmesh/context.h>
+#include <tmesh/fence.h>
+#include <tmesh/lease.h>
 #include <tmesh/region.h>
 #include <tmesh/tensor.h>
 

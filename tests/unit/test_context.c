@@ -95,6 +95,7 @@ static void test_caps(void **state)
 		"zero-copy",  "crash-cleanup", "read-only", "seal",	     "seal-devices",
 		"revoke",     "pin",	       "holders",   "dmabuf-export", "dmabuf-export-sealed",
 		"huge-pages", "numa",	       "quota",	    "direct-io",     "open-without-wake",
+		"lease",      "user-memory",   "import",    "gather",	     "fence",
 	};
 	const struct tmesh_cap *caps, *again;
 	size_t count;

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Lease: the time a handle stays good without use. See tmesh/tmesh.h for the conventions of
+ * all calls. Since 0.1.
+ *
+ * On the module a lease is enforced: once it has lapsed the mappings of its handle, and all
+ * that was made through the handle, are taken away. On memfd it is cooperative: calls of this
+ * library give -ESTALE, the memory stays readable until it is unmapped.
+ *
+ * How to read under a lease:
+ *
+ *	if (!tmesh_lease_begin(region)) {
+ *		use(addr);
+ *		if (tmesh_lease_end(region))
+ *			what was read is to be thrown away
+ *	}
+ *
+ * A bracket never stops a lease from lapsing: memory that goes away in the middle raises SIGBUS,
+ * or with TMESH_TAKEN_ZERO reads as zeros, and _end tells.
+ */
+#ifndef TMESH_LEASE_H
+#define TMESH_LEASE_H
+
+#include <tmesh/region.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum tmesh_lease_status {
+	TMESH_LEASE_NONE = 0, /* this handle has no lease */
+	TMESH_LEASE_IS_LIVE = 1,
+	TMESH_LEASE_HAS_LAPSED = 2,
+	TMESH_LEASE_IS_REVOKED = 3, /* the region was taken back */
+};
+
+/* What touching a mapping does once its memory was taken away, by a lapse or a revocation. */
+enum tmesh_taken {
+	TMESH_TAKEN_SIGBUS = 0,
+	TMESH_TAKEN_ZERO = 1, /* zeros, private to this handle; ask before you believe them */
+};
+
+/*
+ * Put a lease of @ns (0: 5 s; else 10 ms to 1 h) on this handle, for good. Handles derived
+ * from it, sent handles and exports share it, and it gives no tokens any more: set it on the
+ * handle that is then sent. It lapses when nobody has touched it for 1 to 1.25 @ns.
+ *
+ * Return: 0; -EINVAL (@ns; a pinning handle); -EBUSY (it has one); -EPERM (inherited);
+ * -EOPNOTSUPP (its mappings belong to a memfd or another exporter); -ESTALE; -EDQUOT; -ENOMEM.
+ */
+int tmesh_lease_set(struct tmesh_region *region, uint64_t ns, enum tmesh_taken taken,
+		    struct tmesh_error *err);
+
+/*
+ * The same, and the lease ends with the process of @pidfd too. With @ns 0 it needs no touch.
+ * Return: also -ESRCH (it has ended), -EOPNOTSUPP (memfd).
+ */
+int tmesh_lease_bind(struct tmesh_region *region, int pidfd, uint64_t ns, enum tmesh_taken taken,
+		     struct tmesh_error *err);
+
+/* What a touch does once memory was taken away, without a lease. memfd: never happens. */
+int tmesh_region_when_taken(struct tmesh_region *region, enum tmesh_taken taken,
+			    struct tmesh_error *err);
+
+/*
+ * Touch, without a system call: the module's kernel looks at a counter.
+ * Return: 0 also where there is no lease; -ESTALE (not live); -EPERM (inherited).
+ */
+int tmesh_lease_touch(struct tmesh_region *region);
+int tmesh_lease_begin(struct tmesh_region *region);
+/* Touches too. -ESTALE: what was read since _begin may be anything. */
+int tmesh_lease_end(struct tmesh_region *region);
+
+/* Without a touch. */
+enum tmesh_lease_status tmesh_lease_state(struct tmesh_region *region);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TMESH_LEASE_H */

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: MIT
+/* Regions around memory that was made elsewhere, and views: what both backends share. */
+#include "internal.h"
+
+#include <string.h>
+
+#define GATHER_MAX ((size_t)1 << 20)
+
+/* A region object for @opts, of which only some apply. */
+static int begin(struct tmesh_ctx *ctx, const void *op, const char *what, uint32_t rights,
+		 const struct tmesh_region_opts *opts, struct tmesh_region **out,
+		 struct tmesh_error *err)
+{
+	struct tmesh_region_opts o;
+	struct tmesh_region *region;
+	int rc = tmesh_read_region_opts(opts, &o, err);
+
+	if (rc)
+		return rc;
+	if (o.flags & ~(uint32_t)TMESH_REGION_GID)
+		return tmesh_fail(err, -EINVAL, "%s takes only the flag GID", what);
+	if (!op)
+		return tmesh_fail(err, -EOPNOTSUPP, "%s needs the tmesh module", what);
+	rc = tmesh_ctx_enter(ctx, err);
+	if (rc)
+		return rc;
+	region = tmesh_region_new(ctx, err);
+	if (!region)
+		return -ENOMEM;
+	strcpy(region->label, o.label);
+	region->opts = o;
+	region->opts.label = region->label;
+	region->rights = rights;
+	region->shared = true;
+	*out = region;
+	return 0;
+}
+
+static int end(struct tmesh_region *region, int rc, struct tmesh_region **out)
+{
+	if (rc) {
+		tmesh_region_destroy(region);
+		return rc;
+	}
+	tmesh_count(region->ctx, COUNT_OPENED, 1);
+	tmesh_region_publish(region, out);
+	return 0;
+}
+
+static int check_read_write(uint32_t rights, const char *what, struct tmesh_error *err)
+{
+	if (rights != TMESH_READ && rights != (TMESH_READ | TMESH_WRITE))
+		return tmesh_fail(err, -EINVAL, "%s: rights are READ or READ | WRITE", what);
+	return 0;
+}
+
+int tmesh_region_from_user(struct tmesh_ctx *ctx, void *addr, uint64_t bytes, uint32_t rights,
+			   const struct tmesh_region_opts *opts, struct tmesh_region **out,
+			   struct tmesh_error *err)
+{
+	uint64_t page = tmesh_page_bytes(), last;
+	struct tmesh_region *region;
+	int rc = check_read_write(rights, "pinning memory", err);
+
+	if (rc)
+		return rc;
+	if (!bytes || bytes % page || (uintptr_t)addr % page)
+		return tmesh_fail(err, -EINVAL,
+				  "%llu bytes at %p are not whole pages of %llu bytes",
+				  (unsigned long long)bytes, addr, (unsigned long long)page);
+	if (__builtin_add_overflow((uint64_t)(uintptr_t)addr, bytes - 1, &last))
+		return tmesh_fail(err, -EINVAL, "%llu bytes at %p are beyond all memory",
+				  (unsigned long long)bytes, addr);
+	rc = begin(ctx, ctx->ops->from_user, "pinning memory", rights, opts, &region, err);
+	if (rc)
+		return rc;
+	return end(region, ctx->ops->from_user(region, addr, bytes, err), out);
+}
+
+int tmesh_region_from_dmabuf(struct tmesh_ctx *ctx, int fd, const struct tmesh_region_opts *opts,
+			     struct tmesh_region **out, struct tmesh_error *err)
+{
+	struct tmesh_region *region;
+	int rc = begin(ctx, ctx->ops->from_dmabuf, "importing a dma-buf", 0, opts, &region, err);
+
+	if (rc)
+		return rc;
+	return end(region, ctx->ops->from_dmabuf(region, fd, err), out);
+}
+
+int tmesh_region_from_fd(struct tmesh_ctx *ctx, int fd, uint64_t bytes,
+			 const struct tmesh_region_opts *opts, struct tmesh_region **out,
+			 struct tmesh_error *err)
+{
+	struct tmesh_region *region;
+	int rc;
+
+	if (!bytes)
+		return tmesh_fail(err, -EINVAL, "say how many bytes the descriptor stands for");
+	rc = begin(ctx, ctx->ops->from_fd, "keeping a descriptor", 0, opts, &region, err);
+	if (rc)
+		return rc;
+	return end(region, ctx->ops->from_fd(region, fd, bytes, err), out);
+}
+
+int tmesh_region_opaque_fd(struct tmesh_region *region, int *fd, struct tmesh_error *err)
+{
+	int rc = tmesh_region_may(region, TMESH_WRITE, "asking for the descriptor", err);
+
+	if (!rc && !region->ctx->ops->opaque_fd)
+		rc = tmesh_fail(err, -EOPNOTSUPP,
+				"the region is memory; it stands for no descriptor");
+	return rc ? rc : region->ctx->ops->opaque_fd(region, fd, err);
+}
+
+int tmesh_region_gather(struct tmesh_ctx *ctx, const struct tmesh_gather_extent *extents,
+			size_t count, uint32_t rights, const struct tmesh_region_opts *opts,
+			struct tmesh_region **out, struct tmesh_error *err)
+{
+	struct tmesh_region *region;
+	int rc = check_read_write(rights, "gather", err);
+
+	if (rc)
+		return rc;
+	if (!count || count > GATHER_MAX)
+		return tmesh_fail(err, -EINVAL, "gather: %zu parts; a view has 1 to %zu", count,
+				  GATHER_MAX);
+	for (size_t i = 0; i < count && !rc; i++) {
+		if (extents[i].region->ctx->ops != ctx->ops)
+			rc = tmesh_fail(err, -EINVAL, "gather: part %zu is of another backend", i);
+		else
+			rc = tmesh_region_may(extents[i].region, rights, "gather", err);
+	}
+	if (!rc)
+		rc = begin(ctx, ctx->ops->gather, "gather", rights, opts, &region, err);
+	if (rc)
+		return rc;
+	rc = end(region, ctx->ops->gather(region, extents, count, err), out);
+	for (size_t i = 0; i < count && !rc; i++)
+		tmesh_region_set_shared(extents[i].region);
+	return rc;
+}

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: MIT
+/* Leases that the library keeps itself, on memfd; and what memfd refuses with its reason. */
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "unit.h"
+
+#define MS UINT64_C(1000000)
+#define RW (TMESH_READ | TMESH_WRITE)
+
+static struct tmesh_region *region_of(void *ctx)
+{
+	struct tmesh_region *region;
+
+	assert_ok(tmesh_region_create(ctx, 4096, NULL, &region, err));
+	return region;
+}
+
+static void wait_until_lapsed(struct tmesh_region *region)
+{
+	while (tmesh_lease_state(region) == TMESH_LEASE_IS_LIVE)
+		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+static void test_none(void **state)
+{
+	struct tmesh_region *region = region_of(*state);
+
+	assert_int_equal(tmesh_lease_state(region), TMESH_LEASE_NONE);
+	assert_int_equal(tmesh_lease_begin(region), 0);
+	assert_int_equal(tmesh_lease_end(region), 0);
+	tmesh_region_unref(region);
+}
+
+static void test_periods(void **state)
+{
+	static const uint64_t bad[] = {1, 10 * MS - 1, 3600000 * MS + 1, UINT64_MAX};
+	struct tmesh_region *region = region_of(*state);
+
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+		assert_refused(tmesh_lease_set(region, bad[i], TMESH_TAKEN_SIGBUS, err), -EINVAL,
+			       "10 ms");
+	assert_refused(tmesh_lease_set(region, 0, (enum tmesh_taken)7, err), -EINVAL, "policy");
+	assert_int_equal(tmesh_lease_state(region), TMESH_LEASE_NONE);
+	assert_ok(tmesh_lease_set(region, 0, TMESH_TAKEN_ZERO, err));
+	assert_int_equal(tmesh_lease_state(region), TMESH_LEASE_IS_LIVE);
+	assert_refused(tmesh_lease_set(region, 0, TMESH_TAKEN_ZERO, err), -EBUSY, "already");
+	tmesh_region_unref(region);
+}
+
+static void test_pinning(void **state)
+{
+	struct tmesh_region *region = region_of(*state), *pin;
+
+	assert_ok(tmesh_region_seal(region, err));
+	assert_ok(tmesh_region_pin(region, &pin, err));
+	assert_refused(tmesh_lease_set(pin, 0, TMESH_TAKEN_SIGBUS, err), -EINVAL, "pinning");
+	tmesh_region_unref(pin);
+	tmesh_region_unref(region);
+}
+
+/* A lapsed handle is of no use any more; what it had mapped stays readable until it is unmapped. */
+static void test_lapse(void **state)
+{
+	struct tmesh_region *region = region_of(*state), *other;
+	char token[TMESH_TOKEN_SIZE];
+	uint8_t byte = 1;
+	void *addr;
+	int fd;
+
+	assert_ok(tmesh_region_map(region, RW, &addr, err));
+	assert_ok(tmesh_lease_set(region, 10 * MS, TMESH_TAKEN_SIGBUS, err));
+	assert_int_equal(tmesh_lease_touch(region), 0);
+	wait_until_lapsed(region);
+	assert_int_equal(tmesh_lease_state(region), TMESH_LEASE_HAS_LAPSED);
+	assert_int_equal(tmesh_lease_touch(region), -ESTALE);
+	assert_int_equal(tmesh_lease_begin(region), -ESTALE);
+	assert_int_equal(tmesh_lease_end(region), -ESTALE);
+	assert_refused(tmesh_region_write(region, 0, &byte, 1, err), -ESTALE, "lease");
+	assert_refused(tmesh_region_read(region, 0, &byte, 1, err), -ESTALE, "lease");
+	assert_refused(tmesh_region_map(region, TMESH_READ, &addr, err), -ESTALE, "lease");
+	assert_refused(tmesh_region_map(region, RW, &addr, err), -ESTALE, "lease");
+	assert_refused(tmesh_region_derive(region, TMESH_READ, &other, err), -ESTALE, "lease");
+	assert_refused(tmesh_region_token(region, TMESH_READ, token, err), -ESTALE, "lease");
+	assert_refused(tmesh_region_seal(region, err), -ESTALE, "lease");
+	assert_refused(tmesh_region_export_dmabuf(region, 0, 0, RW, &fd, err), -ESTALE, "lease");
+	assert_int_equal(*(volatile uint8_t *)addr, 0);
+	tmesh_region_unref(region);
+}
+
+/* Touches keep it alive beyond its period; a bracket that it survives is worth something. */
+static void test_touched(void **state)
+{
+	struct tmesh_region *region = region_of(*state);
+	uint64_t end;
+
+	assert_ok(tmesh_lease_set(region, 1000 * MS, TMESH_TAKEN_SIGBUS, err));
+	end = tmesh_now_ns() + 1500 * MS;
+	while (tmesh_now_ns() < end) {
+		assert_int_equal(tmesh_lease_begin(region), 0);
+		nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+		assert_int_equal(tmesh_lease_end(region), 0);
+	}
+	tmesh_region_unref(region);
+}
+
+/* Memory with a lease does not come back from the pool with it. */
+static void test_not_pooled(void **state)
+{
+	struct tmesh_ctx_opts opts = {
+		.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD, .pool_bytes = 1 << 20};
+	struct tmesh_stats stats = {.size = sizeof(stats)};
+	struct tmesh_region *region;
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	region = region_of(ctx);
+	assert_ok(tmesh_lease_set(region, 10 * MS, TMESH_TAKEN_SIGBUS, err));
+	tmesh_region_unref(region);
+	region = region_of(ctx);
+	assert_int_equal(tmesh_lease_state(region), TMESH_LEASE_NONE);
+	assert_int_equal(tmesh_stats(ctx, &stats), 0);
+	assert_int_equal(stats.pool_hits, 0);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+}
+
+static void test_inherited(void **state)
+{
+	struct tmesh_region *region = region_of(*state);
+	int status;
+	pid_t pid = fork();
+
+	if (pid == 0)
+		_exit(tmesh_lease_set(region, 0, TMESH_TAKEN_SIGBUS, NULL) == -EPERM &&
+				      tmesh_lease_touch(region) == -EPERM
+			      ? 0
+			      : 1);
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+	tmesh_region_unref(region);
+}
+
+/* Each says that it needs the module, after it has checked what it was given. */
+static void test_needs_module(void **state)
+{
+	struct tmesh_region *region = region_of(*state), *made = NULL;
+	struct tmesh_gather_extent extent = {.region = region, .bytes = 4096};
+	uint64_t reached;
+	void *page;
+	int fd = -1;
+
+	page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	assert_true(page != MAP_FAILED);
+	assert_refused(tmesh_region_from_user(*state, page, 4096, TMESH_READ, NULL, &made, err),
+		       -EOPNOTSUPP, "module");
+	assert_refused(tmesh_region_from_dmabuf(*state, 0, NULL, &made, err), -EOPNOTSUPP,
+		       "module");
+	assert_refused(tmesh_region_from_fd(*state, 0, 4096, NULL, &made, err), -EOPNOTSUPP,
+		       "module");
+	assert_refused(tmesh_region_opaque_fd(region, &fd, err), -EOPNOTSUPP, "no descriptor");
+	assert_refused(tmesh_region_gather(*state, &extent, 1, TMESH_READ, NULL, &made, err),
+		       -EOPNOTSUPP, "module");
+	assert_refused(tmesh_region_reclaim(region, 0, NULL, err), -EOPNOTSUPP, "module");
+	assert_refused(tmesh_lease_bind(region, 0, 0, TMESH_TAKEN_SIGBUS, err), -EOPNOTSUPP,
+		       "module");
+	assert_refused(tmesh_fence_signal(region, 1, err), -EOPNOTSUPP, "module");
+	assert_refused(tmesh_fence_wait(region, 1, 0, &reached, err), -EOPNOTSUPP, "module");
+	assert_refused(tmesh_fence_arm(region, 1, err), -EOPNOTSUPP, "module");
+	assert_null(made);
+	assert_int_equal(fd, -1);
+	munmap(page, 4096);
+	tmesh_region_unref(region);
+}
+
+static void test_bad_sources(void **state)
+{
+	struct tmesh_region *region = region_of(*state), *reader, *made = NULL;
+	struct tmesh_gather_extent extent = {.region = region, .bytes = 4096};
+	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = TMESH_REGION_HUGE};
+	void *aligned = (void *)0x10000;
+
+	assert_refused(tmesh_region_from_user(*state, aligned, 0, TMESH_READ, NULL, &made, err),
+		       -EINVAL, "whole pages");
+	assert_refused(tmesh_region_from_user(*state, (void *)1, 4096, RW, NULL, &made, err),
+		       -EINVAL, "whole pages");
+	assert_refused(
+		tmesh_region_from_user(*state, aligned, (uint64_t)-4096, RW, NULL, &made, err),
+		-EINVAL, "beyond");
+	assert_refused(tmesh_region_from_user(*state, aligned, 4096, TMESH_WRITE, NULL, &made, err),
+		       -EINVAL, "rights");
+	assert_refused(tmesh_region_from_user(*state, aligned, 4096, RW, &opts, &made, err),
+		       -EINVAL, "GID");
+	assert_refused(tmesh_region_from_fd(*state, 0, 0, NULL, &made, err), -EINVAL, "bytes");
+	assert_refused(tmesh_region_gather(*state, &extent, 0, TMESH_READ, NULL, &made, err),
+		       -EINVAL, "parts");
+	assert_refused(
+		tmesh_region_gather(*state, &extent, (1 << 20) + 1, TMESH_READ, NULL, &made, err),
+		-EINVAL, "parts");
+	assert_ok(tmesh_region_derive(region, TMESH_READ, &reader, err));
+	extent.region = reader;
+	assert_refused(tmesh_region_gather(*state, &extent, 1, RW, NULL, &made, err), -EACCES,
+		       "write");
+	assert_null(made);
+	tmesh_region_unref(reader);
+	tmesh_region_unref(region);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_none),	    cmocka_unit_test(test_periods),
+		cmocka_unit_test(test_pinning),	    cmocka_unit_test(test_lapse),
+		cmocka_unit_test(test_touched),	    cmocka_unit_test(test_not_pooled),
+		cmocka_unit_test(test_inherited),   cmocka_unit_test(test_needs_module),
+		cmocka_unit_test(test_bad_sources),
+	};
+
+	return cmocka_run_group_tests_name("lease", tests, unit_ctx_setup, unit_ctx_teardown);
+}
