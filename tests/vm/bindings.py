@@ -4,6 +4,7 @@
 The root builds what the guest then runs, at the same path, so that the guest compiles nothing.
 """
 import debian13
+import roots
 from cache import sh
 from modules import BUILD, TOP
 
@@ -21,8 +22,8 @@ def copy():
 
 def on_memfd(suite, repo):
     """Run a suite in the root. Returns its output and exit status."""
-    return debian13.attempt(debian13.root(), "make", "-s", "--no-print-directory", "-C", REPO, suite,
-                            binds=[(repo, REPO)])
+    return roots.attempt(debian13.root(), "make", "-s", "--no-print-directory", "-C", REPO, suite,
+                         binds=[(repo, REPO)])
 
 
 def disks(repo):

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import debian13
+import roots
 from cache import CACHE, sh
 
 TOP = Path(__file__).resolve().parent.parent.parent
@@ -39,7 +40,7 @@ def make(kernel, *words):
     """Run make where the kernel's headers can be used; the warnings of what it ran."""
     command = ["make", f"-j{os.cpu_count()}", *words]
     if kernel.in_debian13:
-        output = debian13.run(debian13.root(), *command, binds=[(p, p) for p in (CACHE / "kernels", TOP)])
+        output = roots.run(debian13.root(), *command, binds=[(p, p) for p in (CACHE / "kernels", TOP)])
     else:
         output = sh(*command)
     # A line that starts with "warning:" is kbuild's, about tools that differ from Debian's.
