@@ -14,13 +14,16 @@ $(B)/tools/%.o: tools/%.c tools/build.mk
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 $(shell pkg-config --cflags jansson) -MMD -MP -c -o $@ $<
 -include $(TOOLS_OBJ:.o=.d)
 
-# Against the static library, so that what was built runs from where it lies.
-$(B)/tmeshctl: $(TOOLS_OBJ) $(LIB_A)
+# Against the static library, so that what was built runs from where it lies. Distributions
+# take the shared one: TOOLS_LIB=build/libtmesh.so.
+TOOLS_LIB ?= $(LIB_A)
+$(B)/tmeshctl: $(TOOLS_OBJ) $(TOOLS_LIB)
 	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LIB_LIBS)
 
-$(B)/man/%: docs/man/%.scd
+# The first line, which scdoc leaves out, tells formatters that there are tables.
+$(B)/man/%: docs/man/%.scd tools/build.mk
 	@mkdir -p $(@D)
-	scdoc < $< > $@
+	{ echo "'\\\" t"; scdoc < $<; } > $@
 
 install-tools: tools
 	$(INSTALL) -d $(DESTDIR)$(BINDIR) $(DESTDIR)$(COMPLETIONS)
