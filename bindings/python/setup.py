@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
 """The extension: its own sources and the library's, so that nothing else need be installed.
+Distributions, which have the library in a package of its own, set TMESH_SYSTEM_LIBRARY=1.
 
 The library lies beside this package in the repository; what is built goes to the
 repository's build/ as everything else does.
 """
 
+import os
 from pathlib import Path
 import sysconfig
 
@@ -19,12 +21,15 @@ VERSION = (ROOT / "VERSION").read_text().strip()
 # The free-threaded build has no stable ABI.
 STABLE_ABI = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
+SYSTEM_LIBRARY = os.environ.get("TMESH_SYSTEM_LIBRARY") == "1"
+
 
 class BuildWithLibrary(build_ext):
     """The library's sources join late: setuptools wants declared ones below this folder."""
 
     def build_extension(self, ext):
-        ext.sources = [*ext.sources, *(str(path) for path in sorted(ROOT.glob("lib/*.c")))]
+        if not SYSTEM_LIBRARY:
+            ext.sources = [*ext.sources, *(str(path) for path in sorted(ROOT.glob("lib/*.c")))]
         super().build_extension(ext)
 
 
@@ -42,7 +47,7 @@ extension = Extension(
     extra_compile_args=["-std=gnu11", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra",
                         "-Wshadow", "-Wno-unused-parameter", "-Wno-missing-field-initializers"],
     extra_link_args=["-pthread", f"-Wl,--version-script={HERE / 'ext' / '_tmesh.map'}"],
-    libraries=["jansson"],
+    libraries=["tmesh" if SYSTEM_LIBRARY else "jansson"],
     py_limited_api=STABLE_ABI,
 )
 
