@@ -3,7 +3,7 @@
 # Every suite is a target that prints TAP; tests/run.py runs them and totals them.
 
 SUITES := runner-check unit-check unit-asan-check unit-valgrind-check fuzz-check tools-check \
-	  python-check beam-check readme-check vm-check
+	  python-check beam-check readme-check packaging-check vm-check
 
 check: check-deps ## run the tests: on this machine and in real kernels (at most 45 minutes)
 	tests/run.py --length short $(SUITES)

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: MIT
+"""What can be said about the packaging without building it."""
+import copy
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import cdi
+import kernels
+
+TOP = Path(__file__).resolve().parents[2]
+DEB = TOP / "packaging/deb"
+
+# Releases of kernels beside those of tests/vm: those that DKMS must and must not build for.
+SUPPORTED = ("6.1.0", "6.1.0-42-amd64", "6.2.16", "6.10.1", "6.19.3-arch1-1", "7.0.0-rc1", "7.2.5+deb13-amd64")
+UNSUPPORTED = ("4.19.0-27-amd64", "5.10.0-30-amd64", "5.6.1", "6.0.19", "7.3.0", "7.3.0-rc1", "7.10.1", "7.20.0",
+               "8.1.0", "16.1.0")
+
+
+def stanzas(text):
+    """The stanzas of a control file as dictionaries."""
+    found = []
+    for block in re.split(r"\n(?:[ \t]*\n)+", text.strip()):
+        fields = {}
+        for line in block.splitlines():
+            if line[0] in " \t":
+                fields[name] += "\n" + line
+                continue
+            name, colon, value = line.partition(":")
+            if not colon or name in fields:
+                raise ValueError(f"control: {line}")
+            fields[name] = value.strip()
+        found.append(fields)
+    return found
+
+
+def control(tap):
+    source, *binaries = stanzas((DEB / "control").read_text())
+    needed = {"Package", "Architecture", "Depends", "Description"}
+    tap.point("Source" in source and "debhelper-compat (= 13)" in source["Build-Depends"] and
+              all(needed <= binary.keys() and "${misc:Depends}" in binary["Depends"] for binary in binaries),
+              "control has a source and complete packages")
+    names = {binary["Package"] for binary in binaries}
+    strays = [path.name for path in DEB.iterdir() if path.name.partition(".")[0] not in
+              names | {"control", "changelog", "copyright", "rules", "source"}]
+    tap.point(not strays, "each file beside it belongs to a package" + "".join(f", {name}" for name in strays))
+
+    version = (TOP / "VERSION").read_text().strip()
+    tap.point((DEB / "changelog").read_text().startswith(f"tmesh ({version}) "), "changelog names the version")
+    nodes = re.findall(r"^(TMESH_\S+) \{", (TOP / "lib/libtmesh.map").read_text(), re.M)
+    symbols = re.findall(r"^ \(symver\)(\S+) ", (DEB / "libtmesh0.symbols").read_text(), re.M)
+    tap.point(nodes and nodes == symbols, f"symbols file has the library's versions: {' '.join(nodes)}")
+
+
+def dkms(tap):
+    """dkms.conf is a shell script, and DKMS compares releases by bash's regular expressions."""
+    conf = TOP / "packaging/dkms/dkms.conf"
+    script = f"""
+        set -eu
+        . {conf}
+        echo "$PACKAGE_NAME ${{BUILT_MODULE_NAME[0]}} ${{BUILT_MODULE_LOCATION[0]}} $AUTOINSTALL"
+        for release; do [[ $release =~ $BUILD_EXCLUSIVE_KERNEL ]] && echo "$release"; done; true"""
+    tested = tuple(f"{name}.9-amd64" for name in kernels.KERNELS if name[0].isdigit())
+    done = subprocess.run(["bash", "-c", script, "bash", *SUPPORTED, *tested, *UNSUPPORTED],
+                          capture_output=True, text=True)
+    names, *built = done.stdout.splitlines() or [""]
+    tap.point(done.returncode == 0 and names == "tmesh tmesh kmod yes", "dkms.conf names the module and its place")
+    tap.note(done.stderr)
+    tap.point(built == [*SUPPORTED, *tested], "dkms.conf takes Linux 6.1 to 7.2, all that tests/vm boots, and no other")
+    tap.note("\n".join(sorted(set(built) ^ {*SUPPORTED, *tested})))
+
+
+def broken(spec):
+    """(what was done, the specification with it) for mistakes that cdi.py must see."""
+    def changed(name, change):
+        other = copy.deepcopy(spec)
+        change(other, other["devices"][0], other["devices"][0]["containerEdits"]["deviceNodes"][0])
+        return name, other
+
+    yield changed("no version", lambda s, d, n: s.pop("cdiVersion"))
+    yield changed("an unknown version", lambda s, d, n: s.update(cdiVersion="9.9"))
+    yield changed("a kind without a slash", lambda s, d, n: s.update(kind="tmesh"))
+    yield changed("a kind with two slashes", lambda s, d, n: s.update(kind="a/b/c"))
+    yield changed("a prefix that is no DNS name", lambda s, d, n: s.update(kind="a_b/device"))
+    yield changed("an unknown key", lambda s, d, n: s.update(comment="x"))
+    yield changed("no devices", lambda s, d, n: s.update(devices=[]))
+    yield changed("a device without edits", lambda s, d, n: d.pop("containerEdits"))
+    yield changed("empty edits", lambda s, d, n: d.update(containerEdits={}))
+    yield changed("one name twice", lambda s, d, n: s["devices"].append(copy.deepcopy(d)))
+    yield changed("a bad name", lambda s, d, n: d.update(name="-"))
+    yield changed("a node without a path", lambda s, d, n: n.pop("path"))
+    yield changed("a relative path", lambda s, d, n: n.update(path="dev/tmesh"))
+    yield changed("bad permissions", lambda s, d, n: n.update(permissions="rx"))
+    yield changed("a mode that is a string", lambda s, d, n: n.update(fileMode="0660"))
+
+
+def containers(tap):
+    for path in sorted((TOP / "packaging/cdi").iterdir()):
+        spec = json.loads(path.read_text())
+        wrong = cdi.complaints(spec)
+        tap.point(not wrong, f"{path.name} is a valid CDI specification")
+        tap.note("\n".join(wrong))
+        [device] = spec["devices"]
+        tap.point(device["containerEdits"] == {"deviceNodes": [
+            {"path": "/dev/tmesh", "type": "c", "permissions": "rw", "fileMode": 0o660}]} and
+            "containerEdits" not in spec, f"{path.name} gives /dev/tmesh and nothing more")
+        for name, other in broken(spec):
+            tap.point(cdi.complaints(other), f"{path.name} with {name} is refused")
+
+
+def group(tap):
+    rule = (TOP / "packaging/udev/60-tmesh.rules").read_text().splitlines()[-1]
+    users = (TOP / "packaging/sysusers/tmesh.conf").read_text().splitlines()[-1]
+    tap.point(rule == 'KERNEL=="tmesh", SUBSYSTEM=="misc", GROUP="tmesh", MODE="0660"' and users == "g tmesh -",
+              "the udev rule gives the device to the group that sysusers.d makes")
+
+
+def run(tap):
+    control(tap)
+    dkms(tap)
+    containers(tap)
+    group(tap)

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: MIT
+"""The life of the packages in a clean Debian: built, installed, used, upgraded, removed, purged."""
+import lzma
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import boot
+import kernels
+import roots
+from cache import locked, sh
+from judge import judge
+from releases import TOP
+from traces import differences, snapshot
+
+sys.path.insert(0, str(TOP / "tests"))
+from readme import EXAMPLE  # noqa: E402: found by the line above
+
+OWN = (TOP / "VERSION").read_text().strip()
+NEWER = "99"    # the version of the packages that OWN's are upgraded to
+
+# The README's examples, against what the packages installed.
+USE = """
+cd /examples
+rm -f stop ref
+cc -Wall -Werror share.c $(pkg-config --cflags --libs libtmesh) -o share
+mkfifo stop
+./share <stop >ref &
+exec 3>stop
+while ! [ -s ref ]; do sleep 0.1; done
+python3 read.py "$(cat ref)"
+tmeshctl ls
+echo >&3
+wait $!
+"""
+
+
+class Root:
+    """A root of a release, with the built packages at /built."""
+
+    def __init__(self, release, name, built):
+        self.path = boot.BUILD / "packaging" / release.suite / name
+        self.binds = [*release.binds(), (built, "/built")]
+        built.mkdir(parents=True, exist_ok=True)
+        release.fresh(self.path)
+        self.run("apt-get", "-qq", "update")
+
+    def attempt(self, script, *arguments):
+        """The exit status and all output of a shell script."""
+        done = roots.attempt(self.path, "sh", "-ec", f"exec 2>&1\n{script}", "sh", *arguments, binds=self.binds)
+        return done.returncode, done.stdout
+
+    def run(self, *command):
+        return roots.run(self.path, *command, binds=self.binds)
+
+    def install(self, *packages):
+        self.run("apt-get", "-qq", "install", "-y", "--no-install-recommends", *packages)
+
+    def remove(self):
+        sh("rm", "-rf", self.path)
+
+
+class Report:
+    """Points of one release."""
+
+    def __init__(self, tap, name):
+        self.tap = tap
+        self.name = name
+
+    def point(self, ok, text, why=""):
+        self.tap.point(ok, f"{self.name}: {text}")
+        if not ok:
+            self.tap.note(why[-4000:])
+
+    def script(self, root, text, script, *arguments, wanted=""):
+        """A point for a script that must succeed and print what matches."""
+        status, output = root.attempt(script, *arguments)
+        good = status == 0 and re.search(wanted, output, re.S)
+        self.point(good, text, f"status {status}\n{output}")
+        return bool(good)
+
+
+def sources(folder, version):
+    """The tree that packages of a version are built from."""
+    sh("make", "-s", "-C", TOP, "deb-source", f"DEB_OUT={folder}")
+    [tree] = folder.iterdir()
+    (tree / "VERSION").write_text(f"{version}\n")
+    changelog = tree / "debian/changelog"
+    changelog.write_text(changelog.read_text().replace(f"tmesh ({OWN})", f"tmesh ({version})", 1))
+
+
+def build(report, release, built):
+    """Build the packages, and newer ones to upgrade to. Returns whether there are any."""
+    root = Root(release, "build", built)
+    sources(built / "own", OWN)
+    sources(built / "newer", NEWER)
+    # No build machine has more than this and what the sources ask for.
+    root.install("build-essential", "lintian")
+    root.run("sh", "-c", "apt-get -qq build-dep -y --no-install-recommends /built/own/tmesh-*")
+    good = all([report.script(root, f"the packages build, as version {version}",
+                              'cd "/built/$1"/tmesh-*/ && dpkg-buildpackage -b -us -uc', name)
+                for name, version in (("own", OWN), ("newer", NEWER))])
+    report.script(root, "lintian has nothing to say",
+                  "lintian --allow-root --fail-on error,warning /built/own/*.changes", wanted="^$")
+    root.remove()
+    return good
+
+
+def files(built, name):
+    """The packages as the root sees them, without the debugging symbols."""
+    return [f"/built/{name}/{path.name}" for path in sorted((built / name).glob("*.deb")) if "-dbgsym" not in path.name]
+
+
+def headers(root, line):
+    """The newest headers package of a line of kernels that the root's apt knows; its release."""
+    names = root.run("apt-cache", "pkgnames", "linux-headers-").split()
+    found = [name for name in names if re.fullmatch(rf"linux-headers-{line}.*\d-amd64", name)]
+    return max(found, key=lambda name: [int(n) for n in re.findall(r"\d+", name)]).removeprefix("linux-headers-")
+
+
+def prepare(root, release, built):
+    """Install what the packages need and what their users have; the releases of the kernels."""
+    found = [headers(root, line) for line in (release.stable, release.newer)]
+    wanted = [f"linux-headers-{name}" for name in found]
+    plan = root.run("apt-get", "install", "-s", "--no-install-recommends", *files(built, "own"), *wanted,
+                    "gcc", "libc6-dev", "pkg-config", "python3-numpy")
+    ours = {Path(name).name.partition("_")[0] for name in files(built, "own")}
+    root.install(*sorted(set(re.findall(r"^Inst (\S+)", plan, re.M)) - ours))
+    for name in found:
+        root.run("depmod", name)
+    examples = root.path / "examples"
+    examples.mkdir()
+    for name, text in EXAMPLE.findall((TOP / "README.md").read_text()):
+        (examples / name).write_text(text)
+    return found
+
+
+def installed(report, root, version, releases):
+    """What is there, and works, with the packages in."""
+    for name in releases:
+        report.script(root, f"DKMS has built and installed the module for {name}",
+                      'dkms status -m tmesh -v "$1" -k "$2"; modinfo -k "$2" tmesh', version, name,
+                      wanted=rf": installed.*license: *GPL.*vermagic: *{re.escape(name)} ")
+    report.script(root, "DKMS refuses a kernel outside the range, and says why",
+                  '! dkms build -m tmesh -v "$1" -k 7.3.0-amd64 --kernelsourcedir /usr/src/linux-headers-*',
+                  version, wanted="BUILD_EXCLUSIVE")
+    report.script(root, "the group is there", "getent group tmesh", wanted="^tmesh:x:[0-9]+:$")
+    report.script(root, "the udev rule and the CDI specification are there",
+                  "cat /usr/lib/udev/rules.d/60-tmesh.rules /etc/cdi/tmesh.json", wanted='GROUP="tmesh".*/dev/tmesh')
+    report.script(root, "pkg-config knows the library", "pkg-config --modversion libtmesh", wanted=f"^{version}$")
+    report.script(root, "tmeshctl and the Python module use the packaged library",
+                  "ldd /usr/bin/tmeshctl /usr/lib/python3/dist-packages/tmesh/_tmesh*.so",
+                  wanted="libtmesh.so.0 => /.*libtmesh.so.0 => /")
+    report.script(root, "Python imports tmesh", "python3 -c 'import tmesh; print(tmesh.__version__)'",
+                  wanted=f"^{version}\n$")
+    report.script(root, "tmeshctl doctor runs", "tmeshctl doctor", wanted="memfd")
+    report.script(root, "the README's examples in C and Python work", USE, wanted=r"\[ 6\. 15\.\].*float32")
+    report.script(root, "the tests' programs run, and say that there is no module here",
+                  "/usr/libexec/tmesh-tests/abi || true", wanted="/dev/tmesh")
+
+
+def guests(report, tap, root, releases):
+    """Load the modules that DKMS built, where tests/vm has that very kernel."""
+    for release in releases:
+        name = next((name for name in kernels.KERNELS if release.startswith(f"{name}.")), None)
+        cached = name and kernels.prepare(name).release
+        if release != cached:
+            tap.point(True, f"{report.name}: the module for {release} in a guest",
+                      f"tests/vm boots {cached or 'no kernel of that line'}")
+            continue
+        [packed] = (root.path / f"lib/modules/{release}").rglob("tmesh.ko*")
+        data = packed.read_bytes()
+        module = root.path.with_name(release) / "tmesh.ko"
+        module.parent.mkdir(exist_ok=True)
+        module.write_bytes(lzma.decompress(data) if packed.suffix == ".xz" else data)
+        programs = [root.path / "usr/libexec/tmesh-tests" / program for program in ("abi", "create")]
+        with locked(boot.BUILD / "vm" / name):
+            judge(tap, f"{report.name}: {name}", boot.run(name, "kselftest", module=module, programs=programs))
+
+
+def run(tap, release):
+    report = Report(tap, release.name)
+    built = boot.BUILD / "packaging" / release.suite / "built"
+    sh("rm", "-rf", built)
+    if not build(report, release, built):
+        return
+    own, newer = files(built, "own"), files(built, "newer")
+
+    root = Root(release, "root", built)
+    kernel_releases = prepare(root, release, built)
+    before = snapshot(root.path)
+    report.script(root, "the packages install where their dependencies are", 'dpkg -i "$@"', *own)
+    installed(report, root, OWN, kernel_releases)
+    guests(report, tap, root, kernel_releases)
+
+    once = snapshot(root.path)
+    report.script(root, "they install over themselves", 'dpkg -i "$@"', *own)
+    # DKMS has built the modules again, at another time.
+    twice = [line for line in differences(once, snapshot(root.path)) if not re.match("changed: .*/dkms/", line)]
+    report.point(not twice, "which changes nothing", "\n".join(twice))
+    report.script(root, "they are upgraded", 'dpkg -i "$@"', *newer)
+    installed(report, root, NEWER, kernel_releases)
+    report.script(root, "nothing of the old version is left",
+                  'ls -d /usr/src/tmesh-* /var/lib/dkms/tmesh/[0-9]*', wanted=rf"^/usr/src/tmesh-{NEWER}\n[^\n]*/{NEWER}\n$")
+
+    names = [Path(name).name.partition("_")[0] for name in newer]
+    report.script(root, "they are removed", 'dpkg -r "$@"', *names)
+    left = [line for line in differences(before, snapshot(root.path)) if "/dpkg/info/" not in line]
+    report.point(left == ["new: etc/cdi", "new: etc/cdi/tmesh.json"], "which leaves configuration only", "\n".join(left))
+    report.script(root, "they are purged", 'dpkg -P "$@"', *names)
+    left = differences(before, snapshot(root.path))
+    report.point(not left, "which leaves no trace but the group", "\n".join(left))
+    report.script(root, "the group stays, as Debian wants it", "getent group tmesh")
+    root.remove()

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: MIT
+"""Clean roots of the Debian releases that the packages are for, cached beside those of tests/vm."""
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TOP / "tests/vm"))
+
+import debian  # noqa: E402: found by the line above
+import roots  # noqa: E402
+from cache import CACHE, keep, sh  # noqa: E402
+
+ARCHIVES = "/var/cache/apt/archives"
+
+
+@dataclass(frozen=True)
+class Release:
+    """A Debian release, and the lines of kernels in it that the module is built for by DKMS."""
+    name: str
+    suite: str
+    stable: str     # the line of its own kernel
+    newer: str      # of a newer one, from backports or security
+
+    def fresh(self, path):
+        """A fresh copy of the minimal system."""
+        sh("rm", "-rf", path)
+        sh("cp", "-a", "--reflink=auto", keep(f"packaging/{self.suite}", self.make), path)
+
+    def make(self, path):
+        roots.bootstrap(path, self.suite, ())
+        main, security = debian.mirrors()
+        (path / "etc/apt/sources.list").write_text("".join(
+            f"deb {uri} {self.suite}{part} main\n"
+            for uri, part in ((main, ""), (security, "-security"), (main, "-backports"))))
+        # What is downloaded is kept: see binds().
+        (path / "etc/apt/apt.conf.d/keep").write_text('APT::Sandbox::User "root";\n')
+
+    def binds(self):
+        """The downloads, shared by all roots of a release and kept between runs."""
+        archives = CACHE / "packaging" / f"{self.suite}-archives"
+        (archives / "partial").mkdir(parents=True, exist_ok=True)
+        return [(archives, ARCHIVES)]
+
+
+RELEASES = (
+    Release("Debian 12", "bookworm", r"6\.1\.", r"6\.12\."),
+    Release("Debian 13", "trixie", r"6\.12\.", r"7\.2\."),
+)
