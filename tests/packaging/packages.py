@@ -124,11 +124,9 @@ def prepare(root, release, built):
     found = [headers(root, line) for line in (release.stable, release.newer)]
     wanted = [f"linux-headers-{name}" for name in found]
     plan = root.run("apt-get", "install", "-s", "--no-install-recommends", *files(built, "own"), *wanted,
-                    "gcc", "libc6-dev", "pkg-config", "python3-numpy")
+                    "gcc", "libc6-dev", "openssl", "pkg-config", "python3-numpy")
     ours = {Path(name).name.partition("_")[0] for name in files(built, "own")}
     root.install(*sorted(set(re.findall(r"^Inst (\S+)", plan, re.M)) - ours))
-    for name in found:
-        root.run("depmod", name)
     examples = root.path / "examples"
     examples.mkdir()
     for name, text in EXAMPLE.findall((TOP / "README.md").read_text()):
@@ -139,9 +137,10 @@ def prepare(root, release, built):
 def installed(report, root, version, releases):
     """What is there, and works, with the packages in."""
     for name in releases:
-        report.script(root, f"DKMS has built and installed the module for {name}",
-                      'dkms status -m tmesh -v "$1" -k "$2"; modinfo -k "$2" tmesh', version, name,
-                      wanted=rf": installed.*license: *GPL.*vermagic: *{re.escape(name)} ")
+        report.script(root, f"DKMS has built, signed and installed the module for {name}",
+                      'dkms status -m tmesh -v "$1" -k "$2"; modinfo "/lib/modules/$2/updates/dkms/tmesh.ko"*',
+                      version, name, wanted=rf": installed.*license: *GPL.*vermagic: *{re.escape(name)} "
+                      ".*signer: *DKMS module signing key")
     report.script(root, "DKMS refuses a kernel outside the range, and says why",
                   '! dkms build -m tmesh -v "$1" -k 7.3.0-amd64 --kernelsourcedir /usr/src/linux-headers-*',
                   version, wanted="BUILD_EXCLUSIVE")

@@ -33,8 +33,8 @@ class Release:
         (path / "etc/apt/sources.list").write_text("".join(
             f"deb {uri} {self.suite}{part} main\n"
             for uri, part in ((main, ""), (security, "-security"), (main, "-backports"))))
-        # What is downloaded is kept: see binds().
-        (path / "etc/apt/apt.conf.d/keep").write_text('APT::Sandbox::User "root";\n')
+        # Downloads go to a cache that apt's own user cannot enter: see binds().
+        (path / "etc/apt/apt.conf.d/downloads").write_text('APT::Sandbox::User "root";\n')
 
     def binds(self):
         """The downloads, shared by all roots of a release and kept between runs."""
