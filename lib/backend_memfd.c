@@ -127,13 +127,13 @@ static int make_file(struct tmesh_region *region, unsigned int flags, struct tme
 {
 	struct tmesh_memfd_name parts = {.id = region->id, .bytes = region->bytes};
 	bool huge = region->kind & TMESH_KIND_HUGETLB;
-	char name[160];
+	char name[TMESH_MEMFD_NAME];
 	uint64_t size;
 
 	region->alloc = alloc_for(region, region->bytes);
 	size = region->alloc + tmesh_memfd_trailer_bytes(region->kind);
 	memcpy(parts.label, region->label, sizeof(parts.label));
-	tmesh_memfd_name_format(name, sizeof(name), &parts);
+	tmesh_memfd_name_format(name, &parts);
 	region->fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | flags);
 	if (region->fd < 0)
 		return tmesh_fail_errno(err,

@@ -36,7 +36,8 @@ struct tmesh_memfd_name {
 	char label[TMESH_LABEL_LEN + 1];
 };
 
-void tmesh_memfd_name_format(char *name, size_t size, const struct tmesh_memfd_name *parts);
+#define TMESH_MEMFD_NAME 128
+void tmesh_memfd_name_format(char name[TMESH_MEMFD_NAME], const struct tmesh_memfd_name *parts);
 /* From "tmesh:1:..." up to the end or to " (deleted)"; false for any other name. */
 bool tmesh_memfd_name_parse(const char *text, struct tmesh_memfd_name *parts);
 /* Of an open descriptor's file; false when it has no such name or /proc is not there. */

@@ -15,10 +15,27 @@
 #define NAME_START "tmesh:1:"
 #define DELETED " (deleted)"
 
-void tmesh_memfd_name_format(char *name, size_t size, const struct tmesh_memfd_name *parts)
+static char *put_hex(char *to, uint64_t value, unsigned int at_least)
 {
-	snprintf(name, size, NAME_START "%016llx:%llx:%s", (unsigned long long)parts->id,
-		 (unsigned long long)parts->bytes, parts->label);
+	unsigned int digits = 16;
+
+	while (digits > at_least && value >> 4 * (digits - 1) == 0)
+		digits--;
+	while (digits--)
+		*to++ = "0123456789abcdef"[value >> 4 * digits & 15];
+	return to;
+}
+
+/* By hand, for every region that is made pays for it: printf() takes as long as memfd_create(). */
+void tmesh_memfd_name_format(char name[TMESH_MEMFD_NAME], const struct tmesh_memfd_name *parts)
+{
+	char *to = stpcpy(name, NAME_START);
+
+	to = put_hex(to, parts->id, 16);
+	*to++ = ':';
+	to = put_hex(to, parts->bytes, 1);
+	*to++ = ':';
+	strcpy(to, parts->label);
 }
 
 /* Anybody can name a memfd: nothing here is believed further than for showing it. */

