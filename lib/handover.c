@@ -254,40 +254,45 @@ static int recv_error(int rc, struct tmesh_error *err)
 	}
 }
 
-int tmesh_region_recv(struct tmesh_ctx *ctx, int socket, struct tmesh_region **out,
-		      struct tmesh_error *err)
+static int take_region(struct tmesh_region *region, int socket, uint64_t deadline,
+		       struct tmesh_error *err)
 {
-	uint64_t deadline = tmesh_now_ns() + ctx->timeout_ns;
+	const struct tmesh_backend_ops *ops = region->ctx->ops;
 	struct tmesh_wire_region wire;
-	struct tmesh_region *region;
 	int fd;
-	int rc = tmesh_ctx_enter(ctx, err);
+	int rc = tmesh_wire_recv(socket, &wire, sizeof(wire), &fd, 1, deadline);
 
-	if (rc)
-		return rc;
-	rc = tmesh_wire_recv(socket, &wire, sizeof(wire), &fd, 1, deadline);
-	if (rc < 0)
-		return recv_error(rc, err);
-	if (rc == 0)
-		return recv_error(-EPROTO, err);
+	if (rc <= 0)
+		return recv_error(rc ? rc : -EPROTO, err);
 	if (wire.magic != TMESH_MAGIC_REGION || wire.version != TMESH_WIRE_VERSION || wire.pad) {
 		close(fd);
 		return recv_error(-EPROTO, err);
 	}
-	if (wire.backend != ctx->ops->backend) {
+	if (wire.backend != ops->backend) {
 		close(fd);
 		return tmesh_fail(err, -EOPNOTSUPP,
 				  "receive: the region is of another backend than this context's "
 				  "(%s)",
-				  tmesh_backend_name(ctx->ops->backend));
+				  tmesh_backend_name(ops->backend));
 	}
+	return ops->adopt(region, fd, &wire, err);
+}
+
+int tmesh_region_recv(struct tmesh_ctx *ctx, int socket, struct tmesh_region **out,
+		      struct tmesh_error *err)
+{
+	uint64_t deadline = tmesh_now_ns() + ctx->timeout_ns;
+	struct tmesh_region *region;
+	int rc = tmesh_ctx_enter(ctx, err);
+
+	if (rc)
+		return rc;
+	/* Now, not once the message is there: it would be lost without memory, and late with it. */
 	region = tmesh_region_new(ctx, err);
-	if (!region) {
-		close(fd);
+	if (!region)
 		return -ENOMEM;
-	}
 	region->shared = true;
-	rc = ctx->ops->adopt(region, fd, &wire, err);
+	rc = take_region(region, socket, deadline, err);
 	if (rc) {
 		tmesh_region_destroy(region);
 		return rc;

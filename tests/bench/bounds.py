@@ -61,6 +61,8 @@ SECTIONS = (
     Section("Many regions", (
         Bound("open, 15,000 live (memfd)", "lookup/open-of-15000", "lookup/open-of-100",
               "100 live", 2.0),
+        Bound("the same, limit raised (VM)", "vm/lookup/open-of-15000", "vm/lookup/open-of-100",
+              "100 live", 2.0),
         Bound("open, 100,000 live (module, VM)", "module/open by token among 100,000",
               "module/open by token among 100",
               "100 live", 2.0),
@@ -70,7 +72,7 @@ SECTIONS = (
               "module/bare touch loop", "the bare loop", 1.5),
         Bound("touch 256 MiB, 4 KiB pages", "module/touch 256 MiB of 4 KiB pages in batches",
               "module/touch 256 MiB of a memfd", "faults of a memfd", 0.2),
-        Bound("create 64 MiB", "module/create 64 MiB", "module/memfd of 64 MiB, populated",
+        Bound("create 256 MiB", "module/create 256 MiB", "module/memfd of 256 MiB, populated",
               "memfd + populate", 1.2),
     )),
 )

@@ -135,7 +135,7 @@ static void bench_touch(void)
 static double create_region(void)
 {
 	double from = t_now();
-	int fd = REQUIRE_OK(t_create(dev, 64 * MB, 0));
+	int fd = REQUIRE_OK(t_create(dev, LARGE, 0));
 	double t = t_now() - from;
 
 	close(fd);
@@ -145,7 +145,7 @@ static double create_region(void)
 static double create_memfd(void)
 {
 	double from = t_now();
-	int fd = populated_memfd(64 * MB);
+	int fd = populated_memfd(LARGE);
 	double t = t_now() - from;
 
 	close(fd);
@@ -298,7 +298,7 @@ int main(void)
 	t_catch_faults();
 	dev = t_dev();
 	bench_touch();
-	compare("create 64 MiB", create_region, "memfd of 64 MiB, populated", create_memfd);
+	compare("create 256 MiB", create_region, "memfd of 256 MiB, populated", create_memfd);
 	bench_hand_over();
 	bench_many();
 	return 0;
