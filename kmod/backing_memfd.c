@@ -163,6 +163,8 @@ struct tmesh_mem *tmesh_memfd_create(struct tmesh_user *user, struct file *file,
 		goto free;
 	}
 	memfd->file = get_file(file);
+	/* Whoever holds the memfd may have it mapped. */
+	atomic_set(&memfd->mem.escaped, 1);
 	return &memfd->mem;
 
 free:

@@ -63,7 +63,6 @@ static int tmesh_pages_seal(struct tmesh_mem *mem)
 
 static const struct tmesh_backing_ops tmesh_pages_ops = {
 	.backing = TMESH_BACKING_PAGES,
-	.revocable = true,
 	.release = tmesh_pages_release,
 	.seal = tmesh_pages_seal,
 };

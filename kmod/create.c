@@ -13,6 +13,18 @@
 #include "tmesh.h"
 #include "trace.h"
 
+/* The words that the calls which make a region share. */
+#define TMESH_SPEC(cmd)                        \
+	{                                      \
+		.bytes = (cmd)->bytes,         \
+		.flags = (cmd)->flags,         \
+		.mode = (cmd)->mode,           \
+		.gid = (cmd)->gid,             \
+		.linger_ms = (cmd)->linger_ms, \
+		.node = NUMA_NO_NODE,          \
+		.label = (cmd)->label,         \
+	}
+
 static int tmesh_check_label(const char *label)
 {
 	size_t len = strnlen(label, TMESH_LABEL_MAX + 1), i;
@@ -178,15 +190,7 @@ int tmesh_ioctl_create(struct tmesh_ucmd *ucmd)
 {
 	struct tmesh_create *cmd = ucmd->cmd;
 	bool huge = cmd->flags & TMESH_CREATE_HUGE;
-	struct tmesh_spec spec = {
-		.bytes = cmd->bytes,
-		.flags = cmd->flags,
-		.mode = cmd->mode,
-		.gid = cmd->gid,
-		.linger_ms = cmd->linger_ms,
-		.node = NUMA_NO_NODE,
-		.label = cmd->label,
-	};
+	struct tmesh_spec spec = TMESH_SPEC(cmd);
 	struct tmesh_birth birth;
 	struct tmesh_mem *mem;
 	u64 unit, rounded;
@@ -266,15 +270,7 @@ static int tmesh_create_memfd(struct tmesh_ucmd *ucmd, struct tmesh_spec *spec,
 int tmesh_ioctl_create_memfd(struct tmesh_ucmd *ucmd)
 {
 	struct tmesh_create_memfd *cmd = ucmd->cmd;
-	struct tmesh_spec spec = {
-		.bytes = cmd->bytes,
-		.flags = cmd->flags,
-		.mode = cmd->mode,
-		.gid = cmd->gid,
-		.linger_ms = cmd->linger_ms,
-		.node = NUMA_NO_NODE,
-		.label = cmd->label,
-	};
+	struct tmesh_spec spec = TMESH_SPEC(cmd);
 	struct file *memfd;
 	int rc;
 
@@ -284,4 +280,45 @@ int tmesh_ioctl_create_memfd(struct tmesh_ucmd *ucmd)
 	rc = tmesh_create_memfd(ucmd, &spec, memfd);
 	fput(memfd);
 	return rc;
+}
+
+/**
+ * tmesh_ioctl_create_user() - TMESH_CREATE_USER
+ * @ucmd: the call
+ *
+ * Return: 0 or a negative error.
+ */
+int tmesh_ioctl_create_user(struct tmesh_ucmd *ucmd)
+{
+	struct tmesh_create_user *cmd = ucmd->cmd;
+	struct tmesh_spec spec = TMESH_SPEC(cmd);
+	struct tmesh_birth birth;
+	struct tmesh_mem *mem;
+	u64 end;
+	int rc;
+
+	rc = tmesh_check_rights(cmd->rights);
+	if (rc)
+		return rc;
+	if (cmd->rights & TMESH_RIGHT_MANAGE || !cmd->bytes ||
+	    !PAGE_ALIGNED(cmd->address | cmd->bytes) ||
+	    check_add_overflow(cmd->address, cmd->bytes, &end))
+		return -EINVAL;
+	spec.nr_pages = cmd->bytes >> PAGE_SHIFT;
+	cmd->reason = 0;
+	cmd->bad_address = 0;
+
+	rc = tmesh_birth_begin(&birth, &spec);
+	if (rc)
+		return rc;
+	mem = tmesh_range_create(birth.user, cmd);
+	rc = tmesh_birth_handle(&birth, mem, cmd->rights | TMESH_RIGHT_MANAGE);
+	if (!rc) {
+		cmd->fd = birth.fd;
+		cmd->id = birth.region->id;
+		rc = tmesh_respond(ucmd, sizeof(*cmd));
+	} else if (cmd->reason && tmesh_respond(ucmd, sizeof(*cmd))) {
+		rc = -EFAULT;
+	}
+	return tmesh_birth_end(&birth, rc);
 }

@@ -197,8 +197,15 @@ void tmesh_handle_cancel(int fd, struct file *file)
 	fput(file);
 }
 
-/* READ is part of every set of rights, so that none means a mistake. */
-static int tmesh_check_rights(u32 rights)
+/**
+ * tmesh_check_rights() - is a set of rights one?
+ * @rights: what the caller gave
+ *
+ * READ is part of every set, so that none means a mistake.
+ *
+ * Return: 0, -EOPNOTSUPP or -EINVAL.
+ */
+int tmesh_check_rights(u32 rights)
 {
 	if (rights & ~TMESH_RIGHTS_ALL)
 		return -EOPNOTSUPP;

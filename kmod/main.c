@@ -72,6 +72,8 @@ static const struct tmesh_op tmesh_ops[] = {
 	TMESH_OP(TMESH_DESC_GET, tmesh_desc, pad, 0, TMESH_ON_DEVICE | TMESH_ON_HANDLE,
 		 tmesh_ioctl_desc_get),
 	TMESH_OP(TMESH_REVOKE, tmesh_revoke, pad, 0, TMESH_ON_HANDLE, tmesh_ioctl_revoke),
+	TMESH_OP(TMESH_CREATE_USER, tmesh_create_user, id, TMESH_CREATE_GID, TMESH_ON_DEVICE,
+		 tmesh_ioctl_create_user),
 };
 
 union tmesh_cmd {
@@ -92,6 +94,7 @@ union tmesh_cmd {
 	struct tmesh_export export;
 	struct tmesh_desc desc;
 	struct tmesh_revoke revoke;
+	struct tmesh_create_user create_user;
 };
 
 /**

@@ -144,6 +144,54 @@ static bool tmesh_wants_pmd(const struct tmesh_claim *claim, const struct tmesh_
 	       ALIGN(vma->vm_start, PMD_SIZE) + PMD_SIZE <= vma->vm_end;
 }
 
+static int tmesh_check_map(const struct tmesh_claim *claim, struct vm_area_struct *vma)
+{
+	const struct tmesh_region *region = claim->region;
+	bool writable = vma->vm_flags & VM_WRITE;
+
+	lockdep_assert_held_read(&region->lock);
+	if (!region->mem)
+		return -ESTALE;
+	if (region->mem->nomap)
+		return -EOPNOTSUPP;
+	if (vma->vm_pgoff > claim->nr_pages || vma_pages(vma) > claim->nr_pages - vma->vm_pgoff)
+		return -EINVAL;
+	if (writable && !(claim->rights & TMESH_RIGHT_WRITE))
+		return -EACCES;
+	if (writable && region->state & TMESH_STATE_SEALED)
+		return -EPERM;
+	return 0;
+}
+
+/* The mapping becomes another file's. @mem stays: having escaped it is not revoked. */
+static int tmesh_mmap_foreign(struct tmesh_claim *claim, struct tmesh_mem *mem,
+			      struct vm_area_struct *vma)
+{
+	int rc;
+
+	vma->vm_pgoff += claim->first;
+	rc = mem->ops->mmap(mem, vma);
+	if (rc)
+		atomic_dec(&mem->escaped);
+	else
+		vm_flags_set(vma, VM_DONTEXPAND | VM_DONTDUMP);
+	return rc;
+}
+
+static void tmesh_mmap_own(struct tmesh_claim *claim, const struct tmesh_mem *mem,
+			   struct vm_area_struct *vma)
+{
+	unsigned long writes = vma->vm_flags & VM_WRITE ? TMESH_VMA_WRITES : 0;
+
+	vm_flags_set(vma, VM_DONTEXPAND | VM_DONTDUMP);
+	/* Where a PMD is mapped, VM_MIXEDMAP would lose the folio's reference. */
+	if (!tmesh_wants_pmd(claim, mem, vma))
+		vm_flags_set(vma, VM_MIXEDMAP);
+	vma->vm_private_data = (void *)((unsigned long)claim | writes);
+	vma->vm_ops = &tmesh_vm_ops;
+	tmesh_vma_open(vma);
+}
+
 /**
  * tmesh_mmap() - map a part of a claim
  * @claim: whose file is mapped
@@ -153,50 +201,37 @@ static bool tmesh_wants_pmd(const struct tmesh_claim *claim, const struct tmesh_
  *
  * Context: mmap_lock is held for writing; takes the region's lock.
  * Return: 0; -EINVAL for a private mapping or one that leaves the claim; -EACCES for a
- * writable one without the right; -EPERM for a writable one of a sealed region; -ESTALE.
+ * writable one without the right; -EPERM for a writable one of a sealed region; -ESTALE;
+ * -EOPNOTSUPP where the memory cannot be mapped.
  */
 int tmesh_mmap(struct tmesh_claim *claim, struct vm_area_struct *vma)
 {
 	struct tmesh_region *region = claim->region;
 	bool writable = vma->vm_flags & VM_WRITE;
 	u64 offset = (u64)vma->vm_pgoff << PAGE_SHIFT;
-	int rc = 0;
+	struct tmesh_mem *foreign = NULL;
+	int rc;
 
 	if (!(vma->vm_flags & VM_MAYSHARE))
 		return -EINVAL;
-	if (vma->vm_pgoff > claim->nr_pages || vma_pages(vma) > claim->nr_pages - vma->vm_pgoff)
-		return -EINVAL;
-	if (writable && !(claim->rights & TMESH_RIGHT_WRITE))
-		return -EACCES;
 
 	down_read(&region->lock);
-	if (!region->mem) {
-		rc = -ESTALE;
+	rc = tmesh_check_map(claim, vma);
+	if (rc)
 		goto unlock;
-	}
-	if (writable && region->state & TMESH_STATE_SEALED) {
-		rc = -EPERM;
-		goto unlock;
-	}
 	/* An importer may map an export with a file that is open for writing. */
 	if (!(claim->rights & TMESH_RIGHT_WRITE))
 		vm_flags_clear(vma, VM_MAYWRITE);
 	if (region->mem->ops->mmap) {
-		vma->vm_pgoff += claim->first;
-		rc = region->mem->ops->mmap(region->mem, vma);
-		if (!rc)
-			vm_flags_set(vma, VM_DONTEXPAND | VM_DONTDUMP);
-		goto unlock;
+		foreign = region->mem;
+		atomic_inc(&foreign->escaped);
+	} else {
+		tmesh_mmap_own(claim, region->mem, vma);
 	}
-	vm_flags_set(vma, VM_DONTEXPAND | VM_DONTDUMP);
-	/* Where a PMD is mapped, VM_MIXEDMAP would lose the folio's reference. */
-	if (!tmesh_wants_pmd(claim, region->mem, vma))
-		vm_flags_set(vma, VM_MIXEDMAP);
-	vma->vm_private_data = (void *)((unsigned long)claim | (writable ? TMESH_VMA_WRITES : 0));
-	vma->vm_ops = &tmesh_vm_ops;
-	tmesh_vma_open(vma);
 unlock:
 	up_read(&region->lock);
+	if (foreign)
+		rc = tmesh_mmap_foreign(claim, foreign, vma);
 	if (!rc)
 		trace_tmesh_map(region->id, ((u64)claim->first << PAGE_SHIFT) + offset,
 				vma->vm_end - vma->vm_start, writable);

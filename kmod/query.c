@@ -26,7 +26,7 @@ int tmesh_ioctl_caps(struct tmesh_ucmd *ucmd)
 	cmd->abi_version = TMESH_ABI_VERSION;
 	cmd->page_bytes = PAGE_SIZE;
 	cmd->features = TMESH_FEATURE_PAGES | TMESH_FEATURE_MEMFD | TMESH_FEATURE_EXPORT |
-			TMESH_FEATURE_PIN | TMESH_FEATURE_REVOKE;
+			TMESH_FEATURE_PIN | TMESH_FEATURE_REVOKE | TMESH_FEATURE_USER;
 	cmd->huge_page_bytes = 0;
 	if (IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE)) {
 		cmd->features |= TMESH_FEATURE_HUGE;

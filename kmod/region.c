@@ -67,6 +67,8 @@ static int tmesh_try_seal(struct tmesh_region *region)
 		rc = -ESTALE;
 	else if (region->state & TMESH_STATE_SEALED)
 		;
+	else if (!region->mem->ops->seal)
+		rc = -EOPNOTSUPP;
 	else if (atomic_read(&region->writers))
 		rc = -EBUSY;
 	else if (region->mem->ops->mmap && tmesh_mapping_in_flight(region))

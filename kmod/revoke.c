@@ -18,7 +18,7 @@ static struct tmesh_mem *tmesh_revoke_begin(struct tmesh_region *region)
 		return ERR_PTR(-EINTR);
 	if (region->state & TMESH_STATE_REVOKED) {
 		mem = ERR_PTR(-ESTALE);
-	} else if (!region->mem->ops->revocable) {
+	} else if (atomic_read(&region->mem->escaped)) {
 		mem = ERR_PTR(-EOPNOTSUPP);
 	} else if (region->nr_pinning) {
 		mem = ERR_PTR(-EBUSY);

@@ -64,18 +64,17 @@ struct tmesh_user {
 /**
  * struct tmesh_backing_ops - where memory comes from
  * @backing:   TMESH_BACKING_*
- * @revocable: a region's mappings can be taken away: all of them are ours
  * @release:   gives the pages back and frees the object around @mem
  * @mmap:      maps by other means than our fault handler; NULL where that serves.
- *             Called with mmap_lock and the region's lock held for reading; rights and
- *             bounds are checked, vm_pgoff counts from the start of @mem
+ *             Called with mmap_lock held for writing, and none of ours, because another
+ *             driver may take its reservation lock; rights and bounds are checked, vm_pgoff
+ *             counts from the start of @mem
  * @seal:      makes sure that nobody writes: -EAGAIN where that may be a passing state,
  *             another error where not. Called with the region's lock held for writing,
- *             when no writable mapping or export of ours exists
+ *             when no writable mapping or export of ours exists. NULL where nobody could
  */
 struct tmesh_backing_ops {
 	u32 backing;
-	bool revocable;
 	void (*release)(struct tmesh_mem *mem);
 	int (*mmap)(struct tmesh_mem *mem, struct vm_area_struct *vma);
 	int (*seal)(struct tmesh_mem *mem);
@@ -90,6 +89,10 @@ struct tmesh_backing_ops {
  * @pages:    constant once published: a reference on each folio, in order
  * @nr_huge:  folios of PMD size among them
  * @pmd:      every PMD-sized, aligned part is one folio: mappings may use PMDs
+ * @nomap:    constant: it is never mapped by way of us
+ * @escaped:  mappings that are another file's, so that nobody can take them away: with any,
+ *            there is neither revocation nor lease. Leaves zero under the region's lock for
+ *            reading, where that lock is held for writing to look at it
  *
  * The pages themselves never change, so that no lock is needed to read them; what may go
  * away is the region's reference.
@@ -102,6 +105,8 @@ struct tmesh_mem {
 	struct page **pages;
 	unsigned long nr_huge;
 	bool pmd;
+	bool nomap;
+	atomic_t escaped;
 };
 
 /**
@@ -290,12 +295,13 @@ void tmesh_mem_fini(struct tmesh_mem *mem);
 void tmesh_mem_put(struct tmesh_mem *mem);
 struct tmesh_mem *tmesh_mem_get_live(struct tmesh_region *region);
 
-/* backing_pages.c, backing_memfd.c */
+/* backing_*.c */
 struct tmesh_mem *tmesh_pages_create(struct tmesh_user *user, unsigned long nr_pages, u32 flags,
 				     int node);
 struct tmesh_mem *tmesh_memfd_create(struct tmesh_user *user, struct file *memfd,
 				     unsigned long nr_pages);
 int tmesh_memfd_rights(struct file *memfd, u32 *rights);
+struct tmesh_mem *tmesh_range_create(struct tmesh_user *user, struct tmesh_create_user *cmd);
 
 /* registry.c */
 int tmesh_registry_reserve(struct tmesh_region *region);
@@ -352,6 +358,7 @@ int tmesh_birth_handle(struct tmesh_birth *birth, struct tmesh_mem *mem, u32 rig
 int tmesh_birth_end(struct tmesh_birth *birth, int rc);
 int tmesh_ioctl_create(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_create_memfd(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_create_user(struct tmesh_ucmd *ucmd);
 
 /* region.c */
 void tmesh_region_put(struct tmesh_region *region);
@@ -382,6 +389,7 @@ int tmesh_put_holders(u64 entries, u32 stride, struct tmesh_holder *holders, u32
 /* handle.c */
 int tmesh_handle_new(struct tmesh_region *region, u32 rights, bool pinning, struct file **file);
 void tmesh_handle_cancel(int fd, struct file *file);
+int tmesh_check_rights(u32 rights);
 int tmesh_ioctl_open(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_derive(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_token(struct tmesh_ucmd *ucmd);

@@ -86,6 +86,23 @@ static inline void tmesh_dma_buf_fd_install(struct dma_buf *dmabuf, int fd)
 #endif
 }
 
+/*
+ * 6.6: pins refuse pages of a file whose filesystem has to know who writes. They may be
+ * written at any time without its knowing, which it does not expect.
+ */
+static inline bool tmesh_may_pin_for_writing(struct page *page)
+{
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 6, 0)
+	struct folio *folio = page_folio(page);
+
+	/* Of no file, of shmem or private to the process, or of hugetlbfs. */
+	return !READ_ONCE(folio->mapping) || folio_test_swapbacked(folio) ||
+	       folio_test_hugetlb(folio);
+#else
+	return true;
+#endif
+}
+
 void tmesh_put_ipc_ns(struct ipc_namespace *ns);
 int tmesh_folio_mapcount(struct folio *folio);
 int tmesh_memfd_get_pages(struct file *memfd, struct page **pages, unsigned long nr_pages);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Exports as dma-bufs: what the files allow, and what real importers make of them. */
 #include <fcntl.h>
-#include <glob.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -11,10 +10,10 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <linux/dma-buf.h>
-#include <linux/videodev2.h>
 
 #include "drm.h"
 #include "t.h"
+#include "v4l2.h"
 
 #define BYTES (4 * MB)
 #define RW (PROT_READ | PROT_WRITE)
@@ -328,55 +327,6 @@ TEST(device_slice, "a device that imports a slice gets its pages, not the region
 }
 
 /* vivid captures frames into a region, by the V4L2 DMABUF way. */
-
-static int open_vivid(struct v4l2_format *f)
-{
-	glob_t found = {0};
-	int fd = -1;
-
-	glob("/dev/video*", 0, NULL, &found);
-	for (size_t i = 0; i < found.gl_pathc && fd < 0; i++) {
-		struct v4l2_capability cap = {0};
-
-		fd = open(found.gl_pathv[i], O_RDWR | O_CLOEXEC);
-		if (fd < 0)
-			continue;
-		f->type = V4L2_BUF_TYPE_VIDEO_CAPTURE;
-		if (!ioctl(fd, VIDIOC_QUERYCAP, &cap) && !strcmp((char *)cap.driver, "vivid") &&
-		    cap.device_caps & V4L2_CAP_VIDEO_CAPTURE &&
-		    cap.device_caps & V4L2_CAP_STREAMING && !ioctl(fd, VIDIOC_G_FMT, f))
-			break;
-		close(fd);
-		fd = -1;
-	}
-	globfree(&found);
-	if (fd < 0)
-		t_skip("no vivid capture device");
-	return fd;
-}
-
-static int queue(int video, unsigned int index, int dmabuf)
-{
-	struct v4l2_buffer b = {
-		.index = index,
-		.type = V4L2_BUF_TYPE_VIDEO_CAPTURE,
-		.memory = V4L2_MEMORY_DMABUF,
-		.m.fd = dmabuf,
-	};
-
-	return ioctl(video, VIDIOC_QBUF, &b);
-}
-
-static int request_buffers(int video, unsigned int n)
-{
-	struct v4l2_requestbuffers rb = {
-		.count = n,
-		.type = V4L2_BUF_TYPE_VIDEO_CAPTURE,
-		.memory = V4L2_MEMORY_DMABUF,
-	};
-
-	return ioctl(video, VIDIOC_REQBUFS, &rb);
-}
 
 TEST(vivid, "vivid captures frames into slices of a region")
 {

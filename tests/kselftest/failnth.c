@@ -195,6 +195,21 @@ static long create_memfd(void)
 	return ioctl(set.dev, TMESH_CREATE_MEMFD, &c) ? -1 : c.fd;
 }
 
+/* Memory that is there, so that pinning it fails where the call does and not in a page fault. */
+static unsigned char range[40 * PAGE] __attribute__((aligned(PAGE)));
+
+static long create_user(void)
+{
+	struct tmesh_create_user c = {
+		.size = sizeof(c),
+		.address = (__u64)(unsigned long)range,
+		.bytes = sizeof(range),
+		.rights = R_READ | R_WRITE,
+	};
+
+	return ioctl(set.dev, TMESH_CREATE_USER, &c) ? -1 : c.fd;
+}
+
 static long info(int fd, __u64 id)
 {
 	struct tmesh_info i = {.size = sizeof(i), .id = id};
@@ -345,6 +360,7 @@ SWEEP(create_single, "CREATE of single pages", close_fd,
       t_create(set.dev, 40 * PAGE, TMESH_CREATE_NOHUGE))
 SWEEP(create_huge, "CREATE of huge pages", close_fd, t_create(set.dev, 2 * HUGE, TMESH_CREATE_HUGE))
 SWEEP(create_memfd, "CREATE_MEMFD", close_fd, create_memfd())
+SWEEP(create_user, "CREATE_USER", close_fd, create_user())
 SWEEP(open_token, "OPEN", close_fd, t_open(set.dev, set.token, R_READ, 0))
 SWEEP(derive, "DERIVE", close_fd, t_derive(set.handle, R_READ, 0))
 SWEEP(derive_pin, "DERIVE of a pinning handle", close_fd,

@@ -574,21 +574,23 @@ struct tmesh_lease_state {
  * as the region lives, charged to the region's limits and to RLIMIT_MEMLOCK of the process.
  *
  * @address, @bytes  in: whole pages
- * @rights           in: READ or READ | WRITE; only memory pinned for writing is exported so
+ * @rights           in: READ or READ | WRITE; only memory pinned for writing is exported so.
+ *                   The handle has them and MANAGE
  * @reason           out, with EFAULT, EOPNOTSUPP or ENOMEM: TMESH_PIN_*; why
  * @bad_address      out: and from which page on
  *
- * Handles of it cannot be mapped (EOPNOTSUPP) and it cannot be sealed (EOPNOTSUPP), since the
- * process itself can always write; exports, gather views excepted, are made as of any region.
+ * Neither handles nor exports of it can be mapped (EOPNOTSUPP), and it cannot be sealed
+ * (EOPNOTSUPP), since the process itself can always write. Devices attach to exports as to
+ * those of any region; there are no gather views of it.
  *
  * @flags: TMESH_CREATE_GID.
  */
-#define TMESH_PIN_HOLE 1     /* nothing is mapped there */
-#define TMESH_PIN_READONLY 2 /* WRITE was asked for and the mapping is read-only */
-#define TMESH_PIN_DEVICE 3   /* memory of a device, or without struct pages */
-#define TMESH_PIN_FILE 4     /* pages of a file that cannot be pinned for long */
-#define TMESH_PIN_MEMLOCK 5  /* RLIMIT_MEMLOCK */
-#define TMESH_PIN_SECRET 6   /* no memory for others, such as memfd_secret() */
+#define TMESH_PIN_HOLE 1     /* EFAULT: nothing is mapped there that could be read */
+#define TMESH_PIN_READONLY 2 /* EFAULT: WRITE was asked for and the mapping is read-only */
+#define TMESH_PIN_DEVICE 3   /* EOPNOTSUPP: memory of a device, or without struct pages */
+#define TMESH_PIN_FILE 4     /* EOPNOTSUPP: pages of a file that cannot be pinned for long */
+#define TMESH_PIN_MEMLOCK 5  /* ENOMEM: RLIMIT_MEMLOCK */
+#define TMESH_PIN_SECRET 6   /* EOPNOTSUPP: no memory for others, such as memfd_secret() */
 
 struct tmesh_create_user {
 	__u32 size;
