@@ -18,7 +18,7 @@ demo='gcc make pkg-config libc6-dev libjansson-dev
 	scdoc bash-completion'
 bench='python3-torch python3-matplotlib'
 check='libcmocka-dev man-db valgrind clang libclang-rt-dev sparse abigail-tools
-	python3-pytest
+	python3-pytest python3-prometheus-client graphviz
 	qemu-system-x86 debootstrap busybox-static kmod e2fsprogs cpio rsync xz-utils zstd
 	flex bison bc dwarves libelf-dev libssl-dev
 	libdrm-dev liburing-dev'

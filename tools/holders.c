@@ -41,16 +41,59 @@ static json_t *holder_json(const struct tmesh_holder_info *holder)
 	json_object_set_new(value, "attachments", json_integer(holder->attachments));
 	json_object_set_new(value, "offset", json_integer((json_int_t)holder->offset));
 	json_object_set_new(value, "bytes", json_integer((json_int_t)holder->bytes));
+	if (holder->kind == TMESH_HOLDER_IS_DEVICE) {
+		json_object_set_new(value, "device", json_text(holder->device));
+		json_object_set_new(value, "mapped", json_boolean(holder->dma_mapped));
+	}
+	if (holder->kind == TMESH_HOLDER_IS_GATHER)
+		json_object_set_new(value, "view", json_id(holder->view));
+	json_object_set_new(value, "lease_ns", json_integer((json_int_t)holder->lease_ns));
+	json_object_set_new(value, "lease_left_ns",
+			    json_integer((json_int_t)holder->lease_left_ns));
+	json_object_set_new(value, "lapsed", json_boolean(holder->lapsed));
+	json_object_set_new(value, "producer", json_boolean(holder->producer));
 	json_object_set_new(value, "since_ns",
 			    holder->since_ns ? json_integer((json_int_t)holder->since_ns)
 					     : json_null());
 	return value;
 }
 
+/* "4.2 s", "lapsed", or nothing where there is none. */
+static void add_lease(struct table *table, const struct tmesh_holder_info *holder)
+{
+	if (holder->lapsed)
+		table_add(table, "lapsed");
+	else if (holder->lease_ns)
+		table_addf(table, "%.1f s", (double)holder->lease_left_ns / 1e9);
+	else
+		table_add(table, "-");
+}
+
+static void add_what(struct table *table, const struct tmesh_holder_info *holder)
+{
+	char text[16];
+
+	switch (holder->kind) {
+	case TMESH_HOLDER_IS_DEVICE:
+		table_addf(table, "%s%s", holder->device, holder->dma_mapped ? ", mapped" : "");
+		break;
+	case TMESH_HOLDER_IS_GATHER:
+		table_addf(table, "%016" PRIx64, holder->view);
+		break;
+	case TMESH_HOLDER_IS_EXPORT:
+		table_addf(table, "%s at %" PRIu64 ", %u devices", human_bytes(holder->bytes, text),
+			   holder->offset, holder->attachments);
+		break;
+	default:
+		table_add(table, holder->producer ? "producer" : "");
+	}
+}
+
 static void print_holders(const struct tmesh_holder_info *holders, size_t count)
 {
-	static const char *const titles[] = {"PID", "COMMAND", "KIND", "RIGHTS", "MAPPINGS", "UID"};
-	struct table table = {.columns = 6};
+	static const char *const titles[] = {"PID",	 "COMMAND", "KIND",  "RIGHTS",
+					     "MAPPINGS", "UID",	    "LEASE", "WHAT"};
+	struct table table = {.columns = 8};
 	char rights[4];
 
 	for (unsigned int i = 0; i < table.columns; i++)
@@ -62,6 +105,8 @@ static void print_holders(const struct tmesh_holder_info *holders, size_t count)
 		table_add(&table, rights_text(holders[i].rights, rights));
 		table_addf(&table, "%u", holders[i].mappings);
 		table_addf(&table, "%u", holders[i].uid);
+		add_lease(&table, &holders[i]);
+		add_what(&table, &holders[i]);
 	}
 	table_print(&table);
 }

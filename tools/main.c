@@ -5,8 +5,9 @@
 #include "tmeshctl.h"
 
 static const struct verb *const verbs[] = {
-	&verb_doctor, &verb_ls,	 &verb_show,   &verb_holders, &verb_create,
-	&verb_put,    &verb_get, &verb_export, &verb_seal,    &verb_stats,
+	&verb_doctor, &verb_ls,	    &verb_show,	 &verb_holders, &verb_top,    &verb_graph,
+	&verb_create, &verb_put,    &verb_get,	 &verb_export,	&verb_import, &verb_seal,
+	&verb_lease,  &verb_revoke, &verb_stats, &verb_metrics,
 };
 
 #define VERBS (sizeof(verbs) / sizeof(verbs[0]))

@@ -163,6 +163,17 @@ uint64_t seconds_option(const struct verb *verb, const char *text)
 	return value;
 }
 
+uint64_t number_option(const struct verb *verb, const char *text, const char *what, uint64_t least,
+		       uint64_t most)
+{
+	const char *rest;
+	uint64_t value;
+
+	if (!number(text, &value, &rest) || *rest || value < least || value > most)
+		usage_error(verb, "\"%s\" is not %s", text, what);
+	return value;
+}
+
 enum tmesh_backend backend_option(const struct verb *verb, const char *text)
 {
 	if (!strcmp(text, tmesh_backend_name(TMESH_BACKEND_KERNEL)))

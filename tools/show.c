@@ -54,6 +54,16 @@ static void print_info(const struct tmesh_region_info *info)
 	row_number(&table, "exports", info->exports);
 	row_number(&table, "attachments", info->attachments);
 	row_number(&table, "linger ms", info->linger_ms);
+	table_add(&table, "backing");
+	table_add(&table, backing_text(info->backing));
+	if (info->backend == TMESH_BACKEND_KERNEL) {
+		row_number(&table, "views", info->views);
+		table_add(&table, "fence");
+		table_addf(&table, "%" PRIu64 "%s", info->fence_value,
+			   info->fence_dead ? ", producer gone" : "");
+		row_bytes(&table, "still pinned", info->pinned_bytes);
+		row_number(&table, "control group", info->cgroup_id);
+	}
 	table_print(&table);
 	free(contents);
 }

@@ -39,7 +39,8 @@ struct verb {
 };
 
 extern const struct verb verb_doctor, verb_ls, verb_show, verb_holders, verb_create, verb_put,
-	verb_get, verb_export, verb_seal, verb_stats;
+	verb_get, verb_export, verb_import, verb_seal, verb_lease, verb_revoke, verb_stats,
+	verb_top, verb_graph, verb_metrics;
 
 /* The next option's key, -1 after the last. Answers --help and ends on unknown options. */
 int verb_option(const struct verb *verb, int argc, char **argv);
@@ -55,6 +56,9 @@ uint64_t bytes_option(const struct verb *verb, const char *text);
 /* "OFFSET:BYTES", either may be missing: 0, and 0 for "to the end". */
 void range_option(const struct verb *verb, const char *text, uint64_t *offset, uint64_t *bytes);
 uint64_t seconds_option(const struct verb *verb, const char *text);
+/* Any other number; @what is "a process id" or the like. */
+uint64_t number_option(const struct verb *verb, const char *text, const char *what, uint64_t least,
+		       uint64_t most);
 enum tmesh_backend backend_option(const struct verb *verb, const char *text);
 
 #define OPTION_JSON                             \
@@ -123,6 +127,7 @@ int for_backends(enum tmesh_backend only, int (*each)(struct tmesh_ctx *ctx, voi
 
 /* info.c: regions and tensors, described. */
 
+const char *backing_text(enum tmesh_backing backing);
 json_t *info_json(const struct tmesh_region_info *info);
 /* "float32 [2, 3]" from a description, or the description itself. The caller frees it. */
 char *contents_text(const char *desc);

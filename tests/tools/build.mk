@@ -3,6 +3,8 @@
 # tmeshctl as a user meets it, on the memfd backend.
 
 tools-check: tools ## test tmeshctl, its completion and the man pages
-	@$(PYTHON) tests/tools/test_tmeshctl.py $(B)/tmeshctl $(B)/man
+	@status=0; for part in tmeshctl seeing; do \
+		$(PYTHON) -B tests/tools/test_$$part.py $(B)/tmeshctl $(B)/man || status=1; \
+	done; exit $$status
 
 .PHONY: tools-check

@@ -23,7 +23,8 @@ import unittest
 
 TOOL, MAN = (os.path.abspath(path) for path in sys.argv[1:3])
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-VERBS = "doctor ls show holders create put get export seal stats".split()
+VERBS = ("doctor ls show holders top graph create put get export import seal lease revoke "
+         "stats metrics").split()
 WAIT_S = 60
 
 
@@ -323,6 +324,8 @@ class See(Base):
             info = answer("show", names["id"])
         types = {
             "id": str, "backend": str, "label": str, "bytes": int, "alloc_bytes": int,
+            "backing": str, "views": int, "pinned_bytes": int, "fence_value": int,
+            "fence": str, "cgroup_id": int,
             "huge_bytes": int, "sealed": bool, "revoked": bool, "uid": int, "gid": int,
             "mode": str, "node": (int, type(None)), "handles": int, "pinning_handles": int,
             "exports": int, "attachments": int, "linger_ms": int, "created_ns": int,
@@ -340,7 +343,9 @@ class See(Base):
             self.assertEqual({holder["command"] for holder in holders}, {"tmeshctl"})
             self.assertEqual(set(holders[0]), {
                 "kind", "pid", "command", "uid", "rights", "mappings", "attachments",
-                "offset", "bytes", "since_ns"})
+                "offset", "bytes", "since_ns",
+            "lease_ns", "lease_left_ns", "lapsed", "producer",
+        })
             self.assertIn(str(names["pid"]), tool("holders", names["id"])[0].decode())
 
     def test_stats(self):

@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""The verbs that draw, count and watch, and those that take back; on the memfd backend. TAP.
+
+usage: tests/tools/test_seeing.py TMESHCTL MAN_DIR
+"""
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree
+
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from test_tmeshctl import TOOL, Base, held, main, refused, tool, wrong_usage
+
+EVIL = 'a"b\\c {x} <y> \u00e9'
+
+
+def metrics(*args):
+    text = tool("metrics", *args)[0].decode()
+    assert text.endswith("# EOF\n")
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def drawn():
+    """Graphviz's own reading of the graph."""
+    dot = tool("graph")[0]
+    done = subprocess.run(["dot", "-Tjson0"], input=dot, capture_output=True, check=True)
+    return json.loads(done.stdout)
+
+
+class Metrics(Base):
+    def test_an_empty_machine_is_valid_openmetrics(self):
+        families = metrics()
+        self.assertIn("tmesh_regions", families)
+        self.assertEqual(families["tmesh_memory_bytes"].unit, "bytes")
+
+    def test_regions_are_counted_by_state(self):
+        with held("create", "5000") as one, held("put", self.file(b"x" * 10), "--seal") as two:
+            families = metrics("--regions")
+        states = {s.labels["id"]: s.labels["state"]
+                  for s in families["tmesh_region_bytes"].samples if s.labels["backend"] == "memfd"}
+        self.assertEqual((states[one["id"]], states[two["id"]]), ("open", "sealed"))
+        for sample in families["tmesh_regions"].samples:
+            if sample.labels["backend"] == "memfd":
+                self.assertEqual(sample.value,
+                                 list(states.values()).count(sample.labels["state"]))
+
+    def test_labels_are_escaped(self):
+        with held("create", "5000", "--label", EVIL) as names:
+            series = [s for s in metrics("--regions")["tmesh_region_bytes"].samples
+                      if s.labels["id"] == names["id"]]
+        self.assertEqual(series[0].labels["label"], EVIL)
+        self.assertEqual(series[0].value, 8192)
+
+    def test_a_full_disk_is_told(self):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run([TOOL, "metrics"], stdout=full, stderr=subprocess.PIPE)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(b"writing", done.stderr)
+
+
+class Graph(Base):
+    def test_graphviz_reads_it(self):
+        with held("create", "5000", "--label", EVIL) as names:
+            graph = drawn()
+        nodes = {node["name"]: node for node in graph["objects"]}
+        region, process = nodes["r" + names["id"]], nodes[f"p{names['pid']}"]
+        self.assertIn(names["id"], region["label"])
+        self.assertIn("tmeshctl", process["label"])
+        edges = [(edge["tail"], edge["head"]) for edge in graph["edges"]]
+        self.assertIn((process["_gvid"], region["_gvid"]), edges)
+
+    def test_svg(self):
+        with held("create", "5000", "--label", "weights"):
+            svg = tool("graph", "--svg")[0]
+        self.assertTrue(xml.etree.ElementTree.fromstring(svg).tag.endswith("svg"))
+        self.assertIn(b"weights", svg)
+
+    def test_without_graphviz(self):
+        refused("graphviz", "graph", "--svg", env=dict(os.environ, PATH="/nonexistent"))
+
+
+class Top(Base):
+    def test_once_without_a_terminal(self):
+        with held("create", "1M", "--label", "larger") as large, held("create", "5000") as small:
+            out = tool("top")[0].decode()
+        self.assertLess(out.index(large["id"]), out.index(small["id"]))
+        self.assertIn(f"tmeshctl {large['pid']}", out)
+        self.assertNotIn("\033", out)
+
+    def test_as_often_as_asked(self):
+        out = tool("top", "--count", "2", "--interval", "1")[0].decode()
+        self.assertEqual(out.count(" regions, "), 2)
+
+    def test_bad_numbers(self):
+        for word in ("0", "-1", "x", "1e3", ""):
+            wrong_usage("not", "top", "--count", word)
+            wrong_usage("not", "top", "--interval", word)
+
+
+class Lease(Base):
+    def test_it_lapses(self):
+        with held("create", "5000") as names:
+            self.assertEqual(tool("lease", names["token"], "--period", "1")[0], b"lapsed\n")
+
+    def test_a_command_gets_the_handle(self):
+        with held("put", self.file(b"hello")) as names:
+            out = tool("lease", names["token"], "--", "sh", "-c",
+                       "head -c 5 <&$TMESH_HANDLE_FD")[0]
+        self.assertEqual(out, b"hello")
+
+    def test_a_period_has_bounds(self):
+        with held("create", "5000") as names:
+            refused("1 h", "lease", names["token"], "--period", "3601")
+            wrong_usage("seconds", "lease", names["token"], "--period", "0")
+
+    def test_processes_need_the_module(self):
+        with held("create", "5000") as names:
+            refused("module", "lease", names["token"], "--process", str(os.getpid()))
+            wrong_usage("process", "lease", names["token"], "--process", "0")
+
+    def test_an_id_gives_no_handle(self):
+        wrong_usage("token", "lease", "0123456789abcdef")
+
+
+class TakingBack(Base):
+    def test_revoking_needs_the_module(self):
+        with held("create", "5000", "--manage-token") as names:
+            refused("module", "revoke", names["manage_token"])
+            refused("module", "revoke", names["manage_token"], "--wait", "1")
+
+    def test_a_readers_token_does_not_revoke(self):
+        with held("create", "5000") as names:
+            refused("right", "revoke", names["token"])
+        wrong_usage("manage", "revoke", "0123456789abcdef")
+
+
+class Import(Base):
+    def test_it_needs_the_module(self):
+        refused("module", "import", "0")
+        refused("module", "import", "0", "--opaque", "4K")
+
+    def test_what_is_no_descriptor(self):
+        for word in ("-1", "x", "99999999999"):
+            wrong_usage("descriptor", "import", "--", word)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

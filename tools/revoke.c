@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+/* tmeshctl revoke: take a region back from everybody. */
+#include <getopt.h>
+#include <unistd.h>
+
+#include "tmeshctl.h"
+
+static const struct option_entry options[] = {
+	{"wait", 'w', "SECONDS", "wait so long for the memory to be really free"},
+	{NULL},
+};
+
+static int run(const struct verb *verb, int argc, char **argv)
+{
+	struct tmesh_region *region;
+	uint64_t seconds = 0;
+	struct tmesh_error err;
+	struct tmesh_ctx *ctx;
+	struct target target;
+	int key, rc, status;
+
+	while ((key = verb_option(verb, argc, argv)) != -1)
+		seconds = seconds_option(verb, optarg);
+	verb_expect_words(verb, argc, 1, 1);
+	parse_target(verb, argv[optind], &target);
+	if (!target.token[0])
+		usage_error(verb, "revoking needs a token with the right to manage");
+
+	status = open_target(&target, TMESH_READ | TMESH_WRITE | TMESH_MANAGE, &ctx, &region);
+	if (status)
+		return status;
+	if (seconds)
+		rc = tmesh_region_reclaim(region, seconds * UINT64_C(1000000000), NULL, &err);
+	else
+		rc = tmesh_region_revoke(region, &err);
+	if (rc)
+		status = complain("revoking", &err);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+	return status;
+}
+
+const struct verb verb_revoke = {"revoke", "TOKEN", "take a region back from everybody", options,
+				 run};

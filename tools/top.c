@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: MIT
+/* tmeshctl top: the largest regions and who holds them, again and again. */
+#include <getopt.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tmeshctl.h"
+
+static const struct option_entry options[] = {
+	{"interval", 'i', "SECONDS", "from one look to the next (default: 2)"},
+	{"count", 'c', "NUMBER", "look so often (default: until SIGINT; not on a terminal: once)"},
+	OPTION_BACKEND,
+	{NULL},
+};
+
+struct look {
+	struct region {
+		struct tmesh_region_info info;
+		char who[64];
+	} * regions;
+	size_t count;
+	uint64_t bytes;
+};
+
+/* "python3 101, beam.smp 102, ..." */
+static void name_holders(struct tmesh_ctx *ctx, struct region *region)
+{
+	struct tmesh_holder_info *holders;
+	struct tmesh_error err;
+	size_t count, used = 0;
+
+	if (tmesh_holders(ctx, region->info.id, &holders, &count, &err)) {
+		strcpy(region->who, "?");
+		return;
+	}
+	for (size_t i = 0; i < count && used < sizeof(region->who); i++) {
+		const char *name = holders[i].kind == TMESH_HOLDER_IS_DEVICE ? holders[i].device
+									     : holders[i].comm;
+
+		used += (size_t)snprintf(region->who + used, sizeof(region->who) - used, "%s%s %d",
+					 i ? ", " : "", name, (int)holders[i].pid);
+	}
+	free(holders);
+}
+
+static int see(struct tmesh_ctx *ctx, void *data)
+{
+	struct tmesh_region_info *infos;
+	struct look *look = data;
+	struct tmesh_error err;
+	struct region *more;
+	size_t count;
+
+	if (tmesh_list(ctx, &infos, &count, &err))
+		return complain("listing regions", &err);
+	more = count ? realloc(look->regions, (look->count + count) * sizeof(*more)) : NULL;
+	if (count && !more)
+		abort();
+	if (more)
+		look->regions = more;
+	for (size_t i = 0; i < count; i++) {
+		struct region *region = &look->regions[look->count++];
+
+		*region = (struct region){.info = infos[i]};
+		look->bytes += infos[i].alloc_bytes;
+		name_holders(ctx, region);
+	}
+	free(infos);
+	return STATUS_OK;
+}
+
+static int larger(const void *a, const void *b)
+{
+	const struct region *one = a, *two = b;
+
+	return (one->info.alloc_bytes < two->info.alloc_bytes) -
+	       (one->info.alloc_bytes > two->info.alloc_bytes);
+}
+
+static const char *state_text(const struct tmesh_region_info *info)
+{
+	return info->revoked ? "revoked" : info->sealed ? "sealed" : "open";
+}
+
+static void print(const struct look *look, size_t rows)
+{
+	static const char *const titles[] = {"ID",    "SIZE",	"STATE", "HANDLES", "EXPORTS",
+					     "VIEWS", "PINNED", "LABEL", "HELD BY"};
+	struct table table = {.columns = 9};
+	char size[16];
+
+	printf("%zu regions, %s\n\n", look->count, human_bytes(look->bytes, size));
+	for (unsigned int i = 0; i < table.columns; i++)
+		table_add(&table, titles[i]);
+	for (size_t i = 0; i < look->count && i < rows; i++) {
+		const struct tmesh_region_info *info = &look->regions[i].info;
+
+		table_addf(&table, "%016" PRIx64, info->id);
+		table_add(&table, human_bytes(info->bytes, size));
+		table_add(&table, state_text(info));
+		table_addf(&table, "%u", info->handles);
+		table_addf(&table, "%u", info->exports);
+		table_addf(&table, "%u", info->views);
+		table_add(&table, info->pinned_bytes ? human_bytes(info->pinned_bytes, size) : "-");
+		table_add(&table, info->label);
+		table_add(&table, look->regions[i].who);
+	}
+	table_print(&table);
+}
+
+static size_t terminal_rows(void)
+{
+	struct winsize size;
+
+	if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) || size.ws_row < 6)
+		return 20;
+	return size.ws_row - 4u;
+}
+
+static int once(enum tmesh_backend backend, bool terminal)
+{
+	struct look look = {0};
+	int status = for_backends(backend, see, &look);
+
+	if (!status) {
+		if (look.count)
+			qsort(look.regions, look.count, sizeof(*look.regions), larger);
+		if (terminal)
+			fputs("\033[H\033[J", stdout);
+		print(&look, terminal ? terminal_rows() : SIZE_MAX);
+		if (fflush(stdout))
+			status = complain_errno("writing the answer");
+	}
+	free(look.regions);
+	return status;
+}
+
+static int run(const struct verb *verb, int argc, char **argv)
+{
+	enum tmesh_backend backend = TMESH_BACKEND_AUTO;
+	bool terminal = isatty(STDOUT_FILENO);
+	struct timespec interval = {.tv_sec = 2};
+	uint64_t count = terminal ? UINT64_MAX : 1;
+	int key, status = STATUS_OK;
+
+	while ((key = verb_option(verb, argc, argv)) != -1) {
+		switch (key) {
+		case 'i':
+			interval.tv_sec = (time_t)seconds_option(verb, optarg);
+			break;
+		case 'c':
+			count = number_option(verb, optarg, "a number of times", 1, UINT64_MAX);
+			break;
+		case 'b':
+			backend = backend_option(verb, optarg);
+			break;
+		}
+	}
+	verb_expect_words(verb, argc, 0, 0);
+	for (uint64_t i = 0; i < count && !status; i++) {
+		if (i)
+			nanosleep(&interval, NULL);
+		status = once(backend, terminal);
+	}
+	return status;
+}
+
+const struct verb verb_top = {"top", "", "show the largest regions, live", options, run};
