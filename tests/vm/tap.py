@@ -6,6 +6,9 @@ POINT = re.compile(r"(?P<bad>not )?ok\b *\d* *-? *(?P<name>.*?)( *# *(?P<skip>SK
                    re.IGNORECASE)
 PLAN = re.compile(r"1\.\.(?P<count>\d+)( *# *SKIP\b *(?P<why>.*))?$", re.IGNORECASE)
 
+# What timeout(1) leaves: coreutils', and busybox's for what its signal ended.
+OUT_OF_TIME = (124, 143)
+
 
 class Tap:
     """The combined report on stdout."""
@@ -32,8 +35,9 @@ class Tap:
 
 
 def program(tap, name, lines, status):
-    """Take over what one program printed. A program that does not keep TAP's promises fails:
-    a plan that does not match, an exit status of success with failures, or the other way."""
+    """Take over what one program printed, which may be several streams. A program that does not
+    keep TAP's promises fails: plans that do not add up to its points, an exit status of success
+    with failures, or the other way."""
     points = failures = 0
     plan = None
     for line in lines:
@@ -46,14 +50,15 @@ def program(tap, name, lines, status):
             else:
                 tap.point(not failed, f"{name}: {match['name']}", match["why"])
         elif match := PLAN.match(line):
-            plan = int(match["count"])
-            if plan == 0:
+            count = int(match["count"])
+            plan = (plan or 0) + count
+            if count == 0:
                 tap.point(bool(match["why"]), f"{name}: all", match["why"] or None)
         elif line and not line.startswith("TAP version"):
             tap.note(line.removeprefix("# "))
     if status is None:
         tap.point(False, f"{name}: ended before the guest did")
-    elif status == 124:
+    elif status in OUT_OF_TIME:
         tap.point(False, f"{name}: ended in time")
     elif plan != points or (status != 0) != (failures != 0):
         tap.point(False, f"{name}: kept its plan (planned {plan}, printed {points} with {failures} "

@@ -69,7 +69,12 @@ class Programs(unittest.TestCase):
         self.assertEqual(len(of_program("", 0)), 1)
 
     def test_time(self):
-        self.assertEqual(of_program("1..2\nok 1 - a\n", 124), ["p: ended in time"])
+        for status in (124, 143):
+            self.assertEqual(of_program("1..2\nok 1 - a\n", status), ["p: ended in time"])
+
+    def test_streams(self):
+        self.assertEqual(of_program("1..1\nok 1 - a\n1..2\nok 1 - b\nok 2 - c\n", 0), [])
+        self.assertEqual(len(of_program("1..2\nok 1 - a\n1..2\nok 1 - b\nok 2 - c\n", 0)), 1)
 
     def test_skip_without_a_reason(self):
         self.assertEqual(len(of_program("1..1\nok 1 - a # SKIP\n", 0)), 1)
