@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -182,6 +183,9 @@ static int kernel_create(struct tmesh_region *region, uint64_t bytes, struct tme
 				err, -ENOMEM,
 				"no 2 MiB pages for %llu bytes: free memory is too scattered",
 				(unsigned long long)bytes);
+		if (errno == EINVAL && opts->flags & TMESH_REGION_NODE)
+			return tmesh_fail(err, -EINVAL, "there is no NUMA node %d with memory",
+					  opts->node);
 		return tmesh_kernel_fail(err, "creating a region");
 	}
 	region->fd = create.fd;
@@ -203,17 +207,21 @@ static int kernel_from_memfd(struct tmesh_region *region, int fd, uint64_t bytes
 		.gid = opts->gid,
 		.linger_ms = opts->linger_ms,
 	};
+	struct stat st;
 	int seals;
 
 	if (fcntl(fd, F_GETFD) < 0)
 		return tmesh_fail(err, -EBADF, "%d is not an open descriptor", fd);
 	seals = fcntl(fd, F_GET_SEALS);
-	if (seals < 0)
+	if (seals < 0 || fstat(fd, &st))
 		return tmesh_fail(err, -EINVAL, "the descriptor is not a memfd's");
 	if (!(seals & F_SEAL_SHRINK) || !(seals & F_SEAL_GROW))
 		return tmesh_fail(err, -EINVAL,
 				  "the memfd is not sealed with F_SEAL_SHRINK and F_SEAL_GROW: its "
 				  "pages could vanish under a reader");
+	if (st.st_size == 0 || bytes > (uint64_t)st.st_size)
+		return tmesh_fail(err, -EINVAL, "the memfd has only %lld bytes",
+				  (long long)st.st_size);
 	memcpy(create.label, region->label, sizeof(create.label));
 	if (ioctl(region->ctx->device, TMESH_CREATE_MEMFD, &create))
 		return tmesh_kernel_fail(err, "making a region of a memfd");

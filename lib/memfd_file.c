@@ -43,7 +43,6 @@ bool tmesh_memfd_name_parse(const char *text, struct tmesh_memfd_name *parts)
 {
 	size_t start = strlen(NAME_START), gone = strlen(DELETED), length;
 	uint8_t id[8];
-	char *end;
 
 	if (strncmp(text, NAME_START, start))
 		return false;
@@ -54,11 +53,14 @@ bool tmesh_memfd_name_parse(const char *text, struct tmesh_memfd_name *parts)
 	for (size_t i = 0; i < sizeof(id); i++)
 		parts->id = parts->id << 8 | id[i];
 	text += 17;
-	errno = 0;
-	parts->bytes = strtoull(text, &end, 16);
-	if (errno || end == text || *end != ':' || parts->bytes == 0)
+	/* strtoull() alone would take a sign and spaces too. */
+	length = strspn(text, "0123456789abcdef");
+	if (length == 0 || length > 16 || text[length] != ':')
 		return false;
-	text = end + 1;
+	parts->bytes = strtoull(text, NULL, 16);
+	if (parts->bytes == 0)
+		return false;
+	text += length + 1;
 	length = strlen(text);
 	if (length >= gone && !strcmp(text + length - gone, DELETED))
 		length -= gone;

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Drive the built tmeshctl on the memfd backend and print TAP.
+"""Drive the built tmeshctl, on memfds unless TMESH_BACKEND says kernel, and print TAP.
 
 usage: tests/tools/test_tmeshctl.py TMESHCTL MAN_DIR
 """
 
 import contextlib
+import ctypes
+import fcntl
 import glob
 import json
 import os
@@ -14,6 +16,7 @@ import pty
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -26,6 +29,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 VERBS = ("doctor ls show holders top graph create put get export import seal lease revoke "
          "stats metrics").split()
 WAIT_S = 60
+BACKEND = os.environ.get("TMESH_BACKEND") or "memfd"
+HAVE_MODULE = os.path.exists("/dev/tmesh")
 
 
 def tool(*args, status=0, **more):
@@ -89,7 +94,7 @@ class Base(unittest.TestCase):
         self.dir = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, self.dir)
         os.environ["TMESH_RUNTIME_DIR"] = os.path.join(self.dir, "run")
-        os.environ["TMESH_BACKEND"] = "memfd"
+        os.environ["TMESH_BACKEND"] = BACKEND
 
     def file(self, data, name="data"):
         path = os.path.join(self.dir, name)
@@ -132,10 +137,15 @@ class Main(Base):
             wrong_usage("tmeshctl", verb, "1", "2", "3")
 
     def test_a_chosen_backend_is_never_replaced(self):
-        if os.path.exists("/dev/tmesh"):
-            self.skipTest("this machine has the module")
-        refused("/dev/tmesh", "ls", "--backend", "kernel")
-        refused("/dev/tmesh", "ls", env=dict(os.environ, TMESH_BACKEND="kernel"))
+        on_kernel = dict(os.environ, TMESH_BACKEND="kernel")
+        for args, more in (("--backend", "kernel"), {}), ((), {"env": on_kernel}):
+            if not HAVE_MODULE:
+                refused("/dev/tmesh", "ls", *args, **more)
+                continue
+            with held("create", "1", "--backend", "memfd") as other, held("create", "1", *args, **more) as names:
+                there = {region["id"]: region["backend"] for region in answer("ls", *args, **more)}
+                self.assertEqual(there.get(names["id"]), "kernel")
+                self.assertNotIn(other["id"], there)
         wrong_usage("not a backend", "ls", "--backend", "cuda")
 
 
@@ -319,6 +329,23 @@ class See(Base):
             self.assertEqual([info["id"] for info in by], [names["id"]] * 4)
         refused("no region", "show", names["id"])
 
+    def test_what_names_no_region(self):
+        for verb in ("show", "holders"):
+            for name in ("", "0" * 15, "0" * 17, "g" * 16, "0x" + "1" * 14, "+" + "1" * 15,
+                         " " + "1" * 15, "1" * 15 + "\n", "tm2k-" + "0" * 32, "{}"):
+                wrong_usage(f"tmeshctl {verb}", verb, name)
+            refused("no region 0000000000000000", verb, "0" * 16)
+            refused("not a token", verb, "tm1m-" + "0" * 31)
+            refused("no such region", verb, "tm1m-" + "0" * 32 + "-" + "0" * 32)
+        refused("not an id", "show", "\x1b[31m", status=2)
+
+    def test_labels_that_nobody_may_give(self):
+        for label in ("a\nb", "\x1b[31m", "a\x7f", "a\x85", b"\xff", b"\xed\xa0\x80", "x" * 64):
+            refused("label", "create", "1", "--label", label, "--for", "1")
+            refused("label", "put", self.file(b"x"), "--label", label, "--for", "1")
+        with held("create", "1", "--label", "ü" * 31) as names:
+            self.assertEqual(answer("show", names["id"])["label"], "ü" * 31)
+
     def test_show_schema(self):
         with held("create", "10", "--label", "x") as names:
             info = answer("show", names["id"])
@@ -349,17 +376,17 @@ class See(Base):
             self.assertIn(str(names["pid"]), tool("holders", names["id"])[0].decode())
 
     def test_stats(self):
-        before = answer("stats")["memfd"]
+        before = answer("stats")[BACKEND]
         with held("put", self.file(bytes(5000)), "--seal"):
-            after = answer("stats")["memfd"]
+            after = answer("stats")[BACKEND]
         self.assertGreaterEqual(after["regions"], 1)
         self.assertEqual(set(before), set(after))
-        self.assertIsNone(after["limits"])
+        self.assertEqual(after["limits"] is None, BACKEND == "memfd")
         self.assertIn("alloc_bytes", tool("stats")[0].decode())
 
     def test_doctor(self):
         found = answer("doctor")
-        self.assertTrue(found["backends"]["memfd"]["works"])
+        self.assertTrue(found["backends"][BACKEND]["works"])
         for name, backend in found["backends"].items():
             for cap in backend["capabilities"]:
                 self.assertIn(cap["level"], ("no", "cooperative", "enforced"))
@@ -367,12 +394,12 @@ class See(Base):
         for fact in found["machine"].values():
             self.assertTrue(fact["value"])
         out = tool("doctor")[0].decode()
-        self.assertIn("memfd backend: works", out)
+        self.assertIn(f"{BACKEND} backend: works", out)
 
     def test_doctor_finds_a_bad_runtime_folder(self):
         os.mkdir(os.path.join(self.dir, "run"))
         os.chmod(os.path.join(self.dir, "run"), 0o777)
-        out, _ = tool("doctor", status=0 if os.path.exists("/dev/tmesh") else 1)
+        out, _ = tool("doctor", status=0 if HAVE_MODULE else 1)
         self.assertRegex(out.decode(), r"memfd backend: does not work: .*run")
 
     def test_full_output(self):
@@ -399,7 +426,7 @@ class Seal(Base):
 class Export(Base):
     def test_export(self):
         with held("create", "8K", "--writable-token") as names:
-            if os.path.exists("/dev/udmabuf"):
+            if BACKEND == "kernel" or os.path.exists("/dev/udmabuf"):
                 out, _ = tool("export", names["writable_token"], "--", "sh", "-c",
                               'readlink /proc/self/fd/"$TMESH_DMABUF_FD"')
                 self.assertIn(b"dmabuf", out)
@@ -454,17 +481,54 @@ class Terminal(Base):
             said, status = self.on_terminal("get", names["token"], "-o", "-")
             self.assertEqual((said, status), ("plain\x1b", 0))
 
+    def is_escaped(self, name):
+        """Nothing of what others wrote steers the terminal, or spoils the JSON."""
+        for verb in (("ls",), ("show", name)):
+            done = subprocess.run([TOOL, *verb], capture_output=True, timeout=WAIT_S, check=True)
+            for bad in (b"\x1b", b"\x07", b"\xff", "\u202e".encode()):
+                self.assertNotIn(bad, done.stdout + done.stderr)
+            json.loads(tool(*verb, "--json")[0].decode())
+        self.assertIn(b"red", tool("show", name)[0])
+
     def test_what_others_wrote_is_escaped(self):
         """A memfd whose name looks like a region's, with a label no library would set."""
-        name = "tmesh:1:00000000deadbeef:10:\x1b[31mred\x07 \u202e"
+        os.environ["TMESH_BACKEND"] = "memfd"
+        name = b"tmesh:1:00000000deadbeef:10:\x1b[31mred\x07 \xff\xe2\x80\xae"
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self.addCleanup(os.close, fd)
         os.truncate(fd, 4096 + 8192)
-        for verb in (("ls",), ("show", "00000000deadbeef")):
-            done = subprocess.run([TOOL, *verb], capture_output=True, timeout=WAIT_S)
-            for bad in (b"\x1b", b"\x07", "\u202e".encode()):
-                self.assertNotIn(bad, done.stdout + done.stderr)
+        self.is_escaped("00000000deadbeef")
         self.assertIn(b"\\x1b[31mred", tool("ls")[0])
+
+    @unittest.skipUnless(HAVE_MODULE, "no tmesh module")
+    def test_what_others_told_the_module_is_escaped(self):
+        """The module refuses control characters and takes all other bytes; a text about the
+        contents may be anything."""
+        os.environ["TMESH_BACKEND"] = "kernel"
+        label, text = b"\xff red \xe2\x80\xae", b"\x1b[31m\x07\xff\xe2\x80\xae"
+        made = bytearray(struct.pack("=IIQiIII64siIQ", 112, 0, 4096, 0, 0o600, 0, 0, label, 0, 0, 0))
+        device = os.open("/dev/tmesh", os.O_RDWR | os.O_CLOEXEC)
+        self.addCleanup(os.close, device)
+        fcntl.ioctl(device, 0xE701, made)
+        region, _, number = struct.unpack_from("=iIQ", made, 96)
+        self.addCleanup(os.close, region)
+        room = ctypes.create_string_buffer(text)
+        fcntl.ioctl(region, 0xE70B, struct.pack("=IIQQII", 32, 0, 0, ctypes.addressof(room), len(text), 0))
+        self.is_escaped(f"{number:016x}")
+
+    def test_what_only_looks_like_a_region(self):
+        os.environ["TMESH_BACKEND"] = "memfd"
+        for rest in ("00000000deadbeef:0:x", "00000000deadbeef:-1:x", "00000000deadbeef: 1:x",
+                     "00000000deadbeef:0x1:x", "00000000deadbeef:11111111111111111:x",
+                     "00000000deadbeef:1", "00000000DEADBEEF:1:x", "0000000deadbeef:1:x",
+                     "-0000000deadbeef:1:x", "00000000deadbeef:1:" + "x" * 64):
+            fd = os.memfd_create(f"tmesh:1:{rest}", os.MFD_CLOEXEC)
+            os.truncate(fd, 8192)
+            try:
+                self.assertFalse([r for r in answer("ls") if r["id"] == "00000000deadbeef"], rest)
+                refused("no region", "show", "00000000deadbeef")
+            finally:
+                os.close(fd)
 
 
 class Completion(Base):

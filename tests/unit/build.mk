@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 #
-# Unit tests of the library on the memfd backend: one cmocka program per file test_*.c,
-# linked with the static library so that internal functions can be reached. Built twice:
-# plain (also run under valgrind) and with the address and undefined-behaviour sanitizers.
+# Unit tests of the library, on memfds unless TMESH_BACKEND says kernel: one cmocka program
+# per file test_*.c, linked with the static library so that internal functions can be
+# reached. Built twice: plain (also run under valgrind) and with the address and
+# undefined-behaviour sanitizers.
 
 UNIT       := tests/unit
 UNIT_OUT   := $(B)/tests/unit
@@ -20,7 +21,7 @@ $(UNIT_OUT)/asan/%: $(UNIT)/%.c $(UNIT)/unit.h lib/internal.h $(LIB_ASAN)
 
 # unit_run(variant, command in front): every program, in a runtime folder of their own
 define unit_run
-@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=memfd TMESH_RUNTIME_DIR=$$(mktemp -d); \
+@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d); \
 trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \
 for test in $(UNIT_NAMES); do $(2) $(UNIT_OUT)/$(1)/$$test || status=1; done; exit $$status
 endef

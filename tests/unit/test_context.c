@@ -23,17 +23,18 @@ static bool have_module(void)
 static void test_choice(void **state)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .log = note, .log_data = &logged};
+	const char *named = unit_on_kernel() ? "kernel" : "memfd";
 	struct tmesh_ctx *ctx = (void *)&opts;
 
-	setenv("TMESH_BACKEND", "memfd", 1);
 	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
-	assert_int_equal(tmesh_ctx_backend(ctx), TMESH_BACKEND_MEMFD);
+	assert_string_equal(tmesh_backend_name(tmesh_ctx_backend(ctx)), named);
 	tmesh_ctx_unref(ctx);
 
 	setenv("TMESH_BACKEND", "floppy", 1);
 	assert_refused(tmesh_ctx_open(NULL, &ctx, err), -EINVAL, "kernel and memfd");
 	opts.backend = TMESH_BACKEND_MEMFD; /* the option is asked first */
 	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	assert_int_equal(tmesh_ctx_backend(ctx), TMESH_BACKEND_MEMFD);
 	tmesh_ctx_unref(ctx);
 	unsetenv("TMESH_BACKEND");
 
@@ -43,20 +44,26 @@ static void test_choice(void **state)
 	logged = 0;
 	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
 	assert_true(logged > 0);
+	assert_int_equal(tmesh_ctx_backend(ctx),
+			 have_module() ? TMESH_BACKEND_KERNEL : TMESH_BACKEND_MEMFD);
 	assert_non_null(strstr(last_log, tmesh_backend_name(tmesh_ctx_backend(ctx))));
 	tmesh_ctx_unref(ctx);
-	setenv("TMESH_BACKEND", "memfd", 1);
+	setenv("TMESH_BACKEND", named, 1);
 }
 
 /* What was asked for is never replaced. */
-static void test_no_module(void **state)
+static void test_module(void **state)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_KERNEL};
 	struct tmesh_ctx *ctx;
 
-	if (have_module())
-		skip();
-	assert_refused(tmesh_ctx_open(&opts, &ctx, err), -ENOENT, "not loaded");
+	if (!have_module()) {
+		assert_refused(tmesh_ctx_open(&opts, &ctx, err), -ENOENT, "not loaded");
+		return;
+	}
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	assert_int_equal(tmesh_ctx_backend(ctx), TMESH_BACKEND_KERNEL);
+	tmesh_ctx_unref(ctx);
 }
 
 static void test_options(void **state)
@@ -64,13 +71,12 @@ static void test_options(void **state)
 	struct {
 		struct tmesh_ctx_opts opts;
 		uint64_t more;
-	} newer = {.opts = {.size = sizeof(newer), .backend = TMESH_BACKEND_MEMFD}};
+	} newer = {.opts = {.size = sizeof(newer)}};
 	struct tmesh_ctx_opts opts = {.size = 4};
 	struct tmesh_ctx *ctx;
 
 	assert_refused(tmesh_ctx_open(&opts, &ctx, err), -EINVAL, "size");
 	opts.size = offsetof(struct tmesh_ctx_opts, runtime_dir); /* an older caller */
-	opts.backend = TMESH_BACKEND_MEMFD;
 	opts.runtime_dir = (const char *)1;
 	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
 	tmesh_ctx_unref(ctx);
@@ -116,7 +122,6 @@ static void test_quota(void **state)
 {
 	struct tmesh_ctx_opts opts = {
 		.size = sizeof(opts),
-		.backend = TMESH_BACKEND_MEMFD,
 		.max_bytes = 3 * 4096,
 	};
 	struct tmesh_region *one, *two, *none = NULL;
@@ -146,7 +151,7 @@ static void test_quota(void **state)
 /* A region keeps its context. */
 static void test_lifetime(void **state)
 {
-	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD};
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts)};
 	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_region *region;
 	struct tmesh_ctx *ctx;
@@ -170,7 +175,7 @@ static void test_lifetime(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_choice),	 cmocka_unit_test(test_no_module),
+		cmocka_unit_test(test_choice),	 cmocka_unit_test(test_module),
 		cmocka_unit_test(test_options),	 cmocka_unit_test(test_names),
 		cmocka_unit_test(test_caps),	 cmocka_unit_test(test_quota),
 		cmocka_unit_test(test_lifetime),

@@ -16,7 +16,6 @@ static struct tmesh_ctx *context(void)
 {
 	struct tmesh_ctx_opts opts = {
 		.size = sizeof(opts),
-		.backend = TMESH_BACKEND_MEMFD,
 		.pool_bytes = 1 << 20,
 	};
 	struct tmesh_ctx *ctx;
@@ -157,7 +156,10 @@ static void test_own_life(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* A child that lives on does not keep its dead parent's clients waiting. */
+/*
+ * A child that lives on does not keep its dead parent's clients waiting. On the module the
+ * region lives as long as the child has the descriptor, and opens without waiting.
+ */
 static void test_no_ghost(void **state)
 {
 	struct tmesh_ctx *client;
@@ -189,7 +191,13 @@ static void test_no_ghost(void **state)
 	tmesh_region_unref(region);
 	kill(parent, SIGKILL);
 	assert_int_equal(waitpid(parent, &status, 0), parent);
-	assert_refused(tmesh_region_open(client, token, TMESH_READ, &region, err), -ENOENT, "gone");
+	if (unit_on_kernel()) {
+		assert_ok(tmesh_region_open(client, token, TMESH_READ, &region, err));
+		tmesh_region_unref(region);
+	} else {
+		assert_refused(tmesh_region_open(client, token, TMESH_READ, &region, err), -ENOENT,
+			       "gone");
+	}
 	kill(child, SIGKILL);
 	tmesh_ctx_unref(client);
 	close(pair[0]);

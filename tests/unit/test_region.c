@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* Regions on memfds: create, map, read and write, seal, rights, descriptions. */
+/* Regions: create, map, read and write, seal, rights, descriptions. */
 #include <fcntl.h>
 #include <linux/memfd.h>
 #include <stdio.h>
@@ -46,7 +46,7 @@ static void test_create(void **state)
 	assert_int_equal(info.rights, TMESH_RIGHTS_ALL);
 	assert_int_equal(info.mode, 0600);
 	assert_int_equal(info.uid, geteuid());
-	assert_int_equal(info.handles, 0); /* nobody has looked for more */
+	assert_int_equal(info.handles, unit_on_kernel()); /* on memfd nobody has looked for more */
 	assert_int_equal(info.node, -1);
 	assert_false(info.sealed);
 	assert_string_equal(info.label, opts.label);
@@ -54,7 +54,8 @@ static void test_create(void **state)
 	assert_true(info.id != 0);
 	assert_int_equal(fstat(tmesh_region_fd(region), &st), 0);
 	assert_int_equal(st.st_mode & 0777, 0600);
-	assert_int_equal(fcntl(tmesh_region_fd(region), F_GET_SEALS), F_SEAL_SHRINK | F_SEAL_GROW);
+	assert_int_equal(fcntl(tmesh_region_fd(region), F_GET_SEALS),
+			 unit_on_kernel() ? -1 : F_SEAL_SHRINK | F_SEAL_GROW);
 	assert_int_equal(fcntl(tmesh_region_fd(region), F_GETFD), FD_CLOEXEC);
 	tmesh_region_unref(region);
 }
@@ -89,8 +90,10 @@ static void test_create_refused(void **state)
 	REFUSED(-EINVAL, "exclude", .flags = TMESH_REGION_HUGE | TMESH_REGION_TRY_HUGE);
 	REFUSED(-EINVAL, "mode", .mode = 0604);
 	REFUSED(-EINVAL, "mode", .mode = 0200);
-	REFUSED(-EOPNOTSUPP, "one user", .mode = 0640);
-	REFUSED(-EOPNOTSUPP, "linger", .linger_ms = 5);
+	if (!unit_on_kernel()) {
+		REFUSED(-EOPNOTSUPP, "one user", .mode = 0640);
+		REFUSED(-EOPNOTSUPP, "linger", .linger_ms = 5);
+	}
 	REFUSED(-EINVAL, "1000", .linger_ms = 1001);
 	REFUSED(-EINVAL, "NUMA", .flags = TMESH_REGION_NODE, .node = 99999);
 	REFUSED(-EINVAL, "NUMA", .flags = TMESH_REGION_NODE, .node = 900);
@@ -129,7 +132,8 @@ static void test_huge(void **state)
 	opts.flags = TMESH_REGION_HUGE;
 	if (tmesh_region_create(*state, 3 << 20, &opts, &region, &why)) {
 		assert_int_equal(why.code, -ENOMEM);
-		assert_non_null(strstr(why.message, "nr_hugepages"));
+		assert_non_null(
+			strstr(why.message, unit_on_kernel() ? "2 MiB pages" : "nr_hugepages"));
 		return;
 	}
 	assert_ok(tmesh_region_desc_set(region, "huge", err));
@@ -195,7 +199,7 @@ static void test_read_write(void **state)
 static void test_seal(void **state)
 {
 	struct tmesh_region *region = region_of(*state, 5000), *writer, *reader;
-	char *addr = map_of(region, RW), pid[32];
+	char *addr = map_of(region, RW), who[64];
 	void *other;
 
 	strcpy(addr, "final");
@@ -206,8 +210,12 @@ static void test_seal(void **state)
 	other = map_of(writer, RW);
 
 	/* Somebody writes: nothing has changed, ours is writable still. */
-	snprintf(pid, sizeof(pid), "process %d (", (int)getpid());
-	assert_refused(tmesh_region_seal(region, err), -EBUSY, pid);
+	if (unit_on_kernel())
+		snprintf(who, sizeof(who), "tmeshctl holders %016llx",
+			 (unsigned long long)tmesh_region_id(region));
+	else
+		snprintf(who, sizeof(who), "process %d (", (int)getpid());
+	assert_refused(tmesh_region_seal(region, err), -EBUSY, who);
 	strcpy(addr, "Final");
 	strcpy(other, "FINAL");
 	assert_refused(tmesh_region_seal(reader, err), -EACCES, "manage");
@@ -217,8 +225,10 @@ static void test_seal(void **state)
 	assert_ok(tmesh_region_seal(region, err));
 	assert_string_equal(addr, "FINAL");
 	assert_int_equal(mprotect(addr, 4096, PROT_READ | PROT_WRITE), -1);
-	assert_int_equal(fcntl(tmesh_region_fd(region), F_GET_SEALS) & (F_SEAL_WRITE | F_SEAL_SEAL),
-			 F_SEAL_WRITE | F_SEAL_SEAL);
+	if (!unit_on_kernel())
+		assert_int_equal(fcntl(tmesh_region_fd(region), F_GET_SEALS) &
+					 (F_SEAL_WRITE | F_SEAL_SEAL),
+				 F_SEAL_WRITE | F_SEAL_SEAL);
 	assert_refused(tmesh_region_map(region, RW, &other, err), -EPERM, "sealed");
 	assert_refused(tmesh_region_write(region, 0, "x", 1, err), -EPERM, "sealed");
 	assert_refused(tmesh_region_desc_set(region, "x", err), -EPERM, "sealed");
@@ -228,6 +238,16 @@ static void test_seal(void **state)
 	tmesh_region_unref(reader);
 }
 
+/* On the module a limit is passed long before the memory is. */
+static void test_over_limit(void **state)
+{
+	struct tmesh_region *region = *state;
+
+	assert_refused(tmesh_region_create(*state, 1ull << 60, NULL, &region, err), -EDQUOT,
+		       "/proc/sys/dev/tmesh/");
+	assert_ptr_equal(region, *state);
+}
+
 /* A memfd takes any length; what this machine could never hold is refused all the same. */
 static void test_too_large(void **state)
 {
@@ -235,6 +255,10 @@ static void test_too_large(void **state)
 	struct sysinfo info;
 	char there[32];
 
+	if (unit_on_kernel()) {
+		test_over_limit(state);
+		return;
+	}
 	assert_int_equal(sysinfo(&info), 0);
 	snprintf(there, sizeof(there), "%llu bytes",
 		 (unsigned long long)(info.totalram + info.totalswap) * info.mem_unit);
@@ -247,12 +271,15 @@ static void test_too_large(void **state)
 /* A handle that could write, but has not mapped yet, may read what another has sealed. */
 static void test_seal_under_writer(void **state)
 {
-	struct tmesh_region *region = region_of(*state, 5000), *writer, *manager;
+	struct tmesh_region *region = region_of(*state, 5000), *writer, *manager, *author;
 	void *addr;
 
+	/* On the module writing takes a mapping, which stays as long as its handle. */
+	assert_ok(tmesh_region_derive(region, RW, &author, err));
+	assert_ok(tmesh_region_write(author, 0, "abc", 4, err));
+	tmesh_region_unref(author);
 	assert_ok(tmesh_region_derive(region, TMESH_RIGHTS_ALL, &writer, err));
 	assert_ok(tmesh_region_derive(region, TMESH_READ | TMESH_MANAGE, &manager, err));
-	assert_ok(tmesh_region_write(region, 0, "abc", 4, err));
 	assert_false(tmesh_region_is_sealed(writer));
 	assert_ok(tmesh_region_seal(manager, err));
 	assert_true(tmesh_region_is_sealed(writer));
@@ -275,9 +302,48 @@ static void test_derive(void **state)
 	assert_int_equal(tmesh_region_id(less), tmesh_region_id(region));
 	assert_refused(tmesh_region_derive(less, TMESH_RIGHTS_ALL, &none, err), -EACCES, "manage");
 	assert_refused(tmesh_region_desc_set(less, "x", err), -EACCES, "manage");
-	assert_refused(tmesh_region_revoke(region, err), -EOPNOTSUPP, "module");
+	assert_refused(tmesh_region_revoke(less, err), -EACCES, "manage");
 	assert_null(none);
 	tmesh_region_unref(less);
+	tmesh_region_unref(region);
+}
+
+/* What was mapped is gone, and is read and written with an error instead of a signal. */
+static void test_revoke(void **state)
+{
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct tmesh_region *region = region_of(*state, 10000), *other, *unmapped, *pin;
+	char who[64], back[4];
+	void *addr;
+
+	if (!unit_on_kernel()) {
+		assert_refused(tmesh_region_revoke(region, err), -EOPNOTSUPP, "module");
+		tmesh_region_unref(region);
+		return;
+	}
+	assert_ok(tmesh_region_derive(region, RW, &other, err));
+	assert_ok(tmesh_region_derive(region, RW, &unmapped, err));
+	assert_ok(tmesh_region_write(other, 0, "abc", 4, err));
+	map_of(region, RW);
+	assert_ok(tmesh_region_revoke(region, err));
+	assert_refused(tmesh_region_read(other, 0, back, 4, err), -ESTALE, "revoked");
+	assert_refused(tmesh_region_write(other, 0, "x", 1, err), -ESTALE, "revoked");
+	assert_refused(tmesh_region_read(region, 9999, back, 1, err), -ESTALE, "revoked");
+	assert_refused(tmesh_region_map(unmapped, TMESH_READ, &addr, err), -ESTALE, "revoked");
+	assert_refused(tmesh_region_seal(region, err), -ESTALE, "revoked");
+	assert_ok(tmesh_region_info(other, &info, err));
+	assert_true(info.revoked);
+	tmesh_region_unref(unmapped);
+	tmesh_region_unref(other);
+	tmesh_region_unref(region);
+
+	region = region_of(*state, 10000);
+	assert_ok(tmesh_region_seal(region, err));
+	assert_ok(tmesh_region_pin(region, &pin, err));
+	snprintf(who, sizeof(who), "process %d (", (int)getpid());
+	assert_refused(tmesh_region_revoke(region, err), -EBUSY, who);
+	tmesh_region_unref(pin);
+	assert_ok(tmesh_region_revoke(region, err));
 	tmesh_region_unref(region);
 }
 
@@ -366,7 +432,8 @@ static void test_from_memfd(void **state)
 	opts.flags = 0;
 	assert_ok(tmesh_region_from_memfd(*state, fd, 0, &opts, &region, err));
 	assert_ok(tmesh_region_from_memfd(*state, fd, 100, &opts, &twin, err));
-	assert_int_equal(tmesh_region_id(region), tmesh_region_id(twin));
+	/* The module's regions are its own; on memfd the memfd is the region. */
+	assert_true((tmesh_region_id(region) == tmesh_region_id(twin)) == !unit_on_kernel());
 	close(fd);
 	addr = map_of(region, RW);
 	assert_string_equal(addr, "hers");
@@ -376,44 +443,20 @@ static void test_from_memfd(void **state)
 	assert_int_equal(info.bytes, 5000);
 	assert_int_equal(info.alloc_bytes, 8192);
 	assert_string_equal(info.label, "theirs");
-	assert_refused(tmesh_region_desc_set(region, "x", err), -EOPNOTSUPP, "no room");
+	if (unit_on_kernel())
+		assert_ok(tmesh_region_desc_set(region, "x", err));
+	else
+		assert_refused(tmesh_region_desc_set(region, "x", err), -EOPNOTSUPP, "no room");
 	assert_ok(tmesh_holders(*state, info.id, &holders, &count, err));
-	assert_int_equal(count, 2);
+	assert_int_equal(count, unit_on_kernel() ? 1 : 2);
 	free(holders);
+	if (unit_on_kernel())
+		assert_refused(tmesh_region_revoke(region, err), -EOPNOTSUPP, "memfd");
 	tmesh_region_unref(twin);
 	tmesh_region_unref(region);
 	close(open_fd);
 	close(null);
 	close(empty);
-}
-
-static void test_dmabuf(void **state)
-{
-	struct tmesh_region *region = region_of(*state, 3 * 4096);
-	struct tmesh_error why = {0};
-	int fd = -7;
-
-	assert_refused(tmesh_region_export_dmabuf(region, 1, 0, RW, &fd, err), -EINVAL, "pages");
-	assert_refused(tmesh_region_export_dmabuf(region, 0, 100, RW, &fd, err), -EINVAL, "pages");
-	assert_refused(tmesh_region_export_dmabuf(region, 3 * 4096, 0, RW, &fd, err), -EINVAL,
-		       "inside");
-	assert_refused(tmesh_region_export_dmabuf(region, 4096, 3 * 4096, RW, &fd, err), -EINVAL,
-		       "inside");
-	assert_refused(tmesh_region_export_dmabuf(region, 0, 0, 0, &fd, err), -EINVAL, "READ");
-	assert_refused(tmesh_region_export_dmabuf(region, 0, 0, TMESH_READ, &fd, err), -EOPNOTSUPP,
-		       "writable");
-	assert_int_equal(fd, -7);
-	if (tmesh_region_export_dmabuf(region, 0, 0, RW, &fd, &why)) {
-		assert_int_equal(why.code, -EOPNOTSUPP);
-		assert_non_null(strstr(why.message, "udmabuf"));
-	} else {
-		assert_refused(tmesh_region_seal(region, err), -EBUSY, "export");
-		close(fd);
-	}
-	assert_ok(tmesh_region_seal(region, err));
-	assert_refused(tmesh_region_export_dmabuf(region, 0, 0, RW, &fd, err), -EOPNOTSUPP,
-		       "sealed");
-	tmesh_region_unref(region);
 }
 
 static void test_see(void **state)
@@ -442,7 +485,8 @@ static void test_see(void **state)
 	assert_int_equal(count, 1);
 	assert_int_equal(holders[0].pid, getpid());
 	assert_int_equal(holders[0].kind, TMESH_HOLDER_IS_HANDLE);
-	assert_int_equal(holders[0].rights, RW);
+	/* Of a memfd's descriptor no more can be seen. */
+	assert_int_equal(holders[0].rights, unit_on_kernel() ? TMESH_RIGHTS_ALL : RW);
 	assert_int_equal(holders[0].mappings, 1);
 	assert_int_equal(prctl(PR_GET_NAME, comm), 0);
 	assert_string_equal(holders[0].comm, comm);
@@ -452,10 +496,12 @@ static void test_see(void **state)
 	region->fd = -1;
 	assert_ok(tmesh_holders(*state, tmesh_region_id(region), &holders, &count, err));
 	assert_int_equal(count, 1);
-	assert_int_equal(holders[0].kind, TMESH_HOLDER_IS_MAPPING);
+	assert_int_equal(holders[0].kind,
+			 unit_on_kernel() ? TMESH_HOLDER_IS_HANDLE : TMESH_HOLDER_IS_MAPPING);
 	free(holders);
 	tmesh_region_unref(region);
-	assert_refused(tmesh_holders(*state, 1, &holders, &count, err), -ENOENT, "holds");
+	assert_refused(tmesh_holders(*state, 1, &holders, &count, err), -ENOENT,
+		       unit_on_kernel() ? "no region" : "holds");
 	close(fake);
 }
 
@@ -472,10 +518,10 @@ int main(void)
 		cmocka_unit_test(test_too_large),
 		cmocka_unit_test(test_seal_under_writer),
 		cmocka_unit_test(test_derive),
+		cmocka_unit_test(test_revoke),
 		cmocka_unit_test(test_pin),
 		cmocka_unit_test(test_desc),
 		cmocka_unit_test(test_from_memfd),
-		cmocka_unit_test(test_dmabuf),
 		cmocka_unit_test(test_see),
 	};
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the unit tests share: cmocka, a memfd context, and short checks of results. */
+/* What the unit tests share: cmocka, a context, and short checks of results. */
 #ifndef TMESH_UNIT_H
 #define TMESH_UNIT_H
 
@@ -34,9 +34,23 @@
 			fail_msg("%s: %d %s", #call, err->code, err->message); \
 	} while (0)
 
+/* TMESH_BACKEND says on what the tests run; what backends do differently is asked of this. */
+static inline bool unit_on_kernel(void)
+{
+	const char *name = getenv("TMESH_BACKEND");
+
+	return name && !strcmp(name, "kernel");
+}
+
+/* For groups of tests that are about how memfds are handed over. */
+static inline int unit_memfd_setup(void **state)
+{
+	return setenv("TMESH_BACKEND", "memfd", 1);
+}
+
 static inline int unit_ctx_setup(void **state)
 {
-	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD};
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts)};
 
 	return tmesh_ctx_open(&opts, (struct tmesh_ctx **)state, NULL);
 }
