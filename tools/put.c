@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "npy.h"
 #include "tensor_args.h"
 
 #define BUFFER ((size_t)1 << 20)
@@ -19,6 +20,7 @@
 static const struct option_entry options[] = {
 	TENSOR_OPTIONS,
 	{"seal", 'S', NULL, "make it immutable before anybody sees it"},
+	{"npy", 'n', NULL, "it is a .npy file, which says dtype and shape itself"},
 	{NULL},
 };
 
@@ -27,6 +29,7 @@ struct source {
 	int fd;
 	char *ahead; /* what had to be read to know how much there is, or NULL */
 	uint64_t ahead_bytes, ahead_used;
+	uint64_t header; /* bytes that came before the elements */
 };
 
 /* Up to @room bytes, fewer only at the end. */
@@ -85,10 +88,45 @@ static int read_ahead(struct source *source)
 	return STATUS_OK;
 }
 
+/* The header of a .npy file, instead of --dtype and --shape. */
+static int read_npy(struct tensor_args *args, struct source *source)
+{
+	uint8_t header[NPY_MAX];
+	const char *why = "it ends within its .npy header";
+	struct npy npy;
+	size_t length = 0;
+	ssize_t got;
+
+	got = source_read(source, (char *)header, NPY_PREFIX);
+	if (got < 0)
+		return complain_errno(source->name);
+	if (got == NPY_PREFIX)
+		length = npy_length(header, &why);
+	if (length) {
+		size_t rest = length - NPY_PREFIX;
+
+		got = source_read(source, (char *)header + NPY_PREFIX, rest);
+		if (got < 0)
+			return complain_errno(source->name);
+		if (got < (ssize_t)rest)
+			why = "it ends within its .npy header";
+		else if (npy_parse(header, length, &npy, &why)) {
+			args->dtype = npy.dtype;
+			args->ndim = npy.ndim;
+			memcpy(args->shape, npy.shape, sizeof(args->shape));
+			args->has_shape = true;
+			source->header = length;
+			return STATUS_OK;
+		}
+	}
+	fprintf(stderr, "tmeshctl: %s\n", why);
+	return STATUS_FAILED;
+}
+
 /* The shape, where it was not given: all that is there in one dimension. */
 static int measure(struct tensor_args *args, struct source *source, uint64_t *bytes)
 {
-	uint64_t elements, bits = tmesh_dtype_bits(args->dtype);
+	uint64_t elements, bits = tmesh_dtype_bits(args->dtype), there = 0;
 	struct stat st;
 	bool known;
 	int status = STATUS_OK;
@@ -101,9 +139,13 @@ static int measure(struct tensor_args *args, struct source *source, uint64_t *by
 		if (status)
 			return status;
 	}
+	if (known)
+		there = (uint64_t)st.st_size < source->header
+				? 0
+				: (uint64_t)st.st_size - source->header;
 	if (!args->has_shape) {
-		uint64_t there = known ? (uint64_t)st.st_size : source->ahead_bytes;
-
+		if (!known)
+			there = source->ahead_bytes;
 		if (__builtin_mul_overflow(there, 8, &elements) || elements % bits) {
 			fprintf(stderr,
 				"tmeshctl: its %" PRIu64 " bytes are no whole number of %s\n",
@@ -114,10 +156,10 @@ static int measure(struct tensor_args *args, struct source *source, uint64_t *by
 		args->shape[0] = (int64_t)(elements / bits);
 	}
 	status = tensor_bytes(args, bytes);
-	if (!status && known && (uint64_t)st.st_size != *bytes) {
+	if (!status && known && there != *bytes) {
 		fprintf(stderr,
-			"tmeshctl: the file has %" PRIu64 " bytes, the shape needs %" PRIu64 "\n",
-			(uint64_t)st.st_size, *bytes);
+			"tmeshctl: the file has %" PRIu64 " bytes%s, the shape needs %" PRIu64 "\n",
+			there, source->header ? " behind its header" : "", *bytes);
 		status = STATUS_FAILED;
 	}
 	return status;
@@ -171,14 +213,15 @@ static int copy_in(struct source *source, struct tmesh_region *region, uint64_t 
 	return status;
 }
 
-static int put(struct tensor_args *args, struct source *source)
+static int put(struct tensor_args *args, struct source *source, bool is_npy)
 {
 	struct tmesh_tensor *tensor;
 	struct tmesh_ctx *ctx;
 	uint64_t bytes;
-	int status;
+	int status = is_npy ? read_npy(args, source) : STATUS_OK;
 
-	status = measure(args, source, &bytes);
+	if (!status)
+		status = measure(args, source, &bytes);
 	if (!status)
 		status = tensor_new(args, &ctx, &tensor);
 	if (status)
@@ -196,12 +239,19 @@ static int run(const struct verb *verb, int argc, char **argv)
 {
 	struct tensor_args args = TENSOR_ARGS_INIT;
 	struct source source = {0};
+	bool is_npy = false, described = false;
 	int key, status;
 
 	args.hold.command = split_command(verb, &argc, argv);
-	while ((key = verb_option(verb, argc, argv)) != -1)
+	while ((key = verb_option(verb, argc, argv)) != -1) {
+		is_npy |= key == 'n';
+		described |= key == 'd' || key == 's';
 		tensor_option(verb, &args, key, optarg);
+	}
 	verb_expect_words(verb, argc, 1, 1);
+	if (is_npy && described)
+		usage_error(verb, "a .npy file says itself what it is: --npy excludes --dtype and "
+				  "--shape");
 	tensor_check(verb, &args);
 
 	source.name = argv[optind];
@@ -211,7 +261,7 @@ static int run(const struct verb *verb, int argc, char **argv)
 		return complain_errno(source.name);
 	status = hold_begin(&args.hold);
 	if (!status)
-		status = put(&args, &source);
+		status = put(&args, &source, is_npy);
 	free(source.ahead);
 	return status;
 }

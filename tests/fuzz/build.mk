@@ -18,6 +18,8 @@ $(FUZZ_OUT)/%: $(FUZZ)/fuzz_%.c $(FUZZ)/bounds.h $(FUZZ)/sockets.h $(FUZZ_OBJ)
 	$(FUZZ_CC) $(CPPFLAGS) -Ilib -std=gnu11 $(WARN) $(FUZZ_FLAGS) -fsanitize=fuzzer \
 		$< $(FUZZ_OBJ) $(LIB_LIBS) -o $@
 
+$(FUZZ_OUT)/npy: tools/npy.c tools/npy.h
+
 .SECONDARY: $(FUZZ_OBJ)
 
 fuzz-check: $(addprefix $(FUZZ_OUT)/,$(FUZZ_NAMES)) ## fuzz what reads refs, layouts, DLPack and messages

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import fcntl
 import glob
+import importlib.util
 import json
 import os
 import pathlib
@@ -283,6 +284,90 @@ class Put(Base):
             self.assertEqual(tensor, {"dtype": "float32", "shape": [2, 3], "strides": [3, 1],
                                       "offset": 0, "byte_size": 24})
             self.assertIn("float32 [2, 3]", tool("ls")[0].decode())
+
+
+def npy(text, data=b"", version=1, length=None):
+    """A .npy file with this dictionary."""
+    text = text.encode("latin-1")
+    size = (len(text) if length is None else length).to_bytes(2 if version == 1 else 4, "little")
+    return b"\x93NUMPY" + bytes([version, 0]) + size + text + data
+
+
+class Npy(Base):
+    HEADER = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }\n"
+
+    def test_there_and_back(self):
+        data = bytes(range(24))
+        for version in (1, 2, 3):
+            with held("put", "--npy", self.file(npy(self.HEADER, data, version)), "--seal") as names:
+                self.assertEqual((names["ref"]["dtype"], names["ref"]["shape"]), ("float32", [2, 3]))
+                self.assertEqual(tool("get", names["token"])[0], data)
+                for target in (names["token"], json.dumps(names["ref"])):
+                    out = tool("get", "--npy", target)[0]
+                    self.assertEqual((len(out) % 64, out[-24:]), (24, data))
+                    with held("put", "--npy", "-", input=out) as again:
+                        self.assertEqual(again["ref"]["shape"], [2, 3])
+                        self.assertEqual(tool("get", "--npy", again["token"])[0], out)
+
+    @unittest.skipUnless(importlib.util.find_spec("numpy"), "NumPy is not installed")
+    def test_numpy_agrees(self):
+        import numpy
+
+        path = os.path.join(self.dir, "array.npy")
+        for array in (numpy.arange(24, dtype="<f8").reshape(2, 3, 4), numpy.float32(7), numpy.zeros((0, 3)),
+                      numpy.arange(5, dtype="u1"), numpy.ones(3, bool), numpy.ones((1,) * 8, "<c16")):
+            numpy.save(path, array)
+            with held("put", "--npy", path) as names:
+                self.assertEqual(names["ref"]["dtype"], array.dtype.name)
+                tool("get", "--npy", names["token"], "-o", path + ".back")
+                with open(path, "rb") as saved:
+                    ours, theirs = self.read("array.npy.back"), saved.read()
+                back = numpy.load(path + ".back")
+                self.assertEqual((back.dtype, back.shape, back.tobytes()),
+                                 (array.dtype, array.shape, array.tobytes()))
+                self.assertEqual(len(ours), len(theirs))
+        for wrong, word in ((numpy.ones((2, 3), order="F"), "Fortran"), (numpy.ones(2, ">f4"), "big-endian"),
+                            (numpy.ones(2, "datetime64[s]"), "not of a type"),
+                            (numpy.ones(2, [("a", "<i4")]), "not of a type")):
+            numpy.save(path, wrong)
+            refused(word, "put", "--npy", path)
+
+    def test_bad_headers(self):
+        good = npy(self.HEADER, bytes(24))
+        for data, word in (
+                (b"", "ends within"), (good[:11], "ends within"), (good[:40], "ends within"),
+                (b"x" * 100, "no .npy file"), (good.replace(b"\x01\x00", b"\x04\x00", 1), "version"),
+                (npy(self.HEADER, length=5000), "too long"), (npy(self.HEADER, length=3), "too short"),
+                (npy(self.HEADER, version=2, length=0xFFFFFFFF), "too long"),
+                (good + b"x", "behind its header"), (good[:-1], "behind its header")):
+            refused(word, "put", "--npy", self.file(data))
+            refused("" if word == "behind its header" else word, "put", "--npy", "-", input=data)
+
+    def test_bad_dictionaries(self):
+        for old, new, word in (
+                ("False", "True", "Fortran"), ("<f4", ">f4", "big-endian"), ("<f4", "|O", "not of a type"),
+                ("'<f4'", "[('a', '<f4')]", "not of a type"), ("<f4", "<f40", "not of a type"),
+                ("(2, 3)", "(2, -3)", "shape"), ("(2, 3)", "(6)", "shape"), ("(2, 3)", "6", "shape"),
+                ("(2, 3)", "(2, 3", "shape"), ("(2, 3)", "(2 3)", "shape"), ("(2, 3)", "(,)", "shape"),
+                ("(2, 3)", "(2L, 3L)", "shape"), ("(2, 3)", "(9223372036854775808, 1)", "shape"),
+                ("(2, 3)", "(9223372036854775807, 3)", "2^63"), ("(2, 3)", "(" + "1, " * 9 + ")", "dimensions"),
+                ("'shape'", "'size'", "damaged"), ("'shape'", "'descr'", "damaged"), ("}", "", "damaged"),
+                ("}", "} x", "damaged"), ("}", "'x': 1}", "damaged"), (", 'shape'", " 'shape'", "damaged"),
+                (", 'shape': (2, 3), ", "", "damaged"), ("{", "", "damaged"), ("{", "{\0", "damaged")):
+            text = self.HEADER.replace(old, new)
+            assert text != self.HEADER
+            refused(word, "put", "--npy", self.file(npy(text, bytes(24))))
+
+    def test_what_does_not_go_together(self):
+        path = self.file(npy(self.HEADER, bytes(24)))
+        wrong_usage("--npy excludes", "put", "--npy", path, "--shape", "6")
+        wrong_usage("--npy excludes", "put", "--npy", path, "--dtype", "float32")
+        with held("put", "--npy", path) as names:
+            wrong_usage("--npy excludes", "get", "--npy", names["token"], "--range", "0:4")
+            refused("does not fit", "get", "--npy",
+                    json.dumps(dict(names["ref"], shape=[7], strides=[1], byte_size=28)))
+        with held("create", "4", "--dtype", "bfloat16") as names:
+            refused("NumPy has no bfloat16", "get", "--npy", names["token"])
 
 
 class Get(Base):
