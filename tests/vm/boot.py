@@ -48,8 +48,9 @@ class Outcome:
     trouble: str
 
 
-def run(name, suite, *, module, programs=(), disks=(), arguments=()):
-    """Boot a kernel or variant with one suite; module is the .ko file that the suite loads."""
+def run(name, suite, *, module, script=None, programs=(), disks=(), arguments=()):
+    """Boot a kernel or variant with one suite; module is the .ko file that the suite loads, script
+    what runs in the guest where that is not called like the suite."""
     kernel = kernels.prepare(kernel_of(name))
     _, more = VARIANTS.get(name, (name, []))
     logs = BUILD / "vm" / name / suite
@@ -58,7 +59,7 @@ def run(name, suite, *, module, programs=(), disks=(), arguments=()):
     archive = Initramfs()
     archive.add_file("bin/busybox", Path("/bin/busybox"), 0o755)
     archive.add_file("init", HERE / "guest/init", 0o755)
-    archive.add_file("suite", HERE / f"guest/{suite}.sh")
+    archive.add_file("suite", HERE / f"guest/{script or suite}.sh")
     archive.add_file(module.name, module)
     order = {file.name.removesuffix(".xz"): file for file in kernel.modules(GUEST_MODULES)}
     for file_name, file in order.items():

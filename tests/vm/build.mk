@@ -3,11 +3,26 @@
 # The module and the programs around it in real kernels, under QEMU. Needs root: the Debian 13
 # root is made with debootstrap. What is slow to make is kept in $XDG_CACHE_HOME/tmesh/vm.
 
+# vm-KERNEL-SUITE, for `make check`, and what `make check-full` adds.
+VM_SUITES := $(addprefix vm-,judge debug-seeded 6.1-kselftest 6.12-kselftest 7.2-kselftest \
+	     debug-kselftest 6.12-library 6.12-bindings 6.12-demo)
+VM_SUITES_FULL := $(addprefix vm-,debug-swiotlb-kselftest debug-library 7.2-bindings debug-bindings)
+
+# How long the programs in guests race and fuzz. `make check-full` shows more kernels, and
+# leaves it at that: at full length each kernel takes about an hour.
+VM_LENGTH ?= short
+
 vm-kernels: ## fetch and build the kernels that the module is tested in
 	@tests/vm/kernels.py >&2
 
-vm-check: kselftest vm-kernels ## run the tests in kernels (TMESH_TEST_LENGTH=full: at length)
-	@tests/vm/test_judge.py
-	@tests/vm/check
+vm-check: ## run the tests in kernels (VM_LENGTH=full: at length)
+	tests/run.py --length $(VM_LENGTH) $(VM_SUITES)
 
-.PHONY: vm-kernels vm-check
+vm-judge: ## the tests of what judges guests
+	@tests/vm/test_judge.py
+
+$(filter-out vm-judge,$(VM_SUITES) $(VM_SUITES_FULL)): vm-%: kselftest vm-kernels
+	@TMESH_TEST_LENGTH=$(VM_LENGTH) tests/vm/run \
+		$(patsubst %-$(lastword $(subst -, ,$*)),%,$*) $(lastword $(subst -, ,$*))
+
+.PHONY: vm-kernels vm-check $(VM_SUITES) $(VM_SUITES_FULL)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The Python and Elixir suites in Debian 13: on memfds in a root, on the module in a guest.
+"""Suites of the checkout in Debian 13: on memfds in a root, on the module in a guest.
 
 The root builds what the guest then runs, at the same path, so that the guest compiles nothing.
 """
@@ -9,7 +9,6 @@ from cache import sh
 from modules import BUILD, TOP
 
 REPO = "/repo"
-SUITES = ("python-check", "beam-check")
 
 
 def copy():
@@ -20,14 +19,22 @@ def copy():
     return repo
 
 
-def on_memfd(suite, repo):
-    """Run a suite in the root. Returns its output and exit status."""
-    return roots.attempt(debian13.root(), "make", "-s", "--no-print-directory", "-C", REPO, suite,
+def model(repo):
+    """The demo's model: fetched by the host, for neither the root nor the guest need reach PyPI."""
+    for tree in (TOP, repo):
+        (tree / "build/demo").mkdir(parents=True, exist_ok=True)
+    sh(TOP / "tests/demo/fetch.sh", TOP / "build/demo")
+    sh("rsync", "-a", "--include=*.whl", "--exclude=*", f"{TOP}/build/demo/", repo / "build/demo")
+
+
+def on_memfd(target, repo):
+    """Make a target in the root. Returns its output and exit status."""
+    return roots.attempt(debian13.root(), "make", "-s", "--no-print-directory", "-C", REPO, target,
                          binds=[(repo, REPO)])
 
 
 def disks(repo):
-    """(image, device) of the guest's root, and of the copy with what the suites built."""
+    """(image, device) of the guest's root, and of the copy with what the targets built."""
     image = BUILD / "repo.img"
     debian13.write_image(repo, image)
     return [(path, "virtio-blk-pci") for path in (debian13.image(), image)]

@@ -4,8 +4,8 @@ import os
 import signal
 import sys
 
-import bindings
 import boot
+import checkout
 import detectors
 import kernels
 import modules
@@ -31,19 +31,37 @@ def kselftest(tap, name):
     on_module(tap, name, "kselftest", programs=programs)
 
 
-def in_bindings(tap, name):
+def in_debian(tap, name, suite, *targets):
+    """Suites of the checkout in Debian 13, without the module and with it."""
+    repo = checkout.copy()
+    for target in targets:
+        done = checkout.on_memfd(target, repo)
+        program(tap, f"Debian 13 without the module: {target}", done.stdout.splitlines(), done.returncode)
+    on_module(tap, name, suite, script="checkout", disks=checkout.disks(repo),
+              arguments=[f"TMESH_TARGETS={','.join(targets)}"])
+
+
+def bindings(tap, name):
     """The Python and Elixir suites in Debian 13, without the module and with it."""
-    repo = bindings.copy()
-    for suite in bindings.SUITES:
-        done = bindings.on_memfd(suite, repo)
-        program(tap, f"Debian 13 without the module: {suite}", done.stdout.splitlines(), done.returncode)
-    on_module(tap, name, "bindings", disks=bindings.disks(repo),
-              arguments=[f"TMESH_BINDINGS={','.join(bindings.SUITES)}"])
+    in_debian(tap, name, "bindings", "python-check", "beam-check")
+
+
+def library(tap, name):
+    """The unit tests of the library and those of tmeshctl, the same way."""
+    in_debian(tap, name, "library", "unit-check", "tools-check")
+
+
+def demo(tap, name):
+    """`make demo`, the same way."""
+    checkout.model(checkout.copy())
+    in_debian(tap, name, "demo", "demo-check")
 
 
 SUITES = {
     "kselftest": kselftest,
-    "bindings": in_bindings,
+    "library": library,
+    "bindings": bindings,
+    "demo": demo,
     "seeded": detectors.run,
 }
 

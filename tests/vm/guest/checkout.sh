@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 #
-# The Python and Elixir suites in the Debian 13 root, on the module. Sourced by guest/init.
+# Suites of the checkout in the Debian 13 root, on the module. Sourced by guest/init.
 
 mkdir /debian
 check "root is mounted" mount -t ext4 /dev/vda /debian
@@ -9,9 +9,12 @@ for dir in proc sys dev tmp; do
 	check "/$dir is mounted" mount --rbind /$dir /debian/$dir
 done
 
+# As systemd has it; busybox leaves what the kernel begins with.
+ulimit -Hn 524288
+
 check "module loads" insmod /tmesh.ko
-for suite in $(echo "$TMESH_BINDINGS" | tr , ' '); do
-	run "$suite" chroot /debian /usr/bin/env PATH=/usr/sbin:/usr/bin:/sbin:/bin \
-		TMESH_BACKEND=kernel make -s --no-print-directory -C /repo "$suite"
+for target in $(echo "$TMESH_TARGETS" | tr , ' '); do
+	run "$target" chroot /debian /usr/bin/env PATH=/usr/sbin:/usr/bin:/sbin:/bin \
+		TMESH_BACKEND=kernel make -s --no-print-directory -C /repo "$target"
 done
 check "module unloads" rmmod tmesh

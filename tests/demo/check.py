@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: MIT
+"""Run the demo as `make demo` does and check, as TAP, that it did what it says."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BACKEND = "kernel" if os.path.exists("/dev/tmesh") else "memfd"
+WORD = r"[a-z]+ +-?\d\.\d\d"
+
+# What has to be said, once.
+SAID = {
+    f"it uses the {BACKEND} backend": rf"^tmesh \S+, {BACKEND} backend$",
+    "Python puts the whole table": r"^Python +put 30522 x 384 float32 \(46\.9 MB\)",
+    "Elixir reads rows without a copy": r"^Elixir +opened it by its ref, took \d+ rows as binaries without a copy",
+    "Elixir puts their mean": r"^ +and put their mean, 1536 bytes",
+    "ten nearest words": rf"^Nearest to .*\n(  ({WORD} *){{5}}\n){{2}}",
+    "and they are near": r"^  dough +0\.40 ",
+    "ls shows the sealed table": rf"^[0-9a-f]{{16}}  44\.7 MiB  {BACKEND} +sealed .*float32 \[30522, 384\]",
+    "tmesh copied nothing but the mean": r"^Bytes that tmesh copied after the first put: Python 0, Elixir 1536 ",
+    "the hand-overs are timed": r"^  tmesh +\d+\.\d\d ms +\d+\.\d\d ms$",
+}
+
+
+def holders(text):
+    """The commands of the processes that hold the table."""
+    table = text.partition("$ tmeshctl holders ")[2].partition("\n\n")[0]
+    return set(re.findall(r"^\d+ +(beam\.smp|python)", table, re.M))
+
+
+def main():
+    # Its own query, and its own choice of the backend.
+    env = {name: value for name, value in os.environ.items() if name not in ("QUERY", "TMESH_BACKEND")}
+    done = subprocess.run([ROOT / "tests/demo/run.sh"], env=env, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, text=True)
+    sys.stderr.write(done.stdout)
+    checks = {what: len(re.findall(pattern, done.stdout, re.M)) == 1 for what, pattern in SAID.items()}
+    checks["Python and Elixir hold the table"] = len(holders(done.stdout)) == 2
+    checks["it ends well"] = done.returncode == 0
+    print(f"1..{len(checks)}")
+    for number, (what, good) in enumerate(checks.items(), 1):
+        print(f"{'ok' if good else 'not ok'} {number} - {what}")
+    return not all(checks.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
