@@ -110,6 +110,7 @@ void tmesh_claim_fini(struct tmesh_claim *claim)
 {
 	struct tmesh_region *region = claim->region;
 
+	tmesh_fence_abandon(claim);
 	mutex_lock(&region->claims_lock);
 	if (!list_empty(&claim->node)) {
 		list_del_init(&claim->node);
@@ -196,6 +197,8 @@ int tmesh_claims_describe(struct tmesh_region *region, u32 kind, u32 room,
 		holder->offset = (u64)claim->first << PAGE_SHIFT;
 		holder->bytes = (u64)claim->nr_pages << PAGE_SHIFT;
 		memcpy(holder->comm, claim->comm, sizeof(holder->comm));
+		if (tmesh_fence_produces(claim))
+			holder->flags |= TMESH_HOLDER_FLAG_PRODUCER;
 		holder++;
 		(*count)++;
 	}

@@ -79,6 +79,7 @@ static struct tmesh_region *tmesh_region_new(struct tmesh_user *user,
 	init_rwsem(&region->lock);
 	mutex_init(&region->claims_lock);
 	INIT_LIST_HEAD(&region->claims);
+	tmesh_fence_init(&region->fence);
 	init_waitqueue_head(&region->wait);
 	tmesh_linger_init(region);
 	region->bytes = spec->bytes;

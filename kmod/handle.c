@@ -66,7 +66,8 @@ static __poll_t tmesh_handle_poll(struct file *file, poll_table *wait)
 	struct tmesh_region *region = handle->claim.region;
 
 	poll_wait(file, &region->wait, wait);
-	return READ_ONCE(region->state) & TMESH_STATE_REVOKED ? EPOLLHUP : 0;
+	return tmesh_fence_poll(handle) |
+	       (READ_ONCE(region->state) & TMESH_STATE_REVOKED ? EPOLLHUP : 0);
 }
 
 static long tmesh_handle_ioctl(struct file *file, unsigned int cmd, unsigned long arg)

@@ -26,7 +26,8 @@ int tmesh_ioctl_caps(struct tmesh_ucmd *ucmd)
 	cmd->abi_version = TMESH_ABI_VERSION;
 	cmd->page_bytes = PAGE_SIZE;
 	cmd->features = TMESH_FEATURE_PAGES | TMESH_FEATURE_MEMFD | TMESH_FEATURE_EXPORT |
-			TMESH_FEATURE_PIN | TMESH_FEATURE_REVOKE | TMESH_FEATURE_USER;
+			TMESH_FEATURE_PIN | TMESH_FEATURE_REVOKE | TMESH_FEATURE_USER |
+			TMESH_FEATURE_FENCE;
 	cmd->huge_page_bytes = 0;
 	if (IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE)) {
 		cmd->features |= TMESH_FEATURE_HUGE;
@@ -41,7 +42,7 @@ int tmesh_ioctl_caps(struct tmesh_ucmd *ucmd)
 	return tmesh_respond(ucmd, sizeof(*cmd));
 }
 
-static void tmesh_fill_info(struct tmesh_info *info, const struct tmesh_region *region,
+static void tmesh_fill_info(struct tmesh_info *info, struct tmesh_region *region,
 			    const struct tmesh_handle *handle)
 {
 	memset(info, 0, sizeof(*info));
@@ -69,6 +70,7 @@ static void tmesh_fill_info(struct tmesh_info *info, const struct tmesh_region *
 	info->desc_bytes = READ_ONCE(region->desc_bytes);
 	info->linger_ms = region->linger_ms;
 	memcpy(info->label, region->label, sizeof(info->label));
+	info->fence_value = tmesh_fence_look(region, &info->fence_state);
 }
 
 /* On a handle the id must be 0, and its region is meant; on the device it names one. */

@@ -125,6 +125,20 @@ struct tmesh_name {
 };
 
 /**
+ * struct tmesh_fence - how far a region's producer is
+ * @lock:     guards all of it, and what handles have armed
+ * @value:    signalled last
+ * @producer: who signals it now, or NULL; holds no reference, it says when it ends
+ * @deaths:   how many producers have ended
+ */
+struct tmesh_fence {
+	spinlock_t lock;
+	u64 value;
+	const struct tmesh_claim *producer;
+	u64 deaths;
+};
+
+/**
  * struct tmesh_region - memory with a name, an owner and one lifetime
  * @ref:         held by claims, by a pending linger and by whoever looks at it
  * @rcu:         look-ups by id or token end before it is freed
@@ -157,7 +171,8 @@ struct tmesh_name {
  * @nr_pinning:  handles that forbid a revocation
  * @nr_exports:  dma-bufs
  * @names:       tokens, by their rights
- * @wait:        pollers of handles, woken by a revocation
+ * @fence:       how far its producer is
+ * @wait:        pollers of handles and waits for the fence
  * @linger:      ends a linger; pending work owns a reference
  * @linger_node: in the owner's list, under the owner's lock
  */
@@ -197,6 +212,7 @@ struct tmesh_region {
 	u32 nr_exports;
 	struct tmesh_name names[TMESH_NAMES];
 
+	struct tmesh_fence fence;
 	wait_queue_head_t wait;
 	struct delayed_work linger;
 	struct list_head linger_node;
@@ -240,12 +256,18 @@ struct tmesh_claim {
 
 /**
  * struct tmesh_handle - a file on a region; dies with the file
- * @claim:    the common part
- * @pin_user: who is charged for a pinning handle on somebody else's region, or NULL
+ * @claim:        the common part
+ * @pin_user:     who is charged for a pinning handle on somebody else's region, or NULL
+ * @armed:        poll() tells about the fence; guarded by its lock
+ * @armed_value:  once it has reached this; guarded by its lock
+ * @armed_deaths: or once more producers have ended; guarded by its lock
  */
 struct tmesh_handle {
 	struct tmesh_claim claim;
 	struct tmesh_user *pin_user;
+	bool armed;
+	u64 armed_value;
+	u64 armed_deaths;
 };
 
 /**
@@ -404,6 +426,15 @@ int tmesh_ioctl_export(struct tmesh_ucmd *ucmd);
 u32 tmesh_export_attachments(struct tmesh_claim *claim);
 void tmesh_export_invalidate(struct tmesh_claim *claim);
 void tmesh_exports_wait(struct tmesh_region *region);
+
+/* fence.c */
+void tmesh_fence_init(struct tmesh_fence *fence);
+u64 tmesh_fence_look(struct tmesh_region *region, u32 *state);
+bool tmesh_fence_produces(const struct tmesh_claim *claim);
+void tmesh_fence_abandon(const struct tmesh_claim *claim);
+__poll_t tmesh_fence_poll(const struct tmesh_handle *handle);
+int tmesh_ioctl_signal(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_wait(struct tmesh_ucmd *ucmd);
 
 /* query.c */
 int tmesh_ioctl_caps(struct tmesh_ucmd *ucmd);

@@ -95,6 +95,39 @@ TRACE_EVENT(tmesh_export,
 		  __entry->bytes, __entry->writable)
 );
 
+TRACE_EVENT(tmesh_signal,
+	TP_PROTO(u64 id, u64 value),
+	TP_ARGS(id, value),
+	TP_STRUCT__entry(
+		__field(u64, id)
+		__field(u64, value)
+	),
+	TP_fast_assign(
+		__entry->id = id;
+		__entry->value = value;
+	),
+	TP_printk("id=%llu value=%llu", __entry->id, __entry->value)
+);
+
+TRACE_EVENT(tmesh_wait,
+	TP_PROTO(u64 id, u64 value, u64 reached, int result),
+	TP_ARGS(id, value, reached, result),
+	TP_STRUCT__entry(
+		__field(u64, id)
+		__field(u64, value)
+		__field(u64, reached)
+		__field(int, result)
+	),
+	TP_fast_assign(
+		__entry->id = id;
+		__entry->value = value;
+		__entry->reached = reached;
+		__entry->result = result;
+	),
+	TP_printk("id=%llu value=%llu reached=%llu result=%d", __entry->id, __entry->value,
+		  __entry->reached, __entry->result)
+);
+
 DECLARE_EVENT_CLASS(tmesh_region,
 	TP_PROTO(u64 id),
 	TP_ARGS(id),

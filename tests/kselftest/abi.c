@@ -34,6 +34,8 @@ PUBLISHED(tmesh_export, pad, 32);
 PUBLISHED(tmesh_desc, pad, 32);
 PUBLISHED(tmesh_revoke, pad, 32);
 PUBLISHED(tmesh_create_user, id, 128);
+PUBLISHED(tmesh_signal, value, 16);
+PUBLISHED(tmesh_wait, timeout_ns, 24);
 
 #define BYTES (64 * KB)
 #define TAIL 24
@@ -96,6 +98,7 @@ union args {
 	struct tmesh_desc desc;
 	struct tmesh_revoke revoke;
 	struct tmesh_create_user create_user;
+	struct tmesh_signal signal;
 	unsigned char raw[512];
 };
 
@@ -182,6 +185,14 @@ static void fill_create_user(union args *a)
 	a->create_user.rights = R_READ;
 }
 
+/* Each try signals more than the one before it. */
+static void fill_signal(union args *a)
+{
+	static __u64 value;
+
+	a->signal.value = ++value;
+}
+
 #define DEVICE 1
 #define HANDLE 2
 #define CREATE_FLAGS                                                                      \
@@ -237,6 +248,9 @@ static const struct call {
 	{"CREATE_USER", TMESH_CREATE_USER, DEVICE, 128, sizeof(struct tmesh_create_user),
 	 TMESH_CREATE_GID, 0, RIGHTS(tmesh_create_user), OUT_FD(tmesh_create_user),
 	 fill_create_user},
+	{"SIGNAL", TMESH_SIGNAL, HANDLE, 16, sizeof(struct tmesh_signal), 0, 0, 0, 0, fill_signal},
+	{"WAIT", TMESH_WAIT, HANDLE, 24, sizeof(struct tmesh_wait), TMESH_WAIT_ARM, 0, 0, 0,
+	 fill_nothing},
 };
 
 static int file_for(const struct call *c)
@@ -456,7 +470,8 @@ TEST(read_only_result, "a result that cannot be written back leaves nothing behi
 
 	REQUIRE(page != MAP_FAILED);
 	FOR_EACH_CALL(c) {
-		if (c->nr == TMESH_SEAL || c->nr == TMESH_DESC_SET || c->nr == TMESH_REVOKE)
+		if (c->nr == TMESH_SEAL || c->nr == TMESH_DESC_SET || c->nr == TMESH_REVOKE ||
+		    c->nr == TMESH_SIGNAL)
 			continue; /* nothing to hand over, or done once it is told */
 		set_up();
 		union args a = valid(c);
@@ -497,8 +512,8 @@ TEST(own_memory, "arguments and results may lie in the region itself, not yet ma
 				CHECK_EQ(t_info(stage->handle).state, TMESH_STATE_REVOKED);
 			}
 			munmap(p, BYTES);
-			if (c->nr == TMESH_REVOKE)
-				break;
+			if (c->nr == TMESH_REVOKE || c->nr == TMESH_SIGNAL)
+				break; /* the same does not succeed twice */
 		}
 		tear_down();
 	}
@@ -598,6 +613,11 @@ TEST(wrong_file, "the wrong kind of file gives ENOTTY, a closed one EBADF")
 	}
 }
 
+static bool known(unsigned long nr)
+{
+	return known_on(nr, DEVICE) || known_on(nr, HANDLE);
+}
+
 TEST(unknown_calls, "numbers and types that are no call give ENOTTY")
 {
 	union args a = {.size = 8};
@@ -605,6 +625,7 @@ TEST(unknown_calls, "numbers and types that are no call give ENOTTY")
 	set_up();
 	for (unsigned int nr = 0; nr < 0x100; nr++) {
 		if (known_on(_IO(TMESH_IOC_MAGIC, nr), DEVICE | HANDLE))
+		if (known(_IO(TMESH_IOC_MAGIC, nr)))
 			continue;
 		CHECK_ERR(ioctl(stage->dev, _IO(TMESH_IOC_MAGIC, nr), &a), ENOTTY);
 		CHECK_ERR(ioctl(stage->handle, _IO(TMESH_IOC_MAGIC, nr), &a), ENOTTY);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* As much of DRM as importing a dma-buf into vgem takes. */
+/* As much of DRM as importing a dma-buf into vgem, and vgem's fences, take. */
 #ifndef TMESH_KSELFTEST_DRM_H
 #define TMESH_KSELFTEST_DRM_H
 
@@ -46,5 +46,22 @@ static inline int vgem_close(int vgem, int handle)
 
 	return ioctl(vgem, DRM_IOCTL_GEM_CLOSE, &c);
 }
+
+/* From the kernel's vgem_drm.h, which libdrm does not carry. */
+struct drm_vgem_fence_attach {
+	__u32 handle;
+	__u32 flags;
+	__u32 out_fence;
+	__u32 pad;
+};
+
+struct drm_vgem_fence_signal {
+	__u32 fence;
+	__u32 flags;
+};
+
+#define VGEM_FENCE_WRITE 1
+#define DRM_IOCTL_VGEM_FENCE_ATTACH DRM_IOWR(DRM_COMMAND_BASE + 1, struct drm_vgem_fence_attach)
+#define DRM_IOCTL_VGEM_FENCE_SIGNAL DRM_IOW(DRM_COMMAND_BASE + 2, struct drm_vgem_fence_signal)
 
 #endif

@@ -304,6 +304,14 @@ static int new_token(int fd)
 	return t_token(fd, R_READ, token);
 }
 
+static int signal_and_wait(int fd)
+{
+	struct tmesh_signal s = {.size = sizeof(s), .value = 1};
+	struct tmesh_wait w = {.size = sizeof(w), .value = 1, .timeout_ns = -1};
+
+	return ioctl(fd, TMESH_SIGNAL, &s) || ioctl(fd, TMESH_WAIT, &w) ? -1 : 0;
+}
+
 /* Maps, touches each 2 MiB and unmaps. A fault that finds no memory is tried again or kills. */
 static long map_and_touch(int fd, size_t bytes)
 {
@@ -374,6 +382,7 @@ SWEEP(seal, "CREATE, SEAL", nothing, on_fresh_region(t_seal))
 SWEEP(revoke, "CREATE, REVOKE", nothing, on_fresh_region(t_revoke))
 SWEEP(revoke_pinned, "CREATE, SEAL, DERIVE, REVOKE with holders", nothing,
       on_fresh_region(revoke_pinned))
+SWEEP(fence, "CREATE, SIGNAL, WAIT", nothing, on_fresh_region(signal_and_wait))
 SWEEP(export, "EXPORT", close_fd, t_export(set.handle, PAGE, 0, TMESH_EXPORT_WRITE))
 SWEEP(desc_set, "DESC_SET", undescribe, describe(TMESH_DESC_SET, 300))
 SWEEP(desc_get, "DESC_GET", nothing, describe(TMESH_DESC_GET, 300))

@@ -1,0 +1,713 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Fences: a number between processes, its waits and polls, and what ends them; and drivers'
+ * own fences, which pass through exports as they are.
+ */
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <linux/dma-buf.h>
+
+#include "drm.h"
+#include "t.h"
+
+#define RW (PROT_READ | PROT_WRITE)
+#define MS 1000000ll
+/* Longer than anything takes that does not hang, also in an emulated debug kernel. */
+#define PATIENCE (60000 * MS)
+
+static int dev;
+
+static int region(void)
+{
+	dev = t_dev();
+	return REQUIRE_OK(t_create(dev, PAGE, 0));
+}
+
+static int say(int h, __u64 value)
+{
+	struct tmesh_signal s = {.size = sizeof(s), .value = value};
+
+	return ioctl(h, TMESH_SIGNAL, &s);
+}
+
+/* What the last wait wrote back. */
+static __thread __u64 reached;
+
+static int await(int h, __u64 value, __s64 timeout)
+{
+	struct tmesh_wait w = {.size = sizeof(w), .value = value, .timeout_ns = timeout};
+	int ret = ioctl(h, TMESH_WAIT, &w);
+
+	reached = w.value;
+	return ret;
+}
+
+static int arm(int h, __u64 value)
+{
+	struct tmesh_wait w = {.size = sizeof(w), .flags = TMESH_WAIT_ARM, .value = value};
+	int ret = ioctl(h, TMESH_WAIT, &w);
+
+	reached = w.value;
+	return ret;
+}
+
+static short polled(int h, int ms)
+{
+	struct pollfd pf = {.fd = h, .events = POLLIN};
+
+	REQUIRE(poll(&pf, 1, ms) >= 0);
+	return pf.revents;
+}
+
+static void fence_is(int h, __u64 value, __u32 state)
+{
+	struct tmesh_info i = t_info(h);
+
+	CHECK_EQ(i.fence_value, value);
+	CHECK_EQ(i.fence_state, state);
+}
+
+TEST(values, "a fence grows from 0, and a wait says how far it is")
+{
+	int h = region();
+
+	fence_is(h, 0, TMESH_FENCE_IDLE);
+	CHECK_OK(await(h, 0, 0));
+	CHECK_ERR(await(h, 1, 0), ETIMEDOUT);
+	CHECK_EQ(reached, 0);
+	CHECK_OK(say(h, 5));
+	fence_is(h, 5, TMESH_FENCE_PRODUCER);
+	CHECK_OK(await(h, 1, 0));
+	CHECK_EQ(reached, 5);
+	CHECK_OK(await(h, 5, -1));
+	CHECK_ERR(await(h, 6, 0), ETIMEDOUT);
+	CHECK_EQ(reached, 5);
+	CHECK_OK(say(h, ~0ull));
+	CHECK_OK(await(h, ~0ull, -1));
+	CHECK_EQ(reached, ~0ull);
+	fence_is(h, ~0ull, TMESH_FENCE_PRODUCER);
+}
+
+TEST(backwards, "a value that is not greater than the last gives EINVAL")
+{
+	int h = region();
+
+	CHECK_ERR(say(h, 0), EINVAL);
+	fence_is(h, 0, TMESH_FENCE_IDLE);
+	CHECK_OK(say(h, 7));
+	CHECK_ERR(say(h, 7), EINVAL);
+	CHECK_ERR(say(h, 6), EINVAL);
+	CHECK_ERR(say(h, 0), EINVAL);
+	fence_is(h, 7, TMESH_FENCE_PRODUCER);
+	CHECK_OK(say(h, ~0ull));
+	CHECK_ERR(say(h, ~0ull), EINVAL);
+}
+
+TEST(rights, "signalling needs WRITE, waiting only a handle; a seal changes neither")
+{
+	int h = region(), reader = REQUIRE_OK(t_derive(h, R_READ, 0));
+
+	CHECK_ERR(say(reader, 1), EACCES);
+	fence_is(h, 0, TMESH_FENCE_IDLE);
+	CHECK_OK(say(h, 1));
+	CHECK_OK(await(reader, 1, 0));
+	CHECK_OK(t_seal(h));
+	CHECK_OK(say(h, 2));
+	CHECK_OK(await(reader, 2, 0));
+}
+
+TEST(memfd, "a region over a memfd has a fence as any other")
+{
+	int memfd = REQUIRE_OK(memfd_create("fence", MFD_ALLOW_SEALING | MFD_CLOEXEC));
+	struct tmesh_create_memfd c = {.size = sizeof(c), .memfd = memfd};
+
+	REQUIRE_OK(ftruncate(memfd, PAGE));
+	REQUIRE_OK(fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK));
+	REQUIRE_OK(ioctl(t_dev(), TMESH_CREATE_MEMFD, &c));
+	CHECK_OK(say(c.fd, 3));
+	CHECK_OK(await(c.fd, 3, 0));
+}
+
+static __u32 holder_flags(int h, unsigned int index)
+{
+	struct tmesh_holder some[4] = {0};
+	struct tmesh_holders q = {
+		.size = sizeof(q),
+		.entries = (__u64)(unsigned long)some,
+		.entry_bytes = sizeof(some[0]),
+		.count = ARRAY_SIZE(some),
+	};
+
+	REQUIRE_OK(ioctl(h, TMESH_HOLDERS, &q));
+	REQUIRE(index < q.count);
+	return some[index].flags;
+}
+
+TEST(two_producers, "the first handle that signals is the producer until it is closed")
+{
+	int h = region(), first = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0));
+	int second = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0));
+
+	CHECK_OK(say(first, 4));
+	CHECK_ERR(say(second, 5), EBUSY);
+	CHECK_ERR(say(h, 5), EBUSY);
+	CHECK_ERR(say(second, 4), EBUSY);
+	CHECK_EQ(holder_flags(h, 0), 0);
+	CHECK_EQ(holder_flags(h, 1), TMESH_HOLDER_FLAG_PRODUCER);
+	CHECK_EQ(holder_flags(h, 2), 0);
+	close(first);
+	fence_is(h, 4, TMESH_FENCE_DEAD);
+	CHECK_ERR(await(second, 5, -1), EOWNERDEAD);
+	CHECK_EQ(reached, 4);
+	CHECK_OK(await(second, 4, -1));
+
+	/* Another one may go on, from where the first one left. */
+	CHECK_ERR(say(second, 4), EINVAL);
+	fence_is(h, 4, TMESH_FENCE_DEAD);
+	CHECK_OK(say(second, 5));
+	fence_is(h, 5, TMESH_FENCE_PRODUCER);
+	CHECK_EQ(holder_flags(h, 1), TMESH_HOLDER_FLAG_PRODUCER);
+	CHECK_ERR(await(h, 6, 0), ETIMEDOUT);
+	CHECK_ERR(say(h, 6), EBUSY);
+}
+
+TEST(bystander, "a handle that never signalled takes nobody along when it is closed")
+{
+	int h = region(), other = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0));
+
+	close(other);
+	fence_is(h, 0, TMESH_FENCE_IDLE);
+	other = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0));
+	CHECK_OK(say(h, 1));
+	close(other);
+	fence_is(h, 1, TMESH_FENCE_PRODUCER);
+}
+
+TEST(timeouts, "waits end when they should: none, short, huge and negative timeouts")
+{
+	int h = region();
+	double from;
+	pid_t pid;
+
+	CHECK_ERR(await(h, 1, 0), ETIMEDOUT);
+	CHECK_ERR(await(h, 1, 1), ETIMEDOUT);
+	from = t_now();
+	CHECK_ERR(await(h, 1, 100 * MS), ETIMEDOUT);
+	CHECK(t_now() - from >= 0.1);
+	for (__u64 i = 1; i <= 4; i++) {
+		static const __s64 endless[] = {LLONG_MAX, LLONG_MAX - 1, -1, LLONG_MIN};
+
+		T_CHILD(pid) {
+			CHECK_OK(await(h, i, endless[i - 1]));
+			CHECK_EQ(reached, i);
+		}
+		usleep(20000);
+		CHECK_EQ(waitpid(pid, NULL, WNOHANG), 0);
+		CHECK_OK(say(h, i));
+		t_wait(pid);
+	}
+}
+
+static void no_more(int sig)
+{
+}
+
+TEST(interrupted, "a signal ends a wait with EINTR, even where system calls are restarted")
+{
+	struct sigaction sa = {.sa_handler = no_more, .sa_flags = SA_RESTART};
+	struct itimerspec soon = {.it_value.tv_nsec = 50 * MS};
+	int h = region();
+	timer_t timer;
+
+	REQUIRE_OK(sigaction(SIGALRM, &sa, NULL));
+	REQUIRE_OK(timer_create(CLOCK_MONOTONIC, NULL, &timer));
+	CHECK_OK(say(h, 3));
+	for (int i = 0; i < 2; i++) {
+		REQUIRE_OK(timer_settime(timer, 0, &soon, NULL));
+		CHECK_ERR(await(h, 4, i ? -1 : PATIENCE), EINTR);
+		CHECK_EQ(reached, 3);
+	}
+	timer_delete(timer);
+}
+
+TEST(killed, "a process that waits without end can be killed")
+{
+	int h = region();
+	pid_t pid = t_fork();
+
+	if (!pid) {
+		await(h, 1, -1);
+		_exit(1);
+	}
+	usleep(50000);
+	REQUIRE_OK(kill(pid, SIGKILL));
+	REQUIRE_OK(waitpid(pid, NULL, 0));
+}
+
+TEST(revoked, "a revocation ends waits with ESTALE and polls with HUP")
+{
+	int h = region(), other = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0));
+	pid_t waiter, poller;
+
+	CHECK_OK(say(other, 2));
+	T_CHILD(waiter) {
+		CHECK_ERR(await(h, 3, -1), ESTALE);
+		CHECK_EQ(reached, 2);
+	}
+	T_CHILD(poller) {
+		CHECK_OK(arm(h, 3));
+		CHECK_EQ(polled(h, -1), POLLHUP);
+	}
+	usleep(50000);
+	CHECK_OK(t_revoke(h));
+	t_wait(waiter);
+	t_wait(poller);
+	CHECK_ERR(say(other, 3), ESTALE);
+	CHECK_ERR(await(h, 1, 0), ESTALE);
+	CHECK_ERR(arm(h, 1), ESTALE);
+}
+
+TEST(arm, "poll tells what was armed, until it is armed anew")
+{
+	int h = region(), other = REQUIRE_OK(t_derive(h, R_READ, 0));
+
+	CHECK_EQ(polled(h, 0), 0);
+	CHECK_OK(say(h, 2));
+	CHECK_EQ(polled(h, 0), 0); /* nothing is armed */
+	CHECK_OK(arm(h, 2));
+	CHECK_EQ(reached, 2);
+	CHECK_EQ(polled(h, 0), POLLIN);
+	CHECK_EQ(polled(h, 0), POLLIN);
+	CHECK_EQ(polled(other, 0), 0); /* each handle has its own */
+	CHECK_OK(arm(h, 3));
+	CHECK_EQ(reached, 2);
+	CHECK_EQ(polled(h, 0), 0);
+	CHECK_OK(arm(other, 4));
+	CHECK_OK(say(h, 3));
+	CHECK_EQ(polled(h, 0), POLLIN);
+	CHECK_EQ(polled(other, 0), 0);
+	close(h);
+	CHECK_EQ(polled(other, 0), POLLERR);
+	CHECK_OK(arm(other, 3));
+	CHECK_EQ(polled(other, 0), POLLIN);
+	CHECK_OK(arm(other, 4)); /* of a fence that is dead already */
+	CHECK_EQ(polled(other, 0), POLLERR);
+	CHECK_ERR(await(other, 4, -1), EOWNERDEAD);
+}
+
+TEST(arm_timeout, "arming takes no timeout")
+{
+	struct tmesh_wait w = {
+		.size = sizeof(w),
+		.flags = TMESH_WAIT_ARM,
+		.timeout_ns = 1,
+	};
+	int h = region();
+
+	CHECK_ERR(ioctl(h, TMESH_WAIT, &w), EINVAL);
+	w.timeout_ns = -1;
+	CHECK_ERR(ioctl(h, TMESH_WAIT, &w), EINVAL);
+	CHECK_EQ(polled(h, 0), 0);
+}
+
+TEST(poll_wakes, "a poll that sleeps is woken by the value, by an arming, and by the end")
+{
+	int h = region(), reader = REQUIRE_OK(t_derive(h, R_READ, 0));
+	pid_t pid;
+
+	for (int how = 0; how < 3; how++) {
+		if (how != 1)
+			CHECK_OK(arm(reader, how + 1));
+		T_CHILD(pid) {
+			if (how == 2)
+				close(h);
+			CHECK_EQ(polled(reader, -1), how < 2 ? POLLIN : POLLERR);
+		}
+		usleep(50000);
+		CHECK_EQ(waitpid(pid, NULL, WNOHANG), 0);
+		if (how == 0)
+			CHECK_OK(say(h, 1));
+		else if (how == 1)
+			CHECK_OK(arm(reader, 1));
+		else
+			close(h);
+		t_wait(pid);
+		if (how == 0)
+			CHECK_OK(arm(reader, 100));
+	}
+}
+
+TEST(forked, "a producer that was inherited lives until its last descriptor is closed")
+{
+	int h = region(), producer = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0)), sv[2];
+	void *mapping;
+	pid_t pid;
+
+	t_pair(sv);
+	CHECK_OK(say(producer, 1));
+	T_CHILD(pid) {
+		t_hear(sv[1]);
+		CHECK_OK(say(producer, 2));
+		t_say(sv[1]);
+		t_hear(sv[1]);
+	}
+	close(producer);
+	fence_is(h, 1, TMESH_FENCE_PRODUCER);
+	CHECK_ERR(await(h, 2, 0), ETIMEDOUT);
+	t_say(sv[0]);
+	CHECK_OK(await(h, 2, PATIENCE));
+	t_hear(sv[0]);
+	t_say(sv[0]);
+	CHECK_ERR(await(h, 3, PATIENCE), EOWNERDEAD);
+	t_wait(pid);
+
+	/* A mapping holds its handle open too. */
+	producer = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0));
+	CHECK_OK(say(producer, 3));
+	mapping = t_map(producer, PAGE, RW);
+	REQUIRE(mapping != MAP_FAILED);
+	close(producer);
+	fence_is(h, 3, TMESH_FENCE_PRODUCER);
+	munmap(mapping, PAGE);
+	fence_is(h, 3, TMESH_FENCE_DEAD);
+}
+
+TEST(successor, "who waited when a producer died is told so, though another one goes on")
+{
+	long rounds = t_length(200, 5000);
+	int h = region(), sv[2];
+	__u64 value = 0;
+	pid_t pid;
+
+	t_pair(sv);
+	for (long i = 0; i < rounds && !t_failed(); i++) {
+		int first = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0));
+		int second = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0));
+		int reader = REQUIRE_OK(t_derive(h, R_READ, 0));
+
+		CHECK_OK(say(first, ++value));
+		CHECK_OK(arm(reader, ~0ull));
+		T_CHILD(pid) {
+			close(first);
+			close(second);
+			t_say(sv[1]);
+			CHECK_ERR(await(h, ~0ull, PATIENCE), EOWNERDEAD);
+		}
+		t_hear(sv[0]);
+		usleep(i % 8 * 50);
+		/* Where it dies before the wait has begun, the wait finds it dead. */
+		close(first);
+		if (i % 8 > 4)
+			CHECK_OK(say(second, ++value));
+		CHECK_EQ(polled(reader, 0), POLLERR);
+		if (i % 8 <= 4) {
+			t_wait(pid);
+			CHECK_OK(say(second, ++value));
+		} else {
+			close(second);
+			t_wait(pid);
+			continue;
+		}
+		CHECK_EQ(polled(reader, 0), POLLERR);
+		CHECK_OK(arm(reader, ~0ull));
+		CHECK_EQ(polled(reader, 0), 0);
+		close(second);
+		close(reader);
+	}
+}
+
+/* The value that the producer is about to signal stands in the region before. */
+static void produce(int h, volatile __u64 *shared)
+{
+	for (;;)
+		if (say(h, ++*shared))
+			_exit(1);
+}
+
+/* By turns by a wait that sleeps, and by a poll and a wait that does not. */
+static int consume(int h, __u64 value, bool by_poll)
+{
+	short now;
+
+	if (!by_poll)
+		return await(h, value, PATIENCE);
+	CHECK_OK(arm(h, value));
+	now = polled(h, PATIENCE / MS);
+	CHECK(now == POLLIN || now == POLLERR);
+	return await(h, value, 0);
+}
+
+TEST(kill_races, "producers killed against waits: no wake-up is lost, no value invented")
+{
+	long rounds = t_length(1000, 20000), seen = 0;
+	int h = region(), reader = REQUIRE_OK(t_derive(h, R_READ, 0));
+	volatile __u64 *shared = t_map(h, PAGE, RW);
+	unsigned int seed = 31;
+	__u64 last;
+
+	REQUIRE(shared != MAP_FAILED);
+	for (long i = 0; i < rounds && !t_failed(); i++) {
+		int producer = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0));
+		int before_kill = t_random(&seed) % 16;
+		pid_t pid;
+
+		last = ++*shared;
+		CHECK_OK(say(producer, last));
+		pid = t_fork();
+		if (!pid)
+			produce(producer, shared);
+		/* From here on only the child has it: its end is the producer's. */
+		close(producer);
+		for (;; before_kill--) {
+			if (before_kill == 0)
+				REQUIRE_OK(kill(pid, SIGKILL));
+			if (consume(reader, last + 1, i % 2)) {
+				CHECK_EQ(errno, EOWNERDEAD);
+				break;
+			}
+			CHECK(reached > last && reached <= *shared);
+			last = reached;
+			seen++;
+		}
+		CHECK(before_kill <= 0);
+		CHECK_EQ(reached, last);
+		REQUIRE(waitpid(pid, NULL, 0) == pid);
+		fence_is(h, last, TMESH_FENCE_DEAD);
+	}
+	t_note("%ld producers killed, %ld values waited for", rounds, seen);
+}
+
+/* Two processes that take turns: a wake-up lost is a wait that never ends. */
+TEST(ping_pong,
+     "turns between two processes, by wait and by poll, and what was written first is seen")
+{
+	long rounds = t_length(3000, 100000);
+	int there = region(), back = REQUIRE_OK(t_create(dev, PAGE, 0));
+	volatile long *p = t_map(there, PAGE, RW), *q = t_map(back, PAGE, RW);
+	pid_t pid;
+
+	REQUIRE(p != MAP_FAILED && q != MAP_FAILED);
+	T_CHILD(pid) {
+		int h = REQUIRE_OK(t_derive(there, R_READ, 0));
+
+		for (long i = 1; i <= rounds && !t_failed(); i++) {
+			CHECK_OK(arm(h, i));
+			CHECK_EQ(polled(h, 60000), POLLIN);
+			CHECK_EQ(*p, i);
+			*q = -i;
+			CHECK_OK(say(back, i));
+		}
+	}
+	for (long i = 1; i <= rounds && !t_failed(); i++) {
+		*p = i;
+		CHECK_OK(say(there, i));
+		CHECK_OK(await(back, i, PATIENCE));
+		CHECK_EQ(*q, -i);
+	}
+	t_wait(pid);
+}
+
+#define CROWD 24
+
+struct member {
+	int handle;
+	__u64 from, count;
+};
+
+static void *wait_for_each(void *arg)
+{
+	const struct member *m = arg;
+
+	for (__u64 i = 0; i < m->count && !t_failed(); i++)
+		CHECK_OK(await(m->handle, m->from + i, PATIENCE));
+	return NULL;
+}
+
+TEST(crowd, "many waits for many values on one handle all end")
+{
+	struct member members[CROWD];
+	pthread_t threads[CROWD];
+	int h = region();
+	__u64 last = 0;
+
+	for (int i = 0; i < CROWD; i++) {
+		members[i] = (struct member){h, 1 + i * 7, t_length(100, 2000)};
+		last = members[i].from + members[i].count;
+		REQUIRE(!pthread_create(&threads[i], NULL, wait_for_each, &members[i]));
+	}
+	for (__u64 value = 1; value <= last; value++)
+		CHECK_OK(say(h, value));
+	for (int i = 0; i < CROWD; i++)
+		pthread_join(threads[i], NULL);
+}
+
+struct contest {
+	int handle;
+	pthread_barrier_t *gate;
+	int error;
+};
+
+static void *compete(void *arg)
+{
+	struct contest *c = arg;
+
+	pthread_barrier_wait(c->gate);
+	c->error = say(c->handle, 1) ? errno : 0;
+	return NULL;
+}
+
+TEST(first_signal, "of several first signals at once exactly one makes its handle the producer")
+{
+	long rounds = t_length(300, 10000);
+	pthread_barrier_t gate;
+
+	dev = t_dev();
+	pthread_barrier_init(&gate, NULL, 3);
+	for (long i = 0; i < rounds && !t_failed(); i++) {
+		int h = REQUIRE_OK(t_create(dev, PAGE, 0)), won = 0;
+		struct contest c[3];
+		pthread_t threads[3];
+
+		for (int k = 0; k < 3; k++) {
+			c[k] = (struct contest){REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0)), &gate,
+						0};
+			REQUIRE(!pthread_create(&threads[k], NULL, compete, &c[k]));
+		}
+		for (int k = 0; k < 3; k++) {
+			pthread_join(threads[k], NULL);
+			won += !c[k].error;
+			CHECK(!c[k].error || c[k].error == EBUSY);
+		}
+		CHECK_EQ(won, 1);
+		for (int k = 0; k < 3; k++)
+			close(c[k].handle);
+		close(h);
+	}
+	pthread_barrier_destroy(&gate);
+}
+
+TEST(revoke_races, "revocations against waits and signals")
+{
+	long rounds = t_length(200, 5000);
+
+	dev = t_dev();
+	for (long i = 0; i < rounds && !t_failed(); i++) {
+		int h = REQUIRE_OK(t_create(dev, PAGE, 0));
+		int producer = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0));
+		pid_t signaller, waiter;
+
+		T_CHILD(signaller) {
+			__u64 value = 1;
+
+			while (!say(producer, value))
+				value++;
+			CHECK_EQ(errno, ESTALE);
+		}
+		T_CHILD(waiter) {
+			__u64 value = 1;
+
+			while (!await(h, value, PATIENCE))
+				value++;
+			CHECK_EQ(errno, ESTALE);
+		}
+		usleep(i % 16 * 100);
+		CHECK_OK(t_revoke(h));
+		t_wait(signaller);
+		t_wait(waiter);
+		close(producer);
+		close(h);
+	}
+}
+
+/* Drivers' own fences */
+
+static bool ready(int dmabuf, short events, int ms)
+{
+	struct pollfd pf = {.fd = dmabuf, .events = events};
+
+	return poll(&pf, 1, ms) == 1 && pf.revents & events;
+}
+
+/* A fence of vgem's on the memory that it has imported; it signals it when it is told. */
+static __u32 attach_fence(int vgem, int gem)
+{
+	struct drm_vgem_fence_attach a = {.handle = gem, .flags = VGEM_FENCE_WRITE};
+
+	REQUIRE_OK(ioctl(vgem, DRM_IOCTL_VGEM_FENCE_ATTACH, &a));
+	return a.out_fence;
+}
+
+static void signal_fence(int vgem, __u32 fence)
+{
+	struct drm_vgem_fence_signal s = {.fence = fence};
+
+	CHECK_OK(ioctl(vgem, DRM_IOCTL_VGEM_FENCE_SIGNAL, &s));
+}
+
+TEST(driver_fence, "a driver's fence on an export holds up its poll, sync files carry it on")
+{
+	int h = region(), vgem = open_vgem(), gem;
+	int fd = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
+	int other = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
+	struct dma_buf_export_sync_file out = {.flags = DMA_BUF_SYNC_RW};
+	struct dma_buf_import_sync_file in = {.flags = DMA_BUF_SYNC_RW};
+	__u32 fence;
+
+	gem = REQUIRE_OK(vgem_import(vgem, fd));
+	CHECK(ready(fd, POLLIN, 0));
+	fence = attach_fence(vgem, gem);
+	CHECK(!ready(fd, POLLIN, 0));
+	CHECK(!ready(fd, POLLOUT, 50));
+	CHECK(ready(other, POLLIN | POLLOUT, 0));
+	REQUIRE_OK(ioctl(fd, DMA_BUF_IOCTL_EXPORT_SYNC_FILE, &out));
+	CHECK(!ready(out.fd, POLLIN, 0));
+	in.fd = out.fd;
+	REQUIRE_OK(ioctl(other, DMA_BUF_IOCTL_IMPORT_SYNC_FILE, &in));
+	CHECK(!ready(other, POLLIN, 0));
+
+	/* The region's own number has nothing to do with it. */
+	CHECK_OK(say(h, 1));
+	CHECK(!ready(fd, POLLIN, 0));
+
+	signal_fence(vgem, fence);
+	CHECK(ready(out.fd, POLLIN, 10000));
+	CHECK(ready(fd, POLLIN, 10000));
+	CHECK(ready(fd, POLLOUT, 10000));
+	CHECK(ready(other, POLLIN, 10000));
+	CHECK_OK(await(h, 1, 0));
+	vgem_close(vgem, gem);
+}
+
+TEST(driver_fence_revoked, "a revocation waits for a driver's fence, but not for ever")
+{
+	int h = region(), vgem = open_vgem(), gem;
+	int fd = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
+	__u32 fence;
+	double from;
+
+	gem = REQUIRE_OK(vgem_import(vgem, fd));
+	fence = attach_fence(vgem, gem);
+	from = t_now();
+	CHECK_OK(t_revoke(h));
+	from = t_now() - from;
+	CHECK(from > 0.5 && from < 8);
+	signal_fence(vgem, fence);
+	CHECK(ready(fd, POLLIN, 10000));
+	vgem_close(vgem, gem);
+}
+
+int main(void)
+{
+	return t_main();
+}
