@@ -13,7 +13,11 @@ import xml.etree.ElementTree
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+import test_tmeshctl
 from test_tmeshctl import TOOL, Base, held, main, refused, tool, wrong_usage
+
+# Where the module is, memfds are still what this is about.
+test_tmeshctl.BACKEND = "memfd"
 
 EVIL = 'a"b\\c {x} <y> \u00e9'
 

@@ -217,5 +217,7 @@ int main(void)
 		cmocka_unit_test(test_bad_sources),
 	};
 
+	/* What a memfd's leases do, and what needs the module. */
+	unit_memfd_setup(NULL);
 	return cmocka_run_group_tests_name("lease", tests, unit_ctx_setup, unit_ctx_teardown);
 }

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -383,7 +384,13 @@ static void test_many(void **state)
 	static char tokens[COUNT][TMESH_TOKEN_SIZE];
 	struct tmesh_ctx *ctx = context(NULL, 0), *client = context(NULL, 0);
 	struct tmesh_region *region;
+	struct rlimit limit;
 
+	/* Two descriptors for each, and more than a login begins with. */
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	limit.rlim_cur = limit.rlim_max;
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	assert_true(limit.rlim_max > 3 * COUNT);
 	for (int i = 0; i < COUNT; i++) {
 		assert_ok(tmesh_region_create(ctx, 4096, NULL, &regions[i], err));
 		assert_ok(tmesh_region_token(regions[i], TMESH_READ, tokens[i], err));

@@ -11,7 +11,7 @@ PACKAGES = (
     "libjansson-dev", "libcmocka-dev", "libdrm-dev", "liburing-dev",
     "python3-dev", "python3-venv", "python3-pip", "python3-setuptools", "python3-wheel",
     "python3-numpy", "python3-pytest", "python3-torch", "mypy",
-    "scdoc", "man-db", "bash-completion", "valgrind",
+    "scdoc", "man-db", "bash-completion", "valgrind", "graphviz", "python3-prometheus-client",
     "elixir", "erlang-dev", "erlang-nox", "erlang-eunit",
 )
 KEY = hashlib.sha256(" ".join(PACKAGES).encode()).hexdigest()[:12]
