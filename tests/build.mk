@@ -5,14 +5,16 @@
 SUITES = runner-check unit-check unit-asan-check unit-valgrind-check fuzz-check tools-check \
 	 python-check beam-check readme-check packaging-check demo-check $(VM_SUITES)
 
+SUITES_FULL = $(SUITES) unit-tsan-check $(VM_SUITES_FULL)
+
 check: check-deps ## run the tests: on this machine and in real kernels (at most 45 minutes)
 	tests/run.py --length short $(SUITES)
 
 check-full: check-deps ## the same at length, in more kernels (RESUME=1: what has not passed yet)
-	tests/run.py --length full $(if $(RESUME),--resume) $(SUITES) $(VM_SUITES_FULL)
+	tests/run.py --length full $(if $(RESUME),--resume) $(SUITES_FULL)
 
 check-report: ## each suite's last result, without running any
-	@tests/run.py --report $(SUITES) $(VM_SUITES_FULL)
+	@tests/run.py --report $(SUITES_FULL)
 
 check-deps:
 	packaging/deps.sh check
