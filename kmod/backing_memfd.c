@@ -67,6 +67,12 @@ static int tmesh_memfd_mmap(struct tmesh_mem *mem, struct vm_area_struct *vma)
 	return tmesh_file_mmap(vma->vm_file, vma);
 }
 
+/* The page cache has references of its own, so that counting tells nothing. */
+static bool tmesh_memfd_in_use(struct tmesh_mem *mem, struct folio *folio)
+{
+	return folio_maybe_dma_pinned(folio);
+}
+
 /*
  * Adds F_SEAL_WRITE as fcntl(F_ADD_SEALS) would. That call itself always fails on our memfd,
  * because it takes our references for pins; we know them and look for real pins instead.
@@ -89,7 +95,7 @@ static int tmesh_memfd_seal(struct tmesh_mem *mem)
 	if (rc)
 		goto unlock;
 	for (i = 0; i < mem->nr_pages; i++) {
-		if (folio_maybe_dma_pinned(page_folio(mem->pages[i]))) {
+		if (tmesh_memfd_in_use(mem, page_folio(mem->pages[i]))) {
 			mapping_allow_writable(file->f_mapping);
 			rc = -EBUSY;
 			goto unlock;
@@ -107,6 +113,7 @@ static const struct tmesh_backing_ops tmesh_memfd_ops = {
 	.release = tmesh_memfd_release,
 	.mmap = tmesh_memfd_mmap,
 	.seal = tmesh_memfd_seal,
+	.in_use = tmesh_memfd_in_use,
 };
 
 /**

@@ -14,8 +14,12 @@ static void tmesh_pages_put(struct tmesh_mem *mem, unsigned long done)
 	unsigned long i, step;
 
 	for (i = 0; i < done; i += step) {
-		struct folio *folio = page_folio(mem->pages[i]);
+		struct folio *folio;
 
+		step = 1;
+		if (!mem->pages[i])
+			continue;
+		folio = page_folio(mem->pages[i]);
 		/* The length first: it is unknown once the folio is free. */
 		step = folio_nr_pages(folio);
 		folio_put(folio);
@@ -65,6 +69,7 @@ static const struct tmesh_backing_ops tmesh_pages_ops = {
 	.backing = TMESH_BACKING_PAGES,
 	.release = tmesh_pages_release,
 	.seal = tmesh_pages_seal,
+	.in_use = tmesh_folio_in_use,
 };
 
 static struct folio *tmesh_folio_alloc(unsigned int order, int node)

@@ -149,60 +149,79 @@ int tmesh_claim_allows(const struct tmesh_claim *claim, u32 rights)
 }
 
 /**
- * tmesh_claims_describe() - write down who holds a region
+ * tmesh_holders_alloc() - make room to write down who holds a region
  * @region:  the region
- * @kind:    TMESH_HOLDER_PINNING for those alone, 0 for all
- * @room:    how many the caller has room for
+ * @room:    how many the caller has room for; lowered to as many as there may be
  * @holders: set to an array that the caller frees with kvfree(), or NULL for none
- * @count:   set to its length
- * @total:   set to how many there are
  *
  * The array is made so that no user memory is touched under the lock.
  *
  * Context: claims_lock is held.
  * Return: 0 or -ENOMEM.
  */
-int tmesh_claims_describe(struct tmesh_region *region, u32 kind, u32 room,
-			  struct tmesh_holder **holders, u32 *count, u32 *total)
+int tmesh_holders_alloc(struct tmesh_region *region, u32 *room, struct tmesh_holder **holders)
 {
-	struct pid_namespace *pid_ns = task_active_pid_ns(current);
-	struct tmesh_holder *holder = NULL;
+	lockdep_assert_held(&region->claims_lock);
+	*room = min(*room, region->nr_handles + region->nr_exports +
+			   atomic_read(&region->attachments));
+	*holders = NULL;
+	if (*room)
+		*holders = kvcalloc(*room, sizeof(**holders), GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
+	return *room && !*holders ? -ENOMEM : 0;
+}
+
+static void tmesh_claim_describe(struct tmesh_claim *claim, struct tmesh_holder *holder)
+{
+	holder->size = sizeof(*holder);
+	holder->kind = claim->kind;
+	holder->pid = pid_nr_ns(claim->pid, task_active_pid_ns(current));
+	holder->uid = from_kuid_munged(current_user_ns(), claim->uid);
+	holder->rights = claim->rights;
+	holder->mappings = atomic_read(&claim->mappings);
+	holder->since_ns = claim->since_ns;
+	holder->offset = (u64)claim->first << PAGE_SHIFT;
+	holder->bytes = (u64)claim->nr_pages << PAGE_SHIFT;
+	memcpy(holder->comm, claim->comm, sizeof(holder->comm));
+	if (tmesh_fence_produces(claim))
+		holder->flags |= TMESH_HOLDER_FLAG_PRODUCER;
+}
+
+/**
+ * tmesh_claims_describe() - write down who holds a region
+ * @region:  the region
+ * @kind:    TMESH_HOLDER_PINNING for those alone; TMESH_HOLDER_DEVICE for devices and the
+ *           exports that they are attached to; 0 for all
+ * @holders: zeroed
+ * @room:    how many entries it has room for
+ * @total:   set to how many there are
+ *
+ * Context: claims_lock is held.
+ * Return: how many were written.
+ */
+u32 tmesh_claims_describe(struct tmesh_region *region, u32 kind, struct tmesh_holder *holders,
+			  u32 room, u32 *total)
+{
 	struct tmesh_claim *claim;
+	u32 at = 0, devices;
 
 	lockdep_assert_held(&region->claims_lock);
-	*holders = NULL;
-	*count = 0;
-	*total = kind ? region->nr_pinning : region->nr_handles + region->nr_exports;
-	room = min(room, *total);
-	if (!room)
-		return 0;
-	holder = kvcalloc(room, sizeof(*holder), GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
-	if (!holder)
-		return -ENOMEM;
-	*holders = holder;
 	list_for_each_entry(claim, &region->claims, node) {
-		if (kind && claim->kind != kind)
+		if (kind == TMESH_HOLDER_PINNING && claim->kind != kind)
 			continue;
-		if (*count == room)
-			break;
-		holder->size = sizeof(*holder);
-		holder->kind = claim->kind;
-		holder->pid = pid_nr_ns(claim->pid, pid_ns);
-		holder->uid = from_kuid_munged(current_user_ns(), claim->uid);
-		holder->rights = claim->rights;
-		holder->mappings = atomic_read(&claim->mappings);
+		devices = 0;
 		if (claim->kind == TMESH_HOLDER_EXPORT)
-			holder->attachments = tmesh_export_attachments(claim);
-		holder->since_ns = claim->since_ns;
-		holder->offset = (u64)claim->first << PAGE_SHIFT;
-		holder->bytes = (u64)claim->nr_pages << PAGE_SHIFT;
-		memcpy(holder->comm, claim->comm, sizeof(holder->comm));
-		if (tmesh_fence_produces(claim))
-			holder->flags |= TMESH_HOLDER_FLAG_PRODUCER;
-		holder++;
-		(*count)++;
+			devices = tmesh_export_devices(claim, holders + min(at + 1, room),
+						       room - min(at + 1, room));
+		if (kind == TMESH_HOLDER_DEVICE && !devices)
+			continue;
+		if (at < room) {
+			tmesh_claim_describe(claim, &holders[at]);
+			holders[at].attachments = devices;
+		}
+		at += 1 + devices;
 	}
-	return 0;
+	*total = at;
+	return min(at, room);
 }
 
 /**

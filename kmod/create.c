@@ -2,6 +2,7 @@
 /*
  * How regions are made: what all such calls have in common, and those that make memory.
  */
+#include <linux/cgroup.h>
 #include <linux/cred.h>
 #include <linux/file.h>
 #include <linux/ipc_namespace.h>
@@ -50,6 +51,22 @@ static int tmesh_check_gid(const struct tmesh_spec *spec, kgid_t *gid)
 	return in_egroup_p(*gid) ? 0 : -EPERM;
 }
 
+/* The group whose memory controller the caller's allocations are charged to. */
+static u64 tmesh_cgroup_id(void)
+{
+	u64 id = 0;
+#ifdef CONFIG_MEMCG
+	struct cgroup *cgroup;
+
+	rcu_read_lock();
+	cgroup = task_css(current, memory_cgrp_id)->cgroup;
+	if (cgroup->root == &cgrp_dfl_root)
+		id = cgroup_id(cgroup);
+	rcu_read_unlock();
+#endif
+	return id;
+}
+
 /* Everything but the memory; the caller publishes it and drops the reference. */
 static struct tmesh_region *tmesh_region_new(struct tmesh_user *user,
 					     const struct tmesh_spec *spec)
@@ -82,6 +99,7 @@ static struct tmesh_region *tmesh_region_new(struct tmesh_user *user,
 	tmesh_fence_init(&region->fence);
 	init_waitqueue_head(&region->wait);
 	tmesh_linger_init(region);
+	tmesh_drain_init(region);
 	region->bytes = spec->bytes;
 	region->nr_pages = spec->nr_pages;
 	region->created_ns = ktime_get_ns();
@@ -90,6 +108,7 @@ static struct tmesh_region *tmesh_region_new(struct tmesh_user *user,
 	region->flags = spec->flags;
 	region->node = spec->node;
 	region->linger_ms = spec->linger_ms;
+	region->cgroup_id = tmesh_cgroup_id();
 	strscpy(region->label, spec->label, sizeof(region->label));
 	rc = tmesh_registry_reserve(region);
 	if (rc)

@@ -56,6 +56,8 @@ void tmesh_show_fdinfo(struct seq_file *m, struct file *file)
 	seq_printf(m, "tmesh-bytes:\t%llu\n", region->bytes);
 	seq_printf(m, "tmesh-alloc-bytes:\t%llu\n", (u64)region->nr_pages << PAGE_SHIFT);
 	seq_printf(m, "tmesh-huge-bytes:\t%llu\n", region->huge_bytes);
+	seq_printf(m, "tmesh-pinned-bytes:\t%llu\n", (u64)READ_ONCE(region->pinned) << PAGE_SHIFT);
+	seq_printf(m, "tmesh-cgroup-id:\t%llu\n", region->cgroup_id);
 	seq_printf(m, "tmesh-mappings:\t%d\n", atomic_read(&claim->mappings));
 }
 
@@ -95,16 +97,17 @@ static int tmesh_regions_show(struct seq_file *m, void *v)
 	const struct tmesh_region *region = v;
 
 	if (v == SEQ_START_TOKEN) {
-		seq_puts(m, "id bytes alloc_bytes huge_bytes uid gid mode state handles pinning exports attachments writers label\n");
+		seq_puts(m, "id bytes alloc_bytes huge_bytes uid gid mode state handles pinning exports attachments writers pinned_bytes cgroup_id label\n");
 		return 0;
 	}
-	seq_printf(m, "%llu %llu %llu %llu %u %u %04o %s %u %u %u %d %d ", region->id,
+	seq_printf(m, "%llu %llu %llu %llu %u %u %04o %s %u %u %u %d %d %llu %llu ", region->id,
 		   region->bytes, (u64)region->nr_pages << PAGE_SHIFT, region->huge_bytes,
 		   from_kuid_munged(seq_user_ns(m), region->uid),
 		   from_kgid_munged(seq_user_ns(m), region->gid), region->mode,
 		   tmesh_state_name(READ_ONCE(region->state)), READ_ONCE(region->nr_handles),
 		   READ_ONCE(region->nr_pinning), READ_ONCE(region->nr_exports),
-		   atomic_read(&region->attachments), atomic_read(&region->writers));
+		   atomic_read(&region->attachments), atomic_read(&region->writers),
+		   (u64)READ_ONCE(region->pinned) << PAGE_SHIFT, region->cgroup_id);
 	tmesh_show_label(m, region->label);
 	seq_putc(m, '\n');
 	return 0;

@@ -2,8 +2,8 @@
 /*
  * Exports: a region or a slice of it as a dma-buf.
  *
- * An export holds the region, and each thing that a device or the kernel has mapped holds the
- * memory, so that a revocation frees nothing under anybody.
+ * An export holds the region, and each thing that a device or the kernel has mapped is a use of
+ * its memory, so that a revocation frees nothing under anybody.
  */
 #include <linux/dma-buf.h>
 #include <linux/dma-mapping.h>
@@ -24,35 +24,48 @@
  * struct tmesh_dmabuf - an export
  * @claim:       the common part
  * @dmabuf:      the dma-buf that this belongs to
+ * @lock:        guards the two lists
  * @attachments: devices attached
- * @lock:        guards @mappings
  * @mappings:    what devices have mapped, to be synchronised for CPU access
- * @vmap_mem:    memory that is mapped into the kernel, under the reservation lock; reference
- * @vmap_dummy:  page that is mapped instead, where the region was revoked before
+ * @vmap_use:    of memory that is mapped into the kernel; guarded by the reservation lock, as
+ *               is the following
+ * @vmap_dummy:  page that is mapped instead, where the region was revoked before, else NULL
  * @waited:      a revocation has dealt with it; guarded by claims_lock
  */
 struct tmesh_dmabuf {
 	struct tmesh_claim claim;
 	struct dma_buf *dmabuf;
-	atomic_t attachments;
 	struct mutex lock;
+	struct list_head attachments;
 	struct list_head mappings;
-	struct tmesh_mem *vmap_mem;
+	struct tmesh_use vmap_use;
 	struct page *vmap_dummy;
 	bool waited;
 };
 
 /**
+ * struct tmesh_attachment - a device attached to an export
+ * @node:   in the export's list
+ * @dev:    the device
+ * @mapped: mappings of it; guarded by the export's lock
+ */
+struct tmesh_attachment {
+	struct list_head node;
+	struct device *dev;
+	unsigned int mapped;
+};
+
+/**
  * struct tmesh_dma_mapping - what one device has mapped
  * @sgt:  what the device was told
- * @mem:  the memory; reference
+ * @use:  of the memory
  * @dev:  the device
  * @dir:  in which direction it was mapped
  * @node: in the export's list
  */
 struct tmesh_dma_mapping {
 	struct sg_table sgt;
-	struct tmesh_mem *mem;
+	struct tmesh_use use;
 	struct device *dev;
 	enum dma_data_direction dir;
 	struct list_head node;
@@ -66,20 +79,36 @@ static struct tmesh_dmabuf *to_dmabuf(struct tmesh_claim *claim)
 static int tmesh_dmabuf_attach(struct dma_buf *dmabuf, struct dma_buf_attachment *attach)
 {
 	struct tmesh_dmabuf *export = dmabuf->priv;
+	struct tmesh_region *region = export->claim.region;
+	struct tmesh_attachment *attachment;
 
-	if (READ_ONCE(export->claim.region->state) & TMESH_STATE_REVOKED)
+	if (READ_ONCE(region->state) & TMESH_STATE_REVOKED)
 		return -ESTALE;
-	atomic_inc(&export->attachments);
-	atomic_inc(&export->claim.region->attachments);
+	attachment = kzalloc(sizeof(*attachment), GFP_KERNEL);
+	if (!attachment)
+		return -ENOMEM;
+	attachment->dev = attach->dev;
+	attach->priv = attachment;
+	mutex_lock(&export->lock);
+	list_add_tail(&attachment->node, &export->attachments);
+	mutex_unlock(&export->lock);
+	atomic_inc(&region->attachments);
+	trace_tmesh_attach(region->id, dev_name(attach->dev));
 	return 0;
 }
 
 static void tmesh_dmabuf_detach(struct dma_buf *dmabuf, struct dma_buf_attachment *attach)
 {
+	struct tmesh_attachment *attachment = attach->priv;
 	struct tmesh_dmabuf *export = dmabuf->priv;
+	struct tmesh_region *region = export->claim.region;
 
-	atomic_dec(&export->claim.region->attachments);
-	atomic_dec(&export->attachments);
+	mutex_lock(&export->lock);
+	list_del(&attachment->node);
+	mutex_unlock(&export->lock);
+	kfree(attachment);
+	atomic_dec(&region->attachments);
+	trace_tmesh_detach(region->id, dev_name(attach->dev));
 }
 
 /*
@@ -90,8 +119,10 @@ static struct sg_table *tmesh_dmabuf_map(struct dma_buf_attachment *attach,
 					 enum dma_data_direction dir)
 {
 	struct tmesh_dmabuf *export = attach->dmabuf->priv;
+	struct tmesh_attachment *attachment = attach->priv;
 	struct tmesh_claim *claim = &export->claim;
 	struct tmesh_dma_mapping *mapping;
+	struct tmesh_mem *mem;
 	unsigned int max_segment;
 	int rc;
 
@@ -103,15 +134,15 @@ static struct sg_table *tmesh_dmabuf_map(struct dma_buf_attachment *attach,
 	mapping->dev = attach->dev;
 	mapping->dir = dir;
 	rc = -ESTALE;
-	mapping->mem = tmesh_mem_get_live(claim->region);
-	if (!mapping->mem)
+	mem = tmesh_use_begin(claim->region, &mapping->use, claim->first, claim->nr_pages);
+	if (!mem)
 		goto free;
 	max_segment = max_t(size_t, PAGE_SIZE, dma_get_max_seg_size(attach->dev));
-	rc = sg_alloc_table_from_pages_segment(&mapping->sgt, mapping->mem->pages + claim->first,
-					       claim->nr_pages, 0, claim->nr_pages << PAGE_SHIFT,
-					       max_segment, GFP_KERNEL);
+	rc = sg_alloc_table_from_pages_segment(&mapping->sgt, mem->pages + claim->first, claim->nr_pages,
+					       0, claim->nr_pages << PAGE_SHIFT, max_segment,
+					       GFP_KERNEL);
 	if (rc)
-		goto put_mem;
+		goto end_use;
 	/* Not under the region's lock, which page faults want: an IOMMU may take long. */
 	rc = dma_map_sgtable(attach->dev, &mapping->sgt, dir, DMA_ATTR_SKIP_CPU_SYNC);
 	if (rc)
@@ -120,13 +151,17 @@ static struct sg_table *tmesh_dmabuf_map(struct dma_buf_attachment *attach,
 
 	mutex_lock(&export->lock);
 	list_add_tail(&mapping->node, &export->mappings);
+	attachment->mapped++;
 	mutex_unlock(&export->lock);
+	trace_tmesh_dma_map(claim->region->id, dev_name(attach->dev),
+			    (u64)claim->first << PAGE_SHIFT, (u64)claim->nr_pages << PAGE_SHIFT,
+			    dir);
 	return &mapping->sgt;
 
 free_table:
 	sg_free_table(&mapping->sgt);
-put_mem:
-	tmesh_mem_put(mapping->mem);
+end_use:
+	tmesh_use_end(claim->region, &mapping->use);
 free:
 	kfree(mapping);
 	return ERR_PTR(rc);
@@ -137,14 +172,20 @@ static void tmesh_dmabuf_unmap(struct dma_buf_attachment *attach, struct sg_tabl
 {
 	struct tmesh_dma_mapping *mapping = container_of(sgt, struct tmesh_dma_mapping, sgt);
 	struct tmesh_dmabuf *export = attach->dmabuf->priv;
+	struct tmesh_attachment *attachment = attach->priv;
+	struct tmesh_claim *claim = &export->claim;
 
 	mutex_lock(&export->lock);
 	list_del(&mapping->node);
+	attachment->mapped--;
 	mutex_unlock(&export->lock);
 	dma_sync_sgtable_for_cpu(mapping->dev, sgt, mapping->dir);
 	dma_unmap_sgtable(mapping->dev, sgt, mapping->dir, DMA_ATTR_SKIP_CPU_SYNC);
 	sg_free_table(sgt);
-	tmesh_mem_put(mapping->mem);
+	tmesh_use_end(claim->region, &mapping->use);
+	trace_tmesh_dma_unmap(claim->region->id, dev_name(attach->dev),
+			      (u64)claim->first << PAGE_SHIFT,
+			      (u64)claim->nr_pages << PAGE_SHIFT, mapping->dir);
 	kfree(mapping);
 }
 
@@ -205,19 +246,19 @@ static int tmesh_dmabuf_vmap(struct dma_buf *dmabuf, struct iosys_map *map)
 {
 	struct tmesh_dmabuf *export = dmabuf->priv;
 	struct tmesh_claim *claim = &export->claim;
-	struct tmesh_mem *mem = tmesh_mem_get_live(claim->region);
+	struct tmesh_mem *mem;
 	void *vaddr;
 
+	mem = tmesh_use_begin(claim->region, &export->vmap_use, claim->first, claim->nr_pages);
 	if (mem)
 		vaddr = vmap(mem->pages + claim->first, claim->nr_pages, VM_MAP, PAGE_KERNEL);
 	else
 		vaddr = tmesh_dmabuf_vmap_dummy(export);
 	if (!vaddr) {
 		if (mem)
-			tmesh_mem_put(mem);
+			tmesh_use_end(claim->region, &export->vmap_use);
 		return -ENOMEM;
 	}
-	export->vmap_mem = mem;
 	iosys_map_set_vaddr(map, vaddr);
 	return 0;
 }
@@ -228,11 +269,10 @@ static void tmesh_dmabuf_vunmap(struct dma_buf *dmabuf, struct iosys_map *map)
 	struct tmesh_dmabuf *export = dmabuf->priv;
 
 	vunmap(map->vaddr);
-	if (export->vmap_mem)
-		tmesh_mem_put(export->vmap_mem);
-	else
+	if (export->vmap_dummy)
 		__free_page(export->vmap_dummy);
-	export->vmap_mem = NULL;
+	else
+		tmesh_use_end(export->claim.region, &export->vmap_use);
 	export->vmap_dummy = NULL;
 }
 
@@ -277,6 +317,7 @@ static struct dma_buf *tmesh_dmabuf_new(struct tmesh_region *region, unsigned lo
 	if (!export)
 		return ERR_PTR(-ENOMEM);
 	mutex_init(&export->lock);
+	INIT_LIST_HEAD(&export->attachments);
 	INIT_LIST_HEAD(&export->mappings);
 	info.ops = writable ? &tmesh_dmabuf_rw_ops : &tmesh_dmabuf_ro_ops;
 	info.size = nr_pages << PAGE_SHIFT;
@@ -350,14 +391,34 @@ put_fd:
 }
 
 /**
- * tmesh_export_attachments() - devices attached to an export
- * @claim: of an export
+ * tmesh_export_devices() - write down which devices are attached to an export
+ * @claim:  of an export
+ * @holder: where to begin
+ * @room:   how many there is room for
  *
- * Return: their number.
+ * Return: how many there are.
  */
-u32 tmesh_export_attachments(struct tmesh_claim *claim)
+u32 tmesh_export_devices(struct tmesh_claim *claim, struct tmesh_holder *holder, u32 room)
 {
-	return atomic_read(&to_dmabuf(claim)->attachments);
+	struct tmesh_dmabuf *export = to_dmabuf(claim);
+	struct tmesh_attachment *attachment;
+	u32 total = 0;
+
+	mutex_lock(&export->lock);
+	list_for_each_entry(attachment, &export->attachments, node) {
+		if (total++ >= room)
+			continue;
+		holder->size = sizeof(*holder);
+		holder->kind = TMESH_HOLDER_DEVICE;
+		holder->rights = claim->rights;
+		holder->offset = (u64)claim->first << PAGE_SHIFT;
+		holder->bytes = (u64)claim->nr_pages << PAGE_SHIFT;
+		holder->mapped = attachment->mapped;
+		strscpy(holder->device, dev_name(attachment->dev), sizeof(holder->device));
+		holder++;
+	}
+	mutex_unlock(&export->lock);
+	return total;
 }
 
 /**

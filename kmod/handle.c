@@ -43,6 +43,7 @@ static int tmesh_handle_release(struct inode *inode, struct file *file)
 	struct tmesh_handle *handle = file->private_data;
 	u64 bytes = (u64)handle->claim.nr_pages << PAGE_SHIFT;
 
+	trace_tmesh_close(handle->claim.region->id);
 	tmesh_claim_fini(&handle->claim);
 	if (handle->pin_user) {
 		tmesh_uncharge_pin(handle->pin_user, bytes);
@@ -288,7 +289,7 @@ int tmesh_ioctl_derive(struct tmesh_ucmd *ucmd)
 		tmesh_handle_cancel(cmd->fd, file);
 		return rc;
 	}
-	trace_tmesh_open(claim->region->id, cmd->rights, cmd->flags & TMESH_DERIVE_PIN);
+	trace_tmesh_derive(claim->region->id, cmd->rights, cmd->flags & TMESH_DERIVE_PIN);
 	fd_install(cmd->fd, file);
 	return 0;
 }

@@ -33,11 +33,11 @@ int tmesh_mem_init(struct tmesh_mem *mem, const struct tmesh_backing_ops *ops,
 		tmesh_uncharge(user, 0, (u64)nr_pages << PAGE_SHIFT);
 		return -ENOMEM;
 	}
-	kref_init(&mem->ref);
 	tmesh_user_hold(user);
 	mem->user = user;
 	mem->ops = ops;
 	mem->nr_pages = nr_pages;
+	mem->charged = nr_pages;
 	return 0;
 }
 
@@ -48,43 +48,6 @@ int tmesh_mem_init(struct tmesh_mem *mem, const struct tmesh_backing_ops *ops,
 void tmesh_mem_fini(struct tmesh_mem *mem)
 {
 	kvfree(mem->pages);
-	tmesh_uncharge(mem->user, 0, (u64)mem->nr_pages << PAGE_SHIFT);
+	tmesh_uncharge(mem->user, 0, (u64)mem->charged << PAGE_SHIFT);
 	tmesh_user_put(mem->user);
-}
-
-static void tmesh_mem_release(struct kref *ref)
-{
-	struct tmesh_mem *mem = container_of(ref, struct tmesh_mem, ref);
-
-	mem->ops->release(mem);
-}
-
-/**
- * tmesh_mem_put() - drop a reference
- * @mem: the memory
- *
- * Context: process context; frees the pages with the last reference.
- */
-void tmesh_mem_put(struct tmesh_mem *mem)
-{
-	kref_put(&mem->ref, tmesh_mem_release);
-}
-
-/**
- * tmesh_mem_get_live() - take a reference to a region's memory
- * @region: the region
- *
- * Context: takes the region's lock.
- * Return: the memory, or NULL where it was revoked.
- */
-struct tmesh_mem *tmesh_mem_get_live(struct tmesh_region *region)
-{
-	struct tmesh_mem *mem;
-
-	down_read(&region->lock);
-	mem = region->mem;
-	if (mem)
-		kref_get(&mem->ref);
-	up_read(&region->lock);
-	return mem;
 }

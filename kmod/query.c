@@ -69,6 +69,8 @@ static void tmesh_fill_info(struct tmesh_info *info, struct tmesh_region *region
 	info->attachments = atomic_read(&region->attachments);
 	info->desc_bytes = READ_ONCE(region->desc_bytes);
 	info->linger_ms = region->linger_ms;
+	info->pinned_bytes = (u64)READ_ONCE(region->pinned) << PAGE_SHIFT;
+	info->cgroup_id = region->cgroup_id;
 	memcpy(info->label, region->label, sizeof(info->label));
 	info->fence_value = tmesh_fence_look(region, &info->fence_state);
 }
@@ -99,12 +101,14 @@ int tmesh_ioctl_info(struct tmesh_ucmd *ucmd)
 {
 	struct tmesh_info *cmd = ucmd->cmd;
 	struct tmesh_region *region = tmesh_get_named(ucmd, cmd->id);
-	u32 size = cmd->size;
+	u32 size = cmd->size, flags = cmd->flags;
 
 	if (IS_ERR(region))
 		return PTR_ERR(region);
 	tmesh_fill_info(cmd, region, ucmd->handle);
 	cmd->size = size;
+	if (flags & TMESH_INFO_PINS)
+		cmd->pinned_bytes = tmesh_pinned_bytes(region);
 	tmesh_region_put(region);
 	return tmesh_respond(ucmd, sizeof(*cmd));
 }
@@ -185,7 +189,9 @@ int tmesh_ioctl_holders(struct tmesh_ucmd *ucmd)
 	rc = -EINTR;
 	if (mutex_lock_killable(&region->claims_lock))
 		goto put;
-	rc = tmesh_claims_describe(region, 0, room, &holders, &cmd->count, &cmd->total);
+	rc = tmesh_holders_alloc(region, &room, &holders);
+	if (!rc)
+		cmd->count = tmesh_claims_describe(region, 0, holders, room, &cmd->total);
 	mutex_unlock(&region->claims_lock);
 	if (!rc)
 		rc = tmesh_put_holders(cmd->entries, cmd->entry_bytes, holders, cmd->count);

@@ -20,8 +20,7 @@ static void tmesh_region_release(struct kref *ref)
 	trace_tmesh_free(region->id);
 	tmesh_names_remove(region);
 	tmesh_registry_remove(region);
-	if (region->mem)
-		tmesh_mem_put(region->mem);
+	tmesh_drain_end(region);
 	kfree(region->desc);
 	tmesh_put_ipc_ns(region->ipc_ns);
 	tmesh_uncharge(region->user, 1, 0);

@@ -14,8 +14,7 @@ static struct tmesh_mem *tmesh_revoke_begin(struct tmesh_region *region)
 	struct tmesh_mem *mem;
 
 	lockdep_assert_held(&region->claims_lock);
-	if (down_write_killable(&region->lock))
-		return ERR_PTR(-EINTR);
+	down_write(&region->lock);
 	if (region->state & TMESH_STATE_REVOKED) {
 		mem = ERR_PTR(-ESTALE);
 	} else if (atomic_read(&region->mem->escaped)) {
@@ -32,18 +31,58 @@ static struct tmesh_mem *tmesh_revoke_begin(struct tmesh_region *region)
 }
 
 /* Takes every mapping away and tells importers. Nothing here waits for a device. */
-static void tmesh_revoke_claims(struct tmesh_region *region, struct tmesh_mem *mem)
+static void tmesh_revoke_claims(struct tmesh_region *region)
 {
 	struct tmesh_claim *claim;
 
-	lockdep_assert_held(&region->claims_lock);
-	tmesh_names_remove(region);
-	tmesh_flush_faults(mem);
 	list_for_each_entry(claim, &region->claims, node) {
 		tmesh_zap(claim);
 		if (claim->kind == TMESH_HOLDER_EXPORT)
 			tmesh_export_invalidate(claim);
 	}
+}
+
+/**
+ * tmesh_region_revoke() - take a region back from everybody
+ * @region: the region
+ *
+ * Frees what nobody has pinned, and sees to the rest.
+ *
+ * Context: claims_lock is held.
+ * Return: 0; -ESTALE when it was revoked before; -EBUSY when a pinning handle forbids it;
+ * -EOPNOTSUPP when its mappings are not ours to take away.
+ */
+int tmesh_region_revoke(struct tmesh_region *region)
+{
+	struct tmesh_mem *mem = tmesh_revoke_begin(region);
+
+	if (IS_ERR(mem))
+		return PTR_ERR(mem);
+	tmesh_names_remove(region);
+	tmesh_flush_faults(mem);
+	tmesh_revoke_claims(region);
+	trace_tmesh_revoke(region->id);
+	wake_up_all(&region->wait);
+	tmesh_drain_begin(region, mem);
+	return 0;
+}
+
+/* Tells what still pins memory, and who may. */
+static int tmesh_revoke_report(struct tmesh_ucmd *ucmd, u32 kind, struct tmesh_holder *holders,
+			       u32 room)
+{
+	struct tmesh_region *region = ucmd->handle->claim.region;
+	struct tmesh_revoke *cmd = ucmd->cmd;
+
+	mutex_lock(&region->claims_lock);
+	cmd->count = tmesh_claims_describe(region, kind, holders, room, &cmd->total);
+	cmd->exports = region->nr_exports;
+	cmd->attachments = atomic_read(&region->attachments);
+	mutex_unlock(&region->claims_lock);
+	cmd->pinned_bytes = tmesh_pinned_bytes(region);
+	if (tmesh_put_holders(cmd->entries, cmd->entry_bytes, holders, cmd->count))
+		return -EFAULT;
+	return tmesh_respond(ucmd, sizeof(*cmd));
 }
 
 /**
@@ -57,17 +96,20 @@ int tmesh_ioctl_revoke(struct tmesh_ucmd *ucmd)
 	struct tmesh_claim *claim = &ucmd->handle->claim;
 	struct tmesh_region *region = claim->region;
 	struct tmesh_revoke *cmd = ucmd->cmd;
-	struct tmesh_holder *holders = NULL;
+	bool wait = cmd->flags & TMESH_REVOKE_WAIT;
+	struct tmesh_holder *holders;
 	u32 room = cmd->count;
-	struct tmesh_mem *mem;
-	int rc;
+	int rc, told;
 
-	if (cmd->pad)
+	if (cmd->pad || (cmd->timeout_ns && !wait))
 		return -EINVAL;
 	rc = tmesh_check_stride(room, cmd->entry_bytes, offsetofend(struct tmesh_holder, comm));
 	if (rc)
 		return rc;
 	rc = tmesh_claim_allows(claim, TMESH_RIGHT_MANAGE);
+	/* To wait on is the one thing that may still be asked. */
+	if (rc == -ESTALE && wait && claim->rights & TMESH_RIGHT_MANAGE)
+		rc = 0;
 	if (rc)
 		return rc;
 
@@ -79,28 +121,24 @@ int tmesh_ioctl_revoke(struct tmesh_ucmd *ucmd)
 		return rc;
 	if (mutex_lock_killable(&region->claims_lock))
 		return -EINTR;
-	mem = tmesh_revoke_begin(region);
-	rc = PTR_ERR_OR_ZERO(mem);
+	rc = tmesh_holders_alloc(region, &room, &holders);
 	if (!rc)
-		tmesh_revoke_claims(region, mem);
-	else if (rc == -EBUSY &&
-		 tmesh_claims_describe(region, TMESH_HOLDER_PINNING, room, &holders, &cmd->count,
-				       &cmd->total))
-		rc = -ENOMEM;
+		rc = tmesh_region_revoke(region);
 	mutex_unlock(&region->claims_lock);
-
+	if (rc == -ESTALE && wait)
+		rc = 0;
 	if (!rc) {
-		trace_tmesh_revoke(region->id);
-		wake_up_all(&region->wait);
 		tmesh_exports_wait(region);
-		tmesh_mem_put(mem);
-		return 0;
+		tmesh_drain(region);
+		if (wait)
+			rc = tmesh_drain_wait(region, cmd->timeout_ns);
 	}
-	if (rc != -EBUSY)
-		return rc;
-	if (tmesh_put_holders(cmd->entries, cmd->entry_bytes, holders, cmd->count) ||
-	    tmesh_respond(ucmd, sizeof(*cmd)))
-		rc = -EFAULT;
+	if (!rc || rc == -ETIMEDOUT || rc == -EINTR || rc == -EBUSY) {
+		told = tmesh_revoke_report(ucmd, rc == -EBUSY ? TMESH_HOLDER_PINNING :
+							      TMESH_HOLDER_DEVICE, holders, room);
+		if (told)
+			rc = told;
+	}
 	kvfree(holders);
 	return rc;
 }

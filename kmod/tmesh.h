@@ -4,7 +4,8 @@
  * lock order.
  *
  *	tmesh_user    one uid: what is charged to it
- *	tmesh_mem     pages and their charge; held by a region and by what devices have mapped
+ *	tmesh_mem     pages and their charge; belongs to a region
+ *	tmesh_use     a part of them that a device or the kernel has mapped
  *	tmesh_region  the named, owned thing around a tmesh_mem
  *	tmesh_claim   what keeps a region alive and maps it: a handle or a dma-buf
  */
@@ -64,6 +65,7 @@ struct tmesh_user {
 /**
  * struct tmesh_backing_ops - where memory comes from
  * @backing:   TMESH_BACKING_*
+ * @borrowed:  the pages are another region's, without references of ours
  * @release:   gives the pages back and frees the object around @mem
  * @mmap:      maps by other means than our fault handler; NULL where that serves.
  *             Called with mmap_lock held for writing, and none of ours, because another
@@ -72,21 +74,26 @@ struct tmesh_user {
  * @seal:      makes sure that nobody writes: -EAGAIN where that may be a passing state,
  *             another error where not. Called with the region's lock held for writing,
  *             when no writable mapping or export of ours exists. NULL where nobody could
+ * @in_use:    does anybody beside us and page tables have a reference on a folio? NULL where
+ *             only uses count, and a revoked region's memory is given back as a whole
  */
 struct tmesh_backing_ops {
 	u32 backing;
+	bool borrowed;
 	void (*release)(struct tmesh_mem *mem);
 	int (*mmap)(struct tmesh_mem *mem, struct vm_area_struct *vma);
 	int (*seal)(struct tmesh_mem *mem);
+	bool (*in_use)(struct tmesh_mem *mem, struct folio *folio);
 };
 
 /**
  * struct tmesh_mem - pages, charged to a user
- * @ref:      held by the region until it is revoked, by each DMA mapping and each vmap
  * @ops:      constant
  * @user:     who pays; reference
- * @nr_pages: constant; the charge
- * @pages:    constant once published: a reference on each folio, in order
+ * @nr_pages: constant
+ * @charged:  pages charged: all, until some are dropped after a revocation
+ * @pages:    constant until the region is revoked: a reference on each folio, in order. Entries
+ *            of folios that were dropped are NULL
  * @nr_huge:  folios of PMD size among them
  * @pmd:      every PMD-sized, aligned part is one folio: mappings may use PMDs
  * @nomap:    constant: it is never mapped by way of us
@@ -94,19 +101,35 @@ struct tmesh_backing_ops {
  *            there is neither revocation nor lease. Leaves zero under the region's lock for
  *            reading, where that lock is held for writing to look at it
  *
- * The pages themselves never change, so that no lock is needed to read them; what may go
- * away is the region's reference.
+ * A region has it in @mem until it is revoked, under its lock, then in @gone, under its
+ * uses_lock, until nobody has any of it.
  */
 struct tmesh_mem {
-	struct kref ref;
 	const struct tmesh_backing_ops *ops;
 	struct tmesh_user *user;
 	unsigned long nr_pages;
+	unsigned long charged;
 	struct page **pages;
 	unsigned long nr_huge;
 	bool pmd;
 	bool nomap;
 	atomic_t escaped;
+};
+
+/**
+ * struct tmesh_use - a part of a region that a device or the kernel has mapped
+ * @node:     in region->uses
+ * @first:    first page of it
+ * @nr_pages: how many
+ * @owns:     it has a reference on each page: the pages were borrowed and the region was revoked
+ *
+ * All but the first two are constant; those are guarded by the region's uses_lock.
+ */
+struct tmesh_use {
+	struct list_head node;
+	unsigned long first;
+	unsigned long nr_pages;
+	bool owns;
 };
 
 /**
@@ -142,7 +165,7 @@ struct tmesh_fence {
  * struct tmesh_region - memory with a name, an owner and one lifetime
  * @ref:         held by claims, by a pending linger and by whoever looks at it
  * @rcu:         look-ups by id or token end before it is freed
- * @id:          constant, as are the following down to @huge_bytes
+ * @id:          constant, as are the following down to @cgroup_id
  * @bytes:       length as asked for
  * @nr_pages:    length in pages
  * @created_ns:  CLOCK_MONOTONIC
@@ -157,9 +180,10 @@ struct tmesh_fence {
  * @label:       for people
  * @ipc_ns:      where tokens are good; reference
  * @huge_bytes:  length in folios of PMD size
+ * @cgroup_id:   the memory control group that is charged, or 0
  * @lock:        guards @state, @mem, @desc, @desc_bytes; read by page faults
  * @state:       TMESH_STATE_*; bits are only ever added
- * @mem:         the memory, NULL once revoked; reference
+ * @mem:         the memory, NULL once revoked
  * @desc:        description
  * @desc_bytes:  its length
  * @writers:     mappings and exports that can write. Goes from zero to one under @lock for
@@ -171,8 +195,15 @@ struct tmesh_fence {
  * @nr_pinning:  handles that forbid a revocation
  * @nr_exports:  dma-bufs
  * @names:       tokens, by their rights
+ * @uses_lock:   guards @uses, @gone, @pinned and @drain_delay
+ * @uses:        what devices and the kernel have mapped
+ * @gone:        the memory of a revoked region, until nobody has any of it
+ * @pinned:      pages of it that somebody had when it was looked at last
+ * @drain:       looks again; owns no reference, cancelled with the last one
+ * @drain_delay: how long it waited before that
  * @fence:       how far its producer is
- * @wait:        pollers of handles and waits for the fence
+ * @wait:        pollers of handles, and waits for the fence and for the memory of a revoked
+ *               region
  * @linger:      ends a linger; pending work owns a reference
  * @linger_node: in the owner's list, under the owner's lock
  */
@@ -195,6 +226,7 @@ struct tmesh_region {
 	char label[TMESH_LABEL_MAX + 1];
 	struct ipc_namespace *ipc_ns;
 	u64 huge_bytes;
+	u64 cgroup_id;
 
 	struct rw_semaphore lock;
 	u32 state;
@@ -211,6 +243,13 @@ struct tmesh_region {
 	u32 nr_pinning;
 	u32 nr_exports;
 	struct tmesh_name names[TMESH_NAMES];
+
+	struct mutex uses_lock;
+	struct list_head uses;
+	struct tmesh_mem *gone;
+	unsigned long pinned;
+	struct delayed_work drain;
+	unsigned long drain_delay;
 
 	struct tmesh_fence fence;
 	wait_queue_head_t wait;
@@ -314,8 +353,17 @@ void tmesh_account_exit(void);
 int tmesh_mem_init(struct tmesh_mem *mem, const struct tmesh_backing_ops *ops,
 		   struct tmesh_user *user, unsigned long nr_pages);
 void tmesh_mem_fini(struct tmesh_mem *mem);
-void tmesh_mem_put(struct tmesh_mem *mem);
-struct tmesh_mem *tmesh_mem_get_live(struct tmesh_region *region);
+
+/* drain.c */
+struct tmesh_mem *tmesh_use_begin(struct tmesh_region *region, struct tmesh_use *use,
+				  unsigned long first, unsigned long nr_pages);
+void tmesh_use_end(struct tmesh_region *region, struct tmesh_use *use);
+void tmesh_drain_init(struct tmesh_region *region);
+void tmesh_drain(struct tmesh_region *region);
+void tmesh_drain_begin(struct tmesh_region *region, struct tmesh_mem *mem);
+int tmesh_drain_wait(struct tmesh_region *region, u64 timeout_ns);
+void tmesh_drain_end(struct tmesh_region *region);
+u64 tmesh_pinned_bytes(struct tmesh_region *region);
 
 /* backing_*.c */
 struct tmesh_mem *tmesh_pages_create(struct tmesh_user *user, unsigned long nr_pages, u32 flags,
@@ -388,6 +436,7 @@ int tmesh_ioctl_seal(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_desc_set(struct tmesh_ucmd *ucmd);
 
 /* revoke.c */
+int tmesh_region_revoke(struct tmesh_region *region);
 int tmesh_ioctl_revoke(struct tmesh_ucmd *ucmd);
 
 /* linger.c */
@@ -402,8 +451,9 @@ void tmesh_claim_init(struct tmesh_claim *claim, struct tmesh_region *region, u3
 int tmesh_claim_add(struct tmesh_claim *claim);
 void tmesh_claim_fini(struct tmesh_claim *claim);
 int tmesh_claim_allows(const struct tmesh_claim *claim, u32 rights);
-int tmesh_claims_describe(struct tmesh_region *region, u32 kind, u32 room,
-			  struct tmesh_holder **holders, u32 *count, u32 *total);
+int tmesh_holders_alloc(struct tmesh_region *region, u32 *room, struct tmesh_holder **holders);
+u32 tmesh_claims_describe(struct tmesh_region *region, u32 kind, struct tmesh_holder *holders,
+			  u32 room, u32 *total);
 int tmesh_check_stride(u32 count, u32 stride, size_t min_size);
 int tmesh_put_entry(u64 entries, u32 stride, u32 index, const void *entry, size_t size);
 int tmesh_put_holders(u64 entries, u32 stride, struct tmesh_holder *holders, u32 count);
@@ -423,7 +473,7 @@ void tmesh_flush_faults(struct tmesh_mem *mem);
 
 /* export.c */
 int tmesh_ioctl_export(struct tmesh_ucmd *ucmd);
-u32 tmesh_export_attachments(struct tmesh_claim *claim);
+u32 tmesh_export_devices(struct tmesh_claim *claim, struct tmesh_holder *holder, u32 room);
 void tmesh_export_invalidate(struct tmesh_claim *claim);
 void tmesh_exports_wait(struct tmesh_region *region);
 

@@ -26,7 +26,7 @@ TRACE_EVENT(tmesh_create,
 		  __entry->huge_bytes, __entry->backing)
 );
 
-TRACE_EVENT(tmesh_open,
+DECLARE_EVENT_CLASS(tmesh_handle,
 	TP_PROTO(u64 id, u32 rights, bool pinning),
 	TP_ARGS(id, rights, pinning),
 	TP_STRUCT__entry(
@@ -42,6 +42,11 @@ TRACE_EVENT(tmesh_open,
 	TP_printk("id=%llu rights=%#x pinning=%d", __entry->id, __entry->rights,
 		  __entry->pinning)
 );
+
+DEFINE_EVENT(tmesh_handle, tmesh_open, TP_PROTO(u64 id, u32 rights, bool pinning),
+	     TP_ARGS(id, rights, pinning));
+DEFINE_EVENT(tmesh_handle, tmesh_derive, TP_PROTO(u64 id, u32 rights, bool pinning),
+	     TP_ARGS(id, rights, pinning));
 
 TRACE_EVENT(tmesh_map,
 	TP_PROTO(u64 id, u64 offset, u64 bytes, bool writable),
@@ -128,6 +133,53 @@ TRACE_EVENT(tmesh_wait,
 		  __entry->reached, __entry->result)
 );
 
+DECLARE_EVENT_CLASS(tmesh_device,
+	TP_PROTO(u64 id, const char *device),
+	TP_ARGS(id, device),
+	TP_STRUCT__entry(
+		__field(u64, id)
+		__array(char, device, TMESH_DEVICE_LEN)
+	),
+	TP_fast_assign(
+		__entry->id = id;
+		strscpy(__entry->device, device, TMESH_DEVICE_LEN);
+	),
+	TP_printk("id=%llu device=%s", __entry->id, __entry->device)
+);
+
+DEFINE_EVENT(tmesh_device, tmesh_attach, TP_PROTO(u64 id, const char *device),
+	     TP_ARGS(id, device));
+DEFINE_EVENT(tmesh_device, tmesh_detach, TP_PROTO(u64 id, const char *device),
+	     TP_ARGS(id, device));
+
+DECLARE_EVENT_CLASS(tmesh_dma,
+	TP_PROTO(u64 id, const char *device, u64 offset, u64 bytes, u32 direction),
+	TP_ARGS(id, device, offset, bytes, direction),
+	TP_STRUCT__entry(
+		__field(u64, id)
+		__field(u64, offset)
+		__field(u64, bytes)
+		__field(u32, direction)
+		__array(char, device, TMESH_DEVICE_LEN)
+	),
+	TP_fast_assign(
+		__entry->id = id;
+		__entry->offset = offset;
+		__entry->bytes = bytes;
+		__entry->direction = direction;
+		strscpy(__entry->device, device, TMESH_DEVICE_LEN);
+	),
+	TP_printk("id=%llu device=%s offset=%llu bytes=%llu direction=%u", __entry->id,
+		  __entry->device, __entry->offset, __entry->bytes, __entry->direction)
+);
+
+DEFINE_EVENT(tmesh_dma, tmesh_dma_map,
+	     TP_PROTO(u64 id, const char *device, u64 offset, u64 bytes, u32 direction),
+	     TP_ARGS(id, device, offset, bytes, direction));
+DEFINE_EVENT(tmesh_dma, tmesh_dma_unmap,
+	     TP_PROTO(u64 id, const char *device, u64 offset, u64 bytes, u32 direction),
+	     TP_ARGS(id, device, offset, bytes, direction));
+
 DECLARE_EVENT_CLASS(tmesh_region,
 	TP_PROTO(u64 id),
 	TP_ARGS(id),
@@ -140,7 +192,9 @@ DECLARE_EVENT_CLASS(tmesh_region,
 	TP_printk("id=%llu", __entry->id)
 );
 
+DEFINE_EVENT(tmesh_region, tmesh_close, TP_PROTO(u64 id), TP_ARGS(id));
 DEFINE_EVENT(tmesh_region, tmesh_revoke, TP_PROTO(u64 id), TP_ARGS(id));
+DEFINE_EVENT(tmesh_region, tmesh_drain, TP_PROTO(u64 id), TP_ARGS(id));
 DEFINE_EVENT(tmesh_region, tmesh_free, TP_PROTO(u64 id), TP_ARGS(id));
 
 #endif /* TMESH_TRACE_H */

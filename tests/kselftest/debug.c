@@ -112,8 +112,8 @@ TEST(line, "debugfs: regions has a line of a region, which follows it")
 	REQUIRE_OK(t_export(c.fd, 0, 0, 0));
 	writable = REQUIRE_OK(t_export(c.fd, 0, 0, TMESH_EXPORT_WRITE));
 	line_of(id, line, sizeof(line));
-	snprintf(want, sizeof(want), "%llu 10000 12288 0 0 0 0640 live 2 0 2 0 1 two\\040words",
-		 id);
+	snprintf(want, sizeof(want), "%llu 10000 12288 0 0 0 0640 live 2 0 2 0 1 0 %llu two\\040words",
+		 id, t_info(c.fd).cgroup_id);
 	if (!CHECK(!strcmp(line, want)))
 		t_note("%s", line);
 
@@ -121,8 +121,8 @@ TEST(line, "debugfs: regions has a line of a region, which follows it")
 	REQUIRE_OK(t_seal(c.fd));
 	REQUIRE_OK(t_derive(c.fd, R_READ, TMESH_DERIVE_PIN));
 	line_of(id, line, sizeof(line));
-	snprintf(want, sizeof(want), "%llu 10000 12288 0 0 0 0640 sealed 3 1 1 0 0 two\\040words",
-		 id);
+	snprintf(want, sizeof(want), "%llu 10000 12288 0 0 0 0640 sealed 3 1 1 0 0 0 %llu two\\040words",
+		 id, t_info(c.fd).cgroup_id);
 	if (!CHECK(!strcmp(line, want)))
 		t_note("%s", line);
 }
@@ -182,12 +182,13 @@ TEST(traces, "each tracepoint fires once for what it tells of")
 	} wants[] = {
 		{"create", " bytes=10000 huge_bytes=0 backing=1"},
 		{"open", " rights=0x3 pinning=0"},
-		{"open", " rights=0x1 pinning=1"},
+		{"derive", " rights=0x1 pinning=1"},
 		{"map", " offset=4096 bytes=8192 writable=0"},
 		{"export", " offset=4096 bytes=8192 writable=1"},
 		{"seal", " result=-16"},
 		{"seal", " result=0"},
 		{"revoke", ""},
+		{"drain", ""},
 		{"free", ""},
 	};
 	__u8 token[TMESH_TOKEN_BYTES];

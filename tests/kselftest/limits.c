@@ -306,19 +306,22 @@ TEST(memcg_huge, "the same with huge pages")
 	try_memcg(TMESH_CREATE_HUGE);
 }
 
-TEST(memcg_charge, "a region is charged to its creator's memory cgroup")
+TEST(memcg_charge, "a region is charged to its creator's memory cgroup, which INFO names")
 {
 	pid_t pid;
 
 	T_CHILD(pid) {
 		char text[32];
+		int dev = t_dev(), fd;
+		struct stat st;
 		long before;
-		int dev = t_dev();
 
 		enter_cgroup("max");
 		REQUIRE(t_read_file(CGROUP "/memory.current", text, sizeof(text)));
 		before = atol(text);
-		REQUIRE_OK(t_create(dev, 16 * MB, 0));
+		fd = REQUIRE_OK(t_create(dev, 16 * MB, 0));
+		REQUIRE_OK(stat(CGROUP, &st));
+		CHECK_EQ(t_info(fd).cgroup_id, st.st_ino);
 		REQUIRE(t_read_file(CGROUP "/memory.current", text, sizeof(text)));
 		/* Each processor keeps a few pages that are charged in advance. */
 		CHECK(atol(text) - before >= (long)(15 * MB));

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * What devices and the kernel have of a region, and how a revoked region's memory is given
+ * back while they still have some of it.
+ *
+ * A use is a part of the memory that a device or the kernel has mapped through an export. What
+ * others have pinned shows in the references of a folio. The rest of a revoked region is freed
+ * at once; after that somebody has to look again and again, since nobody tells when a pin ends.
+ */
+#include <linux/list_sort.h>
+#include <linux/sched/signal.h>
+
+#include "tmesh.h"
+#include "trace.h"
+
+/* Between two looks at memory that somebody has pinned: twice as long each time. */
+#define TMESH_DRAIN_MIN msecs_to_jiffies(10)
+#define TMESH_DRAIN_MAX HZ
+
+/**
+ * tmesh_use_begin() - let a device or the kernel have a part of a region
+ * @region:   held by the caller until tmesh_use_end()
+ * @use:      filled in
+ * @first:    first page of the part
+ * @nr_pages: how many
+ *
+ * Return: the memory, whose pages in this part stay until tmesh_use_end(); NULL when the region
+ * was revoked.
+ */
+struct tmesh_mem *tmesh_use_begin(struct tmesh_region *region, struct tmesh_use *use,
+				  unsigned long first, unsigned long nr_pages)
+{
+	struct tmesh_mem *mem;
+
+	use->first = first;
+	use->nr_pages = nr_pages;
+	use->owns = false;
+	mutex_lock(&region->uses_lock);
+	down_read(&region->lock);
+	mem = region->mem;
+	up_read(&region->lock);
+	if (mem)
+		list_add(&use->node, &region->uses);
+	mutex_unlock(&region->uses_lock);
+	return mem;
+}
+
+/**
+ * tmesh_use_end() - it is mapped no more
+ * @region: the region
+ * @use:    begun
+ */
+void tmesh_use_end(struct tmesh_region *region, struct tmesh_use *use)
+{
+	unsigned long i;
+
+	mutex_lock(&region->uses_lock);
+	list_del(&use->node);
+	for (i = 0; use->owns && i < use->nr_pages; i++)
+		put_page(region->gone->pages[use->first + i]);
+	if (region->gone)
+		mod_delayed_work(tmesh_wq, &region->drain, 0);
+	mutex_unlock(&region->uses_lock);
+}
+
+static int tmesh_use_cmp(void *priv, const struct list_head *a, const struct list_head *b)
+{
+	const struct tmesh_use *x = list_entry(a, struct tmesh_use, node);
+	const struct tmesh_use *y = list_entry(b, struct tmesh_use, node);
+
+	return x->first > y->first;
+}
+
+/**
+ * struct tmesh_cover - walks uses in order of their first page
+ * @region: whose
+ * @next:   the first use that was not reached yet
+ * @end:    where the furthest of those that were reached ends
+ */
+struct tmesh_cover {
+	struct tmesh_region *region;
+	struct tmesh_use *next;
+	unsigned long end;
+};
+
+static void tmesh_cover_begin(struct tmesh_cover *cover, struct tmesh_region *region)
+{
+	lockdep_assert_held(&region->uses_lock);
+	list_sort(NULL, &region->uses, tmesh_use_cmp);
+	cover->region = region;
+	cover->next = list_first_entry(&region->uses, struct tmesh_use, node);
+	cover->end = 0;
+}
+
+/* Does a use reach into the pages from @first up to @last? To be asked in ascending order. */
+static bool tmesh_cover_reaches(struct tmesh_cover *cover, unsigned long first,
+				unsigned long last)
+{
+	while (!list_entry_is_head(cover->next, &cover->region->uses, node) &&
+	       cover->next->first < last) {
+		cover->end = max(cover->end, cover->next->first + cover->next->nr_pages);
+		cover->next = list_next_entry(cover->next, node);
+	}
+	return first < cover->end;
+}
+
+/* Memory that is given back as a whole: what counts is what uses cover. */
+static unsigned long tmesh_count_uses(struct tmesh_region *region)
+{
+	unsigned long pinned = 0, end = 0, first;
+	struct tmesh_use *use;
+
+	lockdep_assert_held(&region->uses_lock);
+	list_sort(NULL, &region->uses, tmesh_use_cmp);
+	list_for_each_entry(use, &region->uses, node) {
+		first = max(end, use->first);
+		end = max(end, use->first + use->nr_pages);
+		pinned += end - first;
+	}
+	return pinned;
+}
+
+/* Counts pages in folios that somebody has; drops the others when told to. */
+static unsigned long tmesh_sweep(struct tmesh_region *region, struct tmesh_mem *mem, bool drop)
+{
+	unsigned long pinned = 0, dropped = 0, i, nr;
+	struct tmesh_cover cover;
+	struct folio *folio;
+
+	if (!mem->ops->in_use)
+		return tmesh_count_uses(region);
+	tmesh_cover_begin(&cover, region);
+	for (i = 0; i < mem->nr_pages; i += nr) {
+		nr = 1;
+		if (!mem->pages[i])
+			continue;
+		folio = page_folio(mem->pages[i]);
+		nr = folio_nr_pages(folio);
+		if (tmesh_cover_reaches(&cover, i, i + nr) || mem->ops->in_use(mem, folio)) {
+			pinned += nr;
+		} else if (drop) {
+			memset(&mem->pages[i], 0, nr * sizeof(*mem->pages));
+			folio_put(folio);
+			dropped += nr;
+		}
+		cond_resched();
+	}
+	mem->charged -= dropped;
+	tmesh_uncharge(mem->user, 0, (u64)dropped << PAGE_SHIFT);
+	return pinned;
+}
+
+static void tmesh_drain_step(struct tmesh_region *region, unsigned long delay)
+{
+	struct tmesh_mem *mem;
+
+	mutex_lock(&region->uses_lock);
+	mem = region->gone;
+	if (mem) {
+		WRITE_ONCE(region->pinned, tmesh_sweep(region, mem, true));
+		if (region->pinned) {
+			region->drain_delay = delay;
+			mod_delayed_work(tmesh_wq, &region->drain, delay);
+			mem = NULL;
+		} else {
+			WRITE_ONCE(region->gone, NULL);
+		}
+	}
+	mutex_unlock(&region->uses_lock);
+	if (!mem)
+		return;
+	mem->ops->release(mem);
+	trace_tmesh_drain(region->id);
+	wake_up_all(&region->wait);
+}
+
+/**
+ * tmesh_drain() - give back what nobody has any more of a revoked region's memory
+ * @region: revoked
+ *
+ * What is left is looked at again later, without anybody's help.
+ *
+ * Context: may sleep; the region's lock must not be held.
+ */
+void tmesh_drain(struct tmesh_region *region)
+{
+	tmesh_drain_step(region, TMESH_DRAIN_MIN);
+}
+
+static void tmesh_drain_work(struct work_struct *work)
+{
+	struct tmesh_region *region = container_of(to_delayed_work(work), struct tmesh_region,
+						   drain);
+
+	tmesh_drain_step(region, min(region->drain_delay * 2, 0UL + TMESH_DRAIN_MAX));
+}
+/* The region that lends the pages counts these references as it counts any pin. */
+static void tmesh_uses_own(struct tmesh_region *region)
+{
+	struct tmesh_use *use;
+	unsigned long i;
+
+	list_for_each_entry(use, &region->uses, node) {
+		for (i = 0; i < use->nr_pages; i++)
+			get_page(region->gone->pages[use->first + i]);
+		use->owns = true;
+	}
+}
+
+/**
+ * tmesh_drain_begin() - give a revoked region's memory back
+ * @region: revoked, so that no use begins
+ * @mem:    what it had; not mapped any more, and the drain's from here on
+ *
+ * Where the pages are borrowed, uses keep them by themselves from here on.
+ *
+ * Context: as tmesh_drain().
+ */
+void tmesh_drain_begin(struct tmesh_region *region, struct tmesh_mem *mem)
+{
+	mutex_lock(&region->uses_lock);
+	WRITE_ONCE(region->gone, mem);
+	if (mem->ops->borrowed)
+		tmesh_uses_own(region);
+	mutex_unlock(&region->uses_lock);
+	tmesh_drain(region);
+}
+
+/**
+ * tmesh_drain_wait() - wait until the memory of a revoked region is free
+ * @region:     revoked
+ * @timeout_ns: how long
+ *
+ * Return: 0, -ETIMEDOUT, or -EINTR.
+ */
+int tmesh_drain_wait(struct tmesh_region *region, u64 timeout_ns)
+{
+	int rc;
+
+	tmesh_drain(region);
+	rc = wait_event_interruptible_hrtimeout(region->wait, !READ_ONCE(region->gone),
+						min_t(u64, timeout_ns, KTIME_MAX));
+	if (!rc)
+		return 0;
+	return rc == -ETIME ? -ETIMEDOUT : -EINTR;
+}
+
+/**
+ * tmesh_pinned_bytes() - how much of a region's memory devices or the kernel have
+ * @region: the region
+ *
+ * Looks at every folio.
+ *
+ * Return: bytes, in whole folios.
+ */
+u64 tmesh_pinned_bytes(struct tmesh_region *region)
+{
+	struct tmesh_mem *mem;
+	unsigned long pinned = 0;
+
+	mutex_lock(&region->uses_lock);
+	/* A revocation may begin meanwhile; the memory stays until our lock is free. */
+	down_read(&region->lock);
+	mem = region->mem ? region->mem : region->gone;
+	up_read(&region->lock);
+	if (mem)
+		pinned = tmesh_sweep(region, mem, false);
+	mutex_unlock(&region->uses_lock);
+	return (u64)pinned << PAGE_SHIFT;
+}
+
+/**
+ * tmesh_drain_init() - prepare a new region
+ * @region: the region
+ */
+void tmesh_drain_init(struct tmesh_region *region)
+{
+	mutex_init(&region->uses_lock);
+	INIT_LIST_HEAD(&region->uses);
+	INIT_DELAYED_WORK(&region->drain, tmesh_drain_work);
+}
+
+/**
+ * tmesh_drain_end() - give back what there is of a region's memory
+ * @region: without holders, and so without uses
+ *
+ * Pages that are pinned still belong to who pinned them from here on.
+ */
+void tmesh_drain_end(struct tmesh_region *region)
+{
+	struct tmesh_mem *mem;
+
+	cancel_delayed_work_sync(&region->drain);
+	mem = region->mem ? region->mem : region->gone;
+	if (mem)
+		mem->ops->release(mem);
+}
