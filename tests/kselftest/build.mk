@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: MIT
 #
 # Test programs for the kernel module: static, so that they run in any guest. Each is one
-# file beside t.c. Those that measure instead of judging go to build/tests/bench.
+# file beside t.c unless said below. Those that measure instead of judging go to build/tests/bench.
 
 KST     := tests/kselftest
 KST_OUT := $(B)/tests/kselftest
 KST_BENCH_OUT := $(B)/tests/bench
 
 KST_BENCHES  := $(filter bench_%,$(basename $(notdir $(wildcard $(KST)/*.c))))
-KST_PROGRAMS := $(filter-out t $(KST_BENCHES),$(basename $(notdir $(wildcard $(KST)/*.c))))
+KST_PARTS    := t fuzz_calls fuzz_input fuzz_cover
+KST_PROGRAMS := $(filter-out $(KST_PARTS) $(KST_BENCHES),$(basename $(notdir $(wildcard $(KST)/*.c))))
 KST_BINARIES := $(addprefix $(KST_OUT)/,$(KST_PROGRAMS)) $(addprefix $(KST_BENCH_OUT)/,$(KST_BENCHES))
 
 kselftest: $(KST_BINARIES) ## build the programs that test the kernel module
@@ -16,8 +17,15 @@ kselftest: $(KST_BINARIES) ## build the programs that test the kernel module
 KST_NEEDS := $(KST)/t.c $(KST)/t.h $(KST)/drm.h $(KST)/v4l2.h include/uapi/linux/tmesh.h
 define KST_LINK
 @mkdir -p $(@D)
-$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -static -pthread $(filter %.c,$^) -o $@
+$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -static -pthread $(filter %.c,$^) $(KST_LIBS) -o $@
 endef
+
+# What some are made of beside that.
+KST_FUZZ := $(addprefix $(KST)/,fuzz_calls.c fuzz_input.c fuzz.h)
+$(KST_OUT)/fuzz: $(KST_FUZZ) $(KST)/fuzz_cover.c
+$(KST_OUT)/storm: $(KST_FUZZ)
+$(KST_OUT)/storm: KST_LIBS := -lm
+$(KST_OUT)/rdma: KST_LIBS := -Wl,--start-group -libverbs -l:librxe-rdmav34.a -Wl,--end-group -lnl-route-3 -lnl-3
 
 $(KST_OUT)/%: $(KST)/%.c $(KST_NEEDS)
 	$(KST_LINK)
