@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Processes that are killed in the middle of anything: round after round all must be gone, and
+ * the memory must be back. TMESH_SEED sets another seed than the one that is printed.
+ */
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include <sys/wait.h>
+
+#include "fuzz.h"
+
+#define KILLS 50 /* in a round */
+#define AT_ONCE 5
+#define ROUNDS_MAX 50
+#define ALICE 1001
+#define BOB 1002
+
+/* Kilobytes that may be gone after all rounds together, beside what is noise. */
+#define LOST_MAX 4096
+
+/* Holds more and more, lays it down now and then, until killed. */
+static void __attribute__((noreturn)) hold(unsigned int seed)
+{
+	struct fuzz_input in;
+	struct fuzz_hand *h;
+	int who;
+
+	/* What it forks is to go with it. */
+	setpgid(0, 0);
+	who = t_random(&seed) % 4;
+	if (who % 2)
+		t_become(who == 1 ? ALICE : BOB, 1500, 0);
+	h = fuzz_hand(who % 2 == 0);
+	for (;;) {
+		for (int n = 0; n < 8; n++) {
+			fuzz_random_input(&in, &seed);
+			fuzz_run(h, &in, NULL);
+		}
+		fuzz_lay_down(h);
+	}
+}
+
+static void storm(unsigned int *seed)
+{
+	for (int n = 0; n < KILLS; n += AT_ONCE) {
+		pid_t pids[AT_ONCE];
+
+		for (int i = 0; i < AT_ONCE; i++) {
+			unsigned int own = t_random(seed);
+
+			pids[i] = t_fork();
+			if (!pids[i])
+				hold(own | 1);
+			setpgid(pids[i], pids[i]);
+		}
+		usleep(1000 + t_random(seed) % 100000);
+		for (int i = 0; i < AT_ONCE; i++)
+			kill(-pids[i], SIGKILL);
+		for (int i = 0; i < AT_ONCE; i++)
+			waitpid(pids[i], NULL, 0);
+	}
+}
+
+/* Whether any user has anything still, by debugfs: all that it counts must be 0. */
+static bool anything(void)
+{
+	char summary[512], *value;
+
+	REQUIRE(t_read_file("/sys/kernel/debug/tmesh/summary", summary, sizeof(summary)));
+	for (value = strchr(summary, ' '); value; value = strchr(value + 1, ' '))
+		if (atoll(value))
+			return true;
+	return false;
+}
+
+/* In the end: a killed child's child may still be dying, or what it had in a socket. */
+static void check_empty(int dev)
+{
+	double until = t_now() + 30;
+
+	while ((t_listed(dev) || anything()) && t_now() < until)
+		usleep(20000);
+	CHECK_EQ(t_listed(dev), 0);
+	CHECK(!anything());
+}
+
+/* MemFree in kB, without what the kernel could give back at once. */
+static long free_memory(void)
+{
+	sync();
+	REQUIRE(t_write_file("/proc/sys/vm/drop_caches", "3"));
+	usleep(100000);
+	return t_meminfo("MemFree");
+}
+
+static int by_value(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+/*
+ * The trend of @n values, for one step: the median of the slopes of all pairs, which a few
+ * outliers do not move (Theil and Sen). @z is how many standard deviations the number of pairs
+ * that rise is from that of chance (Mann and Kendall).
+ */
+static double trend(const long *values, int n, double *z)
+{
+	static double slopes[ROUNDS_MAX * ROUNDS_MAX / 2];
+	int pairs = 0, rising = 0;
+
+	for (int i = 0; i < n; i++) {
+		for (int j = i + 1; j < n; j++) {
+			slopes[pairs++] = (double)(values[j] - values[i]) / (j - i);
+			rising += (values[j] > values[i]) - (values[j] < values[i]);
+		}
+	}
+	qsort(slopes, pairs, sizeof(slopes[0]), by_value);
+	*z = rising / sqrt(n * (n - 1.0) * (2 * n + 5) / 18);
+	return slopes[pairs / 2];
+}
+
+/* Memory that gets less by more than noise explains, and by more than does not matter. */
+static bool shrinks(const long *values, int n)
+{
+	double z, slope = trend(values, n, &z);
+
+	t_note("MemFree: %+.1f kB a round, %+.1f standard deviations", slope, z);
+	return slope * n < -LOST_MAX && z < -3;
+}
+
+TEST(judge, "a leak of 200 kB a round is told from noise of 2 MB, and noise is no leak")
+{
+	long noise[ROUNDS_MAX], leak[ROUNDS_MAX];
+	unsigned int seed = 1;
+
+	for (int i = 0; i < ROUNDS_MAX; i++) {
+		noise[i] = 1000000 + t_random(&seed) % 2048;
+		leak[i] = noise[i] - 200 * i;
+	}
+	CHECK(!shrinks(noise, ROUNDS_MAX));
+	CHECK(shrinks(leak, ROUNDS_MAX));
+}
+
+TEST(storm, "hundreds of processes killed at random moments leave nothing behind")
+{
+	const char *given = getenv("TMESH_SEED");
+	unsigned int seed = given ? strtoul(given, NULL, 0) | 1 : 20261121;
+	int dev = t_dev(), rounds = t_length(6, ROUNDS_MAX);
+	long memory[ROUNDS_MAX];
+
+	alarm(t_length(150, 3000));
+	t_note("seed %u: %d rounds of %d kills", seed, rounds, KILLS);
+	/* What is set up at the first use is no leak. */
+	storm(&seed);
+	for (int i = 0; i < rounds && !t_failed(); i++) {
+		storm(&seed);
+		check_empty(dev);
+		memory[i] = free_memory();
+	}
+	if (!t_failed() && rounds == ROUNDS_MAX)
+		CHECK(!shrinks(memory, rounds));
+}
+
+int main(void)
+{
+	return t_main();
+}
