@@ -13,13 +13,14 @@ HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent.parent / "build"
 
 # What the guest loads where its kernel has them as modules: disks (ext4 finds its checksum by
-# name, not by symbol), and the peers that take our dma-bufs.
-GUEST_MODULES = ("virtio_pci", "virtio_blk", "virtio_rng", "crc32c_generic", "ext4", "nvme",
-                 "vgem", "vivid", "udmabuf")
+# name, not by symbol), the peers that take our dma-bufs, and RDMA over a device of its own.
+GUEST_MODULES = ("virtio_pci", "virtio_blk", "virtio_rng", "crc32c_generic", "crc32_generic", "ext4", "nvme",
+                 "vgem", "vivid", "udmabuf", "dummy", "ib_uverbs", "rdma_rxe")
 
 # Other ways to boot a kernel, which show other mistakes: the kernel, more of a command line.
 VARIANTS = {
-    "debug-swiotlb": ("debug", ["swiotlb=force"]),
+    # An IOMMU would translate what is to be copied.
+    "debug-swiotlb": ("debug", ["swiotlb=force", "intel_iommu=off"]),
 }
 NAMES = (*kernels.KERNELS, *VARIANTS)
 
@@ -48,9 +49,10 @@ class Outcome:
     trouble: str
 
 
-def run(name, suite, *, module, script=None, programs=(), disks=(), arguments=()):
+def run(name, suite, *, module, script=None, programs=(), files=(), disks=(), arguments=()):
     """Boot a kernel or variant with one suite; module is the .ko file that the suite loads, script
-    what runs in the guest where that is not called like the suite."""
+    what runs in the guest where that is not called like the suite. Programs are executable,
+    files are not; both keep their names."""
     kernel = kernels.prepare(kernel_of(name))
     _, more = VARIANTS.get(name, (name, []))
     logs = BUILD / "vm" / name / suite
@@ -67,6 +69,8 @@ def run(name, suite, *, module, script=None, programs=(), disks=(), arguments=()
     archive.add("modules/order", "".join(f"{file_name}\n" for file_name in order).encode())
     for program in programs:
         archive.add_file(f"tests/{program.name}", program, 0o755)
+    for file in files:
+        archive.add_file(file.name, file)
     archive.write(logs / "initramfs")
 
     say(f"{name} ({kernel.release}): {suite}")

@@ -6,7 +6,7 @@
 # vm-KERNEL-SUITE, for `make check`, and what `make check-full` adds.
 VM_SUITES := $(addprefix vm-,judge debug-seeded 6.1-kselftest 6.12-kselftest 7.2-kselftest \
 	     debug-kselftest 6.12-library 6.12-bindings 6.12-demo)
-VM_SUITES_FULL := $(addprefix vm-,debug-swiotlb-kselftest debug-library 7.2-bindings debug-bindings)
+VM_SUITES_FULL := $(addprefix vm-,6.18-kselftest debug-swiotlb-kselftest debug-library 7.2-bindings debug-bindings)
 
 # How long the programs in guests race and fuzz. `make check-full` shows more kernels, and
 # leaves it at that: at full length each kernel takes about an hour.
@@ -18,6 +18,10 @@ vm-kernels: ## fetch and build the kernels that the module is tested in
 vm-check: ## run the tests in kernels (VM_LENGTH=full: at length)
 	tests/run.py --length $(VM_LENGTH) $(VM_SUITES)
 
+coverage: kselftest vm-kernels ## print which lines of the module the tests run, by file
+	@tests/vm/run debug kselftest >$(B)/coverage.tap; status=$$?; \
+		grep -E '^(not ok|# debug:)' $(B)/coverage.tap; exit $$status
+
 vm-judge: ## the tests of what judges guests
 	@tests/vm/test_judge.py
 
@@ -25,4 +29,4 @@ $(filter-out vm-judge,$(VM_SUITES) $(VM_SUITES_FULL)): vm-%: kselftest vm-kernel
 	@TMESH_TEST_LENGTH=$(VM_LENGTH) tests/vm/run \
 		$(patsubst %-$(lastword $(subst -, ,$*)),%,$*) $(lastword $(subst -, ,$*))
 
-.PHONY: vm-kernels vm-check $(VM_SUITES) $(VM_SUITES_FULL)
+.PHONY: vm-kernels vm-check coverage $(VM_SUITES) $(VM_SUITES_FULL)

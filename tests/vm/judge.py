@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Turns what a guest said into test points."""
+import base64
 import re
 
 import splat
@@ -15,10 +16,9 @@ class Results:
     def __init__(self, text):
         self.programs = []      # (name, lines, status); the status of one that did not end is None
         self.checks = []        # (name, ok, detail)
-        self.leaks = ""
         self.taint = None
         self.ended = False
-        lines = []
+        lines, blocks = [], {"leaks": [], "left": []}
         for line in text.splitlines():
             word, _, rest = line[2:].partition(" ") if line.startswith("@ ") else ("", "", "")
             if word == "begin":
@@ -33,12 +33,16 @@ class Results:
                 self.checks.append((what, status == "0", detail))
             elif word == "taint":
                 self.taint = int(rest)
-            elif word in ("boot", "leaks"):
+            elif word == "boot":
                 lines = []
+            elif word in blocks:
+                lines = blocks[word]
             elif word == "done":
-                self.leaks, self.ended = "\n".join(lines), True
+                self.ended = True
             else:
                 lines.append(line)
+        self.leaks = "\n".join(blocks["leaks"])
+        self.left = base64.b64decode("".join(blocks["left"])) if self.ended else b""     # a tar.gz
 
 
 def reached_end(tap, name, outcome, results):
@@ -69,3 +73,4 @@ def judge(tap, name, outcome):
             tap.note(complaint.text)
     if not complaints:
         tap.point(True, f"{name}: the kernel complained about nothing")
+    return results

@@ -98,6 +98,7 @@ class Debug:
 KERNELS = {
     "6.1": Stock(r"6\.1\.\d+-\d+", "gcc-12"),
     "6.12": Stock(r"6\.12\.\d+\+deb12(\.\d+)?", "gcc-12"),
+    "6.18": Stock(r"6\.18\.\d+\+deb13(\.\d+)?", "gcc-14", in_debian13=True),
     "7.2": Stock(r"7\.2\.\d+\+deb13(\.\d+)?", "gcc-14", in_debian13=True),
     "debug": Debug("linux-source-6.12"),
 }
@@ -117,6 +118,11 @@ class Kernel:
     def in_debian13(self):
         """Its headers carry programs and flags that Debian 12 is too old for."""
         return KERNELS[self.name].in_debian13
+
+    @property
+    def measures_coverage(self):
+        """It has GCOV and KCOV."""
+        return isinstance(KERNELS[self.name], Debug)
 
     @property
     def release(self):

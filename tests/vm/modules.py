@@ -18,7 +18,7 @@ def tmesh(kernel):
     tree = BUILD / kernel.name / "modules/tmesh"
     shutil.rmtree(tree, ignore_errors=True)
     warnings = make(kernel, "-C", TOP, "kmod", f"B={tree.relative_to(TOP)}", f"KDIR={kernel.kdir}",
-                    f"KBUILD_ARGS={' '.join(arguments(kernel))}")
+                    f"KBUILD_ARGS={' '.join([*arguments(kernel), *coverage(kernel)])}")
     return next(tree.rglob("tmesh.ko")), warnings
 
 
@@ -34,6 +34,11 @@ def seeded(kernel):
 def arguments(kernel):
     """What kbuild has to be told. BTF would want the vmlinux that headers do not carry."""
     return [f"CC={kernel.compiler}", "W=1", "CONFIG_DEBUG_INFO_BTF_MODULES="]
+
+
+def coverage(kernel):
+    """What makes a module tell which of its lines were run: to GCOV, and to KCOV."""
+    return ["GCOV_PROFILE=y", "KCOV_INSTRUMENT=y", "KCFLAGS=-g"] if kernel.measures_coverage else []
 
 
 def make(kernel, *words):

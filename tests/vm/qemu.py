@@ -32,6 +32,11 @@ def boot(kernel, initramfs, *, logs, arguments, disks=(), timeout):
     for number, (image, device) in enumerate([*disks, (nvme, "nvme,serial=tmesh")]):
         command += ["-drive", f"file={image},format=raw,snapshot=on,if=none,id=disk{number}",
                     "-device", f"{device},drive=disk{number}"]
+    blackbox = logs / "blackbox"
+    with open(blackbox, "wb") as memory:
+        memory.truncate(1 << 20)
+    command += ["-object", f"memory-backend-file,id=blackbox,size=1M,share=on,mem-path={blackbox}",
+                "-device", "ivshmem-plain,memdev=blackbox"]
     for name in ("console", "results"):
         (logs / name).unlink(missing_ok=True)
     guest = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL,

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: MIT
 """What can be run on a kernel: each suite boots a guest and adds its points to the TAP."""
 import os
+import shutil
 import signal
 import sys
 
 import boot
 import checkout
+import coverage
 import detectors
 import kernels
 import modules
@@ -19,16 +21,25 @@ def on_module(tap, name, suite, **more):
     module, warnings = modules.tmesh(kernels.prepare(boot.kernel_of(name)))
     tap.point(not warnings, f"{name}: {suite}: the module builds without a warning")
     tap.note("\n".join(warnings))
-    judge(tap, name, boot.run(name, suite, module=module, **more))
+    results = judge(tap, name, boot.run(name, suite, module=module, **more))
+    coverage.report(tap, name, module, results.left)
 
 
 def kselftest(tap, name):
-    """The C programs of tests/kselftest; TMESH_TESTS names those to run, all by default."""
+    """The C programs of tests/kselftest.
+
+    TMESH_TESTS names those to run, all by default. With TMESH_REPLAY, a file of inputs, the
+    fuzzer runs these alone and tells of each call.
+    """
     programs = [p for p in sorted((boot.BUILD / "tests/kselftest").iterdir())
                 if os.access(p, os.X_OK) and p.name in os.environ.get("TMESH_TESTS", p.name).split()]
     if not programs:
         sys.exit("vm: no program to run in build/tests/kselftest; `make kselftest` builds them")
-    on_module(tap, name, "kselftest", programs=programs)
+    replay = os.environ.get("TMESH_REPLAY")
+    corpus = boot.BUILD / "vm/fuzz.corpus"
+    shutil.copy(replay or modules.TOP / "tests/kselftest/fuzz.corpus", corpus)
+    on_module(tap, name, "kselftest", programs=programs, files=[corpus],
+              arguments=["TMESH_REPLAY=1"] if replay else [])
 
 
 def in_debian(tap, name, suite, *targets):

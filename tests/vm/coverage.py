@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: MIT
+"""Which lines of the module a guest ran, of those that there are.
+
+By GCOV for all that ran, with what was missed in build/vm/KERNEL/coverage; by KCOV for what
+the fuzzer alone reached.
+"""
+import gzip
+import io
+import json
+import re
+import subprocess
+import tarfile
+from collections import defaultdict
+
+from cache import sh
+from modules import TOP
+
+
+def report(tap, name, module, left):
+    """Notes about the files that programs of a guest left; left is a tar.gz, or nothing."""
+    if not left:
+        return
+    folder = TOP / "build/vm" / name / "left"
+    sh("rm", "-rf", folder)
+    with tarfile.open(fileobj=io.BytesIO(left)) as archive:
+        archive.extractall(folder)
+    if (places := folder / "fuzz.places").exists():
+        reached, lines = by_kcov(module, {int(place, 16) for place in places.read_text().split()})
+        tap.note(f"{name}: the fuzzer reached {len(reached)} of {len(lines)} lines of the module")
+    if list(folder.glob("*.gcda")):
+        lines = by_gcov(module, folder)
+        missed = folder.parent / "missed"
+        missed.write_text("".join(f"{file}:{line}\n" for file in sorted(lines)
+                                  for line, count in sorted(lines[file].items()) if not count))
+        total = reached = 0
+        for file, counts in sorted(lines.items()):
+            ran = sum(count > 0 for count in counts.values())
+            tap.note(f"{name}: {file:24} {ran:5} of {len(counts):5} lines  {100 * ran / len(counts):5.1f} %")
+            total += len(counts)
+            reached += ran
+        tap.note(f"{name}: all tests together ran {reached} of {total} lines of the module, "
+                 f"{100 * reached / total:.1f} %; the others are in {missed.relative_to(TOP)}")
+
+
+def ours(path):
+    """The name of one of the module's files below kmod/, or None."""
+    found = re.search(r"/kmod/((?:compat/)?[a-z_]+\.[ch])$", path)
+    return found and found[1]
+
+
+def by_kcov(module, places):
+    """(reached, all) lines, as sets; places are return addresses of KCOV's calls in .text."""
+    relocations = sh("readelf", "-rW", module)
+    text = relocations[relocations.index("'.rela.text'"):].split("Relocation section")[0]
+    calls = [int(line.split()[0], 16) + 4 for line in text.splitlines()
+             if "__sanitizer_cov_trace_pc" in line]
+    # A call belongs to the line of its last byte, not to that which comes after it.
+    output = subprocess.run(["addr2line", "-j", ".text", "-e", module], text=True, check=True,
+                            input="".join(f"{call - 1:#x}\n" for call in calls), capture_output=True)
+    found, reached = set(), set()
+    for call, line in zip(calls, output.stdout.splitlines()):
+        path, _, number = line.partition(" ")[0].rpartition(":")
+        if ours(path):
+            found.add((ours(path), number))
+            if call in places:
+                reached.add((ours(path), number))
+    return reached, found
+
+
+def by_gcov(module, folder):
+    """How often each line ran: {file: {line: count}}."""
+    lines = defaultdict(lambda: defaultdict(int))
+    for notes in module.parent.rglob("*.gcno"):
+        counts = folder / notes.with_suffix(".gcda").name
+        if not counts.exists():
+            continue
+        (folder / notes.name).write_bytes(notes.read_bytes())
+        output = subprocess.run(["gcov-12", "--json-format", "--stdout", counts], check=True,
+                                capture_output=True, cwd=folder).stdout
+        for file in json.loads(gzip.decompress(output) if output[:1] == b"\x1f" else output)["files"]:
+            if name := ours("/" + file["file"]):
+                for line in file["lines"]:
+                    lines[name][line["line_number"]] += line["count"]
+    return lines
