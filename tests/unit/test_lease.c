@@ -133,10 +133,10 @@ static void test_inherited(void **state)
 	pid_t pid = fork();
 
 	if (pid == 0)
-		_exit(tmesh_lease_set(region, 0, TMESH_TAKEN_SIGBUS, NULL) == -EPERM &&
-				      tmesh_lease_touch(region) == -EPERM
-			      ? 0
-			      : 1);
+		unit_leave(tmesh_lease_set(region, 0, TMESH_TAKEN_SIGBUS, NULL) == -EPERM &&
+					   tmesh_lease_touch(region) == -EPERM
+				   ? 0
+				   : 1);
 	assert_int_equal(waitpid(pid, &status, 0), pid);
 	assert_int_equal(status, 0);
 	tmesh_region_unref(region);
