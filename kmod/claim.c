@@ -38,18 +38,19 @@ void tmesh_claim_init(struct tmesh_claim *claim, struct tmesh_region *region, u3
 	claim->uid = current_euid();
 	get_task_comm(claim->comm, current->group_leader);
 	claim->since_ns = ktime_get_ns();
+	tmesh_zeros_init(claim);
 }
 
-static int tmesh_claim_check(const struct tmesh_claim *claim)
+static int tmesh_claim_check(const struct tmesh_claim *claim, const struct tmesh_claim *through)
 {
 	const struct tmesh_region *region = claim->region;
 
 	lockdep_assert_held_read(&region->lock);
-	if (region->state & TMESH_STATE_REVOKED)
+	if (region->state & TMESH_STATE_REVOKED || (through && tmesh_claim_lapsed(through)))
 		return -ESTALE;
 	switch (claim->kind) {
 	case TMESH_HOLDER_PINNING:
-		if (region->flags & TMESH_CREATE_NOPIN)
+		if (region->flags & TMESH_CREATE_NOPIN || (through && through->lease))
 			return -EPERM;
 		if (!(region->state & TMESH_STATE_SEALED))
 			return -EINVAL;
@@ -64,17 +65,18 @@ static int tmesh_claim_check(const struct tmesh_claim *claim)
 
 /**
  * tmesh_claim_add() - let a claim count
- * @claim: complete
+ * @claim:   complete
+ * @through: of the handle that it is made through, whose lease it will share; or NULL
  *
  * From here on it is zapped by revocations, counted as a writer if it is a writable export
  * and forbids revocations if it is a pinning handle.
  *
  * Context: takes claims_lock and the region's lock.
  * Return: 0; -ESTALE; -EPERM for a writable export of a sealed region, or a pinning handle
- * where its owner allows none; -EINVAL for a pinning handle on a region that is not sealed;
+ * where its owner or a lease allows none; -EINVAL for a pinning handle on a region that is not sealed;
  * -EINTR.
  */
-int tmesh_claim_add(struct tmesh_claim *claim)
+int tmesh_claim_add(struct tmesh_claim *claim, const struct tmesh_claim *through)
 {
 	struct tmesh_region *region = claim->region;
 	int rc;
@@ -82,13 +84,16 @@ int tmesh_claim_add(struct tmesh_claim *claim)
 	if (mutex_lock_killable(&region->claims_lock))
 		return -EINTR;
 	down_read(&region->lock);
-	rc = tmesh_claim_check(claim);
+	rc = tmesh_claim_check(claim, through);
 	if (!rc && claim->kind == TMESH_HOLDER_EXPORT && claim->rights & TMESH_RIGHT_WRITE)
 		atomic_inc(&region->writers);
 	up_read(&region->lock);
 	if (rc)
 		goto unlock;
 	list_add_tail(&claim->node, &region->claims);
+	region->nr_live++;
+	if (through && through->lease)
+		tmesh_lease_join(through->lease, claim);
 	if (claim->kind == TMESH_HOLDER_EXPORT)
 		region->nr_exports++;
 	else
@@ -109,11 +114,15 @@ unlock:
 void tmesh_claim_fini(struct tmesh_claim *claim)
 {
 	struct tmesh_region *region = claim->region;
+	bool alone;
 
 	tmesh_fence_abandon(claim);
 	mutex_lock(&region->claims_lock);
 	if (!list_empty(&claim->node)) {
 		list_del_init(&claim->node);
+		if (!tmesh_claim_lapsed(claim))
+			region->nr_live--;
+		tmesh_lease_leave(claim);
 		if (claim->kind == TMESH_HOLDER_EXPORT)
 			region->nr_exports--;
 		else
@@ -125,7 +134,12 @@ void tmesh_claim_fini(struct tmesh_claim *claim)
 		if (list_empty(&region->claims))
 			tmesh_linger_begin(region);
 	}
+	alone = region->nr_live == 1;
 	mutex_unlock(&region->claims_lock);
+	if (alone)
+		wake_up_all(&region->wait);
+	tmesh_lease_drop(claim);
+	tmesh_zeros_free(claim);
 	iput(claim->inode);
 	put_pid(claim->pid);
 	tmesh_region_put(region);
@@ -136,14 +150,14 @@ void tmesh_claim_fini(struct tmesh_claim *claim)
  * @claim:  of the handle that it was made on
  * @rights: that it needs
  *
- * That the region was revoked counts before missing rights. Where it matters the caller looks
+ * That the region was revoked or the lease has lapsed counts before missing rights. Where it matters the caller looks
  * again under the region's lock.
  *
  * Return: 0, -ESTALE or -EACCES.
  */
 int tmesh_claim_allows(const struct tmesh_claim *claim, u32 rights)
 {
-	if (READ_ONCE(claim->region->state) & TMESH_STATE_REVOKED)
+	if (READ_ONCE(claim->region->state) & TMESH_STATE_REVOKED || tmesh_claim_lapsed(claim))
 		return -ESTALE;
 	return rights & ~claim->rights ? -EACCES : 0;
 }
@@ -184,6 +198,9 @@ static void tmesh_claim_describe(struct tmesh_claim *claim, struct tmesh_holder 
 	memcpy(holder->comm, claim->comm, sizeof(holder->comm));
 	if (tmesh_fence_produces(claim))
 		holder->flags |= TMESH_HOLDER_FLAG_PRODUCER;
+	tmesh_lease_times(claim, &holder->lease_ns, &holder->lease_left_ns);
+	if (tmesh_claim_lapsed(claim))
+		holder->flags |= TMESH_HOLDER_FLAG_LAPSED;
 }
 
 /**

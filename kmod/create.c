@@ -97,6 +97,7 @@ static struct tmesh_region *tmesh_region_new(struct tmesh_user *user,
 	mutex_init(&region->claims_lock);
 	INIT_LIST_HEAD(&region->claims);
 	tmesh_fence_init(&region->fence);
+	INIT_LIST_HEAD(&region->leases);
 	init_waitqueue_head(&region->wait);
 	tmesh_linger_init(region);
 	tmesh_drain_init(region);
@@ -168,7 +169,7 @@ int tmesh_birth_handle(struct tmesh_birth *birth, struct tmesh_mem *mem, u32 rig
 	region->mem = mem;
 	region->backing = mem->ops->backing;
 	region->huge_bytes = (u64)mem->nr_huge << PMD_SHIFT;
-	fd = tmesh_handle_new(region, rights, false, &birth->file);
+	fd = tmesh_handle_new(region, rights, false, NULL, &birth->file);
 	if (fd < 0) {
 		birth->file = NULL;
 		return fd;

@@ -26,6 +26,8 @@ static const char *tmesh_state_name(u32 state)
 {
 	if (state & TMESH_STATE_REVOKED)
 		return "revoked";
+	if (state & TMESH_STATE_LAPSED)
+		return "lapsed";
 	return state & TMESH_STATE_SEALED ? "sealed" : "live";
 }
 
@@ -45,20 +47,29 @@ void tmesh_show_fdinfo(struct seq_file *m, struct file *file)
 	const struct tmesh_handle *handle = file->private_data;
 	const struct tmesh_claim *claim = &handle->claim;
 	const struct tmesh_region *region = claim->region;
+	u32 state = READ_ONCE(region->state);
+	u64 lease_ns, left_ns;
 
+	if (tmesh_claim_lapsed(claim))
+		state |= TMESH_STATE_LAPSED;
 	seq_printf(m, "tmesh-region:\t%llu\n", region->id);
 	seq_puts(m, "tmesh-label:\t");
 	tmesh_show_label(m, region->label);
 	seq_puts(m, "\ntmesh-rights:\t");
 	tmesh_show_rights(m, claim->rights);
 	seq_printf(m, "\ntmesh-pinning:\t%d\n", claim->kind == TMESH_HOLDER_PINNING);
-	seq_printf(m, "tmesh-state:\t%s\n", tmesh_state_name(READ_ONCE(region->state)));
+	seq_printf(m, "tmesh-state:\t%s\n", tmesh_state_name(state));
 	seq_printf(m, "tmesh-bytes:\t%llu\n", region->bytes);
 	seq_printf(m, "tmesh-alloc-bytes:\t%llu\n", (u64)region->nr_pages << PAGE_SHIFT);
 	seq_printf(m, "tmesh-huge-bytes:\t%llu\n", region->huge_bytes);
 	seq_printf(m, "tmesh-pinned-bytes:\t%llu\n", (u64)READ_ONCE(region->pinned) << PAGE_SHIFT);
 	seq_printf(m, "tmesh-cgroup-id:\t%llu\n", region->cgroup_id);
 	seq_printf(m, "tmesh-mappings:\t%d\n", atomic_read(&claim->mappings));
+	seq_printf(m, "tmesh-policy:\t%s\n",
+		   READ_ONCE(claim->policy) & TMESH_POLICY_ZERO ? "zero" : "sigbus");
+	tmesh_lease_times(claim, &lease_ns, &left_ns);
+	seq_printf(m, "tmesh-lease-ns:\t%llu\n", lease_ns);
+	seq_printf(m, "tmesh-lease-left-ns:\t%llu\n", left_ns);
 }
 
 /* The position is the id of the region that is shown; the header's is 0. */
@@ -127,17 +138,27 @@ static int tmesh_summary_show(struct seq_file *m, void *v)
 	u64 regions, bytes;
 
 	tmesh_usage(NULL, &regions, &bytes);
-	seq_printf(m, "regions %llu\nbytes %llu\n", regions, bytes);
+	seq_printf(m, "regions %llu\nbytes %llu\nleases %ld\n", regions, bytes,
+		   tmesh_lease_count());
 	return 0;
 }
 
 DEFINE_SHOW_ATTRIBUTE(tmesh_summary);
+
+static int tmesh_leases_show(struct seq_file *m, void *v)
+{
+	tmesh_watch_show(m);
+	return 0;
+}
+
+DEFINE_SHOW_ATTRIBUTE(tmesh_leases);
 
 void __init tmesh_debug_init(void)
 {
 	debug_dir = debugfs_create_dir("tmesh", NULL);
 	debugfs_create_file("summary", 0400, debug_dir, NULL, &tmesh_summary_fops);
 	debugfs_create_file("regions", 0400, debug_dir, NULL, &tmesh_regions_fops);
+	debugfs_create_file("leases", 0400, debug_dir, NULL, &tmesh_leases_fops);
 }
 
 void tmesh_debug_exit(void)

@@ -76,14 +76,24 @@ static struct tmesh_dmabuf *to_dmabuf(struct tmesh_claim *claim)
 	return container_of(claim, struct tmesh_dmabuf, claim);
 }
 
+/* The reservation is held, under which importers are told about a lapse afterwards. */
+static struct tmesh_mem *tmesh_dmabuf_use(const struct tmesh_claim *claim, struct tmesh_use *use)
+{
+	if (tmesh_claim_lapsed(claim))
+		return NULL;
+	return tmesh_use_begin(claim->region, use, claim->first, claim->nr_pages);
+}
+
 static int tmesh_dmabuf_attach(struct dma_buf *dmabuf, struct dma_buf_attachment *attach)
 {
 	struct tmesh_dmabuf *export = dmabuf->priv;
 	struct tmesh_region *region = export->claim.region;
 	struct tmesh_attachment *attachment;
+	int rc;
 
-	if (READ_ONCE(region->state) & TMESH_STATE_REVOKED)
-		return -ESTALE;
+	rc = tmesh_claim_allows(&export->claim, TMESH_RIGHT_READ);
+	if (rc)
+		return rc;
 	attachment = kzalloc(sizeof(*attachment), GFP_KERNEL);
 	if (!attachment)
 		return -ENOMEM;
@@ -107,7 +117,9 @@ static void tmesh_dmabuf_detach(struct dma_buf *dmabuf, struct dma_buf_attachmen
 	list_del(&attachment->node);
 	mutex_unlock(&export->lock);
 	kfree(attachment);
-	atomic_dec(&region->attachments);
+	/* Somebody may be alone now. */
+	if (atomic_dec_and_test(&region->attachments))
+		wake_up_all(&region->wait);
 	trace_tmesh_detach(region->id, dev_name(attach->dev));
 }
 
@@ -134,7 +146,7 @@ static struct sg_table *tmesh_dmabuf_map(struct dma_buf_attachment *attach,
 	mapping->dev = attach->dev;
 	mapping->dir = dir;
 	rc = -ESTALE;
-	mem = tmesh_use_begin(claim->region, &mapping->use, claim->first, claim->nr_pages);
+	mem = tmesh_dmabuf_use(claim, &mapping->use);
 	if (!mem)
 		goto free;
 	max_segment = max_t(size_t, PAGE_SIZE, dma_get_max_seg_size(attach->dev));
@@ -249,7 +261,7 @@ static int tmesh_dmabuf_vmap(struct dma_buf *dmabuf, struct iosys_map *map)
 	struct tmesh_mem *mem;
 	void *vaddr;
 
-	mem = tmesh_use_begin(claim->region, &export->vmap_use, claim->first, claim->nr_pages);
+	mem = tmesh_dmabuf_use(claim, &export->vmap_use);
 	if (mem)
 		vaddr = vmap(mem->pages + claim->first, claim->nr_pages, VM_MAP, PAGE_KERNEL);
 	else
@@ -305,7 +317,7 @@ static const struct dma_buf_ops tmesh_dmabuf_ro_ops = {
 	TMESH_DMABUF_OPS,
 };
 
-static struct dma_buf *tmesh_dmabuf_new(struct tmesh_region *region, unsigned long first,
+static struct dma_buf *tmesh_dmabuf_new(const struct tmesh_claim *through, unsigned long first,
 					unsigned long nr_pages, bool writable)
 {
 	DEFINE_DMA_BUF_EXPORT_INFO(info);
@@ -330,12 +342,12 @@ static struct dma_buf *tmesh_dmabuf_new(struct tmesh_region *region, unsigned lo
 	}
 	export->dmabuf = dmabuf;
 	/* The inode is put before the dma-buf is released; the claim holds it. */
-	tmesh_claim_init(&export->claim, region, TMESH_HOLDER_EXPORT,
+	tmesh_claim_init(&export->claim, through->region, TMESH_HOLDER_EXPORT,
 			 TMESH_RIGHT_READ | (writable ? TMESH_RIGHT_WRITE : 0),
 			 file_inode(dmabuf->file));
 	export->claim.first = first;
 	export->claim.nr_pages = nr_pages;
-	rc = tmesh_claim_add(&export->claim);
+	rc = tmesh_claim_add(&export->claim, through);
 	if (rc) {
 		dma_buf_put(dmabuf);
 		return ERR_PTR(rc);
@@ -370,7 +382,7 @@ int tmesh_ioctl_export(struct tmesh_ucmd *ucmd)
 	fd = get_unused_fd_flags(O_CLOEXEC);
 	if (fd < 0)
 		return fd;
-	dmabuf = tmesh_dmabuf_new(region, cmd->offset >> PAGE_SHIFT, cmd->bytes >> PAGE_SHIFT,
+	dmabuf = tmesh_dmabuf_new(claim, cmd->offset >> PAGE_SHIFT, cmd->bytes >> PAGE_SHIFT,
 				  writable);
 	rc = PTR_ERR_OR_ZERO(dmabuf);
 	if (rc)

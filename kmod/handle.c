@@ -65,10 +65,17 @@ static __poll_t tmesh_handle_poll(struct file *file, poll_table *wait)
 {
 	struct tmesh_handle *handle = file->private_data;
 	struct tmesh_region *region = handle->claim.region;
+	__poll_t mask;
 
 	poll_wait(file, &region->wait, wait);
-	return tmesh_fence_poll(handle) |
-	       (READ_ONCE(region->state) & TMESH_STATE_REVOKED ? EPOLLHUP : 0);
+	mask = tmesh_fence_poll(handle);
+	if (READ_ONCE(region->state) & TMESH_STATE_REVOKED)
+		mask |= EPOLLHUP;
+	else if (tmesh_claim_lapsed(&handle->claim))
+		mask |= EPOLLHUP | EPOLLERR;
+	else if (READ_ONCE(region->nr_live) == 1 && !atomic_read(&region->attachments))
+		mask |= EPOLLOUT;
+	return mask;
 }
 
 static long tmesh_handle_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
@@ -161,12 +168,14 @@ free:
  * @region:  which it will hold
  * @rights:  TMESH_RIGHT_*
  * @pinning: forbid revocations
+ * @through: of the handle that it is derived from, or NULL
  * @file:    set to the handle, to be installed with fd_install() or given up with
  *           tmesh_handle_cancel()
  *
  * Return: the descriptor or a negative error.
  */
-int tmesh_handle_new(struct tmesh_region *region, u32 rights, bool pinning, struct file **file)
+int tmesh_handle_new(struct tmesh_region *region, u32 rights, bool pinning,
+		     const struct tmesh_claim *through, struct file **file)
 {
 	struct tmesh_handle *handle;
 	int fd, rc;
@@ -180,7 +189,7 @@ int tmesh_handle_new(struct tmesh_region *region, u32 rights, bool pinning, stru
 		return PTR_ERR(*file);
 	}
 	handle = (*file)->private_data;
-	rc = tmesh_claim_add(&handle->claim);
+	rc = tmesh_claim_add(&handle->claim, through);
 	if (rc) {
 		tmesh_handle_cancel(fd, *file);
 		return rc;
@@ -237,7 +246,7 @@ int tmesh_ioctl_open(struct tmesh_ucmd *ucmd)
 	rc = -EACCES;
 	if (cmd->rights & ~(rights & tmesh_access(region)))
 		goto put;
-	rc = tmesh_handle_new(region, cmd->rights, cmd->flags & TMESH_OPEN_PIN, &file);
+	rc = tmesh_handle_new(region, cmd->rights, cmd->flags & TMESH_OPEN_PIN, NULL, &file);
 	/* A token dies with the revocation; it was seen a moment too early. */
 	if (rc == -ESTALE)
 		rc = -ENOENT;
@@ -280,7 +289,8 @@ int tmesh_ioctl_derive(struct tmesh_ucmd *ucmd)
 	rc = tmesh_claim_allows(claim, cmd->rights);
 	if (rc)
 		return rc;
-	rc = tmesh_handle_new(claim->region, cmd->rights, cmd->flags & TMESH_DERIVE_PIN, &file);
+	rc = tmesh_handle_new(claim->region, cmd->rights, cmd->flags & TMESH_DERIVE_PIN, claim,
+			      &file);
 	if (rc < 0)
 		return rc;
 	cmd->fd = rc;
@@ -314,6 +324,9 @@ int tmesh_ioctl_token(struct tmesh_ucmd *ucmd)
 	rc = tmesh_claim_allows(claim, cmd->rights);
 	if (rc)
 		return rc;
+	/* Who opens by token would be free of the lease. */
+	if (READ_ONCE(claim->lease))
+		return -EPERM;
 	if (mutex_lock_killable(&claim->region->claims_lock))
 		return -EINTR;
 	rc = tmesh_name_get(claim->region, cmd->rights, cmd->token);

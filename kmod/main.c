@@ -73,6 +73,10 @@ static const struct tmesh_op tmesh_ops[] = {
 		 tmesh_ioctl_desc_get),
 	TMESH_OP(TMESH_REVOKE, tmesh_revoke, pad, TMESH_REVOKE_WAIT, TMESH_ON_HANDLE,
 		 tmesh_ioctl_revoke),
+	TMESH_OP(TMESH_POLICY, tmesh_policy, flags, TMESH_POLICY_ZERO, TMESH_ON_HANDLE,
+		 tmesh_ioctl_policy),
+	TMESH_OP(TMESH_LEASE, tmesh_lease, fd, TMESH_LEASE_PROCESS | TMESH_LEASE_GET,
+		 TMESH_ON_HANDLE, tmesh_ioctl_lease),
 	TMESH_OP(TMESH_CREATE_USER, tmesh_create_user, id, TMESH_CREATE_GID, TMESH_ON_DEVICE,
 		 tmesh_ioctl_create_user),
 	TMESH_OP(TMESH_SIGNAL, tmesh_signal, value, 0, TMESH_ON_HANDLE, tmesh_ioctl_signal),
@@ -101,6 +105,8 @@ union tmesh_cmd {
 	struct tmesh_create_user create_user;
 	struct tmesh_signal signal;
 	struct tmesh_wait wait;
+	struct tmesh_policy policy;
+	struct tmesh_lease lease;
 };
 
 /**
@@ -234,6 +240,7 @@ static void __exit tmesh_exit(void)
 	misc_deregister(&tmesh_device);
 	/* Every file has gone; what the last one left to the queue may still be running. */
 	destroy_workqueue(tmesh_wq);
+	tmesh_watch_exit();
 	tmesh_debug_exit();
 	tmesh_account_exit();
 	tmesh_registry_exit();

@@ -57,6 +57,19 @@ static bool tmesh_vma_writes(const struct vm_area_struct *vma)
 	return (unsigned long)vma->vm_private_data & TMESH_VMA_WRITES;
 }
 
+/* What was mapped has been taken away, for good. */
+static vm_fault_t tmesh_fault_gone(struct vm_fault *vmf, struct tmesh_claim *claim)
+{
+	struct page *page = NULL;
+
+	if (READ_ONCE(claim->policy) & TMESH_POLICY_ZERO)
+		page = tmesh_zero_page(claim, vmf->pgoff);
+	if (!page)
+		return VM_FAULT_SIGBUS;
+	vmf->page = page;
+	return 0;
+}
+
 static vm_fault_t tmesh_fault(struct vm_fault *vmf)
 {
 	struct tmesh_claim *claim = tmesh_vma_claim(vmf->vma);
@@ -65,8 +78,12 @@ static vm_fault_t tmesh_fault(struct vm_fault *vmf)
 	struct page **pages;
 
 	down_read(&region->lock);
-	if (!region->mem || vmf->pgoff >= claim->nr_pages)
+	if (vmf->pgoff >= claim->nr_pages)
 		goto unlock;
+	if (!region->mem || tmesh_claim_lapsed(claim)) {
+		up_read(&region->lock);
+		return tmesh_fault_gone(vmf, claim);
+	}
 	pages = region->mem->pages + claim->first;
 	if (vmf->vma->vm_flags & VM_MIXEDMAP) {
 		ret = tmesh_fault_batch(vmf, claim, pages);
@@ -85,24 +102,41 @@ unlock:
 	return ret;
 }
 
-/* A fork, split or move: the mapping it comes from still counts, so nobody can have sealed. */
-static void tmesh_vma_open(struct vm_area_struct *vma)
+/*
+ * Counts a mapping that can write. Once the lease has lapsed it writes to nothing of the region,
+ * and does not keep anybody from sealing it.
+ */
+static void tmesh_count_writer(struct tmesh_claim *claim, int n)
+{
+	lockdep_assert_held_read(&claim->region->lock);
+	atomic_add(n, &claim->writers);
+	if (!tmesh_claim_lapsed(claim))
+		atomic_add(n, &claim->region->writers);
+}
+
+static void tmesh_vma_count_writer(const struct vm_area_struct *vma, int n)
 {
 	struct tmesh_claim *claim = tmesh_vma_claim(vma);
 
-	atomic_inc(&claim->mappings);
-	if (tmesh_vma_writes(vma))
-		atomic_inc(&claim->region->writers);
+	if (!tmesh_vma_writes(vma))
+		return;
+	down_read(&claim->region->lock);
+	tmesh_count_writer(claim, n);
+	up_read(&claim->region->lock);
+}
+
+/* A fork, split or move: the mapping it comes from still counts, so nobody can have sealed. */
+static void tmesh_vma_open(struct vm_area_struct *vma)
+{
+	atomic_inc(&tmesh_vma_claim(vma)->mappings);
+	tmesh_vma_count_writer(vma, 1);
 }
 
 /* Its page table entries are gone by now. */
 static void tmesh_vma_close(struct vm_area_struct *vma)
 {
-	struct tmesh_claim *claim = tmesh_vma_claim(vma);
-
-	if (tmesh_vma_writes(vma))
-		atomic_dec(&claim->region->writers);
-	atomic_dec(&claim->mappings);
+	tmesh_vma_count_writer(vma, -1);
+	atomic_dec(&tmesh_vma_claim(vma)->mappings);
 }
 
 static int tmesh_vma_mprotect(struct vm_area_struct *vma, unsigned long start, unsigned long end,
@@ -118,7 +152,7 @@ static int tmesh_vma_mprotect(struct vm_area_struct *vma, unsigned long start, u
 	if (region->state & TMESH_STATE_SEALED) {
 		rc = -EACCES;
 	} else {
-		atomic_inc(&region->writers);
+		tmesh_count_writer(claim, 1);
 		vma->vm_private_data = (void *)((unsigned long)claim | TMESH_VMA_WRITES);
 	}
 	up_read(&region->lock);
@@ -150,9 +184,10 @@ static int tmesh_check_map(const struct tmesh_claim *claim, struct vm_area_struc
 	bool writable = vma->vm_flags & VM_WRITE;
 
 	lockdep_assert_held_read(&region->lock);
-	if (!region->mem)
+	if (!region->mem || tmesh_claim_lapsed(claim))
 		return -ESTALE;
-	if (region->mem->nomap)
+	/* What another file maps a lease could not take away. */
+	if (region->mem->nomap || (region->mem->ops->mmap && claim->lease))
 		return -EOPNOTSUPP;
 	if (vma->vm_pgoff > claim->nr_pages || vma_pages(vma) > claim->nr_pages - vma->vm_pgoff)
 		return -EINVAL;
@@ -189,7 +224,9 @@ static void tmesh_mmap_own(struct tmesh_claim *claim, const struct tmesh_mem *me
 		vm_flags_set(vma, VM_MIXEDMAP);
 	vma->vm_private_data = (void *)((unsigned long)claim | writes);
 	vma->vm_ops = &tmesh_vm_ops;
-	tmesh_vma_open(vma);
+	atomic_inc(&claim->mappings);
+	if (writes)
+		tmesh_count_writer(claim, 1);
 }
 
 /**
@@ -201,8 +238,9 @@ static void tmesh_mmap_own(struct tmesh_claim *claim, const struct tmesh_mem *me
  *
  * Context: mmap_lock is held for writing; takes the region's lock.
  * Return: 0; -EINVAL for a private mapping or one that leaves the claim; -EACCES for a
- * writable one without the right; -EPERM for a writable one of a sealed region; -ESTALE;
- * -EOPNOTSUPP where the memory cannot be mapped.
+ * writable one without the right; -EPERM for a writable one of a sealed region; -ESTALE
+ * where the region was revoked or the lease has lapsed; -EOPNOTSUPP where the memory cannot
+ * be mapped, or not through a leased handle.
  */
 int tmesh_mmap(struct tmesh_claim *claim, struct vm_area_struct *vma)
 {
@@ -239,7 +277,7 @@ unlock:
 }
 
 /**
- * tmesh_flush_faults() - wait for faults that saw a region before it was revoked
+ * tmesh_flush_faults() - wait for faults that saw a region before it was taken away
  * @mem: its memory, of which the caller has a reference
  *
  * Batches are over when the region's lock is. Faults that left the mapping to the core hold
@@ -264,7 +302,7 @@ void tmesh_flush_faults(struct tmesh_mem *mem)
 
 /**
  * tmesh_zap() - take all mappings of a claim away
- * @claim: of a region that is revoked, so that they do not come back
+ * @claim: whose region is revoked or whose lease has lapsed, so that they do not come back
  *
  * Context: may sleep; takes i_mmap_rwsem.
  */

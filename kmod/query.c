@@ -27,7 +27,7 @@ int tmesh_ioctl_caps(struct tmesh_ucmd *ucmd)
 	cmd->page_bytes = PAGE_SIZE;
 	cmd->features = TMESH_FEATURE_PAGES | TMESH_FEATURE_MEMFD | TMESH_FEATURE_EXPORT |
 			TMESH_FEATURE_PIN | TMESH_FEATURE_REVOKE | TMESH_FEATURE_USER |
-			TMESH_FEATURE_FENCE;
+			TMESH_FEATURE_FENCE | TMESH_FEATURE_LEASE;
 	cmd->huge_page_bytes = 0;
 	if (IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE)) {
 		cmd->features |= TMESH_FEATURE_HUGE;
@@ -58,6 +58,10 @@ static void tmesh_fill_info(struct tmesh_info *info, struct tmesh_region *region
 	if (handle) {
 		info->rights = handle->claim.rights;
 		info->pinning = handle->claim.kind == TMESH_HOLDER_PINNING;
+		info->policy = READ_ONCE(handle->claim.policy);
+		tmesh_lease_times(&handle->claim, &info->lease_ns, &info->lease_left_ns);
+		if (tmesh_claim_lapsed(&handle->claim))
+			info->state |= TMESH_STATE_LAPSED;
 	}
 	info->uid = from_kuid_munged(current_user_ns(), region->uid);
 	info->gid = from_kgid_munged(current_user_ns(), region->gid);
@@ -230,7 +234,8 @@ int tmesh_ioctl_desc_get(struct tmesh_ucmd *ucmd)
 	rc = -EINTR;
 	if (down_read_killable(&region->lock))
 		goto put;
-	rc = region->state & TMESH_STATE_REVOKED ? -ESTALE : 0;
+	rc = region->state & TMESH_STATE_REVOKED ||
+	     (ucmd->handle && tmesh_claim_lapsed(&ucmd->handle->claim)) ? -ESTALE : 0;
 	cmd->bytes = region->desc_bytes;
 	room = min(room, cmd->bytes);
 	if (room)

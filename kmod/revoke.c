@@ -23,6 +23,8 @@ static struct tmesh_mem *tmesh_revoke_begin(struct tmesh_region *region)
 		mem = ERR_PTR(-EBUSY);
 	} else {
 		WRITE_ONCE(region->state, region->state | TMESH_STATE_REVOKED);
+		/* They are told before anything is taken away. */
+		tmesh_leases_revoke(region);
 		mem = region->mem;
 		region->mem = NULL;
 	}
@@ -108,7 +110,8 @@ int tmesh_ioctl_revoke(struct tmesh_ucmd *ucmd)
 		return rc;
 	rc = tmesh_claim_allows(claim, TMESH_RIGHT_MANAGE);
 	/* To wait on is the one thing that may still be asked. */
-	if (rc == -ESTALE && wait && claim->rights & TMESH_RIGHT_MANAGE)
+	if (rc == -ESTALE && wait && claim->rights & TMESH_RIGHT_MANAGE &&
+	    !tmesh_claim_lapsed(claim))
 		rc = 0;
 	if (rc)
 		return rc;

@@ -8,6 +8,7 @@
  *	tmesh_use     a part of them that a device or the kernel has mapped
  *	tmesh_region  the named, owned thing around a tmesh_mem
  *	tmesh_claim   what keeps a region alive and maps it: a handle or a dma-buf
+ *	tmesh_tenure  a lease, shared by claims of one region
  */
 #ifndef TMESH_H
 #define TMESH_H
@@ -26,6 +27,7 @@
 #include <linux/uidgid.h>
 #include <linux/wait.h>
 #include <linux/workqueue.h>
+#include <linux/xarray.h>
 
 #include "compat/compat.h"
 
@@ -38,7 +40,9 @@
 #define TMESH_HUGE_PAGES BIT(TMESH_HUGE_ORDER)
 #define TMESH_NAMES 4 /* sets of rights that a token may stand for: READ is in each */
 
+struct tmesh_block;
 struct tmesh_claim;
+struct tmesh_class;
 struct tmesh_mem;
 
 /**
@@ -189,11 +193,13 @@ struct tmesh_fence {
  * @writers:     mappings and exports that can write. Goes from zero to one under @lock for
  *               reading; a seal looks under @lock for writing
  * @attachments: devices attached to exports
- * @claims_lock: guards @claims, @names and the counts; held throughout a revocation
+ * @claims_lock: guards @claims, @leases, @names and the counts; held throughout a revocation
  * @claims:      all handles and exports
  * @nr_handles:  pinning ones included
  * @nr_pinning:  handles that forbid a revocation
  * @nr_exports:  dma-bufs
+ * @nr_live:     handles and exports whose lease has not lapsed
+ * @leases:      leases of claims
  * @names:       tokens, by their rights
  * @uses_lock:   guards @uses, @gone, @pinned and @drain_delay
  * @uses:        what devices and the kernel have mapped
@@ -242,6 +248,8 @@ struct tmesh_region {
 	u32 nr_handles;
 	u32 nr_pinning;
 	u32 nr_exports;
+	u32 nr_live;
+	struct list_head leases;
 	struct tmesh_name names[TMESH_NAMES];
 
 	struct mutex uses_lock;
@@ -270,11 +278,17 @@ struct tmesh_region {
  * @uid:         whose effective uid
  * @comm:        and name
  * @since_ns:    when, CLOCK_MONOTONIC
+ * @lease:       what it ends with, or NULL; set once, with claims_lock and the region's lock
+ *               held for writing, or before the claim is in the list. Reference
+ * @lease_node:  in the lease's list, under claims_lock
+ * @zeros:       pages of zeros that were touched instead of what was taken away, by index
+ * @policy:      TMESH_POLICY_*; unlocked
  * @mappings:    memory mappings that are ours
+ * @writers:     those that can write; counted in region->writers too until the lease lapses
  * @fault_next:  where a sequential reader faults next; a hint, unlocked
  * @fault_batch: pages that the last fault mapped; a hint, unlocked
  *
- * All but the last three are constant.
+ * All before @lease are constant.
  */
 struct tmesh_claim {
 	struct tmesh_region *region;
@@ -288,10 +302,63 @@ struct tmesh_claim {
 	kuid_t uid;
 	char comm[TMESH_COMM_LEN];
 	u64 since_ns;
+	struct tmesh_tenure *lease;
+	struct list_head lease_node;
+	struct xarray zeros;
+	u32 policy;
 	atomic_t mappings;
+	atomic_t writers;
 	unsigned long fault_next;
 	unsigned int fault_batch;
 };
+
+/**
+ * struct tmesh_tenure - a lease, which a handle and what was made through it share
+ * @ref:       held by claims, by lease files and by queued work
+ * @period_ns: constant; 0 where it ends with a process only
+ * @id:        of the region
+ * @user:      who is charged for the two pages; reference
+ * @touch:     page that user space writes to
+ * @status:    page that user space reads, written under the region's lock
+ * @region:    NULL before the first claim has joined and after the last one has left. Changes
+ *             under claims_lock, read under RCU
+ * @node:      in the region's list, under claims_lock
+ * @claims:    that share it, under claims_lock
+ * @state:     TMESH_LEASE_*; leaves LIVE once, with claims_lock and the region's lock held for
+ *             writing, or under claims_lock alone when there is no claim left
+ * @wait:      pollers of lease files
+ * @flags:     TMESH_LEASE_DUE: @lapse was queued
+ * @lapse:     ends it; owns a reference
+ * @pid:       process that it ends with, or NULL; reference
+ * @exit:      in the queue of those who wait for its end
+ * @class:     leases of its period, or NULL. With the following it belongs to watch.c
+ * @block:     where it stands among them, NULL where nobody looks at it
+ * @slot:      and which entry of the block it is
+ * @spare:     a block, until it stands somewhere
+ */
+struct tmesh_tenure {
+	struct kref ref;
+	u64 period_ns;
+	u64 id;
+	struct tmesh_user *user;
+	struct tmesh_lease_touch *touch;
+	struct tmesh_lease_state *status;
+	struct tmesh_region __rcu *region;
+	struct list_head node;
+	struct list_head claims;
+	u32 state;
+	wait_queue_head_t wait;
+	unsigned long flags;
+	struct work_struct lapse;
+	struct pid *pid;
+	wait_queue_entry_t exit;
+	struct tmesh_class *class;
+	struct tmesh_block *block;
+	unsigned int slot;
+	struct tmesh_block *spare;
+};
+
+#define TMESH_LEASE_DUE 0
 
 /**
  * struct tmesh_handle - a file on a region; dies with the file
@@ -448,7 +515,7 @@ void tmesh_device_closed(struct tmesh_user *user);
 /* claim.c */
 void tmesh_claim_init(struct tmesh_claim *claim, struct tmesh_region *region, u32 kind,
 		      u32 rights, struct inode *inode);
-int tmesh_claim_add(struct tmesh_claim *claim);
+int tmesh_claim_add(struct tmesh_claim *claim, const struct tmesh_claim *through);
 void tmesh_claim_fini(struct tmesh_claim *claim);
 int tmesh_claim_allows(const struct tmesh_claim *claim, u32 rights);
 int tmesh_holders_alloc(struct tmesh_region *region, u32 *room, struct tmesh_holder **holders);
@@ -459,7 +526,8 @@ int tmesh_put_entry(u64 entries, u32 stride, u32 index, const void *entry, size_
 int tmesh_put_holders(u64 entries, u32 stride, struct tmesh_holder *holders, u32 count);
 
 /* handle.c */
-int tmesh_handle_new(struct tmesh_region *region, u32 rights, bool pinning, struct file **file);
+int tmesh_handle_new(struct tmesh_region *region, u32 rights, bool pinning,
+		     const struct tmesh_claim *through, struct file **file);
 void tmesh_handle_cancel(int fd, struct file *file);
 int tmesh_check_rights(u32 rights);
 int tmesh_ioctl_open(struct tmesh_ucmd *ucmd);
@@ -470,6 +538,32 @@ int tmesh_ioctl_token(struct tmesh_ucmd *ucmd);
 int tmesh_mmap(struct tmesh_claim *claim, struct vm_area_struct *vma);
 void tmesh_zap(struct tmesh_claim *claim);
 void tmesh_flush_faults(struct tmesh_mem *mem);
+
+/* lease.c */
+int tmesh_ioctl_lease(struct tmesh_ucmd *ucmd);
+void tmesh_lease_due(struct tmesh_tenure *lease);
+void tmesh_leases_revoke(struct tmesh_region *region);
+void tmesh_lease_join(struct tmesh_tenure *lease, struct tmesh_claim *claim);
+void tmesh_lease_leave(struct tmesh_claim *claim);
+void tmesh_lease_drop(struct tmesh_claim *claim);
+bool tmesh_claim_lapsed(const struct tmesh_claim *claim);
+void tmesh_lease_times(const struct tmesh_claim *claim, u64 *period_ns, u64 *left_ns);
+long tmesh_lease_count(void);
+
+/* watch.c */
+int tmesh_watch_init(struct tmesh_tenure *lease);
+void tmesh_watch_start(struct tmesh_tenure *lease);
+void tmesh_watch_stop(struct tmesh_tenure *lease);
+void tmesh_watch_fini(struct tmesh_tenure *lease);
+u64 tmesh_watch_left(struct tmesh_tenure *lease);
+void tmesh_watch_show(struct seq_file *m);
+void tmesh_watch_exit(void);
+
+/* zeros.c */
+int tmesh_ioctl_policy(struct tmesh_ucmd *ucmd);
+struct page *tmesh_zero_page(struct tmesh_claim *claim, unsigned long index);
+void tmesh_zeros_init(struct tmesh_claim *claim);
+void tmesh_zeros_free(struct tmesh_claim *claim);
 
 /* export.c */
 int tmesh_ioctl_export(struct tmesh_ucmd *ucmd);

@@ -180,6 +180,28 @@ DEFINE_EVENT(tmesh_dma, tmesh_dma_unmap,
 	     TP_PROTO(u64 id, const char *device, u64 offset, u64 bytes, u32 direction),
 	     TP_ARGS(id, device, offset, bytes, direction));
 
+DECLARE_EVENT_CLASS(tmesh_lease_event,
+	TP_PROTO(u64 id, u64 period_ns, bool process),
+	TP_ARGS(id, period_ns, process),
+	TP_STRUCT__entry(
+		__field(u64, id)
+		__field(u64, period_ns)
+		__field(bool, process)
+	),
+	TP_fast_assign(
+		__entry->id = id;
+		__entry->period_ns = period_ns;
+		__entry->process = process;
+	),
+	TP_printk("id=%llu period_ns=%llu process=%d", __entry->id, __entry->period_ns,
+		  __entry->process)
+);
+
+DEFINE_EVENT(tmesh_lease_event, tmesh_lease, TP_PROTO(u64 id, u64 period_ns, bool process),
+	     TP_ARGS(id, period_ns, process));
+DEFINE_EVENT(tmesh_lease_event, tmesh_lapse, TP_PROTO(u64 id, u64 period_ns, bool process),
+	     TP_ARGS(id, period_ns, process));
+
 DECLARE_EVENT_CLASS(tmesh_region,
 	TP_PROTO(u64 id),
 	TP_ARGS(id),

@@ -9,7 +9,10 @@
 #include <linux/dma-buf.h>
 #include <linux/fs.h>
 #include <linux/ipc_namespace.h>
+#include <linux/magic.h>
 #include <linux/mm.h>
+#include <linux/pidfd.h>
+#include <linux/string.h>
 #include <linux/version.h>
 
 struct folio;
@@ -100,6 +103,19 @@ static inline bool tmesh_may_pin_for_writing(struct page *page)
 	       folio_test_hugetlb(folio);
 #else
 	return true;
+#endif
+}
+
+/* 6.9: pidfds have a filesystem, and there are some of single threads. */
+static inline bool tmesh_is_pidfd(struct file *file)
+{
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 9, 0)
+	const struct dentry *dentry = file->f_path.dentry;
+
+	return dentry->d_sb->s_magic == ANON_INODE_FS_MAGIC &&
+	       !strcmp(dentry->d_name.name, "[pidfd]");
+#else
+	return file_inode(file)->i_sb->s_magic == PID_FS_MAGIC && !(file->f_flags & PIDFD_THREAD);
 #endif
 }
 

@@ -36,6 +36,8 @@ PUBLISHED(tmesh_revoke, pad, 32);
 PUBLISHED(tmesh_create_user, id, 128);
 PUBLISHED(tmesh_signal, value, 16);
 PUBLISHED(tmesh_wait, timeout_ns, 24);
+PUBLISHED(tmesh_policy, flags, 8);
+PUBLISHED(tmesh_lease, fd, 24);
 
 #define BYTES (64 * KB)
 #define TAIL 24
@@ -99,6 +101,8 @@ union args {
 	struct tmesh_revoke revoke;
 	struct tmesh_create_user create_user;
 	struct tmesh_signal signal;
+	struct tmesh_policy policy;
+	struct tmesh_lease lease;
 	unsigned char raw[512];
 };
 
@@ -245,6 +249,10 @@ static const struct call {
 	 0, fill_desc},
 	{"DESC_GET by id", TMESH_DESC_GET, DEVICE, 32, sizeof(struct tmesh_desc), 0,
 	 PAD(tmesh_desc), 0, 0, fill_desc_of_id},
+	{"POLICY", TMESH_POLICY, HANDLE, 8, sizeof(struct tmesh_policy), TMESH_POLICY_ZERO, 0, 0, 0,
+	 fill_nothing},
+	{"LEASE", TMESH_LEASE, HANDLE, 24, sizeof(struct tmesh_lease),
+	 TMESH_LEASE_PROCESS | TMESH_LEASE_GET, 0, 0, OUT_FD(tmesh_lease), fill_nothing},
 	{"REVOKE", TMESH_REVOKE, HANDLE, 32, sizeof(struct tmesh_revoke), TMESH_REVOKE_WAIT,
 	 PAD(tmesh_revoke), 0, 0, fill_revoke},
 	{"CREATE_USER", TMESH_CREATE_USER, DEVICE, 128, sizeof(struct tmesh_create_user),
@@ -473,7 +481,7 @@ TEST(read_only_result, "a result that cannot be written back leaves nothing behi
 	REQUIRE(page != MAP_FAILED);
 	FOR_EACH_CALL(c) {
 		if (c->nr == TMESH_SEAL || c->nr == TMESH_DESC_SET || c->nr == TMESH_REVOKE ||
-		    c->nr == TMESH_SIGNAL)
+		    c->nr == TMESH_SIGNAL || c->nr == TMESH_POLICY)
 			continue; /* nothing to hand over, or done once it is told */
 		set_up();
 		union args a = valid(c);
@@ -516,6 +524,8 @@ TEST(own_memory, "arguments and results may lie in the region itself, not yet ma
 			munmap(p, BYTES);
 			if (c->nr == TMESH_REVOKE || c->nr == TMESH_SIGNAL)
 				break; /* the same does not succeed twice */
+			if (c->nr == TMESH_REVOKE || c->nr == TMESH_LEASE)
+				break; /* once only */
 		}
 		tear_down();
 	}

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: MIT */
+/* Leases, for the programs that test them. */
+#ifndef TMESH_KSELFTEST_LEASE_H
+#define TMESH_KSELFTEST_LEASE_H
+
+#include <poll.h>
+#include <unistd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+
+#include "t.h"
+
+#define MS 1000000ull
+#define RW (PROT_READ | PROT_WRITE)
+
+/* A lease file and its two pages. */
+struct lease {
+	int fd;
+	struct tmesh_lease_touch *touch;
+	const struct tmesh_lease_state *state;
+};
+
+static inline int lease_call(int handle, __u32 flags, __u64 period_ns, int pidfd, __u64 *got)
+{
+	struct tmesh_lease l = {
+		.size = sizeof(l),
+		.flags = flags,
+		.period_ns = period_ns,
+		.pidfd = pidfd,
+	};
+
+	if (ioctl(handle, TMESH_LEASE, &l))
+		return -1;
+	if (got)
+		*got = l.period_ns;
+	return l.fd;
+}
+
+static inline int policy(int handle, __u32 flags)
+{
+	struct tmesh_policy p = {.size = sizeof(p), .flags = flags};
+
+	return ioctl(handle, TMESH_POLICY, &p);
+}
+
+static inline struct lease lease_map(int fd)
+{
+	struct lease l = {.fd = fd};
+
+	l.touch = t_map(fd, PAGE, RW);
+	REQUIRE(l.touch != MAP_FAILED);
+	l.state = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, fd, PAGE);
+	REQUIRE(l.state != MAP_FAILED);
+	return l;
+}
+
+static inline struct lease lease_put(int handle, __u64 period_ns)
+{
+	return lease_map(REQUIRE_OK(lease_call(handle, 0, period_ns, 0, NULL)));
+}
+
+static inline void lease_unmap(struct lease *l)
+{
+	munmap(l->touch, PAGE);
+	munmap((void *)l->state, PAGE);
+	close(l->fd);
+}
+
+static inline void touch(const struct lease *l)
+{
+	__atomic_add_fetch(&l->touch->touched, 1, __ATOMIC_RELAXED);
+}
+
+static inline __u32 lease_state(const struct lease *l)
+{
+	return __atomic_load_n(&l->state->state, __ATOMIC_ACQUIRE);
+}
+
+static inline int polled(int fd, int timeout_ms)
+{
+	struct pollfd p = {.fd = fd, .events = POLLIN | POLLOUT};
+
+	REQUIRE(poll(&p, 1, timeout_ms) >= 0);
+	return p.revents;
+}
+
+/* Waits until a lease is not live any more, and its handle's mappings are gone. */
+static inline void await_end(const struct lease *l, int handle)
+{
+	struct pollfd p = {.fd = handle};
+
+	while (lease_state(l) == TMESH_LEASE_LIVE)
+		REQUIRE(poll(&(struct pollfd){.fd = l->fd}, 1, 60000) == 1);
+	REQUIRE(poll(&p, 1, 60000) == 1 && p.revents & POLLHUP);
+}
+
+#endif
