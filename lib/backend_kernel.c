@@ -137,6 +137,15 @@ int tmesh_kernel_info(int fd, struct tmesh_info *info)
 	return ioctl(fd, TMESH_INFO, info);
 }
 
+/* What the context wants of every handle. A pinning one keeps its memory. */
+static int set_taken(struct tmesh_region *region, struct tmesh_error *err)
+{
+	if (region->ctx->taken == TMESH_TAKEN_SIGBUS || region->pinning)
+		return 0;
+	region->zeros = true;
+	return tmesh_kernel_when_taken(region, region->ctx->taken, err);
+}
+
 /* What the module says of a handle one has just got. */
 int tmesh_kernel_learn(struct tmesh_region *region, struct tmesh_error *err)
 {
@@ -151,7 +160,7 @@ int tmesh_kernel_learn(struct tmesh_region *region, struct tmesh_error *err)
 	region->pinning = info.pinning;
 	region->sealed = info.state & TMESH_STATE_SEALED;
 	memcpy(region->label, info.label, sizeof(region->label));
-	return 0;
+	return set_taken(region, err);
 }
 
 static uint32_t create_flags(const struct tmesh_region_opts *opts)
@@ -191,7 +200,7 @@ static int kernel_create(struct tmesh_region *region, uint64_t bytes, struct tme
 	region->fd = create.fd;
 	region->id = create.id;
 	region->alloc = (bytes + page - 1) & ~(page - 1);
-	return 0;
+	return set_taken(region, err);
 }
 
 static int kernel_from_memfd(struct tmesh_region *region, int fd, uint64_t bytes,
@@ -256,7 +265,7 @@ static int kernel_derive(struct tmesh_region *derived, struct tmesh_region *from
 
 	if (!rc && pin)
 		derived->sealed = true;
-	return rc;
+	return rc ? rc : set_taken(derived, err);
 }
 
 /* A handle as it is remains the sender's, with its end: what is sent is always another. */
@@ -290,7 +299,7 @@ static int kernel_open_token(struct tmesh_region *region, const struct tmesh_tok
 	region->bytes = call.bytes;
 	region->alloc = call.alloc_bytes;
 	region->sealed = call.state & TMESH_STATE_SEALED;
-	return 0;
+	return set_taken(region, err);
 }
 
 static int kernel_adopt(struct tmesh_region *region, int fd, const struct tmesh_wire_region *wire,

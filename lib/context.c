@@ -87,6 +87,8 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 
 	if (!rc)
 		rc = wanted_backend(o.backend, &wanted, err);
+	if (!rc)
+		rc = tmesh_check_taken(o.taken, err);
 	if (rc)
 		return rc;
 	ctx = calloc(1, sizeof(*ctx));
@@ -99,6 +101,7 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 	ctx->timeout_ns = o.timeout_ns ? o.timeout_ns : DEFAULT_TIMEOUT_NS;
 	ctx->log = o.log;
 	ctx->log_data = o.log_data;
+	ctx->taken = o.taken;
 	ctx->life = tmesh_fork_life();
 	ctx->dir = -1;
 	atomic_init(&ctx->proc, -1);

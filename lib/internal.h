@@ -119,6 +119,7 @@ struct tmesh_ctx {
 	uint64_t timeout_ns;
 	tmesh_log_fn log;
 	void *log_data;
+	enum tmesh_taken taken;
 	char *runtime_dir; /* as given, or NULL */
 
 	uint64_t id_key[2]; /* ids are a keyed hash of a counter: random, without a call */
@@ -228,6 +229,8 @@ int tmesh_region_may(struct tmesh_region *region, uint32_t rights, const char *w
 		     struct tmesh_error *err);
 
 /* lease.c */
+
+int tmesh_check_taken(enum tmesh_taken taken, struct tmesh_error *err);
 
 /* module: what the kernel shares with the holders of a lease */
 struct tmesh_lease_pages {

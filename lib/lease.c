@@ -24,7 +24,7 @@ struct tmesh_lease_keeper {
 /* What region->lease points to once it is known that there is none. */
 static struct tmesh_lease_keeper none;
 
-static int check_taken(enum tmesh_taken taken, struct tmesh_error *err)
+int tmesh_check_taken(enum tmesh_taken taken, struct tmesh_error *err)
 {
 	if (taken != TMESH_TAKEN_SIGBUS && taken != TMESH_TAKEN_ZERO)
 		return tmesh_fail(err, -EINVAL, "unknown policy %d for memory that is taken away",
@@ -62,7 +62,7 @@ static int set(struct tmesh_region *region, int pidfd, uint64_t ns, enum tmesh_t
 	int rc = tmesh_region_may(region, TMESH_READ, "lease", err);
 
 	if (!rc)
-		rc = check_taken(taken, err);
+		rc = tmesh_check_taken(taken, err);
 	if (rc)
 		return rc;
 	if (ns && (ns < MIN_NS || ns > MAX_NS))
@@ -107,7 +107,7 @@ int tmesh_region_when_taken(struct tmesh_region *region, enum tmesh_taken taken,
 	int rc = tmesh_region_may(region, TMESH_READ, "policy", err);
 
 	if (!rc)
-		rc = check_taken(taken, err);
+		rc = tmesh_check_taken(taken, err);
 	if (!rc && ops->when_taken)
 		rc = ops->when_taken(region, taken, err);
 	if (!rc)

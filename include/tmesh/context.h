@@ -35,6 +35,12 @@ enum tmesh_log_level {
 	TMESH_LOG_DEBUG = 3,
 };
 
+/* What touching a mapping does once its memory was taken away, by a lapse or a revocation. */
+enum tmesh_taken {
+	TMESH_TAKEN_SIGBUS = 0,
+	TMESH_TAKEN_ZERO = 1, /* zeros, private to this handle; ask before you believe them */
+};
+
 /* Called from any thread, possibly several at once; @message lives for the call. */
 typedef void (*tmesh_log_fn)(void *data, enum tmesh_log_level level, const char *message);
 
@@ -50,6 +56,7 @@ struct tmesh_ctx_opts {
 	uint64_t timeout_ns;	    /* longest wait for a peer; 0: 2 s */
 	tmesh_log_fn log;	    /* NULL: nothing is logged */
 	void *log_data;
+	enum tmesh_taken taken; /* of every handle that this context gets; one call each (module) */
 };
 
 /*

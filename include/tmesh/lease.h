@@ -34,12 +34,6 @@ enum tmesh_lease_status {
 	TMESH_LEASE_IS_REVOKED = 3, /* the region was taken back */
 };
 
-/* What touching a mapping does once its memory was taken away, by a lapse or a revocation. */
-enum tmesh_taken {
-	TMESH_TAKEN_SIGBUS = 0,
-	TMESH_TAKEN_ZERO = 1, /* zeros, private to this handle; ask before you believe them */
-};
-
 /*
  * Put a lease of @ns (0: 5 s; else 10 ms to 1 h) on this handle, for good. Handles derived
  * from it, sent handles and exports share it, and it gives no tokens any more: set it on the

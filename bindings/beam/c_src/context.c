@@ -32,7 +32,7 @@ bool get_context(ErlNifEnv *env, ERL_NIF_TERM term, struct context **context,
 /* context_open({backend, max_bytes, pool_bytes, timeout_ns, max_opening}) -> {ok, context} */
 NIF(context_open)
 {
-	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .log = log_keep};
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .log = log_keep, .taken = TMESH_TAKEN_ZERO};
 	ErlNifUInt64 max_bytes, pool_bytes, timeout_ns;
 	unsigned int max_opening;
 	const ERL_NIF_TERM *field;

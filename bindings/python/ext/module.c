@@ -31,6 +31,8 @@ static int open_context(struct state *st, struct tmesh_ctx_opts *opts)
 
 	opts->size = sizeof(*opts);
 	opts->log = keep_warning;
+	/* An array outlives any question: what was taken back must not end the process. */
+	opts->taken = TMESH_TAKEN_ZERO;
 	warning = &kept;
 	rc = tmesh_ctx_open(opts, &st->ctx, &err);
 	warning = NULL;
