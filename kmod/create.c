@@ -4,6 +4,7 @@
  */
 #include <linux/cgroup.h>
 #include <linux/cred.h>
+#include <linux/dma-buf.h>
 #include <linux/file.h>
 #include <linux/ipc_namespace.h>
 #include <linux/ktime.h>
@@ -342,4 +343,91 @@ int tmesh_ioctl_create_user(struct tmesh_ucmd *ucmd)
 		rc = -EFAULT;
 	}
 	return tmesh_birth_end(&birth, rc);
+}
+
+static int tmesh_import_respond(struct tmesh_ucmd *ucmd, const struct tmesh_birth *birth)
+{
+	struct tmesh_import *cmd = ucmd->cmd;
+
+	cmd->fd = birth->fd;
+	cmd->id = birth->region->id;
+	cmd->bytes = birth->region->bytes;
+	cmd->backing = birth->region->backing;
+	return tmesh_respond(ucmd, sizeof(*cmd));
+}
+
+static int tmesh_import_dmabuf(struct tmesh_ucmd *ucmd, struct tmesh_spec *spec,
+			       struct dma_buf *dmabuf)
+{
+	struct tmesh_import *cmd = ucmd->cmd;
+	struct tmesh_birth birth;
+	struct tmesh_mem *mem;
+	int rc;
+
+	if (spec->bytes)
+		return -EINVAL;
+	rc = tmesh_import_rights(dmabuf, &cmd->rights);
+	if (rc)
+		return rc;
+	spec->bytes = dmabuf->size;
+	spec->nr_pages = dmabuf->size >> PAGE_SHIFT;
+
+	rc = tmesh_birth_begin(&birth, spec);
+	if (rc)
+		return rc;
+	mem = tmesh_import_create(birth.user, dmabuf, spec->flags & TMESH_IMPORT_NOMAP);
+	rc = tmesh_birth_handle(&birth, mem, cmd->rights);
+	return tmesh_birth_end(&birth, rc ? rc : tmesh_import_respond(ucmd, &birth));
+}
+
+/* Whoever may write to an opaque region may have its file, which is all there is to rights. */
+static int tmesh_import_opaque(struct tmesh_ucmd *ucmd, const struct tmesh_spec *spec,
+			       struct file *file)
+{
+	struct tmesh_import *cmd = ucmd->cmd;
+	struct tmesh_birth birth;
+	struct tmesh_mem *mem;
+	int rc;
+
+	if (!tmesh_opaque_fits(file))
+		return -EOPNOTSUPP;
+	cmd->rights = TMESH_RIGHTS_ALL;
+
+	rc = tmesh_birth_begin(&birth, spec);
+	if (rc)
+		return rc;
+	mem = tmesh_opaque_create(birth.user, file);
+	rc = tmesh_birth_handle(&birth, mem, cmd->rights);
+	return tmesh_birth_end(&birth, rc ? rc : tmesh_import_respond(ucmd, &birth));
+}
+
+/**
+ * tmesh_ioctl_import() - TMESH_IMPORT
+ * @ucmd: the call
+ *
+ * Return: 0 or a negative error.
+ */
+int tmesh_ioctl_import(struct tmesh_ucmd *ucmd)
+{
+	struct tmesh_import *cmd = ucmd->cmd;
+	struct tmesh_spec spec = TMESH_SPEC(cmd);
+	struct dma_buf *dmabuf;
+	struct file *file;
+	int rc;
+
+	if (cmd->pad)
+		return -EINVAL;
+	dmabuf = dma_buf_get(cmd->source);
+	if (!IS_ERR(dmabuf)) {
+		rc = tmesh_import_dmabuf(ucmd, &spec, dmabuf);
+		dma_buf_put(dmabuf);
+		return rc;
+	}
+	/* Not a dma-buf, at least a moment ago. */
+	file = fget(cmd->source);
+	if (!file)
+		return -EBADF;
+	rc = tmesh_import_opaque(ucmd, &spec, file);
+	fput(file);
+	return rc;
 }

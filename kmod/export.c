@@ -14,46 +14,12 @@
 #include <linux/slab.h>
 #include <linux/vmalloc.h>
 
+#include "export.h"
 #include "tmesh.h"
 #include "trace.h"
 
 /* How long a revocation waits in all for work that importers had already queued. */
 #define TMESH_DEVICE_WAIT HZ
-
-/**
- * struct tmesh_dmabuf - an export
- * @claim:       the common part
- * @dmabuf:      the dma-buf that this belongs to
- * @lock:        guards the two lists
- * @attachments: devices attached
- * @mappings:    what devices have mapped, to be synchronised for CPU access
- * @vmap_use:    of memory that is mapped into the kernel; guarded by the reservation lock, as
- *               is the following
- * @vmap_dummy:  page that is mapped instead, where the region was revoked before, else NULL
- * @waited:      a revocation has dealt with it; guarded by claims_lock
- */
-struct tmesh_dmabuf {
-	struct tmesh_claim claim;
-	struct dma_buf *dmabuf;
-	struct mutex lock;
-	struct list_head attachments;
-	struct list_head mappings;
-	struct tmesh_use vmap_use;
-	struct page *vmap_dummy;
-	bool waited;
-};
-
-/**
- * struct tmesh_attachment - a device attached to an export
- * @node:   in the export's list
- * @dev:    the device
- * @mapped: mappings of it; guarded by the export's lock
- */
-struct tmesh_attachment {
-	struct list_head node;
-	struct device *dev;
-	unsigned int mapped;
-};
 
 /**
  * struct tmesh_dma_mapping - what one device has mapped
@@ -76,15 +42,29 @@ static struct tmesh_dmabuf *to_dmabuf(struct tmesh_claim *claim)
 	return container_of(claim, struct tmesh_dmabuf, claim);
 }
 
-/* The reservation is held, under which importers are told about a lapse afterwards. */
-static struct tmesh_mem *tmesh_dmabuf_use(const struct tmesh_claim *claim, struct tmesh_use *use)
+/**
+ * tmesh_dmabuf_use() - let a device or the kernel have what an export shows
+ * @claim: of the export
+ * @use:   filled in; ended by tmesh_use_end()
+ *
+ * Context: the reservation is held, under which importers are told about a lapse afterwards.
+ * Return: the memory, or NULL when the region was revoked or the lease has lapsed.
+ */
+struct tmesh_mem *tmesh_dmabuf_use(const struct tmesh_claim *claim, struct tmesh_use *use)
 {
 	if (tmesh_claim_lapsed(claim))
 		return NULL;
 	return tmesh_use_begin(claim->region, use, claim->first, claim->nr_pages);
 }
 
-static int tmesh_dmabuf_attach(struct dma_buf *dmabuf, struct dma_buf_attachment *attach)
+/**
+ * tmesh_dmabuf_attach() - a device attaches: dma_buf_ops.attach
+ * @dmabuf: of an export
+ * @attach: whose private data is set to its struct tmesh_attachment
+ *
+ * Return: 0, -ESTALE or -ENOMEM.
+ */
+int tmesh_dmabuf_attach(struct dma_buf *dmabuf, struct dma_buf_attachment *attach)
 {
 	struct tmesh_dmabuf *export = dmabuf->priv;
 	struct tmesh_region *region = export->claim.region;
@@ -107,7 +87,12 @@ static int tmesh_dmabuf_attach(struct dma_buf *dmabuf, struct dma_buf_attachment
 	return 0;
 }
 
-static void tmesh_dmabuf_detach(struct dma_buf *dmabuf, struct dma_buf_attachment *attach)
+/**
+ * tmesh_dmabuf_detach() - a device detaches: dma_buf_ops.detach
+ * @dmabuf: of an export
+ * @attach: the attachment
+ */
+void tmesh_dmabuf_detach(struct dma_buf *dmabuf, struct dma_buf_attachment *attach)
 {
 	struct tmesh_attachment *attachment = attach->priv;
 	struct tmesh_dmabuf *export = dmabuf->priv;
@@ -225,15 +210,30 @@ static int tmesh_dmabuf_end_cpu_access(struct dma_buf *dmabuf, enum dma_data_dir
 	return 0;
 }
 
-static int tmesh_dmabuf_mmap(struct dma_buf *dmabuf, struct vm_area_struct *vma)
+/**
+ * tmesh_dmabuf_mmap() - map an export: dma_buf_ops.mmap
+ * @dmabuf: of an export
+ * @vma:    the new mapping
+ *
+ * Return: as tmesh_mmap().
+ */
+int tmesh_dmabuf_mmap(struct dma_buf *dmabuf, struct vm_area_struct *vma)
 {
 	struct tmesh_dmabuf *export = dmabuf->priv;
 
 	return tmesh_mmap(&export->claim, vma);
 }
 
-/* The core warns when a vmap fails: after a revocation one page stands for all of them. */
-static void *tmesh_dmabuf_vmap_dummy(struct tmesh_dmabuf *export)
+/**
+ * tmesh_dmabuf_vmap_dummy() - map zeros into the kernel in place of revoked memory
+ * @export: an export
+ * @map:    set to the mapping
+ *
+ * The core warns when a vmap fails. One page stands for all of them.
+ *
+ * Return: 0 or -ENOMEM.
+ */
+int tmesh_dmabuf_vmap_dummy(struct tmesh_dmabuf *export, struct iosys_map *map)
 {
 	unsigned long i, nr_pages = export->claim.nr_pages;
 	struct page **pages;
@@ -251,7 +251,22 @@ static void *tmesh_dmabuf_vmap_dummy(struct tmesh_dmabuf *export)
 		export->vmap_dummy = NULL;
 	}
 	kvfree(pages);
-	return vaddr;
+	if (!vaddr)
+		return -ENOMEM;
+	iosys_map_set_vaddr(map, vaddr);
+	return 0;
+}
+
+/**
+ * tmesh_dmabuf_vunmap_dummy() - undo tmesh_dmabuf_vmap_dummy()
+ * @export: an export with a dummy
+ * @map:    its mapping
+ */
+void tmesh_dmabuf_vunmap_dummy(struct tmesh_dmabuf *export, struct iosys_map *map)
+{
+	vunmap(map->vaddr);
+	__free_page(export->vmap_dummy);
+	export->vmap_dummy = NULL;
 }
 
 static int tmesh_dmabuf_vmap(struct dma_buf *dmabuf, struct iosys_map *map)
@@ -262,13 +277,11 @@ static int tmesh_dmabuf_vmap(struct dma_buf *dmabuf, struct iosys_map *map)
 	void *vaddr;
 
 	mem = tmesh_dmabuf_use(claim, &export->vmap_use);
-	if (mem)
-		vaddr = vmap(mem->pages + claim->first, claim->nr_pages, VM_MAP, PAGE_KERNEL);
-	else
-		vaddr = tmesh_dmabuf_vmap_dummy(export);
+	if (!mem)
+		return tmesh_dmabuf_vmap_dummy(export, map);
+	vaddr = vmap(mem->pages + claim->first, claim->nr_pages, VM_MAP, PAGE_KERNEL);
 	if (!vaddr) {
-		if (mem)
-			tmesh_use_end(claim->region, &export->vmap_use);
+		tmesh_use_end(claim->region, &export->vmap_use);
 		return -ENOMEM;
 	}
 	iosys_map_set_vaddr(map, vaddr);
@@ -280,20 +293,52 @@ static void tmesh_dmabuf_vunmap(struct dma_buf *dmabuf, struct iosys_map *map)
 {
 	struct tmesh_dmabuf *export = dmabuf->priv;
 
+	if (export->vmap_dummy) {
+		tmesh_dmabuf_vunmap_dummy(export, map);
+		return;
+	}
 	vunmap(map->vaddr);
-	if (export->vmap_dummy)
-		__free_page(export->vmap_dummy);
-	else
-		tmesh_use_end(export->claim.region, &export->vmap_use);
-	export->vmap_dummy = NULL;
+	tmesh_use_end(export->claim.region, &export->vmap_use);
 }
 
-static void tmesh_dmabuf_release(struct dma_buf *dmabuf)
+/**
+ * tmesh_dmabuf_alloc() - begin an export
+ *
+ * Return: to be given to tmesh_dmabuf_publish() or tmesh_dmabuf_free(); NULL without memory.
+ */
+struct tmesh_dmabuf *tmesh_dmabuf_alloc(void)
+{
+	struct tmesh_dmabuf *export = kzalloc(sizeof(*export), GFP_KERNEL_ACCOUNT);
+
+	if (!export)
+		return NULL;
+	mutex_init(&export->lock);
+	INIT_LIST_HEAD(&export->attachments);
+	INIT_LIST_HEAD(&export->mappings);
+	return export;
+}
+
+/**
+ * tmesh_dmabuf_free() - free an export that has no dma-buf, or none any more
+ * @export: whose claim has ended, or was not begun
+ */
+void tmesh_dmabuf_free(struct tmesh_dmabuf *export)
+{
+	if (export->original)
+		dma_buf_put(export->original);
+	kfree(export);
+}
+
+/**
+ * tmesh_dmabuf_release() - the last reference has gone: dma_buf_ops.release
+ * @dmabuf: of an export
+ */
+void tmesh_dmabuf_release(struct dma_buf *dmabuf)
 {
 	struct tmesh_dmabuf *export = dmabuf->priv;
 
 	tmesh_claim_fini(&export->claim);
-	kfree(export);
+	tmesh_dmabuf_free(export);
 }
 
 #define TMESH_DMABUF_OPS                                       \
@@ -317,27 +362,30 @@ static const struct dma_buf_ops tmesh_dmabuf_ro_ops = {
 	TMESH_DMABUF_OPS,
 };
 
-static struct dma_buf *tmesh_dmabuf_new(const struct tmesh_claim *through, unsigned long first,
-					unsigned long nr_pages, bool writable)
+/**
+ * tmesh_dmabuf_publish() - make a dma-buf of an export
+ * @export:   begun; freed where this fails
+ * @info:     with the operations and, for a proxy, the reservation
+ * @through:  the handle's claim that it is made through
+ * @first:    first page of the region
+ * @nr_pages: how many
+ * @writable: for writing too
+ *
+ * Return: the dma-buf or an error as a pointer.
+ */
+struct dma_buf *tmesh_dmabuf_publish(struct tmesh_dmabuf *export, struct dma_buf_export_info *info,
+				     const struct tmesh_claim *through, unsigned long first,
+				     unsigned long nr_pages, bool writable)
 {
-	DEFINE_DMA_BUF_EXPORT_INFO(info);
-	struct tmesh_dmabuf *export;
 	struct dma_buf *dmabuf;
 	int rc;
 
-	export = kzalloc(sizeof(*export), GFP_KERNEL_ACCOUNT);
-	if (!export)
-		return ERR_PTR(-ENOMEM);
-	mutex_init(&export->lock);
-	INIT_LIST_HEAD(&export->attachments);
-	INIT_LIST_HEAD(&export->mappings);
-	info.ops = writable ? &tmesh_dmabuf_rw_ops : &tmesh_dmabuf_ro_ops;
-	info.size = nr_pages << PAGE_SHIFT;
-	info.flags = writable ? O_RDWR : O_RDONLY;
-	info.priv = export;
-	dmabuf = dma_buf_export(&info);
+	info->size = nr_pages << PAGE_SHIFT;
+	info->flags = writable ? O_RDWR : O_RDONLY;
+	info->priv = export;
+	dmabuf = dma_buf_export(info);
 	if (IS_ERR(dmabuf)) {
-		kfree(export);
+		tmesh_dmabuf_free(export);
 		return dmabuf;
 	}
 	export->dmabuf = dmabuf;
@@ -355,6 +403,18 @@ static struct dma_buf *tmesh_dmabuf_new(const struct tmesh_claim *through, unsig
 	return dmabuf;
 }
 
+static struct dma_buf *tmesh_dmabuf_new(const struct tmesh_claim *through, unsigned long first,
+					unsigned long nr_pages, bool writable)
+{
+	DEFINE_DMA_BUF_EXPORT_INFO(info);
+	struct tmesh_dmabuf *export = tmesh_dmabuf_alloc();
+
+	if (!export)
+		return ERR_PTR(-ENOMEM);
+	info.ops = writable ? &tmesh_dmabuf_rw_ops : &tmesh_dmabuf_ro_ops;
+	return tmesh_dmabuf_publish(export, &info, through, first, nr_pages, writable);
+}
+
 /**
  * tmesh_ioctl_export() - TMESH_EXPORT
  * @ucmd: the call
@@ -368,9 +428,13 @@ int tmesh_ioctl_export(struct tmesh_ucmd *ucmd)
 	u64 size = (u64)region->nr_pages << PAGE_SHIFT;
 	struct tmesh_export *cmd = ucmd->cmd;
 	bool writable = cmd->flags & TMESH_EXPORT_WRITE;
+	struct dma_buf *(*new)(const struct tmesh_claim *through, unsigned long first,
+			       unsigned long nr_pages, bool writable);
 	struct dma_buf *dmabuf;
 	int fd, rc;
 
+	if (region->backing == TMESH_BACKING_OPAQUE)
+		return -EOPNOTSUPP;
 	if (cmd->pad || !PAGE_ALIGNED(cmd->offset) || !PAGE_ALIGNED(cmd->bytes) ||
 	    cmd->offset >= size || cmd->bytes > size - cmd->offset)
 		return -EINVAL;
@@ -382,8 +446,8 @@ int tmesh_ioctl_export(struct tmesh_ucmd *ucmd)
 	fd = get_unused_fd_flags(O_CLOEXEC);
 	if (fd < 0)
 		return fd;
-	dmabuf = tmesh_dmabuf_new(claim, cmd->offset >> PAGE_SHIFT, cmd->bytes >> PAGE_SHIFT,
-				  writable);
+	new = region->backing == TMESH_BACKING_DMABUF ? tmesh_proxy_new : tmesh_dmabuf_new;
+	dmabuf = new(claim, cmd->offset >> PAGE_SHIFT, cmd->bytes >> PAGE_SHIFT, writable);
 	rc = PTR_ERR_OR_ZERO(dmabuf);
 	if (rc)
 		goto put_fd;

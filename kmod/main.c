@@ -79,6 +79,9 @@ static const struct tmesh_op tmesh_ops[] = {
 		 TMESH_ON_HANDLE, tmesh_ioctl_lease),
 	TMESH_OP(TMESH_CREATE_USER, tmesh_create_user, id, TMESH_CREATE_GID, TMESH_ON_DEVICE,
 		 tmesh_ioctl_create_user),
+	TMESH_OP(TMESH_IMPORT, tmesh_import, id, TMESH_CREATE_GID | TMESH_IMPORT_NOMAP,
+		 TMESH_ON_DEVICE, tmesh_ioctl_import),
+	TMESH_OP(TMESH_OPAQUE, tmesh_opaque, pad, 0, TMESH_ON_HANDLE, tmesh_ioctl_opaque),
 	TMESH_OP(TMESH_SIGNAL, tmesh_signal, value, 0, TMESH_ON_HANDLE, tmesh_ioctl_signal),
 	TMESH_OP(TMESH_WAIT, tmesh_wait, timeout_ns, TMESH_WAIT_ARM, TMESH_ON_HANDLE,
 		 tmesh_ioctl_wait),
@@ -103,6 +106,8 @@ union tmesh_cmd {
 	struct tmesh_desc desc;
 	struct tmesh_revoke revoke;
 	struct tmesh_create_user create_user;
+	struct tmesh_import import;
+	struct tmesh_opaque opaque;
 	struct tmesh_signal signal;
 	struct tmesh_wait wait;
 	struct tmesh_policy policy;

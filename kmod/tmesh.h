@@ -439,6 +439,12 @@ struct tmesh_mem *tmesh_memfd_create(struct tmesh_user *user, struct file *memfd
 				     unsigned long nr_pages);
 int tmesh_memfd_rights(struct file *memfd, u32 *rights);
 struct tmesh_mem *tmesh_range_create(struct tmesh_user *user, struct tmesh_create_user *cmd);
+int tmesh_import_rights(const struct dma_buf *dmabuf, u32 *rights);
+struct tmesh_mem *tmesh_import_create(struct tmesh_user *user, struct dma_buf *dmabuf, bool nomap);
+struct dma_buf *tmesh_import_get(struct tmesh_region *region);
+bool tmesh_opaque_fits(const struct file *file);
+struct tmesh_mem *tmesh_opaque_create(struct tmesh_user *user, struct file *file);
+int tmesh_ioctl_opaque(struct tmesh_ucmd *ucmd);
 
 /* registry.c */
 int tmesh_registry_reserve(struct tmesh_region *region);
@@ -496,6 +502,7 @@ int tmesh_birth_end(struct tmesh_birth *birth, int rc);
 int tmesh_ioctl_create(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_create_memfd(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_create_user(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_import(struct tmesh_ucmd *ucmd);
 
 /* region.c */
 void tmesh_region_put(struct tmesh_region *region);

@@ -7,12 +7,15 @@
 #define TMESH_COMPAT_H
 
 #include <linux/dma-buf.h>
+#include <linux/fdtable.h>
+#include <linux/file.h>
 #include <linux/fs.h>
 #include <linux/ipc_namespace.h>
 #include <linux/magic.h>
 #include <linux/mm.h>
 #include <linux/pidfd.h>
 #include <linux/string.h>
+#include <linux/uaccess.h>
 #include <linux/version.h>
 
 struct folio;
@@ -79,6 +82,23 @@ static inline void tmesh_dma_buf_invalidate(struct dma_buf *dmabuf)
 #endif
 }
 
+/* 7.0: so has the importer's call. */
+#if LINUX_VERSION_CODE < KERNEL_VERSION(7, 0, 0)
+#define TMESH_MOVE_NOTIFY move_notify
+#else
+#define TMESH_MOVE_NOTIFY invalidate_mappings
+#endif
+
+/*
+ * 7.0: importers that can be told are attached as such to any exporter. Before, the core keeps
+ * their mapping until they detach unless the exporter moves its memory, and telling them of a
+ * mapping that stays would lead to nothing.
+ */
+static inline bool tmesh_dma_buf_tells(struct dma_buf *dmabuf)
+{
+	return LINUX_VERSION_CODE >= KERNEL_VERSION(7, 0, 0) || dma_buf_is_dynamic(dmabuf);
+}
+
 /* 7.0: dma-buf wants to know about descriptors that it did not make itself. */
 static inline void tmesh_dma_buf_fd_install(struct dma_buf *dmabuf, int fd)
 {
@@ -116,6 +136,25 @@ static inline bool tmesh_is_pidfd(struct file *file)
 	       !strcmp(dentry->d_name.name, "[pidfd]");
 #else
 	return file_inode(file)->i_sb->s_magic == PID_FS_MAGIC && !(file->f_flags & PIDFD_THREAD);
+#endif
+}
+
+/*
+ * 6.8: receive_fd() itself says where the number goes, and before anybody can use it. Gives the
+ * caller a descriptor of a file that others made, if the security module lets it.
+ */
+static inline int tmesh_receive_fd(struct file *file, int __user *answer)
+{
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 8, 0)
+	int fd = receive_fd(file, O_CLOEXEC);
+
+	if (fd >= 0 && put_user(fd, answer)) {
+		close_fd(fd);
+		return -EFAULT;
+	}
+	return fd;
+#else
+	return receive_fd(file, answer, O_CLOEXEC);
 #endif
 }
 

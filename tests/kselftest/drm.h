@@ -12,6 +12,23 @@
 
 #include "t.h"
 
+/* vgem's own calls, by which a program plays the part of a device that works on a buffer. */
+struct vgem_fence_attach {
+	__u32 handle;
+	__u32 flags;
+	__u32 out_fence;
+	__u32 pad;
+};
+
+struct vgem_fence_signal {
+	__u32 fence;
+	__u32 flags;
+};
+
+#define VGEM_FENCE_WRITE 1
+#define VGEM_FENCE_ATTACH DRM_IOWR(DRM_COMMAND_BASE + 1, struct vgem_fence_attach)
+#define VGEM_FENCE_SIGNAL DRM_IOW(DRM_COMMAND_BASE + 2, struct vgem_fence_signal)
+
 static char vgem_path[32];
 
 /* Opens the virtual GEM device, whose path is known then, or skips the test. */
@@ -63,5 +80,29 @@ struct drm_vgem_fence_signal {
 #define VGEM_FENCE_WRITE 1
 #define DRM_IOCTL_VGEM_FENCE_ATTACH DRM_IOWR(DRM_COMMAND_BASE + 1, struct drm_vgem_fence_attach)
 #define DRM_IOCTL_VGEM_FENCE_SIGNAL DRM_IOW(DRM_COMMAND_BASE + 2, struct drm_vgem_fence_signal)
+
+/* A buffer of vgem's, of a multiple of 4 MiB / 1024. */
+static inline __u32 vgem_create(int vgem, size_t bytes)
+{
+	struct drm_mode_create_dumb c = {.width = bytes / 4096, .height = 1024, .bpp = 32};
+
+	REQUIRE_OK(ioctl(vgem, DRM_IOCTL_MODE_CREATE_DUMB, &c));
+	REQUIRE(c.size == bytes);
+	return c.handle;
+}
+
+static inline int vgem_export(int vgem, __u32 handle, __u32 flags)
+{
+	struct drm_prime_handle p = {.handle = handle, .flags = flags | DRM_CLOEXEC};
+
+	REQUIRE_OK(ioctl(vgem, DRM_IOCTL_PRIME_HANDLE_TO_FD, &p));
+	return p.fd;
+}
+
+/* The same as a dma-buf, whose descriptor may write with DRM_RDWR in @flags. */
+static inline int vgem_buffer(int vgem, size_t bytes, __u32 flags)
+{
+	return vgem_export(vgem, vgem_create(vgem, bytes), flags);
+}
 
 #endif

@@ -23,7 +23,9 @@
 
 /* What operations work on. */
 static struct {
-	int dev, handle, sealed, memfd, dmabuf;
+	int dev, handle, sealed, memfd, dmabuf, null, opaque;
+	int foreign, imported, proxy; /* a dma-buf of vgem's, its region, an export of that */
+	size_t foreign_bytes;
 	__u64 id;
 	__u8 token[TMESH_TOKEN_BYTES];
 } set;
@@ -64,6 +66,13 @@ static bool injected(void)
 	return answered && atoi(text) == 0;
 }
 
+static long import(int source)
+{
+	struct tmesh_import i = {.size = sizeof(i), .source = source};
+
+	return ioctl(set.dev, TMESH_IMPORT, &i) ? -1 : i.fd;
+}
+
 static void set_up(void)
 {
 	fail_nth = open("/proc/thread-self/fail-nth", O_RDWR | O_CLOEXEC);
@@ -84,6 +93,8 @@ static void set_up(void)
 	REQUIRE_OK(ftruncate(set.memfd, 40 * PAGE));
 	REQUIRE_OK(fcntl(set.memfd, F_ADD_SEALS, F_SEAL_SHRINK));
 	set.dmabuf = REQUIRE_OK(t_export(set.handle, 0, 0, TMESH_EXPORT_WRITE));
+	set.null = REQUIRE_OK(open("/dev/null", O_RDWR | O_CLOEXEC));
+	set.opaque = REQUIRE_OK(import(set.null));
 }
 
 static void tear_down(void)
@@ -347,14 +358,21 @@ static long fork_with_mapping(void)
 	return pid < 0 || status ? -1 : 0;
 }
 
+static long opaque(void)
+{
+	struct tmesh_opaque o = {.size = sizeof(o)};
+
+	return ioctl(set.opaque, TMESH_OPAQUE, &o) ? -1 : o.fd;
+}
+
 /* DRM forgets a handle whose number it could not copy out: the device is closed after each. */
-static long import(void)
+static long into_vgem(int dmabuf)
 {
 	int vgem = open(vgem_path, O_RDWR | O_CLOEXEC), ret, err;
 
 	if (vgem < 0)
 		return -1;
-	ret = vgem_import(vgem, set.dmabuf);
+	ret = vgem_import(vgem, dmabuf);
 	err = errno;
 	close(vgem);
 	errno = err;
@@ -369,6 +387,8 @@ SWEEP(create_single, "CREATE of single pages", close_fd,
 SWEEP(create_huge, "CREATE of huge pages", close_fd, t_create(set.dev, 2 * HUGE, TMESH_CREATE_HUGE))
 SWEEP(create_memfd, "CREATE_MEMFD", close_fd, create_memfd())
 SWEEP(create_user, "CREATE_USER", close_fd, create_user())
+SWEEP(import_null, "IMPORT of a character device's file", close_fd, import(set.null))
+SWEEP(opaque, "OPAQUE", close_fd, opaque())
 SWEEP(open_token, "OPEN", close_fd, t_open(set.dev, set.token, R_READ, 0))
 SWEEP(derive, "DERIVE", close_fd, t_derive(set.handle, R_READ, 0))
 SWEEP(derive_pin, "DERIVE of a pinning handle", close_fd,
@@ -390,11 +410,66 @@ SWEEP(map, "mmap and faults", nothing, map_and_touch(set.handle, BYTES))
 SWEEP(map_export, "mmap and faults of a dma-buf", nothing, map_and_touch(set.dmabuf, BYTES))
 SWEEP(fork, "fork with a mapping", nothing, fork_with_mapping())
 
-TEST(import, "import into vgem: attach, map, unmap, detach")
+/* The same on memory of ours and on that of vgem, by way of a proxy. */
+static int devices_dmabuf;
+
+static long attach(void)
 {
+	return into_vgem(devices_dmabuf);
+}
+
+static long import_vgem(void)
+{
+	return import(set.foreign);
+}
+
+static long export_proxy(void)
+{
+	return t_export(set.imported, PAGE, 2 * PAGE, TMESH_EXPORT_WRITE);
+}
+
+static long map_proxy(void)
+{
+	return map_and_touch(set.proxy, set.foreign_bytes);
+}
+
+static void set_up_vgem(void)
+{
+	int vgem = open_vgem();
+
 	set_up();
-	close(open_vgem());
-	sweep(import, nothing);
+	set.foreign_bytes = 16 * PAGE;
+	set.foreign = vgem_buffer(vgem, set.foreign_bytes, DRM_RDWR);
+	set.imported = REQUIRE_OK(import(set.foreign));
+	set.proxy = REQUIRE_OK(t_export(set.imported, 0, 0, TMESH_EXPORT_WRITE));
+	close(vgem);
+}
+
+#define SWEEP_VGEM(ident, title, undo) \
+	TEST(ident, title)             \
+	{                              \
+		set_up_vgem();         \
+		sweep(ident, undo);    \
+		tear_down();           \
+	}
+
+SWEEP_VGEM(import_vgem, "IMPORT of a dma-buf", close_fd)
+SWEEP_VGEM(export_proxy, "EXPORT of an import", close_fd)
+SWEEP_VGEM(map_proxy, "mmap and faults of a proxy", nothing)
+
+TEST(attach, "import into vgem: attach, map, unmap, detach")
+{
+	set_up_vgem();
+	devices_dmabuf = set.dmabuf;
+	sweep(attach, nothing);
+	tear_down();
+}
+
+TEST(attach_proxy, "import of a proxy into vgem: attach, map, unmap, detach")
+{
+	set_up_vgem();
+	devices_dmabuf = set.proxy;
+	sweep(attach, nothing);
 	tear_down();
 }
 

@@ -615,17 +615,21 @@ struct tmesh_create_user {
  * A dma-buf of another exporter becomes a region of TMESH_BACKING_DMABUF: exports of it attach
  * the importer's own device to the original and share its reservation, so that fences pass
  * through in both directions; a mapping of the handle is one of the original, from offset 0 on
- * only (EOPNOTSUPP else: not every exporter heeds offsets). Rights are those of the descriptor.
- * It cannot be sealed (EOPNOTSUPP).
+ * only (EOPNOTSUPP else: not every exporter heeds offsets). Rights are those of the descriptor
+ * (EACCES when it cannot be read), and MANAGE. It cannot be sealed (EOPNOTSUPP).
  *
  * A character device's file other than one of tmesh, such as a CUDA memory export, becomes one
- * of TMESH_BACKING_OPAQUE: it is held, handed over, leased and listed; it is mapped and
- * exported by nobody (EOPNOTSUPP), and TMESH_OPAQUE gives the descriptor back to a holder.
+ * of TMESH_BACKING_OPAQUE: it is held, handed over, leased and listed; it is mapped, exported
+ * and sealed by nobody (EOPNOTSUPP), and TMESH_OPAQUE gives the descriptor back to a holder. Its
+ * first handle has all rights, whatever the file's mode.
+ *
+ * The module looks at no byte of either. EIO when an exporter maps less for a device than the
+ * dma-buf's length.
  *
  * @source     in: the descriptor; EOPNOTSUPP for any other kind of file, ELOOP for an export of
  *             tmesh's own
- * @bytes      in: of an opaque one, its length as its owner knows it, for display and limits;
- *             else 0; out: the length
+ * @bytes      in: of an opaque one, its length as its owner knows it, for display; else 0;
+ *             out: the length
  * @backing    out: TMESH_BACKING_*
  * @rights     out: of the handle
  *
