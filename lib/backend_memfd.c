@@ -20,34 +20,6 @@
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
-int tmesh_memfd_reopen(struct tmesh_region *region, struct tmesh_error *err)
-{
-	struct tmesh_ctx *ctx = region->ctx;
-	int proc = atomic_load(&ctx->proc);
-	char name[TMESH_FD_NAME];
-	int own;
-
-	/* Walking to /proc/self/fd costs more than opening what is in it: it stays open. */
-	if (proc < 0) {
-		int none = -1;
-
-		proc = open("/proc/self/fd", O_PATH | O_DIRECTORY | O_CLOEXEC);
-		if (proc < 0)
-			return errno == ENOENT ? tmesh_fail(err, -EOPNOTSUPP,
-							    "a descriptor with fewer rights needs "
-							    "/proc, which "
-							    "is not mounted")
-					       : tmesh_fail_errno(err, "opening /proc/self/fd");
-		if (!atomic_compare_exchange_strong(&ctx->proc, &none, proc)) {
-			close(proc);
-			proc = none;
-		}
-	}
-	tmesh_fd_name(name, region->fd);
-	own = openat(proc, name, O_RDONLY | O_CLOEXEC);
-	return own < 0 ? tmesh_fail_errno(err, "reopening a region's descriptor") : own;
-}
-
 static int memfd_open(struct tmesh_ctx *ctx, struct tmesh_error *err)
 {
 	return 0;
@@ -224,6 +196,7 @@ static int memfd_create_region(struct tmesh_region *region, uint64_t bytes, stru
 	if (rc)
 		return rc;
 	region->id = tmesh_new_id(region->ctx);
+	region->reopens = true;
 	if (opts->flags & TMESH_REGION_NO_PIN)
 		region->kind |= TMESH_KIND_NO_PIN;
 	if (opts->flags & TMESH_REGION_HUGE) {
@@ -236,6 +209,12 @@ static int memfd_create_region(struct tmesh_region *region, uint64_t bytes, stru
 	if (!rc && (opts->flags & TMESH_REGION_NODE))
 		rc = bind_node(region, err);
 	return rc;
+}
+
+/* This user may open it for reading and writing. */
+static bool is_ours(const struct stat *st)
+{
+	return st->st_uid == geteuid() && (st->st_mode & 0600) == 0600;
 }
 
 static int memfd_from_memfd(struct tmesh_region *region, int fd, uint64_t bytes,
@@ -273,6 +252,7 @@ static int memfd_from_memfd(struct tmesh_region *region, int fd, uint64_t bytes,
 		region->kind |= TMESH_KIND_NO_PIN;
 	if (tmesh_memfd_is_hugetlb(fd))
 		region->kind |= TMESH_KIND_HUGETLB;
+	region->reopens = is_ours(&st);
 	region->dev = st.st_dev;
 	region->ino = st.st_ino;
 	region->id = tmesh_memfd_foreign_id(st.st_dev, st.st_ino);
@@ -285,20 +265,15 @@ static int memfd_from_memfd(struct tmesh_region *region, int fd, uint64_t bytes,
 
 static int handle_fd(struct tmesh_region *region, uint32_t rights, int *fd, struct tmesh_error *err)
 {
-	*fd = region->fd;
-	/* Without more than READ, ours is read-only as well: opened so, or reopened. */
-	if (rights != TMESH_READ || region->rights == TMESH_READ)
-		return 0;
-	*fd = tmesh_memfd_reopen(region, err);
+	tmesh_region_lock(region);
+	*fd = tmesh_memfd_handle(region, rights, err);
+	tmesh_region_unlock(region);
 	return *fd < 0 ? *fd : 0;
 }
 
 static int memfd_derive(struct tmesh_region *derived, struct tmesh_region *from, uint32_t rights,
 			bool pin, struct tmesh_error *err)
 {
-	int fd;
-	int rc;
-
 	if (pin) {
 		int seals = fcntl(from->fd, F_GET_SEALS);
 
@@ -308,11 +283,8 @@ static int memfd_derive(struct tmesh_region *derived, struct tmesh_region *from,
 			return tmesh_fail(err, -EPERM, "pin: the region's owner refuses pins");
 		derived->sealed = true;
 	}
-	rc = handle_fd(from, rights, &fd, err);
-	if (rc)
-		return rc;
-	derived->fd = fd == from->fd ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : fd;
-	return derived->fd < 0 ? tmesh_fail_errno(err, "duplicating a region's descriptor") : 0;
+	derived->reopens = from->reopens;
+	return handle_fd(from, rights, &derived->fd, err);
 }
 
 /* Everything in @wire is somebody's word. What could hurt is checked against the file. */
@@ -335,6 +307,7 @@ static int memfd_adopt(struct tmesh_region *region, int fd, const struct tmesh_w
 		return tmesh_fail(err, -EPROTO,
 				  "the hand-over speaks of %llu bytes in a file of %lld",
 				  (unsigned long long)wire->bytes, (long long)st.st_size);
+	region->reopens = is_ours(&st);
 	region->dev = st.st_dev;
 	region->ino = st.st_ino;
 	region->rights = wire->rights;
@@ -363,12 +336,8 @@ static int memfd_open_token(struct tmesh_region *region, const struct tmesh_toke
 		wire.kind = entry->region->kind;
 		wire.id = entry->region->id;
 		wire.bytes = entry->region->bytes;
-		fd = rights == TMESH_READ ? tmesh_memfd_reopen(entry->region, err)
-					  : fcntl(entry->region->fd, F_DUPFD_CLOEXEC, 0);
-		if (fd < 0)
-			rc = rights == TMESH_READ
-				     ? fd
-				     : tmesh_fail_errno(err, "duplicating a region's descriptor");
+		fd = tmesh_memfd_handle(entry->region, rights, err);
+		rc = fd < 0 ? fd : 0;
 	}
 	pthread_mutex_unlock(&ctx->lock);
 	if (rc)
@@ -382,23 +351,32 @@ static int memfd_open_token(struct tmesh_region *region, const struct tmesh_toke
 
 static int memfd_mmap(struct tmesh_region *region, int prot, void **addr, struct tmesh_error *err)
 {
+	int fd = prot & PROT_WRITE ? tmesh_memfd_writer_get(region, err) : region->fd;
 	int flags = MAP_SHARED;
 	void *at = NULL;
 
+	if (fd < 0)
+		return fd;
 	if (region->align_huge) {
 		at = tmesh_huge_reserve(region->alloc);
-		if (at == MAP_FAILED)
+		if (at == MAP_FAILED) {
+			tmesh_memfd_writer_put(region, fd);
 			return tmesh_fail_errno(err, "reserving addresses");
+		}
 		flags |= MAP_FIXED;
 	}
-	*addr = mmap(at, region->alloc, prot, flags, region->fd, 0);
+	*addr = mmap(at, region->alloc, prot, flags, fd, 0);
+	tmesh_memfd_writer_put(region, fd);
 	if (*addr == MAP_FAILED && errno == EPERM && !(prot & PROT_WRITE)) {
 		/* Sealed by somebody else meanwhile: before Linux 6.7 such a file cannot be
 		 * mapped at all by a descriptor that could write. */
-		int own = tmesh_memfd_reopen(region, err);
+		int own = tmesh_memfd_reopen(region, O_RDONLY, err);
 
-		if (own < 0)
+		if (own < 0) {
+			if (at)
+				munmap(at, region->alloc);
 			return own;
+		}
 		dup3(own, region->fd, O_CLOEXEC);
 		close(own);
 		*addr = mmap(at, region->alloc, prot, flags, region->fd, 0);
@@ -426,18 +404,21 @@ static int memfd_mmap(struct tmesh_region *region, int prot, void **addr, struct
  */
 static int memfd_seal(struct tmesh_region *region, struct tmesh_error *err)
 {
-	int own, rc = 0;
+	bool lowered = region->reads_only;
+	int own, reader, writer, rc = 0;
 
 	/* By somebody else, perhaps: then it cannot be sealed again. */
 	if (fcntl(region->fd, F_GET_SEALS) & F_SEAL_WRITE)
 		return 0;
-	own = tmesh_memfd_reopen(region, err);
+	own = tmesh_memfd_reopen(region, lowered ? O_RDWR : O_RDONLY, err);
 	if (own < 0)
 		return own;
+	reader = lowered ? region->fd : own;
+	writer = lowered ? own : region->fd;
 	if (region->addr && mmap(region->addr, region->alloc, PROT_READ, MAP_SHARED | MAP_FIXED,
-				 own, 0) == MAP_FAILED)
+				 reader, 0) == MAP_FAILED)
 		rc = tmesh_fail_errno(err, "mapping the region read-only");
-	if (!rc && fcntl(region->fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SEAL)) {
+	if (!rc && fcntl(writer, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SEAL)) {
 		int code = errno;
 
 		if (code == EBUSY) {
@@ -451,14 +432,15 @@ static int memfd_seal(struct tmesh_region *region, struct tmesh_error *err)
 			rc = tmesh_fail_errno(err, "seal");
 		}
 		if (region->addr && mmap(region->addr, region->alloc, region->prot,
-					 MAP_SHARED | MAP_FIXED, region->fd, 0) == MAP_FAILED)
+					 MAP_SHARED | MAP_FIXED, writer, 0) == MAP_FAILED)
 			tmesh_log(region->ctx, TMESH_LOG_ERROR,
 				  "a failed seal left the mapping of a region read-only");
 	}
 	if (!rc) {
 		region->prot = PROT_READ;
-		/* Replacing an open descriptor needs no memory and no free number. */
-		dup3(own, region->fd, O_CLOEXEC);
+		if (!lowered)
+			dup3(own, region->fd, O_CLOEXEC);
+		region->reads_only = true;
 	}
 	close(own);
 	return rc;
@@ -472,19 +454,17 @@ static bool memfd_is_sealed(const struct tmesh_region *region)
 }
 
 /* pwrite() to the trailer; files of huge pages know no write(). */
-static int trailer_write(struct tmesh_region *region, uint64_t offset, const void *data,
-			 size_t bytes)
+static int trailer_write(const struct tmesh_region *region, int fd, uint64_t offset,
+			 const void *data, size_t bytes)
 {
 	uint64_t room = tmesh_memfd_trailer_bytes(region->kind);
 	void *page;
 
 	if (!(region->kind & TMESH_KIND_HUGETLB))
-		return pwrite(region->fd, data, bytes, (off_t)(region->alloc + offset)) ==
-				       (ssize_t)bytes
+		return pwrite(fd, data, bytes, (off_t)(region->alloc + offset)) == (ssize_t)bytes
 			       ? 0
 			       : -1;
-	page = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_SHARED, region->fd,
-		    (off_t)region->alloc);
+	page = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)region->alloc);
 	if (page == MAP_FAILED)
 		return -1;
 	memcpy((uint8_t *)page + offset, data, bytes);
@@ -503,17 +483,23 @@ static int trailer_set(struct tmesh_region *region, const char *text, uint32_t b
 	};
 	uint32_t old = region->desc_bytes;
 	char padded[TMESH_DESC_LEN] = "";
+	int fd = tmesh_memfd_writer_get(region, NULL);
+	int rc = 0;
 
+	if (fd < 0)
+		return -1;
 	memcpy(head.label, region->label, sizeof(head.label));
 	if (bytes)
 		memcpy(padded, text, bytes);
-	if ((bytes || old) &&
-	    trailer_write(region, TMESH_TRAILER_TEXT, padded, bytes > old ? bytes : old))
-		return -1;
-	if (trailer_write(region, 0, &head, sizeof(head)))
-		return -1;
-	region->desc_bytes = bytes;
-	return 0;
+	if (bytes || old)
+		rc = trailer_write(region, fd, TMESH_TRAILER_TEXT, padded,
+				   bytes > old ? bytes : old);
+	if (!rc)
+		rc = trailer_write(region, fd, 0, &head, sizeof(head));
+	if (!rc)
+		region->desc_bytes = bytes;
+	tmesh_memfd_writer_put(region, fd);
+	return rc;
 }
 
 static int memfd_desc_set(struct tmesh_region *region, const char *text, uint32_t bytes,
@@ -550,13 +536,17 @@ static int memfd_read(struct tmesh_region *region, uint64_t offset, void *data, 
 static int memfd_write_cold(struct tmesh_region *region, uint64_t offset, const void *data,
 			    uint64_t bytes, struct tmesh_error *err)
 {
-	if (region->kind & TMESH_KIND_HUGETLB) {
-		int rc = map_for_writing(region, err);
+	int rc;
 
+	if (region->kind & TMESH_KIND_HUGETLB) {
+		rc = map_for_writing(region, err);
 		if (!rc)
 			tmesh_copy((uint8_t *)region->addr + offset, data, bytes);
 		return rc;
 	}
+	rc = tmesh_memfd_lift(region, err);
+	if (rc)
+		return rc;
 	while (bytes) {
 		ssize_t put = pwrite(region->fd, data, bytes, (off_t)offset);
 
@@ -583,12 +573,11 @@ static int memfd_export(struct tmesh_region *region, uint64_t offset, uint64_t b
 			uint32_t rights, int *fd, struct tmesh_error *err)
 {
 	struct udmabuf_create create = {
-		.memfd = (uint32_t)region->fd,
 		.flags = UDMABUF_FLAGS_CLOEXEC,
 		.offset = offset,
 		.size = bytes,
 	};
-	int device, made, code;
+	int device, memfd, made, code, rc;
 
 	if (!(rights & TMESH_WRITE))
 		return tmesh_fail(
@@ -606,8 +595,15 @@ static int memfd_export(struct tmesh_region *region, uint64_t offset, uint64_t b
 				  errno == EACCES
 					  ? "export: no permission on /dev/udmabuf"
 					  : "export: there is no /dev/udmabuf (CONFIG_UDMABUF)");
+	rc = handle_fd(region, rights, &memfd, err);
+	if (rc) {
+		close(device);
+		return rc;
+	}
+	create.memfd = (uint32_t)memfd;
 	made = ioctl(device, UDMABUF_CREATE, &create);
 	code = errno;
+	close(memfd);
 	close(device);
 	if (made < 0) {
 		errno = code;
@@ -630,9 +626,11 @@ static int memfd_token(struct tmesh_region *region, uint32_t rights, char *token
 
 	if (rc)
 		return rc;
+	tmesh_region_lock(region);
 	pthread_mutex_lock(&region->ctx->lock);
 	rc = tmesh_server_token(region, rights, &parts, err);
 	pthread_mutex_unlock(&region->ctx->lock);
+	tmesh_region_unlock(region);
 	if (!rc)
 		tmesh_token_format(token, &parts);
 	return rc;
@@ -723,6 +721,7 @@ const struct tmesh_backend_ops tmesh_memfd_ops = {
 	.export_dmabuf = memfd_export,
 	.token = memfd_token,
 	.handle_fd = handle_fd,
+	.fd_told = tmesh_memfd_fd_told,
 	.info = memfd_info,
 	.release = memfd_release,
 	.pool_fits = memfd_pool_fits,

@@ -73,7 +73,7 @@ int tmesh_index_new(const uint8_t *name, uint64_t number, uint32_t slots, struct
 	if (!index)
 		return tmesh_fail(err, -ENOMEM, "no memory for the index of tokens");
 	index->bytes = bytes_of(slots);
-	index->fd = memfd_create("tmesh-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	index->fd = memfd_create(TMESH_INDEX_NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	index->entries = calloc(slots, sizeof(*index->entries));
 	if (index->fd < 0)
 		rc = tmesh_fail_errno(err, "memfd_create for the index of tokens");
@@ -178,6 +178,7 @@ static void slot_copy(struct tmesh_index_slot *to, const struct tmesh_index_slot
 	COPY(to, from, rights);
 	COPY(to, from, kind);
 	COPY(to, from, read_only);
+	COPY(to, from, writes);
 	slot_end(to);
 }
 
@@ -235,8 +236,10 @@ int tmesh_index_add(struct tmesh_index **index, const struct tmesh_index_entry *
 	(*index)->used++;
 	slot = &slots_of((*index)->head)[at];
 	slot_begin(slot);
-	atomic_store_explicit(&slot->fd, (uint32_t)entry->fd, memory_order_relaxed);
+	atomic_store_explicit(&slot->fd, (uint32_t)region->fd, memory_order_relaxed);
 	atomic_store_explicit(&slot->read_only, entry->read_only, memory_order_relaxed);
+	atomic_store_explicit(&slot->writes, !!(region->rights & TMESH_WRITE),
+			      memory_order_relaxed);
 	atomic_store_explicit(&slot->dev, region->dev, memory_order_relaxed);
 	atomic_store_explicit(&slot->ino, region->ino, memory_order_relaxed);
 	atomic_store_explicit(&slot->id, region->id, memory_order_relaxed);
@@ -285,6 +288,17 @@ void tmesh_index_remove(struct tmesh_index *index, const uint8_t *secret)
 	index->used--;
 }
 
+void tmesh_index_set_writable(struct tmesh_index *index, const uint8_t *secret)
+{
+	uint32_t at = find(index, secret);
+	struct tmesh_index_slot *slot = &slots_of(index->head)[at];
+
+	slot_begin(slot);
+	atomic_store_explicit(&slot->read_only, 0, memory_order_relaxed);
+	slot_end(slot);
+	index->entries[at].read_only = false;
+}
+
 int tmesh_index_view_open(struct tmesh_index_view *view, int fd)
 {
 	const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
@@ -316,6 +330,11 @@ void tmesh_index_view_close(struct tmesh_index_view *view)
 	view->head = NULL;
 }
 
+static uint32_t slots_in(const struct tmesh_index_view *view)
+{
+	return (uint32_t)((view->bytes - TMESH_INDEX_HEAD) / sizeof(struct tmesh_index_slot));
+}
+
 bool tmesh_index_view_names(const struct tmesh_index_view *view, const uint8_t *name)
 {
 	return memcmp(view->head->name, name, sizeof(view->head->name)) == 0;
@@ -330,6 +349,21 @@ bool tmesh_index_hit_holds(const struct tmesh_index_hit *hit)
 {
 	atomic_thread_fence(memory_order_acquire);
 	return atomic_load_explicit(&hit->slot->seq, memory_order_relaxed) == hit->seq;
+}
+
+/* To be shown: an entry that moves meanwhile may be missed. */
+bool tmesh_index_view_writes(const struct tmesh_index_view *view, int fd, uint64_t dev,
+			     uint64_t ino)
+{
+	const struct tmesh_index_slot *slots = slots_of(view->head);
+
+	for (uint32_t i = 0; i < slots_in(view); i++)
+		if (atomic_load_explicit(&slots[i].tag, memory_order_relaxed) &&
+		    (int)atomic_load_explicit(&slots[i].fd, memory_order_relaxed) == fd &&
+		    atomic_load_explicit(&slots[i].dev, memory_order_relaxed) == dev &&
+		    atomic_load_explicit(&slots[i].ino, memory_order_relaxed) == ino)
+			return atomic_load_explicit(&slots[i].writes, memory_order_relaxed);
+	return false;
 }
 
 static bool read_slot(const struct tmesh_index_slot *slot, uint64_t tag,
@@ -362,8 +396,7 @@ bool tmesh_index_view_find(const struct tmesh_index_view *view, const uint8_t *s
 			   struct tmesh_index_hit *hit)
 {
 	const struct tmesh_index_slot *slots = slots_of(view->head);
-	uint32_t count =
-		(uint32_t)((view->bytes - TMESH_INDEX_HEAD) / sizeof(struct tmesh_index_slot));
+	uint32_t count = slots_in(view);
 	uint64_t tag = tag_of(view->head, secret);
 
 	for (uint32_t n = 0, i = (uint32_t)tag & (count - 1); n < count;

@@ -183,6 +183,7 @@ struct tmesh_region {
 	uint64_t alloc;
 	uint64_t dev; /* memfd: the file's; of a region made here known from its first */
 	uint64_t ino; /* token on */
+	bool reopens; /* memfd: this user may open its file anew for writing */
 	struct tmesh_region_opts opts; /* as created; label points to the next */
 	char label[TMESH_LABEL_LEN + 1];
 	bool created; /* by this context: counts against max_bytes, may go to the pool */
@@ -194,8 +195,10 @@ struct tmesh_region {
 	int prot;	      /* PROT_* of it */
 	unsigned int maps;
 	atomic_bool sealed;
-	atomic_bool shared; /* somebody else may hold the memory: never to the pool */
-	bool warm;	    /* its pages are there and mapped: write through the mapping */
+	atomic_bool shared;	/* somebody else may hold the memory: never to the pool */
+	atomic_bool reads_only; /* memfd: fd cannot write, whatever the rights: memfd_fd.c */
+	bool fd_stays;		/* memfd: never make it so */
+	bool warm;		/* its pages are there and mapped: write through the mapping */
 	uint32_t desc_bytes;
 	struct {
 		bool given;
@@ -311,6 +314,9 @@ struct tmesh_backend_ops {
 			 struct tmesh_error *err);
 	int (*info)(struct tmesh_region *region, struct tmesh_region_info *info,
 		    struct tmesh_error *err);
+	/* The caller is to know region->fd: give it all that the rights allow, for good. NULL:
+	 * it always has that. */
+	int (*fd_told)(struct tmesh_region *region, struct tmesh_error *err);
 	/* The region's tokens die; its descriptor and mapping are still there. */
 	void (*release)(struct tmesh_region *region);
 

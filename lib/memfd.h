@@ -54,6 +54,22 @@ bool tmesh_memfd_is_hugetlb(int fd);
  */
 int tmesh_memfd_describe(int fd, uint32_t kind, struct tmesh_region_info *info);
 
+/* memfd_fd.c */
+
+/* The region's file, opened anew: O_RDONLY, or O_RDWR where region->reopens. */
+int tmesh_memfd_reopen(struct tmesh_region *region, int mode, struct tmesh_error *err);
+bool tmesh_memfd_reads_only(const struct tmesh_region *region);
+/* Make the descriptor a read-only one; both locks are held. False: it can still write. */
+bool tmesh_memfd_lower(struct tmesh_region *region);
+/* Undo that for good; region->lock is held. */
+int tmesh_memfd_lift(struct tmesh_region *region, struct tmesh_error *err);
+int tmesh_memfd_fd_told(struct tmesh_region *region, struct tmesh_error *err);
+/* A descriptor that can write, to be put back before region->lock is released. */
+int tmesh_memfd_writer_get(struct tmesh_region *region, struct tmesh_error *err);
+void tmesh_memfd_writer_put(const struct tmesh_region *region, int fd);
+/* A new descriptor to give away with @rights; one of the locks is held. */
+int tmesh_memfd_handle(struct tmesh_region *region, uint32_t rights, struct tmesh_error *err);
+
 /* caps_memfd.c */
 void tmesh_memfd_caps(struct tmesh_ctx *ctx);
 

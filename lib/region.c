@@ -611,8 +611,12 @@ int tmesh_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_info *
 
 int tmesh_region_fd(struct tmesh_region *region)
 {
+	int rc = 0;
+
 	if (tmesh_region_inherited(region))
 		return -EPERM;
 	tmesh_region_set_shared(region);
-	return region->fd;
+	if (region->ctx->ops->fd_told)
+		rc = region->ctx->ops->fd_told(region, NULL);
+	return rc ? rc : region->fd;
 }

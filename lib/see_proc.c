@@ -301,6 +301,61 @@ static uint32_t read_rights(pid_t pid, int fd)
 	return (flags & O_ACCMODE) == O_RDONLY ? TMESH_READ : TMESH_READ | TMESH_WRITE;
 }
 
+/*
+ * A region that has a token for reading has a read-only descriptor in its producer, which opens
+ * the file anew when it is to write (memfd_fd.c). The producer's index of tokens says so.
+ */
+struct writes {
+	const struct sight *sight;
+	bool found;
+};
+
+static int writes_by_index(void *data, const struct sight *index)
+{
+	struct writes *writes = data;
+	const struct sight *sight = writes->sight;
+	struct tmesh_index_view view;
+	char number[TMESH_FD_NAME];
+	int fd;
+
+	if (strncmp(index->name, TMESH_INDEX_NAME, strlen(TMESH_INDEX_NAME)))
+		return 0;
+	tmesh_fd_name(number, index->fd);
+	fd = openat(index->dir, number, O_RDONLY | O_CLOEXEC);
+	if (fd >= 0 && tmesh_index_view_open(&view, fd) == 0) {
+		writes->found = tmesh_index_view_writes(&view, sight->fd, sight->dev, sight->ino);
+		tmesh_index_view_close(&view);
+	}
+	if (fd >= 0)
+		close(fd);
+	return writes->found;
+}
+
+static bool is_sealed(const struct sight *sight)
+{
+	char number[TMESH_FD_NAME];
+	bool sealed = false;
+	int fd;
+
+	tmesh_fd_name(number, sight->fd);
+	fd = openat(sight->dir, number, O_RDONLY | O_CLOEXEC);
+	if (fd >= 0) {
+		sealed = fcntl(fd, F_GET_SEALS) & F_SEAL_WRITE;
+		close(fd);
+	}
+	return sealed;
+}
+
+static uint32_t rights_of(const struct sight *sight)
+{
+	struct writes writes = {.sight = sight};
+	uint32_t rights = read_rights(sight->pid, sight->fd);
+
+	if (rights == TMESH_READ && !is_sealed(sight))
+		walk_fds(sight->pid, writes_by_index, &writes);
+	return writes.found ? rights | TMESH_WRITE : rights;
+}
+
 static uid_t read_uid(pid_t pid)
 {
 	char path[32];
@@ -355,7 +410,7 @@ static int holder_fd(void *data, const struct sight *sight)
 	if (!holder)
 		return -ENOMEM;
 	holder->kind = TMESH_HOLDER_IS_HANDLE;
-	holder->rights = read_rights(sight->pid, sight->fd);
+	holder->rights = rights_of(sight);
 	return 0;
 }
 

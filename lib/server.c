@@ -6,7 +6,7 @@
  * their connection; when there are too many the one unused for longest goes, and asks
  * again when it needs to.
  */
-#include "wire.h"
+#include "memfd.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -14,17 +14,12 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #define CLIENTS 64
 #define INDEX_SLOTS 256
-/* This part of the process's descriptors is for tokens' own read-only ones, which others can
- * duplicate in a third of the time that opening one takes. When it is used up, later tokens
- * have none. */
-#define OWN_FDS_PART 8
 #define EVENTS 16
 #define REST_US 10000
 
@@ -52,9 +47,7 @@ struct tmesh_server {
 	pthread_t thread;
 	struct tmesh_index *index;
 	uint64_t linked; /* the index that strangers are shown */
-	rlim_t own_fds;
-	rlim_t own_fds_max;
-	uint64_t clock; /* counts requests, to find the client unused for longest */
+	uint64_t clock;	 /* counts requests, to find the client unused for longest */
 	struct client clients[CLIENTS];
 };
 
@@ -86,16 +79,8 @@ static struct client *free_place(struct tmesh_server *server)
 	return free_place(server);
 }
 
-/* The descriptor for these rights; *@own when it is to be closed after sending. */
-static int descriptor(const struct tmesh_index_entry *entry, uint32_t rights, int *fd, bool *own)
-{
-	*own = rights == TMESH_READ && !entry->read_only;
-	*fd = *own ? tmesh_memfd_reopen(entry->region, NULL) : entry->fd;
-	return *fd < 0 ? *fd : 0;
-}
-
 static int grant(struct tmesh_server *server, const struct tmesh_wire_request *request,
-		 struct tmesh_wire_region *region, int *fd, bool *own)
+		 struct tmesh_wire_region *region, int *fd)
 {
 	const struct tmesh_index_entry *entry = tmesh_index_find(server->index, request->secret);
 
@@ -112,7 +97,8 @@ static int grant(struct tmesh_server *server, const struct tmesh_wire_request *r
 		.id = entry->region->id,
 		.bytes = entry->region->bytes,
 	};
-	return descriptor(entry, request->rights, fd, own);
+	*fd = tmesh_memfd_handle(entry->region, request->rights, NULL);
+	return *fd < 0 ? *fd : 0;
 }
 
 static bool answer(struct tmesh_server *server, struct client *client,
@@ -124,7 +110,6 @@ static bool answer(struct tmesh_server *server, struct client *client,
 		.index = tmesh_index_number(server->index),
 	};
 	unsigned int count = 0;
-	bool own = false;
 	int fds[2];
 	int rc;
 
@@ -133,7 +118,7 @@ static bool answer(struct tmesh_server *server, struct client *client,
 	else if (tmesh_check_rights(request->rights, NULL))
 		reply.status = -EINVAL;
 	else
-		reply.status = grant(server, request, &reply.region, fds, &own);
+		reply.status = grant(server, request, &reply.region, fds);
 	if (reply.status == 0) {
 		count = 1;
 		if (request->index != reply.index)
@@ -143,7 +128,7 @@ static bool answer(struct tmesh_server *server, struct client *client,
 	}
 	client->used = ++server->clock;
 	rc = tmesh_wire_send(client->fd, &reply, sizeof(reply), fds, count, MSG_DONTWAIT);
-	if (own)
+	if (count)
 		close(fds[0]);
 	if (rc == 0 && count)
 		tmesh_count(server->ctx, COUNT_SERVED, 1);
@@ -322,7 +307,6 @@ static void server_free(struct tmesh_server *server)
 static int start(struct tmesh_ctx *ctx, struct tmesh_error *err)
 {
 	struct tmesh_server *server;
-	struct rlimit limit = {0};
 	int dir;
 	int rc = tmesh_rundir_open(ctx, &dir, err);
 
@@ -332,8 +316,6 @@ static int start(struct tmesh_ctx *ctx, struct tmesh_error *err)
 	if (!server)
 		return tmesh_fail(err, -ENOMEM, "no memory to answer for tokens");
 	server->ctx = ctx;
-	getrlimit(RLIMIT_NOFILE, &limit);
-	server->own_fds_max = limit.rlim_cur / OWN_FDS_PART;
 	for (int i = 0; i < CLIENTS; i++)
 		server->clients[i].fd = -1;
 	server->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -364,37 +346,6 @@ static int start(struct tmesh_ctx *ctx, struct tmesh_error *err)
 	return 0;
 }
 
-/* A descriptor for the entry to stand for, its own while there are some to spare. */
-static void choose_fd(struct tmesh_server *server, struct tmesh_index_entry *entry)
-{
-	struct tmesh_region *region = entry->region;
-
-	entry->fd = region->fd;
-	entry->read_only = (fcntl(region->fd, F_GETFL) & O_ACCMODE) == O_RDONLY;
-	if (entry->rights != TMESH_READ || entry->read_only ||
-	    server->own_fds >= server->own_fds_max)
-		return;
-	entry->fd = tmesh_memfd_reopen(region, NULL);
-	entry->read_only = entry->own = entry->fd >= 0;
-	if (entry->own)
-		server->own_fds++;
-	else
-		entry->fd = region->fd;
-}
-
-static void forget(struct tmesh_server *server, const uint8_t *secret)
-{
-	const struct tmesh_index_entry *entry = tmesh_index_find(server->index, secret);
-	int fd = entry->own ? entry->fd : -1;
-
-	/* First the entry, then its descriptor: readers of the index rely on it. */
-	tmesh_index_remove(server->index, secret);
-	if (fd >= 0) {
-		close(fd);
-		server->own_fds--;
-	}
-}
-
 int tmesh_server_token(struct tmesh_region *region, uint32_t rights,
 		       struct tmesh_token_parts *token, struct tmesh_error *err)
 {
@@ -410,15 +361,12 @@ int tmesh_server_token(struct tmesh_region *region, uint32_t rights,
 		rc = tmesh_random(entry.secret, sizeof(entry.secret), err);
 		if (rc)
 			return rc;
-		choose_fd(ctx->server, &entry);
+		/* Others duplicate a read-only one in a third of the time that opening takes. */
+		entry.read_only = tmesh_memfd_reads_only(region) ||
+				  (rights == TMESH_READ && tmesh_memfd_lower(region));
 		rc = tmesh_index_add(&ctx->server->index, &entry, err);
-		if (rc) {
-			if (entry.own) {
-				close(entry.fd);
-				ctx->server->own_fds--;
-			}
+		if (rc)
 			return rc;
-		}
 		link_index(ctx->server);
 		memcpy(region->tokens[set].secret, entry.secret, sizeof(entry.secret));
 		region->tokens[set].given = true;
@@ -433,7 +381,15 @@ void tmesh_server_forget(struct tmesh_region *region)
 {
 	for (int set = 0; set < 4; set++)
 		if (region->tokens[set].given)
-			forget(region->ctx->server, region->tokens[set].secret);
+			tmesh_index_remove(region->ctx->server->index, region->tokens[set].secret);
+}
+
+void tmesh_server_set_writable(struct tmesh_region *region)
+{
+	for (int set = 0; set < 4; set++)
+		if (region->tokens[set].given)
+			tmesh_index_set_writable(region->ctx->server->index,
+						 region->tokens[set].secret);
 }
 
 const struct tmesh_index_entry *tmesh_server_find(struct tmesh_ctx *ctx,

@@ -65,7 +65,7 @@ struct tmesh_index_slot {
 	_Atomic uint32_t rights;
 	_Atomic uint32_t kind;
 	_Atomic uint32_t read_only; /* the descriptor cannot write: it may be duplicated */
-	uint32_t pad;
+	_Atomic uint32_t writes;    /* the producer does write, by opening the file anew */
 };
 
 struct tmesh_index_head {
@@ -78,6 +78,7 @@ struct tmesh_index_head {
 	uint8_t name[16];	 /* of the producer's socket */
 };
 #define TMESH_INDEX_HEAD 4096u
+#define TMESH_INDEX_NAME "tmesh-index" /* of its memfd */
 
 _Static_assert(sizeof(struct tmesh_wire_region) == 40, "wire format");
 _Static_assert(sizeof(struct tmesh_wire_request) == 40, "wire format");
@@ -108,9 +109,7 @@ struct tmesh_index_entry {
 	uint8_t secret[TMESH_SECRET_BYTES];
 	struct tmesh_region *region;
 	uint32_t rights;
-	int fd;		/* what the token stands for: the region's descriptor, or */
-	bool read_only; /* one that cannot write, */
-	bool own;	/* kept for this entry alone */
+	bool read_only; /* the region's descriptor cannot write */
 };
 
 /* @name is of the producer's socket, 16 bytes. */
@@ -127,6 +126,8 @@ int tmesh_index_add(struct tmesh_index **index, const struct tmesh_index_entry *
 const struct tmesh_index_entry *tmesh_index_find(const struct tmesh_index *index,
 						 const uint8_t *secret);
 void tmesh_index_remove(struct tmesh_index *index, const uint8_t *secret);
+/* The descriptor of the token's region will be able to write. */
+void tmesh_index_set_writable(struct tmesh_index *index, const uint8_t *secret);
 
 /* The client's side: a mapping of another process's index. */
 struct tmesh_index_view {
@@ -153,6 +154,9 @@ bool tmesh_index_view_closed(const struct tmesh_index_view *view);
 bool tmesh_index_view_find(const struct tmesh_index_view *view, const uint8_t *secret,
 			   struct tmesh_index_hit *hit);
 bool tmesh_index_hit_holds(const struct tmesh_index_hit *hit);
+/* The index says that the process with this descriptor of this file writes to it. */
+bool tmesh_index_view_writes(const struct tmesh_index_view *view, int fd, uint64_t dev,
+			     uint64_t ino);
 
 /* rundir.c */
 
@@ -178,6 +182,8 @@ void tmesh_rundir_sweep(struct tmesh_ctx *ctx, int dir);
 int tmesh_server_token(struct tmesh_region *region, uint32_t rights,
 		       struct tmesh_token_parts *token, struct tmesh_error *err);
 void tmesh_server_forget(struct tmesh_region *region);
+/* Nobody takes the region's descriptor for one that cannot write from now on. */
+void tmesh_server_set_writable(struct tmesh_region *region);
 /* This process's own entry for the token, or NULL. */
 const struct tmesh_index_entry *tmesh_server_find(struct tmesh_ctx *ctx,
 						  const struct tmesh_token_parts *token);
@@ -191,10 +197,5 @@ int tmesh_peer_open(struct tmesh_region *region, const struct tmesh_token_parts 
 		    uint32_t rights, struct tmesh_error *err);
 void tmesh_peers_drop(struct tmesh_ctx *ctx);
 void tmesh_peers_forked(struct tmesh_ctx *ctx);
-
-/* backend_memfd.c */
-
-/* A read-only descriptor of the region's file. */
-int tmesh_memfd_reopen(struct tmesh_region *region, struct tmesh_error *err);
 
 #endif /* TMESH_WIRE_H */

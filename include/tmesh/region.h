@@ -339,6 +339,8 @@ int tmesh_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_info *
  * The handle's descriptor, still the library's, good for O_DIRECT, io_uring and mmap. On the
  * module poll() says POLLHUP when the region was revoked, with POLLERR when this handle's lease
  * has lapsed, POLLOUT while nobody else holds the region, and what tmesh_fence_arm() asked for.
+ * On a memfd it can write, as far as the handle may, once this was called; until a seal.
+ * Return: the descriptor; -EPERM (inherited through fork()), or why it cannot be opened to write.
  */
 int tmesh_region_fd(struct tmesh_region *region);
 

@@ -61,8 +61,6 @@ SECTIONS = (
     Section("Many regions", (
         Bound("open, 15,000 live (memfd)", "lookup/open-of-15000", "lookup/open-of-100",
               "100 live", 2.0),
-        Bound("the same, limit raised (VM)", "vm/lookup/open-of-15000", "vm/lookup/open-of-100",
-              "100 live", 2.0),
         Bound("open, 100,000 live (module, VM)", "module/open by token among 100,000",
               "module/open by token among 100",
               "100 live", 2.0),

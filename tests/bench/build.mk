@@ -10,7 +10,7 @@ bench: bench-deps ## measure, and compare with the bounds (build/bench/bench.{js
 	@$(MAKE) -s $(BENCH_PROGRAMS) python beam
 	@$(VPYTHON) -B tests/bench/run.py
 
-bench-vm: $(B)/tests/bench/bench_kernel $(BENCH_OUT)/static/lookup ## measure the module in a virtual machine, for `make bench`
+bench-vm: $(B)/tests/bench/bench_kernel ## measure the module in a virtual machine, for `make bench`
 	@$(PYTHON) -B tests/bench/vm.py
 
 bench-deps:
@@ -19,10 +19,5 @@ bench-deps:
 $(BENCH_OUT)/%: tests/bench/%.c tests/bench/harness.c tests/bench/harness.h $(LIB_A)
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -pthread $(filter %.c,$^) $(LIB_A) $(LIB_LIBS) -o $@
-
-# For the virtual machine, which has no libraries.
-$(BENCH_OUT)/static/%: tests/bench/%.c tests/bench/harness.c tests/bench/harness.h $(LIB_A)
-	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -static -pthread $(filter %.c,$^) $(LIB_A) $(LIB_LIBS) -o $@
 
 .PHONY: bench bench-vm bench-deps

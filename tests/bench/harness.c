@@ -58,18 +58,18 @@ void pin_to(int cpu)
 	need(sched_setaffinity(0, sizeof(set), &set), "sched_setaffinity");
 }
 
-void raise_fd_limit(rlim_t wanted, rlim_t needed)
+void raise_fd_limit(rlim_t needed)
 {
-	struct rlimit limit = {wanted, wanted};
+	struct rlimit limit;
 
-	if (setrlimit(RLIMIT_NOFILE, &limit) == 0)
-		return;
 	need(getrlimit(RLIMIT_NOFILE, &limit), "getrlimit");
+	if (limit.rlim_cur >= needed)
+		return;
+	limit.rlim_cur = needed;
 	if (limit.rlim_max < needed)
-		die("needs %ju descriptors, and the hard limit is %ju", (uintmax_t)needed,
-		    (uintmax_t)limit.rlim_max);
-	limit.rlim_cur = limit.rlim_max;
-	need(setrlimit(RLIMIT_NOFILE, &limit), "setrlimit");
+		limit.rlim_max = needed;
+	if (setrlimit(RLIMIT_NOFILE, &limit))
+		die("needs %ju descriptors, and the hard limit is lower", (uintmax_t)needed);
 }
 
 void die(const char *format, ...)

@@ -35,9 +35,8 @@ void series_skip(const char *topic, const char *name, const char *reason);
 void settle(void);
 
 void pin_to(int cpu);
-/* @wanted descriptors where we may have them, else what the hard limit allows; die when that is
- * fewer than @needed. */
-void raise_fd_limit(rlim_t wanted, rlim_t needed);
+/* Make room for @needed descriptors, or die. */
+void raise_fd_limit(rlim_t needed);
 
 /* A bench that cannot go on says why and ends with 1. */
 void __attribute__((noreturn, format(printf, 1, 2))) die(const char *format, ...);

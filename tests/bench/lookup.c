@@ -11,9 +11,6 @@
 
 #define TOPIC "lookup"
 #define ROUNDS 100
-/* A region with a token takes two descriptors, its own and one that only reads, or one where
- * they are scarce; then opening it costs more. */
-#define FDS_WANTED 131072
 #define FDS_NEEDED 16000
 
 static struct series few = {.name = "open-of-100"};
@@ -81,7 +78,7 @@ int main(void)
 
 	/* The module has its own bench. */
 	setenv("TMESH_BACKEND", "memfd", 1);
-	raise_fd_limit(FDS_WANTED, FDS_NEEDED);
+	raise_fd_limit(FDS_NEEDED);
 	pin_to(CPU_PRODUCER);
 	first = process_start(hold_few);
 	second = process_start(hold_many);

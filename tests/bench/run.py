@@ -84,7 +84,7 @@ def judge(bound, series):
     result = {"title": bound.title, "beside": bound.what, "limit": bound.limit}
     for name in (bound.measured, bound.beside):
         if name not in series:
-            reason = "run `make bench-vm`" if name.startswith(("module/", "vm/")) else f"no {name}"
+            reason = "run `make bench-vm`" if name.startswith("module/") else f"no {name}"
             return {**result, "verdict": f"not measured: {reason}"}
         if "skip" in series[name]:
             return {**result, "verdict": f"not measured: {series[name]['skip']}"}

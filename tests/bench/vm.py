@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Run bench_kernel against the module in a virtual machine, and the look-up among memfd regions,
-which needs more descriptors than some machines allow; leave what they say for run.py.
+"""Run bench_kernel against the module in a virtual machine; leave what it says for run.py.
 
 The processor is emulated there, so only the ratios mean something.
 """
@@ -19,16 +18,15 @@ import results  # noqa: E402
 from cache import locked  # noqa: E402
 
 KERNEL = "6.12"
-PROGRAMS = (ROOT / "build/tests/bench/bench_kernel", ROOT / "build/bench/static/lookup")
+PROGRAM = ROOT / "build/tests/bench/bench_kernel"
 OUT = ROOT / "build/bench/module.json"
 
 
 def main():
     with locked(boot.BUILD / "vm" / KERNEL):
         module, _warnings = modules.tmesh(kernels.prepare(KERNEL))
-        outcome = boot.run(KERNEL, "kselftest", module=module, programs=PROGRAMS)
-    series = {name if name.startswith("module/") else f"vm/{name}": record
-              for name, record in results.parse(outcome.results).items()}
+        outcome = boot.run(KERNEL, "kselftest", module=module, programs=[PROGRAM])
+    series = results.parse(outcome.results)
     if outcome.trouble or not series:
         sys.exit(f"bench-vm: {outcome.trouble or 'the guest measured nothing'};"
                  f" see build/vm/{KERNEL}/kselftest")

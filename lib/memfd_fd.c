@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: MIT
+/*
+ * The descriptor of a memfd region: one, at the same number all the region's life. It can
+ * write at first, as far as the handle's rights go. The first token for reading puts a
+ * read-only one in its place, for other processes to duplicate (docs/rendezvous.md). What
+ * needs to write to the file after that opens it anew for as long as that takes; pieces
+ * written one after the other, and a caller who asks for the number, bring a writable one
+ * back for good.
+ *
+ * It changes with region->lock and ctx->lock held, so either keeps it as it is.
+ */
+#include "memfd.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+int tmesh_memfd_reopen(struct tmesh_region *region, int mode, struct tmesh_error *err)
+{
+	struct tmesh_ctx *ctx = region->ctx;
+	int proc = atomic_load(&ctx->proc);
+	char name[TMESH_FD_NAME];
+	int own;
+
+	/* Walking to /proc/self/fd costs more than opening what is in it: it stays open. */
+	if (proc < 0) {
+		int none = -1;
+
+		proc = open("/proc/self/fd", O_PATH | O_DIRECTORY | O_CLOEXEC);
+		if (proc < 0)
+			return errno == ENOENT
+				       ? tmesh_fail(err, -EOPNOTSUPP,
+						    "a descriptor with other rights needs /proc, "
+						    "which is not mounted")
+				       : tmesh_fail_errno(err, "opening /proc/self/fd");
+		if (!atomic_compare_exchange_strong(&ctx->proc, &none, proc)) {
+			close(proc);
+			proc = none;
+		}
+	}
+	tmesh_fd_name(name, region->fd);
+	own = openat(proc, name, mode | O_CLOEXEC);
+	return own < 0 ? tmesh_fail_errno(err, "reopening a region's descriptor") : own;
+}
+
+bool tmesh_memfd_reads_only(const struct tmesh_region *region)
+{
+	/* What this process made can write until it is lowered or sealed. */
+	if (region->reads_only || region->created)
+		return region->reads_only;
+	return (fcntl(region->fd, F_GETFL) & O_ACCMODE) == O_RDONLY;
+}
+
+bool tmesh_memfd_lower(struct tmesh_region *region)
+{
+	int own;
+
+	if (region->fd_stays || !region->reopens)
+		return false;
+	own = tmesh_memfd_reopen(region, O_RDONLY, NULL);
+	if (own < 0)
+		return false;
+	/* Replacing an open descriptor needs no memory and no free number. */
+	dup3(own, region->fd, O_CLOEXEC);
+	close(own);
+	region->reads_only = true;
+	return true;
+}
+
+static bool lowered(const struct tmesh_region *region)
+{
+	return region->reads_only && !region->sealed && region->rights != TMESH_READ;
+}
+
+/* Whoever has read in the index of a read-only descriptor looks there again after having
+ * duplicated it. */
+int tmesh_memfd_lift(struct tmesh_region *region, struct tmesh_error *err)
+{
+	int own;
+
+	if (!lowered(region))
+		return 0;
+	own = tmesh_memfd_reopen(region, O_RDWR, err);
+	if (own < 0)
+		return own;
+	pthread_mutex_lock(&region->ctx->lock);
+	tmesh_server_set_writable(region);
+	dup3(own, region->fd, O_CLOEXEC);
+	region->reads_only = false;
+	pthread_mutex_unlock(&region->ctx->lock);
+	close(own);
+	region->fd_stays = true;
+	return 0;
+}
+
+int tmesh_memfd_fd_told(struct tmesh_region *region, struct tmesh_error *err)
+{
+	int rc;
+
+	tmesh_region_lock(region);
+	region->fd_stays = true;
+	rc = tmesh_memfd_lift(region, err);
+	tmesh_region_unlock(region);
+	return rc;
+}
+
+int tmesh_memfd_writer_get(struct tmesh_region *region, struct tmesh_error *err)
+{
+	return lowered(region) ? tmesh_memfd_reopen(region, O_RDWR, err) : region->fd;
+}
+
+void tmesh_memfd_writer_put(const struct tmesh_region *region, int fd)
+{
+	int code = errno;
+
+	if (fd != region->fd)
+		close(fd);
+	errno = code;
+}
+
+int tmesh_memfd_handle(struct tmesh_region *region, uint32_t rights, struct tmesh_error *err)
+{
+	int own;
+
+	if (rights == TMESH_READ && !tmesh_memfd_reads_only(region))
+		return tmesh_memfd_reopen(region, O_RDONLY, err);
+	if (rights != TMESH_READ && lowered(region))
+		return tmesh_memfd_reopen(region, O_RDWR, err);
+	own = fcntl(region->fd, F_DUPFD_CLOEXEC, 0);
+	return own < 0 ? tmesh_fail_errno(err, "duplicating a region's descriptor") : own;
+}
