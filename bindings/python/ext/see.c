@@ -146,19 +146,23 @@ static PyObject *rights_text(uint32_t rights)
 static PyObject *dict_from_holder(const struct tmesh_holder_info *holder)
 {
 	static const char *const kinds[] = {
-		[TMESH_HOLDER_IS_HANDLE] = "handle",
-		[TMESH_HOLDER_IS_PINNING] = "pinning",
-		[TMESH_HOLDER_IS_EXPORT] = "export",
-		[TMESH_HOLDER_IS_MAPPING] = "mapping",
+		[TMESH_HOLDER_IS_HANDLE] = "handle", [TMESH_HOLDER_IS_PINNING] = "pinning",
+		[TMESH_HOLDER_IS_EXPORT] = "export", [TMESH_HOLDER_IS_MAPPING] = "mapping",
+		[TMESH_HOLDER_IS_GATHER] = "view",   [TMESH_HOLDER_IS_DEVICE] = "device",
 	};
 
 	return Py_BuildValue(
-		"{sssisIsNsIsIsKsKsKsN}", "kind", kinds[holder->kind], "pid", (int)holder->pid,
-		"uid", holder->uid, "rights", rights_text(holder->rights), "mappings",
-		holder->mappings, "attachments", holder->attachments, "since_ns",
+		"{sssisIsNsIsIsKsKsKsNsKsKsNsNsN}", "kind", kinds[holder->kind], "pid",
+		(int)holder->pid, "uid", holder->uid, "rights", rights_text(holder->rights),
+		"mappings", holder->mappings, "attachments", holder->attachments, "since_ns",
 		(unsigned long long)holder->since_ns, "offset", (unsigned long long)holder->offset,
 		"bytes", (unsigned long long)holder->bytes, "comm",
-		foreign_text(holder->comm, sizeof(holder->comm)));
+		foreign_text(holder->comm, sizeof(holder->comm)), "lease_ns",
+		(unsigned long long)holder->lease_ns, "lease_left_ns",
+		(unsigned long long)holder->lease_left_ns, "lapsed",
+		PyBool_FromLong(holder->lapsed), "view",
+		holder->view ? text_from_id(holder->view) : Py_NewRef(Py_None), "device",
+		foreign_text(holder->device, sizeof(holder->device)));
 }
 
 PyObject *module_holders(PyObject *module, PyObject *object)

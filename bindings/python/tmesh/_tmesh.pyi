@@ -58,7 +58,7 @@ class Region(TypedDict):
     desc: str
 
 class Holder(TypedDict):
-    kind: Literal["handle", "pinning", "export", "mapping"]
+    kind: Literal["handle", "pinning", "export", "mapping", "view", "device"]
     pid: int
     uid: int
     rights: str
@@ -68,6 +68,11 @@ class Holder(TypedDict):
     offset: int
     bytes: int
     comm: str
+    lease_ns: int
+    lease_left_ns: int
+    lapsed: bool
+    view: str | None
+    device: str
 
 @final
 class Tensor:

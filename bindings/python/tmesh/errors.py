@@ -28,7 +28,7 @@ class BusyError(Error, BufferError):
 
 
 class StaleError(Error):
-    """The region was revoked (ESTALE)."""
+    """The region was revoked, or the lease of its handle has lapsed (ESTALE)."""
 
 
 class LimitError(Error):
