@@ -12,18 +12,19 @@
 #include <unistd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "drm.h"
+#include "lease.h"
 #include "t.h"
 
 #define BYTES (2 * HUGE + 3 * PAGE)
 #define POINTS_MAX 5000
-#define RW (PROT_READ | PROT_WRITE)
 
 /* What operations work on. */
 static struct {
-	int dev, handle, sealed, memfd, dmabuf, null, opaque;
+	int dev, handle, sealed, memfd, dmabuf, null, opaque, pidfd;
 	int foreign, imported, proxy; /* a dma-buf of vgem's, its region, an export of that */
 	size_t foreign_bytes;
 	__u64 id;
@@ -92,6 +93,7 @@ static void set_up(void)
 	set.memfd = REQUIRE_OK(memfd_create("failnth", MFD_ALLOW_SEALING | MFD_CLOEXEC));
 	REQUIRE_OK(ftruncate(set.memfd, 40 * PAGE));
 	REQUIRE_OK(fcntl(set.memfd, F_ADD_SEALS, F_SEAL_SHRINK));
+	set.pidfd = REQUIRE_OK(syscall(SYS_pidfd_open, getpid(), 0));
 	set.dmabuf = REQUIRE_OK(t_export(set.handle, 0, 0, TMESH_EXPORT_WRITE));
 	set.null = REQUIRE_OK(open("/dev/null", O_RDWR | O_CLOEXEC));
 	set.opaque = REQUIRE_OK(import(set.null));
@@ -323,6 +325,60 @@ static int signal_and_wait(int fd)
 	return ioctl(fd, TMESH_SIGNAL, &s) || ioctl(fd, TMESH_WAIT, &w) ? -1 : 0;
 }
 
+static int put_lease(int fd)
+{
+	int lease = lease_call(fd, 0, 0, 0, NULL);
+
+	close(lease);
+	return lease < 0 ? -1 : 0;
+}
+
+static int bind_lease(int fd)
+{
+	int lease = lease_call(fd, TMESH_LEASE_PROCESS, 0, set.pidfd, NULL);
+
+	close(lease);
+	return lease < 0 ? -1 : 0;
+}
+
+static int map_lease(int fd)
+{
+	int lease = lease_call(fd, 0, 0, 0, NULL), again, sig = 0, err;
+	void *p;
+
+	if (lease < 0)
+		return -1;
+	again = lease_call(fd, TMESH_LEASE_GET, 0, 0, NULL);
+	p = again < 0 ? MAP_FAILED : t_map(again, PAGE, RW);
+	err = errno;
+	if (p != MAP_FAILED) {
+		sig = t_write(p, 1);
+		munmap(p, PAGE);
+		err = ENOMEM;
+	}
+	close(again);
+	close(lease);
+	errno = err;
+	return p == MAP_FAILED || sig ? -1 : 0;
+}
+
+/* Touches what was revoked and gives zeros now. */
+static int touch_zeros(int fd)
+{
+	unsigned char *p = t_map(fd, PAGE, RW);
+	int sig;
+
+	if (p == MAP_FAILED || policy(fd, TMESH_POLICY_ZERO) || t_revoke(fd))
+		sig = -1;
+	else
+		sig = t_write(p, 1);
+	if (p != MAP_FAILED)
+		munmap(p, PAGE);
+	if (sig > 0)
+		errno = ENOMEM;
+	return sig ? -1 : 0;
+}
+
 /* Maps, touches each 2 MiB and unmaps. A fault that finds no memory is tried again or kills. */
 static long map_and_touch(int fd, size_t bytes)
 {
@@ -408,6 +464,10 @@ SWEEP(desc_set, "DESC_SET", undescribe, describe(TMESH_DESC_SET, 300))
 SWEEP(desc_get, "DESC_GET", nothing, describe(TMESH_DESC_GET, 300))
 SWEEP(map, "mmap and faults", nothing, map_and_touch(set.handle, BYTES))
 SWEEP(map_export, "mmap and faults of a dma-buf", nothing, map_and_touch(set.dmabuf, BYTES))
+SWEEP(lease, "CREATE, LEASE", nothing, on_fresh_region(put_lease))
+SWEEP(lease_process, "CREATE, LEASE of a process", nothing, on_fresh_region(bind_lease))
+SWEEP(lease_map, "CREATE, LEASE, LEASE_GET, its mmap and fault", nothing, on_fresh_region(map_lease))
+SWEEP(zeros, "CREATE, POLICY, REVOKE, a fault of zeros", nothing, on_fresh_region(touch_zeros))
 SWEEP(fork, "fork with a mapping", nothing, fork_with_mapping())
 
 /* The same on memory of ours and on that of vgem, by way of a proxy. */

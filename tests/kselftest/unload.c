@@ -10,6 +10,7 @@
 #include <sys/syscall.h>
 
 #include "drm.h"
+#include "lease.h"
 #include "t.h"
 
 static const char *module_file(void)
@@ -48,7 +49,7 @@ static int region(void)
 	return fd;
 }
 
-TEST(refused, "the module stays while a device, handle, mapping or dma-buf lives")
+TEST(refused, "the module stays while a device, handle, mapping, dma-buf or lease file lives")
 {
 	const char *path = module_file();
 	int fd = t_dev(), sv[2];
@@ -83,6 +84,16 @@ TEST(refused, "the module stays while a device, handle, mapping or dma-buf lives
 	close(dmabuf);
 	check_refused("a mapping of a dma-buf");
 	munmap(p, PAGE);
+
+	fd = region();
+	struct lease l = lease_put(fd, TMESH_LEASE_MIN_NS);
+
+	close(fd);
+	munmap((void *)l.state, PAGE);
+	check_refused("a lease file");
+	close(l.fd);
+	check_refused("a mapping of a lease file");
+	munmap(l.touch, PAGE);
 
 	REQUIRE_OK(unload());
 	load(path);

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Races about leases: threads that read, fault, map, derive, export, fork and close while the
+ * lease lapses, its process ends, its region is revoked or everything is closed.
+ *
+ * A round's lease is bound to a process, whose end is quick to come, or has the shortest period.
+ */
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include "lease.h"
+
+#define BYTES (2 * HUGE)
+#define PATTERN 0xa5a5a5a5a5a5a5a5ul
+
+struct subject {
+	int dev, owner, handle, pidfd;
+	pid_t pid;
+	unsigned char *p;
+	struct lease lease;
+	bool stop;
+	unsigned int seed;
+	unsigned long reads, lies;
+};
+
+static bool stopped(const struct subject *s)
+{
+	return __atomic_load_n(&s->stop, __ATOMIC_ACQUIRE);
+}
+
+static unsigned int own_seed(struct subject *s)
+{
+	return __atomic_add_fetch(&s->seed, 0x9e3779b9, __ATOMIC_RELAXED) | 1;
+}
+
+/* The reader's rule: use the data, then load the state; what was read before LIVE is true. */
+static void *reader(void *arg)
+{
+	struct subject *s = arg;
+	unsigned int seed = own_seed(s);
+
+	while (!stopped(s)) {
+		size_t at = t_random(&seed) % (BYTES / 8) * 8;
+		unsigned long word = *(volatile unsigned long *)(s->p + at);
+
+		__atomic_thread_fence(__ATOMIC_ACQUIRE);
+		if (lease_state(&s->lease) == TMESH_LEASE_LIVE && word != PATTERN)
+			__atomic_add_fetch(&s->lies, 1, __ATOMIC_RELAXED);
+		__atomic_add_fetch(&s->reads, 1, __ATOMIC_RELAXED);
+		if (t_random(&seed) % 16 == 0)
+			madvise(s->p + at / HUGE * HUGE, HUGE, MADV_DONTNEED);
+	}
+	return NULL;
+}
+
+static void *toucher(void *arg)
+{
+	struct subject *s = arg;
+	unsigned int seed = own_seed(s);
+
+	while (!stopped(s)) {
+		touch(&s->lease);
+		t_info(s->handle);
+		usleep(t_random(&seed) % 8000);
+	}
+	return NULL;
+}
+
+static void *mapper(void *arg)
+{
+	struct subject *s = arg;
+	unsigned int seed = own_seed(s);
+
+	while (!stopped(s)) {
+		unsigned char *q = t_map(s->handle, BYTES, t_random(&seed) % 2 ? RW : PROT_READ);
+		size_t at = t_random(&seed) % (BYTES / PAGE - 4) * PAGE;
+
+		if (q == MAP_FAILED) {
+			if (errno != ESTALE)
+				CHECK_EQ(errno, ESTALE);
+			usleep(500);
+			continue;
+		}
+		t_read(q + at);
+		mprotect(q + at, 2 * PAGE, RW);
+		munmap(q + at, PAGE);
+		munmap(q, BYTES);
+	}
+	return NULL;
+}
+
+static void *deriver(void *arg)
+{
+	struct subject *s = arg;
+	unsigned int seed = own_seed(s);
+
+	while (!stopped(s)) {
+		int fd = t_derive(s->handle, R_READ, 0), dmabuf, lease;
+		unsigned char *q;
+
+		if (fd < 0) {
+			CHECK_EQ(errno, ESTALE);
+			usleep(500);
+			continue;
+		}
+		lease = lease_call(fd, TMESH_LEASE_GET, 0, 0, NULL);
+		dmabuf = t_export(fd, 0, 0, 0);
+		if (t_random(&seed) % 2)
+			close(fd);
+		q = dmabuf < 0 ? MAP_FAILED : t_map(dmabuf, BYTES, PROT_READ);
+		if (q != MAP_FAILED) {
+			t_read(q + t_random(&seed) % BYTES);
+			munmap(q, BYTES);
+		}
+		close(dmabuf);
+		close(lease);
+		close(fd);
+	}
+	return NULL;
+}
+
+static void *forker(void *arg)
+{
+	struct subject *s = arg;
+
+	while (!stopped(s)) {
+		pid_t pid = fork();
+
+		if (!pid) {
+			t_read(s->p);
+			_exit(0);
+		}
+		if (pid > 0)
+			waitpid(pid, NULL, 0);
+	}
+	return NULL;
+}
+
+static void *(*const work[])(void *) = {reader, reader, toucher, mapper, deriver, forker};
+
+static void begin(struct subject *s, unsigned int round)
+{
+	__u32 huge = round % 2 && t_has_huge(s->dev) ? TMESH_CREATE_HUGE : TMESH_CREATE_NOHUGE;
+	unsigned long *all;
+
+	s->owner = REQUIRE_OK(t_create(s->dev, BYTES, huge));
+	all = t_map(s->owner, BYTES, RW);
+	REQUIRE(all != MAP_FAILED);
+	for (size_t i = 0; i < BYTES / sizeof(*all); i++)
+		all[i] = PATTERN;
+	munmap(all, BYTES);
+	s->handle = REQUIRE_OK(t_derive(s->owner, R_READ | R_WRITE, 0));
+	REQUIRE_OK(policy(s->handle, TMESH_POLICY_ZERO));
+	s->p = t_map(s->handle, BYTES, PROT_READ);
+	REQUIRE(s->p != MAP_FAILED);
+	s->pid = t_fork();
+	if (!s->pid) {
+		pause();
+		_exit(0);
+	}
+	s->pidfd = REQUIRE_OK(syscall(SYS_pidfd_open, s->pid, 0));
+	s->lease = lease_map(REQUIRE_OK(lease_call(s->handle, TMESH_LEASE_PROCESS,
+						   round % 4 ? 0 : TMESH_LEASE_MIN_NS, s->pidfd,
+						   NULL)));
+	s->stop = false;
+}
+
+static void end(struct subject *s)
+{
+	munmap(s->p, BYTES);
+	lease_unmap(&s->lease);
+	close(s->pidfd);
+	close(s->handle);
+	close(s->owner);
+}
+
+TEST(lapse, "lapse and revocation against reads, faults, mmap, derive, export, fork")
+{
+	long rounds = t_length(60, 3000);
+	struct subject s = {.dev = t_dev(), .seed = 1};
+	pthread_t threads[ARRAY_SIZE(work)];
+	unsigned int seed = 7;
+
+	for (long round = 0; round < rounds && !t_failed(); round++) {
+		begin(&s, round);
+		for (size_t i = 0; i < ARRAY_SIZE(work); i++)
+			REQUIRE(!pthread_create(&threads[i], NULL, work[i], &s));
+		usleep(t_random(&seed) % 15000);
+		if (round % 3 == 0)
+			REQUIRE_OK(t_revoke(s.owner));
+		kill(s.pid, SIGKILL);
+		if (round % 3 == 1)
+			REQUIRE_OK(t_revoke(s.owner));
+		REQUIRE(waitpid(s.pid, NULL, 0) == s.pid);
+		await_end(&s.lease, s.handle);
+		usleep(t_random(&seed) % 3000);
+		__atomic_store_n(&s.stop, true, __ATOMIC_RELEASE);
+		for (size_t i = 0; i < ARRAY_SIZE(work); i++)
+			pthread_join(threads[i], NULL);
+		CHECK_EQ(*(volatile unsigned long *)s.p, 0);
+		end(&s);
+	}
+	t_note("%ld rounds, %lu reads", rounds, s.reads);
+	CHECK_EQ(s.lies, 0);
+}
+
+TEST(close, "leases that are closed while they lapse, and put on while their process ends")
+{
+	long rounds = t_length(300, 20000);
+	int dev = t_dev(), lived = 0, late = 0;
+	unsigned int seed = 3;
+
+	for (long round = 0; round < rounds && !t_failed(); round++) {
+		int fd = REQUIRE_OK(t_create(dev, PAGE, 0)), pidfd, lease;
+		pid_t pid = t_fork();
+
+		if (!pid) {
+			usleep(t_random(&seed) % 500);
+			_exit(0);
+		}
+		t_random(&seed);
+		pidfd = REQUIRE_OK(syscall(SYS_pidfd_open, pid, 0));
+		usleep(t_random(&seed) % 800);
+		lease = lease_call(fd, TMESH_LEASE_PROCESS, round % 2 ? TMESH_LEASE_MIN_NS : 0,
+				   pidfd, NULL);
+		if (lease < 0) {
+			CHECK_EQ(errno, ESRCH);
+			late++;
+		} else if (round % 3 == 0) {
+			/* However it ended: it must not be missed. */
+			REQUIRE(poll(&(struct pollfd){.fd = lease}, 1, 60000) == 1);
+			lived++;
+		}
+		close(pidfd);
+		if (round % 3 == 1)
+			close(lease);
+		close(fd);
+		if (lease >= 0 && round % 3 != 1)
+			close(lease);
+		REQUIRE(waitpid(pid, NULL, 0) == pid);
+	}
+	t_note("%ld rounds: %d awaited, %d too late", rounds, lived, late);
+}
+
+int main(void)
+{
+	return t_main();
+}
