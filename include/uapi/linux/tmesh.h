@@ -75,8 +75,8 @@
  * poll() of a handle says
  *   POLLHUP            the region was revoked
  *   POLLHUP | POLLERR  this handle's lease has lapsed
- *   POLLOUT            nobody else holds the region: no other handle, export or view, and
- *                      no device has it mapped
+ *   POLLOUT            nobody else holds the region: no other handle, export or view whose
+ *                      lease has not lapsed, and no device is attached to it
  *   POLLIN             the fence has reached what TMESH_WAIT_ARM asked for
  *   POLLERR            it never will: its producer is gone
  */
@@ -518,8 +518,9 @@ struct tmesh_policy {
  * Once a lease has lapsed its handle's mappings are gone for good, calls on it give ESTALE
  * (but INFO, HOLDERS, POLICY and closing), and what was made through it, derived handles and
  * exports, ends with it, because they share the lease. It cannot be shed: a handle that has one
- * gives no tokens (EPERM). A lease lapses when nobody has touched it for its period; the
- * kernel looks every quarter of that at least, so it lapses after 1 to 1.25 periods.
+ * gives no tokens and no pinning handles (EPERM). A lease lapses when nobody has touched it for
+ * its period; the kernel looks every quarter of that, so it lapses after 1 to 1.25 periods and
+ * some ticks of its timer.
  *
  * A touch is an increment of @touched of struct tmesh_lease_touch, no system call. The lease file
  * @fd is mapped by anybody who was given it: its first page (PROT_READ | PROT_WRITE, offset 0)
