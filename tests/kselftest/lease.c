@@ -144,7 +144,7 @@ TEST(charge, "a lease costs two pages until the last of handle, file and mapping
 	close(derived);
 	CHECK_EQ(t_caps(dev).used_bytes, before + 2 * PAGE);
 	CHECK_EQ(lease_state(&l), TMESH_LEASE_LAPSED);
-	touch(&l);
+	lease_touch(&l);
 	munmap(l.touch, PAGE);
 	munmap((void *)l.state, PAGE);
 	CHECK_EQ(t_caps(dev).used_bytes, before);
@@ -202,7 +202,7 @@ TEST(seen, "a lease's period and what is left of it are shown")
 		int again = REQUIRE_OK(lease_call(derived, TMESH_LEASE_GET, 0, 0, &got));
 
 		CHECK_EQ(got, want);
-		touch(&l);
+		lease_touch(&l);
 		struct lease second = lease_map(again);
 
 		CHECK_EQ(second.touch->touched, 1);
@@ -251,7 +251,7 @@ TEST(touched, "a lease that is touched lives, from its last touch on for a perio
 	REQUIRE(p != MAP_FAILED);
 	do {
 		last = t_now();
-		touch(&l);
+		lease_touch(&l);
 		CHECK_EQ(t_write(p, 1), 0);
 		usleep(10000);
 	} while (!t_failed() && t_now() < until);
@@ -319,11 +319,11 @@ TEST(shared, "what was derived or exported through a leased handle ends with it,
 	for (size_t i = 0; i < ARRAY_SIZE(go); i++) {
 		going[i] = t_map(go[i], BYTES, PROT_READ);
 		REQUIRE(going[i] != MAP_FAILED);
-		touch(&l);
+		lease_touch(&l);
 		CHECK_EQ(t_read(going[i]), 0);
 	}
 	derived_lease = lease_map(REQUIRE_OK(lease_call(derived, TMESH_LEASE_GET, 0, 0, NULL)));
-	touch(&derived_lease);
+	lease_touch(&derived_lease);
 	CHECK_EQ(l.touch->touched, derived_lease.touch->touched);
 	await_end(&l, leased);
 	for (size_t i = 0; i < ARRAY_SIZE(stay); i++)
@@ -385,7 +385,7 @@ TEST(file, "a lease file maps its first page, and its second for reading only")
 	CHECK_ERR(ioctl(l.fd, TMESH_LEASE, &byte), ENOTTY);
 	CHECK_EQ(polled(l.fd, 0), 0);
 	close(l.fd);
-	touch(&l);
+	lease_touch(&l);
 	CHECK_EQ(lease_state(&l), TMESH_LEASE_LIVE);
 	close(fd);
 	CHECK_EQ(lease_state(&l), TMESH_LEASE_LAPSED);
@@ -402,7 +402,7 @@ TEST(others, "whoever was given the lease file keeps the lease alive")
 		struct lease given = lease_map(t_recv_fd(sv[1]));
 
 		for (int i = 0; i < 200; i++) {
-			touch(&given);
+			lease_touch(&given);
 			usleep(10000);
 		}
 		CHECK_EQ(lease_state(&given), TMESH_LEASE_LIVE);
@@ -435,8 +435,8 @@ TEST(process, "a lease that is bound to a process ends with it")
 		pid_t pid = sleeper();
 		int pidfd = pidfd_of(pid);
 		__u64 period = with_period ? TMESH_LEASE_MAX_NS : 0, got = 1;
-		struct lease l = lease_map(REQUIRE_OK(
-			lease_call(handle, TMESH_LEASE_PROCESS, period, pidfd, &got)));
+		struct lease l = lease_map(
+			REQUIRE_OK(lease_call(handle, TMESH_LEASE_PROCESS, period, pidfd, &got)));
 		void *p = t_map(handle, BYTES, PROT_READ);
 
 		close(pidfd);
@@ -459,8 +459,8 @@ TEST(process, "a lease that is bound to a process ends with it")
 TEST(process_period, "a lease of a process that lives lapses too")
 {
 	int fd = region(BYTES);
-	struct lease l = lease_map(REQUIRE_OK(lease_call(
-		fd, TMESH_LEASE_PROCESS, TMESH_LEASE_MIN_NS, pidfd_of(getpid()), NULL)));
+	struct lease l = lease_map(REQUIRE_OK(
+		lease_call(fd, TMESH_LEASE_PROCESS, TMESH_LEASE_MIN_NS, pidfd_of(getpid()), NULL)));
 
 	await_end(&l, fd);
 	CHECK_EQ(lease_state(&l), TMESH_LEASE_LAPSED);
@@ -526,7 +526,7 @@ TEST(seal, "mappings of a lapsed handle do not keep anybody from sealing")
 	unsigned char *p = t_map(other, BYTES, RW), *q = t_map(other, BYTES, PROT_READ);
 
 	REQUIRE(p != MAP_FAILED && q != MAP_FAILED);
-	touch(&l);
+	lease_touch(&l);
 	t_write(p, 1);
 	CHECK_ERR(t_seal(fd), EBUSY);
 	await_end(&l, other);

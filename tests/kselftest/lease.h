@@ -66,7 +66,7 @@ static inline void lease_unmap(struct lease *l)
 	close(l->fd);
 }
 
-static inline void touch(const struct lease *l)
+static inline void lease_touch(const struct lease *l)
 {
 	__atomic_add_fetch(&l->touch->touched, 1, __ATOMIC_RELAXED);
 }

@@ -63,7 +63,7 @@ static void *toucher(void *arg)
 	unsigned int seed = own_seed(s);
 
 	while (!stopped(s)) {
-		touch(&s->lease);
+		lease_touch(&s->lease);
 		t_info(s->handle);
 		usleep(t_random(&seed) % 8000);
 	}
@@ -163,9 +163,9 @@ static void begin(struct subject *s, unsigned int round)
 		_exit(0);
 	}
 	s->pidfd = REQUIRE_OK(syscall(SYS_pidfd_open, s->pid, 0));
-	s->lease = lease_map(REQUIRE_OK(lease_call(s->handle, TMESH_LEASE_PROCESS,
-						   round % 4 ? 0 : TMESH_LEASE_MIN_NS, s->pidfd,
-						   NULL)));
+	s->lease = lease_map(
+		REQUIRE_OK(lease_call(s->handle, TMESH_LEASE_PROCESS,
+				      round % 4 ? 0 : TMESH_LEASE_MIN_NS, s->pidfd, NULL)));
 	s->stop = false;
 }
 

@@ -10,7 +10,10 @@
 #define BYTES (4 * HUGE)
 
 /* Ways to lose what was mapped. */
-enum loss { LAPSE, REVOCATION };
+enum loss {
+	LAPSE,
+	REVOCATION
+};
 
 static int dev;
 
@@ -69,14 +72,15 @@ static __u64 used(void)
 	return t_caps(dev).used_bytes;
 }
 
-#define FOR_EACH_WAY(flags, how)                                                          \
-	for (__u32 flags = TMESH_CREATE_HUGE; flags;                                      \
-	     flags = flags == TMESH_CREATE_HUGE ? TMESH_CREATE_NOHUGE : 0)                \
+#define FOR_EACH_WAY(flags, how)                                           \
+	for (__u32 flags = TMESH_CREATE_HUGE; flags;                       \
+	     flags = flags == TMESH_CREATE_HUGE ? TMESH_CREATE_NOHUGE : 0) \
 		for (enum loss how = LAPSE; how <= REVOCATION; how++)
 
 TEST(sigbus, "without a policy it is SIGBUS")
 {
-	FOR_EACH_WAY(flags, how) {
+	FOR_EACH_WAY(flags, how)
+	{
 		struct subject s = new_subject(flags, 0);
 
 		lose(&s, how);
@@ -90,7 +94,8 @@ TEST(sigbus, "without a policy it is SIGBUS")
 
 TEST(zeros, "with TMESH_POLICY_ZERO it is memory of zeros, which keeps what is written to it")
 {
-	FOR_EACH_WAY(flags, how) {
+	FOR_EACH_WAY(flags, how)
+	{
 		struct subject s = new_subject(flags, TMESH_POLICY_ZERO);
 		size_t wrong = 0;
 
@@ -109,7 +114,8 @@ TEST(zeros, "with TMESH_POLICY_ZERO it is memory of zeros, which keeps what is w
 
 TEST(private, "zeros are a handle's own: not the region's, not another's")
 {
-	FOR_EACH_WAY(flags, how) {
+	FOR_EACH_WAY(flags, how)
+	{
 		struct subject s = new_subject(flags, 0);
 		int other = REQUIRE_OK(t_derive(s.owner, R_READ, 0));
 		unsigned char *q = t_map(other, BYTES, PROT_READ);
@@ -137,7 +143,8 @@ TEST(private, "zeros are a handle's own: not the region's, not another's")
 
 TEST(forks, "children and moved mappings see the same zeros")
 {
-	FOR_EACH_WAY(flags, how) {
+	FOR_EACH_WAY(flags, how)
+	{
 		struct subject s = new_subject(flags, TMESH_POLICY_ZERO);
 		unsigned char *moved;
 		pid_t pid;
@@ -167,7 +174,8 @@ TEST(forks, "children and moved mappings see the same zeros")
 
 TEST(charged, "zeros are charged to who touches them; past the limit it is SIGBUS")
 {
-	FOR_EACH_WAY(flags, how) {
+	FOR_EACH_WAY(flags, how)
+	{
 		struct subject s = new_subject(flags, TMESH_POLICY_ZERO);
 		unsigned long long limit = t_limit("max_bytes_per_uid");
 		__u64 before;
@@ -231,7 +239,8 @@ TEST(exports, "mappings of an export have no policy")
 
 TEST(kernel, "system calls read and write zeros too")
 {
-	FOR_EACH_WAY(flags, how) {
+	FOR_EACH_WAY(flags, how)
+	{
 		struct subject s = new_subject(flags, TMESH_POLICY_ZERO);
 		int fds[2];
 
