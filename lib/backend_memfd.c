@@ -211,10 +211,10 @@ static int memfd_create_region(struct tmesh_region *region, uint64_t bytes, stru
 	return rc;
 }
 
-/* This user may open it for reading and writing. */
-static bool is_ours(const struct stat *st)
+/* The context's user may open it for reading and writing. */
+static bool is_ours(const struct tmesh_ctx *ctx, const struct stat *st)
 {
-	return st->st_uid == geteuid() && (st->st_mode & 0600) == 0600;
+	return st->st_uid == ctx->uid && (st->st_mode & 0600) == 0600;
 }
 
 static int memfd_from_memfd(struct tmesh_region *region, int fd, uint64_t bytes,
@@ -252,7 +252,7 @@ static int memfd_from_memfd(struct tmesh_region *region, int fd, uint64_t bytes,
 		region->kind |= TMESH_KIND_NO_PIN;
 	if (tmesh_memfd_is_hugetlb(fd))
 		region->kind |= TMESH_KIND_HUGETLB;
-	region->reopens = is_ours(&st);
+	region->reopens = is_ours(region->ctx, &st);
 	region->dev = st.st_dev;
 	region->ino = st.st_ino;
 	region->id = tmesh_memfd_foreign_id(st.st_dev, st.st_ino);
@@ -307,7 +307,7 @@ static int memfd_adopt(struct tmesh_region *region, int fd, const struct tmesh_w
 		return tmesh_fail(err, -EPROTO,
 				  "the hand-over speaks of %llu bytes in a file of %lld",
 				  (unsigned long long)wire->bytes, (long long)st.st_size);
-	region->reopens = is_ours(&st);
+	region->reopens = is_ours(region->ctx, &st);
 	region->dev = st.st_dev;
 	region->ino = st.st_ino;
 	region->rights = wire->rights;

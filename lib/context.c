@@ -105,6 +105,7 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 	ctx->life = tmesh_fork_life();
 	ctx->dir = -1;
 	atomic_init(&ctx->proc, -1);
+	ctx->uid = geteuid();
 	ctx->device = -1;
 	if (o.runtime_dir) {
 		ctx->runtime_dir = strdup(o.runtime_dir);

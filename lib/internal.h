@@ -120,6 +120,7 @@ struct tmesh_ctx {
 	tmesh_log_fn log;
 	void *log_data;
 	enum tmesh_taken taken;
+	uid_t uid;	   /* of who opened it: asking each time would be a call per region */
 	char *runtime_dir; /* as given, or NULL */
 
 	uint64_t id_key[2]; /* ids are a keyed hash of a counter: random, without a call */
@@ -183,7 +184,7 @@ struct tmesh_region {
 	uint64_t alloc;
 	uint64_t dev; /* memfd: the file's; of a region made here known from its first */
 	uint64_t ino; /* token on */
-	bool reopens; /* memfd: this user may open its file anew for writing */
+	bool reopens; /* memfd: the context's user may open its file anew for writing */
 	struct tmesh_region_opts opts; /* as created; label points to the next */
 	char label[TMESH_LABEL_LEN + 1];
 	bool created; /* by this context: counts against max_bytes, may go to the pool */

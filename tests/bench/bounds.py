@@ -21,10 +21,12 @@ class Section:
 
 SECTIONS = (
     Section("Hand-over of 1 MiB to another process, to its first byte", (
-        Bound("by socket, cold", "handover/socket-tmesh", "handover/socket-by-hand",
-              "memfd + SCM_RIGHTS + mmap by hand", 1.2),
-        Bound("by socket, cold", "handover/socket-tmesh", "handover/socket-by-hand-promising",
-              "the same, sealed and read-only", None),
+        Bound("by socket, cold, to write", "handover/socket-tmesh-writable",
+              "handover/socket-by-hand", "memfd + SCM_RIGHTS + mmap by hand", 1.2),
+        Bound("by socket, cold, to read", "handover/socket-tmesh",
+              "handover/socket-by-hand-promising", "the same, sealed and read-only", 1.2),
+        Bound("by socket, cold, to read", "handover/socket-tmesh", "handover/socket-by-hand",
+              "by hand with the right to write", None),
         Bound("by token, cold, first contact", "handover/token-tmesh", "handover/token-by-hand",
               "connect, secret, SCM_RIGHTS by hand", 1.1),
         Bound("by token: open, known peer", "handover/open-known", "handover/open-floor",

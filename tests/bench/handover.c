@@ -4,9 +4,10 @@
  * 1 MiB. The clock starts before the producer creates it and stops after the consumer has
  * read; both ends were asleep before. Beside each way stands what one would write by hand:
  *
- *   socket  the descriptor follows on a connected Unix socket; by hand once as short as can be
- *           and once with what tmesh promises: no access for other users, a size that stays,
- *           a descriptor that only reads, and a look at the seals before it is used
+ *   socket  the descriptor follows on a connected Unix socket; by hand once as short as can be,
+ *           which lets the consumer write, and once with what tmesh promises for reading: no
+ *           access for other users, a size that stays, a descriptor that only reads, and a look
+ *           at the seals before it is used; ours once with the right to write and once without
  *   token   the two have never met: the consumer is told a name on the connected socket,
  *           connects to where that leads, shows a secret and gets the descriptor
  *   known   the token's producer is known; only opening is timed, and its floor is mmap and
@@ -121,7 +122,8 @@ static void produce_secret(int socket, uint8_t value)
 	produce_by_hand(socket, value, ANNOUNCED);
 }
 
-static void produce_region(int socket, uint8_t value, _Bool announce)
+/* @rights: what the consumer gets on the socket; 0: it gets a token for reading instead. */
+static void produce_region(int socket, uint8_t value, uint32_t rights)
 {
 	struct tmesh_region *region;
 	void *memory;
@@ -129,13 +131,13 @@ static void produce_region(int socket, uint8_t value, _Bool announce)
 	must(tmesh_region_create(ctx, BYTES, NULL, &region, &err), &err);
 	must(tmesh_region_map(region, TMESH_READ | TMESH_WRITE, &memory, &err), &err);
 	*(uint8_t *)memory = value;
-	if (announce) {
+	if (!rights) {
 		char token[TMESH_TOKEN_SIZE];
 
 		must(tmesh_region_token(region, TMESH_READ, token, &err), &err);
 		send_message(socket, token, sizeof(token));
 	} else {
-		must(tmesh_region_send(region, socket, TMESH_READ, &err), &err);
+		must(tmesh_region_send(region, socket, rights, &err), &err);
 	}
 	await_consumer(socket);
 	tmesh_region_unmap(region, TMESH_READ | TMESH_WRITE);
@@ -144,12 +146,17 @@ static void produce_region(int socket, uint8_t value, _Bool announce)
 
 static void produce_sent(int socket, uint8_t value)
 {
-	produce_region(socket, value, 0);
+	produce_region(socket, value, TMESH_READ);
+}
+
+static void produce_sent_writable(int socket, uint8_t value)
+{
+	produce_region(socket, value, TMESH_READ | TMESH_WRITE);
 }
 
 static void produce_token(int socket, uint8_t value)
 {
-	produce_region(socket, value, 1);
+	produce_region(socket, value, 0);
 }
 
 /* By hand, a thread of the producer answers whoever connects and shows the secret. */
@@ -279,6 +286,7 @@ static struct way {
 	{produce_fd, consume_fd, 0, {.name = "socket-by-hand"}},
 	{produce_promises, consume_promises, 0, {.name = "socket-by-hand-promising"}},
 	{produce_sent, consume_sent, 0, {.name = "socket-tmesh"}},
+	{produce_sent_writable, consume_sent, 0, {.name = "socket-tmesh-writable"}},
 	{produce_secret, consume_secret, 0, {.name = "token-by-hand"}},
 	{produce_token, consume_token_of_stranger, 0, {.name = "token-tmesh"}},
 	{produce_fd, consume_fd, 1, {.name = "open-floor"}},
