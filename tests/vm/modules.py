@@ -22,13 +22,13 @@ def tmesh(kernel):
     return next(tree.rglob("tmesh.ko")), warnings
 
 
-def seeded(kernel):
-    """Build seeded/. Returns its file and the warnings."""
-    tree = BUILD / kernel.name / "modules/seeded"
+def of_tests(kernel, name):
+    """Build seeded/ or peer/. Returns its file and the warnings."""
+    tree = BUILD / kernel.name / "modules" / name
     shutil.rmtree(tree, ignore_errors=True)
-    shutil.copytree(Path(__file__).resolve().parent / "seeded", tree)
+    shutil.copytree(Path(__file__).resolve().parent / name, tree)
     warnings = make(kernel, "-C", kernel.kdir, f"M={tree}", *arguments(kernel), "modules")
-    return tree / "seeded.ko", warnings
+    return tree / f"{name}.ko", warnings
 
 
 def arguments(kernel):

@@ -38,7 +38,8 @@ def kselftest(tap, name):
     replay = os.environ.get("TMESH_REPLAY")
     corpus = boot.BUILD / "vm/fuzz.corpus"
     shutil.copy(replay or modules.TOP / "tests/kselftest/fuzz.corpus", corpus)
-    on_module(tap, name, "kselftest", programs=programs, files=[corpus],
+    peer, _ = modules.of_tests(kernels.prepare(boot.kernel_of(name)), "peer")
+    on_module(tap, name, "kselftest", programs=programs, files=[corpus, peer],
               arguments=["TMESH_REPLAY=1"] if replay else [])
 
 

@@ -18,6 +18,7 @@ translated() { grep -q '^DMA' /sys/class/nvme/nvme0/device/iommu_group/type; }
 copied() { [ "$(cat /sys/kernel/debug/swiotlb/io_tlb_used_hiwater)" -gt 0 ]; }
 
 check "module loads" insmod $TMESH_KO
+check "the peer that exports and imports loads" insmod /peer.ko
 for program in /tests/*; do
 	run "${program##*/}" "$program"
 done

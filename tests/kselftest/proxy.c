@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: MIT
+/* What passes through a proxy, seen by a driver at both of its ends: /dev/peer. */
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+
+#include "../vm/peer/peer.h"
+#include "t.h"
+
+#define BYTES (PEER_PAGES * PAGE)
+
+static int open_peer(void)
+{
+	int peer = open("/dev/peer", O_RDWR | O_CLOEXEC);
+
+	if (peer < 0)
+		t_skip("no /dev/peer");
+	return peer;
+}
+
+/* A region around memory of the peer's; @original is set to its descriptor. */
+static int region(int peer, unsigned int flags, int *original)
+{
+	struct tmesh_import i = {.size = sizeof(i)};
+
+	*original = i.source = REQUIRE_OK(ioctl(peer, PEER_EXPORT, flags));
+	REQUIRE_OK(ioctl(t_dev(), TMESH_IMPORT, &i));
+	CHECK_EQ(i.bytes, BYTES);
+	return i.fd;
+}
+
+static struct peer_import seen;
+
+static int attach(int peer, int dmabuf, unsigned int flags)
+{
+	memset(&seen, 0, sizeof(seen));
+	seen.dmabuf = dmabuf;
+	seen.flags = flags;
+	return ioctl(peer, PEER_IMPORT, &seen);
+}
+
+/* Where the exporter put a page. */
+static __u64 address_of(unsigned int page)
+{
+	unsigned int part = 0;
+
+	for (; page >= part % 5 + 1; part++)
+		page -= part % 5 + 1;
+	return ((part + 1ull) << 32) + page * PAGE;
+}
+
+/* The device was told of these pages, in order, and of nothing else. */
+static bool saw(unsigned int first, unsigned int pages)
+{
+	unsigned int page = first;
+
+	for (unsigned int i = 0; i < seen.count; i++) {
+		const struct peer_part *part = &seen.parts[i];
+
+		for (__u64 at = 0; at < part->bytes; at += PAGE, page++)
+			if (page >= first + pages || part->address + at != address_of(page))
+				return false;
+		if (part->bytes % PAGE || !part->bytes)
+			return false;
+	}
+	return page == first + pages;
+}
+
+static void try_slices(unsigned int export_flags, unsigned int import_flags)
+{
+	int peer = open_peer(), original, h = region(peer, export_flags, &original), fd, bad = 0;
+
+	REQUIRE_OK(attach(peer, original, import_flags));
+	REQUIRE(saw(0, PEER_PAGES));
+	for (unsigned int first = 0; first < PEER_PAGES; first += 3) {
+		for (unsigned int pages = 1; pages <= PEER_PAGES - first; pages++) {
+			fd = REQUIRE_OK(
+				t_export(h, first * PAGE, pages * PAGE, TMESH_EXPORT_WRITE));
+			REQUIRE_OK(attach(peer, fd, import_flags));
+			if (!saw(first, pages) && !bad++)
+				t_note("%u pages from %u on", pages, first);
+			close(fd);
+		}
+	}
+	CHECK_EQ(bad, 0);
+	CHECK_EQ(t_info(h).attachments, 1);
+	close(peer);
+	CHECK_EQ(t_info(h).attachments, 0);
+	CHECK_EQ(t_info(h).exports, 0);
+	CHECK_EQ(ioctl(open_peer(), PEER_PINS), 0);
+}
+
+TEST(slices, "a device is told the addresses of exactly its slice")
+{
+	try_slices(0, PEER_WRITES);
+}
+
+TEST(slices_told, "so is a device that can be told of moves")
+{
+	try_slices(0, PEER_WRITES | PEER_TOLD);
+}
+
+TEST(slices_moves, "the same of memory that moves, which is pinned for a device that is not told")
+{
+	try_slices(PEER_MOVES, PEER_WRITES);
+}
+
+TEST(slices_moves_told, "the same of memory that moves and a device that is told")
+{
+	try_slices(PEER_MOVES, PEER_WRITES | PEER_TOLD);
+}
+
+TEST(moves, "what the original tells its importers reaches those of the proxies")
+{
+	int peer = open_peer(), other = open_peer(), original, h, whole, slice;
+
+	h = region(peer, PEER_MOVES, &original);
+	whole = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
+	slice = REQUIRE_OK(t_export(h, PAGE, PAGE, TMESH_EXPORT_WRITE));
+	REQUIRE_OK(attach(peer, whole, PEER_TOLD | PEER_WRITES));
+	REQUIRE_OK(attach(other, slice, PEER_TOLD | PEER_WRITES));
+	CHECK_EQ(ioctl(peer, PEER_TOLD_TIMES), 0);
+	REQUIRE_OK(ioctl(peer, PEER_MOVE, original));
+	CHECK_EQ(ioctl(peer, PEER_TOLD_TIMES), 1);
+	CHECK_EQ(ioctl(other, PEER_TOLD_TIMES), 1);
+	/* Ours reaches the devices that came by way of us, and no others. */
+	REQUIRE_OK(attach(peer, original, PEER_TOLD | PEER_WRITES));
+	CHECK_OK(t_revoke(h));
+	CHECK_EQ(ioctl(peer, PEER_TOLD_TIMES), 0);
+	CHECK_EQ(ioctl(other, PEER_TOLD_TIMES), 2);
+	CHECK_ERR(attach(peer, whole, PEER_TOLD | PEER_WRITES), ESTALE);
+	REQUIRE_OK(ioctl(other, PEER_MOVE, original));
+	CHECK_EQ(ioctl(other, PEER_TOLD_TIMES), 3);
+}
+
+TEST(pins, "a device that cannot be told pins the original for as long as it is attached")
+{
+	int peer = open_peer(), other = open_peer(), original, h, fd;
+
+	h = region(peer, PEER_MOVES, &original);
+	fd = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
+	CHECK_EQ(ioctl(other, PEER_PINS), 0);
+	REQUIRE_OK(attach(peer, fd, PEER_WRITES));
+	CHECK_EQ(ioctl(other, PEER_PINS), 1);
+	close(peer);
+	CHECK_EQ(ioctl(other, PEER_PINS), 0);
+}
+
+TEST(read_only, "a read-only proxy is mapped for reading alone")
+{
+	int peer = open_peer(), original, h = region(peer, 0, &original), fd;
+
+	fd = REQUIRE_OK(t_export(h, 2 * PAGE, 5 * PAGE, 0));
+	CHECK_ERR(attach(peer, fd, PEER_WRITES), EACCES);
+	CHECK_EQ(t_info(h).attachments, 0);
+	CHECK_OK(attach(peer, fd, 0));
+	CHECK(saw(2, 5));
+}
+
+TEST(refuses, "what the exporter refuses is refused with its error")
+{
+	int peer = open_peer(), original, h = region(peer, PEER_REFUSES, &original), fd;
+
+	fd = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
+	CHECK_ERR(attach(peer, original, 0), ENXIO);
+	CHECK_ERR(attach(peer, fd, 0), ENXIO);
+	CHECK_ERR(attach(peer, fd, PEER_TOLD | PEER_WRITES), ENXIO);
+	CHECK_EQ(t_info(h).attachments, 0);
+	/* It has no mmap. */
+	CHECK_EQ((long)t_map(original, PAGE, PROT_READ), -1);
+	CHECK_EQ((long)t_map(h, PAGE, PROT_READ), -1);
+	CHECK_EQ((long)t_map(fd, PAGE, PROT_READ), -1);
+	CHECK_OK(t_revoke(h));
+}
+
+TEST(keeps, "a device keeps what it has mapped after a revocation, and the region shows it")
+{
+	int peer = open_peer(), original, h = region(peer, 0, &original), fd;
+	struct tmesh_revoke r = {
+		.size = sizeof(r),
+		.flags = TMESH_REVOKE_WAIT,
+		.timeout_ns = 1000000,
+	};
+
+	fd = REQUIRE_OK(t_export(h, PAGE, 9 * PAGE, TMESH_EXPORT_WRITE));
+	REQUIRE_OK(attach(peer, fd, PEER_WRITES));
+	close(original);
+	CHECK_ERR(ioctl(h, TMESH_REVOKE, &r), ETIMEDOUT);
+	CHECK_EQ(r.pinned_bytes, 9 * PAGE);
+	CHECK_EQ(r.attachments, 1);
+	close(peer);
+	r.timeout_ns = 10000000000;
+	CHECK_OK(ioctl(h, TMESH_REVOKE, &r));
+	CHECK_EQ(r.pinned_bytes, 0);
+}
+
+int main(void)
+{
+	return t_main();
+}

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* A driver at both ends of dma-bufs; peer.h says what it does. */
+#include <linux/dma-buf.h>
+#include <linux/dma-mapping.h>
+#include <linux/dma-resv.h>
+#include <linux/miscdevice.h>
+#include <linux/module.h>
+#include <linux/slab.h>
+#include <linux/uaccess.h>
+#include <linux/version.h>
+
+#include "peer.h"
+
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 13, 0)
+MODULE_IMPORT_NS(DMA_BUF);
+#else
+MODULE_IMPORT_NS("DMA_BUF");
+#endif
+
+#if LINUX_VERSION_CODE < KERNEL_VERSION(7, 0, 0)
+#define PEER_NOTIFY move_notify
+#define peer_tell dma_buf_move_notify
+#else
+#define PEER_NOTIFY invalidate_mappings
+#define peer_tell dma_buf_invalidate_mappings
+#endif
+
+/* An open file: an importer. */
+struct peer {
+	struct mutex lock;
+	struct dma_buf *dmabuf;
+	struct dma_buf_attachment *attach;
+	struct sg_table *sgt;
+	enum dma_data_direction dir;
+	atomic_t told;
+};
+
+static struct miscdevice peer_device;
+static atomic_t peer_pins;
+
+/* The exporter */
+
+/* In the private data of every export, beside the flags it was made with. */
+#define PEER_EXPORTED BIT(31)
+
+static int peer_attach(struct dma_buf *dmabuf, struct dma_buf_attachment *attach)
+{
+	return (unsigned long)dmabuf->priv & PEER_REFUSES ? -ENXIO : 0;
+}
+
+static int peer_pin(struct dma_buf_attachment *attach)
+{
+	dma_resv_assert_held(attach->dmabuf->resv);
+	atomic_inc(&peer_pins);
+	return 0;
+}
+
+static void peer_unpin(struct dma_buf_attachment *attach)
+{
+	dma_resv_assert_held(attach->dmabuf->resv);
+	atomic_dec(&peer_pins);
+}
+
+static struct sg_table *peer_map(struct dma_buf_attachment *attach, enum dma_data_direction dir)
+{
+	unsigned int left = PEER_PAGES, parts = 0, i, nr;
+	struct scatterlist *sg;
+	struct sg_table *sgt;
+
+	while (left) {
+		left -= min(left, parts % 5 + 1);
+		parts++;
+	}
+	sgt = kzalloc(sizeof(*sgt), GFP_KERNEL);
+	if (!sgt || sg_alloc_table(sgt, parts, GFP_KERNEL)) {
+		kfree(sgt);
+		return ERR_PTR(-ENOMEM);
+	}
+	left = PEER_PAGES;
+	for_each_sgtable_dma_sg(sgt, sg, i) {
+		nr = min(left, i % 5 + 1);
+		left -= nr;
+		sg_set_page(sg, NULL, nr << PAGE_SHIFT, 0);
+		sg_dma_address(sg) = (i + 1ull) << 32;
+		sg_dma_len(sg) = nr << PAGE_SHIFT;
+	}
+	return sgt;
+}
+
+static void peer_unmap(struct dma_buf_attachment *attach, struct sg_table *sgt,
+		       enum dma_data_direction dir)
+{
+	sg_free_table(sgt);
+	kfree(sgt);
+}
+
+static void peer_release(struct dma_buf *dmabuf)
+{
+}
+
+#define PEER_OPS                     \
+	.attach = peer_attach,       \
+	.map_dma_buf = peer_map,     \
+	.unmap_dma_buf = peer_unmap, \
+	.release = peer_release
+
+static const struct dma_buf_ops peer_static_ops = { PEER_OPS };
+static const struct dma_buf_ops peer_dynamic_ops = {
+	PEER_OPS,
+	.pin = peer_pin,
+	.unpin = peer_unpin,
+};
+
+static int peer_export(unsigned long flags)
+{
+	DEFINE_DMA_BUF_EXPORT_INFO(info);
+	struct dma_buf *dmabuf;
+	int fd;
+
+	info.ops = flags & PEER_MOVES ? &peer_dynamic_ops : &peer_static_ops;
+	info.size = PEER_PAGES << PAGE_SHIFT;
+	info.flags = O_RDWR;
+	/* The core wants private data, which must not be NULL. */
+	info.priv = (void *)(flags | PEER_EXPORTED);
+	dmabuf = dma_buf_export(&info);
+	if (IS_ERR(dmabuf))
+		return PTR_ERR(dmabuf);
+	fd = dma_buf_fd(dmabuf, O_CLOEXEC);
+	if (fd < 0)
+		dma_buf_put(dmabuf);
+	return fd;
+}
+
+static int peer_move(int fd)
+{
+	struct dma_buf *dmabuf = dma_buf_get(fd);
+
+	if (IS_ERR(dmabuf))
+		return PTR_ERR(dmabuf);
+	dma_resv_lock(dmabuf->resv, NULL);
+	peer_tell(dmabuf);
+	dma_resv_unlock(dmabuf->resv);
+	dma_buf_put(dmabuf);
+	return 0;
+}
+
+/* The importer */
+
+static void peer_told(struct dma_buf_attachment *attach)
+{
+	struct peer *peer = attach->importer_priv;
+
+	dma_resv_assert_held(attach->dmabuf->resv);
+	atomic_inc(&peer->told);
+}
+
+static const struct dma_buf_attach_ops peer_importer_ops = {
+	.allow_peer2peer = true,
+	.PEER_NOTIFY = peer_told,
+};
+
+static void peer_let_go(struct peer *peer)
+{
+	if (peer->sgt)
+		dma_buf_unmap_attachment_unlocked(peer->attach, peer->sgt, peer->dir);
+	if (peer->attach)
+		dma_buf_detach(peer->dmabuf, peer->attach);
+	if (peer->dmabuf)
+		dma_buf_put(peer->dmabuf);
+	peer->sgt = NULL;
+	peer->attach = NULL;
+	peer->dmabuf = NULL;
+}
+
+static int peer_attach_and_map(struct peer *peer, const struct peer_import *cmd)
+{
+	peer->dmabuf = dma_buf_get(cmd->dmabuf);
+	if (IS_ERR(peer->dmabuf)) {
+		int rc = PTR_ERR(peer->dmabuf);
+
+		peer->dmabuf = NULL;
+		return rc;
+	}
+	if (cmd->flags & PEER_TOLD)
+		peer->attach = dma_buf_dynamic_attach(peer->dmabuf, peer_device.this_device,
+						      &peer_importer_ops, peer);
+	else
+		peer->attach = dma_buf_attach(peer->dmabuf, peer_device.this_device);
+	if (IS_ERR(peer->attach)) {
+		int rc = PTR_ERR(peer->attach);
+
+		peer->attach = NULL;
+		return rc;
+	}
+	peer->dir = cmd->flags & PEER_WRITES ? DMA_BIDIRECTIONAL : DMA_TO_DEVICE;
+	peer->sgt = dma_buf_map_attachment_unlocked(peer->attach, peer->dir);
+	if (IS_ERR(peer->sgt)) {
+		int rc = PTR_ERR(peer->sgt);
+
+		peer->sgt = NULL;
+		return rc;
+	}
+	return 0;
+}
+
+static void peer_describe(const struct peer *peer, struct peer_import *cmd)
+{
+	struct scatterlist *sg;
+	unsigned int i;
+
+	cmd->count = 0;
+	for_each_sgtable_dma_sg(peer->sgt, sg, i) {
+		if (cmd->count == PEER_PAGES)
+			break;
+		cmd->parts[cmd->count].address = sg_dma_address(sg);
+		cmd->parts[cmd->count++].bytes = sg_dma_len(sg);
+	}
+}
+
+static int peer_import(struct peer *peer, struct peer_import __user *arg)
+{
+	struct peer_import *cmd = memdup_user(arg, sizeof(*cmd));
+	int rc;
+
+	if (IS_ERR(cmd))
+		return PTR_ERR(cmd);
+	mutex_lock(&peer->lock);
+	peer_let_go(peer);
+	atomic_set(&peer->told, 0);
+	rc = peer_attach_and_map(peer, cmd);
+	if (rc)
+		peer_let_go(peer);
+	else
+		peer_describe(peer, cmd);
+	mutex_unlock(&peer->lock);
+	if (!rc && copy_to_user(arg, cmd, sizeof(*cmd)))
+		rc = -EFAULT;
+	kfree(cmd);
+	return rc;
+}
+
+static int peer_open(struct inode *inode, struct file *file)
+{
+	struct peer *peer = kzalloc(sizeof(*peer), GFP_KERNEL);
+
+	if (!peer)
+		return -ENOMEM;
+	mutex_init(&peer->lock);
+	file->private_data = peer;
+	return 0;
+}
+
+static int peer_close(struct inode *inode, struct file *file)
+{
+	struct peer *peer = file->private_data;
+
+	peer_let_go(peer);
+	kfree(peer);
+	return 0;
+}
+
+static long peer_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
+{
+	struct peer *peer = file->private_data;
+
+	switch (cmd) {
+	case PEER_EXPORT:
+		return peer_export(arg);
+	case PEER_MOVE:
+		return peer_move(arg);
+	case PEER_IMPORT:
+		return peer_import(peer, (void __user *)arg);
+	case PEER_TOLD_TIMES:
+		return atomic_read(&peer->told);
+	case PEER_PINS:
+		return atomic_read(&peer_pins);
+	default:
+		return -ENOTTY;
+	}
+}
+
+static const struct file_operations peer_fops = {
+	.owner = THIS_MODULE,
+	.open = peer_open,
+	.release = peer_close,
+	.unlocked_ioctl = peer_ioctl,
+};
+
+static struct miscdevice peer_device = {
+	.minor = MISC_DYNAMIC_MINOR,
+	.name = "peer",
+	.fops = &peer_fops,
+};
+
+module_misc_device(peer_device);
+MODULE_DESCRIPTION("Exports and imports dma-bufs, to test what passes through tmesh");
+MODULE_LICENSE("GPL");

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: GPL-2.0-only WITH Linux-syscall-note */
+/*
+ * /dev/peer: a driver that exports and imports dma-bufs as those of GPUs do, so that what
+ * passes through tmesh can be looked at.
+ */
+#ifndef TMESH_TEST_PEER_H
+#define TMESH_TEST_PEER_H
+
+#include <linux/ioctl.h>
+#include <linux/types.h>
+
+/*
+ * PEER_EXPORT: memory on a card, without struct pages. Its k-th part begins at DMA address
+ * (k + 1) << 32 and has k % 5 + 1 pages. Returns the descriptor.
+ */
+#define PEER_PAGES 64
+#define PEER_MOVES (1 << 0)   /* dynamic: importers are told before it moves, or pin it */
+#define PEER_REFUSES (1 << 1) /* no device attaches: ENXIO */
+#define PEER_EXPORT _IO('P', 1)
+
+/* PEER_MOVE: tells the importers of the dma-buf in the argument that it moves. */
+#define PEER_MOVE _IO('P', 2)
+
+/* PEER_IMPORT: attaches and maps, until the file is closed or this is called again. */
+#define PEER_TOLD (1 << 0)   /* as an importer that can be told of moves */
+#define PEER_WRITES (1 << 1) /* in both directions, else to the device */
+
+struct peer_part {
+	__u64 address;
+	__u64 bytes;
+};
+
+struct peer_import {
+	__s32 dmabuf;
+	__u32 flags;
+	__u32 count; /* out: parts */
+	__u32 pad;
+	struct peer_part parts[PEER_PAGES];
+};
+#define PEER_IMPORT _IO('P', 3)
+
+/* PEER_TOLD_TIMES: how often the importer was told; PEER_PINS: pins of all exports. */
+#define PEER_TOLD_TIMES _IO('P', 4)
+#define PEER_PINS _IO('P', 5)
+
+#endif
