@@ -54,8 +54,9 @@ class Tap:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def warm():
+def warm(tmp_path_factory):
     """What the process keeps after its first hand-over is there before anything is counted."""
+    os.environ["TMESH_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
     t = tmesh.put(b"x")
     tmesh.open(t.ref())
 

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: MIT
+"""The drop-in for multiprocessing.shared_memory: CPython's own tests, and what is ours."""
+
+import functools
+import multiprocessing
+import os
+from pathlib import Path
+import pickle
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import tmesh
+from tmesh import shared_memory
+from tmesh.shared_memory import ShareableList, SharedMemory
+
+HERE = Path(__file__).parent
+
+try:
+    from test import _test_multiprocessing
+    CPYTHON = [name for name in dir(_test_multiprocessing._TestSharedMemory)
+               if name.startswith("test_")]
+except ImportError:
+    CPYTHON = ["all"]
+
+
+@functools.cache
+def cpython(method):
+    """What CPython's tests had to say, by name."""
+    done = subprocess.run([sys.executable, HERE / "cpython_shared_memory.py", method],
+                          timeout=300, capture_output=True, text=True)
+    lines = [line.split(" ", 2) for line in done.stdout.splitlines()]
+    return {name: (word, reason) for word, name, reason in lines}, done.stderr
+
+
+@pytest.mark.parametrize("name", CPYTHON)
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_cpython(method, name):
+    if name == "all":
+        pytest.skip("this Python's own tests are not installed (libpython3-testsuite)")
+    results, errors = cpython(method)
+    word, reason = results.get(name, ("FAIL", ""))
+    if word == "skip":
+        pytest.skip(reason)
+    assert word == "ok", errors
+
+
+def folder():
+    return Path(os.environ["TMESH_RUNTIME_DIR"]) / "names"
+
+
+def names():
+    return sorted(os.listdir(folder())) if folder().exists() else []
+
+
+def test_an_array_outlives_the_block():
+    shm = SharedMemory(create=True, size=4096)
+    array = np.ndarray(512, dtype="int64", buffer=shm.buf)
+    array[:] = 7
+    part = shm.buf[8:16]
+    shm.unlink()
+    shm.close()
+    assert shm.buf is None and names() == []
+    assert array.sum() == 7 * 512 and part[0] == 7
+    array[:] = 8
+    assert part[0] == 8
+
+
+def test_blocks_are_seen_by_their_names():
+    shm = SharedMemory("weights", create=True, size=4096)
+    assert "weights" in [region["label"] for region in tmesh.list()]
+    shm.unlink()
+
+
+def test_the_creator_keeps_a_closed_block():
+    shm = SharedMemory("kept", create=True, size=100)
+    shm.buf[:5] = b"hello"
+    shm.close()
+    again = SharedMemory("kept")
+    assert bytes(again.buf[:5]) == b"hello" and again.size == 100
+    again.unlink()
+    with pytest.raises(FileNotFoundError):
+        again.unlink()
+    again.close()
+    with pytest.raises(FileNotFoundError):
+        SharedMemory("kept")
+
+
+CREATE = """
+import sys
+from tmesh.shared_memory import SharedMemory
+shm = SharedMemory(sys.argv[1], create=True, size=1 << 20)
+shm.buf[:5] = b"child"
+if len(sys.argv) > 2:
+    shm.close()
+print(shm.name, flush=True)
+sys.stdin.readline()
+"""
+
+UNLINK = """
+import sys
+from tmesh.shared_memory import SharedMemory
+shm = SharedMemory(sys.argv[1])
+shm.unlink()
+"""
+
+
+def test_a_block_that_another_process_unlinked_is_let_go(python):
+    shm = SharedMemory("given", create=True, size=4096)
+    shm.close()
+    python(UNLINK, "given")
+    SharedMemory("next", create=True, size=1).unlink()
+    # What is left over is counted by the fixture no_leak.
+
+
+def test_many_blocks_are_let_go_in_turn(python):
+    many = [SharedMemory(f"many{i}", create=True, size=1) for i in range(20)]
+    for shm in many:
+        shm.close()
+    for shm in many:
+        (folder() / f"shm-{shm.name}").unlink()
+    before = tmesh.stats()["regions_live"]
+    for _ in range(3):
+        SharedMemory(create=True, size=1).unlink()
+    assert tmesh.stats()["regions_live"] <= before - 20
+
+
+def test_killed_creator(peer):
+    """Its memory is gone, and its name with the next block that somebody creates."""
+    creator = peer(CREATE, "mine")
+    assert creator.stdout.readline() == "mine\n"
+    held = SharedMemory("mine")
+    creator.kill()
+    creator.wait()
+    assert bytes(held.buf[:5]) == b"child"
+    held.close()
+    del held
+    with pytest.raises(FileNotFoundError):
+        SharedMemory("mine")
+    assert names() == ["shm-mine"]
+    SharedMemory("mine", create=True, size=1).unlink()
+    assert names() == []
+
+
+def test_names_of_the_killed_are_swept(peer, python):
+    creator = peer(CREATE, "mine")
+    creator.stdout.readline()
+    creator.kill()
+    creator.wait()
+    assert names() == ["shm-mine"]
+    python("from tmesh.shared_memory import SharedMemory\n"
+           "SharedMemory(create=True, size=1).unlink()")
+    assert names() == []
+
+
+@pytest.mark.parametrize("closed", [[], ["closed"]])
+def test_exit_removes_the_name(peer, closed):
+    creator = peer(CREATE, "mine", *closed)
+    creator.stdout.readline()
+    assert names() == ["shm-mine"]
+    creator.communicate("\n")
+    assert creator.returncode == 0
+    assert names() == []
+
+
+def create_and_leave(name):
+    SharedMemory(name, create=True, size=10)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_exit_of_a_worker_removes_the_name(method):
+    worker = multiprocessing.get_context(method).Process(target=create_and_leave, args=("mine",))
+    worker.start()
+    worker.join(60)
+    assert worker.exitcode == 0
+    assert names() == []
+
+
+def test_exit_of_who_attached_takes_nothing(python):
+    shm = SharedMemory("mine", create=True, size=10)
+    python("from tmesh.shared_memory import SharedMemory\nshm = SharedMemory('mine'); shm.buf[0] = 3")
+    assert shm.buf[0] == 3 and SharedMemory("mine").size == 10
+    shm.unlink()
+
+
+def test_unlink_spares_a_newer_block_of_that_name():
+    old = SharedMemory("mine", create=True, size=10)
+    SharedMemory("mine").unlink()
+    new = SharedMemory("mine", create=True, size=20)
+    with pytest.raises(FileNotFoundError):
+        old.unlink()
+    assert SharedMemory("mine").size == 20
+    new.unlink()
+
+
+def write(shm, value):
+    shm.buf[0] = value
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_a_block_as_an_argument(method):
+    shm = SharedMemory(create=True, size=10)
+    worker = multiprocessing.get_context(method).Process(target=write, args=(shm, 9))
+    worker.start()
+    worker.join(60)
+    assert worker.exitcode == 0 and shm.buf[0] == 9
+    shm.unlink()
+
+
+def test_list():
+    ours = ShareableList([1, "two", b"three", None, 4.5], name="list")
+    assert isinstance(ours, shared_memory._standard.ShareableList)
+    assert isinstance(ours.shm, SharedMemory)
+    theirs = pickle.loads(pickle.dumps(ours))
+    theirs[0] = 2
+    assert list(ours) == [2, "two", b"three", None, 4.5]
+    ours.shm.unlink()
+
+
+@pytest.mark.parametrize("name", ["", "/", "a/b", "a\0b", "//"])
+@pytest.mark.parametrize("create", [False, True])
+def test_bad_names(name, create):
+    with pytest.raises(tmesh.InvalidError):
+        SharedMemory(name, create=create, size=1)
+
+
+def test_bad_arguments():
+    with pytest.raises(TypeError):
+        SharedMemory(7)
+    with pytest.raises(TypeError):
+        SharedMemory(create=True, size="10")
+    with pytest.raises(OSError):
+        SharedMemory("x" * 300, create=True, size=1)
+
+
+def test_a_link_to_rubbish():
+    SharedMemory(create=True, size=1).unlink()
+    os.symlink("rubbish", folder() / "shm-odd")
+    with pytest.raises(tmesh.ProtocolError):
+        SharedMemory("odd")
+    with pytest.raises(FileExistsError):
+        SharedMemory("odd", create=True, size=1)
+    (folder() / "shm-odd").unlink()
+
+
+@pytest.mark.parametrize("fault", ["mode", "link", "file"])
+def test_a_folder_that_others_might_write_to(tmp_path, monkeypatch, fault):
+    home = tmp_path / "runtime"
+    monkeypatch.setenv("TMESH_RUNTIME_DIR", str(home))
+    monkeypatch.setattr(shared_memory, "_names", shared_memory._Names())
+    if fault == "mode":
+        home.mkdir(mode=0o700)
+        home.chmod(0o755)
+    elif fault == "link":
+        (home.parent / "elsewhere").mkdir(mode=0o700)
+        home.symlink_to(home.parent / "elsewhere")
+    else:
+        home.write_bytes(b"")
+    with pytest.raises((tmesh.AccessError, NotADirectoryError)):
+        SharedMemory("mine", create=True, size=1)
+    with pytest.raises((tmesh.AccessError, NotADirectoryError)):
+        SharedMemory("mine")
+
+
+def test_a_folder_that_went_away():
+    SharedMemory(create=True, size=1).unlink()
+    folder().rmdir()
+    with pytest.raises(FileNotFoundError):
+        SharedMemory("again")
+    folder().rmdir()
+    shm = SharedMemory("again", create=True, size=1)
+    assert names() == ["shm-again"]
+    shm.unlink()
+
+
+def test_install(python):
+    """Code that knows only the standard library gets blocks of ours, managers too."""
+    assert python("""
+import tmesh.shared_memory
+tmesh.shared_memory.install()
+from multiprocessing.managers import SharedMemoryManager
+from multiprocessing.shared_memory import SharedMemory
+with SharedMemoryManager() as manager:
+    shm = manager.SharedMemory(size=100)
+    print(isinstance(shm, tmesh.shared_memory.SharedMemory), len(tmesh.list()) > 0)
+    name = shm.name
+    shm.close()
+try:
+    SharedMemory(name)
+except FileNotFoundError:
+    print("gone")
+""") == "True True\ngone\n"
+
+
+def test_killed_among_others(peer):
+    """Whoever is killed at whatever time: no names but of the living, once one creates."""
+    program = """
+import itertools
+from tmesh.shared_memory import SharedMemory
+print(flush=True)
+for i in itertools.count():
+    shm = SharedMemory(f"n{i % 5}-{i}", create=True, size=5000)
+    SharedMemory(shm.name).buf[0] = 1
+    if i % 3:
+        shm.unlink()
+"""
+    for process in [peer(program) for _ in range(4)]:
+        process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    subprocess.run([sys.executable, "-c", "from tmesh.shared_memory import SharedMemory\n"
+                    "SharedMemory(create=True, size=1).unlink()"], check=True)
+    assert names() == []
