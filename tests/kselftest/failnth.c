@@ -325,20 +325,22 @@ static int signal_and_wait(int fd)
 	return ioctl(fd, TMESH_SIGNAL, &s) || ioctl(fd, TMESH_WAIT, &w) ? -1 : 0;
 }
 
+/* Of a lease that could not be put on, what remains is why. */
+static int put_and_close(int fd, __u32 flags, int pidfd)
+{
+	int lease = lease_call(fd, flags, 0, pidfd, NULL);
+
+	return lease < 0 ? -1 : close(lease);
+}
+
 static int put_lease(int fd)
 {
-	int lease = lease_call(fd, 0, 0, 0, NULL);
-
-	close(lease);
-	return lease < 0 ? -1 : 0;
+	return put_and_close(fd, 0, 0);
 }
 
 static int bind_lease(int fd)
 {
-	int lease = lease_call(fd, TMESH_LEASE_PROCESS, 0, set.pidfd, NULL);
-
-	close(lease);
-	return lease < 0 ? -1 : 0;
+	return put_and_close(fd, TMESH_LEASE_PROCESS, set.pidfd);
 }
 
 static int map_lease(int fd)
