@@ -12,7 +12,10 @@
 
 #include "t.h"
 
-/* vgem's own calls, by which a program plays the part of a device that works on a buffer. */
+/*
+ * vgem's own calls, by which a program plays the part of a device that works on a buffer. libdrm
+ * does not carry them.
+ */
 struct vgem_fence_attach {
 	__u32 handle;
 	__u32 flags;
@@ -63,23 +66,6 @@ static inline int vgem_close(int vgem, int handle)
 
 	return ioctl(vgem, DRM_IOCTL_GEM_CLOSE, &c);
 }
-
-/* From the kernel's vgem_drm.h, which libdrm does not carry. */
-struct drm_vgem_fence_attach {
-	__u32 handle;
-	__u32 flags;
-	__u32 out_fence;
-	__u32 pad;
-};
-
-struct drm_vgem_fence_signal {
-	__u32 fence;
-	__u32 flags;
-};
-
-#define VGEM_FENCE_WRITE 1
-#define DRM_IOCTL_VGEM_FENCE_ATTACH DRM_IOWR(DRM_COMMAND_BASE + 1, struct drm_vgem_fence_attach)
-#define DRM_IOCTL_VGEM_FENCE_SIGNAL DRM_IOW(DRM_COMMAND_BASE + 2, struct drm_vgem_fence_signal)
 
 /* A buffer of vgem's, of a multiple of 4 MiB / 1024. */
 static inline __u32 vgem_create(int vgem, size_t bytes)

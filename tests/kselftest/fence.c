@@ -642,17 +642,17 @@ static bool ready(int dmabuf, short events, int ms)
 /* A fence of vgem's on the memory that it has imported; it signals it when it is told. */
 static __u32 attach_fence(int vgem, int gem)
 {
-	struct drm_vgem_fence_attach a = {.handle = gem, .flags = VGEM_FENCE_WRITE};
+	struct vgem_fence_attach a = {.handle = gem, .flags = VGEM_FENCE_WRITE};
 
-	REQUIRE_OK(ioctl(vgem, DRM_IOCTL_VGEM_FENCE_ATTACH, &a));
+	REQUIRE_OK(ioctl(vgem, VGEM_FENCE_ATTACH, &a));
 	return a.out_fence;
 }
 
 static void signal_fence(int vgem, __u32 fence)
 {
-	struct drm_vgem_fence_signal s = {.fence = fence};
+	struct vgem_fence_signal s = {.fence = fence};
 
-	CHECK_OK(ioctl(vgem, DRM_IOCTL_VGEM_FENCE_SIGNAL, &s));
+	CHECK_OK(ioctl(vgem, VGEM_FENCE_SIGNAL, &s));
 }
 
 TEST(driver_fence, "a driver's fence on an export holds up its poll, sync files carry it on")

@@ -44,6 +44,7 @@ struct fuzz_hand {
 	unsigned char *arena;
 	__u32 gems[GEMS];
 	unsigned int imported;
+	bool alone; /* a buffer was made that devices must not share */
 	__u64 ids[REMEMBERED];
 	__u8 tokens[REMEMBERED][TMESH_TOKEN_BYTES];
 	unsigned int created, named;
@@ -510,12 +511,17 @@ static long run_punch(struct fuzz_hand *h, const struct fuzz_call *c)
 
 /* dma-bufs, ours and others' */
 
+/*
+ * The heap and udmabuf synchronise the CPU's caches for each device on its own, and in longer
+ * pieces than vgem says that it can take. The DMA API complains about both, so what they make is
+ * not attached. Of vgem's own there is as little as makes one piece.
+ */
 static long run_dmabuf(struct fuzz_hand *h, const struct fuzz_call *c)
 {
 	struct dma_heap_allocation_data heap = {.len = length(c->arg[1] % 192),
 						.fd_flags = O_RDWR | O_CLOEXEC};
 	struct udmabuf_create u = {.memfd = file_of(h, c->fd), .size = length(c->arg[1] % 192)};
-	struct drm_mode_create_dumb dumb = {.width = 1024, .height = 1 + c->arg[1], .bpp = 32};
+	struct drm_mode_create_dumb dumb = {.width = 1024, .height = 1 + c->arg[1] % 16, .bpp = 32};
 	struct drm_prime_handle prime = {.flags = DRM_RDWR | DRM_CLOEXEC};
 	int fd = -1;
 
@@ -523,9 +529,11 @@ static long run_dmabuf(struct fuzz_hand *h, const struct fuzz_call *c)
 	case 0:
 		if (!ioctl(h->heap, DMA_HEAP_IOCTL_ALLOC, &heap))
 			fd = heap.fd;
+		h->alone = true;
 		break;
 	case 1:
 		fd = ioctl(h->udmabuf, UDMABUF_CREATE, &u);
+		h->alone = true;
 		break;
 	case 2:
 		if (ioctl(h->vgem, DRM_IOCTL_MODE_CREATE_DUMB, &dumb))
@@ -581,7 +589,7 @@ static long run_attach(struct fuzz_hand *h, const struct fuzz_call *c)
 {
 	struct drm_prime_handle p = {.fd = file_of(h, c->fd)};
 
-	if (h->vgem < 0 || ioctl(h->vgem, DRM_IOCTL_PRIME_FD_TO_HANDLE, &p))
+	if (h->vgem < 0 || h->alone || ioctl(h->vgem, DRM_IOCTL_PRIME_FD_TO_HANDLE, &p))
 		return -1;
 	h->gems[h->imported++ % GEMS] = p.handle;
 	return p.handle;
@@ -826,6 +834,7 @@ void fuzz_lay_down(struct fuzz_hand *h)
 	for (unsigned char i = 0; i < GEMS; i++)
 		run_release(h, &(struct fuzz_call){.arg = {i}});
 	h->sw_sync = -1;
+	h->alone = false;
 	mmap(h->arena, WINDOWS * WINDOW, PROT_NONE,
 	     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
 	close_range(FIRST_FILE, ~0u, 0);
