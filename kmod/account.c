@@ -1,63 +1,143 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Limits: what a uid, and all of them together, may hold. Root sets them in
+ * Limits: what a uid, an IPC namespace, and all of them together, may hold. Root sets them in
  * /proc/sys/dev/tmesh/.
  */
+#include <linux/ipc_namespace.h>
 #include <linux/mm.h>
+#include <linux/nsproxy.h>
 #include <linux/overflow.h>
+#include <linux/proc_ns.h>
+#include <linux/sched.h>
 #include <linux/slab.h>
 #include <linux/sysctl.h>
 #include <linux/xarray.h>
 
 #include "tmesh.h"
 
-struct tmesh_limits tmesh_limits;
+/**
+ * struct tmesh_account - what a uid, a namespace, or everybody holds
+ * @refs: users that are charged here; guarded by users_lock
+ * @used: guarded by account_lock
+ */
+struct tmesh_account {
+	unsigned int refs;
+	u64 used[TMESH_COUNTS];
+};
 
-/* Guards the table of users and the last reference of each. */
+static unsigned long limits[TMESH_LEVELS][TMESH_COUNTS];
+
+/* Guards the tables, and the last reference of each user. */
 static DEFINE_MUTEX(users_lock);
 static DEFINE_XARRAY(users);
+static DEFINE_XARRAY(uid_accounts);
+static DEFINE_XARRAY(ipc_ns_accounts);
 
-/* Guards the counts of all users and these two sums. Nothing is taken inside. */
+/* Guards what is used, on all levels at once. Nothing is taken inside. */
 static DEFINE_SPINLOCK(account_lock);
-static u64 total_bytes;
-static u64 total_regions;
+static struct tmesh_account total_account;
 
 static struct ctl_table_header *sysctls;
 
+#define TMESH_LIMIT(_name, _level, _count)                   \
+	{                                                    \
+		.procname = _name,                           \
+		.data = &limits[_level][_count],             \
+		.maxlen = sizeof(unsigned long),             \
+		.mode = 0644,                                \
+		.proc_handler = proc_doulongvec_minmax,      \
+	}
+
 static struct ctl_table sysctl_table[] = {
-	{
-		.procname = "max_bytes_per_uid",
-		.data = &tmesh_limits.bytes_per_uid,
-		.maxlen = sizeof(unsigned long),
-		.mode = 0644,
-		.proc_handler = proc_doulongvec_minmax,
-	},
-	{
-		.procname = "max_regions_per_uid",
-		.data = &tmesh_limits.regions_per_uid,
-		.maxlen = sizeof(unsigned long),
-		.mode = 0644,
-		.proc_handler = proc_doulongvec_minmax,
-	},
-	{
-		.procname = "max_bytes",
-		.data = &tmesh_limits.bytes,
-		.maxlen = sizeof(unsigned long),
-		.mode = 0644,
-		.proc_handler = proc_doulongvec_minmax,
-	},
-	{
-		.procname = "max_regions",
-		.data = &tmesh_limits.regions,
-		.maxlen = sizeof(unsigned long),
-		.mode = 0644,
-		.proc_handler = proc_doulongvec_minmax,
-	},
+	TMESH_LIMIT("max_bytes_per_uid", TMESH_PER_UID, TMESH_BYTES),
+	TMESH_LIMIT("max_regions_per_uid", TMESH_PER_UID, TMESH_REGIONS),
+	TMESH_LIMIT("max_handles_per_uid", TMESH_PER_UID, TMESH_HANDLES),
+	TMESH_LIMIT("max_pins_per_uid", TMESH_PER_UID, TMESH_PINS),
+	TMESH_LIMIT("max_bytes_per_ipc_ns", TMESH_PER_IPC_NS, TMESH_BYTES),
+	TMESH_LIMIT("max_regions_per_ipc_ns", TMESH_PER_IPC_NS, TMESH_REGIONS),
+	TMESH_LIMIT("max_handles_per_ipc_ns", TMESH_PER_IPC_NS, TMESH_HANDLES),
+	TMESH_LIMIT("max_pins_per_ipc_ns", TMESH_PER_IPC_NS, TMESH_PINS),
+	TMESH_LIMIT("max_bytes", TMESH_TOTAL, TMESH_BYTES),
+	TMESH_LIMIT("max_regions", TMESH_TOTAL, TMESH_REGIONS),
+	TMESH_LIMIT("max_handles", TMESH_TOTAL, TMESH_HANDLES),
+	TMESH_LIMIT("max_pins", TMESH_TOTAL, TMESH_PINS),
 	TMESH_SYSCTL_END
 };
 
+static struct tmesh_account *tmesh_account_get(struct xarray *accounts, unsigned long key)
+{
+	struct tmesh_account *account = xa_load(accounts, key);
+	int rc;
+
+	if (!account) {
+		account = kzalloc(sizeof(*account), GFP_KERNEL_ACCOUNT);
+		if (!account)
+			return NULL;
+		rc = xa_err(xa_store(accounts, key, account, GFP_KERNEL_ACCOUNT));
+		if (rc) {
+			kfree(account);
+			return NULL;
+		}
+	}
+	account->refs++;
+	return account;
+}
+
+static void tmesh_account_put(struct xarray *accounts, unsigned long key)
+{
+	struct tmesh_account *account = xa_load(accounts, key);
+	unsigned int i;
+
+	if (!account || --account->refs)
+		return;
+	for (i = 0; i < TMESH_COUNTS; i++)
+		WARN_ON_ONCE(account->used[i]);
+	xa_erase(accounts, key);
+	kfree(account);
+}
+
+/* A namespace's number is its own for as long as we hold the namespace. */
+static unsigned long tmesh_user_key(kuid_t uid, const struct ipc_namespace *ipc_ns)
+{
+	return (unsigned long)ipc_ns->ns.inum << 32 | __kuid_val(uid);
+}
+
+static struct tmesh_user *tmesh_user_new(kuid_t uid, struct ipc_namespace *ipc_ns)
+{
+	struct tmesh_user *user = kzalloc(sizeof(*user), GFP_KERNEL_ACCOUNT);
+	int rc = -ENOMEM;
+
+	if (!user)
+		return ERR_PTR(-ENOMEM);
+	user->uid = uid;
+	user->ipc_ns = ipc_ns;
+	refcount_set(&user->ref, 1);
+	spin_lock_init(&user->lock);
+	INIT_LIST_HEAD(&user->lingering);
+	user->accounts[TMESH_TOTAL] = &total_account;
+	user->accounts[TMESH_PER_UID] = tmesh_account_get(&uid_accounts, __kuid_val(uid));
+	if (!user->accounts[TMESH_PER_UID])
+		goto free;
+	user->accounts[TMESH_PER_IPC_NS] = tmesh_account_get(&ipc_ns_accounts, ipc_ns->ns.inum);
+	if (!user->accounts[TMESH_PER_IPC_NS])
+		goto put_uid;
+	rc = xa_err(xa_store(&users, tmesh_user_key(uid, ipc_ns), user, GFP_KERNEL_ACCOUNT));
+	if (rc)
+		goto put_ipc_ns;
+	get_ipc_ns(ipc_ns);
+	return user;
+
+put_ipc_ns:
+	tmesh_account_put(&ipc_ns_accounts, ipc_ns->ns.inum);
+put_uid:
+	tmesh_account_put(&uid_accounts, __kuid_val(uid));
+free:
+	kfree(user);
+	return ERR_PTR(rc);
+}
+
 /**
- * tmesh_user_get() - find or make the account of a uid
+ * tmesh_user_get() - find or make what a uid in the caller's IPC namespace is charged to
  * @uid: the uid
  *
  * Context: process context.
@@ -65,37 +145,31 @@ static struct ctl_table sysctl_table[] = {
  */
 struct tmesh_user *tmesh_user_get(kuid_t uid)
 {
+	struct ipc_namespace *ipc_ns = current->nsproxy->ipc_ns;
+	unsigned long key = tmesh_user_key(uid, ipc_ns);
 	struct tmesh_user *user;
-	int rc;
+
+	rcu_read_lock();
+	user = xa_load(&users, key);
+	if (user && !refcount_inc_not_zero(&user->ref))
+		user = NULL;
+	rcu_read_unlock();
+	if (user)
+		return user;
 
 	mutex_lock(&users_lock);
-	user = xa_load(&users, __kuid_val(uid));
-	if (user) {
+	user = xa_load(&users, key);
+	if (user)
 		refcount_inc(&user->ref);
-		goto unlock;
-	}
-	user = kzalloc(sizeof(*user), GFP_KERNEL_ACCOUNT);
-	if (!user) {
-		user = ERR_PTR(-ENOMEM);
-		goto unlock;
-	}
-	user->uid = uid;
-	refcount_set(&user->ref, 1);
-	spin_lock_init(&user->lock);
-	INIT_LIST_HEAD(&user->lingering);
-	rc = xa_err(xa_store(&users, __kuid_val(uid), user, GFP_KERNEL_ACCOUNT));
-	if (rc) {
-		kfree(user);
-		user = ERR_PTR(rc);
-	}
-unlock:
+	else
+		user = tmesh_user_new(uid, ipc_ns);
 	mutex_unlock(&users_lock);
 	return user;
 }
 
 /**
  * tmesh_user_hold() - take one more reference
- * @user: an account that the caller has a reference of
+ * @user: which the caller has a reference of
  */
 void tmesh_user_hold(struct tmesh_user *user)
 {
@@ -104,7 +178,7 @@ void tmesh_user_hold(struct tmesh_user *user)
 
 /**
  * tmesh_user_put() - drop a reference
- * @user: the account
+ * @user: the user
  *
  * Context: process context.
  */
@@ -112,121 +186,149 @@ void tmesh_user_put(struct tmesh_user *user)
 {
 	if (!refcount_dec_and_mutex_lock(&user->ref, &users_lock))
 		return;
-	xa_erase(&users, __kuid_val(user->uid));
+	xa_erase(&users, tmesh_user_key(user->uid, user->ipc_ns));
+	tmesh_account_put(&uid_accounts, __kuid_val(user->uid));
+	tmesh_account_put(&ipc_ns_accounts, user->ipc_ns->ns.inum);
 	mutex_unlock(&users_lock);
-	WARN_ON_ONCE(user->bytes || user->regions || user->files || !list_empty(&user->lingering));
-	kfree(user);
-}
-
-static bool tmesh_fits(u64 used, u64 more, unsigned long limit)
-{
-	u64 sum;
-
-	return !check_add_overflow(used, more, &sum) && sum <= limit;
+	WARN_ON_ONCE(user->files || !list_empty(&user->lingering));
+	tmesh_put_ipc_ns(user->ipc_ns);
+	kfree_rcu(user, rcu);
 }
 
 /**
- * tmesh_charge() - charge regions and bytes to a user, if the limits allow
- * @user:    the account
- * @regions: how many regions
- * @bytes:   how many bytes
+ * tmesh_limit() - a limit in force
+ * @user:  for whom
+ * @level: on which level
+ * @count: of what
+ *
+ * The system's own IPC namespace may have as much as there may be in all.
+ *
+ * Return: the limit.
+ */
+u64 tmesh_limit(const struct tmesh_user *user, enum tmesh_level level, enum tmesh_count count)
+{
+	if (level == TMESH_PER_IPC_NS && user->ipc_ns->ns.inum == PROC_IPC_INIT_INO)
+		level = TMESH_TOTAL;
+	return READ_ONCE(limits[level][count]);
+}
+
+static int tmesh_charge_levels(struct tmesh_user *user, enum tmesh_count count, u64 more,
+			       unsigned int levels)
+{
+	unsigned int i;
+	u64 sum;
+
+	/* Adding nothing fits even where a limit was lowered below what is used. */
+	if (!more)
+		return 0;
+	spin_lock(&account_lock);
+	for (i = 0; i < levels; i++) {
+		if (check_add_overflow(user->accounts[i]->used[count], more, &sum) ||
+		    sum > tmesh_limit(user, i, count)) {
+			spin_unlock(&account_lock);
+			return -EDQUOT;
+		}
+	}
+	for (i = 0; i < levels; i++)
+		user->accounts[i]->used[count] += more;
+	spin_unlock(&account_lock);
+	return 0;
+}
+
+static void tmesh_uncharge_levels(struct tmesh_user *user, enum tmesh_count count, u64 less,
+				  unsigned int levels)
+{
+	unsigned int i;
+
+	spin_lock(&account_lock);
+	for (i = 0; i < levels; i++)
+		user->accounts[i]->used[count] -= less;
+	spin_unlock(&account_lock);
+}
+
+/**
+ * tmesh_charge() - charge something to a user, if the limits of all levels allow
+ * @user:  the user
+ * @count: what
+ * @more:  how much
  *
  * Return: 0, or -EDQUOT and nothing is charged.
  */
-int tmesh_charge(struct tmesh_user *user, u64 regions, u64 bytes)
+int tmesh_charge(struct tmesh_user *user, enum tmesh_count count, u64 more)
 {
-	int rc = -EDQUOT;
-
-	spin_lock(&account_lock);
-	/* Adding nothing fits even where a limit was lowered below what is used. */
-	if ((!bytes ||
-	     (tmesh_fits(user->bytes, bytes, READ_ONCE(tmesh_limits.bytes_per_uid)) &&
-	      tmesh_fits(total_bytes, bytes, READ_ONCE(tmesh_limits.bytes)))) &&
-	    (!regions ||
-	     (tmesh_fits(user->regions, regions, READ_ONCE(tmesh_limits.regions_per_uid)) &&
-	      tmesh_fits(total_regions, regions, READ_ONCE(tmesh_limits.regions))))) {
-		user->bytes += bytes;
-		user->regions += regions;
-		total_bytes += bytes;
-		total_regions += regions;
-		rc = 0;
-	}
-	spin_unlock(&account_lock);
-	return rc;
+	return tmesh_charge_levels(user, count, more, TMESH_LEVELS);
 }
 
 /**
  * tmesh_uncharge() - take a charge back
- * @user:    the account
- * @regions: as charged
- * @bytes:   as charged
+ * @user:  the user
+ * @count: what
+ * @less:  how much of what was charged
  */
-void tmesh_uncharge(struct tmesh_user *user, u64 regions, u64 bytes)
+void tmesh_uncharge(struct tmesh_user *user, enum tmesh_count count, u64 less)
 {
-	spin_lock(&account_lock);
-	user->bytes -= bytes;
-	user->regions -= regions;
-	total_bytes -= bytes;
-	total_regions -= regions;
-	spin_unlock(&account_lock);
+	tmesh_uncharge_levels(user, count, less, TMESH_LEVELS);
 }
 
 /**
- * tmesh_charge_pin() - charge somebody for keeping another user's memory
+ * tmesh_charge_kept() - charge somebody for keeping another user's memory
  * @user:  who keeps it
  * @bytes: how much
  *
- * The memory exists once and its owner's charge has it in the sum of all users already.
+ * To the uid alone: the memory exists once, and its owner's charge has it in the sums.
  *
  * Return: 0, or -EDQUOT and nothing is charged.
  */
-int tmesh_charge_pin(struct tmesh_user *user, u64 bytes)
+int tmesh_charge_kept(struct tmesh_user *user, u64 bytes)
 {
-	int rc = -EDQUOT;
-
-	spin_lock(&account_lock);
-	if (tmesh_fits(user->bytes, bytes, READ_ONCE(tmesh_limits.bytes_per_uid))) {
-		user->bytes += bytes;
-		rc = 0;
-	}
-	spin_unlock(&account_lock);
-	return rc;
+	return tmesh_charge_levels(user, TMESH_BYTES, bytes, TMESH_PER_UID + 1);
 }
 
 /**
- * tmesh_uncharge_pin() - take such a charge back
+ * tmesh_uncharge_kept() - take such a charge back
  * @user:  who kept it
  * @bytes: as charged
  */
-void tmesh_uncharge_pin(struct tmesh_user *user, u64 bytes)
+void tmesh_uncharge_kept(struct tmesh_user *user, u64 bytes)
 {
-	spin_lock(&account_lock);
-	user->bytes -= bytes;
-	spin_unlock(&account_lock);
+	tmesh_uncharge_levels(user, TMESH_BYTES, bytes, TMESH_PER_UID + 1);
 }
 
 /**
- * tmesh_usage() - what is charged
- * @user:    to whom; NULL for all users together
- * @regions: set to the count of regions
- * @bytes:   set to the count of bytes
+ * tmesh_used() - what is charged
+ * @user:  to whom; NULL for what all hold together
+ * @level: on which level
+ * @count: of what
+ *
+ * Return: how much.
  */
-void tmesh_usage(const struct tmesh_user *user, u64 *regions, u64 *bytes)
+u64 tmesh_used(const struct tmesh_user *user, enum tmesh_level level, enum tmesh_count count)
 {
+	const struct tmesh_account *account = user ? user->accounts[level] : &total_account;
+	u64 used;
+
 	spin_lock(&account_lock);
-	*regions = user ? user->regions : total_regions;
-	*bytes = user ? user->bytes : total_bytes;
+	used = account->used[count];
 	spin_unlock(&account_lock);
+	return used;
 }
 
 int __init tmesh_account_init(void)
 {
 	unsigned long ram = totalram_pages() << PAGE_SHIFT;
+	unsigned int level;
 
-	tmesh_limits.bytes_per_uid = ram / 2;
-	tmesh_limits.bytes = ram / 4 * 3;
-	tmesh_limits.regions_per_uid = 1 << 19;
-	tmesh_limits.regions = 1 << 20;
+	BUILD_BUG_ON(TMESH_PER_UID != 0);
+	for (level = TMESH_PER_UID; level <= TMESH_PER_IPC_NS; level++) {
+		limits[level][TMESH_BYTES] = ram / 2;
+		limits[level][TMESH_REGIONS] = 1 << 19;
+		limits[level][TMESH_HANDLES] = 1 << 20;
+		limits[level][TMESH_PINS] = 1 << 19;
+	}
+	limits[TMESH_TOTAL][TMESH_BYTES] = ram / 4 * 3;
+	limits[TMESH_TOTAL][TMESH_REGIONS] = 1 << 20;
+	limits[TMESH_TOTAL][TMESH_HANDLES] = 1 << 21;
+	limits[TMESH_TOTAL][TMESH_PINS] = 1 << 20;
 	sysctls = register_sysctl("dev/tmesh", sysctl_table);
 	return sysctls ? 0 : -ENOMEM;
 }
@@ -234,5 +336,5 @@ int __init tmesh_account_init(void)
 void tmesh_account_exit(void)
 {
 	unregister_sysctl_table(sysctls);
-	WARN_ON_ONCE(!xa_empty(&users));
+	WARN_ON_ONCE(!xa_empty(&users) || !xa_empty(&uid_accounts) || !xa_empty(&ipc_ns_accounts));
 }

@@ -85,7 +85,7 @@ static struct tmesh_region *tmesh_region_new(struct tmesh_user *user,
 	if (rc)
 		return ERR_PTR(rc);
 
-	rc = tmesh_charge(user, 1, 0);
+	rc = tmesh_charge(user, TMESH_REGIONS, 1);
 	if (rc)
 		return ERR_PTR(rc);
 	region = kzalloc(sizeof(*region), GFP_KERNEL_ACCOUNT);
@@ -118,13 +118,13 @@ static struct tmesh_region *tmesh_region_new(struct tmesh_user *user,
 	tmesh_user_hold(user);
 	region->user = user;
 	region->uid = user->uid;
-	region->ipc_ns = get_ipc_ns(current->nsproxy->ipc_ns);
+	region->ipc_ns = user->ipc_ns;
 	return region;
 
 free:
 	kfree(region);
 uncharge:
-	tmesh_uncharge(user, 1, 0);
+	tmesh_uncharge(user, TMESH_REGIONS, 1);
 	return ERR_PTR(rc);
 }
 

@@ -135,11 +135,17 @@ DEFINE_SEQ_ATTRIBUTE(tmesh_regions);
 
 static int tmesh_summary_show(struct seq_file *m, void *v)
 {
-	u64 regions, bytes;
+	static const char *const names[TMESH_COUNTS] = {
+		[TMESH_BYTES] = "bytes",
+		[TMESH_REGIONS] = "regions",
+		[TMESH_HANDLES] = "handles",
+		[TMESH_PINS] = "pins",
+	};
+	unsigned int i;
 
-	tmesh_usage(NULL, &regions, &bytes);
-	seq_printf(m, "regions %llu\nbytes %llu\nleases %ld\n", regions, bytes,
-		   tmesh_lease_count());
+	for (i = 0; i < TMESH_COUNTS; i++)
+		seq_printf(m, "%s %llu\n", names[i], tmesh_used(NULL, TMESH_TOTAL, i));
+	seq_printf(m, "leases %ld\n", tmesh_lease_count());
 	return 0;
 }
 

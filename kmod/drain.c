@@ -146,7 +146,7 @@ static unsigned long tmesh_sweep(struct tmesh_region *region, struct tmesh_mem *
 		cond_resched();
 	}
 	mem->charged -= dropped;
-	tmesh_uncharge(mem->user, 0, (u64)dropped << PAGE_SHIFT);
+	tmesh_uncharge(mem->user, TMESH_BYTES, (u64)dropped << PAGE_SHIFT);
 	return pinned;
 }
 

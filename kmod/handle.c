@@ -38,17 +38,53 @@ static struct file_system_type tmesh_fs = {
 	.kill_sb = kill_anon_super,
 };
 
+static void tmesh_handle_uncharge(struct tmesh_handle *handle, bool pinning)
+{
+	tmesh_uncharge_kept(handle->user, handle->kept);
+	tmesh_uncharge(handle->user, TMESH_PINS, pinning);
+	tmesh_uncharge(handle->user, TMESH_HANDLES, 1);
+	tmesh_user_put(handle->user);
+}
+
+/* Keeping somebody else's memory from being taken back costs as much as memory of one's own. */
+static int tmesh_handle_charge(struct tmesh_handle *handle, const struct tmesh_region *region,
+			       bool pinning)
+{
+	int rc;
+
+	handle->user = tmesh_user_get(current_euid());
+	if (IS_ERR(handle->user))
+		return PTR_ERR(handle->user);
+	if (pinning && !uid_eq(current_euid(), region->uid))
+		handle->kept = (u64)region->nr_pages << PAGE_SHIFT;
+	rc = tmesh_charge(handle->user, TMESH_HANDLES, 1);
+	if (rc)
+		goto put_user;
+	rc = tmesh_charge(handle->user, TMESH_PINS, pinning);
+	if (rc)
+		goto uncharge_handle;
+	rc = tmesh_charge_kept(handle->user, handle->kept);
+	if (rc)
+		goto uncharge_pin;
+	return 0;
+
+uncharge_pin:
+	tmesh_uncharge(handle->user, TMESH_PINS, pinning);
+uncharge_handle:
+	tmesh_uncharge(handle->user, TMESH_HANDLES, 1);
+put_user:
+	tmesh_user_put(handle->user);
+	return rc;
+}
+
 static int tmesh_handle_release(struct inode *inode, struct file *file)
 {
 	struct tmesh_handle *handle = file->private_data;
-	u64 bytes = (u64)handle->claim.nr_pages << PAGE_SHIFT;
+	bool pinning = handle->claim.kind == TMESH_HOLDER_PINNING;
 
 	trace_tmesh_close(handle->claim.region->id);
 	tmesh_claim_fini(&handle->claim);
-	if (handle->pin_user) {
-		tmesh_uncharge_pin(handle->pin_user, bytes);
-		tmesh_user_put(handle->pin_user);
-	}
+	tmesh_handle_uncharge(handle, pinning);
 	kfree(handle);
 	simple_release_fs(&tmesh_mnt, &tmesh_mnt_count);
 	return 0;
@@ -96,22 +132,6 @@ static const struct file_operations tmesh_handle_fops = {
 	.llseek = noop_llseek,
 };
 
-/* Keeping somebody else's memory from being taken back costs as much as memory of one's own. */
-static int tmesh_handle_charge(struct tmesh_handle *handle, const struct tmesh_region *region)
-{
-	int rc;
-
-	if (uid_eq(current_euid(), region->uid))
-		return 0;
-	handle->pin_user = tmesh_user_get(current_euid());
-	if (IS_ERR(handle->pin_user))
-		return PTR_ERR(handle->pin_user);
-	rc = tmesh_charge_pin(handle->pin_user, (u64)region->nr_pages << PAGE_SHIFT);
-	if (rc)
-		tmesh_user_put(handle->pin_user);
-	return rc;
-}
-
 static struct file *tmesh_handle_file(struct tmesh_region *region, u32 rights, bool pinning)
 {
 	int mode = rights & TMESH_RIGHT_WRITE ? O_RDWR : O_RDONLY, rc;
@@ -122,11 +142,9 @@ static struct file *tmesh_handle_file(struct tmesh_region *region, u32 rights, b
 	handle = kzalloc(sizeof(*handle), GFP_KERNEL_ACCOUNT);
 	if (!handle)
 		return ERR_PTR(-ENOMEM);
-	if (pinning) {
-		rc = tmesh_handle_charge(handle, region);
-		if (rc)
-			goto free;
-	}
+	rc = tmesh_handle_charge(handle, region, pinning);
+	if (rc)
+		goto free;
 	rc = simple_pin_fs(&tmesh_fs, &tmesh_mnt, &tmesh_mnt_count);
 	if (rc)
 		goto uncharge;
@@ -154,10 +172,7 @@ static struct file *tmesh_handle_file(struct tmesh_region *region, u32 rights, b
 unpin:
 	simple_release_fs(&tmesh_mnt, &tmesh_mnt_count);
 uncharge:
-	if (handle->pin_user) {
-		tmesh_uncharge_pin(handle->pin_user, (u64)region->nr_pages << PAGE_SHIFT);
-		tmesh_user_put(handle->pin_user);
-	}
+	tmesh_handle_uncharge(handle, pinning);
 free:
 	kfree(handle);
 	return ERR_PTR(rc);

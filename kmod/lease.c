@@ -36,7 +36,7 @@ static void tmesh_lease_release(struct kref *ref)
 	tmesh_watch_fini(lease);
 	free_page((unsigned long)lease->touch);
 	free_page((unsigned long)lease->status);
-	tmesh_uncharge(lease->user, 0, TMESH_LEASE_BYTES);
+	tmesh_uncharge(lease->user, TMESH_BYTES, TMESH_LEASE_BYTES);
 	tmesh_user_put(lease->user);
 	kfree(lease);
 	atomic_long_dec(&tmesh_leases);
@@ -320,7 +320,7 @@ static struct tmesh_tenure *tmesh_lease_new(const struct tmesh_lease *cmd)
 		rc = PTR_ERR(lease->user);
 		goto free;
 	}
-	rc = tmesh_charge(lease->user, 0, TMESH_LEASE_BYTES);
+	rc = tmesh_charge(lease->user, TMESH_BYTES, TMESH_LEASE_BYTES);
 	if (rc)
 		goto put_user;
 	rc = -ENOMEM;
@@ -350,7 +350,7 @@ free_status:
 free_touch:
 	free_page((unsigned long)lease->touch);
 uncharge:
-	tmesh_uncharge(lease->user, 0, TMESH_LEASE_BYTES);
+	tmesh_uncharge(lease->user, TMESH_BYTES, TMESH_LEASE_BYTES);
 put_user:
 	tmesh_user_put(lease->user);
 free:

@@ -20,7 +20,7 @@ int tmesh_mem_init(struct tmesh_mem *mem, const struct tmesh_backing_ops *ops,
 {
 	int rc;
 
-	rc = tmesh_charge(user, 0, (u64)nr_pages << PAGE_SHIFT);
+	rc = tmesh_charge(user, TMESH_BYTES, (u64)nr_pages << PAGE_SHIFT);
 	if (rc)
 		return rc;
 	/*
@@ -30,7 +30,7 @@ int tmesh_mem_init(struct tmesh_mem *mem, const struct tmesh_backing_ops *ops,
 	mem->pages = kvcalloc(nr_pages, sizeof(*mem->pages),
 			      GFP_KERNEL_ACCOUNT | __GFP_RETRY_MAYFAIL | __GFP_NOWARN);
 	if (!mem->pages) {
-		tmesh_uncharge(user, 0, (u64)nr_pages << PAGE_SHIFT);
+		tmesh_uncharge(user, TMESH_BYTES, (u64)nr_pages << PAGE_SHIFT);
 		return -ENOMEM;
 	}
 	tmesh_user_hold(user);
@@ -48,6 +48,6 @@ int tmesh_mem_init(struct tmesh_mem *mem, const struct tmesh_backing_ops *ops,
 void tmesh_mem_fini(struct tmesh_mem *mem)
 {
 	kvfree(mem->pages);
-	tmesh_uncharge(mem->user, 0, (u64)mem->charged << PAGE_SHIFT);
+	tmesh_uncharge(mem->user, TMESH_BYTES, (u64)mem->charged << PAGE_SHIFT);
 	tmesh_user_put(mem->user);
 }

@@ -33,11 +33,24 @@ int tmesh_ioctl_caps(struct tmesh_ucmd *ucmd)
 		cmd->features |= TMESH_FEATURE_HUGE;
 		cmd->huge_page_bytes = PMD_SIZE;
 	}
-	cmd->max_bytes_per_uid = READ_ONCE(tmesh_limits.bytes_per_uid);
-	cmd->max_regions_per_uid = READ_ONCE(tmesh_limits.regions_per_uid);
-	cmd->max_bytes = READ_ONCE(tmesh_limits.bytes);
-	cmd->max_regions = READ_ONCE(tmesh_limits.regions);
-	tmesh_usage(user, &cmd->used_regions, &cmd->used_bytes);
+	cmd->max_bytes = tmesh_limit(user, TMESH_TOTAL, TMESH_BYTES);
+	cmd->max_regions = tmesh_limit(user, TMESH_TOTAL, TMESH_REGIONS);
+	cmd->max_bytes_per_uid = tmesh_limit(user, TMESH_PER_UID, TMESH_BYTES);
+	cmd->max_regions_per_uid = tmesh_limit(user, TMESH_PER_UID, TMESH_REGIONS);
+	cmd->max_handles_per_uid = tmesh_limit(user, TMESH_PER_UID, TMESH_HANDLES);
+	cmd->max_pins_per_uid = tmesh_limit(user, TMESH_PER_UID, TMESH_PINS);
+	cmd->used_bytes = tmesh_used(user, TMESH_PER_UID, TMESH_BYTES);
+	cmd->used_regions = tmesh_used(user, TMESH_PER_UID, TMESH_REGIONS);
+	cmd->used_handles = tmesh_used(user, TMESH_PER_UID, TMESH_HANDLES);
+	cmd->used_pins = tmesh_used(user, TMESH_PER_UID, TMESH_PINS);
+	cmd->max_bytes_per_ipc_ns = tmesh_limit(user, TMESH_PER_IPC_NS, TMESH_BYTES);
+	cmd->max_regions_per_ipc_ns = tmesh_limit(user, TMESH_PER_IPC_NS, TMESH_REGIONS);
+	cmd->max_handles_per_ipc_ns = tmesh_limit(user, TMESH_PER_IPC_NS, TMESH_HANDLES);
+	cmd->max_pins_per_ipc_ns = tmesh_limit(user, TMESH_PER_IPC_NS, TMESH_PINS);
+	cmd->used_bytes_ipc_ns = tmesh_used(user, TMESH_PER_IPC_NS, TMESH_BYTES);
+	cmd->used_regions_ipc_ns = tmesh_used(user, TMESH_PER_IPC_NS, TMESH_REGIONS);
+	cmd->used_handles_ipc_ns = tmesh_used(user, TMESH_PER_IPC_NS, TMESH_HANDLES);
+	cmd->used_pins_ipc_ns = tmesh_used(user, TMESH_PER_IPC_NS, TMESH_PINS);
 	tmesh_user_put(user);
 	return tmesh_respond(ucmd, sizeof(*cmd));
 }

@@ -2,7 +2,6 @@
 /*
  * Regions: how they are described, sealed and freed.
  */
-#include <linux/ipc_namespace.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
@@ -22,8 +21,7 @@ static void tmesh_region_release(struct kref *ref)
 	tmesh_registry_remove(region);
 	tmesh_drain_end(region);
 	kfree(region->desc);
-	tmesh_put_ipc_ns(region->ipc_ns);
-	tmesh_uncharge(region->user, 1, 0);
+	tmesh_uncharge(region->user, TMESH_REGIONS, 1);
 	tmesh_user_put(region->user);
 	kfree_rcu(region, rcu);
 }

@@ -3,7 +3,7 @@
  * The objects of tmesh.ko and what its files offer each other. docs/locking.md has the
  * lock order.
  *
- *	tmesh_user    one uid: what is charged to it
+ *	tmesh_user    a uid in an IPC namespace: whom something is charged to
  *	tmesh_mem     pages and their charge; belongs to a region
  *	tmesh_use     a part of them that a device or the kernel has mapped
  *	tmesh_region  the named, owned thing around a tmesh_mem
@@ -40,27 +40,35 @@
 #define TMESH_HUGE_PAGES BIT(TMESH_HUGE_ORDER)
 #define TMESH_NAMES 4 /* sets of rights that a token may stand for: READ is in each */
 
+struct ipc_namespace;
+struct tmesh_account;
 struct tmesh_block;
 struct tmesh_claim;
 struct tmesh_class;
 struct tmesh_mem;
 
+/* What is counted and limited, and for whom. */
+enum tmesh_count { TMESH_BYTES, TMESH_REGIONS, TMESH_HANDLES, TMESH_PINS, TMESH_COUNTS };
+enum tmesh_level { TMESH_PER_UID, TMESH_PER_IPC_NS, TMESH_TOTAL, TMESH_LEVELS };
+
 /**
- * struct tmesh_user - a uid that owns regions, or has the device open
- * @uid:       constant
- * @ref:       held by regions, memory, pinning handles and open device files; the last
- *             one is dropped under users_lock (account.c)
- * @bytes:     charged; guarded by account_lock (account.c)
- * @regions:   charged; guarded by account_lock
+ * struct tmesh_user - a uid in an IPC namespace that holds something, or has the device open
+ * @uid:       constant, as are the following down to @accounts
+ * @ipc_ns:    reference
+ * @accounts:  what this uid, this namespace, and all users hold
+ * @ref:       held by regions, memory, handles and open device files; the last one is dropped
+ *             under users_lock (account.c)
+ * @rcu:       look-ups end before it is freed
  * @lock:      guards @files, @lingering and each listed region's linger_node
  * @files:     open /dev/tmesh files
  * @lingering: regions without a claim that are kept a little longer
  */
 struct tmesh_user {
 	kuid_t uid;
+	struct ipc_namespace *ipc_ns;
+	struct tmesh_account *accounts[TMESH_LEVELS];
 	refcount_t ref;
-	u64 bytes;
-	u64 regions;
+	struct rcu_head rcu;
 	spinlock_t lock;
 	unsigned int files;
 	struct list_head lingering;
@@ -182,7 +190,7 @@ struct tmesh_fence {
  * @backing:     TMESH_BACKING_*
  * @linger_ms:   how long it outlives its last claim
  * @label:       for people
- * @ipc_ns:      where tokens are good; reference
+ * @ipc_ns:      where tokens are good; as @uid
  * @huge_bytes:  length in folios of PMD size
  * @cgroup_id:   the memory control group that is charged, or 0
  * @lock:        guards @state, @mem, @desc, @desc_bytes; read by page faults
@@ -363,14 +371,16 @@ struct tmesh_tenure {
 /**
  * struct tmesh_handle - a file on a region; dies with the file
  * @claim:        the common part
- * @pin_user:     who is charged for a pinning handle on somebody else's region, or NULL
+ * @user:         who is charged; reference
+ * @kept:         bytes of somebody else's region that a pinning handle is charged for
  * @armed:        poll() tells about the fence; guarded by its lock
  * @armed_value:  once it has reached this; guarded by its lock
  * @armed_deaths: or once more producers have ended; guarded by its lock
  */
 struct tmesh_handle {
 	struct tmesh_claim claim;
-	struct tmesh_user *pin_user;
+	struct tmesh_user *user;
+	u64 kept;
 	bool armed;
 	u64 armed_value;
 	u64 armed_deaths;
@@ -396,23 +406,15 @@ int tmesh_respond(struct tmesh_ucmd *ucmd, size_t size);
 extern struct workqueue_struct *tmesh_wq;
 
 /* account.c */
-struct tmesh_limits {
-	unsigned long bytes_per_uid;
-	unsigned long regions_per_uid;
-	unsigned long bytes;
-	unsigned long regions;
-};
-
-extern struct tmesh_limits tmesh_limits;
-
 struct tmesh_user *tmesh_user_get(kuid_t uid);
 void tmesh_user_hold(struct tmesh_user *user);
 void tmesh_user_put(struct tmesh_user *user);
-int tmesh_charge(struct tmesh_user *user, u64 regions, u64 bytes);
-void tmesh_uncharge(struct tmesh_user *user, u64 regions, u64 bytes);
-int tmesh_charge_pin(struct tmesh_user *user, u64 bytes);
-void tmesh_uncharge_pin(struct tmesh_user *user, u64 bytes);
-void tmesh_usage(const struct tmesh_user *user, u64 *regions, u64 *bytes);
+int tmesh_charge(struct tmesh_user *user, enum tmesh_count count, u64 more);
+void tmesh_uncharge(struct tmesh_user *user, enum tmesh_count count, u64 less);
+int tmesh_charge_kept(struct tmesh_user *user, u64 bytes);
+void tmesh_uncharge_kept(struct tmesh_user *user, u64 bytes);
+u64 tmesh_limit(const struct tmesh_user *user, enum tmesh_level level, enum tmesh_count count);
+u64 tmesh_used(const struct tmesh_user *user, enum tmesh_level level, enum tmesh_count count);
 int tmesh_account_init(void);
 void tmesh_account_exit(void);
 

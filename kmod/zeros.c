@@ -20,7 +20,7 @@ static struct page *tmesh_zero_new(void)
 
 	if (IS_ERR(user))
 		return NULL;
-	if (tmesh_charge(user, 0, PAGE_SIZE))
+	if (tmesh_charge(user, TMESH_BYTES, PAGE_SIZE))
 		goto put;
 	page = alloc_page(GFP_HIGHUSER | __GFP_ZERO | __GFP_ACCOUNT | __GFP_RETRY_MAYFAIL |
 			  __GFP_NOWARN);
@@ -30,7 +30,7 @@ static struct page *tmesh_zero_new(void)
 	return page;
 
 uncharge:
-	tmesh_uncharge(user, 0, PAGE_SIZE);
+	tmesh_uncharge(user, TMESH_BYTES, PAGE_SIZE);
 put:
 	tmesh_user_put(user);
 	return NULL;
@@ -42,7 +42,7 @@ static void tmesh_zero_free(struct page *page)
 
 	set_page_private(page, 0);
 	put_page(page);
-	tmesh_uncharge(user, 0, PAGE_SIZE);
+	tmesh_uncharge(user, TMESH_BYTES, PAGE_SIZE);
 	tmesh_user_put(user);
 }
 

@@ -313,7 +313,7 @@ static __u32 *word(union args *a, int offset)
 /* What a refused call may not change. */
 struct before {
 	int fds;
-	__u64 bytes, regions;
+	__u64 bytes, regions, handles, pins;
 	struct tmesh_info info;
 };
 
@@ -325,6 +325,8 @@ static struct before look(void)
 		.fds = t_count_fds(),
 		.bytes = q.used_bytes,
 		.regions = q.used_regions,
+		.handles = q.used_handles,
+		.pins = q.used_pins,
 		.info = t_info(stage->handle),
 	};
 }
@@ -336,6 +338,8 @@ static void same(const struct call *c, struct before was)
 
 	ok &= CHECK_EQ(now.bytes, was.bytes);
 	ok &= CHECK_EQ(now.regions, was.regions);
+	ok &= CHECK_EQ(now.handles, was.handles);
+	ok &= CHECK_EQ(now.pins, was.pins);
 	ok &= CHECK(!memcmp(&now.info, &was.info, sizeof(was.info)));
 	if (!ok)
 		t_note("%s changed something although it failed", c->name);

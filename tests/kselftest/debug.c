@@ -45,15 +45,17 @@ TEST(permissions, "debugfs: only root reads, nobody writes")
 	}
 }
 
-TEST(summary, "debugfs: summary counts regions and bytes of all users")
+TEST(summary, "debugfs: summary counts what all users hold")
 {
-	unsigned long long regions, bytes;
+	unsigned long long regions, bytes, handles, pins;
 	int dev = t_dev(), fd, sv[2];
 	pid_t pid;
 
 	need_filesystem(DEBUGFS, DEBUGFS_MAGIC);
 	regions = summary("regions");
 	bytes = summary("bytes");
+	handles = summary("handles");
+	pins = summary("pins");
 	t_pair(sv);
 	T_CHILD(pid) {
 		t_become(1001, 1001, 0);
@@ -65,6 +67,8 @@ TEST(summary, "debugfs: summary counts regions and bytes of all users")
 	fd = REQUIRE_OK(t_create(dev, PAGE + 1, 0));
 	CHECK_EQ(summary("regions"), regions + 2);
 	CHECK_EQ(summary("bytes"), bytes + 5 * PAGE);
+	CHECK_EQ(summary("handles"), handles + 2);
+	CHECK_EQ(summary("pins"), pins);
 	t_say(sv[0]);
 	t_wait(pid);
 	CHECK_EQ(summary("regions"), regions + 1);
@@ -112,8 +116,9 @@ TEST(line, "debugfs: regions has a line of a region, which follows it")
 	REQUIRE_OK(t_export(c.fd, 0, 0, 0));
 	writable = REQUIRE_OK(t_export(c.fd, 0, 0, TMESH_EXPORT_WRITE));
 	line_of(id, line, sizeof(line));
-	snprintf(want, sizeof(want), "%llu 10000 12288 0 0 0 0640 live 2 0 2 0 1 0 %llu two\\040words",
-		 id, t_info(c.fd).cgroup_id);
+	snprintf(want, sizeof(want),
+		 "%llu 10000 12288 0 0 0 0640 live 2 0 2 0 1 0 %llu two\\040words", id,
+		 t_info(c.fd).cgroup_id);
 	if (!CHECK(!strcmp(line, want)))
 		t_note("%s", line);
 
@@ -121,8 +126,9 @@ TEST(line, "debugfs: regions has a line of a region, which follows it")
 	REQUIRE_OK(t_seal(c.fd));
 	REQUIRE_OK(t_derive(c.fd, R_READ, TMESH_DERIVE_PIN));
 	line_of(id, line, sizeof(line));
-	snprintf(want, sizeof(want), "%llu 10000 12288 0 0 0 0640 sealed 3 1 1 0 0 0 %llu two\\040words",
-		 id, t_info(c.fd).cgroup_id);
+	snprintf(want, sizeof(want),
+		 "%llu 10000 12288 0 0 0 0640 sealed 3 1 1 0 0 0 %llu two\\040words", id,
+		 t_info(c.fd).cgroup_id);
 	if (!CHECK(!strcmp(line, want)))
 		t_note("%s", line);
 }

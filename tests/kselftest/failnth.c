@@ -108,7 +108,7 @@ static void tear_down(void)
 
 struct view {
 	struct tmesh_info info, sealed;
-	__u64 bytes, regions;
+	__u64 bytes, regions, handles, pins;
 	int listed, fds;
 };
 
@@ -122,6 +122,8 @@ static struct view look(void)
 	v.sealed = t_info(set.sealed);
 	v.bytes = q.used_bytes;
 	v.regions = q.used_regions;
+	v.handles = q.used_handles;
+	v.pins = q.used_pins;
 	v.listed = t_listed(set.dev);
 	v.fds = t_count_fds();
 	return v;
@@ -158,9 +160,11 @@ static void sweep(long (*op)(void), void (*undo)(long ret))
 		after = look();
 		if (!CHECK(!memcmp(&before, &after, sizeof(before))))
 			t_note("point %d changed something, ret %ld: %llu bytes, %llu regions, "
-			       "%d listed, %d fds; before %llu, %llu, %d, %d",
-			       n, ret, after.bytes, after.regions, after.listed, after.fds,
-			       before.bytes, before.regions, before.listed, before.fds);
+			       "%llu handles, %llu pins, %d listed, %d fds; before %llu, %llu, "
+			       "%llu, %llu, %d, %d",
+			       n, ret, after.bytes, after.regions, after.handles, after.pins,
+			       after.listed, after.fds, before.bytes, before.regions,
+			       before.handles, before.pins, before.listed, before.fds);
 		if (!reached)
 			break;
 	}
@@ -310,6 +314,27 @@ static int revoke_pinned(int fd)
 	return ret == -1 && err == EBUSY ? 0 : -1;
 }
 
+static int revoke_wait(int fd)
+{
+	struct tmesh_holder some[2];
+	struct tmesh_revoke r = {
+		.size = sizeof(r),
+		.flags = TMESH_REVOKE_WAIT,
+		.entries = (__u64)(unsigned long)some,
+		.entry_bytes = sizeof(some[0]),
+		.count = ARRAY_SIZE(some),
+	};
+	int dmabuf = t_export(fd, 0, 0, 0), ret, err;
+
+	if (dmabuf < 0)
+		return -1;
+	ret = ioctl(fd, TMESH_REVOKE, &r);
+	err = errno;
+	close(dmabuf);
+	errno = err;
+	return ret;
+}
+
 static int new_token(int fd)
 {
 	__u8 token[TMESH_TOKEN_BYTES];
@@ -416,6 +441,13 @@ static long fork_with_mapping(void)
 	return pid < 0 || status ? -1 : 0;
 }
 
+static long info_pins(void)
+{
+	struct tmesh_info i = {.size = sizeof(i), .flags = TMESH_INFO_PINS};
+
+	return ioctl(set.handle, TMESH_INFO, &i);
+}
+
 static long opaque(void)
 {
 	struct tmesh_opaque o = {.size = sizeof(o)};
@@ -461,6 +493,8 @@ SWEEP(revoke, "CREATE, REVOKE", nothing, on_fresh_region(t_revoke))
 SWEEP(revoke_pinned, "CREATE, SEAL, DERIVE, REVOKE with holders", nothing,
       on_fresh_region(revoke_pinned))
 SWEEP(fence, "CREATE, SIGNAL, WAIT", nothing, on_fresh_region(signal_and_wait))
+SWEEP(revoke_wait, "CREATE, EXPORT, REVOKE and wait", nothing, on_fresh_region(revoke_wait))
+SWEEP(info_pins, "INFO with pins", nothing, info_pins())
 SWEEP(export, "EXPORT", close_fd, t_export(set.handle, PAGE, 0, TMESH_EXPORT_WRITE))
 SWEEP(desc_set, "DESC_SET", undescribe, describe(TMESH_DESC_SET, 300))
 SWEEP(desc_get, "DESC_GET", nothing, describe(TMESH_DESC_GET, 300))
@@ -471,6 +505,18 @@ SWEEP(lease_process, "CREATE, LEASE of a process", nothing, on_fresh_region(bind
 SWEEP(lease_map, "CREATE, LEASE, LEASE_GET, its mmap and fault", nothing, on_fresh_region(map_lease))
 SWEEP(zeros, "CREATE, POLICY, REVOKE, a fault of zeros", nothing, on_fresh_region(touch_zeros))
 SWEEP(fork, "fork with a mapping", nothing, fork_with_mapping())
+
+TEST(holders_devices, "HOLDERS with a device")
+{
+	int vgem;
+
+	set_up();
+	vgem = open_vgem();
+	REQUIRE_OK(vgem_import(vgem, set.dmabuf));
+	sweep(holders, nothing);
+	close(vgem);
+	tear_down();
+}
 
 /* The same on memory of ours and on that of vgem, by way of a proxy. */
 static int devices_dmabuf;

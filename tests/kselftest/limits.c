@@ -7,6 +7,7 @@
 #include <unistd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <sys/stat.h>
@@ -40,13 +41,35 @@ TEST(caps, "CAPS shows the limits in force, and what this user has")
 	CHECK_EQ(q.max_regions_per_uid, t_limit("max_regions_per_uid"));
 	CHECK_EQ(q.max_bytes, t_limit("max_bytes"));
 	CHECK_EQ(q.max_regions, t_limit("max_regions"));
+	CHECK_EQ(q.max_handles_per_uid, t_limit("max_handles_per_uid"));
+	CHECK_EQ(q.max_pins_per_uid, t_limit("max_pins_per_uid"));
+	/* The system's own namespace may have all that there may be. */
+	CHECK_EQ(q.max_bytes_per_ipc_ns, t_limit("max_bytes"));
+	CHECK_EQ(q.max_regions_per_ipc_ns, t_limit("max_regions"));
+	CHECK_EQ(q.max_handles_per_ipc_ns, t_limit("max_handles"));
+	CHECK_EQ(q.max_pins_per_ipc_ns, t_limit("max_pins"));
 	CHECK_EQ(q.used_bytes, 0);
 	CHECK_EQ(q.used_regions, 0);
+	CHECK_EQ(q.used_handles, 0);
+	CHECK_EQ(q.used_pins, 0);
 	fd = REQUIRE_OK(t_create(dev, 10000, 0));
 	REQUIRE_OK(t_derive(fd, R_READ, 0));
 	q = t_caps(dev);
 	CHECK_EQ(q.used_bytes, 3 * PAGE);
 	CHECK_EQ(q.used_regions, 1);
+	CHECK_EQ(q.used_handles, 2);
+	CHECK_EQ(q.used_pins, 0);
+	CHECK_EQ(q.used_bytes_ipc_ns, 3 * PAGE);
+	CHECK_EQ(q.used_regions_ipc_ns, 1);
+	CHECK_EQ(q.used_handles_ipc_ns, 2);
+	CHECK_EQ(q.used_pins_ipc_ns, 0);
+	REQUIRE_OK(t_seal(fd));
+	REQUIRE_OK(t_derive(fd, R_READ, TMESH_DERIVE_PIN));
+	q = t_caps(dev);
+	CHECK_EQ(q.used_handles, 3);
+	CHECK_EQ(q.used_pins, 1);
+	CHECK_EQ(q.used_pins_ipc_ns, 1);
+	CHECK_EQ(q.used_bytes, 3 * PAGE);
 }
 
 TEST(bytes, "EDQUOT past the bytes of a user, each user apart, memfds too")
@@ -103,6 +126,119 @@ TEST(regions, "EDQUOT past the regions of a user")
 	CHECK_OK(t_create(dev, PAGE, 0));
 }
 
+/* With room for three handles, of which one may pin, and two regions of a page. */
+static void try_counts(void)
+{
+	int dev = t_dev(), fd, pin, other;
+	struct tmesh_caps_query q;
+	__u8 token[TMESH_TOKEN_BYTES];
+
+	CHECK_OK(fd = t_create(dev, PAGE, 0));
+	CHECK_OK(t_token(fd, R_READ, token));
+	CHECK_OK(t_seal(fd));
+	CHECK_OK(pin = t_derive(fd, R_READ, TMESH_DERIVE_PIN));
+	CHECK_ERR(t_derive(fd, R_READ, TMESH_DERIVE_PIN), EDQUOT);
+	CHECK_ERR(t_open(dev, token, R_READ, TMESH_OPEN_PIN), EDQUOT);
+	q = t_caps(dev);
+	CHECK_EQ(q.used_handles, 2);
+	CHECK_EQ(q.used_pins, 1);
+	CHECK_OK(other = t_derive(fd, R_READ, 0));
+	CHECK_ERR(t_derive(fd, R_READ, 0), EDQUOT);
+	CHECK_ERR(t_open(dev, token, R_READ, 0), EDQUOT);
+	CHECK_ERR(t_create(dev, PAGE, 0), EDQUOT);
+	CHECK_ERR(memfd_region(dev, PAGE), EDQUOT);
+	q = t_caps(dev);
+	CHECK_EQ(q.used_handles, 3);
+	CHECK_EQ(q.used_regions, 1);
+	CHECK_EQ(q.used_bytes, PAGE);
+	close(other);
+	CHECK_OK(other = t_create(dev, PAGE, 0));
+	close(pin);
+	CHECK_ERR(t_create(dev, PAGE, 0), EDQUOT);
+	CHECK_OK(t_derive(fd, R_READ, 0));
+	q = t_caps(dev);
+	CHECK_EQ(q.used_handles, 3);
+	CHECK_EQ(q.used_pins, 0);
+	CHECK_EQ(q.used_regions, 2);
+}
+
+/* Sets what try_counts() expects on one level. */
+static void set_counts(const char *level)
+{
+	static const struct {
+		const char *count;
+		unsigned long long limit;
+	} wants[] = {{"bytes", 2 * PAGE}, {"regions", 2}, {"handles", 3}, {"pins", 1}};
+	char name[64];
+
+	for (size_t i = 0; i < ARRAY_SIZE(wants); i++) {
+		snprintf(name, sizeof(name), "max_%s%s", wants[i].count, level);
+		t_set_limit(name, wants[i].limit);
+	}
+}
+
+TEST(counts, "EDQUOT past the handles and pins of a user, each user apart")
+{
+	pid_t pid;
+
+	set_counts("_per_uid");
+	for (int i = 0; i < 2; i++) {
+		T_CHILD(pid) {
+			t_become(i ? BOB : ALICE, ALICE, 0);
+			try_counts();
+		}
+		t_wait(pid);
+	}
+}
+
+TEST(counts_ipc_ns, "EDQUOT past all limits of an IPC namespace, of all its users together")
+{
+	pid_t pid;
+
+	set_counts("_per_ipc_ns");
+	/* The system's own namespace is not meant. */
+	int mine = REQUIRE_OK(t_create(t_dev(), MB, 0));
+
+	for (int i = 0; i < 2; i++) {
+		T_CHILD(pid) {
+			struct tmesh_caps_query q;
+			pid_t other;
+
+			REQUIRE_OK(unshare(CLONE_NEWIPC));
+			q = t_caps(t_dev());
+			CHECK_EQ(q.max_bytes_per_ipc_ns, 2 * PAGE);
+			CHECK_EQ(q.max_pins_per_ipc_ns, 1);
+			CHECK_EQ(q.used_bytes_ipc_ns, 0);
+			CHECK_EQ(q.used_bytes, MB);
+			T_CHILD(other) {
+				t_become(ALICE, ALICE, 0);
+				try_counts();
+				T_CHILD(pid) {
+					CHECK_ERR(t_create(t_dev(), PAGE, 0), EDQUOT);
+				}
+				t_wait(pid);
+			}
+			t_wait(other);
+			q = t_caps(t_dev());
+			CHECK_EQ(q.used_handles_ipc_ns, 0);
+		}
+		t_wait(pid);
+	}
+	close(mine);
+}
+
+TEST(counts_total, "EDQUOT past the handles and pins that all users may have together")
+{
+	pid_t pid;
+
+	set_counts("");
+	T_CHILD(pid) {
+		t_become(ALICE, ALICE, 0);
+		try_counts();
+	}
+	t_wait(pid);
+}
+
 TEST(totals, "EDQUOT past what all users may have together")
 {
 	unsigned long long all = t_limit("max_bytes");
@@ -148,8 +284,20 @@ TEST(lowered, "a limit lowered below what is held takes nothing away")
 
 TEST(root_only, "only root sets limits")
 {
-	static const char *const names[] = {"max_bytes_per_uid", "max_regions_per_uid", "max_bytes",
-					    "max_regions"};
+	static const char *const names[] = {
+		"max_bytes_per_uid",
+		"max_regions_per_uid",
+		"max_handles_per_uid",
+		"max_pins_per_uid",
+		"max_bytes_per_ipc_ns",
+		"max_regions_per_ipc_ns",
+		"max_handles_per_ipc_ns",
+		"max_pins_per_ipc_ns",
+		"max_bytes",
+		"max_regions",
+		"max_handles",
+		"max_pins",
+	};
 	pid_t pid;
 
 	T_CHILD(pid) {

@@ -157,8 +157,16 @@ static int leftovers(int before)
 static const char *const limits[] = {
 	"max_bytes_per_uid",
 	"max_regions_per_uid",
+	"max_handles_per_uid",
+	"max_pins_per_uid",
+	"max_bytes_per_ipc_ns",
+	"max_regions_per_ipc_ns",
+	"max_handles_per_ipc_ns",
+	"max_pins_per_ipc_ns",
 	"max_bytes",
 	"max_regions",
+	"max_handles",
+	"max_pins",
 };
 
 static struct {
