@@ -150,7 +150,7 @@ static unsigned long tmesh_sweep(struct tmesh_region *region, struct tmesh_mem *
 	return pinned;
 }
 
-static void tmesh_drain_step(struct tmesh_region *region, unsigned long delay)
+static void tmesh_drain_step(struct tmesh_region *region, bool again)
 {
 	struct tmesh_mem *mem;
 
@@ -159,8 +159,10 @@ static void tmesh_drain_step(struct tmesh_region *region, unsigned long delay)
 	if (mem) {
 		WRITE_ONCE(region->pinned, tmesh_sweep(region, mem, true));
 		if (region->pinned) {
-			region->drain_delay = delay;
-			mod_delayed_work(tmesh_wq, &region->drain, delay);
+			region->drain_delay = again ? min(region->drain_delay * 2,
+							  0UL + TMESH_DRAIN_MAX)
+						    : TMESH_DRAIN_MIN;
+			mod_delayed_work(tmesh_wq, &region->drain, region->drain_delay);
 			mem = NULL;
 		} else {
 			WRITE_ONCE(region->gone, NULL);
@@ -184,7 +186,7 @@ static void tmesh_drain_step(struct tmesh_region *region, unsigned long delay)
  */
 void tmesh_drain(struct tmesh_region *region)
 {
-	tmesh_drain_step(region, TMESH_DRAIN_MIN);
+	tmesh_drain_step(region, false);
 }
 
 static void tmesh_drain_work(struct work_struct *work)
@@ -192,8 +194,9 @@ static void tmesh_drain_work(struct work_struct *work)
 	struct tmesh_region *region = container_of(to_delayed_work(work), struct tmesh_region,
 						   drain);
 
-	tmesh_drain_step(region, min(region->drain_delay * 2, 0UL + TMESH_DRAIN_MAX));
+	tmesh_drain_step(region, true);
 }
+
 /* The region that lends the pages counts these references as it counts any pin. */
 static void tmesh_uses_own(struct tmesh_region *region)
 {
