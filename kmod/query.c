@@ -35,6 +35,8 @@ int tmesh_ioctl_caps(struct tmesh_ucmd *ucmd)
 	}
 	cmd->max_bytes = tmesh_limit(user, TMESH_TOTAL, TMESH_BYTES);
 	cmd->max_regions = tmesh_limit(user, TMESH_TOTAL, TMESH_REGIONS);
+	cmd->max_handles = tmesh_limit(user, TMESH_TOTAL, TMESH_HANDLES);
+	cmd->max_pins = tmesh_limit(user, TMESH_TOTAL, TMESH_PINS);
 	cmd->max_bytes_per_uid = tmesh_limit(user, TMESH_PER_UID, TMESH_BYTES);
 	cmd->max_regions_per_uid = tmesh_limit(user, TMESH_PER_UID, TMESH_REGIONS);
 	cmd->max_handles_per_uid = tmesh_limit(user, TMESH_PER_UID, TMESH_HANDLES);

@@ -113,12 +113,14 @@ static void kernel_caps(struct tmesh_ctx *ctx)
 		caps.features = 0;
 	for (enum tmesh_cap_index i = 0; i < CAPS; i++)
 		tmesh_cap_set(ctx, i, TMESH_CAP_ENFORCED, "%s", by);
-	tmesh_cap_set(ctx, CAP_QUOTA, TMESH_CAP_ENFORCED,
-		      "%s: %llu of %llu bytes and %llu of %llu regions of this user are in use", by,
-		      (unsigned long long)caps.used_bytes,
-		      (unsigned long long)caps.max_bytes_per_uid,
-		      (unsigned long long)caps.used_regions,
-		      (unsigned long long)caps.max_regions_per_uid);
+	tmesh_cap_set(
+		ctx, CAP_QUOTA, TMESH_CAP_ENFORCED,
+		"%s: of this user %llu of %llu bytes, %llu of %llu regions, %llu of %llu "
+		"handles and %llu of %llu pins are in use",
+		by, (unsigned long long)caps.used_bytes, (unsigned long long)caps.max_bytes_per_uid,
+		(unsigned long long)caps.used_regions, (unsigned long long)caps.max_regions_per_uid,
+		(unsigned long long)caps.used_handles, (unsigned long long)caps.max_handles_per_uid,
+		(unsigned long long)caps.used_pins, (unsigned long long)caps.max_pins_per_uid);
 	tmesh_cap_set(ctx, CAP_OPEN_WITHOUT_WAKE, TMESH_CAP_ENFORCED, "%s: no producer is asked",
 		      by);
 	if (!(caps.features & TMESH_FEATURE_HUGE))

@@ -39,6 +39,8 @@ int tmesh_limits(struct tmesh_ctx *ctx, struct tmesh_limits *limits, struct tmes
 					 .used_regions_ipc_ns = query.used_regions_ipc_ns,
 					 .used_handles_ipc_ns = query.used_handles_ipc_ns,
 					 .used_pins_ipc_ns = query.used_pins_ipc_ns,
+					 .max_handles = query.max_handles,
+					 .max_pins = query.max_pins,
 				 },
 				 sizeof(struct tmesh_limits), err);
 }

@@ -140,6 +140,14 @@ static const struct {
 	{"tmesh_limit_handles", NULL, "Handles that may be charged.", "uid",
 	 offsetof(struct tmesh_limits, max_handles_per_uid)},
 	{NULL, NULL, NULL, "ipc_ns", offsetof(struct tmesh_limits, max_handles_per_ipc_ns)},
+	{NULL, NULL, NULL, "all", offsetof(struct tmesh_limits, max_handles)},
+	{"tmesh_used_pins", NULL, "Pinning handles charged.", "uid",
+	 offsetof(struct tmesh_limits, used_pins)},
+	{NULL, NULL, NULL, "ipc_ns", offsetof(struct tmesh_limits, used_pins_ipc_ns)},
+	{"tmesh_limit_pins", NULL, "Pinning handles that may be charged.", "uid",
+	 offsetof(struct tmesh_limits, max_pins_per_uid)},
+	{NULL, NULL, NULL, "ipc_ns", offsetof(struct tmesh_limits, max_pins_per_ipc_ns)},
+	{NULL, NULL, NULL, "all", offsetof(struct tmesh_limits, max_pins)},
 };
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))

@@ -36,10 +36,24 @@ static const struct {
 } limit_fields[] = {
 	{"used_bytes", offsetof(struct tmesh_limits, used_bytes), true},
 	{"max_bytes_per_uid", offsetof(struct tmesh_limits, max_bytes_per_uid), true},
+	{"used_bytes_ipc_ns", offsetof(struct tmesh_limits, used_bytes_ipc_ns), true},
+	{"max_bytes_per_ipc_ns", offsetof(struct tmesh_limits, max_bytes_per_ipc_ns), true},
 	{"max_bytes", offsetof(struct tmesh_limits, max_bytes), true},
 	{"used_regions", offsetof(struct tmesh_limits, used_regions), false},
 	{"max_regions_per_uid", offsetof(struct tmesh_limits, max_regions_per_uid), false},
+	{"used_regions_ipc_ns", offsetof(struct tmesh_limits, used_regions_ipc_ns), false},
+	{"max_regions_per_ipc_ns", offsetof(struct tmesh_limits, max_regions_per_ipc_ns), false},
 	{"max_regions", offsetof(struct tmesh_limits, max_regions), false},
+	{"used_handles", offsetof(struct tmesh_limits, used_handles), false},
+	{"max_handles_per_uid", offsetof(struct tmesh_limits, max_handles_per_uid), false},
+	{"used_handles_ipc_ns", offsetof(struct tmesh_limits, used_handles_ipc_ns), false},
+	{"max_handles_per_ipc_ns", offsetof(struct tmesh_limits, max_handles_per_ipc_ns), false},
+	{"max_handles", offsetof(struct tmesh_limits, max_handles), false},
+	{"used_pins", offsetof(struct tmesh_limits, used_pins), false},
+	{"max_pins_per_uid", offsetof(struct tmesh_limits, max_pins_per_uid), false},
+	{"used_pins_ipc_ns", offsetof(struct tmesh_limits, used_pins_ipc_ns), false},
+	{"max_pins_per_ipc_ns", offsetof(struct tmesh_limits, max_pins_per_ipc_ns), false},
+	{"max_pins", offsetof(struct tmesh_limits, max_pins), false},
 };
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))

@@ -127,7 +127,7 @@ struct tmesh_stats {
 int tmesh_stats(struct tmesh_ctx *ctx, struct tmesh_stats *stats);
 
 /* The module's limits, which root sets in /proc/sys/dev/tmesh/, and their use by all
- * processes of the caller's user. */
+ * processes of the caller's user and of its IPC namespace. */
 struct tmesh_limits {
 	size_t size; /* in: sizeof(struct tmesh_limits) */
 	uint64_t max_bytes_per_uid;
@@ -148,6 +148,8 @@ struct tmesh_limits {
 	uint64_t used_regions_ipc_ns;
 	uint64_t used_handles_ipc_ns;
 	uint64_t used_pins_ipc_ns;
+	uint64_t max_handles; /* all users together */
+	uint64_t max_pins;
 };
 /* Return: 0; -EOPNOTSUPP (memfd: nobody counts per user). */
 int tmesh_limits(struct tmesh_ctx *ctx, struct tmesh_limits *limits, struct tmesh_error *err);

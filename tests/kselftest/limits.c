@@ -43,6 +43,8 @@ TEST(caps, "CAPS shows the limits in force, and what this user has")
 	CHECK_EQ(q.max_regions, t_limit("max_regions"));
 	CHECK_EQ(q.max_handles_per_uid, t_limit("max_handles_per_uid"));
 	CHECK_EQ(q.max_pins_per_uid, t_limit("max_pins_per_uid"));
+	CHECK_EQ(q.max_handles, t_limit("max_handles"));
+	CHECK_EQ(q.max_pins, t_limit("max_pins"));
 	/* The system's own namespace may have all that there may be. */
 	CHECK_EQ(q.max_bytes_per_ipc_ns, t_limit("max_bytes"));
 	CHECK_EQ(q.max_regions_per_ipc_ns, t_limit("max_regions"));

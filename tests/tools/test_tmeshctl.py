@@ -467,6 +467,10 @@ class See(Base):
         self.assertGreaterEqual(after["regions"], 1)
         self.assertEqual(set(before), set(after))
         self.assertEqual(after["limits"] is None, BACKEND == "memfd")
+        for count in ("bytes", "regions", "handles", "pins") if after["limits"] else ():
+            for form in ("used_%s", "max_%s_per_uid", "used_%s_ipc_ns", "max_%s_per_ipc_ns",
+                         "max_%s"):
+                self.assertIn(form % count, after["limits"])
         self.assertIn("alloc_bytes", tool("stats")[0].decode())
 
     def test_doctor(self):

@@ -148,6 +148,35 @@ static void test_quota(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+/* The module's accounts, of this user and of its IPC namespace; memfds have none. */
+static void test_limits(void **state)
+{
+	struct tmesh_limits before = {.size = sizeof(before)}, after = before;
+	struct tmesh_region *region, *kept;
+
+	if (!unit_on_kernel()) {
+		assert_refused(tmesh_limits(*state, &before, err), -EOPNOTSUPP, "per user");
+		return;
+	}
+	assert_ok(tmesh_limits(*state, &before, err));
+	assert_ok(tmesh_region_create(*state, 4097, NULL, &region, err));
+	assert_ok(tmesh_region_seal(region, err));
+	assert_ok(tmesh_region_pin(region, &kept, err));
+	assert_ok(tmesh_limits(*state, &after, err));
+	assert_int_equal(after.used_bytes - before.used_bytes, 8192);
+	assert_int_equal(after.used_regions - before.used_regions, 1);
+	assert_int_equal(after.used_handles - before.used_handles, 2);
+	assert_int_equal(after.used_pins - before.used_pins, 1);
+	assert_int_equal(after.used_bytes_ipc_ns - before.used_bytes_ipc_ns, 8192);
+	assert_int_equal(after.used_pins_ipc_ns - before.used_pins_ipc_ns, 1);
+	assert_true(after.max_bytes >= after.max_bytes_per_uid);
+	assert_true(after.max_regions >= after.max_regions_per_uid);
+	assert_true(after.max_handles >= after.max_handles_per_uid);
+	assert_true(after.max_pins >= after.max_pins_per_uid && after.max_pins_per_uid);
+	tmesh_region_unref(kept);
+	tmesh_region_unref(region);
+}
+
 /* A region keeps its context. */
 static void test_lifetime(void **state)
 {
@@ -175,10 +204,10 @@ static void test_lifetime(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_choice),	 cmocka_unit_test(test_module),
-		cmocka_unit_test(test_options),	 cmocka_unit_test(test_names),
-		cmocka_unit_test(test_caps),	 cmocka_unit_test(test_quota),
-		cmocka_unit_test(test_lifetime),
+		cmocka_unit_test(test_choice),	cmocka_unit_test(test_module),
+		cmocka_unit_test(test_options), cmocka_unit_test(test_names),
+		cmocka_unit_test(test_caps),	cmocka_unit_test(test_quota),
+		cmocka_unit_test(test_limits),	cmocka_unit_test(test_lifetime),
 	};
 
 	return cmocka_run_group_tests_name("context", tests, unit_ctx_setup, unit_ctx_teardown);

@@ -142,6 +142,8 @@ struct tmesh_caps_query {
 	__aligned_u64 used_regions_ipc_ns;
 	__aligned_u64 used_handles_ipc_ns;
 	__aligned_u64 used_pins_ipc_ns;
+	__aligned_u64 max_handles; /* all users together */
+	__aligned_u64 max_pins;	   /* all users together */
 };
 #define TMESH_CAPS _IO(TMESH_IOC_MAGIC, 0x00)
 
