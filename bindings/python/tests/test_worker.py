@@ -1,0 +1,405 @@
+# SPDX-License-Identifier: MIT
+"""python -m tmesh.worker: what it does for clients that keep to docs/worker.md."""
+
+import base64
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tmesh
+from worker_client import Client, tensor
+
+HERE = Path(__file__).parent
+OPS = "worker_operations."
+
+
+def start(address, *allow):
+    return subprocess.Popen(
+        [sys.executable, "-m", "tmesh.worker", "--until-eof", "--socket", address,
+         *(word for name in allow or ["worker_operations"] for word in ("--allow", name))],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(HERE)})
+
+
+def end(process):
+    process.kill()
+    process.communicate()
+
+
+def new_address():
+    return f"@tmesh-test-{os.urandom(8).hex()}"
+
+
+@pytest.fixture
+def start_worker():
+    """Start a worker and give its process; ended with the test."""
+    started = []
+
+    def start_one(address):
+        started.append(start(address))
+        return started[-1]
+
+    yield start_one
+    for process in started:
+        end(process)
+
+
+@pytest.fixture(scope="module")
+def worker():
+    """A worker for all tests that leave it alive."""
+    address = new_address()
+    process = start(address, "worker_operations", "numpy", "math")
+    process.address = address
+    assert process.stdout.readline() == "ready\n"
+    yield process
+    end(process)
+
+
+@pytest.fixture
+def address(worker):
+    return worker.address
+
+
+@pytest.fixture
+def client(worker):
+    with Client(worker.address) as client:
+        yield client
+
+
+@pytest.fixture
+def mortal(start_worker):
+    """A client with a worker of its own."""
+    address = new_address()
+    worker = start_worker(address)
+    worker.stdout.readline()
+    with Client(address) as client:
+        client.worker = worker
+        yield client
+
+
+def test_hello(client, worker):
+    assert client.hello == {
+        "v": 1, "type": "hello", "pid": worker.pid, "version": tmesh.__version__,
+        "backend": tmesh.backend(), "packet_bytes": 65536, "message_bytes": 16777216,
+        "modules": ["math", "numpy", "worker_operations"]}
+
+
+def test_arguments(client):
+    assert client.call(OPS + "add", [1, 2]) == 3
+    assert client.call(OPS + "add", {"a": 1}) == 2
+    assert client.call(OPS + "add", {"args": [1], "kwargs": {"b": 5}}) == 6
+    assert client.call(OPS + "echo", [{}]) == {}
+    assert client.call("math.sqrt", [16]) == 4
+
+
+def test_values(client):
+    value = [None, True, 1, -1, 0.5, "ä", [], {}, {"a": [1]}, (1 << 63) - 1, -(1 << 63)]
+    assert client.call(OPS + "echo", [value]) == value
+    assert client.call(OPS + "specials") == [
+        {"__tmesh__": "float", "value": "nan"}, {"__tmesh__": "float", "value": "infinity"},
+        {"__tmesh__": "float", "value": "neg_infinity"}, 0.5, -1, None, True, "ä",
+        {"__tmesh__": "bytes", "base64": "/w=="}, [1, 2], 1.5, 3, True]
+    for name in ("nan", "infinity", "neg_infinity"):
+        special = {"__tmesh__": "float", "value": name}
+        assert client.call(OPS + "echo", [special]) == special
+
+
+def test_tensor_argument_is_not_copied_and_read_only(client):
+    t = tmesh.put(np.arange(1000, dtype="float32"))
+    copied = tmesh.stats()["bytes_copied"]
+    assert client.call(OPS + "describe", [tensor(t)]) == {
+        "kind": "ndarray", "dtype": "float32", "shape": [1000], "writable": False, "sum": 499500}
+    assert tmesh.stats()["bytes_copied"] == copied
+    assert client.error(OPS + "double", [tensor(t)])["type"] == "exception"
+
+
+def test_writable_argument(client):
+    t = tmesh.put(np.arange(4))
+    assert client.call(OPS + "double", [tensor(t, writable=True)]) == 12
+    assert t.numpy().tolist() == [0, 2, 4, 6]
+    # The worker holds nothing of it any more.
+    t.seal()
+
+
+def test_takes_tensors(client):
+    t = tmesh.put(np.zeros(1, "float32")).view("float32")
+    assert client.call(OPS + "describe_tensor", [tensor(t)]) == ["Tensor", "float32", False]
+
+
+def test_tensor_that_numpy_cannot_show(client):
+    t = tmesh.empty(3, "bfloat16")
+    assert client.call(OPS + "describe", [tensor(t)]) == {"kind": "Tensor"}
+
+
+def test_result_is_sealed_and_outlives_the_worker(mortal):
+    t = tmesh.put(np.ones(5))
+    message = mortal.answer(OPS + "add", [tensor(t), 2])
+    assert message["held"]
+    result = tmesh.open(message["value"]["ref"])
+    mortal.send(type="release", id=message["id"])
+    assert result.sealed and result.dtype == "float64"
+    mortal.worker.kill()
+    mortal.worker.wait()
+    assert result.numpy().tolist() == [3] * 5
+
+
+def test_result_stays_until_its_release(client):
+    message = client.answer(OPS + "ones", [3])
+    assert client.call(OPS + "add", [1]) == 2
+    assert tmesh.open(message["value"]["ref"]).numpy().sum() == 3
+    client.send(type="release", id=message["id"])
+    assert client.call(OPS + "add", [1]) == 2
+    with pytest.raises(tmesh.NotFoundError):
+        tmesh.open(message["value"]["ref"])
+
+
+def test_a_tensor_that_an_operation_made_is_not_copied(client):
+    t = client.call(OPS + "in_place", [1000])
+    assert not t.sealed and t.label == "in place" and t.numpy().sum() == 7000
+
+
+def test_an_argument_may_be_kept(client):
+    t = tmesh.put(np.ones(10), seal=True)
+    client.call(OPS + "keep", [tensor(t)])
+    t.release()
+    assert client.call(OPS + "kept_sum") == 10
+
+
+def test_bytes(client):
+    t = tmesh.put(b"\1\2\3", seal=True)
+    assert client.call(OPS + "describe", [{"__tmesh__": "bytes", "ref": t.ref()}]) == {
+        "kind": "memoryview", "bytes": 3, "writable": False, "sum": 6}
+    data = {"__tmesh__": "bytes", "base64": base64.b64encode(b"\xff\0").decode()}
+    assert client.call(OPS + "echo", [data]) == data
+    message = client.answer(OPS + "blob", [100], threshold_bytes=99)
+    assert message["value"]["__tmesh__"] == "bytes"
+    assert bytes(tmesh.open(message["value"]["ref"])) == bytes(100)
+
+
+def test_inline(client):
+    """Without shared memory, where a client asks for that."""
+    data = base64.b64encode(np.arange(6, dtype="int16").tobytes()).decode()
+    given = {"__tmesh__": "array", "dtype": "int16", "shape": [2, 3], "base64": data}
+    assert client.call(OPS + "echo", [given], inline=True) == given
+    assert client.call(OPS + "ones", [[2, 0]], inline=True) == {
+        "__tmesh__": "array", "dtype": "float64", "shape": [2, 0], "base64": ""}
+    # As long as only a descriptor can carry it.
+    assert client.call(OPS + "blob", [100_000], inline=True) == {
+        "__tmesh__": "bytes", "base64": base64.b64encode(bytes(100_000)).decode()}
+
+
+@pytest.mark.parametrize("form", ["object", "text", "token"])
+def test_snakepit(client, form):
+    t = tmesh.put(np.arange(3, dtype="uint8"))
+    ref = {"object": t.ref(), "text": json.dumps(t.ref()), "token": t.token}[form]
+    given = {"__snakepit_zero_copy__": True, "kind": "dlpack", "device": "cpu", "dtype": "uint8",
+             "owner": "elixir", "ref": ref, "copy": False, "metadata": {"a": 1}}
+    if form != "token":
+        given |= {"shape": [3], "bytes": 3}
+    assert client.call(OPS + "describe", [given])["kind"] == "ndarray"
+    error = client.error(OPS + "describe", [{**given, "dtype": "int8"}])
+    assert error["type"] == "malformed" and "uint8" in error["message"]
+    assert client.error(OPS + "echo", [{**given, "kind": "x"}])["type"] == "malformed"
+    assert client.call(OPS + "echo", [{"__snakepit_zero_copy__": 1}]) == {
+        "__snakepit_zero_copy__": 1}
+
+
+def test_long_messages(client):
+    text = "x" * 1_000_000
+    assert client.call(OPS + "echo", [text]) == text
+    assert client.call(OPS + "text", [65_000]) == "x" * 65_000
+    error = client.error(OPS + "text", [16 << 20])
+    assert error["type"] == "too_large" and "tensor" in error["message"]
+    assert client.call(OPS + "add", [1]) == 2
+
+
+def test_exceptions(client):
+    error = client.error(OPS + "fail", ["because"])
+    assert (error["type"], error["exception"], error["message"]) == (
+        "exception", "LookupError", "because")
+    assert "in fail" in error["traceback"]
+    assert client.error(OPS + "leave")["exception"] == "SystemExit"
+    assert client.error(OPS + "add")["exception"] == "TypeError"
+    assert len(client.error(OPS + "fail", ["x" * 100_000])["message"]) == 2000
+    assert client.error(OPS + "fail", ["ä"])["message"] == "ä"
+    gone = tmesh.put(b"x")
+    placeholder = tensor(gone)
+    gone.release()
+    error = client.error(OPS + "echo", [placeholder])
+    assert (error["type"], error["exception"]) == ("tensor", "NotFoundError")
+
+
+@pytest.mark.parametrize("name, kind", [
+    ("object", "malformed"), ("integer", "malformed"), ("complex", "malformed"),
+    ("loop", "malformed"), ("set", "malformed"), ("key", "malformed"), ("reserved", "malformed"),
+    ("surrogate", "malformed"), ("objects", "exception")])
+def test_results_that_cannot_be_sent(client, name, kind):
+    error = client.error(OPS + "result", [name])
+    assert error["type"] == kind or (kind == "exception" and error["type"] == "tensor"), error
+    assert client.call(OPS + "add", [1]) == 2
+
+
+def test_depth_of_results(client):
+    assert client.answer(OPS + "nested", [60])["type"] == "result"
+    assert client.error(OPS + "nested", [65])["type"] == "malformed"
+    assert client.error(OPS + "nested", [5000])["type"] == "malformed"
+
+
+def test_stream(client):
+    id = client.start(OPS + "count", [20, 4], stream=True)
+    for sequence in range(20):
+        message = client.receive()
+        assert (message["type"], message["id"], message["sequence"]) == ("item", id, sequence)
+        assert tmesh.open(message["value"]["ref"]).numpy().tolist() == [sequence] * 4
+        client.send(type="release", id=id, sequence=sequence)
+    assert client.receive() == {"v": 1, "type": "end", "id": id}
+
+
+def test_stream_waits_for_its_reader(client):
+    id = client.start(OPS + "count", [20], stream=True)
+    items = [client.receive() for _ in range(8)]
+    client.sock.settimeout(0.3)
+    with pytest.raises(TimeoutError):
+        client.receive()
+    client.sock.settimeout(30)
+    client.send(type="release", id=id, sequence=items[3]["sequence"])
+    assert client.receive()["sequence"] == 8
+
+
+def test_stream_that_fails(client):
+    client.start(OPS + "count_and_fail", [2], stream=True)
+    assert [client.receive()["type"] for _ in range(3)] == ["item", "item", "error"]
+
+
+def test_stream_of_a_plain_function_is_one_item(client):
+    client.start(OPS + "add", [1], stream=True)
+    assert [client.receive().get("value") for _ in range(2)] == [2, None]
+
+
+def test_generator_is_no_result(client):
+    error = client.error(OPS + "count", [3])
+    assert error["type"] == "malformed" and "stream" in error["message"]
+
+
+def test_cancel_running(client):
+    id = client.start(OPS + "until_cancelled")
+    time.sleep(0.1)
+    client.send(type="cancel", id=id)
+    assert client.receive()["value"] == "noticed"
+    client.send(type="cancel", id=id)  # over: nothing to do
+    assert client.call(OPS + "add", [1]) == 2
+
+
+def test_cancel_waiting(client):
+    first, second = client.start(OPS + "nap", [0.5]), client.start(OPS + "add", [1])
+    client.send(type="cancel", id=second)
+    assert client.receive()["id"] == first
+    message = client.receive()
+    assert (message["id"], message["error"]["type"]) == (second, "cancelled")
+
+
+def test_cancel_stream(client):
+    id = client.start(OPS + "count", [100], stream=True)
+    for _ in range(8):
+        client.receive()
+    client.send(type="cancel", id=id)
+    assert client.receive()["error"]["type"] == "cancelled"
+
+
+def test_timeout(client):
+    assert client.call(OPS + "until_cancelled", timeout_ms=50) == "noticed"
+    client.start(OPS + "nap", [0.3])
+    client.start(OPS + "add", [1], timeout_ms=50)
+    assert client.receive()["type"] == "result"
+    assert client.receive()["error"]["type"] == "timeout"
+    id = client.start(OPS + "count", [100], stream=True, timeout_ms=300)
+    messages = [client.receive() for _ in range(9)]
+    assert messages[-1]["error"]["type"] == "timeout" and messages[-1]["id"] == id
+
+
+def test_many_clients(client, address):
+    with Client(address) as other:
+        slow = client.start(OPS + "nap", [0.2])
+        assert other.call(OPS + "add", [1]) == 2
+        assert client.receive()["id"] == slow
+
+
+def test_client_that_leaves_ends_its_calls(client, address):
+    with Client(address) as other:
+        other.start(OPS + "until_cancelled")
+    began = time.monotonic()
+    assert client.call(OPS + "add", [1]) == 2
+    assert time.monotonic() - began < 20
+
+
+def test_printing_does_not_disturb(client):
+    assert client.call(OPS + "chatter") == 1
+
+
+def test_ends_with_its_input(start_worker):
+    address = new_address()
+    worker = start_worker(address)
+    worker.stdout.readline()
+    with Client(address) as idle, Client(address) as busy:
+        busy.start(OPS + "nap", [60])
+        worker.stdin.close()
+        worker.stdin = None
+        assert worker.wait(timeout=30) == 0
+        assert idle.receive() is None
+
+
+def test_path_socket_is_private_and_removed(start_worker, tmp_path):
+    path = tmp_path / "w"
+    worker = start_worker(str(path))
+    worker.stdout.readline()
+    assert path.stat().st_mode & 0o777 == 0o600
+    with Client(str(path)) as client:
+        assert client.call(OPS + "add", [1]) == 2
+    worker.stdin.close()
+    worker.stdin = None
+    assert worker.wait(timeout=30) == 0
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("words, why", [
+    (["--allow", "no_such_module", "--socket", "@x"], "No module named"),
+    (["--allow", "math", "--socket", "/no/such/folder/s"], "No such file"),
+    (["--socket", "@x"], "--allow"),
+    (["--allow", "math"], "--socket"),
+])
+def test_bad_command_lines(words, why):
+    done = subprocess.run([sys.executable, "-m", "tmesh.worker", *words], capture_output=True,
+                          text=True, timeout=60)
+    assert done.returncode == 2 and why in done.stderr and not done.stdout
+
+
+def test_socat(client, address):
+    """From a shell."""
+    try:
+        done = subprocess.run(
+            ["socat", "-t1", "-", f"ABSTRACT-CONNECT:{address[1:]},type=5,shut-none"],
+            timeout=30,
+            input='{"v":1,"type":"call","id":1,"operation":"math.sqrt","payload":[4]}',
+            capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("socat is not installed")
+    assert '"value":2.0' in done.stdout
+
+
+def test_only_this_user(client, address):
+    if os.geteuid():
+        pytest.skip("only root can become another user")
+    program = ("import os, socket, sys; os.setuid(65534)\n"
+               "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
+               "s.connect('\\0' + sys.argv[1][1:]); s.settimeout(20); print(s.recv(9))")
+    done = subprocess.run([sys.executable, "-c", program, address], capture_output=True, text=True)
+    assert done.stdout == "b''\n", done.stderr
+    assert isinstance(client.sock, socket.socket)
+    assert client.call(OPS + "add", [1]) == 2

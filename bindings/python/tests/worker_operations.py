@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: MIT
+"""What the tests let a worker run. `subprocess` and `_private` are no operations."""
+
+import os
+import subprocess  # noqa: F401
+import sys
+import time
+
+import numpy
+
+import tmesh
+from tmesh import worker
+
+kept = []
+
+
+def echo(value):
+    return value
+
+
+def add(a, b=1):
+    return a + b
+
+
+def double(array):
+    """In place, where the caller granted that."""
+    array *= 2
+    return int(array.sum())
+
+
+def describe(value):
+    """What an argument arrives as."""
+    kind = type(value).__name__
+    if isinstance(value, numpy.ndarray):
+        return {"kind": kind, "dtype": str(value.dtype), "shape": list(value.shape),
+                "writable": bool(value.flags.writeable), "sum": float(value.sum())}
+    if isinstance(value, memoryview):
+        return {"kind": kind, "bytes": value.nbytes, "writable": not value.readonly,
+                "sum": sum(value)}
+    return {"kind": kind}
+
+
+@worker.takes_tensors
+def describe_tensor(value):
+    return [type(value).__name__, value.dtype, value.writable]
+
+
+def ones(n, dtype="float64"):
+    return numpy.ones(n, dtype)
+
+
+def in_place(n):
+    """A tensor that is not copied on its way."""
+    t = tmesh.empty(n, "int32", label="in place")
+    t.numpy()[:] = 7
+    return t
+
+
+def blob(n):
+    return bytes(n)
+
+
+def text(n):
+    return "x" * n
+
+
+def specials():
+    return [float("nan"), float("inf"), float("-inf"), 0.5, -1, None, True, "ä", b"\xff", (1, 2),
+            numpy.float32(1.5), numpy.int64(3), numpy.bool_(True)]
+
+
+def keep(array):
+    kept.append(array)
+
+
+def kept_sum():
+    return float(kept.pop().sum())
+
+
+def fail(message="it failed"):
+    raise LookupError(message)
+
+
+def leave():
+    sys.exit(3)
+
+
+def die():
+    os._exit(9)
+
+
+def chatter():
+    print("an operation may print")
+    return 1
+
+
+def nap(seconds):
+    time.sleep(seconds)
+
+
+def until_cancelled(seconds=30):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if worker.cancelled():
+            return "noticed"
+        time.sleep(0.005)
+    return "not noticed"
+
+
+def count(n, size=0, delay=0):
+    for i in range(n):
+        time.sleep(delay)
+        yield numpy.full(size, i) if size else i
+
+
+def count_and_fail(n):
+    yield from range(n)
+    raise LookupError("after the items")
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def result(name):
+    """Results that cannot be sent."""
+    loop = []
+    loop.append(loop)
+    return {"object": object(), "integer": 1 << 63, "complex": 1j, "loop": loop, "set": {1},
+            "key": {1: 2}, "reserved": {"__tmesh__": "tensor"}, "surrogate": "\ud800",
+            "objects": numpy.array([object()])}[name]
+
+
+def _private():
+    return "not to be called"
+
+
+def spoil(path):
+    with open(path, "w") as file:
+        file.write("called")

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: MIT
+"""python -m tmesh.worker: see --help and docs/worker.md."""
+
+import argparse
+import contextlib
+import importlib
+import os
+import sys
+import threading
+
+import tmesh
+
+from ._calls import Operations
+from ._server import Server
+
+STOP_S = 1.0
+
+
+def end_with_input(stop: threading.Event) -> None:
+    """Wait for the end of standard input, which is the end of whoever started this, and end: at
+    once when idle, in a second when an operation does not return."""
+    while os.read(0, 4096):
+        pass
+    stop.set()
+    threading.Event().wait(STOP_S)
+    os._exit(0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tmesh.worker",
+        description="Run functions of the allowed modules for clients on a Unix socket. Says "
+                    "'ready' on standard output once it can be connected to; whatever operations "
+                    "print goes to standard error.")
+    parser.add_argument("--socket", required=True, metavar="PATH",
+                        help="where to listen; @NAME for Linux's abstract namespace")
+    parser.add_argument("--allow", action="append", required=True, metavar="MODULE",
+                        help="a module whose functions may be called; may be given again")
+    parser.add_argument("--until-eof", action="store_true",
+                        help="end when standard input ends, as it does with its writer")
+    args = parser.parse_args()
+
+    stopping = threading.Event()
+    if args.until_eof:
+        threading.Thread(target=end_with_input, args=(stopping,), daemon=True).start()
+    try:
+        operations = Operations(args.allow)
+        # Arrays are NumPy's where there is NumPy, whichever modules were asked for.
+        with contextlib.suppress(ImportError):
+            importlib.import_module("numpy")
+        tmesh.backend()
+        server = Server(args.socket, operations)
+    except Exception as error:
+        print(f"tmesh.worker: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+
+    def stop() -> None:
+        stopping.wait()
+        server.stop()
+
+    threading.Thread(target=stop, daemon=True).start()
+    print("ready", flush=True)
+    os.dup2(2, 1)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run()
+    if not args.socket.startswith("@"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(args.socket)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: MIT
+"""Values in messages: JSON, read strictly, and the objects that stand in it for what JSON lacks."""
+
+import base64
+import binascii
+import json
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import tmesh
+
+PACKET_BYTES = 65_536
+MESSAGE_BYTES = 16 << 20
+DEPTH = 64
+
+PLACEHOLDER = "__tmesh__"
+SNAKEPIT = "__snakepit_zero_copy__"
+
+FLOATS = {"nan": math.nan, "infinity": math.inf, "neg_infinity": -math.inf}
+
+# What may stand beside PLACEHOLDER, by kind.
+MEMBERS = {
+    "tensor": ({"ref"}, {"writable"}),
+    "bytes": (set(), {"ref", "base64"}),
+    "array": ({"dtype", "shape", "base64"}, set()),
+    "float": ({"value"}, set()),
+}
+
+
+class MalformedError(ValueError):
+    """A message or value that the protocol does not allow."""
+
+
+class TooLargeError(ValueError):
+    """A message that is longer than the protocol allows."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise MalformedError("an object has a member twice")
+    return members
+
+
+def _integer(digits: str) -> int:
+    # A sign and 19 digits hold all that is allowed, and cost little to read.
+    number = int(digits) if len(digits) <= 20 else 1 << 63
+    if not -(1 << 63) <= number < 1 << 63:
+        raise MalformedError("an integer does not fit 64 bits")
+    return number
+
+
+def _real(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise MalformedError("a number does not fit a double")
+    return number
+
+
+def _constant(name: str) -> None:
+    raise MalformedError(f"{name} is not JSON")
+
+
+def parse(text: bytes) -> dict[str, Any]:
+    """One message."""
+    try:
+        message = json.loads(text.decode("utf-8"), object_pairs_hook=_object, parse_int=_integer,
+                             parse_float=_real, parse_constant=_constant)
+        _check_depth(message)
+    except UnicodeDecodeError:
+        raise MalformedError("a message is not UTF-8") from None
+    except RecursionError:
+        raise MalformedError("a message is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise MalformedError(f"a message is not JSON: {error}") from None
+    if not isinstance(message, dict):
+        raise MalformedError("a message is not an object")
+    return message
+
+
+def _check_depth(value: Any, depth: int = 0) -> None:
+    """That the value is nested no deeper than allowed, and that its strings are Unicode: an escape
+    can make half a surrogate pair, which nothing could send on."""
+    if isinstance(value, str):
+        if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+            raise MalformedError("a string has half a surrogate pair")
+    elif isinstance(value, (list, dict)):
+        if depth == DEPTH:
+            raise MalformedError(f"a message is nested deeper than {DEPTH} levels")
+        if isinstance(value, dict):
+            for key in value:
+                _check_depth(key, depth + 1)
+            value = value.values()
+        for item in value:
+            _check_depth(item, depth + 1)
+
+
+def text(message: dict[str, Any]) -> bytes:
+    """A message as it is sent."""
+    try:
+        data = json.dumps(message, ensure_ascii=False, allow_nan=False,
+                          separators=(",", ":")).encode("utf-8")
+    except UnicodeEncodeError:
+        raise MalformedError("a string has half a surrogate pair") from None
+    if len(data) > MESSAGE_BYTES:
+        raise TooLargeError(f"a message of {len(data)} bytes is longer than {MESSAGE_BYTES}: put "
+                            "what is large into a tensor")
+    return data
+
+
+def load(value: Any, as_tensors: bool) -> Any:
+    """What a received value stands for; tensors as tmesh.Tensor or NumPy arrays."""
+    if isinstance(value, list):
+        return [load(item, as_tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if PLACEHOLDER in value:
+        return _load_placeholder(value, as_tensors)
+    if value.get(SNAKEPIT) is True:
+        return _load_snakepit(value, as_tensors)
+    return {key: load(item, as_tensors) for key, item in value.items()}
+
+
+def _load_placeholder(value: dict[str, Any], as_tensors: bool) -> Any:
+    kind = value[PLACEHOLDER]
+    if not isinstance(kind, str) or kind not in MEMBERS:
+        raise MalformedError(f"{PLACEHOLDER} is none of {', '.join(MEMBERS)}")
+    needed, allowed = MEMBERS[kind]
+    members = value.keys() - {PLACEHOLDER}
+    if not needed <= members <= needed | allowed:
+        raise MalformedError(f"a placeholder for {kind} has other members than it should")
+    if kind == "float":
+        if not isinstance(value["value"], str) or value["value"] not in FLOATS:
+            raise MalformedError(f"a float is none of {', '.join(FLOATS)}")
+        return FLOATS[value["value"]]
+    if kind == "array":
+        return _view(_load_array(value), as_tensors)
+    if kind == "tensor":
+        writable = value.get("writable", False)
+        if not isinstance(writable, bool):
+            raise MalformedError("writable is not a boolean")
+        return _view(_open(value["ref"], writable), as_tensors)
+    if len(members) != 1:
+        raise MalformedError("bytes have either a ref or base64")
+    if "ref" in value:
+        return memoryview(_open(value["ref"]))
+    return _base64(value["base64"])
+
+
+def _load_snakepit(value: dict[str, Any], as_tensors: bool) -> Any:
+    """Snakepit's own description of a shared tensor, with our ref as its "ref"."""
+    if value.get("kind") not in ("dlpack", "tensor"):
+        raise MalformedError(f"{SNAKEPIT} of a kind that is neither dlpack nor tensor")
+    tensor = _open(value.get("ref"))
+    for name, own in (("dtype", tensor.dtype), ("shape", list(tensor.shape)),
+                      ("device", tensor.device), ("bytes", tensor.nbytes)):
+        if value.get(name) not in (None, own):
+            raise MalformedError(f"{SNAKEPIT}: its {name} is not that of its ref, {own}")
+    return _view(tensor, as_tensors)
+
+
+def _open(ref: Any, writable: bool = False) -> tmesh.Tensor:
+    if not isinstance(ref, (dict, str)):
+        raise MalformedError("a ref is neither an object nor a string")
+    return tmesh.open(ref, writable=writable)
+
+
+def _base64(value: Any) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)
+    except (TypeError, ValueError, binascii.Error):
+        raise MalformedError("base64 is malformed") from None
+
+
+def _load_array(value: dict[str, Any]) -> tmesh.Tensor:
+    data = _base64(value["base64"])
+    shape = value["shape"]
+    if not isinstance(value["dtype"], str) or not isinstance(shape, list):
+        raise MalformedError("an array has a dtype by name and a shape as a list")
+    array = tmesh.empty(shape, value["dtype"])
+    if array.nbytes != len(data):
+        raise MalformedError(f"an array of {array.nbytes} bytes comes with {len(data)}")
+    if data:
+        memoryview(array.reshape(-1).view("uint8"))[:] = data
+    return array
+
+
+def _view(tensor: tmesh.Tensor, as_tensors: bool) -> Any:
+    if as_tensors or "numpy" not in sys.modules:
+        return tensor
+    try:
+        return tensor.numpy()
+    except tmesh.UnsupportedError:
+        return tensor
+
+
+class Dump:
+    """Makes a value ready to be sent; `tensors` are what it refers to and must be kept."""
+
+    def __init__(self, threshold_bytes: int, inline: bool):
+        self.threshold_bytes = threshold_bytes
+        self.inline = inline
+        self.tensors: list[tmesh.Tensor] = []
+
+    def value(self, value: Any, depth: int = 0) -> Any:
+        if depth > DEPTH:
+            raise MalformedError(f"a result is nested deeper than {DEPTH} levels")
+        if value is None or isinstance(value, (bool, str)):
+            return value
+        if isinstance(value, int):
+            if not -(1 << 63) <= value < 1 << 63:
+                raise MalformedError("an integer of the result does not fit 64 bits")
+            return int(value)
+        if isinstance(value, float):
+            return float(value) if math.isfinite(value) else _float(value)
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return self.bytes(value)
+        if isinstance(value, (list, tuple)):
+            return [self.value(item, depth + 1) for item in value]
+        if isinstance(value, dict):
+            return {_key(key): self.value(item, depth + 1) for key, item in value.items()}
+        numpy = sys.modules.get("numpy")
+        if numpy and isinstance(value, numpy.generic):
+            return self.value(_scalar(value), depth)
+        if isinstance(value, tmesh.Tensor) or hasattr(value, "__dlpack__"):
+            return self.tensor(value)
+        raise MalformedError(f"a result has a {type(value).__qualname__}, which cannot be sent")
+
+    def bytes(self, data: bytes | bytearray | memoryview) -> dict[str, Any]:
+        size = memoryview(data).nbytes
+        if self.inline or size <= self.threshold_bytes:
+            return {PLACEHOLDER: "bytes", "base64": base64.b64encode(data).decode()}
+        return {PLACEHOLDER: "bytes", "ref": self.keep(tmesh.put(bytes(data), seal=True))}
+
+    def tensor(self, value: Any) -> dict[str, Any]:
+        if self.inline:
+            tensor = tmesh.put(value)
+            data = bytes(tensor.reshape(-1).view("uint8")) if tensor.nbytes else b""
+            return {PLACEHOLDER: "array", "dtype": tensor.dtype, "shape": list(tensor.shape),
+                    "base64": base64.b64encode(data).decode()}
+        if not isinstance(value, tmesh.Tensor):
+            value = tmesh.put(value, seal=True)
+        return {PLACEHOLDER: "tensor", "ref": self.keep(value)}
+
+    def keep(self, tensor: tmesh.Tensor) -> Any:
+        self.tensors.append(tensor)
+        return tensor.ref()
+
+
+def _float(value: float) -> dict[str, Any]:
+    name = "nan" if math.isnan(value) else "infinity" if value > 0 else "neg_infinity"
+    return {PLACEHOLDER: "float", "value": name}
+
+
+def _scalar(value: Any) -> Any:
+    plain = value.item()
+    if not isinstance(plain, (bool, int, float, str, bytes)):
+        raise MalformedError(f"a result has a {type(value).__name__}, which cannot be sent")
+    return plain
+
+
+def _key(key: Any) -> str:
+    if not isinstance(key, str) or key == PLACEHOLDER:
+        raise MalformedError(f"a result has the key {key!r}: keys are strings, and "
+                             f"{PLACEHOLDER} is reserved")
+    return key
+
+
+def arguments(payload: Any) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Positional and keyword arguments: a list, an object, or an object of both."""
+    if isinstance(payload, list):
+        return payload, {}
+    args, kwargs = payload.get("args", []), payload.get("kwargs", {})
+    if payload and payload.keys() <= {"args", "kwargs"} and isinstance(args, list) \
+            and isinstance(kwargs, dict):
+        return args, kwargs
+    return [], payload
