@@ -74,9 +74,30 @@ struct DLManagedTensorVersioned {
 	struct dl_tensor dl_tensor;
 };
 
+/*
+ * The exchange of version 1.3: functions for C that stand in a capsule of this name on the type
+ * of a tensor, as __dlpack_c_exchange_api__. All but the first are called with the GIL, and
+ * return 0, or -1 with an exception set.
+ */
+#define DL_EXCHANGE_MINOR 3
+#define DL_EXCHANGE_CAPSULE "dlpack_exchange_api"
+
+struct dl_exchange {
+	struct dl_version version;
+	struct dl_exchange *previous; /* of an older major version */
+	int (*allocate)(struct dl_tensor *prototype, struct DLManagedTensorVersioned **out,
+			void *error_ctx,
+			void (*set_error)(void *error_ctx, const char *kind, const char *message));
+	int (*from_object)(void *object, struct DLManagedTensorVersioned **out);
+	int (*to_object)(struct DLManagedTensorVersioned *managed, void **object);
+	int (*peek)(void *object, struct dl_tensor *out); /* nothing is owned */
+	int (*current_stream)(int32_t device_type, int32_t device_id, void **stream);
+};
+
 static_assert(sizeof(void *) != 8 ||
 		      (sizeof(struct dl_tensor) == 48 && sizeof(struct DLManagedTensor) == 64 &&
 		       sizeof(struct DLManagedTensorVersioned) == 80 &&
+		       sizeof(struct dl_exchange) == 56 &&
 		       offsetof(struct dl_tensor, dtype) == 20),
 	      "not the published ABI");
 

@@ -134,6 +134,10 @@ PyObject *tensor_dlpack(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *tensor_dunder_dlpack(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *tensor_dlpack_device(PyObject *object, PyObject *unused);
 PyObject *module_from_dlpack(PyObject *module, PyObject *object);
+/* A managed tensor that counts as a view, marked where it is read-only; NULL with an exception. */
+struct DLManagedTensorVersioned *tensor_to_managed(struct tensor *self);
+/* The other way: memory of ours is shared, any other copied. @managed stays the caller's. */
+PyObject *tensor_from_managed(struct state *st, struct DLManagedTensorVersioned *managed);
 /* A new tensor with the contents of what object.__dlpack__() gives. */
 struct tmesh_tensor *put_dlpack(struct state *st, PyObject *object,
 				const struct tmesh_region_opts *opts);
@@ -141,10 +145,17 @@ struct tmesh_tensor *put_dlpack(struct state *st, PyObject *object,
 struct tmesh_tensor *put_tensor(struct state *st, struct tensor *self,
 				const struct tmesh_region_opts *opts);
 
+/* exchange.c */
+int exchange_add(PyTypeObject *type);
+
 /* numpy.c */
+PyObject *get_array_interface(PyObject *object, void *unused);
 PyObject *tensor_numpy(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *tensor_array(PyObject *object, PyObject *args, PyObject *kwargs);
 extern PyType_Spec export_spec;
+
+/* Functions of the package that are written in Python: module.function(*@args). */
+PyObject *call_python(const char *module, const char *function, PyObject *argument);
 
 /* view.c */
 PyObject *tensor_view(PyObject *object, PyObject *dtype);

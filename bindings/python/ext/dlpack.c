@@ -71,8 +71,8 @@ static void capsule_free(PyObject *capsule)
 struct request {
 	uint32_t major; /* highest version that the consumer knows; 0: unversioned */
 	bool allow_readonly;
-	bool oblivious; /* asks for a version and then overlooks READ_ONLY */
-	bool copied;	/* the tensor is a copy made for this consumer */
+	bool torch;  /* PyTorch: overlooks READ_ONLY, and aborts over negative strides */
+	bool copied; /* the tensor is a copy made for this consumer */
 };
 
 static int wrap(struct shell *shell, const struct request *request, struct tmesh_error *err)
@@ -104,23 +104,31 @@ static int wrap(struct shell *shell, const struct request *request, struct tmesh
 	return 0;
 }
 
-static PyObject *capsule_new(struct tensor *self, const struct request *request)
+static bool has_negative_stride(const struct tensor *self)
+{
+	for (int i = 0; i < self->ndim; i++)
+		if (self->strides[i] < 0)
+			return true;
+	return false;
+}
+
+static struct shell *shell_new(struct tensor *self, const struct request *request)
 {
 	struct state *st = state_of(self);
 	struct shell *shell = calloc(1, sizeof(*shell));
 	struct tmesh_error err;
-	PyObject *capsule;
 	void *data;
 
-	if (!shell)
-		return PyErr_NoMemory();
+	if (!shell) {
+		PyErr_NoMemory();
+		return NULL;
+	}
 	if (tensor_view_begin(self, VIEW_ANY, &data, &shell->writable)) {
 		free(shell);
 		return NULL;
 	}
 	shell->tensor = self;
-	if (!shell->writable && !request->allow_readonly &&
-	    (!request->major || request->oblivious)) {
+	if (!shell->writable && !request->allow_readonly && (!request->major || request->torch)) {
 		raise_code(
 			st, EACCES,
 			"this consumer would not know that the memory is read-only, and a write "
@@ -128,10 +136,31 @@ static PyObject *capsule_new(struct tensor *self, const struct request *request)
 			"nobody will write, or copy");
 		goto fail;
 	}
+	if (request->torch && has_negative_stride(self)) {
+		raise_code(st, EOPNOTSUPP,
+			   "PyTorch has no negative strides and aborts the process over them: "
+			   "take a copy (tmesh.put), or index forwards");
+		goto fail;
+	}
 	if (wrap(shell, request, &err)) {
 		raise_error(st, &err);
 		goto fail;
 	}
+	return shell;
+
+fail:
+	tensor_view_end(self, shell->writable);
+	free(shell);
+	return NULL;
+}
+
+static PyObject *capsule_new(struct tensor *self, const struct request *request)
+{
+	struct shell *shell = shell_new(self, request);
+	PyObject *capsule;
+
+	if (!shell)
+		return NULL;
 	if (request->major)
 		capsule = PyCapsule_New(&shell->versioned, VERSIONED, capsule_free);
 	else
@@ -141,11 +170,13 @@ static PyObject *capsule_new(struct tensor *self, const struct request *request)
 	else if (!capsule)
 		delete_plain(&shell->plain);
 	return capsule;
+}
 
-fail:
-	tensor_view_end(self, shell->writable);
-	free(shell);
-	return NULL;
+struct DLManagedTensorVersioned *tensor_to_managed(struct tensor *self)
+{
+	struct shell *shell = shell_new(self, &(struct request){.major = DLPACK_MAJOR});
+
+	return shell ? &shell->versioned : NULL;
 }
 
 PyObject *tensor_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
@@ -155,7 +186,8 @@ PyObject *tensor_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
 
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$p:dlpack", names, &allow))
 		return NULL;
-	return capsule_new((struct tensor *)object, &(struct request){.allow_readonly = allow});
+	return capsule_new((struct tensor *)object,
+			   &(struct request){.allow_readonly = allow, .torch = true});
 }
 
 /*
@@ -224,7 +256,7 @@ PyObject *tensor_dunder_dlpack(PyObject *object, PyObject *args, PyObject *kwarg
 	if (major_of(version, &request.major) || check_device(st, device) || !tensor_get(self))
 		return NULL;
 	if (copy != Py_True) {
-		request.oblivious = caller_is_torch();
+		request.torch = caller_is_torch();
 		return capsule_new(self, &request);
 	}
 	request.copied = true;
@@ -334,14 +366,18 @@ struct tmesh_tensor *put_dlpack(struct state *st, PyObject *object,
 	return tensor;
 }
 
-/* The Tensor behind a capsule that this extension made, NULL for any other. */
+/* The Tensor behind what this extension made, NULL for anything else's. */
+static struct tensor *tensor_of_managed(const struct DLManagedTensorVersioned *managed)
+{
+	if (managed->deleter == delete_versioned)
+		return ((struct shell *)managed->manager_ctx)->tensor;
+	return NULL;
+}
+
 static struct tensor *tensor_of(PyObject *capsule)
 {
 	if (PyCapsule_IsValid(capsule, VERSIONED)) {
-		struct DLManagedTensorVersioned *managed = PyCapsule_GetPointer(capsule, VERSIONED);
-
-		if (managed->deleter == delete_versioned)
-			return ((struct shell *)managed->manager_ctx)->tensor;
+		return tensor_of_managed(PyCapsule_GetPointer(capsule, VERSIONED));
 	} else if (PyCapsule_IsValid(capsule, UNVERSIONED)) {
 		struct DLManagedTensor *managed = PyCapsule_GetPointer(capsule, UNVERSIONED);
 
@@ -349,6 +385,30 @@ static struct tensor *tensor_of(PyObject *capsule)
 			return ((struct shell *)managed->manager_ctx)->tensor;
 	}
 	return NULL;
+}
+
+static PyObject *tensor_again(struct tensor *ours)
+{
+	return tensor_new(state_of(ours), tmesh_tensor_ref(ours->tensor), ours->root, ours->rights);
+}
+
+PyObject *tensor_from_managed(struct state *st, struct DLManagedTensorVersioned *managed)
+{
+	struct tensor *ours = tensor_of_managed(managed);
+	struct tmesh_ctx *ctx = context(st);
+	struct tmesh_tensor *tensor;
+	struct tmesh_error err;
+	int rc;
+
+	if (!ctx)
+		return NULL;
+	if (ours)
+		return tensor_again(ours);
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_tensor_from_dlpack_versioned(ctx, managed, NULL, &tensor, &err);
+	Py_END_ALLOW_THREADS;
+	return rc ? raise_error(st, &err)
+		  : tensor_new(st, tensor, NULL, TMESH_READ | TMESH_WRITE | TMESH_MANAGE);
 }
 
 PyObject *module_from_dlpack(PyObject *module, PyObject *object)
@@ -367,7 +427,7 @@ PyObject *module_from_dlpack(PyObject *module, PyObject *object)
 		return NULL;
 	ours = tensor_of(capsule);
 	if (ours)
-		result = tensor_new(st, tmesh_tensor_ref(ours->tensor), ours->root, ours->rights);
+		result = tensor_again(ours);
 	else
 		result = tensor_new(st, take(st, capsule, NULL), NULL,
 				    TMESH_READ | TMESH_WRITE | TMESH_MANAGE);

@@ -257,11 +257,22 @@ static PyMethodDef functions[] = {
 	{NULL},
 };
 
+PyObject *call_python(const char *module, const char *function, PyObject *argument)
+{
+	PyObject *loaded = PyImport_ImportModule(module);
+	PyObject *result = loaded ? PyObject_CallMethod(loaded, function, "(O)", argument) : NULL;
+
+	Py_XDECREF(loaded);
+	return result;
+}
+
 static int add_types(PyObject *module, struct state *st)
 {
 	st->tensor_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &tensor_spec, NULL);
 	st->export_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &export_spec, NULL);
 	if (!st->tensor_type || !st->export_type)
+		return -1;
+	if (exchange_add(st->tensor_type))
 		return -1;
 	return PyModule_AddType(module, st->tensor_type);
 }

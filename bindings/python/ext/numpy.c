@@ -59,6 +59,14 @@ static const char *numpy_name(enum tmesh_dtype dtype)
 	return has ? tmesh_dtype_name(dtype) : NULL;
 }
 
+static void *refuse_dtype(struct state *st, enum tmesh_dtype dtype)
+{
+	return raise_code(st, EOPNOTSUPP,
+			  "NumPy has no %s: view(\"uint8\").numpy() shows the bytes, DLPack hands "
+			  "the elements to others",
+			  tmesh_dtype_name(dtype));
+}
+
 /* numpy.ndarray and the dtype object, looked up once; borrowed. */
 static int load(struct state *st, enum tmesh_dtype dtype, PyObject **ndarray, PyObject **object)
 {
@@ -69,10 +77,7 @@ static int load(struct state *st, enum tmesh_dtype dtype, PyObject **ndarray, Py
 	if (*object)
 		return 0;
 	if (!numpy_name(dtype)) {
-		raise_code(st, EOPNOTSUPP,
-			   "NumPy has no %s: view(\"uint8\").numpy() shows the bytes, DLPack hands "
-			   "the elements to others",
-			   tmesh_dtype_name(dtype));
+		refuse_dtype(st, dtype);
 		return -1;
 	}
 	numpy = PyImport_ImportModule("numpy");
@@ -117,43 +122,84 @@ static PyObject *strides_of(const struct tensor *self)
 	return tuple_from_ints(strides, self->ndim);
 }
 
+/* @before: bytes from its start to the element with all indices 0. */
+static PyObject *export_new(struct tensor *self, enum view_kind kind, Py_ssize_t *before)
+{
+	struct export *export =
+		(struct export *)PyType_GenericAlloc(state_of(self)->export_type, 0);
+	Py_ssize_t after;
+	void *data;
+
+	if (!export)
+		return NULL;
+	if (tensor_view_begin(self, kind, &data, &export->writable)) {
+		Py_DECREF(export);
+		return NULL;
+	}
+	export->tensor = self;
+	span(self, before, &after);
+	export->start = (char *)data - *before;
+	export->bytes = *before + after;
+	return (PyObject *)export;
+}
+
+/* Without strides NumPy has less to check, and most tensors are contiguous. */
+static PyObject *strides_or_none(const struct tensor *self)
+{
+	if (!tmesh_layout_is_contiguous(tmesh_tensor_layout(self->tensor)))
+		return strides_of(self);
+	return Py_NewRef(Py_None);
+}
+
 static PyObject *array_new(struct tensor *self, enum view_kind kind)
 {
 	const struct tmesh_layout *layout = tmesh_tensor_layout(self->tensor);
-	struct state *st = state_of(self);
-	PyObject *ndarray, *dtype, *array = NULL, *args = NULL, *strides;
-	Py_ssize_t before, after;
-	struct export *export;
-	void *data;
+	PyObject *ndarray, *dtype, *array = NULL, *args = NULL, *strides, *export;
+	Py_ssize_t before;
 
-	if (load(st, layout->dtype, &ndarray, &dtype))
+	if (load(state_of(self), layout->dtype, &ndarray, &dtype))
 		return NULL;
-	export = (struct export *)PyType_GenericAlloc(st->export_type, 0);
+	export = export_new(self, kind, &before);
 	if (!export)
 		return NULL;
-	if (tensor_view_begin(self, kind, &data, &export->writable))
-		goto out;
-	export->tensor = self;
-	span(self, &before, &after);
-	export->start = (char *)data - before;
-	export->bytes = before + after;
-
-	/* Without strides NumPy has less to check, and most tensors are contiguous. */
-	if (tmesh_layout_is_contiguous(layout)) {
-		strides = Py_None;
-		Py_INCREF(strides);
-	} else {
-		strides = strides_of(self);
-	}
+	strides = strides_or_none(self);
 	if (strides)
 		args = Py_BuildValue("NOOnN", tuple_from_ints(layout->shape, layout->ndim), dtype,
 				     export, before, strides);
 	if (args)
 		array = PyObject_CallObject(ndarray, args);
 	Py_XDECREF(args);
-out:
 	Py_DECREF(export);
 	return array;
+}
+
+/* The protocol's own names. Its data is an Export and no address, so that it counts as a view. */
+PyObject *get_array_interface(PyObject *object, void *unused)
+{
+	struct tensor *self = (struct tensor *)object;
+	const struct tmesh_layout *layout;
+	PyObject *export, *strides;
+	Py_ssize_t before;
+	const char *name;
+
+	if (!tensor_get(self))
+		return NULL;
+	layout = tmesh_tensor_layout(self->tensor);
+	name = numpy_name(layout->dtype);
+	if (!name)
+		return refuse_dtype(state_of(self), layout->dtype);
+	export = export_new(self, VIEW_ANY, &before);
+	strides = export ? strides_or_none(self) : NULL;
+	if (!strides) {
+		Py_XDECREF(export);
+		return NULL;
+	}
+	/* Kinds are the names' first letters: bool, int, uint, float, complex. */
+	return Py_BuildValue("{sisNsNsNsnsN}", "version", 3, "shape",
+			     tuple_from_ints(layout->shape, layout->ndim), "typestr",
+			     PyUnicode_FromFormat("%c%c%d", self->itemsize > 1 ? '<' : '|', name[0],
+						  (int)self->itemsize),
+			     "data", export, "offset", before, "strides", strides);
 }
 
 PyObject *tensor_numpy(PyObject *object, PyObject *args, PyObject *kwargs)

@@ -352,6 +352,11 @@ static PyObject *tensor_repr(PyObject *object)
 	return text;
 }
 
+static PyObject *tensor_html(PyObject *object, PyObject *unused)
+{
+	return call_python("tmesh.picture", "tensor_html", object);
+}
+
 #define KEYWORDS(function) ((PyCFunction)(void (*)(void))(function))
 
 static PyMethodDef methods[] = {
@@ -396,7 +401,8 @@ static PyMethodDef methods[] = {
 	 "torch.from_dlpack() does.\n\n"
 	 "Such capsules cannot say that memory is read-only, so read-only tensors give\n"
 	 "AccessError unless allow_readonly=True: the caller then sees to it that nobody\n"
-	 "writes, because a write kills the process (SIGSEGV)."},
+	 "writes, because a write kills the process (SIGSEGV). Negative strides, over which\n"
+	 "PyTorch aborts the process, give UnsupportedError."},
 	{"__dlpack__", KEYWORDS(tensor_dunder_dlpack), METH_VARARGS | METH_KEYWORDS,
 	 "__dlpack__($self, /, *, stream=None, max_version=None, dl_device=None, copy=None)\n"
 	 "--\n\n"
@@ -408,6 +414,8 @@ static PyMethodDef methods[] = {
 	 "__dlpack_device__($self, /)\n--\n\nDLPack's device type and number."},
 	{"__enter__", tensor_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nThe tensor."},
 	{"__exit__", tensor_exit, METH_VARARGS, "__exit__($self, /, *args)\n--\n\nrelease()."},
+	{"_repr_html_", tensor_html, METH_NOARGS,
+	 "_repr_html_($self, /)\n--\n\nWhat a notebook shows."},
 	{"__reduce__", tensor_reduce, METH_NOARGS,
 	 "__reduce__($self, /)\n--\n\nPickled as its ref: unpickling opens it for reading."},
 	{NULL},
@@ -425,6 +433,8 @@ static PyGetSetDef properties[] = {
 	{"token", get_token, NULL, "What opens the region for reading. See ref().", NULL},
 	{"sealed", get_sealed, NULL, "Whether the memory is immutable.", NULL},
 	{"writable", get_writable, NULL, "Whether one may write here.", NULL},
+	{"__array_interface__", get_array_interface, NULL,
+	 "NumPy's older protocol; its data is an object with the buffer protocol.", NULL},
 	{"released", get_released, NULL, "Whether release() was called.", NULL},
 	{NULL},
 };

@@ -38,6 +38,8 @@ class Tap:
             print(f"{name} ({report.when})\n{report.longreprtext}", file=sys.stderr)
         if report.when == "call" and report.passed:
             self.line("ok", name)
+            for key, value in report.user_properties:
+                print(f"# {key}: {value}", flush=True)
         elif report.failed:
             self.line("not ok", f"{name} ({report.when})")
         elif report.skipped:

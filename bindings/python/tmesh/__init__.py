@@ -40,6 +40,7 @@ from .errors import (
     StaleError,
     UnsupportedError,
 )
+from .picture import graph
 
 __all__ = [
     "AccessError",
@@ -62,6 +63,7 @@ __all__ = [
     "configure",
     "empty",
     "from_dlpack",
+    "graph",
     "holders",
     "list",
     "open",

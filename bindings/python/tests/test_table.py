@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: MIT
+"""DLPack with every library at hand: each dtype, both ways, and every kind of layout.
+
+What happens is printed, a line per row of the table. Whatever it is, it must be one of three:
+the memory is shared; there is a refusal that says why; or there is a copy that was counted,
+or that the consumer made for itself.
+"""
+
+import importlib
+
+import numpy as np
+import pytest
+
+import tmesh
+
+DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+          "float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64",
+          "complex128", "int4", "uint4", "float4_e2m1fn"]
+WHOLE = [dtype for dtype in DTYPES if dtype not in ("int4", "uint4", "float4_e2m1fn")]
+EVERYWHERE = ["int8", "int32", "int64", "uint8", "float16", "float32", "float64"]
+
+
+class NumPy:
+    module = np
+    take = staticmethod(np.from_dlpack)
+
+    @staticmethod
+    def make(dtype, shape):
+        return np.ones(shape, dtype)
+
+
+class Torch:
+    @property
+    def module(self):
+        return importlib.import_module("torch")
+
+    def take(self, t):
+        return self.module.from_dlpack(t)
+
+    def make(self, dtype, shape):
+        return self.module.ones(shape).to(getattr(self.module, dtype))
+
+
+class Jax:
+    @property
+    def module(self):
+        jax = importlib.import_module("jax")
+        jax.config.update("jax_enable_x64", True)
+        return jax
+
+    def take(self, t):
+        return self.module.dlpack.from_dlpack(t)
+
+    def make(self, dtype, shape):
+        name = {"bool": "bool_"}.get(dtype, dtype)
+        return self.module.numpy.ones(shape, getattr(self.module.numpy, name))
+
+
+class CuPy:
+    @property
+    def module(self):
+        return importlib.import_module("cupy")
+
+    def take(self, t):
+        return self.module.from_dlpack(t)
+
+    def make(self, dtype, shape):
+        return self.module.ones(shape, dtype)
+
+
+LIBRARIES = {"numpy": NumPy(), "torch": Torch(), "jax": Jax(), "cupy": CuPy()}
+
+# name, from a tensor of 4 by 8 elements
+LAYOUTS = {
+    "plain": lambda t: t,
+    "read-only": lambda t: tmesh.open(t.ref()),
+    "sealed": lambda t: t.seal(),
+    "sliced": lambda t: t[1:3],
+    "columns": lambda t: t[:, 2:5],
+    "backwards": lambda t: t[::-1],
+    "empty": lambda t: t[:0],
+}
+
+
+@pytest.fixture(params=LIBRARIES)
+def library(request):
+    try:
+        LIBRARIES[request.param].module
+    except ImportError:
+        pytest.skip(f"{request.param} is not installed")
+    return LIBRARIES[request.param]
+
+
+def short(error):
+    text = error.strerror if isinstance(error, OSError) else str(error)
+    return f"refused ({type(error).__name__}: {text.splitlines()[0].split(': ')[0]})"
+
+
+def grouped(row):
+    groups = {}
+    for name, result in row.items():
+        groups.setdefault(result, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {result}" for result, names in groups.items())
+
+
+def out(library, t):
+    """How the library takes @t."""
+    copies = tmesh.stats()["copies"]
+    try:
+        taken = library.take(t)
+    except Exception as error:
+        assert str(error), "a refusal says why"
+        return short(error)
+    assert tuple(taken.shape) == t.shape
+    assert tmesh.stats()["copies"] == copies, "tmesh copied in silence"
+    if not t.nbytes:
+        return "works"
+    # What is shared counts as a view of the tensor; what the consumer copied does not.
+    try:
+        t.release()
+    except tmesh.BusyError:
+        return "works"
+    return "the consumer copies"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_out(library, dtype, record_property):
+    row = {}
+    for name, lay_out in LAYOUTS.items():
+        made = tmesh.empty((4, 8), dtype)
+        if dtype in WHOLE or name in ("plain", "read-only", "sealed"):
+            row[name] = out(library, lay_out(made))
+    record_property(f"to {library.module.__name__} {dtype}", grouped(row))
+    if dtype in EVERYWHERE:
+        assert row["plain"] == row["sliced"] == row["empty"] == "works", row
+    if library.module.__name__ == "torch":
+        for name in ("read-only", "sealed", "backwards"):
+            assert row.get(name) != "works", "PyTorch has neither"
+
+
+@pytest.mark.parametrize("dtype", WHOLE)
+def test_in(library, dtype, record_property):
+    """What comes from elsewhere is copied once, and that is counted."""
+    says = {}
+    for name, shape in {"plain": (4, 8), "empty": (0, 3), "scalar": ()}.items():
+        for variant, change in {"": lambda a: a, " transposed": lambda a: a.T}.items():
+            try:
+                source = change(library.make(dtype, shape))
+            except Exception as error:
+                says[name + variant] = f"no such type there ({type(error).__name__})"
+                continue
+            copies = tmesh.stats()["copies"]
+            try:
+                t = tmesh.from_dlpack(source)
+            except Exception as error:
+                assert str(error)
+                says[name + variant] = short(error)
+                continue
+            assert (t.dtype, t.shape) == (dtype, tuple(source.shape))
+            copied = tmesh.stats()["copies"] - copies
+            assert copied == 1 or not t.nbytes
+            says[name + variant] = "copies, counted" if copied else "nothing to copy"
+    record_property(f"from {library.module.__name__} {dtype}", grouped(says))
+    if dtype in EVERYWHERE:
+        assert says["plain"] == "copies, counted", says
