@@ -34,8 +34,11 @@ static vm_fault_t tmesh_fault_batch(struct vm_fault *vmf, struct tmesh_claim *cl
 	rc = vm_insert_pages(vma, vmf->address, pages + vmf->pgoff, &left);
 	WRITE_ONCE(claim->fault_next, vmf->pgoff + nr);
 	WRITE_ONCE(claim->fault_batch, batch);
-	/* It stops at a page that is mapped already, which may even be the first. */
-	if (!rc || left < nr || rc == -EBUSY)
+	/*
+	 * It stops at a page that is mapped already, which may even be the first. It finds no page
+	 * table where MADV_DONTNEED just freed the one that it made (since 6.14): once more, then.
+	 */
+	if (!rc || left < nr || rc == -EBUSY || rc == -EFAULT)
 		return VM_FAULT_NOPAGE;
 	return rc == -ENOMEM ? VM_FAULT_OOM : VM_FAULT_SIGBUS;
 }

@@ -5,6 +5,7 @@
  */
 #include <fcntl.h>
 #include <glob.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -150,6 +151,40 @@ TEST(populate, "MAP_POPULATE fills a mapping of single pages")
 TEST(populate_huge, "MAP_POPULATE fills a mapping of huge pages")
 {
 	try_populate(TMESH_CREATE_HUGE);
+}
+
+static struct {
+	unsigned char *p;
+	double until;
+} forgetting;
+
+static void *forget(void *arg)
+{
+	while (t_now() < forgetting.until)
+		madvise(forgetting.p, HUGE, MADV_DONTNEED);
+	return NULL;
+}
+
+static void *remember(void *arg)
+{
+	for (int at = 0; t_now() < forgetting.until && !t_failed(); at = (at + 127) % 512)
+		CHECK_EQ(t_read(forgetting.p + at * PAGE), 0);
+	return NULL;
+}
+
+TEST(dontneed, "a fault that MADV_DONTNEED takes its page table away from is no SIGBUS")
+{
+	void *(*const work[])(void *) = {forget, remember, forget, remember};
+	pthread_t threads[ARRAY_SIZE(work)];
+	int fd;
+
+	forgetting.p = mapped(&fd, 2 * HUGE, TMESH_CREATE_NOHUGE);
+	forgetting.p += -(unsigned long)forgetting.p % HUGE;
+	forgetting.until = t_now() + t_length(5, 60);
+	for (size_t i = 0; i < ARRAY_SIZE(work); i++)
+		REQUIRE(!pthread_create(&threads[i], NULL, work[i], NULL));
+	for (size_t i = 0; i < ARRAY_SIZE(work); i++)
+		pthread_join(threads[i], NULL);
 }
 
 TEST(flags, "mappings are left out of core dumps")
