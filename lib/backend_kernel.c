@@ -304,10 +304,10 @@ static int kernel_open_token(struct tmesh_region *region, const struct tmesh_tok
 	return set_taken(region, err);
 }
 
-static int kernel_adopt(struct tmesh_region *region, int fd, const struct tmesh_wire_region *wire,
-			struct tmesh_error *err)
+static int kernel_adopt(struct tmesh_region *region, const int *fds,
+			const struct tmesh_wire_region *wire, struct tmesh_error *err)
 {
-	region->fd = fd;
+	region->fd = fds[0];
 	return tmesh_kernel_learn(region, err);
 }
 
@@ -718,6 +718,8 @@ const struct tmesh_backend_ops tmesh_kernel_ops = {
 	.derive = kernel_derive,
 	.open_token = kernel_open_token,
 	.adopt = kernel_adopt,
+	.poll_fd = tmesh_kernel_poll_fd,
+	.events = tmesh_kernel_events,
 	.mmap = kernel_mmap,
 	.seal = kernel_seal,
 	.is_sealed = kernel_is_sealed,

@@ -284,18 +284,48 @@ static int memfd_derive(struct tmesh_region *derived, struct tmesh_region *from,
 		derived->sealed = true;
 	}
 	derived->reopens = from->reopens;
+	if (from->kind & TMESH_KIND_OPAQUE) {
+		int fds[2];
+		int count = tmesh_opaque_handles(from, rights, fds, err);
+
+		if (count < 0)
+			return count;
+		tmesh_opaque_adopt(derived, fds, (unsigned int)count);
+	}
 	return handle_fd(from, rights, &derived->fd, err);
 }
 
+/* The card's file has the length of what the descriptor stands for, as a hole. */
+static int memfd_from_fd(struct tmesh_region *region, int fd, uint64_t bytes,
+			 struct tmesh_error *err)
+{
+	int rc = check_opts(&region->opts, err);
+
+	if (!rc)
+		rc = tmesh_opaque_create(region, fd, err);
+	if (rc)
+		return rc;
+	region->id = tmesh_new_id(region->ctx);
+	region->reopens = true;
+	region->kind = TMESH_KIND_OPAQUE;
+	region->rights = TMESH_RIGHTS_ALL;
+	region->bytes = bytes;
+	return make_file(region, 0, err);
+}
+
 /* Everything in @wire is somebody's word. What could hurt is checked against the file. */
-static int memfd_adopt(struct tmesh_region *region, int fd, const struct tmesh_wire_region *wire,
-		       struct tmesh_error *err)
+static int memfd_adopt(struct tmesh_region *region, const int *fds,
+		       const struct tmesh_wire_region *wire, struct tmesh_error *err)
 {
 	uint64_t behind = tmesh_memfd_trailer_bytes(wire->kind);
+	unsigned int more = tmesh_opaque_count(wire);
+	int fd = fds[0];
 	struct stat st;
 	int seals;
 
 	region->fd = fd;
+	if (more)
+		tmesh_opaque_adopt(region, &fds[1], more);
 	seals = fcntl(fd, F_GET_SEALS);
 	if (seals < 0 || (seals & TMESH_SEALS_FIXED) != TMESH_SEALS_FIXED || fstat(fd, &st))
 		return tmesh_fail(err, -EPROTO,
@@ -326,7 +356,8 @@ static int memfd_open_token(struct tmesh_region *region, const struct tmesh_toke
 	const struct tmesh_index_entry *entry;
 	struct tmesh_ctx *ctx = region->ctx;
 	struct tmesh_wire_region wire = {.backend = TMESH_BACKEND_MEMFD, .rights = rights};
-	int fd = -1, rc = 0;
+	int fds[TMESH_WIRE_FDS] = {-1};
+	int rc = 0;
 
 	pthread_mutex_lock(&ctx->lock);
 	entry = tmesh_server_find(ctx, token);
@@ -336,14 +367,19 @@ static int memfd_open_token(struct tmesh_region *region, const struct tmesh_toke
 		wire.kind = entry->region->kind;
 		wire.id = entry->region->id;
 		wire.bytes = entry->region->bytes;
-		fd = tmesh_memfd_handle(entry->region, rights, err);
-		rc = fd < 0 ? fd : 0;
+		fds[0] = tmesh_memfd_handle(entry->region, rights, err);
+		rc = fds[0] < 0 ? fds[0] : 0;
+		if (!rc && (wire.kind & TMESH_KIND_OPAQUE))
+			rc = tmesh_opaque_handles(entry->region, rights, &fds[1], err);
 	}
 	pthread_mutex_unlock(&ctx->lock);
-	if (rc)
+	if (rc < 0) {
+		if (fds[0] >= 0)
+			close(fds[0]);
 		return rc;
-	if (fd >= 0)
-		return memfd_adopt(region, fd, &wire, err);
+	}
+	if (fds[0] >= 0)
+		return memfd_adopt(region, fds, &wire, err);
 	return tmesh_peer_open(region, token, rights, err);
 }
 
@@ -351,10 +387,14 @@ static int memfd_open_token(struct tmesh_region *region, const struct tmesh_toke
 
 static int memfd_mmap(struct tmesh_region *region, int prot, void **addr, struct tmesh_error *err)
 {
-	int fd = prot & PROT_WRITE ? tmesh_memfd_writer_get(region, err) : region->fd;
+	int rc = tmesh_opaque_refuse(region, "map", err);
 	int flags = MAP_SHARED;
 	void *at = NULL;
+	int fd;
 
+	if (rc)
+		return rc;
+	fd = prot & PROT_WRITE ? tmesh_memfd_writer_get(region, err) : region->fd;
 	if (fd < 0)
 		return fd;
 	if (region->align_huge) {
@@ -382,8 +422,7 @@ static int memfd_mmap(struct tmesh_region *region, int prot, void **addr, struct
 		*addr = mmap(at, region->alloc, prot, flags, region->fd, 0);
 	}
 	if (*addr == MAP_FAILED) {
-		int rc = -errno;
-
+		rc = -errno;
 		if (at)
 			munmap(at, region->alloc);
 		errno = -rc;
@@ -405,7 +444,10 @@ static int memfd_mmap(struct tmesh_region *region, int prot, void **addr, struct
 static int memfd_seal(struct tmesh_region *region, struct tmesh_error *err)
 {
 	bool lowered = region->reads_only;
-	int own, reader, writer, rc = 0;
+	int own, reader, writer, rc = tmesh_opaque_refuse(region, "seal", err);
+
+	if (rc)
+		return rc;
 
 	/* By somebody else, perhaps: then it cannot be sealed again. */
 	if (fcntl(region->fd, F_GET_SEALS) & F_SEAL_WRITE)
@@ -516,6 +558,10 @@ static int memfd_desc_set(struct tmesh_region *region, const char *text, uint32_
 static int memfd_read(struct tmesh_region *region, uint64_t offset, void *data, uint64_t bytes,
 		      struct tmesh_error *err)
 {
+	int rc = tmesh_opaque_refuse(region, "read", err);
+
+	if (rc)
+		return rc;
 	while (bytes) {
 		ssize_t got = pread(region->fd, data, bytes, (off_t)offset);
 
@@ -536,8 +582,10 @@ static int memfd_read(struct tmesh_region *region, uint64_t offset, void *data, 
 static int memfd_write_cold(struct tmesh_region *region, uint64_t offset, const void *data,
 			    uint64_t bytes, struct tmesh_error *err)
 {
-	int rc;
+	int rc = tmesh_opaque_refuse(region, "write", err);
 
+	if (rc)
+		return rc;
 	if (region->kind & TMESH_KIND_HUGETLB) {
 		rc = map_for_writing(region, err);
 		if (!rc)
@@ -563,12 +611,6 @@ static int memfd_write_cold(struct tmesh_region *region, uint64_t offset, const 
 	return 0;
 }
 
-static int memfd_revoke(struct tmesh_region *region, struct tmesh_error *err)
-{
-	return tmesh_fail(err, -EOPNOTSUPP,
-			  "revoke: memory of a memfd cannot be taken back; it needs the module");
-}
-
 static int memfd_export(struct tmesh_region *region, uint64_t offset, uint64_t bytes,
 			uint32_t rights, int *fd, struct tmesh_error *err)
 {
@@ -577,8 +619,10 @@ static int memfd_export(struct tmesh_region *region, uint64_t offset, uint64_t b
 		.offset = offset,
 		.size = bytes,
 	};
-	int device, memfd, made, code, rc;
+	int device, memfd, made, code, rc = tmesh_opaque_refuse(region, "export", err);
 
+	if (rc)
+		return rc;
 	if (!(rights & TMESH_WRITE))
 		return tmesh_fail(
 			err, -EOPNOTSUPP,
@@ -628,7 +672,8 @@ static int memfd_token(struct tmesh_region *region, uint32_t rights, char *token
 		return rc;
 	tmesh_region_lock(region);
 	pthread_mutex_lock(&region->ctx->lock);
-	rc = tmesh_server_token(region, rights, &parts, err);
+	rc = region->leash_cut ? tmesh_fail(err, -ESTALE, "token: the region was taken back")
+			       : tmesh_server_token(region, rights, &parts, err);
 	pthread_mutex_unlock(&region->ctx->lock);
 	tmesh_region_unlock(region);
 	if (!rc)
@@ -663,6 +708,10 @@ static int memfd_info(struct tmesh_region *region, struct tmesh_region_info *inf
 	info->rights = region->rights;
 	info->node = region->opts.node;
 	info->pinning = region->pinning;
+	if (region->kind & TMESH_KIND_OPAQUE) {
+		info->backing = TMESH_BACKED_BY_OPAQUE;
+		info->revoked = tmesh_memfd_events(region) & TMESH_EVENT_TAKEN;
+	}
 	if (region->addr && region->align_huge)
 		info->huge_bytes = tmesh_huge_mapped(region->addr);
 	return 0;
@@ -717,7 +766,12 @@ const struct tmesh_backend_ops tmesh_memfd_ops = {
 	.desc_set = memfd_desc_set,
 	.read = memfd_read,
 	.write_cold = memfd_write_cold,
-	.revoke = memfd_revoke,
+	.revoke = tmesh_memfd_revoke,
+	.reclaim = tmesh_memfd_reclaim,
+	.from_fd = memfd_from_fd,
+	.opaque_fd = tmesh_memfd_opaque_fd,
+	.poll_fd = tmesh_memfd_poll_fd,
+	.events = tmesh_memfd_events,
 	.export_dmabuf = memfd_export,
 	.token = memfd_token,
 	.handle_fd = handle_fd,

@@ -1,19 +1,17 @@
 // SPDX-License-Identifier: MIT
 /* Messages with descriptors over Unix sockets, and the hand-over of regions by them. */
-#include "wire.h"
+#include "memfd.h"
 
 #include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define FDS_MAX 2
-
-/* Room for more than FDS_MAX would let a peer install more; what does not fit the kernel
+/* Room for more than TMESH_WIRE_FDS would let a peer install more; what does not fit the kernel
  * drops and says so. */
 union control {
 	struct cmsghdr align;
-	char room[CMSG_SPACE(FDS_MAX * sizeof(int))];
+	char room[CMSG_SPACE(TMESH_WIRE_FDS * sizeof(int))];
 };
 
 static void close_all(const int *fds, unsigned int count)
@@ -52,7 +50,7 @@ static int take_fds(struct msghdr *msg, int *fds, unsigned int room, unsigned in
 				rc = -EPROTO;
 			}
 		}
-		if (got >= FDS_MAX && cut)
+		if (got >= TMESH_WIRE_FDS && cut)
 			rc = -EPROTO;
 	}
 	return rc;
@@ -175,13 +173,13 @@ static int check_unix(int socket, struct tmesh_error *err)
 
 /* On a socket that cannot take it now, wait as for a message: at most the timeout. */
 static int send_waiting(const struct tmesh_ctx *ctx, int socket,
-			const struct tmesh_wire_region *wire, int fd)
+			const struct tmesh_wire_region *wire, const int *fds, unsigned int count)
 {
 	uint64_t deadline = 0;
 
 	for (;;) {
 		struct pollfd poller = {.fd = socket, .events = POLLOUT};
-		int rc = tmesh_wire_send(socket, wire, sizeof(*wire), &fd, 1, MSG_DONTWAIT);
+		int rc = tmesh_wire_send(socket, wire, sizeof(*wire), fds, count, MSG_DONTWAIT);
 
 		if (rc != -EAGAIN && rc != -ETOOMANYREFS)
 			return rc;
@@ -208,20 +206,28 @@ int tmesh_region_send(struct tmesh_region *region, int socket, uint32_t rights,
 		.bytes = region->bytes,
 	};
 	int rc = tmesh_check_rights(rights, err);
-	int fd;
+	int fds[TMESH_WIRE_FDS];
+	int more = 0;
 
 	if (!rc)
 		rc = tmesh_region_may(region, rights, "send", err);
 	if (!rc)
 		rc = check_unix(socket, err);
 	if (!rc)
-		rc = region->ctx->ops->handle_fd(region, rights, &fd, err);
+		rc = region->ctx->ops->handle_fd(region, rights, &fds[0], err);
 	if (rc)
 		return rc;
 	tmesh_region_set_shared(region);
-	rc = send_waiting(region->ctx, socket, &wire, fd);
-	if (fd != region->fd)
-		close(fd);
+	if (wire.kind & TMESH_KIND_OPAQUE)
+		more = tmesh_opaque_handles(region, rights, &fds[1], err);
+	if (more >= 0) {
+		rc = send_waiting(region->ctx, socket, &wire, fds, 1 + (unsigned int)more);
+		close_all(&fds[1], (unsigned int)more);
+	}
+	if (fds[0] != region->fd)
+		close(fds[0]);
+	if (more < 0)
+		return more;
 	switch (rc) {
 	case 0:
 		return 0;
@@ -259,23 +265,24 @@ static int take_region(struct tmesh_region *region, int socket, uint64_t deadlin
 {
 	const struct tmesh_backend_ops *ops = region->ctx->ops;
 	struct tmesh_wire_region wire;
-	int fd;
-	int rc = tmesh_wire_recv(socket, &wire, sizeof(wire), &fd, 1, deadline);
+	int fds[TMESH_WIRE_FDS];
+	int count = tmesh_wire_recv(socket, &wire, sizeof(wire), fds, TMESH_WIRE_FDS, deadline);
 
-	if (rc <= 0)
-		return recv_error(rc ? rc : -EPROTO, err);
-	if (wire.magic != TMESH_MAGIC_REGION || wire.version != TMESH_WIRE_VERSION || wire.pad) {
-		close(fd);
+	if (count < 0)
+		return recv_error(count, err);
+	if (wire.magic != TMESH_MAGIC_REGION || wire.version != TMESH_WIRE_VERSION || wire.pad ||
+	    (unsigned int)count != 1 + tmesh_opaque_count(&wire)) {
+		close_all(fds, (unsigned int)count);
 		return recv_error(-EPROTO, err);
 	}
 	if (wire.backend != ops->backend) {
-		close(fd);
+		close_all(fds, (unsigned int)count);
 		return tmesh_fail(err, -EOPNOTSUPP,
 				  "receive: the region is of another backend than this context's "
 				  "(%s)",
 				  tmesh_backend_name(ops->backend));
 	}
-	return ops->adopt(region, fd, &wire, err);
+	return ops->adopt(region, fds, &wire, err);
 }
 
 int tmesh_region_recv(struct tmesh_ctx *ctx, int socket, struct tmesh_region **out,

@@ -165,11 +165,16 @@ uint32_t tmesh_fork_count(void); /* grows with every fork() of this process */
 
 /* region.c */
 
+/* Room above for rounding up to huge pages and for what a backend puts behind the data. */
+#define TMESH_BYTES_MAX ((uint64_t)INT64_MAX - (64u << 20))
+
 /* What a region is beyond its bytes; stands in messages and in the index. */
 #define TMESH_KIND_FOREIGN (1u << 0) /* a memfd made elsewhere: no name, no trailer of ours */
 #define TMESH_KIND_HUGETLB (1u << 1)
 #define TMESH_KIND_NO_PIN (1u << 2)
-#define TMESH_KINDS (TMESH_KIND_FOREIGN | TMESH_KIND_HUGETLB | TMESH_KIND_NO_PIN)
+#define TMESH_KIND_OPAQUE (1u << 3) /* stands for a descriptor: memfd_opaque.c */
+#define TMESH_KINDS \
+	(TMESH_KIND_FOREIGN | TMESH_KIND_HUGETLB | TMESH_KIND_NO_PIN | TMESH_KIND_OPAQUE)
 
 struct tmesh_region {
 	atomic_uint refs;
@@ -185,6 +190,10 @@ struct tmesh_region {
 	uint64_t dev; /* memfd: the file's; of a region made here known from its first */
 	uint64_t ino; /* token on */
 	bool reopens; /* memfd: the context's user may open its file anew for writing */
+	int device;   /* memfd, opaque: the descriptor it stands for, or -1 */
+	int leash;    /* memfd, opaque: one end of the pipe, or -1 */
+	bool leash_made;
+	atomic_bool leash_cut;	       /* by its maker: taken back */
 	struct tmesh_region_opts opts; /* as created; label points to the next */
 	char label[TMESH_LABEL_LEN + 1];
 	bool created; /* by this context: counts against max_bytes, may go to the pool */
@@ -231,6 +240,9 @@ void tmesh_region_set_shared(struct tmesh_region *region);
 /* -EPERM in a forked child, then -EACCES without all of @rights. */
 int tmesh_region_may(struct tmesh_region *region, uint32_t rights, const char *what,
 		     struct tmesh_error *err);
+
+/* memfd_opaque.c: closes what such a region has, if it is one. */
+void tmesh_opaque_close(struct tmesh_region *region);
 
 /* lease.c */
 
@@ -287,9 +299,9 @@ struct tmesh_backend_ops {
 		      bool pin, struct tmesh_error *err);
 	int (*open_token)(struct tmesh_region *region, const struct tmesh_token_parts *token,
 			  uint32_t rights, struct tmesh_error *err);
-	/* @fd is the region's from here on, also on failure. */
-	int (*adopt)(struct tmesh_region *region, int fd, const struct tmesh_wire_region *wire,
-		     struct tmesh_error *err);
+	/* @fds, as many as @wire calls for, are the region's from here on, also on failure. */
+	int (*adopt)(struct tmesh_region *region, const int *fds,
+		     const struct tmesh_wire_region *wire, struct tmesh_error *err);
 
 	/* Under the region's lock */
 	int (*mmap)(struct tmesh_region *region, int prot, void **addr, struct tmesh_error *err);
@@ -330,17 +342,22 @@ struct tmesh_backend_ops {
 	int (*pool_renew)(struct tmesh_region *region, uint64_t bytes,
 			  const struct tmesh_region_opts *opts);
 
+	/* What happens to a region, as events to poll() for and as they are now. */
+	int (*poll_fd)(struct tmesh_region *region, uint32_t events, short *wait,
+		       struct tmesh_error *err);
+	uint32_t (*events)(struct tmesh_region *region);
+	int (*from_fd)(struct tmesh_region *region, int fd, uint64_t bytes,
+		       struct tmesh_error *err);
+	int (*opaque_fd)(struct tmesh_region *region, int *fd, struct tmesh_error *err);
+	int (*reclaim)(struct tmesh_region *region, uint64_t timeout_ns,
+		       struct tmesh_reclaim_report *report, struct tmesh_error *err);
+
 	/* What only the module can do: NULL on memfd. @region is as for create. */
 	int (*from_user)(struct tmesh_region *region, void *addr, uint64_t bytes,
 			 struct tmesh_error *err);
 	int (*from_dmabuf)(struct tmesh_region *region, int fd, struct tmesh_error *err);
-	int (*from_fd)(struct tmesh_region *region, int fd, uint64_t bytes,
-		       struct tmesh_error *err);
-	int (*opaque_fd)(struct tmesh_region *region, int *fd, struct tmesh_error *err);
 	int (*gather)(struct tmesh_region *region, const struct tmesh_gather_extent *extents,
 		      size_t count, struct tmesh_error *err);
-	int (*reclaim)(struct tmesh_region *region, uint64_t timeout_ns,
-		       struct tmesh_reclaim_report *report, struct tmesh_error *err);
 	/* @pidfd -1: not bound to a process */
 	int (*lease_set)(struct tmesh_region *region, uint64_t ns, int pidfd,
 			 struct tmesh_error *err);

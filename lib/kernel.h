@@ -35,6 +35,9 @@ int tmesh_kernel_when_taken(struct tmesh_region *region, enum tmesh_taken taken,
 			    struct tmesh_error *err);
 int tmesh_kernel_reclaim(struct tmesh_region *region, uint64_t timeout_ns,
 			 struct tmesh_reclaim_report *report, struct tmesh_error *err);
+int tmesh_kernel_poll_fd(struct tmesh_region *region, uint32_t events, short *wait,
+			 struct tmesh_error *err);
+uint32_t tmesh_kernel_events(struct tmesh_region *region);
 int tmesh_kernel_signal(struct tmesh_region *region, uint64_t value, struct tmesh_error *err);
 int tmesh_kernel_wait(struct tmesh_region *region, uint64_t value, int64_t timeout_ns, bool arm,
 		      uint64_t *reached, struct tmesh_error *err);

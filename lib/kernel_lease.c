@@ -2,6 +2,7 @@
 /* What the module does over time: leases, reclaiming, fences. */
 #include "kernel.h"
 
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -132,6 +133,31 @@ int tmesh_kernel_reclaim(struct tmesh_region *region, uint64_t timeout_ns,
 			  "reclaim: %llu bytes are still in use: %u dma-bufs, %u devices%s%s",
 			  (unsigned long long)revoke.pinned_bytes, revoke.exports,
 			  revoke.attachments, *who ? ": " : ", or I/O in flight", who);
+}
+
+int tmesh_kernel_poll_fd(struct tmesh_region *region, uint32_t events, short *wait,
+			 struct tmesh_error *err)
+{
+	*wait = events & TMESH_EVENT_ALONE ? POLLOUT : 0;
+	return region->fd;
+}
+
+uint32_t tmesh_kernel_events(struct tmesh_region *region)
+{
+	struct pollfd poller = {.fd = region->fd, .events = POLLOUT};
+	struct tmesh_info info;
+	uint32_t events = 0;
+
+	if (poll(&poller, 1, 0) < 0)
+		return 0;
+	if (poller.revents & POLLHUP)
+		events |= TMESH_EVENT_TAKEN;
+	/* Of a region that was taken back poll() does not say whether it is alone. */
+	if (poller.revents & POLLOUT ||
+	    ((events & TMESH_EVENT_TAKEN) && !tmesh_kernel_info(region->fd, &info) &&
+	     info.handles + info.exports == 1))
+		events |= TMESH_EVENT_ALONE;
+	return events;
 }
 
 int tmesh_kernel_signal(struct tmesh_region *region, uint64_t value, struct tmesh_error *err)

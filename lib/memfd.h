@@ -56,6 +56,8 @@ int tmesh_memfd_describe(int fd, uint32_t kind, struct tmesh_region_info *info);
 
 /* memfd_fd.c */
 
+/* @fd, a descriptor of this process, opened anew. */
+int tmesh_reopen(struct tmesh_ctx *ctx, int fd, int mode, struct tmesh_error *err);
 /* The region's file, opened anew: O_RDONLY, or O_RDWR where region->reopens. */
 int tmesh_memfd_reopen(struct tmesh_region *region, int mode, struct tmesh_error *err);
 bool tmesh_memfd_reads_only(const struct tmesh_region *region);
@@ -69,6 +71,27 @@ int tmesh_memfd_writer_get(struct tmesh_region *region, struct tmesh_error *err)
 void tmesh_memfd_writer_put(const struct tmesh_region *region, int fd);
 /* A new descriptor to give away with @rights; one of the locks is held. */
 int tmesh_memfd_handle(struct tmesh_region *region, uint32_t rights, struct tmesh_error *err);
+
+/* memfd_opaque.c */
+
+/* Make the region, whose card is there, stand for @fd. */
+int tmesh_opaque_create(struct tmesh_region *region, int fd, struct tmesh_error *err);
+/* Descriptors that a hand-over has beside the region's own. */
+unsigned int tmesh_opaque_count(const struct tmesh_wire_region *wire);
+/* New ones to give away with @rights. Return: as many, or a negative errno. */
+int tmesh_opaque_handles(struct tmesh_region *region, uint32_t rights, int *fds,
+			 struct tmesh_error *err);
+void tmesh_opaque_adopt(struct tmesh_region *region, const int *fds, unsigned int count);
+/* -EOPNOTSUPP for what needs memory, on a region that has none. */
+int tmesh_opaque_refuse(const struct tmesh_region *region, const char *what,
+			struct tmesh_error *err);
+int tmesh_memfd_opaque_fd(struct tmesh_region *region, int *fd, struct tmesh_error *err);
+int tmesh_memfd_poll_fd(struct tmesh_region *region, uint32_t events, short *wait,
+			struct tmesh_error *err);
+uint32_t tmesh_memfd_events(struct tmesh_region *region);
+int tmesh_memfd_revoke(struct tmesh_region *region, struct tmesh_error *err);
+int tmesh_memfd_reclaim(struct tmesh_region *region, uint64_t timeout_ns,
+			struct tmesh_reclaim_report *report, struct tmesh_error *err);
 
 /* caps_memfd.c */
 void tmesh_memfd_caps(struct tmesh_ctx *ctx);

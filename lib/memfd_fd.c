@@ -14,9 +14,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-int tmesh_memfd_reopen(struct tmesh_region *region, int mode, struct tmesh_error *err)
+int tmesh_reopen(struct tmesh_ctx *ctx, int fd, int mode, struct tmesh_error *err)
 {
-	struct tmesh_ctx *ctx = region->ctx;
 	int proc = atomic_load(&ctx->proc);
 	char name[TMESH_FD_NAME];
 	int own;
@@ -37,9 +36,14 @@ int tmesh_memfd_reopen(struct tmesh_region *region, int mode, struct tmesh_error
 			proc = none;
 		}
 	}
-	tmesh_fd_name(name, region->fd);
+	tmesh_fd_name(name, fd);
 	own = openat(proc, name, mode | O_CLOEXEC);
 	return own < 0 ? tmesh_fail_errno(err, "reopening a region's descriptor") : own;
+}
+
+int tmesh_memfd_reopen(struct tmesh_region *region, int mode, struct tmesh_error *err)
+{
+	return tmesh_reopen(region->ctx, region->fd, mode, err);
 }
 
 bool tmesh_memfd_reads_only(const struct tmesh_region *region)

@@ -5,7 +5,7 @@
  * Where that does not work the producer's server is asked by socket. Its answer brings the
  * index along, and the number that its process has here, for the next time.
  */
-#include "wire.h"
+#include "memfd.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -244,11 +244,11 @@ static bool open_without_wake(struct tmesh_peer *peer, struct tmesh_region *regi
 	int fd;
 
 	if (!index_ready(region->ctx, peer) || !tmesh_index_view_find(&peer->view, secret, &hit) ||
-	    (rights & ~hit.region.rights) || hit.fd < 0)
+	    (rights & ~hit.region.rights) || hit.fd < 0 || (hit.region.kind & TMESH_KIND_OPAQUE))
 		return false;
 	fd = open_fd_of(peer, &hit, rights);
 	hit.region.rights = rights;
-	if (fd >= 0 && region->ctx->ops->adopt(region, fd, &hit.region, NULL) == 0 &&
+	if (fd >= 0 && region->ctx->ops->adopt(region, &fd, &hit.region, NULL) == 0 &&
 	    region->dev == hit.dev && region->ino == hit.ino && tmesh_index_hit_holds(&hit) &&
 	    !tmesh_index_view_closed(&peer->view))
 		return true;
@@ -264,7 +264,9 @@ static bool open_without_wake(struct tmesh_peer *peer, struct tmesh_region *regi
 
 struct answer {
 	struct tmesh_wire_reply reply;
-	int fds[2]; /* the region's and the index's, or -1 */
+	int fds[TMESH_WIRE_FDS]; /* the region's, then the index's if there is one */
+	unsigned int own;	 /* as many are the region's */
+	int index;
 };
 
 static int producer_gone(struct tmesh_error *err)
@@ -329,19 +331,24 @@ static int exchange(int conn, const struct tmesh_wire_request *request, uint64_t
 	int count = tmesh_wire_send(conn, request, sizeof(*request), NULL, 0, MSG_DONTWAIT);
 	const struct tmesh_wire_reply *reply = &answer->reply;
 
-	answer->fds[0] = answer->fds[1] = -1;
+	answer->index = -1;
 	if (count)
 		return count;
-	count = tmesh_wire_recv(conn, &answer->reply, sizeof(answer->reply), answer->fds, 2,
-				deadline);
+	count = tmesh_wire_recv(conn, &answer->reply, sizeof(answer->reply), answer->fds,
+				TMESH_WIRE_FDS, deadline);
 	if (count < 0)
 		return count;
+	answer->own = reply->status ? 0 : 1 + tmesh_opaque_count(&reply->region);
 	if (reply->magic == TMESH_MAGIC_REPLY && reply->version == TMESH_WIRE_VERSION &&
-	    (reply->status == 0 ? count == 1 + (reply->index != request->index)
-				: count == 0 && reply->status < 0 && reply->status > -4096))
+	    (reply->status == 0
+		     ? (unsigned int)count == answer->own + (reply->index != request->index)
+		     : count == 0 && reply->status < 0 && reply->status > -4096)) {
+		if ((unsigned int)count > answer->own)
+			answer->index = answer->fds[answer->own];
 		return 0;
-	peer_close(&answer->fds[0]);
-	peer_close(&answer->fds[1]);
+	}
+	while (count > 0)
+		close(answer->fds[--count]);
 	return -EPROTO;
 }
 
@@ -397,11 +404,11 @@ static void learn(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token, 
 		*conn = -1;
 	}
 	peer->pid = pid;
-	if (answer->fds[1] >= 0) {
+	if (answer->index >= 0) {
 		index_forget(peer);
-		peer->index = answer->fds[1];
+		peer->index = answer->index;
 		peer->index_number = answer->reply.index;
-		answer->fds[1] = -1;
+		answer->index = -1;
 	}
 }
 
@@ -447,15 +454,10 @@ static int open_asking(struct tmesh_region *region, const struct tmesh_token_par
 	pthread_mutex_lock(&ctx->lock);
 	learn(ctx, token, pid, &conn, &answer);
 	pthread_mutex_unlock(&ctx->lock);
-	if (answer.reply.status) {
-		rc = refusal(answer.reply.status, err);
-	} else {
-		rc = ctx->ops->adopt(region, answer.fds[0], &answer.reply.region, err);
-		answer.fds[0] = -1;
-	}
+	rc = answer.reply.status ? refusal(answer.reply.status, err)
+				 : ctx->ops->adopt(region, answer.fds, &answer.reply.region, err);
 	peer_close(&conn);
-	peer_close(&answer.fds[0]);
-	peer_close(&answer.fds[1]);
+	peer_close(&answer.index);
 	return rc;
 }
 

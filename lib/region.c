@@ -7,9 +7,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Room above for rounding up to huge pages and for what a backend puts behind the data. */
-#define BYTES_MAX ((uint64_t)INT64_MAX - (64u << 20))
-
 struct tmesh_ctx *tmesh_region_ctx(const struct tmesh_region *region)
 {
 	return region->ctx;
@@ -98,7 +95,7 @@ struct tmesh_region *tmesh_region_new(struct tmesh_ctx *ctx, struct tmesh_error 
 	region->ctx = ctx;
 	region->life = tmesh_fork_life();
 	region->forks = tmesh_fork_count();
-	region->fd = -1;
+	region->fd = region->device = region->leash = -1;
 	region->opts.node = -1;
 	region->opts.mode = 0600;
 	return region;
@@ -111,6 +108,7 @@ void tmesh_region_destroy(struct tmesh_region *region)
 	tmesh_lease_forget(region);
 	if (region->fd >= 0)
 		close(region->fd);
+	tmesh_opaque_close(region);
 	pthread_mutex_destroy(&region->lock);
 	free(region);
 }
@@ -194,7 +192,7 @@ int tmesh_region_create(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmes
 		return rc;
 	if (bytes == 0)
 		return tmesh_fail(err, -EINVAL, "a region has at least one byte");
-	if (bytes > BYTES_MAX)
+	if (bytes > TMESH_BYTES_MAX)
 		return tmesh_fail(err, -EOVERFLOW, "%llu bytes are more than a file can have",
 				  (unsigned long long)bytes);
 	rc = tmesh_ctx_enter(ctx, err);
@@ -472,16 +470,28 @@ int tmesh_region_reclaim(struct tmesh_region *region, uint64_t timeout_ns,
 	struct tmesh_reclaim_report there;
 	int rc = tmesh_region_may(region, TMESH_MANAGE, "reclaim", err), wrote = 0;
 
-	if (!rc && !region->ctx->ops->reclaim)
-		rc = tmesh_fail(err, -EOPNOTSUPP,
-				"reclaim: memory of a memfd cannot be taken back; it needs the "
-				"module");
 	if (rc)
 		return rc;
 	rc = region->ctx->ops->reclaim(region, timeout_ns, &there, err);
 	if (report && (!rc || rc == -ETIMEDOUT || rc == -EINTR))
 		wrote = tmesh_write_sized(report, &there, sizeof(there), err);
 	return wrote ? wrote : rc;
+}
+
+int tmesh_region_poll_fd(struct tmesh_region *region, uint32_t events, short *wait,
+			 struct tmesh_error *err)
+{
+	if (!events || (events & ~(uint32_t)(TMESH_EVENT_TAKEN | TMESH_EVENT_ALONE)))
+		return tmesh_fail(err, -EINVAL, "poll: TAKEN or ALONE can be waited for, not 0x%x",
+				  events);
+	if (tmesh_region_inherited(region))
+		return tmesh_region_may(region, 0, "poll", err);
+	return region->ctx->ops->poll_fd(region, events, wait, err);
+}
+
+uint32_t tmesh_region_events(struct tmesh_region *region)
+{
+	return region->ctx->ops->events(region);
 }
 
 int tmesh_region_export_dmabuf(struct tmesh_region *region, uint64_t offset, uint64_t bytes,

@@ -79,10 +79,12 @@ static struct client *free_place(struct tmesh_server *server)
 	return free_place(server);
 }
 
+/* Return: the number of descriptors in @fds, or a negative errno. */
 static int grant(struct tmesh_server *server, const struct tmesh_wire_request *request,
-		 struct tmesh_wire_region *region, int *fd)
+		 struct tmesh_wire_region *region, int *fds)
 {
 	const struct tmesh_index_entry *entry = tmesh_index_find(server->index, request->secret);
+	int more = 0;
 
 	if (!entry)
 		return -ENOENT;
@@ -97,8 +99,14 @@ static int grant(struct tmesh_server *server, const struct tmesh_wire_request *r
 		.id = entry->region->id,
 		.bytes = entry->region->bytes,
 	};
-	*fd = tmesh_memfd_handle(entry->region, request->rights, NULL);
-	return *fd < 0 ? *fd : 0;
+	fds[0] = tmesh_memfd_handle(entry->region, request->rights, NULL);
+	if (fds[0] < 0)
+		return fds[0];
+	if (region->kind & TMESH_KIND_OPAQUE)
+		more = tmesh_opaque_handles(entry->region, request->rights, &fds[1], NULL);
+	if (more < 0)
+		close(fds[0]);
+	return more < 0 ? more : 1 + more;
 }
 
 static bool answer(struct tmesh_server *server, struct client *client,
@@ -109,28 +117,28 @@ static bool answer(struct tmesh_server *server, struct client *client,
 		.version = TMESH_WIRE_VERSION,
 		.index = tmesh_index_number(server->index),
 	};
-	unsigned int count = 0;
-	int fds[2];
+	int fds[TMESH_WIRE_FDS];
+	unsigned int own, count;
 	int rc;
 
 	if (request->version != TMESH_WIRE_VERSION)
-		reply.status = -EPROTO;
+		rc = -EPROTO;
 	else if (tmesh_check_rights(request->rights, NULL))
-		reply.status = -EINVAL;
+		rc = -EINVAL;
 	else
-		reply.status = grant(server, request, &reply.region, fds);
-	if (reply.status == 0) {
-		count = 1;
-		if (request->index != reply.index)
-			fds[count++] = tmesh_index_fd(server->index);
-	} else {
+		rc = grant(server, request, &reply.region, fds);
+	own = count = rc < 0 ? 0 : (unsigned int)rc;
+	if (rc < 0) {
+		reply.status = rc;
 		reply.index = request->index;
+	} else if (request->index != reply.index) {
+		fds[count++] = tmesh_index_fd(server->index);
 	}
 	client->used = ++server->clock;
 	rc = tmesh_wire_send(client->fd, &reply, sizeof(reply), fds, count, MSG_DONTWAIT);
-	if (count)
-		close(fds[0]);
-	if (rc == 0 && count)
+	for (unsigned int i = 0; i < own; i++)
+		close(fds[i]);
+	if (rc == 0 && own)
 		tmesh_count(server->ctx, COUNT_SERVED, 1);
 	return rc == 0;
 }

@@ -97,6 +97,9 @@ int tmesh_region_from_fd(struct tmesh_ctx *ctx, int fd, uint64_t bytes,
 
 	if (!bytes)
 		return tmesh_fail(err, -EINVAL, "say how many bytes the descriptor stands for");
+	if (bytes > TMESH_BYTES_MAX)
+		return tmesh_fail(err, -EOVERFLOW, "%llu bytes are more than a region has",
+				  (unsigned long long)bytes);
 	rc = begin(ctx, ctx->ops->from_fd, "keeping a descriptor", 0, opts, &region, err);
 	if (rc)
 		return rc;

@@ -87,6 +87,9 @@ _Static_assert(sizeof(struct tmesh_index_slot) == 64, "a line of the cache");
 
 /* handover.c */
 
+/* The most descriptors that a message has: a region's three, and an index. */
+#define TMESH_WIRE_FDS 4
+
 /*
  * One message of @bytes, with at most @fd_room descriptors in @fds; waits until @deadline,
  * or not at all when that is 0.

@@ -73,8 +73,8 @@ int tmesh_region_from_memfd(struct tmesh_ctx *ctx, int fd, uint64_t bytes,
 			    struct tmesh_error *err);
 
 /*
- * Regions around memory that was made elsewhere; all need the module (-EOPNOTSUPP on memfd) and
- * take label, mode, gid, linger_ms and GID of @opts.
+ * Regions around memory that was made elsewhere; all but _from_fd need the module (-EOPNOTSUPP on
+ * memfd). They take label, mode, gid, linger_ms and GID of @opts.
  *
  * _from_user: [addr, addr + bytes), whole pages of this process, pinned while the region lives
  * and charged to RLIMIT_MEMLOCK. It is not mapped again and not sealed; it is exported. The
@@ -86,10 +86,10 @@ int tmesh_region_from_memfd(struct tmesh_ctx *ctx, int fd, uint64_t bytes,
  * give is up to its exporter. It is not sealed.
  * Return: 0; -EBADF, -EINVAL (no dma-buf); -ELOOP (an export of tmesh's own: open its token).
  *
- * _from_fd: a character device's descriptor that only its driver understands, such as a CUDA
- * memory export, of @bytes as its maker knows. It is held, handed over and listed;
+ * _from_fd: a character device's descriptor (memfd: any) that only its driver understands, such as
+ * a CUDA memory export, of @bytes as its maker knows. It is held, handed over and listed;
  * _opaque_fd gives a descriptor of it back to any holder with WRITE.
- * Return: 0; -EBADF; -EOPNOTSUPP (another kind of file).
+ * Return: 0; -EBADF; -EOPNOTSUPP (module: another kind of file); -EOVERFLOW.
  *
  * @fd is duplicated, never taken over.
  */
@@ -175,6 +175,8 @@ int tmesh_region_pin(struct tmesh_region *region, struct tmesh_region **out,
 
 /*
  * Take the region back from all holders. Needs MANAGE.
+ * memfd: regions of tmesh_region_from_fd() alone, by the process that made them; their holders
+ * are told, and let go of themselves.
  * Return: 0; -EBUSY (pinned: the message names the holders), -EOPNOTSUPP (memfd).
  */
 int tmesh_region_revoke(struct tmesh_region *region, struct tmesh_error *err);
@@ -191,10 +193,31 @@ struct tmesh_reclaim_report {
  * Take the region back and wait until its memory is really free, at most @timeout_ns. May be
  * called again, also on a region that was revoked. @report may be NULL.
  * Return: as _revoke; -ETIMEDOUT, -EINTR: revoked, but something still uses memory; the message
- * names devices, @report is filled.
+ * names devices (memfd: processes), @report is filled.
  */
 int tmesh_region_reclaim(struct tmesh_region *region, uint64_t timeout_ns,
 			 struct tmesh_reclaim_report *report, struct tmesh_error *err);
+
+/* What may happen to a region that this process holds. */
+enum tmesh_region_event {
+	TMESH_EVENT_TAKEN = 1 << 0,    /* it was taken back, or this handle's lease has lapsed */
+	TMESH_EVENT_ALONE = 1 << 1,    /* nobody else holds it */
+	TMESH_EVENT_ORPHANED = 1 << 2, /* memfd: who made it is gone, its holders keep it */
+};
+
+/*
+ * How to wait for any of @events, TAKEN or ALONE: poll() the returned descriptor, which stays the
+ * library's, for @wait; when it returns, tmesh_region_events() says what is so now. On memfd this
+ * is for regions of tmesh_region_from_fd(): their maker waits for ALONE, their holders for TAKEN,
+ * and poll() returns for ORPHANED too, once and for all. What was ALONE may be opened by a token
+ * the moment after; only after a revocation it stays so.
+ *
+ * Return: the descriptor; -EINVAL (@events); -EPERM (inherited); -EOPNOTSUPP (other regions on
+ * memfd; an event that this process cannot wait for).
+ */
+int tmesh_region_poll_fd(struct tmesh_region *region, uint32_t events, short *wait,
+			 struct tmesh_error *err);
+uint32_t tmesh_region_events(struct tmesh_region *region);
 
 /*
  * A dma-buf over [offset, offset + bytes), whole pages; @bytes 0 means to the end;

@@ -157,8 +157,6 @@ static void test_needs_module(void **state)
 		       -EOPNOTSUPP, "module");
 	assert_refused(tmesh_region_from_dmabuf(*state, 0, NULL, &made, err), -EOPNOTSUPP,
 		       "module");
-	assert_refused(tmesh_region_from_fd(*state, 0, 4096, NULL, &made, err), -EOPNOTSUPP,
-		       "module");
 	assert_refused(tmesh_region_opaque_fd(region, &fd, err), -EOPNOTSUPP, "no descriptor");
 	assert_refused(tmesh_region_gather(*state, &extent, 1, TMESH_READ, NULL, &made, err),
 		       -EOPNOTSUPP, "module");

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Regions that stand for a descriptor which only its driver understands, on memfd. Such a
+ * region's own file is a card: it has the name and the description, is found in /proc like
+ * others, and no byte of it is ever touched. With it goes the descriptor, and a leash.
+ *
+ * The leash is a pipe that its maker has filled. The maker keeps the end for reading, each other
+ * holder one for writing. So poll() tells both sides, also of those that were killed:
+ *
+ *   maker   POLLHUP   nobody else holds the region
+ *   holder  POLLOUT   there is room in the pipe again: it was emptied, to take the region back
+ *           POLLERR   the maker is gone; the region is its holders' now
+ */
+#include "memfd.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static short poll_once(int fd, short events)
+{
+	struct pollfd poller = {.fd = fd, .events = events};
+
+	return poll(&poller, 1, 0) < 0 ? 0 : poller.revents;
+}
+
+static bool is_maker(const struct tmesh_region *region)
+{
+	return region->leash_made;
+}
+
+static int make_leash(struct tmesh_region *region, struct tmesh_error *err)
+{
+	static const char fill[4096];
+	int ends[2];
+
+	if (pipe2(ends, O_CLOEXEC | O_NONBLOCK))
+		return tmesh_fail_errno(err, "pipe");
+	fcntl(ends[1], F_SETPIPE_SZ, (int)tmesh_page_bytes());
+	while (write(ends[1], fill, sizeof(fill)) > 0)
+		;
+	close(ends[1]);
+	region->leash = ends[0];
+	region->leash_made = true;
+	return 0;
+}
+
+int tmesh_opaque_create(struct tmesh_region *region, int fd, struct tmesh_error *err)
+{
+	region->device = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	if (region->device < 0)
+		return errno == EBADF ? tmesh_fail(err, -EBADF, "%d is not an open descriptor", fd)
+				      : tmesh_fail_errno(err, "duplicating a descriptor");
+	return make_leash(region, err);
+}
+
+unsigned int tmesh_opaque_count(const struct tmesh_wire_region *wire)
+{
+	if (!(wire->kind & TMESH_KIND_OPAQUE))
+		return 0;
+	return wire->rights & TMESH_WRITE ? 2 : 1;
+}
+
+int tmesh_opaque_handles(struct tmesh_region *region, uint32_t rights, int *fds,
+			 struct tmesh_error *err)
+{
+	int rc;
+
+	fds[0] = is_maker(region)
+			 ? tmesh_reopen(region->ctx, region->leash, O_WRONLY | O_NONBLOCK, err)
+			 : fcntl(region->leash, F_DUPFD_CLOEXEC, 0);
+	if (fds[0] < 0)
+		return is_maker(region) ? fds[0] : tmesh_fail_errno(err, "duplicating a leash");
+	if (!(rights & TMESH_WRITE))
+		return 1;
+	fds[1] = fcntl(region->device, F_DUPFD_CLOEXEC, 0);
+	if (fds[1] >= 0)
+		return 2;
+	rc = tmesh_fail_errno(err, "duplicating a descriptor");
+	close(fds[0]);
+	return rc;
+}
+
+void tmesh_opaque_adopt(struct tmesh_region *region, const int *fds, unsigned int count)
+{
+	region->leash = fds[0];
+	region->device = count > 1 ? fds[1] : -1;
+}
+
+void tmesh_opaque_close(struct tmesh_region *region)
+{
+	if (region->leash >= 0)
+		close(region->leash);
+	if (region->device >= 0)
+		close(region->device);
+}
+
+int tmesh_opaque_refuse(const struct tmesh_region *region, const char *what,
+			struct tmesh_error *err)
+{
+	if (!(region->kind & TMESH_KIND_OPAQUE))
+		return 0;
+	return tmesh_fail(err, -EOPNOTSUPP,
+			  "%s: the region stands for a descriptor; there is no memory", what);
+}
+
+/* A holder's end of the leash is refilled by nobody: once taken, for ever. */
+static bool taken(const struct tmesh_region *region)
+{
+	if (is_maker(region))
+		return region->leash_cut;
+	return poll_once(region->leash, POLLOUT) & POLLOUT;
+}
+
+int tmesh_memfd_opaque_fd(struct tmesh_region *region, int *fd, struct tmesh_error *err)
+{
+	if (!(region->kind & TMESH_KIND_OPAQUE))
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "the region is memory; it stands for no descriptor");
+	if (taken(region))
+		return tmesh_fail(err, -ESTALE,
+				  "asking for the descriptor: the region was taken back");
+	*fd = fcntl(region->device, F_DUPFD_CLOEXEC, 0);
+	return *fd < 0 ? tmesh_fail_errno(err, "duplicating a descriptor") : 0;
+}
+
+int tmesh_memfd_poll_fd(struct tmesh_region *region, uint32_t events, short *wait,
+			struct tmesh_error *err)
+{
+	if (!(region->kind & TMESH_KIND_OPAQUE))
+		return tmesh_fail(
+			err, -EOPNOTSUPP,
+			"poll: nothing happens to memory of a memfd; it needs the module");
+	/* Nobody tells the maker what it does itself. */
+	if (events & (is_maker(region) ? TMESH_EVENT_TAKEN : TMESH_EVENT_ALONE))
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  is_maker(region)
+					  ? "poll: the region is this process's to take back"
+					  : "poll: only its maker is told when a region is alone");
+	*wait = is_maker(region) ? 0 : POLLOUT;
+	return region->leash;
+}
+
+uint32_t tmesh_memfd_events(struct tmesh_region *region)
+{
+	uint32_t events = 0;
+	short seen;
+
+	if (!(region->kind & TMESH_KIND_OPAQUE))
+		return 0;
+	if (taken(region))
+		events |= TMESH_EVENT_TAKEN;
+	seen = poll_once(region->leash, 0);
+	if (is_maker(region) && (seen & POLLHUP))
+		events |= TMESH_EVENT_ALONE;
+	if (!is_maker(region) && (seen & POLLERR))
+		events |= TMESH_EVENT_ORPHANED;
+	return events;
+}
+
+/* Tokens die first: who opens one after that gets nothing, who had it before is told. */
+int tmesh_memfd_revoke(struct tmesh_region *region, struct tmesh_error *err)
+{
+	char rest[4096];
+
+	if (!(region->kind & TMESH_KIND_OPAQUE))
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "revoke: memory of a memfd cannot be taken back; it needs the "
+				  "module");
+	if (!is_maker(region))
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "revoke: without the module only the process that made the "
+				  "region takes it back");
+	tmesh_region_lock(region);
+	pthread_mutex_lock(&region->ctx->lock);
+	region->leash_cut = true;
+	tmesh_server_forget(region);
+	pthread_mutex_unlock(&region->ctx->lock);
+	while (read(region->leash, rest, sizeof(rest)) > 0)
+		;
+	tmesh_region_unlock(region);
+	return 0;
+}
+
+static int name_holders(struct tmesh_region *region, struct tmesh_error *err)
+{
+	struct tmesh_holder_info *holders = NULL;
+	char text[128] = "";
+	size_t count = 0, used = 0;
+
+	if (tmesh_proc_holders(region->ctx, region->id, &holders, &count, NULL))
+		count = 0;
+	for (size_t i = 0; i < count && used < sizeof(text); i++)
+		if (holders[i].pid != getpid())
+			used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%d (%.15s)",
+						 used ? ", " : "", (int)holders[i].pid,
+						 holders[i].comm);
+	free(holders);
+	return tmesh_fail(err, -ETIMEDOUT, "reclaim: not everybody has let go: %s",
+			  *text ? text : "this process itself, or one that cannot be seen here");
+}
+
+/* Nobody is forced: holders are told, and let go when they have heard it. */
+int tmesh_memfd_reclaim(struct tmesh_region *region, uint64_t timeout_ns,
+			struct tmesh_reclaim_report *report, struct tmesh_error *err)
+{
+	struct pollfd poller = {.fd = region->leash};
+	uint64_t deadline = tmesh_now_ns() + timeout_ns;
+	int rc = tmesh_memfd_revoke(region, err);
+
+	*report = (struct tmesh_reclaim_report){.size = sizeof(*report)};
+	if (rc)
+		return rc;
+	if (deadline < timeout_ns)
+		deadline = UINT64_MAX;
+	rc = poll(&poller, 1, tmesh_poll_ms(deadline));
+	if (rc < 0)
+		return tmesh_fail_errno(err, "reclaim");
+	return rc ? 0 : name_holders(region, err);
+}

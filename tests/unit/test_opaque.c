@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Regions that stand for a descriptor, on memfd: hand-over by token and socket, taking them back,
+ * and who is told what when the other side is killed.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "unit.h"
+#include "wire.h"
+
+#define BYTES (3u << 20)
+#define RW (TMESH_READ | TMESH_WRITE)
+
+/* Something that is told from all else by its inode. */
+static int thing(ino_t *ino)
+{
+	int fd = memfd_create("thing", MFD_CLOEXEC);
+	struct stat st;
+
+	assert_int_equal(fstat(fd, &st), 0);
+	*ino = st.st_ino;
+	return fd;
+}
+
+static struct tmesh_region *make(struct tmesh_ctx *ctx, ino_t *ino)
+{
+	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = "gpu"};
+	struct tmesh_region *region;
+	int fd = thing(ino);
+
+	assert_ok(tmesh_region_from_fd(ctx, fd, BYTES, &opts, &region, err));
+	close(fd);
+	return region;
+}
+
+static ino_t ino_of(struct tmesh_region *region)
+{
+	struct stat st = {0};
+	int fd;
+
+	assert_ok(tmesh_region_opaque_fd(region, &fd, err));
+	fstat(fd, &st);
+	close(fd);
+	return st.st_ino;
+}
+
+static int open_fds(void)
+{
+	DIR *dir = opendir("/proc/self/fd");
+	int count = 0;
+
+	while (readdir(dir))
+		count++;
+	closedir(dir);
+	return count;
+}
+
+static void token(struct tmesh_region *region, uint32_t rights, char *text)
+{
+	assert_ok(tmesh_region_token(region, rights, text, err));
+}
+
+static void test_here(void **state)
+{
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct tmesh_region *region, *opened, *derived;
+	char text[TMESH_TOKEN_SIZE];
+	int before, fd;
+	ino_t ino;
+
+	region = make(*state, &ino);
+	assert_int_equal(tmesh_region_bytes(region), BYTES);
+	assert_ok(tmesh_region_desc_set(region, "{\"a\": 1}", err));
+	assert_true(ino_of(region) == ino);
+	assert_int_equal(tmesh_region_events(region), TMESH_EVENT_ALONE);
+	token(region, RW, text);
+	/* What the context opens once for all. */
+	assert_ok(tmesh_region_derive(region, TMESH_READ, &derived, err));
+	tmesh_region_unref(derived);
+	before = open_fds();
+	assert_ok(tmesh_region_open(*state, text, RW, &opened, err));
+	assert_true(ino_of(opened) == ino);
+	assert_int_equal(tmesh_region_id(opened), tmesh_region_id(region));
+	assert_ok(tmesh_region_info(opened, &info, err));
+	assert_int_equal(info.backing, TMESH_BACKED_BY_OPAQUE);
+	assert_string_equal(info.label, "gpu");
+	assert_string_equal(info.desc, "{\"a\": 1}");
+	assert_int_equal(tmesh_region_events(region), 0);
+	assert_ok(tmesh_region_derive(opened, TMESH_READ, &derived, err));
+	assert_refused(tmesh_region_opaque_fd(derived, &fd, err), -EACCES, "write");
+	tmesh_region_unref(opened);
+	assert_int_equal(tmesh_region_events(region), 0);
+	tmesh_region_unref(derived);
+	assert_int_equal(tmesh_region_events(region), TMESH_EVENT_ALONE);
+	assert_int_equal(open_fds(), before);
+	tmesh_region_unref(region);
+}
+
+static void test_refused(void **state)
+{
+	struct tmesh_region *region, *holder, *plain, *made;
+	char text[TMESH_TOKEN_SIZE], byte = 0;
+	void *addr;
+	short wait;
+	int fd, before;
+	ino_t ino;
+
+	region = make(*state, &ino);
+	token(region, RW | TMESH_MANAGE, text);
+	assert_ok(tmesh_region_open(*state, text, RW | TMESH_MANAGE, &holder, err));
+	before = open_fds();
+	assert_refused(tmesh_region_map(region, TMESH_READ, &addr, err), -EOPNOTSUPP, "no memory");
+	assert_refused(tmesh_region_read(region, 0, &byte, 1, err), -EOPNOTSUPP, "no memory");
+	assert_refused(tmesh_region_write(region, 0, &byte, 1, err), -EOPNOTSUPP, "no memory");
+	assert_refused(tmesh_region_seal(region, err), -EOPNOTSUPP, "no memory");
+	assert_refused(tmesh_region_export_dmabuf(region, 0, 0, RW, &fd, err), -EOPNOTSUPP,
+		       "no memory");
+	assert_refused(tmesh_region_pin(region, &made, err), -EINVAL, "not sealed");
+	assert_refused(tmesh_region_revoke(holder, err), -EOPNOTSUPP, "only the process");
+	assert_refused(tmesh_region_poll_fd(region, TMESH_EVENT_TAKEN, &wait, err), -EOPNOTSUPP,
+		       "this process's");
+	assert_refused(tmesh_region_poll_fd(holder, TMESH_EVENT_ALONE, &wait, err), -EOPNOTSUPP,
+		       "only its maker");
+	assert_refused(tmesh_region_poll_fd(holder, 0, &wait, err), -EINVAL, "TAKEN or ALONE");
+	assert_refused(tmesh_region_poll_fd(holder, 8, &wait, err), -EINVAL, "0x8");
+	assert_refused(tmesh_region_from_fd(*state, -1, BYTES, NULL, &made, err), -EBADF, "open");
+	assert_refused(tmesh_region_from_fd(*state, 0, 0, NULL, &made, err), -EINVAL, "bytes");
+	assert_refused(tmesh_region_from_fd(*state, 0, UINT64_MAX, NULL, &made, err), -EOVERFLOW,
+		       "more than");
+	assert_ok(tmesh_region_create(*state, 1, NULL, &plain, err));
+	assert_refused(tmesh_region_poll_fd(plain, TMESH_EVENT_TAKEN, &wait, err), -EOPNOTSUPP,
+		       "module");
+	assert_refused(tmesh_region_reclaim(plain, 0, NULL, err), -EOPNOTSUPP, "module");
+	assert_int_equal(tmesh_region_events(plain), 0);
+	tmesh_region_unref(plain);
+	assert_int_equal(open_fds(), before);
+	tmesh_region_unref(holder);
+	tmesh_region_unref(region);
+}
+
+static void test_by_socket(void **state)
+{
+	struct tmesh_region *region, *got;
+	int ends[2], fd, before;
+	ino_t ino;
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends), 0);
+	region = make(*state, &ino);
+	assert_ok(tmesh_region_derive(region, TMESH_READ, &got, err));
+	tmesh_region_unref(got);
+	before = open_fds();
+	assert_ok(tmesh_region_send(region, ends[0], RW, err));
+	assert_ok(tmesh_region_recv(*state, ends[1], &got, err));
+	assert_true(ino_of(got) == ino);
+	/* And on. */
+	assert_ok(tmesh_region_send(got, ends[1], TMESH_READ, err));
+	tmesh_region_unref(got);
+	assert_ok(tmesh_region_recv(*state, ends[0], &got, err));
+	assert_refused(tmesh_region_opaque_fd(got, &fd, err), -EACCES, "write");
+	assert_int_equal(tmesh_region_events(region), 0);
+	tmesh_region_unref(got);
+	/* What nobody receives holds as long as it lies there. */
+	assert_ok(tmesh_region_send(region, ends[0], RW, err));
+	assert_int_equal(tmesh_region_events(region), 0);
+	close(ends[1]);
+	assert_int_equal(tmesh_region_events(region), TMESH_EVENT_ALONE);
+	close(ends[0]);
+	assert_int_equal(open_fds(), before - 2);
+	tmesh_region_unref(region);
+}
+
+/* A message whose descriptors are not what its kind says. */
+static void test_wrong_number(void **state)
+{
+	struct tmesh_wire_region wire = {
+		.magic = TMESH_MAGIC_REGION,
+		.version = TMESH_WIRE_VERSION,
+		.backend = TMESH_BACKEND_MEMFD,
+		.rights = RW,
+		.kind = TMESH_KIND_OPAQUE,
+		.id = 7,
+		.bytes = 4096,
+	};
+	const int fds[] = {0, 0, 0, 0};
+	int before = open_fds();
+	struct tmesh_region *got;
+
+	for (unsigned int count = 1; count <= 4; count++) {
+		int ends[2];
+
+		/* Three are right in number, and no region. */
+		assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends), 0);
+		assert_int_equal(tmesh_wire_send(ends[0], &wire, sizeof(wire), fds, count, 0), 0);
+		assert_refused(tmesh_region_recv(*state, ends[1], &got, err), -EPROTO,
+			       count == 3 ? "fixed size" : "something else");
+		close(ends[0]);
+		close(ends[1]);
+	}
+	assert_int_equal(open_fds(), before);
+}
+
+/* A child with a context of its own that opens the token, says so, and does as it is told. It is
+ * forked before there is a region, whose descriptors it would inherit. */
+struct holder {
+	pid_t pid;
+	int socket;
+};
+
+struct order {
+	char text[TMESH_TOKEN_SIZE];
+	ino_t ino;
+};
+
+static void holder_main(int socket)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts)};
+	struct order what;
+	struct tmesh_region *region;
+	struct tmesh_ctx *ctx;
+	struct pollfd poller;
+	short wait;
+	char order;
+	int fd;
+
+	if (read(socket, &what, sizeof(what)) != sizeof(what) ||
+	    tmesh_ctx_open(&opts, &ctx, NULL) ||
+	    tmesh_region_open(ctx, what.text, RW, &region, NULL) || ino_of(region) != what.ino ||
+	    tmesh_region_events(region) != 0)
+		unit_leave(1);
+	poller.fd = tmesh_region_poll_fd(region, TMESH_EVENT_TAKEN, &wait, NULL);
+	poller.events = wait;
+	if (poll(&poller, 1, 0) || write(socket, "o", 1) != 1)
+		unit_leave(2);
+	if (read(socket, &order, 1) != 1)
+		unit_leave(3);
+	if (order == 't' &&
+	    (poll(&poller, 1, 5000) != 1 || tmesh_region_events(region) != TMESH_EVENT_TAKEN ||
+	     tmesh_region_opaque_fd(region, &fd, NULL) != -ESTALE))
+		unit_leave(4);
+	if (order == 'o' &&
+	    (poll(&poller, 1, 5000) != 1 || tmesh_region_events(region) != TMESH_EVENT_ORPHANED ||
+	     ino_of(region) != what.ino))
+		unit_leave(5);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+	unit_leave(0);
+}
+
+static struct holder spawn(void)
+{
+	struct holder holder;
+	int ends[2];
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+	holder.pid = fork();
+	if (holder.pid == 0) {
+		close(ends[0]);
+		holder_main(ends[1]);
+	}
+	close(ends[1]);
+	holder.socket = ends[0];
+	return holder;
+}
+
+static void hold(struct holder *holder, struct tmesh_region *region, struct order *what)
+{
+	char byte;
+
+	token(region, RW, what->text);
+	assert_int_equal(write(holder->socket, what, sizeof(*what)), sizeof(*what));
+	assert_int_equal(read(holder->socket, &byte, 1), 1);
+}
+
+static int end_of(struct holder *holder)
+{
+	int status;
+
+	close(holder->socket);
+	waitpid(holder->pid, &status, 0);
+	return status;
+}
+
+static void test_taken_back(void **state)
+{
+	struct tmesh_reclaim_report report = {.size = sizeof(report)};
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct tmesh_region *region, *late;
+	struct holder holder = spawn();
+	struct tmesh_error told = {0};
+	struct order what;
+	char pid[16];
+
+	region = make(*state, &what.ino);
+	hold(&holder, region, &what);
+	assert_int_equal(tmesh_region_events(region), 0);
+	assert_int_equal(tmesh_region_reclaim(region, 1000000, &report, &told), -ETIMEDOUT);
+	snprintf(pid, sizeof(pid), "%d (", (int)holder.pid);
+	if (!strstr(told.message, pid))
+		fail_msg("\"%s\" does not name %s", told.message, pid);
+	assert_refused(tmesh_region_open(*state, what.text, RW, &late, err), -ENOENT, "no such");
+	assert_refused(tmesh_region_token(region, RW, what.text, err), -ESTALE, "taken back");
+	assert_ok(tmesh_region_info(region, &info, err));
+	assert_true(info.revoked);
+	assert_int_equal(write(holder.socket, "t", 1), 1);
+	assert_ok(tmesh_region_reclaim(region, 5000000000, &report, err));
+	assert_int_equal(end_of(&holder), 0);
+	assert_int_equal(tmesh_region_events(region), TMESH_EVENT_TAKEN | TMESH_EVENT_ALONE);
+	tmesh_region_unref(region);
+}
+
+static void test_holder_killed(void **state)
+{
+	struct holder holder = spawn();
+	struct tmesh_region *region;
+	struct pollfd poller;
+	struct order what;
+	short wait;
+
+	region = make(*state, &what.ino);
+	hold(&holder, region, &what);
+	poller.fd = tmesh_region_poll_fd(region, TMESH_EVENT_ALONE, &wait, NULL);
+	poller.events = wait;
+	assert_int_equal(poll(&poller, 1, 0), 0);
+	kill(holder.pid, SIGKILL);
+	assert_int_equal(poll(&poller, 1, 5000), 1);
+	assert_int_equal(tmesh_region_events(region), TMESH_EVENT_ALONE);
+	end_of(&holder);
+	tmesh_region_unref(region);
+}
+
+static void test_maker_gone(void **state)
+{
+	struct holder holder = spawn();
+	struct tmesh_region *region;
+	struct order what;
+
+	region = make(*state, &what.ino);
+	hold(&holder, region, &what);
+	tmesh_region_unref(region);
+	assert_int_equal(write(holder.socket, "o", 1), 1);
+	assert_int_equal(end_of(&holder), 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(test_here, unit_ctx_setup, unit_ctx_teardown),
+		cmocka_unit_test_setup_teardown(test_refused, unit_ctx_setup, unit_ctx_teardown),
+		cmocka_unit_test_setup_teardown(test_by_socket, unit_ctx_setup, unit_ctx_teardown),
+		cmocka_unit_test_setup_teardown(test_wrong_number, unit_ctx_setup,
+						unit_ctx_teardown),
+		cmocka_unit_test_setup_teardown(test_taken_back, unit_ctx_setup, unit_ctx_teardown),
+		cmocka_unit_test_setup_teardown(test_holder_killed, unit_ctx_setup,
+						unit_ctx_teardown),
+		cmocka_unit_test_setup_teardown(test_maker_gone, unit_ctx_setup, unit_ctx_teardown),
+	};
+
+	return cmocka_run_group_tests_name("opaque", tests, unit_memfd_setup, NULL);
+}
