@@ -27,6 +27,7 @@ static int memfd_open(struct tmesh_ctx *ctx, struct tmesh_error *err)
 
 static void memfd_close(struct tmesh_ctx *ctx)
 {
+	tmesh_watch_stop(ctx);
 	tmesh_server_stop(ctx);
 	tmesh_peers_drop(ctx);
 	if (ctx->dir >= 0)
@@ -37,6 +38,7 @@ static void memfd_close(struct tmesh_ctx *ctx)
 
 static void memfd_forked(struct tmesh_ctx *ctx)
 {
+	tmesh_watch_forked(ctx);
 	tmesh_server_forked(ctx);
 	tmesh_peers_drop(ctx);
 	/* It is the parent's. */

@@ -144,6 +144,7 @@ void tmesh_ctx_unref(struct tmesh_ctx *ctx)
 	tmesh_fork_forget(ctx);
 	tmesh_pool_drain(ctx);
 	ctx->ops->close(ctx);
+	tmesh_ctx_unref(ctx->beside);
 	ctx_free(ctx);
 }
 

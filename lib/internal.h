@@ -106,6 +106,7 @@ enum tmesh_cap_index {
 
 struct tmesh_server; /* answers for the tokens of a context: server.c */
 struct tmesh_peer;   /* another process's server: peer.c */
+struct tmesh_watch;  /* of the channels' connections: channel_members.c */
 struct tmesh_wire_region;
 
 struct tmesh_ctx {
@@ -142,7 +143,11 @@ struct tmesh_ctx {
 	struct tmesh_server *server;
 	struct tmesh_peer *peers;
 
-	int device; /* kernel: an open /dev/tmesh */
+	struct tmesh_channel *channels;
+	struct tmesh_watch *watch;
+
+	int device;			    /* kernel: an open /dev/tmesh */
+	_Atomic(struct tmesh_ctx *) beside; /* kernel: the memfd context of its channels, or NULL */
 };
 
 void tmesh_count(struct tmesh_ctx *ctx, enum tmesh_counter counter, uint64_t n);
@@ -215,6 +220,7 @@ struct tmesh_region {
 		uint8_t secret[TMESH_SECRET_BYTES];
 	} tokens[4]; /* memfd: one per set of rights; under ctx->lock */
 	struct tmesh_region *pool_next;
+	struct tmesh_channel *channel; /* made here, whose memory it is; under ctx->lock */
 
 	_Atomic(struct tmesh_lease_keeper *) lease; /* lease.c; NULL: not looked for yet */
 	bool zeros; /* taken memory reads as zeros: what was read needs a second look */

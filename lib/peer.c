@@ -461,6 +461,16 @@ static int open_asking(struct tmesh_region *region, const struct tmesh_token_par
 	return rc;
 }
 
+int tmesh_peer_connect(struct tmesh_ctx *ctx, const uint8_t *name, uint64_t deadline, int *out,
+		       struct tmesh_error *err)
+{
+	char text[33];
+	pid_t ignored;
+
+	tmesh_hex(text, name, 16);
+	return connect_to(ctx, text, deadline, out, &ignored, err);
+}
+
 int tmesh_peer_open(struct tmesh_region *region, const struct tmesh_token_parts *token,
 		    uint32_t rights, struct tmesh_error *err)
 {

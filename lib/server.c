@@ -143,6 +143,34 @@ static bool answer(struct tmesh_server *server, struct client *client,
 	return rc == 0;
 }
 
+/* From then on the connection is the channel's. */
+static bool join(struct tmesh_server *server, struct client *client,
+		 const struct tmesh_wire_request *request)
+{
+	const struct tmesh_index_entry *entry = tmesh_index_find(server->index, request->secret);
+	struct tmesh_channel *channel = entry ? entry->region->channel : NULL;
+	struct tmesh_wire_reply reply = {
+		.magic = TMESH_MAGIC_REPLY,
+		.version = TMESH_WIRE_VERSION,
+		.status = -ENOENT,
+	};
+	int fds[TMESH_JOIN_FDS], fd = client->fd;
+
+	if (request->version != TMESH_WIRE_VERSION)
+		reply.status = -EPROTO;
+	else if (channel)
+		reply.status = tmesh_channel_admit(channel, fd, request->rights, &reply.lane, fds);
+	if (reply.status == 0) {
+		epoll_ctl(server->epoll, EPOLL_CTL_DEL, fd, NULL);
+		client->fd = -1;
+	}
+	client->used = ++server->clock;
+	/* Should this fail, the connection's end says the rest. */
+	return tmesh_wire_send(fd, &reply, sizeof(reply), fds, reply.status ? 0 : TMESH_JOIN_FDS,
+			       MSG_DONTWAIT) == 0 ||
+	       client->fd < 0;
+}
+
 /* Whatever is not a request ends the connection. False: there was nothing to read. */
 static bool serve(struct tmesh_server *server, struct client *client)
 {
@@ -152,8 +180,10 @@ static bool serve(struct tmesh_server *server, struct client *client)
 
 	if (rc == -EAGAIN)
 		return false;
-	if (rc < 0 || request.magic != TMESH_MAGIC_REQUEST || request.pad ||
-	    !answer(server, client, &request))
+	if (rc < 0 || request.pad ||
+	    !(request.magic == TMESH_MAGIC_REQUEST ? answer(server, client, &request)
+	      : request.magic == TMESH_MAGIC_JOIN  ? join(server, client, &request)
+						   : false))
 		drop(client);
 	return true;
 }

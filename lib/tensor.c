@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-/* Tensors: a layout over a region, neither of which ever changes, so that no lock is needed. */
+/* Tensors: a layout over a region, neither of which changes once somebody else has seen the tensor,
+ * so that no lock is needed. */
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "internal.h"
+#include "tensor.h"
 
 struct tmesh_tensor {
 	atomic_uint refs;
@@ -170,6 +171,21 @@ void tmesh_tensor_unref(struct tmesh_tensor *tensor)
 	}
 	tmesh_region_unref(tensor->region);
 	free(tensor);
+}
+
+bool tmesh_tensor_alone(const struct tmesh_tensor *tensor)
+{
+	return atomic_load_explicit(&tensor->refs, memory_order_acquire) == 1;
+}
+
+bool tmesh_tensor_reuse(struct tmesh_tensor *tensor, const struct tmesh_region *region,
+			const struct tmesh_layout *layout, uint64_t bytes)
+{
+	if (tensor->region != region || !tmesh_tensor_alone(tensor))
+		return false;
+	tensor->layout = *layout;
+	tensor->bytes = bytes;
+	return true;
 }
 
 struct tmesh_region *tmesh_tensor_region(const struct tmesh_tensor *tensor)

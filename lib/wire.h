@@ -17,6 +17,7 @@
 
 #define TMESH_MAGIC_REGION 0x52304d54u	/* "TM0R" */
 #define TMESH_MAGIC_REQUEST 0x51304d54u /* "TM0Q" */
+#define TMESH_MAGIC_JOIN 0x4a304d54u	/* "TM0J" */
 #define TMESH_MAGIC_REPLY 0x41304d54u	/* "TM0A" */
 #define TMESH_MAGIC_INDEX 0x49304d54u	/* "TM0I" */
 
@@ -36,19 +37,19 @@ struct tmesh_wire_region {
 struct tmesh_wire_request {
 	uint32_t magic;
 	uint32_t version;
-	uint32_t rights; /* wanted */
+	uint32_t rights; /* wanted; of a join the role */
 	uint32_t pad;
 	uint64_t index; /* number of the index that the client has; 0: none */
 	uint8_t secret[TMESH_SECRET_BYTES];
 };
 
 /* With the region's descriptor when status is 0, then with the index's when index is
- * neither 0 nor the client's. */
+ * neither 0 nor the client's. To a join: with three ends of bells when status is 0. */
 struct tmesh_wire_reply {
 	uint32_t magic;
 	uint32_t version;
 	int32_t status; /* 0 or a negative errno */
-	uint32_t pad;
+	uint32_t lane;	/* to a join, else 0 */
 	uint64_t index;
 	struct tmesh_wire_region region;
 };
@@ -198,7 +199,22 @@ void tmesh_server_forked(struct tmesh_ctx *ctx);
 /* Open another process's region. */
 int tmesh_peer_open(struct tmesh_region *region, const struct tmesh_token_parts *token,
 		    uint32_t rights, struct tmesh_error *err);
+/* A connection to the server of that name, 16 bytes, which is this user's; -ENOENT, -ETIMEDOUT. */
+int tmesh_peer_connect(struct tmesh_ctx *ctx, const uint8_t *name, uint64_t deadline, int *out,
+		       struct tmesh_error *err);
 void tmesh_peers_drop(struct tmesh_ctx *ctx);
 void tmesh_peers_forked(struct tmesh_ctx *ctx);
+
+/* channel_members.c; the watch of a context's channels, as the server for its tokens */
+
+/*
+ * Somebody asks by @conn to join; ctx->lock is held. On success the connection is the channel's,
+ * and @fds, which stay its own, are to be sent with the reply. Return: 0; -EBUSY, -EINVAL, ...
+ */
+#define TMESH_JOIN_FDS 3
+int tmesh_channel_admit(struct tmesh_channel *channel, int conn, uint32_t role, uint32_t *lane,
+			int fds[TMESH_JOIN_FDS]);
+void tmesh_watch_stop(struct tmesh_ctx *ctx);
+void tmesh_watch_forked(struct tmesh_ctx *ctx);
 
 #endif /* TMESH_WIRE_H */

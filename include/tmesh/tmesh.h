@@ -41,6 +41,8 @@
 #ifndef TMESH_TMESH_H
 #define TMESH_TMESH_H
 
+#include <tmesh/arena.h>
+#include <tmesh/channel.h>
 #include <tmesh/context.h>
 #include <tmesh/fence.h>
 #include <tmesh/lease.h>

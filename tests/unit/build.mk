@@ -13,15 +13,15 @@ UNIT_NAMES := $(if $(filter kernel,$(TMESH_BACKEND)),$(UNIT_ALL),$(filter-out te
 UNIT_FLAGS := -std=gnu11 -pthread -Ilib
 UNIT_LIBS  := -lcmocka $(LIB_LIBS)
 
-$(UNIT_OUT)/plain/%: $(UNIT)/%.c $(UNIT)/unit.h lib/internal.h $(LIB_A)
+$(UNIT_OUT)/plain/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h) $(LIB_A)
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $< $(LIB_A) $(UNIT_LIBS) -o $@
 
-$(UNIT_OUT)/asan/%: $(UNIT)/%.c $(UNIT)/unit.h lib/internal.h $(LIB_ASAN)
+$(UNIT_OUT)/asan/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h) $(LIB_ASAN)
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $(ASAN_FLAGS) $< $(LIB_ASAN) $(UNIT_LIBS) -o $@
 
-$(UNIT_OUT)/tsan/%: $(UNIT)/%.c $(UNIT)/unit.h lib/internal.h $(LIB_TSAN)
+$(UNIT_OUT)/tsan/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h) $(LIB_TSAN)
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $(TSAN_FLAGS) $< $(LIB_TSAN) $(UNIT_LIBS) -o $@
 
@@ -40,7 +40,7 @@ unit-asan-check: $(addprefix $(UNIT_OUT)/asan/,$(UNIT_NAMES)) ## ... with saniti
 
 # The sanitizer's runtime does not follow threads that a forked child starts, and needs the
 # malloc() that test_failures makes fail.
-UNIT_NO_TSAN := test_failures test_fork
+UNIT_NO_TSAN := test_channel_deaths test_failures test_fork
 UNIT_TSAN    := $(filter-out $(UNIT_NO_TSAN),$(UNIT_NAMES))
 
 unit-tsan-check: $(addprefix $(UNIT_OUT)/tsan/,$(UNIT_TSAN)) ## ... with the thread sanitizer

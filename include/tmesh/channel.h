@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Channel: a bounded queue in shared memory that carries tensors and small messages one way,
+ * from one or many producers to one or many consumers. See tmesh/tmesh.h for the conventions of
+ * all calls. Since 0.1.
+ *
+ * Each handle sends or receives. Its own calls are for one thread at a time, except _ref,
+ * _unref and _token; threads that work at once take a handle each.
+ *
+ * Messages of one producer come in the order in which they were sent. Each goes to one consumer;
+ * one that a consumer took and died over is lost.
+ *
+ * A channel lives as long as the handle that made it. When that, or all handles of the other
+ * direction, are closed or their processes dead, then sending gives -EPIPE at once, and receiving
+ * does once the queue is empty. A direction that nobody has joined yet is waited for.
+ */
+#ifndef TMESH_CHANNEL_H
+#define TMESH_CHANNEL_H
+
+#include <tmesh/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct tmesh_channel;
+
+enum tmesh_channel_role {
+	TMESH_CHANNEL_SEND = 1,
+	TMESH_CHANNEL_RECV = 2,
+};
+
+#define TMESH_CHANNEL_NO_SPIN UINT64_MAX
+
+struct tmesh_channel_opts {
+	size_t size; /* sizeof(struct tmesh_channel_opts) */
+	/* Of the channel; for tmesh_channel_create() alone. */
+	uint32_t slots;	    /* messages that one producer can have under way: a power of two, at
+			     * most 65,536; 0: 256 */
+	uint32_t producers; /* handles that send, at most 64; 0: 1 */
+	uint32_t regions;   /* that one producer can have under way, at most 1,024; 0: 16 */
+	uint32_t layouts;   /* the same of different dtypes, shapes and strides; 0: 16 */
+	/* Of this handle. */
+	uint32_t rights;      /* sending: what receivers get, READ (0 too) or READ | WRITE */
+	uint32_t max_regions; /* receiving: kept open for further messages; 0: 64 */
+	uint64_t max_bytes;   /* receiving: of them, beyond which those go that the caller holds
+			       * no tensor of; 0: 1 GiB */
+	uint64_t spin_ns;     /* longest busy wait before sleeping, at most 1 s; 0: 20 us;
+			       * TMESH_CHANNEL_NO_SPIN: none. It gets shorter by itself where it
+			       * does not help */
+};
+
+#define TMESH_MESSAGE_BYTES 56	      /* of a message without a tensor */
+#define TMESH_MESSAGE_TENSOR_BYTES 24 /* beside a tensor */
+
+struct tmesh_message {
+	struct tmesh_tensor *tensor; /* NULL: none. Sent: stays the caller's. Received: a
+				      * reference of the caller's */
+	uint32_t bytes;		     /* in data */
+	uint32_t reserved;	     /* 0 */
+	uint8_t data[TMESH_MESSAGE_BYTES];
+};
+
+/*
+ * A new channel, and this process's first handle on it.
+ * Return: 0; -EINVAL (role, numbers), -EDQUOT, -ENOMEM, -EMFILE, -EACCES (runtime directory).
+ */
+int tmesh_channel_create(struct tmesh_ctx *ctx, enum tmesh_channel_role role,
+			 const struct tmesh_channel_opts *opts, struct tmesh_channel **out,
+			 struct tmesh_error *err);
+
+/* The channel's token, TMESH_TOKEN_SIZE bytes. Who has it may join, as the same user. Good while
+ * the handle that made the channel lives. */
+int tmesh_channel_token(struct tmesh_channel *channel, char *token, struct tmesh_error *err);
+
+/*
+ * Join a channel.
+ * Return: 0; -ENOENT (no such channel), -EPROTO (no token, or no channel's memory), -EBUSY (all
+ * places of this role are taken), -EINVAL, -ETIMEDOUT, -ENOMEM, -EMFILE.
+ */
+int tmesh_channel_open(struct tmesh_ctx *ctx, const char *token, enum tmesh_channel_role role,
+		       const struct tmesh_channel_opts *opts, struct tmesh_channel **out,
+		       struct tmesh_error *err);
+
+struct tmesh_channel *tmesh_channel_ref(struct tmesh_channel *channel);
+/* The last one leaves. What was sent and not yet received can still be, but for tensors whose
+ * region nobody holds any more: tmesh_channel_flush() waits for that. */
+void tmesh_channel_unref(struct tmesh_channel *channel);
+
+/*
+ * Send one message. Nothing is copied but @message; a tensor's region is named by a token the
+ * first time, and held until the receiver has it, or longer while the caller holds it too.
+ * @timeout_ns negative: wait for ever.
+ *
+ * Return: 0; -EAGAIN (_try_: the queue is full); -ETIMEDOUT; -EPIPE (nobody is there to
+ * receive); -EINTR (a signal came while asleep); -EINVAL (too many bytes); -EPROTO (the
+ * channel's memory is corrupt: close it); -EACCES, -ESTALE, -EPERM of the tensor's region;
+ * -EPERM (handle inherited through fork()).
+ */
+int tmesh_channel_send(struct tmesh_channel *channel, const struct tmesh_message *message,
+		       int64_t timeout_ns, struct tmesh_error *err);
+int tmesh_channel_try_send(struct tmesh_channel *channel, const struct tmesh_message *message,
+			   struct tmesh_error *err);
+/* Up to @count messages, as many as there is room for; waits only for the first. Return: how
+ * many were sent (at least 1), or as tmesh_channel_send(). */
+int tmesh_channel_send_batch(struct tmesh_channel *channel, const struct tmesh_message *messages,
+			     uint32_t count, int64_t timeout_ns, struct tmesh_error *err);
+/* Wait until all that this handle has sent was taken, and let go of its regions. Return: as
+ * tmesh_channel_send(). */
+int tmesh_channel_flush(struct tmesh_channel *channel, int64_t timeout_ns, struct tmesh_error *err);
+
+/*
+ * Receive one message. A region not yet known is opened; later messages about it, and tensors
+ * seen before, cost neither a system call nor an allocation.
+ *
+ * Return: 0; -EAGAIN (_try_: nothing there); -ETIMEDOUT; -EPIPE (nothing there, and nobody is
+ * left to send); -EINTR; -EPROTO (the sender wrote nonsense, or the channel's memory is corrupt);
+ * -ENOENT, -ESTALE (the message's region is gone, by its owner's death or a revocation); -EMFILE,
+ * -ENOMEM (the message stays); -EPERM (handle inherited through fork()). A message that can never
+ * be delivered is gone; the next call goes on behind it.
+ */
+int tmesh_channel_recv(struct tmesh_channel *channel, struct tmesh_message *message,
+		       int64_t timeout_ns, struct tmesh_error *err);
+int tmesh_channel_try_recv(struct tmesh_channel *channel, struct tmesh_message *message,
+			   struct tmesh_error *err);
+/* Up to @room messages, as many as are there; waits only for the first. Return: how many came
+ * (at least 1), or as tmesh_channel_recv(). */
+int tmesh_channel_recv_batch(struct tmesh_channel *channel, struct tmesh_message *messages,
+			     uint32_t room, int64_t timeout_ns, struct tmesh_error *err);
+
+/*
+ * A descriptor for poll(), still the library's: readable when it is worth to try. Try until
+ * -EAGAIN, which arms it again; it stays readable once the peer is gone. From the first call
+ * on, the other side pays a system call when it finds this one armed.
+ *
+ * Return: the descriptor; -EOPNOTSUPP (sending where there may be several producers); -EPERM.
+ */
+int tmesh_channel_poll_fd(struct tmesh_channel *channel, struct tmesh_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TMESH_CHANNEL_H */

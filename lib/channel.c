@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Making, joining and leaving channels. The memory is a region of a memfd context on both
+ * backends, for futexes do not work on the module's pages; its token is the channel's, and the
+ * server that answers for it lets others join.
+ */
+#include "channel.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define RW (TMESH_READ | TMESH_WRITE)
+#define SPIN_NS 20000
+#define SPIN_MAX_NS 1000000000u
+#define MAX_BYTES (1ull << 30)
+
+static int check_number(uint32_t *number, uint32_t preset, uint32_t most, const char *name,
+			struct tmesh_error *err)
+{
+	if (!*number)
+		*number = preset;
+	if (*number > most)
+		return tmesh_fail(err, -EINVAL, "%s is %u; %u is the most", name, *number, most);
+	return 0;
+}
+
+static int read_opts(const struct tmesh_channel_opts *opts, enum tmesh_channel_role role,
+		     struct tmesh_channel_opts *out, struct tmesh_error *err)
+{
+	int rc = tmesh_read_sized(out, sizeof(*out), opts, err);
+
+	if (rc)
+		return rc;
+	if (role != TMESH_CHANNEL_SEND && role != TMESH_CHANNEL_RECV)
+		return tmesh_fail(err, -EINVAL,
+				  "a channel's handle sends or receives; %d is no role", (int)role);
+	if (!out->rights)
+		out->rights = TMESH_READ;
+	if (out->rights != TMESH_READ && out->rights != RW)
+		return tmesh_fail(err, -EINVAL, "rights are READ or READ | WRITE");
+	if (!out->spin_ns)
+		out->spin_ns = SPIN_NS;
+	else if (out->spin_ns == TMESH_CHANNEL_NO_SPIN)
+		out->spin_ns = 0;
+	if (out->spin_ns > SPIN_MAX_NS)
+		return tmesh_fail(err, -EINVAL, "spin_ns is more than a second");
+	return check_number(&out->max_regions, 64, UINT32_MAX, "max_regions", err);
+}
+
+/* Bounded by what was checked: nothing overflows. */
+static void measure(struct channel_shape *shape)
+{
+	shape->lane_bytes = sizeof(struct channel_lane) +
+			    (uint64_t)shape->slots * sizeof(struct channel_slot) +
+			    (uint64_t)shape->regions * sizeof(struct channel_region) +
+			    (uint64_t)shape->layouts * sizeof(struct channel_layout);
+	/* No two lanes in one pair of lines. */
+	shape->lane_bytes = (shape->lane_bytes + 127) & ~127ull;
+	shape->bytes = CHANNEL_HEAD_BYTES + shape->lanes * shape->lane_bytes;
+}
+
+static int check_shape(struct channel_shape *shape, struct tmesh_error *err)
+{
+	int rc = check_number(&shape->slots, 256, CHANNEL_SLOTS_MAX, "slots", err);
+
+	if (!rc && (shape->slots & (shape->slots - 1)))
+		rc = tmesh_fail(err, -EINVAL, "slots is %u, no power of two", shape->slots);
+	if (!rc)
+		rc = check_number(&shape->lanes, 1, CHANNEL_LANES_MAX, "producers", err);
+	if (!rc)
+		rc = check_number(&shape->regions, 16, CHANNEL_ENTRIES_MAX, "regions", err);
+	if (!rc)
+		rc = check_number(&shape->layouts, 16, CHANNEL_ENTRIES_MAX, "layouts", err);
+	if (!rc)
+		measure(shape);
+	return rc;
+}
+
+/* The context for the channel's memory: @ctx itself, or one beside it that is made once. */
+static int home_of(struct tmesh_ctx *ctx, struct tmesh_ctx **out, struct tmesh_error *err)
+{
+	struct tmesh_ctx_opts opts = {
+		.size = sizeof(opts),
+		.backend = TMESH_BACKEND_MEMFD,
+		.runtime_dir = ctx->runtime_dir,
+		.timeout_ns = ctx->timeout_ns,
+		.log = ctx->log,
+		.log_data = ctx->log_data,
+	};
+	struct tmesh_ctx *made, *none = NULL;
+	int rc = tmesh_ctx_enter(ctx, err);
+
+	if (rc)
+		return rc;
+	*out = ctx;
+	if (ctx->ops->backend == TMESH_BACKEND_MEMFD)
+		return 0;
+	*out = atomic_load(&ctx->beside);
+	if (*out)
+		return tmesh_ctx_enter(*out, err);
+	rc = tmesh_ctx_open(&opts, &made, err);
+	if (rc)
+		return rc;
+	*out = made;
+	if (!atomic_compare_exchange_strong(&ctx->beside, &none, made)) {
+		tmesh_ctx_unref(made);
+		*out = none;
+	}
+	return 0;
+}
+
+static void channel_free(struct tmesh_channel *channel)
+{
+	tmesh_channel_leave(channel);
+	tmesh_channel_tables_free(channel);
+	tmesh_region_unref(channel->memory);
+	tmesh_ctx_unref(channel->home);
+	tmesh_ctx_unref(channel->ctx);
+	free(channel);
+}
+
+static int channel_new(struct tmesh_ctx *ctx, enum tmesh_channel_role role,
+		       const struct tmesh_channel_opts *o, struct tmesh_channel **out,
+		       struct tmesh_error *err)
+{
+	struct tmesh_channel *channel;
+	struct tmesh_ctx *home;
+	int rc = home_of(ctx, &home, err);
+
+	if (rc)
+		return rc;
+	channel = calloc(1, sizeof(*channel));
+	if (!channel)
+		return tmesh_fail(err, -ENOMEM, "no memory for a channel");
+	atomic_init(&channel->refs, 1);
+	channel->life = tmesh_fork_life();
+	channel->role = role;
+	channel->ctx = tmesh_ctx_ref(ctx);
+	channel->home = tmesh_ctx_ref(home);
+	channel->rights = o->rights;
+	channel->max_regions = o->max_regions;
+	channel->max_bytes = o->max_bytes ? o->max_bytes : MAX_BYTES;
+	channel->spin = channel->spin_max = o->spin_ns;
+	channel->conn = -1;
+	for (int i = 0; i < CHANNEL_BELLS; i++)
+		channel->bells[i] = (struct channel_bell){-1, -1};
+	*out = channel;
+	return 0;
+}
+
+static int map(struct tmesh_channel *channel, struct tmesh_error *err)
+{
+	return tmesh_region_map(channel->memory, RW, (void **)&channel->head, err);
+}
+
+static int begin(struct tmesh_channel *channel, struct tmesh_error *err)
+{
+	int rc;
+
+	pthread_mutex_lock(&channel->home->lock);
+	rc = tmesh_channel_watch(channel, err);
+	if (!rc && channel->maker)
+		channel->memory->channel = channel;
+	pthread_mutex_unlock(&channel->home->lock);
+	return rc;
+}
+
+int tmesh_channel_create(struct tmesh_ctx *ctx, enum tmesh_channel_role role,
+			 const struct tmesh_channel_opts *opts, struct tmesh_channel **out,
+			 struct tmesh_error *err)
+{
+	const struct tmesh_region_opts label = {.size = sizeof(label), .label = "channel"};
+	struct tmesh_channel_opts o;
+	struct tmesh_channel *channel;
+	struct channel_shape shape;
+	int rc = read_opts(opts, role, &o, err);
+
+	if (rc)
+		return rc;
+	shape = (struct channel_shape){
+		.slots = o.slots,
+		.lanes = o.producers,
+		.regions = o.regions,
+		.layouts = o.layouts,
+	};
+	rc = check_shape(&shape, err);
+	if (!rc)
+		rc = channel_new(ctx, role, &o, &channel, err);
+	if (rc)
+		return rc;
+	channel->maker = true;
+	channel->shape = shape;
+	rc = tmesh_region_create(channel->home, shape.bytes, &label, &channel->memory, err);
+	if (!rc)
+		rc = map(channel, err);
+	if (!rc)
+		rc = tmesh_channel_tables_new(channel, err);
+	if (!rc) {
+		channel->head->magic = CHANNEL_MAGIC;
+		channel->head->version = CHANNEL_VERSION;
+		channel->head->slots = shape.slots;
+		channel->head->lanes = shape.lanes;
+		channel->head->regions = shape.regions;
+		channel->head->layouts = shape.layouts;
+		rc = tmesh_channel_members_new(channel, err);
+	}
+	if (!rc && role == TMESH_CHANNEL_SEND)
+		rc = tmesh_channel_resume(channel, 0, err);
+	if (!rc)
+		rc = begin(channel, err);
+	if (rc)
+		channel_free(channel);
+	else
+		*out = channel;
+	return rc;
+}
+
+/* What the memory says it is, read once. */
+static int read_shape(struct tmesh_channel *channel, struct tmesh_error *err)
+{
+	const volatile struct channel_head *head = channel->head;
+	struct channel_shape *shape = &channel->shape;
+	uint64_t bytes = tmesh_region_bytes(channel->memory);
+
+	*shape = (struct channel_shape){
+		.slots = head->slots,
+		.lanes = head->lanes,
+		.regions = head->regions,
+		.layouts = head->layouts,
+	};
+	if (head->magic != CHANNEL_MAGIC || head->version != CHANNEL_VERSION || !shape->slots ||
+	    !shape->lanes || !shape->regions || !shape->layouts || check_shape(shape, NULL) ||
+	    shape->bytes != bytes)
+		return tmesh_fail(err, -EPROTO,
+				  "the token's memory is no channel's of this version of libtmesh");
+	return 0;
+}
+
+static int open_memory(struct tmesh_channel *channel, const char *token, struct tmesh_error *err)
+{
+	int rc = tmesh_region_open(channel->home, token, RW, &channel->memory, err);
+
+	if (!rc && tmesh_region_bytes(channel->memory) < CHANNEL_HEAD_BYTES)
+		return tmesh_fail(err, -EPROTO, "the token is a region's, not a channel's");
+	if (!rc)
+		rc = map(channel, err);
+	return rc ? rc : read_shape(channel, err);
+}
+
+/* The connection stays: it is how both ends know that the other one lives. */
+static int join(struct tmesh_channel *channel, const struct tmesh_token_parts *token,
+		uint32_t *lane, struct tmesh_error *err)
+{
+	struct tmesh_wire_request request = {
+		.magic = TMESH_MAGIC_JOIN,
+		.version = TMESH_WIRE_VERSION,
+		.rights = channel->role,
+	};
+	struct tmesh_wire_reply reply;
+	uint64_t deadline = tmesh_now_ns() + channel->home->timeout_ns;
+	int fds[TMESH_JOIN_FDS], got = 0, rc;
+
+	memcpy(request.secret, token->secret, sizeof(request.secret));
+	rc = tmesh_peer_connect(channel->home, token->name, deadline, &channel->conn, err);
+	if (rc)
+		return rc;
+	rc = tmesh_wire_send(channel->conn, &request, sizeof(request), NULL, 0, MSG_DONTWAIT);
+	if (!rc)
+		got = tmesh_wire_recv(channel->conn, &reply, sizeof(reply), fds, TMESH_JOIN_FDS,
+				      deadline);
+	if (rc || got < 0) {
+		rc = rc ? rc : got;
+		return tmesh_fail(err, rc == -EPIPE ? -ENOENT : rc,
+				  rc == -ETIMEDOUT ? "the channel's maker does not answer"
+						   : "the channel's maker is gone");
+	}
+	rc = reply.magic != TMESH_MAGIC_REPLY || reply.version != TMESH_WIRE_VERSION ? -EPROTO
+										     : reply.status;
+	if (rc == 0 && got == TMESH_JOIN_FDS && reply.lane < channel->shape.lanes) {
+		channel->bells[channel_far_bell(channel->role)].ring = fds[0];
+		channel->bells[channel_own_bell(channel->role)].ring = fds[1];
+		channel->bells[channel_own_bell(channel->role)].wait = fds[2];
+		*lane = reply.lane;
+		return 0;
+	}
+	while (got > 0)
+		close(fds[--got]);
+	switch (rc) {
+	case -ENOENT:
+		return tmesh_fail(err, rc, "no such channel: its maker has closed it");
+	case -EBUSY:
+		return tmesh_fail(err, rc, "all places for those who %s are taken",
+				  channel->role == TMESH_CHANNEL_SEND ? "send" : "receive");
+	default:
+		return tmesh_fail(err, rc < 0 && rc > -4096 ? rc : -EPROTO,
+				  "the channel's maker gave no proper answer");
+	}
+}
+
+int tmesh_channel_open(struct tmesh_ctx *ctx, const char *token, enum tmesh_channel_role role,
+		       const struct tmesh_channel_opts *opts, struct tmesh_channel **out,
+		       struct tmesh_error *err)
+{
+	struct tmesh_channel_opts o;
+	struct tmesh_channel *channel;
+	struct tmesh_token_parts parts;
+	uint32_t lane = 0;
+	int rc = read_opts(opts, role, &o, err);
+
+	if (!rc && (o.slots || o.producers || o.regions || o.layouts))
+		rc = tmesh_fail(err, -EINVAL,
+				"slots, producers, regions and layouts are for whoever makes the "
+				"channel");
+	if (!rc)
+		rc = tmesh_token_parse(token, &parts, err);
+	if (!rc && parts.backend != TMESH_BACKEND_MEMFD)
+		rc = tmesh_fail(err, -EPROTO, "the token is a region's, not a channel's");
+	if (!rc)
+		rc = channel_new(ctx, role, &o, &channel, err);
+	if (rc)
+		return rc;
+	channel->gone_mask =
+		role == TMESH_CHANNEL_SEND ? CHANNEL_NO_CONSUMERS : CHANNEL_NO_PRODUCERS;
+	rc = open_memory(channel, token, err);
+	if (!rc)
+		rc = tmesh_channel_tables_new(channel, err);
+	if (!rc)
+		rc = join(channel, &parts, &lane, err);
+	if (!rc && role == TMESH_CHANNEL_SEND)
+		rc = tmesh_channel_resume(channel, lane, err);
+	if (!rc)
+		rc = begin(channel, err);
+	if (rc)
+		channel_free(channel);
+	else
+		*out = channel;
+	return rc;
+}
+
+int tmesh_channel_token(struct tmesh_channel *channel, char *token, struct tmesh_error *err)
+{
+	if (!channel->maker)
+		return tmesh_fail(err, -EINVAL, "the channel's token is to be had from its maker");
+	return tmesh_region_token(channel->memory, RW, token, err);
+}
+
+struct tmesh_channel *tmesh_channel_ref(struct tmesh_channel *channel)
+{
+	atomic_fetch_add_explicit(&channel->refs, 1, memory_order_relaxed);
+	return channel;
+}
+
+void tmesh_channel_unref(struct tmesh_channel *channel)
+{
+	if (channel && atomic_fetch_sub_explicit(&channel->refs, 1, memory_order_acq_rel) == 1)
+		channel_free(channel);
+}

@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the files of a channel share. docs/channels.md explains the memory, its order, and what
+ * a death does to it.
+ *
+ * All peers can write all of the shared memory at any time. So every word of it is atomic, is
+ * read once, and is checked before it means anything; what does not change is copied when the
+ * channel is opened and never read again.
+ */
+#ifndef TMESH_CHANNEL_INTERNAL_H
+#define TMESH_CHANNEL_INTERNAL_H
+
+#include "wire.h"
+
+#define CHANNEL_MAGIC 0x43304d54u /* "TM0C" */
+#define CHANNEL_VERSION 1
+
+#define CHANNEL_SLOTS_MAX 65536u
+#define CHANNEL_LANES_MAX 64u
+#define CHANNEL_CONSUMERS_MAX 64u
+#define CHANNEL_ENTRIES_MAX 1024u
+
+/* The words on which ends sleep: an epoch above two flags of those who want to be told. */
+#define CHANNEL_SLEEPS 1u
+#define CHANNEL_POLLS 2u
+#define CHANNEL_EPOCH 4u
+
+/* State, written by the channel's maker */
+#define CHANNEL_NO_PRODUCERS 1u
+#define CHANNEL_NO_CONSUMERS 2u
+
+struct channel_head {
+	uint32_t magic;
+	uint32_t version;
+	uint32_t slots;
+	uint32_t lanes;
+	uint32_t regions;
+	uint32_t layouts;
+	/* Seldom written, so every producer has it in its cache. */
+	_Alignas(128) atomic_uint data; /* consumers sleep here */
+	atomic_uint state;
+};
+#define CHANNEL_HEAD_BYTES 4096u
+
+/* A lane begins with these, then come its slots, regions and layouts. */
+struct channel_lane {
+	_Alignas(128) atomic_uint_fast64_t head; /* of the next message to be taken */
+	atomic_uint room;			 /* the producer sleeps here */
+	_Alignas(128) atomic_uint_fast64_t tail; /* where a later producer goes on, at least */
+	_Alignas(128) char end[];
+};
+
+/* word: position + 1 above 8 bits of kind; the last word to be written */
+#define CHANNEL_WORDS 7
+struct channel_slot {
+	_Alignas(64) atomic_uint_fast64_t word;
+	atomic_uint_fast64_t payload[CHANNEL_WORDS];
+};
+#define CHANNEL_KIND_BITS 8
+#define CHANNEL_KIND_TENSOR 64 /* and how many bytes are beside it; below: bytes alone */
+
+/* Payload of a tensor: these, then the bytes beside it */
+enum {
+	CHANNEL_W_REGION, /* id */
+	CHANNEL_W_OFFSET,
+	CHANNEL_W_BYTES,
+	CHANNEL_W_NAMES, /* entry of the region, of the layout (16 bits each), its version */
+	CHANNEL_W_BESIDE,
+};
+
+/* Both tables are of words, so that a reader's copy may be torn but is never undefined. */
+enum {
+	CHANNEL_R_ID,
+	CHANNEL_R_RIGHTS,
+	CHANNEL_R_TOKEN,
+	CHANNEL_R_WORDS = CHANNEL_R_TOKEN + TMESH_TOKEN_SIZE / 8,
+};
+struct channel_region {
+	_Alignas(64) atomic_uint_fast64_t words[16];
+};
+
+enum {
+	CHANNEL_L_VERSION,
+	CHANNEL_L_TYPE, /* dtype, ndim (32 bits each) */
+	CHANNEL_L_SHAPE,
+	CHANNEL_L_STRIDES = CHANNEL_L_SHAPE + TMESH_MAX_DIMS,
+	CHANNEL_L_WORDS = CHANNEL_L_STRIDES + TMESH_MAX_DIMS,
+};
+struct channel_layout {
+	_Alignas(64) atomic_uint_fast64_t words[24];
+};
+
+_Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2, "between processes");
+_Static_assert(sizeof(atomic_uint) == 4, "a futex");
+_Static_assert(sizeof(struct channel_slot) == 64, "one line of the cache");
+_Static_assert(sizeof(struct channel_lane) == 256, "three pairs of lines, the last one's start");
+_Static_assert(TMESH_TOKEN_SIZE % 8 == 0 && CHANNEL_R_WORDS <= 16, "fits");
+_Static_assert(CHANNEL_L_WORDS <= 24, "fits");
+
+/* What the channel was made with, as this process checked it. */
+struct channel_shape {
+	uint32_t slots;
+	uint32_t lanes;
+	uint32_t regions;
+	uint32_t layouts;
+	uint64_t lane_bytes;
+	uint64_t bytes;
+};
+
+/* Sender: what stands in its lane's tables. An entry may be written anew once the head has
+ * reached @until. */
+struct channel_sent_region {
+	struct tmesh_region *region; /* a reference, or NULL */
+	uint64_t until;
+};
+struct channel_sent_layout {
+	struct tmesh_layout layout; /* ndim -1: none */
+	uint64_t until;
+	uint32_t version;
+};
+
+/* Receiver: what it has opened and checked. */
+struct channel_known_region {
+	struct tmesh_region *region; /* a reference, or NULL */
+	uint64_t id;
+};
+struct channel_known_layout {
+	struct tmesh_layout layout;
+	uint32_t version; /* 0: none */
+	uint64_t bytes;
+	int64_t low;
+	int64_t high;
+};
+#define CHANNEL_TENSORS 64
+struct channel_known_tensor {
+	struct tmesh_tensor *tensor; /* a reference, or NULL */
+	const struct channel_known_layout *layout;
+	uint32_t version;
+};
+
+/* Of a channel made here: who has joined. */
+struct channel_member {
+	int fd; /* -1: free */
+	uint64_t watch;
+	enum tmesh_channel_role role;
+	uint32_t lane;
+};
+
+/* Socket pairs: one end is rung, the other polled. */
+enum {
+	CHANNEL_BELL_DATA,
+	CHANNEL_BELL_ROOM,
+	CHANNEL_BELLS,
+};
+struct channel_bell {
+	int ring;
+	int wait;
+};
+
+/* The bell by which a handle of that role is told; the other one it rings itself. */
+static inline int channel_own_bell(enum tmesh_channel_role role)
+{
+	return role == TMESH_CHANNEL_SEND ? CHANNEL_BELL_ROOM : CHANNEL_BELL_DATA;
+}
+
+static inline int channel_far_bell(enum tmesh_channel_role role)
+{
+	return role == TMESH_CHANNEL_SEND ? CHANNEL_BELL_DATA : CHANNEL_BELL_ROOM;
+}
+
+struct tmesh_channel {
+	atomic_uint refs;
+	uint32_t life; /* as fork.c counts */
+	enum tmesh_channel_role role;
+	bool maker;
+	struct tmesh_ctx *ctx;	/* of the regions */
+	struct tmesh_ctx *home; /* of the channel's own memory: always memfd */
+	struct tmesh_region *memory;
+	struct channel_head *head;
+	struct channel_shape shape;
+	uint32_t rights;
+	uint32_t gone_mask; /* of head->state */
+	atomic_uint over;   /* nobody is left; told by the watch */
+	bool polls;
+	uint64_t spin_max;
+	uint64_t spin; /* what it is worth at present */
+
+	/* sender */
+	struct channel_lane *lane;
+	uint64_t tail;
+	uint64_t seen; /* the head, when last looked at */
+	struct channel_sent_region *sent_regions;
+	struct channel_sent_layout *sent_layouts;
+	uint32_t last_region;
+	uint32_t last_layout;
+
+	/* receiver */
+	uint32_t next_lane;
+	uint32_t max_regions;
+	uint64_t max_bytes;
+	uint32_t open_regions;
+	uint64_t open_bytes;
+	uint32_t hand; /* the region that is the next to go */
+	struct channel_known_region *known_regions;
+	struct channel_known_layout *known_layouts;
+	struct channel_known_tensor *known_tensors;
+
+	/* guarded by home->lock */
+	struct tmesh_channel *next;
+	int conn; /* to the maker, -1 in it */
+	uint64_t watch;
+	struct channel_bell bells[CHANNEL_BELLS];
+	struct channel_member *members;
+	uint32_t producers; /* that have joined, the maker included */
+	uint32_t consumers;
+	bool had_producer;
+	bool had_consumer;
+};
+
+#define CHANNEL_MEMBERS (CHANNEL_LANES_MAX + CHANNEL_CONSUMERS_MAX)
+
+static inline struct channel_lane *channel_lane(const struct tmesh_channel *channel, uint32_t lane)
+{
+	return (struct channel_lane *)((char *)channel->head + CHANNEL_HEAD_BYTES +
+				       lane * channel->shape.lane_bytes);
+}
+
+static inline struct channel_slot *channel_slot(const struct tmesh_channel *channel,
+						struct channel_lane *lane, uint64_t position)
+{
+	return (struct channel_slot *)lane->end + (position & (channel->shape.slots - 1));
+}
+
+static inline struct channel_region *channel_regions(const struct tmesh_channel *channel,
+						     struct channel_lane *lane)
+{
+	return (struct channel_region *)((struct channel_slot *)lane->end + channel->shape.slots);
+}
+
+static inline struct channel_layout *channel_layouts(const struct tmesh_channel *channel,
+						     struct channel_lane *lane)
+{
+	return (struct channel_layout *)(channel_regions(channel, lane) + channel->shape.regions);
+}
+
+static inline uint64_t channel_word(uint64_t position, uint32_t kind)
+{
+	return (position + 1) << CHANNEL_KIND_BITS | kind;
+}
+
+static inline bool channel_published(uint64_t word, uint64_t position)
+{
+	return (word ^ channel_word(position, 0)) >> CHANNEL_KIND_BITS == 0;
+}
+
+static inline bool channel_gone(const struct tmesh_channel *channel)
+{
+	return atomic_load_explicit(&channel->over, memory_order_acquire) ||
+	       (atomic_load_explicit(&channel->head->state, memory_order_acquire) &
+		channel->gone_mask);
+}
+
+static inline void channel_copy_out(uint64_t *to, const atomic_uint_fast64_t *from, uint32_t words)
+{
+	for (uint32_t i = 0; i < words; i++)
+		to[i] = atomic_load_explicit(&from[i], memory_order_relaxed);
+}
+
+static inline void channel_copy_in(atomic_uint_fast64_t *to, const uint64_t *from, uint32_t words)
+{
+	for (uint32_t i = 0; i < words; i++)
+		atomic_store_explicit(&to[i], from[i], memory_order_relaxed);
+}
+
+/* channel_tables.c */
+
+int tmesh_channel_tables_new(struct tmesh_channel *channel, struct tmesh_error *err);
+void tmesh_channel_tables_free(struct tmesh_channel *channel);
+/*
+ * Sender: fill the payload of a message about @tensor at the lane's @position. -EAGAIN: no entry
+ * of a table is free.
+ */
+int tmesh_channel_describe(struct tmesh_channel *channel, struct tmesh_tensor *tensor,
+			   uint64_t position, uint64_t payload[CHANNEL_WORDS],
+			   struct tmesh_error *err);
+/* Sender: drop what was received, and what nobody else here holds. */
+void tmesh_channel_let_go(struct tmesh_channel *channel);
+/* Receiver: the tensor that a payload, our copy of it, speaks of; a reference in @out. */
+int tmesh_channel_resolve(struct tmesh_channel *channel, uint32_t lane,
+			  const uint64_t payload[CHANNEL_WORDS], struct tmesh_tensor **out,
+			  struct tmesh_error *err);
+
+/* channel_wait.c */
+
+/* Tell those who sleep or poll on @word; their bell is @bell. */
+void tmesh_channel_tell(struct tmesh_channel *channel, atomic_uint *word, int bell);
+/* The same from the watch, to everybody: somebody has gone. */
+void tmesh_channel_tell_all(struct tmesh_channel *channel);
+
+static inline void channel_tell(struct tmesh_channel *channel, atomic_uint *word, int bell)
+{
+	if (__builtin_expect(atomic_load(word) & (CHANNEL_SLEEPS | CHANNEL_POLLS), 0))
+		tmesh_channel_tell(channel, word, bell);
+}
+
+/* channel_ring.c: each does what can be done now. Return: a number of messages, or -EAGAIN, or
+ * another negative errno. */
+
+int tmesh_channel_put(struct tmesh_channel *channel, const struct tmesh_message *messages,
+		      uint32_t count, struct tmesh_error *err);
+int tmesh_channel_take(struct tmesh_channel *channel, struct tmesh_message *messages, uint32_t room,
+		       struct tmesh_error *err);
+/* Without doing it: putting or taking may be worth a try. */
+bool tmesh_channel_ready(struct tmesh_channel *channel);
+/* A new producer of a lane goes on where the last one ended. */
+int tmesh_channel_resume(struct tmesh_channel *channel, uint32_t lane, struct tmesh_error *err);
+
+/* channel_members.c */
+
+/* Make a channel's handle known to its context, whose lock is held. @err as usual. */
+int tmesh_channel_watch(struct tmesh_channel *channel, struct tmesh_error *err);
+void tmesh_channel_leave(struct tmesh_channel *channel);
+int tmesh_channel_members_new(struct tmesh_channel *channel, struct tmesh_error *err);
+
+#endif /* TMESH_CHANNEL_INTERNAL_H */

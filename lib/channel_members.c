@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Who is at a channel. Whoever joins asks the maker's server by socket, as for a region, and the
+ * connection stays: its end is the death of the one or of the other, in whatever PID namespace
+ * they live. A thread of each context with channels watches these connections and does nothing
+ * else.
+ */
+#include "channel.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define EVENTS 16
+
+/* Guarded by ctx->lock, which the thread holds but while it waits for events. */
+struct tmesh_watch {
+	struct tmesh_ctx *ctx;
+	int epoll;
+	int stop;
+	pthread_t thread;
+	uint64_t last; /* number given to a connection; 0 is the stop */
+};
+
+static void close_fd(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+}
+
+static int watch_add(struct tmesh_watch *watch, int fd, uint64_t *number)
+{
+	struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.u64 = ++watch->last};
+
+	*number = event.data.u64;
+	return epoll_ctl(watch->epoll, EPOLL_CTL_ADD, fd, &event) ? -errno : 0;
+}
+
+/* What the maker knows for certain, told to itself and, by memory, to the others. */
+static void update(struct tmesh_channel *channel)
+{
+	uint32_t state = 0;
+
+	if (channel->had_producer && !channel->producers)
+		state |= CHANNEL_NO_PRODUCERS;
+	if (channel->had_consumer && !channel->consumers)
+		state |= CHANNEL_NO_CONSUMERS;
+	atomic_store(&channel->head->state, state);
+	atomic_store(&channel->over,
+		     state & (channel->role == TMESH_CHANNEL_SEND ? CHANNEL_NO_CONSUMERS
+								  : CHANNEL_NO_PRODUCERS));
+}
+
+static void count(struct tmesh_channel *channel, enum tmesh_channel_role role, int change)
+{
+	if (role == TMESH_CHANNEL_SEND) {
+		channel->producers += (uint32_t)change;
+		channel->had_producer = true;
+	} else {
+		channel->consumers += (uint32_t)change;
+		channel->had_consumer = true;
+	}
+	update(channel);
+}
+
+static struct channel_member *member_of(struct tmesh_channel *channel, uint64_t number)
+{
+	for (uint32_t i = 0; channel->members && i < CHANNEL_MEMBERS; i++)
+		if (channel->members[i].fd >= 0 && channel->members[i].watch == number)
+			return &channel->members[i];
+	return NULL;
+}
+
+/* A connection has ended, or says something, which nobody does. */
+static void ended(struct tmesh_ctx *ctx, uint64_t number)
+{
+	for (struct tmesh_channel *channel = ctx->channels; channel; channel = channel->next) {
+		struct channel_member *member = member_of(channel, number);
+
+		if (member) {
+			close_fd(&member->fd);
+			count(channel, member->role, -1);
+			/* Others look after what it was told of and did not do. */
+			tmesh_channel_tell_all(channel);
+			return;
+		}
+		if (channel->conn >= 0 && channel->watch == number) {
+			close_fd(&channel->conn);
+			atomic_store(&channel->over, 1);
+			tmesh_channel_tell_all(channel);
+			return;
+		}
+	}
+}
+
+static void *run(void *data)
+{
+	struct tmesh_watch *watch = data;
+	struct epoll_event events[EVENTS];
+	bool stop = false;
+
+	while (!stop) {
+		int got = epoll_wait(watch->epoll, events, EVENTS, -1);
+
+		pthread_mutex_lock(&watch->ctx->lock);
+		for (int i = 0; i < got; i++) {
+			if (events[i].data.u64)
+				ended(watch->ctx, events[i].data.u64);
+			else
+				stop = true;
+		}
+		pthread_mutex_unlock(&watch->ctx->lock);
+	}
+	return NULL;
+}
+
+static void watch_free(struct tmesh_watch *watch)
+{
+	close_fd(&watch->epoll);
+	close_fd(&watch->stop);
+	free(watch);
+}
+
+/* Signals are the application's: none is to be handled on this thread. */
+static int start(struct tmesh_ctx *ctx, struct tmesh_error *err)
+{
+	struct tmesh_watch *watch = calloc(1, sizeof(*watch));
+	struct epoll_event event = {.events = EPOLLIN};
+	sigset_t all, old;
+	int rc = 0;
+
+	if (!watch)
+		return tmesh_fail(err, -ENOMEM, "no memory to watch a channel's peers");
+	watch->ctx = ctx;
+	watch->epoll = epoll_create1(EPOLL_CLOEXEC);
+	watch->stop = eventfd(0, EFD_CLOEXEC);
+	if (watch->epoll < 0 || watch->stop < 0 ||
+	    epoll_ctl(watch->epoll, EPOLL_CTL_ADD, watch->stop, &event))
+		rc = tmesh_fail_errno(err, "cannot watch a channel's peers");
+	if (!rc) {
+		sigfillset(&all);
+		pthread_sigmask(SIG_SETMASK, &all, &old);
+		rc = -pthread_create(&watch->thread, NULL, run, watch);
+		pthread_sigmask(SIG_SETMASK, &old, NULL);
+		if (rc)
+			tmesh_fail(err, rc,
+				   "cannot start the thread that watches a channel's "
+				   "peers");
+	}
+	if (rc)
+		watch_free(watch);
+	else
+		ctx->watch = watch;
+	return rc;
+}
+
+void tmesh_watch_stop(struct tmesh_ctx *ctx)
+{
+	const uint64_t one = 1;
+
+	if (!ctx->watch)
+		return;
+	/* An empty eventfd takes it at once. */
+	if (write(ctx->watch->stop, &one, sizeof(one)) == sizeof(one))
+		pthread_join(ctx->watch->thread, NULL);
+	watch_free(ctx->watch);
+	ctx->watch = NULL;
+}
+
+static void bells_close(struct tmesh_channel *channel)
+{
+	for (int i = 0; i < CHANNEL_BELLS; i++) {
+		close_fd(&channel->bells[i].ring);
+		close_fd(&channel->bells[i].wait);
+	}
+}
+
+static void connections_close(struct tmesh_channel *channel)
+{
+	close_fd(&channel->conn);
+	for (uint32_t i = 0; channel->members && i < CHANNEL_MEMBERS; i++)
+		close_fd(&channel->members[i].fd);
+}
+
+/* The connections are to end with the parent, and its peers' wakes are not the child's. */
+void tmesh_watch_forked(struct tmesh_ctx *ctx)
+{
+	for (struct tmesh_channel *channel = ctx->channels; channel; channel = channel->next) {
+		connections_close(channel);
+		bells_close(channel);
+	}
+	ctx->channels = NULL;
+	if (ctx->watch)
+		watch_free(ctx->watch);
+	ctx->watch = NULL;
+}
+
+int tmesh_channel_members_new(struct tmesh_channel *channel, struct tmesh_error *err)
+{
+	channel->members = calloc(CHANNEL_MEMBERS, sizeof(*channel->members));
+	if (!channel->members)
+		return tmesh_fail(err, -ENOMEM, "no memory for a channel's members");
+	for (uint32_t i = 0; i < CHANNEL_MEMBERS; i++)
+		channel->members[i].fd = -1;
+	for (int i = 0; i < CHANNEL_BELLS; i++) {
+		int ends[2];
+
+		if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends))
+			return tmesh_fail_errno(err, "a channel's bell");
+		channel->bells[i] = (struct channel_bell){.ring = ends[0], .wait = ends[1]};
+	}
+	count(channel, channel->role, 1);
+	return 0;
+}
+
+int tmesh_channel_watch(struct tmesh_channel *channel, struct tmesh_error *err)
+{
+	struct tmesh_ctx *ctx = channel->home;
+	int rc = ctx->watch ? 0 : start(ctx, err);
+
+	if (!rc && channel->conn >= 0) {
+		rc = watch_add(ctx->watch, channel->conn, &channel->watch);
+		if (rc)
+			return tmesh_fail(err, rc, "cannot watch a channel's maker");
+	}
+	if (rc)
+		return rc;
+	channel->next = ctx->channels;
+	ctx->channels = channel;
+	return 0;
+}
+
+/* Not there any more when it was inherited through fork(). */
+void tmesh_channel_leave(struct tmesh_channel *channel)
+{
+	struct tmesh_channel **at = &channel->home->channels;
+
+	pthread_mutex_lock(&channel->home->lock);
+	while (*at && *at != channel)
+		at = &(*at)->next;
+	if (*at)
+		*at = channel->next;
+	if (channel->maker && channel->memory)
+		channel->memory->channel = NULL;
+	connections_close(channel);
+	bells_close(channel);
+	pthread_mutex_unlock(&channel->home->lock);
+	free(channel->members);
+}
+
+/* A lane that nobody has: its number or -1. The maker has the first, where it sends. */
+static int free_lane(const struct tmesh_channel *channel)
+{
+	uint64_t used = channel->role == TMESH_CHANNEL_SEND;
+
+	for (uint32_t i = 0; i < CHANNEL_MEMBERS; i++) {
+		const struct channel_member *member = &channel->members[i];
+
+		if (member->fd >= 0 && member->role == TMESH_CHANNEL_SEND)
+			used |= 1ull << member->lane;
+	}
+	for (uint32_t i = 0; i < channel->shape.lanes; i++)
+		if (!(used >> i & 1))
+			return (int)i;
+	return -1;
+}
+
+static struct channel_member *free_place(struct tmesh_channel *channel)
+{
+	for (uint32_t i = 0; i < CHANNEL_MEMBERS; i++)
+		if (channel->members[i].fd < 0)
+			return &channel->members[i];
+	return NULL;
+}
+
+int tmesh_channel_admit(struct tmesh_channel *channel, int conn, uint32_t role, uint32_t *lane,
+			int fds[TMESH_JOIN_FDS])
+{
+	struct channel_member *member = free_place(channel);
+	int number = 0, rc;
+
+	if (role != TMESH_CHANNEL_SEND && role != TMESH_CHANNEL_RECV)
+		return -EINVAL;
+	if (role == TMESH_CHANNEL_SEND)
+		number = free_lane(channel);
+	if (number < 0 || !member ||
+	    (role == TMESH_CHANNEL_RECV && channel->consumers >= CHANNEL_CONSUMERS_MAX))
+		return -EBUSY;
+	rc = watch_add(channel->home->watch, conn, &member->watch);
+	if (rc)
+		return rc;
+	member->fd = conn;
+	member->role = (enum tmesh_channel_role)role;
+	member->lane = (uint32_t)number;
+	*lane = member->lane;
+	fds[0] = channel->bells[channel_far_bell(member->role)].ring;
+	fds[1] = channel->bells[channel_own_bell(member->role)].ring;
+	fds[2] = channel->bells[channel_own_bell(member->role)].wait;
+	count(channel, member->role, 1);
+	return 0;
+}

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: MIT
+/*
+ * The lanes of a channel: one producer each, any number of consumers.
+ *
+ * A producer fills a slot and then its word, which publishes it: what it was doing when it died
+ * nobody sees. A consumer copies the slot and then moves the head by compare-and-swap: when that
+ * fails, another one had the message and the copy, torn or not, is thrown away. So neither leaves
+ * anything behind that has to be repaired.
+ */
+#include "channel.h"
+
+#include <string.h>
+
+/* Others may take from the same lane all the time; who never wins looks at the other lanes. */
+#define TRIES 64
+/* As many messages are taken at once. */
+#define BATCH 64
+
+static int corrupt(const char *what, struct tmesh_error *err)
+{
+	return tmesh_fail(err, -EPROTO,
+			  "the channel's memory is corrupt (%s): somebody has scribbled over it; "
+			  "make a new channel",
+			  what);
+}
+
+/* Slots that are free; the head is looked at only when the last look does not say enough. */
+static int room(struct tmesh_channel *channel, uint32_t wanted, uint32_t *out,
+		struct tmesh_error *err)
+{
+	uint32_t slots = channel->shape.slots;
+	uint64_t used = channel->tail - channel->seen;
+
+	if (slots - used < wanted) {
+		channel->seen = atomic_load_explicit(&channel->lane->head, memory_order_acquire);
+		used = channel->tail - channel->seen;
+		if (used > slots) {
+			channel->seen = channel->tail - slots;
+			return corrupt("head", err);
+		}
+	}
+	*out = slots - (uint32_t)used;
+	return 0;
+}
+
+static int put_one(struct tmesh_channel *channel, const struct tmesh_message *message,
+		   struct tmesh_error *err)
+{
+	uint64_t position = channel->tail, payload[CHANNEL_WORDS];
+	struct channel_slot *slot = channel_slot(channel, channel->lane, position);
+	uint32_t most = message->tensor ? TMESH_MESSAGE_TENSOR_BYTES : TMESH_MESSAGE_BYTES;
+	uint32_t first = 0, kind = message->bytes, words;
+
+	if (message->bytes > most || message->reserved)
+		return tmesh_fail(err, -EINVAL,
+				  "a message has at most %u bytes, not %u, and reserved is 0", most,
+				  message->bytes);
+	if (message->tensor) {
+		int rc = tmesh_channel_describe(channel, message->tensor, position, payload, err);
+
+		if (rc)
+			return rc;
+		first = CHANNEL_W_BESIDE;
+		kind |= CHANNEL_KIND_TENSOR;
+	}
+	words = first + (message->bytes + 7) / 8;
+	if (words > first) {
+		payload[words - 1] = 0;
+		memcpy(&payload[first], message->data, message->bytes);
+	}
+	channel_copy_in(slot->payload, payload, words);
+	atomic_store_explicit(&slot->word, channel_word(position, kind), memory_order_release);
+	channel->tail = position + 1;
+	return 0;
+}
+
+int tmesh_channel_put(struct tmesh_channel *channel, const struct tmesh_message *messages,
+		      uint32_t count, struct tmesh_error *err)
+{
+	uint32_t space = 0, done;
+	int rc;
+
+	if (channel_gone(channel))
+		return tmesh_fail(err, -EPIPE, "send: nobody is there to receive");
+	rc = room(channel, count, &space, err);
+	if (rc)
+		return rc;
+	if (!space)
+		return -EAGAIN;
+	if (count > space)
+		count = space;
+	for (done = 0; done < count; done++) {
+		rc = put_one(channel, &messages[done], err);
+		if (rc)
+			break;
+	}
+	if (!done)
+		return rc;
+	atomic_store_explicit(&channel->lane->tail, channel->tail, memory_order_release);
+	/* The messages are seen before we look for sleepers, who look for messages before sleeping.
+	 */
+	atomic_thread_fence(memory_order_seq_cst);
+	channel_tell(channel, &channel->head->data, CHANNEL_BELL_DATA);
+	return (int)done;
+}
+
+/* Copy what is published at @position; false when nothing is. */
+static inline bool copy_one(struct tmesh_channel *channel, struct channel_lane *lane,
+			    uint64_t position, uint32_t *kind, uint64_t payload[CHANNEL_WORDS])
+{
+	struct channel_slot *slot = channel_slot(channel, lane, position);
+	uint64_t word = atomic_load_explicit(&slot->word, memory_order_acquire);
+
+	if (!channel_published(word, position))
+		return false;
+	*kind = word & ((1u << CHANNEL_KIND_BITS) - 1);
+	channel_copy_out(payload, slot->payload, CHANNEL_WORDS);
+	return true;
+}
+
+/* The slot of a head that stands still holds the last lap's message, or has never been used. */
+static int check_unpublished(struct tmesh_channel *channel, struct channel_lane *lane,
+			     uint64_t head, struct tmesh_error *err)
+{
+	uint64_t word = atomic_load_explicit(&channel_slot(channel, lane, head)->word,
+					     memory_order_acquire);
+
+	if (channel_published(word, head) || channel_published(word, head - channel->shape.slots) ||
+	    (word == 0 && head < channel->shape.slots) ||
+	    atomic_load_explicit(&lane->head, memory_order_acquire) != head)
+		return -EAGAIN;
+	return corrupt("slot", err);
+}
+
+/* A message of our copy. On failure it is one that nobody can have. */
+static inline int deliver(struct tmesh_channel *channel, uint32_t lane, uint32_t kind,
+			  const uint64_t payload[CHANNEL_WORDS], struct tmesh_message *message,
+			  struct tmesh_error *err)
+{
+	const uint64_t *data = payload;
+
+	message->tensor = NULL;
+	message->reserved = 0;
+	message->bytes = kind;
+	if (kind >= CHANNEL_KIND_TENSOR) {
+		message->bytes -= CHANNEL_KIND_TENSOR;
+		data += CHANNEL_W_BESIDE;
+		if (message->bytes > TMESH_MESSAGE_TENSOR_BYTES)
+			return corrupt("kind", err);
+		memcpy(message->data, data, TMESH_MESSAGE_TENSOR_BYTES);
+		return tmesh_channel_resolve(channel, lane, payload, &message->tensor, err);
+	}
+	if (message->bytes > TMESH_MESSAGE_BYTES)
+		return corrupt("kind", err);
+	memcpy(message->data, data, TMESH_MESSAGE_BYTES);
+	return 0;
+}
+
+static void undo(struct tmesh_message *messages, uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++)
+		tmesh_tensor_unref(messages[i].tensor);
+}
+
+/* What may be otherwise next time: the message stays. */
+static bool passes(int rc)
+{
+	return rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM || rc == -ETIMEDOUT;
+}
+
+/*
+ * Regions are opened before the head moves: until then the producer holds them. What was read
+ * counts only if the head was still where we found it, and that goes for errors as well.
+ */
+static int take_from(struct tmesh_channel *channel, uint32_t number, struct tmesh_message *messages,
+		     uint32_t most, struct tmesh_error *err)
+{
+	struct channel_lane *lane = channel_lane(channel, number);
+	uint64_t head = atomic_load_explicit(&lane->head, memory_order_acquire);
+
+	for (int i = 0; i < TRIES; i++) {
+		uint64_t payload[CHANNEL_WORDS];
+		uint32_t count = 0, kind;
+		int rc = 0;
+
+		while (count < most && copy_one(channel, lane, head + count, &kind, payload)) {
+			rc = deliver(channel, number, kind, payload, &messages[count], err);
+			if (rc)
+				break;
+			count++;
+		}
+		if (!count && !rc)
+			return check_unpublished(channel, lane, head, err);
+		if (!count && passes(rc))
+			return rc;
+		/* A message that cannot be had goes too, when it is the first; else next time. */
+		if (atomic_compare_exchange_strong(&lane->head, &head, head + count + !count)) {
+			channel_tell(channel, &lane->room, CHANNEL_BELL_ROOM);
+			return count ? (int)count : rc;
+		}
+		undo(messages, count);
+	}
+	return -EAGAIN;
+}
+
+int tmesh_channel_take(struct tmesh_channel *channel, struct tmesh_message *messages, uint32_t most,
+		       struct tmesh_error *err)
+{
+	uint32_t lanes = channel->shape.lanes, first = channel->next_lane;
+
+	if (most > BATCH)
+		most = BATCH;
+	for (uint32_t i = 0; i < lanes; i++) {
+		uint32_t number = first + i < lanes ? first + i : first + i - lanes;
+		int rc = take_from(channel, number, messages, most, err);
+
+		if (rc != -EAGAIN) {
+			channel->next_lane = number + 1 < lanes ? number + 1 : 0;
+			return rc;
+		}
+	}
+	return -EAGAIN;
+}
+
+bool tmesh_channel_ready(struct tmesh_channel *channel)
+{
+	if (channel->role == TMESH_CHANNEL_SEND)
+		return atomic_load_explicit(&channel->lane->head, memory_order_acquire) !=
+		       channel->seen;
+	for (uint32_t i = 0; i < channel->shape.lanes; i++) {
+		struct channel_lane *lane = channel_lane(channel, i);
+		uint64_t head = atomic_load_explicit(&lane->head, memory_order_acquire);
+		uint64_t word = atomic_load_explicit(&channel_slot(channel, lane, head)->word,
+						     memory_order_acquire);
+
+		if (channel_published(word, head))
+			return true;
+	}
+	return false;
+}
+
+/* The tail in memory lags behind by what its owner had published before it died. */
+int tmesh_channel_resume(struct tmesh_channel *channel, uint32_t number, struct tmesh_error *err)
+{
+	struct channel_lane *lane = channel_lane(channel, number);
+	uint64_t tail = atomic_load_explicit(&lane->tail, memory_order_acquire);
+	uint64_t head = atomic_load_explicit(&lane->head, memory_order_acquire);
+
+	/* A consumer may have taken what the tail does not count yet. */
+	if ((int64_t)(head - tail) > 0)
+		tail = head;
+	if (tail - head > channel->shape.slots)
+		return corrupt("tail", err);
+	for (uint32_t i = 0; i < channel->shape.slots; i++) {
+		uint64_t word = atomic_load_explicit(&channel_slot(channel, lane, tail)->word,
+						     memory_order_acquire);
+
+		if (!channel_published(word, tail))
+			break;
+		tail++;
+	}
+	channel->lane = lane;
+	channel->tail = tail;
+	channel->seen = head;
+	/* What the tables hold may be named by messages that are still there. */
+	for (uint32_t i = 0; i < channel->shape.regions; i++)
+		channel->sent_regions[i].until = tail;
+	for (uint32_t i = 0; i < channel->shape.layouts; i++)
+		channel->sent_layouts[i].until = tail;
+	return 0;
+}

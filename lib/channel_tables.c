@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: MIT
+/*
+ * What messages name by number: regions by their tokens, and layouts. Each lane has a table of
+ * both, which its producer fills and all consumers read; receivers keep what they have opened and
+ * checked. A message that speaks of nothing new is a few comparisons at either end.
+ */
+#include "channel.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "layout.h"
+#include "tensor.h"
+
+int tmesh_channel_tables_new(struct tmesh_channel *channel, struct tmesh_error *err)
+{
+	const struct channel_shape *shape = &channel->shape;
+	bool good;
+
+	if (channel->role == TMESH_CHANNEL_SEND) {
+		channel->sent_regions = calloc(shape->regions, sizeof(*channel->sent_regions));
+		channel->sent_layouts = calloc(shape->layouts, sizeof(*channel->sent_layouts));
+		good = channel->sent_regions && channel->sent_layouts;
+	} else {
+		channel->known_regions = calloc((size_t)shape->lanes * shape->regions,
+						sizeof(*channel->known_regions));
+		channel->known_layouts = calloc((size_t)shape->lanes * shape->layouts,
+						sizeof(*channel->known_layouts));
+		channel->known_tensors = calloc(CHANNEL_TENSORS, sizeof(*channel->known_tensors));
+		good = channel->known_regions && channel->known_layouts && channel->known_tensors;
+	}
+	return good ? 0 : tmesh_fail(err, -ENOMEM, "no memory for a channel's tables");
+}
+
+void tmesh_channel_tables_free(struct tmesh_channel *channel)
+{
+	const struct channel_shape *shape = &channel->shape;
+
+	for (uint32_t i = 0; channel->known_tensors && i < CHANNEL_TENSORS; i++)
+		tmesh_tensor_unref(channel->known_tensors[i].tensor);
+	for (uint32_t i = 0; channel->known_regions && i < shape->lanes * shape->regions; i++)
+		tmesh_region_unref(channel->known_regions[i].region);
+	for (uint32_t i = 0; channel->sent_regions && i < shape->regions; i++)
+		tmesh_region_unref(channel->sent_regions[i].region);
+	free(channel->known_tensors);
+	free(channel->known_layouts);
+	free(channel->known_regions);
+	free(channel->sent_layouts);
+	free(channel->sent_regions);
+}
+
+/* Nobody will look at an entry any more that was last used before @until. */
+static bool taken(struct tmesh_channel *channel, uint64_t until)
+{
+	if ((int64_t)(channel->seen - until) >= 0)
+		return true;
+	channel->seen = atomic_load_explicit(&channel->lane->head, memory_order_acquire);
+	return (int64_t)(channel->seen - until) >= 0;
+}
+
+static int write_region(struct tmesh_channel *channel, struct tmesh_region *region, uint32_t entry,
+			struct tmesh_error *err)
+{
+	struct channel_sent_region *sent = &channel->sent_regions[entry];
+	uint64_t words[CHANNEL_R_WORDS] = {tmesh_region_id(region), channel->rights};
+	char token[TMESH_TOKEN_SIZE] = "";
+	int rc = tmesh_region_token(region, channel->rights, token, err);
+
+	if (rc)
+		return rc;
+	memcpy(&words[CHANNEL_R_TOKEN], token, sizeof(token));
+	channel_copy_in(channel_regions(channel, channel->lane)[entry].words, words,
+			CHANNEL_R_WORDS);
+	tmesh_region_unref(sent->region);
+	sent->region = tmesh_region_ref(region);
+	return 0;
+}
+
+void tmesh_channel_let_go(struct tmesh_channel *channel)
+{
+	for (uint32_t i = 0; i < channel->shape.regions; i++) {
+		struct channel_sent_region *sent = &channel->sent_regions[i];
+
+		if (sent->region && atomic_load(&sent->region->refs) == 1 &&
+		    taken(channel, sent->until)) {
+			tmesh_region_unref(sent->region);
+			sent->region = NULL;
+		}
+	}
+}
+
+static bool better_place(const struct channel_sent_region *a, const struct channel_sent_region *b)
+{
+	if (!a->region != !b->region)
+		return !a->region;
+	return (int64_t)(a->until - b->until) < 0;
+}
+
+static int name_region(struct tmesh_channel *channel, struct tmesh_region *region,
+		       struct tmesh_error *err)
+{
+	struct channel_sent_region *sent = channel->sent_regions;
+	uint32_t oldest = 0;
+
+	for (uint32_t i = 0; i < channel->shape.regions; i++) {
+		if (sent[i].region == region) {
+			channel->last_region = i;
+			return 0;
+		}
+	}
+	tmesh_channel_let_go(channel);
+	for (uint32_t i = 1; i < channel->shape.regions; i++)
+		if (better_place(&sent[i], &sent[oldest]))
+			oldest = i;
+	if (!taken(channel, sent[oldest].until))
+		return -EAGAIN;
+	channel->last_region = oldest;
+	return write_region(channel, region, oldest, err);
+}
+
+static bool same_layout(const struct tmesh_layout *a, const struct tmesh_layout *b)
+{
+	if (a->dtype != b->dtype || a->ndim != b->ndim)
+		return false;
+	for (int32_t i = 0; i < a->ndim; i++)
+		if (a->shape[i] != b->shape[i] || a->strides[i] != b->strides[i])
+			return false;
+	return true;
+}
+
+/* Versions go on from what is there, so that no receiver takes a dead producer's for ours. */
+static void write_layout(struct tmesh_channel *channel, const struct tmesh_layout *layout,
+			 uint32_t entry)
+{
+	struct channel_sent_layout *sent = &channel->sent_layouts[entry];
+	atomic_uint_fast64_t *to = channel_layouts(channel, channel->lane)[entry].words;
+	uint64_t words[CHANNEL_L_WORDS] = {0};
+
+	sent->version =
+		(uint32_t)atomic_load_explicit(&to[CHANNEL_L_VERSION], memory_order_relaxed) + 1;
+	if (!sent->version)
+		sent->version = 1;
+	sent->layout = *layout;
+	words[CHANNEL_L_VERSION] = sent->version;
+	words[CHANNEL_L_TYPE] = (uint32_t)layout->dtype | (uint64_t)(uint32_t)layout->ndim << 32;
+	memcpy(&words[CHANNEL_L_SHAPE], layout->shape, (size_t)layout->ndim * 8);
+	memcpy(&words[CHANNEL_L_STRIDES], layout->strides, (size_t)layout->ndim * 8);
+	channel_copy_in(to, words, CHANNEL_L_WORDS);
+}
+
+static int name_layout(struct tmesh_channel *channel, const struct tmesh_layout *layout)
+{
+	struct channel_sent_layout *sent = channel->sent_layouts;
+	uint32_t oldest = 0;
+
+	for (uint32_t i = 0; i < channel->shape.layouts; i++) {
+		if (sent[i].version && same_layout(&sent[i].layout, layout)) {
+			channel->last_layout = i;
+			return 0;
+		}
+		if ((int64_t)(sent[i].until - sent[oldest].until) < 0)
+			oldest = i;
+	}
+	if (!taken(channel, sent[oldest].until))
+		return -EAGAIN;
+	channel->last_layout = oldest;
+	write_layout(channel, layout, oldest);
+	return 0;
+}
+
+int tmesh_channel_describe(struct tmesh_channel *channel, struct tmesh_tensor *tensor,
+			   uint64_t position, uint64_t payload[CHANNEL_WORDS],
+			   struct tmesh_error *err)
+{
+	const struct tmesh_layout *layout = tmesh_tensor_layout(tensor);
+	struct tmesh_region *region = tmesh_tensor_region(tensor);
+	struct channel_sent_layout *form;
+	int rc;
+
+	if (channel->sent_regions[channel->last_region].region != region) {
+		rc = name_region(channel, region, err);
+		if (rc)
+			return rc;
+	}
+	form = &channel->sent_layouts[channel->last_layout];
+	if (!form->version || !same_layout(&form->layout, layout)) {
+		rc = name_layout(channel, layout);
+		if (rc)
+			return rc;
+		form = &channel->sent_layouts[channel->last_layout];
+	}
+	channel->sent_regions[channel->last_region].until = position + 1;
+	form->until = position + 1;
+	payload[CHANNEL_W_REGION] = tmesh_region_id(region);
+	payload[CHANNEL_W_OFFSET] = layout->offset;
+	payload[CHANNEL_W_BYTES] = tmesh_tensor_bytes(tensor);
+	payload[CHANNEL_W_NAMES] =
+		channel->last_region | channel->last_layout << 16 | (uint64_t)form->version << 32;
+	return 0;
+}
+
+/* Receiver */
+
+static int nonsense(const char *what, struct tmesh_error *err)
+{
+	return tmesh_fail(err, -EPROTO, "receive: the sender's message is malformed (%s)", what);
+}
+
+static void forget_region(struct tmesh_channel *channel, struct channel_known_region *known)
+{
+	for (uint32_t i = 0; i < CHANNEL_TENSORS; i++) {
+		struct channel_known_tensor *tensor = &channel->known_tensors[i];
+
+		if (tensor->tensor && tmesh_tensor_region(tensor->tensor) == known->region) {
+			tmesh_tensor_unref(tensor->tensor);
+			tensor->tensor = NULL;
+		}
+	}
+	channel->open_regions--;
+	channel->open_bytes -= tmesh_region_bytes(known->region);
+	tmesh_region_unref(known->region);
+	known->region = NULL;
+}
+
+/* Nobody but this handle holds it. */
+static bool idle(const struct tmesh_channel *channel, const struct channel_known_region *known)
+{
+	uint32_t refs = 1;
+
+	for (uint32_t i = 0; i < CHANNEL_TENSORS; i++) {
+		const struct tmesh_tensor *tensor = channel->known_tensors[i].tensor;
+
+		if (!tensor || tmesh_tensor_region(tensor) != known->region)
+			continue;
+		if (!tmesh_tensor_alone(tensor))
+			return false;
+		refs++;
+	}
+	return atomic_load(&known->region->refs) == refs;
+}
+
+/* Where there are too many, whichever comes next makes room, and costs an open should it come
+ * again. Too many bytes are a reason only where closing gives them back. */
+static void make_room(struct tmesh_channel *channel, uint64_t bytes)
+{
+	uint32_t count = channel->shape.lanes * channel->shape.regions;
+
+	for (uint32_t i = 0; i < count; i++) {
+		struct channel_known_region *known = &channel->known_regions[channel->hand];
+		bool many = channel->open_regions >= channel->max_regions;
+
+		if (!many && channel->open_bytes + bytes <= channel->max_bytes)
+			return;
+		if (known->region && (many || idle(channel, known)))
+			forget_region(channel, known);
+		channel->hand = channel->hand + 1 < count ? channel->hand + 1 : 0;
+	}
+}
+
+static int open_region(struct tmesh_channel *channel, uint32_t lane, uint32_t entry, uint64_t id,
+		       struct channel_known_region *known, struct tmesh_error *err)
+{
+	uint64_t words[CHANNEL_R_WORDS];
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_region *region;
+	int rc;
+
+	channel_copy_out(words, channel_regions(channel, channel_lane(channel, lane))[entry].words,
+			 CHANNEL_R_WORDS);
+	memcpy(token, &words[CHANNEL_R_TOKEN], sizeof(token));
+	token[sizeof(token) - 1] = '\0';
+	if (words[CHANNEL_R_ID] != id)
+		return nonsense("region", err);
+	if (words[CHANNEL_R_RIGHTS] & ~(uint64_t)(TMESH_READ | TMESH_WRITE))
+		return nonsense("rights", err);
+	rc = tmesh_region_open(channel->ctx, token, (uint32_t)words[CHANNEL_R_RIGHTS], &region,
+			       err);
+	if (rc)
+		return rc;
+	if (tmesh_region_id(region) != id) {
+		tmesh_region_unref(region);
+		return nonsense("token", err);
+	}
+	if (known->region)
+		forget_region(channel, known);
+	make_room(channel, tmesh_region_bytes(region));
+	known->region = region;
+	known->id = id;
+	channel->open_regions++;
+	channel->open_bytes += tmesh_region_bytes(region);
+	return 0;
+}
+
+static int read_layout(struct tmesh_channel *channel, uint32_t lane, uint32_t entry,
+		       uint32_t version, struct channel_known_layout *known,
+		       struct tmesh_error *err)
+{
+	uint64_t words[CHANNEL_L_WORDS];
+	struct channel_known_layout made = {.version = version};
+
+	channel_copy_out(words, channel_layouts(channel, channel_lane(channel, lane))[entry].words,
+			 CHANNEL_L_WORDS);
+	if (!version || words[CHANNEL_L_VERSION] != version)
+		return nonsense("layout", err);
+	made.layout.dtype = (enum tmesh_dtype)(uint32_t)words[CHANNEL_L_TYPE];
+	made.layout.ndim = (int32_t)(words[CHANNEL_L_TYPE] >> 32);
+	memcpy(made.layout.shape, &words[CHANNEL_L_SHAPE], sizeof(made.layout.shape));
+	memcpy(made.layout.strides, &words[CHANNEL_L_STRIDES], sizeof(made.layout.strides));
+	if (tmesh_layout_measure(&made.layout, &made.bytes, &made.low, &made.high, NULL))
+		return nonsense("shape", err);
+	*known = made;
+	return 0;
+}
+
+/* The layout itself is known to be sound: only its place remains to be looked at. */
+static int check_place(const struct channel_known_layout *form, uint64_t offset, uint64_t bytes,
+		       uint64_t region_bytes, struct tmesh_error *err)
+{
+	uint64_t end;
+
+	if (bytes != form->bytes || offset < 0 - (uint64_t)form->low ||
+	    __builtin_add_overflow(offset, (uint64_t)form->high, &end) || end > region_bytes)
+		return nonsense("place in the region", err);
+	return 0;
+}
+
+static int find_tensor(struct tmesh_channel *channel, struct tmesh_region *region,
+		       const struct channel_known_layout *form, uint64_t offset,
+		       struct tmesh_tensor **out, struct tmesh_error *err)
+{
+	uint64_t mixed = (offset ^ offset >> 8 ^ (uintptr_t)region >> 4) * 0x9e3779b97f4a7c15u;
+	struct channel_known_tensor *known = &channel->known_tensors[mixed >> 58];
+	struct tmesh_tensor *tensor = known->tensor;
+	struct tmesh_layout layout;
+	int rc;
+
+	if (!tensor || tmesh_tensor_region(tensor) != region ||
+	    tmesh_tensor_layout(tensor)->offset != offset || known->layout != form ||
+	    known->version != form->version) {
+		layout = form->layout;
+		layout.offset = offset;
+		if (!tensor || !tmesh_tensor_reuse(tensor, region, &layout, form->bytes)) {
+			rc = tmesh_tensor_wrap(region, &layout, &tensor, err);
+			if (rc)
+				return rc;
+			tmesh_tensor_unref(known->tensor);
+			known->tensor = tensor;
+		}
+		known->layout = form;
+		known->version = form->version;
+	}
+	*out = tmesh_tensor_ref(tensor);
+	return 0;
+}
+
+int tmesh_channel_resolve(struct tmesh_channel *channel, uint32_t lane,
+			  const uint64_t payload[CHANNEL_WORDS], struct tmesh_tensor **out,
+			  struct tmesh_error *err)
+{
+	const struct channel_shape *shape = &channel->shape;
+	uint32_t region = payload[CHANNEL_W_NAMES] & 0xffff;
+	uint32_t layout = payload[CHANNEL_W_NAMES] >> 16 & 0xffff;
+	uint32_t version = payload[CHANNEL_W_NAMES] >> 32;
+	struct channel_known_region *place;
+	struct channel_known_layout *form;
+	int rc = 0;
+
+	if (region >= shape->regions || layout >= shape->layouts)
+		return nonsense("number of a region or layout", err);
+	place = &channel->known_regions[lane * shape->regions + region];
+	form = &channel->known_layouts[lane * shape->layouts + layout];
+	if (!place->region || place->id != payload[CHANNEL_W_REGION])
+		rc = open_region(channel, lane, region, payload[CHANNEL_W_REGION], place, err);
+	if (!rc && (!form->version || form->version != version))
+		rc = read_layout(channel, lane, layout, version, form, err);
+	if (!rc)
+		rc = check_place(form, payload[CHANNEL_W_OFFSET], payload[CHANNEL_W_BYTES],
+				 tmesh_region_bytes(place->region), err);
+	return rc ? rc
+		  : find_tensor(channel, place->region, form, payload[CHANNEL_W_OFFSET], out, err);
+}

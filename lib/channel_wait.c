@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Waiting at a channel: trying, a short busy wait, sleeping on a futex; and descriptors for event
+ * loops.
+ *
+ * Who wants to be told sets its flag in a word of the channel and then looks once more; the other
+ * end acts and then looks at the word. One of them sees the other. Telling clears the flags, steps
+ * the epoch on, so that nobody falls asleep on an old word, and wakes all: which one would find
+ * something is not known, and a sleeper that was killed must not have taken another one's wake.
+ */
+#include "channel.h"
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Looks in a row before the processor is given a rest, and between two looks at the clock. */
+#define EAGER 200
+#define CALM 32
+#define SPIN_LEAST 500
+
+static void relax(void)
+{
+#if defined(__x86_64__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield");
+#endif
+}
+
+static void wake(atomic_uint *word)
+{
+	syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* Sockets, because each call says for itself that it does not wait: with an eventfd, whoever
+ * shares it decides that. A full one is rung already. */
+static void ring(const struct tmesh_channel *channel, int bell)
+{
+	if (channel->bells[bell].ring >= 0)
+		send(channel->bells[bell].ring, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+void tmesh_channel_tell(struct tmesh_channel *channel, atomic_uint *word, int bell)
+{
+	uint32_t flags = atomic_fetch_and(word, ~(CHANNEL_SLEEPS | CHANNEL_POLLS));
+
+	atomic_fetch_add(word, CHANNEL_EPOCH);
+	if (flags & CHANNEL_SLEEPS)
+		wake(word);
+	if (flags & CHANNEL_POLLS)
+		ring(channel, bell);
+}
+
+void tmesh_channel_tell_all(struct tmesh_channel *channel)
+{
+	atomic_fetch_add(&channel->head->data, CHANNEL_EPOCH);
+	wake(&channel->head->data);
+	for (uint32_t i = 0; i < channel->shape.lanes; i++) {
+		struct channel_lane *lane = channel_lane(channel, i);
+
+		atomic_fetch_add(&lane->room, CHANNEL_EPOCH);
+		wake(&lane->room);
+	}
+	for (int i = 0; i < CHANNEL_BELLS; i++) {
+		ring(channel, i);
+		/* Readable for good, whoever else may try to empty it. */
+		if (!channel->maker && channel->bells[i].wait >= 0)
+			shutdown(channel->bells[i].wait, SHUT_RD);
+	}
+}
+
+static atomic_uint *word_of(struct tmesh_channel *channel)
+{
+	return channel->role == TMESH_CHANNEL_SEND ? &channel->lane->room : &channel->head->data;
+}
+
+/* Ask to be told. True: look again, something has happened meanwhile. */
+static bool arm(struct tmesh_channel *channel, uint32_t flag, uint32_t *value)
+{
+	*value = atomic_fetch_or(word_of(channel), flag) | flag;
+	atomic_thread_fence(memory_order_seq_cst);
+	return tmesh_channel_ready(channel) || channel_gone(channel);
+}
+
+/* Others may poll the same bell: what it told them must not be lost with us. */
+static bool arm_poll(struct tmesh_channel *channel)
+{
+	int bell = channel_own_bell(channel->role);
+	char bytes[64];
+	uint32_t value;
+
+	recv(channel->bells[bell].wait, bytes, sizeof(bytes), MSG_DONTWAIT);
+	if (!arm(channel, CHANNEL_POLLS, &value))
+		return false;
+	ring(channel, bell);
+	return true;
+}
+
+/* Worth what it found lately: doubled by a hit, halved by a miss. */
+static bool spin(struct tmesh_channel *channel, uint64_t deadline)
+{
+	uint64_t end = 0;
+
+	if (!channel->spin_max)
+		return false;
+	for (uint32_t i = 1;; i++) {
+		if (tmesh_channel_ready(channel) || channel_gone(channel))
+			break;
+		if (i < EAGER)
+			continue;
+		relax();
+		if (i % CALM)
+			continue;
+		if (!end) {
+			end = tmesh_now_ns() + channel->spin;
+		} else if (tmesh_now_ns() >= (end < deadline ? end : deadline)) {
+			channel->spin /= 2;
+			if (channel->spin < SPIN_LEAST)
+				channel->spin = SPIN_LEAST;
+			return false;
+		}
+	}
+	channel->spin *= 2;
+	if (channel->spin > channel->spin_max)
+		channel->spin = channel->spin_max;
+	return true;
+}
+
+static int sleep_on(atomic_uint *word, uint32_t value, uint64_t deadline)
+{
+	struct timespec until = {
+		.tv_sec = (time_t)(deadline / 1000000000u),
+		.tv_nsec = (long)(deadline % 1000000000u),
+	};
+
+	if (syscall(SYS_futex, word, FUTEX_WAIT_BITSET, value,
+		    deadline == UINT64_MAX ? NULL : &until, NULL, FUTEX_BITSET_MATCH_ANY) == 0 ||
+	    errno == EAGAIN)
+		return 0;
+	return -errno;
+}
+
+/* What is tried: one way to put, to take, or to look. */
+struct attempt {
+	int (*now)(struct tmesh_channel *channel, const struct attempt *attempt,
+		   struct tmesh_error *err);
+	const struct tmesh_message *from;
+	struct tmesh_message *to;
+	uint32_t count;
+};
+
+static int put_now(struct tmesh_channel *channel, const struct attempt *a, struct tmesh_error *err)
+{
+	return tmesh_channel_put(channel, a->from, a->count, err);
+}
+
+/* What was sent before the senders went is still taken. */
+static int take_now(struct tmesh_channel *channel, const struct attempt *a, struct tmesh_error *err)
+{
+	int rc = tmesh_channel_take(channel, a->to, a->count, err);
+
+	if (rc != -EAGAIN || !channel_gone(channel))
+		return rc;
+	rc = tmesh_channel_take(channel, a->to, a->count, err);
+	return rc == -EAGAIN ? tmesh_fail(err, -EPIPE, "receive: nobody is left to send") : rc;
+}
+
+static int taken_now(struct tmesh_channel *channel, const struct attempt *a,
+		     struct tmesh_error *err)
+{
+	channel->seen = atomic_load_explicit(&channel->lane->head, memory_order_acquire);
+	if ((int64_t)(channel->seen - channel->tail) >= 0) {
+		tmesh_channel_let_go(channel);
+		return 0;
+	}
+	return channel_gone(channel) ? tmesh_fail(err, -EPIPE, "flush: nobody is there to receive")
+				     : -EAGAIN;
+}
+
+static int check_use(const struct tmesh_channel *channel, enum tmesh_channel_role role,
+		     const char *what, struct tmesh_error *err)
+{
+	if (channel->role != role)
+		return tmesh_fail(err, -EINVAL, "%s: this handle is for the other direction", what);
+	if (channel->life != tmesh_fork_life())
+		return tmesh_fail(err, -EPERM,
+				  "%s: the channel was inherited through fork(); open it by its "
+				  "token in this process",
+				  what);
+	return 0;
+}
+
+static int try_now(struct tmesh_channel *channel, const struct attempt *a, const char *why,
+		   struct tmesh_error *err)
+{
+	int rc = a->now(channel, a, err);
+
+	if (rc == -EAGAIN && channel->polls && arm_poll(channel))
+		rc = a->now(channel, a, err);
+	return rc == -EAGAIN ? tmesh_fail(err, rc, "%s", why) : rc;
+}
+
+static int wait_for(struct tmesh_channel *channel, const struct attempt *a, int64_t timeout_ns,
+		    const char *why, struct tmesh_error *err)
+{
+	int rc = a->now(channel, a, err);
+	uint64_t deadline = UINT64_MAX;
+	uint32_t value;
+
+	if (rc != -EAGAIN)
+		return rc;
+	if (timeout_ns >= 0 &&
+	    __builtin_add_overflow(tmesh_now_ns(), (uint64_t)timeout_ns, &deadline))
+		deadline = UINT64_MAX;
+	for (;;) {
+		if (!spin(channel, deadline) && !arm(channel, CHANNEL_SLEEPS, &value))
+			rc = sleep_on(word_of(channel), value, deadline);
+		if (rc == -EINTR)
+			return tmesh_fail(err, rc, "%s: a signal came", why);
+		rc = a->now(channel, a, err);
+		if (rc != -EAGAIN)
+			return rc;
+		if (deadline != UINT64_MAX && tmesh_now_ns() >= deadline)
+			return tmesh_fail(err, -ETIMEDOUT, "%s, and the time is over", why);
+	}
+}
+
+static const char full[] = "send: the queue is full";
+static const char empty[] = "receive: nothing is there";
+
+int tmesh_channel_try_send(struct tmesh_channel *channel, const struct tmesh_message *message,
+			   struct tmesh_error *err)
+{
+	const struct attempt a = {.now = put_now, .from = message, .count = 1};
+	int rc = check_use(channel, TMESH_CHANNEL_SEND, "send", err);
+
+	if (!rc)
+		rc = try_now(channel, &a, full, err);
+	return rc < 0 ? rc : 0;
+}
+
+int tmesh_channel_send_batch(struct tmesh_channel *channel, const struct tmesh_message *messages,
+			     uint32_t count, int64_t timeout_ns, struct tmesh_error *err)
+{
+	const struct attempt a = {.now = put_now, .from = messages, .count = count};
+	int rc = check_use(channel, TMESH_CHANNEL_SEND, "send", err);
+
+	if (!rc && (!count || count > INT_MAX))
+		rc = tmesh_fail(err, -EINVAL, "send: a batch has at least one message");
+	return rc ? rc : wait_for(channel, &a, timeout_ns, full, err);
+}
+
+int tmesh_channel_send(struct tmesh_channel *channel, const struct tmesh_message *message,
+		       int64_t timeout_ns, struct tmesh_error *err)
+{
+	int rc = tmesh_channel_send_batch(channel, message, 1, timeout_ns, err);
+
+	return rc < 0 ? rc : 0;
+}
+
+int tmesh_channel_flush(struct tmesh_channel *channel, int64_t timeout_ns, struct tmesh_error *err)
+{
+	const struct attempt a = {.now = taken_now};
+	int rc = check_use(channel, TMESH_CHANNEL_SEND, "flush", err);
+
+	return rc ? rc : wait_for(channel, &a, timeout_ns, "flush: messages are still there", err);
+}
+
+int tmesh_channel_try_recv(struct tmesh_channel *channel, struct tmesh_message *message,
+			   struct tmesh_error *err)
+{
+	const struct attempt a = {.now = take_now, .to = message, .count = 1};
+	int rc = check_use(channel, TMESH_CHANNEL_RECV, "receive", err);
+
+	if (!rc)
+		rc = try_now(channel, &a, empty, err);
+	return rc < 0 ? rc : 0;
+}
+
+int tmesh_channel_recv_batch(struct tmesh_channel *channel, struct tmesh_message *messages,
+			     uint32_t room, int64_t timeout_ns, struct tmesh_error *err)
+{
+	const struct attempt a = {.now = take_now, .to = messages, .count = room};
+	int rc = check_use(channel, TMESH_CHANNEL_RECV, "receive", err);
+
+	if (!rc && !room)
+		rc = tmesh_fail(err, -EINVAL, "receive: a batch has room for at least one message");
+	return rc ? rc : wait_for(channel, &a, timeout_ns, empty, err);
+}
+
+int tmesh_channel_recv(struct tmesh_channel *channel, struct tmesh_message *message,
+		       int64_t timeout_ns, struct tmesh_error *err)
+{
+	int rc = tmesh_channel_recv_batch(channel, message, 1, timeout_ns, err);
+
+	return rc < 0 ? rc : 0;
+}
+
+int tmesh_channel_poll_fd(struct tmesh_channel *channel, struct tmesh_error *err)
+{
+	int rc = check_use(channel, channel->role, "poll", err);
+
+	if (rc)
+		return rc;
+	if (channel->role == TMESH_CHANNEL_SEND && channel->shape.lanes > 1)
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "poll: producers of one channel would empty each other's bell; "
+				  "make a channel for each");
+	if (!channel->polls) {
+		channel->polls = true;
+		arm_poll(channel);
+	}
+	return channel->bells[channel_own_bell(channel->role)].wait;
+}

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: MIT */
+/* What the tests of channels share: two ends, messages with a number, tensors with a number. */
+#ifndef TMESH_UNIT_CHANNELS_H
+#define TMESH_UNIT_CHANNELS_H
+
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/wait.h>
+
+#include "unit.h"
+
+#define SEND TMESH_CHANNEL_SEND
+#define RECV TMESH_CHANNEL_RECV
+#define SECOND 1000000000ll
+
+/* A child says by its exit status which of its checks failed first. */
+#define CHECK(condition)                                \
+	do {                                            \
+		if (!(condition))                       \
+			unit_leave(__LINE__ % 250 + 1); \
+	} while (0)
+
+static inline void join(pid_t child)
+{
+	int status;
+
+	assert_int_equal(waitpid(child, &status, 0), child);
+	if (!WIFEXITED(status) || WEXITSTATUS(status))
+		fail_msg("the child ended with status %#x", (unsigned int)status);
+}
+
+static inline struct tmesh_ctx *context(void)
+{
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	return ctx;
+}
+
+static inline struct tmesh_message number(uint64_t n)
+{
+	struct tmesh_message message = {.bytes = sizeof(n)};
+
+	memcpy(message.data, &n, sizeof(n));
+	return message;
+}
+
+static inline uint64_t number_of(const struct tmesh_message *message)
+{
+	uint64_t n;
+
+	memcpy(&n, message->data, sizeof(n));
+	return n;
+}
+
+/* A channel and its other end, in one process: @role is the maker's. */
+struct pair {
+	struct tmesh_ctx *ctx;
+	struct tmesh_channel *maker;
+	struct tmesh_channel *other;
+	char token[TMESH_TOKEN_SIZE];
+};
+
+static inline struct tmesh_channel *pair_open(struct pair *pair, enum tmesh_channel_role role)
+{
+	struct tmesh_channel *channel;
+
+	assert_ok(tmesh_channel_open(pair->ctx, pair->token, role, NULL, &channel, err));
+	return channel;
+}
+
+static inline struct pair pair_make(enum tmesh_channel_role role,
+				    const struct tmesh_channel_opts *opts)
+{
+	struct pair pair = {.ctx = context()};
+
+	assert_ok(tmesh_channel_create(pair.ctx, role, opts, &pair.maker, err));
+	assert_ok(tmesh_channel_token(pair.maker, pair.token, err));
+	pair.other = pair_open(&pair, role == SEND ? RECV : SEND);
+	return pair;
+}
+
+static inline void pair_end(struct pair *pair)
+{
+	tmesh_channel_unref(pair->other);
+	tmesh_channel_unref(pair->maker);
+	tmesh_ctx_unref(pair->ctx);
+}
+
+static inline bool readable(int fd, int ms)
+{
+	struct pollfd poller = {.fd = fd, .events = POLLIN};
+
+	return poll(&poller, 1, ms) == 1;
+}
+
+#endif /* TMESH_UNIT_CHANNELS_H */

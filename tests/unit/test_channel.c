@@ -1,0 +1,658 @@
+// SPDX-License-Identifier: MIT
+/* Channels between ends that mean well: order, bounds, waiting, tensors, many at once. */
+#include <pthread.h>
+
+#include "channels.h"
+
+static void test_order(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 8};
+
+	for (int role = SEND; role <= RECV; role++) {
+		struct pair p = pair_make((enum tmesh_channel_role)role, &opts);
+		struct tmesh_channel *from = role == SEND ? p.maker : p.other;
+		struct tmesh_channel *to = role == SEND ? p.other : p.maker;
+		struct tmesh_message got;
+
+		for (uint64_t i = 0; i < 1000; i++) {
+			struct tmesh_message message = number(i);
+
+			assert_ok(tmesh_channel_try_send(from, &message, err));
+			if (i % 3 == 2)
+				for (uint64_t j = i - 2; j <= i; j++) {
+					assert_ok(tmesh_channel_try_recv(to, &got, err));
+					assert_int_equal(got.bytes, 8);
+					assert_int_equal(number_of(&got), j);
+					assert_null(got.tensor);
+				}
+		}
+		pair_end(&p);
+	}
+}
+
+static void test_bytes(void **state)
+{
+	struct pair p = pair_make(SEND, NULL);
+	struct tmesh_message message = {0}, got;
+
+	for (uint32_t bytes = 0; bytes <= TMESH_MESSAGE_BYTES; bytes++) {
+		message.bytes = bytes;
+		memset(message.data, (int)bytes + 1, sizeof(message.data));
+		assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+		assert_ok(tmesh_channel_try_recv(p.other, &got, err));
+		assert_int_equal(got.bytes, bytes);
+		assert_memory_equal(got.data, message.data, bytes);
+	}
+	message.bytes = TMESH_MESSAGE_BYTES + 1;
+	assert_refused(tmesh_channel_try_send(p.maker, &message, err), -EINVAL, "at most 56");
+	message.bytes = 0;
+	message.reserved = 1;
+	assert_refused(tmesh_channel_try_send(p.maker, &message, err), -EINVAL, "reserved");
+	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EAGAIN, "nothing");
+	assert_refused(tmesh_channel_try_send(p.other, &message, err), -EINVAL, "direction");
+	assert_refused(tmesh_channel_try_recv(p.maker, &got, err), -EINVAL, "direction");
+	pair_end(&p);
+}
+
+static void test_full(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 4};
+	struct pair p = pair_make(SEND, &opts);
+	struct tmesh_message message = number(0), got, many[8];
+
+	for (uint64_t i = 0; i < 4; i++) {
+		message = number(i);
+		assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+	}
+	assert_refused(tmesh_channel_try_send(p.maker, &message, err), -EAGAIN, "full");
+	assert_refused(tmesh_channel_send(p.maker, &message, 2000000, err), -ETIMEDOUT, "full");
+	assert_refused(tmesh_channel_flush(p.maker, 0, err), -ETIMEDOUT, "flush");
+	assert_ok(tmesh_channel_try_recv(p.other, &got, err));
+	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+	assert_int_equal(tmesh_channel_recv_batch(p.other, many, 8, 0, NULL), 4);
+	assert_int_equal(number_of(&many[0]), 1);
+	assert_int_equal(number_of(&many[3]), 3);
+	assert_ok(tmesh_channel_flush(p.maker, 0, err));
+	for (uint64_t i = 0; i < 8; i++)
+		many[i] = number(i);
+	assert_int_equal(tmesh_channel_send_batch(p.maker, many, 8, 0, NULL), 4);
+	assert_int_equal(tmesh_channel_recv_batch(p.other, many, 3, 0, NULL), 3);
+	assert_int_equal(tmesh_channel_recv_batch(p.other, many, 3, 0, NULL), 1);
+	assert_refused(tmesh_channel_recv(p.other, &got, 2000000, err), -ETIMEDOUT, "nothing");
+	assert_refused(tmesh_channel_recv_batch(p.other, many, 0, 0, err), -EINVAL, "at least");
+	assert_refused(tmesh_channel_send_batch(p.maker, many, 0, 0, err), -EINVAL, "at least");
+	pair_end(&p);
+}
+
+static void test_bad_options(void **state)
+{
+	static const struct {
+		struct tmesh_channel_opts opts;
+		const char *word;
+	} bad[] = {
+		{{.slots = 3}, "power of two"},
+		{{.slots = 131072}, "most"},
+		{{.producers = 65}, "most"},
+		{{.regions = 1025}, "most"},
+		{{.layouts = 1025}, "most"},
+		{{.rights = TMESH_WRITE}, "rights"},
+		{{.rights = TMESH_READ | TMESH_MANAGE}, "rights"},
+		{{.spin_ns = 2 * SECOND}, "second"},
+	};
+	struct tmesh_ctx *ctx = context();
+	struct tmesh_channel_opts opts;
+	struct tmesh_channel *channel;
+	struct tmesh_region *region;
+	char token[TMESH_TOKEN_SIZE];
+
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		opts = bad[i].opts;
+		opts.size = sizeof(opts);
+		assert_refused(tmesh_channel_create(ctx, SEND, &opts, &channel, err), -EINVAL,
+			       bad[i].word);
+	}
+	assert_refused(tmesh_channel_create(ctx, (enum tmesh_channel_role)3, NULL, &channel, err),
+		       -EINVAL, "role");
+	assert_refused(tmesh_channel_open(ctx, "tm1m-x", SEND, NULL, &channel, err), -EPROTO,
+		       "token");
+	assert_refused(tmesh_channel_open(ctx, "tm1k-00112233445566778899aabbccddeeff", SEND, NULL,
+					  &channel, err),
+		       -EPROTO, "region's");
+	opts = (struct tmesh_channel_opts){.size = sizeof(opts), .slots = 4};
+	assert_refused(tmesh_channel_open(ctx, "tm1m-x", SEND, &opts, &channel, err), -EINVAL,
+		       "whoever makes");
+	assert_ok(tmesh_region_create(ctx, 65536, NULL, &region, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ | TMESH_WRITE, token, err));
+	assert_int_equal(tmesh_channel_open(ctx, token, SEND, NULL, &channel, NULL), -EPROTO);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+}
+
+static void test_places(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .producers = 2};
+	struct pair p = pair_make(SEND, &opts);
+	struct tmesh_channel *second, *third;
+	struct tmesh_message message = number(7), got;
+	struct tmesh_ctx *ctx = p.ctx;
+
+	second = pair_open(&p, SEND);
+	assert_refused(tmesh_channel_open(ctx, p.token, SEND, NULL, &third, err), -EBUSY, "taken");
+	assert_refused(tmesh_channel_token(second, p.token, err), -EINVAL, "maker");
+	tmesh_channel_unref(second);
+	/* The place is free once the maker has seen the end of the connection. */
+	while (tmesh_channel_open(ctx, p.token, SEND, NULL, &second, NULL) == -EBUSY)
+		usleep(100);
+	assert_ok(tmesh_channel_try_send(second, &message, err));
+	assert_ok(tmesh_channel_try_recv(p.other, &got, err));
+	tmesh_channel_unref(second);
+	tmesh_channel_unref(p.maker);
+	assert_refused(tmesh_channel_open(ctx, p.token, RECV, NULL, &third, err), -ENOENT, "");
+	p.maker = NULL;
+	pair_end(&p);
+}
+
+static void test_gone(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 4};
+	struct tmesh_message message = number(1), got;
+
+	for (int maker_stays = 0; maker_stays < 2; maker_stays++) {
+		/* The sender leaves: what it sent is still received. */
+		struct pair p = pair_make(maker_stays ? RECV : SEND, &opts);
+		struct tmesh_channel *from = maker_stays ? p.other : p.maker;
+		struct tmesh_channel *to = maker_stays ? p.maker : p.other;
+
+		assert_ok(tmesh_channel_try_send(from, &message, err));
+		tmesh_channel_unref(from);
+		assert_ok(tmesh_channel_recv(to, &got, -1, err));
+		assert_refused(tmesh_channel_recv(to, &got, -1, err), -EPIPE, "left to send");
+		if (maker_stays) {
+			p.other = pair_open(&p, SEND);
+			assert_ok(tmesh_channel_try_send(p.other, &message, err));
+			assert_ok(tmesh_channel_recv(to, &got, -1, err));
+			tmesh_channel_unref(p.other);
+		}
+		p.other = to;
+		p.maker = NULL;
+		pair_end(&p);
+
+		/* The receiver leaves. */
+		p = pair_make(maker_stays ? SEND : RECV, &opts);
+		from = maker_stays ? p.maker : p.other;
+		to = maker_stays ? p.other : p.maker;
+		tmesh_channel_unref(to);
+		while (!tmesh_channel_send(from, &message, -1, NULL))
+			;
+		assert_refused(tmesh_channel_send(from, &message, -1, err), -EPIPE, "receive");
+		p.other = from;
+		p.maker = NULL;
+		pair_end(&p);
+	}
+}
+
+/* A receiver that comes later finds what was sent before; nobody yet is not nobody left. */
+static void test_late(void **state)
+{
+	struct pair p = {.ctx = context()};
+	struct tmesh_message message = number(5), got;
+
+	assert_ok(tmesh_channel_create(p.ctx, SEND, NULL, &p.maker, err));
+	assert_ok(tmesh_channel_token(p.maker, p.token, err));
+	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+	p.other = pair_open(&p, RECV);
+	assert_ok(tmesh_channel_try_recv(p.other, &got, err));
+	assert_int_equal(number_of(&got), 5);
+	pair_end(&p);
+}
+
+/* A tensor of 100 floats, the first of which is @first. */
+static struct tmesh_tensor *tensor(struct tmesh_ctx *ctx, float first)
+{
+	struct tmesh_tensor *made;
+	const int64_t shape[] = {4, 25};
+	float data[100] = {first};
+
+	assert_ok(tmesh_tensor_put(ctx, TMESH_FLOAT32, 2, shape, data, NULL, &made, err));
+	return made;
+}
+
+static void test_tensors(void **state)
+{
+	struct pair p = pair_make(SEND, NULL);
+	struct tmesh_tensor *first = tensor(p.ctx, 1), *second = tensor(p.ctx, 2), *again = NULL;
+	struct tmesh_message message = {.tensor = first, .bytes = 24}, got;
+	struct tmesh_stats before = {.size = sizeof(before)}, after = before;
+	void *data;
+
+	memcpy(message.data, "twenty-four bytes beside", 24);
+	assert_ok(tmesh_stats(p.ctx, &before));
+	for (int i = 0; i < 10; i++) {
+		message.tensor = i % 2 ? second : first;
+		assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+		assert_ok(tmesh_channel_try_recv(p.other, &got, err));
+		assert_int_equal(got.bytes, 24);
+		assert_memory_equal(got.data, message.data, 24);
+		assert_int_equal(tmesh_region_id(tmesh_tensor_region(got.tensor)),
+				 tmesh_region_id(tmesh_tensor_region(message.tensor)));
+		assert_memory_equal(tmesh_tensor_layout(got.tensor),
+				    tmesh_tensor_layout(message.tensor),
+				    sizeof(struct tmesh_layout));
+		assert_ok(tmesh_tensor_data(got.tensor, TMESH_READ, &data, err));
+		assert_true(*(float *)data == 1 + i % 2);
+		assert_refused(tmesh_tensor_data(got.tensor, TMESH_READ | TMESH_WRITE, &data, err),
+			       -EACCES, "write");
+		if (i == 0)
+			again = got.tensor;
+		else if (i % 2 == 0)
+			assert_ptr_equal(got.tensor, again);
+		tmesh_tensor_unref(got.tensor);
+	}
+	assert_ok(tmesh_stats(p.ctx, &after));
+	assert_int_equal(after.regions_opened - before.regions_opened, 2);
+	message.bytes = 25;
+	assert_refused(tmesh_channel_try_send(p.maker, &message, err), -EINVAL, "at most 24");
+	/* Sent, released, and still there for the receiver. */
+	message = (struct tmesh_message){.tensor = tensor(p.ctx, 3)};
+	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+	tmesh_tensor_unref(message.tensor);
+	assert_ok(tmesh_channel_try_recv(p.other, &got, err));
+	assert_ok(tmesh_tensor_data(got.tensor, TMESH_READ, &data, err));
+	assert_true(*(float *)data == 3);
+	tmesh_channel_unref(p.other);
+	tmesh_channel_unref(p.maker);
+	p.other = p.maker = NULL;
+	/* The receiver's tensor outlives the channel. */
+	assert_true(*(float *)data == 3);
+	tmesh_tensor_unref(got.tensor);
+	tmesh_tensor_unref(first);
+	tmesh_tensor_unref(second);
+	pair_end(&p);
+}
+
+static void test_rights(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .rights = TMESH_READ | TMESH_WRITE};
+	struct pair p = pair_make(SEND, &opts);
+	struct tmesh_message message = {.tensor = tensor(p.ctx, 1)}, got;
+	struct tmesh_layout layout = *tmesh_tensor_layout(message.tensor);
+	struct tmesh_region *narrow;
+	float *data;
+
+	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+	assert_ok(tmesh_channel_try_recv(p.other, &got, err));
+	assert_ok(tmesh_tensor_data(got.tensor, TMESH_READ | TMESH_WRITE, (void **)&data, err));
+	*data = 2;
+	tmesh_tensor_unref(got.tensor);
+	assert_ok(
+		tmesh_region_derive(tmesh_tensor_region(message.tensor), TMESH_READ, &narrow, err));
+	tmesh_tensor_unref(message.tensor);
+	assert_ok(tmesh_tensor_wrap(narrow, &layout, &message.tensor, err));
+	tmesh_region_unref(narrow);
+	assert_refused(tmesh_channel_try_send(p.maker, &message, err), -EACCES, "");
+	tmesh_tensor_unref(message.tensor);
+	pair_end(&p);
+}
+
+/* An arena: many tensors in one region, of layouts that outnumber the channel's table. */
+static void test_layouts(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 8, .layouts = 2};
+	struct pair p = pair_make(SEND, &opts);
+	struct tmesh_stats before = {.size = sizeof(before)}, after = before;
+	struct tmesh_tensor *sent[4];
+	struct tmesh_region *region;
+	struct tmesh_message got;
+
+	assert_ok(tmesh_region_create(p.ctx, 1 << 20, NULL, &region, err));
+	assert_ok(tmesh_stats(p.ctx, &before));
+	for (int64_t i = 0; i < 500; i++) {
+		int count = 0;
+
+		for (int64_t k = 0; k < 4; k++) {
+			struct tmesh_layout layout;
+			struct tmesh_message message = {.bytes = 8};
+
+			assert_ok(tmesh_layout_contiguous(&layout, TMESH_INT16, 2,
+							  (int64_t[]){1 + (i + k) % 7, 3}, err));
+			layout.offset = (uint64_t)(i * 512 + k * 256);
+			if (i % 5 == 0 && layout.shape[0] > 1) {
+				/* backwards */
+				layout.offset += (uint64_t)(layout.shape[0] - 1) * 6;
+				layout.strides[0] = -3;
+			}
+			assert_ok(tmesh_tensor_wrap(region, &layout, &sent[count], err));
+			message.tensor = sent[count];
+			if (tmesh_channel_try_send(p.maker, &message, NULL) == -EAGAIN) {
+				/* More layouts than the table holds are under way. */
+				assert_true(k >= 2);
+				tmesh_tensor_unref(sent[count]);
+				break;
+			}
+			count++;
+		}
+		for (int k = 0; k < count; k++) {
+			assert_ok(tmesh_channel_try_recv(p.other, &got, err));
+			assert_memory_equal(tmesh_tensor_layout(got.tensor),
+					    tmesh_tensor_layout(sent[k]),
+					    sizeof(struct tmesh_layout));
+			assert_int_equal(tmesh_tensor_bytes(got.tensor),
+					 tmesh_tensor_bytes(sent[k]));
+			tmesh_tensor_unref(sent[k]);
+			tmesh_tensor_unref(got.tensor);
+		}
+	}
+	assert_ok(tmesh_stats(p.ctx, &after));
+	assert_int_equal(after.regions_opened - before.regions_opened, 1);
+	tmesh_region_unref(region);
+	pair_end(&p);
+}
+
+/* The receiver holds no more regions than it wants to; the sender none that were taken and
+ * have made place. */
+static void test_regions_bounded(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .regions = 3};
+	struct tmesh_channel_opts few = {.size = sizeof(few), .max_regions = 2};
+	struct tmesh_stats stats = {.size = sizeof(stats)};
+	struct pair p = {.ctx = context()};
+	struct tmesh_message message = {0}, got;
+	struct tmesh_tensor *kept[3];
+
+	assert_ok(tmesh_channel_create(p.ctx, SEND, &opts, &p.maker, err));
+	assert_ok(tmesh_channel_token(p.maker, p.token, err));
+	assert_ok(tmesh_channel_open(p.ctx, p.token, RECV, &few, &p.other, err));
+	for (int i = 0; i < 20; i++) {
+		message.tensor = tensor(p.ctx, (float)i);
+		assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+		tmesh_tensor_unref(message.tensor);
+		assert_ok(tmesh_channel_try_recv(p.other, &got, err));
+		tmesh_tensor_unref(got.tensor);
+		assert_ok(tmesh_stats(p.ctx, &stats));
+		/* two handles on the channel's memory where that is counted here too */
+		assert_in_range(stats.regions_live, 1, 3 + 2 + 2);
+	}
+	for (int i = 0; i < 3; i++) {
+		message.tensor = kept[i] = tensor(p.ctx, (float)i);
+		assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+	}
+	message.tensor = tensor(p.ctx, 9);
+	assert_refused(tmesh_channel_try_send(p.maker, &message, err), -EAGAIN, "full");
+	tmesh_tensor_unref(message.tensor);
+	for (int i = 0; i < 3; i++)
+		tmesh_tensor_unref(kept[i]);
+	pair_end(&p);
+}
+
+/* Large memory that nobody uses any more is not kept for the channel's sake, at neither end. */
+static void test_bytes_bounded(void **state)
+{
+	struct tmesh_channel_opts few = {.size = sizeof(few), .max_bytes = 3 << 20};
+	struct tmesh_stats stats = {.size = sizeof(stats)};
+	struct pair p = {.ctx = context()};
+	struct tmesh_message message = {0}, got;
+	struct tmesh_ctx *ctx = context();
+	struct tmesh_tensor *held = NULL;
+	int64_t shape[] = {1 << 20};
+	uint64_t before;
+
+	assert_ok(tmesh_channel_create(p.ctx, SEND, NULL, &p.maker, err));
+	assert_ok(tmesh_channel_token(p.maker, p.token, err));
+	assert_ok(tmesh_channel_open(ctx, p.token, RECV, &few, &p.other, err));
+	assert_ok(tmesh_stats(ctx, &stats));
+	before = stats.bytes_live;
+	for (int i = 0; i < 10; i++) {
+		assert_ok(tmesh_tensor_create(p.ctx, TMESH_UINT8, 1, shape, NULL, &message.tensor,
+					      err));
+		assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+		tmesh_tensor_unref(message.tensor);
+		/* What was taken goes with the next new one. */
+		assert_ok(tmesh_stats(p.ctx, &stats));
+		assert_in_range(stats.bytes_live, 1 << 20, 5 << 19);
+		assert_ok(tmesh_channel_try_recv(p.other, &got, err));
+		if (i == 0)
+			held = got.tensor;
+		else
+			tmesh_tensor_unref(got.tensor);
+		assert_ok(tmesh_stats(ctx, &stats));
+		assert_in_range(stats.bytes_live - before, 1, (3 << 20) + 65536);
+	}
+	assert_ok(tmesh_channel_flush(p.maker, 0, err));
+	assert_ok(tmesh_stats(p.ctx, &stats));
+	assert_in_range(stats.bytes_live, 0, 1 << 19);
+	tmesh_tensor_unref(held);
+	pair_end(&p);
+	tmesh_ctx_unref(ctx);
+}
+
+/* Threads. */
+
+#define EACH 20000
+
+struct worker {
+	struct pair *pair;
+	enum tmesh_channel_role role;
+	uint64_t first;
+	uint64_t sum;
+	uint64_t count;
+	bool in_order;
+};
+
+static void *produce(void *data)
+{
+	struct worker *w = data;
+	struct tmesh_channel *channel = pair_open(w->pair, SEND);
+	struct tmesh_message message[16];
+	uint64_t n = w->first;
+
+	while (w->count < EACH) {
+		int sent;
+
+		for (uint64_t i = 0; i < 16; i++)
+			message[i] = number(n + i);
+		sent = tmesh_channel_send_batch(
+			channel, message,
+			(uint32_t)(1 + n % 16 < EACH - w->count ? 1 + n % 16 : EACH - w->count),
+			10 * SECOND, NULL);
+		assert_true(sent > 0);
+		for (int i = 0; i < sent; i++)
+			w->sum += n++;
+		w->count += (uint64_t)sent;
+	}
+	tmesh_channel_unref(channel);
+	return NULL;
+}
+
+static void *consume(void *data)
+{
+	struct worker *w = data;
+	struct tmesh_channel *channel = pair_open(w->pair, RECV);
+	uint64_t last[8] = {0};
+	struct tmesh_message message[8];
+	int got;
+
+	w->in_order = true;
+	while ((got = tmesh_channel_recv_batch(channel, message, 8, 10 * SECOND, NULL)) > 0) {
+		for (int i = 0; i < got; i++) {
+			uint64_t n = number_of(&message[i]), who = n >> 32;
+
+			w->in_order &= n > last[who];
+			last[who] = n;
+			w->sum += n;
+		}
+		w->count += (uint64_t)got;
+	}
+	assert_int_equal(got, -EPIPE);
+	tmesh_channel_unref(channel);
+	return NULL;
+}
+
+static void test_many(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 32, .producers = 4};
+	struct pair p = {.ctx = context()};
+	struct worker workers[6];
+	pthread_t threads[6];
+	uint64_t sent = 0, got = 0, counted = 0;
+	struct tmesh_message message;
+
+	assert_ok(tmesh_channel_create(p.ctx, RECV, &opts, &p.maker, err));
+	assert_ok(tmesh_channel_token(p.maker, p.token, err));
+	for (uint64_t i = 0; i < 6; i++) {
+		workers[i] = (struct worker){.pair = &p, .first = ((i + 1) << 32) + 1};
+		pthread_create(&threads[i], NULL, i < 4 ? produce : consume, &workers[i]);
+	}
+	for (int i = 0; i < 6; i++)
+		pthread_join(threads[i], NULL);
+	for (int i = 0; i < 4; i++)
+		sent += workers[i].sum;
+	for (int i = 4; i < 6; i++) {
+		assert_true(workers[i].in_order);
+		got += workers[i].sum;
+		counted += workers[i].count;
+	}
+	assert_int_equal(tmesh_channel_try_recv(p.maker, &message, NULL), -EPIPE);
+	assert_int_equal(counted, 4 * EACH);
+	assert_int_equal(got, sent);
+	pair_end(&p);
+}
+
+/* Event loops. */
+
+static void *send_later(void *data)
+{
+	struct tmesh_message message = number(1);
+
+	usleep(20000);
+	return (void *)(intptr_t)tmesh_channel_try_send(data, &message, NULL);
+}
+
+static void *recv_later(void *data)
+{
+	struct tmesh_message message;
+
+	usleep(20000);
+	return (void *)(intptr_t)tmesh_channel_try_recv(data, &message, NULL);
+}
+
+static void test_poll(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 2, .producers = 1};
+
+	for (int role = SEND; role <= RECV; role++) {
+		struct pair p = pair_make((enum tmesh_channel_role)role, &opts);
+		struct tmesh_channel *from = role == SEND ? p.maker : p.other;
+		struct tmesh_channel *to = role == SEND ? p.other : p.maker;
+		int in = tmesh_channel_poll_fd(to, NULL), out = tmesh_channel_poll_fd(from, NULL);
+		struct tmesh_message message = number(0), got;
+		pthread_t thread;
+
+		assert_true(in >= 0 && out >= 0);
+		assert_false(readable(in, 0));
+		for (int i = 0; i < 50; i++) {
+			assert_int_equal(tmesh_channel_try_recv(to, &got, NULL), -EAGAIN);
+			assert_false(readable(in, 0));
+			assert_ok(tmesh_channel_try_send(from, &message, err));
+			assert_true(readable(in, 1000));
+			assert_ok(tmesh_channel_try_recv(to, &got, err));
+		}
+		assert_int_equal(tmesh_channel_try_recv(to, &got, NULL), -EAGAIN);
+		pthread_create(&thread, NULL, send_later, from);
+		assert_true(readable(in, 10000));
+		pthread_join(thread, NULL);
+		assert_ok(tmesh_channel_try_recv(to, &got, err));
+
+		for (int i = 0; i < 2; i++)
+			assert_ok(tmesh_channel_try_send(from, &message, err));
+		assert_int_equal(tmesh_channel_try_send(from, &message, NULL), -EAGAIN);
+		assert_false(readable(out, 0));
+		pthread_create(&thread, NULL, recv_later, to);
+		assert_true(readable(out, 10000));
+		pthread_join(thread, NULL);
+		assert_ok(tmesh_channel_try_send(from, &message, err));
+
+		/* The other end's leaving is an event too, and stays one. */
+		tmesh_channel_unref(from);
+		assert_true(readable(in, 10000));
+		while (!tmesh_channel_try_recv(to, &got, NULL))
+			;
+		while (tmesh_channel_try_recv(to, &got, NULL) != -EPIPE)
+			assert_true(readable(in, 10000));
+		assert_true(readable(in, 0));
+		p.maker = NULL;
+		p.other = to;
+		pair_end(&p);
+	}
+	opts.producers = 2;
+	{
+		struct pair p = pair_make(SEND, &opts);
+
+		assert_refused(tmesh_channel_poll_fd(p.maker, err), -EOPNOTSUPP, "channel for");
+		pair_end(&p);
+	}
+}
+
+/* Consumers share a bell: what one of them does loses nothing for the other. */
+static void test_poll_shared(void **state)
+{
+	for (int role = SEND; role <= RECV; role++) {
+		struct pair p = pair_make((enum tmesh_channel_role)role, NULL);
+		struct tmesh_channel *from = role == SEND ? p.maker : p.other;
+		struct tmesh_channel *to[2] = {role == SEND ? p.other : p.maker,
+					       pair_open(&p, RECV)};
+		struct tmesh_message message = number(1), got;
+		int fd[2];
+
+		/* It was there before anybody polled. */
+		assert_ok(tmesh_channel_try_send(from, &message, err));
+		for (int i = 0; i < 2; i++) {
+			fd[i] = tmesh_channel_poll_fd(to[i], NULL);
+			assert_true(readable(fd[i], 0));
+		}
+		assert_ok(tmesh_channel_try_recv(to[0], &got, err));
+		for (int i = 0; i < 2; i++)
+			assert_int_equal(tmesh_channel_try_recv(to[i], &got, NULL), -EAGAIN);
+		assert_false(readable(fd[0], 0));
+		/* Two messages ring once; who takes one of them leaves the bell rung. */
+		assert_ok(tmesh_channel_try_send(from, &message, err));
+		assert_ok(tmesh_channel_try_send(from, &message, err));
+		assert_ok(tmesh_channel_try_recv(to[0], &got, err));
+		assert_true(readable(fd[1], 0));
+		assert_ok(tmesh_channel_try_recv(to[1], &got, err));
+		for (int i = 0; i < 2; i++)
+			assert_int_equal(tmesh_channel_try_recv(to[i], &got, NULL), -EAGAIN);
+		tmesh_channel_unref(from);
+		for (int i = 0; i < 4; i++) {
+			assert_true(readable(fd[i % 2], 10000));
+			while (tmesh_channel_try_recv(to[i % 2], &got, NULL) != -EPIPE)
+				usleep(100);
+		}
+		tmesh_channel_unref(to[1]);
+		p.maker = NULL;
+		p.other = to[0];
+		pair_end(&p);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_order),
+		cmocka_unit_test(test_bytes),
+		cmocka_unit_test(test_full),
+		cmocka_unit_test(test_bad_options),
+		cmocka_unit_test(test_places),
+		cmocka_unit_test(test_gone),
+		cmocka_unit_test(test_late),
+		cmocka_unit_test(test_tensors),
+		cmocka_unit_test(test_rights),
+		cmocka_unit_test(test_layouts),
+		cmocka_unit_test(test_regions_bounded),
+		cmocka_unit_test(test_bytes_bounded),
+		cmocka_unit_test(test_many),
+		cmocka_unit_test(test_poll),
+		cmocka_unit_test(test_poll_shared),
+	};
+
+	return cmocka_run_group_tests_name("channel", tests, NULL, NULL);
+}

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Channels between processes that die: killed at any moment, producers tear nothing and stick
+ * nothing, and consumers take with them at most what they took last. TMESH_TEST_LENGTH=full kills a
+ * thousand of each.
+ */
+#include <sys/mman.h>
+
+#include "channels.h"
+
+#define PRODUCERS 3
+
+static int kills(void)
+{
+	const char *length = getenv("TMESH_TEST_LENGTH");
+
+	return length && !strcmp(length, "full") ? 1000 : 40;
+}
+
+/* A message that is whole or not: each word says which it is. */
+static struct tmesh_message whole(uint64_t n)
+{
+	struct tmesh_message message = {.bytes = TMESH_MESSAGE_BYTES};
+	uint64_t words[7];
+
+	for (uint64_t i = 0; i < 7; i++)
+		words[i] = n * 0x9e3779b97f4a7c15u + i;
+	words[0] = n;
+	memcpy(message.data, words, sizeof(words));
+	return message;
+}
+
+static bool is_whole(const struct tmesh_message *message)
+{
+	struct tmesh_message same = whole(number_of(message));
+
+	return message->bytes == same.bytes && !memcmp(message->data, same.data, same.bytes);
+}
+
+static void stop(pid_t child)
+{
+	int status;
+
+	kill(child, SIGKILL);
+	assert_int_equal(waitpid(child, &status, 0), child);
+	/* It had found nothing wrong. */
+	assert_true(WIFSIGNALED(status));
+}
+
+/* Numbers from 1, above them the producer's own; every eighth is a tensor of the number. */
+static _Noreturn void produce(const char *token, uint64_t who)
+{
+	struct tmesh_channel *channel;
+	struct tmesh_ctx *ctx;
+	int rc;
+
+	CHECK(!tmesh_ctx_open(NULL, &ctx, NULL));
+	/* The lane is free once the maker has seen its last owner's end. */
+	while ((rc = tmesh_channel_open(ctx, token, SEND, NULL, &channel, NULL)) == -EBUSY)
+		usleep(100);
+	CHECK(!rc);
+	for (uint64_t n = 1;; n++) {
+		struct tmesh_message message = whole(who << 32 | n);
+		int64_t one[] = {1};
+
+		if (n % 8 == 0) {
+			message.bytes = 8;
+			CHECK(!tmesh_tensor_put(ctx, TMESH_UINT64, 1, one, message.data, NULL,
+						&message.tensor, NULL));
+		}
+		CHECK(!tmesh_channel_send(channel, &message, 10 * SECOND, NULL));
+		tmesh_tensor_unref(message.tensor);
+	}
+}
+
+static pid_t start(const char *token, uint64_t who)
+{
+	pid_t child = fork();
+
+	if (child == 0)
+		produce(token, who);
+	return child;
+}
+
+/* One message, whatever of its producer's is still there; false when nothing comes any more. */
+static bool receive(struct tmesh_channel *channel, uint64_t *last)
+{
+	struct tmesh_message message;
+	struct tmesh_error why;
+	uint64_t who, n;
+	uint64_t *data;
+	int rc = tmesh_channel_recv(channel, &message, 20 * SECOND, &why);
+
+	if (rc == -EPIPE)
+		return false;
+	if (rc == -ENOENT) /* a tensor of who has been killed */
+		return true;
+	if (rc)
+		fail_msg("receive: %d %s", rc, why.message);
+	who = number_of(&message) >> 32;
+	n = number_of(&message) & UINT32_MAX;
+	if (message.tensor) {
+		assert_ok(tmesh_tensor_data(message.tensor, TMESH_READ, (void **)&data, err));
+		assert_int_equal(*data, number_of(&message));
+		tmesh_tensor_unref(message.tensor);
+	} else {
+		assert_true(is_whole(&message));
+	}
+	/* Nothing is missing before it but tensors of the dead. */
+	assert_true(n == last[who] + 1 || (n == last[who] + 2 && n % 8 == 1));
+	last[who] = n;
+	return true;
+}
+
+static void test_producers(void **state)
+{
+	struct tmesh_channel_opts opts = {
+		.size = sizeof(opts),
+		.slots = 16,
+		.producers = PRODUCERS,
+		.regions = 4,
+	};
+	uint64_t total = (uint64_t)kills(), started = 0;
+	uint64_t *last = calloc(total + PRODUCERS, sizeof(*last));
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_channel *channel;
+	pid_t children[PRODUCERS];
+	struct tmesh_ctx *ctx = context();
+
+	assert_ok(tmesh_channel_create(ctx, RECV, &opts, &channel, err));
+	assert_ok(tmesh_channel_token(channel, token, err));
+	for (int i = 0; i < PRODUCERS; i++)
+		children[i] = start(token, started++);
+	srand(1);
+	while (started < total) {
+		int victim = rand() % PRODUCERS;
+
+		/* Now and then before it has joined, or when no other has. */
+		for (int n = rand() % 200; n; n--)
+			if (!receive(channel, last))
+				usleep(100);
+		stop(children[victim]);
+		children[victim] = start(token, started++);
+	}
+	for (int i = 0; i < PRODUCERS; i++)
+		stop(children[i]);
+	while (receive(channel, last))
+		;
+	tmesh_channel_unref(channel);
+	tmesh_ctx_unref(ctx);
+	free(last);
+}
+
+/* Says in @at how far it is, after each. */
+static _Noreturn void consume(const char *token, volatile uint64_t *at)
+{
+	struct tmesh_channel *channel;
+	struct tmesh_ctx *ctx;
+
+	CHECK(!tmesh_ctx_open(NULL, &ctx, NULL));
+	CHECK(!tmesh_channel_open(ctx, token, RECV, NULL, &channel, NULL));
+	for (;;) {
+		struct tmesh_message message;
+
+		CHECK(!tmesh_channel_recv(channel, &message, 10 * SECOND, NULL));
+		CHECK(is_whole(&message));
+		CHECK(number_of(&message) == *at + 1 || number_of(&message) == *at + 2);
+		*at = number_of(&message);
+	}
+}
+
+static void test_consumers(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 16};
+	volatile uint64_t *at =
+		mmap(NULL, sizeof(*at), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_channel *channel;
+	struct tmesh_message message;
+	struct tmesh_ctx *ctx = context();
+	uint64_t n = 1;
+
+	assert_ok(tmesh_channel_create(ctx, SEND, &opts, &channel, err));
+	assert_ok(tmesh_channel_token(channel, token, err));
+	srand(1);
+	for (int i = 0; i < kills(); i++) {
+		uint64_t until = n + (uint64_t)(rand() % 300);
+		pid_t child = fork();
+
+		if (child == 0)
+			consume(token, at);
+		while (n < until) {
+			int rc;
+
+			message = whole(n);
+			rc = tmesh_channel_send(channel, &message, 20 * SECOND, NULL);
+			n += rc == 0;
+			/* The last one's end has been seen, this one has not joined yet. */
+			assert_true(rc == 0 || rc == -EPIPE);
+		}
+		stop(child);
+	}
+	munmap((void *)at, sizeof(*at));
+	tmesh_channel_unref(channel);
+	tmesh_ctx_unref(ctx);
+}
+
+/* Whoever made it dies: the others empty it and know. */
+static void test_makers(void **state)
+{
+	struct tmesh_message message;
+	struct tmesh_ctx *ctx = context();
+
+	for (int i = 0; i < kills() / 4; i++) {
+		char token[TMESH_TOKEN_SIZE];
+		struct tmesh_channel *channel;
+		uint64_t n = 0;
+		int ends[2], rc;
+		pid_t child;
+
+		assert_int_equal(pipe(ends), 0);
+		child = fork();
+		if (child == 0) {
+			struct tmesh_ctx *own;
+
+			CHECK(!tmesh_ctx_open(NULL, &own, NULL));
+			CHECK(!tmesh_channel_create(own, SEND, NULL, &channel, NULL));
+			CHECK(!tmesh_channel_token(channel, token, NULL));
+			CHECK(write(ends[1], token, sizeof(token)) == sizeof(token));
+			for (;;) {
+				message = whole(++n);
+				CHECK(!tmesh_channel_send(channel, &message, 20 * SECOND, NULL));
+			}
+		}
+		assert_int_equal(read(ends[0], token, sizeof(token)), sizeof(token));
+		close(ends[0]);
+		close(ends[1]);
+		assert_ok(tmesh_channel_open(ctx, token, RECV, NULL, &channel, err));
+		while ((rc = tmesh_channel_recv(channel, &message, 20 * SECOND, NULL)) == 0) {
+			assert_true(is_whole(&message));
+			assert_int_equal(number_of(&message), ++n);
+			if (n == (uint64_t)i % 50 + 1)
+				stop(child);
+		}
+		assert_int_equal(rc, -EPIPE);
+		tmesh_channel_unref(channel);
+	}
+	tmesh_ctx_unref(ctx);
+}
+
+static void test_inherited(void **state)
+{
+	struct pair p = pair_make(SEND, NULL);
+	struct tmesh_message message = number(1), got;
+	struct tmesh_channel *own;
+	pid_t child = fork();
+
+	if (child == 0) {
+		CHECK(tmesh_channel_try_send(p.maker, &message, NULL) == -EPERM);
+		CHECK(tmesh_channel_try_recv(p.other, &got, NULL) == -EPERM);
+		CHECK(tmesh_channel_flush(p.maker, 0, NULL) == -EPERM);
+		CHECK(tmesh_channel_poll_fd(p.other, NULL) == -EPERM);
+		CHECK(tmesh_channel_token(p.maker, p.token, NULL) == -EPERM);
+		CHECK(tmesh_channel_open(p.ctx, p.token, RECV, NULL, &own, NULL) == 0);
+		CHECK(tmesh_channel_recv(own, &got, 10 * SECOND, NULL) == 0);
+		tmesh_channel_unref(own);
+		tmesh_channel_unref(p.other);
+		tmesh_channel_unref(p.maker);
+		tmesh_ctx_unref(p.ctx);
+		unit_leave(0);
+	}
+	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+	join(child);
+	/* It took one message by its own handle, and with its end nothing of ours. */
+	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+	assert_ok(tmesh_channel_recv(p.other, &got, 10 * SECOND, err));
+	pair_end(&p);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_producers),
+		cmocka_unit_test(test_consumers),
+		cmocka_unit_test(test_makers),
+		cmocka_unit_test(test_inherited),
+	};
+
+	return cmocka_run_group_tests_name("channel_deaths", tests, NULL, NULL);
+}
