@@ -19,7 +19,7 @@
  * @region: which it will hold
  * @kind:   TMESH_HOLDER_*
  * @rights: TMESH_RIGHT_*
- * @inode:  of its file
+ * @inode:  of its file; NULL for a view, which has files of its own
  *
  * Shows the whole region; a slice narrows @first and @nr_pages afterwards.
  */
@@ -27,7 +27,8 @@ void tmesh_claim_init(struct tmesh_claim *claim, struct tmesh_region *region, u3
 		      u32 rights, struct inode *inode)
 {
 	kref_get(&region->ref);
-	ihold(inode);
+	if (inode)
+		ihold(inode);
 	INIT_LIST_HEAD(&claim->node);
 	claim->region = region;
 	claim->kind = kind;
@@ -41,6 +42,27 @@ void tmesh_claim_init(struct tmesh_claim *claim, struct tmesh_region *region, u3
 	tmesh_zeros_init(claim);
 }
 
+static u32 *tmesh_claim_count(const struct tmesh_claim *claim)
+{
+	struct tmesh_region *region = claim->region;
+
+	switch (claim->kind) {
+	case TMESH_HOLDER_EXPORT:
+		return &region->nr_exports;
+	case TMESH_HOLDER_GATHER:
+		return &region->nr_gathers;
+	default:
+		return &region->nr_handles;
+	}
+}
+
+/* A handle writes by its mappings alone; what devices and views do cannot be seen. */
+static bool tmesh_claim_writes(const struct tmesh_claim *claim)
+{
+	return claim->rights & TMESH_RIGHT_WRITE &&
+	       (claim->kind == TMESH_HOLDER_EXPORT || claim->kind == TMESH_HOLDER_GATHER);
+}
+
 static int tmesh_claim_check(const struct tmesh_claim *claim, const struct tmesh_claim *through)
 {
 	const struct tmesh_region *region = claim->region;
@@ -50,16 +72,20 @@ static int tmesh_claim_check(const struct tmesh_claim *claim, const struct tmesh
 		return -ESTALE;
 	switch (claim->kind) {
 	case TMESH_HOLDER_PINNING:
+		if (region->backing == TMESH_BACKING_GATHER)
+			return -EOPNOTSUPP;
 		if (region->flags & TMESH_CREATE_NOPIN || (through && through->lease))
 			return -EPERM;
 		if (!(region->state & TMESH_STATE_SEALED))
 			return -EINVAL;
 		break;
-	case TMESH_HOLDER_EXPORT:
-		if (claim->rights & TMESH_RIGHT_WRITE && region->state & TMESH_STATE_SEALED)
-			return -EPERM;
+	case TMESH_HOLDER_GATHER:
+		if (region->nr_gathers == TMESH_GATHER_VIEWS)
+			return -EDQUOT;
 		break;
 	}
+	if (tmesh_claim_writes(claim) && region->state & TMESH_STATE_SEALED)
+		return -EPERM;
 	return 0;
 }
 
@@ -69,12 +95,12 @@ static int tmesh_claim_check(const struct tmesh_claim *claim, const struct tmesh
  * @through: of the handle that it is made through, whose lease it will share; or NULL
  *
  * From here on it is zapped by revocations, counted as a writer if it is a writable export
- * and forbids revocations if it is a pinning handle.
+ * or view and forbids revocations if it is a pinning handle.
  *
  * Context: takes claims_lock and the region's lock.
- * Return: 0; -ESTALE; -EPERM for a writable export of a sealed region, or a pinning handle
- * where its owner or a lease allows none; -EINVAL for a pinning handle on a region that is not sealed;
- * -EINTR.
+ * Return: 0; -ESTALE; -EPERM for a writable export or view of a sealed region, or a pinning
+ * handle where its owner or a lease allows none; -EINVAL for a pinning handle on a region that
+ * is not sealed, -EOPNOTSUPP for one on a view; -EDQUOT for one view too many; -EINTR.
  */
 int tmesh_claim_add(struct tmesh_claim *claim, const struct tmesh_claim *through)
 {
@@ -85,7 +111,7 @@ int tmesh_claim_add(struct tmesh_claim *claim, const struct tmesh_claim *through
 		return -EINTR;
 	down_read(&region->lock);
 	rc = tmesh_claim_check(claim, through);
-	if (!rc && claim->kind == TMESH_HOLDER_EXPORT && claim->rights & TMESH_RIGHT_WRITE)
+	if (!rc && tmesh_claim_writes(claim))
 		atomic_inc(&region->writers);
 	up_read(&region->lock);
 	if (rc)
@@ -94,10 +120,7 @@ int tmesh_claim_add(struct tmesh_claim *claim, const struct tmesh_claim *through
 	region->nr_live++;
 	if (through && through->lease)
 		tmesh_lease_join(through->lease, claim);
-	if (claim->kind == TMESH_HOLDER_EXPORT)
-		region->nr_exports++;
-	else
-		region->nr_handles++;
+	++*tmesh_claim_count(claim);
 	if (claim->kind == TMESH_HOLDER_PINNING)
 		region->nr_pinning++;
 unlock:
@@ -123,13 +146,10 @@ void tmesh_claim_fini(struct tmesh_claim *claim)
 		if (!tmesh_claim_lapsed(claim))
 			region->nr_live--;
 		tmesh_lease_leave(claim);
-		if (claim->kind == TMESH_HOLDER_EXPORT)
-			region->nr_exports--;
-		else
-			region->nr_handles--;
+		--*tmesh_claim_count(claim);
 		if (claim->kind == TMESH_HOLDER_PINNING)
 			region->nr_pinning--;
-		if (claim->kind == TMESH_HOLDER_EXPORT && claim->rights & TMESH_RIGHT_WRITE)
+		if (tmesh_claim_writes(claim))
 			atomic_dec(&region->writers);
 		if (list_empty(&region->claims))
 			tmesh_linger_begin(region);
@@ -176,7 +196,7 @@ int tmesh_claim_allows(const struct tmesh_claim *claim, u32 rights)
 int tmesh_holders_alloc(struct tmesh_region *region, u32 *room, struct tmesh_holder **holders)
 {
 	lockdep_assert_held(&region->claims_lock);
-	*room = min(*room, region->nr_handles + region->nr_exports +
+	*room = min(*room, region->nr_handles + region->nr_exports + region->nr_gathers +
 			   atomic_read(&region->attachments));
 	*holders = NULL;
 	if (*room)
@@ -196,6 +216,8 @@ static void tmesh_claim_describe(struct tmesh_claim *claim, struct tmesh_holder 
 	holder->offset = (u64)claim->first << PAGE_SHIFT;
 	holder->bytes = (u64)claim->nr_pages << PAGE_SHIFT;
 	memcpy(holder->comm, claim->comm, sizeof(holder->comm));
+	if (claim->kind == TMESH_HOLDER_GATHER)
+		holder->view = tmesh_gather_view(claim);
 	if (tmesh_fence_produces(claim))
 		holder->flags |= TMESH_HOLDER_FLAG_PRODUCER;
 	tmesh_lease_times(claim, &holder->lease_ns, &holder->lease_left_ns);

@@ -15,18 +15,6 @@
 #include "tmesh.h"
 #include "trace.h"
 
-/* The words that the calls which make a region share. */
-#define TMESH_SPEC(cmd)                        \
-	{                                      \
-		.bytes = (cmd)->bytes,         \
-		.flags = (cmd)->flags,         \
-		.mode = (cmd)->mode,           \
-		.gid = (cmd)->gid,             \
-		.linger_ms = (cmd)->linger_ms, \
-		.node = NUMA_NO_NODE,          \
-		.label = (cmd)->label,         \
-	}
-
 static int tmesh_check_label(const char *label)
 {
 	size_t len = strnlen(label, TMESH_LABEL_MAX + 1), i;
@@ -167,9 +155,12 @@ int tmesh_birth_handle(struct tmesh_birth *birth, struct tmesh_mem *mem, u32 rig
 
 	if (IS_ERR(mem))
 		return PTR_ERR(mem);
-	region->mem = mem;
 	region->backing = mem->ops->backing;
 	region->huge_bytes = (u64)mem->nr_huge << PMD_SHIFT;
+	/* From here on a view's memory may be taken away, by way of its sources. */
+	down_write(&region->lock);
+	region->mem = mem;
+	up_write(&region->lock);
 	fd = tmesh_handle_new(region, rights, false, NULL, &birth->file);
 	if (fd < 0) {
 		birth->file = NULL;

@@ -221,12 +221,19 @@ static void tmesh_uses_own(struct tmesh_region *region)
  */
 void tmesh_drain_begin(struct tmesh_region *region, struct tmesh_mem *mem)
 {
+	bool borrowed = mem->ops->borrowed;
+
 	mutex_lock(&region->uses_lock);
 	WRITE_ONCE(region->gone, mem);
-	if (mem->ops->borrowed)
+	if (borrowed) {
 		tmesh_uses_own(region);
+		/* Not here: giving it back takes the claims_lock of each lender. */
+		region->drain_delay = TMESH_DRAIN_MIN;
+		mod_delayed_work(tmesh_wq, &region->drain, 0);
+	}
 	mutex_unlock(&region->uses_lock);
-	tmesh_drain(region);
+	if (!borrowed)
+		tmesh_drain(region);
 }
 
 /**
@@ -280,6 +287,18 @@ void tmesh_drain_init(struct tmesh_region *region)
 {
 	mutex_init(&region->uses_lock);
 	INIT_LIST_HEAD(&region->uses);
+	INIT_DELAYED_WORK(&region->drain, tmesh_drain_work);
+}
+
+/**
+ * tmesh_drain_init_view() - prepare a region that will borrow its pages
+ * @region: new, and not known to any lender
+ *
+ * Its work may drop the last reference to a lender, which waits for that one's own work. To
+ * lockdep the two are different here.
+ */
+void tmesh_drain_init_view(struct tmesh_region *region)
+{
 	INIT_DELAYED_WORK(&region->drain, tmesh_drain_work);
 }
 

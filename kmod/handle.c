@@ -213,6 +213,17 @@ int tmesh_handle_new(struct tmesh_region *region, u32 rights, bool pinning,
 }
 
 /**
+ * tmesh_handle_of() - the handle that a file is
+ * @file: any file
+ *
+ * Return: NULL where it is none.
+ */
+const struct tmesh_handle *tmesh_handle_of(const struct file *file)
+{
+	return file->f_op == &tmesh_handle_fops ? file->private_data : NULL;
+}
+
+/**
  * tmesh_handle_cancel() - give up a handle that was not installed
  * @fd:   its descriptor
  * @file: the handle

@@ -98,9 +98,7 @@ static void tmesh_lease_cut(struct tmesh_region *region, struct tmesh_tenure *le
 	list_for_each_entry(claim, &lease->claims, lease_node) {
 		region->nr_live--;
 		tmesh_fence_abandon(claim);
-		tmesh_zap(claim);
-		if (claim->kind == TMESH_HOLDER_EXPORT)
-			tmesh_export_invalidate(claim);
+		tmesh_claim_cut(claim);
 	}
 	trace_tmesh_lapse(region->id, lease->period_ns, lease->pid);
 }

@@ -82,6 +82,8 @@ static const struct tmesh_op tmesh_ops[] = {
 	TMESH_OP(TMESH_IMPORT, tmesh_import, id, TMESH_CREATE_GID | TMESH_IMPORT_NOMAP,
 		 TMESH_ON_DEVICE, tmesh_ioctl_import),
 	TMESH_OP(TMESH_OPAQUE, tmesh_opaque, pad, 0, TMESH_ON_HANDLE, tmesh_ioctl_opaque),
+	TMESH_OP(TMESH_GATHER, tmesh_gather, id, TMESH_CREATE_GID, TMESH_ON_DEVICE,
+		 tmesh_ioctl_gather),
 	TMESH_OP(TMESH_SIGNAL, tmesh_signal, value, 0, TMESH_ON_HANDLE, tmesh_ioctl_signal),
 	TMESH_OP(TMESH_WAIT, tmesh_wait, timeout_ns, TMESH_WAIT_ARM, TMESH_ON_HANDLE,
 		 tmesh_ioctl_wait),
@@ -108,6 +110,7 @@ union tmesh_cmd {
 	struct tmesh_create_user create_user;
 	struct tmesh_import import;
 	struct tmesh_opaque opaque;
+	struct tmesh_gather gather;
 	struct tmesh_signal signal;
 	struct tmesh_wait wait;
 	struct tmesh_policy policy;

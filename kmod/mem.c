@@ -13,14 +13,20 @@
  * @user:     who is charged
  * @nr_pages: how much
  *
+ * Borrowed pages are charged already where they come from, but the list of them is not: it may
+ * name a page as often as one likes.
+ *
  * Return: 0, or -EDQUOT or -ENOMEM and nothing is charged.
  */
 int tmesh_mem_init(struct tmesh_mem *mem, const struct tmesh_backing_ops *ops,
 		   struct tmesh_user *user, unsigned long nr_pages)
 {
+	u64 charge = nr_pages;
 	int rc;
 
-	rc = tmesh_charge(user, TMESH_BYTES, (u64)nr_pages << PAGE_SHIFT);
+	if (ops->borrowed)
+		charge = DIV_ROUND_UP_ULL(charge, PAGE_SIZE / sizeof(*mem->pages));
+	rc = tmesh_charge(user, TMESH_BYTES, charge << PAGE_SHIFT);
 	if (rc)
 		return rc;
 	/*
@@ -30,14 +36,14 @@ int tmesh_mem_init(struct tmesh_mem *mem, const struct tmesh_backing_ops *ops,
 	mem->pages = kvcalloc(nr_pages, sizeof(*mem->pages),
 			      GFP_KERNEL_ACCOUNT | __GFP_RETRY_MAYFAIL | __GFP_NOWARN);
 	if (!mem->pages) {
-		tmesh_uncharge(user, TMESH_BYTES, (u64)nr_pages << PAGE_SHIFT);
+		tmesh_uncharge(user, TMESH_BYTES, charge << PAGE_SHIFT);
 		return -ENOMEM;
 	}
 	tmesh_user_hold(user);
 	mem->user = user;
 	mem->ops = ops;
 	mem->nr_pages = nr_pages;
-	mem->charged = nr_pages;
+	mem->charged = charge;
 	return 0;
 }
 

@@ -27,7 +27,8 @@ int tmesh_ioctl_caps(struct tmesh_ucmd *ucmd)
 	cmd->page_bytes = PAGE_SIZE;
 	cmd->features = TMESH_FEATURE_PAGES | TMESH_FEATURE_MEMFD | TMESH_FEATURE_EXPORT |
 			TMESH_FEATURE_PIN | TMESH_FEATURE_REVOKE | TMESH_FEATURE_USER |
-			TMESH_FEATURE_IMPORT | TMESH_FEATURE_FENCE | TMESH_FEATURE_LEASE;
+			TMESH_FEATURE_IMPORT | TMESH_FEATURE_FENCE | TMESH_FEATURE_LEASE |
+			TMESH_FEATURE_GATHER;
 	cmd->huge_page_bytes = 0;
 	if (IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE)) {
 		cmd->features |= TMESH_FEATURE_HUGE;
@@ -85,6 +86,7 @@ static void tmesh_fill_info(struct tmesh_info *info, struct tmesh_region *region
 	info->handles = READ_ONCE(region->nr_handles);
 	info->pinning_handles = READ_ONCE(region->nr_pinning);
 	info->exports = READ_ONCE(region->nr_exports);
+	info->gathers = READ_ONCE(region->nr_gathers);
 	info->attachments = atomic_read(&region->attachments);
 	info->desc_bytes = READ_ONCE(region->desc_bytes);
 	info->linger_ms = region->linger_ms;

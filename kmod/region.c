@@ -17,6 +17,7 @@ static void tmesh_region_release(struct kref *ref)
 	struct tmesh_region *region = container_of(ref, struct tmesh_region, ref);
 
 	trace_tmesh_free(region->id);
+	tmesh_region_close(region);
 	tmesh_names_remove(region);
 	tmesh_registry_remove(region);
 	tmesh_drain_end(region);

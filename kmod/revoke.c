@@ -17,7 +17,7 @@ static struct tmesh_mem *tmesh_revoke_begin(struct tmesh_region *region)
 	down_write(&region->lock);
 	if (region->state & TMESH_STATE_REVOKED) {
 		mem = ERR_PTR(-ESTALE);
-	} else if (atomic_read(&region->mem->escaped)) {
+	} else if (region->mem && atomic_read(&region->mem->escaped)) {
 		mem = ERR_PTR(-EOPNOTSUPP);
 	} else if (region->nr_pinning) {
 		mem = ERR_PTR(-EBUSY);
@@ -32,16 +32,30 @@ static struct tmesh_mem *tmesh_revoke_begin(struct tmesh_region *region)
 	return mem;
 }
 
+/**
+ * tmesh_claim_cut() - take away what a claim has of its region
+ * @claim: in the region's list, and refused what it asks for anew
+ *
+ * Context: claims_lock is held; takes that of views.
+ */
+void tmesh_claim_cut(struct tmesh_claim *claim)
+{
+	if (claim->kind == TMESH_HOLDER_GATHER) {
+		tmesh_gather_revoke(claim);
+		return;
+	}
+	tmesh_zap(claim);
+	if (claim->kind == TMESH_HOLDER_EXPORT)
+		tmesh_export_invalidate(claim);
+}
+
 /* Takes every mapping away and tells importers. Nothing here waits for a device. */
 static void tmesh_revoke_claims(struct tmesh_region *region)
 {
 	struct tmesh_claim *claim;
 
-	list_for_each_entry(claim, &region->claims, node) {
-		tmesh_zap(claim);
-		if (claim->kind == TMESH_HOLDER_EXPORT)
-			tmesh_export_invalidate(claim);
-	}
+	list_for_each_entry(claim, &region->claims, node)
+		tmesh_claim_cut(claim);
 }
 
 /**
@@ -50,7 +64,7 @@ static void tmesh_revoke_claims(struct tmesh_region *region)
  *
  * Frees what nobody has pinned, and sees to the rest.
  *
- * Context: claims_lock is held.
+ * Context: claims_lock is held; takes that of views.
  * Return: 0; -ESTALE when it was revoked before; -EBUSY when a pinning handle forbids it;
  * -EOPNOTSUPP when its mappings are not ours to take away.
  */
@@ -60,6 +74,9 @@ int tmesh_region_revoke(struct tmesh_region *region)
 
 	if (IS_ERR(mem))
 		return PTR_ERR(mem);
+	/* A view may lose a source before it has anything itself. */
+	if (!mem)
+		return 0;
 	tmesh_names_remove(region);
 	tmesh_flush_faults(mem);
 	tmesh_revoke_claims(region);
@@ -67,6 +84,22 @@ int tmesh_region_revoke(struct tmesh_region *region)
 	wake_up_all(&region->wait);
 	tmesh_drain_begin(region, mem);
 	return 0;
+}
+
+/**
+ * tmesh_region_close() - from now on nobody begins to revoke a region
+ * @region: without references
+ *
+ * It is not revocable by its holders any more, but a view may be by its sources, until it has
+ * unlinked itself.
+ */
+void tmesh_region_close(struct tmesh_region *region)
+{
+	mutex_lock(&region->claims_lock);
+	down_write(&region->lock);
+	WRITE_ONCE(region->state, region->state | TMESH_STATE_REVOKED);
+	up_write(&region->lock);
+	mutex_unlock(&region->claims_lock);
 }
 
 /* Tells what still pins memory, and who may. */

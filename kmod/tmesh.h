@@ -202,11 +202,12 @@ struct tmesh_fence {
  *               reading; a seal looks under @lock for writing
  * @attachments: devices attached to exports
  * @claims_lock: guards @claims, @leases, @names and the counts; held throughout a revocation
- * @claims:      all handles and exports
+ * @claims:      all handles, exports and views
  * @nr_handles:  pinning ones included
  * @nr_pinning:  handles that forbid a revocation
  * @nr_exports:  dma-bufs
- * @nr_live:     handles and exports whose lease has not lapsed
+ * @nr_gathers:  views that show parts of it
+ * @nr_live:     claims whose lease has not lapsed
  * @leases:      leases of claims
  * @names:       tokens, by their rights
  * @uses_lock:   guards @uses, @gone, @pinned and @drain_delay
@@ -256,6 +257,7 @@ struct tmesh_region {
 	u32 nr_handles;
 	u32 nr_pinning;
 	u32 nr_exports;
+	u32 nr_gathers;
 	u32 nr_live;
 	struct list_head leases;
 	struct tmesh_name names[TMESH_NAMES];
@@ -428,6 +430,7 @@ struct tmesh_mem *tmesh_use_begin(struct tmesh_region *region, struct tmesh_use 
 				  unsigned long first, unsigned long nr_pages);
 void tmesh_use_end(struct tmesh_region *region, struct tmesh_use *use);
 void tmesh_drain_init(struct tmesh_region *region);
+void tmesh_drain_init_view(struct tmesh_region *region);
 void tmesh_drain(struct tmesh_region *region);
 void tmesh_drain_begin(struct tmesh_region *region, struct tmesh_mem *mem);
 int tmesh_drain_wait(struct tmesh_region *region, u64 timeout_ns);
@@ -484,6 +487,18 @@ struct tmesh_spec {
 	const char *label;
 };
 
+/* The words that the calls which make a region share. */
+#define TMESH_SPEC(cmd)                        \
+	{                                      \
+		.bytes = (cmd)->bytes,         \
+		.flags = (cmd)->flags,         \
+		.mode = (cmd)->mode,           \
+		.gid = (cmd)->gid,             \
+		.linger_ms = (cmd)->linger_ms, \
+		.node = NUMA_NO_NODE,          \
+		.label = (cmd)->label,         \
+	}
+
 /**
  * struct tmesh_birth - a region that is being made
  * @user:   who pays; reference
@@ -513,6 +528,8 @@ int tmesh_ioctl_desc_set(struct tmesh_ucmd *ucmd);
 
 /* revoke.c */
 int tmesh_region_revoke(struct tmesh_region *region);
+void tmesh_claim_cut(struct tmesh_claim *claim);
+void tmesh_region_close(struct tmesh_region *region);
 int tmesh_ioctl_revoke(struct tmesh_ucmd *ucmd);
 
 /* linger.c */
@@ -537,6 +554,7 @@ int tmesh_put_holders(u64 entries, u32 stride, struct tmesh_holder *holders, u32
 /* handle.c */
 int tmesh_handle_new(struct tmesh_region *region, u32 rights, bool pinning,
 		     const struct tmesh_claim *through, struct file **file);
+const struct tmesh_handle *tmesh_handle_of(const struct file *file);
 void tmesh_handle_cancel(int fd, struct file *file);
 int tmesh_check_rights(u32 rights);
 int tmesh_ioctl_open(struct tmesh_ucmd *ucmd);
@@ -588,6 +606,11 @@ void tmesh_fence_abandon(const struct tmesh_claim *claim);
 __poll_t tmesh_fence_poll(const struct tmesh_handle *handle);
 int tmesh_ioctl_signal(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_wait(struct tmesh_ucmd *ucmd);
+
+/* gather.c */
+void tmesh_gather_revoke(const struct tmesh_claim *claim);
+u64 tmesh_gather_view(const struct tmesh_claim *claim);
+int tmesh_ioctl_gather(struct tmesh_ucmd *ucmd);
 
 /* query.c */
 int tmesh_ioctl_caps(struct tmesh_ucmd *ucmd);

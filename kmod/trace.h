@@ -100,6 +100,25 @@ TRACE_EVENT(tmesh_export,
 		  __entry->bytes, __entry->writable)
 );
 
+TRACE_EVENT(tmesh_gather,
+	TP_PROTO(u64 id, u64 bytes, u32 parts, u32 rights),
+	TP_ARGS(id, bytes, parts, rights),
+	TP_STRUCT__entry(
+		__field(u64, id)
+		__field(u64, bytes)
+		__field(u32, parts)
+		__field(u32, rights)
+	),
+	TP_fast_assign(
+		__entry->id = id;
+		__entry->bytes = bytes;
+		__entry->parts = parts;
+		__entry->rights = rights;
+	),
+	TP_printk("id=%llu bytes=%llu parts=%u rights=%#x", __entry->id, __entry->bytes,
+		  __entry->parts, __entry->rights)
+);
+
 TRACE_EVENT(tmesh_signal,
 	TP_PROTO(u64 id, u64 value),
 	TP_ARGS(id, value),

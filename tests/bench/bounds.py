@@ -75,4 +75,10 @@ SECTIONS = (
         Bound("create 256 MiB", "module/create 256 MiB", "module/memfd of 256 MiB, populated",
               "memfd + populate", 1.2),
     )),
+    Section("Gather views (module, VM)", (
+        Bound("16,384 extents of 64 KiB", "module/view of 16,384 extents of 64 KiB",
+              "module/mmap of 16,384 pieces of a memfd", "mmap(MAP_FIXED) of memfd pieces", 0.333),
+        Bound("read 1 GiB of it", "module/read 1 GiB of a view", "module/read 1 GiB of a region",
+              "a plain region", 1.1),
+    )),
 )

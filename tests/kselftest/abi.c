@@ -36,6 +36,8 @@ PUBLISHED(tmesh_revoke, pad, 32);
 PUBLISHED(tmesh_create_user, id, 128);
 PUBLISHED(tmesh_import, id, 120);
 PUBLISHED(tmesh_opaque, pad, 16);
+PUBLISHED(tmesh_extent, bytes, 24);
+PUBLISHED(tmesh_gather, id, 120);
 PUBLISHED(tmesh_signal, value, 16);
 PUBLISHED(tmesh_wait, timeout_ns, 24);
 PUBLISHED(tmesh_policy, flags, 8);
@@ -53,6 +55,7 @@ struct stage {
 	struct tmesh_info infos[2];
 	struct tmesh_holder holders[2];
 	char memory[PAGE] __attribute__((aligned(PAGE)));
+	struct tmesh_extent extent;
 };
 
 static struct stage *stage;
@@ -116,6 +119,7 @@ union args {
 	struct tmesh_create_user create_user;
 	struct tmesh_import import;
 	struct tmesh_opaque opaque;
+	struct tmesh_gather gather;
 	struct tmesh_signal signal;
 	struct tmesh_policy policy;
 	struct tmesh_lease lease;
@@ -205,6 +209,14 @@ static void fill_create_user(union args *a)
 	a->create_user.rights = R_READ;
 }
 
+static void fill_gather(union args *a)
+{
+	stage->extent = t_extent(stage->handle, 0, 1);
+	a->gather.extents = ADDRESS(&stage->extent);
+	a->gather.count = 1;
+	a->gather.rights = R_READ;
+}
+
 /* Each try signals more than the one before it. */
 static void fill_signal(union args *a)
 {
@@ -285,6 +297,8 @@ static const struct call {
 	 fill_import},
 	{"OPAQUE", TMESH_OPAQUE, HANDLE | OPAQUE, 16, sizeof(struct tmesh_opaque), 0,
 	 PAD(tmesh_opaque), 0, OUT_FD(tmesh_opaque), fill_nothing},
+	{"GATHER", TMESH_GATHER, DEVICE, 120, sizeof(struct tmesh_gather), TMESH_CREATE_GID, 0,
+	 RIGHTS(tmesh_gather), OUT_FD(tmesh_gather), fill_gather},
 	{"SIGNAL", TMESH_SIGNAL, HANDLE, 16, sizeof(struct tmesh_signal), 0, 0, 0, 0, fill_signal},
 	{"WAIT", TMESH_WAIT, HANDLE, 24, sizeof(struct tmesh_wait), TMESH_WAIT_ARM, 0, 0, 0,
 	 fill_nothing},
@@ -576,6 +590,8 @@ TEST(bad_arrays, "arrays and texts at bad addresses give EFAULT")
 			a.holders.entries = ADDRESS(-4096l);
 		else if (c->nr == TMESH_DESC_SET)
 			a.desc.data = ADDRESS(-4096l);
+		else if (c->nr == TMESH_GATHER)
+			a.gather.extents = ADDRESS(-4096l);
 		else
 			continue;
 		refused(c, file_for(c), &a, EFAULT);

@@ -277,10 +277,10 @@ static void undescribe(long ret)
 	describe(TMESH_DESC_SET, 0);
 }
 
-/* A region of its own, because it does not come back from these. */
-static long on_fresh_region(int (*call)(int handle))
+/* Calls a region does not come back from. */
+static long on_fresh(int fd, int (*call)(int handle))
 {
-	int fd = t_create(set.dev, PAGE, 0), ret, err;
+	int ret, err;
 
 	if (fd < 0)
 		return -1;
@@ -289,6 +289,11 @@ static long on_fresh_region(int (*call)(int handle))
 	close(fd);
 	errno = err;
 	return ret;
+}
+
+static long on_fresh_region(int (*call)(int handle))
+{
+	return on_fresh(t_create(set.dev, PAGE, 0), call);
 }
 
 static int revoke_pinned(int fd)
@@ -455,6 +460,28 @@ static long opaque(void)
 	return ioctl(set.opaque, TMESH_OPAQUE, &o) ? -1 : o.fd;
 }
 
+static long gather(__u32 rights)
+{
+	struct tmesh_extent extents[20];
+
+	for (size_t i = 0; i < ARRAY_SIZE(extents); i++)
+		extents[i] = t_extent(set.handle, 3 * i, 2);
+	return t_gather(set.dev, extents, ARRAY_SIZE(extents), rights);
+}
+
+static int use_view(int fd)
+{
+	int dmabuf = t_export(fd, PAGE, 0, TMESH_EXPORT_WRITE), ret, err;
+
+	if (dmabuf < 0)
+		return -1;
+	ret = map_and_touch(fd, 40 * PAGE) || map_and_touch(dmabuf, 39 * PAGE) ? -1 : t_revoke(fd);
+	err = errno;
+	close(dmabuf);
+	errno = err;
+	return ret;
+}
+
 /* DRM forgets a handle whose number it could not copy out: the device is closed after each. */
 static long into_vgem(int dmabuf)
 {
@@ -492,6 +519,9 @@ SWEEP(seal, "CREATE, SEAL", nothing, on_fresh_region(t_seal))
 SWEEP(revoke, "CREATE, REVOKE", nothing, on_fresh_region(t_revoke))
 SWEEP(revoke_pinned, "CREATE, SEAL, DERIVE, REVOKE with holders", nothing,
       on_fresh_region(revoke_pinned))
+SWEEP(gather, "GATHER", close_fd, gather(R_READ | R_WRITE))
+SWEEP(view, "GATHER, mmap and faults of a view and its dma-buf, revocation", nothing,
+      on_fresh(gather(R_READ | R_WRITE), use_view))
 SWEEP(fence, "CREATE, SIGNAL, WAIT", nothing, on_fresh_region(signal_and_wait))
 SWEEP(revoke_wait, "CREATE, EXPORT, REVOKE and wait", nothing, on_fresh_region(revoke_wait))
 SWEEP(info_pins, "INFO with pins", nothing, info_pins())

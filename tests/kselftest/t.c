@@ -581,6 +581,27 @@ int t_export(int handle, __u64 offset, __u64 bytes, __u32 flags)
 	return ioctl(handle, TMESH_EXPORT, &e) ? -1 : e.fd;
 }
 
+struct tmesh_extent t_extent(int handle, __u64 first, __u64 pages)
+{
+	return (struct tmesh_extent){
+		.handle = handle,
+		.offset = first * PAGE,
+		.bytes = pages * PAGE,
+	};
+}
+
+int t_gather(int dev, const struct tmesh_extent *extents, __u32 count, __u32 rights)
+{
+	struct tmesh_gather g = {
+		.size = sizeof(g),
+		.extents = (__u64)(unsigned long)extents,
+		.count = count,
+		.rights = rights,
+	};
+
+	return ioctl(dev, TMESH_GATHER, &g) ? -1 : g.fd;
+}
+
 struct tmesh_info t_info(int handle)
 {
 	struct tmesh_info i = {.size = sizeof(i)};

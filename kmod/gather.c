@@ -1,0 +1,421 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Gather views: parts of other regions, one behind the other, as a region of its own.
+ *
+ * A view has a list of its sources' pages and no references to them. It holds its sources
+ * instead, by a claim on each, and goes when one of them is revoked.
+ */
+#include <linux/bitmap.h>
+#include <linux/file.h>
+#include <linux/sched/signal.h>
+#include <linux/slab.h>
+#include <linux/uaccess.h>
+#include <linux/xarray.h>
+
+#include "tmesh.h"
+#include "trace.h"
+
+#define TMESH_GATHER_GFP (GFP_KERNEL_ACCOUNT | __GFP_RETRY_MAYFAIL | __GFP_NOWARN)
+
+/**
+ * struct tmesh_link - what a view has of a source
+ * @claim: on the source
+ * @view:  the view; not held, it unlinks itself before it goes
+ * @node:  in the list of the view's links
+ */
+struct tmesh_link {
+	struct tmesh_claim claim;
+	struct tmesh_region *view;
+	struct list_head node;
+};
+
+/**
+ * struct tmesh_view - the memory of a view
+ * @mem:   the list of pages
+ * @links: to its sources
+ */
+struct tmesh_view {
+	struct tmesh_mem mem;
+	struct list_head links;
+};
+
+/**
+ * struct tmesh_source - a region that a view is being made of
+ * @plain: the link that handles without a lease share
+ * @taken: its pages that the view has already; NULL where they may come more than once
+ */
+struct tmesh_source {
+	struct tmesh_link *plain;
+	unsigned long *taken;
+};
+
+/**
+ * struct tmesh_part - pages of a source that follow each other
+ * @region: the source, which a link holds
+ * @first:  first page
+ * @nr:     how many
+ */
+struct tmesh_part {
+	struct tmesh_region *region;
+	unsigned long first;
+	unsigned long nr;
+};
+
+/**
+ * struct tmesh_gathering - a view that is being made
+ * @view:     its region
+ * @rights:   TMESH_RIGHT_READ, TMESH_RIGHT_WRITE
+ * @by_fd:    links, by descriptors that were met
+ * @sources:  struct tmesh_source, by regions' ids
+ * @links:    to its sources
+ * @parts:    what it will show
+ * @nr_parts: how many
+ * @nr_pages: in all of them
+ */
+struct tmesh_gathering {
+	struct tmesh_region *view;
+	u32 rights;
+	struct xarray by_fd;
+	struct xarray sources;
+	struct list_head links;
+	struct tmesh_part *parts;
+	u32 nr_parts;
+	unsigned long nr_pages;
+};
+
+static struct tmesh_link *to_link(const struct tmesh_claim *claim)
+{
+	return container_of(claim, struct tmesh_link, claim);
+}
+
+/* Takes the claims_lock of each source in turn. */
+static void tmesh_links_free(struct list_head *links)
+{
+	struct tmesh_link *link, *next;
+
+	list_for_each_entry_safe(link, next, links, node) {
+		tmesh_claim_fini(&link->claim);
+		kfree(link);
+		cond_resched();
+	}
+	INIT_LIST_HEAD(links);
+}
+
+static void tmesh_gather_release(struct tmesh_mem *mem)
+{
+	struct tmesh_view *view = container_of(mem, struct tmesh_view, mem);
+
+	tmesh_links_free(&view->links);
+	tmesh_mem_fini(mem);
+	kfree(view);
+}
+
+static const struct tmesh_backing_ops tmesh_gather_ops = {
+	.backing = TMESH_BACKING_GATHER,
+	.borrowed = true,
+	.release = tmesh_gather_release,
+};
+
+/**
+ * tmesh_gather_revoke() - a source is revoked, or the lease has lapsed through which it was lent
+ * @claim: of a view, in the list of the source's claims
+ *
+ * The view's struct stays while the source's claims_lock is held, since the view takes that to
+ * unlink itself. It may be about to go: then it takes no notice.
+ *
+ * Context: the source's claims_lock is held; takes that of the view.
+ */
+void tmesh_gather_revoke(const struct tmesh_claim *claim)
+{
+	struct tmesh_region *view = to_link(claim)->view;
+
+	lockdep_assert_held(&claim->region->claims_lock);
+	mutex_lock_nested(&view->claims_lock, SINGLE_DEPTH_NESTING);
+	tmesh_region_revoke(view);
+	mutex_unlock(&view->claims_lock);
+}
+
+/**
+ * tmesh_gather_view() - which view does a claim belong to?
+ * @claim: of kind TMESH_HOLDER_GATHER
+ *
+ * Return: the id of the view's region.
+ */
+u64 tmesh_gather_view(const struct tmesh_claim *claim)
+{
+	return to_link(claim)->view->id;
+}
+
+static struct tmesh_source *tmesh_gather_source(struct tmesh_gathering *g,
+						const struct tmesh_region *region)
+{
+	struct tmesh_source *source = xa_load(&g->sources, region->id);
+	int rc = -ENOMEM;
+
+	if (source)
+		return source;
+	source = kzalloc(sizeof(*source), GFP_KERNEL_ACCOUNT);
+	if (!source)
+		return ERR_PTR(-ENOMEM);
+	if (g->rights & TMESH_RIGHT_WRITE) {
+		source->taken = kvcalloc(BITS_TO_LONGS(region->nr_pages), sizeof(long),
+					 TMESH_GATHER_GFP);
+		if (!source->taken)
+			goto free;
+	}
+	rc = xa_err(xa_store(&g->sources, region->id, source, GFP_KERNEL_ACCOUNT));
+	if (!rc)
+		return source;
+	kvfree(source->taken);
+free:
+	kfree(source);
+	return ERR_PTR(rc);
+}
+
+/* Links the view to the region of a handle. The link shares the lease of the handle. */
+static struct tmesh_link *tmesh_gather_link(struct tmesh_gathering *g,
+					    const struct tmesh_handle *handle)
+{
+	const struct tmesh_claim *through = &handle->claim;
+	struct tmesh_region *region = through->region;
+	struct tmesh_source *source;
+	struct tmesh_link *link;
+	int rc;
+
+	rc = tmesh_claim_allows(through, g->rights);
+	if (rc)
+		return ERR_PTR(rc);
+	if (region->backing == TMESH_BACKING_GATHER)
+		return ERR_PTR(-ELOOP);
+	if (region->backing != TMESH_BACKING_PAGES)
+		return ERR_PTR(-EOPNOTSUPP);
+	source = tmesh_gather_source(g, region);
+	if (IS_ERR(source))
+		return ERR_CAST(source);
+	if (source->plain && !READ_ONCE(through->lease))
+		return source->plain;
+	link = kzalloc(sizeof(*link), GFP_KERNEL_ACCOUNT);
+	if (!link)
+		return ERR_PTR(-ENOMEM);
+	tmesh_claim_init(&link->claim, region, TMESH_HOLDER_GATHER, g->rights, NULL);
+	link->view = g->view;
+	list_add_tail(&link->node, &g->links);
+	rc = tmesh_claim_add(&link->claim, through);
+	if (rc)
+		return ERR_PTR(rc);
+	if (!link->claim.lease)
+		source->plain = link;
+	return link;
+}
+
+/* Each descriptor is looked at once, whatever becomes of it meanwhile. */
+static struct tmesh_link *tmesh_gather_resolve(struct tmesh_gathering *g, s32 fd)
+{
+	struct tmesh_link *link = xa_load(&g->by_fd, (u32)fd);
+	const struct tmesh_handle *handle;
+	struct file *file;
+	int rc;
+
+	if (link)
+		return link;
+	file = fget(fd);
+	if (!file)
+		return ERR_PTR(-EBADF);
+	handle = tmesh_handle_of(file);
+	link = handle ? tmesh_gather_link(g, handle) : ERR_PTR(-EINVAL);
+	fput(file);
+	if (IS_ERR(link))
+		return link;
+	rc = xa_err(xa_store(&g->by_fd, (u32)fd, link, GFP_KERNEL_ACCOUNT));
+	return rc ? ERR_PTR(rc) : link;
+}
+
+static int tmesh_gather_add(struct tmesh_gathering *g, const struct tmesh_extent *extent)
+{
+	unsigned long first = extent->offset >> PAGE_SHIFT, nr = extent->bytes >> PAGE_SHIFT;
+	struct tmesh_part *last = g->nr_parts ? &g->parts[g->nr_parts - 1] : NULL;
+	const struct tmesh_source *source;
+	struct tmesh_region *region;
+	struct tmesh_link *link;
+
+	if (extent->pad || !nr || !PAGE_ALIGNED(extent->offset | extent->bytes))
+		return -EINVAL;
+	link = tmesh_gather_resolve(g, extent->handle);
+	if (IS_ERR(link))
+		return PTR_ERR(link);
+	region = link->claim.region;
+	if (first > region->nr_pages || nr > region->nr_pages - first)
+		return -EINVAL;
+	/* Lengths are file sizes too. */
+	if (check_add_overflow(g->nr_pages, nr, &g->nr_pages) ||
+	    g->nr_pages > LLONG_MAX >> PAGE_SHIFT)
+		return -EINVAL;
+	source = xa_load(&g->sources, region->id);
+	if (source->taken) {
+		if (find_next_bit(source->taken, first + nr, first) < first + nr)
+			return -EINVAL;
+		bitmap_set(source->taken, first, nr);
+	}
+	if (last && last->region == region && last->first + last->nr == first)
+		last->nr += nr;
+	else
+		g->parts[g->nr_parts++] = (struct tmesh_part){ region, first, nr };
+	return 0;
+}
+
+static int tmesh_gather_read(struct tmesh_gathering *g, const struct tmesh_gather *cmd)
+{
+	struct tmesh_extent some[16];
+	u32 done, n, i;
+	int rc;
+
+	for (done = 0; done < cmd->count; done += n) {
+		n = min_t(u32, cmd->count - done, ARRAY_SIZE(some));
+		if (copy_from_user(some, u64_to_user_ptr(cmd->extents) + done * sizeof(some[0]),
+				   n * sizeof(some[0])))
+			return -EFAULT;
+		for (i = 0; i < n; i++) {
+			rc = tmesh_gather_add(g, &some[i]);
+			if (rc)
+				return rc;
+		}
+		if (fatal_signal_pending(current))
+			return -EINTR;
+		cond_resched();
+	}
+	return 0;
+}
+
+/*
+ * Copies the sources' lists together. Where a source is revoked from now on the view is too,
+ * so that what was copied is never used.
+ */
+static int tmesh_gather_fill(const struct tmesh_gathering *g, struct tmesh_mem *mem)
+{
+	bool pmd = IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE) && mem->nr_pages >= TMESH_HUGE_PAGES;
+	const struct tmesh_part *part;
+	unsigned long done = 0;
+
+	for (part = g->parts; part < g->parts + g->nr_parts; part++) {
+		struct tmesh_region *region = part->region;
+
+		if (fatal_signal_pending(current) || down_read_killable(&region->lock))
+			return -EINTR;
+		if (!region->mem) {
+			up_read(&region->lock);
+			return -ESTALE;
+		}
+		memcpy(mem->pages + done, region->mem->pages + part->first,
+		       part->nr * sizeof(*mem->pages));
+		pmd = pmd && region->mem->pmd && IS_ALIGNED(part->first, TMESH_HUGE_PAGES) &&
+		      IS_ALIGNED(done, TMESH_HUGE_PAGES);
+		up_read(&region->lock);
+		done += part->nr;
+		cond_resched();
+	}
+	mem->pmd = pmd;
+	mem->nr_huge = pmd ? mem->nr_pages / TMESH_HUGE_PAGES : 0;
+	return 0;
+}
+
+static struct tmesh_mem *tmesh_gather_mem(struct tmesh_gathering *g, struct tmesh_user *user)
+{
+	struct tmesh_view *view;
+	int rc;
+
+	view = kzalloc(sizeof(*view), GFP_KERNEL_ACCOUNT);
+	if (!view)
+		return ERR_PTR(-ENOMEM);
+	INIT_LIST_HEAD(&view->links);
+	rc = tmesh_mem_init(&view->mem, &tmesh_gather_ops, user, g->nr_pages);
+	if (rc)
+		goto free;
+	rc = tmesh_gather_fill(g, &view->mem);
+	if (rc) {
+		tmesh_mem_fini(&view->mem);
+		goto free;
+	}
+	list_splice_init(&g->links, &view->links);
+	return &view->mem;
+
+free:
+	kfree(view);
+	return ERR_PTR(rc);
+}
+
+static int tmesh_gather_make(struct tmesh_gathering *g, const struct tmesh_gather *cmd,
+			     struct tmesh_birth *birth)
+{
+	int rc;
+
+	rc = tmesh_gather_read(g, cmd);
+	if (rc)
+		return rc;
+	g->view->nr_pages = g->nr_pages;
+	g->view->bytes = (u64)g->nr_pages << PAGE_SHIFT;
+	return tmesh_birth_handle(birth, tmesh_gather_mem(g, birth->user),
+				  g->rights | TMESH_RIGHT_MANAGE);
+}
+
+/* The links that the view has not taken over know it, and go before it does. */
+static void tmesh_gather_end(struct tmesh_gathering *g)
+{
+	struct tmesh_source *source;
+	unsigned long id;
+
+	tmesh_links_free(&g->links);
+	xa_for_each(&g->sources, id, source) {
+		kvfree(source->taken);
+		kfree(source);
+	}
+	xa_destroy(&g->sources);
+	xa_destroy(&g->by_fd);
+	kvfree(g->parts);
+}
+
+/**
+ * tmesh_ioctl_gather() - TMESH_GATHER
+ * @ucmd: the call
+ *
+ * Return: 0 or a negative error.
+ */
+int tmesh_ioctl_gather(struct tmesh_ucmd *ucmd)
+{
+	struct tmesh_gather *cmd = ucmd->cmd;
+	struct tmesh_spec spec = TMESH_SPEC(cmd);
+	struct tmesh_gathering g = { .rights = cmd->rights };
+	struct tmesh_birth birth;
+	int rc;
+
+	rc = tmesh_check_rights(cmd->rights);
+	if (rc)
+		return rc;
+	if (cmd->rights & TMESH_RIGHT_MANAGE || !cmd->count || cmd->count > TMESH_GATHER_MAX)
+		return -EINVAL;
+	g.parts = kvmalloc_array(cmd->count, sizeof(*g.parts), TMESH_GATHER_GFP);
+	if (!g.parts)
+		return -ENOMEM;
+	/* Its length is known when all parts are. */
+	spec.bytes = 0;
+	rc = tmesh_birth_begin(&birth, &spec);
+	if (rc) {
+		kvfree(g.parts);
+		return rc;
+	}
+	g.view = birth.region;
+	tmesh_drain_init_view(g.view);
+	INIT_LIST_HEAD(&g.links);
+	xa_init_flags(&g.by_fd, XA_FLAGS_ACCOUNT);
+	xa_init_flags(&g.sources, XA_FLAGS_ACCOUNT);
+	rc = tmesh_gather_make(&g, cmd, &birth);
+	if (!rc) {
+		cmd->fd = birth.fd;
+		cmd->id = g.view->id;
+		cmd->bytes = g.view->bytes;
+		rc = tmesh_respond(ucmd, sizeof(*cmd));
+	}
+	if (!rc)
+		trace_tmesh_gather(cmd->id, cmd->bytes, g.nr_parts, cmd->rights);
+	tmesh_gather_end(&g);
+	return tmesh_birth_end(&birth, rc);
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: MIT
+/* Races about gather views: whoever wins, nothing shows through a view once a source is revoked. */
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+#include <sys/mman.h>
+
+#include "t.h"
+
+#define RW (PROT_READ | PROT_WRITE)
+
+static int dev;
+
+struct race {
+	int sources[2], view;
+	char *p;
+	bool over;
+};
+
+static bool over(struct race *r)
+{
+	return __atomic_load_n(&r->over, __ATOMIC_ACQUIRE);
+}
+
+#define SOURCE_PAGES 1024
+
+static void *touch_view(void *arg)
+{
+	struct race *r = arg;
+	unsigned int seed = 9;
+
+	while (!over(r)) {
+		size_t at = t_random(&seed) % (2 * SOURCE_PAGES);
+
+		t_write(r->p + at * PAGE, 1);
+		if (seed % 8 == 0)
+			madvise(r->p, 2 * SOURCE_PAGES * PAGE, MADV_DONTNEED);
+	}
+	return NULL;
+}
+
+static void *use_view(void *arg)
+{
+	struct race *r = arg;
+
+	while (!over(r)) {
+		int fd = t_export(r->view, PAGE, 4 * PAGE, TMESH_EXPORT_WRITE);
+		char *p = t_map(r->view, PAGE, RW);
+		int other = t_derive(r->view, R_READ, 0);
+
+		if (p != MAP_FAILED) {
+			t_write(p, 1);
+			munmap(p, PAGE);
+		}
+		close(other);
+		close(fd);
+	}
+	return NULL;
+}
+
+static void *regather(void *arg)
+{
+	struct race *r = arg;
+	struct tmesh_extent e[3] = {
+		t_extent(r->sources[0], 0, 1),
+		t_extent(r->sources[1], 3, 4),
+		t_extent(r->sources[0], 512, 512),
+	};
+
+	while (!over(r)) {
+		int v = t_gather(dev, e, 3, R_READ | R_WRITE);
+		char *p = t_map(v, PAGE, RW);
+
+		if (p != MAP_FAILED) {
+			t_write(p, 1);
+			munmap(p, PAGE);
+		}
+		close(v);
+	}
+	return NULL;
+}
+
+static void *revoke_second(void *arg)
+{
+	struct race *r = arg;
+
+	CHECK_OK(t_revoke(r->sources[1]));
+	return NULL;
+}
+
+static void *close_view(void *arg)
+{
+	struct race *r = arg;
+
+	close(r->view);
+	return NULL;
+}
+
+static void race(void *(*const work[])(void *), int n, __u32 flags)
+{
+	double until = t_now() + t_length(4, 60);
+	unsigned int seed = 123;
+	int rounds = 0;
+
+	dev = t_dev();
+	for (; t_now() < until && !t_failed(); rounds++) {
+		struct tmesh_extent e[2];
+		pthread_t threads[3];
+		struct race r = {0};
+		int second;
+
+		for (int i = 0; i < 2; i++) {
+			r.sources[i] = REQUIRE_OK(t_create(dev, SOURCE_PAGES * PAGE, flags));
+			e[i] = t_extent(r.sources[i], 0, SOURCE_PAGES);
+		}
+		r.view = REQUIRE_OK(t_gather(dev, e, 2, R_READ | R_WRITE));
+		second = REQUIRE_OK(t_derive(r.view, R_READ | R_WRITE, 0));
+		r.p = t_map(second, 2 * SOURCE_PAGES * PAGE, RW);
+		REQUIRE(r.p != MAP_FAILED);
+		for (int i = 0; i < n; i++)
+			REQUIRE(!pthread_create(&threads[i], NULL, work[i], &r));
+		usleep(t_random(&seed) % 3000);
+		CHECK_OK(t_revoke(r.sources[0]));
+		for (size_t i = 0; i < 2 * SOURCE_PAGES; i += 61)
+			CHECK_EQ(t_read(r.p + i * PAGE), SIGBUS);
+		__atomic_store_n(&r.over, true, __ATOMIC_RELEASE);
+		for (int i = 0; i < n; i++)
+			pthread_join(threads[i], NULL);
+		for (size_t i = 0; i < 2 * SOURCE_PAGES; i++)
+			if (!CHECK_EQ(t_read(r.p + i * PAGE), SIGBUS))
+				break;
+		CHECK_EQ(t_info(second).state, TMESH_STATE_REVOKED);
+		/* What a revocation leaves to a work of the kernel's comes a moment later. */
+		for (int i = 0; i < 1000 && t_info(r.sources[1]).gathers; i++)
+			usleep(10000);
+		CHECK_EQ(t_info(r.sources[1]).gathers, 0);
+		munmap(r.p, 2 * SOURCE_PAGES * PAGE);
+		close(second);
+		close(r.view);
+		close(r.sources[0]);
+		close(r.sources[1]);
+	}
+	t_note("%d rounds", rounds);
+}
+
+TEST(race_touch, "faults on a view against the revocation of a source")
+{
+	race((void *(*const[])(void *)){touch_view, touch_view, use_view}, 3, TMESH_CREATE_NOHUGE);
+}
+
+TEST(race_touch_huge, "the same on huge pages")
+{
+	dev = t_dev();
+	if (!t_has_huge(dev))
+		t_skip("this kernel has no transparent huge pages");
+	race((void *(*const[])(void *)){touch_view, touch_view, use_view}, 3, TMESH_CREATE_HUGE);
+}
+
+TEST(race_two, "two sources of a view revoked at once, and its handle closed")
+{
+	race((void *(*const[])(void *)){revoke_second, close_view, touch_view}, 3, 0);
+}
+
+TEST(race_make, "views that are made while a source is revoked")
+{
+	race((void *(*const[])(void *)){regather, regather, touch_view}, 3, 0);
+}
+
+int main(void)
+{
+	return t_main();
+}
