@@ -37,7 +37,9 @@ static void tmesh_pages_release(struct tmesh_mem *mem)
 /*
  * Is a folio referenced by more than our list and page tables? Somebody has then pinned it
  * for I/O, with FOLL_PIN or, as direct I/O does before 6.3, with a plain reference. Counting
- * covers both, and unlike folio_maybe_dma_pinned() is not misled by a thousand readers.
+ * covers both, and unlike folio_maybe_dma_pinned() is not misled by a thousand readers. A mapping
+ * that comes or goes meanwhile may hide a plain reference, but no pin: it counts as 1,024
+ * references, or has a count of its own in a large folio.
  */
 static bool tmesh_folio_in_use(struct tmesh_mem *mem, struct folio *folio)
 {
@@ -46,7 +48,8 @@ static bool tmesh_folio_in_use(struct tmesh_mem *mem, struct folio *folio)
 	/* A fault that took the folio but has not mapped it yet holds its lock. */
 	if (mem->pmd && !folio_trylock(folio))
 		return true;
-	in_use = folio_ref_count(folio) != tmesh_folio_mapcount(folio) + 1;
+	in_use = folio_ref_count(folio) != tmesh_folio_mapcount(folio) + 1 ||
+		 (folio_test_large(folio) && folio_maybe_dma_pinned(folio));
 	if (mem->pmd)
 		folio_unlock(folio);
 	return in_use;
