@@ -49,7 +49,19 @@ static int region(void)
 	return fd;
 }
 
-TEST(refused, "the module stays while a device, handle, mapping, dma-buf or lease file lives")
+/* Of a region that nothing else holds. */
+static int view(void)
+{
+	int dev = t_dev(), source = REQUIRE_OK(t_create(dev, PAGE, 0)), fd;
+	struct tmesh_extent e = t_extent(source, 0, 1);
+
+	fd = REQUIRE_OK(t_gather(dev, &e, 1, R_READ));
+	close(source);
+	close(dev);
+	return fd;
+}
+
+TEST(refused, "the module stays while a device, handle, mapping, view, dma-buf or lease file lives")
 {
 	const char *path = module_file();
 	int fd = t_dev(), sv[2];
@@ -83,6 +95,14 @@ TEST(refused, "the module stays while a device, handle, mapping, dma-buf or leas
 	REQUIRE(p != MAP_FAILED);
 	close(dmabuf);
 	check_refused("a mapping of a dma-buf");
+	munmap(p, PAGE);
+
+	fd = view();
+	check_refused("a view");
+	p = t_map(fd, PAGE, PROT_READ);
+	REQUIRE(p != MAP_FAILED);
+	close(fd);
+	check_refused("a mapping of a view");
 	munmap(p, PAGE);
 
 	fd = region();
@@ -145,6 +165,26 @@ TEST(lingering, "a linger does not hold the module once the device is closed")
 	close(dev);
 	REQUIRE_OK(unload());
 	load(path);
+}
+
+TEST(views_end, "nor do views that a revocation of their source has just ended")
+{
+	const char *path = module_file();
+
+	for (int i = 0; i < 20; i++) {
+		int dev = t_dev(), source = REQUIRE_OK(t_create(dev, PAGE, 0)), views[10];
+		struct tmesh_extent e = t_extent(source, 0, 1);
+
+		for (size_t k = 0; k < ARRAY_SIZE(views); k++)
+			views[k] = REQUIRE_OK(t_gather(dev, &e, 1, R_READ | R_WRITE));
+		REQUIRE_OK(t_revoke(source));
+		for (size_t k = 0; k < ARRAY_SIZE(views); k++)
+			close(views[k]);
+		close(source);
+		close(dev);
+		REQUIRE_OK(unload());
+		load(path);
+	}
 }
 
 int main(void)
