@@ -3,9 +3,10 @@
 # Every suite is a target that prints TAP; tests/run.py runs them and totals them.
 
 SUITES = runner-check unit-check unit-asan-check unit-valgrind-check fuzz-check tools-check \
-	 python-check beam-check readme-check packaging-check demo-check $(VM_SUITES)
+	 python-check beam-check readme-check packaging-check demo-check kmod-check \
+	 $(VM_SUITES)
 
-SUITES_FULL = $(SUITES) unit-tsan-check $(VM_SUITES_FULL)
+SUITES_FULL = $(SUITES) unit-tsan-check kmod-lint $(VM_SUITES_FULL)
 
 check: check-deps ## run the tests: on this machine and in real kernels (at most 45 minutes)
 	tests/run.py --length short $(SUITES)

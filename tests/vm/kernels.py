@@ -72,11 +72,8 @@ class Debug:
 
     def make(self, path):
         build = path / "build"
-        build.mkdir()
-        debian.fetch([self.source], build)
-        sh("tar", "-C", build, "--strip-components=1", "-xf",
-           build / "usr/src" / f"{self.source}.tar.xz")
         make = ["make", "-C", build, f"CC={self.compiler}", f"HOSTCC={self.compiler}"]
+        unpack_source(self.source, build)
         sh(*make, f"KCONFIG_ALLCONFIG={FRAGMENT}", "allnoconfig")
         check_config(build / ".config")
         say("building the debug kernel, about 10 minutes on 2 cores")
@@ -87,12 +84,43 @@ class Debug:
         (path / "lib/modules" / release).rename(path / "modules")
         (path / "modules/build").unlink()
         shutil.copy(build / "arch/x86/boot/bzImage", path / "vmlinuz")
-        sh(*make, "run-command",
-           f"KBUILD_RUN_COMMAND=$(srctree)/scripts/package/install-extmod-build {path}/headers")
-        (path / "kdir").symlink_to("headers")
+        keep_headers(make, path)
         (path / "release").write_text(f"{release}\n{debian.version(self.source)}\n")
         shutil.rmtree(build)
         shutil.rmtree(path / "lib")
+
+
+@dataclass(frozen=True)
+class Clang:
+    """What the debug kernel's module builds against, prepared by clang. Nothing boots it."""
+    source: str
+
+    def key(self):
+        return KERNELS["debug"].key()
+
+    def make(self, path):
+        build = path / "build"
+        make = ["make", "-C", build, "LLVM=1"]
+        unpack_source(self.source, build)
+        sh(*make, f"KCONFIG_ALLCONFIG={FRAGMENT}", "allnoconfig")
+        sh(*make, f"-j{os.cpu_count()}", "modules_prepare")
+        shutil.copy(prepare("debug").kdir / "Module.symvers", build)
+        keep_headers(make, path)
+        shutil.rmtree(build)
+
+
+def unpack_source(source, into):
+    """Debian's source of a kernel, in a folder of its own."""
+    into.mkdir()
+    debian.fetch([source], into)
+    sh("tar", "-C", into, "--strip-components=1", "-xf", into / "usr/src" / f"{source}.tar.xz")
+
+
+def keep_headers(make, path):
+    """What building a module takes, without the rest of the source."""
+    sh(*make, "run-command",
+       f"KBUILD_RUN_COMMAND=$(srctree)/scripts/package/install-extmod-build {path}/headers")
+    (path / "kdir").symlink_to("headers")
 
 
 KERNELS = {
@@ -102,6 +130,7 @@ KERNELS = {
     "7.2": Stock(r"7\.2\.\d+\+deb13(\.\d+)?", "gcc-14", in_debian13=True),
     "debug": Debug("linux-source-6.12"),
 }
+CLANG = Clang("linux-source-6.12")
 
 
 @dataclass(frozen=True)
@@ -168,7 +197,7 @@ def check_config(config):
 
 def prepare(name):
     """The kernel by its name, made now if the cache lacks it."""
-    recipe = KERNELS[name]
+    recipe = CLANG if name == "clang" else KERNELS[name]
     key = recipe.key()
     return Kernel(name, keep(f"kernels/{name}" + (f"-{key}" if key else ""), recipe.make))
 
