@@ -2,7 +2,8 @@
 /*
  * The parts of the fuzzer.
  *
- *	fuzz_calls.c	what can be called, and how bytes become arguments
+ *	fuzz_calls.c	the module's calls, and how bytes become their arguments
+ *	fuzz_system.c	all other calls
  *	fuzz_input.c	inputs: as text, at random, changed a little
  *	fuzz_cover.c	which code a run of an input reached, by KCOV
  *	fuzz.c		the tests
