@@ -170,8 +170,8 @@ void tmesh_claim_fini(struct tmesh_claim *claim)
  * @claim:  of the handle that it was made on
  * @rights: that it needs
  *
- * That the region was revoked or the lease has lapsed counts before missing rights. Where it matters the caller looks
- * again under the region's lock.
+ * That the region was revoked or the lease has lapsed counts before missing rights. Where it
+ * matters the caller looks again under the region's lock.
  *
  * Return: 0, -ESTALE or -EACCES.
  */

@@ -135,9 +135,9 @@ static struct sg_table *tmesh_dmabuf_map(struct dma_buf_attachment *attach,
 	if (!mem)
 		goto free;
 	max_segment = max_t(size_t, PAGE_SIZE, dma_get_max_seg_size(attach->dev));
-	rc = sg_alloc_table_from_pages_segment(&mapping->sgt, mem->pages + claim->first, claim->nr_pages,
-					       0, claim->nr_pages << PAGE_SHIFT, max_segment,
-					       GFP_KERNEL);
+	rc = sg_alloc_table_from_pages_segment(&mapping->sgt, mem->pages + claim->first,
+					       claim->nr_pages, 0, claim->nr_pages << PAGE_SHIFT,
+					       max_segment, GFP_KERNEL);
 	if (rc)
 		goto end_use;
 	/* Not under the region's lock, which page faults want: an IOMMU may take long. */

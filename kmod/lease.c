@@ -64,6 +64,7 @@ void tmesh_lease_due(struct tmesh_tenure *lease)
 /* The state is written first: who sees that something is gone can see why. */
 static void tmesh_lease_end(struct tmesh_tenure *lease, u32 state)
 {
+	/* For user space, which reads it after it found something gone. */
 	smp_store_release(&lease->status->state, state);
 	WRITE_ONCE(lease->state, state);
 }
@@ -210,6 +211,7 @@ void tmesh_lease_drop(struct tmesh_claim *claim)
  */
 bool tmesh_claim_lapsed(const struct tmesh_claim *claim)
 {
+	/* Pairs with tmesh_lease_join(). */
 	const struct tmesh_tenure *lease = smp_load_acquire(&claim->lease);
 
 	return lease && READ_ONCE(lease->state) == TMESH_LEASE_LAPSED;
@@ -223,6 +225,7 @@ bool tmesh_claim_lapsed(const struct tmesh_claim *claim)
  */
 void tmesh_lease_times(const struct tmesh_claim *claim, u64 *period_ns, u64 *left_ns)
 {
+	/* Pairs with tmesh_lease_join(). */
 	struct tmesh_tenure *lease = smp_load_acquire(&claim->lease);
 
 	*period_ns = lease ? lease->period_ns : 0;
@@ -478,6 +481,7 @@ static int tmesh_lease_check(struct tmesh_lease *cmd)
 
 static struct tmesh_tenure *tmesh_lease_of(const struct tmesh_claim *claim)
 {
+	/* Pairs with tmesh_lease_join(). */
 	struct tmesh_tenure *lease = smp_load_acquire(&claim->lease);
 
 	if (!lease)
