@@ -52,7 +52,7 @@ defmodule Tmesh.MixProject do
   end
 
   def application do
-    [mod: {Tmesh.Application, []}, extra_applications: [:logger]]
+    [mod: {Tmesh.Application, []}, extra_applications: [:logger, :crypto]]
   end
 
   defp elixirc_paths(:test), do: ["lib", "test/support"]

@@ -11,7 +11,7 @@
 
 #include <stdio.h>
 
-ErlNifResourceType *context_type, *handle_type, *pinned_type;
+ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type;
 
 /* Its address tells this image from any other. */
 static char image;
@@ -23,19 +23,23 @@ static int open_types(ErlNifEnv *env)
 	const struct {
 		ErlNifResourceType **type;
 		const char *name;
-		ErlNifResourceDtor *dtor;
+		ErlNifResourceTypeInit init;
 	} types[] = {
-		{&context_type, "context", context_dtor},
-		{&handle_type, "handle", handle_dtor},
-		{&pinned_type, "pinned", pinned_dtor},
+		{&context_type, "context", {.dtor = context_dtor}},
+		{&handle_type, "handle", {.dtor = handle_dtor}},
+		{&pinned_type, "pinned", {.dtor = pinned_dtor}},
+		{&worker_socket_type,
+		 "worker_socket",
+		 {.dtor = worker_socket_dtor,
+		  .stop = worker_socket_stop,
+		  .down = worker_socket_down}},
 	};
 
 	for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
 		char name[64];
 
 		snprintf(name, sizeof(name), "tmesh_%s@%p", types[i].name, (void *)&image);
-		*types[i].type =
-			enif_open_resource_type(env, NULL, name, types[i].dtor, flags, NULL);
+		*types[i].type = enif_open_resource_type_x(env, name, &types[i].init, flags, NULL);
 		if (!*types[i].type)
 			return 1;
 	}
@@ -74,6 +78,12 @@ static ErlNifFunc functions[] = {
 	{"to_binary", 2, tensor_to_binary, 0},
 	{"ref_encode", 1, ref_encode, 0},
 	{"ref_decode", 1, ref_decode, 0},
+	{"json_decode", 1, json_decode, 0},
+	{"worker_connect", 1, worker_connect, 0},
+	{"worker_send", 2, worker_send, 0},
+	{"worker_recv", 1, worker_recv, 0},
+	{"worker_kill", 1, worker_kill, 0},
+	{"worker_close", 1, worker_close, 0},
 };
 
 ERL_NIF_INIT(Elixir.Tmesh.Native, functions, load, NULL, upgrade, NULL)

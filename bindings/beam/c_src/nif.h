@@ -8,9 +8,11 @@
  *   handle   a tmesh_tensor, until it is released or nobody has the term any more
  *   pinned   a pinning region and its mapping, which binaries point into. Never a term
  *            by itself: a binary that doubles as a handle could not be released
+ *   socket   the connection to a worker process
  *
  * What a resource holds is given up in a dirty NIF or by the janitor (garbage.c), never in
- * a destructor: those run on normal schedulers, and unmapping a large region takes long.
+ * a destructor: those run on normal schedulers, and unmapping a large region takes long. A
+ * socket's descriptors are closed at once.
  */
 #ifndef TMESH_NIF_H
 #define TMESH_NIF_H
@@ -53,7 +55,7 @@ struct pinned {
 	struct garbage *garbage;
 };
 
-extern ErlNifResourceType *context_type, *handle_type, *pinned_type;
+extern ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type;
 
 void context_dtor(ErlNifEnv *env, void *object);
 void handle_dtor(ErlNifEnv *env, void *object);
@@ -112,5 +114,18 @@ NIF(ref_decode);
 
 /* binary.c */
 NIF(tensor_to_binary);
+
+/* json.c */
+NIF(json_decode);
+
+/* worker_socket.c */
+void worker_socket_dtor(ErlNifEnv *env, void *object);
+void worker_socket_stop(ErlNifEnv *env, void *object, ErlNifEvent event, int is_direct_call);
+void worker_socket_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor);
+NIF(worker_connect);
+NIF(worker_send);
+NIF(worker_recv);
+NIF(worker_kill);
+NIF(worker_close);
 
 #endif /* TMESH_NIF_H */

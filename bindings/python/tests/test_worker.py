@@ -125,7 +125,9 @@ def test_writable_argument(client):
     assert client.call(OPS + "double", [tensor(t, writable=True)]) == 12
     assert t.numpy().tolist() == [0, 2, 4, 6]
     # The worker holds nothing of it any more.
+    placeholder = tensor(t, writable=True)
     t.seal()
+    assert client.error(OPS + "double", [placeholder])["exception"] == "SealedError"
 
 
 def test_takes_tensors(client):
@@ -248,7 +250,7 @@ def test_results_that_cannot_be_sent(client, name, kind):
 
 def test_depth_of_results(client):
     assert client.answer(OPS + "nested", [60])["type"] == "result"
-    assert client.error(OPS + "nested", [65])["type"] == "malformed"
+    assert client.error(OPS + "nested", [61])["type"] == "malformed"
     assert client.error(OPS + "nested", [5000])["type"] == "malformed"
 
 

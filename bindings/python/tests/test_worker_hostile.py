@@ -161,8 +161,12 @@ def descriptors(pid):
 def test_too_many_descriptors_are_closed(client, worker, address):  # noqa: F811
     with Client(address) as bad:
         before = descriptors(worker.pid)
-        own = files("device") * 20
-        bad.send_text('{"v":1,"body":10}', own)
+        own = files("device")
+        bad.send_text('{"v":1,"body":10}', own * 2)
+        assert "too many" in bad.receive()["error"]["message"]
+        assert bad.receive() is None
+    with Client(address) as bad:
+        bad.send_text('{"v":1,"body":10}', own * 20)
         assert "too many" in bad.receive()["error"]["message"]
         assert bad.receive() is None
         os.close(own[0])

@@ -5,7 +5,13 @@ defmodule Tmesh.Application do
 
   @impl true
   def start(_type, _args) do
-    children = [Tmesh.Registry, Tmesh.Janitor, Tmesh.Context]
+    children = [
+      Tmesh.Registry,
+      Tmesh.Janitor,
+      Tmesh.Context,
+      {DynamicSupervisor, name: Tmesh.WorkerSupervisor}
+    ]
+
     Supervisor.start_link(children, strategy: :rest_for_one, name: Tmesh.Supervisor)
   end
 

@@ -5,7 +5,8 @@ defmodule Tmesh.Error do
 
     * `type` is one of the atoms below, for code;
     * `message` says what was wrong and what to do, for people;
-    * `details` holds `:errno`, the library's error as an atom such as `:enoent`.
+    * `details` holds `:errno`, the library's error as an atom such as `:enoent`, where it was the
+      library's.
 
   | type | meaning |
   | --- | --- |
@@ -22,7 +23,11 @@ defmodule Tmesh.Error do
   | `:invalid` | an argument is out of its range |
   | `:timeout` | a peer did not answer in time |
   | `:unsupported` | this backend, machine or tensor cannot do it |
-  | `:not_started` | the `:tmesh` application is not started |
+  | `:not_started` | the `:tmesh` application, or the pool of workers, is not started |
+  | `:worker_down` | the worker ended, or cannot be started; what it was given is as it was |
+  | `:not_allowed` | no operation of a module that the workers allow |
+  | `:operation` | the operation raised: `details` has `:exception` and `:traceback` |
+  | `:cancelled` | the call was given up |
   | `:system` | another error of the system, named by `details.errno` |
   """
 
@@ -41,6 +46,10 @@ defmodule Tmesh.Error do
           | :timeout
           | :unsupported
           | :not_started
+          | :worker_down
+          | :not_allowed
+          | :operation
+          | :cancelled
           | :system
 
   @type t :: %__MODULE__{type: type(), message: String.t(), details: map()}

@@ -80,4 +80,27 @@ defmodule Tmesh.Native do
 
   @spec ref_decode(binary()) :: result(ref())
   def ref_decode(_json), do: :erlang.nif_error(:not_loaded)
+
+  @typedoc "A connection to a worker process, of the process that connected."
+  @type worker_socket :: reference()
+
+  @spec json_decode(binary()) :: result(%{String.t() => term()})
+  def json_decode(_text), do: :erlang.nif_error(:not_loaded)
+
+  @spec worker_connect(name :: binary()) :: result(worker_socket())
+  def worker_connect(_name), do: :erlang.nif_error(:not_loaded)
+
+  # After eagain, {:select, socket, :undefined, :ready_output} says when to try again.
+  @spec worker_send(worker_socket(), binary()) :: :ok | :eagain | {:error, reason()}
+  def worker_send(_socket, _text), do: :erlang.nif_error(:not_loaded)
+
+  # After eagain, {:select, socket, :undefined, :ready_input} comes.
+  @spec worker_recv(worker_socket()) :: {:ok, binary()} | :eagain | :closed | {:error, reason()}
+  def worker_recv(_socket), do: :erlang.nif_error(:not_loaded)
+
+  @spec worker_kill(worker_socket()) :: :ok | {:error, reason()}
+  def worker_kill(_socket), do: :erlang.nif_error(:not_loaded)
+
+  @spec worker_close(worker_socket()) :: :ok
+  def worker_close(_socket), do: :erlang.nif_error(:not_loaded)
 end

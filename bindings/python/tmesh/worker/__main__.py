@@ -59,7 +59,9 @@ def main() -> int:
         server.stop()
 
     threading.Thread(target=stop, daemon=True).start()
-    print("ready", flush=True)
+    # Whoever started it may be gone already.
+    with contextlib.suppress(BrokenPipeError):
+        print("ready", flush=True)
     os.dup2(2, 1)
     with contextlib.suppress(KeyboardInterrupt):
         server.run()

@@ -3,6 +3,7 @@
 
 import base64
 import binascii
+import errno
 import json
 import math
 import sys
@@ -14,6 +15,8 @@ import tmesh
 PACKET_BYTES = 65_536
 MESSAGE_BYTES = 16 << 20
 DEPTH = 64
+# Around and in a result are the message, a placeholder, its ref and that one's shape.
+RESULT_DEPTH = DEPTH - 4
 
 PLACEHOLDER = "__tmesh__"
 SNAKEPIT = "__snakepit_zero_copy__"
@@ -164,7 +167,10 @@ def _load_snakepit(value: dict[str, Any], as_tensors: bool) -> Any:
 def _open(ref: Any, writable: bool = False) -> tmesh.Tensor:
     if not isinstance(ref, (dict, str)):
         raise MalformedError("a ref is neither an object nor a string")
-    return tmesh.open(ref, writable=writable)
+    tensor = tmesh.open(ref, writable=writable)
+    if writable and tensor.sealed:
+        raise tmesh.SealedError(errno.EPERM, "a writable tensor was promised, and it is sealed")
+    return tensor
 
 
 def _base64(value: Any) -> bytes:
@@ -205,8 +211,8 @@ class Dump:
         self.tensors: list[tmesh.Tensor] = []
 
     def value(self, value: Any, depth: int = 0) -> Any:
-        if depth > DEPTH:
-            raise MalformedError(f"a result is nested deeper than {DEPTH} levels")
+        if depth > RESULT_DEPTH:
+            raise MalformedError(f"a result is nested deeper than {RESULT_DEPTH} levels")
         if value is None or isinstance(value, (bool, str)):
             return value
         if isinstance(value, int):

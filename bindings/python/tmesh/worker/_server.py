@@ -194,7 +194,7 @@ class Connection:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 files.frombytes(content[:len(content) - len(content) % files.itemsize])
         try:
-            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(files) > 1:
                 raise _codec.MalformedError("a packet is too long or has too many descriptors")
             if files:
                 return _body(data, files[0])

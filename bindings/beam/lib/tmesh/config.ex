@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.Config do
+  @moduledoc false
+  # `config :tmesh, :zero_copy`, read whenever a value is needed. `Tmesh` says what the keys mean.
+
+  alias Tmesh.Error
+
+  # Defaults, and what a value must be.
+  @keys %{
+    enabled: {true, :switch},
+    gpu_enabled: {true, :switch},
+    arrow_enabled: {true, :switch},
+    threshold_bytes: {1_000_000, :amount},
+    cleanup_interval_ms: {5_000, :amount},
+    max_shared_memory_mb: {4096, :amount},
+    pool_mb: {128, :amount},
+    timeout_ms: {2_000, :amount},
+    backend: {:auto, :backend}
+  }
+
+  @type key ::
+          :enabled
+          | :gpu_enabled
+          | :arrow_enabled
+          | :threshold_bytes
+          | :cleanup_interval_ms
+          | :max_shared_memory_mb
+          | :pool_mb
+          | :timeout_ms
+          | :backend
+
+  @doc "The value of a key, or what is wrong with it."
+  @spec get(key()) :: {:ok, term()} | {:error, Error.t()}
+  def get(key) do
+    {default, kind} = Map.fetch!(@keys, key)
+    value = :tmesh |> Application.get_env(:zero_copy, []) |> Keyword.get(key, default)
+
+    case check(kind, value) do
+      :ok -> {:ok, value}
+      wanted -> {:error, Error.new(:invalid, "#{where(key)}: #{inspect(value)} is not #{wanted}")}
+    end
+  end
+
+  @doc "As `get/1`, but raises."
+  @spec get!(key()) :: term()
+  def get!(key) do
+    case get(key) do
+      {:ok, value} -> value
+      {:error, error} -> raise error
+    end
+  end
+
+  @doc "The default of a key."
+  @spec default(key()) :: term()
+  def default(key), do: @keys |> Map.fetch!(key) |> elem(0)
+
+  defp where(key), do: "config :tmesh, :zero_copy, #{key}"
+
+  defp check(:switch, value) when is_boolean(value), do: :ok
+  defp check(:switch, _value), do: "true or false"
+  # Up to 2^40: no product with a unit overflows 64 bits.
+  defp check(:amount, value) when value in 0..0xFF_FFFF_FFFF, do: :ok
+  defp check(:amount, _value), do: "an integer of at least 0"
+  defp check(:backend, value) when value in [:auto, :kernel, :memfd], do: :ok
+  defp check(:backend, _value), do: ":auto, :kernel or :memfd"
+end

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.Telemetry do
+  @moduledoc """
+  Events, shaped as those of the `:telemetry` library: a name, which is a list of atoms, a map of
+  measurements and a map of metadata.
+
+  Where `:telemetry` is loaded they are its events, and its handlers get them. Where it is not,
+  `attach/4` and `detach/1` do the same for handlers of this VM. Handlers run in the process that
+  caused the event, and one that raises is detached.
+
+  | event | measurements | metadata |
+  | --- | --- | --- |
+  | `[:tmesh, :worker, :call, :start]` | `system_time`, `payload_bytes` | `pool`, `operation` |
+  | `[:tmesh, :worker, :call, :stop]` | `duration` | `pool`, `operation`, `result`: `:ok` or an error's type |
+  | `[:tmesh, :worker, :up]` | `duration` of the start | `pool`, `pid` of the system's process |
+  | `[:tmesh, :worker, :down]` | `calls` that were lost | `pool`, `reason` |
+  | `[:tmesh, :worker, :fallback]` | `bytes` that are copied | `pool`, `operation` |
+  | `[:tmesh, :janitor, :sweep]` | `duration` | none |
+
+  Times are in `:native` units.
+  """
+
+  require Logger
+
+  @typedoc "A name such as `[:tmesh, :worker, :up]`."
+  @type event :: [atom(), ...]
+
+  @typedoc "Called with the event, measurements, metadata, and what was given to `attach/4`."
+  @type handler :: (event(), map(), map(), term() -> term())
+
+  @handlers {__MODULE__, :handlers}
+
+  @doc """
+  Have `handler` called for each of `events`. `id` tells it from others.
+
+      iex> Tmesh.Telemetry.attach("doc", [[:tmesh, :worker, :up]], fn _, _, _, _ -> :ok end, nil)
+      :ok
+      iex> Tmesh.Telemetry.attach("doc", [[:tmesh, :worker, :up]], fn _, _, _, _ -> :ok end, nil)
+      {:error, :already_exists}
+      iex> Tmesh.Telemetry.detach("doc")
+      :ok
+  """
+  @spec attach(term(), [event()], handler(), term()) :: :ok | {:error, :already_exists}
+  def attach(id, events, handler, config) when is_list(events) and is_function(handler, 4) do
+    if telemetry?() do
+      apply(:telemetry, :attach_many, [id, events, handler, config])
+    else
+      update(fn handlers ->
+        if Map.has_key?(handlers, id),
+          do: {{:error, :already_exists}, handlers},
+          else: {:ok, Map.put(handlers, id, {events, handler, config})}
+      end)
+    end
+  end
+
+  @doc "Have the handler of this id called no more."
+  @spec detach(term()) :: :ok | {:error, :not_found}
+  def detach(id) do
+    if telemetry?() do
+      apply(:telemetry, :detach, [id])
+    else
+      update(fn handlers ->
+        if Map.has_key?(handlers, id),
+          do: {:ok, Map.delete(handlers, id)},
+          else: {{:error, :not_found}, handlers}
+      end)
+    end
+  end
+
+  @doc false
+  @spec execute(event(), map(), map()) :: :ok
+  def execute(event, measurements, metadata) do
+    if telemetry?() do
+      apply(:telemetry, :execute, [event, measurements, metadata])
+    else
+      for {id, {events, handler, config}} <- :persistent_term.get(@handlers, %{}),
+          event in events,
+          do: call(id, handler, [event, measurements, metadata, config])
+
+      :ok
+    end
+  end
+
+  defp call(id, handler, args) do
+    apply(handler, args)
+  rescue
+    error ->
+      _gone = detach(id)
+
+      Logger.error(
+        "tmesh: the handler #{inspect(id)} raised and is detached: #{Exception.message(error)}"
+      )
+  end
+
+  # Handlers come and go rarely and are read often.
+  defp update(fun) do
+    :global.trans(
+      {@handlers, self()},
+      fn ->
+        {result, handlers} = fun.(:persistent_term.get(@handlers, %{}))
+        :persistent_term.put(@handlers, handlers)
+        result
+      end,
+      [node()]
+    )
+  end
+
+  defp telemetry?, do: :erlang.function_exported(:telemetry, :execute, 3)
+end

@@ -1,0 +1,541 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.Worker do
+  @moduledoc """
+  Python functions, called from Elixir, with tensors that are not copied on the way.
+
+      {:ok, _pool} = Tmesh.Worker.start_pool(allow: ["numpy"], size: 2)
+
+      {:ok, a} = Tmesh.ZeroCopy.from_binary(data, [1024, 768], :float32)
+      {:ok, b} = Tmesh.Worker.execute("numpy.multiply", [a, 2])
+      {:ok, bytes} = Tmesh.ZeroCopy.to_binary(b)
+
+  A pool keeps `size` processes `python -m tmesh.worker`, each of which runs one call at a time. It
+  belongs into your supervision tree,
+
+      children = [{Tmesh.Worker, allow: ["my_operations"], env: [{"PYTHONPATH", "priv/python"}]}]
+
+  or under tmesh's own, by `start_pool/1`. A process that ends is started again; the calls it had
+  get `:worker_down`, and what they had given stays as it was.
+
+  ## Options of a pool
+
+    * `allow` - the Python modules whose functions may be called; nothing else can be. Needed
+    * `name` - of the pool, `Tmesh.Worker` by default
+    * `size` - how many processes, by default as many as there are schedulers, at most 4
+    * `python` - the interpreter, `"python3"` by default
+    * `env` - further environment variables, a list of pairs of strings
+    * `max_waiting` - how many calls may wait for a worker, 1000 by default
+    * `start_timeout_ms` - how long a process may take to import its modules, 60 s by default
+
+  ## What goes there
+
+  A payload that is a list gives positional arguments, a map keyword arguments, and a map with no
+  keys but `args` and `kwargs` gives both. It may hold, nested at will:
+
+  | Elixir | Python |
+  | --- | --- |
+  | `Tmesh.ZeroCopy.TensorRef` | NumPy array over the same memory, read-only |
+  | `writable/1` of a ref | the same, writable |
+  | Nx tensor | NumPy array: over shared memory above `threshold_bytes`, else its own |
+  | binary above `threshold_bytes` | memoryview over shared memory, read-only |
+  | other binary | `str` when it is valid UTF-8, else `bytes` |
+  | map with the key `"__snakepit_zero_copy__"` | as its `"ref"` |
+  | other map, with strings or atoms as keys; list; number; `nil`, `true`, `false` | `dict`, `list`, `int`, `float`, `None`, `True`, `False` |
+  | `:nan`, `:infinity`, `:neg_infinity`; other atom | `float`; `str` |
+
+  `Tmesh.ZeroCopy.AutoDetect` decides what goes by shared memory; that costs one copy into it, of
+  which a ref is free. Tuples, other structs and integers of more than 64 bits are refused.
+
+  ## What comes back
+
+  The same in the other direction: arrays are `Tmesh.ZeroCopy.TensorRef`s, opened here and good for
+  as long as you like, also when the worker has ended. `bytes` are binaries. Strings never become
+  atoms. A generator function gives a stream: `stream/3`.
+
+  ## When it takes too long
+
+  `timeout` (60,000 ms by default, or `:infinity`) ends the wait with `:timeout`, and so does the
+  end of the calling process or `cancel/1`, for whoever waits. The operation is told
+  (`tmesh.worker.cancelled()` in Python); when it still runs after `grace_ms` (5,000), its process
+  is killed and replaced.
+
+  ## For generated wrappers
+
+  Whatever generates Elixir functions for Python ones, as SnakeBridge does, needs two things: to see
+  which arguments are large, and their form. `execute/3` does both by itself. A wrapper that sends
+  its arguments through something else, such as Snakepit's gRPC, has a large one encoded, and the
+  worker or `tmesh.open` in Python understands it:
+
+      def encode_argument(term) do
+        if AutoDetect.should_use_zero_copy?(term), do: encode_large(term), else: term
+      end
+
+      defp encode_large(%TensorRef{} = ref) do
+        %{"__snakepit_zero_copy__" => true, "kind" => "dlpack", "ref" => TensorRef.to_map(ref)}
+      end
+
+      defp encode_large(binary) when is_binary(binary) do
+        {:ok, ref} = ZeroCopy.from_binary(binary, [byte_size(binary)], :uint8)
+        # Until the call is over: a description holds nothing.
+        :ok = ZeroCopy.keep(ref, self())
+        encode_large(ref)
+      end
+
+  The protocol between pool and worker, for clients in other languages, is in docs/worker.md.
+
+  ## Without shared memory
+
+  With `config :tmesh, :zero_copy, enabled: false` large binaries, Nx tensors and results go through
+  the socket, copied several times and at most 16 MiB a message (`:limit_exceeded` beyond); a line
+  in the log and the event `[:tmesh, :worker, :fallback]` say so for each call. Refs still go as
+  refs: their memory is shared already.
+  """
+
+  require Logger
+
+  alias Tmesh.{Config, Error, Telemetry}
+  alias Tmesh.Worker.{Payload, Pool, Writable}
+  alias Tmesh.Worker.Process, as: Keeper
+  alias Tmesh.ZeroCopy.TensorRef
+
+  defmodule Writable do
+    @moduledoc false
+    @enforce_keys [:ref]
+    defstruct [:ref]
+    @type t :: %__MODULE__{ref: TensorRef.t()}
+  end
+
+  defmodule Call do
+    @moduledoc "A call that was started: for `Tmesh.Worker.await/2` and `Tmesh.Worker.cancel/1`."
+    @enforce_keys [:reply, :pool, :operation, :began, :deadline, :made]
+    defstruct @enforce_keys
+
+    @opaque t :: %__MODULE__{
+              reply: reference(),
+              pool: GenServer.server(),
+              operation: String.t(),
+              began: integer(),
+              deadline: integer() | nil,
+              made: [TensorRef.t()]
+            }
+  end
+
+  @typedoc "See \"Options of a pool\"."
+  @type pool_option ::
+          {:allow, [String.t(), ...]}
+          | {:name, atom()}
+          | {:size, pos_integer()}
+          | {:python, String.t()}
+          | {:env, [{String.t(), String.t()}]}
+          | {:max_waiting, non_neg_integer()}
+          | {:start_timeout_ms, pos_integer()}
+
+  @typedoc """
+    * `pool` - the pool's name, `Tmesh.Worker` by default
+    * `timeout` - ms or `:infinity`
+    * `grace_ms` - how long an operation may go on when nobody wants its result any more
+  """
+  @type option ::
+          {:pool, atom()} | {:timeout, timeout()} | {:grace_ms, non_neg_integer()}
+
+  @doc "Start a pool under the `:tmesh` application. Its pid is for `stop_pool/1`."
+  @spec start_pool([pool_option()]) :: {:ok, pid()} | {:error, Error.t()}
+  def start_pool(options) do
+    with {:ok, options} <- pool_options(options),
+         true <- is_pid(Process.whereis(Tmesh.WorkerSupervisor)) do
+      spec = Supervisor.child_spec({Tmesh.Worker.Supervisor, options}, restart: :permanent)
+
+      case DynamicSupervisor.start_child(Tmesh.WorkerSupervisor, spec) do
+        {:ok, pid} ->
+          {:ok, pid}
+
+        {:error, reason} ->
+          {:error, Error.new(:invalid, "the pool cannot be started: #{inspect(reason)}")}
+      end
+    else
+      false -> {:error, Error.new(:not_started, "the :tmesh application is not started")}
+      error -> error
+    end
+  end
+
+  @doc "Stop a pool of `start_pool/1` and its processes. Calls that run get `:worker_down`."
+  @spec stop_pool(pid()) :: :ok | {:error, Error.t()}
+  def stop_pool(pool) when is_pid(pool) do
+    with {:error, :not_found} <- DynamicSupervisor.terminate_child(Tmesh.WorkerSupervisor, pool),
+         do: {:error, Error.new(:not_started, "no pool of start_pool/1")}
+  end
+
+  @doc false
+  @spec child_spec([pool_option()]) :: Supervisor.child_spec()
+  def child_spec(options) do
+    %{
+      id: Keyword.get(options, :name, __MODULE__),
+      start: {__MODULE__, :start_link, [options]},
+      type: :supervisor
+    }
+  end
+
+  @doc false
+  @spec start_link([pool_option()]) :: Supervisor.on_start() | {:error, Error.t()}
+  def start_link(options) do
+    with {:ok, options} <- pool_options(options), do: Tmesh.Worker.Supervisor.start_link(options)
+  end
+
+  @doc """
+  A ref that the operation may write to; the tensor must be this VM's and not sealed.
+  """
+  @spec writable(TensorRef.t()) :: Writable.t()
+  def writable(%TensorRef{} = ref), do: %Writable{ref: ref}
+
+  @doc """
+  Call `operation`, such as `"numpy.multiply"`, with the arguments in `payload`, and wait for what
+  it returns.
+
+  Errors: `:not_allowed`, `:operation` (it raised), `:worker_down`, `:timeout`, `:limit_exceeded` (a
+  message or the queue is too long), `:invalid` (something that cannot be sent), `:not_started`, and
+  those of opening tensors, on either side.
+  """
+  @spec execute(String.t(), map() | list(), [option()]) :: {:ok, term()} | {:error, Error.t()}
+  def execute(operation, payload, opts \\ []) do
+    with {:ok, call} <- start(operation, payload, opts), do: await(call)
+  end
+
+  @doc """
+  Start a call without waiting for it; several may run at once. The calling process is the one that
+  must `await/1` or `cancel/1` it; its end cancels it too.
+  """
+  @spec start(String.t(), map() | list(), [option()]) :: {:ok, Call.t()} | {:error, Error.t()}
+  def start(operation, payload, opts \\ []), do: start_call(operation, payload, opts, false)
+
+  @doc "Wait for the result of a call that this process started."
+  @spec await(Call.t()) :: {:ok, term()} | {:error, Error.t()}
+  def await(%Call{reply: reply} = call) do
+    result =
+      case next(call) do
+        {^reply, {:result, value, hold}} -> take(value, hold)
+        {^reply, {:error, error}} -> {:error, error}
+        other -> ended(other)
+      end
+
+    # Does nothing to a call that has ended.
+    if not match?({:ok, _value}, result), do: Pool.cancel(call.pool, reply)
+    finish(call, result)
+  end
+
+  @doc """
+  Give up a call that this process started, and do not wait for it. What it returns, now or later,
+  is dropped.
+  """
+  @spec cancel(Call.t()) :: :ok
+  def cancel(%Call{} = call) do
+    Pool.cancel(call.pool, call.reply)
+    finish(call, {:error, Error.new(:cancelled, "cancelled")})
+    :ok
+  end
+
+  @doc """
+  Call a generator function; its items, as they come, in a lazy enumerable that the calling process
+  must consume. The worker is at most 8 items ahead of it. The call begins with the first item asked
+  for, and is cancelled when the consumer stops early.
+
+  `timeout` is that of the whole call. Enumerating raises `Tmesh.Error` for what `execute/3` returns.
+  """
+  @spec stream(String.t(), map() | list(), [option()]) :: Enumerable.t()
+  def stream(operation, payload, opts \\ []) do
+    Stream.resource(
+      fn ->
+        case start_call(operation, payload, opts, true) do
+          {:ok, call} -> call
+          {:error, error} -> raise error
+        end
+      end,
+      &next_item/1,
+      fn
+        :over -> :ok
+        {:failed, error} -> raise error
+        %Call{} = call -> cancel(call)
+      end
+    )
+  end
+
+  defp next_item(%Call{reply: reply} = call) do
+    case next(call) do
+      {^reply, {:item, value, hold}} ->
+        case take(value, hold) do
+          {:ok, item} -> {[item], call}
+          {:error, error} -> fail(call, error)
+        end
+
+      {^reply, :end} ->
+        finish(call, {:ok, nil})
+        {:halt, :over}
+
+      {^reply, {:error, error}} ->
+        fail(call, error)
+
+      other ->
+        {:error, error} = ended(other)
+        fail(call, error)
+    end
+  end
+
+  defp fail(call, error) do
+    Pool.cancel(call.pool, call.reply)
+    finish(call, {:error, error})
+    {:halt, {:failed, error}}
+  end
+
+  ## Calls
+
+  # docs/worker.md allows 16 MiB, of which the head of a call takes less than the rest.
+  @body_bytes 16 * 1_048_576 - 4096
+
+  defp start_call(operation, payload, opts, stream) do
+    with {:ok, opts} <- options(opts, pool: __MODULE__, timeout: 60_000, grace_ms: 5_000),
+         :ok <- check_call(operation, payload, opts),
+         {:ok, pool} <- pool(opts[:pool]),
+         {:ok, threshold} <- Config.get(:threshold_bytes),
+         {:ok, encoded} <- Payload.encode(payload) do
+      if encoded.inline_bytes > 0, do: tell_fallback(opts[:pool], operation, encoded.inline_bytes)
+
+      body = [
+        ~s(,"payload":),
+        encoded.json,
+        ~s(,"stream":#{stream},"inline":#{encoded.inline},"threshold_bytes":#{threshold})
+      ]
+
+      if IO.iodata_length(body) <= @body_bytes do
+        submit(pool, operation, body, encoded, opts)
+      else
+        Payload.release(encoded.made)
+
+        {:error,
+         Error.new(
+           :limit_exceeded,
+           "a message is longer than 16 MiB: put what is large into tensors"
+         )}
+      end
+    end
+  end
+
+  defp submit(pool, operation, body, encoded, opts) do
+    reply = :erlang.monitor(:process, pool, alias: :explicit_unalias)
+
+    call = %Call{
+      reply: reply,
+      pool: pool,
+      operation: operation,
+      began: System.monotonic_time(),
+      deadline: if(opts[:timeout] != :infinity, do: now() + opts[:timeout]),
+      made: encoded.made
+    }
+
+    # A root for the garbage collector: what was sent must be held, whatever becomes of the caller's
+    # variables.
+    Process.put({__MODULE__, reply}, encoded.held)
+
+    Telemetry.execute(
+      [:tmesh, :worker, :call, :start],
+      %{system_time: System.system_time(), payload_bytes: IO.iodata_length(body)},
+      %{pool: opts[:pool], operation: operation}
+    )
+
+    request = %{
+      reply: reply,
+      caller: self(),
+      operation: operation,
+      body: body,
+      deadline: call.deadline,
+      grace_ms: opts[:grace_ms]
+    }
+
+    case Pool.submit(pool, request) do
+      :ok -> {:ok, call}
+      {:error, error} -> finish(call, {:error, error})
+    end
+  catch
+    :exit, _reason -> {:error, Error.new(:not_started, "the pool has just ended")}
+  end
+
+  # The next message of a call; :timeout.
+  defp next(%Call{reply: reply, deadline: deadline}) do
+    timeout = if deadline, do: max(0, deadline - now()), else: :infinity
+
+    receive do
+      {^reply, _message} = answer -> answer
+      {:DOWN, ^reply, :process, _pool, reason} -> {:down, reason}
+    after
+      timeout -> :timeout
+    end
+  end
+
+  defp ended(:timeout), do: {:error, Error.new(:timeout, "no answer within the call's timeout")}
+
+  defp ended({:down, reason}) do
+    {:error, Error.new(:worker_down, "the pool ended: #{inspect(reason)}")}
+  end
+
+  defp ended({_reply, _other}) do
+    {:error, Error.new(:protocol, "a worker answered a stream with a result, or the reverse")}
+  end
+
+  defp take(value, hold) do
+    result = Payload.decode(value)
+    Keeper.give_back(hold)
+    result
+  end
+
+  # Nothing more of this call is heard, and nothing held.
+  defp finish(%Call{reply: reply} = call, result) do
+    :erlang.unalias(reply)
+    Process.demonitor(reply, [:flush])
+    forget_answers(reply)
+    Process.delete({__MODULE__, reply})
+    Payload.release(call.made)
+
+    outcome =
+      case result do
+        {:ok, _value} -> :ok
+        {:error, %Error{type: type}} -> type
+      end
+
+    Telemetry.execute(
+      [:tmesh, :worker, :call, :stop],
+      %{duration: System.monotonic_time() - call.began},
+      %{pool: call.pool, operation: call.operation, result: outcome}
+    )
+
+    result
+  end
+
+  defp forget_answers(reply) do
+    receive do
+      {^reply, {_kind, _value, hold}} ->
+        Keeper.give_back(hold)
+        forget_answers(reply)
+
+      {^reply, _other} ->
+        forget_answers(reply)
+    after
+      0 -> :ok
+    end
+  end
+
+  defp tell_fallback(pool, operation, bytes) do
+    Logger.warning(
+      "tmesh: #{bytes} bytes for #{operation} are copied: shared memory is switched off " <>
+        "(config :tmesh, :zero_copy, enabled: false)"
+    )
+
+    Telemetry.execute([:tmesh, :worker, :fallback], %{bytes: bytes}, %{
+      pool: pool,
+      operation: operation
+    })
+  end
+
+  defp now, do: System.monotonic_time(:millisecond)
+
+  ## Arguments
+
+  defp pool(name) do
+    case Process.whereis(name) do
+      nil -> {:error, Error.new(:not_started, "no pool #{inspect(name)}: see Tmesh.Worker")}
+      pid -> {:ok, pid}
+    end
+  end
+
+  defp check_call(operation, payload, opts) do
+    cond do
+      not (is_binary(operation) and String.valid?(operation) and
+               String.length(operation) in 1..255) ->
+        invalid("an operation is a string of 1 to 255 characters")
+
+      not (is_list(payload) or (is_map(payload) and not is_struct(payload))) ->
+        invalid("a payload is a list or a map of arguments")
+
+      not is_atom(opts[:pool]) ->
+        invalid("pool must be a name")
+
+      opts[:timeout] != :infinity and not amount?(opts[:timeout], 1) ->
+        invalid("timeout must be milliseconds, at least 1, or :infinity")
+
+      not amount?(opts[:grace_ms], 0) ->
+        invalid("grace_ms must be milliseconds")
+
+      true ->
+        :ok
+    end
+  end
+
+  # Timers take no more than 32 bits.
+  defp amount?(value, low), do: is_integer(value) and value >= low and value <= 0xFFFF_FFFF
+
+  @pool_options [
+    :allow,
+    name: __MODULE__,
+    size: nil,
+    python: "python3",
+    env: [],
+    max_waiting: 1000,
+    start_timeout_ms: 60_000
+  ]
+
+  defp pool_options(options) do
+    with {:ok, options} <- options(options, @pool_options) do
+      options = Map.new(options)
+      size = options.size || min(System.schedulers_online(), 4)
+      python = is_binary(options.python) && System.find_executable(options.python)
+
+      cond do
+        not strings?(options[:allow]) or options.allow == [] ->
+          invalid("allow must be a list of the Python modules that may be called")
+
+        not (is_atom(options.name) and options.name != nil) ->
+          invalid("name must be an atom")
+
+        not (amount?(size, 1) and size <= 1024) ->
+          invalid("size must be 1 to 1024")
+
+        not is_binary(python) ->
+          invalid("python must be an interpreter that can be found, not #{inspect(options.python)}")
+
+        not env?(options.env) ->
+          invalid("env must be a list of pairs of strings")
+
+        not (amount?(options.max_waiting, 0) and amount?(options.start_timeout_ms, 1)) ->
+          invalid("max_waiting and start_timeout_ms must be integers")
+
+        true ->
+          env = for {name, value} <- options.env, do: {charlist(name), charlist(value)}
+          {:ok, %{options | size: size, python: python, env: env}}
+      end
+    end
+  end
+
+  defp env?(env) do
+    is_list(env) and
+      Enum.all?(env, fn
+        {name, value} -> strings?([name, value])
+        _other -> false
+      end)
+  end
+
+  defp strings?(list) do
+    is_list(list) and
+      Enum.all?(list, &(is_binary(&1) and String.valid?(&1) and not String.contains?(&1, "\0")))
+  end
+
+  defp charlist(string), do: String.to_charlist(string)
+
+  defp options(options, known) do
+    with true <- Keyword.keyword?(options),
+         {:ok, options} <- Keyword.validate(options, known) do
+      {:ok, options}
+    else
+      false -> invalid("options must be a keyword list")
+      {:error, keys} -> invalid("unknown options: #{inspect(keys)}")
+    end
+  end
+
+  defp invalid(message), do: {:error, Error.new(:invalid, message)}
+end

@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.Worker.Payload do
+  @moduledoc false
+  # Terms to the JSON of docs/worker.md and back.
+
+  alias Tmesh.{Config, Error, ZeroCopy}
+  alias Tmesh.Worker.Writable
+  alias Tmesh.ZeroCopy.{AutoDetect, TensorRef}
+
+  @placeholder "__tmesh__"
+  @snakepit "__snakepit_zero_copy__"
+
+  # The message, a placeholder, its ref and that one's shape are levels too; docs/worker.md has 64.
+  @max_depth 60
+
+  @floats %{"nan" => :nan, "infinity" => :infinity, "neg_infinity" => :neg_infinity}
+
+  @typedoc """
+  JSON, the tensors that must live until the call is over (`made` of them are the call's own, to
+  be released then), and how many bytes were copied into the message for want of shared memory.
+  """
+  @type encoded :: %{
+          json: iodata(),
+          made: [TensorRef.t()],
+          held: [TensorRef.t()],
+          inline: boolean(),
+          inline_bytes: non_neg_integer()
+        }
+
+  @doc "A payload as JSON, its tensors as refs. An error leaves nothing behind."
+  @spec encode(term()) :: {:ok, encoded()} | {:error, Error.t()}
+  def encode(payload) do
+    state = %{made: [], held: [], inline: not Config.get!(:enabled), inline_bytes: 0}
+
+    case value(payload, 0, state) do
+      {:ok, json, state} ->
+        {:ok, Map.put(state, :json, json)}
+
+      {:error, error, made} ->
+        release(made)
+        {:error, error}
+    end
+  rescue
+    # Wrong configuration.
+    error in Error -> {:error, error}
+  end
+
+  @doc "Let go of the tensors that were made for a call."
+  @spec release([TensorRef.t()]) :: :ok
+  def release(refs), do: Enum.each(refs, &ZeroCopy.release/1)
+
+  @doc "What a value from a worker stands for. Its tensors are opened; an error leaves none open."
+  @spec decode(term()) :: {:ok, term()} | {:error, Error.t()}
+  def decode(value) do
+    case term(value, []) do
+      {:ok, term, _opened} ->
+        {:ok, term}
+
+      {:error, error, opened} ->
+        release(opened)
+        {:error, error}
+    end
+  end
+
+  ## To JSON
+
+  defp value(nil, _depth, state), do: {:ok, "null", state}
+  defp value(true, _depth, state), do: {:ok, "true", state}
+  defp value(false, _depth, state), do: {:ok, "false", state}
+
+  defp value(float, _depth, state) when float in [:nan, :infinity, :neg_infinity] do
+    {:ok, [~s({"__tmesh__":"float","value":"), Atom.to_string(float), ~s("})], state}
+  end
+
+  defp value(atom, _depth, state) when is_atom(atom),
+    do: {:ok, string(Atom.to_string(atom)), state}
+
+  defp value(integer, _depth, state)
+       when is_integer(integer) and integer >= -0x8000_0000_0000_0000 and
+              integer <= 0x7FFF_FFFF_FFFF_FFFF,
+       do: {:ok, Integer.to_string(integer), state}
+
+  defp value(float, _depth, state) when is_float(float), do: {:ok, Float.to_string(float), state}
+
+  defp value(binary, _depth, state) when is_binary(binary) do
+    cond do
+      not state.inline and AutoDetect.should_use_zero_copy?(binary) -> bytes(binary, state)
+      String.valid?(binary) -> {:ok, string(binary), count(binary, state)}
+      true -> {:ok, base64("bytes", [], binary), count(binary, state)}
+    end
+  end
+
+  defp value(%TensorRef{} = ref, _depth, state), do: tensor(ref, "", state)
+
+  defp value(%Writable{ref: ref}, _depth, state) do
+    case ZeroCopy.grant(ref, :write) do
+      {:ok, ref} -> tensor(ref, ~s(,"writable":true), state)
+      {:error, error} -> refuse(error, state)
+    end
+  end
+
+  defp value(%{__struct__: Nx.Tensor} = tensor, _depth, state), do: nx(tensor, state)
+
+  defp value(%{__struct__: other}, _depth, state) do
+    refuse("a payload has a %#{inspect(other)}{}, which cannot be sent", state)
+  end
+
+  defp value(term, depth, state) when depth == @max_depth and (is_map(term) or is_list(term)) do
+    refuse("a payload is nested deeper than #{@max_depth} levels", state)
+  end
+
+  defp value(%{@snakepit => true, "ref" => %TensorRef{} = ref} = map, depth, state) do
+    with {:ok, json, state} <- plain(ref, state),
+         {:ok, members, state} <- members(Map.delete(map, "ref"), depth, state) do
+      {:ok, ["{", Enum.intersperse([[~s("ref":), json] | members], ","), "}"], state}
+    end
+  end
+
+  defp value(map, depth, state) when is_map(map) do
+    with {:ok, members, state} <- members(map, depth, state) do
+      {:ok, ["{", Enum.intersperse(members, ","), "}"], state}
+    end
+  end
+
+  defp value(list, depth, state) when is_list(list) do
+    with {:ok, items, state} <- items(list, depth, state, []) do
+      {:ok, ["[", Enum.intersperse(items, ","), "]"], state}
+    end
+  end
+
+  defp value(other, _depth, state) do
+    refuse("a payload has #{inspect(other, limit: 5)}, which cannot be sent", state)
+  end
+
+  defp items([item | rest], depth, state, done) do
+    with {:ok, json, state} <- value(item, depth + 1, state) do
+      items(rest, depth, state, [json | done])
+    end
+  end
+
+  defp items([], _depth, state, done), do: {:ok, Enum.reverse(done), state}
+  defp items(_improper, _depth, state, _done), do: refuse("a payload has an improper list", state)
+
+  defp members(map, depth, state) do
+    Enum.reduce_while(map, {:ok, [], MapSet.new(), state}, fn {key, item},
+                                                              {:ok, done, keys, state} ->
+      with {:ok, key} <- key(key, keys, state),
+           {:ok, json, state} <- value(item, depth + 1, state) do
+        {:cont, {:ok, [[string(key), ":", json] | done], MapSet.put(keys, key), state}}
+      else
+        error -> {:halt, error}
+      end
+    end)
+    |> case do
+      {:ok, members, _keys, state} -> {:ok, members, state}
+      error -> error
+    end
+  end
+
+  defp key(key, keys, state) when is_atom(key), do: key(Atom.to_string(key), keys, state)
+
+  defp key(key, keys, state) when is_binary(key) do
+    cond do
+      key == @placeholder -> refuse("a payload has the reserved key #{key}", state)
+      not String.valid?(key) -> refuse("a payload has a key that is not UTF-8", state)
+      key in keys -> refuse("a payload has the key #{key} as a string and as an atom", state)
+      true -> {:ok, key}
+    end
+  end
+
+  defp key(key, _keys, state) do
+    refuse("a payload has the key #{inspect(key, limit: 5)}: keys are strings or atoms", state)
+  end
+
+  defp bytes(binary, state) do
+    with {:ok, ref} <- ZeroCopy.from_binary(binary, [byte_size(binary)], :uint8, label: "payload"),
+         state = %{state | made: [ref | state.made]},
+         {:ok, json, state} <- plain(ref, state) do
+      {:ok, [~s({"__tmesh__":"bytes","ref":), json, "}"], state}
+    else
+      {:error, error} -> refuse(error, state)
+      refused -> refused
+    end
+  end
+
+  defp tensor(ref, more, state) do
+    with {:ok, json, state} <- plain(ref, state) do
+      {:ok, [~s({"__tmesh__":"tensor","ref":), json, more, "}"], state}
+    end
+  end
+
+  # The ref itself, and the tensor held for as long as somebody may open it.
+  defp plain(%TensorRef{device: device} = ref, state) do
+    if device == :cpu or Config.get!(:gpu_enabled) do
+      case TensorRef.to_json(ref) do
+        {:ok, json} -> {:ok, json, %{state | held: [ref | state.held]}}
+        {:error, error} -> refuse(error, state)
+      end
+    else
+      refuse(
+        Error.new(:unsupported, "config :tmesh, :zero_copy, gpu_enabled is false: no GPU tensors"),
+        state
+      )
+    end
+  end
+
+  # Nx is called by name: it need not be there to compile against.
+  defp nx(tensor, state) do
+    shape = Tuple.to_list(tensor.shape)
+
+    case nx_dtype(tensor.type) do
+      {:ok, dtype} ->
+        binary = apply(Nx, :to_binary, [tensor])
+
+        if not state.inline and AutoDetect.should_use_zero_copy?(tensor) do
+          case ZeroCopy.from_binary(binary, shape, dtype, label: "payload") do
+            {:ok, ref} -> tensor(ref, "", %{state | made: [ref | state.made]})
+            {:error, error} -> refuse(error, state)
+          end
+        else
+          more = [
+            ~s("dtype":"),
+            Atom.to_string(dtype),
+            ~s(","shape":),
+            inspect(shape, limit: :infinity),
+            ","
+          ]
+
+          {:ok, base64("array", more, binary), count(binary, state)}
+        end
+
+      :error ->
+        refuse("an Nx tensor of type #{inspect(tensor.type)} cannot be sent", state)
+    end
+  end
+
+  @nx_kinds %{s: "int", u: "uint", f: "float", bf: "bfloat", c: "complex"}
+
+  defp nx_dtype({kind, bits}) when is_map_key(@nx_kinds, kind) and is_integer(bits) do
+    name = @nx_kinds[kind] <> Integer.to_string(bits)
+
+    case Enum.find(TensorRef.dtypes(), &(Atom.to_string(&1) == name)) do
+      nil -> :error
+      dtype -> {:ok, dtype}
+    end
+  end
+
+  defp nx_dtype(_other), do: :error
+
+  defp base64(kind, more, binary) do
+    [~s({"__tmesh__":"), kind, ~s(",), more, ~s("base64":"), Base.encode64(binary), ~s("})]
+  end
+
+  # What would have gone by shared memory, had it not been switched off.
+  defp count(binary, %{inline: true} = state) do
+    if byte_size(binary) > Config.get!(:threshold_bytes),
+      do: %{state | inline_bytes: state.inline_bytes + byte_size(binary)},
+      else: state
+  end
+
+  defp count(_binary, state), do: state
+
+  @doc "A string of valid UTF-8 as JSON."
+  @spec string(String.t()) :: iodata()
+  def string(text), do: [?", escape(text, text, 0, 0, []), ?"]
+
+  # Slices of what stands for itself, and escapes between them.
+  defp escape(<<byte, rest::binary>>, text, start, length, done)
+       when byte < 0x20 or byte == ?" or byte == ?\\ do
+    code = byte |> Integer.to_string(16) |> String.pad_leading(4, "0")
+    done = [done, binary_part(text, start, length), "\\u", code]
+    escape(rest, text, start + length + 1, 0, done)
+  end
+
+  defp escape(<<_byte, rest::binary>>, text, start, length, done),
+    do: escape(rest, text, start, length + 1, done)
+
+  defp escape(<<>>, text, start, length, done), do: [done, binary_part(text, start, length)]
+
+  defp refuse(%Error{} = error, state), do: {:error, error, state.made}
+  defp refuse(message, state), do: refuse(Error.new(:invalid, message), state)
+
+  ## From JSON
+
+  defp term(%{@placeholder => kind} = value, opened), do: rebuild(kind, value, opened)
+
+  defp term(%{@snakepit => true, "ref" => ref}, opened) do
+    open(ref, opened)
+  end
+
+  defp term(map, opened) when is_map(map) do
+    Enum.reduce_while(map, {:ok, %{}, opened}, fn {key, value}, {:ok, done, opened} ->
+      case term(value, opened) do
+        {:ok, term, opened} -> {:cont, {:ok, Map.put(done, key, term), opened}}
+        error -> {:halt, error}
+      end
+    end)
+  end
+
+  defp term(list, opened) when is_list(list) do
+    Enum.reduce_while(list, {:ok, [], opened}, fn value, {:ok, done, opened} ->
+      case term(value, opened) do
+        {:ok, term, opened} -> {:cont, {:ok, [term | done], opened}}
+        error -> {:halt, error}
+      end
+    end)
+    |> case do
+      {:ok, done, opened} -> {:ok, Enum.reverse(done), opened}
+      error -> error
+    end
+  end
+
+  defp term(value, opened), do: {:ok, value, opened}
+
+  defp rebuild("tensor", %{"ref" => ref}, opened), do: open(ref, opened)
+
+  defp rebuild("bytes", %{"ref" => ref}, opened) do
+    with {:ok, tensor, [_tensor | opened]} <- open(ref, opened) do
+      binary = ZeroCopy.to_binary(tensor)
+      release([tensor])
+      built(binary, opened)
+    end
+  end
+
+  defp rebuild("bytes", %{"base64" => text}, opened) when is_binary(text) do
+    case Base.decode64(text) do
+      {:ok, binary} -> {:ok, binary, opened}
+      :error -> malformed(opened)
+    end
+  end
+
+  defp rebuild("array", %{"dtype" => dtype, "shape" => shape, "base64" => text}, opened)
+       when is_binary(text) do
+    with dtype when dtype != nil <- Enum.find(TensorRef.dtypes(), &(Atom.to_string(&1) == dtype)),
+         {:ok, binary} <- Base.decode64(text),
+         {:ok, ref} <- ZeroCopy.from_binary(binary, shape, dtype) do
+      {:ok, ref, [ref | opened]}
+    else
+      {:error, error} -> {:error, error, opened}
+      _malformed -> malformed(opened)
+    end
+  end
+
+  defp rebuild("float", %{"value" => name}, opened) when is_map_key(@floats, name),
+    do: {:ok, @floats[name], opened}
+
+  defp rebuild(_kind, _value, opened), do: malformed(opened)
+
+  defp open(ref, opened) do
+    with {:ok, ref} <- parse(ref),
+         {:ok, ref} <- ZeroCopy.open(ref) do
+      # The worker's token dies with the worker's hold; this VM's own is made when it is needed.
+      ref = %TensorRef{ref | shm_name: nil}
+      {:ok, ref, [ref | opened]}
+    else
+      {:error, %Error{type: :not_found}} ->
+        {:error, Error.new(:worker_down, "the worker ended before its result was opened"), opened}
+
+      {:error, error} ->
+        {:error, error, opened}
+    end
+  end
+
+  defp parse(ref) when is_map(ref), do: TensorRef.from_map(ref)
+  defp parse(ref), do: TensorRef.from_json(ref)
+
+  defp built({:ok, binary}, opened), do: {:ok, binary, opened}
+  defp built({:error, error}, opened), do: {:error, error, opened}
+
+  defp malformed(opened) do
+    {:error, Error.new(:protocol, "a worker's result has a malformed placeholder"), opened}
+  end
+end

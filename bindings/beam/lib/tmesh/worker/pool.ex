@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.Worker.Pool do
+  @moduledoc false
+  # Gives calls to idle workers, in the order of their arrival.
+
+  use GenServer
+
+  alias Tmesh.Error
+  alias Tmesh.Worker.Process, as: Worker
+
+  @spec start_link(map()) :: GenServer.on_start()
+  def start_link(%{name: name} = options), do: GenServer.start_link(__MODULE__, options, name: name)
+
+  @spec submit(GenServer.server(), Worker.call()) :: :ok | {:error, Error.t()}
+  def submit(pool, call), do: GenServer.call(pool, {:submit, call}, :infinity)
+
+  @spec cancel(GenServer.server(), reference()) :: :ok
+  def cancel(pool, reply), do: GenServer.cast(pool, {:cancel, reply})
+
+  @spec idle(GenServer.server(), pid()) :: :ok
+  def idle(pool, worker), do: GenServer.cast(pool, {:idle, worker})
+
+  @doc "A worker's process has ended; it is on its way back, or could not even start."
+  @spec down(GenServer.server(), pid(), :restarting | {:failed, String.t()}) :: :ok
+  def down(pool, worker, how), do: GenServer.cast(pool, {:down, worker, how})
+
+  # workers: by pid, what each does: :idle, :busy, :restarting, {:failed, reason}
+  @impl true
+  def init(options) do
+    {:ok,
+     %{options: options, workers: %{}, idle: :queue.new(), waiting: :queue.new(), running: %{}}}
+  end
+
+  @impl true
+  def handle_call({:submit, call}, _from, state) do
+    cond do
+      failure = all_failed(state) ->
+        {:reply, {:error, failure}, state}
+
+      :queue.len(state.waiting) >= state.options.max_waiting ->
+        {:reply, {:error, Error.new(:limit_exceeded, "too many calls wait for a worker")}, state}
+
+      true ->
+        {:reply, :ok, dispatch(%{state | waiting: :queue.in(call, state.waiting)})}
+    end
+  end
+
+  @impl true
+  def handle_cast({:idle, worker}, state) do
+    if not is_map_key(state.workers, worker), do: Process.monitor(worker)
+    state = mark(state, worker, :idle)
+    {:noreply, dispatch(%{state | idle: :queue.in(worker, state.idle)})}
+  end
+
+  def handle_cast({:down, worker, how}, state) do
+    if not is_map_key(state.workers, worker), do: Process.monitor(worker)
+    {:noreply, state |> mark(worker, how) |> fail_waiting()}
+  end
+
+  def handle_cast({:cancel, reply}, state) do
+    # Whichever has it, or still holds its result.
+    for {worker, _what} <- state.workers, do: Worker.cancel(worker, reply)
+    {:noreply, %{state | waiting: :queue.filter(&(&1.reply != reply), state.waiting)}}
+  end
+
+  # The Elixir process itself ended, which no system's process can make it do.
+  @impl true
+  def handle_info({:DOWN, _monitor, :process, worker, reason}, state) do
+    error = Error.new(:worker_down, "the worker's keeper ended: #{inspect(reason)}")
+
+    for {reply, ^worker} <- state.running, do: send(reply, {reply, {:error, error}})
+    state = mark(state, worker, :gone)
+    {:noreply, %{state | workers: Map.delete(state.workers, worker)}}
+  end
+
+  def handle_info(_other, state), do: {:noreply, state}
+
+  # What a worker does now; a call it had is over.
+  defp mark(state, worker, what) do
+    %{
+      state
+      | workers: Map.put(state.workers, worker, what),
+        idle: :queue.delete(worker, state.idle),
+        running:
+          for({reply, other} <- state.running, other != worker, into: %{}, do: {reply, other})
+    }
+  end
+
+  defp dispatch(state) do
+    with {{:value, worker}, idle} <- :queue.out(state.idle),
+         {{:value, call}, waiting} <- :queue.out(state.waiting) do
+      state = %{state | waiting: waiting}
+
+      if Process.alive?(call.caller) do
+        Worker.run(worker, call)
+
+        %{
+          state
+          | idle: idle,
+            workers: Map.put(state.workers, worker, :busy),
+            running: Map.put(state.running, call.reply, worker)
+        }
+      else
+        state
+      end
+      |> dispatch()
+    else
+      {:empty, _queue} -> state
+    end
+  end
+
+  # Nobody waits for workers that cannot start.
+  defp fail_waiting(state) do
+    case all_failed(state) do
+      nil ->
+        state
+
+      error ->
+        for call <- :queue.to_list(state.waiting),
+            do: send(call.reply, {call.reply, {:error, error}})
+
+        %{state | waiting: :queue.new()}
+    end
+  end
+
+  defp all_failed(state) do
+    failed = for {_worker, {:failed, reason}} <- state.workers, do: reason
+
+    if length(failed) == state.options.size do
+      Error.new(:worker_down, "no worker can be started: #{hd(failed)}; standard error says more")
+    end
+  end
+end

@@ -1,0 +1,451 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.Worker.Process do
+  @moduledoc false
+  # One worker process of the system: the port is its life (its input ends when we do, and its exit
+  # is told), the socket carries calls. It is started again when it ends, sooner or later.
+
+  use GenServer
+  require Logger
+
+  alias Tmesh.{Error, Native, Telemetry}
+  alias Tmesh.Worker.{Payload, Pool}
+
+  @first_pause_ms 50
+  @longest_pause_ms 5_000
+
+  @typedoc "A call as its caller makes it. `reply` is an alias of the caller's."
+  @type call :: %{
+          reply: reference(),
+          caller: pid(),
+          operation: String.t(),
+          body: iodata(),
+          deadline: integer() | nil,
+          grace_ms: non_neg_integer()
+        }
+
+  @typedoc "What has to be given back after a result or item: to `give_back/1`, by the caller."
+  @type hold :: {pid(), reference(), non_neg_integer(), non_neg_integer() | nil}
+
+  @spec start_link({GenServer.server(), map()}) :: GenServer.on_start()
+  def start_link({pool, options}), do: GenServer.start_link(__MODULE__, {pool, options})
+
+  @doc "Run a call; answers go to `call.reply`, and the pool hears when this worker is idle again."
+  @spec run(pid(), call()) :: :ok
+  def run(worker, call), do: GenServer.cast(worker, {:run, call})
+
+  @doc "Give a call up. Its caller hears no more of it."
+  @spec cancel(pid(), reference()) :: :ok
+  def cancel(worker, reply), do: GenServer.cast(worker, {:cancel, reply})
+
+  @doc "Let the worker let go of what it holds for a result or item; nil for nothing."
+  @spec give_back(hold() | nil) :: :ok
+  def give_back(nil), do: :ok
+
+  def give_back({worker, _life, _id, _sequence} = hold),
+    do: GenServer.cast(worker, {:give_back, hold})
+
+  @impl true
+  def init({pool, options}) do
+    state = %{
+      pool: pool,
+      options: options,
+      pause_ms: @first_pause_ms,
+      # Of one life of the system's process:
+      life: nil,
+      began: nil,
+      name: nil,
+      port: nil,
+      socket: nil,
+      out: :queue.new(),
+      next_id: 1,
+      # By id: calls that run or whose results are held.
+      calls: %{},
+      running: nil
+    }
+
+    {:ok, state, {:continue, :start}}
+  end
+
+  @impl true
+  def handle_continue(:start, state), do: start(state)
+
+  @impl true
+  def handle_cast({:run, call}, %{socket: nil} = state) do
+    # It ended while the pool had not heard of that yet.
+    answer(call, {:error, down_error("it had just ended")})
+    {:noreply, state}
+  end
+
+  def handle_cast({:run, call}, state) do
+    id = state.next_id
+    timeout = if call.deadline, do: max(1, call.deadline - now())
+
+    head = [
+      ~s({"v":1,"type":"call","id":#{id},"timeout_ms":#{timeout || "null"},"operation":),
+      Payload.string(call.operation)
+    ]
+
+    entry = %{
+      call: call,
+      monitor: Process.monitor(call.caller),
+      held: MapSet.new(),
+      state: :running
+    }
+
+    state = %{
+      state
+      | next_id: id + 1,
+        running: id,
+        calls: Map.put(state.calls, id, entry)
+    }
+
+    send_text(state, [head, call.body, "}"])
+  end
+
+  def handle_cast({:cancel, reply}, state) do
+    case Enum.find(state.calls, fn {_id, entry} -> entry.call.reply == reply end) do
+      {id, entry} -> abandon(state, id, entry)
+      nil -> {:noreply, state}
+    end
+  end
+
+  def handle_cast({:give_back, {_worker, life, id, sequence}}, %{life: life} = state)
+      when is_map_key(state.calls, id),
+      do: release(state, id, [sequence])
+
+  def handle_cast({:give_back, _hold}, state), do: {:noreply, state}
+
+  @impl true
+  def handle_info(:start, state), do: start(state)
+
+  def handle_info({port, {:data, {:eol, "ready"}}}, %{port: port, socket: nil} = state) do
+    case Native.worker_connect(state.name) do
+      {:ok, socket} -> receive_all(%{state | socket: socket})
+      {:error, {_errno, message}} -> down(state, message)
+    end
+  end
+
+  def handle_info({port, {:data, _line}}, %{port: port} = state), do: {:noreply, state}
+
+  # What it had still to say comes first.
+  def handle_info({port, {:exit_status, status}}, %{port: port} = state) do
+    reason = "exit status #{status}"
+
+    case state.socket && receive_all(state) do
+      {:noreply, %{port: ^port} = state} -> down(state, reason)
+      nil -> down(state, reason)
+      # That was the end already.
+      noreply -> noreply
+    end
+  end
+
+  def handle_info({:select, socket, _ref, :ready_input}, %{socket: socket} = state),
+    do: receive_all(state)
+
+  def handle_info({:select, socket, _ref, :ready_output}, %{socket: socket} = state),
+    do: flush(state)
+
+  def handle_info({:start_timeout, life}, %{life: life} = state) do
+    if up?(state), do: {:noreply, state}, else: down(state, "it did not start in time")
+  end
+
+  def handle_info({:grace_over, life, id}, %{life: life, running: id} = state),
+    do: down(state, "it did not end a call that was given up")
+
+  def handle_info({:DOWN, monitor, :process, _pid, _reason}, state) do
+    case Enum.find(state.calls, fn {_id, entry} -> entry.monitor == monitor end) do
+      {id, entry} -> abandon(state, id, entry)
+      nil -> {:noreply, state}
+    end
+  end
+
+  # Of an earlier life.
+  def handle_info(_other, state), do: {:noreply, state}
+
+  # The port's end is the end of the process's input; the socket's owner is this process.
+  @impl true
+  def terminate(_reason, state), do: kill(state)
+
+  ## Life
+
+  defp start(state) do
+    %{python: python, allow: allow, env: env, start_timeout_ms: timeout} = state.options
+    life = make_ref()
+    name = "tmesh-worker-" <> Base.encode16(:crypto.strong_rand_bytes(16), case: :lower)
+    state = %{state | life: life, name: name, began: System.monotonic_time()}
+    args = ["-m", "tmesh.worker", "--until-eof", "--socket", "@" <> name]
+    args = args ++ Enum.flat_map(allow, &["--allow", &1])
+
+    try do
+      port =
+        Port.open({:spawn_executable, python}, [
+          :binary,
+          :exit_status,
+          line: 1024,
+          args: args,
+          env: env
+        ])
+
+      Process.send_after(self(), {:start_timeout, life}, timeout)
+      {:noreply, %{state | port: port}}
+    rescue
+      # No such file, no permission, no descriptors.
+      error in ErlangError -> down(state, "#{python}: #{inspect(error.original)}")
+    end
+  end
+
+  defp up?(state), do: state.pause_ms == nil
+
+  defp came_up(state, pid) do
+    Telemetry.execute(
+      [:tmesh, :worker, :up],
+      %{duration: System.monotonic_time() - state.began},
+      %{pool: state.options.name, pid: pid}
+    )
+
+    Pool.idle(state.pool, self())
+    {:noreply, %{state | pause_ms: nil}}
+  end
+
+  # Everything of this life ends; its callers are told, and the next life begins: at once after one
+  # that was good, later and later while none is.
+  defp down(state, reason) do
+    kill(state)
+    lost = for {_id, entry} <- state.calls, entry.state == :running, do: entry.call
+    for call <- lost, do: answer(call, {:error, down_error(reason)})
+    for {_id, entry} <- state.calls, do: Process.demonitor(entry.monitor, [:flush])
+    good = up?(state)
+
+    Telemetry.execute([:tmesh, :worker, :down], %{calls: length(lost)}, %{
+      pool: state.options.name,
+      reason: reason
+    })
+
+    Logger.warning("tmesh: a worker of #{inspect(state.options.name)} ended: #{reason}")
+    Pool.down(state.pool, self(), if(good, do: :restarting, else: {:failed, reason}))
+    pause_ms = if good, do: @first_pause_ms, else: state.pause_ms
+    Process.send_after(self(), :start, pause_ms)
+
+    {:noreply,
+     %{
+       state
+       | life: nil,
+         port: nil,
+         socket: nil,
+         out: :queue.new(),
+         calls: %{},
+         running: nil,
+         pause_ms: min(pause_ms * 2, @longest_pause_ms)
+     }}
+  end
+
+  defp kill(%{port: port, socket: socket}) do
+    if socket do
+      _killed = Native.worker_kill(socket)
+      Native.worker_close(socket)
+    end
+
+    # Already closed when the process has ended by itself.
+    if port && Port.info(port), do: Port.close(port)
+  end
+
+  defp down_error(reason), do: Error.new(:worker_down, "the worker ended: #{reason}")
+
+  ## Messages
+
+  defp receive_all(state) do
+    case Native.worker_recv(state.socket) do
+      {:ok, text} ->
+        case handle_text(state, text) do
+          {:noreply, %{socket: nil}} = ended -> ended
+          {:noreply, state} -> receive_all(state)
+        end
+
+      :eagain ->
+        {:noreply, state}
+
+      :closed ->
+        down(state, last_words(state.port))
+
+      {:error, {_errno, message}} ->
+        down(state, message)
+    end
+  end
+
+  # Why it ended is told by the port, a moment after the socket's end.
+  defp last_words(port) do
+    receive do
+      {^port, {:exit_status, status}} -> "exit status #{status}"
+    after
+      200 -> "it closed its socket"
+    end
+  end
+
+  defp handle_text(state, text) do
+    case Native.json_decode(text) do
+      {:ok, %{"v" => 1, "type" => type} = message} -> handle_message(state, type, message)
+      {:ok, _message} -> down(state, "its message has no type")
+      {:error, {_errno, why}} -> down(state, "its message is malformed: #{why}")
+    end
+  end
+
+  defp handle_message(state, "hello", %{"pid" => pid}) when is_integer(pid) do
+    if up?(state), do: down(state, "it said hello again"), else: came_up(state, pid)
+  end
+
+  defp handle_message(%{running: id} = state, type, %{"id" => id} = message) when id != nil do
+    handle_answer(state, id, type, message)
+  end
+
+  defp handle_message(state, "error", %{"id" => nil, "error" => %{"message" => why}})
+       when is_binary(why),
+       do: down(state, "it broke off: #{why}")
+
+  defp handle_message(state, type, _message),
+    do: down(state, "it sent a message out of turn: #{inspect(type, printable_limit: 50)}")
+
+  defp handle_answer(state, id, "result", %{"value" => value, "held" => held})
+       when is_boolean(held) do
+    sequence = nil
+    entry = hold(state.calls[id], held, sequence)
+    answer(entry.call, {:result, value, if(held, do: {self(), state.life, id, sequence})})
+    ended(state, id, entry)
+  end
+
+  defp handle_answer(state, id, "item", %{"value" => value, "sequence" => n, "held" => true})
+       when is_integer(n) do
+    entry = hold(state.calls[id], true, n)
+    answer(entry.call, {:item, value, {self(), state.life, id, n}})
+    state = %{state | calls: %{state.calls | id => entry}}
+    # Nobody is there to take it.
+    if entry.state == :abandoned, do: release(state, id, [n]), else: {:noreply, state}
+  end
+
+  defp handle_answer(state, id, "end", _message) do
+    answer(state.calls[id].call, :end)
+    ended(state, id, state.calls[id])
+  end
+
+  defp handle_answer(state, id, "error", %{"error" => %{"type" => type, "message" => why} = error})
+       when is_binary(type) and is_binary(why) do
+    answer(state.calls[id].call, {:error, error(type, why, error)})
+    ended(state, id, state.calls[id])
+  end
+
+  defp handle_answer(state, _id, type, _message),
+    do: down(state, "its answer is malformed: #{inspect(type, printable_limit: 50)}")
+
+  defp hold(entry, true, sequence), do: %{entry | held: MapSet.put(entry.held, sequence)}
+  defp hold(entry, false, _sequence), do: entry
+
+  defp ended(state, id, entry) do
+    Pool.idle(state.pool, self())
+    abandoned = entry.state == :abandoned
+    state = %{state | running: nil, calls: %{state.calls | id => %{entry | state: :ended}}}
+    release(state, id, if(abandoned, do: MapSet.to_list(entry.held), else: []))
+  end
+
+  # What nobody wants any more: a call whose caller has ended or has given it up.
+  defp abandon(state, id, %{state: :running} = entry) do
+    Process.send_after(self(), {:grace_over, state.life, id}, entry.call.grace_ms)
+    held = MapSet.to_list(entry.held)
+    state = %{state | calls: %{state.calls | id => %{entry | state: :abandoned}}}
+
+    case release(state, id, held) do
+      {:noreply, %{socket: nil}} = ended -> ended
+      {:noreply, state} -> send_text(state, ~s({"v":1,"type":"cancel","id":#{id}}))
+    end
+  end
+
+  defp abandon(state, _id, %{state: :abandoned}), do: {:noreply, state}
+  defp abandon(state, id, entry), do: release(state, id, MapSet.to_list(entry.held))
+
+  # Tell the worker of what need not be held; a call that has ended and holds nothing is forgotten.
+  defp release(state, id, sequences) do
+    entry = state.calls[id]
+    {given, _unknown} = Enum.split_with(sequences, &(&1 in entry.held))
+    entry = %{entry | held: Enum.reduce(given, entry.held, &MapSet.delete(&2, &1))}
+
+    calls =
+      if entry.state == :ended and MapSet.size(entry.held) == 0 do
+        Process.demonitor(entry.monitor, [:flush])
+        Map.delete(state.calls, id)
+      else
+        %{state.calls | id => entry}
+      end
+
+    Enum.reduce(given, {:noreply, %{state | calls: calls}}, fn
+      _sequence, {:noreply, %{socket: nil}} = ended -> ended
+      sequence, {:noreply, state} -> send_text(state, release_text(id, sequence))
+    end)
+  end
+
+  defp release_text(id, nil), do: ~s({"v":1,"type":"release","id":#{id}})
+  defp release_text(id, n), do: ~s({"v":1,"type":"release","id":#{id},"sequence":#{n}})
+
+  defp answer(call, message), do: send(call.reply, {call.reply, message})
+
+  defp send_text(state, text) do
+    flush(%{state | out: :queue.in(IO.iodata_to_binary(text), state.out)})
+  end
+
+  defp flush(state) do
+    case :queue.peek(state.out) do
+      :empty ->
+        {:noreply, state}
+
+      {:value, text} ->
+        case Native.worker_send(state.socket, text) do
+          :ok -> flush(%{state | out: :queue.drop(state.out)})
+          :eagain -> {:noreply, state}
+          {:error, {_errno, message}} -> down(state, message)
+        end
+    end
+  end
+
+  defp now, do: System.monotonic_time(:millisecond)
+
+  # The worker's word for what went wrong, as docs/worker.md has them.
+  @types %{
+    "not_allowed" => :not_allowed,
+    "malformed" => :invalid,
+    "exception" => :operation,
+    "cancelled" => :cancelled,
+    "timeout" => :timeout,
+    "too_large" => :limit_exceeded,
+    "busy" => :limit_exceeded
+  }
+
+  @tensor_types %{
+    "NotFoundError" => :not_found,
+    "AccessError" => :access,
+    "SealedError" => :sealed,
+    "BusyError" => :busy,
+    "StaleError" => :stale,
+    "LimitError" => :limit_exceeded,
+    "OutOfMemoryError" => :no_memory,
+    "ProtocolError" => :protocol,
+    "InvalidError" => :invalid,
+    "PeerTimeoutError" => :timeout,
+    "UnsupportedError" => :unsupported,
+    "ReleasedError" => :closed
+  }
+
+  defp error("tensor", why, error) do
+    %Error{
+      Error.new(Map.get(@tensor_types, error["exception"], :system), why)
+      | details: details(error)
+    }
+  end
+
+  defp error(type, why, error) do
+    %Error{Error.new(Map.get(@types, type, :system), why) | details: details(error)}
+  end
+
+  defp details(error) do
+    for {key, name} <- [exception: "exception", traceback: "traceback"],
+        is_binary(error[name]),
+        into: %{},
+        do: {key, error[name]}
+  end
+end

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: MIT
+"""What the tests let workers run."""
+
+import os
+import time
+
+import numpy
+
+import tmesh
+from tmesh import worker
+
+
+def echo(value):
+    return value
+
+
+def multiply(array, scalar):
+    """The seed of all this: in place where it may, else anew."""
+    if array.flags.writeable:
+        array *= scalar
+        return None
+    return array * scalar
+
+
+def describe(value):
+    if isinstance(value, numpy.ndarray):
+        return ["ndarray", str(value.dtype), list(value.shape), bool(value.flags.writeable),
+                float(value.sum())]
+    if isinstance(value, memoryview):
+        return ["memoryview", value.nbytes, value[0], value[-1]]
+    return [type(value).__name__, value if isinstance(value, str) else repr(value)]
+
+
+def table(rows):
+    return {"sums": numpy.arange(rows, dtype="int64"), "names": ["a", {"deep": numpy.ones(2)}],
+            "blob": bytes(range(256)) * 8, "nan": float("nan"), "inf": [float("inf"), -float("inf")]}
+
+
+def shared(n):
+    t = tmesh.empty(n, "uint8")
+    t.numpy()[:] = 5
+    return t
+
+
+def snakepit(n):
+    t = tmesh.put(numpy.arange(n, dtype="uint8"), seal=True)
+    kept.append(t)
+    return {"__snakepit_zero_copy__": True, "kind": "dlpack", "ref": t.ref()}
+
+
+kept = []
+
+
+def fail(message):
+    raise LookupError(message)
+
+
+def pid():
+    return os.getpid()
+
+
+def die():
+    os._exit(9)
+
+
+def nap(seconds):
+    time.sleep(seconds)
+    return os.getpid()
+
+
+def until_cancelled():
+    while not worker.cancelled():
+        time.sleep(0.005)
+    return "noticed"
+
+
+def count(n, size=0):
+    for i in range(n):
+        yield numpy.full(size, i, "uint8") if size else i
+
+
+def count_and_die(n):
+    yield from range(n)
+    os._exit(9)
+
+
+def unsendable():
+    return object()
+
+
+def text(n):
+    return "x" * n

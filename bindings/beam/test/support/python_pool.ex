@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.PythonPool do
+  @moduledoc false
+  # Where tests of workers find Python and what they let it run.
+
+  @python System.get_env("TMESH_TEST_PYTHON", "python3")
+
+  def available? do
+    match?({_output, 0}, System.cmd("sh", ["-c", "#{@python} -c 'import tmesh, numpy' 2>&1"]))
+  end
+
+  def why_not, do: "no Python with the tmesh package: make python"
+
+  def options(more \\ []) do
+    Keyword.merge(
+      [allow: ["operations"], size: 2, python: @python, env: [{"PYTHONPATH", __DIR__}]],
+      more
+    )
+  end
+end

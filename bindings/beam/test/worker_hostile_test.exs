@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.WorkerHostileTest do
+  use Tmesh.Case
+
+  import ExUnit.CaptureLog
+  alias Tmesh.{PythonPool, Worker}
+
+  @hostile Path.expand("support/hostile_worker.py", __DIR__)
+
+  # A pool of one worker that breaks the protocol; what a call to it gives.
+  defp call(how, opts \\ []) do
+    env = [{"HOSTILE", how}, {"SEED", "#{opts[:seed]}"}]
+    options = [name: HostilePool, python: @hostile, allow: ["x"], size: 1, env: env]
+
+    {:ok, pool} =
+      Worker.start_pool([start_timeout_ms: opts[:start_timeout_ms] || 20_000] ++ options)
+
+    ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
+
+    try do
+      Worker.execute("x.y", [ref], [pool: HostilePool] ++ Keyword.take(opts, [:timeout]))
+    after
+      assert ZeroCopy.to_binary!(ref) == "abcd"
+      :ok = Worker.stop_pool(pool)
+    end
+  end
+
+  defp quietly(fun) do
+    test = self()
+    capture_log(fn -> send(test, {:result, fun.()}) end)
+    assert_received {:result, result}
+    result
+  end
+
+  for how <- ["exit", "ready without a socket"] do
+    test "a worker that cannot be started: #{how}" do
+      assert {:error, %Error{type: :worker_down, message: "no worker can be started" <> _}} =
+               quietly(fn -> call(unquote(how)) end)
+    end
+  end
+
+  for how <- ["silent", "chatty"] do
+    test "a worker that does not come up: #{how}" do
+      assert {:error, %Error{type: :worker_down}} =
+               quietly(fn -> call(unquote(how), start_timeout_ms: 300) end)
+
+      assert {:error, %Error{type: :timeout}} = quietly(fn -> call(unquote(how), timeout: 300) end)
+    end
+  end
+
+  for how <- [
+        "no JSON",
+        "a list",
+        "not UTF-8",
+        "no type",
+        "other version",
+        "hello without pid",
+        "pid as text",
+        "result first",
+        "error first",
+        "member twice",
+        "deep",
+        "deep objects",
+        "long",
+        "big integer",
+        "big real",
+        "body of a pipe",
+        "hang in a body",
+        "two descriptors",
+        "many descriptors",
+        "unsealed body",
+        "body too short",
+        "body too large",
+        "hello twice",
+        "answer without a call",
+        "id of another call",
+        "id as text",
+        "no value",
+        "held as text",
+        "unknown answer",
+        "error without words",
+        "error as text",
+        "sequence as text",
+        "deep value",
+        "close"
+      ] do
+    test "a worker that breaks the protocol is ended: #{how}" do
+      assert {:error, %Error{type: :worker_down, message: message}} =
+               quietly(fn -> call(unquote(how)) end)
+
+      assert byte_size(message) > 20
+    end
+  end
+
+  for {how, type} <- [
+        {"unknown error", :system},
+        {"item without a stream", :protocol},
+        {"end without a stream", :protocol},
+        {"dead ref", :worker_down},
+        {"no ref", :protocol},
+        {"ref as number", :protocol},
+        {"unknown placeholder", :protocol},
+        {"placeholder as list", :protocol},
+        {"unknown dtype", :protocol},
+        {"ref beyond its region", :protocol},
+        {"ref too large", :protocol},
+        {"ref wraps", :protocol},
+        {"shape of text", :protocol},
+        {"bytes beyond", :protocol},
+        {"bad base64", :protocol},
+        {"base64 as number", :protocol},
+        {"array of another size", :invalid},
+        {"array of no dtype", :protocol},
+        {"array of no shape", :invalid},
+        {"float of no name", :protocol},
+        {"one good, one bad", :protocol}
+      ] do
+    test "an answer that cannot be is an error: #{how}" do
+      assert {:error, %Error{type: unquote(type)}} = quietly(fn -> call(unquote(how)) end)
+    end
+  end
+
+  test "a flood of items that nobody asked for is ended" do
+    assert {:error, %Error{}} = quietly(fn -> call("flood") end)
+  end
+
+  test "random messages" do
+    rounds = if System.get_env("TMESH_TEST_LENGTH") == "full", do: 60, else: 6
+
+    for seed <- 1..rounds do
+      assert {:error, %Error{}} = quietly(fn -> call("random", seed: seed, timeout: 5_000) end)
+    end
+  end
+
+  test "no atoms are made of what workers say" do
+    assert {:ok, %{"no_such_atom_ever_6" => ["no_such_atom_ever_7"]}} =
+             quietly(fn -> call("no such atoms") end)
+
+    for n <- 1..7 do
+      name = "no_such_atom_ever_" <> Integer.to_string(n)
+      assert_raise ArgumentError, fn -> String.to_existing_atom(name) end
+    end
+  end
+
+  test "pools with wrong options are refused" do
+    for bad <- [
+          [],
+          [allow: []],
+          [allow: "numpy"],
+          [allow: [:numpy]],
+          [allow: ["x\0"]],
+          [size: 0],
+          [size: 5000],
+          [name: "x"],
+          [python: "no-such-python"],
+          [python: :python],
+          [env: [a: 1]],
+          [env: :none],
+          [max_waiting: -1],
+          [start_timeout_ms: 0],
+          [other: 1]
+        ] do
+      options = if bad == [], do: [], else: Keyword.merge([allow: ["x"]], bad)
+      assert {:error, %Error{type: :invalid}} = Worker.start_pool(options)
+    end
+
+    assert {:error, %Error{type: :invalid}} = Worker.start_pool(:none)
+    assert {:error, %Error{type: :not_started}} = Worker.stop_pool(self())
+  end
+
+  test "the NIFs refuse what is no socket, no name, no text" do
+    alias Tmesh.Native
+
+    for bad <- [nil, "", 1, [], String.duplicate("x", 200)] do
+      assert {:error, {:einval, _why}} = Native.worker_connect(bad)
+    end
+
+    assert {:error, {:econnrefused, _why}} = Native.worker_connect("no-such-worker")
+
+    for function <- [:worker_recv, :worker_kill] do
+      assert {:error, {:einval, _why}} = apply(Native, function, [make_ref()])
+    end
+
+    assert {:error, {:einval, _why}} = Native.worker_send(make_ref(), "x")
+    assert {:error, {:einval, _why}} = Native.worker_send(make_ref(), "")
+    assert {:error, {:einval, _why}} = Native.worker_send(make_ref(), :x)
+    assert {:error, {:edquot, _why}} = Native.worker_send(make_ref(), :binary.copy("x", 16_777_217))
+    assert :ok = Native.worker_close(make_ref())
+    assert {:error, {:einval, _why}} = Native.json_decode(:x)
+
+    for bad <- ["", "x", "[]", "1", ~s({"a":1,"a":2}), ~s({"a":"\\ud800"}), ~s({"a":NaN}), "{}x"] do
+      assert {:error, {:eproto, _why}} = Native.json_decode(bad)
+    end
+
+    assert {:ok, %{"a" => "\0"}} = Native.json_decode(~S({"a":"\u0000"}))
+    long = ~s({"a":") <> :binary.copy("x", 100_000) <> ~s("})
+    assert {:ok, %{"a" => text}} = Native.json_decode(long)
+    assert byte_size(text) == 100_000
+  end
+
+  if PythonPool.available?() do
+    test "random kills: the VM, its tensors and its pool live on" do
+      start_supervised!({Worker, PythonPool.options(name: Soak, size: 2)})
+      seconds = if System.get_env("TMESH_TEST_LENGTH") == "full", do: 120, else: 4
+      ref = ZeroCopy.from_binary!(:binary.copy(<<1>>, 100_000), [100_000], :uint8)
+      files = open_files()
+
+      log =
+        capture_log(fn ->
+          killer = spawn_link(fn -> kill_workers() end)
+          till = System.monotonic_time(:second) + seconds
+          callers = for n <- 1..4, do: Task.async(fn -> soak(ref, n, till, 0) end)
+          done = Task.await_many(callers, :infinity)
+          Process.unlink(killer)
+          Process.exit(killer, :kill)
+          assert Enum.all?(done, &(&1 > 0))
+        end)
+
+      assert log =~ "exit status 137"
+      assert ZeroCopy.to_binary!(ref) == :binary.copy(<<1>>, 100_000)
+      eventually(fn -> match?({:ok, 1}, Worker.execute("operations.echo", [1], pool: Soak)) end)
+
+      # Whatever was underway when a worker was killed has been given back.
+      eventually(fn ->
+        Enum.each(Process.list(), &:erlang.garbage_collect/1)
+        Tmesh.Native.sweep()
+        open_files() <= files
+      end)
+    end
+  else
+    @tag skip: PythonPool.why_not()
+    test "random kills: the VM, its tensors and its pool live on"
+  end
+
+  # Every kind of call, each of which works or gives an error; how many worked.
+  defp soak(ref, n, till, good) do
+    if System.monotonic_time(:second) >= till do
+      good
+    else
+      opts = [pool: Soak, timeout: 10_000]
+
+      result =
+        case rem(n, 5) do
+          0 -> Worker.execute("operations.multiply", [ref, 2], opts)
+          1 -> Worker.execute("operations.echo", [:binary.copy("x", 1_100_000)], opts)
+          2 -> stream(opts)
+          3 -> Worker.execute("operations.shared", [50_000], opts)
+          4 -> Worker.execute("operations.describe", [ref], opts)
+        end
+
+      case result do
+        {:ok, %TensorRef{} = tensor} ->
+          assert :binary.first(ZeroCopy.to_binary!(tensor)) in [2, 5]
+          ZeroCopy.release!(tensor)
+          soak(ref, n + 1, till, good + 1)
+
+        {:ok, _value} ->
+          soak(ref, n + 1, till, good + 1)
+
+        {:error, %Error{type: type}} ->
+          assert type in [:worker_down, :timeout]
+          soak(ref, n + 1, till, good)
+      end
+    end
+  end
+
+  defp stream(opts) do
+    {:ok, "operations.count" |> Worker.stream([20, 100], opts) |> Enum.each(&ZeroCopy.release!/1)}
+  rescue
+    error in Error -> {:error, error}
+  end
+
+  defp kill_workers do
+    Process.sleep(:rand.uniform(150))
+
+    with {:ok, pid} <- Worker.execute("operations.pid", [], pool: Soak, timeout: 5_000),
+         do: System.cmd("kill", ["-KILL", "#{pid}"], stderr_to_stdout: true)
+
+    kill_workers()
+  end
+end

@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.WorkerTest do
+  use Tmesh.Case
+
+  alias Tmesh.{Telemetry, Worker}
+
+  unless Tmesh.PythonPool.available?() do
+    @moduletag skip: Tmesh.PythonPool.why_not()
+  end
+
+  setup_all do
+    if Tmesh.PythonPool.available?(), do: start_supervised!({Worker, Tmesh.PythonPool.options()})
+    :ok
+  end
+
+  defp floats(values), do: for(x <- values, into: <<>>, do: <<x * 1.0::float-32-native>>)
+  defp to_floats(binary), do: for(<<x::float-32-native <- binary>>, do: x)
+
+  describe "arguments" do
+    test "a ref is an array over the same memory, read-only" do
+      ref = ZeroCopy.from_binary!(floats(1..6), [2, 3], :float32)
+      copied = stat(:bytes_copied)
+
+      assert {:ok, ["ndarray", "float32", [2, 3], false, 21.0]} =
+               Worker.execute("operations.describe", [ref])
+
+      assert stat(:bytes_copied) == copied
+    end
+
+    test "positional, by keyword, and both" do
+      ref = ZeroCopy.from_binary!(floats([1, 2]), [2], :float32)
+
+      for payload <- [
+            [ref, 3],
+            %{"array" => ref, "scalar" => 3},
+            %{array: ref, scalar: 3},
+            %{"args" => [ref], "kwargs" => %{"scalar" => 3}}
+          ] do
+        assert {:ok, %TensorRef{} = result} = Worker.execute("operations.multiply", payload)
+        assert result |> ZeroCopy.to_binary!() |> to_floats() == [3.0, 6.0]
+      end
+    end
+
+    test "a writable ref is changed in place" do
+      ref = ZeroCopy.from_binary!(floats([1, 2]), [2], :float32, seal: false)
+      assert {:ok, nil} = Worker.execute("operations.multiply", [Worker.writable(ref), 10])
+      assert ref |> ZeroCopy.to_binary!() |> to_floats() == [10.0, 20.0]
+      # The worker has let go of it.
+      assert :ok = ZeroCopy.seal(ref)
+
+      assert {:error, %Error{type: :sealed}} =
+               Worker.execute("operations.multiply", [Worker.writable(ref), 10])
+    end
+
+    test "large binaries go by shared memory, small ones as text or bytes" do
+      large = :binary.copy("ab", 600_000)
+      copied = stat(:bytes_copied)
+      live = stat(:regions_live)
+
+      assert {:ok, ["memoryview", 1_200_000, ?a, ?b]} =
+               Worker.execute("operations.describe", [large])
+
+      assert stat(:bytes_copied) == copied + 1_200_000
+      assert stat(:regions_live) == live
+
+      assert {:ok, ["str", "é\n\"\\\0"]} = Worker.execute("operations.describe", ["é\n\"\\\0"])
+      assert {:ok, ["bytes", "b'\\xff'"]} = Worker.execute("operations.describe", [<<255>>])
+    end
+
+    test "values come back as they went" do
+      value = [nil, true, false, 0, -1, 0x7FFF_FFFF_FFFF_FFFF, -0x8000_0000_0000_0000, 0.1, 1.0e300]
+      value = value ++ [-5.0e-324, "", "é", <<255, 0>>, [], %{}, %{"a" => [%{"b" => "c"}]}]
+      value = value ++ [:nan, :infinity, :neg_infinity]
+      assert {:ok, ^value} = Worker.execute("operations.echo", [value])
+      assert {:ok, ["x", %{"k" => "v"}]} = Worker.execute("operations.echo", [[:x, %{k: :v}]])
+    end
+
+    test "Snakepit's map" do
+      ref = ZeroCopy.from_binary!("abc", [3], :uint8)
+
+      for inner <- [ref, TensorRef.to_map(ref), ref.shm_name || TensorRef.to_json(ref) |> elem(1)] do
+        map = %{
+          "__snakepit_zero_copy__" => true,
+          "kind" => "dlpack",
+          "ref" => inner,
+          "copy" => false
+        }
+
+        assert {:ok, ["ndarray", "uint8", [3], false, 294.0]} =
+                 Worker.execute("operations.describe", %{"value" => map})
+      end
+
+      assert {:ok, %TensorRef{} = back} = Worker.execute("operations.snakepit", [4])
+      assert ZeroCopy.to_binary!(back, copy: false) == <<0, 1, 2, 3>>
+    end
+
+    test "what cannot be sent is refused, and nothing is left behind" do
+      live = stat(:regions_live)
+      large = :binary.copy("a", 2_000_000)
+      deep = Enum.reduce(1..60, [], fn _n, list -> [list] end)
+      dead = ZeroCopy.from_binary!("abc", [3], :uint8)
+      :ok = ZeroCopy.release(dead)
+
+      for bad <- [
+            {1, 2},
+            self(),
+            make_ref(),
+            fn -> 1 end,
+            <<1::3>>,
+            1..2,
+            [1 | 2],
+            %{1 => 2},
+            %{<<255>> => 1},
+            %{"a" => 1, a: 2},
+            %{"__tmesh__" => "tensor"},
+            0x8000_0000_0000_0000,
+            deep,
+            ~D[2020-01-01]
+          ] do
+        assert {:error, %Error{type: :invalid}} = Worker.execute("operations.echo", [large, bad])
+      end
+
+      assert {:error, %Error{type: :closed}} = Worker.execute("operations.echo", [large, dead])
+      assert stat(:regions_live) == live
+    end
+
+    test "wrong calls" do
+      for {operation, payload, opts} <- [
+            {"", [], []},
+            {:echo, [], []},
+            {<<255>>, [], []},
+            {String.duplicate("x", 256), [], []},
+            {"operations.echo", "x", []},
+            {"operations.echo", 1..2, []},
+            {"operations.echo", [1], [timeout: 0]},
+            {"operations.echo", [1], [timeout: 1.5]},
+            {"operations.echo", [1], [timeout: 0x1_0000_0000]},
+            {"operations.echo", [1], [grace_ms: -1]},
+            {"operations.echo", [1], [pool: "x"]},
+            {"operations.echo", [1], [other: 1]},
+            {"operations.echo", [1], :none}
+          ] do
+        assert {:error, %Error{type: :invalid}} = Worker.execute(operation, payload, opts)
+      end
+
+      assert {:error, %Error{type: :not_started}} =
+               Worker.execute("operations.echo", [1], pool: NoSuchPool)
+    end
+  end
+
+  describe "results" do
+    test "arrays anywhere become refs, which outlive the worker" do
+      assert {:ok, result} = Worker.execute("operations.table", [3])
+      assert %{"sums" => %TensorRef{dtype: :int64, shape: [3]} = sums} = result
+      assert %{"names" => ["a", %{"deep" => %TensorRef{dtype: :float64} = deep}]} = result
+      assert result["blob"] == :binary.copy(for(b <- 0..255, into: <<>>, do: <<b>>), 8)
+      assert {result["nan"], result["inf"]} == {:nan, [:infinity, :neg_infinity]}
+
+      {:ok, pid} = Worker.execute("operations.pid", [])
+      {_out, 0} = System.cmd("kill", ["-KILL", "#{pid}"])
+
+      assert ZeroCopy.to_binary!(sums, copy: false) == <<0::64, 1::64-native, 2::64-native>>
+      assert byte_size(ZeroCopy.to_binary!(deep, copy: false)) == 16
+      # Named anew, by this VM.
+      {:ok, again} = sums |> TensorRef.to_map() |> TensorRef.from_map()
+      assert {:ok, _ref} = ZeroCopy.open(again)
+    end
+
+    test "a tensor the operation made is not copied" do
+      assert {:ok, %TensorRef{shape: [1000]} = ref} = Worker.execute("operations.shared", [1000])
+      refute ZeroCopy.info!(ref).sealed
+      assert ZeroCopy.to_binary!(ref) == :binary.copy(<<5>>, 1000)
+    end
+
+    test "large bytes are a binary over the worker's memory" do
+      assert {:ok, text} = Worker.execute("operations.text", [100_000])
+      assert text == String.duplicate("x", 100_000)
+      Application.put_env(:tmesh, :zero_copy, threshold_bytes: 1000)
+      on_exit(fn -> Application.delete_env(:tmesh, :zero_copy) end)
+      copied = stat(:bytes_copied)
+      assert {:ok, %{"blob" => blob}} = Worker.execute("operations.table", [1])
+      assert byte_size(blob) == 2048 and binary_part(blob, 255, 2) == <<255, 0>>
+      assert stat(:bytes_copied) == copied
+    end
+
+    test "errors" do
+      assert {:error, %Error{type: :operation, message: "because", details: details}} =
+               Worker.execute("operations.fail", ["because"])
+
+      assert details.exception == "LookupError" and details.traceback =~ "in fail"
+
+      assert {:error, %Error{type: :not_allowed}} = Worker.execute("os.system", ["ls"])
+      assert {:error, %Error{type: :not_allowed}} = Worker.execute("operations.os.system", ["ls"])
+      assert {:error, %Error{type: :invalid}} = Worker.execute("operations.unsendable", [])
+      assert {:error, %Error{type: :invalid}} = Worker.execute("operations.count", [1])
+
+      assert {:error, %Error{type: :limit_exceeded}} =
+               Worker.execute("operations.text", [17_000_000])
+
+      gone = %TensorRef{
+        ZeroCopy.from_binary!("abc", [3], :uint8)
+        | id: "0000000000000001",
+          shm_name: "tm1m-" <> String.duplicate("0", 32) <> "-" <> String.duplicate("0", 32),
+          handle: nil
+      }
+
+      assert {:error, %Error{type: type}} = Worker.execute("operations.echo", [gone])
+      assert type in [:not_found, :unsupported]
+      assert {:ok, 1} = Worker.execute("operations.echo", [1])
+    end
+
+    test "a message that is too long" do
+      text = String.duplicate("x", 900_000)
+      assert {:ok, ^text} = Worker.execute("operations.echo", [text])
+
+      assert {:error, %Error{type: :limit_exceeded}} =
+               Worker.execute("operations.echo", [List.duplicate(text, 20)])
+
+      assert {:ok, 1} = Worker.execute("operations.echo", [1])
+    end
+  end
+
+  describe "streams" do
+    test "come item by item" do
+      sums =
+        "operations.count"
+        |> Worker.stream([50, 4])
+        |> Enum.map(fn ref -> ref |> ZeroCopy.to_binary!() |> :binary.first() end)
+
+      assert sums == Enum.to_list(0..49)
+      assert ["only"] = Enum.to_list(Worker.stream("operations.echo", ["only"]))
+    end
+
+    test "end early" do
+      assert [0, 1, 2] = "operations.count" |> Worker.stream([1_000_000]) |> Enum.take(3)
+      assert {:ok, 1} = Worker.execute("operations.echo", [1])
+    end
+
+    test "raise" do
+      assert_raise Error, fn -> Enum.to_list(Worker.stream("operations.fail", ["x"])) end
+      assert_raise Error, fn -> Enum.to_list(Worker.stream("operations.count", [{1}])) end
+
+      assert %Error{type: :worker_down} =
+               catch_error(Enum.to_list(Worker.stream("operations.count_and_die", [3])))
+
+      assert %Error{type: :timeout} =
+               catch_error(
+                 Enum.to_list(Worker.stream("operations.until_cancelled", [], timeout: 100))
+               )
+    end
+  end
+
+  describe "calls" do
+    test "run at once" do
+      # As soon as both workers are there, after what other tests did to them.
+      eventually(fn ->
+        calls = for _n <- 1..2, do: Worker.start("operations.nap", [0.2])
+        [{:ok, a}, {:ok, b}] = for {:ok, call} <- calls, do: Worker.await(call)
+        a != b
+      end)
+
+      results =
+        1..200
+        |> Task.async_stream(&Worker.execute("operations.echo", [&1]), max_concurrency: 20)
+        |> Enum.map(fn {:ok, {:ok, n}} -> n end)
+
+      assert results == Enum.to_list(1..200)
+    end
+
+    test "time out, and the worker goes on when the operation heeds that" do
+      assert {:error, %Error{type: :timeout}} =
+               Worker.execute("operations.until_cancelled", [], timeout: 100)
+
+      assert {:ok, 1} = Worker.execute("operations.echo", [1])
+    end
+
+    test "are killed when they do not" do
+      assert {:error, %Error{type: :timeout}} =
+               Worker.execute("operations.nap", [600], timeout: 100, grace_ms: 100)
+
+      for _n <- 1..4, do: assert({:ok, 1} = Worker.execute("operations.echo", [1]))
+    end
+
+    test "are cancelled by their caller" do
+      {:ok, call} = Worker.start("operations.until_cancelled", [])
+      assert :ok = Worker.cancel(call)
+      {:ok, call} = Worker.start("operations.shared", [100_000])
+      assert :ok = Worker.cancel(call)
+      assert {:ok, 1} = Worker.execute("operations.echo", [1])
+      refute_received _any
+    end
+
+    test "are cancelled by the end of their caller" do
+      pid = spawn(fn -> Worker.execute("operations.until_cancelled", [], timeout: :infinity) end)
+      Process.sleep(100)
+      Process.exit(pid, :kill)
+      for _n <- 1..4, do: assert({:ok, 1} = Worker.execute("operations.echo", [1], timeout: 30_000))
+    end
+
+    test "lose their worker, and nothing else" do
+      ref = ZeroCopy.from_binary!(floats(1..4), [4], :float32)
+      large = :binary.copy("z", 2_000_000)
+      assert {:error, %Error{type: :worker_down}} = Worker.execute("operations.die", [])
+      {:ok, call} = Worker.start("operations.nap", [60])
+      {:ok, other} = Worker.start("operations.echo", [[ref, large]])
+      assert {:ok, [%TensorRef{} = back, ^large]} = Worker.await(other)
+      assert ZeroCopy.to_binary!(back) == ZeroCopy.to_binary!(ref)
+      :ok = Worker.cancel(call)
+      assert ref |> ZeroCopy.to_binary!() |> to_floats() == [1.0, 2.0, 3.0, 4.0]
+      assert {:ok, 1} = Worker.execute("operations.echo", [1])
+    end
+
+    test "tell telemetry" do
+      test = self()
+      events = for what <- [:start, :stop], do: [:tmesh, :worker, :call, what]
+
+      handler = fn [_tmesh, _worker, _call, what], measurements, metadata, :config ->
+        send(test, {what, measurements, metadata})
+      end
+
+      :ok = Telemetry.attach("worker test", events, handler, :config)
+      assert {:ok, 1} = Worker.execute("operations.echo", [1])
+      assert_receive {:start, %{system_time: _, payload_bytes: _}, %{operation: "operations.echo"}}
+      assert_receive {:stop, %{duration: duration}, %{result: :ok}} when duration > 0
+      {:error, _error} = Worker.execute("operations.fail", ["x"])
+      assert_receive {:stop, _measurements, %{result: :operation}}
+      :ok = Telemetry.detach("worker test")
+    end
+  end
+end
