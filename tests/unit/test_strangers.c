@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <valgrind/valgrind.h>
 
 #include "unit.h"
@@ -26,6 +27,10 @@ static unsigned int open_fds(void)
 	closedir(dir);
 	return count;
 }
+
+/* For answers that come, however busy the machine is, and for those that never do. */
+#define PATIENT_MS 60000
+#define HASTY_MS 50
 
 static struct tmesh_ctx *context(const char *dir, uint64_t timeout_ms)
 {
@@ -108,7 +113,7 @@ static void receive(struct tmesh_ctx *ctx, int type, const void *data, size_t by
 static void test_recv(void **state)
 {
 	static const int types[] = {SOCK_STREAM, SOCK_SEQPACKET};
-	struct tmesh_ctx *ctx = context(NULL, 50);
+	struct tmesh_ctx *ctx = context(NULL, HASTY_MS);
 	struct tmesh_wire_region wire;
 	char garbage[200], longer[sizeof(wire) + 1] = {0};
 	int fd = memfd(16384, F_SEAL_SHRINK | F_SEAL_GROW), soft = memfd(16384, 0);
@@ -154,15 +159,16 @@ static void test_recv(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* No descriptor below the lowest free one any more; give the result to release_fds(). */
-static struct rlimit exhaust_fds(void)
+/* No room for more than @more descriptors any more, where the free ones are the highest; give
+ * the result to release_fds(). */
+static struct rlimit exhaust_fds(int more)
 {
 	struct rlimit old, full;
 	int lowest = dup(0);
 
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
 	full = old;
-	full.rlim_cur = (rlim_t)lowest;
+	full.rlim_cur = (rlim_t)(lowest + more);
 	close(lowest);
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &full), 0);
 	return old;
@@ -177,7 +183,7 @@ static void release_fds(struct rlimit old)
 static void test_recv_without_room(void **state)
 {
 	static const int types[] = {SOCK_STREAM, SOCK_SEQPACKET};
-	struct tmesh_ctx *ctx = context(NULL, 1000);
+	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
 	struct tmesh_region *region = NULL;
 	int fd = memfd(16384, F_SEAL_SHRINK | F_SEAL_GROW), on = 1;
 
@@ -189,7 +195,7 @@ static void test_recv_without_room(void **state)
 		assert_int_equal(socketpair(AF_UNIX, types[i] | SOCK_CLOEXEC, 0, pair), 0);
 		before = open_fds();
 		send_fds(pair[0], &good, sizeof(good), fd, 1);
-		limit = exhaust_fds();
+		limit = exhaust_fds(0);
 		assert_refused(tmesh_region_recv(ctx, pair[1], &region, err), -EMFILE,
 			       "RLIMIT_NOFILE");
 		release_fds(limit);
@@ -209,36 +215,64 @@ static void test_recv_without_room(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* The same for the answer to a token. */
+/* Another process, which offers a token of a region as long as its end of the socket is open. */
+static pid_t producer(int *socket, char *token)
+{
+	int pair[2];
+	pid_t child;
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+	child = fork();
+	assert_true(child >= 0);
+	if (child == 0) {
+		struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
+		struct tmesh_region *region;
+
+		close(pair[0]);
+		if (tmesh_region_create(ctx, 10, NULL, &region, NULL) ||
+		    tmesh_region_token(region, TMESH_READ, token, NULL) ||
+		    send(pair[1], token, TMESH_TOKEN_SIZE, 0) != TMESH_TOKEN_SIZE)
+			_exit(1);
+		recv(pair[1], token, 1, 0);
+		tmesh_region_unref(region);
+		tmesh_ctx_unref(ctx);
+		_exit(0);
+	}
+	close(pair[1]);
+	*socket = pair[0];
+	assert_int_equal(recv(*socket, token, TMESH_TOKEN_SIZE, 0), TMESH_TOKEN_SIZE);
+	return child;
+}
+
+/* The same for the answer to a token: there is room for the connection and for nothing more. */
 static void test_open_without_room(void **state)
 {
-	struct tmesh_ctx *ctx = context(NULL, 1000), *client = context(NULL, 1000);
+	struct tmesh_ctx *client = context(NULL, PATIENT_MS);
 	char token[TMESH_TOKEN_SIZE], path[512];
-	struct tmesh_region *region, *first, *got;
+	struct tmesh_region *got;
 	struct rlimit limit;
+	int socket, status;
+	pid_t child = producer(&socket, token);
 
-	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
-	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	/* By socket, that is. */
 	snprintf(path, sizeof(path), "%s/%.32s.index", getenv("TMESH_RUNTIME_DIR"), token + 5);
 	assert_int_equal(unlink(path), 0);
-	/* By socket; so there is a connection, which needs no new descriptor. */
-	assert_ok(tmesh_region_open(client, token, TMESH_READ, &first, err));
-	limit = exhaust_fds();
+	limit = exhaust_fds(1);
 	assert_refused(tmesh_region_open(client, token, TMESH_READ, &got, err), -EMFILE,
 		       "RLIMIT_NOFILE");
 	release_fds(limit);
 	assert_ok(tmesh_region_open(client, token, TMESH_READ, &got, err));
 	tmesh_region_unref(got);
-	tmesh_region_unref(first);
-	tmesh_region_unref(region);
 	tmesh_ctx_unref(client);
-	tmesh_ctx_unref(ctx);
+	close(socket);
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
 }
 
 /* In the middle of a message the peer is gone. */
 static void test_recv_hangup(void **state)
 {
-	struct tmesh_ctx *ctx = context(NULL, 1000);
+	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
 	struct tmesh_region *region;
 	int fd = memfd(16384, F_SEAL_SHRINK | F_SEAL_GROW), pair[2];
 	unsigned int before;
@@ -257,7 +291,7 @@ static void test_recv_hangup(void **state)
 /* A message in ten pieces is a message all the same. */
 static void test_recv_pieces(void **state)
 {
-	struct tmesh_ctx *ctx = context(NULL, 1000);
+	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
 	struct tmesh_region *region;
 	int fd = memfd(16384, F_SEAL_SHRINK | F_SEAL_GROW), pair[2];
 	const char *bytes = (const char *)&good;
@@ -315,7 +349,7 @@ static int refusal(const char *token, const struct tmesh_wire_request *request)
 
 static void test_bad_clients(void **state)
 {
-	struct tmesh_ctx *ctx = context(NULL, 1000), *client = context(NULL, 1000);
+	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS), *client = context(NULL, PATIENT_MS);
 	struct tmesh_wire_request request = {
 		.magic = TMESH_MAGIC_REQUEST,
 		.version = TMESH_WIRE_VERSION,
@@ -422,7 +456,7 @@ static void against(struct tmesh_ctx *ctx, const void *reply, size_t bytes, int 
 
 static void test_bad_servers(void **state)
 {
-	struct tmesh_ctx *ctx = context(NULL, 100);
+	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS), *hasty = context(NULL, HASTY_MS);
 	struct tmesh_wire_reply reply =
 					{
 						.magic = TMESH_MAGIC_REPLY,
@@ -433,7 +467,8 @@ static void test_bad_servers(void **state)
 	int soft = memfd(16384, 0);
 
 	against(ctx, "hello", 5, -1, 0, -EPROTO);
-	against(ctx, &reply, 0, -1, 0, -ETIMEDOUT);
+	against(hasty, &reply, 0, -1, 0, -ETIMEDOUT);
+	tmesh_ctx_unref(hasty);
 	against(ctx, &reply, sizeof(reply) - 8, soft, 1, -EPROTO);
 	against(ctx, &reply, sizeof(reply), -1, 0, -EPROTO);
 	against(ctx, &reply, sizeof(reply), soft, 2, -EPROTO);
@@ -456,7 +491,7 @@ static void test_bad_servers(void **state)
 static void test_strange_index(void **state)
 {
 	static const uint8_t name[16] = {0x12, 0x34};
-	struct tmesh_ctx *ctx = context(NULL, 100), *holder = context(NULL, 0);
+	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS), *holder = context(NULL, 0);
 	struct tmesh_token_parts parts = {.backend = TMESH_BACKEND_MEMFD};
 	struct tmesh_index_entry entry = {.rights = TMESH_READ, .read_only = true};
 	struct tmesh_index *index;
