@@ -3,8 +3,8 @@
 # Every suite is a target that prints TAP; tests/run.py runs them and totals them.
 
 SUITES = runner-check unit-check unit-asan-check unit-valgrind-check fuzz-check tools-check \
-	 python-check beam-check readme-check packaging-check demo-check kmod-check \
-	 $(VM_SUITES)
+	 python-check python-arrow-check beam-check readme-check packaging-check demo-check \
+	 kmod-check $(VM_SUITES)
 
 SUITES_FULL = $(SUITES) unit-tsan-check kmod-lint $(VM_SUITES_FULL)
 

@@ -28,7 +28,29 @@ $(VENV)/mypy.stamp: $(VPYTHON)
 python-check: $(VENV)/tmesh.stamp $(VENV)/mypy.stamp ## the Python package's tests, as TAP
 	@$(VPYTHON) -P -m pytest --tap $(PYTHON_DIR)/tests
 
+# Arrow's users want a newer NumPy than the system's PyTorch bears, so they get an environment
+# of their own. Without them, as on a machine without a network, their tests are skipped.
+ARROW_VENV := $(B)/venv-arrow
+
+$(ARROW_VENV)/tools.stamp:
+	$(PYTHON) -m venv --clear --system-site-packages $(ARROW_VENV)
+	$(ARROW_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		numpy pandas pyarrow polars jax || true
+	@touch $@
+
+$(ARROW_VENV)/tmesh.stamp: $(VENV)/tmesh.stamp $(ARROW_VENV)/tools.stamp
+	$(VPYTHON) -c 'import pathlib, tmesh; print(pathlib.Path(tmesh.__file__).parents[1])' \
+		> $(ARROW_VENV)/lib/python$(shell $(PYTHON) -c \
+		'import sys; print("%d.%d" % sys.version_info[:2])')/site-packages/tmesh.pth
+	@touch $@
+
+python-arrow: $(ARROW_VENV)/tmesh.stamp ## an environment with pyarrow, pandas, Polars and JAX
+
+python-arrow-check: $(ARROW_VENV)/tmesh.stamp ## the Python package's tests with those
+	@$(ARROW_VENV)/bin/python -P -m pytest --tap $(PYTHON_DIR)/tests/test_arrow.py \
+		$(PYTHON_DIR)/tests/test_table.py $(PYTHON_DIR)/tests/test_readme.py
+
 python-types: $(VENV)/tmesh.stamp $(VENV)/mypy.stamp ## what mypy says; python-check asks it too
 	cd $(VENV) && bin/python -P -m mypy --strict --allow-any-generics -p tmesh
 
-.PHONY: python python-check python-types
+.PHONY: python python-check python-arrow python-arrow-check python-types

@@ -145,6 +145,10 @@ struct tmesh_tensor *put_dlpack(struct state *st, PyObject *object,
 struct tmesh_tensor *put_tensor(struct state *st, struct tensor *self,
 				const struct tmesh_region_opts *opts);
 
+/* arrow.c */
+PyObject *tensor_arrow(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *tensor_arrow_schema(PyObject *object, PyObject *unused);
+
 /* exchange.c */
 int exchange_add(PyTypeObject *type);
 

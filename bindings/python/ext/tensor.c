@@ -414,6 +414,13 @@ static PyMethodDef methods[] = {
 	 "__dlpack_device__($self, /)\n--\n\nDLPack's device type and number."},
 	{"__enter__", tensor_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nThe tensor."},
 	{"__exit__", tensor_exit, METH_VARARGS, "__exit__($self, /, *args)\n--\n\nrelease()."},
+	{"__arrow_c_array__", KEYWORDS(tensor_arrow), METH_VARARGS | METH_KEYWORDS,
+	 "__arrow_c_array__($self, requested_schema=None)\n--\n\n"
+	 "Arrow's PyCapsules: the same memory as an array of numbers, or of lists of a fixed size\n"
+	 "where there are more dimensions. Arrow takes memory for immutable: seal it first, or do\n"
+	 "not write."},
+	{"__arrow_c_schema__", tensor_arrow_schema, METH_NOARGS,
+	 "__arrow_c_schema__($self, /)\n--\n\nThe schema alone of __arrow_c_array__()."},
 	{"_repr_html_", tensor_html, METH_NOARGS,
 	 "_repr_html_($self, /)\n--\n\nWhat a notebook shows."},
 	{"__reduce__", tensor_reduce, METH_NOARGS,

@@ -15,5 +15,7 @@ def test_example(python, number):
     program = EXAMPLES[number]
     if "torch" in program:
         pytest.importorskip("torch", reason="PyTorch is not installed")
+    if "pyarrow" in program:
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed: make python-arrow-check")
     wanted = re.findall(r"print\(.*\)\s+# (.*)", program)
     assert python(program).splitlines() == wanted

@@ -132,7 +132,9 @@ def test_out(library, dtype, record_property):
             row[name] = out(library, lay_out(made))
     record_property(f"to {library.module.__name__} {dtype}", grouped(row))
     if dtype in EVERYWHERE:
-        assert row["plain"] == row["sliced"] == row["empty"] == "works", row
+        assert row["plain"] == row["empty"] == "works", row
+        # JAX copies what does not start at a multiple of 64 bytes.
+        assert row["sliced"] in ("works", "the consumer copies"), row
     if library.module.__name__ == "torch":
         for name in ("read-only", "sealed", "backwards"):
             assert row.get(name) != "works", "PyTorch has neither"

@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Arrow's PyCapsule protocol: a contiguous tensor as an Arrow array over the same memory. More
+ * than one dimension become nested lists of a fixed size.
+ */
+#include "binding.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "arrow_abi.h"
+
+/* bool is missing: Arrow packs it into bits. */
+static const char *const formats[DTYPES] = {
+	[TMESH_INT8] = "c",    [TMESH_INT16] = "s",   [TMESH_INT32] = "i",   [TMESH_INT64] = "l",
+	[TMESH_UINT8] = "C",   [TMESH_UINT16] = "S",  [TMESH_UINT32] = "I",  [TMESH_UINT64] = "L",
+	[TMESH_FLOAT16] = "e", [TMESH_FLOAT32] = "f", [TMESH_FLOAT64] = "g",
+};
+
+/* One list and the one that it lists, down to the numbers: level i is dimension i. */
+struct schema {
+	struct ArrowSchema levels[TMESH_MAX_DIMS];
+	struct ArrowSchema *children[TMESH_MAX_DIMS];
+	char formats[TMESH_MAX_DIMS][32];
+};
+
+struct array {
+	struct ArrowArray levels[TMESH_MAX_DIMS];
+	struct ArrowArray *children[TMESH_MAX_DIMS];
+	const void *buffers[2]; /* no bitmap, for nothing is null; the numbers */
+	struct tensor *tensor;
+	bool writable;
+};
+
+/* The levels live and die together: the outermost owns them, the others only say so. */
+static void schema_child_release(struct ArrowSchema *self)
+{
+	self->release = NULL;
+}
+
+static void array_child_release(struct ArrowArray *self)
+{
+	self->release = NULL;
+}
+
+static void schema_release(struct ArrowSchema *self)
+{
+	free(self->private_data);
+	self->release = NULL;
+}
+
+/* A consumer may be done in any thread, and even after the interpreter. */
+static void array_release(struct ArrowArray *self)
+{
+	struct array *array = self->private_data;
+	PyGILState_STATE gil;
+
+	if (Py_IsInitialized()) {
+		gil = PyGILState_Ensure();
+		tensor_view_end(array->tensor, array->writable);
+		PyGILState_Release(gil);
+	}
+	free(array);
+	self->release = NULL;
+}
+
+static void schema_capsule_free(PyObject *capsule)
+{
+	struct ArrowSchema *schema = PyCapsule_GetPointer(capsule, "arrow_schema");
+
+	if (schema->release)
+		schema->release(schema);
+	free(schema);
+}
+
+static void array_capsule_free(PyObject *capsule)
+{
+	struct ArrowArray *array = PyCapsule_GetPointer(capsule, "arrow_array");
+
+	if (array->release)
+		array->release(array);
+	free(array);
+}
+
+static PyObject *schema_capsule(const struct tmesh_layout *layout)
+{
+	struct ArrowSchema *top = malloc(sizeof(*top));
+	struct schema *schema = calloc(1, sizeof(*schema));
+	PyObject *capsule;
+
+	if (!top || !schema) {
+		free(schema);
+		free(top);
+		return PyErr_NoMemory();
+	}
+	for (int i = 0; i < layout->ndim; i++) {
+		bool list = i + 1 < layout->ndim;
+
+		if (list) {
+			snprintf(schema->formats[i], sizeof(schema->formats[i]), "+w:%lld",
+				 (long long)layout->shape[i + 1]);
+			schema->children[i] = &schema->levels[i + 1];
+		}
+		schema->levels[i] = (struct ArrowSchema){
+			.format = list ? schema->formats[i] : formats[layout->dtype],
+			.name = i ? "item" : "",
+			.flags = ARROW_NULLABLE, /* as other makers' lists are */
+			.n_children = list,
+			.children = list ? &schema->children[i] : NULL,
+			.release = schema_child_release,
+		};
+	}
+	*top = schema->levels[0];
+	top->release = schema_release;
+	top->private_data = schema;
+	capsule = PyCapsule_New(top, "arrow_schema", schema_capsule_free);
+	if (!capsule) {
+		free(schema);
+		free(top);
+	}
+	return capsule;
+}
+
+static PyObject *array_capsule(struct tensor *self)
+{
+	const struct tmesh_layout *layout = tmesh_tensor_layout(self->tensor);
+	struct ArrowArray *top = malloc(sizeof(*top));
+	struct array *array = calloc(1, sizeof(*array));
+	PyObject *capsule = NULL;
+	int64_t length = 1;
+	void *data;
+
+	if (!top || !array) {
+		PyErr_NoMemory();
+		goto fail;
+	}
+	if (tensor_view_begin(self, VIEW_READ, &data, &array->writable))
+		goto fail;
+	array->tensor = self;
+	array->buffers[1] = data;
+	for (int i = 0; i < layout->ndim; i++) {
+		bool list = i + 1 < layout->ndim;
+
+		length *= layout->shape[i];
+		array->children[i] = list ? &array->levels[i + 1] : NULL;
+		array->levels[i] = (struct ArrowArray){
+			.length = length,
+			.n_buffers = list ? 1 : 2,
+			.buffers = array->buffers,
+			.n_children = list,
+			.children = list ? &array->children[i] : NULL,
+			.release = array_child_release,
+		};
+	}
+	*top = array->levels[0];
+	top->release = array_release;
+	top->private_data = array;
+	capsule = PyCapsule_New(top, "arrow_array", array_capsule_free);
+	if (capsule)
+		return capsule;
+	tensor_view_end(self, array->writable);
+fail:
+	free(array);
+	free(top);
+	return NULL;
+}
+
+static bool has_long_list(const struct tmesh_layout *layout)
+{
+	for (int i = 1; i < layout->ndim; i++)
+		if (layout->shape[i] > INT32_MAX)
+			return true;
+	return false;
+}
+
+static int check(struct tensor *self)
+{
+	const struct tmesh_layout *layout;
+	struct state *st = state_of(self);
+
+	if (!tensor_get(self))
+		return -1;
+	layout = tmesh_tensor_layout(self->tensor);
+	if (!formats[layout->dtype])
+		raise_code(st, EOPNOTSUPP,
+			   "Arrow has no array of %s over such memory: view it as another dtype",
+			   tmesh_dtype_name(layout->dtype));
+	else if (!layout->ndim)
+		raise_code(st, EOPNOTSUPP, "a scalar is no Arrow array: reshape(1)");
+	else if (!tmesh_layout_is_contiguous(layout))
+		raise_code(st, EOPNOTSUPP,
+			   "Arrow has no strides, and this tensor is not contiguous: take a copy "
+			   "(tmesh.put)");
+	else if (has_long_list(layout))
+		raise_code(st, EOPNOTSUPP, "Arrow's lists have at most 2147483647 elements");
+	else
+		return 0;
+	return -1;
+}
+
+PyObject *tensor_arrow(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"requested_schema", NULL};
+	struct tensor *self = (struct tensor *)object;
+	PyObject *requested = Py_None, *schema, *array;
+
+	/* What is requested is a wish: the consumer converts what it gets. */
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:__arrow_c_array__", names, &requested) ||
+	    check(self))
+		return NULL;
+	schema = schema_capsule(tmesh_tensor_layout(self->tensor));
+	if (!schema)
+		return NULL;
+	array = array_capsule(self);
+	if (!array) {
+		Py_DECREF(schema);
+		return NULL;
+	}
+	return Py_BuildValue("NN", schema, array);
+}
+
+PyObject *tensor_arrow_schema(PyObject *object, PyObject *unused)
+{
+	struct tensor *self = (struct tensor *)object;
+
+	if (check(self))
+		return NULL;
+	return schema_capsule(tmesh_tensor_layout(self->tensor));
+}

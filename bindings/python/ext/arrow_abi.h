@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: MIT */
+/* The ABI of Arrow's C Data Interface: an array, and what it is an array of. */
+#ifndef TMESH_ARROW_ABI_H
+#define TMESH_ARROW_ABI_H
+
+#include <assert.h>
+#include <stdint.h>
+
+#define ARROW_NULLABLE 2
+
+struct ArrowSchema {
+	const char *format;
+	const char *name;
+	const char *metadata;
+	int64_t flags;
+	int64_t n_children;
+	struct ArrowSchema **children;
+	struct ArrowSchema *dictionary;
+	void (*release)(struct ArrowSchema *self);
+	void *private_data;
+};
+
+struct ArrowArray {
+	int64_t length;
+	int64_t null_count;
+	int64_t offset;
+	int64_t n_buffers;
+	int64_t n_children;
+	const void **buffers;
+	struct ArrowArray **children;
+	struct ArrowArray *dictionary;
+	void (*release)(struct ArrowArray *self);
+	void *private_data;
+};
+
+static_assert(sizeof(void *) != 8 ||
+		      (sizeof(struct ArrowSchema) == 72 && sizeof(struct ArrowArray) == 80),
+	      "not the published ABI");
+
+#endif /* TMESH_ARROW_ABI_H */
