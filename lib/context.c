@@ -77,6 +77,11 @@ static void ctx_free(struct tmesh_ctx *ctx)
 	free(ctx);
 }
 
+void tmesh_ctx_limit(struct tmesh_ctx *ctx, uint64_t max_bytes)
+{
+	atomic_store(&ctx->max_bytes, max_bytes ? max_bytes : UINT64_MAX);
+}
+
 int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 		   struct tmesh_error *err)
 {
@@ -96,7 +101,7 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 		return tmesh_fail(err, -ENOMEM, "no memory for a context");
 	atomic_init(&ctx->refs, 1);
 	pthread_mutex_init(&ctx->lock, NULL);
-	ctx->max_bytes = o.max_bytes ? o.max_bytes : UINT64_MAX;
+	tmesh_ctx_limit(ctx, o.max_bytes);
 	ctx->pool_max = o.pool_bytes;
 	ctx->timeout_ns = o.timeout_ns ? o.timeout_ns : DEFAULT_TIMEOUT_NS;
 	ctx->log = o.log;

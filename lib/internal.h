@@ -116,7 +116,7 @@ struct tmesh_ctx {
 	uint32_t life;		/* the process it lives in, as fork.c counts; under lock */
 	pthread_mutex_t lock;
 
-	uint64_t max_bytes;
+	atomic_uint_fast64_t max_bytes;
 	uint64_t timeout_ns;
 	tmesh_log_fn log;
 	void *log_data;

@@ -133,14 +133,15 @@ static int charge(struct tmesh_ctx *ctx, uint64_t bytes, struct tmesh_error *err
 {
 	uint64_t amount = charge_of(bytes);
 	uint64_t used = atomic_load(&ctx->bytes_owned);
+	uint64_t limit = atomic_load(&ctx->max_bytes);
 
 	do {
-		if (amount > ctx->max_bytes || used > ctx->max_bytes - amount)
+		if (amount > limit || used > limit - amount)
 			return tmesh_fail(err, -EDQUOT,
 					  "%llu more bytes pass this context's limit of %llu "
 					  "(max_bytes), of which %llu are in use",
 					  (unsigned long long)amount,
-					  (unsigned long long)ctx->max_bytes,
+					  (unsigned long long)limit,
 					  (unsigned long long)used);
 	} while (!atomic_compare_exchange_weak(&ctx->bytes_owned, &used, used + amount));
 	return 0;

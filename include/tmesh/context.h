@@ -72,6 +72,9 @@ struct tmesh_ctx_opts {
  */
 int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 		   struct tmesh_error *err);
+/* Another max_bytes from now on, as in tmesh_ctx_opts. What is in use stays, even beyond it. */
+void tmesh_ctx_limit(struct tmesh_ctx *ctx, uint64_t max_bytes);
+
 struct tmesh_ctx *tmesh_ctx_ref(struct tmesh_ctx *ctx);
 /* Regions keep their context alive; the last reference ends its server thread. */
 void tmesh_ctx_unref(struct tmesh_ctx *ctx);

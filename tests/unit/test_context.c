@@ -145,6 +145,15 @@ static void test_quota(void **state)
 	assert_int_equal(tmesh_stats(ctx, &stats), 0);
 	assert_int_equal(stats.regions_live, 0);
 	assert_int_equal(stats.bytes_live, 0);
+
+	/* Less than there is takes nothing away, and lets nothing new come. */
+	assert_ok(tmesh_region_create(ctx, 8192, NULL, &one, err));
+	tmesh_ctx_limit(ctx, 4096);
+	assert_refused(tmesh_region_create(ctx, 1, NULL, &none, err), -EDQUOT, "4096");
+	tmesh_ctx_limit(ctx, 0);
+	assert_ok(tmesh_region_create(ctx, 1 << 20, NULL, &two, err));
+	tmesh_region_unref(one);
+	tmesh_region_unref(two);
 	tmesh_ctx_unref(ctx);
 }
 

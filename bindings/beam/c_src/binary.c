@@ -223,6 +223,7 @@ static int copy(struct tmesh_tensor *tensor, uint64_t limit, ErlNifBinary *binar
 static ERL_NIF_TERM make_binary(ErlNifEnv *env, struct handle *handle, struct tmesh_tensor *tensor,
 				bool may_copy)
 {
+	uint64_t limit = atomic_load(&handle->context->max_bytes);
 	struct pinned *pinned = NULL;
 	struct tmesh_error err;
 	ErlNifBinary binary;
@@ -234,7 +235,7 @@ static ERL_NIF_TERM make_binary(ErlNifEnv *env, struct handle *handle, struct tm
 		return make_ok(env, term);
 	}
 	if (tmesh_layout_is_contiguous(tmesh_tensor_layout(tensor)))
-		rc = pin(tensor, handle->copy_limit, &pinned, &err);
+		rc = pin(tensor, limit, &pinned, &err);
 	else
 		rc = refuse(&err, -EINVAL, "not contiguous");
 	if (!rc) {
@@ -252,7 +253,7 @@ static ERL_NIF_TERM make_binary(ErlNifEnv *env, struct handle *handle, struct tm
 		refuse(&err, -EOPNOTSUPP, "this binary would be a copy: %.200s", reason);
 		return make_error(env, &err);
 	}
-	if (copy(tensor, handle->copy_limit, &binary, &err))
+	if (copy(tensor, limit, &binary, &err))
 		return make_error(env, &err);
 	return make_ok(env, enif_make_binary(env, &binary));
 }

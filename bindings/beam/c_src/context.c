@@ -32,7 +32,8 @@ bool get_context(ErlNifEnv *env, ERL_NIF_TERM term, struct context **context,
 /* context_open({backend, max_bytes, pool_bytes, timeout_ns, max_opening}) -> {ok, context} */
 NIF(context_open)
 {
-	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .log = log_keep, .taken = TMESH_TAKEN_ZERO};
+	struct tmesh_ctx_opts opts = {
+		.size = sizeof(opts), .log = log_keep, .taken = TMESH_TAKEN_ZERO};
 	ErlNifUInt64 max_bytes, pool_bytes, timeout_ns;
 	unsigned int max_opening;
 	const ERL_NIF_TERM *field;
@@ -60,7 +61,7 @@ NIF(context_open)
 		return enif_make_badarg(env);
 
 	context = enif_alloc_resource(context_type, sizeof(*context));
-	*context = (struct context){.copy_limit = max_bytes,
+	*context = (struct context){.max_bytes = max_bytes,
 				    .max_opening = max_opening,
 				    .garbage = garbage_alloc(drop_context)};
 	if (!context->garbage)
@@ -71,6 +72,24 @@ NIF(context_open)
 		term = make_error(env, &err);
 	enif_release_resource(context);
 	return term;
+}
+
+/* context_limit(context, max_bytes) -> ok, as context_open has it, from now on */
+NIF(context_limit)
+{
+	struct context *context;
+	struct tmesh_error err;
+	ErlNifUInt64 max_bytes;
+
+	if (!get_context(env, argv[0], &context, &err))
+		return make_error(env, &err);
+	if (!enif_get_uint64(env, argv[1], &max_bytes)) {
+		refuse(&err, -EINVAL, "a limit is a number of bytes");
+		return make_error(env, &err);
+	}
+	atomic_store(&context->max_bytes, max_bytes);
+	tmesh_ctx_limit(context->ctx, max_bytes);
+	return enif_make_atom(env, "ok");
 }
 
 /* context_backend(context) -> {ok, kernel | memfd} */

@@ -15,6 +15,7 @@ void handle_dtor(ErlNifEnv *env, void *object)
 
 	if (handle->pinned)
 		enif_release_resource(handle->pinned);
+	enif_release_resource(handle->context);
 	if (handle->tensor)
 		garbage_put(env, handle->garbage, handle->tensor);
 	else
@@ -23,12 +24,12 @@ void handle_dtor(ErlNifEnv *env, void *object)
 }
 
 /* An empty handle, or NULL with @err filled. */
-static struct handle *handle_new(const struct context *context, struct tmesh_error *err)
+static struct handle *handle_new(struct context *context, struct tmesh_error *err)
 {
 	struct handle *handle = enif_alloc_resource(handle_type, sizeof(*handle));
 
-	*handle = (struct handle){.copy_limit = context->copy_limit,
-				  .garbage = garbage_alloc(drop_tensor)};
+	*handle = (struct handle){.context = context, .garbage = garbage_alloc(drop_tensor)};
+	enif_keep_resource(context);
 	pthread_mutex_init(&handle->lock, NULL);
 	if (handle->garbage)
 		return handle;

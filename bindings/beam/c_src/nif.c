@@ -64,6 +64,7 @@ static ErlNifFunc functions[] = {
 	{"janitor", 0, janitor, 0},
 	{"sweep", 0, sweep, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"context_open", 1, context_open, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"context_limit", 2, context_limit, 0},
 	{"context_backend", 1, context_backend, 0},
 	{"context_caps", 1, context_caps, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"context_stats", 1, context_stats, 0},

@@ -34,8 +34,8 @@ struct garbage {
 
 struct context {
 	struct tmesh_ctx *ctx;
-	uint64_t copy_limit;	  /* most bytes one to_binary may copy out; 0: no limit */
-	unsigned int max_opening; /* dirty schedulers that may wait for peers at once */
+	_Atomic uint64_t max_bytes; /* most that one to_binary may copy out; 0: no limit */
+	unsigned int max_opening;   /* dirty schedulers that may wait for peers at once */
 	atomic_uint opening;
 	struct garbage *garbage;
 };
@@ -44,7 +44,7 @@ struct handle {
 	pthread_mutex_t lock;	     /* guards tensor and pinned; held for pointer work only */
 	struct tmesh_tensor *tensor; /* NULL: released */
 	struct pinned *pinned;	     /* what the first binary made; later ones share it */
-	uint64_t copy_limit;
+	struct context *context;     /* whose limits apply */
 	struct garbage *garbage;
 };
 
@@ -94,6 +94,7 @@ bool get_region_opts(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_region_opts
 bool get_context(ErlNifEnv *env, ERL_NIF_TERM term, struct context **context,
 		 struct tmesh_error *err);
 NIF(context_open);
+NIF(context_limit);
 NIF(context_backend);
 NIF(context_caps);
 NIF(context_stats);

@@ -7,17 +7,36 @@ defmodule Tmesh do
 
   ## Configuration
 
-  Read when the application starts:
+  With the defaults:
 
       config :tmesh, :zero_copy,
+        enabled: true,
+        threshold_bytes: 1_000_000,
+        gpu_enabled: true,
+        arrow_enabled: true,
+        cleanup_interval_ms: 5_000,
         max_shared_memory_mb: 4096,
         pool_mb: 128,
         timeout_ms: 2_000,
         backend: :auto
 
+  Read at run time, whenever they matter:
+
+    * `enabled` - with `false`, nothing is put into shared memory unless it is asked for by name:
+      `Tmesh.ZeroCopy.AutoDetect` says no to everything, and `Tmesh.Worker` copies instead, with a
+      warning for each call
+    * `threshold_bytes` - what has more bytes goes by shared memory
+    * `gpu_enabled` - with `false`, `Tmesh.Worker` refuses refs of GPU tensors (`:unsupported`)
+    * `arrow_enabled` - with `false`, `Tmesh.Arrow` refuses to work (`:unsupported`)
+    * `cleanup_interval_ms` - how often the janitor looks for what was left behind and for the
+      library's log lines, beside when it is told; 0 for never. A new value counts from its next
+      look on
     * `max_shared_memory_mb` - MiB of regions this VM may have created at once, and the most that
       one `Tmesh.ZeroCopy.to_binary/2` may copy out of memory that is not sealed; 0 for no limit.
       Passing it gives `:limit_exceeded`.
+
+  Read when the application starts:
+
     * `pool_mb` - MiB kept of released regions, for reuse by later ones; 0 for none.
     * `timeout_ms` - the longest wait for a peer.
     * `backend` - `:kernel` (the module), `:memfd`, or `:auto`: the module where /dev/tmesh can be

@@ -16,6 +16,7 @@ defmodule Tmesh.NativeTest do
 
     [
       context_open: [{:auto, 0, 0, 0, 1}],
+      context_limit: [context, 0],
       context_backend: [context],
       context_caps: [context],
       context_stats: [context],

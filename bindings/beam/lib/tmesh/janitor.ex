@@ -7,8 +7,7 @@ defmodule Tmesh.Janitor do
   use GenServer
   require Logger
 
-  # Log lines of the library's own threads wake nobody; they are fetched at least so often.
-  @interval_ms 5_000
+  alias Tmesh.{Config, Telemetry}
 
   @spec start_link(term()) :: GenServer.on_start()
   def start_link(_arg), do: GenServer.start_link(__MODULE__, [], name: __MODULE__)
@@ -16,7 +15,7 @@ defmodule Tmesh.Janitor do
   @impl true
   def init(_arg) do
     :ok = Tmesh.Native.janitor()
-    {:ok, nil, {:continue, :sweep}}
+    {:ok, Config.default(:cleanup_interval_ms), {:continue, :sweep}}
   end
 
   @impl true
@@ -30,9 +29,29 @@ defmodule Tmesh.Janitor do
 
   def handle_info(:timeout, state), do: sweep(state)
 
-  defp sweep(state) do
+  # Log lines of the library's own threads wake nobody, so they are looked for again and again, and
+  # so is garbage, should its message have been lost.
+  defp sweep(interval_ms) do
+    began = System.monotonic_time()
     for {level, message} <- Tmesh.Native.sweep(), do: Logger.log(level, "tmesh: " <> message)
-    {:noreply, state, @interval_ms}
+    duration = System.monotonic_time() - began
+    Telemetry.execute([:tmesh, :janitor, :sweep], %{duration: duration}, %{})
+    interval_ms = interval(interval_ms)
+    # At most what a timer takes, and 0 for never.
+    {:noreply, interval_ms,
+     if(interval_ms == 0, do: :infinity, else: min(interval_ms, 0xFFFF_FFFF))}
+  end
+
+  # A wrong value leaves the last good one in force.
+  defp interval(last) do
+    case Config.get(:cleanup_interval_ms) do
+      {:ok, interval_ms} ->
+        interval_ms
+
+      {:error, error} ->
+        Logger.error("tmesh: " <> error.message)
+        last
+    end
   end
 
   # One sweep does for all who asked before it begins.

@@ -38,6 +38,9 @@ defmodule Tmesh.Native do
         ) :: result(context())
   def context_open(_opts), do: :erlang.nif_error(:not_loaded)
 
+  @spec context_limit(context(), max_bytes :: non_neg_integer()) :: :ok | {:error, reason()}
+  def context_limit(_context, _max_bytes), do: :erlang.nif_error(:not_loaded)
+
   @spec context_backend(context()) :: result(:kernel | :memfd)
   def context_backend(_context), do: :erlang.nif_error(:not_loaded)
 

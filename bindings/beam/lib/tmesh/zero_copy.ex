@@ -64,8 +64,9 @@ defmodule Tmesh.ZeroCopy do
   @spec allocate(TensorRef.shape(), TensorRef.dtype(), [region_option()]) ::
           {:ok, TensorRef.t()} | {:error, Error.t()}
   def allocate(shape, dtype, opts \\ []) do
-    with {:ok, region, _opts} <- region_options(opts, []) do
-      Context.get() |> Native.create(shape, dtype, region) |> created()
+    with {:ok, region, _opts} <- region_options(opts, []),
+         {:ok, context} <- Context.limited() do
+      context |> Native.create(shape, dtype, region) |> created()
     end
   end
 
@@ -86,8 +87,9 @@ defmodule Tmesh.ZeroCopy do
           region_option() | {:seal, boolean()}
         ]) :: {:ok, TensorRef.t()} | {:error, Error.t()}
   def from_binary(binary, shape, dtype, opts \\ []) do
-    with {:ok, region, opts} <- region_options(opts, seal: true) do
-      Context.get() |> Native.put(binary, shape, dtype, region, opts[:seal]) |> created()
+    with {:ok, region, opts} <- region_options(opts, seal: true),
+         {:ok, context} <- Context.limited() do
+      context |> Native.put(binary, shape, dtype, region, opts[:seal]) |> created()
     end
   end
 
@@ -133,7 +135,8 @@ defmodule Tmesh.ZeroCopy do
   end
 
   def to_binary(%TensorRef{handle: handle}, opts) do
-    with {:ok, opts} <- options(opts, copy: true) do
+    with {:ok, opts} <- options(opts, copy: true),
+         {:ok, _context} <- Context.limited() do
       handle |> Native.to_binary(opts[:copy]) |> result()
     end
   end

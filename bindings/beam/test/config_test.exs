@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.ConfigTest do
+  use Tmesh.Case
+
+  import ExUnit.CaptureLog
+  alias Tmesh.{PythonPool, Telemetry, Worker}
+  alias Tmesh.Worker.Payload
+  alias Tmesh.ZeroCopy.AutoDetect
+
+  doctest Tmesh.ZeroCopy.AutoDetect
+  doctest Tmesh.Telemetry
+
+  # While the application runs, for the rest of the test.
+  defp set(config) do
+    on_exit(fn -> Application.delete_env(:tmesh, :zero_copy) end)
+    Application.put_env(:tmesh, :zero_copy, config)
+  end
+
+  describe "threshold_bytes" do
+    test "is strict, and true to each type's bits" do
+      set(threshold_bytes: 12)
+      ref = ZeroCopy.allocate!([1], :uint8)
+
+      for {term, wanted} <- [
+            {:binary.copy("x", 12), false},
+            {:binary.copy("x", 13), true},
+            {ref, true},
+            {[ref], false},
+            {nil, false},
+            {<<1::3>>, false},
+            {nx({3}, {:f, 32}), false},
+            {nx({4}, {:f, 32}), true},
+            {nx({12}, {:u, 8}), false},
+            {nx({13}, {:u, 8}), true},
+            {nx({6}, {:bf, 16}), false},
+            {nx({7}, {:bf, 16}), true},
+            {nx({24}, {:u, 4}), false},
+            {nx({25}, {:u, 4}), true},
+            {nx({2, 0}, {:f, 64}), false},
+            {nx({}, {:c, 128}), true},
+            {%{__struct__: Nx.Tensor, shape: nil, type: {:f, 32}}, false}
+          ] do
+        assert AutoDetect.should_use_zero_copy?(term) == wanted, inspect(term)
+      end
+
+      set(threshold_bytes: 100)
+      refute AutoDetect.should_use_zero_copy?(:binary.copy("x", 13))
+    end
+  end
+
+  # The members of Nx's struct that tmesh looks at; Nx itself is not here.
+  defp nx(shape, type), do: %{__struct__: Nx.Tensor, shape: shape, type: type}
+
+  describe "enabled: false" do
+    test "says no to everything" do
+      set(enabled: false, threshold_bytes: 0)
+      refute AutoDetect.should_use_zero_copy?("abc")
+      refute AutoDetect.should_use_zero_copy?(ZeroCopy.allocate!([1], :uint8))
+    end
+
+    if PythonPool.available?() do
+      test "falls back, loudly" do
+        start_supervised!({Worker, PythonPool.options(name: Fallback, size: 1)})
+        set(enabled: false, threshold_bytes: 100)
+        test = self()
+
+        :ok =
+          Telemetry.attach(
+            "fallback",
+            [[:tmesh, :worker, :fallback]],
+            fn _event, %{bytes: bytes}, %{operation: operation}, nil ->
+              send(test, {:fallback, operation, bytes})
+            end,
+            nil
+          )
+
+        created = stat(:regions_created)
+
+        log =
+          capture_log(fn ->
+            data = :binary.copy(<<255>>, 200)
+
+            assert {:ok, ^data} = Worker.execute("operations.echo", [data], pool: Fallback)
+          end)
+
+        assert log =~ "200 bytes for operations.echo are copied"
+        assert_received {:fallback, "operations.echo", 200}
+        assert stat(:regions_created) == created
+
+        # An array comes as bytes, and becomes what it would have been.
+        assert {:ok, %{"sums" => %TensorRef{dtype: :int64, shape: [2]} = sums}} =
+                 Worker.execute("operations.table", [2], pool: Fallback)
+
+        assert ZeroCopy.to_binary!(sums) == <<0::64, 1::64-native>>
+
+        # What is shared already stays so.
+        ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
+
+        assert {:ok, ["ndarray", "uint8", [4], false, 394.0]} =
+                 Worker.execute("operations.describe", [ref], pool: Fallback)
+
+        assert {:error, %Error{type: :limit_exceeded}} =
+                 Worker.execute("operations.text", [17_000_000], pool: Fallback)
+
+        :ok = Telemetry.detach("fallback")
+      end
+    else
+      @tag skip: PythonPool.why_not()
+      test "falls back, loudly"
+    end
+  end
+
+  test "gpu_enabled: false refuses GPU tensors" do
+    gpu = %TensorRef{
+      ZeroCopy.from_binary!("abcd", [4], :uint8)
+      | id: "0000000000000001",
+        shm_name: "tm1k-" <> String.duplicate("0", 32),
+        device: {:cuda, 0},
+        handle: nil
+    }
+
+    assert {:ok, %{json: json}} = Payload.encode([gpu])
+    assert IO.iodata_to_binary(json) =~ ~s("device":"cuda:0")
+    set(gpu_enabled: false)
+    assert {:error, %Error{type: :unsupported, message: message}} = Payload.encode([gpu])
+    assert message =~ "gpu_enabled"
+  end
+
+  describe "max_shared_memory_mb" do
+    test "refuses what passes it, and takes nothing away" do
+      ref = ZeroCopy.allocate!([3, 1_048_576], :uint8)
+      set(max_shared_memory_mb: 2)
+
+      for make <- [
+            fn -> ZeroCopy.allocate([1], :uint8) end,
+            fn -> ZeroCopy.from_binary("x", [1], :uint8) end,
+            fn -> ZeroCopy.to_binary(ref) end
+          ] do
+        assert {:error, %Error{type: :limit_exceeded}} = make.()
+      end
+
+      set(max_shared_memory_mb: 4)
+      assert {:ok, _binary} = ZeroCopy.to_binary(ref)
+      more = ZeroCopy.allocate!([1_048_576], :uint8)
+      assert {:error, %Error{type: :limit_exceeded}} = ZeroCopy.allocate([1], :uint8)
+      :ok = ZeroCopy.release(more)
+      assert {:ok, _ref} = ZeroCopy.allocate([1], :uint8)
+      set(max_shared_memory_mb: 0)
+      assert {:ok, _ref} = ZeroCopy.allocate([8, 1_048_576], :uint8)
+    end
+  end
+
+  test "cleanup_interval_ms drives the janitor" do
+    test = self()
+    sweep = fn _event, %{duration: duration}, _metadata, nil -> send(test, {:sweep, duration}) end
+    set(cleanup_interval_ms: 10)
+    # It hears of the new value when it sweeps the next time.
+    send(Tmesh.Janitor, :sweep)
+    :ok = Telemetry.attach("sweeps", [[:tmesh, :janitor, :sweep]], sweep, nil)
+    for _n <- 1..5, do: assert_receive({:sweep, duration} when duration > 0, 10_000)
+
+    log =
+      capture_log(fn ->
+        set(cleanup_interval_ms: :often)
+        assert_receive {:sweep, _duration}, 10_000
+        assert_receive {:sweep, _duration}, 10_000
+      end)
+
+    assert log =~ "cleanup_interval_ms"
+    set(cleanup_interval_ms: 0)
+    Process.sleep(100)
+    :ok = Telemetry.detach("sweeps")
+    :ok = Telemetry.attach("sweeps", [[:tmesh, :janitor, :sweep]], sweep, nil)
+    flush()
+    refute_receive {:sweep, _duration}, 300
+    # Garbage still wakes it.
+    in_process(fn -> is_struct(ZeroCopy.allocate!([1], :uint8)) end)
+    assert_receive {:sweep, _duration}, 10_000
+    :ok = Telemetry.detach("sweeps")
+    Application.delete_env(:tmesh, :zero_copy)
+    send(Tmesh.Janitor, :sweep)
+  end
+
+  defp flush do
+    receive do
+      {:sweep, _duration} -> flush()
+    after
+      0 -> :ok
+    end
+  end
+
+  test "wrong values are said when they are needed" do
+    for {key, value, call} <- [
+          {:threshold_bytes, -1, fn -> Payload.encode(["x"]) end},
+          {:threshold_bytes, "1", fn -> Payload.encode(["x"]) end},
+          {:enabled, :maybe, fn -> Payload.encode(["x"]) end},
+          {:max_shared_memory_mb, 1.5, fn -> ZeroCopy.allocate([1], :uint8) end},
+          {:max_shared_memory_mb, nil, fn -> ZeroCopy.from_binary("x", [1], :uint8) end}
+        ] do
+      set([{key, value}])
+      assert {:error, %Error{type: :invalid, message: message}} = call.()
+      assert message =~ "#{key}" and message =~ inspect(value)
+    end
+
+    set(enabled: nil)
+    assert_raise Error, fn -> AutoDetect.should_use_zero_copy?("x") end
+  end
+
+  test "a handler that raises is detached, and disturbs nobody" do
+    event = [:tmesh, :janitor, :sweep]
+    :ok = Telemetry.attach("bad", [event], fn _, _, _, _ -> raise "no" end, nil)
+    log = capture_log(fn -> :ok = Telemetry.execute(event, %{duration: 1}, %{}) end)
+    assert log =~ "detached"
+    assert {:error, :not_found} = Telemetry.detach("bad")
+  end
+end
