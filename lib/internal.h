@@ -262,6 +262,8 @@ struct tmesh_lease_pages {
 /* It is known here, without a system call, that the region's lease is over. */
 bool tmesh_lease_lapsed_here(struct tmesh_region *region);
 void tmesh_lease_unmap(struct tmesh_lease_pages *pages);
+/* The period of a lease that this library keeps (memfd), else 0. */
+uint64_t tmesh_lease_kept_ns(const struct tmesh_region *region);
 /* The region object ends; the lease stays with its other handles. */
 void tmesh_lease_forget(struct tmesh_region *region);
 

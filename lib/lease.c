@@ -213,6 +213,13 @@ bool tmesh_lease_lapsed_here(struct tmesh_region *region)
 	return keeper && keeper != &none && state_of(keeper) != TMESH_LEASE_IS_LIVE;
 }
 
+uint64_t tmesh_lease_kept_ns(const struct tmesh_region *region)
+{
+	const struct tmesh_lease_keeper *keeper = atomic_load(&region->lease);
+
+	return keeper ? keeper->ns : 0;
+}
+
 void tmesh_lease_unmap(struct tmesh_lease_pages *pages)
 {
 	munmap(pages->touch, tmesh_page_bytes());

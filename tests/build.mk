@@ -2,7 +2,7 @@
 #
 # Every suite is a target that prints TAP; tests/run.py runs them and totals them.
 
-SUITES = runner-check unit-check unit-asan-check unit-valgrind-check fuzz-check tools-check \
+SUITES = runner-check unit-check unit-asan-check unit-valgrind-check fuzz-check tools-check cuda-check \
 	 python-check python-arrow-check beam-check readme-check packaging-check demo-check \
 	 kmod-check $(VM_SUITES)
 

@@ -1,0 +1,422 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Device memory: blocks of the driver's physical memory, each mapped once, and chunks of them.
+ * Small allocations share blocks, for the driver gives no less than a granule of 2 MiB and takes
+ * long for it. One empty block per device is kept.
+ */
+#include "internal.h"
+
+#include <stdlib.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+static uint64_t round_up(uint64_t bytes, uint64_t to)
+{
+	return (bytes + to - 1) / to * to;
+}
+
+struct cu_alloc_prop block_prop(int device)
+{
+	return (struct cu_alloc_prop){
+		.type = CU_ALLOCATION_PINNED,
+		.handle_types = CU_HANDLE_POSIX_FD,
+		.location = {.type = CU_LOCATION_DEVICE, .id = device},
+	};
+}
+
+int block_granule(struct tmesh_cuda *cuda, int device, uint64_t *granule, struct tmesh_error *err)
+{
+	struct cu_alloc_prop prop = block_prop(device);
+	struct device *d = &cuda->devices[device];
+	int rc = CUDA_HAS(cuda, granularity, err);
+
+	if (!rc && !d->granule)
+		rc = cuda_check(
+			cuda, cuda->driver.granularity(&d->granule, &prop, CU_GRANULARITY_MINIMUM),
+			"cuMemGetAllocationGranularity", err);
+	*granule = d->granule;
+	return rc;
+}
+
+static int set_access(struct tmesh_cuda *cuda, cu_ptr base, uint64_t bytes, int device,
+		      int resident, uint32_t rights, struct tmesh_error *err)
+{
+	int flags = rights & TMESH_WRITE ? CU_ACCESS_READ_WRITE : CU_ACCESS_READ;
+	const struct cu_access access[] = {
+		{.location = {.type = CU_LOCATION_DEVICE, .id = resident}, .flags = flags},
+		{.location = {.type = CU_LOCATION_DEVICE, .id = device}, .flags = flags},
+	};
+
+	return cuda_check(cuda,
+			  cuda->driver.set_access(base, bytes, access, device == resident ? 1 : 2),
+			  "cuMemSetAccess", err);
+}
+
+int block_map(struct tmesh_cuda *cuda, cu_mem handle, uint64_t bytes, int device, int resident,
+	      uint32_t rights, cu_ptr *base, struct tmesh_error *err)
+{
+	const struct cu_driver *driver = &cuda->driver;
+	int rc =
+		cuda_check(cuda, driver->reserve(base, bytes, 0, 0, 0), "cuMemAddressReserve", err);
+
+	if (rc)
+		return rc;
+	rc = cuda_check(cuda, driver->map(*base, bytes, 0, handle, 0), "cuMemMap", err);
+	if (!rc) {
+		rc = set_access(cuda, *base, bytes, device, resident, rights, err);
+		if (rc)
+			driver->unmap(*base, bytes);
+	}
+	if (rc)
+		driver->unreserve(*base, bytes);
+	return rc;
+}
+
+void block_unmap(struct tmesh_cuda *cuda, cu_ptr base, uint64_t bytes)
+{
+	cuda->driver.unmap(base, bytes);
+	cuda->driver.unreserve(base, bytes);
+}
+
+/* Chunks in bins by the highest bit of their length. */
+
+static unsigned int bin_of(uint64_t bytes)
+{
+	return 63u - (unsigned int)__builtin_clzll(bytes);
+}
+
+static void bin_add(struct device *device, struct chunk *chunk)
+{
+	struct chunk **bin = &device->bins[bin_of(chunk->bytes)];
+
+	chunk->free = true;
+	chunk->previous = NULL;
+	chunk->next = *bin;
+	if (*bin)
+		(*bin)->previous = chunk;
+	*bin = chunk;
+}
+
+static void bin_remove(struct device *device, struct chunk *chunk)
+{
+	chunk->free = false;
+	if (chunk->next)
+		chunk->next->previous = chunk->previous;
+	if (chunk->previous)
+		chunk->previous->next = chunk->next;
+	else
+		device->bins[bin_of(chunk->bytes)] = chunk->next;
+}
+
+/* In its own bin a chunk may be too short; in those above none is. */
+static struct chunk *find(struct device *device, uint64_t bytes)
+{
+	unsigned int bin = bin_of(bytes);
+
+	for (struct chunk *chunk = device->bins[bin]; chunk; chunk = chunk->next)
+		if (chunk->bytes >= bytes)
+			return chunk;
+	while (++bin < BINS)
+		if (device->bins[bin])
+			return device->bins[bin];
+	return NULL;
+}
+
+static int new_chunk(struct block *block, struct chunk *before, uint64_t offset, uint64_t bytes,
+		     struct chunk **out, struct tmesh_error *err)
+{
+	struct chunk *chunk = calloc(1, sizeof(*chunk));
+
+	if (!chunk)
+		return cuda_fail(err, -ENOMEM, "no memory");
+	*chunk = (struct chunk){.block = block, .offset = offset, .bytes = bytes, .before = before};
+	chunk->behind = before ? before->behind : NULL;
+	if (chunk->behind)
+		chunk->behind->before = chunk;
+	if (before)
+		before->behind = chunk;
+	else
+		block->chunks = chunk;
+	*out = chunk;
+	return 0;
+}
+
+/* Take @bytes of a free chunk; the rest, if any, stays free. */
+static int split(struct device *device, struct chunk *chunk, uint64_t bytes,
+		 struct tmesh_error *err)
+{
+	struct chunk *rest = NULL;
+	int rc;
+
+	bin_remove(device, chunk);
+	if (chunk->bytes > bytes) {
+		rc = new_chunk(chunk->block, chunk, chunk->offset + bytes, chunk->bytes - bytes,
+			       &rest, err);
+		if (rc) {
+			bin_add(device, chunk);
+			return rc;
+		}
+		bin_add(device, rest);
+		chunk->bytes = bytes;
+	}
+	chunk->block->used += chunk->bytes;
+	return 0;
+}
+
+static void absorb(struct chunk *chunk, struct chunk *behind)
+{
+	chunk->bytes += behind->bytes;
+	chunk->behind = behind->behind;
+	if (chunk->behind)
+		chunk->behind->before = chunk;
+	free(behind);
+}
+
+/* Blocks. */
+
+static void block_release(struct tmesh_cuda *cuda, struct block *block)
+{
+	struct device *device = &cuda->devices[block->device];
+	struct block **at = &device->blocks;
+
+	while (*at != block)
+		at = &(*at)->next;
+	*at = block->next;
+	if (block->chunks->free)
+		bin_remove(device, block->chunks);
+	free(block->chunks);
+	block_unmap(cuda, block->base, block->bytes);
+	cuda->driver.mem_release(block->handle);
+	if (block->fd >= 0)
+		close(block->fd);
+	device->stats.bytes_reserved -= block->bytes;
+	device->stats.blocks--;
+	free(block);
+}
+
+static int create(struct tmesh_cuda *cuda, struct block *block, struct tmesh_error *err)
+{
+	struct cu_alloc_prop prop = block_prop(block->device);
+	int rc = cuda_check(cuda, cuda->driver.mem_create(&block->handle, block->bytes, &prop, 0),
+			    "cuMemCreate", err);
+
+	if (rc)
+		return rc;
+	rc = block_map(cuda, block->handle, block->bytes, block->device, block->device,
+		       TMESH_READ | TMESH_WRITE, &block->base, err);
+	if (rc)
+		cuda->driver.mem_release(block->handle);
+	return rc;
+}
+
+static int block_new(struct tmesh_cuda *cuda, int device, uint64_t bytes, struct block **out,
+		     struct tmesh_error *err)
+{
+	struct device *d = &cuda->devices[device];
+	struct block *block = calloc(1, sizeof(*block));
+	int rc;
+
+	if (!block)
+		return cuda_fail(err, -ENOMEM, "no memory");
+	block->device = device;
+	block->bytes = bytes;
+	block->fd = -1;
+	if (getrandom(&block->id, sizeof(block->id), 0) != sizeof(block->id))
+		rc = cuda_fail(err, -EIO, "no random number for a block's id");
+	else
+		rc = new_chunk(block, NULL, 0, bytes, &block->chunks, err);
+	if (!rc) {
+		rc = create(cuda, block, err);
+		if (rc)
+			free(block->chunks);
+	}
+	if (rc) {
+		free(block);
+		return rc;
+	}
+	block->next = d->blocks;
+	d->blocks = block;
+	d->stats.bytes_reserved += bytes;
+	d->stats.blocks++;
+	*out = block;
+	return 0;
+}
+
+static void trim(struct tmesh_cuda *cuda, int device)
+{
+	for (struct block *block = cuda->devices[device].blocks, *next; block; block = next) {
+		next = block->next;
+		if (!block->used)
+			block_release(cuda, block);
+	}
+}
+
+void block_trim(struct tmesh_cuda *cuda)
+{
+	for (int i = 0; i < cuda->device_count; i++)
+		trim(cuda, i);
+}
+
+void tmesh_cuda_trim(struct tmesh_cuda *cuda)
+{
+	pthread_mutex_lock(&cuda->lock);
+	block_trim(cuda);
+	pthread_mutex_unlock(&cuda->lock);
+}
+
+/* A block for @bytes: as large as they should be, or when memory is short as small as it can. */
+static int block_for(struct tmesh_cuda *cuda, int device, uint64_t bytes, bool alone,
+		     struct block **out, struct tmesh_error *err)
+{
+	uint64_t granule, least, good;
+	int rc = block_granule(cuda, device, &granule, err);
+
+	if (rc)
+		return rc;
+	least = round_up(bytes, granule);
+	good = round_up(cuda->block_bytes, granule);
+	if (alone || good < least)
+		good = least;
+	rc = block_new(cuda, device, good, out, err);
+	if (rc == -ENOMEM) {
+		trim(cuda, device);
+		rc = block_new(cuda, device, least, out, err);
+	}
+	if (!rc)
+		(*out)->alone = alone;
+	return rc;
+}
+
+/* Under the lock. */
+static int chunk_alloc(struct tmesh_cuda *cuda, int device, uint64_t bytes, bool alone,
+		       struct chunk **out, struct tmesh_error *err)
+{
+	struct device *d = &cuda->devices[device];
+	struct chunk *chunk = alone ? NULL : find(d, bytes);
+	struct block *block;
+	int rc = 0;
+
+	d->stats.allocs++;
+	if (chunk) {
+		rc = split(d, chunk, bytes, err);
+		if (!rc)
+			d->stats.reused++;
+	} else {
+		rc = block_for(cuda, device, bytes, alone, &block, err);
+		if (rc)
+			return rc;
+		chunk = block->chunks;
+		bin_add(d, chunk);
+		rc = split(d, chunk, alone ? block->bytes : bytes, err);
+		if (rc)
+			block_release(cuda, block);
+	}
+	if (rc)
+		return rc;
+	d->stats.bytes_used += chunk->bytes;
+	*out = chunk;
+	return 0;
+}
+
+static bool has_other_empty(const struct device *device, const struct block *block)
+{
+	for (const struct block *other = device->blocks; other; other = other->next)
+		if (other != block && !other->used)
+			return true;
+	return false;
+}
+
+void block_free(struct tmesh_cuda_memory *memory)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+	struct chunk *chunk = memory->chunk;
+	struct block *block = chunk->block;
+	struct device *device = &cuda->devices[block->device];
+
+	device->stats.bytes_used -= chunk->bytes;
+	if (memory->state == LINGERING)
+		device->stats.bytes_lingering -= memory->bytes;
+	block->used -= chunk->bytes;
+	if (chunk->behind && chunk->behind->free) {
+		bin_remove(device, chunk->behind);
+		absorb(chunk, chunk->behind);
+	}
+	if (chunk->before && chunk->before->free) {
+		chunk = chunk->before;
+		bin_remove(device, chunk);
+		absorb(chunk, chunk->behind);
+	}
+	bin_add(device, chunk);
+	if (!block->used && (block->alone || has_other_empty(device, block)))
+		block_release(cuda, block);
+}
+
+int block_export(struct tmesh_cuda *cuda, struct block *block, struct tmesh_error *err)
+{
+	if (block->fd >= 0)
+		return 0;
+	return cuda_check(
+		cuda, cuda->driver.export_handle(&block->fd, block->handle, CU_HANDLE_POSIX_FD, 0),
+		"cuMemExportToShareableHandle", err);
+}
+
+/* Said aloud, for a kernel on it is slower by an order of magnitude. */
+static int host_instead(struct tmesh_cuda *cuda, int device, uint64_t bytes,
+			struct tmesh_cuda_memory **out, struct tmesh_error *err)
+{
+	struct tmesh_region *region;
+	struct tmesh_error why = *err;
+	int rc = tmesh_region_create(cuda->ctx, bytes, NULL, &region, err);
+
+	if (rc)
+		return rc;
+	rc = tmesh_cuda_register(cuda, region, device, TMESH_READ | TMESH_WRITE, 0, out, err);
+	tmesh_region_unref(region);
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&cuda->lock);
+	cuda->devices[device].stats.host_fallbacks++;
+	pthread_mutex_unlock(&cuda->lock);
+	cuda_log(cuda, TMESH_LOG_WARN, "%llu bytes are in host memory instead of GPU %d: %s",
+		 (unsigned long long)bytes, device, why.message);
+	return 0;
+}
+
+int tmesh_cuda_alloc(struct tmesh_cuda *cuda, int device, uint64_t bytes, uint32_t flags,
+		     struct tmesh_cuda_memory **out, struct tmesh_error *err)
+{
+	struct tmesh_error why;
+	struct tmesh_cuda_memory *memory;
+	int rc;
+
+	err = err ? err : &why;
+	if (flags & ~(uint32_t)(TMESH_CUDA_OR_HOST | TMESH_CUDA_ALONE))
+		return cuda_fail(err, -EINVAL, "alloc: unknown flags 0x%x", flags);
+	if (!bytes || bytes > INT64_MAX - (1ull << 32))
+		return cuda_fail(err, bytes ? -EOVERFLOW : -EINVAL,
+				 "alloc: %llu bytes are no size for memory",
+				 (unsigned long long)bytes);
+	rc = cuda_enter(cuda, device, err);
+	if (rc)
+		return rc;
+	memory = memory_new(cuda, TMESH_CUDA_OWN, device, err);
+	if (memory) {
+		pthread_mutex_lock(&cuda->lock);
+		rc = chunk_alloc(cuda, device, round_up(bytes, ALIGNMENT), flags & TMESH_CUDA_ALONE,
+				 &memory->chunk, err);
+		pthread_mutex_unlock(&cuda->lock);
+	} else {
+		rc = -ENOMEM;
+	}
+	cuda_leave(cuda);
+	if (rc) {
+		free(memory);
+		return rc == -ENOMEM && (flags & TMESH_CUDA_OR_HOST)
+			       ? host_instead(cuda, device, bytes, out, err)
+			       : rc;
+	}
+	memory->bytes = bytes;
+	memory->pointer = memory->chunk->block->base + memory->chunk->offset;
+	memory_publish(memory, out);
+	return 0;
+}

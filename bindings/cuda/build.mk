@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: MIT
+#
+# libtmesh-cuda, which loads the CUDA driver at run time: it is built, and tested against a
+# stand-in, on any machine.
+
+CUDA        := bindings/cuda
+CUDA_SONAME := libtmesh-cuda.so.0
+CUDA_SO     := $(B)/libtmesh-cuda.so.$(VERSION)
+CUDA_SRC    := $(addprefix $(CUDA)/,block.c caps.c cuda.c dlpack.c driver.c event.c external.c host.c \
+		 import.c share.c watch.c)
+CUDA_LIBS   = $(LIB_LIBS) -ldl
+
+cuda: $(B)/libtmesh-cuda.so ## build libtmesh-cuda
+
+# cuda_objects(variant, flags): as lib_objects()
+define cuda_objects
+CUDA_OBJ_$(1) := $(CUDA_SRC:$(CUDA)/%.c=$(B)/cuda-$(1)/%.o)
+$(B)/cuda-$(1)/%.o: $(CUDA)/%.c $(CUDA)/build.mk
+	@mkdir -p $$(@D)
+	$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(WARN) $$(LIB_CFLAGS) $(2) -MMD -MP -c -o $$@ $$<
+-include $(CUDA_SRC:$(CUDA)/%.c=$(B)/cuda-$(1)/%.d)
+endef
+$(eval $(call cuda_objects,plain,))
+$(eval $(call cuda_objects,asan,$(ASAN_FLAGS)))
+
+$(CUDA_SO): $(CUDA_OBJ_plain) $(CUDA)/libtmesh-cuda.map $(B)/libtmesh.so
+	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(CUDA_SONAME) -Wl,-z,defs \
+		-Wl,--version-script=$(CUDA)/libtmesh-cuda.map -o $@ $(CUDA_OBJ_plain) \
+		-L$(B) -ltmesh $(CUDA_LIBS)
+
+# For the tests.
+$(B)/libtmesh-cuda-asan.a: $(CUDA_OBJ_asan)
+	rm -f $@
+	$(AR) rcs $@ $^
+
+$(B)/libtmesh-cuda.so: $(CUDA_SO)
+	ln -sf $(notdir $(CUDA_SO)) $(B)/$(CUDA_SONAME)
+	ln -sf $(CUDA_SONAME) $@
+
+install-cuda: cuda
+	$(INSTALL) -d $(DESTDIR)$(LIBDIR)/pkgconfig
+	$(INSTALL) -m 755 $(CUDA_SO) $(DESTDIR)$(LIBDIR)/
+	ln -sf $(notdir $(CUDA_SO)) $(DESTDIR)$(LIBDIR)/$(CUDA_SONAME)
+	ln -sf $(CUDA_SONAME) $(DESTDIR)$(LIBDIR)/libtmesh-cuda.so
+	sed -e 's|@prefix@|$(PREFIX)|' -e 's|@libdir@|$(LIBDIR)|' \
+		-e 's|@includedir@|$(INCLUDEDIR)|' -e 's|@version@|$(VERSION)|' \
+		$(CUDA)/libtmesh-cuda.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/libtmesh-cuda.pc
+
+uninstall-cuda:
+	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,$(notdir $(CUDA_SO)) $(CUDA_SONAME) libtmesh-cuda.so \
+		pkgconfig/libtmesh-cuda.pc)
+
+.PHONY: cuda install-cuda uninstall-cuda

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: MIT
+/* What a device can do: what can be tried at no cost is tried, the rest is asked of the driver. */
+#include "internal.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static void set(struct tmesh_cuda_cap *cap, const char *name, int rc, const struct tmesh_error *err,
+		const char *how)
+{
+	cap->name = name;
+	cap->level = rc ? TMESH_CUDA_NOT_SUPPORTED : TMESH_CUDA_WORKS;
+	snprintf(cap->reason, sizeof(cap->reason), "%.159s", rc ? err->message : how);
+}
+
+static int ask(struct tmesh_cuda *cuda, int device, int attribute, const char *name,
+	       struct tmesh_error *err)
+{
+	int can = 0;
+	int rc = cuda_check(
+		cuda, cuda->driver.device_attribute(&can, attribute, cuda->devices[device].handle),
+		"cuDeviceGetAttribute", err);
+
+	return rc || can ? rc : cuda_fail(err, -EOPNOTSUPP, "%s is 0", name);
+}
+
+static int try_register(struct tmesh_cuda *cuda, int device, uint32_t rights,
+			struct tmesh_error *err)
+{
+	struct tmesh_cuda_memory *memory;
+	struct tmesh_region *region;
+	int rc = tmesh_region_create(cuda->ctx, 1, NULL, &region, err);
+
+	if (rc)
+		return rc;
+	rc = tmesh_cuda_register(cuda, region, device, rights, 0, &memory, err);
+	if (!rc)
+		tmesh_cuda_memory_unref(memory);
+	tmesh_region_unref(region);
+	return rc;
+}
+
+static int try_export(struct tmesh_cuda_memory *memory, struct tmesh_error *err)
+{
+	struct tmesh_region *region;
+	int rc = tmesh_cuda_region(memory, &region, err);
+
+	if (!rc)
+		tmesh_region_unref(region);
+	return rc;
+}
+
+static int try_dmabuf(struct tmesh_cuda_memory *memory, struct tmesh_error *err)
+{
+	int fd;
+	int rc = tmesh_cuda_export_dmabuf(memory, 0, 0, &fd, err);
+
+	if (!rc)
+		close(fd);
+	return rc;
+}
+
+static void peers(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_cap *cap)
+{
+	int reached = 0, can;
+
+	for (int i = 0; i < cuda->device_count; i++)
+		if (i != device &&
+		    cuda->driver.device_can_access_peer(&can, cuda->devices[device].handle,
+							cuda->devices[i].handle) == CU_OK)
+			reached += can;
+	cap->name = "peer-access";
+	cap->level = reached ? TMESH_CUDA_WORKS : TMESH_CUDA_NOT_SUPPORTED;
+	snprintf(cap->reason, sizeof(cap->reason), "%d of %d other GPUs", reached,
+		 cuda->device_count - 1);
+	if (cuda->device_count == 1) {
+		cap->level = TMESH_CUDA_NOT_TRIED;
+		snprintf(cap->reason, sizeof(cap->reason), "there is one GPU");
+	}
+}
+
+int tmesh_cuda_caps(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_cap *caps,
+		    struct tmesh_error *err)
+{
+	struct tmesh_cuda_memory *memory = NULL;
+	uint64_t granule = 0;
+	struct tmesh_error why = {0};
+	int rc = cuda_check_device(cuda, device, err);
+
+	if (rc)
+		return rc;
+	rc = try_register(cuda, device, TMESH_READ | TMESH_WRITE, &why);
+	set(&caps[0], "host-register", rc, &why, "tried with a region");
+	rc = try_register(cuda, device, TMESH_READ, &why);
+	set(&caps[1], "host-register-read-only", rc, &why, "tried with a region");
+	rc = ask(cuda, device, CU_ATTR_VMM, "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", &why);
+	if (!rc)
+		rc = block_granule(cuda, device, &granule, &why);
+	if (!rc)
+		rc = tmesh_cuda_alloc(cuda, device, granule, TMESH_CUDA_ALONE, &memory, &why);
+	set(&caps[2], "vmm", rc, &why, "tried with one granule");
+	if (!rc)
+		rc = try_export(memory, &why);
+	set(&caps[3], "posix-fd", rc, &why, "exported here; not imported by another process");
+	peers(cuda, device, &caps[4]);
+	rc = ask(cuda, device, CU_ATTR_IPC_EVENT, "IPC_EVENT_SUPPORTED", &why);
+	set(&caps[5], "ipc-event", rc, &why, "the driver says so");
+	rc = memory ? try_dmabuf(memory, &why) : cuda_fail(&why, -EOPNOTSUPP, "needs vmm");
+	set(&caps[6], "dma-buf-export", rc, &why, "tried with one granule");
+	caps[7].name = "dma-buf-import";
+	caps[7].level = TMESH_CUDA_NOT_TRIED;
+	snprintf(caps[7].reason, sizeof(caps[7].reason),
+		 "few platforms take dma-bufs; tried when one is imported");
+	tmesh_cuda_memory_unref(memory);
+	return 0;
+}

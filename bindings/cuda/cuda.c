@@ -1,0 +1,383 @@
+// SPDX-License-Identifier: MIT
+/* Devices and their contexts; memory as callers see it. */
+#include "internal.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define BLOCK_BYTES (32ull << 20)
+
+static int find_devices(struct tmesh_cuda *cuda, struct tmesh_error *err)
+{
+	const struct cu_driver *driver = &cuda->driver;
+	int count;
+	int rc = cuda_check(cuda, driver->device_count(&count), "cuDeviceGetCount", err);
+
+	if (rc)
+		return rc;
+	if (count < 1)
+		return cuda_fail(err, -ENODEV, "the CUDA driver shows no GPU");
+	for (int i = 0; i < count && i < DEVICES_MAX && !rc; i++) {
+		struct device *device = &cuda->devices[i];
+
+		rc = cuda_check(cuda, driver->device_get(&device->handle, i), "cuDeviceGet", err);
+		if (!rc)
+			rc = cuda_check(cuda, driver->device_uuid(&device->uuid, device->handle),
+					"cuDeviceGetUuid", err);
+		cuda->device_count = i + 1;
+	}
+	return rc;
+}
+
+static void cuda_free(struct tmesh_cuda *cuda)
+{
+	block_trim(cuda);
+	for (int i = 0; i < cuda->device_count; i++)
+		if (cuda->devices[i].context)
+			cuda->driver.primary_release(cuda->devices[i].handle);
+	if (cuda->wake >= 0)
+		close(cuda->wake);
+	/* The driver is never unloaded: it does not expect to be. */
+	pthread_mutex_destroy(&cuda->lock);
+	pthread_mutex_destroy(&cuda->share_lock);
+	tmesh_ctx_unref(cuda->ctx);
+	free(cuda);
+}
+
+int tmesh_cuda_open(struct tmesh_ctx *ctx, const struct tmesh_cuda_opts *opts,
+		    struct tmesh_cuda **out, struct tmesh_error *err)
+{
+	struct tmesh_cuda_opts o;
+	struct tmesh_cuda *cuda;
+	int rc = cuda_read_sized(&o, sizeof(o), opts, err);
+
+	if (rc)
+		return rc;
+	cuda = calloc(1, sizeof(*cuda));
+	if (!cuda)
+		return cuda_fail(err, -ENOMEM, "no memory");
+	atomic_init(&cuda->refs, 1);
+	pthread_mutex_init(&cuda->lock, NULL);
+	pthread_mutex_init(&cuda->share_lock, NULL);
+	cuda->ctx = tmesh_ctx_ref(ctx);
+	cuda->block_bytes = o.block_bytes ? o.block_bytes : BLOCK_BYTES;
+	cuda->log = o.log;
+	cuda->log_data = o.log_data;
+	cuda->wake = -1;
+	rc = cuda_load(cuda, o.library, err);
+	if (!rc)
+		rc = find_devices(cuda, err);
+	if (rc) {
+		cuda_free(cuda);
+		return rc;
+	}
+	*out = cuda;
+	return 0;
+}
+
+struct tmesh_cuda *tmesh_cuda_ref(struct tmesh_cuda *cuda)
+{
+	atomic_fetch_add_explicit(&cuda->refs, 1, memory_order_relaxed);
+	return cuda;
+}
+
+void tmesh_cuda_unref(struct tmesh_cuda *cuda)
+{
+	if (!cuda || atomic_fetch_sub_explicit(&cuda->refs, 1, memory_order_acq_rel) != 1)
+		return;
+	/* What lingers keeps no reference: its memory goes with the process or with us. Who holds
+	 * it holds the driver's memory too, and loses nothing. */
+	watch_stop(cuda);
+	while (cuda->memory) {
+		struct tmesh_cuda_memory *memory = cuda->memory;
+
+		cuda->memory = memory->next;
+		tmesh_region_unref(memory->region);
+		event_end(memory);
+		block_free(memory);
+		free(memory);
+	}
+	cuda_free(cuda);
+}
+
+int tmesh_cuda_device_count(const struct tmesh_cuda *cuda)
+{
+	return cuda->device_count;
+}
+
+int cuda_check_device(const struct tmesh_cuda *cuda, int device, struct tmesh_error *err)
+{
+	if (device < 0 || device >= cuda->device_count)
+		return cuda_fail(err, -ENODEV, "there is no GPU %d here: this process sees %d",
+				 device, cuda->device_count);
+	return 0;
+}
+
+int tmesh_cuda_device_info(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_device_info *info,
+			   struct tmesh_error *err)
+{
+	struct tmesh_cuda_device_info i = {.driver_version = cuda->version};
+	int rc = cuda_check_device(cuda, device, err);
+	size_t bytes = 0;
+
+	if (!rc)
+		rc = cuda_check(cuda,
+				cuda->driver.device_name(i.name, sizeof(i.name),
+							 cuda->devices[device].handle),
+				"cuDeviceGetName", err);
+	if (!rc)
+		rc = cuda_check(cuda,
+				cuda->driver.device_memory(&bytes, cuda->devices[device].handle),
+				"cuDeviceTotalMem", err);
+	if (rc)
+		return rc;
+	i.bytes = bytes;
+	memcpy(i.uuid, cuda->devices[device].uuid.bytes, sizeof(i.uuid));
+	return cuda_write_sized(info, &i, sizeof(i), err);
+}
+
+static int retain(struct tmesh_cuda *cuda, int device, cu_context *context, struct tmesh_error *err)
+{
+	struct device *d = &cuda->devices[device];
+	int rc = 0;
+
+	pthread_mutex_lock(&cuda->lock);
+	if (!d->context)
+		rc = cuda_check(cuda, cuda->driver.primary_retain(&d->context, d->handle),
+				"cuDevicePrimaryCtxRetain", err);
+	*context = d->context;
+	pthread_mutex_unlock(&cuda->lock);
+	return rc;
+}
+
+int cuda_enter(struct tmesh_cuda *cuda, int device, struct tmesh_error *err)
+{
+	cu_context context;
+	int rc = cuda_check_device(cuda, device, err);
+
+	if (!rc)
+		rc = retain(cuda, device, &context, err);
+	return rc ? rc : cuda_check(cuda, cuda->driver.ctx_push(context), "cuCtxPushCurrent", err);
+}
+
+void cuda_leave(struct tmesh_cuda *cuda)
+{
+	cu_context context;
+
+	cuda->driver.ctx_pop(&context);
+}
+
+int cuda_synchronize(struct tmesh_cuda *cuda, int device, struct tmesh_error *err)
+{
+	int rc = cuda_enter(cuda, device, err);
+
+	if (rc)
+		return rc;
+	rc = cuda_check(cuda, cuda->driver.ctx_synchronize(), "cuCtxSynchronize", err);
+	cuda_leave(cuda);
+	return rc;
+}
+
+struct tmesh_cuda_memory *memory_new(struct tmesh_cuda *cuda, enum tmesh_cuda_kind kind, int device,
+				     struct tmesh_error *err)
+{
+	struct tmesh_cuda_memory *memory = calloc(1, sizeof(*memory));
+
+	if (!memory) {
+		cuda_fail(err, -ENOMEM, "no memory");
+		return NULL;
+	}
+	atomic_init(&memory->refs, 1);
+	memory->cuda = cuda;
+	memory->kind = kind;
+	memory->device = memory->resident = device;
+	memory->rights = TMESH_READ | TMESH_WRITE;
+	return memory;
+}
+
+void memory_publish(struct tmesh_cuda_memory *memory, struct tmesh_cuda_memory **out)
+{
+	struct tmesh_cuda *cuda = tmesh_cuda_ref(memory->cuda);
+
+	pthread_mutex_lock(&cuda->lock);
+	memory->next = cuda->memory;
+	cuda->memory = memory;
+	pthread_mutex_unlock(&cuda->lock);
+	*out = memory;
+}
+
+static void unlist(struct tmesh_cuda_memory *memory)
+{
+	struct tmesh_cuda_memory **at = &memory->cuda->memory;
+
+	while (*at != memory)
+		at = &(*at)->next;
+	*at = memory->next;
+}
+
+void memory_end(struct tmesh_cuda_memory *memory)
+{
+	event_end(memory);
+	pthread_mutex_lock(&memory->cuda->lock);
+	unlist(memory);
+	if (memory->kind == TMESH_CUDA_OWN)
+		block_free(memory);
+	pthread_mutex_unlock(&memory->cuda->lock);
+	free(memory);
+}
+
+bool memory_get(struct tmesh_cuda_memory *memory)
+{
+	unsigned int refs = atomic_load(&memory->refs);
+
+	while (refs)
+		if (atomic_compare_exchange_weak(&memory->refs, &refs, refs + 1))
+			return true;
+	return false;
+}
+
+struct tmesh_cuda_memory *tmesh_cuda_memory_ref(struct tmesh_cuda_memory *memory)
+{
+	atomic_fetch_add_explicit(&memory->refs, 1, memory_order_relaxed);
+	return memory;
+}
+
+/* Work that is still queued may use it: it is waited for. A context that is gone has none. */
+static void finish(struct tmesh_cuda_memory *memory)
+{
+	cuda_synchronize(memory->cuda, memory->device, NULL);
+	if (memory->resident >= 0 && memory->resident != memory->device)
+		cuda_synchronize(memory->cuda, memory->resident, NULL);
+}
+
+static void give_back(struct tmesh_cuda_memory *memory)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+
+	if (memory->state == LIVE)
+		finish(memory);
+	switch (memory->kind) {
+	case TMESH_CUDA_HOST:
+	case TMESH_CUDA_STAGED:
+		host_end(memory);
+		break;
+	case TMESH_CUDA_OWN:
+		if (share_settle(memory))
+			break;
+		pthread_mutex_lock(&cuda->lock);
+		memory->state = LINGERING;
+		cuda->devices[memory->device].stats.bytes_lingering += memory->bytes;
+		pthread_mutex_unlock(&cuda->lock);
+		watch_again(cuda);
+		return;
+	case TMESH_CUDA_IMPORTED:
+	case TMESH_CUDA_IPC:
+	case TMESH_CUDA_EXTERNAL:
+		import_end(memory);
+		break;
+	}
+	memory_end(memory);
+}
+
+void tmesh_cuda_memory_unref(struct tmesh_cuda_memory *memory)
+{
+	struct tmesh_cuda *cuda;
+
+	if (!memory || atomic_fetch_sub_explicit(&memory->refs, 1, memory_order_acq_rel) != 1)
+		return;
+	cuda = memory->cuda;
+	give_back(memory);
+	tmesh_cuda_unref(cuda);
+}
+
+uint64_t tmesh_cuda_pointer(const struct tmesh_cuda_memory *memory)
+{
+	return memory->pointer;
+}
+
+int tmesh_cuda_info(struct tmesh_cuda_memory *memory, struct tmesh_cuda_info *info,
+		    struct tmesh_error *err)
+{
+	struct tmesh_cuda_info i = {
+		.kind = memory->kind,
+		.device = memory->device,
+		.resident = memory->resident,
+		.rights = memory->rights,
+		.pointer = memory->pointer,
+		.bytes = memory->bytes,
+	};
+
+	pthread_mutex_lock(&memory->cuda->lock);
+	i.taken = memory->state != LIVE;
+	i.region = memory->region ? tmesh_region_id(memory->region) : 0;
+	pthread_mutex_unlock(&memory->cuda->lock);
+	return cuda_write_sized(info, &i, sizeof(i), err);
+}
+
+int tmesh_cuda_find(struct tmesh_cuda *cuda, uint64_t pointer, struct tmesh_cuda_memory **out,
+		    uint64_t *offset, struct tmesh_error *err)
+{
+	struct tmesh_cuda_memory *found = NULL;
+
+	pthread_mutex_lock(&cuda->lock);
+	for (struct tmesh_cuda_memory *memory = cuda->memory; memory && !found;
+	     memory = memory->next)
+		if (pointer >= memory->pointer && pointer - memory->pointer < memory->bytes &&
+		    memory->state == LIVE && memory_get(memory))
+			found = memory;
+	pthread_mutex_unlock(&cuda->lock);
+	if (!found)
+		return cuda_fail(err, -ENOENT, "no memory of this library is at 0x%llx",
+				 (unsigned long long)pointer);
+	*offset = pointer - found->pointer;
+	*out = found;
+	return 0;
+}
+
+int tmesh_cuda_stats(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_stats *stats)
+{
+	struct tmesh_cuda_stats all = {0};
+
+	if (device >= cuda->device_count || device < -1)
+		return -ENODEV;
+	pthread_mutex_lock(&cuda->lock);
+	for (int i = 0; i < cuda->device_count; i++) {
+		const struct tmesh_cuda_stats *one = &cuda->devices[i].stats;
+
+		if (device >= 0 && i != device)
+			continue;
+#define ADD(member) all.member += one->member
+		ADD(bytes_used);
+		ADD(bytes_reserved);
+		ADD(bytes_lingering);
+		ADD(blocks);
+		ADD(allocs);
+		ADD(reused);
+		ADD(imported_bytes);
+		ADD(registered_bytes);
+		ADD(staged_copies);
+		ADD(staged_bytes);
+		ADD(host_fallbacks);
+		ADD(host_waits);
+		ADD(taken);
+#undef ADD
+	}
+	pthread_mutex_unlock(&cuda->lock);
+	return cuda_write_sized(stats, &all, sizeof(all), NULL);
+}
+
+/* Whatever happens to memory is the watcher's to see; here it is only asked. */
+int tmesh_cuda_touch(struct tmesh_cuda_memory *memory)
+{
+	int rc = 0;
+
+	pthread_mutex_lock(&memory->cuda->lock);
+	if (memory->state != LIVE)
+		rc = -ESTALE;
+	else if (memory->lease_ns)
+		rc = tmesh_lease_touch(memory->region);
+	pthread_mutex_unlock(&memory->cuda->lock);
+	return rc;
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: MIT
+/* The driver: loaded at run time, and its errors in our words. */
+#include "internal.h"
+
+#include <dlfcn.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+int cuda_fail(struct tmesh_error *err, int code, const char *fmt, ...)
+{
+	va_list args;
+
+	if (!err)
+		return code;
+	err->code = code;
+	va_start(args, fmt);
+	vsnprintf(err->message, sizeof(err->message), fmt, args);
+	va_end(args);
+	return code;
+}
+
+void cuda_log(const struct tmesh_cuda *cuda, enum tmesh_log_level level, const char *fmt, ...)
+{
+	char message[512];
+	va_list args;
+
+	if (!cuda->log)
+		return;
+	va_start(args, fmt);
+	vsnprintf(message, sizeof(message), fmt, args);
+	va_end(args);
+	cuda->log(cuda->log_data, level, message);
+}
+
+static int errno_of(cu_result rc)
+{
+	switch (rc) {
+	case CU_OUT_OF_MEMORY:
+		return -ENOMEM;
+	case CU_NO_DEVICE:
+	case CU_INVALID_DEVICE:
+	case CU_STUB_LIBRARY:
+	case CU_SYSTEM_DRIVER_MISMATCH:
+		return -ENODEV;
+	case CU_NOT_SUPPORTED:
+	case CU_PEER_ACCESS_UNSUPPORTED:
+		return -EOPNOTSUPP;
+	case CU_NOT_PERMITTED:
+		return -EPERM;
+	case CU_INVALID_VALUE:
+	case CU_INVALID_HANDLE:
+	case CU_ALREADY_MAPPED:
+	case CU_NOT_MAPPED:
+	case CU_HOST_NOT_REGISTERED:
+		return -EINVAL;
+	case CU_HOST_ALREADY_REGISTERED:
+		return -EBUSY;
+	case CU_INVALID_CONTEXT:
+	case CU_CONTEXT_IS_DESTROYED:
+	case CU_DEINITIALIZED:
+		return -ECONNRESET;
+	default:
+		return -EIO;
+	}
+}
+
+int cuda_check(const struct tmesh_cuda *cuda, cu_result rc, const char *call,
+	       struct tmesh_error *err)
+{
+	const char *name = NULL;
+
+	if (rc == CU_OK)
+		return 0;
+	if (cuda->driver.error_name(rc, &name) || !name)
+		return cuda_fail(err, errno_of(rc), "%s: CUDA error %d", call, rc);
+	return cuda_fail(err, errno_of(rc), "%s: %s", call, name);
+}
+
+static int find_all(struct tmesh_cuda *cuda, struct tmesh_error *err)
+{
+	const char *missing = NULL;
+
+	/* dlsym() gives a pointer to data, which POSIX lets be one to a function. */
+#define FIND(member, symbol, arguments) \
+	*(void **)&cuda->driver.member = dlsym(cuda->library, #symbol);
+#define NEED(member, symbol, arguments) \
+	FIND(member, symbol, arguments) \
+	if (!cuda->driver.member)       \
+		missing = #symbol;
+	CU_FUNCTIONS(NEED)
+	CU_FUNCTIONS_NEWER(FIND)
+#undef NEED
+#undef FIND
+	if (missing)
+		return cuda_fail(err, -ENODEV, "the CUDA driver has no %s: it is too old", missing);
+	return 0;
+}
+
+int cuda_load(struct tmesh_cuda *cuda, const char *library, struct tmesh_error *err)
+{
+	int rc;
+
+	cuda->library = dlopen(library ? library : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+	if (!cuda->library)
+		return cuda_fail(err, -ENODEV, "there is no CUDA driver: %s", dlerror());
+	rc = find_all(cuda, err);
+	if (!rc)
+		rc = cuda_check(cuda, cuda->driver.init(0), "cuInit", err);
+	if (!rc)
+		rc = cuda_check(cuda, cuda->driver.driver_version(&cuda->version),
+				"cuDriverGetVersion", err);
+	return rc;
+}
+
+/* Each begins with its size: what an older caller does not know is 0, what a newer one sets
+ * beyond ours is refused. */
+int cuda_read_sized(void *dst, size_t dst_bytes, const void *src, struct tmesh_error *err)
+{
+	size_t bytes;
+
+	memset(dst, 0, dst_bytes);
+	if (!src)
+		return 0;
+	memcpy(&bytes, src, sizeof(bytes));
+	if (bytes < sizeof(bytes))
+		return cuda_fail(err, -EINVAL, "the options' size is not set");
+	for (size_t i = dst_bytes; i < bytes; i++)
+		if (((const char *)src)[i])
+			return cuda_fail(err, -EINVAL, "options of a newer version of the library");
+	memcpy(dst, src, bytes < dst_bytes ? bytes : dst_bytes);
+	return 0;
+}
+
+int cuda_write_sized(void *dst, const void *src, size_t src_bytes, struct tmesh_error *err)
+{
+	size_t bytes;
+
+	memcpy(&bytes, dst, sizeof(bytes));
+	if (bytes < sizeof(bytes))
+		return cuda_fail(err, -EINVAL, "the structure's size is not set");
+	memset(dst, 0, bytes);
+	memcpy(dst, src, bytes < src_bytes ? bytes : src_bytes);
+	memcpy(dst, &bytes, sizeof(bytes));
+	return 0;
+}

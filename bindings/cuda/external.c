@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: MIT
+/* Device memory out as a dma-buf, and in from others' descriptors. */
+#include "internal.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+/* Not every platform maps by PCIe alone, and not every driver knows the flag. */
+static cu_result range_fd(struct tmesh_cuda *cuda, cu_ptr at, uint64_t bytes, int *fd)
+{
+	cu_result rc =
+		cuda->driver.range_handle(fd, at, bytes, CU_RANGE_DMA_BUF_FD, CU_RANGE_FLAG_PCIE);
+
+	if (rc == CU_NOT_SUPPORTED || rc == CU_INVALID_VALUE)
+		rc = cuda->driver.range_handle(fd, at, bytes, CU_RANGE_DMA_BUF_FD, 0);
+	return rc;
+}
+
+int tmesh_cuda_export_dmabuf(struct tmesh_cuda_memory *memory, uint64_t offset, uint64_t bytes,
+			     int *fd, struct tmesh_error *err)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+	int can = 0;
+	int rc;
+
+	if (memory->kind != TMESH_CUDA_OWN && memory->kind != TMESH_CUDA_IMPORTED)
+		return cuda_fail(err, -EOPNOTSUPP, "dma-buf: of memory of tmesh's on a GPU only");
+	if (offset > memory->bytes || bytes > memory->bytes - offset)
+		return cuda_fail(err, -EINVAL, "dma-buf: outside the memory's %llu bytes",
+				 (unsigned long long)memory->bytes);
+	bytes = bytes ? bytes : memory->bytes - offset;
+	if ((memory->pointer + offset) % page || !bytes || bytes % page)
+		return cuda_fail(
+			err, -EINVAL,
+			"dma-buf: not whole pages; memory allocated with ALONE begins with "
+			"one");
+	rc = CUDA_HAS(cuda, range_handle, err);
+	if (!rc)
+		rc = cuda_check(
+			cuda,
+			cuda->driver.device_attribute(&can, CU_ATTR_DMA_BUF,
+						      cuda->devices[memory->resident].handle),
+			"cuDeviceGetAttribute", err);
+	if (!rc && !can)
+		rc = cuda_fail(err, -EOPNOTSUPP,
+			       "dma-buf: GPU %d makes none (DMA_BUF_SUPPORTED is 0: "
+			       "CUDA_ERROR_NOT_SUPPORTED)",
+			       memory->resident);
+	if (!rc)
+		rc = cuda_enter(cuda, memory->resident, err);
+	if (rc)
+		return rc;
+	rc = cuda_check(cuda, range_fd(cuda, memory->pointer + offset, bytes, fd),
+			"cuMemGetHandleForAddressRange", err);
+	cuda_leave(cuda);
+	return rc;
+}
+
+/* On success the driver owns the descriptor it is given: it gets one of its own. */
+static int import(struct tmesh_cuda_memory *memory, int type, int fd, struct tmesh_error *err)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+	struct cu_external_desc desc = {.type = type, .size = memory->bytes};
+	struct cu_external_range range = {.size = memory->bytes};
+	int rc;
+
+	desc.handle.fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	if (desc.handle.fd < 0)
+		return cuda_fail(err, -errno, "import: %d is not an open descriptor", fd);
+	rc = cuda_check(cuda, cuda->driver.external_import(&memory->external, &desc),
+			"cuImportExternalMemory", err);
+	if (rc || type == CU_EXTERNAL_DMABUF_FD)
+		close(desc.handle.fd);
+	if (rc)
+		return rc;
+	rc = cuda_check(cuda, cuda->driver.external_map(&memory->pointer, memory->external, &range),
+			"cuExternalMemoryGetMappedBuffer", err);
+	if (rc)
+		cuda->driver.external_destroy(memory->external);
+	return rc;
+}
+
+int tmesh_cuda_import_fd(struct tmesh_cuda *cuda, int device, enum tmesh_cuda_fd type, int fd,
+			 uint64_t bytes, struct tmesh_cuda_memory **out, struct tmesh_error *err)
+{
+	struct tmesh_cuda_memory *memory;
+	int rc;
+
+	if ((type != TMESH_CUDA_OPAQUE_FD && type != TMESH_CUDA_DMABUF_FD) || !bytes)
+		return cuda_fail(err, -EINVAL, "import: say what the descriptor is, and its bytes");
+	rc = CUDA_HAS(cuda, external_import, err);
+	if (!rc)
+		rc = cuda_enter(cuda, device, err);
+	if (rc)
+		return rc;
+	memory = memory_new(cuda, TMESH_CUDA_EXTERNAL, device, err);
+	if (memory) {
+		memory->bytes = bytes;
+		rc = import(memory,
+			    type == TMESH_CUDA_OPAQUE_FD ? CU_EXTERNAL_OPAQUE_FD
+							 : CU_EXTERNAL_DMABUF_FD,
+			    fd, err);
+	} else {
+		rc = -ENOMEM;
+	}
+	cuda_leave(cuda);
+	if (rc) {
+		free(memory);
+		return rc;
+	}
+	memory_publish(memory, out);
+	return 0;
+}

@@ -1,0 +1,422 @@
+// SPDX-License-Identifier: MIT
+/* Other processes' memory, mapped here. What lies in one block of theirs is mapped once. */
+#include "internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static int device_of(struct tmesh_cuda *cuda, const struct cu_uuid *uuid, struct tmesh_error *err)
+{
+	for (int i = 0; i < cuda->device_count; i++)
+		if (!memcmp(&cuda->devices[i].uuid, uuid, sizeof(*uuid)))
+			return i;
+	return cuda_fail(
+		err, -ENODEV,
+		"import: the memory is on GPU %02x%02x%02x%02x..., which this process does "
+		"not see (CUDA_ERROR_INVALID_DEVICE; CUDA_VISIBLE_DEVICES?)",
+		uuid->bytes[0], uuid->bytes[1], uuid->bytes[2], uuid->bytes[3]);
+}
+
+static int check_peers(struct tmesh_cuda *cuda, int device, int resident, struct tmesh_error *err)
+{
+	int can = 1;
+	int rc = 0;
+
+	if (device != resident)
+		rc = cuda_check(cuda,
+				cuda->driver.device_can_access_peer(&can,
+								    cuda->devices[device].handle,
+								    cuda->devices[resident].handle),
+				"cuDeviceCanAccessPeer", err);
+	if (!rc && !can)
+		rc = cuda_fail(err, -EOPNOTSUPP,
+			       "import: GPU %d cannot reach the memory of GPU %d "
+			       "(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED)",
+			       device, resident);
+	return rc;
+}
+
+static struct import *find(struct tmesh_cuda *cuda, uint64_t id, int device, uint32_t rights)
+{
+	for (struct import *import = cuda->imports; import; import = import->next)
+		if (import->id == id && import->device == device && import->rights == rights &&
+		    import->mapped)
+			return import;
+	return NULL;
+}
+
+/* @fd is closed by the caller; the driver has a reference of its own. */
+static int map_fd(struct tmesh_cuda *cuda, struct import *import, int fd, struct tmesh_error *err)
+{
+	cu_mem handle;
+	int rc = cuda_check(
+		cuda, cuda->driver.import_handle(&handle, (void *)(intptr_t)fd, CU_HANDLE_POSIX_FD),
+		"cuMemImportFromShareableHandle", err);
+
+	if (rc)
+		return rc;
+	rc = block_map(cuda, handle, import->bytes, import->device, import->resident,
+		       import->rights, &import->base, err);
+	/* The mapping keeps it. */
+	cuda->driver.mem_release(handle);
+	return rc;
+}
+
+/* Under the lock: who comes second finds it mapped. */
+static int import_block(struct tmesh_cuda *cuda, struct tmesh_region *region,
+			const struct card *card, int device, int resident, uint32_t rights,
+			struct import **out, struct tmesh_error *err)
+{
+	struct import *import = find(cuda, card->block, device, rights);
+	int fd, rc;
+
+	if (!import) {
+		import = calloc(1, sizeof(*import));
+		if (!import)
+			return cuda_fail(err, -ENOMEM, "no memory");
+		*import = (struct import){.id = card->block,
+					  .resident = resident,
+					  .device = device,
+					  .rights = rights,
+					  .bytes = card->block_bytes,
+					  .mapped = true};
+		rc = tmesh_region_opaque_fd(region, &fd, err);
+		if (!rc) {
+			rc = map_fd(cuda, import, fd, err);
+			close(fd);
+		}
+		if (rc) {
+			free(import);
+			return rc;
+		}
+		import->next = cuda->imports;
+		cuda->imports = import;
+		cuda->devices[device].stats.imported_bytes += import->bytes;
+	} else if (import->bytes != card->block_bytes) {
+		return cuda_fail(err, -EPROTO, "import: two regions disagree about their block");
+	}
+	import->users++;
+	import->refs++;
+	*out = import;
+	return 0;
+}
+
+/* Under the lock. */
+static void drop_user(struct tmesh_cuda *cuda, struct import *import)
+{
+	if (--import->users)
+		return;
+	cuda->driver.unmap(import->base, import->bytes);
+	import->mapped = false;
+	cuda->devices[import->device].stats.imported_bytes -= import->bytes;
+}
+
+static void drop_ref(struct tmesh_cuda *cuda, struct import *import)
+{
+	struct import **at = &cuda->imports;
+
+	if (--import->refs)
+		return;
+	while (*at != import)
+		at = &(*at)->next;
+	*at = import->next;
+	cuda->driver.unreserve(import->base, import->bytes);
+	free(import);
+}
+
+static int open_event(struct tmesh_cuda_memory *memory, const struct card *card,
+		      struct tmesh_error *err)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+	int rc;
+
+	if (!card->has_event)
+		return 0;
+	memory->event_foreign = true;
+	rc = cuda_enter(cuda, memory->resident, err);
+	if (rc)
+		return rc;
+	rc = cuda_check(cuda, cuda->driver.ipc_event_open(&memory->event, card->event),
+			"cuIpcOpenEventHandle", err);
+	cuda_leave(cuda);
+	return rc;
+}
+
+static int fill(struct tmesh_cuda_memory *memory, struct tmesh_region *region,
+		const struct card *card, uint64_t lease_ns, struct tmesh_error *err)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+	int rc = open_event(memory, card, err);
+
+	if (!rc && lease_ns)
+		rc = tmesh_lease_set(region, lease_ns, TMESH_TAKEN_SIGBUS, err);
+	if (!rc)
+		rc = watch_start(cuda, err);
+	if (!rc)
+		rc = cuda_enter(cuda, memory->device, err);
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&cuda->lock);
+	rc = import_block(cuda, region, card, memory->device, memory->resident, memory->rights,
+			  &memory->import, err);
+	pthread_mutex_unlock(&cuda->lock);
+	cuda_leave(cuda);
+	return rc;
+}
+
+/* Kernel and libraries may differ in version between containers: say so where it fails. */
+static int explain(const struct tmesh_cuda *cuda, const struct card *card, int rc,
+		   struct tmesh_error *err)
+{
+	struct tmesh_error why;
+
+	if (!err || card->version == cuda->version)
+		return rc;
+	why = *err;
+	return cuda_fail(err, rc, "%.180s (exported by driver API %d, this process has %d)",
+			 why.message, card->version, cuda->version);
+}
+
+int import_vmm(struct tmesh_cuda *cuda, struct tmesh_region *region, const struct card *card,
+	       const struct tmesh_cuda_import_opts *opts, struct tmesh_cuda_memory **out,
+	       struct tmesh_error *err)
+{
+	int resident = device_of(cuda, &card->uuid, err);
+	struct tmesh_cuda_memory *memory;
+	uint64_t granule;
+	int rc;
+
+	if (resident < 0)
+		return resident;
+	rc = CUDA_HAS(cuda, import_handle, err);
+	if (!rc)
+		rc = block_granule(cuda, resident, &granule, err);
+	if (!rc && card->block_bytes % granule)
+		rc = cuda_fail(err, -EPROTO,
+			       "import: a block of %llu bytes is not of granules of %llu "
+			       "(CUDA_ERROR_INVALID_VALUE)",
+			       (unsigned long long)card->block_bytes, (unsigned long long)granule);
+	if (!rc && opts->device >= 0)
+		rc = cuda_check_device(cuda, opts->device, err);
+	if (!rc && opts->device >= 0)
+		rc = check_peers(cuda, opts->device, resident, err);
+	if (rc)
+		return rc;
+	memory = memory_new(cuda, TMESH_CUDA_IMPORTED, opts->device < 0 ? resident : opts->device,
+			    err);
+	if (!memory)
+		return -ENOMEM;
+	memory->resident = resident;
+	memory->rights = opts->rights;
+	memory->bytes = card->bytes;
+	rc = fill(memory, region, card, opts->lease_ns, err);
+	if (rc) {
+		event_end(memory);
+		free(memory);
+		return explain(cuda, card, rc, err);
+	}
+	memory->pointer = memory->import->base + card->offset;
+	memory->region = tmesh_region_ref(region);
+	memory->lease_ns = region_lease_ns(region);
+	memory_publish(memory, out);
+	watch_again(cuda);
+	return 0;
+}
+
+int import_ipc(struct tmesh_cuda *cuda, struct tmesh_region *region, const struct card *card,
+	       struct tmesh_cuda_memory **out, struct tmesh_error *err)
+{
+	int resident = device_of(cuda, &card->uuid, err);
+	struct tmesh_cuda_memory *memory;
+	int rc;
+
+	if (resident < 0)
+		return resident;
+	rc = cuda_enter(cuda, resident, err);
+	if (rc)
+		return rc;
+	memory = memory_new(cuda, TMESH_CUDA_IPC, resident, err);
+	rc = memory ? cuda_check(cuda,
+				 cuda->driver.ipc_mem_open(&memory->ipc_base, card->memory,
+							   CU_IPC_LAZY_ENABLE_PEER_ACCESS),
+				 "cuIpcOpenMemHandle", err)
+		    : -ENOMEM;
+	cuda_leave(cuda);
+	if (rc) {
+		free(memory);
+		return explain(cuda, card, rc, err);
+	}
+	memory->bytes = card->bytes;
+	memory->pointer = memory->ipc_base + card->offset;
+	memory->region = tmesh_region_ref(region);
+	memory_publish(memory, out);
+	return 0;
+}
+
+void import_take(struct tmesh_cuda_memory *memory)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+
+	pthread_mutex_lock(&cuda->lock);
+	drop_user(cuda, memory->import);
+	pthread_mutex_unlock(&cuda->lock);
+	tmesh_region_unref(memory->region);
+	memory->region = NULL;
+}
+
+void import_end(struct tmesh_cuda_memory *memory)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+
+	if (memory->kind == TMESH_CUDA_IMPORTED) {
+		if (memory->region)
+			import_take(memory);
+		pthread_mutex_lock(&cuda->lock);
+		drop_ref(cuda, memory->import);
+		pthread_mutex_unlock(&cuda->lock);
+		return;
+	}
+	if (!cuda_enter(cuda, memory->device, NULL)) {
+		if (memory->kind == TMESH_CUDA_IPC)
+			cuda->driver.ipc_mem_close(memory->ipc_base);
+		else
+			cuda->driver.external_destroy(memory->external);
+		cuda_leave(cuda);
+	}
+	tmesh_region_unref(memory->region);
+}
+
+static int read_opts(const struct tmesh_cuda_import_opts *opts, struct tmesh_cuda_import_opts *o,
+		     struct tmesh_error *err)
+{
+	int rc = cuda_read_sized(o, sizeof(*o), opts, err);
+
+	if (!opts)
+		o->device = -1;
+	if (!o->rights)
+		o->rights = TMESH_READ;
+	if (!rc && o->rights != TMESH_READ && o->rights != (TMESH_READ | TMESH_WRITE))
+		rc = cuda_fail(err, -EINVAL, "import: rights are READ or READ | WRITE");
+	return rc;
+}
+
+int tmesh_cuda_import(struct tmesh_cuda *cuda, struct tmesh_region *region,
+		      const struct tmesh_cuda_import_opts *opts, struct tmesh_cuda_memory **out,
+		      struct tmesh_error *err)
+{
+	struct tmesh_cuda_import_opts o;
+	struct card card;
+	int rc = read_opts(opts, &o, err);
+
+	if (!rc)
+		rc = card_read(region, &card, err);
+	if (rc)
+		return rc;
+	return card.ipc ? import_ipc(cuda, region, &card, out, err)
+			: import_vmm(cuda, region, &card, &o, out, err);
+}
+
+/* What is open already, or this process's own. */
+static struct tmesh_cuda_memory *opened(struct tmesh_cuda *cuda, const char *token,
+					const struct tmesh_cuda_import_opts *opts)
+{
+	struct tmesh_cuda_memory *found = NULL;
+
+	pthread_mutex_lock(&cuda->lock);
+	for (struct tmesh_cuda_memory *memory = cuda->memory; memory && !found;
+	     memory = memory->next)
+		if (memory->state == LIVE && memory->region && !strcmp(memory->token, token) &&
+		    !(opts->rights & ~memory->rights) &&
+		    (opts->device < 0 || opts->device == memory->device) && memory_get(memory))
+			found = memory;
+	pthread_mutex_unlock(&cuda->lock);
+	return found;
+}
+
+/* @layout's offset becomes one into the memory; the device, its number here. */
+static int finish(struct tmesh_cuda_memory *memory, const struct tmesh_ref *ref, cu_stream stream,
+		  struct tmesh_layout *layout, struct tmesh_error *err)
+{
+	uint64_t bytes;
+	int rc = tmesh_layout_check(&ref->layout, memory->bytes, &bytes, err);
+
+	if (rc)
+		return cuda_fail(err, -EPROTO,
+				 "the ref's numbers do not fit the %llu bytes of its "
+				 "memory",
+				 (unsigned long long)memory->bytes);
+	*layout = ref->layout;
+	layout->device_id = memory->resident < 0 ? memory->device : memory->resident;
+	layout->device_type = TMESH_DEVICE_CUDA;
+	return tmesh_cuda_wait(memory, stream, err);
+}
+
+static int open_host(struct tmesh_cuda *cuda, const struct tmesh_ref *ref,
+		     const struct tmesh_cuda_import_opts *opts, struct tmesh_cuda_memory **out,
+		     struct tmesh_error *err)
+{
+	int device = opts->device < 0 ? 0 : opts->device;
+	struct tmesh_region *region;
+	int rc = tmesh_region_open(cuda->ctx, ref->token, opts->rights, &region, err);
+
+	if (rc)
+		return rc;
+	rc = opts->lease_ns ? tmesh_lease_set(region, opts->lease_ns, TMESH_TAKEN_SIGBUS, err) : 0;
+	if (!rc)
+		rc = tmesh_cuda_register(cuda, region, device, opts->rights, 0, out, err);
+	tmesh_region_unref(region);
+	return rc;
+}
+
+static int open_device(struct tmesh_cuda *cuda, const struct tmesh_ref *ref, uint32_t rights,
+		       const struct tmesh_cuda_import_opts *opts, struct tmesh_cuda_memory **out,
+		       struct tmesh_error *err)
+{
+	struct tmesh_region *region;
+	int rc = tmesh_region_open(cuda->ctx, ref->token, rights, &region, err);
+
+	if (rc)
+		return rc;
+	rc = tmesh_cuda_import(cuda, region, opts, out, err);
+	tmesh_region_unref(region);
+	return rc;
+}
+
+int tmesh_cuda_open_ref(struct tmesh_cuda *cuda, const char *text, size_t bytes,
+			const struct tmesh_cuda_import_opts *opts, struct CUstream_st *stream,
+			struct tmesh_cuda_memory **out, struct tmesh_layout *layout,
+			struct tmesh_error *err)
+{
+	struct tmesh_cuda_import_opts o;
+	struct tmesh_cuda_memory *memory;
+	struct tmesh_ref ref;
+	int rc = read_opts(opts, &o, err);
+
+	if (!rc)
+		rc = tmesh_ref_decode(text, bytes, &ref, err);
+	if (rc)
+		return rc;
+	memory = opened(cuda, ref.token, &o);
+	if (!memory) {
+		if (ref.layout.device_type == TMESH_DEVICE_CPU)
+			rc = open_host(cuda, &ref, &o, &memory, err);
+		else
+			rc = open_device(cuda, &ref,
+					 memmem(text, bytes, "\"kind\":\"ipc\"", 12)
+						 ? TMESH_READ
+						 : TMESH_READ | TMESH_WRITE,
+					 &o, &memory, err);
+		if (rc)
+			return rc;
+		pthread_mutex_lock(&cuda->lock);
+		memcpy(memory->token, ref.token, sizeof(ref.token));
+		pthread_mutex_unlock(&cuda->lock);
+	}
+	rc = finish(memory, &ref, stream, layout, err);
+	if (rc)
+		tmesh_cuda_memory_unref(memory);
+	else
+		*out = memory;
+	return rc;
+}

@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Handing over: the region that stands for device memory, what its description says, and refs.
+ *
+ * The description is the ref of an array of bytes, so that tmeshctl shows it as one, with a member
+ * "cuda" that tells importers what the descriptor is of.
+ */
+#include "internal.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define HEX(bytes) (2 * (bytes) + 1)
+
+static void to_hex(char *text, const void *bytes, size_t count)
+{
+	for (size_t i = 0; i < count; i++)
+		sprintf(text + 2 * i, "%02x", ((const unsigned char *)bytes)[i]);
+}
+
+static bool from_hex(void *bytes, const char *text, size_t count)
+{
+	if (!text || strlen(text) != 2 * count)
+		return false;
+	for (size_t i = 0; i < count; i++) {
+		unsigned int byte;
+
+		if (strspn(text + 2 * i, "0123456789abcdef") < 2 ||
+		    sscanf(text + 2 * i, "%2x", &byte) != 1)
+			return false;
+		((unsigned char *)bytes)[i] = (unsigned char)byte;
+	}
+	return true;
+}
+
+static int card_write(struct tmesh_region *region, int device, const struct card *card,
+		      struct tmesh_error *err)
+{
+	char uuid[HEX(16)], block[HEX(8)], id[HEX(8)], event[HEX(64)], memory[HEX(64)];
+	json_t *cuda, *whole;
+	char *text;
+	int rc;
+
+	to_hex(uuid, card->uuid.bytes, 16);
+	snprintf(block, sizeof(block), "%016" PRIx64, card->block);
+	snprintf(id, sizeof(id), "%016" PRIx64, tmesh_region_id(region));
+	cuda = json_pack("{s:s, s:s, s:i, s:s, s:I, s:I, s:I}", "kind", card->ipc ? "ipc" : "vmm",
+			 "uuid", uuid, "driver", card->version, "block", block, "at",
+			 (json_int_t)card->offset, "of", (json_int_t)card->block_bytes, "bytes",
+			 (json_int_t)card->bytes);
+	if (card->has_event) {
+		to_hex(event, card->event.bytes, sizeof(card->event.bytes));
+		json_object_set_new(cuda, "event", json_string(event));
+	}
+	if (card->has_memory) {
+		to_hex(memory, card->memory.bytes, sizeof(card->memory.bytes));
+		json_object_set_new(cuda, "memory", json_string(memory));
+	}
+	whole = json_pack("{s:i, s:s, s:i, s:I, s:[I], s:s, s:[i], s:o, s:o}", "v", 1, "id", id,
+			  "offset", 0, "byte_size", (json_int_t)card->bytes, "shape",
+			  (json_int_t)card->bytes, "dtype", "uint8", "strides", 1, "device",
+			  json_sprintf("cuda:%d", device), "cuda", cuda);
+	text = whole ? json_dumps(whole, JSON_COMPACT) : NULL;
+	rc = text ? tmesh_region_desc_set(region, text, err)
+		  : cuda_fail(err, -ENOMEM, "no memory for a description");
+	free(text);
+	json_decref(whole);
+	return rc;
+}
+
+/* Somebody else wrote it: everything is looked at, and what it promises is checked by who maps. */
+static bool read_members(json_t *cuda, struct card *card)
+{
+	const char *kind, *uuid, *block, *event = NULL, *memory = NULL;
+	json_int_t at, of, bytes;
+
+	if (json_unpack(cuda, "{s:s, s:s, s:i, s:s, s:I, s:I, s:I, s?s, s?s}", "kind", &kind,
+			"uuid", &uuid, "driver", &card->version, "block", &block, "at", &at, "of",
+			&of, "bytes", &bytes, "event", &event, "memory", &memory))
+		return false;
+	card->ipc = !strcmp(kind, "ipc");
+	card->has_event = event;
+	card->has_memory = memory;
+	if ((!card->ipc && strcmp(kind, "vmm")) || !from_hex(card->uuid.bytes, uuid, 16) ||
+	    strlen(block) != 16 || strspn(block, "0123456789abcdef") != 16 ||
+	    (event && !from_hex(card->event.bytes, event, sizeof(card->event.bytes))) ||
+	    (memory && !from_hex(card->memory.bytes, memory, sizeof(card->memory.bytes))) ||
+	    card->ipc != card->has_memory)
+		return false;
+	if (at < 0 || bytes < 1 || of < bytes || at > of - bytes)
+		return false;
+	card->block = strtoull(block, NULL, 16);
+	card->offset = (uint64_t)at;
+	card->block_bytes = (uint64_t)of;
+	card->bytes = (uint64_t)bytes;
+	return true;
+}
+
+int card_read(struct tmesh_region *region, struct card *card, struct tmesh_error *err)
+{
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	int rc = tmesh_region_info(region, &info, err);
+	json_t *whole;
+	bool good;
+
+	if (rc)
+		return rc;
+	*card = (struct card){0};
+	whole = json_loads(info.desc, JSON_REJECT_DUPLICATES, NULL);
+	good = read_members(json_object_get(whole, "cuda"), card);
+	json_decref(whole);
+	if (!good || (!card->ipc && card->bytes != tmesh_region_bytes(region)))
+		return cuda_fail(err, -EPROTO, "import: the region does not stand for GPU memory");
+	return 0;
+}
+
+static int ipc_event(struct tmesh_cuda_memory *memory, struct card *card, struct tmesh_error *err)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+	int rc;
+
+	if (!memory->event)
+		return 0;
+	rc = cuda_enter(cuda, memory->resident, err);
+	if (rc)
+		return rc;
+	rc = cuda_check(cuda, cuda->driver.ipc_event_get(&card->event, memory->event),
+			"cuIpcGetEventHandle", err);
+	cuda_leave(cuda);
+	card->has_event = !rc;
+	return rc;
+}
+
+/* The share_lock is held. */
+static int make_region(struct tmesh_cuda_memory *memory, struct tmesh_error *err)
+{
+	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = "cuda"};
+	struct tmesh_cuda *cuda = memory->cuda;
+	struct block *block = memory->chunk->block;
+	struct card card = {
+		.uuid = cuda->devices[memory->resident].uuid,
+		.version = cuda->version,
+		.block = block->id,
+		.offset = memory->chunk->offset,
+		.block_bytes = block->bytes,
+		.bytes = memory->bytes,
+	};
+	struct tmesh_region *region;
+	int rc = CUDA_HAS(cuda, export_handle, err);
+
+	if (!rc && !memory->event)
+		rc = event_make(memory, err);
+	if (!rc)
+		rc = ipc_event(memory, &card, err);
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&cuda->lock);
+	rc = block_export(cuda, block, err);
+	pthread_mutex_unlock(&cuda->lock);
+	if (!rc)
+		rc = tmesh_region_from_fd(cuda->ctx, block->fd, memory->bytes, &opts, &region, err);
+	if (rc)
+		return rc;
+	rc = card_write(region, memory->resident, &card, err);
+	if (!rc)
+		rc = watch_start(cuda, err);
+	if (rc) {
+		tmesh_region_unref(region);
+		return rc;
+	}
+	pthread_mutex_lock(&cuda->lock);
+	memory->region = region;
+	pthread_mutex_unlock(&cuda->lock);
+	return 0;
+}
+
+int tmesh_cuda_region(struct tmesh_cuda_memory *memory, struct tmesh_region **out,
+		      struct tmesh_error *err)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+	int rc = 0;
+
+	pthread_mutex_lock(&cuda->share_lock);
+	if (memory->kind == TMESH_CUDA_OWN && !memory->region)
+		rc = make_region(memory, err);
+	pthread_mutex_lock(&cuda->lock);
+	if (!rc && memory->state != LIVE)
+		rc = cuda_fail(err, -ESTALE, "share: the memory was taken back");
+	else if (!rc && !memory->region)
+		rc = cuda_fail(err, -EOPNOTSUPP,
+			       "share: memory that was imported by a descriptor is handed over by "
+			       "who made it");
+	else if (!rc)
+		*out = tmesh_region_ref(memory->region);
+	pthread_mutex_unlock(&cuda->lock);
+	pthread_mutex_unlock(&cuda->share_lock);
+	return rc;
+}
+
+/* Alone, then taken back so that nobody new comes, and still alone: no other process has it. */
+bool share_settle(struct tmesh_cuda_memory *memory)
+{
+	struct tmesh_region *region = memory->region;
+
+	if (!region)
+		return true;
+	if (!memory->slow) {
+		if (!(tmesh_region_events(region) & TMESH_EVENT_ALONE))
+			return false;
+		tmesh_region_revoke(region, NULL);
+		memory->slow = true;
+	}
+	if (!(tmesh_region_events(region) & TMESH_EVENT_ALONE))
+		return false;
+	tmesh_region_unref(region);
+	memory->region = NULL;
+	return true;
+}
+
+/* The ref's text with the member that says how the memory is handed over. */
+static int write_ref(const struct tmesh_ref *ref, const char *kind, char *text, size_t size,
+		     struct tmesh_error *err)
+{
+	char member[32];
+	size_t length, more;
+	int rc = tmesh_ref_encode(ref, text, size, err);
+
+	if (rc || !kind)
+		return rc;
+	more = (size_t)snprintf(member, sizeof(member), ",\"cuda\":{\"kind\":\"%s\"}}", kind);
+	length = strlen(text);
+	if (length + more > size)
+		return cuda_fail(err, -ENOSPC, "the ref needs %zu bytes, there is room for %zu",
+				 length + more, size);
+	memcpy(text + length - 1, member, more + 1);
+	return 0;
+}
+
+static int share(struct tmesh_region *region, uint32_t rights, const struct tmesh_layout *layout,
+		 uint64_t bytes, int device, const char *kind, char *text, size_t size, char *token,
+		 struct tmesh_error *err)
+{
+	struct tmesh_ref ref = {.layout = *layout, .id = tmesh_region_id(region)};
+	int rc = tmesh_layout_check(layout, bytes, &ref.byte_size, err);
+
+	ref.layout.device_type = kind ? TMESH_DEVICE_CUDA : TMESH_DEVICE_CPU;
+	ref.layout.device_id = kind ? device : 0;
+	if (!rc)
+		rc = tmesh_region_token(region, rights, ref.token, err);
+	if (!rc)
+		rc = write_ref(&ref, kind, text, size, err);
+	if (!rc)
+		memcpy(token, ref.token, sizeof(ref.token));
+	return rc;
+}
+
+int tmesh_cuda_share(struct tmesh_cuda_memory *memory, const struct tmesh_layout *layout,
+		     struct CUstream_st *stream, char *text, size_t size, struct tmesh_error *err)
+{
+	bool host = memory->resident < 0;
+	uint32_t rights = host ? memory->rights : TMESH_READ | TMESH_WRITE;
+	const char *kind = memory->kind == TMESH_CUDA_IPC ? "ipc" : "vmm";
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_region *region;
+	int rc;
+
+	if (memory->kind == TMESH_CUDA_STAGED)
+		return cuda_fail(err, -EOPNOTSUPP,
+				 "share: this is a copy on the device; share its region");
+	rc = tmesh_cuda_region(memory, &region, err);
+	if (rc)
+		return rc;
+	if (memory->kind == TMESH_CUDA_IPC)
+		rights = TMESH_READ;
+	rc = share(region, rights, layout, memory->bytes, memory->resident, host ? NULL : kind,
+		   text, size, token, err);
+	tmesh_region_unref(region);
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&memory->cuda->lock);
+	memcpy(memory->token, token, sizeof(token));
+	pthread_mutex_unlock(&memory->cuda->lock);
+	return tmesh_cuda_record(memory, stream, err);
+}
+
+/* What is at @pointer, as others will find it. The resident device's context is current. */
+static int describe_foreign(struct tmesh_cuda *cuda, cu_ptr pointer, struct card *card,
+			    struct tmesh_error *err)
+{
+	size_t whole;
+	cu_ptr base;
+	int rc = cuda_check(cuda, cuda->driver.address_range(&base, &whole, pointer),
+			    "cuMemGetAddressRange", err);
+
+	if (!rc)
+		rc = cuda_check(cuda, cuda->driver.ipc_mem_get(&card->memory, pointer),
+				"cuIpcGetMemHandle", err);
+	if (rc)
+		return rc;
+	card->ipc = card->has_memory = true;
+	card->version = cuda->version;
+	card->offset = pointer - base;
+	card->block_bytes = whole;
+	card->bytes = whole - card->offset;
+	return 0;
+}
+
+int tmesh_cuda_share_ipc(struct tmesh_cuda *cuda, uint64_t pointer,
+			 const struct tmesh_layout *layout, struct CUstream_st *stream, char *text,
+			 size_t size, struct tmesh_region **out, struct tmesh_error *err)
+{
+	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = "cuda ipc"};
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_region *region;
+	struct card card = {0};
+	int device = 0;
+	int rc = cuda_check(
+		cuda, cuda->driver.pointer_attribute(&device, CU_POINTER_ATTR_DEVICE, pointer),
+		"cuPointerGetAttribute", err);
+
+	if (!rc)
+		rc = cuda_enter(cuda, device, err);
+	if (rc)
+		return rc;
+	rc = describe_foreign(cuda, pointer, &card, err);
+	/* Nobody records an event for memory that is not ours: what there is to do is done. */
+	if (!rc)
+		rc = cuda_check(cuda, cuda->driver.stream_synchronize(stream),
+				"cuStreamSynchronize", err);
+	cuda_leave(cuda);
+	if (rc)
+		return rc;
+	card.uuid = cuda->devices[device].uuid;
+	rc = tmesh_region_create(cuda->ctx, 1, &opts, &region, err);
+	if (rc)
+		return rc;
+	rc = card_write(region, device, &card, err);
+	if (!rc)
+		rc = share(region, TMESH_READ, layout, card.bytes, device, "ipc", text, size, token,
+			   err);
+	if (rc)
+		tmesh_region_unref(region);
+	else
+		*out = region;
+	return rc;
+}
+
+static int name_holders(struct tmesh_cuda *cuda, struct tmesh_region *region,
+			struct tmesh_error *err)
+{
+	struct tmesh_holder_info *holders = NULL;
+	char text[160] = "";
+	size_t count = 0, used = 0;
+
+	if (tmesh_holders(cuda->ctx, tmesh_region_id(region), &holders, &count, NULL))
+		count = 0;
+	for (size_t i = 0; i < count && used < sizeof(text); i++)
+		if (holders[i].pid != getpid())
+			used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%d (%.15s)",
+						 used ? ", " : "", (int)holders[i].pid,
+						 holders[i].comm);
+	free(holders);
+	return cuda_fail(err, -ETIMEDOUT, "reclaim: still held by %s",
+			 *text ? text : "processes that cannot be seen from here");
+}
+
+/* Holders are told, and let go of themselves. The share_lock is held. */
+static int take_back(struct tmesh_cuda *cuda, struct tmesh_region *region, uint64_t timeout_ns,
+		     struct tmesh_error *err)
+{
+	const struct timespec moment = {.tv_nsec = 1000000};
+	struct timespec start, now;
+	int rc = tmesh_region_revoke(region, err);
+
+	if (rc && rc != -ESTALE)
+		return rc;
+	clock_gettime(CLOCK_MONOTONIC, &start);
+	while (!(tmesh_region_events(region) & TMESH_EVENT_ALONE)) {
+		clock_gettime(CLOCK_MONOTONIC, &now);
+		if ((uint64_t)(now.tv_sec - start.tv_sec) * 1000000000 + (uint64_t)now.tv_nsec -
+			    (uint64_t)start.tv_nsec >=
+		    timeout_ns)
+			return name_holders(cuda, region, err);
+		nanosleep(&moment, NULL);
+	}
+	return 0;
+}
+
+int tmesh_cuda_reclaim(struct tmesh_cuda_memory *memory, uint64_t timeout_ns,
+		       struct tmesh_error *err)
+{
+	struct tmesh_region *region;
+	int rc;
+
+	if (memory->kind != TMESH_CUDA_OWN)
+		return cuda_fail(err, -EINVAL, "reclaim: the memory was not allocated here");
+	pthread_mutex_lock(&memory->cuda->share_lock);
+	region = memory->region;
+	rc = region ? take_back(memory->cuda, region, timeout_ns, err) : 0;
+	if (!rc) {
+		pthread_mutex_lock(&memory->cuda->lock);
+		memory->region = NULL;
+		memory->token[0] = '\0';
+		pthread_mutex_unlock(&memory->cuda->lock);
+		tmesh_region_unref(region);
+	}
+	pthread_mutex_unlock(&memory->cuda->share_lock);
+	return rc;
+}

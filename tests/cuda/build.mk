@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: MIT
+#
+# libtmesh-cuda against a stand-in for the driver (standin.c), which shows protocols, lifetimes and
+# error paths, and nothing about a GPU. With the sanitizers.
+
+CUDA_TESTS := tests/cuda
+CUDA_OUT   := $(B)/tests/cuda
+CUDA_ASAN  := $(B)/libtmesh-cuda-asan.a
+STANDIN    := $(CUDA_OUT)/libcuda.so.1
+CUDA_NAMES := $(patsubst $(CUDA_TESTS)/test_%.c,test_%,$(wildcard $(CUDA_TESTS)/test_*.c))
+
+$(STANDIN): $(wildcard $(CUDA_TESTS)/standin*.[ch]) bindings/cuda/driver_api.h
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) -Ibindings/cuda $(CFLAGS) $(WARN) -std=gnu11 -fPIC -pthread -shared \
+		-Wl,-soname,libcuda.so.1 -Wl,-Bsymbolic -o $@ $(filter %.c,$^)
+
+$(CUDA_OUT)/%: $(CUDA_TESTS)/%.c $(CUDA_TESTS)/cuda_unit.h $(CUDA_TESTS)/standin.h $(CUDA_ASAN) $(LIB_ASAN)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) -Ibindings/cuda $(CFLAGS) $(WARN) -std=gnu11 -pthread $(ASAN_FLAGS) $< \
+		$(CUDA_ASAN) $(LIB_ASAN) -lcmocka $(LIB_LIBS) -ldl -o $@
+
+cuda-check: $(STANDIN) $(addprefix $(CUDA_OUT)/,$(CUDA_NAMES)) ## libtmesh-cuda's tests, on a stand-in for the driver
+	@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=memfd TMESH_RUNTIME_DIR=$$(mktemp -d) \
+		TMESH_TEST_LIBCUDA=$(CURDIR)/$(STANDIN); \
+	trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \
+	for test in $(CUDA_NAMES); do $(CUDA_OUT)/$$test || status=1; done; exit $$status
+
+.PHONY: cuda-check

@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: MIT */
+/* What the tests on the stand-in share. Every test's name says what it ran on. */
+#ifndef TMESH_CUDA_UNIT_H
+#define TMESH_CUDA_UNIT_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include <tmesh/cuda.h>
+
+#include "standin.h"
+
+#define RW (TMESH_READ | TMESH_WRITE)
+#define MIB ((uint64_t)1 << 20)
+#define SECOND 1000000000ull
+
+#define standin_test(f)                                     \
+	{                                                   \
+		"stand-in: " #f, f, set_up, tear_down, NULL \
+	}
+
+#define assert_refused(call, code_, word)                                           \
+	do {                                                                        \
+		struct tmesh_error err_ = {0}, *err = &err_;                        \
+		int rc_ = call;                                                     \
+                                                                                    \
+		if (rc_ != (code_) || err->code != (code_))                         \
+			fail_msg("%s: %d \"%s\"", #call, rc_, err->message);        \
+		if (!strstr(err->message, word))                                    \
+			fail_msg("\"%s\" does not say \"%s\"", err->message, word); \
+	} while (0)
+
+#define assert_ok(call)                                                        \
+	do {                                                                   \
+		struct tmesh_error err_ = {0}, *err = &err_;                   \
+                                                                               \
+		if (call)                                                      \
+			fail_msg("%s: %d %s", #call, err->code, err->message); \
+	} while (0)
+
+/* The stand-in's own calls, and the driver's that only tests need. */
+static standin_fail_fn *standin_fail;
+static standin_calls_fn *standin_calls;
+static standin_live_fn *standin_live;
+static standin_access_fn *standin_access;
+static standin_reset_fn *standin_reset;
+
+struct bed {
+	struct tmesh_ctx *ctx;
+	struct tmesh_cuda *cuda;
+	unsigned int warnings;
+	unsigned int fds;
+};
+
+__attribute__((unused)) static unsigned int open_fds(void)
+{
+	DIR *dir = opendir("/proc/self/fd");
+	unsigned int count = 0;
+
+	while (readdir(dir))
+		count++;
+	closedir(dir);
+	return count;
+}
+
+__attribute__((unused)) static void count_warnings(void *data, enum tmesh_log_level level,
+						   const char *message)
+{
+	if (level <= TMESH_LOG_WARN)
+		((struct bed *)data)->warnings++;
+}
+
+static void *standin_symbol(const char *name)
+{
+	void *library = dlopen(getenv("TMESH_TEST_LIBCUDA"), RTLD_NOW);
+	void *symbol = library ? dlsym(library, name) : NULL;
+
+	if (!symbol) {
+		fprintf(stderr, "no stand-in: %s\n", dlerror());
+		exit(1);
+	}
+	return symbol;
+}
+
+__attribute__((unused)) static void bed_open(struct bed *bed, uint64_t block_bytes)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts)};
+	struct tmesh_cuda_opts copts = {
+		.size = sizeof(copts),
+		.library = getenv("TMESH_TEST_LIBCUDA"),
+		.block_bytes = block_bytes,
+		.log = count_warnings,
+		.log_data = bed,
+	};
+
+	standin_fail = standin_symbol("standin_fail");
+	standin_calls = standin_symbol("standin_calls");
+	standin_live = standin_symbol("standin_live");
+	standin_access = standin_symbol("standin_access");
+	standin_reset = standin_symbol("standin_reset");
+	bed->warnings = 0;
+	assert_ok(tmesh_ctx_open(&opts, &bed->ctx, err));
+	assert_ok(tmesh_cuda_open(bed->ctx, &copts, &bed->cuda, err));
+}
+
+/* Everything is given back: nothing of the driver's is left. */
+__attribute__((unused)) static void bed_close(struct bed *bed)
+{
+	tmesh_cuda_unref(bed->cuda);
+	tmesh_ctx_unref(bed->ctx);
+	assert_int_equal(standin_live(), 0);
+}
+
+__attribute__((unused)) static int set_up(void **state)
+{
+	struct bed *bed = calloc(1, sizeof(*bed));
+
+	bed_open(bed, 8 * MIB);
+	*state = bed;
+	return 0;
+}
+
+__attribute__((unused)) static int tear_down(void **state)
+{
+	bed_close(*state);
+	free(*state);
+	return 0;
+}
+
+__attribute__((unused)) static struct tmesh_cuda_stats stats_of(struct bed *bed)
+{
+	struct tmesh_cuda_stats stats = {.size = sizeof(stats)};
+
+	assert_int_equal(tmesh_cuda_stats(bed->cuda, -1, &stats), 0);
+	return stats;
+}
+
+__attribute__((unused)) static struct tmesh_cuda_info info_of(struct tmesh_cuda_memory *memory)
+{
+	struct tmesh_cuda_info info = {.size = sizeof(info)};
+
+	assert_ok(tmesh_cuda_info(memory, &info, err));
+	return info;
+}
+
+__attribute__((unused)) static struct tmesh_layout bytes_layout(int64_t bytes)
+{
+	struct tmesh_layout layout;
+
+	assert_int_equal(tmesh_layout_contiguous(&layout, TMESH_UINT8, 1, &bytes, NULL), 0);
+	return layout;
+}
+
+/* Wait at most 5 s for what another thread or process does. */
+#define eventually(condition)                                               \
+	do {                                                                \
+		int tries_ = 5000;                                          \
+                                                                            \
+		while (!(condition) && tries_--)                            \
+			usleep(1000);                                       \
+		if (!(condition))                                           \
+			fail_msg("in 5 s it never was so: %s", #condition); \
+	} while (0)
+
+/*
+ * Another process, started before this one has anything to inherit. It opens refs that it is sent,
+ * with its own driver, and does as it is told:
+ *
+ *   <ref>      open it, answer with the first byte that a kernel reads, or with 'E'
+ *   "w"        a kernel writes 'W' as the first byte: 'W', or 'E'
+ *   "r"        the first byte now; 'T' when it was taken back
+ *   "s"        share it on: the ref
+ *   "u"        release it
+ *   "x"        end
+ */
+struct helper {
+	pid_t pid;
+	int socket;
+};
+
+struct helper_state {
+	struct bed bed;
+	struct tmesh_cuda_memory *memory;
+	struct tmesh_layout layout;
+	uint32_t rights;
+	int device;
+};
+
+__attribute__((unused)) static char helper_look(struct helper_state *state)
+{
+	int device = state->device < 0 ? info_of(state->memory).resident : state->device;
+	char byte = 'E';
+
+	if (tmesh_cuda_touch(state->memory))
+		return 'T';
+	standin_access(device, tmesh_cuda_pointer(state->memory) + state->layout.offset, &byte, 1,
+		       false);
+	return byte;
+}
+
+__attribute__((unused)) static size_t helper_do(struct helper_state *state, char *message,
+						size_t bytes)
+{
+	struct tmesh_cuda_import_opts opts = {
+		.size = sizeof(opts), .rights = state->rights, .device = state->device};
+	struct tmesh_error err = {0};
+	char byte = 'W';
+
+	switch (*message) {
+	case '{':
+		if (tmesh_cuda_open_ref(state->bed.cuda, message, bytes, &opts, NULL,
+					&state->memory, &state->layout, &err)) {
+			message[0] = 'E';
+			memcpy(message + 1, &err, sizeof(err));
+			return 1 + sizeof(err);
+		}
+		message[0] = helper_look(state);
+		return 1;
+	case 'w':
+		if (!standin_access(info_of(state->memory).device,
+				    tmesh_cuda_pointer(state->memory) + state->layout.offset, &byte,
+				    1, true))
+			byte = 'E';
+		message[0] = byte;
+		return 1;
+	case 'r':
+		message[0] = helper_look(state);
+		return 1;
+	case 's':
+		state->layout.device_type = TMESH_DEVICE_CPU;
+		if (tmesh_cuda_share(state->memory, &state->layout, NULL, message, 1024, NULL))
+			strcpy(message, "E");
+		return strlen(message);
+	default:
+		tmesh_cuda_memory_unref(state->memory);
+		state->memory = NULL;
+		return 1;
+	}
+}
+
+__attribute__((unused)) static struct helper helper_start(uint32_t rights, int device)
+{
+	struct helper_state state = {.rights = rights, .device = device};
+	struct helper helper;
+	char message[2048];
+	int ends[2];
+	ssize_t got;
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+	helper.pid = fork();
+	helper.socket = ends[0];
+	if (helper.pid) {
+		close(ends[1]);
+		return helper;
+	}
+	close(ends[0]);
+	bed_open(&state.bed, 0);
+	while ((got = recv(ends[1], message, sizeof(message), 0)) > 0 && *message != 'x')
+		send(ends[1], message, helper_do(&state, message, (size_t)got), 0);
+	tmesh_cuda_memory_unref(state.memory);
+	tmesh_cuda_unref(state.bed.cuda);
+	tmesh_ctx_unref(state.bed.ctx);
+	_exit(standin_live() ? 9 : 0);
+}
+
+/* Say something, and the first byte of the answer; the rest stays in @answer. */
+__attribute__((unused)) static char helper_ask(struct helper *helper, const char *message,
+					       char answer[2048])
+{
+	ssize_t got;
+
+	assert_true(send(helper->socket, message, strlen(message), 0) > 0);
+	got = recv(helper->socket, answer, 2047, 0);
+	assert_true(got > 0);
+	answer[got] = '\0';
+	return answer[0];
+}
+
+__attribute__((unused)) static char helper_say(struct helper *helper, const char *message)
+{
+	char answer[2048];
+
+	return helper_ask(helper, message, answer);
+}
+
+__attribute__((unused)) static void helper_end(struct helper *helper)
+{
+	int status;
+
+	send(helper->socket, "x", 1, 0);
+	waitpid(helper->pid, &status, 0);
+	close(helper->socket);
+	assert_int_equal(status, 0);
+}
+
+__attribute__((unused)) static void helper_kill(struct helper *helper)
+{
+	kill(helper->pid, SIGKILL);
+	waitpid(helper->pid, NULL, 0);
+	close(helper->socket);
+}
+
+#endif /* TMESH_CUDA_UNIT_H */

@@ -1,0 +1,463 @@
+// SPDX-License-Identifier: MIT
+/*
+ * A stand-in for libcuda.so.1: the driver's documented semantics on memfds, so that two processes
+ * really share, for machines without a GPU. It shows protocols, lifetimes and error paths; it
+ * shows nothing about a driver, a GPU or speed.
+ *
+ * TMESH_STANDIN, a list of words with commas between, sets it up:
+ *
+ *   devices=N       2 unless said
+ *   mib=N           memory of each device, of which one process can have all; 256 unless said
+ *   version=N       as cuDriverGetVersion() gives; 13000 unless said
+ *   without=NAME    vmm, posix-fd, read-only, ipc-event, dma-buf, host-register, pcie, peers
+ *   fail=SYMBOL/CODE/SKIP   as standin_fail()
+ *
+ * Device memory has one address in a process for all who may touch it. Which device may is kept
+ * beside, and standin_access() is a kernel that minds it.
+ */
+#include "standin_internal.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+pthread_mutex_t standin_lock = PTHREAD_MUTEX_INITIALIZER;
+struct standin_setup standin = {.devices = 2, .bytes = 256ull << 20, .version = 13000};
+
+static bool initialized;
+static struct {
+	unsigned int retained;
+	bool destroyed;
+} primary[STANDIN_DEVICES];
+static __thread int current[16];
+static __thread unsigned int depth;
+
+/* Calls, and which of them are to fail. */
+
+static struct {
+	const char *symbol;
+	unsigned long calls;
+	int fail;
+	unsigned int skip;
+} table[] = {
+#define ROW(member, name, arguments) {.symbol = #name},
+	CU_FUNCTIONS(ROW) CU_FUNCTIONS_NEWER(ROW)
+#undef ROW
+};
+
+int standin_enter(const char *symbol)
+{
+	int code = 0;
+
+	pthread_mutex_lock(&standin_lock);
+	for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
+		if (strcmp(table[i].symbol, symbol))
+			continue;
+		table[i].calls++;
+		if (table[i].fail && table[i].skip-- == 0) {
+			code = table[i].fail;
+			table[i].fail = 0;
+		}
+	}
+	pthread_mutex_unlock(&standin_lock);
+	return code;
+}
+
+void standin_fail(const char *symbol, int code, unsigned int skip)
+{
+	pthread_mutex_lock(&standin_lock);
+	for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
+		if (!strcmp(table[i].symbol, symbol)) {
+			table[i].fail = code;
+			table[i].skip = skip;
+		}
+	}
+	pthread_mutex_unlock(&standin_lock);
+}
+
+unsigned long standin_calls(const char *symbol)
+{
+	unsigned long calls = 0;
+
+	pthread_mutex_lock(&standin_lock);
+	for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++)
+		if (!strcmp(table[i].symbol, symbol))
+			calls = table[i].calls;
+	pthread_mutex_unlock(&standin_lock);
+	return calls;
+}
+
+static void set_up_word(char *word)
+{
+	char *value = strchr(word, '=');
+	char symbol[64];
+	unsigned int skip;
+	int code;
+
+	if (!value)
+		return;
+	*value++ = '\0';
+	if (!strcmp(word, "devices"))
+		standin.devices = atoi(value);
+	else if (!strcmp(word, "mib"))
+		standin.bytes = strtoull(value, NULL, 10) << 20;
+	else if (!strcmp(word, "version"))
+		standin.version = atoi(value);
+	else if (!strcmp(word, "without") && standin.without_count < STANDIN_WITHOUT)
+		snprintf(standin.without[standin.without_count++], sizeof(standin.without[0]), "%s",
+			 value);
+	else if (!strcmp(word, "fail") && sscanf(value, "%63[^/]/%d/%u", symbol, &code, &skip) == 3)
+		standin_fail(symbol, code, skip);
+}
+
+__attribute__((constructor)) static void set_up(void)
+{
+	const char *text = getenv("TMESH_STANDIN");
+	char *copy = text ? strdup(text) : NULL, *rest = copy;
+
+	for (char *word; (word = strsep(&rest, ",")) != NULL;)
+		set_up_word(word);
+	free(copy);
+}
+
+bool standin_without(const char *name)
+{
+	for (unsigned int i = 0; i < standin.without_count; i++)
+		if (!strcmp(standin.without[i], name))
+			return true;
+	return false;
+}
+
+/* Errors, devices, contexts. */
+
+cu_result cuGetErrorName(cu_result code, const char **name)
+{
+	static const struct {
+		cu_result code;
+		const char *name;
+	} names[] = {
+		{CU_OK, "CUDA_SUCCESS"},
+		{CU_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE"},
+		{CU_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"},
+		{CU_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED"},
+		{CU_DEINITIALIZED, "CUDA_ERROR_DEINITIALIZED"},
+		{CU_NO_DEVICE, "CUDA_ERROR_NO_DEVICE"},
+		{CU_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE"},
+		{CU_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT"},
+		{CU_PEER_ACCESS_UNSUPPORTED, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"},
+		{CU_OPERATING_SYSTEM, "CUDA_ERROR_OPERATING_SYSTEM"},
+		{CU_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE"},
+		{CU_NOT_READY, "CUDA_ERROR_NOT_READY"},
+		{CU_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+		{CU_CONTEXT_IS_DESTROYED, "CUDA_ERROR_CONTEXT_IS_DESTROYED"},
+		{CU_HOST_ALREADY_REGISTERED, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"},
+		{CU_HOST_NOT_REGISTERED, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"},
+		{CU_NOT_PERMITTED, "CUDA_ERROR_NOT_PERMITTED"},
+		{CU_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED"},
+		{CU_SYSTEM_DRIVER_MISMATCH, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
+		{CU_UNKNOWN, "CUDA_ERROR_UNKNOWN"},
+	};
+
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+		if (names[i].code == code) {
+			*name = names[i].name;
+			return CU_OK;
+		}
+	}
+	*name = NULL;
+	return CU_INVALID_VALUE;
+}
+
+cu_result cuInit(unsigned int flags)
+{
+	ENTER("cuInit");
+	if (standin.devices == 0)
+		return CU_NO_DEVICE;
+	initialized = true;
+	return CU_OK;
+}
+
+cu_result cuDriverGetVersion(int *version)
+{
+	ENTER("cuDriverGetVersion");
+	*version = standin.version;
+	return CU_OK;
+}
+
+static bool no_device(int device)
+{
+	return device < 0 || device >= standin.devices;
+}
+
+cu_result cuDeviceGetCount(int *count)
+{
+	ENTER("cuDeviceGetCount");
+	*count = standin.devices;
+	return initialized ? CU_OK : CU_NOT_INITIALIZED;
+}
+
+cu_result cuDeviceGet(cu_device *device, int ordinal)
+{
+	ENTER("cuDeviceGet");
+	if (no_device(ordinal))
+		return CU_INVALID_DEVICE;
+	*device = ordinal;
+	return CU_OK;
+}
+
+cu_result cuDeviceGetName(char *name, int size, cu_device device)
+{
+	ENTER("cuDeviceGetName");
+	snprintf(name, (size_t)size, "stand-in %d", device);
+	return CU_OK;
+}
+
+cu_result cuDeviceGetUuid(struct cu_uuid *uuid, cu_device device)
+{
+	ENTER("cuDeviceGetUuid");
+	memset(uuid, 0x5a, sizeof(*uuid));
+	uuid->bytes[15] = (unsigned char)device;
+	return CU_OK;
+}
+
+cu_result cuDeviceTotalMem_v2(size_t *bytes, cu_device device)
+{
+	ENTER("cuDeviceTotalMem_v2");
+	*bytes = standin.bytes;
+	return CU_OK;
+}
+
+cu_result cuDeviceGetAttribute(int *value, int attribute, cu_device device)
+{
+	ENTER("cuDeviceGetAttribute");
+	switch (attribute) {
+	case CU_ATTR_UNIFIED_ADDRESSING:
+	case CU_ATTR_HOST_POINTER:
+		*value = 1;
+		return CU_OK;
+	case CU_ATTR_HOST_REGISTER:
+		*value = !standin_without("host-register");
+		return CU_OK;
+	case CU_ATTR_VMM:
+		*value = !standin_without("vmm");
+		return CU_OK;
+	case CU_ATTR_POSIX_FD:
+		*value = !standin_without("posix-fd");
+		return CU_OK;
+	case CU_ATTR_READ_ONLY_HOST_REGISTER:
+		*value = !standin_without("read-only");
+		return CU_OK;
+	case CU_ATTR_DMA_BUF:
+		*value = !standin_without("dma-buf");
+		return CU_OK;
+	case CU_ATTR_IPC_EVENT:
+		*value = !standin_without("ipc-event");
+		return CU_OK;
+	default:
+		*value = 0;
+		return CU_OK;
+	}
+}
+
+cu_result cuDeviceCanAccessPeer(int *can, cu_device device, cu_device peer)
+{
+	ENTER("cuDeviceCanAccessPeer");
+	*can = !standin_without("peers");
+	return no_device(device) || no_device(peer) ? CU_INVALID_DEVICE : CU_OK;
+}
+
+static cu_context context_of(int device)
+{
+	return (cu_context)&primary[device];
+}
+
+static int device_of(cu_context context)
+{
+	for (int i = 0; i < standin.devices; i++)
+		if (context == context_of(i))
+			return i;
+	return -1;
+}
+
+cu_result cuDevicePrimaryCtxRetain(cu_context *context, cu_device device)
+{
+	ENTER("cuDevicePrimaryCtxRetain");
+	if (no_device(device))
+		return CU_INVALID_DEVICE;
+	pthread_mutex_lock(&standin_lock);
+	primary[device].retained++;
+	primary[device].destroyed = false;
+	pthread_mutex_unlock(&standin_lock);
+	*context = context_of(device);
+	return CU_OK;
+}
+
+cu_result cuDevicePrimaryCtxRelease_v2(cu_device device)
+{
+	cu_result rc = CU_INVALID_CONTEXT;
+
+	ENTER("cuDevicePrimaryCtxRelease_v2");
+	pthread_mutex_lock(&standin_lock);
+	if (!no_device(device) && primary[device].retained) {
+		primary[device].retained--;
+		rc = CU_OK;
+	}
+	pthread_mutex_unlock(&standin_lock);
+	return rc;
+}
+
+void standin_reset(int device)
+{
+	pthread_mutex_lock(&standin_lock);
+	primary[device].destroyed = true;
+	pthread_mutex_unlock(&standin_lock);
+}
+
+cu_result cuCtxPushCurrent_v2(cu_context context)
+{
+	int device = device_of(context);
+
+	ENTER("cuCtxPushCurrent_v2");
+	if (device < 0)
+		return CU_INVALID_CONTEXT;
+	if (primary[device].destroyed)
+		return CU_CONTEXT_IS_DESTROYED;
+	current[depth++] = device;
+	return CU_OK;
+}
+
+cu_result cuCtxPopCurrent_v2(cu_context *context)
+{
+	ENTER("cuCtxPopCurrent_v2");
+	if (!depth)
+		return CU_INVALID_CONTEXT;
+	depth--;
+	*context = context_of(current[depth]);
+	return CU_OK;
+}
+
+int standin_current(void)
+{
+	return depth ? current[depth - 1] : -1;
+}
+
+/* Host memory. */
+
+static struct {
+	void *addr;
+	size_t bytes;
+	bool read_only;
+} registered[STANDIN_MAX];
+
+static bool overlaps(const void *a, size_t a_bytes, const void *b, size_t b_bytes)
+{
+	return (const char *)a < (const char *)b + b_bytes &&
+	       (const char *)b < (const char *)a + a_bytes;
+}
+
+/* May all of it be touched so? What is not mapped may not. */
+static bool mapped(const void *addr, size_t bytes, bool write)
+{
+	const char *at = addr, *end = at + bytes;
+	FILE *maps = fopen("/proc/self/maps", "re");
+	unsigned long from, to;
+	char prot[5], line[512];
+
+	while (maps && at < end && fgets(line, sizeof(line), maps)) {
+		if (sscanf(line, "%lx-%lx %4s", &from, &to, prot) != 3 || (char *)to <= at)
+			continue;
+		if ((char *)from > at || prot[0] != 'r' || (write && prot[1] != 'w'))
+			break;
+		at = (char *)to;
+	}
+	if (maps)
+		fclose(maps);
+	return at >= end;
+}
+
+cu_result cuMemHostRegister_v2(void *addr, size_t bytes, unsigned int flags)
+{
+	bool read_only = flags & CU_HOST_REGISTER_READ_ONLY;
+	cu_result rc = CU_OUT_OF_MEMORY;
+	int free_one = -1;
+
+	ENTER("cuMemHostRegister_v2");
+	if (standin_current() < 0)
+		return CU_INVALID_CONTEXT;
+	if (standin_without("host-register") || (read_only && standin_without("read-only")))
+		return CU_NOT_SUPPORTED;
+	if (!bytes || !mapped(addr, bytes, !read_only))
+		return CU_INVALID_VALUE;
+	pthread_mutex_lock(&standin_lock);
+	for (int i = 0; i < STANDIN_MAX; i++) {
+		if (!registered[i].addr) {
+			free_one = i;
+		} else if (overlaps(addr, bytes, registered[i].addr, registered[i].bytes)) {
+			rc = CU_HOST_ALREADY_REGISTERED;
+			free_one = -1;
+			break;
+		}
+	}
+	if (free_one >= 0) {
+		registered[free_one].addr = addr;
+		registered[free_one].bytes = bytes;
+		registered[free_one].read_only = read_only;
+		rc = CU_OK;
+	}
+	pthread_mutex_unlock(&standin_lock);
+	return rc;
+}
+
+cu_result cuMemHostUnregister(void *addr)
+{
+	cu_result rc = CU_HOST_NOT_REGISTERED;
+
+	ENTER("cuMemHostUnregister");
+	pthread_mutex_lock(&standin_lock);
+	for (int i = 0; i < STANDIN_MAX; i++) {
+		if (addr && registered[i].addr == addr) {
+			registered[i].addr = NULL;
+			rc = CU_OK;
+		}
+	}
+	pthread_mutex_unlock(&standin_lock);
+	return rc;
+}
+
+cu_result cuMemHostGetDevicePointer_v2(cu_ptr *ptr, void *addr, unsigned int flags)
+{
+	ENTER("cuMemHostGetDevicePointer_v2");
+	*ptr = (uintptr_t)addr;
+	return standin_host(addr, 1, false) ? CU_OK : CU_INVALID_VALUE;
+}
+
+bool standin_host(const void *addr, size_t bytes, bool write)
+{
+	bool found = false;
+
+	pthread_mutex_lock(&standin_lock);
+	for (int i = 0; i < STANDIN_MAX; i++)
+		found |= registered[i].addr && (const char *)addr >= (char *)registered[i].addr &&
+			 (const char *)addr + bytes <=
+				 (char *)registered[i].addr + registered[i].bytes &&
+			 !(write && registered[i].read_only);
+	pthread_mutex_unlock(&standin_lock);
+	return found;
+}
+
+unsigned long standin_live(void)
+{
+	unsigned long live = standin_live_memory() + standin_live_streams();
+
+	pthread_mutex_lock(&standin_lock);
+	for (int i = 0; i < STANDIN_MAX; i++)
+		live += !!registered[i].addr;
+	for (int i = 0; i < standin.devices; i++)
+		live += primary[i].retained;
+	pthread_mutex_unlock(&standin_lock);
+	return live;
+}

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What tests say to the stand-in driver, beyond the driver's own calls. They find these in the
+ * library that they loaded; other processes are told by TMESH_STANDIN (standin.c).
+ */
+#ifndef TMESH_STANDIN_H
+#define TMESH_STANDIN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* The call of this symbol after @skip more fails with @code; 0 ends that. */
+typedef void standin_fail_fn(const char *symbol, int code, unsigned int skip);
+/* How often it was called. */
+typedef unsigned long standin_calls_fn(const char *symbol);
+/* What this process has of the driver's objects and not given back: handles, mappings,
+ * reservations, registrations, allocations, events, contexts, imports. */
+typedef unsigned long standin_live_fn(void);
+/* A kernel on @device that reads or writes: false when it may not. */
+typedef bool standin_access_fn(int device, unsigned long long ptr, void *data, size_t bytes,
+			       bool write);
+/* Destroy a device's primary context under everybody. */
+typedef void standin_reset_fn(int device);
+
+#endif /* TMESH_STANDIN_H */

@@ -1,0 +1,754 @@
+// SPDX-License-Identifier: MIT
+/* The stand-in driver's device memory: VMM, cuMemAlloc, IPC, dma-bufs, external memory. */
+#include "standin_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/udmabuf.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define NAME "standin-gpu-" /* of the memfds, followed by the device's number */
+
+/* Physical memory. Handles are its places here, from 1. It goes when nobody has a handle or a
+ * mapping of it; the file goes with the last process. */
+static struct physical {
+	int fd;
+	int device;
+	size_t bytes;
+	unsigned int handles;
+	unsigned int mappings;
+	bool exportable;
+	bool made; /* here: counts against the device's memory */
+} physical[STANDIN_MAX];
+
+enum kind {
+	FREE,
+	RESERVED, /* addresses */
+	MAPPED,	  /* in a reservation */
+	WHOLE,	  /* cuMemAlloc */
+	OPENED,	  /* cuIpcOpenMemHandle */
+	EXTERNAL, /* cuExternalMemoryGetMappedBuffer */
+};
+
+static struct range {
+	enum kind kind;
+	char *at;
+	size_t bytes;
+	struct physical *of;
+	int access[STANDIN_DEVICES];
+} ranges[STANDIN_MAX];
+
+static struct range *range_new(enum kind kind, void *at, size_t bytes)
+{
+	for (int i = 0; i < STANDIN_MAX; i++) {
+		if (ranges[i].kind == FREE) {
+			ranges[i] = (struct range){.kind = kind, .at = at, .bytes = bytes};
+			return &ranges[i];
+		}
+	}
+	return NULL;
+}
+
+static struct range *range_at(enum kind kind, cu_ptr ptr)
+{
+	for (int i = 0; i < STANDIN_MAX; i++)
+		if (ranges[i].kind == kind && (uintptr_t)ranges[i].at == ptr)
+			return &ranges[i];
+	return NULL;
+}
+
+/* The one of this kind that has all of it. */
+static struct range *range_with(bool (*is)(enum kind kind), cu_ptr ptr, size_t bytes)
+{
+	for (int i = 0; i < STANDIN_MAX; i++)
+		if (is(ranges[i].kind) && ptr >= (uintptr_t)ranges[i].at &&
+		    bytes <= ranges[i].bytes &&
+		    ptr - (uintptr_t)ranges[i].at <= ranges[i].bytes - bytes)
+			return &ranges[i];
+	return NULL;
+}
+
+static bool is_reserved(enum kind kind)
+{
+	return kind == RESERVED;
+}
+
+static bool is_memory(enum kind kind)
+{
+	return kind > RESERVED;
+}
+
+static size_t used(int device)
+{
+	size_t bytes = 0;
+
+	for (int i = 0; i < STANDIN_MAX; i++)
+		if ((physical[i].handles || physical[i].mappings) && physical[i].made &&
+		    physical[i].device == device)
+			bytes += physical[i].bytes;
+	return bytes;
+}
+
+static struct physical *physical_new(int fd, int device, size_t bytes)
+{
+	for (int i = 0; i < STANDIN_MAX; i++) {
+		if (!physical[i].handles && !physical[i].mappings) {
+			physical[i] = (struct physical){.fd = fd, .device = device, .bytes = bytes};
+			return &physical[i];
+		}
+	}
+	return NULL;
+}
+
+static void physical_drop(struct physical *memory)
+{
+	if (!memory->handles && !memory->mappings)
+		close(memory->fd);
+}
+
+static struct physical *physical_of(cu_mem handle)
+{
+	if (handle < 1 || handle > STANDIN_MAX || !physical[handle - 1].handles)
+		return NULL;
+	return &physical[handle - 1];
+}
+
+static cu_result make(int device, size_t bytes, struct physical **out)
+{
+	char name[32];
+	int fd;
+
+	if (bytes > standin.bytes || used(device) > standin.bytes - bytes)
+		return CU_OUT_OF_MEMORY;
+	snprintf(name, sizeof(name), NAME "%d", device);
+	fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (fd < 0 || ftruncate(fd, (off_t)bytes) || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK)) {
+		if (fd >= 0)
+			close(fd);
+		return CU_OPERATING_SYSTEM;
+	}
+	*out = physical_new(fd, device, bytes);
+	if (!*out) {
+		close(fd);
+		return CU_OUT_OF_MEMORY;
+	}
+	(*out)->made = true;
+	return CU_OK;
+}
+
+/* The device whose memory this file is, or -1. */
+static int device_of_file(int fd)
+{
+	char path[32], target[64] = "";
+	int device;
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	if (readlink(path, target, sizeof(target) - 1) < 0 ||
+	    sscanf(target, "/memfd:" NAME "%d", &device) != 1)
+		return -1;
+	return device;
+}
+
+static cu_result adopt(int fd, struct physical **out)
+{
+	int device = device_of_file(fd);
+	struct stat st;
+
+	if (device < 0 || fstat(fd, &st))
+		return CU_INVALID_VALUE;
+	if (device >= standin.devices)
+		return CU_INVALID_DEVICE;
+	fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	if (fd < 0)
+		return CU_OPERATING_SYSTEM;
+	*out = physical_new(fd, device, (size_t)st.st_size);
+	if (*out)
+		return CU_OK;
+	close(fd);
+	return CU_OUT_OF_MEMORY;
+}
+
+/* VMM */
+
+static cu_result check_prop(const struct cu_alloc_prop *prop)
+{
+	if (standin_without("vmm"))
+		return CU_NOT_SUPPORTED;
+	if (prop->type != CU_ALLOCATION_PINNED || prop->win32 ||
+	    prop->location.type != CU_LOCATION_DEVICE)
+		return CU_INVALID_VALUE;
+	if (prop->location.id < 0 || prop->location.id >= standin.devices)
+		return CU_INVALID_DEVICE;
+	return prop->handle_types && standin_without("posix-fd") ? CU_NOT_SUPPORTED : CU_OK;
+}
+
+cu_result cuMemGetAllocationGranularity(size_t *bytes, const struct cu_alloc_prop *prop, int flags)
+{
+	ENTER("cuMemGetAllocationGranularity");
+	*bytes = STANDIN_GRANULE;
+	return check_prop(prop);
+}
+
+cu_result cuMemCreate(cu_mem *mem, size_t bytes, const struct cu_alloc_prop *prop,
+		      unsigned long long flags)
+{
+	struct physical *memory;
+	cu_result rc;
+
+	ENTER("cuMemCreate");
+	rc = check_prop(prop);
+	if (!rc && (!bytes || bytes % STANDIN_GRANULE))
+		rc = CU_INVALID_VALUE;
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&standin_lock);
+	rc = make(prop->location.id, bytes, &memory);
+	if (!rc) {
+		memory->handles = 1;
+		memory->exportable = prop->handle_types & CU_HANDLE_POSIX_FD;
+		*mem = (cu_mem)(memory - physical) + 1;
+	}
+	pthread_mutex_unlock(&standin_lock);
+	return rc;
+}
+
+cu_result cuMemRelease(cu_mem mem)
+{
+	struct physical *memory;
+	cu_result rc = CU_INVALID_VALUE;
+
+	ENTER("cuMemRelease");
+	pthread_mutex_lock(&standin_lock);
+	memory = physical_of(mem);
+	if (memory) {
+		memory->handles--;
+		physical_drop(memory);
+		rc = CU_OK;
+	}
+	pthread_mutex_unlock(&standin_lock);
+	return rc;
+}
+
+cu_result cuMemExportToShareableHandle(void *handle, cu_mem mem, int type, unsigned long long flags)
+{
+	struct physical *memory;
+	cu_result rc = CU_INVALID_VALUE;
+
+	ENTER("cuMemExportToShareableHandle");
+	pthread_mutex_lock(&standin_lock);
+	memory = physical_of(mem);
+	/* What a handle can become was said when the memory was made. */
+	if (memory && memory->exportable && type == CU_HANDLE_POSIX_FD) {
+		*(int *)handle = fcntl(memory->fd, F_DUPFD_CLOEXEC, 0);
+		rc = *(int *)handle < 0 ? CU_OPERATING_SYSTEM : CU_OK;
+	}
+	pthread_mutex_unlock(&standin_lock);
+	return rc;
+}
+
+cu_result cuMemImportFromShareableHandle(cu_mem *mem, void *handle, int type)
+{
+	struct physical *memory;
+	cu_result rc;
+
+	ENTER("cuMemImportFromShareableHandle");
+	if (type != CU_HANDLE_POSIX_FD)
+		return CU_INVALID_VALUE;
+	if (standin_without("posix-fd"))
+		return CU_NOT_SUPPORTED;
+	pthread_mutex_lock(&standin_lock);
+	rc = adopt((int)(intptr_t)handle, &memory);
+	if (!rc) {
+		memory->handles = 1;
+		memory->exportable = true;
+		*mem = (cu_mem)(memory - physical) + 1;
+	}
+	pthread_mutex_unlock(&standin_lock);
+	return rc;
+}
+
+cu_result cuMemAddressReserve(cu_ptr *ptr, size_t bytes, size_t alignment, cu_ptr addr,
+			      unsigned long long flags)
+{
+	char *at;
+	cu_result rc = CU_OK;
+
+	ENTER("cuMemAddressReserve");
+	if (!bytes || bytes % STANDIN_GRANULE || (alignment & (alignment - 1)))
+		return CU_INVALID_VALUE;
+	/* At a multiple of the granule, as the driver's are. */
+	at = mmap(NULL, bytes + STANDIN_GRANULE, PROT_NONE,
+		  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (at == MAP_FAILED)
+		return CU_OUT_OF_MEMORY;
+	*ptr = ((uintptr_t)at + STANDIN_GRANULE - 1) & ~(cu_ptr)(STANDIN_GRANULE - 1);
+	if ((char *)*ptr > at)
+		munmap(at, (size_t)((char *)*ptr - at));
+	munmap((char *)*ptr + bytes, (size_t)(at + STANDIN_GRANULE - (char *)*ptr));
+	pthread_mutex_lock(&standin_lock);
+	if (!range_new(RESERVED, (void *)*ptr, bytes))
+		rc = CU_OUT_OF_MEMORY;
+	pthread_mutex_unlock(&standin_lock);
+	return rc;
+}
+
+static bool has_mapping(const struct range *reserved)
+{
+	for (int i = 0; i < STANDIN_MAX; i++)
+		if (ranges[i].kind == MAPPED && ranges[i].at >= reserved->at &&
+		    ranges[i].at < reserved->at + reserved->bytes)
+			return true;
+	return false;
+}
+
+cu_result cuMemAddressFree(cu_ptr ptr, size_t bytes)
+{
+	cu_result rc = CU_INVALID_VALUE;
+	struct range *range;
+
+	ENTER("cuMemAddressFree");
+	pthread_mutex_lock(&standin_lock);
+	range = range_at(RESERVED, ptr);
+	if (range && range->bytes == bytes && !has_mapping(range)) {
+		munmap(range->at, bytes);
+		range->kind = FREE;
+		rc = CU_OK;
+	}
+	pthread_mutex_unlock(&standin_lock);
+	return rc;
+}
+
+cu_result cuMemMap(cu_ptr ptr, size_t bytes, size_t offset, cu_mem mem, unsigned long long flags)
+{
+	struct physical *memory;
+	cu_result rc = CU_INVALID_VALUE;
+	struct range *range;
+
+	ENTER("cuMemMap");
+	pthread_mutex_lock(&standin_lock);
+	memory = physical_of(mem);
+	if (memory && offset == 0 && bytes == memory->bytes && !flags &&
+	    range_with(is_reserved, ptr, bytes) && !range_with(is_memory, ptr, 1)) {
+		range = range_new(MAPPED, (void *)ptr, bytes);
+		rc = range ? CU_OK : CU_OUT_OF_MEMORY;
+		if (range) {
+			range->of = memory;
+			memory->mappings++;
+		}
+	}
+	pthread_mutex_unlock(&standin_lock);
+	return rc;
+}
+
+/* Touching what is not mapped must fail, and its address must not be given to others. */
+static void leave_hole(struct range *range)
+{
+	mmap(range->at, range->bytes, PROT_NONE,
+	     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+}
+
+static void range_end(struct range *range)
+{
+	range->of->mappings--;
+	physical_drop(range->of);
+	range->kind = FREE;
+}
+
+cu_result cuMemUnmap(cu_ptr ptr, size_t bytes)
+{
+	cu_result rc = CU_INVALID_VALUE;
+	struct range *range;
+
+	ENTER("cuMemUnmap");
+	pthread_mutex_lock(&standin_lock);
+	range = range_at(MAPPED, ptr);
+	if (range && range->bytes == bytes) {
+		leave_hole(range);
+		range_end(range);
+		rc = CU_OK;
+	}
+	pthread_mutex_unlock(&standin_lock);
+	return rc;
+}
+
+/* The process's one mapping allows what any device may; which one may is kept beside. */
+static cu_result map_file(struct range *range, int fixed)
+{
+	int prot = PROT_NONE;
+
+	for (int i = 0; i < standin.devices; i++) {
+		if (range->access[i] == CU_ACCESS_READ_WRITE)
+			prot |= PROT_READ | PROT_WRITE;
+		else if (range->access[i] == CU_ACCESS_READ)
+			prot |= PROT_READ;
+	}
+	range->at = mmap(range->at, range->bytes, prot, MAP_SHARED | fixed, range->of->fd, 0);
+	return range->at == MAP_FAILED ? CU_OUT_OF_MEMORY : CU_OK;
+}
+
+cu_result cuMemSetAccess(cu_ptr ptr, size_t bytes, const struct cu_access *access, size_t count)
+{
+	cu_result rc = CU_INVALID_VALUE;
+	struct range *range;
+
+	ENTER("cuMemSetAccess");
+	pthread_mutex_lock(&standin_lock);
+	range = range_at(MAPPED, ptr);
+	if (range && range->bytes == bytes && count) {
+		rc = CU_OK;
+		for (size_t i = 0; i < count && !rc; i++) {
+			if (access[i].location.type != CU_LOCATION_DEVICE ||
+			    access[i].location.id < 0 || access[i].location.id >= standin.devices)
+				rc = CU_INVALID_DEVICE;
+			else
+				range->access[access[i].location.id] = access[i].flags;
+		}
+		if (!rc)
+			rc = map_file(range, MAP_FIXED);
+	}
+	pthread_mutex_unlock(&standin_lock);
+	return rc;
+}
+
+/* Memory as cudaMalloc() gives it. */
+
+static cu_result whole(enum kind kind, struct physical *memory, int device, cu_ptr *ptr)
+{
+	struct range *range = range_new(kind, NULL, memory->bytes);
+	cu_result rc;
+
+	if (!range) {
+		physical_drop(memory);
+		return CU_OUT_OF_MEMORY;
+	}
+	range->of = memory;
+	memory->mappings++;
+	range->access[device] = CU_ACCESS_READ_WRITE;
+	rc = map_file(range, 0);
+	if (rc)
+		range_end(range);
+	*ptr = (uintptr_t)range->at;
+	return rc;
+}
+
+cu_result cuMemAlloc_v2(cu_ptr *ptr, size_t bytes)
+{
+	int device = standin_current();
+	struct physical *memory;
+	cu_result rc;
+
+	ENTER("cuMemAlloc_v2");
+	if (device < 0)
+		return CU_INVALID_CONTEXT;
+	if (!bytes)
+		return CU_INVALID_VALUE;
+	pthread_mutex_lock(&standin_lock);
+	rc = make(device, (bytes + STANDIN_GRANULE - 1) & ~(size_t)(STANDIN_GRANULE - 1), &memory);
+	if (!rc)
+		rc = whole(WHOLE, memory, device, ptr);
+	pthread_mutex_unlock(&standin_lock);
+	return rc;
+}
+
+static cu_result end_whole(enum kind kind, cu_ptr ptr)
+{
+	cu_result rc = CU_INVALID_VALUE;
+	struct range *range;
+
+	pthread_mutex_lock(&standin_lock);
+	range = range_at(kind, ptr);
+	if (range) {
+		munmap(range->at, range->bytes);
+		range_end(range);
+		rc = CU_OK;
+	}
+	pthread_mutex_unlock(&standin_lock);
+	return rc;
+}
+
+cu_result cuMemFree_v2(cu_ptr ptr)
+{
+	ENTER("cuMemFree_v2");
+	return end_whole(WHOLE, ptr);
+}
+
+cu_result cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
+{
+	ENTER("cuMemGetInfo_v2");
+	if (standin_current() < 0)
+		return CU_INVALID_CONTEXT;
+	pthread_mutex_lock(&standin_lock);
+	*total = standin.bytes;
+	*free_bytes = standin.bytes - used(standin_current());
+	pthread_mutex_unlock(&standin_lock);
+	return CU_OK;
+}
+
+cu_result cuMemGetAddressRange_v2(cu_ptr *base, size_t *bytes, cu_ptr ptr)
+{
+	struct range *range;
+
+	ENTER("cuMemGetAddressRange_v2");
+	pthread_mutex_lock(&standin_lock);
+	range = range_with(is_memory, ptr, 1);
+	if (range) {
+		*base = (uintptr_t)range->at;
+		*bytes = range->bytes;
+	}
+	pthread_mutex_unlock(&standin_lock);
+	return range ? CU_OK : CU_INVALID_VALUE;
+}
+
+cu_result cuPointerGetAttribute(void *value, int attribute, cu_ptr ptr)
+{
+	struct range *range;
+	cu_result rc = CU_OK;
+
+	ENTER("cuPointerGetAttribute");
+	pthread_mutex_lock(&standin_lock);
+	range = range_with(is_memory, ptr, 1);
+	if (!range)
+		rc = CU_INVALID_VALUE;
+	else if (attribute == CU_POINTER_ATTR_DEVICE)
+		*(int *)value = range->of->device;
+	else if (attribute == CU_POINTER_ATTR_IPC_CAPABLE)
+		*(int *)value = range->kind == WHOLE;
+	else if (attribute == CU_POINTER_ATTR_BUFFER_ID)
+		*(unsigned long long *)value = (unsigned long long)(range - ranges) + 1;
+	else
+		rc = CU_INVALID_VALUE;
+	pthread_mutex_unlock(&standin_lock);
+	return rc;
+}
+
+void standin_ipc_fill(struct cu_ipc_handle *handle, uint32_t magic, int fd, int device,
+		      uint64_t bytes)
+{
+	struct standin_ipc ipc = {
+		.magic = magic, .pid = getpid(), .fd = fd, .device = device, .bytes = bytes};
+	struct stat st;
+
+	fstat(fd, &st);
+	ipc.ino = st.st_ino;
+	memset(handle, 0, sizeof(*handle));
+	memcpy(handle, &ipc, sizeof(ipc));
+}
+
+int standin_ipc_open(const struct standin_ipc *ipc, uint32_t magic)
+{
+	char path[64];
+	struct stat st;
+	int fd;
+
+	if (ipc->magic != magic)
+		return -1;
+	snprintf(path, sizeof(path), "/proc/%d/fd/%d", ipc->pid, ipc->fd);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd >= 0 && (fstat(fd, &st) || st.st_ino != ipc->ino)) {
+		close(fd);
+		fd = -1;
+	}
+	return fd;
+}
+
+cu_result cuIpcGetMemHandle(struct cu_ipc_handle *handle, cu_ptr ptr)
+{
+	struct range *range;
+
+	ENTER("cuIpcGetMemHandle");
+	pthread_mutex_lock(&standin_lock);
+	range = range_with(is_memory, ptr, 1);
+	if (range && range->kind == WHOLE)
+		standin_ipc_fill(handle, STANDIN_IPC_MEM, range->of->fd, range->of->device,
+				 range->bytes);
+	pthread_mutex_unlock(&standin_lock);
+	return range && range->kind == WHOLE ? CU_OK : CU_INVALID_VALUE;
+}
+
+cu_result cuIpcOpenMemHandle_v2(cu_ptr *ptr, struct cu_ipc_handle handle, unsigned int flags)
+{
+	struct physical *memory;
+	struct standin_ipc ipc;
+	cu_result rc;
+	int fd;
+
+	ENTER("cuIpcOpenMemHandle_v2");
+	if (standin_current() < 0)
+		return CU_INVALID_CONTEXT;
+	if (flags != CU_IPC_LAZY_ENABLE_PEER_ACCESS)
+		return CU_INVALID_VALUE;
+	memcpy(&ipc, &handle, sizeof(ipc));
+	if (ipc.pid == getpid())
+		return CU_INVALID_CONTEXT;
+	fd = standin_ipc_open(&ipc, STANDIN_IPC_MEM);
+	if (fd < 0)
+		return CU_INVALID_VALUE;
+	pthread_mutex_lock(&standin_lock);
+	rc = adopt(fd, &memory);
+	if (!rc)
+		rc = whole(OPENED, memory, standin_current(), ptr);
+	pthread_mutex_unlock(&standin_lock);
+	close(fd);
+	return rc;
+}
+
+cu_result cuIpcCloseMemHandle(cu_ptr ptr)
+{
+	ENTER("cuIpcCloseMemHandle");
+	return end_whole(OPENED, ptr);
+}
+
+/* Out and in by descriptors. */
+
+static int udmabuf(int fd, size_t offset, size_t bytes)
+{
+	struct udmabuf_create create = {.memfd = (uint32_t)fd,
+					.flags = UDMABUF_FLAGS_CLOEXEC,
+					.offset = offset,
+					.size = bytes};
+	int device = open("/dev/udmabuf", O_RDWR | O_CLOEXEC);
+	int made = device < 0 ? -1 : ioctl(device, UDMABUF_CREATE, &create);
+
+	if (device >= 0)
+		close(device);
+	return made;
+}
+
+/* A real dma-buf where the kernel makes them of memfds, else the memfd itself. */
+cu_result cuMemGetHandleForAddressRange(void *handle, cu_ptr ptr, size_t bytes, int type,
+					unsigned long long flags)
+{
+	cu_result rc = CU_INVALID_VALUE;
+	struct range *range;
+	int fd = -1;
+
+	ENTER("cuMemGetHandleForAddressRange");
+	if (standin_without("dma-buf") || ((flags & CU_RANGE_FLAG_PCIE) && standin_without("pcie")))
+		return CU_NOT_SUPPORTED;
+	if (type != CU_RANGE_DMA_BUF_FD || ptr % 4096 || !bytes || bytes % 4096)
+		return CU_INVALID_VALUE;
+	pthread_mutex_lock(&standin_lock);
+	range = range_with(is_memory, ptr, bytes);
+	if (range) {
+		fd = udmabuf(range->of->fd, ptr - (uintptr_t)range->at, bytes);
+		if (fd < 0)
+			fd = fcntl(range->of->fd, F_DUPFD_CLOEXEC, 0);
+		rc = fd < 0 ? CU_OPERATING_SYSTEM : CU_OK;
+		*(int *)handle = fd;
+	}
+	pthread_mutex_unlock(&standin_lock);
+	return rc;
+}
+
+/* OPAQUE_FD takes the descriptor over, when it succeeds. */
+cu_result cuImportExternalMemory(cu_external *external, const struct cu_external_desc *desc)
+{
+	struct physical *memory;
+	cu_result rc;
+
+	ENTER("cuImportExternalMemory");
+	if (standin_current() < 0)
+		return CU_INVALID_CONTEXT;
+	if (desc->type != CU_EXTERNAL_OPAQUE_FD)
+		return CU_NOT_SUPPORTED;
+	pthread_mutex_lock(&standin_lock);
+	rc = adopt(desc->handle.fd, &memory);
+	if (!rc && desc->size > memory->bytes) {
+		physical_drop(memory);
+		rc = CU_INVALID_VALUE;
+	}
+	if (!rc) {
+		close(desc->handle.fd);
+		memory->handles = 1;
+		*external = (cu_external)memory;
+	}
+	pthread_mutex_unlock(&standin_lock);
+	return rc;
+}
+
+cu_result cuExternalMemoryGetMappedBuffer(cu_ptr *ptr, cu_external external,
+					  const struct cu_external_range *range)
+{
+	struct physical *memory = (struct physical *)external;
+	cu_result rc = CU_INVALID_VALUE;
+
+	ENTER("cuExternalMemoryGetMappedBuffer");
+	if (standin_current() < 0)
+		return CU_INVALID_CONTEXT;
+	pthread_mutex_lock(&standin_lock);
+	if (range->offset == 0 && range->size <= memory->bytes)
+		rc = whole(EXTERNAL, memory, standin_current(), ptr);
+	pthread_mutex_unlock(&standin_lock);
+	return rc;
+}
+
+cu_result cuDestroyExternalMemory(cu_external external)
+{
+	struct physical *memory = (struct physical *)external;
+
+	ENTER("cuDestroyExternalMemory");
+	pthread_mutex_lock(&standin_lock);
+	for (int i = 0; i < STANDIN_MAX; i++) {
+		if (ranges[i].kind == EXTERNAL && ranges[i].of == memory) {
+			munmap(ranges[i].at, ranges[i].bytes);
+			range_end(&ranges[i]);
+		}
+	}
+	memory->handles--;
+	physical_drop(memory);
+	pthread_mutex_unlock(&standin_lock);
+	return CU_OK;
+}
+
+bool standin_access(int device, unsigned long long ptr, void *data, size_t bytes, bool write)
+{
+	struct range *range;
+	bool may;
+
+	pthread_mutex_lock(&standin_lock);
+	range = range_with(is_memory, ptr, bytes);
+	may = range && (range->access[device] == CU_ACCESS_READ_WRITE ||
+			(!write && range->access[device] == CU_ACCESS_READ));
+	pthread_mutex_unlock(&standin_lock);
+	if (!may && !standin_host((void *)ptr, bytes, write))
+		return false;
+	if (write)
+		memcpy((void *)ptr, data, bytes);
+	else
+		memcpy(data, (void *)ptr, bytes);
+	return true;
+}
+
+cu_result cuMemcpyHtoD_v2(cu_ptr to, const void *from, size_t bytes)
+{
+	ENTER("cuMemcpyHtoD_v2");
+	if (standin_current() < 0)
+		return CU_INVALID_CONTEXT;
+	return standin_access(standin_current(), to, (void *)from, bytes, true) ? CU_OK
+										: CU_INVALID_VALUE;
+}
+
+cu_result cuMemcpyDtoH_v2(void *to, cu_ptr from, size_t bytes)
+{
+	ENTER("cuMemcpyDtoH_v2");
+	if (standin_current() < 0)
+		return CU_INVALID_CONTEXT;
+	return standin_access(standin_current(), from, to, bytes, false) ? CU_OK : CU_INVALID_VALUE;
+}
+
+unsigned long standin_live_memory(void)
+{
+	unsigned long live = 0;
+
+	pthread_mutex_lock(&standin_lock);
+	for (int i = 0; i < STANDIN_MAX; i++)
+		live += physical[i].handles + (ranges[i].kind != FREE);
+	pthread_mutex_unlock(&standin_lock);
+	return live;
+}

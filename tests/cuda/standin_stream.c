@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: MIT
+/*
+ * The stand-in driver's streams and events. A stream is a thread that works off a list; stream 0
+ * is done with its work at once. An event is two numbers in shared memory: how often it was
+ * recorded, and how much of that its streams have reached; so other processes can wait for it.
+ */
+#include "standin_internal.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+struct cell {
+	atomic_ulong recorded;
+	atomic_ulong reached;
+};
+
+struct CUevent_st {
+	struct cell *cell;
+	int fd; /* INTERPROCESS: of its memory */
+	bool interprocess;
+};
+
+struct work {
+	struct work *next;
+	void (*call)(void *data);
+	void *data;
+	struct cell *cell;
+	unsigned long number; /* of the record to make known, or to wait for */
+	bool wait;
+};
+
+struct CUstream_st {
+	struct CUstream_st *next;
+	int device;
+	pthread_t thread;
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	struct work *first, **last;
+	bool busy, stop;
+};
+
+static struct CUstream_st *streams;
+static unsigned long live_events;
+
+static void rest(void)
+{
+	const struct timespec moment = {.tv_nsec = 200000};
+
+	nanosleep(&moment, NULL);
+}
+
+static void reach(struct cell *cell, unsigned long number)
+{
+	while (atomic_load(&cell->reached) < number)
+		rest();
+}
+
+static void work_off(struct work *work)
+{
+	if (work->call)
+		work->call(work->data);
+	else if (work->wait)
+		reach(work->cell, work->number);
+	else if (atomic_load(&work->cell->reached) < work->number)
+		atomic_store(&work->cell->reached, work->number);
+	free(work);
+}
+
+static void *run(void *data)
+{
+	struct CUstream_st *stream = data;
+	struct work *work;
+
+	pthread_mutex_lock(&stream->lock);
+	for (;;) {
+		while (!stream->first && !stream->stop)
+			pthread_cond_wait(&stream->changed, &stream->lock);
+		work = stream->first;
+		if (!work)
+			break;
+		stream->first = work->next;
+		if (!stream->first)
+			stream->last = &stream->first;
+		stream->busy = true;
+		pthread_mutex_unlock(&stream->lock);
+		work_off(work);
+		pthread_mutex_lock(&stream->lock);
+		stream->busy = false;
+		pthread_cond_broadcast(&stream->changed);
+	}
+	pthread_mutex_unlock(&stream->lock);
+	return NULL;
+}
+
+static void add(cu_stream stream, struct work what)
+{
+	struct work *work = malloc(sizeof(*work));
+
+	*work = what;
+	if (!stream) {
+		work_off(work);
+		return;
+	}
+	pthread_mutex_lock(&stream->lock);
+	*stream->last = work;
+	stream->last = &work->next;
+	pthread_cond_broadcast(&stream->changed);
+	pthread_mutex_unlock(&stream->lock);
+}
+
+static void drain(cu_stream stream)
+{
+	pthread_mutex_lock(&stream->lock);
+	while (stream->first || stream->busy)
+		pthread_cond_wait(&stream->changed, &stream->lock);
+	pthread_mutex_unlock(&stream->lock);
+}
+
+/* Called by tests alone. */
+
+cu_result cuStreamCreate(cu_stream *out, unsigned int flags)
+{
+	cu_stream stream = calloc(1, sizeof(*stream));
+
+	if (standin_current() < 0)
+		return CU_INVALID_CONTEXT;
+	stream->device = standin_current();
+	stream->last = &stream->first;
+	pthread_mutex_init(&stream->lock, NULL);
+	pthread_cond_init(&stream->changed, NULL);
+	pthread_create(&stream->thread, NULL, run, stream);
+	pthread_mutex_lock(&standin_lock);
+	stream->next = streams;
+	streams = stream;
+	pthread_mutex_unlock(&standin_lock);
+	*out = stream;
+	return CU_OK;
+}
+
+cu_result cuStreamDestroy_v2(cu_stream stream)
+{
+	cu_stream *at = &streams;
+
+	pthread_mutex_lock(&standin_lock);
+	while (*at != stream)
+		at = &(*at)->next;
+	*at = stream->next;
+	pthread_mutex_unlock(&standin_lock);
+	pthread_mutex_lock(&stream->lock);
+	stream->stop = true;
+	pthread_cond_broadcast(&stream->changed);
+	pthread_mutex_unlock(&stream->lock);
+	pthread_join(stream->thread, NULL);
+	free(stream);
+	return CU_OK;
+}
+
+cu_result cuLaunchHostFunc(cu_stream stream, void (*call)(void *data), void *data)
+{
+	add(stream, (struct work){.call = call, .data = data});
+	return CU_OK;
+}
+
+cu_result cuStreamSynchronize(cu_stream stream)
+{
+	ENTER("cuStreamSynchronize");
+	if (stream)
+		drain(stream);
+	return CU_OK;
+}
+
+cu_result cuCtxSynchronize(void)
+{
+	cu_stream all[64];
+	int count = 0;
+
+	ENTER("cuCtxSynchronize");
+	if (standin_current() < 0)
+		return CU_INVALID_CONTEXT;
+	pthread_mutex_lock(&standin_lock);
+	for (cu_stream stream = streams; stream && count < 64; stream = stream->next)
+		if (stream->device == standin_current())
+			all[count++] = stream;
+	pthread_mutex_unlock(&standin_lock);
+	while (count--)
+		drain(all[count]);
+	return CU_OK;
+}
+
+static cu_result event_new(cu_event *out, int fd, bool interprocess)
+{
+	cu_event event = calloc(1, sizeof(*event));
+
+	event->fd = fd;
+	event->interprocess = interprocess;
+	event->cell = mmap(NULL, sizeof(*event->cell), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	pthread_mutex_lock(&standin_lock);
+	live_events++;
+	pthread_mutex_unlock(&standin_lock);
+	*out = event;
+	return CU_OK;
+}
+
+cu_result cuEventCreate(cu_event *event, unsigned int flags)
+{
+	bool interprocess = flags & CU_EVENT_SHARED;
+	int fd;
+
+	ENTER("cuEventCreate");
+	if (standin_current() < 0)
+		return CU_INVALID_CONTEXT;
+	if (interprocess && !(flags & CU_EVENT_NO_TIMING))
+		return CU_INVALID_VALUE;
+	if (interprocess && standin_without("ipc-event"))
+		return CU_NOT_SUPPORTED;
+	fd = memfd_create("standin-event", MFD_CLOEXEC);
+	if (fd < 0 || ftruncate(fd, sizeof(struct cell)))
+		return CU_OPERATING_SYSTEM;
+	return event_new(event, fd, interprocess);
+}
+
+/* Work that still speaks of it keeps it in the driver; here its memory stays mapped. */
+cu_result cuEventDestroy_v2(cu_event event)
+{
+	ENTER("cuEventDestroy_v2");
+	close(event->fd);
+	free(event);
+	pthread_mutex_lock(&standin_lock);
+	live_events--;
+	pthread_mutex_unlock(&standin_lock);
+	return CU_OK;
+}
+
+cu_result cuEventRecord(cu_event event, cu_stream stream)
+{
+	ENTER("cuEventRecord");
+	add(stream, (struct work){.cell = event->cell,
+				  .number = atomic_fetch_add(&event->cell->recorded, 1) + 1});
+	return CU_OK;
+}
+
+cu_result cuEventSynchronize(cu_event event)
+{
+	ENTER("cuEventSynchronize");
+	reach(event->cell, atomic_load(&event->cell->recorded));
+	return CU_OK;
+}
+
+cu_result cuStreamWaitEvent(cu_stream stream, cu_event event, unsigned int flags)
+{
+	ENTER("cuStreamWaitEvent");
+	add(stream, (struct work){.cell = event->cell,
+				  .number = atomic_load(&event->cell->recorded),
+				  .wait = true});
+	return CU_OK;
+}
+
+cu_result cuIpcGetEventHandle(struct cu_ipc_handle *handle, cu_event event)
+{
+	ENTER("cuIpcGetEventHandle");
+	if (!event->interprocess)
+		return CU_INVALID_HANDLE;
+	standin_ipc_fill(handle, STANDIN_IPC_EVENT, event->fd, 0, 0);
+	return CU_OK;
+}
+
+cu_result cuIpcOpenEventHandle(cu_event *event, struct cu_ipc_handle handle)
+{
+	struct standin_ipc ipc;
+	int fd;
+
+	ENTER("cuIpcOpenEventHandle");
+	memcpy(&ipc, &handle, sizeof(ipc));
+	fd = standin_ipc_open(&ipc, STANDIN_IPC_EVENT);
+	return fd < 0 ? CU_INVALID_VALUE : event_new(event, fd, true);
+}
+
+unsigned long standin_live_streams(void)
+{
+	unsigned long live;
+
+	pthread_mutex_lock(&standin_lock);
+	live = live_events;
+	pthread_mutex_unlock(&standin_lock);
+	return live;
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: MIT
+/* Regions of host memory that kernels use. */
+#include "cuda_unit.h"
+
+static struct tmesh_region *region_of(struct bed *bed, const char *text)
+{
+	struct tmesh_region *region;
+
+	assert_ok(tmesh_region_create(bed->ctx, 3 * 4096 + 5, NULL, &region, err));
+	assert_ok(tmesh_region_write(region, 0, text, strlen(text), err));
+	return region;
+}
+
+static void test_registered(void **state)
+{
+	struct bed *bed = *state;
+	struct tmesh_region *region = region_of(bed, "abc");
+	struct tmesh_cuda_memory *memory, *again;
+	struct tmesh_cuda_info info;
+	char byte;
+	void *addr;
+
+	assert_ok(tmesh_cuda_register(bed->cuda, region, 1, RW, 0, &memory, err));
+	info = info_of(memory);
+	assert_int_equal(info.kind, TMESH_CUDA_HOST);
+	assert_int_equal(info.device, 1);
+	assert_int_equal(info.resident, -1);
+	assert_int_equal(info.bytes, 3 * 4096 + 5);
+	assert_true(standin_access(1, info.pointer + 1, &byte, 1, false));
+	assert_int_equal(byte, 'b');
+	byte = 'X';
+	assert_true(standin_access(1, info.pointer + 1, &byte, 1, true));
+	assert_ok(tmesh_region_map(region, TMESH_READ, &addr, err));
+	assert_int_equal(((char *)addr)[1], 'X');
+	/* Once more is the same. */
+	assert_ok(tmesh_cuda_register(bed->cuda, region, 1, TMESH_READ, 0, &again, err));
+	assert_ptr_equal(again, memory);
+	assert_int_equal(stats_of(bed).registered_bytes, 3 * 4096 + 5);
+	tmesh_cuda_memory_unref(again);
+	assert_true(standin_access(1, info.pointer, &byte, 1, false));
+	tmesh_cuda_memory_unref(memory);
+	assert_false(standin_access(1, info.pointer, &byte, 1, false));
+	assert_int_equal(stats_of(bed).registered_bytes, 0);
+	assert_int_equal(standin_calls("cuMemHostRegister_v2"),
+			 standin_calls("cuMemHostUnregister"));
+	tmesh_region_unref(region);
+}
+
+static void test_read_only(void **state)
+{
+	struct bed *bed = *state;
+	struct tmesh_region *region = region_of(bed, "abc"), *reader;
+	struct tmesh_cuda_memory *memory;
+	char byte = 'X';
+
+	assert_ok(tmesh_region_derive(region, TMESH_READ, &reader, err));
+	assert_refused(tmesh_cuda_register(bed->cuda, reader, 0, RW, 0, &memory, err), -EACCES,
+		       "write");
+	assert_ok(tmesh_cuda_register(bed->cuda, reader, 0, TMESH_READ, 0, &memory, err));
+	assert_false(standin_access(0, tmesh_cuda_pointer(memory), &byte, 1, true));
+	assert_true(standin_access(0, tmesh_cuda_pointer(memory), &byte, 1, false));
+	assert_int_equal(byte, 'a');
+	tmesh_cuda_memory_unref(memory);
+	tmesh_region_unref(reader);
+
+	assert_ok(tmesh_region_seal(region, err));
+	assert_refused(tmesh_cuda_register(bed->cuda, region, 0, RW, 0, &memory, err), -EPERM,
+		       "sealed");
+	assert_ok(tmesh_cuda_register(bed->cuda, region, 0, TMESH_READ, 0, &memory, err));
+	tmesh_cuda_memory_unref(memory);
+	tmesh_region_unref(region);
+}
+
+static void test_staged(void **state)
+{
+	struct bed *bed = *state;
+	struct tmesh_region *region = region_of(bed, "abc");
+	struct tmesh_cuda_memory *memory;
+	struct tmesh_cuda_stats stats;
+	char byte;
+
+	standin_fail("cuMemHostRegister_v2", 801, 0);
+	assert_refused(tmesh_cuda_register(bed->cuda, region, 0, RW, 0, &memory, err), -EOPNOTSUPP,
+		       "cuMemHostRegister: CUDA_ERROR_NOT_SUPPORTED");
+	assert_int_equal(bed->warnings, 0);
+	standin_fail("cuMemHostRegister_v2", 801, 0);
+	assert_ok(tmesh_cuda_register(bed->cuda, region, 0, RW, TMESH_CUDA_OR_STAGE, &memory, err));
+	assert_int_equal(info_of(memory).kind, TMESH_CUDA_STAGED);
+	assert_int_equal(bed->warnings, 1);
+	assert_true(standin_access(0, tmesh_cuda_pointer(memory), &byte, 1, false));
+	assert_int_equal(byte, 'a');
+	byte = 'Z';
+	assert_true(standin_access(0, tmesh_cuda_pointer(memory), &byte, 1, true));
+	assert_ok(tmesh_region_read(region, 0, &byte, 1, err));
+	assert_int_equal(byte, 'a');
+	assert_ok(tmesh_cuda_stage(memory, true, err));
+	assert_ok(tmesh_region_read(region, 0, &byte, 1, err));
+	assert_int_equal(byte, 'Z');
+	stats = stats_of(bed);
+	assert_int_equal(stats.staged_copies, 2);
+	assert_int_equal(stats.staged_bytes, 2 * (3 * 4096 + 5));
+	tmesh_cuda_memory_unref(memory);
+	/* A stage that fails too says its own reason and leaves nothing. */
+	standin_fail("cuMemHostRegister_v2", 801, 0);
+	standin_fail("cuMemAlloc_v2", 2, 0);
+	assert_refused(
+		tmesh_cuda_register(bed->cuda, region, 0, RW, TMESH_CUDA_OR_STAGE, &memory, err),
+		-ENOMEM, "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY");
+	tmesh_region_unref(region);
+}
+
+/* As long as it is registered its lease is touched; when it is over all the same, it goes. */
+static void test_lease(void **state)
+{
+	struct bed *bed = *state;
+	struct tmesh_region *region = region_of(bed, "abc");
+	struct tmesh_cuda_memory *memory;
+	char byte;
+
+	assert_ok(tmesh_lease_set(region, 40000000, TMESH_TAKEN_SIGBUS, err));
+	assert_ok(tmesh_cuda_register(bed->cuda, region, 0, RW, 0, &memory, err));
+	usleep(200000);
+	assert_int_equal(tmesh_lease_state(region), TMESH_LEASE_IS_LIVE);
+	assert_int_equal(tmesh_cuda_touch(memory), 0);
+	tmesh_cuda_memory_unref(memory);
+	usleep(80000);
+	assert_int_equal(tmesh_lease_state(region), TMESH_LEASE_HAS_LAPSED);
+	assert_refused(tmesh_cuda_register(bed->cuda, region, 0, RW, 0, &memory, err), -ESTALE,
+		       "lease");
+	tmesh_region_unref(region);
+
+	/* It lapses under the registration: this process was stopped for longer. */
+	region = region_of(bed, "abc");
+	assert_ok(tmesh_lease_set(region, 40000000, TMESH_TAKEN_SIGBUS, err));
+	assert_ok(tmesh_cuda_register(bed->cuda, region, 0, RW, 0, &memory, err));
+	if (fork() == 0) {
+		kill(getppid(), SIGSTOP);
+		usleep(200000);
+		kill(getppid(), SIGCONT);
+		_exit(0);
+	}
+	eventually(tmesh_cuda_touch(memory) == -ESTALE);
+	waitpid(-1, NULL, 0);
+	eventually(!standin_access(0, tmesh_cuda_pointer(memory), &byte, 1, false));
+	eventually(stats_of(bed).taken == 1);
+	assert_true(info_of(memory).taken);
+	assert_int_equal(stats_of(bed).registered_bytes, 0);
+	tmesh_cuda_memory_unref(memory);
+	tmesh_region_unref(region);
+}
+
+static void test_refused(void **state)
+{
+	struct bed *bed = *state;
+	struct tmesh_region *region = region_of(bed, "abc");
+	struct tmesh_cuda_memory *memory, *other;
+
+	assert_refused(tmesh_cuda_register(bed->cuda, region, 2, RW, 0, &memory, err), -ENODEV,
+		       "no GPU 2");
+	assert_refused(tmesh_cuda_register(bed->cuda, region, -1, RW, 0, &memory, err), -ENODEV,
+		       "no GPU -1");
+	assert_refused(tmesh_cuda_register(bed->cuda, region, 0, TMESH_WRITE, 0, &memory, err),
+		       -EINVAL, "READ");
+	assert_refused(tmesh_cuda_register(bed->cuda, region, 0, RW, 8, &memory, err), -EINVAL,
+		       "0x8");
+	assert_ok(tmesh_cuda_register(bed->cuda, region, 0, RW, 0, &memory, err));
+	/* For another device the driver has to take it a second time. */
+	assert_refused(tmesh_cuda_register(bed->cuda, region, 1, RW, 0, &other, err), -EBUSY,
+		       "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED");
+	assert_refused(tmesh_cuda_stage(memory, false, err), -EINVAL, "no copy");
+	tmesh_cuda_memory_unref(memory);
+	standin_reset(0);
+	assert_refused(tmesh_cuda_register(bed->cuda, region, 0, RW, 0, &memory, err), -ECONNRESET,
+		       "CUDA_ERROR_CONTEXT_IS_DESTROYED");
+	tmesh_region_unref(region);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		standin_test(test_registered), standin_test(test_read_only),
+		standin_test(test_staged),     standin_test(test_lease),
+		standin_test(test_refused),
+	};
+
+	return cmocka_run_group_tests_name("cuda host", tests, NULL, NULL);
+}
