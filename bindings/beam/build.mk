@@ -21,6 +21,7 @@ beam-nif: $(BEAM_NIF)
 beam-check: $(BEAM_NIF) $(BEAM_PEER) ## run the Elixir tests
 	@$(BEAM_MIX) MIX_BUILD_PATH=$(CURDIR)/$(B)/beam/test MIX_ENV=test \
 		TMESH_TEST_PEER=$(CURDIR)/$(BEAM_PEER) TMESH_TEST_PYTHON=$(CURDIR)/$(VPYTHON) \
+		TMESH_TEST_ARROW_PYTHON=$(CURDIR)/$(ARROW_VENV)/bin/python \
 		TMESH_TEST_TAP=1 mix do compile --warnings-as-errors, test
 
 $(B)/beam/obj/%.o: bindings/beam/c_src/%.c bindings/beam/build.mk

@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.ArrowTest do
+  use Tmesh.Case
+  alias Tmesh.Arrow
+  alias Tmesh.Arrow.{ArrayRef, Flatbuffer, TableRef}
+
+  doctest Tmesh.Arrow
+
+  @now ~U[2026-01-02 03:04:05.678901Z]
+  @columns [
+    {:null, [nil, nil, nil]},
+    {:bool, [true, nil, false]},
+    {:int8, [-128, nil, 127]},
+    {:int16, [-32768, nil, 32767]},
+    {:int32, [-2_147_483_648, nil, 2_147_483_647]},
+    {:int64, [-9_223_372_036_854_775_808, nil, 9_223_372_036_854_775_807]},
+    {:uint8, [0, nil, 255]},
+    {:uint16, [0, nil, 65535]},
+    {:uint32, [0, nil, 4_294_967_295]},
+    {:uint64, [0, nil, 18_446_744_073_709_551_615]},
+    {:float16, [1.5, :nan, :neg_infinity]},
+    {:float32, [1.5, nil, :infinity]},
+    {:float64, [0.1, :nan, -2.5]},
+    {:utf8, ["", nil, "grüße"]},
+    {:large_utf8, ["", nil, "grüße"]},
+    {:binary, ["", nil, <<0, 255>>]},
+    {:large_binary, ["", nil, <<0, 255>>]},
+    {{:fixed_size_binary, 2}, ["ab", nil, <<0, 255>>]},
+    {:date32, [~D[2026-01-02], nil, ~D[1900-02-28]]},
+    {:date64, [~D[2026-01-02], nil, ~D[1900-02-28]]},
+    {{:time32, :second}, [~T[03:04:05], nil, ~T[23:59:59]]},
+    {{:time32, :millisecond}, [~T[03:04:05.678], nil, ~T[00:00:00.000]]},
+    {{:time64, :microsecond}, [~T[03:04:05.678901], nil, ~T[00:00:00.000000]]},
+    {{:timestamp, :microsecond, "UTC"}, [@now, nil, ~U[1900-01-01 00:00:00.000001Z]]},
+    {{:timestamp, :second, nil}, [~N[2026-01-02 03:04:05], nil, ~N[1900-01-01 00:00:00]]},
+    {{:timestamp, :nanosecond, nil}, [1, nil, -1]},
+    {{:duration, :millisecond}, [5, nil, -5]},
+    {{:decimal, 128, 10, 2}, [125, nil, -350]},
+    {{:decimal, 256, 60, 2}, [125, nil, -350]},
+    {{:list, :int64}, [[1, nil], nil, []]},
+    {{:large_list, :utf8}, [["a"], nil, []]},
+    {{:fixed_size_list, :int16, 2}, [[1, 2], nil, [3, nil]]},
+    {{:list, {:list, :utf8}}, [[["a"], nil], nil, [[]]]},
+    {{:struct, [{"x", :int64}, {"y", :utf8}]},
+     [%{"x" => 1, "y" => nil}, nil, %{"x" => nil, "y" => "b"}]}
+  ]
+
+  @python System.get_env("TMESH_TEST_ARROW_PYTHON", "python3")
+  @pyarrow match?({_output, 0}, System.cmd("sh", ["-c", "#{@python} -c 'import tmesh.arrow' 2>&1"]))
+  if @pyarrow do
+    @tag_python [python: true]
+  else
+    @tag_python [skip: "no Python with tmesh and pyarrow: make python-arrow"]
+  end
+
+  defp python, do: Peer.open(System.find_executable(@python), [support("arrow_peer.py")])
+  defp support(name), do: Path.expand("support/#{name}", __DIR__)
+  defp term(text), do: text |> Code.eval_string() |> elem(0)
+
+  describe "here" do
+    test "every type comes back, as a whole, in part and empty" do
+      for {type, values} <- @columns, values <- [values, Enum.take(values, 1), []] do
+        assert {:ok, table} = Arrow.from_columns([{"c", {type, values}}])
+        assert table.num_rows == length(values)
+        assert Arrow.to_list(table, "c") == {:ok, values}, inspect(type)
+        :ok = Arrow.release(table)
+      end
+    end
+
+    test "types are inferred" do
+      for {values, type} <- [
+            {[1, nil], :int64},
+            {[1, 2.5], :float64},
+            {[:nan], :float64},
+            {[true], :bool},
+            {["a"], :utf8},
+            {["a", <<255>>], :binary},
+            {[nil], :null},
+            {[], :null},
+            {[~D[2026-01-02]], :date32},
+            {[@now], {:timestamp, :microsecond, "UTC"}},
+            {[~N[2026-01-02 03:04:05]], {:timestamp, :microsecond, nil}},
+            {[~T[03:04:05]], {:time64, :microsecond}},
+            {[[1], nil, [2.5]], {:list, :float64}},
+            {[%{"a" => 1}, %{"b" => "x"}], {:struct, [{"a", :int64}, {"b", :utf8}]}}
+          ] do
+        {:ok, table} = Arrow.from_columns(%{"c" => values})
+        assert [{"c", ^type, true}] = table.schema
+      end
+    end
+
+    test "numbers in memory are taken as they are" do
+      data = for x <- 1..1000, into: <<>>, do: <<x * 0.5::float-64-little>>
+      copied = stat(:bytes_copied)
+      {:ok, table} = Arrow.from_columns(%{"x" => {:float64, data}})
+      assert stat(:bytes_copied) - copied < byte_size(data) + 2000
+      assert {:ok, [%ArrayRef{buffers: ["", ^data], null_count: 0}]} = Arrow.column(table, "x")
+    end
+
+    test "columns keep the region after its release" do
+      {:ok, table} = Arrow.from_columns(%{"x" => Enum.to_list(1..1000)}, label: "kept")
+      assert %{sealed: true, label: "kept"} = ZeroCopy.info!(table.ref)
+      copied = stat(:bytes_copied)
+      {:ok, [array]} = Arrow.column(table, "x")
+      assert [_bitmap, data] = array.buffers
+      # It is no binary of the VM's own, but a part of what lies in the region.
+      assert :binary.referenced_byte_size(data) < byte_size(data)
+      :ok = Arrow.release(table)
+      assert Arrow.to_list(array) == {:ok, Enum.to_list(1..1000)}
+      assert stat(:bytes_copied) == copied
+      assert {:error, %Error{type: :closed}} = Arrow.export_ipc(table)
+    end
+
+    test "a stream goes out and in as a binary" do
+      {:ok, table} = Arrow.from_columns(%{"x" => [1, 2]})
+      {:ok, stream} = Arrow.export_ipc(table)
+      assert {:ok, %TableRef{ref: nil} = same} = Arrow.import_table(:binary.copy(stream))
+      assert Arrow.to_columns(same) == {:ok, %{"x" => [1, 2]}}
+      assert {:error, %Error{type: :closed}} = Arrow.export_ipc(same)
+      assert :ok = Arrow.release(same)
+    end
+
+    test "a ref opens by itself, from a struct, a map or JSON" do
+      {:ok, table} = Arrow.from_columns(%{"x" => [1]})
+      {:ok, json} = TensorRef.to_json(table.ref)
+
+      for ref <- [json, TensorRef.to_map(table.ref), elem(TensorRef.from_json(json), 1)] do
+        assert {:ok, same} = Arrow.import_table(ref)
+        assert Arrow.to_list(same, "x") == {:ok, [1]}
+        :ok = Arrow.release(same)
+      end
+    end
+  end
+
+  describe "bad input" do
+    test "values that are not of their type" do
+      for {type, bad} <- [
+            {:int8, 128},
+            {:uint8, -1},
+            {:int64, 1.5},
+            {:float64, "x"},
+            {:float32, 1.0e300},
+            {:bool, 1},
+            {:utf8, <<255>>},
+            {:utf8, :a},
+            {:binary, 5},
+            {:date32, ~T[00:00:00]},
+            {{:time32, :second}, ~T[00:00:00.5]},
+            {{:timestamp, :second, nil}, @now},
+            {{:timestamp, :second, "UTC"}, @now},
+            {{:decimal, 128, 2, 0}, 100},
+            {{:fixed_size_binary, 2}, "abc"},
+            {{:list, :int64}, 1},
+            {{:list, :int64}, ["a"]},
+            {{:fixed_size_list, :int64, 2}, [1]},
+            {{:struct, [{"x", :int64}]}, %{"x" => "y"}},
+            {:null, 1}
+          ] do
+        assert {:error, %Error{type: :invalid, message: message}} = Arrow.from_list([bad], type)
+        assert byte_size(message) > 10
+      end
+    end
+
+    test "types, columns and options that are none" do
+      live = stat(:regions_live)
+
+      for type <-
+            [:int7, {:list, :x}, {:struct, [:x]}, {:fixed_size_list, :int8, 0}, nil, "int8"] ++
+              [{:decimal, 128, 99, 0}, {:timestamp, :day, nil}, {:fixed_size_binary, -1}] ++
+              [:utf8_view, {:dictionary, :int8, :utf8, 0}] do
+        assert {:error, %Error{type: :invalid}} = Arrow.from_list([], type)
+      end
+
+      for columns <- [
+            %{"a" => [1], "b" => [1, 2]},
+            %{a: [1]},
+            %{"a" => 5},
+            %{"a" => [1, "x"]},
+            %{"a" => [self()]},
+            %{"a" => [%{x: 1}]},
+            %{"a" => {:utf8, "abc"}},
+            %{"a" => {:int64, "abc"}},
+            %{<<255>> => [1]},
+            [:a],
+            5
+          ] do
+        assert {:error, %Error{type: :invalid}} = Arrow.from_columns(columns), inspect(columns)
+      end
+
+      assert {:error, %Error{type: :invalid}} = Arrow.from_columns(%{"a" => [1]}, colour: 1)
+
+      assert {:error, %Error{type: :not_found}} =
+               Arrow.to_list(elem(Arrow.from_columns(%{"a" => [1]}), 1), "b")
+
+      eventually(fn -> :erlang.garbage_collect() && stat(:regions_live) <= live + 1 end)
+    end
+
+    test "what holds no stream" do
+      live = stat(:regions_live)
+
+      for bad <- ["", "x", "abcdefgh", <<0xFFFFFFFF::32, 0x7FFFFFFF::32-little, 0::800>>] do
+        assert {:error, %Error{type: :protocol}} = Arrow.import_table(bad)
+      end
+
+      ref = ZeroCopy.from_binary!("no stream at all", [16], :uint8)
+      assert {:error, %Error{type: :protocol}} = Arrow.import_table(TensorRef.to_map(ref))
+      open = ZeroCopy.allocate!([16], :uint8)
+      assert {:error, %Error{type: :unsupported}} = Arrow.import_table(open)
+      assert {:error, %Error{type: :protocol}} = Arrow.import_table(%{"v" => 2})
+      assert {:error, %Error{type: :protocol}} = Arrow.import_table("{}")
+      Enum.each([ref, open], &ZeroCopy.release!/1)
+      eventually(fn -> stat(:regions_live) <= live end)
+    end
+
+    test "streams that are cut short" do
+      stream = stream()
+
+      for cut <- 1..(byte_size(stream) - 1), rem(cut, 7) == 0 or cut < 300 do
+        assert {:error, %Error{type: :protocol}} =
+                 stream |> binary_part(0, cut) |> Arrow.import_table(),
+               "#{cut} bytes"
+      end
+    end
+
+    test "streams that lie" do
+      stream = stream()
+      :rand.seed(:exsss, {4, 5, 6})
+
+      refused =
+        for _ <- 1..1500, reduce: 0 do
+          refused ->
+            lie =
+              Enum.reduce(1..Enum.random([1, 1, 4]), stream, fn _, stream ->
+                at = :rand.uniform(byte_size(stream)) - 1
+                <<head::binary-size(at), _byte, tail::binary>> = stream
+                byte = Enum.random([0, 1, 0x7F, 0x80, 0xFF, :rand.uniform(256) - 1])
+                <<head::binary, byte, tail::binary>>
+              end)
+
+            with {:ok, table} <- Arrow.import_table(lie),
+                 {:ok, _columns} <- Arrow.to_columns(table) do
+              refused
+            else
+              {:error, %Error{type: type}}
+              when type in [:protocol, :unsupported, :limit_exceeded] ->
+                refused + 1
+            end
+        end
+
+      assert refused > 200
+    end
+
+    test "metadata that goes in circles, or deep, or promises much" do
+      field = fn children ->
+        {:table,
+         %{0 => {:string, "f"}, 2 => {:i8, 13}, 3 => {:table, %{}}, 5 => {:tables, children}}}
+      end
+
+      deep = Enum.reduce(1..200, field.([]), fn _, inner -> field.([inner]) end)
+      assert {:error, %Error{message: message}} = Arrow.import_table(schema_message([deep]))
+      assert message =~ "deep"
+
+      wide = field.(List.duplicate(field.([]), 70_000))
+      assert {:error, %Error{message: message}} = Arrow.import_table(schema_message([wide]))
+      assert message =~ "too many"
+
+      huge =
+        stream_of(
+          {:table, %{0 => {:i64, 1_000_000_000_000}, 1 => {:pairs, [{1_000_000_000_000, 0}]}}},
+          [{:table, %{0 => {:string, "n"}, 2 => {:i8, 1}, 3 => {:table, %{}}}}]
+        )
+
+      assert {:ok, table} = Arrow.import_table(huge)
+      assert {:error, %Error{type: :limit_exceeded}} = Arrow.to_columns(table)
+    end
+  end
+
+  describe "with pyarrow" do
+    @describetag @tag_python
+
+    test "Python reads every type, in place" do
+      peer = python()
+
+      for {type, values} <- @columns, values <- [values, []] do
+        {:ok, table} = Arrow.from_columns([{"c", {type, values}}])
+        {:ok, json} = TensorRef.to_json(table.ref)
+        answer = Peer.call(peer, "get " <> json)
+        assert term(answer) == %{"c" => values}, "#{inspect(type)}: #{answer}"
+        :ok = Arrow.release(table)
+      end
+    end
+
+    test "Python sees the types" do
+      {:ok, table} =
+        Arrow.from_columns(for {{t, v}, i} <- Enum.with_index(@columns), do: {"#{i}", {t, v}})
+
+      {:ok, json} = TensorRef.to_json(table.ref)
+      schema = python() |> Peer.call("schema " <> json)
+
+      for piece <-
+            ~w{null bool int8 uint64 halffloat float double string large_string binary
+                      large_binary fixed_size_binary[2] date32[day] date64[ms] time32[s] time64[us]
+                      duration[ms] decimal128(10 decimal256(60} ++
+              ["timestamp[us, tz=UTC]", "timestamp[s]", "list<item: int64>"] ++
+              ["fixed_size_list<item: int16>[2]", "struct<x: int64, y: string>"] do
+        assert schema =~ piece, piece
+      end
+
+      :ok = Arrow.release(table)
+    end
+
+    test "Elixir reads every type, in place" do
+      peer = python()
+
+      for name <- peer |> Peer.call("names") |> String.split(), name != "doubles" do
+        [json, text] = peer |> Peer.call("put #{name}") |> String.split("\t")
+        copied = stat(:bytes_copied)
+        assert {:ok, table} = Arrow.import_table(json), name
+        assert {:ok, columns} = Arrow.to_columns(table), name
+        assert columns == term(text), name
+        assert stat(:bytes_copied) == copied
+        :ok = Arrow.release(table)
+      end
+    end
+
+    test "and back to pandas and Polars" do
+      peer = python()
+      {:ok, table} = Arrow.from_columns(%{"n" => [1.5, 2.5, 3.0], "s" => ["a", "b", nil]})
+      {:ok, json} = TensorRef.to_json(table.ref)
+      assert Peer.call(peer, "frame " <> json) == "7.0 7.0"
+      :ok = Arrow.release(table)
+    end
+
+    test "a compressed table is refused by name" do
+      json = python() |> Peer.call("compressed")
+      assert {:error, %Error{type: :unsupported, message: message}} = Arrow.import_table(json)
+      assert message =~ "compressed"
+    end
+  end
+
+  defp stream do
+    columns =
+      for {{type, values}, i} <- Enum.with_index(@columns), do: {"column #{i}", {type, values}}
+
+    {:ok, table} = Arrow.from_columns(columns)
+    {:ok, stream} = Arrow.export_ipc(table)
+    stream = :binary.copy(stream)
+    :ok = Arrow.release(table)
+    stream
+  end
+
+  defp message(kind, header, body \\ 0) do
+    metadata =
+      Flatbuffer.encode(
+        {:table, %{0 => {:i16, 4}, 1 => {:i8, kind}, 2 => header, 3 => {:i64, body}}}
+      )
+
+    <<0xFFFFFFFF::32, byte_size(metadata)::32-little, metadata::binary>>
+  end
+
+  defp schema_message(fields), do: message(1, {:table, %{1 => {:tables, fields}}})
+
+  defp stream_of(batch, fields),
+    do: schema_message(fields) <> message(3, batch) <> <<0xFFFFFFFF::32, 0::32>>
+end
