@@ -10,7 +10,9 @@
 #include <unistd.h>
 #include <sys/wait.h>
 
+#include "drm.h"
 #include "fuzz.h"
+#include "lease.h"
 
 #define KILLS 50 /* in a round */
 #define AT_ONCE 5
@@ -21,7 +23,59 @@
 /* Kilobytes that may be gone after all rounds together, beside what is noise. */
 #define LOST_MAX 4096
 
-/* Holds more and more, lays it down now and then, until killed. */
+static int foreign;	     /* a dma-buf of vgem's */
+static unsigned long *armed; /* processes that had one of each, shared by all */
+
+/* All that keeps memory, some of it in use, for as long as the process lives. */
+static void hold_one_of_each(void)
+{
+	static char memory[PAGE] __attribute__((aligned(PAGE)));
+	struct tmesh_create_user user = {
+		.size = sizeof(user),
+		.address = (__u64)(unsigned long)memory,
+		.bytes = PAGE,
+		.rights = R_READ,
+	};
+	struct tmesh_import import = {.size = sizeof(import), .source = foreign};
+	struct tmesh_signal signal = {.size = sizeof(signal), .value = 1};
+	int dev = t_dev(), h = REQUIRE_OK(t_create(dev, 16 * PAGE, 0)), sealed, lent, view;
+	struct tmesh_extent parts[2] = {t_extent(h, 3, 2), t_extent(h, 9, 4)};
+	struct lease lease;
+	void *p;
+
+	sealed = REQUIRE_OK(t_create(dev, PAGE, 0));
+	REQUIRE_OK(t_seal(sealed));
+	REQUIRE_OK(t_derive(sealed, R_READ, TMESH_DERIVE_PIN));
+	REQUIRE_OK(ioctl(h, TMESH_SIGNAL, &signal));
+	lent = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0));
+	/* It may lapse before the next line, or the process be killed before it does. */
+	REQUIRE(t_map(lent, PAGE, RW) != MAP_FAILED);
+	lease = lease_put(lent, 20 * MS);
+	lease_touch(&lease);
+
+	view = REQUIRE_OK(t_gather(dev, parts, 2, R_READ | R_WRITE));
+	p = t_map(view, 6 * PAGE, RW);
+	REQUIRE(p != MAP_FAILED);
+	t_write(p, 1);
+	REQUIRE_OK(t_export(view, PAGE, 0, TMESH_EXPORT_WRITE));
+	/* One that goes with the lease. */
+	parts[0].handle = lent;
+	t_gather(dev, parts, 2, R_READ);
+
+	REQUIRE_OK(ioctl(dev, TMESH_CREATE_USER, &user));
+	REQUIRE_OK(ioctl(dev, TMESH_IMPORT, &import));
+	REQUIRE_OK(t_export(import.fd, 0, 0, 0));
+	/* What is mapped or exported is held by that alone. */
+	close(view);
+	close(lent);
+	close(lease.fd);
+	close(import.fd);
+	close(foreign);
+	close(dev);
+	__atomic_add_fetch(armed, 1, __ATOMIC_RELAXED);
+}
+
+/* Holds more and more, lays all but the first down now and then, until killed. */
 static void __attribute__((noreturn)) hold(unsigned int seed)
 {
 	struct fuzz_input in;
@@ -33,6 +87,7 @@ static void __attribute__((noreturn)) hold(unsigned int seed)
 	who = t_random(&seed) % 4;
 	if (who % 2)
 		t_become(who == 1 ? ALICE : BOB, 1500, 0);
+	hold_one_of_each();
 	h = fuzz_hand(who % 2 == 0);
 	for (;;) {
 		for (int n = 0; n < 8; n++) {
@@ -154,6 +209,9 @@ TEST(storm, "hundreds of processes killed at random moments leave nothing behind
 	long memory[ROUNDS_MAX];
 
 	alarm(t_length(150, 3000));
+	foreign = vgem_buffer(open_vgem(), 16 * PAGE, DRM_RDWR);
+	armed = mmap(NULL, PAGE, RW, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	REQUIRE(armed != MAP_FAILED);
 	t_note("seed %u: %d rounds of %d kills", seed, rounds, KILLS);
 	/* What is set up at the first use is no leak. */
 	storm(&seed);
@@ -162,6 +220,8 @@ TEST(storm, "hundreds of processes killed at random moments leave nothing behind
 		check_empty(dev);
 		memory[i] = free_memory();
 	}
+	t_note("%lu had a lease, a pin, views, imports and a fence", *armed);
+	CHECK(*armed);
 	if (!t_failed() && rounds == ROUNDS_MAX)
 		CHECK(!shrinks(memory, rounds));
 }
