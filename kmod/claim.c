@@ -228,8 +228,8 @@ static void tmesh_claim_describe(struct tmesh_claim *claim, struct tmesh_holder 
 /**
  * tmesh_claims_describe() - write down who holds a region
  * @region:  the region
- * @kind:    TMESH_HOLDER_PINNING for those alone; TMESH_HOLDER_DEVICE for devices and the
- *           exports that they are attached to; 0 for all
+ * @kind:    TMESH_HOLDER_PINNING for those alone; TMESH_HOLDER_DEVICE for devices, the exports
+ *           that they are attached to, and views that devices have mapped; 0 for all
  * @holders: zeroed
  * @room:    how many entries it has room for
  * @total:   set to how many there are
@@ -251,7 +251,7 @@ u32 tmesh_claims_describe(struct tmesh_region *region, u32 kind, struct tmesh_ho
 		if (claim->kind == TMESH_HOLDER_EXPORT)
 			devices = tmesh_export_devices(claim, holders + min(at + 1, room),
 						       room - min(at + 1, room));
-		if (kind == TMESH_HOLDER_DEVICE && !devices)
+		if (kind == TMESH_HOLDER_DEVICE && !devices && !tmesh_gather_in_use(claim))
 			continue;
 		if (at < room) {
 			tmesh_claim_describe(claim, &holders[at]);

@@ -146,6 +146,28 @@ u64 tmesh_gather_view(const struct tmesh_claim *claim)
 	return to_link(claim)->view->id;
 }
 
+/**
+ * tmesh_gather_in_use() - do devices or the kernel have something of a region by way of a view?
+ * @claim: in the list of the region's claims
+ *
+ * Context: claims_lock is held; takes the view's uses_lock.
+ * Return: true when the claim is a view's and they do.
+ */
+bool tmesh_gather_in_use(const struct tmesh_claim *claim)
+{
+	struct tmesh_region *view;
+	bool in_use;
+
+	lockdep_assert_held(&claim->region->claims_lock);
+	if (claim->kind != TMESH_HOLDER_GATHER)
+		return false;
+	view = to_link(claim)->view;
+	mutex_lock(&view->uses_lock);
+	in_use = !list_empty(&view->uses);
+	mutex_unlock(&view->uses_lock);
+	return in_use;
+}
+
 static struct tmesh_source *tmesh_gather_source(struct tmesh_gathering *g,
 						const struct tmesh_region *region)
 {

@@ -610,6 +610,7 @@ int tmesh_ioctl_wait(struct tmesh_ucmd *ucmd);
 /* gather.c */
 void tmesh_gather_revoke(const struct tmesh_claim *claim);
 u64 tmesh_gather_view(const struct tmesh_claim *claim);
+bool tmesh_gather_in_use(const struct tmesh_claim *claim);
 int tmesh_ioctl_gather(struct tmesh_ucmd *ucmd);
 
 /* query.c */

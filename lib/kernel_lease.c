@@ -87,17 +87,21 @@ int tmesh_kernel_when_taken(struct tmesh_region *region, enum tmesh_taken taken,
 	return 0;
 }
 
-/* "device (dma mapped), ..." of what still uses memory. */
-static void name_devices(char *text, size_t bytes, const struct tmesh_holder *holders,
-			 uint32_t count)
+/* "device, view 0123, ..." of what still uses memory. */
+static void name_users(char *text, size_t bytes, const struct tmesh_holder *holders, uint32_t count)
 {
 	size_t used = 0;
 
 	text[0] = '\0';
 	for (uint32_t i = 0; i < count && used < bytes; i++) {
+		const char *comma = used ? ", " : "";
+
 		if (holders[i].kind == TMESH_HOLDER_DEVICE)
-			used += (size_t)snprintf(text + used, bytes - used, "%s%.31s",
-						 used ? ", " : "", holders[i].device);
+			used += (size_t)snprintf(text + used, bytes - used, "%s%.31s", comma,
+						 holders[i].device);
+		else if (holders[i].kind == TMESH_HOLDER_GATHER)
+			used += (size_t)snprintf(text + used, bytes - used, "%sview %016llx", comma,
+						 (unsigned long long)holders[i].view);
 	}
 }
 
@@ -128,7 +132,7 @@ int tmesh_kernel_reclaim(struct tmesh_region *region, uint64_t timeout_ns,
 	};
 	if (!code)
 		return 0;
-	name_devices(who, sizeof(who), holders, revoke.count < 8 ? revoke.count : 8);
+	name_users(who, sizeof(who), holders, revoke.count < 8 ? revoke.count : 8);
 	return tmesh_fail(err, -code,
 			  "reclaim: %llu bytes are still in use: %u dma-bufs, %u devices%s%s",
 			  (unsigned long long)revoke.pinned_bytes, revoke.exports,

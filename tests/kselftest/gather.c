@@ -521,6 +521,13 @@ TEST(revoke_source, "a view goes with its source: mappings, exports, calls; othe
 {
 	struct tmesh_extent extents[2];
 	struct pollfd pf = {.events = POLLIN};
+	struct tmesh_holder some[4] = {0};
+	struct tmesh_revoke revoke = {
+		.size = sizeof(revoke),
+		.entries = (__u64)(unsigned long)some,
+		.entry_bytes = sizeof(some[0]),
+		.count = ARRAY_SIZE(some),
+	};
 	int a, b, v, fd, vgem = open_vgem(), gem;
 	__u64 *p, *q, *r;
 
@@ -539,7 +546,7 @@ TEST(revoke_source, "a view goes with its source: mappings, exports, calls; othe
 	CHECK(shows(q, 18, 2, 2) && shows(q + 2 * WORDS, 19, 0, 2));
 	gem = REQUIRE_OK(vgem_import(vgem, fd));
 
-	CHECK_OK(t_revoke(a));
+	CHECK_OK(ioctl(a, TMESH_REVOKE, &revoke));
 	for (int i = 0; i < 8; i++)
 		CHECK_EQ(t_read(p + i * WORDS), SIGBUS);
 	for (int i = 0; i < 4; i++)
@@ -552,8 +559,20 @@ TEST(revoke_source, "a view goes with its source: mappings, exports, calls; othe
 	pf.fd = v;
 	CHECK_EQ(poll(&pf, 1, 0), 1);
 	CHECK(pf.revents & POLLHUP);
-	/* What a device has mapped stays mapped, and its source held. */
+	/* What a device has mapped stays mapped, its source held, and the view is blamed. */
+	CHECK(revoke.pinned_bytes >= 2 * PAGE); /* in whole folios */
+	CHECK_EQ(revoke.total, 1);
+	CHECK_EQ(revoke.count, 1);
+	CHECK_EQ(some[0].kind, TMESH_HOLDER_GATHER);
+	CHECK_EQ(some[0].view, t_info(v).id);
+	revoke.flags = TMESH_REVOKE_WAIT;
+	CHECK_ERR(ioctl(a, TMESH_REVOKE, &revoke), ETIMEDOUT);
+	CHECK_EQ(revoke.total, 1);
 	vgem_close(vgem, gem);
+	revoke.timeout_ns = 60000000000;
+	CHECK_OK(ioctl(a, TMESH_REVOKE, &revoke));
+	CHECK_EQ(revoke.pinned_bytes, 0);
+	CHECK_EQ(revoke.total, 0);
 	close(fd);
 	comes_to(b, 0);
 	CHECK_OK(t_seal(b));

@@ -479,7 +479,8 @@ struct tmesh_desc {
  * all the same. The call may be made again to wait on.
  *
  * Whenever it returns 0, ETIMEDOUT or EINTR, the last fields say what still pins memory,
- * and @entries names the exports with devices attached, and the devices.
+ * and @entries names the exports with devices attached, the devices, and the views by way of
+ * which devices have it.
  */
 #define TMESH_REVOKE_WAIT (1u << 0)
 
