@@ -43,10 +43,21 @@ static int room(struct tmesh_channel *channel, uint32_t wanted, uint32_t *out,
 	return 0;
 }
 
-static int put_one(struct tmesh_channel *channel, const struct tmesh_message *message,
-		   struct tmesh_error *err)
+/* Get a line that is about to be written. On x86 the compiler would fetch it for reading. */
+static inline void own_line(struct channel_slot *slot)
 {
-	uint64_t position = channel->tail, payload[CHANNEL_WORDS];
+#if defined(__x86_64__)
+	__asm__ volatile("prefetchw %0" : : "m"(*slot));
+#else
+	__builtin_prefetch(slot, 1);
+#endif
+}
+
+/* Fill the slot at @position but for its word, which is left to the caller to write. */
+static int fill(struct tmesh_channel *channel, const struct tmesh_message *message,
+		uint64_t position, uint64_t *word, struct tmesh_error *err)
+{
+	uint64_t payload[CHANNEL_WORDS];
 	struct channel_slot *slot = channel_slot(channel, channel->lane, position);
 	uint32_t most = message->tensor ? TMESH_MESSAGE_TENSOR_BYTES : TMESH_MESSAGE_BYTES;
 	uint32_t first = 0, kind = message->bytes, words;
@@ -69,14 +80,20 @@ static int put_one(struct tmesh_channel *channel, const struct tmesh_message *me
 		memcpy(&payload[first], message->data, message->bytes);
 	}
 	channel_copy_in(slot->payload, payload, words);
-	atomic_store_explicit(&slot->word, channel_word(position, kind), memory_order_release);
-	channel->tail = position + 1;
+	*word = channel_word(position, kind);
 	return 0;
+}
+
+static void publish(struct tmesh_channel *channel, uint64_t position, uint64_t word)
+{
+	atomic_store_explicit(&channel_slot(channel, channel->lane, position)->word, word,
+			      memory_order_release);
 }
 
 int tmesh_channel_put(struct tmesh_channel *channel, const struct tmesh_message *messages,
 		      uint32_t count, struct tmesh_error *err)
 {
+	uint64_t tail = channel->tail, first, word;
 	uint32_t space = 0, done;
 	int rc;
 
@@ -89,13 +106,17 @@ int tmesh_channel_put(struct tmesh_channel *channel, const struct tmesh_message 
 		return -EAGAIN;
 	if (count > space)
 		count = space;
-	for (done = 0; done < count; done++) {
-		rc = put_one(channel, &messages[done], err);
-		if (rc)
-			break;
-	}
-	if (!done)
+	for (uint32_t i = 1; i < count; i++)
+		own_line(channel_slot(channel, channel->lane, tail + i));
+	rc = fill(channel, &messages[0], tail, &first, err);
+	if (rc)
 		return rc;
+	/* The first one last: nobody looks at the others before, and takes their lines away. */
+	for (done = 1; done < count && !fill(channel, &messages[done], tail + done, &word, NULL);
+	     done++)
+		publish(channel, tail + done, word);
+	publish(channel, tail, first);
+	channel->tail = tail + done;
 	atomic_store_explicit(&channel->lane->tail, channel->tail, memory_order_release);
 	/* The messages are seen before we look for sleepers, who look for messages before sleeping.
 	 */
@@ -104,18 +125,27 @@ int tmesh_channel_put(struct tmesh_channel *channel, const struct tmesh_message 
 	return (int)done;
 }
 
-/* Copy what is published at @position; false when nothing is. */
-static inline bool copy_one(struct tmesh_channel *channel, struct channel_lane *lane,
-			    uint64_t position, uint32_t *kind, uint64_t payload[CHANNEL_WORDS])
+/* How many messages are published from @position on. All their lines come at the same time. */
+static inline uint32_t published(const struct tmesh_channel *channel, struct channel_lane *lane,
+				 uint64_t position, uint32_t most)
 {
-	struct channel_slot *slot = channel_slot(channel, lane, position);
-	uint64_t word = atomic_load_explicit(&slot->word, memory_order_acquire);
+	uint32_t count = 0;
 
-	if (!channel_published(word, position))
-		return false;
-	*kind = word & ((1u << CHANNEL_KIND_BITS) - 1);
-	channel_copy_out(payload, slot->payload, CHANNEL_WORDS);
-	return true;
+	while (count < most &&
+	       channel_published(
+		       atomic_load_explicit(&channel_slot(channel, lane, position + count)->word,
+					    memory_order_acquire),
+		       position + count))
+		count++;
+	return count;
+}
+
+/* What stands in the slot of a position that has not been reached. */
+static uint64_t last_lap(const struct tmesh_channel *channel, uint64_t position)
+{
+	uint32_t slots = channel->shape.slots;
+
+	return position < slots ? 0 : channel_word(position - slots, 0);
 }
 
 /* The slot of a head that stands still holds the last lap's message, or has never been used. */
@@ -125,19 +155,23 @@ static int check_unpublished(struct tmesh_channel *channel, struct channel_lane 
 	uint64_t word = atomic_load_explicit(&channel_slot(channel, lane, head)->word,
 					     memory_order_acquire);
 
-	if (channel_published(word, head) || channel_published(word, head - channel->shape.slots) ||
-	    (word == 0 && head < channel->shape.slots) ||
+	if (channel_published(word, head) ||
+	    word >> CHANNEL_KIND_BITS == last_lap(channel, head) >> CHANNEL_KIND_BITS ||
 	    atomic_load_explicit(&lane->head, memory_order_acquire) != head)
 		return -EAGAIN;
 	return corrupt("slot", err);
 }
 
 /* A message of our copy. On failure it is one that nobody can have. */
-static inline int deliver(struct tmesh_channel *channel, uint32_t lane, uint32_t kind,
-			  const uint64_t payload[CHANNEL_WORDS], struct tmesh_message *message,
-			  struct tmesh_error *err)
+static inline int deliver(struct tmesh_channel *channel, uint32_t number, uint64_t position,
+			  struct tmesh_message *message, struct tmesh_error *err)
 {
-	const uint64_t *data = payload;
+	struct channel_slot *slot = channel_slot(channel, channel_lane(channel, number), position);
+	uint64_t word = atomic_load_explicit(&slot->word, memory_order_acquire);
+	uint32_t kind = word & ((1u << CHANNEL_KIND_BITS) - 1);
+	uint64_t payload[CHANNEL_WORDS], *data = payload;
+
+	channel_copy_out(payload, slot->payload, CHANNEL_WORDS);
 
 	message->tensor = NULL;
 	message->reserved = 0;
@@ -148,7 +182,7 @@ static inline int deliver(struct tmesh_channel *channel, uint32_t lane, uint32_t
 		if (message->bytes > TMESH_MESSAGE_TENSOR_BYTES)
 			return corrupt("kind", err);
 		memcpy(message->data, data, TMESH_MESSAGE_TENSOR_BYTES);
-		return tmesh_channel_resolve(channel, lane, payload, &message->tensor, err);
+		return tmesh_channel_resolve(channel, number, payload, &message->tensor, err);
 	}
 	if (message->bytes > TMESH_MESSAGE_BYTES)
 		return corrupt("kind", err);
@@ -179,12 +213,11 @@ static int take_from(struct tmesh_channel *channel, uint32_t number, struct tmes
 	uint64_t head = atomic_load_explicit(&lane->head, memory_order_acquire);
 
 	for (int i = 0; i < TRIES; i++) {
-		uint64_t payload[CHANNEL_WORDS];
-		uint32_t count = 0, kind;
+		uint32_t there = published(channel, lane, head, most), count = 0;
 		int rc = 0;
 
-		while (count < most && copy_one(channel, lane, head + count, &kind, payload)) {
-			rc = deliver(channel, number, kind, payload, &messages[count], err);
+		while (count < there) {
+			rc = deliver(channel, number, head + count, &messages[count], err);
 			if (rc)
 				break;
 			count++;
@@ -258,6 +291,14 @@ int tmesh_channel_resume(struct tmesh_channel *channel, uint32_t number, struct 
 		if (!channel_published(word, tail))
 			break;
 		tail++;
+	}
+	/* Behind the first gap may be the rest of a batch that its owner did not live to publish.
+	 */
+	for (uint64_t i = tail; i != head + channel->shape.slots; i++) {
+		atomic_uint_fast64_t *word = &channel_slot(channel, lane, i)->word;
+
+		if (channel_published(atomic_load_explicit(word, memory_order_relaxed), i))
+			atomic_store_explicit(word, last_lap(channel, i), memory_order_relaxed);
 	}
 	channel->lane = lane;
 	channel->tail = tail;

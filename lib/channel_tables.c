@@ -350,7 +350,7 @@ static int find_tensor(struct tmesh_channel *channel, struct tmesh_region *regio
 		known->layout = form;
 		known->version = form->version;
 	}
-	*out = tmesh_tensor_ref(tensor);
+	*out = tmesh_tensor_ref_own(tensor);
 	return 0;
 }
 

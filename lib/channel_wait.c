@@ -18,9 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Looks in a row before the processor is given a rest, and between two looks at the clock. */
-#define EAGER 200
-#define CALM 32
+/* Looks between two at the clock, and at who is there. */
+#define LOOKS 32
 #define SPIN_LEAST 500
 
 static void relax(void)
@@ -109,13 +108,13 @@ static bool spin(struct tmesh_channel *channel, uint64_t deadline)
 	if (!channel->spin_max)
 		return false;
 	for (uint32_t i = 1;; i++) {
-		if (tmesh_channel_ready(channel) || channel_gone(channel))
+		if (tmesh_channel_ready(channel))
 			break;
-		if (i < EAGER)
-			continue;
 		relax();
-		if (i % CALM)
+		if (i % LOOKS)
 			continue;
+		if (channel_gone(channel))
+			break;
 		if (!end) {
 			end = tmesh_now_ns() + channel->spin;
 		} else if (tmesh_now_ns() >= (end < deadline ? end : deadline)) {

@@ -161,15 +161,21 @@ struct tmesh_tensor *tmesh_tensor_ref(struct tmesh_tensor *tensor)
 	return tensor;
 }
 
+static void leave_region(struct tmesh_tensor *tensor)
+{
+	for (int writable = 0; writable < 2; writable++) {
+		if (tensor->mapped[writable])
+			tmesh_region_unmap(tensor->region, map_rights(writable));
+		tensor->mapped[writable] = false;
+	}
+	tmesh_region_unref(tensor->region);
+}
+
 void tmesh_tensor_unref(struct tmesh_tensor *tensor)
 {
 	if (!tensor || atomic_fetch_sub_explicit(&tensor->refs, 1, memory_order_acq_rel) != 1)
 		return;
-	for (int writable = 0; writable < 2; writable++) {
-		if (tensor->mapped[writable])
-			tmesh_region_unmap(tensor->region, map_rights(writable));
-	}
-	tmesh_region_unref(tensor->region);
+	leave_region(tensor);
 	free(tensor);
 }
 
@@ -178,11 +184,23 @@ bool tmesh_tensor_alone(const struct tmesh_tensor *tensor)
 	return atomic_load_explicit(&tensor->refs, memory_order_acquire) == 1;
 }
 
-bool tmesh_tensor_reuse(struct tmesh_tensor *tensor, const struct tmesh_region *region,
+struct tmesh_tensor *tmesh_tensor_ref_own(struct tmesh_tensor *tensor)
+{
+	if (!tmesh_tensor_alone(tensor))
+		return tmesh_tensor_ref(tensor);
+	atomic_store_explicit(&tensor->refs, 2, memory_order_relaxed);
+	return tensor;
+}
+
+bool tmesh_tensor_reuse(struct tmesh_tensor *tensor, struct tmesh_region *region,
 			const struct tmesh_layout *layout, uint64_t bytes)
 {
-	if (tensor->region != region || !tmesh_tensor_alone(tensor))
+	if (!tmesh_tensor_alone(tensor))
 		return false;
+	if (tensor->region != region) {
+		leave_region(tensor);
+		tensor->region = tmesh_region_ref(region);
+	}
 	tensor->layout = *layout;
 	tensor->bytes = bytes;
 	return true;

@@ -110,8 +110,8 @@ int tmesh_channel_send_batch(struct tmesh_channel *channel, const struct tmesh_m
 int tmesh_channel_flush(struct tmesh_channel *channel, int64_t timeout_ns, struct tmesh_error *err);
 
 /*
- * Receive one message. A region not yet known is opened; later messages about it, and tensors
- * seen before, cost neither a system call nor an allocation.
+ * Receive one message. A region not yet known is opened; later messages about it cost no system
+ * call, nor an allocation where the caller lets go of the tensors that it has received.
  *
  * Return: 0; -EAGAIN (_try_: nothing there); -ETIMEDOUT; -EPIPE (nothing there, and nobody is
  * left to send); -EINTR; -EPROTO (the sender wrote nonsense, or the channel's memory is corrupt);

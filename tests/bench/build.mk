@@ -4,7 +4,7 @@
 # machine and leaves the figures for it.
 
 BENCH_OUT      := $(B)/bench
-BENCH_PROGRAMS := $(addprefix $(BENCH_OUT)/,handover size lookup put floor)
+BENCH_PROGRAMS := $(addprefix $(BENCH_OUT)/,handover size lookup put floor channel death)
 
 bench: bench-deps ## measure, and compare with the bounds (build/bench/bench.{json,svg})
 	@$(MAKE) -s $(BENCH_PROGRAMS) python beam

@@ -29,6 +29,8 @@ COMMANDS = (
     [OUT / "size"],
     [OUT / "lookup"],
     [OUT / "put"],
+    [OUT / "channel"],
+    [OUT / "death"],
     [PYTHON, "-B", f"{HERE}/attach.py"],
     [PYTHON, "-B", f"{HERE}/torch_share.py"],
     [PYTHON, "-B", f"{HERE}/put.py"],

@@ -47,7 +47,21 @@ static void stop(pid_t child)
 	assert_true(WIFSIGNALED(status));
 }
 
-/* Numbers from 1, above them the producer's own; every eighth is a tensor of the number. */
+/* Every eighth is a tensor of the number. */
+static struct tmesh_message message_of(struct tmesh_ctx *ctx, uint64_t n)
+{
+	struct tmesh_message message = whole(n);
+	int64_t one[] = {1};
+
+	if (n % 8)
+		return message;
+	message.bytes = 8;
+	CHECK(!tmesh_tensor_put(ctx, TMESH_UINT64, 1, one, message.data, NULL, &message.tensor,
+				NULL));
+	return message;
+}
+
+/* Numbers from 1, above them the producer's own; in batches. */
 static _Noreturn void produce(const char *token, uint64_t who)
 {
 	struct tmesh_channel *channel;
@@ -59,17 +73,20 @@ static _Noreturn void produce(const char *token, uint64_t who)
 	while ((rc = tmesh_channel_open(ctx, token, SEND, NULL, &channel, NULL)) == -EBUSY)
 		usleep(100);
 	CHECK(!rc);
-	for (uint64_t n = 1;; n++) {
-		struct tmesh_message message = whole(who << 32 | n);
-		int64_t one[] = {1};
+	for (uint64_t n = 1;;) {
+		struct tmesh_message messages[7];
+		uint32_t count = 1 + n % 7;
 
-		if (n % 8 == 0) {
-			message.bytes = 8;
-			CHECK(!tmesh_tensor_put(ctx, TMESH_UINT64, 1, one, message.data, NULL,
-						&message.tensor, NULL));
+		for (uint32_t i = 0; i < count; i++)
+			messages[i] = message_of(ctx, who << 32 | (n + i));
+		for (uint32_t done = 0; done < count; done += (uint32_t)rc) {
+			rc = tmesh_channel_send_batch(channel, messages + done, count - done,
+						      10 * SECOND, NULL);
+			CHECK(rc > 0);
 		}
-		CHECK(!tmesh_channel_send(channel, &message, 10 * SECOND, NULL));
-		tmesh_tensor_unref(message.tensor);
+		for (uint32_t i = 0; i < count; i++)
+			tmesh_tensor_unref(messages[i].tensor);
+		n += count;
 	}
 }
 
