@@ -129,6 +129,29 @@ defmodule Tmesh.ArrowTest do
         assert Arrow.to_list(same, "x") == {:ok, [1]}
         :ok = Arrow.release(same)
       end
+
+      :ok = Arrow.release(table)
+    end
+  end
+
+  describe "arrow_enabled: false" do
+    test "refuses, and leaves what there is" do
+      {:ok, table} = Arrow.from_columns(%{"x" => [1]})
+      {:ok, stream} = Arrow.export_ipc(table)
+      Application.put_env(:tmesh, :zero_copy, arrow_enabled: false)
+      on_exit(fn -> Application.delete_env(:tmesh, :zero_copy) end)
+
+      for result <- [
+            Arrow.from_list([1], :int8),
+            Arrow.from_columns(%{"x" => [1]}),
+            Arrow.import_table(table.ref),
+            Arrow.import_table(stream)
+          ] do
+        assert {:error, %Error{type: :unsupported, message: message}} = result
+        assert message =~ "arrow_enabled"
+      end
+
+      assert Arrow.to_list(table, "x") == {:ok, [1]}
     end
   end
 

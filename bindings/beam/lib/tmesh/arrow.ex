@@ -40,6 +40,8 @@ defmodule Tmesh.Arrow do
   `{:dictionary, index, type, id}` (the words themselves). Compressed batches, unions, intervals,
   run-end encoding and list views are `:unsupported`.
 
+  `config :tmesh, :zero_copy, arrow_enabled: false` switches all of this off: `:unsupported`.
+
   ## Trust
 
   What is imported may come from anybody. A stream that is cut short, lies about its lengths or
@@ -51,7 +53,7 @@ defmodule Tmesh.Arrow do
   in both directions.
   """
 
-  alias Tmesh.{Error, ZeroCopy}
+  alias Tmesh.{Config, Error, ZeroCopy}
   alias Tmesh.Arrow.{Column, Ipc, Type}
   alias Tmesh.ZeroCopy.TensorRef
 
@@ -122,7 +124,7 @@ defmodule Tmesh.Arrow do
   """
   @spec from_list([term()], type()) :: {:ok, ArrayRef.t()} | {:error, Error.t()}
   def from_list(values, type) when is_list(values) do
-    catching(fn -> Column.encode(values, known(type)) end)
+    with :ok <- enabled(), do: catching(fn -> Column.encode(values, known(type)) end)
   end
 
   @doc """
@@ -143,7 +145,8 @@ defmodule Tmesh.Arrow do
           ZeroCopy.region_option()
         ]) :: {:ok, TableRef.t()} | {:error, Error.t()}
   def from_columns(columns, opts \\ []) do
-    with {:ok, {fields, arrays}} <- catching(fn -> columns(columns) end),
+    with :ok <- enabled(),
+         {:ok, {fields, arrays}} <- catching(fn -> columns(columns) end),
          {size, pieces} = Ipc.plan(fields, arrays),
          {:ok, ref} <- ZeroCopy.allocate([size], :uint8, opts),
          :ok <- fill(ref, pieces) do
@@ -256,15 +259,25 @@ defmodule Tmesh.Arrow do
   def release(%TableRef{ref: ref}), do: ZeroCopy.release(ref)
 
   defp from_stream(stream) do
-    catching(fn ->
-      {fields, batches} = Ipc.decode(stream)
+    with :ok <- enabled() do
+      catching(fn ->
+        {fields, batches} = Ipc.decode(stream)
 
-      %TableRef{
-        schema: fields,
-        num_rows: batches |> Enum.map(&elem(&1, 0)) |> Enum.sum(),
-        batches: Enum.map(batches, &elem(&1, 1))
-      }
-    end)
+        %TableRef{
+          schema: fields,
+          num_rows: batches |> Enum.map(&elem(&1, 0)) |> Enum.sum(),
+          batches: Enum.map(batches, &elem(&1, 1))
+        }
+      end)
+    end
+  end
+
+  defp enabled do
+    with {:ok, enabled} <- Config.get(:arrow_enabled) do
+      if enabled,
+        do: :ok,
+        else: {:error, Error.new(:unsupported, "Arrow is switched off: arrow_enabled is false")}
+    end
   end
 
   defp fill(ref, pieces) do

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.Stream do
+  @moduledoc """
+  A process between a computation and the rest of the VM: two bounded queues, the *infeed* towards
+  the computation and the *outfeed* from it.
+
+      {:ok, _pid} = Tmesh.Stream.start_link(name: :my_stream)
+      :ok = Tmesh.Stream.push_infeed(:my_stream, batch)
+      {:ok, result} = Tmesh.Stream.pop_outfeed(:my_stream)
+
+  and on the computation's side `pop_infeed/2` and `push_outfeed/3`. Values are any terms; tensors
+  go as `Tmesh.ZeroCopy.TensorRef`s or binaries, and nothing of them is copied on the way. Each queue
+  keeps its order, also among those who wait.
+
+  ## Bounds and time
+
+  A push into a full queue waits until there is room, a pop from an empty one until there is a
+  value, and both at most `timeout` milliseconds (or `:infinity`): then they give `:timeout`, and
+  nothing was pushed or popped. Who dies while waiting is forgotten, together with the value that he
+  was about to push.
+
+  ## Errors
+
+  Where there is no such process, or it ends while one waits, the result is `:closed`.
+
+  ## Native code
+
+  Code in this VM that has the process's pid sends `{:tmesh_outfeed, value}` with `enif_send`, which
+  knows no waiting. Such values go into the outfeed like others while there is room. What comes
+  beyond that is lost, and the loss is told in its place: the pop that would have got the first of
+  the lost values gives `:limit_exceeded`, with their number in `details.lost`.
+
+  To name the process to a computation that only takes tensors, `encode_term/2` makes a tensor's
+  bytes of any term, a pid of a named or of another node too.
+  """
+
+  use GenServer
+
+  alias Tmesh.Error
+
+  @type stream :: GenServer.server()
+  @type result :: :ok | {:error, Error.t()}
+
+  @default_limit 16
+  @default_timeout 5_000
+
+  defmodule Queue do
+    @moduledoc false
+    # `values` and those who wait for one, or for room: never both waiters at once. An entry is
+    # {:value, value}, or {:lost, count} of values that nobody could be made to wait with.
+    defstruct [:limit, size: 0, values: :queue.new(), takers: :queue.new(), givers: :queue.new()]
+  end
+
+  @doc """
+  Start a stream.
+
+  Options: `name`, and the queues' bounds, `infeed_limit` and `outfeed_limit` (#{@default_limit} values each).
+  """
+  @spec start_link(
+          name: GenServer.name(),
+          infeed_limit: pos_integer(),
+          outfeed_limit: pos_integer()
+        ) :: GenServer.on_start() | {:error, Error.t()}
+  def start_link(opts \\ []) do
+    with {:ok, opts} <- options(opts) do
+      {server, limits} = Keyword.split(opts, [:name])
+      GenServer.start_link(__MODULE__, limits, server)
+    end
+  end
+
+  @doc """
+  Give the computation a value.
+
+      iex> {:ok, stream} = Tmesh.Stream.start_link(infeed_limit: 1)
+      iex> Tmesh.Stream.push_infeed(stream, :first)
+      :ok
+      iex> {:error, error} = Tmesh.Stream.push_infeed(stream, :second, 10)
+      iex> error.type
+      :timeout
+  """
+  @spec push_infeed(stream(), term(), timeout()) :: result()
+  def push_infeed(stream, value, timeout \\ @default_timeout),
+    do: ask(stream, {:push, :infeed, value}, timeout)
+
+  @doc """
+  The next value from the computation.
+
+      iex> {:ok, stream} = Tmesh.Stream.start_link()
+      iex> :ok = Tmesh.Stream.push_outfeed(stream, 42)
+      iex> Tmesh.Stream.pop_outfeed(stream)
+      {:ok, 42}
+  """
+  @spec pop_outfeed(stream(), timeout()) :: {:ok, term()} | {:error, Error.t()}
+  def pop_outfeed(stream, timeout \\ @default_timeout), do: ask(stream, {:pop, :outfeed}, timeout)
+
+  @doc "The computation's side of `push_infeed/3`."
+  @spec pop_infeed(stream(), timeout()) :: {:ok, term()} | {:error, Error.t()}
+  def pop_infeed(stream, timeout \\ @default_timeout), do: ask(stream, {:pop, :infeed}, timeout)
+
+  @doc "The computation's side of `pop_outfeed/2`."
+  @spec push_outfeed(stream(), term(), timeout()) :: result()
+  def push_outfeed(stream, value, timeout \\ @default_timeout),
+    do: ask(stream, {:push, :outfeed, value}, timeout)
+
+  @doc """
+  A term as the bytes of a `uint8` tensor of `size` elements: its length in eight bytes, the external
+  format, zeros. The size is the same whatever the term, so that a computation is compiled once.
+
+  Errors: `:limit_exceeded` (it does not fit).
+
+      iex> {:ok, bytes} = Tmesh.Stream.encode_term({:tag, 1}, 64)
+      iex> {byte_size(bytes), Tmesh.Stream.decode_term(bytes)}
+      {64, {:ok, {:tag, 1}}}
+  """
+  @spec encode_term(term(), pos_integer()) :: {:ok, binary()} | {:error, Error.t()}
+  def encode_term(term, size \\ 512) do
+    external = :erlang.term_to_binary(term)
+    left = size - 8 - byte_size(external)
+
+    if left >= 0,
+      do: {:ok, <<byte_size(external)::64-little, external::binary, 0::size(left * 8)>>},
+      else: {:error, Error.new(:limit_exceeded, "the term takes #{size - left} bytes of #{size}")}
+  end
+
+  @doc """
+  The term that `encode_term/2` encoded. It may come from anybody: no atoms come into being.
+
+  Errors: `:protocol`.
+  """
+  @spec decode_term(binary()) :: {:ok, term()} | {:error, Error.t()}
+  def decode_term(<<bytes::64-little, external::binary-size(bytes), _zeros::binary>>) do
+    {:ok, :erlang.binary_to_term(external, [:safe])}
+  rescue
+    ArgumentError -> {:error, Error.new(:protocol, "the bytes are no term that is known here")}
+  end
+
+  def decode_term(_other), do: {:error, Error.new(:protocol, "the bytes hold no term")}
+
+  defp options(opts) do
+    known = [name: nil, infeed_limit: @default_limit, outfeed_limit: @default_limit]
+
+    with true <- Keyword.keyword?(opts),
+         {:ok, opts} <- Keyword.validate(opts, known),
+         true <-
+           Enum.all?([:infeed_limit, :outfeed_limit], &(is_integer(opts[&1]) and opts[&1] > 0)) do
+      {:ok, Enum.reject(opts, &(&1 == {:name, nil}))}
+    else
+      _wrong ->
+        {:error,
+         Error.new(:invalid, "options are name:, infeed_limit: and outfeed_limit:, of at least 1")}
+    end
+  end
+
+  # The stream itself keeps the time: it knows whether a value went to this caller or to none.
+  defp ask(stream, request, timeout)
+       when timeout == :infinity or (is_integer(timeout) and timeout >= 0) do
+    GenServer.call(stream, {request, timeout}, :infinity)
+  catch
+    :exit, _reason ->
+      {:error, Error.new(:closed, "the stream #{inspect(stream)} does not run, or ended meanwhile")}
+  end
+
+  @impl true
+  def init(limits) do
+    {:ok,
+     %{
+       infeed: %Queue{limit: limits[:infeed_limit]},
+       outfeed: %Queue{limit: limits[:outfeed_limit]},
+       # monitor => {queue, :takers or :givers, from, timer}
+       waiting: %{}
+     }}
+  end
+
+  @impl true
+  def handle_call({{:push, name, value}, timeout}, from, state) do
+    queue = Map.fetch!(state, name)
+
+    cond do
+      not :queue.is_empty(queue.takers) ->
+        {:reply, :ok, hand_over(state, name, {:value, value})}
+
+      queue.size < queue.limit ->
+        {:reply, :ok, Map.put(state, name, enter(queue, {:value, value}))}
+
+      timeout == 0 ->
+        {:reply, late(name, :givers), state}
+
+      true ->
+        {:noreply, wait(state, name, :givers, from, timeout, value)}
+    end
+  end
+
+  def handle_call({{:pop, name}, timeout}, from, state) do
+    case :queue.out(Map.fetch!(state, name).values) do
+      {{:value, entry}, values} ->
+        queue = Map.fetch!(state, name)
+        queue = %Queue{queue | values: values, size: queue.size - 1}
+        {:reply, answer(entry), state |> Map.put(name, queue) |> admit(name)}
+
+      {:empty, _values} when timeout == 0 ->
+        {:reply, late(name, :takers), state}
+
+      {:empty, _values} ->
+        {:noreply, wait(state, name, :takers, from, timeout, nil)}
+    end
+  end
+
+  @impl true
+  def handle_info({:tmesh_outfeed, value}, state) do
+    queue = state.outfeed
+
+    cond do
+      not :queue.is_empty(queue.takers) -> {:noreply, hand_over(state, :outfeed, {:value, value})}
+      queue.size < queue.limit -> {:noreply, %{state | outfeed: enter(queue, {:value, value})}}
+      true -> {:noreply, %{state | outfeed: lose(queue)}}
+    end
+  end
+
+  def handle_info({:late, monitor}, state) do
+    case state.waiting do
+      %{^monitor => {name, side, from, _timer}} ->
+        GenServer.reply(from, late(name, side))
+        {:noreply, forget(state, monitor)}
+
+      _answered_already ->
+        {:noreply, state}
+    end
+  end
+
+  def handle_info({:DOWN, monitor, :process, _pid, _reason}, state),
+    do: {:noreply, forget(state, monitor)}
+
+  def handle_info(_other, state), do: {:noreply, state}
+
+  defp answer({:value, value}), do: {:ok, value}
+
+  defp answer({:lost, count}) do
+    message = "#{count} values from native code were lost: the outfeed was full"
+    {:error, %Error{type: :limit_exceeded, message: message, details: %{lost: count}}}
+  end
+
+  defp late(name, :takers),
+    do: {:error, Error.new(:timeout, "nothing came into the #{name} in time")}
+
+  defp late(name, :givers), do: {:error, Error.new(:timeout, "the #{name} stayed full")}
+
+  defp enter(queue, entry),
+    do: %Queue{queue | values: :queue.in(entry, queue.values), size: queue.size + 1}
+
+  # One entry tells of all that are lost in a row; it is the one that a bound may be passed by.
+  defp lose(queue) do
+    case :queue.out_r(queue.values) do
+      {{:value, {:lost, count}}, values} ->
+        %Queue{queue | values: :queue.in({:lost, count + 1}, values)}
+
+      _values ->
+        enter(queue, {:lost, 1})
+    end
+  end
+
+  defp hand_over(state, name, entry) do
+    queue = Map.fetch!(state, name)
+    {{:value, {monitor, nil}}, takers} = :queue.out(queue.takers)
+    %{^monitor => {_name, _side, from, _timer}} = state.waiting
+    GenServer.reply(from, answer(entry))
+    state |> Map.put(name, %Queue{queue | takers: takers}) |> forget(monitor)
+  end
+
+  # Room has come about: let in the first who waits with a value.
+  defp admit(state, name) do
+    queue = Map.fetch!(state, name)
+
+    case :queue.out(queue.givers) do
+      {{:value, {monitor, value}}, givers} when queue.size < queue.limit ->
+        %{^monitor => {_name, _side, from, _timer}} = state.waiting
+        GenServer.reply(from, :ok)
+        queue = enter(%Queue{queue | givers: givers}, {:value, value})
+        state |> Map.put(name, queue) |> forget(monitor)
+
+      _nobody_or_no_room ->
+        state
+    end
+  end
+
+  defp wait(state, name, side, {pid, _tag} = from, timeout, value) do
+    monitor = Process.monitor(pid)
+    timer = if timeout != :infinity, do: Process.send_after(self(), {:late, monitor}, timeout)
+    queue = Map.update!(Map.fetch!(state, name), side, &:queue.in({monitor, value}, &1))
+
+    state
+    |> Map.put(name, queue)
+    |> put_in([:waiting, monitor], {name, side, from, timer})
+  end
+
+  # Who was answered, is late or has died waits no more.
+  defp forget(state, monitor) do
+    case Map.pop(state.waiting, monitor) do
+      {nil, _waiting} ->
+        state
+
+      {{name, side, _from, timer}, waiting} ->
+        Process.demonitor(monitor, [:flush])
+        if timer, do: Process.cancel_timer(timer)
+
+        queue =
+          Map.update!(Map.fetch!(state, name), side, fn waiters ->
+            :queue.filter(fn {waiter, _value} -> waiter != monitor end, waiters)
+          end)
+
+        %{Map.put(state, name, queue) | waiting: waiting}
+    end
+  end
+end

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.StreamTest do
+  use Tmesh.Case
+  alias Tmesh.Stream
+
+  doctest Tmesh.Stream
+
+  defp stream(opts \\ []), do: start_supervised!({Stream, opts})
+  defp later(fun), do: Task.async(fun)
+
+  defp waiting(stream, count),
+    do: eventually(fn -> map_size(:sys.get_state(stream).waiting) == count end)
+
+  test "values keep their order, and the queues are two" do
+    stream = stream(name: :my_stream)
+    for i <- 1..10, do: assert(:ok = Stream.push_infeed(:my_stream, i))
+    for i <- 1..10, do: assert(:ok = Stream.push_outfeed(stream, -i))
+    for i <- 1..10, do: assert({:ok, ^i} = Stream.pop_infeed(stream))
+    for i <- 1..10, do: assert(Stream.pop_outfeed(:my_stream) == {:ok, -i})
+  end
+
+  test "a tensor goes through without a copy" do
+    stream = stream()
+    ref = ZeroCopy.from_binary!(:binary.copy(<<1>>, 100_000), [100_000], :uint8)
+    copied = stat(:bytes_copied)
+    :ok = Stream.push_infeed(stream, ref)
+    :ok = Stream.push_outfeed(stream, ZeroCopy.to_binary!(ref))
+    assert {:ok, ^ref} = Stream.pop_infeed(stream)
+    assert {:ok, <<1, 1, _rest::binary>>} = Stream.pop_outfeed(stream)
+    assert stat(:bytes_copied) == copied
+  end
+
+  test "a pop waits for a value, and those who wait are served in turn" do
+    stream = stream()
+
+    tasks =
+      for i <- 1..3 do
+        task = later(fn -> Stream.pop_outfeed(stream) end)
+        waiting(stream, i)
+        task
+      end
+
+    for i <- 1..3, do: :ok = Stream.push_outfeed(stream, i)
+    assert Task.await_many(tasks) == [ok: 1, ok: 2, ok: 3]
+  end
+
+  test "a push waits for room" do
+    stream = stream(infeed_limit: 2)
+    for i <- 1..2, do: :ok = Stream.push_infeed(stream, i)
+
+    tasks =
+      for i <- 3..4 do
+        task = later(fn -> Stream.push_infeed(stream, i) end)
+        waiting(stream, i - 2)
+        task
+      end
+
+    assert :sys.get_state(stream).infeed.size == 2
+    for i <- 1..4, do: assert(Stream.pop_infeed(stream) == {:ok, i})
+    assert Task.await_many(tasks) == [:ok, :ok]
+  end
+
+  test "time runs out, and nothing has happened" do
+    stream = stream(infeed_limit: 1)
+
+    for timeout <- [0, 20] do
+      assert {:error, %Error{type: :timeout}} = Stream.pop_infeed(stream, timeout)
+    end
+
+    :ok = Stream.push_infeed(stream, 1)
+
+    for timeout <- [0, 20] do
+      assert {:error, %Error{type: :timeout, message: "the infeed stayed full"}} =
+               Stream.push_infeed(stream, 2, timeout)
+    end
+
+    assert {:ok, 1} = Stream.pop_infeed(stream)
+    assert {:error, %Error{type: :timeout}} = Stream.pop_infeed(stream, 0)
+    assert :sys.get_state(stream).waiting == %{}
+  end
+
+  test "who dies while waiting takes nothing and gives nothing" do
+    stream = stream(outfeed_limit: 1)
+    taker = spawn(fn -> Stream.pop_outfeed(stream, :infinity) end)
+    waiting(stream, 1)
+    Process.exit(taker, :kill)
+    waiting(stream, 0)
+    :ok = Stream.push_outfeed(stream, 1)
+
+    giver = spawn(fn -> Stream.push_outfeed(stream, 2, :infinity) end)
+    waiting(stream, 1)
+    Process.exit(giver, :kill)
+    waiting(stream, 0)
+    assert {:ok, 1} = Stream.pop_outfeed(stream)
+    assert {:error, %Error{type: :timeout}} = Stream.pop_outfeed(stream, 0)
+  end
+
+  test "no stream, and a stream that ends" do
+    for stream <- [:no_such_stream, spawn(fn -> :ok end)] do
+      for result <- [
+            Stream.push_infeed(stream, 1),
+            Stream.pop_infeed(stream),
+            Stream.push_outfeed(stream, 1),
+            Stream.pop_outfeed(stream)
+          ] do
+        assert {:error, %Error{type: :closed}} = result
+      end
+    end
+
+    {:ok, stream} = GenServer.start(Stream, infeed_limit: 1, outfeed_limit: 1)
+    :ok = Stream.push_infeed(stream, 1)
+    popper = later(fn -> Stream.pop_outfeed(stream, :infinity) end)
+    pusher = later(fn -> Stream.push_infeed(stream, 2, :infinity) end)
+    waiting(stream, 2)
+    Process.exit(stream, :kill)
+    assert {:error, %Error{type: :closed, message: message}} = Task.await(popper)
+    assert {:error, %Error{type: :closed}} = Task.await(pusher)
+    assert message =~ inspect(stream)
+  end
+
+  test "what native code sends comes out, and what is lost is told in its place" do
+    stream = stream(outfeed_limit: 2)
+    for i <- 1..5, do: send(stream, {:tmesh_outfeed, i})
+    assert {:ok, 1} = Stream.pop_outfeed(stream)
+    assert {:ok, 2} = Stream.pop_outfeed(stream)
+
+    assert {:error, %Error{type: :limit_exceeded, details: %{lost: 3}}} = Stream.pop_outfeed(stream)
+
+    popper = later(fn -> Stream.pop_outfeed(stream) end)
+    waiting(stream, 1)
+    send(stream, {:tmesh_outfeed, 6})
+    assert {:ok, 6} = Task.await(popper)
+    assert :sys.get_state(stream).outfeed.size == 0
+  end
+
+  test "a stranger's message does no harm" do
+    stream = stream()
+
+    for message <- [:x, {:late, make_ref()}, {:DOWN, make_ref(), :process, self(), :x}],
+        do: send(stream, message)
+
+    :ok = Stream.push_infeed(stream, 1)
+    assert {:ok, 1} = Stream.pop_infeed(stream)
+  end
+
+  test "many at once: nothing is lost, nothing comes twice" do
+    stream = stream(infeed_limit: 3)
+    popper = fn -> for _ <- 1..200, do: elem(Stream.pop_infeed(stream), 1) end
+    poppers = for _ <- 1..4, do: later(popper)
+
+    pushers =
+      for i <- 0..3,
+          do: later(fn -> for j <- 1..200, do: :ok = Stream.push_infeed(stream, i * 200 + j) end)
+
+    Task.await_many(pushers, 60_000)
+
+    assert poppers |> Task.await_many(60_000) |> Enum.concat() |> Enum.sort() ==
+             Enum.to_list(1..800)
+  end
+
+  test "bad options and times" do
+    for opts <- [[infeed_limit: 0], [outfeed_limit: :many], [colour: 1], :x, [1]] do
+      assert {:error, %Error{type: :invalid}} = Stream.start_link(opts)
+    end
+
+    stream = stream()
+
+    for timeout <- [-1, :never, 1.5] do
+      assert_raise FunctionClauseError, fn -> Stream.pop_infeed(stream, timeout) end
+    end
+  end
+
+  describe "terms as tensors" do
+    test "pids, also of other nodes" do
+      # The external format of a pid of another, named node.
+      node = "someone@a.rather.long.host.name.example"
+
+      foreign =
+        :erlang.binary_to_term(<<131, 88, 119, byte_size(node), node::binary, 1::32, 0::32, 7::32>>)
+
+      for term <- [self(), foreign, {:tag, self(), make_ref()}, %{"a" => [1, 2.5, nil]}] do
+        assert {:ok, bytes} = Stream.encode_term(term)
+        assert byte_size(bytes) == 512
+        ref = ZeroCopy.from_binary!(bytes, [512], :uint8)
+        assert ref |> ZeroCopy.to_binary!() |> Stream.decode_term() == {:ok, term}
+      end
+    end
+
+    test "what does not fit, and what is none" do
+      assert {:error, %Error{type: :limit_exceeded}} = Stream.encode_term(self(), 8)
+
+      assert {:error, %Error{type: :limit_exceeded}} =
+               Stream.encode_term(String.duplicate("x", 600))
+
+      {:ok, bytes} = Stream.encode_term({:a, 1}, 64)
+
+      for bad <- [
+            "",
+            "abc",
+            <<9::64-little, 0>>,
+            <<0::512>>,
+            <<-1::64, 0::64>>,
+            :crypto.strong_rand_bytes(64)
+          ] do
+        assert {:error, %Error{type: :protocol}} = Stream.decode_term(bad)
+      end
+
+      unknown = "an_atom_that_nobody_has_ever_used_here"
+      evil = <<131, 119, byte_size(unknown), unknown::binary>>
+
+      assert {:error, %Error{type: :protocol}} =
+               Stream.decode_term(<<byte_size(evil)::64-little, evil::binary>>)
+
+      assert_raise ArgumentError, fn -> String.to_existing_atom(unknown) end
+      assert {:ok, {:a, 1}} = Stream.decode_term(bytes)
+    end
+  end
+end

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: MIT
+# A stand-in for Nx: the functions that Tmesh.Nx calls, with the arguments, results and refusals that
+# Nx documents. It is compiled by the tests that want it, so that others run without.
+
+defmodule Nx.BinaryBackend do
+  @moduledoc false
+  defstruct [:state]
+end
+
+defmodule Nx.Tensor do
+  @moduledoc false
+  defstruct [:data, :type, :shape, :names]
+end
+
+defmodule Nx do
+  @moduledoc false
+
+  @types for(n <- [8, 16, 32, 64], k <- [:s, :u], do: {k, n}) ++
+           [{:f, 8}, {:f, 16}, {:f, 32}, {:f, 64}, {:bf, 16}, {:c, 64}, {:c, 128}]
+
+  def from_binary(binary, {_kind, bits} = type) when is_binary(binary) and type in @types do
+    count = div(bit_size(binary), bits)
+    if binary == "", do: raise(ArgumentError, "cannot build an empty tensor")
+    if count * bits != bit_size(binary), do: raise(ArgumentError, "binary does not match the type")
+    tensor(binary, type, {count})
+  end
+
+  def reshape(%Nx.Tensor{} = tensor, shape) when is_tuple(shape) do
+    if Tuple.product(shape) != Tuple.product(tensor.shape),
+      do: raise(ArgumentError, "cannot reshape to a different size")
+
+    tensor(tensor.data.state, tensor.type, shape)
+  end
+
+  def to_binary(%Nx.Tensor{} = tensor), do: tensor.data.state
+  def type(%Nx.Tensor{} = tensor), do: tensor.type
+  def shape(%Nx.Tensor{} = tensor), do: tensor.shape
+
+  def tensor(binary, type, shape) do
+    names = List.duplicate(nil, tuple_size(shape))
+    data = %Nx.BinaryBackend{state: binary}
+    %Nx.Tensor{data: data, type: type, shape: shape, names: names}
+  end
+end
