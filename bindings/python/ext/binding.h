@@ -37,6 +37,7 @@ struct state {
 	PyObject *errors;      /* the module tmesh.errors */
 	PyTypeObject *tensor_type;
 	PyTypeObject *export_type;
+	struct shell *shells; /* what DLPack's consumers have, dlpack.c */
 	PyObject *ref_keys[REF_KEYS];
 	PyObject *ndarray; /* numpy.ndarray, NULL until it is needed */
 	PyObject *numpy_dtypes[DTYPES];
@@ -134,6 +135,7 @@ PyObject *tensor_dlpack(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *tensor_dunder_dlpack(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *tensor_dlpack_device(PyObject *object, PyObject *unused);
 PyObject *module_from_dlpack(PyObject *module, PyObject *object);
+PyObject *module_from_address(PyObject *module, PyObject *address);
 /* A managed tensor that counts as a view, marked where it is read-only; NULL with an exception. */
 struct DLManagedTensorVersioned *tensor_to_managed(struct tensor *self);
 /* The other way: memory of ours is shared, any other copied. @managed stays the caller's. */

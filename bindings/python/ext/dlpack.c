@@ -21,8 +21,30 @@ struct shell {
 		struct DLManagedTensorVersioned *inner_versioned;
 	};
 	struct tensor *tensor;
+	void *data;
 	bool writable;
+	struct shell *next, *previous; /* all that the module has given out */
 };
+
+static void shell_list(struct shell *shell)
+{
+	struct state *st = state_of(shell->tensor);
+
+	shell->next = st->shells;
+	if (shell->next)
+		shell->next->previous = shell;
+	st->shells = shell;
+}
+
+static void shell_unlist(struct shell *shell)
+{
+	if (shell->next)
+		shell->next->previous = shell->previous;
+	if (shell->previous)
+		shell->previous->next = shell->next;
+	else
+		state_of(shell->tensor)->shells = shell->next;
+}
 
 /* A consumer may be done in any thread, and even after the interpreter. */
 static void shell_end_view(struct shell *shell)
@@ -31,6 +53,7 @@ static void shell_end_view(struct shell *shell)
 
 	if (Py_IsInitialized()) {
 		gil = PyGILState_Ensure();
+		shell_unlist(shell);
 		tensor_view_end(shell->tensor, shell->writable);
 		PyGILState_Release(gil);
 	}
@@ -117,13 +140,12 @@ static struct shell *shell_new(struct tensor *self, const struct request *reques
 	struct state *st = state_of(self);
 	struct shell *shell = calloc(1, sizeof(*shell));
 	struct tmesh_error err;
-	void *data;
 
 	if (!shell) {
 		PyErr_NoMemory();
 		return NULL;
 	}
-	if (tensor_view_begin(self, VIEW_ANY, &data, &shell->writable)) {
+	if (tensor_view_begin(self, VIEW_ANY, &shell->data, &shell->writable)) {
 		free(shell);
 		return NULL;
 	}
@@ -146,6 +168,7 @@ static struct shell *shell_new(struct tensor *self, const struct request *reques
 		raise_error(st, &err);
 		goto fail;
 	}
+	shell_list(shell);
 	return shell;
 
 fail:
@@ -390,6 +413,19 @@ static struct tensor *tensor_of(PyObject *capsule)
 static PyObject *tensor_again(struct tensor *ours)
 {
 	return tensor_new(state_of(ours), tmesh_tensor_ref(ours->tensor), ours->root, ours->rights);
+}
+
+PyObject *module_from_address(PyObject *module, PyObject *address)
+{
+	struct state *st = PyModule_GetState(module);
+	const void *data = PyLong_AsVoidPtr(address);
+
+	if (PyErr_Occurred())
+		return NULL;
+	for (struct shell *shell = st->shells; data && shell; shell = shell->next)
+		if (shell->data == data)
+			return tensor_again(shell->tensor);
+	Py_RETURN_NONE;
 }
 
 PyObject *tensor_from_managed(struct state *st, struct DLManagedTensorVersioned *managed)

@@ -243,6 +243,11 @@ static PyMethodDef functions[] = {
 	 "from_dlpack(object, /)\n--\n\n"
 	 "A tensor from an object with __dlpack__ or a capsule. Memory of tmesh itself is\n"
 	 "shared; any other is copied once, as put() does."},
+	{"from_address", module_from_address, METH_O,
+	 "from_address(address, /)\n--\n\n"
+	 "The tensor whose memory a DLPack consumer has at that address, or None: for tensors of\n"
+	 "libraries that do not tell where theirs come from. The address is that of the tensor's\n"
+	 "first element, such as a PyTorch storage's data_ptr()."},
 	{"stats", module_stats, METH_NOARGS,
 	 "stats()\n--\n\nThis process's counters, a dict: copies made, regions, pool."},
 	{"caps", module_caps, METH_NOARGS,

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: MIT
+"""PyTorch's tensors through the queues of multiprocessing; Tensors through them too."""
+
+import concurrent.futures
+import gc
+import multiprocessing
+from multiprocessing.reduction import ForkingPickler
+import time
+
+import numpy as np
+import pytest
+
+import tmesh
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import tmesh.torch  # noqa: E402
+
+spawn = multiprocessing.get_context("spawn")
+
+
+def again(inbox, outbox):
+    """Send back what comes, after a number was added; or what went wrong."""
+    tmesh.torch.register()
+    for item in iter(inbox.get, None):
+        tensor, number = item
+        if number:
+            tensor.detach().add_(number)
+        outbox.put(tensor)
+
+
+@pytest.fixture(scope="module")
+def worker():
+    """A process that answers; what both keep for good is there before anything is counted."""
+    tmesh.torch.register()
+    inbox, outbox = spawn.Queue(), spawn.Queue()
+    process = spawn.Process(target=again, args=(inbox, outbox))
+    process.start()
+
+    def ask(tensor, number=0):
+        inbox.put((tensor, number))
+        return outbox.get(timeout=60)
+
+    ask(torch.ones(1), 1)
+    settle()
+    tmesh.torch._slots.cache_clear()
+    yield ask
+    inbox.put(None)
+    process.join(60)
+    assert process.exitcode == 0
+
+
+def settle():
+    """What was taken is let go with the next send."""
+    gc.collect()
+    tmesh.torch._sender.keep(None)
+    tmesh.torch._sender.sent.popitem()
+
+
+@pytest.fixture(autouse=True)
+def nothing_under_way(worker):
+    yield
+    deadline = time.monotonic() + 60
+    while tmesh.torch._sender.sent and time.monotonic() < deadline:
+        settle()
+    tmesh.torch._slots.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int16", "int32", "int64", "float16",
+                                   "bfloat16", "float32", "float64", "complex64", "complex128"])
+def test_every_dtype(worker, dtype):
+    source = torch.arange(6).reshape(2, 3).to(getattr(torch, dtype))
+    back = worker(source)
+    assert back.dtype == source.dtype and torch.equal(back, source)
+
+
+def test_both_have_the_same_memory(worker):
+    tensor = torch.zeros(1000)
+    back = worker(tensor, 3)
+    assert tensor[999] == 3 and back[999] == 3
+    back[0] = 7
+    assert tensor[0] == 7
+
+
+def test_only_the_first_send_copies(worker):
+    tensor = torch.ones(1000)
+    copies = tmesh.stats()["copies"]
+    worker(tensor)
+    assert tmesh.stats()["copies"] == copies + 1
+    worker(tensor)
+    worker(tensor[10:20])
+    assert tmesh.stats()["copies"] == copies + 1
+    shared = torch.from_dlpack(tmesh.empty((10, 10), "float32"))
+    worker(shared, 1)
+    assert shared.sum() == 100 and tmesh.stats()["copies"] == copies + 1
+
+
+@pytest.mark.parametrize("view", [lambda t: t[1:3], lambda t: t.T, lambda t: t[:, 1],
+                                  lambda t: t[:1].expand(4, 6), lambda t: t[2, 3],
+                                  lambda t: t[::2, ::3]])
+def test_layouts(worker, view):
+    tensor = view(torch.arange(24.0).reshape(4, 6))
+    want = tensor.clone()
+    back = worker(tensor)
+    assert torch.equal(back, want) and back.stride() == tensor.stride()
+    assert torch.equal(tensor, want)
+
+
+def test_without_elements_pytorch_has_its_own_way(worker):
+    assert worker(torch.empty(0, 3)).shape == (0, 3)
+
+
+def test_gradients(worker):
+    assert worker(torch.ones(2, requires_grad=True)).requires_grad
+    parameter = worker(torch.nn.Parameter(torch.ones(2)))
+    assert type(parameter) is torch.nn.Parameter and parameter.requires_grad
+    with pytest.raises(RuntimeError, match="grad"):
+        ForkingPickler.dumps(torch.ones(2, requires_grad=True) * 2)
+
+
+def test_the_sender_may_forget(worker):
+    back = worker(torch.full((1000,), 5.0), 1)
+    gc.collect()
+    assert back.sum() == 6000
+
+
+def test_many_under_way():
+    queue = spawn.Queue()
+    for i in range(200):
+        queue.put(torch.full((10,), float(i)))
+    got = [queue.get(timeout=60) for _ in range(200)]
+    assert [t[0].item() for t in got] == list(range(200))
+
+
+def test_too_many_under_way(monkeypatch):
+    monkeypatch.setattr(tmesh.torch, "_SLOTS", 3)
+    monkeypatch.setattr(tmesh.torch, "_sender", None)
+    sent = [ForkingPickler.dumps(torch.ones(2)) for _ in range(3)]
+    with pytest.raises(tmesh.LimitError, match="not yet taken"):
+        ForkingPickler.dumps(torch.ones(2))
+    assert ForkingPickler.loads(sent[1]).sum() == 2
+    ForkingPickler.loads(ForkingPickler.dumps(torch.ones(2)))
+    tmesh.torch._sender.sent.clear()
+
+
+def test_read_only_memory_is_refused():
+    sealed = tmesh.put(torch.ones(3), seal=True)
+    reader = torch.from_dlpack(sealed.dlpack(allow_readonly=True))
+    with pytest.raises(tmesh.AccessError, match="tmesh.Tensor"):
+        ForkingPickler.dumps(reader)
+
+
+def test_what_nobody_keeps_is_not_found(python):
+    assert python("""
+import pickle, torch, tmesh, tmesh.torch
+from multiprocessing.reduction import ForkingPickler
+tmesh.torch.register()
+data = bytes(ForkingPickler.dumps(torch.ones(2)))
+ForkingPickler.loads(data)
+ForkingPickler.dumps(torch.ones(2))
+try:
+    ForkingPickler.loads(data)
+except tmesh.NotFoundError:
+    print("gone")
+""") == "gone\n"
+
+
+def total(tensor):
+    return float(np.asarray(tensor).sum()), type(tensor).__name__
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_concurrent_futures(method):
+    """Of tmesh's Tensors and of PyTorch's."""
+    context = multiprocessing.get_context(method)
+    t = tmesh.put(np.ones(1000))
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
+        assert pool.submit(total, t).result(60) == (1000, "Tensor")
+        assert list(pool.map(total, [t[:10], t[10:30]])) == [(10, "Tensor"), (20, "Tensor")]
+        assert pool.submit(total, torch.ones(50)).result(60) == (50, "Tensor")
+    with context.Pool(1) as pool:
+        assert pool.apply(total, (t,)) == (1000, "Tensor")
+
+
+def test_from_address():
+    t = tmesh.put([1.0, 2.0])
+    a, b = torch.from_dlpack(t), torch.from_dlpack(t[1:])
+    assert tmesh.from_address(a.data_ptr()).shape == (2,)
+    assert tmesh.from_address(b.data_ptr()).numpy().tolist() == [2.0]
+    assert tmesh.from_address(a.data_ptr() + 4) is None
+    assert tmesh.from_address(0) is None
+    address = a.data_ptr()
+    del a
+    assert tmesh.from_address(address) is None
+    for bad in (None, "x", 1.5):
+        with pytest.raises(TypeError):
+            tmesh.from_address(bad)
+    with pytest.raises(OverflowError):
+        tmesh.from_address(1 << 80)
