@@ -12,6 +12,11 @@ struct tmesh_ctx *tmesh_region_ctx(const struct tmesh_region *region)
 	return region->ctx;
 }
 
+uint32_t tmesh_region_rights(const struct tmesh_region *region)
+{
+	return region->rights;
+}
+
 uint64_t tmesh_region_bytes(const struct tmesh_region *region)
 {
 	return region->bytes;
@@ -140,8 +145,7 @@ static int charge(struct tmesh_ctx *ctx, uint64_t bytes, struct tmesh_error *err
 			return tmesh_fail(err, -EDQUOT,
 					  "%llu more bytes pass this context's limit of %llu "
 					  "(max_bytes), of which %llu are in use",
-					  (unsigned long long)amount,
-					  (unsigned long long)limit,
+					  (unsigned long long)amount, (unsigned long long)limit,
 					  (unsigned long long)used);
 	} while (!atomic_compare_exchange_weak(&ctx->bytes_owned, &used, used + amount));
 	return 0;

@@ -311,9 +311,10 @@ struct tmesh_region_info {
 int tmesh_region_info(struct tmesh_region *region, struct tmesh_region_info *info,
 		      struct tmesh_error *err);
 
-/* Parts of it that are known without a system call: its length as asked at its creation, and
- * its id. */
+/* Parts of it that are known without a system call: its length as asked at its creation, this
+ * handle's rights, and its id. */
 uint64_t tmesh_region_bytes(const struct tmesh_region *region);
+uint32_t tmesh_region_rights(const struct tmesh_region *region);
 uint64_t tmesh_region_id(const struct tmesh_region *region);
 /* Whether it is sealed, by whomever: at most one system call, and none once it was. False where
  * that cannot be told (module: revoked, or inherited through fork()). */

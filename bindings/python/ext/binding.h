@@ -38,6 +38,7 @@ struct state {
 	PyTypeObject *tensor_type;
 	PyTypeObject *export_type;
 	struct shell *shells; /* what DLPack's consumers have, dlpack.c */
+	PyTypeObject *channel_type;
 	PyObject *ref_keys[REF_KEYS];
 	PyObject *ndarray; /* numpy.ndarray, NULL until it is needed */
 	PyObject *numpy_dtypes[DTYPES];
@@ -150,6 +151,9 @@ struct tmesh_tensor *put_tensor(struct state *st, struct tensor *self,
 /* arrow.c */
 PyObject *tensor_arrow(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *tensor_arrow_schema(PyObject *object, PyObject *unused);
+
+/* channel.c */
+extern PyType_Spec channel_spec;
 
 /* exchange.c */
 int exchange_add(PyTypeObject *type);

@@ -16,7 +16,7 @@ static const struct {
 	{ESTALE, "StaleError"},		 {EDQUOT, "LimitError"},
 	{EMFILE, "LimitError"},		 {ENOMEM, "OutOfMemoryError"},
 	{EPROTO, "ProtocolError"},	 {EOPNOTSUPP, "UnsupportedError"},
-	{ETIMEDOUT, "PeerTimeoutError"},
+	{ETIMEDOUT, "PeerTimeoutError"}, {EPIPE, "GoneError"},
 };
 
 static const char *class_of(int code)

@@ -275,11 +275,15 @@ static int add_types(PyObject *module, struct state *st)
 {
 	st->tensor_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &tensor_spec, NULL);
 	st->export_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &export_spec, NULL);
-	if (!st->tensor_type || !st->export_type)
+	st->channel_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &channel_spec, NULL);
+	if (!st->tensor_type || !st->export_type || !st->channel_type)
 		return -1;
 	if (exchange_add(st->tensor_type))
 		return -1;
-	return PyModule_AddType(module, st->tensor_type);
+	return PyModule_AddType(module, st->tensor_type) ||
+			       PyModule_AddType(module, st->channel_type)
+		       ? -1
+		       : 0;
 }
 
 static int module_exec(PyObject *module)
@@ -315,6 +319,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
 	Py_VISIT(st->errors);
 	Py_VISIT(st->tensor_type);
 	Py_VISIT(st->export_type);
+	Py_VISIT(st->channel_type);
 	Py_VISIT(st->ndarray);
 	for (int i = 0; i < DTYPES; i++)
 		Py_VISIT(st->numpy_dtypes[i]);
@@ -328,6 +333,7 @@ static int module_clear(PyObject *module)
 	Py_CLEAR(st->errors);
 	Py_CLEAR(st->tensor_type);
 	Py_CLEAR(st->export_type);
+	Py_CLEAR(st->channel_type);
 	Py_CLEAR(st->ndarray);
 	for (int i = 0; i < DTYPES; i++)
 		Py_CLEAR(st->numpy_dtypes[i]);

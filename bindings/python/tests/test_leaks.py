@@ -25,6 +25,13 @@ def dlpack(t):
     torch.from_dlpack(t)
 
 
+def channel(message):
+    with tmesh.Channel("send") as out, tmesh.Channel.open(out.token, "recv") as into:
+        out.send(message)
+        out.send_batch([(message, b"x"), b"y"])
+        return into.recv(), into.recv_batch(), into.try_recv()
+
+
 ACTS = {
     "put": lambda t: tmesh.put(T),
     "put strided": lambda t: tmesh.put(T[::2]),
@@ -45,6 +52,8 @@ ACTS = {
     "reduce": lambda t: t.__reduce__(),
     "see": lambda t: (tmesh.stats(), tmesh.caps(), repr(t.seal())),
     "seal": lambda t: tmesh.put(T, seal=True),
+    "channel": channel,
+    "bad message": lambda t: refuse(TypeError, lambda: channel("text")),
     "bad ref": lambda t: refuse(tmesh.ProtocolError, lambda: tmesh.open({**t.ref(), "offset": 4})),
     "bad member": lambda t: refuse(tmesh.ProtocolError, lambda: tmesh.open({**t.ref(), "shape": ["x"]})),
     "bad token": lambda t: refuse(tmesh.ProtocolError, lambda: tmesh.open("x")),

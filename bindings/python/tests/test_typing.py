@@ -32,6 +32,14 @@ with tmesh.empty((4, 4), "bfloat16", huge="try") as other:
 copies: int = tmesh.stats()["copies"]
 level: str = tmesh.caps()["seal"]["level"]
 memoryview(t)
+with tmesh.Channel("send", slots=4) as out, tmesh.Channel.open(out.token, "recv") as into:
+    out.send((t, b"x"), timeout=1.0)
+    message = into.recv()
+    if isinstance(message, tuple):
+        message[0].numpy()
+async def receive(channel: tmesh.Channel) -> None:
+    async for each in channel:
+        print(each, await channel.recv_async())
 try:
     tmesh.open("")
 except tmesh.NotFoundError as error:
@@ -53,10 +61,11 @@ def test_installed():
 
 def test_stub_has_every_name():
     functions = {node.name for node in stub().body if isinstance(node, ast.FunctionDef)}
-    assert functions == {name for name in public(vars(_tmesh)) if name != "Tensor"}
-    tensor = next(node for node in stub().body if getattr(node, "name", "") == "Tensor")
-    members = {node.name for node in tensor.body if isinstance(node, ast.FunctionDef)}
-    assert public(members) == public(vars(tmesh.Tensor))
+    assert functions == public(vars(_tmesh)) - {"Channel", "Tensor"}
+    for kind in (tmesh.Channel, tmesh.Tensor):
+        node = next(node for node in stub().body if getattr(node, "name", "") == kind.__name__)
+        members = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+        assert public(members) == public(vars(kind))
     assert {"__dlpack__", "__dlpack_device__", "__array__", "__getitem__", "__len__"} <= members
 
 
@@ -75,8 +84,9 @@ def test_stub_has_every_member_of_the_dicts():
 def test_everything_is_documented():
     for name in tmesh.__all__:
         assert name == "__version__" or getattr(tmesh, name).__doc__
-    for name in public(vars(tmesh.Tensor)):
-        assert getattr(tmesh.Tensor, name).__doc__
+    for kind in (tmesh.Channel, tmesh.Tensor):
+        for name in public(vars(kind)):
+            assert getattr(kind, name).__doc__
 
 
 @same_on_every_backend

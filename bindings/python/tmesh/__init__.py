@@ -12,6 +12,7 @@ it can put and open on its own.
 """
 
 from ._tmesh import (
+    Channel,
     Tensor,
     __version__,
     backend,
@@ -30,6 +31,7 @@ from .errors import (
     AccessError,
     BusyError,
     Error,
+    GoneError,
     InvalidError,
     LimitError,
     NotFoundError,
@@ -46,7 +48,9 @@ from .picture import graph
 __all__ = [
     "AccessError",
     "BusyError",
+    "Channel",
     "Error",
+    "GoneError",
     "InvalidError",
     "LimitError",
     "NotFoundError",

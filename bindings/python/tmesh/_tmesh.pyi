@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Any, ClassVar, Literal, SupportsIndex, TypedDict, final
 
 from numpy import ndarray
+from typing_extensions import Buffer
 
 __version__: str
 
@@ -131,6 +132,65 @@ class Tensor:
     def __len__(self) -> int: ...
     def __getitem__(self, key: Any, /) -> Tensor: ...
     def __enter__(self) -> Tensor: ...
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc: BaseException | None = None,
+        traceback: TracebackType | None = None,
+        /,
+    ) -> None: ...
+
+_Message = bytes | Tensor | tuple[Tensor, bytes]
+_Sendable = Buffer | Tensor | tuple[Tensor, Buffer]
+
+@final
+class Channel:
+    def __new__(
+        cls,
+        role: Literal["send", "recv"],
+        *,
+        slots: int = 0,
+        producers: int = 0,
+        regions: int = 0,
+        layouts: int = 0,
+        writable: bool = False,
+        max_regions: int = 0,
+        max_bytes: int = 0,
+        spin: float = 0.0,
+    ) -> Channel: ...
+    @classmethod
+    def open(
+        cls,
+        token: str,
+        role: Literal["send", "recv"],
+        *,
+        writable: bool = False,
+        max_regions: int = 0,
+        max_bytes: int = 0,
+        spin: float = 0.0,
+    ) -> Channel: ...
+    @property
+    def token(self) -> str: ...
+    @property
+    def role(self) -> Literal["send", "recv"]: ...
+    @property
+    def closed(self) -> bool: ...
+    def send(self, message: _Sendable, /, timeout: float | None = None) -> None: ...
+    def try_send(self, message: _Sendable, /) -> bool: ...
+    def send_batch(
+        self, messages: Iterable[_Sendable], /, timeout: float | None = None
+    ) -> int: ...
+    def flush(self, timeout: float | None = None) -> None: ...
+    def recv(self, timeout: float | None = None) -> _Message: ...
+    def try_recv(self) -> _Message | None: ...
+    def recv_batch(self, timeout: float | None = None) -> _list[_Message]: ...
+    def recv_async(self) -> Coroutine[Any, Any, _Message]: ...
+    def fileno(self) -> int: ...
+    def close(self) -> None: ...
+    def __iter__(self) -> Channel: ...
+    def __next__(self) -> _Message: ...
+    def __aiter__(self) -> AsyncIterator[_Message]: ...
+    def __enter__(self) -> Channel: ...
     def __exit__(
         self,
         exc_type: type[BaseException] | None = None,

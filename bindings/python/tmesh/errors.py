@@ -51,5 +51,9 @@ class PeerTimeoutError(Error, TimeoutError):
     """A peer did not answer in time (ETIMEDOUT)."""
 
 
+class GoneError(Error, BrokenPipeError):
+    """Nobody is left at the other end of the channel (EPIPE)."""
+
+
 class ReleasedError(Error, ValueError):
-    """The tensor was released (EBADF)."""
+    """The tensor was released, or the channel closed (EBADF)."""

@@ -1,0 +1,685 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The Channel type. The library wants one thread at a time in a handle: what can be done at once
+ * is done under the GIL, and who waits, without it, marks the handle as busy.
+ */
+#include "binding.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+#include <time.h>
+
+#define BATCH 64
+
+struct channel {
+	PyObject_HEAD struct tmesh_channel *channel; /* NULL once closed */
+	enum tmesh_channel_role role;
+	bool busy;	 /* a thread waits in it, without the GIL */
+	PyObject *token; /* by which others join */
+};
+
+static struct state *state_of_channel(struct channel *self)
+{
+	return PyType_GetModuleState(Py_TYPE((PyObject *)self));
+}
+
+static struct tmesh_channel *channel_get(struct channel *self)
+{
+	if (!self->channel)
+		return raise_named(state_of_channel(self), "ReleasedError", EBADF,
+				   "this channel was closed");
+	if (self->busy)
+		return raise_code(state_of_channel(self), EBUSY,
+				  "another thread waits at this channel: open one for each");
+	return self->channel;
+}
+
+/* Making and joining */
+
+/* "O&" */
+static int role_argument(PyObject *object, void *role)
+{
+	enum tmesh_channel_role *to = role;
+
+	if (PyUnicode_Check(object) && !PyUnicode_CompareWithASCIIString(object, "send"))
+		*to = TMESH_CHANNEL_SEND;
+	else if (PyUnicode_Check(object) && !PyUnicode_CompareWithASCIIString(object, "recv"))
+		*to = TMESH_CHANNEL_RECV;
+	else
+		PyErr_Format(PyExc_ValueError, "a channel's role is \"send\" or \"recv\", not %R",
+			     object);
+	return !PyErr_Occurred();
+}
+
+static int spin_from_seconds(struct state *st, double spin, struct tmesh_channel_opts *opts)
+{
+	if (!(spin >= 0 && spin <= 1)) {
+		raise_code(st, EINVAL, "spin is at least 0 and at most 1 second");
+		return -1;
+	}
+	opts->spin_ns = spin > 0 ? (uint64_t)ceil(spin * 1e9) : TMESH_CHANNEL_NO_SPIN;
+	return 0;
+}
+
+static PyObject *channel_over(PyTypeObject *type, struct tmesh_channel *channel,
+			      enum tmesh_channel_role role, PyObject *token)
+{
+	struct channel *self = token ? (struct channel *)PyType_GenericAlloc(type, 0) : NULL;
+
+	if (!self) {
+		Py_XDECREF(token);
+		tmesh_channel_unref(channel);
+		return NULL;
+	}
+	self->channel = channel;
+	self->role = role;
+	self->token = token;
+	return (PyObject *)self;
+}
+
+static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"role",	    "slots",	   "producers", "regions", "layouts",
+				"writable", "max_regions", "max_bytes", "spin",	   NULL};
+	struct tmesh_channel_opts opts = {.size = sizeof(opts)};
+	struct state *st = PyType_GetModuleState(type);
+	char token[TMESH_TOKEN_SIZE];
+	enum tmesh_channel_role role;
+	struct tmesh_channel *channel;
+	unsigned long long max_bytes = 0;
+	struct tmesh_error err;
+	struct tmesh_ctx *ctx;
+	int writable = 0, rc;
+	double spin = 0;
+
+	if (!PyArg_ParseTupleAndKeywords(
+		    args, kwargs, "O&|$O&O&O&O&pO&O&d:Channel", names, role_argument, &role,
+		    uint_argument, &opts.slots, uint_argument, &opts.producers, uint_argument,
+		    &opts.regions, uint_argument, &opts.layouts, &writable, uint_argument,
+		    &opts.max_regions, size_argument, &max_bytes, &spin) ||
+	    spin_from_seconds(st, spin, &opts))
+		return NULL;
+	opts.rights = writable ? TMESH_READ | TMESH_WRITE : TMESH_READ;
+	opts.max_bytes = max_bytes;
+	ctx = context(st);
+	if (!ctx)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_channel_create(ctx, role, &opts, &channel, &err);
+	if (!rc && tmesh_channel_token(channel, token, &err)) {
+		tmesh_channel_unref(channel);
+		rc = err.code;
+	}
+	Py_END_ALLOW_THREADS;
+	if (rc)
+		return raise_error(st, &err);
+	return channel_over(type, channel, role, PyUnicode_FromString(token));
+}
+
+static PyObject *channel_open(PyObject *type, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"token",     "role", "writable", "max_regions",
+				"max_bytes", "spin", NULL};
+	struct tmesh_channel_opts opts = {.size = sizeof(opts)};
+	struct state *st = PyType_GetModuleState((PyTypeObject *)type);
+	unsigned long long max_bytes = 0;
+	enum tmesh_channel_role role;
+	struct tmesh_channel *channel;
+	struct tmesh_error err;
+	struct tmesh_ctx *ctx;
+	int writable = 0, rc;
+	const char *token;
+	double spin = 0;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO&|$pO&O&d:open", names, &token,
+					 role_argument, &role, &writable, uint_argument,
+					 &opts.max_regions, size_argument, &max_bytes, &spin) ||
+	    spin_from_seconds(st, spin, &opts))
+		return NULL;
+	opts.rights = writable ? TMESH_READ | TMESH_WRITE : TMESH_READ;
+	opts.max_bytes = max_bytes;
+	ctx = context(st);
+	if (!ctx)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_channel_open(ctx, token, role, &opts, &channel, &err);
+	Py_END_ALLOW_THREADS;
+	if (rc)
+		return raise_error(st, &err);
+	return channel_over((PyTypeObject *)type, channel, role, PyUnicode_FromString(token));
+}
+
+/* Regions may have to be unmapped. */
+static void let_go(struct channel *self)
+{
+	struct tmesh_channel *channel = self->channel;
+
+	self->channel = NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	tmesh_channel_unref(channel);
+	Py_END_ALLOW_THREADS;
+}
+
+static void channel_dealloc(PyObject *object)
+{
+	struct channel *self = (struct channel *)object;
+	PyTypeObject *type = Py_TYPE(object);
+
+	let_go(self);
+	Py_XDECREF(self->token);
+	PyObject_Free(self);
+	Py_DECREF(type);
+}
+
+static PyObject *channel_close(PyObject *object, PyObject *unused)
+{
+	struct channel *self = (struct channel *)object;
+
+	if (self->channel && !channel_get(self))
+		return NULL;
+	let_go(self);
+	Py_RETURN_NONE;
+}
+
+static PyObject *channel_enter(PyObject *object, PyObject *unused)
+{
+	return channel_get((struct channel *)object) ? Py_NewRef(object) : NULL;
+}
+
+static PyObject *channel_exit(PyObject *object, PyObject *args)
+{
+	return channel_close(object, NULL);
+}
+
+/* Messages: bytes, a Tensor, or both */
+
+static int bytes_into(struct state *st, PyObject *object, size_t room,
+		      struct tmesh_message *message)
+{
+	Py_buffer view;
+	int rc = -1;
+
+	if (PyObject_GetBuffer(object, &view, PyBUF_SIMPLE))
+		return -1;
+	if ((size_t)view.len <= room) {
+		memcpy(message->data, view.buf, (size_t)view.len);
+		message->bytes = (uint32_t)view.len;
+		rc = 0;
+	} else {
+		raise_code(st, EINVAL,
+			   "a message has at most %zu bytes%s, not %zd: put() them and send the "
+			   "tensor",
+			   room, room < TMESH_MESSAGE_BYTES ? " beside its tensor" : "", view.len);
+	}
+	PyBuffer_Release(&view);
+	return rc;
+}
+
+/* The message's tensor is borrowed from @object. What others wrote in Python, which may run in
+ * here, comes first: it could release the tensor. */
+static int message_from_object(struct state *st, PyObject *object, struct tmesh_message *message)
+{
+	message->tensor = NULL;
+	message->bytes = 0;
+	message->reserved = 0;
+	if (Py_TYPE(object) == st->tensor_type) {
+		message->tensor = tensor_get((struct tensor *)object);
+		return message->tensor ? 0 : -1;
+	}
+	if (PyTuple_Check(object) && PyTuple_Size(object) == 2 &&
+	    Py_TYPE(PyTuple_GetItem(object, 0)) == st->tensor_type) {
+		if (bytes_into(st, PyTuple_GetItem(object, 1), TMESH_MESSAGE_TENSOR_BYTES, message))
+			return -1;
+		message->tensor = tensor_get((struct tensor *)PyTuple_GetItem(object, 0));
+		return message->tensor ? 0 : -1;
+	}
+	if (PyObject_CheckBuffer(object))
+		return bytes_into(st, object, TMESH_MESSAGE_BYTES, message);
+	PyErr_Format(PyExc_TypeError,
+		     "a message is bytes, a tmesh.Tensor, or a tuple of a Tensor and bytes, not %R",
+		     Py_TYPE(object));
+	return -1;
+}
+
+/* Takes over the message's tensor, also on failure. */
+static PyObject *object_from_message(struct state *st, struct tmesh_message *message)
+{
+	PyObject *tensor, *bytes;
+
+	if (!message->tensor)
+		return PyBytes_FromStringAndSize((char *)message->data, message->bytes);
+	tensor = tensor_new(st, message->tensor, NULL,
+			    tmesh_region_rights(tmesh_tensor_region(message->tensor)));
+	if (!tensor || !message->bytes)
+		return tensor;
+	bytes = PyBytes_FromStringAndSize((char *)message->data, message->bytes);
+	return bytes ? Py_BuildValue("NN", tensor, bytes) : (Py_DECREF(tensor), NULL);
+}
+
+/* Waiting */
+
+/* Seconds or None into nanoseconds, negative for ever. */
+static int timeout_from_object(struct state *st, PyObject *object, int64_t *ns)
+{
+	double seconds;
+
+	*ns = -1;
+	if (!object || object == Py_None)
+		return 0;
+	seconds = PyFloat_AsDouble(object);
+	if (seconds == -1 && PyErr_Occurred())
+		return -1;
+	if (!(seconds >= 0)) {
+		raise_code(st, EINVAL, "timeout is None or at least 0 seconds");
+		return -1;
+	}
+	*ns = seconds < 9e9 ? (int64_t)(seconds * 1e9) : -1;
+	return 0;
+}
+
+/* Of a vectorcall whose last argument, by position or by name, is "timeout". */
+static int parse_last(struct state *st, const char *function, PyObject *const *args,
+		      Py_ssize_t count, PyObject *names, Py_ssize_t before, int64_t *ns)
+{
+	Py_ssize_t named = names ? PyTuple_Size(names) : 0;
+
+	*ns = -1;
+	if (count + named < before || count < before || count + named > before + 1 ||
+	    (named && PyUnicode_CompareWithASCIIString(PyTuple_GetItem(names, 0), "timeout"))) {
+		PyErr_Format(PyExc_TypeError, "%s() takes %sone argument called timeout", function,
+			     before ? "what it is about, and " : "at most ");
+		return -1;
+	}
+	return count + named > before ? timeout_from_object(st, args[before], ns) : 0;
+}
+
+struct wait {
+	struct tmesh_message *messages;
+	uint32_t count; /* 0: flush */
+	int64_t timeout_ns;
+};
+
+static int act(struct channel *self, const struct wait *wait, int64_t timeout_ns,
+	       struct tmesh_error *err)
+{
+	if (!wait->count)
+		return tmesh_channel_flush(self->channel, timeout_ns, err);
+	if (self->role == TMESH_CHANNEL_SEND)
+		return tmesh_channel_send_batch(self->channel, wait->messages, wait->count,
+						timeout_ns, err);
+	return tmesh_channel_recv_batch(self->channel, wait->messages, wait->count, timeout_ns,
+					err);
+}
+
+static int64_t now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000000000ll + t.tv_nsec;
+}
+
+/* Without the GIL; a signal's handler runs in between, and may raise. */
+static int wait_for(struct channel *self, const struct wait *wait, struct tmesh_error *err)
+{
+	int64_t end = wait->timeout_ns < 0 ? 0 : now_ns() + wait->timeout_ns;
+	int64_t left = wait->timeout_ns;
+	int rc;
+
+	self->busy = true;
+	do {
+		Py_BEGIN_ALLOW_THREADS;
+		rc = act(self, wait, left, err);
+		Py_END_ALLOW_THREADS;
+		if (rc == -EINTR && PyErr_CheckSignals())
+			break;
+		if (wait->timeout_ns >= 0) {
+			left = end - now_ns();
+			if (left < 0)
+				left = 0;
+		}
+	} while (rc == -EINTR);
+	self->busy = false;
+	return rc;
+}
+
+static PyObject *raise_rc(struct channel *self, const struct tmesh_error *err)
+{
+	/* A signal's handler has raised already. */
+	return PyErr_Occurred() ? NULL : raise_error(state_of_channel(self), err);
+}
+
+/* Asked last: arguments may bring Python code that closes the channel. */
+static bool may(struct channel *self, enum tmesh_channel_role role)
+{
+	if (!channel_get(self))
+		return false;
+	if (self->role == role)
+		return true;
+	raise_code(state_of_channel(self), EINVAL, "this end of the channel is for %s",
+		   self->role == TMESH_CHANNEL_SEND ? "sending" : "receiving");
+	return false;
+}
+
+/* Sending */
+
+static PyObject *channel_try_send(PyObject *object, PyObject *what)
+{
+	struct channel *self = (struct channel *)object;
+	struct tmesh_message message;
+	struct tmesh_error err;
+	int rc;
+
+	if (message_from_object(state_of_channel(self), what, &message) ||
+	    !may(self, TMESH_CHANNEL_SEND))
+		return NULL;
+	rc = tmesh_channel_try_send(self->channel, &message, &err);
+	if (rc && rc != -EAGAIN)
+		return raise_rc(self, &err);
+	return PyBool_FromLong(!rc);
+}
+
+static PyObject *channel_send(PyObject *object, PyObject *const *args, Py_ssize_t count,
+			      PyObject *names)
+{
+	struct channel *self = (struct channel *)object;
+	struct state *st = state_of_channel(self);
+	struct tmesh_message message;
+	struct wait wait = {.messages = &message, .count = 1};
+	struct tmesh_error err;
+	int rc;
+
+	if (parse_last(st, "send", args, count, names, 1, &wait.timeout_ns) ||
+	    message_from_object(st, args[0], &message) || !may(self, TMESH_CHANNEL_SEND))
+		return NULL;
+	rc = tmesh_channel_try_send(self->channel, &message, &err);
+	if (rc == -EAGAIN) {
+		/* Another thread may release the Tensor meanwhile. */
+		struct tmesh_tensor *held =
+			message.tensor ? tmesh_tensor_ref(message.tensor) : NULL;
+
+		rc = wait_for(self, &wait, &err);
+		tmesh_tensor_unref(held);
+	}
+	if (rc < 0)
+		return raise_rc(self, &err);
+	Py_RETURN_NONE;
+}
+
+static PyObject *channel_send_batch(PyObject *object, PyObject *const *args, Py_ssize_t count,
+				    PyObject *names)
+{
+	struct channel *self = (struct channel *)object;
+	struct state *st = state_of_channel(self);
+	struct tmesh_message messages[BATCH];
+	struct wait wait = {.messages = messages};
+	struct tmesh_error err;
+	Py_ssize_t most = 0;
+	PyObject *tuple;
+	int rc = 0;
+
+	if (parse_last(st, "send_batch", args, count, names, 1, &wait.timeout_ns))
+		return NULL;
+	tuple = PySequence_Tuple(args[0]);
+	if (!tuple)
+		return NULL;
+	most = PyTuple_Size(tuple);
+	if (most > BATCH)
+		most = BATCH;
+	for (; wait.count < most && !rc; wait.count += !rc) {
+		rc = message_from_object(st, PyTuple_GetItem(tuple, wait.count),
+					 &messages[wait.count]);
+		if (!rc && messages[wait.count].tensor)
+			tmesh_tensor_ref(messages[wait.count].tensor);
+	}
+	/* The code of a Python exception counts as one of a signal's handler. */
+	if (!rc && !may(self, TMESH_CHANNEL_SEND))
+		rc = -1;
+	if (!rc && wait.count)
+		rc = wait_for(self, &wait, &err);
+	for (uint32_t i = 0; i < wait.count; i++)
+		tmesh_tensor_unref(messages[i].tensor);
+	Py_DECREF(tuple);
+	return rc < 0 ? raise_rc(self, &err) : PyLong_FromLong(rc);
+}
+
+static PyObject *channel_flush(PyObject *object, PyObject *const *args, Py_ssize_t count,
+			       PyObject *names)
+{
+	struct channel *self = (struct channel *)object;
+	struct wait wait = {0};
+	struct tmesh_error err;
+
+	if (parse_last(state_of_channel(self), "flush", args, count, names, 0, &wait.timeout_ns) ||
+	    !may(self, TMESH_CHANNEL_SEND))
+		return NULL;
+	if (wait_for(self, &wait, &err))
+		return raise_rc(self, &err);
+	Py_RETURN_NONE;
+}
+
+/* Receiving */
+
+static PyObject *channel_try_recv(PyObject *object, PyObject *unused)
+{
+	struct channel *self = (struct channel *)object;
+	struct tmesh_message message;
+	struct tmesh_error err;
+	int rc;
+
+	if (!may(self, TMESH_CHANNEL_RECV))
+		return NULL;
+	rc = tmesh_channel_try_recv(self->channel, &message, &err);
+	if (rc == -EAGAIN)
+		Py_RETURN_NONE;
+	return rc ? raise_rc(self, &err) : object_from_message(state_of_channel(self), &message);
+}
+
+static PyObject *recv_for(struct channel *self, int64_t timeout_ns)
+{
+	struct tmesh_message message;
+	struct wait wait = {&message, 1, timeout_ns};
+	struct tmesh_error err;
+	int rc = tmesh_channel_try_recv(self->channel, &message, &err);
+
+	if (rc == -EAGAIN)
+		rc = wait_for(self, &wait, &err);
+	return rc < 0 ? raise_rc(self, &err)
+		      : object_from_message(state_of_channel(self), &message);
+}
+
+static PyObject *channel_recv(PyObject *object, PyObject *const *args, Py_ssize_t count,
+			      PyObject *names)
+{
+	struct channel *self = (struct channel *)object;
+	int64_t timeout_ns;
+
+	if (parse_last(state_of_channel(self), "recv", args, count, names, 0, &timeout_ns) ||
+	    !may(self, TMESH_CHANNEL_RECV))
+		return NULL;
+	return recv_for(self, timeout_ns);
+}
+
+static PyObject *channel_recv_batch(PyObject *object, PyObject *const *args, Py_ssize_t count,
+				    PyObject *names)
+{
+	struct channel *self = (struct channel *)object;
+	struct state *st = state_of_channel(self);
+	struct tmesh_message messages[BATCH];
+	struct wait wait = {.messages = messages, .count = BATCH};
+	struct tmesh_error err;
+	PyObject *list;
+	int got;
+
+	if (parse_last(st, "recv_batch", args, count, names, 0, &wait.timeout_ns) ||
+	    !may(self, TMESH_CHANNEL_RECV))
+		return NULL;
+	got = wait_for(self, &wait, &err);
+	if (got < 0)
+		return raise_rc(self, &err);
+	list = PyList_New(got);
+	for (int i = 0; i < got; i++) {
+		PyObject *message = NULL;
+
+		if (list)
+			message = object_from_message(st, &messages[i]);
+		else
+			tmesh_tensor_unref(messages[i].tensor);
+		if (message)
+			PyList_SetItem(list, i, message);
+		else
+			Py_CLEAR(list);
+	}
+	return list;
+}
+
+static PyObject *channel_next(PyObject *object)
+{
+	struct channel *self = (struct channel *)object;
+	PyObject *message, *gone;
+
+	if (!may(self, TMESH_CHANNEL_RECV))
+		return NULL;
+	message = recv_for(self, -1);
+	if (message)
+		return message;
+	gone = PyObject_GetAttrString(state_of_channel(self)->errors, "GoneError");
+	if (gone && PyErr_ExceptionMatches(gone))
+		PyErr_Clear();
+	Py_XDECREF(gone);
+	return NULL;
+}
+
+/* Event loops */
+
+static PyObject *channel_fileno(PyObject *object, PyObject *unused)
+{
+	struct channel *self = (struct channel *)object;
+	struct tmesh_channel *channel = channel_get(self);
+	struct tmesh_error err;
+	int fd = channel ? tmesh_channel_poll_fd(channel, &err) : 0;
+
+	if (!channel)
+		return NULL;
+	return fd < 0 ? raise_error(state_of_channel(self), &err) : PyLong_FromLong(fd);
+}
+
+static PyObject *channel_recv_async(PyObject *object, PyObject *unused)
+{
+	return call_python("tmesh.channel", "recv", object);
+}
+
+static PyObject *channel_aiter(PyObject *object)
+{
+	return call_python("tmesh.channel", "iterate", object);
+}
+
+static PyObject *get_token(PyObject *object, void *unused)
+{
+	return Py_NewRef(((struct channel *)object)->token);
+}
+
+static PyObject *get_role(PyObject *object, void *unused)
+{
+	return PyUnicode_FromString(
+		((struct channel *)object)->role == TMESH_CHANNEL_SEND ? "send" : "recv");
+}
+
+static PyObject *get_closed(PyObject *object, void *unused)
+{
+	return PyBool_FromLong(!((struct channel *)object)->channel);
+}
+
+static PyObject *channel_repr(PyObject *object)
+{
+	struct channel *self = (struct channel *)object;
+
+	return PyUnicode_FromFormat("<tmesh.Channel, %s%s>",
+				    self->role == TMESH_CHANNEL_SEND ? "sending" : "receiving",
+				    self->channel ? "" : ", closed");
+}
+
+#define KEYWORDS(function) ((PyCFunction)(void (*)(void))(function))
+
+static PyMethodDef methods[] = {
+	{"open", KEYWORDS(channel_open), METH_VARARGS | METH_KEYWORDS | METH_CLASS,
+	 "open(token, role, *, writable=False, max_regions=0, max_bytes=0, spin=0.0)\n--\n\n"
+	 "Join a channel by its token. NotFoundError: there is none any more; BusyError: all\n"
+	 "places of that role are taken."},
+	{"send", KEYWORDS(channel_send), METH_FASTCALL | METH_KEYWORDS,
+	 "send($self, message, /, timeout=None)\n--\n\n"
+	 "Send bytes (at most 56), a Tensor, or a tuple of a Tensor and bytes (at most 24). Of\n"
+	 "a tensor only the description goes; it may be released at once. Waits while the\n"
+	 "channel is full: PeerTimeoutError after timeout seconds, GoneError when nobody is\n"
+	 "left to receive."},
+	{"try_send", channel_try_send, METH_O,
+	 "try_send($self, message, /)\n--\n\n"
+	 "send() without waiting: False when the channel is full."},
+	{"send_batch", KEYWORDS(channel_send_batch), METH_FASTCALL | METH_KEYWORDS,
+	 "send_batch($self, messages, /, timeout=None)\n--\n\n"
+	 "Send the first of several messages and as many more as there is room for, at most\n"
+	 "64; how many went. Less than half the price of sending each."},
+	{"flush", KEYWORDS(channel_flush), METH_FASTCALL | METH_KEYWORDS,
+	 "flush($self, /, timeout=None)\n--\n\nWait until all that was sent here was received."},
+	{"recv", KEYWORDS(channel_recv), METH_FASTCALL | METH_KEYWORDS,
+	 "recv($self, /, timeout=None)\n--\n\n"
+	 "The next message: what send() was given. PeerTimeoutError after timeout seconds,\n"
+	 "GoneError when there is nothing and nobody is left to send, NotFoundError when a\n"
+	 "message's tensor is gone with its owner; the next call goes on behind it."},
+	{"try_recv", channel_try_recv, METH_NOARGS,
+	 "try_recv($self, /)\n--\n\nrecv() without waiting: None when there is nothing."},
+	{"recv_batch", KEYWORDS(channel_recv_batch), METH_FASTCALL | METH_KEYWORDS,
+	 "recv_batch($self, /, timeout=None)\n--\n\n"
+	 "A list of the messages that are there, at most 64; waits for the first."},
+	{"recv_async", channel_recv_async, METH_NOARGS,
+	 "recv_async($self, /)\n--\n\n"
+	 "recv() for asyncio: to be awaited, by one task at a time. async for goes on until\n"
+	 "nobody is left to send."},
+	{"fileno", channel_fileno, METH_NOARGS,
+	 "fileno($self, /)\n--\n\n"
+	 "A descriptor for select and asyncio: readable when it is worth to try. Try until\n"
+	 "there is nothing (or no room), which arms it again."},
+	{"close", channel_close, METH_NOARGS,
+	 "close($self, /)\n--\n\n"
+	 "Leave the channel. What was sent can still be received, but for tensors that nobody\n"
+	 "holds any more: flush() waits for that. Closing twice is fine."},
+	{"__enter__", channel_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nThe channel."},
+	{"__exit__", channel_exit, METH_VARARGS, "__exit__($self, /, *args)\n--\n\nclose()."},
+	{NULL},
+};
+
+static PyGetSetDef properties[] = {
+	{"token", get_token, NULL, "What others join with, while its maker lives.", NULL},
+	{"role", get_role, NULL, "\"send\" or \"recv\".", NULL},
+	{"closed", get_closed, NULL, "Whether close() was called.", NULL},
+	{NULL},
+};
+
+static PyType_Slot slots[] = {
+	{Py_tp_doc,
+	 "Channel(role, *, slots=0, producers=0, regions=0, layouts=0, writable=False,\n"
+	 "        max_regions=0, max_bytes=0, spin=0.0)\n--\n\n"
+	 "One end, \"send\" or \"recv\", of a new bounded queue in shared memory that carries\n"
+	 "tensors' descriptions and small messages one way. Others join by its token.\n\n"
+	 "slots: messages under way, a power of two (256). producers: ends that send (1).\n"
+	 "regions, layouts: of tensors under way (16). writable: whether receivers may write\n"
+	 "what is sent here. max_regions, max_bytes: what a receiver keeps open (64, 1 GiB).\n"
+	 "spin: seconds of busy waiting, without the GIL, before sleeping."},
+	{Py_tp_new, channel_new},
+	{Py_tp_dealloc, channel_dealloc},
+	{Py_tp_repr, channel_repr},
+	{Py_tp_iter, PyObject_SelfIter},
+	{Py_tp_iternext, channel_next},
+	{Py_am_aiter, channel_aiter},
+	{Py_tp_methods, methods},
+	{Py_tp_getset, properties},
+	{0},
+};
+
+PyType_Spec channel_spec = {
+	.name = "tmesh.Channel",
+	.basicsize = sizeof(struct channel),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+	.slots = slots,
+};

@@ -1,0 +1,381 @@
+# SPDX-License-Identifier: MIT
+"""Channels: what is sent comes out, waits end, event loops wake, bad use is refused."""
+
+import asyncio
+import gc
+import os
+import pickle
+import select
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import tmesh
+
+
+def ends(**options):
+    """Both ends of a channel; the sending one made it."""
+    out = tmesh.Channel("send", **options)
+    return out, tmesh.Channel.open(out.token, "recv")
+
+
+@pytest.fixture
+def pair():
+    out, into = ends()
+    with out, into:
+        yield out, into
+
+
+SENDER = """
+import sys, time, numpy, tmesh
+channel = tmesh.Channel.open(sys.argv[1], "send")
+for i in range(int(sys.argv[2])):
+    channel.send((tmesh.put(numpy.full(1000, i)), str(i).encode()))
+print("sent", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_what_is_sent_comes_out(pair):
+    out, into = pair
+    t = tmesh.put(np.arange(6, dtype="int16").reshape(2, 3))
+    for message in (b"", b"x", bytes(range(56)), bytearray(b"abc"), memoryview(b"de")):
+        out.send(message)
+        assert into.recv() == bytes(message)
+    for _ in range(3):
+        out.send(t)
+        got = into.recv()
+        assert got.numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert got.id == t.id and not got.writable
+        with pytest.raises(tmesh.AccessError):
+            got.seal()
+    out.send((t[1:, ::2], b"beside"))
+    got, beside = into.recv()
+    assert got.numpy().tolist() == [[3, 5]] and beside == b"beside"
+    del got
+    assert into.try_recv() is None
+
+
+def test_released_at_once(pair):
+    out, into = pair
+    with tmesh.put(b"here") as t:
+        out.send(t)
+    assert bytes(into.recv()) == b"here"
+
+
+def test_writable():
+    out, into = ends(writable=True)
+    with out, into:
+        t = tmesh.empty(3, "uint8")
+        out.send(t)
+        into.recv().numpy()[:] = 7
+        assert t.numpy().tolist() == [7, 7, 7]
+
+
+def test_full_and_empty():
+    out, into = ends(slots=2)
+    with out, into:
+        assert out.try_send(b"1") and out.try_send(b"2") and not out.try_send(b"3")
+        start = time.monotonic()
+        with pytest.raises(tmesh.PeerTimeoutError):
+            out.send(b"3", timeout=0.05)
+        with pytest.raises(TimeoutError):
+            out.flush(0.05)
+        assert 0.1 <= time.monotonic() - start < 10
+        assert into.recv(timeout=1) == b"1" and into.recv(1) == b"2"
+        out.flush()
+        with pytest.raises(tmesh.PeerTimeoutError):
+            into.recv(0)
+
+
+def test_batches():
+    out, into = ends(slots=8)
+    with out, into:
+        t = tmesh.put([1.0])
+        assert out.send_batch([]) == 0
+        assert out.send_batch([t, b"b", (t, b"c")]) == 3
+        got = into.recv_batch()
+        assert got[0].numpy().tolist() == [1.0] and got[1] == b"b" and got[2][1] == b"c"
+        del got
+        assert out.send_batch(b"%d" % i for i in range(20)) == 8
+        assert into.recv_batch() == [b"%d" % i for i in range(8)]
+        with pytest.raises(TypeError):
+            out.send_batch([b"1", 2])
+        assert into.try_recv() is None
+        with pytest.raises(tmesh.PeerTimeoutError):
+            into.recv_batch(timeout=0.01)
+
+
+def test_between_processes(peer):
+    with tmesh.Channel("recv", slots=4) as into:
+        process = peer(SENDER, into.token, "50")
+        for i in range(50):
+            tensor, number = into.recv(timeout=60)
+            assert tensor.numpy()[999] == i and number == str(i).encode()
+        assert process.stdout.readline() == "sent\n"
+        process.stdin.write("\n")
+        process.stdin.flush()
+        with pytest.raises(tmesh.GoneError) as info:
+            into.recv(timeout=60)
+        assert isinstance(info.value, BrokenPipeError)
+        assert list(into) == []
+
+
+def test_killed(peer):
+    with tmesh.Channel("recv", slots=4) as into:
+        process = peer(SENDER, into.token, "1000000")
+        into.recv(timeout=60)
+        process.kill()
+        gone = 0
+        with pytest.raises(tmesh.GoneError):
+            while True:
+                try:
+                    into.recv(timeout=60)
+                except tmesh.NotFoundError:  # what nobody holds any more
+                    gone += 1
+        assert gone <= 4
+
+
+def test_iteration(pair):
+    out, into = pair
+    for i in range(5):
+        out.send(b"%d" % i)
+    threading.Timer(0.05, out.close).start()
+    assert list(into) == [b"%d" % i for i in range(5)]
+
+
+@pytest.mark.parametrize("spin", [0, 20e-6])
+def test_threads(spin):
+    """Who waits lets others run; a handle is for one at a time."""
+    out = tmesh.Channel("send", spin=spin)
+    into = tmesh.Channel.open(out.token, "recv", spin=spin)
+    got = []
+    thread = threading.Thread(target=lambda: got.extend(into))
+    thread.start()
+    for i in range(1000):
+        out.send(b"%d" % i)
+    out.flush()
+    while len(got) < 1000:
+        time.sleep(0.001)
+    with pytest.raises(tmesh.BusyError):
+        while True:
+            into.try_recv()
+    with pytest.raises(tmesh.BusyError):
+        into.close()
+    out.close()
+    thread.join()
+    assert got == [b"%d" % i for i in range(1000)]
+    into.close()
+
+
+def test_signal(pair):
+    out, into = pair
+
+    class Stop(Exception):
+        pass
+
+    def stop(*_):
+        raise Stop
+
+    def later():
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGUSR2)
+
+    heard = []
+    old = [signal.signal(signal.SIGUSR1, lambda *_: heard.append(1)),
+           signal.signal(signal.SIGUSR2, stop)]
+    thread = threading.Thread(target=later)
+    thread.start()
+    with pytest.raises(Stop):
+        into.recv(timeout=60)
+    thread.join()
+    assert heard == [1]
+    signal.signal(signal.SIGUSR1, old[0])
+    signal.signal(signal.SIGUSR2, old[1])
+    out.send(b"still good")
+    assert into.recv() == b"still good"
+
+
+def test_select(pair):
+    out, into = pair
+    poller = select.poll()
+    poller.register(into, select.POLLIN)
+    assert into.try_recv() is None
+    assert poller.poll(0) == []
+    out.send(b"x")
+    assert poller.poll(10000)
+    assert into.try_recv() == b"x"
+    assert into.try_recv() is None
+    assert poller.poll(0) == []
+
+
+def test_asyncio(pair):
+    out, into = pair
+
+    async def main():
+        got = []
+
+        async def receive():
+            async for message in into:
+                got.append(message)
+
+        task = asyncio.create_task(receive())
+        for i in range(100):
+            out.send(b"%d" % i)
+            if i % 10 == 0:
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+        with pytest.raises(tmesh.BusyError):
+            await into.recv_async()
+        out.close()
+        await asyncio.wait_for(task, 10)
+        return got
+
+    assert asyncio.run(main()) == [b"%d" % i for i in range(100)]
+
+
+def test_asyncio_cancelled(pair):
+    out, into = pair
+
+    async def main():
+        for _ in range(3):
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(into.recv_async(), 0.01)
+        asyncio.get_running_loop().call_later(0.01, out.send, b"x")
+        return await asyncio.wait_for(into.recv_async(), 10)
+
+    assert asyncio.run(main()) == b"x"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_fork(pair, python):
+    out, into = pair
+    python("""
+import os, sys, tmesh
+out = tmesh.Channel("send")
+into = tmesh.Channel.open(out.token, "recv")
+pid = os.fork()
+if pid == 0:
+    for call in (lambda: out.send(b"x"), into.try_recv, into.fileno):
+        try:
+            call()
+        except tmesh.AccessError:
+            continue
+        os._exit(1)
+    with tmesh.Channel.open(out.token, "recv") as own:
+        os._exit(0 if own.recv(20) == b"for the child" else 2)
+out.send(b"for the child")
+assert os.waitpid(pid, 0)[1] == 0
+out.send(b"after")
+assert into.recv(20) == b"after"
+""")
+
+
+@pytest.mark.parametrize("call, error", [
+    (lambda out, into: out.send("text"), TypeError),
+    (lambda out, into: out.send((b"x", b"y")), TypeError),
+    (lambda out, into: out.send(bytes(57)), tmesh.InvalidError),
+    (lambda out, into: out.send((tmesh.put(b"x"), bytes(25))), tmesh.InvalidError),
+    (lambda out, into: out.send(b"x", -1), tmesh.InvalidError),
+    (lambda out, into: out.send(b"x", float("nan")), tmesh.InvalidError),
+    (lambda out, into: out.send(b"x", "soon"), TypeError),
+    (lambda out, into: out.send(), TypeError),
+    (lambda out, into: out.send(b"x", 1, 2), TypeError),
+    (lambda out, into: out.send(b"x", wait=1), TypeError),
+    (lambda out, into: out.send(timeout=1), TypeError),
+    (lambda out, into: into.recv(1, 2), TypeError),
+    (lambda out, into: into.recv(1, timeout=2), TypeError),
+    (lambda out, into: out.recv(), tmesh.InvalidError),
+    (lambda out, into: into.try_send(b"x"), tmesh.InvalidError),
+    (lambda out, into: into.flush(), tmesh.InvalidError),
+    (lambda out, into: next(out), tmesh.InvalidError),
+    (lambda out, into: tmesh.Channel("both"), ValueError),
+    (lambda out, into: tmesh.Channel("send", slots=3), tmesh.InvalidError),
+    (lambda out, into: tmesh.Channel("send", slots=-1), OverflowError),
+    (lambda out, into: tmesh.Channel("send", spin=-1), tmesh.InvalidError),
+    (lambda out, into: tmesh.Channel("send", spin=2), tmesh.InvalidError),
+    (lambda out, into: tmesh.Channel.open("x", "recv"), tmesh.ProtocolError),
+    (lambda out, into: tmesh.Channel.open(out.token, "send"), tmesh.BusyError),
+    (lambda out, into: tmesh.Channel.open(tmesh.put(b"x").token, "recv"), tmesh.Error),
+    (lambda out, into: pickle.dumps(out), TypeError),
+])
+def test_refused(pair, call, error):
+    with pytest.raises(error):
+        call(*pair)
+    pair[0].send(b"still good")
+    assert pair[1].recv() == b"still good"
+
+
+def test_released_tensor(pair):
+    t = tmesh.put(b"x")
+    t.release()
+    with pytest.raises(tmesh.ReleasedError):
+        pair[0].send(t)
+    assert pair[1].try_recv() is None
+
+
+def test_closed():
+    out, into = ends()
+    token = out.token
+    out.close()
+    out.close()
+    assert out.closed and out.token == token and out.role == "send"
+    for call in (lambda: out.send(b"x"), out.fileno, out.flush, out.__enter__):
+        with pytest.raises(tmesh.ReleasedError):
+            call()
+    with pytest.raises(tmesh.GoneError):
+        into.recv()
+    into.close()
+    with pytest.raises(tmesh.NotFoundError):
+        tmesh.Channel.open(token, "recv")
+    assert repr(out) == "<tmesh.Channel, sending, closed>"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="__buffer__ came with Python 3.12")
+def test_argument_that_closes(pair):
+    out, into = pair
+
+    class Trap:
+        def __buffer__(self, flags):
+            out.close()
+            return memoryview(b"x")
+
+    with pytest.raises(tmesh.ReleasedError):
+        out.send(Trap())
+
+
+def test_argument_that_closes_by_float(pair):
+    class Trap:
+        def __float__(self):
+            pair[0].close()
+            return 1.0
+
+    with pytest.raises(tmesh.ReleasedError):
+        pair[0].send(b"x", Trap())
+
+
+def test_nothing_stays():
+    def once():
+        out, into = ends()
+        with out, into:
+            out.send(tmesh.put(b"x"))
+            into.recv()
+            into.fileno()
+
+    once()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        once()
+    # A connection ends a moment after its last handle.
+    for _ in range(100):
+        gc.collect()
+        if len(os.listdir("/proc/self/fd")) <= before:
+            break
+        time.sleep(0.05)
+    assert len(os.listdir("/proc/self/fd")) <= before
