@@ -23,7 +23,7 @@ testsuite=$(. /etc/os-release 2>/dev/null && [ "${VERSION_ID:-}" = 13 ] && echo 
 check='libcmocka-dev man-db valgrind clang llvm lld libclang-rt-dev sparse coccinelle abigail-tools
 	python3-pytest python3-prometheus-client graphviz
 	qemu-system-x86 debootstrap busybox-static kmod e2fsprogs cpio rsync xz-utils zstd
-	flex bison bc dwarves libelf-dev libssl-dev socat
+	flex bison bc dwarves libelf-dev libssl-dev socat erlang-dialyzer
 	libdrm-dev liburing-dev'
 check="$check libpython$testsuite-testsuite"
 

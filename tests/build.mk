@@ -6,7 +6,7 @@ SUITES = runner-check unit-check unit-asan-check unit-valgrind-check fuzz-check 
 	 python-check python-arrow-check beam-check readme-check packaging-check demo-check \
 	 kmod-check $(VM_SUITES)
 
-SUITES_FULL = $(SUITES) unit-tsan-check kmod-lint $(VM_SUITES_FULL)
+SUITES_FULL = $(SUITES) beam-dialyzer unit-tsan-check kmod-lint $(VM_SUITES_FULL)
 
 check: check-deps ## run the tests: on this machine and in real kernels (at most 45 minutes)
 	tests/run.py --length short $(SUITES)

@@ -24,6 +24,10 @@ beam-check: $(BEAM_NIF) $(BEAM_PEER) ## run the Elixir tests
 		TMESH_TEST_ARROW_PYTHON=$(CURDIR)/$(ARROW_VENV)/bin/python \
 		TMESH_TEST_TAP=1 mix do compile --warnings-as-errors, test
 
+# The first time takes minutes: what it learns of Erlang and Elixir themselves is kept.
+beam-dialyzer: beam ## look for mistakes in the Elixir code with dialyzer
+	@elixir bindings/beam/test/dialyzer.exs $(B)/beam/plt $(B)/beam/dev/lib/tmesh/ebin
+
 $(B)/beam/obj/%.o: bindings/beam/c_src/%.c bindings/beam/build.mk
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) -I$(BEAM_INCLUDE) $(CFLAGS) $(WARN) -std=gnu11 -fPIC -fvisibility=hidden \
@@ -39,4 +43,4 @@ $(BEAM_PEER): bindings/beam/test/support/peer.c $(LIB_A)
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 -pthread -o $@ $< $(LIB_A) $(LIB_LIBS)
 
-.PHONY: beam beam-nif beam-check
+.PHONY: beam beam-nif beam-check beam-dialyzer

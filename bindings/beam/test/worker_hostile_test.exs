@@ -112,6 +112,9 @@ defmodule Tmesh.WorkerHostileTest do
         {"array of another size", :invalid},
         {"array of no dtype", :protocol},
         {"array of no shape", :invalid},
+        {"no table", :protocol},
+        {"no table's text", :protocol},
+        {"table of nothing", :protocol},
         {"float of no name", :protocol},
         {"one good, one bad", :protocol}
       ] do

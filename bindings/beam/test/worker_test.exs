@@ -2,7 +2,8 @@
 defmodule Tmesh.WorkerTest do
   use Tmesh.Case
 
-  alias Tmesh.{Telemetry, Worker}
+  alias Tmesh.{Arrow, Telemetry, Worker}
+  alias Tmesh.ZeroCopy.AutoDetect
 
   unless Tmesh.PythonPool.available?() do
     @moduletag skip: Tmesh.PythonPool.why_not()
@@ -148,6 +149,43 @@ defmodule Tmesh.WorkerTest do
     end
   end
 
+  # What a generator would write, after the example of AutoDetect's documentation.
+  defmodule Generated do
+    alias Tmesh.ZeroCopy.AutoDetect
+
+    def describe(value) do
+      with {:ok, result} <-
+             AutoDetect.with_shared(%{"value" => value}, fn arguments ->
+               call("operations.describe", arguments)
+             end),
+           do: result
+    end
+
+    # Whatever carries plain maps and knows nothing of tensors: here, the worker.
+    defp call(operation, arguments), do: Tmesh.Worker.execute(operation, arguments)
+  end
+
+  test "generated wrappers" do
+    live = stat(:regions_live)
+    assert {:ok, ["int", "5"]} = Generated.describe(5)
+    large = :binary.copy("a", 1_000_001)
+    assert {:ok, ["ndarray", "uint8", [1_000_001], false, _sum]} = Generated.describe(large)
+    assert stat(:regions_live) == live
+    # The ref's last use is the call: it must live until that is over.
+    ref = ZeroCopy.from_binary!(floats([1, 2]), [2], :float32)
+    assert {:ok, ["ndarray", "float32", [2], false, 3.0]} = Generated.describe(ref)
+    assert {:error, %Error{type: :invalid}} = Generated.describe([large | 1])
+    dead = ZeroCopy.allocate!([1], :uint8)
+    :ok = ZeroCopy.release(dead)
+    assert {:error, %Error{type: :closed}} = Generated.describe([large, dead])
+
+    assert_raise RuntimeError, fn ->
+      AutoDetect.with_shared(large, fn _arguments -> raise "it failed" end)
+    end
+
+    eventually(fn -> stat(:regions_live) <= live end)
+  end
+
   describe "results" do
     test "arrays anywhere become refs, which outlive the worker" do
       assert {:ok, result} = Worker.execute("operations.table", [3])
@@ -218,6 +256,36 @@ defmodule Tmesh.WorkerTest do
 
       assert {:ok, 1} = Worker.execute("operations.echo", [1])
     end
+  end
+
+  unless Tmesh.PythonPool.available?("pyarrow") do
+    @tag skip: "no pyarrow"
+  end
+
+  test "Arrow tables go both ways" do
+    {:ok, table} = Arrow.from_columns(%{"name" => ["Ann", "Bo", nil], "age" => [41, nil, 7]})
+    copied = stat(:bytes_copied)
+
+    assert {:ok, [3, ["age", "name"], [41, nil, 7]]} =
+             Worker.execute("operations.names", %{table: table})
+
+    assert {:ok, %Arrow.TableRef{num_rows: 3} = older} = Worker.execute("operations.older", [table])
+
+    assert stat(:bytes_copied) == copied
+    assert {:ok, [42, nil, 8]} = Arrow.to_list(older, "age")
+    assert {:ok, ["Ann", "Bo", nil]} = Arrow.to_list(older, "name")
+
+    map = %{"__snakepit_zero_copy__" => true, "kind" => "arrow", "ref" => older.ref}
+    assert {:ok, [3, _names, [42, nil, 8]]} = Worker.execute("operations.names", [map])
+
+    Application.put_env(:tmesh, :zero_copy, enabled: false)
+    on_exit(fn -> Application.delete_env(:tmesh, :zero_copy) end)
+    assert {:ok, %Arrow.TableRef{ref: nil} = copy} = Worker.execute("operations.older", [table])
+    assert {:ok, [42, nil, 8]} = Arrow.to_list(copy, "age")
+    assert {:error, %Error{type: :closed}} = Worker.execute("operations.names", [copy])
+
+    Application.put_env(:tmesh, :zero_copy, arrow_enabled: false)
+    assert {:error, %Error{type: :unsupported}} = Worker.execute("operations.names", [table])
   end
 
   describe "streams" do

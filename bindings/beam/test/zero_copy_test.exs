@@ -112,6 +112,9 @@ defmodule Tmesh.ZeroCopyTest do
 
       assert {:error, %Error{type: :unsupported}} =
                ZeroCopy.allocate([1], :uint8, device: {:cuda, 0})
+
+      assert {:error, %Error{type: :mps_not_supported}} =
+               ZeroCopy.allocate([1], :uint8, device: :mps)
     end
 
     test "keeps within max_shared_memory_mb" do

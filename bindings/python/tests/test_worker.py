@@ -213,6 +213,27 @@ def test_snakepit(client, form):
         "__snakepit_zero_copy__": 1}
 
 
+def test_tables(client):
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from tmesh import arrow
+    table = pyarrow.table({"a": [1, None, 3], "b": ["x", "y", None]})
+    t = arrow.write_table(table)
+    for given in ({"__tmesh__": "table", "ref": t.ref()},
+                  {"__tmesh__": "table", "base64": base64.b64encode(t).decode()},
+                  {"__snakepit_zero_copy__": True, "kind": "arrow", "ref": t.ref()}):
+        message = client.answer(OPS + "echo", [given])
+        assert message["value"]["__tmesh__"] == "table", message
+        assert arrow.open_table(message["value"]["ref"]) == table
+        client.send(type="release", id=message["id"])
+        inline = client.answer(OPS + "echo", [given], inline=True)["value"]
+        assert pyarrow.ipc.open_stream(base64.b64decode(inline["base64"])).read_all() == table
+    not_sealed = tmesh.put(bytes(t))
+    error = client.error(OPS + "echo", [{"__tmesh__": "table", "ref": not_sealed.ref()}])
+    assert (error["type"], error["exception"]) == ("tensor", "AccessError")
+    error = client.error(OPS + "echo", [{"__tmesh__": "table", "base64": "AAAA"}])
+    assert (error["type"], error["exception"]) == ("tensor", "ProtocolError")
+
+
 def test_long_messages(client):
     text = "x" * 1_000_000
     assert client.call(OPS + "echo", [text]) == text

@@ -23,6 +23,7 @@ defmodule Tmesh.Error do
   | `:invalid` | an argument is out of its range |
   | `:timeout` | a peer did not answer in time |
   | `:unsupported` | this backend, machine or tensor cannot do it |
+  | `:mps_not_supported` | a tensor was asked for on an Apple GPU |
   | `:not_started` | the `:tmesh` application, or the pool of workers, is not started |
   | `:worker_down` | the worker ended, or cannot be started; what it was given is as it was |
   | `:not_allowed` | no operation of a module that the workers allow |
@@ -45,6 +46,7 @@ defmodule Tmesh.Error do
           | :invalid
           | :timeout
           | :unsupported
+          | :mps_not_supported
           | :not_started
           | :worker_down
           | :not_allowed

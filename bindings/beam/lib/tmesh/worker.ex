@@ -36,6 +36,7 @@ defmodule Tmesh.Worker do
   | --- | --- |
   | `Tmesh.ZeroCopy.TensorRef` | NumPy array over the same memory, read-only |
   | `writable/1` of a ref | the same, writable |
+  | `Tmesh.Arrow.TableRef` | `pyarrow.Table` over the same memory |
   | Nx tensor | NumPy array: over shared memory above `threshold_bytes`, else its own |
   | binary above `threshold_bytes` | memoryview over shared memory, read-only |
   | other binary | `str` when it is valid UTF-8, else `bytes` |
@@ -49,7 +50,8 @@ defmodule Tmesh.Worker do
   ## What comes back
 
   The same in the other direction: arrays are `Tmesh.ZeroCopy.TensorRef`s, opened here and good for
-  as long as you like, also when the worker has ended. `bytes` are binaries. Strings never become
+  as long as you like, also when the worker has ended. Tables of pyarrow, Polars and pandas are
+  `Tmesh.Arrow.TableRef`s. `bytes` are binaries. Strings never become
   atoms. A generator function gives a stream: `stream/3`.
 
   ## When it takes too long
@@ -61,25 +63,9 @@ defmodule Tmesh.Worker do
 
   ## For generated wrappers
 
-  Whatever generates Elixir functions for Python ones, as SnakeBridge does, needs two things: to see
-  which arguments are large, and their form. `execute/3` does both by itself. A wrapper that sends
-  its arguments through something else, such as Snakepit's gRPC, has a large one encoded, and the
-  worker or `tmesh.open` in Python understands it:
-
-      def encode_argument(term) do
-        if AutoDetect.should_use_zero_copy?(term), do: encode_large(term), else: term
-      end
-
-      defp encode_large(%TensorRef{} = ref) do
-        %{"__snakepit_zero_copy__" => true, "kind" => "dlpack", "ref" => TensorRef.to_map(ref)}
-      end
-
-      defp encode_large(binary) when is_binary(binary) do
-        {:ok, ref} = ZeroCopy.from_binary(binary, [byte_size(binary)], :uint8)
-        # Until the call is over: a description holds nothing.
-        :ok = ZeroCopy.keep(ref, self())
-        encode_large(ref)
-      end
+  Whatever generates Elixir functions for Python ones, as SnakeBridge does, has nothing to do for
+  large arguments when it calls `execute/3`. Where it calls through something else, such as Snakepit's
+  gRPC, `Tmesh.ZeroCopy.AutoDetect.with_shared/2` encodes them, and holds them while it waits.
 
   The protocol between pool and worker, for clients in other languages, is in docs/worker.md.
 
@@ -110,14 +96,15 @@ defmodule Tmesh.Worker do
     @enforce_keys [:reply, :pool, :operation, :began, :deadline, :made]
     defstruct @enforce_keys
 
-    @opaque t :: %__MODULE__{
-              reply: reference(),
-              pool: GenServer.server(),
-              operation: String.t(),
-              began: integer(),
-              deadline: integer() | nil,
-              made: [TensorRef.t()]
-            }
+    @typedoc "Its members are for `Tmesh.Worker` only."
+    @type t :: %__MODULE__{
+            reply: reference(),
+            pool: GenServer.server(),
+            operation: String.t(),
+            began: integer(),
+            deadline: integer() | nil,
+            made: [TensorRef.t()]
+          }
   end
 
   @typedoc "See \"Options of a pool\"."
@@ -229,7 +216,7 @@ defmodule Tmesh.Worker do
   @spec cancel(Call.t()) :: :ok
   def cancel(%Call{} = call) do
     Pool.cancel(call.pool, call.reply)
-    finish(call, {:error, Error.new(:cancelled, "cancelled")})
+    _result = finish(call, {:error, Error.new(:cancelled, "cancelled")})
     :ok
   end
 
@@ -267,7 +254,7 @@ defmodule Tmesh.Worker do
         end
 
       {^reply, :end} ->
-        finish(call, {:ok, nil})
+        _result = finish(call, {:ok, nil})
         {:halt, :over}
 
       {^reply, {:error, error}} ->
@@ -281,7 +268,7 @@ defmodule Tmesh.Worker do
 
   defp fail(call, error) do
     Pool.cancel(call.pool, call.reply)
-    finish(call, {:error, error})
+    _result = finish(call, {:error, error})
     {:halt, {:failed, error}}
   end
 

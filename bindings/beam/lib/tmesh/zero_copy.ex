@@ -44,7 +44,7 @@ defmodule Tmesh.ZeroCopy do
     * `label` - a name for people, at most 63 bytes
     * `huge` - pages of 2 MiB: `true` (or fail), `:try` or `false`
     * `mode` - who may open the token, as permission bits (0o600, 0o640, ...); on memfd only 0o600
-    * `device` - only `:cpu`
+    * `device` - only `:cpu`; `:mps` gives `:mps_not_supported`
   """
   @type region_option ::
           {:label, String.t()}
@@ -300,6 +300,7 @@ defmodule Tmesh.ZeroCopy do
     with {:ok, opts} <- options(opts, @region_options ++ more) do
       case opts[:device] do
         :cpu -> {:ok, {opts[:label], opts[:huge], opts[:mode]}, opts}
+        :mps -> {:error, Error.new(:mps_not_supported, "Apple's GPUs are not supported")}
         other -> {:error, Error.new(:unsupported, "no memory of device #{inspect(other)} here")}
       end
     end

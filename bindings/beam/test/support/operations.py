@@ -42,6 +42,17 @@ def shared(n):
     return t
 
 
+def names(table):
+    return [table.num_rows, table.column_names, table["age"].to_pylist()]
+
+
+def older(table):
+    import pyarrow.compute
+
+    ages = pyarrow.compute.add(table["age"], 1)
+    return table.set_column(table.column_names.index("age"), "age", ages)
+
+
 def snakepit(n):
     t = tmesh.put(numpy.arange(n, dtype="uint8"), seal=True)
     kept.append(t)

@@ -27,6 +27,7 @@ FLOATS = {"nan": math.nan, "infinity": math.inf, "neg_infinity": -math.inf}
 MEMBERS = {
     "tensor": ({"ref"}, {"writable"}),
     "bytes": (set(), {"ref", "base64"}),
+    "table": (set(), {"ref", "base64"}),
     "array": ({"dtype", "shape", "base64"}, set()),
     "float": ({"value"}, set()),
 }
@@ -146,7 +147,9 @@ def _load_placeholder(value: dict[str, Any], as_tensors: bool) -> Any:
             raise MalformedError("writable is not a boolean")
         return _view(_open(value["ref"], writable), as_tensors)
     if len(members) != 1:
-        raise MalformedError("bytes have either a ref or base64")
+        raise MalformedError(f"{kind} have either a ref or base64")
+    if kind == "table":
+        return _load_table(value)
     if "ref" in value:
         return memoryview(_open(value["ref"]))
     return _base64(value["base64"])
@@ -154,8 +157,10 @@ def _load_placeholder(value: dict[str, Any], as_tensors: bool) -> Any:
 
 def _load_snakepit(value: dict[str, Any], as_tensors: bool) -> Any:
     """Snakepit's own description of a shared tensor, with our ref as its "ref"."""
+    if value.get("kind") == "arrow":
+        return _load_table({"ref": value.get("ref")})
     if value.get("kind") not in ("dlpack", "tensor"):
-        raise MalformedError(f"{SNAKEPIT} of a kind that is neither dlpack nor tensor")
+        raise MalformedError(f"{SNAKEPIT} of a kind that is none of dlpack, tensor, arrow")
     tensor = _open(value.get("ref"))
     for name, own in (("dtype", tensor.dtype), ("shape", list(tensor.shape)),
                       ("device", tensor.device), ("bytes", tensor.nbytes)):
@@ -171,6 +176,14 @@ def _open(ref: Any, writable: bool = False) -> tmesh.Tensor:
     if writable and tensor.sealed:
         raise tmesh.SealedError(errno.EPERM, "a writable tensor was promised, and it is sealed")
     return tensor
+
+
+def _load_table(value: dict[str, Any]) -> Any:
+    from tmesh import arrow  # needs pyarrow, which not everybody has
+
+    if "ref" in value:
+        return arrow.open_table(_open(value["ref"]))
+    return arrow.open_table(tmesh.put(_base64(value["base64"]), seal=True))
 
 
 def _base64(value: Any) -> bytes:
@@ -232,6 +245,8 @@ class Dump:
             return self.value(_scalar(value), depth)
         if isinstance(value, tmesh.Tensor) or hasattr(value, "__dlpack__"):
             return self.tensor(value)
+        if hasattr(value, "__arrow_c_stream__"):
+            return self.table(value)
         raise MalformedError(f"a result has a {type(value).__qualname__}, which cannot be sent")
 
     def bytes(self, data: bytes | bytearray | memoryview) -> dict[str, Any]:
@@ -249,6 +264,14 @@ class Dump:
         if not isinstance(value, tmesh.Tensor):
             value = tmesh.put(value, seal=True)
         return {PLACEHOLDER: "tensor", "ref": self.keep(value)}
+
+    def table(self, value: Any) -> dict[str, Any]:
+        from tmesh import arrow
+
+        tensor = arrow.write_table(value, label="result")
+        if self.inline:
+            return {PLACEHOLDER: "table", "base64": base64.b64encode(tensor).decode()}
+        return {PLACEHOLDER: "table", "ref": self.keep(tensor)}
 
     def keep(self, tensor: tmesh.Tensor) -> Any:
         self.tensors.append(tensor)

@@ -20,7 +20,7 @@ import tmesh
 from . import _calls, _codec
 
 CONNECTIONS = 64
-WAITING_CALLS = 256
+WAITING_CALLS = 256  # of each
 HELD_RESULTS = 256
 SEND_TIMEOUT_S = 10
 
@@ -118,16 +118,14 @@ class Connection:
         with self.lock:
             if call.id in self.calls or any(id == call.id for id, _ in self.held):
                 raise _codec.MalformedError(f"id {call.id} is in use")
-            full = len(self.held) >= HELD_RESULTS
+            why = ("results wait for their release" if len(self.held) >= HELD_RESULTS else
+                   "calls wait already" if len(self.calls) >= WAITING_CALLS else None)
             self.calls[call.id] = call
-        try:
-            if full:
-                raise queue.Full
-            self.server.calls.put_nowait(call)
-        except queue.Full:
-            why = "results wait for their release" if full else "calls wait already"
+        if why:
             self.answer(call, _calls.Answer("error", {"error": {
                 "type": "busy", "message": f"too many {why}"}}))
+        else:
+            self.server.calls.put(call)
 
     def on_cancel(self, message: dict[str, Any]) -> None:
         # One that has just ended is fine: its answer crossed this on its way.
@@ -229,7 +227,7 @@ class Server:
 
     def __init__(self, address: str, operations: _calls.Operations):
         self.operations = operations
-        self.calls: queue.Queue[_calls.Call | None] = queue.Queue(WAITING_CALLS)
+        self.calls: queue.Queue[_calls.Call | None] = queue.Queue()
         self.lock = threading.Lock()
         self.connections: set[Connection] = set()
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

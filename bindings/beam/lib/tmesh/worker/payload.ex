@@ -3,7 +3,8 @@ defmodule Tmesh.Worker.Payload do
   @moduledoc false
   # Terms to the JSON of docs/worker.md and back.
 
-  alias Tmesh.{Config, Error, ZeroCopy}
+  alias Tmesh.{Arrow, Config, Error, ZeroCopy}
+  alias Tmesh.Arrow.TableRef
   alias Tmesh.Worker.Writable
   alias Tmesh.ZeroCopy.{AutoDetect, TensorRef}
 
@@ -43,6 +44,16 @@ defmodule Tmesh.Worker.Payload do
   rescue
     # Wrong configuration.
     error in Error -> {:error, error}
+  end
+
+  @doc "A binary or Nx tensor as a tensor of its own."
+  @spec put(binary() | struct()) :: {:ok, TensorRef.t()} | {:error, Error.t()}
+  def put(binary) when is_binary(binary),
+    do: ZeroCopy.from_binary(binary, [byte_size(binary)], :uint8, label: "payload")
+
+  def put(tensor) do
+    with {:ok, binary, shape, dtype} <- nx_parts(tensor),
+         do: ZeroCopy.from_binary(binary, shape, dtype, label: "payload")
   end
 
   @doc "Let go of the tensors that were made for a call."
@@ -99,6 +110,7 @@ defmodule Tmesh.Worker.Payload do
     end
   end
 
+  defp value(%TableRef{} = table, _depth, state), do: table(table, state)
   defp value(%{__struct__: Nx.Tensor} = tensor, _depth, state), do: nx(tensor, state)
 
   defp value(%{__struct__: other}, _depth, state) do
@@ -173,9 +185,8 @@ defmodule Tmesh.Worker.Payload do
   end
 
   defp bytes(binary, state) do
-    with {:ok, ref} <- ZeroCopy.from_binary(binary, [byte_size(binary)], :uint8, label: "payload"),
-         state = %{state | made: [ref | state.made]},
-         {:ok, json, state} <- plain(ref, state) do
+    with {:ok, ref} <- put(binary),
+         {:ok, json, state} <- plain(ref, %{state | made: [ref | state.made]}) do
       {:ok, [~s({"__tmesh__":"bytes","ref":), json, "}"], state}
     else
       {:error, error} -> refuse(error, state)
@@ -186,6 +197,22 @@ defmodule Tmesh.Worker.Payload do
   defp tensor(ref, more, state) do
     with {:ok, json, state} <- plain(ref, state) do
       {:ok, [~s({"__tmesh__":"tensor","ref":), json, more, "}"], state}
+    end
+  end
+
+  defp table(%TableRef{ref: nil}, state) do
+    refuse(Error.new(:closed, "the table is in no region of its own"), state)
+  end
+
+  defp table(%TableRef{ref: ref}, state) do
+    if Config.get!(:arrow_enabled) do
+      with {:ok, json, state} <- plain(ref, state),
+           do: {:ok, [~s({"__tmesh__":"table","ref":), json, "}"], state}
+    else
+      refuse(
+        Error.new(:unsupported, "config :tmesh, :zero_copy, arrow_enabled is false: no tables"),
+        state
+      )
     end
   end
 
@@ -204,33 +231,32 @@ defmodule Tmesh.Worker.Payload do
     end
   end
 
-  # Nx is called by name: it need not be there to compile against.
   defp nx(tensor, state) do
-    shape = Tuple.to_list(tensor.shape)
+    if not state.inline and AutoDetect.should_use_zero_copy?(tensor) do
+      case put(tensor) do
+        {:ok, ref} -> tensor(ref, "", %{state | made: [ref | state.made]})
+        {:error, error} -> refuse(error, state)
+      end
+    else
+      case nx_parts(tensor) do
+        {:ok, binary, shape, dtype} ->
+          more = [~s("dtype":"#{dtype}","shape":[), Enum.map_join(shape, ",", &to_string/1), "],"]
+          {:ok, base64("array", more, binary), count(binary, state)}
 
+        {:error, error} ->
+          refuse(error, state)
+      end
+    end
+  end
+
+  # Nx is called by name: it need not be there to compile against.
+  defp nx_parts(tensor) do
     case nx_dtype(tensor.type) do
       {:ok, dtype} ->
-        binary = apply(Nx, :to_binary, [tensor])
-
-        if not state.inline and AutoDetect.should_use_zero_copy?(tensor) do
-          case ZeroCopy.from_binary(binary, shape, dtype, label: "payload") do
-            {:ok, ref} -> tensor(ref, "", %{state | made: [ref | state.made]})
-            {:error, error} -> refuse(error, state)
-          end
-        else
-          more = [
-            ~s("dtype":"),
-            Atom.to_string(dtype),
-            ~s(","shape":),
-            inspect(shape, limit: :infinity),
-            ","
-          ]
-
-          {:ok, base64("array", more, binary), count(binary, state)}
-        end
+        {:ok, apply(Nx, :to_binary, [tensor]), Tuple.to_list(tensor.shape), dtype}
 
       :error ->
-        refuse("an Nx tensor of type #{inspect(tensor.type)} cannot be sent", state)
+        {:error, Error.new(:invalid, "an Nx tensor of type #{inspect(tensor.type)} cannot be sent")}
     end
   end
 
@@ -314,6 +340,19 @@ defmodule Tmesh.Worker.Payload do
 
   defp rebuild("tensor", %{"ref" => ref}, opened), do: open(ref, opened)
 
+  defp rebuild("table", %{"ref" => ref}, opened) do
+    with {:ok, tensor, opened} <- open(ref, opened) do
+      tensor |> Arrow.import_table() |> built(opened)
+    end
+  end
+
+  defp rebuild("table", %{"base64" => text}, opened) when is_binary(text) do
+    case Base.decode64(text) do
+      {:ok, stream} -> stream |> Arrow.import_table() |> built(opened)
+      :error -> malformed(opened)
+    end
+  end
+
   defp rebuild("bytes", %{"ref" => ref}, opened) do
     with {:ok, tensor, [_tensor | opened]} <- open(ref, opened) do
       binary = ZeroCopy.to_binary(tensor)
@@ -364,7 +403,7 @@ defmodule Tmesh.Worker.Payload do
   defp parse(ref) when is_map(ref), do: TensorRef.from_map(ref)
   defp parse(ref), do: TensorRef.from_json(ref)
 
-  defp built({:ok, binary}, opened), do: {:ok, binary, opened}
+  defp built({:ok, term}, opened), do: {:ok, term, opened}
   defp built({:error, error}, opened), do: {:error, error, opened}
 
   defp malformed(opened) do

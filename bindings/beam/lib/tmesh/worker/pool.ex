@@ -47,14 +47,12 @@ defmodule Tmesh.Worker.Pool do
 
   @impl true
   def handle_cast({:idle, worker}, state) do
-    if not is_map_key(state.workers, worker), do: Process.monitor(worker)
-    state = mark(state, worker, :idle)
+    state = state |> watch(worker) |> mark(worker, :idle)
     {:noreply, dispatch(%{state | idle: :queue.in(worker, state.idle)})}
   end
 
   def handle_cast({:down, worker, how}, state) do
-    if not is_map_key(state.workers, worker), do: Process.monitor(worker)
-    {:noreply, state |> mark(worker, how) |> fail_waiting()}
+    {:noreply, state |> watch(worker) |> mark(worker, how) |> fail_waiting()}
   end
 
   def handle_cast({:cancel, reply}, state) do
@@ -74,6 +72,14 @@ defmodule Tmesh.Worker.Pool do
   end
 
   def handle_info(_other, state), do: {:noreply, state}
+
+  # A worker is known from the first it says.
+  defp watch(state, worker) when is_map_key(state.workers, worker), do: state
+
+  defp watch(state, worker) do
+    Process.monitor(worker)
+    state
+  end
 
   # What a worker does now; a call it had is over.
   defp mark(state, worker, what) do

@@ -1,13 +1,25 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.ZeroCopy.AutoDetect do
   @moduledoc """
-  Which terms are worth shared memory.
+  Which terms are worth shared memory, and their form for whatever else carries arguments.
 
-  `Tmesh.Worker` asks this for everything in a payload, and so should wrappers that are generated
-  for Python functions; `Tmesh.Worker` has an example.
+  `Tmesh.Worker` asks this for everything in a payload. Wrappers that are generated for Python
+  functions, as SnakeBridge generates them, and that call through something else, such as Snakepit's
+  gRPC, use `with_shared/2`:
+
+      def resize(image, width, height) do
+        with {:ok, result} <-
+               AutoDetect.with_shared(%{"image" => image, "size" => [width, height]}, fn arguments ->
+                 Snakepit.execute("images.resize", arguments)
+               end),
+             do: result
+      end
+
+  In Python, `tmesh.open(argument["ref"])` is the tensor.
   """
 
-  alias Tmesh.Config
+  alias Tmesh.{Config, Error}
+  alias Tmesh.Worker.Payload
   alias Tmesh.ZeroCopy.TensorRef
 
   @doc """
@@ -22,6 +34,101 @@ defmodule Tmesh.ZeroCopy.AutoDetect do
   """
   @spec should_use_zero_copy?(term()) :: boolean()
   def should_use_zero_copy?(term), do: Config.get!(:enabled) and shared?(term)
+
+  @doc """
+  Call `fun` with `term`, in which everything that `should_use_zero_copy?/1` is a plain map
+
+      %{"__snakepit_zero_copy__" => true, "kind" => "dlpack", "ref" => %{"token" => ..., ...},
+        "dtype" => "float32", "shape" => [2, 3], "device" => "cpu", "bytes" => 24,
+        "owner" => "elixir", "copy" => false}
+
+  and give `{:ok, result}`. Lists and maps are looked through. What the maps describe is held until
+  `fun` returns, which therefore waits for the other side's answer: a description by itself holds
+  nothing, and neither does a variable that is not used any more.
+
+  Errors: those of making and naming tensors; `fun` is not called then.
+
+      iex> {:ok, ref} = Tmesh.ZeroCopy.from_binary("abcd", [2, 2], :uint8)
+      iex> Tmesh.ZeroCopy.AutoDetect.with_shared([1, ref], fn [1, map] -> map["shape"] end)
+      {:ok, [2, 2]}
+  """
+  @spec with_shared(term(), (term() -> result)) :: {:ok, result} | {:error, Error.t()}
+        when result: term()
+  def with_shared(term, fun) when is_function(fun, 1) do
+    case share(term, {[], []}) do
+      {:ok, shared, {held, made}} ->
+        # A root for the garbage collector.
+        root = {__MODULE__, make_ref()}
+        Process.put(root, held)
+
+        try do
+          {:ok, fun.(shared)}
+        after
+          Process.delete(root)
+          Payload.release(made)
+        end
+
+      {:error, error, {_held, made}} ->
+        Payload.release(made)
+        {:error, error}
+    end
+  end
+
+  defp share(%TensorRef{} = ref, {held, made}) do
+    if should_use_zero_copy?(ref) do
+      case TensorRef.named(ref) do
+        {:ok, named} -> {:ok, describe(named), {[ref | held], made}}
+        {:error, error} -> {:error, error, {held, made}}
+      end
+    else
+      {:ok, ref, {held, made}}
+    end
+  end
+
+  defp share(term, done) when is_list(term), do: share_all(term, [], done)
+
+  defp share(%{__struct__: other} = term, done) when other != Nx.Tensor, do: {:ok, term, done}
+
+  defp share(map, done) when is_map(map) and not is_struct(map) do
+    with {:ok, values, done} <- share_all(Map.values(map), [], done),
+         do: {:ok, map |> Map.keys() |> Enum.zip(values) |> Map.new(), done}
+  end
+
+  defp share(term, done) do
+    if should_use_zero_copy?(term), do: put(term, done), else: {:ok, term, done}
+  end
+
+  defp put(term, {held, made} = done) do
+    case Payload.put(term) do
+      {:ok, ref} -> share(ref, {held, [ref | made]})
+      {:error, error} -> {:error, error, done}
+    end
+  end
+
+  defp share_all([term | rest], shared, done) do
+    with {:ok, term, done} <- share(term, done), do: share_all(rest, [term | shared], done)
+  end
+
+  defp share_all([], shared, done), do: {:ok, Enum.reverse(shared), done}
+
+  defp share_all(improper, _shared, done) do
+    {:error, Error.new(:invalid, "an improper list ends with #{inspect(improper, limit: 5)}"), done}
+  end
+
+  defp describe(ref) do
+    map = TensorRef.to_map(ref)
+
+    map
+    |> Map.take(["dtype", "shape", "device"])
+    |> Map.merge(%{
+      "__snakepit_zero_copy__" => true,
+      "kind" => "dlpack",
+      "ref" => map,
+      "bytes" => ref.byte_size,
+      "owner" => "elixir",
+      "copy" => false
+    })
+  end
 
   defp shared?(%TensorRef{}), do: true
   defp shared?(binary) when is_binary(binary), do: large?(byte_size(binary))
