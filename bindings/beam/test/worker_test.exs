@@ -258,34 +258,76 @@ defmodule Tmesh.WorkerTest do
     end
   end
 
-  unless Tmesh.PythonPool.available?("pyarrow") do
-    @tag skip: "no pyarrow"
+  test "Nx tensors: above the threshold by shared memory, below it in the message" do
+    nx = %{__struct__: Nx.Tensor, shape: {2}, type: {:f, 32}}
+    assert {:error, %Error{type: :unsupported}} = Worker.execute("operations.echo", [nx])
+    Code.require_file("support/nx.exs", __DIR__)
+    copied = stat(:bytes_copied)
+    small = apply(Nx, :from_binary, [floats([1, 2]), {:f, 32}])
+
+    assert {:ok, ["ndarray", "float32", [2], true, 3.0]} =
+             Worker.execute("operations.describe", [small])
+
+    assert stat(:bytes_copied) == copied
+    large = apply(Nx, :reshape, [apply(Nx, :from_binary, [floats(1..4), {:f, 32}]), {2, 2}])
+    Application.put_env(:tmesh, :zero_copy, threshold_bytes: 15)
+
+    assert {:ok, ["ndarray", "float32", [2, 2], false, 10.0]} =
+             Worker.execute("operations.describe", [large])
+
+    assert stat(:bytes_copied) == copied + 16
+
+    assert {:ok, {:ok, ["ndarray", "float32", [2, 2], false, 10.0]}} =
+             AutoDetect.with_shared([large], &Worker.execute("operations.describe", &1))
+  after
+    Application.delete_env(:tmesh, :zero_copy)
+
+    for module <- [Nx, Nx.Tensor, Nx.BinaryBackend] do
+      :code.delete(module)
+      :code.purge(module)
+    end
+
+    Code.unrequire_files([Path.expand("support/nx.exs", __DIR__)])
+  end
+
+  unless match?(
+           {_output, 0},
+           System.cmd("sh", ["-c", "#{Tmesh.PythonPool.arrow()} -c 'import tmesh.arrow' 2>&1"])
+         ) do
+    @tag skip: "no Python with tmesh and pyarrow: make python-arrow"
   end
 
   test "Arrow tables go both ways" do
+    options = Tmesh.PythonPool.options(name: ArrowPool, python: Tmesh.PythonPool.arrow(), size: 1)
+    start_supervised!({Worker, options})
+    opts = [pool: ArrowPool]
     {:ok, table} = Arrow.from_columns(%{"name" => ["Ann", "Bo", nil], "age" => [41, nil, 7]})
     copied = stat(:bytes_copied)
 
     assert {:ok, [3, ["age", "name"], [41, nil, 7]]} =
-             Worker.execute("operations.names", %{table: table})
+             Worker.execute("operations.names", %{table: table}, opts)
 
-    assert {:ok, %Arrow.TableRef{num_rows: 3} = older} = Worker.execute("operations.older", [table])
+    assert {:ok, %Arrow.TableRef{num_rows: 3} = older} =
+             Worker.execute("operations.older", [table], opts)
 
     assert stat(:bytes_copied) == copied
     assert {:ok, [42, nil, 8]} = Arrow.to_list(older, "age")
     assert {:ok, ["Ann", "Bo", nil]} = Arrow.to_list(older, "name")
 
     map = %{"__snakepit_zero_copy__" => true, "kind" => "arrow", "ref" => older.ref}
-    assert {:ok, [3, _names, [42, nil, 8]]} = Worker.execute("operations.names", [map])
+    assert {:ok, [3, _names, [42, nil, 8]]} = Worker.execute("operations.names", [map], opts)
 
     Application.put_env(:tmesh, :zero_copy, enabled: false)
     on_exit(fn -> Application.delete_env(:tmesh, :zero_copy) end)
-    assert {:ok, %Arrow.TableRef{ref: nil} = copy} = Worker.execute("operations.older", [table])
+
+    assert {:ok, %Arrow.TableRef{ref: nil} = copy} =
+             Worker.execute("operations.older", [table], opts)
+
     assert {:ok, [42, nil, 8]} = Arrow.to_list(copy, "age")
-    assert {:error, %Error{type: :closed}} = Worker.execute("operations.names", [copy])
+    assert {:error, %Error{type: :closed}} = Worker.execute("operations.names", [copy], opts)
 
     Application.put_env(:tmesh, :zero_copy, arrow_enabled: false)
-    assert {:error, %Error{type: :unsupported}} = Worker.execute("operations.names", [table])
+    assert {:error, %Error{type: :unsupported}} = Worker.execute("operations.names", [table], opts)
   end
 
   describe "streams" do

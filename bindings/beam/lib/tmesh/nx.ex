@@ -78,11 +78,20 @@ defmodule Tmesh.Nx do
   """
   @spec from_nx(struct(), keyword()) :: {:ok, TensorRef.t()} | {:error, Error.t()}
   def from_nx(tensor, opts \\ []) do
+    with {:ok, binary, shape, dtype} <- parts(tensor),
+         do: ZeroCopy.from_binary(binary, shape, dtype, opts)
+  end
+
+  # What a tensor is made of.
+  @doc false
+  @spec parts(struct()) ::
+          {:ok, binary(), TensorRef.shape(), TensorRef.dtype()} | {:error, Error.t()}
+  def parts(tensor) do
     with :ok <- loaded(),
          :ok <- tensor(tensor),
          {:ok, dtype} <- dtype(apply(Nx, :type, [tensor])) do
       shape = tensor |> then(&apply(Nx, :shape, [&1])) |> Tuple.to_list()
-      ZeroCopy.from_binary(apply(Nx, :to_binary, [tensor]), shape, dtype, opts)
+      {:ok, apply(Nx, :to_binary, [tensor]), shape, dtype}
     end
   end
 

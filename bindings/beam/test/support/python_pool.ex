@@ -5,9 +5,12 @@ defmodule Tmesh.PythonPool do
 
   @python System.get_env("TMESH_TEST_PYTHON", "python3")
 
-  def available?(module \\ "numpy") do
-    match?({_output, 0}, System.cmd("sh", ["-c", "#{@python} -c 'import tmesh, #{module}' 2>&1"]))
+  def available? do
+    match?({_output, 0}, System.cmd("sh", ["-c", "#{@python} -c 'import tmesh, numpy' 2>&1"]))
   end
+
+  @doc "The one that has pyarrow, where there is one."
+  def arrow, do: System.get_env("TMESH_TEST_ARROW_PYTHON", "python3")
 
   def why_not, do: "no Python with the tmesh package: make python"
 

@@ -51,10 +51,7 @@ defmodule Tmesh.Worker.Payload do
   def put(binary) when is_binary(binary),
     do: ZeroCopy.from_binary(binary, [byte_size(binary)], :uint8, label: "payload")
 
-  def put(tensor) do
-    with {:ok, binary, shape, dtype} <- nx_parts(tensor),
-         do: ZeroCopy.from_binary(binary, shape, dtype, label: "payload")
-  end
+  def put(tensor), do: Tmesh.Nx.from_nx(tensor, label: "payload")
 
   @doc "Let go of the tensors that were made for a call."
   @spec release([TensorRef.t()]) :: :ok
@@ -121,9 +118,13 @@ defmodule Tmesh.Worker.Payload do
     refuse("a payload is nested deeper than #{@max_depth} levels", state)
   end
 
-  defp value(%{@snakepit => true, "ref" => %TensorRef{} = ref} = map, depth, state) do
-    with {:ok, json, state} <- plain(ref, state),
-         {:ok, members, state} <- members(Map.delete(map, "ref"), depth, state) do
+  # A description already: none of its strings is data, however low the threshold is.
+  defp value(%{@snakepit => true} = map, depth, state) do
+    {ref, described} = Map.pop(map, "ref")
+
+    with {:ok, json, within} <- described_ref(ref, depth, %{state | inline: true}),
+         {:ok, members, within} <- members(described, depth, within) do
+      state = %{within | inline: state.inline, inline_bytes: state.inline_bytes}
       {:ok, ["{", Enum.intersperse([[~s("ref":), json] | members], ","), "}"], state}
     end
   end
@@ -143,6 +144,9 @@ defmodule Tmesh.Worker.Payload do
   defp value(other, _depth, state) do
     refuse("a payload has #{inspect(other, limit: 5)}, which cannot be sent", state)
   end
+
+  defp described_ref(%TensorRef{} = ref, _depth, state), do: plain(ref, state)
+  defp described_ref(ref, depth, state), do: value(ref, depth + 1, state)
 
   defp items([item | rest], depth, state, done) do
     with {:ok, json, state} <- value(item, depth + 1, state) do
@@ -238,9 +242,10 @@ defmodule Tmesh.Worker.Payload do
         {:error, error} -> refuse(error, state)
       end
     else
-      case nx_parts(tensor) do
+      case Tmesh.Nx.parts(tensor) do
         {:ok, binary, shape, dtype} ->
-          more = [~s("dtype":"#{dtype}","shape":[), Enum.map_join(shape, ",", &to_string/1), "],"]
+          shape = Enum.map_join(shape, ",", &Integer.to_string/1)
+          more = [~s("dtype":"#{dtype}","shape":[#{shape}],)]
           {:ok, base64("array", more, binary), count(binary, state)}
 
         {:error, error} ->
@@ -248,30 +253,6 @@ defmodule Tmesh.Worker.Payload do
       end
     end
   end
-
-  # Nx is called by name: it need not be there to compile against.
-  defp nx_parts(tensor) do
-    case nx_dtype(tensor.type) do
-      {:ok, dtype} ->
-        {:ok, apply(Nx, :to_binary, [tensor]), Tuple.to_list(tensor.shape), dtype}
-
-      :error ->
-        {:error, Error.new(:invalid, "an Nx tensor of type #{inspect(tensor.type)} cannot be sent")}
-    end
-  end
-
-  @nx_kinds %{s: "int", u: "uint", f: "float", bf: "bfloat", c: "complex"}
-
-  defp nx_dtype({kind, bits}) when is_map_key(@nx_kinds, kind) and is_integer(bits) do
-    name = @nx_kinds[kind] <> Integer.to_string(bits)
-
-    case Enum.find(TensorRef.dtypes(), &(Atom.to_string(&1) == name)) do
-      nil -> :error
-      dtype -> {:ok, dtype}
-    end
-  end
-
-  defp nx_dtype(_other), do: :error
 
   defp base64(kind, more, binary) do
     [~s({"__tmesh__":"), kind, ~s(",), more, ~s("base64":"), Base.encode64(binary), ~s("})]
