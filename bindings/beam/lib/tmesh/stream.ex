@@ -300,7 +300,7 @@ defmodule Tmesh.Stream do
 
       {{name, side, _from, timer}, waiting} ->
         Process.demonitor(monitor, [:flush])
-        if timer, do: Process.cancel_timer(timer)
+        _left = timer && Process.cancel_timer(timer)
 
         queue =
           Map.update!(Map.fetch!(state, name), side, fn waiters ->
