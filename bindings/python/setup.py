@@ -3,7 +3,8 @@
 Distributions, which have the library in a package of its own, set TMESH_SYSTEM_LIBRARY=1.
 
 The library lies beside this package in the repository; what is built goes to the
-repository's build/ as everything else does.
+repository's build/ as everything else does. A source distribution has what it needs of the
+repository in its own folder "library".
 """
 
 import os
@@ -12,9 +13,11 @@ import sysconfig
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+DISTRIBUTED = HERE / "library"
+ROOT = DISTRIBUTED if DISTRIBUTED.is_dir() else HERE.parents[1]
 BUILD = ROOT / "build" / "python"
 VERSION = (ROOT / "VERSION").read_text().strip()
 
@@ -31,6 +34,22 @@ class BuildWithLibrary(build_ext):
         if not SYSTEM_LIBRARY:
             ext.sources = [*ext.sources, *(str(path) for path in sorted(ROOT.glob("lib/*.c")))]
         super().build_extension(ext)
+
+
+class SourcesWithLibrary(sdist):
+    """What setuptools does not know to belong to the package."""
+
+    def make_release_tree(self, base_dir, files):
+        super().make_release_tree(base_dir, files)
+        self.put(HERE, HERE.glob("ext/*"), Path(base_dir))
+        library = [ROOT / "VERSION", *ROOT.glob("lib/*.[ch]"), *ROOT.glob("include/**/*.h")]
+        self.put(ROOT, library, Path(base_dir, DISTRIBUTED.name))
+
+    def put(self, top, files, target):
+        for file in files:
+            place = target / file.relative_to(top)
+            self.mkpath(str(place.parent))
+            self.copy_file(str(file), str(place))
 
 
 extension = Extension(
@@ -55,7 +74,7 @@ BUILD.mkdir(parents=True, exist_ok=True)
 setup(
     version=VERSION,
     ext_modules=[extension],
-    cmdclass={"build_ext": BuildWithLibrary},
+    cmdclass={"build_ext": BuildWithLibrary, "sdist": SourcesWithLibrary},
     options={
         "build": {"build_base": str(BUILD)},
         "egg_info": {"egg_base": str(BUILD)},

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: MIT
+"""What is published: a source distribution that builds by itself, and a wheel for every Python."""
+
+import os
+from pathlib import Path
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+
+import pytest
+
+import tmesh
+
+HERE = Path(__file__).resolve().parents[1]
+
+pytestmark = [
+    pytest.mark.skipif(os.environ.get("TMESH_BACKEND") == "kernel",
+                       reason="a wheel is the same on every backend, and compiles for minutes in "
+                              "an emulated machine"),
+    pytest.mark.skipif(not shutil.which("cc"), reason="there is no C compiler"),
+]
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory):
+    """Built far away from the repository, from what the source distribution has."""
+    out = tmp_path_factory.mktemp("dist")
+    done = subprocess.run([HERE / "dist.sh", out], env={**os.environ, "PYTHON": sys.executable},
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+def test_sources(dist):
+    source, = dist.glob("*.tar.gz")
+    assert source.name == f"tmesh-{tmesh.__version__}.tar.gz"
+    with tarfile.open(source) as tar:
+        names = {name.split("/", 1)[1] for name in tar.getnames() if "/" in name}
+    for name in ("setup.py", "ext/binding.h", "ext/_tmesh.map", "tmesh/__init__.py", "README.md",
+                 "library/VERSION", "library/lib/region.c", "library/include/tmesh/tmesh.h",
+                 "library/include/uapi/linux/tmesh.h"):
+        assert name in names
+    assert not [name for name in names if "tests" in name or name.endswith((".o", ".so"))]
+
+
+def test_wheel(dist):
+    wheel, = dist.glob("*.whl")
+    assert wheel.name.startswith(f"tmesh-{tmesh.__version__}-cp311-abi3-")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    for name in ("_tmesh.abi3.so", "_tmesh.pyi", "py.typed", "shared_memory.py", "arrow.py"):
+        assert f"tmesh/{name}" in names
+    if "manylinux" in wheel.name:
+        assert [name for name in names if name.startswith("tmesh.libs/libjansson")]
+
+
+def test_wheel_in_an_empty_environment(dist, tmp_path):
+    wheel, = dist.glob("*.whl")
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-index", wheel], check=True,
+                   env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"})
+    program = ("import tmesh, tmesh.shared_memory\n"
+               "t = tmesh.put(b'by a wheel', seal=True)\n"
+               "print(bytes(tmesh.open(t.ref())), tmesh.__version__)\n")
+    done = subprocess.run([python, "-I", "-c", program], capture_output=True, text=True)
+    assert done.stdout == f"b'by a wheel' {tmesh.__version__}\n", done.stderr
