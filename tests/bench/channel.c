@@ -6,9 +6,10 @@
  *   line, line-2     the floor: a cache line that both ends write in turn; one line for each way
  *   tensor, -1GiB    a tensor of 1 MiB and of 1 GiB, shared long ago
  *   bytes            a message of 56 bytes
- *   socket           the same bytes by a Unix SEQPACKET socket
- *   futex            both ends asleep in turn on a futex: the floor of the next
+ *   socket           the same bytes by a Unix SEQPACKET socket, to one who sleeps
+ *   futex            a word and a wake, to one who sleeps on it: the floor of the next
  *   sleeping         a channel whose ends never look busily
+ *   ready            receiving a tensor that is there, in one process
  *   single, batch    what a message costs in a stream of them, sent one by one and 32 at once
  */
 #include "harness.h"
@@ -24,9 +25,11 @@
 #define ROUNDS 300
 #define WARM_UP 20
 #define TRIPS 2000 /* of a sample */
-#define SLEEPY_TRIPS 20
+#define SLEEPY_TRIPS 10
+#define GAP_NS 50000 /* in which the other end falls asleep */
 #define STREAM 8192
 #define BATCH 32
+#define READY 200 /* less than a channel holds */
 #define GIB (1ull << 30)
 
 static struct tmesh_error err;
@@ -36,7 +39,8 @@ static struct shared {
 	_Alignas(128) atomic_uint turn;
 	_Alignas(128) atomic_uint there;
 	_Alignas(128) atomic_uint back;
-	char tokens[4][TMESH_TOKEN_SIZE];
+	_Alignas(128) _Atomic uint64_t sent; /* when */
+	char tokens[5][TMESH_TOKEN_SIZE];
 } * shared;
 
 /* Each end's handles: hot ones look busily, sleepy ones never do. */
@@ -71,6 +75,24 @@ static void trip_two_lines(_Bool near, uint32_t trip)
 		atomic_store_explicit(out, trip, memory_order_release);
 }
 
+/* To one who sleeps: its end counts how long the message took. */
+
+static uint64_t took;
+
+static void let_sleep(void)
+{
+	uint64_t now = now_ns(), end = now + GAP_NS;
+
+	while (now < end)
+		now = now_ns();
+	shared->sent = now_ns();
+}
+
+static void woken(void)
+{
+	took += now_ns() - shared->sent;
+}
+
 static void post(atomic_uint *word, uint32_t value)
 {
 	atomic_store(word, value);
@@ -87,22 +109,32 @@ static void await(atomic_uint *word, uint32_t value)
 
 static void trip_futex(_Bool near, uint32_t trip)
 {
-	if (near)
+	if (near) {
+		let_sleep();
 		post(&shared->there, trip);
+	}
 	await(near ? &shared->back : &shared->there, trip);
-	if (!near)
+	woken();
+	if (!near) {
+		let_sleep();
 		post(&shared->back, trip);
+	}
 }
 
 static void trip_socket(_Bool near, uint32_t trip)
 {
 	char bytes[TMESH_MESSAGE_BYTES] = {0};
 
-	if (near)
+	if (near) {
+		let_sleep();
 		send_message(link_socket, bytes, sizeof(bytes));
+	}
 	recv_message(link_socket, bytes, sizeof(bytes));
-	if (!near)
+	woken();
+	if (!near) {
+		let_sleep();
 		send_message(link_socket, bytes, sizeof(bytes));
+	}
 }
 
 static void send_one(struct tmesh_channel *out, struct tmesh_tensor *tensor)
@@ -148,7 +180,16 @@ static void trip_bytes(_Bool near, uint32_t trip)
 
 static void trip_sleepy(_Bool near, uint32_t trip)
 {
-	trip_channel(near, sleepy_out, sleepy_in, small);
+	if (near) {
+		let_sleep();
+		send_one(sleepy_out, small);
+	}
+	recv_one(sleepy_in);
+	woken();
+	if (!near) {
+		let_sleep();
+		send_one(sleepy_out, small);
+	}
 }
 
 static struct way {
@@ -223,10 +264,11 @@ static void run(_Bool near, uint64_t *ns)
 
 		/* Both are awake and know what comes. */
 		trip_two_lines(near, ++trip);
+		took = 0;
 		start = now_ns();
 		for (uint32_t n = 0; n < ways[i].trips; n++)
 			ways[i].trip(near, ++trip);
-		ns[i] = (now_ns() - start) / (2 * ways[i].trips);
+		ns[i] = took ? took / ways[i].trips : (now_ns() - start) / (2 * ways[i].trips);
 	}
 	for (int batched = 0; batched < 2; batched++) {
 		uint64_t start;
@@ -245,6 +287,19 @@ static struct tmesh_tensor *tensor(uint64_t bytes)
 
 	must(tmesh_tensor_create(ctx, TMESH_UINT8, 1, shape, NULL, &made, &err), &err);
 	return made;
+}
+
+/* By itself: what receiving costs without another processor's cache. */
+static uint64_t receive_ready(struct tmesh_channel *out, struct tmesh_channel *in)
+{
+	uint64_t start;
+
+	for (int i = 0; i < READY; i++)
+		send_one(out, small);
+	start = now_ns();
+	for (int i = 0; i < READY; i++)
+		recv_one(in);
+	return (now_ns() - start) / READY;
 }
 
 static void far_end(int socket)
@@ -269,6 +324,8 @@ static void far_end(int socket)
 int main(void)
 {
 	static struct series streams[] = {{.name = "single"}, {.name = "batch"}};
+	static struct series ready_ones = {.name = "ready"};
+	struct tmesh_channel *own_out, *own_in;
 	struct process other;
 	uint64_t ns[RESULTS];
 	char ready;
@@ -285,6 +342,8 @@ int main(void)
 	hot_in = make(TMESH_CHANNEL_RECV, 1, 0);
 	sleepy_out = make(TMESH_CHANNEL_SEND, 2, TMESH_CHANNEL_NO_SPIN);
 	sleepy_in = make(TMESH_CHANNEL_RECV, 3, TMESH_CHANNEL_NO_SPIN);
+	own_out = make(TMESH_CHANNEL_SEND, 4, 0);
+	own_in = join(TMESH_CHANNEL_RECV, 4, 0);
 	send_message(link_socket, "", 1);
 	recv_message(link_socket, &ready, 1);
 
@@ -297,6 +356,7 @@ int main(void)
 			series_add(&ways[i].series, ns[i]);
 		for (size_t i = 0; i < 2; i++)
 			series_add(&streams[i], ns[WAYS + i]);
+		series_add(&ready_ones, receive_ready(own_out, own_in));
 	}
 	process_end(&other);
 
@@ -304,6 +364,9 @@ int main(void)
 		series_print(TOPIC, &ways[i].series);
 	for (size_t i = 0; i < 2; i++)
 		series_print(TOPIC, &streams[i]);
+	series_print(TOPIC, &ready_ones);
+	tmesh_channel_unref(own_in);
+	tmesh_channel_unref(own_out);
 	tmesh_channel_unref(hot_out);
 	tmesh_channel_unref(hot_in);
 	tmesh_channel_unref(sleepy_out);

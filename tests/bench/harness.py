@@ -26,8 +26,12 @@ class Series:
         result = function()
         spent = perf_counter_ns() - start
         if keep:
-            self.samples.setdefault(name, []).append(spent)
+            self.add(name, spent)
         return result
+
+    def add(self, name, spent):
+        """A sample that the caller has timed."""
+        self.samples.setdefault(name, []).append(spent)
 
     def print(self):
         for name, samples in self.samples.items():

@@ -31,6 +31,7 @@ COMMANDS = (
     [OUT / "put"],
     [OUT / "channel"],
     [OUT / "death"],
+    [PYTHON, "-B", f"{HERE}/channel.py"],
     [PYTHON, "-B", f"{HERE}/attach.py"],
     [PYTHON, "-B", f"{HERE}/torch_share.py"],
     [PYTHON, "-B", f"{HERE}/put.py"],
@@ -83,7 +84,8 @@ def module_series():
 
 def judge(bound, series):
     """The bound with its ratio and verdict."""
-    result = {"title": bound.title, "beside": bound.what, "limit": bound.limit}
+    result = {"title": bound.title, "beside": bound.what, "limit": bound.limit,
+              "over_ns": bound.over_ns}
     for name in (bound.measured, bound.beside):
         if name not in series:
             reason = "run `make bench-vm`" if name.startswith("module/") else f"no {name}"
@@ -92,8 +94,12 @@ def judge(bound, series):
             return {**result, "verdict": f"not measured: {series[name]['skip']}"}
     ours, theirs = series[bound.measured], series[bound.beside]
     ratio = ours["p50_ns"] / theirs["p50_ns"]
-    verdict = ("reported" if bound.limit is None else
-               "met" if ratio <= bound.limit else "not met")
+    if bound.over_ns is not None:
+        met = ours["p50_ns"] - theirs["p50_ns"] <= bound.over_ns
+    else:
+        met = bound.limit is None or ratio <= bound.limit
+    reported = bound.limit is None and bound.over_ns is None
+    verdict = "reported" if reported else "met" if met else "not met"
     return {**result, "ratio": ratio, "verdict": verdict, "ours": ours, "theirs": theirs}
 
 
@@ -114,7 +120,8 @@ def print_table(sections, series):
                 print(f"  {line['title']:<32}{line['verdict']}")
                 continue
             p99 = duration(line["ours"]["p99_ns"]) if "p99_ns" in line["ours"] else ""
-            limit = "" if line["limit"] is None else f"{line['limit']:g}"
+            limit = (f"+{duration(line['over_ns'])}" if line["over_ns"] is not None else
+                     "" if line["limit"] is None else f"{line['limit']:g}")
             print(f"  {line['title']:<32}{duration(line['ours']['p50_ns']):>9}{p99:>9}"
                   f"  {line['beside']:<36}{duration(line['theirs']['p50_ns']):>9}"
                   f"{line['ratio']:>7.2f}{limit:>7}  {line['verdict']}")
