@@ -66,4 +66,21 @@ static inline void fuzz_send(int socket, const uint8_t *data, size_t size, unsig
 		abort();
 }
 
+/* What was let in can be read, or stands for a descriptor. */
+static inline void fuzz_use(struct tmesh_region *region)
+{
+	char byte;
+	int fd, rc = tmesh_region_read(region, 0, &byte, 1, NULL);
+
+	if (rc == -EOPNOTSUPP) {
+		rc = tmesh_region_opaque_fd(region, &fd, NULL);
+		if (!rc)
+			close(fd);
+		if (rc == -EACCES || rc == -ESTALE)
+			rc = 0;
+	}
+	if (rc)
+		abort();
+}
+
 #endif /* TMESH_FUZZ_SOCKETS_H */
