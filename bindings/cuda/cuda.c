@@ -39,6 +39,8 @@ static void cuda_free(struct tmesh_cuda *cuda)
 			cuda->driver.primary_release(cuda->devices[i].handle);
 	if (cuda->wake >= 0)
 		close(cuda->wake);
+	if (cuda->epoll >= 0)
+		close(cuda->epoll);
 	/* The driver is never unloaded: it does not expect to be. */
 	pthread_mutex_destroy(&cuda->lock);
 	pthread_mutex_destroy(&cuda->share_lock);
@@ -65,7 +67,7 @@ int tmesh_cuda_open(struct tmesh_ctx *ctx, const struct tmesh_cuda_opts *opts,
 	cuda->block_bytes = o.block_bytes ? o.block_bytes : BLOCK_BYTES;
 	cuda->log = o.log;
 	cuda->log_data = o.log_data;
-	cuda->wake = -1;
+	cuda->epoll = cuda->wake = -1;
 	rc = cuda_load(cuda, o.library, err);
 	if (!rc)
 		rc = find_devices(cuda, err);
@@ -94,6 +96,7 @@ void tmesh_cuda_unref(struct tmesh_cuda *cuda)
 		struct tmesh_cuda_memory *memory = cuda->memory;
 
 		cuda->memory = memory->next;
+		watch_remove(memory);
 		tmesh_region_unref(memory->region);
 		event_end(memory);
 		block_free(memory);
@@ -191,6 +194,7 @@ struct tmesh_cuda_memory *memory_new(struct tmesh_cuda *cuda, enum tmesh_cuda_ki
 	}
 	atomic_init(&memory->refs, 1);
 	memory->cuda = cuda;
+	memory->watch = -1;
 	memory->kind = kind;
 	memory->device = memory->resident = device;
 	memory->rights = TMESH_READ | TMESH_WRITE;
@@ -269,8 +273,8 @@ static void give_back(struct tmesh_cuda_memory *memory)
 		pthread_mutex_lock(&cuda->lock);
 		memory->state = LINGERING;
 		cuda->devices[memory->device].stats.bytes_lingering += memory->bytes;
+		watch_add(memory);
 		pthread_mutex_unlock(&cuda->lock);
-		watch_again(cuda);
 		return;
 	case TMESH_CUDA_IMPORTED:
 	case TMESH_CUDA_IPC:

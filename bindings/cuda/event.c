@@ -19,22 +19,26 @@ int event_make(struct tmesh_cuda_memory *memory, struct tmesh_error *err)
 						      cuda->devices[memory->resident].handle),
 			"cuDeviceGetAttribute", err);
 	if (!rc && has)
-		rc = cuda_check(
-			cuda,
-			cuda->driver.event_create(&memory->event,
-						  CU_EVENT_SHARED | CU_EVENT_NO_TIMING),
-			"cuEventCreate", err);
+		rc = cuda_check(cuda,
+				cuda->driver.event_create(&memory->event,
+							  CU_EVENT_SHARED | CU_EVENT_NO_TIMING),
+				"cuEventCreate", err);
 	cuda_leave(cuda);
 	return rc;
 }
 
 void event_end(struct tmesh_cuda_memory *memory)
 {
-	if (!memory->event || cuda_enter(memory->cuda, memory->resident, NULL))
+	struct tmesh_cuda *cuda = memory->cuda;
+	bool entered;
+
+	if (!memory->event)
 		return;
-	memory->cuda->driver.event_destroy(memory->event);
+	entered = !cuda_enter(cuda, memory->resident, NULL);
+	cuda->driver.event_destroy(memory->event);
 	memory->event = NULL;
-	cuda_leave(memory->cuda);
+	if (entered)
+		cuda_leave(cuda);
 }
 
 static int host_waits(struct tmesh_cuda_memory *memory, cu_stream stream, struct tmesh_error *err)

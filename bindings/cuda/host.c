@@ -187,8 +187,8 @@ int tmesh_cuda_register(struct tmesh_cuda *cuda, struct tmesh_region *region, in
 	tmesh_region_ref(region);
 	memory->lease_ns = region_lease_ns(region);
 	count_registered(memory, memory->kind == TMESH_CUDA_HOST ? memory->bytes : 0);
+	watch_add(memory);
 	memory_publish(memory, out);
-	watch_again(cuda);
 	return 0;
 }
 
@@ -196,16 +196,20 @@ int tmesh_cuda_register(struct tmesh_cuda *cuda, struct tmesh_region *region, in
 void host_end(struct tmesh_cuda_memory *memory)
 {
 	struct tmesh_cuda *cuda = memory->cuda;
+	bool entered;
 
 	if (!memory->region)
 		return;
 	if (memory->kind == TMESH_CUDA_HOST) {
 		cuda->driver.host_unregister(memory->host);
 		count_registered(memory, -memory->bytes);
-	} else if (!cuda_enter(cuda, memory->device, NULL)) {
+	} else {
+		entered = !cuda_enter(cuda, memory->device, NULL);
 		cuda->driver.mem_free(memory->pointer);
-		cuda_leave(cuda);
+		if (entered)
+			cuda_leave(cuda);
 	}
+	watch_remove(memory);
 	tmesh_region_unmap(memory->region, memory->rights);
 	tmesh_region_unref(memory->region);
 	memory->region = NULL;

@@ -219,8 +219,8 @@ int import_vmm(struct tmesh_cuda *cuda, struct tmesh_region *region, const struc
 	memory->pointer = memory->import->base + card->offset;
 	memory->region = tmesh_region_ref(region);
 	memory->lease_ns = region_lease_ns(region);
+	watch_add(memory);
 	memory_publish(memory, out);
-	watch_again(cuda);
 	return 0;
 }
 
@@ -258,6 +258,7 @@ void import_take(struct tmesh_cuda_memory *memory)
 {
 	struct tmesh_cuda *cuda = memory->cuda;
 
+	watch_remove(memory);
 	pthread_mutex_lock(&cuda->lock);
 	drop_user(cuda, memory->import);
 	pthread_mutex_unlock(&cuda->lock);
@@ -268,6 +269,7 @@ void import_take(struct tmesh_cuda_memory *memory)
 void import_end(struct tmesh_cuda_memory *memory)
 {
 	struct tmesh_cuda *cuda = memory->cuda;
+	bool entered;
 
 	if (memory->kind == TMESH_CUDA_IMPORTED) {
 		if (memory->region)
@@ -277,13 +279,13 @@ void import_end(struct tmesh_cuda_memory *memory)
 		pthread_mutex_unlock(&cuda->lock);
 		return;
 	}
-	if (!cuda_enter(cuda, memory->device, NULL)) {
-		if (memory->kind == TMESH_CUDA_IPC)
-			cuda->driver.ipc_mem_close(memory->ipc_base);
-		else
-			cuda->driver.external_destroy(memory->external);
+	entered = !cuda_enter(cuda, memory->device, NULL);
+	if (memory->kind == TMESH_CUDA_IPC)
+		cuda->driver.ipc_mem_close(memory->ipc_base);
+	else
+		cuda->driver.external_destroy(memory->external);
+	if (entered)
 		cuda_leave(cuda);
-	}
 	tmesh_region_unref(memory->region);
 }
 
@@ -294,6 +296,7 @@ static int read_opts(const struct tmesh_cuda_import_opts *opts, struct tmesh_cud
 
 	if (!opts)
 		o->device = -1;
+	o->size = sizeof(*o);
 	if (!o->rights)
 		o->rights = TMESH_READ;
 	if (!rc && o->rights != TMESH_READ && o->rights != (TMESH_READ | TMESH_WRITE))

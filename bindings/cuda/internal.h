@@ -52,7 +52,7 @@ struct tmesh_cuda {
 	/* watch.c */
 	pthread_t watcher;
 	bool watching, stop;
-	int wake; /* eventfd */
+	int epoll, wake; /* -1: not needed yet */
 };
 
 /* Physical memory of this process, in which allocations lie: block.c */
@@ -111,7 +111,8 @@ struct tmesh_cuda_memory {
 
 	struct tmesh_region *region;  /* registered, or stands for the memory */
 	char token[TMESH_TOKEN_SIZE]; /* by which it was opened or shared last */
-	bool slow;		      /* LINGERING: there is nothing to poll() for */
+	int watch;		      /* the descriptor that the watcher waits for, or -1 */
+	bool slow;		      /* there is none: look now and then */
 	uint64_t lease_ns;	      /* 0: the region has no lease */
 	void *host;		      /* HOST, STAGED: the region's mapping */
 	struct chunk *chunk;
@@ -211,5 +212,8 @@ void event_end(struct tmesh_cuda_memory *memory);
 int watch_start(struct tmesh_cuda *cuda, struct tmesh_error *err);
 void watch_stop(struct tmesh_cuda *cuda);
 void watch_again(struct tmesh_cuda *cuda);
+/* From now on, and until before its region is let go of. */
+void watch_add(struct tmesh_cuda_memory *memory);
+void watch_remove(struct tmesh_cuda_memory *memory);
 
 #endif /* TMESH_CUDA_INTERNAL_H */

@@ -213,6 +213,7 @@ bool share_settle(struct tmesh_cuda_memory *memory)
 		if (!(tmesh_region_events(region) & TMESH_EVENT_ALONE))
 			return false;
 		tmesh_region_revoke(region, NULL);
+		watch_remove(memory);
 		memory->slow = true;
 	}
 	if (!(tmesh_region_events(region) & TMESH_EVENT_ALONE))

@@ -6,11 +6,9 @@
  */
 #include "internal.h"
 
-#include <poll.h>
 #include <signal.h>
-#include <stdlib.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 
 #define SLOW_NS 10000000u
@@ -31,59 +29,60 @@ static bool watched(const struct tmesh_cuda_memory *memory)
 	       (host(memory) || memory->kind == TMESH_CUDA_IMPORTED);
 }
 
-/* Milliseconds to sleep at most. */
-static int wait_of(const struct tmesh_cuda_memory *memory)
+/* Milliseconds to sleep at most; -1: for ever. Under the lock. */
+static int wait_of(struct tmesh_cuda *cuda)
 {
-	uint64_t ns = memory->lease_ns / TOUCHES;
+	uint64_t least = UINT64_MAX;
 
-	if (memory->state == LINGERING)
-		ns = memory->slow ? SLOW_NS : 0;
-	return ns ? (int)(ns / 1000000 ? ns / 1000000 : 1) : -1;
-}
-
-static void wait_for(struct tmesh_cuda_memory *memory, struct pollfd *poller)
-{
-	uint32_t event = memory->state == LINGERING ? TMESH_EVENT_ALONE : TMESH_EVENT_TAKEN;
-	int fd;
-
-	poller->events = 0;
-	poller->revents = 0;
-	fd = tmesh_region_poll_fd(memory->region, event, &poller->events, NULL);
-	/* An orphan's descriptor would wake for ever, and says nothing any more. */
-	if (fd >= 0 && (tmesh_region_events(memory->region) & TMESH_EVENT_ORPHANED))
-		fd = -1;
-	poller->fd = memory->slow ? -1 : fd;
-}
-
-/* What to wait for, under the lock. Without memory for it: only for a moment. */
-static struct pollfd *collect(struct tmesh_cuda *cuda, nfds_t *count, int *timeout)
-{
-	struct pollfd *pollers;
-	nfds_t room = 1;
-
-	for (struct tmesh_cuda_memory *memory = cuda->memory; memory; memory = memory->next)
-		room += watched(memory);
-	pollers = calloc(room, sizeof(*pollers));
-	*count = 0;
-	*timeout = pollers ? -1 : 10;
-	if (!pollers)
-		return NULL;
-	pollers[(*count)++] = (struct pollfd){.fd = cuda->wake, .events = POLLIN};
 	for (struct tmesh_cuda_memory *memory = cuda->memory; memory; memory = memory->next) {
-		int wait = watched(memory) ? wait_of(memory) : -1;
+		uint64_t ns = memory->state == LINGERING ? 0 : memory->lease_ns / TOUCHES;
 
-		if (wait >= 0 && (*timeout < 0 || wait < *timeout))
-			*timeout = wait;
-		if (watched(memory))
-			wait_for(memory, &pollers[(*count)++]);
+		if (memory->slow)
+			ns = SLOW_NS;
+		if (ns && ns < least && watched(memory))
+			least = ns;
 	}
-	return pollers;
+	if (least == UINT64_MAX)
+		return -1;
+	return least < 1000000 ? 1 : (int)(least / 1000000);
+}
+
+/* Not poll(): that would keep what is closed meanwhile, and others would not see it let go. */
+void watch_add(struct tmesh_cuda_memory *memory)
+{
+	uint32_t what = memory->state == LINGERING ? TMESH_EVENT_ALONE : TMESH_EVENT_TAKEN;
+	struct epoll_event event = {0};
+	short wait;
+	int fd = tmesh_region_poll_fd(memory->region, what, &wait, NULL);
+
+	if (fd >= 0) {
+		/* The numbers of both are the same. */
+		event.events = (uint32_t)wait;
+		if (epoll_ctl(memory->cuda->epoll, EPOLL_CTL_ADD, fd, &event))
+			memory->slow = true;
+		else
+			memory->watch = fd;
+	}
+	watch_again(memory->cuda);
+}
+
+void watch_remove(struct tmesh_cuda_memory *memory)
+{
+	if (memory->watch < 0)
+		return;
+	epoll_ctl(memory->cuda->epoll, EPOLL_CTL_DEL, memory->watch, NULL);
+	memory->watch = -1;
 }
 
 static bool is_taken(struct tmesh_cuda_memory *memory)
 {
-	if (tmesh_region_events(memory->region) & TMESH_EVENT_TAKEN)
+	uint32_t events = tmesh_region_events(memory->region);
+
+	if (events & TMESH_EVENT_TAKEN)
 		return true;
+	/* An orphan's descriptor would wake for ever, and says nothing any more. */
+	if (events & TMESH_EVENT_ORPHANED)
+		watch_remove(memory);
 	if (!memory->lease_ns)
 		return false;
 	/* A region in use by a GPU is in use; imported memory is used when its owner says so. */
@@ -148,24 +147,22 @@ static void act(struct tmesh_cuda *cuda)
 static void *run(void *data)
 {
 	struct tmesh_cuda *cuda = data;
-	struct pollfd *pollers;
+	struct epoll_event event;
 	uint64_t wakes;
-	nfds_t count;
 	int timeout;
 
 	while (!ended) {
 		pthread_mutex_lock(&cuda->lock);
+		timeout = wait_of(cuda);
 		if (cuda->stop) {
 			pthread_mutex_unlock(&cuda->lock);
 			break;
 		}
-		pollers = collect(cuda, &count, &timeout);
 		pthread_mutex_unlock(&cuda->lock);
-		poll(pollers, count, timeout);
-		if (pollers && (pollers[0].revents & POLLIN) &&
-		    read(cuda->wake, &wakes, sizeof(wakes)) < 0)
+		/* Whatever it was: all are looked at. */
+		epoll_wait(cuda->epoll, &event, 1, timeout);
+		if (read(cuda->wake, &wakes, sizeof(wakes)) < 0 && errno != EAGAIN)
 			cuda_log(cuda, TMESH_LOG_ERROR, "the watcher cannot be woken");
-		free(pollers);
 		act(cuda);
 	}
 	return NULL;
@@ -186,15 +183,23 @@ static int start_thread(struct tmesh_cuda *cuda, struct tmesh_error *err)
 
 int watch_start(struct tmesh_cuda *cuda, struct tmesh_error *err)
 {
+	struct epoll_event event = {.events = EPOLLIN};
 	int rc = 0;
 
 	pthread_mutex_lock(&cuda->lock);
-	if (!cuda->watching) {
-		if (cuda->wake < 0)
-			cuda->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-		rc = cuda->wake < 0 ? cuda_fail(err, -errno, "eventfd") : start_thread(cuda, err);
-		cuda->watching = !rc;
+	if (cuda->epoll < 0)
+		cuda->epoll = epoll_create1(EPOLL_CLOEXEC);
+	if (cuda->epoll >= 0 && cuda->wake < 0) {
+		cuda->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+		if (cuda->wake >= 0)
+			epoll_ctl(cuda->epoll, EPOLL_CTL_ADD, cuda->wake, &event);
 	}
+	if (cuda->wake < 0)
+		rc = cuda_fail(err, -errno, "cannot watch leases: no descriptor");
+	else if (!cuda->watching)
+		rc = start_thread(cuda, err);
+	if (!rc)
+		cuda->watching = true;
 	pthread_mutex_unlock(&cuda->lock);
 	return rc;
 }

@@ -17,11 +17,13 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
 #include <tmesh/cuda.h>
 
+#include "driver_api.h"
 #include "standin.h"
 
 #define RW (TMESH_READ | TMESH_WRITE)
@@ -268,6 +270,7 @@ __attribute__((unused)) static struct helper helper_start(uint32_t rights, int d
 		return helper;
 	}
 	close(ends[0]);
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	bed_open(&state.bed, 0);
 	while ((got = recv(ends[1], message, sizeof(message), 0)) > 0 && *message != 'x')
 		send(ends[1], message, helper_do(&state, message, (size_t)got), 0);

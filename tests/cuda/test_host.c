@@ -117,13 +117,13 @@ static void test_lease(void **state)
 	struct tmesh_cuda_memory *memory;
 	char byte;
 
-	assert_ok(tmesh_lease_set(region, 40000000, TMESH_TAKEN_SIGBUS, err));
+	assert_ok(tmesh_lease_set(region, 400000000, TMESH_TAKEN_SIGBUS, err));
 	assert_ok(tmesh_cuda_register(bed->cuda, region, 0, RW, 0, &memory, err));
-	usleep(200000);
+	usleep(1200000);
 	assert_int_equal(tmesh_lease_state(region), TMESH_LEASE_IS_LIVE);
 	assert_int_equal(tmesh_cuda_touch(memory), 0);
 	tmesh_cuda_memory_unref(memory);
-	usleep(80000);
+	usleep(900000);
 	assert_int_equal(tmesh_lease_state(region), TMESH_LEASE_HAS_LAPSED);
 	assert_refused(tmesh_cuda_register(bed->cuda, region, 0, RW, 0, &memory, err), -ESTALE,
 		       "lease");
@@ -131,11 +131,11 @@ static void test_lease(void **state)
 
 	/* It lapses under the registration: this process was stopped for longer. */
 	region = region_of(bed, "abc");
-	assert_ok(tmesh_lease_set(region, 40000000, TMESH_TAKEN_SIGBUS, err));
+	assert_ok(tmesh_lease_set(region, 400000000, TMESH_TAKEN_SIGBUS, err));
 	assert_ok(tmesh_cuda_register(bed->cuda, region, 0, RW, 0, &memory, err));
 	if (fork() == 0) {
 		kill(getppid(), SIGSTOP);
-		usleep(200000);
+		usleep(900000);
 		kill(getppid(), SIGCONT);
 		_exit(0);
 	}

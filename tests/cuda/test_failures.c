@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Every call of the driver fails once, at every place where it is made: the caller gets the call's
+ * and the error's name, or does not need the call, and nothing stays behind. And refs, regions and
+ * descriptors that are not what they say.
+ */
+#include "cuda_unit.h"
+
+#define UNKNOWN 999
+
+static struct bed a, b;
+
+static int scenario_open(struct tmesh_error *err)
+{
+	struct tmesh_cuda_opts opts = {.size = sizeof(opts),
+				       .library = getenv("TMESH_TEST_LIBCUDA")};
+	struct tmesh_cuda *cuda;
+	int rc = tmesh_cuda_open(a.ctx, &opts, &cuda, err);
+
+	if (!rc)
+		tmesh_cuda_unref(cuda);
+	return rc;
+}
+
+static int scenario_share(struct tmesh_error *err)
+{
+	struct tmesh_cuda_import_opts opts = {.size = sizeof(opts), .device = 1};
+	struct tmesh_cuda_memory *memory, *imported = NULL;
+	struct tmesh_layout layout = bytes_layout(5000);
+	char text[TMESH_REF_SIZE];
+	int rc = tmesh_cuda_alloc(a.cuda, 0, 5000, TMESH_CUDA_ALONE, &memory, err);
+
+	if (rc)
+		return rc;
+	rc = tmesh_cuda_share(memory, &layout, NULL, text, sizeof(text), err);
+	if (!rc)
+		rc = tmesh_cuda_open_ref(b.cuda, text, strlen(text), &opts, NULL, &imported,
+					 &layout, err);
+	tmesh_cuda_memory_unref(imported);
+	tmesh_cuda_memory_unref(memory);
+	return rc;
+}
+
+static int scenario_host(struct tmesh_error *err)
+{
+	struct tmesh_cuda_memory *memory;
+	struct tmesh_region *region;
+	int rc;
+
+	assert_int_equal(tmesh_region_create(a.ctx, 5000, NULL, &region, NULL), 0);
+	rc = tmesh_cuda_register(a.cuda, region, 1, TMESH_READ, 0, &memory, err);
+	if (!rc)
+		tmesh_cuda_memory_unref(memory);
+	tmesh_region_unref(region);
+	return rc;
+}
+
+static int scenario_dmabuf(struct tmesh_error *err)
+{
+	struct tmesh_cuda_memory *memory, *external;
+	int fd;
+	int rc = tmesh_cuda_alloc(a.cuda, 0, 4096, TMESH_CUDA_ALONE, &memory, err);
+
+	if (rc)
+		return rc;
+	rc = tmesh_cuda_export_dmabuf(memory, 0, 0, &fd, err);
+	if (!rc) {
+		rc = tmesh_cuda_import_fd(a.cuda, 1, TMESH_CUDA_OPAQUE_FD, fd, 4096, &external,
+					  err);
+		/* What udmabuf made is no export of the stand-in's. */
+		if (!rc)
+			tmesh_cuda_memory_unref(external);
+		else if (strstr(err->message, "CUDA_ERROR_INVALID_VALUE"))
+			rc = 0;
+		close(fd);
+	}
+	tmesh_cuda_memory_unref(memory);
+	return rc;
+}
+
+/* Where giving back fails there is nothing better to do than to go on. */
+static bool gives_back(const char *symbol)
+{
+	static const char *const symbols[] = {
+		"cuMemRelease",
+		"cuMemUnmap",
+		"cuMemAddressFree",
+		"cuMemHostUnregister",
+		"cuEventDestroy_v2",
+		"cuCtxPopCurrent_v2",
+		"cuMemFree_v2",
+		"cuIpcCloseMemHandle",
+		"cuDestroyExternalMemory",
+		"cuCtxSynchronize",
+		"cuDevicePrimaryCtxRelease_v2",
+	};
+
+	for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++)
+		if (!strcmp(symbol, symbols[i]))
+			return true;
+	return false;
+}
+
+static void all_fail(int (*scenario)(struct tmesh_error *err))
+{
+	static const char *const symbols[] = {
+#define NAME(member, symbol, arguments) #symbol,
+		CU_FUNCTIONS(NAME) CU_FUNCTIONS_NEWER(NAME)
+#undef NAME
+	};
+	struct tmesh_error err = {0};
+	unsigned long live, failed = 0;
+	unsigned int fds;
+
+	/* What is made once for all is there. */
+	assert_int_equal(scenario(&err), 0);
+	tmesh_cuda_trim(a.cuda);
+	live = standin_live();
+	fds = open_fds();
+	for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
+		for (unsigned int skip = 0; skip < 100; skip++) {
+			unsigned long before = standin_calls(symbols[i]);
+			char name[64];
+			int rc;
+
+			if (gives_back(symbols[i]))
+				break;
+			standin_fail(symbols[i], UNKNOWN, skip);
+			rc = scenario(&err);
+			standin_fail(symbols[i], 0, 0);
+			if (standin_calls(symbols[i]) - before <= skip)
+				break;
+			/* Who served a token closes its copies a moment later. */
+			eventually(stats_of(&a).bytes_used == 0);
+			tmesh_cuda_trim(a.cuda);
+			if (standin_live() != live || open_fds() != fds)
+				fail_msg("%s failing at call %u: %lu objects, %u descriptors",
+					 symbols[i], skip, standin_live() - live, open_fds() - fds);
+			/* cuFoo_v2 is called cuFoo. */
+			snprintf(name, sizeof(name), "%s", symbols[i]);
+			if (strstr(name, "_v2"))
+				*strstr(name, "_v2") = '\0';
+			if (rc && (!strstr(err.message, name) ||
+				   !strstr(err.message, "CUDA_ERROR_UNKNOWN")))
+				fail_msg("%s: \"%s\"", symbols[i], err.message);
+			failed += !!rc;
+		}
+	}
+	assert_true(failed);
+}
+
+static void test_open(void **state)
+{
+	all_fail(scenario_open);
+}
+
+static void test_share(void **state)
+{
+	all_fail(scenario_share);
+}
+
+static void test_host(void **state)
+{
+	all_fail(scenario_host);
+}
+
+static void test_dmabuf(void **state)
+{
+	all_fail(scenario_dmabuf);
+}
+
+/* A region as another process might describe it. */
+static void import_refused(const char *desc, int fd, uint64_t bytes, int code, const char *word)
+{
+	struct tmesh_cuda_memory *memory;
+	struct tmesh_region *region;
+	unsigned long live = standin_live();
+	unsigned int fds = open_fds();
+
+	assert_ok(tmesh_region_from_fd(a.ctx, fd, bytes, NULL, &region, err));
+	if (desc)
+		assert_ok(tmesh_region_desc_set(region, desc, err));
+	assert_refused(tmesh_cuda_import(b.cuda, region, NULL, &memory, err), code, word);
+	tmesh_region_unref(region);
+	assert_int_equal(standin_live(), live);
+	assert_int_equal(open_fds(), fds);
+}
+
+#define UUID "5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a00"
+#define CARD(kind, uuid, block, at, of, bytes, more)                           \
+	"{\"cuda\":{\"kind\":\"" kind "\",\"uuid\":\"" uuid                    \
+	"\",\"driver\":12040,\"block\":\"" block "\",\"at\":" at ",\"of\":" of \
+	",\"bytes\":" bytes more "}}"
+#define BLOCK "0123456789abcdef"
+
+static void test_strange_regions(void **state)
+{
+	struct tmesh_error none;
+
+	/* What is made once for all is there. */
+	assert_int_equal(scenario_share(&none), 0);
+	import_refused(NULL, 0, 4096, -EPROTO, "does not stand");
+	import_refused("[]", 0, 4096, -EPROTO, "does not stand");
+	import_refused("{\"cuda\":{}}", 0, 4096, -EPROTO, "does not stand");
+	import_refused(CARD("vmm", UUID, BLOCK, "0", "2097152", "4096", ""), 0, 4096, -EINVAL,
+		       "cuMemImportFromShareableHandle: CUDA_ERROR_INVALID_VALUE (exported by "
+		       "driver API 12040, this process has 13000)");
+	import_refused(CARD("vmm", UUID, BLOCK, "0", "2097152", "4096", ""), 0, 8192, -EPROTO,
+		       "does not stand");
+	import_refused(CARD("xmm", UUID, BLOCK, "0", "2097152", "4096", ""), 0, 4096, -EPROTO,
+		       "does not stand");
+	import_refused(CARD("ipc", UUID, BLOCK, "0", "2097152", "4096", ""), 0, 4096, -EPROTO,
+		       "does not stand");
+	import_refused(CARD("vmm", UUID, "0123", "0", "2097152", "4096", ""), 0, 4096, -EPROTO,
+		       "does not stand");
+	import_refused(CARD("vmm", UUID, BLOCK, "-1", "2097152", "4096", ""), 0, 4096, -EPROTO,
+		       "does not stand");
+	import_refused(CARD("vmm", UUID, BLOCK, "2097152", "2097152", "4096", ""), 0, 4096, -EPROTO,
+		       "does not stand");
+	import_refused(CARD("vmm", UUID, BLOCK, "0", "4096", "4096", ""), 0, 4096, -EPROTO,
+		       "not of granules");
+	import_refused(CARD("vmm", UUID, BLOCK, "0", "2097152", "4096", ",\"event\":\"00\""), 0,
+		       4096, -EPROTO, "does not stand");
+	import_refused(
+		CARD("vmm", "00000000000000000000000000000007", BLOCK, "0", "2097152", "4096", ""),
+		0, 4096, -ENODEV, "CUDA_ERROR_INVALID_DEVICE");
+}
+
+static void test_strange_refs(void **state)
+{
+	struct tmesh_cuda_import_opts opts = {.size = sizeof(opts), .device = 9};
+	struct tmesh_layout layout = bytes_layout(5000), wrong;
+	struct tmesh_cuda_memory *memory, *other;
+	char text[TMESH_REF_SIZE], *at;
+
+	assert_refused(tmesh_cuda_open_ref(b.cuda, "{}", 2, NULL, NULL, &memory, &layout, err),
+		       -EPROTO, "no \"v\"");
+	assert_ok(tmesh_cuda_alloc(a.cuda, 0, 5000, 0, &memory, err));
+	wrong = bytes_layout(5001);
+	assert_refused(tmesh_cuda_share(memory, &wrong, NULL, text, sizeof(text), err), -EINVAL,
+		       "");
+	assert_refused(tmesh_cuda_share(memory, &layout, NULL, text, 100, err), -ENOSPC, "room");
+	assert_ok(tmesh_cuda_share(memory, &layout, NULL, text, sizeof(text), err));
+	assert_refused(
+		tmesh_cuda_open_ref(b.cuda, text, strlen(text), &opts, NULL, &other, &layout, err),
+		-ENODEV, "no GPU 9");
+	opts.device = 1;
+	opts.rights = TMESH_WRITE;
+	assert_refused(
+		tmesh_cuda_open_ref(b.cuda, text, strlen(text), &opts, NULL, &other, &layout, err),
+		-EINVAL, "READ");
+	/* It speaks of more than there is. */
+	at = strstr(text, "\"offset\":0");
+	assert_non_null(at);
+	at[9] = '9';
+	assert_refused(
+		tmesh_cuda_open_ref(b.cuda, text, strlen(text), NULL, NULL, &other, &layout, err),
+		-EPROTO, "do not fit");
+	at[9] = '0';
+	standin_reset(0);
+	assert_refused(
+		tmesh_cuda_open_ref(b.cuda, text, strlen(text), NULL, NULL, &other, &layout, err),
+		-ECONNRESET, "CUDA_ERROR_CONTEXT_IS_DESTROYED");
+	/* Freed: nobody opens it any more. */
+	tmesh_cuda_memory_unref(memory);
+	assert_refused(
+		tmesh_cuda_open_ref(b.cuda, text, strlen(text), NULL, NULL, &other, &layout, err),
+		-ENOENT, "released");
+}
+
+static int beds_open(void **state)
+{
+	bed_open(&a, 8 * MIB);
+	bed_open(&b, 8 * MIB);
+	return 0;
+}
+
+static int beds_close(void **state)
+{
+	tmesh_cuda_unref(a.cuda);
+	tmesh_ctx_unref(a.ctx);
+	tmesh_cuda_unref(b.cuda);
+	tmesh_ctx_unref(b.ctx);
+	return 0;
+}
+
+#define beds_test(f)                                            \
+	{                                                       \
+		"stand-in: " #f, f, beds_open, beds_close, NULL \
+	}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		beds_test(test_open),
+		beds_test(test_share),
+		beds_test(test_host),
+		beds_test(test_dmabuf),
+		beds_test(test_strange_regions),
+		beds_test(test_strange_refs),
+	};
+
+	return cmocka_run_group_tests_name("cuda failures", tests, NULL, NULL);
+}

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: MIT
+/* Device memory in one process: blocks and chunks, DLPack, dma-bufs, devices' abilities. */
+#include "cuda_unit.h"
+
+#include <sys/stat.h>
+
+#include "../../lib/dlpack_abi.h"
+
+static struct tmesh_cuda_memory *alloc(struct bed *bed, int device, uint64_t bytes)
+{
+	struct tmesh_cuda_memory *memory;
+
+	assert_ok(tmesh_cuda_alloc(bed->cuda, device, bytes, 0, &memory, err));
+	return memory;
+}
+
+static void test_chunks(void **state)
+{
+	struct bed *bed = *state;
+	struct tmesh_cuda_memory *a = alloc(bed, 0, 1), *b = alloc(bed, 0, 1000), *c;
+	struct tmesh_cuda_stats stats = stats_of(bed);
+	uint64_t at = tmesh_cuda_pointer(a), offset;
+
+	assert_int_equal(stats.blocks, 1);
+	assert_int_equal(stats.bytes_reserved, 8 * MIB);
+	assert_int_equal(stats.bytes_used, 512 + 1024);
+	assert_int_equal(stats.allocs, 2);
+	assert_int_equal(stats.reused, 1);
+	assert_int_equal(tmesh_cuda_pointer(b), at + 512);
+	assert_ok(tmesh_cuda_find(bed->cuda, at + 600, &c, &offset, err));
+	assert_ptr_equal(c, b);
+	assert_int_equal(offset, 88);
+	tmesh_cuda_memory_unref(c);
+	assert_refused(tmesh_cuda_find(bed->cuda, at + 1512, &c, &offset, err), -ENOENT, "0x");
+	/* A hole is filled again, and neighbours become one. */
+	tmesh_cuda_memory_unref(a);
+	a = alloc(bed, 0, 512);
+	assert_int_equal(tmesh_cuda_pointer(a), at);
+	tmesh_cuda_memory_unref(a);
+	tmesh_cuda_memory_unref(b);
+	a = alloc(bed, 0, 8 * MIB);
+	assert_int_equal(tmesh_cuda_pointer(a), at);
+	assert_int_equal(stats_of(bed).blocks, 1);
+	/* One empty block stays, until it is trimmed. */
+	b = alloc(bed, 0, 1);
+	tmesh_cuda_memory_unref(a);
+	tmesh_cuda_memory_unref(b);
+	assert_int_equal(stats_of(bed).blocks, 1);
+	tmesh_cuda_trim(bed->cuda);
+	stats = stats_of(bed);
+	assert_int_equal(stats.blocks + stats.bytes_reserved + stats.bytes_used, 0);
+}
+
+static void test_devices(void **state)
+{
+	struct bed *bed = *state;
+	struct tmesh_cuda_memory *a = alloc(bed, 0, 100), *b = alloc(bed, 1, 100);
+	struct tmesh_cuda_device_info info = {.size = sizeof(info)};
+	char byte = 'x';
+
+	assert_int_equal(tmesh_cuda_device_count(bed->cuda), 2);
+	assert_ok(tmesh_cuda_device_info(bed->cuda, 1, &info, err));
+	assert_string_equal(info.name, "stand-in 1");
+	assert_int_equal(info.driver_version, 13000);
+	assert_true(standin_access(0, tmesh_cuda_pointer(a), &byte, 1, true));
+	assert_false(standin_access(1, tmesh_cuda_pointer(a), &byte, 1, true));
+	assert_true(standin_access(1, tmesh_cuda_pointer(b), &byte, 1, true));
+	assert_int_equal(info_of(b).resident, 1);
+	tmesh_cuda_memory_unref(a);
+	tmesh_cuda_memory_unref(b);
+}
+
+/* Many sizes in random order: never two at one place, and all comes back. */
+static void test_random(void **state)
+{
+	struct bed *bed = *state;
+	struct tmesh_cuda_memory *have[200] = {NULL};
+	unsigned int seed = 1;
+
+	for (int round = 0; round < 5000; round++) {
+		size_t i = (size_t)rand_r(&seed) % 200;
+		struct tmesh_cuda_info mine;
+
+		if (have[i]) {
+			tmesh_cuda_memory_unref(have[i]);
+			have[i] = NULL;
+			continue;
+		}
+		have[i] = alloc(bed, 0, 1 + (uint64_t)rand_r(&seed) % 300000);
+		mine = info_of(have[i]);
+		assert_int_equal(mine.pointer % 512, 0);
+		for (size_t j = 0; j < 200; j++) {
+			struct tmesh_cuda_info other;
+
+			if (!have[j] || j == i)
+				continue;
+			other = info_of(have[j]);
+			assert_true(mine.pointer + mine.bytes <= other.pointer ||
+				    other.pointer + other.bytes <= mine.pointer);
+		}
+	}
+	for (size_t i = 0; i < 200; i++)
+		tmesh_cuda_memory_unref(have[i]);
+	assert_int_equal(stats_of(bed).bytes_used, 0);
+	assert_int_equal(stats_of(bed).blocks, 1);
+}
+
+static void test_alone(void **state)
+{
+	struct bed *bed = *state;
+	struct tmesh_cuda_memory *a, *b = alloc(bed, 0, 1);
+
+	assert_ok(tmesh_cuda_alloc(bed->cuda, 0, 1, TMESH_CUDA_ALONE, &a, err));
+	assert_int_equal(stats_of(bed).bytes_reserved, 10 * MIB);
+	tmesh_cuda_memory_unref(a);
+	assert_int_equal(stats_of(bed).bytes_reserved, 8 * MIB);
+	tmesh_cuda_memory_unref(b);
+}
+
+static void test_no_memory(void **state)
+{
+	struct bed *bed = *state;
+	struct tmesh_cuda_memory *most = alloc(bed, 0, 246 * MIB), *rest, *more;
+	char byte = 'h';
+
+	assert_refused(tmesh_cuda_alloc(bed->cuda, 0, 11 * MIB, 0, &more, err), -ENOMEM,
+		       "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY");
+	/* A whole block does not fit, but what is asked for does. */
+	rest = alloc(bed, 0, 9 * MIB);
+	assert_refused(tmesh_cuda_alloc(bed->cuda, 0, 3 * MIB, 0, &more, err), -ENOMEM, "OUT_OF");
+	assert_int_equal(bed->warnings, 0);
+	assert_ok(tmesh_cuda_alloc(bed->cuda, 0, 3 * MIB, TMESH_CUDA_OR_HOST, &more, err));
+	assert_int_equal(bed->warnings, 1);
+	assert_int_equal(stats_of(bed).host_fallbacks, 1);
+	assert_int_equal(info_of(more).kind, TMESH_CUDA_HOST);
+	assert_true(standin_access(0, tmesh_cuda_pointer(more), &byte, 1, true));
+	tmesh_cuda_memory_unref(more);
+	tmesh_cuda_memory_unref(rest);
+	tmesh_cuda_memory_unref(most);
+	assert_refused(tmesh_cuda_alloc(bed->cuda, 0, 0, 0, &more, err), -EINVAL, "0 bytes");
+	assert_refused(tmesh_cuda_alloc(bed->cuda, 0, UINT64_MAX, 0, &more, err), -EOVERFLOW,
+		       "no size");
+	assert_refused(tmesh_cuda_alloc(bed->cuda, 7, 1, 0, &more, err), -ENODEV, "no GPU 7");
+	assert_refused(tmesh_cuda_alloc(bed->cuda, 0, 1, 1, &more, err), -EINVAL, "0x1");
+}
+
+static void test_dlpack(void **state)
+{
+	struct bed *bed = *state;
+	struct tmesh_cuda_memory *memory = alloc(bed, 1, 4096);
+	struct DLManagedTensorVersioned *versioned;
+	struct DLManagedTensor *managed;
+	struct tmesh_layout layout = bytes_layout(4000);
+
+	layout.offset = 96;
+	assert_ok(tmesh_cuda_to_dlpack(memory, &layout, &managed, err));
+	assert_ok(tmesh_cuda_to_dlpack_versioned(memory, &layout, 1, &versioned, err));
+	assert_int_equal((uintptr_t)managed->dl_tensor.data, tmesh_cuda_pointer(memory) + 96);
+	assert_int_equal(managed->dl_tensor.device.type, 2);
+	assert_int_equal(managed->dl_tensor.device.id, 1);
+	assert_int_equal(managed->dl_tensor.shape[0], 4000);
+	assert_int_equal(versioned->flags, 0);
+	/* In any order; the memory lives as long as the last of them. */
+	tmesh_cuda_memory_unref(memory);
+	managed->deleter(managed);
+	assert_int_equal(stats_of(bed).bytes_used, 4096);
+	versioned->deleter(versioned);
+	assert_int_equal(stats_of(bed).bytes_used, 0);
+	memory = alloc(bed, 1, 4096);
+	layout.offset = 97;
+	assert_refused(tmesh_cuda_to_dlpack(memory, &layout, &managed, err), -EINVAL, "");
+	assert_refused(tmesh_cuda_to_dlpack_versioned(memory, &layout, 0, &versioned, err),
+		       -EOPNOTSUPP, "version 1");
+	tmesh_cuda_memory_unref(memory);
+}
+
+static void test_descriptors(void **state)
+{
+	struct bed *bed = *state;
+	struct tmesh_cuda_memory *memory, *external;
+	struct tmesh_region *region;
+	unsigned int before;
+	char byte = 'q';
+	int fd, own;
+
+	assert_ok(tmesh_cuda_alloc(bed->cuda, 0, 2 * MIB, TMESH_CUDA_ALONE, &memory, err));
+	assert_ok(tmesh_cuda_export_dmabuf(memory, 4096, 8192, &fd, err));
+	close(fd);
+	assert_refused(tmesh_cuda_export_dmabuf(memory, 1, 4096, &fd, err), -EINVAL, "pages");
+	assert_refused(tmesh_cuda_export_dmabuf(memory, 0, 3 * MIB, &fd, err), -EINVAL, "outside");
+	/* Drivers that do not know the flag, or platforms without: once more without it. */
+	standin_fail("cuMemGetHandleForAddressRange", 1, 0);
+	assert_ok(tmesh_cuda_export_dmabuf(memory, 0, 0, &fd, err));
+	close(fd);
+	standin_fail("cuMemGetHandleForAddressRange", 800, 0);
+	assert_refused(tmesh_cuda_export_dmabuf(memory, 0, 0, &fd, err), -EPERM,
+		       "cuMemGetHandleForAddressRange: CUDA_ERROR_NOT_PERMITTED");
+
+	assert_true(standin_access(0, tmesh_cuda_pointer(memory), &byte, 1, true));
+	assert_ok(tmesh_cuda_region(memory, &region, err));
+	assert_ok(tmesh_region_opaque_fd(region, &own, err));
+	before = open_fds();
+	assert_ok(tmesh_cuda_import_fd(bed->cuda, 1, TMESH_CUDA_OPAQUE_FD, own, 2 * MIB, &external,
+				       err));
+	byte = 0;
+	assert_true(standin_access(1, tmesh_cuda_pointer(external), &byte, 1, false));
+	assert_int_equal(byte, 'q');
+	tmesh_cuda_memory_unref(external);
+	assert_refused(tmesh_cuda_import_fd(bed->cuda, 1, TMESH_CUDA_DMABUF_FD, own, 2 * MIB,
+					    &external, err),
+		       -EOPNOTSUPP, "cuImportExternalMemory: CUDA_ERROR_NOT_SUPPORTED");
+	assert_refused(tmesh_cuda_import_fd(bed->cuda, 1, TMESH_CUDA_OPAQUE_FD, 0, 2 * MIB,
+					    &external, err),
+		       -EINVAL, "CUDA_ERROR_INVALID_VALUE");
+	assert_refused(tmesh_cuda_import_fd(bed->cuda, 1, TMESH_CUDA_OPAQUE_FD, own, 3 * MIB,
+					    &external, err),
+		       -EINVAL, "CUDA_ERROR_INVALID_VALUE");
+	assert_refused(tmesh_cuda_import_fd(bed->cuda, 1, 7, own, 1, &external, err), -EINVAL,
+		       "say what");
+	assert_refused(
+		tmesh_cuda_import_fd(bed->cuda, 1, TMESH_CUDA_OPAQUE_FD, -1, 1, &external, err),
+		-EBADF, "-1");
+	assert_int_equal(open_fds(), before);
+	close(own);
+	tmesh_region_unref(region);
+	tmesh_cuda_memory_unref(memory);
+}
+
+static const struct tmesh_cuda_cap *cap(const struct tmesh_cuda_cap *caps, const char *name)
+{
+	for (int i = 0; i < TMESH_CUDA_CAPS; i++)
+		if (!strcmp(caps[i].name, name))
+			return &caps[i];
+	fail_msg("no %s", name);
+	return NULL;
+}
+
+static void test_caps(void **state)
+{
+	struct bed *bed = *state;
+	struct tmesh_cuda_cap caps[TMESH_CUDA_CAPS];
+
+	assert_ok(tmesh_cuda_caps(bed->cuda, 1, caps, err));
+	for (int i = 0; i < TMESH_CUDA_CAPS; i++)
+		assert_int_equal(caps[i].level, !strcmp(caps[i].name, "dma-buf-import")
+							? TMESH_CUDA_NOT_TRIED
+							: TMESH_CUDA_WORKS);
+	standin_fail("cuMemHostRegister_v2", 801, 0);
+	standin_fail("cuMemCreate", 800, 0);
+	assert_ok(tmesh_cuda_caps(bed->cuda, 1, caps, err));
+	assert_int_equal(cap(caps, "host-register")->level, TMESH_CUDA_NOT_SUPPORTED);
+	assert_non_null(strstr(cap(caps, "host-register")->reason, "CUDA_ERROR_NOT_SUPPORTED"));
+	assert_int_equal(cap(caps, "host-register-read-only")->level, TMESH_CUDA_WORKS);
+	assert_int_equal(cap(caps, "vmm")->level, TMESH_CUDA_NOT_SUPPORTED);
+	assert_int_equal(cap(caps, "posix-fd")->level, TMESH_CUDA_NOT_SUPPORTED);
+	assert_int_equal(cap(caps, "dma-buf-export")->level, TMESH_CUDA_NOT_SUPPORTED);
+	assert_int_equal(cap(caps, "ipc-event")->level, TMESH_CUDA_WORKS);
+	assert_refused(tmesh_cuda_caps(bed->cuda, 2, caps, err), -ENODEV, "no GPU 2");
+}
+
+static void test_no_driver(void **state)
+{
+	struct bed *bed = *state;
+	struct tmesh_cuda_opts opts = {.size = sizeof(opts), .library = "/nowhere/libcuda.so.1"};
+	struct tmesh_cuda *cuda;
+
+	assert_refused(tmesh_cuda_open(bed->ctx, &opts, &cuda, err), -ENODEV, "no CUDA driver");
+	opts.library = "libc.so.6";
+	assert_refused(tmesh_cuda_open(bed->ctx, &opts, &cuda, err), -ENODEV, "too old");
+	opts.library = getenv("TMESH_TEST_LIBCUDA");
+	standin_fail("cuInit", 100, 0);
+	assert_refused(tmesh_cuda_open(bed->ctx, &opts, &cuda, err), -ENODEV,
+		       "cuInit: CUDA_ERROR_NO_DEVICE");
+	standin_fail("cuDeviceGetUuid", 803, 1);
+	assert_refused(tmesh_cuda_open(bed->ctx, &opts, &cuda, err), -ENODEV,
+		       "cuDeviceGetUuid: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH");
+	opts.size = 3;
+	assert_refused(tmesh_cuda_open(bed->ctx, &opts, &cuda, err), -EINVAL, "size");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		standin_test(test_chunks),	standin_test(test_devices),
+		standin_test(test_random),	standin_test(test_alone),
+		standin_test(test_no_memory),	standin_test(test_dlpack),
+		standin_test(test_descriptors), standin_test(test_caps),
+		standin_test(test_no_driver),
+	};
+
+	return cmocka_run_group_tests_name("cuda memory", tests, NULL, NULL);
+}

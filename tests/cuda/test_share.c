@@ -1,0 +1,446 @@
+// SPDX-License-Identifier: MIT
+/* Device memory between processes: refs, sockets, kills of either side, taking back, order. */
+#include "cuda_unit.h"
+
+#include <sys/stat.h>
+
+typedef int stream_create_fn(struct CUstream_st **out, unsigned int flags);
+typedef int stream_destroy_fn(struct CUstream_st *stream);
+typedef int launch_fn(struct CUstream_st *stream, void (*call)(void *data), void *data);
+typedef int push_fn(void *context);
+typedef int retain_fn(void **context, int device);
+
+static struct tmesh_cuda_memory *alloc(struct bed *bed, int device, uint64_t bytes, char first)
+{
+	struct tmesh_cuda_memory *memory;
+
+	assert_ok(tmesh_cuda_alloc(bed->cuda, device, bytes, 0, &memory, err));
+	assert_true(standin_access(device, tmesh_cuda_pointer(memory), &first, 1, true));
+	return memory;
+}
+
+static char first_of(struct tmesh_cuda_memory *memory)
+{
+	char byte = 'E';
+
+	standin_access(info_of(memory).resident, tmesh_cuda_pointer(memory), &byte, 1, false);
+	return byte;
+}
+
+static void share(struct tmesh_cuda_memory *memory, char text[TMESH_REF_SIZE])
+{
+	struct tmesh_layout layout = bytes_layout((int64_t)info_of(memory).bytes);
+
+	assert_ok(tmesh_cuda_share(memory, &layout, NULL, text, TMESH_REF_SIZE, err));
+}
+
+/* Helpers are started before this process has a driver, whose threads they would lack. */
+#define ALONE_SET_UP(bed, ...)                   \
+	struct helper helpers[] = {__VA_ARGS__}; \
+	struct bed bed_ = {0}, *bed = &bed_;     \
+                                                 \
+	bed_open(bed, 8 * MIB)
+
+#define alone_test(f)                                \
+	{                                            \
+		"stand-in: " #f, f, NULL, NULL, NULL \
+	}
+
+static void test_two_processes(void **state)
+{
+	ALONE_SET_UP(bed, helper_start(RW, -1));
+	struct tmesh_cuda_memory *memory = alloc(bed, 1, 5000, 'a');
+	struct tmesh_ref ref;
+	char text[TMESH_REF_SIZE];
+
+	share(memory, text);
+	assert_ok(tmesh_ref_decode(text, strlen(text), &ref, err));
+	assert_int_equal(ref.layout.device_type, TMESH_DEVICE_CUDA);
+	assert_int_equal(ref.layout.device_id, 1);
+	assert_int_equal(ref.byte_size, 5000);
+	assert_non_null(strstr(text, "\"cuda\":{\"kind\":\"vmm\"}"));
+	assert_int_equal(helper_say(&helpers[0], text), 'a');
+	assert_int_equal(helper_say(&helpers[0], "w"), 'W');
+	assert_int_equal(first_of(memory), 'W');
+	assert_int_equal(helper_say(&helpers[0], "u"), 'u');
+	tmesh_cuda_memory_unref(memory);
+	assert_int_equal(stats_of(bed).bytes_lingering, 0);
+	helper_end(&helpers[0]);
+	bed_close(bed);
+}
+
+/* Kernels of the other GPU reach it, and so do those of the one that has it; read-only is kept. */
+static void test_peer_and_rights(void **state)
+{
+	ALONE_SET_UP(bed, helper_start(TMESH_READ, 0));
+	struct tmesh_cuda_memory *memory = alloc(bed, 1, 5000, 'a');
+	char text[TMESH_REF_SIZE];
+
+	share(memory, text);
+	assert_int_equal(helper_say(&helpers[0], text), 'a');
+	assert_int_equal(helper_say(&helpers[0], "w"), 'E');
+	assert_int_equal(first_of(memory), 'a');
+	tmesh_cuda_memory_unref(memory);
+	helper_end(&helpers[0]);
+	bed_close(bed);
+}
+
+/* A received tensor is sent on; who made it may go first, and nobody loses anything. */
+static void test_sent_on(void **state)
+{
+	ALONE_SET_UP(bed, helper_start(RW, -1), helper_start(RW, -1));
+	struct tmesh_cuda_memory *memory = alloc(bed, 0, 5000, 'a');
+	char text[2048];
+
+	share(memory, text);
+	assert_int_equal(helper_say(&helpers[0], text), 'a');
+	assert_int_equal(helper_ask(&helpers[0], "s", text), '{');
+	assert_int_equal(helper_say(&helpers[1], text), 'a');
+	tmesh_cuda_memory_unref(memory);
+	assert_int_equal(stats_of(bed).bytes_lingering, 5000);
+	bed_close(bed);
+	assert_int_equal(helper_say(&helpers[0], "r"), 'a');
+	assert_int_equal(helper_say(&helpers[0], "w"), 'W');
+	helper_kill(&helpers[0]);
+	assert_int_equal(helper_say(&helpers[1], "r"), 'W');
+	helper_end(&helpers[1]);
+}
+
+/* What others hold is not used again before they let go, or are killed. */
+static void test_lingering(void **state)
+{
+	ALONE_SET_UP(bed, helper_start(RW, -1), helper_start(RW, -1));
+	struct tmesh_cuda_memory *memory = alloc(bed, 0, 5000, 'a'), *next;
+	uint64_t at = tmesh_cuda_pointer(memory);
+	char text[TMESH_REF_SIZE];
+
+	share(memory, text);
+	assert_int_equal(helper_say(&helpers[0], text), 'a');
+	assert_int_equal(helper_say(&helpers[1], text), 'a');
+	tmesh_cuda_memory_unref(memory);
+	next = alloc(bed, 0, 5000, 'b');
+	assert_int_not_equal(tmesh_cuda_pointer(next), at);
+	assert_int_equal(helper_say(&helpers[0], "r"), 'a');
+	assert_int_equal(helper_say(&helpers[0], "u"), 'u');
+	usleep(20000);
+	assert_int_equal(stats_of(bed).bytes_lingering, 5000);
+	helper_kill(&helpers[1]);
+	eventually(stats_of(bed).bytes_lingering == 0);
+	tmesh_cuda_memory_unref(next);
+	next = alloc(bed, 0, 5000, 'c');
+	assert_int_equal(tmesh_cuda_pointer(next), at);
+	tmesh_cuda_memory_unref(next);
+	helper_end(&helpers[0]);
+	bed_close(bed);
+}
+
+/* A ref that nobody ever opens costs nothing once the memory is given back. */
+static void test_dropped(void **state)
+{
+	ALONE_SET_UP(bed, helper_start(RW, -1));
+	struct tmesh_cuda_memory *memory = alloc(bed, 0, 5000, 'a');
+	char text[TMESH_REF_SIZE], answer[2048];
+	struct tmesh_error told;
+
+	share(memory, text);
+	tmesh_cuda_memory_unref(memory);
+	assert_int_equal(stats_of(bed).bytes_used, 0);
+	assert_int_equal(helper_ask(&helpers[0], text, answer), 'E');
+	memcpy(&told, answer + 1, sizeof(told));
+	assert_int_equal(told.code, -ENOENT);
+	helper_end(&helpers[0]);
+	bed_close(bed);
+}
+
+static void test_reclaim(void **state)
+{
+	ALONE_SET_UP(bed, helper_start(RW, -1), helper_start(RW, -1));
+	struct tmesh_cuda_memory *memory = alloc(bed, 0, 5000, 'a');
+	struct tmesh_error told = {0};
+	char text[TMESH_REF_SIZE], pid[16];
+
+	share(memory, text);
+	assert_int_equal(helper_say(&helpers[0], text), 'a');
+	assert_ok(tmesh_cuda_reclaim(memory, 5 * SECOND, err));
+	assert_int_equal(helper_say(&helpers[0], "r"), 'T');
+	assert_int_equal(helper_say(&helpers[0], text), 'E');
+	/* It is the owner's as before, and can be shared anew. */
+	assert_int_equal(first_of(memory), 'a');
+	share(memory, text);
+	assert_int_equal(helper_say(&helpers[1], text), 'a');
+	/* One that is stopped cannot let go: it is named, until it is killed. */
+	kill(helpers[1].pid, SIGSTOP);
+	waitpid(helpers[1].pid, NULL, WUNTRACED);
+	assert_int_equal(tmesh_cuda_reclaim(memory, SECOND / 20, &told), -ETIMEDOUT);
+	snprintf(pid, sizeof(pid), "%d (", (int)helpers[1].pid);
+	if (!strstr(told.message, pid))
+		fail_msg("\"%s\" does not name %s", told.message, pid);
+	helper_kill(&helpers[1]);
+	assert_ok(tmesh_cuda_reclaim(memory, 5 * SECOND, err));
+	tmesh_cuda_memory_unref(memory);
+	helper_end(&helpers[0]);
+	bed_close(bed);
+}
+
+/* A second driver object of this process imports as another process would. */
+struct pair {
+	struct bed a, b;
+};
+
+static void pair_open(struct pair *pair)
+{
+	memset(pair, 0, sizeof(*pair));
+	bed_open(&pair->a, 8 * MIB);
+	bed_open(&pair->b, 8 * MIB);
+}
+
+static void pair_close(struct pair *pair)
+{
+	tmesh_cuda_unref(pair->a.cuda);
+	tmesh_ctx_unref(pair->a.ctx);
+	bed_close(&pair->b);
+}
+
+static void test_own_ref(void **state)
+{
+	struct pair pair;
+	struct tmesh_cuda_memory *memory, *same, *imported, *again, *neighbour, *second;
+	struct tmesh_layout layout;
+	char text[TMESH_REF_SIZE], other[TMESH_REF_SIZE];
+
+	pair_open(&pair);
+	memory = alloc(&pair.a, 0, 5000, 'a');
+	neighbour = alloc(&pair.a, 0, 700, 'n');
+	share(memory, text);
+	share(neighbour, other);
+	assert_ok(tmesh_cuda_open_ref(pair.a.cuda, text, strlen(text), NULL, NULL, &same, &layout,
+				      err));
+	assert_ptr_equal(same, memory);
+	assert_ok(tmesh_cuda_open_ref(pair.b.cuda, text, strlen(text), NULL, NULL, &imported,
+				      &layout, err));
+	assert_ok(tmesh_cuda_open_ref(pair.b.cuda, text, strlen(text), NULL, NULL, &again, &layout,
+				      err));
+	assert_ptr_equal(again, imported);
+	/* What lies in one block is mapped once. */
+	assert_ok(tmesh_cuda_open_ref(pair.b.cuda, other, strlen(other), NULL, NULL, &second,
+				      &layout, err));
+	assert_int_equal(tmesh_cuda_pointer(second) - tmesh_cuda_pointer(imported),
+			 tmesh_cuda_pointer(neighbour) - tmesh_cuda_pointer(memory));
+	assert_int_equal(stats_of(&pair.b).imported_bytes, 8 * MIB);
+	assert_int_equal(first_of(second), 'n');
+	tmesh_cuda_memory_unref(same);
+	tmesh_cuda_memory_unref(imported);
+	tmesh_cuda_memory_unref(again);
+	assert_int_equal(first_of(second), 'n');
+	tmesh_cuda_memory_unref(second);
+	assert_int_equal(stats_of(&pair.b).imported_bytes, 0);
+	tmesh_cuda_memory_unref(neighbour);
+	tmesh_cuda_memory_unref(memory);
+	pair_close(&pair);
+}
+
+static void test_by_socket(void **state)
+{
+	struct pair pair;
+	struct tmesh_cuda_memory *memory, *imported;
+	struct tmesh_region *region, *got;
+	int ends[2];
+
+	pair_open(&pair);
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends), 0);
+	memory = alloc(&pair.a, 1, 5000, 'a');
+	assert_ok(tmesh_cuda_region(memory, &region, err));
+	assert_ok(tmesh_cuda_record(memory, NULL, err));
+	assert_ok(tmesh_region_send(region, ends[0], RW, err));
+	tmesh_region_unref(region);
+	assert_ok(tmesh_region_recv(pair.b.ctx, ends[1], &got, err));
+	assert_ok(tmesh_cuda_import(pair.b.cuda, got, NULL, &imported, err));
+	assert_ok(tmesh_cuda_wait(imported, NULL, err));
+	tmesh_region_unref(got);
+	assert_int_equal(first_of(imported), 'a');
+	assert_int_equal(info_of(imported).resident, 1);
+	tmesh_cuda_memory_unref(imported);
+	tmesh_cuda_memory_unref(memory);
+	close(ends[0]);
+	close(ends[1]);
+	pair_close(&pair);
+}
+
+/* A lease of the importer's own: what it does not touch it gives back. */
+static void test_import_lease(void **state)
+{
+	struct tmesh_cuda_import_opts opts = {
+		.size = sizeof(opts), .device = -1, .lease_ns = 500000000};
+	struct pair pair;
+	struct tmesh_cuda_memory *memory, *imported;
+	struct tmesh_layout layout;
+	char text[TMESH_REF_SIZE], byte;
+
+	pair_open(&pair);
+	memory = alloc(&pair.a, 0, 5000, 'a');
+	share(memory, text);
+	assert_ok(tmesh_cuda_open_ref(pair.b.cuda, text, strlen(text), &opts, NULL, &imported,
+				      &layout, err));
+	for (int i = 0; i < 20; i++) {
+		usleep(50000);
+		assert_int_equal(tmesh_cuda_touch(imported), 0);
+	}
+	eventually(info_of(imported).taken);
+	eventually(stats_of(&pair.b).imported_bytes == 0);
+	assert_int_equal(tmesh_cuda_touch(imported), -ESTALE);
+	assert_false(standin_access(0, tmesh_cuda_pointer(imported), &byte, 1, false));
+	tmesh_cuda_memory_unref(memory);
+	assert_int_equal(stats_of(&pair.a).bytes_lingering, 0);
+	tmesh_cuda_memory_unref(imported);
+	pair_close(&pair);
+}
+
+/* The consumer's stream waits for the producer's; no host does. */
+struct slow_kernel {
+	uint64_t at;
+	int go;
+};
+
+static void slow_kernel(void *data)
+{
+	struct slow_kernel *kernel = data;
+
+	while (!__atomic_load_n(&kernel->go, __ATOMIC_ACQUIRE))
+		usleep(1000);
+	*(char *)kernel->at = 'P';
+}
+
+static void quick_kernel(void *data)
+{
+	char **bytes = data;
+
+	*bytes[1] = *bytes[0];
+}
+
+static void test_streams(void **state)
+{
+	stream_create_fn *create = (stream_create_fn *)standin_symbol("cuStreamCreate");
+	stream_destroy_fn *destroy = (stream_destroy_fn *)standin_symbol("cuStreamDestroy_v2");
+	launch_fn *launch = (launch_fn *)standin_symbol("cuLaunchHostFunc");
+	retain_fn *retain = (retain_fn *)standin_symbol("cuDevicePrimaryCtxRetain");
+	push_fn *push = (push_fn *)standin_symbol("cuCtxPushCurrent_v2");
+	struct CUstream_st *producer, *consumer;
+	struct tmesh_cuda_memory *memory, *imported;
+	struct slow_kernel kernel = {0};
+	struct tmesh_layout layout = bytes_layout(5000);
+	char text[TMESH_REF_SIZE], seen = 0, *bytes[2];
+	struct pair pair;
+	void *context;
+
+	pair_open(&pair);
+	assert_int_equal(retain(&context, 0), 0);
+	assert_int_equal(push(context), 0);
+	assert_int_equal(create(&producer, 0), 0);
+	assert_int_equal(create(&consumer, 0), 0);
+	memory = alloc(&pair.a, 0, 5000, 'a');
+	kernel.at = tmesh_cuda_pointer(memory);
+	launch(producer, slow_kernel, &kernel);
+	assert_ok(tmesh_cuda_share(memory, &layout, producer, text, sizeof(text), err));
+	assert_ok(tmesh_cuda_open_ref(pair.b.cuda, text, strlen(text), NULL, consumer, &imported,
+				      &layout, err));
+	bytes[0] = (char *)tmesh_cuda_pointer(imported);
+	bytes[1] = &seen;
+	launch(consumer, quick_kernel, bytes);
+	usleep(30000);
+	assert_int_equal(__atomic_load_n(&seen, __ATOMIC_ACQUIRE), 0);
+	__atomic_store_n(&kernel.go, 1, __ATOMIC_RELEASE);
+	eventually(__atomic_load_n(&seen, __ATOMIC_ACQUIRE));
+	assert_int_equal(seen, 'P');
+	assert_int_equal(stats_of(&pair.a).host_waits + stats_of(&pair.b).host_waits, 0);
+	/* Nothing is unmapped under a kernel. */
+	seen = 0;
+	launch(consumer, quick_kernel, bytes);
+	tmesh_cuda_memory_unref(imported);
+	assert_int_equal(seen, 'P');
+	tmesh_cuda_memory_unref(memory);
+	destroy(producer);
+	destroy(consumer);
+	((push_fn *)standin_symbol("cuCtxPopCurrent_v2"))(&context);
+	((int (*)(int))standin_symbol("cuDevicePrimaryCtxRelease_v2"))(0);
+	pair_close(&pair);
+}
+
+static void test_ipc(void **state)
+{
+	ALONE_SET_UP(bed, helper_start(RW, -1));
+	retain_fn *retain = (retain_fn *)standin_symbol("cuDevicePrimaryCtxRetain");
+	push_fn *push = (push_fn *)standin_symbol("cuCtxPushCurrent_v2");
+	struct tmesh_layout layout = bytes_layout(5000);
+	struct tmesh_cuda_memory *memory, *ours;
+	char text[TMESH_REF_SIZE], byte = 'i';
+	unsigned long long pointer;
+	struct tmesh_region *region;
+	void *context;
+
+	assert_int_equal(retain(&context, 0), 0);
+	assert_int_equal(push(context), 0);
+	assert_int_equal(((int (*)(unsigned long long *, size_t))standin_symbol("cuMemAlloc_v2"))(
+				 &pointer, 10000),
+			 0);
+	assert_true(standin_access(0, pointer + 512, &byte, 1, true));
+	assert_ok(tmesh_cuda_share_ipc(bed->cuda, pointer + 512, &layout, NULL, text, sizeof(text),
+				       &region, err));
+	assert_non_null(strstr(text, "\"cuda\":{\"kind\":\"ipc\"}"));
+	assert_int_equal(helper_say(&helpers[0], text), 'i');
+	/* In the process itself the driver opens none. */
+	assert_refused(tmesh_cuda_open_ref(bed->cuda, text, strlen(text), NULL, NULL, &memory,
+					   &layout, err),
+		       -ECONNRESET, "cuIpcOpenMemHandle: CUDA_ERROR_INVALID_CONTEXT");
+	tmesh_region_unref(region);
+	assert_int_equal(helper_say(&helpers[0], "u"), 'u');
+	/* Memory of the VMM calls is not for this. */
+	ours = alloc(bed, 0, 5000, 'a');
+	assert_refused(tmesh_cuda_share_ipc(bed->cuda, tmesh_cuda_pointer(ours), &layout, NULL,
+					    text, sizeof(text), &region, err),
+		       -EINVAL, "cuIpcGetMemHandle: CUDA_ERROR_INVALID_VALUE");
+	assert_refused(tmesh_cuda_share_ipc(bed->cuda, 4096, &layout, NULL, text, sizeof(text),
+					    &region, err),
+		       -EINVAL, "cuPointerGetAttribute: CUDA_ERROR_INVALID_VALUE");
+	tmesh_cuda_memory_unref(ours);
+	((int (*)(unsigned long long))standin_symbol("cuMemFree_v2"))(pointer);
+	((push_fn *)standin_symbol("cuCtxPopCurrent_v2"))(&context);
+	((int (*)(int))standin_symbol("cuDevicePrimaryCtxRelease_v2"))(0);
+	helper_end(&helpers[0]);
+	bed_close(bed);
+}
+
+/* Host memory by the same door: a ref to a region is registered. */
+static void test_host_ref(void **state)
+{
+	int64_t shape = 100;
+	struct tmesh_tensor *tensor;
+	struct tmesh_cuda_memory *memory;
+	struct tmesh_layout layout;
+	char text[TMESH_REF_SIZE], bytes[100] = "xyz", byte;
+	struct bed *bed = *state;
+
+	assert_ok(tmesh_tensor_put(bed->ctx, TMESH_UINT8, 1, &shape, bytes, NULL, &tensor, err));
+	assert_ok(tmesh_tensor_ref_encode(tensor, TMESH_READ, text, sizeof(text), err));
+	assert_ok(tmesh_cuda_open_ref(bed->cuda, text, strlen(text), NULL, NULL, &memory, &layout,
+				      err));
+	assert_int_equal(info_of(memory).kind, TMESH_CUDA_HOST);
+	assert_true(
+		standin_access(0, tmesh_cuda_pointer(memory) + layout.offset + 1, &byte, 1, false));
+	assert_int_equal(byte, 'y');
+	tmesh_cuda_memory_unref(memory);
+	tmesh_tensor_unref(tensor);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		alone_test(test_two_processes), alone_test(test_peer_and_rights),
+		alone_test(test_sent_on),	alone_test(test_lingering),
+		alone_test(test_dropped),	alone_test(test_reclaim),
+		alone_test(test_own_ref),	alone_test(test_by_socket),
+		alone_test(test_import_lease),	alone_test(test_streams),
+		alone_test(test_ipc),		standin_test(test_host_ref),
+	};
+
+	return cmocka_run_group_tests_name("cuda share", tests, NULL, NULL);
+}
