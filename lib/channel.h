@@ -182,6 +182,7 @@ struct tmesh_channel {
 	uint32_t gone_mask; /* of head->state */
 	atomic_uint over;   /* nobody is left; told by the watch */
 	bool polls;
+	bool opens; /* regions, whenever a message needs one */
 	uint64_t spin_max;
 	uint64_t spin; /* what it is worth at present */
 
@@ -310,6 +311,8 @@ int tmesh_channel_put(struct tmesh_channel *channel, const struct tmesh_message 
 		      uint32_t count, struct tmesh_error *err);
 int tmesh_channel_take(struct tmesh_channel *channel, struct tmesh_message *messages, uint32_t room,
 		       struct tmesh_error *err);
+/* Open what the message at each lane's head needs. */
+int tmesh_channel_look_ahead(struct tmesh_channel *channel, struct tmesh_error *err);
 /* Without doing it: putting or taking may be worth a try. */
 bool tmesh_channel_ready(struct tmesh_channel *channel);
 /* A new producer of a lane goes on where the last one ended. */

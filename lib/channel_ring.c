@@ -199,7 +199,8 @@ static void undo(struct tmesh_message *messages, uint32_t count)
 /* What may be otherwise next time: the message stays. */
 static bool passes(int rc)
 {
-	return rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM || rc == -ETIMEDOUT;
+	return rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM || rc == -ETIMEDOUT ||
+	       rc == -EINPROGRESS;
 }
 
 /*
@@ -253,6 +254,26 @@ int tmesh_channel_take(struct tmesh_channel *channel, struct tmesh_message *mess
 		}
 	}
 	return -EAGAIN;
+}
+
+/* Whether it was still there does not matter: what is open now stays so for the next one. */
+int tmesh_channel_look_ahead(struct tmesh_channel *channel, struct tmesh_error *err)
+{
+	for (uint32_t i = 0; i < channel->shape.lanes; i++) {
+		struct channel_lane *lane = channel_lane(channel, i);
+		uint64_t head = atomic_load_explicit(&lane->head, memory_order_acquire);
+		struct tmesh_message message;
+		int rc;
+
+		if (!published(channel, lane, head, 1))
+			continue;
+		rc = deliver(channel, i, head, &message, err);
+		if (!rc)
+			tmesh_tensor_unref(message.tensor);
+		else if (passes(rc))
+			return rc;
+	}
+	return 0;
 }
 
 bool tmesh_channel_ready(struct tmesh_channel *channel)

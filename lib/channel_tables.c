@@ -266,6 +266,10 @@ static int open_region(struct tmesh_channel *channel, uint32_t lane, uint32_t en
 	struct tmesh_region *region;
 	int rc;
 
+	if (!channel->opens)
+		return tmesh_fail(err, -EINPROGRESS,
+				  "receive: the message's region is not open yet, which "
+				  "tmesh_channel_prepare() does");
 	channel_copy_out(words, channel_regions(channel, channel_lane(channel, lane))[entry].words,
 			 CHANNEL_R_WORDS);
 	memcpy(token, &words[CHANNEL_R_TOKEN], sizeof(token));

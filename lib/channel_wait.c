@@ -292,6 +292,19 @@ int tmesh_channel_recv_batch(struct tmesh_channel *channel, struct tmesh_message
 	return rc ? rc : wait_for(channel, &a, timeout_ns, empty, err);
 }
 
+int tmesh_channel_prepare(struct tmesh_channel *channel, struct tmesh_error *err)
+{
+	int rc = check_use(channel, TMESH_CHANNEL_RECV, "prepare", err);
+	bool opens = channel->opens;
+
+	if (rc)
+		return rc;
+	channel->opens = true;
+	rc = tmesh_channel_look_ahead(channel, err);
+	channel->opens = opens;
+	return rc;
+}
+
 int tmesh_channel_recv(struct tmesh_channel *channel, struct tmesh_message *message,
 		       int64_t timeout_ns, struct tmesh_error *err)
 {

@@ -32,6 +32,12 @@ enum tmesh_channel_role {
 
 #define TMESH_CHANNEL_NO_SPIN UINT64_MAX
 
+enum tmesh_channel_flags {
+	/* Receiving: a message about a region that is not open yet stays, and gives -EINPROGRESS
+	 * until tmesh_channel_prepare(): for threads that must not wait for a peer. */
+	TMESH_CHANNEL_NO_OPEN = 1 << 0,
+};
+
 struct tmesh_channel_opts {
 	size_t size; /* sizeof(struct tmesh_channel_opts) */
 	/* Of the channel; for tmesh_channel_create() alone. */
@@ -45,6 +51,8 @@ struct tmesh_channel_opts {
 	uint32_t max_regions; /* receiving: kept open for further messages; 0: 64 */
 	uint64_t max_bytes;   /* receiving: of them, beyond which those go that the caller holds
 			       * no tensor of; 0: 1 GiB */
+	uint32_t flags;	      /* enum tmesh_channel_flags */
+	uint32_t reserved;    /* 0 */
 	uint64_t spin_ns;     /* longest busy wait before sleeping, at most 1 s; 0: 20 us;
 			       * TMESH_CHANNEL_NO_SPIN: none. It gets shorter by itself where it
 			       * does not help */
@@ -116,13 +124,19 @@ int tmesh_channel_flush(struct tmesh_channel *channel, int64_t timeout_ns, struc
  * Return: 0; -EAGAIN (_try_: nothing there); -ETIMEDOUT; -EPIPE (nothing there, and nobody is
  * left to send); -EINTR; -EPROTO (the sender wrote nonsense, or the channel's memory is corrupt);
  * -ENOENT, -ESTALE (the message's region is gone, by its owner's death or a revocation); -EMFILE,
- * -ENOMEM (the message stays); -EPERM (handle inherited through fork()). A message that can never
- * be delivered is gone; the next call goes on behind it.
+ * -ENOMEM, -EINPROGRESS (NO_OPEN) (the message stays); -EPERM (handle inherited through fork()). A
+ * message that can never be delivered is gone; the next call goes on behind it.
  */
 int tmesh_channel_recv(struct tmesh_channel *channel, struct tmesh_message *message,
 		       int64_t timeout_ns, struct tmesh_error *err);
 int tmesh_channel_try_recv(struct tmesh_channel *channel, struct tmesh_message *message,
 			   struct tmesh_error *err);
+/*
+ * Open the region of the next message, if there is one and it needs that; may wait for a peer as
+ * long as tmesh_region_open(). A message that can never be delivered is left to the next receive.
+ * Return: 0; -EMFILE, -ENOMEM, -ETIMEDOUT (worth another try); -EPERM, -EINVAL.
+ */
+int tmesh_channel_prepare(struct tmesh_channel *channel, struct tmesh_error *err);
 /* Up to @room messages, as many as are there; waits only for the first. Return: how many came
  * (at least 1), or as tmesh_channel_recv(). */
 int tmesh_channel_recv_batch(struct tmesh_channel *channel, struct tmesh_message *messages,

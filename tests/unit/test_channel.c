@@ -270,6 +270,36 @@ static void test_tensors(void **state)
 	pair_end(&p);
 }
 
+/* Who must not wait is told, and opens when it may. */
+static void test_no_open(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .flags = TMESH_CHANNEL_NO_OPEN};
+	struct tmesh_channel_opts bad = {.size = sizeof(bad), .flags = 2};
+	struct pair p = {.ctx = context()};
+	struct tmesh_message message = number(1), got[3];
+
+	assert_refused(tmesh_channel_create(p.ctx, SEND, &bad, &p.maker, err), -EINVAL, "flags");
+	assert_ok(tmesh_channel_create(p.ctx, SEND, NULL, &p.maker, err));
+	assert_ok(tmesh_channel_token(p.maker, p.token, err));
+	assert_ok(tmesh_channel_open(p.ctx, p.token, RECV, &opts, &p.other, err));
+	assert_refused(tmesh_channel_prepare(p.maker, err), -EINVAL, "direction");
+	assert_ok(tmesh_channel_prepare(p.other, err));
+	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+	message.tensor = tensor(p.ctx, 1);
+	for (int i = 0; i < 2; i++)
+		assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+	assert_int_equal(tmesh_channel_recv_batch(p.other, got, 3, 0, NULL), 1);
+	for (int i = 0; i < 2; i++)
+		assert_refused(tmesh_channel_recv(p.other, got, -1, err), -EINPROGRESS, "prepare");
+	assert_ok(tmesh_channel_prepare(p.other, err));
+	assert_int_equal(tmesh_channel_recv_batch(p.other, got, 3, 0, NULL), 2);
+	assert_ptr_equal(got[0].tensor, got[1].tensor);
+	for (int i = 0; i < 2; i++)
+		tmesh_tensor_unref(got[i].tensor);
+	tmesh_tensor_unref(message.tensor);
+	pair_end(&p);
+}
+
 static void test_rights(void **state)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .rights = TMESH_READ | TMESH_WRITE};
@@ -637,21 +667,14 @@ static void test_poll_shared(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_order),
-		cmocka_unit_test(test_bytes),
-		cmocka_unit_test(test_full),
-		cmocka_unit_test(test_bad_options),
-		cmocka_unit_test(test_places),
-		cmocka_unit_test(test_gone),
-		cmocka_unit_test(test_late),
-		cmocka_unit_test(test_tensors),
-		cmocka_unit_test(test_rights),
-		cmocka_unit_test(test_layouts),
-		cmocka_unit_test(test_regions_bounded),
-		cmocka_unit_test(test_bytes_bounded),
-		cmocka_unit_test(test_many),
-		cmocka_unit_test(test_poll),
-		cmocka_unit_test(test_poll_shared),
+		cmocka_unit_test(test_order),	      cmocka_unit_test(test_bytes),
+		cmocka_unit_test(test_full),	      cmocka_unit_test(test_bad_options),
+		cmocka_unit_test(test_places),	      cmocka_unit_test(test_gone),
+		cmocka_unit_test(test_late),	      cmocka_unit_test(test_tensors),
+		cmocka_unit_test(test_no_open),	      cmocka_unit_test(test_rights),
+		cmocka_unit_test(test_layouts),	      cmocka_unit_test(test_regions_bounded),
+		cmocka_unit_test(test_bytes_bounded), cmocka_unit_test(test_many),
+		cmocka_unit_test(test_poll),	      cmocka_unit_test(test_poll_shared),
 	};
 
 	return cmocka_run_group_tests_name("channel", tests, NULL, NULL);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The Channel type. The library wants one thread at a time in a handle: what can be done at once
- * is done under the GIL, and who waits, without it, marks the handle as busy.
+ * is done under the GIL, and who waits, for a message or for the peer whose region it opens, does
+ * so without it and marks the handle as busy.
  */
 #include "binding.h"
 
@@ -102,6 +103,7 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 		return NULL;
 	opts.rights = writable ? TMESH_READ | TMESH_WRITE : TMESH_READ;
 	opts.max_bytes = max_bytes;
+	opts.flags = TMESH_CHANNEL_NO_OPEN;
 	ctx = context(st);
 	if (!ctx)
 		return NULL;
@@ -139,6 +141,7 @@ static PyObject *channel_open(PyObject *type, PyObject *args, PyObject *kwargs)
 		return NULL;
 	opts.rights = writable ? TMESH_READ | TMESH_WRITE : TMESH_READ;
 	opts.max_bytes = max_bytes;
+	opts.flags = TMESH_CHANNEL_NO_OPEN;
 	ctx = context(st);
 	if (!ctx)
 		return NULL;
@@ -303,13 +306,17 @@ struct wait {
 static int act(struct channel *self, const struct wait *wait, int64_t timeout_ns,
 	       struct tmesh_error *err)
 {
+	int rc;
+
 	if (!wait->count)
 		return tmesh_channel_flush(self->channel, timeout_ns, err);
 	if (self->role == TMESH_CHANNEL_SEND)
 		return tmesh_channel_send_batch(self->channel, wait->messages, wait->count,
 						timeout_ns, err);
-	return tmesh_channel_recv_batch(self->channel, wait->messages, wait->count, timeout_ns,
-					err);
+	rc = tmesh_channel_recv_batch(self->channel, wait->messages, wait->count, timeout_ns, err);
+	if (rc == -EINPROGRESS)
+		rc = tmesh_channel_prepare(self->channel, err) ? err->code : -EINTR;
+	return rc;
 }
 
 static int64_t now_ns(void)
@@ -320,7 +327,8 @@ static int64_t now_ns(void)
 	return t.tv_sec * 1000000000ll + t.tv_nsec;
 }
 
-/* Without the GIL; a signal's handler runs in between, and may raise. */
+/* Without the GIL; a signal's handler runs in between, and may raise. What was opened is tried
+ * again likewise. */
 static int wait_for(struct channel *self, const struct wait *wait, struct tmesh_error *err)
 {
 	int64_t end = wait->timeout_ns < 0 ? 0 : now_ns() + wait->timeout_ns;
@@ -471,9 +479,16 @@ static PyObject *channel_try_recv(PyObject *object, PyObject *unused)
 	if (!may(self, TMESH_CHANNEL_RECV))
 		return NULL;
 	rc = tmesh_channel_try_recv(self->channel, &message, &err);
-	if (rc == -EAGAIN)
+	if (rc == -EINPROGRESS) {
+		struct wait wait = {&message, 1, 0};
+
+		rc = wait_for(self, &wait, &err);
+	}
+	/* Opened, and another consumer had it. */
+	if (rc == -EAGAIN || rc == -ETIMEDOUT)
 		Py_RETURN_NONE;
-	return rc ? raise_rc(self, &err) : object_from_message(state_of_channel(self), &message);
+	return rc < 0 ? raise_rc(self, &err)
+		      : object_from_message(state_of_channel(self), &message);
 }
 
 static PyObject *recv_for(struct channel *self, int64_t timeout_ns)
@@ -483,7 +498,7 @@ static PyObject *recv_for(struct channel *self, int64_t timeout_ns)
 	struct tmesh_error err;
 	int rc = tmesh_channel_try_recv(self->channel, &message, &err);
 
-	if (rc == -EAGAIN)
+	if (rc == -EAGAIN || rc == -EINPROGRESS)
 		rc = wait_for(self, &wait, &err);
 	return rc < 0 ? raise_rc(self, &err)
 		      : object_from_message(state_of_channel(self), &message);
