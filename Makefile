@@ -28,7 +28,7 @@ CPPFLAGS += -D_GNU_SOURCE -Iinclude -Iinclude/uapi
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
 
-all: lib tools ## build the library and the tools
+all: lib cuda tools ## build the libraries and the tools
 
 include $(wildcard */build.mk tests/*/build.mk bindings/*/build.mk)
 
@@ -38,8 +38,8 @@ deps: ## install the Debian packages that building, the demo and the tests need 
 demo: ## share a real model's embeddings between Python and Elixir, and show who holds them
 	@tests/demo/run.sh
 
-install: install-lib install-tools ## install library, headers, tools, man pages (PREFIX, DESTDIR)
-uninstall: uninstall-lib uninstall-tools ## remove what install put there
+install: install-lib install-cuda install-tools ## install library, headers, tools, man pages (PREFIX, DESTDIR)
+uninstall: uninstall-lib uninstall-cuda uninstall-tools ## remove what install put there
 
 clean: ## remove everything that was built
 	rm -rf $(B) bindings/beam/_build

@@ -9,8 +9,9 @@ CUDA_SO     := $(B)/libtmesh-cuda.so.$(VERSION)
 CUDA_SRC    := $(addprefix $(CUDA)/,block.c caps.c cuda.c dlpack.c driver.c event.c external.c host.c \
 		 import.c share.c watch.c)
 CUDA_LIBS   = $(LIB_LIBS) -ldl
+CUDA_TORCH  := $(B)/libtmesh-cuda-torch.so
 
-cuda: $(B)/libtmesh-cuda.so ## build libtmesh-cuda
+cuda: $(B)/libtmesh-cuda.so $(CUDA_TORCH) ## build libtmesh-cuda and PyTorch's allocator on it
 
 # cuda_objects(variant, flags): as lib_objects()
 define cuda_objects
@@ -37,17 +38,24 @@ $(B)/libtmesh-cuda.so: $(CUDA_SO)
 	ln -sf $(notdir $(CUDA_SO)) $(B)/$(CUDA_SONAME)
 	ln -sf $(CUDA_SONAME) $@
 
+# A plug-in: it is found by its path, has no version, and its two functions are all there is.
+$(CUDA_TORCH): $(CUDA)/torch.c $(CUDA)/build.mk $(B)/libtmesh-cuda.so
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LIB_CFLAGS) $(LDFLAGS) -shared -Wl,-z,defs \
+		-Wl,-soname,$(notdir $@) -o $@ $< -L$(B) -ltmesh-cuda -ltmesh $(CUDA_LIBS)
+
 install-cuda: cuda
 	$(INSTALL) -d $(DESTDIR)$(LIBDIR)/pkgconfig
 	$(INSTALL) -m 755 $(CUDA_SO) $(DESTDIR)$(LIBDIR)/
 	ln -sf $(notdir $(CUDA_SO)) $(DESTDIR)$(LIBDIR)/$(CUDA_SONAME)
 	ln -sf $(CUDA_SONAME) $(DESTDIR)$(LIBDIR)/libtmesh-cuda.so
+	$(INSTALL) -m 755 $(CUDA_TORCH) $(DESTDIR)$(LIBDIR)/
 	sed -e 's|@prefix@|$(PREFIX)|' -e 's|@libdir@|$(LIBDIR)|' \
 		-e 's|@includedir@|$(INCLUDEDIR)|' -e 's|@version@|$(VERSION)|' \
 		$(CUDA)/libtmesh-cuda.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/libtmesh-cuda.pc
 
 uninstall-cuda:
 	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,$(notdir $(CUDA_SO)) $(CUDA_SONAME) libtmesh-cuda.so \
+		$(notdir $(CUDA_TORCH)) \
 		pkgconfig/libtmesh-cuda.pc)
 
 .PHONY: cuda install-cuda uninstall-cuda

@@ -79,6 +79,27 @@ int tmesh_cuda_open(struct tmesh_ctx *ctx, const struct tmesh_cuda_opts *opts,
 	return 0;
 }
 
+/* What fails is tried again by the next call: a driver may be there by then. */
+int tmesh_cuda_default(struct tmesh_cuda **out, struct tmesh_error *err)
+{
+	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+	static struct tmesh_cuda *own;
+	struct tmesh_ctx *ctx;
+	int rc = 0;
+
+	pthread_mutex_lock(&lock);
+	if (!own) {
+		rc = tmesh_ctx_open(NULL, &ctx, err);
+		if (!rc) {
+			rc = tmesh_cuda_open(ctx, NULL, &own, err);
+			tmesh_ctx_unref(ctx);
+		}
+	}
+	*out = own;
+	pthread_mutex_unlock(&lock);
+	return rc;
+}
+
 struct tmesh_cuda *tmesh_cuda_ref(struct tmesh_cuda *cuda)
 {
 	atomic_fetch_add_explicit(&cuda->refs, 1, memory_order_relaxed);

@@ -43,6 +43,9 @@ struct tmesh_cuda_opts {
 /* Load the driver. Return: 0; -ENODEV (no driver, no GPU; the message says which). */
 int tmesh_cuda_open(struct tmesh_ctx *ctx, const struct tmesh_cuda_opts *opts,
 		    struct tmesh_cuda **out, struct tmesh_error *err);
+/* This process's own, for parts that do not know of each other: opened by the first call, with
+ * default options and a context of its own, and never closed. Not a reference. */
+int tmesh_cuda_default(struct tmesh_cuda **out, struct tmesh_error *err);
 struct tmesh_cuda *tmesh_cuda_ref(struct tmesh_cuda *cuda);
 /* Memory keeps it alive. */
 void tmesh_cuda_unref(struct tmesh_cuda *cuda);
