@@ -141,11 +141,26 @@ static int tmesh_summary_show(struct seq_file *m, void *v)
 		[TMESH_HANDLES] = "handles",
 		[TMESH_PINS] = "pins",
 	};
+	u64 cursor = 0, exports = 0, attachments = 0, revoked = 0, pinned = 0;
+	struct tmesh_region *region;
 	unsigned int i;
+	loff_t pos;
 
 	for (i = 0; i < TMESH_COUNTS; i++)
 		seq_printf(m, "%s %llu\n", names[i], tmesh_used(NULL, TMESH_TOTAL, i));
 	seq_printf(m, "leases %ld\n", tmesh_lease_count());
+	/* Nobody counts these while nobody looks. */
+	while ((region = tmesh_regions_after(cursor, &pos))) {
+		cursor = region->id;
+		exports += READ_ONCE(region->nr_exports);
+		attachments += atomic_read(&region->attachments);
+		revoked += !!(READ_ONCE(region->state) & TMESH_STATE_REVOKED);
+		pinned += (u64)READ_ONCE(region->pinned) << PAGE_SHIFT;
+		tmesh_region_put(region);
+		cond_resched();
+	}
+	seq_printf(m, "exports %llu\nattachments %llu\nrevoked %llu\npinned_bytes %llu\n", exports,
+		   attachments, revoked, pinned);
 	return 0;
 }
 

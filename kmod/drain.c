@@ -158,6 +158,7 @@ static void tmesh_drain_step(struct tmesh_region *region, bool again)
 	mem = region->gone;
 	if (mem) {
 		WRITE_ONCE(region->pinned, tmesh_sweep(region, mem, true));
+		trace_tmesh_drain(region->id, (u64)region->pinned << PAGE_SHIFT);
 		if (region->pinned) {
 			region->drain_delay = again ? min(region->drain_delay * 2,
 							  0UL + TMESH_DRAIN_MAX)
@@ -172,7 +173,6 @@ static void tmesh_drain_step(struct tmesh_region *region, bool again)
 	if (!mem)
 		return;
 	mem->ops->release(mem);
-	trace_tmesh_drain(region->id);
 	wake_up_all(&region->wait);
 }
 

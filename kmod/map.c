@@ -34,6 +34,8 @@ static vm_fault_t tmesh_fault_batch(struct vm_fault *vmf, struct tmesh_claim *cl
 	rc = vm_insert_pages(vma, vmf->address, pages + vmf->pgoff, &left);
 	WRITE_ONCE(claim->fault_next, vmf->pgoff + nr);
 	WRITE_ONCE(claim->fault_batch, batch);
+	trace_tmesh_fault(claim->region->id, (u64)(claim->first + vmf->pgoff) << PAGE_SHIFT,
+			  (u64)(nr - left) << PAGE_SHIFT, false);
 	/*
 	 * It stops at a page that is mapped already, which may even be the first. It finds no page
 	 * table where MADV_DONTNEED just freed the one that it made (since 6.14): once more, then.
@@ -67,6 +69,8 @@ static vm_fault_t tmesh_fault_gone(struct vm_fault *vmf, struct tmesh_claim *cla
 
 	if (READ_ONCE(claim->policy) & TMESH_POLICY_ZERO)
 		page = tmesh_zero_page(claim, vmf->pgoff);
+	trace_tmesh_fault(claim->region->id, (u64)(claim->first + vmf->pgoff) << PAGE_SHIFT,
+			  page ? PAGE_SIZE : 0, true);
 	if (!page)
 		return VM_FAULT_SIGBUS;
 	vmf->page = page;
@@ -99,6 +103,8 @@ static vm_fault_t tmesh_fault(struct vm_fault *vmf)
 	vmf->page = pages[vmf->pgoff];
 	get_page(vmf->page);
 	lock_page(vmf->page);
+	trace_tmesh_fault(region->id, (u64)(claim->first + vmf->pgoff) << PAGE_SHIFT,
+			  folio_size(page_folio(vmf->page)), false);
 	ret = VM_FAULT_LOCKED;
 unlock:
 	up_read(&region->lock);

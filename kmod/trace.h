@@ -67,6 +67,25 @@ TRACE_EVENT(tmesh_map,
 		  __entry->bytes, __entry->writable)
 );
 
+TRACE_EVENT(tmesh_fault,
+	TP_PROTO(u64 id, u64 offset, u64 bytes, bool gone),
+	TP_ARGS(id, offset, bytes, gone),
+	TP_STRUCT__entry(
+		__field(u64, id)
+		__field(u64, offset)
+		__field(u64, bytes)
+		__field(bool, gone)
+	),
+	TP_fast_assign(
+		__entry->id = id;
+		__entry->offset = offset;
+		__entry->bytes = bytes;
+		__entry->gone = gone;
+	),
+	TP_printk("id=%llu offset=%llu bytes=%llu gone=%d", __entry->id, __entry->offset,
+		  __entry->bytes, __entry->gone)
+);
+
 TRACE_EVENT(tmesh_seal,
 	TP_PROTO(u64 id, int result),
 	TP_ARGS(id, result),
@@ -221,6 +240,20 @@ DEFINE_EVENT(tmesh_lease_event, tmesh_lease, TP_PROTO(u64 id, u64 period_ns, boo
 DEFINE_EVENT(tmesh_lease_event, tmesh_lapse, TP_PROTO(u64 id, u64 period_ns, bool process),
 	     TP_ARGS(id, period_ns, process));
 
+TRACE_EVENT(tmesh_drain,
+	TP_PROTO(u64 id, u64 pinned_bytes),
+	TP_ARGS(id, pinned_bytes),
+	TP_STRUCT__entry(
+		__field(u64, id)
+		__field(u64, pinned_bytes)
+	),
+	TP_fast_assign(
+		__entry->id = id;
+		__entry->pinned_bytes = pinned_bytes;
+	),
+	TP_printk("id=%llu pinned_bytes=%llu", __entry->id, __entry->pinned_bytes)
+);
+
 DECLARE_EVENT_CLASS(tmesh_region,
 	TP_PROTO(u64 id),
 	TP_ARGS(id),
@@ -235,7 +268,6 @@ DECLARE_EVENT_CLASS(tmesh_region,
 
 DEFINE_EVENT(tmesh_region, tmesh_close, TP_PROTO(u64 id), TP_ARGS(id));
 DEFINE_EVENT(tmesh_region, tmesh_revoke, TP_PROTO(u64 id), TP_ARGS(id));
-DEFINE_EVENT(tmesh_region, tmesh_drain, TP_PROTO(u64 id), TP_ARGS(id));
 DEFINE_EVENT(tmesh_region, tmesh_free, TP_PROTO(u64 id), TP_ARGS(id));
 
 #endif /* TMESH_TRACE_H */

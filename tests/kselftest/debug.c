@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* What the module shows to who looks after a machine: debugfs and tracepoints. */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,8 @@
 #include <sys/vfs.h>
 #include <linux/magic.h>
 
+#include "drm.h"
+#include "lease.h"
 #include "t.h"
 
 #define DEBUGFS "/sys/kernel/debug"
@@ -47,8 +50,8 @@ TEST(permissions, "debugfs: only root reads, nobody writes")
 
 TEST(summary, "debugfs: summary counts what all users hold")
 {
-	unsigned long long regions, bytes, handles, pins;
-	int dev = t_dev(), fd, sv[2];
+	unsigned long long regions, bytes, handles, pins, exports, revoked;
+	int dev = t_dev(), fd, export, sv[2];
 	pid_t pid;
 
 	need_filesystem(DEBUGFS, DEBUGFS_MAGIC);
@@ -56,6 +59,10 @@ TEST(summary, "debugfs: summary counts what all users hold")
 	bytes = summary("bytes");
 	handles = summary("handles");
 	pins = summary("pins");
+	exports = summary("exports");
+	revoked = summary("revoked");
+	CHECK_EQ(summary("attachments"), 0);
+	CHECK_EQ(summary("pinned_bytes"), 0);
 	t_pair(sv);
 	T_CHILD(pid) {
 		t_become(1001, 1001, 0);
@@ -69,12 +76,18 @@ TEST(summary, "debugfs: summary counts what all users hold")
 	CHECK_EQ(summary("bytes"), bytes + 5 * PAGE);
 	CHECK_EQ(summary("handles"), handles + 2);
 	CHECK_EQ(summary("pins"), pins);
+	export = REQUIRE_OK(t_export(fd, 0, 0, 0));
+	CHECK_EQ(summary("exports"), exports + 1);
 	t_say(sv[0]);
 	t_wait(pid);
 	CHECK_EQ(summary("regions"), regions + 1);
 	REQUIRE_OK(t_revoke(fd));
 	CHECK_EQ(summary("bytes"), bytes);
+	CHECK_EQ(summary("revoked"), revoked + 1);
+	close(export);
 	close(fd);
+	CHECK_EQ(summary("exports"), exports);
+	CHECK_EQ(summary("revoked"), revoked);
 	CHECK_EQ(summary("regions"), regions);
 }
 
@@ -181,38 +194,70 @@ static int times(const char *path, const char *what)
 	return n;
 }
 
-TEST(traces, "each tracepoint fires once for what it tells of")
-{
-	static const struct {
-		const char *event, *more;
-	} wants[] = {
-		{"create", " bytes=10000 huge_bytes=0 backing=1"},
-		{"open", " rights=0x3 pinning=0"},
-		{"derive", " rights=0x1 pinning=1"},
-		{"map", " offset=4096 bytes=8192 writable=0"},
-		{"export", " offset=4096 bytes=8192 writable=1"},
-		{"seal", " result=-16"},
-		{"seal", " result=0"},
-		{"revoke", ""},
-		{"drain", ""},
-		{"free", ""},
-	};
-	__u8 token[TMESH_TOKEN_BYTES];
-	int dev = t_dev(), fd, second, export;
-	__u64 id;
-	void *p;
+struct event {
+	const char *name, *more;
+	int times; /* 0: at least once */
+};
 
+static void trace_begin(void)
+{
 	need_filesystem(TRACEFS, TRACEFS_MAGIC);
 	REQUIRE_OK(mkdir(TRACE, 0700));
 	CHECK(t_write_file(TRACE "/events/tmesh/enable", "1"));
+}
 
+static void trace_end(__u64 id, const struct event *wants, size_t n)
+{
+	CHECK(t_write_file(TRACE "/events/tmesh/enable", "0"));
+	for (size_t i = 0; i < n; i++) {
+		char want[120];
+		int found;
+
+		snprintf(want, sizeof(want), "tmesh_%s: id=%llu%s", wants[i].name, id,
+			 wants[i].more);
+		found = times(TRACE "/trace", want);
+		if (!CHECK(wants[i].times ? found == wants[i].times : found > 0))
+			t_note("%d times: %s", found, want);
+	}
+	CHECK_OK(rmdir(TRACE));
+}
+
+TEST(traces, "each tracepoint fires once for what it tells of")
+{
+	static const struct event wants[] = {
+		{"create", " bytes=10000 huge_bytes=0 backing=1\n", 1},
+		{"open", " rights=0x3 pinning=0\n", 1},
+		{"derive", " rights=0x1 pinning=1\n", 1},
+		{"close", "\n", 3},
+		{"map", " offset=4096 bytes=8192 writable=0\n", 1},
+		{"fault", " offset=4096 bytes=8192 gone=0\n", 1},
+		{"fault", " offset=8192 bytes=0 gone=1\n", 1},
+		{"signal", " value=7\n", 1},
+		{"wait", " value=7 reached=7 result=0\n", 1},
+		{"export", " offset=4096 bytes=8192 writable=1\n", 1},
+		{"seal", " result=-16\n", 1},
+		{"seal", " result=0\n", 1},
+		{"revoke", "\n", 1},
+		{"drain", " pinned_bytes=0\n", 1},
+		{"free", "\n", 1},
+	};
+	struct tmesh_signal s = {.size = sizeof(s), .value = 7};
+	struct tmesh_wait w = {.size = sizeof(w), .value = 7};
+	__u8 token[TMESH_TOKEN_BYTES];
+	int dev = t_dev(), fd, second, export;
+	__u64 id;
+	char *p;
+
+	trace_begin();
 	CHECK_OK(fd = t_create(dev, 10000, 0));
 	id = t_info(fd).id;
 	CHECK_OK(t_token(fd, R_READ | R_WRITE, token));
 	CHECK_OK(second = t_open(dev, token, R_READ | R_WRITE, 0));
 	close(second);
 	p = mmap(NULL, 2 * PAGE, PROT_READ, MAP_SHARED, fd, PAGE);
-	CHECK(p != MAP_FAILED && !munmap(p, 2 * PAGE));
+	CHECK(p != MAP_FAILED && !t_read(p));
+	CHECK_OK(ioctl(fd, TMESH_SIGNAL, &s));
+	CHECK_OK(ioctl(fd, TMESH_WAIT, &w));
 	CHECK_OK(export = t_export(fd, PAGE, 2 * PAGE, TMESH_EXPORT_WRITE));
 	CHECK_ERR(t_seal(fd), EBUSY);
 	close(export);
@@ -220,18 +265,59 @@ TEST(traces, "each tracepoint fires once for what it tells of")
 	CHECK_OK(second = t_derive(fd, R_READ, TMESH_DERIVE_PIN));
 	close(second);
 	CHECK_OK(t_revoke(fd));
+	CHECK_EQ(t_read(p + PAGE), SIGBUS);
+	munmap(p, 2 * PAGE);
 	close(fd);
+	trace_end(id, wants, ARRAY_SIZE(wants));
+}
 
-	CHECK(t_write_file(TRACE "/events/tmesh/enable", "0"));
-	for (size_t i = 0; i < ARRAY_SIZE(wants); i++) {
-		char want[120];
+TEST(traces_lease, "the tracepoints of leases and of zeros after them")
+{
+	static const struct event wants[] = {
+		{"lease", " period_ns=10000000 process=0\n", 1},
+		{"lapse", " period_ns=10000000 process=0\n", 1},
+		{"fault", " offset=0 bytes=4096 gone=1\n", 1},
+	};
+	int fd = REQUIRE_OK(t_create(t_dev(), PAGE, 0));
+	char *p = t_map(fd, PAGE, RW);
+	struct lease l;
 
-		snprintf(want, sizeof(want), "tmesh_%s: id=%llu%s\n", wants[i].event, id,
-			 wants[i].more);
-		if (!CHECK_EQ(times(TRACE "/trace", want), 1))
-			t_note("not once: %s%s", wants[i].event, wants[i].more);
-	}
-	CHECK_OK(rmdir(TRACE));
+	trace_begin();
+	CHECK_OK(policy(fd, TMESH_POLICY_ZERO));
+	l = lease_put(fd, TMESH_LEASE_MIN_NS);
+	await_end(&l, fd);
+	CHECK_EQ(t_read(p), 0);
+	trace_end(t_info(fd).id, wants, ARRAY_SIZE(wants));
+}
+
+TEST(traces_device, "the tracepoints of devices, and what they keep of a revoked region")
+{
+	static const struct event wants[] = {
+		{"attach", " device=vgem", 1},
+		{"dma_map", " device=vgem offset=4096 bytes=8192 direction=0\n", 1},
+		{"drain", " pinned_bytes=8192\n", 0},
+		{"dma_unmap", " device=vgem offset=4096 bytes=8192 direction=0\n", 1},
+		{"detach", " device=vgem", 1},
+		{"drain", " pinned_bytes=0\n", 1},
+	};
+	int vgem = open_vgem(), fd = REQUIRE_OK(t_create(t_dev(), 10000, TMESH_CREATE_NOHUGE));
+	struct tmesh_revoke r = {
+		.size = sizeof(r),
+		.flags = TMESH_REVOKE_WAIT,
+		.timeout_ns = 60000000000,
+	};
+	int export, gem;
+
+	if (t_kernel_at_least(6, 13))
+		t_skip("this kernel's vgem maps nothing");
+	trace_begin();
+	CHECK_OK(export = t_export(fd, PAGE, 2 * PAGE, TMESH_EXPORT_WRITE));
+	CHECK_OK(gem = vgem_import(vgem, export));
+	CHECK_OK(t_revoke(fd));
+	CHECK_OK(vgem_close(vgem, gem));
+	close(export);
+	CHECK_OK(ioctl(fd, TMESH_REVOKE, &r));
+	trace_end(t_info(fd).id, wants, ARRAY_SIZE(wants));
 }
 
 int main(void)
