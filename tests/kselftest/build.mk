@@ -14,7 +14,7 @@ KST_BINARIES := $(addprefix $(KST_OUT)/,$(KST_PROGRAMS)) $(addprefix $(KST_BENCH
 
 kselftest: $(KST_BINARIES) ## build the programs that test the kernel module
 
-KST_NEEDS := $(KST)/t.c $(KST)/t.h $(KST)/drm.h $(KST)/v4l2.h include/uapi/linux/tmesh.h
+KST_NEEDS := $(KST)/t.c $(wildcard $(KST)/*.h tests/vm/peer/*.h) include/uapi/linux/tmesh.h
 define KST_LINK
 @mkdir -p $(@D)
 $(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -static -pthread $(filter %.c,$^) $(KST_LIBS) -o $@

@@ -1,24 +1,14 @@
 // SPDX-License-Identifier: MIT
 /* What passes through a proxy, seen by a driver at both of its ends: /dev/peer. */
-#include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 
-#include "../vm/peer/peer.h"
+#include "peer.h"
 #include "t.h"
 
 #define BYTES (PEER_PAGES * PAGE)
-
-static int open_peer(void)
-{
-	int peer = open("/dev/peer", O_RDWR | O_CLOEXEC);
-
-	if (peer < 0)
-		t_skip("no /dev/peer");
-	return peer;
-}
 
 /* A region around memory of the peer's; @original is set to its descriptor. */
 static int region(int peer, unsigned int flags, int *original)

@@ -25,13 +25,14 @@ MODULE_IMPORT_NS("DMA_BUF");
 #define peer_tell dma_buf_invalidate_mappings
 #endif
 
-/* An open file: an importer. */
+/* An open file: an importer. What is mapped is guarded by the reservation too. */
 struct peer {
 	struct mutex lock;
 	struct dma_buf *dmabuf;
 	struct dma_buf_attachment *attach;
 	struct sg_table *sgt;
 	enum dma_data_direction dir;
+	bool lets_go;
 	atomic_t told;
 };
 
@@ -146,12 +147,36 @@ static int peer_move(int fd)
 
 /* The importer */
 
+static void peer_unmap_attached(struct peer *peer)
+{
+	dma_resv_assert_held(peer->dmabuf->resv);
+	if (peer->sgt)
+		dma_buf_unmap_attachment(peer->attach, peer->sgt, peer->dir);
+	peer->sgt = NULL;
+}
+
+static int peer_map_attached(struct peer *peer)
+{
+	struct sg_table *sgt;
+
+	dma_resv_assert_held(peer->dmabuf->resv);
+	if (peer->sgt)
+		return 0;
+	sgt = dma_buf_map_attachment(peer->attach, peer->dir);
+	if (IS_ERR(sgt))
+		return PTR_ERR(sgt);
+	peer->sgt = sgt;
+	return 0;
+}
+
 static void peer_told(struct dma_buf_attachment *attach)
 {
 	struct peer *peer = attach->importer_priv;
 
 	dma_resv_assert_held(attach->dmabuf->resv);
 	atomic_inc(&peer->told);
+	if (peer->lets_go)
+		peer_unmap_attached(peer);
 }
 
 static const struct dma_buf_attach_ops peer_importer_ops = {
@@ -161,18 +186,19 @@ static const struct dma_buf_attach_ops peer_importer_ops = {
 
 static void peer_let_go(struct peer *peer)
 {
-	if (peer->sgt)
-		dma_buf_unmap_attachment_unlocked(peer->attach, peer->sgt, peer->dir);
-	if (peer->attach)
+	if (peer->attach) {
+		dma_resv_lock(peer->dmabuf->resv, NULL);
+		peer_unmap_attached(peer);
+		dma_resv_unlock(peer->dmabuf->resv);
 		dma_buf_detach(peer->dmabuf, peer->attach);
+	}
 	if (peer->dmabuf)
 		dma_buf_put(peer->dmabuf);
-	peer->sgt = NULL;
 	peer->attach = NULL;
 	peer->dmabuf = NULL;
 }
 
-static int peer_attach_and_map(struct peer *peer, const struct peer_import *cmd)
+static int peer_take(struct peer *peer, const struct peer_import *cmd)
 {
 	peer->dmabuf = dma_buf_get(cmd->dmabuf);
 	if (IS_ERR(peer->dmabuf)) {
@@ -181,6 +207,8 @@ static int peer_attach_and_map(struct peer *peer, const struct peer_import *cmd)
 		peer->dmabuf = NULL;
 		return rc;
 	}
+	peer->dir = cmd->flags & PEER_WRITES ? DMA_BIDIRECTIONAL : DMA_TO_DEVICE;
+	peer->lets_go = cmd->flags & PEER_LETS_GO;
 	if (cmd->flags & PEER_TOLD)
 		peer->attach = dma_buf_dynamic_attach(peer->dmabuf, peer_device.this_device,
 						      &peer_importer_ops, peer);
@@ -192,14 +220,6 @@ static int peer_attach_and_map(struct peer *peer, const struct peer_import *cmd)
 		peer->attach = NULL;
 		return rc;
 	}
-	peer->dir = cmd->flags & PEER_WRITES ? DMA_BIDIRECTIONAL : DMA_TO_DEVICE;
-	peer->sgt = dma_buf_map_attachment_unlocked(peer->attach, peer->dir);
-	if (IS_ERR(peer->sgt)) {
-		int rc = PTR_ERR(peer->sgt);
-
-		peer->sgt = NULL;
-		return rc;
-	}
 	return 0;
 }
 
@@ -208,7 +228,6 @@ static void peer_describe(const struct peer *peer, struct peer_import *cmd)
 	struct scatterlist *sg;
 	unsigned int i;
 
-	cmd->count = 0;
 	for_each_sgtable_dma_sg(peer->sgt, sg, i) {
 		if (cmd->count == PEER_PAGES)
 			break;
@@ -227,15 +246,41 @@ static int peer_import(struct peer *peer, struct peer_import __user *arg)
 	mutex_lock(&peer->lock);
 	peer_let_go(peer);
 	atomic_set(&peer->told, 0);
-	rc = peer_attach_and_map(peer, cmd);
+	cmd->count = 0;
+	rc = peer_take(peer, cmd);
+	if (!rc && !(cmd->flags & PEER_WAITS)) {
+		dma_resv_lock(peer->dmabuf->resv, NULL);
+		rc = peer_map_attached(peer);
+		if (!rc)
+			peer_describe(peer, cmd);
+		dma_resv_unlock(peer->dmabuf->resv);
+	}
 	if (rc)
 		peer_let_go(peer);
-	else
-		peer_describe(peer, cmd);
 	mutex_unlock(&peer->lock);
 	if (!rc && copy_to_user(arg, cmd, sizeof(*cmd)))
 		rc = -EFAULT;
 	kfree(cmd);
+	return rc;
+}
+
+static int peer_change(struct peer *peer, unsigned int cmd)
+{
+	int rc = -ENOENT;
+
+	mutex_lock(&peer->lock);
+	if (peer->attach) {
+		dma_resv_lock(peer->dmabuf->resv, NULL);
+		rc = 0;
+		if (cmd == PEER_MAP)
+			rc = peer_map_attached(peer);
+		else if (cmd == PEER_UNMAP)
+			peer_unmap_attached(peer);
+		else
+			rc = !!peer->sgt;
+		dma_resv_unlock(peer->dmabuf->resv);
+	}
+	mutex_unlock(&peer->lock);
 	return rc;
 }
 
@@ -274,6 +319,10 @@ static long peer_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 		return atomic_read(&peer->told);
 	case PEER_PINS:
 		return atomic_read(&peer_pins);
+	case PEER_MAP:
+	case PEER_UNMAP:
+	case PEER_MAPPED:
+		return peer_change(peer, cmd);
 	default:
 		return -ENOTTY;
 	}
@@ -292,6 +341,31 @@ static struct miscdevice peer_device = {
 	.fops = &peer_fops,
 };
 
-module_misc_device(peer_device);
+static int __init peer_init(void)
+{
+	static struct device_dma_parameters parameters;
+	struct device *dev;
+	int rc;
+
+	rc = misc_register(&peer_device);
+	if (rc)
+		return rc;
+	/* It takes any address, and parts of any length. */
+	dev = peer_device.this_device;
+	dev->dma_parms = &parameters;
+	dma_set_max_seg_size(dev, UINT_MAX);
+	rc = dma_coerce_mask_and_coherent(dev, DMA_BIT_MASK(64));
+	if (rc)
+		misc_deregister(&peer_device);
+	return rc;
+}
+
+static void __exit peer_exit(void)
+{
+	misc_deregister(&peer_device);
+}
+
+module_init(peer_init);
+module_exit(peer_exit);
 MODULE_DESCRIPTION("Exports and imports dma-bufs, to test what passes through tmesh");
 MODULE_LICENSE("GPL");

@@ -22,8 +22,10 @@
 #define PEER_MOVE _IO('P', 2)
 
 /* PEER_IMPORT: attaches and maps, until the file is closed or this is called again. */
-#define PEER_TOLD (1 << 0)   /* as an importer that can be told of moves */
-#define PEER_WRITES (1 << 1) /* in both directions, else to the device */
+#define PEER_TOLD (1 << 0)    /* as an importer that can be told of moves */
+#define PEER_WRITES (1 << 1)  /* in both directions, else to the device */
+#define PEER_LETS_GO (1 << 2) /* unmaps when it is told */
+#define PEER_WAITS (1 << 3)   /* does not map until it is asked to: PEER_MAP */
 
 struct peer_part {
 	__u64 address;
@@ -33,7 +35,7 @@ struct peer_part {
 struct peer_import {
 	__s32 dmabuf;
 	__u32 flags;
-	__u32 count; /* out: parts */
+	__u32 count; /* out: the first PEER_PAGES parts */
 	__u32 pad;
 	struct peer_part parts[PEER_PAGES];
 };
@@ -42,5 +44,10 @@ struct peer_import {
 /* PEER_TOLD_TIMES: how often the importer was told; PEER_PINS: pins of all exports. */
 #define PEER_TOLD_TIMES _IO('P', 4)
 #define PEER_PINS _IO('P', 5)
+
+/* PEER_MAP, PEER_UNMAP: what was attached; PEER_MAPPED: is it mapped? */
+#define PEER_MAP _IO('P', 6)
+#define PEER_UNMAP _IO('P', 7)
+#define PEER_MAPPED _IO('P', 8)
 
 #endif

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: MIT
+/* Devices that import an export: those that can be told that it is gone, and those that cannot. */
+#include <signal.h>
+#include <unistd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include "lease.h"
+#include "peer.h"
+#include "t.h"
+
+#define BYTES (1 * MB)
+#define SECOND 1000000000ull
+
+/* Before, the core keeps the mapping of a device that can be told until it detaches. */
+static bool keeps_nothing(void)
+{
+	return t_kernel_at_least(7, 0);
+}
+
+static int region(void)
+{
+	return REQUIRE_OK(t_create(t_dev(), BYTES, TMESH_CREATE_NOHUGE));
+}
+
+/* A device that has a slice of the region mapped. */
+static int device(int handle, __u32 export_flags, __u32 flags)
+{
+	int dmabuf = REQUIRE_OK(t_export(handle, PAGE, 4 * PAGE, export_flags));
+	int peer = open_peer();
+
+	REQUIRE_OK(peer_import(peer, dmabuf, flags));
+	close(dmabuf);
+	return peer;
+}
+
+static int wait_free(int handle, struct tmesh_revoke *r, __u64 timeout_ns)
+{
+	*r = (struct tmesh_revoke){
+		.size = sizeof(*r),
+		.flags = TMESH_REVOKE_WAIT,
+		.timeout_ns = timeout_ns,
+	};
+	return ioctl(handle, TMESH_REVOKE, r);
+}
+
+#define TOLD (PEER_TOLD | PEER_LETS_GO | PEER_WRITES)
+
+TEST(told, "a device that can be told is told once, and has the memory no more")
+{
+	int h = region(), peer = device(h, TMESH_EXPORT_WRITE, TOLD);
+	struct tmesh_revoke r;
+
+	CHECK_EQ(ioctl(peer, PEER_MAPPED), 1);
+	CHECK_OK(t_revoke(h));
+	CHECK_EQ(ioctl(peer, PEER_TOLD_TIMES), 1);
+	CHECK_EQ(ioctl(peer, PEER_MAPPED), 0);
+	if (keeps_nothing()) {
+		CHECK_OK(wait_free(h, &r, 0));
+		CHECK_ERR(ioctl(peer, PEER_MAP), ESTALE);
+	} else {
+		CHECK_ERR(wait_free(h, &r, 0), ETIMEDOUT);
+		CHECK_EQ(r.pinned_bytes, 4 * PAGE);
+	}
+	CHECK_EQ(r.attachments, 1);
+	peer_let_go(peer);
+	CHECK_OK(wait_free(h, &r, 60 * SECOND));
+	CHECK_EQ(r.attachments, 0);
+}
+
+TEST(told_waits, "one that lets go later has the memory until then")
+{
+	int h = region(), peer = device(h, TMESH_EXPORT_WRITE, PEER_TOLD | PEER_WRITES);
+	struct tmesh_revoke r;
+
+	CHECK_OK(t_revoke(h));
+	CHECK_EQ(ioctl(peer, PEER_TOLD_TIMES), 1);
+	CHECK_EQ(ioctl(peer, PEER_MAPPED), 1);
+	CHECK_ERR(wait_free(h, &r, 0), ETIMEDOUT);
+	CHECK_EQ(r.pinned_bytes, 4 * PAGE);
+	REQUIRE_OK(ioctl(peer, PEER_UNMAP));
+	if (!keeps_nothing())
+		peer_let_go(peer);
+	CHECK_OK(wait_free(h, &r, 60 * SECOND));
+}
+
+TEST(not_told, "a device that cannot be told keeps what it has mapped, until it lets go")
+{
+	int h = region(), peer = device(h, TMESH_EXPORT_WRITE, PEER_WRITES);
+	struct tmesh_revoke r;
+
+	CHECK_OK(t_revoke(h));
+	CHECK_EQ(ioctl(peer, PEER_TOLD_TIMES), 0);
+	CHECK_EQ(ioctl(peer, PEER_MAPPED), 1);
+	CHECK_ERR(wait_free(h, &r, 0), ETIMEDOUT);
+	CHECK_EQ(r.pinned_bytes, 4 * PAGE);
+	REQUIRE_OK(ioctl(peer, PEER_UNMAP));
+	CHECK_OK(wait_free(h, &r, 60 * SECOND));
+	CHECK_EQ(r.attachments, 1);
+	CHECK_ERR(ioctl(peer, PEER_MAP), ESTALE);
+}
+
+TEST(later, "nobody attaches to a revoked export, or maps what was attached before")
+{
+	int h = region(), dmabuf = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
+	int before = device(h, TMESH_EXPORT_WRITE, PEER_WAITS | PEER_WRITES), after = open_peer();
+
+	CHECK_OK(t_revoke(h));
+	CHECK_ERR(peer_import(after, dmabuf, 0), ESTALE);
+	CHECK_ERR(peer_import(after, dmabuf, TOLD), ESTALE);
+	CHECK_ERR(ioctl(before, PEER_MAP), ESTALE);
+}
+
+TEST(read_only, "a read-only export is for devices that only read")
+{
+	int h = region(), reader = device(h, 0, PEER_WAITS);
+	int writer = device(h, 0, PEER_WAITS | PEER_WRITES);
+
+	CHECK_OK(ioctl(reader, PEER_MAP));
+	CHECK_ERR(ioctl(writer, PEER_MAP), EACCES);
+	REQUIRE_OK(ioctl(reader, PEER_UNMAP));
+	REQUIRE_OK(t_seal(h));
+	CHECK_OK(ioctl(reader, PEER_MAP));
+	CHECK_ERR(ioctl(writer, PEER_MAP), EACCES);
+}
+
+TEST(read_only_told,
+     "and for those that can be told, where the core does not map both ways for them")
+{
+	int h = region(), dmabuf = REQUIRE_OK(t_export(h, 0, 0, 0)), peer = open_peer();
+
+	if (!keeps_nothing()) {
+		CHECK_ERR(peer_import(peer, dmabuf, PEER_TOLD), EACCES);
+		return;
+	}
+	REQUIRE_OK(peer_import(peer, dmabuf, PEER_TOLD | PEER_LETS_GO));
+	CHECK_OK(t_revoke(h));
+	CHECK_EQ(ioctl(peer, PEER_MAPPED), 0);
+}
+
+TEST(lapse, "the end of a lease is told to the devices of its exports, and to no others")
+{
+	int h = region(), leased = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0));
+	int mine, other, pidfd;
+	pid_t pid = t_fork();
+	struct lease l;
+
+	if (!pid)
+		for (;;)
+			pause();
+	pidfd = REQUIRE_OK(syscall(SYS_pidfd_open, pid, 0));
+	l = lease_map(REQUIRE_OK(lease_call(leased, TMESH_LEASE_PROCESS, 0, pidfd, NULL)));
+	mine = device(leased, TMESH_EXPORT_WRITE, TOLD);
+	other = device(h, TMESH_EXPORT_WRITE, TOLD);
+	kill(pid, SIGKILL);
+	waitpid(pid, NULL, 0);
+	await_end(&l, leased);
+	/* It says so before it takes anything away. */
+	while (ioctl(mine, PEER_MAPPED))
+		usleep(1000);
+	CHECK_EQ(ioctl(mine, PEER_TOLD_TIMES), 1);
+	if (keeps_nothing())
+		CHECK_ERR(ioctl(mine, PEER_MAP), ESTALE);
+	CHECK_EQ(ioctl(other, PEER_TOLD_TIMES), 0);
+	CHECK_EQ(ioctl(other, PEER_MAPPED), 1);
+	lease_unmap(&l);
+}
+
+int main(void)
+{
+	return t_main();
+}
