@@ -8,7 +8,7 @@ KST_OUT := $(B)/tests/kselftest
 KST_BENCH_OUT := $(B)/tests/bench
 
 KST_BENCHES  := $(filter bench_%,$(basename $(notdir $(wildcard $(KST)/*.c))))
-KST_PARTS    := t fuzz_calls fuzz_system fuzz_input fuzz_cover
+KST_PARTS    := t race fuzz_calls fuzz_system fuzz_input fuzz_cover
 KST_PROGRAMS := $(filter-out $(KST_PARTS) $(KST_BENCHES),$(basename $(notdir $(wildcard $(KST)/*.c))))
 KST_BINARIES := $(addprefix $(KST_OUT)/,$(KST_PROGRAMS)) $(addprefix $(KST_BENCH_OUT)/,$(KST_BENCHES))
 
@@ -24,6 +24,7 @@ endef
 KST_FUZZ := $(addprefix $(KST)/,fuzz_calls.c fuzz_system.c fuzz_input.c fuzz_hand.h fuzz.h)
 $(KST_OUT)/fuzz: $(KST_FUZZ) $(KST)/fuzz_cover.c
 $(KST_OUT)/storm: $(KST_FUZZ)
+$(KST_OUT)/races $(KST_OUT)/revoke_races: $(KST)/race.c
 $(KST_OUT)/storm: KST_LIBS := -lm
 $(KST_OUT)/rdma: KST_LIBS := -Wl,--start-group -libverbs -l:librxe-rdmav34.a -Wl,--end-group -lnl-route-3 -lnl-3
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * Races: threads that map, touch, protect, fork and export against others that seal, revoke
- * and close. What is judged is the state in which such a race may end.
+ * Races: threads that map, protect and export against others that seal and close; those that
+ * redeem a token or use a descriptor against its close. What is judged is the state in which
+ * such a race may end.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -12,203 +13,12 @@
 #include <unistd.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <linux/dma-buf.h>
 
 #include "drm.h"
-#include "t.h"
+#include "race.h"
 
-#define BYTES (8 * MB)
-#define RW (PROT_READ | PROT_WRITE)
-#define THREADS 3
-
-/* One round's subject, which threads work on until told to stop. */
-struct subject {
-	int handle, vgem;
-	unsigned char *mapping;
-	bool stop;
-	unsigned int seed;
-};
-
-static bool stopped(const struct subject *s)
-{
-	return __atomic_load_n(&s->stop, __ATOMIC_ACQUIRE);
-}
-
-static unsigned int own_seed(struct subject *s)
-{
-	return __atomic_add_fetch(&s->seed, 0x9e3779b9, __ATOMIC_RELAXED) | 1;
-}
-
-/* Faults pages of the common mapping in, writes to them, and throws them out again. */
-static void *touch(void *arg)
-{
-	struct subject *s = arg;
-	unsigned int seed = own_seed(s);
-
-	while (!stopped(s)) {
-		size_t at = t_random(&seed) % (BYTES / PAGE) * PAGE;
-
-		t_write(s->mapping + at, 1);
-		if (t_random(&seed) % 4 == 0)
-			madvise(s->mapping + at / HUGE * HUGE, HUGE, MADV_DONTNEED);
-	}
-	return NULL;
-}
-
-/* Makes mappings of its own, splits and moves them. */
-static void *map(void *arg)
-{
-	struct subject *s = arg;
-	unsigned int seed = own_seed(s);
-
-	while (!stopped(s)) {
-		unsigned char *p = t_map(s->handle, BYTES, t_random(&seed) % 2 ? RW : PROT_READ);
-		size_t at = t_random(&seed) % (BYTES / PAGE - 4) * PAGE;
-
-		if (p == MAP_FAILED)
-			continue;
-		t_read(p + at);
-		mprotect(p + at, 2 * PAGE, t_random(&seed) % 2 ? PROT_READ : RW);
-		t_write(p + at + PAGE, 1);
-		munmap(p + at, PAGE);
-		munmap(p, BYTES);
-	}
-	return NULL;
-}
-
-/* Children that inherit everything and end at once, or work a little. */
-static void *forker(void *arg)
-{
-	struct subject *s = arg;
-	unsigned int seed = own_seed(s);
-
-	while (!stopped(s)) {
-		pid_t pid = fork();
-
-		if (!pid) {
-			for (int i = 0; i < 8; i++)
-				t_write(s->mapping + t_random(&seed) % (BYTES / PAGE) * PAGE, 1);
-			_exit(0);
-		}
-		if (pid > 0)
-			waitpid(pid, NULL, 0);
-	}
-	return NULL;
-}
-
-/* Exports, maps the dma-buf, lets a device have it. */
-static void *export(void *arg)
-{
-	struct subject *s = arg;
-	unsigned int seed = own_seed(s);
-
-	while (!stopped(s)) {
-		__u32 flags = t_random(&seed) % 4 ? TMESH_EXPORT_WRITE : 0;
-		size_t at = t_random(&seed) % (BYTES / PAGE / 2) * PAGE;
-		int fd = t_export(s->handle, at, BYTES / 2, flags), gem = -1;
-		struct dma_buf_sync sync = {.flags = DMA_BUF_SYNC_START | DMA_BUF_SYNC_RW};
-		unsigned char *p;
-
-		if (fd < 0)
-			continue;
-		if (s->vgem >= 0 && t_random(&seed) % 2)
-			gem = vgem_import(s->vgem, fd);
-		p = t_map(fd, BYTES / 2, flags ? RW : PROT_READ);
-		ioctl(fd, DMA_BUF_IOCTL_SYNC, &sync);
-		if (p != MAP_FAILED) {
-			t_read(p + t_random(&seed) % (BYTES / 2));
-			t_write(p + t_random(&seed) % (BYTES / 2), 1);
-		}
-		sync.flags = DMA_BUF_SYNC_END | DMA_BUF_SYNC_RW;
-		ioctl(fd, DMA_BUF_IOCTL_SYNC, &sync);
-		close(fd);
-		if (p != MAP_FAILED)
-			munmap(p, BYTES / 2);
-		if (gem >= 0)
-			vgem_close(s->vgem, gem);
-	}
-	return NULL;
-}
-
-static void start(struct subject *s, void *(*const work[])(void *), pthread_t *threads, int n)
-{
-	for (int i = 0; i < n; i++)
-		REQUIRE(!pthread_create(&threads[i], NULL, work[i], s));
-}
-
-static void stop(struct subject *s, pthread_t *threads, int n)
-{
-	__atomic_store_n(&s->stop, true, __ATOMIC_RELEASE);
-	for (int i = 0; i < n; i++)
-		pthread_join(threads[i], NULL);
-}
-
-static void pause_a_little(unsigned int *seed)
-{
-	usleep(500 + t_random(seed) % 4000);
-}
-
-/* After the revocation no thread gets through, and nothing of the mapping is left. */
-static void race_revoke(__u32 flags, void *(*const work[])(void *), int vgem)
-{
-	double until = t_now() + t_length(3, 60);
-	unsigned int seed = 4711;
-	int dev = t_dev(), rounds = 0;
-
-	if (flags & TMESH_CREATE_HUGE && !t_has_huge(dev))
-		t_skip("this kernel has no transparent huge pages");
-	for (; t_now() < until && !t_failed(); rounds++) {
-		struct subject s = {.vgem = vgem, .seed = t_random(&seed)};
-		int first = REQUIRE_OK(t_create(dev, BYTES, flags));
-		pthread_t threads[THREADS];
-
-		s.handle = REQUIRE_OK(t_derive(first, R_READ | R_WRITE, 0));
-		s.mapping = t_map(s.handle, BYTES, RW);
-		REQUIRE(s.mapping != MAP_FAILED);
-		start(&s, work, threads, THREADS);
-		pause_a_little(&seed);
-		CHECK_OK(t_revoke(first));
-		for (size_t i = 0; i < BYTES; i += HUGE / 2)
-			CHECK_EQ(t_read(s.mapping + i), SIGBUS);
-		stop(&s, threads, THREADS);
-		for (size_t i = 0; i < BYTES; i += PAGE)
-			if (!CHECK_EQ(t_read(s.mapping + i), SIGBUS))
-				break;
-		munmap(s.mapping, BYTES);
-		close(s.handle);
-		close(first);
-	}
-	t_note("%d rounds", rounds);
-}
-
-static void *(*const mappers[THREADS])(void *) = {touch, map, forker};
-static void *(*const touchers[THREADS])(void *) = {touch, touch, touch};
-static void *(*const exporters[THREADS])(void *) = {export, export, touch};
-
-TEST(revoke_touch, "faults of single pages against a revocation")
-{
-	race_revoke(TMESH_CREATE_NOHUGE, touchers, -1);
-}
-
-TEST(revoke_touch_huge, "faults of huge pages against a revocation")
-{
-	race_revoke(TMESH_CREATE_HUGE, touchers, -1);
-}
-
-TEST(revoke_map, "mmap, mprotect, munmap and fork against a revocation")
-{
-	race_revoke(0, mappers, -1);
-}
-
-TEST(revoke_map_huge, "the same on huge pages")
-{
-	race_revoke(TMESH_CREATE_HUGE, mappers, -1);
-}
-
-TEST(revoke_export, "export, import by a device and mapping of dma-bufs against a revocation")
-{
-	race_revoke(0, exporters, open_vgem());
-}
+#define BYTES RACE_BYTES
+#define THREADS RACE_THREADS
 
 /* From the moment a seal has succeeded the bytes stay as they are. */
 static void race_seal(__u32 flags, void *(*const work[])(void *), int vgem)
