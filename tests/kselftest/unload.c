@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -185,6 +186,106 @@ TEST(views_end, "nor do views that a revocation of their source has just ended")
 		REQUIRE_OK(unload());
 		load(path);
 	}
+}
+
+/* What is looked at without holding the module. */
+static void look_at_module(void)
+{
+	int dev = open("/dev/tmesh", O_RDWR | O_CLOEXEC);
+	char text[64];
+
+	t_read_file("/sys/kernel/debug/tmesh/summary", text, sizeof(text));
+	t_read_file("/sys/kernel/debug/tmesh/regions", text, sizeof(text));
+	t_read_file("/proc/sys/dev/tmesh/max_bytes", text, sizeof(text));
+	if (dev >= 0) {
+		t_caps(dev);
+		close(dev);
+	}
+	usleep(1000);
+}
+
+/* Everything that holds the module, begun and given up again. */
+static void use_module(unsigned int *seed, int vgem)
+{
+	int dev = open("/dev/tmesh", O_RDWR | O_CLOEXEC), fds[5];
+	struct tmesh_create c = {.size = sizeof(c), .bytes = 4 * PAGE, .linger_ms = 10};
+	__u8 token[TMESH_TOKEN_BYTES];
+	struct tmesh_extent e;
+	int gem = -1;
+	char *p;
+
+	if (dev < 0 || ioctl(dev, TMESH_CREATE, &c)) {
+		close(dev);
+		return;
+	}
+	CHECK_OK(t_token(c.fd, R_READ, token));
+	p = t_map(c.fd, 4 * PAGE, PROT_READ | PROT_WRITE);
+	fds[0] = c.fd;
+	fds[1] = t_derive(c.fd, R_READ, 0);
+	fds[2] = lease_call(fds[1], 0, TMESH_LEASE_MIN_NS, 0, NULL);
+	fds[3] = t_export(c.fd, 0, 0, TMESH_EXPORT_WRITE);
+	e = t_extent(c.fd, 0, 1);
+	fds[4] = t_gather(dev, &e, 1, R_READ);
+	if (t_random(seed) % 2)
+		gem = vgem_import(vgem, fds[3]);
+	CHECK_EQ(t_write(p, 1), 0);
+	if (t_random(seed) % 4 == 0)
+		CHECK_OK(t_revoke(c.fd));
+	/* What goes last is another one each time. */
+	for (unsigned int i = 0, first = t_random(seed); i < 8; i++) {
+		unsigned int which = (first + i) % 8;
+
+		if (which < 5)
+			close(fds[which]);
+		else if (which == 5)
+			close(dev);
+		else if (which == 6)
+			munmap(p, 4 * PAGE);
+		else if (gem >= 0)
+			vgem_close(vgem, gem);
+	}
+}
+
+TEST(races, "unloading against all that may be going on")
+{
+	const char *path = module_file();
+	long rounds = t_length(60, 3000), done = 0, refused = 0;
+	double until = t_now() + t_length(15, 900);
+	bool *stop = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	pid_t users[2];
+
+	REQUIRE(stop != MAP_FAILED);
+	close(open_vgem());
+	T_CHILD(users[0])
+		while (!__atomic_load_n(stop, __ATOMIC_RELAXED))
+			look_at_module();
+	T_CHILD(users[1]) {
+		unsigned int seed = 1;
+
+		while (!__atomic_load_n(stop, __ATOMIC_RELAXED)) {
+			int vgem = open(vgem_path, O_RDWR | O_CLOEXEC);
+
+			use_module(&seed, vgem);
+			close(vgem);
+			usleep(t_random(&seed) % 3000);
+		}
+	}
+	while (done < rounds && t_now() < until && !t_failed()) {
+		if (unload()) {
+			if (!CHECK_EQ(errno, EAGAIN))
+				break;
+			refused++;
+			usleep(50);
+			continue;
+		}
+		done++;
+		load(path);
+	}
+	__atomic_store_n(stop, true, __ATOMIC_RELAXED);
+	for (int i = 0; i < 2; i++)
+		t_wait(users[i]);
+	t_note("unloaded %ld times, refused %ld times", done, refused);
+	CHECK(done && refused);
 }
 
 int main(void)
