@@ -10,7 +10,7 @@ bench: bench-deps ## measure, and compare with the bounds (build/bench/bench.{js
 	@$(MAKE) -s $(BENCH_PROGRAMS) python beam $(VENV)/iceoryx2.stamp
 	@$(VPYTHON) -B tests/bench/run.py
 
-bench-vm: $(B)/tests/bench/bench_kernel ## measure the module in a virtual machine, for `make bench`
+bench-vm: kselftest ## measure the module in a virtual machine, for `make bench`
 	@$(PYTHON) -B tests/bench/vm.py
 
 # Without it the lines beside it say that they were not measured.

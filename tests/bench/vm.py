@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Run bench_kernel against the module in a virtual machine; leave what it says for run.py.
+"""Run the bench_* of tests/kselftest against the module in a virtual machine; leave what it says for run.py.
 
 The processor is emulated there, so only the ratios mean something.
 """
@@ -18,14 +18,15 @@ import results  # noqa: E402
 from cache import locked  # noqa: E402
 
 KERNEL = "6.12"
-PROGRAM = ROOT / "build/tests/bench/bench_kernel"
+PROGRAMS = sorted((ROOT / "build/tests/bench").glob("bench_*"))
 OUT = ROOT / "build/bench/module.json"
 
 
 def main():
     with locked(boot.BUILD / "vm" / KERNEL):
         module, _warnings = modules.tmesh(kernels.prepare(KERNEL))
-        outcome = boot.run(KERNEL, "kselftest", module=module, programs=[PROGRAM])
+        peer, _warnings = modules.of_tests(kernels.prepare(KERNEL), "peer")
+        outcome = boot.run(KERNEL, "kselftest", module=module, programs=PROGRAMS, files=[peer])
     series = results.parse(outcome.results)
     if outcome.trouble or not series:
         sys.exit(f"bench-vm: {outcome.trouble or 'the guest measured nothing'};"
