@@ -11,20 +11,19 @@
 
 static void tmesh_pages_put(struct tmesh_mem *mem, unsigned long done)
 {
+	struct tmesh_release release = { };
 	unsigned long i, step;
 
 	for (i = 0; i < done; i += step) {
-		struct folio *folio;
-
 		step = 1;
 		if (!mem->pages[i])
 			continue;
-		folio = page_folio(mem->pages[i]);
 		/* The length first: it is unknown once the folio is free. */
-		step = folio_nr_pages(folio);
-		folio_put(folio);
+		step = folio_nr_pages(page_folio(mem->pages[i]));
+		tmesh_release_page(&release, mem->pages[i]);
 		cond_resched();
 	}
+	tmesh_release_end(&release);
 }
 
 static void tmesh_pages_release(struct tmesh_mem *mem)

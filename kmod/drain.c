@@ -124,6 +124,7 @@ static unsigned long tmesh_count_uses(struct tmesh_region *region)
 static unsigned long tmesh_sweep(struct tmesh_region *region, struct tmesh_mem *mem, bool drop)
 {
 	unsigned long pinned = 0, dropped = 0, i, nr;
+	struct tmesh_release release = { };
 	struct tmesh_cover cover;
 	struct folio *folio;
 
@@ -140,11 +141,12 @@ static unsigned long tmesh_sweep(struct tmesh_region *region, struct tmesh_mem *
 			pinned += nr;
 		} else if (drop) {
 			memset(&mem->pages[i], 0, nr * sizeof(*mem->pages));
-			folio_put(folio);
+			tmesh_release_page(&release, &folio->page);
 			dropped += nr;
 		}
 		cond_resched();
 	}
+	tmesh_release_end(&release);
 	mem->charged -= dropped;
 	tmesh_uncharge(mem->user, TMESH_BYTES, (u64)dropped << PAGE_SHIFT);
 	return pinned;

@@ -48,6 +48,31 @@ int tmesh_mem_init(struct tmesh_mem *mem, const struct tmesh_backing_ops *ops,
 }
 
 /**
+ * tmesh_release_page() - drop a reference soon
+ * @release: with nothing in it at first
+ * @page:    the page; of a large folio any one
+ *
+ * Pages that are freed together cost less: locks are taken and control groups
+ * uncharged once for all of them.
+ */
+void tmesh_release_page(struct tmesh_release *release, struct page *page)
+{
+	release->pages[release->nr++] = page;
+	if (release->nr == ARRAY_SIZE(release->pages))
+		tmesh_release_end(release);
+}
+
+/**
+ * tmesh_release_end() - drop all references that were not dropped yet
+ * @release: with nothing in it afterwards
+ */
+void tmesh_release_end(struct tmesh_release *release)
+{
+	release_pages(release->pages, release->nr);
+	release->nr = 0;
+}
+
+/**
  * tmesh_mem_fini() - undo tmesh_mem_init()
  * @mem: whose pages were given back
  */

@@ -425,6 +425,19 @@ int tmesh_mem_init(struct tmesh_mem *mem, const struct tmesh_backing_ops *ops,
 		   struct tmesh_user *user, unsigned long nr_pages);
 void tmesh_mem_fini(struct tmesh_mem *mem);
 
+/**
+ * struct tmesh_release - references that are dropped together
+ * @nr:    how many
+ * @pages: a page of each folio
+ */
+struct tmesh_release {
+	unsigned int nr;
+	struct page *pages[32];
+};
+
+void tmesh_release_page(struct tmesh_release *release, struct page *page);
+void tmesh_release_end(struct tmesh_release *release);
+
 /* drain.c */
 struct tmesh_mem *tmesh_use_begin(struct tmesh_region *region, struct tmesh_use *use,
 				  unsigned long first, unsigned long nr_pages);
