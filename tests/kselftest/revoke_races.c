@@ -181,7 +181,7 @@ static void nothing_left(const struct subject *s, size_t from)
 static void race(__u32 flags, int prot, int vgem, void *(*const work[THREADS])(void *))
 {
 	long rounds = t_length(40, 3000), done = 0;
-	double until = t_now() + t_length(3, 200);
+	double until = t_now() + t_length(4, 200);
 	unsigned int seed = 4711;
 	int dev = t_dev();
 
@@ -238,7 +238,7 @@ TEST(imported, "proxies of an import that are exported, attached and mapped")
 {
 	static void *(*const work[])(void *) = {attach, device, import};
 	long rounds = t_length(40, 3000), done = 0;
-	double until = t_now() + t_length(3, 200);
+	double until = t_now() + t_length(4, 200);
 	unsigned int seed = 99;
 	int vgem = open_vgem(), dev = t_dev();
 

@@ -172,7 +172,7 @@ TEST(views_end, "nor do views that a revocation of their source has just ended")
 {
 	const char *path = module_file();
 
-	for (int i = 0; i < 20; i++) {
+	for (long i = t_length(5, 50); i; i--) {
 		int dev = t_dev(), source = REQUIRE_OK(t_create(dev, PAGE, 0)), views[10];
 		struct tmesh_extent e = t_extent(source, 0, 1);
 
