@@ -57,17 +57,36 @@ struct tmesh_tensor *get_tensor(ErlNifEnv *env, ERL_NIF_TERM term, struct handle
 	return tensor;
 }
 
-/* {ok, {handle, ref}} for a new tensor, of which the handle has the reference. The ref has no id
- * and no token yet: memory that is never named can be reused by the library's pool. */
-static ERL_NIF_TERM make_created(ErlNifEnv *env, struct handle *handle)
+/* {handle, ref} for a new tensor, of which the handle has the reference. The ref has no id and no
+ * token yet: memory that is never named can be reused by the library's pool. */
+static ERL_NIF_TERM make_described(ErlNifEnv *env, struct handle *handle)
 {
 	struct tmesh_ref ref = {
 		.layout = *tmesh_tensor_layout(handle->tensor),
 		.byte_size = tmesh_tensor_bytes(handle->tensor),
 	};
 
-	return make_ok(env,
-		       enif_make_tuple2(env, enif_make_resource(env, handle), make_ref(env, &ref)));
+	return enif_make_tuple2(env, enif_make_resource(env, handle), make_ref(env, &ref));
+}
+
+static ERL_NIF_TERM make_created(ErlNifEnv *env, struct handle *handle)
+{
+	return make_ok(env, make_described(env, handle));
+}
+
+bool make_handle(ErlNifEnv *env, struct context *context, struct tmesh_tensor *tensor,
+		 ERL_NIF_TERM *term, struct tmesh_error *err)
+{
+	struct handle *handle = handle_new(context, err);
+
+	if (!handle) {
+		tmesh_tensor_unref(tensor);
+		return false;
+	}
+	handle->tensor = tensor;
+	*term = make_described(env, handle);
+	enif_release_resource(handle);
+	return true;
 }
 
 /* create(context, shape, dtype, region_opts) -> {ok, {handle, ref}} */

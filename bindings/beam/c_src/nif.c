@@ -11,7 +11,7 @@
 
 #include <stdio.h>
 
-ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type;
+ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type, *channel_type;
 
 /* Its address tells this image from any other. */
 static char image;
@@ -33,6 +33,9 @@ static int open_types(ErlNifEnv *env)
 		 {.dtor = worker_socket_dtor,
 		  .stop = worker_socket_stop,
 		  .down = worker_socket_down}},
+		{&channel_type,
+		 "channel",
+		 {.dtor = channel_dtor, .stop = channel_stop, .down = channel_down}},
 	};
 
 	for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
@@ -85,6 +88,12 @@ static ErlNifFunc functions[] = {
 	{"worker_recv", 1, worker_recv, 0},
 	{"worker_kill", 1, worker_kill, 0},
 	{"worker_close", 1, worker_close, 0},
+	{"channel_create", 3, channel_create, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"channel_open", 4, channel_open, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"channel_send", 3, channel_send, 0},
+	{"channel_recv", 1, channel_recv, 0},
+	{"channel_cancel", 1, channel_cancel, 0},
+	{"channel_close", 1, channel_close, 0},
 };
 
 ERL_NIF_INIT(Elixir.Tmesh.Native, functions, load, NULL, upgrade, NULL)

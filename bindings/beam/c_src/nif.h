@@ -9,6 +9,7 @@
  *   pinned   a pinning region and its mapping, which binaries point into. Never a term
  *            by itself: a binary that doubles as a handle could not be released
  *   socket   the connection to a worker process
+ *   channel  one end of a channel, with the descriptor that the emulator polls
  *
  * What a resource holds is given up in a dirty NIF or by the janitor (garbage.c), never in
  * a destructor: those run on normal schedulers, and unmapping a large region takes long. A
@@ -55,7 +56,8 @@ struct pinned {
 	struct garbage *garbage;
 };
 
-extern ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type;
+extern ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type,
+	*channel_type;
 
 void context_dtor(ErlNifEnv *env, void *object);
 void handle_dtor(ErlNifEnv *env, void *object);
@@ -102,6 +104,9 @@ NIF(context_stats);
 /* handle.c: a tensor taken from a handle is the caller's reference. */
 struct tmesh_tensor *get_tensor(ErlNifEnv *env, ERL_NIF_TERM term, struct handle **handle,
 				struct tmesh_error *err);
+/* A term {handle, ref} of a new handle, which takes over @tensor, also on failure. */
+bool make_handle(ErlNifEnv *env, struct context *context, struct tmesh_tensor *tensor,
+		 ERL_NIF_TERM *term, struct tmesh_error *err);
 NIF(tensor_create);
 NIF(tensor_put);
 NIF(tensor_open);
@@ -128,5 +133,16 @@ NIF(worker_send);
 NIF(worker_recv);
 NIF(worker_kill);
 NIF(worker_close);
+
+/* channel.c */
+void channel_dtor(ErlNifEnv *env, void *object);
+void channel_stop(ErlNifEnv *env, void *object, ErlNifEvent event, int is_direct_call);
+void channel_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor);
+NIF(channel_create);
+NIF(channel_open);
+NIF(channel_send);
+NIF(channel_recv);
+NIF(channel_cancel);
+NIF(channel_close);
 
 #endif /* TMESH_NIF_H */

@@ -5,6 +5,7 @@ defmodule Tmesh.NativeTest do
   alias Tmesh.Native
 
   @region {"", false, 0}
+  @channel {0, 0, 0, 0, false, 0, 0, 0}
 
   # Each NIF with arguments that it takes; every one of them is then replaced by terms of every
   # other type.
@@ -13,6 +14,8 @@ defmodule Tmesh.NativeTest do
     {:ok, native} = ref |> ZeroCopy.grant!(:read) |> TensorRef.to_native()
     {:ok, json} = TensorRef.to_json(ref)
     context = Tmesh.Context.get()
+    {:ok, {into, token}} = Native.channel_create(context, :recv, @channel)
+    {:ok, out} = Native.channel_open(context, token, :send, @channel)
 
     [
       context_open: [{:auto, 0, 0, 0, 1}],
@@ -30,6 +33,11 @@ defmodule Tmesh.NativeTest do
       ref_encode: [native],
       ref_decode: [json],
       json_decode: [~s({"a":1})],
+      channel_create: [context, :send, @channel],
+      channel_open: [context, token, :recv, @channel],
+      channel_send: [out, nil, "abc"],
+      channel_cancel: [into],
+      channel_close: [out],
       seal: [ref.handle],
       release: [ref.handle]
     ]
@@ -68,9 +76,10 @@ defmodule Tmesh.NativeTest do
   end
 
   test "every NIF is covered here" do
-    # Those of workers want one: worker_hostile_test.exs.
+    # Those of workers want one: worker_hostile_test.exs. What channel_recv gives is for
+    # channel_test.exs.
     workers = ~w(worker_connect worker_send worker_recv worker_kill worker_close)a
-    covered = [:janitor, :sweep] ++ workers ++ Keyword.keys(calls())
+    covered = [:janitor, :sweep, :channel_recv] ++ workers ++ Keyword.keys(calls())
     functions = Native.__info__(:functions) |> Keyword.drop([:load]) |> Keyword.keys()
     assert Enum.sort(functions) == Enum.sort(covered)
   end

@@ -29,6 +29,7 @@ defmodule Tmesh.Error do
   | `:not_allowed` | no operation of a module that the workers allow |
   | `:operation` | the operation raised: `details` has `:exception` and `:traceback` |
   | `:cancelled` | the call was given up |
+  | `:gone` | nobody is left at the other end of the channel |
   | `:system` | another error of the system, named by `details.errno` |
   """
 
@@ -52,6 +53,7 @@ defmodule Tmesh.Error do
           | :not_allowed
           | :operation
           | :cancelled
+          | :gone
           | :system
 
   @type t :: %__MODULE__{type: type(), message: String.t(), details: map()}
@@ -76,6 +78,7 @@ defmodule Tmesh.Error do
     etimedout: :timeout,
     eagain: :timeout,
     eopnotsupp: :unsupported,
+    epipe: :gone,
     esrch: :not_started
   }
 

@@ -106,4 +106,36 @@ defmodule Tmesh.Native do
 
   @spec worker_close(worker_socket()) :: :ok
   def worker_close(_socket), do: :erlang.nif_error(:not_loaded)
+
+  @typedoc "One end of a channel, of the process that made or opened it."
+  @type channel :: reference()
+
+  @typedoc "slots, producers, regions, layouts, writable, max_regions, max_bytes, spin_ns"
+  @type channel_opts ::
+          {non_neg_integer(), non_neg_integer(), non_neg_integer(), non_neg_integer(), boolean(),
+           non_neg_integer(), non_neg_integer(), non_neg_integer()}
+
+  @spec channel_create(context() | nil, :send | :recv, channel_opts()) ::
+          result({channel(), token :: String.t()})
+  def channel_create(_context, _role, _opts), do: :erlang.nif_error(:not_loaded)
+
+  @spec channel_open(context() | nil, token :: String.t(), :send | :recv, channel_opts()) ::
+          result(channel())
+  def channel_open(_context, _token, _role, _opts), do: :erlang.nif_error(:not_loaded)
+
+  # After eagain, {:select, channel, :undefined, :ready_input} says when to try again.
+  @spec channel_send(channel(), handle() | nil, binary()) ::
+          :ok | :eagain | :full | {:error, reason()}
+  def channel_send(_channel, _handle, _bytes), do: :erlang.nif_error(:not_loaded)
+
+  # After again at once, after busy a little later.
+  @spec channel_recv(channel()) ::
+          result({nil | {handle(), ref()}, binary()}) | :eagain | :again | :busy
+  def channel_recv(_channel), do: :erlang.nif_error(:not_loaded)
+
+  @spec channel_cancel(channel()) :: :ok
+  def channel_cancel(_channel), do: :erlang.nif_error(:not_loaded)
+
+  @spec channel_close(channel()) :: :ok
+  def channel_close(_channel), do: :erlang.nif_error(:not_loaded)
 end

@@ -1,0 +1,409 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * One end of a channel. It belongs to the process that made or opened it and ends with that one.
+ *
+ * Nothing here waits on a normal scheduler but for the short busy look that was asked for: what
+ * cannot be done now gives eagain, and {select, channel, undefined, ready_input} says when to try
+ * again. A region that a message needs is opened on a dirty scheduler.
+ */
+#include "nif.h"
+
+#include <errno.h>
+#include <string.h>
+
+#define SPIN_MAX_NS 100000u
+#define IN_USE "another process uses this end of the channel"
+
+struct channel_end {
+	pthread_mutex_t lock; /* held by whoever works with it; others are refused */
+	struct tmesh_channel *channel;
+	bool closed;
+	bool busy;     /* a dirty scheduler works with it, without the lock */
+	bool selected; /* the emulator has had its descriptor */
+	uint64_t spin_ns;
+	struct context *context; /* whose limits apply */
+	struct garbage *garbage;
+};
+
+static void drop_channel(void *object)
+{
+	tmesh_channel_unref(object);
+}
+
+/* Nobody works with it, nor selects on its descriptor, any more. */
+static void let_go(ErlNifEnv *env, struct channel_end *end)
+{
+	if (end->channel)
+		garbage_put(env, end->garbage, end->channel);
+	else
+		garbage_free(end->garbage);
+	end->channel = NULL;
+	end->garbage = NULL;
+}
+
+void channel_dtor(ErlNifEnv *env, void *object)
+{
+	struct channel_end *end = object;
+
+	let_go(env, end);
+	enif_release_resource(end->context);
+	pthread_mutex_destroy(&end->lock);
+}
+
+void channel_stop(ErlNifEnv *env, void *object, ErlNifEvent event, int is_direct_call)
+{
+	struct channel_end *end = object;
+
+	pthread_mutex_lock(&end->lock);
+	let_go(env, end);
+	pthread_mutex_unlock(&end->lock);
+}
+
+/* The last to use it gives it up. */
+static void finish(ErlNifEnv *env, struct channel_end *end)
+{
+	int fd = -1;
+
+	pthread_mutex_lock(&end->lock);
+	if (end->selected)
+		fd = tmesh_channel_poll_fd(end->channel, NULL);
+	else
+		let_go(env, end);
+	pthread_mutex_unlock(&end->lock);
+	if (fd >= 0)
+		enif_select(env, fd, ERL_NIF_SELECT_STOP, end, NULL,
+			    enif_make_atom(env, "undefined"));
+}
+
+static void close_end(ErlNifEnv *env, struct channel_end *end)
+{
+	bool ours;
+
+	pthread_mutex_lock(&end->lock);
+	ours = !end->closed && !end->busy;
+	end->closed = true;
+	pthread_mutex_unlock(&end->lock);
+	if (ours)
+		finish(env, end);
+}
+
+void channel_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor)
+{
+	close_end(env, object);
+}
+
+/* The open end of a term, locked, or NULL with @err filled. */
+static struct channel_end *get_end(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_error *err)
+{
+	struct channel_end *end;
+
+	if (!enif_get_resource(env, term, channel_type, (void **)&end)) {
+		refuse(err, -EINVAL, "not a channel");
+		return NULL;
+	}
+	if (pthread_mutex_trylock(&end->lock)) {
+		refuse(err, -EBUSY, IN_USE);
+		return NULL;
+	}
+	if (!end->closed && !end->busy)
+		return end;
+	refuse(err, end->closed ? -EBADF : -EBUSY, "%s",
+	       end->closed ? "the channel is closed" : IN_USE);
+	pthread_mutex_unlock(&end->lock);
+	return NULL;
+}
+
+static bool get_role(ErlNifEnv *env, ERL_NIF_TERM term, enum tmesh_channel_role *role,
+		     struct tmesh_error *err)
+{
+	char name[8] = "";
+
+	enif_get_atom(env, term, name, sizeof(name), ERL_NIF_LATIN1);
+	*role = !strcmp(name, "send") ? TMESH_CHANNEL_SEND : TMESH_CHANNEL_RECV;
+	if (*role == TMESH_CHANNEL_SEND || !strcmp(name, "recv"))
+		return true;
+	refuse(err, -EINVAL, "a channel's role is :send or :recv");
+	return false;
+}
+
+/* {slots, producers, regions, layouts, writable, max_regions, max_bytes, spin_ns} */
+static bool get_opts(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_channel_opts *opts,
+		     struct tmesh_error *err)
+{
+	ErlNifUInt64 max_bytes, spin_ns;
+	const ERL_NIF_TERM *field;
+	bool writable;
+	int arity;
+
+	*opts = (struct tmesh_channel_opts){.size = sizeof(*opts), .flags = TMESH_CHANNEL_NO_OPEN};
+	if (!enif_get_tuple(env, term, &arity, &field) || arity != 8 ||
+	    !enif_get_uint(env, field[0], &opts->slots) ||
+	    !enif_get_uint(env, field[1], &opts->producers) ||
+	    !enif_get_uint(env, field[2], &opts->regions) ||
+	    !enif_get_uint(env, field[3], &opts->layouts) ||
+	    !enif_get_uint(env, field[5], &opts->max_regions) ||
+	    !enif_get_uint64(env, field[6], &max_bytes) ||
+	    !enif_get_uint64(env, field[7], &spin_ns)) {
+		refuse(err, -EINVAL, "a channel's options are numbers of at least 0");
+		return false;
+	}
+	if (spin_ns > SPIN_MAX_NS) {
+		refuse(err, -EINVAL, "spin_us is more than %u: schedulers are for everybody",
+		       SPIN_MAX_NS / 1000);
+		return false;
+	}
+	opts->max_bytes = max_bytes;
+	opts->spin_ns = spin_ns ? spin_ns : TMESH_CHANNEL_NO_SPIN;
+	if (!get_bool(env, field[4], "writable", &writable, err))
+		return false;
+	opts->rights = writable ? TMESH_READ | TMESH_WRITE : TMESH_READ;
+	return true;
+}
+
+/* An end without a channel yet, or NULL with @err filled. */
+static struct channel_end *end_new(struct context *context, const struct tmesh_channel_opts *opts,
+				   struct tmesh_error *err)
+{
+	struct channel_end *end = enif_alloc_resource(channel_type, sizeof(*end));
+
+	*end = (struct channel_end){.context = context, .garbage = garbage_alloc(drop_channel)};
+	if (opts->spin_ns != TMESH_CHANNEL_NO_SPIN)
+		end->spin_ns = opts->spin_ns;
+	enif_keep_resource(context);
+	pthread_mutex_init(&end->lock, NULL);
+	if (end->garbage)
+		return end;
+	refuse(err, -ENOMEM, "no memory for a channel");
+	enif_release_resource(end);
+	return NULL;
+}
+
+static ERL_NIF_TERM make_end(ErlNifEnv *env, struct channel_end *end)
+{
+	ErlNifPid self;
+
+	enif_self(env, &self);
+	enif_monitor_process(env, end, &self, NULL);
+	return enif_make_resource(env, end);
+}
+
+/* channel_create(context, role, opts) -> {ok, {channel, token}} */
+NIF(channel_create)
+{
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_channel_opts opts;
+	enum tmesh_channel_role role;
+	struct channel_end *end;
+	struct context *context;
+	struct tmesh_error err;
+	ERL_NIF_TERM term;
+
+	if (!get_context(env, argv[0], &context, &err) || !get_role(env, argv[1], &role, &err) ||
+	    !get_opts(env, argv[2], &opts, &err))
+		return make_error(env, &err);
+	end = end_new(context, &opts, &err);
+	if (!end)
+		return make_error(env, &err);
+	if (tmesh_channel_create(context->ctx, role, &opts, &end->channel, &err) ||
+	    tmesh_channel_token(end->channel, token, &err))
+		term = make_error(env, &err);
+	else
+		term = make_ok(env,
+			       enif_make_tuple2(env, make_end(env, end), make_string(env, token)));
+	enif_release_resource(end);
+	return term;
+}
+
+/* channel_open(context, token, role, opts) -> {ok, channel} */
+NIF(channel_open)
+{
+	struct tmesh_channel_opts opts;
+	enum tmesh_channel_role role;
+	struct channel_end *end;
+	struct context *context;
+	struct tmesh_error err;
+	ErlNifBinary text;
+	char token[TMESH_TOKEN_SIZE] = "";
+	ERL_NIF_TERM term;
+
+	if (!get_context(env, argv[0], &context, &err) || !get_role(env, argv[2], &role, &err) ||
+	    !get_opts(env, argv[3], &opts, &err))
+		return make_error(env, &err);
+	if (!enif_inspect_binary(env, argv[1], &text) || text.size >= sizeof(token)) {
+		refuse(&err, -EPROTO, "a channel's token is a string as its maker has it");
+		return make_error(env, &err);
+	}
+	memcpy(token, text.data, text.size);
+	end = end_new(context, &opts, &err);
+	if (!end)
+		return make_error(env, &err);
+	if (tmesh_channel_open(context->ctx, token, role, &opts, &end->channel, &err))
+		term = make_error(env, &err);
+	else
+		term = make_ok(env, make_end(env, end));
+	enif_release_resource(end);
+	return term;
+}
+
+/* eagain, and a message when it is worth to try; or full, where no descriptor tells of room. */
+static ERL_NIF_TERM again(ErlNifEnv *env, struct channel_end *end)
+{
+	struct tmesh_error err;
+	int fd = tmesh_channel_poll_fd(end->channel, &err);
+
+	if (fd == -EOPNOTSUPP)
+		return enif_make_atom(env, "full");
+	if (fd < 0)
+		return make_error(env, &err);
+	end->selected = true;
+	enif_select(env, fd, ERL_NIF_SELECT_READ, end, NULL, enif_make_atom(env, "undefined"));
+	return enif_make_atom(env, "eagain");
+}
+
+/* channel_send(channel, nil | handle, bytes) -> ok | eagain | full */
+NIF(channel_send)
+{
+	struct tmesh_message message = {0};
+	struct channel_end *end;
+	struct handle *handle;
+	struct tmesh_error err;
+	ErlNifBinary bytes;
+	ERL_NIF_TERM term;
+	int rc;
+
+	if (!enif_inspect_binary(env, argv[2], &bytes) || bytes.size > sizeof(message.data)) {
+		refuse(&err, -EINVAL,
+		       "a message's bytes are a binary of at most %zu, %u beside "
+		       "a tensor",
+		       sizeof(message.data), TMESH_MESSAGE_TENSOR_BYTES);
+		return make_error(env, &err);
+	}
+	memcpy(message.data, bytes.data, bytes.size);
+	message.bytes = (uint32_t)bytes.size;
+	if (!enif_is_identical(argv[1], enif_make_atom(env, "nil"))) {
+		message.tensor = get_tensor(env, argv[1], &handle, &err);
+		if (!message.tensor)
+			return make_error(env, &err);
+	}
+	end = get_end(env, argv[0], &err);
+	if (!end) {
+		tmesh_tensor_unref(message.tensor);
+		return make_error(env, &err);
+	}
+	rc = tmesh_channel_try_send(end->channel, &message, &err);
+	if (!rc)
+		term = enif_make_atom(env, "ok");
+	else if (rc == -EAGAIN)
+		term = again(env, end);
+	else
+		term = make_error(env, &err);
+	pthread_mutex_unlock(&end->lock);
+	tmesh_tensor_unref(message.tensor);
+	return term;
+}
+
+/* {ok, {nil | {handle, ref}, bytes}}; takes over the message's tensor. */
+static ERL_NIF_TERM make_message(ErlNifEnv *env, struct channel_end *end,
+				 const struct tmesh_message *message)
+{
+	ERL_NIF_TERM tensor = enif_make_atom(env, "nil"), bytes;
+	struct tmesh_error err;
+
+	if (message->tensor && !make_handle(env, end->context, message->tensor, &tensor, &err))
+		return make_error(env, &err);
+	memcpy(enif_make_new_binary(env, message->bytes, &bytes), message->data, message->bytes);
+	return make_ok(env, enif_make_tuple2(env, tensor, bytes));
+}
+
+static int receive(struct channel_end *end, struct tmesh_message *message, struct tmesh_error *err)
+{
+	int rc = -ETIMEDOUT;
+
+	if (end->spin_ns)
+		rc = tmesh_channel_recv(end->channel, message, (int64_t)end->spin_ns, err);
+	if (rc == -ETIMEDOUT || rc == -EINTR)
+		rc = tmesh_channel_try_recv(end->channel, message, err);
+	return rc;
+}
+
+/* On a dirty scheduler, of which only some may wait for peers at once. */
+static NIF(prepare)
+{
+	struct context *context;
+	struct channel_end *end;
+	struct tmesh_error err;
+	ERL_NIF_TERM term = enif_make_atom(env, "again");
+	bool closed;
+
+	end = get_end(env, argv[0], &err);
+	if (!end)
+		return make_error(env, &err);
+	end->busy = true;
+	pthread_mutex_unlock(&end->lock);
+	context = end->context;
+	if (atomic_fetch_add(&context->opening, 1) >= context->max_opening)
+		term = enif_make_atom(env, "busy");
+	else if (tmesh_channel_prepare(end->channel, &err))
+		term = make_error(env, &err);
+	atomic_fetch_sub(&context->opening, 1);
+	pthread_mutex_lock(&end->lock);
+	end->busy = false;
+	closed = end->closed;
+	pthread_mutex_unlock(&end->lock);
+	if (closed)
+		finish(env, end);
+	return term;
+}
+
+/* channel_recv(channel) -> {ok, message} | eagain | again (at once) | busy (soon) */
+NIF(channel_recv)
+{
+	struct tmesh_message message;
+	struct channel_end *end;
+	struct tmesh_error err;
+	ERL_NIF_TERM term;
+	int rc;
+
+	end = get_end(env, argv[0], &err);
+	if (!end)
+		return make_error(env, &err);
+	rc = receive(end, &message, &err);
+	if (!rc)
+		term = make_message(env, end, &message);
+	else if (rc == -EAGAIN)
+		term = again(env, end);
+	else if (rc == -EINPROGRESS)
+		term = enif_schedule_nif(env, "channel_recv", ERL_NIF_DIRTY_JOB_IO_BOUND, prepare,
+					 argc, argv);
+	else
+		term = make_error(env, &err);
+	pthread_mutex_unlock(&end->lock);
+	return term;
+}
+
+/* channel_cancel(channel) -> ok. No message comes any more; one may have come. */
+NIF(channel_cancel)
+{
+	struct channel_end *end;
+	struct tmesh_error err;
+
+	end = get_end(env, argv[0], &err);
+	if (!end)
+		return enif_make_atom(env, "ok");
+	if (end->selected)
+		enif_select(env, tmesh_channel_poll_fd(end->channel, &err),
+			    ERL_NIF_SELECT_READ | ERL_NIF_SELECT_CANCEL, end, NULL,
+			    enif_make_atom(env, "undefined"));
+	pthread_mutex_unlock(&end->lock);
+	return enif_make_atom(env, "ok");
+}
+
+/* channel_close(channel) -> ok, again and again */
+NIF(channel_close)
+{
+	struct channel_end *end;
+
+	if (enif_get_resource(env, argv[0], channel_type, (void **)&end))
+		close_end(env, end);
+	return enif_make_atom(env, "ok");
+}

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.Channel do
+  @moduledoc """
+  One end of a bounded queue in shared memory that carries tensors and small messages one way,
+  between processes of any of tmesh's languages.
+
+      {:ok, channel} = Tmesh.Channel.create(:recv)
+      # Python: out = tmesh.Channel.open(token, "send"); out.send(tensor)
+      {:ok, %TensorRef{} = ref} = Tmesh.Channel.recv(channel, 1_000)
+
+  A message is a binary of at most 56 bytes, a ref with a handle, or a tuple of such a ref and a
+  binary of at most 24 bytes; what is sent comes out. Of a tensor only the description moves,
+  whatever its size, and the sender may release it at once.
+
+  An end belongs to the Erlang process that created or opened it: it is closed when that one ends,
+  and only one process at a time may use it (`:busy`). When nobody is left at the other end,
+  processes that were killed included, sending gives `:gone`, and receiving does once all was
+  received. Waiting holds no scheduler.
+  """
+
+  alias Tmesh.{Context, Error, Native}
+  alias Tmesh.ZeroCopy.TensorRef
+
+  @enforce_keys [:native, :token, :role]
+  @derive {Inspect, only: [:role]}
+  defstruct @enforce_keys
+
+  @type role :: :send | :recv
+  @type message :: binary() | TensorRef.t() | {TensorRef.t(), binary()}
+  @type t :: %__MODULE__{native: reference(), token: String.t(), role: role()}
+
+  @typedoc """
+  Of the channel, for `create/2` alone:
+
+    * `slots` - messages under way, a power of two (256)
+    * `producers` - ends that send (1)
+    * `regions`, `layouts` - of tensors under way (16)
+
+  Of this end:
+
+    * `writable` - whether receivers may write to what is sent here (false)
+    * `max_regions`, `max_bytes` - what a receiver keeps open (64, 1 GiB)
+    * `spin_us` - how long `recv/2` looks busily, on its scheduler, before it waits: at most 100 (0)
+  """
+  @type option ::
+          {:slots, pos_integer()}
+          | {:producers, pos_integer()}
+          | {:regions, pos_integer()}
+          | {:layouts, pos_integer()}
+          | end_option()
+
+  @type end_option ::
+          {:writable, boolean()}
+          | {:max_regions, pos_integer()}
+          | {:max_bytes, pos_integer()}
+          | {:spin_us, 0..100}
+
+  @of_end [writable: false, max_regions: 0, max_bytes: 0, spin_us: 0]
+  @of_channel [slots: 0, producers: 0, regions: 0, layouts: 0]
+
+  @doc """
+  A new channel, and this process's end of it. It lives as long as this end.
+
+  Errors: `:invalid`, `:limit_exceeded`, `:no_memory`, `:too_many_files`.
+
+      iex> {:ok, out} = Tmesh.Channel.create(:send, slots: 8)
+      iex> {:ok, into} = Tmesh.Channel.open(out.token, :recv)
+      iex> Tmesh.Channel.send(out, "hello")
+      iex> Tmesh.Channel.recv(into)
+      {:ok, "hello"}
+  """
+  @spec create(role(), [option()]) :: {:ok, t()} | {:error, Error.t()}
+  def create(role, opts \\ []) do
+    with {:ok, opts} <- options(opts, @of_channel ++ @of_end),
+         {:ok, context} <- Context.limited(),
+         {:ok, {native, token}} <- native(Native.channel_create(context, role, opts)) do
+      {:ok, %__MODULE__{native: native, token: token, role: role}}
+    end
+  end
+
+  @doc """
+  Join a channel by the token of its maker's end.
+
+  Errors: `:not_found` (there is none any more), `:busy` (all places of that role are taken),
+  `:protocol`, `:invalid`, `:timeout`.
+  """
+  @spec open(String.t(), role(), [end_option()]) :: {:ok, t()} | {:error, Error.t()}
+  def open(token, role, opts \\ []) do
+    with {:ok, opts} <- options(opts, @of_end),
+         {:ok, native} <- native(Native.channel_open(Context.get(), token, role, opts)) do
+      {:ok, %__MODULE__{native: native, token: token, role: role}}
+    end
+  end
+
+  @doc """
+  Send a message; waits at most `timeout` ms, or for ever, while the channel is full.
+
+  Errors: `:timeout`, `:gone`, `:invalid`, `:closed`, `:access`, `:stale`, `:protocol`, `:busy`.
+  """
+  @spec send(t(), message(), timeout()) :: :ok | {:error, Error.t()}
+  def send(%__MODULE__{native: native}, message, timeout \\ 5_000) do
+    with {:ok, handle, bytes} <- to_native(message) do
+      wait(native, fn -> Native.channel_send(native, handle, bytes) end, deadline(timeout))
+    end
+  end
+
+  defp to_native({%TensorRef{handle: handle}, bytes}) when handle != nil, do: {:ok, handle, bytes}
+  defp to_native(%TensorRef{handle: handle}) when handle != nil, do: {:ok, handle, ""}
+  defp to_native(bytes) when is_binary(bytes), do: {:ok, nil, bytes}
+
+  defp to_native(_other) do
+    {:error,
+     Error.new(
+       :invalid,
+       "a message is a binary, an open ref, or a tuple of such a ref and a binary"
+     )}
+  end
+
+  @doc """
+  The next message; waits at most `timeout` ms, or for ever.
+
+  Errors: `:timeout`, `:gone`, `:not_found` (the message's tensor is gone with its owner; the next
+  call goes on behind it), `:closed`, `:stale`, `:protocol`, `:too_many_files`, `:busy`.
+  """
+  @spec recv(t(), timeout()) :: {:ok, message()} | {:error, Error.t()}
+  def recv(%__MODULE__{native: native}, timeout \\ 5_000) do
+    with {:ok, message} <- wait(native, fn -> Native.channel_recv(native) end, deadline(timeout)) do
+      {:ok, from_native(message)}
+    end
+  end
+
+  @doc "Leave the channel. What was sent can still be received. Closing again is fine."
+  @spec close(t()) :: :ok
+  def close(%__MODULE__{native: native}), do: Native.channel_close(native)
+
+  defp from_native({nil, bytes}), do: bytes
+  defp from_native({tensor, ""}), do: ref(tensor)
+  defp from_native({tensor, bytes}), do: {ref(tensor), bytes}
+
+  defp ref({handle, native}),
+    do: %TensorRef{TensorRef.from_native(native) | id: nil, handle: handle}
+
+  defp wait(native, try, deadline) do
+    case try.() do
+      :eagain ->
+        receive do
+          {:select, ^native, :undefined, :ready_input} -> wait(native, try, deadline)
+        after
+          left(deadline) -> give_up(native, try)
+        end
+
+      # No descriptor tells one of several producers of room, and schedulers that open regions
+      # are scarce.
+      waits when waits in [:full, :busy] ->
+        if left(deadline) == 0, do: over(), else: nap(native, try, deadline)
+
+      :again ->
+        wait(native, try, deadline)
+
+      other ->
+        native(other)
+    end
+  end
+
+  defp nap(native, try, deadline) do
+    Process.sleep(1)
+    wait(native, try, deadline)
+  end
+
+  # What comes at the last moment is not lost, and no message comes later.
+  defp give_up(native, try) do
+    :ok = Native.channel_cancel(native)
+
+    receive do
+      {:select, ^native, :undefined, :ready_input} -> :ok
+    after
+      0 -> :ok
+    end
+
+    case try.() do
+      :eagain -> over(native)
+      waits when waits in [:full, :busy] -> over()
+      :again -> give_up(native, try)
+      other -> native(other)
+    end
+  end
+
+  defp over(native) do
+    :ok = Native.channel_cancel(native)
+
+    receive do
+      {:select, ^native, :undefined, :ready_input} -> over()
+    after
+      0 -> over()
+    end
+  end
+
+  defp over, do: {:error, Error.new(:timeout, "the channel gave no message, or had no room")}
+
+  defp deadline(:infinity), do: :infinity
+  defp deadline(ms) when is_integer(ms) and ms >= 0, do: System.monotonic_time(:millisecond) + ms
+
+  defp left(:infinity), do: :infinity
+  defp left(deadline), do: max(0, deadline - System.monotonic_time(:millisecond))
+
+  defp native({:error, reason}), do: {:error, Error.from_native(reason)}
+  defp native(success), do: success
+
+  defp options(opts, known) do
+    with true <- Keyword.keyword?(opts),
+         {:ok, opts} <- Keyword.validate(opts, known),
+         spin_us when is_integer(spin_us) and spin_us >= 0 <- opts[:spin_us] do
+      {:ok,
+       {opts[:slots] || 0, opts[:producers] || 0, opts[:regions] || 0, opts[:layouts] || 0,
+        opts[:writable], opts[:max_regions], opts[:max_bytes], spin_us * 1_000}}
+    else
+      {:error, keys} -> {:error, Error.new(:invalid, "unknown options: #{inspect(keys)}")}
+      _other -> {:error, Error.new(:invalid, "options must be a keyword list of numbers")}
+    end
+  end
+end

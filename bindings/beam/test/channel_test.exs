@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.ChannelTest do
+  use Tmesh.Case
+  alias Tmesh.Channel
+
+  @python System.get_env("TMESH_TEST_PYTHON", "python3")
+
+  doctest Tmesh.Channel
+
+  defp ends(opts \\ []) do
+    {:ok, out} = Channel.create(:send, opts)
+    {:ok, into} = Channel.open(out.token, :recv, Keyword.take(opts, [:spin_us]))
+    {out, into}
+  end
+
+  test "what is sent comes out, in order" do
+    {out, into} = ends()
+    ref = ZeroCopy.from_binary!("abcdef", [2, 3], :uint8)
+
+    for message <- ["", "x", :binary.copy("y", 56)] do
+      assert :ok = Channel.send(out, message)
+      assert {:ok, ^message} = Channel.recv(into)
+    end
+
+    for _round <- 1..3 do
+      assert :ok = Channel.send(out, ref)
+      assert :ok = Channel.send(out, {ref, "beside"})
+      assert {:ok, %TensorRef{shape: [2, 3], dtype: :uint8} = got} = Channel.recv(into)
+      assert ZeroCopy.to_binary!(got) == "abcdef"
+      assert {:ok, {%TensorRef{}, "beside"}} = Channel.recv(into)
+    end
+
+    assert {:error, %Error{type: :timeout}} = Channel.recv(into, 0)
+  end
+
+  test "what was sent may be released at once" do
+    {out, into} = ends()
+    ref = ZeroCopy.from_binary!("here", [4], :uint8)
+    :ok = Channel.send(out, ref)
+    :ok = ZeroCopy.release(ref)
+    {:ok, got} = Channel.recv(into)
+    assert ZeroCopy.to_binary!(got) == "here"
+  end
+
+  test "it is bounded, and a wait ends when there is room" do
+    {out, into} = ends(slots: 2)
+    assert :ok = Channel.send(out, "1", 0)
+    assert :ok = Channel.send(out, "2", 0)
+    assert {:error, %Error{type: :timeout}} = Channel.send(out, "3", 20)
+    test = self()
+
+    receiver =
+      spawn_link(fn ->
+        {:ok, own} = Channel.open(out.token, :recv)
+        Process.sleep(50)
+        Kernel.send(test, {:got, Channel.recv(own)})
+        Process.sleep(:infinity)
+      end)
+
+    assert :ok = Channel.send(out, "3", 10_000)
+    assert_receive {:got, {:ok, "1"}}
+    Process.unlink(receiver)
+    Process.exit(receiver, :kill)
+    assert {:ok, "2"} = Channel.recv(into)
+    assert {:ok, "3"} = Channel.recv(into)
+    refute_received _anything
+  end
+
+  test "a wait ends when a message comes, and leaves nothing in the mailbox" do
+    for spin_us <- [0, 20] do
+      {out, into} = ends(spin_us: spin_us)
+      test = self()
+
+      receiver =
+        spawn_link(fn ->
+          {:ok, own} = Channel.open(out.token, :recv, spin_us: spin_us)
+
+          for n <- 1..200 do
+            text = "#{n}"
+            {:ok, ^text} = Channel.recv(own, 10_000)
+          end
+
+          {:error, %Error{type: :timeout}} = Channel.recv(own, 10)
+          Kernel.send(test, {:left, Process.info(self(), :messages)})
+        end)
+
+      :ok = Channel.close(into)
+
+      for n <- 1..200 do
+        if rem(n, 20) == 0, do: Process.sleep(2)
+        :ok = Channel.send(out, "#{n}")
+      end
+
+      assert_receive {:left, {:messages, []}}, 10_000
+      Process.unlink(receiver)
+    end
+  end
+
+  test "an end goes with its process, and the other one knows" do
+    {:ok, into} = Channel.create(:recv)
+
+    in_process(fn ->
+      {:ok, out} = Channel.open(into.token, :send)
+      :ok = Channel.send(out, "last words")
+    end)
+
+    assert {:ok, "last words"} = Channel.recv(into)
+    assert {:error, %Error{type: :gone}} = Channel.recv(into, 10_000)
+  end
+
+  test "a process that is killed while it waits is gone as well" do
+    {:ok, out} = Channel.create(:send, slots: 2)
+    test = self()
+
+    waiting =
+      spawn(fn ->
+        {:ok, into} = Channel.open(out.token, :recv)
+        Kernel.send(test, :joined)
+        Channel.recv(into, :infinity)
+      end)
+
+    assert_receive :joined, 5_000
+    Process.sleep(20)
+    Process.exit(waiting, :kill)
+
+    eventually(fn -> match?({:error, %Error{type: :gone}}, Channel.send(out, "x", 0)) end)
+  end
+
+  test "several producers" do
+    {:ok, into} = Channel.create(:recv, producers: 4, slots: 4)
+
+    tasks =
+      for name <- ~w(a b c) do
+        Task.async(fn ->
+          {:ok, out} = Channel.open(into.token, :send)
+          for n <- 1..50, do: :ok = Channel.send(out, "#{name}#{n}", 20_000)
+        end)
+      end
+
+    got = for _n <- 1..150, do: elem({:ok, _message} = Channel.recv(into, 20_000), 1)
+    Task.await_many(tasks)
+
+    for name <- ~w(a b c) do
+      assert Enum.filter(got, &String.starts_with?(&1, name)) == for(n <- 1..50, do: "#{name}#{n}")
+    end
+  end
+
+  # Doubles what comes, in place, and sends it back.
+  @double """
+  import sys, tmesh
+  with tmesh.Channel.open(sys.argv[1], "recv") as into, tmesh.Channel.open(sys.argv[2], "send") as out:
+      for tensor, number in into:
+          tensor.numpy()[:] *= 2
+          out.send((tensor, number))
+  """
+
+  unless match?({_output, 0}, System.cmd("sh", ["-c", "#{@python} -c 'import tmesh, numpy' 2>&1"])) do
+    @tag skip: "no Python with the tmesh package: make python"
+  end
+
+  test "to Python and back, in the same memory" do
+    {:ok, out} = Channel.create(:send, writable: true)
+    {:ok, into} = Channel.create(:recv)
+
+    peer = Task.async(fn -> System.cmd(@python, ["-P", "-c", @double, out.token, into.token]) end)
+
+    for n <- 1..50 do
+      ref = ZeroCopy.from_binary!(<<n, n + 1>>, [2], :uint8, seal: false)
+      :ok = Channel.send(out, {ref, "#{n}"})
+      number = "#{n}"
+      assert {:ok, {back, ^number}} = Channel.recv(into, 30_000)
+      assert ZeroCopy.to_binary!(back) == <<2 * n, 2 * n + 2>>
+      assert ZeroCopy.to_binary!(ref) == <<2 * n, 2 * n + 2>>
+    end
+
+    :ok = Channel.close(out)
+    assert {"", 0} = Task.await(peer, 30_000)
+    assert {:error, %Error{type: :gone}} = Channel.recv(into, 10_000)
+  end
+
+  test "bad use is refused and changes nothing" do
+    {out, into} = ends()
+    closed = ZeroCopy.from_binary!("x", [1], :uint8)
+    :ok = ZeroCopy.release(closed)
+    {:ok, token} = ZeroCopy.grant(ZeroCopy.from_binary!("x", [1], :uint8), :read)
+
+    for {type, call} <- [
+          invalid: fn -> Channel.send(out, :binary.copy("x", 57)) end,
+          invalid: fn -> Channel.send(out, 'text') end,
+          invalid: fn ->
+            Channel.send(out, {ZeroCopy.allocate!([1], :uint8), "25 bytes are too many...."})
+          end,
+          closed: fn -> Channel.send(out, closed) end,
+          invalid: fn -> Channel.send(out, %TensorRef{closed | handle: nil}) end,
+          invalid: fn -> Channel.send(out, {"x", "y"}) end,
+          invalid: fn -> Channel.send(into, "x") end,
+          invalid: fn -> Channel.send(%{out | native: make_ref()}, "x") end,
+          invalid: fn -> Channel.recv(%{into | native: make_ref()}) end,
+          invalid: fn -> Channel.recv(out) end,
+          invalid: fn -> Channel.create(:both) end,
+          invalid: fn -> Channel.create(:send, slots: 3) end,
+          invalid: fn -> Channel.create(:send, slots: -1) end,
+          invalid: fn -> Channel.create(:send, spin_us: 101) end,
+          invalid: fn -> Channel.create(:send, spin_us: :long) end,
+          invalid: fn -> Channel.create(:send, color: :blue) end,
+          invalid: fn -> Channel.open(out.token, :recv, slots: 4) end,
+          busy: fn -> Channel.open(out.token, :send) end,
+          protocol: fn -> Channel.open("nonsense", :send) end,
+          protocol: fn -> Channel.open(:binary.copy("x", 1000), :send) end
+        ] do
+      assert {:error, %Error{type: ^type}} = call.()
+    end
+
+    assert {:error, %Error{}} = Channel.open(token.shm_name, :recv)
+    assert :ok = Channel.send(out, "still good")
+    assert {:ok, "still good"} = Channel.recv(into)
+  end
+
+  test "a closed end is closed, and its channel with its maker's" do
+    {out, into} = ends()
+    assert {:error, %Error{type: :timeout}} = Channel.recv(into, 1)
+    :ok = Channel.close(out)
+    :ok = Channel.close(out)
+    assert {:error, %Error{type: :closed}} = Channel.send(out, "x")
+    assert {:error, %Error{type: :gone}} = Channel.recv(into, 10_000)
+    :ok = Channel.close(into)
+    assert {:error, %Error{type: :closed}} = Channel.recv(into)
+    eventually(fn -> match?({:error, %Error{type: :not_found}}, Channel.open(out.token, :recv)) end)
+  end
+
+  test "nothing stays" do
+    once = fn ->
+      in_process(fn ->
+        {out, into} = ends()
+        :ok = Channel.send(out, ZeroCopy.from_binary!("x", [1], :uint8))
+        {:ok, _ref} = Channel.recv(into)
+        {:error, _timeout} = Channel.recv(into, 1)
+      end)
+    end
+
+    once.()
+    files = fn -> length(File.ls!("/proc/self/fd")) end
+    Process.sleep(100)
+    before = files.()
+    for _n <- 1..20, do: once.()
+    eventually(fn -> files.() <= before end)
+  end
+end
