@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The verbs that draw, count and watch, and those that take back; on the memfd backend. TAP.
+"""The verbs that draw, count and watch, and those that take back. TAP.
 
 usage: tests/tools/test_seeing.py TMESHCTL MAN_DIR
 """
@@ -9,15 +9,13 @@ import json
 import os
 import subprocess
 import sys
+import unittest
 import xml.etree.ElementTree
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-import test_tmeshctl
-from test_tmeshctl import TOOL, Base, held, main, refused, tool, wrong_usage
-
-# Where the module is, memfds are still what this is about.
-test_tmeshctl.BACKEND = "memfd"
+from test_tmeshctl import (BACKEND, TOOL, WAIT_S, Base, answer, eventually, held, main, refused,
+                           tool, wrong_usage)
 
 EVIL = 'a"b\\c {x} <y> \u00e9'
 
@@ -45,10 +43,10 @@ class Metrics(Base):
         with held("create", "5000") as one, held("put", self.file(b"x" * 10), "--seal") as two:
             families = metrics("--regions")
         states = {s.labels["id"]: s.labels["state"]
-                  for s in families["tmesh_region_bytes"].samples if s.labels["backend"] == "memfd"}
+                  for s in families["tmesh_region_bytes"].samples if s.labels["backend"] == BACKEND}
         self.assertEqual((states[one["id"]], states[two["id"]]), ("open", "sealed"))
         for sample in families["tmesh_regions"].samples:
-            if sample.labels["backend"] == "memfd":
+            if sample.labels["backend"] == BACKEND:
                 self.assertEqual(sample.value,
                                  list(states.values()).count(sample.labels["state"]))
 
@@ -111,30 +109,53 @@ class Lease(Base):
             self.assertEqual(tool("lease", names["token"], "--period", "1")[0], b"lapsed\n")
 
     def test_a_command_gets_the_handle(self):
+        # A memfd can be read; of a handle of the module's one sees the name.
+        command, printed = (("head -c 5 <&$TMESH_HANDLE_FD", b"hello") if BACKEND == "memfd" else
+                            ("readlink /proc/self/fd/$TMESH_HANDLE_FD", b"tmesh:/tmesh\n"))
         with held("put", self.file(b"hello")) as names:
-            out = tool("lease", names["token"], "--", "sh", "-c",
-                       "head -c 5 <&$TMESH_HANDLE_FD")[0]
-        self.assertEqual(out, b"hello")
+            out = tool("lease", names["token"], "--", "sh", "-c", command)[0]
+        self.assertEqual(out, printed)
 
     def test_a_period_has_bounds(self):
         with held("create", "5000") as names:
             refused("1 h", "lease", names["token"], "--period", "3601")
             wrong_usage("seconds", "lease", names["token"], "--period", "0")
 
-    def test_processes_need_the_module(self):
-        with held("create", "5000") as names:
-            refused("module", "lease", names["token"], "--process", str(os.getpid()))
+    def test_it_ends_with_a_process(self):
+        with held("create", "5000") as names, subprocess.Popen(["sleep", "1000"]) as process:
+            words = ("lease", names["token"], "--process", str(process.pid), "--period", "3600")
             wrong_usage("process", "lease", names["token"], "--process", "0")
+            if BACKEND == "memfd":
+                refused("module", *words)
+                process.kill()
+                return
+            with subprocess.Popen([TOOL, *words], stdout=subprocess.PIPE) as leased:
+                eventually(lambda: any(holder["lease_ns"]
+                                       for holder in answer("holders", names["token"])),
+                           "the handle is leased")
+                process.kill()
+                self.assertEqual(leased.communicate(timeout=WAIT_S)[0], b"lapsed\n")
 
     def test_an_id_gives_no_handle(self):
         wrong_usage("token", "lease", "0123456789abcdef")
 
 
 class TakingBack(Base):
-    def test_revoking_needs_the_module(self):
-        with held("create", "5000", "--manage-token") as names:
-            refused("module", "revoke", names["manage_token"])
-            refused("module", "revoke", names["manage_token"], "--wait", "1")
+    def take_back(self, *more):
+        with held("create", "1M", "--manage-token") as names:
+            words = ("revoke", names["manage_token"], *more)
+            if BACKEND == "memfd":
+                refused("module", *words)
+                return
+            tool(*words)
+            self.assertEqual(answer("show", names["id"])["revoked"], True)
+            refused("no such region", *words)
+
+    def test_a_region_is_taken_back(self):
+        self.take_back()
+
+    def test_its_memory_is_waited_for(self):
+        self.take_back("--wait", "60")
 
     def test_a_readers_token_does_not_revoke(self):
         with held("create", "5000") as names:
@@ -143,9 +164,19 @@ class TakingBack(Base):
 
 
 class Import(Base):
-    def test_it_needs_the_module(self):
-        refused("module", "import", "0")
-        refused("module", "import", "0", "--opaque", "4K")
+    def test_what_is_no_dmabuf(self):
+        refused("module" if BACKEND == "memfd" else "neither", "import", "0",
+                stdin=subprocess.PIPE)
+
+    def test_a_device_file_is_kept(self):
+        with held("import", "0", "--opaque", "4K") as names:
+            self.assertEqual(answer("show", names["id"])["bytes"], 4096)
+
+    @unittest.skipUnless(BACKEND == "kernel", "a memfd has no export that is the module's")
+    def test_an_export_of_our_own_is_no_import(self):
+        with held("create", "4K", "--writable-token") as names:
+            refused("by its token", "export", names["writable_token"], "--", "sh", "-c",
+                    f'exec {TOOL} import "$TMESH_DMABUF_FD"')
 
     def test_what_is_no_descriptor(self):
         for word in ("-1", "x", "99999999999"):
