@@ -5,6 +5,7 @@
 
 CUDA_TESTS := tests/cuda
 CUDA_OUT   := $(B)/tests/cuda
+CUDA_TORCH := $(B)/libtmesh-cuda-torch.so
 CUDA_ASAN  := $(B)/libtmesh-cuda-asan.a
 STANDIN    := $(CUDA_OUT)/libcuda.so.1
 CUDA_NAMES := $(patsubst $(CUDA_TESTS)/test_%.c,test_%,$(wildcard $(CUDA_TESTS)/test_*.c))
@@ -19,10 +20,12 @@ $(CUDA_OUT)/%: $(CUDA_TESTS)/%.c $(CUDA_TESTS)/cuda_unit.h $(CUDA_TESTS)/standin
 	$(CC) $(CPPFLAGS) -Ibindings/cuda $(CFLAGS) $(WARN) -std=gnu11 -pthread $(ASAN_FLAGS) $< \
 		$(CUDA_ASAN) $(LIB_ASAN) -lcmocka $(LIB_LIBS) -ldl -o $@
 
-cuda-check: $(STANDIN) $(addprefix $(CUDA_OUT)/,$(CUDA_NAMES)) ## libtmesh-cuda's tests, on a stand-in for the driver
+cuda-check: $(STANDIN) $(B)/libtmesh-cuda.so $(CUDA_TORCH) $(VENV)/tmesh.stamp $(addprefix $(CUDA_OUT)/,$(CUDA_NAMES)) ## libtmesh-cuda's tests, on a stand-in for the driver
 	@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=memfd TMESH_RUNTIME_DIR=$$(mktemp -d) \
 		TMESH_TEST_LIBCUDA=$(CURDIR)/$(STANDIN); \
 	trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \
-	for test in $(CUDA_NAMES); do $(CUDA_OUT)/$$test || status=1; done; exit $$status
+	for test in $(CUDA_NAMES); do $(CUDA_OUT)/$$test || status=1; done; \
+	LD_LIBRARY_PATH=$(CURDIR)/$(CUDA_OUT):$(CURDIR)/$(B) $(VPYTHON) -P $(CUDA_TESTS)/python.py || status=1; \
+	exit $$status
 
 .PHONY: cuda-check

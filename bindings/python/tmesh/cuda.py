@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: MIT
+"""GPU memory between processes, by libtmesh-cuda, which is loaded at the first call.
+
+    a = tmesh.cuda.empty((1024, 1024), "float32")   # on GPU 0, in memory that can be shared
+    queue.put(tmesh.cuda.share(a))                  # a small dict, through whatever carries messages
+    b = tmesh.cuda.open(ref)                        # elsewhere: the same memory
+    torch.from_dlpack(b)                            # also CuPy, JAX; or __cuda_array_interface__
+
+``share`` takes what ``empty`` and ``open`` gave, PyTorch tensors, and whatever has
+``__cuda_array_interface__``. What does not lie in memory of tmesh's (torch.cuda.MemPool with
+``libtmesh-cuda-torch.so``) is handed over by CUDA IPC, and the ref says so: ``ref["cuda"]["kind"]``
+is "ipc"; its producer keeps it until all who opened it are done.
+
+An array lives as long as somebody holds it, in any process. A tensor of a framework lies in a
+segment of its allocator: other processes keep the segment, while the framework may use a freed
+tensor's place in it again; so its producer keeps the tensor.
+"""
+
+import ctypes
+import errno
+import json
+import math
+import os
+import threading
+
+from . import errors
+
+_DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
+           "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128")
+_ITEM = (1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 2, 1, 1, 8, 16)
+_TYPESTR = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
+_DIMS = 8
+_REF_BYTES = 768
+_READ, _WRITE = 1, 2
+_DL_CUDA = 2
+
+_ERRORS = {
+    errno.EINVAL: errors.InvalidError, errno.EOVERFLOW: errors.InvalidError, errno.ENOENT: errors.NotFoundError,
+    errno.EACCES: errors.AccessError, errno.EPERM: errors.AccessError, errno.EBUSY: errors.BusyError,
+    errno.ESTALE: errors.StaleError, errno.EDQUOT: errors.LimitError, errno.EMFILE: errors.LimitError,
+    errno.ENOMEM: errors.OutOfMemoryError, errno.EPROTO: errors.ProtocolError,
+    errno.EOPNOTSUPP: errors.UnsupportedError, errno.ETIMEDOUT: errors.PeerTimeoutError,
+    errno.EPIPE: errors.GoneError,
+}
+
+
+class _Error(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_int), ("message", ctypes.c_char * 252)]
+
+
+class _Layout(ctypes.Structure):
+    _fields_ = [("dtype", ctypes.c_int), ("ndim", ctypes.c_int32), ("shape", ctypes.c_int64 * _DIMS),
+                ("strides", ctypes.c_int64 * _DIMS), ("offset", ctypes.c_uint64), ("device_type", ctypes.c_int),
+                ("device_id", ctypes.c_int32)]
+
+
+class _ImportOpts(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("rights", ctypes.c_uint32), ("device", ctypes.c_int),
+                ("lease_ns", ctypes.c_uint64)]
+
+
+class _Info(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("kind", ctypes.c_int), ("device", ctypes.c_int),
+                ("resident", ctypes.c_int), ("rights", ctypes.c_uint32), ("taken", ctypes.c_bool),
+                ("pointer", ctypes.c_uint64), ("bytes", ctypes.c_uint64), ("region", ctypes.c_uint64)]
+
+
+_KINDS = {1: "host", 2: "staged", 3: "own", 4: "imported", 5: "ipc", 6: "external"}
+_lock = threading.Lock()
+_library = None
+_handle = None
+
+
+def _call(name, *args):
+    error = _Error()
+    function = getattr(_library, name)
+    code = function(*args, ctypes.byref(error))
+    if code:
+        kind = _ERRORS.get(-code, errors.Error)
+        raise kind(-code, error.message.decode("utf-8", "replace"))
+
+
+def _open():
+    """This process's libtmesh-cuda object."""
+    global _library, _handle
+    with _lock:
+        if _handle is None:
+            name = os.environ.get("TMESH_CUDA_LIBRARY", "libtmesh-cuda.so.0")
+            try:
+                _library = ctypes.CDLL(name)
+            except OSError as problem:
+                raise errors.UnsupportedError(errno.EOPNOTSUPP, f"{name} is not installed: {problem}") from None
+            for function in ("tmesh_cuda_memory_unref", "tmesh_region_unref", "tmesh_cuda_trim"):
+                getattr(_library, function).restype = None
+            handle = ctypes.c_void_p()
+            _call("tmesh_cuda_default", ctypes.byref(handle))
+            _handle = handle
+    return _handle
+
+
+def available():
+    """Whether there are libtmesh-cuda, a driver and a GPU; why not is what other calls raise."""
+    try:
+        _open()
+    except errors.Error:
+        return False
+    return True
+
+
+def _layout(shape, dtype, strides=None, offset=0):
+    layout = _Layout(ndim=len(shape), offset=offset)
+    if dtype not in _DTYPES or len(shape) > _DIMS:
+        raise errors.InvalidError(errno.EINVAL, f"{dtype} with {len(shape)} dimensions is no tensor of tmesh's")
+    layout.dtype = _DTYPES.index(dtype) + 1
+    step = 1
+    for i in reversed(range(len(shape))):
+        layout.shape[i] = shape[i]
+        layout.strides[i] = step if strides is None else strides[i]
+        step *= max(shape[i], 1)
+    return layout
+
+
+class Array:
+    """An array in GPU memory, or in host memory that a GPU uses; made by `empty` and `open`."""
+
+    def __init__(self, memory, layout):
+        self._memory = memory
+        self._layout = layout
+
+    @property
+    def shape(self):
+        return tuple(self._layout.shape[:self._layout.ndim])
+
+    @property
+    def strides(self):
+        """In elements."""
+        return tuple(self._layout.strides[:self._layout.ndim])
+
+    @property
+    def dtype(self):
+        return _DTYPES[self._layout.dtype - 1]
+
+    @property
+    def nbytes(self):
+        return math.prod(self.shape) * _ITEM[self._layout.dtype - 1]
+
+    def _info(self):
+        if self._memory is None:
+            raise errors.ReleasedError(errno.EINVAL, "the array was released")
+        info = _Info(size=ctypes.sizeof(_Info))
+        _call("tmesh_cuda_info", self._memory, ctypes.byref(info))
+        return info
+
+    @property
+    def device(self):
+        """"cuda:N" of the GPU that has the memory, or for host memory uses it."""
+        info = self._info()
+        return f"cuda:{info.device if info.resident < 0 else info.resident}"
+
+    @property
+    def kind(self):
+        """host, own, imported or ipc."""
+        return _KINDS[self._info().kind]
+
+    @property
+    def writable(self):
+        return bool(self._info().rights & _WRITE)
+
+    @property
+    def taken(self):
+        """Its owner took the memory back, or its lease has lapsed: the pointer leads to nothing."""
+        return self._info().taken
+
+    @property
+    def pointer(self):
+        """Device pointer of the first element. The memory must be there: StaleError."""
+        info = self._info()
+        if info.taken:
+            raise errors.StaleError(errno.ESTALE, "the memory was taken back")
+        return info.pointer + self._layout.offset
+
+    def ref(self, stream=0):
+        """As `share`."""
+        self._info()
+        text = ctypes.create_string_buffer(_REF_BYTES)
+        _call("tmesh_cuda_share", self._memory, ctypes.byref(self._layout), ctypes.c_void_p(stream), text,
+              ctypes.c_size_t(_REF_BYTES))
+        return json.loads(text.value)
+
+    def reclaim(self, timeout=5.0):
+        """Take the memory back from all other processes; PeerTimeoutError names who still has it."""
+        self._info()
+        _call("tmesh_cuda_reclaim", self._memory, ctypes.c_uint64(int(timeout * 1e9)))
+
+    def touch(self):
+        """Keep the lease; StaleError when the memory was taken back."""
+        self._info()
+        if _library.tmesh_cuda_touch(self._memory):
+            raise errors.StaleError(errno.ESTALE, "the memory was taken back")
+
+    def release(self):
+        """Let go now. What consumers made of the array keeps the memory."""
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            _library.tmesh_cuda_memory_unref(memory)
+
+    def __del__(self):
+        if getattr(self, "_memory", None) is not None:
+            self.release()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.release()
+
+    @property
+    def __cuda_array_interface__(self):
+        # Without a stream: what the producer did is awaited by the stream that opened the array.
+        code = {"bool": "b", "bfloat16": None}.get(self.dtype, self.dtype[0])
+        if code is None or self.dtype.startswith("float8"):
+            raise AttributeError(f"{self.dtype} has no array interface; use DLPack")
+        item = _ITEM[self._layout.dtype - 1]
+        return {"shape": self.shape, "typestr": f"{'|' if item == 1 else '<'}{code}{item}",
+                "data": (self.pointer, not self.writable), "strides": tuple(s * item for s in self.strides),
+                "version": 3, "stream": None}
+
+    def __dlpack_device__(self):
+        return (_DL_CUDA, int(self.device.partition(":")[2]))
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
+            raise BufferError("tmesh makes no copy, and no other device's memory")
+        if stream != -1:
+            _call("tmesh_cuda_wait", self._memory, ctypes.c_void_p(0 if stream in (None, 1) else stream))
+        managed = ctypes.c_void_p()
+        if max_version is not None and max_version[0] >= 1:
+            _call("tmesh_cuda_to_dlpack_versioned", self._memory, ctypes.byref(self._layout), ctypes.c_uint32(1),
+                  ctypes.byref(managed))
+            return _capsule(managed.value, _VERSIONED)
+        _call("tmesh_cuda_to_dlpack", self._memory, ctypes.byref(self._layout), ctypes.byref(managed))
+        return _capsule(managed.value, _UNVERSIONED)
+
+    def __repr__(self):
+        return "<tmesh.cuda.Array, released>" if self._memory is None else \
+            f"<tmesh.cuda.Array {self.dtype}{list(self.shape)} on {self.device}, {self.kind}>"
+
+
+# A capsule that nobody took runs its tensor's deleter: the second or third pointer of the struct.
+_UNVERSIONED, _VERSIONED = b"dltensor", b"dltensor_versioned"
+_api = ctypes.pythonapi
+_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", _api))
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
+_deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+@ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+def _drop(capsule):
+    for name, at in ((_UNVERSIONED, 56), (_VERSIONED, 16)):
+        if _is_valid(capsule, name):
+            managed = _pointer(capsule, name)
+            _deleter(ctypes.c_void_p.from_address(managed + at).value)(managed)
+
+
+def _capsule(managed, name):
+    return _new(managed, name, ctypes.cast(_drop, ctypes.c_void_p))
+
+
+def empty(shape, dtype="float32", device=0, *, alone=False, or_host=False):
+    """An uninitialized array on a GPU. `alone`: in a block of its own, so that who opens its ref can
+    reach nothing else. `or_host`: in host memory when the GPU has none left (`kind` says so)."""
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    layout = _layout(shape, dtype)
+    size = max(math.prod(shape) * _ITEM[layout.dtype - 1], 1)
+    memory = ctypes.c_void_p()
+    _call("tmesh_cuda_alloc", _open(), ctypes.c_int(device), ctypes.c_uint64(size),
+          ctypes.c_uint32(2 * or_host + 4 * alone), ctypes.byref(memory))
+    return Array(memory, layout)
+
+
+def open(ref, *, writable=False, device=None, stream=0, lease=None):
+    """The array of a ref, for kernels on GPU `device` (default: the one that has it). What `stream`
+    does from now on waits for what the producer's did before it shared. A ref to host memory is
+    registered with the driver. With a `lease` in seconds, it is let go of when it was not touched for
+    so long."""
+    text = (ref if isinstance(ref, str) else json.dumps(ref, separators=(",", ":"))).encode()
+    opts = _ImportOpts(size=ctypes.sizeof(_ImportOpts), rights=_READ | (_WRITE if writable else 0),
+                       device=-1 if device is None else device, lease_ns=int((lease or 0) * 1e9))
+    memory, layout = ctypes.c_void_p(), _Layout()
+    _call("tmesh_cuda_open_ref", _open(), text, ctypes.c_size_t(len(text)), ctypes.byref(opts),
+          ctypes.c_void_p(stream), ctypes.byref(memory), ctypes.byref(layout))
+    return Array(memory, layout)
+
+
+def _describe(array):
+    """(pointer, layout, stream) of a framework's array."""
+    if hasattr(array, "data_ptr"):
+        import torch
+
+        layout = _layout(tuple(array.shape), str(array.dtype).partition(".")[2], tuple(array.stride()))
+        return array.data_ptr(), layout, torch.cuda.current_stream(array.device).cuda_stream
+    face = getattr(array, "__cuda_array_interface__", None)
+    if face is None:
+        raise errors.InvalidError(errno.EINVAL, f"{type(array).__name__} has no __cuda_array_interface__")
+    item = int(face["typestr"][2:])
+    dtype = "bool" if face["typestr"][1] == "b" else f"{_TYPESTR.get(face['typestr'][1])}{8 * item}"
+    strides = face.get("strides")
+    layout = _layout(tuple(face["shape"]), dtype, strides and [s // item for s in strides])
+    stream = face.get("stream")
+    return face["data"][0], layout, 0 if stream in (None, 1) else stream
+
+
+_foreign = {}
+
+
+def share(array, *, stream=None):
+    """A ref to it, a dict. Who opens it waits for what the array's current stream, or `stream`, does
+    up to now."""
+    if isinstance(array, Array):
+        return array.ref(stream or 0)
+    pointer, layout, current = _describe(array)
+    stream = current if stream is None else stream
+    memory, offset = ctypes.c_void_p(), ctypes.c_uint64()
+    text = ctypes.create_string_buffer(_REF_BYTES)
+    try:
+        _call("tmesh_cuda_find", _open(), ctypes.c_uint64(pointer), ctypes.byref(memory), ctypes.byref(offset))
+    except errors.NotFoundError:
+        region = ctypes.c_void_p()
+        _call("tmesh_cuda_share_ipc", _open(), ctypes.c_uint64(pointer), ctypes.byref(layout),
+              ctypes.c_void_p(stream), text, ctypes.c_size_t(_REF_BYTES), ctypes.byref(region))
+        # One region for each place: its tokens are good until the place is shared anew.
+        old = _foreign.pop(pointer, None)
+        if old is not None:
+            _library.tmesh_region_unref(old)
+        _foreign[pointer] = region
+        return json.loads(text.value)
+    layout.offset = offset.value
+    try:
+        _call("tmesh_cuda_share", memory, ctypes.byref(layout), ctypes.c_void_p(stream), text,
+              ctypes.c_size_t(_REF_BYTES))
+    finally:
+        _library.tmesh_cuda_memory_unref(memory)
+    return json.loads(text.value)

@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""tmesh.cuda, and PyTorch's allocator by its two functions, on the stand-in for the driver, which
+the loader finds as libcuda.so.1. Prints TAP; every line says "stand-in"."""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+
+import numpy
+import tmesh
+import tmesh.cuda
+
+driver = ctypes.CDLL("libcuda.so.1")
+driver.standin_access.restype = ctypes.c_bool
+tests = []
+
+PEER = """
+import ctypes, json, sys
+import tmesh.cuda
+driver = ctypes.CDLL("libcuda.so.1")
+driver.standin_access.restype = ctypes.c_bool
+for line in sys.stdin:
+    array = tmesh.cuda.open(json.loads(line), writable=True)
+    byte = ctypes.c_char()
+    driver.standin_access(0, ctypes.c_uint64(array.pointer), ctypes.byref(byte), 1, False)
+    print(byte.value.decode(), array.kind, array.dtype, array.shape, json.dumps(tmesh.cuda.share(array)), sep="|",
+          flush=True)
+"""
+
+
+def test(function):
+    tests.append(function)
+    return function
+
+
+def raises(kind, function, *args, word="", **kwargs):
+    try:
+        function(*args, **kwargs)
+    except kind as error:
+        assert word in str(error), str(error)
+    else:
+        raise AssertionError(f"{function.__name__} raised nothing")
+
+
+def kernel(array, value):
+    byte = ctypes.c_char(value)
+    assert driver.standin_access(0, ctypes.c_uint64(array.pointer), ctypes.byref(byte), 1, True)
+
+
+class Foreign:
+    """What CuPy's arrays look like."""
+
+    def __init__(self, pointer, **more):
+        self.__cuda_array_interface__ = {"shape": (2, 3), "typestr": "<f4", "data": (pointer, False), "version": 3,
+                                         **more}
+
+
+def peer():
+    return subprocess.Popen([sys.executable, "-P", "-c", PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                            text=True)
+
+
+def ask(process, ref):
+    process.stdin.write(json.dumps(ref) + "\n")
+    process.stdin.flush()
+    return process.stdout.readline().rstrip("\n").split("|")
+
+
+@test
+def arrays():
+    array = tmesh.cuda.empty((3, 4), "int16", device=1)
+    assert (array.shape, array.strides, array.dtype, array.nbytes) == ((3, 4), (4, 1), "int16", 24)
+    assert (array.device, array.kind, array.writable, array.taken) == ("cuda:1", "own", True, False)
+    face = array.__cuda_array_interface__
+    assert face["typestr"] == "<i2" and face["strides"] == (8, 2) and face["data"] == (array.pointer, False)
+    assert array.__dlpack_device__() == (2, 1)
+    array.release()
+    raises(tmesh.ReleasedError, array.ref)
+    raises(tmesh.InvalidError, tmesh.cuda.empty, 3, "float31")
+    raises(tmesh.OutOfMemoryError, tmesh.cuda.empty, 1 << 40, word="CUDA_ERROR_OUT_OF_MEMORY")
+    raises(tmesh.Error, tmesh.cuda.empty, 1, device=7, word="no GPU 7")
+
+
+@test
+def host_memory_instead():
+    with tmesh.cuda.empty(250 << 20, "uint8"):
+        with tmesh.cuda.empty(20 << 20, "uint8", or_host=True) as array:
+            assert array.kind == "host"
+
+
+@test
+def capsules():
+    """Without a framework: a capsule that nobody takes frees what it holds."""
+    array = tmesh.cuda.empty(100, "uint8")
+    pointer = array.pointer
+    capsules = [array.__dlpack__(stream=-1), array.__dlpack__(stream=1, max_version=(1, 0))]
+    array.release()
+    other = tmesh.cuda.empty(100, "uint8")
+    assert other.pointer != pointer
+    other.release()
+    capsules.clear()
+    with tmesh.cuda.empty(100, "uint8") as again:
+        assert again.pointer == pointer
+        raises(BufferError, again.__dlpack__, copy=True)
+
+
+@test
+def between_processes():
+    array = tmesh.cuda.empty((2, 3))
+    kernel(array, b"k")
+    process = peer()
+    byte, kind, dtype, shape, on = ask(process, tmesh.cuda.share(array))
+    assert (byte, kind, dtype, shape) == ("k", "imported", "float32", "(2, 3)")
+    second = peer()
+    assert ask(second, json.loads(on))[0] == "k"
+    raises(tmesh.PeerTimeoutError, stopped_reclaim, array, process, second, word=f"{process.pid} (")
+    process.kill()
+    second.kill()
+    process.wait()
+    second.wait()
+    array.reclaim()
+
+
+def stopped_reclaim(array, *processes):
+    for process in processes:
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+    array.reclaim(timeout=0.05)
+
+
+@test
+def host_tensor_on_the_gpu():
+    tensor = tmesh.put(numpy.arange(5, dtype="uint8"))
+    with tmesh.cuda.open(tensor.ref(), device=1) as array:
+        assert array.kind == "host" and not array.writable and array.device == "cuda:1"
+        byte = ctypes.c_char()
+        assert driver.standin_access(1, ctypes.c_uint64(array.pointer + 3), ctypes.byref(byte), 1, False)
+        assert byte.value == b"\x03"
+
+
+@test
+def frameworks_allocator():
+    plugin = ctypes.CDLL("libtmesh-cuda-torch.so")
+    plugin.tmesh_torch_malloc.restype = ctypes.c_void_p
+    pointer = plugin.tmesh_torch_malloc(ctypes.c_ssize_t(4096), 0, None)
+    assert pointer
+    ref = tmesh.cuda.share(Foreign(pointer + 512))
+    assert ref["cuda"]["kind"] == "vmm" and ref["offset"] == 512 and ref["shape"] == [2, 3], ref
+    process = peer()
+    assert ask(process, ref)[1] == "imported"
+    plugin.tmesh_torch_free(ctypes.c_void_p(pointer), ctypes.c_ssize_t(4096), 0, None)
+    again = plugin.tmesh_torch_malloc(ctypes.c_ssize_t(4096), 0, None)
+    assert again != pointer, "used again under a reader"
+    plugin.tmesh_torch_free(ctypes.c_void_p(again), ctypes.c_ssize_t(4096), 0, None)
+    process.kill()
+    process.wait()
+    assert plugin.tmesh_torch_malloc(ctypes.c_ssize_t(1 << 50), 0, None) is None
+    assert plugin.tmesh_torch_malloc(ctypes.c_ssize_t(-1), 0, None) is None
+
+
+@test
+def foreign_memory():
+    context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
+    assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert driver.cuCtxPushCurrent_v2(context) == 0
+    assert driver.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(4096)) == 0
+    ref = tmesh.cuda.share(Foreign(pointer.value, strides=(12, 4), stream=1))
+    assert ref["cuda"]["kind"] == "ipc"
+    process = peer()
+    assert ask(process, ref)[1] == "ipc"
+    process.kill()
+    process.wait()
+    raises(tmesh.InvalidError, tmesh.cuda.share, Foreign(4096), word="cuPointerGetAttribute")
+    raises(tmesh.InvalidError, tmesh.cuda.share, object(), word="__cuda_array_interface__")
+    raises(tmesh.ProtocolError, tmesh.cuda.open, "{}")
+
+
+print(f"1..{len(tests)}")
+failed = False
+for number, function in enumerate(tests, 1):
+    try:
+        function()
+        print(f"ok {number} - stand-in: python {function.__name__}", flush=True)
+    except Exception:
+        failed = True
+        print(f"not ok {number} - stand-in: python {function.__name__}", flush=True)
+        print("".join(f"# {line}\n" for line in traceback.format_exc().splitlines()), flush=True)
+sys.exit(failed)
