@@ -5,6 +5,7 @@
 
 BEAM_NIF := $(B)/beam/tmesh_nif.so
 BEAM_PEER := $(B)/beam/peer
+BEAM_CONSUMER := $(B)/beam/arrow_consumer.so
 BEAM_SRC := $(wildcard bindings/beam/c_src/*.c)
 BEAM_OBJ := $(BEAM_SRC:bindings/beam/c_src/%.c=$(B)/beam/obj/%.o)
 
@@ -18,9 +19,10 @@ beam: $(BEAM_NIF) ## build the Elixir application
 
 beam-nif: $(BEAM_NIF)
 
-beam-check: $(BEAM_NIF) $(BEAM_PEER) ## run the Elixir tests
+beam-check: $(BEAM_NIF) $(BEAM_PEER) $(BEAM_CONSUMER) ## run the Elixir tests
 	@$(BEAM_MIX) MIX_BUILD_PATH=$(CURDIR)/$(B)/beam/test MIX_ENV=test \
-		TMESH_TEST_PEER=$(CURDIR)/$(BEAM_PEER) TMESH_TEST_PYTHON=$(CURDIR)/$(VPYTHON) \
+		TMESH_TEST_PEER=$(CURDIR)/$(BEAM_PEER) \
+		TMESH_TEST_ARROW_CONSUMER=$(CURDIR)/$(BEAM_CONSUMER) TMESH_TEST_PYTHON=$(CURDIR)/$(VPYTHON) \
 		TMESH_TEST_ARROW_PYTHON=$(CURDIR)/$(ARROW_VENV)/bin/python \
 		TMESH_TEST_TAP=1 mix do compile --warnings-as-errors, test
 
@@ -38,6 +40,10 @@ $(B)/beam/obj/%.o: bindings/beam/c_src/%.c bindings/beam/build.mk
 $(BEAM_NIF): $(BEAM_OBJ) $(LIB_A)
 	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-z,nodelete -Wl,--exclude-libs,ALL \
 		-o $@ $(BEAM_OBJ) $(LIB_A) $(LIB_LIBS)
+
+$(BEAM_CONSUMER): bindings/beam/test/support/arrow_consumer.c
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) -I$(BEAM_INCLUDE) $(CFLAGS) $(WARN) -std=gnu11 -fPIC -shared -pthread -o $@ $<
 
 $(BEAM_PEER): bindings/beam/test/support/peer.c $(LIB_A)
 	@mkdir -p $(@D)

@@ -46,16 +46,24 @@ static void drop_all(void)
 	}
 }
 
+/* From any thread, also one that the VM does not know: it lies here until the next sweep. */
+void garbage_leave(struct garbage *garbage, void *object)
+{
+	garbage->object = object;
+	pthread_mutex_lock(&heap.lock);
+	garbage->next = heap.first;
+	heap.first = garbage;
+	pthread_mutex_unlock(&heap.lock);
+}
+
 /* From a destructor: takes @garbage and @object over. */
 void garbage_put(ErlNifEnv *env, struct garbage *garbage, void *object)
 {
 	ErlNifPid janitor;
 	bool has_janitor;
 
-	garbage->object = object;
+	garbage_leave(garbage, object);
 	pthread_mutex_lock(&heap.lock);
-	garbage->next = heap.first;
-	heap.first = garbage;
 	janitor = heap.janitor;
 	has_janitor = heap.has_janitor;
 	pthread_mutex_unlock(&heap.lock);

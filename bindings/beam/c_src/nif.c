@@ -11,7 +11,8 @@
 
 #include <stdio.h>
 
-ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type, *channel_type;
+ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type, *channel_type,
+	*arrow_stream_type;
 
 /* Its address tells this image from any other. */
 static char image;
@@ -28,6 +29,7 @@ static int open_types(ErlNifEnv *env)
 		{&context_type, "context", {.dtor = context_dtor}},
 		{&handle_type, "handle", {.dtor = handle_dtor}},
 		{&pinned_type, "pinned", {.dtor = pinned_dtor}},
+		{&arrow_stream_type, "arrow_stream", {.dtor = arrow_stream_dtor}},
 		{&worker_socket_type,
 		 "worker_socket",
 		 {.dtor = worker_socket_dtor,
@@ -80,6 +82,7 @@ static ErlNifFunc functions[] = {
 	{"info", 1, tensor_info, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"release", 1, tensor_release, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"to_binary", 2, tensor_to_binary, 0},
+	{"arrow_stream", 2, arrow_stream, ERL_NIF_DIRTY_JOB_CPU_BOUND},
 	{"ref_encode", 1, ref_encode, 0},
 	{"ref_decode", 1, ref_decode, 0},
 	{"json_decode", 1, json_decode, 0},

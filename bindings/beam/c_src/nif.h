@@ -57,16 +57,18 @@ struct pinned {
 };
 
 extern ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type,
-	*channel_type;
+	*channel_type, *arrow_stream_type;
 
 void context_dtor(ErlNifEnv *env, void *object);
 void handle_dtor(ErlNifEnv *env, void *object);
 void pinned_dtor(ErlNifEnv *env, void *object);
+void arrow_stream_dtor(ErlNifEnv *env, void *object);
 
 /* garbage.c */
 struct garbage *garbage_alloc(void (*drop)(void *object));
 void garbage_free(struct garbage *garbage);
 void garbage_put(ErlNifEnv *env, struct garbage *garbage, void *object);
+void garbage_leave(struct garbage *garbage, void *object);
 NIF(janitor);
 NIF(sweep);
 
@@ -117,6 +119,9 @@ NIF(tensor_info);
 NIF(tensor_release);
 NIF(ref_encode);
 NIF(ref_decode);
+
+/* arrow_stream.c */
+NIF(arrow_stream);
 
 /* binary.c */
 NIF(tensor_to_binary);

@@ -134,6 +134,93 @@ defmodule Tmesh.ArrowTest do
     end
   end
 
+  describe "stream_pointer/1" do
+    test "native code reads the table in place and lets it go, in any order and thread" do
+      live = stat(:regions_live)
+
+      for orphans <- [false, true], thread <- [false, true] do
+        {:ok, table} =
+          Arrow.from_columns([
+            {"n", Enum.to_list(1..1000)},
+            {"l", {{:list, :int64}, [[5, nil]] ++ List.duplicate(nil, 999)}}
+          ])
+
+        copied = stat(:bytes_copied)
+        {:ok, {address, reference}} = Arrow.stream_pointer(table)
+        :ok = Arrow.release(table)
+
+        assert Tmesh.ArrowConsumer.consume(address, orphans, thread) ==
+                 {"=+s(n=l l=+l(item=l ) ) ", 500_505}
+
+        assert stat(:bytes_copied) == copied
+        assert is_reference(reference)
+      end
+
+      eventually(fn ->
+        :erlang.garbage_collect() && Tmesh.Native.sweep() && stat(:regions_live) <= live
+      end)
+    end
+
+    test "every type has its format" do
+      {:ok, table} =
+        Arrow.from_columns(for {{t, v}, i} <- Enum.with_index(@columns), do: {"c#{i}", {t, v}})
+
+      {:ok, {address, _reference}} = Arrow.stream_pointer(table)
+      {text, _sum} = Tmesh.ArrowConsumer.consume(address, false, false)
+
+      formats =
+        for word <- String.split(text), [_name, format] <- [String.split(word, "=")], do: format
+
+      for format <-
+            ~w{n b c s i l C S I L e f g u U z Z w:2 tdD tdm tts ttm ttu tsu:UTC tss: tsn: tDm} ++
+              ["d:10,2", "d:60,2,256", "+l(item", "+L(item", "+w:2(item", "+s(x"] do
+        assert Enum.any?(formats, &(&1 == format)) or text =~ format, format
+      end
+
+      :ok = Arrow.release(table)
+    end
+
+    test "a stream that nobody takes is let go" do
+      live = stat(:regions_live)
+
+      in_process(fn ->
+        {:ok, table} = Arrow.from_columns(%{"x" => [1]})
+        {:ok, {_address, _reference}} = Arrow.stream_pointer(table)
+        :ok = Arrow.release(table)
+      end)
+
+      eventually(fn -> Tmesh.Native.sweep() && stat(:regions_live) <= live end)
+    end
+
+    test "what native code could not trust is refused" do
+      {:ok, table} = Arrow.from_columns(%{"x" => ["abc", "def"]})
+      [[array]] = table.batches
+      [bitmap, _offsets, data] = array.buffers
+
+      for offsets <- [
+            <<0::32-little, 3::32-little, 99::32-little>>,
+            <<0::32, 3::32-little, 1::32-little>>,
+            <<0::32>>
+          ] do
+        lie = %{table | batches: [[%{array | buffers: [bitmap, offsets, data]}]]}
+        assert {:error, %Error{type: :protocol}} = Arrow.stream_pointer(lie)
+      end
+
+      for lie <- [%{array | length: 1000}, %{array | buffers: [bitmap, "", data]}] do
+        assert {:error, %Error{type: :protocol}} = Arrow.stream_pointer(%{table | batches: [[lie]]})
+      end
+
+      {:ok, table} = Arrow.from_columns(%{"a\0b" => [1]})
+      assert {:error, %Error{type: :unsupported}} = Arrow.stream_pointer(table)
+
+      deep = Enum.reduce(1..200, :int8, fn _, type -> {:list, type} end)
+      {:ok, array} = Arrow.from_list([nil], deep)
+      table = %TableRef{schema: [{"d", deep, true}], num_rows: 1, batches: [[array]]}
+      assert {:error, %Error{type: :invalid, message: message}} = Arrow.stream_pointer(table)
+      assert message =~ "deep"
+    end
+  end
+
   describe "arrow_enabled: false" do
     test "refuses, and leaves what there is" do
       {:ok, table} = Arrow.from_columns(%{"x" => [1]})

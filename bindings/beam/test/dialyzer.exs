@@ -9,7 +9,8 @@ charlist = &String.to_charlist/1
 libraries =
   for app <- [:erts, :kernel, :stdlib, :crypto, :elixir, :logger] do
     if app == :erts,
-      do: :filename.join([:code.root_dir(), "lib", "erts-#{:erlang.system_info(:version)}", "ebin"]),
+      do:
+        :filename.join([:code.root_dir(), "lib", "erts-#{:erlang.system_info(:version)}", "ebin"]),
       else: :code.lib_dir(app, :ebin)
   end
 

@@ -38,6 +38,10 @@ defmodule Tmesh.NativeTest do
       channel_send: [out, nil, "abc"],
       channel_cancel: [into],
       channel_close: [out],
+      arrow_stream: [
+        {"+s", "", 0, [{"l", "x", 2, [], nil}], nil},
+        [{1, 0, [""], [{1, 0, ["", <<1::64>>], [], nil}], nil}]
+      ],
       seal: [ref.handle],
       release: [ref.handle]
     ]

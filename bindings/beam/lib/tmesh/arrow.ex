@@ -53,7 +53,7 @@ defmodule Tmesh.Arrow do
   in both directions.
   """
 
-  alias Tmesh.{Config, Error, ZeroCopy}
+  alias Tmesh.{Config, Error, Native, ZeroCopy}
   alias Tmesh.Arrow.{Column, Ipc, Type}
   alias Tmesh.ZeroCopy.TensorRef
 
@@ -252,6 +252,73 @@ defmodule Tmesh.Arrow do
       end
     end)
   end
+
+  @doc """
+  The table as an `ArrowArrayStream` (Arrow's C Stream Interface) for native code in this VM that
+  takes the address of one, as Explorer's and ADBC's does. Nothing is copied.
+
+  Keep the reference until the consumer has taken the stream out of that address; what it took holds
+  the memory by itself from then on. A consumer trusts what it is given, so every offset, text and
+  index is looked at first.
+
+  Errors: `:protocol` (one of these is not sound), `:unsupported` (a name with a zero in it), `:invalid`
+  (nested too deep).
+
+      iex> {:ok, table} = Tmesh.Arrow.from_columns(%{"x" => [1, 2]})
+      iex> {:ok, {address, _reference}} = Tmesh.Arrow.stream_pointer(table)
+      iex> is_integer(address) and address > 0
+      true
+  """
+  @spec stream_pointer(TableRef.t()) ::
+          {:ok, {address :: pos_integer(), reference()}} | {:error, Error.t()}
+  def stream_pointer(%TableRef{} = table) do
+    with :ok <- enabled(),
+         {:ok, {schema, batches}} <- catching(fn -> native(table) end),
+         {:error, reason} <- Native.arrow_stream(schema, batches) do
+      {:error, Error.from_native(reason)}
+    end
+  end
+
+  defp native(%TableRef{schema: fields, batches: batches}) do
+    # A batch is a struct without a name.
+    schema = {"+s", "", 0, Enum.map(fields, &native_field/1), nil}
+
+    {schema,
+     for columns <- batches do
+       length = if columns == [], do: 0, else: hd(columns).length
+       :ok = Ipc.check_batch(length, columns)
+       Enum.each(columns, &Column.verify/1)
+       {length, 0, [""], Enum.map(columns, &native_array/1), nil}
+     end}
+  end
+
+  @nullable 2
+
+  defp native_field({name, type, nullable}) do
+    if String.contains?(name, <<0>>),
+      do: throw({:unsupported, "a C stream has no names with zeros in them"})
+
+    words =
+      with {:dictionary, _index, words, _id} <- type,
+           do: native_field({"", words, true}),
+           else: (_plain -> nil)
+
+    children = type |> Type.children() |> Enum.map(&native_field/1)
+    {Type.format(type), name, if(nullable, do: @nullable, else: 0), children, words}
+  end
+
+  defp native_array(%ArrayRef{} = array) do
+    {array.length, array.null_count, native_buffers(array),
+     Enum.map(array.children, &native_array/1), array.dictionary && native_array(array.dictionary)}
+  end
+
+  # Views have one buffer more: how long each of those is that they point into.
+  defp native_buffers(%ArrayRef{type: type, buffers: [_bitmap, _views | blocks] = buffers})
+       when type in [:utf8_view, :binary_view] do
+    buffers ++ [for(block <- blocks, into: <<>>, do: <<byte_size(block)::64-native>>)]
+  end
+
+  defp native_buffers(array), do: array.buffers
 
   @doc "Let go of the table's region, as `Tmesh.ZeroCopy.release/1` does. Its columns stay good."
   @spec release(TableRef.t()) :: :ok | {:error, Error.t()}

@@ -78,6 +78,16 @@ defmodule Tmesh.Native do
   @spec to_binary(handle(), may_copy :: boolean()) :: result(binary())
   def to_binary(_handle, _may_copy), do: :erlang.nif_error(:not_loaded)
 
+  @typedoc "format, name, flags, children, dictionary"
+  @type arrow_schema ::
+          {String.t(), String.t(), integer(), [arrow_schema()], arrow_schema() | nil}
+  @typedoc "length, null count, buffers, children, dictionary"
+  @type arrow_array ::
+          {non_neg_integer(), non_neg_integer(), [binary()], [arrow_array()], arrow_array() | nil}
+
+  @spec arrow_stream(arrow_schema(), [arrow_array()]) :: result({pos_integer(), reference()})
+  def arrow_stream(_schema, _batches), do: :erlang.nif_error(:not_loaded)
+
   @spec ref_encode(ref()) :: result(String.t())
   def ref_encode(_ref), do: :erlang.nif_error(:not_loaded)
 

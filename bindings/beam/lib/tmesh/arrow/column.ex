@@ -251,6 +251,37 @@ defmodule Tmesh.Arrow.Column do
   @spec invalid(String.t()) :: no_return()
   defp invalid(why), do: throw({:invalid, why})
 
+  @doc """
+  Look at everything in a column that says where something else is, as decode/1 would; numbers say
+  nothing.
+  """
+  @spec verify(%ArrayRef{}) :: :ok
+  def verify(%ArrayRef{type: type, children: children} = array) do
+    case type do
+      {:dictionary, _index, _values, _id} ->
+        _words = values(type, array)
+        verify(array.dictionary)
+
+      {kind, _item} when kind in [:list, :large_list] ->
+        verify_lists(array, kind == :large_list)
+
+      {:map, _key, _value} ->
+        verify_lists(array, false)
+
+      type when type in [:utf8, :large_utf8, :utf8_view, :binary, :large_binary, :binary_view] ->
+        _texts = values(type, array)
+        :ok
+
+      _number_or_struct ->
+        Enum.each(children, &verify/1)
+    end
+  end
+
+  defp verify_lists(%ArrayRef{buffers: [_bitmap, offsets], children: [child]} = array, large) do
+    _ranges = ranges(offsets, array.length, large, child.length)
+    verify(child)
+  end
+
   @doc "The values of a column."
   @spec decode(%ArrayRef{}) :: [term()]
   def decode(%ArrayRef{length: length, type: type} = array) do

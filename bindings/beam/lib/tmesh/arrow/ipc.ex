@@ -168,9 +168,7 @@ defmodule Tmesh.Arrow.Ipc do
       _more -> Flatbuffer.malformed("a batch has more than its schema")
     end
 
-    unless Enum.all?(columns, &(&1.length == length)),
-      do: Flatbuffer.malformed("the columns of a batch differ in length")
-
+    :ok = check_batch(length, columns)
     {length, columns}
   end
 
@@ -190,17 +188,14 @@ defmodule Tmesh.Arrow.Ipc do
         column(type, left)
       end)
 
-    array = %ArrayRef{
-      type: type,
-      length: length,
-      null_count: nulls,
-      buffers: mine,
-      children: children,
-      dictionary: with({:dictionary, _, _, id} <- type, do: Map.get(known, id), else: (_ -> nil))
-    }
-
-    check(type, array)
-    {array, left}
+    {%ArrayRef{
+       type: type,
+       length: length,
+       null_count: nulls,
+       buffers: mine,
+       children: children,
+       dictionary: with({:dictionary, _, _, id} <- type, do: Map.get(known, id), else: (_ -> nil))
+     }, left}
   end
 
   defp column(_type, _left), do: Flatbuffer.malformed("a batch has less than its schema")
@@ -231,6 +226,20 @@ defmodule Tmesh.Arrow.Ipc do
       {mine, rest} when length(mine) == count -> {mine, rest}
       _fewer -> Flatbuffer.malformed("a column lacks buffers")
     end
+  end
+
+  @doc "Whether columns have that length, and their buffers as much; throws if not."
+  @spec check_batch(non_neg_integer(), [%ArrayRef{}]) :: :ok
+  def check_batch(length, columns) do
+    unless Enum.all?(columns, &(&1.length == length)),
+      do: Flatbuffer.malformed("the columns of a batch differ in length")
+
+    Enum.each(columns, &check_tree/1)
+  end
+
+  defp check_tree(%ArrayRef{type: type, children: children} = array) do
+    check(type, array)
+    Enum.each(children, &check_tree/1)
   end
 
   # What is wrong with lengths is told when a table is opened; offsets are looked at when they are

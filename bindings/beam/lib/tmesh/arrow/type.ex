@@ -106,6 +106,47 @@ defmodule Tmesh.Arrow.Type do
 
   def children(_other), do: []
 
+  @formats %{
+    null: "n",
+    bool: "b",
+    int8: "c",
+    int16: "s",
+    int32: "i",
+    int64: "l",
+    uint8: "C",
+    uint16: "S",
+    uint32: "I",
+    uint64: "L",
+    float16: "e",
+    float32: "f",
+    float64: "g",
+    binary: "z",
+    large_binary: "Z",
+    binary_view: "vz",
+    utf8: "u",
+    large_utf8: "U",
+    utf8_view: "vu",
+    date32: "tdD",
+    date64: "tdm"
+  }
+  @unit_letters %{second: "s", millisecond: "m", microsecond: "u", nanosecond: "n"}
+
+  @doc "The type as Arrow's C Data Interface writes it."
+  @spec format(Tmesh.Arrow.type()) :: String.t()
+  def format(type) when is_map_key(@formats, type), do: @formats[type]
+  def format({kind, unit}) when kind in [:time32, :time64], do: "tt#{@unit_letters[unit]}"
+  def format({:timestamp, unit, zone}), do: "ts#{@unit_letters[unit]}:#{zone}"
+  def format({:duration, unit}), do: "tD#{@unit_letters[unit]}"
+  def format({:decimal, 128, precision, scale}), do: "d:#{precision},#{scale}"
+  def format({:decimal, bits, precision, scale}), do: "d:#{precision},#{scale},#{bits}"
+  def format({:fixed_size_binary, bytes}), do: "w:#{bytes}"
+  def format({:list, _item}), do: "+l"
+  def format({:large_list, _item}), do: "+L"
+  def format({:fixed_size_list, _item, size}), do: "+w:#{size}"
+  def format({:struct, _fields}), do: "+s"
+  def format({:map, _key, _value}), do: "+m"
+  def format({:dictionary, index, _values, _id}), do: format(index)
+
   @doc "A schema of fields as metadata."
   @spec encode_schema([field()]) :: Flatbuffer.tree()
   def encode_schema(fields), do: {:table, %{1 => {:tables, Enum.map(fields, &encode_field/1)}}}

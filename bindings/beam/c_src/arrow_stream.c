@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A table as an ArrowArrayStream (Arrow's C Stream Interface), for native code in this VM such as
+ * Explorer's and ADBC's.
+ *
+ * The buffers are the binaries of Tmesh.Arrow, which an environment of the stream's own keeps until
+ * the stream and all that came from it was released: every array and schema counts, children too,
+ * since a consumer may move one out of its parent. It may release in any thread, where no
+ * destructor of a binary can run, so the environment is left to the janitor.
+ */
+#include "nif.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_DEPTH 128
+
+struct ArrowSchema {
+	const char *format;
+	const char *name;
+	const char *metadata;
+	int64_t flags;
+	int64_t n_children;
+	struct ArrowSchema **children;
+	struct ArrowSchema *dictionary;
+	void (*release)(struct ArrowSchema *self);
+	void *private_data;
+};
+
+struct ArrowArray {
+	int64_t length;
+	int64_t null_count;
+	int64_t offset;
+	int64_t n_buffers;
+	int64_t n_children;
+	const void **buffers;
+	struct ArrowArray **children;
+	struct ArrowArray *dictionary;
+	void (*release)(struct ArrowArray *self);
+	void *private_data;
+};
+
+struct ArrowArrayStream {
+	int (*get_schema)(struct ArrowArrayStream *self, struct ArrowSchema *out);
+	int (*get_next)(struct ArrowArrayStream *self, struct ArrowArray *out);
+	const char *(*get_last_error)(struct ArrowArrayStream *self);
+	void (*release)(struct ArrowArrayStream *self);
+	void *private_data;
+};
+
+struct table {
+	ErlNifEnv *env;
+	ERL_NIF_TERM schema; /* {format, name, flags, children, dictionary or nil} */
+	ERL_NIF_TERM
+	batches; /* what is left of them, each {length, nulls, buffers, children, ...} */
+	struct garbage *garbage;
+	atomic_uint users;
+};
+
+static void drop_table(void *object)
+{
+	struct table *table = object;
+
+	enif_free_env(table->env);
+	free(table);
+}
+
+static struct table *table_get(struct table *table)
+{
+	atomic_fetch_add(&table->users, 1);
+	return table;
+}
+
+static void table_put(struct table *table)
+{
+	if (atomic_fetch_sub(&table->users, 1) == 1)
+		garbage_leave(table->garbage, table);
+}
+
+/* Schemas: what each owns hangs on its own pointers. */
+
+static void schema_release(struct ArrowSchema *self)
+{
+	struct table *table = self->private_data;
+
+	for (int64_t i = 0; i < self->n_children; i++) {
+		if (self->children[i] && self->children[i]->release)
+			self->children[i]->release(self->children[i]);
+		free(self->children[i]);
+	}
+	if (self->dictionary && self->dictionary->release)
+		self->dictionary->release(self->dictionary);
+	free(self->dictionary);
+	free(self->children);
+	free((char *)self->format);
+	free((char *)self->name);
+	self->release = NULL;
+	table_put(table);
+}
+
+static char *get_text(ErlNifEnv *env, ERL_NIF_TERM term)
+{
+	ErlNifBinary binary;
+
+	if (!enif_inspect_binary(env, term, &binary))
+		return NULL;
+	return strndup((const char *)binary.data, binary.size);
+}
+
+static bool is_nil(ErlNifEnv *env, ERL_NIF_TERM term)
+{
+	return enif_is_identical(term, enif_make_atom(env, "nil"));
+}
+
+/* On failure @out is empty. */
+static int schema_build(struct table *table, ERL_NIF_TERM term, int depth, struct ArrowSchema *out)
+{
+	const ERL_NIF_TERM *part;
+	ERL_NIF_TERM list, head;
+	ErlNifSInt64 flags;
+	unsigned int count;
+	int arity, rc = 0;
+
+	if (depth > MAX_DEPTH || !enif_get_tuple(table->env, term, &arity, &part) || arity != 5 ||
+	    !enif_get_int64(table->env, part[2], &flags) ||
+	    !enif_get_list_length(table->env, part[3], &count))
+		return EINVAL;
+	*out = (struct ArrowSchema){
+		.format = get_text(table->env, part[0]),
+		.name = get_text(table->env, part[1]),
+		.flags = flags,
+		.children = calloc(count + 1, sizeof(struct ArrowSchema *)),
+		.release = schema_release,
+		.private_data = table_get(table),
+	};
+	if (!out->format || !out->name || !out->children)
+		rc = ENOMEM;
+	list = part[3];
+	while (!rc && enif_get_list_cell(table->env, list, &head, &list)) {
+		struct ArrowSchema *child = calloc(1, sizeof(*child));
+
+		rc = child ? schema_build(table, head, depth + 1, child) : ENOMEM;
+		out->children[out->n_children++] = child;
+	}
+	if (!rc && !is_nil(table->env, part[4])) {
+		out->dictionary = calloc(1, sizeof(*out->dictionary));
+		rc = out->dictionary ? schema_build(table, part[4], depth + 1, out->dictionary)
+				     : ENOMEM;
+	}
+	if (rc)
+		schema_release(out);
+	return rc;
+}
+
+/* Arrays. */
+
+static void array_release(struct ArrowArray *self)
+{
+	struct table *table = self->private_data;
+
+	for (int64_t i = 0; i < self->n_children; i++) {
+		if (self->children[i] && self->children[i]->release)
+			self->children[i]->release(self->children[i]);
+		free(self->children[i]);
+	}
+	if (self->dictionary && self->dictionary->release)
+		self->dictionary->release(self->dictionary);
+	free(self->dictionary);
+	free(self->children);
+	free(self->buffers);
+	self->release = NULL;
+	table_put(table);
+}
+
+static int get_buffers(struct table *table, ERL_NIF_TERM list, struct ArrowArray *out)
+{
+	/* What an empty buffer points to, for those who do not expect NULL. */
+	static const int64_t nothing[2];
+	ErlNifBinary binary;
+	ERL_NIF_TERM head;
+
+	while (enif_get_list_cell(table->env, list, &head, &list)) {
+		if (!enif_inspect_binary(table->env, head, &binary))
+			return EINVAL;
+		/* No bitmap: nothing is null. */
+		if (binary.size)
+			out->buffers[out->n_buffers] = binary.data;
+		else
+			out->buffers[out->n_buffers] = out->n_buffers ? nothing : NULL;
+		out->n_buffers++;
+	}
+	return 0;
+}
+
+static int array_build(struct table *table, ERL_NIF_TERM term, int depth, struct ArrowArray *out)
+{
+	const ERL_NIF_TERM *part;
+	unsigned int buffers, count;
+	ErlNifSInt64 length, nulls;
+	ERL_NIF_TERM list, head;
+	int arity, rc;
+
+	if (depth > MAX_DEPTH || !enif_get_tuple(table->env, term, &arity, &part) || arity != 5 ||
+	    !enif_get_int64(table->env, part[0], &length) ||
+	    !enif_get_int64(table->env, part[1], &nulls) ||
+	    !enif_get_list_length(table->env, part[2], &buffers) ||
+	    !enif_get_list_length(table->env, part[3], &count))
+		return EINVAL;
+	*out = (struct ArrowArray){
+		.length = length,
+		.null_count = nulls,
+		.buffers = calloc(buffers + 1, sizeof(void *)),
+		.children = calloc(count + 1, sizeof(struct ArrowArray *)),
+		.release = array_release,
+		.private_data = table_get(table),
+	};
+	rc = out->buffers && out->children ? get_buffers(table, part[2], out) : ENOMEM;
+	list = part[3];
+	while (!rc && enif_get_list_cell(table->env, list, &head, &list)) {
+		struct ArrowArray *child = calloc(1, sizeof(*child));
+
+		rc = child ? array_build(table, head, depth + 1, child) : ENOMEM;
+		out->children[out->n_children++] = child;
+	}
+	if (!rc && !is_nil(table->env, part[4])) {
+		out->dictionary = calloc(1, sizeof(*out->dictionary));
+		rc = out->dictionary ? array_build(table, part[4], depth + 1, out->dictionary)
+				     : ENOMEM;
+	}
+	if (rc)
+		array_release(out);
+	return rc;
+}
+
+/* The stream. */
+
+static int get_schema(struct ArrowArrayStream *self, struct ArrowSchema *out)
+{
+	struct table *table = self->private_data;
+
+	return schema_build(table, table->schema, 0, out);
+}
+
+static int get_next(struct ArrowArrayStream *self, struct ArrowArray *out)
+{
+	struct table *table = self->private_data;
+	ERL_NIF_TERM head, rest;
+	int rc;
+
+	if (!enif_get_list_cell(table->env, table->batches, &head, &rest)) {
+		*out = (struct ArrowArray){0};
+		return 0;
+	}
+	rc = array_build(table, head, 0, out);
+	if (!rc)
+		table->batches = rest;
+	return rc;
+}
+
+static const char *get_last_error(struct ArrowArrayStream *self)
+{
+	return NULL;
+}
+
+static void stream_release(struct ArrowArrayStream *self)
+{
+	self->release = NULL;
+	table_put(self->private_data);
+}
+
+/* A consumer who took the stream has left it without its release(). */
+void arrow_stream_dtor(ErlNifEnv *env, void *object)
+{
+	struct ArrowArrayStream *stream = object;
+
+	if (stream->release)
+		stream->release(stream);
+}
+
+/* Build all of it once, so that what is wrong is said now. */
+static int check(struct table *table)
+{
+	ERL_NIF_TERM list = table->batches, head;
+	struct ArrowSchema schema;
+	struct ArrowArray array;
+	unsigned int count;
+	int rc;
+
+	if (!enif_get_list_length(table->env, list, &count))
+		return EINVAL;
+	rc = schema_build(table, table->schema, 0, &schema);
+	if (rc)
+		return rc;
+	schema_release(&schema);
+	while (enif_get_list_cell(table->env, list, &head, &list)) {
+		rc = array_build(table, head, 0, &array);
+		if (rc)
+			return rc;
+		array_release(&array);
+	}
+	return 0;
+}
+
+static struct table *table_new(ERL_NIF_TERM schema, ERL_NIF_TERM batches)
+{
+	struct table *table = calloc(1, sizeof(*table));
+
+	if (!table)
+		return NULL;
+	table->garbage = garbage_alloc(drop_table);
+	table->env = enif_alloc_env();
+	if (!table->garbage || !table->env) {
+		garbage_free(table->garbage);
+		if (table->env)
+			enif_free_env(table->env);
+		free(table);
+		return NULL;
+	}
+	table->users = 1;
+	table->schema = enif_make_copy(table->env, schema);
+	table->batches = enif_make_copy(table->env, batches);
+	return table;
+}
+
+/* arrow_stream(schema, batches) -> {ok, {address, resource}} */
+NIF(arrow_stream)
+{
+	struct table *table = table_new(argv[0], argv[1]);
+	struct ArrowArrayStream *stream;
+	struct tmesh_error err;
+	ERL_NIF_TERM term;
+	int rc;
+
+	rc = table ? check(table) : ENOMEM;
+	if (rc) {
+		if (table)
+			table_put(table);
+		refuse(&err, -rc,
+		       rc == ENOMEM ? "no memory for a stream"
+				    : "no table, or one nested too deep for a stream");
+		return make_error(env, &err);
+	}
+	stream = enif_alloc_resource(arrow_stream_type, sizeof(*stream));
+	*stream = (struct ArrowArrayStream){
+		.get_schema = get_schema,
+		.get_next = get_next,
+		.get_last_error = get_last_error,
+		.release = stream_release,
+		.private_data = table,
+	};
+	term = enif_make_resource(env, stream);
+	enif_release_resource(stream);
+	return make_ok(env, enif_make_tuple2(env, enif_make_uint64(env, (uintptr_t)stream), term));
+}
