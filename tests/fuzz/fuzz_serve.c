@@ -4,7 +4,8 @@
  * answered, and the next honest client is served.
  *
  * The first byte says how many descriptors, the second of which kind; when its highest bit
- * is set the request's secret is made the right one, so that there is something to open.
+ * is set the request's secret is made a region's, when the next one is a channel's, so that there
+ * is something to open or to join.
  */
 #include <stdio.h>
 #include <sys/un.h>
@@ -15,7 +16,7 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static struct tmesh_ctx *client;
-static struct tmesh_token_parts parts;
+static struct tmesh_token_parts parts, channel_parts;
 static char token[TMESH_TOKEN_SIZE];
 static struct sockaddr_un address = {.sun_family = AF_UNIX};
 
@@ -23,12 +24,17 @@ static void begin(void)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD};
 	static struct tmesh_region *region; /* lives as long as the process */
+	static struct tmesh_channel *channel;
 	static struct tmesh_ctx *producer;
+	char channel_token[TMESH_TOKEN_SIZE];
 
 	if (tmesh_ctx_open(&opts, &producer, NULL) || tmesh_ctx_open(&opts, &client, NULL) ||
 	    tmesh_region_create(producer, 4096, NULL, &region, NULL) ||
 	    tmesh_region_token(region, TMESH_READ, token, NULL) ||
-	    tmesh_token_parse(token, &parts, NULL))
+	    tmesh_token_parse(token, &parts, NULL) ||
+	    tmesh_channel_create(producer, TMESH_CHANNEL_RECV, NULL, &channel, NULL) ||
+	    tmesh_channel_token(channel, channel_token, NULL) ||
+	    tmesh_token_parse(channel_token, &channel_parts, NULL))
 		abort();
 	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%.32s",
 		 getenv("TMESH_RUNTIME_DIR"), token + strlen("tm1m-"));
@@ -70,9 +76,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (!client)
 		begin();
 	memcpy(message, data + 2, size - 2);
-	if (data[1] & 0x80)
-		memcpy(message + offsetof(struct tmesh_wire_request, secret), parts.secret,
-		       sizeof(parts.secret));
+	if (data[1] & 0xc0)
+		memcpy(message + offsetof(struct tmesh_wire_request, secret),
+		       data[1] & 0x80 ? parts.secret : channel_parts.secret, sizeof(parts.secret));
 
 	socket_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	if (socket_fd < 0 || connect(socket_fd, (struct sockaddr *)&address, sizeof(address)))

@@ -72,6 +72,11 @@ int socket(int domain, int type, int protocol)
 	STAND_IN(socket, EMFILE, domain, type, protocol);
 }
 
+int socketpair(int domain, int type, int protocol, int ends[2])
+{
+	STAND_IN(socketpair, EMFILE, domain, type, protocol, ends);
+}
+
 int bind(int fd, const struct sockaddr *address, socklen_t size)
 {
 	STAND_IN(bind, EADDRINUSE, fd, address, size);
@@ -215,6 +220,10 @@ struct scene {
 	struct tmesh_ctx *producer, *client, *asker;
 	struct tmesh_region *region, *derived, *pinned, *opened[5], *received, *foreign;
 	struct tmesh_region_info info;
+	struct tmesh_arena *arena;
+	struct tmesh_tensor *small;
+	struct tmesh_channel *sender, *receiver;
+	struct tmesh_message got;
 	int pair[2], memfd;
 };
 
@@ -227,6 +236,8 @@ static int act(struct scene *s, struct tmesh_error *err)
 		.timeout_ns = 300000000,
 	};
 	char token[TMESH_TOKEN_SIZE], link[512], buffer[64] = "contents";
+	struct tmesh_message message = {.bytes = 6, .data = "beside"};
+	const int64_t shape[] = {10};
 	struct tmesh_region *pooled;
 	void *addr;
 
@@ -267,6 +278,14 @@ static int act(struct scene *s, struct tmesh_error *err)
 	s->info.size = sizeof(s->info);
 	STEP(tmesh_region_info(s->region, &s->info, err));
 	STEP(tmesh_region_from_memfd(s->client, s->memfd, 0, NULL, &s->foreign, err));
+	STEP(tmesh_arena_create(s->producer, 0, NULL, &s->arena, err));
+	STEP(tmesh_arena_tensor(s->arena, TMESH_UINT8, 1, shape, &s->small, err));
+	STEP(tmesh_channel_create(s->producer, TMESH_CHANNEL_SEND, NULL, &s->sender, err));
+	STEP(tmesh_channel_token(s->sender, token, err));
+	STEP(tmesh_channel_open(s->client, token, TMESH_CHANNEL_RECV, NULL, &s->receiver, err));
+	message.tensor = s->small;
+	STEP(tmesh_channel_send(s->sender, &message, 1000000000, err));
+	STEP(tmesh_channel_recv(s->receiver, &s->got, 1000000000, err));
 	return 0;
 }
 
@@ -274,6 +293,11 @@ static void clear(struct scene *s)
 {
 	for (int i = 0; i < 5; i++)
 		tmesh_region_unref(s->opened[i]);
+	tmesh_tensor_unref(s->got.tensor);
+	tmesh_tensor_unref(s->small);
+	tmesh_arena_unref(s->arena);
+	tmesh_channel_unref(s->receiver);
+	tmesh_channel_unref(s->sender);
 	tmesh_region_unref(s->foreign);
 	tmesh_region_unref(s->received);
 	tmesh_region_unref(s->pinned);
