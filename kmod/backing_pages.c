@@ -15,9 +15,10 @@ static void tmesh_pages_put(struct tmesh_mem *mem, unsigned long done)
 	unsigned long i, step;
 
 	for (i = 0; i < done; i += step) {
-		step = 1;
-		if (!mem->pages[i])
+		if (xa_is_value(mem->pages[i])) {
+			step = xa_to_value(mem->pages[i]);
 			continue;
+		}
 		/* The length first: it is unknown once the folio is free. */
 		step = folio_nr_pages(page_folio(mem->pages[i]));
 		tmesh_release_page(&release, mem->pages[i]);

@@ -132,15 +132,16 @@ static unsigned long tmesh_sweep(struct tmesh_region *region, struct tmesh_mem *
 		return tmesh_count_uses(region);
 	tmesh_cover_begin(&cover, region);
 	for (i = 0; i < mem->nr_pages; i += nr) {
-		nr = 1;
-		if (!mem->pages[i])
+		if (xa_is_value(mem->pages[i])) {
+			nr = xa_to_value(mem->pages[i]);
 			continue;
+		}
 		folio = page_folio(mem->pages[i]);
 		nr = folio_nr_pages(folio);
 		if (tmesh_cover_reaches(&cover, i, i + nr) || mem->ops->in_use(mem, folio)) {
 			pinned += nr;
 		} else if (drop) {
-			memset(&mem->pages[i], 0, nr * sizeof(*mem->pages));
+			mem->pages[i] = xa_mk_value(nr);
 			tmesh_release_page(&release, &folio->page);
 			dropped += nr;
 		}

@@ -104,8 +104,8 @@ struct tmesh_backing_ops {
  * @user:     who pays; reference
  * @nr_pages: constant
  * @charged:  pages charged: all, until some are dropped after a revocation
- * @pages:    constant until the region is revoked: a reference on each folio, in order. Entries
- *            of folios that were dropped are NULL
+ * @pages:    constant until the region is revoked: a reference on each folio, in order. In place
+ *            of a folio that was dropped its first entry has its length, as xa_mk_value()
  * @nr_huge:  folios of PMD size among them
  * @pmd:      every PMD-sized, aligned part is one folio: mappings may use PMDs
  * @nomap:    constant: it is never mapped by way of us
