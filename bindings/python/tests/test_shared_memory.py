@@ -174,7 +174,7 @@ def create_and_leave(name):
 def test_exit_of_a_worker_removes_the_name(method):
     worker = multiprocessing.get_context(method).Process(target=create_and_leave, args=("mine",))
     worker.start()
-    worker.join(60)
+    worker.join(600)
     assert worker.exitcode == 0
     assert names() == []
 
@@ -205,7 +205,7 @@ def test_a_block_as_an_argument(method):
     shm = SharedMemory(create=True, size=10)
     worker = multiprocessing.get_context(method).Process(target=write, args=(shm, 9))
     worker.start()
-    worker.join(60)
+    worker.join(600)
     assert worker.exitcode == 0 and shm.buf[0] == 9
     shm.unlink()
 
