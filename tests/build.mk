@@ -26,10 +26,4 @@ runner-check: ## the test runner's own tests
 readme-check: ## install, the README's examples, uninstall
 	@$(PYTHON) tests/readme.py
 
-check-gpu: ## checks that need an NVIDIA GPU
-	@echo "check-gpu: nothing to check yet: tmesh has no CUDA part in this version"
-
-bench-gpu: ## measurements that need an NVIDIA GPU
-	@echo "bench-gpu: nothing to measure yet: tmesh has no CUDA part in this version"
-
-.PHONY: check check-full check-report check-deps runner-check readme-check check-gpu bench-gpu
+.PHONY: check check-full check-report check-deps runner-check readme-check

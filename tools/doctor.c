@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "doctor_gpu.h"
 #include "tmeshctl.h"
 
 static const struct option_entry options[] = {OPTION_JSON, {NULL}};
@@ -202,7 +203,7 @@ static json_t *examination_json(const struct examination *found)
 }
 
 static int print_all_json(const struct examination *found, size_t backends,
-			  const struct fact *facts, size_t count)
+			  const struct fact *facts, size_t count, const struct gpu_report *gpus)
 {
 	json_t *answer = json_object(), *machine = json_object(), *list = json_object();
 
@@ -215,6 +216,7 @@ static int print_all_json(const struct examination *found, size_t backends,
 	json_object_set_new(answer, "version", json_string(tmesh_version()));
 	json_object_set_new(answer, "machine", machine);
 	json_object_set_new(answer, "backends", list);
+	json_object_set_new(answer, "gpus", gpus_json(gpus));
 	return print_json(answer);
 }
 
@@ -250,6 +252,7 @@ static void print_all(const struct examination *found, size_t backends, const st
 static int run(const struct verb *verb, int argc, char **argv)
 {
 	static const enum tmesh_backend backends[] = {TMESH_BACKEND_KERNEL, TMESH_BACKEND_MEMFD};
+	static struct gpu_report gpus;
 	struct examination found[2];
 	struct fact facts[16] = {0};
 	bool json = false, works = false;
@@ -265,10 +268,13 @@ static int run(const struct verb *verb, int argc, char **argv)
 		examine(backends[i], &found[i]);
 		works |= found[i].works;
 	}
-	if (json)
-		status = print_all_json(found, 2, facts, count);
-	else
+	examine_gpus(&gpus);
+	if (json) {
+		status = print_all_json(found, 2, facts, count, &gpus);
+	} else {
 		print_all(found, 2, facts, count);
+		print_gpus(&gpus);
+	}
 	for (int i = 0; i < 2; i++)
 		tmesh_ctx_unref(found[i].ctx);
 	return works ? status : STATUS_FAILED;

@@ -20,7 +20,7 @@ $(CUDA_OUT)/%: $(CUDA_TESTS)/%.c $(CUDA_TESTS)/cuda_unit.h $(CUDA_TESTS)/standin
 	$(CC) $(CPPFLAGS) -Ibindings/cuda $(CFLAGS) $(WARN) -std=gnu11 -pthread $(ASAN_FLAGS) $< \
 		$(CUDA_ASAN) $(LIB_ASAN) -lcmocka $(LIB_LIBS) -ldl -o $@
 
-cuda-check: $(STANDIN) $(B)/libtmesh-cuda.so $(CUDA_TORCH) $(VENV)/tmesh.stamp $(addprefix $(CUDA_OUT)/,$(CUDA_NAMES)) ## libtmesh-cuda's tests, on a stand-in for the driver
+cuda-check: $(STANDIN) $(B)/libtmesh-cuda.so $(CUDA_TORCH) $(B)/tmeshctl $(VENV)/tmesh.stamp $(addprefix $(CUDA_OUT)/,$(CUDA_NAMES)) ## libtmesh-cuda's tests, on a stand-in for the driver
 	@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=memfd TMESH_RUNTIME_DIR=$$(mktemp -d) \
 		TMESH_TEST_LIBCUDA=$(CURDIR)/$(STANDIN); \
 	trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \

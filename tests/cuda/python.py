@@ -164,6 +164,25 @@ def frameworks_allocator():
 
 
 @test
+def doctor():
+    tool = os.path.join(os.path.dirname(__file__), "../../build/tmeshctl")
+    told = json.loads(subprocess.run([tool, "doctor", "--json"], stdout=subprocess.PIPE, check=True).stdout)
+    devices = told["gpus"]["devices"]
+    assert [device["name"] for device in devices] == ["stand-in 0", "stand-in 1"]
+    for device in devices:
+        assert {path["name"]: path["level"] for path in device["paths"]}["vmm"] == "works"
+    env = {**os.environ, "TMESH_STANDIN": "without=vmm,without=read-only"}
+    text = subprocess.run([tool, "doctor"], stdout=subprocess.PIPE, check=True, env=env, text=True).stdout
+    assert "GPU 1: stand-in 1" in text
+    for line, word in (("vmm", "not supported"), ("host-register-read-only", "CUDA_ERROR_NOT_SUPPORTED"),
+                       ("dma-buf-import", "not tried"), ("host-register ", "works")):
+        assert any(row.strip().startswith(line) and word in row for row in text.splitlines()), text
+    env["TMESH_STANDIN"] = "devices=0"
+    text = subprocess.run([tool, "doctor"], stdout=subprocess.PIPE, check=True, env=env, text=True).stdout
+    assert "GPUs: not supported: cuInit: CUDA_ERROR_NO_DEVICE" in text, text
+
+
+@test
 def foreign_memory():
     context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
     assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0

@@ -482,8 +482,10 @@ class See(Base):
                 self.assertTrue(cap["reason"], f"{name} {cap['name']} has no reason")
         for fact in found["machine"].values():
             self.assertTrue(fact["value"])
+        self.assertTrue(found["gpus"]["reason"] or found["gpus"]["devices"])
         out = tool("doctor")[0].decode()
         self.assertIn(f"{BACKEND} backend: works", out)
+        self.assertRegex(out, "GPUs: not (tried|supported): |GPU 0: ")
 
     def test_doctor_finds_a_bad_runtime_folder(self):
         os.mkdir(os.path.join(self.dir, "run"))

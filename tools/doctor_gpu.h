@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: MIT */
+/* GPUs as doctor shows them: doctor_gpu.c */
+#ifndef DOCTOR_GPU_H
+#define DOCTOR_GPU_H
+
+#include <jansson.h>
+#include <tmesh/cuda.h>
+
+#define GPUS_SHOWN 64
+
+struct gpu_found {
+	struct tmesh_cuda_device_info info;
+	struct tmesh_cuda_cap caps[TMESH_CUDA_CAPS];
+	char reason[252]; /* why it could not be examined, or "" */
+};
+
+struct gpu_report {
+	char reason[252]; /* why there are none, or "" */
+	int count;
+	struct gpu_found gpus[GPUS_SHOWN];
+};
+
+void examine_gpus(struct gpu_report *report);
+json_t *gpus_json(const struct gpu_report *report);
+void print_gpus(const struct gpu_report *report);
+
+#endif /* DOCTOR_GPU_H */
