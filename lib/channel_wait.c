@@ -100,8 +100,8 @@ static bool arm_poll(struct tmesh_channel *channel)
 	return true;
 }
 
-/* Worth what it found lately: doubled by a hit, halved by a miss. */
-static bool spin(struct tmesh_channel *channel, uint64_t deadline)
+/* Worth what it found lately: doubled by a hit, halved by a miss. A @brief wait is nothing else. */
+static bool spin(struct tmesh_channel *channel, uint64_t deadline, bool brief)
 {
 	uint64_t end = 0;
 
@@ -116,7 +116,7 @@ static bool spin(struct tmesh_channel *channel, uint64_t deadline)
 		if (channel_gone(channel))
 			break;
 		if (!end) {
-			end = tmesh_now_ns() + channel->spin;
+			end = brief ? deadline : tmesh_now_ns() + channel->spin;
 		} else if (tmesh_now_ns() >= (end < deadline ? end : deadline)) {
 			channel->spin /= 2;
 			if (channel->spin < SPIN_LEAST)
@@ -208,6 +208,7 @@ static int wait_for(struct tmesh_channel *channel, const struct attempt *a, int6
 		    const char *why, struct tmesh_error *err)
 {
 	int rc = a->now(channel, a, err);
+	bool brief = timeout_ns >= 0 && (uint64_t)timeout_ns <= channel->spin_max;
 	uint64_t deadline = UINT64_MAX;
 	uint32_t value;
 
@@ -217,7 +218,8 @@ static int wait_for(struct tmesh_channel *channel, const struct attempt *a, int6
 	    __builtin_add_overflow(tmesh_now_ns(), (uint64_t)timeout_ns, &deadline))
 		deadline = UINT64_MAX;
 	for (;;) {
-		if (!spin(channel, deadline) && !arm(channel, CHANNEL_SLEEPS, &value))
+		if (!spin(channel, deadline, brief) && !brief &&
+		    !arm(channel, CHANNEL_SLEEPS, &value))
 			rc = sleep_on(word_of(channel), value, deadline);
 		if (rc == -EINTR)
 			return tmesh_fail(err, rc, "%s: a signal came", why);

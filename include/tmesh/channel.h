@@ -55,7 +55,7 @@ struct tmesh_channel_opts {
 	uint32_t reserved;    /* 0 */
 	uint64_t spin_ns;     /* longest busy wait before sleeping, at most 1 s; 0: 20 us;
 			       * TMESH_CHANNEL_NO_SPIN: none. It gets shorter by itself where it
-			       * does not help */
+			       * does not help. A wait with no longer a timeout never sleeps */
 };
 
 #define TMESH_MESSAGE_BYTES 56	      /* of a message without a tensor */

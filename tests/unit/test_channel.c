@@ -519,7 +519,7 @@ static void *consume(void *data)
 
 static void test_many(void **state)
 {
-	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 32, .producers = 4};
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 32, .producers = 5};
 	struct pair p = {.ctx = context()};
 	struct worker workers[6];
 	pthread_t threads[6];
@@ -528,12 +528,18 @@ static void test_many(void **state)
 
 	assert_ok(tmesh_channel_create(p.ctx, RECV, &opts, &p.maker, err));
 	assert_ok(tmesh_channel_token(p.maker, p.token, err));
+	/* While it is there, those who come late do not find that all others have gone. */
+	p.other = pair_open(&p, SEND);
 	for (uint64_t i = 0; i < 6; i++) {
 		workers[i] = (struct worker){.pair = &p, .first = ((i + 1) << 32) + 1};
 		pthread_create(&threads[i], NULL, i < 4 ? produce : consume, &workers[i]);
 	}
-	for (int i = 0; i < 6; i++)
+	for (int i = 0; i < 6; i++) {
+		if (i == 4)
+			tmesh_channel_unref(p.other);
 		pthread_join(threads[i], NULL);
+	}
+	p.other = NULL;
 	for (int i = 0; i < 4; i++)
 		sent += workers[i].sum;
 	for (int i = 4; i < 6; i++) {

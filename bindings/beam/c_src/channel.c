@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <string.h>
 
+#define SPIN_LEAST_NS 1000u
 #define SPIN_MAX_NS 100000u
 #define IN_USE "another process uses this end of the channel"
 
@@ -18,9 +19,10 @@ struct channel_end {
 	pthread_mutex_t lock; /* held by whoever works with it; others are refused */
 	struct tmesh_channel *channel;
 	bool closed;
-	bool busy;     /* a dirty scheduler works with it, without the lock */
-	bool selected; /* the emulator has had its descriptor */
-	uint64_t spin_ns;
+	bool busy;		 /* a dirty scheduler works with it, without the lock */
+	bool selected;		 /* the emulator has had its descriptor */
+	uint64_t spin_max;	 /* 0: none */
+	uint64_t spin_ns;	 /* what it is worth at present */
 	struct context *context; /* whose limits apply */
 	struct garbage *garbage;
 };
@@ -168,7 +170,7 @@ static struct channel_end *end_new(struct context *context, const struct tmesh_c
 
 	*end = (struct channel_end){.context = context, .garbage = garbage_alloc(drop_channel)};
 	if (opts->spin_ns != TMESH_CHANNEL_NO_SPIN)
-		end->spin_ns = opts->spin_ns;
+		end->spin_max = end->spin_ns = opts->spin_ns;
 	enif_keep_resource(context);
 	pthread_mutex_init(&end->lock, NULL);
 	if (end->garbage)
@@ -315,15 +317,21 @@ static ERL_NIF_TERM make_message(ErlNifEnv *env, struct channel_end *end,
 	return make_ok(env, enif_make_tuple2(env, tensor, bytes));
 }
 
+/* The busy look is doubled where it finds something and halved where it does not. */
 static int receive(struct channel_end *end, struct tmesh_message *message, struct tmesh_error *err)
 {
-	int rc = -ETIMEDOUT;
+	int rc;
 
-	if (end->spin_ns)
-		rc = tmesh_channel_recv(end->channel, message, (int64_t)end->spin_ns, err);
-	if (rc == -ETIMEDOUT || rc == -EINTR)
-		rc = tmesh_channel_try_recv(end->channel, message, err);
-	return rc;
+	if (!end->spin_max)
+		return tmesh_channel_try_recv(end->channel, message, err);
+	rc = tmesh_channel_recv(end->channel, message, (int64_t)end->spin_ns, err);
+	if (rc != -ETIMEDOUT) {
+		end->spin_ns = 2 * end->spin_ns < end->spin_max ? 2 * end->spin_ns : end->spin_max;
+		return rc;
+	}
+	if (end->spin_ns > SPIN_LEAST_NS)
+		end->spin_ns /= 2;
+	return tmesh_channel_try_recv(end->channel, message, err);
 }
 
 /* On a dirty scheduler, of which only some may wait for peers at once. */

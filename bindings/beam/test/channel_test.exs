@@ -128,6 +128,8 @@ defmodule Tmesh.ChannelTest do
 
   test "several producers" do
     {:ok, into} = Channel.create(:recv, producers: 4, slots: 4)
+    # While it is there, not all are gone when the first is done.
+    {:ok, _idle} = Channel.open(into.token, :send)
 
     tasks =
       for name <- ~w(a b c) do
