@@ -10,8 +10,9 @@ CUDA_SRC    := $(addprefix $(CUDA)/,block.c caps.c cuda.c dlpack.c driver.c even
 		 import.c share.c watch.c)
 CUDA_LIBS   = $(LIB_LIBS) -ldl
 CUDA_TORCH  := $(B)/libtmesh-cuda-torch.so
+CUDA_HOOK   := $(B)/libtmesh-cuda-hook.so
 
-cuda: $(B)/libtmesh-cuda.so $(CUDA_TORCH) ## build libtmesh-cuda and PyTorch's allocator on it
+cuda: $(B)/libtmesh-cuda.so $(CUDA_TORCH) $(CUDA_HOOK) ## build libtmesh-cuda, with an allocator for PyTorch and a preload
 
 # cuda_objects(variant, flags): as lib_objects()
 define cuda_objects
@@ -38,8 +39,8 @@ $(B)/libtmesh-cuda.so: $(CUDA_SO)
 	ln -sf $(notdir $(CUDA_SO)) $(B)/$(CUDA_SONAME)
 	ln -sf $(CUDA_SONAME) $@
 
-# A plug-in: it is found by its path, has no version, and its two functions are all there is.
-$(CUDA_TORCH): $(CUDA)/torch.c $(CUDA)/build.mk $(B)/libtmesh-cuda.so
+# Found by their paths, without a version; their functions are all there is.
+$(CUDA_TORCH) $(CUDA_HOOK): $(B)/libtmesh-cuda-%.so: $(CUDA)/%.c $(CUDA)/build.mk $(B)/libtmesh-cuda.so
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LIB_CFLAGS) $(LDFLAGS) -shared -Wl,-z,defs \
 		-Wl,-soname,$(notdir $@) -o $@ $< -L$(B) -ltmesh-cuda -ltmesh $(CUDA_LIBS)
 
@@ -48,14 +49,14 @@ install-cuda: cuda
 	$(INSTALL) -m 755 $(CUDA_SO) $(DESTDIR)$(LIBDIR)/
 	ln -sf $(notdir $(CUDA_SO)) $(DESTDIR)$(LIBDIR)/$(CUDA_SONAME)
 	ln -sf $(CUDA_SONAME) $(DESTDIR)$(LIBDIR)/libtmesh-cuda.so
-	$(INSTALL) -m 755 $(CUDA_TORCH) $(DESTDIR)$(LIBDIR)/
+	$(INSTALL) -m 755 $(CUDA_TORCH) $(CUDA_HOOK) $(DESTDIR)$(LIBDIR)/
 	sed -e 's|@prefix@|$(PREFIX)|' -e 's|@libdir@|$(LIBDIR)|' \
 		-e 's|@includedir@|$(INCLUDEDIR)|' -e 's|@version@|$(VERSION)|' \
 		$(CUDA)/libtmesh-cuda.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/libtmesh-cuda.pc
 
 uninstall-cuda:
 	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,$(notdir $(CUDA_SO)) $(CUDA_SONAME) libtmesh-cuda.so \
-		$(notdir $(CUDA_TORCH)) \
+		$(notdir $(CUDA_TORCH) $(CUDA_HOOK)) \
 		pkgconfig/libtmesh-cuda.pc)
 
 .PHONY: cuda install-cuda uninstall-cuda

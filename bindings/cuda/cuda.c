@@ -230,6 +230,9 @@ void memory_publish(struct tmesh_cuda_memory *memory, struct tmesh_cuda_memory *
 	memory->next = cuda->memory;
 	cuda->memory = memory;
 	pthread_mutex_unlock(&cuda->lock);
+	/* Now that it is there to be seen. */
+	if (memory->region)
+		watch_again(cuda);
 	*out = memory;
 }
 
@@ -296,6 +299,7 @@ static void give_back(struct tmesh_cuda_memory *memory)
 		cuda->devices[memory->device].stats.bytes_lingering += memory->bytes;
 		watch_add(memory);
 		pthread_mutex_unlock(&cuda->lock);
+		watch_again(cuda);
 		return;
 	case TMESH_CUDA_IMPORTED:
 	case TMESH_CUDA_IPC:

@@ -63,7 +63,6 @@ void watch_add(struct tmesh_cuda_memory *memory)
 		else
 			memory->watch = fd;
 	}
-	watch_again(memory->cuda);
 }
 
 void watch_remove(struct tmesh_cuda_memory *memory)

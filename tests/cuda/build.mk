@@ -5,7 +5,7 @@
 
 CUDA_TESTS := tests/cuda
 CUDA_OUT   := $(B)/tests/cuda
-CUDA_TORCH := $(B)/libtmesh-cuda-torch.so
+CUDA_PLUGINS := $(B)/libtmesh-cuda-torch.so $(B)/libtmesh-cuda-hook.so
 CUDA_ASAN  := $(B)/libtmesh-cuda-asan.a
 STANDIN    := $(CUDA_OUT)/libcuda.so.1
 CUDA_NAMES := $(patsubst $(CUDA_TESTS)/test_%.c,test_%,$(wildcard $(CUDA_TESTS)/test_*.c))
@@ -15,12 +15,20 @@ $(STANDIN): $(wildcard $(CUDA_TESTS)/standin*.[ch]) bindings/cuda/driver_api.h
 	$(CC) $(CPPFLAGS) -Ibindings/cuda $(CFLAGS) $(WARN) -std=gnu11 -fPIC -pthread -shared \
 		-Wl,-soname,libcuda.so.1 -Wl,-Bsymbolic -o $@ $(filter %.c,$^)
 
-$(CUDA_OUT)/%: $(CUDA_TESTS)/%.c $(CUDA_TESTS)/cuda_unit.h $(CUDA_TESTS)/standin.h $(CUDA_ASAN) $(LIB_ASAN)
+# For the preload: a runtime, and a program that uses it.
+$(CUDA_OUT)/libcudart.so.12: $(CUDA_TESTS)/runtime.c $(STANDIN)
+	$(CC) $(CPPFLAGS) -Ibindings/cuda $(CFLAGS) $(WARN) -std=gnu11 -fPIC -shared \
+		-Wl,-soname,$(notdir $@) -o $@ $^
+
+$(CUDA_OUT)/program: $(CUDA_TESTS)/program.c $(CUDA_OUT)/libcudart.so.12 $(STANDIN) $(B)/libtmesh-cuda.so
+	$(CC) $(CPPFLAGS) -Ibindings/cuda $(CFLAGS) $(WARN) -std=gnu11 -o $@ $^ -L$(B) -ltmesh
+
+$(CUDA_OUT)/test_%: $(CUDA_TESTS)/test_%.c $(CUDA_TESTS)/cuda_unit.h $(CUDA_TESTS)/standin.h $(CUDA_ASAN) $(LIB_ASAN)
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) -Ibindings/cuda $(CFLAGS) $(WARN) -std=gnu11 -pthread $(ASAN_FLAGS) $< \
 		$(CUDA_ASAN) $(LIB_ASAN) -lcmocka $(LIB_LIBS) -ldl -o $@
 
-cuda-check: $(STANDIN) $(B)/libtmesh-cuda.so $(CUDA_TORCH) $(B)/tmeshctl $(VENV)/tmesh.stamp $(addprefix $(CUDA_OUT)/,$(CUDA_NAMES)) ## libtmesh-cuda's tests, on a stand-in for the driver
+cuda-check: $(STANDIN) $(B)/libtmesh-cuda.so $(CUDA_PLUGINS) $(CUDA_OUT)/program $(B)/tmeshctl $(VENV)/tmesh.stamp $(addprefix $(CUDA_OUT)/,$(CUDA_NAMES)) ## libtmesh-cuda's tests, on a stand-in for the driver
 	@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=memfd TMESH_RUNTIME_DIR=$$(mktemp -d) \
 		TMESH_TEST_LIBCUDA=$(CURDIR)/$(STANDIN); \
 	trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \

@@ -163,6 +163,31 @@ def frameworks_allocator():
     assert plugin.tmesh_torch_malloc(ctypes.c_ssize_t(-1), 0, None) is None
 
 
+def program(how, hook=True):
+    """What a program that cannot be changed says, with the hook and without."""
+    build = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../build")
+    env = {**os.environ, **({"LD_PRELOAD": f"{build}/libtmesh-cuda-hook.so"} if hook else {})}
+    done = subprocess.run([f"{build}/tests/cuda/program", how], capture_output=True, text=True, check=True, env=env)
+    return done.stdout.strip(), done.stderr
+
+
+@test
+def hook():
+    assert program("plain", hook=False) == ("0 0 0", "")
+    assert program("plain") == ("0 shareable on 1 0 0", "")
+    assert program("large") == ("2 0", "")
+    out, said = program("async")
+    assert out == "0 0 0" and "cudaMallocAsync() is not shareable" in said
+    os.environ["TMESH_STANDIN"] = "without=vmm"
+    out, said = program("plain")
+    del os.environ["TMESH_STANDIN"]
+    assert out == "0 0 0" and "not shareable: cuMemGetAllocationGranularity: CUDA_ERROR_NOT_SUPPORTED" in said
+    script = "import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)"
+    env = {**os.environ, "LD_PRELOAD": "libtmesh-cuda-hook.so"}
+    said = subprocess.run([sys.executable, "-P", "-c", script], stderr=subprocess.PIPE, text=True, env=env).stderr
+    assert "without libcudart.so" in said, said
+
+
 @test
 def doctor():
     tool = os.path.join(os.path.dirname(__file__), "../../build/tmeshctl")
