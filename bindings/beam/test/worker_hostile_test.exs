@@ -204,19 +204,19 @@ defmodule Tmesh.WorkerHostileTest do
   if PythonPool.available?() do
     test "random kills: the VM, its tensors and its pool live on" do
       start_supervised!({Worker, PythonPool.options(name: Soak, size: 2)})
-      seconds = if System.get_env("TMESH_TEST_LENGTH") == "full", do: 120, else: 4
+      wanted = if System.get_env("TMESH_TEST_LENGTH") == "full", do: 100, else: 5
       ref = ZeroCopy.from_binary!(:binary.copy(<<1>>, 100_000), [100_000], :uint8)
       files = open_files()
+      kills = :counters.new(1, [])
 
       log =
         capture_log(fn ->
-          killer = spawn_link(fn -> kill_workers() end)
-          till = System.monotonic_time(:second) + seconds
-          callers = for n <- 1..4, do: Task.async(fn -> soak(ref, n, till, 0) end)
-          done = Task.await_many(callers, :infinity)
+          killer = spawn_link(fn -> kill_workers(kills) end)
+          enough? = fn good -> good >= wanted and :counters.get(kills, 1) >= wanted end
+          callers = for n <- 1..4, do: Task.async(fn -> soak(ref, n, enough?, 0) end)
+          Task.await_many(callers, :infinity)
           Process.unlink(killer)
           Process.exit(killer, :kill)
-          assert Enum.all?(done, &(&1 > 0))
         end)
 
       assert log =~ "exit status 137"
@@ -235,12 +235,11 @@ defmodule Tmesh.WorkerHostileTest do
     test "random kills: the VM, its tensors and its pool live on"
   end
 
-  # Every kind of call, each of which works or gives an error; how many worked.
-  defp soak(ref, n, till, good) do
-    if System.monotonic_time(:second) >= till do
-      good
-    else
-      opts = [pool: Soak, timeout: 10_000]
+  # Every kind of call, each of which works or gives an error, until enough have worked and enough
+  # workers have been killed.
+  defp soak(ref, n, enough?, good) do
+    if not enough?.(good) do
+      opts = [pool: Soak]
 
       result =
         case rem(n, 5) do
@@ -255,14 +254,14 @@ defmodule Tmesh.WorkerHostileTest do
         {:ok, %TensorRef{} = tensor} ->
           assert :binary.first(ZeroCopy.to_binary!(tensor)) in [2, 5]
           ZeroCopy.release!(tensor)
-          soak(ref, n + 1, till, good + 1)
+          soak(ref, n + 1, enough?, good + 1)
 
         {:ok, _value} ->
-          soak(ref, n + 1, till, good + 1)
+          soak(ref, n + 1, enough?, good + 1)
 
         {:error, %Error{type: type}} ->
           assert type in [:worker_down, :timeout]
-          soak(ref, n + 1, till, good)
+          soak(ref, n + 1, enough?, good)
       end
     end
   end
@@ -273,12 +272,14 @@ defmodule Tmesh.WorkerHostileTest do
     error in Error -> {:error, error}
   end
 
-  defp kill_workers do
+  defp kill_workers(kills) do
     Process.sleep(:rand.uniform(150))
 
-    with {:ok, pid} <- Worker.execute("operations.pid", [], pool: Soak, timeout: 5_000),
-         do: System.cmd("kill", ["-KILL", "#{pid}"], stderr_to_stdout: true)
+    with {:ok, pid} <- Worker.execute("operations.pid", [], pool: Soak) do
+      System.cmd("kill", ["-KILL", "#{pid}"], stderr_to_stdout: true)
+      :counters.add(kills, 1, 1)
+    end
 
-    kill_workers()
+    kill_workers(kills)
   end
 end
