@@ -210,6 +210,23 @@ defmodule Tmesh.WorkerTest do
       assert ZeroCopy.to_binary!(ref) == :binary.copy(<<5>>, 1000)
     end
 
+    test "are let go by the worker, whether or not somebody took them" do
+      # Two workers, each of which holds 256 results at most.
+      for _n <- 1..600 do
+        assert {:ok, ref} = Worker.execute("operations.shared", [1])
+        :ok = ZeroCopy.release(ref)
+      end
+
+      for _n <- 1..600 do
+        {:ok, call} = Worker.start("operations.shared", [1])
+        :ok = Worker.cancel(call)
+      end
+
+      for _n <- 1..600, do: in_process(fn -> Worker.execute("operations.shared", [1]) && :ok end)
+      assert {:ok, _ref} = Worker.execute("operations.shared", [1])
+      assert [2, 3] = "operations.count" |> Worker.stream([600]) |> Enum.slice(2, 2)
+    end
+
     test "large bytes are a binary over the worker's memory" do
       assert {:ok, text} = Worker.execute("operations.text", [100_000])
       assert text == String.duplicate("x", 100_000)
