@@ -195,7 +195,12 @@ defmodule Tmesh.WorkerTest do
       assert {result["nan"], result["inf"]} == {:nan, [:infinity, :neg_infinity]}
 
       {:ok, pid} = Worker.execute("operations.pid", [])
+      test = self()
+      down = fn _event, %{calls: 0}, %{reason: reason}, nil -> send(test, {:down, reason}) end
+      :ok = Telemetry.attach("a worker's end", [[:tmesh, :worker, :down]], down, nil)
       {_out, 0} = System.cmd("kill", ["-KILL", "#{pid}"])
+      assert_receive {:down, "exit status 137"}, 30_000
+      :ok = Telemetry.detach("a worker's end")
 
       assert ZeroCopy.to_binary!(sums, copy: false) == <<0::64, 1::64-native, 2::64-native>>
       assert byte_size(ZeroCopy.to_binary!(deep, copy: false)) == 16
@@ -222,7 +227,14 @@ defmodule Tmesh.WorkerTest do
         :ok = Worker.cancel(call)
       end
 
-      for _n <- 1..600, do: in_process(fn -> Worker.execute("operations.shared", [1]) && :ok end)
+      # Neither taken nor cancelled: its caller dies.
+      for _n <- 1..600 do
+        in_process(fn ->
+          {:ok, _call} = Worker.start("operations.shared", [1])
+          receive do: ({_reply, {:result, _value, _hold}} -> :ok)
+        end)
+      end
+
       assert {:ok, _ref} = Worker.execute("operations.shared", [1])
       assert [2, 3] = "operations.count" |> Worker.stream([600]) |> Enum.slice(2, 2)
     end
@@ -406,6 +418,30 @@ defmodule Tmesh.WorkerTest do
                Worker.execute("operations.nap", [600], timeout: 100, grace_ms: 100)
 
       for _n <- 1..4, do: assert({:ok, 1} = Worker.execute("operations.echo", [1]))
+    end
+
+    test "end with their process when nothing else ends them" do
+      options = Tmesh.PythonPool.options(name: Stuck, size: 1)
+      start_supervised!({Worker, options})
+      {:ok, pid} = Worker.execute("operations.pid", [], pool: Stuck)
+      opts = [pool: Stuck, timeout: 100, grace_ms: 100]
+      assert {:error, %Error{type: :timeout}} = Worker.execute("operations.stuck", [], opts)
+      eventually(fn -> not File.exists?("/proc/#{pid}") end)
+      assert {:ok, 1} = Worker.execute("operations.echo", [1], pool: Stuck)
+    end
+
+    test "hold what they were given while they wait" do
+      naps = for _n <- 1..2, do: Worker.start("operations.nap", [0.3])
+      {:ok, call} = start_with_new_ref()
+      :erlang.garbage_collect()
+      Tmesh.Native.sweep()
+      assert {:ok, ["ndarray", "uint8", [4], false, 394.0]} = Worker.await(call)
+      for {:ok, nap} <- naps, do: {:ok, _pid} = Worker.await(nap)
+    end
+
+    # The ref is nobody's variable any more.
+    defp start_with_new_ref do
+      Worker.start("operations.describe", [ZeroCopy.from_binary!("abcd", [4], :uint8)])
     end
 
     test "are cancelled by their caller" do

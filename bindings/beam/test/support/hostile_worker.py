@@ -51,11 +51,11 @@ def send(message, files=()):
     socket.send_fds(sock, [text], files)
 
 
-def body(text, size=None, seals=ALL_SEALS):
+def body(text, size=None, seals=ALL_SEALS, more=()):
     file = os.memfd_create("body", os.MFD_ALLOW_SEALING)
     os.write(file, text)
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
-    send(f'{{"v":1,"body":{len(text) if size is None else size}}}', [file])
+    send(f'{{"v":1,"body":{len(text) if size is None else size}}}', [file, *more])
 
 
 HELLO = {"v": 1, "type": "hello", "pid": os.getpid()}
@@ -84,7 +84,7 @@ if how == "hang in a body":
     send('{"v":1,"body":10}', [file])
     time.sleep(60)
 if how == "two descriptors":
-    send('{"v":1,"body":10}', os.pipe())
+    body(json.dumps(HELLO).encode(), more=os.pipe()[:1])
     time.sleep(60)
 if how == "many descriptors":
     send('{"v":1,"body":10}', os.pipe() * 20)

@@ -2,6 +2,7 @@
 """What the tests let workers run."""
 
 import os
+import re
 import time
 
 import numpy
@@ -77,6 +78,11 @@ def die():
 def nap(seconds):
     time.sleep(seconds)
     return os.getpid()
+
+
+def stuck():
+    """Holds the interpreter's lock for longer than anybody waits."""
+    return bool(re.match("(a+)+$", "a" * 60 + "b"))
 
 
 def until_cancelled():

@@ -17,6 +17,10 @@ defmodule Tmesh.Worker.Pool do
   @spec cancel(GenServer.server(), reference()) :: :ok
   def cancel(pool, reply), do: GenServer.cast(pool, {:cancel, reply})
 
+  @doc "Give a call to another worker: the one it was given to had ended before."
+  @spec again(GenServer.server(), Worker.call()) :: :ok
+  def again(pool, call), do: GenServer.cast(pool, {:again, call})
+
   @spec idle(GenServer.server(), pid()) :: :ok
   def idle(pool, worker), do: GenServer.cast(pool, {:idle, worker})
 
@@ -53,6 +57,10 @@ defmodule Tmesh.Worker.Pool do
 
   def handle_cast({:down, worker, how}, state) do
     {:noreply, state |> watch(worker) |> mark(worker, how) |> fail_waiting()}
+  end
+
+  def handle_cast({:again, call}, state) do
+    {:noreply, %{state | waiting: :queue.in_r(call, state.waiting)} |> dispatch() |> fail_waiting()}
   end
 
   def handle_cast({:cancel, reply}, state) do

@@ -71,8 +71,8 @@ defmodule Tmesh.Worker.Process do
 
   @impl true
   def handle_cast({:run, call}, %{socket: nil} = state) do
-    # It ended while the pool had not heard of that yet.
-    answer(call, {:error, down_error("it had just ended")})
+    # It ended while the pool had not heard of that yet: nothing of the call has begun.
+    Pool.again(state.pool, call)
     {:noreply, state}
   end
 
