@@ -231,7 +231,7 @@ defmodule Tmesh.WorkerTest do
       for _n <- 1..600 do
         in_process(fn ->
           {:ok, _call} = Worker.start("operations.shared", [1])
-          receive do: ({_reply, {:result, _value, _hold}} -> :ok)
+          assert_receive {_reply, {:result, _value, _hold}}, 30_000
         end)
       end
 
