@@ -22,9 +22,9 @@
 #include <unistd.h>
 
 #define TOPIC "channel"
-#define ROUNDS 300
+#define ROUNDS 200
 #define WARM_UP 20
-#define TRIPS 2000 /* of a sample */
+#define TRIPS 1000 /* of a sample */
 #define SLEEPY_TRIPS 10
 #define GAP_NS 50000 /* in which the other end falls asleep */
 #define STREAM 8192

@@ -112,7 +112,7 @@ def duration(ns):
 
 
 def print_table(sections, series):
-    print(f"{'':<34}{'median':>9}{'p99':>9}  {'beside':<36}{'median':>9}{'ratio':>7}{'bound':>7}")
+    print(f"{'':<34}{'median':>9}{'p99':>9}  {'beside':<36}{'median':>9}{'ratio':>7}{'bound':>9}")
     for section in sections:
         print(f"\n{section['title']}")
         for line in section["bounds"]:
@@ -124,7 +124,7 @@ def print_table(sections, series):
                      "" if line["limit"] is None else f"{line['limit']:g}")
             print(f"  {line['title']:<32}{duration(line['ours']['p50_ns']):>9}{p99:>9}"
                   f"  {line['beside']:<36}{duration(line['theirs']['p50_ns']):>9}"
-                  f"{line['ratio']:>7.2f}{limit:>7}  {line['verdict']}")
+                  f"{line['ratio']:>7.2f}{limit:>9}  {line['verdict']}")
     for name, record in series.items():
         if record.get("unit") == "bytes":
             print(f"\n{name}: {record['value']:g} bytes")
