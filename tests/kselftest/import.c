@@ -15,12 +15,11 @@
 #include <linux/udmabuf.h>
 
 #include "drm.h"
-#include "t.h"
+#include "lease.h"
 #include "v4l2.h"
 
 /* No more than vgem says that it can map in one piece. */
 #define BYTES (64 * KB)
-#define RW (PROT_READ | PROT_WRITE)
 
 static struct tmesh_import last; /* as the kernel left it */
 
@@ -266,6 +265,30 @@ TEST(revoked, "a region that was never mapped is revoked; what failed to map doe
 	CHECK_OK(t_revoke(h));
 	CHECK_ERR(t_revoke(h), ESTALE);
 	CHECK_ERR(t_map(fd, PAGE, RW), ESTALE);
+}
+
+TEST(leased, "a leased handle maps nothing, which could not be taken away; its proxies end with it")
+{
+	int dev = t_dev(), vgem = open_vgem(), h = REQUIRE_OK(import(dev, from_vgem(DRM_RDWR)));
+	int leased = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0)), fd, gem;
+	pid_t pid = sleeper();
+	struct lease l = lease_bind(leased, pid);
+
+	CHECK_ERR(t_map(leased, BYTES, PROT_READ), EOPNOTSUPP);
+	fd = REQUIRE_OK(t_export(leased, 0, 0, TMESH_EXPORT_WRITE));
+	CHECK_ERR(t_map(fd, BYTES, PROT_READ), EOPNOTSUPP);
+	gem = REQUIRE_OK(vgem_import(vgem, fd));
+	CHECK_EQ(t_info(h).attachments, 1);
+	kill_and_reap(pid);
+	await_end(&l, leased);
+	CHECK_ERR(t_export(leased, 0, 0, 0), ESTALE);
+	CHECK_OK(vgem_close(vgem, gem));
+	CHECK_ERR(vgem_import(vgem, fd), ESTALE);
+	/* The others go on. */
+	CHECK_EQ(t_info(h).state, 0);
+	CHECK_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
+	CHECK(t_map(h, BYTES, RW) != MAP_FAILED);
+	CHECK_ERR(lease_call(REQUIRE_OK(t_derive(h, R_READ, 0)), 0, 0, 0, NULL), EOPNOTSUPP);
 }
 
 TEST(own, "a dma-buf of tmesh's own gives ELOOP, a proxy too")

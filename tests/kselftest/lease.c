@@ -21,28 +21,6 @@ static int region(__u64 bytes)
 	return REQUIRE_OK(t_create(dev, bytes, 0));
 }
 
-static int pidfd_of(pid_t pid)
-{
-	return REQUIRE_OK(syscall(SYS_pidfd_open, pid, 0));
-}
-
-static pid_t sleeper(void)
-{
-	pid_t pid = t_fork();
-
-	if (!pid) {
-		pause();
-		_exit(0);
-	}
-	return pid;
-}
-
-static void kill_and_reap(pid_t pid)
-{
-	kill(pid, SIGKILL);
-	REQUIRE(waitpid(pid, NULL, 0) == pid);
-}
-
 struct before {
 	__u64 bytes;
 	int fds;
@@ -297,7 +275,8 @@ TEST(shared, "what was derived or exported through a leased handle ends with it,
 	int fd = region(BYTES), leased = REQUIRE_OK(t_derive(fd, R_ALL, 0));
 	int older = REQUIRE_OK(t_derive(leased, R_READ, 0));
 	int older_dmabuf = REQUIRE_OK(t_export(leased, 0, 0, 0));
-	struct lease l = lease_put(leased, 500 * MS), derived_lease;
+	pid_t pid = sleeper();
+	struct lease l = lease_bind(leased, pid), derived_lease;
 	int derived = REQUIRE_OK(t_derive(leased, R_READ | R_WRITE, 0));
 	int twice = REQUIRE_OK(t_derive(derived, R_READ, 0));
 	int dmabuf = REQUIRE_OK(t_export(twice, 0, 0, 0));
@@ -319,12 +298,12 @@ TEST(shared, "what was derived or exported through a leased handle ends with it,
 	for (size_t i = 0; i < ARRAY_SIZE(go); i++) {
 		going[i] = t_map(go[i], BYTES, PROT_READ);
 		REQUIRE(going[i] != MAP_FAILED);
-		lease_touch(&l);
 		CHECK_EQ(t_read(going[i]), 0);
 	}
 	derived_lease = lease_map(REQUIRE_OK(lease_call(derived, TMESH_LEASE_GET, 0, 0, NULL)));
 	lease_touch(&derived_lease);
 	CHECK_EQ(l.touch->touched, derived_lease.touch->touched);
+	kill_and_reap(pid);
 	await_end(&l, leased);
 	for (size_t i = 0; i < ARRAY_SIZE(stay); i++)
 		CHECK_EQ(t_read(staying[i]), 0);

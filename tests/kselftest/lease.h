@@ -4,9 +4,12 @@
 #define TMESH_KSELFTEST_LEASE_H
 
 #include <poll.h>
+#include <signal.h>
 #include <unistd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 
 #include "t.h"
 
@@ -57,6 +60,39 @@ static inline struct lease lease_map(int fd)
 static inline struct lease lease_put(int handle, __u64 period_ns)
 {
 	return lease_map(REQUIRE_OK(lease_call(handle, 0, period_ns, 0, NULL)));
+}
+
+static inline int pidfd_of(pid_t pid)
+{
+	return REQUIRE_OK(syscall(SYS_pidfd_open, pid, 0));
+}
+
+/* A process whose end ends leases. */
+static inline pid_t sleeper(void)
+{
+	pid_t pid = t_fork();
+
+	if (!pid) {
+		pause();
+		_exit(0);
+	}
+	return pid;
+}
+
+static inline void kill_and_reap(pid_t pid)
+{
+	kill(pid, SIGKILL);
+	REQUIRE(waitpid(pid, NULL, 0) == pid);
+}
+
+static inline struct lease lease_bind(int handle, pid_t pid)
+{
+	int pidfd = pidfd_of(pid);
+	struct lease l =
+		lease_map(REQUIRE_OK(lease_call(handle, TMESH_LEASE_PROCESS, 0, pidfd, NULL)));
+
+	close(pidfd);
+	return l;
 }
 
 static inline void lease_unmap(struct lease *l)

@@ -17,7 +17,7 @@
 #include <sys/timerfd.h>
 #include <linux/userfaultfd.h>
 
-#include "t.h"
+#include "lease.h"
 
 static struct tmesh_import last; /* as the kernel left it */
 
@@ -110,6 +110,20 @@ TEST(hand_over, "it goes by token and by socket, and ends with its last holder")
 	CHECK_EQ(t_listed(dev), 1);
 	close(h);
 	CHECK_EQ(t_listed(dev), 0);
+}
+
+TEST(leased, "after its lease a handle gives the file to nobody; other handles do")
+{
+	int dev = t_dev(), h = REQUIRE_OK(import(dev, device("/dev/zero"), 1));
+	int leased = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0));
+	pid_t pid = sleeper();
+	struct lease l = lease_bind(leased, pid);
+
+	CHECK_OK(opaque(leased));
+	kill_and_reap(pid);
+	await_end(&l, leased);
+	CHECK_ERR(opaque(leased), ESTALE);
+	CHECK_OK(opaque(h));
 }
 
 static void unfit(int fd, const char *what)

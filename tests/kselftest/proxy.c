@@ -5,8 +5,8 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 
+#include "lease.h"
 #include "peer.h"
-#include "t.h"
 
 #define BYTES (PEER_PAGES * PAGE)
 
@@ -123,6 +123,51 @@ TEST(moves, "what the original tells its importers reaches those of the proxies"
 	CHECK_ERR(attach(peer, whole, PEER_TOLD | PEER_WRITES), ESTALE);
 	REQUIRE_OK(ioctl(other, PEER_MOVE, original));
 	CHECK_EQ(ioctl(other, PEER_TOLD_TIMES), 3);
+}
+
+TEST(lapse, "a lapsed lease reaches the devices of its proxies, and those of no others")
+{
+	int peer = open_peer(), other = open_peer(), original, h, leased, mine, its;
+	pid_t pid = sleeper();
+	struct lease l;
+
+	h = region(peer, PEER_MOVES, &original);
+	leased = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0));
+	l = lease_bind(leased, pid);
+	mine = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
+	its = REQUIRE_OK(t_export(leased, PAGE, PAGE, TMESH_EXPORT_WRITE));
+	REQUIRE_OK(attach(peer, mine, PEER_TOLD | PEER_WRITES));
+	REQUIRE_OK(attach(other, its, PEER_TOLD | PEER_WRITES));
+	kill_and_reap(pid);
+	await_end(&l, leased);
+	CHECK_EQ(ioctl(peer, PEER_TOLD_TIMES), 0);
+	CHECK_EQ(ioctl(other, PEER_TOLD_TIMES), 1);
+	CHECK_ERR(attach(other, its, PEER_TOLD | PEER_WRITES), ESTALE);
+	CHECK_ERR(t_export(leased, 0, 0, 0), ESTALE);
+	CHECK_OK(attach(other, mine, PEER_TOLD | PEER_WRITES));
+}
+
+TEST(listed, "the devices of a proxy are listed with what they have mapped")
+{
+	int peer = open_peer(), original, h = region(peer, 0, &original), fd;
+	struct tmesh_holder hs[4];
+	struct tmesh_holders list = {
+		.size = sizeof(list),
+		.entries = (__u64)(unsigned long)hs,
+		.entry_bytes = sizeof(hs[0]),
+		.count = ARRAY_SIZE(hs),
+	};
+
+	fd = REQUIRE_OK(t_export(h, 2 * PAGE, 5 * PAGE, 0));
+	REQUIRE_OK(attach(peer, fd, 0));
+	REQUIRE_OK(ioctl(h, TMESH_HOLDERS, &list));
+	REQUIRE(list.count == 3);
+	CHECK_EQ(hs[2].kind, TMESH_HOLDER_DEVICE);
+	CHECK_EQ(hs[2].rights, R_READ);
+	CHECK_EQ(hs[2].offset, 2 * PAGE);
+	CHECK_EQ(hs[2].bytes, 5 * PAGE);
+	CHECK_EQ(hs[2].mapped, 1);
+	CHECK(!strcmp((char *)hs[2].device, "peer"));
 }
 
 TEST(pins, "a device that cannot be told pins the original for as long as it is attached")
