@@ -297,7 +297,7 @@ TEST(fuzz, "random calls of four processes at once, of root and two users")
 	pid_t pids[WORKERS];
 
 	/* Longer than a test may take otherwise: millions of calls, on an emulated machine. */
-	alarm(t_length(300, 3500));
+	alarm(t_length(300, 7000));
 	set_up();
 	began = t_now();
 	until = began + (cover ? 60 : 10);

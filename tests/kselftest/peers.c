@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 /*
- * What the selftests of udmabuf and of the dma-buf heaps check of their files, checked of
- * ours, where it applies. Left out: udmabuf's lists of extents, which tmesh has not, and the
- * heaps' older and newer structures, whose rules here are another's (abi.c).
+ * What the kernel's selftests check of files like ours, checked of ours. README.md lists what
+ * was left out.
  */
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include <sys/ioctl.h>
@@ -178,6 +178,78 @@ TEST(heap_errors, "selftest dmabuf-heap: alloc_errors, wrong file and unknown fl
 	CHECK_ERR(t_create(dev, MB, 0x111100), EOPNOTSUPP);
 	CHECK_ERR(t_export(REQUIRE_OK(t_create(dev, MB, 0)), 0, 0, ~(__u32)(O_RDWR | O_CLOEXEC)),
 		  EOPNOTSUPP);
+}
+
+/* /sys/kernel/debug/gup_test */
+#define GUP_START _IOW('g', 7, struct gup_range)
+#define GUP_STOP _IO('g', 8)
+#define GUP_READ _IOW('g', 9, __u64)
+#define GUP_WRITE 1
+#define GUP_FAST 2
+
+struct gup_range {
+	__u64 address;
+	__u64 bytes;
+	__u32 flags;
+};
+
+/* The pinned pages are those that @fd shows, and stay so. */
+static void check_gup_of(int fd, size_t bytes, __u32 flags)
+{
+	int gup = open("/sys/kernel/debug/gup_test", O_RDWR | O_CLOEXEC);
+	unsigned char *p = t_map(fd, bytes, RW), *q = t_map(fd, bytes, RW), *seen = malloc(bytes);
+	struct gup_range range = {(__u64)(unsigned long)p, bytes, flags};
+	__u64 to = (__u64)(unsigned long)seen;
+
+	if (gup < 0)
+		t_skip("this kernel has no gup_test");
+	REQUIRE(p != MAP_FAILED && q != MAP_FAILED && seen);
+	memset(p, 1, bytes);
+	if (!(flags & GUP_WRITE))
+		REQUIRE_OK(mprotect(p, bytes, PROT_READ));
+	REQUIRE_OK(ioctl(gup, GUP_START, &range));
+	for (int value = 1; value <= 2; value++) {
+		memset(q, value, bytes);
+		REQUIRE_OK(ioctl(gup, GUP_READ, &to));
+		CHECK(!memcmp(seen, p, bytes));
+	}
+	CHECK_OK(ioctl(gup, GUP_STOP));
+	munmap(p, bytes);
+	munmap(q, bytes);
+	free(seen);
+	close(gup);
+}
+
+static void check_gup(__u32 flags)
+{
+	int dev = t_dev(), h = REQUIRE_OK(t_create(dev, MB, TMESH_CREATE_NOHUGE));
+	int dmabuf = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
+
+	check_gup_of(h, MB, flags);
+	check_gup_of(dmabuf, MB, flags);
+	check_gup_of(REQUIRE_OK(memfd_region(sealed_memfd(MB))), MB, flags);
+	if (t_has_huge(dev))
+		check_gup_of(REQUIRE_OK(t_create(dev, HUGE, TMESH_CREATE_HUGE)), HUGE, flags);
+}
+
+TEST(gup_rw, "selftest gup_longterm: R/W longterm GUP pin in MAP_SHARED file mapping")
+{
+	check_gup(GUP_WRITE);
+}
+
+TEST(gup_rw_fast, "selftest gup_longterm: R/W longterm GUP-fast pin in MAP_SHARED file mapping")
+{
+	check_gup(GUP_WRITE | GUP_FAST);
+}
+
+TEST(gup_ro, "selftest gup_longterm: R/O longterm GUP pin in MAP_SHARED file mapping")
+{
+	check_gup(0);
+}
+
+TEST(gup_ro_fast, "selftest gup_longterm: R/O longterm GUP-fast pin in MAP_SHARED file mapping")
+{
+	check_gup(GUP_FAST);
 }
 
 int main(void)
