@@ -125,10 +125,10 @@ static int tmesh_pin_error(u32 reason)
 static long tmesh_pin_some(unsigned long address, unsigned long nr_pages, bool write,
 			   struct page **pages)
 {
+	unsigned int flags = write ? FOLL_WRITE : tmesh_pin_reader_flags(address, &nr_pages);
 	long got, i;
 
-	got = pin_user_pages_fast(address, nr_pages, FOLL_LONGTERM | (write ? FOLL_WRITE : 0),
-				  pages);
+	got = pin_user_pages_fast(address, nr_pages, FOLL_LONGTERM | flags, pages);
 	for (i = 0; i < got; i++) {
 		if (write && !tmesh_may_pin_for_writing(pages[i])) {
 			unpin_user_pages(pages + i, got - i);

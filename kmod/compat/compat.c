@@ -4,6 +4,7 @@
  */
 #include <linux/pagemap.h>
 #include <linux/proc_ns.h>
+#include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/shmem_fs.h>
 
@@ -122,4 +123,37 @@ release:
 	while (done)
 		put_page(pages[--done]);
 	return got;
+}
+
+/**
+ * tmesh_pin_reader_flags() - how memory of the caller is pinned for reading
+ * @address:  its first page
+ * @nr_pages: how many pages; on return as many as the flags are good for, at least one
+ *
+ * 6.2: a long-term pin for reading gives a private mapping pages of its own first. Before, the
+ * process's next write goes to a copy that the pin does not see, be it of the page of zeros or
+ * of a file's; a pin that is forced to be for writing makes the copy.
+ *
+ * Context: takes mmap_lock.
+ * Return: FOLL_* flags.
+ */
+unsigned int tmesh_pin_reader_flags(unsigned long address, unsigned long *nr_pages)
+{
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 2, 0)
+	struct mm_struct *mm = current->mm;
+	struct vm_area_struct *vma;
+	unsigned int flags = 0;
+
+	mmap_read_lock(mm);
+	vma = vma_lookup(mm, address);
+	if (vma) {
+		*nr_pages = min(*nr_pages, (vma->vm_end - address) >> PAGE_SHIFT);
+		if (vma->vm_flags & VM_READ && is_cow_mapping(vma->vm_flags))
+			flags = FOLL_WRITE | FOLL_FORCE;
+	}
+	mmap_read_unlock(mm);
+	return flags;
+#else
+	return 0;
+#endif
 }

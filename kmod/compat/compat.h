@@ -161,5 +161,6 @@ static inline int tmesh_receive_fd(struct file *file, int __user *answer)
 void tmesh_put_ipc_ns(struct ipc_namespace *ns);
 int tmesh_folio_mapcount(struct folio *folio);
 int tmesh_memfd_get_pages(struct file *memfd, struct page **pages, unsigned long nr_pages);
+unsigned int tmesh_pin_reader_flags(unsigned long address, unsigned long *nr_pages);
 
 #endif /* TMESH_COMPAT_H */

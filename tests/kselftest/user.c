@@ -182,6 +182,55 @@ TEST(huge, "lengths beyond all memory are refused at once")
 	CHECK(t_now() - since < 20);
 }
 
+/* The number of the page frame behind an address. */
+static __u64 frame(const volatile void *p)
+{
+	int fd = REQUIRE_OK(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+	__u64 entry;
+
+	REQUIRE(pread(fd, &entry, sizeof(entry), ADDRESS(p) / PAGE * sizeof(entry)) ==
+		sizeof(entry));
+	close(fd);
+	REQUIRE(entry >> 63);
+	return entry & ((1ull << 55) - 1);
+}
+
+static void check_later_write(unsigned char *p)
+{
+	int dev = t_dev();
+	__u64 pinned_frame;
+
+	REQUIRE_OK(create(dev, p, PAGE, R_READ));
+	pinned_frame = frame(p);
+	*p = 1;
+	CHECK_EQ(frame(p), pinned_frame);
+	close(last.fd);
+	close(dev);
+}
+
+TEST(later_writes, "pages that are pinned for reading are those that the process writes to later")
+{
+	int fd = REQUIRE_OK(memfd_create("file", MFD_CLOEXEC));
+	unsigned char *p = memory(BYTES), *q, *r;
+
+	REQUIRE_OK(madvise(p, BYTES, MADV_NOHUGEPAGE));
+	REQUIRE_OK(ftruncate(fd, BYTES));
+	q = mmap(NULL, BYTES, RW, MAP_PRIVATE, fd, 0);
+	r = mmap(NULL, BYTES, RW, MAP_SHARED, fd, 0);
+	REQUIRE(q != MAP_FAILED && r != MAP_FAILED);
+	check_later_write(p);
+	CHECK_EQ(p[PAGE] + q[0] + r[0], 0);
+	check_later_write(p + PAGE);
+	check_later_write(q);
+	check_later_write(q + PAGE);
+	check_later_write(r);
+	CHECK_EQ(q[0], 1);
+	p = memory(2 * HUGE);
+	REQUIRE_OK(madvise(p, 2 * HUGE, MADV_HUGEPAGE));
+	CHECK_EQ(p[HUGE], 0);
+	check_later_write(p + HUGE);
+}
+
 static unsigned char *special_mapping(const char *name)
 {
 	FILE *f = fopen("/proc/self/maps", "re");
