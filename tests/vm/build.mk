@@ -6,10 +6,12 @@
 # vm-KERNEL-SUITE, for `make check`, and what `make check-full` adds.
 VM_SUITES := $(addprefix vm-,judge debug-seeded 6.1-kselftest 6.12-kselftest 7.2-kselftest \
 	     debug-kselftest 6.12-library 6.12-bindings 6.12-demo)
-VM_SUITES_FULL := $(addprefix vm-,debug-fuzz 6.18-kselftest debug-swiotlb-kselftest debug-library 7.2-bindings debug-bindings)
+VM_LONG := vm-6.12-races vm-debug-fuzz
+VM_SUITES_FULL := $(VM_LONG) $(addprefix vm-,6.18-kselftest debug-swiotlb-kselftest debug-library 7.2-bindings \
+		  debug-bindings)
 
-# How long the programs in guests race and fuzz. `make check-full` shows more kernels, and
-# leaves it at that: at full length each kernel takes about an hour.
+# How long the programs in guests race and fuzz. `make check-full` shows more kernels and has
+# VM_LONG, and leaves it at that: at full length each kernel takes an hour, the debug kernel many.
 VM_LENGTH ?= short
 
 vm-kernels: ## fetch and build the kernels that the module is tested in
@@ -25,10 +27,16 @@ coverage: kselftest vm-kernels ## print which lines of the module the tests run,
 vm-judge: ## the tests of what judges guests
 	@tests/vm/test_judge.py
 
-vm-debug-fuzz: kselftest vm-kernels ## two million calls and 50 storms on the debug kernel
+vm-6.12-races: ## thousands of rounds of each race
+	@TMESH_TEST_LENGTH=full TMESH_TESTS='$(filter %races,$(KST_PROGRAMS)) fence gather import map user unload' \
+		tests/vm/run 6.12 kselftest
+
+vm-debug-fuzz: ## two million calls and 50 storms on the debug kernel
 	@TMESH_TEST_LENGTH=full TMESH_TESTS='fuzz storm' tests/vm/run debug kselftest
 
-$(filter-out vm-judge vm-debug-fuzz,$(VM_SUITES) $(VM_SUITES_FULL)): vm-%: kselftest vm-kernels
+$(VM_LONG): kselftest vm-kernels
+
+$(filter-out vm-judge $(VM_LONG),$(VM_SUITES) $(VM_SUITES_FULL)): vm-%: kselftest vm-kernels
 	@TMESH_TEST_LENGTH=$(VM_LENGTH) tests/vm/run \
 		$(patsubst %-$(lastword $(subst -, ,$*)),%,$*) $(lastword $(subst -, ,$*))
 
