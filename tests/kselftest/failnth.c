@@ -133,6 +133,8 @@ static struct view look(void)
  * Runs @op with its first, second, ... point failing, until it has no more. @op returns what
  * its call does, and @undo takes back what a success made.
  */
+static int *points; /* of all sweeps, whose tests are processes of their own */
+
 static void sweep(long (*op)(void), void (*undo)(long ret))
 {
 	int n, no_memory = 0, fault = 0, survived = 0;
@@ -169,6 +171,7 @@ static void sweep(long (*op)(void), void (*undo)(long ret))
 			break;
 	}
 	t_note("%d points: %d ENOMEM, %d EFAULT, %d survived", n - 1, no_memory, fault, survived);
+	*points += n - 1;
 	CHECK(n < POINTS_MAX);
 }
 
@@ -611,6 +614,13 @@ TEST(attach_proxy, "import of a proxy into vgem: attach, map, unmap, detach")
 	tear_down();
 }
 
+TEST(points, "all sweeps together")
+{
+	if (!*points)
+		t_skip("no sweep has run");
+	t_note("%d points in all", *points);
+}
+
 /*
  * The kernel writes a restartable sequence's words on its way back to user space. A fault that
  * is injected there is a SIGSEGV and says nothing about the operation: do without them.
@@ -624,5 +634,9 @@ int main(int argc, char **argv)
 		execv("/proc/self/exe", argv);
 		return 1;
 	}
+	points = mmap(NULL, sizeof(*points), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+		      0);
+	if (points == MAP_FAILED)
+		return 1;
 	return t_main();
 }
