@@ -385,7 +385,7 @@ TEST(forked, "a producer that was inherited lives until its last descriptor is c
 
 TEST(successor, "who waited when a producer died is told so, though another one goes on")
 {
-	long rounds = t_length(200, 5000);
+	long rounds = t_length(60, 5000);
 	int h = region(), sv[2];
 	__u64 value = 0;
 	pid_t pid;
@@ -450,7 +450,7 @@ static int consume(int h, __u64 value, bool by_poll)
 
 TEST(kill_races, "producers killed against waits: no wake-up is lost, no value invented")
 {
-	long rounds = t_length(1000, 20000), seen = 0;
+	long rounds = t_length(200, 20000), seen = 0;
 	int h = region(), reader = REQUIRE_OK(t_derive(h, R_READ, 0));
 	volatile __u64 *shared = t_map(h, PAGE, RW);
 	unsigned int seed = 31;
@@ -492,7 +492,7 @@ TEST(kill_races, "producers killed against waits: no wake-up is lost, no value i
 TEST(ping_pong,
      "turns between two processes, by wait and by poll, and what was written first is seen")
 {
-	long rounds = t_length(3000, 100000);
+	long rounds = t_length(1000, 100000);
 	int there = region(), back = REQUIRE_OK(t_create(dev, PAGE, 0));
 	volatile long *p = t_map(there, PAGE, RW), *q = t_map(back, PAGE, RW);
 	pid_t pid;
@@ -569,7 +569,7 @@ static void *compete(void *arg)
 
 TEST(first_signal, "of several first signals at once exactly one makes its handle the producer")
 {
-	long rounds = t_length(300, 10000);
+	long rounds = t_length(100, 10000);
 	pthread_barrier_t gate;
 
 	dev = t_dev();
@@ -599,7 +599,7 @@ TEST(first_signal, "of several first signals at once exactly one makes its handl
 
 TEST(revoke_races, "revocations against waits and signals")
 {
-	long rounds = t_length(200, 5000);
+	long rounds = t_length(60, 5000);
 
 	dev = t_dev();
 	for (long i = 0; i < rounds && !t_failed(); i++) {

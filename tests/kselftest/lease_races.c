@@ -180,7 +180,7 @@ static void end(struct subject *s)
 
 TEST(lapse, "lapse and revocation against reads, faults, mmap, derive, export, fork")
 {
-	long rounds = t_length(60, 3000);
+	long rounds = t_length(30, 3000);
 	struct subject s = {.dev = t_dev(), .seed = 1};
 	pthread_t threads[ARRAY_SIZE(work)];
 	unsigned int seed = 7;
@@ -210,7 +210,7 @@ TEST(lapse, "lapse and revocation against reads, faults, mmap, derive, export, f
 
 TEST(close, "leases that are closed while they lapse, and put on while their process ends")
 {
-	long rounds = t_length(300, 20000);
+	long rounds = t_length(100, 20000);
 	int dev = t_dev(), lived = 0, late = 0;
 	unsigned int seed = 3;
 
