@@ -120,14 +120,17 @@ static inline int polled(int fd, int timeout_ms)
 	return p.revents;
 }
 
-/* Waits until a lease is not live any more, and its handle's mappings are gone. */
+/* Waits until a lease is not live any more, and all mappings that shared it are gone. */
 static inline void await_end(const struct lease *l, int handle)
 {
+	struct tmesh_holders list = {.size = sizeof(list), .entry_bytes = sizeof(struct tmesh_holder)};
 	struct pollfd p = {.fd = handle};
 
 	while (lease_state(l) == TMESH_LEASE_LIVE)
 		REQUIRE(poll(&(struct pollfd){.fd = l->fd}, 1, 60000) == 1);
 	REQUIRE(poll(&p, 1, 60000) == 1 && p.revents & POLLHUP);
+	/* That was told before anything was taken away. The list of holders waits for the end. */
+	REQUIRE_OK(ioctl(handle, TMESH_HOLDERS, &list));
 }
 
 #endif
