@@ -210,6 +210,17 @@ defmodule Tmesh.ArrowTest do
         assert {:error, %Error{type: :protocol}} = Arrow.stream_pointer(%{table | batches: [[lie]]})
       end
 
+      # Numbers have no offsets: only the length of their buffer speaks for them.
+      {:ok, numbers} = Arrow.from_columns(%{"n" => [1, 2, 3]})
+      [[array]] = numbers.batches
+
+      for lie <-
+            [%{array | length: 4}, %{array | buffers: ["", ""]}, %{array | buffers: [<<>>, <<1>>]}] ++
+              [%{array | buffers: [<<>>, <<0::128>>]}] do
+        assert {:error, %Error{type: :protocol}} =
+                 Arrow.stream_pointer(%{numbers | batches: [[lie]]})
+      end
+
       {:ok, table} = Arrow.from_columns(%{"a\0b" => [1]})
       assert {:error, %Error{type: :unsupported}} = Arrow.stream_pointer(table)
 
@@ -358,6 +369,30 @@ defmodule Tmesh.ArrowTest do
         end
 
       assert refused > 200
+    end
+
+    test "a column that is longer than its buffers is refused at once" do
+      fields = [{:table, %{0 => {:string, "n"}, 2 => {:i8, 2}, 3 => {:table, %{0 => {:i32, 64}}}}}]
+
+      for {rows, nodes, buffers} <- [
+            {3, [{3, 0}], [{0, 0}, {0, 0}]},
+            {3, [{2, 0}], [{0, 0}, {0, 0}]},
+            {0, [{0, 1}], [{0, 0}, {0, 0}]},
+            {0, [{-1, 0}], [{0, 0}, {0, 0}]},
+            {0, [{0, 0}], [{0, 0}, {0, 8}]},
+            {0, [{0, 0}], [{0, 0}, {-8, 8}]},
+            {0, [{0, 0}], [{0, 0}]},
+            {0, [], []},
+            {0, [{0, 0}, {0, 0}], [{0, 0}, {0, 0}]}
+          ] do
+        batch = {:table, %{0 => {:i64, rows}, 1 => {:pairs, nodes}, 2 => {:pairs, buffers}}}
+
+        assert {:error, %Error{type: :protocol}} =
+                 batch |> stream_of(fields) |> Arrow.import_table()
+      end
+
+      batch = {:table, %{1 => {:pairs, [{0, 0}]}, 2 => {:pairs, [{0, 0}, {0, 0}]}}}
+      assert {:ok, %TableRef{num_rows: 0}} = batch |> stream_of(fields) |> Arrow.import_table()
     end
 
     test "metadata that goes in circles, or deep, or promises much" do
