@@ -185,6 +185,7 @@ __attribute__((unused)) static struct tmesh_layout bytes_layout(int64_t bytes)
  *   <ref>      open it, answer with the first byte that a kernel reads, or with 'E'
  *   "w"        a kernel writes 'W' as the first byte: 'W', or 'E'
  *   "r"        the first byte now; 'T' when it was taken back
+ *   "R"        the same by a kernel of the device that has it
  *   "s"        share it on: the ref
  *   "u"        release it
  *   "x"        end
@@ -238,6 +239,10 @@ __attribute__((unused)) static size_t helper_do(struct helper_state *state, char
 				    1, true))
 			byte = 'E';
 		message[0] = byte;
+		return 1;
+	case 'R':
+		state->device = -1;
+		message[0] = helper_look(state);
 		return 1;
 	case 'r':
 		message[0] = helper_look(state);

@@ -79,6 +79,7 @@ static void test_peer_and_rights(void **state)
 	share(memory, text);
 	assert_int_equal(helper_say(&helpers[0], text), 'a');
 	assert_int_equal(helper_say(&helpers[0], "w"), 'E');
+	assert_int_equal(helper_say(&helpers[0], "R"), 'a');
 	assert_int_equal(first_of(memory), 'a');
 	tmesh_cuda_memory_unref(memory);
 	helper_end(&helpers[0]);
