@@ -205,8 +205,8 @@ int tmesh_cuda_share(struct tmesh_cuda_memory *memory, const struct tmesh_layout
 		     struct CUstream_st *stream, char *text, size_t size, struct tmesh_error *err);
 /*
  * The same for memory that this library did not allocate, such as cudaMalloc()'s, by cuIpc: its
- * owner must keep it until all who opened the ref are done; the ref says "ipc". @token receives
- * the region whose tokens are good until it is released.
+ * owner must keep it until all who opened the ref are done; the ref says "ipc". @region receives
+ * what the ref's token names: the token is good until it is released.
  */
 int tmesh_cuda_share_ipc(struct tmesh_cuda *cuda, uint64_t pointer,
 			 const struct tmesh_layout *layout, struct CUstream_st *stream, char *text,

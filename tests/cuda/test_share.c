@@ -315,7 +315,7 @@ static void quick_kernel(void *data)
 {
 	char **bytes = data;
 
-	*bytes[1] = *bytes[0];
+	__atomic_store_n(bytes[1], *bytes[0], __ATOMIC_RELEASE);
 }
 
 static void test_streams(void **state)
