@@ -105,6 +105,8 @@ SECTIONS = (
         Bound("16,384 extents of 64 KiB", "module/view of 16,384 extents of 64 KiB",
               "module/mmap of 16,384 pieces of a memfd", "mmap(MAP_FIXED) of memfd pieces", 0.333),
         Bound("read 1 GiB of it", "module/read 1 GiB of a view", "module/read 1 GiB of a region",
-              "a plain region", 1.1),
+              "a plain region, of 2 MiB pages", 1.1),
+        Bound("read 1 GiB of it", "module/read 1 GiB of a view, beside 4 KiB pages",
+              "module/read 1 GiB of a region of 4 KiB pages", "a plain region of 4 KiB pages", 1.1),
     )),
 )
