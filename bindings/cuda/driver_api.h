@@ -52,11 +52,9 @@ enum {
 	CU_ATTR_HOST_REGISTER = 99,
 	CU_ATTR_VMM = 102,
 	CU_ATTR_POSIX_FD = 103,
-	CU_ATTR_RDMA_WITH_VMM = 110,
 	CU_ATTR_READ_ONLY_HOST_REGISTER = 113,
 	CU_ATTR_DMA_BUF = 124,
 	CU_ATTR_IPC_EVENT = 125,
-	CU_ATTR_FABRIC = 128,
 };
 
 enum {
@@ -170,7 +168,6 @@ struct cu_external_range {
 	X(event_create, cuEventCreate, (cu_event * event, unsigned int flags))                    \
 	X(event_destroy, cuEventDestroy_v2, (cu_event event))                                     \
 	X(event_record, cuEventRecord, (cu_event event, cu_stream stream))                        \
-	X(event_synchronize, cuEventSynchronize, (cu_event event))                                \
 	X(ipc_event_get, cuIpcGetEventHandle, (struct cu_ipc_handle * handle, cu_event event))    \
 	X(ipc_event_open, cuIpcOpenEventHandle, (cu_event * event, struct cu_ipc_handle handle))  \
 	X(ipc_mem_get, cuIpcGetMemHandle, (struct cu_ipc_handle * handle, cu_ptr ptr))            \

@@ -249,13 +249,6 @@ cu_result cuEventRecord(cu_event event, cu_stream stream)
 	return CU_OK;
 }
 
-cu_result cuEventSynchronize(cu_event event)
-{
-	ENTER("cuEventSynchronize");
-	reach(event->cell, atomic_load(&event->cell->recorded));
-	return CU_OK;
-}
-
 cu_result cuStreamWaitEvent(cu_stream stream, cu_event event, unsigned int flags)
 {
 	ENTER("cuStreamWaitEvent");
