@@ -16,10 +16,63 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static void drop_region(void *object)
+/*
+ * The emulator reads whole words where a match asks for less of them, and so up to seven bytes
+ * before a binary's first or behind its last: its own binaries lie between other things. A region
+ * is therefore mapped between pages that can be read. A multiple of HUGE_BYTES suits every region.
+ */
+#define HUGE_BYTES (2u << 20)
+
+struct guarded {
+	struct tmesh_region *region;
+	void *start; /* of all of it, guards included */
+	size_t bytes;
+};
+
+static void drop_mapping(void *object)
 {
-	tmesh_region_unmap(object, TMESH_READ);
-	tmesh_region_unref(object);
+	struct guarded *mapping = object;
+
+	munmap(mapping->start, mapping->bytes);
+	tmesh_region_unref(mapping->region);
+	enif_free(mapping);
+}
+
+/* Map @region, whose reference becomes the mapping's. Return: the mapping, or NULL. */
+static struct guarded *map_guarded(struct tmesh_region *region, unsigned char **addr,
+				   struct tmesh_error *err)
+{
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct guarded *mapping;
+	uintptr_t first;
+	int fd = tmesh_region_fd(region);
+
+	if (fd < 0) {
+		refuse(err, fd, "the region has no descriptor here");
+		return NULL;
+	}
+	if (tmesh_region_info(region, &info, err))
+		return NULL;
+	mapping = enif_alloc(sizeof(*mapping));
+	if (!mapping) {
+		refuse(err, -ENOMEM, "no memory for a binary");
+		return NULL;
+	}
+	mapping->region = region;
+	mapping->bytes = info.alloc_bytes + 3 * (size_t)HUGE_BYTES;
+	mapping->start = mmap(NULL, mapping->bytes, PROT_READ,
+			      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (mapping->start == MAP_FAILED)
+		goto fail;
+	first = ((uintptr_t)mapping->start + 2 * HUGE_BYTES - 1) & ~(uintptr_t)(HUGE_BYTES - 1);
+	*addr = mmap((void *)first, info.alloc_bytes, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0);
+	if (*addr != MAP_FAILED)
+		return mapping;
+	munmap(mapping->start, mapping->bytes);
+fail:
+	refuse(err, -errno, "the region cannot be mapped: %m");
+	enif_free(mapping);
+	return NULL;
 }
 
 void pinned_dtor(ErlNifEnv *env, void *object)
@@ -27,7 +80,7 @@ void pinned_dtor(ErlNifEnv *env, void *object)
 	struct pinned *pinned = object;
 
 	if (pinned->data)
-		garbage_put(env, pinned->garbage, pinned->region);
+		garbage_put(env, pinned->garbage, pinned->mapping);
 	else
 		garbage_free(pinned->garbage);
 }
@@ -82,40 +135,38 @@ static int pin(struct tmesh_tensor *tensor, uint64_t limit, struct pinned **out,
 	       struct tmesh_error *err)
 {
 	struct tmesh_region *region;
+	struct guarded *mapping;
 	struct pinned *pinned;
+	unsigned char *addr;
 	uint64_t offset;
-	void *addr;
 	int rc;
 
 	rc = tmesh_region_pin(tmesh_tensor_region(tensor), &region, err);
 	if (rc)
 		return rc;
-	rc = tmesh_region_map(region, TMESH_READ, &addr, err);
-	if (rc)
-		goto unref;
+	mapping = map_guarded(region, &addr, err);
+	if (!mapping) {
+		tmesh_region_unref(region);
+		return err->code;
+	}
 	pinned = enif_alloc_resource(pinned_type, sizeof(*pinned));
-	*pinned = (struct pinned){.garbage = garbage_alloc(drop_region)};
+	*pinned = (struct pinned){.garbage = garbage_alloc(drop_mapping)};
 	if (!pinned->garbage) {
-		rc = refuse(err, -ENOMEM, "no memory for a binary");
+		drop_mapping(mapping);
 		enif_release_resource(pinned);
-		goto unmap;
+		return refuse(err, -ENOMEM, "no memory for a binary");
 	}
 	/* From here on the resource gives region and mapping up. */
 	offset = tmesh_tensor_layout(tensor)->offset;
+	pinned->mapping = mapping;
 	pinned->region = region;
-	pinned->data = (unsigned char *)addr + offset;
+	pinned->data = addr + offset;
 	pinned->bytes = tmesh_tensor_bytes(tensor);
 	rc = fill_holes(pinned, offset + pinned->bytes, limit, err);
 	if (rc)
 		enif_release_resource(pinned);
 	else
 		*out = pinned;
-	return rc;
-
-unmap:
-	tmesh_region_unmap(region, TMESH_READ);
-unref:
-	tmesh_region_unref(region);
 	return rc;
 }
 

@@ -50,6 +50,7 @@ struct handle {
 };
 
 struct pinned {
+	struct guarded *mapping;
 	struct tmesh_region *region; /* a pinning handle, mapped for reading */
 	const unsigned char *data;   /* the tensor's bytes in it */
 	size_t bytes;

@@ -97,6 +97,31 @@ defmodule Tmesh.ZeroCopyTest do
       end
     end
 
+    test "gives binaries that any match may begin and end with" do
+      # Whole pages, so that nothing of the region lies before or behind them.
+      data = for(b <- 1..4096, into: <<>>, do: <<rem(b, 251)>>)
+
+      for bits <- 1..72 do
+        binary = [4096] |> then(&ZeroCopy.from_binary!(data, &1, :uint8)) |> ZeroCopy.to_binary!()
+        skipped = 4096 * 8 - bits
+        <<first::size(bits), _rest::bitstring>> = data
+        assert <<^first::size(bits), _rest::bitstring>> = binary
+        <<_rest::size(skipped), last::size(bits)>> = data
+        assert <<_rest::size(skipped), ^last::size(bits)>> = binary
+      end
+
+      binary = [4096] |> then(&ZeroCopy.from_binary!(data, &1, :uint8)) |> ZeroCopy.to_binary!()
+      assert <<1::24, _rest::binary>> = <<0, 0, 1, binary::binary>>
+      assert <<a::24, b::48-little, c::signed-40, _rest::binary>> = binary
+      assert {a, b, c} == {0x010203, 0x090807060504, 0x0A0B0C0D0E}
+      assert <<b::48-little, _rest::binary>> = binary
+      assert b == 0x060504030201
+      assert <<d::56, _rest::binary>> = binary
+      assert d == 0x01020304050607
+      assert <<_skip::binary-size(4090), e::48>> = binary
+      assert <<e::48>> == binary_part(data, 4090, 6)
+    end
+
     test "refuses unknown dtypes, options and devices" do
       for dtype <- [:float31, "float32", nil, 32, {:f, 32}] do
         assert {:error, %Error{type: :invalid, message: "unknown dtype" <> _}} =
