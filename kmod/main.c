@@ -227,6 +227,7 @@ static int __init tmesh_init(void)
 	rc = tmesh_account_init();
 	if (rc)
 		goto err_registry;
+	tmesh_watch_setup();
 	tmesh_debug_init();
 	rc = misc_register(&tmesh_device);
 	if (rc)
@@ -247,8 +248,8 @@ static void __exit tmesh_exit(void)
 {
 	misc_deregister(&tmesh_device);
 	/* Every file has gone; what the last one left to the queue may still be running. */
-	destroy_workqueue(tmesh_wq);
 	tmesh_watch_exit();
+	destroy_workqueue(tmesh_wq);
 	tmesh_debug_exit();
 	tmesh_account_exit();
 	tmesh_registry_exit();

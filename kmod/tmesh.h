@@ -341,7 +341,7 @@ struct tmesh_claim {
  * @lapse:     ends it; owns a reference
  * @pid:       process that it ends with, or NULL; reference
  * @exit:      in the queue of those who wait for its end
- * @class:     leases of its period, or NULL. With the following it belongs to watch.c
+ * @class:     leases of similar periods, or NULL. With the following it belongs to watch.c
  * @block:     where it stands among them, NULL where nobody looks at it
  * @slot:      and which entry of the block it is
  * @spare:     a block, until it stands somewhere
@@ -591,6 +591,7 @@ void tmesh_lease_times(const struct tmesh_claim *claim, u64 *period_ns, u64 *lef
 long tmesh_lease_count(void);
 
 /* watch.c */
+void tmesh_watch_setup(void);
 int tmesh_watch_init(struct tmesh_tenure *lease);
 void tmesh_watch_start(struct tmesh_tenure *lease);
 void tmesh_watch_stop(struct tmesh_tenure *lease);

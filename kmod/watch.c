@@ -2,24 +2,32 @@
 /*
  * Looking whether leases are touched.
  *
- * Leases of one period form a class, which one work walks every quarter of the period. What the
- * walk needs of a lease stands densely in blocks, so that the counters themselves, a page each,
- * are all that it fetches from far away; they are prefetched. Joining and leaving a class move
- * one entry at most.
+ * Leases whose periods are less than a factor of two apart form a class, which one work walks
+ * four times in the shortest of them. What the walk needs of a lease stands densely in blocks, so
+ * that the counters themselves, a page each, are all that it fetches from far away; they are
+ * prefetched. Joining and leaving a class move one entry at most. However many leases somebody
+ * makes, and of whatever periods: there are few classes, and each is walked for about a tenth of
+ * the time at most.
  *
  * A walk goes from the end to the beginning. An entry that leaves is replaced by the last, which
  * was looked at before, so that nobody is overlooked although the lock is let go between blocks.
  */
 #include <linux/ktime.h>
+#include <linux/log2.h>
+#include <linux/math64.h>
 #include <linux/prefetch.h>
 #include <linux/slab.h>
-#include <linux/xarray.h>
 
 #include "tmesh.h"
 
-#define TMESH_LOOKS 4 /* in a period */
+#define TMESH_LOOKS 4 /* in the shortest period of a class */
+#define TMESH_REST_NS NSEC_PER_USEC /* for each look, which takes about a tenth of it */
 #define TMESH_BLOCK_ENTRIES 127
 #define TMESH_PREFETCH 8
+
+/* Each class begins at twice the period of the one before, and one of them at the usual period. */
+#define TMESH_CLASS_NS (TMESH_LEASE_DEFAULT_NS >> 9)
+#define TMESH_CLASSES 19
 
 /**
  * struct tmesh_look - a lease as a walk sees it
@@ -48,29 +56,28 @@ struct tmesh_block {
 };
 
 /**
- * struct tmesh_class - leases of one period
- * @period_ns: constant
- * @users:     leases, started or not; guarded by the lock of @classes
- * @walk:      pending or running as long as the class is in @classes
- * @lock:      guards all below, and the leases' @block and @slot
- * @blocks:    all of them full but the last
- * @cursor:    where the walk goes on
- * @walks:     how many there have been
- * @walk_ns:   how long they took
+ * struct tmesh_class - leases of similar periods
+ * @from_ns: the shortest; all are less than twice as long
+ * @walk:    pending or running as long as there are leases
+ * @lock:    guards all below, and the leases' @block and @slot
+ * @leases:  how many there are
+ * @blocks:  all of them full but the last
+ * @cursor:  where the walk goes on
+ * @walks:   how many there have been
+ * @walk_ns: how long they took, without what others did meanwhile
  */
 struct tmesh_class {
-	u64 period_ns;
-	unsigned long users;
+	u64 from_ns;
 	struct delayed_work walk;
 	spinlock_t lock;
+	unsigned long leases;
 	struct list_head blocks;
 	struct tmesh_block *cursor;
 	u64 walks;
 	u64 walk_ns;
 };
 
-/* By period. */
-static DEFINE_XARRAY(classes);
+static struct tmesh_class classes[TMESH_CLASSES];
 
 /* Takes an entry out; the last one fills its place. */
 static void tmesh_class_remove(struct tmesh_class *class, struct tmesh_tenure *lease)
@@ -79,6 +86,7 @@ static void tmesh_class_remove(struct tmesh_class *class, struct tmesh_tenure *l
 	struct tmesh_look *moved = &last->looks[--last->used];
 
 	lockdep_assert_held(&class->lock);
+	class->leases--;
 	lease->block->looks[lease->slot] = *moved;
 	moved->lease->block = lease->block;
 	moved->lease->slot = lease->slot;
@@ -101,33 +109,33 @@ static void tmesh_walk_block(struct tmesh_class *class, struct tmesh_block *bloc
 	while (i--) {
 		struct tmesh_look *look = &block->looks[i];
 		u64 touched = READ_ONCE(*look->touched);
+		u64 idle = now - look->since;
 
 		if (i >= TMESH_PREFETCH)
 			prefetch(block->looks[i - TMESH_PREFETCH].touched);
 		if (touched != look->seen) {
 			look->seen = touched;
 			look->since = now;
-		} else if (now - look->since >= class->period_ns) {
+		} else if (idle >= class->from_ns && idle >= look->lease->period_ns) {
 			struct tmesh_tenure *lease = look->lease;
 
 			tmesh_class_remove(class, lease);
 			tmesh_lease_due(lease);
 		}
 	}
+	class->walk_ns += ktime_get_ns() - now;
 }
 
-/* Counted from the end of a walk, so that two looks at an entry are never closer than this. */
 static void tmesh_class_arm(struct tmesh_class *class)
 {
-	u64 us = DIV_ROUND_UP_ULL(class->period_ns / TMESH_LOOKS, NSEC_PER_USEC);
+	u64 ns = max_t(u64, class->from_ns / TMESH_LOOKS, class->leases * TMESH_REST_NS);
 
-	queue_delayed_work(tmesh_wq, &class->walk, usecs_to_jiffies(us) + 1);
+	queue_delayed_work(tmesh_wq, &class->walk, nsecs_to_jiffies(ns) + 1);
 }
 
 static void tmesh_walk(struct work_struct *work)
 {
 	struct tmesh_class *class = container_of(to_delayed_work(work), struct tmesh_class, walk);
-	u64 began = ktime_get_ns();
 	struct tmesh_block *block;
 
 	spin_lock(&class->lock);
@@ -140,59 +148,40 @@ static void tmesh_walk(struct work_struct *work)
 		cond_resched_lock(&class->lock);
 	}
 	class->walks++;
-	class->walk_ns += ktime_get_ns() - began;
-	spin_unlock(&class->lock);
-
-	xa_lock(&classes);
-	if (class->users) {
+	if (class->leases)
 		tmesh_class_arm(class);
-		xa_unlock(&classes);
-		return;
+	spin_unlock(&class->lock);
+}
+
+/**
+ * tmesh_watch_setup() - before there are leases
+ */
+void __init tmesh_watch_setup(void)
+{
+	unsigned int i;
+
+	BUILD_BUG_ON(TMESH_CLASS_NS > TMESH_LEASE_MIN_NS);
+	BUILD_BUG_ON(TMESH_LEASE_MAX_NS / TMESH_CLASS_NS >> TMESH_CLASSES);
+	for (i = 0; i < TMESH_CLASSES; i++) {
+		classes[i].from_ns = TMESH_CLASS_NS << i;
+		INIT_DELAYED_WORK(&classes[i].walk, tmesh_walk);
+		spin_lock_init(&classes[i].lock);
+		INIT_LIST_HEAD(&classes[i].blocks);
 	}
-	__xa_erase(&classes, class->period_ns);
-	xa_unlock(&classes);
-	/* Its last user may have hurried this work once more. */
-	cancel_delayed_work(&class->walk);
-	kfree(class);
 }
 
-static struct tmesh_class *tmesh_class_find(u64 period_ns)
+/**
+ * tmesh_watch_exit() - when there are no leases any more
+ *
+ * Context: may sleep; @tmesh_wq is still there.
+ */
+void tmesh_watch_exit(void)
 {
-	struct tmesh_class *class;
+	unsigned int i;
 
-	xa_lock(&classes);
-	class = xa_load(&classes, period_ns);
-	if (class)
-		class->users++;
-	xa_unlock(&classes);
-	return class;
-}
-
-static struct tmesh_class *tmesh_class_get(u64 period_ns)
-{
-	struct tmesh_class *class, *new;
-	int rc;
-
-	for (;;) {
-		class = tmesh_class_find(period_ns);
-		if (class)
-			return class;
-		new = kzalloc(sizeof(*new), GFP_KERNEL_ACCOUNT);
-		if (!new)
-			return ERR_PTR(-ENOMEM);
-		new->period_ns = period_ns;
-		new->users = 1;
-		INIT_DELAYED_WORK(&new->walk, tmesh_walk);
-		spin_lock_init(&new->lock);
-		INIT_LIST_HEAD(&new->blocks);
-		rc = xa_insert(&classes, period_ns, new, GFP_KERNEL_ACCOUNT);
-		if (!rc) {
-			tmesh_class_arm(new);
-			return new;
-		}
-		kfree(new);
-		if (rc != -EBUSY)
-			return ERR_PTR(rc);
+	for (i = 0; i < TMESH_CLASSES; i++) {
+		cancel_delayed_work_sync(&classes[i].walk);
+		WARN_ON_ONCE(classes[i].leases);
 	}
 }
 
@@ -211,11 +200,7 @@ int tmesh_watch_init(struct tmesh_tenure *lease)
 	lease->spare = kmalloc(sizeof(*lease->spare), GFP_KERNEL_ACCOUNT);
 	if (!lease->spare)
 		return -ENOMEM;
-	lease->class = tmesh_class_get(lease->period_ns);
-	if (IS_ERR(lease->class)) {
-		kfree(lease->spare);
-		return PTR_ERR(lease->class);
-	}
+	lease->class = &classes[ilog2(div64_u64(lease->period_ns, TMESH_CLASS_NS))];
 	return 0;
 }
 
@@ -248,6 +233,8 @@ void tmesh_watch_start(struct tmesh_tenure *lease)
 		.since = ktime_get_ns(),
 		.lease = lease,
 	};
+	if (!class->leases++)
+		tmesh_class_arm(class);
 	spin_unlock(&class->lock);
 	kfree(lease->spare);
 	lease->spare = NULL;
@@ -275,16 +262,7 @@ void tmesh_watch_stop(struct tmesh_tenure *lease)
  */
 void tmesh_watch_fini(struct tmesh_tenure *lease)
 {
-	struct tmesh_class *class = lease->class;
-
-	if (!class)
-		return;
 	kfree(lease->spare);
-	xa_lock(&classes);
-	/* A class without leases goes at once, not when its next walk is due. */
-	if (!--class->users)
-		mod_delayed_work(tmesh_wq, &class->walk, 0);
-	xa_unlock(&classes);
 }
 
 /**
@@ -306,9 +284,9 @@ u64 tmesh_watch_left(struct tmesh_tenure *lease)
 		look = &lease->block->looks[lease->slot];
 		idle = ktime_get_ns() - look->since;
 		if (READ_ONCE(*look->touched) != look->seen)
-			left = class->period_ns;
-		else if (idle < class->period_ns)
-			left = class->period_ns - idle;
+			left = lease->period_ns;
+		else if (idle < lease->period_ns)
+			left = lease->period_ns - idle;
 	}
 	spin_unlock(&class->lock);
 	return left;
@@ -320,23 +298,10 @@ u64 tmesh_watch_left(struct tmesh_tenure *lease)
  */
 void tmesh_watch_show(struct seq_file *m)
 {
-	struct tmesh_class *class;
-	unsigned long period_ns;
+	const struct tmesh_class *class;
 
-	seq_puts(m, "period_ns leases walks walk_ns\n");
-	xa_lock(&classes);
-	xa_for_each(&classes, period_ns, class)
-		seq_printf(m, "%lu %lu %llu %llu\n", period_ns, class->users,
+	seq_puts(m, "from_ns leases walks walk_ns\n");
+	for (class = classes; class < classes + TMESH_CLASSES; class++)
+		seq_printf(m, "%llu %lu %llu %llu\n", class->from_ns, READ_ONCE(class->leases),
 			   READ_ONCE(class->walks), READ_ONCE(class->walk_ns));
-	xa_unlock(&classes);
-}
-
-/**
- * tmesh_watch_exit() - nothing may be left
- *
- * Each class had a work queued that freed it, and the queue has been drained.
- */
-void tmesh_watch_exit(void)
-{
-	WARN_ON_ONCE(!xa_empty(&classes));
 }
