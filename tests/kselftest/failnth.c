@@ -358,6 +358,17 @@ static int signal_and_wait(int fd)
 	return ioctl(fd, TMESH_SIGNAL, &s) || ioctl(fd, TMESH_WAIT, &w) ? -1 : 0;
 }
 
+static int arm_and_poll(int fd)
+{
+	struct tmesh_signal s = {.size = sizeof(s), .value = 1};
+	struct tmesh_wait w = {.size = sizeof(w), .flags = TMESH_WAIT_ARM, .value = 1};
+	struct pollfd p = {.fd = fd, .events = POLLIN};
+
+	if (ioctl(fd, TMESH_SIGNAL, &s) || ioctl(fd, TMESH_WAIT, &w) || poll(&p, 1, 0) < 0)
+		return -1;
+	return CHECK_EQ(p.revents, POLLIN) ? 0 : -1;
+}
+
 /* Of a lease that could not be put on, what remains is why. */
 static int put_and_close(int fd, __u32 flags, int pidfd)
 {
@@ -374,6 +385,23 @@ static int put_lease(int fd)
 static int bind_lease(int fd)
 {
 	return put_and_close(fd, TMESH_LEASE_PROCESS, set.pidfd);
+}
+
+/* What is made through a leased handle shares the lease. */
+static int share_lease(int fd)
+{
+	int lease = lease_call(fd, 0, 0, 0, NULL), derived, dmabuf, err;
+
+	if (lease < 0)
+		return -1;
+	derived = t_derive(fd, R_READ, 0);
+	dmabuf = derived < 0 ? -1 : t_export(derived, 0, 0, 0);
+	err = errno;
+	close(dmabuf);
+	close(derived);
+	close(lease);
+	errno = err;
+	return dmabuf < 0 ? -1 : 0;
 }
 
 static int map_lease(int fd)
@@ -528,6 +556,7 @@ SWEEP(view, "GATHER, mmap and faults of a view and its dma-buf, revocation", not
 SWEEP(fence, "CREATE, SIGNAL, WAIT", nothing, on_fresh_region(signal_and_wait))
 SWEEP(revoke_wait, "CREATE, EXPORT, REVOKE and wait", nothing, on_fresh_region(revoke_wait))
 SWEEP(info_pins, "INFO with pins", nothing, info_pins())
+SWEEP(fence_poll, "CREATE, SIGNAL, an armed WAIT, poll", nothing, on_fresh_region(arm_and_poll))
 SWEEP(export, "EXPORT", close_fd, t_export(set.handle, PAGE, 0, TMESH_EXPORT_WRITE))
 SWEEP(desc_set, "DESC_SET", undescribe, describe(TMESH_DESC_SET, 300))
 SWEEP(desc_get, "DESC_GET", nothing, describe(TMESH_DESC_GET, 300))
@@ -535,7 +564,10 @@ SWEEP(map, "mmap and faults", nothing, map_and_touch(set.handle, BYTES))
 SWEEP(map_export, "mmap and faults of a dma-buf", nothing, map_and_touch(set.dmabuf, BYTES))
 SWEEP(lease, "CREATE, LEASE", nothing, on_fresh_region(put_lease))
 SWEEP(lease_process, "CREATE, LEASE of a process", nothing, on_fresh_region(bind_lease))
-SWEEP(lease_map, "CREATE, LEASE, LEASE_GET, its mmap and fault", nothing, on_fresh_region(map_lease))
+SWEEP(lease_shared, "CREATE, LEASE, DERIVE and EXPORT with it", nothing,
+      on_fresh_region(share_lease))
+SWEEP(lease_map, "CREATE, LEASE, LEASE_GET, its mmap and fault", nothing,
+      on_fresh_region(map_lease))
 SWEEP(zeros, "CREATE, POLICY, REVOKE, a fault of zeros", nothing, on_fresh_region(touch_zeros))
 SWEEP(fork, "fork with a mapping", nothing, fork_with_mapping())
 

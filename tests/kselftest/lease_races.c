@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * Races about leases: threads that read, fault, map, derive, export, fork and close while the
- * lease lapses, its process ends, its region is revoked or everything is closed.
+ * Races about leases: touches that come late; threads that read, fault, map, derive, export, fork
+ * and close while the lease lapses, its process ends, its region is revoked or everything is
+ * closed.
  *
  * A round's lease is bound to a process, whose end is quick to come, or has the shortest period.
  */
@@ -244,6 +245,75 @@ TEST(close, "leases that are closed while they lapse, and put on while their pro
 		REQUIRE(waitpid(pid, NULL, 0) == pid);
 	}
 	t_note("%ld rounds: %d awaited, %d too late", rounds, lived, late);
+}
+
+#define TOUCHED 32
+
+static double longer(double a, double b)
+{
+	return a > b ? a : b;
+}
+
+/* Touches many leases of the shortest period, each about when it lapses, until all have. */
+static void *touch_late(void *arg)
+{
+	int dev = *(int *)arg, live = TOUCHED;
+	unsigned int seed = gettid();
+	struct {
+		int handle;
+		struct lease lease;
+		double last, due, gap;
+	} all[TOUCHED], *s;
+
+	for (s = all; s < all + TOUCHED; s++) {
+		s->handle = REQUIRE_OK(t_create(dev, PAGE, 0));
+		s->last = t_now();
+		s->lease = lease_put(s->handle, TMESH_LEASE_MIN_NS);
+		s->due = s->gap = 0;
+	}
+	for (s = all; live; s = s < all + TOUCHED - 1 ? s + 1 : all) {
+		double before = t_now();
+		__u32 state;
+
+		if (s->handle < 0 || before < s->due)
+			continue;
+		lease_touch(&s->lease);
+		/* From the last touch to this one at most, and from this one to the look at it. */
+		s->gap = longer(s->gap, t_now() - s->last);
+		state = lease_state(&s->lease);
+		s->gap = longer(s->gap, t_now() - before);
+		if (state == TMESH_LEASE_LIVE) {
+			s->last = before;
+			s->due = before + t_random(&seed) % 40 * 1e-3;
+			continue;
+		}
+		if (!CHECK(s->gap >= TMESH_LEASE_MIN_NS / 1e9))
+			t_note("lapsed, and the longest time without a touch was %g s", s->gap);
+		CHECK_EQ(state, TMESH_LEASE_LAPSED);
+		await_end(&s->lease, s->handle);
+		CHECK_ERR(t_derive(s->handle, R_READ, 0), ESTALE);
+		lease_unmap(&s->lease);
+		close(s->handle);
+		s->handle = -1;
+		live--;
+	}
+	return NULL;
+}
+
+TEST(touch, "leases that are touched when they lapse have had no touch for their whole period")
+{
+	long rounds = t_length(10, 500);
+	int dev = t_dev();
+
+	for (long round = 0; round < rounds && !t_failed(); round++) {
+		pthread_t threads[3];
+
+		for (size_t i = 0; i < ARRAY_SIZE(threads); i++)
+			REQUIRE(!pthread_create(&threads[i], NULL, touch_late, &dev));
+		for (size_t i = 0; i < ARRAY_SIZE(threads); i++)
+			pthread_join(threads[i], NULL);
+	}
+	t_note("%ld leases", rounds * 3 * TOUCHED);
 }
 
 int main(void)
