@@ -109,4 +109,13 @@ SECTIONS = (
         Bound("read 1 GiB of it", "module/read 1 GiB of a view, beside 4 KiB pages",
               "module/read 1 GiB of a region of 4 KiB pages", "a plain region of 4 KiB pages", 1.1),
     )),
+    Section("Leases (module, VM)", (
+        Bound("touch, 2,000,000 times", "module/2,000,000 touches of a lease",
+              "module/2,000,000 stores to shared memory", "an atomic store", 2.0),
+        Bound("look at one of 100,000", "module/look at one of 100,000 leases",
+              "module/read of one of 100,000 pages", "one read of its page", 1.5),
+        Bound("lapse of 10,000 of 100,000, each",
+              "module/lapse of one of 10,000 leases with a mapping, among 100,000",
+              "module/munmap of one of 10,000 mappings", "munmap of its page", None),
+    )),
 )

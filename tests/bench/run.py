@@ -126,8 +126,8 @@ def print_table(sections, series):
                   f"  {line['beside']:<36}{duration(line['theirs']['p50_ns']):>9}"
                   f"{line['ratio']:>7.2f}{limit:>9}  {line['verdict']}")
     for name, record in series.items():
-        if record.get("unit") == "bytes":
-            print(f"\n{name}: {record['value']:g} bytes")
+        if record.get("unit", "ratio") != "ratio":
+            print(f"\n{name}: {record['value']:g} {record['unit']}")
 
 
 def main():
