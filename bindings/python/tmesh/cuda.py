@@ -16,12 +16,16 @@ segment of its allocator: other processes keep the segment, while the framework 
 tensor's place in it again; so its producer keeps the tensor.
 """
 
+from __future__ import annotations
+
 import ctypes
 import errno
 import json
 import math
 import os
 import threading
+from collections.abc import Sequence
+from typing import Any
 
 from . import errors
 
@@ -67,11 +71,12 @@ class _Info(ctypes.Structure):
 
 _KINDS = {1: "host", 2: "staged", 3: "own", 4: "imported", 5: "ipc", 6: "external"}
 _lock = threading.Lock()
-_library = None
-_handle = None
+# Its functions have no types that Python knows.
+_library: Any = None
+_handle: ctypes.c_void_p | None = None
 
 
-def _call(name, *args):
+def _call(name: str, *args: Any) -> None:
     error = _Error()
     function = getattr(_library, name)
     code = function(*args, ctypes.byref(error))
@@ -80,7 +85,7 @@ def _call(name, *args):
         raise kind(-code, error.message.decode("utf-8", "replace"))
 
 
-def _open():
+def _open() -> ctypes.c_void_p:
     """This process's libtmesh-cuda object."""
     global _library, _handle
     with _lock:
@@ -98,7 +103,7 @@ def _open():
     return _handle
 
 
-def available():
+def available() -> bool:
     """Whether there are libtmesh-cuda, a driver and a GPU; why not is what other calls raise."""
     try:
         _open()
@@ -107,7 +112,7 @@ def available():
     return True
 
 
-def _layout(shape, dtype, strides=None, offset=0):
+def _layout(shape: Sequence[int], dtype: str, strides: Sequence[int] | None = None, offset: int = 0) -> _Layout:
     layout = _Layout(ndim=len(shape), offset=offset)
     if dtype not in _DTYPES or len(shape) > _DIMS:
         raise errors.InvalidError(errno.EINVAL, f"{dtype} with {len(shape)} dimensions is no tensor of tmesh's")
@@ -123,28 +128,28 @@ def _layout(shape, dtype, strides=None, offset=0):
 class Array:
     """An array in GPU memory, or in host memory that a GPU uses; made by `empty` and `open`."""
 
-    def __init__(self, memory, layout):
-        self._memory = memory
+    def __init__(self, memory: ctypes.c_void_p, layout: _Layout) -> None:
+        self._memory: ctypes.c_void_p | None = memory
         self._layout = layout
 
     @property
-    def shape(self):
+    def shape(self) -> tuple[int, ...]:
         return tuple(self._layout.shape[:self._layout.ndim])
 
     @property
-    def strides(self):
+    def strides(self) -> tuple[int, ...]:
         """In elements."""
         return tuple(self._layout.strides[:self._layout.ndim])
 
     @property
-    def dtype(self):
+    def dtype(self) -> str:
         return _DTYPES[self._layout.dtype - 1]
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         return math.prod(self.shape) * _ITEM[self._layout.dtype - 1]
 
-    def _info(self):
+    def _info(self) -> _Info:
         if self._memory is None:
             raise errors.ReleasedError(errno.EINVAL, "the array was released")
         info = _Info(size=ctypes.sizeof(_Info))
@@ -152,70 +157,71 @@ class Array:
         return info
 
     @property
-    def device(self):
+    def device(self) -> str:
         """"cuda:N" of the GPU that has the memory, or for host memory uses it."""
         info = self._info()
         return f"cuda:{info.device if info.resident < 0 else info.resident}"
 
     @property
-    def kind(self):
+    def kind(self) -> str:
         """host, own, imported or ipc."""
         return _KINDS[self._info().kind]
 
     @property
-    def writable(self):
+    def writable(self) -> bool:
         return bool(self._info().rights & _WRITE)
 
     @property
-    def taken(self):
+    def taken(self) -> bool:
         """Its owner took the memory back, or its lease has lapsed: the pointer leads to nothing."""
-        return self._info().taken
+        return bool(self._info().taken)
 
     @property
-    def pointer(self):
+    def pointer(self) -> int:
         """Device pointer of the first element. The memory must be there: StaleError."""
         info = self._info()
         if info.taken:
             raise errors.StaleError(errno.ESTALE, "the memory was taken back")
-        return info.pointer + self._layout.offset
+        return int(info.pointer + self._layout.offset)
 
-    def ref(self, stream=0):
+    def ref(self, stream: int = 0) -> dict[str, Any]:
         """As `share`."""
         self._info()
         text = ctypes.create_string_buffer(_REF_BYTES)
         _call("tmesh_cuda_share", self._memory, ctypes.byref(self._layout), ctypes.c_void_p(stream), text,
               ctypes.c_size_t(_REF_BYTES))
-        return json.loads(text.value)
+        ref: dict[str, Any] = json.loads(text.value)
+        return ref
 
-    def reclaim(self, timeout=5.0):
+    def reclaim(self, timeout: float = 5.0) -> None:
         """Take the memory back from all other processes; PeerTimeoutError names who still has it."""
         self._info()
         _call("tmesh_cuda_reclaim", self._memory, ctypes.c_uint64(int(timeout * 1e9)))
 
-    def touch(self):
+    def touch(self) -> None:
         """Keep the lease; StaleError when the memory was taken back."""
         self._info()
         if _library.tmesh_cuda_touch(self._memory):
             raise errors.StaleError(errno.ESTALE, "the memory was taken back")
 
-    def release(self):
+    def release(self) -> None:
         """Let go now. What consumers made of the array keeps the memory."""
         memory, self._memory = self._memory, None
         if memory is not None:
             _library.tmesh_cuda_memory_unref(memory)
 
-    def __del__(self):
+    def __del__(self) -> None:
         if getattr(self, "_memory", None) is not None:
             self.release()
 
-    def __enter__(self):
+    def __enter__(self) -> Array:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     @property
-    def __cuda_array_interface__(self):
+    def __cuda_array_interface__(self) -> dict[str, Any]:
         # Without a stream: what the producer did is awaited by the stream that opened the array.
         code = {"bool": "b", "bfloat16": None}.get(self.dtype, self.dtype[0])
         if code is None or self.dtype.startswith("float8"):
@@ -225,10 +231,11 @@ class Array:
                 "data": (self.pointer, not self.writable), "strides": tuple(s * item for s in self.strides),
                 "version": 3, "stream": None}
 
-    def __dlpack_device__(self):
+    def __dlpack_device__(self) -> tuple[int, int]:
         return (_DL_CUDA, int(self.device.partition(":")[2]))
 
-    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+    def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | None = None,
+                   dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> object:
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError("tmesh makes no copy, and no other device's memory")
         if stream != -1:
@@ -241,7 +248,7 @@ class Array:
         _call("tmesh_cuda_to_dlpack", self._memory, ctypes.byref(self._layout), ctypes.byref(managed))
         return _capsule(managed.value, _UNVERSIONED)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return "<tmesh.cuda.Array, released>" if self._memory is None else \
             f"<tmesh.cuda.Array {self.dtype}{list(self.shape)} on {self.device}, {self.kind}>"
 
@@ -249,26 +256,29 @@ class Array:
 # A capsule that nobody took runs its tensor's deleter: the second or third pointer of the struct.
 _UNVERSIONED, _VERSIONED = b"dltensor", b"dltensor_versioned"
 _api = ctypes.pythonapi
-_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+_new: Any = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
     ("PyCapsule_New", _api))
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
-_deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_deleter: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-@ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
-def _drop(capsule):
+def _drop(capsule: int) -> None:
     for name, at in ((_UNVERSIONED, 56), (_VERSIONED, 16)):
         if _is_valid(capsule, name):
             managed = _pointer(capsule, name)
             _deleter(ctypes.c_void_p.from_address(managed + at).value)(managed)
 
 
-def _capsule(managed, name):
-    return _new(managed, name, ctypes.cast(_drop, ctypes.c_void_p))
+_drop_pointer = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_drop)
 
 
-def empty(shape, dtype="float32", device=0, *, alone=False, or_host=False):
+def _capsule(managed: int | None, name: bytes) -> object:
+    return _new(managed, name, ctypes.cast(_drop_pointer, ctypes.c_void_p))
+
+
+def empty(shape: int | Sequence[int], dtype: str = "float32", device: int = 0, *, alone: bool = False,
+          or_host: bool = False) -> Array:
     """An uninitialized array on a GPU. `alone`: in a block of its own, so that who opens its ref can
     reach nothing else. `or_host`: in host memory when the GPU has none left (`kind` says so)."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -280,7 +290,8 @@ def empty(shape, dtype="float32", device=0, *, alone=False, or_host=False):
     return Array(memory, layout)
 
 
-def open(ref, *, writable=False, device=None, stream=0, lease=None):
+def open(ref: str | dict[str, Any], *, writable: bool = False, device: int | None = None, stream: int = 0,
+         lease: float | None = None) -> Array:
     """The array of a ref, for kernels on GPU `device` (default: the one that has it). What `stream`
     does from now on waits for what the producer's did before it shared. A ref to host memory is
     registered with the driver. With a `lease` in seconds, it is let go of when it was not touched for
@@ -294,7 +305,7 @@ def open(ref, *, writable=False, device=None, stream=0, lease=None):
     return Array(memory, layout)
 
 
-def _describe(array):
+def _describe(array: Any) -> tuple[int, _Layout, int]:
     """(pointer, layout, stream) of a framework's array."""
     if hasattr(array, "data_ptr"):
         import torch
@@ -312,10 +323,10 @@ def _describe(array):
     return face["data"][0], layout, 0 if stream in (None, 1) else stream
 
 
-_foreign = {}
+_foreign: dict[int, ctypes.c_void_p] = {}
 
 
-def share(array, *, stream=None):
+def share(array: Any, *, stream: int | None = None) -> dict[str, Any]:
     """A ref to it, a dict. Who opens it waits for what the array's current stream, or `stream`, does
     up to now."""
     if isinstance(array, Array):
@@ -335,11 +346,13 @@ def share(array, *, stream=None):
         if old is not None:
             _library.tmesh_region_unref(old)
         _foreign[pointer] = region
-        return json.loads(text.value)
+        ref: dict[str, Any] = json.loads(text.value)
+        return ref
     layout.offset = offset.value
     try:
         _call("tmesh_cuda_share", memory, ctypes.byref(layout), ctypes.c_void_p(stream), text,
               ctypes.c_size_t(_REF_BYTES))
     finally:
         _library.tmesh_cuda_memory_unref(memory)
-    return json.loads(text.value)
+    ref = json.loads(text.value)
+    return ref
