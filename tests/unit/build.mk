@@ -48,9 +48,10 @@ unit-tsan-check: $(addprefix $(UNIT_OUT)/tsan/,$(UNIT_TSAN)) ## ... with the thr
 		echo "1..1"; echo "ok 1 - $$test # SKIP the thread sanitizer cannot run it"; done
 	$(call unit_run,tsan,,$(UNIT_TSAN))
 
+# Threads take turns: one that waits busily for another would keep it from running for ever.
 # What is still reachable is no leak: forked children end with their parent's objects alive.
 unit-valgrind-check: $(addprefix $(UNIT_OUT)/plain/,$(UNIT_NAMES)) ## ... under valgrind
-	$(call unit_run,plain,valgrind --quiet --error-exitcode=99 --leak-check=full \
+	$(call unit_run,plain,valgrind --quiet --fair-sched=yes --error-exitcode=99 --leak-check=full \
 		--show-leak-kinds=definite --errors-for-leak-kinds=definite,$(UNIT_NAMES))
 
 .PHONY: unit-check unit-asan-check unit-tsan-check unit-valgrind-check

@@ -212,8 +212,11 @@ static void test_consumers(void **state)
 			message = whole(n);
 			rc = tmesh_channel_send(channel, &message, 20 * SECOND, NULL);
 			n += rc == 0;
-			/* The last one's end has been seen, this one has not joined yet. */
+			/* The last one's end has been seen, this one has not joined yet: our own
+			 * server lets it in, which is to have the processor meanwhile. */
 			assert_true(rc == 0 || rc == -EPIPE);
+			if (rc)
+				usleep(100);
 		}
 		stop(child);
 	}
