@@ -232,7 +232,7 @@ static void test_makers(void **state)
 	struct tmesh_ctx *ctx = context();
 
 	for (int i = 0; i < kills() / 4; i++) {
-		char token[TMESH_TOKEN_SIZE];
+		char token[TMESH_TOKEN_SIZE] = {0};
 		struct tmesh_channel *channel;
 		uint64_t n = 0;
 		int ends[2], rc;
