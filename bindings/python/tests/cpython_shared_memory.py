@@ -8,12 +8,15 @@ there is a line: ok, FAIL or skip, its name, and why it was skipped. Spawned chi
 that they too have our module in the place of the standard library's.
 """
 
+import signal
 import sys
 import unittest
 
 import tmesh.shared_memory
 
 tmesh.shared_memory.install()
+# A shell ignores it for what it starts in the background; a test of theirs is about it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from test import _test_multiprocessing as theirs  # noqa: E402
 from test.support import script_helper  # noqa: E402
