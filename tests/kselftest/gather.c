@@ -16,6 +16,7 @@
 #include <linux/dma-buf.h>
 
 #include "drm.h"
+#include "peer.h"
 #include "t.h"
 
 #define RW (PROT_READ | PROT_WRITE)
@@ -528,7 +529,7 @@ TEST(revoke_source, "a view goes with its source: mappings, exports, calls; othe
 		.entry_bytes = sizeof(some[0]),
 		.count = ARRAY_SIZE(some),
 	};
-	int a, b, v, fd, vgem = open_vgem(), gem;
+	int a, b, v, fd, peer = open_peer();
 	__u64 *p, *q, *r;
 
 	dev = t_dev();
@@ -544,7 +545,7 @@ TEST(revoke_source, "a view goes with its source: mappings, exports, calls; othe
 	REQUIRE(p != MAP_FAILED && q != MAP_FAILED && r != MAP_FAILED);
 	CHECK(shows(p, 18, 0, 4) && shows(p + 4 * WORDS, 19, 0, 4));
 	CHECK(shows(q, 18, 2, 2) && shows(q + 2 * WORDS, 19, 0, 2));
-	gem = REQUIRE_OK(vgem_import(vgem, fd));
+	REQUIRE_OK(peer_import(peer, fd, PEER_WRITES));
 
 	CHECK_OK(ioctl(a, TMESH_REVOKE, &revoke));
 	for (int i = 0; i < 8; i++)
@@ -568,7 +569,7 @@ TEST(revoke_source, "a view goes with its source: mappings, exports, calls; othe
 	revoke.flags = TMESH_REVOKE_WAIT;
 	CHECK_ERR(ioctl(a, TMESH_REVOKE, &revoke), ETIMEDOUT);
 	CHECK_EQ(revoke.total, 1);
-	vgem_close(vgem, gem);
+	peer_let_go(peer);
 	revoke.timeout_ns = 60000000000;
 	CHECK_OK(ioctl(a, TMESH_REVOKE, &revoke));
 	CHECK_EQ(revoke.pinned_bytes, 0);

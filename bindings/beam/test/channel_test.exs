@@ -74,6 +74,7 @@ defmodule Tmesh.ChannelTest do
       receiver =
         spawn_link(fn ->
           {:ok, own} = Channel.open(out.token, :recv, spin_us: spin_us)
+          Kernel.send(test, :opened)
 
           for n <- 1..200 do
             text = "#{n}"
@@ -84,6 +85,8 @@ defmodule Tmesh.ChannelTest do
           Kernel.send(test, {:left, Process.info(self(), :messages)})
         end)
 
+      # Before that nobody would be left to receive.
+      assert_receive :opened, 60_000
       :ok = Channel.close(into)
 
       for n <- 1..200 do
@@ -91,7 +94,7 @@ defmodule Tmesh.ChannelTest do
         :ok = Channel.send(out, "#{n}")
       end
 
-      assert_receive {:left, {:messages, []}}, 10_000
+      assert_receive {:left, {:messages, []}}, 60_000
       Process.unlink(receiver)
     end
   end

@@ -114,7 +114,9 @@ if how == "answer without a call":
     send({"v": 1, "type": "result", "id": 0, "value": 1, "held": False})
 call = json.loads(sock.recv(65536))
 id = call["id"]
-REF = {"v": 1, "id": "0" * 16, "token": "tm1m-" + "0" * 32 + "-" + "0" * 32, "offset": 0,
+TOKEN = ("tm1k-" + "0" * 32 if os.environ.get("TMESH_BACKEND") == "kernel" else
+         "tm1m-" + "0" * 32 + "-" + "0" * 32)
+REF = {"v": 1, "id": "0" * 16, "token": TOKEN, "offset": 0,
        "byte_size": 4, "shape": [4], "dtype": "uint8", "strides": [1], "device": "cpu"}
 given = call["payload"][0]["ref"] if call["payload"] else REF
 OWN = {
