@@ -19,6 +19,12 @@ from tmesh.shared_memory import ShareableList, SharedMemory
 
 HERE = Path(__file__).parent
 
+# A fork has everything imported.
+FRESH = pytest.mark.skipif(os.environ.get("TMESH_BACKEND") == "kernel",
+                           reason="fresh interpreters take minutes in an emulated machine")
+FORKSERVER = pytest.param("forkserver", marks=FRESH)
+SPAWN = pytest.param("spawn", marks=FRESH)
+
 try:
     from test import _test_multiprocessing
     CPYTHON = [name for name in dir(_test_multiprocessing._TestSharedMemory)
@@ -37,7 +43,7 @@ def cpython(method):
 
 
 @pytest.mark.parametrize("name", CPYTHON)
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", FORKSERVER, SPAWN])
 def test_cpython(method, name):
     if name == "all":
         pytest.skip("this Python's own tests are not installed (libpython3-testsuite)")
@@ -170,7 +176,7 @@ def create_and_leave(name):
     SharedMemory(name, create=True, size=10)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", SPAWN])
 def test_exit_of_a_worker_removes_the_name(method):
     worker = multiprocessing.get_context(method).Process(target=create_and_leave, args=("mine",))
     worker.start()
@@ -200,7 +206,7 @@ def write(shm, value):
     shm.buf[0] = value
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", FORKSERVER, SPAWN])
 def test_a_block_as_an_argument(method):
     shm = SharedMemory(create=True, size=10)
     worker = multiprocessing.get_context(method).Process(target=write, args=(shm, 9))
