@@ -6,6 +6,9 @@ POINT = re.compile(r"(?P<bad>not )?ok\b *\d* *-? *(?P<name>.*?)( *# *(?P<skip>SK
                    re.IGNORECASE)
 PLAN = re.compile(r"1\.\.(?P<count>\d+)( *# *SKIP\b *(?P<why>.*))?$", re.IGNORECASE)
 
+# A guest's console is a terminal, where loggers colour what they write around our lines.
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
 # What timeout(1) leaves: coreutils', and busybox's for what its signal ended.
 OUT_OF_TIME = (124, 143)
 
@@ -41,6 +44,7 @@ def program(tap, name, lines, status):
     points = failures = 0
     plan = None
     for line in lines:
+        line = COLOUR.sub("", line)
         if match := POINT.match(line):
             points += 1
             failed = bool(match["bad"])

@@ -62,6 +62,9 @@ class Programs(unittest.TestCase):
     def test_failure_with_status_of_success(self):
         self.assertEqual(len(of_program("1..1\nnot ok 1 - b\n", 0)), 2)
 
+    def test_colours_of_a_logger_do_not_hide_lines(self):
+        self.assertEqual(of_program("1..2\n\x1b[0mok 1 - a\n\x1b[33;1m\x1b[0mnot ok 2 - b\n", 1), ["p: b"])
+
     def test_crash(self):
         self.assertEqual(len(of_program("1..2\nok 1 - a\n", 139)), 1)
 

@@ -17,4 +17,15 @@ for target in $(echo "$TMESH_TARGETS" | tr , ' '); do
 	run "$target" chroot /debian /usr/bin/env PATH=/usr/sbin:/usr/bin:/sbin:/bin \
 		TMESH_BACKEND=kernel make -s --no-print-directory -C /repo "$target"
 done
+
+# Workers whose client has died end by themselves, when they are done with what they do.
+unused() {
+	tries=60
+	while [ "$(cat /sys/module/tmesh/refcnt)" != 0 ]; do
+		tries=$((tries - 1))
+		[ $tries -gt 0 ] || return 1
+		sleep 1
+	done
+}
+check "nobody uses the module" unused
 check "module unloads" rmmod tmesh
