@@ -9,6 +9,8 @@
 
 void tmesh_token_format(char *text, const struct tmesh_token_parts *parts)
 {
+	/* All of it is sent along by who sends a token as it is: nothing of ours behind it. */
+	memset(text, 0, TMESH_TOKEN_SIZE);
 	memcpy(text, parts->backend == TMESH_BACKEND_KERNEL ? "tm1k-" : "tm1m-", PREFIX_LEN);
 	text += PREFIX_LEN;
 	if (parts->backend == TMESH_BACKEND_MEMFD) {
