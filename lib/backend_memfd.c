@@ -339,6 +339,9 @@ static int memfd_adopt(struct tmesh_region *region, const int *fds,
 		return tmesh_fail(err, -EPROTO,
 				  "the hand-over speaks of %llu bytes in a file of %lld",
 				  (unsigned long long)wire->bytes, (long long)st.st_size);
+	/* Polling another kind of file may make us wait for whoever serves it. */
+	if (more && fcntl(region->leash, F_GETPIPE_SZ) < 0)
+		return tmesh_fail(err, -EPROTO, "the hand-over's leash is no pipe");
 	region->reopens = is_ours(region->ctx, &st);
 	region->dev = st.st_dev;
 	region->ino = st.st_ino;

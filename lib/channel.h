@@ -315,6 +315,9 @@ int tmesh_channel_take(struct tmesh_channel *channel, struct tmesh_message *mess
 int tmesh_channel_look_ahead(struct tmesh_channel *channel, struct tmesh_error *err);
 /* Without doing it: putting or taking may be worth a try. */
 bool tmesh_channel_ready(struct tmesh_channel *channel);
+/* Sender: look at the head anew. 0, or -EPROTO for one that cannot be; then the lane counts as
+ * full. */
+int tmesh_channel_look(struct tmesh_channel *channel, struct tmesh_error *err);
 /* A new producer of a lane goes on where the last one ended. */
 int tmesh_channel_resume(struct tmesh_channel *channel, uint32_t lane, struct tmesh_error *err);
 

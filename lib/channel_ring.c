@@ -24,23 +24,28 @@ static int corrupt(const char *what, struct tmesh_error *err)
 			  what);
 }
 
+int tmesh_channel_look(struct tmesh_channel *channel, struct tmesh_error *err)
+{
+	uint32_t slots = channel->shape.slots;
+
+	channel->seen = atomic_load_explicit(&channel->lane->head, memory_order_acquire);
+	if (channel->tail - channel->seen <= slots)
+		return 0;
+	channel->seen = channel->tail - slots;
+	return corrupt("head", err);
+}
+
 /* Slots that are free; the head is looked at only when the last look does not say enough. */
 static int room(struct tmesh_channel *channel, uint32_t wanted, uint32_t *out,
 		struct tmesh_error *err)
 {
 	uint32_t slots = channel->shape.slots;
-	uint64_t used = channel->tail - channel->seen;
+	int rc = 0;
 
-	if (slots - used < wanted) {
-		channel->seen = atomic_load_explicit(&channel->lane->head, memory_order_acquire);
-		used = channel->tail - channel->seen;
-		if (used > slots) {
-			channel->seen = channel->tail - slots;
-			return corrupt("head", err);
-		}
-	}
-	*out = slots - (uint32_t)used;
-	return 0;
+	if (slots - (channel->tail - channel->seen) < wanted)
+		rc = tmesh_channel_look(channel, err);
+	*out = slots - (uint32_t)(channel->tail - channel->seen);
+	return rc;
 }
 
 /* Get a line that is about to be written. On x86 the compiler would fetch it for reading. */
@@ -299,23 +304,21 @@ int tmesh_channel_resume(struct tmesh_channel *channel, uint32_t number, struct 
 	struct channel_lane *lane = channel_lane(channel, number);
 	uint64_t tail = atomic_load_explicit(&lane->tail, memory_order_acquire);
 	uint64_t head = atomic_load_explicit(&lane->head, memory_order_acquire);
+	uint32_t slots = channel->shape.slots;
 
 	/* A consumer may have taken what the tail does not count yet. */
 	if ((int64_t)(head - tail) > 0)
 		tail = head;
-	if (tail - head > channel->shape.slots)
+	if (tail - head > slots)
 		return corrupt("tail", err);
-	for (uint32_t i = 0; i < channel->shape.slots; i++) {
-		uint64_t word = atomic_load_explicit(&channel_slot(channel, lane, tail)->word,
-						     memory_order_acquire);
-
-		if (!channel_published(word, tail))
-			break;
+	while (tail - head < slots &&
+	       channel_published(atomic_load_explicit(&channel_slot(channel, lane, tail)->word,
+						      memory_order_acquire),
+				 tail))
 		tail++;
-	}
 	/* Behind the first gap may be the rest of a batch that its owner did not live to publish.
 	 */
-	for (uint64_t i = tail; i != head + channel->shape.slots; i++) {
+	for (uint64_t i = tail; i - head < slots; i++) {
 		atomic_uint_fast64_t *word = &channel_slot(channel, lane, i)->word;
 
 		if (channel_published(atomic_load_explicit(word, memory_order_relaxed), i))

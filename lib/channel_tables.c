@@ -50,13 +50,12 @@ void tmesh_channel_tables_free(struct tmesh_channel *channel)
 	free(channel->sent_regions);
 }
 
-/* Nobody will look at an entry any more that was last used before @until. */
+/* Nobody will look at an entry any more that was last used before @until. In a corrupt channel
+ * nobody looks at anything, and sending says so once it looks like full. */
 static bool taken(struct tmesh_channel *channel, uint64_t until)
 {
-	if ((int64_t)(channel->seen - until) >= 0)
-		return true;
-	channel->seen = atomic_load_explicit(&channel->lane->head, memory_order_acquire);
-	return (int64_t)(channel->seen - until) >= 0;
+	return (int64_t)(channel->seen - until) >= 0 || tmesh_channel_look(channel, NULL) ||
+	       (int64_t)(channel->seen - until) >= 0;
 }
 
 static int write_region(struct tmesh_channel *channel, struct tmesh_region *region, uint32_t entry,

@@ -172,8 +172,11 @@ static int take_now(struct tmesh_channel *channel, const struct attempt *a, stru
 static int taken_now(struct tmesh_channel *channel, const struct attempt *a,
 		     struct tmesh_error *err)
 {
-	channel->seen = atomic_load_explicit(&channel->lane->head, memory_order_acquire);
-	if ((int64_t)(channel->seen - channel->tail) >= 0) {
+	int rc = tmesh_channel_look(channel, err);
+
+	if (rc)
+		return rc;
+	if (channel->seen == channel->tail) {
 		tmesh_channel_let_go(channel);
 		return 0;
 	}

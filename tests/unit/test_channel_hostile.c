@@ -127,9 +127,49 @@ static void test_scribbled(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+/* A lane that looks as if its last producer had published more than it has slots: whoever takes its
+ * place comes to an end of looking at it. */
+static void test_left_behind(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 8, .producers = 2};
+	struct pair p = pair_make(RECV, &opts);
+	struct channel_lane *lane = channel_lane(p.maker, 1);
+	struct tmesh_message message = number(1);
+	struct tmesh_channel *second;
+
+	atomic_store(&lane->tail, 1);
+	for (uint64_t i = 1; i <= opts.slots; i++)
+		atomic_store(&channel_slot(p.maker, lane, i)->word, channel_word(i, 0));
+	alarm(20);
+	second = pair_open(&p, SEND);
+	alarm(0);
+	assert_refused(tmesh_channel_try_send(second, &message, err), -EAGAIN, "full");
+	tmesh_channel_unref(second);
+	pair_end(&p);
+}
+
+/* What was never sent cannot have been taken. */
+static void test_head_ahead(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 8};
+	struct pair p = pair_make(SEND, &opts);
+	struct tmesh_message messages[8] = {0};
+
+	atomic_store(&p.maker->lane->head, 5);
+	assert_refused(tmesh_channel_flush(p.maker, 0, err), -EPROTO, "corrupt (head)");
+	assert_refused(tmesh_channel_send_batch(p.maker, messages, 8, 0, err), -EPROTO,
+		       "corrupt (head)");
+	assert_refused(tmesh_channel_try_send(p.maker, messages, err), -EPROTO, "corrupt (head)");
+	pair_end(&p);
+}
+
 int main(void)
 {
-	const struct CMUnitTest tests[] = {cmocka_unit_test(test_scribbled)};
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_scribbled),
+		cmocka_unit_test(test_left_behind),
+		cmocka_unit_test(test_head_ahead),
+	};
 
 	return cmocka_run_group_tests_name("channel_hostile", tests, NULL, NULL);
 }

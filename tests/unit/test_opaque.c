@@ -207,6 +207,33 @@ static void test_wrong_number(void **state)
 	assert_int_equal(open_fds(), before);
 }
 
+/* A hand-over that is right but for its leash, which polling a file of somebody's own could make
+ * wait for him. */
+static void test_strange_leash(void **state)
+{
+	int before, ends[2], fds[TMESH_WIRE_FDS], strange;
+	struct tmesh_region *region, *got;
+	struct tmesh_wire_region wire;
+	ino_t ino;
+
+	region = make(*state, &ino);
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends), 0);
+	assert_ok(tmesh_region_send(region, ends[0], RW, err));
+	assert_int_equal(tmesh_wire_recv(ends[1], &wire, sizeof(wire), fds, TMESH_WIRE_FDS, 0), 3);
+	strange = fds[2];
+	fds[2] = fds[1];
+	fds[1] = strange;
+	before = open_fds();
+	assert_int_equal(tmesh_wire_send(ends[0], &wire, sizeof(wire), fds, 3, 0), 0);
+	assert_refused(tmesh_region_recv(*state, ends[1], &got, err), -EPROTO, "no pipe");
+	assert_int_equal(open_fds(), before);
+	for (int i = 0; i < 3; i++)
+		close(fds[i]);
+	close(ends[0]);
+	close(ends[1]);
+	tmesh_region_unref(region);
+}
+
 /* A child with a context of its own that opens the token, says so, and does as it is told. It is
  * forked before there is a region, whose descriptors it would inherit. */
 struct holder {
@@ -356,6 +383,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_refused, unit_ctx_setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_by_socket, unit_ctx_setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_wrong_number, unit_ctx_setup,
+						unit_ctx_teardown),
+		cmocka_unit_test_setup_teardown(test_strange_leash, unit_ctx_setup,
 						unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_taken_back, unit_ctx_setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_holder_killed, unit_ctx_setup,
