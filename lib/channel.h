@@ -123,6 +123,8 @@ struct channel_sent_layout {
 struct channel_known_region {
 	struct tmesh_region *region; /* a reference, or NULL */
 	uint64_t id;
+	uint64_t refused; /* the id of one that could not be opened */
+	int why;	  /* ... which the next receive says; 0: nothing was refused */
 };
 struct channel_known_layout {
 	struct tmesh_layout layout;
@@ -156,6 +158,13 @@ struct channel_bell {
 	int ring;
 	int wait;
 };
+
+/* What may be otherwise next time: the message stays. */
+static inline bool channel_passes(int rc)
+{
+	return rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM || rc == -ETIMEDOUT ||
+	       rc == -EINPROGRESS;
+}
 
 /* The bell by which a handle of that role is told; the other one it rings itself. */
 static inline int channel_own_bell(enum tmesh_channel_role role)

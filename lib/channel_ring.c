@@ -201,13 +201,6 @@ static void undo(struct tmesh_message *messages, uint32_t count)
 		tmesh_tensor_unref(messages[i].tensor);
 }
 
-/* What may be otherwise next time: the message stays. */
-static bool passes(int rc)
-{
-	return rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM || rc == -ETIMEDOUT ||
-	       rc == -EINPROGRESS;
-}
-
 /*
  * Regions are opened before the head moves: until then the producer holds them. What was read
  * counts only if the head was still where we found it, and that goes for errors as well.
@@ -230,7 +223,7 @@ static int take_from(struct tmesh_channel *channel, uint32_t number, struct tmes
 		}
 		if (!count && !rc)
 			return check_unpublished(channel, lane, head, err);
-		if (!count && passes(rc))
+		if (!count && channel_passes(rc))
 			return rc;
 		/* A message that cannot be had goes too, when it is the first; else next time. */
 		if (atomic_compare_exchange_strong(&lane->head, &head, head + count + !count)) {
@@ -275,7 +268,7 @@ int tmesh_channel_look_ahead(struct tmesh_channel *channel, struct tmesh_error *
 		rc = deliver(channel, i, head, &message, err);
 		if (!rc)
 			tmesh_tensor_unref(message.tensor);
-		else if (passes(rc))
+		else if (channel_passes(rc))
 			return rc;
 	}
 	return 0;

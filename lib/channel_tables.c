@@ -257,18 +257,14 @@ static void make_room(struct tmesh_channel *channel, uint64_t bytes)
 	}
 }
 
-static int open_region(struct tmesh_channel *channel, uint32_t lane, uint32_t entry, uint64_t id,
-		       struct channel_known_region *known, struct tmesh_error *err)
+static int open_region_now(struct tmesh_channel *channel, uint32_t lane, uint32_t entry, uint64_t id,
+			   struct channel_known_region *known, struct tmesh_error *err)
 {
 	uint64_t words[CHANNEL_R_WORDS];
 	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_region *region;
 	int rc;
 
-	if (!channel->opens)
-		return tmesh_fail(err, -EINPROGRESS,
-				  "receive: the message's region is not open yet, which "
-				  "tmesh_channel_prepare() does");
 	channel_copy_out(words, channel_regions(channel, channel_lane(channel, lane))[entry].words,
 			 CHANNEL_R_WORDS);
 	memcpy(token, &words[CHANNEL_R_TOKEN], sizeof(token));
@@ -293,6 +289,31 @@ static int open_region(struct tmesh_channel *channel, uint32_t lane, uint32_t en
 	channel->open_regions++;
 	channel->open_bytes += tmesh_region_bytes(region);
 	return 0;
+}
+
+/* Who may not open is told what came of it when the region was prepared, and if it was not, to
+ * have that done. */
+static int open_region(struct tmesh_channel *channel, uint32_t lane, uint32_t entry, uint64_t id,
+		       struct channel_known_region *known, struct tmesh_error *err)
+{
+	int why = known->refused == id ? known->why : 0;
+
+	known->why = 0;
+	if (channel->opens) {
+		why = open_region_now(channel, lane, entry, id, known, err);
+		if (why && !channel_passes(why)) {
+			known->refused = id;
+			known->why = why;
+		}
+		return why;
+	}
+	if (why)
+		return tmesh_fail(err, why,
+				  "receive: the message's region cannot be opened: its producer "
+				  "has released it, is gone, or told nonsense");
+	return tmesh_fail(err, -EINPROGRESS,
+			  "receive: the message's region is not open yet, which "
+			  "tmesh_channel_prepare() does");
 }
 
 static int read_layout(struct tmesh_channel *channel, uint32_t lane, uint32_t entry,

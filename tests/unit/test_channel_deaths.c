@@ -268,6 +268,46 @@ static void test_makers(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+/* Who must not wait for a peer learns from prepare, and then from receive, that it is gone. */
+static void test_gone_before_opened(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .flags = TMESH_CHANNEL_NO_OPEN};
+	struct tmesh_ctx *ctx = context();
+	struct tmesh_channel *channel;
+	struct tmesh_message message;
+	char token[TMESH_TOKEN_SIZE];
+	pid_t child;
+
+	assert_ok(tmesh_channel_create(ctx, RECV, &opts, &channel, err));
+	assert_ok(tmesh_channel_token(channel, token, err));
+	child = fork();
+	if (child == 0) {
+		struct tmesh_ctx *own = context();
+		struct tmesh_channel *to;
+
+		CHECK(!tmesh_channel_open(own, token, SEND, NULL, &to, NULL));
+		for (uint64_t i = 0; i < 2; i++) {
+			message = message_of(own, i * 8);
+			CHECK(!tmesh_channel_try_send(to, &message, NULL));
+		}
+		message = whole(1);
+		CHECK(!tmesh_channel_try_send(to, &message, NULL));
+		kill(getpid(), SIGKILL);
+	}
+	assert_int_equal(waitpid(child, NULL, 0), child);
+	for (int i = 0; i < 2; i++) {
+		assert_refused(tmesh_channel_recv(channel, &message, -1, err), -EINPROGRESS,
+			       "prepare");
+		assert_ok(tmesh_channel_prepare(channel, err));
+		assert_refused(tmesh_channel_recv(channel, &message, -1, err), -ENOENT, "gone");
+	}
+	assert_ok(tmesh_channel_recv(channel, &message, -1, err));
+	assert_true(is_whole(&message));
+	assert_refused(tmesh_channel_recv(channel, &message, -1, err), -EPIPE, "");
+	tmesh_channel_unref(channel);
+	tmesh_ctx_unref(ctx);
+}
+
 static void test_inherited(void **state)
 {
 	struct pair p = pair_make(SEND, NULL);
@@ -303,6 +343,7 @@ int main(void)
 		cmocka_unit_test(test_producers),
 		cmocka_unit_test(test_consumers),
 		cmocka_unit_test(test_makers),
+		cmocka_unit_test(test_gone_before_opened),
 		cmocka_unit_test(test_inherited),
 	};
 

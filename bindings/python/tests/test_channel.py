@@ -130,6 +130,7 @@ def test_killed(peer):
         process = peer(SENDER, into.token, "1000000")
         into.recv(timeout=60)
         process.kill()
+        process.wait()  # what it held is gone: the messages that wait name what nobody can open
         gone = 0
         with pytest.raises(tmesh.GoneError):
             while True:
