@@ -1,21 +1,30 @@
 # SPDX-License-Identifier: MIT
 #
-# Every suite is a target that prints TAP; tests/run.py runs them and totals them.
+# Every suite is a target that prints TAP; tests/run.py runs them and totals them. Those that
+# build in the same places are a row, one after another; rows run side by side, JOBS at once.
 
-SUITES = runner-check unit-check unit-asan-check unit-valgrind-check fuzz-check tools-check cuda-check \
-	 python-check python-arrow-check beam-check readme-check packaging-check demo-check \
-	 kmod-check $(VM_SUITES)
+JOBS ?= 2
 
-SUITES_FULL = $(SUITES) beam-dialyzer unit-tsan-check kmod-lint $(VM_SUITES_FULL)
+HOST_SUITES = runner-check unit-check unit-asan-check unit-valgrind-check fuzz-check tools-check cuda-check \
+	      python-check python-arrow-check beam-check readme-check packaging-check demo-check kmod-check
+HOST_SUITES_FULL = $(HOST_SUITES) beam-dialyzer unit-tsan-check kmod-lint
 
+comma := ,
+row = $(subst $(subst ,, ),$(comma),$(strip $(1)))
+ROWS = $(call row,$(HOST_SUITES)) $(call row,$(VM_CHECKOUT)) vm-judge $(VM_MODULE)
+ROWS_FULL = $(call row,$(HOST_SUITES_FULL)) $(call row,$(VM_CHECKOUT_FULL)) vm-judge $(VM_MODULE_FULL)
+
+# What the rows share is built before they begin.
 check: check-deps ## run the tests: on this machine and in real kernels (at most 45 minutes)
-	tests/run.py --length short $(SUITES)
+	@$(MAKE) -s --no-print-directory all kselftest
+	tests/run.py --length short --jobs $(JOBS) $(ROWS)
 
 check-full: check-deps ## the same at length, in more kernels (RESUME=1: what has not passed yet)
-	tests/run.py --length full $(if $(RESUME),--resume) $(SUITES_FULL)
+	@$(MAKE) -s --no-print-directory all kselftest
+	tests/run.py --length full --jobs $(JOBS) $(if $(RESUME),--resume) $(ROWS_FULL)
 
 check-report: ## each suite's last result, without running any
-	@tests/run.py --report $(SUITES_FULL)
+	@tests/run.py --report $(ROWS_FULL)
 
 check-deps:
 	packaging/deps.sh check

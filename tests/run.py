@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: MIT
 """Run test suites that print TAP, and end with one line of totals.
 
-usage: tests/run.py [--length short|full] [--resume | --report] SUITE...
+usage: tests/run.py [--length short|full] [--jobs N] [--resume | --report] SUITE[,SUITE...]...
 
-A suite is a make target. Its standard output is TAP (several streams may follow each
-other), kept in build/results/SUITE.tap; its standard error goes to SUITE.log beside it. A
+A suite is a make target. Suites joined by commas run one after another, because they share what
+they build; up to N such rows run side by side. A suite's standard output is TAP (several streams
+may follow each other), kept in build/results/SUITE.tap; its standard error goes to SUITE.log beside it. A
 suite has failed when a test did, when its plans do not add up to the tests it ran, when it
 ran none, when it skipped without a reason, when it ended with a status other than zero, or
 when it took longer than its time.
@@ -16,6 +17,8 @@ it says. --report runs nothing and tells each suite's last result, whatever it w
 """
 
 import argparse
+import concurrent.futures
+import contextlib
 import hashlib
 import json
 import os
@@ -28,7 +31,7 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RESULTS = os.path.join(ROOT, "build", "results")
-LIMIT_S = {"short": 45 * 60, "full": 8 * 3600}
+LIMIT_S = {"short": 40 * 60, "full": 8 * 3600}
 PROGRESS_S = 60
 
 LINE = re.compile(r"(not )?ok\b *(\d+)? *(?:- )?(.*)")
@@ -121,84 +124,143 @@ def last(suite):
     return result, tally
 
 
-def watch(proc, over, tally, limit, began):
-    """Tell now and then how far a suite is, and end it when its time is over."""
-    expired = False
-    while not over.wait(PROGRESS_S):
-        spent = time.monotonic() - began
-        print(f"  {tally.ran} tests after {spent / 60:.0f} min", flush=True)
-        if spent > limit and not expired:
-            expired = tally.expired = True
-            os.killpg(proc.pid, signal.SIGKILL)
+class Runner:
+    """Runs suites, several at once if asked to, and says how each one went when it has ended."""
 
+    def __init__(self, length, resume):
+        self.length, self.resume, self.of = length, resume, sources()
+        self.tallies = {}
+        self.lock = threading.Lock()
+        self.running = set()
+        self.stopped = False
 
-def run(suite, length, of):
-    """Run one suite and return its tally; a failing suite's log is shown."""
-    tally = Tally()
-    env = dict(os.environ, TMESH_TEST_LENGTH=length)
-    log = os.path.join(RESULTS, suite + ".log")
-    began = time.monotonic()
-    print(f"# {suite}", flush=True)
-    with open(log, "w") as err, open(os.path.join(RESULTS, suite + ".tap"), "w") as tap:
+    def say(self, *lines):
+        with self.lock:
+            print(*lines, sep="\n", flush=True)
+
+    def row(self, suites):
+        """Suites that run one after another."""
+        for suite in suites:
+            if not self.stopped:
+                self.tallies[suite] = self.kept(suite) or self.suite(suite)
+
+    def kept(self, suite):
+        """With --resume, what an earlier run of these sources said."""
+        result, tally = last(suite) if self.resume else (None, None)
+        if (not result or tally.failures or not self.of
+                or (result["sources"], result["length"]) != (self.of, self.length)):
+            return None
+        self.say(f"# {suite}: {tally.text()}, kept from {result['ended']}")
+        return tally
+
+    def suite(self, suite):
+        """Run one suite and return its tally; a failing suite's log is shown."""
+        tally = Tally()
+        log = os.path.join(RESULTS, suite + ".log")
+        began = time.monotonic()
+        with open(log, "w") as err, open(os.path.join(RESULTS, suite + ".tap"), "w") as tap:
+            status = self.watched(suite, tally, tap, err)
+        tally.close(status)
+        took = time.monotonic() - began
+        keep(suite, self.length, self.of, tally, took)
+        said = [f"# {suite}: {tally.text()} in {took:.0f} s"]
+        if tally.failures:
+            said += [f"  not ok: {title}" for title in tally.failures]
+            with open(log, errors="replace") as text:
+                said += ["  | " + line.rstrip("\n") for line in text.readlines()[-40:]]
+        self.say(*said)
+        return tally
+
+    def watched(self, suite, tally, tap, err):
+        """A suite's exit status. Tells now and then how far it is, and ends it when its time is over."""
         proc = subprocess.Popen(
             ["make", "-s", "--no-print-directory", suite],
-            cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err,
-            text=True, errors="replace", start_new_session=True)
+            cwd=ROOT, env=dict(os.environ, TMESH_TEST_LENGTH=self.length), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=err, text=True, errors="replace", start_new_session=True)
+        self.running.add(proc)
+        if self.stopped:
+            kill(proc)
         over = threading.Event()
-        watcher = threading.Thread(target=watch, args=(proc, over, tally, LIMIT_S[length], began))
+        watcher = threading.Thread(target=self.watch, args=(suite, proc, over, tally))
         watcher.start()
         try:
             for line in proc.stdout:
                 tap.write(line)
                 tap.flush()
                 tally.read(line.rstrip("\n"))
-                if line.startswith("not ok"):
-                    print("  " + line.rstrip("\n"), flush=True)
-            status = proc.wait()
-        except BaseException:
-            os.killpg(proc.pid, signal.SIGKILL)
-            raise
+            return proc.wait()
         finally:
             over.set()
             watcher.join()
-    tally.close(status)
-    took = time.monotonic() - began
-    keep(suite, length, of, tally, took)
-    print(f"  {tally.text()} in {took:.0f} s", flush=True)
-    if tally.failures:
-        with open(log, errors="replace") as text:
-            for line in text.readlines()[-40:]:
-                print("  | " + line.rstrip("\n"))
-    return tally
+            self.running.discard(proc)
+
+    def watch(self, suite, proc, over, tally):
+        spent = 0
+        while not over.wait(PROGRESS_S):
+            spent += PROGRESS_S
+            self.say(f"  {suite}: {tally.ran} tests after {spent // 60} min")
+            if spent > LIMIT_S[self.length] and not tally.expired:
+                tally.expired = True
+                kill(proc)
+
+    def stop(self):
+        """Begin no suite any more and end those that run."""
+        self.stopped = True
+        for proc in list(self.running):
+            kill(proc)
+
+
+def kill(proc):
+    """End a suite with all that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(proc.pid, signal.SIGKILL)
+
+
+def run_all(rows, length, jobs, resume):
+    """Run rows of suites; their tallies by name, in the order in which they were asked for."""
+    runner = Runner(length, resume)
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        try:
+            for row in [pool.submit(runner.row, suites) for suites in rows]:
+                row.result()
+        except BaseException:
+            runner.stop()
+            raise
+    return {suite: runner.tallies[suite] for suites in rows for suite in suites}
+
+
+def report(suites):
+    """Each suite's last result, without running any."""
+    of = sources()
+    tallies = {}
+    for suite in suites:
+        result, tally = last(suite)
+        if result:
+            where = "these sources" if of and result["sources"] == of else "other sources"
+            print(f"# {suite}: {tally.text()} in {result['seconds']} s, {result['length']},"
+                  f" {result['ended']}, of {where}")
+        else:
+            tally = Tally()
+            tally.failures.append("suite has never been run")
+            print(f"# {suite}: never run")
+        tallies[suite] = tally
+    return tallies
 
 
 def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--length", choices=("short", "full"), default="short")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="rows that run side by side (%(default)s)")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--resume", action="store_true", help="run only what has not passed yet")
     which.add_argument("--report", action="store_true", help="run nothing, tell the last results")
-    parser.add_argument("suites", nargs="+", metavar="SUITE")
+    parser.add_argument("rows", nargs="+", metavar="SUITE[,SUITE...]", type=lambda row: row.split(","))
     args = parser.parse_args(words)
     os.makedirs(RESULTS, exist_ok=True)
-    of = sources()
-    tallies = {}
-    for suite in args.suites:
-        result, tally = last(suite)
-        if args.report and not result:
-            tally = Tally()
-            tally.failures.append("suite has never been run")
-            print(f"# {suite}: never run")
-        elif args.report:
-            where = "these sources" if of and result["sources"] == of else "other sources"
-            print(f"# {suite}: {tally.text()} in {result['seconds']} s, {result['length']},"
-                  f" {result['ended']}, of {where}")
-        elif (args.resume and result and not tally.failures and of
-              and (result["sources"], result["length"]) == (of, args.length)):
-            print(f"# {suite}: {tally.text()}, kept from {result['ended']}", flush=True)
-        else:
-            tally = run(suite, args.length, of)
-        tallies[suite] = tally
+    if args.report:
+        tallies = report(suite for row in args.rows for suite in row)
+    else:
+        tallies = run_all(args.rows, args.length, args.jobs, args.resume)
 
     skips = [(s, *skip) for s, t in tallies.items() for skip in t.skips]
     failures = [(s, f) for s, t in tallies.items() for f in t.failures]
@@ -218,4 +280,6 @@ def main(words=None):
 
 
 if __name__ == "__main__":
+    # Whoever ends us ends the suites too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())

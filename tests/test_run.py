@@ -55,16 +55,25 @@ good:
 \t@echo good >>ran; printf '1..1\\nok 1 a\\n'
 late:
 \t@echo late >>ran; printf '1..1\\nok 1 b\\n'; test -e mended
+# Neither ends before the other has begun.
+this that:
+\t@echo $@ >>ran; for i in $$(seq 100); do test $$(wc -l <ran) = 2 && break; sleep 0.1; done; \\
+\techo 1..1; test $$(wc -l <ran) = 2 && echo ok 1 || echo not ok 1
+# One says that it is over; the other has then to find that.
+before:
+\t@sleep 0.2; echo $@ >>ran; printf '1..1\\nok 1\\n'
+after:
+\t@echo $@ >>ran; echo 1..1; grep -q before ran && echo ok 1 || echo not ok 1
 """
 
 
-def runs(folder, *words):
+def runs(folder, *words, suites=("good", "late")):
     """(status, suites that were run, last line) of a call of the runner."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(folder, "ran"))
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        status = run.main([*words, "good", "late"])
+        status = run.main([*words, *suites])
     ran = []
     with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, "ran")) as file:
         ran = file.read().split()
@@ -101,6 +110,11 @@ with tempfile.TemporaryDirectory() as folder:
             run.sources = lambda: None
         got = runs(folder, *words)
         point(got == want, name, f"{got}, not {want}")
+
+    got = runs(folder, "--jobs", "2", suites=("this", "that"))
+    point(got[0] == 0 and sorted(got[1]) == ["that", "this"], "two rows run side by side", got)
+    got = runs(folder, "--jobs", "2", suites=("before,after",))
+    point(got[:2] == (0, ["before", "after"]), "the suites of a row run one after another", got)
 
 print(f"1..{number}")
 raise SystemExit(1 if bad else 0)

@@ -23,14 +23,15 @@ OUT = ROOT / "build/bench/module.json"
 
 
 def main():
-    with locked(boot.BUILD / "vm" / KERNEL):
-        module, _warnings = modules.tmesh(kernels.prepare(KERNEL))
-        peer, _warnings = modules.of_tests(kernels.prepare(KERNEL), "peer")
-        outcome = boot.run(KERNEL, "kselftest", module=module, programs=PROGRAMS, files=[peer])
+    logs = boot.logs(KERNEL, "bench")
+    with locked(logs):
+        module, _warnings = modules.tmesh(kernels.prepare(KERNEL), logs)
+        peer, _warnings = modules.of_tests(kernels.prepare(KERNEL), "peer", logs)
+        outcome = boot.run(KERNEL, "bench", script="kselftest", module=module, programs=PROGRAMS, files=[peer])
     series = results.parse(outcome.results)
     if outcome.trouble or not series:
         sys.exit(f"bench-vm: {outcome.trouble or 'the guest measured nothing'};"
-                 f" see build/vm/{KERNEL}/kselftest")
+                 f" see {logs}")
     OUT.parent.mkdir(parents=True, exist_ok=True)
     OUT.write_text(json.dumps(series, indent=1) + "\n")
     print(f"bench-vm: {len(series)} figures for `make bench` in {OUT.relative_to(ROOT)}")

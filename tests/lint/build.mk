@@ -2,10 +2,10 @@
 #
 # The module's source, looked at by the kernel's tools.
 
-kmod-lint: vm-kernels ## sparse, checkpatch, kernel-doc, clang and Coccinelle on the module
+kmod-lint: ## sparse, checkpatch, kernel-doc, clang and Coccinelle on the module
 	@tests/lint/kmod.py
 
-kmod-check: vm-kernels ## of kmod-lint, what takes less than two minutes
+kmod-check: ## of kmod-lint, what takes less than two minutes
 	@tests/lint/kmod.py --quick
 
 .PHONY: kmod-lint kmod-check

@@ -174,8 +174,9 @@ def guests(report, tap, root, releases):
         module.parent.mkdir(exist_ok=True)
         module.write_bytes(lzma.decompress(data) if packed.suffix == ".xz" else data)
         programs = [root.path / "usr/libexec/tmesh-tests" / program for program in ("abi", "create")]
-        with locked(boot.BUILD / "vm" / name):
-            judge(tap, f"{report.name}: {name}", boot.run(name, "kselftest", module=module, programs=programs))
+        with locked(boot.logs(name, "packaging")):
+            judge(tap, f"{report.name}: {name}",
+                  boot.run(name, "packaging", script="kselftest", module=module, programs=programs))
 
 
 def run(tap, release):

@@ -33,6 +33,13 @@ def kernel_of(name):
     return VARIANTS.get(name, (name, []))[0]
 
 
+def logs(name, suite):
+    """Where a suite on a kernel builds its modules and leaves what its guest said."""
+    path = BUILD / "vm" / name / suite
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
 def length():
     """TMESH_TEST_LENGTH: short unless it says full."""
     value = os.environ.get("TMESH_TEST_LENGTH", "short")
@@ -55,8 +62,7 @@ def run(name, suite, *, module, script=None, programs=(), files=(), disks=(), ar
     files are not; both keep their names."""
     kernel = kernels.prepare(kernel_of(name))
     _, more = VARIANTS.get(name, (name, []))
-    logs = BUILD / "vm" / name / suite
-    logs.mkdir(parents=True, exist_ok=True)
+    left = logs(name, suite)
 
     archive = Initramfs()
     archive.add_file("bin/busybox", Path("/bin/busybox"), 0o755)
@@ -71,20 +77,20 @@ def run(name, suite, *, module, script=None, programs=(), files=(), disks=(), ar
         archive.add_file(f"tests/{program.name}", program, 0o755)
     for file in files:
         archive.add_file(file.name, file)
-    archive.write(logs / "initramfs")
+    archive.write(left / "initramfs")
 
     say(f"{name} ({kernel.release}): {suite}")
     for_program, for_guest = LIMITS[length()]
     for last in (False, True):
-        trouble = qemu.boot(kernel, logs / "initramfs", logs=logs, disks=disks, timeout=for_guest,
+        trouble = qemu.boot(kernel, left / "initramfs", logs=left, disks=disks, timeout=for_guest,
                             arguments=[*more, *arguments, f"TMESH_TEST_LENGTH={length()}",
                                        f"TMESH_TIMEOUT={for_program}"])
-        results = (logs / "results").read_text(errors="replace")
+        results = (left / "results").read_text(errors="replace")
         # A stock kernel that patches its own code panics now and then under emulation, long
         # before it knows our module.
         if results or last:
             break
-        say(f"{name}: the kernel did not reach init; once more. Its console: {logs}/console.first")
-        (logs / "console").rename(logs / "console.first")
-    (logs / "initramfs").unlink()
-    return Outcome(results, (logs / "console").read_text(errors="replace"), trouble)
+        say(f"{name}: the kernel did not reach init; once more. Its console: {left}/console.first")
+        (left / "console").rename(left / "console.first")
+    (left / "initramfs").unlink()
+    return Outcome(results, (left / "console").read_text(errors="replace"), trouble)

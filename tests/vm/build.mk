@@ -3,12 +3,15 @@
 # The module and the programs around it in real kernels, under QEMU. Needs root: the Debian 13
 # root is made with debootstrap. What is slow to make is kept in $XDG_CACHE_HOME/tmesh/vm.
 
-# vm-KERNEL-SUITE, for `make check`, and what `make check-full` adds.
-VM_SUITES := $(addprefix vm-,judge debug-seeded 6.1-kselftest 6.12-kselftest 7.2-kselftest \
-	     debug-kselftest 6.12-library 6.12-bindings 6.12-demo)
-VM_LONG := vm-6.12-races vm-debug-fuzz
-VM_SUITES_FULL := $(VM_LONG) $(addprefix vm-,6.18-kselftest debug-swiotlb-kselftest debug-library 7.2-bindings \
-		  debug-bindings)
+# vm-KERNEL-SUITE, for `make check`, and what `make check-full` adds. Those of the checkout build in
+# one copy of it, one after another.
+VM_CHECKOUT := $(addprefix vm-,6.12-bindings 6.12-library 6.12-demo)
+VM_MODULE := $(addprefix vm-,debug-kselftest debug-seeded 6.1-kselftest 6.12-kselftest 7.2-kselftest)
+VM_SUITES := vm-judge $(VM_CHECKOUT) $(VM_MODULE)
+VM_LONG := vm-debug-fuzz vm-6.12-races
+VM_CHECKOUT_FULL := $(VM_CHECKOUT) $(addprefix vm-,debug-library 7.2-bindings debug-bindings)
+VM_MODULE_FULL := $(VM_MODULE) $(VM_LONG) $(addprefix vm-,6.18-kselftest debug-swiotlb-kselftest)
+VM_SUITES_FULL := vm-judge $(VM_CHECKOUT_FULL) $(VM_MODULE_FULL)
 
 # How long the programs in guests race and fuzz. `make check-full` shows more kernels and has
 # VM_LONG, and leaves it at that: at full length each kernel takes an hour, the debug kernel many.
@@ -17,10 +20,10 @@ VM_LENGTH ?= short
 vm-kernels: ## fetch and build the kernels that the module is tested in
 	@tests/vm/kernels.py >&2
 
-vm-check: ## run the tests in kernels (VM_LENGTH=full: at length)
-	tests/run.py --length $(VM_LENGTH) $(VM_SUITES)
+vm-check: kselftest ## run the tests in kernels (VM_LENGTH=full: at length)
+	tests/run.py --length $(VM_LENGTH) --jobs $(JOBS) $(call row,$(VM_CHECKOUT)) vm-judge $(VM_MODULE)
 
-coverage: kselftest vm-kernels ## print which lines of the module the tests run, by file
+coverage: kselftest ## print which lines of the module the tests run, by file
 	@tests/vm/run debug kselftest >$(B)/coverage.tap; status=$$?; \
 		grep -E '^(not ok|# debug:)' $(B)/coverage.tap; exit $$status
 
@@ -34,10 +37,10 @@ vm-6.12-races: ## thousands of rounds of each race
 vm-debug-fuzz: ## two million calls and 50 storms on the debug kernel
 	@TMESH_TEST_LENGTH=full TMESH_TESTS='fuzz storm' tests/vm/run debug kselftest
 
-$(VM_LONG): kselftest vm-kernels
+$(VM_LONG): kselftest
 
-$(filter-out vm-judge $(VM_LONG),$(VM_SUITES) $(VM_SUITES_FULL)): vm-%: kselftest vm-kernels
+$(filter-out vm-judge $(VM_LONG),$(VM_SUITES_FULL)): vm-%: kselftest
 	@TMESH_TEST_LENGTH=$(VM_LENGTH) tests/vm/run \
 		$(patsubst %-$(lastword $(subst -, ,$*)),%,$*) $(lastword $(subst -, ,$*))
 
-.PHONY: vm-kernels vm-check coverage $(VM_SUITES) $(VM_SUITES_FULL)
+.PHONY: vm-kernels vm-check coverage $(VM_SUITES_FULL)

@@ -6,25 +6,24 @@ The root builds what the guest then runs, at the same path, so that the guest co
 import debian13
 import roots
 from cache import sh
-from modules import BUILD, TOP
+from boot import BUILD
+from modules import TOP
 
 REPO = "/repo"
+COPY = BUILD / "vm/repo"
 
 
-def copy():
-    """A copy of the checkout, which keeps what an earlier run built there."""
-    repo = BUILD / "repo"
-    repo.mkdir(parents=True, exist_ok=True)
-    sh("rsync", "-a", "--delete", "--exclude=/build", "--exclude=/.git", f"{TOP}/", repo)
-    return repo
-
-
-def model(repo):
-    """The demo's model: fetched by the host, for neither the root nor the guest need reach PyPI."""
-    for tree in (TOP, repo):
-        (tree / "build/demo").mkdir(parents=True, exist_ok=True)
-    sh(TOP / "tests/demo/fetch.sh", TOP / "build/demo")
-    sh("rsync", "-a", "--include=*.whl", "--exclude=*", f"{TOP}/build/demo/", repo / "build/demo")
+def copy(with_model):
+    """A copy of the checkout, which keeps what an earlier run built there. The demo's model is
+    fetched by the host, for neither the root nor the guest need reach PyPI."""
+    COPY.mkdir(parents=True, exist_ok=True)
+    sh("rsync", "-a", "--delete", "--exclude=/build", "--exclude=/.git", f"{TOP}/", COPY)
+    if with_model:
+        for tree in (TOP, COPY):
+            (tree / "build/demo").mkdir(parents=True, exist_ok=True)
+        sh(TOP / "tests/demo/fetch.sh", TOP / "build/demo")
+        sh("rsync", "-a", "--include=*.whl", "--exclude=*", f"{TOP}/build/demo/", COPY / "build/demo")
+    return COPY
 
 
 def on_memfd(target, repo):
@@ -35,6 +34,6 @@ def on_memfd(target, repo):
 
 def disks(repo):
     """(image, device) of the guest's root, and of the copy with what the targets built."""
-    image = BUILD / "repo.img"
+    image = COPY.with_suffix(".img")
     debian13.write_image(repo, image)
     return [(path, "virtio-blk-pci") for path in (debian13.image(), image)]

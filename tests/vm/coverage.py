@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Which lines of the module a guest ran, of those that there are.
 
-By GCOV for all that ran, with what was missed in build/vm/KERNEL/coverage; by KCOV for what
+By GCOV for all that ran, with what was missed in build/vm/KERNEL/SUITE/missed; by KCOV for what
 the fuzzer alone reached.
 """
 import gzip
@@ -16,11 +16,12 @@ from cache import sh
 from modules import TOP
 
 
-def report(tap, name, module, left):
-    """Notes about the files that programs of a guest left; left is a tar.gz, or nothing."""
+def report(tap, name, module, left, where):
+    """Notes about the files that programs of a guest left; left is a tar.gz, or nothing;
+    what was missed goes into a file of the directory where."""
     if not left:
         return
-    folder = TOP / "build/vm" / name / "left"
+    folder = where / "left"
     sh("rm", "-rf", folder)
     with tarfile.open(fileobj=io.BytesIO(left)) as archive:
         archive.extractall(folder)
@@ -29,7 +30,7 @@ def report(tap, name, module, left):
         tap.note(f"{name}: the fuzzer reached {len(reached)} of {len(lines)} lines of the module")
     if list(folder.glob("*.gcda")):
         lines = by_gcov(module, folder)
-        missed = folder.parent / "missed"
+        missed = where / "missed"
         missed.write_text("".join(f"{file}:{line}\n" for file in sorted(lines)
                                   for line, count in sorted(lines[file].items()) if not count))
         total = reached = 0

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 
-from cache import CACHE, say, sh
+from cache import CACHE, locked, say, sh
 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 SUITES = ("bookworm", "bookworm-backports", "bookworm-security", "trixie-backports")
@@ -54,7 +54,8 @@ def environment():
         'APT::Sandbox::User "root";\n')
     env = dict(os.environ, APT_CONFIG=str(home / "apt.conf"))
     say("fetching package lists")
-    sh("apt-get", "update", env=env)
+    with locked(home):
+        sh("apt-get", "update", env=env)
     return env
 
 

@@ -29,7 +29,7 @@ BOOTS = (
 
 def run(tap, name):
     """One mistake of each kind, each of which must be found."""
-    module, _ = modules.of_tests(kernels.prepare(name), "seeded")
+    module, _ = modules.of_tests(kernels.prepare(name), "seeded", boot.logs(name, "seeded"))
     for mistakes in BOOTS:
         outcome = boot.run(name, "seeded", module=module, arguments=[f"TMESH_SEEDED={','.join(mistakes)}"])
         results = Results(outcome.results)

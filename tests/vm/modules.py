@@ -10,21 +10,21 @@ import roots
 from cache import CACHE, sh
 
 TOP = Path(__file__).resolve().parent.parent.parent
-BUILD = TOP / "build/vm"
 
 
-def tmesh(kernel):
-    """Build our module as anybody would, by `make kmod`. Returns its file and the warnings."""
-    tree = BUILD / kernel.name / "modules/tmesh"
+def tmesh(kernel, where):
+    """Build our module as anybody would, by `make kmod`, in where/tmesh. Returns its file and the
+    warnings."""
+    tree = where / "tmesh"
     shutil.rmtree(tree, ignore_errors=True)
     warnings = make(kernel, "-C", TOP, "kmod", f"B={tree.relative_to(TOP)}", f"KDIR={kernel.kdir}",
                     f"KBUILD_ARGS={' '.join([*arguments(kernel), *coverage(kernel)])}")
     return next(tree.rglob("tmesh.ko")), warnings
 
 
-def of_tests(kernel, name):
-    """Build seeded/ or peer/. Returns its file and the warnings."""
-    tree = BUILD / kernel.name / "modules" / name
+def of_tests(kernel, name, where):
+    """Build seeded/ or peer/, in where. Returns its file and the warnings."""
+    tree = where / name
     shutil.rmtree(tree, ignore_errors=True)
     shutil.copytree(Path(__file__).resolve().parent / name, tree)
     warnings = make(kernel, "-C", kernel.kdir, f"M={tree}", *arguments(kernel), "modules")

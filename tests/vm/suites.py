@@ -18,11 +18,11 @@ from tap import Tap, program
 
 def on_module(tap, name, suite, **more):
     """A suite against our module, which has to build without a warning first."""
-    module, warnings = modules.tmesh(kernels.prepare(boot.kernel_of(name)))
+    module, warnings = modules.tmesh(kernels.prepare(boot.kernel_of(name)), boot.logs(name, suite))
     tap.point(not warnings, f"{name}: {suite}: the module builds without a warning")
     tap.note("\n".join(warnings))
     results = judge(tap, name, boot.run(name, suite, module=module, **more))
-    coverage.report(tap, name, module, results.left)
+    coverage.report(tap, name, module, results.left, boot.logs(name, suite))
 
 
 def kselftest(tap, name):
@@ -36,21 +36,23 @@ def kselftest(tap, name):
     if not programs:
         sys.exit("vm: no program to run in build/tests/kselftest; `make kselftest` builds them")
     replay = os.environ.get("TMESH_REPLAY")
-    corpus = boot.BUILD / "vm/fuzz.corpus"
+    logs = boot.logs(name, "kselftest")
+    corpus = logs / "fuzz.corpus"
     shutil.copy(replay or modules.TOP / "tests/kselftest/fuzz.corpus", corpus)
-    peer, _ = modules.of_tests(kernels.prepare(boot.kernel_of(name)), "peer")
+    peer, _ = modules.of_tests(kernels.prepare(boot.kernel_of(name)), "peer", logs)
     on_module(tap, name, "kselftest", programs=programs, files=[corpus, peer],
               arguments=["TMESH_REPLAY=1"] if replay else [])
 
 
-def in_debian(tap, name, suite, *targets):
+def in_debian(tap, name, suite, *targets, with_model=False):
     """Suites of the checkout in Debian 13, without the module and with it."""
-    repo = checkout.copy()
-    for target in targets:
-        done = checkout.on_memfd(target, repo)
-        program(tap, f"Debian 13 without the module: {target}", done.stdout.splitlines(), done.returncode)
-    on_module(tap, name, suite, script="checkout", disks=checkout.disks(repo),
-              arguments=[f"TMESH_TARGETS={','.join(targets)}"])
+    with locked(checkout.COPY):
+        repo = checkout.copy(with_model)
+        for target in targets:
+            done = checkout.on_memfd(target, repo)
+            program(tap, f"Debian 13 without the module: {target}", done.stdout.splitlines(), done.returncode)
+        on_module(tap, name, suite, script="checkout", disks=checkout.disks(repo),
+                  arguments=[f"TMESH_TARGETS={','.join(targets)}"])
 
 
 def bindings(tap, name):
@@ -65,8 +67,7 @@ def library(tap, name):
 
 def demo(tap, name):
     """`make demo`, the same way."""
-    checkout.model(checkout.copy())
-    in_debian(tap, name, "demo", "demo-check")
+    in_debian(tap, name, "demo", "demo-check", with_model=True)
 
 
 SUITES = {
@@ -84,6 +85,6 @@ def run(pairs):
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     tap = Tap()
     for name, suite in pairs:
-        with locked(boot.BUILD / "vm" / boot.kernel_of(name)):
+        with locked(boot.logs(name, suite)):
             SUITES[suite](tap, name)
     return tap.end()
