@@ -230,10 +230,22 @@ void memory_publish(struct tmesh_cuda_memory *memory, struct tmesh_cuda_memory *
 	memory->next = cuda->memory;
 	cuda->memory = memory;
 	pthread_mutex_unlock(&cuda->lock);
-	/* Now that it is there to be seen. */
-	if (memory->region)
+	/* Its descriptor wakes by itself. */
+	if (memory->lease_ns || memory->slow)
 		watch_again(cuda);
 	*out = memory;
+}
+
+struct tmesh_region *memory_detach(struct tmesh_cuda_memory *memory)
+{
+	struct tmesh_region *region;
+
+	pthread_mutex_lock(&memory->cuda->lock);
+	watch_remove(memory);
+	region = memory->region;
+	memory->region = NULL;
+	pthread_mutex_unlock(&memory->cuda->lock);
+	return region;
 }
 
 static void unlist(struct tmesh_cuda_memory *memory)

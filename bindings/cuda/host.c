@@ -195,22 +195,21 @@ int tmesh_cuda_register(struct tmesh_cuda *cuda, struct tmesh_region *region, in
 /* Also when it is taken away: then the memory object stays, with nothing behind it. */
 void host_end(struct tmesh_cuda_memory *memory)
 {
+	struct tmesh_region *region = memory_detach(memory);
 	struct tmesh_cuda *cuda = memory->cuda;
 	bool entered;
 
-	if (!memory->region)
+	if (!region)
 		return;
+	entered = !cuda_enter(cuda, memory->device, NULL);
 	if (memory->kind == TMESH_CUDA_HOST) {
 		cuda->driver.host_unregister(memory->host);
 		count_registered(memory, -memory->bytes);
 	} else {
-		entered = !cuda_enter(cuda, memory->device, NULL);
 		cuda->driver.mem_free(memory->pointer);
-		if (entered)
-			cuda_leave(cuda);
 	}
-	watch_remove(memory);
-	tmesh_region_unmap(memory->region, memory->rights);
-	tmesh_region_unref(memory->region);
-	memory->region = NULL;
+	if (entered)
+		cuda_leave(cuda);
+	tmesh_region_unmap(region, memory->rights);
+	tmesh_region_unref(region);
 }

@@ -256,14 +256,13 @@ int import_ipc(struct tmesh_cuda *cuda, struct tmesh_region *region, const struc
 
 void import_take(struct tmesh_cuda_memory *memory)
 {
+	struct tmesh_region *region = memory_detach(memory);
 	struct tmesh_cuda *cuda = memory->cuda;
 
-	watch_remove(memory);
 	pthread_mutex_lock(&cuda->lock);
 	drop_user(cuda, memory->import);
 	pthread_mutex_unlock(&cuda->lock);
-	tmesh_region_unref(memory->region);
-	memory->region = NULL;
+	tmesh_region_unref(region);
 }
 
 void import_end(struct tmesh_cuda_memory *memory)
@@ -280,10 +279,12 @@ void import_end(struct tmesh_cuda_memory *memory)
 		return;
 	}
 	entered = !cuda_enter(cuda, memory->device, NULL);
-	if (memory->kind == TMESH_CUDA_IPC)
+	if (memory->kind == TMESH_CUDA_IPC) {
 		cuda->driver.ipc_mem_close(memory->ipc_base);
-	else
+	} else {
+		cuda->driver.mem_free(memory->pointer);
 		cuda->driver.external_destroy(memory->external);
+	}
 	if (entered)
 		cuda_leave(cuda);
 	tmesh_region_unref(memory->region);

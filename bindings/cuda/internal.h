@@ -113,6 +113,7 @@ struct tmesh_cuda_memory {
 	char token[TMESH_TOKEN_SIZE]; /* by which it was opened or shared last */
 	int watch;		      /* the descriptor that the watcher waits for, or -1 */
 	bool slow;		      /* there is none: look now and then */
+	bool closed;		      /* nobody can open the region any more */
 	uint64_t lease_ns;	      /* 0: the region has no lease */
 	void *host;		      /* HOST, STAGED: the region's mapping */
 	struct chunk *chunk;
@@ -158,6 +159,9 @@ struct tmesh_cuda_memory *memory_new(struct tmesh_cuda *cuda, enum tmesh_cuda_ki
 void memory_publish(struct tmesh_cuda_memory *memory, struct tmesh_cuda_memory **out);
 /* Out of the list and gone; the lock is not held. */
 void memory_end(struct tmesh_cuda_memory *memory);
+/* Its region, not watched any more, for the caller to let go of; NULL: it has none. From the moment
+ * that this returns nobody else looks at it. */
+struct tmesh_region *memory_detach(struct tmesh_cuda_memory *memory);
 /* A further reference, unless the last one is being given back. Under the lock. */
 bool memory_get(struct tmesh_cuda_memory *memory);
 

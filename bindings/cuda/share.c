@@ -209,17 +209,17 @@ bool share_settle(struct tmesh_cuda_memory *memory)
 
 	if (!region)
 		return true;
-	if (!memory->slow) {
+	if (!memory->closed) {
 		if (!(tmesh_region_events(region) & TMESH_EVENT_ALONE))
 			return false;
 		tmesh_region_revoke(region, NULL);
 		watch_remove(memory);
-		memory->slow = true;
+		/* Of what was taken back no descriptor tells. */
+		memory->closed = memory->slow = true;
 	}
 	if (!(tmesh_region_events(region) & TMESH_EVENT_ALONE))
 		return false;
-	tmesh_region_unref(region);
-	memory->region = NULL;
+	tmesh_region_unref(memory_detach(memory));
 	return true;
 }
 

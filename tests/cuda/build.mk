@@ -8,6 +8,8 @@ CUDA_OUT   := $(B)/tests/cuda
 CUDA_PLUGINS := $(B)/libtmesh-cuda-torch.so $(B)/libtmesh-cuda-hook.so
 CUDA_ASAN  := $(B)/libtmesh-cuda-asan.a
 STANDIN    := $(CUDA_OUT)/libcuda.so.1
+# Of a toolkit, where there is one: test_abi compares with it.
+CUDA_HOME  ?= /usr/local/cuda
 CUDA_NAMES := $(patsubst $(CUDA_TESTS)/test_%.c,test_%,$(wildcard $(CUDA_TESTS)/test_*.c))
 
 $(STANDIN): $(wildcard $(CUDA_TESTS)/standin*.[ch]) bindings/cuda/driver_api.h
@@ -25,7 +27,7 @@ $(CUDA_OUT)/program: $(CUDA_TESTS)/program.c $(CUDA_OUT)/libcudart.so.12 $(STAND
 
 $(CUDA_OUT)/test_%: $(CUDA_TESTS)/test_%.c $(CUDA_TESTS)/cuda_unit.h $(CUDA_TESTS)/standin.h $(CUDA_ASAN) $(LIB_ASAN)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) -Ibindings/cuda $(CFLAGS) $(WARN) -std=gnu11 -pthread $(ASAN_FLAGS) $< \
+	$(CC) $(CPPFLAGS) -Ibindings/cuda -isystem $(CUDA_HOME)/include $(CFLAGS) $(WARN) -std=gnu11 -pthread $(ASAN_FLAGS) $< \
 		$(CUDA_ASAN) $(LIB_ASAN) -lcmocka $(LIB_LIBS) -ldl -o $@
 
 cuda-check: $(STANDIN) $(B)/libtmesh-cuda.so $(CUDA_PLUGINS) $(CUDA_OUT)/program $(B)/tmeshctl $(VENV)/tmesh.stamp $(addprefix $(CUDA_OUT)/,$(CUDA_NAMES)) ## libtmesh-cuda's tests, on a stand-in for the driver

@@ -417,6 +417,8 @@ cu_result cuMemHostUnregister(void *addr)
 	cu_result rc = CU_HOST_NOT_REGISTERED;
 
 	ENTER("cuMemHostUnregister");
+	if (standin_current() < 0)
+		return CU_INVALID_CONTEXT;
 	pthread_mutex_lock(&standin_lock);
 	for (int i = 0; i < STANDIN_MAX; i++) {
 		if (addr && registered[i].addr == addr) {

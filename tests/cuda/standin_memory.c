@@ -474,8 +474,11 @@ static cu_result end_whole(enum kind kind, cu_ptr ptr)
 
 cu_result cuMemFree_v2(cu_ptr ptr)
 {
+	cu_result rc;
+
 	ENTER("cuMemFree_v2");
-	return end_whole(WHOLE, ptr);
+	rc = end_whole(WHOLE, ptr);
+	return rc ? end_whole(EXTERNAL, ptr) : rc;
 }
 
 cu_result cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
@@ -688,18 +691,13 @@ cu_result cuExternalMemoryGetMappedBuffer(cu_ptr *ptr, cu_external external,
 	return rc;
 }
 
+/* Buffers that were mapped of it stay until cuMemFree(). */
 cu_result cuDestroyExternalMemory(cu_external external)
 {
 	struct physical *memory = (struct physical *)external;
 
 	ENTER("cuDestroyExternalMemory");
 	pthread_mutex_lock(&standin_lock);
-	for (int i = 0; i < STANDIN_MAX; i++) {
-		if (ranges[i].kind == EXTERNAL && ranges[i].of == memory) {
-			munmap(ranges[i].at, ranges[i].bytes);
-			range_end(&ranges[i]);
-		}
-	}
 	memory->handles--;
 	physical_drop(memory);
 	pthread_mutex_unlock(&standin_lock);

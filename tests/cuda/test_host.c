@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
 /* Regions of host memory that kernels use. */
+#include <pthread.h>
+
 #include "cuda_unit.h"
 
 static struct tmesh_region *region_of(struct bed *bed, const char *text)
@@ -149,6 +151,41 @@ static void test_lease(void **state)
 	tmesh_region_unref(region);
 }
 
+/* Given back while the watcher goes round, which it does for every registration: it looks at no
+ * region that is gone. */
+static void *register_often(void *data)
+{
+	struct bed *bed = data;
+
+	for (int i = 0; i < 1000; i++) {
+		struct tmesh_region *region;
+		struct tmesh_cuda_memory *memory;
+		struct tmesh_cuda_info info = {.size = sizeof(info)};
+
+		if (tmesh_region_create(bed->ctx, 4096, NULL, &region, NULL) ||
+		    tmesh_lease_set(region, SECOND, TMESH_TAKEN_SIGBUS, NULL) ||
+		    tmesh_cuda_register(bed->cuda, region, 0, RW, 0, &memory, NULL))
+			return data;
+		tmesh_region_unref(region);
+		tmesh_cuda_info(memory, &info, NULL);
+		tmesh_cuda_memory_unref(memory);
+	}
+	return NULL;
+}
+
+static void test_given_back_under_the_watcher(void **state)
+{
+	pthread_t threads[3];
+	void *failed;
+
+	for (int i = 0; i < 3; i++)
+		assert_int_equal(pthread_create(&threads[i], NULL, register_often, *state), 0);
+	for (int i = 0; i < 3; i++) {
+		pthread_join(threads[i], &failed);
+		assert_null(failed);
+	}
+}
+
 static void test_refused(void **state)
 {
 	struct bed *bed = *state;
@@ -178,8 +215,11 @@ static void test_refused(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		standin_test(test_registered), standin_test(test_read_only),
-		standin_test(test_staged),     standin_test(test_lease),
+		standin_test(test_registered),
+		standin_test(test_read_only),
+		standin_test(test_staged),
+		standin_test(test_lease),
+		standin_test(test_given_back_under_the_watcher),
 		standin_test(test_refused),
 	};
 
