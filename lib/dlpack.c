@@ -9,36 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dlpack_abi.h"
+#include "dlpack_tensor.h"
 #include "layout.h"
-
-static const struct {
-	uint8_t code;
-	uint8_t bits;
-} dl_types[] = {
-	[TMESH_BOOL] = {DL_BOOL, 8},
-	[TMESH_INT8] = {DL_INT, 8},
-	[TMESH_INT16] = {DL_INT, 16},
-	[TMESH_INT32] = {DL_INT, 32},
-	[TMESH_INT64] = {DL_INT, 64},
-	[TMESH_UINT8] = {DL_UINT, 8},
-	[TMESH_UINT16] = {DL_UINT, 16},
-	[TMESH_UINT32] = {DL_UINT, 32},
-	[TMESH_UINT64] = {DL_UINT, 64},
-	[TMESH_FLOAT16] = {DL_FLOAT, 16},
-	[TMESH_FLOAT32] = {DL_FLOAT, 32},
-	[TMESH_FLOAT64] = {DL_FLOAT, 64},
-	[TMESH_BFLOAT16] = {DL_BFLOAT, 16},
-	[TMESH_FLOAT8_E4M3FN] = {DL_FLOAT8_E4M3FN, 8},
-	[TMESH_FLOAT8_E5M2] = {DL_FLOAT8_E5M2, 8},
-	[TMESH_COMPLEX64] = {DL_COMPLEX, 64},
-	[TMESH_COMPLEX128] = {DL_COMPLEX, 128},
-	[TMESH_INT4] = {DL_INT, 4},
-	[TMESH_UINT4] = {DL_UINT, 4},
-	[TMESH_FLOAT4_E2M1FN] = {DL_FLOAT4_E2M1FN, 4},
-};
-
-#define DL_TYPES (sizeof(dl_types) / sizeof(dl_types[0]))
 
 /* What lives as long as a managed tensor of ours does. */
 struct export
@@ -48,9 +20,7 @@ struct export
 		struct DLManagedTensorVersioned versioned;
 	};
 	struct tmesh_tensor *tensor;
-	/* Copies: consumers get pointers that are not const. */
-	int64_t shape[TMESH_MAX_DIMS];
-	int64_t strides[TMESH_MAX_DIMS];
+	struct dl_dims dims;
 };
 
 static void export_free(struct export *export)
@@ -73,7 +43,6 @@ static void export_delete_versioned(struct DLManagedTensorVersioned *managed)
 static int export_new(struct tmesh_tensor *tensor, uint32_t rights, struct export **out,
 		      struct dl_tensor *dl, struct tmesh_error *err)
 {
-	const struct tmesh_layout *layout = tmesh_tensor_layout(tensor);
 	struct export *export;
 	void *data;
 	int rc;
@@ -85,19 +54,8 @@ static int export_new(struct tmesh_tensor *tensor, uint32_t rights, struct expor
 	if (!export)
 		return tmesh_fail(err, -ENOMEM, "no memory for a DLPack tensor");
 	export->tensor = tmesh_tensor_ref(tensor);
-	memcpy(export->shape, layout->shape, sizeof(export->shape));
-	memcpy(export->strides, layout->strides, sizeof(export->strides));
-	*dl = (struct dl_tensor){
-		/* Also without elements: there are consumers who never end the use of NULL. */
-		.data = data,
-		.device = {.type = DL_DEVICE_CPU},
-		.ndim = layout->ndim,
-		.dtype = {.code = dl_types[layout->dtype].code,
-			  .bits = dl_types[layout->dtype].bits,
-			  .lanes = 1},
-		.shape = export->shape,
-		.strides = export->strides,
-	};
+	*dl = dl_describe(tmesh_tensor_layout(tensor), &export->dims, data,
+			  (struct dl_device){.type = DL_DEVICE_CPU});
 	*out = export;
 	return 0;
 }

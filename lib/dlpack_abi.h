@@ -15,6 +15,7 @@
 
 enum dl_device_type {
 	DL_DEVICE_CPU = 1,
+	DL_DEVICE_CUDA = 2,
 };
 
 enum dl_type_code {
@@ -97,8 +98,7 @@ struct dl_exchange {
 static_assert(sizeof(void *) != 8 ||
 		      (sizeof(struct dl_tensor) == 48 && sizeof(struct DLManagedTensor) == 64 &&
 		       sizeof(struct DLManagedTensorVersioned) == 80 &&
-		       sizeof(struct dl_exchange) == 56 &&
-		       offsetof(struct dl_tensor, dtype) == 20),
+		       sizeof(struct dl_exchange) == 56 && offsetof(struct dl_tensor, dtype) == 20),
 	      "not the published ABI");
 
 #endif /* TMESH_DLPACK_ABI_H */

@@ -7,7 +7,6 @@
 #include "internal.h"
 
 #include <stdlib.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 static uint64_t round_up(uint64_t bytes, uint64_t to)
@@ -128,7 +127,7 @@ static int new_chunk(struct block *block, struct chunk *before, uint64_t offset,
 	struct chunk *chunk = calloc(1, sizeof(*chunk));
 
 	if (!chunk)
-		return cuda_fail(err, -ENOMEM, "no memory");
+		return tmesh_fail(err, -ENOMEM, "no memory");
 	*chunk = (struct chunk){.block = block, .offset = offset, .bytes = bytes, .before = before};
 	chunk->behind = before ? before->behind : NULL;
 	if (chunk->behind)
@@ -217,13 +216,12 @@ static int block_new(struct tmesh_cuda *cuda, int device, uint64_t bytes, struct
 	int rc;
 
 	if (!block)
-		return cuda_fail(err, -ENOMEM, "no memory");
+		return tmesh_fail(err, -ENOMEM, "no memory");
 	block->device = device;
 	block->bytes = bytes;
 	block->fd = -1;
-	if (getrandom(&block->id, sizeof(block->id), 0) != sizeof(block->id))
-		rc = cuda_fail(err, -EIO, "no random number for a block's id");
-	else
+	rc = tmesh_random(&block->id, sizeof(block->id), err);
+	if (!rc)
 		rc = new_chunk(block, NULL, 0, bytes, &block->chunks, err);
 	if (!rc) {
 		rc = create(cuda, block, err);
@@ -391,11 +389,11 @@ int tmesh_cuda_alloc(struct tmesh_cuda *cuda, int device, uint64_t bytes, uint32
 
 	err = err ? err : &why;
 	if (flags & ~(uint32_t)(TMESH_CUDA_OR_HOST | TMESH_CUDA_ALONE))
-		return cuda_fail(err, -EINVAL, "alloc: unknown flags 0x%x", flags);
+		return tmesh_fail(err, -EINVAL, "alloc: unknown flags 0x%x", flags);
 	if (!bytes || bytes > INT64_MAX - (1ull << 32))
-		return cuda_fail(err, bytes ? -EOVERFLOW : -EINVAL,
-				 "alloc: %llu bytes are no size for memory",
-				 (unsigned long long)bytes);
+		return tmesh_fail(err, bytes ? -EOVERFLOW : -EINVAL,
+				  "alloc: %llu bytes are no size for memory",
+				  (unsigned long long)bytes);
 	rc = cuda_enter(cuda, device, err);
 	if (rc)
 		return rc;

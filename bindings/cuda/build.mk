@@ -8,6 +8,7 @@ CUDA_SONAME := libtmesh-cuda.so.0
 CUDA_SO     := $(B)/libtmesh-cuda.so.$(VERSION)
 CUDA_SRC    := $(addprefix $(CUDA)/,block.c caps.c cuda.c dlpack.c driver.c event.c external.c host.c \
 		 import.c share.c watch.c)
+CUDA_TOOLS := $(B)/lib-plain/error.o $(B)/lib-plain/opts.o
 CUDA_LIBS   = $(LIB_LIBS) -ldl
 CUDA_TORCH  := $(B)/libtmesh-cuda-torch.so
 CUDA_HOOK   := $(B)/libtmesh-cuda-hook.so
@@ -25,9 +26,9 @@ endef
 $(eval $(call cuda_objects,plain,))
 $(eval $(call cuda_objects,asan,$(ASAN_FLAGS)))
 
-$(CUDA_SO): $(CUDA_OBJ_plain) $(CUDA)/libtmesh-cuda.map $(B)/libtmesh.so
+$(CUDA_SO): $(CUDA_OBJ_plain) $(CUDA_TOOLS) $(CUDA)/libtmesh-cuda.map $(B)/libtmesh.so
 	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(CUDA_SONAME) -Wl,-z,defs \
-		-Wl,--version-script=$(CUDA)/libtmesh-cuda.map -o $@ $(CUDA_OBJ_plain) \
+		-Wl,--version-script=$(CUDA)/libtmesh-cuda.map -o $@ $(CUDA_OBJ_plain) $(CUDA_TOOLS) \
 		-L$(B) -ltmesh $(CUDA_LIBS)
 
 # For the tests.

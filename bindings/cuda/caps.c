@@ -22,7 +22,7 @@ static int ask(struct tmesh_cuda *cuda, int device, int attribute, const char *n
 		cuda, cuda->driver.device_attribute(&can, attribute, cuda->devices[device].handle),
 		"cuDeviceGetAttribute", err);
 
-	return rc || can ? rc : cuda_fail(err, -EOPNOTSUPP, "%s is 0", name);
+	return rc || can ? rc : tmesh_fail(err, -EOPNOTSUPP, "%s is 0", name);
 }
 
 static int try_register(struct tmesh_cuda *cuda, int device, uint32_t rights,
@@ -106,7 +106,7 @@ int tmesh_cuda_caps(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_cap *
 	peers(cuda, device, &caps[4]);
 	rc = ask(cuda, device, CU_ATTR_IPC_EVENT, "IPC_EVENT_SUPPORTED", &why);
 	set(&caps[5], "ipc-event", rc, &why, "the driver says so");
-	rc = memory ? try_dmabuf(memory, &why) : cuda_fail(&why, -EOPNOTSUPP, "needs vmm");
+	rc = memory ? try_dmabuf(memory, &why) : tmesh_fail(&why, -EOPNOTSUPP, "needs vmm");
 	set(&caps[6], "dma-buf-export", rc, &why, "tried with one granule");
 	caps[7].name = "dma-buf-import";
 	caps[7].level = TMESH_CUDA_NOT_TRIED;

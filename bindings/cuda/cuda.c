@@ -18,7 +18,7 @@ static int find_devices(struct tmesh_cuda *cuda, struct tmesh_error *err)
 	if (rc)
 		return rc;
 	if (count < 1)
-		return cuda_fail(err, -ENODEV, "the CUDA driver shows no GPU");
+		return tmesh_fail(err, -ENODEV, "the CUDA driver shows no GPU");
 	for (int i = 0; i < count && i < DEVICES_MAX && !rc; i++) {
 		struct device *device = &cuda->devices[i];
 
@@ -53,13 +53,13 @@ int tmesh_cuda_open(struct tmesh_ctx *ctx, const struct tmesh_cuda_opts *opts,
 {
 	struct tmesh_cuda_opts o;
 	struct tmesh_cuda *cuda;
-	int rc = cuda_read_sized(&o, sizeof(o), opts, err);
+	int rc = tmesh_read_sized(&o, sizeof(o), opts, err);
 
 	if (rc)
 		return rc;
 	cuda = calloc(1, sizeof(*cuda));
 	if (!cuda)
-		return cuda_fail(err, -ENOMEM, "no memory");
+		return tmesh_fail(err, -ENOMEM, "no memory");
 	atomic_init(&cuda->refs, 1);
 	pthread_mutex_init(&cuda->lock, NULL);
 	pthread_mutex_init(&cuda->share_lock, NULL);
@@ -134,8 +134,8 @@ int tmesh_cuda_device_count(const struct tmesh_cuda *cuda)
 int cuda_check_device(const struct tmesh_cuda *cuda, int device, struct tmesh_error *err)
 {
 	if (device < 0 || device >= cuda->device_count)
-		return cuda_fail(err, -ENODEV, "there is no GPU %d here: this process sees %d",
-				 device, cuda->device_count);
+		return tmesh_fail(err, -ENODEV, "there is no GPU %d here: this process sees %d",
+				  device, cuda->device_count);
 	return 0;
 }
 
@@ -159,7 +159,7 @@ int tmesh_cuda_device_info(struct tmesh_cuda *cuda, int device, struct tmesh_cud
 		return rc;
 	i.bytes = bytes;
 	memcpy(i.uuid, cuda->devices[device].uuid.bytes, sizeof(i.uuid));
-	return cuda_write_sized(info, &i, sizeof(i), err);
+	return tmesh_write_sized(info, &i, sizeof(i), err);
 }
 
 static int retain(struct tmesh_cuda *cuda, int device, cu_context *context, struct tmesh_error *err)
@@ -210,7 +210,7 @@ struct tmesh_cuda_memory *memory_new(struct tmesh_cuda *cuda, enum tmesh_cuda_ki
 	struct tmesh_cuda_memory *memory = calloc(1, sizeof(*memory));
 
 	if (!memory) {
-		cuda_fail(err, -ENOMEM, "no memory");
+		tmesh_fail(err, -ENOMEM, "no memory");
 		return NULL;
 	}
 	atomic_init(&memory->refs, 1);
@@ -354,7 +354,7 @@ int tmesh_cuda_info(struct tmesh_cuda_memory *memory, struct tmesh_cuda_info *in
 	i.taken = memory->state != LIVE;
 	i.region = memory->region ? tmesh_region_id(memory->region) : 0;
 	pthread_mutex_unlock(&memory->cuda->lock);
-	return cuda_write_sized(info, &i, sizeof(i), err);
+	return tmesh_write_sized(info, &i, sizeof(i), err);
 }
 
 int tmesh_cuda_find(struct tmesh_cuda *cuda, uint64_t pointer, struct tmesh_cuda_memory **out,
@@ -370,8 +370,8 @@ int tmesh_cuda_find(struct tmesh_cuda *cuda, uint64_t pointer, struct tmesh_cuda
 			found = memory;
 	pthread_mutex_unlock(&cuda->lock);
 	if (!found)
-		return cuda_fail(err, -ENOENT, "no memory of this library is at 0x%llx",
-				 (unsigned long long)pointer);
+		return tmesh_fail(err, -ENOENT, "no memory of this library is at 0x%llx",
+				  (unsigned long long)pointer);
 	*offset = pointer - found->pointer;
 	*out = found;
 	return 0;
@@ -406,7 +406,7 @@ int tmesh_cuda_stats(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_stat
 #undef ADD
 	}
 	pthread_mutex_unlock(&cuda->lock);
-	return cuda_write_sized(stats, &all, sizeof(all), NULL);
+	return tmesh_write_sized(stats, &all, sizeof(all), NULL);
 }
 
 /* Whatever happens to memory is the watcher's to see; here it is only asked. */

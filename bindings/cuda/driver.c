@@ -5,20 +5,6 @@
 #include <dlfcn.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
-
-int cuda_fail(struct tmesh_error *err, int code, const char *fmt, ...)
-{
-	va_list args;
-
-	if (!err)
-		return code;
-	err->code = code;
-	va_start(args, fmt);
-	vsnprintf(err->message, sizeof(err->message), fmt, args);
-	va_end(args);
-	return code;
-}
 
 void cuda_log(const struct tmesh_cuda *cuda, enum tmesh_log_level level, const char *fmt, ...)
 {
@@ -73,8 +59,8 @@ int cuda_check(const struct tmesh_cuda *cuda, cu_result rc, const char *call,
 	if (rc == CU_OK)
 		return 0;
 	if (cuda->driver.error_name(rc, &name) || !name)
-		return cuda_fail(err, errno_of(rc), "%s: CUDA error %d", call, rc);
-	return cuda_fail(err, errno_of(rc), "%s: %s", call, name);
+		return tmesh_fail(err, errno_of(rc), "%s: CUDA error %d", call, rc);
+	return tmesh_fail(err, errno_of(rc), "%s: %s", call, name);
 }
 
 static int find_all(struct tmesh_cuda *cuda, struct tmesh_error *err)
@@ -93,7 +79,8 @@ static int find_all(struct tmesh_cuda *cuda, struct tmesh_error *err)
 #undef NEED
 #undef FIND
 	if (missing)
-		return cuda_fail(err, -ENODEV, "the CUDA driver has no %s: it is too old", missing);
+		return tmesh_fail(err, -ENODEV, "the CUDA driver has no %s: it is too old",
+				  missing);
 	return 0;
 }
 
@@ -103,7 +90,7 @@ int cuda_load(struct tmesh_cuda *cuda, const char *library, struct tmesh_error *
 
 	cuda->library = dlopen(library ? library : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
 	if (!cuda->library)
-		return cuda_fail(err, -ENODEV, "there is no CUDA driver: %s", dlerror());
+		return tmesh_fail(err, -ENODEV, "there is no CUDA driver: %s", dlerror());
 	rc = find_all(cuda, err);
 	if (!rc)
 		rc = cuda_check(cuda, cuda->driver.init(0), "cuInit", err);
@@ -111,36 +98,4 @@ int cuda_load(struct tmesh_cuda *cuda, const char *library, struct tmesh_error *
 		rc = cuda_check(cuda, cuda->driver.driver_version(&cuda->version),
 				"cuDriverGetVersion", err);
 	return rc;
-}
-
-/* Each begins with its size: what an older caller does not know is 0, what a newer one sets
- * beyond ours is refused. */
-int cuda_read_sized(void *dst, size_t dst_bytes, const void *src, struct tmesh_error *err)
-{
-	size_t bytes;
-
-	memset(dst, 0, dst_bytes);
-	if (!src)
-		return 0;
-	memcpy(&bytes, src, sizeof(bytes));
-	if (bytes < sizeof(bytes))
-		return cuda_fail(err, -EINVAL, "the options' size is not set");
-	for (size_t i = dst_bytes; i < bytes; i++)
-		if (((const char *)src)[i])
-			return cuda_fail(err, -EINVAL, "options of a newer version of the library");
-	memcpy(dst, src, bytes < dst_bytes ? bytes : dst_bytes);
-	return 0;
-}
-
-int cuda_write_sized(void *dst, const void *src, size_t src_bytes, struct tmesh_error *err)
-{
-	size_t bytes;
-
-	memcpy(&bytes, dst, sizeof(bytes));
-	if (bytes < sizeof(bytes))
-		return cuda_fail(err, -EINVAL, "the structure's size is not set");
-	memset(dst, 0, bytes);
-	memcpy(dst, src, bytes < src_bytes ? bytes : src_bytes);
-	memcpy(dst, &bytes, sizeof(bytes));
-	return 0;
 }

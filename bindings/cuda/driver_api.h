@@ -112,7 +112,7 @@ struct cu_uuid {
 };
 
 struct cu_ipc_handle { /* of memory and of events alike */
-	char bytes[64];
+	unsigned char bytes[64];
 };
 
 struct cu_external_desc {

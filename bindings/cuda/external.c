@@ -21,21 +21,23 @@ int tmesh_cuda_export_dmabuf(struct tmesh_cuda_memory *memory, uint64_t offset, 
 			     int *fd, struct tmesh_error *err)
 {
 	struct tmesh_cuda *cuda = memory->cuda;
-	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+	uint64_t page = tmesh_page_bytes();
 	int can = 0;
 	int rc;
 
-	if (memory->kind != TMESH_CUDA_OWN && memory->kind != TMESH_CUDA_IMPORTED)
-		return cuda_fail(err, -EOPNOTSUPP, "dma-buf: of memory of tmesh's on a GPU only");
+	/* Nobody tells when a dma-buf is let go of: what has one is never used for anything else.
+	 */
+	if (memory->kind != TMESH_CUDA_OWN)
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "dma-buf: of memory that was allocated here on a GPU only");
+	if (!memory->chunk->block->alone)
+		return tmesh_fail(err, -EINVAL, "dma-buf: of memory allocated with ALONE only");
 	if (offset > memory->bytes || bytes > memory->bytes - offset)
-		return cuda_fail(err, -EINVAL, "dma-buf: outside the memory's %llu bytes",
-				 (unsigned long long)memory->bytes);
+		return tmesh_fail(err, -EINVAL, "dma-buf: outside the memory's %llu bytes",
+				  (unsigned long long)memory->bytes);
 	bytes = bytes ? bytes : memory->bytes - offset;
 	if ((memory->pointer + offset) % page || !bytes || bytes % page)
-		return cuda_fail(
-			err, -EINVAL,
-			"dma-buf: not whole pages; memory allocated with ALONE begins with "
-			"one");
+		return tmesh_fail(err, -EINVAL, "dma-buf: not whole pages");
 	rc = CUDA_HAS(cuda, range_handle, err);
 	if (!rc)
 		rc = cuda_check(
@@ -44,10 +46,10 @@ int tmesh_cuda_export_dmabuf(struct tmesh_cuda_memory *memory, uint64_t offset, 
 						      cuda->devices[memory->resident].handle),
 			"cuDeviceGetAttribute", err);
 	if (!rc && !can)
-		rc = cuda_fail(err, -EOPNOTSUPP,
-			       "dma-buf: GPU %d makes none (DMA_BUF_SUPPORTED is 0: "
-			       "CUDA_ERROR_NOT_SUPPORTED)",
-			       memory->resident);
+		rc = tmesh_fail(err, -EOPNOTSUPP,
+				"dma-buf: GPU %d makes none (DMA_BUF_SUPPORTED is 0: "
+				"CUDA_ERROR_NOT_SUPPORTED)",
+				memory->resident);
 	if (!rc)
 		rc = cuda_enter(cuda, memory->resident, err);
 	if (rc)
@@ -68,7 +70,7 @@ static int import(struct tmesh_cuda_memory *memory, int type, int fd, struct tme
 
 	desc.handle.fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	if (desc.handle.fd < 0)
-		return cuda_fail(err, -errno, "import: %d is not an open descriptor", fd);
+		return tmesh_fail(err, -errno, "import: %d is not an open descriptor", fd);
 	rc = cuda_check(cuda, cuda->driver.external_import(&memory->external, &desc),
 			"cuImportExternalMemory", err);
 	if (rc || type == CU_EXTERNAL_DMABUF_FD)
@@ -89,7 +91,8 @@ int tmesh_cuda_import_fd(struct tmesh_cuda *cuda, int device, enum tmesh_cuda_fd
 	int rc;
 
 	if ((type != TMESH_CUDA_OPAQUE_FD && type != TMESH_CUDA_DMABUF_FD) || !bytes)
-		return cuda_fail(err, -EINVAL, "import: say what the descriptor is, and its bytes");
+		return tmesh_fail(err, -EINVAL,
+				  "import: say what the descriptor is, and its bytes");
 	rc = CUDA_HAS(cuda, external_import, err);
 	if (!rc)
 		rc = cuda_enter(cuda, device, err);

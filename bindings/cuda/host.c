@@ -3,12 +3,11 @@
 #include "internal.h"
 
 #include <stdlib.h>
-#include <unistd.h>
 
 /* In whole pages: the mapping has them, and the driver pins no less. */
 static uint64_t pinned_bytes(const struct tmesh_cuda_memory *memory)
 {
-	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+	uint64_t page = tmesh_page_bytes();
 
 	return (memory->bytes + page - 1) & ~(page - 1);
 }
@@ -31,10 +30,11 @@ static int check_read_only(struct tmesh_cuda *cuda, int device, struct tmesh_err
 			    "cuDeviceGetAttribute", err);
 
 	if (!rc && !can)
-		rc = cuda_fail(err, -EOPNOTSUPP,
-			       "register: GPU %d takes no read-only memory "
-			       "(READ_ONLY_HOST_REGISTER_SUPPORTED is 0: CUDA_ERROR_NOT_SUPPORTED)",
-			       device);
+		rc = tmesh_fail(
+			err, -EOPNOTSUPP,
+			"register: GPU %d takes no read-only memory "
+			"(READ_ONLY_HOST_REGISTER_SUPPORTED is 0: CUDA_ERROR_NOT_SUPPORTED)",
+			device);
 	return rc;
 }
 
@@ -89,16 +89,16 @@ int tmesh_cuda_stage(struct tmesh_cuda_memory *memory, bool back, struct tmesh_e
 	int rc;
 
 	if (memory->kind != TMESH_CUDA_STAGED)
-		return cuda_fail(err, -EINVAL, "stage: the memory is shared, there is no copy");
+		return tmesh_fail(err, -EINVAL, "stage: the memory is shared, there is no copy");
 	if (back && !(memory->rights & TMESH_WRITE))
-		return cuda_fail(err, -EACCES, "stage: the region is for reading");
+		return tmesh_fail(err, -EACCES, "stage: the region is for reading");
 	rc = cuda_enter(cuda, memory->device, err);
 	if (rc)
 		return rc;
 	/* Held, so that the watcher does not take the mapping away under the copy. */
 	pthread_mutex_lock(&cuda->lock);
 	if (memory->state != LIVE)
-		rc = cuda_fail(err, -ESTALE, "stage: the region was taken back");
+		rc = tmesh_fail(err, -ESTALE, "stage: the region was taken back");
 	else if (back)
 		rc = cuda_check(
 			cuda,
@@ -154,7 +154,7 @@ int tmesh_cuda_register(struct tmesh_cuda *cuda, struct tmesh_region *region, in
 
 	err = err ? err : &why;
 	if (flags & ~(uint32_t)TMESH_CUDA_OR_STAGE)
-		return cuda_fail(err, -EINVAL, "register: unknown flags 0x%x", flags);
+		return tmesh_fail(err, -EINVAL, "register: unknown flags 0x%x", flags);
 	*out = registered(cuda, region, device, rights);
 	if (*out)
 		return 0;

@@ -2,6 +2,7 @@
 /* Other processes' memory, mapped here. What lies in one block of theirs is mapped once. */
 #include "internal.h"
 
+#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -11,7 +12,7 @@ static int device_of(struct tmesh_cuda *cuda, const struct cu_uuid *uuid, struct
 	for (int i = 0; i < cuda->device_count; i++)
 		if (!memcmp(&cuda->devices[i].uuid, uuid, sizeof(*uuid)))
 			return i;
-	return cuda_fail(
+	return tmesh_fail(
 		err, -ENODEV,
 		"import: the memory is on GPU %02x%02x%02x%02x..., which this process does "
 		"not see (CUDA_ERROR_INVALID_DEVICE; CUDA_VISIBLE_DEVICES?)",
@@ -30,10 +31,10 @@ static int check_peers(struct tmesh_cuda *cuda, int device, int resident, struct
 								    cuda->devices[resident].handle),
 				"cuDeviceCanAccessPeer", err);
 	if (!rc && !can)
-		rc = cuda_fail(err, -EOPNOTSUPP,
-			       "import: GPU %d cannot reach the memory of GPU %d "
-			       "(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED)",
-			       device, resident);
+		rc = tmesh_fail(err, -EOPNOTSUPP,
+				"import: GPU %d cannot reach the memory of GPU %d "
+				"(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED)",
+				device, resident);
 	return rc;
 }
 
@@ -74,7 +75,7 @@ static int import_block(struct tmesh_cuda *cuda, struct tmesh_region *region,
 	if (!import) {
 		import = calloc(1, sizeof(*import));
 		if (!import)
-			return cuda_fail(err, -ENOMEM, "no memory");
+			return tmesh_fail(err, -ENOMEM, "no memory");
 		*import = (struct import){.id = card->block,
 					  .resident = resident,
 					  .device = device,
@@ -94,7 +95,7 @@ static int import_block(struct tmesh_cuda *cuda, struct tmesh_region *region,
 		cuda->imports = import;
 		cuda->devices[device].stats.imported_bytes += import->bytes;
 	} else if (import->bytes != card->block_bytes) {
-		return cuda_fail(err, -EPROTO, "import: two regions disagree about their block");
+		return tmesh_fail(err, -EPROTO, "import: two regions disagree about their block");
 	}
 	import->users++;
 	import->refs++;
@@ -174,8 +175,8 @@ static int explain(const struct tmesh_cuda *cuda, const struct card *card, int r
 	if (!err || card->version == cuda->version)
 		return rc;
 	why = *err;
-	return cuda_fail(err, rc, "%.180s (exported by driver API %d, this process has %d)",
-			 why.message, card->version, cuda->version);
+	return tmesh_fail(err, rc, "%.180s (exported by driver API %d, this process has %d)",
+			  why.message, card->version, cuda->version);
 }
 
 int import_vmm(struct tmesh_cuda *cuda, struct tmesh_region *region, const struct card *card,
@@ -193,10 +194,10 @@ int import_vmm(struct tmesh_cuda *cuda, struct tmesh_region *region, const struc
 	if (!rc)
 		rc = block_granule(cuda, resident, &granule, err);
 	if (!rc && card->block_bytes % granule)
-		rc = cuda_fail(err, -EPROTO,
-			       "import: a block of %llu bytes is not of granules of %llu "
-			       "(CUDA_ERROR_INVALID_VALUE)",
-			       (unsigned long long)card->block_bytes, (unsigned long long)granule);
+		rc = tmesh_fail(err, -EPROTO,
+				"import: a block of %llu bytes is not of granules of %llu "
+				"(CUDA_ERROR_INVALID_VALUE)",
+				(unsigned long long)card->block_bytes, (unsigned long long)granule);
 	if (!rc && opts->device >= 0)
 		rc = cuda_check_device(cuda, opts->device, err);
 	if (!rc && opts->device >= 0)
@@ -224,6 +225,28 @@ int import_vmm(struct tmesh_cuda *cuda, struct tmesh_region *region, const struc
 	return 0;
 }
 
+/* The device's context is current. */
+static int open_ipc(struct tmesh_cuda_memory *memory, const struct card *card,
+		    struct tmesh_error *err)
+{
+	const struct cu_driver *driver = &memory->cuda->driver;
+	size_t whole;
+	cu_ptr base;
+	int rc = cuda_check(memory->cuda,
+			    driver->ipc_mem_open(&memory->ipc_base, card->memory,
+						 CU_IPC_LAZY_ENABLE_PEER_ACCESS),
+			    "cuIpcOpenMemHandle", err);
+
+	/* Where the driver knows how much there is, the card must not speak of more. */
+	if (!rc && driver->address_range(&base, &whole, memory->ipc_base) == CU_OK &&
+	    whole < card->block_bytes) {
+		driver->ipc_mem_close(memory->ipc_base);
+		rc = tmesh_fail(err, -EPROTO, "import: of %llu bytes there are %zu",
+				(unsigned long long)card->block_bytes, whole);
+	}
+	return rc;
+}
+
 int import_ipc(struct tmesh_cuda *cuda, struct tmesh_region *region, const struct card *card,
 	       struct tmesh_cuda_memory **out, struct tmesh_error *err)
 {
@@ -237,11 +260,7 @@ int import_ipc(struct tmesh_cuda *cuda, struct tmesh_region *region, const struc
 	if (rc)
 		return rc;
 	memory = memory_new(cuda, TMESH_CUDA_IPC, resident, err);
-	rc = memory ? cuda_check(cuda,
-				 cuda->driver.ipc_mem_open(&memory->ipc_base, card->memory,
-							   CU_IPC_LAZY_ENABLE_PEER_ACCESS),
-				 "cuIpcOpenMemHandle", err)
-		    : -ENOMEM;
+	rc = memory ? open_ipc(memory, card, err) : -ENOMEM;
 	cuda_leave(cuda);
 	if (rc) {
 		free(memory);
@@ -293,7 +312,7 @@ void import_end(struct tmesh_cuda_memory *memory)
 static int read_opts(const struct tmesh_cuda_import_opts *opts, struct tmesh_cuda_import_opts *o,
 		     struct tmesh_error *err)
 {
-	int rc = cuda_read_sized(o, sizeof(*o), opts, err);
+	int rc = tmesh_read_sized(o, sizeof(*o), opts, err);
 
 	if (!opts)
 		o->device = -1;
@@ -301,7 +320,7 @@ static int read_opts(const struct tmesh_cuda_import_opts *opts, struct tmesh_cud
 	if (!o->rights)
 		o->rights = TMESH_READ;
 	if (!rc && o->rights != TMESH_READ && o->rights != (TMESH_READ | TMESH_WRITE))
-		rc = cuda_fail(err, -EINVAL, "import: rights are READ or READ | WRITE");
+		rc = tmesh_fail(err, -EINVAL, "import: rights are READ or READ | WRITE");
 	return rc;
 }
 
@@ -346,10 +365,10 @@ static int finish(struct tmesh_cuda_memory *memory, const struct tmesh_ref *ref,
 	int rc = tmesh_layout_check(&ref->layout, memory->bytes, &bytes, err);
 
 	if (rc)
-		return cuda_fail(err, -EPROTO,
-				 "the ref's numbers do not fit the %llu bytes of its "
-				 "memory",
-				 (unsigned long long)memory->bytes);
+		return tmesh_fail(err, -EPROTO,
+				  "the ref's numbers do not fit the %llu bytes of its "
+				  "memory",
+				  (unsigned long long)memory->bytes);
 	*layout = ref->layout;
 	layout->device_id = memory->resident < 0 ? memory->device : memory->resident;
 	layout->device_type = TMESH_DEVICE_CUDA;
@@ -387,6 +406,17 @@ static int open_device(struct tmesh_cuda *cuda, const struct tmesh_ref *ref, uin
 	return rc;
 }
 
+/* Who carried it may have written it anew, with spaces. */
+static bool says_ipc(const char *text, size_t bytes)
+{
+	json_t *whole = json_loadb(text, bytes, 0, NULL);
+	json_t *kind = json_object_get(json_object_get(whole, "cuda"), "kind");
+	bool ipc = kind && json_is_string(kind) && !strcmp(json_string_value(kind), "ipc");
+
+	json_decref(whole);
+	return ipc;
+}
+
 int tmesh_cuda_open_ref(struct tmesh_cuda *cuda, const char *text, size_t bytes,
 			const struct tmesh_cuda_import_opts *opts, struct CUstream_st *stream,
 			struct tmesh_cuda_memory **out, struct tmesh_layout *layout,
@@ -407,9 +437,8 @@ int tmesh_cuda_open_ref(struct tmesh_cuda *cuda, const char *text, size_t bytes,
 			rc = open_host(cuda, &ref, &o, &memory, err);
 		else
 			rc = open_device(cuda, &ref,
-					 memmem(text, bytes, "\"kind\":\"ipc\"", 12)
-						 ? TMESH_READ
-						 : TMESH_READ | TMESH_WRITE,
+					 says_ipc(text, bytes) ? TMESH_READ
+							       : TMESH_READ | TMESH_WRITE,
 					 &o, &memory, err);
 		if (rc)
 			return rc;

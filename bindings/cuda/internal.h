@@ -16,6 +16,7 @@
 #include <tmesh/cuda.h>
 #pragma GCC visibility pop
 
+#include "../../lib/tools.h"
 #include "driver_api.h"
 
 #define DEVICES_MAX 64
@@ -127,8 +128,6 @@ struct tmesh_cuda_memory {
 
 /* driver.c */
 
-int cuda_fail(struct tmesh_error *err, int code, const char *fmt, ...)
-	__attribute__((format(printf, 3, 4), cold));
 /* 0, or the errno for what the driver's function @call returned, with both names. */
 int cuda_check(const struct tmesh_cuda *cuda, cu_result rc, const char *call,
 	       struct tmesh_error *err);
@@ -136,16 +135,12 @@ void cuda_log(const struct tmesh_cuda *cuda, enum tmesh_log_level level, const c
 	__attribute__((format(printf, 3, 4)));
 int cuda_load(struct tmesh_cuda *cuda, const char *library, struct tmesh_error *err);
 /* The function, or -EOPNOTSUPP from a driver that is too old. */
-#define CUDA_HAS(cuda, member, err)                                                       \
-	((cuda)->driver.member                                                            \
-		 ? 0                                                                      \
-		 : cuda_fail(err, -EOPNOTSUPP,                                            \
-			     "the driver is too old: it has no " #member " (version %d)", \
-			     (cuda)->version))
-
-/* Sized structures, as in libtmesh. */
-int cuda_read_sized(void *dst, size_t dst_bytes, const void *src, struct tmesh_error *err);
-int cuda_write_sized(void *dst, const void *src, size_t src_bytes, struct tmesh_error *err);
+#define CUDA_HAS(cuda, member, err)                                                        \
+	((cuda)->driver.member                                                             \
+		 ? 0                                                                       \
+		 : tmesh_fail(err, -EOPNOTSUPP,                                            \
+			      "the driver is too old: it has no " #member " (version %d)", \
+			      (cuda)->version))
 
 /* cuda.c */
 

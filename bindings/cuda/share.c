@@ -17,25 +17,9 @@
 
 #define HEX(bytes) (2 * (bytes) + 1)
 
-static void to_hex(char *text, const void *bytes, size_t count)
-{
-	for (size_t i = 0; i < count; i++)
-		sprintf(text + 2 * i, "%02x", ((const unsigned char *)bytes)[i]);
-}
-
 static bool from_hex(void *bytes, const char *text, size_t count)
 {
-	if (!text || strlen(text) != 2 * count)
-		return false;
-	for (size_t i = 0; i < count; i++) {
-		unsigned int byte;
-
-		if (strspn(text + 2 * i, "0123456789abcdef") < 2 ||
-		    sscanf(text + 2 * i, "%2x", &byte) != 1)
-			return false;
-		((unsigned char *)bytes)[i] = (unsigned char)byte;
-	}
-	return true;
+	return text && strlen(text) == 2 * count && tmesh_unhex(bytes, text, count);
 }
 
 static int card_write(struct tmesh_region *region, int device, const struct card *card,
@@ -46,7 +30,7 @@ static int card_write(struct tmesh_region *region, int device, const struct card
 	char *text;
 	int rc;
 
-	to_hex(uuid, card->uuid.bytes, 16);
+	tmesh_hex(uuid, card->uuid.bytes, 16);
 	snprintf(block, sizeof(block), "%016" PRIx64, card->block);
 	snprintf(id, sizeof(id), "%016" PRIx64, tmesh_region_id(region));
 	cuda = json_pack("{s:s, s:s, s:i, s:s, s:I, s:I, s:I}", "kind", card->ipc ? "ipc" : "vmm",
@@ -54,11 +38,11 @@ static int card_write(struct tmesh_region *region, int device, const struct card
 			 (json_int_t)card->offset, "of", (json_int_t)card->block_bytes, "bytes",
 			 (json_int_t)card->bytes);
 	if (card->has_event) {
-		to_hex(event, card->event.bytes, sizeof(card->event.bytes));
+		tmesh_hex(event, card->event.bytes, sizeof(card->event.bytes));
 		json_object_set_new(cuda, "event", json_string(event));
 	}
 	if (card->has_memory) {
-		to_hex(memory, card->memory.bytes, sizeof(card->memory.bytes));
+		tmesh_hex(memory, card->memory.bytes, sizeof(card->memory.bytes));
 		json_object_set_new(cuda, "memory", json_string(memory));
 	}
 	whole = json_pack("{s:i, s:s, s:i, s:I, s:[I], s:s, s:[i], s:o, s:o}", "v", 1, "id", id,
@@ -67,7 +51,7 @@ static int card_write(struct tmesh_region *region, int device, const struct card
 			  json_sprintf("cuda:%d", device), "cuda", cuda);
 	text = whole ? json_dumps(whole, JSON_COMPACT) : NULL;
 	rc = text ? tmesh_region_desc_set(region, text, err)
-		  : cuda_fail(err, -ENOMEM, "no memory for a description");
+		  : tmesh_fail(err, -ENOMEM, "no memory for a description");
 	free(text);
 	json_decref(whole);
 	return rc;
@@ -115,7 +99,7 @@ int card_read(struct tmesh_region *region, struct card *card, struct tmesh_error
 	good = read_members(json_object_get(whole, "cuda"), card);
 	json_decref(whole);
 	if (!good || (!card->ipc && card->bytes != tmesh_region_bytes(region)))
-		return cuda_fail(err, -EPROTO, "import: the region does not stand for GPU memory");
+		return tmesh_fail(err, -EPROTO, "import: the region does not stand for GPU memory");
 	return 0;
 }
 
@@ -190,11 +174,11 @@ int tmesh_cuda_region(struct tmesh_cuda_memory *memory, struct tmesh_region **ou
 		rc = make_region(memory, err);
 	pthread_mutex_lock(&cuda->lock);
 	if (!rc && memory->state != LIVE)
-		rc = cuda_fail(err, -ESTALE, "share: the memory was taken back");
+		rc = tmesh_fail(err, -ESTALE, "share: the memory was taken back");
 	else if (!rc && !memory->region)
-		rc = cuda_fail(err, -EOPNOTSUPP,
-			       "share: memory that was imported by a descriptor is handed over by "
-			       "who made it");
+		rc = tmesh_fail(err, -EOPNOTSUPP,
+				"share: memory that was imported by a descriptor is handed over by "
+				"who made it");
 	else if (!rc)
 		*out = tmesh_region_ref(memory->region);
 	pthread_mutex_unlock(&cuda->lock);
@@ -236,8 +220,8 @@ static int write_ref(const struct tmesh_ref *ref, const char *kind, char *text, 
 	more = (size_t)snprintf(member, sizeof(member), ",\"cuda\":{\"kind\":\"%s\"}}", kind);
 	length = strlen(text);
 	if (length + more > size)
-		return cuda_fail(err, -ENOSPC, "the ref needs %zu bytes, there is room for %zu",
-				 length + more, size);
+		return tmesh_fail(err, -ENOSPC, "the ref needs %zu bytes, there is room for %zu",
+				  length + more, size);
 	memcpy(text + length - 1, member, more + 1);
 	return 0;
 }
@@ -271,8 +255,8 @@ int tmesh_cuda_share(struct tmesh_cuda_memory *memory, const struct tmesh_layout
 	int rc;
 
 	if (memory->kind == TMESH_CUDA_STAGED)
-		return cuda_fail(err, -EOPNOTSUPP,
-				 "share: this is a copy on the device; share its region");
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "share: this is a copy on the device; share its region");
 	rc = tmesh_cuda_region(memory, &region, err);
 	if (rc)
 		return rc;
@@ -366,26 +350,22 @@ static int name_holders(struct tmesh_cuda *cuda, struct tmesh_region *region,
 						 used ? ", " : "", (int)holders[i].pid,
 						 holders[i].comm);
 	free(holders);
-	return cuda_fail(err, -ETIMEDOUT, "reclaim: still held by %s",
-			 *text ? text : "processes that cannot be seen from here");
+	return tmesh_fail(err, -ETIMEDOUT, "reclaim: still held by %s",
+			  *text ? text : "processes that cannot be seen from here");
 }
 
-/* Holders are told, and let go of themselves. The share_lock is held. */
+/* Holders are told, and let go of themselves. */
 static int take_back(struct tmesh_cuda *cuda, struct tmesh_region *region, uint64_t timeout_ns,
 		     struct tmesh_error *err)
 {
 	const struct timespec moment = {.tv_nsec = 1000000};
-	struct timespec start, now;
+	uint64_t start = tmesh_now_ns();
 	int rc = tmesh_region_revoke(region, err);
 
 	if (rc && rc != -ESTALE)
 		return rc;
-	clock_gettime(CLOCK_MONOTONIC, &start);
 	while (!(tmesh_region_events(region) & TMESH_EVENT_ALONE)) {
-		clock_gettime(CLOCK_MONOTONIC, &now);
-		if ((uint64_t)(now.tv_sec - start.tv_sec) * 1000000000 + (uint64_t)now.tv_nsec -
-			    (uint64_t)start.tv_nsec >=
-		    timeout_ns)
+		if (tmesh_now_ns() - start >= timeout_ns)
 			return name_holders(cuda, region, err);
 		nanosleep(&moment, NULL);
 	}
@@ -395,21 +375,29 @@ static int take_back(struct tmesh_cuda *cuda, struct tmesh_region *region, uint6
 int tmesh_cuda_reclaim(struct tmesh_cuda_memory *memory, uint64_t timeout_ns,
 		       struct tmesh_error *err)
 {
-	struct tmesh_region *region;
+	struct tmesh_cuda *cuda = memory->cuda;
+	struct tmesh_region *region = NULL, *gone = NULL;
 	int rc;
 
 	if (memory->kind != TMESH_CUDA_OWN)
-		return cuda_fail(err, -EINVAL, "reclaim: the memory was not allocated here");
-	pthread_mutex_lock(&memory->cuda->share_lock);
-	region = memory->region;
-	rc = region ? take_back(memory->cuda, region, timeout_ns, err) : 0;
-	if (!rc) {
-		pthread_mutex_lock(&memory->cuda->lock);
+		return tmesh_fail(err, -EINVAL, "reclaim: the memory was not allocated here");
+	pthread_mutex_lock(&cuda->share_lock);
+	pthread_mutex_lock(&cuda->lock);
+	if (memory->region)
+		region = tmesh_region_ref(memory->region);
+	pthread_mutex_unlock(&cuda->lock);
+	pthread_mutex_unlock(&cuda->share_lock);
+	if (!region)
+		return 0;
+	rc = take_back(cuda, region, timeout_ns, err);
+	pthread_mutex_lock(&cuda->lock);
+	if (!rc && memory->region == region) {
+		gone = region;
 		memory->region = NULL;
 		memory->token[0] = '\0';
-		pthread_mutex_unlock(&memory->cuda->lock);
-		tmesh_region_unref(region);
 	}
-	pthread_mutex_unlock(&memory->cuda->share_lock);
+	pthread_mutex_unlock(&cuda->lock);
+	tmesh_region_unref(gone);
+	tmesh_region_unref(region);
 	return rc;
 }

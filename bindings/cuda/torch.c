@@ -43,9 +43,14 @@ void tmesh_torch_free(void *pointer, ssize_t bytes, int device, struct CUstream_
 	struct tmesh_cuda *cuda;
 	uint64_t offset;
 
-	if (!pointer || tmesh_cuda_default(&cuda, &err) ||
-	    tmesh_cuda_find(cuda, (uintptr_t)pointer, &memory, &offset, &err))
+	if (!pointer)
 		return;
+	if (tmesh_cuda_default(&cuda, &err) ||
+	    tmesh_cuda_find(cuda, (uintptr_t)pointer, &memory, &offset, &err)) {
+		fprintf(stderr, "tmesh: %zd bytes on GPU %d are not given back: %s\n", bytes,
+			device, err.message);
+		return;
+	}
 	tmesh_cuda_memory_unref(memory);
 	tmesh_cuda_memory_unref(memory);
 }

@@ -177,7 +177,7 @@ static int start_thread(struct tmesh_cuda *cuda, struct tmesh_error *err)
 	pthread_sigmask(SIG_SETMASK, &all, &old);
 	rc = pthread_create(&cuda->watcher, NULL, run, cuda);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
-	return rc ? cuda_fail(err, -rc, "cannot start the thread that watches leases") : 0;
+	return rc ? tmesh_fail(err, -rc, "cannot start the thread that watches leases") : 0;
 }
 
 int watch_start(struct tmesh_cuda *cuda, struct tmesh_error *err)
@@ -194,7 +194,7 @@ int watch_start(struct tmesh_cuda *cuda, struct tmesh_error *err)
 			epoll_ctl(cuda->epoll, EPOLL_CTL_ADD, cuda->wake, &event);
 	}
 	if (cuda->wake < 0)
-		rc = cuda_fail(err, -errno, "cannot watch leases: no descriptor");
+		rc = tmesh_fail(err, -errno, "cannot watch leases: no descriptor");
 	else if (!cuda->watching)
 		rc = start_thread(cuda, err);
 	if (!rc)

@@ -247,8 +247,9 @@ int tmesh_cuda_to_dlpack_versioned(struct tmesh_cuda_memory *memory,
 				   struct DLManagedTensorVersioned **out, struct tmesh_error *err);
 
 /*
- * A dma-buf over whole pages of device memory; @bytes 0: to the end. With
- * tmesh_region_from_dmabuf() it becomes a region that devices import. The caller owns @fd.
+ * A dma-buf over whole pages of memory that was allocated here, with ALONE; @bytes 0: to the end.
+ * With tmesh_region_from_dmabuf() it becomes a region that devices import. The caller owns @fd.
+ * Whoever holds it keeps the block after @memory is given back; no reclaim reaches it.
  */
 int tmesh_cuda_export_dmabuf(struct tmesh_cuda_memory *memory, uint64_t offset, uint64_t bytes,
 			     int *fd, struct tmesh_error *err);

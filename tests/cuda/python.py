@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import traceback
 
 import numpy
@@ -161,6 +162,14 @@ def frameworks_allocator():
     process.wait()
     assert plugin.tmesh_torch_malloc(ctypes.c_ssize_t(1 << 50), 0, None) is None
     assert plugin.tmesh_torch_malloc(ctypes.c_ssize_t(-1), 0, None) is None
+    with tempfile.TemporaryFile() as said:
+        usual = os.dup(2)
+        os.dup2(said.fileno(), 2)
+        plugin.tmesh_torch_free(ctypes.c_void_p(4096), ctypes.c_ssize_t(7), 0, None)
+        os.dup2(usual, 2)
+        os.close(usual)
+        said.seek(0)
+        assert b"7 bytes on GPU 0 are not given back: no memory" in said.read()
 
 
 def program(how, hook=True):

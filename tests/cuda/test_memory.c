@@ -2,6 +2,7 @@
 /* Device memory in one process: blocks and chunks, DLPack, dma-bufs, devices' abilities. */
 #include "cuda_unit.h"
 
+#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include "../../lib/dlpack_abi.h"
@@ -174,6 +175,32 @@ static void test_dlpack(void **state)
 	tmesh_cuda_memory_unref(memory);
 }
 
+/* Who has a dma-buf has what it was made of, whatever is allocated and given back since. */
+static void test_dmabuf(void **state)
+{
+	struct bed *bed = *state;
+	struct tmesh_cuda_memory *memory, *next;
+	char byte = 'd', *at;
+	int fd;
+
+	memory = alloc(bed, 0, 8192);
+	assert_refused(tmesh_cuda_export_dmabuf(memory, 0, 0, &fd, err), -EINVAL, "ALONE");
+	tmesh_cuda_memory_unref(memory);
+	assert_ok(tmesh_cuda_alloc(bed->cuda, 0, 2 * MIB, TMESH_CUDA_ALONE, &memory, err));
+	assert_true(standin_access(0, tmesh_cuda_pointer(memory), &byte, 1, true));
+	assert_ok(tmesh_cuda_export_dmabuf(memory, 0, 0, &fd, err));
+	tmesh_cuda_memory_unref(memory);
+	assert_ok(tmesh_cuda_alloc(bed->cuda, 0, 2 * MIB, TMESH_CUDA_ALONE, &next, err));
+	byte = 'n';
+	assert_true(standin_access(0, tmesh_cuda_pointer(next), &byte, 1, true));
+	at = mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0);
+	assert_true(at != MAP_FAILED);
+	assert_int_equal(*at, 'd');
+	munmap(at, 4096);
+	close(fd);
+	tmesh_cuda_memory_unref(next);
+}
+
 static void test_descriptors(void **state)
 {
 	struct bed *bed = *state;
@@ -281,11 +308,11 @@ static void test_no_driver(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		standin_test(test_chunks),	standin_test(test_devices),
-		standin_test(test_random),	standin_test(test_alone),
-		standin_test(test_no_memory),	standin_test(test_dlpack),
-		standin_test(test_descriptors), standin_test(test_caps),
-		standin_test(test_no_driver),
+		standin_test(test_chunks),    standin_test(test_devices),
+		standin_test(test_random),    standin_test(test_alone),
+		standin_test(test_no_memory), standin_test(test_dlpack),
+		standin_test(test_dmabuf),    standin_test(test_descriptors),
+		standin_test(test_caps),      standin_test(test_no_driver),
 	};
 
 	return cmocka_run_group_tests_name("cuda memory", tests, NULL, NULL);

@@ -2,6 +2,7 @@
 /* Device memory between processes: refs, sockets, kills of either side, taking back, order. */
 #include "cuda_unit.h"
 
+#include <pthread.h>
 #include <sys/stat.h>
 
 typedef int stream_create_fn(struct CUstream_st **out, unsigned int flags);
@@ -153,11 +154,26 @@ static void test_dropped(void **state)
 	bed_close(bed);
 }
 
+struct reclaimer {
+	struct tmesh_cuda_memory *memory;
+	int rc;
+};
+
+static void *reclaim(void *data)
+{
+	struct reclaimer *reclaimer = data;
+
+	reclaimer->rc = tmesh_cuda_reclaim(reclaimer->memory, 10 * SECOND, NULL);
+	return NULL;
+}
+
 static void test_reclaim(void **state)
 {
 	ALONE_SET_UP(bed, helper_start(RW, -1), helper_start(RW, -1));
-	struct tmesh_cuda_memory *memory = alloc(bed, 0, 5000, 'a');
+	struct tmesh_cuda_memory *memory = alloc(bed, 0, 5000, 'a'), *other;
+	struct reclaimer reclaimer = {.memory = memory};
 	struct tmesh_error told = {0};
+	pthread_t thread;
 	char text[TMESH_REF_SIZE], pid[16];
 
 	share(memory, text);
@@ -176,7 +192,15 @@ static void test_reclaim(void **state)
 	snprintf(pid, sizeof(pid), "%d (", (int)helpers[1].pid);
 	if (!strstr(told.message, pid))
 		fail_msg("\"%s\" does not name %s", told.message, pid);
+	/* While one waits for him others are shared. */
+	pthread_create(&thread, NULL, reclaim, &reclaimer);
+	usleep(20000);
+	other = alloc(bed, 0, 5000, 'o');
+	share(other, text);
+	tmesh_cuda_memory_unref(other);
 	helper_kill(&helpers[1]);
+	pthread_join(thread, NULL);
+	assert_int_equal(reclaimer.rc, 0);
 	assert_ok(tmesh_cuda_reclaim(memory, 5 * SECOND, err));
 	tmesh_cuda_memory_unref(memory);
 	helper_end(&helpers[0]);
@@ -366,14 +390,25 @@ static void test_streams(void **state)
 	pair_close(&pair);
 }
 
+/* Once; there is room for what is longer. */
+static void replace(char *text, const char *old, const char *new)
+{
+	char *at = strstr(text, old);
+
+	assert_non_null(at);
+	memmove(at + strlen(new), at + strlen(old), strlen(at + strlen(old)) + 1);
+	memcpy(at, new, strlen(new));
+}
+
 static void test_ipc(void **state)
 {
 	ALONE_SET_UP(bed, helper_start(RW, -1));
 	retain_fn *retain = (retain_fn *)standin_symbol("cuDevicePrimaryCtxRetain");
 	push_fn *push = (push_fn *)standin_symbol("cuCtxPushCurrent_v2");
+	struct tmesh_region_info info = {.size = sizeof(info)};
 	struct tmesh_layout layout = bytes_layout(5000);
 	struct tmesh_cuda_memory *memory, *ours;
-	char text[TMESH_REF_SIZE], byte = 'i';
+	char text[TMESH_REF_SIZE], answer[2048], byte = 'i';
 	unsigned long long pointer;
 	struct tmesh_region *region;
 	void *context;
@@ -392,8 +427,18 @@ static void test_ipc(void **state)
 	assert_refused(tmesh_cuda_open_ref(bed->cuda, text, strlen(text), NULL, NULL, &memory,
 					   &layout, err),
 		       -ECONNRESET, "cuIpcOpenMemHandle: CUDA_ERROR_INVALID_CONTEXT");
-	tmesh_region_unref(region);
 	assert_int_equal(helper_say(&helpers[0], "u"), 'u');
+	/* What carried it may have put spaces in. */
+	replace(text, "\"ipc\"", " \"ipc\"");
+	assert_int_equal(helper_say(&helpers[0], text), 'i');
+	assert_int_equal(helper_say(&helpers[0], "u"), 'u');
+	assert_ok(tmesh_region_info(region, &info, err));
+	replace(info.desc, "\"of\":2097152", "\"of\":2097153");
+	assert_ok(tmesh_region_desc_set(region, info.desc, err));
+	assert_int_equal(helper_ask(&helpers[0], text, answer), 'E');
+	assert_non_null(strstr(answer + 1 + offsetof(struct tmesh_error, message),
+			       "of 2097153 bytes there are 2097152"));
+	tmesh_region_unref(region);
 	/* Memory of the VMM calls is not for this. */
 	ours = alloc(bed, 0, 5000, 'a');
 	assert_refused(tmesh_cuda_share_ipc(bed->cuda, tmesh_cuda_pointer(ours), &layout, NULL,
