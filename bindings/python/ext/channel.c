@@ -53,14 +53,26 @@ static int role_argument(PyObject *object, void *role)
 	return !PyErr_Occurred();
 }
 
-static int spin_from_seconds(struct state *st, double spin, struct tmesh_channel_opts *opts)
+/* What making and joining are told alike. */
+struct channel_args {
+	int writable;
+	unsigned int max_regions;
+	unsigned long long max_bytes;
+	double spin;
+};
+
+/* The context, with @opts filled in; NULL with an exception. */
+static struct tmesh_ctx *prepare(struct state *st, const struct channel_args *args,
+				 struct tmesh_channel_opts *opts)
 {
-	if (!(spin >= 0 && spin <= 1)) {
-		raise_code(st, EINVAL, "spin is at least 0 and at most 1 second");
-		return -1;
-	}
-	opts->spin_ns = spin > 0 ? (uint64_t)ceil(spin * 1e9) : TMESH_CHANNEL_NO_SPIN;
-	return 0;
+	if (!(args->spin >= 0 && args->spin <= 1))
+		return raise_code(st, EINVAL, "spin is at least 0 and at most 1 second");
+	opts->spin_ns = args->spin > 0 ? (uint64_t)ceil(args->spin * 1e9) : TMESH_CHANNEL_NO_SPIN;
+	opts->rights = args->writable ? TMESH_READ | TMESH_WRITE : TMESH_READ;
+	opts->max_regions = args->max_regions;
+	opts->max_bytes = args->max_bytes;
+	opts->flags = TMESH_CHANNEL_NO_OPEN;
+	return context(st);
 }
 
 static PyObject *channel_over(PyTypeObject *type, struct tmesh_channel *channel,
@@ -85,26 +97,21 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 				"writable", "max_regions", "max_bytes", "spin",	   NULL};
 	struct tmesh_channel_opts opts = {.size = sizeof(opts)};
 	struct state *st = PyType_GetModuleState(type);
+	struct channel_args common = {0};
 	char token[TMESH_TOKEN_SIZE];
 	enum tmesh_channel_role role;
 	struct tmesh_channel *channel;
-	unsigned long long max_bytes = 0;
 	struct tmesh_error err;
 	struct tmesh_ctx *ctx;
-	int writable = 0, rc;
-	double spin = 0;
+	int rc;
 
 	if (!PyArg_ParseTupleAndKeywords(
 		    args, kwargs, "O&|$O&O&O&O&pO&O&d:Channel", names, role_argument, &role,
 		    uint_argument, &opts.slots, uint_argument, &opts.producers, uint_argument,
-		    &opts.regions, uint_argument, &opts.layouts, &writable, uint_argument,
-		    &opts.max_regions, size_argument, &max_bytes, &spin) ||
-	    spin_from_seconds(st, spin, &opts))
+		    &opts.regions, uint_argument, &opts.layouts, &common.writable, uint_argument,
+		    &common.max_regions, size_argument, &common.max_bytes, &common.spin))
 		return NULL;
-	opts.rights = writable ? TMESH_READ | TMESH_WRITE : TMESH_READ;
-	opts.max_bytes = max_bytes;
-	opts.flags = TMESH_CHANNEL_NO_OPEN;
-	ctx = context(st);
+	ctx = prepare(st, &common, &opts);
 	if (!ctx)
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS;
@@ -125,24 +132,20 @@ static PyObject *channel_open(PyObject *type, PyObject *args, PyObject *kwargs)
 				"max_bytes", "spin", NULL};
 	struct tmesh_channel_opts opts = {.size = sizeof(opts)};
 	struct state *st = PyType_GetModuleState((PyTypeObject *)type);
-	unsigned long long max_bytes = 0;
+	struct channel_args common = {0};
 	enum tmesh_channel_role role;
 	struct tmesh_channel *channel;
 	struct tmesh_error err;
 	struct tmesh_ctx *ctx;
-	int writable = 0, rc;
 	const char *token;
-	double spin = 0;
+	int rc;
 
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO&|$pO&O&d:open", names, &token,
-					 role_argument, &role, &writable, uint_argument,
-					 &opts.max_regions, size_argument, &max_bytes, &spin) ||
-	    spin_from_seconds(st, spin, &opts))
+					 role_argument, &role, &common.writable, uint_argument,
+					 &common.max_regions, size_argument, &common.max_bytes,
+					 &common.spin))
 		return NULL;
-	opts.rights = writable ? TMESH_READ | TMESH_WRITE : TMESH_READ;
-	opts.max_bytes = max_bytes;
-	opts.flags = TMESH_CHANNEL_NO_OPEN;
-	ctx = context(st);
+	ctx = prepare(st, &common, &opts);
 	if (!ctx)
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS;
@@ -299,7 +302,7 @@ static int parse_last(struct state *st, const char *function, PyObject *const *a
 
 struct wait {
 	struct tmesh_message *messages;
-	uint32_t count; /* 0: flush */
+	uint32_t count; /* 0: flush, or open what the next message needs */
 	int64_t timeout_ns;
 };
 
@@ -308,11 +311,12 @@ static int act(struct channel *self, const struct wait *wait, int64_t timeout_ns
 {
 	int rc;
 
-	if (!wait->count)
-		return tmesh_channel_flush(self->channel, timeout_ns, err);
 	if (self->role == TMESH_CHANNEL_SEND)
-		return tmesh_channel_send_batch(self->channel, wait->messages, wait->count,
-						timeout_ns, err);
+		return wait->count ? tmesh_channel_send_batch(self->channel, wait->messages,
+							      wait->count, timeout_ns, err)
+				   : tmesh_channel_flush(self->channel, timeout_ns, err);
+	if (!wait->count)
+		return tmesh_channel_prepare(self->channel, err);
 	rc = tmesh_channel_recv_batch(self->channel, wait->messages, wait->count, timeout_ns, err);
 	if (rc == -EINPROGRESS)
 		rc = tmesh_channel_prepare(self->channel, err) ? err->code : -EINTR;
@@ -478,14 +482,10 @@ static PyObject *channel_try_recv(PyObject *object, PyObject *unused)
 
 	if (!may(self, TMESH_CHANNEL_RECV))
 		return NULL;
-	rc = tmesh_channel_try_recv(self->channel, &message, &err);
-	if (rc == -EINPROGRESS) {
-		struct wait wait = {&message, 1, 0};
-
-		rc = wait_for(self, &wait, &err);
-	}
-	/* Opened, and another consumer had it. */
-	if (rc == -EAGAIN || rc == -ETIMEDOUT)
+	do
+		rc = tmesh_channel_try_recv(self->channel, &message, &err);
+	while (rc == -EINPROGRESS && !(rc = wait_for(self, &(struct wait){0}, &err)));
+	if (rc == -EAGAIN)
 		Py_RETURN_NONE;
 	return rc < 0 ? raise_rc(self, &err)
 		      : object_from_message(state_of_channel(self), &message);

@@ -141,6 +141,38 @@ def test_killed(peer):
         assert gone <= 4
 
 
+@pytest.mark.skipif(os.environ.get("TMESH_BACKEND") == "kernel",
+                    reason="the module opens what a stopped process has")
+def test_an_owner_that_does_not_answer(python):
+    """It does not make the channel look empty, and its message stays."""
+    python("""
+import glob, os, signal, tmesh
+told, tell = os.pipe()
+sender = os.fork()
+if sender == 0:
+    with tmesh.Channel.open(os.read(told, 1000).decode(), "send") as out:
+        out.send(t := tmesh.put(b"x"))
+        os.kill(os.getpid(), signal.SIGSTOP)
+        out.flush(20)
+    os._exit(0)
+tmesh.configure(timeout=0.1)
+into = tmesh.Channel("recv")
+try:
+    os.write(tell, into.token.encode())
+    os.waitpid(sender, os.WUNTRACED)
+    # Without these links it has to be asked.
+    for link in glob.glob(os.environ["TMESH_RUNTIME_DIR"] + "/*.index"):
+        os.unlink(link)
+    try:
+        raise SystemExit(f"it gave {into.try_recv()}")
+    except tmesh.PeerTimeoutError:
+        os.kill(sender, signal.SIGCONT)
+    assert bytes(into.recv(20)) == b"x"
+finally:
+    os.kill(sender, signal.SIGKILL)
+""")
+
+
 def test_iteration(pair):
     out, into = pair
     for i in range(5):
