@@ -6,6 +6,7 @@
 #include "binding.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,11 +20,16 @@ static const char *const formats[DTYPES] = {
 	[TMESH_FLOAT16] = "e", [TMESH_FLOAT32] = "f", [TMESH_FLOAT64] = "g",
 };
 
-/* One list and the one that it lists, down to the numbers: level i is dimension i. */
+/*
+ * One list and the one that it lists, down to the numbers: level i is dimension i. A consumer may
+ * move a level elsewhere and release the one around it, so they share what all of them need until
+ * the last is released.
+ */
 struct schema {
 	struct ArrowSchema levels[TMESH_MAX_DIMS];
 	struct ArrowSchema *children[TMESH_MAX_DIMS];
 	char formats[TMESH_MAX_DIMS][32];
+	atomic_int unreleased; /* levels */
 };
 
 struct array {
@@ -32,29 +38,22 @@ struct array {
 	const void *buffers[2]; /* no bitmap, for nothing is null; the numbers */
 	struct tensor *tensor;
 	bool writable;
+	atomic_int unreleased; /* levels */
 };
-
-/* The levels live and die together: the outermost owns them, the others only say so. */
-static void schema_child_release(struct ArrowSchema *self)
-{
-	self->release = NULL;
-}
-
-static void array_child_release(struct ArrowArray *self)
-{
-	self->release = NULL;
-}
 
 static void schema_release(struct ArrowSchema *self)
 {
-	free(self->private_data);
+	struct schema *schema = self->private_data;
+
+	if (self->n_children && self->children[0]->release)
+		self->children[0]->release(self->children[0]);
 	self->release = NULL;
+	if (atomic_fetch_sub(&schema->unreleased, 1) == 1)
+		free(schema);
 }
 
-/* A consumer may be done in any thread, and even after the interpreter. */
-static void array_release(struct ArrowArray *self)
+static void array_free(struct array *array)
 {
-	struct array *array = self->private_data;
 	PyGILState_STATE gil;
 
 	if (Py_IsInitialized()) {
@@ -63,7 +62,18 @@ static void array_release(struct ArrowArray *self)
 		PyGILState_Release(gil);
 	}
 	free(array);
+}
+
+/* A consumer may be done in any thread, and even after the interpreter. */
+static void array_release(struct ArrowArray *self)
+{
+	struct array *array = self->private_data;
+
+	if (self->n_children && self->children[0]->release)
+		self->children[0]->release(self->children[0]);
 	self->release = NULL;
+	if (atomic_fetch_sub(&array->unreleased, 1) == 1)
+		array_free(array);
 }
 
 static void schema_capsule_free(PyObject *capsule)
@@ -109,12 +119,12 @@ static PyObject *schema_capsule(const struct tmesh_layout *layout)
 			.flags = ARROW_NULLABLE, /* as other makers' lists are */
 			.n_children = list,
 			.children = list ? &schema->children[i] : NULL,
-			.release = schema_child_release,
+			.release = schema_release,
+			.private_data = schema,
 		};
 	}
+	schema->unreleased = layout->ndim;
 	*top = schema->levels[0];
-	top->release = schema_release;
-	top->private_data = schema;
 	capsule = PyCapsule_New(top, "arrow_schema", schema_capsule_free);
 	if (!capsule) {
 		free(schema);
@@ -151,12 +161,12 @@ static PyObject *array_capsule(struct tensor *self)
 			.buffers = array->buffers,
 			.n_children = list,
 			.children = list ? &array->children[i] : NULL,
-			.release = array_child_release,
+			.release = array_release,
+			.private_data = array,
 		};
 	}
+	array->unreleased = layout->ndim;
 	*top = array->levels[0];
-	top->release = array_release;
-	top->private_data = array;
 	capsule = PyCapsule_New(top, "arrow_array", array_capsule_free);
 	if (capsule)
 		return capsule;
