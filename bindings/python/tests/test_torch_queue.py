@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 from multiprocessing.reduction import ForkingPickler
 import os
+import threading
 import time
 
 import numpy as np
@@ -56,18 +57,22 @@ def worker():
     assert process.exitcode == 0
 
 
+def sender():
+    return tmesh.torch._senders[os.getpid()]
+
+
 def settle():
     """What was taken is let go with the next send."""
     gc.collect()
-    tmesh.torch._sender.keep(None)
-    tmesh.torch._sender.sent.popitem()
+    sender().keep(None)
+    sender().sent.popitem()
 
 
 @pytest.fixture(autouse=True)
 def nothing_under_way(worker):
     yield
     deadline = time.monotonic() + PATIENCE
-    while tmesh.torch._sender.sent and time.monotonic() < deadline:
+    while sender().sent and time.monotonic() < deadline:
         settle()
     tmesh.torch._slots.cache_clear()
 
@@ -140,13 +145,32 @@ def test_many_under_way():
 
 def test_too_many_under_way(monkeypatch):
     monkeypatch.setattr(tmesh.torch, "_SLOTS", 3)
-    monkeypatch.setattr(tmesh.torch, "_sender", None)
+    monkeypatch.setattr(tmesh.torch, "_senders", {})
     sent = [ForkingPickler.dumps(torch.ones(2)) for _ in range(3)]
     with pytest.raises(tmesh.LimitError, match="not yet taken"):
         ForkingPickler.dumps(torch.ones(2))
     assert ForkingPickler.loads(sent[1]).sum() == 2
     ForkingPickler.loads(ForkingPickler.dumps(torch.ones(2)))
-    tmesh.torch._sender.sent.clear()
+    sender().sent.clear()
+
+
+def test_two_threads_that_send_first(monkeypatch):
+    """Both find that there is no sender yet; what either keeps is there for who takes it."""
+    monkeypatch.setattr(tmesh.torch, "_senders", {})
+    both, make, made = threading.Barrier(2), tmesh.torch._Sender, []
+
+    def sender_in_step():
+        both.wait(PATIENCE)
+        made.append(make())
+        return made[-1]
+
+    monkeypatch.setattr(tmesh.torch, "_Sender", sender_in_step)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        sent = list(pool.map(ForkingPickler.dumps, [torch.ones(2), torch.ones(2)]))
+    assert len(made) == 2
+    made.clear()
+    for data in sent:
+        assert ForkingPickler.loads(data).sum() == 2
 
 
 def test_read_only_memory_is_refused():

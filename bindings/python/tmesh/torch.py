@@ -53,7 +53,6 @@ class _Sender:
     number into its slot of a small region, which the sender looks at when it sends again."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.number = 0
         self.slots = _tmesh.empty(_SLOTS, "int64", label="tmesh.torch")
         self.token = self.slots.ref(writable=True)["token"]
@@ -78,14 +77,19 @@ class _Sender:
             return self.token, slot, self.number
 
 
-_sender: _Sender | None = None
+# By the process's id: a forked child inherits its parent's, and needs one of its own.
+_senders: dict[int, _Sender] = {}
 
 
 def _keep(tensor: _tmesh.Tensor) -> Ticket:
-    global _sender
-    if _sender is None or _sender.pid != os.getpid():
-        _sender = _Sender()
-    return _sender.keep(tensor)
+    pid = os.getpid()
+    sender = _senders.get(pid)
+    if sender is None:
+        # Each queue has a thread that sends: of those that come here at once, the first has made it.
+        sender = _senders.setdefault(pid, _Sender())
+        for parent in {*_senders} - {pid}:
+            _senders.pop(parent, None)
+    return sender.keep(tensor)
 
 
 @functools.lru_cache(16)
