@@ -5,6 +5,7 @@ most, and disturbs nobody else."""
 import json
 import os
 import random
+import resource
 import signal
 import socket
 
@@ -99,6 +100,20 @@ def test_packet_too_long(client, address):  # noqa: F811
         padded = text() + " " * (65_536 - len(text()))
         good.send_text(padded)
         assert good.receive()["value"] == 2
+
+
+def test_no_descriptor_for_a_client(client, worker, address):  # noqa: F811
+    limits = resource.prlimit(worker.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        # The first gets the descriptor that accept() took before it waited.
+        with pytest.raises(TimeoutError):
+            [Client(address, timeout=0.3) for _ in range(2)]
+    finally:
+        resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, limits)
+    with Client(address) as later:
+        assert later.call(OPS + "add", [1]) == 2
+    assert client.call(OPS + "add", [1]) == 2
 
 
 def test_id_in_use(client):  # noqa: F811

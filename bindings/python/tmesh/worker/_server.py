@@ -12,6 +12,7 @@ import stat
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ CONNECTIONS = 64
 WAITING_CALLS = 256  # of each
 HELD_RESULTS = 256
 SEND_TIMEOUT_S = 10
+ACCEPT_AGAIN_S = 0.1
 
 # A message that is longer than a packet comes in a file that can neither change nor shrink.
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -244,7 +246,11 @@ class Server:
     def accept(self) -> None:
         """Take clients of this user, and nobody else."""
         while True:
-            sock, _ = self.socket.accept()
+            try:
+                sock, _ = self.socket.accept()
+            except OSError:  # no descriptor is free: clients wait until one is
+                time.sleep(ACCEPT_AGAIN_S)
+                continue
             _, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED,
                                                       _UCRED.size))
             connection = Connection(self, sock)
