@@ -2,7 +2,7 @@
 #
 # tmeshctl, its completion, and the man pages of everything.
 
-TOOLS_SRC := $(wildcard tools/*.c)
+TOOLS_SRC := $(wildcard tools/*.c tools/bench/*.c)
 TOOLS_OBJ := $(TOOLS_SRC:tools/%.c=$(B)/tools/%.o)
 MAN_SRC   := $(wildcard docs/man/*.scd)
 MAN_PAGES := $(MAN_SRC:docs/man/%.scd=$(B)/man/%)

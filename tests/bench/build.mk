@@ -4,10 +4,10 @@
 # machine and leaves the figures for it.
 
 BENCH_OUT      := $(B)/bench
-BENCH_PROGRAMS := $(addprefix $(BENCH_OUT)/,handover size lookup put floor channel death)
+BENCH_PROGRAMS := $(addprefix $(BENCH_OUT)/,size lookup floor death)
 
 bench: bench-deps ## measure, and compare with the bounds (build/bench/bench.{json,svg})
-	@$(MAKE) -s $(BENCH_PROGRAMS) python beam $(VENV)/iceoryx2.stamp
+	@$(MAKE) -s $(BENCH_PROGRAMS) tools python beam $(VENV)/iceoryx2.stamp
 	@$(VPYTHON) -B tests/bench/run.py
 
 bench-vm: kselftest ## measure the module in a virtual machine, for `make bench`
@@ -21,8 +21,8 @@ $(VENV)/iceoryx2.stamp: $(VPYTHON)
 bench-deps:
 	@packaging/deps.sh bench
 
-$(BENCH_OUT)/%: tests/bench/%.c tests/bench/harness.c tests/bench/harness.h $(LIB_A)
+$(BENCH_OUT)/%: tests/bench/%.c tools/bench/harness.c tools/bench/harness.h $(LIB_A)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -pthread $(filter %.c,$^) $(LIB_A) $(LIB_LIBS) -o $@
+	$(CC) $(CPPFLAGS) -Itools/bench $(CFLAGS) $(WARN) -pthread $(filter %.c,$^) $(LIB_A) $(LIB_LIBS) -o $@
 
 .PHONY: bench bench-vm bench-deps

@@ -25,11 +25,9 @@ MODULE = OUT / "module.json"
 PYTHON = BUILD / "venv/bin/python"
 HERE = "tests/bench"
 COMMANDS = (
-    [OUT / "handover"],
+    [BUILD / "tmeshctl", "bench", "--samples", "--rounds", "400"],
     [OUT / "size"],
     [OUT / "lookup"],
-    [OUT / "put"],
-    [OUT / "channel"],
     [OUT / "death"],
     [PYTHON, "-B", f"{HERE}/channel.py"],
     [PYTHON, "-B", f"{HERE}/attach.py"],

@@ -22,8 +22,6 @@
 #include <unistd.h>
 
 #define TOPIC "channel"
-#define ROUNDS 200
-#define WARM_UP 20
 #define TRIPS 1000 /* of a sample */
 #define SLEEPY_TRIPS 10
 #define GAP_NS 50000 /* in which the other end falls asleep */
@@ -210,6 +208,9 @@ static struct way {
 #define WAYS (sizeof(ways) / sizeof(ways[0]))
 #define RESULTS (WAYS + 2)
 
+static struct series streams[] = {{.name = "single"}, {.name = "batch"}};
+static struct series ready_ones = {.name = "ready"};
+
 /* Streams: the nearer end sends, the farther receives all and then says so. */
 
 static void stream(_Bool near, uint32_t batch)
@@ -321,10 +322,8 @@ static void far_end(int socket)
 		run(0, ignored);
 }
 
-int main(void)
+static void measure(int rounds)
 {
-	static struct series streams[] = {{.name = "single"}, {.name = "batch"}};
-	static struct series ready_ones = {.name = "ready"};
 	struct tmesh_channel *own_out, *own_in;
 	struct process other;
 	uint64_t ns[RESULTS];
@@ -347,7 +346,7 @@ int main(void)
 	send_message(link_socket, "", 1);
 	recv_message(link_socket, &ready, 1);
 
-	for (int round = -WARM_UP; round < ROUNDS; round++) {
+	for (int round = -warm_up(rounds); round < rounds; round++) {
 		send_message(link_socket, "", 1);
 		run(1, ns);
 		if (round < 0)
@@ -359,12 +358,6 @@ int main(void)
 		series_add(&ready_ones, receive_ready(own_out, own_in));
 	}
 	process_end(&other);
-
-	for (size_t i = 0; i < WAYS; i++)
-		series_print(TOPIC, &ways[i].series);
-	for (size_t i = 0; i < 2; i++)
-		series_print(TOPIC, &streams[i]);
-	series_print(TOPIC, &ready_ones);
 	tmesh_channel_unref(own_in);
 	tmesh_channel_unref(own_out);
 	tmesh_channel_unref(hot_out);
@@ -374,5 +367,22 @@ int main(void)
 	tmesh_tensor_unref(small);
 	tmesh_tensor_unref(large);
 	tmesh_ctx_unref(ctx);
-	return 0;
+}
+
+static void report_or_skip(series_report *report, struct series *series)
+{
+	if (cpus() < 2)
+		series->skipped = "two ends that look busily need two CPUs";
+	report(TOPIC, series);
+}
+
+void bench_channel(int rounds, series_report *report)
+{
+	if (cpus() >= 2)
+		measure(rounds);
+	for (size_t i = 0; i < WAYS; i++)
+		report_or_skip(report, &ways[i].series);
+	for (size_t i = 0; i < 2; i++)
+		report_or_skip(report, &streams[i]);
+	report_or_skip(report, &ready_ones);
 }

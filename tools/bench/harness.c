@@ -33,15 +33,20 @@ void series_add(struct series *series, uint64_t ns)
 
 void series_print(const char *topic, const struct series *series)
 {
-	printf("{\"topic\":\"%s\",\"name\":\"%s\",\"ns\":[", topic, series->name);
+	printf("{\"topic\":\"%s\",\"name\":\"%s\",", topic, series->name);
+	if (series->skipped) {
+		printf("\"skip\":\"%s\"}\n", series->skipped);
+		return;
+	}
+	printf("\"ns\":[");
 	for (size_t i = 0; i < series->n; i++)
 		printf("%s%" PRIu64, i ? "," : "", series->ns[i]);
 	printf("]}\n");
 }
 
-void series_skip(const char *topic, const char *name, const char *reason)
+int warm_up(int rounds)
 {
-	printf("{\"topic\":\"%s\",\"name\":\"%s\",\"skip\":\"%s\"}\n", topic, name, reason);
+	return (rounds + 9) / 10;
 }
 
 void settle(void)
@@ -49,12 +54,30 @@ void settle(void)
 	nanosleep(&(struct timespec){.tv_nsec = 500000}, NULL);
 }
 
+/* Those of the beginning: pinning leaves one. */
+static const cpu_set_t *allowed(void)
+{
+	static cpu_set_t set;
+
+	if (!CPU_COUNT(&set))
+		need(sched_getaffinity(0, sizeof(set), &set), "sched_getaffinity");
+	return &set;
+}
+
+int cpus(void)
+{
+	return CPU_COUNT(allowed());
+}
+
 void pin_to(int cpu)
 {
 	cpu_set_t set;
+	int number = 0;
 
+	for (int left = cpu % cpus(); !CPU_ISSET(number, allowed()) || left--; number++)
+		;
 	CPU_ZERO(&set);
-	CPU_SET(cpu % (int)sysconf(_SC_NPROCESSORS_ONLN), &set);
+	CPU_SET(number, &set);
 	need(sched_setaffinity(0, sizeof(set), &set), "sched_setaffinity");
 }
 
@@ -204,9 +227,15 @@ void *map_and_read(int fd, size_t bytes, uint8_t expected)
 	return (void *)memory;
 }
 
+enum tmesh_backend bench_backend = TMESH_BACKEND_AUTO;
+
 struct tmesh_ctx *context(uint64_t pool_bytes)
 {
-	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .pool_bytes = pool_bytes};
+	struct tmesh_ctx_opts opts = {
+		.size = sizeof(opts),
+		.backend = bench_backend,
+		.pool_bytes = pool_bytes,
+	};
 	struct tmesh_error err;
 	struct tmesh_ctx *ctx;
 

@@ -27,8 +27,6 @@
 #include <unistd.h>
 
 #define TOPIC "handover"
-#define ROUNDS 400
-#define WARM_UP 20
 #define BYTES MIB
 
 struct secret {
@@ -323,7 +321,7 @@ static void start_answering(void)
 		die("cannot start a thread");
 }
 
-int main(void)
+void bench_handover(int rounds, series_report *report)
 {
 	struct process other;
 
@@ -334,7 +332,7 @@ int main(void)
 	other = process_start(consumer);
 	ctx = context(0);
 
-	for (int round = -WARM_UP; round < ROUNDS; round++) {
+	for (int round = -warm_up(rounds); round < rounds; round++) {
 		for (uint8_t i = 0; i < WAYS; i++) {
 			uint8_t turn[2] = {i, (uint8_t)(1 + (round & 63))};
 			uint64_t start;
@@ -354,6 +352,5 @@ int main(void)
 	tmesh_ctx_unref(ctx);
 
 	for (size_t i = 0; i < WAYS; i++)
-		series_print(TOPIC, &ways[i].series);
-	return 0;
+		report(TOPIC, &ways[i].series);
 }

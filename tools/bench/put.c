@@ -11,8 +11,6 @@
 #include <sys/mman.h>
 
 #define TOPIC "put"
-#define ROUNDS 30
-#define WARM_UP 3
 #define BYTES 100000000
 
 static const int64_t shape[] = {BYTES};
@@ -85,6 +83,8 @@ static struct way {
 	{put_huge, {.name = "put-cold-huge"}},
 };
 
+#define WAYS (sizeof(ways) / sizeof(ways[0]))
+
 static uint8_t *warm_memory(void)
 {
 	uint8_t *memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE,
@@ -96,23 +96,23 @@ static uint8_t *warm_memory(void)
 	return memory;
 }
 
-int main(void)
+void bench_put(int rounds, series_report *report)
 {
-	const char *no_huge;
+	struct series *huge = &ways[WAYS - 1].series;
 
 	pin_to(CPU_PRODUCER);
 	source = warm_memory();
 	target = warm_memory();
 	pooled = context(2 * (uint64_t)BYTES);
 	poolless = context(0);
-	no_huge = no_huge_pages();
+	huge->skipped = no_huge_pages();
 
-	for (int round = -WARM_UP; round < ROUNDS; round++) {
-		for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+	for (int round = -warm_up(rounds); round < rounds; round++) {
+		for (size_t i = 0; i < WAYS; i++) {
 			struct tmesh_tensor *tensor;
 			uint64_t start;
 
-			if (ways[i].run == put_huge && no_huge)
+			if (ways[i].series.skipped)
 				continue;
 			start = now_ns();
 			tensor = ways[i].run();
@@ -121,13 +121,10 @@ int main(void)
 			tmesh_tensor_unref(tensor);
 		}
 	}
-	for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
-		if (ways[i].run == put_huge && no_huge)
-			series_skip(TOPIC, ways[i].series.name, no_huge);
-		else
-			series_print(TOPIC, &ways[i].series);
-	}
+	for (size_t i = 0; i < WAYS; i++)
+		report(TOPIC, &ways[i].series);
 	tmesh_ctx_unref(pooled);
 	tmesh_ctx_unref(poolless);
-	return 0;
+	munmap(source, BYTES);
+	munmap(target, BYTES);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the C benches share. A bench takes its samples itself, all its variants in turn within
- * one loop, and prints every series as a line of JSON; run.py does the statistics.
+ * What the benches in C share: those of `tmeshctl bench`, which lie here, and those of tests/bench.
+ * A bench takes its samples itself, all its variants in turn within one loop, and reports every
+ * series in the end.
  */
 #ifndef TMESH_BENCH_HARNESS_H
 #define TMESH_BENCH_HARNESS_H
@@ -20,20 +21,35 @@ enum {
 	CPU_CONSUMER = 1
 };
 
+#define SERIES_MAX 4096
+
 struct series {
 	const char *name;
+	const char *skipped; /* why there are no samples, NULL if there are */
 	size_t n;
-	uint64_t ns[4096];
+	uint64_t ns[SERIES_MAX];
 };
 
 uint64_t now_ns(void);
 void series_add(struct series *series, uint64_t ns);
-void series_print(const char *topic, const struct series *series);
-void series_skip(const char *topic, const char *name, const char *reason);
+
+typedef void series_report(const char *topic, const struct series *series);
+/* A line of JSON, for those who do the statistics themselves. */
+series_report series_print;
+
+/* So many rounds before the first that counts. */
+int warm_up(int rounds);
+
+/* The topics of `tmeshctl bench`: run all ways of one in turn, @rounds times. */
+void bench_handover(int rounds, series_report *report);
+void bench_channel(int rounds, series_report *report);
+void bench_put(int rounds, series_report *report);
 
 /* Let the other end fall asleep and the caches settle before a cold sample. */
 void settle(void);
 
+/* How many CPUs this process may use, and staying on one of them (from 0, going round). */
+int cpus(void);
 void pin_to(int cpu);
 /* Make room for @needed descriptors, or die. */
 void raise_fd_limit(rlim_t needed);
@@ -68,7 +84,8 @@ int recv_fd(int socket);
 /* Map @bytes of @fd, read the first byte and compare it with @expected. */
 void *map_and_read(int fd, size_t bytes, uint8_t expected);
 
-/* A context on the backend of the environment, with a pool of @pool_bytes. */
+/* A context on bench_backend, with a pool of @pool_bytes. */
+extern enum tmesh_backend bench_backend;
 struct tmesh_ctx *context(uint64_t pool_bytes);
 
 #endif /* TMESH_BENCH_HARNESS_H */
