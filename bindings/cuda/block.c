@@ -332,8 +332,6 @@ void block_free(struct tmesh_cuda_memory *memory)
 	struct device *device = &cuda->devices[block->device];
 
 	device->stats.bytes_used -= chunk->bytes;
-	if (memory->state == LINGERING)
-		device->stats.bytes_lingering -= memory->bytes;
 	block->used -= chunk->bytes;
 	if (chunk->behind && chunk->behind->free) {
 		bin_remove(device, chunk->behind);
@@ -416,5 +414,29 @@ int tmesh_cuda_alloc(struct tmesh_cuda *cuda, int device, uint64_t bytes, uint32
 	memory->bytes = bytes;
 	memory->pointer = memory->chunk->block->base + memory->chunk->offset;
 	memory_publish(memory, out);
+	return 0;
+}
+
+int tmesh_cuda_part(struct tmesh_cuda_memory *memory, uint64_t offset, uint64_t bytes,
+		    tmesh_cuda_release_fn release, void *data, struct tmesh_cuda_memory **out,
+		    struct tmesh_error *err)
+{
+	struct tmesh_cuda_memory *part;
+
+	if (memory->kind != TMESH_CUDA_OWN)
+		return tmesh_fail(err, -EINVAL, "part: the memory was not allocated here");
+	if (!bytes || offset > memory->bytes || bytes > memory->bytes - offset)
+		return tmesh_fail(err, -EINVAL, "part: outside the memory's %llu bytes",
+				  (unsigned long long)memory->bytes);
+	part = memory_new(memory->cuda, TMESH_CUDA_OWN, memory->device, err);
+	if (!part)
+		return -ENOMEM;
+	part->whole = tmesh_cuda_memory_ref(memory);
+	part->chunk = memory->chunk;
+	part->pointer = memory->pointer + offset;
+	part->bytes = bytes;
+	part->release = release;
+	part->release_data = data;
+	memory_publish(part, out);
 	return 0;
 }

@@ -259,12 +259,19 @@ static void unlist(struct tmesh_cuda_memory *memory)
 
 void memory_end(struct tmesh_cuda_memory *memory)
 {
+	struct tmesh_cuda *cuda = memory->cuda;
+
 	event_end(memory);
-	pthread_mutex_lock(&memory->cuda->lock);
+	pthread_mutex_lock(&cuda->lock);
 	unlist(memory);
-	if (memory->kind == TMESH_CUDA_OWN)
+	if (memory->state == LINGERING)
+		cuda->devices[memory->device].stats.bytes_lingering -= memory->bytes;
+	if (memory->kind == TMESH_CUDA_OWN && !memory->whole)
 		block_free(memory);
-	pthread_mutex_unlock(&memory->cuda->lock);
+	pthread_mutex_unlock(&cuda->lock);
+	if (memory->release)
+		memory->release(memory->release_data);
+	tmesh_cuda_memory_unref(memory->whole);
 	free(memory);
 }
 
@@ -366,7 +373,7 @@ int tmesh_cuda_find(struct tmesh_cuda *cuda, uint64_t pointer, struct tmesh_cuda
 	for (struct tmesh_cuda_memory *memory = cuda->memory; memory && !found;
 	     memory = memory->next)
 		if (pointer >= memory->pointer && pointer - memory->pointer < memory->bytes &&
-		    memory->state == LIVE && memory_get(memory))
+		    memory->state == LIVE && !memory->whole && memory_get(memory))
 			found = memory;
 	pthread_mutex_unlock(&cuda->lock);
 	if (!found)

@@ -27,7 +27,7 @@ int tmesh_cuda_export_dmabuf(struct tmesh_cuda_memory *memory, uint64_t offset, 
 
 	/* Nobody tells when a dma-buf is let go of: what has one is never used for anything else.
 	 */
-	if (memory->kind != TMESH_CUDA_OWN)
+	if (memory->kind != TMESH_CUDA_OWN || memory->whole)
 		return tmesh_fail(err, -EOPNOTSUPP,
 				  "dma-buf: of memory that was allocated here on a GPU only");
 	if (!memory->chunk->block->alone)

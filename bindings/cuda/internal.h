@@ -110,14 +110,17 @@ struct tmesh_cuda_memory {
 	cu_ptr pointer;
 	uint64_t bytes;
 
-	struct tmesh_region *region;  /* registered, or stands for the memory */
-	char token[TMESH_TOKEN_SIZE]; /* by which it was opened or shared last */
-	int watch;		      /* the descriptor that the watcher waits for, or -1 */
-	bool slow;		      /* there is none: look now and then */
-	bool closed;		      /* nobody can open the region any more */
-	uint64_t lease_ns;	      /* 0: the region has no lease */
-	void *host;		      /* HOST, STAGED: the region's mapping */
-	struct chunk *chunk;
+	struct tmesh_region *region;	 /* registered, or stands for the memory */
+	char token[TMESH_TOKEN_SIZE];	 /* by which it was opened or shared last */
+	int watch;			 /* the descriptor that the watcher waits for, or -1 */
+	bool slow;			 /* there is none: look now and then */
+	bool closed;			 /* nobody can open the region any more */
+	uint64_t lease_ns;		 /* 0: the region has no lease */
+	void *host;			 /* HOST, STAGED: the region's mapping */
+	struct chunk *chunk;		 /* that it is, or is a part of */
+	struct tmesh_cuda_memory *whole; /* a part's: a reference */
+	tmesh_cuda_release_fn release;	 /* a part's */
+	void *release_data;
 	struct import *import;
 	cu_ptr ipc_base;
 	cu_external external;

@@ -130,7 +130,7 @@ static int make_region(struct tmesh_cuda_memory *memory, struct tmesh_error *err
 		.uuid = cuda->devices[memory->resident].uuid,
 		.version = cuda->version,
 		.block = block->id,
-		.offset = memory->chunk->offset,
+		.offset = memory->pointer - block->base,
 		.block_bytes = block->bytes,
 		.bytes = memory->bytes,
 	};

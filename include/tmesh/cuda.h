@@ -142,7 +142,19 @@ int tmesh_cuda_stage(struct tmesh_cuda_memory *memory, bool back, struct tmesh_e
  */
 int tmesh_cuda_alloc(struct tmesh_cuda *cuda, int device, uint64_t bytes, uint32_t flags,
 		     struct tmesh_cuda_memory **out, struct tmesh_error *err);
-/* The memory that has this device pointer, with a reference; @offset into it. -ENOENT. */
+/*
+ * A part of memory that was allocated here, which is shared, reclaimed and given back by itself: a
+ * tensor in a segment of a framework's allocator. When the part was given back here and no other
+ * process holds it any more, @release (may be NULL) is called with @data, from any thread: then its
+ * place may be used again. Until then it keeps @memory.
+ * Return: 0; -EINVAL (outside, or no memory that was allocated here), -ENOMEM.
+ */
+typedef void (*tmesh_cuda_release_fn)(void *data);
+int tmesh_cuda_part(struct tmesh_cuda_memory *memory, uint64_t offset, uint64_t bytes,
+		    tmesh_cuda_release_fn release, void *data, struct tmesh_cuda_memory **out,
+		    struct tmesh_error *err);
+/* The memory, not a part of it, that has this device pointer, with a reference; @offset into it.
+ * -ENOENT. */
 int tmesh_cuda_find(struct tmesh_cuda *cuda, uint64_t pointer, struct tmesh_cuda_memory **out,
 		    uint64_t *offset, struct tmesh_error *err);
 /* Give blocks that nobody uses back to the driver. */

@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
+import weakref
 
 import numpy
 import tmesh
@@ -170,6 +172,35 @@ def frameworks_allocator():
         os.close(usual)
         said.seek(0)
         assert b"7 bytes on GPU 0 are not given back: no memory" in said.read()
+
+
+@test
+def lent():
+    """An array in a framework's segment lives as long as somebody holds it, here or there."""
+    plugin = ctypes.CDLL("libtmesh-cuda-torch.so")
+    plugin.tmesh_torch_malloc.restype = ctypes.c_void_p
+    pointer = plugin.tmesh_torch_malloc(ctypes.c_ssize_t(1 << 20), 0, None)
+    tensor = Foreign(pointer + 4096 + 12, strides=(-12, 4))
+    gone = weakref.ref(tensor)
+    with tmesh.cuda.lend(tensor) as array:
+        del tensor
+        kernel(array, b"L")
+        ref = array.ref()
+        assert (ref["offset"], ref["strides"], array.pointer) == (12, [-3, 1], pointer + 4096 + 12)
+        process = peer()
+        assert ask(process, ref)[:2] == ["L", "imported"]
+    assert gone()
+    process.kill()
+    process.wait()
+    for _ in range(5000):
+        if not gone():
+            break
+        time.sleep(0.001)
+    assert not gone()
+    tmesh.cuda.lend(Foreign(pointer)).release()
+    assert not tmesh.cuda._lent
+    plugin.tmesh_torch_free(ctypes.c_void_p(pointer), ctypes.c_ssize_t(1 << 20), 0, None)
+    raises(tmesh.NotFoundError, tmesh.cuda.lend, Foreign(4096), word="no memory of this library")
 
 
 def program(how, hook=True):

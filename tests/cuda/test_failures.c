@@ -246,6 +246,11 @@ static void test_strange_refs(void **state)
 	assert_refused(
 		tmesh_cuda_open_ref(b.cuda, text, strlen(text), &opts, NULL, &other, &layout, err),
 		-ENODEV, "no GPU 9");
+	/* A container without the device's permission. */
+	standin_fail("cuMemImportFromShareableHandle", 800, 0);
+	assert_refused(
+		tmesh_cuda_open_ref(b.cuda, text, strlen(text), NULL, NULL, &other, &layout, err),
+		-EPERM, "cuMemImportFromShareableHandle: CUDA_ERROR_NOT_PERMITTED");
 	opts.device = 1;
 	opts.rights = TMESH_WRITE;
 	assert_refused(

@@ -3,6 +3,7 @@
 #include "cuda_unit.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <sys/stat.h>
 
 typedef int stream_create_fn(struct CUstream_st **out, unsigned int flags);
@@ -150,6 +151,59 @@ static void test_dropped(void **state)
 	assert_int_equal(helper_ask(&helpers[0], text, answer), 'E');
 	memcpy(&told, answer + 1, sizeof(told));
 	assert_int_equal(told.code, -ENOENT);
+	helper_end(&helpers[0]);
+	bed_close(bed);
+}
+
+static void count_release(void *data)
+{
+	atomic_fetch_add((atomic_int *)data, 1);
+}
+
+/* What a framework does: a segment is one piece of memory, its tensors are given back singly. */
+static void test_part(void **state)
+{
+	ALONE_SET_UP(bed, helper_start(RW, -1), helper_start(RW, -1));
+	struct tmesh_cuda_memory *memory = alloc(bed, 0, 100000, 'a'), *part, *found;
+	atomic_int released = 0;
+	char text[TMESH_REF_SIZE], byte = 'p';
+	uint64_t offset;
+	int fd;
+
+	assert_true(standin_access(0, tmesh_cuda_pointer(memory) + 5120, &byte, 1, true));
+	assert_refused(tmesh_cuda_part(memory, 95001, 5000, NULL, NULL, &part, err), -EINVAL,
+		       "outside");
+	assert_refused(tmesh_cuda_part(memory, 0, 0, NULL, NULL, &part, err), -EINVAL, "outside");
+	for (int i = 0; i < 2; i++) {
+		assert_ok(
+			tmesh_cuda_part(memory, 5120, 5000, count_release, &released, &part, err));
+		assert_ok(
+			tmesh_cuda_find(bed->cuda, tmesh_cuda_pointer(part), &found, &offset, err));
+		assert_ptr_equal(found, memory);
+		assert_int_equal(offset, 5120);
+		tmesh_cuda_memory_unref(found);
+		share(part, text);
+		assert_int_equal(helper_say(&helpers[i], text), 'p');
+		tmesh_cuda_memory_unref(part);
+		assert_int_equal(stats_of(bed).bytes_lingering, 5000);
+		assert_int_equal(released, i);
+		if (i)
+			helper_kill(&helpers[i]);
+		else
+			helper_say(&helpers[i], "u");
+		eventually(released == i + 1);
+		assert_int_equal(stats_of(bed).bytes_lingering, 0);
+	}
+	/* Nobody has opened it: it is given back at once. And it keeps the segment. */
+	assert_ok(tmesh_cuda_part(memory, 5120, 5000, count_release, &released, &part, err));
+	assert_refused(tmesh_cuda_export_dmabuf(part, 0, 0, &fd, err), -EOPNOTSUPP, "allocated");
+	share(part, text);
+	tmesh_cuda_memory_unref(memory);
+	assert_int_equal(first_of(part), 'p');
+	tmesh_cuda_memory_unref(part);
+	assert_int_equal(released, 3);
+	assert_int_equal(stats_of(bed).bytes_used, 0);
+	assert_int_equal(helper_say(&helpers[0], text), 'E');
 	helper_end(&helpers[0]);
 	bed_close(bed);
 }
@@ -483,9 +537,10 @@ int main(void)
 		alone_test(test_two_processes), alone_test(test_peer_and_rights),
 		alone_test(test_sent_on),	alone_test(test_lingering),
 		alone_test(test_dropped),	alone_test(test_reclaim),
-		alone_test(test_own_ref),	alone_test(test_by_socket),
-		alone_test(test_import_lease),	alone_test(test_streams),
-		alone_test(test_ipc),		standin_test(test_host_ref),
+		alone_test(test_part),		alone_test(test_own_ref),
+		alone_test(test_by_socket),	alone_test(test_import_lease),
+		alone_test(test_streams),	alone_test(test_ipc),
+		standin_test(test_host_ref),
 	};
 
 	return cmocka_run_group_tests_name("cuda share", tests, NULL, NULL);

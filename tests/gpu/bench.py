@@ -8,6 +8,7 @@ import ctypes
 import statistics
 import sys
 import time
+from multiprocessing.reduction import ForkingPickler
 
 import gpu
 import tmesh
@@ -37,6 +38,12 @@ def hand_over():
         peer.ask(ref, read=False)
         again = statistics.median(peer.ask(ref, read=False)["ns"] for _ in range(200)) / 1000
         row(f"open what is open, {size} bytes", again, "us", "20 us")
+        whole = []
+        for _ in range(200):
+            start = time.perf_counter_ns()
+            ref = tmesh.cuda.share(array)
+            whole.append((time.perf_counter_ns() - start + peer.ask(ref, read=False)["ns"]) / 1000)
+        row(f"share and open what is open, {size} bytes", statistics.median(whole), "us", "20 us")
         fresh = []
         for _ in range(30):
             new = tmesh.cuda.empty(size, "uint8", alone=True)
@@ -47,6 +54,28 @@ def hand_over():
         row(f"share and open a new block, {size} bytes", statistics.median(fresh), "us", "300 us")
         peer.kill()
         array.release()
+
+
+def hand_over_by_torch():
+    """torch.multiprocessing's CUDA IPC: each message is pickled anew, for it counts its readers so."""
+    try:
+        import torch
+        import torch.multiprocessing  # what pickles its tensors
+    except ImportError:
+        return
+    if not torch.cuda.is_available():
+        return
+    for size in (4096, 1 << 20, 64 << 20):
+        peer = gpu.Peer()
+        tensor = torch.zeros(size, dtype=torch.uint8, device="cuda")
+        times = []
+        for _ in range(200):
+            start = time.perf_counter_ns()
+            message = bytes(ForkingPickler.dumps(tensor)).hex()
+            times.append((time.perf_counter_ns() - start + peer.say(torch=message)["ns"]) / 1000)
+        row(f"torch.multiprocessing, first, {size} bytes", times[0], "us")
+        row(f"torch.multiprocessing, again, {size} bytes", statistics.median(times[1:]), "us")
+        peer.kill()
 
 
 def allocator():
@@ -96,6 +125,7 @@ def main():
     driver = gpu.Driver()
     print(f"# {gpu.seen_on(driver)}")
     hand_over()
+    hand_over_by_torch()
     allocator()
     if driver.name().startswith("stand-in"):
         print("# stand-in: these numbers are not about a GPU")

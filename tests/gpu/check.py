@@ -44,6 +44,15 @@ def torch_on_gpu():
     return torch
 
 
+def torch_pool():
+    torch = torch_on_gpu()
+    if not hasattr(torch.cuda, "MemPool"):
+        raise Skip(f"PyTorch {torch.__version__} has no MemPool")
+    plugin = torch.cuda.memory.CUDAPluggableAllocator("libtmesh-cuda-torch.so", "tmesh_torch_malloc",
+                                                      "tmesh_torch_free")
+    return torch, torch.cuda.MemPool(plugin.allocator())
+
+
 @test
 def region_registered(driver):
     tensor = tmesh.empty((1 << 20,), "uint8")
@@ -124,12 +133,7 @@ def reclaimed(driver):
 
 @test
 def torch_pool_and_training_step(driver):
-    torch = torch_on_gpu()
-    if not hasattr(torch.cuda, "MemPool"):
-        raise Skip(f"PyTorch {torch.__version__} has no MemPool")
-    plugin = torch.cuda.memory.CUDAPluggableAllocator("libtmesh-cuda-torch.so", "tmesh_torch_malloc",
-                                                      "tmesh_torch_free")
-    pool = torch.cuda.MemPool(plugin.allocator())
+    torch, pool = torch_pool()
     with torch.cuda.use_mem_pool(pool):
         model = torch.nn.Linear(256, 256, device="cuda")
         out = model(torch.randn(64, 256, device="cuda"))
@@ -143,6 +147,28 @@ def torch_pool_and_training_step(driver):
     torch.cuda.synchronize()
     assert bytes.fromhex(peer.ask(ref)["bytes"]) == model.weight.data.cpu().numpy().tobytes()[:64]
     peer.kill()
+
+
+@test
+def torch_lends_what_it_has_forgotten(driver):
+    torch, pool = torch_pool()
+    with torch.cuda.use_mem_pool(pool):
+        tensor = torch.full((64,), 7, dtype=torch.uint8, device="cuda")
+        peer = gpu.Peer()
+        with tmesh.cuda.lend(tensor) as array:
+            pointer = array.pointer
+            peer.ask(array.ref())
+        del tensor
+        others = [torch.zeros(64, dtype=torch.uint8, device="cuda") for _ in range(100)]
+        torch.cuda.synchronize()
+        assert driver.read(pointer, 64) == b"\x07" * 64
+        peer.kill()
+        for _ in range(1000):
+            if not tmesh.cuda._lent:
+                break
+            time.sleep(0.01)
+        assert not tmesh.cuda._lent
+        del others
 
 
 @test

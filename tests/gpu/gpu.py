@@ -11,7 +11,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 PEER = """
-import json, sys, time
+import json, pickle, sys, time
 sys.path.insert(0, sys.argv[1])
 import gpu
 import tmesh.cuda
@@ -19,6 +19,12 @@ driver = gpu.Driver()
 held = []
 for line in sys.stdin:
     order = json.loads(line)
+    if "torch" in order:
+        start = time.perf_counter_ns()
+        tensor = pickle.loads(bytes.fromhex(order["torch"]))
+        print(json.dumps({"ns": time.perf_counter_ns() - start}), flush=True)
+        del tensor
+        continue
     start = time.perf_counter_ns()
     array = tmesh.cuda.open(order["ref"], writable=True)
     took = time.perf_counter_ns() - start
@@ -95,7 +101,10 @@ class Peer:
                                         stdout=subprocess.PIPE, text=True)
 
     def ask(self, ref, **order):
-        self.process.stdin.write(json.dumps({"ref": ref, **order}) + "\n")
+        return self.say(ref=ref, **order)
+
+    def say(self, **order):
+        self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
         if not answer:

@@ -12,14 +12,16 @@
 is "ipc"; its producer keeps it until all who opened it are done.
 
 An array lives as long as somebody holds it, in any process. A tensor of a framework lies in a
-segment of its allocator: other processes keep the segment, while the framework may use a freed
-tensor's place in it again; so its producer keeps the tensor.
+segment of its allocator, which may use a freed tensor's place in it again: what is shared by
+``share`` its producer keeps until its consumers are done; what is shared by ``lend`` is kept by
+itself as long as somebody holds it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import json
 import math
 import os
@@ -128,9 +130,10 @@ def _layout(shape: Sequence[int], dtype: str, strides: Sequence[int] | None = No
 class Array:
     """An array in GPU memory, or in host memory that a GPU uses; made by `empty` and `open`."""
 
-    def __init__(self, memory: ctypes.c_void_p, layout: _Layout) -> None:
+    def __init__(self, memory: ctypes.c_void_p, layout: _Layout, stream: int = 0) -> None:
         self._memory: ctypes.c_void_p | None = memory
         self._layout = layout
+        self._stream = stream
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -184,12 +187,12 @@ class Array:
             raise errors.StaleError(errno.ESTALE, "the memory was taken back")
         return int(info.pointer + self._layout.offset)
 
-    def ref(self, stream: int = 0) -> dict[str, Any]:
+    def ref(self, stream: int | None = None) -> dict[str, Any]:
         """As `share`."""
         self._info()
         text = ctypes.create_string_buffer(_REF_BYTES)
-        _call("tmesh_cuda_share", self._memory, ctypes.byref(self._layout), ctypes.c_void_p(stream), text,
-              ctypes.c_size_t(_REF_BYTES))
+        _call("tmesh_cuda_share", self._memory, ctypes.byref(self._layout),
+              ctypes.c_void_p(self._stream if stream is None else stream), text, ctypes.c_size_t(_REF_BYTES))
         ref: dict[str, Any] = json.loads(text.value)
         return ref
 
@@ -323,6 +326,43 @@ def _describe(array: Any) -> tuple[int, _Layout, int]:
     return face["data"][0], layout, 0 if stream in (None, 1) else stream
 
 
+_lent: dict[int, Any] = {}
+_numbers = itertools.count(1)
+
+
+def _return(number: int) -> None:
+    """Called by the library, on any thread, when nobody holds a lent array any more."""
+    _lent.pop(number, None)
+
+
+_return_pointer = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(_return)
+
+
+def lend(array: Any) -> Array:
+    """A framework's array that lies in memory of tmesh's, as an array like those of `empty`: released
+    here, it stays until no other process holds it, and keeps `array` so long. Its ref waits for the
+    stream that is current now."""
+    pointer, layout, stream = _describe(array)
+    item = _ITEM[layout.dtype - 1]
+    steps = [(layout.shape[i] - 1) * layout.strides[i] for i in range(layout.ndim) if layout.shape[i]]
+    low = sum(min(step, 0) for step in steps)
+    size = (sum(max(step, 0) for step in steps) - low + 1) * item
+    whole, part, offset = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
+    _call("tmesh_cuda_find", _open(), ctypes.c_uint64(pointer), ctypes.byref(whole), ctypes.byref(offset))
+    number = next(_numbers)
+    _lent[number] = array
+    try:
+        _call("tmesh_cuda_part", whole, ctypes.c_uint64(offset.value + low * item), ctypes.c_uint64(size),
+              _return_pointer, ctypes.c_size_t(number), ctypes.byref(part))
+    except errors.Error:
+        _return(number)
+        raise
+    finally:
+        _library.tmesh_cuda_memory_unref(whole)
+    layout.offset = -low * item
+    return Array(part, layout, stream)
+
+
 _foreign: dict[int, ctypes.c_void_p] = {}
 
 
@@ -330,7 +370,7 @@ def share(array: Any, *, stream: int | None = None) -> dict[str, Any]:
     """A ref to it, a dict. Who opens it waits for what the array's current stream, or `stream`, does
     up to now."""
     if isinstance(array, Array):
-        return array.ref(stream or 0)
+        return array.ref(stream)
     pointer, layout, current = _describe(array)
     stream = current if stream is None else stream
     memory, offset = ctypes.c_void_p(), ctypes.c_uint64()
