@@ -123,6 +123,28 @@ defmodule Tmesh.WorkerHostileTest do
     end
   end
 
+  test "a call whose workers end before it begins is tried twice, not for ever" do
+    options = %{
+      name: :none,
+      python: System.find_executable("true"),
+      allow: [],
+      env: [],
+      start_timeout_ms: 20_000
+    }
+
+    # This process is the pool, and the worker is never up.
+    quietly(fn ->
+      worker = start_supervised!({Worker.Process, {self(), options}})
+      reply = :erlang.alias()
+      call = %{reply: reply, caller: self(), again: false}
+      Worker.Process.run(worker, call)
+      assert_receive {:"$gen_cast", {:again, %{reply: ^reply} = call}}
+      Worker.Process.run(worker, call)
+      assert_receive {^reply, {:error, %Error{type: :worker_down}}}
+      :ok = stop_supervised(Worker.Process)
+    end)
+  end
+
   test "a flood of items that nobody asked for is ended" do
     assert {:error, %Error{}} = quietly(fn -> call("flood") end)
   end

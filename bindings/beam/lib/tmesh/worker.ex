@@ -333,7 +333,8 @@ defmodule Tmesh.Worker do
       operation: operation,
       body: body,
       deadline: call.deadline,
-      grace_ms: opts[:grace_ms]
+      grace_ms: opts[:grace_ms],
+      again: false
     }
 
     case Pool.submit(pool, request) do

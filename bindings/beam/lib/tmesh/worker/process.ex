@@ -13,14 +13,18 @@ defmodule Tmesh.Worker.Process do
   @first_pause_ms 50
   @longest_pause_ms 5_000
 
-  @typedoc "A call as its caller makes it. `reply` is an alias of the caller's."
+  @typedoc """
+  A call as its caller makes it. `reply` is an alias of the caller's; `again` says that a worker which
+  had it ended before it began.
+  """
   @type call :: %{
           reply: reference(),
           caller: pid(),
           operation: String.t(),
           body: iodata(),
           deadline: integer() | nil,
-          grace_ms: non_neg_integer()
+          grace_ms: non_neg_integer(),
+          again: boolean()
         }
 
   @typedoc "What has to be given back after a result or item: to `give_back/1`, by the caller."
@@ -71,8 +75,13 @@ defmodule Tmesh.Worker.Process do
 
   @impl true
   def handle_cast({:run, call}, %{socket: nil} = state) do
-    # It ended while the pool had not heard of that yet: nothing of the call has begun.
-    Pool.again(state.pool, call)
+    # It ended while the pool had not heard of that yet: nothing of the call has begun. Workers that
+    # end as soon as they are up could play this game for ever, so it is played once.
+    if call.again,
+      do:
+        answer(call, {:error, Error.new(:worker_down, "two workers ended before the call began")}),
+      else: Pool.again(state.pool, %{call | again: true})
+
     {:noreply, state}
   end
 
