@@ -42,7 +42,8 @@ class SourcesWithLibrary(sdist):
     def make_release_tree(self, base_dir, files):
         super().make_release_tree(base_dir, files)
         self.put(HERE, HERE.glob("ext/*"), Path(base_dir))
-        library = [ROOT / "VERSION", *ROOT.glob("lib/*.[ch]"), *ROOT.glob("include/**/*.h")]
+        library = [ROOT / "VERSION", *ROOT.glob("lib/*.[ch]"), *ROOT.glob("include/**/*.h"),
+                   *ROOT.glob("bindings/*.h")]
         self.put(ROOT, library, Path(base_dir, DISTRIBUTED.name))
 
     def put(self, top, files, target):
@@ -56,8 +57,10 @@ extension = Extension(
     "tmesh._tmesh",
     sources=sorted(str(path.relative_to(HERE)) for path in HERE.glob("ext/*.c")),
     depends=[str(path) for path in (*HERE.glob("ext/*.h"), *ROOT.glob("lib/*.h"),
-                                    *ROOT.glob("include/**/*.h"), ROOT / "VERSION")],
-    include_dirs=[str(ROOT / "include"), str(ROOT / "include" / "uapi"), str(ROOT / "lib")],
+                                    *ROOT.glob("include/**/*.h"), *ROOT.glob("bindings/*.h"),
+                                    ROOT / "VERSION")],
+    include_dirs=[str(ROOT / "include"), str(ROOT / "include" / "uapi"), str(ROOT / "lib"),
+                  str(ROOT / "bindings")],
     define_macros=[
         ("_GNU_SOURCE", None),
         ("TMESH_VERSION", f'"{VERSION}"'),

@@ -8,6 +8,7 @@
  * since a consumer may move one out of its parent. It may release in any thread, where no
  * destructor of a binary can run, so the environment is left to the janitor.
  */
+#include "arrow_abi.h"
 #include "nif.h"
 
 #include <errno.h>
@@ -15,39 +16,6 @@
 #include <string.h>
 
 #define MAX_DEPTH 128
-
-struct ArrowSchema {
-	const char *format;
-	const char *name;
-	const char *metadata;
-	int64_t flags;
-	int64_t n_children;
-	struct ArrowSchema **children;
-	struct ArrowSchema *dictionary;
-	void (*release)(struct ArrowSchema *self);
-	void *private_data;
-};
-
-struct ArrowArray {
-	int64_t length;
-	int64_t null_count;
-	int64_t offset;
-	int64_t n_buffers;
-	int64_t n_children;
-	const void **buffers;
-	struct ArrowArray **children;
-	struct ArrowArray *dictionary;
-	void (*release)(struct ArrowArray *self);
-	void *private_data;
-};
-
-struct ArrowArrayStream {
-	int (*get_schema)(struct ArrowArrayStream *self, struct ArrowSchema *out);
-	int (*get_next)(struct ArrowArrayStream *self, struct ArrowArray *out);
-	const char *(*get_last_error)(struct ArrowArrayStream *self);
-	void (*release)(struct ArrowArrayStream *self);
-	void *private_data;
-};
 
 struct table {
 	ErlNifEnv *env;

@@ -11,29 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-struct ArrowSchema {
-	const char *format, *name, *metadata;
-	int64_t flags, n_children;
-	struct ArrowSchema **children, *dictionary;
-	void (*release)(struct ArrowSchema *self);
-	void *private_data;
-};
-
-struct ArrowArray {
-	int64_t length, null_count, offset, n_buffers, n_children;
-	const void **buffers;
-	struct ArrowArray **children, *dictionary;
-	void (*release)(struct ArrowArray *self);
-	void *private_data;
-};
-
-struct ArrowArrayStream {
-	int (*get_schema)(struct ArrowArrayStream *self, struct ArrowSchema *out);
-	int (*get_next)(struct ArrowArrayStream *self, struct ArrowArray *out);
-	const char *(*get_last_error)(struct ArrowArrayStream *self);
-	void (*release)(struct ArrowArrayStream *self);
-	void *private_data;
-};
+#include "arrow_abi.h"
 
 struct job {
 	struct ArrowArrayStream stream;

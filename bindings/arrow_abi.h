@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The ABI of Arrow's C Data Interface: an array, and what it is an array of. */
+/* The ABI of Arrow's C Data and C Stream Interfaces: an array, what it is an array of, and a stream
+ * of such arrays. */
 #ifndef TMESH_ARROW_ABI_H
 #define TMESH_ARROW_ABI_H
 
@@ -33,8 +34,17 @@ struct ArrowArray {
 	void *private_data;
 };
 
+struct ArrowArrayStream {
+	int (*get_schema)(struct ArrowArrayStream *self, struct ArrowSchema *out);
+	int (*get_next)(struct ArrowArrayStream *self, struct ArrowArray *out);
+	const char *(*get_last_error)(struct ArrowArrayStream *self);
+	void (*release)(struct ArrowArrayStream *self);
+	void *private_data;
+};
+
 static_assert(sizeof(void *) != 8 ||
-		      (sizeof(struct ArrowSchema) == 72 && sizeof(struct ArrowArray) == 80),
+		      (sizeof(struct ArrowSchema) == 72 && sizeof(struct ArrowArray) == 80 &&
+		       sizeof(struct ArrowArrayStream) == 40),
 	      "not the published ABI");
 
 #endif /* TMESH_ARROW_ABI_H */
