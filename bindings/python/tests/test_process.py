@@ -221,17 +221,16 @@ def test_threads_on_one_tensor():
     assert not failures
 
 
-def test_interpreter_exit(python):
+@pytest.mark.parametrize("more", ["", "import torch; keep.append(torch.from_dlpack(keep[0]))"])
+def test_interpreter_exit(python, more):
     """Whatever is alive at the end, the interpreter ends in peace."""
-    assert python("""
+    if more:
+        pytest.importorskip("torch", reason="PyTorch is not installed")
+    assert python(f"""
 import numpy, tmesh
 keep = [tmesh.put(numpy.arange(4))]
 keep += [keep[0].numpy(), memoryview(keep[0]), keep[0].__dlpack__(), tmesh.open(keep[0].ref())]
-try:
-    import torch
-    keep.append(torch.from_dlpack(keep[0]))
-except ImportError:
-    pass
+{more}
 import builtins
 builtins.keep = keep
 print("end")

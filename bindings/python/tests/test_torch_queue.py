@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 
 import tmesh
+from conftest import EMULATED, SLOW_IMPORT
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import tmesh.torch  # noqa: E402
 
-# A fresh interpreter takes minutes to import PyTorch in an emulated machine, where the module is.
-EMULATED = os.environ.get("TMESH_BACKEND") == "kernel"
-SLOW = pytest.mark.skipif(EMULATED, reason="importing PyTorch takes minutes in an emulated machine")
+SLOW = pytest.mark.skipif(EMULATED, reason=SLOW_IMPORT)
 PATIENCE = 600
 
 processes = multiprocessing.get_context("fork" if EMULATED else "spawn")
