@@ -214,19 +214,22 @@ static bool index_ready(struct tmesh_ctx *ctx, struct tmesh_peer *peer)
 	return index_by_link(ctx, peer);
 }
 
-/* A descriptor of the producer's: a duplicate where that gives no rights too many and the
- * system allows it (ptrace_scope), else opened anew through /proc. */
+/* A descriptor of the producer's: a duplicate where that gives the rights asked for, no more, and
+ * the system allows it (ptrace_scope), else opened anew through /proc. */
 static int open_fd_of(struct tmesh_peer *peer, const struct tmesh_index_hit *hit, uint32_t rights)
 {
+	bool writes = rights != TMESH_READ;
 	char number[TMESH_FD_NAME];
 
-	if (rights == TMESH_READ && hit->read_only && peer->pidfd >= 0) {
+	if (writes != hit->read_only && peer->pidfd >= 0) {
 		int fd = (int)syscall(SYS_pidfd_getfd, peer->pidfd, hit->fd, 0);
 
-		if (fd >= 0)
+		/* A token for reading that was given after this one has lowered the descriptor. */
+		if (fd >= 0 && (!writes || (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR))
 			return fd;
-		if (errno == EPERM || errno == ENOSYS)
+		if (fd < 0 && (errno == EPERM || errno == ENOSYS))
 			peer_close(&peer->pidfd);
+		peer_close(&fd);
 	}
 	tmesh_fd_name(number, hit->fd);
 	return openat(peer->proc, number, (rights == TMESH_READ ? O_RDONLY : O_RDWR) | O_CLOEXEC);

@@ -59,6 +59,8 @@ SECTIONS = (
     Section("Python", (
         Bound("tmesh.open(ref).numpy()", "python/open", "python/shared-memory",
               "multiprocessing.shared_memory", 0.7),
+        Bound("tmesh.shared_memory, attach", "python/block", "python/shared-memory",
+              "multiprocessing.shared_memory", 0.7),
         Bound("round trip, shared, 1 MB", "torch/shared-1MB-tmesh", "torch/shared-1MB-torch",
               "torch.multiprocessing", None),
         Bound("round trip, shared, 100 MB", "torch/shared-100MB-tmesh",

@@ -207,6 +207,40 @@ static void test_describe(void **state)
 	tmesh_region_unref(region);
 }
 
+static void write_by(struct tmesh_ctx *ctx, const char *token, const char *text)
+{
+	struct tmesh_region *writer;
+	void *addr;
+
+	assert_ok(tmesh_region_open(ctx, token, RW, &writer, err));
+	assert_true(can_write(writer->fd));
+	assert_ok(tmesh_region_map(writer, RW, &addr, err));
+	strcpy(addr, text);
+	tmesh_region_unref(writer);
+}
+
+/* Whoever may write duplicates a descriptor that can, and opens one that was lowered since. */
+static void test_writable_token_first(void **state)
+{
+	struct tmesh_stats stats = {.size = sizeof(stats)};
+	struct tmesh_ctx *other = context();
+	struct tmesh_region *region = create(*state);
+	char token[TMESH_TOKEN_SIZE], reading[TMESH_TOKEN_SIZE];
+
+	give_token(region, RW, token);
+	write_by(other, token, "first");
+	expect_read(other, token, "first");
+	assert_true(can_write(region->fd));
+	give_token(region, TMESH_READ, reading);
+	assert_false(can_write(region->fd));
+	write_by(other, token, "second");
+	expect_read(other, reading, "second");
+	assert_int_equal(tmesh_stats(other, &stats), 0);
+	assert_int_equal(stats.opens_without_wake, 4);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(other);
+}
+
 /* Rights that are given away after the first token for reading are whole. */
 static void test_give_rights(void **state)
 {
@@ -434,6 +468,7 @@ int main(void)
 		cmocka_unit_test(test_seal),
 		cmocka_unit_test(test_seal_busy),
 		cmocka_unit_test(test_describe),
+		cmocka_unit_test(test_writable_token_first),
 		cmocka_unit_test(test_give_rights),
 		cmocka_unit_test(test_give_reading),
 		cmocka_unit_test(test_foreign),

@@ -18,10 +18,10 @@ They are used as the standard library's are. What differs:
     raises FileNotFoundError.
   - tmeshctl shows blocks and who has them, by their names.
 
-A name is a symbolic link, to a token, in the folder "names" of tmesh's runtime directory
-($TMESH_RUNTIME_DIR, else $XDG_RUNTIME_DIR/tmesh, else a folder of the user's own below the
-temporary one), which no other user may look into. Links that processes left behind when they
-were killed say nothing, and whoever creates a block removes them.
+A name is a symbolic link, to a token, in the folder "names" of $TMESH_RUNTIME_DIR, else of
+$XDG_RUNTIME_DIR/tmesh, else of a folder of the user's own in /dev/shm (on a disk, looking a name up
+takes longer). No other user may look into it. Links that processes left behind when they were
+killed say nothing, and whoever creates a block removes them.
 """
 
 from __future__ import annotations
@@ -150,8 +150,7 @@ def _folder_path() -> str:
     runtime = environ.get("TMESH_RUNTIME_DIR")
     if not runtime:
         xdg = environ.get("XDG_RUNTIME_DIR")
-        temporary = environ.get("TMPDIR") or "/tmp"
-        runtime = f"{xdg}/tmesh" if xdg else f"{temporary}/tmesh-{os.geteuid()}"
+        runtime = f"{xdg}/tmesh" if xdg else f"/dev/shm/tmesh-{os.geteuid()}"
     return f"{runtime}/names"
 
 
