@@ -12,7 +12,7 @@
 #include <stdio.h>
 
 ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type, *channel_type,
-	*arrow_stream_type;
+	*arrow_stream_type, *gpu_type;
 
 /* Its address tells this image from any other. */
 static char image;
@@ -38,6 +38,7 @@ static int open_types(ErlNifEnv *env)
 		{&channel_type,
 		 "channel",
 		 {.dtor = channel_dtor, .stop = channel_stop, .down = channel_down}},
+		{&gpu_type, "gpu", {.dtor = gpu_dtor}},
 	};
 
 	for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
@@ -97,6 +98,11 @@ static ErlNifFunc functions[] = {
 	{"channel_recv", 1, channel_recv, 0},
 	{"channel_cancel", 1, channel_cancel, 0},
 	{"channel_close", 1, channel_close, 0},
+	{"gpu_alloc", 4, gpu_alloc, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"gpu_open", 3, gpu_open, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"gpu_ref", 1, gpu_ref, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"gpu_info", 1, gpu_info, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"gpu_release", 1, gpu_release, ERL_NIF_DIRTY_JOB_IO_BOUND},
 };
 
 ERL_NIF_INIT(Elixir.Tmesh.Native, functions, load, NULL, upgrade, NULL)

@@ -10,6 +10,7 @@
  *            by itself: a binary that doubles as a handle could not be released
  *   socket   the connection to a worker process
  *   channel  one end of a channel, with the descriptor that the emulator polls
+ *   gpu      memory of libtmesh-cuda, until it is released or nobody has the term any more
  *
  * What a resource holds is given up in a dirty NIF or by the janitor (garbage.c), never in
  * a destructor: those run on normal schedulers, and unmapping a large region takes long. A
@@ -58,12 +59,13 @@ struct pinned {
 };
 
 extern ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type,
-	*channel_type, *arrow_stream_type;
+	*channel_type, *arrow_stream_type, *gpu_type;
 
 void context_dtor(ErlNifEnv *env, void *object);
 void handle_dtor(ErlNifEnv *env, void *object);
 void pinned_dtor(ErlNifEnv *env, void *object);
 void arrow_stream_dtor(ErlNifEnv *env, void *object);
+void gpu_dtor(ErlNifEnv *env, void *object);
 
 /* garbage.c */
 struct garbage *garbage_alloc(void (*drop)(void *object));
@@ -150,5 +152,12 @@ NIF(channel_send);
 NIF(channel_recv);
 NIF(channel_cancel);
 NIF(channel_close);
+
+/* gpu.c */
+NIF(gpu_alloc);
+NIF(gpu_open);
+NIF(gpu_ref);
+NIF(gpu_info);
+NIF(gpu_release);
 
 #endif /* TMESH_NIF_H */

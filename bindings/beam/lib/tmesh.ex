@@ -26,7 +26,8 @@ defmodule Tmesh do
       `Tmesh.ZeroCopy.AutoDetect` says no to everything, and `Tmesh.Worker` copies instead, with a
       warning for each call
     * `threshold_bytes` - what has more bytes goes by shared memory
-    * `gpu_enabled` - with `false`, `Tmesh.Worker` refuses refs of GPU tensors (`:unsupported`)
+    * `gpu_enabled` - with `false`, tensors on GPUs are neither made, opened nor handed on
+      (`:unsupported`)
     * `arrow_enabled` - with `false`, `Tmesh.Arrow` refuses to work (`:unsupported`)
     * `cleanup_interval_ms` - how often the janitor looks for what was left behind and for the
       library's log lines, beside when it is told; 0 for never. A new value counts from its next

@@ -16,6 +16,7 @@ defmodule Tmesh.NativeTest do
     context = Tmesh.Context.get()
     {:ok, {into, token}} = Native.channel_create(context, :recv, @channel)
     {:ok, out} = Native.channel_open(context, token, :send, @channel)
+    {:ok, gpu} = Tmesh.DLPack.import_gpu_tensor(json)
 
     [
       context_open: [{:auto, 0, 0, 0, 1}],
@@ -43,7 +44,12 @@ defmodule Tmesh.NativeTest do
         [{1, 0, [""], [{1, 0, ["", <<1::64>>], [], nil}], nil}]
       ],
       seal: [ref.handle],
-      release: [ref.handle]
+      release: [ref.handle],
+      gpu_alloc: [0, [4], :uint8, false],
+      gpu_open: [json, nil, false],
+      gpu_ref: [gpu.handle],
+      gpu_info: [gpu.handle],
+      gpu_release: [gpu.handle]
     ]
   end
 

@@ -136,7 +136,7 @@ defmodule Tmesh.ZeroCopyTest do
       end
 
       assert {:error, %Error{type: :unsupported}} =
-               ZeroCopy.allocate([1], :uint8, device: {:cuda, 0})
+               ZeroCopy.from_binary("a", [1], :uint8, device: {:cuda, 0})
 
       assert {:error, %Error{type: :mps_not_supported}} =
                ZeroCopy.allocate([1], :uint8, device: :mps)

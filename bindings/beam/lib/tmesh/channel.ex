@@ -18,7 +18,7 @@ defmodule Tmesh.Channel do
   received. Waiting holds no scheduler.
   """
 
-  alias Tmesh.{Context, Error, Native}
+  alias Tmesh.{Context, Error, Native, Options}
   alias Tmesh.ZeroCopy.TensorRef
 
   @enforce_keys [:native, :token, :role]
@@ -207,15 +207,14 @@ defmodule Tmesh.Channel do
   defp native(success), do: success
 
   defp options(opts, known) do
-    with true <- Keyword.keyword?(opts),
-         {:ok, opts} <- Keyword.validate(opts, known),
-         spin_us when is_integer(spin_us) and spin_us >= 0 <- opts[:spin_us] do
-      {:ok,
-       {opts[:slots] || 0, opts[:producers] || 0, opts[:regions] || 0, opts[:layouts] || 0,
-        opts[:writable], opts[:max_regions], opts[:max_bytes], spin_us * 1_000}}
-    else
-      {:error, keys} -> {:error, Error.new(:invalid, "unknown options: #{inspect(keys)}")}
-      _other -> {:error, Error.new(:invalid, "options must be a keyword list of numbers")}
+    with {:ok, opts} <- Options.validate(opts, known) do
+      if is_integer(opts[:spin_us]) and opts[:spin_us] >= 0 do
+        {:ok,
+         {opts[:slots] || 0, opts[:producers] || 0, opts[:regions] || 0, opts[:layouts] || 0,
+          opts[:writable], opts[:max_regions], opts[:max_bytes], opts[:spin_us] * 1_000}}
+      else
+        {:error, Error.new(:invalid, "spin_us must be microseconds, at least 0")}
+      end
     end
   end
 end

@@ -24,6 +24,7 @@ defmodule Tmesh.Error do
   | `:timeout` | a peer did not answer in time |
   | `:unsupported` | this backend, machine or tensor cannot do it |
   | `:mps_not_supported` | a tensor was asked for on an Apple GPU |
+  | `:no_device` | no CUDA driver, no GPU, or not that one |
   | `:not_started` | the `:tmesh` application, or the pool of workers, is not started |
   | `:worker_down` | the worker ended, or cannot be started; what it was given is as it was |
   | `:not_allowed` | no operation of a module that the workers allow |
@@ -48,6 +49,7 @@ defmodule Tmesh.Error do
           | :timeout
           | :unsupported
           | :mps_not_supported
+          | :no_device
           | :not_started
           | :worker_down
           | :not_allowed
@@ -78,6 +80,7 @@ defmodule Tmesh.Error do
     etimedout: :timeout,
     eagain: :timeout,
     eopnotsupp: :unsupported,
+    enodev: :no_device,
     epipe: :gone,
     esrch: :not_started
   }

@@ -148,4 +148,24 @@ defmodule Tmesh.Native do
 
   @spec channel_close(channel()) :: :ok
   def channel_close(_channel), do: :erlang.nif_error(:not_loaded)
+
+  @typedoc "Memory of libtmesh-cuda."
+  @type gpu :: reference()
+
+  @spec gpu_alloc(device :: non_neg_integer(), [integer()], atom(), alone :: boolean()) ::
+          result({gpu(), ref()})
+  def gpu_alloc(_device, _shape, _dtype, _alone), do: :erlang.nif_error(:not_loaded)
+
+  @spec gpu_open(json :: binary(), device :: non_neg_integer() | nil, writable :: boolean()) ::
+          result({gpu(), ref()})
+  def gpu_open(_json, _device, _writable), do: :erlang.nif_error(:not_loaded)
+
+  @spec gpu_ref(gpu()) :: result(json :: String.t())
+  def gpu_ref(_gpu), do: :erlang.nif_error(:not_loaded)
+
+  @spec gpu_info(gpu()) :: result(map())
+  def gpu_info(_gpu), do: :erlang.nif_error(:not_loaded)
+
+  @spec gpu_release(gpu()) :: :ok | {:error, reason()}
+  def gpu_release(_gpu), do: :erlang.nif_error(:not_loaded)
 end

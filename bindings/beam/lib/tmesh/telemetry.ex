@@ -15,6 +15,7 @@ defmodule Tmesh.Telemetry do
   | `[:tmesh, :worker, :up]` | `duration` of the start | `pool`, `pid` of the system's process |
   | `[:tmesh, :worker, :down]` | `calls` that were lost | `pool`, `reason` |
   | `[:tmesh, :worker, :fallback]` | `bytes` that are copied | `pool`, `operation` |
+  | `[:tmesh, :gpu, :fallback]` | `bytes` that are in host memory instead | `device` that was asked for |
   | `[:tmesh, :janitor, :sweep]` | `duration` | none |
 
   Times are in `:native` units.

@@ -35,7 +35,8 @@ defmodule Tmesh.Worker do
   | Elixir | Python |
   | --- | --- |
   | `Tmesh.ZeroCopy.TensorRef` | NumPy array over the same memory, read-only |
-  | `writable/1` of a ref | the same, writable |
+  | `Tmesh.DLPack.GPUTensorRef` | `tmesh.cuda` array over the same memory, read-only |
+  | `writable/1` of either | the same, writable |
   | `Tmesh.Arrow.TableRef` | `pyarrow.Table` over the same memory |
   | Nx tensor | NumPy array: over shared memory above `threshold_bytes`, else its own |
   | binary above `threshold_bytes` | memoryview over shared memory, read-only |
@@ -50,9 +51,9 @@ defmodule Tmesh.Worker do
   ## What comes back
 
   The same in the other direction: arrays are `Tmesh.ZeroCopy.TensorRef`s, opened here and good for
-  as long as you like, also when the worker has ended. Tables of pyarrow, Polars and pandas are
-  `Tmesh.Arrow.TableRef`s. `bytes` are binaries. Strings never become
-  atoms. A generator function gives a stream: `stream/3`.
+  as long as you like, also when the worker has ended; those in GPU memory are
+  `Tmesh.DLPack.GPUTensorRef`s. Tables of pyarrow, Polars and pandas are `Tmesh.Arrow.TableRef`s.
+  `bytes` are binaries. Strings never become atoms. A generator function gives a stream: `stream/3`.
 
   ## When it takes too long
 
@@ -79,16 +80,17 @@ defmodule Tmesh.Worker do
 
   require Logger
 
-  alias Tmesh.{Config, Error, Telemetry}
+  alias Tmesh.{Config, Error, Options, Telemetry}
   alias Tmesh.Worker.{Payload, Pool, Writable}
   alias Tmesh.Worker.Process, as: Keeper
+  alias Tmesh.DLPack.GPUTensorRef
   alias Tmesh.ZeroCopy.TensorRef
 
   defmodule Writable do
     @moduledoc false
     @enforce_keys [:ref]
     defstruct [:ref]
-    @type t :: %__MODULE__{ref: TensorRef.t()}
+    @type t :: %__MODULE__{ref: TensorRef.t() | GPUTensorRef.t()}
   end
 
   defmodule Call do
@@ -169,10 +171,10 @@ defmodule Tmesh.Worker do
   end
 
   @doc """
-  A ref that the operation may write to; the tensor must be this VM's and not sealed.
+  A ref that the operation may write to; in host memory the tensor must be this VM's and not sealed.
   """
-  @spec writable(TensorRef.t()) :: Writable.t()
-  def writable(%TensorRef{} = ref), do: %Writable{ref: ref}
+  @spec writable(TensorRef.t() | GPUTensorRef.t()) :: Writable.t()
+  def writable(%kind{} = ref) when kind in [TensorRef, GPUTensorRef], do: %Writable{ref: ref}
 
   @doc """
   Call `operation`, such as `"numpy.multiply"`, with the arguments in `payload`, and wait for what
@@ -278,7 +280,7 @@ defmodule Tmesh.Worker do
   @body_bytes 16 * 1_048_576 - 4096
 
   defp start_call(operation, payload, opts, stream) do
-    with {:ok, opts} <- options(opts, pool: __MODULE__, timeout: 60_000, grace_ms: 5_000),
+    with {:ok, opts} <- Options.validate(opts, pool: __MODULE__, timeout: 60_000, grace_ms: 5_000),
          :ok <- check_call(operation, payload, opts),
          {:ok, pool} <- pool(opts[:pool]),
          {:ok, threshold} <- Config.get(:threshold_bytes),
@@ -469,7 +471,7 @@ defmodule Tmesh.Worker do
   ]
 
   defp pool_options(options) do
-    with {:ok, options} <- options(options, @pool_options) do
+    with {:ok, options} <- Options.validate(options, @pool_options) do
       options = Map.new(options)
       size = options.size || min(System.schedulers_online(), 4)
       python = is_binary(options.python) && System.find_executable(options.python)
@@ -514,16 +516,6 @@ defmodule Tmesh.Worker do
   end
 
   defp charlist(string), do: String.to_charlist(string)
-
-  defp options(options, known) do
-    with true <- Keyword.keyword?(options),
-         {:ok, options} <- Keyword.validate(options, known) do
-      {:ok, options}
-    else
-      false -> invalid("options must be a keyword list")
-      {:error, keys} -> invalid("unknown options: #{inspect(keys)}")
-    end
-  end
 
   defp invalid(message), do: {:error, Error.new(:invalid, message)}
 end

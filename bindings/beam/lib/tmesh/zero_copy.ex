@@ -33,7 +33,8 @@ defmodule Tmesh.ZeroCopy do
   and never handed out, it is reused by the pool, which is several times faster to fill.
   """
 
-  alias Tmesh.{Context, Error, Native, Registry}
+  alias Tmesh.{Context, DLPack, Error, Native, Options, Registry}
+  alias Tmesh.DLPack.GPUTensorRef
   alias Tmesh.ZeroCopy.TensorRef
 
   @region_options [label: "", huge: false, mode: 0, device: :cpu]
@@ -44,7 +45,7 @@ defmodule Tmesh.ZeroCopy do
     * `label` - a name for people, at most 63 bytes
     * `huge` - pages of 2 MiB: `true` (or fail), `:try` or `false`
     * `mode` - who may open the token, as permission bits (0o600, 0o640, ...); on memfd only 0o600
-    * `device` - only `:cpu`; `:mps` gives `:mps_not_supported`
+    * `device` - `:cpu`; see `allocate/3` for GPUs; `:mps` gives `:mps_not_supported`
   """
   @type region_option ::
           {:label, String.t()}
@@ -52,21 +53,42 @@ defmodule Tmesh.ZeroCopy do
           | {:mode, non_neg_integer()}
           | {:device, TensorRef.device()}
 
+  @typedoc """
+  Options of a new tensor on a GPU:
+
+    * `device` - `{:cuda, n}`
+    * `alone` - in a block of the driver's memory of its own, so that who opens its ref can reach
+      nothing else (false)
+    * `or_host` - when the GPU has no memory left, a tensor in host memory instead: a
+      `Tmesh.ZeroCopy.TensorRef` with the device `:cpu`, a warning in the log, and the event
+      `[:tmesh, :gpu, :fallback]` (false)
+  """
+  @type gpu_option ::
+          {:device, {:cuda, non_neg_integer()}} | {:alone, boolean()} | {:or_host, boolean()}
+
   @doc """
   A new writable tensor of zeros, contiguous, in a region of its own.
 
-  Errors: `:invalid`, `:limit_exceeded`, `:no_memory`, `:too_many_files`, `:unsupported`.
+  With `device: {:cuda, n}` one on that GPU, which is not initialized: a
+  `Tmesh.DLPack.GPUTensorRef`.
+
+  Errors: `:invalid`, `:limit_exceeded`, `:no_memory`, `:too_many_files`, `:unsupported`,
+  `:no_device`.
 
       iex> {:ok, ref} = Tmesh.ZeroCopy.allocate([2], :uint8)
       iex> Tmesh.ZeroCopy.to_binary(ref)
       {:ok, <<0, 0>>}
   """
-  @spec allocate(TensorRef.shape(), TensorRef.dtype(), [region_option()]) ::
-          {:ok, TensorRef.t()} | {:error, Error.t()}
+  @spec allocate(TensorRef.shape(), TensorRef.dtype(), [region_option()] | [gpu_option()]) ::
+          {:ok, TensorRef.t() | GPUTensorRef.t()} | {:error, Error.t()}
   def allocate(shape, dtype, opts \\ []) do
-    with {:ok, region, _opts} <- region_options(opts, []),
-         {:ok, context} <- Context.limited() do
-      context |> Native.create(shape, dtype, region) |> created()
+    if Keyword.keyword?(opts) and match?({:cuda, _n}, opts[:device]) do
+      DLPack.allocate(shape, dtype, opts)
+    else
+      with {:ok, region, _opts} <- region_options(opts, []),
+           {:ok, context} <- Context.limited() do
+        context |> Native.create(shape, dtype, region) |> created()
+      end
     end
   end
 
@@ -104,7 +126,7 @@ defmodule Tmesh.ZeroCopy do
   """
   @spec open(TensorRef.t(), writable: boolean()) :: {:ok, TensorRef.t()} | {:error, Error.t()}
   def open(%TensorRef{} = ref, opts \\ []) do
-    with {:ok, opts} <- options(opts, writable: false),
+    with {:ok, opts} <- Options.validate(opts, writable: false),
          {:ok, rights} <- rights(opts[:writable]),
          {:ok, ref} <- TensorRef.named(ref),
          {:ok, native} <- TensorRef.to_native(ref),
@@ -135,7 +157,7 @@ defmodule Tmesh.ZeroCopy do
   end
 
   def to_binary(%TensorRef{handle: handle}, opts) do
-    with {:ok, opts} <- options(opts, copy: true),
+    with {:ok, opts} <- Options.validate(opts, copy: true),
          {:ok, _context} <- Context.limited() do
       handle |> Native.to_binary(opts[:copy]) |> result()
     end
@@ -182,8 +204,9 @@ defmodule Tmesh.ZeroCopy do
 
   Errors: `:closed` (no handle), `:not_started`.
   """
-  @spec keep(TensorRef.t(), pid()) :: :ok | {:error, Error.t()}
-  def keep(%TensorRef{handle: handle}, owner \\ self()) when is_pid(owner) do
+  @spec keep(TensorRef.t() | GPUTensorRef.t(), pid()) :: :ok | {:error, Error.t()}
+  def keep(%kind{handle: handle}, owner \\ self())
+      when kind in [TensorRef, GPUTensorRef] and is_pid(owner) do
     cond do
       not is_reference(handle) ->
         {:error, Error.new(:closed, "nothing to keep: the ref is only a description")}
@@ -215,13 +238,18 @@ defmodule Tmesh.ZeroCopy do
 
   Errors: `:closed` (a ref that never had a handle holds nothing).
   """
-  @spec release(TensorRef.t()) :: :ok | {:error, Error.t()}
+  @spec release(TensorRef.t() | GPUTensorRef.t()) :: :ok | {:error, Error.t()}
   def release(%TensorRef{handle: handle}) do
     with :ok <- handle |> Native.release() |> result(), do: Registry.forget(handle)
   end
 
+  def release(%GPUTensorRef{handle: handle}) do
+    with :ok <- handle |> Native.gpu_release() |> result(), do: Registry.forget(handle)
+  end
+
   @doc "As `allocate/3`, but raises `Tmesh.Error`."
-  @spec allocate!(TensorRef.shape(), TensorRef.dtype(), [region_option()]) :: TensorRef.t()
+  @spec allocate!(TensorRef.shape(), TensorRef.dtype(), [region_option()] | [gpu_option()]) ::
+          TensorRef.t() | GPUTensorRef.t()
   def allocate!(shape, dtype, opts \\ []), do: bang!(allocate(shape, dtype, opts))
 
   @doc "As `from_binary/4`, but raises `Tmesh.Error`."
@@ -256,7 +284,7 @@ defmodule Tmesh.ZeroCopy do
   def info!(ref), do: bang!(info(ref))
 
   @doc "As `release/1`, but raises `Tmesh.Error`."
-  @spec release!(TensorRef.t()) :: :ok
+  @spec release!(TensorRef.t() | GPUTensorRef.t()) :: :ok
   def release!(ref), do: bang!(release(ref))
 
   defp bang!(:ok), do: :ok
@@ -297,22 +325,12 @@ defmodule Tmesh.ZeroCopy do
   defp rights(_other), do: {:error, Error.new(:invalid, "writable must be true or false")}
 
   defp region_options(opts, more) do
-    with {:ok, opts} <- options(opts, @region_options ++ more) do
+    with {:ok, opts} <- Options.validate(opts, @region_options ++ more) do
       case opts[:device] do
         :cpu -> {:ok, {opts[:label], opts[:huge], opts[:mode]}, opts}
         :mps -> {:error, Error.new(:mps_not_supported, "Apple's GPUs are not supported")}
-        other -> {:error, Error.new(:unsupported, "no memory of device #{inspect(other)} here")}
+        other -> {:error, Error.new(:unsupported, "nothing is put on #{inspect(other)} here")}
       end
-    end
-  end
-
-  defp options(opts, known) do
-    if Keyword.keyword?(opts) do
-      with {:error, keys} <- Keyword.validate(opts, known) do
-        {:error, Error.new(:invalid, "unknown options: #{inspect(keys)}")}
-      end
-    else
-      {:error, Error.new(:invalid, "options must be a keyword list")}
     end
   end
 end

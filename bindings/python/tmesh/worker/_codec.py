@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tmesh
+from tmesh import cuda
 
 PACKET_BYTES = 65_536
 MESSAGE_BYTES = 16 << 20
@@ -20,6 +21,8 @@ RESULT_DEPTH = DEPTH - 4
 
 PLACEHOLDER = "__tmesh__"
 SNAKEPIT = "__snakepit_zero_copy__"
+
+DLPACK_CUDA = 2
 
 FLOATS = {"nan": math.nan, "infinity": math.inf, "neg_infinity": -math.inf}
 
@@ -151,7 +154,7 @@ def _load_placeholder(value: dict[str, Any], as_tensors: bool) -> Any:
     if kind == "table":
         return _load_table(value)
     if "ref" in value:
-        return memoryview(_open(value["ref"]))
+        return memoryview(_open_host(value["ref"]))
     return _base64(value["base64"])
 
 
@@ -169,7 +172,23 @@ def _load_snakepit(value: dict[str, Any], as_tensors: bool) -> Any:
     return _view(tensor, as_tensors)
 
 
-def _open(ref: Any, writable: bool = False) -> tmesh.Tensor:
+def _open(ref: Any, writable: bool = False) -> Any:
+    """A tensor, or an array of tmesh.cuda."""
+    if _device(ref).startswith("cuda"):
+        return cuda.open(ref, writable=writable)
+    return _open_host(ref, writable)
+
+
+def _device(ref: Any) -> str:
+    if isinstance(ref, str):
+        try:
+            ref = json.loads(ref)
+        except (ValueError, RecursionError):
+            return "cpu"  # a token, or nothing that can be opened
+    return str(ref.get("device")) if isinstance(ref, dict) else "cpu"
+
+
+def _open_host(ref: Any, writable: bool = False) -> tmesh.Tensor:
     if not isinstance(ref, (dict, str)):
         raise MalformedError("a ref is neither an object nor a string")
     tensor = tmesh.open(ref, writable=writable)
@@ -182,7 +201,7 @@ def _load_table(value: dict[str, Any]) -> Any:
     from tmesh import arrow  # needs pyarrow, which not everybody has
 
     if "ref" in value:
-        return arrow.open_table(_open(value["ref"]))
+        return arrow.open_table(_open_host(value["ref"]))
     return arrow.open_table(tmesh.put(_base64(value["base64"]), seal=True))
 
 
@@ -206,8 +225,8 @@ def _load_array(value: dict[str, Any]) -> tmesh.Tensor:
     return array
 
 
-def _view(tensor: tmesh.Tensor, as_tensors: bool) -> Any:
-    if as_tensors or "numpy" not in sys.modules:
+def _view(tensor: Any, as_tensors: bool) -> Any:
+    if as_tensors or not isinstance(tensor, tmesh.Tensor) or "numpy" not in sys.modules:
         return tensor
     try:
         return tensor.numpy()
@@ -221,7 +240,7 @@ class Dump:
     def __init__(self, threshold_bytes: int, inline: bool):
         self.threshold_bytes = threshold_bytes
         self.inline = inline
-        self.tensors: list[tmesh.Tensor] = []
+        self.tensors: list[Any] = []
 
     def value(self, value: Any, depth: int = 0) -> Any:
         if depth > RESULT_DEPTH:
@@ -243,6 +262,10 @@ class Dump:
         numpy = sys.modules.get("numpy")
         if numpy and isinstance(value, numpy.generic):
             return self.value(_scalar(value), depth)
+        if hasattr(value, "__dlpack_device__") and value.__dlpack_device__()[0] == DLPACK_CUDA:
+            # Whatever else is not shared: nothing else could be done with it.
+            self.tensors.append(value)
+            return {PLACEHOLDER: "tensor", "ref": cuda.share(value)}
         if isinstance(value, tmesh.Tensor) or hasattr(value, "__dlpack__"):
             return self.tensor(value)
         if hasattr(value, "__arrow_c_stream__"):

@@ -3,8 +3,9 @@ defmodule Tmesh.Worker.Payload do
   @moduledoc false
   # Terms to the JSON of docs/worker.md and back.
 
-  alias Tmesh.{Arrow, Config, Error, ZeroCopy}
+  alias Tmesh.{Arrow, Config, DLPack, Error, ZeroCopy}
   alias Tmesh.Arrow.TableRef
+  alias Tmesh.DLPack.GPUTensorRef
   alias Tmesh.Worker.Writable
   alias Tmesh.ZeroCopy.{AutoDetect, TensorRef}
 
@@ -23,7 +24,7 @@ defmodule Tmesh.Worker.Payload do
   @type encoded :: %{
           json: iodata(),
           made: [TensorRef.t()],
-          held: [TensorRef.t()],
+          held: [TensorRef.t() | GPUTensorRef.t()],
           inline: boolean(),
           inline_bytes: non_neg_integer()
         }
@@ -54,7 +55,7 @@ defmodule Tmesh.Worker.Payload do
   def put(tensor), do: Tmesh.Nx.from_nx(tensor, label: "payload")
 
   @doc "Let go of the tensors that were made for a call."
-  @spec release([TensorRef.t()]) :: :ok
+  @spec release([TensorRef.t() | GPUTensorRef.t()]) :: :ok
   def release(refs), do: Enum.each(refs, &ZeroCopy.release/1)
 
   @doc "What a value from a worker stands for. Its tensors are opened; an error leaves none open."
@@ -98,7 +99,11 @@ defmodule Tmesh.Worker.Payload do
     end
   end
 
-  defp value(%TensorRef{} = ref, _depth, state), do: tensor(ref, "", state)
+  defp value(%kind{} = ref, _depth, state) when kind in [TensorRef, GPUTensorRef],
+    do: tensor(ref, "", state)
+
+  defp value(%Writable{ref: %GPUTensorRef{} = ref}, _depth, state),
+    do: tensor(ref, ~s(,"writable":true), state)
 
   defp value(%Writable{ref: ref}, _depth, state) do
     case ZeroCopy.grant(ref, :write) do
@@ -145,7 +150,9 @@ defmodule Tmesh.Worker.Payload do
     refuse("a payload has #{inspect(other, limit: 5)}, which cannot be sent", state)
   end
 
-  defp described_ref(%TensorRef{} = ref, _depth, state), do: plain(ref, state)
+  defp described_ref(%kind{} = ref, _depth, state) when kind in [TensorRef, GPUTensorRef],
+    do: plain(ref, state)
+
   defp described_ref(ref, depth, state), do: value(ref, depth + 1, state)
 
   defp items([item | rest], depth, state, done) do
@@ -221,18 +228,19 @@ defmodule Tmesh.Worker.Payload do
   end
 
   # The ref itself, and the tensor held for as long as somebody may open it.
-  defp plain(%TensorRef{device: device} = ref, state) do
-    if device == :cpu or Config.get!(:gpu_enabled) do
-      case TensorRef.to_json(ref) do
-        {:ok, json} -> {:ok, json, %{state | held: [ref | state.held]}}
-        {:error, error} -> refuse(error, state)
-      end
-    else
-      refuse(
-        Error.new(:unsupported, "config :tmesh, :zero_copy, gpu_enabled is false: no GPU tensors"),
-        state
-      )
+  defp plain(ref, state) do
+    case json(ref) do
+      {:ok, json} -> {:ok, json, %{state | held: [ref | state.held]}}
+      {:error, error} -> refuse(error, state)
     end
+  end
+
+  defp json(%GPUTensorRef{} = ref), do: DLPack.export_json(ref)
+  defp json(%TensorRef{device: :cpu} = ref), do: TensorRef.to_json(ref)
+
+  # A description only.
+  defp json(%TensorRef{} = ref) do
+    with :ok <- DLPack.enabled(), do: TensorRef.to_json(ref)
   end
 
   defp nx(tensor, state) do
@@ -367,11 +375,9 @@ defmodule Tmesh.Worker.Payload do
   defp rebuild(_kind, _value, opened), do: malformed(opened)
 
   defp open(ref, opened) do
-    with {:ok, ref} <- parse(ref),
-         {:ok, ref} <- ZeroCopy.open(ref) do
-      # The worker's token dies with the worker's hold; this VM's own is made when it is needed.
-      ref = %TensorRef{ref | shm_name: nil}
-      {:ok, ref, [ref | opened]}
+    with {:ok, description} <- parse(ref),
+         {:ok, tensor} <- open_on(description.device, description, ref) do
+      {:ok, tensor, [tensor | opened]}
     else
       {:error, %Error{type: :not_found}} ->
         {:error, Error.new(:worker_down, "the worker ended before its result was opened"), opened}
@@ -380,6 +386,14 @@ defmodule Tmesh.Worker.Payload do
         {:error, error, opened}
     end
   end
+
+  # The worker's token dies with the worker's hold; this VM's own is made when it is needed.
+  defp open_on(:cpu, description, _ref) do
+    with {:ok, tensor} <- ZeroCopy.open(description), do: {:ok, %TensorRef{tensor | shm_name: nil}}
+  end
+
+  # A description does not have all that the ref says of GPU memory.
+  defp open_on({:cuda, _n}, _description, ref), do: DLPack.import_gpu_tensor(ref)
 
   defp parse(ref) when is_map(ref), do: TensorRef.from_map(ref)
   defp parse(ref), do: TensorRef.from_json(ref)

@@ -18,13 +18,14 @@ defmodule Tmesh.ZeroCopy.AutoDetect do
   In Python, `tmesh.open(argument["ref"])` is the tensor.
   """
 
-  alias Tmesh.{Config, Error}
+  alias Tmesh.{Config, DLPack, Error}
+  alias Tmesh.DLPack.GPUTensorRef
   alias Tmesh.Worker.Payload
   alias Tmesh.ZeroCopy.TensorRef
 
   @doc """
-  Whether `term` should travel in shared memory: refs always, binaries and Nx tensors when they
-  have more than `threshold_bytes` (`config :tmesh, :zero_copy`), anything else never. With
+  Whether `term` should travel in shared memory: refs, of GPU memory too, always, binaries and Nx
+  tensors when they have more than `threshold_bytes` (`config :tmesh, :zero_copy`), anything else never. With
   `enabled: false` nothing should.
 
       iex> Tmesh.ZeroCopy.AutoDetect.should_use_zero_copy?(<<0::8_000_000>>)
@@ -74,14 +75,13 @@ defmodule Tmesh.ZeroCopy.AutoDetect do
     end
   end
 
-  defp share(%TensorRef{} = ref, {held, made}) do
-    if should_use_zero_copy?(ref) do
-      case TensorRef.named(ref) do
-        {:ok, named} -> {:ok, describe(named), {[ref | held], made}}
-        {:error, error} -> {:error, error, {held, made}}
-      end
+  defp share(%kind{} = ref, {held, made}) when kind in [TensorRef, GPUTensorRef] do
+    with {:shared, true} <- {:shared, should_use_zero_copy?(ref)},
+         {:ok, map} <- to_map(ref) do
+      {:ok, describe(map, ref), {[ref | held], made}}
     else
-      {:ok, ref, {held, made}}
+      {:shared, false} -> {:ok, ref, {held, made}}
+      {:error, error} -> {:error, error, {held, made}}
     end
   end
 
@@ -115,9 +115,13 @@ defmodule Tmesh.ZeroCopy.AutoDetect do
     {:error, Error.new(:invalid, "an improper list ends with #{inspect(improper, limit: 5)}"), done}
   end
 
-  defp describe(ref) do
-    map = TensorRef.to_map(ref)
+  defp to_map(%GPUTensorRef{} = ref), do: DLPack.export_gpu_tensor(ref)
 
+  defp to_map(ref) do
+    with {:ok, named} <- TensorRef.named(ref), do: {:ok, TensorRef.to_map(named)}
+  end
+
+  defp describe(map, ref) do
     map
     |> Map.take(["dtype", "shape", "device"])
     |> Map.merge(%{
@@ -130,7 +134,7 @@ defmodule Tmesh.ZeroCopy.AutoDetect do
     })
   end
 
-  defp shared?(%TensorRef{}), do: true
+  defp shared?(%kind{}) when kind in [TensorRef, GPUTensorRef], do: true
   defp shared?(binary) when is_binary(binary), do: large?(byte_size(binary))
 
   # A struct of a library that may not be there.

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.DLPack.GPUTensorRef do
+  @moduledoc """
+  A tensor in the memory of a GPU, which this VM holds.
+
+    * `shape`, `dtype`, `byte_size`, `strides` - as in `Tmesh.ZeroCopy.TensorRef`
+    * `device` - `{:cuda, n}`, the GPU that has the memory, by its number in this VM; of host memory
+      that a GPU uses, that GPU
+    * `handle` - opaque
+
+  The handle holds the memory as that of a `Tmesh.ZeroCopy.TensorRef` does: until
+  `Tmesh.ZeroCopy.release/1`, or until nobody has the ref any more. A GPU's memory is scarce, and the
+  garbage collector sees only a few words: release it.
+  """
+
+  alias Tmesh.ZeroCopy.TensorRef
+
+  @type t :: %__MODULE__{
+          shape: TensorRef.shape(),
+          dtype: TensorRef.dtype(),
+          device: {:cuda, non_neg_integer()},
+          byte_size: non_neg_integer(),
+          strides: [integer()],
+          handle: Tmesh.Native.gpu()
+        }
+
+  @derive {Inspect, except: [:handle]}
+  @enforce_keys [:shape, :dtype, :device, :byte_size, :strides, :handle]
+  defstruct @enforce_keys
+end
