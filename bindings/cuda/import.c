@@ -141,7 +141,10 @@ static int open_event(struct tmesh_cuda_memory *memory, const struct card *card,
 	rc = cuda_check(cuda, cuda->driver.ipc_event_open(&memory->event, card->event),
 			"cuIpcOpenEventHandle", err);
 	cuda_leave(cuda);
-	return rc;
+	if (rc)
+		memory->event = NULL;
+	/* It ends with the process that made the memory, who sent it on has waited for it. */
+	return card->waited ? 0 : rc;
 }
 
 static int fill(struct tmesh_cuda_memory *memory, struct tmesh_region *region,
@@ -324,20 +327,28 @@ static int read_opts(const struct tmesh_cuda_import_opts *opts, struct tmesh_cud
 	return rc;
 }
 
+static int import(struct tmesh_cuda *cuda, struct tmesh_region *region, bool waited,
+		  const struct tmesh_cuda_import_opts *opts, struct tmesh_cuda_memory **out,
+		  struct tmesh_error *err)
+{
+	struct card card;
+	int rc = card_read(region, &card, err);
+
+	if (rc)
+		return rc;
+	card.waited = waited;
+	return card.ipc ? import_ipc(cuda, region, &card, out, err)
+			: import_vmm(cuda, region, &card, opts, out, err);
+}
+
 int tmesh_cuda_import(struct tmesh_cuda *cuda, struct tmesh_region *region,
 		      const struct tmesh_cuda_import_opts *opts, struct tmesh_cuda_memory **out,
 		      struct tmesh_error *err)
 {
 	struct tmesh_cuda_import_opts o;
-	struct card card;
 	int rc = read_opts(opts, &o, err);
 
-	if (!rc)
-		rc = card_read(region, &card, err);
-	if (rc)
-		return rc;
-	return card.ipc ? import_ipc(cuda, region, &card, out, err)
-			: import_vmm(cuda, region, &card, &o, out, err);
+	return rc ? rc : import(cuda, region, false, &o, out, err);
 }
 
 /* What is open already, or this process's own. */
@@ -392,29 +403,34 @@ static int open_host(struct tmesh_cuda *cuda, const struct tmesh_ref *ref,
 	return rc;
 }
 
-static int open_device(struct tmesh_cuda *cuda, const struct tmesh_ref *ref, uint32_t rights,
-		       const struct tmesh_cuda_import_opts *opts, struct tmesh_cuda_memory **out,
-		       struct tmesh_error *err)
-{
-	struct tmesh_region *region;
-	int rc = tmesh_region_open(cuda->ctx, ref->token, rights, &region, err);
-
-	if (rc)
-		return rc;
-	rc = tmesh_cuda_import(cuda, region, opts, out, err);
-	tmesh_region_unref(region);
-	return rc;
-}
-
-/* Who carried it may have written it anew, with spaces. */
-static bool says_ipc(const char *text, size_t bytes)
+/* What the ref's member says. Who carried it may have written it anew. */
+static void read_member(const char *text, size_t bytes, bool *ipc, bool *waited)
 {
 	json_t *whole = json_loadb(text, bytes, 0, NULL);
-	json_t *kind = json_object_get(json_object_get(whole, "cuda"), "kind");
-	bool ipc = kind && json_is_string(kind) && !strcmp(json_string_value(kind), "ipc");
+	json_t *member = json_object_get(whole, "cuda");
+	const char *kind = json_string_value(json_object_get(member, "kind"));
 
+	*ipc = kind && !strcmp(kind, "ipc");
+	*waited = json_is_true(json_object_get(member, "waited"));
 	json_decref(whole);
-	return ipc;
+}
+
+static int open_device(struct tmesh_cuda *cuda, const struct tmesh_ref *ref, const char *text,
+		       size_t bytes, const struct tmesh_cuda_import_opts *opts,
+		       struct tmesh_cuda_memory **out, struct tmesh_error *err)
+{
+	struct tmesh_region *region;
+	bool ipc, waited;
+	int rc;
+
+	read_member(text, bytes, &ipc, &waited);
+	rc = tmesh_region_open(cuda->ctx, ref->token, ipc ? TMESH_READ : TMESH_READ | TMESH_WRITE,
+			       &region, err);
+	if (rc)
+		return rc;
+	rc = import(cuda, region, waited, opts, out, err);
+	tmesh_region_unref(region);
+	return rc;
 }
 
 int tmesh_cuda_open_ref(struct tmesh_cuda *cuda, const char *text, size_t bytes,
@@ -436,10 +452,7 @@ int tmesh_cuda_open_ref(struct tmesh_cuda *cuda, const char *text, size_t bytes,
 		if (ref.layout.device_type == TMESH_DEVICE_CPU)
 			rc = open_host(cuda, &ref, &o, &memory, err);
 		else
-			rc = open_device(cuda, &ref,
-					 says_ipc(text, bytes) ? TMESH_READ
-							       : TMESH_READ | TMESH_WRITE,
-					 &o, &memory, err);
+			rc = open_device(cuda, &ref, text, bytes, &o, &memory, err);
 		if (rc)
 			return rc;
 		pthread_mutex_lock(&cuda->lock);

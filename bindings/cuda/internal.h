@@ -125,7 +125,7 @@ struct tmesh_cuda_memory {
 	cu_ptr ipc_base;
 	cu_external external;
 
-	cu_event event; /* interprocess; NULL: none yet, or the device has none */
+	cu_event event; /* interprocess; NULL: none yet, or there is none */
 	bool event_foreign;
 };
 
@@ -183,6 +183,7 @@ int block_export(struct tmesh_cuda *cuda, struct block *block, struct tmesh_erro
 
 /* What a region says of the memory it stands for. */
 struct card {
+	bool waited; /* as the ref says, if there is one: the event need not be there */
 	struct cu_uuid uuid;
 	bool ipc;
 	int version;

@@ -207,18 +207,15 @@ bool share_settle(struct tmesh_cuda_memory *memory)
 	return true;
 }
 
-/* The ref's text with the member that says how the memory is handed over. */
-static int write_ref(const struct tmesh_ref *ref, const char *kind, char *text, size_t size,
-		     struct tmesh_error *err)
+/* The ref's text with a member that says how the memory is handed over. */
+static int add_member(char *text, size_t size, const char *kind, bool waited,
+		      struct tmesh_error *err)
 {
-	char member[32];
-	size_t length, more;
-	int rc = tmesh_ref_encode(ref, text, size, err);
+	char member[64];
+	size_t length = strlen(text), more;
 
-	if (rc || !kind)
-		return rc;
-	more = (size_t)snprintf(member, sizeof(member), ",\"cuda\":{\"kind\":\"%s\"}}", kind);
-	length = strlen(text);
+	more = (size_t)snprintf(member, sizeof(member), ",\"cuda\":{\"kind\":\"%s\"%s}}", kind,
+				waited ? ",\"waited\":true" : "");
 	if (length + more > size)
 		return tmesh_fail(err, -ENOSPC, "the ref needs %zu bytes, there is room for %zu",
 				  length + more, size);
@@ -226,9 +223,10 @@ static int write_ref(const struct tmesh_ref *ref, const char *kind, char *text, 
 	return 0;
 }
 
+/* Of memory on a GPU @kind says how it goes; NULL: host memory. */
 static int share(struct tmesh_region *region, uint32_t rights, const struct tmesh_layout *layout,
-		 uint64_t bytes, int device, const char *kind, char *text, size_t size, char *token,
-		 struct tmesh_error *err)
+		 uint64_t bytes, int device, const char *kind, bool waited, char *text, size_t size,
+		 char *token, struct tmesh_error *err)
 {
 	struct tmesh_ref ref = {.layout = *layout, .id = tmesh_region_id(region)};
 	int rc = tmesh_layout_check(layout, bytes, &ref.byte_size, err);
@@ -238,7 +236,9 @@ static int share(struct tmesh_region *region, uint32_t rights, const struct tmes
 	if (!rc)
 		rc = tmesh_region_token(region, rights, ref.token, err);
 	if (!rc)
-		rc = write_ref(&ref, kind, text, size, err);
+		rc = tmesh_ref_encode(&ref, text, size, err);
+	if (!rc && kind)
+		rc = add_member(text, size, kind, waited, err);
 	if (!rc)
 		memcpy(token, ref.token, sizeof(ref.token));
 	return rc;
@@ -263,7 +263,7 @@ int tmesh_cuda_share(struct tmesh_cuda_memory *memory, const struct tmesh_layout
 	if (memory->kind == TMESH_CUDA_IPC)
 		rights = TMESH_READ;
 	rc = share(region, rights, layout, memory->bytes, memory->resident, host ? NULL : kind,
-		   text, size, token, err);
+		   memory->event_foreign, text, size, token, err);
 	tmesh_region_unref(region);
 	if (rc)
 		return rc;
@@ -326,8 +326,8 @@ int tmesh_cuda_share_ipc(struct tmesh_cuda *cuda, uint64_t pointer,
 		return rc;
 	rc = card_write(region, device, &card, err);
 	if (!rc)
-		rc = share(region, TMESH_READ, layout, card.bytes, device, "ipc", text, size, token,
-			   err);
+		rc = share(region, TMESH_READ, layout, card.bytes, device, "ipc", false, text, size,
+			   token, err);
 	if (rc)
 		tmesh_region_unref(region);
 	else

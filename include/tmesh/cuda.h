@@ -210,7 +210,8 @@ int tmesh_cuda_import(struct tmesh_cuda *cuda, struct tmesh_region *region,
 /*
  * A ref, as in tmesh/tensor.h, of a tensor in @memory: what @stream does up to now is awaited by
  * who opens it. @layout->offset counts from the memory's start, the device is filled in. The ref
- * has one member more, "cuda", which says how the memory is handed over.
+ * has one member more, "cuda", which says how the memory is handed over, and of imported memory
+ * that its sender has waited.
  * Room for TMESH_REF_SIZE bytes is enough.
  */
 int tmesh_cuda_share(struct tmesh_cuda_memory *memory, const struct tmesh_layout *layout,

@@ -186,6 +186,7 @@ __attribute__((unused)) static struct tmesh_layout bytes_layout(int64_t bytes)
  *   "w"        a kernel writes 'W' as the first byte: 'W', or 'E'
  *   "r"        the first byte now; 'T' when it was taken back
  *   "R"        the same by a kernel of the device that has it
+ *   "a"        allocate memory of its own, whose first byte is 'a': the ref
  *   "s"        share it on: the ref
  *   "u"        release it
  *   "x"        end
@@ -247,6 +248,13 @@ __attribute__((unused)) static size_t helper_do(struct helper_state *state, char
 	case 'r':
 		message[0] = helper_look(state);
 		return 1;
+	case 'a':
+		byte = 'a';
+		state->layout = bytes_layout(5000);
+		if (tmesh_cuda_alloc(state->bed.cuda, 0, 5000, 0, &state->memory, &err))
+			return 1;
+		standin_access(0, tmesh_cuda_pointer(state->memory), &byte, 1, true);
+		/* fall through */
 	case 's':
 		state->layout.device_type = TMESH_DEVICE_CPU;
 		if (tmesh_cuda_share(state->memory, &state->layout, NULL, message, 1024, NULL))

@@ -109,6 +109,27 @@ static void test_sent_on(void **state)
 	helper_end(&helpers[1]);
 }
 
+/* Its first producer is dead, and the event that he made with him. */
+static void test_sent_on_by_the_bereaved(void **state)
+{
+	ALONE_SET_UP(bed, helper_start(RW, -1), helper_start(RW, -1));
+	struct tmesh_cuda_memory *memory;
+	struct tmesh_layout layout;
+	char text[2048], on[TMESH_REF_SIZE];
+
+	assert_int_equal(helper_ask(&helpers[0], "a", text), '{');
+	assert_ok(tmesh_cuda_open_ref(bed->cuda, text, strlen(text), NULL, NULL, &memory, &layout,
+				      err));
+	helper_kill(&helpers[0]);
+	share(memory, on);
+	assert_non_null(strstr(on, "\"waited\":true"));
+	assert_int_equal(helper_say(&helpers[1], on), 'a');
+	tmesh_cuda_memory_unref(memory);
+	assert_int_equal(helper_say(&helpers[1], "r"), 'a');
+	helper_end(&helpers[1]);
+	bed_close(bed);
+}
+
 /* What others hold is not used again before they let go, or are killed. */
 static void test_lingering(void **state)
 {
@@ -537,10 +558,10 @@ int main(void)
 		alone_test(test_two_processes), alone_test(test_peer_and_rights),
 		alone_test(test_sent_on),	alone_test(test_lingering),
 		alone_test(test_dropped),	alone_test(test_reclaim),
-		alone_test(test_part),		alone_test(test_own_ref),
-		alone_test(test_by_socket),	alone_test(test_import_lease),
-		alone_test(test_streams),	alone_test(test_ipc),
-		standin_test(test_host_ref),
+		alone_test(test_part),		alone_test(test_sent_on_by_the_bereaved),
+		alone_test(test_own_ref),	alone_test(test_by_socket),
+		alone_test(test_import_lease),	alone_test(test_streams),
+		alone_test(test_ipc),		standin_test(test_host_ref),
 	};
 
 	return cmocka_run_group_tests_name("cuda share", tests, NULL, NULL);
