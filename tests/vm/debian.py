@@ -59,9 +59,16 @@ def environment():
     return env
 
 
+def apt(*command, **options):
+    """A command of apt's in that environment, while no other run takes the lists from under it."""
+    env = environment()
+    with locked(CACHE / "apt"):
+        return sh(*command, env=env, **options)
+
+
 def newest(pattern):
     """The newest package whose whole name matches pattern; the name carries the version."""
-    names = sh("apt-cache", "pkgnames", "linux-", env=environment()).split()
+    names = apt("apt-cache", "pkgnames", "linux-").split()
     found = [name for name in names if re.fullmatch(pattern, name)]
     if not found:
         sys.exit(f"vm: no package {pattern} in {', '.join(SUITES)}")
@@ -70,13 +77,13 @@ def newest(pattern):
 
 def closure(packages, pattern):
     """These packages and those they depend on, directly or not, whose names match pattern."""
-    listing = sh("apt-cache", "depends", "--recurse", "--important", *packages, env=environment())
+    listing = apt("apt-cache", "depends", "--recurse", "--important", *packages)
     return sorted({name for name in listing.splitlines() if re.fullmatch(pattern, name)})
 
 
 def version(package):
     """The version that fetch() would take."""
-    listing = sh("apt-cache", "policy", package, env=environment())
+    listing = apt("apt-cache", "policy", package)
     return re.search(r"Candidate: (\S+)", listing).group(1)
 
 
@@ -85,7 +92,7 @@ def fetch(packages, into):
     say(f"fetching {' '.join(packages)}")
     downloads = into / "debs"
     downloads.mkdir()
-    sh("apt-get", "download", *packages, env=environment(), cwd=downloads)
+    apt("apt-get", "download", *packages, cwd=downloads)
     for deb in sorted(downloads.iterdir()):
         subprocess.run(["dpkg", "-x", deb, into], check=True)
         deb.unlink()
