@@ -272,12 +272,14 @@ static inline bool channel_gone(const struct tmesh_channel *channel)
 
 static inline void channel_copy_out(uint64_t *to, const atomic_uint_fast64_t *from, uint32_t words)
 {
+#pragma GCC unroll 8
 	for (uint32_t i = 0; i < words; i++)
 		to[i] = atomic_load_explicit(&from[i], memory_order_relaxed);
 }
 
 static inline void channel_copy_in(atomic_uint_fast64_t *to, const uint64_t *from, uint32_t words)
 {
+#pragma GCC unroll 8
 	for (uint32_t i = 0; i < words; i++)
 		atomic_store_explicit(&to[i], from[i], memory_order_relaxed);
 }

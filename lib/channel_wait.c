@@ -207,16 +207,15 @@ static int try_now(struct tmesh_channel *channel, const struct attempt *a, const
 	return rc == -EAGAIN ? tmesh_fail(err, rc, "%s", why) : rc;
 }
 
+/* What was tried first had to wait. */
 static int wait_for(struct tmesh_channel *channel, const struct attempt *a, int64_t timeout_ns,
 		    const char *why, struct tmesh_error *err)
 {
-	int rc = a->now(channel, a, err);
 	bool brief = timeout_ns >= 0 && (uint64_t)timeout_ns <= channel->spin_max;
 	uint64_t deadline = UINT64_MAX;
 	uint32_t value;
+	int rc = 0;
 
-	if (rc != -EAGAIN)
-		return rc;
 	if (timeout_ns >= 0 &&
 	    __builtin_add_overflow(tmesh_now_ns(), (uint64_t)timeout_ns, &deadline))
 		deadline = UINT64_MAX;
@@ -256,7 +255,9 @@ int tmesh_channel_send_batch(struct tmesh_channel *channel, const struct tmesh_m
 
 	if (!rc && (!count || count > INT_MAX))
 		rc = tmesh_fail(err, -EINVAL, "send: a batch has at least one message");
-	return rc ? rc : wait_for(channel, &a, timeout_ns, full, err);
+	if (!rc)
+		rc = put_now(channel, &a, err);
+	return rc == -EAGAIN ? wait_for(channel, &a, timeout_ns, full, err) : rc;
 }
 
 int tmesh_channel_send(struct tmesh_channel *channel, const struct tmesh_message *message,
@@ -272,7 +273,11 @@ int tmesh_channel_flush(struct tmesh_channel *channel, int64_t timeout_ns, struc
 	const struct attempt a = {.now = taken_now};
 	int rc = check_use(channel, TMESH_CHANNEL_SEND, "flush", err);
 
-	return rc ? rc : wait_for(channel, &a, timeout_ns, "flush: messages are still there", err);
+	if (!rc)
+		rc = taken_now(channel, &a, err);
+	return rc == -EAGAIN
+		       ? wait_for(channel, &a, timeout_ns, "flush: messages are still there", err)
+		       : rc;
 }
 
 int tmesh_channel_try_recv(struct tmesh_channel *channel, struct tmesh_message *message,
@@ -294,7 +299,9 @@ int tmesh_channel_recv_batch(struct tmesh_channel *channel, struct tmesh_message
 
 	if (!rc && !room)
 		rc = tmesh_fail(err, -EINVAL, "receive: a batch has room for at least one message");
-	return rc ? rc : wait_for(channel, &a, timeout_ns, empty, err);
+	if (!rc)
+		rc = take_now(channel, &a, err);
+	return rc == -EAGAIN ? wait_for(channel, &a, timeout_ns, empty, err) : rc;
 }
 
 int tmesh_channel_prepare(struct tmesh_channel *channel, struct tmesh_error *err)
