@@ -89,20 +89,27 @@ def test_everything_is_documented():
             assert getattr(kind, name).__doc__
 
 
-@same_on_every_backend
-@pytest.mark.parametrize("target", [["-c", USE], ["-p", "tmesh"]], ids=["use", "package"])
-def test_mypy(tmp_path, target):
+@pytest.fixture(scope="module")
+def mypy(tmp_path_factory):
+    """What it says; the standard library's types are read once."""
     pytest.importorskip("mypy", reason="mypy is not installed")
-    done = subprocess.run([sys.executable, "-P", "-m", "mypy", "--strict", "--allow-any-generics",
-                           "--cache-dir", tmp_path, *target], capture_output=True, text=True,
-                          cwd=tmp_path)
+    folder = tmp_path_factory.mktemp("mypy")
+
+    def ask(*target):
+        return subprocess.run([sys.executable, "-P", "-m", "mypy", "--strict", "--allow-any-generics",
+                               "--cache-dir", folder, *target],
+                              capture_output=True, text=True, cwd=folder)
+    return ask
+
+
+@same_on_every_backend
+@pytest.mark.parametrize("target", [["-p", "tmesh"], ["-c", USE]], ids=["package", "use"])
+def test_mypy(mypy, target):
+    done = mypy(*target)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @same_on_every_backend
-def test_mypy_finds_mistakes(tmp_path):
-    pytest.importorskip("mypy", reason="mypy is not installed")
-    done = subprocess.run([sys.executable, "-P", "-m", "mypy", "--cache-dir", tmp_path, "-c",
-                           "import tmesh; tmesh.put(b'x').shape.append(1)"],
-                          capture_output=True, text=True, cwd=tmp_path)
+def test_mypy_finds_mistakes(mypy):
+    done = mypy("-c", "import tmesh; tmesh.put(b'x').shape.append(1)")
     assert done.returncode == 1 and "append" in done.stdout

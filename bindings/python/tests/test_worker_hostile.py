@@ -17,8 +17,10 @@ from test_worker import (  # noqa: F401
     OPS,
     address,
     client,
+    end,
     mortal,
     new_address,
+    start,
     start_worker,
     worker,
 )
@@ -268,11 +270,20 @@ def test_a_client_that_calls_too_much_is_refused(client, address):  # noqa: F811
         assert other.receive()["id"] == id
 
 
-def test_a_client_that_does_not_read_does_not_stop_the_others(client, address):  # noqa: F811
-    with Client(address) as bad:
+@pytest.fixture
+def impatient():
+    address = new_address()
+    process = start(address, "worker_operations", "worker_impatient")
+    assert process.stdout.readline() == "ready\n"
+    yield address
+    end(process)
+
+
+def test_a_client_that_does_not_read_does_not_stop_the_others(impatient):
+    with Client(impatient) as bad, Client(impatient) as good:
         for _ in range(40):
             bad.start(OPS + "text", [60_000])
-        assert client.call(OPS + "add", [1]) == 2
+        assert good.call(OPS + "add", [1]) == 2
 
 
 def test_too_many_connections(client, address):  # noqa: F811

@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: MIT
+"""A worker that allows this module waits a second for a client that does not read, not ten."""
+
+from tmesh.worker import _server
+
+_server.SEND_TIMEOUT_S = 1
