@@ -16,7 +16,7 @@
 struct channel {
 	PyObject_HEAD struct tmesh_channel *channel; /* NULL once closed */
 	enum tmesh_channel_role role;
-	bool busy;	 /* a thread waits in it, without the GIL */
+	bool busy;	 /* a thread waits in it, without the GIL, or a task for its descriptor */
 	PyObject *token; /* by which others join */
 };
 
@@ -32,7 +32,8 @@ static struct tmesh_channel *channel_get(struct channel *self)
 				   "this channel was closed");
 	if (self->busy)
 		return raise_code(state_of_channel(self), EBUSY,
-				  "another thread waits at this channel: open one for each");
+				  "another thread or task waits at this channel: open one for "
+				  "each");
 	return self->channel;
 }
 
@@ -580,6 +581,22 @@ static PyObject *channel_fileno(PyObject *object, PyObject *unused)
 	return fd < 0 ? raise_error(state_of_channel(self), &err) : PyLong_FromLong(fd);
 }
 
+static PyObject *channel_begin_wait(PyObject *object, PyObject *unused)
+{
+	struct channel *self = (struct channel *)object;
+
+	if (!channel_get(self))
+		return NULL;
+	self->busy = true;
+	Py_RETURN_NONE;
+}
+
+static PyObject *channel_end_wait(PyObject *object, PyObject *unused)
+{
+	((struct channel *)object)->busy = false;
+	Py_RETURN_NONE;
+}
+
 static PyObject *channel_recv_async(PyObject *object, PyObject *unused)
 {
 	return call_python("tmesh.channel", "recv", object);
@@ -649,12 +666,16 @@ static PyMethodDef methods[] = {
 	 "A list of the messages that are there, at most 64; waits for the first."},
 	{"recv_async", channel_recv_async, METH_NOARGS,
 	 "recv_async($self, /)\n--\n\n"
-	 "recv() for asyncio: to be awaited, by one task at a time. async for goes on until\n"
-	 "nobody is left to send."},
+	 "recv() for asyncio: to be awaited, by one task at a time, and meanwhile the channel\n"
+	 "cannot be closed (BusyError). async for goes on until nobody is left to send."},
 	{"fileno", channel_fileno, METH_NOARGS,
 	 "fileno($self, /)\n--\n\n"
 	 "A descriptor for select and asyncio: readable when it is worth to try. Try until\n"
 	 "there is nothing (or no room), which arms it again."},
+	{"_begin_wait", channel_begin_wait, METH_NOARGS,
+	 "_begin_wait($self, /)\n--\n\nA task waits for the descriptor: BusyError for all others."},
+	{"_end_wait", channel_end_wait, METH_NOARGS,
+	 "_end_wait($self, /)\n--\n\nIt does not any more."},
 	{"close", channel_close, METH_NOARGS,
 	 "close($self, /)\n--\n\n"
 	 "Leave the channel. What was sent can still be received, but for tensors that nobody\n"

@@ -264,8 +264,11 @@ def test_asyncio(pair):
             if i % 10 == 0:
                 await asyncio.sleep(0.001)
         await asyncio.sleep(0.01)
-        with pytest.raises(tmesh.BusyError):
-            await into.recv_async()
+        for other in into.recv_async(), into.recv_async():
+            with pytest.raises(tmesh.BusyError):
+                await other
+        with pytest.raises(tmesh.BusyError, match="task waits"):
+            into.close()
         out.close()
         await asyncio.wait_for(task, 10)
         return got

@@ -4,19 +4,16 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 from typing import AsyncIterator
 
 from ._tmesh import Channel, Tensor
-from .errors import BusyError, GoneError
-
-_waiting: set[int] = set()
+from .errors import GoneError
 
 
 async def recv(channel: Channel) -> bytes | Tensor | tuple[Tensor, bytes]:
     """What Channel.recv_async() does."""
     while (message := channel.try_recv()) is None:
-        await _readable(channel.fileno())
+        await _readable(channel)
     return message
 
 
@@ -34,16 +31,16 @@ def _wake(ready: asyncio.Future[None]) -> None:
         ready.set_result(None)
 
 
-async def _readable(fd: int) -> None:
-    """The loop knows one reader of a descriptor: a second would push out the first."""
-    if fd in _waiting:
-        raise BusyError(errno.EBUSY, "another task waits at this channel: open one for each")
+async def _readable(channel: Channel) -> None:
+    """Nobody else may use the channel meanwhile: a second reader of its descriptor would push out
+    the first, and once it is closed nothing would wake us."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
-    _waiting.add(fd)
-    loop.add_reader(fd, _wake, ready)
+    fd = channel.fileno()
+    channel._begin_wait()
     try:
+        loop.add_reader(fd, _wake, ready)
         await ready
     finally:
+        channel._end_wait()
         loop.remove_reader(fd)
-        _waiting.discard(fd)
