@@ -61,14 +61,17 @@ SECTIONS = (
               "multiprocessing.shared_memory", 0.7),
         Bound("tmesh.shared_memory, attach", "python/block", "python/shared-memory",
               "multiprocessing.shared_memory", 0.7),
-        Bound("round trip, shared, 1 MB", "torch/shared-1MB-tmesh", "torch/shared-1MB-torch",
-              "torch.multiprocessing", None),
-        Bound("round trip, shared, 100 MB", "torch/shared-100MB-tmesh",
-              "torch/shared-100MB-torch", "torch.multiprocessing", None),
-        Bound("first share, 1 MB", "torch/first-1MB-tmesh", "torch/first-1MB-torch",
-              "torch.multiprocessing", None),
-        Bound("first share, 100 MB", "torch/first-100MB-tmesh", "torch/first-100MB-torch",
-              "torch.multiprocessing", None),
+        *(Bound(f"torch, over tmesh's memory, {size}", f"torch/born-{size}-tmesh",
+                f"torch/first-{size}-torch", "torch.multiprocessing, first share", limit)
+          for size, limit in (("4KB", None), ("1MB", 0.1), ("100MB", 0.1))),
+        *(Bound(f"torch, {kind}, {size}", f"torch/{name}-{size}-tmesh",
+                f"torch/{name}-{size}-torch", f"torch.multiprocessing, {kind}", None)
+          for name, kind in (("first", "first share"), ("shared", "shared before"))
+          for size in ("4KB", "1MB", "100MB")),
+    )),
+    Section("An Arrow table of 1 GB that is there, from Elixir to pandas and back", (
+        Bound("its ref there and back", "arrow/tmesh", "arrow/file",
+              "pyarrow's IPC, a file in /dev/shm", None),
     )),
     Section("Putting 100 MB", (
         Bound("C, warm pool", "put/put-warm", "put/memcpy-warm", "warm memcpy", 0.8),

@@ -7,7 +7,7 @@ BENCH_OUT      := $(B)/bench
 BENCH_PROGRAMS := $(addprefix $(BENCH_OUT)/,size lookup floor death)
 
 bench: bench-deps ## measure, and compare with the bounds (build/bench/bench.{json,svg})
-	@$(MAKE) -s $(BENCH_PROGRAMS) tools python beam $(VENV)/iceoryx2.stamp
+	@$(MAKE) -s $(BENCH_PROGRAMS) tools python python-arrow beam $(VENV)/iceoryx2.stamp
 	@$(VPYTHON) -B tests/bench/run.py
 
 bench-vm: kselftest ## measure the module in a virtual machine, for `make bench`

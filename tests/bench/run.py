@@ -35,6 +35,9 @@ COMMANDS = (
     [PYTHON, "-B", f"{HERE}/put.py"],
     ["taskset", "-c", "0", "elixir", "--erl", "-logger level warning",
      "-pa", BUILD / "beam/dev/lib/tmesh/ebin", f"{HERE}/from_binary.exs", OUT / "floor"],
+    ["taskset", "-c", "0", "elixir", "--erl", "-logger level warning",
+     "-pa", BUILD / "beam/dev/lib/tmesh/ebin", f"{HERE}/arrow.exs",
+     BUILD / "venv-arrow/bin/python", f"{HERE}/arrow.py"],
 )
 
 

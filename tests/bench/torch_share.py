@@ -1,66 +1,78 @@
 # SPDX-License-Identifier: MIT
-"""Beside torch.multiprocessing: the round trip of a tensor that is shared already, and the first
-share of one that is not, which either side copies once. The other end reads one value.
+"""PyTorch's tensors through a queue, by way of tmesh.torch beside torch.multiprocessing, until the
+other end has read one value and said which.
+
+  shared  a tensor that was sent before: nothing is copied on either way
+  first   a new tensor in the process's own memory: either way copies it into shared memory
+  born    a new tensor that was made over tmesh's memory (torch.from_dlpack(tmesh.empty(...))) and so
+          is not copied, beside PyTorch's first share, which always copies
 """
 
 import multiprocessing
 
-import numpy as np
 import torch
-import torch.multiprocessing  # teaches multiprocessing's pipes to carry tensors
+import torch.multiprocessing
 
 import tmesh
+import tmesh.torch
 from harness import CPU_CONSUMER, CPU_PRODUCER, Series, pin
 
-SIZES = {"1MB": (1_000_000, 200), "100MB": (100_000_000, 20)}
+SIZES = {"4KB": (4_000, 200), "1MB": (1_000_000, 200), "100MB": (100_000_000, 10)}
 WARM_UP = 3
 
+by_tmesh = tmesh.torch.register
+by_torch = torch.multiprocessing.reductions.init_reductions
 
-def consume(pipe):
+
+def consume(queue, answers):
     pin(CPU_CONSUMER)
     torch.set_num_threads(1)
-    while True:
-        try:
-            received = pipe.recv()
-        except EOFError:
-            return
-        if isinstance(received, tmesh.Tensor):
-            received = received.numpy()
-        value = float(received[0])
-        del received
-        pipe.send(value)
+    while (tensor := queue.get()) is not None:
+        value = int(tensor[0])
+        del tensor
+        answers.put(value)
+
+
+def own(count):
+    return torch.ones(count, dtype=torch.uint8)
+
+
+def born(count):
+    return torch.from_dlpack(tmesh.empty(count, "uint8")).fill_(1)
 
 
 def main():
     torch.set_num_threads(1)
     spawn = multiprocessing.get_context("spawn")
-    pipe, other = spawn.Pipe()
-    consumer = spawn.Process(target=consume, args=(other,))
+    queue, answers = spawn.SimpleQueue(), spawn.SimpleQueue()
+    consumer = spawn.Process(target=consume, args=(queue, answers))
     consumer.start()
-    other.close()
     pin(CPU_PRODUCER)
-    tmesh.configure(pool_bytes=256_000_000)
 
-    def round_trip(thing):
-        pipe.send(thing)
-        return pipe.recv()
+    def round_trip(tensor):
+        queue.put(tensor)
+        return answers.get()
+
+    def let_go():
+        """Of what was taken before: it happens with the next send."""
+        by_tmesh()
+        round_trip(small)
 
     series = Series("torch")
+    small = born(1)
     for size, (count, rounds) in SIZES.items():
-        array = np.ones(count, np.uint8)
-        shared = torch.ones(count, dtype=torch.uint8).share_memory_()
-        tensor = tmesh.put(array)
+        shared = own(count).share_memory_(), born(count)
         for turn in range(-WARM_UP, rounds):
-            fresh = torch.ones(count, dtype=torch.uint8)
-            for name, thing in {
-                f"shared-{size}-torch": lambda: shared,
-                f"shared-{size}-tmesh": lambda: tensor,
-                f"first-{size}-torch": lambda: fresh,
-                f"first-{size}-tmesh": lambda: tmesh.put(array),
-            }.items():
-                value = series.time(name, lambda: round_trip(thing()), turn >= 0)
+            for name, register, tensor in (
+                    ("shared", by_torch, shared[0]), ("shared", by_tmesh, shared[1]),
+                    ("first", by_torch, own(count)), ("first", by_tmesh, own(count)),
+                    ("born", by_tmesh, born(count))):
+                let_go()
+                register()
+                way = "torch" if register is by_torch else "tmesh"
+                value = series.time(f"{name}-{size}-{way}", lambda: round_trip(tensor), turn >= 0)
                 assert value == 1
-    pipe.close()
+    queue.put(None)
     consumer.join()
     series.print()
 

@@ -17,6 +17,7 @@
 #include <tmesh/tmesh.h>
 
 #define DTYPES (TMESH_FLOAT4_E2M1FN + 1)
+#define SHELL_LISTS 256
 
 /* Members of a ref; the interned names are in state.ref_keys. */
 enum ref_key {
@@ -37,7 +38,7 @@ struct state {
 	PyObject *errors;      /* the module tmesh.errors */
 	PyTypeObject *tensor_type;
 	PyTypeObject *export_type;
-	struct shell *shells; /* what DLPack's consumers have, dlpack.c */
+	struct shell *shells[SHELL_LISTS]; /* what DLPack's consumers have, dlpack.c */
 	PyTypeObject *channel_type;
 	PyObject *ref_keys[REF_KEYS];
 	PyObject *ndarray; /* numpy.ndarray, NULL until it is needed */

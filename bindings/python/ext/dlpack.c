@@ -23,17 +23,23 @@ struct shell {
 	struct tensor *tensor;
 	void *data;
 	bool writable;
-	struct shell *next, *previous; /* all that the module has given out */
+	struct shell *next, *previous; /* of those that the module has given out */
 };
+
+/* Lists by address: most tensors begin on a page of their own. */
+static struct shell **list_at(struct state *st, const void *data)
+{
+	return &st->shells[((uintptr_t)data >> 12) % SHELL_LISTS];
+}
 
 static void shell_list(struct shell *shell)
 {
-	struct state *st = state_of(shell->tensor);
+	struct shell **list = list_at(state_of(shell->tensor), shell->data);
 
-	shell->next = st->shells;
+	shell->next = *list;
 	if (shell->next)
 		shell->next->previous = shell;
-	st->shells = shell;
+	*list = shell;
 }
 
 static void shell_unlist(struct shell *shell)
@@ -43,7 +49,7 @@ static void shell_unlist(struct shell *shell)
 	if (shell->previous)
 		shell->previous->next = shell->next;
 	else
-		state_of(shell->tensor)->shells = shell->next;
+		*list_at(state_of(shell->tensor), shell->data) = shell->next;
 }
 
 /* A consumer may be done in any thread, and even after the interpreter. */
@@ -422,7 +428,7 @@ PyObject *module_from_address(PyObject *module, PyObject *address)
 
 	if (PyErr_Occurred())
 		return NULL;
-	for (struct shell *shell = st->shells; data && shell; shell = shell->next)
+	for (struct shell *shell = *list_at(st, data); data && shell; shell = shell->next)
 		if (shell->data == data)
 			return tensor_again(shell->tensor);
 	Py_RETURN_NONE;

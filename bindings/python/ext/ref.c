@@ -44,7 +44,7 @@ PyObject *tensor_ref(PyObject *object, PyObject *args, PyObject *kwargs)
 	static char *names[] = {"writable", NULL};
 	struct tensor *self = (struct tensor *)object;
 	struct state *st = state_of(self);
-	char text[TMESH_REF_SIZE];
+	struct tmesh_region *region;
 	struct tmesh_error err;
 	struct tmesh_ref ref;
 	int writable = 0;
@@ -53,10 +53,13 @@ PyObject *tensor_ref(PyObject *object, PyObject *args, PyObject *kwargs)
 		return NULL;
 	if (!tensor_get(self))
 		return NULL;
-	if (tmesh_tensor_ref_encode(self->tensor, writable ? TMESH_READ | TMESH_WRITE : TMESH_READ,
-				    text, sizeof(text), &err) ||
-	    tmesh_ref_decode(text, strlen(text), &ref, &err))
-		return raise_region_error(st, tmesh_tensor_region(self->tensor), &err);
+	region = tmesh_tensor_region(self->tensor);
+	ref.id = tmesh_region_id(region);
+	ref.byte_size = tmesh_tensor_bytes(self->tensor);
+	ref.layout = *tmesh_tensor_layout(self->tensor);
+	if (tmesh_region_token(region, writable ? TMESH_READ | TMESH_WRITE : TMESH_READ, ref.token,
+			       &err))
+		return raise_region_error(st, region, &err);
 	return dict_from_ref(st, &ref);
 }
 
