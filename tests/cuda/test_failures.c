@@ -228,6 +228,57 @@ static void test_strange_regions(void **state)
 		0, 4096, -ENODEV, "CUDA_ERROR_INVALID_DEVICE");
 }
 
+/* A good description with some bytes changed, around the descriptor of a real block: whatever is
+ * still taken for one lies in what was mapped. */
+static void test_changed_cards(void **state)
+{
+	static const char bytes[] = "0123456789{}[]\",:-e.\\/avmipc";
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct tmesh_cuda_memory *first, *memory, *imported;
+	struct tmesh_region *region, *changed;
+	unsigned int seed = 1, taken = 0;
+	unsigned long live;
+	int fd;
+
+	/* So that its own lies far behind the block's start. */
+	assert_ok(tmesh_cuda_alloc(a.cuda, 0, 7 * MIB, 0, &first, err));
+	assert_ok(tmesh_cuda_alloc(a.cuda, 0, 5000, 0, &memory, err));
+	assert_ok(tmesh_cuda_region(memory, &region, err));
+	assert_ok(tmesh_region_info(region, &info, err));
+	assert_ok(tmesh_region_opaque_fd(region, &fd, err));
+	assert_ok(tmesh_cuda_import(b.cuda, region, NULL, &imported, err));
+	tmesh_cuda_memory_unref(imported);
+	live = standin_live();
+	for (int i = 0; i < 4000; i++) {
+		char desc[sizeof(info.desc)], byte;
+		/* Mostly in its numbers. */
+		const char *from = i % 4 ? strstr(info.desc, "\"at\"") : info.desc;
+		size_t length = i % 4 ? 48 : strlen(info.desc);
+
+		memcpy(desc, info.desc, sizeof(desc));
+		for (int n = 1 + rand_r(&seed) % 2; n; n--)
+			desc[(size_t)(from - info.desc) + (size_t)rand_r(&seed) % length] =
+				bytes[(size_t)rand_r(&seed) % (sizeof(bytes) - 1)];
+		assert_ok(tmesh_region_from_fd(a.ctx, fd, 5000, NULL, &changed, err));
+		if (!tmesh_region_desc_set(changed, desc, NULL) &&
+		    !tmesh_cuda_import(b.cuda, changed, NULL, &imported, NULL)) {
+			uint64_t at = tmesh_cuda_pointer(imported);
+
+			assert_true(standin_access(0, at, &byte, 1, false));
+			assert_true(standin_access(0, at + 4999, &byte, 1, false));
+			tmesh_cuda_memory_unref(imported);
+			taken++;
+		}
+		tmesh_region_unref(changed);
+		assert_int_equal(standin_live(), live);
+	}
+	assert_true(taken > 100);
+	close(fd);
+	tmesh_region_unref(region);
+	tmesh_cuda_memory_unref(memory);
+	tmesh_cuda_memory_unref(first);
+}
+
 static void test_strange_refs(void **state)
 {
 	struct tmesh_cuda_import_opts opts = {.size = sizeof(opts), .device = 9};
@@ -304,6 +355,7 @@ int main(void)
 		beds_test(test_host),
 		beds_test(test_dmabuf),
 		beds_test(test_strange_regions),
+		beds_test(test_changed_cards),
 		beds_test(test_strange_refs),
 	};
 
