@@ -257,6 +257,8 @@ void block_trim(struct tmesh_cuda *cuda)
 
 void tmesh_cuda_trim(struct tmesh_cuda *cuda)
 {
+	if (cuda_inherited(cuda))
+		return;
 	pthread_mutex_lock(&cuda->lock);
 	block_trim(cuda);
 	pthread_mutex_unlock(&cuda->lock);
@@ -422,7 +424,10 @@ int tmesh_cuda_part(struct tmesh_cuda_memory *memory, uint64_t offset, uint64_t 
 		    struct tmesh_error *err)
 {
 	struct tmesh_cuda_memory *part;
+	int rc = cuda_check_life(memory->cuda, err);
 
+	if (rc)
+		return rc;
 	if (memory->kind != TMESH_CUDA_OWN)
 		return tmesh_fail(err, -EINVAL, "part: the memory was not allocated here");
 	if (!bytes || offset > memory->bytes || bytes > memory->bytes - offset)

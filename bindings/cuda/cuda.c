@@ -61,6 +61,7 @@ int tmesh_cuda_open(struct tmesh_ctx *ctx, const struct tmesh_cuda_opts *opts,
 	if (!cuda)
 		return tmesh_fail(err, -ENOMEM, "no memory");
 	atomic_init(&cuda->refs, 1);
+	cuda->pid = getpid();
 	pthread_mutex_init(&cuda->lock, NULL);
 	pthread_mutex_init(&cuda->share_lock, NULL);
 	cuda->ctx = tmesh_ctx_ref(ctx);
@@ -79,6 +80,20 @@ int tmesh_cuda_open(struct tmesh_ctx *ctx, const struct tmesh_cuda_opts *opts,
 	return 0;
 }
 
+bool cuda_inherited(const struct tmesh_cuda *cuda)
+{
+	return cuda->pid != getpid();
+}
+
+int cuda_check_life(const struct tmesh_cuda *cuda, struct tmesh_error *err)
+{
+	if (cuda_inherited(cuda))
+		return tmesh_fail(err, -EPERM,
+				  "the CUDA driver was inherited through fork(), which it does not "
+				  "survive: open it in this process");
+	return 0;
+}
+
 /* What fails is tried again by the next call: a driver may be there by then. */
 int tmesh_cuda_default(struct tmesh_cuda **out, struct tmesh_error *err)
 {
@@ -88,6 +103,8 @@ int tmesh_cuda_default(struct tmesh_cuda **out, struct tmesh_error *err)
 	int rc = 0;
 
 	pthread_mutex_lock(&lock);
+	if (own && cuda_inherited(own))
+		own = NULL;
 	if (!own) {
 		rc = tmesh_ctx_open(NULL, &ctx, err);
 		if (!rc) {
@@ -108,7 +125,8 @@ struct tmesh_cuda *tmesh_cuda_ref(struct tmesh_cuda *cuda)
 
 void tmesh_cuda_unref(struct tmesh_cuda *cuda)
 {
-	if (!cuda || atomic_fetch_sub_explicit(&cuda->refs, 1, memory_order_acq_rel) != 1)
+	if (!cuda || atomic_fetch_sub_explicit(&cuda->refs, 1, memory_order_acq_rel) != 1 ||
+	    cuda_inherited(cuda))
 		return;
 	/* What lingers keeps no reference: its memory goes with the process or with us. Who holds
 	 * it holds the driver's memory too, and loses nothing. */
@@ -133,6 +151,10 @@ int tmesh_cuda_device_count(const struct tmesh_cuda *cuda)
 
 int cuda_check_device(const struct tmesh_cuda *cuda, int device, struct tmesh_error *err)
 {
+	int rc = cuda_check_life(cuda, err);
+
+	if (rc)
+		return rc;
 	if (device < 0 || device >= cuda->device_count)
 		return tmesh_fail(err, -ENODEV, "there is no GPU %d here: this process sees %d",
 				  device, cuda->device_count);
@@ -336,6 +358,11 @@ void tmesh_cuda_memory_unref(struct tmesh_cuda_memory *memory)
 	if (!memory || atomic_fetch_sub_explicit(&memory->refs, 1, memory_order_acq_rel) != 1)
 		return;
 	cuda = memory->cuda;
+	if (cuda_inherited(cuda)) {
+		/* Its descriptors are ours as well; all else is the parent's, locks included. */
+		tmesh_region_unref(memory->region);
+		return;
+	}
 	give_back(memory);
 	tmesh_cuda_unref(cuda);
 }
@@ -356,7 +383,10 @@ int tmesh_cuda_info(struct tmesh_cuda_memory *memory, struct tmesh_cuda_info *in
 		.pointer = memory->pointer,
 		.bytes = memory->bytes,
 	};
+	int rc = cuda_check_life(memory->cuda, err);
 
+	if (rc)
+		return rc;
 	pthread_mutex_lock(&memory->cuda->lock);
 	i.taken = memory->state != LIVE;
 	i.region = memory->region ? tmesh_region_id(memory->region) : 0;
@@ -368,7 +398,10 @@ int tmesh_cuda_find(struct tmesh_cuda *cuda, uint64_t pointer, struct tmesh_cuda
 		    uint64_t *offset, struct tmesh_error *err)
 {
 	struct tmesh_cuda_memory *found = NULL;
+	int rc = cuda_check_life(cuda, err);
 
+	if (rc)
+		return rc;
 	pthread_mutex_lock(&cuda->lock);
 	for (struct tmesh_cuda_memory *memory = cuda->memory; memory && !found;
 	     memory = memory->next)
@@ -387,7 +420,10 @@ int tmesh_cuda_find(struct tmesh_cuda *cuda, uint64_t pointer, struct tmesh_cuda
 int tmesh_cuda_stats(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_stats *stats)
 {
 	struct tmesh_cuda_stats all = {0};
+	int rc = cuda_check_life(cuda, NULL);
 
+	if (rc)
+		return rc;
 	if (device >= cuda->device_count || device < -1)
 		return -ENODEV;
 	pthread_mutex_lock(&cuda->lock);
@@ -419,8 +455,10 @@ int tmesh_cuda_stats(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_stat
 /* Whatever happens to memory is the watcher's to see; here it is only asked. */
 int tmesh_cuda_touch(struct tmesh_cuda_memory *memory)
 {
-	int rc = 0;
+	int rc = cuda_check_life(memory->cuda, NULL);
 
+	if (rc)
+		return rc;
 	pthread_mutex_lock(&memory->cuda->lock);
 	if (memory->state != LIVE)
 		rc = -ESTALE;

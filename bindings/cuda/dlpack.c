@@ -41,8 +41,10 @@ static int export_new(struct tmesh_cuda_memory *memory, const struct tmesh_layou
 		.id = memory->resident < 0 ? memory->device : memory->resident,
 	};
 	struct export *export;
-	int rc = tmesh_layout_check(layout, memory->bytes, NULL, err);
+	int rc = cuda_check_life(memory->cuda, err);
 
+	if (!rc)
+		rc = tmesh_layout_check(layout, memory->bytes, NULL, err);
 	if (!rc && tmesh_cuda_touch(memory))
 		rc = tmesh_fail(err, -ESTALE, "the memory was taken back");
 	if (rc)

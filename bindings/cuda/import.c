@@ -332,8 +332,10 @@ static int import(struct tmesh_cuda *cuda, struct tmesh_region *region, bool wai
 		  struct tmesh_error *err)
 {
 	struct card card;
-	int rc = card_read(region, &card, err);
+	int rc = cuda_check_life(cuda, err);
 
+	if (!rc)
+		rc = card_read(region, &card, err);
 	if (rc)
 		return rc;
 	card.waited = waited;
@@ -441,8 +443,10 @@ int tmesh_cuda_open_ref(struct tmesh_cuda *cuda, const char *text, size_t bytes,
 	struct tmesh_cuda_import_opts o;
 	struct tmesh_cuda_memory *memory;
 	struct tmesh_ref ref;
-	int rc = read_opts(opts, &o, err);
+	int rc = cuda_check_life(cuda, err);
 
+	if (!rc)
+		rc = read_opts(opts, &o, err);
 	if (!rc)
 		rc = tmesh_ref_decode(text, bytes, &ref, err);
 	if (rc)

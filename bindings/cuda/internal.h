@@ -35,6 +35,7 @@ struct device {
 
 struct tmesh_cuda {
 	atomic_uint refs;
+	pid_t pid; /* that it is of: a forked child's copy is of no use */
 	struct tmesh_ctx *ctx;
 	void *library;
 	struct cu_driver driver;
@@ -147,6 +148,10 @@ int cuda_load(struct tmesh_cuda *cuda, const char *library, struct tmesh_error *
 
 /* cuda.c */
 
+bool cuda_inherited(const struct tmesh_cuda *cuda);
+/* -EPERM in a child that inherited it. */
+int cuda_check_life(const struct tmesh_cuda *cuda, struct tmesh_error *err);
+/* The same, and that there is such a device. */
 int cuda_check_device(const struct tmesh_cuda *cuda, int device, struct tmesh_error *err);
 /* Make a device's context current; each success is paired with cuda_leave(). */
 int cuda_enter(struct tmesh_cuda *cuda, int device, struct tmesh_error *err);

@@ -167,8 +167,10 @@ int tmesh_cuda_region(struct tmesh_cuda_memory *memory, struct tmesh_region **ou
 		      struct tmesh_error *err)
 {
 	struct tmesh_cuda *cuda = memory->cuda;
-	int rc = 0;
+	int rc = cuda_check_life(cuda, err);
 
+	if (rc)
+		return rc;
 	pthread_mutex_lock(&cuda->share_lock);
 	if (memory->kind == TMESH_CUDA_OWN && !memory->region)
 		rc = make_region(memory, err);
@@ -377,8 +379,10 @@ int tmesh_cuda_reclaim(struct tmesh_cuda_memory *memory, uint64_t timeout_ns,
 {
 	struct tmesh_cuda *cuda = memory->cuda;
 	struct tmesh_region *region = NULL, *gone = NULL;
-	int rc;
+	int rc = cuda_check_life(cuda, err);
 
+	if (rc)
+		return rc;
 	if (memory->kind != TMESH_CUDA_OWN)
 		return tmesh_fail(err, -EINVAL, "reclaim: the memory was not allocated here");
 	pthread_mutex_lock(&cuda->share_lock);

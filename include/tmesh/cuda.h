@@ -15,6 +15,9 @@
  *   -ECONNRESET  the device's context was destroyed
  *   -EIO         anything else
  *
+ * The driver does not survive fork(): in the child, whatever was opened before gives -EPERM, and
+ * giving it back there lets go of descriptors alone.
+ *
  * Device numbers are those of this process's driver. Contexts are the devices' primary ones, as
  * the CUDA runtime and the frameworks use them. Pointers are device pointers; a stream is a
  * CUstream (cudaStream_t), NULL the default one.

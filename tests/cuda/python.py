@@ -203,6 +203,26 @@ def lent():
     raises(tmesh.NotFoundError, tmesh.cuda.lend, Foreign(4096), word="no memory of this library")
 
 
+@test
+def forked():
+    array = tmesh.cuda.empty(100, "uint8")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            raises(tmesh.AccessError, array.ref, word="fork")
+            with tmesh.cuda.empty(100, "uint8") as own:
+                kernel(own, b"c")
+                assert tmesh.cuda.share(own)["cuda"]["kind"] == "vmm"
+            del array
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert tmesh.cuda.share(array)
+    array.release()
+
+
 def program(how, hook=True):
     """What a program that cannot be changed says, with the hook and without."""
     build = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../build")

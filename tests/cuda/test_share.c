@@ -339,6 +339,66 @@ static void test_own_ref(void **state)
 	pair_close(&pair);
 }
 
+/* What fork() leaves in a child is of no use there, and letting go of it takes nothing from us. */
+static int in_child(struct pair *pair, struct tmesh_cuda_memory *memory,
+		    struct tmesh_cuda_memory *imported)
+{
+	struct tmesh_layout layout = bytes_layout(5000);
+	struct tmesh_cuda_info info = {.size = sizeof(info)};
+	struct tmesh_cuda_memory *other;
+	struct tmesh_region *region;
+	struct tmesh_error why;
+	char text[TMESH_REF_SIZE];
+	uint64_t offset;
+
+	if (tmesh_cuda_alloc(pair->a.cuda, 0, 1, 0, &other, &why) != -EPERM ||
+	    !strstr(why.message, "fork"))
+		return 1;
+	if (tmesh_cuda_share(imported, &layout, NULL, text, sizeof(text), NULL) != -EPERM ||
+	    tmesh_cuda_reclaim(memory, 0, NULL) != -EPERM ||
+	    tmesh_cuda_part(memory, 0, 1, NULL, NULL, &other, NULL) != -EPERM ||
+	    tmesh_cuda_info(memory, &info, NULL) != -EPERM || tmesh_cuda_touch(imported) != -EPERM)
+		return 2;
+	if (tmesh_cuda_find(pair->a.cuda, tmesh_cuda_pointer(memory), &other, &offset, NULL) !=
+		    -EPERM ||
+	    tmesh_region_create(pair->a.ctx, 1, NULL, &region, NULL) ||
+	    tmesh_cuda_register(pair->a.cuda, region, 0, RW, 0, &other, NULL) != -EPERM)
+		return 3;
+	tmesh_region_unref(region);
+	tmesh_cuda_trim(pair->a.cuda);
+	tmesh_cuda_memory_unref(imported);
+	tmesh_cuda_memory_unref(memory);
+	tmesh_cuda_unref(pair->b.cuda);
+	tmesh_cuda_unref(pair->a.cuda);
+	return 0;
+}
+
+static void test_forked(void **state)
+{
+	struct pair pair;
+	struct tmesh_cuda_memory *memory, *imported;
+	struct tmesh_layout layout;
+	char text[TMESH_REF_SIZE];
+	int status;
+
+	pair_open(&pair);
+	memory = alloc(&pair.a, 0, 5000, 'a');
+	share(memory, text);
+	assert_ok(tmesh_cuda_open_ref(pair.b.cuda, text, strlen(text), NULL, NULL, &imported,
+				      &layout, err));
+	if (fork() == 0)
+		_exit(in_child(&pair, memory, imported));
+	wait(&status);
+	assert_int_equal(status, 0);
+	assert_int_equal(first_of(imported), 'a');
+	/* The importer is told as before, and lets go. */
+	assert_ok(tmesh_cuda_reclaim(memory, 5 * SECOND, err));
+	assert_int_equal(tmesh_cuda_touch(imported), -ESTALE);
+	tmesh_cuda_memory_unref(imported);
+	tmesh_cuda_memory_unref(memory);
+	pair_close(&pair);
+}
+
 static void test_by_socket(void **state)
 {
 	struct pair pair;
@@ -559,9 +619,10 @@ int main(void)
 		alone_test(test_sent_on),	alone_test(test_lingering),
 		alone_test(test_dropped),	alone_test(test_reclaim),
 		alone_test(test_part),		alone_test(test_sent_on_by_the_bereaved),
-		alone_test(test_own_ref),	alone_test(test_by_socket),
-		alone_test(test_import_lease),	alone_test(test_streams),
-		alone_test(test_ipc),		standin_test(test_host_ref),
+		alone_test(test_forked),	alone_test(test_own_ref),
+		alone_test(test_by_socket),	alone_test(test_import_lease),
+		alone_test(test_streams),	alone_test(test_ipc),
+		standin_test(test_host_ref),
 	};
 
 	return cmocka_run_group_tests_name("cuda share", tests, NULL, NULL);

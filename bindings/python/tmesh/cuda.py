@@ -105,6 +105,15 @@ def _open() -> ctypes.c_void_p:
     return _handle
 
 
+def _forked() -> None:
+    """The parent's driver is of no use to a child, which opens its own; the parent's arrays refuse there."""
+    global _handle, _lock
+    _handle, _lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 def available() -> bool:
     """Whether there are libtmesh-cuda, a driver and a GPU; why not is what other calls raise."""
     try:
