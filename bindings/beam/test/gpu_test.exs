@@ -278,6 +278,8 @@ defmodule Tmesh.GPUTest do
         assert {:ok, ["Array", "cuda:1", "float32", [2, 3], false, "imported", 7]} =
                  call("gpu.describe", [ref], Others)
 
+        assert {:ok, nil} = call("gpu.hold", [ref], Others)
+
         capture_log(fn ->
           {_output, 0} = System.cmd("kill", ["-KILL", "#{maker}"])
           eventually(fn -> not File.exists?("/proc/#{maker}") end)
@@ -285,6 +287,12 @@ defmodule Tmesh.GPUTest do
 
         assert {:ok, %{taken: false}} = DLPack.info(ref)
         assert {:ok, %{"device" => "cuda:1"}} = DLPack.export_gpu_tensor(ref)
+        # Nor does who gets it first when its maker is dead need him.
+        assert :ok = ZeroCopy.release(ref)
+        assert {:ok, [map]} = call("gpu.held_ref", [], Others)
+        assert map["cuda"]["waited"]
+        assert {:ok, again} = DLPack.import_gpu_tensor(map)
+        assert {:ok, %{kind: :imported}} = DLPack.info(again)
       end
 
       test "memory that tmesh did not allocate, and that says so" do

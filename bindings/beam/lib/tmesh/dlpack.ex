@@ -68,7 +68,8 @@ defmodule Tmesh.DLPack do
 
   Its member `"cuda"` says how the memory goes: `%{"kind" => "vmm"}`, or `"ipc"` for memory that tmesh
   did not allocate, such as that of PyTorch's own allocator; its producer must keep that until
-  everybody is done with it.
+  everybody is done with it. `"waited" => true` belongs to what was sent on, which needs nothing of
+  its first producer any more.
 
   Errors: `:closed` (released), `:stale` (taken back), `:unsupported`.
   """
@@ -176,7 +177,9 @@ defmodule Tmesh.DLPack do
     with {:ok, json} <- map |> Map.delete("cuda") |> json() do
       case cuda do
         %{"kind" => kind} when kind in ["vmm", "ipc"] ->
-          {:ok, binary_part(json, 0, byte_size(json) - 1) <> ~s(,"cuda":{"kind":"#{kind}"}})}
+          waited = if cuda["waited"] == true, do: ~s(,"waited":true), else: ""
+          member = ~s(,"cuda":{"kind":"#{kind}"#{waited}}})
+          {:ok, binary_part(json, 0, byte_size(json) - 1) <> member}
 
         _other ->
           {:error, Error.new(:protocol, "not a ref: its memory is neither \"vmm\" nor \"ipc\"")}

@@ -62,6 +62,15 @@ def keep():
     return kept[0]
 
 
+def hold(array):
+    kept.append(array)
+
+
+def held_ref():
+    """As plain values, that others may write anew."""
+    return [tmesh.cuda.share(kept[-1])]
+
+
 def reclaim():
     kept[0].reclaim()
 
