@@ -68,15 +68,6 @@ ACTS = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def frozen():
-    """What was there before takes most of a collection's time, and does not leak any more."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.mark.parametrize("act", ACTS)
 def test_act(act):
     """A leak grows in every round; caches of others do not."""

@@ -54,6 +54,7 @@ def worker():
     inbox.put(None)
     process.join(PATIENCE)
     assert process.exitcode == 0
+    tmesh.torch._senders.clear()
 
 
 def sender():
