@@ -277,6 +277,12 @@ def foreign_memory():
     assert ref["cuda"]["kind"] == "ipc"
     process = peer()
     assert ask(process, ref)[1] == "ipc"
+    # A token takes a descriptor: those of the last 256 places are good.
+    before = len(os.listdir("/proc/self/fd"))
+    refs = [tmesh.cuda.share(Foreign(pointer.value + 8 * i)) for i in range(1, 400)]
+    assert len(os.listdir("/proc/self/fd")) <= before + 256
+    assert ask(process, refs[-256])[1] == "ipc"
+    raises(tmesh.NotFoundError, tmesh.cuda.open, refs[0])
     process.kill()
     process.wait()
     raises(tmesh.InvalidError, tmesh.cuda.share, Foreign(4096), word="cuPointerGetAttribute")

@@ -9,7 +9,8 @@
 ``share`` takes what ``empty`` and ``open`` gave, PyTorch tensors, and whatever has
 ``__cuda_array_interface__``. What does not lie in memory of tmesh's (torch.cuda.MemPool with
 ``libtmesh-cuda-torch.so``) is handed over by CUDA IPC, and the ref says so: ``ref["cuda"]["kind"]``
-is "ipc"; its producer keeps it until all who opened it are done.
+is "ipc"; its producer keeps it until all who opened it are done. Such a ref is to be opened before its
+producer has shared 256 others.
 
 An array lives as long as somebody holds it, in any process. A tensor of a framework lies in a
 segment of its allocator, which may use a freed tensor's place in it again: what is shared by
@@ -373,6 +374,19 @@ def lend(array: Any) -> Array:
 
 
 _foreign: dict[int, ctypes.c_void_p] = {}
+_FOREIGN_KEPT = 256
+
+
+def _keep(pointer: int, region: ctypes.c_void_p) -> None:
+    """One region for each place in memory that is not tmesh's. Its tokens are good until the place is
+    shared anew, or so many others were; who has opened one by then needs it no more."""
+    with _lock:
+        gone = [_foreign.pop(pointer)] if pointer in _foreign else []
+        _foreign[pointer] = region
+        if len(_foreign) > _FOREIGN_KEPT:
+            gone.append(_foreign.pop(next(iter(_foreign))))
+    for old in gone:
+        _library.tmesh_region_unref(old)
 
 
 def share(array: Any, *, stream: int | None = None) -> dict[str, Any]:
@@ -390,11 +404,7 @@ def share(array: Any, *, stream: int | None = None) -> dict[str, Any]:
         region = ctypes.c_void_p()
         _call("tmesh_cuda_share_ipc", _open(), ctypes.c_uint64(pointer), ctypes.byref(layout),
               ctypes.c_void_p(stream), text, ctypes.c_size_t(_REF_BYTES), ctypes.byref(region))
-        # One region for each place: its tokens are good until the place is shared anew.
-        old = _foreign.pop(pointer, None)
-        if old is not None:
-            _library.tmesh_region_unref(old)
-        _foreign[pointer] = region
+        _keep(pointer, region)
         ref: dict[str, Any] = json.loads(text.value)
         return ref
     layout.offset = offset.value
