@@ -82,6 +82,20 @@ static int stage_new(struct tmesh_cuda_memory *memory, struct tmesh_error *err)
 	return 0;
 }
 
+static int copy(struct tmesh_cuda_memory *memory, bool back, struct tmesh_error *err)
+{
+	const struct cu_driver *driver = &memory->cuda->driver;
+
+	if (back)
+		return cuda_check(
+			memory->cuda,
+			driver->copy_to_host(memory->host, memory->pointer, memory->bytes),
+			"cuMemcpyDtoH", err);
+	return cuda_check(memory->cuda,
+			  driver->copy_to_device(memory->pointer, memory->host, memory->bytes),
+			  "cuMemcpyHtoD", err);
+}
+
 int tmesh_cuda_stage(struct tmesh_cuda_memory *memory, bool back, struct tmesh_error *err)
 {
 	struct tmesh_cuda *cuda = memory->cuda;
@@ -95,25 +109,24 @@ int tmesh_cuda_stage(struct tmesh_cuda_memory *memory, bool back, struct tmesh_e
 	rc = cuda_enter(cuda, memory->device, err);
 	if (rc)
 		return rc;
-	/* Held, so that the watcher does not take the mapping away under the copy. */
+	/* Marked, so that the watcher does not take the mapping away under the copy. */
 	pthread_mutex_lock(&cuda->lock);
-	if (memory->state != LIVE)
-		rc = tmesh_fail(err, -ESTALE, "stage: the region was taken back");
-	else if (back)
-		rc = cuda_check(
-			cuda,
-			cuda->driver.copy_to_host(memory->host, memory->pointer, memory->bytes),
-			"cuMemcpyDtoH", err);
+	if (memory->state == LIVE)
+		memory->copies++;
 	else
-		rc = cuda_check(
-			cuda,
-			cuda->driver.copy_to_device(memory->pointer, memory->host, memory->bytes),
-			"cuMemcpyHtoD", err);
-	if (!rc) {
-		stats->staged_copies++;
-		stats->staged_bytes += memory->bytes;
-	}
+		rc = tmesh_fail(err, -ESTALE, "stage: the region was taken back");
 	pthread_mutex_unlock(&cuda->lock);
+	if (!rc) {
+		rc = copy(memory, back, err);
+		pthread_mutex_lock(&cuda->lock);
+		memory->copies--;
+		if (!rc) {
+			stats->staged_copies++;
+			stats->staged_bytes += memory->bytes;
+		}
+		pthread_mutex_unlock(&cuda->lock);
+		watch_again(cuda);
+	}
 	cuda_leave(cuda);
 	return rc;
 }

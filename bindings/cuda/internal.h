@@ -118,6 +118,7 @@ struct tmesh_cuda_memory {
 	bool closed;			 /* nobody can open the region any more */
 	uint64_t lease_ns;		 /* 0: the region has no lease */
 	void *host;			 /* HOST, STAGED: the region's mapping */
+	unsigned int copies;		 /* STAGED: that go on: the watcher leaves it alone */
 	struct chunk *chunk;		 /* that it is, or is a part of */
 	struct tmesh_cuda_memory *whole; /* a part's: a reference */
 	tmesh_cuda_release_fn release;	 /* a part's */

@@ -99,8 +99,12 @@ static struct tmesh_cuda_memory *next_due(struct tmesh_cuda *cuda)
 		if (memory->state == LINGERING &&
 		    (tmesh_region_events(memory->region) & TMESH_EVENT_ALONE))
 			break;
-		if (memory->state != LINGERING && watched(memory) && is_taken(memory) &&
-		    memory_get(memory)) {
+		if (memory->state == LINGERING || !watched(memory) || !is_taken(memory))
+			continue;
+		/* Who copies wakes us when it is done. */
+		if (memory->copies) {
+			watch_remove(memory);
+		} else if (memory_get(memory)) {
 			memory->state = TAKING;
 			break;
 		}

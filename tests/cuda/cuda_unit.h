@@ -56,6 +56,7 @@
 
 /* The stand-in's own calls, and the driver's that only tests need. */
 static standin_fail_fn *standin_fail;
+static standin_during_fn *standin_during;
 static standin_calls_fn *standin_calls;
 static standin_live_fn *standin_live;
 static standin_access_fn *standin_access;
@@ -110,6 +111,7 @@ __attribute__((unused)) static void bed_open(struct bed *bed, uint64_t block_byt
 	};
 
 	standin_fail = standin_symbol("standin_fail");
+	standin_during = standin_symbol("standin_during");
 	standin_calls = standin_symbol("standin_calls");
 	standin_live = standin_symbol("standin_live");
 	standin_access = standin_symbol("standin_access");

@@ -43,6 +43,8 @@ static struct {
 	unsigned long calls;
 	int fail;
 	unsigned int skip;
+	void (*during)(void *data);
+	void *during_data;
 } table[] = {
 #define ROW(member, name, arguments) {.symbol = #name},
 	CU_FUNCTIONS(ROW) CU_FUNCTIONS_NEWER(ROW)
@@ -51,6 +53,8 @@ static struct {
 
 int standin_enter(const char *symbol)
 {
+	void (*during)(void *data) = NULL;
+	void *data = NULL;
 	int code = 0;
 
 	pthread_mutex_lock(&standin_lock);
@@ -58,13 +62,30 @@ int standin_enter(const char *symbol)
 		if (strcmp(table[i].symbol, symbol))
 			continue;
 		table[i].calls++;
+		during = table[i].during;
+		data = table[i].during_data;
+		table[i].during = NULL;
 		if (table[i].fail && table[i].skip-- == 0) {
 			code = table[i].fail;
 			table[i].fail = 0;
 		}
 	}
 	pthread_mutex_unlock(&standin_lock);
+	if (during)
+		during(data);
 	return code;
+}
+
+void standin_during(const char *symbol, void (*during)(void *data), void *data)
+{
+	pthread_mutex_lock(&standin_lock);
+	for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
+		if (!strcmp(table[i].symbol, symbol)) {
+			table[i].during = during;
+			table[i].during_data = data;
+		}
+	}
+	pthread_mutex_unlock(&standin_lock);
 }
 
 void standin_fail(const char *symbol, int code, unsigned int skip)

@@ -11,6 +11,8 @@
 
 /* The call of this symbol after @skip more fails with @code; 0 ends that. */
 typedef void standin_fail_fn(const char *symbol, int code, unsigned int skip);
+/* The next call of this symbol calls @during first. */
+typedef void standin_during_fn(const char *symbol, void (*during)(void *data), void *data);
 /* How often it was called. */
 typedef unsigned long standin_calls_fn(const char *symbol);
 /* What this process has of the driver's objects and not given back: handles, mappings,

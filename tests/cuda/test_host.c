@@ -73,6 +73,16 @@ static void test_read_only(void **state)
 	tmesh_region_unref(region);
 }
 
+/* A long copy keeps nobody else from anything. */
+static void while_copying(void *data)
+{
+	struct bed *bed = data;
+	struct tmesh_cuda_memory *memory;
+
+	assert_ok(tmesh_cuda_alloc(bed->cuda, 0, 1, 0, &memory, err));
+	tmesh_cuda_memory_unref(memory);
+}
+
 static void test_staged(void **state)
 {
 	struct bed *bed = *state;
@@ -95,7 +105,10 @@ static void test_staged(void **state)
 	assert_true(standin_access(0, tmesh_cuda_pointer(memory), &byte, 1, true));
 	assert_ok(tmesh_region_read(region, 0, &byte, 1, err));
 	assert_int_equal(byte, 'a');
+	standin_during("cuMemcpyDtoH_v2", while_copying, bed);
+	alarm(20);
 	assert_ok(tmesh_cuda_stage(memory, true, err));
+	alarm(0);
 	assert_ok(tmesh_region_read(region, 0, &byte, 1, err));
 	assert_int_equal(byte, 'Z');
 	stats = stats_of(bed);
