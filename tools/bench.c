@@ -85,15 +85,18 @@ static double ratio_of(const struct summary *ours, const struct summary *floor)
 	return (double)ours->median / (double)floor->median;
 }
 
-/* Three digits and a unit. */
+/* Three digits and a unit; what rounds to a thousand of one is 1 of the next. */
 static void add_duration(struct table *table, uint64_t ns)
 {
-	if (ns >= 1000000)
-		table_addf(table, "%.3g ms", (double)ns / 1e6);
-	else if (ns >= 1000)
-		table_addf(table, "%.3g us", (double)ns / 1e3);
-	else
-		table_addf(table, "%u ns", (unsigned int)ns);
+	static const struct {
+		const char *name;
+		double ns;
+	} units[] = {{"s", 1e9}, {"ms", 1e6}, {"us", 1e3}, {"ns", 1}};
+	int i = 0;
+
+	while (i < 3 && (double)ns < 0.9995 * units[i].ns)
+		i++;
+	table_addf(table, "%.3g %s", (double)ns / units[i].ns, units[i].name);
 }
 
 static int print_table(const char *backend)

@@ -34,6 +34,10 @@ def drawn():
     return json.loads(done.stdout)
 
 
+# Putting 100 MB a few times takes an emulated machine seconds.
+one_backend = unittest.skipIf(BACKEND == "kernel", "what is printed is the same on every backend")
+
+
 class Bench(Base):
     def test_answer(self):
         bench = answer("bench", "--rounds", "1")
@@ -46,6 +50,7 @@ class Bench(Base):
                 self.assertLessEqual(times["median_ns"], times["p99_ns"])
                 self.assertAlmostEqual(line["ratio"], times["median_ns"] / floor["median_ns"])
 
+    @one_backend
     def test_table_on_one_cpu(self):
         cpu = min(os.sched_getaffinity(0))
         text = tool("bench", "-r", "1", preexec_fn=lambda: os.sched_setaffinity(0, {cpu}))[0].decode()
@@ -53,6 +58,7 @@ class Bench(Base):
         self.assertRegex(text, r"open by token, known peer +[0-9.]+ .s +[0-9.]+ .s +mmap, first byte")
         self.assertEqual(len(re.findall("^not measured: .*: .* need two CPUs$", text, re.M)), 2)
 
+    @one_backend
     def test_samples(self):
         series = [json.loads(line) for line in
                   tool("bench", "--rounds", "2", "--samples")[0].splitlines()]

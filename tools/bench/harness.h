@@ -37,7 +37,7 @@ typedef void series_report(const char *topic, const struct series *series);
 /* A line of JSON, for those who do the statistics themselves. */
 series_report series_print;
 
-/* So many rounds before the first that counts. */
+/* So many rounds before the first that counts: memory is warm from its third use on. */
 int warm_up(int rounds);
 
 /* The topics of `tmeshctl bench`: run all ways of one in turn, @rounds times. */
