@@ -38,6 +38,7 @@ static void memfd_close(struct tmesh_ctx *ctx)
 
 static void memfd_forked(struct tmesh_ctx *ctx)
 {
+	tmesh_opaque_forked(ctx);
 	tmesh_watch_forked(ctx);
 	tmesh_server_forked(ctx);
 	tmesh_peers_drop(ctx);

@@ -102,6 +102,7 @@ struct tmesh_ctx {
 	struct tmesh_server *server;
 	struct tmesh_peer *peers;
 
+	struct tmesh_region *opaque; /* memfd: its regions that stand for a descriptor */
 	struct tmesh_channel *channels;
 	struct tmesh_watch *watch;
 
@@ -157,8 +158,9 @@ struct tmesh_region {
 	int device;   /* memfd, opaque: the descriptor it stands for, or -1 */
 	int leash;    /* memfd, opaque: one end of the pipe, or -1 */
 	bool leash_made;
-	atomic_bool leash_cut;	       /* by its maker: taken back */
-	struct tmesh_region_opts opts; /* as created; label points to the next */
+	struct tmesh_region *opaque_next; /* in the context's list; under ctx->lock */
+	atomic_bool leash_cut;		  /* by its maker: taken back */
+	struct tmesh_region_opts opts;	  /* as created; label points to the next */
 	char label[TMESH_LABEL_LEN + 1];
 	bool created; /* by this context: counts against max_bytes, may go to the pool */
 	bool pinning;

@@ -82,6 +82,8 @@ unsigned int tmesh_opaque_count(const struct tmesh_wire_region *wire);
 int tmesh_opaque_handles(struct tmesh_region *region, uint32_t rights, int *fds,
 			 struct tmesh_error *err);
 void tmesh_opaque_adopt(struct tmesh_region *region, const int *fds, unsigned int count);
+/* In a child, which has no use for them: what the context's regions have is the parent's. */
+void tmesh_opaque_forked(struct tmesh_ctx *ctx);
 /* -EOPNOTSUPP for what needs memory, on a region that has none. */
 int tmesh_opaque_refuse(const struct tmesh_region *region, const char *what,
 			struct tmesh_error *err);

@@ -31,6 +31,27 @@ static bool is_maker(const struct tmesh_region *region)
 	return region->leash_made;
 }
 
+static void enlist(struct tmesh_region *region)
+{
+	struct tmesh_ctx *ctx = region->ctx;
+
+	pthread_mutex_lock(&ctx->lock);
+	region->opaque_next = ctx->opaque;
+	ctx->opaque = region;
+	pthread_mutex_unlock(&ctx->lock);
+}
+
+static void delist(struct tmesh_region *region)
+{
+	struct tmesh_region **at = &region->ctx->opaque;
+
+	pthread_mutex_lock(&region->ctx->lock);
+	while (*at != region)
+		at = &(*at)->opaque_next;
+	*at = region->opaque_next;
+	pthread_mutex_unlock(&region->ctx->lock);
+}
+
 static int make_leash(struct tmesh_region *region, struct tmesh_error *err)
 {
 	static const char fill[4096];
@@ -44,6 +65,7 @@ static int make_leash(struct tmesh_region *region, struct tmesh_error *err)
 	close(ends[1]);
 	region->leash = ends[0];
 	region->leash_made = true;
+	enlist(region);
 	return 0;
 }
 
@@ -87,14 +109,31 @@ void tmesh_opaque_adopt(struct tmesh_region *region, const int *fds, unsigned in
 {
 	region->leash = fds[0];
 	region->device = count > 1 ? fds[1] : -1;
+	enlist(region);
 }
 
-void tmesh_opaque_close(struct tmesh_region *region)
+static void close_both(struct tmesh_region *region)
 {
 	if (region->leash >= 0)
 		close(region->leash);
 	if (region->device >= 0)
 		close(region->device);
+	region->leash = region->device = -1;
+}
+
+void tmesh_opaque_close(struct tmesh_region *region)
+{
+	if (region->leash >= 0)
+		delist(region);
+	close_both(region);
+}
+
+/* Else its maker would seem to live, or it would seem to hold, for as long as the child does. */
+void tmesh_opaque_forked(struct tmesh_ctx *ctx)
+{
+	for (struct tmesh_region *region = ctx->opaque; region; region = region->opaque_next)
+		close_both(region);
+	ctx->opaque = NULL;
 }
 
 int tmesh_opaque_refuse(const struct tmesh_region *region, const char *what,

@@ -268,6 +268,9 @@ static void holder_main(int socket)
 		unit_leave(2);
 	if (read(socket, &order, 1) != 1)
 		unit_leave(3);
+	/* A child that lives on. */
+	if (order == 'f' && fork() == 0)
+		unit_leave((int)read(socket, &order, 1));
 	if (order == 't' &&
 	    (poll(&poller, 1, 5000) != 1 || tmesh_region_events(region) != TMESH_EVENT_TAKEN ||
 	     tmesh_region_opaque_fd(region, &fd, NULL) != -ESTALE))
@@ -376,6 +379,37 @@ static void test_maker_gone(void **state)
 	assert_int_equal(end_of(&holder), 0);
 }
 
+/* Children of either side live on and keep nobody waiting for them. */
+static void test_forked(void **state)
+{
+	struct holder forks = spawn(), waits = spawn();
+	struct tmesh_region *region;
+	struct pollfd poller;
+	struct order what;
+	short wait;
+	pid_t child;
+
+	region = make(*state, &what.ino);
+	hold(&forks, region, &what);
+	poller.fd = tmesh_region_poll_fd(region, TMESH_EVENT_ALONE, &wait, NULL);
+	poller.events = wait;
+	assert_int_equal(write(forks.socket, "f", 1), 1);
+	assert_int_equal(poll(&poller, 1, 5000), 1);
+	assert_int_equal(tmesh_region_events(region), TMESH_EVENT_ALONE);
+	hold(&waits, region, &what);
+	child = fork();
+	if (child == 0) {
+		pause();
+		unit_leave(1);
+	}
+	tmesh_region_unref(region);
+	assert_int_equal(write(waits.socket, "o", 1), 1);
+	assert_int_equal(end_of(&waits), 0);
+	assert_int_equal(end_of(&forks), 0);
+	kill(child, SIGKILL);
+	waitpid(child, NULL, 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -390,6 +424,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_holder_killed, unit_ctx_setup,
 						unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_maker_gone, unit_ctx_setup, unit_ctx_teardown),
+		cmocka_unit_test_setup_teardown(test_forked, unit_ctx_setup, unit_ctx_teardown),
 	};
 
 	return cmocka_run_group_tests_name("opaque", tests, unit_memfd_setup, NULL);
