@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.StreamTest do
   use Tmesh.Case
-  alias Tmesh.Stream
+  alias Tmesh.{Channel, Stream}
 
   doctest Tmesh.Stream
 
@@ -170,6 +170,137 @@ defmodule Tmesh.StreamTest do
     end
   end
 
+  describe "a channel" do
+    @python System.get_env("TMESH_TEST_PYTHON", "python3")
+
+    # Sends tensors until it is killed.
+    @endless """
+    import itertools, numpy, sys, tmesh
+    with tmesh.Channel.open(sys.argv[1], "send") as out:
+        for n in itertools.count():
+            out.send((tmesh.put(numpy.full(1000, n % 256, "uint8"), seal=True), str(n).encode()))
+    """
+
+    defp fed(opts \\ []) do
+      stream = stream(opts)
+      {:ok, token} = Stream.attach_channel(stream, slots: 2)
+      {:ok, out} = Channel.open(token, :send)
+      {stream, out}
+    end
+
+    test "waits while the outfeed is full, and keeps the order" do
+      {stream, out} = fed(outfeed_limit: 1)
+      ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
+      :ok = Channel.send(out, {ref, "first"})
+      # In the outfeed, with the feeder, and two slots.
+      for n <- 1..3, do: :ok = Channel.send(out, "#{n}")
+      waiting(stream, 1)
+      assert {:error, %Error{type: :timeout}} = Channel.send(out, "no room", 20)
+      assert {:ok, {%TensorRef{} = got, "first"}} = Stream.pop_outfeed(stream)
+      assert ZeroCopy.to_binary!(got) == "abcd"
+      for n <- 1..3, do: assert(Stream.pop_outfeed(stream) == {:ok, "#{n}"})
+      assert {:error, %Error{type: :timeout}} = Stream.pop_outfeed(stream, 0)
+    end
+
+    test "tells in its place that its senders are gone" do
+      {stream, out} = fed()
+      :ok = Channel.send(out, "last")
+      :ok = Channel.close(out)
+      assert {:ok, "last"} = Stream.pop_outfeed(stream)
+      assert {:error, %Error{type: :gone}} = Stream.pop_outfeed(stream)
+      assert {:error, %Error{type: :timeout}} = Stream.pop_outfeed(stream, 0)
+
+      # The stream goes on, and others may come.
+      {:ok, token} = Stream.attach_channel(stream)
+      {:ok, out} = Channel.open(token, :send)
+      :ok = Channel.send(out, "another")
+      assert {:ok, "another"} = Stream.pop_outfeed(stream)
+    end
+
+    test "that somebody else has made" do
+      stream = stream()
+      {:ok, out} = Channel.create(:send)
+      token = out.token
+      assert {:ok, ^token} = Stream.attach_channel(stream, token: token)
+      :ok = Channel.send(out, "here")
+      assert {:ok, "here"} = Stream.pop_outfeed(stream)
+    end
+
+    test "ends with the stream" do
+      for reason <- [:normal, :kill] do
+        {:ok, stream} = GenServer.start(Stream, infeed_limit: 1, outfeed_limit: 1)
+        {:ok, token} = Stream.attach_channel(stream)
+        {:ok, out} = Channel.open(token, :send)
+        [feeder] = :sys.get_state(stream).feeders
+        monitor = Process.monitor(feeder)
+        if reason == :normal, do: GenServer.stop(stream), else: Process.exit(stream, :kill)
+        assert_receive {:DOWN, ^monitor, :process, ^feeder, :killed}
+        eventually(fn -> match?({:error, %Error{type: :gone}}, Channel.send(out, "x", 0)) end)
+      end
+    end
+
+    test "cannot be attached" do
+      stream = stream()
+
+      for {opts, type} <- [
+            {:x, :invalid},
+            {[1], :invalid},
+            {[slots: 3], :invalid},
+            {[colour: 1], :invalid},
+            {[token: 5], :protocol},
+            {[token: "nonsense"], :protocol},
+            {[token: "x", slots: 4], :invalid}
+          ] do
+        assert {:error, %Error{type: ^type}} = Stream.attach_channel(stream, opts)
+      end
+
+      :ok = Stream.push_outfeed(stream, "still good")
+      assert {:ok, "still good"} = Stream.pop_outfeed(stream)
+      :ok = stop_supervised(Stream)
+      assert {:error, %Error{type: :closed}} = Stream.attach_channel(stream)
+    end
+
+    if match?({_output, 0}, System.cmd("sh", ["-c", "#{@python} -c 'import tmesh, numpy' 2>&1"])) do
+      test "from Python, which is killed" do
+        stream = stream(outfeed_limit: 2)
+        {:ok, token} = Stream.attach_channel(stream, slots: 4)
+        python = System.find_executable(@python)
+        args = ["-P", "-c", @endless, token]
+        port = Port.open({:spawn_executable, python}, [:binary, args: args])
+
+        for n <- 0..20 do
+          assert {:ok, {ref, number}} = Stream.pop_outfeed(stream, 60_000)
+          assert number == "#{n}"
+          assert :binary.first(ZeroCopy.to_binary!(ref)) == n
+          ZeroCopy.release!(ref)
+        end
+
+        {:os_pid, pid} = Port.info(port, :os_pid)
+        {_output, 0} = System.cmd("kill", ["-KILL", "#{pid}"])
+        assert drained(stream) == :gone
+      end
+    else
+      @tag skip: "no Python with the tmesh package: make python"
+      test "from Python, which is killed"
+    end
+
+    # The error behind the values that had come already. Tensors that nobody had opened die with
+    # their owner.
+    defp drained(stream) do
+      case Stream.pop_outfeed(stream, 60_000) do
+        {:ok, {ref, _number}} ->
+          ZeroCopy.release!(ref)
+          drained(stream)
+
+        {:error, %Error{type: :not_found}} ->
+          drained(stream)
+
+        {:error, %Error{type: type}} ->
+          type
+      end
+    end
+  end
+
   describe "terms as tensors" do
     test "pids, also of other nodes" do
       # The external format of a pid of another, named node.
@@ -204,6 +335,12 @@ defmodule Tmesh.StreamTest do
           ] do
         assert {:error, %Error{type: :protocol}} = Stream.decode_term(bad)
       end
+
+      bomb = :erlang.term_to_binary(:binary.copy("x", 1_000_000), [:compressed])
+      assert byte_size(bomb) < 2_000
+
+      assert {:error, %Error{type: :protocol}} =
+               Stream.decode_term(<<byte_size(bomb)::64-little, bomb::binary>>)
 
       unknown = "an_atom_that_nobody_has_ever_used_here"
       evil = <<131, 119, byte_size(unknown), unknown::binary>>

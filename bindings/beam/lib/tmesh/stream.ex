@@ -30,13 +30,27 @@ defmodule Tmesh.Stream do
   beyond that is lost, and the loss is told in its place: the pop that would have got the first of
   the lost values gives `:limit_exceeded`, with their number in `details.lost`.
 
+  ## Other processes
+
+  `attach_channel/2` gives the token of a `Tmesh.Channel`: what another process, in any of tmesh's
+  languages, sends there comes out of the outfeed in its order. That one waits while the outfeed and
+  the channel are full, and nothing is lost.
+
+      {:ok, token} = Tmesh.Stream.attach_channel(:my_stream)
+      # Python: out = tmesh.Channel.open(token, "send"); out.send(tensor)
+      {:ok, %Tmesh.ZeroCopy.TensorRef{} = ref} = Tmesh.Stream.pop_outfeed(:my_stream)
+
+  When all who sent are gone, also by being killed, the pop behind their last value gives `:gone`.
+
+  ## Terms in tensors
+
   To name the process to a computation that only takes tensors, `encode_term/2` makes a tensor's
   bytes of any term, a pid of a named or of another node too.
   """
 
   use GenServer
 
-  alias Tmesh.Error
+  alias Tmesh.{Channel, Error}
 
   @type stream :: GenServer.server()
   @type result :: :ok | {:error, Error.t()}
@@ -47,7 +61,8 @@ defmodule Tmesh.Stream do
   defmodule Queue do
     @moduledoc false
     # `values` and those who wait for one, or for room: never both waiters at once. An entry is
-    # {:value, value}, or {:lost, count} of values that nobody could be made to wait with.
+    # {:value, value}, {:lost, count} of values that nobody could be made to wait with, or
+    # {:error, error} of a channel.
     defstruct [:limit, size: 0, values: :queue.new(), takers: :queue.new(), givers: :queue.new()]
   end
 
@@ -103,6 +118,32 @@ defmodule Tmesh.Stream do
     do: ask(stream, {:push, :outfeed, value}, timeout)
 
   @doc """
+  Have what others send through a channel come out of the outfeed; the token is for them.
+
+  Options are those of `Tmesh.Channel.create/2`; or `token` and those of `Tmesh.Channel.open/3`, for
+  a channel that somebody else has made. A stream may have several channels.
+
+  Where a message cannot be had, the pop that would have got it gives the error of
+  `Tmesh.Channel.recv/2`. After any but `:not_found` the channel is closed.
+
+  Errors: `:closed`, and those of `create/2` and `open/3`.
+
+      iex> {:ok, stream} = Tmesh.Stream.start_link()
+      iex> {:ok, token} = Tmesh.Stream.attach_channel(stream)
+      iex> {:ok, channel} = Tmesh.Channel.open(token, :send)
+      iex> :ok = Tmesh.Channel.send(channel, "from afar")
+      iex> Tmesh.Stream.pop_outfeed(stream)
+      {:ok, "from afar"}
+  """
+  @spec attach_channel(stream(), [{:token, String.t()} | Channel.option()]) ::
+          {:ok, token :: String.t()} | {:error, Error.t()}
+  def attach_channel(stream, opts \\ []) do
+    if Keyword.keyword?(opts),
+      do: call(stream, {:attach, opts}),
+      else: {:error, Error.new(:invalid, "options must be a keyword list")}
+  end
+
+  @doc """
   A term as the bytes of a `uint8` tensor of `size` elements: its length in eight bytes, the external
   format, zeros. The size is the same whatever the term, so that a computation is compiled once.
 
@@ -123,18 +164,26 @@ defmodule Tmesh.Stream do
   end
 
   @doc """
-  The term that `encode_term/2` encoded. It may come from anybody: no atoms come into being.
+  The term that `encode_term/2` encoded. It may come from anybody: no atoms come into being, and what
+  was compressed, which `encode_term/2` never does, is refused.
 
   Errors: `:protocol`.
   """
   @spec decode_term(binary()) :: {:ok, term()} | {:error, Error.t()}
-  def decode_term(<<bytes::64-little, external::binary-size(bytes), _zeros::binary>>) do
+  def decode_term(<<bytes::64-little, external::binary-size(bytes), _zeros::binary>>),
+    do: decode_external(external)
+
+  def decode_term(_other), do: {:error, Error.new(:protocol, "the bytes hold no term")}
+
+  # A few bytes can hold terms that fill the memory.
+  defp decode_external(<<131, 80, _compressed::binary>>),
+    do: {:error, Error.new(:protocol, "the bytes are compressed")}
+
+  defp decode_external(external) do
     {:ok, :erlang.binary_to_term(external, [:safe])}
   rescue
     ArgumentError -> {:error, Error.new(:protocol, "the bytes are no term that is known here")}
   end
-
-  def decode_term(_other), do: {:error, Error.new(:protocol, "the bytes hold no term")}
 
   defp options(opts) do
     known = [name: nil, infeed_limit: @default_limit, outfeed_limit: @default_limit]
@@ -153,8 +202,11 @@ defmodule Tmesh.Stream do
 
   # The stream itself keeps the time: it knows whether a value went to this caller or to none.
   defp ask(stream, request, timeout)
-       when timeout == :infinity or (is_integer(timeout) and timeout >= 0) do
-    GenServer.call(stream, {request, timeout}, :infinity)
+       when timeout == :infinity or (is_integer(timeout) and timeout >= 0),
+       do: call(stream, {request, timeout})
+
+  defp call(stream, request) do
+    GenServer.call(stream, request, :infinity)
   catch
     :exit, _reason ->
       {:error, Error.new(:closed, "the stream #{inspect(stream)} does not run, or ended meanwhile")}
@@ -167,27 +219,24 @@ defmodule Tmesh.Stream do
        infeed: %Queue{limit: limits[:infeed_limit]},
        outfeed: %Queue{limit: limits[:outfeed_limit]},
        # monitor => {queue, :takers or :givers, from, timer}
-       waiting: %{}
+       waiting: %{},
+       # One for each channel.
+       feeders: []
      }}
   end
 
   @impl true
-  def handle_call({{:push, name, value}, timeout}, from, state) do
-    queue = Map.fetch!(state, name)
+  def handle_call({{:push, name, value}, timeout}, from, state),
+    do: push(name, {:value, value}, timeout, from, state)
 
-    cond do
-      not :queue.is_empty(queue.takers) ->
-        {:reply, :ok, hand_over(state, name, {:value, value})}
+  # A feeder's.
+  def handle_call({:fail, error}, from, state),
+    do: push(:outfeed, {:error, error}, :infinity, from, state)
 
-      queue.size < queue.limit ->
-        {:reply, :ok, Map.put(state, name, enter(queue, {:value, value}))}
-
-      timeout == 0 ->
-        {:reply, late(name, :givers), state}
-
-      true ->
-        {:noreply, wait(state, name, :givers, from, timeout, value)}
-    end
+  def handle_call({:attach, opts}, from, state) do
+    stream = self()
+    feeder = spawn_link(fn -> feed(stream, from, opts) end)
+    {:noreply, %{state | feeders: [feeder | Enum.filter(state.feeders, &Process.alive?/1)]}}
   end
 
   def handle_call({{:pop, name}, timeout}, from, state) do
@@ -232,7 +281,50 @@ defmodule Tmesh.Stream do
 
   def handle_info(_other, state), do: {:noreply, state}
 
+  # An end that is not an error's leaves those that are linked alive.
+  @impl true
+  def terminate(_reason, state), do: Enum.each(state.feeders, &Process.exit(&1, :kill))
+
+  defp push(name, entry, timeout, from, state) do
+    queue = Map.fetch!(state, name)
+
+    cond do
+      not :queue.is_empty(queue.takers) -> {:reply, :ok, hand_over(state, name, entry)}
+      queue.size < queue.limit -> {:reply, :ok, Map.put(state, name, enter(queue, entry))}
+      timeout == 0 -> {:reply, late(name, :givers), state}
+      true -> {:noreply, wait(state, name, :givers, from, timeout, entry)}
+    end
+  end
+
+  # The end of a channel is its process's, and waiting for messages is not the stream's business.
+  defp feed(stream, from, opts) do
+    case join(Keyword.pop(opts, :token)) do
+      {:ok, channel} ->
+        GenServer.reply(from, {:ok, channel.token})
+        pass_on(stream, channel)
+
+      {:error, _error} = failed ->
+        GenServer.reply(from, failed)
+    end
+  end
+
+  defp join({nil, opts}), do: Channel.create(:recv, opts)
+  defp join({token, opts}), do: Channel.open(token, :recv, opts)
+
+  defp pass_on(stream, channel) do
+    case Channel.recv(channel, :infinity) do
+      {:ok, message} ->
+        with :ok <- push_outfeed(stream, message, :infinity), do: pass_on(stream, channel)
+
+      {:error, error} ->
+        with :ok <- call(stream, {:fail, error}),
+             :not_found <- error.type,
+             do: pass_on(stream, channel)
+    end
+  end
+
   defp answer({:value, value}), do: {:ok, value}
+  defp answer({:error, error}), do: {:error, error}
 
   defp answer({:lost, count}) do
     message = "#{count} values from native code were lost: the outfeed was full"
@@ -271,10 +363,10 @@ defmodule Tmesh.Stream do
     queue = Map.fetch!(state, name)
 
     case :queue.out(queue.givers) do
-      {{:value, {monitor, value}}, givers} when queue.size < queue.limit ->
+      {{:value, {monitor, entry}}, givers} when queue.size < queue.limit ->
         %{^monitor => {_name, _side, from, _timer}} = state.waiting
         GenServer.reply(from, :ok)
-        queue = enter(%Queue{queue | givers: givers}, {:value, value})
+        queue = enter(%Queue{queue | givers: givers}, entry)
         state |> Map.put(name, queue) |> forget(monitor)
 
       _nobody_or_no_room ->
@@ -282,10 +374,10 @@ defmodule Tmesh.Stream do
     end
   end
 
-  defp wait(state, name, side, {pid, _tag} = from, timeout, value) do
+  defp wait(state, name, side, {pid, _tag} = from, timeout, entry) do
     monitor = Process.monitor(pid)
     timer = if timeout != :infinity, do: Process.send_after(self(), {:late, monitor}, timeout)
-    queue = Map.update!(Map.fetch!(state, name), side, &:queue.in({monitor, value}, &1))
+    queue = Map.update!(Map.fetch!(state, name), side, &:queue.in({monitor, entry}, &1))
 
     state
     |> Map.put(name, queue)
@@ -304,7 +396,7 @@ defmodule Tmesh.Stream do
 
         queue =
           Map.update!(Map.fetch!(state, name), side, fn waiters ->
-            :queue.filter(fn {waiter, _value} -> waiter != monitor end, waiters)
+            :queue.filter(fn {waiter, _entry} -> waiter != monitor end, waiters)
           end)
 
         %{Map.put(state, name, queue) | waiting: waiting}
