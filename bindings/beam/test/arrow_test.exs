@@ -221,8 +221,10 @@ defmodule Tmesh.ArrowTest do
                  Arrow.stream_pointer(%{numbers | batches: [[lie]]})
       end
 
-      {:ok, table} = Arrow.from_columns(%{"a\0b" => [1]})
-      assert {:error, %Error{type: :unsupported}} = Arrow.stream_pointer(table)
+      for columns <- [%{"a\0b" => [1]}, %{"a" => {{:timestamp, :second, "UTC\0"}, [1]}}] do
+        {:ok, table} = Arrow.from_columns(columns)
+        assert {:error, %Error{type: :unsupported}} = Arrow.stream_pointer(table)
+      end
 
       deep = Enum.reduce(1..200, :int8, fn _, type -> {:list, type} end)
       {:ok, array} = Arrow.from_list([nil], deep)

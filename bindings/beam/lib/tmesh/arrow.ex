@@ -295,7 +295,9 @@ defmodule Tmesh.Arrow do
   @nullable 2
 
   defp native_field({name, type, nullable}) do
-    if String.contains?(name, <<0>>),
+    format = Type.format(type)
+
+    if String.contains?(name <> format, <<0>>),
       do: throw({:unsupported, "a C stream has no names with zeros in them"})
 
     words =
@@ -304,7 +306,7 @@ defmodule Tmesh.Arrow do
            else: (_plain -> nil)
 
     children = type |> Type.children() |> Enum.map(&native_field/1)
-    {Type.format(type), name, if(nullable, do: @nullable, else: 0), children, words}
+    {format, name, if(nullable, do: @nullable, else: 0), children, words}
   end
 
   defp native_array(%ArrayRef{} = array) do
