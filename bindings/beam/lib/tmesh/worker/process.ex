@@ -254,8 +254,8 @@ defmodule Tmesh.Worker.Process do
       Native.worker_close(socket)
     end
 
-    # Already closed when the process has ended by itself.
-    if port && Port.info(port), do: Port.close(port)
+    # Nothing to a port that has closed already, which can be at any moment.
+    if port, do: send(port, {self(), :close})
   end
 
   defp down_error(reason), do: Error.new(:worker_down, "the worker ended: #{reason}")
