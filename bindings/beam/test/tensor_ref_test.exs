@@ -2,12 +2,15 @@
 defmodule Tmesh.TensorRefTest do
   use Tmesh.Case
 
-  setup_all do
+  # Made by each test, for ExUnit keeps what is in its context; kept, for some use the description only.
+  defp named do
     ref = ZeroCopy.from_binary!(:binary.copy("ab", 12), [3, 2], :float32)
-    %{ref: ZeroCopy.grant!(ref, :read)}
+    :ok = ZeroCopy.keep(ref)
+    ZeroCopy.grant!(ref, :read)
   end
 
-  test "goes through a map and back, less its handle", %{ref: ref} do
+  test "goes through a map and back, less its handle" do
+    ref = named()
     map = TensorRef.to_map(ref)
     assert Enum.all?(Map.keys(map), &is_binary/1)
     assert {:ok, back} = TensorRef.from_map(map)
@@ -15,23 +18,27 @@ defmodule Tmesh.TensorRefTest do
     assert {:ok, ^back} = TensorRef.from_map(Map.put(map, "note", "ignored"))
   end
 
-  test "goes through JSON and back, less its handle", %{ref: ref} do
+  test "goes through JSON and back, less its handle" do
+    ref = named()
     {:ok, json} = TensorRef.to_json(ref)
     assert String.printable?(json)
     assert TensorRef.from_json(json) == {:ok, %{ref | handle: nil}}
   end
 
-  test "other devices are described too", %{ref: ref} do
+  test "other devices are described too" do
+    ref = named()
     {:ok, back} = %{ref | device: {:cuda, 3}} |> TensorRef.to_map() |> TensorRef.from_map()
     assert back.device == {:cuda, 3}
     assert {:error, %Error{type: :unsupported}} = ZeroCopy.open(back)
   end
 
-  test "does not show its token", %{ref: ref} do
+  test "does not show its token" do
+    ref = named()
     refute inspect(ref) =~ ref.shm_name
   end
 
-  test "maps of strangers make no atoms and no trouble", %{ref: ref} do
+  test "maps of strangers make no atoms and no trouble" do
+    ref = named()
     good = TensorRef.to_map(ref)
     # Once for what is loaded on the way, once to count.
     refuse_strangers(good)
@@ -81,7 +88,8 @@ defmodule Tmesh.TensorRefTest do
     end
   end
 
-  test "JSON of strangers is refused", %{ref: ref} do
+  test "JSON of strangers is refused" do
+    ref = named()
     {:ok, good} = TensorRef.to_json(ref)
 
     for bad <-
@@ -92,7 +100,8 @@ defmodule Tmesh.TensorRefTest do
     end
   end
 
-  test "a ref whose numbers do not fit its region opens nothing", %{ref: ref} do
+  test "a ref whose numbers do not fit its region opens nothing" do
+    ref = named()
     live = stat(:regions_live)
 
     for change <- [
@@ -120,7 +129,8 @@ defmodule Tmesh.TensorRefTest do
     assert stat(:regions_live) == live
   end
 
-  test "tokens that are malformed, foreign or guessed open nothing", %{ref: ref} do
+  test "tokens that are malformed, foreign or guessed open nothing" do
+    ref = named()
     guessed = String.slice(ref.shm_name, 0..-2//1) <> flip(String.last(ref.shm_name))
     assert {:error, %Error{type: :not_found}} = ZeroCopy.open(%{ref | shm_name: guessed})
 

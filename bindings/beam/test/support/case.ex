@@ -13,13 +13,23 @@ defmodule Tmesh.Case do
     end
   end
 
-  # What earlier tests left is swept first, and what the library opens once is opened, so that
-  # counters tell of this test alone.
+  # What earlier tests held is gone, also where processes that live on have it as garbage, and what
+  # the library opens once is open, so that counters tell of this test alone.
   setup do
     [1] |> Tmesh.ZeroCopy.allocate!(:uint8) |> Tmesh.ZeroCopy.release!()
-    Process.sleep(20)
+
+    eventually(fn -> nothing_lives?() or collect() end)
+  end
+
+  defp nothing_lives? do
     Tmesh.Native.sweep()
-    :ok
+    stat(:regions_live) == 0
+  end
+
+  # False: what comes of it takes its time.
+  defp collect do
+    Enum.each(Process.list(), &:erlang.garbage_collect/1)
+    false
   end
 
   @doc "Wait until `condition` holds: destructors and the janitor take their time."
