@@ -282,6 +282,14 @@ def test_a_folder_that_went_away():
     shm.unlink()
 
 
+def test_a_folder_that_another_process_made_again(peer):
+    SharedMemory(create=True, size=1).unlink()
+    folder().rmdir()
+    creator = peer(CREATE, "mine")
+    assert creator.stdout.readline() == "mine\n"
+    assert bytes(SharedMemory("mine").buf[:5]) == b"child"
+
+
 def test_install(python):
     """Code that knows only the standard library gets blocks of ours, managers too."""
     assert python("""

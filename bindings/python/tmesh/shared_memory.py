@@ -67,13 +67,14 @@ class _Names:
 
     def find(self, entry: str) -> str:
         """The token that a name stands for; FileNotFoundError."""
-        folder = self._folder
+        if self._folder < 0:
+            self._open()
         try:
-            return os.readlink(entry, dir_fd=folder if folder >= 0 else self._open())
+            return os.readlink(entry, dir_fd=self._folder)
         except FileNotFoundError:
-            if folder == self._open():
+            if os.fstat(self._folder).st_nlink:
                 raise
-        return self.find(entry)
+        return os.readlink(entry, dir_fd=self._open())  # somebody removed the folder
 
     def add(self, entry: str, tensor: _tmesh.Tensor) -> str:
         """Name a block, unless a living one has that name; its token."""
