@@ -10,8 +10,9 @@ class Bound:
     measured: str  # topic/name of a series
     beside: str  # of its floor or peer
     what: str  # what that is, for people
-    limit: float | None  # the ratio may be at most this; None: only reported, or see over_ns
+    limit: float | None  # the ratio may be at most this; None: only reported, or see below
     over_ns: float | None = None  # it may take at most so much longer
+    most_ns: float | None = None  # it may take at most so long
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,30 @@ SECTIONS = (
     Section("An Arrow table of 1 GB that is there, from Elixir to pandas and back", (
         Bound("its ref there and back", "arrow/tmesh", "arrow/file",
               "pyarrow's IPC, a file in /dev/shm", None),
+    )),
+    Section("From Elixir to Python and back", (
+        Bound("1 MB, shared already", "elixir/shared-1MB", "elixir/port-1MB", "port, packet: 4",
+              None, most_ns=100e3),
+        Bound("100 MB, shared already", "elixir/shared-100MB", "elixir/port-100MB",
+              "port, packet: 4", None, most_ns=1e6),
+        Bound("1 GB, shared already", "elixir/shared-1GB", "elixir/port-1GB", "port, packet: 4",
+              None, most_ns=10e6),
+        Bound("1 MB, shared already", "elixir/shared-1MB", "elixir/json-1MB",
+              "JSON of as many floats", None),
+        Bound("1 MB, put for the call", "elixir/put-1MB", "elixir/shared-memory-1MB",
+              "multiprocessing.shared_memory", None),
+        Bound("100 MB, put for the call", "elixir/put-100MB", "elixir/shared-memory-100MB",
+              "multiprocessing.shared_memory", None),
+        Bound("1 GB, put for the call", "elixir/put-1GB", "elixir/shared-memory-1GB",
+              "multiprocessing.shared_memory", None),
+        Bound("a tensor by channel, hot", "elixir/hot-1MiB", "elixir/hot-port",
+              "16 bytes by port", None, most_ns=500),
+        Bound("1 GiB by channel, hot", "elixir/hot-1GiB", "elixir/hot-1MiB", "1 MiB", 1.2),
+        Bound("a tensor by channel, asleep", "elixir/sleeping-1MiB", "elixir/sleeping-port",
+              "16 bytes by port", None),
+        Bound("the same", "elixir/sleeping-1MiB", "channel/futex", "a bare futex", 4.0),
+        Bound("1 GiB by channel, asleep", "elixir/sleeping-1GiB", "elixir/sleeping-1MiB", "1 MiB",
+              1.2),
     )),
     Section("Putting 100 MB", (
         Bound("C, warm pool", "put/put-warm", "put/memcpy-warm", "warm memcpy", 0.8),

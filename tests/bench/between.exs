@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: MIT
+#
+# From Elixir to a Python process and back. Arrays: by Tmesh.Worker, shared already or put for the
+# call, beside a port, JSON, and a file that Python attaches by multiprocessing.shared_memory. And a
+# tensor there and back through channels, with a peer that is hot and with one that sleeps, beside
+# 16 bytes through a port. Takes the interpreter.
+defmodule Between do
+  alias Tmesh.{Channel, Worker, ZeroCopy}
+
+  @here __DIR__
+  @peer Path.join(@here, "elixir_peer.py")
+  @arrays [{"1MB", 1_000_000, 100}, {"100MB", 100_000_000, 10}, {"1GB", 1_000_000_000, 3}]
+  @warm_up 2
+  # Floats of eight bytes that make 1 MB.
+  @floats 125_000
+  @trips 2_000
+  # Longer than anybody looks busily.
+  @gap_ms 2
+
+  def run(python) do
+    {:ok, _pool} =
+      Worker.start_pool(
+        allow: ["elixir_peer"],
+        python: python,
+        size: 1,
+        env: [{"PYTHONPATH", @here}]
+      )
+
+    port = Port.open({:spawn_executable, python}, [:binary, packet: 4, args: ["-B", @peer, "port"]])
+    for array <- @arrays, do: arrays(array, port)
+    json(port)
+    channels(python, port)
+  end
+
+  defp arrays({name, bytes, rounds}, port) do
+    data = :binary.copy(<<1>>, bytes)
+    shared = ZeroCopy.from_binary!(data, [bytes], :uint8)
+
+    measure(
+      rounds,
+      for {way, fun} <- [
+            {"shared", fn -> {:ok, 2} = Worker.execute("elixir_peer.ends", [shared]) end},
+            {"put", fn -> {:ok, 2} = put(data, bytes) end},
+            {"port", fn -> "2" = ask(port, [?B, data]) end},
+            {"shared-memory", fn -> "2" = by_file(port, data) end}
+          ] do
+        {"#{way}-#{name}", fun}
+      end
+    )
+
+    ZeroCopy.release!(shared)
+  end
+
+  defp put(data, bytes) do
+    ref = ZeroCopy.from_binary!(data, [bytes], :uint8, seal: false)
+    result = Worker.execute("elixir_peer.ends", [ref])
+    ZeroCopy.release!(ref)
+    result
+  end
+
+  # Elixir has no other way to write where SharedMemory looks.
+  defp by_file(port, data) do
+    name = "tmesh-bench-#{System.pid()}"
+    path = Path.join("/dev/shm", name)
+    File.write!(path, data, [:raw])
+    answer = ask(port, [?N, name])
+    File.rm!(path)
+    answer
+  end
+
+  defp json(port) do
+    floats = for n <- 1..@floats, do: n / 7
+    want = Integer.to_string(@floats)
+
+    measure(10, [
+      {"json-1MB",
+       fn ->
+         ^want =
+           ask(port, [?J, ?[, floats |> Enum.map(&Float.to_string/1) |> Enum.intersperse(?,), ?]])
+       end}
+    ])
+  end
+
+  defp channels(python, port) do
+    {:ok, out} = Channel.create(:send)
+    {:ok, into} = Channel.create(:recv, spin_us: 100)
+
+    peer =
+      Port.open({:spawn_executable, python}, [:binary, args: ["-B", @peer, out.token, into.token]])
+
+    small = ZeroCopy.from_binary!(:binary.copy(<<1>>, 0x10_0000), [0x10_0000], :uint8)
+    large = ZeroCopy.allocate!([0x4000_0000], :uint8)
+    bytes = [?B | :binary.copy(<<1>>, 15)]
+
+    trips = fn pace ->
+      [
+        {"#{pace}-1MiB", fn -> there_and_back(out, into, small) end},
+        {"#{pace}-1GiB", fn -> there_and_back(out, into, large) end},
+        {"#{pace}-port", fn -> "2" = ask(port, bytes) end}
+      ]
+    end
+
+    for {way, fun} <- trips.("hot"), do: measure(@trips, [{way, fun}])
+    measure(div(@trips, 4), trips.("sleeping"), fn -> Process.sleep(@gap_ms) end)
+    Port.close(peer)
+  end
+
+  defp there_and_back(out, into, ref) do
+    :ok = Channel.send(out, ref)
+    {:ok, back} = Channel.recv(into, 60_000)
+    ^ref = %{back | handle: ref.handle, id: ref.id, shm_name: ref.shm_name}
+    ZeroCopy.release!(back)
+  end
+
+  defp ask(port, packet) do
+    Port.command(port, packet)
+
+    receive do
+      {^port, {:data, answer}} -> answer
+    end
+  end
+
+  # Each way in turn, `between` ahead of each.
+  defp measure(rounds, ways, between \\ fn -> :ok end) do
+    samples =
+      for turn <- 1..(@warm_up + rounds), {name, fun} <- ways do
+        between.()
+        start = System.monotonic_time(:nanosecond)
+        fun.()
+        {turn, name, System.monotonic_time(:nanosecond) - start}
+      end
+
+    for {name, _fun} <- ways do
+      ns = for {turn, ^name, spent} <- samples, turn > @warm_up, do: spent
+      IO.puts(~s({"topic":"elixir","name":"#{name}","ns":[#{Enum.join(ns, ",")}]}))
+    end
+  end
+end
+
+{:ok, _apps} = Application.ensure_all_started(:tmesh)
+[python] = System.argv()
+Between.run(python)
