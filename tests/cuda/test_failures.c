@@ -103,6 +103,13 @@ static bool gives_back(const char *symbol)
 	return false;
 }
 
+/* Who served a token closes its copies a moment later. */
+static void settle(void)
+{
+	eventually(stats_of(&a).bytes_used == 0);
+	tmesh_cuda_trim(a.cuda);
+}
+
 static void all_fail(int (*scenario)(struct tmesh_error *err))
 {
 	static const char *const symbols[] = {
@@ -116,7 +123,7 @@ static void all_fail(int (*scenario)(struct tmesh_error *err))
 
 	/* What is made once for all is there. */
 	assert_int_equal(scenario(&err), 0);
-	tmesh_cuda_trim(a.cuda);
+	settle();
 	live = standin_live();
 	fds = open_fds();
 	for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
@@ -132,9 +139,7 @@ static void all_fail(int (*scenario)(struct tmesh_error *err))
 			standin_fail(symbols[i], 0, 0);
 			if (standin_calls(symbols[i]) - before <= skip)
 				break;
-			/* Who served a token closes its copies a moment later. */
-			eventually(stats_of(&a).bytes_used == 0);
-			tmesh_cuda_trim(a.cuda);
+			settle();
 			if (standin_live() != live || open_fds() != fds)
 				fail_msg("%s failing at call %u: %lu objects, %u descriptors",
 					 symbols[i], skip, standin_live() - live, open_fds() - fds);
@@ -201,8 +206,7 @@ static void test_strange_regions(void **state)
 
 	/* What is made once for all is there, and what was made for it is gone. */
 	assert_int_equal(scenario_share(&none), 0);
-	eventually(stats_of(&a).bytes_used == 0);
-	tmesh_cuda_trim(a.cuda);
+	settle();
 	import_refused(NULL, 0, 4096, -EPROTO, "does not stand");
 	import_refused("[]", 0, 4096, -EPROTO, "does not stand");
 	import_refused("{\"cuda\":{}}", 0, 4096, -EPROTO, "does not stand");
