@@ -8,6 +8,7 @@ from pathlib import Path
 
 import boot
 import kernels
+import modules
 import roots
 from cache import locked, sh
 from judge import judge
@@ -174,9 +175,11 @@ def guests(report, tap, root, releases):
         module.parent.mkdir(exist_ok=True)
         module.write_bytes(lzma.decompress(data) if packed.suffix == ".xz" else data)
         programs = [root.path / "usr/libexec/tmesh-tests" / program for program in ("abi", "create")]
-        with locked(boot.logs(name, "packaging")):
-            judge(tap, f"{report.name}: {name}",
-                  boot.run(name, "packaging", script="kselftest", module=module, programs=programs))
+        logs = boot.logs(name, "packaging")
+        with locked(logs):
+            peer, _ = modules.of_tests(kernels.prepare(name), "peer", logs)
+            judge(tap, f"{report.name}: {name}", boot.run(name, "packaging", script="kselftest", module=module,
+                                                          programs=programs, files=[peer]))
 
 
 def run(tap, release):

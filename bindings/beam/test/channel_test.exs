@@ -191,7 +191,7 @@ defmodule Tmesh.ChannelTest do
 
     for {type, call} <- [
           invalid: fn -> Channel.send(out, :binary.copy("x", 57)) end,
-          invalid: fn -> Channel.send(out, 'text') end,
+          invalid: fn -> Channel.send(out, ~c"text") end,
           invalid: fn ->
             Channel.send(out, {ZeroCopy.allocate!([1], :uint8), "25 bytes are too many...."})
           end,

@@ -177,8 +177,10 @@ def test_iteration(pair):
     out, into = pair
     for i in range(5):
         out.send(b"%d" % i)
-    threading.Timer(0.05, out.close).start()
+    closer = threading.Timer(0.05, out.close)
+    closer.start()
     assert list(into) == [b"%d" % i for i in range(5)]
+    closer.join()  # which tells us before it has given everything back
 
 
 @pytest.mark.parametrize("spin", [0, 20e-6])
