@@ -257,8 +257,8 @@ static void make_room(struct tmesh_channel *channel, uint64_t bytes)
 	}
 }
 
-static int open_region_now(struct tmesh_channel *channel, uint32_t lane, uint32_t entry, uint64_t id,
-			   struct channel_known_region *known, struct tmesh_error *err)
+static int open_region_now(struct tmesh_channel *channel, uint32_t lane, uint32_t entry,
+			   uint64_t id, struct channel_known_region *known, struct tmesh_error *err)
 {
 	uint64_t words[CHANNEL_R_WORDS];
 	char token[TMESH_TOKEN_SIZE];

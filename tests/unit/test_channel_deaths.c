@@ -340,10 +340,8 @@ static void test_inherited(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_producers),
-		cmocka_unit_test(test_consumers),
-		cmocka_unit_test(test_makers),
-		cmocka_unit_test(test_gone_before_opened),
+		cmocka_unit_test(test_producers), cmocka_unit_test(test_consumers),
+		cmocka_unit_test(test_makers),	  cmocka_unit_test(test_gone_before_opened),
 		cmocka_unit_test(test_inherited),
 	};
 
