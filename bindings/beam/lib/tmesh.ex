@@ -34,7 +34,7 @@ defmodule Tmesh do
       look on
     * `max_shared_memory_mb` - MiB of regions this VM may have created at once, and the most that
       one `Tmesh.ZeroCopy.to_binary/2` may copy out of memory that is not sealed; 0 for no limit.
-      Passing it gives `:limit_exceeded`.
+      Passing it gives `:limit_exceeded`, after garbage was collected that counted.
 
   Read when the application starts:
 

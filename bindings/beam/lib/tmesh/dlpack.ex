@@ -29,7 +29,7 @@ defmodule Tmesh.DLPack do
 
   require Logger
 
-  alias Tmesh.{Config, Error, Native, Options, Telemetry, ZeroCopy}
+  alias Tmesh.{Config, Error, Janitor, Native, Options, Telemetry, ZeroCopy}
   alias Tmesh.DLPack.GPUTensorRef
   alias Tmesh.ZeroCopy.TensorRef
 
@@ -58,7 +58,7 @@ defmodule Tmesh.DLPack do
          {:ok, opts} <- Options.validate(opts, writable: false, device: nil),
          {:ok, device} <- number(opts[:device]),
          {:ok, json} <- json(ref) do
-      json |> Native.gpu_open(device, opts[:writable]) |> made()
+      fn -> Native.gpu_open(json, device, opts[:writable]) end |> Janitor.retry() |> made()
     end
   end
 
@@ -110,7 +110,9 @@ defmodule Tmesh.DLPack do
          {:ok, opts} <- Options.validate(opts, device: nil, alone: false, or_host: false),
          {:ok, device} <- number(opts[:device]),
          :ok <- switch(opts, :or_host) do
-      case {device |> Native.gpu_alloc(shape, dtype, opts[:alone]) |> made(), opts[:or_host]} do
+      allocated = Janitor.retry(fn -> Native.gpu_alloc(device, shape, dtype, opts[:alone]) end)
+
+      case {made(allocated), opts[:or_host]} do
         {{:error, %Error{type: :no_memory} = error}, true} ->
           allocate_on_host(shape, dtype, device, error)
 

@@ -12,8 +12,31 @@ defmodule Tmesh.Janitor do
   @spec start_link(term()) :: GenServer.on_start()
   def start_link(_arg), do: GenServer.start_link(__MODULE__, [], name: __MODULE__)
 
+  # Who is refused for want of what garbage may hold (memory, files, a limit) has it dropped first,
+  # its own and what waits here, and tries once more.
+  @spec retry((() -> result)) :: result when result: term()
+  def retry(make) do
+    case make.() do
+      {:error, {code, _message}} = refused when code in [:edquot, :emfile, :enfile, :enomem] ->
+        :erlang.garbage_collect()
+        if swept?(), do: make.(), else: refused
+
+      result ->
+        result
+    end
+  end
+
+  # False where no janitor is there to answer: the application stops.
+  defp swept? do
+    GenServer.call(__MODULE__, :sweep) == :ok
+  catch
+    :exit, _reason -> false
+  end
+
   @impl true
   def init(_arg) do
+    # Those who make garbage do not keep it from the one who drops it.
+    Process.flag(:priority, :high)
     :ok = Tmesh.Native.janitor()
     {:ok, Config.default(:cleanup_interval_ms), {:continue, :sweep}}
   end
@@ -28,6 +51,14 @@ defmodule Tmesh.Janitor do
   end
 
   def handle_info(:timeout, state), do: sweep(state)
+
+  # Garbage may come with the collection of the caller's heap: its message came before this one.
+  @impl true
+  def handle_call(:sweep, from, state) do
+    state = sweep(state)
+    GenServer.reply(from, :ok)
+    state
+  end
 
   # Log lines of the library's own threads wake nobody, so they are looked for again and again, and
   # so is garbage, should its message have been lost.

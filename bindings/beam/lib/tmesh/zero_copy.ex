@@ -33,7 +33,7 @@ defmodule Tmesh.ZeroCopy do
   and never handed out, it is reused by the pool, which is several times faster to fill.
   """
 
-  alias Tmesh.{Context, DLPack, Error, Native, Options, Registry}
+  alias Tmesh.{Context, DLPack, Error, Janitor, Native, Options, Registry}
   alias Tmesh.DLPack.GPUTensorRef
   alias Tmesh.ZeroCopy.TensorRef
 
@@ -87,7 +87,7 @@ defmodule Tmesh.ZeroCopy do
     else
       with {:ok, region, _opts} <- region_options(opts, []),
            {:ok, context} <- Context.limited() do
-        context |> Native.create(shape, dtype, region) |> created()
+        fn -> Native.create(context, shape, dtype, region) end |> Janitor.retry() |> created()
       end
     end
   end
@@ -111,7 +111,9 @@ defmodule Tmesh.ZeroCopy do
   def from_binary(binary, shape, dtype, opts \\ []) do
     with {:ok, region, opts} <- region_options(opts, seal: true),
          {:ok, context} <- Context.limited() do
-      context |> Native.put(binary, shape, dtype, region, opts[:seal]) |> created()
+      fn -> Native.put(context, binary, shape, dtype, region, opts[:seal]) end
+      |> Janitor.retry()
+      |> created()
     end
   end
 
@@ -303,7 +305,7 @@ defmodule Tmesh.ZeroCopy do
   # eagain: enough opens wait for slow peers already, on schedulers that the VM's files need too.
   # This one waits in its own process instead.
   defp open_native(native, rights, deadline) do
-    case Native.open(Context.get(), native, rights) do
+    case Janitor.retry(fn -> Native.open(Context.get(), native, rights) end) do
       {:error, {:eagain, _message}} = busy ->
         if System.monotonic_time(:millisecond) < deadline do
           Process.sleep(:rand.uniform(5))
