@@ -5,9 +5,12 @@
  * Leases whose periods are less than a factor of two apart form a class, which one work walks
  * four times in the shortest of them. What the walk needs of a lease stands densely in blocks, so
  * that the counters themselves, a page each, are all that it fetches from far away; they are
- * prefetched. Joining and leaving a class move one entry at most. However many leases somebody
- * makes, and of whatever periods: there are few classes, and each is walked for about a tenth of
- * the time at most.
+ * prefetched. Joining and leaving a class move one entry at most.
+ *
+ * However many leases somebody makes, and of whatever periods, there are few classes. One with very
+ * many is walked less often, so that it takes about a hundredth of a CPU, but once in its period,
+ * so that nobody can put off the end of another's leases for long; and if that is too much
+ * still, for about a tenth of the time.
  *
  * A walk goes from the end to the beginning. An entry that leaves is replaced by the last, which
  * was looked at before, so that nobody is overlooked although the lock is let go between blocks.
@@ -21,7 +24,8 @@
 #include "tmesh.h"
 
 #define TMESH_LOOKS 4 /* in the shortest period of a class */
-#define TMESH_REST_NS NSEC_PER_USEC /* for each look, which takes about a tenth of it */
+#define TMESH_EASY_NS (32 * NSEC_PER_USEC) /* for each look, which takes up to a hundredth of it */
+#define TMESH_REST_NS NSEC_PER_USEC /* at least, even if periods are passed by */
 #define TMESH_BLOCK_ENTRIES 127
 #define TMESH_PREFETCH 8
 
@@ -128,8 +132,10 @@ static void tmesh_walk_block(struct tmesh_class *class, struct tmesh_block *bloc
 
 static void tmesh_class_arm(struct tmesh_class *class)
 {
-	u64 ns = max_t(u64, class->from_ns / TMESH_LOOKS, class->leases * TMESH_REST_NS);
+	u64 ns = clamp_t(u64, class->leases * TMESH_EASY_NS, class->from_ns / TMESH_LOOKS,
+			 class->from_ns);
 
+	ns = max_t(u64, ns, class->leases * TMESH_REST_NS);
 	queue_delayed_work(tmesh_wq, &class->walk, nsecs_to_jiffies(ns) + 1);
 }
 

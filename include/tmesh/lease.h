@@ -37,7 +37,8 @@ enum tmesh_lease_status {
 /*
  * Put a lease of @ns (0: 5 s; else 10 ms to 1 h) on this handle, for good. Handles derived
  * from it, sent handles and exports share it, and it gives no tokens any more: set it on the
- * handle that is then sent. It lapses when nobody has touched it for 1 to 1.25 @ns.
+ * handle that is then sent. It lapses when nobody has touched it for 1 to 1.25 @ns (to
+ * 2 @ns where the machine has tens of thousands of leases).
  *
  * Return: 0; -EINVAL (@ns; a pinning handle); -EBUSY (it has one); -EPERM (inherited);
  * -EOPNOTSUPP (its mappings belong to a memfd or another exporter); -ESTALE; -EDQUOT; -ENOMEM.

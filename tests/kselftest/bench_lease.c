@@ -111,7 +111,8 @@ static void bench_looks(void)
 	struct walks from = walks(), to;
 	double reads[ROUNDS], took;
 
-	usleep(10 * 1250000);
+	/* Some five walks. */
+	usleep(17 * 1000000);
 	to = walks();
 	REQUIRE(to.count > from.count);
 	took = to.took - from.took;
