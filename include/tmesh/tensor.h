@@ -116,6 +116,9 @@ int tmesh_tensor_view(struct tmesh_tensor *tensor, const struct tmesh_layout *la
 
 struct tmesh_tensor *tmesh_tensor_ref(struct tmesh_tensor *tensor);
 void tmesh_tensor_unref(struct tmesh_tensor *tensor);
+/* As tmesh_tensor_unref(), for threads that must not wait: no system call and no lock.
+ * Return: 0; -EAGAIN: memory would be unmapped or given back, and nothing was done. */
+int tmesh_tensor_try_unref(struct tmesh_tensor *tensor);
 
 /* The tensor's region and layout, good while the tensor lives. */
 struct tmesh_region *tmesh_tensor_region(const struct tmesh_tensor *tensor);

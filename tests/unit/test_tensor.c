@@ -167,6 +167,27 @@ static void test_wrap(void **state)
 	assert_int_equal(live(*state), 0);
 }
 
+static void test_try_unref(void **state)
+{
+	struct tmesh_tensor *tensor, *view;
+	void *data;
+
+	assert_int_equal(tmesh_tensor_try_unref(NULL), 0);
+	assert_ok(tmesh_tensor_create(*state, TMESH_INT8, 1, SHAPE(4), NULL, &tensor, err));
+	assert_int_equal(tmesh_tensor_try_unref(tmesh_tensor_ref(tensor)), 0);
+	/* The region's last reference, and then not. */
+	assert_int_equal(tmesh_tensor_try_unref(tensor), -EAGAIN);
+	assert_ok(tmesh_tensor_view(tensor, tmesh_tensor_layout(tensor), &view, err));
+	assert_int_equal(tmesh_tensor_try_unref(view), 0);
+	assert_ok(tmesh_tensor_view(tensor, tmesh_tensor_layout(tensor), &view, err));
+	assert_ok(tmesh_tensor_data(view, TMESH_READ, &data, err));
+	assert_int_equal(tmesh_tensor_try_unref(view), -EAGAIN);
+	tmesh_tensor_unref(view);
+	assert_int_equal(live(*state), 1);
+	tmesh_tensor_unref(tensor);
+	assert_int_equal(live(*state), 0);
+}
+
 static void test_ref(void **state)
 {
 	struct tmesh_tensor *tensor, *opened;
@@ -212,7 +233,8 @@ static void test_ref_lies(void **state)
 
 	ref = good;
 	ref.id ^= 1;
-	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err), -EPROTO, "is of region");
+	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err), -EPROTO,
+		       "is of region");
 	ref = good;
 	ref.layout.offset = 1;
 	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err), -EPROTO, "fit");
@@ -261,9 +283,12 @@ static void test_description(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(test_create),     TEST(test_create_refused), TEST(test_empty), TEST(test_put),
-		TEST(test_data_twice), TEST(test_view),		  TEST(test_wrap),  TEST(test_ref),
-		TEST(test_ref_lies),   TEST(test_description),
+		TEST(test_create),	TEST(test_create_refused),
+		TEST(test_empty),	TEST(test_put),
+		TEST(test_data_twice),	TEST(test_view),
+		TEST(test_wrap),	TEST(test_ref),
+		TEST(test_try_unref),	TEST(test_ref_lies),
+		TEST(test_description),
 	};
 
 	return cmocka_run_group_tests_name("tensor", tests, NULL, NULL);

@@ -16,7 +16,7 @@ void handle_dtor(ErlNifEnv *env, void *object)
 	if (handle->pinned)
 		enif_release_resource(handle->pinned);
 	enif_release_resource(handle->context);
-	if (handle->tensor)
+	if (tmesh_tensor_try_unref(handle->tensor))
 		garbage_put(env, handle->garbage, handle->tensor);
 	else
 		garbage_free(handle->garbage);
@@ -332,28 +332,48 @@ NIF(tensor_info)
 	return make_ok(env, map);
 }
 
-/* release(handle) -> ok, again and again. Calls in progress and binaries keep what they use. */
-NIF(tensor_release)
+static NIF(release_dirty)
 {
 	struct tmesh_tensor *tensor;
 	struct handle *handle;
+
+	enif_get_resource(env, argv[0], handle_type, (void **)&handle);
+	pthread_mutex_lock(&handle->lock);
+	tensor = handle->tensor;
+	handle->tensor = NULL;
+	pthread_mutex_unlock(&handle->lock);
+	tmesh_tensor_unref(tensor);
+	return enif_make_atom(env, "ok");
+}
+
+/*
+ * release(handle) -> ok, again and again. Calls in progress and binaries keep what they use. Only
+ * the last reference to a region needs a dirty scheduler.
+ */
+NIF(tensor_release)
+{
+	struct handle *handle;
 	struct tmesh_error err;
 	struct pinned *pinned;
+	bool dropped;
 
 	if (!enif_get_resource(env, argv[0], handle_type, (void **)&handle)) {
 		refuse(&err, -EBADF, "nothing to release: the ref has no handle of this VM");
 		return make_error(env, &err);
 	}
 	pthread_mutex_lock(&handle->lock);
-	tensor = handle->tensor;
 	pinned = handle->pinned;
-	handle->tensor = NULL;
 	handle->pinned = NULL;
+	dropped = !tmesh_tensor_try_unref(handle->tensor);
+	if (dropped)
+		handle->tensor = NULL;
 	pthread_mutex_unlock(&handle->lock);
 	if (pinned)
 		enif_release_resource(pinned);
-	tmesh_tensor_unref(tensor);
-	return enif_make_atom(env, "ok");
+	if (dropped)
+		return enif_make_atom(env, "ok");
+	return enif_schedule_nif(env, "release", ERL_NIF_DIRTY_JOB_IO_BOUND, release_dirty, argc,
+				 argv);
 }
 
 /* ref_encode(ref) -> {ok, json} */

@@ -81,7 +81,7 @@ static ErlNifFunc functions[] = {
 	{"seal", 1, tensor_seal, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"write", 3, tensor_write, ERL_NIF_DIRTY_JOB_CPU_BOUND},
 	{"info", 1, tensor_info, ERL_NIF_DIRTY_JOB_IO_BOUND},
-	{"release", 1, tensor_release, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"release", 1, tensor_release, 0},
 	{"to_binary", 2, tensor_to_binary, 0},
 	{"arrow_stream", 2, arrow_stream, ERL_NIF_DIRTY_JOB_CPU_BOUND},
 	{"ref_encode", 1, ref_encode, 0},
