@@ -33,6 +33,6 @@ runner-check: ## the test runner's own tests
 	@$(PYTHON) tests/test_run.py
 
 readme-check: ## install, the README's examples, uninstall
-	@$(PYTHON) tests/readme.py
+	@$(PYTHON) tests/readme.py $(STANDIN)
 
 .PHONY: check check-full check-report check-deps runner-check readme-check

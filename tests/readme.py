@@ -37,9 +37,9 @@ def files():
     return sorted(str(p.relative_to(PREFIX)) for p in PREFIX.rglob("*") if not p.is_dir())
 
 
-def output(*command):
+def output(*command, **env):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "LC_ALL": "C.UTF-8"})
+                          env={**os.environ, "LC_ALL": "C.UTF-8", **env})
     return (done.stdout.strip(), f"status {done.returncode}: {done.stderr.strip()}")
 
 
@@ -47,7 +47,8 @@ def main():
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)
     make("install")
-    make("python", "beam")
+    standin = sys.argv[1]
+    make("python", "beam", standin)
     installed = files()
     for part in ("bin/tmeshctl", "lib/libtmesh.so", "lib/libtmesh.so.0",
                  "lib/pkgconfig/libtmesh.pc", "include/tmesh/tmesh.h", "include/linux/tmesh.h",
@@ -56,7 +57,7 @@ def main():
               " ".join(installed))
 
     examples = dict(EXAMPLE.findall((ROOT / "README.md").read_text()))
-    check(sorted(examples) == ["read.exs", "read.py", "share.c"], "the README has its examples")
+    check(sorted(examples) == ["read.exs", "read.py", "read_gpu.py", "share.c"], "the README has its examples")
     for name, text in examples.items():
         (WORK / name).write_text(text)
     flags = subprocess.run(["pkg-config", "--cflags", "--libs", "libtmesh"], check=True,
@@ -72,6 +73,10 @@ def main():
         ref = producer.stdout.readline().strip()
         got = output(ROOT / "build/venv/bin/python", WORK / "read.py", ref)
         check(got[0] == "[ 6. 15.]", "read.py reads what share.c put", got)
+        got = output(ROOT / "build/venv/bin/python", WORK / "read_gpu.py", ref,
+                     LD_LIBRARY_PATH=f"{(ROOT / standin).parent}:{ROOT / 'build'}")
+        check(got[0] == "(2, 3) host\n(2, 3) cuda:0",
+              "stand-in for a GPU's driver: read_gpu.py opens what share.c put", got)
         got = output("elixir", "-pa", ROOT / "build/beam/dev/lib/tmesh/ebin", "--app",
                      "tmesh", WORK / "read.exs", ref)
         check(got[0].endswith("4.0"), "read.exs reads what share.c put", got)
