@@ -492,6 +492,37 @@ static PyObject *channel_try_recv(PyObject *object, PyObject *unused)
 		      : object_from_message(state_of_channel(self), &message);
 }
 
+/* For event loops, whose thread must not wait for a message's owner: two halves of try_recv(). */
+static PyObject *channel_poll(PyObject *object, PyObject *unused)
+{
+	struct channel *self = (struct channel *)object;
+	struct tmesh_message message;
+	struct tmesh_error err;
+	int rc;
+
+	if (!may(self, TMESH_CHANNEL_RECV))
+		return NULL;
+	rc = tmesh_channel_try_recv(self->channel, &message, &err);
+	if (rc == -EAGAIN)
+		Py_RETURN_NONE;
+	if (rc == -EINPROGRESS)
+		Py_RETURN_FALSE;
+	return rc < 0 ? raise_rc(self, &err)
+		      : object_from_message(state_of_channel(self), &message);
+}
+
+static PyObject *channel_prepare(PyObject *object, PyObject *unused)
+{
+	struct channel *self = (struct channel *)object;
+	struct tmesh_error err;
+
+	if (!may(self, TMESH_CHANNEL_RECV))
+		return NULL;
+	if (wait_for(self, &(struct wait){0}, &err))
+		return raise_rc(self, &err);
+	Py_RETURN_NONE;
+}
+
 static PyObject *recv_for(struct channel *self, int64_t timeout_ns)
 {
 	struct tmesh_message message;
@@ -672,6 +703,11 @@ static PyMethodDef methods[] = {
 	 "fileno($self, /)\n--\n\n"
 	 "A descriptor for select and asyncio: readable when it is worth to try. Try until\n"
 	 "there is nothing (or no room), which arms it again."},
+	{"_poll", channel_poll, METH_NOARGS,
+	 "_poll($self, /)\n--\n\n"
+	 "try_recv(), but False where _prepare() has to open a region first."},
+	{"_prepare", channel_prepare, METH_NOARGS,
+	 "_prepare($self, /)\n--\n\nOpen the region that the next message needs."},
 	{"_begin_wait", channel_begin_wait, METH_NOARGS,
 	 "_begin_wait($self, /)\n--\n\nA task waits for the descriptor: BusyError for all others."},
 	{"_end_wait", channel_end_wait, METH_NOARGS,

@@ -146,7 +146,7 @@ def test_killed(peer):
 def test_an_owner_that_does_not_answer(python):
     """It does not make the channel look empty, and its message stays."""
     python("""
-import glob, os, signal, tmesh
+import asyncio, glob, os, signal, tmesh
 told, tell = os.pipe()
 sender = os.fork()
 if sender == 0:
@@ -163,9 +163,27 @@ try:
     # Without these links it has to be asked.
     for link in glob.glob(os.environ["TMESH_RUNTIME_DIR"] + "/*.index"):
         os.unlink(link)
+    async def receive():
+        loop, turns = asyncio.get_running_loop(), 0
+        task = loop.create_task(into.recv_async())
+        while not task.done():
+            turns += 1
+            await asyncio.sleep(0.01)
+        assert turns > 2, "the event loop stood still"
+        return task.result()
+    async def cancelled():
+        await asyncio.wait_for(into.recv_async(), 0.01)
     try:
         raise SystemExit(f"it gave {into.try_recv()}")
     except tmesh.PeerTimeoutError:
+        pass
+    try:
+        raise SystemExit(f"it gave {asyncio.run(receive())}")
+    except tmesh.PeerTimeoutError:
+        pass
+    try:
+        raise SystemExit(f"it gave {asyncio.run(cancelled())}")
+    except asyncio.TimeoutError:
         os.kill(sender, signal.SIGCONT)
     assert bytes(into.recv(20)) == b"x"
 finally:

@@ -12,9 +12,14 @@ from .errors import GoneError
 
 async def recv(channel: Channel) -> bytes | Tensor | tuple[Tensor, bytes]:
     """What Channel.recv_async() does."""
-    while (message := channel.try_recv()) is None:
-        await _readable(channel)
-    return message
+    while True:
+        message = channel._poll()
+        if message is None:
+            await _readable(channel)
+        elif message is False:
+            await _opened(channel)
+        else:
+            return message
 
 
 async def iterate(channel: Channel) -> AsyncIterator[bytes | Tensor | tuple[Tensor, bytes]]:
@@ -24,6 +29,17 @@ async def iterate(channel: Channel) -> AsyncIterator[bytes | Tensor | tuple[Tens
             yield await recv(channel)
     except GoneError:
         return
+
+
+async def _opened(channel: Channel) -> None:
+    """By another thread, since a message's owner may take its time. A task that is cancelled waits
+    for that thread: the channel is not free before."""
+    opening = asyncio.get_running_loop().run_in_executor(None, channel._prepare)
+    try:
+        await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        await asyncio.wait([opening])
+        raise
 
 
 def _wake(ready: asyncio.Future[None]) -> None:
