@@ -3,7 +3,7 @@ defmodule Tmesh.WorkerHostileTest do
   use Tmesh.Case
 
   import ExUnit.CaptureLog
-  alias Tmesh.{PythonPool, Worker}
+  alias Tmesh.{PythonPool, Telemetry, Worker}
 
   @hostile Path.expand("support/hostile_worker.py", __DIR__)
 
@@ -47,6 +47,29 @@ defmodule Tmesh.WorkerHostileTest do
       assert {:error, %Error{type: :timeout}} = quietly(fn -> call(unquote(how), timeout: 300) end)
     end
   end
+
+  test "a worker that ends as soon as it is up is started later and later" do
+    test = self()
+    down = fn _event, _values, %{pool: IdlePool}, nil -> send(test, {:down, now()}) end
+    :ok = Telemetry.attach("idle ends", [[:tmesh, :worker, :down]], down, nil)
+    env = [{"HOSTILE", "hello twice"}]
+
+    ends =
+      quietly(fn ->
+        {:ok, pool} =
+          Worker.start_pool(name: IdlePool, python: @hostile, allow: ["x"], size: 1, env: env)
+
+        ends = for _n <- 1..5, do: assert_receive({:down, _ms})
+        :ok = Worker.stop_pool(pool)
+        ends
+      end)
+
+    :ok = Telemetry.detach("idle ends")
+    [{:down, fourth}, {:down, fifth}] = Enum.take(ends, -2)
+    assert fifth - fourth >= 400
+  end
+
+  defp now, do: System.monotonic_time(:millisecond)
 
   for how <- [
         "no JSON",

@@ -57,6 +57,8 @@ defmodule Tmesh.Worker.Process do
       # Of one life of the system's process:
       life: nil,
       began: nil,
+      up: false,
+      asked: false,
       name: nil,
       port: nil,
       socket: nil,
@@ -104,6 +106,7 @@ defmodule Tmesh.Worker.Process do
     state = %{
       state
       | next_id: id + 1,
+        asked: true,
         running: id,
         calls: Map.put(state.calls, id, entry)
     }
@@ -155,7 +158,7 @@ defmodule Tmesh.Worker.Process do
     do: flush(state)
 
   def handle_info({:start_timeout, life}, %{life: life} = state) do
-    if up?(state), do: {:noreply, state}, else: down(state, "it did not start in time")
+    if state.up, do: {:noreply, state}, else: down(state, "it did not start in time")
   end
 
   def handle_info({:grace_over, life, id}, %{life: life, running: id} = state),
@@ -181,7 +184,8 @@ defmodule Tmesh.Worker.Process do
     %{python: python, allow: allow, env: env, start_timeout_ms: timeout} = state.options
     life = make_ref()
     name = "tmesh-worker-" <> Base.encode16(:crypto.strong_rand_bytes(16), case: :lower)
-    state = %{state | life: life, name: name, began: System.monotonic_time()}
+    began = System.monotonic_time()
+    state = %{state | life: life, name: name, began: began, up: false, asked: false}
     args = ["-m", "tmesh.worker", "--until-eof", "--socket", "@" <> name]
     args = args ++ Enum.flat_map(allow, &["--allow", &1])
 
@@ -203,8 +207,6 @@ defmodule Tmesh.Worker.Process do
     end
   end
 
-  defp up?(state), do: state.pause_ms == nil
-
   defp came_up(state, pid) do
     Telemetry.execute(
       [:tmesh, :worker, :up],
@@ -213,17 +215,16 @@ defmodule Tmesh.Worker.Process do
     )
 
     Pool.idle(state.pool, self())
-    {:noreply, %{state | pause_ms: nil}}
+    {:noreply, %{state | up: true}}
   end
 
-  # Everything of this life ends; its callers are told, and the next life begins: at once after one
-  # that was good, later and later while none is.
+  # Everything of this life ends; its callers are told, and the next life begins: soon after one
+  # that was good for something, later and later while none is.
   defp down(state, reason) do
     kill(state)
     lost = for {_id, entry} <- state.calls, entry.state == :running, do: entry.call
     for call <- lost, do: answer(call, {:error, down_error(reason)})
     for {_id, entry} <- state.calls, do: Process.demonitor(entry.monitor, [:flush])
-    good = up?(state)
 
     Telemetry.execute([:tmesh, :worker, :down], %{calls: length(lost)}, %{
       pool: state.options.name,
@@ -231,8 +232,8 @@ defmodule Tmesh.Worker.Process do
     })
 
     Logger.warning("tmesh: a worker of #{inspect(state.options.name)} ended: #{reason}")
-    Pool.down(state.pool, self(), if(good, do: :restarting, else: {:failed, reason}))
-    pause_ms = if good, do: @first_pause_ms, else: state.pause_ms
+    Pool.down(state.pool, self(), if(state.up, do: :restarting, else: {:failed, reason}))
+    pause_ms = if good?(state), do: @first_pause_ms, else: state.pause_ms
     Process.send_after(self(), :start, pause_ms)
 
     {:noreply,
@@ -246,6 +247,12 @@ defmodule Tmesh.Worker.Process do
          running: nil,
          pause_ms: min(pause_ms * 2, @longest_pause_ms)
      }}
+  end
+
+  # A worker that ends in a call may have ended of the call.
+  defp good?(%{up: up, asked: asked, began: began}) do
+    lived = System.convert_time_unit(System.monotonic_time() - began, :native, :millisecond)
+    up and (asked or lived > @longest_pause_ms)
   end
 
   defp kill(%{port: port, socket: socket}) do
@@ -299,7 +306,7 @@ defmodule Tmesh.Worker.Process do
   end
 
   defp handle_message(state, "hello", %{"pid" => pid}) when is_integer(pid) do
-    if up?(state), do: down(state, "it said hello again"), else: came_up(state, pid)
+    if state.up, do: down(state, "it said hello again"), else: came_up(state, pid)
   end
 
   defp handle_message(%{running: id} = state, type, %{"id" => id} = message) when id != nil do
