@@ -24,7 +24,7 @@
 #include "tmesh.h"
 
 #define TMESH_LOOKS 4 /* in the shortest period of a class */
-#define TMESH_EASY_NS (32 * NSEC_PER_USEC) /* for each look, which takes up to a hundredth of it */
+#define TMESH_EASY_NS (40 * NSEC_PER_USEC) /* for each look, which takes up to a hundredth of it */
 #define TMESH_REST_NS NSEC_PER_USEC /* at least, even if periods are passed by */
 #define TMESH_BLOCK_ENTRIES 127
 #define TMESH_PREFETCH 8

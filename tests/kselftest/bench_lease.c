@@ -111,7 +111,7 @@ static void bench_looks(void)
 	struct walks from = walks(), to;
 	double reads[ROUNDS], took;
 
-	/* Some five walks. */
+	/* Some four walks. */
 	usleep(17 * 1000000);
 	to = walks();
 	REQUIRE(to.count > from.count);

@@ -523,7 +523,7 @@ struct tmesh_policy {
  * exports, ends with it, because they share the lease. It cannot be shed: a handle that has one
  * gives no tokens and no pinning handles (EPERM). A lease lapses when nobody has touched it for
  * its period; the kernel looks every quarter of that, so it lapses after 1 to 1.25 periods and
- * some ticks of its timer. Where it has very many to look at (40,000 of 5 s, say), it looks less
+ * some ticks of its timer. Where it has very many to look at (30,000 of 5 s, say), it looks less
  * often, and a lease lapses after 1 to 2 periods.
  *
  * A touch is an increment of @touched of struct tmesh_lease_touch, no system call. The lease file
