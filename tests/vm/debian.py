@@ -67,12 +67,12 @@ def apt(*command, **options):
 
 
 def newest(pattern):
-    """The newest package whose whole name matches pattern; the name carries the version."""
+    """The newest package whose whole name matches pattern; the name carries the version. None: there
+    is none. Names are also known of packages that only others speak of."""
     names = apt("apt-cache", "pkgnames", "linux-").split()
     found = [name for name in names if re.fullmatch(pattern, name)]
-    if not found:
-        sys.exit(f"vm: no package {pattern} in {', '.join(SUITES)}")
-    return max(found, key=lambda name: [int(n) for n in re.findall(r"\d+", name)])
+    found.sort(key=lambda name: [int(n) for n in re.findall(r"\d+", name)], reverse=True)
+    return next((name for name in found if version(name) != "(none)"), None)
 
 
 def closure(packages, pattern):

@@ -29,17 +29,25 @@ FRAGMENT = HERE / "debug-kernel.config"
 
 @dataclass(frozen=True)
 class Stock:
-    """A stock kernel: the newest package that Debian has of one line."""
+    """A stock kernel: the newest package that Debian has of one line. The archive drops headers of
+    lines that it does not go on with before their images."""
     pattern: str
     compiler: str
     in_debian13: bool = False
+    optional: bool = False
 
     def key(self):
         return None
 
+    def headers(self):
+        return debian.newest(rf"linux-headers-{self.pattern}-amd64")
+
     def make(self, path):
-        image = debian.newest(rf"linux-image-{self.pattern}-amd64")
-        release = re.fullmatch(r"linux-image-(.*)", image).group(1)
+        headers = self.headers()
+        if not headers:
+            sys.exit(f"vm: Debian has no headers of a kernel {self.pattern}")
+        release = headers.removeprefix("linux-headers-")
+        image = f"linux-image-{release}"
         debian.fetch(debian.closure([image, f"linux-headers-{release}"],
                                     r"linux-(image|binary|modules|headers|kbuild)-[^:]*(?<!unsigned)"), path)
         (path / "release").write_text(f"{release}\n{debian.version(image)}\n")
@@ -126,7 +134,7 @@ def keep_headers(make, path):
 KERNELS = {
     "6.1": Stock(r"6\.1\.\d+-\d+", "gcc-12"),
     "6.12": Stock(r"6\.12\.\d+\+deb12(\.\d+)?", "gcc-12"),
-    "6.18": Stock(r"6\.18\.\d+\+deb13(\.\d+)?", "gcc-14", in_debian13=True),
+    "6.18": Stock(r"6\.18\.\d+\+deb13(\.\d+)?", "gcc-14", in_debian13=True, optional=True),
     "7.2": Stock(r"7\.2\.\d+\+deb13(\.\d+)?", "gcc-14", in_debian13=True),
     "debug": Debug("linux-source-6.12"),
 }
@@ -202,6 +210,14 @@ def prepare(name):
     return Kernel(name, keep(f"kernels/{name}" + (f"-{key}" if key else ""), recipe.make))
 
 
+def lacking(name):
+    """Why an optional kernel cannot be had, or None."""
+    recipe = KERNELS[name]
+    if not getattr(recipe, "optional", False) or (CACHE / "kernels" / name).exists() or recipe.headers():
+        return None
+    return f"Debian has no headers of {name} any more"
+
+
 def main():
     parser = argparse.ArgumentParser(description="Prepare the kernels that the module is tested in.")
     parser.add_argument("--update", action="store_true", help="take newer ones than the cache has")
@@ -214,6 +230,9 @@ def main():
         if args.update:
             for old in (CACHE / "kernels").glob(f"{name}*"):
                 shutil.rmtree(old)
+        if why := lacking(name):
+            say(why)
+            continue
         kernel = prepare(name)
         print(f"{name}\t{kernel.release}\t{kernel.version}\t{kernel.path}")
 

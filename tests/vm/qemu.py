@@ -13,9 +13,12 @@ MACHINE = """
 """.split()
 
 # Memory is not zeroed behind our back, so that a missing __GFP_ZERO shows. On a busy host the
-# emulated timer is so late that the kernel takes it for broken, and panics: it is not to check.
+# emulated timer is so late that the kernel takes it for broken, and panics: it is not to check. Nor
+# is it to doubt the TSC: leaving that clock patches code that the other CPU runs, which the emulator
+# does not always survive.
 COMMAND_LINE = ("console=ttyS0 loglevel=8 panic=-1 oops=panic kasan_multi_shot rdinit=/init "
-                "intel_iommu=on random.trust_cpu=on init_on_alloc=0 no_timer_check")
+                "intel_iommu=on random.trust_cpu=on init_on_alloc=0 no_timer_check "
+                "tsc=reliable")
 
 
 def boot(kernel, initramfs, *, logs, arguments, disks=(), timeout):

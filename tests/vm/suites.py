@@ -85,6 +85,9 @@ def run(pairs):
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     tap = Tap()
     for name, suite in pairs:
+        if lacking := kernels.lacking(boot.kernel_of(name)):
+            tap.point(True, f"{name}: {suite}", lacking)
+            continue
         with locked(boot.logs(name, suite)):
             SUITES[suite](tap, name)
     return tap.end()
