@@ -417,6 +417,7 @@ TEST(successor, "who waited when a producer died is told so, though another one 
 		} else {
 			close(second);
 			t_wait(pid);
+			close(reader);
 			continue;
 		}
 		CHECK_EQ(polled(reader, 0), POLLERR);
