@@ -45,13 +45,6 @@ static bool numbers_from(const unsigned char *p, size_t bytes, size_t first)
 	return true;
 }
 
-static int sync_cpu(int dmabuf, __u64 flags)
-{
-	struct dma_buf_sync s = {.flags = flags};
-
-	return ioctl(dmabuf, DMA_BUF_IOCTL_SYNC, &s);
-}
-
 TEST(whole, "an export shows the whole region, by size and by bytes")
 {
 	int h = region(0), fd = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
@@ -181,15 +174,15 @@ TEST(cpu_sync, "DMA_BUF_IOCTL_SYNC brackets access by the CPU")
 {
 	int h = region(0), fd = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
 
-	CHECK_OK(sync_cpu(fd, DMA_BUF_SYNC_START | DMA_BUF_SYNC_RW));
-	CHECK_OK(sync_cpu(fd, DMA_BUF_SYNC_END | DMA_BUF_SYNC_RW));
-	CHECK_OK(sync_cpu(fd, DMA_BUF_SYNC_START | DMA_BUF_SYNC_READ));
-	CHECK_OK(sync_cpu(fd, DMA_BUF_SYNC_END | DMA_BUF_SYNC_READ));
-	CHECK_ERR(sync_cpu(fd, DMA_BUF_SYNC_START), EINVAL);
-	CHECK_ERR(sync_cpu(fd, 1ull << 40), EINVAL);
+	CHECK_OK(t_sync_cpu(fd, DMA_BUF_SYNC_START | DMA_BUF_SYNC_RW));
+	CHECK_OK(t_sync_cpu(fd, DMA_BUF_SYNC_END | DMA_BUF_SYNC_RW));
+	CHECK_OK(t_sync_cpu(fd, DMA_BUF_SYNC_START | DMA_BUF_SYNC_READ));
+	CHECK_OK(t_sync_cpu(fd, DMA_BUF_SYNC_END | DMA_BUF_SYNC_READ));
+	CHECK_ERR(t_sync_cpu(fd, DMA_BUF_SYNC_START), EINVAL);
+	CHECK_ERR(t_sync_cpu(fd, 1ull << 40), EINVAL);
 	fd = REQUIRE_OK(t_export(h, 0, 0, 0));
-	CHECK_OK(sync_cpu(fd, DMA_BUF_SYNC_START | DMA_BUF_SYNC_READ));
-	CHECK_OK(sync_cpu(fd, DMA_BUF_SYNC_END | DMA_BUF_SYNC_READ));
+	CHECK_OK(t_sync_cpu(fd, DMA_BUF_SYNC_START | DMA_BUF_SYNC_READ));
+	CHECK_OK(t_sync_cpu(fd, DMA_BUF_SYNC_END | DMA_BUF_SYNC_READ));
 }
 
 TEST(sync_file, "an export gives and takes sync files, and is ready to poll")
@@ -393,8 +386,8 @@ TEST(revoked, "after a revocation the export's mappings and calls are stale")
 	CHECK_OK(t_revoke(h));
 	CHECK_EQ(t_read(q), SIGBUS);
 	CHECK_ERR(t_map(fd, BYTES, PROT_READ), ESTALE);
-	sync_cpu(fd, DMA_BUF_SYNC_START | DMA_BUF_SYNC_RW);
-	sync_cpu(fd, DMA_BUF_SYNC_END | DMA_BUF_SYNC_RW);
+	t_sync_cpu(fd, DMA_BUF_SYNC_START | DMA_BUF_SYNC_RW);
+	t_sync_cpu(fd, DMA_BUF_SYNC_END | DMA_BUF_SYNC_RW);
 }
 
 int main(void)

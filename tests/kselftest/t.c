@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 #include <dirent.h>
+#include <linux/dma-buf.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -579,6 +580,13 @@ int t_export(int handle, __u64 offset, __u64 bytes, __u32 flags)
 	};
 
 	return ioctl(handle, TMESH_EXPORT, &e) ? -1 : e.fd;
+}
+
+int t_sync_cpu(int dmabuf, __u64 flags)
+{
+	struct dma_buf_sync s = {.flags = flags};
+
+	return ioctl(dmabuf, DMA_BUF_IOCTL_SYNC, &s);
 }
 
 struct tmesh_extent t_extent(int handle, __u64 first, __u64 pages)

@@ -140,6 +140,7 @@ int t_open(int dev, const __u8 token[TMESH_TOKEN_BYTES], __u32 rights, __u32 fla
 int t_seal(int handle);
 int t_revoke(int handle);
 int t_export(int handle, __u64 offset, __u64 bytes, __u32 flags);
+int t_sync_cpu(int dmabuf, __u64 flags);
 /* Whole pages of a region, and a view of such parts. */
 struct tmesh_extent t_extent(int handle, __u64 first, __u64 pages);
 int t_gather(int dev, const struct tmesh_extent *extents, __u32 count, __u32 rights);
