@@ -129,13 +129,13 @@ static void try_exporter(int original)
 	gem = REQUIRE_OK(vgem_import(vgem, whole));
 	CHECK_EQ(t_info(h).attachments, 1);
 	CHECK_EQ(t_info(h).exports, 2);
+	/* Bounced, it would bring back later what is there now, and not every exporter can sync. */
+	CHECK_OK(vgem_close(vgem, gem));
 
 	p = t_map(original, bytes, RW);
 	q = t_map(h, bytes, RW);
 	r = t_map(whole, bytes, RW);
 	REQUIRE(p != MAP_FAILED && q != MAP_FAILED && r != MAP_FAILED);
-	/* A bounce buffer would bring back what was there when the device mapped it. */
-	CHECK_OK(t_sync_cpu(whole, DMA_BUF_SYNC_START | DMA_BUF_SYNC_RW));
 	p[last_page] = 1;
 	CHECK_EQ(q[last_page], 1);
 	CHECK_EQ(r[last_page], 1);
@@ -143,7 +143,6 @@ static void try_exporter(int original)
 	CHECK_EQ(p[PAGE], 2);
 	r[0] = 3;
 	CHECK_EQ(p[0], 3);
-	CHECK_OK(t_sync_cpu(whole, DMA_BUF_SYNC_END | DMA_BUF_SYNC_RW));
 	/* Not every exporter heeds offsets. */
 	CHECK_ERR(mmap(NULL, PAGE, RW, MAP_SHARED, h, PAGE), EOPNOTSUPP);
 	CHECK_ERR(t_map(slice, PAGE, RW), EOPNOTSUPP);
@@ -153,7 +152,6 @@ static void try_exporter(int original)
 	CHECK_EQ(t_info(h).state, 0);
 
 	/* All of ours is gone before the original's last descriptor, and the other way round. */
-	CHECK_OK(vgem_close(vgem, gem));
 	close(original);
 	munmap(p, bytes);
 	close(whole);
