@@ -132,10 +132,10 @@ static void tmesh_walk_block(struct tmesh_class *class, struct tmesh_block *bloc
 
 static void tmesh_class_arm(struct tmesh_class *class)
 {
-	u64 ns = clamp_t(u64, class->leases * TMESH_EASY_NS, class->from_ns / TMESH_LOOKS,
-			 class->from_ns);
+	u64 leases = class->leases, ns;
 
-	ns = max_t(u64, ns, class->leases * TMESH_REST_NS);
+	ns = clamp_t(u64, leases * TMESH_EASY_NS, class->from_ns / TMESH_LOOKS, class->from_ns);
+	ns = max_t(u64, ns, leases * TMESH_REST_NS);
 	queue_delayed_work(tmesh_wq, &class->walk, nsecs_to_jiffies(ns) + 1);
 }
 

@@ -231,8 +231,8 @@ int tmesh_cuda_share_ipc(struct tmesh_cuda *cuda, uint64_t pointer,
 /*
  * Open a ref: memory and layout, whose offset counts from the memory's start. What @stream does
  * from now on waits for what the producer's did before it shared. Opening again what is open gives
- * the same memory. A ref to host memory is registered, as tmesh_cuda_register() does it. Also -ENOENT
- * as tmesh_region_open(); -EPROTO.
+ * the same memory. A ref to host memory is registered, as tmesh_cuda_register() does it. Also
+ * -ENOENT as tmesh_region_open(); -EPROTO.
  */
 int tmesh_cuda_open_ref(struct tmesh_cuda *cuda, const char *text, size_t bytes,
 			const struct tmesh_cuda_import_opts *opts, struct CUstream_st *stream,

@@ -13,7 +13,6 @@ source package. Each is kept in the cache as a directory:
 import argparse
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 import sys

@@ -474,6 +474,15 @@ static PyObject *channel_flush(PyObject *object, PyObject *const *args, Py_ssize
 
 /* Receiving */
 
+/* What came of trying: a message, None, or an exception. */
+static PyObject *tried(struct channel *self, int rc, struct tmesh_message *message,
+		       const struct tmesh_error *err)
+{
+	if (rc == -EAGAIN)
+		Py_RETURN_NONE;
+	return rc < 0 ? raise_rc(self, err) : object_from_message(state_of_channel(self), message);
+}
+
 static PyObject *channel_try_recv(PyObject *object, PyObject *unused)
 {
 	struct channel *self = (struct channel *)object;
@@ -486,10 +495,7 @@ static PyObject *channel_try_recv(PyObject *object, PyObject *unused)
 	do
 		rc = tmesh_channel_try_recv(self->channel, &message, &err);
 	while (rc == -EINPROGRESS && !(rc = wait_for(self, &(struct wait){0}, &err)));
-	if (rc == -EAGAIN)
-		Py_RETURN_NONE;
-	return rc < 0 ? raise_rc(self, &err)
-		      : object_from_message(state_of_channel(self), &message);
+	return tried(self, rc, &message, &err);
 }
 
 /* For event loops, whose thread must not wait for a message's owner: two halves of try_recv(). */
@@ -503,12 +509,9 @@ static PyObject *channel_poll(PyObject *object, PyObject *unused)
 	if (!may(self, TMESH_CHANNEL_RECV))
 		return NULL;
 	rc = tmesh_channel_try_recv(self->channel, &message, &err);
-	if (rc == -EAGAIN)
-		Py_RETURN_NONE;
 	if (rc == -EINPROGRESS)
 		Py_RETURN_FALSE;
-	return rc < 0 ? raise_rc(self, &err)
-		      : object_from_message(state_of_channel(self), &message);
+	return tried(self, rc, &message, &err);
 }
 
 static PyObject *channel_prepare(PyObject *object, PyObject *unused)
