@@ -10,7 +10,9 @@ LIB_ASAN   := $(B)/libtmesh-asan.a
 LIB_TSAN   := $(B)/libtmesh-tsan.a
 
 LIB_SRC := $(wildcard lib/*.c)
-LIB_CFLAGS = -std=gnu11 -fPIC -fvisibility=hidden -pthread $(shell pkg-config --cflags jansson)
+# The library's calls of its own functions are its own: no way round by a table.
+LIB_CFLAGS = -std=gnu11 -fPIC -fvisibility=hidden -fno-semantic-interposition -pthread \
+	     $(shell pkg-config --cflags jansson)
 LIB_LIBS   = $(shell pkg-config --libs jansson) -pthread
 LIB_CPPFLAGS := $(CPPFLAGS) -DTMESH_VERSION='"$(VERSION)"'
 
@@ -33,7 +35,7 @@ $(eval $(call lib_objects,tsan,$(TSAN_FLAGS)))
 
 $(LIB_SO): $(LIB_OBJ_plain) lib/libtmesh.map
 	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(LIB_SONAME) -Wl,-z,defs \
-		-Wl,--version-script=lib/libtmesh.map -o $@ $(LIB_OBJ_plain) $(LIB_LIBS)
+		-Wl,-Bsymbolic-functions -Wl,--version-script=lib/libtmesh.map -o $@ $(LIB_OBJ_plain) $(LIB_LIBS)
 
 $(B)/libtmesh.so: $(LIB_SO)
 	ln -sf $(notdir $(LIB_SO)) $(B)/$(LIB_SONAME)

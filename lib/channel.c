@@ -65,7 +65,7 @@ static void measure(struct channel_shape *shape)
 
 static int check_shape(struct channel_shape *shape, struct tmesh_error *err)
 {
-	int rc = check_number(&shape->slots, 256, CHANNEL_SLOTS_MAX, "slots", err);
+	int rc = check_number(&shape->slots, 64, CHANNEL_SLOTS_MAX, "slots", err);
 
 	if (!rc && (shape->slots & (shape->slots - 1)))
 		rc = tmesh_fail(err, -EINVAL, "slots is %u, no power of two", shape->slots);

@@ -10,6 +10,7 @@
 #ifndef TMESH_CHANNEL_INTERNAL_H
 #define TMESH_CHANNEL_INTERNAL_H
 
+#include "tensor.h"
 #include "wire.h"
 
 #define CHANNEL_MAGIC 0x43304d54u /* "TM0C" */
@@ -114,8 +115,16 @@ struct channel_sent_region {
 	uint64_t until;
 };
 struct channel_sent_layout {
-	struct tmesh_layout layout; /* ndim -1: none */
+	struct tmesh_layout layout;
 	uint64_t until;
+	uint32_t version; /* 0: none */
+};
+/* ... and what was said of a tensor, to be said again while both entries are as they were. */
+struct channel_sent_tensor {
+	uint64_t serial; /* of the tensor; 0: none */
+	uint64_t payload[CHANNEL_W_BESIDE];
+	uint32_t region; /* entries */
+	uint32_t layout;
 	uint32_t version;
 };
 
@@ -133,12 +142,13 @@ struct channel_known_layout {
 	int64_t low;
 	int64_t high;
 };
-#define CHANNEL_TENSORS 64
 struct channel_known_tensor {
 	struct tmesh_tensor *tensor; /* a reference, or NULL */
-	const struct channel_known_layout *layout;
-	uint32_t version;
+	uint32_t lane;
+	uint64_t payload[CHANNEL_W_BESIDE]; /* that spoke of it, and was found good */
 };
+/* Either side remembers as many tensors. */
+#define CHANNEL_TENSORS 64
 
 /* Of a channel made here: who has joined. */
 struct channel_member {
@@ -201,6 +211,7 @@ struct tmesh_channel {
 	uint64_t seen; /* the head, when last looked at */
 	struct channel_sent_region *sent_regions;
 	struct channel_sent_layout *sent_layouts;
+	struct channel_sent_tensor *sent_tensors;
 	uint32_t last_region;
 	uint32_t last_layout;
 
@@ -288,19 +299,66 @@ static inline void channel_copy_in(atomic_uint_fast64_t *to, const uint64_t *fro
 
 int tmesh_channel_tables_new(struct tmesh_channel *channel, struct tmesh_error *err);
 void tmesh_channel_tables_free(struct tmesh_channel *channel);
-/*
- * Sender: fill the payload of a message about @tensor at the lane's @position. -EAGAIN: no entry
- * of a table is free.
- */
-int tmesh_channel_describe(struct tmesh_channel *channel, struct tmesh_tensor *tensor,
-			   uint64_t position, uint64_t payload[CHANNEL_WORDS],
-			   struct tmesh_error *err);
+/* Sender: work out what to say of @tensor, with entries of the tables for what it needs. -EAGAIN:
+ * no entry is free. */
+int tmesh_channel_name(struct tmesh_channel *channel, const struct tmesh_tensor *tensor,
+		       struct channel_sent_tensor *sent, struct tmesh_error *err);
 /* Sender: drop what was received, and what nobody else here holds. */
 void tmesh_channel_let_go(struct tmesh_channel *channel);
-/* Receiver: the tensor that a payload, our copy of it, speaks of; a reference in @out. */
-int tmesh_channel_resolve(struct tmesh_channel *channel, uint32_t lane,
-			  const uint64_t payload[CHANNEL_WORDS], struct tmesh_tensor **out,
-			  struct tmesh_error *err);
+/* Receiver: check a payload, our copy of it, and make @known the tensor that it speaks of. */
+int tmesh_channel_learn(struct tmesh_channel *channel, uint32_t lane,
+			const uint64_t payload[CHANNEL_W_BESIDE],
+			struct channel_known_tensor *known, struct tmesh_error *err);
+
+/* What goes on here for each message. Sender: put the words of a message about @tensor into the
+ * slot of the lane's @position. */
+static inline int channel_describe(struct tmesh_channel *channel, const struct tmesh_tensor *tensor,
+				   uint64_t position, atomic_uint_fast64_t *to,
+				   struct tmesh_error *err)
+{
+	struct channel_sent_tensor *sent = &channel->sent_tensors[tensor->serial % CHANNEL_TENSORS];
+	struct channel_sent_region *region = &channel->sent_regions[sent->region];
+	struct channel_sent_layout *form = &channel->sent_layouts[sent->layout];
+
+	if (sent->serial != tensor->serial || region->region != tensor->region ||
+	    form->version != sent->version) {
+		int rc = tmesh_channel_name(channel, tensor, sent, err);
+
+		if (rc)
+			return rc;
+		region = &channel->sent_regions[sent->region];
+		form = &channel->sent_layouts[sent->layout];
+	}
+	region->until = position + 1;
+	form->until = position + 1;
+	channel_copy_in(to, sent->payload, CHANNEL_W_BESIDE);
+	return 0;
+}
+
+/* Receiver: the tensor that a payload, our copy of it, speaks of; a reference in @out. What was
+ * found good once stays so: a region that is closed takes its tensors along, and a layout that
+ * takes another one's place has another version. */
+static inline int channel_resolve(struct tmesh_channel *channel, uint32_t lane,
+				  const uint64_t payload[CHANNEL_W_BESIDE],
+				  struct tmesh_tensor **out, struct tmesh_error *err)
+{
+	/* Ids are random, offsets mostly multiples of 256. */
+	uint64_t mixed = payload[CHANNEL_W_REGION] + (payload[CHANNEL_W_OFFSET] >> 8) +
+			 payload[CHANNEL_W_NAMES] + (payload[CHANNEL_W_NAMES] >> 16) + lane;
+	struct channel_known_tensor *known = &channel->known_tensors[mixed % CHANNEL_TENSORS];
+	const uint64_t *good = known->payload;
+
+	/* Word by word: wide loads would have to wait for the narrow stores of our copy. */
+	if (payload[0] != good[0] || payload[1] != good[1] || payload[2] != good[2] ||
+	    payload[3] != good[3] || known->lane != lane || !known->tensor) {
+		int rc = tmesh_channel_learn(channel, lane, payload, known, err);
+
+		if (rc)
+			return rc;
+	}
+	*out = tmesh_tensor_ref_own(known->tensor);
+	return 0;
+}
 
 /* channel_wait.c */
 
@@ -320,6 +378,10 @@ static inline void channel_tell(struct tmesh_channel *channel, atomic_uint *word
 
 int tmesh_channel_put(struct tmesh_channel *channel, const struct tmesh_message *messages,
 		      uint32_t count, struct tmesh_error *err);
+int tmesh_channel_put_one(struct tmesh_channel *channel, const struct tmesh_message *message,
+			  struct tmesh_error *err);
+int tmesh_channel_take_one(struct tmesh_channel *channel, struct tmesh_message *message,
+			   struct tmesh_error *err);
 int tmesh_channel_take(struct tmesh_channel *channel, struct tmesh_message *messages, uint32_t room,
 		       struct tmesh_error *err);
 /* Open what the message at each lane's head needs. */

@@ -16,6 +16,10 @@
 /* As many messages are taken at once. */
 #define BATCH 64
 
+/* What is built twice: for one message, which is most of what goes through a channel, and for many.
+ */
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
 static int corrupt(const char *what, struct tmesh_error *err)
 {
 	return tmesh_fail(err, -EPROTO,
@@ -59,32 +63,32 @@ static inline void own_line(struct channel_slot *slot)
 }
 
 /* Fill the slot at @position but for its word, which is left to the caller to write. */
-static int fill(struct tmesh_channel *channel, const struct tmesh_message *message,
-		uint64_t position, uint64_t *word, struct tmesh_error *err)
+static ALWAYS_INLINE int fill(struct tmesh_channel *channel, const struct tmesh_message *message,
+			      uint64_t position, uint64_t *word, struct tmesh_error *err)
 {
-	uint64_t payload[CHANNEL_WORDS];
 	struct channel_slot *slot = channel_slot(channel, channel->lane, position);
+	atomic_uint_fast64_t *to = slot->payload;
 	uint32_t most = message->tensor ? TMESH_MESSAGE_TENSOR_BYTES : TMESH_MESSAGE_BYTES;
-	uint32_t first = 0, kind = message->bytes, words;
+	uint32_t kind = message->bytes;
 
 	if (message->bytes > most || message->reserved)
 		return tmesh_fail(err, -EINVAL,
 				  "a message has at most %u bytes, not %u, and reserved is 0", most,
 				  message->bytes);
 	if (message->tensor) {
-		int rc = tmesh_channel_describe(channel, message->tensor, position, payload, err);
+		int rc = channel_describe(channel, message->tensor, position, to, err);
 
 		if (rc)
 			return rc;
-		first = CHANNEL_W_BESIDE;
+		to += CHANNEL_W_BESIDE;
 		kind |= CHANNEL_KIND_TENSOR;
 	}
-	words = first + (message->bytes + 7) / 8;
-	if (words > first) {
-		payload[words - 1] = 0;
-		memcpy(&payload[first], message->data, message->bytes);
+	if (message->bytes) {
+		uint64_t bytes[CHANNEL_WORDS] = {0};
+
+		memcpy(bytes, message->data, message->bytes);
+		channel_copy_in(to, bytes, (message->bytes + 7) / 8);
 	}
-	channel_copy_in(slot->payload, payload, words);
 	*word = channel_word(position, kind);
 	return 0;
 }
@@ -95,8 +99,8 @@ static void publish(struct tmesh_channel *channel, uint64_t position, uint64_t w
 			      memory_order_release);
 }
 
-int tmesh_channel_put(struct tmesh_channel *channel, const struct tmesh_message *messages,
-		      uint32_t count, struct tmesh_error *err)
+static ALWAYS_INLINE int put(struct tmesh_channel *channel, const struct tmesh_message *messages,
+			     uint32_t count, struct tmesh_error *err)
 {
 	uint64_t tail = channel->tail, first, word;
 	uint32_t space = 0, done;
@@ -111,6 +115,8 @@ int tmesh_channel_put(struct tmesh_channel *channel, const struct tmesh_message 
 		return -EAGAIN;
 	if (count > space)
 		count = space;
+	if (count == 1)
+		own_line(channel_slot(channel, channel->lane, tail));
 	for (uint32_t i = 1; i < count; i++)
 		own_line(channel_slot(channel, channel->lane, tail + i));
 	rc = fill(channel, &messages[0], tail, &first, err);
@@ -128,6 +134,18 @@ int tmesh_channel_put(struct tmesh_channel *channel, const struct tmesh_message 
 	atomic_thread_fence(memory_order_seq_cst);
 	channel_tell(channel, &channel->head->data, CHANNEL_BELL_DATA);
 	return (int)done;
+}
+
+int tmesh_channel_put(struct tmesh_channel *channel, const struct tmesh_message *messages,
+		      uint32_t count, struct tmesh_error *err)
+{
+	return put(channel, messages, count, err);
+}
+
+int tmesh_channel_put_one(struct tmesh_channel *channel, const struct tmesh_message *message,
+			  struct tmesh_error *err)
+{
+	return put(channel, message, 1, err);
 }
 
 /* How many messages are published from @position on. All their lines come at the same time. */
@@ -167,31 +185,40 @@ static int check_unpublished(struct tmesh_channel *channel, struct channel_lane 
 	return corrupt("slot", err);
 }
 
-/* A message of our copy. On failure it is one that nobody can have. */
-static inline int deliver(struct tmesh_channel *channel, uint32_t number, uint64_t position,
-			  struct tmesh_message *message, struct tmesh_error *err)
+/* Word by word: loads that are wider than the stores before them have to wait. */
+static inline void copy_bytes(struct tmesh_message *message, const atomic_uint_fast64_t *from,
+			      uint32_t bytes)
 {
-	struct channel_slot *slot = channel_slot(channel, channel_lane(channel, number), position);
+	for (uint32_t i = 0; i < bytes / 8; i++) {
+		uint64_t word = atomic_load_explicit(&from[i], memory_order_relaxed);
+
+		memcpy(&message->data[8 * i], &word, 8);
+	}
+}
+
+/* A message of our copy. On failure it is one that nobody can have. */
+static ALWAYS_INLINE int deliver(struct tmesh_channel *channel, uint32_t number,
+				 const struct channel_slot *slot, struct tmesh_message *message,
+				 struct tmesh_error *err)
+{
 	uint64_t word = atomic_load_explicit(&slot->word, memory_order_acquire);
 	uint32_t kind = word & ((1u << CHANNEL_KIND_BITS) - 1);
-	uint64_t payload[CHANNEL_WORDS], *data = payload;
-
-	channel_copy_out(payload, slot->payload, CHANNEL_WORDS);
+	uint64_t payload[CHANNEL_W_BESIDE];
 
 	message->tensor = NULL;
 	message->reserved = 0;
 	message->bytes = kind;
 	if (kind >= CHANNEL_KIND_TENSOR) {
 		message->bytes -= CHANNEL_KIND_TENSOR;
-		data += CHANNEL_W_BESIDE;
 		if (message->bytes > TMESH_MESSAGE_TENSOR_BYTES)
 			return corrupt("kind", err);
-		memcpy(message->data, data, TMESH_MESSAGE_TENSOR_BYTES);
-		return tmesh_channel_resolve(channel, number, payload, &message->tensor, err);
+		copy_bytes(message, slot->payload + CHANNEL_W_BESIDE, TMESH_MESSAGE_TENSOR_BYTES);
+		channel_copy_out(payload, slot->payload, CHANNEL_W_BESIDE);
+		return channel_resolve(channel, number, payload, &message->tensor, err);
 	}
 	if (message->bytes > TMESH_MESSAGE_BYTES)
 		return corrupt("kind", err);
-	memcpy(message->data, data, TMESH_MESSAGE_BYTES);
+	copy_bytes(message, slot->payload, TMESH_MESSAGE_BYTES);
 	return 0;
 }
 
@@ -205,8 +232,9 @@ static void undo(struct tmesh_message *messages, uint32_t count)
  * Regions are opened before the head moves: until then the producer holds them. What was read
  * counts only if the head was still where we found it, and that goes for errors as well.
  */
-static int take_from(struct tmesh_channel *channel, uint32_t number, struct tmesh_message *messages,
-		     uint32_t most, struct tmesh_error *err)
+static ALWAYS_INLINE int take_from(struct tmesh_channel *channel, uint32_t number,
+				   struct tmesh_message *messages, uint32_t most,
+				   struct tmesh_error *err)
 {
 	struct channel_lane *lane = channel_lane(channel, number);
 	uint64_t head = atomic_load_explicit(&lane->head, memory_order_acquire);
@@ -216,7 +244,8 @@ static int take_from(struct tmesh_channel *channel, uint32_t number, struct tmes
 		int rc = 0;
 
 		while (count < there) {
-			rc = deliver(channel, number, head + count, &messages[count], err);
+			rc = deliver(channel, number, channel_slot(channel, lane, head + count),
+				     &messages[count], err);
 			if (rc)
 				break;
 			count++;
@@ -235,13 +264,11 @@ static int take_from(struct tmesh_channel *channel, uint32_t number, struct tmes
 	return -EAGAIN;
 }
 
-int tmesh_channel_take(struct tmesh_channel *channel, struct tmesh_message *messages, uint32_t most,
-		       struct tmesh_error *err)
+static ALWAYS_INLINE int take(struct tmesh_channel *channel, struct tmesh_message *messages,
+			      uint32_t most, struct tmesh_error *err)
 {
 	uint32_t lanes = channel->shape.lanes, first = channel->next_lane;
 
-	if (most > BATCH)
-		most = BATCH;
 	for (uint32_t i = 0; i < lanes; i++) {
 		uint32_t number = first + i < lanes ? first + i : first + i - lanes;
 		int rc = take_from(channel, number, messages, most, err);
@@ -252,6 +279,18 @@ int tmesh_channel_take(struct tmesh_channel *channel, struct tmesh_message *mess
 		}
 	}
 	return -EAGAIN;
+}
+
+int tmesh_channel_take(struct tmesh_channel *channel, struct tmesh_message *messages, uint32_t most,
+		       struct tmesh_error *err)
+{
+	return take(channel, messages, most < BATCH ? most : BATCH, err);
+}
+
+int tmesh_channel_take_one(struct tmesh_channel *channel, struct tmesh_message *message,
+			   struct tmesh_error *err)
+{
+	return take(channel, message, 1, err);
 }
 
 /* Whether it was still there does not matter: what is open now stays so for the next one. */
@@ -265,7 +304,7 @@ int tmesh_channel_look_ahead(struct tmesh_channel *channel, struct tmesh_error *
 
 		if (!published(channel, lane, head, 1))
 			continue;
-		rc = deliver(channel, i, head, &message, err);
+		rc = deliver(channel, i, channel_slot(channel, lane, head), &message, err);
 		if (!rc)
 			tmesh_tensor_unref(message.tensor);
 		else if (channel_passes(rc))

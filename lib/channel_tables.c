@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include "layout.h"
-#include "tensor.h"
 
 int tmesh_channel_tables_new(struct tmesh_channel *channel, struct tmesh_error *err)
 {
@@ -21,7 +20,8 @@ int tmesh_channel_tables_new(struct tmesh_channel *channel, struct tmesh_error *
 	if (channel->role == TMESH_CHANNEL_SEND) {
 		channel->sent_regions = calloc(shape->regions, sizeof(*channel->sent_regions));
 		channel->sent_layouts = calloc(shape->layouts, sizeof(*channel->sent_layouts));
-		good = channel->sent_regions && channel->sent_layouts;
+		channel->sent_tensors = calloc(CHANNEL_TENSORS, sizeof(*channel->sent_tensors));
+		good = channel->sent_regions && channel->sent_layouts && channel->sent_tensors;
 	} else {
 		channel->known_regions = calloc((size_t)shape->lanes * shape->regions,
 						sizeof(*channel->known_regions));
@@ -46,6 +46,7 @@ void tmesh_channel_tables_free(struct tmesh_channel *channel)
 	free(channel->known_tensors);
 	free(channel->known_layouts);
 	free(channel->known_regions);
+	free(channel->sent_tensors);
 	free(channel->sent_layouts);
 	free(channel->sent_regions);
 }
@@ -168,34 +169,33 @@ static int name_layout(struct tmesh_channel *channel, const struct tmesh_layout 
 	return 0;
 }
 
-int tmesh_channel_describe(struct tmesh_channel *channel, struct tmesh_tensor *tensor,
-			   uint64_t position, uint64_t payload[CHANNEL_WORDS],
-			   struct tmesh_error *err)
+int tmesh_channel_name(struct tmesh_channel *channel, const struct tmesh_tensor *tensor,
+		       struct channel_sent_tensor *sent, struct tmesh_error *err)
 {
-	const struct tmesh_layout *layout = tmesh_tensor_layout(tensor);
-	struct tmesh_region *region = tmesh_tensor_region(tensor);
-	struct channel_sent_layout *form;
+	const struct channel_sent_layout *form;
 	int rc;
 
-	if (channel->sent_regions[channel->last_region].region != region) {
-		rc = name_region(channel, region, err);
+	if (channel->sent_regions[channel->last_region].region != tensor->region) {
+		rc = name_region(channel, tensor->region, err);
 		if (rc)
 			return rc;
 	}
 	form = &channel->sent_layouts[channel->last_layout];
-	if (!form->version || !same_layout(&form->layout, layout)) {
-		rc = name_layout(channel, layout);
+	if (!form->version || !same_layout(&form->layout, &tensor->layout)) {
+		rc = name_layout(channel, &tensor->layout);
 		if (rc)
 			return rc;
 		form = &channel->sent_layouts[channel->last_layout];
 	}
-	channel->sent_regions[channel->last_region].until = position + 1;
-	form->until = position + 1;
-	payload[CHANNEL_W_REGION] = tmesh_region_id(region);
-	payload[CHANNEL_W_OFFSET] = layout->offset;
-	payload[CHANNEL_W_BYTES] = tmesh_tensor_bytes(tensor);
-	payload[CHANNEL_W_NAMES] =
-		channel->last_region | channel->last_layout << 16 | (uint64_t)form->version << 32;
+	sent->serial = tensor->serial;
+	sent->region = channel->last_region;
+	sent->layout = channel->last_layout;
+	sent->version = form->version;
+	sent->payload[CHANNEL_W_REGION] = tmesh_region_id(tensor->region);
+	sent->payload[CHANNEL_W_OFFSET] = tensor->layout.offset;
+	sent->payload[CHANNEL_W_BYTES] = tensor->bytes;
+	sent->payload[CHANNEL_W_NAMES] =
+		sent->region | sent->layout << 16 | (uint64_t)sent->version << 32;
 	return 0;
 }
 
@@ -349,38 +349,31 @@ static int check_place(const struct channel_known_layout *form, uint64_t offset,
 	return 0;
 }
 
-static int find_tensor(struct tmesh_channel *channel, struct tmesh_region *region,
-		       const struct channel_known_layout *form, uint64_t offset,
-		       struct tmesh_tensor **out, struct tmesh_error *err)
+/* Make @known the tensor of a payload that was found good. */
+static int make_tensor(struct channel_known_tensor *known, struct tmesh_region *region,
+		       const struct channel_known_layout *form, uint32_t lane,
+		       const uint64_t payload[CHANNEL_W_BESIDE], struct tmesh_error *err)
 {
-	uint64_t mixed = (offset ^ offset >> 8 ^ (uintptr_t)region >> 4) * 0x9e3779b97f4a7c15u;
-	struct channel_known_tensor *known = &channel->known_tensors[mixed >> 58];
-	struct tmesh_tensor *tensor = known->tensor;
-	struct tmesh_layout layout;
-	int rc;
+	struct tmesh_layout layout = form->layout;
+	struct tmesh_tensor *tensor;
 
-	if (!tensor || tmesh_tensor_region(tensor) != region ||
-	    tmesh_tensor_layout(tensor)->offset != offset || known->layout != form ||
-	    known->version != form->version) {
-		layout = form->layout;
-		layout.offset = offset;
-		if (!tensor || !tmesh_tensor_reuse(tensor, region, &layout, form->bytes)) {
-			rc = tmesh_tensor_wrap(region, &layout, &tensor, err);
-			if (rc)
-				return rc;
-			tmesh_tensor_unref(known->tensor);
-			known->tensor = tensor;
-		}
-		known->layout = form;
-		known->version = form->version;
+	layout.offset = payload[CHANNEL_W_OFFSET];
+	if (!known->tensor || !tmesh_tensor_reuse(known->tensor, region, &layout, form->bytes)) {
+		int rc = tmesh_tensor_wrap(region, &layout, &tensor, err);
+
+		if (rc)
+			return rc;
+		tmesh_tensor_unref(known->tensor);
+		known->tensor = tensor;
 	}
-	*out = tmesh_tensor_ref_own(tensor);
+	known->lane = lane;
+	memcpy(known->payload, payload, sizeof(known->payload));
 	return 0;
 }
 
-int tmesh_channel_resolve(struct tmesh_channel *channel, uint32_t lane,
-			  const uint64_t payload[CHANNEL_WORDS], struct tmesh_tensor **out,
-			  struct tmesh_error *err)
+int tmesh_channel_learn(struct tmesh_channel *channel, uint32_t lane,
+			const uint64_t payload[CHANNEL_W_BESIDE],
+			struct channel_known_tensor *known, struct tmesh_error *err)
 {
 	const struct channel_shape *shape = &channel->shape;
 	uint32_t region = payload[CHANNEL_W_NAMES] & 0xffff;
@@ -401,6 +394,5 @@ int tmesh_channel_resolve(struct tmesh_channel *channel, uint32_t lane,
 	if (!rc)
 		rc = check_place(form, payload[CHANNEL_W_OFFSET], payload[CHANNEL_W_BYTES],
 				 tmesh_region_bytes(place->region), err);
-	return rc ? rc
-		  : find_tensor(channel, place->region, form, payload[CHANNEL_W_OFFSET], out, err);
+	return rc ? rc : make_tensor(known, place->region, form, lane, payload, err);
 }

@@ -20,6 +20,7 @@
 
 /* Looks between two at the clock, and at who is there. */
 #define LOOKS 32
+#define EAGER 256
 #define SPIN_LEAST 500
 
 static void relax(void)
@@ -98,6 +99,30 @@ static bool arm_poll(struct tmesh_channel *channel)
 		return false;
 	ring(channel, bell);
 	return true;
+}
+
+/* The first looks, without a pause, which is as long as half the way between near CPUs. Where there
+ * is one word that changes when it becomes worth a try, nothing else is looked at. */
+static inline bool glance(struct tmesh_channel *channel)
+{
+	struct channel_lane *lane = channel->lane;
+	const atomic_uint_fast64_t *word = lane ? &lane->head : NULL;
+	uint64_t was;
+
+	if (!channel->spin_max || (!lane && channel->shape.lanes > 1))
+		return false;
+	if (!lane) {
+		lane = channel_lane(channel, 0);
+		was = atomic_load_explicit(&lane->head, memory_order_acquire);
+		word = &channel_slot(channel, lane, was)->word;
+	}
+	was = atomic_load_explicit(word, memory_order_acquire);
+	if (tmesh_channel_ready(channel))
+		return true;
+	for (int i = 0; i < EAGER; i++)
+		if (atomic_load_explicit(word, memory_order_acquire) != was)
+			return true;
+	return false;
 }
 
 /* Worth what it found lately: doubled by a hit, halved by a miss. A @brief wait is nothing else. */
@@ -250,21 +275,29 @@ int tmesh_channel_try_send(struct tmesh_channel *channel, const struct tmesh_mes
 int tmesh_channel_send_batch(struct tmesh_channel *channel, const struct tmesh_message *messages,
 			     uint32_t count, int64_t timeout_ns, struct tmesh_error *err)
 {
-	const struct attempt a = {.now = put_now, .from = messages, .count = count};
 	int rc = check_use(channel, TMESH_CHANNEL_SEND, "send", err);
 
 	if (!rc && (!count || count > INT_MAX))
 		rc = tmesh_fail(err, -EINVAL, "send: a batch has at least one message");
 	if (!rc)
-		rc = put_now(channel, &a, err);
-	return rc == -EAGAIN ? wait_for(channel, &a, timeout_ns, full, err) : rc;
+		rc = tmesh_channel_put(channel, messages, count, err);
+	if (rc == -EAGAIN) {
+		const struct attempt a = {.now = put_now, .from = messages, .count = count};
+
+		rc = wait_for(channel, &a, timeout_ns, full, err);
+	}
+	return rc;
 }
 
 int tmesh_channel_send(struct tmesh_channel *channel, const struct tmesh_message *message,
 		       int64_t timeout_ns, struct tmesh_error *err)
 {
-	int rc = tmesh_channel_send_batch(channel, message, 1, timeout_ns, err);
+	int rc = check_use(channel, TMESH_CHANNEL_SEND, "send", err);
 
+	if (!rc)
+		rc = tmesh_channel_put_one(channel, message, err);
+	if (rc == -EAGAIN)
+		rc = tmesh_channel_send_batch(channel, message, 1, timeout_ns, err);
 	return rc < 0 ? rc : 0;
 }
 
@@ -294,14 +327,18 @@ int tmesh_channel_try_recv(struct tmesh_channel *channel, struct tmesh_message *
 int tmesh_channel_recv_batch(struct tmesh_channel *channel, struct tmesh_message *messages,
 			     uint32_t room, int64_t timeout_ns, struct tmesh_error *err)
 {
-	const struct attempt a = {.now = take_now, .to = messages, .count = room};
 	int rc = check_use(channel, TMESH_CHANNEL_RECV, "receive", err);
 
 	if (!rc && !room)
 		rc = tmesh_fail(err, -EINVAL, "receive: a batch has room for at least one message");
 	if (!rc)
-		rc = take_now(channel, &a, err);
-	return rc == -EAGAIN ? wait_for(channel, &a, timeout_ns, empty, err) : rc;
+		rc = tmesh_channel_take(channel, messages, room, err);
+	if (rc == -EAGAIN) {
+		const struct attempt a = {.now = take_now, .to = messages, .count = room};
+
+		rc = wait_for(channel, &a, timeout_ns, empty, err);
+	}
+	return rc;
 }
 
 int tmesh_channel_prepare(struct tmesh_channel *channel, struct tmesh_error *err)
@@ -320,8 +357,14 @@ int tmesh_channel_prepare(struct tmesh_channel *channel, struct tmesh_error *err
 int tmesh_channel_recv(struct tmesh_channel *channel, struct tmesh_message *message,
 		       int64_t timeout_ns, struct tmesh_error *err)
 {
-	int rc = tmesh_channel_recv_batch(channel, message, 1, timeout_ns, err);
+	int rc = check_use(channel, TMESH_CHANNEL_RECV, "receive", err);
 
+	if (!rc)
+		rc = tmesh_channel_take_one(channel, message, err);
+	if (rc == -EAGAIN && glance(channel))
+		rc = tmesh_channel_take_one(channel, message, err);
+	if (rc == -EAGAIN)
+		rc = tmesh_channel_recv_batch(channel, message, 1, timeout_ns, err);
 	return rc < 0 ? rc : 0;
 }
 

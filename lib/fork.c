@@ -12,13 +12,8 @@
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct tmesh_ctx *contexts; /* under list_lock */
 static bool handlers_set;	   /* under list_lock */
-static atomic_uint life;
+atomic_uint tmesh_life;
 static atomic_uint forks;
-
-uint32_t tmesh_fork_life(void)
-{
-	return atomic_load_explicit(&life, memory_order_relaxed);
-}
 
 uint32_t tmesh_fork_count(void)
 {
@@ -42,7 +37,7 @@ static void parent(void)
 
 static void child(void)
 {
-	atomic_fetch_add(&life, 1);
+	atomic_fetch_add(&tmesh_life, 1);
 	for (struct tmesh_ctx *ctx = contexts; ctx; ctx = ctx->next)
 		ctx->ops->forked(ctx);
 	parent();

@@ -125,7 +125,12 @@ void tmesh_cap_set(struct tmesh_ctx *ctx, enum tmesh_cap_index cap, enum tmesh_c
 
 int tmesh_fork_watch(struct tmesh_ctx *ctx);
 void tmesh_fork_forget(struct tmesh_ctx *ctx);
-uint32_t tmesh_fork_life(void);	 /* differs between a process and its forked children */
+extern atomic_uint tmesh_life;
+/* Differs between a process and its forked children. */
+static inline uint32_t tmesh_fork_life(void)
+{
+	return atomic_load_explicit(&tmesh_life, memory_order_relaxed);
+}
 uint32_t tmesh_fork_count(void); /* grows with every fork() of this process */
 
 /* region.c */

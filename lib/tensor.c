@@ -7,14 +7,12 @@
 
 #include "tensor.h"
 
-struct tmesh_tensor {
-	atomic_uint refs;
-	struct tmesh_region *region;
-	struct tmesh_layout layout;
-	uint64_t bytes;
-	/* Which of the region's mappings this tensor holds: read-only, writable. */
-	atomic_bool mapped[2];
-};
+static uint64_t next_serial(void)
+{
+	static atomic_uint_fast64_t last;
+
+	return atomic_fetch_add_explicit(&last, 1, memory_order_relaxed) + 1;
+}
 
 static uint32_t map_rights(bool writable)
 {
@@ -44,6 +42,7 @@ static int tensor_over(struct tmesh_region *region, const struct tmesh_layout *l
 	tensor->region = region;
 	tensor->layout = *layout;
 	tensor->bytes = bytes;
+	tensor->serial = next_serial();
 	*out = tensor;
 	return 0;
 
@@ -202,19 +201,6 @@ int tmesh_tensor_try_unref(struct tmesh_tensor *tensor)
 	return 0;
 }
 
-bool tmesh_tensor_alone(const struct tmesh_tensor *tensor)
-{
-	return atomic_load_explicit(&tensor->refs, memory_order_acquire) == 1;
-}
-
-struct tmesh_tensor *tmesh_tensor_ref_own(struct tmesh_tensor *tensor)
-{
-	if (!tmesh_tensor_alone(tensor))
-		return tmesh_tensor_ref(tensor);
-	atomic_store_explicit(&tensor->refs, 2, memory_order_relaxed);
-	return tensor;
-}
-
 bool tmesh_tensor_reuse(struct tmesh_tensor *tensor, struct tmesh_region *region,
 			const struct tmesh_layout *layout, uint64_t bytes)
 {
@@ -226,6 +212,7 @@ bool tmesh_tensor_reuse(struct tmesh_tensor *tensor, struct tmesh_region *region
 	}
 	tensor->layout = *layout;
 	tensor->bytes = bytes;
+	tensor->serial = next_serial();
 	return true;
 }
 

@@ -1,15 +1,38 @@
 /* SPDX-License-Identifier: MIT */
-/* What channels need of tensors beyond the public calls. */
+/* What channels need of tensors beyond the public calls, some of it for every message. */
 #ifndef TMESH_TENSOR_INTERNAL_H
 #define TMESH_TENSOR_INTERNAL_H
 
 #include "internal.h"
 
+struct tmesh_tensor {
+	atomic_uint refs;
+	struct tmesh_region *region;
+	struct tmesh_layout layout;
+	uint64_t bytes;
+	/* Of this process's tensors, never used twice: what was worked out for one of them is not
+	 * taken for another's that came to lie in its place. */
+	uint64_t serial;
+	/* Which of the region's mappings this tensor holds: read-only, writable. */
+	atomic_bool mapped[2];
+};
+
 /* The caller holds the only reference. */
-bool tmesh_tensor_alone(const struct tmesh_tensor *tensor);
+static inline bool tmesh_tensor_alone(const struct tmesh_tensor *tensor)
+{
+	return atomic_load_explicit(&tensor->refs, memory_order_acquire) == 1;
+}
+
 /* A further reference on a tensor which, while the caller's is the only one, no other thread can
  * reach: then it costs no locked instruction. */
-struct tmesh_tensor *tmesh_tensor_ref_own(struct tmesh_tensor *tensor);
+static inline struct tmesh_tensor *tmesh_tensor_ref_own(struct tmesh_tensor *tensor)
+{
+	if (!tmesh_tensor_alone(tensor))
+		return tmesh_tensor_ref(tensor);
+	atomic_store_explicit(&tensor->refs, 2, memory_order_relaxed);
+	return tensor;
+}
+
 /*
  * Make a tensor that only the caller holds another one instead of a new one; @layout and its @bytes
  * have been checked. False: somebody else holds it, and nothing has changed.

@@ -42,7 +42,7 @@ struct tmesh_channel_opts {
 	size_t size; /* sizeof(struct tmesh_channel_opts) */
 	/* Of the channel; for tmesh_channel_create() alone. */
 	uint32_t slots;	    /* messages that one producer can have under way: a power of two, at
-			     * most 65,536; 0: 256 */
+			     * most 65,536; 0: 64, whose lines stay in a cache of the first level */
 	uint32_t producers; /* handles that send, at most 64; 0: 1 */
 	uint32_t regions;   /* that one producer can have under way, at most 1,024; 0: 16 */
 	uint32_t layouts;   /* the same of different dtypes, shapes and strides; 0: 16 */

@@ -22,7 +22,7 @@ try:
 except ImportError:
     iceoryx2 = None
 
-ROUNDS, WARM_UP, TRIPS, READY = 200, 10, 100, 200
+ROUNDS, WARM_UP, TRIPS, READY = 200, 10, 100, 60
 
 
 class Payload(ctypes.Structure):

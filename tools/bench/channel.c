@@ -27,7 +27,7 @@
 #define GAP_NS 50000 /* in which the other end falls asleep */
 #define STREAM 8192
 #define BATCH 32
-#define READY 200 /* less than a channel holds */
+#define READY 60 /* less than a channel holds */
 #define GIB (1ull << 30)
 
 static struct tmesh_error err;
@@ -239,7 +239,7 @@ static void stream(_Bool near, uint32_t batch)
 /* Who makes a channel says its name, and how its ends wait. */
 static struct tmesh_channel *make(enum tmesh_channel_role role, int token, uint64_t spin_ns)
 {
-	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 256, .spin_ns = spin_ns};
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .spin_ns = spin_ns};
 	struct tmesh_channel *channel;
 
 	must(tmesh_channel_create(ctx, role, &opts, &channel, &err), &err);

@@ -737,7 +737,7 @@ static PyType_Slot slots[] = {
 	 "        max_regions=0, max_bytes=0, spin=0.0)\n--\n\n"
 	 "One end, \"send\" or \"recv\", of a new bounded queue in shared memory that carries\n"
 	 "tensors' descriptions and small messages one way. Others join by its token.\n\n"
-	 "slots: messages under way, a power of two (256). producers: ends that send (1).\n"
+	 "slots: messages under way, a power of two (64). producers: ends that send (1).\n"
 	 "regions, layouts: of tensors under way (16). writable: whether receivers may write\n"
 	 "what is sent here. max_regions, max_bytes: what a receiver keeps open (64, 1 GiB).\n"
 	 "spin: seconds of busy waiting, without the GIL, before sleeping."},

@@ -32,7 +32,7 @@ defmodule Tmesh.Channel do
   @typedoc """
   Of the channel, for `create/2` alone:
 
-    * `slots` - messages under way, a power of two (256)
+    * `slots` - messages under way, a power of two (64)
     * `producers` - ends that send (1)
     * `regions`, `layouts` - of tensors under way (16)
 
