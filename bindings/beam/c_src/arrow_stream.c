@@ -78,7 +78,7 @@ static char *get_text(ErlNifEnv *env, ERL_NIF_TERM term)
 
 static bool is_nil(ErlNifEnv *env, ERL_NIF_TERM term)
 {
-	return enif_is_identical(term, enif_make_atom(env, "nil"));
+	return enif_is_identical(term, atoms.nil);
 }
 
 /* On failure @out is empty. */

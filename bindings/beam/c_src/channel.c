@@ -74,7 +74,7 @@ static void finish(ErlNifEnv *env, struct channel_end *end)
 	pthread_mutex_unlock(&end->lock);
 	if (fd >= 0)
 		enif_select(env, fd, ERL_NIF_SELECT_STOP, end, NULL,
-			    enif_make_atom(env, "undefined"));
+			    atoms.undefined);
 }
 
 static void close_end(ErlNifEnv *env, struct channel_end *end)
@@ -258,8 +258,8 @@ static ERL_NIF_TERM again(ErlNifEnv *env, struct channel_end *end)
 	if (fd < 0)
 		return make_error(env, &err);
 	end->selected = true;
-	enif_select(env, fd, ERL_NIF_SELECT_READ, end, NULL, enif_make_atom(env, "undefined"));
-	return enif_make_atom(env, "eagain");
+	enif_select(env, fd, ERL_NIF_SELECT_READ, end, NULL, atoms.undefined);
+	return atoms.eagain;
 }
 
 /* channel_send(channel, nil | handle, bytes) -> ok | eagain | full */
@@ -282,7 +282,7 @@ NIF(channel_send)
 	}
 	memcpy(message.data, bytes.data, bytes.size);
 	message.bytes = (uint32_t)bytes.size;
-	if (!enif_is_identical(argv[1], enif_make_atom(env, "nil"))) {
+	if (!enif_is_identical(argv[1], atoms.nil)) {
 		message.tensor = get_tensor(env, argv[1], &handle, &err);
 		if (!message.tensor)
 			return make_error(env, &err);
@@ -294,7 +294,7 @@ NIF(channel_send)
 	}
 	rc = tmesh_channel_try_send(end->channel, &message, &err);
 	if (!rc)
-		term = enif_make_atom(env, "ok");
+		term = atoms.ok;
 	else if (rc == -EAGAIN)
 		term = again(env, end);
 	else
@@ -308,7 +308,7 @@ NIF(channel_send)
 static ERL_NIF_TERM make_message(ErlNifEnv *env, struct channel_end *end,
 				 const struct tmesh_message *message)
 {
-	ERL_NIF_TERM tensor = enif_make_atom(env, "nil"), bytes;
+	ERL_NIF_TERM tensor = atoms.nil, bytes;
 	struct tmesh_error err;
 
 	if (message->tensor && !make_handle(env, end->context, message->tensor, &tensor, &err))
@@ -397,13 +397,13 @@ NIF(channel_cancel)
 
 	end = get_end(env, argv[0], &err);
 	if (!end)
-		return enif_make_atom(env, "ok");
+		return atoms.ok;
 	if (end->selected)
 		enif_select(env, tmesh_channel_poll_fd(end->channel, &err),
 			    ERL_NIF_SELECT_READ | ERL_NIF_SELECT_CANCEL, end, NULL,
-			    enif_make_atom(env, "undefined"));
+			    atoms.undefined);
 	pthread_mutex_unlock(&end->lock);
-	return enif_make_atom(env, "ok");
+	return atoms.ok;
 }
 
 /* channel_close(channel) -> ok, again and again */
@@ -413,5 +413,5 @@ NIF(channel_close)
 
 	if (enif_get_resource(env, argv[0], channel_type, (void **)&end))
 		close_end(env, end);
-	return enif_make_atom(env, "ok");
+	return atoms.ok;
 }

@@ -89,7 +89,7 @@ NIF(context_limit)
 	}
 	atomic_store(&context->max_bytes, max_bytes);
 	tmesh_ctx_limit(context->ctx, max_bytes);
-	return enif_make_atom(env, "ok");
+	return atoms.ok;
 }
 
 /* context_backend(context) -> {ok, kernel | memfd} */

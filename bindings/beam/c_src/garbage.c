@@ -81,7 +81,7 @@ NIF(janitor)
 	heap.janitor = self;
 	heap.has_janitor = true;
 	pthread_mutex_unlock(&heap.lock);
-	return enif_make_atom(env, "ok");
+	return atoms.ok;
 }
 
 /* sweep() -> [{level, message}]. Drops what lies here; gives the library's log. */

@@ -186,7 +186,7 @@ NIF(gpu_open)
 		refuse(&err, -EPROTO, "a ref's JSON must be a string");
 		return make_error(env, &err);
 	}
-	if (!enif_is_identical(argv[1], enif_make_atom(env, "nil")) &&
+	if (!enif_is_identical(argv[1], atoms.nil) &&
 	    (!enif_get_int(env, argv[1], &opts.device) || opts.device < 0)) {
 		refuse(&err, -ENODEV, "no GPU has such a number");
 		return make_error(env, &err);
@@ -290,5 +290,5 @@ NIF(gpu_release)
 	pthread_mutex_unlock(&gpu->lock);
 	if (memory)
 		api.cuda_memory_unref(memory);
-	return enif_make_atom(env, "ok");
+	return atoms.ok;
 }

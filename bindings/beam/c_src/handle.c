@@ -236,7 +236,7 @@ NIF(tensor_seal)
 		return make_error(env, &err);
 	rc = tmesh_region_seal(tmesh_tensor_region(tensor), &err);
 	tmesh_tensor_unref(tensor);
-	return rc ? make_error(env, &err) : enif_make_atom(env, "ok");
+	return rc ? make_error(env, &err) : atoms.ok;
 }
 
 static int write_bytes(struct tmesh_tensor *tensor, uint64_t offset, const ErlNifBinary *data,
@@ -273,7 +273,7 @@ NIF(tensor_write)
 		return make_error(env, &err);
 	rc = write_bytes(tensor, offset, &data, &err);
 	tmesh_tensor_unref(tensor);
-	return rc ? make_error(env, &err) : enif_make_atom(env, "ok");
+	return rc ? make_error(env, &err) : atoms.ok;
 }
 
 static ERL_NIF_TERM make_rights(ErlNifEnv *env, uint32_t rights)
@@ -332,6 +332,11 @@ NIF(tensor_info)
 	return make_ok(env, map);
 }
 
+static ERL_NIF_TERM released(ErlNifEnv *env, const struct handle *handle)
+{
+	return handle->kept ? enif_make_atom(env, "kept") : atoms.ok;
+}
+
 static NIF(release_dirty)
 {
 	struct tmesh_tensor *tensor;
@@ -343,12 +348,12 @@ static NIF(release_dirty)
 	handle->tensor = NULL;
 	pthread_mutex_unlock(&handle->lock);
 	tmesh_tensor_unref(tensor);
-	return enif_make_atom(env, "ok");
+	return released(env, handle);
 }
 
 /*
- * release(handle) -> ok, again and again. Calls in progress and binaries keep what they use. Only
- * the last reference to a region needs a dirty scheduler.
+ * release(handle) -> ok | kept, again and again. Calls in progress and binaries keep what they use.
+ * Only the last reference to a region needs a dirty scheduler.
  */
 NIF(tensor_release)
 {
@@ -371,9 +376,23 @@ NIF(tensor_release)
 	if (pinned)
 		enif_release_resource(pinned);
 	if (dropped)
-		return enif_make_atom(env, "ok");
+		return released(env, handle);
 	return enif_schedule_nif(env, "release", ERL_NIF_DIRTY_JOB_IO_BOUND, release_dirty, argc,
 				 argv);
+}
+
+/* keep(handle) -> ok. Tmesh.Registry is to be told of its release from now on. */
+NIF(tensor_keep)
+{
+	struct handle *handle;
+	struct tmesh_error err;
+
+	if (!enif_get_resource(env, argv[0], handle_type, (void **)&handle)) {
+		refuse(&err, -EBADF, "nothing to keep: the ref has no handle of this VM");
+		return make_error(env, &err);
+	}
+	handle->kept = true;
+	return atoms.ok;
 }
 
 /* ref_encode(ref) -> {ok, json} */

@@ -78,7 +78,7 @@ static bool make_value(ErlNifEnv *env, json_t *value, int depth, ERL_NIF_TERM *t
 	case JSON_NULL:
 		break;
 	}
-	*term = enif_make_atom(env, "nil");
+	*term = atoms.nil;
 	return true;
 }
 

@@ -55,6 +55,7 @@ static int open_types(ErlNifEnv *env)
 static int load(ErlNifEnv *env, void **priv_data, ERL_NIF_TERM load_info)
 {
 	*priv_data = &image;
+	make_atoms(env);
 	return open_types(env);
 }
 
@@ -82,6 +83,7 @@ static ErlNifFunc functions[] = {
 	{"write", 3, tensor_write, ERL_NIF_DIRTY_JOB_CPU_BOUND},
 	{"info", 1, tensor_info, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"release", 1, tensor_release, 0},
+	{"keep", 1, tensor_keep, 0},
 	{"to_binary", 2, tensor_to_binary, 0},
 	{"arrow_stream", 2, arrow_stream, ERL_NIF_DIRTY_JOB_CPU_BOUND},
 	{"ref_encode", 1, ref_encode, 0},

@@ -48,6 +48,7 @@ struct handle {
 	struct pinned *pinned;	     /* what the first binary made; later ones share it */
 	struct context *context;     /* whose limits apply */
 	struct garbage *garbage;
+	atomic_bool kept; /* Tmesh.Registry may hold it: releasing has to tell it */
 };
 
 struct pinned {
@@ -78,6 +79,17 @@ NIF(sweep);
 /* log.c */
 void log_keep(void *data, enum tmesh_log_level level, const char *message);
 ERL_NIF_TERM log_take(ErlNifEnv *env);
+
+/* Atoms of what is called often: looking one up by its name takes as long as a small call. */
+extern struct atoms {
+	ERL_NIF_TERM ok;
+	ERL_NIF_TERM nil;
+	ERL_NIF_TERM cpu;
+	ERL_NIF_TERM eagain;
+	ERL_NIF_TERM undefined;
+	ERL_NIF_TERM dtypes[TMESH_FLOAT4_E2M1FN + 1];
+} atoms;
+void make_atoms(ErlNifEnv *env);
 
 /* term.c: between terms and the library's structures. The get_ functions return false, and
  * leave the reason in @err, for a term of another shape. */
@@ -120,6 +132,7 @@ NIF(tensor_seal);
 NIF(tensor_write);
 NIF(tensor_info);
 NIF(tensor_release);
+NIF(tensor_keep);
 NIF(ref_encode);
 NIF(ref_decode);
 

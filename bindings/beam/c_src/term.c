@@ -7,9 +7,24 @@
 #include <stdio.h>
 #include <string.h>
 
+struct atoms atoms;
+
+void make_atoms(ErlNifEnv *env)
+{
+	atoms = (struct atoms){
+		.ok = enif_make_atom(env, "ok"),
+		.nil = enif_make_atom(env, "nil"),
+		.cpu = enif_make_atom(env, "cpu"),
+		.eagain = enif_make_atom(env, "eagain"),
+		.undefined = enif_make_atom(env, "undefined"),
+	};
+	for (int i = 1; i <= TMESH_FLOAT4_E2M1FN; i++)
+		atoms.dtypes[i] = enif_make_atom(env, tmesh_dtype_name((enum tmesh_dtype)i));
+}
+
 ERL_NIF_TERM make_ok(ErlNifEnv *env, ERL_NIF_TERM term)
 {
-	return enif_make_tuple2(env, enif_make_atom(env, "ok"), term);
+	return enif_make_tuple2(env, atoms.ok, term);
 }
 
 ERL_NIF_TERM make_string(ErlNifEnv *env, const char *text)
@@ -142,7 +157,7 @@ static bool get_device(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_layout *l
 static ERL_NIF_TERM make_device(ErlNifEnv *env, const struct tmesh_layout *layout)
 {
 	if (layout->device_type == TMESH_DEVICE_CPU)
-		return enif_make_atom(env, "cpu");
+		return atoms.cpu;
 	return enif_make_tuple2(env, enif_make_atom(env, "cuda"),
 				enif_make_int(env, layout->device_id));
 }
@@ -196,7 +211,7 @@ ERL_NIF_TERM make_ref(ErlNifEnv *env, const struct tmesh_ref *ref)
 		env, enif_make_uint64(env, ref->id), make_string(env, ref->token),
 		enif_make_uint64(env, layout->offset), enif_make_uint64(env, ref->byte_size),
 		make_dims(env, layout->shape, layout->ndim),
-		enif_make_atom(env, tmesh_dtype_name(layout->dtype)),
+		atoms.dtypes[layout->dtype],
 		make_dims(env, layout->strides, layout->ndim), make_device(env, layout));
 }
 

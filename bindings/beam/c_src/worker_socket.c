@@ -73,7 +73,7 @@ static void stop(ErlNifEnv *env, struct worker_socket *sock)
 	pthread_mutex_unlock(&sock->lock);
 	if (fd >= 0)
 		enif_select(env, fd, ERL_NIF_SELECT_STOP, sock, NULL,
-			    enif_make_atom(env, "undefined"));
+			    atoms.undefined);
 }
 
 void worker_socket_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor)
@@ -173,8 +173,8 @@ NIF(worker_connect)
 
 static ERL_NIF_TERM again(ErlNifEnv *env, struct worker_socket *sock, enum ErlNifSelectFlags flags)
 {
-	enif_select(env, sock->fd, flags, sock, NULL, enif_make_atom(env, "undefined"));
-	return enif_make_atom(env, "eagain");
+	enif_select(env, sock->fd, flags, sock, NULL, atoms.undefined);
+	return atoms.eagain;
 }
 
 /* Send one packet, with @body unless it is -1. */
@@ -261,7 +261,7 @@ static NIF(worker_send_now)
 		return make_error(env, &err);
 	rc = send_message(sock->fd, &text, &err);
 	if (!rc)
-		term = enif_make_atom(env, "ok");
+		term = atoms.ok;
 	else if (rc == -EAGAIN)
 		term = again(env, sock, ERL_NIF_SELECT_WRITE);
 	else
@@ -435,7 +435,7 @@ NIF(worker_kill)
 	if (!sock)
 		return make_error(env, &err);
 	if (!syscall(SYS_pidfd_send_signal, sock->process, SIGKILL, NULL, 0) || errno == ESRCH)
-		term = enif_make_atom(env, "ok");
+		term = atoms.ok;
 	else {
 		refuse(&err, -errno, "the worker cannot be killed: %m");
 		term = make_error(env, &err);
@@ -451,5 +451,5 @@ NIF(worker_close)
 
 	if (enif_get_resource(env, argv[0], worker_socket_type, (void **)&sock))
 		stop(env, sock);
-	return enif_make_atom(env, "ok");
+	return atoms.ok;
 }

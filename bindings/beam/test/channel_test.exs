@@ -132,7 +132,7 @@ defmodule Tmesh.ChannelTest do
   test "several producers" do
     {:ok, into} = Channel.create(:recv, producers: 4, slots: 4)
     # While it is there, not all are gone when the first is done.
-    {:ok, _idle} = Channel.open(into.token, :send)
+    {:ok, idle} = Channel.open(into.token, :send)
 
     tasks =
       for name <- ~w(a b c) do
@@ -144,6 +144,7 @@ defmodule Tmesh.ChannelTest do
 
     got = for _n <- 1..150, do: elem({:ok, _message} = Channel.recv(into, 20_000), 1)
     Task.await_many(tasks)
+    :ok = Channel.close(idle)
 
     for name <- ~w(a b c) do
       assert Enum.filter(got, &String.starts_with?(&1, name)) == for(n <- 1..50, do: "#{name}#{n}")

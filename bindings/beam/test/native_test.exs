@@ -45,6 +45,7 @@ defmodule Tmesh.NativeTest do
       ],
       seal: [ref.handle],
       release: [ref.handle],
+      keep: [ref.handle],
       gpu_alloc: [0, [4], :uint8, false],
       gpu_open: [json, nil, false],
       gpu_ref: [gpu.handle],

@@ -13,7 +13,7 @@ defmodule Tmesh.Channel do
   whatever its size, and the sender may release it at once.
 
   An end belongs to the Erlang process that created or opened it: it is closed when that one ends,
-  and only one process at a time may use it (`:busy`). When nobody is left at the other end,
+  or has collected it as garbage, and only one process at a time may use it (`:busy`). When nobody is left at the other end,
   processes that were killed included, sending gives `:gone`, and receiving does once all was
   received. Waiting holds no scheduler.
   """
@@ -54,6 +54,8 @@ defmodule Tmesh.Channel do
           | {:max_regions, pos_integer()}
           | {:max_bytes, pos_integer()}
           | {:spin_us, 0..100}
+
+  defguardp is_timeout(ms) when ms == :infinity or (is_integer(ms) and ms >= 0)
 
   @of_end [writable: false, max_regions: 0, max_bytes: 0, spin_us: 0]
   @of_channel [slots: 0, producers: 0, regions: 0, layouts: 0]
@@ -98,9 +100,16 @@ defmodule Tmesh.Channel do
   Errors: `:timeout`, `:gone`, `:invalid`, `:closed`, `:access`, `:stale`, `:protocol`, `:busy`.
   """
   @spec send(t(), message(), timeout()) :: :ok | {:error, Error.t()}
-  def send(%__MODULE__{native: native}, message, timeout \\ 5_000) do
+  def send(%__MODULE__{native: native}, message, timeout \\ 5_000) when is_timeout(timeout) do
     with {:ok, handle, bytes} <- to_native(message) do
-      wait(native, fn -> Native.channel_send(native, handle, bytes) end, deadline(timeout))
+      case Native.channel_send(native, handle, bytes) do
+        :ok ->
+          :ok
+
+        tried ->
+          try = fn -> Native.channel_send(native, handle, bytes) end
+          tried |> wait(native, try, deadline(timeout)) |> native()
+      end
     end
   end
 
@@ -123,28 +132,34 @@ defmodule Tmesh.Channel do
   call goes on behind it), `:closed`, `:stale`, `:protocol`, `:too_many_files`, `:busy`.
   """
   @spec recv(t(), timeout()) :: {:ok, message()} | {:error, Error.t()}
-  def recv(%__MODULE__{native: native}, timeout \\ 5_000) do
-    with {:ok, message} <- wait(native, fn -> Native.channel_recv(native) end, deadline(timeout)) do
-      {:ok, from_native(message)}
+  def recv(%__MODULE__{native: native}, timeout \\ 5_000) when is_timeout(timeout) do
+    case Native.channel_recv(native) do
+      {:ok, message} ->
+        {:ok, from_native(message)}
+
+      tried ->
+        try = fn -> Native.channel_recv(native) end
+
+        with {:ok, message} <- wait(tried, native, try, deadline(timeout)) |> native() do
+          {:ok, from_native(message)}
+        end
     end
   end
+
+  defp from_native({nil, bytes}), do: bytes
+  defp from_native({{handle, ref}, ""}), do: TensorRef.unnamed(handle, ref)
+  defp from_native({{handle, ref}, bytes}), do: {TensorRef.unnamed(handle, ref), bytes}
 
   @doc "Leave the channel. What was sent can still be received. Closing again is fine."
   @spec close(t()) :: :ok
   def close(%__MODULE__{native: native}), do: Native.channel_close(native)
 
-  defp from_native({nil, bytes}), do: bytes
-  defp from_native({tensor, ""}), do: ref(tensor)
-  defp from_native({tensor, bytes}), do: {ref(tensor), bytes}
-
-  defp ref({handle, native}),
-    do: %TensorRef{TensorRef.from_native(native) | id: nil, handle: handle}
-
-  defp wait(native, try, deadline) do
-    case try.() do
+  # What came of the first try, and what is tried when it may be worth it.
+  defp wait(tried, native, try, deadline) do
+    case tried do
       :eagain ->
         receive do
-          {:select, ^native, :undefined, :ready_input} -> wait(native, try, deadline)
+          {:select, ^native, :undefined, :ready_input} -> wait(try.(), native, try, deadline)
         after
           left(deadline) -> give_up(native, try)
         end
@@ -155,16 +170,16 @@ defmodule Tmesh.Channel do
         if left(deadline) == 0, do: over(), else: nap(native, try, deadline)
 
       :again ->
-        wait(native, try, deadline)
+        wait(try.(), native, try, deadline)
 
-      other ->
-        native(other)
+      done ->
+        done
     end
   end
 
   defp nap(native, try, deadline) do
     Process.sleep(1)
-    wait(native, try, deadline)
+    wait(try.(), native, try, deadline)
   end
 
   # What comes at the last moment is not lost, and no message comes later.
@@ -181,7 +196,7 @@ defmodule Tmesh.Channel do
       :eagain -> over(native)
       waits when waits in [:full, :busy] -> over()
       :again -> give_up(native, try)
-      other -> native(other)
+      done -> done
     end
   end
 
@@ -198,13 +213,13 @@ defmodule Tmesh.Channel do
   defp over, do: {:error, Error.new(:timeout, "the channel gave no message, or had no room")}
 
   defp deadline(:infinity), do: :infinity
-  defp deadline(ms) when is_integer(ms) and ms >= 0, do: System.monotonic_time(:millisecond) + ms
+  defp deadline(ms), do: System.monotonic_time(:millisecond) + ms
 
   defp left(:infinity), do: :infinity
   defp left(deadline), do: max(0, deadline - System.monotonic_time(:millisecond))
 
-  defp native({:error, reason}), do: {:error, Error.from_native(reason)}
-  defp native(success), do: success
+  defp native({:error, {_errno, _why} = reason}), do: {:error, Error.from_native(reason)}
+  defp native(other), do: other
 
   defp options(opts, known) do
     with {:ok, opts} <- Options.validate(opts, known) do

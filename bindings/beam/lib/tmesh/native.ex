@@ -72,8 +72,11 @@ defmodule Tmesh.Native do
   @spec info(handle()) :: result(map())
   def info(_handle), do: :erlang.nif_error(:not_loaded)
 
-  @spec release(handle()) :: :ok | {:error, reason()}
+  @spec release(handle()) :: :ok | :kept | {:error, reason()}
   def release(_handle), do: :erlang.nif_error(:not_loaded)
+
+  @spec keep(handle()) :: :ok | {:error, reason()}
+  def keep(_handle), do: :erlang.nif_error(:not_loaded)
 
   @spec to_binary(handle(), may_copy :: boolean()) :: result(binary())
   def to_binary(_handle, _may_copy), do: :erlang.nif_error(:not_loaded)

@@ -217,9 +217,13 @@ defmodule Tmesh.ZeroCopy do
         {:error, Error.new(:not_started, "the :tmesh application is not started")}
 
       true ->
-        Registry.keep(handle, owner)
+        with :ok <- mark(kind, handle), do: Registry.keep(handle, owner)
     end
   end
+
+  # So that releasing what nobody keeps costs no message.
+  defp mark(TensorRef, handle), do: handle |> Native.keep() |> result()
+  defp mark(GPUTensorRef, _handle), do: :ok
 
   @doc """
   What the region is: `bytes` and `alloc_bytes` (in whole pages), `huge_bytes`, `backend`, `rights`
@@ -242,7 +246,7 @@ defmodule Tmesh.ZeroCopy do
   """
   @spec release(TensorRef.t() | GPUTensorRef.t()) :: :ok | {:error, Error.t()}
   def release(%TensorRef{handle: handle}) do
-    with :ok <- handle |> Native.release() |> result(), do: Registry.forget(handle)
+    with :kept <- handle |> Native.release() |> result(), do: Registry.forget(handle)
   end
 
   def release(%GPUTensorRef{handle: handle}) do
@@ -293,10 +297,7 @@ defmodule Tmesh.ZeroCopy do
   defp bang!({:ok, value}), do: value
   defp bang!({:error, error}), do: raise(error)
 
-  defp created({:ok, {handle, native}}) do
-    {:ok, %TensorRef{TensorRef.from_native(native) | id: nil, handle: handle}}
-  end
-
+  defp created({:ok, {handle, native}}), do: {:ok, TensorRef.unnamed(handle, native)}
   defp created({:error, reason}), do: {:error, Error.from_native(reason)}
 
   defp result({:error, reason}), do: {:error, Error.from_native(reason)}

@@ -178,6 +178,23 @@ defmodule Tmesh.ZeroCopy.TensorRef do
     }
   end
 
+  # Of a tensor that has no name yet: who never asks for one does not pay for it.
+  @doc false
+  @spec unnamed(Native.handle(), Native.ref()) :: t()
+  def unnamed(handle, {_id, _token, offset, byte_size, shape, dtype, strides, device}) do
+    %__MODULE__{
+      id: nil,
+      shape: shape,
+      dtype: dtype,
+      device: device,
+      shm_name: nil,
+      byte_size: byte_size,
+      strides: strides,
+      offset: offset,
+      handle: handle
+    }
+  end
+
   # The ref with its id and token.
   @doc false
   @spec named(t(), :read | :write) :: {:ok, t()} | {:error, Error.t()}
