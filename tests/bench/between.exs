@@ -14,8 +14,8 @@ defmodule Between do
   # Floats of eight bytes that make 1 MB.
   @floats 125_000
   @trips 2_000
-  # Longer than anybody looks busily.
-  @gap_ms 2
+  # Longer than anybody looks busily, and as long as that of tools/bench/channel.c.
+  @gap_ns 300_000
 
   def run(python) do
     {:ok, _pool} =
@@ -96,13 +96,22 @@ defmodule Between do
       [
         {"#{pace}-1MiB", fn -> there_and_back(out, into, small) end},
         {"#{pace}-1GiB", fn -> there_and_back(out, into, large) end},
+        {"#{pace}-call-1MiB", fn -> asked(out, into, small) end},
+        {"#{pace}-call-1GiB", fn -> asked(out, into, large) end},
         {"#{pace}-port", fn -> "2" = ask(port, bytes) end}
       ]
     end
 
     for {way, fun} <- trips.("hot"), do: measure(@trips, [{way, fun}])
-    measure(div(@trips, 4), trips.("sleeping"), fn -> Process.sleep(@gap_ms) end)
+    measure(div(@trips, 4), trips.("sleeping"), fn -> let_sleep(now() + @gap_ns) end)
     Port.close(peer)
+  end
+
+  defp let_sleep(until), do: if(now() < until, do: let_sleep(until))
+  defp now, do: System.monotonic_time(:nanosecond)
+
+  defp asked(out, into, ref) do
+    {:ok, ^ref} = Channel.call(out, into, ref, 60_000)
   end
 
   defp there_and_back(out, into, ref) do
@@ -125,9 +134,9 @@ defmodule Between do
     samples =
       for turn <- 1..(@warm_up + rounds), {name, fun} <- ways do
         between.()
-        start = System.monotonic_time(:nanosecond)
+        start = now()
         fun.()
-        {turn, name, System.monotonic_time(:nanosecond) - start}
+        {turn, name, now() - start}
       end
 
     for {name, _fun} <- ways do

@@ -24,7 +24,7 @@
 #define TOPIC "channel"
 #define TRIPS 1000 /* of a sample */
 #define SLEEPY_TRIPS 10
-#define GAP_NS 50000 /* in which the other end falls asleep */
+#define GAP_NS 300000 /* in which the other end falls asleep */
 #define STREAM 8192
 #define BATCH 32
 #define READY 60 /* less than a channel holds */

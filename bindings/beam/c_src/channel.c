@@ -262,56 +262,92 @@ static ERL_NIF_TERM again(ErlNifEnv *env, struct channel_end *end)
 	return atoms.eagain;
 }
 
+/* A message to be sent: its tensor is the caller's reference. False: @err is filled. */
+static bool get_message(ErlNifEnv *env, ERL_NIF_TERM tensor, ERL_NIF_TERM bytes,
+			struct tmesh_message *message, struct tmesh_error *err)
+{
+	struct handle *handle;
+	ErlNifBinary binary;
+
+	*message = (struct tmesh_message){0};
+	if (!enif_inspect_binary(env, bytes, &binary) || binary.size > sizeof(message->data)) {
+		refuse(err, -EINVAL,
+		       "a message's bytes are a binary of at most %zu, %u beside a tensor",
+		       sizeof(message->data), TMESH_MESSAGE_TENSOR_BYTES);
+		return false;
+	}
+	memcpy(message->data, binary.data, binary.size);
+	message->bytes = (uint32_t)binary.size;
+	if (enif_is_identical(tensor, atoms.nil))
+		return true;
+	message->tensor = get_tensor(env, tensor, &handle, err);
+	return message->tensor;
+}
+
+/* ok | eagain | full | an error; the end is locked. */
+static ERL_NIF_TERM send_now(ErlNifEnv *env, struct channel_end *end,
+			     const struct tmesh_message *message)
+{
+	struct tmesh_error err;
+	int rc = tmesh_channel_try_send(end->channel, message, &err);
+
+	if (!rc)
+		return atoms.ok;
+	return rc == -EAGAIN ? again(env, end) : make_error(env, &err);
+}
+
 /* channel_send(channel, nil | handle, bytes) -> ok | eagain | full */
 NIF(channel_send)
 {
-	struct tmesh_message message = {0};
+	struct tmesh_message message;
 	struct channel_end *end;
-	struct handle *handle;
 	struct tmesh_error err;
-	ErlNifBinary bytes;
 	ERL_NIF_TERM term;
-	int rc;
 
-	if (!enif_inspect_binary(env, argv[2], &bytes) || bytes.size > sizeof(message.data)) {
-		refuse(&err, -EINVAL,
-		       "a message's bytes are a binary of at most %zu, %u beside "
-		       "a tensor",
-		       sizeof(message.data), TMESH_MESSAGE_TENSOR_BYTES);
+	if (!get_message(env, argv[1], argv[2], &message, &err))
 		return make_error(env, &err);
-	}
-	memcpy(message.data, bytes.data, bytes.size);
-	message.bytes = (uint32_t)bytes.size;
-	if (!enif_is_identical(argv[1], atoms.nil)) {
-		message.tensor = get_tensor(env, argv[1], &handle, &err);
-		if (!message.tensor)
-			return make_error(env, &err);
-	}
 	end = get_end(env, argv[0], &err);
-	if (!end) {
-		tmesh_tensor_unref(message.tensor);
-		return make_error(env, &err);
-	}
-	rc = tmesh_channel_try_send(end->channel, &message, &err);
-	if (!rc)
-		term = atoms.ok;
-	else if (rc == -EAGAIN)
-		term = again(env, end);
-	else
+	if (end) {
+		term = send_now(env, end, &message);
+		pthread_mutex_unlock(&end->lock);
+	} else {
 		term = make_error(env, &err);
-	pthread_mutex_unlock(&end->lock);
+	}
 	tmesh_tensor_unref(message.tensor);
 	return term;
 }
 
-/* {ok, {nil | {handle, ref}, bytes}}; takes over the message's tensor. */
+static bool same_layout(const struct tmesh_layout *a, const struct tmesh_layout *b)
+{
+	bool same = a->dtype == b->dtype && a->ndim == b->ndim && a->offset == b->offset;
+
+	for (int32_t i = 0; same && i < a->ndim; i++)
+		same = a->shape[i] == b->shape[i] && a->strides[i] == b->strides[i];
+	return same;
+}
+
+/* True: @came is the tensor @given, and was let go. */
+static bool is_given(struct tmesh_tensor *came, const struct tmesh_tensor *given)
+{
+	return came && given &&
+	       tmesh_region_id(tmesh_tensor_region(came)) ==
+		       tmesh_region_id(tmesh_tensor_region(given)) &&
+	       same_layout(tmesh_tensor_layout(came), tmesh_tensor_layout(given)) &&
+	       !tmesh_tensor_try_unref(came);
+}
+
+/* {ok, {nil | given | {handle, ref}, bytes}}; takes over the message's tensor. */
 static ERL_NIF_TERM make_message(ErlNifEnv *env, struct channel_end *end,
-				 const struct tmesh_message *message)
+				 const struct tmesh_message *message,
+				 const struct tmesh_tensor *given)
 {
 	ERL_NIF_TERM tensor = atoms.nil, bytes;
 	struct tmesh_error err;
 
-	if (message->tensor && !make_handle(env, end->context, message->tensor, &tensor, &err))
+	if (is_given(message->tensor, given))
+		tensor = atoms.given;
+	else if (message->tensor &&
+		 !make_handle(env, end->context, message->tensor, &tensor, &err))
 		return make_error(env, &err);
 	memcpy(enif_make_new_binary(env, message->bytes, &bytes), message->data, message->bytes);
 	return make_ok(env, enif_make_tuple2(env, tensor, bytes));
@@ -340,7 +376,7 @@ static NIF(prepare)
 	struct context *context;
 	struct channel_end *end;
 	struct tmesh_error err;
-	ERL_NIF_TERM term = enif_make_atom(env, "again");
+	ERL_NIF_TERM term = atoms.again;
 	bool closed;
 
 	end = get_end(env, argv[0], &err);
@@ -363,29 +399,85 @@ static NIF(prepare)
 	return term;
 }
 
-/* channel_recv(channel) -> {ok, message} | eagain | again (at once) | busy (soon) */
-NIF(channel_recv)
+/* {ok, message} | eagain | again (open its region first) | an error; the end is locked. */
+static ERL_NIF_TERM recv_now(ErlNifEnv *env, struct channel_end *end,
+			     const struct tmesh_tensor *given)
 {
 	struct tmesh_message message;
+	struct tmesh_error err;
+	int rc = receive(end, &message, &err);
+
+	switch (rc) {
+	case 0:
+		return make_message(env, end, &message, given);
+	case -EAGAIN:
+		return again(env, end);
+	case -EINPROGRESS:
+		return atoms.again;
+	default:
+		return make_error(env, &err);
+	}
+}
+
+/*
+ * channel_recv(channel, nil | handle) -> {ok, message} | eagain | again (at once) | busy (soon)
+ *
+ * Of a message about the handle's own tensor no other handle is made.
+ */
+NIF(channel_recv)
+{
+	struct tmesh_tensor *given = NULL;
 	struct channel_end *end;
+	struct handle *handle;
 	struct tmesh_error err;
 	ERL_NIF_TERM term;
-	int rc;
 
+	if (!enif_is_identical(argv[1], atoms.nil)) {
+		given = get_tensor(env, argv[1], &handle, &err);
+		if (!given)
+			return make_error(env, &err);
+	}
 	end = get_end(env, argv[0], &err);
-	if (!end)
-		return make_error(env, &err);
-	rc = receive(end, &message, &err);
-	if (!rc)
-		term = make_message(env, end, &message);
-	else if (rc == -EAGAIN)
-		term = again(env, end);
-	else if (rc == -EINPROGRESS)
-		term = enif_schedule_nif(env, "channel_recv", ERL_NIF_DIRTY_JOB_IO_BOUND, prepare,
-					 argc, argv);
-	else
+	if (end) {
+		term = recv_now(env, end, given);
+		pthread_mutex_unlock(&end->lock);
+	} else {
 		term = make_error(env, &err);
-	pthread_mutex_unlock(&end->lock);
+	}
+	tmesh_tensor_unref(given);
+	if (enif_is_identical(term, atoms.again))
+		return enif_schedule_nif(env, "channel_recv", ERL_NIF_DIRTY_JOB_IO_BOUND, prepare,
+					 argc, argv);
+	return term;
+}
+
+/*
+ * channel_call(out, into, nil | handle, bytes) -> {ok, message} | {sent, what receiving gave} |
+ * eagain | full (not sent)
+ */
+NIF(channel_call)
+{
+	struct channel_end *out, *into = NULL;
+	struct tmesh_message message;
+	struct tmesh_error err;
+	ERL_NIF_TERM term;
+
+	if (!get_message(env, argv[2], argv[3], &message, &err))
+		return make_error(env, &err);
+	out = get_end(env, argv[0], &err);
+	if (out)
+		into = get_end(env, argv[1], &err);
+	term = into ? send_now(env, out, &message) : make_error(env, &err);
+	if (into && enif_is_identical(term, atoms.ok)) {
+		term = recv_now(env, into, message.tensor);
+		if (enif_is_atom(env, term))
+			term = enif_make_tuple2(env, enif_make_atom(env, "sent"), term);
+	}
+	if (into)
+		pthread_mutex_unlock(&into->lock);
+	if (out)
+		pthread_mutex_unlock(&out->lock);
+	tmesh_tensor_unref(message.tensor);
 	return term;
 }
 

@@ -86,6 +86,8 @@ extern struct atoms {
 	ERL_NIF_TERM nil;
 	ERL_NIF_TERM cpu;
 	ERL_NIF_TERM eagain;
+	ERL_NIF_TERM again;
+	ERL_NIF_TERM given;
 	ERL_NIF_TERM undefined;
 	ERL_NIF_TERM dtypes[TMESH_FLOAT4_E2M1FN + 1];
 } atoms;
@@ -163,6 +165,7 @@ NIF(channel_create);
 NIF(channel_open);
 NIF(channel_send);
 NIF(channel_recv);
+NIF(channel_call);
 NIF(channel_cancel);
 NIF(channel_close);
 

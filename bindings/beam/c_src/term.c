@@ -16,6 +16,8 @@ void make_atoms(ErlNifEnv *env)
 		.nil = enif_make_atom(env, "nil"),
 		.cpu = enif_make_atom(env, "cpu"),
 		.eagain = enif_make_atom(env, "eagain"),
+		.again = enif_make_atom(env, "again"),
+		.given = enif_make_atom(env, "given"),
 		.undefined = enif_make_atom(env, "undefined"),
 	};
 	for (int i = 1; i <= TMESH_FLOAT4_E2M1FN; i++)

@@ -151,6 +151,117 @@ defmodule Tmesh.ChannelTest do
     end
   end
 
+  # Answers each message by what `fun` makes of it, until nobody asks any more.
+  defp answerer(fun, opts \\ []) do
+    {:ok, out} = Channel.create(:send, opts)
+    {:ok, into} = Channel.create(:recv, spin_us: 20)
+
+    task =
+      Task.async(fn ->
+        {:ok, from} = Channel.open(out.token, :recv)
+        {:ok, to} = Channel.open(into.token, :send)
+        answer(from, to, fun)
+      end)
+
+    {out, into, task}
+  end
+
+  defp answer(from, to, fun) do
+    with {:ok, message} <- Channel.recv(from, :infinity) do
+      :ok = Channel.send(to, fun.(message))
+      answer(from, to, fun)
+    end
+  end
+
+  describe "call/4" do
+    test "gives the ref that was given where the answer is about its tensor" do
+      for pause <- [0, 2] do
+        {out, into, task} =
+          answerer(fn message ->
+            Process.sleep(pause)
+            message
+          end)
+
+        ref = ZeroCopy.from_binary!("abcdef", [2, 3], :uint8)
+        assert {:ok, ^ref} = Channel.call(out, into, ref)
+        opened = stat(:regions_opened)
+
+        for n <- 1..50 do
+          assert {:ok, ^ref} = Channel.call(out, into, ref)
+          number = "#{n}"
+          assert {:ok, {^ref, ^number}} = Channel.call(out, into, {ref, number})
+          assert {:ok, ^number} = Channel.call(out, into, number)
+        end
+
+        assert stat(:regions_opened) == opened
+        assert ZeroCopy.to_binary!(ref) == "abcdef"
+        :ok = Channel.close(out)
+        assert {:error, %Error{type: :gone}} = Task.await(task)
+      end
+    end
+
+    test "gives any other tensor as a ref of its own" do
+      region = ZeroCopy.from_binary!("abcdef", [6], :uint8)
+      # Another description of the same bytes.
+      other = ZeroCopy.open!(%{ZeroCopy.grant!(region, :read) | shape: [2, 3], strides: [3, 1]})
+      equal = ZeroCopy.from_binary!("abcdef", [6], :uint8)
+      same = ZeroCopy.open!(ZeroCopy.grant!(region, :read))
+
+      for {answer, given?} <- [{other, false}, {equal, false}, {same, true}] do
+        {out, into, _task} = answerer(fn _message -> answer end)
+        assert {:ok, got} = Channel.call(out, into, region)
+        assert got == region == given?
+        assert got.shape == answer.shape
+        assert ZeroCopy.to_binary!(got) == "abcdef"
+        assert {:ok, %TensorRef{}} = Channel.call(out, into, "no tensor")
+      end
+    end
+
+    test "waits for room, and for the answer" do
+      {out, into, _task} =
+        answerer(
+          fn message ->
+            Process.sleep(20)
+            message
+          end,
+          slots: 1
+        )
+
+      ref = ZeroCopy.from_binary!("x", [1], :uint8)
+      for n <- 1..3, do: :ok = Channel.send(out, "#{n}")
+      # The answers to those before it come first.
+      assert {:ok, "1"} = Channel.call(out, into, ref)
+      assert {:ok, "2"} = Channel.recv(into)
+      assert {:ok, "3"} = Channel.recv(into)
+      assert {:ok, %TensorRef{}} = Channel.recv(into)
+      assert {:error, %Error{type: :timeout}} = Channel.call(out, into, ref, 1)
+    end
+
+    test "bad use is refused and sends nothing" do
+      {out, into} = ends()
+      {:ok, answers} = Channel.create(:recv)
+      closed = ZeroCopy.from_binary!("x", [1], :uint8)
+      :ok = ZeroCopy.release(closed)
+
+      for {type, call} <- [
+            invalid: fn -> Channel.call(into, answers, "x") end,
+            invalid: fn -> Channel.call(out, %{into | native: make_ref()}, "x") end,
+            invalid: fn -> Channel.call(%{out | native: make_ref()}, answers, "x") end,
+            invalid: fn -> Channel.call(out, answers, :binary.copy("x", 57)) end,
+            busy: fn -> Channel.call(out, out, "x") end,
+            closed: fn -> Channel.call(out, answers, closed) end
+          ] do
+        assert {:error, %Error{type: ^type}} = call.()
+      end
+
+      assert {:error, %Error{type: :timeout}} = Channel.recv(into, 0)
+      :ok = Channel.close(answers)
+      assert {:error, %Error{type: :closed}} = Channel.call(out, answers, "x")
+      assert {:error, %Error{type: :timeout}} = Channel.recv(into, 0)
+      assert_raise FunctionClauseError, fn -> Channel.call(out, into, "x", -1) end
+    end
+  end
+
   # Doubles what comes, in place, and sends it back.
   @double """
   import sys, tmesh

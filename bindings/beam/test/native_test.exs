@@ -16,6 +16,7 @@ defmodule Tmesh.NativeTest do
     context = Tmesh.Context.get()
     {:ok, {into, token}} = Native.channel_create(context, :recv, @channel)
     {:ok, out} = Native.channel_open(context, token, :send, @channel)
+    {:ok, {back, _token}} = Native.channel_create(context, :send, @channel)
     {:ok, gpu} = Tmesh.DLPack.import_gpu_tensor(json)
 
     [
@@ -37,6 +38,7 @@ defmodule Tmesh.NativeTest do
       channel_create: [context, :send, @channel],
       channel_open: [context, token, :recv, @channel],
       channel_send: [out, nil, "abc"],
+      channel_call: [back, into, nil, "abc"],
       channel_cancel: [into],
       channel_close: [out],
       arrow_stream: [
@@ -74,6 +76,7 @@ defmodule Tmesh.NativeTest do
         end
 
       assert match?({:ok, _}, answer) or match?({:error, {_, _}}, answer) or answer == :ok or
+               match?({:sent, _}, answer) or
                (match?({:badarg, _}, answer) and name == :context_open),
              "#{name}, argument #{i}: #{inspect(answer, limit: 5)}"
     end

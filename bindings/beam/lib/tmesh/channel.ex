@@ -103,14 +103,15 @@ defmodule Tmesh.Channel do
   def send(%__MODULE__{native: native}, message, timeout \\ 5_000) when is_timeout(timeout) do
     with {:ok, handle, bytes} <- to_native(message) do
       case Native.channel_send(native, handle, bytes) do
-        :ok ->
-          :ok
-
-        tried ->
-          try = fn -> Native.channel_send(native, handle, bytes) end
-          tried |> wait(native, try, deadline(timeout)) |> native()
+        :ok -> :ok
+        tried -> send_later(tried, native, handle, bytes, deadline(timeout))
       end
     end
+  end
+
+  defp send_later(tried, native, handle, bytes, deadline) do
+    try = fn -> Native.channel_send(native, handle, bytes) end
+    tried |> wait(native, try, deadline) |> native()
   end
 
   defp to_native({%TensorRef{handle: handle}, bytes}) when handle != nil, do: {:ok, handle, bytes}
@@ -133,22 +134,72 @@ defmodule Tmesh.Channel do
   """
   @spec recv(t(), timeout()) :: {:ok, message()} | {:error, Error.t()}
   def recv(%__MODULE__{native: native}, timeout \\ 5_000) when is_timeout(timeout) do
-    case Native.channel_recv(native) do
-      {:ok, message} ->
-        {:ok, from_native(message)}
-
-      tried ->
-        try = fn -> Native.channel_recv(native) end
-
-        with {:ok, message} <- wait(tried, native, try, deadline(timeout)) |> native() do
-          {:ok, from_native(message)}
-        end
+    case Native.channel_recv(native, nil) do
+      {:ok, message} -> {:ok, from_native(message, nil)}
+      tried -> recv_later(tried, native, nil, nil, deadline(timeout))
     end
   end
 
-  defp from_native({nil, bytes}), do: bytes
-  defp from_native({{handle, ref}, ""}), do: TensorRef.unnamed(handle, ref)
-  defp from_native({{handle, ref}, bytes}), do: {TensorRef.unnamed(handle, ref), bytes}
+  defp recv_later(tried, native, handle, given, deadline) do
+    try = fn -> Native.channel_recv(native, handle) end
+
+    with {:ok, message} <- tried |> wait(native, try, deadline) |> native() do
+      {:ok, from_native(message, given)}
+    end
+  end
+
+  defp from_native({nil, bytes}, _given), do: bytes
+  defp from_native({tensor, ""}, given), do: ref(tensor, given)
+  defp from_native({tensor, bytes}, given), do: {ref(tensor, given), bytes}
+
+  defp ref(:given, {given, _bytes}), do: given
+  defp ref(:given, given), do: given
+  defp ref({handle, ref}, _given), do: TensorRef.unnamed(handle, ref)
+
+  @doc """
+  Send a message by `out` and wait for the one that comes by `into`: a call of somebody who answers
+  each message with one of its own. Both ends are this process's.
+
+  Where the answer is about the very tensor of `message`, say because it was changed in place, it
+  comes with the ref that was given, and nothing else is to be released. With `spin_us` at `into`
+  it costs one native call.
+
+  Errors as of `send/3` and `recv/2`. After a timeout the answer may come yet, and would be taken
+  for that to the next call: close the channels then, or number the messages.
+
+      iex> {:ok, out} = Tmesh.Channel.create(:send)
+      iex> {:ok, into} = Tmesh.Channel.create(:recv)
+      iex> answer = Task.async(fn ->
+      ...>   {:ok, from} = Tmesh.Channel.open(out.token, :recv)
+      ...>   {:ok, to} = Tmesh.Channel.open(into.token, :send)
+      ...>   {:ok, question} = Tmesh.Channel.recv(from)
+      ...>   Tmesh.Channel.send(to, question <> " yourself")
+      ...> end)
+      iex> Tmesh.Channel.call(out, into, "hello")
+      {:ok, "hello yourself"}
+      iex> Task.await(answer)
+      :ok
+  """
+  @spec call(t(), t(), message(), timeout()) :: {:ok, message()} | {:error, Error.t()}
+  def call(%__MODULE__{native: out}, %__MODULE__{native: into}, message, timeout \\ 5_000)
+      when is_timeout(timeout) do
+    with {:ok, handle, bytes} <- to_native(message) do
+      case Native.channel_call(out, into, handle, bytes) do
+        {:ok, answer} ->
+          {:ok, from_native(answer, message)}
+
+        {:sent, tried} ->
+          recv_later(tried, into, handle, message, deadline(timeout))
+
+        tried ->
+          deadline = deadline(timeout)
+
+          with :ok <- send_later(tried, out, handle, bytes, deadline) do
+            recv_later(Native.channel_recv(into, handle), into, handle, message, deadline)
+          end
+      end
+    end
+  end
 
   @doc "Leave the channel. What was sent can still be received. Closing again is fine."
   @spec close(t()) :: :ok

@@ -141,10 +141,17 @@ defmodule Tmesh.Native do
           :ok | :eagain | :full | {:error, reason()}
   def channel_send(_channel, _handle, _bytes), do: :erlang.nif_error(:not_loaded)
 
-  # After again at once, after busy a little later.
-  @spec channel_recv(channel()) ::
-          result({nil | {handle(), ref()}, binary()}) | :eagain | :again | :busy
-  def channel_recv(_channel), do: :erlang.nif_error(:not_loaded)
+  @type channel_message :: {nil | :given | {handle(), ref()}, binary()}
+
+  # After again at once, after busy a little later. A message about the handle's own tensor is given
+  # as such.
+  @spec channel_recv(channel(), handle() | nil) ::
+          result(channel_message()) | :eagain | :again | :busy
+  def channel_recv(_channel, _handle), do: :erlang.nif_error(:not_loaded)
+
+  @spec channel_call(channel(), channel(), handle() | nil, binary()) ::
+          result(channel_message()) | {:sent, :eagain | :again} | :eagain | :full
+  def channel_call(_out, _into, _handle, _bytes), do: :erlang.nif_error(:not_loaded)
 
   @spec channel_cancel(channel()) :: :ok
   def channel_cancel(_channel), do: :erlang.nif_error(:not_loaded)
