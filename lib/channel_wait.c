@@ -101,26 +101,18 @@ static bool arm_poll(struct tmesh_channel *channel)
 	return true;
 }
 
-/* The first looks, without a pause, which is as long as half the way between near CPUs. Where there
- * is one word that changes when it becomes worth a try, nothing else is looked at. */
-static inline bool glance(struct tmesh_channel *channel)
+/* A receiver's first looks, without a pause, which is as long as half the way between near CPUs.
+ * Only where there is one word to look at. */
+static inline bool glance(const struct tmesh_channel *channel)
 {
-	struct channel_lane *lane = channel->lane;
-	const atomic_uint_fast64_t *word = lane ? &lane->head : NULL;
-	uint64_t was;
+	struct channel_lane *lane = channel_lane(channel, 0);
+	uint64_t head = atomic_load_explicit(&lane->head, memory_order_acquire);
+	const atomic_uint_fast64_t *word = &channel_slot(channel, lane, head)->word;
 
-	if (!channel->spin_max || (!lane && channel->shape.lanes > 1))
+	if (!channel->spin_max || channel->shape.lanes > 1)
 		return false;
-	if (!lane) {
-		lane = channel_lane(channel, 0);
-		was = atomic_load_explicit(&lane->head, memory_order_acquire);
-		word = &channel_slot(channel, lane, was)->word;
-	}
-	was = atomic_load_explicit(word, memory_order_acquire);
-	if (tmesh_channel_ready(channel))
-		return true;
 	for (int i = 0; i < EAGER; i++)
-		if (atomic_load_explicit(word, memory_order_acquire) != was)
+		if (channel_published(atomic_load_explicit(word, memory_order_acquire), head))
 			return true;
 	return false;
 }
