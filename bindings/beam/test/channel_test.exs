@@ -196,7 +196,7 @@ defmodule Tmesh.ChannelTest do
         assert stat(:regions_opened) == opened
         assert ZeroCopy.to_binary!(ref) == "abcdef"
         :ok = Channel.close(out)
-        assert {:error, %Error{type: :gone}} = Task.await(task)
+        assert {:error, %Error{type: :gone}} = Task.await(task, 30_000)
       end
     end
 
@@ -234,7 +234,10 @@ defmodule Tmesh.ChannelTest do
       assert {:ok, "2"} = Channel.recv(into)
       assert {:ok, "3"} = Channel.recv(into)
       assert {:ok, %TensorRef{}} = Channel.recv(into)
+      {out, from} = ends()
       assert {:error, %Error{type: :timeout}} = Channel.call(out, into, ref, 1)
+      # It was sent all the same.
+      assert {:ok, %TensorRef{}} = Channel.recv(from)
     end
 
     test "bad use is refused and sends nothing" do
