@@ -38,4 +38,10 @@ cuda-check: $(STANDIN) $(B)/libtmesh-cuda.so $(CUDA_PLUGINS) $(CUDA_OUT)/program
 	LD_LIBRARY_PATH=$(CURDIR)/$(CUDA_OUT):$(CURDIR)/$(B) $(VPYTHON) -P $(CUDA_TESTS)/python.py || status=1; \
 	exit $$status
 
-.PHONY: cuda-check
+# Their part on host regions, on the backend that is there: in guests, the module.
+cuda-host-check: export CMOCKA_MESSAGE_OUTPUT := TAP
+cuda-host-check: export TMESH_TEST_LIBCUDA := $(CURDIR)/$(STANDIN)
+cuda-host-check: $(STANDIN) $(CUDA_OUT)/test_host
+	@$(CUDA_OUT)/test_host
+
+.PHONY: cuda-check cuda-host-check

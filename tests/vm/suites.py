@@ -61,8 +61,9 @@ def bindings(tap, name):
 
 
 def library(tap, name):
-    """The unit tests of the library and those of tmeshctl, the same way."""
-    in_debian(tap, name, "library", "unit-check", "tools-check")
+    """The unit tests of the library, those of tmeshctl, and the GPU's use of host regions (on a
+    stand-in for the driver), the same way."""
+    in_debian(tap, name, "library", "unit-check", "tools-check", "cuda-host-check")
 
 
 def demo(tap, name):
