@@ -186,7 +186,12 @@ int tmesh_cuda_register(struct tmesh_cuda *cuda, struct tmesh_region *region, in
 		free(memory);
 		return rc;
 	}
-	rc = watch_start(cuda, err);
+	/* A mapping from before is still there, with nothing behind it. */
+	if (tmesh_region_events(region) & TMESH_EVENT_TAKEN)
+		rc = tmesh_fail(err, -ESTALE,
+				"register: the region was revoked, or its lease has lapsed");
+	if (!rc)
+		rc = watch_start(cuda, err);
 	if (!rc)
 		rc = cuda_enter(cuda, device, err);
 	if (!rc) {
