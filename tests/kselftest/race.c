@@ -27,7 +27,9 @@ void *map(void *arg)
 	while (!stopped(s)) {
 		unsigned char *p =
 			t_map(s->handle, RACE_BYTES, t_random(&seed) % 2 ? RW : PROT_READ);
-		size_t at = t_random(&seed) % (RACE_BYTES / PAGE - 4) * PAGE;
+		/* A hole at its beginning would be one with what is free before it, and another
+		 * thread's mapping, say a stack, could reach into it before all of it goes. */
+		size_t at = (1 + t_random(&seed) % (RACE_BYTES / PAGE - 5)) * PAGE;
 
 		if (p == MAP_FAILED)
 			continue;
