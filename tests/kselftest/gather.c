@@ -425,7 +425,7 @@ TEST(huge, "views of whole 2 MiB folios are mapped by 2 MiB")
 	CHECK(shows(p + 512 * WORDS, 13, 512, 512));
 	CHECK(shows(p + 1024 * WORDS, 12, 0, 512));
 	CHECK(shows(p + 1536 * WORDS, 13, 0, 7));
-	CHECK_EQ(t_smaps(p, "FilePmdMapped"), 3 * HUGE / KB);
+	CHECK_EQ(t_pmd_mapped(p, 3 * HUGE), 3 * HUGE / KB);
 
 	/* One page beside it, and no 2 MiB of the view are a folio any more. */
 	extents[1] = t_extent(b, 511, 512);

@@ -78,13 +78,13 @@ TEST(pmd, "huge regions are mapped by 2 MiB entries, through every handle")
 	for (size_t i = 0; i < BYTES; i += HUGE)
 		p[i] = 1;
 	CHECK_EQ((unsigned long)p % HUGE, 0);
-	CHECK_EQ(t_smaps(p, "FilePmdMapped"), BYTES / KB);
+	CHECK_EQ(t_pmd_mapped(p, BYTES), BYTES / KB);
 	second = REQUIRE_OK(t_derive(fd, R_READ, 0));
 	q = t_map(second, BYTES, PROT_READ);
 	REQUIRE(q != MAP_FAILED);
 	for (size_t i = 0; i < BYTES; i += HUGE)
 		CHECK_EQ(q[i], 1);
-	CHECK_EQ(t_smaps(q, "FilePmdMapped"), BYTES / KB);
+	CHECK_EQ(t_pmd_mapped(q, BYTES), BYTES / KB);
 }
 
 TEST(pmd_always, "no huge region ever misses its 2 MiB entries")
@@ -94,7 +94,7 @@ TEST(pmd_always, "no huge region ever misses its 2 MiB entries")
 		unsigned char *p = mapped(&fd, BYTES, TMESH_CREATE_HUGE);
 
 		touch_all(p, BYTES);
-		CHECK_EQ(t_smaps(p, "FilePmdMapped"), BYTES / KB);
+		CHECK_EQ(t_pmd_mapped(p, BYTES), BYTES / KB);
 		munmap(p, BYTES);
 		close(fd);
 		close(dev);

@@ -446,6 +446,20 @@ bool t_file_value(const char *path, const char *key, char *value, size_t room)
 	return found;
 }
 
+/* On 6.1 smaps leaves out those that NUMA balancing has just marked: they count once they were
+ * touched again. */
+long t_pmd_mapped(const volatile void *p, size_t bytes)
+{
+	long kb = 0;
+
+	for (int tries = 0; tries < 5 && kb != (long)(bytes / 1024); tries++) {
+		for (size_t i = 0; i < bytes; i += HUGE)
+			(void)((const volatile unsigned char *)p)[i];
+		kb = t_smaps((const void *)p, "FilePmdMapped");
+	}
+	return kb;
+}
+
 long t_meminfo(const char *field)
 {
 	char value[64];

@@ -114,6 +114,8 @@ void t_catch_faults(void);
 int t_count_fds(void);
 /* A field of the smaps entry of the mapping at @p, in kB; -1 where there is none. */
 long t_smaps(const void *p, const char *field);
+/* How many kB of the first @bytes at @p 2 MiB entries map, when they are touched. */
+long t_pmd_mapped(const volatile void *p, size_t bytes);
 long t_meminfo(const char *field);
 /* True when a line "@key value" or "@key: value" stands in a file. */
 bool t_file_value(const char *path, const char *key, char *value, size_t room);
