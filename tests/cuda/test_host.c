@@ -263,12 +263,9 @@ static void test_refused(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		standin_test(test_registered),
-		standin_test(test_read_only),
-		standin_test(test_staged),
-		standin_test(test_lease),
-		standin_test(test_revoked),
-		standin_test(test_given_back_under_the_watcher),
+		standin_test(test_registered), standin_test(test_read_only),
+		standin_test(test_staged),     standin_test(test_lease),
+		standin_test(test_revoked),    standin_test(test_given_back_under_the_watcher),
 		standin_test(test_refused),
 	};
 

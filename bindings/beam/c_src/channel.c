@@ -73,8 +73,7 @@ static void finish(ErlNifEnv *env, struct channel_end *end)
 		let_go(env, end);
 	pthread_mutex_unlock(&end->lock);
 	if (fd >= 0)
-		enif_select(env, fd, ERL_NIF_SELECT_STOP, end, NULL,
-			    atoms.undefined);
+		enif_select(env, fd, ERL_NIF_SELECT_STOP, end, NULL, atoms.undefined);
 }
 
 static void close_end(ErlNifEnv *env, struct channel_end *end)
@@ -346,8 +345,7 @@ static ERL_NIF_TERM make_message(ErlNifEnv *env, struct channel_end *end,
 
 	if (is_given(message->tensor, given))
 		tensor = atoms.given;
-	else if (message->tensor &&
-		 !make_handle(env, end->context, message->tensor, &tensor, &err))
+	else if (message->tensor && !make_handle(env, end->context, message->tensor, &tensor, &err))
 		return make_error(env, &err);
 	memcpy(enif_make_new_binary(env, message->bytes, &bytes), message->data, message->bytes);
 	return make_ok(env, enif_make_tuple2(env, tensor, bytes));

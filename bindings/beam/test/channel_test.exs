@@ -251,7 +251,10 @@ defmodule Tmesh.ChannelTest do
             invalid: fn -> Channel.call(out, %{into | native: make_ref()}, "x") end,
             invalid: fn -> Channel.call(%{out | native: make_ref()}, answers, "x") end,
             invalid: fn -> Channel.call(out, answers, :binary.copy("x", 57)) end,
-            busy: fn -> Channel.call(out, out, "x") end,
+            invalid: fn -> Channel.call(out, out, "x") end,
+            busy: fn ->
+              Channel.call(%{answers | native: out.native}, %{answers | native: out.native}, "x")
+            end,
             closed: fn -> Channel.call(out, answers, closed) end
           ] do
         assert {:error, %Error{type: ^type}} = call.()

@@ -181,7 +181,13 @@ defmodule Tmesh.Channel do
       :ok
   """
   @spec call(t(), t(), message(), timeout()) :: {:ok, message()} | {:error, Error.t()}
-  def call(%__MODULE__{native: out}, %__MODULE__{native: into}, message, timeout \\ 5_000)
+  def call(out, into, message, timeout \\ 5_000)
+
+  # Before anything is sent.
+  def call(%__MODULE__{}, %__MODULE__{role: :send}, _message, timeout) when is_timeout(timeout),
+    do: {:error, Error.new(:invalid, "the end for the answers is one that sends")}
+
+  def call(%__MODULE__{native: out}, %__MODULE__{native: into}, message, timeout)
       when is_timeout(timeout) do
     with {:ok, handle, bytes} <- to_native(message) do
       case Native.channel_call(out, into, handle, bytes) do
