@@ -185,10 +185,11 @@ static void tmesh_drain_step(struct tmesh_region *region, bool again)
  *
  * What is left is looked at again later, without anybody's help.
  *
- * Context: may sleep; the region's lock must not be held.
+ * Context: may sleep, and long; neither the region's lock nor the claims_lock may be held.
  */
 void tmesh_drain(struct tmesh_region *region)
 {
+	lockdep_assert_not_held(&region->claims_lock);
 	tmesh_drain_step(region, false);
 }
 
@@ -214,29 +215,25 @@ static void tmesh_uses_own(struct tmesh_region *region)
 }
 
 /**
- * tmesh_drain_begin() - give a revoked region's memory back
+ * tmesh_drain_begin() - hand a revoked region's memory over to the drain
  * @region: revoked, so that no use begins
  * @mem:    what it had; not mapped any more, and the drain's from here on
  *
- * Where the pages are borrowed, uses keep them by themselves from here on.
- *
- * Context: as tmesh_drain().
+ * The revoker calls tmesh_drain() once it has let go of the claims_lock: giving much memory back
+ * takes long, and those whom the region was taken from shall not wait for it. Nobody calls it for
+ * a view that goes with its source, and giving back what it borrowed takes the claims_lock of
+ * each lender, so that is left to the work; its uses keep the pages by themselves from here on.
  */
 void tmesh_drain_begin(struct tmesh_region *region, struct tmesh_mem *mem)
 {
-	bool borrowed = mem->ops->borrowed;
-
 	mutex_lock(&region->uses_lock);
 	WRITE_ONCE(region->gone, mem);
-	if (borrowed) {
+	if (mem->ops->borrowed) {
 		tmesh_uses_own(region);
-		/* Not here: giving it back takes the claims_lock of each lender. */
 		region->drain_delay = TMESH_DRAIN_MIN;
 		mod_delayed_work(tmesh_wq, &region->drain, 0);
 	}
 	mutex_unlock(&region->uses_lock);
-	if (!borrowed)
-		tmesh_drain(region);
 }
 
 /**

@@ -62,7 +62,7 @@ static void tmesh_revoke_claims(struct tmesh_region *region)
  * tmesh_region_revoke() - take a region back from everybody
  * @region: the region
  *
- * Frees what nobody has pinned, and sees to the rest.
+ * Its memory is the drain's afterwards: the caller is to call tmesh_drain().
  *
  * Context: claims_lock is held; takes that of views.
  * Return: 0; -ESTALE when it was revoked before; -EBUSY when a pinning handle forbids it;
@@ -164,6 +164,8 @@ int tmesh_ioctl_revoke(struct tmesh_ucmd *ucmd)
 	if (rc == -ESTALE && wait)
 		rc = 0;
 	if (!rc) {
+		tmesh_drain(region);
+		/* What devices worked on may be free by then. */
 		tmesh_exports_wait(region);
 		tmesh_drain(region);
 		if (wait)
