@@ -127,10 +127,12 @@ SECTIONS = (
               "module/touch 256 MiB of a memfd", "faults of a memfd", 0.2),
         Bound("create 256 MiB", "module/create 256 MiB", "module/memfd of 256 MiB, populated",
               "memfd + populate", 1.2),
-        Bound("take 1 GiB from ten, 4 KiB pages", "module/revoke 1 GiB of 4 KiB pages from ten",
-              "module/ten munmaps of 4 KiB pages", "ten munmaps", 1.5),
-        Bound("take 1 GiB from ten, huge pages", "module/revoke 1 GiB of huge pages from ten",
-              "module/ten munmaps of huge pages", "ten munmaps", 1.5),
+        *(Bound(f"take 1 GiB from ten, {kind}", f"module/revoke 1 GiB of {kind} from ten",
+                f"module/ten munmaps of {kind}{end}", floor, limit)
+          for kind in ("4 KiB pages", "huge pages")
+          for end, floor, limit in (
+              (" and the last close", "ten munmaps and the last close, which frees it", 1.5),
+              ("", "ten munmaps, which free nothing", None))),
         Bound("export, map 256 MiB", "module/export and map 256 MiB",
               "module/udmabuf and map 256 MiB", "udmabuf", 1.0),
         Bound("export, map 256 MiB, 4 KiB pages", "module/export and map 256 MiB of 4 KiB pages",
