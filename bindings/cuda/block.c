@@ -14,25 +14,39 @@ static uint64_t round_up(uint64_t bytes, uint64_t to)
 	return (bytes + to - 1) / to * to;
 }
 
-struct cu_alloc_prop block_prop(int device)
+/* For devices on the bus too, which what cuMemAlloc() gives is without being asked. Where the
+ * driver does not take the flag the memory cannot be made with it. */
+static int block_prop(struct tmesh_cuda *cuda, int device, struct cu_alloc_prop *prop,
+		      struct tmesh_error *err)
 {
-	return (struct cu_alloc_prop){
+	int rdma = 0;
+	cu_result rc = cuda->driver.device_attribute(&rdma, CU_ATTR_VMM_RDMA,
+						     cuda->devices[device].handle);
+
+	*prop = (struct cu_alloc_prop){
 		.type = CU_ALLOCATION_PINNED,
 		.handle_types = CU_HANDLE_POSIX_FD,
 		.location = {.type = CU_LOCATION_DEVICE, .id = device},
+		.rdma = rdma != 0,
 	};
+	/* A driver from before the flag does not know the question. */
+	return rc == CU_INVALID_VALUE ? 0 : cuda_check(cuda, rc, "cuDeviceGetAttribute", err);
 }
 
 int block_granule(struct tmesh_cuda *cuda, int device, uint64_t *granule, struct tmesh_error *err)
 {
-	struct cu_alloc_prop prop = block_prop(device);
 	struct device *d = &cuda->devices[device];
+	struct cu_alloc_prop prop;
 	int rc = CUDA_HAS(cuda, granularity, err);
 
-	if (!rc && !d->granule)
-		rc = cuda_check(
-			cuda, cuda->driver.granularity(&d->granule, &prop, CU_GRANULARITY_MINIMUM),
-			"cuMemGetAllocationGranularity", err);
+	if (!rc && !d->granule) {
+		rc = block_prop(cuda, device, &prop, err);
+		if (!rc)
+			rc = cuda_check(cuda,
+					cuda->driver.granularity(&d->granule, &prop,
+								 CU_GRANULARITY_MINIMUM),
+					"cuMemGetAllocationGranularity", err);
+	}
 	*granule = d->granule;
 	return rc;
 }
@@ -195,10 +209,13 @@ static void block_release(struct tmesh_cuda *cuda, struct block *block)
 
 static int create(struct tmesh_cuda *cuda, struct block *block, struct tmesh_error *err)
 {
-	struct cu_alloc_prop prop = block_prop(block->device);
-	int rc = cuda_check(cuda, cuda->driver.mem_create(&block->handle, block->bytes, &prop, 0),
-			    "cuMemCreate", err);
+	struct cu_alloc_prop prop;
+	int rc = block_prop(cuda, block->device, &prop, err);
 
+	if (!rc)
+		rc = cuda_check(cuda,
+				cuda->driver.mem_create(&block->handle, block->bytes, &prop, 0),
+				"cuMemCreate", err);
 	if (rc)
 		return rc;
 	rc = block_map(cuda, block->handle, block->bytes, block->device, block->device,

@@ -51,6 +51,28 @@ static int try_export(struct tmesh_cuda_memory *memory, struct tmesh_error *err)
 	return rc;
 }
 
+/* The flag is a wish: whether it came true the driver says of the memory. */
+static int ask_rdma(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_memory *memory,
+		    struct tmesh_error *err)
+{
+	int can = 0;
+	int rc =
+		ask(cuda, device, CU_ATTR_VMM_RDMA, "GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED", err);
+
+	if (!rc)
+		rc = cuda_enter(cuda, device, err);
+	if (rc)
+		return rc;
+	rc = cuda_check(cuda,
+			cuda->driver.pointer_attribute(&can, CU_POINTER_ATTR_RDMA, memory->pointer),
+			"cuPointerGetAttribute", err);
+	cuda_leave(cuda);
+	return rc || can ? rc
+			 : tmesh_fail(err, -EOPNOTSUPP,
+				      "memory made with the flag is not: "
+				      "IS_GPU_DIRECT_RDMA_CAPABLE is 0");
+}
+
 static int try_dmabuf(struct tmesh_cuda_memory *memory, struct tmesh_error *err)
 {
 	int fd;
@@ -106,11 +128,14 @@ int tmesh_cuda_caps(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_cap *
 	peers(cuda, device, &caps[4]);
 	rc = ask(cuda, device, CU_ATTR_IPC_EVENT, "IPC_EVENT_SUPPORTED", &why);
 	set(&caps[5], "ipc-event", rc, &why, "the driver says so");
+	rc = memory ? ask_rdma(cuda, device, memory, &why)
+		    : tmesh_fail(&why, -EOPNOTSUPP, "needs vmm");
+	set(&caps[6], "gpudirect-rdma", rc, &why, "the driver says so of one granule");
 	rc = memory ? try_dmabuf(memory, &why) : tmesh_fail(&why, -EOPNOTSUPP, "needs vmm");
-	set(&caps[6], "dma-buf-export", rc, &why, "tried with one granule");
-	caps[7].name = "dma-buf-import";
-	caps[7].level = TMESH_CUDA_NOT_TRIED;
-	snprintf(caps[7].reason, sizeof(caps[7].reason),
+	set(&caps[7], "dma-buf-export", rc, &why, "tried with one granule");
+	caps[8].name = "dma-buf-import";
+	caps[8].level = TMESH_CUDA_NOT_TRIED;
+	snprintf(caps[8].reason, sizeof(caps[8].reason),
 		 "few platforms take dma-bufs; tried when one is imported");
 	tmesh_cuda_memory_unref(memory);
 	return 0;

@@ -175,7 +175,6 @@ uint64_t region_lease_ns(struct tmesh_region *region);
 
 /* block.c */
 int block_granule(struct tmesh_cuda *cuda, int device, uint64_t *granule, struct tmesh_error *err);
-struct cu_alloc_prop block_prop(int device);
 /* Map @handle at new addresses, for @device and @resident. */
 int block_map(struct tmesh_cuda *cuda, cu_mem handle, uint64_t bytes, int device, int resident,
 	      uint32_t rights, cu_ptr *base, struct tmesh_error *err);

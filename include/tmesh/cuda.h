@@ -73,11 +73,11 @@ enum tmesh_cuda_level {
 
 struct tmesh_cuda_cap {
 	const char *name; /* host-register, host-register-read-only, vmm, posix-fd, peer-access,
-			   * ipc-event, dma-buf-export, dma-buf-import */
+			   * ipc-event, gpudirect-rdma, dma-buf-export, dma-buf-import */
 	enum tmesh_cuda_level level;
 	char reason[160]; /* why not; else how it is known */
 };
-#define TMESH_CUDA_CAPS 8
+#define TMESH_CUDA_CAPS 9
 
 /* Fills @caps, an array of TMESH_CUDA_CAPS. Tries with one granule of memory. */
 int tmesh_cuda_caps(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_cap *caps,

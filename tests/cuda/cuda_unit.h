@@ -57,6 +57,7 @@
 /* The stand-in's own calls, and the driver's that only tests need. */
 static standin_fail_fn *standin_fail;
 static standin_during_fn *standin_during;
+static standin_set_up_fn *standin_set_up;
 static standin_calls_fn *standin_calls;
 static standin_live_fn *standin_live;
 static standin_access_fn *standin_access;
@@ -112,6 +113,7 @@ __attribute__((unused)) static void bed_open(struct bed *bed, uint64_t block_byt
 
 	standin_fail = standin_symbol("standin_fail");
 	standin_during = standin_symbol("standin_during");
+	standin_set_up = standin_symbol("standin_set_up");
 	standin_calls = standin_symbol("standin_calls");
 	standin_live = standin_symbol("standin_live");
 	standin_access = standin_symbol("standin_access");
@@ -141,6 +143,7 @@ __attribute__((unused)) static int set_up(void **state)
 __attribute__((unused)) static int tear_down(void **state)
 {
 	bed_close(*state);
+	standin_set_up(NULL);
 	free(*state);
 	return 0;
 }

@@ -9,7 +9,7 @@
  *   devices=N       2 unless said
  *   mib=N           memory of each device, of which one process can have all; 256 unless said
  *   version=N       as cuDriverGetVersion() gives; 13000 unless said
- *   without=NAME    vmm, posix-fd, read-only, ipc-event, dma-buf, host-register, pcie, peers
+ *   without=NAME    vmm, rdma, posix-fd, read-only, ipc-event, dma-buf, host-register, pcie, peers
  *   fail=SYMBOL/CODE/SKIP   as standin_fail()
  *
  * Device memory has one address in a process for all who may touch it. Which device may is kept
@@ -26,7 +26,7 @@
 #include <unistd.h>
 
 pthread_mutex_t standin_lock = PTHREAD_MUTEX_INITIALIZER;
-struct standin_setup standin = {.devices = 2, .bytes = 256ull << 20, .version = 13000};
+struct standin_setup standin;
 
 static bool initialized;
 static struct {
@@ -135,14 +135,19 @@ static void set_up_word(char *word)
 		standin_fail(symbol, code, skip);
 }
 
-__attribute__((constructor)) static void set_up(void)
+void standin_set_up(const char *words)
 {
-	const char *text = getenv("TMESH_STANDIN");
-	char *copy = text ? strdup(text) : NULL, *rest = copy;
+	char *copy = words ? strdup(words) : NULL, *rest = copy;
 
+	standin = (struct standin_setup){.devices = 2, .bytes = 256ull << 20, .version = 13000};
 	for (char *word; (word = strsep(&rest, ",")) != NULL;)
 		set_up_word(word);
 	free(copy);
+}
+
+__attribute__((constructor)) static void start(void)
+{
+	standin_set_up(getenv("TMESH_STANDIN"));
 }
 
 bool standin_without(const char *name)
@@ -265,6 +270,9 @@ cu_result cuDeviceGetAttribute(int *value, int attribute, cu_device device)
 		return CU_OK;
 	case CU_ATTR_VMM:
 		*value = !standin_without("vmm");
+		return CU_OK;
+	case CU_ATTR_VMM_RDMA:
+		*value = !standin_without("rdma");
 		return CU_OK;
 	case CU_ATTR_POSIX_FD:
 		*value = !standin_without("posix-fd");

@@ -13,6 +13,8 @@
 typedef void standin_fail_fn(const char *symbol, int code, unsigned int skip);
 /* The next call of this symbol calls @during first. */
 typedef void standin_during_fn(const char *symbol, void (*during)(void *data), void *data);
+/* What TMESH_STANDIN says (standin.c), from now on; NULL: nothing. */
+typedef void standin_set_up_fn(const char *words);
 /* How often it was called. */
 typedef unsigned long standin_calls_fn(const char *symbol);
 /* What this process has of the driver's objects and not given back: handles, mappings,

@@ -24,6 +24,7 @@ static struct physical {
 	unsigned int handles;
 	unsigned int mappings;
 	bool exportable;
+	bool rdma;
 	bool made; /* here: counts against the device's memory */
 } physical[STANDIN_MAX];
 
@@ -185,6 +186,9 @@ static cu_result check_prop(const struct cu_alloc_prop *prop)
 		return CU_INVALID_VALUE;
 	if (prop->location.id < 0 || prop->location.id >= standin.devices)
 		return CU_INVALID_DEVICE;
+	/* Seen on integrated GPUs, which have VMM and not this. */
+	if (prop->rdma && standin_without("rdma"))
+		return CU_INVALID_DEVICE;
 	return prop->handle_types && standin_without("posix-fd") ? CU_NOT_SUPPORTED : CU_OK;
 }
 
@@ -212,6 +216,7 @@ cu_result cuMemCreate(cu_mem *mem, size_t bytes, const struct cu_alloc_prop *pro
 	if (!rc) {
 		memory->handles = 1;
 		memory->exportable = prop->handle_types & CU_HANDLE_POSIX_FD;
+		memory->rdma = prop->rdma;
 		*mem = (cu_mem)(memory - physical) + 1;
 	}
 	pthread_mutex_unlock(&standin_lock);
@@ -522,6 +527,8 @@ cu_result cuPointerGetAttribute(void *value, int attribute, cu_ptr ptr)
 		*(int *)value = range->of->device;
 	else if (attribute == CU_POINTER_ATTR_IPC_CAPABLE)
 		*(int *)value = range->kind == WHOLE;
+	else if (attribute == CU_POINTER_ATTR_RDMA)
+		*(int *)value = range->of->rdma || range->kind == WHOLE;
 	else if (attribute == CU_POINTER_ATTR_BUFFER_ID)
 		*(unsigned long long *)value = (unsigned long long)(range - ranges) + 1;
 	else

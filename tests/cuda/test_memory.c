@@ -285,6 +285,43 @@ static void test_caps(void **state)
 	assert_refused(tmesh_cuda_caps(bed->cuda, 2, caps, err), -ENODEV, "no GPU 2");
 }
 
+/* NICs and disks reach the memory where the driver can make it so; else it is made without. */
+static bool for_rdma(struct tmesh_cuda_memory *memory)
+{
+	int (*attribute)(int *value, int name, unsigned long long pointer);
+	int can = -1;
+
+	*(void **)&attribute = standin_symbol("cuPointerGetAttribute");
+	assert_int_equal(attribute(&can, CU_POINTER_ATTR_RDMA, tmesh_cuda_pointer(memory)), 0);
+	return can;
+}
+
+static void test_rdma(void **state)
+{
+	struct bed *bed = *state;
+	struct tmesh_cuda_memory *memory = alloc(bed, 0, 100);
+	struct tmesh_cuda_cap caps[TMESH_CUDA_CAPS];
+
+	assert_true(for_rdma(memory));
+	tmesh_cuda_memory_unref(memory);
+	tmesh_cuda_trim(bed->cuda);
+	standin_set_up("without=rdma");
+	memory = alloc(bed, 0, 100);
+	assert_false(for_rdma(memory));
+	tmesh_cuda_memory_unref(memory);
+	assert_ok(tmesh_cuda_caps(bed->cuda, 0, caps, err));
+	assert_int_equal(cap(caps, "gpudirect-rdma")->level, TMESH_CUDA_NOT_SUPPORTED);
+	assert_non_null(strstr(cap(caps, "gpudirect-rdma")->reason,
+			       "GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED is 0"));
+	assert_int_equal(cap(caps, "vmm")->level, TMESH_CUDA_WORKS);
+	/* An older driver, which does not know the attribute. */
+	tmesh_cuda_trim(bed->cuda);
+	standin_fail("cuDeviceGetAttribute", CU_INVALID_VALUE, 0);
+	memory = alloc(bed, 0, 100);
+	assert_false(for_rdma(memory));
+	tmesh_cuda_memory_unref(memory);
+}
+
 static void test_no_driver(void **state)
 {
 	struct bed *bed = *state;
@@ -312,7 +349,8 @@ int main(void)
 		standin_test(test_random),    standin_test(test_alone),
 		standin_test(test_no_memory), standin_test(test_dlpack),
 		standin_test(test_dmabuf),    standin_test(test_descriptors),
-		standin_test(test_caps),      standin_test(test_no_driver),
+		standin_test(test_caps),      standin_test(test_rdma),
+		standin_test(test_no_driver),
 	};
 
 	return cmocka_run_group_tests_name("cuda memory", tests, NULL, NULL);
