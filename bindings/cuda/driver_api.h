@@ -160,7 +160,6 @@ struct cu_external_range {
 	X(host_unregister, cuMemHostUnregister, (void *addr))                                     \
 	X(host_device_pointer, cuMemHostGetDevicePointer_v2,                                      \
 	  (cu_ptr * ptr, void *addr, unsigned int flags))                                         \
-	X(mem_info, cuMemGetInfo_v2, (size_t * free_bytes, size_t * total))                       \
 	X(mem_alloc, cuMemAlloc_v2, (cu_ptr * ptr, size_t bytes))                                 \
 	X(mem_free, cuMemFree_v2, (cu_ptr ptr))                                                   \
 	X(copy_to_device, cuMemcpyHtoD_v2, (cu_ptr to, const void *from, size_t bytes))           \

@@ -192,6 +192,7 @@ __attribute__((unused)) static struct tmesh_layout bytes_layout(int64_t bytes)
  *   "r"        the first byte now; 'T' when it was taken back
  *   "R"        the same by a kernel of the device that has it
  *   "a"        allocate memory of its own, whose first byte is 'a': the ref
+ *   "i"        memory of its own that the library did not allocate: the ref
  *   "s"        share it on: the ref
  *   "u"        release it
  *   "x"        end
@@ -203,11 +204,34 @@ struct helper {
 
 struct helper_state {
 	struct bed bed;
+	unsigned long long foreign;
+	struct tmesh_region *region; /* that stands for it */
 	struct tmesh_cuda_memory *memory;
 	struct tmesh_layout layout;
 	uint32_t rights;
 	int device;
 };
+
+/* Memory as cudaMalloc() gives it, on GPU 0. */
+__attribute__((unused)) static unsigned long long standin_alloc(size_t bytes)
+{
+	unsigned long long pointer;
+	void *context;
+
+	((int (*)(void **, int))standin_symbol("cuDevicePrimaryCtxRetain"))(&context, 0);
+	((int (*)(void *))standin_symbol("cuCtxPushCurrent_v2"))(context);
+	assert_int_equal(((int (*)(unsigned long long *, size_t))standin_symbol("cuMemAlloc_v2"))(
+				 &pointer, bytes),
+			 0);
+	((int (*)(void **))standin_symbol("cuCtxPopCurrent_v2"))(&context);
+	return pointer;
+}
+
+__attribute__((unused)) static void standin_free(unsigned long long pointer)
+{
+	((int (*)(unsigned long long))standin_symbol("cuMemFree_v2"))(pointer);
+	((int (*)(int))standin_symbol("cuDevicePrimaryCtxRelease_v2"))(0);
+}
 
 __attribute__((unused)) static char helper_look(struct helper_state *state)
 {
@@ -253,6 +277,16 @@ __attribute__((unused)) static size_t helper_do(struct helper_state *state, char
 	case 'r':
 		message[0] = helper_look(state);
 		return 1;
+	case 'i':
+		state->layout = bytes_layout(5000);
+		if (!state->foreign)
+			state->foreign = standin_alloc(5000);
+		tmesh_region_unref(state->region);
+		state->region = NULL;
+		if (tmesh_cuda_share_ipc(state->bed.cuda, state->foreign, &state->layout, NULL,
+					 message, 1024, &state->region, NULL))
+			strcpy(message, "E");
+		return strlen(message);
 	case 'a':
 		byte = 'a';
 		state->layout = bytes_layout(5000);
@@ -293,6 +327,9 @@ __attribute__((unused)) static struct helper helper_start(uint32_t rights, int d
 	while ((got = recv(ends[1], message, sizeof(message), 0)) > 0 && *message != 'x')
 		send(ends[1], message, helper_do(&state, message, (size_t)got), 0);
 	tmesh_cuda_memory_unref(state.memory);
+	tmesh_region_unref(state.region);
+	if (state.foreign)
+		standin_free(state.foreign);
 	tmesh_cuda_unref(state.bed.cuda);
 	tmesh_ctx_unref(state.bed.ctx);
 	_exit(standin_live() ? 9 : 0);

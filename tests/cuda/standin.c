@@ -188,6 +188,7 @@ cu_result cuGetErrorName(cu_result code, const char **name)
 		{CU_UNKNOWN, "CUDA_ERROR_UNKNOWN"},
 	};
 
+	ENTER("cuGetErrorName");
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
 		if (names[i].code == code) {
 			*name = names[i].name;

@@ -19,6 +19,7 @@ struct cell {
 };
 
 struct CUevent_st {
+	struct CUevent_st *next;
 	struct cell *cell;
 	int fd; /* INTERPROCESS: of its memory */
 	bool interprocess;
@@ -44,7 +45,7 @@ struct CUstream_st {
 };
 
 static struct CUstream_st *streams;
-static unsigned long live_events;
+static struct CUevent_st *events;
 
 static void rest(void)
 {
@@ -205,7 +206,8 @@ static cu_result event_new(cu_event *out, int fd, bool interprocess)
 	event->interprocess = interprocess;
 	event->cell = mmap(NULL, sizeof(*event->cell), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	pthread_mutex_lock(&standin_lock);
-	live_events++;
+	event->next = events;
+	events = event;
 	pthread_mutex_unlock(&standin_lock);
 	*out = event;
 	return CU_OK;
@@ -232,12 +234,16 @@ cu_result cuEventCreate(cu_event *event, unsigned int flags)
 /* Work that still speaks of it keeps it in the driver; here its memory stays mapped. */
 cu_result cuEventDestroy_v2(cu_event event)
 {
+	cu_event *at = &events;
+
 	ENTER("cuEventDestroy_v2");
+	pthread_mutex_lock(&standin_lock);
+	while (*at != event)
+		at = &(*at)->next;
+	*at = event->next;
+	pthread_mutex_unlock(&standin_lock);
 	close(event->fd);
 	free(event);
-	pthread_mutex_lock(&standin_lock);
-	live_events--;
-	pthread_mutex_unlock(&standin_lock);
 	return CU_OK;
 }
 
@@ -280,10 +286,11 @@ cu_result cuIpcOpenEventHandle(cu_event *event, struct cu_ipc_handle handle)
 
 unsigned long standin_live_streams(void)
 {
-	unsigned long live;
+	unsigned long live = 0;
 
 	pthread_mutex_lock(&standin_lock);
-	live = live_events;
+	for (cu_event event = events; event; event = event->next)
+		live++;
 	pthread_mutex_unlock(&standin_lock);
 	return live;
 }

@@ -1,24 +1,39 @@
 // SPDX-License-Identifier: MIT
 /*
  * Every call of the driver fails once, at every place where it is made: the caller gets the call's
- * and the error's name, or does not need the call, and nothing stays behind. And refs, regions and
- * descriptors that are not what they say.
+ * and the error's name, or does not need the call, and nothing stays behind. Giving back goes on
+ * when a call of it fails. And refs, regions and descriptors that are not what they say.
  */
 #include "cuda_unit.h"
 
 #define UNKNOWN 999
 
+static const char *const symbols[] = {
+#define NAME(member, symbol, arguments) #symbol,
+	CU_FUNCTIONS(NAME) CU_FUNCTIONS_NEWER(NAME)
+#undef NAME
+};
+#define SYMBOLS (sizeof(symbols) / sizeof(symbols[0]))
+
 static struct bed a, b;
+static bool has_failed[SYMBOLS]; /* in some test */
+static struct helper foreign;	 /* who has memory that is not tmesh's */
 
 static int scenario_open(struct tmesh_error *err)
 {
 	struct tmesh_cuda_opts opts = {.size = sizeof(opts),
 				       .library = getenv("TMESH_TEST_LIBCUDA")};
+	struct tmesh_cuda_memory *memory;
 	struct tmesh_cuda *cuda;
 	int rc = tmesh_cuda_open(a.ctx, &opts, &cuda, err);
 
+	if (rc)
+		return rc;
+	/* The first use of a device. */
+	rc = tmesh_cuda_alloc(cuda, 0, 1, 0, &memory, err);
 	if (!rc)
-		tmesh_cuda_unref(cuda);
+		tmesh_cuda_memory_unref(memory);
+	tmesh_cuda_unref(cuda);
 	return rc;
 }
 
@@ -57,6 +72,97 @@ static int scenario_host(struct tmesh_error *err)
 	return rc;
 }
 
+static int scenario_info(struct tmesh_error *err)
+{
+	struct tmesh_cuda_device_info info = {.size = sizeof(info)};
+
+	return tmesh_cuda_device_info(a.cuda, 1, &info, err);
+}
+
+static int scenario_staged(struct tmesh_error *err)
+{
+	struct tmesh_cuda_memory *memory;
+	struct tmesh_region *region;
+	int rc;
+
+	standin_set_up("without=host-register");
+	assert_int_equal(tmesh_region_create(a.ctx, 5000, NULL, &region, NULL), 0);
+	rc = tmesh_cuda_register(a.cuda, region, 0, RW, TMESH_CUDA_OR_STAGE, &memory, err);
+	if (!rc) {
+		rc = tmesh_cuda_stage(memory, true, err);
+		standin_fail("cuCtxPushCurrent_v2", 0, 0);
+		tmesh_cuda_memory_unref(memory);
+	}
+	tmesh_region_unref(region);
+	standin_set_up(NULL);
+	return rc;
+}
+
+/* Without events the host waits. */
+static int scenario_without_events(struct tmesh_error *err)
+{
+	int rc;
+
+	standin_set_up("without=ipc-event");
+	rc = scenario_share(err);
+	standin_set_up(NULL);
+	return rc;
+}
+
+static int scenario_opaque(struct tmesh_error *err)
+{
+	struct tmesh_cuda_memory *memory, *external;
+	struct tmesh_region *region;
+	int fd;
+	int rc = tmesh_cuda_alloc(a.cuda, 0, 5000, 0, &memory, err);
+
+	if (rc)
+		return rc;
+	rc = tmesh_cuda_region(memory, &region, err);
+	if (!rc) {
+		assert_int_equal(tmesh_region_opaque_fd(region, &fd, NULL), 0);
+		rc = tmesh_cuda_import_fd(a.cuda, 1, TMESH_CUDA_OPAQUE_FD, fd, 4096, &external,
+					  err);
+		standin_fail("cuCtxPushCurrent_v2", 0, 0);
+		if (!rc)
+			tmesh_cuda_memory_unref(external);
+		close(fd);
+		tmesh_region_unref(region);
+	}
+	tmesh_cuda_memory_unref(memory);
+	return rc;
+}
+
+static unsigned long long foreign_memory;
+
+static int scenario_share_ipc(struct tmesh_error *err)
+{
+	struct tmesh_layout layout = bytes_layout(5000);
+	struct tmesh_region *region;
+	char text[TMESH_REF_SIZE];
+	int rc = tmesh_cuda_share_ipc(a.cuda, foreign_memory, &layout, NULL, text, sizeof(text),
+				      &region, err);
+
+	if (!rc)
+		tmesh_region_unref(region);
+	return rc;
+}
+
+static int scenario_open_ipc(struct tmesh_error *err)
+{
+	struct tmesh_cuda_memory *memory;
+	struct tmesh_layout layout;
+	char text[2048];
+	int rc;
+
+	assert_int_equal(helper_ask(&foreign, "i", text), '{');
+	rc = tmesh_cuda_open_ref(a.cuda, text, strlen(text), NULL, NULL, &memory, &layout, err);
+	standin_fail("cuCtxPushCurrent_v2", 0, 0);
+	if (!rc)
+		tmesh_cuda_memory_unref(memory);
+	return rc;
+}
+
 static int scenario_dmabuf(struct tmesh_error *err)
 {
 	struct tmesh_cuda_memory *memory, *external;
@@ -83,7 +189,7 @@ static int scenario_dmabuf(struct tmesh_error *err)
 /* Where giving back fails there is nothing better to do than to go on. */
 static bool gives_back(const char *symbol)
 {
-	static const char *const symbols[] = {
+	static const char *const those[] = {
 		"cuMemRelease",
 		"cuMemUnmap",
 		"cuMemAddressFree",
@@ -97,8 +203,8 @@ static bool gives_back(const char *symbol)
 		"cuDevicePrimaryCtxRelease_v2",
 	};
 
-	for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++)
-		if (!strcmp(symbol, symbols[i]))
+	for (size_t i = 0; i < sizeof(those) / sizeof(those[0]); i++)
+		if (!strcmp(symbol, those[i]))
 			return true;
 	return false;
 }
@@ -112,11 +218,6 @@ static void settle(void)
 
 static void all_fail(int (*scenario)(struct tmesh_error *err))
 {
-	static const char *const symbols[] = {
-#define NAME(member, symbol, arguments) #symbol,
-		CU_FUNCTIONS(NAME) CU_FUNCTIONS_NEWER(NAME)
-#undef NAME
-	};
 	struct tmesh_error err = {0};
 	unsigned long live, failed = 0;
 	unsigned int fds;
@@ -126,7 +227,7 @@ static void all_fail(int (*scenario)(struct tmesh_error *err))
 	settle();
 	live = standin_live();
 	fds = open_fds();
-	for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
+	for (size_t i = 0; i < SYMBOLS; i++) {
 		for (unsigned int skip = 0; skip < 100; skip++) {
 			unsigned long before = standin_calls(symbols[i]);
 			char name[64];
@@ -139,6 +240,7 @@ static void all_fail(int (*scenario)(struct tmesh_error *err))
 			standin_fail(symbols[i], 0, 0);
 			if (standin_calls(symbols[i]) - before <= skip)
 				break;
+			has_failed[i] = true;
 			settle();
 			if (standin_live() != live || open_fds() != fds)
 				fail_msg("%s failing at call %u: %lu objects, %u descriptors",
@@ -174,6 +276,102 @@ static void test_host(void **state)
 static void test_dmabuf(void **state)
 {
 	all_fail(scenario_dmabuf);
+}
+
+static void test_info(void **state)
+{
+	all_fail(scenario_info);
+}
+
+static void test_staged(void **state)
+{
+	all_fail(scenario_staged);
+}
+
+static void test_without_events(void **state)
+{
+	all_fail(scenario_without_events);
+}
+
+static void test_opaque(void **state)
+{
+	all_fail(scenario_opaque);
+}
+
+static void test_share_ipc(void **state)
+{
+	foreign_memory = standin_alloc(5000);
+	all_fail(scenario_share_ipc);
+	standin_free(foreign_memory);
+}
+
+static void test_open_ipc(void **state)
+{
+	all_fail(scenario_open_ipc);
+}
+
+/* The error has no name, or the driver does not tell. */
+static void test_nameless(void **state)
+{
+	struct tmesh_cuda_memory *memory;
+
+	standin_fail("cuMemCreate", CU_OPERATING_SYSTEM, 0);
+	standin_fail("cuGetErrorName", UNKNOWN, 0);
+	assert_refused(tmesh_cuda_alloc(a.cuda, 0, 1, 0, &memory, err), -EIO,
+		       "cuMemCreate: CUDA error 304");
+	standin_fail("cuMemCreate", 12345, 0);
+	assert_refused(tmesh_cuda_alloc(a.cuda, 0, 1, 0, &memory, err), -EIO,
+		       "cuMemCreate: CUDA error 12345");
+	for (size_t i = 0; i < SYMBOLS; i++)
+		has_failed[i] |= !strcmp(symbols[i], "cuGetErrorName");
+}
+
+/* What cannot be given back stays, and nothing else. */
+static void goes_on(int (*scenario)(struct tmesh_error *err), size_t symbol)
+{
+	void *context;
+
+	for (unsigned int skip = 0; skip < 100; skip++) {
+		unsigned long before = standin_calls(symbols[symbol]), live = standin_live();
+		struct tmesh_error err = {0};
+		int rc;
+
+		standin_fail(symbols[symbol], UNKNOWN, skip);
+		rc = scenario(&err);
+		settle();
+		standin_fail(symbols[symbol], 0, 0);
+		if (standin_calls(symbols[symbol]) - before <= skip)
+			break;
+		has_failed[symbol] = true;
+		if (rc)
+			fail_msg("%s failing at call %u: \"%s\"", symbols[symbol], skip,
+				 err.message);
+		/* At most the memory, its mapping and the mapping's addresses. */
+		if (standin_live() - live > 3)
+			fail_msg("%s failing at call %u leaves %lu objects", symbols[symbol], skip,
+				 standin_live() - live);
+		if (!strcmp(symbols[symbol], "cuCtxPopCurrent_v2"))
+			((int (*)(void **))standin_symbol("cuCtxPopCurrent_v2"))(&context);
+	}
+}
+
+static void test_giving_back(void **state)
+{
+	static int (*const scenarios[])(struct tmesh_error * err) = {
+		scenario_share,	   scenario_staged, scenario_opaque,
+		scenario_open_ipc, scenario_host,   scenario_open,
+	};
+
+	for (size_t i = 0; i < SYMBOLS; i++)
+		for (size_t j = 0; gives_back(symbols[i]) && j < 6; j++)
+			goes_on(scenarios[j], i);
+}
+
+static void test_every_call(void **state)
+{
+	for (size_t i = 0; i < SYMBOLS; i++)
+		if (!has_failed[i])
+			fail_msg("no test has let %s fail", symbols[i]);
 }
 
 /* A region as another process might describe it. */
@@ -348,6 +546,12 @@ static int beds_close(void **state)
 	return 0;
 }
 
+static int end_foreign(void **state)
+{
+	helper_end(&foreign);
+	return 0;
+}
+
 #define beds_test(f)                                            \
 	{                                                       \
 		"stand-in: " #f, f, beds_open, beds_close, NULL \
@@ -360,10 +564,21 @@ int main(void)
 		beds_test(test_share),
 		beds_test(test_host),
 		beds_test(test_dmabuf),
+		beds_test(test_info),
+		beds_test(test_staged),
+		beds_test(test_without_events),
+		beds_test(test_opaque),
+		beds_test(test_share_ipc),
+		beds_test(test_open_ipc),
+		beds_test(test_nameless),
 		beds_test(test_strange_regions),
 		beds_test(test_changed_cards),
 		beds_test(test_strange_refs),
+		/* What these leave behind is nobody's. */
+		beds_test(test_giving_back),
+		beds_test(test_every_call),
 	};
 
-	return cmocka_run_group_tests_name("cuda failures", tests, NULL, NULL);
+	foreign = helper_start(RW, -1);
+	return cmocka_run_group_tests_name("cuda failures", tests, NULL, end_foreign);
 }
