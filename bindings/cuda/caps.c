@@ -41,13 +41,15 @@ static int try_register(struct tmesh_cuda *cuda, int device, uint32_t rights,
 	return rc;
 }
 
-static int try_export(struct tmesh_cuda_memory *memory, struct tmesh_error *err)
+static int try_export(struct tmesh_cuda_memory *memory, int *fd, struct tmesh_error *err)
 {
 	struct tmesh_region *region;
 	int rc = tmesh_cuda_region(memory, &region, err);
 
-	if (!rc)
-		tmesh_region_unref(region);
+	if (rc)
+		return rc;
+	rc = tmesh_region_opaque_fd(region, fd, err);
+	tmesh_region_unref(region);
 	return rc;
 }
 
@@ -73,13 +75,73 @@ static int ask_rdma(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_memor
 				      "IS_GPU_DIRECT_RDMA_CAPABLE is 0");
 }
 
-static int try_dmabuf(struct tmesh_cuda_memory *memory, struct tmesh_error *err)
+/* What this device exported itself is at hand to try with. */
+static void try_import(struct tmesh_cuda *cuda, int device, enum tmesh_cuda_fd type, int fd,
+		       uint64_t bytes, struct tmesh_cuda_cap *cap, const char *name)
 {
-	int fd;
-	int rc = tmesh_cuda_export_dmabuf(memory, 0, 0, &fd, err);
+	struct tmesh_cuda_memory *memory;
+	struct tmesh_error why = {0};
+	int rc;
+
+	if (fd < 0) {
+		cap->name = name;
+		cap->level = TMESH_CUDA_NOT_TRIED;
+		snprintf(cap->reason, sizeof(cap->reason), "there is no descriptor to try with");
+		return;
+	}
+	rc = tmesh_cuda_import_fd(cuda, device, type, fd, bytes, &memory, &why);
+	set(cap, name, rc, &why, "tried with one that was exported here");
+	if (!rc)
+		tmesh_cuda_memory_unref(memory);
+	close(fd);
+}
+
+/* The device's own memory, and what can be made of it. */
+static void try_memory(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_cap *caps)
+{
+	struct tmesh_cuda_memory *memory = NULL;
+	int export = -1, dmabuf = -1;
+	struct tmesh_error why = {0};
+	uint64_t granule = 0;
+	int rc = ask(cuda, device, CU_ATTR_VMM, "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", &why);
 
 	if (!rc)
-		close(fd);
+		rc = block_granule(cuda, device, &granule, &why);
+	if (!rc)
+		rc = tmesh_cuda_alloc(cuda, device, granule, TMESH_CUDA_ALONE, &memory, &why);
+	set(&caps[0], "vmm", rc, &why, "tried with one granule");
+	if (!rc)
+		rc = try_export(memory, &export, &why);
+	set(&caps[1], "posix-fd", rc, &why, "exported here; not imported by another process");
+	rc = memory ? ask_rdma(cuda, device, memory, &why)
+		    : tmesh_fail(&why, -EOPNOTSUPP, "needs vmm");
+	set(&caps[2], "gpudirect-rdma", rc, &why, "the driver says so of one granule");
+	rc = memory ? tmesh_cuda_export_dmabuf(memory, 0, 0, &dmabuf, &why)
+		    : tmesh_fail(&why, -EOPNOTSUPP, "needs vmm");
+	set(&caps[3], "dma-buf-export", rc, &why, "tried with one granule");
+	try_import(cuda, device, TMESH_CUDA_DMABUF_FD, dmabuf, granule, &caps[4], "dma-buf-import");
+	try_import(cuda, device, TMESH_CUDA_OPAQUE_FD, export, granule, &caps[5],
+		   "opaque-fd-import");
+	tmesh_cuda_memory_unref(memory);
+}
+
+/* For memory of others: its handle is made, which no process opens that made it. */
+static int try_ipc(struct tmesh_cuda *cuda, int device, struct tmesh_error *err)
+{
+	const struct cu_driver *driver = &cuda->driver;
+	struct cu_ipc_handle handle;
+	cu_ptr pointer;
+	int rc = cuda_enter(cuda, device, err);
+
+	if (rc)
+		return rc;
+	rc = cuda_check(cuda, driver->mem_alloc(&pointer, 1), "cuMemAlloc", err);
+	if (!rc) {
+		rc = cuda_check(cuda, driver->ipc_mem_get(&handle, pointer), "cuIpcGetMemHandle",
+				err);
+		driver->mem_free(pointer);
+	}
+	cuda_leave(cuda);
 	return rc;
 }
 
@@ -105,8 +167,6 @@ static void peers(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_cap *ca
 int tmesh_cuda_caps(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_cap *caps,
 		    struct tmesh_error *err)
 {
-	struct tmesh_cuda_memory *memory = NULL;
-	uint64_t granule = 0;
 	struct tmesh_error why = {0};
 	int rc = cuda_check_device(cuda, device, err);
 
@@ -116,27 +176,11 @@ int tmesh_cuda_caps(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_cap *
 	set(&caps[0], "host-register", rc, &why, "tried with a region");
 	rc = try_register(cuda, device, TMESH_READ, &why);
 	set(&caps[1], "host-register-read-only", rc, &why, "tried with a region");
-	rc = ask(cuda, device, CU_ATTR_VMM, "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", &why);
-	if (!rc)
-		rc = block_granule(cuda, device, &granule, &why);
-	if (!rc)
-		rc = tmesh_cuda_alloc(cuda, device, granule, TMESH_CUDA_ALONE, &memory, &why);
-	set(&caps[2], "vmm", rc, &why, "tried with one granule");
-	if (!rc)
-		rc = try_export(memory, &why);
-	set(&caps[3], "posix-fd", rc, &why, "exported here; not imported by another process");
-	peers(cuda, device, &caps[4]);
+	try_memory(cuda, device, &caps[2]);
+	peers(cuda, device, &caps[8]);
 	rc = ask(cuda, device, CU_ATTR_IPC_EVENT, "IPC_EVENT_SUPPORTED", &why);
-	set(&caps[5], "ipc-event", rc, &why, "the driver says so");
-	rc = memory ? ask_rdma(cuda, device, memory, &why)
-		    : tmesh_fail(&why, -EOPNOTSUPP, "needs vmm");
-	set(&caps[6], "gpudirect-rdma", rc, &why, "the driver says so of one granule");
-	rc = memory ? try_dmabuf(memory, &why) : tmesh_fail(&why, -EOPNOTSUPP, "needs vmm");
-	set(&caps[7], "dma-buf-export", rc, &why, "tried with one granule");
-	caps[8].name = "dma-buf-import";
-	caps[8].level = TMESH_CUDA_NOT_TRIED;
-	snprintf(caps[8].reason, sizeof(caps[8].reason),
-		 "few platforms take dma-bufs; tried when one is imported");
-	tmesh_cuda_memory_unref(memory);
+	set(&caps[9], "ipc-event", rc, &why, "the driver says so");
+	rc = try_ipc(cuda, device, &why);
+	set(&caps[10], "ipc-memory", rc, &why, "exported here; not imported by another process");
 	return 0;
 }

@@ -72,12 +72,13 @@ enum tmesh_cuda_level {
 };
 
 struct tmesh_cuda_cap {
-	const char *name; /* host-register, host-register-read-only, vmm, posix-fd, peer-access,
-			   * ipc-event, gpudirect-rdma, dma-buf-export, dma-buf-import */
+	const char *name; /* host-register, host-register-read-only, vmm, posix-fd, gpudirect-rdma,
+			   * dma-buf-export, dma-buf-import, opaque-fd-import, peer-access,
+			   * ipc-event, ipc-memory */
 	enum tmesh_cuda_level level;
 	char reason[160]; /* why not; else how it is known */
 };
-#define TMESH_CUDA_CAPS 9
+#define TMESH_CUDA_CAPS 11
 
 /* Fills @caps, an array of TMESH_CUDA_CAPS. Tries with one granule of memory. */
 int tmesh_cuda_caps(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_cap *caps,

@@ -260,7 +260,8 @@ def doctor():
     text = subprocess.run([tool, "doctor"], stdout=subprocess.PIPE, check=True, env=env, text=True).stdout
     assert "GPU 1: stand-in 1" in text
     for line, word in (("vmm", "not supported"), ("host-register-read-only", "CUDA_ERROR_NOT_SUPPORTED"),
-                       ("dma-buf-import", "not tried"), ("host-register ", "works")):
+                       ("dma-buf-import", "not tried"), ("host-register ", "works"),
+                       ("ipc-memory", "works")):
         assert any(row.strip().startswith(line) and word in row for row in text.splitlines()), text
     env["TMESH_STANDIN"] = "devices=0"
     text = subprocess.run([tool, "doctor"], stdout=subprocess.PIPE, check=True, env=env, text=True).stdout

@@ -9,7 +9,9 @@
  *   devices=N       2 unless said
  *   mib=N           memory of each device, of which one process can have all; 256 unless said
  *   version=N       as cuDriverGetVersion() gives; 13000 unless said
- *   without=NAME    vmm, rdma, posix-fd, read-only, ipc-event, dma-buf, host-register, pcie, peers
+ *   without=NAME    vmm, rdma, posix-fd, read-only, ipc-event, dma-buf, host-register, pcie,
+ *                   peers, ipc-memory
+ *   with=NAME       dma-buf-import, which only few platforms have
  *   fail=SYMBOL/CODE/SKIP   as standin_fail()
  *
  * Device memory has one address in a process for all who may touch it. Which device may is kept
@@ -131,6 +133,8 @@ static void set_up_word(char *word)
 	else if (!strcmp(word, "without") && standin.without_count < STANDIN_WITHOUT)
 		snprintf(standin.without[standin.without_count++], sizeof(standin.without[0]), "%s",
 			 value);
+	else if (!strcmp(word, "with"))
+		standin.dmabuf_import = !strcmp(value, "dma-buf-import");
 	else if (!strcmp(word, "fail") && sscanf(value, "%63[^/]/%d/%u", symbol, &code, &skip) == 3)
 		standin_fail(symbol, code, skip);
 }

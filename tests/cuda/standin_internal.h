@@ -18,6 +18,7 @@ struct standin_setup {
 	int devices;
 	unsigned long long bytes;
 	int version;
+	bool dmabuf_import;
 	unsigned int without_count;
 	char without[STANDIN_WITHOUT][16];
 };

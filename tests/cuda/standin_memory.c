@@ -572,6 +572,8 @@ cu_result cuIpcGetMemHandle(struct cu_ipc_handle *handle, cu_ptr ptr)
 	struct range *range;
 
 	ENTER("cuIpcGetMemHandle");
+	if (standin_without("ipc-memory"))
+		return CU_NOT_SUPPORTED;
 	pthread_mutex_lock(&standin_lock);
 	range = range_with(is_memory, ptr, 1);
 	if (range && range->kind == WHOLE)
@@ -656,6 +658,21 @@ cu_result cuMemGetHandleForAddressRange(void *handle, cu_ptr ptr, size_t bytes, 
 	return rc;
 }
 
+/* What cuMemGetHandleForAddressRange() gives. */
+static cu_result adopt_dmabuf(int fd, struct physical **out)
+{
+	char path[32], target[64] = "";
+
+	if (device_of_file(fd) >= 0)
+		return adopt(fd, out);
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	if (readlink(path, target, sizeof(target) - 1) < 0 || strncmp(target, "/dmabuf:", 8))
+		return CU_INVALID_VALUE;
+	fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	*out = fd < 0 ? NULL : physical_new(fd, standin_current(), (size_t)lseek(fd, 0, SEEK_END));
+	return *out ? CU_OK : CU_OUT_OF_MEMORY;
+}
+
 /* OPAQUE_FD takes the descriptor over, when it succeeds. */
 cu_result cuImportExternalMemory(cu_external *external, const struct cu_external_desc *desc)
 {
@@ -665,16 +682,19 @@ cu_result cuImportExternalMemory(cu_external *external, const struct cu_external
 	ENTER("cuImportExternalMemory");
 	if (standin_current() < 0)
 		return CU_INVALID_CONTEXT;
-	if (desc->type != CU_EXTERNAL_OPAQUE_FD)
+	if (desc->type != CU_EXTERNAL_OPAQUE_FD &&
+	    (desc->type != CU_EXTERNAL_DMABUF_FD || !standin.dmabuf_import))
 		return CU_NOT_SUPPORTED;
 	pthread_mutex_lock(&standin_lock);
-	rc = adopt(desc->handle.fd, &memory);
+	rc = desc->type == CU_EXTERNAL_OPAQUE_FD ? adopt(desc->handle.fd, &memory)
+						 : adopt_dmabuf(desc->handle.fd, &memory);
 	if (!rc && desc->size > memory->bytes) {
 		physical_drop(memory);
 		rc = CU_INVALID_VALUE;
 	}
 	if (!rc) {
-		close(desc->handle.fd);
+		if (desc->type == CU_EXTERNAL_OPAQUE_FD)
+			close(desc->handle.fd);
 		memory->handles = 1;
 		*external = (cu_external)memory;
 	}

@@ -253,6 +253,39 @@ static void test_descriptors(void **state)
 	tmesh_cuda_memory_unref(memory);
 }
 
+/* Where the platform takes dma-bufs. The driver keeps nothing of the descriptor. */
+static void test_dmabuf_import(void **state)
+{
+	struct bed *bed = *state;
+	struct tmesh_cuda_memory *memory, *external;
+	unsigned int before;
+	char byte = 'd';
+	int fd;
+
+	standin_set_up("with=dma-buf-import");
+	assert_ok(tmesh_cuda_alloc(bed->cuda, 0, 2 * MIB, TMESH_CUDA_ALONE, &memory, err));
+	assert_true(standin_access(0, tmesh_cuda_pointer(memory), &byte, 1, true));
+	assert_ok(tmesh_cuda_export_dmabuf(memory, 0, 0, &fd, err));
+	before = open_fds();
+	assert_ok(tmesh_cuda_import_fd(bed->cuda, 0, TMESH_CUDA_DMABUF_FD, fd, 2 * MIB, &external,
+				       err));
+	assert_int_equal(info_of(external).kind, TMESH_CUDA_EXTERNAL);
+	byte = 0;
+	assert_true(standin_access(0, tmesh_cuda_pointer(external), &byte, 1, false));
+	assert_int_equal(byte, 'd');
+	tmesh_cuda_memory_unref(external);
+	assert_int_equal(open_fds(), before);
+	assert_refused(tmesh_cuda_import_fd(bed->cuda, 0, TMESH_CUDA_DMABUF_FD, fd, 3 * MIB,
+					    &external, err),
+		       -EINVAL, "cuImportExternalMemory: CUDA_ERROR_INVALID_VALUE");
+	assert_refused(
+		tmesh_cuda_import_fd(bed->cuda, 0, TMESH_CUDA_DMABUF_FD, 0, 4096, &external, err),
+		-EINVAL, "cuImportExternalMemory: CUDA_ERROR_INVALID_VALUE");
+	assert_int_equal(open_fds(), before);
+	close(fd);
+	tmesh_cuda_memory_unref(memory);
+}
+
 static const struct tmesh_cuda_cap *cap(const struct tmesh_cuda_cap *caps, const char *name)
 {
 	for (int i = 0; i < TMESH_CUDA_CAPS; i++)
@@ -270,8 +303,9 @@ static void test_caps(void **state)
 	assert_ok(tmesh_cuda_caps(bed->cuda, 1, caps, err));
 	for (int i = 0; i < TMESH_CUDA_CAPS; i++)
 		assert_int_equal(caps[i].level, !strcmp(caps[i].name, "dma-buf-import")
-							? TMESH_CUDA_NOT_TRIED
+							? TMESH_CUDA_NOT_SUPPORTED
 							: TMESH_CUDA_WORKS);
+	assert_non_null(strstr(cap(caps, "dma-buf-import")->reason, "CUDA_ERROR_NOT_SUPPORTED"));
 	standin_fail("cuMemHostRegister_v2", 801, 0);
 	standin_fail("cuMemCreate", 800, 0);
 	assert_ok(tmesh_cuda_caps(bed->cuda, 1, caps, err));
@@ -281,7 +315,16 @@ static void test_caps(void **state)
 	assert_int_equal(cap(caps, "vmm")->level, TMESH_CUDA_NOT_SUPPORTED);
 	assert_int_equal(cap(caps, "posix-fd")->level, TMESH_CUDA_NOT_SUPPORTED);
 	assert_int_equal(cap(caps, "dma-buf-export")->level, TMESH_CUDA_NOT_SUPPORTED);
+	assert_int_equal(cap(caps, "dma-buf-import")->level, TMESH_CUDA_NOT_TRIED);
+	assert_int_equal(cap(caps, "opaque-fd-import")->level, TMESH_CUDA_NOT_TRIED);
 	assert_int_equal(cap(caps, "ipc-event")->level, TMESH_CUDA_WORKS);
+	standin_set_up("with=dma-buf-import,without=ipc-memory,without=peers");
+	standin_fail("cuImportExternalMemory", CU_INVALID_VALUE, 1);
+	assert_ok(tmesh_cuda_caps(bed->cuda, 1, caps, err));
+	assert_int_equal(cap(caps, "dma-buf-import")->level, TMESH_CUDA_WORKS);
+	assert_int_equal(cap(caps, "opaque-fd-import")->level, TMESH_CUDA_NOT_SUPPORTED);
+	assert_int_equal(cap(caps, "ipc-memory")->level, TMESH_CUDA_NOT_SUPPORTED);
+	assert_int_equal(cap(caps, "peer-access")->level, TMESH_CUDA_NOT_SUPPORTED);
 	assert_refused(tmesh_cuda_caps(bed->cuda, 2, caps, err), -ENODEV, "no GPU 2");
 }
 
@@ -350,7 +393,7 @@ int main(void)
 		standin_test(test_no_memory), standin_test(test_dlpack),
 		standin_test(test_dmabuf),    standin_test(test_descriptors),
 		standin_test(test_caps),      standin_test(test_rdma),
-		standin_test(test_no_driver),
+		standin_test(test_no_driver), standin_test(test_dmabuf_import),
 	};
 
 	return cmocka_run_group_tests_name("cuda memory", tests, NULL, NULL);
