@@ -30,14 +30,16 @@ int event_make(struct tmesh_cuda_memory *memory, struct tmesh_error *err)
 void event_end(struct tmesh_cuda_memory *memory)
 {
 	struct tmesh_cuda *cuda = memory->cuda;
-	bool entered;
+	int rc;
 
 	if (!memory->event)
 		return;
-	entered = !cuda_enter(cuda, memory->resident, NULL);
-	cuda->driver.event_destroy(memory->event);
+	rc = cuda_enter(cuda, memory->resident, NULL);
+	/* A context that was destroyed took its events along: the handle leads to nothing. */
+	if (rc != -ECONNRESET)
+		cuda->driver.event_destroy(memory->event);
 	memory->event = NULL;
-	if (entered)
+	if (!rc)
 		cuda_leave(cuda);
 }
 

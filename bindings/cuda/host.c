@@ -218,19 +218,20 @@ void host_end(struct tmesh_cuda_memory *memory)
 {
 	struct tmesh_region *region = memory_detach(memory);
 	struct tmesh_cuda *cuda = memory->cuda;
-	bool entered;
+	int rc;
 
 	if (!region)
 		return;
-	entered = !cuda_enter(cuda, memory->device, NULL);
-	if (memory->kind == TMESH_CUDA_HOST) {
+	rc = cuda_enter(cuda, memory->device, NULL);
+	/* What a context had went with it, and its addresses may be another's by now. */
+	if (rc != -ECONNRESET && memory->kind == TMESH_CUDA_HOST)
 		cuda->driver.host_unregister(memory->host);
-		count_registered(memory, -memory->bytes);
-	} else {
+	else if (rc != -ECONNRESET)
 		cuda->driver.mem_free(memory->pointer);
-	}
-	if (entered)
+	if (!rc)
 		cuda_leave(cuda);
+	if (memory->kind == TMESH_CUDA_HOST)
+		count_registered(memory, -memory->bytes);
 	tmesh_region_unmap(region, memory->rights);
 	tmesh_region_unref(region);
 }

@@ -290,7 +290,7 @@ void import_take(struct tmesh_cuda_memory *memory)
 void import_end(struct tmesh_cuda_memory *memory)
 {
 	struct tmesh_cuda *cuda = memory->cuda;
-	bool entered;
+	int rc;
 
 	if (memory->kind == TMESH_CUDA_IMPORTED) {
 		if (memory->region)
@@ -300,14 +300,15 @@ void import_end(struct tmesh_cuda_memory *memory)
 		pthread_mutex_unlock(&cuda->lock);
 		return;
 	}
-	entered = !cuda_enter(cuda, memory->device, NULL);
-	if (memory->kind == TMESH_CUDA_IPC) {
+	rc = cuda_enter(cuda, memory->device, NULL);
+	/* As in host_end(). */
+	if (rc != -ECONNRESET && memory->kind == TMESH_CUDA_IPC) {
 		cuda->driver.ipc_mem_close(memory->ipc_base);
-	} else {
+	} else if (rc != -ECONNRESET) {
 		cuda->driver.mem_free(memory->pointer);
 		cuda->driver.external_destroy(memory->external);
 	}
-	if (entered)
+	if (!rc)
 		cuda_leave(cuda);
 	tmesh_region_unref(memory->region);
 }

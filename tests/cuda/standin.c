@@ -344,13 +344,6 @@ cu_result cuDevicePrimaryCtxRelease_v2(cu_device device)
 	return rc;
 }
 
-void standin_reset(int device)
-{
-	pthread_mutex_lock(&standin_lock);
-	primary[device].destroyed = true;
-	pthread_mutex_unlock(&standin_lock);
-}
-
 cu_result cuCtxPushCurrent_v2(cu_context context)
 {
 	int device = device_of(context);
@@ -384,6 +377,7 @@ int standin_current(void)
 static struct {
 	void *addr;
 	size_t bytes;
+	int device; /* whose context registered it */
 	bool read_only;
 } registered[STANDIN_MAX];
 
@@ -439,6 +433,7 @@ cu_result cuMemHostRegister_v2(void *addr, size_t bytes, unsigned int flags)
 	if (free_one >= 0) {
 		registered[free_one].addr = addr;
 		registered[free_one].bytes = bytes;
+		registered[free_one].device = standin_current();
 		registered[free_one].read_only = read_only;
 		rc = CU_OK;
 	}
@@ -483,6 +478,19 @@ bool standin_host(const void *addr, size_t bytes, bool write)
 			 !(write && registered[i].read_only);
 	pthread_mutex_unlock(&standin_lock);
 	return found;
+}
+
+/* Physical memory of the VMM calls stays, as in cuCtxDestroy()'s description. */
+void standin_reset(int device)
+{
+	pthread_mutex_lock(&standin_lock);
+	primary[device].destroyed = true;
+	for (int i = 0; i < STANDIN_MAX; i++)
+		if (registered[i].device == device)
+			registered[i].addr = NULL;
+	standin_reset_memory(device);
+	standin_reset_streams(device);
+	pthread_mutex_unlock(&standin_lock);
 }
 
 unsigned long standin_live(void)

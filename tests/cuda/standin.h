@@ -23,7 +23,8 @@ typedef unsigned long standin_live_fn(void);
 /* A kernel on @device that reads or writes: false when it may not. */
 typedef bool standin_access_fn(int device, unsigned long long ptr, void *data, size_t bytes,
 			       bool write);
-/* Destroy a device's primary context under everybody. */
+/* Destroy a device's primary context under everybody. Who uses a handle of it afterwards is
+ * aborted: what a driver does then is anybody's guess. */
 typedef void standin_reset_fn(int device);
 
 #endif /* TMESH_STANDIN_H */

@@ -51,6 +51,9 @@ bool standin_without(const char *name);
 int standin_current(void);
 /* All of it is registered host memory that a device may touch so. */
 bool standin_host(const void *addr, size_t bytes, bool write);
+/* What the device's context had goes with it. Under the lock. */
+void standin_reset_memory(int device);
+void standin_reset_streams(int device);
 unsigned long standin_live_memory(void);
 unsigned long standin_live_streams(void);
 

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <linux/udmabuf.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -25,7 +26,8 @@ static struct physical {
 	unsigned int mappings;
 	bool exportable;
 	bool rdma;
-	bool made; /* here: counts against the device's memory */
+	int external_of; /* cuImportExternalMemory: the context's device, from 1 */
+	bool made;	 /* here: counts against the device's memory */
 } physical[STANDIN_MAX];
 
 enum kind {
@@ -696,6 +698,7 @@ cu_result cuImportExternalMemory(cu_external *external, const struct cu_external
 		if (desc->type == CU_EXTERNAL_OPAQUE_FD)
 			close(desc->handle.fd);
 		memory->handles = 1;
+		memory->external_of = standin_current() + 1;
 		*external = (cu_external)memory;
 	}
 	pthread_mutex_unlock(&standin_lock);
@@ -725,6 +728,8 @@ cu_result cuDestroyExternalMemory(cu_external external)
 
 	ENTER("cuDestroyExternalMemory");
 	pthread_mutex_lock(&standin_lock);
+	if (!memory->handles)
+		abort();
 	memory->handles--;
 	physical_drop(memory);
 	pthread_mutex_unlock(&standin_lock);
@@ -765,6 +770,24 @@ cu_result cuMemcpyDtoH_v2(void *to, cu_ptr from, size_t bytes)
 	if (standin_current() < 0)
 		return CU_INVALID_CONTEXT;
 	return standin_access(standin_current(), from, to, bytes, false) ? CU_OK : CU_INVALID_VALUE;
+}
+
+void standin_reset_memory(int device)
+{
+	for (int i = 0; i < STANDIN_MAX; i++) {
+		struct range *range = &ranges[i];
+
+		if (range->kind >= WHOLE && range->access[device]) {
+			munmap(range->at, range->bytes);
+			range_end(range);
+		}
+	}
+	for (int i = 0; i < STANDIN_MAX; i++) {
+		if (physical[i].handles && physical[i].external_of == device + 1) {
+			physical[i].handles = 0;
+			physical_drop(&physical[i]);
+		}
+	}
 }
 
 unsigned long standin_live_memory(void)

@@ -22,7 +22,9 @@ struct CUevent_st {
 	struct CUevent_st *next;
 	struct cell *cell;
 	int fd; /* INTERPROCESS: of its memory */
+	int device;
 	bool interprocess;
+	bool gone; /* with its context */
 };
 
 struct work {
@@ -203,6 +205,7 @@ static cu_result event_new(cu_event *out, int fd, bool interprocess)
 	cu_event event = calloc(1, sizeof(*event));
 
 	event->fd = fd;
+	event->device = standin_current();
 	event->interprocess = interprocess;
 	event->cell = mmap(NULL, sizeof(*event->cell), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	pthread_mutex_lock(&standin_lock);
@@ -237,6 +240,8 @@ cu_result cuEventDestroy_v2(cu_event event)
 	cu_event *at = &events;
 
 	ENTER("cuEventDestroy_v2");
+	if (event->gone)
+		abort();
 	pthread_mutex_lock(&standin_lock);
 	while (*at != event)
 		at = &(*at)->next;
@@ -284,13 +289,23 @@ cu_result cuIpcOpenEventHandle(cu_event *event, struct cu_ipc_handle handle)
 	return fd < 0 ? CU_INVALID_VALUE : event_new(event, fd, true);
 }
 
+void standin_reset_streams(int device)
+{
+	for (cu_event event = events; event; event = event->next) {
+		if (event->device != device || event->gone)
+			continue;
+		event->gone = true;
+		close(event->fd);
+	}
+}
+
 unsigned long standin_live_streams(void)
 {
 	unsigned long live = 0;
 
 	pthread_mutex_lock(&standin_lock);
 	for (cu_event event = events; event; event = event->next)
-		live++;
+		live += !event->gone;
 	pthread_mutex_unlock(&standin_lock);
 	return live;
 }

@@ -519,15 +519,96 @@ static void test_strange_refs(void **state)
 		tmesh_cuda_open_ref(b.cuda, text, strlen(text), NULL, NULL, &other, &layout, err),
 		-EPROTO, "do not fit");
 	at[9] = '0';
-	standin_reset(0);
-	assert_refused(
-		tmesh_cuda_open_ref(b.cuda, text, strlen(text), NULL, NULL, &other, &layout, err),
-		-ECONNRESET, "CUDA_ERROR_CONTEXT_IS_DESTROYED");
 	/* Freed: nobody opens it any more. */
 	tmesh_cuda_memory_unref(memory);
 	assert_refused(
 		tmesh_cuda_open_ref(b.cuda, text, strlen(text), NULL, NULL, &other, &layout, err),
 		-ENOENT, "released");
+}
+
+/* Calls that are given an address, or a handle, of what a context has. */
+static unsigned long calls_of_context(void)
+{
+	return standin_calls("cuMemFree_v2") + standin_calls("cuMemHostUnregister") +
+	       standin_calls("cuIpcCloseMemHandle") + standin_calls("cuDestroyExternalMemory") +
+	       standin_calls("cuEventDestroy_v2");
+}
+
+#define DESTROYED "cuCtxPushCurrent: CUDA_ERROR_CONTEXT_IS_DESTROYED"
+
+/* Somebody resets the device: what needs its context is refused, and what went with the context is
+ * not touched again. The rest is given back as ever, and taken back from others. */
+static void test_context_destroyed(void **state)
+{
+	struct tmesh_cuda_memory *memory, *imported, *host, *staged, *external, *ipc, *other;
+	struct tmesh_layout layout = bytes_layout(5000);
+	unsigned long live = standin_live(), calls;
+	struct tmesh_region *region, *copied;
+	char text[TMESH_REF_SIZE], foreign_text[2048];
+	struct bed c, d;
+	int fd;
+
+	bed_open(&c, 8 * MIB);
+	bed_open(&d, 8 * MIB);
+	assert_ok(tmesh_cuda_alloc(c.cuda, 0, 5000, 0, &memory, err));
+	assert_ok(tmesh_cuda_share(memory, &layout, NULL, text, sizeof(text), err));
+	assert_ok(tmesh_cuda_open_ref(d.cuda, text, strlen(text), NULL, NULL, &imported, &layout,
+				      err));
+	assert_ok(tmesh_cuda_region(memory, &region, err));
+	assert_ok(tmesh_region_opaque_fd(region, &fd, err));
+	tmesh_region_unref(region);
+	assert_ok(tmesh_cuda_import_fd(c.cuda, 0, TMESH_CUDA_OPAQUE_FD, fd, 5000, &external, err));
+	assert_ok(tmesh_region_create(c.ctx, 5000, NULL, &region, err));
+	assert_ok(tmesh_cuda_register(c.cuda, region, 0, RW, 0, &host, err));
+	assert_ok(tmesh_region_create(c.ctx, 5000, NULL, &copied, err));
+	standin_set_up("without=host-register");
+	assert_ok(tmesh_cuda_register(c.cuda, copied, 0, RW, TMESH_CUDA_OR_STAGE, &staged, err));
+	standin_set_up(NULL);
+	assert_int_equal(helper_ask(&foreign, "i", foreign_text), '{');
+	assert_ok(tmesh_cuda_open_ref(c.cuda, foreign_text, strlen(foreign_text), NULL, NULL, &ipc,
+				      &layout, err));
+
+	standin_reset(0);
+	calls = calls_of_context();
+	assert_refused(tmesh_cuda_alloc(c.cuda, 0, 1, 0, &other, err), -ECONNRESET, DESTROYED);
+	assert_refused(tmesh_cuda_share(memory, &layout, NULL, text, sizeof(text), err),
+		       -ECONNRESET, DESTROYED);
+	assert_refused(tmesh_cuda_wait(imported, NULL, err), -ECONNRESET, DESTROYED);
+	assert_refused(
+		tmesh_cuda_open_ref(d.cuda, text, strlen(text), NULL, NULL, &other, &layout, err),
+		-ECONNRESET, DESTROYED);
+	assert_refused(tmesh_cuda_stage(staged, true, err), -ECONNRESET, DESTROYED);
+	assert_refused(tmesh_cuda_import_fd(c.cuda, 0, TMESH_CUDA_OPAQUE_FD, fd, 5000, &other, err),
+		       -ECONNRESET, DESTROYED);
+	close(fd);
+	tmesh_cuda_memory_unref(external);
+	tmesh_cuda_memory_unref(ipc);
+	tmesh_cuda_memory_unref(host);
+	tmesh_cuda_memory_unref(staged);
+	tmesh_region_unref(copied);
+	assert_refused(tmesh_cuda_register(c.cuda, region, 0, RW, 0, &host, err), -ECONNRESET,
+		       DESTROYED);
+	tmesh_region_unref(region);
+	assert_int_equal(stats_of(&c).registered_bytes, 0);
+	/* The importer's library lets go. */
+	assert_ok(tmesh_cuda_reclaim(memory, 5 * SECOND, err));
+	assert_int_equal(tmesh_cuda_touch(imported), -ESTALE);
+	tmesh_cuda_memory_unref(imported);
+	tmesh_cuda_memory_unref(memory);
+	tmesh_cuda_unref(c.cuda);
+	tmesh_ctx_unref(c.ctx);
+	tmesh_cuda_unref(d.cuda);
+	tmesh_ctx_unref(d.ctx);
+	assert_int_equal(standin_live(), live);
+	assert_int_equal(calls_of_context(), calls);
+
+	/* Who opens the driver anew has a context again. */
+	bed_open(&c, 8 * MIB);
+	assert_ok(tmesh_cuda_alloc(c.cuda, 0, 1, 0, &memory, err));
+	tmesh_cuda_memory_unref(memory);
+	tmesh_cuda_unref(c.cuda);
+	tmesh_ctx_unref(c.ctx);
+	assert_int_equal(standin_live(), live);
 }
 
 static int beds_open(void **state)
@@ -574,6 +655,7 @@ int main(void)
 		beds_test(test_strange_regions),
 		beds_test(test_changed_cards),
 		beds_test(test_strange_refs),
+		beds_test(test_context_destroyed),
 		/* What these leave behind is nobody's. */
 		beds_test(test_giving_back),
 		beds_test(test_every_call),
