@@ -156,7 +156,9 @@ int cuda_check_device(const struct tmesh_cuda *cuda, int device, struct tmesh_er
 	if (rc)
 		return rc;
 	if (device < 0 || device >= cuda->device_count)
-		return tmesh_fail(err, -ENODEV, "there is no GPU %d here: this process sees %d",
+		return tmesh_fail(err, -ENODEV,
+				  "there is no GPU %d here: this process sees %d "
+				  "(CUDA_ERROR_INVALID_DEVICE)",
 				  device, cuda->device_count);
 	return 0;
 }

@@ -418,6 +418,19 @@ static void read_member(const char *text, size_t bytes, bool *ipc, bool *waited)
 	json_decref(whole);
 }
 
+/* No driver was asked: the name is that of what it says of a handle whose memory is gone. */
+static int freed(int rc, struct tmesh_error *err)
+{
+	struct tmesh_error why;
+
+	if (!err)
+		return rc;
+	why = *err;
+	return tmesh_fail(err, rc,
+			  "open: the GPU memory was freed (CUDA_ERROR_INVALID_HANDLE): %.150s",
+			  why.message);
+}
+
 static int open_device(struct tmesh_cuda *cuda, const struct tmesh_ref *ref, const char *text,
 		       size_t bytes, const struct tmesh_cuda_import_opts *opts,
 		       struct tmesh_cuda_memory **out, struct tmesh_error *err)
@@ -429,6 +442,8 @@ static int open_device(struct tmesh_cuda *cuda, const struct tmesh_ref *ref, con
 	read_member(text, bytes, &ipc, &waited);
 	rc = tmesh_region_open(cuda->ctx, ref->token, ipc ? TMESH_READ : TMESH_READ | TMESH_WRITE,
 			       &region, err);
+	if (rc == -ENOENT || rc == -ESTALE)
+		return freed(rc, err);
 	if (rc)
 		return rc;
 	rc = import(cuda, region, waited, opts, out, err);

@@ -500,7 +500,7 @@ static void test_strange_refs(void **state)
 	assert_ok(tmesh_cuda_share(memory, &layout, NULL, text, sizeof(text), err));
 	assert_refused(
 		tmesh_cuda_open_ref(b.cuda, text, strlen(text), &opts, NULL, &other, &layout, err),
-		-ENODEV, "no GPU 9");
+		-ENODEV, "no GPU 9 here: this process sees 2 (CUDA_ERROR_INVALID_DEVICE)");
 	/* A container without the device's permission. */
 	standin_fail("cuMemImportFromShareableHandle", 800, 0);
 	assert_refused(
@@ -523,7 +523,57 @@ static void test_strange_refs(void **state)
 	tmesh_cuda_memory_unref(memory);
 	assert_refused(
 		tmesh_cuda_open_ref(b.cuda, text, strlen(text), NULL, NULL, &other, &layout, err),
-		-ENOENT, "released");
+		-ENOENT,
+		"freed (CUDA_ERROR_INVALID_HANDLE): no such region: its producer has released");
+	assert_int_equal(
+		tmesh_cuda_open_ref(b.cuda, text, strlen(text), NULL, NULL, &other, &layout, NULL),
+		-ENOENT);
+}
+
+/* The same refs where fewer GPUs are seen, and where the driver is an older one. */
+static void test_elsewhere(void **state)
+{
+	struct tmesh_layout layout = bytes_layout(5000);
+	struct tmesh_cuda_memory *memory, *imported;
+	char text[TMESH_REF_SIZE], foreign_text[2048], byte;
+	struct bed c;
+
+	assert_ok(tmesh_cuda_alloc(a.cuda, 1, 5000, 0, &memory, err));
+	assert_ok(tmesh_cuda_share(memory, &layout, NULL, text, sizeof(text), err));
+	standin_set_up("devices=1");
+	bed_open(&c, 8 * MIB);
+	standin_set_up(NULL);
+	assert_refused(tmesh_cuda_open_ref(c.cuda, text, strlen(text), NULL, NULL, &imported,
+					   &layout, err),
+		       -ENODEV, "(CUDA_ERROR_INVALID_DEVICE; CUDA_VISIBLE_DEVICES?)");
+	tmesh_cuda_unref(c.cuda);
+	tmesh_ctx_unref(c.ctx);
+
+	standin_set_up("version=12040");
+	bed_open(&c, 8 * MIB);
+	assert_ok(tmesh_cuda_open_ref(c.cuda, text, strlen(text), NULL, NULL, &imported, &layout,
+				      err));
+	assert_true(standin_access(1, tmesh_cuda_pointer(imported), &byte, 1, false));
+	tmesh_cuda_memory_unref(imported);
+	standin_fail("cuMemImportFromShareableHandle", CU_NOT_SUPPORTED, 0);
+	assert_refused(
+		tmesh_cuda_open_ref(c.cuda, text, strlen(text), NULL, NULL, &imported, &layout,
+				    err),
+		-EOPNOTSUPP,
+		"cuMemImportFromShareableHandle: CUDA_ERROR_NOT_SUPPORTED (exported by driver "
+		"API 13000, this process has 12040)");
+	assert_int_equal(helper_ask(&foreign, "i", foreign_text), '{');
+	standin_fail("cuIpcOpenMemHandle_v2", CU_INVALID_VALUE, 0);
+	assert_refused(
+		tmesh_cuda_open_ref(c.cuda, foreign_text, strlen(foreign_text), NULL, NULL,
+				    &imported, &layout, err),
+		-EINVAL,
+		"cuIpcOpenMemHandle: CUDA_ERROR_INVALID_VALUE (exported by driver API 13000, "
+		"this process has 12040)");
+	tmesh_cuda_memory_unref(memory);
+	tmesh_cuda_unref(c.cuda);
+	tmesh_ctx_unref(c.ctx);
+	standin_set_up(NULL);
 }
 
 /* Calls that are given an address, or a handle, of what a context has. */
@@ -655,6 +705,7 @@ int main(void)
 		beds_test(test_strange_regions),
 		beds_test(test_changed_cards),
 		beds_test(test_strange_refs),
+		beds_test(test_elsewhere),
 		beds_test(test_context_destroyed),
 		/* What these leave behind is nobody's. */
 		beds_test(test_giving_back),
