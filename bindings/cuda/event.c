@@ -59,8 +59,11 @@ int tmesh_cuda_record(struct tmesh_cuda_memory *memory, struct CUstream_st *stre
 		      struct tmesh_error *err)
 {
 	struct tmesh_cuda *cuda = memory->cuda;
-	int rc = cuda_enter(cuda, memory->device, err);
+	int rc;
 
+	if (stream == TMESH_CUDA_NO_STREAM)
+		return cuda_check_life(cuda, err);
+	rc = cuda_enter(cuda, memory->device, err);
 	if (rc)
 		return rc;
 	if (memory->event && !memory->event_foreign)
@@ -79,7 +82,7 @@ int tmesh_cuda_wait(struct tmesh_cuda_memory *memory, struct CUstream_st *stream
 	int rc;
 
 	/* Without an event the producer has waited itself. */
-	if (!memory->event)
+	if (!memory->event || stream == TMESH_CUDA_NO_STREAM)
 		return 0;
 	rc = cuda_enter(cuda, memory->device, err);
 	if (rc)

@@ -316,7 +316,7 @@ int tmesh_cuda_share_ipc(struct tmesh_cuda *cuda, uint64_t pointer,
 		return rc;
 	rc = describe_foreign(cuda, pointer, &card, err);
 	/* Nobody records an event for memory that is not ours: what there is to do is done. */
-	if (!rc)
+	if (!rc && stream != TMESH_CUDA_NO_STREAM)
 		rc = cuda_check(cuda, cuda->driver.stream_synchronize(stream),
 				"cuStreamSynchronize", err);
 	cuda_leave(cuda);

@@ -35,6 +35,10 @@ struct tmesh_cuda;
 struct tmesh_cuda_memory;
 struct CUstream_st;
 
+/* In a stream's place: the caller has seen to the order himself. Nothing is recorded, and neither a
+ * stream nor the host waits. */
+#define TMESH_CUDA_NO_STREAM ((struct CUstream_st *)(intptr_t)-1)
+
 struct tmesh_cuda_opts {
 	size_t size;	      /* sizeof(struct tmesh_cuda_opts) */
 	const char *library;  /* of the driver; NULL: libcuda.so.1 */

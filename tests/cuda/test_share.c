@@ -525,6 +525,39 @@ static void test_streams(void **state)
 	pair_close(&pair);
 }
 
+/* Who has seen to the order himself waits for nothing, on either side, nor when sending on. */
+static void test_no_stream(void **state)
+{
+	struct tmesh_layout layout = bytes_layout(5000);
+	struct tmesh_cuda_memory *memory, *imported;
+	unsigned long records, waits, synced;
+	char text[TMESH_REF_SIZE];
+	struct pair pair;
+
+	pair_open(&pair);
+	memory = alloc(&pair.a, 0, 5000, 'a');
+	records = standin_calls("cuEventRecord");
+	waits = standin_calls("cuStreamWaitEvent");
+	synced = standin_calls("cuStreamSynchronize");
+	assert_ok(tmesh_cuda_share(memory, &layout, TMESH_CUDA_NO_STREAM, text, sizeof(text), err));
+	assert_ok(tmesh_cuda_open_ref(pair.b.cuda, text, strlen(text), NULL, TMESH_CUDA_NO_STREAM,
+				      &imported, &layout, err));
+	assert_int_equal(first_of(imported), 'a');
+	layout = bytes_layout(5000);
+	assert_ok(
+		tmesh_cuda_share(imported, &layout, TMESH_CUDA_NO_STREAM, text, sizeof(text), err));
+	assert_int_equal(standin_calls("cuEventRecord"), records);
+	assert_int_equal(standin_calls("cuStreamWaitEvent"), waits);
+	assert_int_equal(standin_calls("cuStreamSynchronize"), synced);
+	assert_int_equal(stats_of(&pair.b).host_waits, 0);
+	/* With one the host waits, for the event is another's. */
+	assert_ok(tmesh_cuda_share(imported, &layout, NULL, text, sizeof(text), err));
+	assert_int_equal(stats_of(&pair.b).host_waits, 1);
+	tmesh_cuda_memory_unref(imported);
+	tmesh_cuda_memory_unref(memory);
+	pair_close(&pair);
+}
+
 /* Once; there is room for what is longer. */
 static void replace(char *text, const char *old, const char *new)
 {
@@ -546,6 +579,7 @@ static void test_ipc(void **state)
 	char text[TMESH_REF_SIZE], answer[2048], byte = 'i';
 	unsigned long long pointer;
 	struct tmesh_region *region;
+	unsigned long synced;
 	void *context;
 
 	assert_int_equal(retain(&context, 0), 0);
@@ -574,6 +608,11 @@ static void test_ipc(void **state)
 	assert_non_null(strstr(answer + 1 + offsetof(struct tmesh_error, message),
 			       "of 2097153 bytes there are 2097152"));
 	tmesh_region_unref(region);
+	synced = standin_calls("cuStreamSynchronize");
+	assert_ok(tmesh_cuda_share_ipc(bed->cuda, pointer, &layout, TMESH_CUDA_NO_STREAM, text,
+				       sizeof(text), &region, err));
+	tmesh_region_unref(region);
+	assert_int_equal(standin_calls("cuStreamSynchronize"), synced);
 	/* Memory of the VMM calls is not for this. */
 	ours = alloc(bed, 0, 5000, 'a');
 	assert_refused(tmesh_cuda_share_ipc(bed->cuda, tmesh_cuda_pointer(ours), &layout, NULL,
@@ -621,8 +660,8 @@ int main(void)
 		alone_test(test_part),		alone_test(test_sent_on_by_the_bereaved),
 		alone_test(test_forked),	alone_test(test_own_ref),
 		alone_test(test_by_socket),	alone_test(test_import_lease),
-		alone_test(test_streams),	alone_test(test_ipc),
-		standin_test(test_host_ref),
+		alone_test(test_streams),	alone_test(test_no_stream),
+		alone_test(test_ipc),		standin_test(test_host_ref),
 	};
 
 	return cmocka_run_group_tests_name("cuda share", tests, NULL, NULL);
