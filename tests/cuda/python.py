@@ -20,6 +20,7 @@ import tmesh.cuda
 
 driver = ctypes.CDLL("libcuda.so.1")
 driver.standin_access.restype = ctypes.c_bool
+driver.standin_calls.restype = ctypes.c_ulong
 tests = []
 
 PEER = """
@@ -48,6 +49,10 @@ def raises(kind, function, *args, word="", **kwargs):
         assert word in str(error), str(error)
     else:
         raise AssertionError(f"{function.__name__} raised nothing")
+
+
+def calls(symbol):
+    return driver.standin_calls(symbol.encode())
 
 
 def kernel(array, value):
@@ -87,6 +92,22 @@ def arrays():
     raises(tmesh.InvalidError, tmesh.cuda.empty, 3, "float31")
     raises(tmesh.OutOfMemoryError, tmesh.cuda.empty, 1 << 40, word="CUDA_ERROR_OUT_OF_MEMORY")
     raises(tmesh.Error, tmesh.cuda.empty, 1, device=7, word="no GPU 7")
+
+
+@test
+def streams():
+    """Consumers by the array interface are told the stream that the array was opened on."""
+    with tmesh.cuda.empty(100) as array, tmesh.cuda.empty(100) as other:
+        assert array.__cuda_array_interface__["stream"] is None
+        ref = array.ref()
+        for stream, told in ((0, 1), (2, 2), (-1, None)):
+            with tmesh.cuda.open(ref, stream=stream) as again:
+                assert again.__cuda_array_interface__["stream"] == told
+        before = calls("cuEventRecord"), calls("cuStreamWaitEvent")
+        tmesh.cuda.open(tmesh.cuda.share(other, stream=-1), stream=-1).release()
+        assert (calls("cuEventRecord"), calls("cuStreamWaitEvent")) == before
+        tmesh.cuda.open(tmesh.cuda.share(other)).release()
+        assert (calls("cuEventRecord"), calls("cuStreamWaitEvent")) == (before[0] + 1, before[1] + 1)
 
 
 @test

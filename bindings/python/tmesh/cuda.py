@@ -40,6 +40,8 @@ _DIMS = 8
 _REF_BYTES = 768
 _READ, _WRITE = 1, 2
 _DL_CUDA = 2
+_LEGACY_STREAM = 1  # the default one, where 0 stands for none
+_NO_STREAM = -1
 
 _ERRORS = {
     errno.EINVAL: errors.InvalidError, errno.EOVERFLOW: errors.InvalidError, errno.ENOENT: errors.NotFoundError,
@@ -140,9 +142,10 @@ def _layout(shape: Sequence[int], dtype: str, strides: Sequence[int] | None = No
 class Array:
     """An array in GPU memory, or in host memory that a GPU uses; made by `empty` and `open`."""
 
-    def __init__(self, memory: ctypes.c_void_p, layout: _Layout, stream: int = 0) -> None:
+    def __init__(self, memory: ctypes.c_void_p, layout: _Layout, stream: int | None = None) -> None:
         self._memory: ctypes.c_void_p | None = memory
         self._layout = layout
+        # What made the array is ordered before this stream's work from then on; None: nothing did.
         self._stream = stream
 
     @property
@@ -202,7 +205,7 @@ class Array:
         self._info()
         text = ctypes.create_string_buffer(_REF_BYTES)
         _call("tmesh_cuda_share", self._memory, ctypes.byref(self._layout),
-              ctypes.c_void_p(self._stream if stream is None else stream), text, ctypes.c_size_t(_REF_BYTES))
+              ctypes.c_void_p((self._stream or 0) if stream is None else stream), text, ctypes.c_size_t(_REF_BYTES))
         ref: dict[str, Any] = json.loads(text.value)
         return ref
 
@@ -235,14 +238,13 @@ class Array:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        # Without a stream: what the producer did is awaited by the stream that opened the array.
         code = {"bool": "b", "bfloat16": None}.get(self.dtype, self.dtype[0])
         if code is None or self.dtype.startswith("float8"):
             raise AttributeError(f"{self.dtype} has no array interface; use DLPack")
         item = _ITEM[self._layout.dtype - 1]
         return {"shape": self.shape, "typestr": f"{'|' if item == 1 else '<'}{code}{item}",
                 "data": (self.pointer, not self.writable), "strides": tuple(s * item for s in self.strides),
-                "version": 3, "stream": None}
+                "version": 3, "stream": None if self._stream is None else self._stream or _LEGACY_STREAM}
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (_DL_CUDA, int(self.device.partition(":")[2]))
@@ -251,8 +253,8 @@ class Array:
                    dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> object:
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError("tmesh makes no copy, and no other device's memory")
-        if stream != -1:
-            _call("tmesh_cuda_wait", self._memory, ctypes.c_void_p(0 if stream in (None, 1) else stream))
+        if stream != _NO_STREAM:
+            _call("tmesh_cuda_wait", self._memory, ctypes.c_void_p(0 if stream in (None, _LEGACY_STREAM) else stream))
         managed = ctypes.c_void_p()
         if max_version is not None and max_version[0] >= 1:
             _call("tmesh_cuda_to_dlpack_versioned", self._memory, ctypes.byref(self._layout), ctypes.c_uint32(1),
@@ -306,16 +308,17 @@ def empty(shape: int | Sequence[int], dtype: str = "float32", device: int = 0, *
 def open(ref: str | dict[str, Any], *, writable: bool = False, device: int | None = None, stream: int = 0,
          lease: float | None = None) -> Array:
     """The array of a ref, for kernels on GPU `device` (default: the one that has it). What `stream`
-    does from now on waits for what the producer's did before it shared. A ref to host memory is
-    registered with the driver. With a `lease` in seconds, it is let go of when it was not touched for
-    so long."""
+    does from now on waits for what the producer's did before it shared; -1: nothing waits, the caller
+    has seen to the order. The stream is to live as long as the array, which names it to consumers
+    (`__cuda_array_interface__`) and is shared on after it. A ref to host memory is registered with the
+    driver. With a `lease` in seconds, it is let go of when it was not touched for so long."""
     text = (ref if isinstance(ref, str) else json.dumps(ref, separators=(",", ":"))).encode()
     opts = _ImportOpts(size=ctypes.sizeof(_ImportOpts), rights=_READ | (_WRITE if writable else 0),
                        device=-1 if device is None else device, lease_ns=int((lease or 0) * 1e9))
     memory, layout = ctypes.c_void_p(), _Layout()
     _call("tmesh_cuda_open_ref", _open(), text, ctypes.c_size_t(len(text)), ctypes.byref(opts),
           ctypes.c_void_p(stream), ctypes.byref(memory), ctypes.byref(layout))
-    return Array(memory, layout)
+    return Array(memory, layout, None if stream == _NO_STREAM else stream)
 
 
 def _describe(array: Any) -> tuple[int, _Layout, int]:
@@ -333,7 +336,7 @@ def _describe(array: Any) -> tuple[int, _Layout, int]:
     strides = face.get("strides")
     layout = _layout(tuple(face["shape"]), dtype, strides and [s // item for s in strides])
     stream = face.get("stream")
-    return face["data"][0], layout, 0 if stream in (None, 1) else stream
+    return face["data"][0], layout, 0 if stream in (None, _LEGACY_STREAM) else stream
 
 
 _lent: dict[int, Any] = {}
@@ -391,7 +394,7 @@ def _keep(pointer: int, region: ctypes.c_void_p) -> None:
 
 def share(array: Any, *, stream: int | None = None) -> dict[str, Any]:
     """A ref to it, a dict. Who opens it waits for what the array's current stream, or `stream`, does
-    up to now."""
+    up to now; with -1 for nothing."""
     if isinstance(array, Array):
         return array.ref(stream)
     pointer, layout, current = _describe(array)
