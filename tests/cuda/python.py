@@ -20,7 +20,7 @@ import tmesh.cuda
 
 driver = ctypes.CDLL("libcuda.so.1")
 driver.standin_access.restype = ctypes.c_bool
-driver.standin_calls.restype = ctypes.c_ulong
+driver.standin_calls.restype = driver.standin_live.restype = ctypes.c_ulong
 tests = []
 
 PEER = """
@@ -193,6 +193,40 @@ def frameworks_allocator():
         os.close(usual)
         said.seek(0)
         assert b"7 bytes on GPU 0 are not given back: no memory" in said.read()
+
+
+@test
+def by_dlpack():
+    """What has DLPack alone, as JAX's bfloat16 arrays."""
+
+    class Tensor:
+        def __init__(self, array):
+            self.array, self.streams = array, []
+
+        def __dlpack_device__(self):
+            return self.array.__dlpack_device__()
+
+        def __dlpack__(self, *, stream=None):
+            self.streams.append(stream)
+            return self.array.__dlpack__(stream=stream)
+
+    for dtype in ("bfloat16", "bool", "float8_e5m2", "uint16", "complex64"):
+        before = driver.standin_live()
+        with tmesh.cuda.empty((2, 3), dtype, alone=True) as array:
+            tensor = Tensor(array)
+            ref = tmesh.cuda.share(tensor)
+            assert (ref["cuda"]["kind"], ref["dtype"], ref["shape"], ref["strides"]) == ("vmm", dtype, [2, 3], [3, 1])
+            tmesh.cuda.share(tensor, stream=2)
+            tmesh.cuda.share(tensor, stream=-1)
+            assert tensor.streams == [1, 2, -1]
+            with tmesh.cuda.lend(tensor) as part:
+                assert part.pointer == array.pointer and part.dtype == dtype
+        for _ in range(5000):
+            if driver.standin_live() <= before:
+                break
+            time.sleep(0.001)
+        assert driver.standin_live() <= before, "a capsule keeps the memory"
+    raises(tmesh.InvalidError, tmesh.cuda.share, numpy.zeros(3), word="no DLPack with memory on a GPU")
 
 
 @test

@@ -7,7 +7,7 @@
     torch.from_dlpack(b)                            # also CuPy, JAX; or __cuda_array_interface__
 
 ``share`` takes what ``empty`` and ``open`` gave, PyTorch tensors, and whatever has
-``__cuda_array_interface__``. What does not lie in memory of tmesh's (torch.cuda.MemPool with
+``__cuda_array_interface__`` or DLPack. What does not lie in memory of tmesh's (torch.cuda.MemPool with
 ``libtmesh-cuda-torch.so``) is handed over by CUDA IPC, and the ref says so: ``ref["cuda"]["kind"]``
 is "ipc"; its producer keeps it until all who opened it are done. Such a ref is to be opened before its
 producer has shared 256 others.
@@ -321,8 +321,32 @@ def open(ref: str | dict[str, Any], *, writable: bool = False, device: int | Non
     return Array(memory, layout, None if stream == _NO_STREAM else stream)
 
 
-def _describe(array: Any) -> tuple[int, _Layout, int]:
-    """(pointer, layout, stream) of a framework's array."""
+class _DLTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+                ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
+                ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
+                ("strides", ctypes.POINTER(ctypes.c_int64)), ("offset", ctypes.c_uint64)]
+
+
+_DL_CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
+_DL_OTHERS = {6: "bool", 10: "float8_e4m3fn", 12: "float8_e5m2"}
+
+
+def _describe_dlpack(array: Any, stream: int) -> tuple[int, _Layout, int]:
+    """Whoever has the array keeps it: its capsule is read and dropped. `stream` waits for its producer."""
+    if not hasattr(array, "__dlpack__") or array.__dlpack_device__()[0] != _DL_CUDA:
+        raise errors.InvalidError(errno.EINVAL, f"{type(array).__name__} has no __cuda_array_interface__, and no "
+                                  "DLPack with memory on a GPU")
+    capsule = array.__dlpack__(stream=stream or _LEGACY_STREAM)
+    dl = _DLTensor.from_address(_pointer(id(capsule), _UNVERSIONED))
+    dtype = _DL_OTHERS.get(dl.code, f"{_DL_CODES.get(dl.code)}{dl.bits}") if dl.lanes == 1 else "a vector"
+    strides = tuple(dl.strides[:dl.ndim]) if dl.strides else None
+    return (dl.data or 0) + dl.offset, _layout(tuple(dl.shape[:dl.ndim]), dtype, strides), stream
+
+
+def _describe(array: Any, stream: int = 0) -> tuple[int, _Layout, int]:
+    """(pointer, layout, stream) of a framework's array. What it does not say of a stream is made so that
+    `stream` is right."""
     if hasattr(array, "data_ptr"):
         import torch
 
@@ -330,7 +354,7 @@ def _describe(array: Any) -> tuple[int, _Layout, int]:
         return array.data_ptr(), layout, torch.cuda.current_stream(array.device).cuda_stream
     face = getattr(array, "__cuda_array_interface__", None)
     if face is None:
-        raise errors.InvalidError(errno.EINVAL, f"{type(array).__name__} has no __cuda_array_interface__")
+        return _describe_dlpack(array, stream)
     item = int(face["typestr"][2:])
     dtype = "bool" if face["typestr"][1] == "b" else f"{_TYPESTR.get(face['typestr'][1])}{8 * item}"
     strides = face.get("strides")
@@ -397,7 +421,7 @@ def share(array: Any, *, stream: int | None = None) -> dict[str, Any]:
     up to now; with -1 for nothing."""
     if isinstance(array, Array):
         return array.ref(stream)
-    pointer, layout, current = _describe(array)
+    pointer, layout, current = _describe(array, stream or 0)
     stream = current if stream is None else stream
     memory, offset = ctypes.c_void_p(), ctypes.c_uint64()
     text = ctypes.create_string_buffer(_REF_BYTES)
