@@ -519,8 +519,9 @@ static void test_strange_refs(void **state)
 		tmesh_cuda_open_ref(b.cuda, text, strlen(text), NULL, NULL, &other, &layout, err),
 		-EPROTO, "do not fit");
 	at[9] = '0';
-	/* Freed: nobody opens it any more. */
+	/* Freed, when nobody holds it: nobody opens it any more. */
 	tmesh_cuda_memory_unref(memory);
+	settle();
 	assert_refused(
 		tmesh_cuda_open_ref(b.cuda, text, strlen(text), NULL, NULL, &other, &layout, err),
 		-ENOENT,
@@ -573,6 +574,51 @@ static void test_elsewhere(void **state)
 	tmesh_cuda_memory_unref(memory);
 	tmesh_cuda_unref(c.cuda);
 	tmesh_ctx_unref(c.ctx);
+	standin_set_up(NULL);
+}
+
+/* What a platform lacks is refused with its name, where it is needed and not before. */
+static void test_lacking(void **state)
+{
+	struct tmesh_cuda_import_opts opts = {.size = sizeof(opts), .device = 1};
+	struct tmesh_layout layout = bytes_layout(5000);
+	struct tmesh_cuda_memory *memory, *other;
+	struct tmesh_region *region;
+	char text[TMESH_REF_SIZE];
+	int fd;
+
+	standin_set_up("without=vmm");
+	assert_refused(tmesh_cuda_alloc(a.cuda, 0, 5000, 0, &memory, err), -EOPNOTSUPP,
+		       "cuMemGetAllocationGranularity: CUDA_ERROR_NOT_SUPPORTED");
+	standin_set_up("without=posix-fd");
+	assert_refused(tmesh_cuda_alloc(a.cuda, 0, 5000, 0, &memory, err), -EOPNOTSUPP,
+		       "CUDA_ERROR_NOT_SUPPORTED");
+	standin_set_up("without=peers,without=dma-buf,without=read-only,without=ipc-event");
+	assert_ok(tmesh_cuda_alloc(a.cuda, 0, 2 * MIB, TMESH_CUDA_ALONE, &memory, err));
+	assert_refused(tmesh_cuda_export_dmabuf(memory, 0, 0, &fd, err), -EOPNOTSUPP,
+		       "DMA_BUF_SUPPORTED is 0: CUDA_ERROR_NOT_SUPPORTED");
+	assert_ok(tmesh_cuda_share(memory, &layout, NULL, text, sizeof(text), err));
+	assert_int_equal(stats_of(&a).host_waits, 1);
+	assert_refused(
+		tmesh_cuda_open_ref(b.cuda, text, strlen(text), &opts, NULL, &other, &layout, err),
+		-EOPNOTSUPP, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED");
+	opts.device = 0;
+	assert_ok(
+		tmesh_cuda_open_ref(b.cuda, text, strlen(text), &opts, NULL, &other, &layout, err));
+	tmesh_cuda_memory_unref(other);
+	tmesh_cuda_memory_unref(memory);
+	assert_ok(tmesh_region_create(a.ctx, 5000, NULL, &region, err));
+	assert_refused(tmesh_cuda_register(a.cuda, region, 0, TMESH_READ, 0, &memory, err),
+		       -EOPNOTSUPP,
+		       "READ_ONLY_HOST_REGISTER_SUPPORTED is 0: CUDA_ERROR_NOT_SUPPORTED");
+	assert_ok(tmesh_cuda_register(a.cuda, region, 0, TMESH_READ, TMESH_CUDA_OR_STAGE, &memory,
+				      err));
+	assert_int_equal(info_of(memory).kind, TMESH_CUDA_STAGED);
+	assert_refused(tmesh_cuda_stage(memory, true, err), -EACCES, "for reading");
+	tmesh_cuda_memory_unref(memory);
+	assert_ok(tmesh_cuda_register(a.cuda, region, 0, RW, 0, &memory, err));
+	tmesh_cuda_memory_unref(memory);
+	tmesh_region_unref(region);
 	standin_set_up(NULL);
 }
 
@@ -706,6 +752,7 @@ int main(void)
 		beds_test(test_changed_cards),
 		beds_test(test_strange_refs),
 		beds_test(test_elsewhere),
+		beds_test(test_lacking),
 		beds_test(test_context_destroyed),
 		/* What these leave behind is nobody's. */
 		beds_test(test_giving_back),
