@@ -37,7 +37,7 @@ int block_granule(struct tmesh_cuda *cuda, int device, uint64_t *granule, struct
 {
 	struct device *d = &cuda->devices[device];
 	struct cu_alloc_prop prop;
-	int rc = CUDA_HAS(cuda, granularity, err);
+	int rc = CUDA_HAS(cuda, granularity, "cuMemGetAllocationGranularity", err);
 
 	if (!rc && !d->granule) {
 		rc = block_prop(cuda, device, &prop, err);

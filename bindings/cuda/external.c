@@ -38,7 +38,7 @@ int tmesh_cuda_export_dmabuf(struct tmesh_cuda_memory *memory, uint64_t offset, 
 	bytes = bytes ? bytes : memory->bytes - offset;
 	if ((memory->pointer + offset) % page || !bytes || bytes % page)
 		return tmesh_fail(err, -EINVAL, "dma-buf: not whole pages");
-	rc = CUDA_HAS(cuda, range_handle, err);
+	rc = CUDA_HAS(cuda, range_handle, "cuMemGetHandleForAddressRange", err);
 	if (!rc)
 		rc = cuda_check(
 			cuda,
@@ -93,7 +93,7 @@ int tmesh_cuda_import_fd(struct tmesh_cuda *cuda, int device, enum tmesh_cuda_fd
 	if ((type != TMESH_CUDA_OPAQUE_FD && type != TMESH_CUDA_DMABUF_FD) || !bytes)
 		return tmesh_fail(err, -EINVAL,
 				  "import: say what the descriptor is, and its bytes");
-	rc = CUDA_HAS(cuda, external_import, err);
+	rc = CUDA_HAS(cuda, external_import, "cuImportExternalMemory", err);
 	if (!rc)
 		rc = cuda_enter(cuda, device, err);
 	if (rc)

@@ -193,7 +193,7 @@ int import_vmm(struct tmesh_cuda *cuda, struct tmesh_region *region, const struc
 
 	if (resident < 0)
 		return resident;
-	rc = CUDA_HAS(cuda, import_handle, err);
+	rc = CUDA_HAS(cuda, import_handle, "cuMemImportFromShareableHandle", err);
 	if (!rc)
 		rc = block_granule(cuda, resident, &granule, err);
 	if (!rc && card->block_bytes % granule)

@@ -140,12 +140,12 @@ void cuda_log(const struct tmesh_cuda *cuda, enum tmesh_log_level level, const c
 	__attribute__((format(printf, 3, 4)));
 int cuda_load(struct tmesh_cuda *cuda, const char *library, struct tmesh_error *err);
 /* The function, or -EOPNOTSUPP from a driver that is too old. */
-#define CUDA_HAS(cuda, member, err)                                                        \
-	((cuda)->driver.member                                                             \
-		 ? 0                                                                       \
-		 : tmesh_fail(err, -EOPNOTSUPP,                                            \
-			      "the driver is too old: it has no " #member " (version %d)", \
-			      (cuda)->version))
+#define CUDA_HAS(cuda, member, symbol, err)                                                \
+	((cuda)->driver.member ? 0                                                         \
+			       : tmesh_fail(err, -EOPNOTSUPP,                              \
+					    "the driver is too old: API %d has no " symbol \
+					    " (CUDA_ERROR_NOT_FOUND)",                     \
+					    (cuda)->version))
 
 /* cuda.c */
 

@@ -135,7 +135,7 @@ static int make_region(struct tmesh_cuda_memory *memory, struct tmesh_error *err
 		.bytes = memory->bytes,
 	};
 	struct tmesh_region *region;
-	int rc = CUDA_HAS(cuda, export_handle, err);
+	int rc = CUDA_HAS(cuda, export_handle, "cuMemExportToShareableHandle", err);
 
 	if (!rc && !memory->event)
 		rc = event_make(memory, err);

@@ -17,6 +17,12 @@ $(STANDIN): $(wildcard $(CUDA_TESTS)/standin*.[ch]) bindings/cuda/driver_api.h
 	$(CC) $(CPPFLAGS) -Ibindings/cuda $(CFLAGS) $(WARN) -std=gnu11 -fPIC -pthread -shared \
 		-Wl,-soname,libcuda.so.1 -Wl,-Bsymbolic -o $@ $(filter %.c,$^)
 
+# The same as an old driver.
+$(CUDA_OUT)/libcuda-old.so: $(wildcard $(CUDA_TESTS)/standin*.[ch]) bindings/cuda/driver_api.h $(CUDA_TESTS)/old.map
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) -Ibindings/cuda $(CFLAGS) $(WARN) -std=gnu11 -fPIC -pthread -shared \
+		-Wl,-soname,$(@F) -Wl,-Bsymbolic -Wl,--version-script=$(CUDA_TESTS)/old.map -o $@ $(filter %.c,$^)
+
 # For the preload: a runtime, and a program that uses it.
 $(CUDA_OUT)/libcudart.so.12: $(CUDA_TESTS)/runtime.c $(STANDIN)
 	$(CC) $(CPPFLAGS) -Ibindings/cuda $(CFLAGS) $(WARN) -std=gnu11 -fPIC -shared \
@@ -30,9 +36,9 @@ $(CUDA_OUT)/test_%: $(CUDA_TESTS)/test_%.c $(CUDA_TESTS)/cuda_unit.h $(CUDA_TEST
 	$(CC) $(CPPFLAGS) -Ibindings/cuda -isystem $(CUDA_HOME)/include $(CFLAGS) $(WARN) -std=gnu11 -pthread $(ASAN_FLAGS) $< \
 		$(CUDA_ASAN) $(LIB_ASAN) -lcmocka $(LIB_LIBS) -ldl -o $@
 
-cuda-check: $(STANDIN) $(B)/libtmesh-cuda.so $(CUDA_PLUGINS) $(CUDA_OUT)/program $(B)/tmeshctl $(VENV)/tmesh.stamp $(addprefix $(CUDA_OUT)/,$(CUDA_NAMES)) ## libtmesh-cuda's tests, on a stand-in for the driver
+cuda-check: $(STANDIN) $(CUDA_OUT)/libcuda-old.so $(B)/libtmesh-cuda.so $(CUDA_PLUGINS) $(CUDA_OUT)/program $(B)/tmeshctl $(VENV)/tmesh.stamp $(addprefix $(CUDA_OUT)/,$(CUDA_NAMES)) ## libtmesh-cuda's tests, on a stand-in for the driver
 	@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=memfd TMESH_RUNTIME_DIR=$$(mktemp -d) \
-		TMESH_TEST_LIBCUDA=$(CURDIR)/$(STANDIN); \
+		TMESH_TEST_LIBCUDA=$(CURDIR)/$(STANDIN) TMESH_TEST_OLD_LIBCUDA=$(CURDIR)/$(CUDA_OUT)/libcuda-old.so; \
 	trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \
 	for test in $(CUDA_NAMES); do $(CUDA_OUT)/$$test || status=1; done; \
 	LD_LIBRARY_PATH=$(CURDIR)/$(CUDA_OUT):$(CURDIR)/$(B) $(VPYTHON) -P $(CUDA_TESTS)/python.py || status=1; \

@@ -385,15 +385,50 @@ static void test_no_driver(void **state)
 	assert_refused(tmesh_cuda_open(bed->ctx, &opts, &cuda, err), -EINVAL, "size");
 }
 
+/* Without VMM, external memory and dma-bufs there are still regions. */
+static void test_old_driver(void **state)
+{
+	struct bed *bed = *state;
+	struct tmesh_cuda_opts opts = {.size = sizeof(opts),
+				       .library = getenv("TMESH_TEST_OLD_LIBCUDA")};
+	struct tmesh_cuda_cap caps[TMESH_CUDA_CAPS];
+	struct tmesh_cuda_memory *memory, *own;
+	struct tmesh_region *region;
+	struct tmesh_cuda *cuda;
+
+	assert_ok(tmesh_cuda_open(bed->ctx, &opts, &cuda, err));
+	assert_refused(tmesh_cuda_alloc(cuda, 0, 1, 0, &memory, err), -EOPNOTSUPP,
+		       "API 13000 has no cuMemGetAllocationGranularity (CUDA_ERROR_NOT_FOUND)");
+	assert_refused(tmesh_cuda_import_fd(cuda, 0, TMESH_CUDA_OPAQUE_FD, 0, 1, &memory, err),
+		       -EOPNOTSUPP, "no cuImportExternalMemory (CUDA_ERROR_NOT_FOUND)");
+	own = alloc(bed, 0, 100);
+	assert_ok(tmesh_cuda_region(own, &region, err));
+	assert_refused(tmesh_cuda_import(cuda, region, NULL, &memory, err), -EOPNOTSUPP,
+		       "no cuMemImportFromShareableHandle (CUDA_ERROR_NOT_FOUND)");
+	tmesh_region_unref(region);
+	tmesh_cuda_memory_unref(own);
+	assert_ok(tmesh_region_create(bed->ctx, 100, NULL, &region, err));
+	assert_ok(tmesh_cuda_register(cuda, region, 0, RW, 0, &memory, err));
+	tmesh_cuda_memory_unref(memory);
+	tmesh_region_unref(region);
+	assert_ok(tmesh_cuda_caps(cuda, 0, caps, err));
+	assert_int_equal(cap(caps, "host-register")->level, TMESH_CUDA_WORKS);
+	assert_int_equal(cap(caps, "ipc-memory")->level, TMESH_CUDA_WORKS);
+	assert_int_equal(cap(caps, "vmm")->level, TMESH_CUDA_NOT_SUPPORTED);
+	assert_int_equal(cap(caps, "opaque-fd-import")->level, TMESH_CUDA_NOT_TRIED);
+	tmesh_cuda_unref(cuda);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		standin_test(test_chunks),    standin_test(test_devices),
-		standin_test(test_random),    standin_test(test_alone),
-		standin_test(test_no_memory), standin_test(test_dlpack),
-		standin_test(test_dmabuf),    standin_test(test_descriptors),
-		standin_test(test_caps),      standin_test(test_rdma),
-		standin_test(test_no_driver), standin_test(test_dmabuf_import),
+		standin_test(test_chunks),	  standin_test(test_devices),
+		standin_test(test_random),	  standin_test(test_alone),
+		standin_test(test_no_memory),	  standin_test(test_dlpack),
+		standin_test(test_dmabuf),	  standin_test(test_descriptors),
+		standin_test(test_caps),	  standin_test(test_rdma),
+		standin_test(test_no_driver),	  standin_test(test_old_driver),
+		standin_test(test_dmabuf_import),
 	};
 
 	return cmocka_run_group_tests_name("cuda memory", tests, NULL, NULL);
