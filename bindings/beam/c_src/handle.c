@@ -199,28 +199,81 @@ NIF(tensor_open)
 	return term;
 }
 
-/* ref(handle, read | write) -> {ok, ref}, by way of its text: the one form in which the library
- * gives id and token without looking for other holders. */
+/* By way of its text: the one form in which the library gives id and token without looking for
+ * other holders. */
+static bool describe(ErlNifEnv *env, ERL_NIF_TERM term, uint32_t rights, struct handle **handle,
+		     struct tmesh_ref *ref, struct tmesh_error *err)
+{
+	struct tmesh_tensor *tensor = get_tensor(env, term, handle, err);
+	char text[TMESH_REF_SIZE];
+	int rc;
+
+	if (!tensor)
+		return false;
+	rc = tmesh_tensor_ref_encode(tensor, rights, text, sizeof(text), err);
+	tmesh_tensor_unref(tensor);
+	return !rc && !tmesh_ref_decode(text, strlen(text), ref, err);
+}
+
+/* ref(handle, read | write) -> {ok, ref} */
 NIF(tensor_ref)
 {
-	struct tmesh_tensor *tensor;
-	char text[TMESH_REF_SIZE];
 	struct handle *handle;
 	struct tmesh_error err;
 	struct tmesh_ref ref;
 	uint32_t rights;
-	int rc;
 
-	if (!get_rights(env, argv[1], &rights, &err))
-		return make_error(env, &err);
-	tensor = get_tensor(env, argv[0], &handle, &err);
-	if (!tensor)
-		return make_error(env, &err);
-	rc = tmesh_tensor_ref_encode(tensor, rights, text, sizeof(text), &err);
-	tmesh_tensor_unref(tensor);
-	if (rc || tmesh_ref_decode(text, strlen(text), &ref, &err))
+	if (!get_rights(env, argv[1], &rights, &err) ||
+	    !describe(env, argv[0], rights, &handle, &ref, &err))
 		return make_error(env, &err);
 	return make_ok(env, make_ref(env, &ref));
+}
+
+static ERL_NIF_TERM make_name(ErlNifEnv *env, uint64_t id, const char *token)
+{
+	return make_ok(env,
+		       enif_make_tuple2(env, enif_make_uint64(env, id), make_string(env, token)));
+}
+
+static ERL_NIF_TERM name_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[])
+{
+	struct handle *handle;
+	struct tmesh_error err;
+	struct tmesh_ref ref;
+
+	(void)argc;
+	if (!describe(env, argv[0], TMESH_READ, &handle, &ref, &err))
+		return make_error(env, &err);
+	pthread_mutex_lock(&handle->lock);
+	handle->id = ref.id;
+	memcpy(handle->token, ref.token, sizeof(handle->token));
+	pthread_mutex_unlock(&handle->lock);
+	return make_name(env, ref.id, ref.token);
+}
+
+/*
+ * name(handle) -> {ok, {id, token}}, the token to read
+ *
+ * Who sends a tensor often asks often, and a dirty scheduler that sleeps takes longer to wake than
+ * all the rest. So only the first time goes there.
+ */
+NIF(tensor_name)
+{
+	char token[TMESH_TOKEN_SIZE] = "";
+	struct handle *handle;
+	uint64_t id = 0;
+
+	if (enif_get_resource(env, argv[0], handle_type, (void **)&handle)) {
+		pthread_mutex_lock(&handle->lock);
+		if (handle->tensor) {
+			id = handle->id;
+			memcpy(token, handle->token, sizeof(token));
+		}
+		pthread_mutex_unlock(&handle->lock);
+	}
+	if (*token)
+		return make_name(env, id, token);
+	return enif_schedule_nif(env, "name", ERL_NIF_DIRTY_JOB_IO_BOUND, name_now, argc, argv);
 }
 
 /* seal(handle) -> ok */

@@ -79,6 +79,7 @@ static ErlNifFunc functions[] = {
 	{"put", 6, tensor_put, ERL_NIF_DIRTY_JOB_CPU_BOUND},
 	{"open", 3, tensor_open, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"ref", 2, tensor_ref, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"name", 1, tensor_name, 0},
 	{"seal", 1, tensor_seal, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"write", 3, tensor_write, ERL_NIF_DIRTY_JOB_CPU_BOUND},
 	{"info", 1, tensor_info, ERL_NIF_DIRTY_JOB_IO_BOUND},

@@ -43,10 +43,12 @@ struct context {
 };
 
 struct handle {
-	pthread_mutex_t lock;	     /* guards tensor and pinned; held for pointer work only */
-	struct tmesh_tensor *tensor; /* NULL: released */
-	struct pinned *pinned;	     /* what the first binary made; later ones share it */
-	struct context *context;     /* whose limits apply */
+	pthread_mutex_t lock;	      /* guards the next four; held for pointer work only */
+	struct tmesh_tensor *tensor;  /* NULL: released */
+	struct pinned *pinned;	      /* what the first binary made; later ones share it */
+	uint64_t id;		      /* of the region, once somebody has asked ... */
+	char token[TMESH_TOKEN_SIZE]; /* ... for this, which lets others read; "" until then */
+	struct context *context;      /* whose limits apply */
 	struct garbage *garbage;
 	atomic_bool kept; /* Tmesh.Registry may hold it: releasing has to tell it */
 };
@@ -130,6 +132,7 @@ NIF(tensor_create);
 NIF(tensor_put);
 NIF(tensor_open);
 NIF(tensor_ref);
+NIF(tensor_name);
 NIF(tensor_seal);
 NIF(tensor_write);
 NIF(tensor_info);

@@ -29,6 +29,7 @@ defmodule Tmesh.NativeTest do
       put: [context, "abcd", [4], :uint8, @region, true],
       open: [context, native, :read],
       ref: [ref.handle, :read],
+      name: [ref.handle],
       write: [ref.handle, 0, "abcd"],
       info: [ref.handle],
       to_binary: [ref.handle, true],

@@ -37,6 +37,23 @@ defmodule Tmesh.TensorRefTest do
     refute inspect(ref) =~ ref.shm_name
   end
 
+  # The first time by way of a dirty scheduler, then from what the handle remembers.
+  test "is named alike whoever asks, however often, until it is released" do
+    ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
+    {:ok, %TensorRef{id: id, shm_name: token}} = ZeroCopy.grant(ref, :read)
+
+    for _time <- 1..3 do
+      assert %{"id" => ^id, "token" => ^token, "shape" => [4]} = TensorRef.to_map(ref)
+      {:ok, json} = TensorRef.to_json(ref)
+      assert {:ok, %TensorRef{id: ^id, shm_name: ^token}} = TensorRef.from_json(json)
+    end
+
+    assert ZeroCopy.to_binary!(ZeroCopy.open!(ref)) == "abcd"
+    ZeroCopy.release!(ref)
+    assert {:error, %Error{type: :closed}} = TensorRef.to_json(ref)
+    assert_raise Error, fn -> TensorRef.to_map(ref) end
+  end
+
   test "maps of strangers make no atoms and no trouble" do
     ref = named()
     good = TensorRef.to_map(ref)

@@ -63,6 +63,9 @@ defmodule Tmesh.Native do
   @spec ref(handle(), :read | :write) :: result(ref())
   def ref(_handle, _rights), do: :erlang.nif_error(:not_loaded)
 
+  @spec name(handle()) :: result({non_neg_integer(), String.t()})
+  def name(_handle), do: :erlang.nif_error(:not_loaded)
+
   @spec seal(handle()) :: :ok | {:error, reason()}
   def seal(_handle), do: :erlang.nif_error(:not_loaded)
 

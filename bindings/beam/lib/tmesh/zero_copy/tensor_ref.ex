@@ -167,7 +167,7 @@ defmodule Tmesh.ZeroCopy.TensorRef do
   @spec from_native(Native.ref()) :: t()
   def from_native({id, token, offset, byte_size, shape, dtype, strides, device}) do
     %__MODULE__{
-      id: id |> Integer.to_string(16) |> String.downcase() |> String.pad_leading(16, "0"),
+      id: hex(id),
       shape: shape,
       dtype: dtype,
       device: device,
@@ -211,8 +211,16 @@ defmodule Tmesh.ZeroCopy.TensorRef do
 
   @doc false
   @spec named(t()) :: {:ok, t()} | {:error, Error.t()}
-  def named(%__MODULE__{shm_name: nil} = ref), do: named(ref, :read)
+  def named(%__MODULE__{shm_name: nil, handle: handle} = ref) do
+    case Native.name(handle) do
+      {:ok, {id, token}} -> {:ok, %__MODULE__{ref | id: hex(id), shm_name: token}}
+      {:error, reason} -> {:error, Error.from_native(reason)}
+    end
+  end
+
   def named(ref), do: {:ok, ref}
+
+  defp hex(id), do: Base.encode16(<<id::64>>, case: :lower)
 
   # The NIF checks the rest.
   @doc false
