@@ -229,7 +229,7 @@ class Server:
 
     def __init__(self, address: str, operations: _calls.Operations):
         self.operations = operations
-        self.calls: queue.Queue[_calls.Call | None] = queue.Queue()
+        self.calls: queue.SimpleQueue[_calls.Call | None] = queue.SimpleQueue()
         self.lock = threading.Lock()
         self.connections: set[Connection] = set()
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
