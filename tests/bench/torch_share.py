@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""PyTorch's tensors through a queue, by way of tmesh.torch beside torch.multiprocessing, until the
-other end has read one value, by its clock: what it says of that comes back on another way.
+"""PyTorch's tensors through a queue, by way of tmesh.torch and by tmesh.Queue beside
+torch.multiprocessing, until the other end has read one value, by its clock: what it says of that
+comes back on another way.
 
   shared  a tensor that was sent before: nothing is copied on either way
   first   a new tensor in the process's own memory: either way copies it into shared memory
@@ -45,12 +46,13 @@ def born(count):
 def main():
     torch.set_num_threads(1)
     spawn = multiprocessing.get_context("spawn")
-    queue, answers = spawn.SimpleQueue(), spawn.SimpleQueue()
-    consumer = spawn.Process(target=consume, args=(queue, answers))
-    consumer.start()
+    plain, ours, answers = spawn.SimpleQueue(), tmesh.Queue(), spawn.SimpleQueue()
+    consumers = [spawn.Process(target=consume, args=(queue, answers)) for queue in (plain, ours)]
+    for consumer in consumers:
+        consumer.start()
     pin(CPU_PRODUCER)
 
-    def one_way(tensor):
+    def one_way(tensor, queue):
         began = perf_counter_ns()
         queue.put(tensor)
         value, arrived = answers.get()
@@ -60,25 +62,29 @@ def main():
     def let_go():
         """Of what was taken before: it happens with the next send."""
         by_tmesh()
-        one_way(small)
+        one_way(small, plain)
+        one_way(small, ours)
 
     series = Series("torch")
     small = born(1)
     for size, (count, rounds) in SIZES.items():
         shared = own(count).share_memory_(), born(count)
         for turn in range(-WARM_UP, rounds):
-            for name, register, tensor in (
-                    ("shared", by_torch, shared[0]), ("shared", by_tmesh, shared[1]),
-                    ("first", by_torch, own(count)), ("first", by_tmesh, own(count)),
-                    ("born", by_tmesh, born(count))):
+            for name, way in (("shared", "torch"), ("shared", "tmesh"), ("shared", "queue"),
+                              ("first", "torch"), ("first", "tmesh"), ("first", "queue"),
+                              ("born", "tmesh"), ("born", "queue")):
+                if name == "shared":
+                    tensor = shared[way != "torch"]
+                else:
+                    tensor = own(count) if name == "first" else born(count)
                 let_go()
-                register()
-                way = "torch" if register is by_torch else "tmesh"
-                spent = one_way(tensor)
+                (by_torch if way == "torch" else by_tmesh)()
+                spent = one_way(tensor, ours if way == "queue" else plain)
                 if turn >= 0:
                     series.add(f"{name}-{size}-{way}", spent)
-    queue.put(None)
-    consumer.join()
+    for queue, consumer in zip((plain, ours), consumers):
+        queue.put(None)
+        consumer.join()
     series.print()
 
 

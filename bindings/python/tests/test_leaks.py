@@ -34,6 +34,13 @@ def channel(message):
         return into.recv(), into.recv_batch(), into.try_recv()
 
 
+def queue(*items):
+    q = tmesh.Queue()
+    for item in items:
+        q.put(item)
+        q.get()
+
+
 ACTS = {
     "put": lambda t: tmesh.put(T),
     "put strided": lambda t: tmesh.put(T[::2]),
@@ -55,6 +62,7 @@ ACTS = {
     "see": lambda t: (tmesh.stats(), tmesh.caps(), repr(t.seal())),
     "seal": lambda t: tmesh.put(T, seal=True),
     "channel": channel,
+    "queue": lambda t: queue(t, 1, b"x", bytes(100), list(range(100))),
     "bad message": lambda t: refuse(TypeError, lambda: channel("text")),
     "bad ref": lambda t: refuse(tmesh.ProtocolError, lambda: tmesh.open({**t.ref(), "offset": 4})),
     "bad member": lambda t: refuse(tmesh.ProtocolError, lambda: tmesh.open({**t.ref(), "shape": ["x"]})),

@@ -17,6 +17,7 @@ from conftest import EMULATED, SLOW_IMPORT
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+import tmesh.sent  # noqa: E402
 import tmesh.torch  # noqa: E402
 
 SLOW = pytest.mark.skipif(EMULATED, reason=SLOW_IMPORT)
@@ -49,16 +50,16 @@ def worker():
 
     ask(torch.ones(1), 1)
     settle()
-    tmesh.torch._slots.cache_clear()
+    tmesh.sent._slots.cache_clear()
     yield ask
     inbox.put(None)
     process.join(PATIENCE)
     assert process.exitcode == 0
-    tmesh.torch._senders.clear()
+    tmesh.sent._senders.clear()
 
 
 def sender():
-    return tmesh.torch._senders[os.getpid()]
+    return tmesh.sent._senders[os.getpid()]
 
 
 def settle():
@@ -74,7 +75,7 @@ def nothing_under_way(worker):
     deadline = time.monotonic() + PATIENCE
     while sender().sent and time.monotonic() < deadline:
         settle()
-    tmesh.torch._slots.cache_clear()
+    tmesh.sent._slots.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int16", "int32", "int64", "float16",
@@ -144,8 +145,8 @@ def test_many_under_way():
 
 
 def test_too_many_under_way(monkeypatch):
-    monkeypatch.setattr(tmesh.torch, "_SLOTS", 3)
-    monkeypatch.setattr(tmesh.torch, "_senders", {})
+    monkeypatch.setattr(tmesh.sent, "_SLOTS", 3)
+    monkeypatch.setattr(tmesh.sent, "_senders", {})
     sent = [ForkingPickler.dumps(torch.ones(2)) for _ in range(3)]
     with pytest.raises(tmesh.LimitError, match="not yet taken"):
         ForkingPickler.dumps(torch.ones(2))
@@ -156,15 +157,15 @@ def test_too_many_under_way(monkeypatch):
 
 def test_two_threads_that_send_first(monkeypatch):
     """Both find that there is no sender yet; what either keeps is there for who takes it."""
-    monkeypatch.setattr(tmesh.torch, "_senders", {})
-    both, make, made = threading.Barrier(2), tmesh.torch._Sender, []
+    monkeypatch.setattr(tmesh.sent, "_senders", {})
+    both, make, made = threading.Barrier(2), tmesh.sent._Sender, []
 
     def sender_in_step():
         both.wait(PATIENCE)
         made.append(make())
         return made[-1]
 
-    monkeypatch.setattr(tmesh.torch, "_Sender", sender_in_step)
+    monkeypatch.setattr(tmesh.sent, "_Sender", sender_in_step)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         sent = list(pool.map(ForkingPickler.dumps, [torch.ones(2), torch.ones(2)]))
     assert len(made) == 2
@@ -181,7 +182,7 @@ def test_read_only_memory_is_refused():
 
 
 def test_what_nobody_keeps_is_not_found(monkeypatch):
-    monkeypatch.setattr(tmesh.torch, "_senders", {})
+    monkeypatch.setattr(tmesh.sent, "_senders", {})
     data = bytes(ForkingPickler.dumps(torch.ones(2)))
     ForkingPickler.loads(data)
     ForkingPickler.dumps(torch.ones(2))  # lets go of what was taken

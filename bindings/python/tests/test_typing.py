@@ -40,6 +40,9 @@ with tmesh.Channel("send", slots=4) as out, tmesh.Channel.open(out.token, "recv"
 async def receive(channel: tmesh.Channel) -> None:
     async for each in channel:
         print(each, await channel.recv_async())
+q = tmesh.Queue(8, producers=2)
+q.put((t, 1), timeout=1.0)
+print(q.get_nowait())
 try:
     tmesh.open("")
 except tmesh.NotFoundError as error:
@@ -84,7 +87,7 @@ def test_stub_has_every_member_of_the_dicts():
 def test_everything_is_documented():
     for name in tmesh.__all__:
         assert name == "__version__" or getattr(tmesh, name).__doc__
-    for kind in (tmesh.Channel, tmesh.Tensor):
+    for kind in (tmesh.Channel, tmesh.Queue, tmesh.Tensor):
         for name in public(vars(kind)):
             assert getattr(kind, name).__doc__
 

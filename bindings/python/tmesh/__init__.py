@@ -44,6 +44,7 @@ from .errors import (
     UnsupportedError,
 )
 from .picture import graph
+from .queue import Queue
 
 __all__ = [
     "AccessError",
@@ -57,6 +58,7 @@ __all__ = [
     "OutOfMemoryError",
     "PeerTimeoutError",
     "ProtocolError",
+    "Queue",
     "ReleasedError",
     "SealedError",
     "StaleError",

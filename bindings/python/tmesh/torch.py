@@ -21,88 +21,19 @@ way. A read-only tensor is refused: PyTorch could not know. Send the tmesh.Tenso
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import functools
 import importlib
-import itertools
 from multiprocessing.reduction import ForkingPickler
-import os
-import threading
 from typing import Any
 
-from . import _tmesh
-from .errors import AccessError, LimitError, NotFoundError
+from . import _tmesh, sent
+from .errors import AccessError
 
 __all__ = ["register"]
 
 # Not by their names: mypy would read all of PyTorch, where that is installed.
 torch: Any = importlib.import_module("torch")
 reductions: Any = importlib.import_module("torch.multiprocessing.reductions")
-
-# What is under way is looked at so many at a time.
-_LOOKS = 8
-_SLOTS = 4096
-
-# A token of the sender's slots, a slot, a number.
-Ticket = tuple[str, int, int]
-
-
-class _Sender:
-    """What this process has sent and nobody has taken yet. Whoever takes a tensor writes its
-    number into its slot of a small region, which the sender looks at when it sends again."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        self.slots = _tmesh.empty(_SLOTS, "int64", label="tmesh.torch")
-        self.token = self.slots.ref(writable=True)["token"]
-        self.taken = memoryview(self.slots)
-        self.free = [*range(_SLOTS)]
-        self.sent: dict[int, tuple[int, _tmesh.Tensor]] = {}
-        self.lock = threading.Lock()
-
-    def keep(self, tensor: _tmesh.Tensor) -> Ticket:
-        with self.lock:
-            for slot in [*itertools.islice(self.sent, _LOOKS)]:
-                number, waiting = self.sent.pop(slot)
-                if self.taken[slot] == number:
-                    self.free.append(slot)
-                else:
-                    self.sent[slot] = number, waiting
-            if not self.free:
-                raise LimitError(errno.EDQUOT, f"{_SLOTS} tensors were sent and not yet taken out")
-            slot = self.free.pop()
-            self.number += 1
-            self.sent[slot] = self.number, tensor
-            return self.token, slot, self.number
-
-
-# By the process's id: a forked child inherits its parent's, and needs one of its own.
-_senders: dict[int, _Sender] = {}
-
-
-def _keep(tensor: _tmesh.Tensor) -> Ticket:
-    pid = os.getpid()
-    sender = _senders.get(pid)
-    if sender is None:
-        # Each queue has a thread that sends: of those that come here at once, the first has made it.
-        sender = _senders.setdefault(pid, _Sender())
-        for parent in {*_senders} - {pid}:
-            _senders.pop(parent, None)
-    return sender.keep(tensor)
-
-
-@functools.lru_cache(16)
-def _slots(token: str, pid: int) -> _tmesh.Tensor:
-    """A sender's slots. A forked child has its own, for it may not write to its parent's."""
-    return _tmesh.open(token, True).view("int64")
-
-
-def _take(ticket: Ticket) -> None:
-    token, slot, number = ticket
-    with contextlib.suppress(NotFoundError):  # the sender has ended, and keeps nothing
-        memoryview(_slots(token, os.getpid()))[slot] = number
-
 
 # Its name in PyTorch 2 and before. A typed one takes several microseconds to make.
 _storage: Any = getattr(torch.Tensor, "untyped_storage", None) or torch.Tensor._storage
@@ -147,12 +78,12 @@ def _reduce(tensor: Any) -> tuple[Any, ...]:
     layout = tensor.dtype, tuple(tensor.size()), tensor.stride(), tensor.storage_offset()
     grad = (type(tensor) is torch.nn.Parameter, tensor.requires_grad)
     ours = ours.reshape(-1).view("uint8") if ours.dtype != "uint8" else ours
-    return _rebuild, (ours.ref(writable=True), layout, grad, _keep(ours))
+    return _rebuild, (ours.ref(writable=True), layout, grad, sent.keep(ours))
 
 
-def _rebuild(ref: _tmesh.Ref, layout: Any, grad: tuple[bool, bool], ticket: Ticket) -> Any:
+def _rebuild(ref: _tmesh.Ref, layout: Any, grad: tuple[bool, bool], ticket: sent.Ticket) -> Any:
     tensor = _laid_out(torch.from_dlpack(_tmesh.open(ref, True)), *layout)
-    _take(ticket)
+    sent.take(ticket)
     is_parameter, requires_grad = grad
     if is_parameter:
         return torch.nn.Parameter(tensor, requires_grad)
