@@ -114,6 +114,9 @@ def test_tensors_that_nobody_else_holds():
         got = [q.get(), q.get()[0]]
         assert [t.writable for t in got] == [not sealed] * 2
         assert [t.numpy().tolist() for t in got] == [[0, 1, 2]] * 2
+    t = tmesh.put(b"x")
+    q.put(tmesh.open(t.ref()))
+    assert not q.get().writable
 
 
 @pytest.fixture
