@@ -1,51 +1,19 @@
 // SPDX-License-Identifier: MIT
-/* The stand-in driver's device memory: VMM, cuMemAlloc, IPC, dma-bufs, external memory. */
-#include "standin_internal.h"
+/* The stand-in driver's device memory: VMM, cuMemAlloc, copies. */
+#include "standin_memory.h"
 
-#include <errno.h>
 #include <fcntl.h>
-#include <linux/udmabuf.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #define NAME "standin-gpu-" /* of the memfds, followed by the device's number */
 
-/* Physical memory. Handles are its places here, from 1. It goes when nobody has a handle or a
- * mapping of it; the file goes with the last process. */
-static struct physical {
-	int fd;
-	int device;
-	size_t bytes;
-	unsigned int handles;
-	unsigned int mappings;
-	bool exportable;
-	bool rdma;
-	int external_of; /* cuImportExternalMemory: the context's device, from 1 */
-	bool made;	 /* here: counts against the device's memory */
-} physical[STANDIN_MAX];
-
-enum kind {
-	FREE,
-	RESERVED, /* addresses */
-	MAPPED,	  /* in a reservation */
-	WHOLE,	  /* cuMemAlloc */
-	OPENED,	  /* cuIpcOpenMemHandle */
-	EXTERNAL, /* cuExternalMemoryGetMappedBuffer */
-};
-
-static struct range {
-	enum kind kind;
-	char *at;
-	size_t bytes;
-	struct physical *of;
-	int access[STANDIN_DEVICES];
-} ranges[STANDIN_MAX];
+static struct physical physical[STANDIN_MAX];
+static struct range ranges[STANDIN_MAX];
 
 static struct range *range_new(enum kind kind, void *at, size_t bytes)
 {
@@ -66,8 +34,7 @@ static struct range *range_at(enum kind kind, cu_ptr ptr)
 	return NULL;
 }
 
-/* The one of this kind that has all of it. */
-static struct range *range_with(bool (*is)(enum kind kind), cu_ptr ptr, size_t bytes)
+struct range *standin_range_with(bool (*is)(enum kind kind), cu_ptr ptr, size_t bytes)
 {
 	for (int i = 0; i < STANDIN_MAX; i++)
 		if (is(ranges[i].kind) && ptr >= (uintptr_t)ranges[i].at &&
@@ -82,7 +49,7 @@ static bool is_reserved(enum kind kind)
 	return kind == RESERVED;
 }
 
-static bool is_memory(enum kind kind)
+bool standin_is_memory(enum kind kind)
 {
 	return kind > RESERVED;
 }
@@ -98,7 +65,7 @@ static size_t used(int device)
 	return bytes;
 }
 
-static struct physical *physical_new(int fd, int device, size_t bytes)
+struct physical *standin_physical_new(int fd, int device, size_t bytes)
 {
 	for (int i = 0; i < STANDIN_MAX; i++) {
 		if (!physical[i].handles && !physical[i].mappings) {
@@ -109,7 +76,7 @@ static struct physical *physical_new(int fd, int device, size_t bytes)
 	return NULL;
 }
 
-static void physical_drop(struct physical *memory)
+void standin_physical_drop(struct physical *memory)
 {
 	if (!memory->handles && !memory->mappings)
 		close(memory->fd);
@@ -136,7 +103,7 @@ static cu_result make(int device, size_t bytes, struct physical **out)
 			close(fd);
 		return CU_OPERATING_SYSTEM;
 	}
-	*out = physical_new(fd, device, bytes);
+	*out = standin_physical_new(fd, device, bytes);
 	if (!*out) {
 		close(fd);
 		return CU_OUT_OF_MEMORY;
@@ -145,8 +112,7 @@ static cu_result make(int device, size_t bytes, struct physical **out)
 	return CU_OK;
 }
 
-/* The device whose memory this file is, or -1. */
-static int device_of_file(int fd)
+int standin_device_of_file(int fd)
 {
 	char path[32], target[64] = "";
 	int device;
@@ -158,9 +124,9 @@ static int device_of_file(int fd)
 	return device;
 }
 
-static cu_result adopt(int fd, struct physical **out)
+cu_result standin_adopt(int fd, struct physical **out)
 {
-	int device = device_of_file(fd);
+	int device = standin_device_of_file(fd);
 	struct stat st;
 
 	if (device < 0 || fstat(fd, &st))
@@ -170,7 +136,7 @@ static cu_result adopt(int fd, struct physical **out)
 	fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	if (fd < 0)
 		return CU_OPERATING_SYSTEM;
-	*out = physical_new(fd, device, (size_t)st.st_size);
+	*out = standin_physical_new(fd, device, (size_t)st.st_size);
 	if (*out)
 		return CU_OK;
 	close(fd);
@@ -235,7 +201,7 @@ cu_result cuMemRelease(cu_mem mem)
 	memory = physical_of(mem);
 	if (memory) {
 		memory->handles--;
-		physical_drop(memory);
+		standin_physical_drop(memory);
 		rc = CU_OK;
 	}
 	pthread_mutex_unlock(&standin_lock);
@@ -270,7 +236,7 @@ cu_result cuMemImportFromShareableHandle(cu_mem *mem, void *handle, int type)
 	if (standin_without("posix-fd"))
 		return CU_NOT_SUPPORTED;
 	pthread_mutex_lock(&standin_lock);
-	rc = adopt((int)(intptr_t)handle, &memory);
+	rc = standin_adopt((int)(intptr_t)handle, &memory);
 	if (!rc) {
 		memory->handles = 1;
 		memory->exportable = true;
@@ -341,7 +307,8 @@ cu_result cuMemMap(cu_ptr ptr, size_t bytes, size_t offset, cu_mem mem, unsigned
 	pthread_mutex_lock(&standin_lock);
 	memory = physical_of(mem);
 	if (memory && offset == 0 && bytes == memory->bytes && !flags &&
-	    range_with(is_reserved, ptr, bytes) && !range_with(is_memory, ptr, 1)) {
+	    standin_range_with(is_reserved, ptr, bytes) &&
+	    !standin_range_with(standin_is_memory, ptr, 1)) {
 		range = range_new(MAPPED, (void *)ptr, bytes);
 		rc = range ? CU_OK : CU_OUT_OF_MEMORY;
 		if (range) {
@@ -363,7 +330,7 @@ static void leave_hole(struct range *range)
 static void range_end(struct range *range)
 {
 	range->of->mappings--;
-	physical_drop(range->of);
+	standin_physical_drop(range->of);
 	range->kind = FREE;
 }
 
@@ -425,13 +392,13 @@ cu_result cuMemSetAccess(cu_ptr ptr, size_t bytes, const struct cu_access *acces
 
 /* Memory as cudaMalloc() gives it. */
 
-static cu_result whole(enum kind kind, struct physical *memory, int device, cu_ptr *ptr)
+cu_result standin_whole(enum kind kind, struct physical *memory, int device, cu_ptr *ptr)
 {
 	struct range *range = range_new(kind, NULL, memory->bytes);
 	cu_result rc;
 
 	if (!range) {
-		physical_drop(memory);
+		standin_physical_drop(memory);
 		return CU_OUT_OF_MEMORY;
 	}
 	range->of = memory;
@@ -458,12 +425,12 @@ cu_result cuMemAlloc_v2(cu_ptr *ptr, size_t bytes)
 	pthread_mutex_lock(&standin_lock);
 	rc = make(device, (bytes + STANDIN_GRANULE - 1) & ~(size_t)(STANDIN_GRANULE - 1), &memory);
 	if (!rc)
-		rc = whole(WHOLE, memory, device, ptr);
+		rc = standin_whole(WHOLE, memory, device, ptr);
 	pthread_mutex_unlock(&standin_lock);
 	return rc;
 }
 
-static cu_result end_whole(enum kind kind, cu_ptr ptr)
+cu_result standin_end_whole(enum kind kind, cu_ptr ptr)
 {
 	cu_result rc = CU_INVALID_VALUE;
 	struct range *range;
@@ -484,8 +451,8 @@ cu_result cuMemFree_v2(cu_ptr ptr)
 	cu_result rc;
 
 	ENTER("cuMemFree_v2");
-	rc = end_whole(WHOLE, ptr);
-	return rc ? end_whole(EXTERNAL, ptr) : rc;
+	rc = standin_end_whole(WHOLE, ptr);
+	return rc ? standin_end_whole(EXTERNAL, ptr) : rc;
 }
 
 /* Called by tests alone. */
@@ -506,7 +473,7 @@ cu_result cuMemGetAddressRange_v2(cu_ptr *base, size_t *bytes, cu_ptr ptr)
 
 	ENTER("cuMemGetAddressRange_v2");
 	pthread_mutex_lock(&standin_lock);
-	range = range_with(is_memory, ptr, 1);
+	range = standin_range_with(standin_is_memory, ptr, 1);
 	if (range) {
 		*base = (uintptr_t)range->at;
 		*bytes = range->bytes;
@@ -522,7 +489,7 @@ cu_result cuPointerGetAttribute(void *value, int attribute, cu_ptr ptr)
 
 	ENTER("cuPointerGetAttribute");
 	pthread_mutex_lock(&standin_lock);
-	range = range_with(is_memory, ptr, 1);
+	range = standin_range_with(standin_is_memory, ptr, 1);
 	if (!range)
 		rc = CU_INVALID_VALUE;
 	else if (attribute == CU_POINTER_ATTR_DEVICE)
@@ -539,210 +506,13 @@ cu_result cuPointerGetAttribute(void *value, int attribute, cu_ptr ptr)
 	return rc;
 }
 
-void standin_ipc_fill(struct cu_ipc_handle *handle, uint32_t magic, int fd, int device,
-		      uint64_t bytes)
-{
-	struct standin_ipc ipc = {
-		.magic = magic, .pid = getpid(), .fd = fd, .device = device, .bytes = bytes};
-	struct stat st;
-
-	fstat(fd, &st);
-	ipc.ino = st.st_ino;
-	memset(handle, 0, sizeof(*handle));
-	memcpy(handle, &ipc, sizeof(ipc));
-}
-
-int standin_ipc_open(const struct standin_ipc *ipc, uint32_t magic)
-{
-	char path[64];
-	struct stat st;
-	int fd;
-
-	if (ipc->magic != magic)
-		return -1;
-	snprintf(path, sizeof(path), "/proc/%d/fd/%d", ipc->pid, ipc->fd);
-	fd = open(path, O_RDWR | O_CLOEXEC);
-	if (fd >= 0 && (fstat(fd, &st) || st.st_ino != ipc->ino)) {
-		close(fd);
-		fd = -1;
-	}
-	return fd;
-}
-
-cu_result cuIpcGetMemHandle(struct cu_ipc_handle *handle, cu_ptr ptr)
-{
-	struct range *range;
-
-	ENTER("cuIpcGetMemHandle");
-	if (standin_without("ipc-memory"))
-		return CU_NOT_SUPPORTED;
-	pthread_mutex_lock(&standin_lock);
-	range = range_with(is_memory, ptr, 1);
-	if (range && range->kind == WHOLE)
-		standin_ipc_fill(handle, STANDIN_IPC_MEM, range->of->fd, range->of->device,
-				 range->bytes);
-	pthread_mutex_unlock(&standin_lock);
-	return range && range->kind == WHOLE ? CU_OK : CU_INVALID_VALUE;
-}
-
-cu_result cuIpcOpenMemHandle_v2(cu_ptr *ptr, struct cu_ipc_handle handle, unsigned int flags)
-{
-	struct physical *memory;
-	struct standin_ipc ipc;
-	cu_result rc;
-	int fd;
-
-	ENTER("cuIpcOpenMemHandle_v2");
-	if (standin_current() < 0)
-		return CU_INVALID_CONTEXT;
-	if (flags != CU_IPC_LAZY_ENABLE_PEER_ACCESS)
-		return CU_INVALID_VALUE;
-	memcpy(&ipc, &handle, sizeof(ipc));
-	if (ipc.pid == getpid())
-		return CU_INVALID_CONTEXT;
-	fd = standin_ipc_open(&ipc, STANDIN_IPC_MEM);
-	if (fd < 0)
-		return CU_INVALID_VALUE;
-	pthread_mutex_lock(&standin_lock);
-	rc = adopt(fd, &memory);
-	if (!rc)
-		rc = whole(OPENED, memory, standin_current(), ptr);
-	pthread_mutex_unlock(&standin_lock);
-	close(fd);
-	return rc;
-}
-
-cu_result cuIpcCloseMemHandle(cu_ptr ptr)
-{
-	ENTER("cuIpcCloseMemHandle");
-	return end_whole(OPENED, ptr);
-}
-
-/* Out and in by descriptors. */
-
-static int udmabuf(int fd, size_t offset, size_t bytes)
-{
-	struct udmabuf_create create = {.memfd = (uint32_t)fd,
-					.flags = UDMABUF_FLAGS_CLOEXEC,
-					.offset = offset,
-					.size = bytes};
-	int device = open("/dev/udmabuf", O_RDWR | O_CLOEXEC);
-	int made = device < 0 ? -1 : ioctl(device, UDMABUF_CREATE, &create);
-
-	if (device >= 0)
-		close(device);
-	return made;
-}
-
-/* A real dma-buf where the kernel makes them of memfds, else the memfd itself. */
-cu_result cuMemGetHandleForAddressRange(void *handle, cu_ptr ptr, size_t bytes, int type,
-					unsigned long long flags)
-{
-	cu_result rc = CU_INVALID_VALUE;
-	struct range *range;
-	int fd = -1;
-
-	ENTER("cuMemGetHandleForAddressRange");
-	if (standin_without("dma-buf") || ((flags & CU_RANGE_FLAG_PCIE) && standin_without("pcie")))
-		return CU_NOT_SUPPORTED;
-	if (type != CU_RANGE_DMA_BUF_FD || ptr % 4096 || !bytes || bytes % 4096)
-		return CU_INVALID_VALUE;
-	pthread_mutex_lock(&standin_lock);
-	range = range_with(is_memory, ptr, bytes);
-	if (range) {
-		fd = udmabuf(range->of->fd, ptr - (uintptr_t)range->at, bytes);
-		if (fd < 0)
-			fd = fcntl(range->of->fd, F_DUPFD_CLOEXEC, 0);
-		rc = fd < 0 ? CU_OPERATING_SYSTEM : CU_OK;
-		*(int *)handle = fd;
-	}
-	pthread_mutex_unlock(&standin_lock);
-	return rc;
-}
-
-/* What cuMemGetHandleForAddressRange() gives. */
-static cu_result adopt_dmabuf(int fd, struct physical **out)
-{
-	char path[32], target[64] = "";
-
-	if (device_of_file(fd) >= 0)
-		return adopt(fd, out);
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	if (readlink(path, target, sizeof(target) - 1) < 0 || strncmp(target, "/dmabuf:", 8))
-		return CU_INVALID_VALUE;
-	fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-	*out = fd < 0 ? NULL : physical_new(fd, standin_current(), (size_t)lseek(fd, 0, SEEK_END));
-	return *out ? CU_OK : CU_OUT_OF_MEMORY;
-}
-
-/* OPAQUE_FD takes the descriptor over, when it succeeds. */
-cu_result cuImportExternalMemory(cu_external *external, const struct cu_external_desc *desc)
-{
-	struct physical *memory;
-	cu_result rc;
-
-	ENTER("cuImportExternalMemory");
-	if (standin_current() < 0)
-		return CU_INVALID_CONTEXT;
-	if (desc->type != CU_EXTERNAL_OPAQUE_FD &&
-	    (desc->type != CU_EXTERNAL_DMABUF_FD || !standin.dmabuf_import))
-		return CU_NOT_SUPPORTED;
-	pthread_mutex_lock(&standin_lock);
-	rc = desc->type == CU_EXTERNAL_OPAQUE_FD ? adopt(desc->handle.fd, &memory)
-						 : adopt_dmabuf(desc->handle.fd, &memory);
-	if (!rc && desc->size > memory->bytes) {
-		physical_drop(memory);
-		rc = CU_INVALID_VALUE;
-	}
-	if (!rc) {
-		if (desc->type == CU_EXTERNAL_OPAQUE_FD)
-			close(desc->handle.fd);
-		memory->handles = 1;
-		memory->external_of = standin_current() + 1;
-		*external = (cu_external)memory;
-	}
-	pthread_mutex_unlock(&standin_lock);
-	return rc;
-}
-
-cu_result cuExternalMemoryGetMappedBuffer(cu_ptr *ptr, cu_external external,
-					  const struct cu_external_range *range)
-{
-	struct physical *memory = (struct physical *)external;
-	cu_result rc = CU_INVALID_VALUE;
-
-	ENTER("cuExternalMemoryGetMappedBuffer");
-	if (standin_current() < 0)
-		return CU_INVALID_CONTEXT;
-	pthread_mutex_lock(&standin_lock);
-	if (range->offset == 0 && range->size <= memory->bytes)
-		rc = whole(EXTERNAL, memory, standin_current(), ptr);
-	pthread_mutex_unlock(&standin_lock);
-	return rc;
-}
-
-/* Buffers that were mapped of it stay until cuMemFree(). */
-cu_result cuDestroyExternalMemory(cu_external external)
-{
-	struct physical *memory = (struct physical *)external;
-
-	ENTER("cuDestroyExternalMemory");
-	pthread_mutex_lock(&standin_lock);
-	if (!memory->handles)
-		abort();
-	memory->handles--;
-	physical_drop(memory);
-	pthread_mutex_unlock(&standin_lock);
-	return CU_OK;
-}
-
 bool standin_access(int device, unsigned long long ptr, void *data, size_t bytes, bool write)
 {
 	struct range *range;
 	bool may;
 
 	pthread_mutex_lock(&standin_lock);
-	range = range_with(is_memory, ptr, bytes);
+	range = standin_range_with(standin_is_memory, ptr, bytes);
 	may = range && (range->access[device] == CU_ACCESS_READ_WRITE ||
 			(!write && range->access[device] == CU_ACCESS_READ));
 	pthread_mutex_unlock(&standin_lock);
@@ -785,7 +555,7 @@ void standin_reset_memory(int device)
 	for (int i = 0; i < STANDIN_MAX; i++) {
 		if (physical[i].handles && physical[i].external_of == device + 1) {
 			physical[i].handles = 0;
-			physical_drop(&physical[i]);
+			standin_physical_drop(&physical[i]);
 		}
 	}
 }

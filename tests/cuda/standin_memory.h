@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: MIT */
+/* The stand-in driver's device memory, as its files share it: under standin_lock, which only
+ * standin_end_whole() takes itself. */
+#ifndef TMESH_STANDIN_MEMORY_H
+#define TMESH_STANDIN_MEMORY_H
+
+#include "standin_internal.h"
+
+/* Physical memory. Handles are its places here, from 1. It goes when nobody has a handle or a
+ * mapping of it; the file goes with the last process. */
+struct physical {
+	int fd;
+	int device;
+	size_t bytes;
+	unsigned int handles;
+	unsigned int mappings;
+	bool exportable;
+	bool rdma;
+	int external_of; /* cuImportExternalMemory: the context's device, from 1 */
+	bool made;	 /* here: counts against the device's memory */
+};
+
+enum kind {
+	FREE,
+	RESERVED, /* addresses */
+	MAPPED,	  /* in a reservation */
+	WHOLE,	  /* cuMemAlloc */
+	OPENED,	  /* cuIpcOpenMemHandle */
+	EXTERNAL, /* cuExternalMemoryGetMappedBuffer */
+};
+
+struct range {
+	enum kind kind;
+	char *at;
+	size_t bytes;
+	struct physical *of;
+	int access[STANDIN_DEVICES];
+};
+
+/* The one of this kind that has all of it. */
+struct range *standin_range_with(bool (*is)(enum kind kind), cu_ptr ptr, size_t bytes);
+bool standin_is_memory(enum kind kind);
+struct physical *standin_physical_new(int fd, int device, size_t bytes);
+void standin_physical_drop(struct physical *memory);
+/* The device whose memory this file is, or -1. */
+int standin_device_of_file(int fd);
+/* Memory of another process, by a file of ours; map all of it; end that. */
+cu_result standin_adopt(int fd, struct physical **out);
+cu_result standin_whole(enum kind kind, struct physical *memory, int device, cu_ptr *ptr);
+cu_result standin_end_whole(enum kind kind, cu_ptr ptr);
+
+#endif
