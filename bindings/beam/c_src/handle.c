@@ -255,7 +255,8 @@ static ERL_NIF_TERM name_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[]
  * name(handle) -> {ok, {id, token}}, the token to read
  *
  * Who sends a tensor often asks often, and a dirty scheduler that sleeps takes longer to wake than
- * all the rest. So only the first time goes there.
+ * all the rest. So only the first time goes there. Of a region that was taken back since, the name
+ * opens nothing, which whoever tries is told.
  */
 NIF(tensor_name)
 {
