@@ -228,9 +228,10 @@ void tmesh_drain_begin(struct tmesh_region *region, struct tmesh_mem *mem)
 {
 	mutex_lock(&region->uses_lock);
 	WRITE_ONCE(region->gone, mem);
+	/* The end of a use may start the work before anybody else looks. */
+	region->drain_delay = TMESH_DRAIN_MIN;
 	if (mem->ops->borrowed) {
 		tmesh_uses_own(region);
-		region->drain_delay = TMESH_DRAIN_MIN;
 		mod_delayed_work(tmesh_wq, &region->drain, 0);
 	}
 	mutex_unlock(&region->uses_lock);
