@@ -35,9 +35,13 @@ PyObject *tensor_new(struct state *st, struct tmesh_tensor *tensor, struct tenso
 	return (PyObject *)self;
 }
 
+/* Letting go of the GIL costs as much as receiving a tensor, and beside a busy thread milliseconds:
+ * only where a large region may be unmapped, of which the tensor may be a small part. */
 static void unref(struct tmesh_tensor *tensor)
 {
-	if (tmesh_tensor_bytes(tensor) < SLOW_UNMAP_BYTES) {
+	if (!tmesh_tensor_try_unref(tensor))
+		return;
+	if (tmesh_region_bytes(tmesh_tensor_region(tensor)) < SLOW_UNMAP_BYTES) {
 		tmesh_tensor_unref(tensor);
 		return;
 	}
