@@ -260,6 +260,8 @@ int tmesh_channel_try_send(struct tmesh_channel *channel, const struct tmesh_mes
 	int rc = check_use(channel, TMESH_CHANNEL_SEND, "send", err);
 
 	if (!rc)
+		rc = tmesh_channel_put_one(channel, message, err);
+	if (rc == -EAGAIN)
 		rc = try_now(channel, &a, full, err);
 	return rc < 0 ? rc : 0;
 }
@@ -312,6 +314,8 @@ int tmesh_channel_try_recv(struct tmesh_channel *channel, struct tmesh_message *
 	int rc = check_use(channel, TMESH_CHANNEL_RECV, "receive", err);
 
 	if (!rc)
+		rc = tmesh_channel_take_one(channel, message, err);
+	if (rc == -EAGAIN)
 		rc = try_now(channel, &a, empty, err);
 	return rc < 0 ? rc : 0;
 }
