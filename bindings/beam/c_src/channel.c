@@ -335,7 +335,8 @@ static bool is_given(struct tmesh_tensor *came, const struct tmesh_tensor *given
 	       !tmesh_tensor_try_unref(came);
 }
 
-/* {ok, {nil | given | {handle, ref}, bytes}}; takes over the message's tensor. */
+/* given | {ok, {nil | given | {handle, ref}, bytes}}: the answer that is waited for most makes no
+ * terms. Takes over the message's tensor. */
 static ERL_NIF_TERM make_message(ErlNifEnv *env, struct channel_end *end,
 				 const struct tmesh_message *message,
 				 const struct tmesh_tensor *given)
@@ -343,10 +344,14 @@ static ERL_NIF_TERM make_message(ErlNifEnv *env, struct channel_end *end,
 	ERL_NIF_TERM tensor = atoms.nil, bytes;
 	struct tmesh_error err;
 
-	if (is_given(message->tensor, given))
+	if (is_given(message->tensor, given)) {
 		tensor = atoms.given;
-	else if (message->tensor && !make_handle(env, end->context, message->tensor, &tensor, &err))
+		if (!message->bytes)
+			return tensor;
+	} else if (message->tensor &&
+		   !make_handle(env, end->context, message->tensor, &tensor, &err)) {
 		return make_error(env, &err);
+	}
 	memcpy(enif_make_new_binary(env, message->bytes, &bytes), message->data, message->bytes);
 	return make_ok(env, enif_make_tuple2(env, tensor, bytes));
 }
@@ -397,7 +402,7 @@ static NIF(prepare)
 	return term;
 }
 
-/* {ok, message} | eagain | again (open its region first) | an error; the end is locked. */
+/* given | {ok, message} | eagain | again (open its region first) | an error; the end is locked. */
 static ERL_NIF_TERM recv_now(ErlNifEnv *env, struct channel_end *end,
 			     const struct tmesh_tensor *given)
 {
@@ -418,7 +423,8 @@ static ERL_NIF_TERM recv_now(ErlNifEnv *env, struct channel_end *end,
 }
 
 /*
- * channel_recv(channel, nil | handle) -> {ok, message} | eagain | again (at once) | busy (soon)
+ * channel_recv(channel, nil | handle) -> given | {ok, message} | eagain | again (at once) |
+ * busy (soon)
  *
  * Of a message about the handle's own tensor no other handle is made.
  */
@@ -450,8 +456,8 @@ NIF(channel_recv)
 }
 
 /*
- * channel_call(out, into, nil | handle, bytes) -> {ok, message} | {sent, what receiving gave} |
- * eagain | full (not sent)
+ * channel_call(out, into, nil | handle, bytes) -> given | {ok, message} |
+ * {sent, what receiving gave} | eagain | full (not sent)
  */
 NIF(channel_call)
 {
@@ -468,7 +474,7 @@ NIF(channel_call)
 	term = into ? send_now(env, out, &message) : make_error(env, &err);
 	if (into && enif_is_identical(term, atoms.ok)) {
 		term = recv_now(env, into, message.tensor);
-		if (enif_is_atom(env, term))
+		if (enif_is_atom(env, term) && !enif_is_identical(term, atoms.given))
 			term = enif_make_tuple2(env, enif_make_atom(env, "sent"), term);
 	}
 	if (into)

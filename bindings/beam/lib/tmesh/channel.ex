@@ -143,8 +143,10 @@ defmodule Tmesh.Channel do
   defp recv_later(tried, native, handle, given, deadline) do
     try = fn -> Native.channel_recv(native, handle) end
 
-    with {:ok, message} <- tried |> wait(native, try, deadline) |> native() do
-      {:ok, from_native(message, given)}
+    case wait(tried, native, try, deadline) do
+      :given -> {:ok, ref(:given, given)}
+      {:ok, message} -> {:ok, from_native(message, given)}
+      error -> native(error)
     end
   end
 
@@ -191,6 +193,9 @@ defmodule Tmesh.Channel do
       when is_timeout(timeout) do
     with {:ok, handle, bytes} <- to_native(message) do
       case Native.channel_call(out, into, handle, bytes) do
+        :given ->
+          {:ok, ref(:given, message)}
+
         {:ok, answer} ->
           {:ok, from_native(answer, message)}
 

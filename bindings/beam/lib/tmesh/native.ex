@@ -146,14 +146,14 @@ defmodule Tmesh.Native do
 
   @type channel_message :: {nil | :given | {handle(), ref()}, binary()}
 
-  # After again at once, after busy a little later. A message about the handle's own tensor is given
-  # as such.
+  # After again at once, after busy a little later. A message about the handle's own tensor, and
+  # nothing else, is :given.
   @spec channel_recv(channel(), handle() | nil) ::
-          result(channel_message()) | :eagain | :again | :busy
+          :given | result(channel_message()) | :eagain | :again | :busy
   def channel_recv(_channel, _handle), do: :erlang.nif_error(:not_loaded)
 
   @spec channel_call(channel(), channel(), handle() | nil, binary()) ::
-          result(channel_message()) | {:sent, :eagain | :again} | :eagain | :full
+          :given | result(channel_message()) | {:sent, :eagain | :again} | :eagain | :full
   def channel_call(_out, _into, _handle, _bytes), do: :erlang.nif_error(:not_loaded)
 
   @spec channel_cancel(channel()) :: :ok
