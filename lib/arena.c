@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Arenas: tensors one behind the other in a region, then in the next one. */
-#include "internal.h"
+#include "tensor.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -33,50 +33,80 @@ int tmesh_arena_create(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmesh
 	arena->ctx = tmesh_ctx_ref(ctx);
 	arena->bytes = bytes ? bytes : PRESET_BYTES;
 	arena->opts = o;
-	arena->opts.size = sizeof(arena->opts);
 	strcpy(arena->label, o.label);
 	arena->opts.label = arena->label;
 	*out = arena;
 	return 0;
 }
 
+bool tmesh_arena_is_large(const struct tmesh_arena *arena, uint64_t bytes)
+{
+	return bytes > arena->bytes / 4;
+}
+
+const struct tmesh_region_opts *tmesh_arena_opts(const struct tmesh_arena *arena)
+{
+	return &arena->opts;
+}
+
 /* What was inherited through fork() is the parent's to fill. */
 static bool has_room(const struct tmesh_arena *arena, uint64_t bytes)
 {
-	return arena->region && !tmesh_region_inherited(arena->region) &&
+	return arena->region && !tmesh_region_inherited(arena->region) && !arena->region->sealed &&
 	       bytes <= arena->bytes - arena->used;
 }
 
-int tmesh_arena_tensor(struct tmesh_arena *arena, enum tmesh_dtype dtype, int32_t ndim,
-		       const int64_t *shape, struct tmesh_tensor **out, struct tmesh_error *err)
+static struct tmesh_region *take_room(struct tmesh_arena *arena, uint64_t bytes, uint64_t *offset)
 {
-	struct tmesh_layout layout;
-	struct tmesh_region *region;
-	uint64_t bytes;
-	int rc = tmesh_layout_contiguous(&layout, dtype, ndim, shape, err);
-
-	if (!rc)
-		rc = tmesh_layout_check(&layout, INT64_MAX, &bytes, err);
-	if (rc)
-		return rc;
-	if (bytes > arena->bytes / 4)
-		return tmesh_tensor_create(arena->ctx, dtype, ndim, shape, &arena->opts, out, err);
-	if (!has_room(arena, bytes)) {
-		rc = tmesh_region_create(arena->ctx, arena->bytes, &arena->opts, &region, err);
-		if (rc)
-			return rc;
-		tmesh_region_unref(arena->region);
-		arena->region = region;
-		arena->used = 0;
-	}
-	layout.offset = arena->used;
-	rc = tmesh_tensor_wrap(arena->region, &layout, out, err);
-	if (rc)
-		return rc;
+	*offset = arena->used;
 	/* Not beyond the region's end, so that the room that is left never wraps. */
 	bytes = (bytes + TMESH_ALIGN - 1) & ~(uint64_t)(TMESH_ALIGN - 1);
 	arena->used = bytes < arena->bytes - arena->used ? arena->used + bytes : arena->bytes;
-	return 0;
+	return tmesh_region_ref(arena->region);
+}
+
+/* The region whose room comes next. Its pages hold many tensors, so it is written as it is mapped,
+ * not by a system call for each. */
+static int next_region(const struct tmesh_arena *arena, struct tmesh_region **out,
+		       struct tmesh_error *err)
+{
+	int rc = tmesh_region_create(arena->ctx, arena->bytes, &arena->opts, out, err);
+
+	if (!rc)
+		(*out)->warm = true;
+	return rc;
+}
+
+int tmesh_arena_place(struct tmesh_arena *arena, struct tmesh_ctx *ctx, uint64_t bytes,
+		      struct tmesh_region **out, uint64_t *offset, struct tmesh_error *err)
+{
+	struct tmesh_region *fresh = NULL, *old = NULL, *region = NULL;
+	int rc = 0;
+
+	if (ctx != arena->ctx)
+		return tmesh_fail(err, -EINVAL, "the arena is another context's");
+	while (!rc && !region) {
+		/* The context's lock, because that is free in a child after fork(). */
+		pthread_mutex_lock(&ctx->lock);
+		if (fresh && !has_room(arena, bytes)) {
+			old = arena->region;
+			arena->region = fresh;
+			arena->used = 0;
+			fresh = NULL;
+		}
+		if (has_room(arena, bytes))
+			region = take_room(arena, bytes, offset);
+		pthread_mutex_unlock(&ctx->lock);
+		tmesh_region_unref(old);
+		old = NULL;
+		if (!region && !fresh)
+			rc = next_region(arena, &fresh, err);
+	}
+	/* Another thread was first. */
+	tmesh_region_unref(fresh);
+	if (!rc)
+		*out = region;
+	return rc;
 }
 
 struct tmesh_arena *tmesh_arena_ref(struct tmesh_arena *arena)

@@ -109,13 +109,8 @@ static int check_label(const char *label, struct tmesh_error *err)
 	((uint32_t)(TMESH_REGION_HUGE | TMESH_REGION_TRY_HUGE | TMESH_REGION_NODE | \
 		    TMESH_REGION_GID | TMESH_REGION_NO_PIN | TMESH_REGION_UNINITIALIZED))
 
-int tmesh_read_region_opts(const struct tmesh_region_opts *opts, struct tmesh_region_opts *out,
-			   struct tmesh_error *err)
+static int check_region_opts(struct tmesh_region_opts *out, struct tmesh_error *err)
 {
-	int rc = tmesh_read_sized(out, sizeof(*out), opts, err);
-
-	if (rc)
-		return rc;
 	if (out->flags & ~REGION_FLAGS)
 		return tmesh_fail(err, -EINVAL, "unknown region flags 0x%x",
 				  out->flags & ~REGION_FLAGS);
@@ -139,6 +134,34 @@ int tmesh_read_region_opts(const struct tmesh_region_opts *opts, struct tmesh_re
 	if (!out->label)
 		out->label = "";
 	return check_label(out->label, err);
+}
+
+int tmesh_read_region_opts(const struct tmesh_region_opts *opts, struct tmesh_region_opts *out,
+			   struct tmesh_error *err)
+{
+	int rc = tmesh_read_sized(out, sizeof(*out), opts, err);
+
+	if (!rc && out->arena)
+		rc = tmesh_fail(err, -EINVAL, "an arena holds tensors, not regions");
+	out->size = sizeof(*out);
+	return rc ? rc : check_region_opts(out, err);
+}
+
+int tmesh_read_tensor_opts(const struct tmesh_region_opts *opts, struct tmesh_region_opts *out,
+			   struct tmesh_error *err)
+{
+	int rc = tmesh_read_sized(out, sizeof(*out), opts, err);
+
+	if (rc)
+		return rc;
+	out->size = sizeof(*out);
+	if (!out->arena)
+		return check_region_opts(out, err);
+	if (out->flags || out->mode || out->gid || out->node || out->linger_ms || out->label)
+		return tmesh_fail(err, -EINVAL,
+				  "a tensor in an arena has what the arena was made with: give no "
+				  "flags, mode, gid, node, linger_ms or label beside it");
+	return 0;
 }
 
 uint64_t tmesh_now_ns(void)

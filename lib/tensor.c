@@ -83,6 +83,14 @@ static int create(struct tmesh_ctx *ctx, const struct tmesh_layout *layout, uint
 	struct tmesh_tensor *tensor;
 	int rc;
 
+	if (opts->arena && !tmesh_arena_is_large(opts->arena, bytes)) {
+		struct tmesh_layout placed = *layout;
+
+		rc = tmesh_arena_place(opts->arena, ctx, bytes, &region, &placed.offset, err);
+		return rc ? rc : tensor_over(region, &placed, out, err);
+	}
+	if (opts->arena)
+		opts = tmesh_arena_opts(opts->arena);
 	/* There is no region of no bytes. */
 	rc = tmesh_region_create(ctx, bytes ? bytes : 1, opts, &region, err);
 	if (!rc)
@@ -102,12 +110,15 @@ int tmesh_tensor_create(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t n
 			const int64_t *shape, const struct tmesh_region_opts *opts,
 			struct tmesh_tensor **out, struct tmesh_error *err)
 {
+	struct tmesh_region_opts o;
 	struct tmesh_layout layout;
 	uint64_t bytes;
 	int rc;
 
 	rc = plan(dtype, ndim, shape, &layout, &bytes, err);
-	return rc ? rc : create(ctx, &layout, bytes, opts, out, err);
+	if (!rc)
+		rc = tmesh_read_tensor_opts(opts, &o, err);
+	return rc ? rc : create(ctx, &layout, bytes, &o, out, err);
 }
 
 int tmesh_tensor_put(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t ndim,
@@ -122,18 +133,17 @@ int tmesh_tensor_put(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t ndim
 
 	rc = plan(dtype, ndim, shape, &layout, &bytes, err);
 	if (!rc)
-		rc = tmesh_read_region_opts(opts, &overwrite, err);
+		rc = tmesh_read_tensor_opts(opts, &overwrite, err);
 	if (rc)
 		return rc;
-	overwrite.size = sizeof(overwrite);
-	if (bytes)
+	if (bytes && !overwrite.arena)
 		overwrite.flags |= TMESH_REGION_UNINITIALIZED;
 
 	rc = create(ctx, &layout, bytes, &overwrite, &tensor, err);
 	if (rc)
 		return rc;
 	if (bytes)
-		rc = tmesh_region_write(tensor->region, 0, data, bytes, err);
+		rc = tmesh_region_write(tensor->region, tensor->layout.offset, data, bytes, err);
 	if (rc) {
 		tmesh_tensor_unref(tensor);
 		return rc;

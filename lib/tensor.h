@@ -40,4 +40,13 @@ static inline struct tmesh_tensor *tmesh_tensor_ref_own(struct tmesh_tensor *ten
 bool tmesh_tensor_reuse(struct tmesh_tensor *tensor, struct tmesh_region *region,
 			const struct tmesh_layout *layout, uint64_t bytes);
 
+/* arena.c */
+
+/* Whether a tensor of so many bytes gets a region of its own, made with these options. */
+bool tmesh_arena_is_large(const struct tmesh_arena *arena, uint64_t bytes);
+const struct tmesh_region_opts *tmesh_arena_opts(const struct tmesh_arena *arena);
+/* Room for one that is not: a reference on its region. */
+int tmesh_arena_place(struct tmesh_arena *arena, struct tmesh_ctx *ctx, uint64_t bytes,
+		      struct tmesh_region **out, uint64_t *offset, struct tmesh_error *err);
+
 #endif /* TMESH_TENSOR_INTERNAL_H */

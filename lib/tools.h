@@ -38,6 +38,9 @@ int tmesh_check_rights(uint32_t rights, struct tmesh_error *err);
 /* Validates all that does not depend on the backend. @opts may be NULL. */
 int tmesh_read_region_opts(const struct tmesh_region_opts *opts, struct tmesh_region_opts *out,
 			   struct tmesh_error *err);
+/* The same of a tensor, which may be told an arena instead. */
+int tmesh_read_tensor_opts(const struct tmesh_region_opts *opts, struct tmesh_region_opts *out,
+			   struct tmesh_error *err);
 uint64_t tmesh_now_ns(void);
 uint64_t tmesh_page_bytes(void);
 /* Milliseconds until @deadline for poll(), rounded up, 0 when it has passed. */

@@ -9,7 +9,10 @@
  * released: the arena goes on in a new region when one is full, and each region goes with the last
  * of its tensors.
  *
- * The calls of one arena are for one thread at a time, except _ref and _unref.
+ * A tensor lies in the arena that its tmesh_region_opts name: of tmesh_tensor_create(), where it is
+ * zeroed unless the arena's regions are UNINITIALIZED, of tmesh_tensor_put(), and of the imports
+ * from DLPack. One that is larger than a quarter of the arena's regions gets a region of its own,
+ * made as those are.
  */
 #ifndef TMESH_ARENA_H
 #define TMESH_ARENA_H
@@ -29,13 +32,6 @@ struct tmesh_arena;
  */
 int tmesh_arena_create(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmesh_region_opts *opts,
 		       struct tmesh_arena **out, struct tmesh_error *err);
-
-/*
- * A new contiguous tensor, zeroed unless the arena's regions are UNINITIALIZED. One that is larger
- * than a quarter of @bytes gets a region of its own. Errors as tmesh_tensor_create().
- */
-int tmesh_arena_tensor(struct tmesh_arena *arena, enum tmesh_dtype dtype, int32_t ndim,
-		       const int64_t *shape, struct tmesh_tensor **out, struct tmesh_error *err);
 
 struct tmesh_arena *tmesh_arena_ref(struct tmesh_arena *arena);
 /* Its tensors stay. */

@@ -39,16 +39,20 @@ enum tmesh_region_flags {
 					      * overwrite all of it before anyone else sees it */
 };
 
+struct tmesh_arena;
+
 struct tmesh_region_opts {
-	size_t size;	    /* sizeof(struct tmesh_region_opts) */
-	uint32_t flags;	    /* enum tmesh_region_flags */
-	uint32_t mode;	    /* who may redeem a token: 0600 (the default for 0) or 0640, 0660
-			     * ...; memfd: only 0600, else -EOPNOTSUPP */
-	gid_t gid;	    /* group of the region */
-	int node;	    /* NUMA node */
-	uint32_t linger_ms; /* outlive the last holder so long, at most 1000 */
-	const char *label;  /* a name for people, at most TMESH_LABEL_LEN bytes of UTF-8
-			     * without control characters */
+	size_t size;		   /* sizeof(struct tmesh_region_opts) */
+	uint32_t flags;		   /* enum tmesh_region_flags */
+	uint32_t mode;		   /* who may redeem a token: 0600 (the default for 0) or 0640, 0660
+				    * ...; memfd: only 0600, else -EOPNOTSUPP */
+	gid_t gid;		   /* group of the region */
+	int node;		   /* NUMA node */
+	uint32_t linger_ms;	   /* outlive the last holder so long, at most 1000 */
+	const char *label;	   /* a name for people, at most TMESH_LABEL_LEN bytes of UTF-8
+				    * without control characters */
+	struct tmesh_arena *arena; /* of a tensor, with all else 0: where it lies
+				    * (tmesh/arena.h). Not for regions */
 };
 
 /*

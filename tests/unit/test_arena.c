@@ -2,7 +2,20 @@
 /* Arenas: many tensors in few regions, each in a place of its own. */
 #include "unit.h"
 
+#include <pthread.h>
+#include <string.h>
+#include <sys/wait.h>
+
 #define COUNT 1000
+
+static int make(struct tmesh_ctx *ctx, struct tmesh_arena *arena, enum tmesh_dtype dtype,
+		int32_t ndim, const int64_t *shape, struct tmesh_tensor **out,
+		struct tmesh_error *why)
+{
+	struct tmesh_region_opts in = {.size = sizeof(in), .arena = arena};
+
+	return tmesh_tensor_create(ctx, dtype, ndim, shape, &in, out, why);
+}
 
 static void test_places(void **state)
 {
@@ -18,7 +31,7 @@ static void test_places(void **state)
 	for (int i = 0; i < COUNT; i++) {
 		int64_t shape[] = {1 + i % 100};
 
-		assert_ok(tmesh_arena_tensor(arena, TMESH_INT32, 1, shape, &tensors[i], err));
+		assert_ok(make(*state, arena, TMESH_INT32, 1, shape, &tensors[i], err));
 		assert_int_equal(tmesh_tensor_layout(tensors[i])->offset % TMESH_ALIGN, 0);
 		assert_ok(tmesh_tensor_data(tensors[i], TMESH_READ | TMESH_WRITE, (void **)&data,
 					    err));
@@ -53,14 +66,14 @@ static void test_edges(void **state)
 
 	assert_ok(tmesh_arena_create(*state, 1200, NULL, &arena, err));
 	for (int i = 0; i < 4; i++)
-		assert_ok(tmesh_arena_tensor(arena, TMESH_UINT8, 1, shape, &tensors[i], err));
+		assert_ok(make(*state, arena, TMESH_UINT8, 1, shape, &tensors[i], err));
 	assert_int_equal(tmesh_tensor_layout(tensors[1])->offset, 512);
 	assert_ptr_equal(tmesh_tensor_region(tensors[0]), tmesh_tensor_region(tensors[1]));
 	assert_ptr_not_equal(tmesh_tensor_region(tensors[1]), tmesh_tensor_region(tensors[2]));
-	assert_ok(tmesh_arena_tensor(arena, TMESH_UINT8, 1, large, &tensors[4], err));
+	assert_ok(make(*state, arena, TMESH_UINT8, 1, large, &tensors[4], err));
 	assert_int_equal(tmesh_region_bytes(tmesh_tensor_region(tensors[4])), 301);
-	assert_ok(tmesh_arena_tensor(arena, TMESH_UINT8, 1, none, &tensors[5], err));
-	assert_ok(tmesh_arena_tensor(arena, TMESH_UINT8, 0, NULL, &tensors[6], err));
+	assert_ok(make(*state, arena, TMESH_UINT8, 1, none, &tensors[5], err));
+	assert_ok(make(*state, arena, TMESH_UINT8, 0, NULL, &tensors[6], err));
 	assert_int_equal(tmesh_tensor_layout(tensors[5])->offset,
 			 tmesh_tensor_layout(tensors[6])->offset);
 	for (int i = 0; i < 7; i++)
@@ -68,18 +81,149 @@ static void test_edges(void **state)
 	tmesh_arena_unref(arena);
 }
 
+/* What is put lies beside what was put before, and a large one by itself. */
+static void test_put(void **state)
+{
+	struct tmesh_region_opts in = {.size = sizeof(in)};
+	struct tmesh_tensor *tensors[3];
+	int64_t shape[] = {5}, large[] = {20000};
+	struct tmesh_stats before = {.size = sizeof(before)}, after = before;
+	static char data[20000];
+	const char *at;
+
+	memset(data, 'x', sizeof(data));
+	assert_ok(tmesh_arena_create(*state, 65536, NULL, &in.arena, err));
+	assert_ok(tmesh_stats(*state, &before));
+	assert_ok(tmesh_tensor_put(*state, TMESH_UINT8, 1, shape, "first", &in, &tensors[0], err));
+	assert_ok(tmesh_tensor_put(*state, TMESH_UINT8, 1, shape, "later", &in, &tensors[1], err));
+	assert_ok(tmesh_tensor_put(*state, TMESH_UINT8, 1, large, data, &in, &tensors[2], err));
+	assert_ok(tmesh_stats(*state, &after));
+	assert_int_equal(after.regions_created - before.regions_created, 2);
+	assert_int_equal(after.copies - before.copies, 3);
+	for (int i = 0; i < 3; i++) {
+		static const char *const want[] = {"first", "later", "xxxxx"};
+
+		assert_ok(tmesh_tensor_data(tensors[i], TMESH_READ, (void **)&at, err));
+		assert_memory_equal(at, want[i], 5);
+	}
+	for (int i = 0; i < 3; i++)
+		tmesh_tensor_unref(tensors[i]);
+	tmesh_arena_unref(in.arena);
+}
+
+/* A sealed region has no more room; nor has, for a child, its parent's. */
+static void test_goes_on(void **state)
+{
+	struct tmesh_tensor *first, *second;
+	struct tmesh_arena *arena;
+	int64_t shape[] = {8};
+	pid_t child;
+	int status;
+
+	assert_ok(tmesh_arena_create(*state, 0, NULL, &arena, err));
+	assert_ok(make(*state, arena, TMESH_UINT8, 1, shape, &first, err));
+	assert_ok(tmesh_region_seal(tmesh_tensor_region(first), err));
+	assert_ok(make(*state, arena, TMESH_UINT8, 1, shape, &second, err));
+	assert_ptr_not_equal(tmesh_tensor_region(first), tmesh_tensor_region(second));
+	child = fork();
+	if (!child) {
+		struct tmesh_tensor *own;
+		struct tmesh_error why;
+
+		_exit(make(*state, arena, TMESH_UINT8, 1, shape, &own, &why) ||
+		      tmesh_tensor_region(own) == tmesh_tensor_region(second) ||
+		      tmesh_tensor_layout(own)->offset);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	tmesh_tensor_unref(first);
+	tmesh_tensor_unref(second);
+	tmesh_arena_unref(arena);
+}
+
+#define THREADS 4
+
+struct work {
+	struct tmesh_ctx *ctx;
+	struct tmesh_arena *arena;
+	struct tmesh_tensor *tensors[COUNT];
+};
+
+static void *fill_places(void *data)
+{
+	struct work *work = data;
+	struct tmesh_error why;
+	int64_t shape[] = {64};
+
+	for (int i = 0; i < COUNT; i++) {
+		struct tmesh_region_opts in = {.size = sizeof(in), .arena = work->arena};
+		struct work *bytes[8] = {work, work, work, work, work, work, work, work};
+
+		if (tmesh_tensor_put(work->ctx, TMESH_UINT8, 1, shape, bytes, &in,
+				     &work->tensors[i], &why))
+			return NULL;
+	}
+	return work;
+}
+
+/* Nobody gets a place twice. */
+static void test_threads(void **state)
+{
+	static struct work work[THREADS];
+	pthread_t threads[THREADS];
+	struct tmesh_arena *arena;
+	void *done, *data;
+
+	assert_ok(tmesh_arena_create(*state, 4096, NULL, &arena, err));
+	for (int i = 0; i < THREADS; i++) {
+		work[i].ctx = *state;
+		work[i].arena = arena;
+		assert_int_equal(pthread_create(&threads[i], NULL, fill_places, &work[i]), 0);
+	}
+	for (int i = 0; i < THREADS; i++) {
+		assert_int_equal(pthread_join(threads[i], &done), 0);
+		assert_ptr_equal(done, &work[i]);
+	}
+	for (int i = 0; i < THREADS; i++) {
+		for (int k = 0; k < COUNT; k++) {
+			assert_ok(tmesh_tensor_data(work[i].tensors[k], TMESH_READ, &data, err));
+			for (int word = 0; word < 8; word++)
+				assert_ptr_equal(((void **)data)[word], &work[i]);
+			tmesh_tensor_unref(work[i].tensors[k]);
+		}
+	}
+	tmesh_arena_unref(arena);
+}
+
 static void test_refused(void **state)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = 1u << 31};
+	struct tmesh_region_opts in = {.size = sizeof(in)}, both;
+	struct tmesh_region *region;
+	struct tmesh_ctx *other;
 	struct tmesh_tensor *tensor;
 	struct tmesh_arena *arena;
 	int64_t bad[] = {-1}, wide[] = {INT64_MAX};
 
 	assert_refused(tmesh_arena_create(*state, 0, &opts, &arena, err), -EINVAL, "flags");
 	assert_ok(tmesh_arena_create(*state, 0, NULL, &arena, err));
-	assert_refused(tmesh_arena_tensor(arena, TMESH_UINT8, 1, bad, &tensor, err), -EINVAL, "");
-	assert_refused(tmesh_arena_tensor(arena, TMESH_INT64, 1, wide, &tensor, err), -EOVERFLOW,
-		       "");
+	assert_refused(make(*state, arena, TMESH_UINT8, 1, bad, &tensor, err), -EINVAL, "");
+	assert_refused(make(*state, arena, TMESH_INT64, 1, wide, &tensor, err), -EOVERFLOW, "");
+	in.arena = arena;
+	assert_refused(tmesh_region_create(*state, 1, &in, &region, err), -EINVAL, "arena");
+	assert_refused(tmesh_arena_create(*state, 0, &in, &arena, err), -EINVAL, "arena");
+	both = in;
+	both.label = "mine";
+	assert_refused(tmesh_tensor_put(*state, TMESH_UINT8, 0, NULL, "", &both, &tensor, err),
+		       -EINVAL, "label");
+	both = in;
+	both.flags = TMESH_REGION_HUGE;
+	assert_refused(tmesh_tensor_create(*state, TMESH_UINT8, 0, NULL, &both, &tensor, err),
+		       -EINVAL, "flags");
+	assert_ok(tmesh_ctx_open(NULL, &other, err));
+	assert_refused(tmesh_tensor_create(other, TMESH_UINT8, 0, NULL, &in, &tensor, err), -EINVAL,
+		       "context");
+	tmesh_ctx_unref(other);
 	tmesh_arena_unref(arena);
 }
 
@@ -88,6 +232,9 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_places, unit_ctx_setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_edges, unit_ctx_setup, unit_ctx_teardown),
+		cmocka_unit_test_setup_teardown(test_put, unit_ctx_setup, unit_ctx_teardown),
+		cmocka_unit_test_setup_teardown(test_goes_on, unit_ctx_setup, unit_ctx_teardown),
+		cmocka_unit_test_setup_teardown(test_threads, unit_ctx_setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_refused, unit_ctx_setup, unit_ctx_teardown),
 	};
 

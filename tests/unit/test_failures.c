@@ -236,6 +236,7 @@ static int act(struct scene *s, struct tmesh_error *err)
 		.timeout_ns = 300000000,
 	};
 	char token[TMESH_TOKEN_SIZE], link[512], buffer[64] = "contents";
+	struct tmesh_region_opts in = {.size = sizeof(in)};
 	struct tmesh_message message = {.bytes = 6, .data = "beside"};
 	const int64_t shape[] = {10};
 	struct tmesh_region *pooled;
@@ -279,7 +280,8 @@ static int act(struct scene *s, struct tmesh_error *err)
 	STEP(tmesh_region_info(s->region, &s->info, err));
 	STEP(tmesh_region_from_memfd(s->client, s->memfd, 0, NULL, &s->foreign, err));
 	STEP(tmesh_arena_create(s->producer, 0, NULL, &s->arena, err));
-	STEP(tmesh_arena_tensor(s->arena, TMESH_UINT8, 1, shape, &s->small, err));
+	in.arena = s->arena;
+	STEP(tmesh_tensor_put(s->producer, TMESH_UINT8, 1, shape, buffer, &in, &s->small, err));
 	STEP(tmesh_channel_create(s->producer, TMESH_CHANNEL_SEND, NULL, &s->sender, err));
 	STEP(tmesh_channel_token(s->sender, token, err));
 	STEP(tmesh_channel_open(s->client, token, TMESH_CHANNEL_RECV, NULL, &s->receiver, err));
