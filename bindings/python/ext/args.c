@@ -228,6 +228,8 @@ int region_opts_from_args(struct state *st, const struct region_args *args,
 		.linger_ms = args->linger_ms,
 		.flags = args->pin ? 0 : TMESH_REGION_NO_PIN,
 	};
+	if (args->arena && arena_from_object(st, args->arena, &opts->arena))
+		return -1;
 	if (huge_flag(args->huge, &opts->flags))
 		return -1;
 	given = optional_int(st, "node", args->node, INT32_MAX, &value);

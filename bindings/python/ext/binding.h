@@ -40,6 +40,7 @@ struct state {
 	PyTypeObject *export_type;
 	struct shell *shells[SHELL_LISTS]; /* what DLPack's consumers have, dlpack.c */
 	PyTypeObject *channel_type;
+	PyTypeObject *arena_type;
 	PyObject *ref_keys[REF_KEYS];
 	PyObject *ndarray; /* numpy.ndarray, NULL until it is needed */
 	PyObject *numpy_dtypes[DTYPES];
@@ -55,6 +56,7 @@ struct tensor {
 	PyObject *label;    /* of the root */
 	bool sealed;	    /* of the root: known to be sealed */
 	bool sealing;	    /* of the root: seal() is running without the GIL */
+	bool in_arena;	    /* of the root: others lie in the region */
 	Py_ssize_t writers; /* of the root */
 	Py_ssize_t views;
 	/* The layout as Python's buffer protocol wants it: strides in bytes. */
@@ -99,13 +101,20 @@ struct region_args {
 	PyObject *gid; /* int or None */
 	unsigned int linger_ms;
 	int pin;
+	PyObject *arena; /* Arena, None or NULL */
 };
 #define REGION_ARGS_INIT                                                                      \
 	{                                                                                     \
 		.label = Py_None, .huge = Py_False, .node = Py_None, .gid = Py_None, .pin = 1 \
 	}
+/* ... which is nothing else where it names an arena. */
 int region_opts_from_args(struct state *st, const struct region_args *args,
 			  struct tmesh_region_opts *opts);
+
+/* arena.c */
+/* Of None, NULL; -1 with an exception. */
+int arena_from_object(struct state *st, PyObject *object, struct tmesh_arena **arena);
+extern PyType_Spec arena_spec;
 
 /* tensor.c */
 enum view_kind {

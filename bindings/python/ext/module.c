@@ -106,10 +106,23 @@ static PyObject *module_configure(PyObject *module, PyObject *args, PyObject *kw
 	Py_RETURN_NONE;
 }
 
+/* A Tensor that this process has just made. Takes over @tensor, which may be NULL. */
+static PyObject *made(struct state *st, struct tmesh_tensor *tensor,
+		      const struct tmesh_region_opts *opts)
+{
+	struct tensor *object = (struct tensor *)tensor_new(st, tensor, NULL, ALL_RIGHTS);
+
+	/* A large one has a region of its own. */
+	if (object && opts->arena)
+		object->in_arena = tmesh_region_bytes(tmesh_tensor_region(tensor)) >
+				   tmesh_tensor_bytes(tensor);
+	return (PyObject *)object;
+}
+
 static PyObject *module_empty(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-	static char *names[] = {"shape", "dtype", "label",     "huge", "node",
-				"mode",	 "gid",	  "linger_ms", "pin",  NULL};
+	static char *names[] = {"shape", "dtype",     "label", "huge",	"node", "mode",
+				"gid",	 "linger_ms", "pin",   "arena", NULL};
 	struct state *st = PyModule_GetState(module);
 	struct region_args region = REGION_ARGS_INIT;
 	PyObject *shape_object, *dtype_object;
@@ -122,10 +135,10 @@ static PyObject *module_empty(PyObject *module, PyObject *args, PyObject *kwargs
 	int32_t ndim;
 	int rc;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOOO&OO&p:empty", names, &shape_object,
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOOO&OO&pO:empty", names, &shape_object,
 					 &dtype_object, &region.label, &region.huge, &region.node,
 					 uint_argument, &region.mode, &region.gid, uint_argument,
-					 &region.linger_ms, &region.pin))
+					 &region.linger_ms, &region.pin, &region.arena))
 		return NULL;
 	if (shape_from_object(st, shape_object, &ndim, shape) ||
 	    dtype_from_object(st, dtype_object, &dtype) ||
@@ -137,7 +150,7 @@ static PyObject *module_empty(PyObject *module, PyObject *args, PyObject *kwargs
 	Py_BEGIN_ALLOW_THREADS;
 	rc = tmesh_tensor_create(ctx, dtype, ndim, shape, &opts, &tensor, &err);
 	Py_END_ALLOW_THREADS;
-	return rc ? raise_error(st, &err) : tensor_new(st, tensor, NULL, ALL_RIGHTS);
+	return rc ? raise_error(st, &err) : made(st, tensor, &opts);
 }
 
 /* Lists, and whatever else NumPy can make an array of. */
@@ -179,21 +192,25 @@ static struct tmesh_tensor *put_any(struct state *st, PyObject *object,
 
 static PyObject *module_put(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-	static char *names[] = {"",	"seal", "label",     "huge", "node",
-				"mode", "gid",	"linger_ms", "pin",  NULL};
+	static char *names[] = {"",    "seal",	    "label", "huge",  "node", "mode",
+				"gid", "linger_ms", "pin",   "arena", NULL};
 	struct state *st = PyModule_GetState(module);
 	struct region_args region = REGION_ARGS_INIT;
 	struct tmesh_region_opts opts;
 	PyObject *object, *tensor, *sealed;
 	int seal = 0;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$pOOOO&OO&p:put", names, &object, &seal,
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$pOOOO&OO&pO:put", names, &object, &seal,
 					 &region.label, &region.huge, &region.node, uint_argument,
 					 &region.mode, &region.gid, uint_argument,
-					 &region.linger_ms, &region.pin) ||
+					 &region.linger_ms, &region.pin, &region.arena) ||
 	    region_opts_from_args(st, &region, &opts))
 		return NULL;
-	tensor = tensor_new(st, put_any(st, object, &opts), NULL, ALL_RIGHTS);
+	if (seal && opts.arena)
+		return raise_code(st, EINVAL,
+				  "what lies in an arena cannot be sealed: its neighbours would be "
+				  "too");
+	tensor = made(st, put_any(st, object, &opts), &opts);
 	if (!tensor || !seal)
 		return tensor;
 	sealed = PyObject_CallMethod(tensor, "seal", NULL);
@@ -215,16 +232,17 @@ static PyMethodDef functions[] = {
 	 "memfd backend has its sockets. timeout: longest wait for a peer, in seconds."},
 	{"empty", KEYWORDS(module_empty), METH_VARARGS | METH_KEYWORDS,
 	 "empty(shape, dtype, *, label=None, huge=False, node=None, mode=0o600, gid=None,\n"
-	 "      linger_ms=0, pin=True)\n--\n\n"
+	 "      linger_ms=0, pin=True, arena=None)\n--\n\n"
 	 "A new tensor of zeros, in C order, writable.\n\n"
 	 "shape: an integer or at most 8 of them. dtype: a name (\"float32\", \"bfloat16\"), or\n"
 	 "a NumPy or PyTorch dtype. label: a name for people. huge: True for 2 MiB pages or\n"
 	 "OutOfMemoryError, \"try\" for what can be had. node: a NUMA node. mode, gid: who may\n"
 	 "open its token, as for files (memfd: only 0o600). linger_ms: how long it outlives\n"
-	 "its last holder, at most 1000. pin=False refuses pinning handles."},
+	 "its last holder, at most 1000. pin=False refuses pinning handles. arena: an Arena\n"
+	 "for it to lie in, which has said all else but the shape and dtype."},
 	{"put", KEYWORDS(module_put), METH_VARARGS | METH_KEYWORDS,
 	 "put(array, /, *, seal=False, label=None, huge=False, node=None, mode=0o600, gid=None,\n"
-	 "    linger_ms=0, pin=True)\n--\n\n"
+	 "    linger_ms=0, pin=True, arena=None)\n--\n\n"
 	 "A new tensor with the contents of array, contiguous in C order.\n\n"
 	 "array: anything with the buffer protocol (NumPy arrays, bytes, memoryviews), with\n"
 	 "__dlpack__ (PyTorch and JAX tensors on the CPU), or a list that NumPy understands.\n"
@@ -276,12 +294,14 @@ static int add_types(PyObject *module, struct state *st)
 	st->tensor_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &tensor_spec, NULL);
 	st->export_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &export_spec, NULL);
 	st->channel_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &channel_spec, NULL);
-	if (!st->tensor_type || !st->export_type || !st->channel_type)
+	st->arena_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &arena_spec, NULL);
+	if (!st->tensor_type || !st->export_type || !st->channel_type || !st->arena_type)
 		return -1;
 	if (exchange_add(st->tensor_type))
 		return -1;
 	return PyModule_AddType(module, st->tensor_type) ||
-			       PyModule_AddType(module, st->channel_type)
+			       PyModule_AddType(module, st->channel_type) ||
+			       PyModule_AddType(module, st->arena_type)
 		       ? -1
 		       : 0;
 }
@@ -320,6 +340,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
 	Py_VISIT(st->tensor_type);
 	Py_VISIT(st->export_type);
 	Py_VISIT(st->channel_type);
+	Py_VISIT(st->arena_type);
 	Py_VISIT(st->ndarray);
 	for (int i = 0; i < DTYPES; i++)
 		Py_VISIT(st->numpy_dtypes[i]);
@@ -334,6 +355,7 @@ static int module_clear(PyObject *module)
 	Py_CLEAR(st->tensor_type);
 	Py_CLEAR(st->export_type);
 	Py_CLEAR(st->channel_type);
+	Py_CLEAR(st->arena_type);
 	Py_CLEAR(st->ndarray);
 	for (int i = 0; i < DTYPES; i++)
 		Py_CLEAR(st->numpy_dtypes[i]);

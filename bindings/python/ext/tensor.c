@@ -151,6 +151,10 @@ static PyObject *tensor_seal(PyObject *object, PyObject *unused)
 
 	if (!tensor)
 		return NULL;
+	if (root->in_arena)
+		return raise_code(state_of(self), EINVAL,
+				  "this tensor lies in an arena: its neighbours would be sealed "
+				  "too");
 	if (root->writers)
 		return raise_code(state_of(self), EBUSY,
 				  "%zd writable view%s of this memory (arrays, memoryviews, DLPack "

@@ -12,6 +12,7 @@ it can put and open on its own.
 """
 
 from ._tmesh import (
+    Arena,
     Channel,
     Tensor,
     __version__,
@@ -48,6 +49,7 @@ from .queue import Queue
 
 __all__ = [
     "AccessError",
+    "Arena",
     "BusyError",
     "Channel",
     "Error",

@@ -144,6 +144,21 @@ _Message = bytes | Tensor | tuple[Tensor, bytes]
 _Sendable = Buffer | Tensor | tuple[Tensor, Buffer]
 
 @final
+class Arena:
+    def __new__(
+        cls,
+        bytes: int = 0,
+        *,
+        label: str | None = None,
+        huge: bool | Literal["try"] = False,
+        node: int | None = None,
+        mode: int = 0o600,
+        gid: int | None = None,
+        linger_ms: int = 0,
+        pin: bool = True,
+    ) -> Arena: ...
+
+@final
 class Channel:
     def __new__(
         cls,
@@ -222,6 +237,7 @@ def empty(
     gid: int | None = None,
     linger_ms: int = 0,
     pin: bool = True,
+    arena: Arena | None = None,
 ) -> Tensor: ...
 def put(
     array: object,
@@ -235,6 +251,7 @@ def put(
     gid: int | None = None,
     linger_ms: int = 0,
     pin: bool = True,
+    arena: Arena | None = None,
 ) -> Tensor: ...
 def open(
     ref: Ref | dict[str, Any] | str | bytes, writable: bool = False

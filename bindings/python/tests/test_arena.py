@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: MIT
+"""Arenas: many small tensors in few regions."""
+
+import gc
+import json
+import threading
+
+import numpy as np
+import pytest
+
+import tmesh
+
+
+def offset(tensor):
+    return tensor.ref()["offset"]
+
+
+def test_few_regions():
+    before = tmesh.stats()["regions_created"]
+    arena = tmesh.Arena(65_536, label="small ones")
+    tensors = [tmesh.put(np.full(1 + i % 50, i, np.int32), arena=arena) for i in range(500)]
+    for i, tensor in enumerate(tensors):
+        assert (tensor.numpy() == i).all() and tensor.shape == (1 + i % 50,)
+        assert tensor.label == "small ones"
+    # 256 bytes each
+    assert tmesh.stats()["regions_created"] - before == 2
+    assert len({tensor.id for tensor in tensors}) == 2
+    assert offset(tensors[1]) == 256
+
+
+def test_zeros():
+    arena = tmesh.Arena()
+    tmesh.put(b"x" * 100, arena=arena)
+    tensor = tmesh.empty((3, 4), "float32", arena=arena)
+    assert offset(tensor) == 256 and not tensor.numpy().any()
+    assert tmesh.empty(0, "int8", arena=arena).nbytes == 0
+
+
+@pytest.mark.parametrize("make", [
+    lambda a: a[::2], lambda a: a.T, list, lambda a: tmesh.put(a), lambda a: memoryview(a)])
+def test_contents(make):
+    array = np.arange(24).reshape(4, 6)
+    arena = tmesh.Arena()
+    tensor = tmesh.put(make(array), arena=arena)
+    assert np.array_equal(tensor.numpy(), np.asarray(make(array)))
+    # Taken already.
+    assert offset(tmesh.empty(1, "int8", arena=arena)) >= tensor.nbytes
+
+
+def test_a_large_one_by_itself():
+    arena = tmesh.Arena(4096)
+    small, large = tmesh.put(b"small", arena=arena), tmesh.put(b"x" * 1025, arena=arena)
+    assert large.id != small.id and offset(large) == 0
+    assert large.seal() is large
+    assert tmesh.put(b"next", arena=arena).id == small.id
+
+
+def test_gone_with_the_last():
+    gc.collect()
+    before = tmesh.stats()["regions_live"]
+    arena = tmesh.Arena()
+    first, second = tmesh.put(b"1", arena=arena), tmesh.put(b"2", arena=arena)
+    del arena, first
+    assert tmesh.stats()["regions_live"] == before + 1
+    assert bytes(second) == b"2"
+    del second
+    assert tmesh.stats()["regions_live"] == before
+
+
+def test_to_others(python):
+    arena = tmesh.Arena()
+    tensors = [tmesh.put(np.arange(i, i + 4), arena=arena) for i in range(3)]
+    script = """
+import json, sys, tmesh
+for ref in json.load(sys.stdin):
+    print(tmesh.open(ref).numpy().tolist())
+"""
+    out = python(script, input=json.dumps([tensor.ref() for tensor in tensors]))
+    assert out.splitlines() == [str([*range(i, i + 4)]) for i in range(3)]
+
+
+def test_threads():
+    """Nobody gets a place twice."""
+    arena, made = tmesh.Arena(4096), [[] for _ in range(4)]
+
+    def fill(number):
+        made[number] = [tmesh.put(np.full(8, number), arena=arena) for _ in range(500)]
+
+    threads = [threading.Thread(target=fill, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, tensors in enumerate(made):
+        assert all((tensor.numpy() == number).all() for tensor in tensors)
+
+
+def test_refused():
+    arena = tmesh.Arena()
+    tensor = tmesh.put(b"x", arena=arena)
+    for call in (tensor.seal, tensor[:].seal, lambda: tmesh.put(b"x", seal=True, arena=arena)):
+        with pytest.raises(tmesh.InvalidError, match="neighbours"):
+            call()
+    tensor.numpy()[0] = 1
+    for other in ({"label": "mine"}, {"huge": True}, {"mode": 0o600}, {"pin": False}):
+        with pytest.raises(tmesh.InvalidError, match="arena was made with"):
+            tmesh.empty(1, "int8", arena=arena, **other)
+    for wrong in (1, tensor, "arena"):
+        with pytest.raises(TypeError, match="Arena"):
+            tmesh.put(b"x", arena=wrong)
+    with pytest.raises(tmesh.InvalidError, match="label"):
+        tmesh.Arena(label="x" * 64)
+    with pytest.raises((OverflowError, ValueError, TypeError)):
+        tmesh.Arena(-1)
+    with pytest.raises(TypeError):
+        type("Mine", (tmesh.Arena,), {})
