@@ -50,6 +50,8 @@ _KEPT_BYTES = 64 << 20
 # To give back one that is large takes longer than to open one. Therefore these go by ref at first,
 # which is not kept open, and as messages when they come again.
 _LARGE = 256 << 10
+# What is pickled lies in regions of so many bytes, or beyond a quarter of that in one of its own.
+_ARENA_BYTES = 256 << 10
 _REMEMBERED = 64
 
 # What a message says that it is, in a byte before what fits into it or beside a tensor. A tensor
@@ -168,10 +170,10 @@ class _Pickler(ForkingPickler):
         return reduced
 
 
-def _message_of(kind: bytes, data: bytes | memoryview) -> _Message:
+def _message_of(kind: bytes, data: bytes | memoryview, arena: _tmesh.Arena) -> _Message:
     if len(data) <= _INLINE:
         return kind + bytes(data)
-    return _tmesh.put(data, label="tmesh.Queue"), kind
+    return _tmesh.put(data, arena=arena), kind
 
 
 def _give_up(tickets: list[sent.Ticket]) -> None:
@@ -179,11 +181,12 @@ def _give_up(tickets: list[sent.Ticket]) -> None:
         sent.take(ticket)
 
 
-def _pack(obj: Any, known: dict[str, None]) -> tuple[_Message, list[sent.Ticket]]:
+def _pack(obj: Any, known: dict[str, None],
+          arena: _tmesh.Arena) -> tuple[_Message, list[sent.Ticket]]:
     """A message, and what is held for whoever gets it."""
     kind = type(obj)
     if kind is bytes:
-        return _message_of(_BYTES, obj), []
+        return _message_of(_BYTES, obj, arena), []
     # The channel gives the right to write, which others have to be pickled without.
     if kind is _tmesh.Tensor and obj.writable and not _is_new(obj, known):
         return obj, []
@@ -194,7 +197,7 @@ def _pack(obj: Any, known: dict[str, None]) -> tuple[_Message, list[sent.Ticket]
     pickler = _Pickler(file)
     try:
         pickler.dump(obj)
-        return _message_of(_PICKLED, file.getbuffer()), pickler.tickets
+        return _message_of(_PICKLED, file.getbuffer(), arena), pickler.tickets
     except BaseException:
         _give_up(pickler.tickets)
         raise
@@ -340,6 +343,7 @@ class Queue:
         self._is_maker = out is not None
         self._closed = False
         self._known: dict[str, None] = {}
+        self._arena: _tmesh.Arena | None = None
         self._out = _End("send", out)
         self._into = _End("recv", into)
         _queues.add(self)
@@ -386,7 +390,10 @@ class Queue:
         self._check()
         timeout = timeout if timeout is None else max(timeout, 0)
         deadline = time.monotonic() + timeout if timeout is not None else None
-        message, tickets = _pack(obj, self._known)
+        # Tensors of one arena can be reached by all who get one, so each queue has its own.
+        if self._arena is None:
+            self._arena = _tmesh.Arena(_ARENA_BYTES, label="tmesh.Queue")
+        message, tickets = _pack(obj, self._known, self._arena)
         if tickets and not self._is_maker:
             _wait_at_exit(os.getpid())
         try:
