@@ -12,7 +12,7 @@
 #include <stdio.h>
 
 ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type, *channel_type,
-	*arrow_stream_type, *gpu_type;
+	*arrow_stream_type, *gpu_type, *arena_type;
 
 /* Its address tells this image from any other. */
 static char image;
@@ -39,6 +39,7 @@ static int open_types(ErlNifEnv *env)
 		 "channel",
 		 {.dtor = channel_dtor, .stop = channel_stop, .down = channel_down}},
 		{&gpu_type, "gpu", {.dtor = gpu_dtor}},
+		{&arena_type, "arena", {.dtor = arena_dtor}},
 	};
 
 	for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
@@ -75,6 +76,7 @@ static ErlNifFunc functions[] = {
 	{"context_backend", 1, context_backend, 0},
 	{"context_caps", 1, context_caps, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"context_stats", 1, context_stats, 0},
+	{"arena_create", 3, arena_create, 0},
 	{"create", 4, tensor_create, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"put", 6, tensor_put, ERL_NIF_DIRTY_JOB_CPU_BOUND},
 	{"open", 3, tensor_open, ERL_NIF_DIRTY_JOB_IO_BOUND},

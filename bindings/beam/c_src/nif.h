@@ -10,6 +10,7 @@
  *            by itself: a binary that doubles as a handle could not be released
  *   socket   the connection to a worker process
  *   channel  one end of a channel, with the descriptor that the emulator polls
+ *   arena    a tmesh_arena
  *   gpu      memory of libtmesh-cuda, until it is released or nobody has the term any more
  *
  * What a resource holds is given up in a dirty NIF or by the janitor (garbage.c), never in
@@ -42,6 +43,11 @@ struct context {
 	struct garbage *garbage;
 };
 
+struct arena {
+	struct tmesh_arena *arena;
+	struct garbage *garbage;
+};
+
 struct handle {
 	pthread_mutex_t lock;	      /* guards the next four; held for pointer work only */
 	struct tmesh_tensor *tensor;  /* NULL: released */
@@ -62,13 +68,14 @@ struct pinned {
 };
 
 extern ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type,
-	*channel_type, *arrow_stream_type, *gpu_type;
+	*channel_type, *arrow_stream_type, *gpu_type, *arena_type;
 
 void context_dtor(ErlNifEnv *env, void *object);
 void handle_dtor(ErlNifEnv *env, void *object);
 void pinned_dtor(ErlNifEnv *env, void *object);
 void arrow_stream_dtor(ErlNifEnv *env, void *object);
 void gpu_dtor(ErlNifEnv *env, void *object);
+void arena_dtor(ErlNifEnv *env, void *object);
 
 /* garbage.c */
 struct garbage *garbage_alloc(void (*drop)(void *object));
@@ -140,6 +147,9 @@ NIF(tensor_release);
 NIF(tensor_keep);
 NIF(ref_encode);
 NIF(ref_decode);
+
+/* arena.c */
+NIF(arena_create);
 
 /* arrow_stream.c */
 NIF(arrow_stream);

@@ -212,19 +212,24 @@ ERL_NIF_TERM make_ref(ErlNifEnv *env, const struct tmesh_ref *ref)
 	return enif_make_tuple8(
 		env, enif_make_uint64(env, ref->id), make_string(env, ref->token),
 		enif_make_uint64(env, layout->offset), enif_make_uint64(env, ref->byte_size),
-		make_dims(env, layout->shape, layout->ndim),
-		atoms.dtypes[layout->dtype],
+		make_dims(env, layout->shape, layout->ndim), atoms.dtypes[layout->dtype],
 		make_dims(env, layout->strides, layout->ndim), make_device(env, layout));
 }
 
-/* {label, huge, mode}; opts->label points to @label. */
+/* {label, huge, mode}, where opts->label points to @label; or an arena. */
 bool get_region_opts(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_region_opts *opts,
 		     char label[TMESH_LABEL_LEN + 1], struct tmesh_error *err)
 {
 	const ERL_NIF_TERM *field;
+	struct arena *arena;
 	int arity;
 
-	*opts = (struct tmesh_region_opts){.size = sizeof(*opts), .label = label};
+	*opts = (struct tmesh_region_opts){.size = sizeof(*opts)};
+	if (enif_get_resource(env, term, arena_type, (void **)&arena)) {
+		opts->arena = arena->arena;
+		return true;
+	}
+	opts->label = label;
 	if (!enif_get_tuple(env, term, &arity, &field) || arity != 3)
 		return refuse(err, -EINVAL, "options must be {label, huge, mode}") == 0;
 	if (!get_text(env, field[0], label, TMESH_LABEL_LEN + 1))

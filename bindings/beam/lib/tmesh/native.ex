@@ -20,6 +20,8 @@ defmodule Tmesh.Native do
   @typedoc "label, huge, mode"
   @type region_opts :: {String.t(), boolean() | :try, non_neg_integer()}
 
+  @type arena :: reference()
+
   @doc false
   def load do
     :tmesh |> :code.priv_dir() |> :filename.join(~c"tmesh_nif") |> :erlang.load_nif(0)
@@ -50,10 +52,14 @@ defmodule Tmesh.Native do
   @spec context_stats(context()) :: result(%{atom() => non_neg_integer()})
   def context_stats(_context), do: :erlang.nif_error(:not_loaded)
 
-  @spec create(context(), [integer()], atom(), region_opts()) :: result({handle(), ref()})
+  @spec arena_create(context(), bytes :: non_neg_integer(), region_opts()) :: result(arena())
+  def arena_create(_context, _bytes, _opts), do: :erlang.nif_error(:not_loaded)
+
+  @spec create(context(), [integer()], atom(), region_opts() | arena()) ::
+          result({handle(), ref()})
   def create(_context, _shape, _dtype, _opts), do: :erlang.nif_error(:not_loaded)
 
-  @spec put(context(), binary(), [integer()], atom(), region_opts(), boolean()) ::
+  @spec put(context(), binary(), [integer()], atom(), region_opts() | arena(), boolean()) ::
           result({handle(), ref()})
   def put(_context, _binary, _shape, _dtype, _opts, _seal), do: :erlang.nif_error(:not_loaded)
 

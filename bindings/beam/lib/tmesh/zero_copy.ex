@@ -33,11 +33,11 @@ defmodule Tmesh.ZeroCopy do
   and never handed out, it is reused by the pool, which is several times faster to fill.
   """
 
-  alias Tmesh.{Context, DLPack, Error, Janitor, Native, Options, Registry}
+  alias Tmesh.{Arena, Context, DLPack, Error, Janitor, Native, Options, Registry}
   alias Tmesh.DLPack.GPUTensorRef
   alias Tmesh.ZeroCopy.TensorRef
 
-  @region_options [label: "", huge: false, mode: 0, device: :cpu]
+  @region_options [label: "", huge: false, mode: 0, device: :cpu, arena: nil]
 
   @typedoc """
   Options of a new tensor:
@@ -46,12 +46,14 @@ defmodule Tmesh.ZeroCopy do
     * `huge` - pages of 2 MiB: `true` (or fail), `:try` or `false`
     * `mode` - who may open the token, as permission bits (0o600, 0o640, ...); on memfd only 0o600
     * `device` - `:cpu`; see `allocate/3` for GPUs; `:mps` gives `:mps_not_supported`
+    * `arena` - a `Tmesh.Arena` for it to lie in, which has said `label`, `huge` and `mode`
   """
   @type region_option ::
           {:label, String.t()}
           | {:huge, boolean() | :try}
           | {:mode, non_neg_integer()}
           | {:device, TensorRef.device()}
+          | {:arena, Arena.t()}
 
   @typedoc """
   Options of a new tensor on a GPU:
@@ -67,7 +69,7 @@ defmodule Tmesh.ZeroCopy do
           {:device, {:cuda, non_neg_integer()}} | {:alone, boolean()} | {:or_host, boolean()}
 
   @doc """
-  A new writable tensor of zeros, contiguous, in a region of its own.
+  A new writable tensor of zeros, contiguous, in a region of its own unless `arena` is given.
 
   With `device: {:cuda, n}` one on that GPU, which is not initialized: a
   `Tmesh.DLPack.GPUTensorRef`.
@@ -96,7 +98,7 @@ defmodule Tmesh.ZeroCopy do
   A new tensor with the bytes of `binary`, contiguous in C order, native byte order, exactly as many
   as `shape` and `dtype` make. They are copied once.
 
-  Sealed unless `seal: false` is given; see the module's text. A bitstring that does not start on a
+  Sealed unless `seal: false` or an `arena` is given; see the module's text. A bitstring that does not start on a
   byte boundary of its binary is aligned by the emulator first, which costs a second copy.
 
   Errors: as `allocate/3`.
@@ -328,12 +330,30 @@ defmodule Tmesh.ZeroCopy do
   defp rights(_other), do: {:error, Error.new(:invalid, "writable must be true or false")}
 
   defp region_options(opts, more) do
-    with {:ok, opts} <- Options.validate(opts, @region_options ++ more) do
-      case opts[:device] do
-        :cpu -> {:ok, {opts[:label], opts[:huge], opts[:mode]}, opts}
+    with {:ok, all} <- Options.validate(opts, @region_options ++ more) do
+      case all[:device] do
+        :cpu -> place(all[:arena], all, opts)
         :mps -> {:error, Error.new(:mps_not_supported, "Apple's GPUs are not supported")}
         other -> {:error, Error.new(:unsupported, "nothing is put on #{inspect(other)} here")}
       end
     end
   end
+
+  defp place(nil, all, _given), do: {:ok, {all[:label], all[:huge], all[:mode]}, all}
+
+  defp place(%Arena{native: native}, all, given) do
+    if Keyword.keys(given) -- [:arena, :device, :seal] == [] and given[:seal] in [nil, false] do
+      {:ok, native, Keyword.put(all, :seal, false)}
+    else
+      {:error,
+       Error.new(
+         :invalid,
+         "a tensor in an arena has what the arena was made with, and is not sealed by itself: " <>
+           "give no label, huge, mode or seal: true beside it"
+       )}
+    end
+  end
+
+  defp place(_other, _all, _given),
+    do: {:error, Error.new(:invalid, "arena must be a Tmesh.Arena")}
 end

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: MIT */
+/* Arenas: what the options of new tensors may name. The library's may be used by several processes
+ * at once. */
+#include "nif.h"
+
+#include <errno.h>
+
+static void drop_arena(void *object)
+{
+	tmesh_arena_unref(object);
+}
+
+void arena_dtor(ErlNifEnv *env, void *object)
+{
+	struct arena *arena = object;
+
+	if (arena->arena)
+		garbage_put(env, arena->garbage, arena->arena);
+	else
+		garbage_free(arena->garbage);
+}
+
+/* arena_create(context, bytes, region_opts) -> {ok, arena} */
+NIF(arena_create)
+{
+	char label[TMESH_LABEL_LEN + 1];
+	struct tmesh_region_opts opts;
+	struct context *context;
+	struct tmesh_error err;
+	struct arena *arena;
+	ErlNifUInt64 bytes;
+	ERL_NIF_TERM term;
+
+	if (!get_context(env, argv[0], &context, &err) ||
+	    !get_region_opts(env, argv[2], &opts, label, &err))
+		return make_error(env, &err);
+	if (!enif_get_uint64(env, argv[1], &bytes)) {
+		refuse(&err, -EINVAL, "bytes must be a number of at least 0");
+		return make_error(env, &err);
+	}
+	arena = enif_alloc_resource(arena_type, sizeof(*arena));
+	*arena = (struct arena){.garbage = garbage_alloc(drop_arena)};
+	if (!arena->garbage) {
+		refuse(&err, -ENOMEM, "no memory for an arena");
+		term = make_error(env, &err);
+	} else if (tmesh_arena_create(context->ctx, bytes, &opts, &arena->arena, &err)) {
+		term = make_error(env, &err);
+	} else {
+		term = make_ok(env, enif_make_resource(env, arena));
+	}
+	enif_release_resource(arena);
+	return term;
+}

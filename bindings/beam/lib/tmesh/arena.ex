@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.Arena do
+  @moduledoc """
+  Where many small tensors are made one behind the other.
+
+      {:ok, arena} = Tmesh.Arena.new(label: "embeddings")
+      {:ok, ref} = Tmesh.ZeroCopy.from_binary(vector, [384], :float32, arena: arena)
+
+  A region for each would cost a descriptor, a page and, at every receiver, an open. Any process of
+  the VM may use it, several at once.
+
+  Tensors of one region share what is the region's: who may open one can reach its neighbours, and
+  sealing one seals all, after which the arena goes on in a new region. Room is given out once; a
+  region's memory goes back with the last of its tensors, wherever they are held, and they outlive
+  the arena.
+  """
+
+  alias Tmesh.{Context, Error, Native, Options}
+
+  @enforce_keys [:native]
+  @derive {Inspect, only: []}
+  defstruct @enforce_keys
+
+  @type t :: %__MODULE__{native: reference()}
+
+  @typedoc """
+    * `bytes` - of a region (0: 1 MiB); a tensor of more than a quarter of that gets one of its own
+    * `label`, `huge`, `mode` - as for `Tmesh.ZeroCopy.allocate/3`
+  """
+  @type option ::
+          {:bytes, non_neg_integer()}
+          | {:label, String.t()}
+          | {:huge, boolean() | :try}
+          | {:mode, non_neg_integer()}
+
+  @doc """
+  A new arena, which makes its regions as they are needed.
+
+  Errors: `:invalid`.
+
+      iex> {:ok, arena} = Tmesh.Arena.new()
+      iex> {:ok, one} = Tmesh.ZeroCopy.from_binary("one", [3], :uint8, arena: arena)
+      iex> {:ok, two} = Tmesh.ZeroCopy.from_binary("two", [3], :uint8, arena: arena)
+      iex> {one.offset, two.offset}
+      {0, 256}
+  """
+  @spec new([option()]) :: {:ok, t()} | {:error, Error.t()}
+  def new(opts \\ []) do
+    with {:ok, opts} <- Options.validate(opts, bytes: 0, label: "", huge: false, mode: 0) do
+      region = {opts[:label], opts[:huge], opts[:mode]}
+
+      case Native.arena_create(Context.get(), opts[:bytes], region) do
+        {:ok, native} -> {:ok, %__MODULE__{native: native}}
+        {:error, reason} -> {:error, Error.from_native(reason)}
+      end
+    end
+  end
+end

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.ArenaTest do
+  use ExUnit.Case
+
+  alias Tmesh.{Arena, Channel, Error, ZeroCopy}
+
+  doctest Arena
+
+  defp created do
+    {:ok, %{regions_created: created}} = Tmesh.stats()
+    created
+  end
+
+  test "many tensors in few regions" do
+    {:ok, arena} = Arena.new(bytes: 65_536, label: "small ones")
+    before = created()
+
+    refs =
+      for i <- 1..300,
+          do: {i, ZeroCopy.from_binary!(<<i::32-native>>, [1], :int32, arena: arena)}
+
+    # 256 bytes each
+    assert created() - before == 2
+    for {i, ref} <- refs, do: assert(ZeroCopy.to_binary!(ref) == <<i::32-native>>)
+    {1, first} = hd(refs)
+    assert %{label: "small ones", bytes: 65_536, sealed: false} = ZeroCopy.info!(first)
+    for {_i, ref} <- refs, do: :ok = ZeroCopy.release(ref)
+  end
+
+  test "zeros beside what is there; a large one by itself; any process may use it" do
+    {:ok, arena} = Arena.new(bytes: 4096)
+    one = ZeroCopy.from_binary!("one", [3], :uint8, arena: arena)
+    zeros = ZeroCopy.allocate!([2, 2], :float32, arena: arena)
+    assert {one.offset, zeros.offset} == {0, 256}
+    assert ZeroCopy.to_binary!(zeros) == <<0::128>>
+    large = ZeroCopy.from_binary!(:binary.copy("x", 1025), [1025], :uint8, arena: arena)
+    assert %{bytes: 1025} = ZeroCopy.info!(large)
+
+    refs =
+      1..8
+      |> Enum.map(fn i ->
+        Task.async(fn ->
+          for _ <- 1..100,
+              do: {i, ZeroCopy.from_binary!(<<i::64>>, [8], :uint8, arena: arena)}
+        end)
+      end)
+      |> Task.await_many()
+
+    for {i, ref} <- List.flatten(refs), do: assert(ZeroCopy.to_binary!(ref) == <<i::64>>)
+  end
+
+  test "sealing one seals its region, and the arena goes on in another" do
+    {:ok, arena} = Arena.new()
+    one = ZeroCopy.from_binary!("one", [3], :uint8, arena: arena)
+    two = ZeroCopy.from_binary!("two", [3], :uint8, arena: arena)
+    :ok = ZeroCopy.seal(one)
+    assert {:error, %Error{type: :sealed}} = ZeroCopy.write(two, 0, "owt")
+    three = ZeroCopy.from_binary!("three", [5], :uint8, arena: arena)
+    assert three.offset == 0 and ZeroCopy.to_binary!(three) == "three"
+    assert ZeroCopy.to_binary!(two, copy: false) == "two"
+  end
+
+  test "through a channel, with one open at the other end" do
+    {:ok, arena} = Arena.new()
+    {:ok, out} = Channel.create(:send, slots: 64)
+    {:ok, into} = Channel.open(out.token, :recv)
+
+    for i <- 1..50 do
+      ref = ZeroCopy.from_binary!(<<i>>, [1], :uint8, arena: arena)
+      :ok = Channel.send(out, ref)
+      :ok = ZeroCopy.release(ref)
+      {:ok, got} = Channel.recv(into)
+      assert ZeroCopy.to_binary!(got) == <<i>>
+      :ok = ZeroCopy.release(got)
+    end
+  end
+
+  test "refused" do
+    {:ok, arena} = Arena.new()
+
+    for opts <- [
+          [label: "mine", arena: arena],
+          [huge: true, arena: arena],
+          [mode: 0o600, arena: arena],
+          [seal: true, arena: arena],
+          [seal: :perhaps, arena: arena],
+          [arena: :none],
+          [arena: make_ref()]
+        ] do
+      assert {:error, %Error{type: :invalid}} = ZeroCopy.from_binary("x", [1], :uint8, opts)
+    end
+
+    for opts <- [
+          [bytes: -1],
+          [bytes: 1.5],
+          [label: :atom],
+          [label: String.duplicate("x", 64)],
+          [arena: arena],
+          :none
+        ] do
+      assert {:error, %Error{type: :invalid}} = Arena.new(opts)
+    end
+  end
+end
