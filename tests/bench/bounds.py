@@ -62,6 +62,10 @@ SECTIONS = (
               "multiprocessing.shared_memory", 0.7),
         Bound("tmesh.shared_memory, attach", "python/block", "python/shared-memory",
               "multiprocessing.shared_memory", 0.7),
+        *(Bound(f"{what} by tmesh.Queue", f"objects/{kind}-tmesh", f"objects/{kind}-{name}",
+                f"multiprocessing.{beside}", None)
+          for kind, what in (("dict", "a small dict"), ("bytes", "100 KB of bytes"))
+          for name, beside in (("queue", "Queue"), ("simple", "SimpleQueue"))),
         *(Bound(f"torch, over tmesh's memory, {size}", f"torch/born-{size}-tmesh",
                 f"torch/first-{size}-torch", "torch.multiprocessing, first share", limit)
           for size, limit in (("4KB", None), ("1MB", 0.1), ("100MB", 0.1))),

@@ -31,6 +31,7 @@ COMMANDS = (
     [OUT / "death"],
     [PYTHON, "-B", f"{HERE}/channel.py"],
     [PYTHON, "-B", f"{HERE}/attach.py"],
+    [PYTHON, "-B", f"{HERE}/objects.py"],
     [PYTHON, "-B", f"{HERE}/torch_share.py"],
     [PYTHON, "-B", f"{HERE}/put.py"],
     ["taskset", "-c", "0", "elixir", "--erl", "-logger level warning",
