@@ -5,6 +5,9 @@
 
 #include <errno.h>
 
+#define QUICK_REGION (1u << 20)
+#define QUICK_COPY (64u << 10)
+
 static void drop_arena(void *object)
 {
 	tmesh_arena_unref(object);
@@ -18,6 +21,15 @@ void arena_dtor(ErlNifEnv *env, void *object)
 		garbage_put(env, arena->garbage, arena->arena);
 	else
 		garbage_free(arena->garbage);
+}
+
+/* A region may have to be made, whose pages the module clears, and the bytes are copied. */
+bool is_quick(ErlNifEnv *env, ERL_NIF_TERM opts, size_t bytes)
+{
+	struct arena *arena;
+
+	return enif_get_resource(env, opts, arena_type, (void **)&arena) &&
+	       arena->bytes <= QUICK_REGION && bytes <= QUICK_COPY;
 }
 
 /* arena_create(context, bytes, region_opts) -> {ok, arena} */
@@ -39,7 +51,7 @@ NIF(arena_create)
 		return make_error(env, &err);
 	}
 	arena = enif_alloc_resource(arena_type, sizeof(*arena));
-	*arena = (struct arena){.garbage = garbage_alloc(drop_arena)};
+	*arena = (struct arena){.bytes = bytes, .garbage = garbage_alloc(drop_arena)};
 	if (!arena->garbage) {
 		refuse(&err, -ENOMEM, "no memory for an arena");
 		term = make_error(env, &err);

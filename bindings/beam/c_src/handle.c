@@ -90,7 +90,7 @@ bool make_handle(ErlNifEnv *env, struct context *context, struct tmesh_tensor *t
 }
 
 /* create(context, shape, dtype, region_opts) -> {ok, {handle, ref}} */
-NIF(tensor_create)
+static NIF(create)
 {
 	struct tmesh_region_opts opts;
 	int64_t shape[TMESH_MAX_DIMS];
@@ -118,13 +118,20 @@ NIF(tensor_create)
 	return term;
 }
 
+NIF(tensor_create)
+{
+	if (is_quick(env, argv[3], 0))
+		return create(env, argc, argv);
+	return enif_schedule_nif(env, "create", ERL_NIF_DIRTY_JOB_IO_BOUND, create, argc, argv);
+}
+
 /*
  * put(context, binary, shape, dtype, region_opts, seal) -> {ok, {handle, ref}}
  *
  * The one copy is the library's, straight from the binary. A binary that does not start on
  * a byte is aligned by the emulator first.
  */
-NIF(tensor_put)
+static NIF(put)
 {
 	struct tmesh_region_opts opts;
 	struct tmesh_layout layout;
@@ -164,6 +171,15 @@ NIF(tensor_put)
 		term = make_created(env, handle);
 	enif_release_resource(handle);
 	return term;
+}
+
+NIF(tensor_put)
+{
+	ErlNifBinary data;
+
+	if (enif_inspect_binary(env, argv[1], &data) && is_quick(env, argv[4], data.size))
+		return put(env, argc, argv);
+	return enif_schedule_nif(env, "put", ERL_NIF_DIRTY_JOB_CPU_BOUND, put, argc, argv);
 }
 
 /*

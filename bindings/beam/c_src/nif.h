@@ -45,6 +45,7 @@ struct context {
 
 struct arena {
 	struct tmesh_arena *arena;
+	uint64_t bytes; /* of its regions, 0 for the library's 1 MiB */
 	struct garbage *garbage;
 };
 
@@ -149,6 +150,8 @@ NIF(ref_encode);
 NIF(ref_decode);
 
 /* arena.c */
+/* Whether a tensor of so many bytes is made with these options in well below a millisecond. */
+bool is_quick(ErlNifEnv *env, ERL_NIF_TERM opts, size_t bytes);
 NIF(arena_create);
 
 /* arrow_stream.c */
