@@ -149,12 +149,16 @@ static struct tmesh_lease_keeper *lease_of(struct tmesh_region *region)
 
 static enum tmesh_lease_status state_of(struct tmesh_lease_keeper *keeper)
 {
+	uint64_t touched;
+
 	if (keeper == &none)
 		return TMESH_LEASE_NONE;
 	if (keeper->pages.state)
 		return (enum tmesh_lease_status)__atomic_load_n(keeper->pages.state,
 								__ATOMIC_ACQUIRE);
-	if (!keeper->lapsed && tmesh_now_ns() - keeper->touched > keeper->ns)
+	/* Before the time is asked: another thread's touch may come in between. */
+	touched = keeper->touched;
+	if (!keeper->lapsed && tmesh_now_ns() - touched > keeper->ns)
 		keeper->lapsed = true;
 	return keeper->lapsed ? TMESH_LEASE_HAS_LAPSED : TMESH_LEASE_IS_LIVE;
 }

@@ -105,6 +105,33 @@ static void test_touched(void **state)
 	tmesh_region_unref(region);
 }
 
+static void *touch_for_a_while(void *region)
+{
+	uint64_t end = tmesh_now_ns() + 200 * MS;
+	intptr_t rc = 0;
+
+	while (!rc && tmesh_now_ns() < end)
+		rc = tmesh_lease_touch(region);
+	return (void *)rc;
+}
+
+/* The touch of one thread may fall between any two steps of another's. */
+static void test_touched_at_once(void **state)
+{
+	struct tmesh_region *region = region_of(*state);
+	pthread_t threads[4];
+	void *rc;
+
+	assert_ok(tmesh_lease_set(region, 3600000 * MS, TMESH_TAKEN_SIGBUS, err));
+	for (size_t i = 0; i < 4; i++)
+		assert_int_equal(pthread_create(&threads[i], NULL, touch_for_a_while, region), 0);
+	for (size_t i = 0; i < 4; i++) {
+		pthread_join(threads[i], &rc);
+		assert_null(rc);
+	}
+	tmesh_region_unref(region);
+}
+
 /* Memory with a lease does not come back from the pool with it. */
 static void test_not_pooled(void **state)
 {
@@ -212,10 +239,11 @@ static int memfd_setup(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_none),	  cmocka_unit_test(test_periods),
-		cmocka_unit_test(test_pinning),	  cmocka_unit_test(test_lapse),
-		cmocka_unit_test(test_touched),	  cmocka_unit_test(test_not_pooled),
-		cmocka_unit_test(test_inherited), cmocka_unit_test(test_bad_sources),
+		cmocka_unit_test(test_none),	    cmocka_unit_test(test_periods),
+		cmocka_unit_test(test_pinning),	    cmocka_unit_test(test_lapse),
+		cmocka_unit_test(test_touched),	    cmocka_unit_test(test_touched_at_once),
+		cmocka_unit_test(test_not_pooled),  cmocka_unit_test(test_inherited),
+		cmocka_unit_test(test_bad_sources),
 	};
 	const struct CMUnitTest without[] = {cmocka_unit_test(test_needs_module)};
 
