@@ -301,12 +301,13 @@ void tmesh_index_set_writable(struct tmesh_index *index, const uint8_t *secret)
 
 int tmesh_index_view_open(struct tmesh_index_view *view, int fd)
 {
-	const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
+	const int wanted = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
+	int seals = fcntl(fd, F_GET_SEALS);
 	struct tmesh_index_head *head;
 	struct stat st;
 
 	/* Nobody but its maker could write it; so it matters who that is. */
-	if ((fcntl(fd, F_GET_SEALS) & seals) != seals || fstat(fd, &st) || st.st_uid != geteuid() ||
+	if (seals < 0 || (seals & wanted) != wanted || fstat(fd, &st) || st.st_uid != geteuid() ||
 	    st.st_size < (off_t)bytes_of(1) || st.st_size > (off_t)bytes_of(SLOTS_MAX))
 		return -EPROTO;
 	head = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);

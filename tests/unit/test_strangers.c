@@ -539,6 +539,7 @@ static void test_bad_index(void **state)
 	};
 	const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
 	const size_t bytes = TMESH_INDEX_HEAD + 64 * sizeof(struct tmesh_index_slot);
+	FILE *plain = tmpfile();
 	int fd;
 
 #define INDEX(size, seals_, change, code)                                  \
@@ -560,6 +561,12 @@ static void test_bad_index(void **state)
 	INDEX(bytes, seals, h.slots = 0, -EPROTO);
 	INDEX(bytes, seals, h.slots = 128, -EPROTO);
 	INDEX(sizeof(head), seals, (void)h, -EPROTO);
+	/* What cannot be sealed could be cut off under its reader. */
+	fd = fileno(plain);
+	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
+	assert_int_equal(pwrite(fd, &head, sizeof(head), 0), sizeof(head));
+	assert_int_equal(tmesh_index_view_open(&view, fd), -EPROTO);
+	fclose(plain);
 }
 
 int main(void)
