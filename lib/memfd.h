@@ -100,6 +100,13 @@ void tmesh_memfd_caps(struct tmesh_ctx *ctx);
 
 /* see_proc.c */
 
+/*
+ * The file at a descriptor of another process, whose /proc/PID/fd is @dir, opened for reading. What
+ * a process has there, and how that is called, is up to the process, and to open anything but a
+ * file may wait for somebody, or set a device going: so it is looked at before. Return: -1 for what
+ * is no file too.
+ */
+int tmesh_proc_open(int dir, int number);
 int tmesh_proc_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, size_t *count,
 		    struct tmesh_error *err);
 int tmesh_proc_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_info **holders,

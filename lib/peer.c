@@ -20,6 +20,8 @@
 #define PEERS 32
 /* A connection may be dropped under us when its server has many; a dead server refuses. */
 #define TRIES 8
+/* A producer may be another program by now, its descriptor a pipe with a name or a terminal. */
+#define NO_WAIT (O_NONBLOCK | O_NOCTTY)
 
 /* Guarded by ctx->lock. */
 struct tmesh_peer {
@@ -174,18 +176,16 @@ static bool index_map(struct tmesh_peer *peer, int fd)
  * it is the wrong process. */
 static bool index_by_link(struct tmesh_ctx *ctx, struct tmesh_peer *peer)
 {
-	char name[33], number[TMESH_FD_NAME];
 	int index, fd = -1;
+	char name[33];
 	pid_t pid;
 	bool good;
 
 	tmesh_hex(name, peer->name, sizeof(peer->name));
 	if (!tmesh_rundir_follow(ctx, name, &pid, &index))
 		return false;
-	if (proc_open(peer, pid)) {
-		tmesh_fd_name(number, index);
-		fd = openat(peer->proc, number, O_RDONLY | O_CLOEXEC);
-	}
+	if (proc_open(peer, pid))
+		fd = tmesh_proc_open(peer->proc, index);
 	good = fd >= 0 && index_map(peer, fd);
 	peer_close(&fd);
 	if (!good) {
@@ -232,7 +232,8 @@ static int open_fd_of(struct tmesh_peer *peer, const struct tmesh_index_hit *hit
 		peer_close(&fd);
 	}
 	tmesh_fd_name(number, hit->fd);
-	return openat(peer->proc, number, (rights == TMESH_READ ? O_RDONLY : O_RDWR) | O_CLOEXEC);
+	return openat(peer->proc, number,
+		      (rights == TMESH_READ ? O_RDONLY : O_RDWR) | NO_WAIT | O_CLOEXEC);
 }
 
 /*

@@ -16,6 +16,25 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+int tmesh_proc_open(int dir, int number)
+{
+	char name[TMESH_FD_NAME], path[32];
+	int fd = -1, at;
+	struct stat st;
+
+	tmesh_fd_name(name, number);
+	at = openat(dir, name, O_PATH | O_CLOEXEC);
+	if (at < 0)
+		return -1;
+	if (!fstat(at, &st) && S_ISREG(st.st_mode)) {
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", at);
+		/* Nor is there to be a wait for who has a lease on the file. */
+		fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	}
+	close(at);
+	return fd;
+}
+
 /* One descriptor, or one mapping without counting descriptors. */
 struct sight {
 	pid_t pid;
@@ -130,7 +149,6 @@ static int walk(visit_fn fds, visit_fn maps, void *data, struct tmesh_error *err
 static bool identify(const struct sight *sight, struct tmesh_region_info *info)
 {
 	struct tmesh_memfd_name name;
-	char number[16];
 	int fd;
 
 	memset(info, 0, sizeof(*info));
@@ -145,8 +163,7 @@ static bool identify(const struct sight *sight, struct tmesh_region_info *info)
 	memcpy(info->label, name.label, sizeof(info->label));
 	if (sight->fd < 0)
 		return true;
-	snprintf(number, sizeof(number), "%d", sight->fd);
-	fd = openat(sight->dir, number, O_RDONLY | O_CLOEXEC);
+	fd = tmesh_proc_open(sight->dir, sight->fd);
 	if (fd >= 0) {
 		tmesh_memfd_describe(fd, tmesh_memfd_is_hugetlb(fd) ? TMESH_KIND_HUGETLB : 0, info);
 		close(fd);
@@ -315,13 +332,11 @@ static int writes_by_index(void *data, const struct sight *index)
 	struct writes *writes = data;
 	const struct sight *sight = writes->sight;
 	struct tmesh_index_view view;
-	char number[TMESH_FD_NAME];
 	int fd;
 
 	if (strncmp(index->name, TMESH_INDEX_NAME, strlen(TMESH_INDEX_NAME)))
 		return 0;
-	tmesh_fd_name(number, index->fd);
-	fd = openat(index->dir, number, O_RDONLY | O_CLOEXEC);
+	fd = tmesh_proc_open(index->dir, index->fd);
 	if (fd >= 0 && tmesh_index_view_open(&view, fd) == 0) {
 		writes->found = tmesh_index_view_writes(&view, sight->fd, sight->dev, sight->ino);
 		tmesh_index_view_close(&view);
@@ -333,12 +348,9 @@ static int writes_by_index(void *data, const struct sight *index)
 
 static bool is_sealed(const struct sight *sight)
 {
-	char number[TMESH_FD_NAME];
 	bool sealed = false;
-	int fd;
+	int fd = tmesh_proc_open(sight->dir, sight->fd);
 
-	tmesh_fd_name(number, sight->fd);
-	fd = openat(sight->dir, number, O_RDONLY | O_CLOEXEC);
 	if (fd >= 0) {
 		sealed = fcntl(fd, F_GET_SEALS) & F_SEAL_WRITE;
 		close(fd);

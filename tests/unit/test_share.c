@@ -345,7 +345,7 @@ static void test_wrong_link(void **state)
 {
 	struct producer p = producer_start(1), other = producer_start(1);
 	char link[512], target[512], good[64] = "", others[64] = "";
-	int index;
+	int index, fifo;
 
 	assert_true(readlink(link_path(link, other.tokens[0].text), others, 63) > 0);
 	assert_true(readlink(link_path(link, p.tokens[0].text), good, 63) > 0);
@@ -370,6 +370,15 @@ static void test_wrong_link(void **state)
 	snprintf(target, sizeof(target), "/proc/%d/fd/%d", (int)getpid(), index);
 	asks_with(&p, target);
 	close(index);
+	/* A pipe with a name, which nobody writes to: whoever opened it would wait. */
+	snprintf(target, sizeof(target), "%s/fifo", getenv("TMESH_RUNTIME_DIR"));
+	assert_int_equal(mkfifo(target, 0600), 0);
+	fifo = open(target, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	assert_true(fifo >= 0);
+	unlink(target);
+	snprintf(target, sizeof(target), "/proc/%d/fd/%d", (int)getpid(), fifo);
+	asks_with(&p, target);
+	close(fifo);
 	producer_end(&other, 0);
 	producer_end(&p, 0);
 }

@@ -4,9 +4,11 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -569,13 +571,75 @@ static void test_bad_index(void **state)
 	fclose(plain);
 }
 
+static bool put(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY | O_CLOEXEC);
+	bool done = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+
+	close(fd);
+	return done;
+}
+
+/* A pipe with a name that /proc shows as a region's: it lies at the top of a file system that is
+ * not mounted any more. Any user may have one who may make namespaces. */
+static bool hold_false_region(void)
+{
+	char dir[512], path[600], map[32];
+	uid_t uid = geteuid();
+	gid_t gid = getegid();
+
+	snprintf(dir, sizeof(dir), "%s/false", getenv("TMESH_RUNTIME_DIR"));
+	snprintf(path, sizeof(path), "%s/memfd:tmesh:1:0123456789abcdef:1000:false", dir);
+	if (mkdir(dir, 0700) || unshare(CLONE_NEWUSER | CLONE_NEWNS))
+		return false;
+	snprintf(map, sizeof(map), "0 %u 1", uid);
+	if (!put("/proc/self/uid_map", map) || !put("/proc/self/setgroups", "deny"))
+		return false;
+	snprintf(map, sizeof(map), "0 %u 1", gid);
+	return put("/proc/self/gid_map", map) && !mount("false", dir, "tmpfs", 0, NULL) &&
+	       !mkfifo(path, 0600) && open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC) >= 0 &&
+	       !umount2(dir, MNT_DETACH);
+}
+
+/* Who looks for regions opens what others call one, and waits for nobody. */
+static void test_false_region(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
+	struct tmesh_region_info *infos;
+	int pair[2], status;
+	char holds = 0;
+	size_t count;
+	pid_t pid;
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+	pid = fork();
+	if (pid == 0) {
+		close(pair[0]);
+		holds = hold_false_region();
+		if (write(pair[1], &holds, 1) != 1 || read(pair[1], &holds, 1))
+			_exit(1);
+		_exit(0);
+	}
+	close(pair[1]);
+	assert_int_equal(read(pair[0], &holds, 1), 1);
+	assert_ok(tmesh_list(ctx, &infos, &count, err));
+	free(infos);
+	close(pair[0]);
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	tmesh_ctx_unref(ctx);
+	if (!holds) {
+		print_message("no namespaces of users here\n");
+		skip();
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_recv),	      cmocka_unit_test(test_recv_hangup),
 		cmocka_unit_test(test_recv_pieces),   cmocka_unit_test(test_bad_clients),
 		cmocka_unit_test(test_bad_servers),   cmocka_unit_test(test_bad_index),
-		cmocka_unit_test(test_strange_index),
+		cmocka_unit_test(test_strange_index), cmocka_unit_test(test_false_region),
 	};
 	const struct CMUnitTest limited[] = {
 		cmocka_unit_test(test_recv_without_room),
