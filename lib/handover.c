@@ -180,15 +180,18 @@ static int send_waiting(const struct tmesh_ctx *ctx, int socket,
 	for (;;) {
 		struct pollfd poller = {.fd = socket, .events = POLLOUT};
 		int rc = tmesh_wire_send(socket, wire, sizeof(*wire), fds, count, MSG_DONTWAIT);
+		bool many = rc == -ETOOMANYREFS;
+		int left;
 
-		if (rc != -EAGAIN && rc != -ETOOMANYREFS)
+		if (rc != -EAGAIN && !many)
 			return rc;
 		if (!deadline)
 			deadline = tmesh_now_ns() + ctx->timeout_ns;
-		rc = poll(&poller, 1, tmesh_poll_ms(deadline));
-		if (rc == 0)
-			return -ETIMEDOUT;
-		if (rc < 0 && errno != EINTR)
+		left = tmesh_poll_ms(deadline);
+		if (!left)
+			return many ? rc : -ETIMEDOUT;
+		/* No socket tells when descriptors that are under way by others have arrived. */
+		if (poll(&poller, !many, many ? 1 : left) < 0 && errno != EINTR)
 			return -errno;
 	}
 }
@@ -235,6 +238,10 @@ int tmesh_region_send(struct tmesh_region *region, int socket, uint32_t rights,
 		return tmesh_fail(err, rc, "send: nobody is at the other end of the socket");
 	case -ETIMEDOUT:
 		return tmesh_fail(err, rc, "send: the peer does not empty its socket");
+	case -ETOOMANYREFS:
+		return tmesh_fail(err, -ETIMEDOUT,
+				  "send: as many descriptors as RLIMIT_NOFILE allows are under way "
+				  "to peers of this user's, who do not take them");
 	default:
 		errno = -rc;
 		return tmesh_fail_errno(err, "send");
