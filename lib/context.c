@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #define DEFAULT_TIMEOUT_NS 2000000000u
+/* Added to the time, it gives a time to come. */
+#define LONGEST_TIMEOUT_NS ((uint64_t)INT64_MAX)
 
 const char *tmesh_version(void)
 {
@@ -104,6 +106,8 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 	tmesh_ctx_limit(ctx, o.max_bytes);
 	ctx->pool_max = o.pool_bytes;
 	ctx->timeout_ns = o.timeout_ns ? o.timeout_ns : DEFAULT_TIMEOUT_NS;
+	if (ctx->timeout_ns > LONGEST_TIMEOUT_NS)
+		ctx->timeout_ns = LONGEST_TIMEOUT_NS;
 	ctx->log = o.log;
 	ctx->log_data = o.log_data;
 	ctx->taken = o.taken;

@@ -2,6 +2,8 @@
 /* Contexts: the backend's choice, options, capabilities, limits, counters. */
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
 
 #include "unit.h"
 
@@ -84,6 +86,27 @@ static void test_options(void **state)
 	tmesh_ctx_unref(ctx);
 	newer.more = 1;
 	assert_refused(tmesh_ctx_open(&newer.opts, &ctx, err), -EINVAL, "does not know");
+}
+
+/* Who wants to wait for ever gives all that the number takes. */
+static void test_longest_timeout(void **state)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .timeout_ns = UINT64_MAX};
+	struct tmesh_region *region;
+	struct tmesh_ctx *ctx;
+	int pair[2];
+
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+	if (fork() == 0) {
+		usleep(50000);
+		unit_leave(0);
+	}
+	close(pair[0]);
+	assert_refused(tmesh_region_recv(ctx, pair[1], &region, err), -EPIPE, "other end");
+	wait(NULL);
+	close(pair[1]);
+	tmesh_ctx_unref(ctx);
 }
 
 static void test_names(void **state)
@@ -213,10 +236,11 @@ static void test_lifetime(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_choice),	cmocka_unit_test(test_module),
-		cmocka_unit_test(test_options), cmocka_unit_test(test_names),
-		cmocka_unit_test(test_caps),	cmocka_unit_test(test_quota),
-		cmocka_unit_test(test_limits),	cmocka_unit_test(test_lifetime),
+		cmocka_unit_test(test_choice),	 cmocka_unit_test(test_module),
+		cmocka_unit_test(test_options),	 cmocka_unit_test(test_longest_timeout),
+		cmocka_unit_test(test_names),	 cmocka_unit_test(test_caps),
+		cmocka_unit_test(test_quota),	 cmocka_unit_test(test_limits),
+		cmocka_unit_test(test_lifetime),
 	};
 
 	return cmocka_run_group_tests_name("context", tests, unit_ctx_setup, unit_ctx_teardown);
