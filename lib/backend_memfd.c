@@ -352,6 +352,10 @@ static int memfd_adopt(struct tmesh_region *region, const int *fds,
 	region->bytes = wire->bytes;
 	region->alloc = wire->kind & TMESH_KIND_FOREIGN ? alloc_for(region, wire->bytes)
 							: (uint64_t)st.st_size - behind;
+	/* Behind the file's last page a touch raises SIGBUS. */
+	if (region->alloc > round_up((uint64_t)st.st_size, tmesh_page_bytes()))
+		return tmesh_fail(err, -EPROTO,
+				  "the hand-over speaks of larger pages than the file has");
 	region->sealed = seals & F_SEAL_WRITE;
 	return 0;
 }

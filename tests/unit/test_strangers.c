@@ -150,6 +150,8 @@ static void test_recv(void **state)
 		WRONG(rights, 1 | 8, -EPROTO);
 		WRONG(kind, 1u << 30, -EPROTO);
 		WRONG(kind, TMESH_KIND_HUGETLB, -EPROTO);
+		WRONG(kind, TMESH_KIND_FOREIGN, 0);
+		WRONG(kind, TMESH_KIND_FOREIGN | TMESH_KIND_HUGETLB, -EPROTO);
 		WRONG(bytes, 0, -EPROTO);
 		WRONG(bytes, 16384 - 8192 + 1, -EPROTO);
 		WRONG(bytes, UINT64_MAX, -EPROTO);
