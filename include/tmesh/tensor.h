@@ -181,8 +181,9 @@ int tmesh_tensor_open(struct tmesh_ctx *ctx, const struct tmesh_ref *ref, uint32
  * DLManagedTensorVersioned), which is not needed to use this header.
  *
  * Out: the managed tensor holds a reference on @tensor until its deleter runs, and its
- * data is mapped for @rights. byte_offset is 0; data points at the first element.
- * data is NULL where there are no elements, as DLPack wants it; strides are always given.
+ * data is mapped for @rights. byte_offset is 0; data points at the first element, and is not
+ * NULL where there are none: some consumers never give such a tensor back. strides are always
+ * given.
  * The versioned form carries READ_ONLY when @rights lack TMESH_WRITE; the unversioned one
  * cannot say so, and is then refused with -EACCES unless TMESH_DLPACK_ALLOW_READONLY is set:
  * the consumer must be known not to write.
