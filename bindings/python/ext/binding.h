@@ -126,7 +126,8 @@ struct state *state_of(struct tensor *self);
 /* Takes over @tensor, also on failure. @root is NULL for a region object seen first. */
 PyObject *tensor_new(struct state *st, struct tmesh_tensor *tensor, struct tensor *root,
 		     uint32_t rights);
-/* The library's tensor, borrowed; NULL with an exception when it was released. */
+/* The library's tensor, borrowed until other code may run, which may release it: an argument's,
+ * say. NULL with an exception when it was released. */
 struct tmesh_tensor *tensor_get(struct tensor *self);
 bool tensor_is_sealed(struct tensor *self);
 /* Map the tensor for a view and count it; -1 with an exception. */

@@ -214,8 +214,6 @@ PyObject *tensor_numpy(PyObject *object, PyObject *args, PyObject *kwargs)
 		PyErr_SetString(PyExc_TypeError, "numpy() takes no positional arguments");
 		return NULL;
 	}
-	if (!tensor_get((struct tensor *)object))
-		return NULL;
 	if (writable != Py_None) {
 		int yes = PyObject_IsTrue(writable);
 
@@ -223,6 +221,8 @@ PyObject *tensor_numpy(PyObject *object, PyObject *args, PyObject *kwargs)
 			return NULL;
 		kind = yes ? VIEW_WRITE : VIEW_READ;
 	}
+	if (!tensor_get((struct tensor *)object))
+		return NULL;
 	return array_new((struct tensor *)object, kind);
 }
 

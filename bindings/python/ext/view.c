@@ -6,12 +6,14 @@
 
 static PyObject *over(struct tensor *self, const struct tmesh_layout *layout)
 {
-	struct tmesh_tensor *tensor;
+	struct tmesh_tensor *tensor = tensor_get(self), *made;
 	struct tmesh_error err;
 
-	if (tmesh_tensor_view(self->tensor, layout, &tensor, &err))
+	if (!tensor)
+		return NULL;
+	if (tmesh_tensor_view(tensor, layout, &made, &err))
 		return raise_error(state_of(self), &err);
-	return tensor_new(state_of(self), tensor, self->root, self->rights);
+	return tensor_new(state_of(self), made, self->root, self->rights);
 }
 
 static PyObject *over_contiguous(struct tensor *self, enum tmesh_dtype dtype, int32_t ndim,
@@ -35,7 +37,7 @@ PyObject *tensor_view(PyObject *object, PyObject *dtype)
 	enum tmesh_dtype type;
 	int64_t last;
 
-	if (!tensor_get(self) || dtype_from_object(st, dtype, &type))
+	if (dtype_from_object(st, dtype, &type) || !tensor_get(self))
 		return NULL;
 	layout = *tmesh_tensor_layout(self->tensor);
 	from = tmesh_dtype_bits(layout.dtype);
@@ -92,7 +94,7 @@ PyObject *tensor_reshape(PyObject *object, PyObject *args)
 
 	if (PyTuple_Size(args) == 1)
 		args = PyTuple_GetItem(args, 0);
-	if (!tensor_get(self) || shape_from_object(st, args, &ndim, shape))
+	if (shape_from_object(st, args, &ndim, shape) || !tensor_get(self))
 		return NULL;
 	layout = tmesh_tensor_layout(self->tensor);
 	if (!tmesh_layout_is_contiguous(layout))
@@ -196,12 +198,15 @@ PyObject *tensor_getitem(PyObject *object, PyObject *key)
 	struct selection sel = {0};
 	Py_ssize_t count, ellipses = 0;
 	PyObject *keys, *result = NULL;
+	struct tmesh_layout from;
 	unsigned int bits;
 
 	if (!tensor_get(self))
 		return NULL;
-	sel.from = tmesh_tensor_layout(self->tensor);
-	sel.to = *sel.from;
+	/* A copy: an index may be any object, whose code may release the tensor. */
+	from = *tmesh_tensor_layout(self->tensor);
+	sel.from = &from;
+	sel.to = from;
 	sel.to.ndim = 0;
 	bits = tmesh_dtype_bits(sel.from->dtype);
 	if (bits < 8)

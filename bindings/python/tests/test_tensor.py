@@ -73,6 +73,41 @@ def test_repr_len_identity():
     assert repr(t) == "<tmesh.Tensor, released>"
 
 
+class Releases:
+    """An argument whose code releases the tensor that it is an argument of."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __index__(self):
+        self.tensor.release()
+        return 8
+
+    def __bool__(self):
+        self.tensor.release()
+        return True
+
+    @property
+    def name(self):
+        self.tensor.release()
+        return "uint16"
+
+
+@pytest.mark.parametrize("use", [
+    lambda t, arg: t[arg],
+    lambda t, arg: t[arg:],
+    lambda t, arg: t.view(arg),
+    lambda t, arg: t.reshape(arg),
+    lambda t, arg: t.reshape([8, arg]),
+    lambda t, arg: t.numpy(writable=arg),
+    lambda t, arg: t.__dlpack__(max_version=(arg, 0)),
+])
+def test_released_by_an_argument(use):
+    t = tmesh.empty(64, "uint8")
+    with pytest.raises(tmesh.ReleasedError):
+        use(t, Releases(t))
+
+
 def test_cannot_be_made_directly():
     with pytest.raises(TypeError):
         tmesh.Tensor()
