@@ -250,7 +250,7 @@ static PyMethodDef functions[] = {
 	 "immutable. The other arguments are those of empty(). The GIL is released while it\n"
 	 "copies."},
 	{"open", KEYWORDS(module_open), METH_FASTCALL | METH_KEYWORDS,
-	 "open(ref, writable=False)\n--\n\n"
+	 "open(ref, /, writable=False)\n--\n\n"
 	 "Open what another process (or this one) put: the same memory, not a copy.\n\n"
 	 "ref: what Tensor.ref() gave, as a dict or as JSON; or a token, which opens the whole\n"
 	 "region as uint8. Raises NotFoundError when the token is dead, foreign or guessed,\n"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Bad input: a documented error that says what is wrong, nothing changed, nothing leaked."""
 
+import inspect
 import json
 import secrets
 
@@ -135,6 +136,8 @@ def test_open_arguments(good):
                              ((good, True), {"writable": True}), ((), {"ref": good})):
         with pytest.raises(TypeError):
             tmesh.open(*arguments, **names)
+        with pytest.raises(TypeError):
+            inspect.signature(tmesh.open).bind(*arguments, **names)
     with pytest.raises(tmesh.AccessError):
         tmesh.open(good, True)
 
