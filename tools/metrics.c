@@ -196,6 +196,18 @@ static void put_label(const char *text)
 	free(safe);
 }
 
+/* Anybody may give his memfds one name, and a series stands once. They are sorted by their ids. */
+static bool stands(const struct tmesh_region_info *infos, size_t at)
+{
+	const struct tmesh_region_info *info = &infos[at];
+
+	for (size_t i = at; i-- && infos[i].id == info->id;)
+		if (infos[i].uid == info->uid && state_of(&infos[i]) == state_of(info) &&
+		    !strcmp(infos[i].label, info->label))
+			return true;
+	return false;
+}
+
 static void put_regions(const struct all *all)
 {
 	family("tmesh_region_bytes", "bytes", "Memory of a region.");
@@ -203,6 +215,8 @@ static void put_regions(const struct all *all)
 		for (size_t j = 0; j < all->backends[i].count; j++) {
 			const struct tmesh_region_info *info = &all->backends[i].infos[j];
 
+			if (stands(all->backends[i].infos, j))
+				continue;
 			printf("tmesh_region_bytes{backend=\"%s\",id=\"%016" PRIx64
 			       "\",uid=\"%u\",state=\"%s\",label=\"",
 			       all->backends[i].name, info->id, info->uid,

@@ -103,6 +103,17 @@ class Metrics(Base):
         self.assertEqual(series[0].labels["label"], EVIL)
         self.assertEqual(series[0].value, 8192)
 
+    def test_a_series_stands_once(self):
+        """Whoever makes two memfds of one name spoils nothing for others."""
+        os.environ["TMESH_BACKEND"] = "memfd"
+        for label in "a", "a", "b":
+            fd = os.memfd_create(f"tmesh:1:00000000deadbeef:10:{label}", os.MFD_CLOEXEC)
+            self.addCleanup(os.close, fd)
+        # The parser would pass over the second one; those of scrapers refuse all of it.
+        text = tool("metrics", "--regions")[0].decode()
+        labels = re.findall('id="00000000deadbeef".*label="(.)"', text)
+        self.assertEqual(sorted(labels), ["a", "b"])
+
     def test_a_full_disk_is_told(self):
         with open("/dev/full", "wb") as full:
             done = subprocess.run([TOOL, "metrics"], stdout=full, stderr=subprocess.PIPE)
