@@ -17,6 +17,7 @@ static int hold_export(struct hold *hold, int fd)
 	char variable[32];
 	char *variables[] = {variable, NULL};
 
+	hold_signals();
 	if (!hold->command) {
 		printf("dmabuf  /proc/%d/fd/%d\n", (int)getpid(), fd);
 		return hold_until_end(hold, NULL);

@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -40,16 +41,20 @@ _Noreturn static void await_holder(int ready, pid_t holder)
 	_exit(STATUS_FAILED);
 }
 
-int hold_begin(struct hold *hold)
+void hold_signals(void)
 {
 	sigset_t signals;
-	int ready[2];
-	pid_t holder;
 
-	/* Blocked before the library starts threads, so that they all inherit it. */
 	end_signals(&signals);
 	sigaddset(&signals, SIGCHLD);
 	sigprocmask(SIG_BLOCK, &signals, NULL);
+}
+
+int hold_begin(struct hold *hold)
+{
+	int ready[2];
+	pid_t holder;
+
 	if (!hold->background)
 		return STATUS_OK;
 
@@ -66,6 +71,8 @@ int hold_begin(struct hold *hold)
 	close(ready[0]);
 	hold->ready = ready[1];
 	setsid();
+	/* Until it holds something. */
+	prctl(PR_SET_PDEATHSIG, SIGTERM);
 	return STATUS_OK;
 }
 
@@ -80,6 +87,7 @@ static int detach(struct hold *hold)
 	for (int fd = 0; fd <= 2; fd++)
 		dup2(null, fd);
 	close(null);
+	prctl(PR_SET_PDEATHSIG, 0);
 	if (write(hold->ready, &status, 1) != 1)
 		return STATUS_FAILED;
 	close(hold->ready);

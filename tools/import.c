@@ -77,6 +77,7 @@ static int run(const struct verb *verb, int argc, char **argv)
 		status = complain("importing", &err);
 	} else {
 		close(fd);
+		hold_signals();
 		status = print_names(region, json);
 		if (!status)
 			status = hold_until_end(&hold, NULL);

@@ -62,7 +62,6 @@ static int run(const struct verb *verb, int argc, char **argv)
 	struct tmesh_region *region;
 	char variable[32], **command;
 	char *variables[] = {variable, NULL};
-	struct hold hold = HOLD_INIT;
 	struct tmesh_ctx *ctx;
 	struct target target;
 	int key, status;
@@ -89,14 +88,13 @@ static int run(const struct verb *verb, int argc, char **argv)
 	if (!target.token[0])
 		usage_error(verb, "a lease is put on a handle, which needs a token");
 
-	/* A command is waited for with signals blocked; without one they end the tool. */
-	status = command ? hold_begin(&hold) : STATUS_OK;
-	if (!status)
-		status = open_target(&target, terms.rights, &ctx, &region);
+	status = open_target(&target, terms.rights, &ctx, &region);
 	if (status)
 		return status;
 	status = put_lease(region, &terms);
 	if (!status && command) {
+		/* A command is waited for with signals blocked; without one they end the tool. */
+		hold_signals();
 		snprintf(variable, sizeof(variable), "TMESH_HANDLE_FD=%d", tmesh_region_fd(region));
 		status = run_command(command, variables, tmesh_region_fd(region));
 	} else if (!status) {

@@ -166,6 +166,7 @@ static int hold_named(struct tensor_args *args, struct tmesh_tensor *tensor)
 	struct tmesh_ref parsed;
 	int status;
 
+	hold_signals();
 	status = name_tensor(tensor, args->token_rights, &names);
 	if (status)
 		return status;

@@ -152,9 +152,12 @@ struct hold {
 /* To be called before a context is opened: with --background the caller goes on as the
  * holder, while the process that the user started waits for hold_until_end(). */
 int hold_begin(struct hold *hold);
+/* From now on, before anybody is told what is held, signals end the holding and not the tool. The
+ * library's threads take none. */
+void hold_signals(void);
 /* Returns when it is time to let go. @variables are "NAME=value" for the command. */
 int hold_until_end(struct hold *hold, char *const *variables);
-/* Start a command that inherits @fd (or -1) and wait for it; after hold_begin(). */
+/* Start a command that inherits @fd (or -1) and wait for it; after hold_signals(). */
 int run_command(char **command, char *const *variables, int fd);
 
 /* progress.c: on stderr, only on a terminal, only when it takes a while. */

@@ -21,6 +21,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import traceback
 import unittest
@@ -167,6 +168,22 @@ class Create(Base):
             process.send_signal(number)
             self.assertEqual(process.wait(WAIT_S), 0)
             process.stdout.close()
+
+    def test_ends_while_it_reads(self):
+        for options in (), ("--background",):
+            process = subprocess.Popen([TOOL, "put", "-", *options], stdin=subprocess.PIPE,
+                                       bufsize=0)
+            process.stdin.write(b"x")
+            room = bytes(4)
+            eventually(lambda: fcntl.ioctl(process.stdin, termios.FIONREAD, room) == room,
+                       "it reads")
+            children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
+            holders = children.read_text().split()
+            self.assertEqual(len(holders), len(options))
+            process.send_signal(signal.SIGTERM)
+            self.assertEqual(process.wait(WAIT_S), -signal.SIGTERM)
+            eventually(lambda: all(map(gone, holders)), "its holder ends too")
+            process.stdin.close()
 
     def test_for_seconds(self):
         began = time.monotonic()
