@@ -118,6 +118,13 @@ def test_no_descriptor_for_a_client(client, worker, address):  # noqa: F811
     assert client.call(OPS + "add", [1]) == 2
 
 
+def test_no_thread_for_a_client(client, address):  # noqa: F811
+    client.call(OPS + "fail_next_thread")
+    assert Client(address).hello is None
+    with Client(address) as later:
+        assert later.call(OPS + "add", [1]) == 2
+
+
 def test_id_in_use(client):  # noqa: F811
     client.start(OPS + "nap", [0.3])
     client.send(type="call", id=1, operation="math.sqrt", payload=[4])

@@ -4,6 +4,7 @@
 import os
 import subprocess  # noqa: F401
 import sys
+import threading
 import time
 
 import numpy
@@ -26,6 +27,17 @@ def double(array):
     """In place, where the caller granted that."""
     array *= 2
     return int(array.sum())
+
+
+def fail_next_thread():
+    """As where the system has no more of them."""
+    start = threading.Thread.start
+
+    def fail(thread):
+        threading.Thread.start = start
+        raise RuntimeError("can't start new thread")
+
+    threading.Thread.start = fail
 
 
 def describe(value):

@@ -261,7 +261,10 @@ class Server:
                 self.connections.add(connection)
             # Only sending has a limit: a client that does not read must not stop the others.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(SEND_TIMEOUT_S, 0))
-            threading.Thread(target=connection.serve, daemon=True).start()
+            try:
+                threading.Thread(target=connection.serve, daemon=True).start()
+            except RuntimeError:  # no thread is to be had: later clients may get one
+                connection.close()
 
     def left(self, connection: Connection) -> None:
         with self.lock:
