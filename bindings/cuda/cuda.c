@@ -186,28 +186,88 @@ int tmesh_cuda_device_info(struct tmesh_cuda *cuda, int device, struct tmesh_cud
 	return tmesh_write_sized(info, &i, sizeof(i), err);
 }
 
-static int retain(struct tmesh_cuda *cuda, int device, cu_context *context, struct tmesh_error *err)
+/* Under the lock. */
+static int retain(struct tmesh_cuda *cuda, struct device *device, struct tmesh_error *err)
 {
-	struct device *d = &cuda->devices[device];
-	int rc = 0;
+	const struct cu_driver *driver = &cuda->driver;
+	cu_context context;
+	int rc = cuda_check(cuda, driver->primary_retain(&context, device->handle),
+			    "cuDevicePrimaryCtxRetain", err);
 
-	pthread_mutex_lock(&cuda->lock);
-	if (!d->context)
-		rc = cuda_check(cuda, cuda->driver.primary_retain(&d->context, d->handle),
-				"cuDevicePrimaryCtxRetain", err);
-	*context = d->context;
-	pthread_mutex_unlock(&cuda->lock);
+	if (!rc && driver->ctx_id) {
+		rc = cuda_check(cuda, driver->ctx_id(context, &device->context_id), "cuCtxGetId",
+				err);
+		if (rc)
+			driver->primary_release(device->handle);
+	}
+	if (!rc)
+		device->context = context;
 	return rc;
 }
 
-int cuda_enter(struct tmesh_cuda *cuda, int device, struct tmesh_error *err)
+static int lose(struct tmesh_cuda *cuda, int device, struct tmesh_error *err)
+{
+	cuda->devices[device].lost = true;
+	return tmesh_fail(err, -ECONNRESET,
+			  "GPU %d was reset, and what its context had is gone "
+			  "(CUDA_ERROR_CONTEXT_IS_DESTROYED)",
+			  device);
+}
+
+/*
+ * Whether it is still the context that was retained. One that was reset can be made current all
+ * the same, and who retains it anew gets the same address: its number tells, and before CUDA 12
+ * nothing does. What was lost stays so, whatever is made at its place.
+ */
+static int check_context(struct tmesh_cuda *cuda, int device, cu_context context,
+			 struct tmesh_error *err)
+{
+	const struct cu_driver *driver = &cuda->driver;
+	struct device *d = &cuda->devices[device];
+	unsigned long long id = d->context_id;
+	unsigned int flags;
+	int active = 1;
+	int rc;
+
+	if (d->lost)
+		return lose(cuda, device, err);
+	rc = cuda_check(cuda, driver->primary_state(d->handle, &flags, &active),
+			"cuDevicePrimaryCtxGetState", err);
+	if (!rc && active && driver->ctx_id)
+		rc = cuda_check(cuda, driver->ctx_id(context, &id), "cuCtxGetId", err);
+	if (!rc && (!active || id != d->context_id))
+		rc = lose(cuda, device, err);
+	return rc;
+}
+
+int cuda_check_context(struct tmesh_cuda *cuda, int device, struct tmesh_error *err)
 {
 	cu_context context;
 	int rc = cuda_check_device(cuda, device, err);
 
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&cuda->lock);
+	context = cuda->devices[device].context;
+	pthread_mutex_unlock(&cuda->lock);
+	return context ? check_context(cuda, device, context, err) : 0;
+}
+
+int cuda_enter(struct tmesh_cuda *cuda, int device, struct tmesh_error *err)
+{
+	struct device *d = &cuda->devices[device];
+	int rc = cuda_check_device(cuda, device, err);
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&cuda->lock);
+	if (!d->context)
+		rc = retain(cuda, d, err);
+	pthread_mutex_unlock(&cuda->lock);
 	if (!rc)
-		rc = retain(cuda, device, &context, err);
-	return rc ? rc : cuda_check(cuda, cuda->driver.ctx_push(context), "cuCtxPushCurrent", err);
+		rc = check_context(cuda, device, d->context, err);
+	return rc ? rc
+		  : cuda_check(cuda, cuda->driver.ctx_push(d->context), "cuCtxPushCurrent", err);
 }
 
 void cuda_leave(struct tmesh_cuda *cuda)
@@ -217,15 +277,35 @@ void cuda_leave(struct tmesh_cuda *cuda)
 	cuda->driver.ctx_pop(&context);
 }
 
-int cuda_synchronize(struct tmesh_cuda *cuda, int device, struct tmesh_error *err)
+/* Blocks outlive a context: who made the device's new one may be using them. */
+static void synchronize_other(struct tmesh_cuda *cuda, int device)
 {
-	int rc = cuda_enter(cuda, device, err);
+	const struct cu_driver *driver = &cuda->driver;
+	cu_device handle = cuda->devices[device].handle;
+	cu_context context;
+	unsigned int flags;
+	int active = 0;
 
+	if (driver->primary_state(handle, &flags, &active) || !active ||
+	    driver->primary_retain(&context, handle))
+		return;
+	if (!driver->ctx_push(context)) {
+		driver->ctx_synchronize();
+		cuda_leave(cuda);
+	}
+	driver->primary_release(handle);
+}
+
+void cuda_synchronize(struct tmesh_cuda *cuda, int device)
+{
+	int rc = cuda_enter(cuda, device, NULL);
+
+	if (rc == -ECONNRESET)
+		synchronize_other(cuda, device);
 	if (rc)
-		return rc;
-	rc = cuda_check(cuda, cuda->driver.ctx_synchronize(), "cuCtxSynchronize", err);
+		return;
+	cuda->driver.ctx_synchronize();
 	cuda_leave(cuda);
-	return rc;
 }
 
 struct tmesh_cuda_memory *memory_new(struct tmesh_cuda *cuda, enum tmesh_cuda_kind kind, int device,
@@ -315,12 +395,12 @@ struct tmesh_cuda_memory *tmesh_cuda_memory_ref(struct tmesh_cuda_memory *memory
 	return memory;
 }
 
-/* Work that is still queued may use it: it is waited for. A context that is gone has none. */
+/* Work that is still queued may use it: it is waited for. */
 static void finish(struct tmesh_cuda_memory *memory)
 {
-	cuda_synchronize(memory->cuda, memory->device, NULL);
+	cuda_synchronize(memory->cuda, memory->device);
 	if (memory->resident >= 0 && memory->resident != memory->device)
-		cuda_synchronize(memory->cuda, memory->resident, NULL);
+		cuda_synchronize(memory->cuda, memory->resident);
 }
 
 static void give_back(struct tmesh_cuda_memory *memory)

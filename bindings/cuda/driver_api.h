@@ -153,6 +153,8 @@ struct cu_external_range {
 	  (int *can, cu_device device, cu_device peer))                                           \
 	X(primary_retain, cuDevicePrimaryCtxRetain, (cu_context * context, cu_device device))     \
 	X(primary_release, cuDevicePrimaryCtxRelease_v2, (cu_device device))                      \
+	X(primary_state, cuDevicePrimaryCtxGetState,                                              \
+	  (cu_device device, unsigned int *flags, int *active))                                   \
 	X(ctx_push, cuCtxPushCurrent_v2, (cu_context context))                                    \
 	X(ctx_pop, cuCtxPopCurrent_v2, (cu_context * context))                                    \
 	X(ctx_synchronize, cuCtxSynchronize, (void))                                              \
@@ -179,6 +181,7 @@ struct cu_external_range {
 	X(pointer_attribute, cuPointerGetAttribute, (void *value, int attribute, cu_ptr ptr))
 
 #define CU_FUNCTIONS_NEWER(X)                                                                    \
+	X(ctx_id, cuCtxGetId, (cu_context context, unsigned long long *id))                      \
 	X(granularity, cuMemGetAllocationGranularity,                                            \
 	  (size_t * bytes, const struct cu_alloc_prop *prop, int flags))                         \
 	X(mem_create, cuMemCreate,                                                               \

@@ -168,7 +168,8 @@ int tmesh_cuda_register(struct tmesh_cuda *cuda, struct tmesh_region *region, in
 	err = err ? err : &why;
 	if (flags & ~(uint32_t)TMESH_CUDA_OR_STAGE)
 		return tmesh_fail(err, -EINVAL, "register: unknown flags 0x%x", flags);
-	rc = cuda_check_life(cuda, err);
+	/* What is registered already went with its context. */
+	rc = cuda_check_context(cuda, device, err);
 	if (rc)
 		return rc;
 	*out = registered(cuda, region, device, rights);

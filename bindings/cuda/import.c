@@ -371,6 +371,12 @@ static struct tmesh_cuda_memory *opened(struct tmesh_cuda *cuda, const char *tok
 	return found;
 }
 
+/* Blocks, and what is imported of them, are nobody's context's. */
+static bool of_context(const struct tmesh_cuda_memory *memory)
+{
+	return memory->kind != TMESH_CUDA_OWN && memory->kind != TMESH_CUDA_IMPORTED;
+}
+
 /* @layout's offset becomes one into the memory; the device, its number here. */
 static int finish(struct tmesh_cuda_memory *memory, const struct tmesh_ref *ref, cu_stream stream,
 		  struct tmesh_layout *layout, struct tmesh_error *err)
@@ -468,6 +474,8 @@ int tmesh_cuda_open_ref(struct tmesh_cuda *cuda, const char *text, size_t bytes,
 	if (rc)
 		return rc;
 	memory = opened(cuda, ref.token, &o);
+	if (memory && of_context(memory))
+		rc = cuda_check_context(cuda, memory->device, err);
 	if (!memory) {
 		if (ref.layout.device_type == TMESH_DEVICE_CPU)
 			rc = open_host(cuda, &ref, &o, &memory, err);
@@ -479,7 +487,8 @@ int tmesh_cuda_open_ref(struct tmesh_cuda *cuda, const char *text, size_t bytes,
 		memcpy(memory->token, ref.token, sizeof(ref.token));
 		pthread_mutex_unlock(&cuda->lock);
 	}
-	rc = finish(memory, &ref, stream, layout, err);
+	if (!rc)
+		rc = finish(memory, &ref, stream, layout, err);
 	if (rc)
 		tmesh_cuda_memory_unref(memory);
 	else

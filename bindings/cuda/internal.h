@@ -25,7 +25,9 @@
 
 struct device {
 	cu_device handle;
-	cu_context context; /* NULL: not needed yet */
+	cu_context context;	       /* NULL: not needed yet */
+	unsigned long long context_id; /* of drivers that number them */
+	atomic_bool lost;	       /* somebody has destroyed it */
 	struct cu_uuid uuid;
 	size_t granule; /* 0: not asked yet */
 	struct block *blocks;
@@ -154,10 +156,13 @@ bool cuda_inherited(const struct tmesh_cuda *cuda);
 int cuda_check_life(const struct tmesh_cuda *cuda, struct tmesh_error *err);
 /* The same, and that there is such a device. */
 int cuda_check_device(const struct tmesh_cuda *cuda, int device, struct tmesh_error *err);
+/* -ECONNRESET when its context was destroyed, and all that it had; 0 too where none was needed. */
+int cuda_check_context(struct tmesh_cuda *cuda, int device, struct tmesh_error *err);
 /* Make a device's context current; each success is paired with cuda_leave(). */
 int cuda_enter(struct tmesh_cuda *cuda, int device, struct tmesh_error *err);
 void cuda_leave(struct tmesh_cuda *cuda);
-int cuda_synchronize(struct tmesh_cuda *cuda, int device, struct tmesh_error *err);
+/* Wait for whatever the device does, also for a context that was made after ours was destroyed. */
+void cuda_synchronize(struct tmesh_cuda *cuda, int device);
 struct tmesh_cuda_memory *memory_new(struct tmesh_cuda *cuda, enum tmesh_cuda_kind kind, int device,
 				     struct tmesh_error *err);
 void memory_publish(struct tmesh_cuda_memory *memory, struct tmesh_cuda_memory **out);

@@ -119,9 +119,9 @@ static void take(struct tmesh_cuda_memory *memory)
 
 	cuda_log(cuda, TMESH_LOG_INFO, "%llu bytes on GPU %d were taken back",
 		 (unsigned long long)memory->bytes, memory->device);
-	cuda_synchronize(cuda, memory->device, NULL);
+	cuda_synchronize(cuda, memory->device);
 	if (memory->resident >= 0 && memory->resident != memory->device)
-		cuda_synchronize(cuda, memory->resident, NULL);
+		cuda_synchronize(cuda, memory->resident);
 	if (host(memory))
 		host_end(memory);
 	else

@@ -12,7 +12,8 @@
  *   -EPERM       CUDA_ERROR_NOT_PERMITTED
  *   -EINVAL      CUDA_ERROR_INVALID_VALUE, INVALID_HANDLE, ...
  *   -EBUSY       CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
- *   -ECONNRESET  the device's context was destroyed
+ *   -ECONNRESET  the device's context was destroyed, whether or not it was made anew since; drivers
+ *                before CUDA 12 do not tell what was made anew (docs/cuda.md)
  *   -EIO         anything else
  *
  * The driver does not survive fork(): in the child, whatever was opened before gives -EPERM, and

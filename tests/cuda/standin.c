@@ -33,7 +33,8 @@ struct standin_setup standin;
 static bool initialized;
 static struct {
 	unsigned int retained;
-	bool destroyed;
+	bool active;
+	unsigned long long id; /* of the context that is active, or was last */
 } primary[STANDIN_DEVICES];
 static __thread int current[16];
 static __thread unsigned int depth;
@@ -317,19 +318,36 @@ static int device_of(cu_context context)
 	return -1;
 }
 
+/* One that was destroyed and is retained anew has the same address, and another number. */
 cu_result cuDevicePrimaryCtxRetain(cu_context *context, cu_device device)
 {
+	static unsigned long long contexts;
+
 	ENTER("cuDevicePrimaryCtxRetain");
 	if (no_device(device))
 		return CU_INVALID_DEVICE;
 	pthread_mutex_lock(&standin_lock);
 	primary[device].retained++;
-	primary[device].destroyed = false;
+	if (!primary[device].active)
+		primary[device].id = ++contexts;
+	primary[device].active = true;
 	pthread_mutex_unlock(&standin_lock);
 	*context = context_of(device);
 	return CU_OK;
 }
 
+cu_result cuDevicePrimaryCtxGetState(cu_device device, unsigned int *flags, int *active)
+{
+	ENTER("cuDevicePrimaryCtxGetState");
+	if (no_device(device))
+		return CU_INVALID_DEVICE;
+	*flags = 0;
+	*active = primary[device].active;
+	return CU_OK;
+}
+
+/* The last one destroys the context; what it had stays here, so that who has forgotten it is seen.
+ */
 cu_result cuDevicePrimaryCtxRelease_v2(cu_device device)
 {
 	cu_result rc = CU_INVALID_CONTEXT;
@@ -337,7 +355,8 @@ cu_result cuDevicePrimaryCtxRelease_v2(cu_device device)
 	ENTER("cuDevicePrimaryCtxRelease_v2");
 	pthread_mutex_lock(&standin_lock);
 	if (!no_device(device) && primary[device].retained) {
-		primary[device].retained--;
+		if (--primary[device].retained == 0)
+			primary[device].active = false;
 		rc = CU_OK;
 	}
 	pthread_mutex_unlock(&standin_lock);
@@ -351,10 +370,19 @@ cu_result cuCtxPushCurrent_v2(cu_context context)
 	ENTER("cuCtxPushCurrent_v2");
 	if (device < 0)
 		return CU_INVALID_CONTEXT;
-	if (primary[device].destroyed)
-		return CU_CONTEXT_IS_DESTROYED;
 	current[depth++] = device;
 	return CU_OK;
+}
+
+cu_result cuCtxGetId(cu_context context, unsigned long long *id)
+{
+	int device = device_of(context);
+
+	ENTER("cuCtxGetId");
+	if (device < 0)
+		return CU_INVALID_CONTEXT;
+	*id = primary[device].id;
+	return primary[device].active ? CU_OK : CU_CONTEXT_IS_DESTROYED;
 }
 
 cu_result cuCtxPopCurrent_v2(cu_context *context)
@@ -370,6 +398,13 @@ cu_result cuCtxPopCurrent_v2(cu_context *context)
 int standin_current(void)
 {
 	return depth ? current[depth - 1] : -1;
+}
+
+cu_result standin_context(void)
+{
+	if (!depth)
+		return CU_INVALID_CONTEXT;
+	return primary[standin_current()].active ? CU_OK : CU_CONTEXT_IS_DESTROYED;
 }
 
 /* Host memory. */
@@ -414,8 +449,7 @@ cu_result cuMemHostRegister_v2(void *addr, size_t bytes, unsigned int flags)
 	int free_one = -1;
 
 	ENTER("cuMemHostRegister_v2");
-	if (standin_current() < 0)
-		return CU_INVALID_CONTEXT;
+	NEED_CONTEXT();
 	if (standin_without("host-register") || (read_only && standin_without("read-only")))
 		return CU_NOT_SUPPORTED;
 	if (!bytes || !mapped(addr, bytes, !read_only))
@@ -446,8 +480,7 @@ cu_result cuMemHostUnregister(void *addr)
 	cu_result rc = CU_HOST_NOT_REGISTERED;
 
 	ENTER("cuMemHostUnregister");
-	if (standin_current() < 0)
-		return CU_INVALID_CONTEXT;
+	NEED_CONTEXT();
 	pthread_mutex_lock(&standin_lock);
 	for (int i = 0; i < STANDIN_MAX; i++) {
 		if (addr && registered[i].addr == addr) {
@@ -484,7 +517,7 @@ bool standin_host(const void *addr, size_t bytes, bool write)
 void standin_reset(int device)
 {
 	pthread_mutex_lock(&standin_lock);
-	primary[device].destroyed = true;
+	primary[device].active = false;
 	for (int i = 0; i < STANDIN_MAX; i++)
 		if (registered[i].device == device)
 			registered[i].addr = NULL;

@@ -47,8 +47,17 @@ int standin_enter(const char *symbol);
 	} while (0)
 
 bool standin_without(const char *name);
-/* Device of this thread's context, -1 when it has none. */
+/* Device of this thread's context, which need not be active; -1 when it has none. */
 int standin_current(void);
+/* What calls say that need a context, and find none or a destroyed one. */
+cu_result standin_context(void);
+#define NEED_CONTEXT()                               \
+	do {                                         \
+		cu_result none_ = standin_context(); \
+                                                     \
+		if (none_)                           \
+			return none_;                \
+	} while (0)
 /* All of it is registered host memory that a device may touch so. */
 bool standin_host(const void *addr, size_t bytes, bool write);
 /* What the device's context had goes with it. Under the lock. */

@@ -418,8 +418,7 @@ cu_result cuMemAlloc_v2(cu_ptr *ptr, size_t bytes)
 	cu_result rc;
 
 	ENTER("cuMemAlloc_v2");
-	if (device < 0)
-		return CU_INVALID_CONTEXT;
+	NEED_CONTEXT();
 	if (!bytes)
 		return CU_INVALID_VALUE;
 	pthread_mutex_lock(&standin_lock);
@@ -458,8 +457,7 @@ cu_result cuMemFree_v2(cu_ptr ptr)
 /* Called by tests alone. */
 cu_result cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 {
-	if (standin_current() < 0)
-		return CU_INVALID_CONTEXT;
+	NEED_CONTEXT();
 	pthread_mutex_lock(&standin_lock);
 	*total = standin.bytes;
 	*free_bytes = standin.bytes - used(standin_current());
@@ -528,8 +526,7 @@ bool standin_access(int device, unsigned long long ptr, void *data, size_t bytes
 cu_result cuMemcpyHtoD_v2(cu_ptr to, const void *from, size_t bytes)
 {
 	ENTER("cuMemcpyHtoD_v2");
-	if (standin_current() < 0)
-		return CU_INVALID_CONTEXT;
+	NEED_CONTEXT();
 	return standin_access(standin_current(), to, (void *)from, bytes, true) ? CU_OK
 										: CU_INVALID_VALUE;
 }
@@ -537,8 +534,7 @@ cu_result cuMemcpyHtoD_v2(cu_ptr to, const void *from, size_t bytes)
 cu_result cuMemcpyDtoH_v2(void *to, cu_ptr from, size_t bytes)
 {
 	ENTER("cuMemcpyDtoH_v2");
-	if (standin_current() < 0)
-		return CU_INVALID_CONTEXT;
+	NEED_CONTEXT();
 	return standin_access(standin_current(), from, to, bytes, false) ? CU_OK : CU_INVALID_VALUE;
 }
 

@@ -65,8 +65,7 @@ cu_result cuIpcOpenMemHandle_v2(cu_ptr *ptr, struct cu_ipc_handle handle, unsign
 	int fd;
 
 	ENTER("cuIpcOpenMemHandle_v2");
-	if (standin_current() < 0)
-		return CU_INVALID_CONTEXT;
+	NEED_CONTEXT();
 	if (flags != CU_IPC_LAZY_ENABLE_PEER_ACCESS)
 		return CU_INVALID_VALUE;
 	memcpy(&ipc, &handle, sizeof(ipc));
@@ -155,8 +154,7 @@ cu_result cuImportExternalMemory(cu_external *external, const struct cu_external
 	cu_result rc;
 
 	ENTER("cuImportExternalMemory");
-	if (standin_current() < 0)
-		return CU_INVALID_CONTEXT;
+	NEED_CONTEXT();
 	if (desc->type != CU_EXTERNAL_OPAQUE_FD &&
 	    (desc->type != CU_EXTERNAL_DMABUF_FD || !standin.dmabuf_import))
 		return CU_NOT_SUPPORTED;
@@ -185,8 +183,7 @@ cu_result cuExternalMemoryGetMappedBuffer(cu_ptr *ptr, cu_external external,
 	cu_result rc = CU_INVALID_VALUE;
 
 	ENTER("cuExternalMemoryGetMappedBuffer");
-	if (standin_current() < 0)
-		return CU_INVALID_CONTEXT;
+	NEED_CONTEXT();
 	pthread_mutex_lock(&standin_lock);
 	if (range->offset == 0 && range->size <= memory->bytes)
 		rc = standin_whole(EXTERNAL, memory, standin_current(), ptr);

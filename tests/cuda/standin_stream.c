@@ -135,8 +135,7 @@ cu_result cuStreamCreate(cu_stream *out, unsigned int flags)
 {
 	cu_stream stream = calloc(1, sizeof(*stream));
 
-	if (standin_current() < 0)
-		return CU_INVALID_CONTEXT;
+	NEED_CONTEXT();
 	stream->device = standin_current();
 	stream->last = &stream->first;
 	pthread_mutex_init(&stream->lock, NULL);
@@ -188,8 +187,7 @@ cu_result cuCtxSynchronize(void)
 	int count = 0;
 
 	ENTER("cuCtxSynchronize");
-	if (standin_current() < 0)
-		return CU_INVALID_CONTEXT;
+	NEED_CONTEXT();
 	pthread_mutex_lock(&standin_lock);
 	for (cu_stream stream = streams; stream && count < 64; stream = stream->next)
 		if (stream->device == standin_current())
@@ -222,8 +220,7 @@ cu_result cuEventCreate(cu_event *event, unsigned int flags)
 	int fd;
 
 	ENTER("cuEventCreate");
-	if (standin_current() < 0)
-		return CU_INVALID_CONTEXT;
+	NEED_CONTEXT();
 	if (interprocess && !(flags & CU_EVENT_NO_TIMING))
 		return CU_INVALID_VALUE;
 	if (interprocess && standin_without("ipc-event"))
@@ -234,14 +231,19 @@ cu_result cuEventCreate(cu_event *event, unsigned int flags)
 	return event_new(event, fd, interprocess);
 }
 
+static void look_at(cu_event event)
+{
+	if (event->gone)
+		abort();
+}
+
 /* Work that still speaks of it keeps it in the driver; here its memory stays mapped. */
 cu_result cuEventDestroy_v2(cu_event event)
 {
 	cu_event *at = &events;
 
 	ENTER("cuEventDestroy_v2");
-	if (event->gone)
-		abort();
+	look_at(event);
 	pthread_mutex_lock(&standin_lock);
 	while (*at != event)
 		at = &(*at)->next;
@@ -255,6 +257,7 @@ cu_result cuEventDestroy_v2(cu_event event)
 cu_result cuEventRecord(cu_event event, cu_stream stream)
 {
 	ENTER("cuEventRecord");
+	look_at(event);
 	add(stream, (struct work){.cell = event->cell,
 				  .number = atomic_fetch_add(&event->cell->recorded, 1) + 1});
 	return CU_OK;
@@ -263,6 +266,7 @@ cu_result cuEventRecord(cu_event event, cu_stream stream)
 cu_result cuStreamWaitEvent(cu_stream stream, cu_event event, unsigned int flags)
 {
 	ENTER("cuStreamWaitEvent");
+	look_at(event);
 	add(stream, (struct work){.cell = event->cell,
 				  .number = atomic_load(&event->cell->recorded),
 				  .wait = true});
@@ -272,6 +276,7 @@ cu_result cuStreamWaitEvent(cu_stream stream, cu_event event, unsigned int flags
 cu_result cuIpcGetEventHandle(struct cu_ipc_handle *handle, cu_event event)
 {
 	ENTER("cuIpcGetEventHandle");
+	look_at(event);
 	if (!event->interprocess)
 		return CU_INVALID_HANDLE;
 	standin_ipc_fill(handle, STANDIN_IPC_EVENT, event->fd, 0, 0);

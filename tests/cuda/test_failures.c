@@ -56,6 +56,14 @@ static int scenario_share(struct tmesh_error *err)
 	return rc;
 }
 
+/* Memory is given back in its context; what a lost one had goes with it. */
+static void enter_again(void)
+{
+	standin_fail("cuDevicePrimaryCtxGetState", 0, 0);
+	standin_fail("cuCtxGetId", 0, 0);
+	standin_fail("cuCtxPushCurrent_v2", 0, 0);
+}
+
 static int scenario_host(struct tmesh_error *err)
 {
 	struct tmesh_cuda_memory *memory;
@@ -64,8 +72,7 @@ static int scenario_host(struct tmesh_error *err)
 
 	assert_int_equal(tmesh_region_create(a.ctx, 5000, NULL, &region, NULL), 0);
 	rc = tmesh_cuda_register(a.cuda, region, 1, TMESH_READ, 0, &memory, err);
-	/* Memory is given back in its context; what a lost one had goes with it. */
-	standin_fail("cuCtxPushCurrent_v2", 0, 0);
+	enter_again();
 	if (!rc)
 		tmesh_cuda_memory_unref(memory);
 	tmesh_region_unref(region);
@@ -90,7 +97,7 @@ static int scenario_staged(struct tmesh_error *err)
 	rc = tmesh_cuda_register(a.cuda, region, 0, RW, TMESH_CUDA_OR_STAGE, &memory, err);
 	if (!rc) {
 		rc = tmesh_cuda_stage(memory, true, err);
-		standin_fail("cuCtxPushCurrent_v2", 0, 0);
+		enter_again();
 		tmesh_cuda_memory_unref(memory);
 	}
 	tmesh_region_unref(region);
@@ -123,7 +130,7 @@ static int scenario_opaque(struct tmesh_error *err)
 		assert_int_equal(tmesh_region_opaque_fd(region, &fd, NULL), 0);
 		rc = tmesh_cuda_import_fd(a.cuda, 1, TMESH_CUDA_OPAQUE_FD, fd, 4096, &external,
 					  err);
-		standin_fail("cuCtxPushCurrent_v2", 0, 0);
+		enter_again();
 		if (!rc)
 			tmesh_cuda_memory_unref(external);
 		close(fd);
@@ -157,7 +164,7 @@ static int scenario_open_ipc(struct tmesh_error *err)
 
 	assert_int_equal(helper_ask(&foreign, "i", text), '{');
 	rc = tmesh_cuda_open_ref(a.cuda, text, strlen(text), NULL, NULL, &memory, &layout, err);
-	standin_fail("cuCtxPushCurrent_v2", 0, 0);
+	enter_again();
 	if (!rc)
 		tmesh_cuda_memory_unref(memory);
 	return rc;
@@ -622,91 +629,6 @@ static void test_lacking(void **state)
 	standin_set_up(NULL);
 }
 
-/* Calls that are given an address, or a handle, of what a context has. */
-static unsigned long calls_of_context(void)
-{
-	return standin_calls("cuMemFree_v2") + standin_calls("cuMemHostUnregister") +
-	       standin_calls("cuIpcCloseMemHandle") + standin_calls("cuDestroyExternalMemory") +
-	       standin_calls("cuEventDestroy_v2");
-}
-
-#define DESTROYED "cuCtxPushCurrent: CUDA_ERROR_CONTEXT_IS_DESTROYED"
-
-/* Somebody resets the device: what needs its context is refused, and what went with the context is
- * not touched again. The rest is given back as ever, and taken back from others. */
-static void test_context_destroyed(void **state)
-{
-	struct tmesh_cuda_memory *memory, *imported, *host, *staged, *external, *ipc, *other;
-	struct tmesh_layout layout = bytes_layout(5000);
-	unsigned long live = standin_live(), calls;
-	struct tmesh_region *region, *copied;
-	char text[TMESH_REF_SIZE], foreign_text[2048];
-	struct bed c, d;
-	int fd;
-
-	bed_open(&c, 8 * MIB);
-	bed_open(&d, 8 * MIB);
-	assert_ok(tmesh_cuda_alloc(c.cuda, 0, 5000, 0, &memory, err));
-	assert_ok(tmesh_cuda_share(memory, &layout, NULL, text, sizeof(text), err));
-	assert_ok(tmesh_cuda_open_ref(d.cuda, text, strlen(text), NULL, NULL, &imported, &layout,
-				      err));
-	assert_ok(tmesh_cuda_region(memory, &region, err));
-	assert_ok(tmesh_region_opaque_fd(region, &fd, err));
-	tmesh_region_unref(region);
-	assert_ok(tmesh_cuda_import_fd(c.cuda, 0, TMESH_CUDA_OPAQUE_FD, fd, 5000, &external, err));
-	assert_ok(tmesh_region_create(c.ctx, 5000, NULL, &region, err));
-	assert_ok(tmesh_cuda_register(c.cuda, region, 0, RW, 0, &host, err));
-	assert_ok(tmesh_region_create(c.ctx, 5000, NULL, &copied, err));
-	standin_set_up("without=host-register");
-	assert_ok(tmesh_cuda_register(c.cuda, copied, 0, RW, TMESH_CUDA_OR_STAGE, &staged, err));
-	standin_set_up(NULL);
-	assert_int_equal(helper_ask(&foreign, "i", foreign_text), '{');
-	assert_ok(tmesh_cuda_open_ref(c.cuda, foreign_text, strlen(foreign_text), NULL, NULL, &ipc,
-				      &layout, err));
-
-	standin_reset(0);
-	calls = calls_of_context();
-	assert_refused(tmesh_cuda_alloc(c.cuda, 0, 1, 0, &other, err), -ECONNRESET, DESTROYED);
-	assert_refused(tmesh_cuda_share(memory, &layout, NULL, text, sizeof(text), err),
-		       -ECONNRESET, DESTROYED);
-	assert_refused(tmesh_cuda_wait(imported, NULL, err), -ECONNRESET, DESTROYED);
-	assert_refused(
-		tmesh_cuda_open_ref(d.cuda, text, strlen(text), NULL, NULL, &other, &layout, err),
-		-ECONNRESET, DESTROYED);
-	assert_refused(tmesh_cuda_stage(staged, true, err), -ECONNRESET, DESTROYED);
-	assert_refused(tmesh_cuda_import_fd(c.cuda, 0, TMESH_CUDA_OPAQUE_FD, fd, 5000, &other, err),
-		       -ECONNRESET, DESTROYED);
-	close(fd);
-	tmesh_cuda_memory_unref(external);
-	tmesh_cuda_memory_unref(ipc);
-	tmesh_cuda_memory_unref(host);
-	tmesh_cuda_memory_unref(staged);
-	tmesh_region_unref(copied);
-	assert_refused(tmesh_cuda_register(c.cuda, region, 0, RW, 0, &host, err), -ECONNRESET,
-		       DESTROYED);
-	tmesh_region_unref(region);
-	assert_int_equal(stats_of(&c).registered_bytes, 0);
-	/* The importer's library lets go. */
-	assert_ok(tmesh_cuda_reclaim(memory, 5 * SECOND, err));
-	assert_int_equal(tmesh_cuda_touch(imported), -ESTALE);
-	tmesh_cuda_memory_unref(imported);
-	tmesh_cuda_memory_unref(memory);
-	tmesh_cuda_unref(c.cuda);
-	tmesh_ctx_unref(c.ctx);
-	tmesh_cuda_unref(d.cuda);
-	tmesh_ctx_unref(d.ctx);
-	eventually(standin_live() == live);
-	assert_int_equal(calls_of_context(), calls);
-
-	/* Who opens the driver anew has a context again. */
-	bed_open(&c, 8 * MIB);
-	assert_ok(tmesh_cuda_alloc(c.cuda, 0, 1, 0, &memory, err));
-	tmesh_cuda_memory_unref(memory);
-	tmesh_cuda_unref(c.cuda);
-	tmesh_ctx_unref(c.ctx);
-	assert_int_equal(standin_live(), live);
-}
-
 static int beds_open(void **state)
 {
 	bed_open(&a, 8 * MIB);
@@ -753,7 +675,6 @@ int main(void)
 		beds_test(test_strange_refs),
 		beds_test(test_elsewhere),
 		beds_test(test_lacking),
-		beds_test(test_context_destroyed),
 		/* What these leave behind is nobody's. */
 		beds_test(test_giving_back),
 		beds_test(test_every_call),
