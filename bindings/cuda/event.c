@@ -81,8 +81,13 @@ int tmesh_cuda_wait(struct tmesh_cuda_memory *memory, struct CUstream_st *stream
 	struct tmesh_cuda *cuda = memory->cuda;
 	int rc;
 
+	if (stream == TMESH_CUDA_NO_STREAM)
+		return 0;
+	if (memory->event_missing.code)
+		return tmesh_fail(err, memory->event_missing.code, "%s",
+				  memory->event_missing.message);
 	/* Without an event the producer has waited itself. */
-	if (!memory->event || stream == TMESH_CUDA_NO_STREAM)
+	if (!memory->event)
 		return 0;
 	rc = cuda_enter(cuda, memory->device, err);
 	if (rc)

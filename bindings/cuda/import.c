@@ -126,9 +126,26 @@ static void drop_ref(struct tmesh_cuda *cuda, struct import *import)
 	free(import);
 }
 
+/* Kernel and libraries may differ in version between containers: say so where it fails. */
+static int explain(const struct tmesh_cuda *cuda, const struct card *card, int rc,
+		   struct tmesh_error *err)
+{
+	struct tmesh_error why;
+
+	if (!err || card->version == cuda->version)
+		return rc;
+	why = *err;
+	return tmesh_fail(err, rc, "%.180s (exported by driver API %d, this process has %d)",
+			  why.message, card->version, cuda->version);
+}
+
+/* Where the producer's event cannot be had, as in another container, who sees to the order himself
+ * does without: tmesh_cuda_wait() tells the others why. Who sent the memory on has waited for it.
+ */
 static int open_event(struct tmesh_cuda_memory *memory, const struct card *card,
 		      struct tmesh_error *err)
 {
+	struct tmesh_error *why = &memory->event_missing;
 	struct tmesh_cuda *cuda = memory->cuda;
 	int rc;
 
@@ -139,12 +156,16 @@ static int open_event(struct tmesh_cuda_memory *memory, const struct card *card,
 	if (rc)
 		return rc;
 	rc = cuda_check(cuda, cuda->driver.ipc_event_open(&memory->event, card->event),
-			"cuIpcOpenEventHandle", err);
+			"cuIpcOpenEventHandle", why);
 	cuda_leave(cuda);
-	if (rc)
-		memory->event = NULL;
-	/* It ends with the process that made the memory, who sent it on has waited for it. */
-	return card->waited ? 0 : rc;
+	if (!rc)
+		return 0;
+	memory->event = NULL;
+	if (card->waited)
+		why->code = 0;
+	else
+		explain(cuda, card, rc, why);
+	return 0;
 }
 
 static int fill(struct tmesh_cuda_memory *memory, struct tmesh_region *region,
@@ -167,19 +188,6 @@ static int fill(struct tmesh_cuda_memory *memory, struct tmesh_region *region,
 	pthread_mutex_unlock(&cuda->lock);
 	cuda_leave(cuda);
 	return rc;
-}
-
-/* Kernel and libraries may differ in version between containers: say so where it fails. */
-static int explain(const struct tmesh_cuda *cuda, const struct card *card, int rc,
-		   struct tmesh_error *err)
-{
-	struct tmesh_error why;
-
-	if (!err || card->version == cuda->version)
-		return rc;
-	why = *err;
-	return tmesh_fail(err, rc, "%.180s (exported by driver API %d, this process has %d)",
-			  why.message, card->version, cuda->version);
 }
 
 int import_vmm(struct tmesh_cuda *cuda, struct tmesh_region *region, const struct card *card,

@@ -131,6 +131,7 @@ struct tmesh_cuda_memory {
 
 	cu_event event; /* interprocess; NULL: none yet, or there is none */
 	bool event_foreign;
+	struct tmesh_error event_missing; /* why its producer's is not here; 0: it need not be */
 };
 
 /* driver.c */

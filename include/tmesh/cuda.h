@@ -248,6 +248,8 @@ int tmesh_cuda_open_ref(struct tmesh_cuda *cuda, const char *text, size_t bytes,
 /* For regions that are handed over without a ref: the two halves of what share and open do. */
 int tmesh_cuda_record(struct tmesh_cuda_memory *memory, struct CUstream_st *stream,
 		      struct tmesh_error *err);
+/* Refused with the driver's error where the producer's event cannot be opened, as in another
+ * container may be; with TMESH_CUDA_NO_STREAM nothing is needed of it. */
 int tmesh_cuda_wait(struct tmesh_cuda_memory *memory, struct CUstream_st *stream,
 		    struct tmesh_error *err);
 

@@ -111,6 +111,29 @@ def streams():
 
 
 @test
+def without_the_producers_event():
+    """As in a container: with a stream it is refused, and who has seen to the order needs none."""
+    script = """
+import ctypes, sys
+import tmesh, tmesh.cuda
+fail = ctypes.CDLL("libcuda.so.1").standin_fail
+fail(b"cuIpcOpenEventHandle", 1, 0)
+try:
+    tmesh.cuda.open(sys.argv[1])
+except tmesh.InvalidError as error:
+    assert "cuIpcOpenEventHandle: CUDA_ERROR_INVALID_VALUE" in str(error), str(error)
+else:
+    raise AssertionError("opened without order")
+fail(b"cuIpcOpenEventHandle", 1, 0)
+with tmesh.cuda.open(sys.argv[1], stream=-1) as array:
+    array.__dlpack__(stream=1)
+    assert array.ref()["cuda"]["waited"]
+"""
+    with tmesh.cuda.empty(100) as array:
+        subprocess.run([sys.executable, "-P", "-c", script, json.dumps(tmesh.cuda.share(array))], check=True)
+
+
+@test
 def host_memory_instead():
     with tmesh.cuda.empty(250 << 20, "uint8"):
         with tmesh.cuda.empty(20 << 20, "uint8", or_host=True) as array:

@@ -12,6 +12,8 @@
  *   without=NAME    vmm, rdma, posix-fd, read-only, ipc-event, dma-buf, host-register, pcie,
  *                   peers, ipc-memory
  *   with=NAME       dma-buf-import, which only few platforms have
+ *   node=PATH       a file in the place of the devices' nodes: without it there is no device, and
+ *                   who may not open it gets no memory
  *   fail=SYMBOL/CODE/SKIP   as standin_fail()
  *
  * Device memory has one address in a process for all who may touch it. Which device may is kept
@@ -136,6 +138,8 @@ static void set_up_word(char *word)
 			 value);
 	else if (!strcmp(word, "with"))
 		standin.dmabuf_import = !strcmp(value, "dma-buf-import");
+	else if (!strcmp(word, "node"))
+		snprintf(standin.node, sizeof(standin.node), "%s", value);
 	else if (!strcmp(word, "fail") && sscanf(value, "%63[^/]/%d/%u", symbol, &code, &skip) == 3)
 		standin_fail(symbol, code, skip);
 }
@@ -161,6 +165,15 @@ bool standin_without(const char *name)
 		if (!strcmp(standin.without[i], name))
 			return true;
 	return false;
+}
+
+cu_result standin_permitted(void)
+{
+	int fd = standin.node[0] ? open(standin.node, O_RDWR | O_CLOEXEC) : -1;
+
+	if (fd >= 0)
+		close(fd);
+	return standin.node[0] && fd < 0 ? CU_NOT_PERMITTED : CU_OK;
 }
 
 /* Errors, devices, contexts. */
@@ -207,7 +220,7 @@ cu_result cuGetErrorName(cu_result code, const char **name)
 cu_result cuInit(unsigned int flags)
 {
 	ENTER("cuInit");
-	if (standin.devices == 0)
+	if (standin.devices == 0 || (standin.node[0] && access(standin.node, F_OK)))
 		return CU_NO_DEVICE;
 	initialized = true;
 	return CU_OK;

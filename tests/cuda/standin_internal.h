@@ -19,6 +19,7 @@ struct standin_setup {
 	unsigned long long bytes;
 	int version;
 	bool dmabuf_import;
+	char node[256];
 	unsigned int without_count;
 	char without[STANDIN_WITHOUT][16];
 };
@@ -47,6 +48,8 @@ int standin_enter(const char *symbol);
 	} while (0)
 
 bool standin_without(const char *name);
+/* CU_NOT_PERMITTED to whom the devices' node does not let in. */
+cu_result standin_permitted(void);
 /* Device of this thread's context, which need not be active; -1 when it has none. */
 int standin_current(void);
 /* What calls say that need a context, and find none or a destroyed one. */

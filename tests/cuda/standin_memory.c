@@ -94,6 +94,8 @@ static cu_result make(int device, size_t bytes, struct physical **out)
 	char name[32];
 	int fd;
 
+	if (standin_permitted())
+		return CU_NOT_PERMITTED;
 	if (bytes > standin.bytes || used(device) > standin.bytes - bytes)
 		return CU_OUT_OF_MEMORY;
 	snprintf(name, sizeof(name), NAME "%d", device);
@@ -131,6 +133,8 @@ cu_result standin_adopt(int fd, struct physical **out)
 
 	if (device < 0 || fstat(fd, &st))
 		return CU_INVALID_VALUE;
+	if (standin_permitted())
+		return CU_NOT_PERMITTED;
 	if (device >= standin.devices)
 		return CU_INVALID_DEVICE;
 	fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);

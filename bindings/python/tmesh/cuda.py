@@ -146,7 +146,8 @@ class Array:
         self._memory: ctypes.c_void_p | None = memory
         self._layout = layout
         # What made the array is ordered before this stream's work from then on; None: nothing did.
-        self._stream = stream
+        self._stream = None if stream == _NO_STREAM else stream
+        self._ordered = stream == _NO_STREAM  # by who opened it
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -253,7 +254,7 @@ class Array:
                    dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> object:
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError("tmesh makes no copy, and no other device's memory")
-        if stream != _NO_STREAM:
+        if stream != _NO_STREAM and not self._ordered:
             _call("tmesh_cuda_wait", self._memory, ctypes.c_void_p(0 if stream in (None, _LEGACY_STREAM) else stream))
         managed = ctypes.c_void_p()
         if max_version is not None and max_version[0] >= 1:
@@ -318,7 +319,7 @@ def open(ref: str | dict[str, Any], *, writable: bool = False, device: int | Non
     memory, layout = ctypes.c_void_p(), _Layout()
     _call("tmesh_cuda_open_ref", _open(), text, ctypes.c_size_t(len(text)), ctypes.byref(opts),
           ctypes.c_void_p(stream), ctypes.byref(memory), ctypes.byref(layout))
-    return Array(memory, layout, None if stream == _NO_STREAM else stream)
+    return Array(memory, layout, stream)
 
 
 class _DLTensor(ctypes.Structure):
