@@ -33,11 +33,14 @@ int tmesh_cuda_export_dmabuf(struct tmesh_cuda_memory *memory, uint64_t offset, 
 	if (!memory->chunk->block->alone)
 		return tmesh_fail(err, -EINVAL, "dma-buf: of memory allocated with ALONE only");
 	if (offset > memory->bytes || bytes > memory->bytes - offset)
-		return tmesh_fail(err, -EINVAL, "dma-buf: outside the memory's %llu bytes",
+		return tmesh_fail(err, -EINVAL,
+				  "dma-buf: outside the memory's %llu bytes "
+				  "(CUDA_ERROR_INVALID_VALUE)",
 				  (unsigned long long)memory->bytes);
 	bytes = bytes ? bytes : memory->bytes - offset;
 	if ((memory->pointer + offset) % page || !bytes || bytes % page)
-		return tmesh_fail(err, -EINVAL, "dma-buf: not whole pages");
+		return tmesh_fail(err, -EINVAL,
+				  "dma-buf: not whole pages (CUDA_ERROR_INVALID_VALUE)");
 	rc = CUDA_HAS(cuda, range_handle, "cuMemGetHandleForAddressRange", err);
 	if (!rc)
 		rc = cuda_check(
@@ -70,7 +73,9 @@ static int import(struct tmesh_cuda_memory *memory, int type, int fd, struct tme
 
 	desc.handle.fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	if (desc.handle.fd < 0)
-		return tmesh_fail(err, -errno, "import: %d is not an open descriptor", fd);
+		return tmesh_fail(err, -errno,
+				  "import: %d is not an open descriptor (CUDA_ERROR_INVALID_VALUE)",
+				  fd);
 	rc = cuda_check(cuda, cuda->driver.external_import(&memory->external, &desc),
 			"cuImportExternalMemory", err);
 	if (rc || type == CU_EXTERNAL_DMABUF_FD)

@@ -95,7 +95,9 @@ static int import_block(struct tmesh_cuda *cuda, struct tmesh_region *region,
 		cuda->imports = import;
 		cuda->devices[device].stats.imported_bytes += import->bytes;
 	} else if (import->bytes != card->block_bytes) {
-		return tmesh_fail(err, -EPROTO, "import: two regions disagree about their block");
+		return tmesh_fail(err, -EPROTO,
+				  "import: two regions disagree about their block "
+				  "(CUDA_ERROR_INVALID_VALUE)");
 	}
 	import->users++;
 	import->refs++;
@@ -252,7 +254,8 @@ static int open_ipc(struct tmesh_cuda_memory *memory, const struct card *card,
 	if (!rc && driver->address_range(&base, &whole, memory->ipc_base) == CU_OK &&
 	    whole < card->block_bytes) {
 		driver->ipc_mem_close(memory->ipc_base);
-		rc = tmesh_fail(err, -EPROTO, "import: of %llu bytes there are %zu",
+		rc = tmesh_fail(err, -EPROTO,
+				"import: of %llu bytes there are %zu (CUDA_ERROR_INVALID_VALUE)",
 				(unsigned long long)card->block_bytes, whole);
 	}
 	return rc;
@@ -395,7 +398,7 @@ static int finish(struct tmesh_cuda_memory *memory, const struct tmesh_ref *ref,
 	if (rc)
 		return tmesh_fail(err, -EPROTO,
 				  "the ref's numbers do not fit the %llu bytes of its "
-				  "memory",
+				  "memory (CUDA_ERROR_INVALID_VALUE)",
 				  (unsigned long long)memory->bytes);
 	*layout = ref->layout;
 	layout->device_id = memory->resident < 0 ? memory->device : memory->resident;

@@ -99,7 +99,9 @@ int card_read(struct tmesh_region *region, struct card *card, struct tmesh_error
 	good = read_members(json_object_get(whole, "cuda"), card);
 	json_decref(whole);
 	if (!good || (!card->ipc && card->bytes != tmesh_region_bytes(region)))
-		return tmesh_fail(err, -EPROTO, "import: the region does not stand for GPU memory");
+		return tmesh_fail(err, -EPROTO,
+				  "import: the region does not stand for GPU memory "
+				  "(CUDA_ERROR_INVALID_VALUE)");
 	return 0;
 }
 

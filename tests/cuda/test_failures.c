@@ -405,6 +405,8 @@ static void import_refused(const char *desc, int fd, uint64_t bytes, int code, c
 	",\"bytes\":" bytes more "}}"
 #define BLOCK "0123456789abcdef"
 
+#define FOREIGN "does not stand for GPU memory (CUDA_ERROR_INVALID_VALUE)"
+
 static void test_strange_regions(void **state)
 {
 	struct tmesh_error none;
@@ -412,28 +414,28 @@ static void test_strange_regions(void **state)
 	/* What is made once for all is there, and what was made for it is gone. */
 	assert_int_equal(scenario_share(&none), 0);
 	settle();
-	import_refused(NULL, 0, 4096, -EPROTO, "does not stand");
-	import_refused("[]", 0, 4096, -EPROTO, "does not stand");
-	import_refused("{\"cuda\":{}}", 0, 4096, -EPROTO, "does not stand");
+	import_refused(NULL, 0, 4096, -EPROTO, FOREIGN);
+	import_refused("[]", 0, 4096, -EPROTO, FOREIGN);
+	import_refused("{\"cuda\":{}}", 0, 4096, -EPROTO, FOREIGN);
 	import_refused(CARD("vmm", UUID, BLOCK, "0", "2097152", "4096", ""), 0, 4096, -EINVAL,
 		       "cuMemImportFromShareableHandle: CUDA_ERROR_INVALID_VALUE (exported by "
 		       "driver API 12040, this process has 13000)");
 	import_refused(CARD("vmm", UUID, BLOCK, "0", "2097152", "4096", ""), 0, 8192, -EPROTO,
-		       "does not stand");
+		       FOREIGN);
 	import_refused(CARD("xmm", UUID, BLOCK, "0", "2097152", "4096", ""), 0, 4096, -EPROTO,
-		       "does not stand");
+		       FOREIGN);
 	import_refused(CARD("ipc", UUID, BLOCK, "0", "2097152", "4096", ""), 0, 4096, -EPROTO,
-		       "does not stand");
+		       FOREIGN);
 	import_refused(CARD("vmm", UUID, "0123", "0", "2097152", "4096", ""), 0, 4096, -EPROTO,
-		       "does not stand");
+		       FOREIGN);
 	import_refused(CARD("vmm", UUID, BLOCK, "-1", "2097152", "4096", ""), 0, 4096, -EPROTO,
-		       "does not stand");
+		       FOREIGN);
 	import_refused(CARD("vmm", UUID, BLOCK, "2097152", "2097152", "4096", ""), 0, 4096, -EPROTO,
-		       "does not stand");
+		       FOREIGN);
 	import_refused(CARD("vmm", UUID, BLOCK, "0", "4096", "4096", ""), 0, 4096, -EPROTO,
-		       "not of granules");
+		       "not of granules of 2097152 (CUDA_ERROR_INVALID_VALUE)");
 	import_refused(CARD("vmm", UUID, BLOCK, "0", "2097152", "4096", ",\"event\":\"00\""), 0,
-		       4096, -EPROTO, "does not stand");
+		       4096, -EPROTO, FOREIGN);
 	import_refused(
 		CARD("vmm", "00000000000000000000000000000007", BLOCK, "0", "2097152", "4096", ""),
 		0, 4096, -ENODEV, "CUDA_ERROR_INVALID_DEVICE");
@@ -524,7 +526,7 @@ static void test_strange_refs(void **state)
 	at[9] = '9';
 	assert_refused(
 		tmesh_cuda_open_ref(b.cuda, text, strlen(text), NULL, NULL, &other, &layout, err),
-		-EPROTO, "do not fit");
+		-EPROTO, "do not fit the 5000 bytes of its memory (CUDA_ERROR_INVALID_VALUE)");
 	at[9] = '0';
 	/* Freed, when nobody holds it: nobody opens it any more. */
 	tmesh_cuda_memory_unref(memory);
@@ -570,6 +572,12 @@ static void test_elsewhere(void **state)
 		-EOPNOTSUPP,
 		"cuMemImportFromShareableHandle: CUDA_ERROR_NOT_SUPPORTED (exported by driver "
 		"API 13000, this process has 12040)");
+	standin_fail("cuIpcOpenEventHandle", CU_INVALID_HANDLE, 0);
+	assert_refused(tmesh_cuda_open_ref(c.cuda, text, strlen(text), NULL, NULL, &imported,
+					   &layout, err),
+		       -EINVAL,
+		       "cuIpcOpenEventHandle: CUDA_ERROR_INVALID_HANDLE (exported by driver API "
+		       "13000, this process has 12040)");
 	assert_int_equal(helper_ask(&foreign, "i", foreign_text), '{');
 	standin_fail("cuIpcOpenMemHandle_v2", CU_INVALID_VALUE, 0);
 	assert_refused(

@@ -172,6 +172,7 @@ static void test_dropped(void **state)
 	assert_int_equal(helper_ask(&helpers[0], text, answer), 'E');
 	memcpy(&told, answer + 1, sizeof(told));
 	assert_int_equal(told.code, -ENOENT);
+	assert_non_null(strstr(told.message, "(CUDA_ERROR_INVALID_HANDLE)"));
 	helper_end(&helpers[0]);
 	bed_close(bed);
 }
@@ -249,13 +250,16 @@ static void test_reclaim(void **state)
 	struct reclaimer reclaimer = {.memory = memory};
 	struct tmesh_error told = {0};
 	pthread_t thread;
-	char text[TMESH_REF_SIZE], pid[16];
+	char text[TMESH_REF_SIZE], answer[2048], pid[16];
 
 	share(memory, text);
 	assert_int_equal(helper_say(&helpers[0], text), 'a');
 	assert_ok(tmesh_cuda_reclaim(memory, 5 * SECOND, err));
 	assert_int_equal(helper_say(&helpers[0], "r"), 'T');
-	assert_int_equal(helper_say(&helpers[0], text), 'E');
+	assert_int_equal(helper_ask(&helpers[0], text, answer), 'E');
+	memcpy(&told, answer + 1, sizeof(told));
+	if (!strstr(told.message, "(CUDA_ERROR_INVALID_HANDLE)"))
+		fail_msg("\"%s\"", told.message);
 	/* It is the owner's as before, and can be shared anew. */
 	assert_int_equal(first_of(memory), 'a');
 	share(memory, text);
@@ -606,7 +610,7 @@ static void test_ipc(void **state)
 	assert_ok(tmesh_region_desc_set(region, info.desc, err));
 	assert_int_equal(helper_ask(&helpers[0], text, answer), 'E');
 	assert_non_null(strstr(answer + 1 + offsetof(struct tmesh_error, message),
-			       "of 2097153 bytes there are 2097152"));
+			       "of 2097153 bytes there are 2097152 (CUDA_ERROR_INVALID_VALUE)"));
 	tmesh_region_unref(region);
 	synced = standin_calls("cuStreamSynchronize");
 	assert_ok(tmesh_cuda_share_ipc(bed->cuda, pointer, &layout, TMESH_CUDA_NO_STREAM, text,
