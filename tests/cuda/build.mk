@@ -42,6 +42,7 @@ cuda-check: $(STANDIN) $(CUDA_OUT)/libcuda-old.so $(B)/libtmesh-cuda.so $(CUDA_P
 	trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \
 	for test in $(CUDA_NAMES); do $(CUDA_OUT)/$$test || status=1; done; \
 	LD_LIBRARY_PATH=$(CURDIR)/$(CUDA_OUT):$(CURDIR)/$(B) $(VPYTHON) -P $(CUDA_TESTS)/python.py || status=1; \
+	$(MAKE) -s --no-print-directory gpu-dry-check || status=1; \
 	exit $$status
 
 # Their part on host regions, on the backend that is there: in guests, the module.

@@ -34,6 +34,7 @@ CU_FUNCTIONS_NEWER(CU_DECLARE)
 /* Called by tests alone. */
 cu_result cuStreamCreate(cu_stream *out, unsigned int flags);
 cu_result cuStreamDestroy_v2(cu_stream stream);
+cu_result cuStreamQuery(cu_stream stream);
 cu_result cuMemGetInfo_v2(size_t *free_bytes, size_t *total);
 cu_result cuLaunchHostFunc(cu_stream stream, void (*call)(void *data), void *data);
 

@@ -167,6 +167,16 @@ cu_result cuStreamDestroy_v2(cu_stream stream)
 	return CU_OK;
 }
 
+cu_result cuStreamQuery(cu_stream stream)
+{
+	bool busy;
+
+	pthread_mutex_lock(&stream->lock);
+	busy = stream->first || stream->busy;
+	pthread_mutex_unlock(&stream->lock);
+	return busy ? CU_NOT_READY : CU_OK;
+}
+
 cu_result cuLaunchHostFunc(cu_stream stream, void (*call)(void *data), void *data)
 {
 	add(stream, (struct work){.call = call, .data = data});

@@ -1,15 +1,36 @@
 # SPDX-License-Identifier: MIT
 #
 # On a real GPU, with the driver that the loader finds. GPU_PYTHON is one that has PyTorch, CuPy or
-# JAX for CUDA, where those are to be tried too.
+# JAX for CUDA, where those are to be tried too. gpu-kit is all that a machine needs which can build
+# nothing: copied there, `gpu-kit/run check` and `gpu-kit/run bench` are the same.
 
 GPU_PYTHON ?= $(VPYTHON)
-GPU_RUN = LD_LIBRARY_PATH=$(CURDIR)/$(B):$$LD_LIBRARY_PATH $(GPU_PYTHON)
+GPU_KIT    := $(B)/gpu-kit
+GPU_LIBS   := $(B)/libtmesh-cuda.so $(B)/libtmesh-cuda-torch.so $(B)/libtmesh-cuda-hook.so
+export GPU_PYTHON
 
-check-gpu: $(B)/libtmesh-cuda.so $(B)/libtmesh-cuda-torch.so $(VENV)/tmesh.stamp ## checks that need an NVIDIA GPU
-	@$(GPU_RUN) tests/gpu/check.py
+gpu-kit: $(GPU_KIT)/run ## what check-gpu and bench-gpu need, in one folder for another machine
 
-bench-gpu: $(B)/libtmesh-cuda.so $(VENV)/tmesh.stamp ## measurements that need an NVIDIA GPU
-	@$(GPU_RUN) tests/gpu/bench.py
+$(GPU_KIT)/run: $(GPU_LIBS) $(VENV)/tmesh.stamp $(wildcard tests/gpu/*.py) tests/gpu/run tests/gpu/build.mk
+	@rm -rf $(GPU_KIT) && mkdir -p $(GPU_KIT)
+	cp -L $(B)/libtmesh.so.0 $(B)/libtmesh-cuda.so.0 $(filter-out %/libtmesh-cuda.so,$(GPU_LIBS)) \
+		$$($(CC) -print-file-name=libjansson.so.4) $(GPU_KIT)
+	cp -r $$($(VPYTHON) -P -c 'import os, tmesh; print(os.path.dirname(tmesh.__file__))') $(GPU_KIT)/tmesh
+	cp tests/gpu/*.py tests/gpu/run $(GPU_KIT)
 
-.PHONY: check-gpu bench-gpu
+check-gpu: gpu-kit ## checks that need an NVIDIA GPU
+	@$(GPU_KIT)/run check
+
+bench-gpu: gpu-kit ## measurements that need an NVIDIA GPU
+	@$(GPU_KIT)/run bench
+
+# Both on the stand-in for the driver, and on stand-ins for frameworks and tools: that tests the
+# tests, and is no proof of anything else.
+gpu-dry-check: $(STANDIN) $(CUDA_OUT)/libcudart.so.12 gpu-kit
+	@export TMESH_GPU_STANDIN=1 TMESH_BACKEND=memfd PATH=$(CURDIR)/tests/gpu/standin:$$PATH \
+		PYTHONPATH=$(CURDIR)/tests/gpu/standin LD_LIBRARY_PATH=$(CURDIR)/$(CUDA_OUT) GPU_PYTHON=$(VPYTHON); \
+	$(GPU_KIT)/run check; status=$$?; \
+	echo 1..1; $(GPU_KIT)/run bench >$(CUDA_OUT)/bench-gpu 2>&1 || { status=1; printf 'not '; }; \
+	echo "ok 1 - stand-in, not a GPU: bench-gpu runs"; sed 's/^/# /' $(CUDA_OUT)/bench-gpu; exit $$status
+
+.PHONY: gpu-kit check-gpu bench-gpu gpu-dry-check

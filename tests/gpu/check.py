@@ -1,51 +1,410 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """Checks that need an NVIDIA GPU; TAP. Skips, loudly, where there is none. With PyTorch, CuPy and JAX
-where they can be imported. A result is for the GPU, driver and date that the last line names, which
-is what goes into the table of docs/cuda.md.
+where they can be imported.
 
-TMESH_GPU_STANDIN=1 runs what needs no framework on the stand-in, to test the tests; its results
-are labelled so, and are not about a GPU."""
+usage: check.py [NAME...]     all of them, or those
 
+Each runs in a process of its own with a time limit, so that none stops the others, and must leave
+the GPU's memory, as nvidia-smi tells it, as it was. What was seen ends as rows for the table of
+docs/cuda.md, with the GPU, driver and date.
+
+TMESH_GPU_STANDIN=1 runs them on the stand-in, to test the tests; every line says so, and none is
+about a GPU."""
+
+import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 import traceback
 
 import gpu
-import tmesh
-import tmesh.cuda
+from gpu import Peer, Skip
 
-tests = []
+LIMIT_S = 300
+SKIPPED = 77
+LEAK_MIB = 2  # a granule; what nvidia-smi rounds is less
 
-
-class Skip(Exception):
-    pass
-
-
-def test(function):
-    tests.append(function)
-    return function
+# Imported by the processes that run one test: whoever starts them needs no context.
+tmesh = None
+tests = {}
 
 
-def need(name):
+def test(row):
+    """@row: of the table in docs/cuda.md that it is about."""
+    def add(function):
+        tests[function.__name__] = (function, row)
+        return function
+    return add
+
+
+def note(text):
+    print(f"# {text}", flush=True)
+
+
+def raises(kind, function, *args, word="CUDA_ERROR_", **kwargs):
+    """Refused with the CUDA error's name, which is noted."""
     try:
-        return __import__(name)
-    except ImportError as error:
-        raise Skip(f"{name} cannot be imported: {error}") from None
+        function(*args, **kwargs)
+    except kind as error:
+        note(f"{function.__name__}: {error}")
+        assert word in str(error), f"does not say {word}: {error}"
+    else:
+        raise AssertionError(f"{function.__name__} raised nothing")
 
 
-def torch_on_gpu():
-    torch = need("torch")
-    if not torch.cuda.is_available():
-        raise Skip("this PyTorch has no CUDA")
-    return torch
+def eventually(condition, what):
+    for _ in range(1000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"in 10 s it never was so: {what}")
+
+
+def library():
+    tmesh.cuda._open()
+    return tmesh.cuda._library
+
+
+class Stats(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t)] + [(name, ctypes.c_uint64) for name in (
+        "bytes_used", "bytes_reserved", "bytes_lingering", "blocks", "allocs", "reused", "imported_bytes",
+        "registered_bytes", "staged_copies", "staged_bytes", "host_fallbacks", "host_waits", "taken")]
+
+
+def stats():
+    all_ = Stats(size=ctypes.sizeof(Stats))
+    assert library().tmesh_cuda_stats(tmesh.cuda._open(), -1, ctypes.byref(all_)) == 0
+    return all_
+
+
+HOST = "host regions registered, read-only registration, leases touched, taken away on lapse"
+VMM = "VMM blocks and chunks, two devices, out of memory, host memory on request"
+REFS = "refs between processes, access for mapping and resident device, read-only mappings, sending on"
+KILLS = "SIGKILL of either side, memory not used again under a holder, reclaim, holders named"
+EVENTS = "interprocess events: a consumer's stream waits, no host does"
+IPC = "cuIpc for foreign memory"
+CONTEXT = "a context destroyed under all of these, also when another one was made at its place"
+TORCH = "PyTorch's allocator (`libtmesh-cuda-torch.so`)"
+HOOK = "the preload (`libtmesh-cuda-hook.so`)"
+
+
+class Cap(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("level", ctypes.c_int), ("reason", ctypes.c_char * 160)]
+
+
+@test("what the doctor says of each path")
+def doctor(driver):
+    caps, error = (Cap * 11)(), tmesh.cuda._Error()
+    assert library().tmesh_cuda_caps(tmesh.cuda._open(), 0, caps, ctypes.byref(error)) == 0, error.message
+    levels = {}
+    for cap in caps:
+        levels[cap.name.decode()] = cap.level
+        note(f"{cap.name.decode()}: {('not tried', 'not supported', 'works')[cap.level]}: {cap.reason.decode()}")
+    for name in ("host-register", "vmm", "posix-fd", "opaque-fd-import"):
+        assert levels[name] == 2, f"{name} does not work"
+
+
+@test(HOST)
+def region_registered(driver):
+    tensor = tmesh.empty((1 << 20,), "uint8")
+    tensor.numpy()[:4] = b"host"[0]
+    with tmesh.cuda.open(tensor.ref(writable=True), writable=True) as array:
+        assert array.kind == "host"
+        assert driver.read(array.pointer, 4) == b"hhhh"
+        driver.write(array.pointer, b"from the device")
+        driver.synchronize()
+        assert bytes(tensor.numpy()[:15]) == b"from the device"
+        # By kernels, which use the device pointer and not the host's mapping.
+        with tmesh.cuda.empty(1 << 20, "uint8") as there:
+            driver.copy_by_kernel(there.pointer, array.pointer, 1 << 20)
+            assert driver.read(there.pointer, 15) == b"from the device"
+            driver.write(there.pointer, b"by a kernel")
+            driver.copy_by_kernel(array.pointer, there.pointer, 1 << 20)
+        assert bytes(tensor.numpy()[:11]) == b"by a kernel"
+
+
+@test("host regions on huge pages")
+def huge_pages_registered(driver):
+    try:
+        tensor = tmesh.empty((8 << 20,), "uint8", huge=True)
+    except tmesh.Error as error:
+        raise Skip(f"no huge pages (vm.nr_hugepages? shmem_enabled?): {error}") from None
+    with tmesh.cuda.open(tensor.ref(writable=True), writable=True) as array:
+        driver.write(array.pointer + (5 << 20), b"huge")
+        driver.synchronize()
+        assert bytes(tensor.numpy()[5 << 20:][:4]) == b"huge"
+
+
+WORDS = b"not written here"
+
+
+def open_for_reading(driver, tensor):
+    try:
+        array = tmesh.cuda.open(tensor.ref())
+    except tmesh.UnsupportedError as error:
+        raise Skip(str(error)) from None
+    with array, tmesh.cuda.empty(16, "uint8") as there:
+        assert driver.read(array.pointer, 16) == WORDS and not array.writable
+        driver.copy_by_kernel(there.pointer, array.pointer, 16)
+        assert driver.read(there.pointer, 16) == WORDS
+
+
+@test(HOST)
+def sealed_region_read_only(driver):
+    open_for_reading(driver, tmesh.put(bytearray(WORDS), seal=True))
+
+
+@test(HOST)
+def region_for_reading(driver):
+    open_for_reading(driver, tmesh.put(bytearray(WORDS)))
+
+
+@test(HOST)
+def host_lease(driver):
+    """Its holder's library touches it; one that is stopped for longer loses it."""
+    tensor = tmesh.put(bytearray(WORDS))
+    with Peer() as peer:
+        peer.ask(tensor.ref(), writable=False, lease=1)
+        time.sleep(3)
+        assert not peer.say(taken=True)["taken"]
+        peer.stop()
+        time.sleep(3)
+        os.kill(peer.process.pid, signal.SIGCONT)
+        eventually(lambda: peer.say(taken=True)["taken"], "taken")
+
+
+@test(VMM)
+def out_of_memory(driver):
+    raises(tmesh.OutOfMemoryError, tmesh.cuda.empty, 1 << 44, "uint8", word="CUDA_ERROR_OUT_OF_MEMORY")
+    arrays = [tmesh.cuda.empty(3 << 20, "uint8") for _ in range(20)]
+    assert len({array.pointer for array in arrays}) == 20 and stats().reused
+    for array in arrays:
+        array.release()
+    assert stats().bytes_used == 0
+
+
+@test(REFS)
+def two_processes(driver):
+    array = tmesh.cuda.empty(1 << 20, "uint8")
+    driver.write(array.pointer, b"first" * 20)
+    with Peer() as peer:
+        answer = peer.ask(tmesh.cuda.share(array), write=b"second".hex())
+        assert bytes.fromhex(answer["bytes"]).startswith(b"first") and answer["kind"] == "imported"
+        assert driver.read(array.pointer, 6) == b"second"
+        peer.end()
+
+
+@test(REFS)
+def three_processes_and_a_producer_that_goes(driver):
+    array = tmesh.cuda.empty(1 << 20, "uint8")
+    driver.write(array.pointer, b"sent on" * 10)
+    with Peer() as first, Peer() as second:
+        ref = first.ask(tmesh.cuda.share(array), share=True)["ref"]
+        array.release()
+        assert bytes.fromhex(second.ask(ref)["bytes"]).startswith(b"sent on")
+
+
+@test(REFS)
+def mapping_for_reading(driver):
+    array = tmesh.cuda.empty(1 << 20, "uint8", alone=True)
+    driver.write(array.pointer, b"kept")
+    with Peer() as peer:
+        answer = peer.ask(tmesh.cuda.share(array), writable=False, try_write=b"gone".hex())
+        note(f"writing to it: {answer['refused']}")
+        assert bytes.fromhex(answer["bytes"]).startswith(b"kept")
+    assert answer["refused"] and driver.read(array.pointer, 4) == b"kept"
+
+
+@test("leases of an importer")
+def lease_of_an_importer(driver):
+    array = tmesh.cuda.empty(1 << 20, "uint8")
+    with Peer() as peer:
+        peer.ask(tmesh.cuda.share(array), lease=0.5)
+        eventually(lambda: peer.say(taken=True)["taken"], "taken")
+        array.release()
+        eventually(lambda: stats().bytes_lingering == 0, "given back")
+
+
+@test(KILLS)
+def killed_readers_leak_nothing(driver):
+    for _ in range(5):
+        array = tmesh.cuda.empty(64 << 20, "uint8", alone=True)
+        with Peer() as peer:
+            peer.ask(tmesh.cuda.share(array))
+            array.release()
+            assert stats().bytes_lingering == 64 << 20
+        eventually(lambda: stats().bytes_lingering == 0, "given back")
+
+
+@test(KILLS)
+def killed_producer_takes_nothing(driver):
+    with Peer() as producer:
+        ref = producer.say(make=4 << 20, fill=7, alone=True)["ref"]
+        array = tmesh.cuda.open(ref)
+        producer.kill()
+    assert driver.read(array.pointer + (3 << 20), 4) == b"\7" * 4
+    array.release()
+    raises(tmesh.NotFoundError, tmesh.cuda.open, ref, word="CUDA_ERROR_INVALID_HANDLE")
+
+
+@test(KILLS)
+def reclaimed(driver):
+    array = tmesh.cuda.empty(1 << 20, "uint8", alone=True)
+    with Peer() as peer:
+        peer.ask(tmesh.cuda.share(array))
+        array.reclaim(timeout=10)
+        assert peer.say(taken=True)["taken"]
+        driver.write(array.pointer, b"still mine")
+        peer.ask(tmesh.cuda.share(array))
+        peer.stop()
+        raises(tmesh.PeerTimeoutError, array.reclaim, timeout=0.2, word=f"{peer.process.pid} (")
+
+
+@test(EVENTS)
+def order_without_waiting(driver):
+    """A ref goes out while the producer's stream is at work; who opens it reads what comes last."""
+    size = 256 << 20 if not driver.is_standin() else 1 << 20
+    array = tmesh.cuda.empty(size, "uint8", alone=True)
+    stream = driver.stream()
+    with Peer() as peer:
+        peer.say(make=1, fill=0)
+        for value in [1] * 2000 + [7]:
+            driver.fill(array.pointer, value, size, stream)
+        ref = tmesh.cuda.share(array, stream=stream.value)
+        busy = driver.busy(stream)
+        first = bytes.fromhex(peer.ask(ref)["bytes"])
+        note(f"the stream was {'still at work' if busy else 'done'} when the ref was made")
+        assert first == b"\7" * 64, f"read {first[:4]}"
+        assert busy or driver.is_standin(), "the stream was too quick to show anything"
+    assert stats().host_waits == 0, f"the host waited {stats().host_waits} times"
+
+
+@test("each bad input's error")
+def bad_input(driver):
+    array = tmesh.cuda.empty(1 << 20, "uint8", alone=True)
+    ref = tmesh.cuda.share(array)
+    array.release()
+    raises(tmesh.NotFoundError, tmesh.cuda.open, ref, word="CUDA_ERROR_INVALID_HANDLE")
+    raises(tmesh.Error, tmesh.cuda.empty, 1, device=63, word="CUDA_ERROR_INVALID_DEVICE")
+    memory, error = ctypes.c_void_p(), tmesh.cuda._Error()
+    for kind, name in ((1, "OPAQUE_FD"), (2, "DMABUF_FD")):
+        with open(os.devnull, "rb") as file:
+            code = library().tmesh_cuda_import_fd(tmesh.cuda._open(), 0, kind, file.fileno(), ctypes.c_uint64(1 << 21),
+                                                  ctypes.byref(memory), ctypes.byref(error))
+        note(f"/dev/null as {name}: {error.message.decode()}")
+        assert code < 0 and b"CUDA_ERROR_" in error.message
+
+
+@test(CONTEXT)
+def context_reset(driver):
+    """Gone, and revived by somebody else: nothing that it had is believed or touched."""
+    tensor = tmesh.empty((1 << 20,), "uint8")
+    ref = tensor.ref(writable=True)
+    array = tmesh.cuda.open(ref, writable=True)
+    block = tmesh.cuda.empty(1 << 20, "uint8")
+    tmesh.cuda.share(block)
+    driver.call("cuDevicePrimaryCtxReset_v2", 0)
+    raises(tmesh.Error, tmesh.cuda.empty, 1, word="CUDA_ERROR_CONTEXT_IS_DESTROYED")
+    raises(tmesh.Error, tmesh.cuda.share, block, word="CUDA_ERROR_CONTEXT_IS_DESTROYED")
+    array.release()
+    block.release()
+
+
+@test(CONTEXT)
+def context_revived(driver):
+    tensor = tmesh.empty((1 << 20,), "uint8")
+    ref = tensor.ref(writable=True)
+    array = tmesh.cuda.open(ref, writable=True)
+    block = tmesh.cuda.empty(1 << 20, "uint8")
+    tmesh.cuda.share(block)
+    before = driver.context
+    driver.call("cuDevicePrimaryCtxReset_v2", 0)
+    again = gpu.Driver()
+    note(f"the revived context has {'the same' if again.context == before else 'another'} address")
+    raises(tmesh.Error, tmesh.cuda.empty, 1, word="CUDA_ERROR_CONTEXT_IS_DESTROYED")
+    raises(tmesh.Error, tmesh.cuda.open, ref, writable=True, word="CUDA_ERROR_CONTEXT_IS_DESTROYED")
+    raises(tmesh.Error, tmesh.cuda.share, block, word="CUDA_ERROR_CONTEXT_IS_DESTROYED")
+    array.release()
+    block.release()
+
+
+def between_three(driver, name):
+    """Made here by a framework, written by the same one in a second process, read in a third."""
+    by = gpu.FRAMEWORKS[name]()
+    array = tmesh.cuda.empty(1000, "int32")
+    view = by.view(array)
+    if not by.fill(view, 3):
+        driver.write(array.pointer, b"\3\0\0\0" * 1000)
+    driver.synchronize()
+    with Peer() as first, Peer() as second:
+        ref = tmesh.cuda.share(view)
+        assert ref["cuda"]["kind"] == "vmm", ref
+        answer = first.ask(ref, by=name, value=5, share=True)
+        assert answer["total"] == 3000, answer
+        expected = 5000 if answer["written"] else 3000
+        assert second.ask(answer["ref"], by=name)["total"] == expected
+        assert driver.read(array.pointer, 4)[0] == expected // 1000
+
+
+@test("real PyTorch in three processes")
+def torch_between_processes(driver):
+    between_three(driver, "torch")
+
+
+@test("real CuPy in three processes")
+def cupy_between_processes(driver):
+    between_three(driver, "cupy")
+
+
+@test("real JAX in three processes")
+def jax_between_processes(driver):
+    between_three(driver, "jax")
+
+
+def foreign(name, array, total):
+    """A framework's own memory, in another process's framework."""
+    ref = tmesh.cuda.share(array)
+    note(f"{name}: {ref['cuda']}")
+    assert ref["cuda"]["kind"] == "ipc"
+    with Peer() as peer:
+        assert peer.ask(ref, by=name)["total"] == total
+        peer.end()
+
+
+@test(IPC)
+def torch_foreign_by_ipc(driver):
+    torch = gpu.Torch().torch
+    foreign("torch", torch.arange(16, device="cuda", dtype=torch.int32), 120)
+
+
+@test(IPC)
+def cupy_foreign_by_ipc(driver):
+    foreign("cupy", gpu.Cupy().cupy.arange(16, dtype="int32"), 120)
+
+
+@test(IPC)
+def jax_foreign_by_ipc(driver):
+    numpy = gpu.Jax().jax.numpy
+    foreign("jax", numpy.arange(16, dtype="int32").block_until_ready(), 120)
+
+
+@test("arrays that have DLPack alone, shared and lent")
+def jax_bfloat16_by_dlpack(driver):
+    numpy = gpu.Jax().jax.numpy
+    array = numpy.ones(64, dtype=numpy.bfloat16).block_until_ready()
+    ref = tmesh.cuda.share(array)
+    assert ref["dtype"] == "bfloat16"
+    with Peer() as peer:
+        assert bytes.fromhex(peer.ask(ref)["bytes"])[:4] == b"\x80\x3f\x80\x3f"
+        peer.end()
 
 
 def torch_pool():
-    torch = torch_on_gpu()
+    torch = gpu.Torch().torch
     if not hasattr(torch.cuda, "MemPool"):
         raise Skip(f"PyTorch {torch.__version__} has no MemPool")
     plugin = torch.cuda.memory.CUDAPluggableAllocator("libtmesh-cuda-torch.so", "tmesh_torch_malloc",
@@ -53,220 +412,204 @@ def torch_pool():
     return torch, torch.cuda.MemPool(plugin.allocator())
 
 
-@test
-def region_registered(driver):
-    tensor = tmesh.empty((1 << 20,), "uint8")
-    tensor.numpy()[:4] = b"host"[0]
-    with tmesh.cuda.open(tensor.ref(writable=True), writable=True) as array:
-        assert array.kind == "host"
-        driver.write(array.pointer, b"from the device")
-        driver.call("cuCtxSynchronize")
-        assert bytes(tensor.numpy()[:15]) == b"from the device"
-
-
-@test
-def huge_pages_registered(driver):
-    try:
-        tensor = tmesh.empty((8 << 20,), "uint8", huge=True)
-    except (tmesh.OutOfMemoryError, TypeError) as error:
-        raise Skip(f"no huge pages: {error}") from None
-    with tmesh.cuda.open(tensor.ref(writable=True), writable=True) as array:
-        driver.write(array.pointer + (5 << 20), b"huge")
-        assert bytes(tensor.numpy()[5 << 20:][:4]) == b"huge"
-
-
-@test
-def sealed_region_read_only(driver):
-    tensor = tmesh.put(bytearray(b"sealed bytes"), seal=True)
-    try:
-        array = tmesh.cuda.open(tensor.ref())
-    except tmesh.UnsupportedError as error:
-        raise Skip(str(error)) from None
-    assert driver.read(array.pointer, 12) == b"sealed bytes" and not array.writable
-    array.release()
-
-
-@test
-def two_processes(driver):
-    array = tmesh.cuda.empty(1 << 20, "uint8")
-    driver.write(array.pointer, b"first" * 20)
-    peer = gpu.Peer()
-    answer = peer.ask(tmesh.cuda.share(array), write=b"second".hex())
-    assert bytes.fromhex(answer["bytes"]).startswith(b"first") and answer["kind"] == "imported"
-    peer.ask(tmesh.cuda.share(array), read=False)
-    assert driver.read(array.pointer, 6) == b"second"
-    peer.kill()
-
-
-@test
-def three_processes_and_a_producer_that_goes(driver):
-    array = tmesh.cuda.empty(1 << 20, "uint8")
-    driver.write(array.pointer, b"sent on" * 10)
-    first, second = gpu.Peer(), gpu.Peer()
-    ref = first.ask(tmesh.cuda.share(array), share=True)["ref"]
-    array.release()
-    answer = second.ask(ref)
-    assert bytes.fromhex(answer["bytes"]).startswith(b"sent on")
-    first.kill()
-    second.kill()
-
-
-@test
-def killed_readers_leak_nothing(driver):
-    for _ in range(5):
-        array = tmesh.cuda.empty(64 << 20, "uint8", alone=True)
-        peer = gpu.Peer()
-        peer.ask(tmesh.cuda.share(array))
-        array.release()
-        peer.kill()
-
-
-@test
-def reclaimed(driver):
-    array = tmesh.cuda.empty(1 << 20, "uint8", alone=True)
-    peer = gpu.Peer()
-    peer.ask(tmesh.cuda.share(array))
-    array.reclaim(timeout=10)
-    driver.write(array.pointer, b"still mine")
-    peer.kill()
-
-
-@test
+@test(TORCH)
 def torch_pool_and_training_step(driver):
     torch, pool = torch_pool()
     with torch.cuda.use_mem_pool(pool):
         model = torch.nn.Linear(256, 256, device="cuda")
-        out = model(torch.randn(64, 256, device="cuda"))
-    out.square().mean().backward()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter -= 0.1 * parameter.grad
-    ref = tmesh.cuda.share(model.weight.data)
-    assert ref["cuda"]["kind"] == "vmm"
-    peer = gpu.Peer()
-    torch.cuda.synchronize()
-    assert bytes.fromhex(peer.ask(ref)["bytes"]) == model.weight.data.cpu().numpy().tobytes()[:64]
-    peer.kill()
+        data = torch.randn(64, 256, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Peer() as peer:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(data).square().mean().backward()
+            optimizer.step()
+            ref = tmesh.cuda.share(model.weight.data)
+            assert ref["cuda"]["kind"] == "vmm", ref
+            seen = bytes.fromhex(peer.ask(ref, keep=False)["bytes"])
+            assert seen == model.weight.data.cpu().numpy().tobytes()[:64]
 
 
-@test
+@test("tensors of a segment lent and given back singly")
 def torch_lends_what_it_has_forgotten(driver):
     torch, pool = torch_pool()
     with torch.cuda.use_mem_pool(pool):
         tensor = torch.full((64,), 7, dtype=torch.uint8, device="cuda")
-        peer = gpu.Peer()
-        with tmesh.cuda.lend(tensor) as array:
-            pointer = array.pointer
-            peer.ask(array.ref())
-        del tensor
-        others = [torch.zeros(64, dtype=torch.uint8, device="cuda") for _ in range(100)]
-        torch.cuda.synchronize()
-        assert driver.read(pointer, 64) == b"\x07" * 64
-        peer.kill()
-        for _ in range(1000):
-            if not tmesh.cuda._lent:
-                break
-            time.sleep(0.01)
-        assert not tmesh.cuda._lent
+        with Peer() as peer:
+            with tmesh.cuda.lend(tensor) as array:
+                pointer = array.pointer
+                peer.ask(array.ref())
+            del tensor
+            others = [torch.zeros(64, dtype=torch.uint8, device="cuda") for _ in range(100)]
+            torch.cuda.synchronize()
+            assert driver.read(pointer, 64) == b"\7" * 64
+        eventually(lambda: not tmesh.cuda._lent, "the tensor is PyTorch's again")
         del others
 
 
-@test
-def torch_opens(driver):
-    torch = torch_on_gpu()
-    array = tmesh.cuda.empty((4, 8))
-    tensor = torch.from_dlpack(array)
-    tensor.copy_(torch.arange(32.0).reshape(4, 8))
-    torch.cuda.synchronize()
-    assert tensor.data_ptr() == array.pointer and float(tensor.sum()) == 496.0
+@test(HOOK)
+def torch_under_the_preload(driver):
+    gpu.Torch()
+    script = ("import torch, tmesh.cuda\nt = torch.zeros(1000, device='cuda')\n"
+              "print(tmesh.cuda.share(t)['cuda']['kind'])\n")
+    hook = next((path for path in (os.path.join(folder, "libtmesh-cuda-hook.so")
+                                   for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"))
+                 if os.path.exists(path)), None)
+    if not hook:
+        raise Skip("libtmesh-cuda-hook.so is not on LD_LIBRARY_PATH")
+    done = subprocess.run([sys.executable, "-P", "-c", script], env={**os.environ, "LD_PRELOAD": hook},
+                          capture_output=True, text=True, timeout=LIMIT_S)
+    for line in (done.stdout + done.stderr).splitlines():
+        note(line)
+    assert done.returncode == 0 and done.stdout.strip() == "vmm"
 
 
-@test
-def torch_foreign_by_ipc(driver):
-    torch = torch_on_gpu()
-    tensor = torch.arange(16, device="cuda", dtype=torch.uint8)
-    ref = tmesh.cuda.share(tensor)
-    assert ref["cuda"]["kind"] == "ipc"
-    peer = gpu.Peer()
-    assert bytes.fromhex(peer.ask(ref)["bytes"])[:16] == bytes(range(16))
-    peer.kill()
+def scenario(driver):
+    """What compute-sanitizer watches, in two processes, with a kernel on what was imported."""
+    size = 1 << 20
+    array = tmesh.cuda.empty(size, "uint8")
+    driver.write(array.pointer, bytes(size))
+    with Peer() as peer:
+        peer.ask(tmesh.cuda.share(array), rounds=1)
+        peer.end()
+    array.release()
+    region_registered(driver)
 
 
-@test
-def cupy_opens(driver):
-    cupy = need("cupy")
-    array = tmesh.cuda.empty(10, "int32")
-    view = cupy.asarray(array)
-    view[...] = 7
-    cupy.cuda.Device().synchronize()
-    assert view.data.ptr == array.pointer and driver.read(array.pointer, 4) == b"\x07\0\0\0"
-
-
-@test
-def jax_opens(driver):
-    jax = need("jax")
-    array = tmesh.cuda.empty(10, "int32")
-    driver.write(array.pointer, b"\x05\0\0\0" * 10)
-    try:
-        view = jax.dlpack.from_dlpack(array)
-    except RuntimeError as error:
-        raise Skip(f"JAX: {error}") from None
-    assert int(view.sum()) == 50
-
-
-@test
+@test("compute-sanitizer is clean")
 def compute_sanitizer(driver):
     tool = shutil.which("compute-sanitizer")
     if not tool:
         raise Skip("compute-sanitizer is not installed")
-    script = ("import tmesh.cuda\na = tmesh.cuda.empty(1000)\nt = tmesh.cuda.share(a)\n"
-              "b = tmesh.cuda.open(t)\nb.release()\na.release()\n")
-    done = subprocess.run([tool, "--error-exitcode", "9", sys.executable, "-P", "-c", script], capture_output=True,
-                          text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+    for check in ("memcheck", "racecheck"):
+        done = subprocess.run([tool, "--tool", check, "--target-processes", "all", "--error-exitcode", "9",
+                               sys.executable, os.path.abspath(__file__), "--one", "scenario"],
+                              capture_output=True, text=True, timeout=LIMIT_S / 2)
+        for line in (done.stdout + done.stderr).splitlines()[-20:]:
+            note(f"{check}: {line}")
+        assert done.returncode == 0, f"{check} ended with {done.returncode}"
 
 
 def settled(driver, least):
     """Free memory once it is as much as @least, after at most 10 s."""
     for _ in range(1000):
-        tmesh.cuda._library.tmesh_cuda_trim(tmesh.cuda._open())
+        library().tmesh_cuda_trim(tmesh.cuda._open())
         if driver.free_bytes() >= least:
             break
         time.sleep(0.01)
     return driver.free_bytes()
 
 
-def main():
+# Frameworks keep memory of their own, and a context that is gone has none: nvidia-smi tells of both.
+KEEP = ("torch", "cupy", "jax")
+
+
+def one(name):
+    """In a process of its own; the exit status."""
+    global tmesh
+    import tmesh
+    import tmesh.cuda
+
+    function = scenario if name == "scenario" else tests[name][0]
+    try:
+        driver = gpu.Driver()
+        tmesh.cuda.empty(1).release()
+        before = settled(driver, 0)
+        function(driver)
+        if not name.startswith((*KEEP, "context", "scenario")):
+            after = settled(driver, before)
+            assert after >= before, f"{before - after} bytes of the GPU are missing"
+    except Skip as reason:
+        print(f"SKIP {reason}", flush=True)
+        return SKIPPED
+    except Exception:
+        traceback.print_exc(file=sys.stdout)
+        return 1
+    return 0
+
+
+def attempt(name):
+    """(result, what it said) of one test; result: "ok", "failed", or why it was skipped."""
+    process = subprocess.Popen([sys.executable, os.path.abspath(__file__), "--one", name],
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                               start_new_session=True)
+    late = []
+    try:
+        said = process.communicate(timeout=LIMIT_S)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        said = process.communicate()[0]
+        late = [f"it took longer than {LIMIT_S} s and was ended"]
+    try:
+        os.killpg(process.pid, signal.SIGKILL)  # whom it left behind
+    except ProcessLookupError:
+        pass
+    lines = [line.removeprefix("# ") for line in said.splitlines()] + late
+    if process.returncode == SKIPPED and lines[-1].startswith("SKIP "):
+        return lines[-1].removeprefix("SKIP "), lines[:-1]
+    if process.returncode < 0:
+        lines.append(f"it ended by signal {-process.returncode}")
+    return "ok" if process.returncode == 0 else "failed", lines
+
+
+def memory_is_back(before):
+    """None, or what nvidia-smi says that is left."""
+    if before is None:
+        return None
+    for _ in range(100):
+        after = gpu.used_mib()
+        if after is None or after < before + LEAK_MIB:
+            return None
+        time.sleep(0.1)
+    return f"nvidia-smi: {before} MiB were used before, {after} MiB are after it"
+
+
+def main(names):
     why = gpu.missing()
     if why:
         print(f"1..0 # SKIP {why}")
         print(f"check-gpu: NOTHING WAS CHECKED: {why}", file=sys.stderr)
         return 0
-    driver = gpu.Driver()
-    label = "stand-in, not a GPU: " if driver.name().startswith("stand-in") else ""
-    failed = False
-    print(f"1..{len(tests)}")
-    tmesh.cuda.empty(1).release()
-    for number, function in enumerate(tests, 1):
-        frameworks = any(name in sys.modules for name in ("torch", "cupy", "jax"))
-        before = settled(driver, 1 << 62) if number == 1 else driver.free_bytes()
-        try:
-            function(driver)
-            # Frameworks keep memory of their own.
-            if not frameworks and not any(name in sys.modules for name in ("torch", "cupy", "jax")):
-                after = settled(driver, before)
-                assert after >= before, f"{before - after} bytes of the GPU are missing"
-            print(f"ok {number} - {label}{function.__name__}", flush=True)
-        except Skip as reason:
-            print(f"ok {number} - {label}{function.__name__} # SKIP {reason}", flush=True)
-        except Exception:
-            failed = True
-            print(f"not ok {number} - {label}{function.__name__}", flush=True)
-            print("".join(f"# {line}\n" for line in traceback.format_exc().splitlines()), flush=True)
-    print(f"# {label}seen on {gpu.seen_on(driver)}", flush=True)
-    return failed
+    where = seen()
+    label = "stand-in, not a GPU: " if where.startswith("stand-in") else ""
+    chosen = names or list(tests)
+    results = {}
+    print(f"1..{len(chosen)}")
+    for line in gpu.versions():
+        note(label + line)
+    # The driver is there from now on, with whatever it keeps for itself.
+    result, lines = attempt("scenario")
+    for line in [] if result == "ok" else [f"a first program: {result}", *lines]:
+        note(label + line)
+    start = gpu.used_mib()
+    note(f"{label}nvidia-smi: " + ("it does not tell, so memory is compared within each process alone" if start is None
+                                   else f"{start} MiB are used at the start"))
+    for number, name in enumerate(chosen, 1):
+        result, lines = attempt(name)
+        left = memory_is_back(start)
+        if left:
+            lines.append(left)
+            result = "failed"
+        results[name] = result
+        skip = "" if result in ("ok", "failed") else f" # SKIP {result}"
+        print(f"{'not ok' if result == 'failed' else 'ok'} {number} - {label}{name}{skip}")
+        for line in lines:
+            note(label + line)
+    note(f"{label}seen on {where}")
+    note("for docs/cuda.md:")
+    for name in chosen:
+        print(f"# | {tests[name][1]} | {label}{name}: {results[name]} | {where} |", flush=True)
+    return int("failed" in results.values())
+
+
+def seen():
+    """Asked in another process, as gpu.missing() does."""
+    script = "import gpu; print(gpu.seen_on(gpu.Driver()))"
+    return subprocess.run([sys.executable, "-c", script], cwd=gpu.HERE, capture_output=True, text=True).stdout.strip()
 
 
 if __name__ == "__main__":
     os.environ.setdefault("TMESH_BACKEND", "memfd")
-    sys.exit(main())
+    # Of several processes none is to take most of the GPU.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    sys.exit(one(sys.argv[2]) if sys.argv[1:2] == ["--one"] else main(sys.argv[1:]))
