@@ -7,6 +7,7 @@ only shows that it runs: the numbers are of a machine without a GPU, and say so.
 
 import contextlib
 import ctypes
+import json
 import os
 import statistics
 import sys
@@ -49,6 +50,18 @@ def in_turn(functions, rounds):
     return [statistics.median(all_) for all_ in times]
 
 
+def shared_by_c(array):
+    """us of the library's function, without what Python makes of it, and the ref."""
+    text, error = ctypes.create_string_buffer(768), tmesh.cuda._Error()
+    args = (array._memory, ctypes.byref(array._layout), None, text, ctypes.c_size_t(768), ctypes.byref(error))
+    start = time.perf_counter_ns()
+    code = tmesh.cuda._library.tmesh_cuda_share(*args)
+    took = (time.perf_counter_ns() - start) / 1000
+    if code:
+        raise RuntimeError(error.message.decode())
+    return took, json.loads(text.value)
+
+
 def hand_over(driver):
     """Both halves by the clocks of who does them: what lies between is a pipe, which is not measured."""
     again = {}
@@ -66,6 +79,12 @@ def hand_over(driver):
             again[size] = statistics.median(whole)
             row(f"share and open what is shared already, {size} bytes", again[size], "us", "20 us", again[size] < 20,
                 f"of it opening {statistics.median(opened):.3g}")
+            by_c = []
+            for _ in range(TIMES):
+                shared, ref = shared_by_c(array)
+                by_c.append(shared + peer.say(by_c=ref)["ns"] / 1000)
+            value = statistics.median(by_c)
+            row(f"the same by the C functions, {size} bytes", value, "us", "20 us", value < 20)
             fresh = []
             for _ in range(KEPT):
                 new = tmesh.cuda.empty(size, "uint8", alone=True)

@@ -81,6 +81,21 @@ def try_write(array, data):
     return {"refused": None}
 
 
+def opened_by_c(order):
+    """By the library's functions, without what Python makes of them."""
+    cuda, memory, layout, error = tmesh.cuda, ctypes.c_void_p(), tmesh.cuda._Layout(), tmesh.cuda._Error()
+    handle, text, opts = cuda._open(), json.dumps(order["by_c"]).encode(), cuda._ImportOpts(cuda._OPTS_BYTES, 3, -1, 0)
+    args = (handle, text, ctypes.c_size_t(len(text)), ctypes.byref(opts), None, ctypes.byref(memory),
+            ctypes.byref(layout), ctypes.byref(error))
+    start = time.perf_counter_ns()
+    code = cuda._library.tmesh_cuda_open_ref(*args)
+    took = time.perf_counter_ns() - start
+    if code:
+        raise RuntimeError(error.message.decode())
+    cuda._library.tmesh_cuda_memory_unref(memory)
+    return {"ns": took}
+
+
 def opened(order):
     start = time.perf_counter_ns()
     array = tmesh.cuda.open(order["ref"], writable=order.get("writable", True), lease=order.get("lease"))
@@ -108,6 +123,8 @@ def opened(order):
 def obey(order):
     if "ref" in order:
         return opened(order)
+    if "by_c" in order:
+        return opened_by_c(order)
     if "make" in order:
         return make(order)
     if "pickled" in order:

@@ -42,6 +42,9 @@ _READ, _WRITE = 1, 2
 _DL_CUDA = 2
 _LEGACY_STREAM = 1  # the default one, where 0 stands for none
 _NO_STREAM = -1
+# Tensors are handed over in microseconds: what is the same each time is made once.
+_RefText = ctypes.c_char * _REF_BYTES
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 _ERRORS = {
     errno.EINVAL: errors.InvalidError, errno.EOVERFLOW: errors.InvalidError, errno.ENOENT: errors.NotFoundError,
@@ -66,6 +69,9 @@ class _Layout(ctypes.Structure):
 class _ImportOpts(ctypes.Structure):
     _fields_ = [("size", ctypes.c_size_t), ("rights", ctypes.c_uint32), ("device", ctypes.c_int),
                 ("lease_ns", ctypes.c_uint64)]
+
+
+_OPTS_BYTES = ctypes.sizeof(_ImportOpts)
 
 
 class _Info(ctypes.Structure):
@@ -166,9 +172,12 @@ class Array:
     def nbytes(self) -> int:
         return math.prod(self.shape) * _ITEM[self._layout.dtype - 1]
 
-    def _info(self) -> _Info:
+    def _need(self) -> None:
         if self._memory is None:
             raise errors.ReleasedError(errno.EINVAL, "the array was released")
+
+    def _info(self) -> _Info:
+        self._need()
         info = _Info(size=ctypes.sizeof(_Info))
         _call("tmesh_cuda_info", self._memory, ctypes.byref(info))
         return info
@@ -203,8 +212,8 @@ class Array:
 
     def ref(self, stream: int | None = None) -> dict[str, Any]:
         """As `share`."""
-        self._info()
-        text = ctypes.create_string_buffer(_REF_BYTES)
+        self._need()
+        text = _RefText()
         _call("tmesh_cuda_share", self._memory, ctypes.byref(self._layout),
               ctypes.c_void_p((self._stream or 0) if stream is None else stream), text, ctypes.c_size_t(_REF_BYTES))
         ref: dict[str, Any] = json.loads(text.value)
@@ -212,7 +221,7 @@ class Array:
 
     def reclaim(self, timeout: float = 5.0) -> None:
         """Take the memory back from all other processes; PeerTimeoutError names who still has it."""
-        self._info()
+        self._need()
         _call("tmesh_cuda_reclaim", self._memory, ctypes.c_uint64(int(timeout * 1e9)))
 
     def touch(self) -> None:
@@ -313,9 +322,9 @@ def open(ref: str | dict[str, Any], *, writable: bool = False, device: int | Non
     has seen to the order. The stream is to live as long as the array, which names it to consumers
     (`__cuda_array_interface__`) and is shared on after it. A ref to host memory is registered with the
     driver. With a `lease` in seconds, it is let go of when it was not touched for so long."""
-    text = (ref if isinstance(ref, str) else json.dumps(ref, separators=(",", ":"))).encode()
-    opts = _ImportOpts(size=ctypes.sizeof(_ImportOpts), rights=_READ | (_WRITE if writable else 0),
-                       device=-1 if device is None else device, lease_ns=int((lease or 0) * 1e9))
+    text = (ref if isinstance(ref, str) else _encode(ref)).encode()
+    opts = _ImportOpts(_OPTS_BYTES, _READ | _WRITE if writable else _READ, -1 if device is None else device,
+                       int((lease or 0) * 1e9))
     memory, layout = ctypes.c_void_p(), _Layout()
     _call("tmesh_cuda_open_ref", _open(), text, ctypes.c_size_t(len(text)), ctypes.byref(opts),
           ctypes.c_void_p(stream), ctypes.byref(memory), ctypes.byref(layout))
@@ -425,7 +434,7 @@ def share(array: Any, *, stream: int | None = None) -> dict[str, Any]:
     pointer, layout, current = _describe(array, stream or 0)
     stream = current if stream is None else stream
     memory, offset = ctypes.c_void_p(), ctypes.c_uint64()
-    text = ctypes.create_string_buffer(_REF_BYTES)
+    text = _RefText()
     try:
         _call("tmesh_cuda_find", _open(), ctypes.c_uint64(pointer), ctypes.byref(memory), ctypes.byref(offset))
     except errors.NotFoundError:
