@@ -125,7 +125,7 @@ except tmesh.InvalidError as error:
 else:
     raise AssertionError("opened without order")
 fail(b"cuIpcOpenEventHandle", 1, 0)
-with tmesh.cuda.open(sys.argv[1], stream=-1) as array:
+with tmesh.cuda.open(sys.argv[1], stream=-1, writable=True) as array:
     array.__dlpack__(stream=1)
     assert array.ref()["cuda"]["waited"]
 """

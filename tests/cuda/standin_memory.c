@@ -10,8 +10,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define NAME "standin-gpu-" /* of the memfds, followed by the device's number */
-
 static struct physical physical[STANDIN_MAX];
 static struct range ranges[STANDIN_MAX];
 
@@ -89,62 +87,57 @@ static struct physical *physical_of(cu_mem handle)
 	return &physical[handle - 1];
 }
 
-static cu_result make(int device, size_t bytes, struct physical **out)
+/* @fd is whoever's it is made for. */
+static cu_result physical_of_file(int fd, struct physical **out)
 {
-	char name[32];
+	struct standin_file file;
+
+	if (!standin_file_look(fd, &file))
+		return CU_INVALID_VALUE;
+	if (standin_permitted())
+		return CU_NOT_PERMITTED;
+	if (file.device >= standin.devices)
+		return CU_INVALID_DEVICE;
+	*out = standin_physical_new(fd, file.device, file.bytes);
+	if (!*out)
+		return CU_OUT_OF_MEMORY;
+	(*out)->offset = file.offset;
+	return CU_OK;
+}
+
+static cu_result make(int device, size_t bytes, bool exportable, struct physical **out)
+{
+	cu_result rc;
 	int fd;
 
 	if (standin_permitted())
 		return CU_NOT_PERMITTED;
 	if (bytes > standin.bytes || used(device) > standin.bytes - bytes)
 		return CU_OUT_OF_MEMORY;
-	snprintf(name, sizeof(name), NAME "%d", device);
-	fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	if (fd < 0 || ftruncate(fd, (off_t)bytes) || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK)) {
-		if (fd >= 0)
-			close(fd);
+	fd = standin_file_new(device, bytes, exportable);
+	if (fd < 0)
 		return CU_OPERATING_SYSTEM;
-	}
-	*out = standin_physical_new(fd, device, bytes);
-	if (!*out) {
+	rc = physical_of_file(fd, out);
+	if (rc) {
 		close(fd);
-		return CU_OUT_OF_MEMORY;
+		return rc;
 	}
 	(*out)->made = true;
+	(*out)->exportable = exportable;
 	return CU_OK;
-}
-
-int standin_device_of_file(int fd)
-{
-	char path[32], target[64] = "";
-	int device;
-
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	if (readlink(path, target, sizeof(target) - 1) < 0 ||
-	    sscanf(target, "/memfd:" NAME "%d", &device) != 1)
-		return -1;
-	return device;
 }
 
 cu_result standin_adopt(int fd, struct physical **out)
 {
-	int device = standin_device_of_file(fd);
-	struct stat st;
+	cu_result rc;
 
-	if (device < 0 || fstat(fd, &st))
-		return CU_INVALID_VALUE;
-	if (standin_permitted())
-		return CU_NOT_PERMITTED;
-	if (device >= standin.devices)
-		return CU_INVALID_DEVICE;
 	fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	if (fd < 0)
-		return CU_OPERATING_SYSTEM;
-	*out = standin_physical_new(fd, device, (size_t)st.st_size);
-	if (*out)
-		return CU_OK;
-	close(fd);
-	return CU_OUT_OF_MEMORY;
+		return CU_INVALID_VALUE;
+	rc = physical_of_file(fd, out);
+	if (rc)
+		close(fd);
+	return rc;
 }
 
 /* VMM */
@@ -184,10 +177,9 @@ cu_result cuMemCreate(cu_mem *mem, size_t bytes, const struct cu_alloc_prop *pro
 	if (rc)
 		return rc;
 	pthread_mutex_lock(&standin_lock);
-	rc = make(prop->location.id, bytes, &memory);
+	rc = make(prop->location.id, bytes, prop->handle_types & CU_HANDLE_POSIX_FD, &memory);
 	if (!rc) {
 		memory->handles = 1;
-		memory->exportable = prop->handle_types & CU_HANDLE_POSIX_FD;
 		memory->rdma = prop->rdma;
 		*mem = (cu_mem)(memory - physical) + 1;
 	}
@@ -366,7 +358,8 @@ static cu_result map_file(struct range *range, int fixed)
 		else if (range->access[i] == CU_ACCESS_READ)
 			prot |= PROT_READ;
 	}
-	range->at = mmap(range->at, range->bytes, prot, MAP_SHARED | fixed, range->of->fd, 0);
+	range->at = mmap(range->at, range->bytes, prot, MAP_SHARED | fixed, range->of->fd,
+			 range->of->offset);
 	return range->at == MAP_FAILED ? CU_OUT_OF_MEMORY : CU_OK;
 }
 
@@ -426,7 +419,8 @@ cu_result cuMemAlloc_v2(cu_ptr *ptr, size_t bytes)
 	if (!bytes)
 		return CU_INVALID_VALUE;
 	pthread_mutex_lock(&standin_lock);
-	rc = make(device, (bytes + STANDIN_GRANULE - 1) & ~(size_t)(STANDIN_GRANULE - 1), &memory);
+	rc = make(device, (bytes + STANDIN_GRANULE - 1) & ~(size_t)(STANDIN_GRANULE - 1), false,
+		  &memory);
 	if (!rc)
 		rc = standin_whole(WHOLE, memory, device, ptr);
 	pthread_mutex_unlock(&standin_lock);

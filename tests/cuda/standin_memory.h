@@ -4,12 +4,15 @@
 #ifndef TMESH_STANDIN_MEMORY_H
 #define TMESH_STANDIN_MEMORY_H
 
+#include <sys/types.h>
+
 #include "standin_internal.h"
 
 /* Physical memory. Handles are its places here, from 1. It goes when nobody has a handle or a
  * mapping of it; the file goes with the last process. */
 struct physical {
 	int fd;
+	off_t offset;
 	int device;
 	size_t bytes;
 	unsigned int handles;
@@ -42,8 +45,14 @@ struct range *standin_range_with(bool (*is)(enum kind kind), cu_ptr ptr, size_t 
 bool standin_is_memory(enum kind kind);
 struct physical *standin_physical_new(int fd, int device, size_t bytes);
 void standin_physical_drop(struct physical *memory);
-/* The device whose memory this file is, or -1. */
-int standin_device_of_file(int fd);
+/* What stands for physical memory: a new file, or -1; and what one is, if it is one. */
+struct standin_file {
+	int device;
+	size_t bytes;
+	off_t offset; /* by which its first byte is mapped */
+};
+int standin_file_new(int device, size_t bytes, bool exportable);
+bool standin_file_look(int fd, struct standin_file *file);
 /* Memory of another process, by a file of ours; map all of it; end that. */
 cu_result standin_adopt(int fd, struct physical **out);
 cu_result standin_whole(enum kind kind, struct physical *memory, int device, cu_ptr *ptr);

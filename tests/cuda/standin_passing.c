@@ -135,8 +135,9 @@ cu_result cuMemGetHandleForAddressRange(void *handle, cu_ptr ptr, size_t bytes, 
 static cu_result adopt_dmabuf(int fd, struct physical **out)
 {
 	char path[32], target[64] = "";
+	struct standin_file file;
 
-	if (standin_device_of_file(fd) >= 0)
+	if (standin_file_look(fd, &file))
 		return standin_adopt(fd, out);
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
 	if (readlink(path, target, sizeof(target) - 1) < 0 || strncmp(target, "/dmabuf:", 8))

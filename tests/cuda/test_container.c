@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 /*
  * A consumer in a container: a process in user, mount, PID and IPC namespaces of its own, which is
- * handed refs and regions by who is outside. Whether it has the devices is a node's matter, of the
- * stand-in's, whose events and cuIpc end at a PID namespace: a driver's may.
+ * handed refs and regions by who is outside, without the module (whose tokens end at an IPC
+ * namespace: docs/packaging.md). Whether it has the devices is a node's matter, of the stand-in's,
+ * whose events and cuIpc end at a PID namespace: a driver's may.
  */
 #include <fcntl.h>
 #include <sched.h>
@@ -282,11 +283,6 @@ static void outside_close(struct outside *out)
 	bed_close(&out->bed);
 }
 
-static bool on_module(const struct bed *bed)
-{
-	return tmesh_ctx_backend(bed->ctx) == TMESH_BACKEND_KERNEL;
-}
-
 #define OTHERS_EVENT "cuIpcOpenEventHandle: CUDA_ERROR_INVALID_VALUE"
 #define OTHERS_TOKEN "freed (CUDA_ERROR_INVALID_HANDLE): "
 
@@ -304,19 +300,13 @@ static void test_same_account(void **state)
 	foreign = standin_alloc(5000);
 	assert_ok(tmesh_cuda_share_ipc(out.bed.cuda, foreign, &layout, NULL, text, sizeof(text),
 				       &region, err));
-	if (on_module(&out.bed)) {
-		/* Its tokens are of an IPC namespace. */
-		refused(ask(&container, 't', out.text, NULL), -ENOENT, OTHERS_TOKEN);
-		refused(ask(&container, 't', text, NULL), -ENOENT, OTHERS_TOKEN);
-	} else {
-		refused(ask(&container, 't', out.text, NULL), -EINVAL, OTHERS_EVENT);
-		opens(ask(&container, 'n', out.text, NULL));
-		/* Open as it is, nobody takes it for ordered. */
-		refused(ask(&container, 't', out.text, NULL), -EINVAL, OTHERS_EVENT);
-		refused(ask(&container, 't', text, NULL), -EINVAL,
-			"cuIpcOpenMemHandle: CUDA_ERROR_INVALID_VALUE");
-		assert_int_equal(ask(&container, 'u', "", NULL).first, '-');
-	}
+	refused(ask(&container, 't', out.text, NULL), -EINVAL, OTHERS_EVENT);
+	opens(ask(&container, 'n', out.text, NULL));
+	/* Open as it is, nobody takes it for ordered. */
+	refused(ask(&container, 't', out.text, NULL), -EINVAL, OTHERS_EVENT);
+	refused(ask(&container, 't', text, NULL), -EINVAL,
+		"cuIpcOpenMemHandle: CUDA_ERROR_INVALID_VALUE");
+	assert_int_equal(ask(&container, 'u', "", NULL).first, '-');
 	refused(ask(&container, 'S', "", out.region), -EINVAL, OTHERS_EVENT);
 	opens(ask(&container, 's', "", out.region));
 	/* It is told, and lets go; killed it lets go too. */
@@ -358,7 +348,7 @@ static void test_without_devices(void **state)
 	outside_close(&out);
 }
 
-/* Without the module tokens lead to a directory, which is not in there. */
+/* Tokens lead to a directory, which is not in there. */
 static void test_without_directory(void **state)
 {
 	struct container container = container_start(geteuid(), RUNTIME_DIR);
@@ -392,7 +382,6 @@ static int run(void)
 		container_test(test_without_devices),
 		container_test(test_without_directory),
 	};
-	const char *backend = getenv("TMESH_BACKEND");
 	struct container container;
 	char why[128];
 	int failed;
@@ -403,8 +392,6 @@ static int run(void)
 	failed = cmocka_run_group_tests_name("cuda container", tests, NULL, NULL);
 	if (geteuid())
 		return failed + skipped("test_other_account", "not root: no other user to be");
-	if (backend && !strcmp(backend, "kernel"))
-		return failed + skipped("test_other_account", "the module's node is root's");
 	return failed + cmocka_run_group_tests_name("cuda container of others", others, NULL, NULL);
 }
 

@@ -61,9 +61,9 @@ def bindings(tap, name):
 
 
 def library(tap, name):
-    """The unit tests of the library, those of tmeshctl, and the GPU's use of host regions (on a
-    stand-in for the driver), the same way."""
-    in_debian(tap, name, "library", "unit-check", "tools-check", "cuda-host-check")
+    """The unit tests of the library, those of tmeshctl, and those of GPU memory that say something of
+    regions (on a stand-in for the driver), the same way."""
+    in_debian(tap, name, "library", "unit-check", "tools-check", "cuda-backend-check")
 
 
 def demo(tap, name):
