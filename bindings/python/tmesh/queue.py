@@ -37,7 +37,7 @@ from typing import Any, Literal
 import weakref
 
 from . import _tmesh, sent
-from .errors import GoneError, InvalidError, NotFoundError, PeerTimeoutError, ProtocolError
+from .errors import GoneError, NotFoundError, PeerTimeoutError, ProtocolError
 
 __all__ = ["Queue"]
 
@@ -67,10 +67,6 @@ _PATIENCE = 2.0
 # A call that does not wait has to tell who waits in an end from who is just passing.
 _MOMENT = 0.001
 
-# Those that torch.from_dlpack() knows in every version. Others are pickled.
-_DTYPES = frozenset(["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16",
-                     "float32", "float64", "complex64", "complex128"])
-
 _Message = bytes | _tmesh.Tensor | tuple[_tmesh.Tensor, bytes]
 
 
@@ -86,28 +82,6 @@ def _is_torch(kind: type) -> bool:
     return hasattr(torch, "Tensor") and kind in (torch.Tensor, torch.nn.Parameter)
 
 
-@functools.cache
-def _name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _laid_out(tensor: Any, ours: _tmesh.Tensor) -> _tmesh.Tensor | None:
-    """ours, which is all of the tensor's storage, with the tensor's layout; None where only
-    PyTorch can do that."""
-    dtype, shape = _name(tensor.dtype), tuple(tensor.shape)
-    offset = tensor.storage_offset() * tensor.element_size()
-    if not offset and (ours.dtype, ours.shape, ours.strides) == (dtype, shape, tensor.stride()):
-        return ours
-    end = offset + tensor.numel() * tensor.element_size()
-    try:
-        whole = ours.reshape(-1).view("uint8")
-    except InvalidError:
-        return None
-    if end > whole.nbytes or not tensor.is_contiguous():
-        return None
-    return whole[offset:end].view(dtype).reshape(shape)
-
-
 def _is_new(tensor: _tmesh.Tensor, known: dict[str, None]) -> bool:
     """Whether it is large, and of a region that was not sent lately."""
     if tensor.nbytes < _LARGE or (region := tensor.id) in known:
@@ -121,10 +95,10 @@ def _is_new(tensor: _tmesh.Tensor, known: dict[str, None]) -> bool:
 def _of_torch(tensor: Any, known: dict[str, None]) -> tuple[_tmesh.Tensor, bytes] | None:
     """The message of a tensor that needs no pickling."""
     way = _ours()
-    if not way._is_plain(tensor) or not tensor.numel() or _name(tensor.dtype) not in _DTYPES:
+    if not way._is_plain(tensor):
         return None
     ours = way._share(tensor)
-    laid_out = _laid_out(tensor, ours) if ours.writable else None
+    laid_out = way._as_ours(tensor, ours) if ours.writable else None
     if laid_out is None or _is_new(laid_out, known):
         return None
     flags = _GRAD * tensor.requires_grad | _PARAMETER * (type(tensor) is way.torch.nn.Parameter)
@@ -134,10 +108,10 @@ def _of_torch(tensor: Any, known: dict[str, None]) -> tuple[_tmesh.Tensor, bytes
 def _to_torch(tensor: _tmesh.Tensor, flags: int) -> Any:
     has_grad = tensor.dtype.startswith(("float", "bfloat", "complex"))
     known = _GRAD | _PARAMETER if has_grad else _PARAMETER
-    if flags & ~known or tensor.dtype not in _DTYPES:
+    if flags & ~known or tensor.dtype not in _ours()._DTYPES:
         raise _unknown()
     torch = _ours().torch
-    made = torch.from_dlpack(tensor)
+    made = _ours()._over(tensor)
     if flags & _PARAMETER:
         return torch.nn.Parameter(made, bool(flags & _GRAD))
     return made.requires_grad_() if flags & _GRAD else made

@@ -22,12 +22,13 @@ way. A read-only tensor is refused: PyTorch could not know. Send the tmesh.Tenso
 from __future__ import annotations
 
 import errno
+import functools
 import importlib
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from . import _tmesh, sent
-from .errors import AccessError
+from .errors import AccessError, InvalidError
 
 __all__ = ["register"]
 
@@ -37,6 +38,10 @@ reductions: Any = importlib.import_module("torch.multiprocessing.reductions")
 
 # Its name in PyTorch 2 and before. A typed one takes several microseconds to make.
 _storage: Any = getattr(torch.Tensor, "untyped_storage", None) or torch.Tensor._storage
+
+# Those that torch.from_dlpack() knows in every version.
+_DTYPES = frozenset(["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16",
+                     "float32", "float64", "complex64", "complex128"])
 
 
 def _is_plain(tensor: Any) -> bool:
@@ -52,6 +57,35 @@ def _bytes_of(tensor: Any) -> Any:
     return tensor.detach().as_strided((count,), (1,), 0).view(torch.uint8)
 
 
+@functools.cache
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _as_ours(tensor: Any, ours: _tmesh.Tensor) -> _tmesh.Tensor | None:
+    """ours, which is all of the tensor's storage, with the tensor's layout; None where only
+    PyTorch can do that."""
+    dtype, shape = _name(tensor.dtype), tuple(tensor.shape)
+    if dtype not in _DTYPES or not tensor.numel():
+        return None
+    offset = tensor.storage_offset() * tensor.element_size()
+    if not offset and (ours.dtype, ours.shape, ours.strides) == (dtype, shape, tensor.stride()):
+        return ours
+    end = offset + tensor.numel() * tensor.element_size()
+    try:
+        whole = ours.reshape(-1).view("uint8")
+    except InvalidError:
+        return None
+    if end > whole.nbytes or not tensor.is_contiguous():
+        return None
+    return whole[offset:end].view(dtype).reshape(shape)
+
+
+def _over(ours: _tmesh.Tensor) -> Any:
+    # A capsule: of what has __dlpack__ its device is asked first.
+    return torch.from_dlpack(ours.dlpack())
+
+
 def _laid_out(data: Any, dtype: Any, size: Any, stride: Any, offset: int) -> Any:
     return data.view(dtype).as_strided(size, stride, offset)
 
@@ -64,7 +98,7 @@ def _share(tensor: Any) -> _tmesh.Tensor:
     ours = _tmesh.put(_bytes_of(tensor))
     layout = tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset()
     with torch.no_grad():
-        tensor.set_(_laid_out(torch.from_dlpack(ours), *layout))
+        tensor.set_(_laid_out(_over(ours), *layout))
     return ours
 
 
@@ -75,14 +109,19 @@ def _reduce(tensor: Any) -> tuple[Any, ...]:
     if not ours.writable:
         raise AccessError(errno.EACCES, "this tensor lies in read-only memory, which PyTorch could "
                           "not know over there: send the tmesh.Tensor")
-    layout = tensor.dtype, tuple(tensor.size()), tensor.stride(), tensor.storage_offset()
     grad = (type(tensor) is torch.nn.Parameter, tensor.requires_grad)
-    ours = ours.reshape(-1).view("uint8") if ours.dtype != "uint8" else ours
-    return _rebuild, (ours.ref(writable=True), layout, grad, sent.keep(ours))
+    layout = None
+    laid_out = _as_ours(tensor, ours)
+    if laid_out is None:
+        layout = tensor.dtype, tuple(tensor.size()), tensor.stride(), tensor.storage_offset()
+        laid_out = ours if ours.dtype == "uint8" else ours.reshape(-1).view("uint8")
+    return _rebuild, (laid_out.ref(writable=True), layout, grad, sent.keep(laid_out))
 
 
 def _rebuild(ref: _tmesh.Ref, layout: Any, grad: tuple[bool, bool], ticket: sent.Ticket) -> Any:
-    tensor = _laid_out(torch.from_dlpack(_tmesh.open(ref, True)), *layout)
+    tensor = _over(_tmesh.open(ref, True))
+    if layout:
+        tensor = _laid_out(tensor, *layout)
     sent.take(ticket)
     is_parameter, requires_grad = grad
     if is_parameter:
