@@ -154,12 +154,6 @@ static void test_seal_after(void **state)
 	tmesh_region_unref(region);
 }
 
-static int skip_test(const char *name, const char *why)
-{
-	printf("1..1\nok 1 - %s # SKIP %s\n", name, why);
-	return 0;
-}
-
 static int run_all(void)
 {
 	const struct CMUnitTest tests[] = {cmocka_unit_test(test_refused)};
@@ -170,10 +164,11 @@ static int run_all(void)
 	int vgem = open_vgem();
 
 	if (!can_export())
-		return failed + skip_test("test_seal_after, test_import", "no /dev/udmabuf");
+		return failed + UNIT_SKIP(exports, "no /dev/udmabuf") +
+		       UNIT_SKIP(imports, "no /dev/udmabuf");
 	failed += cmocka_run_group_tests_name("export", exports, unit_ctx_setup, unit_ctx_teardown);
 	if (vgem < 0)
-		return failed + skip_test("test_import", "no vgem device");
+		return failed + UNIT_SKIP(imports, "no vgem device");
 	close(vgem);
 	return failed +
 	       cmocka_run_group_tests_name("import", imports, unit_ctx_setup, unit_ctx_teardown);
