@@ -476,6 +476,20 @@ defmodule Tmesh.WorkerTest do
       assert {:ok, 1} = Worker.execute("operations.echo", [1])
     end
 
+    test "leave nothing behind where their pool ends before it has them" do
+      live = stat(:regions_live)
+      pool = spawn(fn -> receive do: (_call -> exit(:ended)) end)
+      Process.register(pool, :ending_pool)
+      payload = [:binary.copy("x", 1_000_001)]
+
+      assert {:error, %Error{type: :not_started}} =
+               Worker.start("operations.describe", payload, pool: :ending_pool)
+
+      assert stat(:regions_live) == live
+      refute Enum.any?(Process.get_keys(), &match?({Worker, _reply}, &1))
+      refute_received {:DOWN, _monitor, :process, ^pool, _reason}
+    end
+
     test "tell telemetry" do
       test = self()
       events = for what <- [:start, :stop], do: [:tmesh, :worker, :call, what]

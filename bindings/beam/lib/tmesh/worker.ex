@@ -343,8 +343,6 @@ defmodule Tmesh.Worker do
       :ok -> {:ok, call}
       {:error, error} -> finish(call, {:error, error})
     end
-  catch
-    :exit, _reason -> {:error, Error.new(:not_started, "the pool has just ended")}
   end
 
   # The next message of a call; :timeout.

@@ -12,7 +12,11 @@ defmodule Tmesh.Worker.Pool do
   def start_link(%{name: name} = options), do: GenServer.start_link(__MODULE__, options, name: name)
 
   @spec submit(GenServer.server(), Worker.call()) :: :ok | {:error, Error.t()}
-  def submit(pool, call), do: GenServer.call(pool, {:submit, call}, :infinity)
+  def submit(pool, call) do
+    GenServer.call(pool, {:submit, call}, :infinity)
+  catch
+    :exit, _reason -> {:error, Error.new(:not_started, "the pool has just ended")}
+  end
 
   @spec cancel(GenServer.server(), reference()) :: :ok
   def cancel(pool, reply), do: GenServer.cast(pool, {:cancel, reply})
