@@ -433,6 +433,16 @@ defmodule Tmesh.WorkerTest do
       assert {:ok, 1} = Worker.execute("operations.echo", [1], pool: Stuck)
     end
 
+    test "end with their pool, and so does what they run" do
+      {:ok, pool} = Worker.start_pool(Tmesh.PythonPool.options(name: Stuck, size: 1))
+      {:ok, pid} = Worker.execute("operations.pid", [], pool: Stuck)
+      {:ok, call} = Worker.start("operations.stuck", [], pool: Stuck)
+      Process.sleep(500)
+      :ok = Worker.stop_pool(pool)
+      assert {:error, %Error{type: :worker_down}} = Worker.await(call)
+      eventually(fn -> not File.exists?("/proc/#{pid}") end)
+    end
+
     test "hold what they were given while they wait" do
       naps = for _n <- 1..2, do: Worker.start("operations.nap", [0.3])
       {:ok, call} = start_with_new_ref()

@@ -50,6 +50,9 @@ defmodule Tmesh.Worker.Process do
 
   @impl true
   def init({pool, options}) do
+    # So that the pool's end comes by terminate/2.
+    Process.flag(:trap_exit, true)
+
     state = %{
       pool: pool,
       options: options,
@@ -174,8 +177,10 @@ defmodule Tmesh.Worker.Process do
   # Of an earlier life.
   def handle_info(_other, state), do: {:noreply, state}
 
-  # The port's end is the end of the process's input; the socket's owner is this process.
+  # The port's end is the end of the process's input, and of the process, but for one that holds the
+  # interpreter's lock; the socket's owner is this process.
   @impl true
+  def terminate(_reason, %{running: nil}), do: :ok
   def terminate(_reason, state), do: kill(state)
 
   ## Life
