@@ -221,6 +221,24 @@ defmodule Tmesh.ArrowTest do
                  Arrow.stream_pointer(%{numbers | batches: [[lie]]})
       end
 
+      # That an index is a null's says nothing where nothing is null.
+      type = {:dictionary, :int8, :utf8, 0}
+      {:ok, words} = Arrow.from_list(["a"], :utf8)
+
+      lie = %ArrayRef{
+        type: type,
+        length: 1,
+        null_count: 0,
+        buffers: [<<0>>, <<100>>],
+        children: [],
+        dictionary: words
+      }
+
+      table = %TableRef{schema: [{"d", type, true}], num_rows: 1, batches: [[lie]]}
+      assert {:error, %Error{type: :protocol}} = Arrow.stream_pointer(table)
+      null = %{table | batches: [[%{lie | null_count: 1}]]}
+      assert {:ok, {_address, _reference}} = Arrow.stream_pointer(null)
+
       for columns <- [%{"a\0b" => [1]}, %{"a" => {{:timestamp, :second, "UTC\0"}, [1]}}] do
         {:ok, table} = Arrow.from_columns(columns)
         assert {:error, %Error{type: :unsupported}} = Arrow.stream_pointer(table)

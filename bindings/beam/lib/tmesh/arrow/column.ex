@@ -293,8 +293,9 @@ defmodule Tmesh.Arrow.Column do
     end
   end
 
+  # Who is told that nothing is null does not look at the bitmap.
+  defp valid_bits(%ArrayRef{null_count: 0}), do: nil
   defp valid_bits(%ArrayRef{type: :null}), do: nil
-  defp valid_bits(%ArrayRef{buffers: ["" | _rest]}), do: nil
   defp valid_bits(%ArrayRef{buffers: [bitmap | _rest], length: n}), do: unpack(bitmap, n)
 
   # Bits come lowest first.
