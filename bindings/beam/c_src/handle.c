@@ -411,12 +411,18 @@ static NIF(release_dirty)
 {
 	struct tmesh_tensor *tensor;
 	struct handle *handle;
+	struct pinned *pinned;
 
 	enif_get_resource(env, argv[0], handle_type, (void **)&handle);
 	pthread_mutex_lock(&handle->lock);
 	tensor = handle->tensor;
 	handle->tensor = NULL;
+	/* What a binary has made since the release was asked for. */
+	pinned = handle->pinned;
+	handle->pinned = NULL;
 	pthread_mutex_unlock(&handle->lock);
+	if (pinned)
+		enif_release_resource(pinned);
 	tmesh_tensor_unref(tensor);
 	return released(env, handle);
 }

@@ -52,6 +52,29 @@ defmodule Tmesh.LifetimeTest do
       assert binary == data()
     end
 
+    test "lets go of what a binary makes while it waits for its turn" do
+      ref = sealed()
+      pipe = Path.join(System.tmp_dir!(), "tmesh-#{System.unique_integer([:positive])}")
+      {"", 0} = System.cmd("mkfifo", [pipe])
+      on_exit(fn -> File.rm(pipe) end)
+      # Started now: nothing can be while no scheduler is free to look at files.
+      script = "read go; exec 3<>'#{pipe}'; read end"
+      writer = Port.open({:spawn_executable, "/bin/sh"}, args: ["-c", script])
+
+      readers =
+        for _ <- 1..:erlang.system_info(:dirty_io_schedulers),
+            do: Task.async(fn -> File.open(pipe, [:read, :raw]) end)
+
+      Process.sleep(100)
+      release = Task.async(fn -> ZeroCopy.release(ref) end)
+      Process.sleep(100)
+      assert {:ok, _binary} = ZeroCopy.to_binary(ref, copy: false)
+      assert Task.yield(release, 0) == nil
+      Port.command(writer, "go\n")
+      assert [:ok | _opened] = Task.await_many([release | readers])
+      assert {:error, %Error{type: :closed}} = ZeroCopy.to_binary(ref)
+    end
+
     test "races with every call" do
       for _round <- 1..200 do
         ref = ZeroCopy.from_binary!(:binary.copy("ab", 4096), [8192], :uint8)
