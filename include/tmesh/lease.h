@@ -4,8 +4,9 @@
  * all calls. Since 0.1.
  *
  * On the module a lease is enforced: once it has lapsed the mappings of its handle, and all
- * that was made through the handle, are taken away. On memfd it is cooperative: calls of this
- * library give -ESTALE, the memory stays readable until it is unmapped.
+ * that was made through the handle, are taken away. On memfd it is cooperative, and the handle's
+ * alone: calls of this library with the handle give -ESTALE, the memory stays readable until it is
+ * unmapped; what was derived, sent, exported or named by a token goes on without a lease.
  *
  * How to read under a lease:
  *
@@ -35,9 +36,9 @@ enum tmesh_lease_status {
 };
 
 /*
- * Put a lease of @ns (0: 5 s; else 10 ms to 1 h) on this handle, for good. Handles derived
- * from it, sent handles and exports share it, and it gives no tokens any more: set it on the
- * handle that is then sent. It lapses when nobody has touched it for 1 to 1.25 @ns (to
+ * Put a lease of @ns (0: 5 s; else 10 ms to 1 h) on this handle, for good. On the module handles
+ * derived from it, sent handles and exports share it, and it gives no tokens any more: set it on
+ * the handle that is then sent. It lapses when nobody has touched it for 1 to 1.25 @ns (to
  * 2 @ns where the machine has tens of thousands of leases).
  *
  * Return: 0; -EINVAL (@ns; a pinning handle); -EBUSY (it has one); -EPERM (inherited);

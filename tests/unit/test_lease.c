@@ -168,6 +168,25 @@ static void test_inherited(void **state)
 	tmesh_region_unref(region);
 }
 
+/* Without the module a lease is the handle's alone. */
+static void test_not_shared(void **state)
+{
+	struct tmesh_region *region = region_of(*state), *derived, *opened;
+	char token[TMESH_TOKEN_SIZE];
+	uint8_t byte;
+
+	assert_ok(tmesh_lease_set(region, 1000 * MS, TMESH_TAKEN_SIGBUS, err));
+	assert_ok(tmesh_region_derive(region, TMESH_READ, &derived, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	wait_until_lapsed(region);
+	assert_int_equal(tmesh_lease_state(derived), TMESH_LEASE_NONE);
+	assert_ok(tmesh_region_read(derived, 0, &byte, 1, err));
+	assert_ok(tmesh_region_open(*state, token, TMESH_READ, &opened, err));
+	tmesh_region_unref(opened);
+	tmesh_region_unref(derived);
+	tmesh_region_unref(region);
+}
+
 /* Each says that it needs the module, after it has checked what it was given. */
 static void test_needs_module(void **state)
 {
@@ -245,7 +264,10 @@ int main(void)
 		cmocka_unit_test(test_not_pooled),  cmocka_unit_test(test_inherited),
 		cmocka_unit_test(test_bad_sources),
 	};
-	const struct CMUnitTest without[] = {cmocka_unit_test(test_needs_module)};
+	const struct CMUnitTest without[] = {
+		cmocka_unit_test(test_needs_module),
+		cmocka_unit_test(test_not_shared),
+	};
 
 	return cmocka_run_group_tests_name("lease", tests, unit_ctx_setup, unit_ctx_teardown) +
 	       cmocka_run_group_tests_name("without the module", without, memfd_setup,
