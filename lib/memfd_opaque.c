@@ -80,7 +80,8 @@ int tmesh_opaque_create(struct tmesh_region *region, int fd, struct tmesh_error 
 
 unsigned int tmesh_opaque_count(const struct tmesh_wire_region *wire)
 {
-	if (!(wire->kind & TMESH_KIND_OPAQUE))
+	/* The module's handles are one descriptor each, whatever they stand for. */
+	if (wire->backend != TMESH_BACKEND_MEMFD || !(wire->kind & TMESH_KIND_OPAQUE))
 		return 0;
 	return wire->rights & TMESH_WRITE ? 2 : 1;
 }

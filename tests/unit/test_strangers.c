@@ -163,6 +163,26 @@ static void test_recv(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+/* What goes with regions of memfds is nothing to a context of the module's, and does not stay. */
+static void test_recv_too_much(void **state)
+{
+	struct tmesh_wire_region wire = {
+		.magic = TMESH_MAGIC_REGION,
+		.version = TMESH_WIRE_VERSION,
+		.backend = TMESH_BACKEND_KERNEL,
+		.rights = TMESH_READ | TMESH_WRITE,
+		.kind = TMESH_KIND_OPAQUE,
+	};
+	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
+	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+
+	ctx->ops = &tmesh_kernel_ops;
+	receive(ctx, SOCK_SEQPACKET, &wire, sizeof(wire), null, 3, -EPROTO);
+	ctx->ops = &tmesh_memfd_ops;
+	close(null);
+	tmesh_ctx_unref(ctx);
+}
+
 /* No room for more than @more descriptors any more, where the free ones are the highest; give
  * the result to release_fds(). */
 static struct rlimit exhaust_fds(int more)
@@ -679,10 +699,10 @@ static bool has_namespaces(void)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_recv),	      cmocka_unit_test(test_recv_hangup),
-		cmocka_unit_test(test_recv_pieces),   cmocka_unit_test(test_bad_clients),
-		cmocka_unit_test(test_bad_servers),   cmocka_unit_test(test_bad_index),
-		cmocka_unit_test(test_strange_index),
+		cmocka_unit_test(test_recv),	     cmocka_unit_test(test_recv_too_much),
+		cmocka_unit_test(test_recv_hangup),  cmocka_unit_test(test_recv_pieces),
+		cmocka_unit_test(test_bad_clients),  cmocka_unit_test(test_bad_servers),
+		cmocka_unit_test(test_bad_index),    cmocka_unit_test(test_strange_index),
 	};
 	const struct CMUnitTest namespaces[] = {cmocka_unit_test(test_false_region)};
 	const struct CMUnitTest limited[] = {
