@@ -176,16 +176,18 @@ static bool index_map(struct tmesh_peer *peer, int fd)
  * it is the wrong process. */
 static bool index_by_link(struct tmesh_ctx *ctx, struct tmesh_peer *peer)
 {
+	char name[33], number[TMESH_FD_NAME];
 	int index, fd = -1;
-	char name[33];
 	pid_t pid;
 	bool good;
 
 	tmesh_hex(name, peer->name, sizeof(peer->name));
 	if (!tmesh_rundir_follow(ctx, name, &pid, &index))
 		return false;
-	if (proc_open(peer, pid))
-		fd = tmesh_proc_open(peer->proc, index);
+	if (proc_open(peer, pid)) {
+		tmesh_fd_name(number, index);
+		fd = openat(peer->proc, number, O_RDONLY | NO_WAIT | O_CLOEXEC);
+	}
 	good = fd >= 0 && index_map(peer, fd);
 	peer_close(&fd);
 	if (!good) {

@@ -141,10 +141,15 @@ int tmesh_rundir_link(int dir, const char *name, int index)
 bool tmesh_rundir_follow(const struct tmesh_ctx *ctx, const char *name, pid_t *pid, int *index)
 {
 	char path[4096], target[64], again[64];
+	struct stat st;
 	size_t length;
 	ssize_t got;
 
 	if (rundir_path(ctx, path, sizeof(path) - LINK_NAME - 1, NULL))
+		return false;
+	/* Who else may write there would choose what is opened in our name. */
+	if (lstat(path, &st) || !S_ISDIR(st.st_mode) || st.st_uid != geteuid() ||
+	    (st.st_mode & 022))
 		return false;
 	length = strlen(path);
 	path[length++] = '/';

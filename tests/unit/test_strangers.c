@@ -574,6 +574,10 @@ static void test_strange_index(void **state)
 		assert_int_equal(fchown(tmesh_index_fd(index), 65534, 65534), 0);
 		assert_int_equal(tmesh_region_open(ctx, token, TMESH_READ, &region, NULL), -ENOENT);
 		assert_int_equal(fchown(tmesh_index_fd(index), 0, 0), 0);
+		/* Nor is a link in another user's directory, wherever it leads. */
+		assert_int_equal(fchown(dir, 65534, 65534), 0);
+		assert_int_equal(tmesh_region_open(ctx, token, TMESH_READ, &region, NULL), -ENOENT);
+		assert_int_equal(fchown(dir, 0, 0), 0);
 	}
 	/* The descriptor is another file's than the index says. */
 	assert_int_equal(dup2(tmesh_index_fd(index), entry.region->fd), entry.region->fd);
