@@ -17,7 +17,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-/* A start looks at so many sockets of producers that died, and leaves the rest to the next. */
+/* A start removes so many sockets of producers that died, and leaves the rest to the next. */
 #define SWEEP_MAX 256
 
 static int rundir_path(const struct tmesh_ctx *ctx, char *path, size_t size,
@@ -228,13 +228,12 @@ void tmesh_rundir_sweep(struct tmesh_ctx *ctx, int dir)
 
 	if (!list && copy >= 0)
 		close(copy);
-	for (int i = 0; list && probe >= 0 && i < SWEEP_MAX && (entry = readdir(list));) {
+	while (list && probe >= 0 && removed < SWEEP_MAX && (entry = readdir(list))) {
 		struct sockaddr_un address;
 		socklen_t size;
 
 		if (!is_socket_name(entry->d_name))
 			continue;
-		i++;
 		size = tmesh_rundir_address(dir, entry->d_name, &address);
 		if (connect(probe, (struct sockaddr *)&address, size) && errno == ECONNREFUSED &&
 		    tmesh_rundir_remove(dir, entry->d_name) == 0)

@@ -580,6 +580,41 @@ static void test_sweep(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+/* Those of the living stand in nobody's way, however many they are. */
+static void test_sweep_among_many(void **state)
+{
+	enum {
+		LIVE = 300,
+		ALL = 340
+	};
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_region *region;
+	int sockets[ALL], left = 0;
+
+	for (int i = 0; i < ALL; i++) {
+		snprintf(address.sun_path, sizeof(address.sun_path), "%s/%032x",
+			 getenv("TMESH_RUNTIME_DIR"), i);
+		sockets[i] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+		assert_int_equal(bind(sockets[i], (struct sockaddr *)&address, sizeof(address)), 0);
+		if (i >= LIVE)
+			close(sockets[i]);
+	}
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	for (int i = 0; i < ALL; i++) {
+		snprintf(address.sun_path, sizeof(address.sun_path), "%s/%032x",
+			 getenv("TMESH_RUNTIME_DIR"), i);
+		left += unlink(address.sun_path) == 0;
+		if (i < LIVE)
+			close(sockets[i]);
+	}
+	assert_int_equal(left, LIVE);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+}
+
 static int open_as_nobody(const char *token)
 {
 	pid_t child = fork();
@@ -664,7 +699,7 @@ int main(void)
 	const struct CMUnitTest rendezvous[] = {
 		cmocka_unit_test(test_stopped), cmocka_unit_test(test_wrong_link),
 		cmocka_unit_test(test_many),	cmocka_unit_test(test_runtime_dir),
-		cmocka_unit_test(test_sweep),
+		cmocka_unit_test(test_sweep),	cmocka_unit_test(test_sweep_among_many),
 	};
 	const struct CMUnitTest others[] = {cmocka_unit_test(test_other_user)};
 	const struct CMUnitTest others_ask[] = {cmocka_unit_test(test_other_user_asks)};
