@@ -42,8 +42,8 @@ def start_worker():
     """Start a worker and give its process; ended with the test."""
     started = []
 
-    def start_one(address):
-        started.append(start(address))
+    def start_one(address, *allow):
+        started.append(start(address, *allow))
         return started[-1]
 
     yield start_one
@@ -82,6 +82,16 @@ def mortal(start_worker):
     with Client(address) as client:
         client.worker = worker
         yield client
+
+
+def test_modules_that_print(start_worker):
+    address = new_address()
+    noisy = start_worker(address, "worker_noisy")
+    assert noisy.stdout.readline() == "ready\n"
+    with Client(address) as client:
+        assert client.call("worker_noisy.nothing") is None
+    noisy.kill()
+    assert noisy.stdout.read() == ""
 
 
 def test_hello(client, worker):

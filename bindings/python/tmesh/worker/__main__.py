@@ -30,8 +30,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tmesh.worker",
         description="Run functions of the allowed modules for clients on a Unix socket. Says "
-                    "'ready' on standard output once it can be connected to; whatever operations "
-                    "print goes to standard error.")
+                    "'ready' on standard output once it can be connected to; whatever modules and "
+                    "operations print goes to standard error.")
     parser.add_argument("--socket", required=True, metavar="PATH",
                         help="where to listen; @NAME for Linux's abstract namespace")
     parser.add_argument("--allow", action="append", required=True, metavar="MODULE",
@@ -40,6 +40,9 @@ def main() -> int:
                         help="end when standard input ends, as it does with its writer")
     args = parser.parse_args()
 
+    # Kept for that one line: what modules print while they are imported is not to come before it.
+    ready = os.dup(1)
+    os.dup2(2, 1)
     stopping = threading.Event()
     if args.until_eof:
         threading.Thread(target=end_with_input, args=(stopping,), daemon=True).start()
@@ -61,8 +64,8 @@ def main() -> int:
     threading.Thread(target=stop, daemon=True).start()
     # Whoever started it may be gone already.
     with contextlib.suppress(BrokenPipeError):
-        print("ready", flush=True)
-    os.dup2(2, 1)
+        os.write(ready, b"ready\n")
+    os.close(ready)
     with contextlib.suppress(KeyboardInterrupt):
         server.run()
     if not args.socket.startswith("@"):
