@@ -290,13 +290,24 @@ static ERL_NIF_TERM send_now(ErlNifEnv *env, struct channel_end *end,
 	struct tmesh_error err;
 	int rc = tmesh_channel_try_send(end->channel, message, &err);
 
+	if (!rc && message->tensor && !atomic_load(&end->context->named))
+		atomic_store(&end->context->named, true);
 	if (!rc)
 		return atoms.ok;
 	return rc == -EAGAIN ? again(env, end) : make_error(env, &err);
 }
 
-/* channel_send(channel, nil | handle, bytes) -> ok | eagain | full */
-NIF(channel_send)
+/* Whether @term is a tensor of a context that has given no token yet: what has to be started for
+ * the first one takes too long for a normal scheduler. */
+static bool is_first(ErlNifEnv *env, ERL_NIF_TERM term)
+{
+	struct handle *handle;
+
+	return enif_get_resource(env, term, handle_type, (void **)&handle) &&
+	       !atomic_load_explicit(&handle->context->named, memory_order_relaxed);
+}
+
+static NIF(send_message)
 {
 	struct tmesh_message message;
 	struct channel_end *end;
@@ -314,6 +325,15 @@ NIF(channel_send)
 	}
 	tmesh_tensor_unref(message.tensor);
 	return term;
+}
+
+/* channel_send(channel, nil | handle, bytes) -> ok | eagain | full */
+NIF(channel_send)
+{
+	if (is_first(env, argv[1]))
+		return enif_schedule_nif(env, "channel_send", ERL_NIF_DIRTY_JOB_IO_BOUND,
+					 send_message, argc, argv);
+	return send_message(env, argc, argv);
 }
 
 static bool same_layout(const struct tmesh_layout *a, const struct tmesh_layout *b)
@@ -455,11 +475,7 @@ NIF(channel_recv)
 	return term;
 }
 
-/*
- * channel_call(out, into, nil | handle, bytes) -> given | {ok, message} |
- * {sent, what receiving gave} | eagain | full (not sent)
- */
-NIF(channel_call)
+static NIF(call)
 {
 	struct channel_end *out, *into = NULL;
 	struct tmesh_message message;
@@ -483,6 +499,18 @@ NIF(channel_call)
 		pthread_mutex_unlock(&out->lock);
 	tmesh_tensor_unref(message.tensor);
 	return term;
+}
+
+/*
+ * channel_call(out, into, nil | handle, bytes) -> given | {ok, message} |
+ * {sent, what receiving gave} | eagain | full (not sent)
+ */
+NIF(channel_call)
+{
+	if (is_first(env, argv[2]))
+		return enif_schedule_nif(env, "channel_call", ERL_NIF_DIRTY_JOB_IO_BOUND, call,
+					 argc, argv);
+	return call(env, argc, argv);
 }
 
 /* channel_cancel(channel) -> ok. No message comes any more; one may have come. */

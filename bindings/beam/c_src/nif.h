@@ -40,6 +40,7 @@ struct context {
 	_Atomic uint64_t max_bytes; /* most that one to_binary may copy out; 0: no limit */
 	unsigned int max_opening;   /* dirty schedulers that may wait for peers at once */
 	atomic_uint opening;
+	atomic_bool named; /* a region has had a token, so what answers to them is there */
 	struct garbage *garbage;
 };
 

@@ -46,6 +46,19 @@ defmodule Tmesh.GPUTest do
     end
   end
 
+  test "stand-in: bytes and tables of a worker's are on no GPU" do
+    ref = ZeroCopy.allocate!([8], :uint8, device: {:cuda, 0})
+    {:ok, map} = DLPack.export_gpu_tensor(ref)
+
+    for kind <- ["bytes", "table"] do
+      placeholder = %{"__tmesh__" => kind, "ref" => map}
+      assert {:error, %Error{type: :protocol}} = Worker.Payload.decode([placeholder])
+    end
+
+    :ok = ZeroCopy.release(ref)
+    assert {:error, %Error{type: :not_found}} = DLPack.import_gpu_tensor(map)
+  end
+
   test "stand-in: memory that nobody holds any more is used again" do
     pointer = fn ->
       {:ok, info} = [4096] |> ZeroCopy.allocate!(:uint8, device: {:cuda, 0}) |> DLPack.info()

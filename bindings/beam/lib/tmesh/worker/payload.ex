@@ -330,7 +330,7 @@ defmodule Tmesh.Worker.Payload do
   defp rebuild("tensor", %{"ref" => ref}, opened), do: open(ref, opened)
 
   defp rebuild("table", %{"ref" => ref}, opened) do
-    with {:ok, tensor, opened} <- open(ref, opened) do
+    with {:ok, tensor, opened} <- open_host(ref, opened) do
       tensor |> Arrow.import_table() |> built(opened)
     end
   end
@@ -343,7 +343,7 @@ defmodule Tmesh.Worker.Payload do
   end
 
   defp rebuild("bytes", %{"ref" => ref}, opened) do
-    with {:ok, tensor, [_tensor | opened]} <- open(ref, opened) do
+    with {:ok, tensor, [_tensor | opened]} <- open_host(ref, opened) do
       binary = ZeroCopy.to_binary(tensor)
       release([tensor])
       built(binary, opened)
@@ -373,6 +373,15 @@ defmodule Tmesh.Worker.Payload do
     do: {:ok, @floats[name], opened}
 
   defp rebuild(_kind, _value, opened), do: malformed(opened)
+
+  # What Elixir reads itself is not on a GPU, whatever a worker says.
+  defp open_host(ref, opened) do
+    case open(ref, opened) do
+      {:ok, %TensorRef{}, _opened} = host -> host
+      {:ok, _gpu, opened} -> malformed(opened)
+      error -> error
+    end
+  end
 
   defp open(ref, opened) do
     with {:ok, description} <- parse(ref),
