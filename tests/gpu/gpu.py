@@ -264,7 +264,8 @@ def used_mib():
 
 def missing():
     """Why there is nothing to do here, or None. Asked in another process: this one keeps no context."""
-    script = "import gpu\ntry:\n    print(gpu.Driver().name())\nexcept (OSError, RuntimeError) as error:\n    print('!', error)"
+    script = ("import gpu\ntry:\n    print(gpu.Driver().name())\n"
+              "except (OSError, RuntimeError) as error:\n    print('!', error)")
     done = subprocess.run([sys.executable, "-c", script], cwd=HERE, capture_output=True, text=True, timeout=ANSWER_S)
     said = done.stdout.strip()
     if done.returncode or not said:
@@ -293,7 +294,8 @@ def versions():
         lines.append("nvidia-smi is not installed")
     script = "import sys; m = __import__(sys.argv[1]); print(m.__version__)"
     for name in FRAMEWORKS:
-        done = subprocess.run([sys.executable, "-P", "-c", script, name], capture_output=True, text=True, timeout=ANSWER_S)
+        done = subprocess.run([sys.executable, "-P", "-c", script, name], capture_output=True, text=True,
+                              timeout=ANSWER_S)
         last = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines() or ["?"]
         lines.append(f"{name}: {last[-1]}")
     return lines

@@ -160,11 +160,13 @@ class SGD:
 
 
 cuda = types.SimpleNamespace(
-    is_available=lambda: True, synchronize=lambda: None, MemPool=Pool, use_mem_pool=use_mem_pool, empty_cache=lambda: None,
+    is_available=lambda: True, synchronize=lambda: None, empty_cache=lambda: None,
+    MemPool=Pool, use_mem_pool=use_mem_pool,
     memory=types.SimpleNamespace(CUDAPluggableAllocator=Plugin), current_device=lambda: 0,
     current_stream=lambda device=None: types.SimpleNamespace(cuda_stream=0),
-    caching_allocator_alloc=lambda size, device=0, stream=0: standin_array.malloc(size),
-    caching_allocator_delete=standin_array.free)
+    ipc_collect=lambda: None)
+_C = types.SimpleNamespace(_cuda_cudaCachingAllocator_raw_alloc=lambda size, stream: standin_array.malloc(size),
+                           _cuda_cudaCachingAllocator_raw_delete=standin_array.free)
 nn = types.SimpleNamespace(Linear=Linear)
 optim = types.SimpleNamespace(SGD=SGD)
 multiprocessing = sys.modules["torch.multiprocessing"] = types.ModuleType("torch.multiprocessing")
