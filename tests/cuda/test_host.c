@@ -234,6 +234,47 @@ static void test_given_back_under_the_watcher(void **state)
 	}
 }
 
+static bool is_dmabuf(int fd)
+{
+	char path[32], target[16] = "";
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return readlink(path, target, sizeof(target) - 1) > 0 && !strncmp(target, "/dmabuf:", 8);
+}
+
+/* Device memory on its way to other devices: a region that the module imports, good after the
+ * memory was given back. The stand-in has a dma-buf where the kernel makes them of memfds. */
+static void test_device_memory_as_region(void **state)
+{
+	struct bed *bed = *state;
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct tmesh_cuda_memory *memory;
+	struct tmesh_region *region;
+	char byte = 'd';
+	void *addr;
+	int fd;
+
+	assert_ok(tmesh_cuda_alloc(bed->cuda, 0, 2 * MIB, TMESH_CUDA_ALONE, &memory, err));
+	assert_true(standin_access(0, tmesh_cuda_pointer(memory) + 4096, &byte, 1, true));
+	assert_ok(tmesh_cuda_export_dmabuf(memory, 4096, 8192, &fd, err));
+	if (!on_module(bed) || !is_dmabuf(fd)) {
+		assert_refused(tmesh_region_from_dmabuf(bed->ctx, fd, NULL, &region, err),
+			       on_module(bed) ? -EINVAL : -EOPNOTSUPP, "dma-buf");
+	} else {
+		assert_ok(tmesh_region_from_dmabuf(bed->ctx, fd, NULL, &region, err));
+		tmesh_cuda_memory_unref(memory);
+		memory = NULL;
+		assert_ok(tmesh_region_info(region, &info, err));
+		assert_int_equal(info.backing, TMESH_BACKED_BY_DMABUF);
+		assert_int_equal(info.bytes, 8192);
+		assert_ok(tmesh_region_map(region, TMESH_READ, &addr, err));
+		assert_int_equal(*(char *)addr, 'd');
+		tmesh_region_unref(region);
+	}
+	close(fd);
+	tmesh_cuda_memory_unref(memory);
+}
+
 static void test_refused(void **state)
 {
 	struct bed *bed = *state;
@@ -266,7 +307,7 @@ int main(void)
 		standin_test(test_registered), standin_test(test_read_only),
 		standin_test(test_staged),     standin_test(test_lease),
 		standin_test(test_revoked),    standin_test(test_given_back_under_the_watcher),
-		standin_test(test_refused),
+		standin_test(test_refused),    standin_test(test_device_memory_as_region),
 	};
 
 	return cmocka_run_group_tests_name("cuda host", tests, NULL, NULL);
