@@ -3,6 +3,9 @@
  * Device memory: blocks of the driver's physical memory, each mapped once, and chunks of them.
  * Small allocations share blocks, for the driver gives no less than a granule of 2 MiB and takes
  * long for it. One empty block per device is kept.
+ *
+ * What is given back in the order of a stream may be used on that stream at once, and elsewhere
+ * when the device has been waited for, which is done when there is nothing else.
  */
 #include "internal.h"
 
@@ -121,17 +124,26 @@ static void bin_remove(struct device *device, struct chunk *chunk)
 		device->bins[bin_of(chunk->bytes)] = chunk->next;
 }
 
-/* In its own bin a chunk may be too short; in those above none is. */
-static struct chunk *find(struct device *device, uint64_t bytes)
+static bool busy(const struct device *device, const struct chunk *chunk)
 {
-	unsigned int bin = bin_of(bytes);
+	return chunk->freed > device->waited;
+}
 
-	for (struct chunk *chunk = device->bins[bin]; chunk; chunk = chunk->next)
-		if (chunk->bytes >= bytes)
-			return chunk;
-	while (++bin < BINS)
-		if (device->bins[bin])
-			return device->bins[bin];
+/* Long enough, and to be used on @stream. In its own bin a chunk may be too short; in those above
+ * none is. @waits: there is one that is busy. */
+static struct chunk *find(struct device *device, uint64_t bytes, cu_stream stream, bool *waits)
+{
+	*waits = false;
+	for (unsigned int bin = bin_of(bytes); bin < BINS; bin++) {
+		for (struct chunk *chunk = device->bins[bin]; chunk; chunk = chunk->next) {
+			if (chunk->bytes < bytes)
+				continue;
+			if (!busy(device, chunk) ||
+			    (chunk->stream == stream && stream != TMESH_CUDA_NO_STREAM))
+				return chunk;
+			*waits = true;
+		}
+	}
 	return NULL;
 }
 
@@ -169,6 +181,8 @@ static int split(struct device *device, struct chunk *chunk, uint64_t bytes,
 			bin_add(device, chunk);
 			return rc;
 		}
+		rest->freed = chunk->freed;
+		rest->stream = chunk->stream;
 		bin_add(device, rest);
 		chunk->bytes = bytes;
 	}
@@ -176,8 +190,14 @@ static int split(struct device *device, struct chunk *chunk, uint64_t bytes,
 	return 0;
 }
 
-static void absorb(struct chunk *chunk, struct chunk *behind)
+static void absorb(struct device *device, struct chunk *chunk, struct chunk *behind)
 {
+	if (busy(device, chunk) && busy(device, behind) && chunk->stream != behind->stream)
+		chunk->stream = TMESH_CUDA_NO_STREAM;
+	else if (busy(device, behind))
+		chunk->stream = behind->stream;
+	if (behind->freed > chunk->freed)
+		chunk->freed = behind->freed;
 	chunk->bytes += behind->bytes;
 	chunk->behind = behind->behind;
 	if (chunk->behind)
@@ -259,11 +279,32 @@ static int block_new(struct tmesh_cuda *cuda, int device, uint64_t bytes, struct
 
 static void trim(struct tmesh_cuda *cuda, int device)
 {
-	for (struct block *block = cuda->devices[device].blocks, *next; block; block = next) {
+	struct device *d = &cuda->devices[device];
+
+	for (struct block *block = d->blocks, *next; block; block = next) {
 		next = block->next;
-		if (!block->used)
+		if (!block->used && !busy(d, block->chunks))
 			block_release(cuda, block);
 	}
+}
+
+void block_wait(struct tmesh_cuda *cuda, int device)
+{
+	struct device *d = &cuda->devices[device];
+	uint64_t freed;
+	bool done;
+
+	pthread_mutex_lock(&cuda->lock);
+	freed = d->freed;
+	done = freed == d->waited;
+	pthread_mutex_unlock(&cuda->lock);
+	if (done)
+		return;
+	cuda_synchronize(cuda, device);
+	pthread_mutex_lock(&cuda->lock);
+	if (freed > d->waited)
+		d->waited = freed;
+	pthread_mutex_unlock(&cuda->lock);
 }
 
 void block_trim(struct tmesh_cuda *cuda)
@@ -276,9 +317,19 @@ void tmesh_cuda_trim(struct tmesh_cuda *cuda)
 {
 	if (cuda_inherited(cuda))
 		return;
+	for (int i = 0; i < cuda->device_count; i++)
+		block_wait(cuda, i);
 	pthread_mutex_lock(&cuda->lock);
 	block_trim(cuda);
 	pthread_mutex_unlock(&cuda->lock);
+}
+
+static bool has_other_empty(const struct device *device, const struct block *block)
+{
+	for (const struct block *other = device->blocks; other; other = other->next)
+		if (other != block && !other->used)
+			return true;
+	return false;
 }
 
 /* A block for @bytes: as large as they should be, or when memory is short as small as it can. */
@@ -298,22 +349,27 @@ static int block_for(struct tmesh_cuda *cuda, int device, uint64_t bytes, bool a
 	if (rc == -ENOMEM) {
 		trim(cuda, device);
 		rc = block_new(cuda, device, least, out, err);
+		/* An empty block that is busy may be what it takes. */
+		if (rc == -ENOMEM && has_other_empty(&cuda->devices[device], NULL))
+			return -EAGAIN;
 	}
 	if (!rc)
 		(*out)->alone = alone;
 	return rc;
 }
 
-/* Under the lock. */
+/* Under the lock. -EAGAIN: once more, when the device was waited for. */
 static int chunk_alloc(struct tmesh_cuda *cuda, int device, uint64_t bytes, bool alone,
-		       struct chunk **out, struct tmesh_error *err)
+		       cu_stream stream, struct chunk **out, struct tmesh_error *err)
 {
 	struct device *d = &cuda->devices[device];
-	struct chunk *chunk = alone ? NULL : find(d, bytes);
+	bool waits = false;
+	struct chunk *chunk = alone ? NULL : find(d, bytes, stream, &waits);
 	struct block *block;
 	int rc = 0;
 
-	d->stats.allocs++;
+	if (!chunk && waits)
+		return -EAGAIN;
 	if (chunk) {
 		rc = split(d, chunk, bytes, err);
 		if (!rc)
@@ -335,14 +391,6 @@ static int chunk_alloc(struct tmesh_cuda *cuda, int device, uint64_t bytes, bool
 	return 0;
 }
 
-static bool has_other_empty(const struct device *device, const struct block *block)
-{
-	for (const struct block *other = device->blocks; other; other = other->next)
-		if (other != block && !other->used)
-			return true;
-	return false;
-}
-
 void block_free(struct tmesh_cuda_memory *memory)
 {
 	struct tmesh_cuda *cuda = memory->cuda;
@@ -352,17 +400,20 @@ void block_free(struct tmesh_cuda_memory *memory)
 
 	device->stats.bytes_used -= chunk->bytes;
 	block->used -= chunk->bytes;
+	chunk->freed = memory->ordered ? ++device->freed : 0;
+	chunk->stream = memory->stream;
 	if (chunk->behind && chunk->behind->free) {
 		bin_remove(device, chunk->behind);
-		absorb(chunk, chunk->behind);
+		absorb(device, chunk, chunk->behind);
 	}
 	if (chunk->before && chunk->before->free) {
 		chunk = chunk->before;
 		bin_remove(device, chunk);
-		absorb(chunk, chunk->behind);
+		absorb(device, chunk, chunk->behind);
 	}
 	bin_add(device, chunk);
-	if (!block->used && (block->alone || has_other_empty(device, block)))
+	if (!block->used && !busy(device, chunk) &&
+	    (block->alone || has_other_empty(device, block)))
 		block_release(cuda, block);
 }
 
@@ -373,6 +424,25 @@ int block_export(struct tmesh_cuda *cuda, struct block *block, struct tmesh_erro
 	return cuda_check(
 		cuda, cuda->driver.export_handle(&block->fd, block->handle, CU_HANDLE_POSIX_FD, 0),
 		"cuMemExportToShareableHandle", err);
+}
+
+/* What was given back in the order of other streams is waited for before there is more memory. */
+static int take_chunk(struct tmesh_cuda_memory *memory, uint64_t bytes, bool alone,
+		      cu_stream stream, struct tmesh_error *err)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+	int rc;
+
+	pthread_mutex_lock(&cuda->lock);
+	cuda->devices[memory->device].stats.allocs++;
+	while ((rc = chunk_alloc(cuda, memory->device, bytes, alone, stream, &memory->chunk,
+				 err)) == -EAGAIN) {
+		pthread_mutex_unlock(&cuda->lock);
+		block_wait(cuda, memory->device);
+		pthread_mutex_lock(&cuda->lock);
+	}
+	pthread_mutex_unlock(&cuda->lock);
+	return rc;
 }
 
 /* Said aloud, for a kernel on it is slower by an order of magnitude. */
@@ -400,6 +470,13 @@ static int host_instead(struct tmesh_cuda *cuda, int device, uint64_t bytes,
 int tmesh_cuda_alloc(struct tmesh_cuda *cuda, int device, uint64_t bytes, uint32_t flags,
 		     struct tmesh_cuda_memory **out, struct tmesh_error *err)
 {
+	return tmesh_cuda_alloc_on(cuda, device, bytes, flags, TMESH_CUDA_NO_STREAM, out, err);
+}
+
+int tmesh_cuda_alloc_on(struct tmesh_cuda *cuda, int device, uint64_t bytes, uint32_t flags,
+			struct CUstream_st *stream, struct tmesh_cuda_memory **out,
+			struct tmesh_error *err)
+{
 	struct tmesh_error why;
 	struct tmesh_cuda_memory *memory;
 	int rc;
@@ -415,14 +492,9 @@ int tmesh_cuda_alloc(struct tmesh_cuda *cuda, int device, uint64_t bytes, uint32
 	if (rc)
 		return rc;
 	memory = memory_new(cuda, TMESH_CUDA_OWN, device, err);
-	if (memory) {
-		pthread_mutex_lock(&cuda->lock);
-		rc = chunk_alloc(cuda, device, round_up(bytes, ALIGNMENT), flags & TMESH_CUDA_ALONE,
-				 &memory->chunk, err);
-		pthread_mutex_unlock(&cuda->lock);
-	} else {
-		rc = -ENOMEM;
-	}
+	rc = memory ? take_chunk(memory, round_up(bytes, ALIGNMENT), flags & TMESH_CUDA_ALONE,
+				 stream, err)
+		    : -ENOMEM;
 	cuda_leave(cuda);
 	if (rc) {
 		free(memory);

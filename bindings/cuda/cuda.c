@@ -33,6 +33,8 @@ static int find_devices(struct tmesh_cuda *cuda, struct tmesh_error *err)
 
 static void cuda_free(struct tmesh_cuda *cuda)
 {
+	for (int i = 0; i < cuda->device_count; i++)
+		block_wait(cuda, i);
 	block_trim(cuda);
 	for (int i = 0; i < cuda->device_count; i++)
 		if (cuda->devices[i].context)
@@ -403,11 +405,22 @@ static void finish(struct tmesh_cuda_memory *memory)
 		cuda_synchronize(memory->cuda, memory->resident);
 }
 
-static void give_back(struct tmesh_cuda_memory *memory)
+/* Of what others may have used, and what is unmapped at once, more than one stream is to be waited
+ * for; the handle of the thread's own stream is each thread's. */
+static bool can_order(const struct tmesh_cuda_memory *memory, cu_stream stream)
+{
+	return stream != TMESH_CUDA_NO_STREAM && stream != CU_STREAM_PER_THREAD &&
+	       memory->kind == TMESH_CUDA_OWN && !memory->whole && !memory->region &&
+	       !memory->chunk->block->alone;
+}
+
+static void give_back(struct tmesh_cuda_memory *memory, cu_stream stream)
 {
 	struct tmesh_cuda *cuda = memory->cuda;
 
-	if (memory->state == LIVE)
+	memory->ordered = can_order(memory, stream);
+	memory->stream = stream;
+	if (memory->state == LIVE && !memory->ordered)
 		finish(memory);
 	switch (memory->kind) {
 	case TMESH_CUDA_HOST:
@@ -435,6 +448,11 @@ static void give_back(struct tmesh_cuda_memory *memory)
 
 void tmesh_cuda_memory_unref(struct tmesh_cuda_memory *memory)
 {
+	tmesh_cuda_memory_unref_on(memory, TMESH_CUDA_NO_STREAM);
+}
+
+void tmesh_cuda_memory_unref_on(struct tmesh_cuda_memory *memory, struct CUstream_st *stream)
+{
 	struct tmesh_cuda *cuda;
 
 	if (!memory || atomic_fetch_sub_explicit(&memory->refs, 1, memory_order_acq_rel) != 1)
@@ -445,7 +463,7 @@ void tmesh_cuda_memory_unref(struct tmesh_cuda_memory *memory)
 		tmesh_region_unref(memory->region);
 		return;
 	}
-	give_back(memory);
+	give_back(memory, stream);
 	tmesh_cuda_unref(cuda);
 }
 

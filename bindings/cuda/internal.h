@@ -32,6 +32,7 @@ struct device {
 	size_t granule; /* 0: not asked yet */
 	struct block *blocks;
 	struct chunk *bins[BINS]; /* free chunks of 2^i bytes and more */
+	uint64_t freed, waited;	  /* chunks given back in a stream's order; so many are done with */
 	struct tmesh_cuda_stats stats;
 };
 
@@ -80,6 +81,8 @@ struct chunk {
 	struct block *block;
 	uint64_t offset, bytes;
 	bool free;
+	uint64_t freed;	  /* free: until the device has waited for this one, work may go on, */
+	cu_stream stream; /* of this stream; NO_STREAM: of several */
 };
 
 /* Physical memory of another process, mapped once for all that is imported of it: import.c */
@@ -113,15 +116,17 @@ struct tmesh_cuda_memory {
 	cu_ptr pointer;
 	uint64_t bytes;
 
-	struct tmesh_region *region;	 /* registered, or stands for the memory */
-	char token[TMESH_TOKEN_SIZE];	 /* by which it was opened or shared last */
-	int watch;			 /* the descriptor that the watcher waits for, or -1 */
-	bool slow;			 /* there is none: look now and then */
-	bool closed;			 /* nobody can open the region any more */
-	uint64_t lease_ns;		 /* 0: the region has no lease */
-	void *host;			 /* HOST, STAGED: the region's mapping */
-	unsigned int copies;		 /* STAGED: that go on: the watcher leaves it alone */
-	struct chunk *chunk;		 /* that it is, or is a part of */
+	struct tmesh_region *region;  /* registered, or stands for the memory */
+	char token[TMESH_TOKEN_SIZE]; /* by which it was opened or shared last */
+	int watch;		      /* the descriptor that the watcher waits for, or -1 */
+	bool slow;		      /* there is none: look now and then */
+	bool closed;		      /* nobody can open the region any more */
+	uint64_t lease_ns;	      /* 0: the region has no lease */
+	void *host;		      /* HOST, STAGED: the region's mapping */
+	unsigned int copies;	      /* STAGED: that go on: the watcher leaves it alone */
+	struct chunk *chunk;	      /* that it is, or is a part of */
+	bool ordered;		      /* given back in the order of */
+	cu_stream stream;
 	struct tmesh_cuda_memory *whole; /* a part's: a reference */
 	tmesh_cuda_release_fn release;	 /* a part's */
 	void *release_data;
@@ -185,6 +190,8 @@ int block_granule(struct tmesh_cuda *cuda, int device, uint64_t *granule, struct
 int block_map(struct tmesh_cuda *cuda, cu_mem handle, uint64_t bytes, int device, int resident,
 	      uint32_t rights, cu_ptr *base, struct tmesh_error *err);
 void block_unmap(struct tmesh_cuda *cuda, cu_ptr base, uint64_t bytes);
+/* For what was given back in a stream's order. Not under the lock. */
+void block_wait(struct tmesh_cuda *cuda, int device);
 /* Under the lock. */
 void block_free(struct tmesh_cuda_memory *memory);
 void block_trim(struct tmesh_cuda *cuda);

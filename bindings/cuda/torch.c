@@ -28,14 +28,15 @@ void *tmesh_torch_malloc(ssize_t bytes, int device, struct CUstream_st *stream)
 	if (bytes <= 0)
 		return NULL;
 	if (tmesh_cuda_default(&cuda, &err) ||
-	    tmesh_cuda_alloc(cuda, device, (uint64_t)bytes, 0, &memory, &err)) {
+	    tmesh_cuda_alloc_on(cuda, device, (uint64_t)bytes, 0, stream, &memory, &err)) {
 		fprintf(stderr, "tmesh: %zd bytes on GPU %d: %s\n", bytes, device, err.message);
 		return NULL;
 	}
 	return (void *)(uintptr_t)tmesh_cuda_pointer(memory);
 }
 
-/* Gives back the reference that malloc left behind, and the one of looking for it. */
+/* Gives back the reference that malloc left behind, and the one of looking for it. What PyTorch let
+ * other streams do with it is done: it waits for their events itself. */
 void tmesh_torch_free(void *pointer, ssize_t bytes, int device, struct CUstream_st *stream)
 {
 	struct tmesh_cuda_memory *memory;
@@ -52,5 +53,5 @@ void tmesh_torch_free(void *pointer, ssize_t bytes, int device, struct CUstream_
 		return;
 	}
 	tmesh_cuda_memory_unref(memory);
-	tmesh_cuda_memory_unref(memory);
+	tmesh_cuda_memory_unref_on(memory, stream);
 }

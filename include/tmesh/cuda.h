@@ -121,6 +121,13 @@ struct tmesh_cuda_memory *tmesh_cuda_memory_ref(struct tmesh_cuda_memory *memory
  * go or end.
  */
 void tmesh_cuda_memory_unref(struct tmesh_cuda_memory *memory);
+/*
+ * The same in the order of @stream, when nothing but work that was queued there uses the memory any
+ * more: nobody waits. Its place is used again by tmesh_cuda_alloc_on() of the same stream at once, and
+ * for others when the device was waited for. Memory that was shared, or is not of this kind, is
+ * waited for as by tmesh_cuda_memory_unref(). A stream is destroyed when its work is done.
+ */
+void tmesh_cuda_memory_unref_on(struct tmesh_cuda_memory *memory, struct CUstream_st *stream);
 
 enum tmesh_cuda_flags {
 	TMESH_CUDA_OR_STAGE = 1 << 0, /* register: a copy on the device when the driver refuses */
@@ -151,6 +158,10 @@ int tmesh_cuda_stage(struct tmesh_cuda_memory *memory, bool back, struct tmesh_e
  */
 int tmesh_cuda_alloc(struct tmesh_cuda *cuda, int device, uint64_t bytes, uint32_t flags,
 		     struct tmesh_cuda_memory **out, struct tmesh_error *err);
+/* The same, to be used in the order of @stream first. */
+int tmesh_cuda_alloc_on(struct tmesh_cuda *cuda, int device, uint64_t bytes, uint32_t flags,
+			struct CUstream_st *stream, struct tmesh_cuda_memory **out,
+			struct tmesh_error *err);
 /*
  * A part of memory that was allocated here, which is shared, reclaimed and given back by itself: a
  * tensor in a segment of a framework's allocator. When the part was given back here and no other
