@@ -6,6 +6,7 @@
  * its memory, so that a revocation frees nothing under anybody.
  */
 #include <linux/dma-buf.h>
+#include <linux/dma-fence.h>
 #include <linux/dma-mapping.h>
 #include <linux/dma-resv.h>
 #include <linux/file.h>
@@ -515,9 +516,13 @@ void tmesh_export_invalidate(struct tmesh_claim *claim)
 	dma_resv_unlock(dmabuf->resv);
 }
 
-static struct dma_buf *tmesh_exports_next_unwaited(struct tmesh_region *region)
+/*
+ * What importers of the next export have queued, in one fence. The dma-buf stays until our lock is
+ * free; its file may be gone, for a descriptor made with O_PATH keeps the one without the other.
+ */
+static struct dma_fence *tmesh_exports_next_fence(struct tmesh_region *region)
 {
-	struct dma_buf *dmabuf = NULL;
+	struct dma_fence *fence = NULL;
 	struct tmesh_dmabuf *export;
 	struct tmesh_claim *claim;
 
@@ -529,14 +534,14 @@ static struct dma_buf *tmesh_exports_next_unwaited(struct tmesh_region *region)
 		if (export->waited)
 			continue;
 		export->waited = true;
-		/* In its last moments it stays in the list until our lock is free. */
-		if (tmesh_get_file_active(&export->dmabuf->file)) {
-			dmabuf = export->dmabuf;
+		if (dma_resv_get_singleton(export->dmabuf->resv, DMA_RESV_USAGE_BOOKKEEP, &fence))
+			fence = NULL;
+		if (fence)
 			break;
-		}
+		cond_resched();
 	}
 	mutex_unlock(&region->claims_lock);
-	return dmabuf;
+	return fence;
 }
 
 /**
@@ -550,14 +555,18 @@ static struct dma_buf *tmesh_exports_next_unwaited(struct tmesh_region *region)
  */
 void tmesh_exports_wait(struct tmesh_region *region)
 {
+	unsigned long end = jiffies + TMESH_DEVICE_WAIT;
+	struct dma_fence *fence;
 	long left = TMESH_DEVICE_WAIT;
-	struct dma_buf *dmabuf;
 
 	while (left > 0) {
-		dmabuf = tmesh_exports_next_unwaited(region);
-		if (!dmabuf)
+		fence = tmesh_exports_next_fence(region);
+		if (!fence)
 			return;
-		left = dma_resv_wait_timeout(dmabuf->resv, DMA_RESV_USAGE_BOOKKEEP, true, left);
-		dma_buf_put(dmabuf);
+		left = dma_fence_wait_timeout(fence, true, left);
+		dma_fence_put(fence);
+		/* Looking for the next one takes time too, and anybody may have made many. */
+		if (left > 0)
+			left = end - jiffies;
 	}
 }

@@ -62,16 +62,6 @@ static inline int tmesh_file_mmap(struct file *file, struct vm_area_struct *vma)
 #endif
 }
 
-/* 6.7: get_file_active(). Takes a reference unless the last one is already gone. */
-static inline bool tmesh_get_file_active(struct file **file)
-{
-#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 7, 0)
-	return get_file_rcu(*file);
-#else
-	return get_file_active(file);
-#endif
-}
-
 /* 7.0: the notification of importers has a new name. */
 static inline void tmesh_dma_buf_invalidate(struct dma_buf *dmabuf)
 {

@@ -708,6 +708,49 @@ TEST(driver_fence_revoked, "a revocation waits for a driver's fence, but not for
 	vgem_close(vgem, gem);
 }
 
+/* Closes a descriptor and keeps the path that it had, which keeps a dma-buf but no file. */
+static void close_but_path(int fd)
+{
+	char path[64];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	REQUIRE_OK(open(path, O_PATH | O_CLOEXEC));
+	close(fd);
+}
+
+TEST(driver_fence_path, "a revocation that waits for an export without a file holds nobody else's")
+{
+	int h = region(), vgem = open_vgem(), other = REQUIRE_OK(t_create(dev, PAGE, 0));
+	int fd, gem, many[200], sv[2];
+	__u32 fence;
+	pid_t pid;
+
+	t_pair(sv);
+	T_CHILD(pid) {
+		t_hear(sv[1]);
+		CHECK_OK(t_revoke(h));
+	}
+	fd = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
+	gem = REQUIRE_OK(vgem_import(vgem, fd));
+	fence = attach_fence(vgem, gem);
+	vgem_close(vgem, gem);
+	close_but_path(fd);
+	CHECK_EQ(t_info(h).exports, 1);
+	/* One of these takes the place in memory that the file had. */
+	for (size_t i = 0; i < ARRAY_SIZE(many); i++)
+		many[i] = REQUIRE_OK(t_derive(other, R_READ, 0));
+	t_say(sv[0]);
+	while (!(t_info(h).state & TMESH_STATE_REVOKED))
+		usleep(1000);
+	usleep(100000);
+	for (size_t i = 0; i < ARRAY_SIZE(many); i++)
+		close(many[i]);
+	CHECK_EQ(t_info(other).handles, 1);
+	signal_fence(vgem, fence);
+	t_wait(pid);
+	CHECK_EQ(t_info(h).exports, 1);
+}
+
 int main(void)
 {
 	return t_main();
