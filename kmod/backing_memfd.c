@@ -7,7 +7,9 @@
  */
 #include <linux/fcntl.h>
 #include <linux/file.h>
+#include <linux/fs.h>
 #include <linux/magic.h>
+#include <linux/module.h>
 #include <linux/pagemap.h>
 #include <linux/shmem_fs.h>
 #include <linux/slab.h>
@@ -16,12 +18,14 @@
 
 /**
  * struct tmesh_memfd_mem - memory of a memfd
- * @mem:  the common part
- * @file: the memfd; reference
+ * @mem:   the common part
+ * @file:  the memfd; reference
+ * @alias: the same pages, as the file of mappings; reference
  */
 struct tmesh_memfd_mem {
 	struct tmesh_mem mem;
 	struct file *file;
+	struct file *alias;
 };
 
 static struct tmesh_memfd_mem *to_memfd(struct tmesh_mem *mem)
@@ -39,8 +43,35 @@ static void tmesh_memfd_release(struct tmesh_mem *mem)
 		cond_resched();
 	}
 	tmesh_mem_fini(mem);
+	fput(memfd->alias);
 	fput(memfd->file);
 	kfree(memfd);
+}
+
+/*
+ * With the memfd itself as the file of a mapping, remap_file_pages() would ask the memfd for any of
+ * its pages, beyond the region and past the claim's rights. This one maps nothing.
+ */
+static const struct file_operations tmesh_memfd_alias_fops = {
+	.owner = THIS_MODULE,
+	.fsync = noop_fsync,
+};
+
+static struct file *tmesh_memfd_alias(struct file *memfd)
+{
+	struct inode *inode = file_inode(memfd);
+	struct file *alias;
+
+	/* As for handles: the module is the caller's to hold. */
+	__module_get(THIS_MODULE);
+	ihold(inode);
+	alias = alloc_file_pseudo(inode, memfd->f_path.mnt, memfd->f_path.dentry->d_name.name,
+				  O_RDWR, &tmesh_memfd_alias_fops);
+	if (IS_ERR(alias)) {
+		iput(inode);
+		module_put(THIS_MODULE);
+	}
+	return alias;
 }
 
 #define TMESH_NO_WRITE (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)
@@ -56,15 +87,15 @@ static unsigned int *tmesh_memfd_seals(const struct file *file)
  */
 static int tmesh_memfd_mmap(struct tmesh_mem *mem, struct vm_area_struct *vma)
 {
-	struct file *file = to_memfd(mem)->file;
+	struct tmesh_memfd_mem *memfd = to_memfd(mem);
 
 	/* The core has looked at the seals of the handle's file, which has none. */
-	if (vma->vm_flags & VM_WRITE && READ_ONCE(*tmesh_memfd_seals(file)) & TMESH_NO_WRITE)
+	if (vma->vm_flags & VM_WRITE && READ_ONCE(*tmesh_memfd_seals(memfd->file)) & TMESH_NO_WRITE)
 		return -EPERM;
 	if (!(vma->vm_flags & VM_WRITE))
 		vm_flags_clear(vma, VM_MAYWRITE);
-	vma_set_file(vma, file);
-	return tmesh_file_mmap(vma->vm_file, vma);
+	vma_set_file(vma, memfd->alias);
+	return tmesh_file_mmap(memfd->file, vma);
 }
 
 /* The page cache has references of its own, so that counting tells nothing. */
@@ -161,19 +192,26 @@ struct tmesh_mem *tmesh_memfd_create(struct tmesh_user *user, struct file *file,
 	memfd = kzalloc(sizeof(*memfd), GFP_KERNEL_ACCOUNT);
 	if (!memfd)
 		return ERR_PTR(-ENOMEM);
-	rc = tmesh_mem_init(&memfd->mem, &tmesh_memfd_ops, user, nr_pages);
-	if (rc)
-		goto free;
-	rc = tmesh_memfd_get_pages(file, memfd->mem.pages, nr_pages);
-	if (rc) {
-		tmesh_mem_fini(&memfd->mem);
+	memfd->alias = tmesh_memfd_alias(file);
+	if (IS_ERR(memfd->alias)) {
+		rc = PTR_ERR(memfd->alias);
 		goto free;
 	}
+	rc = tmesh_mem_init(&memfd->mem, &tmesh_memfd_ops, user, nr_pages);
+	if (rc)
+		goto put_alias;
+	rc = tmesh_memfd_get_pages(file, memfd->mem.pages, nr_pages);
+	if (rc)
+		goto fini;
 	memfd->file = get_file(file);
 	/* Whoever holds the memfd may have it mapped. */
 	atomic_set(&memfd->mem.escaped, 1);
 	return &memfd->mem;
 
+fini:
+	tmesh_mem_fini(&memfd->mem);
+put_alias:
+	fput(memfd->alias);
 free:
 	kfree(memfd);
 	return ERR_PTR(rc);

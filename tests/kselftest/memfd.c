@@ -88,6 +88,25 @@ TEST(part, "a region may cover a part of the file, and not pass its end")
 	CHECK_EQ(t_caps(dev).used_regions, 1);
 }
 
+TEST(remap, "remap_file_pages() leads nowhere from a mapping, not even inside the memfd")
+{
+	int dev = t_dev(), memfd = new_memfd(F_SEAL_SHRINK), part, whole, slice;
+	unsigned char *p;
+	char c = 3;
+
+	REQUIRE(pwrite(memfd, &c, 1, 2 * PAGE) == 1);
+	part = REQUIRE_OK(create(dev, memfd, PAGE, NULL));
+	whole = REQUIRE_OK(create(dev, memfd, 0, NULL));
+	slice = REQUIRE_OK(t_export(whole, PAGE, PAGE, TMESH_EXPORT_WRITE));
+	for (int i = 0; i < 2; i++) {
+		p = t_map(i ? slice : part, PAGE, RW);
+		REQUIRE(p != MAP_FAILED);
+		CHECK_ERR(remap_file_pages(p, PAGE, 0, 2, 0), ENODEV);
+		CHECK_EQ(p[0], 0);
+		CHECK_OK(msync(p, PAGE, MS_SYNC));
+	}
+}
+
 TEST(unfit, "files that are no sealed memfd are refused")
 {
 	int dev = t_dev(), h = REQUIRE_OK(t_create(dev, PAGE, 0)), fd, pipefd[2];
