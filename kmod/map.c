@@ -187,6 +187,17 @@ static bool tmesh_wants_pmd(const struct tmesh_claim *claim, const struct tmesh_
 	       ALIGN(vma->vm_start, PMD_SIZE) + PMD_SIZE <= vma->vm_end;
 }
 
+/*
+ * A mapping of an import has the original as its file, which remap_file_pages() asks for any part
+ * of it, and to write where its descriptor could. It does so where the file that was mapped can.
+ */
+static bool tmesh_map_leads_on(const struct tmesh_claim *claim, const struct vm_area_struct *vma)
+{
+	if (claim->region->backing != TMESH_BACKING_DMABUF || !(vma->vm_flags & VM_SHARED))
+		return false;
+	return claim->nr_pages < claim->region->nr_pages || !(claim->rights & TMESH_RIGHT_WRITE);
+}
+
 static int tmesh_check_map(const struct tmesh_claim *claim, struct vm_area_struct *vma)
 {
 	const struct tmesh_region *region = claim->region;
@@ -204,7 +215,7 @@ static int tmesh_check_map(const struct tmesh_claim *claim, struct vm_area_struc
 		return -EACCES;
 	if (writable && region->state & TMESH_STATE_SEALED)
 		return -EPERM;
-	return 0;
+	return tmesh_map_leads_on(claim, vma) ? -EOPNOTSUPP : 0;
 }
 
 /* The mapping becomes another file's. @mem stays: having escaped it is not revoked. */

@@ -97,9 +97,9 @@ static size_t length(int fd)
 /* Whatever the exporter: what is written on one side is read on the other. */
 static void try_exporter(int original)
 {
-	int dev = t_dev(), vgem = open_vgem(), h, whole, slice, gem;
+	int dev = t_dev(), vgem = open_vgem(), h, whole, slice, part, gem;
 	size_t bytes = length(original), last_page = bytes - PAGE;
-	unsigned char *p, *q, *r;
+	unsigned char *p, *q, *r, *s;
 	struct tmesh_info i;
 
 	h = REQUIRE_OK(import(dev, original));
@@ -147,6 +147,16 @@ static void try_exporter(int original)
 	CHECK_ERR(mmap(NULL, PAGE, RW, MAP_SHARED, h, PAGE), EOPNOTSUPP);
 	CHECK_ERR(t_map(slice, PAGE, RW), EOPNOTSUPP);
 	CHECK_ERR(t_map(h, bytes + PAGE, RW), EINVAL);
+	/* The mapping is the original's, where remap_file_pages() would find the rest of it. */
+	part = REQUIRE_OK(t_export(h, 0, PAGE, TMESH_EXPORT_WRITE));
+	CHECK_ERR(t_map(part, PAGE, RW), EOPNOTSUPP);
+	CHECK_ERR(t_map(part, PAGE, PROT_READ), EOPNOTSUPP);
+	close(part);
+	part = REQUIRE_OK(t_export(h, 0, PAGE, 0));
+	s = t_map(part, PAGE, PROT_READ);
+	REQUIRE(s != MAP_FAILED);
+	CHECK_ERR(remap_file_pages(s, PAGE, 0, 1, 0), EINVAL);
+	close(part);
 	CHECK_ERR(t_revoke(h), EOPNOTSUPP);
 	CHECK_ERR(t_seal(h), EOPNOTSUPP);
 	CHECK_EQ(t_info(h).state, 0);

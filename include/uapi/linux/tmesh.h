@@ -620,8 +620,9 @@ struct tmesh_create_user {
  * A dma-buf of another exporter becomes a region of TMESH_BACKING_DMABUF: exports of it attach
  * the importer's own device to the original and share its reservation, so that fences pass
  * through in both directions; a mapping of the handle is one of the original, from offset 0 on
- * only (EOPNOTSUPP else: not every exporter heeds offsets). Rights are those of the descriptor
- * (EACCES when it cannot be read), and MANAGE. It cannot be sealed (EOPNOTSUPP).
+ * only (EOPNOTSUPP else: not every exporter heeds offsets); a writable export of a part is not
+ * mapped at all (EOPNOTSUPP). Rights are those of the descriptor (EACCES when it cannot be read),
+ * and MANAGE. It cannot be sealed (EOPNOTSUPP).
  *
  * A character device's file other than one of tmesh, such as a CUDA memory export, becomes one
  * of TMESH_BACKING_OPAQUE: it is held, handed over, leased and listed; it is mapped, exported
