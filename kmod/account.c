@@ -29,9 +29,9 @@ static unsigned long limits[TMESH_LEVELS][TMESH_COUNTS];
 
 /* Guards the tables, and the last reference of each user. */
 static DEFINE_MUTEX(users_lock);
-static DEFINE_XARRAY(users);
-static DEFINE_XARRAY(uid_accounts);
-static DEFINE_XARRAY(ipc_ns_accounts);
+static DEFINE_XARRAY_FLAGS(users, XA_FLAGS_ACCOUNT);
+static DEFINE_XARRAY_FLAGS(uid_accounts, XA_FLAGS_ACCOUNT);
+static DEFINE_XARRAY_FLAGS(ipc_ns_accounts, XA_FLAGS_ACCOUNT);
 
 /* Guards what is used, on all levels at once. Nothing is taken inside. */
 static DEFINE_SPINLOCK(account_lock);

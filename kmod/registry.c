@@ -12,7 +12,7 @@
 
 #include "tmesh.h"
 
-static DEFINE_XARRAY(regions);
+static DEFINE_XARRAY_FLAGS(regions, XA_FLAGS_ACCOUNT);
 static atomic64_t last_id;
 
 static struct rhashtable names;

@@ -83,7 +83,7 @@ struct page *tmesh_zero_page(struct tmesh_claim *claim, unsigned long index)
  */
 void tmesh_zeros_init(struct tmesh_claim *claim)
 {
-	xa_init(&claim->zeros);
+	xa_init_flags(&claim->zeros, XA_FLAGS_ACCOUNT);
 }
 
 /**

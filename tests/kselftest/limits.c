@@ -480,6 +480,41 @@ TEST(memcg_charge, "a region is charged to its creator's memory cgroup, which IN
 	remove_cgroup();
 }
 
+static long reclaimable_slab(void)
+{
+	char text[32];
+
+	REQUIRE(t_file_value(CGROUP "/memory.stat", "slab_reclaimable", text, sizeof(text)));
+	return atol(text);
+}
+
+TEST(memcg_zeros, "where pages of zeros stand is charged to the memory cgroup as they are")
+{
+	pid_t pid;
+
+	T_CHILD(pid) {
+		struct tmesh_policy policy = {.size = sizeof(policy), .flags = TMESH_POLICY_ZERO};
+		/* An entry in each node of the index, of more than 500 bytes. */
+		size_t bytes = 64 * MB, step = 64 * PAGE, i;
+		volatile unsigned char *p;
+		long before;
+		int fd;
+
+		enter_cgroup("max");
+		fd = REQUIRE_OK(t_create(t_dev(), bytes, 0));
+		REQUIRE_OK(ioctl(fd, TMESH_POLICY, &policy));
+		p = t_map(fd, bytes, PROT_READ);
+		REQUIRE(p != MAP_FAILED);
+		CHECK_OK(t_revoke(fd));
+		before = reclaimable_slab();
+		for (i = 0; i < bytes; i += step)
+			CHECK_EQ(p[i], 0);
+		CHECK(reclaimable_slab() - before >= (long)(bytes / step * 256));
+	}
+	t_wait(pid);
+	remove_cgroup();
+}
+
 /* Lingering */
 
 static int lingering(int dev, __u32 ms, __u8 *token)
