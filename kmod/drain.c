@@ -17,6 +17,12 @@
 #define TMESH_DRAIN_MIN msecs_to_jiffies(10)
 #define TMESH_DRAIN_MAX HZ
 
+/*
+ * References that the uses of a view may come to need of a folio. A source has no more than
+ * TMESH_GATHER_VIEWS of them, so that nobody can make its count wrap.
+ */
+#define TMESH_VIEW_REFS (2UL * TMESH_GATHER_MAX)
+
 /**
  * tmesh_use_begin() - let a device or the kernel have a part of a region
  * @region:   held by the caller until tmesh_use_end()
@@ -24,8 +30,8 @@
  * @first:    first page of the part
  * @nr_pages: how many
  *
- * Return: the memory, whose pages in this part stay until tmesh_use_end(); NULL when the region
- * was revoked.
+ * Return: the memory, whose pages in this part stay until tmesh_use_end(); as a pointer -ESTALE
+ * when the region was revoked, -ENOMEM when too much of a view is mapped too often.
  */
 struct tmesh_mem *tmesh_use_begin(struct tmesh_region *region, struct tmesh_use *use,
 				  unsigned long first, unsigned long nr_pages)
@@ -39,10 +45,36 @@ struct tmesh_mem *tmesh_use_begin(struct tmesh_region *region, struct tmesh_use 
 	down_read(&region->lock);
 	mem = region->mem;
 	up_read(&region->lock);
-	if (mem)
+	if (!mem) {
+		mem = ERR_PTR(-ESTALE);
+	} else if (mem->ops->borrowed && region->nr_uses >= TMESH_VIEW_REFS / mem->named) {
+		mem = ERR_PTR(-ENOMEM);
+	} else {
 		list_add(&use->node, &region->uses);
+		region->nr_uses++;
+	}
 	mutex_unlock(&region->uses_lock);
 	return mem;
+}
+
+/* One reference for all pages of a folio that follow each other. */
+static void tmesh_use_own(struct tmesh_region *region, struct tmesh_use *use, bool own)
+{
+	struct page **page = region->gone->pages + use->first, **end = page + use->nr_pages;
+	struct folio *folio;
+
+	lockdep_assert_held(&region->uses_lock);
+	while (page < end) {
+		folio = page_folio(*page);
+		for (page++; page < end && page_folio(*page) == folio; page++)
+			;
+		if (own)
+			folio_get(folio);
+		else
+			folio_put(folio);
+		cond_resched();
+	}
+	use->owns = own;
 }
 
 /**
@@ -52,12 +84,11 @@ struct tmesh_mem *tmesh_use_begin(struct tmesh_region *region, struct tmesh_use 
  */
 void tmesh_use_end(struct tmesh_region *region, struct tmesh_use *use)
 {
-	unsigned long i;
-
 	mutex_lock(&region->uses_lock);
 	list_del(&use->node);
-	for (i = 0; use->owns && i < use->nr_pages; i++)
-		put_page(region->gone->pages[use->first + i]);
+	region->nr_uses--;
+	if (use->owns)
+		tmesh_use_own(region, use, false);
 	if (region->gone)
 		mod_delayed_work(tmesh_wq, &region->drain, 0);
 	mutex_unlock(&region->uses_lock);
@@ -205,13 +236,9 @@ static void tmesh_drain_work(struct work_struct *work)
 static void tmesh_uses_own(struct tmesh_region *region)
 {
 	struct tmesh_use *use;
-	unsigned long i;
 
-	list_for_each_entry(use, &region->uses, node) {
-		for (i = 0; i < use->nr_pages; i++)
-			get_page(region->gone->pages[use->first + i]);
-		use->owns = true;
-	}
+	list_for_each_entry(use, &region->uses, node)
+		tmesh_use_own(region, use, true);
 }
 
 /**

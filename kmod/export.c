@@ -49,12 +49,13 @@ static struct tmesh_dmabuf *to_dmabuf(struct tmesh_claim *claim)
  * @use:   filled in; ended by tmesh_use_end()
  *
  * Context: the reservation is held, under which importers are told about a lapse afterwards.
- * Return: the memory, or NULL when the region was revoked or the lease has lapsed.
+ * Return: the memory, or as a pointer -ESTALE when the region was revoked or the lease has lapsed,
+ * or another error of tmesh_use_begin().
  */
 struct tmesh_mem *tmesh_dmabuf_use(const struct tmesh_claim *claim, struct tmesh_use *use)
 {
 	if (tmesh_claim_lapsed(claim))
-		return NULL;
+		return ERR_PTR(-ESTALE);
 	return tmesh_use_begin(claim->region, use, claim->first, claim->nr_pages);
 }
 
@@ -131,9 +132,9 @@ static struct sg_table *tmesh_dmabuf_map(struct dma_buf_attachment *attach,
 		return ERR_PTR(-ENOMEM);
 	mapping->dev = attach->dev;
 	mapping->dir = dir;
-	rc = -ESTALE;
 	mem = tmesh_dmabuf_use(claim, &mapping->use);
-	if (!mem)
+	rc = PTR_ERR_OR_ZERO(mem);
+	if (rc)
 		goto free;
 	max_segment = max_t(size_t, PAGE_SIZE, dma_get_max_seg_size(attach->dev));
 	rc = sg_alloc_table_from_pages_segment(&mapping->sgt, mem->pages + claim->first,
@@ -278,8 +279,10 @@ static int tmesh_dmabuf_vmap(struct dma_buf *dmabuf, struct iosys_map *map)
 	void *vaddr;
 
 	mem = tmesh_dmabuf_use(claim, &export->vmap_use);
-	if (!mem)
+	if (mem == ERR_PTR(-ESTALE))
 		return tmesh_dmabuf_vmap_dummy(export, map);
+	if (IS_ERR(mem))
+		return PTR_ERR(mem);
 	vaddr = vmap(mem->pages + claim->first, claim->nr_pages, VM_MAP, PAGE_KERNEL);
 	if (!vaddr) {
 		tmesh_use_end(claim->region, &export->vmap_use);

@@ -335,6 +335,9 @@ static int tmesh_gather_fill(const struct tmesh_gathering *g, struct tmesh_mem *
 		done += part->nr;
 		cond_resched();
 	}
+	/* In a part a folio's pages follow each other; without repeats each comes once. */
+	mem->named = g->rights & TMESH_RIGHT_WRITE ?
+			     min_t(unsigned long, g->nr_parts, TMESH_HUGE_PAGES) : g->nr_parts;
 	mem->pmd = pmd;
 	mem->nr_huge = pmd ? mem->nr_pages / TMESH_HUGE_PAGES : 0;
 	return 0;

@@ -157,8 +157,8 @@ static struct sg_table *tmesh_proxy_map(struct dma_buf_attachment *attach,
 	mapping = kzalloc(sizeof(*mapping), GFP_KERNEL);
 	if (!mapping)
 		return ERR_PTR(-ENOMEM);
-	rc = -ESTALE;
-	if (!tmesh_dmabuf_use(claim, &mapping->use))
+	rc = PTR_ERR_OR_ZERO(tmesh_dmabuf_use(claim, &mapping->use));
+	if (rc)
 		goto free;
 	mapping->original = dma_buf_map_attachment(attachment->original, dir);
 	rc = PTR_ERR_OR_ZERO(mapping->original);
@@ -221,7 +221,7 @@ static int tmesh_proxy_vmap(struct dma_buf *dmabuf, struct iosys_map *map)
 	struct tmesh_claim *claim = &export->claim;
 	int rc;
 
-	if (!tmesh_dmabuf_use(claim, &export->vmap_use))
+	if (IS_ERR(tmesh_dmabuf_use(claim, &export->vmap_use)))
 		return tmesh_dmabuf_vmap_dummy(export, map);
 	rc = dma_buf_vmap(export->original, map);
 	if (rc)

@@ -108,6 +108,7 @@ struct tmesh_backing_ops {
  *            of a folio that was dropped its first entry has its length, as xa_mk_value()
  * @nr_huge:  folios of PMD size among them
  * @pmd:      every PMD-sized, aligned part is one folio: mappings may use PMDs
+ * @named:    constant: of borrowed pages, how often a use may name a folio at most
  * @nomap:    constant: it is never mapped by way of us
  * @escaped:  mappings that are another file's, so that nobody can take them away: with any,
  *            there is neither revocation nor lease. Leaves zero under the region's lock for
@@ -124,6 +125,7 @@ struct tmesh_mem {
 	struct page **pages;
 	unsigned long nr_huge;
 	bool pmd;
+	unsigned long named;
 	bool nomap;
 	atomic_t escaped;
 };
@@ -133,7 +135,7 @@ struct tmesh_mem {
  * @node:     in region->uses
  * @first:    first page of it
  * @nr_pages: how many
- * @owns:     it has a reference on each page: the pages were borrowed and the region was revoked
+ * @owns:     it has references on its folios: they were borrowed and the region was revoked
  *
  * All but the first two are constant; those are guarded by the region's uses_lock.
  */
@@ -210,8 +212,9 @@ struct tmesh_fence {
  * @nr_live:     claims whose lease has not lapsed
  * @leases:      leases of claims
  * @names:       tokens, by their rights
- * @uses_lock:   guards @uses, @gone, @pinned and @drain_delay
+ * @uses_lock:   guards @uses, @nr_uses, @gone, @pinned and @drain_delay
  * @uses:        what devices and the kernel have mapped
+ * @nr_uses:     how many
  * @gone:        the memory of a revoked region, until nobody has any of it
  * @pinned:      pages of it that somebody had when it was looked at last
  * @drain:       looks again; owns no reference, cancelled with the last one
@@ -264,6 +267,7 @@ struct tmesh_region {
 
 	struct mutex uses_lock;
 	struct list_head uses;
+	unsigned long nr_uses;
 	struct tmesh_mem *gone;
 	unsigned long pinned;
 	struct delayed_work drain;

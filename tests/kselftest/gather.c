@@ -377,6 +377,31 @@ TEST(million, "a view of a million extents; its pages are not charged, its list 
 	CHECK(shows(p + (TMESH_GATHER_MAX - 1) * WORDS, 9, (TMESH_GATHER_MAX - 1) * 7 % 4, 1));
 }
 
+TEST(uses, "a view that names a page very often is mapped for few devices at a time")
+{
+	struct tmesh_extent *e = malloc(TMESH_GATHER_MAX * sizeof(*e));
+	int h, v, slice, peers[3];
+
+	REQUIRE(e);
+	for (size_t i = 0; i < ARRAY_SIZE(peers); i++)
+		peers[i] = open_peer();
+	dev = t_dev();
+	h = filled(9, 4, 0);
+	for (__u32 i = 0; i < TMESH_GATHER_MAX; i++)
+		e[i] = t_extent(h, i * 7 % 4, 1);
+	v = REQUIRE_OK(gather(e, TMESH_GATHER_MAX, R_READ));
+	slice = REQUIRE_OK(t_export(v, PAGE, 64 * PAGE, 0));
+	CHECK_OK(peer_import(peers[0], slice, 0));
+	CHECK_OK(peer_import(peers[1], slice, 0));
+	CHECK_ERR(peer_import(peers[2], slice, 0), ENOMEM);
+	peer_let_go(peers[0]);
+	CHECK_OK(peer_import(peers[2], slice, 0));
+	CHECK_OK(t_revoke(h));
+	CHECK_EQ(t_info(h).pinned_bytes, 4 * PAGE);
+	peer_let_go(peers[1]);
+	peer_let_go(peers[2]);
+}
+
 TEST(cap, "one source has so many views and no more")
 {
 	int h, second, views[TMESH_GATHER_VIEWS];
