@@ -8,6 +8,7 @@
 #include <linux/fcntl.h>
 #include <linux/file.h>
 #include <linux/fs.h>
+#include <linux/hashtable.h>
 #include <linux/magic.h>
 #include <linux/module.h>
 #include <linux/pagemap.h>
@@ -21,12 +22,22 @@
  * @mem:   the common part
  * @file:  the memfd; reference
  * @alias: the same pages, as the file of mappings; reference
+ * @node:  among the writers
  */
 struct tmesh_memfd_mem {
 	struct tmesh_mem mem;
 	struct file *file;
 	struct file *alias;
+	struct hlist_node node;
 };
+
+/*
+ * Memory that may be written by way of its region, by inode: one region's seal is no other's, but
+ * the memfd is theirs in common. The lock guards our F_SEAL_WRITE too: who is added finds it, or
+ * is found.
+ */
+static DEFINE_HASHTABLE(writers, 10);
+static DEFINE_SPINLOCK(writers_lock);
 
 static struct tmesh_memfd_mem *to_memfd(struct tmesh_mem *mem)
 {
@@ -38,6 +49,9 @@ static void tmesh_memfd_release(struct tmesh_mem *mem)
 	struct tmesh_memfd_mem *memfd = to_memfd(mem);
 	unsigned long i;
 
+	spin_lock(&writers_lock);
+	hash_del(&memfd->node);
+	spin_unlock(&writers_lock);
 	for (i = 0; i < mem->nr_pages; i++) {
 		put_page(mem->pages[i]);
 		cond_resched();
@@ -104,6 +118,31 @@ static bool tmesh_memfd_in_use(struct tmesh_mem *mem, struct folio *folio)
 	return folio_maybe_dma_pinned(folio);
 }
 
+/* May it be written by way of another region? */
+static bool tmesh_memfd_shared(const struct tmesh_memfd_mem *memfd)
+{
+	const struct inode *inode = file_inode(memfd->file);
+	const struct tmesh_memfd_mem *other;
+
+	lockdep_assert_held(&writers_lock);
+	hash_for_each_possible(writers, other, node, (unsigned long)inode) {
+		if (other != memfd && file_inode(other->file) == inode)
+			return true;
+	}
+	return false;
+}
+
+/* Somebody may have sealed it since the rights were looked up. */
+static void tmesh_memfd_join(struct tmesh_memfd_mem *memfd, u32 *rights)
+{
+	spin_lock(&writers_lock);
+	if (READ_ONCE(*tmesh_memfd_seals(memfd->file)) & TMESH_NO_WRITE)
+		*rights &= ~TMESH_RIGHT_WRITE;
+	if (*rights & TMESH_RIGHT_WRITE)
+		hash_add(writers, &memfd->node, (unsigned long)file_inode(memfd->file));
+	spin_unlock(&writers_lock);
+}
+
 /*
  * Adds F_SEAL_WRITE as fcntl(F_ADD_SEALS) would. That call itself always fails on our memfd,
  * because it takes our references for pins; we know them and look for real pins instead.
@@ -125,15 +164,18 @@ static int tmesh_memfd_seal(struct tmesh_mem *mem)
 	rc = mapping_deny_writable(file->f_mapping);
 	if (rc)
 		goto unlock;
-	for (i = 0; i < mem->nr_pages; i++) {
-		if (tmesh_memfd_in_use(mem, page_folio(mem->pages[i]))) {
-			mapping_allow_writable(file->f_mapping);
+	for (i = 0; i < mem->nr_pages && !rc; i++) {
+		if (tmesh_memfd_in_use(mem, page_folio(mem->pages[i])))
 			rc = -EBUSY;
-			goto unlock;
-		}
 	}
-	*seals |= F_SEAL_WRITE;
-	rc = 0;
+	spin_lock(&writers_lock);
+	if (tmesh_memfd_shared(to_memfd(mem)))
+		rc = -EBUSY;
+	if (!rc)
+		*seals |= F_SEAL_WRITE;
+	spin_unlock(&writers_lock);
+	if (rc)
+		mapping_allow_writable(file->f_mapping);
 unlock:
 	inode_unlock(inode);
 	return rc;
@@ -179,12 +221,13 @@ int tmesh_memfd_rights(struct file *memfd, u32 *rights)
  * @user:     who is charged
  * @file:     a file that tmesh_memfd_rights() found good, at least @nr_pages long
  * @nr_pages: how much
+ * @rights:   as found; those that are left when it was sealed meanwhile
  *
  * Context: process context, may sleep long; a fatal signal ends it.
  * Return: the memory, or -EDQUOT, -ENOMEM, -EINTR or what shmem says as a pointer.
  */
 struct tmesh_mem *tmesh_memfd_create(struct tmesh_user *user, struct file *file,
-				     unsigned long nr_pages)
+				     unsigned long nr_pages, u32 *rights)
 {
 	struct tmesh_memfd_mem *memfd;
 	int rc;
@@ -204,6 +247,7 @@ struct tmesh_mem *tmesh_memfd_create(struct tmesh_user *user, struct file *file,
 	if (rc)
 		goto fini;
 	memfd->file = get_file(file);
+	tmesh_memfd_join(memfd, rights);
 	/* Whoever holds the memfd may have it mapped. */
 	atomic_set(&memfd->mem.escaped, 1);
 	return &memfd->mem;

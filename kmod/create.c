@@ -264,7 +264,7 @@ static int tmesh_create_memfd(struct tmesh_ucmd *ucmd, struct tmesh_spec *spec,
 	rc = tmesh_birth_begin(&birth, spec);
 	if (rc)
 		return rc;
-	mem = tmesh_memfd_create(birth.user, memfd, spec->nr_pages);
+	mem = tmesh_memfd_create(birth.user, memfd, spec->nr_pages, &cmd->rights);
 	rc = tmesh_birth_handle(&birth, mem, cmd->rights);
 	if (!rc) {
 		cmd->fd = birth.fd;

@@ -458,7 +458,7 @@ u64 tmesh_pinned_bytes(struct tmesh_region *region);
 struct tmesh_mem *tmesh_pages_create(struct tmesh_user *user, unsigned long nr_pages, u32 flags,
 				     int node);
 struct tmesh_mem *tmesh_memfd_create(struct tmesh_user *user, struct file *memfd,
-				     unsigned long nr_pages);
+				     unsigned long nr_pages, u32 *rights);
 int tmesh_memfd_rights(struct file *memfd, u32 *rights);
 struct tmesh_mem *tmesh_range_create(struct tmesh_user *user, struct tmesh_create_user *cmd);
 int tmesh_import_rights(const struct dma_buf *dmabuf, u32 *rights);

@@ -207,6 +207,31 @@ TEST(seal, "a seal seals the memfd too, EBUSY where that cannot be")
 	CHECK_OK(pwrite(memfd, &c, 1, 0));
 }
 
+TEST(seal_shared, "a memfd is not sealed by one region while another one could write to it")
+{
+	int dev = t_dev(), memfd = new_memfd(F_SEAL_SHRINK), ro, h, other, fd;
+	char path[64];
+	__u32 rights;
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", memfd);
+	ro = REQUIRE_OK(open(path, O_RDONLY | O_CLOEXEC));
+	h = REQUIRE_OK(create(dev, memfd, 0, NULL));
+	other = REQUIRE_OK(create(dev, memfd, PAGE, NULL));
+	fd = REQUIRE_OK(t_export(other, 0, 0, TMESH_EXPORT_WRITE));
+	CHECK_ERR(t_seal(h), EBUSY);
+	close(other);
+	CHECK_ERR(t_seal(h), EBUSY);
+	CHECK_EQ(fcntl(memfd, F_GET_SEALS), F_SEAL_SHRINK);
+	close(fd);
+	other = REQUIRE_OK(create(dev, ro, 0, NULL));
+	CHECK_ERR(t_export(other, 0, 0, TMESH_EXPORT_WRITE), EACCES);
+	CHECK_OK(t_seal(h));
+	CHECK(fcntl(memfd, F_GET_SEALS) & F_SEAL_WRITE);
+	other = REQUIRE_OK(create(dev, memfd, 0, &rights));
+	CHECK_EQ(rights, R_READ | R_MANAGE);
+	CHECK_ERR(t_export(other, 0, 0, TMESH_EXPORT_WRITE), EACCES);
+}
+
 TEST(revoke, "a region over a memfd cannot be revoked: EOPNOTSUPP")
 {
 	int dev = t_dev(), h = REQUIRE_OK(create(dev, new_memfd(F_SEAL_SHRINK), 0, NULL));

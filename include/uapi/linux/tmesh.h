@@ -200,7 +200,8 @@ struct tmesh_create {
  * region's limits. Anyone who holds the memfd itself still has it: read-only handles
  * and revocation bind the handles of the region, not the holders of the memfd; a
  * sealed region is one whose memfd is sealed too (TMESH_SEAL adds F_SEAL_WRITE and
- * gives EBUSY where that fails; fcntl() itself cannot while the region lives).
+ * gives EBUSY where that fails, and while another region of the memfd could write; fcntl()
+ * itself cannot while the region lives).
  * Mappings of the handle are mappings of the memfd: they outlive the region, are not
  * counted for TMESH_HOLDERS, and keep for good the protection they were made with.
  * EOPNOTSUPP for a memfd of huge pages (MFD_HUGETLB), EACCES for a descriptor that
