@@ -39,7 +39,7 @@ struct tmesh_memfd_mem {
 static DEFINE_HASHTABLE(writers, 10);
 static DEFINE_SPINLOCK(writers_lock);
 
-static struct tmesh_memfd_mem *to_memfd(struct tmesh_mem *mem)
+static struct tmesh_memfd_mem *to_memfd(const struct tmesh_mem *mem)
 {
 	return container_of(mem, struct tmesh_memfd_mem, mem);
 }
@@ -95,6 +95,12 @@ static unsigned int *tmesh_memfd_seals(const struct file *file)
 	return &SHMEM_I(file_inode(file))->seals;
 }
 
+/* Its holder's seals: for mappings the core looks at those of the handle's file, which has none. */
+static bool tmesh_memfd_sealed(const struct tmesh_mem *mem)
+{
+	return READ_ONCE(*tmesh_memfd_seals(to_memfd(mem)->file)) & TMESH_NO_WRITE;
+}
+
 /*
  * The memfd counts mappings that could become writable as writers. Ours are made for good
  * what they are asked to be, so that readers stop no seal.
@@ -103,9 +109,6 @@ static int tmesh_memfd_mmap(struct tmesh_mem *mem, struct vm_area_struct *vma)
 {
 	struct tmesh_memfd_mem *memfd = to_memfd(mem);
 
-	/* The core has looked at the seals of the handle's file, which has none. */
-	if (vma->vm_flags & VM_WRITE && READ_ONCE(*tmesh_memfd_seals(memfd->file)) & TMESH_NO_WRITE)
-		return -EPERM;
 	if (!(vma->vm_flags & VM_WRITE))
 		vm_flags_clear(vma, VM_MAYWRITE);
 	vma_set_file(vma, memfd->alias);
@@ -136,7 +139,7 @@ static bool tmesh_memfd_shared(const struct tmesh_memfd_mem *memfd)
 static void tmesh_memfd_join(struct tmesh_memfd_mem *memfd, u32 *rights)
 {
 	spin_lock(&writers_lock);
-	if (READ_ONCE(*tmesh_memfd_seals(memfd->file)) & TMESH_NO_WRITE)
+	if (tmesh_memfd_sealed(&memfd->mem))
 		*rights &= ~TMESH_RIGHT_WRITE;
 	if (*rights & TMESH_RIGHT_WRITE)
 		hash_add(writers, &memfd->node, (unsigned long)file_inode(memfd->file));
@@ -186,6 +189,7 @@ static const struct tmesh_backing_ops tmesh_memfd_ops = {
 	.release = tmesh_memfd_release,
 	.mmap = tmesh_memfd_mmap,
 	.seal = tmesh_memfd_seal,
+	.sealed = tmesh_memfd_sealed,
 	.in_use = tmesh_memfd_in_use,
 };
 

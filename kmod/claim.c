@@ -84,7 +84,7 @@ static int tmesh_claim_check(const struct tmesh_claim *claim, const struct tmesh
 			return -EDQUOT;
 		break;
 	}
-	if (tmesh_claim_writes(claim) && region->state & TMESH_STATE_SEALED)
+	if (tmesh_claim_writes(claim) && tmesh_region_sealed(region))
 		return -EPERM;
 	return 0;
 }

@@ -213,7 +213,7 @@ static int tmesh_check_map(const struct tmesh_claim *claim, struct vm_area_struc
 		return -EINVAL;
 	if (writable && !(claim->rights & TMESH_RIGHT_WRITE))
 		return -EACCES;
-	if (writable && region->state & TMESH_STATE_SEALED)
+	if (writable && tmesh_region_sealed(region))
 		return -EPERM;
 	return tmesh_map_leads_on(claim, vma) ? -EOPNOTSUPP : 0;
 }

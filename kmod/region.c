@@ -38,6 +38,21 @@ void tmesh_region_put(struct tmesh_region *region)
 	kref_put(&region->ref, tmesh_region_release);
 }
 
+/**
+ * tmesh_region_sealed() - may nothing begin to write to a region?
+ * @region: not revoked
+ *
+ * Context: the region's lock is held.
+ * Return: true when it is sealed, or its memory was by others.
+ */
+bool tmesh_region_sealed(const struct tmesh_region *region)
+{
+	const struct tmesh_mem *mem = region->mem;
+
+	lockdep_assert_held(&region->lock);
+	return region->state & TMESH_STATE_SEALED || (mem->ops->sealed && mem->ops->sealed(mem));
+}
+
 /*
  * Mappings by the backing's own means are its file's: it counts them, but only once they are
  * linked, after our ->mmap() has returned. Until then the core counts them on the handle.

@@ -86,6 +86,7 @@ struct tmesh_user {
  * @seal:      makes sure that nobody writes: -EAGAIN where that may be a passing state,
  *             another error where not. Called with the region's lock held for writing,
  *             when no writable mapping or export of ours exists. NULL where nobody could
+ * @sealed:    did others seal it, so that nothing may begin to write? NULL where they cannot
  * @in_use:    does anybody beside us and page tables have a reference on a folio? NULL where
  *             only uses count, and a revoked region's memory is given back as a whole
  */
@@ -95,6 +96,7 @@ struct tmesh_backing_ops {
 	void (*release)(struct tmesh_mem *mem);
 	int (*mmap)(struct tmesh_mem *mem, struct vm_area_struct *vma);
 	int (*seal)(struct tmesh_mem *mem);
+	bool (*sealed)(const struct tmesh_mem *mem);
 	bool (*in_use)(struct tmesh_mem *mem, struct folio *folio);
 };
 
@@ -540,6 +542,7 @@ int tmesh_ioctl_import(struct tmesh_ucmd *ucmd);
 
 /* region.c */
 void tmesh_region_put(struct tmesh_region *region);
+bool tmesh_region_sealed(const struct tmesh_region *region);
 int tmesh_ioctl_seal(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_desc_set(struct tmesh_ucmd *ucmd);
 

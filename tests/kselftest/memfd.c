@@ -168,7 +168,9 @@ TEST(sealed_later, "a memfd sealed by its holder is not written through the regi
 
 	h = REQUIRE_OK(create(dev, memfd, 0, NULL));
 	REQUIRE_OK(fcntl(memfd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE));
-	CHECK_EQ((long)t_map(h, BYTES, RW), -1);
+	CHECK_ERR(t_map(h, BYTES, RW), EPERM);
+	CHECK_ERR(t_export(h, 0, 0, TMESH_EXPORT_WRITE), EPERM);
+	CHECK_OK(t_export(h, 0, 0, 0));
 	CHECK(t_map(h, BYTES, PROT_READ) != MAP_FAILED);
 }
 
