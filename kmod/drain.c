@@ -154,7 +154,7 @@ static unsigned long tmesh_count_uses(struct tmesh_region *region)
 /* Counts pages in folios that somebody has; drops the others when told to. */
 static unsigned long tmesh_sweep(struct tmesh_region *region, struct tmesh_mem *mem, bool drop)
 {
-	unsigned long pinned = 0, dropped = 0, i, nr;
+	unsigned long pinned = 0, dropped = 0, gap = 0, gap_end = 0, i, nr;
 	struct tmesh_release release = { };
 	struct tmesh_cover cover;
 	struct folio *folio;
@@ -165,18 +165,25 @@ static unsigned long tmesh_sweep(struct tmesh_region *region, struct tmesh_mem *
 	for (i = 0; i < mem->nr_pages; i += nr) {
 		if (xa_is_value(mem->pages[i])) {
 			nr = xa_to_value(mem->pages[i]);
-			continue;
-		}
-		folio = page_folio(mem->pages[i]);
-		nr = folio_nr_pages(folio);
-		if (tmesh_cover_reaches(&cover, i, i + nr) || mem->ops->in_use(mem, folio)) {
-			pinned += nr;
-		} else if (drop) {
-			mem->pages[i] = xa_mk_value(nr);
+		} else {
+			cond_resched();
+			folio = page_folio(mem->pages[i]);
+			nr = folio_nr_pages(folio);
+			if (tmesh_cover_reaches(&cover, i, i + nr) ||
+			    mem->ops->in_use(mem, folio)) {
+				pinned += nr;
+				continue;
+			}
+			if (!drop)
+				continue;
 			tmesh_release_page(&release, &folio->page);
 			dropped += nr;
 		}
-		cond_resched();
+		/* One length for all that follow each other: the next look passes by at once. */
+		if (gap_end != i)
+			gap = i;
+		gap_end = i + nr;
+		mem->pages[gap] = xa_mk_value(gap_end - gap);
 	}
 	tmesh_release_end(&release);
 	mem->charged -= dropped;
