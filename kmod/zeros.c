@@ -15,9 +15,13 @@
 
 static struct page *tmesh_zero_new(void)
 {
-	struct tmesh_user *user = tmesh_user_get(current_euid());
+	struct tmesh_user *user;
 	struct page *page;
 
+	/* One that works in somebody's memory has none of his accounts or control groups. */
+	if (current->flags & PF_KTHREAD)
+		return NULL;
+	user = tmesh_user_get(current_euid());
 	if (IS_ERR(user))
 		return NULL;
 	if (tmesh_charge(user, TMESH_BYTES, PAGE_SIZE))
@@ -54,7 +58,8 @@ static void tmesh_zero_free(struct page *page)
  * Charged to the caller when it is new.
  *
  * Context: may sleep; mmap_lock may be held.
- * Return: the page, with a reference for the caller; NULL where a limit is reached.
+ * Return: the page, with a reference for the caller; NULL where a limit is reached, and where a
+ * kernel thread asks for a new one.
  */
 struct page *tmesh_zero_page(struct tmesh_claim *claim, unsigned long index)
 {
