@@ -158,7 +158,13 @@ static int tmesh_memfd_seal(struct tmesh_mem *mem)
 	unsigned long i;
 	int rc = 0;
 
-	inode_lock(inode);
+	/*
+	 * Who writes to it holds this lock while his own memory is faulted in, for which he needs
+	 * mmap_lock, which a mmap() may have that waits for the region's lock. It may also take as
+	 * long as he likes.
+	 */
+	if (!inode_trylock(inode))
+		return -EAGAIN;
 	if (*seals & F_SEAL_WRITE)
 		goto unlock;
 	rc = -EBUSY;
@@ -170,6 +176,7 @@ static int tmesh_memfd_seal(struct tmesh_mem *mem)
 	for (i = 0; i < mem->nr_pages && !rc; i++) {
 		if (tmesh_memfd_in_use(mem, page_folio(mem->pages[i])))
 			rc = -EBUSY;
+		cond_resched();
 	}
 	spin_lock(&writers_lock);
 	if (tmesh_memfd_shared(to_memfd(mem)))

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: MIT
 /* TMESH_CREATE_MEMFD: which files serve, what they allow, what their holders may still do. */
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <linux/userfaultfd.h>
 
 #include "drm.h"
 #include "t.h"
@@ -232,6 +235,67 @@ TEST(seal_shared, "a memfd is not sealed by one region while another one could w
 	other = REQUIRE_OK(create(dev, memfd, 0, &rights));
 	CHECK_EQ(rights, R_READ | R_MANAGE);
 	CHECK_ERR(t_export(other, 0, 0, TMESH_EXPORT_WRITE), EACCES);
+}
+
+/* Memory whose first touch waits until it is given a page. */
+static char *missing_page(int uffd)
+{
+	struct uffdio_api api = {.api = UFFD_API};
+	struct uffdio_register r = {.mode = UFFDIO_REGISTER_MODE_MISSING};
+	char *p = mmap(NULL, PAGE, RW, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	REQUIRE(p != MAP_FAILED);
+	REQUIRE_OK(ioctl(uffd, UFFDIO_API, &api));
+	r.range.start = (unsigned long)p;
+	r.range.len = PAGE;
+	REQUIRE_OK(ioctl(uffd, UFFDIO_REGISTER, &r));
+	return p;
+}
+
+static struct {
+	int memfd, handle;
+	char *page;
+	int sealed;
+	volatile bool answered;
+} slow;
+
+static void *write_slowly(void *arg)
+{
+	CHECK_EQ(pwrite(slow.memfd, slow.page, 1, 0), 1);
+	return NULL;
+}
+
+static void *seal_meanwhile(void *arg)
+{
+	slow.sealed = t_seal(slow.handle) ? errno : 0;
+	slow.answered = true;
+	return NULL;
+}
+
+TEST(seal_writing, "a seal does not wait for who is writing to the memfd, and for his page faults")
+{
+	int dev = t_dev(), uffd = syscall(SYS_userfaultfd, O_CLOEXEC);
+	struct uffdio_zeropage zero = {.range.len = PAGE};
+	pthread_t writer, sealer;
+	struct uffd_msg fault;
+
+	if (uffd < 0)
+		t_skip("no userfaultfd: %s", strerror(errno));
+	slow.memfd = new_memfd(F_SEAL_SHRINK);
+	slow.handle = REQUIRE_OK(create(dev, slow.memfd, 0, NULL));
+	slow.page = missing_page(uffd);
+	REQUIRE(!pthread_create(&writer, NULL, write_slowly, NULL));
+	REQUIRE(read(uffd, &fault, sizeof(fault)) == sizeof(fault));
+	REQUIRE(!pthread_create(&sealer, NULL, seal_meanwhile, NULL));
+	for (int i = 0; i < 3000 && !slow.answered; i++)
+		usleep(10000);
+	CHECK(slow.answered);
+	zero.range.start = (unsigned long)slow.page;
+	CHECK_OK(ioctl(uffd, UFFDIO_ZEROPAGE, &zero));
+	pthread_join(writer, NULL);
+	pthread_join(sealer, NULL);
+	CHECK_EQ(slow.sealed, EBUSY);
+	CHECK_OK(t_seal(slow.handle));
 }
 
 TEST(revoke, "a region over a memfd cannot be revoked: EOPNOTSUPP")
