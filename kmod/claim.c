@@ -212,7 +212,7 @@ static void tmesh_claim_describe(struct tmesh_claim *claim, struct tmesh_holder 
 	holder->uid = from_kuid_munged(current_user_ns(), claim->uid);
 	holder->rights = claim->rights;
 	holder->mappings = atomic_read(&claim->mappings);
-	holder->since_ns = claim->since_ns;
+	holder->since_ns = tmesh_time_here(claim->since_ns);
 	holder->offset = (u64)claim->first << PAGE_SHIFT;
 	holder->bytes = (u64)claim->nr_pages << PAGE_SHIFT;
 	memcpy(holder->comm, claim->comm, sizeof(holder->comm));

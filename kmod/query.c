@@ -6,9 +6,24 @@
 #include <linux/cred.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
+#include <linux/time_namespace.h>
 #include <linux/uaccess.h>
 
 #include "tmesh.h"
+
+/**
+ * tmesh_time_here() - a time as the caller's clock shows it
+ * @ns: CLOCK_MONOTONIC of the first time namespace
+ *
+ * Return: CLOCK_MONOTONIC of the caller's.
+ */
+u64 tmesh_time_here(u64 ns)
+{
+	struct timespec64 ts = ns_to_timespec64(ns);
+
+	timens_add_monotonic(&ts);
+	return timespec64_to_ns(&ts);
+}
 
 /**
  * tmesh_ioctl_caps() - TMESH_CAPS
@@ -68,7 +83,7 @@ static void tmesh_fill_info(struct tmesh_info *info, struct tmesh_region *region
 	info->bytes = region->bytes;
 	info->alloc_bytes = (u64)region->nr_pages << PAGE_SHIFT;
 	info->huge_bytes = region->huge_bytes;
-	info->created_ns = region->created_ns;
+	info->created_ns = tmesh_time_here(region->created_ns);
 	info->backing = region->backing;
 	info->state = READ_ONCE(region->state);
 	if (handle) {

@@ -635,6 +635,7 @@ bool tmesh_gather_in_use(const struct tmesh_claim *claim);
 int tmesh_ioctl_gather(struct tmesh_ucmd *ucmd);
 
 /* query.c */
+u64 tmesh_time_here(u64 ns);
 int tmesh_ioctl_caps(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_info(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_list(struct tmesh_ucmd *ucmd);

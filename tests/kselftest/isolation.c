@@ -18,6 +18,10 @@
 #define BOB 1002
 #define OVERFLOW_ID 65534
 
+#ifndef CLONE_NEWTIME
+#define CLONE_NEWTIME 0x80
+#endif
+
 static void unshare_or_skip(int flags)
 {
 	if (unshare(flags))
@@ -237,6 +241,32 @@ TEST(pid_ns, "holders outside one's PID namespace have the pid 0, others their o
 			q = holders_of(0, &one);
 			CHECK_OK(ioctl(own, TMESH_HOLDERS, &q));
 			CHECK_EQ(one.pid, 1);
+		}
+		t_wait(inner);
+	}
+	t_wait(pid);
+}
+
+TEST(time_ns, "times are those of the caller's clock, also in a time namespace")
+{
+	int fd = REQUIRE_OK(t_create(t_dev(), PAGE, 0));
+	__u64 created = t_info(fd).created_ns;
+	struct tmesh_holder one;
+	struct tmesh_holders q = holders_of(0, &one);
+	__u64 since;
+	pid_t pid, inner;
+
+	REQUIRE_OK(ioctl(fd, TMESH_HOLDERS, &q));
+	since = one.since_ns;
+	T_CHILD(pid) {
+		unshare_or_skip(CLONE_NEWTIME);
+		if (!t_write_file("/proc/self/timens_offsets", "monotonic 1000000 5"))
+			t_skip("no offsets of a time namespace");
+		T_CHILD(inner) {
+			q = holders_of(0, &one);
+			REQUIRE_OK(ioctl(fd, TMESH_HOLDERS, &q));
+			CHECK_EQ(t_info(fd).created_ns - created, 1000000000000005);
+			CHECK_EQ(one.since_ns - since, 1000000000000005);
 		}
 		t_wait(inner);
 	}
