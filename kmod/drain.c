@@ -207,13 +207,16 @@ static void tmesh_drain_step(struct tmesh_region *region, bool again)
 			mod_delayed_work(tmesh_wq, &region->drain, region->drain_delay);
 			mem = NULL;
 		} else {
-			WRITE_ONCE(region->gone, NULL);
+			WRITE_ONCE(region->freeing, true);
+			/* For tmesh_drain_wait(), which looks at both. */
+			smp_store_release(&region->gone, NULL);
 		}
 	}
 	mutex_unlock(&region->uses_lock);
 	if (!mem)
 		return;
 	mem->ops->release(mem);
+	WRITE_ONCE(region->freeing, false);
 	wake_up_all(&region->wait);
 }
 
@@ -271,6 +274,12 @@ void tmesh_drain_begin(struct tmesh_region *region, struct tmesh_mem *mem)
 	mutex_unlock(&region->uses_lock);
 }
 
+static bool tmesh_drained(const struct tmesh_region *region)
+{
+	/* Pairs with tmesh_drain_step(). */
+	return !smp_load_acquire(&region->gone) && !READ_ONCE(region->freeing);
+}
+
 /**
  * tmesh_drain_wait() - wait until the memory of a revoked region is free
  * @region:     revoked
@@ -283,7 +292,7 @@ int tmesh_drain_wait(struct tmesh_region *region, u64 timeout_ns)
 	int rc;
 
 	tmesh_drain(region);
-	rc = wait_event_interruptible_hrtimeout(region->wait, !READ_ONCE(region->gone),
+	rc = wait_event_interruptible_hrtimeout(region->wait, tmesh_drained(region),
 						min_t(u64, timeout_ns, KTIME_MAX));
 	if (!rc)
 		return 0;

@@ -218,6 +218,7 @@ struct tmesh_fence {
  * @uses:        what devices and the kernel have mapped
  * @nr_uses:     how many
  * @gone:        the memory of a revoked region, until nobody has any of it
+ * @freeing:     what was there is being given back; set before @gone is NULL, unlocked after that
  * @pinned:      pages of it that somebody had when it was looked at last
  * @drain:       looks again; owns no reference, cancelled with the last one
  * @drain_delay: how long it waited before that
@@ -271,6 +272,7 @@ struct tmesh_region {
 	struct list_head uses;
 	unsigned long nr_uses;
 	struct tmesh_mem *gone;
+	bool freeing;
 	unsigned long pinned;
 	struct delayed_work drain;
 	unsigned long drain_delay;
