@@ -189,6 +189,28 @@ static int describe(struct state *st, const Py_buffer *view, struct DLManagedTen
 	return 0;
 }
 
+/*
+ * Buffers have no bfloat16 and the like. JAX's arrays of these have DLPack all the same, and NumPy's
+ * may have.
+ */
+static struct tmesh_tensor *put_without_buffer(struct state *st, PyObject *object,
+					       const struct tmesh_region_opts *opts)
+{
+	bool is_refused = PyErr_ExceptionMatches(PyExc_BufferError) ||
+			  PyErr_ExceptionMatches(PyExc_ValueError);
+	PyObject *type, *value, *traceback;
+
+	PyErr_Fetch(&type, &value, &traceback);
+	if (!is_refused || !PyObject_HasAttrString(object, "__dlpack__")) {
+		PyErr_Restore(type, value, traceback);
+		return NULL;
+	}
+	Py_XDECREF(type);
+	Py_XDECREF(value);
+	Py_XDECREF(traceback);
+	return put_dlpack(st, object, opts);
+}
+
 struct tmesh_tensor *put_buffer(struct state *st, PyObject *object,
 				const struct tmesh_region_opts *opts)
 {
@@ -200,8 +222,10 @@ struct tmesh_tensor *put_buffer(struct state *st, PyObject *object,
 	Py_buffer view;
 	int rc;
 
-	if (!ctx || PyObject_GetBuffer(object, &view, PyBUF_RECORDS_RO))
+	if (!ctx)
 		return NULL;
+	if (PyObject_GetBuffer(object, &view, PyBUF_RECORDS_RO))
+		return put_without_buffer(st, object, opts);
 	if (!describe(st, &view, &managed, shape, strides)) {
 		Py_BEGIN_ALLOW_THREADS;
 		rc = tmesh_tensor_from_dlpack(ctx, &managed, opts, &tensor, &err);
