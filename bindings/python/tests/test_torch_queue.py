@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import tmesh.sent  # noqa: E402
 import tmesh.torch  # noqa: E402
+from torch.multiprocessing import reductions  # noqa: E402
 
 SLOW = pytest.mark.skipif(EMULATED, reason=SLOW_IMPORT)
 PATIENCE = 600
@@ -128,6 +129,30 @@ def test_gradients(worker):
     assert type(parameter) is torch.nn.Parameter and parameter.requires_grad
     with pytest.raises(RuntimeError, match="grad"):
         ForkingPickler.dumps(torch.ones(2, requires_grad=True) * 2)
+
+
+def test_of_inference_mode(worker):
+    """Outside that mode and inside; the tensor stays what it was."""
+    with torch.inference_mode():
+        result = torch.ones(3)
+        inside = worker(torch.zeros(3), 2)
+    back = worker(result, 2)
+    assert result.tolist() == back.tolist() == [3, 3, 3] and inside.tolist() == [2, 2, 2]
+    assert result.is_inference() and not back.is_inference()
+    leaf = torch.ones(2, requires_grad=True)
+    with torch.inference_mode():
+        worker(leaf)
+    (leaf * 3).sum().backward()
+    assert leaf.grad.tolist() == [3, 3]
+
+
+def test_nested_ones_go_pytorchs_own_way(worker):
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    try:
+        reductions.reduce_tensor(nested)
+    except RuntimeError as error:
+        pytest.skip(f"this PyTorch cannot send nested tensors: {error}")
+    assert [len(part) for part in worker(nested).unbind()] == [2, 3]
 
 
 def test_the_sender_may_forget(worker):

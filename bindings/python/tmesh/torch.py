@@ -11,12 +11,14 @@ memory (torch.from_dlpack(tmesh.empty(...))) and one that was sent before are no
 What differs:
 
   - Only the tensor that was sent moves. Others that shared its storage keep the old memory.
+  - To move is a change in place, in autograd's eyes: send before the forward pass that needs the
+    tensor for its backward pass, or after both.
   - Nothing is left in /dev/shm, and no descriptors pass through a server thread of the sender.
   - The sender keeps what it sent until it was taken out; it lets go when it sends something
     after that, or ends. What nobody ever takes stays until it ends.
 
-Tensors that are not on the CPU, sparse ones and others that have no plain memory go PyTorch's own
-way. A read-only tensor is refused: PyTorch could not know. Send the tmesh.Tensor itself.
+Tensors that are not on the CPU, sparse and nested ones and others that have no plain memory go
+PyTorch's own way. A read-only tensor is refused: PyTorch could not know. Send the tmesh.Tensor.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ def _is_plain(tensor: Any) -> bool:
     """Whether its elements lie in memory of the CPU, as its strides say."""
     return bool(tensor.device.type == "cpu" and tensor.layout is torch.strided
                 and not tensor.is_quantized and not tensor.is_conj() and not tensor.is_neg()
-                and (tensor.is_leaf or not tensor.requires_grad) and _storage(tensor).data_ptr())
+                and not tensor.is_nested and (tensor.is_leaf or not tensor.requires_grad)
+                and _storage(tensor).data_ptr())
 
 
 def _bytes_of(tensor: Any) -> Any:
@@ -97,7 +100,8 @@ def _share(tensor: Any) -> _tmesh.Tensor:
         return ours
     ours = _tmesh.put(_bytes_of(tensor))
     layout = tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset()
-    with torch.no_grad():
+    # What was made in this mode can be changed in it only; leaves that want gradients can be too.
+    with torch.inference_mode():
         tensor.set_(_laid_out(_over(ours), *layout))
     return ours
 
