@@ -121,11 +121,14 @@ def region_mappings():
 @pytest.fixture
 def python():
     """Run a program in a fresh interpreter; its stdout, or its failure."""
-    def run(program, *args, **kwargs):
+    def run(program, *args, file=None, **kwargs):
         if EMULATED and re.search(r"\bimport .*\btorch\b", program):
             pytest.skip(SLOW_IMPORT)
-        done = subprocess.run([sys.executable, "-c", program, *args], timeout=60,
-                              capture_output=True, text=True, **kwargs)
+        # Processes that are spawned look for its functions in the file.
+        if file:
+            file.write_text(program)
+        done = subprocess.run([sys.executable, *([file] if file else ["-c", program]), *args],
+                              timeout=60, capture_output=True, text=True, **kwargs)
         assert done.returncode == 0, done.stderr
         return done.stdout
     return run

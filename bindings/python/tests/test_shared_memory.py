@@ -290,23 +290,24 @@ def test_a_folder_that_another_process_made_again(peer):
     assert bytes(SharedMemory("mine").buf[:5]) == b"child"
 
 
-def test_install(python):
+def test_install(python, tmp_path):
     """Code that knows only the standard library gets blocks of ours, managers too."""
     assert python("""
 import tmesh.shared_memory
 tmesh.shared_memory.install()
 from multiprocessing.managers import SharedMemoryManager
 from multiprocessing.shared_memory import SharedMemory
-with SharedMemoryManager() as manager:
-    shm = manager.SharedMemory(size=100)
-    print(isinstance(shm, tmesh.shared_memory.SharedMemory), len(tmesh.list()) > 0)
-    name = shm.name
-    shm.close()
-try:
-    SharedMemory(name)
-except FileNotFoundError:
-    print("gone")
-""") == "True True\ngone\n"
+if __name__ == "__main__":
+    with SharedMemoryManager() as manager:
+        shm = manager.SharedMemory(size=100)
+        print(isinstance(shm, tmesh.shared_memory.SharedMemory), len(tmesh.list()) > 0)
+        name = shm.name
+        shm.close()
+    try:
+        SharedMemory(name)
+    except FileNotFoundError:
+        print("gone")
+""", file=tmp_path / "main.py") == "True True\ngone\n"
 
 
 def test_killed_among_others(peer):
