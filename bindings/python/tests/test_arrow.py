@@ -119,6 +119,8 @@ def test_pandas():
     pd.testing.assert_frame_equal(again, frame)
     column = open_table(t)["n"].chunk(0).to_numpy(zero_copy_only=True)
     assert not column.flags.writeable and column.tolist() == [1.5, 2.5]
+    there = open_table(t).to_pandas(types_mapper=pd.ArrowDtype)
+    assert lies_in(pa.table({name: pa.array(there[name]) for name in "nis"}), t)
 
 
 def test_polars():
@@ -127,6 +129,8 @@ def test_polars():
     table = open_table(write_table(frame))
     assert pl.from_arrow(table).equals(frame)
     assert pl.DataFrame(table).equals(frame)
+    numbers = pl.DataFrame(table)["i"].to_numpy(allow_copy=False)
+    assert table["i"].chunk(0).buffers()[1].address == numbers.ctypes.data
 
 
 class OnlyCapsules:

@@ -6,8 +6,9 @@
 
 The region holds an Arrow IPC stream, so every language that reads Arrow reads it; Tmesh.Arrow does
 in Elixir. What open_table() gives points into the region: its buffers are read in place, and keep
-the region alive. It goes on without a copy to whatever speaks Arrow's PyCapsule protocol (pandas,
-Polars, DuckDB).
+the region alive. It goes on without a copy to whatever speaks Arrow's PyCapsule protocol (Polars,
+DuckDB), and to pandas with to_pandas(types_mapper=pandas.ArrowDtype); other columns of pandas are
+its own, copied.
 
 A single Tensor needs none of this: it has __arrow_c_array__, so that pyarrow.array(tensor) looks
 at its memory.
