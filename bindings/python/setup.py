@@ -9,6 +9,7 @@ repository in its own folder "library".
 
 import os
 from pathlib import Path
+import re
 import sysconfig
 
 from setuptools import Extension, setup
@@ -34,6 +35,10 @@ class BuildWithLibrary(build_ext):
         if not SYSTEM_LIBRARY:
             ext.sources = [*ext.sources, *(str(path) for path in sorted(ROOT.glob("lib/*.c")))]
         super().build_extension(ext)
+
+    def get_ext_filename(self, fullname):
+        """By the name that every Python looks for; 3.15 would give it one that it alone knows."""
+        return re.sub(r"\.abi3[^.]*\.so$", ".abi3.so", super().get_ext_filename(fullname))
 
 
 class SourcesWithLibrary(sdist):
