@@ -143,7 +143,8 @@ enum tmesh_cuda_flags {
  * back, the library waits for the device, unregisters and lets go of the region.
  *
  * With OR_STAGE, where the driver refuses: a copy on the device, which tmesh_cuda_stage() brings
- * up to date; logged, and counted in tmesh_cuda_stats().
+ * up to date; logged, and counted in tmesh_cuda_stats(). The driver moves it through pinned memory
+ * of its own, as it does all that is copied from memory which is not registered.
  * Return: 0; -EINVAL, -EACCES, -EPERM, -ESTALE as tmesh_region_map(), and the driver's errors.
  */
 int tmesh_cuda_register(struct tmesh_cuda *cuda, struct tmesh_region *region, int device,
