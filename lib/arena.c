@@ -65,15 +65,16 @@ static struct tmesh_region *take_room(struct tmesh_arena *arena, uint64_t bytes,
 	return tmesh_region_ref(arena->region);
 }
 
-/* The region whose room comes next. Its pages hold many tensors, so it is written as it is mapped,
- * not by a system call for each. */
+/* The region whose room comes next. Its pages hold many tensors, so a memfd is written as it is
+ * mapped, not by a system call for each. The module's may be taken back meanwhile: there the kernel
+ * copies, and says so instead of ending the process. */
 static int next_region(const struct tmesh_arena *arena, struct tmesh_region **out,
 		       struct tmesh_error *err)
 {
 	int rc = tmesh_region_create(arena->ctx, arena->bytes, &arena->opts, out, err);
 
 	if (!rc)
-		(*out)->warm = true;
+		(*out)->warm = tmesh_ctx_backend(arena->ctx) == TMESH_BACKEND_MEMFD;
 	return rc;
 }
 
