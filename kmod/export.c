@@ -537,6 +537,7 @@ static struct dma_fence *tmesh_exports_next_fence(struct tmesh_region *region)
 		if (export->waited)
 			continue;
 		export->waited = true;
+		/* Without memory for it nobody is waited for, as when the time is over. */
 		if (dma_resv_get_singleton(export->dmabuf->resv, DMA_RESV_USAGE_BOOKKEEP, &fence))
 			fence = NULL;
 		if (fence)
