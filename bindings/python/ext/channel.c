@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The Channel type. The library wants one thread at a time in a handle: what can be done at once
- * is done under the GIL, and who waits, for a message or for the peer whose region it opens, does
- * so without it and marks the handle as busy.
+ * is done under the GIL, and so is the first moment of a busy look; who waits longer, for a message
+ * or for the peer whose region it opens, does so without it and marks the handle as busy.
  */
 #include "binding.h"
 
@@ -12,12 +12,15 @@
 #include <time.h>
 
 #define BATCH 64
+/* A peer that looks busily too answers sooner than the GIL can be let go of and had again. */
+#define GLANCE_NS 2000
 
 struct channel {
 	PyObject_HEAD struct tmesh_channel *channel; /* NULL once closed */
 	enum tmesh_channel_role role;
-	bool busy;	 /* a thread waits in it, without the GIL, or a task for its descriptor */
-	PyObject *token; /* by which others join */
+	int64_t glance_ns; /* 0: it never looks busily */
+	bool busy;	   /* a thread waits in it, without the GIL, or a task for its descriptor */
+	PyObject *token;   /* by which others join */
 };
 
 static struct state *state_of_channel(struct channel *self)
@@ -77,7 +80,7 @@ static struct tmesh_ctx *prepare(struct state *st, const struct channel_args *ar
 }
 
 static PyObject *channel_over(PyTypeObject *type, struct tmesh_channel *channel,
-			      enum tmesh_channel_role role, PyObject *token)
+			      enum tmesh_channel_role role, uint64_t spin_ns, PyObject *token)
 {
 	struct channel *self = token ? (struct channel *)PyType_GenericAlloc(type, 0) : NULL;
 
@@ -88,6 +91,8 @@ static PyObject *channel_over(PyTypeObject *type, struct tmesh_channel *channel,
 	}
 	self->channel = channel;
 	self->role = role;
+	if (spin_ns != TMESH_CHANNEL_NO_SPIN)
+		self->glance_ns = spin_ns < GLANCE_NS ? (int64_t)spin_ns : GLANCE_NS;
 	self->token = token;
 	return (PyObject *)self;
 }
@@ -124,7 +129,7 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 	Py_END_ALLOW_THREADS;
 	if (rc)
 		return raise_error(st, &err);
-	return channel_over(type, channel, role, PyUnicode_FromString(token));
+	return channel_over(type, channel, role, opts.spin_ns, PyUnicode_FromString(token));
 }
 
 static PyObject *channel_open(PyObject *type, PyObject *args, PyObject *kwargs)
@@ -154,7 +159,8 @@ static PyObject *channel_open(PyObject *type, PyObject *args, PyObject *kwargs)
 	Py_END_ALLOW_THREADS;
 	if (rc)
 		return raise_error(st, &err);
-	return channel_over((PyTypeObject *)type, channel, role, PyUnicode_FromString(token));
+	return channel_over((PyTypeObject *)type, channel, role, opts.spin_ns,
+			    PyUnicode_FromString(token));
 }
 
 /* Regions may have to be unmapped. */
@@ -531,9 +537,13 @@ static PyObject *recv_for(struct channel *self, int64_t timeout_ns)
 	struct tmesh_message message;
 	struct wait wait = {&message, 1, timeout_ns};
 	struct tmesh_error err;
-	int rc = tmesh_channel_try_recv(self->channel, &message, &err);
+	int rc;
 
-	if (rc == -EAGAIN || rc == -EINPROGRESS)
+	if (self->glance_ns && (timeout_ns < 0 || timeout_ns >= self->glance_ns))
+		rc = tmesh_channel_recv(self->channel, &message, self->glance_ns, &err);
+	else
+		rc = tmesh_channel_try_recv(self->channel, &message, &err);
+	if (rc == -EAGAIN || rc == -ETIMEDOUT || rc == -EINPROGRESS)
 		rc = wait_for(self, &wait, &err);
 	return rc < 0 ? raise_rc(self, &err)
 		      : object_from_message(state_of_channel(self), &message);
