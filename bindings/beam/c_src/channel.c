@@ -13,13 +13,14 @@
 
 #define SPIN_LEAST_NS 1000u
 #define SPIN_MAX_NS 100000u
-#define IN_USE "another process uses this end of the channel"
+
+/* Of an end's state: somebody works with it, and others are refused; it was closed. */
+#define END_USED 1u
+#define END_CLOSED 2u
 
 struct channel_end {
-	pthread_mutex_t lock; /* held by whoever works with it; others are refused */
+	atomic_uint state;
 	struct tmesh_channel *channel;
-	bool closed;
-	bool busy;		 /* a dirty scheduler works with it, without the lock */
 	bool selected;		 /* the emulator has had its descriptor */
 	uint64_t spin_max;	 /* 0: none */
 	uint64_t spin_ns;	 /* what it is worth at present */
@@ -49,42 +50,27 @@ void channel_dtor(ErlNifEnv *env, void *object)
 
 	let_go(env, end);
 	enif_release_resource(end->context);
-	pthread_mutex_destroy(&end->lock);
 }
 
 void channel_stop(ErlNifEnv *env, void *object, ErlNifEvent event, int is_direct_call)
 {
-	struct channel_end *end = object;
-
-	pthread_mutex_lock(&end->lock);
-	let_go(env, end);
-	pthread_mutex_unlock(&end->lock);
+	let_go(env, object);
 }
 
-/* The last to use it gives it up. */
+/* It is closed, and nobody works with it any more. */
 static void finish(ErlNifEnv *env, struct channel_end *end)
 {
-	int fd = -1;
-
-	pthread_mutex_lock(&end->lock);
 	if (end->selected)
-		fd = tmesh_channel_poll_fd(end->channel, NULL);
+		enif_select(env, tmesh_channel_poll_fd(end->channel, NULL), ERL_NIF_SELECT_STOP,
+			    end, NULL, atoms.undefined);
 	else
 		let_go(env, end);
-	pthread_mutex_unlock(&end->lock);
-	if (fd >= 0)
-		enif_select(env, fd, ERL_NIF_SELECT_STOP, end, NULL, atoms.undefined);
 }
 
+/* Once; whoever works with it at this moment finishes it. */
 static void close_end(ErlNifEnv *env, struct channel_end *end)
 {
-	bool ours;
-
-	pthread_mutex_lock(&end->lock);
-	ours = !end->closed && !end->busy;
-	end->closed = true;
-	pthread_mutex_unlock(&end->lock);
-	if (ours)
+	if (!atomic_fetch_or(&end->state, END_CLOSED))
 		finish(env, end);
 }
 
@@ -93,25 +79,28 @@ void channel_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *m
 	close_end(env, object);
 }
 
-/* The open end of a term, locked, or NULL with @err filled. */
+/* The open end of a term, to be put back, or NULL with @err filled. */
 static struct channel_end *get_end(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_error *err)
 {
 	struct channel_end *end;
+	unsigned int state = 0;
 
 	if (!enif_get_resource(env, term, channel_type, (void **)&end)) {
 		refuse(err, -EINVAL, "not a channel");
 		return NULL;
 	}
-	if (pthread_mutex_trylock(&end->lock)) {
-		refuse(err, -EBUSY, IN_USE);
-		return NULL;
-	}
-	if (!end->closed && !end->busy)
+	if (atomic_compare_exchange_strong(&end->state, &state, END_USED))
 		return end;
-	refuse(err, end->closed ? -EBADF : -EBUSY, "%s",
-	       end->closed ? "the channel is closed" : IN_USE);
-	pthread_mutex_unlock(&end->lock);
+	refuse(err, state & END_CLOSED ? -EBADF : -EBUSY, "%s",
+	       state & END_CLOSED ? "the channel is closed"
+				  : "another process uses this end of the channel");
 	return NULL;
+}
+
+static void put_end(ErlNifEnv *env, struct channel_end *end)
+{
+	if (atomic_fetch_and(&end->state, ~END_USED) & END_CLOSED)
+		finish(env, end);
 }
 
 static bool get_role(ErlNifEnv *env, ERL_NIF_TERM term, enum tmesh_channel_role *role,
@@ -171,7 +160,6 @@ static struct channel_end *end_new(struct context *context, const struct tmesh_c
 	if (opts->spin_ns != TMESH_CHANNEL_NO_SPIN)
 		end->spin_max = end->spin_ns = opts->spin_ns;
 	enif_keep_resource(context);
-	pthread_mutex_init(&end->lock, NULL);
 	if (end->garbage)
 		return end;
 	refuse(err, -ENOMEM, "no memory for a channel");
@@ -283,7 +271,7 @@ static bool get_message(ErlNifEnv *env, ERL_NIF_TERM tensor, ERL_NIF_TERM bytes,
 	return message->tensor;
 }
 
-/* ok | eagain | full | an error; the end is locked. */
+/* ok | eagain | full | an error; the end is the caller's. */
 static ERL_NIF_TERM send_now(ErlNifEnv *env, struct channel_end *end,
 			     const struct tmesh_message *message)
 {
@@ -319,7 +307,7 @@ static NIF(send_message)
 	end = get_end(env, argv[0], &err);
 	if (end) {
 		term = send_now(env, end, &message);
-		pthread_mutex_unlock(&end->lock);
+		put_end(env, end);
 	} else {
 		term = make_error(env, &err);
 	}
@@ -400,29 +388,21 @@ static NIF(prepare)
 	struct channel_end *end;
 	struct tmesh_error err;
 	ERL_NIF_TERM term = atoms.again;
-	bool closed;
 
 	end = get_end(env, argv[0], &err);
 	if (!end)
 		return make_error(env, &err);
-	end->busy = true;
-	pthread_mutex_unlock(&end->lock);
 	context = end->context;
 	if (atomic_fetch_add(&context->opening, 1) >= context->max_opening)
 		term = enif_make_atom(env, "busy");
 	else if (tmesh_channel_prepare(end->channel, &err))
 		term = make_error(env, &err);
 	atomic_fetch_sub(&context->opening, 1);
-	pthread_mutex_lock(&end->lock);
-	end->busy = false;
-	closed = end->closed;
-	pthread_mutex_unlock(&end->lock);
-	if (closed)
-		finish(env, end);
+	put_end(env, end);
 	return term;
 }
 
-/* given | {ok, message} | eagain | again (open its region first) | an error; the end is locked. */
+/* given | {ok, message} | eagain | again (open its region first) | an error; the end is the caller's. */
 static ERL_NIF_TERM recv_now(ErlNifEnv *env, struct channel_end *end,
 			     const struct tmesh_tensor *given)
 {
@@ -464,7 +444,7 @@ NIF(channel_recv)
 	end = get_end(env, argv[0], &err);
 	if (end) {
 		term = recv_now(env, end, given);
-		pthread_mutex_unlock(&end->lock);
+		put_end(env, end);
 	} else {
 		term = make_error(env, &err);
 	}
@@ -488,15 +468,16 @@ static NIF(call)
 	if (out)
 		into = get_end(env, argv[1], &err);
 	term = into ? send_now(env, out, &message) : make_error(env, &err);
+	/* Not later: it is done while the message is on its way. */
+	if (out)
+		put_end(env, out);
 	if (into && enif_is_identical(term, atoms.ok)) {
 		term = recv_now(env, into, message.tensor);
 		if (enif_is_atom(env, term) && !enif_is_identical(term, atoms.given))
 			term = enif_make_tuple2(env, enif_make_atom(env, "sent"), term);
 	}
 	if (into)
-		pthread_mutex_unlock(&into->lock);
-	if (out)
-		pthread_mutex_unlock(&out->lock);
+		put_end(env, into);
 	tmesh_tensor_unref(message.tensor);
 	return term;
 }
@@ -526,7 +507,7 @@ NIF(channel_cancel)
 		enif_select(env, tmesh_channel_poll_fd(end->channel, &err),
 			    ERL_NIF_SELECT_READ | ERL_NIF_SELECT_CANCEL, end, NULL,
 			    atoms.undefined);
-	pthread_mutex_unlock(&end->lock);
+	put_end(env, end);
 	return atoms.ok;
 }
 
