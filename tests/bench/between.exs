@@ -16,6 +16,8 @@ defmodule Between do
   @trips 2_000
   # Of a sample with a hot peer: a look at the clock takes as long as a tenth of one.
   @hot 10
+  # What a receiver keeps open: both tensors' regions.
+  @both 0x8000_0000
   # Longer than anybody looks busily, and as long as that of tools/bench/channel.c.
   @gap_ns 300_000
 
@@ -85,7 +87,7 @@ defmodule Between do
 
   defp channels(python, port) do
     {:ok, out} = Channel.create(:send)
-    {:ok, into} = Channel.create(:recv, spin_us: 100)
+    {:ok, into} = Channel.create(:recv, spin_us: 100, max_bytes: @both)
 
     peer =
       Port.open({:spawn_executable, python}, [:binary, args: ["-B", @peer, out.token, into.token]])

@@ -14,6 +14,7 @@ import tmesh
 from harness import CPU_CONSUMER, pin
 
 SPIN_S = 20e-6  # as the library's own
+BOTH = 2 << 30  # both tensors' regions stay open
 
 pin(CPU_CONSUMER)
 
@@ -58,7 +59,7 @@ def answer_port():
 
 
 def echo(into_token, out_token):
-    into = tmesh.Channel.open(into_token, "recv", spin=SPIN_S)
+    into = tmesh.Channel.open(into_token, "recv", spin=SPIN_S, max_bytes=BOTH)
     out = tmesh.Channel.open(out_token, "send")
     for message in into:
         out.send(message)

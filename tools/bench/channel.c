@@ -236,23 +236,33 @@ static void stream(_Bool near, uint32_t batch)
 		send_one(hot_out, NULL);
 }
 
+/* A receiver keeps both tensors' regions open. */
+static struct tmesh_channel_opts opts(uint64_t spin_ns)
+{
+	return (struct tmesh_channel_opts){
+		.size = sizeof(struct tmesh_channel_opts),
+		.spin_ns = spin_ns,
+		.max_bytes = 2 * GIB,
+	};
+}
+
 /* Who makes a channel says its name, and how its ends wait. */
 static struct tmesh_channel *make(enum tmesh_channel_role role, int token, uint64_t spin_ns)
 {
-	struct tmesh_channel_opts opts = {.size = sizeof(opts), .spin_ns = spin_ns};
+	struct tmesh_channel_opts how = opts(spin_ns);
 	struct tmesh_channel *channel;
 
-	must(tmesh_channel_create(ctx, role, &opts, &channel, &err), &err);
+	must(tmesh_channel_create(ctx, role, &how, &channel, &err), &err);
 	must(tmesh_channel_token(channel, shared->tokens[token], &err), &err);
 	return channel;
 }
 
 static struct tmesh_channel *join(enum tmesh_channel_role role, int token, uint64_t spin_ns)
 {
-	struct tmesh_channel_opts opts = {.size = sizeof(opts), .spin_ns = spin_ns};
+	struct tmesh_channel_opts how = opts(spin_ns);
 	struct tmesh_channel *channel;
 
-	must(tmesh_channel_open(ctx, shared->tokens[token], role, &opts, &channel, &err), &err);
+	must(tmesh_channel_open(ctx, shared->tokens[token], role, &how, &channel, &err), &err);
 	return channel;
 }
 
