@@ -368,4 +368,37 @@ defmodule Tmesh.ChannelTest do
     for _n <- 1..20, do: once.()
     eventually(fn -> files.() <= before end)
   end
+
+  # Whoever uses an end when it is closed gives it up, and nobody twice.
+  test "an end is closed while other processes use it" do
+    once = fn ->
+      in_process(fn ->
+        {:ok, into} = Channel.create(:recv, spin_us: 100)
+        {:ok, out} = Channel.open(into.token, :send)
+
+        users =
+          for _n <- 1..3 do
+            Task.async(fn -> until_closed(out, into) end)
+          end
+
+        Process.sleep(:rand.uniform(3))
+        for each <- [out, into], do: :ok = Channel.close(each)
+        assert Task.await_many(users) == [:closed, :closed, :closed]
+      end)
+    end
+
+    once.()
+    files = fn -> length(File.ls!("/proc/self/fd")) end
+    Process.sleep(100)
+    before = files.()
+    for _n <- 1..50, do: once.()
+    eventually(fn -> files.() <= before end)
+  end
+
+  defp until_closed(out, into) do
+    case Channel.call(out, into, "again", 0) do
+      {:error, %Error{type: type}} when type in [:closed, :gone] -> :closed
+      _other -> until_closed(out, into)
+    end
+  end
 end
