@@ -750,7 +750,8 @@ static PyType_Slot slots[] = {
 	 "slots: messages under way, a power of two (64). producers: ends that send (1).\n"
 	 "regions, layouts: of tensors under way (16). writable: whether receivers may write\n"
 	 "what is sent here. max_regions, max_bytes: what a receiver keeps open (64, 1 GiB).\n"
-	 "spin: seconds of busy waiting, without the GIL, before sleeping."},
+	 "spin: seconds of busy waiting, the first two microseconds with the GIL, "
+	 "before\nsleeping."},
 	{Py_tp_new, channel_new},
 	{Py_tp_dealloc, channel_dealloc},
 	{Py_tp_repr, channel_repr},
