@@ -110,6 +110,14 @@ int tmesh_arena_place(struct tmesh_arena *arena, struct tmesh_ctx *ctx, uint64_t
 	return rc;
 }
 
+void tmesh_arena_leave(struct tmesh_arena *arena, const struct tmesh_region *region)
+{
+	pthread_mutex_lock(&arena->ctx->lock);
+	if (arena->region == region)
+		arena->used = arena->bytes;
+	pthread_mutex_unlock(&arena->ctx->lock);
+}
+
 struct tmesh_arena *tmesh_arena_ref(struct tmesh_arena *arena)
 {
 	atomic_fetch_add_explicit(&arena->refs, 1, memory_order_relaxed);

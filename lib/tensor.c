@@ -129,6 +129,7 @@ int tmesh_tensor_put(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t ndim
 	struct tmesh_tensor *tensor;
 	struct tmesh_layout layout;
 	uint64_t bytes;
+	bool again;
 	int rc;
 
 	rc = plan(dtype, ndim, shape, &layout, &bytes, err);
@@ -139,17 +140,25 @@ int tmesh_tensor_put(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t ndim
 	if (bytes && !overwrite.arena)
 		overwrite.flags |= TMESH_REGION_UNINITIALIZED;
 
-	rc = create(ctx, &layout, bytes, &overwrite, &tensor, err);
-	if (rc)
-		return rc;
-	if (bytes)
-		rc = tmesh_region_write(tensor->region, tensor->layout.offset, data, bytes, err);
-	if (rc) {
+	do {
+		rc = create(ctx, &layout, bytes, &overwrite, &tensor, err);
+		if (rc)
+			return rc;
+		if (bytes)
+			rc = tmesh_region_write(tensor->region, tensor->layout.offset, data, bytes,
+						err);
+		if (!rc) {
+			*out = tensor;
+			return 0;
+		}
+		/* Somebody has taken back or sealed a region of an arena that was written before.
+		 */
+		again = (rc == -ESTALE || rc == -EPERM) && overwrite.arena && tensor->layout.offset;
+		if (again)
+			tmesh_arena_leave(overwrite.arena, tensor->region);
 		tmesh_tensor_unref(tensor);
-		return rc;
-	}
-	*out = tensor;
-	return 0;
+	} while (again);
+	return rc;
 }
 
 int tmesh_tensor_wrap(struct tmesh_region *region, const struct tmesh_layout *layout,

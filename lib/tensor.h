@@ -48,5 +48,7 @@ const struct tmesh_region_opts *tmesh_arena_opts(const struct tmesh_arena *arena
 /* Room for one that is not: a reference on its region. */
 int tmesh_arena_place(struct tmesh_arena *arena, struct tmesh_ctx *ctx, uint64_t bytes,
 		      struct tmesh_region **out, uint64_t *offset, struct tmesh_error *err);
+/* Nobody can write to that region any more: there is no room in it. */
+void tmesh_arena_leave(struct tmesh_arena *arena, const struct tmesh_region *region);
 
 #endif /* TMESH_TENSOR_INTERNAL_H */

@@ -6,8 +6,8 @@
  *
  * Tensors of a region share what is the region's: its rights, its seal, its revocation, its end.
  * Room is given out once and never again, for a receiver may still read what its sender has
- * released: the arena goes on in a new region when one is full, and each region goes with the last
- * of its tensors.
+ * released: the arena goes on in a new region when one is full, or when others have taken it back or
+ * sealed it, and each region goes with the last of its tensors.
  *
  * A tensor lies in the arena that its tmesh_region_opts name: of tmesh_tensor_create(), where it is
  * zeroed unless the arena's regions are UNINITIALIZED, of tmesh_tensor_put(), and of the imports

@@ -92,6 +92,44 @@ static void test_taken_by_context(void **state)
 	assert_refused(tmesh_ctx_open(&opts, &ctx, err), -EINVAL, "policy");
 }
 
+static struct tmesh_region *reopen(void **state, struct tmesh_tensor *tensor)
+{
+	struct tmesh_region *other;
+	char token[TMESH_TOKEN_SIZE];
+
+	assert_ok(tmesh_region_token(tmesh_tensor_region(tensor), TMESH_READ | TMESH_MANAGE, token,
+				     err));
+	assert_ok(tmesh_region_open(*state, token, TMESH_READ | TMESH_MANAGE, &other, err));
+	return other;
+}
+
+/* An arena whose region others have taken back, or sealed, goes on in a new one. */
+static void test_arena_goes_on(void **state)
+{
+	struct tmesh_region_opts in = {.size = sizeof(in)};
+	struct tmesh_tensor *tensors[3];
+	struct tmesh_region *other;
+	int64_t shape[] = {5};
+
+	assert_ok(tmesh_arena_create(*state, 0, NULL, &in.arena, err));
+	assert_ok(tmesh_tensor_create(*state, TMESH_UINT8, 1, shape, &in, &tensors[0], err));
+	other = reopen(state, tensors[0]);
+	assert_ok(tmesh_region_seal(other, err));
+	tmesh_region_unref(other);
+	for (int i = 1; i < 3; i++) {
+		assert_ok(tmesh_tensor_put(*state, TMESH_UINT8, 1, shape, "bytes", &in, &tensors[i],
+					   err));
+		assert_ptr_not_equal(tmesh_tensor_region(tensors[i]),
+				     tmesh_tensor_region(tensors[i - 1]));
+		other = reopen(state, tensors[i]);
+		assert_ok(tmesh_region_revoke(other, err));
+		tmesh_region_unref(other);
+	}
+	for (int i = 0; i < 3; i++)
+		tmesh_tensor_unref(tensors[i]);
+	tmesh_arena_unref(in.arena);
+}
+
 /* One lease for what was made through the handle; a touch of any keeps all of it. */
 static void test_lease_is_shared(void **state)
 {
@@ -315,6 +353,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_lease_lapses),
 		cmocka_unit_test(test_taken_by_context),
+		cmocka_unit_test(test_arena_goes_on),
 		cmocka_unit_test(test_lease_is_shared),
 		cmocka_unit_test(test_lease_ends_with_a_process),
 		cmocka_unit_test(test_reclaim),
