@@ -143,11 +143,12 @@ struct tmesh_tensor *put_buffer(struct state *st, PyObject *object,
 				const struct tmesh_region_opts *opts);
 
 /* dlpack.c */
-PyObject *tensor_dlpack(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *tensor_dlpack(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *tensor_dunder_dlpack(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *tensor_dlpack_device(PyObject *object, PyObject *unused);
 PyObject *module_from_dlpack(PyObject *module, PyObject *object);
 PyObject *module_from_address(PyObject *module, PyObject *address);
+PyObject *module_find(PyObject *module, PyObject *const *args, Py_ssize_t count);
 /* A managed tensor that counts as a view, marked where it is read-only; NULL with an exception. */
 struct DLManagedTensorVersioned *tensor_to_managed(struct tensor *self);
 /* The other way: memory of ours is shared, any other copied. @managed stays the caller's. */
@@ -165,6 +166,9 @@ PyObject *tensor_arrow_schema(PyObject *object, PyObject *unused);
 
 /* channel.c */
 extern PyType_Spec channel_spec;
+
+/* sent.c */
+extern PyType_Spec sent_spec;
 
 /* exchange.c */
 int exchange_add(PyTypeObject *type);
@@ -187,6 +191,9 @@ Py_ssize_t tensor_length(PyObject *object);
 
 /* ref.c */
 PyObject *tensor_ref(PyObject *object, PyObject *args, PyObject *kwargs);
+/* What @ref names, opened without the GIL. */
+PyObject *tensor_open(struct state *st, struct tmesh_ctx *ctx, const struct tmesh_ref *ref,
+		      uint32_t rights);
 PyObject *module_open(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 
 /* see.c */

@@ -208,12 +208,19 @@ struct DLManagedTensorVersioned *tensor_to_managed(struct tensor *self)
 	return shell ? &shell->versioned : NULL;
 }
 
-PyObject *tensor_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
+PyObject *tensor_dlpack(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-	static char *names[] = {"allow_readonly", NULL};
-	int allow = 0;
+	Py_ssize_t named = names ? PyTuple_Size(names) : 0;
+	int allow;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$p:dlpack", names, &allow))
+	if (count || named > 1 ||
+	    (named &&
+	     PyUnicode_CompareWithASCIIString(PyTuple_GetItem(names, 0), "allow_readonly"))) {
+		PyErr_SetString(PyExc_TypeError, "dlpack() takes allow_readonly=, by name");
+		return NULL;
+	}
+	allow = named ? PyObject_IsTrue(args[0]) : 0;
+	if (allow < 0)
 		return NULL;
 	return capsule_new((struct tensor *)object,
 			   &(struct request){.allow_readonly = allow, .torch = true});
@@ -431,6 +438,43 @@ PyObject *module_from_address(PyObject *module, PyObject *address)
 	for (struct shell *shell = *list_at(st, data); data && shell; shell = shell->next)
 		if (shell->data == data)
 			return tensor_again(shell->tensor);
+	Py_RETURN_NONE;
+}
+
+static bool same_ints(PyObject *tuple, const int64_t *values, int32_t count)
+{
+	bool same = PyTuple_Size(tuple) == count;
+
+	for (int32_t i = 0; same && i < count; i++)
+		same = PyLong_AsLongLong(PyTuple_GetItem(tuple, i)) == values[i];
+	return same && !PyErr_Occurred();
+}
+
+PyObject *module_find(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+	struct state *st = PyModule_GetState(module);
+	const void *data;
+
+	if (count != 4 || !PyLong_Check(args[0]) || !PyUnicode_Check(args[1]) ||
+	    !PyTuple_Check(args[2]) || !PyTuple_Check(args[3])) {
+		PyErr_SetString(PyExc_TypeError,
+				"find() takes an address, a dtype, a shape and strides");
+		return NULL;
+	}
+	data = PyLong_AsVoidPtr(args[0]);
+	for (struct shell *shell = *list_at(st, data); data && shell; shell = shell->next) {
+		const struct tmesh_layout *layout;
+
+		if (shell->data != data || !tmesh_tensor_bytes(shell->tensor->tensor))
+			continue;
+		layout = tmesh_tensor_layout(shell->tensor->tensor);
+		if (!PyUnicode_CompareWithASCIIString(args[1], tmesh_dtype_name(layout->dtype)) &&
+		    same_ints(args[2], layout->shape, layout->ndim) &&
+		    same_ints(args[3], layout->strides, layout->ndim))
+			return tensor_again(shell->tensor);
+	}
+	if (PyErr_Occurred())
+		return NULL;
 	Py_RETURN_NONE;
 }
 

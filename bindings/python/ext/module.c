@@ -266,6 +266,9 @@ static PyMethodDef functions[] = {
 	 "The tensor whose memory a DLPack consumer has at that address, or None: for tensors of\n"
 	 "libraries that do not tell where theirs come from. The address is that of the tensor's\n"
 	 "first element, such as a PyTorch storage's data_ptr()."},
+	{"find", KEYWORDS(module_find), METH_FASTCALL,
+	 "find(address, dtype, shape, strides, /)\n--\n\n"
+	 "from_address(), but None for a tensor of another layout, or without elements."},
 	{"stats", module_stats, METH_NOARGS,
 	 "stats()\n--\n\nThis process's counters, a dict: copies made, regions, pool."},
 	{"caps", module_caps, METH_NOARGS,
@@ -291,13 +294,17 @@ PyObject *call_python(const char *module, const char *function, PyObject *argume
 
 static int add_types(PyObject *module, struct state *st)
 {
+	PyTypeObject *sent = (PyTypeObject *)PyType_FromModuleAndSpec(module, &sent_spec, NULL);
+	int rc = sent ? PyModule_AddType(module, sent) : -1;
+
+	Py_XDECREF(sent);
 	st->tensor_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &tensor_spec, NULL);
 	st->export_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &export_spec, NULL);
 	st->channel_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &channel_spec, NULL);
 	st->arena_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &arena_spec, NULL);
 	if (!st->tensor_type || !st->export_type || !st->channel_type || !st->arena_type)
 		return -1;
-	if (exchange_add(st->tensor_type))
+	if (rc || exchange_add(st->tensor_type))
 		return -1;
 	return PyModule_AddType(module, st->tensor_type) ||
 			       PyModule_AddType(module, st->channel_type) ||

@@ -224,8 +224,8 @@ static int ref_from_dict(struct state *st, PyObject *dict, struct tmesh_ref *ref
 	return 0;
 }
 
-static PyObject *open_ref(struct state *st, struct tmesh_ctx *ctx, const struct tmesh_ref *ref,
-			  uint32_t rights)
+PyObject *tensor_open(struct state *st, struct tmesh_ctx *ctx, const struct tmesh_ref *ref,
+		      uint32_t rights)
 {
 	struct tmesh_tensor *tensor;
 	struct tmesh_error err;
@@ -272,7 +272,7 @@ static PyObject *open_text(struct state *st, struct tmesh_ctx *ctx, const char *
 		return open_token(st, ctx, text, rights);
 	if (tmesh_ref_decode(text, (size_t)length, &ref, &err))
 		return raise_error(st, &err);
-	return open_ref(st, ctx, &ref, rights);
+	return tensor_open(st, ctx, &ref, rights);
 }
 
 static PyObject *open_any(struct state *st, PyObject *object, uint32_t rights)
@@ -285,7 +285,7 @@ static PyObject *open_any(struct state *st, PyObject *object, uint32_t rights)
 	if (!ctx)
 		return NULL;
 	if (PyDict_Check(object))
-		return ref_from_dict(st, object, &ref) ? NULL : open_ref(st, ctx, &ref, rights);
+		return ref_from_dict(st, object, &ref) ? NULL : tensor_open(st, ctx, &ref, rights);
 	if (PyUnicode_Check(object)) {
 		text = PyUnicode_AsUTF8AndSize(object, &length);
 		if (!text)

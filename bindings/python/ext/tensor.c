@@ -272,38 +272,34 @@ static PyObject *get_nbytes(PyObject *object, void *unused)
 	return tensor ? PyLong_FromUnsignedLongLong(tmesh_tensor_bytes(tensor)) : NULL;
 }
 
-/* Id and label, asked for once: they never change. */
-static struct tensor *named_root(struct tensor *self)
+/* Id and label, made once: they never change. */
+static PyObject *get_id(PyObject *object, void *unused)
 {
-	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct tensor *self = (struct tensor *)object;
 	struct tmesh_tensor *tensor = tensor_get(self);
-	struct tensor *root = self->root;
-	struct tmesh_error err;
 
 	if (!tensor)
 		return NULL;
-	if (root->label)
-		return root;
-	if (tmesh_region_info(tmesh_tensor_region(tensor), &info, &err))
-		return raise_error(state_of(self), &err);
-	Py_XDECREF(root->id);
-	root->id = text_from_id(info.id);
-	root->label = root->id ? foreign_text(info.label, sizeof(info.label)) : NULL;
-	return root->label ? root : NULL;
-}
-
-static PyObject *get_id(PyObject *object, void *unused)
-{
-	struct tensor *root = named_root((struct tensor *)object);
-
-	return root ? Py_NewRef(root->id) : NULL;
+	if (!self->root->id)
+		self->root->id = text_from_id(tmesh_region_id(tmesh_tensor_region(tensor)));
+	return Py_XNewRef(self->root->id);
 }
 
 static PyObject *get_label(PyObject *object, void *unused)
 {
-	struct tensor *root = named_root((struct tensor *)object);
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct tensor *self = (struct tensor *)object;
+	struct tmesh_tensor *tensor = tensor_get(self);
+	struct tmesh_error err;
 
-	return root ? Py_NewRef(root->label) : NULL;
+	if (!tensor)
+		return NULL;
+	if (!self->root->label) {
+		if (tmesh_region_info(tmesh_tensor_region(tensor), &info, &err))
+			return raise_error(state_of(self), &err);
+		self->root->label = foreign_text(info.label, sizeof(info.label));
+	}
+	return Py_XNewRef(self->root->label);
 }
 
 static PyObject *get_token(PyObject *object, void *unused)
@@ -403,7 +399,7 @@ static PyMethodDef methods[] = {
 	 "reshape($self, /, *shape)\n--\n\n"
 	 "The same memory in another shape; one dimension may be -1. Only for contiguous\n"
 	 "tensors: nothing is ever copied."},
-	{"dlpack", KEYWORDS(tensor_dlpack), METH_VARARGS | METH_KEYWORDS,
+	{"dlpack", KEYWORDS(tensor_dlpack), METH_FASTCALL | METH_KEYWORDS,
 	 "dlpack($self, /, *, allow_readonly=False)\n--\n\n"
 	 "An unversioned DLPack capsule, for one use by a consumer that takes capsules, as\n"
 	 "torch.from_dlpack() does.\n\n"

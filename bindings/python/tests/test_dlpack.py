@@ -102,6 +102,12 @@ def test_read_only_is_refused_to_consumers_that_cannot_know():
 
 def test_read_only_on_request():
     t = tmesh.put([1.0, 2.0], seal=True)
+    with pytest.raises(tmesh.AccessError, match="allow_readonly"):
+        t.dlpack(allow_readonly=False)
+    for bad in (lambda: t.dlpack(True), lambda: t.dlpack(readonly=True),
+                lambda: t.dlpack(allow_readonly=True, copy=True)):
+        with pytest.raises(TypeError, match="allow_readonly"):
+            bad()
     out = torch.from_dlpack(t.dlpack(allow_readonly=True))
     assert out.tolist() == [1.0, 2.0]
     with pytest.raises(tmesh.BusyError):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import tmesh
+from tmesh import _tmesh
 import tmesh.queue
 import tmesh.sent
 from conftest import EMULATED, SLOW_IMPORT
@@ -32,8 +33,7 @@ def nothing_under_way():
     yield
     gc.collect()
     tmesh.sent.wait(PATIENCE)
-    tmesh.sent._senders.clear()
-    tmesh.sent._slots.cache_clear()
+    tmesh.sent.here = _tmesh.Sent()
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_torch(start, torch, method, nest):
 def test_torch_dtypes(torch, dtype):
     if dtype == "qint8":
         source = torch.quantize_per_tensor(torch.ones(4), 0.5, 0, torch.qint8)
-        assert tmesh.queue._of_torch(source, {}) is None
+        assert tmesh.queue._of_torch(source) is None
         return
     source = torch.arange(6).reshape(2, 3).to(getattr(torch, dtype))
     q = tmesh.Queue()
@@ -264,7 +264,7 @@ def test_what_did_not_fit_is_let_go():
     with pytest.raises((AttributeError, pickle.PicklingError)):
         q.put([tmesh.put(b"x"), lambda: 0])
     tmesh.sent.wait(5)
-    assert not tmesh.sent._senders[os.getpid()].sent
+    assert not tmesh.sent.here.under_way()
     assert q.get() == 0
 
 
@@ -512,6 +512,11 @@ def test_signal():
     assert q.get() == 1
 
 
+def by_ref(data):
+    """What a large new tensor would be sent by."""
+    return tmesh.put(tmesh.sent.here.send(tmesh.put(data), True))
+
+
 @pytest.mark.parametrize("message", [
     b"", b"?", b"t", b"t\0", b"\0p",
     lambda: (tmesh.put(b"x"), b"?"), lambda: (tmesh.put(b"x"), b"t"),
@@ -519,12 +524,15 @@ def test_signal():
     lambda: (tmesh.put(b"x"), b"bb"), lambda: (tmesh.put([1.0]), b"t\4"),
     lambda: (tmesh.put([1.0]), b"t\xff"), lambda: (tmesh.put([1]), b"t\1"),
     lambda: (tmesh.put([1.0]), b"t\0\0"), lambda: (tmesh.empty(2, "float8_e5m2"), b"t\0"),
+    lambda: (tmesh.put(b"x"), b"r"), lambda: (tmesh.put(bytes(1000)), b"r"),
+    lambda: (tmesh.put(b"abcd")[::2], b"r"), lambda: (by_ref(b"x"), b"r?"),
+    lambda: (by_ref([1.0]), b"rt\4"), lambda: (by_ref(b"x"), b"rr"),
 ])
 def test_nonsense(message):
     q = tmesh.Queue()
     with tmesh.Channel.open(q._token, "send", writable=True) as out:
         out.send(message() if callable(message) else message)
-        with pytest.raises(tmesh.ProtocolError, match="queue"):
+        with pytest.raises(tmesh.ProtocolError, match="that a queue sends|version of tmesh"):
             q.get()
     q.put("still good")
     assert q.get() == "still good"

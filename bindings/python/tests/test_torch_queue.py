@@ -2,10 +2,10 @@
 """PyTorch's tensors through the queues of multiprocessing; Tensors through them too."""
 
 import concurrent.futures
+import contextlib
 import gc
 import multiprocessing
 from multiprocessing.reduction import ForkingPickler
-import os
 import threading
 import time
 
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tmesh
+from tmesh import _tmesh
 from conftest import EMULATED, SLOW_IMPORT
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -50,33 +51,24 @@ def worker():
         return outbox.get(timeout=PATIENCE)
 
     ask(torch.ones(1), 1)
-    settle()
-    tmesh.sent._slots.cache_clear()
+    begin_anew()
     yield ask
     inbox.put(None)
     process.join(PATIENCE)
     assert process.exitcode == 0
-    tmesh.sent._senders.clear()
 
 
-def sender():
-    return tmesh.sent._senders[os.getpid()]
-
-
-def settle():
-    """What was taken is let go with the next send."""
+def begin_anew():
+    """What was sent has been taken; what this process keeps for itself and others' slots go."""
     gc.collect()
-    sender().keep(None)
-    sender().sent.popitem()
+    tmesh.sent.wait(PATIENCE)
+    tmesh.sent.here = _tmesh.Sent()
 
 
 @pytest.fixture(autouse=True)
 def nothing_under_way(worker):
     yield
-    deadline = time.monotonic() + PATIENCE
-    while sender().sent and time.monotonic() < deadline:
-        settle()
-    tmesh.sent._slots.cache_clear()
+    begin_anew()
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int16", "int32", "int64", "float16",
@@ -174,32 +166,44 @@ def test_many_under_way():
 
 
 def test_too_many_under_way(monkeypatch):
-    monkeypatch.setattr(tmesh.sent, "_SLOTS", 3)
-    monkeypatch.setattr(tmesh.sent, "_senders", {})
-    sent = [ForkingPickler.dumps(torch.ones(2)) for _ in range(3)]
+    monkeypatch.setattr(tmesh.sent, "here", _tmesh.Sent(3))
+    parcels = [ForkingPickler.dumps(torch.ones(2)) for _ in range(3)]
     with pytest.raises(tmesh.LimitError, match="not yet taken"):
         ForkingPickler.dumps(torch.ones(2))
-    assert ForkingPickler.loads(sent[1]).sum() == 2
+    assert ForkingPickler.loads(parcels[1]).sum() == 2
     ForkingPickler.loads(ForkingPickler.dumps(torch.ones(2)))
-    sender().sent.clear()
+    assert tmesh.sent.here.under_way() == 2
+
+
+def test_many_are_looked_at_in_turn(monkeypatch):
+    """The others are let go, whatever nobody takes."""
+    here = _tmesh.Sent()
+    monkeypatch.setattr(tmesh.sent, "here", here)
+    never = [tmesh.put(b"x") for _ in range(20)]
+    kept = [here.send(t, False) for t in never]
+    before = tmesh.stats()["regions_live"]
+    for _ in range(1000):  # at most 9 places of 4096 each
+        here.open(here.send(tmesh.put(b"y"), True))
+        here.look()
+    assert tmesh.stats()["regions_live"] - before < 20
+    assert here.under_way() == 20
+    for parcel in kept:
+        here.give_up(parcel)
+    assert here.under_way() == 0
 
 
 def test_two_threads_that_send_first(monkeypatch):
-    """Both find that there is no sender yet; what either keeps is there for who takes it."""
-    monkeypatch.setattr(tmesh.sent, "_senders", {})
-    both, make, made = threading.Barrier(2), tmesh.sent._Sender, []
+    """What either keeps is there for who takes it."""
+    monkeypatch.setattr(tmesh.sent, "here", _tmesh.Sent())
+    both = threading.Barrier(2)
 
-    def sender_in_step():
+    def dumps(tensor):
         both.wait(PATIENCE)
-        made.append(make())
-        return made[-1]
+        return ForkingPickler.dumps(tensor)
 
-    monkeypatch.setattr(tmesh.sent, "_Sender", sender_in_step)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        sent = list(pool.map(ForkingPickler.dumps, [torch.ones(2), torch.ones(2)]))
-    assert len(made) == 2
-    made.clear()
-    for data in sent:
+        parcels = list(pool.map(dumps, [torch.ones(2), torch.ones(2)]))
+    for data in parcels:
         assert ForkingPickler.loads(data).sum() == 2
 
 
@@ -211,13 +215,12 @@ def test_read_only_memory_is_refused():
 
 
 def test_what_nobody_keeps_is_not_found(monkeypatch):
-    monkeypatch.setattr(tmesh.sent, "_senders", {})
+    monkeypatch.setattr(tmesh.sent, "here", _tmesh.Sent())
     data = bytes(ForkingPickler.dumps(torch.ones(2)))
     ForkingPickler.loads(data)
     ForkingPickler.dumps(torch.ones(2))  # lets go of what was taken
     with pytest.raises(tmesh.NotFoundError):
         ForkingPickler.loads(data)
-    sender().sent.clear()
 
 
 def total(tensor):
@@ -258,3 +261,79 @@ def test_from_address():
             tmesh.from_address(bad)
     with pytest.raises(OverflowError):
         tmesh.from_address(1 << 80)
+
+
+def test_find():
+    t = tmesh.put(np.zeros((2, 3), dtype="float32"))
+    a, row = torch.from_dlpack(t), torch.from_dlpack(t[0])
+    assert a.data_ptr() == row.data_ptr()
+    assert _tmesh.find(a.data_ptr(), "float32", (2, 3), (3, 1)).shape == (2, 3)
+    assert _tmesh.find(a.data_ptr(), "float32", (3,), (1,)).shape == (3,)
+    for other in (("int32", (2, 3), (3, 1)), ("float32", (2,), (3,)), ("float32", (2, 3), (1, 2)),
+                  ("float32", (2, 2), (3, 1))):
+        assert _tmesh.find(a.data_ptr(), *other) is None
+    assert _tmesh.find(a.data_ptr() + 4, "float32", (2, 3), (3, 1)) is None
+    assert _tmesh.find(0, "float32", (2, 3), (3, 1)) is None
+    for bad in ((), (1, "float32", (1,)), (1, "float32", [1], (1,)), (1, 2, (1,), (1,)),
+                (a.data_ptr(), "float32", ("x", 3), (3, 1))):
+        with pytest.raises(TypeError):
+            _tmesh.find(*bad)
+    with pytest.raises(OverflowError):
+        _tmesh.find(a.data_ptr(), "float32", (1 << 70, 3), (3, 1))
+    empty = torch.from_dlpack(tmesh.empty((0, 3), "float32"))
+    assert _tmesh.find(empty.data_ptr(), "float32", (0, 3), (3, 1)) is None
+
+
+def test_other_than_what_lies_there(worker):
+    """Over the same memory, from the same address on."""
+    base = torch.from_dlpack(tmesh.put(np.arange(12, dtype="complex64")))
+    for view in (base.conj(), base.view(torch.float32)[:6], base[:5], base.reshape(3, 4).T):
+        want = view.resolve_conj().clone()
+        assert torch.equal(worker(view), want)
+
+
+def parcel():
+    here, t = _tmesh.Sent(), tmesh.put(b"x")
+    return here, t, bytearray(here.send(t, True))
+
+
+def test_parcels():
+    here, t, sent = parcel()
+    opened = here.open(sent)
+    opened.numpy()[0] = 7
+    assert t.numpy()[0] == 7 and opened.writable and here.under_way() == 0
+    reader = here.open(here.send(t, False))
+    assert not reader.writable and reader.numpy()[0] == 7
+    here.give_up(here.send(t, False))
+    assert here.under_way() == 0
+    with pytest.raises(tmesh.AccessError):
+        here.send(tmesh.open(t.ref()), True)
+    t.release()
+    with pytest.raises(tmesh.ReleasedError):
+        here.send(t, True)
+    for bad in ((), (t,), (b"x", True), (t, True, 1)):
+        with pytest.raises(TypeError):
+            here.send(*bad)
+    for slots in (0, 4097):
+        with pytest.raises(tmesh.InvalidError, match="slots"):
+            _tmesh.Sent(slots)
+
+
+def test_bad_parcels():
+    """Whatever they say, they open nothing and write nowhere but into the slots."""
+    here, t, sent = parcel()
+    for size in (0, 1, len(sent) - 1, len(sent) + 1):
+        for call in (here.open, here.give_up):
+            with pytest.raises(tmesh.ProtocolError, match="version"):
+                call(bytes(sent.ljust(len(sent) + 1)[:size]))
+    for position in range(0, len(sent), 7 if EMULATED else 1):
+        for value in (0x00, 0xff, sent[position] ^ 1):
+            bad = bytearray(sent)
+            bad[position] = value
+            with contextlib.suppress(tmesh.Error):
+                here.open(bad)
+    with pytest.raises(TypeError):
+        here.open("x")
+    with pytest.raises(BufferError):
+        here.open(memoryview(bytes(2 * len(sent)))[::2])
+    assert here.open(sent).nbytes == 1

@@ -55,8 +55,8 @@ _ARENA_BYTES = 256 << 10
 _REMEMBERED = 64
 
 # What a message says that it is, in a byte before what fits into it or beside a tensor. A tensor
-# alone is itself.
-_PICKLED, _BYTES, _TORCH = b"p", b"b", b"t"
+# alone is itself. Behind _REF is what a message of the tensor itself would say.
+_PICKLED, _BYTES, _TORCH, _REF = b"p", b"b", b"t", b"r"
 _INLINE = 55
 
 # ... and another byte about PyTorch's.
@@ -92,35 +92,30 @@ def _is_new(tensor: _tmesh.Tensor, known: dict[str, None]) -> bool:
     return True
 
 
-def _of_torch(tensor: Any, known: dict[str, None]) -> tuple[_tmesh.Tensor, bytes] | None:
+def _of_torch(tensor: Any) -> tuple[_tmesh.Tensor, bytes] | None:
     """The message of a tensor that needs no pickling."""
     way = _ours()
-    if not way._is_plain(tensor):
+    placed = way._placed(tensor)
+    if not placed or not placed[1]:
         return None
-    ours = way._share(tensor)
-    laid_out = way._as_ours(tensor, ours) if ours.writable else None
-    if laid_out is None or _is_new(laid_out, known):
-        return None
-    flags = _GRAD * tensor.requires_grad | _PARAMETER * (type(tensor) is way.torch.nn.Parameter)
-    return laid_out, _TORCH + bytes([flags])
+    flags = _GRAD * tensor.requires_grad | _PARAMETER * (type(tensor) is way._Parameter)
+    return placed[0], _TORCH + bytes([flags])
 
 
 def _to_torch(tensor: _tmesh.Tensor, flags: int) -> Any:
+    way = _ours()
     has_grad = tensor.dtype.startswith(("float", "bfloat", "complex"))
     known = _GRAD | _PARAMETER if has_grad else _PARAMETER
-    if flags & ~known or tensor.dtype not in _ours()._DTYPES:
+    if flags & ~known or tensor.dtype not in way._DTYPES:
         raise _unknown()
-    torch = _ours().torch
-    made = _ours()._over(tensor)
+    made = way._over(tensor)
     if flags & _PARAMETER:
-        return torch.nn.Parameter(made, bool(flags & _GRAD))
+        return way._Parameter(made, bool(flags & _GRAD))
     return made.requires_grad_() if flags & _GRAD else made
 
 
-def _reopen(ref: _tmesh.Ref, writable: bool, ticket: sent.Ticket) -> _tmesh.Tensor:
-    tensor = _tmesh.open(ref, writable)
-    sent.take(ticket)
-    return tensor
+def _reopen(parcel: bytes) -> _tmesh.Tensor:
+    return sent.here.open(parcel)
 
 
 class _Pickler(ForkingPickler):
@@ -128,19 +123,18 @@ class _Pickler(ForkingPickler):
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
-        self.tickets: list[sent.Ticket] = []
+        self.parcels: list[bytes] = []
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if kind is _tmesh.Tensor:
-            ticket = sent.keep(obj)
-            self.tickets.append(ticket)
-            return _reopen, (obj.ref(writable=obj.writable), obj.writable, ticket)
+            self.parcels.append(sent.here.send(obj, obj.writable))
+            return _reopen, (self.parcels[-1],)
         if not _is_torch(kind):
             return NotImplemented
         reduced = _ours()._reduce(obj)
         if reduced[0] is _ours()._rebuild:
-            self.tickets.append(reduced[1][-1])
+            self.parcels.append(reduced[1][0])
         return reduced
 
 
@@ -150,30 +144,42 @@ def _message_of(kind: bytes, data: bytes | memoryview, arena: _tmesh.Arena) -> _
     return _tmesh.put(data, arena=arena), kind
 
 
-def _give_up(tickets: list[sent.Ticket]) -> None:
-    for ticket in tickets:
-        sent.take(ticket)
+def _give_up(parcels: list[bytes]) -> None:
+    for parcel in parcels:
+        sent.here.give_up(parcel)
+
+
+def _by_ref(tensor: _tmesh.Tensor, kind: bytes, *, writable: bool,
+            arena: _tmesh.Arena) -> tuple[_Message, list[bytes]]:
+    parcels = [sent.here.send(tensor, writable)]
+    try:
+        return (_tmesh.put(parcels[0], arena=arena), _REF + kind), parcels
+    except BaseException:
+        _give_up(parcels)
+        raise
 
 
 def _pack(obj: Any, known: dict[str, None],
-          arena: _tmesh.Arena) -> tuple[_Message, list[sent.Ticket]]:
+          arena: _tmesh.Arena) -> tuple[_Message, list[bytes]]:
     """A message, and what is held for whoever gets it."""
     kind = type(obj)
     if kind is bytes:
         return _message_of(_BYTES, obj, arena), []
-    # The channel gives the right to write, which others have to be pickled without.
-    if kind is _tmesh.Tensor and obj.writable and not _is_new(obj, known):
-        return obj, []
-    message = _of_torch(obj, known) if _is_torch(kind) else None
+    message = (obj, b"") if kind is _tmesh.Tensor else _of_torch(obj) if _is_torch(kind) else None
     if message:
+        # The channel gives the right to write, without which others have to go. PyTorch's have it,
+        # or were refused.
+        writable = message[0] is not obj or message[0].writable
+        if not writable or _is_new(message[0], known):
+            return _by_ref(*message, writable=writable, arena=arena)
         return message, []
     file = io.BytesIO()
     pickler = _Pickler(file)
     try:
         pickler.dump(obj)
-        return _message_of(_PICKLED, file.getbuffer(), arena), pickler.tickets
+        return _message_of(_PICKLED, file.getbuffer(), arena), pickler.parcels
     except BaseException:
-        _give_up(pickler.tickets)
+        _give_up(pickler.parcels)
         raise
 
 
@@ -191,6 +197,9 @@ def _unpack(message: _Message) -> Any:
             return _to_torch(tensor, kind[1])
         if tensor.dtype != "uint8" or tensor.strides != (1,):
             raise _unknown()
+        if kind[:1] == _REF:
+            opened = sent.here.open(tensor)
+            return _unpack((opened, kind[1:])) if kind[1:] else opened
         data = memoryview(tensor)
     else:
         kind, data = message[:1], message[1:]
@@ -367,14 +376,16 @@ class Queue:
         # Tensors of one arena can be reached by all who get one, so each queue has its own.
         if self._arena is None:
             self._arena = _tmesh.Arena(_ARENA_BYTES, label="tmesh.Queue")
-        message, tickets = _pack(obj, self._known, self._arena)
-        if tickets and not self._is_maker:
+        message, parcels = _pack(obj, self._known, self._arena)
+        if parcels and not self._is_maker:
             _wait_at_exit(os.getpid())
         try:
             self._send(message, block, deadline)
         except BaseException:
-            _give_up(tickets)
+            _give_up(parcels)
             raise
+        if parcels:
+            sent.here.look()  # behind it: nobody waits for what that gives back
 
     def _send(self, message: _Message, block: bool, deadline: float | None) -> None:
         end = self._out

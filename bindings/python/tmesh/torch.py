@@ -24,7 +24,6 @@ PyTorch's own way. A read-only tensor is refused: PyTorch could not know. Send t
 from __future__ import annotations
 
 import errno
-import functools
 import importlib
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -38,20 +37,25 @@ __all__ = ["register"]
 torch: Any = importlib.import_module("torch")
 reductions: Any = importlib.import_module("torch.multiprocessing.reductions")
 
+_Parameter: Any = torch.nn.Parameter
+_STRIDED: Any = torch.strided
 # Its name in PyTorch 2 and before. A typed one takes several microseconds to make.
 _storage: Any = getattr(torch.Tensor, "untyped_storage", None) or torch.Tensor._storage
+
+# PyTorch's wrapper around it asks of a capsule what only other objects have.
+_from_dlpack: Any = getattr(torch._C, "_from_dlpack", torch.from_dlpack)
 
 # Those that torch.from_dlpack() knows in every version.
 _DTYPES = frozenset(["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16",
                      "float32", "float64", "complex64", "complex128"])
+_NAMES: dict[Any, str] = {getattr(torch, name): name for name in _DTYPES}
 
 
 def _is_plain(tensor: Any) -> bool:
     """Whether its elements lie in memory of the CPU, as its strides say."""
-    return bool(tensor.device.type == "cpu" and tensor.layout is torch.strided
-                and not tensor.is_quantized and not tensor.is_conj() and not tensor.is_neg()
-                and not tensor.is_nested and (tensor.is_leaf or not tensor.requires_grad)
-                and _storage(tensor).data_ptr())
+    return bool(tensor.is_cpu and tensor.layout is _STRIDED and not tensor.is_nested
+                and (not tensor.requires_grad or tensor.is_leaf)
+                and not (tensor.is_neg() or tensor.is_conj() or tensor.is_quantized))
 
 
 def _bytes_of(tensor: Any) -> Any:
@@ -60,20 +64,13 @@ def _bytes_of(tensor: Any) -> Any:
     return tensor.detach().as_strided((count,), (1,), 0).view(torch.uint8)
 
 
-@functools.cache
-def _name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _as_ours(tensor: Any, ours: _tmesh.Tensor) -> _tmesh.Tensor | None:
     """ours, which is all of the tensor's storage, with the tensor's layout; None where only
     PyTorch can do that."""
-    dtype, shape = _name(tensor.dtype), tuple(tensor.shape)
-    if dtype not in _DTYPES or not tensor.numel():
+    dtype = _NAMES.get(tensor.dtype)
+    if dtype is None:
         return None
     offset = tensor.storage_offset() * tensor.element_size()
-    if not offset and (ours.dtype, ours.shape, ours.strides) == (dtype, shape, tensor.stride()):
-        return ours
     end = offset + tensor.numel() * tensor.element_size()
     try:
         whole = ours.reshape(-1).view("uint8")
@@ -81,12 +78,11 @@ def _as_ours(tensor: Any, ours: _tmesh.Tensor) -> _tmesh.Tensor | None:
         return None
     if end > whole.nbytes or not tensor.is_contiguous():
         return None
-    return whole[offset:end].view(dtype).reshape(shape)
+    return whole[offset:end].view(dtype).reshape(tuple(tensor.shape))
 
 
 def _over(ours: _tmesh.Tensor) -> Any:
-    # A capsule: of what has __dlpack__ its device is asked first.
-    return torch.from_dlpack(ours.dlpack())
+    return _from_dlpack(ours.dlpack())
 
 
 def _laid_out(data: Any, dtype: Any, size: Any, stride: Any, offset: int) -> Any:
@@ -106,31 +102,47 @@ def _share(tensor: Any) -> _tmesh.Tensor:
     return ours
 
 
-def _reduce(tensor: Any) -> tuple[Any, ...]:
-    if not _is_plain(tensor):
-        return reductions.reduce_tensor(tensor)  # type: ignore[no-any-return]
-    ours = _share(tensor)
+def _placed(tensor: Any) -> tuple[_tmesh.Tensor, bool] | None:
+    """Its memory, shared if need be, and whether that has its layout too; None where only PyTorch
+    can send it."""
+    address = _is_plain(tensor) and tensor.data_ptr()
+    if not address:
+        return None
+    # Most are what torch.from_dlpack() made, as they were made.
+    found = _tmesh.find(address, _NAMES.get(tensor.dtype, ""), tensor.shape, tensor.stride())
+    ours = _share(tensor) if found is None else found
     if not ours.writable:
         raise AccessError(errno.EACCES, "this tensor lies in read-only memory, which PyTorch could "
                           "not know over there: send the tmesh.Tensor")
-    grad = (type(tensor) is torch.nn.Parameter, tensor.requires_grad)
+    laid_out = _as_ours(tensor, ours) if found is None else found
+    return (ours, False) if laid_out is None else (laid_out, True)
+
+
+def _reduce(tensor: Any) -> tuple[Any, ...]:
+    placed = _placed(tensor)
+    if not placed:
+        return reductions.reduce_tensor(tensor)  # type: ignore[no-any-return]
+    ours, has_layout = placed
     layout = None
-    laid_out = _as_ours(tensor, ours)
-    if laid_out is None:
+    if not has_layout:
         layout = tensor.dtype, tuple(tensor.size()), tensor.stride(), tensor.storage_offset()
-        laid_out = ours if ours.dtype == "uint8" else ours.reshape(-1).view("uint8")
-    return _rebuild, (laid_out.ref(writable=True), layout, grad, sent.keep(laid_out))
+        ours = ours if ours.dtype == "uint8" else ours.reshape(-1).view("uint8")
+    is_parameter = type(tensor) is _Parameter
+    sent.here.look()
+    parcel = sent.here.send(ours, True)
+    if layout or is_parameter or tensor.requires_grad:
+        return _rebuild, (parcel, layout, is_parameter, tensor.requires_grad)
+    return _rebuild, (parcel,)
 
 
-def _rebuild(ref: _tmesh.Ref, layout: Any, grad: tuple[bool, bool], ticket: sent.Ticket) -> Any:
-    tensor = _over(_tmesh.open(ref, True))
+def _rebuild(parcel: bytes, layout: Any = None, is_parameter: bool = False,
+             requires_grad: bool = False) -> Any:
+    tensor = _over(sent.here.open(parcel))
     if layout:
         tensor = _laid_out(tensor, *layout)
-    sent.take(ticket)
-    is_parameter, requires_grad = grad
     if is_parameter:
-        return torch.nn.Parameter(tensor, requires_grad)
-    return tensor.requires_grad_(requires_grad)
+        return _Parameter(tensor, requires_grad)
+    return tensor.requires_grad_() if requires_grad else tensor
 
 
 def register() -> None:

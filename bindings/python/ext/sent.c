@@ -1,0 +1,425 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The Sent type: what a process has sent by ref and nobody has taken yet. A ref holds nothing, so
+ * the sender does until whoever takes the tensor writes its number into its slot of a small region.
+ * In one call at either end, for it stands in the way of every new tensor, in cold caches.
+ */
+#include "binding.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define SLOTS_MAX 4096
+/* As many are looked at one at a time. */
+#define LOOKS 8
+/* Of so many senders their slots stay open. */
+#define SENDERS 16
+#define READ_WRITE (TMESH_READ | TMESH_WRITE)
+
+/* "TM0P" and the form of what follows, which the same machine reads. */
+#define PARCEL_MAGIC 0x500000001304d54ull
+
+/* What is sent: a tensor's ref, and where its sender wants to be told. */
+struct parcel {
+	uint64_t magic;
+	struct tmesh_ref ref;
+	uint32_t rights;
+	uint32_t slot;
+	int64_t number;
+	char slots[TMESH_TOKEN_SIZE];
+};
+
+struct way {
+	int64_t number;
+	PyObject *tensor;
+};
+
+/* This process's own; slots are numbers of those in the region. */
+struct sender {
+	struct tmesh_tensor *slots;
+	int64_t *taken;
+	char token[TMESH_TOKEN_SIZE];
+	int64_t number;
+	uint32_t free_count;
+	uint16_t free[SLOTS_MAX];
+	uint32_t first, count; /* of the slots under way, by the time of the last look */
+	uint16_t order[SLOTS_MAX];
+	struct way way[SLOTS_MAX];
+};
+
+/* Another's slots. */
+struct known {
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_region *region; /* NULL: none */
+	int64_t *taken;
+	uint64_t count;
+};
+
+struct sent {
+	PyObject_HEAD uint32_t slots;
+	pid_t pid;
+	struct sender *sender; /* NULL until something is sent */
+	struct known known[SENDERS];
+	uint32_t oldest;
+};
+
+static struct state *state_of_sent(struct sent *self)
+{
+	return PyType_GetModuleState(Py_TYPE((PyObject *)self));
+}
+
+static void sender_free(struct sender *sender)
+{
+	if (!sender)
+		return;
+	for (uint32_t i = 0; i < SLOTS_MAX; i++)
+		Py_XDECREF(sender->way[i].tensor);
+	tmesh_tensor_unref(sender->slots);
+	free(sender);
+}
+
+static void known_drop(struct known *known)
+{
+	tmesh_region_unref(known->region);
+	known->region = NULL;
+}
+
+static void forget(struct sent *self)
+{
+	struct sender *sender = self->sender;
+
+	self->sender = NULL;
+	for (int i = 0; i < SENDERS; i++)
+		known_drop(&self->known[i]);
+	sender_free(sender);
+}
+
+/* A forked child may write neither to its parent's slots nor to what those opened. */
+static void here(struct sent *self)
+{
+	pid_t pid = getpid();
+
+	if (self->pid == pid)
+		return;
+	self->pid = pid;
+	forget(self);
+}
+
+static PyObject *sent_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"slots", NULL};
+	unsigned int slots = SLOTS_MAX;
+	struct sent *self;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O&:Sent", names, uint_argument, &slots))
+		return NULL;
+	if (!slots || slots > SLOTS_MAX)
+		return raise_code(PyType_GetModuleState(type), EINVAL, "slots: 1 to %d", SLOTS_MAX);
+	self = (struct sent *)PyType_GenericAlloc(type, 0);
+	if (self) {
+		self->slots = slots;
+		self->pid = getpid();
+	}
+	return (PyObject *)self;
+}
+
+static void sent_dealloc(PyObject *object)
+{
+	PyTypeObject *type = Py_TYPE(object);
+
+	forget((struct sent *)object);
+	PyObject_Free(object);
+	Py_DECREF(type);
+}
+
+/* Sending */
+
+static int sender_open(struct tmesh_ctx *ctx, struct sender *sender, uint32_t slots,
+		       struct tmesh_error *err)
+{
+	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = "tmesh.sent"};
+	int64_t count = slots;
+	void *data = NULL;
+	int rc = tmesh_tensor_create(ctx, TMESH_INT64, 1, &count, &opts, &sender->slots, err);
+
+	if (!rc)
+		rc = tmesh_region_token(tmesh_tensor_region(sender->slots), READ_WRITE,
+					sender->token, err);
+	if (!rc)
+		rc = tmesh_tensor_data(sender->slots, READ_WRITE, &data, err);
+	sender->taken = data;
+	while (sender->free_count < slots) {
+		sender->free[sender->free_count] = (uint16_t)(slots - 1 - sender->free_count);
+		sender->free_count++;
+	}
+	return rc;
+}
+
+static struct sender *sender_of(struct sent *self)
+{
+	struct state *st = state_of_sent(self);
+	struct tmesh_ctx *ctx = context(st);
+	struct sender *sender;
+	struct tmesh_error err;
+
+	if (!ctx || self->sender)
+		return ctx ? self->sender : NULL;
+	sender = calloc(1, sizeof(*sender));
+	if (!sender) {
+		PyErr_NoMemory();
+		return NULL;
+	}
+	if (sender_open(ctx, sender, self->slots, &err)) {
+		sender_free(sender);
+		return raise_error(st, &err);
+	}
+	self->sender = sender;
+	return sender;
+}
+
+/* Let go of what was taken of the @most that were not looked at longest. It is dropped when all
+ * else is done, for memory is given back then, and others run. */
+static void look(struct sender *sender, uint32_t most)
+{
+	uint32_t looks = sender->count < most ? sender->count : most, count = 0;
+	PyObject *taken[SLOTS_MAX];
+
+	while (looks--) {
+		uint16_t slot = sender->order[sender->first];
+		struct way *way = &sender->way[slot];
+
+		sender->first = (sender->first + 1) % SLOTS_MAX;
+		sender->count--;
+		if (__atomic_load_n(&sender->taken[slot], __ATOMIC_ACQUIRE) == way->number) {
+			taken[count++] = way->tensor;
+			way->tensor = NULL;
+			sender->free[sender->free_count++] = slot;
+		} else {
+			sender->order[(sender->first + sender->count++) % SLOTS_MAX] = slot;
+		}
+	}
+	while (count--)
+		Py_DECREF(taken[count]);
+}
+
+static int describe(struct state *st, struct tensor *self, uint32_t rights, struct parcel *parcel)
+{
+	struct tmesh_tensor *tensor = tensor_get(self);
+	struct tmesh_region *region;
+	struct tmesh_error err;
+
+	if (!tensor)
+		return -1;
+	region = tmesh_tensor_region(tensor);
+	parcel->magic = PARCEL_MAGIC;
+	parcel->rights = rights;
+	parcel->ref.id = tmesh_region_id(region);
+	parcel->ref.byte_size = tmesh_tensor_bytes(tensor);
+	parcel->ref.layout = *tmesh_tensor_layout(tensor);
+	if (!tmesh_region_token(region, rights, parcel->ref.token, &err))
+		return 0;
+	raise_region_error(st, region, &err);
+	return -1;
+}
+
+static PyObject *sent_send(PyObject *object, PyObject *const *args, Py_ssize_t count)
+{
+	struct sent *self = (struct sent *)object;
+	struct state *st = state_of_sent(self);
+	struct sender *sender;
+	struct parcel parcel;
+	PyObject *bytes;
+	int writable;
+
+	if (count != 2 || Py_TYPE(args[0]) != st->tensor_type) {
+		PyErr_SetString(PyExc_TypeError, "send() takes a tmesh.Tensor and whether others "
+						 "may write");
+		return NULL;
+	}
+	writable = PyObject_IsTrue(args[1]);
+	if (writable < 0)
+		return NULL;
+	here(self);
+	memset(&parcel, 0, sizeof(parcel));
+	sender = sender_of(self);
+	if (!sender ||
+	    describe(st, (struct tensor *)args[0], writable ? READ_WRITE : TMESH_READ, &parcel))
+		return NULL;
+	if (!sender->free_count)
+		look(sender, SLOTS_MAX);
+	if (!sender->free_count)
+		return raise_code(st, EDQUOT, "%u tensors were sent and not yet taken out",
+				  (unsigned int)self->slots);
+	parcel.slot = sender->free[sender->free_count - 1];
+	parcel.number = sender->number + 1;
+	memcpy(parcel.slots, sender->token, sizeof(parcel.slots));
+	bytes = PyBytes_FromStringAndSize((char *)&parcel, sizeof(parcel));
+	if (!bytes)
+		return NULL;
+	sender->free_count--;
+	sender->number++;
+	sender->order[(sender->first + sender->count++) % SLOTS_MAX] = (uint16_t)parcel.slot;
+	sender->way[parcel.slot] = (struct way){parcel.number, Py_NewRef(args[0])};
+	return bytes;
+}
+
+static PyObject *sent_look(PyObject *object, PyObject *unused)
+{
+	struct sent *self = (struct sent *)object;
+
+	here(self);
+	if (self->sender)
+		look(self->sender, LOOKS);
+	Py_RETURN_NONE;
+}
+
+static PyObject *sent_under_way(PyObject *object, PyObject *unused)
+{
+	struct sent *self = (struct sent *)object;
+
+	here(self);
+	if (self->sender)
+		look(self->sender, SLOTS_MAX);
+	/* Not kept over that: others may have run. */
+	return PyLong_FromUnsignedLong(self->sender ? self->sender->count : 0);
+}
+
+/* Receiving */
+
+static int parcel_from_object(struct state *st, PyObject *object, struct parcel *parcel)
+{
+	Py_buffer view;
+	bool good;
+
+	if (PyObject_GetBuffer(object, &view, PyBUF_SIMPLE))
+		return -1;
+	good = view.len == sizeof(*parcel);
+	if (good)
+		memcpy(parcel, view.buf, sizeof(*parcel));
+	PyBuffer_Release(&view);
+	if (good && parcel->magic == PARCEL_MAGIC &&
+	    (parcel->rights == TMESH_READ || parcel->rights == READ_WRITE))
+		return 0;
+	raise_code(st, EPROTO, "this is nothing that this version of tmesh has sent");
+	return -1;
+}
+
+/* The sender's slots, opened if need be. */
+static int open_slots(struct sent *self, struct tmesh_ctx *ctx, const char *token,
+		      struct known **out, struct tmesh_error *err)
+{
+	struct known known = {.region = NULL};
+	void *data = NULL;
+	int rc;
+
+	for (int i = 0; i < SENDERS; i++) {
+		*out = &self->known[i];
+		if ((*out)->region && !memcmp((*out)->token, token, TMESH_TOKEN_SIZE))
+			return 0;
+	}
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_region_open(ctx, token, READ_WRITE, &known.region, err);
+	if (!rc)
+		rc = tmesh_region_map(known.region, READ_WRITE, &data, err);
+	Py_END_ALLOW_THREADS;
+	if (rc) {
+		tmesh_region_unref(known.region);
+		return rc;
+	}
+	memcpy(known.token, token, TMESH_TOKEN_SIZE);
+	known.taken = data;
+	known.count = tmesh_region_bytes(known.region) / sizeof(*known.taken);
+	*out = &self->known[self->oldest++ % SENDERS];
+	known_drop(*out);
+	**out = known;
+	return 0;
+}
+
+/* Tell the sender that the tensor is open, or not wanted. One that has ended holds nothing. */
+static int take(struct sent *self, struct tmesh_ctx *ctx, const struct parcel *parcel)
+{
+	struct state *st = state_of_sent(self);
+	struct tmesh_error err;
+	struct known *known;
+	int rc = open_slots(self, ctx, parcel->slots, &known, &err);
+
+	if (rc == -ENOENT)
+		return 0;
+	if (rc)
+		raise_error(st, &err);
+	else if (parcel->slot >= known->count)
+		raise_code(st, EPROTO, "the sender has no slot %u", (unsigned int)parcel->slot);
+	else
+		__atomic_store_n(&known->taken[parcel->slot], parcel->number, __ATOMIC_RELEASE);
+	return PyErr_Occurred() ? -1 : 0;
+}
+
+static PyObject *sent_open(PyObject *object, PyObject *bytes)
+{
+	struct sent *self = (struct sent *)object;
+	struct state *st = state_of_sent(self);
+	struct tmesh_ctx *ctx = context(st);
+	struct parcel parcel;
+	PyObject *tensor;
+
+	if (!ctx || parcel_from_object(st, bytes, &parcel))
+		return NULL;
+	here(self);
+	tensor = tensor_open(st, ctx, &parcel.ref, parcel.rights);
+	if (tensor && take(self, ctx, &parcel))
+		Py_CLEAR(tensor);
+	return tensor;
+}
+
+static PyObject *sent_give_up(PyObject *object, PyObject *bytes)
+{
+	struct sent *self = (struct sent *)object;
+	struct state *st = state_of_sent(self);
+	struct tmesh_ctx *ctx = context(st);
+	struct parcel parcel;
+
+	if (!ctx || parcel_from_object(st, bytes, &parcel))
+		return NULL;
+	here(self);
+	if (take(self, ctx, &parcel))
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+	{"send", (PyCFunction)(void (*)(void))sent_send, METH_FASTCALL,
+	 "send($self, tensor, writable, /)\n--\n\n"
+	 "What opens the tensor elsewhere, once; it is held until then. LimitError: too many are\n"
+	 "under way."},
+	{"look", sent_look, METH_NOARGS,
+	 "look($self, /)\n--\n\nLet go of a few that were opened, which may give back memory."},
+	{"open", sent_open, METH_O,
+	 "open($self, parcel, /)\n--\n\n"
+	 "The tensor that another's send() gave, whose sender need not hold it any more."},
+	{"give_up", sent_give_up, METH_O,
+	 "give_up($self, parcel, /)\n--\n\nNobody will open it: its sender need not hold it."},
+	{"under_way", sent_under_way, METH_NOARGS,
+	 "under_way($self, /)\n--\n\n"
+	 "How many of those sent here nobody has opened yet; the others are let go."},
+	{NULL},
+};
+
+static PyType_Slot type_slots[] = {
+	{Py_tp_new, sent_new},
+	{Py_tp_dealloc, sent_dealloc},
+	{Py_tp_methods, methods},
+	{Py_tp_doc,
+	 "Sent(slots=4096)\n--\n\n"
+	 "What this process has sent by ref and nobody has taken yet, of which there may\n"
+	 "be so many; and what it opens of others'. A forked child begins anew."},
+	{0},
+};
+
+PyType_Spec sent_spec = {
+	.name = "tmesh._tmesh.Sent",
+	.basicsize = sizeof(struct sent),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+	.slots = type_slots,
+};
