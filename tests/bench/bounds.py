@@ -75,7 +75,7 @@ SECTIONS = (
           for size in ("4KB", "1MB", "100MB")),
         *(Bound(f"torch by tmesh.Queue, {kind}, {size}", f"torch/{name}-{size}-queue",
                 f"torch/first-{size}-torch", "torch.multiprocessing, first share", limit)
-          for name, kind, limits in (("born", "over tmesh's memory", (None, None, 0.1)),
+          for name, kind, limits in (("born", "over tmesh's memory", (None, 0.1, 0.1)),
                                      ("shared", "sent before", (0.1, 0.1, 0.1)),
                                      ("first", "first share", (None, None, None)))
           for size, limit in zip(("4KB", "1MB", "100MB"), limits)),
