@@ -330,6 +330,24 @@ def test_cancel_running(client):
     assert client.call(OPS + "add", [1]) == 2
 
 
+def sleeps(pid, task):
+    """How often a thread has gone to sleep."""
+    text = Path(f"/proc/{pid}/task/{task}/status").read_text()
+    return int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+
+
+def test_one_thread_does_it_all_for_a_client_that_waits(client, worker):
+    def others():
+        return sum(sleeps(worker.pid, task) for task in os.listdir(f"/proc/{worker.pid}/task")
+                   if int(task) != worker.pid)
+
+    client.call(OPS + "add", [1])
+    before = others()
+    for _ in range(200):
+        client.call(OPS + "add", [1])
+    assert others() - before < 20
+
+
 def test_cancel_waiting(client):
     first, second = client.start(OPS + "nap", [0.5]), client.start(OPS + "add", [1])
     client.send(type="cancel", id=second)

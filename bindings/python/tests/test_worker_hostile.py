@@ -8,6 +8,7 @@ import random
 import resource
 import signal
 import socket
+import time
 
 import numpy as np
 import pytest
@@ -44,6 +45,8 @@ BROKEN = {
     "member twice": '{"v":1,"v":1,"type":"cancel","id":1}',
     "NaN": '{"v":1,"type":"call","id":1,"operation":"math.sqrt","payload":[NaN]}',
     "infinite": '{"v":1,"type":"call","id":1,"operation":"math.sqrt","payload":[1e999]}',
+    "infinite, by a sign": text().replace("4", "-4.5E+309"),
+    "infinite, by digits": text().replace("4", "4" * 400 + ".5"),
     "integer of 65 bits": text(payload=[1 << 63]),
     "integer of 5000 digits": text().replace("4", "4" * 5000),
     "half a surrogate": '{"v":1,"type":"call","id":1,"operation":"math.sqrt","payload":["\\ud800"]}',
@@ -118,9 +121,11 @@ def test_no_descriptor_for_a_client(client, worker, address):  # noqa: F811
     assert client.call(OPS + "add", [1]) == 2
 
 
-def test_no_thread_for_a_client(client, address):  # noqa: F811
+def test_no_thread_for_a_last_word(client, address):  # noqa: F811
     client.call(OPS + "fail_next_thread")
-    assert Client(address).hello is None
+    with Client(address) as bad:
+        bad.send_text("{")
+        assert bad.receive() is None
     with Client(address) as later:
         assert later.call(OPS + "add", [1]) == 2
 
@@ -291,6 +296,31 @@ def test_a_client_that_does_not_read_does_not_stop_the_others(impatient):
         for _ in range(40):
             bad.start(OPS + "text", [60_000])
         assert good.call(OPS + "add", [1]) == 2
+
+
+def test_a_client_that_ends_without_reading_does_not_stop_the_others(client, address):  # noqa: F811
+    with Client(address, timeout=5) as good, Client(address) as bad:
+        for _ in range(40):
+            bad.start(OPS + "text", [60_000])
+        time.sleep(0.5)  # until the worker waits for it to read
+        bad.sock.shutdown(socket.SHUT_WR)
+        good.send_text("{")
+        assert good.receive()["error"]["type"] == "malformed"
+
+
+def test_refusals_that_are_not_read_do_not_stop_the_others(client, address):  # noqa: F811
+    with Client(address, timeout=5) as good, Client(address) as bad:
+        first = good.start(OPS + "until_cancelled")
+        # Until it is read from no more.
+        bad.sock.settimeout(1)
+        with pytest.raises(TimeoutError):
+            for _ in range(1 << 20):
+                bad.start(OPS + "add", [1])
+        good.send(type="cancel", id=first)
+        assert good.receive()["value"] == "noticed"
+        # Nor do the answers that are not read.
+        good.send_text("{")
+        assert good.receive()["error"]["type"] == "malformed"
 
 
 def test_too_many_connections(client, address):  # noqa: F811

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: MIT
-"""The socket: connections, messages and the queue of calls. One thread reads each connection; the
-main thread runs one call after the other, since many libraries want that thread or no other."""
+"""The socket: connections, messages and the queue of calls. The main thread runs one call after the
+other, since many libraries want that thread or no other. While it has none it reads itself, so that
+a call needs no second thread to be woken; while it runs one, another thread reads what comes."""
 
 import array
 import contextlib
 import fcntl
 import os
-import queue
+import select
 import socket
 import stat
 import struct
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +33,7 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 _UCRED = struct.Struct("iII")
 _TIMEVAL = struct.Struct("ll")
+_FILE_ROOM = socket.CMSG_SPACE(array.array("i").itemsize)
 
 
 Check = Callable[[Any], bool]
@@ -47,30 +50,39 @@ def _boolean(value: Any) -> bool:
 _ID = _integer(0, (1 << 53) - 1)
 _MILLISECONDS = _integer(1, 1 << 40)
 
-# Members that a message must and may have, beside "v" and "type".
-MESSAGES: dict[str, tuple[dict[str, Check], dict[str, Check]]] = {
-    "call": ({"id": _ID, "operation": lambda value: type(value) is str and 0 < len(value) < 256,
-              "payload": lambda value: type(value) in (list, dict)},
-             {"stream": _boolean, "inline": _boolean, "threshold_bytes": _integer(0, 1 << 62),
-              "timeout_ms": lambda value: value is None or _MILLISECONDS(value)}),
-    "cancel": ({"id": _ID}, {}),
-    "release": ({"id": _ID}, {"sequence": _ID}),
+_COMMON: dict[str, Check] = {"v": lambda value: type(value) is int and value == 1,
+                             "type": lambda value: True}
+
+
+def _members(needed: dict[str, Check], optional: dict[str, Check]) -> \
+        tuple[frozenset[str], dict[str, Check]]:
+    return frozenset(_COMMON | needed), _COMMON | needed | optional
+
+
+# The members that a message must have, and what each that it may have must be.
+MESSAGES = {
+    "call": _members(
+        {"id": _ID, "operation": lambda value: type(value) is str and 0 < len(value) < 256,
+         "payload": lambda value: type(value) in (list, dict)},
+        {"stream": _boolean, "inline": _boolean, "threshold_bytes": _integer(0, 1 << 62),
+         "timeout_ms": lambda value: value is None or _MILLISECONDS(value)}),
+    "cancel": _members({"id": _ID}, {}),
+    "release": _members({"id": _ID}, {"sequence": _ID}),
 }
 
 
 def check(message: dict[str, Any]) -> None:
     """That a client's message has the members it should, of the types they should be of."""
-    if type(message.get("v")) is not int or message["v"] != 1:
+    if not _COMMON["v"](message.get("v")):
         raise _codec.MalformedError("a message has another version than 1")
     kind = message.get("type")
     if not isinstance(kind, str) or kind not in MESSAGES:
         raise _codec.MalformedError(f"a message is none of {', '.join(MESSAGES)}")
-    needed, allowed = MESSAGES[kind]
-    members = message.keys() - {"v", "type"}
-    if not needed.keys() <= members <= needed.keys() | allowed.keys():
+    needed, checks = MESSAGES[kind]
+    if not needed <= message.keys() <= checks.keys():
         raise _codec.MalformedError(f"a {kind} has other members than it should")
-    for name in members:
-        if not (needed.get(name) or allowed[name])(message[name]):
+    for name, value in message.items():
+        if not checks[name](value):
             raise _codec.MalformedError(f"a {kind} has a {name} of another type or range")
 
 
@@ -85,35 +97,68 @@ class Connection:
         self.calls: dict[int, _calls.Call] = {}
         self.held: dict[tuple[int, int | None], list[tmesh.Tensor]] = {}
 
-    def serve(self) -> None:
-        """Read until the client ends or breaks the protocol."""
+    def begin(self) -> None:
+        """Greet the client, and read what it sends from now on."""
         try:
             self.send(_codec.text({
                 "v": 1, "type": "hello", "pid": os.getpid(), "version": tmesh.__version__,
                 "backend": tmesh.backend(), "packet_bytes": _codec.PACKET_BYTES,
                 "message_bytes": _codec.MESSAGE_BYTES,
                 "modules": sorted(self.server.operations.modules)}))
-            while (text := self.receive()) is not None:
-                message = _codec.parse(text)
-                check(message)
-                getattr(self, "on_" + message["type"])(message)
-        except _codec.MalformedError as error:
-            with contextlib.suppress(OSError):
-                self.send(_codec.text({"v": 1, "type": "error", "id": None,
-                                       "error": _calls.describe(error)}))
+            self.server.watch(self)
         except OSError:
-            pass  # the client is gone, or does not read
-        finally:
             self.close()
 
+    def read(self) -> None:
+        """Do what the next message says, until the client ends or breaks the protocol."""
+        try:
+            text = self.receive()
+            if text is None:
+                self.close()
+                return
+            message = _codec.parse(text)
+            check(message)
+            getattr(self, "on_" + message["type"])(message)
+        except _codec.MalformedError as error:
+            self.say_apart(None, _calls.describe(error))
+        except OSError:
+            self.close()  # the client is gone
+        except Exception as error:
+            print(f"tmesh.worker: a message: {error!r}", file=sys.stderr, flush=True)
+            self.close()
+
+    def say_apart(self, id: int | None, error: dict[str, Any]) -> None:
+        """Have a thread of its own say an error of no call that runs: the client may not read, which
+        the others must not notice. It is read from only after that."""
+        self.server.unwatch(self)
+        try:
+            threading.Thread(target=self.say, args=(id, error), daemon=True).start()
+        except RuntimeError:  # no thread is to be had
+            self.close()
+
+    def say(self, id: int | None, error: dict[str, Any]) -> None:
+        last = id is None
+        try:
+            self.send(_codec.text({"v": 1, "type": "error", "id": id, "error": error}))
+        except OSError:
+            last = True
+        if last:
+            self.close()
+        else:
+            self.server.watch(self)
+
     def close(self) -> None:
+        # The number of a socket that is closed may be the next client's at once.
+        self.server.left(self)
+        # Whoever waits for the client to read is let go.
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
         with self.sending:
             self.sock.close()
         with self.lock:
             calls, self.calls, self.held = self.calls, {}, {}
         for call in calls.values():
             call.cancel()
-        self.server.left(self)
 
     def on_call(self, message: dict[str, Any]) -> None:
         call = _calls.Call(self, message)
@@ -122,12 +167,12 @@ class Connection:
                 raise _codec.MalformedError(f"id {call.id} is in use")
             why = ("results wait for their release" if len(self.held) >= HELD_RESULTS else
                    "calls wait already" if len(self.calls) >= WAITING_CALLS else None)
-            self.calls[call.id] = call
+            if not why:
+                self.calls[call.id] = call
         if why:
-            self.answer(call, _calls.Answer("error", {"error": {
-                "type": "busy", "message": f"too many {why}"}}))
+            self.say_apart(call.id, {"type": "busy", "message": f"too many {why}"})
         else:
-            self.server.calls.put(call)
+            self.server.calls.append(call)
 
     def on_cancel(self, message: dict[str, Any]) -> None:
         # One that has just ended is fine: its answer crossed this on its way.
@@ -147,7 +192,8 @@ class Connection:
             call.released()
 
     def answer(self, call: _calls.Call, answer: _calls.Answer) -> None:
-        """Send an answer and keep its tensors until the client has released it."""
+        """Send an answer and keep its tensors until the client has released it. For the main thread,
+        which reads again once the last answer is out: the next call may be here at once."""
         last = answer.kind != "item"
         held = bool(answer.tensors) or not last
         key = (call.id, answer.members.get("sequence"))
@@ -163,17 +209,26 @@ class Connection:
             if last:
                 del self.calls[call.id]
         try:
-            self.send(data)
+            if last:
+                self.server.take_back()
+            try:
+                self.send(data, wait=False)
+            except BlockingIOError:
+                self.server.lend()
+                self.send(data)
         except OSError:
             # The reader sees it too, and closes.
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_RDWR)
             call.cancel()
 
-    def send(self, data: bytes) -> None:
-        with self.sending:
+    def send(self, data: bytes, wait: bool = True) -> None:
+        flags = 0 if wait else socket.MSG_DONTWAIT
+        if not self.sending.acquire(blocking=wait):
+            raise BlockingIOError
+        try:
             if len(data) <= _codec.PACKET_BYTES:
-                self.sock.sendall(data)
+                self.sock.send(data, flags)
                 return
             file = os.memfd_create("worker-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             with open(file, "wb", buffering=0) as body:
@@ -182,12 +237,13 @@ class Connection:
                     view = view[body.write(view):]
                 fcntl.fcntl(body, fcntl.F_ADD_SEALS, SEALS)
                 socket.send_fds(self.sock, [_codec.text({"v": 1, "body": len(data)})],
-                                [body.fileno()])
+                                [body.fileno()], flags)
+        finally:
+            self.sending.release()
 
     def receive(self) -> bytes | None:
         """The text of the next message; None at the end."""
-        room = socket.CMSG_SPACE(array.array("i").itemsize)
-        data, ancillary, flags, _ = self.sock.recvmsg(_codec.PACKET_BYTES, room,
+        data, ancillary, flags, _ = self.sock.recvmsg(_codec.PACKET_BYTES, _FILE_ROOM,
                                                       socket.MSG_CMSG_CLOEXEC)
         files = array.array("i")
         for level, kind, content in ancillary:
@@ -229,9 +285,17 @@ class Server:
 
     def __init__(self, address: str, operations: _calls.Operations):
         self.operations = operations
-        self.calls: queue.SimpleQueue[_calls.Call | None] = queue.SimpleQueue()
-        self.lock = threading.Lock()
-        self.connections: set[Connection] = set()
+        self.calls: deque[_calls.Call | None] = deque()
+        self.lock = threading.Lock()  # of the connections, by their sockets' numbers
+        self.connections: dict[int, Connection] = {}
+        self.reading = threading.Lock()
+        # Ready when a connection is; and when that is and reading is lent to the other thread.
+        self.ready = select.epoll()
+        self.meanwhile = select.epoll()
+        self.meanwhile.register(self.ready, 0)
+        self.lent = False
+        self.stopping = os.eventfd(0, os.EFD_CLOEXEC)
+        self.ready.register(self.stopping, select.EPOLLIN | select.EPOLLET)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if address.startswith("@"):
             self.socket.bind(b"\0" + address[1:].encode())
@@ -258,23 +322,30 @@ class Server:
                 if uid != os.geteuid() or len(self.connections) >= CONNECTIONS:
                     sock.close()
                     continue
-                self.connections.add(connection)
+                self.connections[sock.fileno()] = connection
             # Only sending has a limit: a client that does not read must not stop the others.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(SEND_TIMEOUT_S, 0))
-            try:
-                threading.Thread(target=connection.serve, daemon=True).start()
-            except RuntimeError:  # no thread is to be had: later clients may get one
-                connection.close()
+            connection.begin()
+
+    def watch(self, connection: Connection) -> None:
+        self.ready.register(connection.sock, select.EPOLLIN)
+
+    def unwatch(self, connection: Connection) -> None:
+        with contextlib.suppress(FileNotFoundError):  # it is not watched
+            self.ready.unregister(connection.sock)
 
     def left(self, connection: Connection) -> None:
+        self.unwatch(connection)
         with self.lock:
-            self.connections.discard(connection)
+            del self.connections[connection.sock.fileno()]
 
     def run(self) -> None:
         """Run calls in this thread until stop()."""
-        threading.Thread(target=self.accept, daemon=True).start()
-        while (call := self.calls.get()) is not None:
+        for work in (self.accept, self.read_meanwhile):
+            threading.Thread(target=work, daemon=True).start()
+        while (call := self.next_call()) is not None:
             _calls.running = call
+            self.lend()
             try:
                 call.run(self.operations)
             except _calls.OverError:
@@ -286,5 +357,41 @@ class Server:
             # What the call used is given back now, not when the next one comes.
             del call
 
+    def lend(self) -> None:
+        """Let the other thread read while the main thread, which calls this, may be long."""
+        if not self.lent:
+            self.lent = True
+            self.meanwhile.modify(self.ready, select.EPOLLIN)
+
+    def take_back(self) -> None:
+        if self.lent:
+            self.lent = False
+            self.meanwhile.modify(self.ready, 0)
+
+    def next_call(self) -> _calls.Call | None:
+        self.take_back()
+        while not self.calls:
+            with self.reading:
+                if not self.calls:
+                    self.read(self.ready.poll())
+        return self.calls.popleft()
+
+    def read_meanwhile(self) -> None:
+        while True:
+            self.meanwhile.poll()
+            # Where that was taken back just now, the main thread reads.
+            if self.reading.acquire(blocking=False):
+                try:
+                    self.read(self.ready.poll(0))
+                finally:
+                    self.reading.release()
+
+    def read(self, events: list[tuple[int, int]]) -> None:
+        for number, _ in events:
+            connection = self.connections.get(number)
+            if connection:
+                connection.read()
+
     def stop(self) -> None:
-        self.calls.put(None)
+        self.calls.append(None)
+        os.eventfd_write(self.stopping, 1)
