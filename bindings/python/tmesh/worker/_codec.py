@@ -70,11 +70,16 @@ def _constant(name: str) -> None:
     raise MalformedError(f"{name} is not JSON")
 
 
+# Kept, as json.loads() and json.dumps() would make one for each message.
+_decoder = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer, parse_float=_real,
+                            parse_constant=_constant)
+_encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
 def parse(text: bytes) -> dict[str, Any]:
     """One message."""
     try:
-        message = json.loads(text.decode("utf-8"), object_pairs_hook=_object, parse_int=_integer,
-                             parse_float=_real, parse_constant=_constant)
+        message = _decoder.decode(text.decode("utf-8"))
         # Most messages cannot have what is looked for.
         if text.count(b"[") + text.count(b"{") > DEPTH or b"\\u" in text:
             _check_depth(message)
@@ -109,8 +114,7 @@ def _check_depth(value: Any, depth: int = 0) -> None:
 def text(message: dict[str, Any]) -> bytes:
     """A message as it is sent."""
     try:
-        data = json.dumps(message, ensure_ascii=False, allow_nan=False,
-                          separators=(",", ":")).encode("utf-8")
+        data = _encoder.encode(message).encode("utf-8")
     except UnicodeEncodeError:
         raise MalformedError("a string has half a surrogate pair") from None
     if len(data) > MESSAGE_BYTES:
