@@ -21,7 +21,7 @@ defmodule Tmesh.Worker.Process do
           reply: reference(),
           caller: pid(),
           operation: String.t(),
-          body: iodata(),
+          body: binary(),
           deadline: integer() | nil,
           grace_ms: non_neg_integer(),
           again: boolean()
@@ -114,7 +114,7 @@ defmodule Tmesh.Worker.Process do
         calls: Map.put(state.calls, id, entry)
     }
 
-    send_text(state, [head, call.body, "}"])
+    send_text(state, [head, call.body])
   end
 
   def handle_cast({:cancel, reply}, state) do
