@@ -94,7 +94,7 @@ static ErlNifFunc functions[] = {
 	{"json_decode", 1, json_decode, 0},
 	{"worker_connect", 1, worker_connect, 0},
 	{"worker_send", 2, worker_send, 0},
-	{"worker_recv", 1, worker_recv, 0},
+	{"worker_recv", 2, worker_recv, 0},
 	{"worker_kill", 1, worker_kill, 0},
 	{"worker_close", 1, worker_close, 0},
 	{"channel_create", 3, channel_create, ERL_NIF_DIRTY_JOB_IO_BOUND},

@@ -3,8 +3,9 @@
  * The connection to a worker process: packets of docs/worker.md, and the process behind it.
  *
  * It belongs to the process that connected: that one is told when there is something to read, and
- * with its end the connection ends. Nothing here waits: what cannot be done now gives eagain, and
- * {select, socket, undefined, ready_input | ready_output} says when to try again.
+ * with its end the connection ends. Nothing here waits, but for a busy look that is asked for: what
+ * cannot be done now gives eagain, and {select, socket, undefined, ready_input | ready_output} says
+ * when to try again.
  */
 #include "nif.h"
 
@@ -24,6 +25,7 @@
 
 #define PACKET_BYTES 65536
 #define MESSAGE_BYTES (16u << 20)
+#define SPIN_MAX_US 100u
 #define BODY_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)
 
 struct worker_socket {
@@ -393,20 +395,52 @@ static ssize_t receive_packet(int fd, char packet[PACKET_BYTES], int *body, stru
 	return n;
 }
 
-/* worker_recv(socket) -> {ok, text} | eagain | closed */
+/* Look until there is something to read, for at most @us. */
+static void look(int fd, unsigned int us)
+{
+	ErlNifTime end = enif_monotonic_time(ERL_NIF_NSEC) + us * 1000;
+	struct pollfd readable = {.fd = fd, .events = POLLIN};
+
+	while (!poll(&readable, 1, 0) && enif_monotonic_time(ERL_NIF_NSEC) < end)
+		;
+}
+
+/* As receive_packet(), after a busy look. The emulator is not to look meanwhile: the worker would
+ * wake a thread of it, which would drive this one off its CPU. */
+static ssize_t look_for_packet(ErlNifEnv *env, struct worker_socket *sock, unsigned int us,
+			       char packet[PACKET_BYTES], int *body, struct tmesh_error *err)
+{
+	ssize_t n;
+
+	again(env, sock, ERL_NIF_SELECT_READ | ERL_NIF_SELECT_CANCEL);
+	look(sock->fd, us);
+	n = receive_packet(sock->fd, packet, body, err);
+	again(env, sock, ERL_NIF_SELECT_READ);
+	return n;
+}
+
+/* worker_recv(socket, spin_us) -> {ok, text} | eagain | closed */
 NIF(worker_recv)
 {
 	struct worker_socket *sock;
 	struct tmesh_error err;
 	char packet[PACKET_BYTES];
+	unsigned int spin_us;
 	ERL_NIF_TERM term;
 	int body = -1;
 	ssize_t n;
 
+	if (!enif_get_uint(env, argv[1], &spin_us) || spin_us > SPIN_MAX_US) {
+		refuse(&err, -EINVAL, "a busy look takes 0 to %u us", SPIN_MAX_US);
+		return make_error(env, &err);
+	}
 	sock = get_socket(env, argv[0], &err);
 	if (!sock)
 		return make_error(env, &err);
-	n = receive_packet(sock->fd, packet, &body, &err);
+	if (spin_us)
+		n = look_for_packet(env, sock, spin_us, packet, &body, &err);
+	else
+		n = receive_packet(sock->fd, packet, &body, &err);
 	if (n == -EAGAIN || n == -EINTR)
 		term = again(env, sock, ERL_NIF_SELECT_READ);
 	else if (n < 0 || (body >= 0 && keep_body(sock, body, packet, (size_t)n, &err)))

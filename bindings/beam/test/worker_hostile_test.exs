@@ -152,7 +152,8 @@ defmodule Tmesh.WorkerHostileTest do
       python: System.find_executable("true"),
       allow: [],
       env: [],
-      start_timeout_ms: 20_000
+      start_timeout_ms: 20_000,
+      spin_us: 0
     }
 
     # This process is the pool, and the worker is never up.
@@ -206,6 +207,9 @@ defmodule Tmesh.WorkerHostileTest do
           [env: :none],
           [max_waiting: -1],
           [start_timeout_ms: 0],
+          [spin_us: -1],
+          [spin_us: 101],
+          [spin_us: 0.5],
           [other: 1]
         ] do
       options = if bad == [], do: [], else: Keyword.merge([allow: ["x"]], bad)
@@ -225,9 +229,13 @@ defmodule Tmesh.WorkerHostileTest do
 
     assert {:error, {:econnrefused, _why}} = Native.worker_connect("no-such-worker")
 
-    for function <- [:worker_recv, :worker_kill] do
-      assert {:error, {:einval, _why}} = apply(Native, function, [make_ref()])
+    assert {:error, {:einval, _why}} = Native.worker_kill(make_ref())
+
+    for bad <- [-1, 101, 0.5, nil] do
+      assert {:error, {:einval, "a busy look" <> _why}} = Native.worker_recv(make_ref(), bad)
     end
+
+    assert {:error, {:einval, _why}} = Native.worker_recv(make_ref(), 0)
 
     assert {:error, {:einval, _why}} = Native.worker_send(make_ref(), "x")
     assert {:error, {:einval, _why}} = Native.worker_send(make_ref(), "")

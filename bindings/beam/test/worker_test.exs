@@ -500,6 +500,52 @@ defmodule Tmesh.WorkerTest do
       refute_received {:DOWN, _monitor, :process, ^pool, _reason}
     end
 
+    test "are looked for busily where the pool's options say so" do
+      start_supervised!({Worker, Tmesh.PythonPool.options(name: Busy, size: 1, spin_us: 100)})
+      opts = [pool: Busy]
+      ref = ZeroCopy.from_binary!(floats(1..4), [4], :float32)
+
+      for n <- 1..300 do
+        assert {:ok, [^n, %TensorRef{} = back]} =
+                 Worker.execute("operations.echo", [[n, ref]], opts)
+
+        ZeroCopy.release!(back)
+      end
+
+      :erlang.trace(:processes, true, [:call])
+      :erlang.trace_pattern({Tmesh.Native, :worker_recv, 2}, true, [])
+      assert {:ok, 1} = Worker.execute("operations.echo", [1], opts)
+      assert_receive {:trace, _keeper, :call, {Tmesh.Native, :worker_recv, [_socket, 100]}}
+      assert {:ok, 1} = Worker.execute("operations.echo", [1])
+      refute_receive {:trace, _keeper, :call, {Tmesh.Native, :worker_recv, [_socket, 100]}}, 50
+      :erlang.trace_pattern({Tmesh.Native, :worker_recv, 2}, false, [])
+      :erlang.trace(:processes, false, [:call])
+
+      # What comes without being looked for, and what takes longer than any look.
+      for _n <- 1..20 do
+        items = Worker.stream("operations.count", [20], [timeout: 10_000] ++ opts)
+        assert Enum.to_list(items) == Enum.to_list(0..19)
+      end
+
+      assert {:ok, _pid} = Worker.execute("operations.nap", [0.05], opts)
+      large = :binary.copy("z", 100_000)
+      assert {:ok, ^large} = Worker.execute("operations.echo", [large], opts)
+
+      assert {:error, %Error{type: :timeout}} =
+               Worker.execute("operations.until_cancelled", [], [timeout: 50] ++ opts)
+
+      assert {:error, %Error{type: :operation}} = Worker.execute("operations.fail", ["x"], opts)
+      assert {:error, %Error{type: :worker_down}} = Worker.execute("operations.die", [], opts)
+      assert {:ok, pid} = Worker.execute("operations.pid", [], opts)
+
+      # An end is noticed as well when nobody looks.
+      System.cmd("kill", ["-STOP", Integer.to_string(pid)])
+      {:ok, call} = Worker.start("operations.echo", [1], opts)
+      System.cmd("kill", ["-KILL", Integer.to_string(pid)])
+      assert {:error, %Error{type: :worker_down}} = Worker.await(call)
+      assert {:ok, 1} = Worker.execute("operations.echo", [1], opts)
+    end
+
     test "tell telemetry" do
       test = self()
       events = for what <- [:start, :stop], do: [:tmesh, :worker, :call, what]

@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 
 import tmesh
+from tmesh.worker import _server
 from worker_client import Client, tensor
 
 HERE = Path(__file__).parent
 OPS = "worker_operations."
 
 
-def start(address, *allow):
+def start(address, *allow, words=()):
     return subprocess.Popen(
-        [sys.executable, "-m", "tmesh.worker", "--until-eof", "--socket", address,
+        [sys.executable, "-m", "tmesh.worker", "--until-eof", "--socket", address, *words,
          *(word for name in allow or ["worker_operations"] for word in ("--allow", name))],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(HERE)})
@@ -42,8 +43,8 @@ def start_worker():
     """Start a worker and give its process; ended with the test."""
     started = []
 
-    def start_one(address, *allow):
-        started.append(start(address, *allow))
+    def start_one(address, *allow, words=()):
+        started.append(start(address, *allow, words=words))
         return started[-1]
 
     yield start_one
@@ -348,6 +349,50 @@ def test_one_thread_does_it_all_for_a_client_that_waits(client, worker):
     assert others() - before < 20
 
 
+def test_busy_looks(start_worker):
+    address = new_address()
+    worker = start_worker(address, words=["--spin-us", "100"])
+    worker.stdout.readline()
+    with Client(address) as client, Client(address) as other:
+        for n in range(200):
+            assert client.call(OPS + "add", [n]) == n + 1
+        time.sleep(0.1)
+        assert other.call(OPS + "ones", [3]).numpy().tolist() == [1, 1, 1]
+        id = client.start(OPS + "until_cancelled")
+        client.send(type="cancel", id=id)
+        assert client.receive()["type"] in ("result", "error")
+    # Idle, it sleeps.
+    time.sleep(0.2)
+    before = sleeps(worker.pid, worker.pid)
+    time.sleep(0.2)
+    assert sleeps(worker.pid, worker.pid) == before
+
+
+def test_a_busy_look_is_bounded_and_ends_with_a_message():
+    class Ready:
+        """An epoll that has nothing for so many looks."""
+
+        def __init__(self, looks):
+            self.looks = looks
+            self.slept = False
+
+        def poll(self, timeout=None):
+            self.slept = timeout is None
+            self.looks -= 1
+            return [(1, 1)] if self.slept or self.looks < 0 else []
+
+    def wait(looks, spin_s):
+        server = _server.Server(new_address(), None, spin_s)
+        server.ready = Ready(looks)
+        assert server.wait() == [(1, 1)]
+        return server.ready
+
+    assert not wait(3, 3600).slept
+    assert wait(1 << 62, 1e-4).slept
+    sleepy = wait(1 << 62, 0)
+    assert sleepy.slept and sleepy.looks == (1 << 62) - 1
+
+
 def test_cancel_waiting(client):
     first, second = client.start(OPS + "nap", [0.5]), client.start(OPS + "add", [1])
     client.send(type="cancel", id=second)
@@ -425,6 +470,8 @@ def test_path_socket_is_private_and_removed(start_worker, tmp_path):
     (["--allow", "math", "--socket", "/no/such/folder/s"], "No such file"),
     (["--socket", "@x"], "--allow"),
     (["--allow", "math"], "--socket"),
+    (["--allow", "math", "--socket", "@x", "--spin-us", "101"], "--spin-us"),
+    (["--allow", "math", "--socket", "@x", "--spin-us", "-1"], "--spin-us"),
 ])
 def test_bad_command_lines(words, why):
     done = subprocess.run([sys.executable, "-m", "tmesh.worker", *words], capture_output=True,

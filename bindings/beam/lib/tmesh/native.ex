@@ -120,8 +120,9 @@ defmodule Tmesh.Native do
   def worker_send(_socket, _text), do: :erlang.nif_error(:not_loaded)
 
   # After eagain, {:select, socket, :undefined, :ready_input} comes.
-  @spec worker_recv(worker_socket()) :: {:ok, binary()} | :eagain | :closed | {:error, reason()}
-  def worker_recv(_socket), do: :erlang.nif_error(:not_loaded)
+  @spec worker_recv(worker_socket(), 0..100) ::
+          {:ok, binary()} | :eagain | :closed | {:error, reason()}
+  def worker_recv(_socket, _spin_us), do: :erlang.nif_error(:not_loaded)
 
   @spec worker_kill(worker_socket()) :: :ok | {:error, reason()}
   def worker_kill(_socket), do: :erlang.nif_error(:not_loaded)

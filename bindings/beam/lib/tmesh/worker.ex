@@ -26,6 +26,9 @@ defmodule Tmesh.Worker do
     * `env` - further environment variables, a list of pairs of strings
     * `max_waiting` - how many calls may wait for a worker, 1000 by default
     * `start_timeout_ms` - how long a process may take to import its modules, 60 s by default
+    * `spin_us` - how long each end looks busily for the other's next message before it sleeps, at
+      most 100 (0): a scheduler for the answer of a call, the worker's process for the next call. It
+      saves both wakes, which take longer than a short operation, where calls follow each other fast
 
   ## What goes there
 
@@ -118,6 +121,7 @@ defmodule Tmesh.Worker do
           | {:env, [{String.t(), String.t()}]}
           | {:max_waiting, non_neg_integer()}
           | {:start_timeout_ms, pos_integer()}
+          | {:spin_us, 0..100}
 
   @typedoc """
     * `pool` - the pool's name, `Tmesh.Worker` by default
@@ -467,7 +471,8 @@ defmodule Tmesh.Worker do
     python: "python3",
     env: [],
     max_waiting: 1000,
-    start_timeout_ms: 60_000
+    start_timeout_ms: 60_000,
+    spin_us: 0
   ]
 
   defp pool_options(options) do
@@ -494,6 +499,9 @@ defmodule Tmesh.Worker do
 
         not (amount?(options.max_waiting, 0) and amount?(options.start_timeout_ms, 1)) ->
           invalid("max_waiting and start_timeout_ms must be integers")
+
+        not (amount?(options.spin_us, 0) and options.spin_us <= 100) ->
+          invalid("spin_us must be microseconds, 0 to 100")
 
         true ->
           env = for {name, value} <- options.env, do: {charlist(name), charlist(value)}

@@ -14,6 +14,7 @@ from ._calls import Operations
 from ._server import Server
 
 STOP_S = 1.0
+SPIN_MAX_US = 100
 
 
 def end_with_input(stop: threading.Event) -> None:
@@ -38,6 +39,9 @@ def main() -> int:
                         help="a module whose functions may be called; may be given again")
     parser.add_argument("--until-eof", action="store_true",
                         help="end when standard input ends, as it does with its writer")
+    parser.add_argument("--spin-us", type=int, choices=range(SPIN_MAX_US + 1), default=0,
+                        metavar="N", help="look busily for the next message for N microseconds, at "
+                                          f"most {SPIN_MAX_US}, before sleeping until it comes")
     args = parser.parse_args()
 
     # Kept for that one line: what modules print while they are imported is not to come before it.
@@ -52,7 +56,7 @@ def main() -> int:
         with contextlib.suppress(ImportError):
             importlib.import_module("numpy")
         tmesh.backend()
-        server = Server(args.socket, operations)
+        server = Server(args.socket, operations, args.spin_us / 1e6)
     except Exception as error:
         print(f"tmesh.worker: {type(error).__name__}: {error}", file=sys.stderr)
         return 2

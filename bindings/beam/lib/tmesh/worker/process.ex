@@ -114,7 +114,7 @@ defmodule Tmesh.Worker.Process do
         calls: Map.put(state.calls, id, entry)
     }
 
-    send_text(state, [head, call.body])
+    state |> send_text([head, call.body]) |> look()
   end
 
   def handle_cast({:cancel, reply}, state) do
@@ -186,13 +186,15 @@ defmodule Tmesh.Worker.Process do
   ## Life
 
   defp start(state) do
-    %{python: python, allow: allow, env: env, start_timeout_ms: timeout} = state.options
+    %{python: python, allow: allow, env: env, start_timeout_ms: timeout, spin_us: spin_us} =
+      state.options
+
     life = make_ref()
     name = "tmesh-worker-" <> Base.encode16(:crypto.strong_rand_bytes(16), case: :lower)
     began = System.monotonic_time()
     state = %{state | life: life, name: name, began: began, up: false, asked: false}
     args = ["-m", "tmesh.worker", "--until-eof", "--socket", "@" <> name]
-    args = args ++ Enum.flat_map(allow, &["--allow", &1])
+    args = args ++ ["--spin-us", "#{spin_us}"] ++ Enum.flat_map(allow, &["--allow", &1])
 
     try do
       port =
@@ -275,23 +277,33 @@ defmodule Tmesh.Worker.Process do
   ## Messages
 
   defp receive_all(state) do
-    case Native.worker_recv(state.socket) do
+    case Native.worker_recv(state.socket, 0) do
       {:ok, text} ->
         case handle_text(state, text) do
           {:noreply, %{socket: nil}} = ended -> ended
           {:noreply, state} -> receive_all(state)
         end
 
-      :eagain ->
-        {:noreply, state}
-
-      :closed ->
-        down(state, last_words(state.port))
-
-      {:error, {_errno, message}} ->
-        down(state, message)
+      other ->
+        no_text(state, other)
     end
   end
+
+  # A busy look for the answer of a call that was just sent, where the pool's options ask for one.
+  # What else there is to read is told of: the socket is selected.
+  defp look({:noreply, %{socket: socket, options: %{spin_us: spin_us}} = state})
+       when socket != nil and spin_us > 0 do
+    case Native.worker_recv(socket, spin_us) do
+      {:ok, text} -> handle_text(state, text)
+      other -> no_text(state, other)
+    end
+  end
+
+  defp look(noreply), do: noreply
+
+  defp no_text(state, :eagain), do: {:noreply, state}
+  defp no_text(state, :closed), do: down(state, last_words(state.port))
+  defp no_text(state, {:error, {_errno, message}}), do: down(state, message)
 
   # Why it ended is told by the port, a moment after the socket's end.
   defp last_words(port) do
