@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 #
 # From Elixir to a Python process and back. Arrays: by Tmesh.Worker, shared already or put for the
-# call, beside a port, JSON, and a file that Python attaches by multiprocessing.shared_memory. And a
-# tensor there and back through channels, with a peer that is hot and with one that sleeps, beside
-# 16 bytes through a port. Takes the interpreter.
+# call, beside a port, JSON, and a file that Python attaches by multiprocessing.shared_memory; call
+# after call, with busy looks and without. And a tensor there and back through channels, with a peer
+# that is hot and with one that sleeps, beside 16 bytes through a port. Takes the interpreter.
 defmodule Between do
   alias Tmesh.{Channel, Worker, ZeroCopy}
 
@@ -22,17 +22,22 @@ defmodule Between do
   @gap_ns 300_000
 
   def run(python) do
-    {:ok, _pool} =
-      Worker.start_pool(
-        allow: ["elixir_peer"],
-        python: python,
-        size: 1,
-        env: [{"PYTHONPATH", @here}]
-      )
+    for {name, spin_us} <- [{Worker, 0}, {:busy, 100}] do
+      {:ok, _pool} =
+        Worker.start_pool(
+          name: name,
+          allow: ["elixir_peer"],
+          python: python,
+          size: 1,
+          spin_us: spin_us,
+          env: [{"PYTHONPATH", @here}]
+        )
+    end
 
     port = Port.open({:spawn_executable, python}, [:binary, packet: 4, args: ["-B", @peer, "port"]])
     for array <- @arrays, do: arrays(array, port)
     json(port)
+    calls()
     channels(python, port)
   end
 
@@ -83,6 +88,16 @@ defmodule Between do
            ask(port, [?J, ?[, floats |> Enum.map(&Float.to_string/1) |> Enum.intersperse(?,), ?]])
        end}
     ])
+  end
+
+  defp calls do
+    for {size, bytes} <- [{"1MB", 1_000_000}, {"100MB", 100_000_000}],
+        {way, pool} <- [{"hot", Worker}, {"busy", :busy}] do
+      shared = ZeroCopy.from_binary!(:binary.copy(<<1>>, bytes), [bytes], :uint8)
+      call = fn -> {:ok, 2} = Worker.execute("elixir_peer.ends", [shared], pool: pool) end
+      measure(div(@trips, @hot), [{"#{way}-worker-#{size}", call}], times: @hot)
+      ZeroCopy.release!(shared)
+    end
   end
 
   defp channels(python, port) do
