@@ -253,7 +253,9 @@ static int derive_fd(const struct tmesh_region *from, uint32_t rights, bool pin,
 		if (pin && errno == EINVAL)
 			return tmesh_fail(err, -EINVAL, "pin: the region is not sealed");
 		if (pin && errno == EPERM)
-			return tmesh_fail(err, -EPERM, "pin: the region's owner refuses pins");
+			return tmesh_fail(err, -EPERM,
+					  "pin: the region's owner refuses pins, or this handle "
+					  "has a lease");
 		return tmesh_kernel_fail(err, pin ? "pin" : "derive");
 	}
 	*fd = derive.fd;
@@ -485,7 +487,11 @@ static int kernel_token(struct tmesh_region *region, uint32_t rights, char *toke
 	struct tmesh_token_parts parts = {.backend = TMESH_BACKEND_KERNEL};
 
 	if (ioctl(region->fd, TMESH_TOKEN, &call))
-		return tmesh_kernel_fail(err, "token");
+		return errno == EPERM
+			       ? tmesh_fail(err, -EPERM,
+					    "token: a handle with a lease gives none; ask for it "
+					    "before, or send the handle")
+			       : tmesh_kernel_fail(err, "token");
 	memcpy(parts.secret, call.token, sizeof(parts.secret));
 	tmesh_token_format(token, &parts);
 	return 0;

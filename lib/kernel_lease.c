@@ -29,10 +29,11 @@ int tmesh_kernel_lease_set(struct tmesh_region *region, uint64_t ns, int pidfd,
 		case EBUSY:
 			return tmesh_fail(err, -EBUSY, "lease: this handle has one already");
 		case EINVAL:
-			return tmesh_fail(err, -EINVAL,
-					  region->pinning
-						  ? "lease: a pinning handle cannot have one"
-						  : "lease: a period is 10 ms to 1 h");
+			return tmesh_fail(
+				err, -EINVAL,
+				region->pinning ? "lease: a pinning handle cannot have one"
+				: pidfd >= 0	? "lease: the descriptor is no process's pidfd"
+						: "lease: a period is 10 ms to 1 h");
 		case EOPNOTSUPP:
 			return tmesh_fail(err, -EOPNOTSUPP,
 					  "lease: the mappings of this region belong to another "

@@ -62,6 +62,12 @@ int tmesh_kernel_from_user(struct tmesh_region *region, void *addr, uint64_t byt
 	return tmesh_kernel_learn(region, err);
 }
 
+static int no_dmabuf(struct tmesh_error *err)
+{
+	return tmesh_fail(err, -EINVAL, "the descriptor is not a dma-buf's, or of no whole pages");
+}
+
+/* @bytes 0: a dma-buf is meant; the module would take a character device's file too. */
 static int import(struct tmesh_region *region, int fd, uint64_t bytes, struct tmesh_error *err)
 {
 	struct tmesh_import import = {
@@ -76,6 +82,8 @@ static int import(struct tmesh_region *region, int fd, uint64_t bytes, struct tm
 
 	memcpy(import.label, region->label, sizeof(import.label));
 	if (ioctl(region->ctx->device, TMESH_IMPORT, &import)) {
+		if (!bytes && errno == EOPNOTSUPP)
+			return no_dmabuf(err);
 		switch (errno) {
 		case EBADF:
 			return tmesh_fail(err, -EBADF, "%d is not an open descriptor", fd);
@@ -92,6 +100,8 @@ static int import(struct tmesh_region *region, int fd, uint64_t bytes, struct tm
 		}
 	}
 	region->fd = import.fd;
+	if (!bytes && import.backing != TMESH_BACKING_DMABUF)
+		return no_dmabuf(err);
 	return tmesh_kernel_learn(region, err);
 }
 

@@ -51,7 +51,7 @@ static void test_lease_lapses(void **state)
 	addr = map_of(lent, TMESH_READ);
 	assert_ok(tmesh_lease_set(lent, 20 * MS, TMESH_TAKEN_ZERO, err));
 	assert_refused(tmesh_lease_set(lent, 0, TMESH_TAKEN_ZERO, err), -EBUSY, "already");
-	assert_refused(tmesh_region_token(lent, TMESH_READ, token, err), -EPERM, "");
+	assert_refused(tmesh_region_token(lent, TMESH_READ, token, err), -EPERM, "lease");
 	assert_int_equal(addr[0], 7);
 	wait_until(lent, TMESH_LEASE_HAS_LAPSED);
 	while (__atomic_load_n(addr, __ATOMIC_RELAXED))
@@ -176,6 +176,9 @@ static void test_lease_ends_with_a_process(void **state)
 	assert_refused(tmesh_lease_bind(region, pidfd, 0, TMESH_TAKEN_SIGBUS, err), -ESRCH,
 		       "ended");
 	assert_refused(tmesh_lease_bind(region, -1, 0, TMESH_TAKEN_SIGBUS, err), -EBADF, "pidfd");
+	assert_refused(
+		tmesh_lease_bind(region, tmesh_region_fd(region), 0, TMESH_TAKEN_SIGBUS, err),
+		-EINVAL, "pidfd");
 	close(pidfd);
 	tmesh_region_unref(region);
 }
@@ -265,6 +268,10 @@ static void test_imports(void **state)
 	assert_int_equal(pipe(ends), 0);
 	assert_refused(tmesh_region_from_fd(*state, ends[0], PAGE, NULL, &made, err), -EOPNOTSUPP,
 		       "character");
+	assert_refused(tmesh_region_from_dmabuf(*state, ends[0], NULL, &made, err), -EINVAL,
+		       "not a dma-buf's");
+	assert_refused(tmesh_region_from_dmabuf(*state, null, NULL, &made, err), -EINVAL,
+		       "not a dma-buf's");
 	close(ends[0]);
 	close(ends[1]);
 	assert_refused(tmesh_region_opaque_fd(region, &fd, err), -EOPNOTSUPP, "memory");
