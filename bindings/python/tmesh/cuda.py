@@ -174,7 +174,7 @@ class Array:
 
     def _need(self) -> None:
         if self._memory is None:
-            raise errors.ReleasedError(errno.EINVAL, "the array was released")
+            raise errors.ReleasedError(errno.EBADF, "the array was released")
 
     def _info(self) -> _Info:
         self._need()
