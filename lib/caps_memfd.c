@@ -83,13 +83,13 @@ void tmesh_memfd_caps(struct tmesh_ctx *ctx)
 	tmesh_cap_set(ctx, CAP_DIRECT_IO, TMESH_CAP_ENFORCED, "the kernel: ordinary shared pages");
 	tmesh_cap_set(
 		ctx, CAP_OPEN_WITHOUT_WAKE, proc ? TMESH_CAP_COOPERATIVE : TMESH_CAP_NO,
-		proc ? "for producers of this user in this PID namespace, from the second open "
-		       "on; others are asked by socket"
+		proc ? "for producers of this user in this PID namespace; others are asked by "
+		       "socket"
 		     : "/proc is not mounted: producers are asked by socket");
 	tmesh_cap_set(ctx, CAP_LEASE, TMESH_CAP_COOPERATIVE,
 		      "this library lets go; nobody can take mappings away without the module");
 	tmesh_cap_set(ctx, CAP_USER_MEMORY, TMESH_CAP_NO, "pinning memory needs the module");
-	tmesh_cap_set(ctx, CAP_IMPORT, TMESH_CAP_NO, "importing descriptors needs the module");
+	tmesh_cap_set(ctx, CAP_IMPORT, TMESH_CAP_NO, "importing dma-bufs needs the module");
 	tmesh_cap_set(ctx, CAP_GATHER, TMESH_CAP_NO, "gather views need the module");
 	tmesh_cap_set(ctx, CAP_FENCE, TMESH_CAP_NO,
 		      "nobody would tell that a producer is gone; it needs the module");

@@ -21,8 +21,8 @@
 #define TMESH_MAGIC_REPLY 0x41304d54u	/* "TM0A" */
 #define TMESH_MAGIC_INDEX 0x49304d54u	/* "TM0I" */
 
-/* What a region's descriptor does not say by itself. The message of a hand-over by socket,
- * with one descriptor. */
+/* What a region's descriptor does not say by itself. The message of a hand-over by socket, with
+ * that descriptor and those of tmesh_opaque_count(). */
 struct tmesh_wire_region {
 	uint32_t magic;
 	uint32_t version;
