@@ -46,6 +46,6 @@ clean: ## remove everything that was built
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | \
-		awk -F ':.*## ' '{ printf "  %-12s %s\n", $$1, $$2 }'
+		awk -F ':.*## ' '{ printf "  %-20s %s\n", $$1, $$2 }'
 
 .PHONY: all deps demo install uninstall clean help
