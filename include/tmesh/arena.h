@@ -9,7 +9,8 @@
  * released: the arena goes on in a new region when one is full, or when others have taken it back or
  * sealed it, and each region goes with the last of its tensors.
  *
- * A tensor lies in the arena that its tmesh_region_opts name: of tmesh_tensor_create(), where it is
+ * A tensor lies in the arena that its tmesh_region_opts name, which is one of the same context
+ * (-EINVAL): of tmesh_tensor_create(), where it is
  * zeroed unless the arena's regions are UNINITIALIZED, of tmesh_tensor_put(), and of the imports
  * from DLPack. One that is larger than a quarter of the arena's regions gets a region of its own,
  * made as those are.

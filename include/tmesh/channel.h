@@ -10,6 +10,8 @@
  * Messages of one producer come in the order in which they were sent. Each goes to one consumer;
  * one that a consumer took and died over is lost.
  *
+ * At most 64 handles receive at a time; how many send, the maker says (64 at most).
+ *
  * A channel lives as long as the handle that made it. When that, or all handles of the other
  * direction, are closed or their processes dead, then sending gives -EPIPE at once, and receiving
  * does once the queue is empty. A direction that nobody has joined yet is waited for.
@@ -78,7 +80,7 @@ int tmesh_channel_create(struct tmesh_ctx *ctx, enum tmesh_channel_role role,
 			 struct tmesh_error *err);
 
 /* The channel's token, TMESH_TOKEN_SIZE bytes. Who has it may join, as the same user. Good while
- * the handle that made the channel lives. */
+ * the handle that made the channel lives. -EINVAL: this is not that handle. */
 int tmesh_channel_token(struct tmesh_channel *channel, char *token, struct tmesh_error *err);
 
 /*
@@ -101,7 +103,8 @@ void tmesh_channel_unref(struct tmesh_channel *channel);
  * @timeout_ns negative: wait for ever.
  *
  * Return: 0; -EAGAIN (_try_: the queue is full); -ETIMEDOUT; -EPIPE (nobody is there to
- * receive); -EINTR (a signal came while asleep); -EINVAL (too many bytes); -EPROTO (the
+ * receive); -EINTR (a signal came while asleep); -EINVAL (too many bytes; a handle that receives,
+ * and of receiving one that sends); -EPROTO (the
  * channel's memory is corrupt: close it); -EACCES, -ESTALE, -EPERM of the tensor's region;
  * -EPERM (handle inherited through fork()).
  */

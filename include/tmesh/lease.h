@@ -49,7 +49,7 @@ int tmesh_lease_set(struct tmesh_region *region, uint64_t ns, enum tmesh_taken t
 
 /*
  * The same, and the lease ends with the process of @pidfd too. With @ns 0 it needs no touch.
- * Return: also -ESRCH (it has ended), -EOPNOTSUPP (memfd).
+ * Return: also -ESRCH (it has ended), -EBADF, -EINVAL (no pidfd of a process), -EOPNOTSUPP (memfd).
  */
 int tmesh_lease_bind(struct tmesh_region *region, int pidfd, uint64_t ns, enum tmesh_taken taken,
 		     struct tmesh_error *err);

@@ -48,7 +48,8 @@ struct tmesh_region_opts {
 				    * ...; memfd: only 0600, else -EOPNOTSUPP */
 	gid_t gid;		   /* group of the region */
 	int node;		   /* NUMA node */
-	uint32_t linger_ms;	   /* outlive the last holder so long, at most 1000 */
+	uint32_t linger_ms;	   /* outlive the last holder so long, at most 1000; memfd: only
+				    * 0, else -EOPNOTSUPP */
 	const char *label;	   /* a name for people, at most TMESH_LABEL_LEN bytes of UTF-8
 				    * without control characters */
 	struct tmesh_arena *arena; /* of a tensor, with all else 0: where it lies
@@ -68,9 +69,12 @@ int tmesh_region_create(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmes
 /*
  * A region over a memfd of the caller's, which must carry F_SEAL_SHRINK and
  * F_SEAL_GROW. @bytes 0 means all of it. @fd is duplicated, never taken over.
- * Of @opts, label, mode, gid, linger_ms, GID and NO_PIN apply.
+ * Of @opts, label, mode, gid, linger_ms, GID and NO_PIN apply (memfd: label and NO_PIN).
+ * Rights are those of @fd.
  *
- * Return: 0; -EINVAL (not sealed, not a memfd, too short), -EBADF.
+ * Return: 0; -EINVAL (not sealed, not a memfd, too short), -EBADF, -EDQUOT, -ENOMEM;
+ * -EACCES (memfd: -EINVAL): @fd cannot be read; -EOPNOTSUPP (module: a memfd of huge pages;
+ * memfd: mode, linger_ms, GID).
  */
 int tmesh_region_from_memfd(struct tmesh_ctx *ctx, int fd, uint64_t bytes,
 			    const struct tmesh_region_opts *opts, struct tmesh_region **out,
@@ -88,12 +92,14 @@ int tmesh_region_from_memfd(struct tmesh_ctx *ctx, int fd, uint64_t bytes,
  *
  * _from_dmabuf: another exporter's dma-buf. Rights are those of @fd; what mapping and exporting
  * give is up to its exporter. It is not sealed.
- * Return: 0; -EBADF, -EINVAL (no dma-buf); -ELOOP (an export of tmesh's own: open its token).
+ * Return: 0; -EBADF, -EINVAL (no dma-buf, or no whole pages); -EACCES (@fd cannot be read); -ELOOP
+ * (an export of tmesh's own: open its token).
  *
  * _from_fd: a character device's descriptor (memfd: any) that only its driver understands, such as
  * a CUDA memory export, of @bytes as its maker knows. It is held, handed over and listed;
  * _opaque_fd gives a descriptor of it back to any holder with WRITE.
- * Return: 0; -EBADF; -EOPNOTSUPP (module: another kind of file); -EOVERFLOW.
+ * Return: 0; -EBADF; -EINVAL (@bytes 0; module: a dma-buf); -EOPNOTSUPP (module: another kind of
+ * file); -EOVERFLOW.
  *
  * @fd is duplicated, never taken over.
  */
@@ -134,10 +140,11 @@ void tmesh_region_unref(struct tmesh_region *region);
 /*
  * Map the whole region; repeated calls return the same address. @rights is TMESH_READ or
  * TMESH_READ | TMESH_WRITE. Each successful call is paired with one tmesh_region_unmap();
- * the address is good until the last of them. Reading memory of a region that was
- * revoked raises SIGBUS.
+ * the address is good until the last of them. Touching memory of a region that was revoked, or
+ * whose lease has lapsed, raises SIGBUS, or does what tmesh_region_when_taken() said.
  *
- * Return: 0; -EACCES (not writable), -EPERM (sealed, or inherited), -ESTALE, -ENOMEM.
+ * Return: 0; -EINVAL (@rights), -EACCES (not writable), -EPERM (sealed, or inherited), -ESTALE,
+ * -ENOMEM, -EOPNOTSUPP (regions that are not mapped: of _from_user, of _from_fd).
  */
 int tmesh_region_map(struct tmesh_region *region, uint32_t rights, void **addr,
 		     struct tmesh_error *err);
@@ -172,7 +179,8 @@ int tmesh_region_derive(struct tmesh_region *region, uint32_t rights, struct tme
 /*
  * A pinning handle: read-only, on a sealed region, which cannot be taken away while
  * it lives. memfd: any sealed region qualifies.
- * Return: 0; -EINVAL (not sealed), -EPERM (its owner refuses pins).
+ * Return: 0; -EINVAL (not sealed), -EPERM (its owner refuses pins; module: this handle has a
+ * lease), -EOPNOTSUPP (a gather view).
  */
 int tmesh_region_pin(struct tmesh_region *region, struct tmesh_region **out,
 		     struct tmesh_error *err);
@@ -237,6 +245,8 @@ int tmesh_region_export_dmabuf(struct tmesh_region *region, uint64_t offset, uin
  * (TMESH_TOKEN_SIZE bytes). The same rights give the same token. It is good while the
  * region lives (kernel) or while this region object lives (memfd), for the same user or
  * as mode and group allow.
+ * Return: 0; -EINVAL, -EACCES (@rights), -ESTALE, -EPERM (inherited; module: this handle has a
+ * lease); memfd also -EACCES (runtime directory), -EMFILE.
  */
 int tmesh_region_token(struct tmesh_region *region, uint32_t rights, char *token,
 		       struct tmesh_error *err);
@@ -251,9 +261,10 @@ int tmesh_region_open(struct tmesh_ctx *ctx, const char *token, uint32_t rights,
 
 /*
  * Hand over by a connected Unix socket (stream or seqpacket): one message with one
- * descriptor. Sends a handle with @rights, derived if they are fewer. _recv waits at
- * most the context's timeout, refuses what is not such a message (-EPROTO) and closes
- * every descriptor it did not ask for. -EPIPE when the peer is gone.
+ * descriptor (memfd: up to three of a region of tmesh_region_from_fd()). What is sent is a
+ * handle of its own, with @rights. Both wait at most the context's timeout. _recv refuses what
+ * is not such a message (-EPROTO) or of another backend (-EOPNOTSUPP), and closes every
+ * descriptor it did not ask for. -EPIPE when the peer is gone.
  */
 int tmesh_region_send(struct tmesh_region *region, int socket, uint32_t rights,
 		      struct tmesh_error *err);
@@ -261,7 +272,8 @@ int tmesh_region_recv(struct tmesh_ctx *ctx, int socket, struct tmesh_region **o
 		      struct tmesh_error *err);
 
 /* What the region holds, for people: at most TMESH_DESC_LEN bytes. Needs MANAGE, before the
- * seal. The library writes a tensor's ref without its token here. */
+ * seal. The library writes a tensor's ref without its token here. -EOPNOTSUPP: memfd, a region
+ * of tmesh_region_from_memfd(). */
 int tmesh_region_desc_set(struct tmesh_region *region, const char *text, struct tmesh_error *err);
 
 /* Where the memory comes from. */
@@ -320,8 +332,7 @@ int tmesh_region_info(struct tmesh_region *region, struct tmesh_region_info *inf
 uint64_t tmesh_region_bytes(const struct tmesh_region *region);
 uint32_t tmesh_region_rights(const struct tmesh_region *region);
 uint64_t tmesh_region_id(const struct tmesh_region *region);
-/* Whether it is sealed, by whomever: at most one system call, and none once it was. False where
- * that cannot be told (module: revoked, or inherited through fork()). */
+/* Whether it is sealed, by whomever: at most one system call, and none once it was. */
 bool tmesh_region_is_sealed(struct tmesh_region *region);
 
 enum tmesh_holder_kind {

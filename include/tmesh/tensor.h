@@ -90,9 +90,10 @@ int tmesh_layout_check(const struct tmesh_layout *layout, uint64_t region_bytes,
 bool tmesh_layout_is_contiguous(const struct tmesh_layout *layout);
 
 /*
- * A new contiguous tensor in a region of its own. @opts as for tmesh_region_create().
- * Tensors without elements are allowed and get a region of one page. The region's description
- * becomes the tensor's ref without a token, for tmesh_list() and tmeshctl to show.
+ * A new contiguous tensor in a region of its own, made with @opts as by tmesh_region_create(),
+ * or in the arena that @opts name (tmesh/arena.h). Tensors without elements are allowed and get a
+ * region of one page. The description of a region of its own becomes the tensor's ref without a
+ * token, for tmesh_list() and tmeshctl to show.
  */
 int tmesh_tensor_create(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t ndim,
 			const int64_t *shape, const struct tmesh_region_opts *opts,
@@ -106,7 +107,8 @@ int tmesh_tensor_put(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t ndim
 		     const int64_t *shape, const void *data, const struct tmesh_region_opts *opts,
 		     struct tmesh_tensor **out, struct tmesh_error *err);
 
-/* A tensor over a region one has; takes a reference of its own on the region. */
+/* A tensor over a region one has; takes a reference of its own on the region. Errors as
+ * tmesh_layout_check(); -EOPNOTSUPP (a layout on a device). */
 int tmesh_tensor_wrap(struct tmesh_region *region, const struct tmesh_layout *layout,
 		      struct tmesh_tensor **out, struct tmesh_error *err);
 

@@ -8,8 +8,9 @@
  * Two kinds of file take these calls:
  *
  *   device   an open /dev/tmesh
- *   handle   one holder's right to one region, returned as a file descriptor by
- *            TMESH_CREATE, TMESH_CREATE_MEMFD, TMESH_OPEN and TMESH_DERIVE
+ *   handle   one holder's right to one region, returned as a file descriptor by the
+ *            calls that make regions (TMESH_CREATE, TMESH_CREATE_MEMFD, TMESH_CREATE_USER,
+ *            TMESH_IMPORT, TMESH_GATHER), TMESH_OPEN and TMESH_DERIVE
  *
  * Extension rules
  *
@@ -34,7 +35,7 @@
  *   EFAULT      a pointer does not point to memory of the caller
  *   EACCES      this handle has not the right the call needs
  *   EPERM       the region's state or its owner's wish forbids it, for any handle
- *   EINTR       a fatal signal came; nothing has changed
+ *   EINTR       a fatal signal came; nothing has changed (but see TMESH_REVOKE and TMESH_WAIT)
  *   ESTALE      the region was revoked, or this handle's lease has lapsed
  *   EDQUOT      one of tmesh's limits would be passed: bytes, regions, handles or pins
  *               of this user, of this IPC namespace, or of all users together.
@@ -43,7 +44,8 @@
  *   ENOMEM      the system, or the caller's memory control group, has no memory
  *   ENOENT      a token that is dead, foreign or guessed, or an unknown id: the
  *               answers are the same on purpose
- *   EBUSY       see TMESH_SEAL and TMESH_REVOKE
+ *   EBUSY       see TMESH_SEAL, TMESH_REVOKE, TMESH_LEASE and TMESH_SIGNAL
+ *   EBADF       a descriptor in the structure is not open
  *   EMFILE      the process has no free descriptor
  */
 #ifndef _UAPI_LINUX_TMESH_H
@@ -271,7 +273,7 @@ struct tmesh_derive {
  * TMESH_TOKEN (handle): the token that names this region with these rights.
  *
  * Asking again gives the same token. It dies with the region. Rights must be a
- * subset of the handle's (EACCES).
+ * subset of the handle's (EACCES). A handle with a lease gives none (EPERM).
  */
 struct tmesh_token {
 	__u32 size;
@@ -463,11 +465,11 @@ struct tmesh_desc {
  *
  * All mappings of all handles and exports are removed (what a later touch does is each
  * handle's policy), importers that can be told are told, gather views of it are revoked with
- * it, every later call on the region but INFO, HOLDERS, REVOKE with TMESH_REVOKE_WAIT and
- * closing gives ESTALE, and its tokens die. Memory that a device or the kernel has pinned
- * stays theirs until they let go, page by page; until then it is charged and shown. Regions
- * over a memfd cannot be revoked, nor can imports that were mapped (EOPNOTSUPP): those
- * mappings belong to other files.
+ * it, every later call on the region but CAPS, INFO, HOLDERS, POLICY, REVOKE with
+ * TMESH_REVOKE_WAIT and closing gives ESTALE, and its tokens die. Memory that a device or the
+ * kernel has pinned stays theirs until they let go, page by page; until then it is charged and
+ * shown. Regions over a memfd cannot be revoked, nor can imports that were mapped (EOPNOTSUPP):
+ * those mappings belong to other files.
  *
  * EBUSY while a pinning handle exists, which nothing overrides; @entries then names
  * the pinning holders (array as for TMESH_HOLDERS), and nothing has changed.
@@ -520,7 +522,7 @@ struct tmesh_policy {
  * TMESH_LEASE (handle): put a lease on this handle, or get hold of the one it has.
  *
  * Once a lease has lapsed its handle's mappings are gone for good, calls on it give ESTALE
- * (but INFO, HOLDERS, POLICY and closing), and what was made through it, derived handles and
+ * (but CAPS, INFO, HOLDERS, POLICY and closing), and what was made through it, derived handles and
  * exports, ends with it, because they share the lease. It cannot be shed: a handle that has one
  * gives no tokens and no pinning handles (EPERM). A lease lapses when nobody has touched it for
  * its period; the kernel looks every quarter of that, so it lapses after 1 to 1.25 periods and
