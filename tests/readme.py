@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""A newcomer with only the README: install into a folder of one's own, run its examples against
-each other, uninstall. Prints TAP."""
+"""A newcomer with only the README: install into a folder of one's own, run its examples, and that of
+libtmesh(3), against each other, uninstall. Prints TAP."""
 
 import os
 import re
@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "readme"
 PREFIX = WORK / "prefix"
 EXAMPLE = re.compile(r"<!-- file: ([\w.]+) -->\n```\w+\n(.*?)```", re.S)
+IN_PAGE = re.compile(r"^# EXAMPLE\n\n```\n(.*?)```", re.S | re.M)
 
 failed = 0
 count = 0
@@ -43,6 +44,10 @@ def output(*command, **env):
     return (done.stdout.strip(), f"status {done.returncode}: {done.stderr.strip()}")
 
 
+def producer_of(name):
+    return subprocess.Popen([WORK / name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
 def main():
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)
@@ -60,16 +65,23 @@ def main():
     check(sorted(examples) == ["read.exs", "read.py", "read_gpu.py", "share.c"], "the README has its examples")
     for name, text in examples.items():
         (WORK / name).write_text(text)
+    page = (ROOT / "docs/man/libtmesh.3.scd").read_text()
+    (WORK / "page.c").write_text(IN_PAGE.search(page)[1].replace("\\\\", "\\"))
     flags = subprocess.run(["pkg-config", "--cflags", "--libs", "libtmesh"], check=True,
                            capture_output=True, text=True,
                            env={**os.environ, "PKG_CONFIG_PATH": str(PREFIX / "lib/pkgconfig")})
-    built = subprocess.run(["cc", "-Wall", "-Werror", WORK / "share.c", *flags.stdout.split(),
-                            f"-Wl,-rpath,{PREFIX}/lib", "-o", WORK / "share"],
-                           capture_output=True, text=True)
-    check(built.returncode == 0, "share.c compiles with pkg-config's flags", built.stderr)
+    for name, what in (("share", "share.c"), ("page", "libtmesh(3)'s example")):
+        built = subprocess.run(["cc", "-Wall", "-Werror", WORK / f"{name}.c", *flags.stdout.split(),
+                                f"-Wl,-rpath,{PREFIX}/lib", "-o", WORK / name],
+                               capture_output=True, text=True)
+        check(built.returncode == 0, f"{what} compiles with pkg-config's flags", built.stderr)
 
-    with subprocess.Popen([WORK / "share"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          text=True) as producer:
+    with producer_of("page") as producer:
+        ref = producer.stdout.readline().strip()
+        got = output(ROOT / "build/venv/bin/python", WORK / "read.py", ref)
+        check(got[0] == "[ 6. 15.]", "read.py reads what libtmesh(3)'s example put", got)
+        producer.communicate("\n")
+    with producer_of("share") as producer:
         ref = producer.stdout.readline().strip()
         got = output(ROOT / "build/venv/bin/python", WORK / "read.py", ref)
         check(got[0] == "[ 6. 15.]", "read.py reads what share.c put", got)
