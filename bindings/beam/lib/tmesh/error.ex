@@ -13,7 +13,7 @@ defmodule Tmesh.Error do
   | `:not_found` | the token is dead, foreign or guessed |
   | `:access` | the handle or token has not that right, or no permission on /dev/tmesh |
   | `:sealed` | the memory is sealed |
-  | `:busy` | a writer prevents the seal |
+  | `:busy` | a writer prevents the seal; a channel's end is in use, or its places are taken |
   | `:stale` | the region was revoked, or its lease has lapsed |
   | `:closed` | the ref has no open handle here: released, or never opened |
   | `:limit_exceeded` | a limit would be passed: tmesh's own, or `max_shared_memory_mb` |
