@@ -238,8 +238,8 @@ static PyMethodDef functions[] = {
 	 "a NumPy or PyTorch dtype. label: a name for people. huge: True for 2 MiB pages or\n"
 	 "OutOfMemoryError, \"try\" for what can be had. node: a NUMA node. mode, gid: who may\n"
 	 "open its token, as for files (memfd: only 0o600). linger_ms: how long it outlives\n"
-	 "its last holder, at most 1000. pin=False refuses pinning handles. arena: an Arena\n"
-	 "for it to lie in, which has said all else but the shape and dtype."},
+	 "its last holder, at most 1000 (memfd: only 0). pin=False refuses pinning handles.\n"
+	 "arena: an Arena for it to lie in, which has said all else but the shape and dtype."},
 	{"put", KEYWORDS(module_put), METH_VARARGS | METH_KEYWORDS,
 	 "put(array, /, *, seal=False, label=None, huge=False, node=None, mode=0o600, gid=None,\n"
 	 "    linger_ms=0, pin=True, arena=None)\n--\n\n"

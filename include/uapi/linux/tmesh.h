@@ -23,8 +23,8 @@
  *   - Unknown flags and unknown rights give EOPNOTSUPP. Padding and fields named
  *     "out" must be zero on the way in where they say so, else EINVAL.
  *   - Structures only grow at the end; a new meaning gets a new number.
- *   - All times are CLOCK_MONOTONIC nanoseconds. All descriptors are made with
- *     O_CLOEXEC. Pointers are carried in __aligned_u64.
+ *   - All times are CLOCK_MONOTONIC nanoseconds, as the caller's time namespace has
+ *     them. All descriptors are made with O_CLOEXEC. Pointers are carried in __aligned_u64.
  *
  * Errors that all calls share
  *
@@ -198,8 +198,9 @@ struct tmesh_create {
  * @memfd must be sealed against shrinking (F_SEAL_SHRINK), else EINVAL: pages that
  * can go away under a reader are no region. @bytes may be 0 for the whole file, and
  * may not pass its end. The handle can write only when the descriptor can and the
- * memfd is not sealed against writing. The pages are pinned and charged to the
- * region's limits. Anyone who holds the memfd itself still has it: read-only handles
+ * memfd is not sealed against writing (F_SEAL_WRITE, F_SEAL_FUTURE_WRITE); once its holder has
+ * sealed it so there are no new writable mappings and exports (EPERM). The pages are pinned and
+ * charged to the region's limits. Anyone who holds the memfd itself still has it: read-only handles
  * and revocation bind the handles of the region, not the holders of the memfd; a
  * sealed region is one whose memfd is sealed too (TMESH_SEAL adds F_SEAL_WRITE and
  * gives EBUSY where that fails, and while another region of the memfd could write; fcntl()
