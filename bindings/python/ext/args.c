@@ -3,9 +3,7 @@
 #include "binding.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -112,10 +110,11 @@ PyObject *text_from_device(const struct tmesh_layout *layout)
 
 PyObject *text_from_id(uint64_t id)
 {
-	char text[ID_DIGITS + 1];
+	char text[ID_DIGITS];
 
-	snprintf(text, sizeof(text), "%016" PRIx64, id);
-	return PyUnicode_FromString(text);
+	for (int i = ID_DIGITS; i--; id >>= 4)
+		text[i] = "0123456789abcdef"[id & 15];
+	return PyUnicode_FromStringAndSize(text, ID_DIGITS);
 }
 
 int id_from_text(const char *text, uint64_t *id)

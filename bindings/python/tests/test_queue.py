@@ -208,10 +208,10 @@ def test_large_ones():
             q.put(t)
             q.get().numpy()[0] += 1
         assert t.numpy()[0] == turn
-    for number in range(2 * tmesh.queue._REMEMBERED):
+    for number in range(4 * tmesh.queue._REMEMBERED):
         q.put(tmesh.empty(tmesh.queue._LARGE, "uint8"))
         q.get()
-    assert len(q._known) == tmesh.queue._REMEMBERED
+    assert 1 <= len(q._known) / tmesh.queue._REMEMBERED <= 2
     tmesh.sent.wait(PATIENCE)
     del t
     gc.collect()

@@ -87,8 +87,10 @@ def _is_new(tensor: _tmesh.Tensor, known: dict[str, None]) -> bool:
     if tensor.nbytes < _LARGE or (region := tensor.id) in known:
         return False
     known[region] = None
-    for oldest in [*known][:-_REMEMBERED]:
-        known.pop(oldest, None)
+    # Seldom: to look at all of them takes as long as to send.
+    if len(known) > 2 * _REMEMBERED:
+        for oldest in [*known][:_REMEMBERED]:
+            known.pop(oldest, None)
     return True
 
 
