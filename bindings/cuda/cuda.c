@@ -114,7 +114,8 @@ int tmesh_cuda_default(struct tmesh_cuda **out, struct tmesh_error *err)
 			tmesh_ctx_unref(ctx);
 		}
 	}
-	*out = own;
+	if (!rc)
+		*out = own;
 	pthread_mutex_unlock(&lock);
 	return rc;
 }

@@ -161,8 +161,8 @@ int tmesh_cuda_register(struct tmesh_cuda *cuda, struct tmesh_region *region, in
 			uint32_t rights, uint32_t flags, struct tmesh_cuda_memory **out,
 			struct tmesh_error *err)
 {
+	struct tmesh_cuda_memory *memory, *there;
 	struct tmesh_error why;
-	struct tmesh_cuda_memory *memory;
 	int rc;
 
 	err = err ? err : &why;
@@ -172,9 +172,11 @@ int tmesh_cuda_register(struct tmesh_cuda *cuda, struct tmesh_region *region, in
 	rc = cuda_check_context(cuda, device, err);
 	if (rc)
 		return rc;
-	*out = registered(cuda, region, device, rights);
-	if (*out)
+	there = registered(cuda, region, device, rights);
+	if (there) {
+		*out = there;
 		return 0;
+	}
 	memory = memory_new(cuda, TMESH_CUDA_HOST, device, err);
 	if (!memory)
 		return -ENOMEM;

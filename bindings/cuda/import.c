@@ -392,18 +392,21 @@ static bool of_context(const struct tmesh_cuda_memory *memory)
 static int finish(struct tmesh_cuda_memory *memory, const struct tmesh_ref *ref, cu_stream stream,
 		  struct tmesh_layout *layout, struct tmesh_error *err)
 {
+	struct tmesh_layout here = ref->layout;
 	uint64_t bytes;
-	int rc = tmesh_layout_check(&ref->layout, memory->bytes, &bytes, err);
+	int rc = tmesh_layout_check(&here, memory->bytes, &bytes, err);
 
 	if (rc)
 		return tmesh_fail(err, -EPROTO,
 				  "the ref's numbers do not fit the %llu bytes of its "
 				  "memory (CUDA_ERROR_INVALID_VALUE)",
 				  (unsigned long long)memory->bytes);
-	*layout = ref->layout;
-	layout->device_id = memory->resident < 0 ? memory->device : memory->resident;
-	layout->device_type = TMESH_DEVICE_CUDA;
-	return tmesh_cuda_wait(memory, stream, err);
+	here.device_id = memory->resident < 0 ? memory->device : memory->resident;
+	here.device_type = TMESH_DEVICE_CUDA;
+	rc = tmesh_cuda_wait(memory, stream, err);
+	if (!rc)
+		*layout = here;
+	return rc;
 }
 
 static int open_host(struct tmesh_cuda *cuda, const struct tmesh_ref *ref,

@@ -128,7 +128,8 @@ int tmesh_channel_flush(struct tmesh_channel *channel, int64_t timeout_ns, struc
  * left to send); -EINTR; -EPROTO (the sender wrote nonsense, or the channel's memory is corrupt);
  * -ENOENT, -ESTALE (the message's region is gone, by its owner's death or a revocation); -EMFILE,
  * -ENOMEM, -EINPROGRESS (NO_OPEN) (the message stays); -EPERM (handle inherited through fork()). A
- * message that can never be delivered is gone; the next call goes on behind it.
+ * message that can never be delivered is gone; the next call goes on behind it. On failure
+ * @message may have been written to; it holds nothing.
  */
 int tmesh_channel_recv(struct tmesh_channel *channel, struct tmesh_message *message,
 		       int64_t timeout_ns, struct tmesh_error *err);

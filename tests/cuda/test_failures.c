@@ -572,12 +572,14 @@ static void test_elsewhere(void **state)
 		-EOPNOTSUPP,
 		"cuMemImportFromShareableHandle: CUDA_ERROR_NOT_SUPPORTED (exported by driver "
 		"API 13000, this process has 12040)");
+	layout.device_id = 7;
 	standin_fail("cuIpcOpenEventHandle", CU_INVALID_HANDLE, 0);
 	assert_refused(tmesh_cuda_open_ref(c.cuda, text, strlen(text), NULL, NULL, &imported,
 					   &layout, err),
 		       -EINVAL,
 		       "cuIpcOpenEventHandle: CUDA_ERROR_INVALID_HANDLE (exported by driver API "
 		       "13000, this process has 12040)");
+	assert_int_equal(layout.device_id, 7);
 	assert_int_equal(helper_ask(&foreign, "i", foreign_text), '{');
 	standin_fail("cuIpcOpenMemHandle_v2", CU_INVALID_VALUE, 0);
 	assert_refused(

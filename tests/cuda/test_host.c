@@ -279,7 +279,7 @@ static void test_refused(void **state)
 {
 	struct bed *bed = *state;
 	struct tmesh_region *region = region_of(bed, "abc");
-	struct tmesh_cuda_memory *memory, *other;
+	struct tmesh_cuda_memory *memory, *other = (void *)state;
 
 	assert_refused(tmesh_cuda_register(bed->cuda, region, 2, RW, 0, &memory, err), -ENODEV,
 		       "no GPU 2");
@@ -293,6 +293,7 @@ static void test_refused(void **state)
 	/* For another device the driver has to take it a second time. */
 	assert_refused(tmesh_cuda_register(bed->cuda, region, 1, RW, 0, &other, err), -EBUSY,
 		       "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED");
+	assert_ptr_equal(other, state);
 	assert_refused(tmesh_cuda_stage(memory, false, err), -EINVAL, "no copy");
 	tmesh_cuda_memory_unref(memory);
 	standin_reset(0);
