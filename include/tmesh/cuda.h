@@ -205,7 +205,7 @@ int tmesh_cuda_stats(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_stat
  * length. With tmesh_region_send() it goes by socket; with its token, by ref. It is the memory's;
  * unref what this returns. Handing it over gives others the whole block that the memory lies in,
  * which other allocations share unless it was made with ALONE.
- * Return: 0; -EOPNOTSUPP (the device exports no descriptors); -ESTALE.
+ * Return: 0; -EOPNOTSUPP (the device exports no descriptors; EXTERNAL memory); -ESTALE.
  */
 int tmesh_cuda_region(struct tmesh_cuda_memory *memory, struct tmesh_region **out,
 		      struct tmesh_error *err);
@@ -233,7 +233,8 @@ int tmesh_cuda_import(struct tmesh_cuda *cuda, struct tmesh_region *region,
  * who opens it. @layout->offset counts from the memory's start, the device is filled in. The ref
  * has one member more, "cuda", which says how the memory is handed over, and of imported memory
  * that its sender has waited.
- * Room for TMESH_REF_SIZE bytes is enough.
+ * Room for TMESH_REF_SIZE bytes is enough; on failure @text may have been written to. -EOPNOTSUPP
+ * of STAGED memory: share its region; else as tmesh_cuda_region() and tmesh_region_token(). -ENOSPC.
  */
 int tmesh_cuda_share(struct tmesh_cuda_memory *memory, const struct tmesh_layout *layout,
 		     struct CUstream_st *stream, char *text, size_t size, struct tmesh_error *err);
@@ -271,7 +272,7 @@ int tmesh_cuda_touch(struct tmesh_cuda_memory *memory);
 /*
  * Take memory that was allocated here back from all other processes: their libraries wait for
  * their devices, unmap and close. Its tokens die. -ETIMEDOUT after @timeout_ns: the message names
- * who still holds it.
+ * who still holds it. -EINVAL: not allocated here.
  */
 int tmesh_cuda_reclaim(struct tmesh_cuda_memory *memory, uint64_t timeout_ns,
 		       struct tmesh_error *err);
@@ -287,6 +288,8 @@ int tmesh_cuda_to_dlpack_versioned(struct tmesh_cuda_memory *memory,
  * A dma-buf over whole pages of memory that was allocated here, with ALONE; @bytes 0: to the end.
  * With tmesh_region_from_dmabuf() it becomes a region that devices import. The caller owns @fd.
  * Whoever holds it keeps the block after @memory is given back; no reclaim reaches it.
+ * Return: 0; -EINVAL (not ALONE; outside; no whole pages), -EOPNOTSUPP (not allocated here; the
+ * device makes none), and the driver's errors.
  */
 int tmesh_cuda_export_dmabuf(struct tmesh_cuda_memory *memory, uint64_t offset, uint64_t bytes,
 			     int *fd, struct tmesh_error *err);
