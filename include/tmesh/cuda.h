@@ -123,8 +123,8 @@ struct tmesh_cuda_memory *tmesh_cuda_memory_ref(struct tmesh_cuda_memory *memory
 void tmesh_cuda_memory_unref(struct tmesh_cuda_memory *memory);
 /*
  * The same in the order of @stream, when nothing but work that was queued there uses the memory any
- * more: nobody waits. Its place is used again by tmesh_cuda_alloc_on() of the same stream at once, and
- * for others when the device was waited for. Memory that was shared, or is not of this kind, is
+ * more: nobody waits. Its place is used again by tmesh_cuda_alloc_on() of the same stream at once,
+ * and for others when the device was waited for. Memory that was shared, or is not of this kind, is
  * waited for as by tmesh_cuda_memory_unref(). A stream is destroyed when its work is done.
  */
 void tmesh_cuda_memory_unref_on(struct tmesh_cuda_memory *memory, struct CUstream_st *stream);
@@ -234,7 +234,8 @@ int tmesh_cuda_import(struct tmesh_cuda *cuda, struct tmesh_region *region,
  * has one member more, "cuda", which says how the memory is handed over, and of imported memory
  * that its sender has waited.
  * Room for TMESH_REF_SIZE bytes is enough; on failure @text may have been written to. -EOPNOTSUPP
- * of STAGED memory: share its region; else as tmesh_cuda_region() and tmesh_region_token(). -ENOSPC.
+ * of STAGED memory: share its region; else as tmesh_cuda_region() and tmesh_region_token().
+ * -ENOSPC.
  */
 int tmesh_cuda_share(struct tmesh_cuda_memory *memory, const struct tmesh_layout *layout,
 		     struct CUstream_st *stream, char *text, size_t size, struct tmesh_error *err);
