@@ -109,9 +109,8 @@ static size_t gather_facts(struct fact *facts)
 	fact++;
 
 	fact->name = "module";
-	first_line("/sys/module/tmesh/version", fact->value, sizeof(fact->value));
-	if (!fact->value[0])
-		snprintf(fact->value, sizeof(fact->value), "not loaded");
+	snprintf(fact->value, sizeof(fact->value), "%s",
+		 access("/sys/module/tmesh", F_OK) ? "not loaded" : "loaded");
 	fact++;
 
 	fact->name = "shmem_enabled";

@@ -497,6 +497,8 @@ class See(Base):
             for cap in backend["capabilities"]:
                 self.assertIn(cap["level"], ("no", "cooperative", "enforced"))
                 self.assertTrue(cap["reason"], f"{name} {cap['name']} has no reason")
+        self.assertEqual(found["machine"]["module"]["value"],
+                         "loaded" if HAVE_MODULE else "not loaded")
         for fact in found["machine"].values():
             self.assertTrue(fact["value"])
         self.assertTrue(found["gpus"]["reason"] or found["gpus"]["devices"])
