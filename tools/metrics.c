@@ -109,7 +109,7 @@ static const struct {
 	{"tmesh_exports", NULL, "dma-bufs alive.", offsetof(struct backend, exports)},
 	{"tmesh_attachments", NULL, "Devices attached to dma-bufs.",
 	 offsetof(struct backend, attachments)},
-	{"tmesh_views", NULL, "Parts of regions shown by gather views.",
+	{"tmesh_views", NULL, "Gather views, counted for each region they show.",
 	 offsetof(struct backend, views)},
 	{"tmesh_pinned_bytes", "bytes", "Memory of revoked regions that is still in use.",
 	 offsetof(struct backend, pinned_bytes)},
