@@ -2,9 +2,12 @@
 /*
  * One end of a channel. It belongs to the process that made or opened it and ends with that one.
  *
+ * What the emulator polls it keeps until it is told to stop. So terms hold another resource: when
+ * nobody has that any more, the end is closed.
+ *
  * Nothing here waits on a normal scheduler but for the short busy look that was asked for: what
- * cannot be done now gives eagain, and {select, channel, undefined, ready_input} says when to try
- * again. A region that a message needs is opened on a dirty scheduler.
+ * cannot be done now gives eagain, and {select, event, undefined, ready_input} says when to try
+ * again: when the end is closed, too. A region that a message needs is opened on a dirty scheduler.
  */
 #include "nif.h"
 
@@ -14,18 +17,27 @@
 #define SPIN_LEAST_NS 1000u
 #define SPIN_MAX_NS 100000u
 
-/* Of an end's state: somebody works with it, and others are refused; it was closed. */
+/* Of an end's state: somebody works with it, and others are refused; so they are while the waiter,
+ * who is to come back, lives; it was closed. */
 #define END_USED 1u
-#define END_CLOSED 2u
+#define END_AWAITED 2u
+#define END_CLOSED 4u
 
 struct channel_end {
 	atomic_uint state;
 	struct tmesh_channel *channel;
-	bool selected;		 /* the emulator has had its descriptor */
+	bool selected; /* the emulator has had its descriptor */
+	bool waits;    /* who works with it is the waiter when that is done */
+	_Atomic ERL_NIF_TERM waiter;
 	uint64_t spin_max;	 /* 0: none */
 	uint64_t spin_ns;	 /* what it is worth at present */
 	struct context *context; /* whose limits apply */
 	struct garbage *garbage;
+};
+
+/* What terms hold. */
+struct channel {
+	struct channel_end *end;
 };
 
 static void drop_channel(void *object)
@@ -44,7 +56,7 @@ static void let_go(ErlNifEnv *env, struct channel_end *end)
 	end->garbage = NULL;
 }
 
-void channel_dtor(ErlNifEnv *env, void *object)
+void channel_end_dtor(ErlNifEnv *env, void *object)
 {
 	struct channel_end *end = object;
 
@@ -52,7 +64,7 @@ void channel_dtor(ErlNifEnv *env, void *object)
 	enif_release_resource(end->context);
 }
 
-void channel_stop(ErlNifEnv *env, void *object, ErlNifEvent event, int is_direct_call)
+void channel_end_stop(ErlNifEnv *env, void *object, ErlNifEvent event, int is_direct_call)
 {
 	let_go(env, object);
 }
@@ -60,6 +72,13 @@ void channel_stop(ErlNifEnv *env, void *object, ErlNifEvent event, int is_direct
 /* It is closed, and nobody works with it any more. */
 static void finish(ErlNifEnv *env, struct channel_end *end)
 {
+	ErlNifPid waiter = {atomic_load(&end->waiter)};
+
+	if (atomic_load(&end->state) & END_AWAITED)
+		enif_send(env, &waiter, NULL,
+			  enif_make_tuple4(env, enif_make_atom(env, "select"),
+					   enif_make_resource(env, end), atoms.undefined,
+					   enif_make_atom(env, "ready_input")));
 	if (end->selected)
 		enif_select(env, tmesh_channel_poll_fd(end->channel, NULL), ERL_NIF_SELECT_STOP,
 			    end, NULL, atoms.undefined);
@@ -70,37 +89,63 @@ static void finish(ErlNifEnv *env, struct channel_end *end)
 /* Once; whoever works with it at this moment finishes it. */
 static void close_end(ErlNifEnv *env, struct channel_end *end)
 {
-	if (!atomic_fetch_or(&end->state, END_CLOSED))
+	if (!(atomic_fetch_or(&end->state, END_CLOSED) & (END_USED | END_CLOSED)))
 		finish(env, end);
 }
 
-void channel_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor)
+void channel_end_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor)
 {
 	close_end(env, object);
+}
+
+void channel_dtor(ErlNifEnv *env, void *object)
+{
+	struct channel *channel = object;
+
+	close_end(env, channel->end);
+	enif_release_resource(channel->end);
+}
+
+static void put_end(ErlNifEnv *env, struct channel_end *end)
+{
+	unsigned int change = end->waits ? END_USED | END_AWAITED : END_USED;
+
+	end->waits = false;
+	if (atomic_fetch_xor(&end->state, change) & END_CLOSED)
+		finish(env, end);
+}
+
+/* Of an end that is awaited: whether by another process than this, which lives. */
+static bool is_others(ErlNifEnv *env, struct channel_end *end)
+{
+	ErlNifPid waiter = {atomic_load(&end->waiter)}, self;
+
+	enif_self(env, &self);
+	return enif_compare_pids(&waiter, &self) && enif_is_process_alive(env, &waiter);
 }
 
 /* The open end of a term, to be put back, or NULL with @err filled. */
 static struct channel_end *get_end(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_error *err)
 {
+	struct channel *channel;
 	struct channel_end *end;
-	unsigned int state = 0;
+	unsigned int state;
 
-	if (!enif_get_resource(env, term, channel_type, (void **)&end)) {
+	if (!enif_get_resource(env, term, channel_type, (void **)&channel)) {
 		refuse(err, -EINVAL, "not a channel");
 		return NULL;
 	}
-	if (atomic_compare_exchange_strong(&end->state, &state, END_USED))
-		return end;
+	end = channel->end;
+	state = atomic_load(&end->state);
+	if (!(state & END_AWAITED) || !is_others(env, end)) {
+		state &= END_AWAITED;
+		if (atomic_compare_exchange_strong(&end->state, &state, END_USED))
+			return end;
+	}
 	refuse(err, state & END_CLOSED ? -EBADF : -EBUSY, "%s",
 	       state & END_CLOSED ? "the channel is closed"
 				  : "another process uses this end of the channel");
 	return NULL;
-}
-
-static void put_end(ErlNifEnv *env, struct channel_end *end)
-{
-	if (atomic_fetch_and(&end->state, ~END_USED) & END_CLOSED)
-		finish(env, end);
 }
 
 static bool get_role(ErlNifEnv *env, ERL_NIF_TERM term, enum tmesh_channel_role *role,
@@ -154,7 +199,7 @@ static bool get_opts(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_channel_opt
 static struct channel_end *end_new(struct context *context, const struct tmesh_channel_opts *opts,
 				   struct tmesh_error *err)
 {
-	struct channel_end *end = enif_alloc_resource(channel_type, sizeof(*end));
+	struct channel_end *end = enif_alloc_resource(channel_end_type, sizeof(*end));
 
 	*end = (struct channel_end){.context = context, .garbage = garbage_alloc(drop_channel)};
 	if (opts->spin_ns != TMESH_CHANNEL_NO_SPIN)
@@ -167,16 +212,24 @@ static struct channel_end *end_new(struct context *context, const struct tmesh_c
 	return NULL;
 }
 
-static ERL_NIF_TERM make_end(ErlNifEnv *env, struct channel_end *end)
+/* The term of an end, which closes it when it is garbage, and that of the end itself, which comes
+ * with the emulator's messages. */
+static void make_end(ErlNifEnv *env, struct channel_end *end, ERL_NIF_TERM *term,
+		     ERL_NIF_TERM *event)
 {
+	struct channel *channel = enif_alloc_resource(channel_type, sizeof(*channel));
 	ErlNifPid self;
 
+	enif_keep_resource(end);
+	*channel = (struct channel){.end = end};
+	*term = enif_make_resource(env, channel);
+	enif_release_resource(channel);
+	*event = enif_make_resource(env, end);
 	enif_self(env, &self);
 	enif_monitor_process(env, end, &self, NULL);
-	return enif_make_resource(env, end);
 }
 
-/* channel_create(context, role, opts) -> {ok, {channel, token}} */
+/* channel_create(context, role, opts) -> {ok, {channel, event, token}} */
 NIF(channel_create)
 {
 	char token[TMESH_TOKEN_SIZE];
@@ -185,7 +238,7 @@ NIF(channel_create)
 	struct channel_end *end;
 	struct context *context;
 	struct tmesh_error err;
-	ERL_NIF_TERM term;
+	ERL_NIF_TERM term, event;
 
 	if (!get_context(env, argv[0], &context, &err) || !get_role(env, argv[1], &role, &err) ||
 	    !get_opts(env, argv[2], &opts, &err))
@@ -194,16 +247,17 @@ NIF(channel_create)
 	if (!end)
 		return make_error(env, &err);
 	if (tmesh_channel_create(context->ctx, role, &opts, &end->channel, &err) ||
-	    tmesh_channel_token(end->channel, token, &err))
+	    tmesh_channel_token(end->channel, token, &err)) {
 		term = make_error(env, &err);
-	else
-		term = make_ok(env,
-			       enif_make_tuple2(env, make_end(env, end), make_string(env, token)));
+	} else {
+		make_end(env, end, &term, &event);
+		term = make_ok(env, enif_make_tuple3(env, term, event, make_string(env, token)));
+	}
 	enif_release_resource(end);
 	return term;
 }
 
-/* channel_open(context, token, role, opts) -> {ok, channel} */
+/* channel_open(context, token, role, opts) -> {ok, {channel, event}} */
 NIF(channel_open)
 {
 	struct tmesh_channel_opts opts;
@@ -213,7 +267,7 @@ NIF(channel_open)
 	struct tmesh_error err;
 	ErlNifBinary text;
 	char token[TMESH_TOKEN_SIZE] = "";
-	ERL_NIF_TERM term;
+	ERL_NIF_TERM term, event;
 
 	if (!get_context(env, argv[0], &context, &err) || !get_role(env, argv[2], &role, &err) ||
 	    !get_opts(env, argv[3], &opts, &err))
@@ -226,10 +280,12 @@ NIF(channel_open)
 	end = end_new(context, &opts, &err);
 	if (!end)
 		return make_error(env, &err);
-	if (tmesh_channel_open(context->ctx, token, role, &opts, &end->channel, &err))
+	if (tmesh_channel_open(context->ctx, token, role, &opts, &end->channel, &err)) {
 		term = make_error(env, &err);
-	else
-		term = make_ok(env, make_end(env, end));
+	} else {
+		make_end(env, end, &term, &event);
+		term = make_ok(env, enif_make_tuple2(env, term, event));
+	}
 	enif_release_resource(end);
 	return term;
 }
@@ -238,6 +294,7 @@ NIF(channel_open)
 static ERL_NIF_TERM again(ErlNifEnv *env, struct channel_end *end)
 {
 	struct tmesh_error err;
+	ErlNifPid self;
 	int fd = tmesh_channel_poll_fd(end->channel, &err);
 
 	if (fd == -EOPNOTSUPP)
@@ -245,6 +302,8 @@ static ERL_NIF_TERM again(ErlNifEnv *env, struct channel_end *end)
 	if (fd < 0)
 		return make_error(env, &err);
 	end->selected = true;
+	end->waits = true;
+	atomic_store(&end->waiter, enif_self(env, &self)->pid);
 	enif_select(env, fd, ERL_NIF_SELECT_READ, end, NULL, atoms.undefined);
 	return atoms.eagain;
 }
@@ -402,7 +461,8 @@ static NIF(prepare)
 	return term;
 }
 
-/* given | {ok, message} | eagain | again (open its region first) | an error; the end is the caller's. */
+/* given | {ok, message} | eagain | again (open its region first) | an error; the end is the
+ * caller's. */
 static ERL_NIF_TERM recv_now(ErlNifEnv *env, struct channel_end *end,
 			     const struct tmesh_tensor *given)
 {
@@ -514,9 +574,9 @@ NIF(channel_cancel)
 /* channel_close(channel) -> ok, again and again */
 NIF(channel_close)
 {
-	struct channel_end *end;
+	struct channel *channel;
 
-	if (enif_get_resource(env, argv[0], channel_type, (void **)&end))
-		close_end(env, end);
+	if (enif_get_resource(env, argv[0], channel_type, (void **)&channel))
+		close_end(env, channel->end);
 	return atoms.ok;
 }

@@ -12,7 +12,7 @@
 #include <stdio.h>
 
 ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type, *channel_type,
-	*arrow_stream_type, *gpu_type, *arena_type;
+	*channel_end_type, *arrow_stream_type, *gpu_type, *arena_type;
 
 /* Its address tells this image from any other. */
 static char image;
@@ -35,9 +35,10 @@ static int open_types(ErlNifEnv *env)
 		 {.dtor = worker_socket_dtor,
 		  .stop = worker_socket_stop,
 		  .down = worker_socket_down}},
-		{&channel_type,
-		 "channel",
-		 {.dtor = channel_dtor, .stop = channel_stop, .down = channel_down}},
+		{&channel_type, "channel", {.dtor = channel_dtor}},
+		{&channel_end_type,
+		 "channel_end",
+		 {.dtor = channel_end_dtor, .stop = channel_end_stop, .down = channel_end_down}},
 		{&gpu_type, "gpu", {.dtor = gpu_dtor}},
 		{&arena_type, "arena", {.dtor = arena_dtor}},
 	};

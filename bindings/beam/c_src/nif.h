@@ -9,7 +9,8 @@
  *   pinned   a pinning region and its mapping, which binaries point into. Never a term
  *            by itself: a binary that doubles as a handle could not be released
  *   socket   the connection to a worker process
- *   channel  one end of a channel, with the descriptor that the emulator polls
+ *   channel  one end of a channel, until it is closed or nobody has the term any more; in a
+ *            resource of its own, channel_end, the descriptor that the emulator polls
  *   arena    a tmesh_arena
  *   gpu      memory of libtmesh-cuda, until it is released or nobody has the term any more
  *
@@ -70,7 +71,7 @@ struct pinned {
 };
 
 extern ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type,
-	*channel_type, *arrow_stream_type, *gpu_type, *arena_type;
+	*channel_type, *channel_end_type, *arrow_stream_type, *gpu_type, *arena_type;
 
 void context_dtor(ErlNifEnv *env, void *object);
 void handle_dtor(ErlNifEnv *env, void *object);
@@ -176,8 +177,9 @@ NIF(worker_close);
 
 /* channel.c */
 void channel_dtor(ErlNifEnv *env, void *object);
-void channel_stop(ErlNifEnv *env, void *object, ErlNifEvent event, int is_direct_call);
-void channel_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor);
+void channel_end_dtor(ErlNifEnv *env, void *object);
+void channel_end_stop(ErlNifEnv *env, void *object, ErlNifEvent event, int is_direct_call);
+void channel_end_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor);
 NIF(channel_create);
 NIF(channel_open);
 NIF(channel_send);

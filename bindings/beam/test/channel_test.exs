@@ -369,6 +369,76 @@ defmodule Tmesh.ChannelTest do
     eventually(fn -> files.() <= before end)
   end
 
+  test "an end that nobody has any more is closed, also where its process waited at it" do
+    {:ok, out} = Channel.create(:send)
+    test = self()
+
+    forgetful =
+      spawn_link(fn ->
+        wait_at(out.token)
+        :erlang.garbage_collect()
+        Kernel.send(test, :forgotten)
+        Process.sleep(:infinity)
+      end)
+
+    assert_receive :forgotten, 5_000
+    eventually(fn -> match?({:error, %Error{type: :gone}}, Channel.send(out, "x", 0)) end)
+    assert Process.alive?(forgetful)
+  end
+
+  defp wait_at(token) do
+    {:ok, into} = Channel.open(token, :recv)
+    {:error, %Error{type: :timeout}} = Channel.recv(into, 1)
+  end
+
+  test "where one process waits, others are refused and take nothing from it" do
+    {out, into} = ends()
+    waiting = waiter(into)
+    assert {:error, %Error{type: :busy}} = Channel.recv(into, 10)
+    :ok = Channel.send(out, "for the first")
+    assert Task.await(waiting) == {:ok, "for the first"}
+    assert {:error, %Error{type: :timeout}} = Channel.recv(into, 1)
+
+    # Nobody waits any more when he is dead.
+    Task.shutdown(waiter(into), :brutal_kill)
+    :ok = Channel.send(out, "for the next")
+    assert Channel.recv(into) == {:ok, "for the next"}
+  end
+
+  test "who waits when an end is closed is told, and keeps no message of it" do
+    {_out, into} = ends()
+    waiting = waiter(into)
+    :ok = Channel.close(into)
+    assert {:error, %Error{type: :closed}} = Task.await(waiting)
+
+    test = self()
+
+    owner =
+      spawn(fn ->
+        {:ok, into} = Channel.create(:recv)
+        Kernel.send(test, into)
+        Process.sleep(:infinity)
+      end)
+
+    assert_receive %Channel{} = into, 5_000
+    waiting = waiter(into)
+    Process.exit(owner, :kill)
+    assert {:error, %Error{type: :closed}} = Task.await(waiting)
+  end
+
+  # A process that waits for ever at an end, and has no message left when it is done.
+  defp waiter(into) do
+    task =
+      Task.async(fn ->
+        answer = Channel.recv(into, :infinity)
+        refute_received _anything
+        answer
+      end)
+
+    eventually(fn -> Process.info(task.pid, :status) == {:status, :waiting} end)
+    task
+  end
+
   # Whoever uses an end when it is closed gives it up, and nobody twice.
   test "an end is closed while other processes use it" do
     once = fn ->

@@ -14,9 +14,9 @@ defmodule Tmesh.NativeTest do
     {:ok, native} = ref |> ZeroCopy.grant!(:read) |> TensorRef.to_native()
     {:ok, json} = TensorRef.to_json(ref)
     context = Tmesh.Context.get()
-    {:ok, {into, token}} = Native.channel_create(context, :recv, @channel)
-    {:ok, out} = Native.channel_open(context, token, :send, @channel)
-    {:ok, {back, _token}} = Native.channel_create(context, :send, @channel)
+    {:ok, {into, _event, token}} = Native.channel_create(context, :recv, @channel)
+    {:ok, {out, _event}} = Native.channel_open(context, token, :send, @channel)
+    {:ok, {back, _event, _token}} = Native.channel_create(context, :send, @channel)
     {:ok, arena} = Native.arena_create(context, 0, @region)
     {:ok, gpu} = Tmesh.DLPack.import_gpu_tensor(json)
 

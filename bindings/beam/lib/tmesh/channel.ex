@@ -12,8 +12,8 @@ defmodule Tmesh.Channel do
   binary of at most 24 bytes; what is sent comes out. Of a tensor only the description moves,
   whatever its size, and the sender may release it at once.
 
-  An end belongs to the Erlang process that created or opened it: it is closed when that one ends,
-  or has collected it as garbage, and only one process at a time may use it (`:busy`). When nobody is left at the other end,
+  An end belongs to the Erlang process that created or opened it: it is closed when that one ends, or
+  when nobody has it any more, and only one process at a time may use it or wait at it (`:busy`). When nobody is left at the other end,
   processes that were killed included, sending gives `:gone`, and receiving does once all was
   received. Waiting holds no scheduler.
   """
@@ -21,13 +21,18 @@ defmodule Tmesh.Channel do
   alias Tmesh.{Context, Error, Native, Options}
   alias Tmesh.ZeroCopy.TensorRef
 
-  @enforce_keys [:native, :token, :role]
+  @enforce_keys [:native, :event, :token, :role]
   @derive {Inspect, only: [:role]}
   defstruct @enforce_keys
 
   @type role :: :send | :recv
   @type message :: binary() | TensorRef.t() | {TensorRef.t(), binary()}
-  @type t :: %__MODULE__{native: reference(), token: String.t(), role: role()}
+  @type t :: %__MODULE__{
+          native: Native.channel(),
+          event: Native.channel_event(),
+          token: String.t(),
+          role: role()
+        }
 
   @typedoc """
   Of the channel, for `create/2` alone:
@@ -75,8 +80,8 @@ defmodule Tmesh.Channel do
   def create(role, opts \\ []) do
     with {:ok, opts} <- options(opts, @of_channel ++ @of_end),
          {:ok, context} <- Context.limited(),
-         {:ok, {native, token}} <- native(Native.channel_create(context, role, opts)) do
-      {:ok, %__MODULE__{native: native, token: token, role: role}}
+         {:ok, {native, event, token}} <- native(Native.channel_create(context, role, opts)) do
+      {:ok, %__MODULE__{native: native, event: event, token: token, role: role}}
     end
   end
 
@@ -89,8 +94,8 @@ defmodule Tmesh.Channel do
   @spec open(String.t(), role(), [end_option()]) :: {:ok, t()} | {:error, Error.t()}
   def open(token, role, opts \\ []) do
     with {:ok, opts} <- options(opts, @of_end),
-         {:ok, native} <- native(Native.channel_open(Context.get(), token, role, opts)) do
-      {:ok, %__MODULE__{native: native, token: token, role: role}}
+         {:ok, {native, event}} <- native(Native.channel_open(Context.get(), token, role, opts)) do
+      {:ok, %__MODULE__{native: native, event: event, token: token, role: role}}
     end
   end
 
@@ -100,18 +105,18 @@ defmodule Tmesh.Channel do
   Errors: `:timeout`, `:gone`, `:invalid`, `:closed`, `:access`, `:stale`, `:protocol`, `:busy`.
   """
   @spec send(t(), message(), timeout()) :: :ok | {:error, Error.t()}
-  def send(%__MODULE__{native: native}, message, timeout \\ 5_000) when is_timeout(timeout) do
+  def send(%__MODULE__{} = channel, message, timeout \\ 5_000) when is_timeout(timeout) do
     with {:ok, handle, bytes} <- to_native(message) do
-      case Native.channel_send(native, handle, bytes) do
+      case Native.channel_send(channel.native, handle, bytes) do
         :ok -> :ok
-        tried -> send_later(tried, native, handle, bytes, deadline(timeout))
+        tried -> send_later(tried, channel, handle, bytes, deadline(timeout))
       end
     end
   end
 
-  defp send_later(tried, native, handle, bytes, deadline) do
-    try = fn -> Native.channel_send(native, handle, bytes) end
-    tried |> wait(native, try, deadline) |> native()
+  defp send_later(tried, channel, handle, bytes, deadline) do
+    try = fn -> Native.channel_send(channel.native, handle, bytes) end
+    tried |> wait(channel, try, deadline) |> native()
   end
 
   defp to_native({%TensorRef{handle: handle}, bytes}) when handle != nil, do: {:ok, handle, bytes}
@@ -133,17 +138,17 @@ defmodule Tmesh.Channel do
   call goes on behind it), `:closed`, `:stale`, `:protocol`, `:too_many_files`, `:busy`.
   """
   @spec recv(t(), timeout()) :: {:ok, message()} | {:error, Error.t()}
-  def recv(%__MODULE__{native: native}, timeout \\ 5_000) when is_timeout(timeout) do
-    case Native.channel_recv(native, nil) do
+  def recv(%__MODULE__{} = channel, timeout \\ 5_000) when is_timeout(timeout) do
+    case Native.channel_recv(channel.native, nil) do
       {:ok, message} -> {:ok, from_native(message, nil)}
-      tried -> recv_later(tried, native, nil, nil, deadline(timeout))
+      tried -> recv_later(tried, channel, nil, nil, deadline(timeout))
     end
   end
 
-  defp recv_later(tried, native, handle, given, deadline) do
-    try = fn -> Native.channel_recv(native, handle) end
+  defp recv_later(tried, channel, handle, given, deadline) do
+    try = fn -> Native.channel_recv(channel.native, handle) end
 
-    case wait(tried, native, try, deadline) do
+    case wait(tried, channel, try, deadline) do
       :given -> {:ok, ref(:given, given)}
       {:ok, message} -> {:ok, from_native(message, given)}
       error -> native(error)
@@ -189,10 +194,10 @@ defmodule Tmesh.Channel do
   def call(%__MODULE__{}, %__MODULE__{role: :send}, _message, timeout) when is_timeout(timeout),
     do: {:error, Error.new(:invalid, "the end for the answers is one that sends")}
 
-  def call(%__MODULE__{native: out}, %__MODULE__{native: into}, message, timeout)
+  def call(%__MODULE__{} = out, %__MODULE__{} = into, message, timeout)
       when is_timeout(timeout) do
     with {:ok, handle, bytes} <- to_native(message) do
-      case Native.channel_call(out, into, handle, bytes) do
+      case Native.channel_call(out.native, into.native, handle, bytes) do
         :given ->
           {:ok, ref(:given, message)}
 
@@ -206,7 +211,8 @@ defmodule Tmesh.Channel do
           deadline = deadline(timeout)
 
           with :ok <- send_later(tried, out, handle, bytes, deadline) do
-            recv_later(Native.channel_recv(into, handle), into, handle, message, deadline)
+            tried = Native.channel_recv(into.native, handle)
+            recv_later(tried, into, handle, message, deadline)
           end
       end
     end
@@ -217,58 +223,66 @@ defmodule Tmesh.Channel do
   def close(%__MODULE__{native: native}), do: Native.channel_close(native)
 
   # What came of the first try, and what is tried when it may be worth it.
-  defp wait(tried, native, try, deadline) do
+  defp wait(tried, channel, try, deadline) do
     case tried do
       :eagain ->
-        receive do
-          {:select, ^native, :undefined, :ready_input} -> wait(try.(), native, try, deadline)
-        after
-          left(deadline) -> give_up(native, try)
-        end
+        if told?(channel, left(deadline)),
+          do: wait(try.(), channel, try, deadline),
+          else: give_up(channel, try)
 
       # No descriptor tells one of several producers of room, and schedulers that open regions
       # are scarce.
       waits when waits in [:full, :busy] ->
-        if left(deadline) == 0, do: over(), else: nap(native, try, deadline)
+        if left(deadline) == 0, do: over(), else: nap(channel, try, deadline)
 
       :again ->
-        wait(try.(), native, try, deadline)
+        wait(try.(), channel, try, deadline)
+
+      {:error, _reason} = error ->
+        # Who waits when the end is closed may be told of that and of a message.
+        told?(channel, 0)
+        error
 
       done ->
         done
     end
   end
 
-  defp nap(native, try, deadline) do
+  defp nap(channel, try, deadline) do
     Process.sleep(1)
-    wait(try.(), native, try, deadline)
+    wait(try.(), channel, try, deadline)
   end
 
   # What comes at the last moment is not lost, and no message comes later.
-  defp give_up(native, try) do
-    :ok = Native.channel_cancel(native)
-
-    receive do
-      {:select, ^native, :undefined, :ready_input} -> :ok
-    after
-      0 -> :ok
-    end
+  defp give_up(channel, try) do
+    cancel(channel)
 
     case try.() do
-      :eagain -> over(native)
-      waits when waits in [:full, :busy] -> over()
-      :again -> give_up(native, try)
-      done -> done
+      :eagain ->
+        cancel(channel)
+        over()
+
+      waits when waits in [:full, :busy] ->
+        over()
+
+      :again ->
+        give_up(channel, try)
+
+      done ->
+        done
     end
   end
 
-  defp over(native) do
+  defp cancel(%__MODULE__{native: native} = channel) do
     :ok = Native.channel_cancel(native)
+    told?(channel, 0)
+  end
 
+  defp told?(%__MODULE__{event: event}, timeout) do
     receive do
-      {:select, ^native, :undefined, :ready_input} -> over()
+      {:select, ^event, :undefined, :ready_input} -> true
     after
-      0 -> over()
+      timeout -> false
     end
   end
 

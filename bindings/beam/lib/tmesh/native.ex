@@ -138,15 +138,18 @@ defmodule Tmesh.Native do
           {non_neg_integer(), non_neg_integer(), non_neg_integer(), non_neg_integer(), boolean(),
            non_neg_integer(), non_neg_integer(), non_neg_integer()}
 
+  @typedoc "What the messages of the emulator carry about an end."
+  @type channel_event :: reference()
+
   @spec channel_create(context() | nil, :send | :recv, channel_opts()) ::
-          result({channel(), token :: String.t()})
+          result({channel(), channel_event(), token :: String.t()})
   def channel_create(_context, _role, _opts), do: :erlang.nif_error(:not_loaded)
 
   @spec channel_open(context() | nil, token :: String.t(), :send | :recv, channel_opts()) ::
-          result(channel())
+          result({channel(), channel_event()})
   def channel_open(_context, _token, _role, _opts), do: :erlang.nif_error(:not_loaded)
 
-  # After eagain, {:select, channel, :undefined, :ready_input} says when to try again.
+  # After eagain, {:select, event, :undefined, :ready_input} says when to try again.
   @spec channel_send(channel(), handle() | nil, binary()) ::
           :ok | :eagain | :full | {:error, reason()}
   def channel_send(_channel, _handle, _bytes), do: :erlang.nif_error(:not_loaded)
