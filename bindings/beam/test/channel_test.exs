@@ -439,6 +439,16 @@ defmodule Tmesh.ChannelTest do
     task
   end
 
+  test "a wait may be longer than the emulator's longest" do
+    {out, into} = ends()
+    :ok = Channel.send(out, "x")
+    assert {:ok, "x"} = Channel.recv(into, 0x1_0000_0000)
+    waiting = Task.async(fn -> Channel.recv(into, 0x1_0000_0000_0000) end)
+    assert Task.yield(waiting, 20) == nil
+    :ok = Channel.send(out, "y")
+    assert Task.await(waiting) == {:ok, "y"}
+  end
+
   # Whoever uses an end when it is closed gives it up, and nobody twice.
   test "an end is closed while other processes use it" do
     once = fn ->

@@ -79,6 +79,14 @@ defmodule Tmesh.StreamTest do
     assert :sys.get_state(stream).waiting == %{}
   end
 
+  test "a wait may be longer than any timer's, and costs the stream nothing" do
+    stream = stream()
+    waits = for bits <- [32, 64, 200], do: later(fn -> Stream.pop_infeed(stream, 2 ** bits) end)
+    waiting(stream, 3)
+    for _wait <- waits, do: :ok = Stream.push_infeed(stream, 1)
+    assert Task.await_many(waits) == [ok: 1, ok: 1, ok: 1]
+  end
+
   test "who dies while waiting takes nothing and gives nothing" do
     stream = stream(outfeed_limit: 1)
     taker = spawn(fn -> Stream.pop_outfeed(stream, :infinity) end)
@@ -131,6 +139,22 @@ defmodule Tmesh.StreamTest do
     send(stream, {:tmesh_outfeed, 6})
     assert {:ok, 6} = Task.await(popper)
     assert :sys.get_state(stream).outfeed.size == 0
+  end
+
+  test "who dies while much waits costs no more for it" do
+    stream = stream(outfeed_limit: 1)
+    work = fn -> stream |> Process.info(:reductions) |> elem(1) end
+    poppers = for _ <- 1..200, do: spawn(fn -> Stream.pop_outfeed(stream, :infinity) end)
+    waiting(stream, 200)
+    before = work.()
+    :erlang.suspend_process(stream)
+    Enum.each(poppers, &Process.exit(&1, :kill))
+    eventually(fn -> not Enum.any?(poppers, &Process.alive?/1) end)
+    for i <- 1..20_000, do: send(stream, {:tmesh_outfeed, i})
+    :erlang.resume_process(stream)
+    eventually(fn -> Process.info(stream, :message_queue_len) == {:message_queue_len, 0} end)
+    assert :sys.get_state(stream).waiting == %{}
+    assert div(work.() - before, 20_000) < 100
   end
 
   test "a stranger's message does no harm" do
@@ -200,6 +224,8 @@ defmodule Tmesh.StreamTest do
       assert ZeroCopy.to_binary!(got) == "abcd"
       for n <- 1..3, do: assert(Stream.pop_outfeed(stream) == {:ok, "#{n}"})
       assert {:error, %Error{type: :timeout}} = Stream.pop_outfeed(stream, 0)
+      # Used until here, so no garbage.
+      :ok = Channel.close(out)
     end
 
     test "tells in its place that its senders are gone" do

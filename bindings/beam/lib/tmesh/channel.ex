@@ -291,8 +291,11 @@ defmodule Tmesh.Channel do
   defp deadline(:infinity), do: :infinity
   defp deadline(ms), do: System.monotonic_time(:millisecond) + ms
 
+  # At most what `after` takes.
   defp left(:infinity), do: :infinity
-  defp left(deadline), do: max(0, deadline - System.monotonic_time(:millisecond))
+
+  defp left(deadline),
+    do: (deadline - System.monotonic_time(:millisecond)) |> max(0) |> min(0xFFFF_FFFF)
 
   defp native({:error, {_errno, _why} = reason}), do: {:error, Error.from_native(reason)}
   defp native(other), do: other

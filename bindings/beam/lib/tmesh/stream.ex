@@ -376,7 +376,12 @@ defmodule Tmesh.Stream do
 
   defp wait(state, name, side, {pid, _tag} = from, timeout, entry) do
     monitor = Process.monitor(pid)
-    timer = if timeout != :infinity, do: Process.send_after(self(), {:late, monitor}, timeout)
+
+    # At most what any timer takes.
+    timer =
+      if timeout != :infinity,
+        do: Process.send_after(self(), {:late, monitor}, min(timeout, 0xFFFF_FFFF))
+
     queue = Map.update!(Map.fetch!(state, name), side, &:queue.in({monitor, entry}, &1))
 
     state
@@ -391,7 +396,8 @@ defmodule Tmesh.Stream do
         state
 
       {{name, side, _from, timer}, waiting} ->
-        Process.demonitor(monitor, [:flush])
+        # Not to be flushed: that would look through all that waits, of which there may be much.
+        Process.demonitor(monitor)
         _left = timer && Process.cancel_timer(timer)
 
         queue =
