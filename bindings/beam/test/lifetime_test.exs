@@ -255,6 +255,34 @@ defmodule Tmesh.LifetimeTest do
       refute is_map_key(owners, ref.handle)
     end
 
+    test "each of many owners that end together costs as much as one" do
+      live = stat(:regions_live)
+      ref = ZeroCopy.allocate!([1], :uint8)
+      {:ok, json} = TensorRef.to_json(ref)
+      {:ok, description} = TensorRef.from_json(json)
+
+      owners =
+        for _ <- 1..3000 do
+          owner = spawn(fn -> Process.sleep(:infinity) end)
+          :ok = ZeroCopy.keep(ZeroCopy.open!(description), owner)
+          owner
+        end
+
+      registry = Process.whereis(Tmesh.Registry)
+      work = fn -> registry |> Process.info(:reductions) |> elem(1) end
+      before = work.()
+      :erlang.suspend_process(registry)
+      Enum.each(owners, &Process.exit(&1, :kill))
+      eventually(fn -> waiting(registry) == 3000 end)
+      :erlang.resume_process(registry)
+      eventually(fn -> waiting(registry) == 0 end)
+      assert div(work.() - before, 3000) < 300
+      :ok = ZeroCopy.release(ref)
+      eventually(fn -> collect() && stat(:regions_live) <= live end)
+    end
+
+    defp waiting(pid), do: pid |> Process.info(:message_queue_len) |> elem(1)
+
     test "an owner that has ended already keeps nothing" do
       owner = spawn(fn -> :ok end)
       ref = sealed()

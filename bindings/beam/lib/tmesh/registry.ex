@@ -39,13 +39,17 @@ defmodule Tmesh.Registry do
 
   # Hibernation collects garbage, and with it the handle.
   @impl true
-  def handle_info({:DOWN, monitor, :process, _pid, _reason}, state) do
+  def handle_info({:DOWN, monitor, :process, _pid, _reason}, state)
+      when is_map_key(state.monitors, monitor) do
     {:noreply, drop(state, Map.fetch!(state.monitors, monitor)), :hibernate}
   end
 
+  def handle_info(_other, state), do: {:noreply, state}
+
   defp drop(%{owners: owners} = state, handle) when is_map_key(owners, handle) do
     {monitor, owners} = Map.pop!(owners, handle)
-    Process.demonitor(monitor, [:flush])
+    # Not to be flushed: that would look through all that waits, for each of those who end together.
+    Process.demonitor(monitor)
     %{owners: owners, monitors: Map.delete(state.monitors, monitor)}
   end
 
