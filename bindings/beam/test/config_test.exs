@@ -211,6 +211,8 @@ defmodule Tmesh.ConfigTest do
           {:threshold_bytes, -1, fn -> Payload.encode(["x"]) end},
           {:threshold_bytes, "1", fn -> Payload.encode(["x"]) end},
           {:enabled, :maybe, fn -> Payload.encode(["x"]) end},
+          {:enabled, :maybe, fn -> AutoDetect.with_shared(["x"], & &1) end},
+          {:threshold_bytes, -1, fn -> AutoDetect.with_shared(["x"], & &1) end},
           {:max_shared_memory_mb, 1.5, fn -> ZeroCopy.allocate([1], :uint8) end},
           {:max_shared_memory_mb, nil, fn -> ZeroCopy.from_binary("x", [1], :uint8) end}
         ] do
@@ -223,11 +225,43 @@ defmodule Tmesh.ConfigTest do
     assert_raise Error, fn -> AutoDetect.should_use_zero_copy?("x") end
   end
 
-  test "a handler that raises is detached, and disturbs nobody" do
+  test "what is no configuration at all is said, and stops nothing" do
+    janitor = Process.whereis(Tmesh.Janitor)
+
+    for config <- [%{enabled: false}, :none, [1], [{:enabled, true} | :rest]] do
+      set(config)
+      assert {:error, %Error{type: :invalid, message: message}} = ZeroCopy.allocate([1], :uint8)
+      assert message =~ "zero_copy"
+      log = capture_log(fn -> :ok = GenServer.call(Tmesh.Janitor, :sweep) end)
+      assert log =~ "zero_copy"
+    end
+
+    assert Process.whereis(Tmesh.Janitor) == janitor
+  end
+
+  test "a handler that fails is detached, and disturbs nobody" do
     event = [:tmesh, :janitor, :sweep]
-    :ok = Telemetry.attach("bad", [event], fn _, _, _, _ -> raise "no" end, nil)
-    log = capture_log(fn -> :ok = Telemetry.execute(event, %{duration: 1}, %{}) end)
-    assert log =~ "detached"
-    assert {:error, :not_found} = Telemetry.detach("bad")
+    janitor = Process.whereis(Tmesh.Janitor)
+
+    for fail <- [fn -> raise "no" end, fn -> throw(:no) end, fn -> GenServer.call(:no_such, 1) end] do
+      :ok = Telemetry.attach("bad", [event], fn _, _, _, _ -> fail.() end, nil)
+      log = capture_log(fn -> :ok = GenServer.call(Tmesh.Janitor, :sweep) end)
+      assert log =~ "detached"
+      assert {:error, :not_found} = Telemetry.detach("bad")
+    end
+
+    assert Process.whereis(Tmesh.Janitor) == janitor
+  end
+
+  test "a stranger's message does no harm" do
+    for name <- [Tmesh.Janitor, Tmesh.Registry] do
+      pid = Process.whereis(name)
+
+      for message <- [:x, {:DOWN, make_ref(), :process, self(), :x}, {make_ref(), :late}],
+          do: send(pid, message)
+
+      _state = :sys.get_state(name)
+      assert Process.whereis(name) == pid
+    end
   end
 end

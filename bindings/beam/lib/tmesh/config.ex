@@ -33,8 +33,14 @@ defmodule Tmesh.Config do
   @spec get(key()) :: {:ok, term()} | {:error, Error.t()}
   def get(key) do
     {default, kind} = Map.fetch!(@keys, key)
-    value = :tmesh |> Application.get_env(:zero_copy, []) |> Keyword.get(key, default)
+    config = Application.get_env(:tmesh, :zero_copy, [])
 
+    if Keyword.keyword?(config),
+      do: checked(key, kind, Keyword.get(config, key, default)),
+      else: {:error, Error.new(:invalid, "config :tmesh, :zero_copy is no keyword list")}
+  end
+
+  defp checked(key, kind, value) do
     case check(kind, value) do
       :ok -> {:ok, value}
       wanted -> {:error, Error.new(:invalid, "#{where(key)}: #{inspect(value)} is not #{wanted}")}

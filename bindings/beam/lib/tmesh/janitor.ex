@@ -50,7 +50,8 @@ defmodule Tmesh.Janitor do
     sweep(state)
   end
 
-  def handle_info(:timeout, state), do: sweep(state)
+  # At the end of an interval; a message that is none of ours is as good a reason.
+  def handle_info(_other, state), do: sweep(state)
 
   # Garbage may come with the collection of the caller's heap: its message came before this one.
   @impl true

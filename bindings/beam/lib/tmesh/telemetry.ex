@@ -6,7 +6,7 @@ defmodule Tmesh.Telemetry do
 
   Where `:telemetry` is loaded they are its events, and its handlers get them. Where it is not,
   `attach/4` and `detach/1` do the same for handlers of this VM. Handlers run in the process that
-  caused the event, and one that raises is detached.
+  caused the event, and one that raises, exits or throws is detached.
 
   | event | measurements | metadata |
   | --- | --- | --- |
@@ -84,13 +84,11 @@ defmodule Tmesh.Telemetry do
 
   defp call(id, handler, args) do
     apply(handler, args)
-  rescue
-    error ->
+  catch
+    kind, reason ->
       _gone = detach(id)
-
-      Logger.error(
-        "tmesh: the handler #{inspect(id)} raised and is detached: #{Exception.message(error)}"
-      )
+      why = Exception.format_banner(kind, reason, __STACKTRACE__)
+      Logger.error("tmesh: the handler #{inspect(id)} failed and is detached: #{why}")
   end
 
   # Handlers come and go rarely and are read often.

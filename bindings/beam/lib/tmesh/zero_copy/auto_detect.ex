@@ -47,7 +47,8 @@ defmodule Tmesh.ZeroCopy.AutoDetect do
   `fun` returns, which therefore waits for the other side's answer: a description by itself holds
   nothing, and neither does a variable that is not used any more.
 
-  Errors: those of making and naming tensors; `fun` is not called then.
+  Errors: those of making and naming tensors, and `:invalid` for a wrong configuration; `fun` is not
+  called then.
 
       iex> {:ok, ref} = Tmesh.ZeroCopy.from_binary("abcd", [2, 2], :uint8)
       iex> Tmesh.ZeroCopy.AutoDetect.with_shared([1, ref], fn [1, map] -> map["shape"] end)
@@ -56,6 +57,12 @@ defmodule Tmesh.ZeroCopy.AutoDetect do
   @spec with_shared(term(), (term() -> result)) :: {:ok, result} | {:error, Error.t()}
         when result: term()
   def with_shared(term, fun) when is_function(fun, 1) do
+    with {:ok, _enabled} <- Config.get(:enabled),
+         {:ok, _bytes} <- Config.get(:threshold_bytes),
+         do: call_shared(term, fun)
+  end
+
+  defp call_shared(term, fun) do
     case share(term, {[], []}) do
       {:ok, shared, {held, made}} ->
         # A root for the garbage collector.
