@@ -293,6 +293,8 @@ defmodule Tmesh.ArrowTest do
             {{:fixed_size_binary, 2}, "abc"},
             {{:list, :int64}, 1},
             {{:list, :int64}, ["a"]},
+            {{:list, :int64}, [1 | 2]},
+            {{:fixed_size_list, :int64, 1}, [1 | 2]},
             {{:fixed_size_list, :int64, 2}, [1]},
             {{:struct, [{"x", :int64}]}, %{"x" => "y"}},
             {:null, 1}
@@ -308,7 +310,7 @@ defmodule Tmesh.ArrowTest do
       for type <-
             [:int7, {:list, :x}, {:struct, [:x]}, {:fixed_size_list, :int8, 0}, nil, "int8"] ++
               [{:decimal, 128, 99, 0}, {:timestamp, :day, nil}, {:fixed_size_binary, -1}] ++
-              [:utf8_view, {:dictionary, :int8, :utf8, 0}] do
+              [:utf8_view, {:dictionary, :int8, :utf8, 0}, {:struct, [{"a", :int8} | 5]}] do
         assert {:error, %Error{type: :invalid}} = Arrow.from_list([], type)
       end
 
@@ -322,6 +324,10 @@ defmodule Tmesh.ArrowTest do
             %{"a" => {:utf8, "abc"}},
             %{"a" => {:int64, "abc"}},
             %{<<255>> => [1]},
+            %{"a" => [1 | 2]},
+            %{"a" => [[1 | 2]]},
+            %{"a" => {:int64, [1 | 2]}},
+            [{"a", [1]} | 5],
             [:a],
             5
           ] do
@@ -329,6 +335,10 @@ defmodule Tmesh.ArrowTest do
       end
 
       assert {:error, %Error{type: :invalid}} = Arrow.from_columns(%{"a" => [1]}, colour: 1)
+      assert {:error, %Error{type: :invalid}} = Arrow.from_list([1 | 2], :int64)
+
+      assert {:error, %Error{type: :unsupported}} =
+               Arrow.from_columns(%{"a" => [1]}, device: {:cuda, 0})
 
       assert {:error, %Error{type: :not_found}} =
                Arrow.to_list(elem(Arrow.from_columns(%{"a" => [1]}), 1), "b")
@@ -438,6 +448,123 @@ defmodule Tmesh.ArrowTest do
       assert {:ok, table} = Arrow.import_table(huge)
       assert {:error, %Error{type: :limit_exceeded}} = Arrow.to_columns(table)
     end
+
+    test "many columns of nothing are as much as one" do
+      null = {:table, %{0 => {:string, "n"}, 2 => {:i8, 1}, 3 => {:table, %{}}}}
+      n = 9_000_000
+      batch = fn nodes -> {:table, %{0 => {:i64, n}, 1 => {:pairs, nodes}}} end
+
+      {:ok, table} = Arrow.import_table(stream_of(batch.([{n, 0}, {n, 0}]), [null, null]))
+      assert {:error, %Error{type: :limit_exceeded}} = Arrow.to_columns(table)
+
+      struct =
+        {:table,
+         %{
+           0 => {:string, "s"},
+           2 => {:i8, 13},
+           3 => {:table, %{}},
+           5 => {:tables, [null, null]}
+         }}
+
+      {:table, members} = batch.([{n, 0}, {n, 0}, {n, 0}])
+      batch = {:table, Map.put(members, 2, {:pairs, [{0, 0}]})}
+      {:ok, table} = Arrow.import_table(stream_of(batch, [struct]))
+      assert {:error, %Error{type: :limit_exceeded}} = Arrow.to_list(table, "s")
+    end
+
+    test "buffers that are one another" do
+      int64 = {:table, %{0 => {:string, "n"}, 2 => {:i8, 2}, 3 => {:table, int(64)}}}
+
+      table = fn places ->
+        buffers = Enum.flat_map(places, &[{0, 0}, {&1, 8}])
+        nodes = for _ <- places, do: {1, 0}
+        batch = {:table, %{0 => {:i64, 1}, 1 => {:pairs, nodes}, 2 => {:pairs, buffers}}}
+
+        schema_message(for _ <- places, do: int64) <>
+          message(3, batch, 16) <> <<1::64-little, 2::64-little, 0xFFFFFFFF::32, 0::32>>
+      end
+
+      assert {:ok, good} = Arrow.import_table(table.([8, 0]))
+      assert Arrow.to_list(good, "n") == {:ok, [2]}
+      # Each within the body, but together they are more.
+      assert {:error, %Error{type: :protocol}} = Arrow.import_table(table.([0, 0, 8]))
+    end
+
+    test "a dictionary with words of two types" do
+      words = fn tag, members ->
+        encoding = {:table, %{0 => {:i64, 7}, 1 => {:table, int(8)}}}
+
+        {:table, %{0 => {:string, "d"}, 2 => {:i8, tag}, 3 => {:table, members}, 4 => encoding}}
+      end
+
+      texts = words.(5, %{})
+      assert {:ok, _table} = Arrow.import_table(schema_message([texts, texts]) <> the_end())
+      liars = schema_message([texts, words.(2, int(8))]) <> the_end()
+      assert {:error, %Error{type: :protocol, message: message}} = Arrow.import_table(liars)
+      assert message =~ "dictionary"
+    end
+
+    test "a long name that many fields share" do
+      field = fn name -> {:table, %{0 => {:string, name}, 2 => {:i8, 1}, 3 => {:table, %{}}}} end
+      count = 20_001
+      fields = List.duplicate(field.("n"), count - 1) ++ [field.(:binary.copy("x", 65_536))]
+      metadata = schema_message(fields)
+
+      # All places in the vector lead to the last field now.
+      {at, 4} = :binary.match(metadata, <<count::32-little>>)
+      bytes = 4 * count
+      <<head::binary-size(at), _count::32, places::binary-size(bytes), tail::binary>> = metadata
+      <<last::32-little>> = binary_part(places, bytes - 4, 4)
+      shared = for i <- 1..count, into: <<>>, do: <<last + 4 * (count - i)::32-little>>
+      liar = <<head::binary, count::32-little, shared::binary, tail::binary>> <> the_end()
+
+      assert {:error, %Error{type: :protocol, message: message}} = Arrow.import_table(liar)
+      assert message =~ "names"
+      assert {:ok, _table} = Arrow.import_table(metadata <> the_end())
+    end
+  end
+
+  describe "reading" do
+    test "takes a dictionary's words once for all batches" do
+      {:ok, words} = Arrow.from_list(Enum.map(1..20_000, &"word #{&1}"), :utf8)
+      type = {:dictionary, :int16, :utf8, 0}
+
+      part = %ArrayRef{
+        type: type,
+        length: 1,
+        null_count: 0,
+        buffers: ["", <<19_999::16-little>>],
+        children: [],
+        dictionary: words
+      }
+
+      table = %TableRef{
+        schema: [{"d", type, true}],
+        num_rows: 100,
+        batches: List.duplicate([part], 100)
+      }
+
+      {{:ok, list}, work} = work(fn -> Arrow.to_list(table, "d") end)
+      assert list == List.duplicate("word 20000", 100)
+      assert work < 3_000_000
+    end
+
+    test "a wide table takes as long as its columns together" do
+      columns = for i <- 1..5000, do: {"#{i}", {:int8, <<i::8>>}}
+      {:ok, table} = Arrow.from_columns(columns)
+      {{:ok, map}, work} = work(fn -> Arrow.to_columns(table) end)
+      assert map_size(map) == 5000 and map["300"] == [300 - 256]
+      assert work < 3_000_000
+      :ok = Arrow.release(table)
+    end
+
+    # What a function gives, and how much it did.
+    defp work(fun) do
+      {:reductions, before} = Process.info(self(), :reductions)
+      result = fun.()
+      {:reductions, done} = Process.info(self(), :reductions)
+      {result, done - before}
+    end
   end
 
   describe "with pyarrow" do
@@ -525,6 +652,7 @@ defmodule Tmesh.ArrowTest do
 
   defp schema_message(fields), do: message(1, {:table, %{1 => {:tables, fields}}})
 
-  defp stream_of(batch, fields),
-    do: schema_message(fields) <> message(3, batch) <> <<0xFFFFFFFF::32, 0::32>>
+  defp stream_of(batch, fields), do: schema_message(fields) <> message(3, batch) <> the_end()
+  defp the_end, do: <<0xFFFFFFFF::32, 0::32>>
+  defp int(bits), do: %{0 => {:i32, bits}, 1 => {:bool, true}}
 end

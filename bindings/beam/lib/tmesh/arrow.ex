@@ -146,6 +146,7 @@ defmodule Tmesh.Arrow do
         ]) :: {:ok, TableRef.t()} | {:error, Error.t()}
   def from_columns(columns, opts \\ []) do
     with :ok <- enabled(),
+         :ok <- on_host(opts),
          {:ok, {fields, arrays}} <- catching(fn -> columns(columns) end),
          {size, pieces} = Ipc.plan(fields, arrays),
          {:ok, ref} <- ZeroCopy.allocate([size], :uint8, opts),
@@ -212,7 +213,7 @@ defmodule Tmesh.Arrow do
       {:ok, [~D[2026-01-02], nil]}
   """
   @spec to_list(ArrayRef.t()) :: {:ok, [term()]} | {:error, Error.t()}
-  def to_list(%ArrayRef{} = array), do: catching(fn -> Column.decode(array) end)
+  def to_list(%ArrayRef{} = array), do: catching(fn -> values([array]) end)
 
   @doc """
   The values of a table's column, of all batches.
@@ -222,7 +223,7 @@ defmodule Tmesh.Arrow do
   @spec to_list(TableRef.t(), String.t()) :: {:ok, [term()]} | {:error, Error.t()}
   def to_list(%TableRef{} = table, name) do
     with {:ok, arrays} <- column(table, name) do
-      catching(fn -> Enum.flat_map(arrays, &Column.decode/1) end)
+      catching(fn -> values(arrays) end)
     end
   end
 
@@ -246,11 +247,22 @@ defmodule Tmesh.Arrow do
   """
   @spec to_columns(TableRef.t()) :: {:ok, %{String.t() => [term()]}} | {:error, Error.t()}
   def to_columns(%TableRef{} = table) do
+    names = for {name, _type, _null} <- table.schema, do: name
+
+    columns =
+      if table.batches == [],
+        do: Enum.map(names, fn _name -> [] end),
+        else: Enum.zip_with(table.batches, & &1)
+
     catching(fn ->
-      for {{name, _type, _null}, index} <- Enum.with_index(table.schema), into: %{} do
-        {name, Enum.flat_map(table.batches, &(&1 |> Enum.at(index) |> Column.decode()))}
-      end
+      :ok = table.batches |> Enum.concat() |> Column.check_nothings()
+      names |> Enum.zip_with(columns, &{&1, Column.decode_all(&2)}) |> Map.new()
     end)
+  end
+
+  defp values(arrays) do
+    :ok = Column.check_nothings(arrays)
+    Column.decode_all(arrays)
   end
 
   @doc """
@@ -349,6 +361,12 @@ defmodule Tmesh.Arrow do
     end
   end
 
+  defp on_host(opts) do
+    if Keyword.keyword?(opts) and match?({:cuda, _n}, opts[:device]),
+      do: {:error, Error.new(:unsupported, "tables are made in host memory")},
+      else: :ok
+  end
+
   defp fill(ref, pieces) do
     with :ok <- write(ref, pieces), :ok <- ZeroCopy.seal(ref) do
       :ok
@@ -374,6 +392,7 @@ defmodule Tmesh.Arrow do
   defp columns(columns) when is_list(columns) do
     {fields, arrays} =
       columns
+      |> Column.proper()
       |> Enum.map(fn
         {name, column} when is_binary(name) ->
           unless String.valid?(name), do: throw({:invalid, "a name that is no text"})
@@ -400,7 +419,10 @@ defmodule Tmesh.Arrow do
 
   defp array({type, values}) when is_list(values), do: Column.encode(values, known(type))
   defp array({type, binary}) when is_binary(binary), do: Column.from_binary(binary, known(type))
-  defp array(values) when is_list(values), do: Column.encode(values, Column.infer(values))
+
+  defp array(values) when is_list(values),
+    do: Column.encode(values, values |> Column.proper() |> Column.infer())
+
   defp array(other), do: throw({:invalid, "#{inspect(other, limit: 3)} is no column"})
 
   defp known(type) do

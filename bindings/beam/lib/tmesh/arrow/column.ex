@@ -37,9 +37,20 @@ defmodule Tmesh.Arrow.Column do
   defp kind(%Time{}), do: {:time64, :microsecond}
   defp kind(%DateTime{}), do: {:timestamp, :microsecond, "UTC"}
   defp kind(%NaiveDateTime{}), do: {:timestamp, :microsecond, nil}
-  defp kind(value) when is_list(value), do: :list
+
+  defp kind(value) when is_list(value) do
+    _proper = proper(value)
+    :list
+  end
+
   defp kind(value) when is_map(value) and not is_struct(value), do: :map
   defp kind(value), do: invalid("no type of Arrow is known for #{inspect(value, limit: 3)}")
+
+  @doc "A list that ends as one."
+  @spec proper(list()) :: list()
+  def proper(values) do
+    if List.improper?(values), do: invalid("an improper list"), else: values
+  end
 
   defp infer_struct(maps) do
     names = maps |> Enum.flat_map(&Map.keys/1) |> Enum.uniq() |> Enum.sort()
@@ -51,7 +62,7 @@ defmodule Tmesh.Arrow.Column do
   @doc "A column of these values; nil is null."
   @spec encode([term()], Tmesh.Arrow.type()) :: %ArrayRef{}
   def encode(values, type) do
-    length = length(values)
+    length = values |> proper() |> length()
     nulls = Enum.count(values, &is_nil/1)
     {buffers, children} = put(type, values)
 
@@ -110,13 +121,13 @@ defmodule Tmesh.Arrow.Column do
   end
 
   defp put({kind, item} = type, values) when kind in [:list, :large_list] do
-    Enum.each(values, &(is_nil(&1) or is_list(&1) or bad(&1, type)))
+    Enum.each(values, &(is_nil(&1) or list?(&1) or bad(&1, type)))
     child = values |> Enum.flat_map(&(&1 || [])) |> encode(item)
     {[offsets(values, kind == :large_list, &length(&1 || []))], [child]}
   end
 
   defp put({:fixed_size_list, item, size} = type, values) do
-    Enum.each(values, &(is_nil(&1) or (is_list(&1) and length(&1) == size) or bad(&1, type)))
+    Enum.each(values, &(is_nil(&1) or (list?(&1) and length(&1) == size) or bad(&1, type)))
     empty = List.duplicate(nil, size)
     {[], [values |> Enum.flat_map(&(&1 || empty)) |> encode(item)]}
   end
@@ -245,6 +256,8 @@ defmodule Tmesh.Arrow.Column do
 
   defp join(values), do: for(value <- values, value != nil, into: <<>>, do: value)
 
+  defp list?(value), do: is_list(value) and not List.improper?(value)
+
   @spec bad(term(), term()) :: no_return()
   defp bad(value, type), do: invalid("#{inspect(value, limit: 5)} is no #{inspect(type)}")
 
@@ -282,11 +295,55 @@ defmodule Tmesh.Arrow.Column do
     verify(child)
   end
 
+  @doc "The values of the parts of a column; a dictionary that they share is read once."
+  @spec decode_all([%ArrayRef{}]) :: [term()]
+  def decode_all(arrays) do
+    {values, _known} =
+      Enum.flat_map_reduce(arrays, nil, fn
+        %ArrayRef{dictionary: nil} = array, known ->
+          {decode(array), known}
+
+        %ArrayRef{dictionary: dictionary} = array, known ->
+          known =
+            if match?({^dictionary, _words}, known),
+              do: known,
+              else: {dictionary, words(dictionary)}
+
+          {array |> pick(elem(known, 1)) |> masked(array), known}
+      end)
+
+    values
+  end
+
+  defp words(nil), do: Flatbuffer.malformed("a dictionary is missing")
+  defp words(dictionary), do: dictionary |> decode() |> List.to_tuple()
+
+  @doc "Whether a list of terms can be made of all these columns; throws if not."
+  @spec check_nothings([%ArrayRef{}]) :: :ok
+  def check_nothings(arrays) do
+    if nothings(arrays) <= @max_without_memory,
+      do: :ok,
+      else: throw({:limit_exceeded, "lists of more than #{@max_without_memory} nothings"})
+  end
+
+  defp nothings(arrays) do
+    for %ArrayRef{type: type, length: length} = array <- arrays, reduce: 0 do
+      sum ->
+        mine = if nothing?(type), do: length, else: 0
+        sum + mine + nothings(array.children) + nothings(List.wrap(array.dictionary))
+    end
+  end
+
+  defp nothing?(type),
+    do:
+      type in [:null, {:struct, []}, {:fixed_size_binary, 0}] or
+        match?({:fixed_size_list, _, 0}, type)
+
   @doc "The values of a column."
   @spec decode(%ArrayRef{}) :: [term()]
-  def decode(%ArrayRef{length: length, type: type} = array) do
-    values = values(type, array)
+  def decode(%ArrayRef{type: type} = array), do: type |> values(array) |> masked(array)
 
+  defp masked(values, %ArrayRef{length: length} = array) do
     case valid_bits(array) do
       nil -> values
       bits -> Enum.zip_with(values, Enum.take(bits, length), &if(&2 == 1, do: &1))
@@ -363,9 +420,16 @@ defmodule Tmesh.Arrow.Column do
     |> Enum.zip_with(&(names |> Enum.zip(&1) |> Map.new()))
   end
 
-  defp values({:dictionary, index, _values, _id}, %ArrayRef{dictionary: dictionary} = array) do
-    if dictionary == nil, do: Flatbuffer.malformed("a dictionary is missing")
-    words = dictionary |> decode() |> List.to_tuple()
+  defp values({:dictionary, _index, _values, _id}, %ArrayRef{dictionary: dictionary} = array),
+    do: pick(array, words(dictionary))
+
+  defp values(type, %ArrayRef{buffers: [_bitmap, data], length: n}) do
+    bits = Type.bits(type)
+    data = part(data, 0, div(n * bits, 8))
+    number(type, data)
+  end
+
+  defp pick(%ArrayRef{type: {:dictionary, index, _values, _id}} = array, words) do
     count = tuple_size(words)
 
     # The index of a null may be anything.
@@ -376,12 +440,6 @@ defmodule Tmesh.Arrow.Column do
         true -> Flatbuffer.malformed("an index beyond its dictionary")
       end
     end
-  end
-
-  defp values(type, %ArrayRef{buffers: [_bitmap, data], length: n}) do
-    bits = Type.bits(type)
-    data = part(data, 0, div(n * bits, 8))
-    number(type, data)
   end
 
   defp ones, do: Stream.cycle([1])

@@ -38,9 +38,11 @@ defmodule Tmesh.Arrow.Type do
     26 => "large list views"
   }
 
-  # Deeper than any table; fields in one schema.
+  # Deeper than any table; fields in one schema, of which a long name counts for several, because
+  # many fields may point to one.
   @max_depth 64
   @max_fields 65_536
+  @name_bytes 1024
 
   @type field :: {name :: String.t(), Tmesh.Arrow.type(), nullable :: boolean()}
 
@@ -84,7 +86,8 @@ defmodule Tmesh.Arrow.Type do
   def writable?({kind, item}) when kind in [:list, :large_list], do: writable?(item)
   def writable?({:fixed_size_list, item, size}), do: size in 1..0x7FFF_FFFF and writable?(item)
 
-  def writable?({:struct, fields}) when is_list(fields) do
+  # No improper list has a length.
+  def writable?({:struct, fields}) when length(fields) >= 0 do
     Enum.all?(
       fields,
       &(match?({_name, _type}, &1) and text?(elem(&1, 0)) and writable?(elem(&1, 1)))
@@ -227,8 +230,15 @@ defmodule Tmesh.Arrow.Type do
           {:dictionary, index, type, Flatbuffer.number(encoding, 0, 64)}
       end
 
-    {{Flatbuffer.string(field, 0) || "", type, Flatbuffer.number(field, 1, 8) != 0}, count}
+    name = Flatbuffer.string(field, 0) || ""
+    count = count + div(byte_size(name) + zone_bytes(type), @name_bytes)
+    if count > @max_fields, do: Flatbuffer.malformed("too many fields with names as long")
+    {{name, type, Flatbuffer.number(field, 1, 8) != 0}, count}
   end
+
+  defp zone_bytes({:timestamp, _unit, zone}) when zone != nil, do: byte_size(zone)
+  defp zone_bytes({:dictionary, _index, words, _id}), do: zone_bytes(words)
+  defp zone_bytes(_other), do: 0
 
   defp decode_type(tag, _parameters, _children) when is_map_key(@plain, tag), do: @plain[tag]
 
