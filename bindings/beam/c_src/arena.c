@@ -23,13 +23,13 @@ void arena_dtor(ErlNifEnv *env, void *object)
 		garbage_free(arena->garbage);
 }
 
-/* A region may have to be made, whose pages the module clears, and the bytes are copied. */
-bool is_quick(ErlNifEnv *env, ERL_NIF_TERM opts, size_t bytes)
+/* A region may have to be made, the tensor's own when that is large, whose pages are cleared. */
+bool is_quick(ErlNifEnv *env, ERL_NIF_TERM opts, uint64_t bytes, size_t copied)
 {
 	struct arena *arena;
 
 	return enif_get_resource(env, opts, arena_type, (void **)&arena) &&
-	       arena->bytes <= QUICK_REGION && bytes <= QUICK_COPY;
+	       arena->bytes <= QUICK_REGION && bytes <= QUICK_REGION && copied <= QUICK_COPY;
 }
 
 /* arena_create(context, bytes, region_opts) -> {ok, arena} */

@@ -89,6 +89,21 @@ bool make_handle(ErlNifEnv *env, struct context *context, struct tmesh_tensor *t
 	return true;
 }
 
+/* How many bytes a contiguous tensor takes. */
+static bool get_bytes(ErlNifEnv *env, ERL_NIF_TERM shape, ERL_NIF_TERM dtype, uint64_t *bytes,
+		      struct tmesh_error *err)
+{
+	struct tmesh_layout layout;
+	int64_t dims[TMESH_MAX_DIMS];
+	enum tmesh_dtype type;
+	int32_t ndim;
+
+	return get_dims(env, shape, "shape", dims, &ndim, err) &&
+	       get_dtype(env, dtype, &type, err) &&
+	       !tmesh_layout_contiguous(&layout, type, ndim, dims, err) &&
+	       !tmesh_layout_check(&layout, INT64_MAX, bytes, err);
+}
+
 /* create(context, shape, dtype, region_opts) -> {ok, {handle, ref}} */
 static NIF(create)
 {
@@ -120,7 +135,10 @@ static NIF(create)
 
 NIF(tensor_create)
 {
-	if (is_quick(env, argv[3], 0))
+	struct tmesh_error err;
+	uint64_t bytes;
+
+	if (get_bytes(env, argv[1], argv[2], &bytes, &err) && is_quick(env, argv[3], bytes, 0))
 		return create(env, argc, argv);
 	return enif_schedule_nif(env, "create", ERL_NIF_DIRTY_JOB_IO_BOUND, create, argc, argv);
 }
@@ -177,7 +195,8 @@ NIF(tensor_put)
 {
 	ErlNifBinary data;
 
-	if (enif_inspect_binary(env, argv[1], &data) && is_quick(env, argv[4], data.size))
+	if (enif_inspect_binary(env, argv[1], &data) &&
+	    is_quick(env, argv[4], data.size, data.size))
 		return put(env, argc, argv);
 	return enif_schedule_nif(env, "put", ERL_NIF_DIRTY_JOB_CPU_BOUND, put, argc, argv);
 }

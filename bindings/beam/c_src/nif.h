@@ -152,8 +152,9 @@ NIF(ref_encode);
 NIF(ref_decode);
 
 /* arena.c */
-/* Whether a tensor of so many bytes is made with these options in well below a millisecond. */
-bool is_quick(ErlNifEnv *env, ERL_NIF_TERM opts, size_t bytes);
+/* Whether a tensor of so many bytes, some of them copied, is made with these options in well below
+ * a millisecond. */
+bool is_quick(ErlNifEnv *env, ERL_NIF_TERM opts, uint64_t bytes, size_t copied);
 NIF(arena_create);
 
 /* arrow_stream.c */

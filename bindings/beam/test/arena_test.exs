@@ -49,6 +49,32 @@ defmodule Tmesh.ArenaTest do
     for {i, ref} <- List.flatten(refs), do: assert(ZeroCopy.to_binary!(ref) == <<i::64>>)
   end
 
+  test "a large one is made on a dirty scheduler, small ones where their process runs" do
+    {:ok, arena} = Arena.new()
+
+    for {bytes, dirty} <- [{100, false}, {200_000, false}, {2_000_000, true}] do
+      maker =
+        Task.async(fn ->
+          receive do: (:go -> ZeroCopy.allocate([bytes], :uint8, arena: arena))
+        end)
+
+      :erlang.trace(maker.pid, true, [:running])
+      send(maker.pid, :go)
+      assert {:ok, _ref} = Task.await(maker)
+      assert moved?(maker.pid) == dirty, "#{bytes} bytes"
+    end
+  end
+
+  # Whether a traced process went to another scheduler to make its tensor.
+  defp moved?(pid) do
+    receive do
+      {:trace, ^pid, :out, {Tmesh.Native, :create, 4}} -> true
+      {:trace, ^pid, _in_or_out, _where} -> moved?(pid)
+    after
+      100 -> false
+    end
+  end
+
   test "sealing one seals its region, and the arena goes on in another" do
     {:ok, arena} = Arena.new()
     one = ZeroCopy.from_binary!("one", [3], :uint8, arena: arena)
