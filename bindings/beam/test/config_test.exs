@@ -253,6 +253,42 @@ defmodule Tmesh.ConfigTest do
     assert Process.whereis(Tmesh.Janitor) == janitor
   end
 
+  test "a handler is called also when :telemetry is loaded later, and that one's are" do
+    event = [:tmesh, :gpu, :fallback]
+    test = self()
+    tell = fn _event, measurements, _metadata, who -> send(test, {who, measurements}) end
+    :ok = Telemetry.attach("early", [event], tell, :early)
+
+    # The functions of :telemetry that are used, for one handler.
+    code =
+      quote do
+        def attach_many(_id, [event], handler, who),
+          do: :persistent_term.put(__MODULE__, {event, handler, who})
+
+        def detach(_id), do: if(:persistent_term.erase(__MODULE__), do: :ok)
+
+        def execute(event, measurements, metadata) do
+          {^event, handler, who} = :persistent_term.get(__MODULE__)
+          handler.(event, measurements, metadata, who)
+        end
+      end
+
+    {:module, telemetry, _code, _last} =
+      Module.create(:telemetry, code, Macro.Env.location(__ENV__))
+
+    try do
+      :ok = Telemetry.attach("late", [event], tell, :late)
+      :ok = Telemetry.execute(event, %{bytes: 1}, %{})
+      assert_received {:early, %{bytes: 1}}
+      assert_received {:late, %{bytes: 1}}
+      assert :ok = Telemetry.detach("early")
+      assert :ok = Telemetry.detach("late")
+    after
+      :code.purge(telemetry)
+      :code.delete(telemetry)
+    end
+  end
+
   test "a stranger's message does no harm" do
     for name <- [Tmesh.Janitor, Tmesh.Registry] do
       pid = Process.whereis(name)

@@ -5,7 +5,8 @@ defmodule Tmesh.Telemetry do
   measurements and a map of metadata.
 
   Where `:telemetry` is loaded they are its events, and its handlers get them. Where it is not,
-  `attach/4` and `detach/1` do the same for handlers of this VM. Handlers run in the process that
+  `attach/4` and `detach/1` do the same for handlers of this VM, which are called also when it is
+  loaded later. Handlers run in the process that
   caused the event, and one that raises, exits or throws is detached.
 
   | event | measurements | metadata |
@@ -57,29 +58,25 @@ defmodule Tmesh.Telemetry do
   @doc "Have the handler of this id called no more."
   @spec detach(term()) :: :ok | {:error, :not_found}
   def detach(id) do
-    if telemetry?() do
-      apply(:telemetry, :detach, [id])
-    else
+    found =
       update(fn handlers ->
         if Map.has_key?(handlers, id),
           do: {:ok, Map.delete(handlers, id)},
           else: {{:error, :not_found}, handlers}
       end)
-    end
+
+    if found != :ok and telemetry?(), do: apply(:telemetry, :detach, [id]), else: found
   end
 
   @doc false
   @spec execute(event(), map(), map()) :: :ok
   def execute(event, measurements, metadata) do
-    if telemetry?() do
-      apply(:telemetry, :execute, [event, measurements, metadata])
-    else
-      for {id, {events, handler, config}} <- :persistent_term.get(@handlers, %{}),
-          event in events,
-          do: call(id, handler, [event, measurements, metadata, config])
+    for {id, {events, handler, config}} <- :persistent_term.get(@handlers, %{}),
+        event in events,
+        do: call(id, handler, [event, measurements, metadata, config])
 
-      :ok
-    end
+    if telemetry?(), do: apply(:telemetry, :execute, [event, measurements, metadata])
+    :ok
   end
 
   defp call(id, handler, args) do
