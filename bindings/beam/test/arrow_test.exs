@@ -558,6 +558,43 @@ defmodule Tmesh.ArrowTest do
       :ok = Arrow.release(table)
     end
 
+    test "looks once through what many views of text share" do
+      text = :binary.copy("grüße, ", 10_000)
+      size = byte_size(text)
+
+      views = fn places ->
+        %ArrayRef{
+          type: :utf8_view,
+          length: length(places),
+          null_count: 0,
+          buffers: [
+            "",
+            for({at, bytes} <- places, into: <<>>, do: <<bytes::32-little, 0::64, at::32-little>>),
+            text
+          ],
+          children: []
+        }
+      end
+
+      # Nine bytes each time, of which the third and the fourth are one character.
+      places = for i <- 0..999, do: {9 * i, size - 9 * i}
+      {{:ok, list}, work} = work(fn -> Arrow.to_list(views.(places)) end)
+      assert List.last(list) == binary_part(text, 9 * 999, size - 9 * 999)
+      assert work < 1_000_000
+
+      for cut <- [{3, 20}, {0, 3 + 18}, {0, size + 1}] do
+        assert {:error, %Error{type: :protocol}} = Arrow.to_list(views.([cut]))
+      end
+
+      # In a buffer that is not all text each view is looked through, while they are few.
+      %ArrayRef{buffers: [bitmap, headers, text]} = array = views.(places)
+      spoilt = fn array -> %{array | buffers: [bitmap, headers, text <> <<255>>]} end
+      assert {:error, %Error{type: :limit_exceeded}} = Arrow.to_list(spoilt.(array))
+      few = views.(Enum.take(places, 5))
+      few = %{few | buffers: List.replace_at(few.buffers, 2, text <> <<255>>)}
+      assert {:ok, [^text | _rest]} = Arrow.to_list(few)
+    end
+
     # What a function gives, and how much it did.
     defp work(fun) do
       {:reductions, before} = Process.info(self(), :reductions)

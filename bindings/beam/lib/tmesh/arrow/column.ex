@@ -376,10 +376,13 @@ defmodule Tmesh.Arrow.Column do
 
   defp values(type, %ArrayRef{buffers: [_bitmap, views | blocks], length: n})
        when type in [:utf8_view, :binary_view] do
+    views = part(views, 0, n * 16)
+    texts? = type == :utf8_view
+    # Views may overlap, so each block is looked through once, and not with each view of it.
+    blocks = Enum.map(blocks, &{&1, not texts? or String.valid?(&1)})
+    unless Enum.all?(blocks, &elem(&1, 1)), do: check_overlap(views, blocks)
     blocks = List.to_tuple(blocks)
-
-    for <<view::binary-16 <- part(views, 0, n * 16)>>,
-      do: view |> view(blocks) |> text(type == :utf8_view)
+    for <<view::binary-16 <- views>>, do: view(view, blocks, texts?)
   end
 
   defp values({kind, _item}, %ArrayRef{buffers: [_bitmap, offsets], children: [child]} = array)
@@ -558,12 +561,28 @@ defmodule Tmesh.Arrow.Column do
     ranges
   end
 
-  defp view(<<size::32-little, rest::binary-12>>, _blocks) when size <= 12,
-    do: binary_part(rest, 0, size)
+  defp view(<<size::32-little, rest::binary-12>>, _blocks, text?) when size <= 12,
+    do: rest |> binary_part(0, size) |> text(text?)
 
-  defp view(<<size::32-little, _prefix::32, block::32-little, at::32-little>>, blocks) do
+  defp view(<<size::32-little, _prefix::32, block::32-little, at::32-little>>, blocks, text?) do
     if block >= tuple_size(blocks), do: Flatbuffer.malformed("a view into no buffer")
-    part(elem(blocks, block), at, size)
+    {block, sound} = elem(blocks, block)
+    bytes = part(block, at, size)
+    text(bytes, text? and not (sound and whole?(block, at) and whole?(block, at + size)))
+  end
+
+  # Whether no character of a text is cut there.
+  defp whole?(text, at), do: not match?(<<_before::binary-size(at), 2::2, _::bitstring>>, text)
+
+  # Where a block is no text as a whole, its views are looked through, but not each other's bytes
+  # again and again.
+  defp check_overlap(views, blocks) do
+    bytes = for {block, _sound} <- blocks, reduce: byte_size(views), do: (n -> n + byte_size(block))
+
+    seen = for <<size::32-little, _::binary-12 <- views>>, size > 12, reduce: 0, do: (n -> n + size)
+
+    if seen > 16 * bytes,
+      do: throw({:limit_exceeded, "views of #{seen} bytes into buffers that are not all text"})
   end
 
   defp text(bytes, false), do: bytes
