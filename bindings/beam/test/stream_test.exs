@@ -30,6 +30,39 @@ defmodule Tmesh.StreamTest do
     assert stat(:bytes_copied) == copied
   end
 
+  test "what has come out is not held" do
+    stream = stream()
+    live = stat(:regions_live)
+
+    in_process(fn ->
+      for _ <- 1..8 do
+        ref = ZeroCopy.from_binary!(:binary.copy(<<1>>, 100_000), [100_000], :uint8)
+        :ok = Stream.push_infeed(stream, ZeroCopy.to_binary!(ref, copy: false))
+        {:ok, <<1, 1, _rest::binary>>} = Stream.pop_infeed(stream)
+      end
+    end)
+
+    eventually(fn -> stat(:regions_live) == live end, 200)
+  end
+
+  test "what has come through a channel is held by that alone" do
+    stream = stream()
+    {:ok, token} = Stream.attach_channel(stream, max_regions: 1)
+    {:ok, out} = Channel.open(token, :send)
+    live = stat(:regions_live)
+
+    in_process(fn ->
+      for _ <- 1..30 do
+        :ok = Channel.send(out, ZeroCopy.from_binary!("x", [1], :uint8))
+        {:ok, %TensorRef{}} = Stream.pop_outfeed(stream)
+      end
+    end)
+
+    # The last at each end, and not all since the feeder's last collection.
+    eventually(fn -> stat(:regions_live) <= live + 4 end, 200)
+    :ok = Channel.close(out)
+  end
+
   test "a pop waits for a value, and those who wait are served in turn" do
     stream = stream()
 

@@ -57,6 +57,9 @@ defmodule Tmesh.Stream do
 
   @default_limit 16
   @default_timeout 5_000
+  # What has passed through a process is garbage there, and held until it is collected: it is when
+  # nothing comes for so long.
+  @idle_ms 1_000
 
   defmodule Queue do
     @moduledoc false
@@ -79,7 +82,7 @@ defmodule Tmesh.Stream do
   def start_link(opts \\ []) do
     with {:ok, opts} <- options(opts) do
       {server, limits} = Keyword.split(opts, [:name])
-      GenServer.start_link(__MODULE__, limits, server)
+      GenServer.start_link(__MODULE__, limits, [hibernate_after: @idle_ms] ++ server)
     end
   end
 
@@ -312,7 +315,7 @@ defmodule Tmesh.Stream do
   defp join({token, opts}), do: Channel.open(token, :recv, opts)
 
   defp pass_on(stream, channel) do
-    case Channel.recv(channel, :infinity) do
+    case next(channel) do
       {:ok, message} ->
         with :ok <- push_outfeed(stream, message, :infinity), do: pass_on(stream, channel)
 
@@ -320,6 +323,13 @@ defmodule Tmesh.Stream do
         with :ok <- call(stream, {:fail, error}),
              :not_found <- error.type,
              do: pass_on(stream, channel)
+    end
+  end
+
+  defp next(channel) do
+    with {:error, %Error{type: :timeout}} <- Channel.recv(channel, @idle_ms) do
+      :erlang.garbage_collect()
+      Channel.recv(channel, :infinity)
     end
   end
 
