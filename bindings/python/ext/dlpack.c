@@ -441,12 +441,16 @@ PyObject *module_from_address(PyObject *module, PyObject *address)
 	Py_RETURN_NONE;
 }
 
+/* Integers alone: what else could be made one runs code, which may end what is looked at. */
 static bool same_ints(PyObject *tuple, const int64_t *values, int32_t count)
 {
 	bool same = PyTuple_Size(tuple) == count;
 
-	for (int32_t i = 0; same && i < count; i++)
-		same = PyLong_AsLongLong(PyTuple_GetItem(tuple, i)) == values[i];
+	for (int32_t i = 0; same && i < count; i++) {
+		PyObject *item = PyTuple_GetItem(tuple, i);
+
+		same = PyLong_Check(item) && PyLong_AsLongLong(item) == values[i];
+	}
 	return same && !PyErr_Occurred();
 }
 

@@ -274,8 +274,14 @@ def test_find():
         assert _tmesh.find(a.data_ptr(), *other) is None
     assert _tmesh.find(a.data_ptr() + 4, "float32", (2, 3), (3, 1)) is None
     assert _tmesh.find(0, "float32", (2, 3), (3, 1)) is None
-    for bad in ((), (1, "float32", (1,)), (1, "float32", [1], (1,)), (1, 2, (1,), (1,)),
-                (a.data_ptr(), "float32", ("x", 3), (3, 1))):
+
+    class Other:
+        def __index__(self):
+            raise AssertionError("no code of others runs while shells are looked through")
+
+    for strange in ("x", Other()):
+        assert _tmesh.find(a.data_ptr(), "float32", (strange, 3), (3, 1)) is None
+    for bad in ((), (1, "float32", (1,)), (1, "float32", [1], (1,)), (1, 2, (1,), (1,))):
         with pytest.raises(TypeError):
             _tmesh.find(*bad)
     with pytest.raises(OverflowError):
