@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static PyObject *list_from_ints(const int64_t *values, int32_t count)
 {
@@ -322,4 +323,38 @@ PyObject *module_open(PyObject *module, PyObject *const *args, Py_ssize_t count,
 		rights |= writable ? TMESH_WRITE : 0;
 	}
 	return open_any(PyModule_GetState(module), args[0], rights);
+}
+
+/* Attaching by a name, in one call: what is done in Python takes as long as all of the rest. */
+PyObject *module_open_link(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_ctx *ctx = context(st);
+	char token[TMESH_TOKEN_SIZE + 1];
+	PyObject *path, *tensor;
+	ssize_t length;
+	long folder;
+
+	if (!ctx)
+		return NULL;
+	if (count != 2) {
+		PyErr_SetString(PyExc_TypeError, "open_link() takes a folder and a name");
+		return NULL;
+	}
+	folder = PyLong_AsLong(args[0]);
+	if (folder == -1 && PyErr_Occurred())
+		return NULL;
+	if (folder != (int)folder)
+		return raise_code(st, EBADF, "open_link(): no descriptor has that number");
+	if (!PyUnicode_FSConverter(args[1], &path))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	length = readlinkat((int)folder, PyBytes_AsString(path), token, sizeof(token) - 1);
+	Py_END_ALLOW_THREADS;
+	Py_DECREF(path);
+	if (length < 0)
+		return PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, args[1]);
+	token[length] = '\0';
+	tensor = open_token(st, ctx, token, TMESH_READ | TMESH_WRITE);
+	return tensor ? Py_BuildValue("sN", token, tensor) : NULL;
 }

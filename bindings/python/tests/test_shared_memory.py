@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import tmesh
+from tmesh import _tmesh
 from tmesh import shared_memory
 from tmesh.shared_memory import ShareableList, SharedMemory
 
@@ -329,3 +330,26 @@ for i in itertools.count():
     subprocess.run([sys.executable, "-c", "from tmesh.shared_memory import SharedMemory\n"
                     "SharedMemory(create=True, size=1).unlink()"], check=True)
     assert names() == []
+
+
+def test_open_link(tmp_path):
+    """What lies in the folder is no token, is not there, is no link; and bad arguments."""
+    folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        (tmp_path / "file").touch()
+        for target in ("nonsense", "x" * 1000, "tm1m-" + "0" * 32):
+            (tmp_path / target[:20]).symlink_to(target)
+            with pytest.raises(tmesh.ProtocolError):
+                _tmesh.open_link(folder, target[:20])
+        for name, error in (("none", FileNotFoundError), ("file", OSError), ("a\0b", ValueError),
+                            (7, TypeError), (None, TypeError)):
+            with pytest.raises(error):
+                _tmesh.open_link(folder, name)
+        for bad in ((), (folder,), ("x", "file"), (folder, "file", 1)):
+            with pytest.raises(TypeError):
+                _tmesh.open_link(*bad)
+        for number, error in ((1 << 70, OverflowError), (1 << 32, OSError), (-1, OSError)):
+            with pytest.raises(error):
+                _tmesh.open_link(number, "file")
+    finally:
+        os.close(folder)

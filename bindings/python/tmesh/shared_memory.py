@@ -65,16 +65,16 @@ class _Names:
         self._pid = 0
         self._mine: dict[str, tuple[str, _tmesh.Tensor]] = {}
 
-    def find(self, entry: str) -> str:
-        """The token that a name stands for; FileNotFoundError."""
+    def open(self, entry: str) -> tuple[str, _tmesh.Tensor]:
+        """The token that a name stands for, and its block; FileNotFoundError."""
         if self._folder < 0:
             self._open()
         try:
-            return os.readlink(entry, dir_fd=self._folder)
+            return _tmesh.open_link(self._folder, entry)
         except FileNotFoundError:
             if os.fstat(self._folder).st_nlink:
                 raise
-        return os.readlink(entry, dir_fd=self._open())  # somebody removed the folder
+        return _tmesh.open_link(self._open(), entry)  # somebody removed the folder
 
     def add(self, entry: str, tensor: _tmesh.Tensor) -> str:
         """Name a block, unless a living one has that name; its token."""
@@ -103,7 +103,7 @@ class _Names:
             mine = self._mine.pop(entry, None)
             if mine:
                 with contextlib.suppress(OSError):
-                    if self.find(entry) == mine[0]:
+                    if os.readlink(entry, dir_fd=self._open()) == mine[0]:
                         self._mine[entry] = mine
 
     def _begin_process(self, folder: int) -> None:
@@ -211,9 +211,8 @@ class SharedMemory:
             tensor = self._create(name, size)
         else:
             assert name is not None
-            self._token = _names.find(_entry(name))
+            self._token, tensor = _names.open(_entry(name))
             self._name = name
-            tensor = _tmesh.open(self._token, True)
         self._buf: memoryview | None = memoryview(tensor)
         self._size = len(self._buf)
 
