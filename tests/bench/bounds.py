@@ -107,6 +107,7 @@ SECTIONS = (
               "16 bytes by port", None, most_ns=1e6),
         Bound("a tensor by Channel.call, hot", "elixir/hot-call-1MiB", "elixir/hot-port",
               "16 bytes by port", None, most_ns=500),
+        Bound("the same", "elixir/hot-call-1MiB", "channel/line-2", "a cache line, one way", None),
         Bound("by Channel.send, recv, release", "elixir/hot-1MiB", "elixir/hot-port",
               "16 bytes by port", None),
         Bound("1 GiB by Channel.call, hot", "elixir/hot-call-1GiB", "elixir/hot-call-1MiB",
