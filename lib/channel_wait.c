@@ -175,14 +175,20 @@ static int put_now(struct tmesh_channel *channel, const struct attempt *a, struc
 	return tmesh_channel_put(channel, a->from, a->count, err);
 }
 
+static int take(struct tmesh_channel *channel, const struct attempt *a, struct tmesh_error *err)
+{
+	return a->count == 1 ? tmesh_channel_take_one(channel, a->to, err)
+			     : tmesh_channel_take(channel, a->to, a->count, err);
+}
+
 /* What was sent before the senders went is still taken. */
 static int take_now(struct tmesh_channel *channel, const struct attempt *a, struct tmesh_error *err)
 {
-	int rc = tmesh_channel_take(channel, a->to, a->count, err);
+	int rc = take(channel, a, err);
 
 	if (rc != -EAGAIN || !channel_gone(channel))
 		return rc;
-	rc = tmesh_channel_take(channel, a->to, a->count, err);
+	rc = take(channel, a, err);
 	return rc == -EAGAIN ? tmesh_fail(err, -EPIPE, "receive: nobody is left to send") : rc;
 }
 
