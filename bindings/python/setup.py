@@ -72,7 +72,8 @@ extension = Extension(
         *([("Py_LIMITED_API", "0x030B0000")] if STABLE_ABI else []),
     ],
     extra_compile_args=["-std=gnu11", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra",
-                        "-Wshadow", "-Wno-unused-parameter", "-Wno-missing-field-initializers"],
+                        "-Wshadow", "-Wno-unused-parameter", "-Wno-missing-field-initializers",
+                        "-Werror=incompatible-pointer-types"],  # as GCC 14 has it
     extra_link_args=["-pthread", f"-Wl,--version-script={HERE / 'ext' / '_tmesh.map'}"],
     libraries=["tmesh" if SYSTEM_LIBRARY else "jansson"],
     py_limited_api=STABLE_ABI,

@@ -222,7 +222,7 @@ class TakingBack(Base):
 
 class Import(Base):
     def test_what_is_no_dmabuf(self):
-        refused("module" if BACKEND == "memfd" else "neither", "import", "0",
+        refused("module" if BACKEND == "memfd" else "not a dma-buf", "import", "0",
                 stdin=subprocess.PIPE)
 
     def test_a_device_file_is_kept(self):

@@ -10,7 +10,8 @@ defmodule Tmesh.ReadmeTest do
 
   @aliases "alias Tmesh.ZeroCopy\nalias Tmesh.ZeroCopy.TensorRef\n"
   @four "ref = ZeroCopy.from_binary!(<<1, 2, 3, 4>>, [4], :uint8)\n"
-  @sealed "{:ok, json} = ZeroCopy.from_binary!(<<0::size(43 * 384 * 32)>>, [43, 384], :float32) |> TensorRef.to_json()\n"
+  @sealed "sealed = ZeroCopy.from_binary!(<<0::size(43 * 384 * 32)>>, [43, 384], :float32)\n" <>
+            "{:ok, json} = TensorRef.to_json(sealed)\n"
   @vector "vector = <<0::size(384 * 32)>>\n"
   @outfeed "spawn_link(fn -> Process.sleep(100); Tmesh.Stream.push_outfeed(:my_stream, 1) end)\n"
   @table "{:ok, table} = Tmesh.Arrow.from_columns(%{\"age\" => [1]})\n" <>

@@ -301,7 +301,7 @@ static int add_types(PyObject *module, struct state *st)
 	PyTypeObject *sent = (PyTypeObject *)PyType_FromModuleAndSpec(module, &sent_spec, NULL);
 	int rc = sent ? PyModule_AddType(module, sent) : -1;
 
-	Py_XDECREF(sent);
+	Py_XDECREF((PyObject *)sent);
 	st->tensor_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &tensor_spec, NULL);
 	st->export_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &export_spec, NULL);
 	st->channel_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &channel_spec, NULL);
