@@ -151,8 +151,7 @@ int tmesh_tensor_put(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t ndim
 			*out = tensor;
 			return 0;
 		}
-		/* Somebody has taken back or sealed a region of an arena that was written before.
-		 */
+		/* Somebody has taken back or sealed a region that others lie in too. */
 		again = (rc == -ESTALE || rc == -EPERM) && overwrite.arena && tensor->layout.offset;
 		if (again)
 			tmesh_arena_leave(overwrite.arena, tensor->region);

@@ -6,14 +6,13 @@
  *
  * Tensors of a region share what is the region's: its rights, its seal, its revocation, its end.
  * Room is given out once and never again, for a receiver may still read what its sender has
- * released: the arena goes on in a new region when one is full, or when others have taken it back or
- * sealed it, and each region goes with the last of its tensors.
+ * released: the arena goes on in a new region when one is full, or when others have taken it back
+ * or sealed it, and each region goes with the last of its tensors.
  *
  * A tensor lies in the arena that its tmesh_region_opts name, which is one of the same context
- * (-EINVAL): of tmesh_tensor_create(), where it is
- * zeroed unless the arena's regions are UNINITIALIZED, of tmesh_tensor_put(), and of the imports
- * from DLPack. One that is larger than a quarter of the arena's regions gets a region of its own,
- * made as those are.
+ * (-EINVAL): of tmesh_tensor_create(), where it is zeroed unless the arena's regions are
+ * UNINITIALIZED, of tmesh_tensor_put(), and of the imports from DLPack. One that is larger than a
+ * quarter of the arena's regions gets a region of its own, made as those are.
  */
 #ifndef TMESH_ARENA_H
 #define TMESH_ARENA_H

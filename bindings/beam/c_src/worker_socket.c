@@ -74,8 +74,7 @@ static void stop(ErlNifEnv *env, struct worker_socket *sock)
 	fd = sock->fd;
 	pthread_mutex_unlock(&sock->lock);
 	if (fd >= 0)
-		enif_select(env, fd, ERL_NIF_SELECT_STOP, sock, NULL,
-			    atoms.undefined);
+		enif_select(env, fd, ERL_NIF_SELECT_STOP, sock, NULL, atoms.undefined);
 }
 
 void worker_socket_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor)

@@ -361,12 +361,7 @@ defmodule Tmesh.ChannelTest do
       end)
     end
 
-    once.()
-    files = fn -> length(File.ls!("/proc/self/fd")) end
-    Process.sleep(100)
-    before = files.()
-    for _n <- 1..20, do: once.()
-    eventually(fn -> files.() <= before end)
+    keeps_no_files(once, 20)
   end
 
   test "an end that nobody has any more is closed, also where its process waited at it" do
@@ -467,11 +462,15 @@ defmodule Tmesh.ChannelTest do
       end)
     end
 
+    keeps_no_files(once, 50)
+  end
+
+  defp keeps_no_files(once, times) do
     once.()
     files = fn -> length(File.ls!("/proc/self/fd")) end
     Process.sleep(100)
     before = files.()
-    for _n <- 1..50, do: once.()
+    for _n <- 1..times, do: once.()
     eventually(fn -> files.() <= before end)
   end
 

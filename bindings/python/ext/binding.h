@@ -138,7 +138,8 @@ extern PyType_Spec tensor_spec;
 /* buffer.c */
 int tensor_getbuffer(PyObject *object, Py_buffer *view, int flags);
 void tensor_releasebuffer(PyObject *object, Py_buffer *view);
-/* A new tensor with the contents of what @object exports, by DLPack where it has no buffer of that. */
+/* A new tensor with the contents of what @object exports, by DLPack where it has no buffer of
+ * that. */
 struct tmesh_tensor *put_buffer(struct state *st, PyObject *object,
 				const struct tmesh_region_opts *opts);
 

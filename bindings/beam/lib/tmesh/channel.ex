@@ -13,9 +13,9 @@ defmodule Tmesh.Channel do
   whatever its size, and the sender may release it at once.
 
   An end belongs to the Erlang process that created or opened it: it is closed when that one ends, or
-  when nobody has it any more, and only one process at a time may use it or wait at it (`:busy`). When nobody is left at the other end,
-  processes that were killed included, sending gives `:gone`, and receiving does once all was
-  received. Waiting holds no scheduler.
+  when nobody has it any more, and only one process at a time may use it or wait at it (`:busy`).
+  When nobody is left at the other end, processes that were killed included, sending gives `:gone`,
+  and receiving does once all was received. Waiting holds no scheduler.
   """
 
   alias Tmesh.{Context, Error, Native, Options}

@@ -6,8 +6,8 @@ defmodule Tmesh.Telemetry do
 
   Where `:telemetry` is loaded they are its events, and its handlers get them. Where it is not,
   `attach/4` and `detach/1` do the same for handlers of this VM, which are called also when it is
-  loaded later. Handlers run in the process that
-  caused the event, and one that raises, exits or throws is detached.
+  loaded later. Handlers run in the process that caused the event, and one that raises, exits or
+  throws is detached.
 
   | event | measurements | metadata |
   | --- | --- | --- |
