@@ -308,6 +308,13 @@ defmodule Tmesh.GPUTest do
         assert {:ok, %{kind: :imported}} = DLPack.info(again)
       end
 
+      test "Snakepit's map from there" do
+        assert {:ok, %GPUTensorRef{shape: [2, 3], device: {:cuda, 1}} = ref} =
+                 call("gpu.snakepit", [1])
+
+        assert {:ok, %{kind: :imported}} = DLPack.info(ref)
+      end
+
       test "memory that tmesh did not allocate, and that says so" do
         assert {:ok, ref} = call("gpu.foreign", [9])
         assert %GPUTensorRef{shape: [2, 3], dtype: :float32, device: {:cuda, 0}} = ref

@@ -138,6 +138,16 @@ defmodule Tmesh.WorkerHostileTest do
         {"no table", :protocol},
         {"no table's text", :protocol},
         {"table of nothing", :protocol},
+        {"Snakepit's of no kind", :protocol},
+        {"Snakepit's of an unknown kind", :protocol},
+        {"Snakepit's without a ref", :protocol},
+        {"Snakepit's without a name", :closed},
+        {"Snakepit's other dtype", :protocol},
+        {"Snakepit's other shape", :protocol},
+        {"Snakepit's other bytes", :protocol},
+        {"Snakepit's other device", :protocol},
+        {"Snakepit's no table", :protocol},
+        {"Snakepit's table of nothing", :protocol},
         {"float of no name", :protocol},
         {"one good, one bad", :protocol}
       ] do

@@ -93,8 +93,8 @@ defmodule Tmesh.WorkerTest do
 
       # Used until here: its text holds nothing.
       :ok = ZeroCopy.release(ref)
-      assert {:ok, %TensorRef{} = back} = Worker.execute("operations.snakepit", [4])
-      assert ZeroCopy.to_binary!(back, copy: false) == <<0, 1, 2, 3>>
+      assert {:ok, [%TensorRef{}, %TensorRef{}] = both} = Worker.execute("operations.snakepit", [4])
+      for back <- both, do: assert(ZeroCopy.to_binary!(back, copy: false) == <<0, 1, 2, 3>>)
     end
 
     test "what cannot be sent is refused, and nothing is left behind" do
@@ -348,6 +348,11 @@ defmodule Tmesh.WorkerTest do
 
     map = %{"__snakepit_zero_copy__" => true, "kind" => "arrow", "ref" => older.ref}
     assert {:ok, [3, _names, [42, nil, 8]]} = Worker.execute("operations.names", [map], opts)
+
+    assert {:ok, %Arrow.TableRef{} = back} =
+             Worker.execute("operations.snakepit_table", [map], opts)
+
+    assert {:ok, [42, nil, 8]} = Arrow.to_list(back, "age")
 
     Application.put_env(:tmesh, :zero_copy, enabled: false)
     on_exit(fn -> Application.delete_env(:tmesh, :zero_copy) end)

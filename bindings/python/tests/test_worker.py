@@ -224,6 +224,15 @@ def test_snakepit(client, form):
         "__snakepit_zero_copy__": 1}
 
 
+@pytest.mark.parametrize("inline", [False, True])
+def test_snakepit_as_a_result(client, inline):
+    message = client.answer(OPS + "snakepit", inline=inline)
+    assert message["held"] and message["value"]["__snakepit_zero_copy__"] is True
+    result = tmesh.open(message["value"]["ref"])
+    client.send(type="release", id=message["id"])
+    assert result.numpy().tolist() == [1, 2]
+
+
 def test_tables(client):
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from tmesh import arrow

@@ -56,7 +56,7 @@ defmodule Tmesh.Worker do
   The same in the other direction: arrays are `Tmesh.ZeroCopy.TensorRef`s, opened here and good for
   as long as you like, also when the worker has ended; those in GPU memory are
   `Tmesh.DLPack.GPUTensorRef`s. Tables of pyarrow, Polars and pandas are `Tmesh.Arrow.TableRef`s.
-  `bytes` are binaries. Strings never become atoms. A generator function gives a stream: `stream/3`.
+  A map with the key `"__snakepit_zero_copy__"` is what it describes. `bytes` are binaries. Strings never become atoms. A generator function gives a stream: `stream/3`.
 
   ## When it takes too long
 

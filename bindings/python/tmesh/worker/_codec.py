@@ -264,14 +264,15 @@ class Dump:
         if isinstance(value, (list, tuple)):
             return [self.value(item, depth + 1) for item in value]
         if isinstance(value, dict):
+            if value.get(SNAKEPIT) is True and _is_shared(value.get("ref")):
+                value = {**value, "ref": self.keep(value["ref"])}
             return {_key(key): self.value(item, depth + 1) for key, item in value.items()}
         numpy = sys.modules.get("numpy")
         if numpy and isinstance(value, numpy.generic):
             return self.value(_scalar(value), depth)
-        if hasattr(value, "__dlpack_device__") and value.__dlpack_device__()[0] == DLPACK_CUDA:
+        if _is_on_gpu(value):
             # Whatever else is not shared: nothing else could be done with it.
-            self.tensors.append(value)
-            return {PLACEHOLDER: "tensor", "ref": cuda.share(value)}
+            return {PLACEHOLDER: "tensor", "ref": self.keep(value)}
         if isinstance(value, tmesh.Tensor) or hasattr(value, "__dlpack__"):
             return self.tensor(value)
         if hasattr(value, "__arrow_c_stream__"):
@@ -302,9 +303,17 @@ class Dump:
             return {PLACEHOLDER: "table", "base64": base64.b64encode(tensor).decode()}
         return {PLACEHOLDER: "table", "ref": self.keep(tensor)}
 
-    def keep(self, tensor: tmesh.Tensor) -> Any:
+    def keep(self, tensor: Any) -> Any:
         self.tensors.append(tensor)
-        return tensor.ref()
+        return tensor.ref() if isinstance(tensor, tmesh.Tensor) else cuda.share(tensor)
+
+
+def _is_on_gpu(value: Any) -> bool:
+    return hasattr(value, "__dlpack_device__") and value.__dlpack_device__()[0] == DLPACK_CUDA
+
+
+def _is_shared(value: Any) -> bool:
+    return isinstance(value, tmesh.Tensor) or _is_on_gpu(value)
 
 
 def _float(value: float) -> dict[str, Any]:

@@ -299,9 +299,22 @@ defmodule Tmesh.Worker.Payload do
 
   defp term(%{@placeholder => kind} = value, opened), do: rebuild(kind, value, opened)
 
-  defp term(%{@snakepit => true, "ref" => ref}, opened) do
-    open(ref, opened)
+  # Snakepit's own description. What it says beside its ref must be true.
+  defp term(%{@snakepit => true, "kind" => "arrow"} = map, opened),
+    do: rebuild("table", Map.take(map, ["ref"]), opened)
+
+  defp term(%{@snakepit => true, "kind" => kind, "ref" => ref} = map, opened)
+       when kind in ["dlpack", "tensor"] do
+    case parse(ref) do
+      {:ok, description} ->
+        if described?(map, description), do: open(ref, opened), else: malformed(opened)
+
+      {:error, error} ->
+        {:error, error, opened}
+    end
   end
+
+  defp term(%{@snakepit => true}, opened), do: malformed(opened)
 
   defp term(map, opened) when is_map(map) do
     Enum.reduce_while(map, {:ok, %{}, opened}, fn {key, value}, {:ok, done, opened} ->
@@ -326,6 +339,13 @@ defmodule Tmesh.Worker.Payload do
   end
 
   defp term(value, opened), do: {:ok, value, opened}
+
+  defp described?(map, %TensorRef{dtype: dtype, shape: shape, byte_size: bytes, device: device}) do
+    device = with {:cuda, n} <- device, do: "cuda:#{n}", else: (:cpu -> "cpu")
+
+    map["dtype"] in [nil, Atom.to_string(dtype)] and map["shape"] in [nil, shape] and
+      map["bytes"] in [nil, bytes] and map["device"] in [nil, device]
+  end
 
   defp rebuild("tensor", %{"ref" => ref}, opened), do: open(ref, opened)
 
