@@ -491,6 +491,34 @@ defmodule Tmesh.WorkerTest do
       assert {:ok, 1} = Worker.execute("operations.echo", [1])
     end
 
+    test "lose nothing when who keeps their worker ends" do
+      start_supervised!({Worker, Tmesh.PythonPool.options(name: Kept, size: 1)})
+      {:ok, pid} = Worker.execute("operations.pid", [], pool: Kept)
+      {:ok, nap} = Worker.start("operations.nap", [60], pool: Kept)
+      {:ok, next} = Worker.start("operations.pid", [], pool: Kept)
+      [keeper] = Map.keys(:sys.get_state(Kept).workers)
+      Process.exit(keeper, :kill)
+      assert {:error, %Error{type: :worker_down}} = Worker.await(nap)
+      assert {:ok, other} = Worker.await(next)
+      assert other != pid
+      eventually(fn -> not File.exists?("/proc/#{pid}") end)
+    end
+
+    test "wait for a worker, and no more of them than may" do
+      options = Tmesh.PythonPool.options(name: Short, size: 1, max_waiting: 1)
+      start_supervised!({Worker, options})
+      {:ok, _pid} = Worker.execute("operations.pid", [], pool: Short)
+      {:ok, nap} = Worker.start("operations.nap", [0.3], pool: Short)
+      {:ok, waiting} = Worker.start("operations.echo", [1], pool: Short)
+
+      assert {:error, %Error{type: :limit_exceeded, message: message}} =
+               Worker.start("operations.echo", [2], pool: Short)
+
+      assert message =~ "wait for a worker"
+      assert {:ok, _pid} = Worker.await(nap)
+      assert {:ok, 1} = Worker.await(waiting)
+    end
+
     test "leave nothing behind where their pool ends before it has them" do
       live = stat(:regions_live)
       pool = spawn(fn -> receive do: (_call -> exit(:ended)) end)
@@ -553,18 +581,32 @@ defmodule Tmesh.WorkerTest do
 
     test "tell telemetry" do
       test = self()
-      events = for what <- [:start, :stop], do: [:tmesh, :worker, :call, what]
+      events = [[:call, :start], [:call, :stop], [:up], [:down]]
 
-      handler = fn [_tmesh, _worker, _call, what], measurements, metadata, :config ->
-        send(test, {what, measurements, metadata})
+      handler = fn event, measurements, metadata, :config ->
+        send(test, {List.last(event), measurements, metadata})
       end
 
-      :ok = Telemetry.attach("worker test", events, handler, :config)
-      assert {:ok, 1} = Worker.execute("operations.echo", [1])
-      assert_receive {:start, %{system_time: _, payload_bytes: _}, %{operation: "operations.echo"}}
-      assert_receive {:stop, %{duration: duration}, %{result: :ok}} when duration > 0
-      {:error, _error} = Worker.execute("operations.fail", ["x"])
-      assert_receive {:stop, _measurements, %{result: :operation}}
+      :ok =
+        Telemetry.attach(
+          "worker test",
+          for(e <- events, do: [:tmesh, :worker | e]),
+          handler,
+          :config
+        )
+
+      start_supervised!({Worker, Tmesh.PythonPool.options(name: Told, size: 1)})
+      assert_receive {:up, %{duration: duration}, %{pool: Told, pid: pid}} when duration > 0
+      assert {:ok, ^pid} = Worker.execute("operations.pid", [], pool: Told)
+      call = %{pool: Told, operation: "operations.pid"}
+      assert_receive {:start, %{system_time: _, payload_bytes: _}, ^call}
+      stop = Map.put(call, :result, :ok)
+      assert_receive {:stop, %{duration: duration}, ^stop} when duration > 0
+      {:error, _error} = Worker.execute("operations.fail", ["x"], pool: Told)
+      assert_receive {:stop, _measurements, %{pool: Told, result: :operation}}
+      {:error, _error} = Worker.execute("operations.die", [], pool: Told)
+      assert_receive {:stop, _measurements, %{result: :worker_down}}
+      assert_receive {:down, %{calls: 1}, %{pool: Told, reason: "exit status 9"}}
       :ok = Telemetry.detach("worker test")
     end
   end

@@ -104,7 +104,7 @@ defmodule Tmesh.Worker do
     @typedoc "Its members are for `Tmesh.Worker` only."
     @type t :: %__MODULE__{
             reply: reference(),
-            pool: GenServer.server(),
+            pool: atom(),
             operation: String.t(),
             began: integer(),
             deadline: integer() | nil,
@@ -318,7 +318,7 @@ defmodule Tmesh.Worker do
 
     call = %Call{
       reply: reply,
-      pool: pool,
+      pool: opts[:pool],
       operation: operation,
       began: System.monotonic_time(),
       deadline: if(opts[:timeout] != :infinity, do: now() + opts[:timeout]),
