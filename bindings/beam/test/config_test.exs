@@ -84,14 +84,35 @@ defmodule Tmesh.ConfigTest do
           end)
 
         assert log =~ "200 bytes for operations.echo are copied"
+        assert log =~ "200 bytes from operations.echo are copied"
+        # There and back.
+        assert_received {:fallback, "operations.echo", 200}
         assert_received {:fallback, "operations.echo", 200}
         assert stat(:regions_created) == created
 
         # An array comes as bytes, and becomes what it would have been.
-        assert {:ok, %{"sums" => %TensorRef{dtype: :int64, shape: [2]} = sums}} =
-                 Worker.execute("operations.table", [2], pool: Fallback)
+        log =
+          capture_log(fn ->
+            assert {:ok, %{"sums" => %TensorRef{dtype: :int64, shape: [2]} = sums}} =
+                     Worker.execute("operations.table", [2], pool: Fallback)
 
-        assert ZeroCopy.to_binary!(sums) == <<0::64, 1::64-native>>
+            assert ZeroCopy.to_binary!(sums) == <<0::64, 1::64-native>>
+          end)
+
+        # Of two arrays with two elements each, and of a blob.
+        assert log =~ "#{2 * 16 + 2048} bytes from operations.table are copied"
+        assert_received {:fallback, "operations.table", 2080}
+
+        log =
+          capture_log(fn ->
+            assert {:ok, 1} = Worker.execute("operations.echo", [1], pool: Fallback)
+
+            assert [%TensorRef{}, %TensorRef{}] =
+                     Enum.to_list(Worker.stream("operations.count", [2, 8], pool: Fallback))
+          end)
+
+        assert length(String.split(log, "8 bytes from operations.count")) == 3
+        refute log =~ "echo"
 
         # What is shared already stays so.
         ref = ZeroCopy.from_binary!("abcd", [4], :uint8)

@@ -77,7 +77,7 @@ defmodule Tmesh.Worker do
 
   With `config :tmesh, :zero_copy, enabled: false` large binaries, Nx tensors and results go through
   the socket, copied several times and at most 16 MiB a message (`:limit_exceeded` beyond); a line
-  in the log and the event `[:tmesh, :worker, :fallback]` say so for each call. Refs still go as
+  in the log and the event `[:tmesh, :worker, :fallback]` say so for each message. Refs still go as
   refs: their memory is shared already.
   """
 
@@ -98,7 +98,7 @@ defmodule Tmesh.Worker do
 
   defmodule Call do
     @moduledoc "A call that was started: for `Tmesh.Worker.await/2` and `Tmesh.Worker.cancel/1`."
-    @enforce_keys [:reply, :pool, :operation, :began, :deadline, :made]
+    @enforce_keys [:reply, :pool, :operation, :began, :deadline, :made, :inline_above]
     defstruct @enforce_keys
 
     @typedoc "Its members are for `Tmesh.Worker` only."
@@ -108,7 +108,8 @@ defmodule Tmesh.Worker do
             operation: String.t(),
             began: integer(),
             deadline: integer() | nil,
-            made: [TensorRef.t()]
+            made: [TensorRef.t()],
+            inline_above: non_neg_integer() | nil
           }
   end
 
@@ -205,7 +206,7 @@ defmodule Tmesh.Worker do
   def await(%Call{reply: reply} = call) do
     result =
       case next(call) do
-        {^reply, {:result, value, hold}} -> take(value, hold)
+        {^reply, {:result, value, hold}} -> take(call, value, hold)
         {^reply, {:error, error}} -> {:error, error}
         other -> ended(other)
       end
@@ -254,7 +255,7 @@ defmodule Tmesh.Worker do
   defp next_item(%Call{reply: reply} = call) do
     case next(call) do
       {^reply, {:item, value, hold}} ->
-        case take(value, hold) do
+        case take(call, value, hold) do
           {:ok, item} -> {[item], call}
           {:error, error} -> fail(call, error)
         end
@@ -289,7 +290,7 @@ defmodule Tmesh.Worker do
          {:ok, pool} <- pool(opts[:pool]),
          {:ok, threshold} <- Config.get(:threshold_bytes),
          {:ok, encoded} <- Payload.encode(payload) do
-      if encoded.inline_bytes > 0, do: tell_fallback(opts[:pool], operation, encoded.inline_bytes)
+      tell_fallback(opts[:pool], "for", operation, encoded.inline_bytes)
 
       # One binary, which goes from process to process uncopied.
       body =
@@ -300,7 +301,17 @@ defmodule Tmesh.Worker do
         ])
 
       if byte_size(body) <= @body_bytes do
-        submit(pool, operation, body, encoded, opts)
+        call = %Call{
+          reply: :erlang.monitor(:process, pool, alias: :explicit_unalias),
+          pool: opts[:pool],
+          operation: operation,
+          began: System.monotonic_time(),
+          deadline: if(opts[:timeout] != :infinity, do: now() + opts[:timeout]),
+          made: encoded.made,
+          inline_above: if(encoded.inline, do: threshold)
+        }
+
+        submit(pool, call, body, encoded.held, opts[:grace_ms])
       else
         Payload.release(encoded.made)
 
@@ -313,26 +324,15 @@ defmodule Tmesh.Worker do
     end
   end
 
-  defp submit(pool, operation, body, encoded, opts) do
-    reply = :erlang.monitor(:process, pool, alias: :explicit_unalias)
-
-    call = %Call{
-      reply: reply,
-      pool: opts[:pool],
-      operation: operation,
-      began: System.monotonic_time(),
-      deadline: if(opts[:timeout] != :infinity, do: now() + opts[:timeout]),
-      made: encoded.made
-    }
-
+  defp submit(pool, %Call{reply: reply, operation: operation} = call, body, held, grace_ms) do
     # A root for the garbage collector: what was sent must be held, whatever becomes of the caller's
     # variables.
-    Process.put({__MODULE__, reply}, encoded.held)
+    Process.put({__MODULE__, reply}, held)
 
     Telemetry.execute(
       [:tmesh, :worker, :call, :start],
       %{system_time: System.system_time(), payload_bytes: byte_size(body)},
-      %{pool: opts[:pool], operation: operation}
+      %{pool: call.pool, operation: operation}
     )
 
     request = %{
@@ -341,7 +341,7 @@ defmodule Tmesh.Worker do
       operation: operation,
       body: body,
       deadline: call.deadline,
-      grace_ms: opts[:grace_ms],
+      grace_ms: grace_ms,
       again: false
     }
 
@@ -373,7 +373,12 @@ defmodule Tmesh.Worker do
     {:error, Error.new(:protocol, "a worker answered a stream with a result, or the reverse")}
   end
 
-  defp take(value, hold) do
+  defp take(call, value, hold) do
+    if call.inline_above do
+      bytes = Payload.inline_bytes(value, call.inline_above)
+      tell_fallback(call.pool, "from", call.operation, bytes)
+    end
+
     result = Payload.decode(value)
     Keeper.give_back(hold)
     result
@@ -415,9 +420,11 @@ defmodule Tmesh.Worker do
     end
   end
 
-  defp tell_fallback(pool, operation, bytes) do
+  defp tell_fallback(_pool, _way, _operation, 0), do: :ok
+
+  defp tell_fallback(pool, way, operation, bytes) do
     Logger.warning(
-      "tmesh: #{bytes} bytes for #{operation} are copied: shared memory is switched off " <>
+      "tmesh: #{bytes} bytes #{way} #{operation} are copied: shared memory is switched off " <>
         "(config :tmesh, :zero_copy, enabled: false)"
     )
 

@@ -275,6 +275,21 @@ defmodule Tmesh.Worker.Payload do
 
   defp count(_binary, state), do: state
 
+  @doc "How many bytes of a worker's value are in its message for want of shared memory."
+  @spec inline_bytes(term(), non_neg_integer()) :: non_neg_integer()
+  def inline_bytes(%{@placeholder => kind, "base64" => text}, threshold) when is_binary(text) do
+    bytes = text |> String.trim_trailing("=") |> byte_size() |> Kernel.*(3) |> div(4)
+    if kind != "bytes" or bytes > threshold, do: bytes, else: 0
+  end
+
+  def inline_bytes(map, threshold) when is_map(map),
+    do: map |> Map.values() |> inline_bytes(threshold)
+
+  def inline_bytes(list, threshold) when is_list(list),
+    do: list |> Enum.map(&inline_bytes(&1, threshold)) |> Enum.sum()
+
+  def inline_bytes(_other, _threshold), do: 0
+
   @doc "A string of valid UTF-8 as JSON."
   @spec string(String.t()) :: iodata()
   def string(text), do: [?", escape(text, text, 0, 0, []), ?"]
