@@ -619,6 +619,21 @@ defmodule Tmesh.ArrowTest do
       end
     end
 
+    # As many as fill bytes of bitmaps, words and lines, and one more or less.
+    test "Python reads any number of values of every type" do
+      peer = python()
+      :rand.seed(:exsss, {1, 2, 3})
+
+      for {type, some} <- @columns, count <- [7, 8, 9, 63, 64, 65, 300] do
+        values = for _ <- 1..count, do: Enum.random(some)
+        {:ok, table} = Arrow.from_columns([{"c", {type, values}}])
+        {:ok, json} = TensorRef.to_json(table.ref)
+        assert term(Peer.call(peer, "get " <> json)) == %{"c" => values}, inspect({type, count})
+        assert Arrow.to_list(table, "c") == {:ok, values}
+        :ok = Arrow.release(table)
+      end
+    end
+
     test "Python sees the types" do
       {:ok, table} =
         Arrow.from_columns(for {{t, v}, i} <- Enum.with_index(@columns), do: {"#{i}", {t, v}})

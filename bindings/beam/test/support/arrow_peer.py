@@ -13,6 +13,7 @@ import datetime
 import decimal
 import json
 import math
+import random
 import sys
 
 import numpy
@@ -64,12 +65,19 @@ COLUMNS = {
 }
 
 
+def many(column):
+    chance = random.Random(5)
+    return pa.concat_arrays([column.slice(chance.randrange(len(column)), 1) for _ in range(300)])
+
+
 def tables():
     for name, column in COLUMNS.items():
         table = pa.table({name: column})
         yield name, table
         yield f"{name}/slice", table.slice(1, 2)
         yield f"{name}/empty", table.slice(0, 0)
+        for first, count in ((0, 300), (0, 8), (1, 8), (3, 67), (9, 64), (299, 1)):
+            yield f"{name}/{first}+{count}", pa.table({name: many(column)}).slice(first, count)
         yield f"{name}/many", pa.concat_tables([table, table.slice(1), table.slice(0, 0)])
     long = {name: column for name, column in COLUMNS.items() if len(column) == 4}
     yield "all", pa.table(long)
