@@ -51,7 +51,8 @@ python-arrow: $(ARROW_VENV)/tmesh.stamp ## an environment with pyarrow, pandas, 
 
 python-arrow-check: $(ARROW_VENV)/tmesh.stamp ## the Python package's tests with those
 	@$(ARROW_VENV)/bin/python -P -m pytest --tap $(PYTHON_DIR)/tests/test_arrow.py \
-		$(PYTHON_DIR)/tests/test_table.py $(PYTHON_DIR)/tests/test_readme.py
+		$(PYTHON_DIR)/tests/test_table.py $(PYTHON_DIR)/tests/test_readme.py \
+		$(PYTHON_DIR)/tests/test_worker.py::test_tables
 
 # What users have instead of the system's packages: today's, in an environment without the system's.
 # PyTorch is the build for CUDA, gigabytes of it, so this is for check-full. CURRENT_PYTHON says which

@@ -214,6 +214,24 @@ defmodule Tmesh.LifetimeTest do
       end
     end
 
+    @tag :capture_log
+    test "has the backend that the configuration names, or none" do
+      configure(backend: :memfd)
+      assert Tmesh.backend() == {:ok, :memfd}
+      :ok = Application.stop(:tmesh)
+      Application.put_env(:tmesh, :zero_copy, backend: :kernel)
+
+      try do
+        case Application.start(:tmesh) do
+          :ok -> assert Tmesh.backend() == {:ok, :kernel}
+          {:error, reason} -> assert inspect(reason, limit: :infinity) =~ "/dev/tmesh"
+        end
+      after
+        Application.delete_env(:tmesh, :zero_copy)
+        Application.start(:tmesh)
+      end
+    end
+
     test "takes its limits from the configuration" do
       configure(max_shared_memory_mb: 1, pool_mb: 0)
       assert {:ok, ref} = ZeroCopy.allocate([@bytes], :uint8)

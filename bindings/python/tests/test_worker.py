@@ -234,7 +234,8 @@ def test_snakepit_as_a_result(client, inline):
 
 
 def test_tables(client):
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    pyarrow = pytest.importorskip("pyarrow",
+                                  reason="pyarrow is not installed: make python-arrow-check")
     from tmesh import arrow
     table = pyarrow.table({"a": [1, None, 3], "b": ["x", "y", None]})
     t = arrow.write_table(table)
