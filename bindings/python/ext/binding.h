@@ -196,6 +196,7 @@ PyObject *tensor_ref(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *tensor_open(struct state *st, struct tmesh_ctx *ctx, const struct tmesh_ref *ref,
 		      uint32_t rights);
 PyObject *module_open(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *module_link_name(PyObject *module, PyObject *name);
 PyObject *module_open_link(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 /* see.c */

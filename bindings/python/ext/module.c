@@ -266,10 +266,13 @@ static PyMethodDef functions[] = {
 	 "The tensor whose memory a DLPack consumer has at that address, or None: for tensors of\n"
 	 "libraries that do not tell where theirs come from. The address is that of the tensor's\n"
 	 "first element, such as a PyTorch storage's data_ptr()."},
+	{"link_name", module_link_name, METH_O,
+	 "link_name(name, /)\n--\n\n"
+	 "The file name that stands for a block's name, which may begin with a slash."},
 	{"open_link", KEYWORDS(module_open_link), METH_FASTCALL,
 	 "open_link(folder, name, /)\n--\n\n"
-	 "The token that is the target of a symbolic link in an open folder, and open(token,\n"
-	 "writable=True)."},
+	 "The token that is the target of a symbolic link in an open folder, and the memory that it\n"
+	 "opens, to read and write. The link is called link_name(name)."},
 	{"find", KEYWORDS(module_find), METH_FASTCALL,
 	 "find(address, dtype, shape, strides, /)\n--\n\n"
 	 "from_address(), but None for a tensor of another layout, or without elements."},

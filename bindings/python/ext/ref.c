@@ -325,13 +325,45 @@ PyObject *module_open(PyObject *module, PyObject *const *args, Py_ssize_t count,
 	return open_any(PyModule_GetState(module), args[0], rights);
 }
 
+/* The file name of a block's name, or NULL. It is looked up in a folder, and must not leave it. */
+static const char *link_name(struct state *st, PyObject *name)
+{
+	const char *text;
+	Py_ssize_t length;
+
+	if (!PyUnicode_Check(name)) {
+		PyErr_Format(PyExc_TypeError, "'name' is a str, not %R", name);
+		return NULL;
+	}
+	text = PyUnicode_AsUTF8AndSize(name, &length);
+	if (!text)
+		return NULL;
+	if ((Py_ssize_t)strlen(text) == length) {
+		text += *text == '/';
+		if (*text && !strchr(text, '/') && strcmp(text, ".") && strcmp(text, ".."))
+			return text;
+	}
+	return raise_code(st, EINVAL,
+			  "%R is no name: it is not empty, \".\" or \"..\", and it has no zero and "
+			  "no slash but a first one",
+			  name);
+}
+
+PyObject *module_link_name(PyObject *module, PyObject *name)
+{
+	const char *text = link_name(PyModule_GetState(module), name);
+
+	return text ? PyUnicode_DecodeFSDefault(text) : NULL;
+}
+
 /* Attaching by a name, in one call: what is done in Python takes as long as all of the rest. */
 PyObject *module_open_link(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
 	struct state *st = PyModule_GetState(module);
 	struct tmesh_ctx *ctx = context(st);
 	char token[TMESH_TOKEN_SIZE + 1];
-	PyObject *path, *tensor;
+	PyObject *tensor, *memory;
+	const char *name;
 	ssize_t length;
 	long folder;
 
@@ -346,15 +378,19 @@ PyObject *module_open_link(PyObject *module, PyObject *const *args, Py_ssize_t c
 		return NULL;
 	if (folder != (int)folder)
 		return raise_code(st, EBADF, "open_link(): no descriptor has that number");
-	if (!PyUnicode_FSConverter(args[1], &path))
+	name = link_name(st, args[1]);
+	if (!name)
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS;
-	length = readlinkat((int)folder, PyBytes_AsString(path), token, sizeof(token) - 1);
+	length = readlinkat((int)folder, name, token, sizeof(token) - 1);
 	Py_END_ALLOW_THREADS;
-	Py_DECREF(path);
 	if (length < 0)
 		return PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, args[1]);
 	token[length] = '\0';
 	tensor = open_token(st, ctx, token, TMESH_READ | TMESH_WRITE);
-	return tensor ? Py_BuildValue("sN", token, tensor) : NULL;
+	if (!tensor)
+		return NULL;
+	memory = PyMemoryView_FromObject(tensor);
+	Py_DECREF(tensor);
+	return memory ? Py_BuildValue("sN", token, memory) : NULL;
 }

@@ -56,7 +56,7 @@ def test_cpython(method, name):
 
 
 def folder():
-    return Path(os.environ["TMESH_RUNTIME_DIR"]) / "names"
+    return Path(os.environ["TMESH_RUNTIME_DIR"]) / "shm"
 
 
 def names():
@@ -128,7 +128,7 @@ def test_many_blocks_are_let_go_in_turn(python):
     for shm in many:
         shm.close()
     for shm in many:
-        (folder() / f"shm-{shm.name}").unlink()
+        (folder() / f"{shm.name}").unlink()
     before = tmesh.stats()["regions_live"]
     for _ in range(3):
         SharedMemory(create=True, size=1).unlink()
@@ -147,7 +147,7 @@ def test_killed_creator(peer):
     del held
     with pytest.raises(FileNotFoundError):
         SharedMemory("mine")
-    assert names() == ["shm-mine"]
+    assert names() == ["mine"]
     SharedMemory("mine", create=True, size=1).unlink()
     assert names() == []
 
@@ -157,7 +157,7 @@ def test_names_of_the_killed_are_swept(peer, python):
     creator.stdout.readline()
     creator.kill()
     creator.wait()
-    assert names() == ["shm-mine"]
+    assert names() == ["mine"]
     python("from tmesh.shared_memory import SharedMemory\n"
            "SharedMemory(create=True, size=1).unlink()")
     assert names() == []
@@ -167,7 +167,7 @@ def test_names_of_the_killed_are_swept(peer, python):
 def test_exit_removes_the_name(peer, closed):
     creator = peer(CREATE, "mine", *closed)
     creator.stdout.readline()
-    assert names() == ["shm-mine"]
+    assert names() == ["mine"]
     creator.communicate("\n")
     assert creator.returncode == 0
     assert names() == []
@@ -227,7 +227,7 @@ def test_list():
     ours.shm.unlink()
 
 
-@pytest.mark.parametrize("name", ["", "/", "a/b", "a\0b", "//"])
+@pytest.mark.parametrize("name", ["", "/", "a/b", "a\0b", "//", ".", "/.."])
 @pytest.mark.parametrize("create", [False, True])
 def test_bad_names(name, create):
     with pytest.raises(tmesh.InvalidError):
@@ -235,8 +235,9 @@ def test_bad_names(name, create):
 
 
 def test_bad_arguments():
-    with pytest.raises(TypeError):
-        SharedMemory(7)
+    for create in (False, True):
+        with pytest.raises(TypeError, match="'name' is a str, not 7"):
+            SharedMemory(7, create=create, size=1)
     with pytest.raises(TypeError):
         SharedMemory(create=True, size="10")
     with pytest.raises(OSError):
@@ -245,12 +246,12 @@ def test_bad_arguments():
 
 def test_a_link_to_rubbish():
     SharedMemory(create=True, size=1).unlink()
-    os.symlink("rubbish", folder() / "shm-odd")
+    os.symlink("rubbish", folder() / "odd")
     with pytest.raises(tmesh.ProtocolError):
         SharedMemory("odd")
     with pytest.raises(FileExistsError):
         SharedMemory("odd", create=True, size=1)
-    (folder() / "shm-odd").unlink()
+    (folder() / "odd").unlink()
 
 
 @pytest.mark.parametrize("fault", ["mode", "link", "file"])
@@ -279,7 +280,7 @@ def test_a_folder_that_went_away():
         SharedMemory("again")
     folder().rmdir()
     shm = SharedMemory("again", create=True, size=1)
-    assert names() == ["shm-again"]
+    assert names() == ["again"]
     shm.unlink()
 
 

@@ -18,7 +18,7 @@ They are used as the standard library's are. What differs:
     raises FileNotFoundError.
   - tmeshctl shows blocks and who has them, by their names.
 
-A name is a symbolic link, to a token, in the folder "names" of $TMESH_RUNTIME_DIR, else of
+A name is a symbolic link, to a token, in the folder "shm" of $TMESH_RUNTIME_DIR, else of
 $XDG_RUNTIME_DIR/tmesh, else of a folder of the user's own in /dev/shm (on a disk, looking a name up
 takes longer). No other user may look into it. Links that processes left behind when they were
 killed say nothing, and whoever creates a block removes them.
@@ -40,7 +40,7 @@ import types
 from typing import TYPE_CHECKING, Any, Iterator
 
 from . import _tmesh
-from .errors import AccessError, InvalidError, NotFoundError
+from .errors import AccessError, NotFoundError
 
 __all__ = ["ShareableList", "SharedMemory", "install"]
 
@@ -65,16 +65,16 @@ class _Names:
         self._pid = 0
         self._mine: dict[str, tuple[str, _tmesh.Tensor]] = {}
 
-    def open(self, entry: str) -> tuple[str, _tmesh.Tensor]:
-        """The token that a name stands for, and its block; FileNotFoundError."""
+    def open(self, name: str) -> tuple[str, memoryview]:
+        """The token that a name stands for, and its memory; FileNotFoundError."""
         if self._folder < 0:
             self._open()
         try:
-            return _tmesh.open_link(self._folder, entry)
+            return _tmesh.open_link(self._folder, name)
         except FileNotFoundError:
             if os.fstat(self._folder).st_nlink:
                 raise
-        return _tmesh.open_link(self._open(), entry)  # somebody removed the folder
+        return _tmesh.open_link(self._open(), name)  # somebody removed the folder
 
     def add(self, entry: str, tensor: _tmesh.Tensor) -> str:
         """Name a block, unless a living one has that name; its token."""
@@ -152,7 +152,7 @@ def _folder_path() -> str:
     if not runtime:
         xdg = environ.get("XDG_RUNTIME_DIR")
         runtime = f"{xdg}/tmesh" if xdg else f"/dev/shm/tmesh-{os.geteuid()}"
-    return f"{runtime}/names"
+    return f"{runtime}/shm"
 
 
 def _check_private(path: str) -> None:
@@ -179,17 +179,8 @@ def _remove_dead(entry: str, folder: int) -> bool:
 _names = _Names()
 
 
-def _entry(name: str) -> str:
-    entry = name.removeprefix("/")
-    if not entry or "/" in entry or "\0" in entry:
-        raise InvalidError(errno.EINVAL, "a name has neither slashes nor zeros, nor is it empty",
-                           name)
-    return f"shm-{entry}"
-
-
-def _label(name: str) -> str | None:
-    shown = name.removeprefix("/")
-    return shown if shown.isprintable() and len(shown.encode()) <= 63 else None
+def _label(entry: str) -> str | None:
+    return entry if entry.isprintable() and len(entry.encode()) <= 63 else None
 
 
 class SharedMemory:
@@ -200,29 +191,27 @@ class SharedMemory:
                  *, track: bool = True) -> None:
         if not size >= 0:
             raise ValueError("'size' must be a positive integer")
-        if create and not size:
-            raise ValueError("'size' must be a positive number different from zero")
-        if name is None and not create:
-            raise ValueError("'name' can only be None if create=True")
-        if name is not None and not isinstance(name, str):
-            raise TypeError(f"'name' is a str or None, not {type(name).__name__}")
         if create:
+            if not size:
+                raise ValueError("'size' must be a positive number different from zero")
             _names.look()
-            tensor = self._create(name, size)
+            memory = self._create(name, size)
         else:
-            assert name is not None
-            self._token, tensor = _names.open(_entry(name))
+            if name is None:
+                raise ValueError("'name' can only be None if create=True")
+            self._token, memory = _names.open(name)
             self._name = name
-        self._buf: memoryview | None = memoryview(tensor)
-        self._size = len(self._buf)
+        self._buf: memoryview | None = memory
+        self._size = len(memory)
 
-    def _create(self, name: str | None, size: int) -> _tmesh.Tensor:
+    def _create(self, name: str | None, size: int) -> memoryview:
         while True:
             self._name = _make_filename() if name is None else name
-            tensor = _tmesh.empty(size, "uint8", label=_label(self._name))
+            entry = _tmesh.link_name(self._name)
+            tensor = _tmesh.empty(size, "uint8", label=_label(entry))
             try:
-                self._token = _names.add(_entry(self._name), tensor)
-                return tensor
+                self._token = _names.add(entry, tensor)
+                return memoryview(tensor)
             except FileExistsError:
                 if name is not None:
                     raise
@@ -255,7 +244,7 @@ class SharedMemory:
 
     def unlink(self) -> None:
         """Remove the name. The memory lives on for those who have it open."""
-        _names.remove(_entry(self._name), self._token)
+        _names.remove(_tmesh.link_name(self._name), self._token)
 
 
 def _bound_here(function: types.FunctionType) -> types.FunctionType:
