@@ -595,6 +595,36 @@ defmodule Tmesh.ArrowTest do
       assert {:ok, [^text | _rest]} = Arrow.to_list(few)
     end
 
+    test "where a null is may be anything" do
+      cut = <<"a", 255, "b">>
+      view = fn size, text, block, at -> <<size::32-little, text::binary-4, block::32, at::32>> end
+
+      for {type, buffers} <- [
+            {:utf8, [<<0::32, 1::32-little, 2::32-little, 3::32-little>>, cut]},
+            {:large_utf8, [<<0::64, 1::64-little, 2::64-little, 3::64-little>>, cut]},
+            {:utf8_view,
+             [view.(1, "a\0\0\0", 0, 0), view.(20, "xxxx", -1, -1), view.(1, "b\0\0\0", 0, 0)]}
+          ] do
+        buffers = if type == :utf8_view, do: [IO.iodata_to_binary(buffers), <<255>>], else: buffers
+
+        array = %ArrayRef{
+          type: type,
+          length: 3,
+          null_count: 1,
+          buffers: [<<5>> | buffers],
+          children: []
+        }
+
+        table = %TableRef{schema: [{"t", type, true}], num_rows: 3, batches: [[array]]}
+        assert Arrow.to_list(table, "t") == {:ok, ["a", nil, "b"]}
+        assert {:ok, {_address, _reference}} = Arrow.stream_pointer(table)
+
+        for lie <- [%{array | null_count: 0}, %{array | buffers: [<<7>> | buffers]}] do
+          assert {:error, %Error{type: :protocol}} = Arrow.to_list(%{table | batches: [[lie]]}, "t")
+        end
+      end
+    end
+
     # What a function gives, and how much it did.
     defp work(fun) do
       {:reductions, before} = Process.info(self(), :reductions)

@@ -371,18 +371,18 @@ defmodule Tmesh.Arrow.Column do
 
     offsets
     |> ranges(array.length, type in [:large_utf8, :large_binary], byte_size(data))
-    |> Enum.map(fn {at, size} -> data |> binary_part(at, size) |> text(text) end)
+    |> map_valid(array, fn {at, size} -> data |> binary_part(at, size) |> text(text) end)
   end
 
-  defp values(type, %ArrayRef{buffers: [_bitmap, views | blocks], length: n})
+  defp values(type, %ArrayRef{buffers: [_bitmap, views | blocks], length: n} = array)
        when type in [:utf8_view, :binary_view] do
-    views = part(views, 0, n * 16)
+    views = for <<view::binary-16 <- part(views, 0, n * 16)>>, do: view
     texts? = type == :utf8_view
     # Views may overlap, so each block is looked through once, and not with each view of it.
     blocks = Enum.map(blocks, &{&1, not texts? or String.valid?(&1)})
-    unless Enum.all?(blocks, &elem(&1, 1)), do: check_overlap(views, blocks)
+    unless Enum.all?(blocks, &elem(&1, 1)), do: check_overlap(views, array, blocks)
     blocks = List.to_tuple(blocks)
-    for <<view::binary-16 <- views>>, do: view(view, blocks, texts?)
+    map_valid(views, array, &view(&1, blocks, texts?))
   end
 
   defp values({kind, _item}, %ArrayRef{buffers: [_bitmap, offsets], children: [child]} = array)
@@ -435,17 +435,25 @@ defmodule Tmesh.Arrow.Column do
   defp pick(%ArrayRef{type: {:dictionary, index, _values, _id}} = array, words) do
     count = tuple_size(words)
 
-    # The index of a null may be anything.
-    for {at, valid} <- Enum.zip(values(index, array), valid_bits(array) || ones()) do
-      cond do
-        at in 0..(count - 1)//1 -> elem(words, at)
-        valid == 0 -> nil
-        true -> Flatbuffer.malformed("an index beyond its dictionary")
-      end
-    end
+    map_valid(values(index, array), array, fn
+      at when at >= 0 and at < count -> elem(words, at)
+      _beyond -> Flatbuffer.malformed("an index beyond its dictionary")
+    end)
   end
 
-  defp ones, do: Stream.cycle([1])
+  # What lies where a null is may be anything: texts, views and indices are looked at elsewhere only.
+  defp map_valid(items, array, function) do
+    case valid_bits(array) do
+      nil ->
+        Enum.map(items, function)
+
+      bits ->
+        Enum.zip_with(items, bits, fn
+          item, 1 -> function.(item)
+          _anything, 0 -> nil
+        end)
+    end
+  end
 
   defp nothing(n) when n <= @max_without_memory, do: List.duplicate(nil, n)
 
@@ -576,10 +584,14 @@ defmodule Tmesh.Arrow.Column do
 
   # Where a block is no text as a whole, its views are looked through, but not each other's bytes
   # again and again.
-  defp check_overlap(views, blocks) do
-    bytes = for {block, _sound} <- blocks, reduce: byte_size(views), do: (n -> n + byte_size(block))
+  defp check_overlap(views, array, blocks) do
+    bytes =
+      for {block, _sound} <- blocks, reduce: 16 * length(views), do: (n -> n + byte_size(block))
 
-    seen = for <<size::32-little, _::binary-12 <- views>>, size > 12, reduce: 0, do: (n -> n + size)
+    seen =
+      views
+      |> map_valid(array, fn <<size::32-little, _::binary>> -> if size > 12, do: size, else: 0 end)
+      |> Enum.reduce(0, &((&1 || 0) + &2))
 
     if seen > 16 * bytes,
       do: throw({:limit_exceeded, "views of #{seen} bytes into buffers that are not all text"})
