@@ -170,13 +170,48 @@ static int begin(struct tmesh_channel *channel, struct tmesh_error *err)
 	return rc;
 }
 
+static int create(struct tmesh_ctx *ctx, enum tmesh_channel_role role,
+		  const struct tmesh_channel_opts *opts, const struct channel_shape *shape,
+		  struct tmesh_channel **out, struct tmesh_error *err)
+{
+	const struct tmesh_region_opts label = {.size = sizeof(label), .label = "channel"};
+	struct tmesh_channel *channel;
+	int rc = channel_new(ctx, role, opts, &channel, err);
+
+	if (rc)
+		return rc;
+	channel->maker = true;
+	channel->shape = *shape;
+	rc = tmesh_region_create(channel->home, shape->bytes, &label, &channel->memory, err);
+	if (!rc)
+		rc = map(channel, err);
+	if (!rc)
+		rc = tmesh_channel_tables_new(channel, err);
+	if (!rc) {
+		channel->head->magic = CHANNEL_MAGIC;
+		channel->head->version = CHANNEL_VERSION;
+		channel->head->slots = shape->slots;
+		channel->head->lanes = shape->lanes;
+		channel->head->regions = shape->regions;
+		channel->head->layouts = shape->layouts;
+		rc = tmesh_channel_members_new(channel, err);
+	}
+	if (!rc && role == TMESH_CHANNEL_SEND)
+		rc = tmesh_channel_resume(channel, 0, err);
+	if (!rc)
+		rc = begin(channel, err);
+	if (rc)
+		channel_free(channel);
+	else
+		*out = channel;
+	return rc;
+}
+
 int tmesh_channel_create(struct tmesh_ctx *ctx, enum tmesh_channel_role role,
 			 const struct tmesh_channel_opts *opts, struct tmesh_channel **out,
 			 struct tmesh_error *err)
 {
-	const struct tmesh_region_opts label = {.size = sizeof(label), .label = "channel"};
 	struct tmesh_channel_opts o;
-	struct tmesh_channel *channel;
 	struct channel_shape shape;
 	int rc = read_opts(opts, role, &o, err);
 
@@ -189,35 +224,10 @@ int tmesh_channel_create(struct tmesh_ctx *ctx, enum tmesh_channel_role role,
 		.layouts = o.layouts,
 	};
 	rc = check_shape(&shape, err);
-	if (!rc)
-		rc = channel_new(ctx, role, &o, &channel, err);
 	if (rc)
 		return rc;
-	channel->maker = true;
-	channel->shape = shape;
-	rc = tmesh_region_create(channel->home, shape.bytes, &label, &channel->memory, err);
-	if (!rc)
-		rc = map(channel, err);
-	if (!rc)
-		rc = tmesh_channel_tables_new(channel, err);
-	if (!rc) {
-		channel->head->magic = CHANNEL_MAGIC;
-		channel->head->version = CHANNEL_VERSION;
-		channel->head->slots = shape.slots;
-		channel->head->lanes = shape.lanes;
-		channel->head->regions = shape.regions;
-		channel->head->layouts = shape.layouts;
-		rc = tmesh_channel_members_new(channel, err);
-	}
-	if (!rc && role == TMESH_CHANNEL_SEND)
-		rc = tmesh_channel_resume(channel, 0, err);
-	if (!rc)
-		rc = begin(channel, err);
-	if (rc)
-		channel_free(channel);
-	else
-		*out = channel;
-	return rc;
+	rc = create(ctx, role, &o, &shape, out, err);
+	return tmesh_pool_yields(ctx, rc) ? create(ctx, role, &o, &shape, out, err) : rc;
 }
 
 /* What the memory says it is, read once. */
@@ -252,6 +262,23 @@ static int open_memory(struct tmesh_channel *channel, const char *token, struct 
 	return rc ? rc : read_shape(channel, err);
 }
 
+static int no_answer(int rc, struct tmesh_error *err)
+{
+	switch (rc) {
+	case -EPIPE:
+		return tmesh_fail(err, -ENOENT, "the channel's maker is gone");
+	case -ETIMEDOUT:
+		return tmesh_fail(err, rc, "the channel's maker does not answer");
+	case -EMFILE:
+		return tmesh_fail(err, rc,
+				  "opening a channel: this process has no descriptor left: raise "
+				  "RLIMIT_NOFILE");
+	default:
+		errno = -rc;
+		return tmesh_fail_errno(err, "asking the channel's maker");
+	}
+}
+
 /* The connection stays: it is how both ends know that the other one lives. */
 static int join(struct tmesh_channel *channel, const struct tmesh_token_parts *token,
 		uint32_t *lane, struct tmesh_error *err)
@@ -273,12 +300,8 @@ static int join(struct tmesh_channel *channel, const struct tmesh_token_parts *t
 	if (!rc)
 		got = tmesh_wire_recv(channel->conn, &reply, sizeof(reply), fds, TMESH_JOIN_FDS,
 				      deadline);
-	if (rc || got < 0) {
-		rc = rc ? rc : got;
-		return tmesh_fail(err, rc == -EPIPE ? -ENOENT : rc,
-				  rc == -ETIMEDOUT ? "the channel's maker does not answer"
-						   : "the channel's maker is gone");
-	}
+	if (rc || got < 0)
+		return no_answer(rc ? rc : got, err);
 	rc = reply.magic != TMESH_MAGIC_REPLY || reply.version != TMESH_WIRE_VERSION ? -EPROTO
 										     : reply.status;
 	if (rc == 0 && got == TMESH_JOIN_FDS && reply.lane < channel->shape.lanes) {

@@ -102,7 +102,7 @@ static void publish(struct tmesh_channel *channel, uint64_t position, uint64_t w
 static ALWAYS_INLINE int put(struct tmesh_channel *channel, const struct tmesh_message *messages,
 			     uint32_t count, struct tmesh_error *err)
 {
-	uint64_t tail = channel->tail, first, word;
+	uint64_t tail = channel->tail, first = 0, word = 0;
 	uint32_t space = 0, done;
 	int rc;
 

@@ -240,7 +240,10 @@ struct tmesh_region *tmesh_pool_get(struct tmesh_ctx *ctx, uint64_t bytes,
 				    const struct tmesh_region_opts *opts);
 /* True: the pool has taken the region that nobody uses any more. */
 bool tmesh_pool_put(struct tmesh_region *region);
-void tmesh_pool_drain(struct tmesh_ctx *ctx);
+/* Whether anything was in it. */
+bool tmesh_pool_drain(struct tmesh_ctx *ctx);
+/* Who was refused what the pool may hold, by @rc, gets it: whether to try once more. */
+bool tmesh_pool_yields(struct tmesh_ctx *ctx, int rc);
 
 /* copy.c: memcpy() that goes past the caches when @n is large. */
 void tmesh_copy(void *dst, const void *src, size_t n);

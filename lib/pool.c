@@ -123,7 +123,7 @@ struct tmesh_region *tmesh_pool_get(struct tmesh_ctx *ctx, uint64_t bytes,
 	return NULL;
 }
 
-void tmesh_pool_drain(struct tmesh_ctx *ctx)
+bool tmesh_pool_drain(struct tmesh_ctx *ctx)
 {
 	struct tmesh_region *all;
 
@@ -133,4 +133,11 @@ void tmesh_pool_drain(struct tmesh_ctx *ctx)
 	ctx->pool_bytes = 0;
 	pthread_mutex_unlock(&ctx->lock);
 	destroy_all(all);
+	return all;
+}
+
+bool tmesh_pool_yields(struct tmesh_ctx *ctx, int rc)
+{
+	return (rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM || rc == -EDQUOT) &&
+	       tmesh_pool_drain(ctx);
 }

@@ -156,18 +156,13 @@ static void uncharge(struct tmesh_ctx *ctx, uint64_t bytes)
 	atomic_fetch_sub(&ctx->bytes_owned, charge_of(bytes));
 }
 
-/* A pooled region, or a region object and whatever the backend makes of it. */
-static int make(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmesh_region_opts *opts,
-		struct tmesh_region **out, struct tmesh_error *err)
+/* A region object and whatever the backend makes of it. */
+static int make_new(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmesh_region_opts *opts,
+		    struct tmesh_region **out, struct tmesh_error *err)
 {
-	struct tmesh_region *region = tmesh_pool_get(ctx, bytes, opts);
+	struct tmesh_region *region = tmesh_region_new(ctx, err);
 	int rc;
 
-	if (region) {
-		*out = region;
-		return 0;
-	}
-	region = tmesh_region_new(ctx, err);
 	if (!region)
 		return -ENOMEM;
 	strcpy(region->label, opts->label);
@@ -184,6 +179,18 @@ static int make(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmesh_region
 	tmesh_count(ctx, COUNT_CREATED, 1);
 	*out = region;
 	return 0;
+}
+
+static int make(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmesh_region_opts *opts,
+		struct tmesh_region **out, struct tmesh_error *err)
+{
+	int rc;
+
+	*out = tmesh_pool_get(ctx, bytes, opts);
+	if (*out)
+		return 0;
+	rc = make_new(ctx, bytes, opts, out, err);
+	return tmesh_pool_yields(ctx, rc) ? make_new(ctx, bytes, opts, out, err) : rc;
 }
 
 int tmesh_region_create(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmesh_region_opts *opts,
@@ -414,8 +421,8 @@ bool tmesh_region_is_sealed(struct tmesh_region *region)
 	return region->sealed;
 }
 
-static int derive(struct tmesh_region *region, uint32_t rights, bool pin, struct tmesh_region **out,
-		  struct tmesh_error *err)
+static int derive_new(struct tmesh_region *region, uint32_t rights, bool pin,
+		      struct tmesh_region **out, struct tmesh_error *err)
 {
 	struct tmesh_region *derived = tmesh_region_new(region->ctx, err);
 	int rc;
@@ -442,6 +449,14 @@ static int derive(struct tmesh_region *region, uint32_t rights, bool pin, struct
 	tmesh_region_set_shared(region);
 	tmesh_region_publish(derived, out);
 	return 0;
+}
+
+static int derive(struct tmesh_region *region, uint32_t rights, bool pin, struct tmesh_region **out,
+		  struct tmesh_error *err)
+{
+	int rc = derive_new(region, rights, pin, out, err);
+
+	return tmesh_pool_yields(region->ctx, rc) ? derive_new(region, rights, pin, out, err) : rc;
 }
 
 int tmesh_region_derive(struct tmesh_region *region, uint32_t rights, struct tmesh_region **out,
@@ -519,8 +534,10 @@ int tmesh_region_export_dmabuf(struct tmesh_region *region, uint64_t offset, uin
 				  "export: %llu bytes at %llu are not inside the region's %llu",
 				  (unsigned long long)bytes, (unsigned long long)offset,
 				  (unsigned long long)region->alloc);
-	rc = region->ctx->ops->export_dmabuf(region, offset, bytes ? bytes : region->alloc - offset,
-					     rights, fd, err);
+	bytes = bytes ? bytes : region->alloc - offset;
+	rc = region->ctx->ops->export_dmabuf(region, offset, bytes, rights, fd, err);
+	if (tmesh_pool_yields(region->ctx, rc))
+		rc = region->ctx->ops->export_dmabuf(region, offset, bytes, rights, fd, err);
 	if (!rc)
 		tmesh_region_set_shared(region);
 	return rc;
@@ -535,16 +552,37 @@ int tmesh_region_token(struct tmesh_region *region, uint32_t rights, char *token
 		rc = tmesh_region_may(region, rights, "token", err);
 	if (!rc)
 		rc = region->ctx->ops->token(region, rights, token, err);
+	if (tmesh_pool_yields(region->ctx, rc))
+		rc = region->ctx->ops->token(region, rights, token, err);
 	if (!rc)
 		tmesh_region_set_shared(region);
 	return rc;
+}
+
+static int open_new(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token, uint32_t rights,
+		    struct tmesh_region **out, struct tmesh_error *err)
+{
+	struct tmesh_region *region = tmesh_region_new(ctx, err);
+	int rc;
+
+	if (!region)
+		return -ENOMEM;
+	region->rights = rights;
+	region->shared = true;
+	rc = ctx->ops->open_token(region, token, rights, err);
+	if (rc) {
+		tmesh_region_destroy(region);
+		return rc;
+	}
+	tmesh_count(ctx, COUNT_OPENED, 1);
+	tmesh_region_publish(region, out);
+	return 0;
 }
 
 int tmesh_region_open(struct tmesh_ctx *ctx, const char *token, uint32_t rights,
 		      struct tmesh_region **out, struct tmesh_error *err)
 {
 	struct tmesh_token_parts parts;
-	struct tmesh_region *region;
 	int rc = tmesh_check_rights(rights, err);
 
 	if (!rc)
@@ -559,19 +597,8 @@ int tmesh_region_open(struct tmesh_ctx *ctx, const char *token, uint32_t rights,
 		rc = tmesh_ctx_enter(ctx, err);
 	if (rc)
 		return rc;
-	region = tmesh_region_new(ctx, err);
-	if (!region)
-		return -ENOMEM;
-	region->rights = rights;
-	region->shared = true;
-	rc = ctx->ops->open_token(region, &parts, rights, err);
-	if (rc) {
-		tmesh_region_destroy(region);
-		return rc;
-	}
-	tmesh_count(ctx, COUNT_OPENED, 1);
-	tmesh_region_publish(region, out);
-	return 0;
+	rc = open_new(ctx, &parts, rights, out, err);
+	return tmesh_pool_yields(ctx, rc) ? open_new(ctx, &parts, rights, out, err) : rc;
 }
 
 int tmesh_region_desc_set(struct tmesh_region *region, const char *text, struct tmesh_error *err)

@@ -52,7 +52,10 @@ struct tmesh_ctx_opts {
 				     * under the temporary directory */
 	uint64_t max_bytes;	    /* bytes of live regions this context creates; 0: no limit.
 				     * Passing it gives -EDQUOT */
-	uint64_t pool_bytes;	    /* bytes kept for reuse after the last unref; 0: no pool */
+	uint64_t pool_bytes;	    /* bytes kept for reuse after the last unref; 0: no pool.
+				     * Given back before a region that is created, opened,
+				     * derived, exported or named is refused for want of them or
+				     * of their descriptors */
 	uint64_t timeout_ns;	    /* longest wait for a peer; 0: 2 s */
 	tmesh_log_fn log;	    /* NULL: nothing is logged */
 	void *log_data;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 /* The pool: what may be reused, and what its next user and others may see of it. */
 #include <stdio.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
@@ -225,6 +226,53 @@ static void test_alike_only(void **state)
 	tmesh_region_unref(region);
 }
 
+/* Descriptors that lie in the pool are free ones for whoever needs one. */
+static void test_yields(void **state)
+{
+	struct rlimit limit, low;
+	struct tmesh_region *many[100], *one, *named = make(*state, 4096, 0, "");
+	char token[TMESH_TOKEN_SIZE];
+	int taken[64], count;
+
+	assert_ok(tmesh_region_token(named, TMESH_READ, token, err));
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	for (int what = 0; what < (unit_on_kernel() ? 4 : 3); what++) {
+		for (int i = 0; i < 100; i++)
+			many[i] = make(*state, 4096, 0, "");
+		low = limit;
+		low.rlim_cur = (rlim_t)dup(0) + 32;
+		close((int)low.rlim_cur - 32);
+		for (int i = 0; i < 100; i++)
+			tmesh_region_unref(many[i]);
+		assert_int_equal(stats_of(*state).pool_bytes, 100 * 4096);
+		assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+		for (count = 0; (taken[count] = dup(0)) >= 0; count++)
+			assert_true(count < 63);
+		switch (what) {
+		case 0:
+			one = make(*state, 1 << 20, 0, "");
+			break;
+		case 1:
+			assert_ok(tmesh_region_derive(named, TMESH_READ, &one, err));
+			break;
+		case 2:
+			assert_ok(tmesh_region_open(*state, token, TMESH_READ, &one, err));
+			break;
+		default:
+			assert_ok(tmesh_region_export_dmabuf(named, 0, 0, TMESH_READ, &taken[63],
+							     err));
+			one = NULL;
+			close(taken[63]);
+		}
+		tmesh_region_unref(one);
+		while (count)
+			close(taken[--count]);
+		assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+		assert_true(stats_of(*state).pool_bytes <= 1 << 20);
+	}
+	tmesh_region_unref(named);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -233,6 +281,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_shared_never, setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_bounds, setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_alike_only, setup, unit_ctx_teardown),
+		cmocka_unit_test_setup_teardown(test_yields, setup, unit_ctx_teardown),
 	};
 
 	return cmocka_run_group_tests_name("pool", tests, NULL, NULL);
