@@ -2,7 +2,7 @@
 defmodule Tmesh.LifetimeTest do
   use Tmesh.Case
 
-  alias Tmesh.Native
+  alias Tmesh.{Channel, Native}
 
   @bytes 1_048_576
 
@@ -139,6 +139,32 @@ defmodule Tmesh.LifetimeTest do
 
       eventually(fn -> collect() && stat(:regions_live) == live end)
       eventually(fn -> open_files() <= files end)
+    end
+
+    test "comes before a lack of descriptors" do
+      ref = sealed()
+      sent = sealed()
+      {:ok, out} = Channel.create(:send)
+      {:ok, into} = Channel.open(out.token, :recv)
+      :ok = Channel.send(out, sent)
+      named = ZeroCopy.grant!(ref, :read)
+      # What is dropped stays until somebody asks for it.
+      for flag <- [:min_heap_size, :min_bin_vheap_size], do: Process.flag(flag, 1_000_000)
+      collect()
+
+      for call <- [
+            fn -> ZeroCopy.allocate([1], :uint8) end,
+            fn -> ZeroCopy.open(named) end,
+            fn -> ZeroCopy.to_binary(ref, copy: false) end,
+            fn -> Channel.create(:recv) end,
+            fn -> Channel.recv(into) end
+          ] do
+        for _ <- 1..20, do: ZeroCopy.allocate!([1], :uint8)
+        assert {:ok, _made} = without_files(call)
+      end
+
+      assert [:ok, :ok] = [ZeroCopy.release(ref), ZeroCopy.release(sent)]
+      assert [:ok, :ok] = [Channel.close(out), Channel.close(into)]
     end
 
     test "needs no janitor" do

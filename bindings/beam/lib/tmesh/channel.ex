@@ -18,7 +18,7 @@ defmodule Tmesh.Channel do
   and receiving does once all was received. Waiting holds no scheduler.
   """
 
-  alias Tmesh.{Context, Error, Native, Options}
+  alias Tmesh.{Context, Error, Janitor, Native, Options}
   alias Tmesh.ZeroCopy.TensorRef
 
   @enforce_keys [:native, :event, :token, :role]
@@ -80,7 +80,8 @@ defmodule Tmesh.Channel do
   def create(role, opts \\ []) do
     with {:ok, opts} <- options(opts, @of_channel ++ @of_end),
          {:ok, context} <- Context.limited(),
-         {:ok, {native, event, token}} <- native(Native.channel_create(context, role, opts)) do
+         {:ok, {native, event, token}} <-
+           native(Janitor.retry(fn -> Native.channel_create(context, role, opts) end)) do
       {:ok, %__MODULE__{native: native, event: event, token: token, role: role}}
     end
   end
@@ -146,9 +147,11 @@ defmodule Tmesh.Channel do
   end
 
   defp recv_later(tried, channel, handle, given, deadline) do
-    try = fn -> Native.channel_recv(channel.native, handle) end
+    take = fn -> Native.channel_recv(channel.native, handle) end
+    try = fn -> Janitor.retry(take) end
 
-    case wait(tried, channel, try, deadline) do
+    # A message whose region found no descriptor is there still.
+    case wait(Janitor.retry(tried, take), channel, try, deadline) do
       :given -> {:ok, ref(:given, given)}
       {:ok, message} -> {:ok, from_native(message, given)}
       error -> native(error)

@@ -15,8 +15,12 @@ defmodule Tmesh.Janitor do
   # Who is refused for want of what garbage may hold (memory, files, a limit) has it dropped first,
   # its own and what waits here, and tries once more.
   @spec retry((() -> result)) :: result when result: term()
-  def retry(make) do
-    case make.() do
+  def retry(make), do: retry(make.(), make)
+
+  # Where the first try has been made.
+  @spec retry(result, (() -> result)) :: result when result: term()
+  def retry(tried, make) do
+    case tried do
       {:error, {code, _message}} = refused when code in [:edquot, :emfile, :enfile, :enomem] ->
         :erlang.garbage_collect()
         if swept?(), do: make.(), else: refused

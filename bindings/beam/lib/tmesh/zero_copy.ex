@@ -163,7 +163,7 @@ defmodule Tmesh.ZeroCopy do
   def to_binary(%TensorRef{handle: handle}, opts) do
     with {:ok, opts} <- Options.validate(opts, copy: true),
          {:ok, _context} <- Context.limited() do
-      handle |> Native.to_binary(opts[:copy]) |> result()
+      fn -> Native.to_binary(handle, opts[:copy]) end |> Janitor.retry() |> result()
     end
   end
 
@@ -179,7 +179,7 @@ defmodule Tmesh.ZeroCopy do
   """
   @spec write(TensorRef.t(), non_neg_integer(), binary()) :: :ok | {:error, Error.t()}
   def write(%TensorRef{handle: handle}, offset, binary) do
-    handle |> Native.write(offset, binary) |> result()
+    fn -> Native.write(handle, offset, binary) end |> Janitor.retry() |> result()
   end
 
   @doc """
@@ -189,7 +189,8 @@ defmodule Tmesh.ZeroCopy do
   created a region may seal it), `:closed`, `:stale`.
   """
   @spec seal(TensorRef.t()) :: :ok | {:error, Error.t()}
-  def seal(%TensorRef{handle: handle}), do: handle |> Native.seal() |> result()
+  def seal(%TensorRef{handle: handle}),
+    do: fn -> Native.seal(handle) end |> Janitor.retry() |> result()
 
   @doc """
   The same ref with a token for these rights. Refs that are handed out otherwise carry the `:read`

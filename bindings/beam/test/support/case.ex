@@ -75,6 +75,42 @@ defmodule Tmesh.Case do
     end
   end
 
+  @doc "Run `fun` while this VM has no free descriptor."
+  def without_files(fun) do
+    limit_files(
+      soft: 64 + Enum.max(for(name <- File.ls!("/proc/self/fd"), do: String.to_integer(name)))
+    )
+
+    taken = take_files([])
+
+    try do
+      fun.()
+    after
+      Enum.each(taken, &File.close/1)
+    end
+  end
+
+  defp take_files(files) do
+    case File.open("/dev/null", [:read, :raw]) do
+      {:ok, file} -> take_files([file | files])
+      {:error, :emfile} -> files
+    end
+  end
+
+  # Lower, for the rest of the test.
+  defp limit_files(soft: soft) do
+    [_, now, most] = Regex.run(~r/Max open files +(\d+) +(\d+)/, File.read!("/proc/self/limits"))
+
+    if soft < String.to_integer(now) do
+      on_exit(fn -> prlimit("#{now}:#{most}") end)
+      prlimit("#{soft}:#{most}")
+    end
+  end
+
+  defp prlimit(files) do
+    {"", 0} = System.cmd("prlimit", ["--pid=#{System.pid()}", "--nofile=#{files}"])
+  end
+
   @doc "How many descriptors of tmesh this VM has open."
   def open_files do
     for name <- File.ls!("/proc/self/fd"),

@@ -29,7 +29,7 @@ defmodule Tmesh.ZeroCopy.TensorRef do
   process.
   """
 
-  alias Tmesh.{Error, Native}
+  alias Tmesh.{Error, Janitor, Native}
 
   @dtypes ~w(bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64
              bfloat16 float8_e4m3fn float8_e5m2 complex64 complex128 int4 uint4 float4_e2m1fn)a
@@ -199,7 +199,7 @@ defmodule Tmesh.ZeroCopy.TensorRef do
   @doc false
   @spec named(t(), :read | :write) :: {:ok, t()} | {:error, Error.t()}
   def named(%__MODULE__{handle: handle} = ref, rights) do
-    case Native.ref(handle, rights) do
+    case Janitor.retry(fn -> Native.ref(handle, rights) end) do
       {:ok, native} ->
         %__MODULE__{id: id, shm_name: token} = from_native(native)
         {:ok, %__MODULE__{ref | id: id, shm_name: token}}
