@@ -69,14 +69,15 @@ static bool tmesh_mapping_in_flight(struct tmesh_region *region)
 	return false;
 }
 
-static int tmesh_try_seal(struct tmesh_region *region)
+static int tmesh_try_seal(const struct tmesh_claim *claim)
 {
+	struct tmesh_region *region = claim->region;
 	int rc = 0;
 
 	lockdep_assert_held(&region->claims_lock);
 	if (down_write_killable(&region->lock))
 		return -EINTR;
-	if (region->state & TMESH_STATE_REVOKED)
+	if (region->state & TMESH_STATE_REVOKED || tmesh_claim_lapsed(claim))
 		rc = -ESTALE;
 	else if (region->state & TMESH_STATE_SEALED)
 		;
@@ -115,7 +116,7 @@ int tmesh_ioctl_seal(struct tmesh_ucmd *ucmd)
 	for (try = 0; ; try++) {
 		if (mutex_lock_killable(&claim->region->claims_lock))
 			return -EINTR;
-		rc = tmesh_try_seal(claim->region);
+		rc = tmesh_try_seal(claim);
 		mutex_unlock(&claim->region->claims_lock);
 		if (rc != -EAGAIN || try == TMESH_SEAL_TRIES)
 			break;
@@ -158,7 +159,7 @@ int tmesh_ioctl_desc_set(struct tmesh_ucmd *ucmd)
 		}
 	}
 	down_write(&region->lock);
-	if (region->state & TMESH_STATE_REVOKED) {
+	if (region->state & TMESH_STATE_REVOKED || tmesh_claim_lapsed(claim)) {
 		rc = -ESTALE;
 	} else if (region->state & TMESH_STATE_SEALED) {
 		rc = -EPERM;

@@ -131,8 +131,8 @@ int tmesh_ioctl_revoke(struct tmesh_ucmd *ucmd)
 	struct tmesh_claim *claim = &ucmd->handle->claim;
 	struct tmesh_region *region = claim->region;
 	struct tmesh_revoke *cmd = ucmd->cmd;
-	bool wait = cmd->flags & TMESH_REVOKE_WAIT;
-	struct tmesh_holder *holders;
+	bool wait = cmd->flags & TMESH_REVOKE_WAIT, lapsed;
+	struct tmesh_holder *holders = NULL;
 	u32 room = cmd->count;
 	int rc, told;
 
@@ -157,11 +157,13 @@ int tmesh_ioctl_revoke(struct tmesh_ucmd *ucmd)
 		return rc;
 	if (mutex_lock_killable(&region->claims_lock))
 		return -EINTR;
-	rc = tmesh_holders_alloc(region, &room, &holders);
+	/* The answer's page fault may have taken its time. */
+	lapsed = tmesh_claim_lapsed(claim);
+	rc = lapsed ? -ESTALE : tmesh_holders_alloc(region, &room, &holders);
 	if (!rc)
 		rc = tmesh_region_revoke(region);
 	mutex_unlock(&region->claims_lock);
-	if (rc == -ESTALE && wait)
+	if (rc == -ESTALE && wait && !lapsed)
 		rc = 0;
 	if (!rc) {
 		tmesh_drain(region);

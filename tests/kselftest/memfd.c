@@ -7,10 +7,9 @@
 #include <unistd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <linux/userfaultfd.h>
 
 #include "drm.h"
+#include "stall.h"
 #include "t.h"
 
 #define BYTES (4 * MB)
@@ -237,24 +236,9 @@ TEST(seal_shared, "a memfd is not sealed by one region while another one could w
 	CHECK_ERR(t_export(other, 0, 0, TMESH_EXPORT_WRITE), EACCES);
 }
 
-/* Memory whose first touch waits until it is given a page. */
-static char *missing_page(int uffd)
-{
-	struct uffdio_api api = {.api = UFFD_API};
-	struct uffdio_register r = {.mode = UFFDIO_REGISTER_MODE_MISSING};
-	char *p = mmap(NULL, PAGE, RW, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-	REQUIRE(p != MAP_FAILED);
-	REQUIRE_OK(ioctl(uffd, UFFDIO_API, &api));
-	r.range.start = (unsigned long)p;
-	r.range.len = PAGE;
-	REQUIRE_OK(ioctl(uffd, UFFDIO_REGISTER, &r));
-	return p;
-}
-
 static struct {
 	int memfd, handle;
-	char *page;
+	void *page;
 	int sealed;
 	volatile bool answered;
 } slow;
@@ -274,24 +258,20 @@ static void *seal_meanwhile(void *arg)
 
 TEST(seal_writing, "a seal does not wait for who is writing to the memfd, and for his page faults")
 {
-	int dev = t_dev(), uffd = syscall(SYS_userfaultfd, O_CLOEXEC);
-	struct uffdio_zeropage zero = {.range.len = PAGE};
+	struct stall stall = stall_touch();
 	pthread_t writer, sealer;
-	struct uffd_msg fault;
+	int dev = t_dev();
 
-	if (uffd < 0)
-		t_skip("no userfaultfd: %s", strerror(errno));
 	slow.memfd = new_memfd(F_SEAL_SHRINK);
 	slow.handle = REQUIRE_OK(create(dev, slow.memfd, 0, NULL));
-	slow.page = missing_page(uffd);
+	slow.page = stall.page;
 	REQUIRE(!pthread_create(&writer, NULL, write_slowly, NULL));
-	REQUIRE(read(uffd, &fault, sizeof(fault)) == sizeof(fault));
+	stall_await(&stall);
 	REQUIRE(!pthread_create(&sealer, NULL, seal_meanwhile, NULL));
 	for (int i = 0; i < 3000 && !slow.answered; i++)
 		usleep(10000);
 	CHECK(slow.answered);
-	zero.range.start = (unsigned long)slow.page;
-	CHECK_OK(ioctl(uffd, UFFDIO_ZEROPAGE, &zero));
+	stall_end(&stall);
 	pthread_join(writer, NULL);
 	pthread_join(sealer, NULL);
 	CHECK_EQ(slow.sealed, EBUSY);

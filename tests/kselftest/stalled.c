@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Calls that a page fault in their caller's memory holds up: what has ended meanwhile ends for
+ * them too, and they keep nothing from ending.
+ */
+#include <fcntl.h>
+#include <pthread.h>
+
+#include "lease.h"
+#include "stall.h"
+
+#define BYTES (64 * KB)
+
+static int dev;
+
+static int region(void)
+{
+	dev = t_dev();
+	return REQUIRE_OK(t_create(dev, BYTES, 0));
+}
+
+/* A call that another thread makes. */
+struct call {
+	pthread_t thread;
+	int fd;
+	unsigned long cmd;
+	void *arg;
+	int answer;
+};
+
+static void *run(void *arg)
+{
+	struct call *c = arg;
+
+	c->answer = ioctl(c->fd, c->cmd, c->arg) ? errno : 0;
+	return NULL;
+}
+
+static void begin(struct call *c, int fd, unsigned long cmd, void *arg)
+{
+	*c = (struct call){.fd = fd, .cmd = cmd, .arg = arg};
+	REQUIRE(!pthread_create(&c->thread, NULL, run, c));
+}
+
+static int answer(struct call *c)
+{
+	pthread_join(c->thread, NULL);
+	return c->answer;
+}
+
+/* A call through a handle with all rights, whose lease lapses when the call waits. */
+static void lapsing(int fd, unsigned long cmd, void *arg, struct stall *stall)
+{
+	int leased = REQUIRE_OK(t_derive(fd, R_ALL, 0));
+	pid_t pid = sleeper();
+	struct lease l = lease_bind(leased, pid);
+	struct call c;
+
+	begin(&c, leased, cmd, arg);
+	stall_await(stall);
+	kill_and_reap(pid);
+	await_end(&l, leased);
+	stall_end(stall);
+	CHECK_EQ(answer(&c), ESTALE);
+	CHECK_EQ(t_info(fd).state, 0);
+	close(leased);
+}
+
+TEST(revoke, "a revocation that finds the lease lapsed gives ESTALE, and revokes nothing")
+{
+	struct tmesh_revoke r = {.size = sizeof(r)};
+	struct stall stall = stall_write(&r, sizeof(r));
+	int fd = region();
+
+	lapsing(fd, TMESH_REVOKE, stall.page, &stall);
+	r.flags = TMESH_REVOKE_WAIT;
+	r.timeout_ns = MS;
+	stall = stall_write(&r, sizeof(r));
+	lapsing(fd, TMESH_REVOKE, stall.page, &stall);
+}
+
+TEST(describe, "so does a description that comes when the lease has lapsed")
+{
+	struct tmesh_desc d = {.size = sizeof(d), .bytes = 8};
+	struct stall stall = stall_touch();
+	int fd = region();
+
+	d.data = (unsigned long)stall.page;
+	lapsing(fd, TMESH_DESC_SET, &d, &stall);
+	CHECK_EQ(t_info(fd).desc_bytes, 0);
+}
+
+/* A seal waits for a moment while somebody has a page, here a pipe. */
+TEST(seal, "a seal that waits longer than the lease lives gives ESTALE, and seals nothing")
+{
+	struct tmesh_seal s = {.size = sizeof(s)};
+	int fd = region(), late = 0;
+
+	for (int round = 0; round < 40; round++) {
+		int leased = REQUIRE_OK(t_derive(fd, R_ALL, 0)), p[2];
+		char *q = t_map(fd, BYTES, RW), c;
+		struct iovec page = {q, 1};
+		struct call seal;
+		struct lease l;
+
+		REQUIRE(q != MAP_FAILED);
+		*q = 1;
+		REQUIRE_OK(pipe2(p, O_CLOEXEC));
+		REQUIRE(vmsplice(p[1], &page, 1, 0) == 1);
+		munmap(q, BYTES);
+		l.fd = REQUIRE_OK(lease_call(leased, 0, TMESH_LEASE_MIN_NS, 0, NULL));
+		begin(&seal, leased, TMESH_SEAL, &s);
+		REQUIRE(polled(l.fd, 60000) & POLLHUP);
+		REQUIRE(read(p[0], &c, 1) == 1);
+		/* EBUSY where the lease lived longer than the seal waits. */
+		late += answer(&seal) == EBUSY;
+		CHECK(seal.answer == EBUSY || seal.answer == ESTALE);
+		REQUIRE(CHECK_EQ(t_info(fd).state, 0));
+		close(l.fd);
+		close(leased);
+		close(p[0]);
+		close(p[1]);
+	}
+	t_note("%d of 40 seals had given up before", late);
+}
+
+int main(void)
+{
+	return t_main();
+}
