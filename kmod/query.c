@@ -229,14 +229,13 @@ int tmesh_ioctl_holders(struct tmesh_ucmd *ucmd)
 	if (!rc)
 		cmd->count = tmesh_claims_describe(region, 0, holders, room, &cmd->total);
 	mutex_unlock(&region->claims_lock);
+put:
+	/* Before user memory is touched: whose fault takes its time holds no region. */
+	tmesh_region_put(region);
 	if (!rc)
 		rc = tmesh_put_holders(cmd->entries, cmd->entry_bytes, holders, cmd->count);
 	kvfree(holders);
-	if (!rc)
-		rc = tmesh_respond(ucmd, sizeof(*cmd));
-put:
-	tmesh_region_put(region);
-	return rc;
+	return rc ? rc : tmesh_respond(ucmd, sizeof(*cmd));
 }
 
 /**
@@ -273,12 +272,11 @@ int tmesh_ioctl_desc_get(struct tmesh_ucmd *ucmd)
 	if (room)
 		memcpy(copy, region->desc, room);
 	up_read(&region->lock);
+put:
+	/* As above. */
+	tmesh_region_put(region);
 	if (!rc && copy_to_user(u64_to_user_ptr(cmd->data), copy, room))
 		rc = -EFAULT;
-	if (!rc)
-		rc = tmesh_respond(ucmd, sizeof(*cmd));
-put:
 	kfree(copy);
-	tmesh_region_put(region);
-	return rc;
+	return rc ? rc : tmesh_respond(ucmd, sizeof(*cmd));
 }

@@ -124,6 +124,51 @@ TEST(seal, "a seal that waits longer than the lease lives gives ESTALE, and seal
 	t_note("%d of 40 seals had given up before", late);
 }
 
+static void let_go(const char *what, unsigned long cmd, void *arg, struct stall *stall, int fd)
+{
+	struct call c;
+
+	begin(&c, dev, cmd, arg);
+	stall_await(stall);
+	close(fd);
+	if (!CHECK_EQ(t_listed(dev), 0) || !CHECK_EQ(t_caps(dev).used_bytes, 0))
+		t_note("while %s waits", what);
+	stall_end(stall);
+	CHECK_EQ(answer(&c), 0);
+}
+
+TEST(look, "who looks at a region, and cannot be told what there is to see, keeps nothing of it")
+{
+	struct tmesh_desc d = {.size = sizeof(d), .bytes = 4};
+	struct tmesh_holders h = {
+		.size = sizeof(h),
+		.entry_bytes = sizeof(struct tmesh_holder),
+		.count = 1,
+	};
+	struct tmesh_info i = {.size = sizeof(i)};
+	struct stall stall;
+	int fd = region();
+
+	i.id = t_info(fd).id;
+	stall = stall_write(&i, sizeof(i));
+	let_go("INFO", TMESH_INFO, stall.page, &stall, fd);
+
+	fd = REQUIRE_OK(t_create(dev, BYTES, 0));
+	stall = stall_touch();
+	h.id = t_info(fd).id;
+	h.entries = (unsigned long)stall.page;
+	let_go("HOLDERS", TMESH_HOLDERS, &h, &stall, fd);
+
+	fd = REQUIRE_OK(t_create(dev, BYTES, 0));
+	d.data = (unsigned long)"text";
+	REQUIRE_OK(ioctl(fd, TMESH_DESC_SET, &d));
+	stall = stall_touch();
+	d.id = t_info(fd).id;
+	d.data = (unsigned long)stall.page;
+	let_go("DESC_GET", TMESH_DESC_GET, &d, &stall, fd);
+	CHECK(!memcmp(stall.page, "text", 4));
+}
+
 int main(void)
 {
 	return t_main();
