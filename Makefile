@@ -45,7 +45,7 @@ clean: ## remove everything that was built
 	rm -rf $(B) bindings/beam/_build
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | \
+	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | \
 		awk -F ':.*## ' '{ printf "  %-20s %s\n", $$1, $$2 }'
 
 .PHONY: all deps demo install uninstall clean help
