@@ -61,6 +61,9 @@ def main():
         check(any(f == part or f == part + ".gz" for f in installed), f"install brings {part}",
               " ".join(installed))
 
+    got = output("man", "-M", PREFIX / "share/man", "-w", "tmesh_region_seal")
+    check(got[0] == f"{PREFIX}/share/man/man3/tmesh_region.3", "man finds a call by its name", got)
+
     examples = dict(EXAMPLE.findall((ROOT / "README.md").read_text()))
     check(sorted(examples) == ["read.exs", "read.py", "read_gpu.py", "share.c"], "the README has its examples")
     for name, text in examples.items():

@@ -4,8 +4,8 @@
 
 TOOLS_SRC := $(wildcard tools/*.c tools/bench/*.c)
 TOOLS_OBJ := $(TOOLS_SRC:tools/%.c=$(B)/tools/%.o)
-MAN_SRC   := $(wildcard docs/man/*.scd)
-MAN_PAGES := $(MAN_SRC:docs/man/%.scd=$(B)/man/%)
+MAN       := $(B)/man
+MAN_PAGES := $(foreach s,1 3 4,$(patsubst docs/man/%.$s.scd,$(MAN)/man$s/%.$s,$(wildcard docs/man/*.$s.scd)))
 
 tools: $(B)/tmeshctl $(MAN_PAGES) ## build tmeshctl and the man pages
 
@@ -20,21 +20,31 @@ TOOLS_LIB ?= $(LIB_A)
 $(B)/tmeshctl: $(TOOLS_OBJ) $(TOOLS_LIB)
 	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LIB_LIBS)
 
-# The first line, which scdoc leaves out, tells formatters that there are tables.
-$(B)/man/%: docs/man/%.scd tools/build.mk
-	@mkdir -p $(@D)
-	{ echo "'\\\" t"; scdoc < $<; } > $@
+# The first line, which scdoc leaves out, tells formatters that there are tables. A page goes by every
+# name that it has, so that man(1) finds each call: `man -M build/man tmesh_region_seal`.
+define MAN_PAGE
+@mkdir -p $(@D)
+{ echo "'\\\" t"; scdoc < $<; } > $@
+@find $(@D) -lname $(@F) -delete
+@for name in $$(sed -n '/^# NAME$$/{n;n;s/ - .*//;s/,//g;p}' $<); do \
+	[ $$name$(suffix $@) = $(@F) ] || ln -s $(@F) $(@D)/$$name$(suffix $@) || exit; \
+done
+endef
+$(foreach s,1 3 4,$(eval $(MAN)/man$s/%.$s: docs/man/%.$s.scd tools/build.mk; $$(MAN_PAGE)))
 
 install-tools: tools
 	$(INSTALL) -d $(DESTDIR)$(BINDIR) $(DESTDIR)$(COMPLETIONS)
 	$(INSTALL) -m 755 $(B)/tmeshctl $(DESTDIR)$(BINDIR)/
 	$(INSTALL) -m 644 tools/completion/tmeshctl $(DESTDIR)$(COMPLETIONS)/
-	for page in $(MAN_PAGES); do \
-		$(INSTALL) -D -m 644 -t $(DESTDIR)$(MANDIR)/man$${page##*.} $$page || exit; \
+	for page in $(MAN_PAGES:$(MAN)/%=%); do \
+		$(INSTALL) -D -m 644 $(MAN)/$$page $(DESTDIR)$(MANDIR)/$$page || exit; \
 	done
+	cp -Pf $$(find $(MAN)/man3 -type l) $(DESTDIR)$(MANDIR)/man3/
 
 uninstall-tools:
 	rm -f $(DESTDIR)$(BINDIR)/tmeshctl $(DESTDIR)$(COMPLETIONS)/tmeshctl
-	for page in $(notdir $(MAN_PAGES)); do rm -f $(DESTDIR)$(MANDIR)/man$${page##*.}/$$page; done
+	for page in $(MAN_PAGES:$(MAN)/%=$(DESTDIR)$(MANDIR)/%); do \
+		rm -f $$page; [ ! -d $${page%/*} ] || find $${page%/*} -lname $${page##*/} -delete; \
+	done
 
 .PHONY: tools install-tools uninstall-tools
