@@ -38,8 +38,14 @@ deps: ## install the Debian packages that building, the demo and the tests need 
 demo: ## share a real model's embeddings between Python and Elixir, and show who holds them
 	@tests/demo/run.sh
 
+# The loader finds the libraries of /usr/local/lib by its cache alone.
+LDCONFIG := $(if $(DESTDIR)$(filter-out /usr/%,$(LIBDIR)),,ldconfig)
+
 install: install-lib install-cuda install-tools ## install library, headers, tools, man pages (PREFIX, DESTDIR)
+	$(LDCONFIG)
+
 uninstall: uninstall-lib uninstall-cuda uninstall-tools ## remove what install put there
+	$(LDCONFIG)
 
 clean: ## remove everything that was built
 	rm -rf $(B) bindings/beam/_build

@@ -61,6 +61,10 @@ def main():
         check(any(f == part or f == part + ".gz" for f in installed), f"install brings {part}",
               " ".join(installed))
 
+    for where, wanted in (("PREFIX=/usr/local", 1), (f"PREFIX={PREFIX}", 0), ("DESTDIR=/there", 0)):
+        plan = output("make", "-n", "-C", ROOT, "install", where)
+        check(plan[0].split("\n").count("ldconfig") == wanted,
+              f"with {where} install {'tells the loader' if wanted else 'leaves the loader alone'}", plan)
     got = output("man", "-M", PREFIX / "share/man", "-w", "tmesh_region_seal")
     check(got[0] == f"{PREFIX}/share/man/man3/tmesh_region.3", "man finds a call by its name", got)
 
