@@ -141,13 +141,11 @@ int hold_until_end(struct hold *hold, char *const *variables)
 
 	if (hold->command)
 		return run_command(hold->command, variables, -1);
-	if (fflush(stdout))
-		return complain_errno("writing the answer");
-	if (hold->background) {
+	status = flush_answer();
+	if (!status && hold->background)
 		status = detach(hold);
-		if (status)
-			return status;
-	}
+	if (status)
+		return status;
 	end_signals(&signals);
 	if (hold->seconds)
 		sigtimedwait(&signals, NULL, &limit);

@@ -29,6 +29,7 @@ int main(int argc, char **argv)
 {
 	const char *word = argc > 1 ? argv[1] : NULL;
 	char title[32];
+	int status;
 
 	if (!word) {
 		help(stderr);
@@ -36,11 +37,11 @@ int main(int argc, char **argv)
 	}
 	if (!strcmp(word, "--help") || !strcmp(word, "-h")) {
 		help(stdout);
-		return STATUS_OK;
+		return flush_answer();
 	}
 	if (!strcmp(word, "--version")) {
 		printf("tmeshctl %s\n", tmesh_version());
-		return STATUS_OK;
+		return flush_answer();
 	}
 	for (size_t i = 0; i < VERBS; i++) {
 		if (strcmp(word, verbs[i]->name))
@@ -48,7 +49,8 @@ int main(int argc, char **argv)
 		/* getopt begins its messages with this. */
 		snprintf(title, sizeof(title), "tmeshctl %s", word);
 		argv[1] = title;
-		return verbs[i]->run(verbs[i], argc - 1, argv + 1);
+		status = verbs[i]->run(verbs[i], argc - 1, argv + 1);
+		return status ? status : flush_answer();
 	}
 	fprintf(stderr, "tmeshctl: no such verb; see tmeshctl --help\n");
 	return STATUS_USAGE;

@@ -256,8 +256,6 @@ static int run(const struct verb *verb, int argc, char **argv)
 		if (regions)
 			put_regions(&all);
 		puts("# EOF");
-		if (fflush(stdout))
-			status = complain_errno("writing the answer");
 	}
 	for (size_t i = 0; i < all.count; i++)
 		free(all.backends[i].infos);

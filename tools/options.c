@@ -52,7 +52,7 @@ int verb_option(const struct verb *verb, int argc, char **argv)
 	key = getopt_long(argc, argv, shorts, longs, NULL);
 	if (key == 'h') {
 		verb_help(verb, stdout);
-		exit(STATUS_OK);
+		exit(flush_answer());
 	}
 	if (key == '?') {
 		fprintf(stderr, "see tmeshctl %s --help\n", verb->name);

@@ -82,6 +82,16 @@ int complain_errno(const char *what)
 	return complain(what, &err);
 }
 
+int flush_answer(void)
+{
+	if (!fflush(stdout)) {
+		if (!ferror(stdout))
+			return STATUS_OK;
+		errno = EIO; /* some was lost earlier, and why is forgotten */
+	}
+	return complain_errno("writing the answer");
+}
+
 const char *human_bytes(uint64_t bytes, char *text)
 {
 	static const char *const units[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
@@ -138,9 +148,7 @@ int print_json(json_t *value)
 
 	json_decref(value);
 	putchar('\n');
-	if (rc || fflush(stdout))
-		return complain_errno("writing JSON");
-	return STATUS_OK;
+	return rc ? complain_errno("writing JSON") : STATUS_OK;
 }
 
 void table_add(struct table *table, const char *text)

@@ -80,6 +80,8 @@ char *escaped(const char *text);
 /* "tmeshctl: @what: message" on stderr, and STATUS_FAILED. */
 int complain(const char *what, const struct tmesh_error *err);
 int complain_errno(const char *what);
+/* What was printed gets out now, or it is said that it cannot; main() sees to it at the end. */
+int flush_answer(void);
 /* "4.0 KiB"; @text has 16 bytes. */
 const char *human_bytes(uint64_t bytes, char *text);
 /* "rwm" */

@@ -114,12 +114,6 @@ class Metrics(Base):
         labels = re.findall('id="00000000deadbeef".*label="(.)"', text)
         self.assertEqual(sorted(labels), ["a", "b"])
 
-    def test_a_full_disk_is_told(self):
-        with open("/dev/full", "wb") as full:
-            done = subprocess.run([TOOL, "metrics"], stdout=full, stderr=subprocess.PIPE)
-        self.assertEqual(done.returncode, 1)
-        self.assertIn(b"writing", done.stderr)
-
 
 class Graph(Base):
     def test_graphviz_reads_it(self):

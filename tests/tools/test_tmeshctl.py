@@ -512,10 +512,13 @@ class See(Base):
         out, _ = tool("doctor", status=0 if HAVE_MODULE else 1)
         self.assertRegex(out.decode(), r"memfd backend: does not work: .*run")
 
-    def test_full_output(self):
-        with open("/dev/full", "w") as full:
-            done = subprocess.run([TOOL, "ls", "--json"], stdout=full, stderr=subprocess.PIPE)
-        self.assertEqual(done.returncode, 1)
+    def test_a_full_disk_is_told(self):
+        with held("create", "5") as names, open("/dev/full", "w") as full:
+            for words in (("--help",), ("--version",), ("ls", "--help"), ("ls",), ("ls", "--json"), ("show", names["id"]),
+                          ("holders", names["id"]), ("doctor",), ("stats",), ("graph",), ("top",), ("metrics",),
+                          ("create", "5"), ("create", "5", "--background")):
+                done = subprocess.run([TOOL, *words], stdout=full, stderr=subprocess.PIPE, timeout=WAIT_S)
+                self.assertEqual((done.returncode, done.stderr.count(b"No space left")), (1, 1), words)
 
 
 class Seal(Base):
