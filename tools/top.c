@@ -92,7 +92,8 @@ static void print(const struct look *look, size_t rows)
 	struct table table = {.columns = 9};
 	char size[16];
 
-	printf("%zu regions, %s\n\n", look->count, human_bytes(look->bytes, size));
+	printf("%zu region%s, %s\n\n", look->count, look->count == 1 ? "" : "s",
+	       human_bytes(look->bytes, size));
 	for (unsigned int i = 0; i < table.columns; i++)
 		table_add(&table, titles[i]);
 	for (size_t i = 0; i < look->count && i < rows; i++) {
@@ -128,11 +129,13 @@ static int once(enum tmesh_backend backend, bool terminal)
 	if (!status) {
 		if (look.count)
 			qsort(look.regions, look.count, sizeof(*look.regions), larger);
+		/* A narrow terminal cuts lines off meanwhile: wrapped ones would scroll. */
 		if (terminal)
-			fputs("\033[H\033[J", stdout);
+			fputs("\033[H\033[J\033[?7l", stdout);
 		print(&look, terminal ? terminal_rows() : SIZE_MAX);
-		if (fflush(stdout))
-			status = complain_errno("writing the answer");
+		if (terminal)
+			fputs("\033[?7h", stdout);
+		status = flush_answer();
 	}
 	free(look.regions);
 	return status;

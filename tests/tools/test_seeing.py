@@ -144,9 +144,15 @@ class Top(Base):
         self.assertIn(f"tmeshctl {large['pid']}", out)
         self.assertNotIn("\033", out)
 
+    def test_lines_are_cut_on_a_terminal(self):
+        with held("create", "1M"):
+            said, status = self.on_terminal("top", "--count", "1")
+        self.assertEqual(status, 0)
+        self.assertRegex(said, r"(?s)^\033\[H\033\[J\033\[\?7l.*ID +SIZE.*\033\[\?7h$")
+
     def test_as_often_as_asked(self):
         out = tool("top", "--count", "2", "--interval", "1")[0].decode()
-        self.assertEqual(out.count(" regions, "), 2)
+        self.assertEqual(len(re.findall("^[0-9]+ regions?, ", out, re.M)), 2)
 
     def test_bad_numbers(self):
         for word in ("0", "-1", "x", "1e3", ""):

@@ -108,6 +108,19 @@ class Base(unittest.TestCase):
         with open(os.path.join(self.dir, name), "rb") as file:
             return file.read()
 
+    def on_terminal(self, *args):
+        """What a command writes to a terminal, and its status."""
+        leader, follower = pty.openpty()
+        with os.fdopen(leader, "rb", 0) as screen:
+            with os.fdopen(follower, "wb", 0) as terminal:
+                process = subprocess.Popen([TOOL, *args], stdin=subprocess.DEVNULL,
+                                           stdout=terminal, stderr=terminal)
+            said = b""
+            with contextlib.suppress(OSError):  # EIO: the other side is closed
+                while piece := screen.read(65536):
+                    said += piece
+        return said.decode(), process.wait(WAIT_S)
+
 
 class Main(Base):
     def test_no_verb(self):
@@ -550,19 +563,6 @@ class Export(Base):
 
 
 class Terminal(Base):
-    def on_terminal(self, *args):
-        """What a command writes to a terminal, and its status."""
-        leader, follower = pty.openpty()
-        with os.fdopen(leader, "rb", 0) as screen:
-            with os.fdopen(follower, "wb", 0) as terminal:
-                process = subprocess.Popen([TOOL, *args], stdin=subprocess.DEVNULL,
-                                           stdout=terminal, stderr=terminal)
-            said = b""
-            with contextlib.suppress(OSError):  # EIO: the other side is closed
-                while piece := screen.read(65536):
-                    said += piece
-        return said.decode(), process.wait(WAIT_S)
-
     def slow_pipe(self, name):
         """A pipe whose writer takes longer than progress waits for."""
         path = os.path.join(self.dir, name)
