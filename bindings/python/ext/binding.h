@@ -189,6 +189,7 @@ PyObject *tensor_reshape(PyObject *object, PyObject *args);
 PyObject *tensor_getitem(PyObject *object, PyObject *key);
 PyObject *tensor_item(PyObject *object, Py_ssize_t index);
 Py_ssize_t tensor_length(PyObject *object);
+PyObject *tensor_no_number(PyObject *object);
 
 /* ref.c */
 PyObject *tensor_ref(PyObject *object, PyObject *args, PyObject *kwargs);

@@ -179,6 +179,9 @@ PyObject *module_holders(PyObject *module, PyObject *object)
 
 	if (!ctx)
 		return NULL;
+	if (!PyUnicode_Check(object))
+		return PyErr_Format(PyExc_TypeError, "a region's id is a str of 16 hex digits, not %R",
+				    object);
 	text = PyUnicode_AsUTF8AndSize(object, NULL);
 	if (!text)
 		return NULL;

@@ -462,6 +462,8 @@ static PyType_Slot slots[] = {
 	{Py_mp_subscript, tensor_getitem},
 	{Py_sq_length, tensor_length},
 	{Py_sq_item, tensor_item},
+	{Py_nb_int, tensor_no_number},
+	{Py_nb_float, tensor_no_number},
 	{Py_bf_getbuffer, tensor_getbuffer},
 	{Py_bf_releasebuffer, tensor_releasebuffer},
 	{0},

@@ -121,6 +121,13 @@ Py_ssize_t tensor_length(PyObject *object)
 	return self->shape[0];
 }
 
+/* Without an answer of ours int() and float() would read the elements' bytes as digits. */
+PyObject *tensor_no_number(PyObject *object)
+{
+	PyErr_SetString(PyExc_TypeError, "a tensor is no number; numpy().item() is that of one element");
+	return NULL;
+}
+
 /* A selection in the making: the next dimension of @from, and what became of those before. */
 struct selection {
 	const struct tmesh_layout *from;

@@ -3,6 +3,7 @@
 
 import inspect
 import json
+import operator
 import secrets
 
 import numpy as np
@@ -180,6 +181,13 @@ def test_index(key, error):
         t[key]
     with pytest.raises(TypeError):
         t[0] = 5
+
+
+@pytest.mark.parametrize("number", [int, float, complex, bool, operator.index, "%d".__mod__])
+def test_no_number(number):
+    """int() and float() of a buffer read it as text: this one's only byte is the digit 5."""
+    with pytest.raises(TypeError):
+        number(tmesh.put(np.array(53, "uint8")))
 
 
 def test_views():

@@ -53,7 +53,7 @@ def test_list_and_holders():
     (5, TypeError), (None, TypeError),
 ])
 def test_holders_of_nothing(id, error):
-    with pytest.raises(error):
+    with pytest.raises(error, match="region"):
         tmesh.holders(id)
 
 
