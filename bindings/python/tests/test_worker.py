@@ -477,10 +477,10 @@ def test_path_socket_is_private_and_removed(start_worker, tmp_path):
 
 @pytest.mark.parametrize("words, why", [
     (["--allow", "no_such_module", "--socket", "@x"], "No module named"),
-    (["--allow", "math", "--socket", "/no/such/folder/s"], "No such file"),
+    (["--allow", "math", "--socket", "/no/such/folder/s"], "/no/such/folder/s: [Errno 2] No such file"),
     (["--socket", "@x"], "--allow"),
     (["--allow", "math"], "--socket"),
-    (["--allow", "math", "--socket", "@x", "--spin-us", "101"], "--spin-us"),
+    (["--allow", "math", "--socket", "@x", "--spin-us", "101"], "--spin-us: '101' is not a number from 0 to 100"),
     (["--allow", "math", "--socket", "@x", "--spin-us", "-1"], "--spin-us"),
 ])
 def test_bad_command_lines(words, why):

@@ -27,6 +27,12 @@ def end_with_input(stop: threading.Event) -> None:
     os._exit(0)
 
 
+def spin_us(text: str) -> int:
+    if not text.isdecimal() or int(text) > SPIN_MAX_US:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to {SPIN_MAX_US}")
+    return int(text)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tmesh.worker",
@@ -39,7 +45,7 @@ def main() -> int:
                         help="a module whose functions may be called; may be given again")
     parser.add_argument("--until-eof", action="store_true",
                         help="end when standard input ends, as it does with its writer")
-    parser.add_argument("--spin-us", type=int, choices=range(SPIN_MAX_US + 1), default=0,
+    parser.add_argument("--spin-us", type=spin_us, default=0,
                         metavar="N", help="look busily for the next message for N microseconds, at "
                                           f"most {SPIN_MAX_US}, before sleeping until it comes")
     args = parser.parse_args()

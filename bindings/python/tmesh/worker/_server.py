@@ -298,14 +298,13 @@ class Server:
         self.stopping = os.eventfd(0, os.EFD_CLOEXEC)
         self.ready.register(self.stopping, select.EPOLLIN | select.EPOLLET)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if address.startswith("@"):
-            self.socket.bind(b"\0" + address[1:].encode())
-        else:
-            before = os.umask(0o177)
-            try:
-                self.socket.bind(address)
-            finally:
-                os.umask(before)
+        before = os.umask(0o177)
+        try:
+            self.socket.bind(b"\0" + address[1:].encode() if address.startswith("@") else address)
+        except OSError as error:
+            raise OSError(f"cannot listen at {address}: {error}") from error
+        finally:
+            os.umask(before)
         self.socket.listen(16)
 
     def accept(self) -> None:
