@@ -334,6 +334,9 @@ defmodule Tmesh.ArrowTest do
         assert {:error, %Error{type: :invalid}} = Arrow.from_columns(columns), inspect(columns)
       end
 
+      assert {:error, %Error{message: "column \"b\": has values of :int64 and :utf8"}} =
+               Arrow.from_columns(%{"a" => [1], "b" => [1, "x"]})
+
       assert {:error, %Error{type: :invalid}} = Arrow.from_columns(%{"a" => [1]}, colour: 1)
       assert {:error, %Error{type: :invalid}} = Arrow.from_list([1 | 2], :int64)
 

@@ -442,6 +442,10 @@ defmodule Tmesh.WorkerTest do
       {:ok, pool} = Worker.start_pool(Tmesh.PythonPool.options(name: Stuck, size: 1))
       {:ok, pid} = Worker.execute("operations.pid", [], pool: Stuck)
       {:ok, call} = Worker.start("operations.stuck", [], pool: Stuck)
+
+      assert {:error, %Error{type: :invalid, message: "Stuck is running already: name another"}} =
+               Worker.start_pool(Tmesh.PythonPool.options(name: Stuck, size: 1))
+
       Process.sleep(500)
       :ok = Worker.stop_pool(pool)
       assert {:error, %Error{type: :worker_down}} = Worker.await(call)

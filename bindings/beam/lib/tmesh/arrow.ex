@@ -396,7 +396,7 @@ defmodule Tmesh.Arrow do
       |> Enum.map(fn
         {name, column} when is_binary(name) ->
           unless String.valid?(name), do: throw({:invalid, "a name that is no text"})
-          array = array(column)
+          array = named(name, fn -> array(column) end)
           {{name, array.type, true}, array}
 
         other ->
@@ -411,6 +411,13 @@ defmodule Tmesh.Arrow do
   end
 
   defp columns(other), do: throw({:invalid, "#{inspect(other, limit: 3)} is no map of columns"})
+
+  # Which of them is wrong.
+  defp named(name, fun) do
+    fun.()
+  catch
+    {:invalid, why} -> throw({:invalid, "column #{inspect(name)}: #{why}"})
+  end
 
   defp array(%ArrayRef{type: type} = array) do
     _type = known(type)

@@ -143,6 +143,9 @@ defmodule Tmesh.Worker do
         {:ok, pid} ->
           {:ok, pid}
 
+        {:error, {:shutdown, {:failed_to_start_child, Tmesh.Worker.Pool, {:already_started, _}}}} ->
+          {:error, Error.new(:invalid, "#{inspect(options.name)} is running already: name another")}
+
         {:error, reason} ->
           {:error, Error.new(:invalid, "the pool cannot be started: #{inspect(reason)}")}
       end

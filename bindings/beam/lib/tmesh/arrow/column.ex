@@ -25,7 +25,7 @@ defmodule Tmesh.Arrow.Column do
       [:map] -> infer_struct(Enum.reject(values, &is_nil/1))
       [{:timestamp, _unit, _zone} = type] -> type
       [{:time64, _unit} = type] -> type
-      kinds -> invalid("one column of #{Enum.map_join(kinds, " and ", &inspect/1)}")
+      kinds -> invalid("has values of #{Enum.map_join(kinds, " and ", &inspect/1)}")
     end
   end
 
