@@ -466,6 +466,18 @@ defmodule Tmesh.WorkerTest do
       Worker.start("operations.describe", [ZeroCopy.from_binary!("abcd", [4], :uint8)])
     end
 
+    test "are awaited once, by who started them" do
+      opts = [timeout: :infinity]
+      {:ok, call} = Worker.start("operations.echo", [1], opts)
+      other = Task.async(fn -> Worker.await(call) end)
+      assert {:error, %Error{type: :invalid}} = Task.await(other)
+      assert {:ok, 1} = Worker.await(call)
+      assert {:error, %Error{type: :invalid}} = Worker.await(call)
+      {:ok, call} = Worker.start("operations.echo", [1], opts)
+      :ok = Worker.cancel(call)
+      assert {:error, %Error{type: :invalid}} = Worker.await(call)
+    end
+
     test "are cancelled by their caller" do
       {:ok, call} = Worker.start("operations.until_cancelled", [])
       assert :ok = Worker.cancel(call)

@@ -97,7 +97,7 @@ defmodule Tmesh.Worker do
   end
 
   defmodule Call do
-    @moduledoc "A call that was started: for `Tmesh.Worker.await/2` and `Tmesh.Worker.cancel/1`."
+    @moduledoc "A call that was started: for `Tmesh.Worker.await/1` and `Tmesh.Worker.cancel/1`."
     @enforce_keys [:reply, :pool, :operation, :began, :deadline, :made, :inline_above]
     defstruct @enforce_keys
 
@@ -204,9 +204,20 @@ defmodule Tmesh.Worker do
   @spec start(String.t(), map() | list(), [option()]) :: {:ok, Call.t()} | {:error, Error.t()}
   def start(operation, payload, opts \\ []), do: start_call(operation, payload, opts, false)
 
-  @doc "Wait for the result of a call that this process started."
+  @doc """
+  Wait for the result of a call that this process started, once.
+
+  Errors: those of `execute/3`; `:invalid` for a call that was awaited or cancelled already, or that
+  another process started.
+  """
   @spec await(Call.t()) :: {:ok, term()} | {:error, Error.t()}
-  def await(%Call{reply: reply} = call) do
+  def await(%Call{} = call) do
+    if Process.get({__MODULE__, call.reply}),
+      do: await_answer(call),
+      else: invalid("this process has no such call, or not any more")
+  end
+
+  defp await_answer(%Call{reply: reply} = call) do
     result =
       case next(call) do
         {^reply, {:result, value, hold}} -> take(call, value, hold)
