@@ -11,7 +11,7 @@ UNIT_ALL   := $(patsubst $(UNIT)/test_%.c,test_%,$(wildcard $(UNIT)/test_*.c))
 # What only the module does has nothing to say on memfds: `make vm-6.12-library` runs it.
 UNIT_NAMES := $(if $(filter kernel,$(TMESH_BACKEND)),$(UNIT_ALL),$(filter-out test_module,$(UNIT_ALL)))
 UNIT_FLAGS := -std=gnu11 -pthread -Ilib
-UNIT_LIBS  := -lcmocka $(LIB_LIBS)
+UNIT_LIBS   = -lcmocka $(LIB_LIBS)
 
 $(UNIT_OUT)/plain/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h) $(LIB_A)
 	@mkdir -p $(@D)
