@@ -5,9 +5,10 @@
 
 JOBS ?= 2
 
-HOST_SUITES = runner-check unit-check unit-asan-check unit-valgrind-check fuzz-check tools-check cuda-check \
-	      python-check python-arrow-check beam-check readme-check packaging-check demo-check kmod-check
-HOST_SUITES_FULL = $(HOST_SUITES) python-current-check beam-dialyzer unit-tsan-check kmod-lint
+HOST_SUITES = runner-check unit-check unit-asan-check unit-tsan-check unit-valgrind-check fuzz-check \
+	      tools-check cuda-check python-check python-arrow-check beam-check beam-dialyzer readme-check \
+	      packaging-check demo-check kmod-check
+HOST_SUITES_FULL = $(HOST_SUITES) python-current-check kmod-lint
 
 comma := ,
 row = $(subst $(subst ,, ),$(comma),$(strip $(1)))
