@@ -131,7 +131,7 @@ static void let_go(const char *what, unsigned long cmd, void *arg, struct stall 
 	begin(&c, dev, cmd, arg);
 	stall_await(stall);
 	close(fd);
-	if (!CHECK_EQ(t_listed(dev), 0) || !CHECK_EQ(t_caps(dev).used_bytes, 0))
+	if (!CHECK_EQ(t_listed(dev), 0) || !CHECK_EQ(t_caps(dev).used_regions, 0))
 		t_note("while %s waits", what);
 	stall_end(stall);
 	CHECK_EQ(answer(&c), 0);
