@@ -267,8 +267,7 @@ static int get_device(const json_t *ref, struct tmesh_layout *layout, struct tme
 	digits = name + strlen("cuda:");
 	if (!strncmp(name, "cuda:", strlen("cuda:"))) {
 		count = strspn(digits, "0123456789");
-		number =
-			count >= 1 && count <= 10 && !digits[count] ? strtol(digits, NULL, 10) : -1;
+		number = count && !digits[count] ? strtol(digits, NULL, 10) : -1;
 		if (number >= 0 && number <= INT32_MAX) {
 			layout->device_type = TMESH_DEVICE_CUDA;
 			layout->device_id = (int32_t)number;

@@ -57,13 +57,18 @@ static void test_contiguous(void **state)
 	assert_int_equal(made.ndim, 0);
 	assert_true(tmesh_layout_is_contiguous(&made));
 
-	assert_ok(tmesh_layout_contiguous(&made, TMESH_INT8, 2, LIST(0, 5), err));
+	/* Strides stay usable where there is nothing: as NumPy has them. */
+	assert_ok(tmesh_layout_contiguous(&made, TMESH_INT8, 3, LIST(2, 0, 5), err));
+	assert_int_equal(made.strides[0], 5);
+	assert_int_equal(made.strides[1], 5);
+	assert_int_equal(made.strides[2], 1);
 	assert_true(tmesh_layout_is_contiguous(&made));
 }
 
 static void test_contiguous_refused(void **state)
 {
-	struct tmesh_layout made;
+	const struct tmesh_layout before = layout(TMESH_INT16, 1, LIST(7), LIST(1), 42);
+	struct tmesh_layout made = before;
 
 	assert_refused(tmesh_layout_contiguous(&made, 0, 1, LIST(1), err), -EINVAL, "dtype");
 	assert_refused(tmesh_layout_contiguous(&made, 99, 1, LIST(1), err), -EINVAL, "dtype");
@@ -76,6 +81,7 @@ static void test_contiguous_refused(void **state)
 		       "negative");
 	assert_refused(tmesh_layout_contiguous(&made, TMESH_INT8, 2, LIST(INT64_MAX, 2), err),
 		       -EOVERFLOW, "2^63");
+	assert_memory_equal(&made, &before, sizeof(made));
 }
 
 static void test_is_contiguous(void **state)
@@ -151,6 +157,9 @@ static void test_check_overflow(void **state)
 	assert_refused(tmesh_layout_check(&made, UINT64_MAX, NULL, err), -EOVERFLOW, "strides");
 	made = layout(TMESH_INT8, 2, LIST(2, 2), LIST(INT64_MIN, -1), 0);
 	assert_refused(tmesh_layout_check(&made, UINT64_MAX, NULL, err), -EOVERFLOW, "strides");
+	/* Broadcast: nothing lies there, but elements of that many bytes in all. */
+	made = layout(TMESH_INT16, 1, LIST(INT64_MAX), LIST(0), 0);
+	assert_refused(tmesh_layout_check(&made, UINT64_MAX, NULL, err), -EOVERFLOW, "bytes");
 	/* A reach that fits, whose sum with the element itself does not. */
 	made = layout(TMESH_INT8, 1, LIST(2), LIST(INT64_MAX), 0);
 	assert_refused(tmesh_layout_check(&made, UINT64_MAX, NULL, err), -EOVERFLOW, "strides");

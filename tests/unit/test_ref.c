@@ -127,6 +127,7 @@ static void test_decode_refused(void **state)
 		{"{\"v\":1,\"id\":7," BODY "}", "\"id\""},
 		{"{\"v\":1,\"id\":\"0x23456789abcdef\"," BODY "}", "hex"},
 		{"{\"v\":1,\"id\":\"0123456789abcdef0\"," BODY "}", "hex"},
+		{"{\"v\":1,\"id\":\"0123456789abcdef-\"," BODY "}", "hex"},
 		{"{\"v\":1,\"id\":\"0123456789abcdef\",\"token\":null," BODY "}", "\"token\""},
 		{"{\"v\":1,\"id\":\"0123456789abcdef\",\"token\":\"a/b\"," BODY "}", "\"token\""},
 		{HEAD BODY ",\"offset\":256}", "twice"},
@@ -156,6 +157,9 @@ static void test_decode_refused(void **state)
 		{WITH("0", "24", "[2,3]", F32, "[3,1]", "\"cuda:-1\""), "\"device\""},
 		{WITH("0", "24", "[2,3]", F32, "[3,1]", "\"cuda:1x\""), "\"device\""},
 		{WITH("0", "24", "[2,3]", F32, "[3,1]", "\"cuda:4294967296\""), "\"device\""},
+		/* Below 2^31 again, were it cut to 64 bits. */
+		{WITH("0", "24", "[2,3]", F32, "[3,1]", "\"cuda:18446744073709551617\""),
+		 "\"device\""},
 		{WITH("0", "24", "[2,3]", F32, "[3,1]", "0"), "\"device\""},
 	};
 
