@@ -84,8 +84,47 @@ static void test_options(void **state)
 	tmesh_ctx_unref(ctx);
 	assert_ok(tmesh_ctx_open(&newer.opts, &ctx, err));
 	tmesh_ctx_unref(ctx);
+	opts = (struct tmesh_ctx_opts){.size = sizeof(opts), .taken = (enum tmesh_taken)7};
+	assert_refused(tmesh_ctx_open(&opts, &ctx, err), -EINVAL, "policy");
 	newer.more = 1;
 	assert_refused(tmesh_ctx_open(&newer.opts, &ctx, err), -EINVAL, "does not know");
+	/* A size that nobody has set: not to be read along. */
+	newer.more = 0;
+	newer.opts.size = 4097;
+	assert_refused(tmesh_ctx_open(&newer.opts, &ctx, err), -EINVAL, "size");
+}
+
+/* Whoever knows more members than this library reads 0 in those. */
+static void test_newer_caller(void **state)
+{
+	struct {
+		struct tmesh_stats stats;
+		uint64_t more;
+	} newer;
+	struct tmesh_ctx *ctx;
+
+	memset(&newer, 0xff, sizeof(newer));
+	newer.stats.size = sizeof(newer);
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_int_equal(tmesh_stats(ctx, &newer.stats), 0);
+	assert_int_equal(newer.stats.size, sizeof(newer));
+	assert_int_equal(newer.stats.regions_live, 0);
+	assert_int_equal(newer.more, 0);
+	tmesh_ctx_unref(ctx);
+}
+
+/* What poll() is told: 0 only once the time has passed, and nothing that it takes for "for ever".
+ */
+static void test_poll_ms(void **state)
+{
+	uint64_t deadline = tmesh_now_ns() + 3000000;
+
+	while (tmesh_poll_ms(deadline))
+		;
+	assert_true(tmesh_now_ns() >= deadline);
+	assert_int_equal(tmesh_poll_ms(0), 0);
+	assert_int_equal(tmesh_poll_ms(tmesh_now_ns() + ((uint64_t)1 << 52)), 1000000000);
+	assert_int_equal(tmesh_poll_ms(UINT64_MAX), 1000000000);
 }
 
 /* Who wants to wait for ever gives all that the number takes. */
@@ -237,7 +276,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_choice),	 cmocka_unit_test(test_module),
-		cmocka_unit_test(test_options),	 cmocka_unit_test(test_longest_timeout),
+		cmocka_unit_test(test_options),	 cmocka_unit_test(test_newer_caller),
+		cmocka_unit_test(test_poll_ms),	 cmocka_unit_test(test_longest_timeout),
 		cmocka_unit_test(test_names),	 cmocka_unit_test(test_caps),
 		cmocka_unit_test(test_quota),	 cmocka_unit_test(test_limits),
 		cmocka_unit_test(test_lifetime),

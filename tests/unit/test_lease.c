@@ -209,6 +209,10 @@ static void test_needs_module(void **state)
 	assert_refused(tmesh_lease_bind(region, 0, 0, TMESH_TAKEN_SIGBUS, err), -EOPNOTSUPP,
 		       "module");
 	assert_refused(tmesh_fence_signal(region, 1, err), -EOPNOTSUPP, "module");
+	assert_ok(tmesh_region_derive(region, TMESH_READ, &made, err));
+	assert_refused(tmesh_fence_signal(made, 1, err), -EACCES, "write");
+	tmesh_region_unref(made);
+	made = NULL;
 	assert_refused(tmesh_fence_wait(region, 1, 0, &reached, err), -EOPNOTSUPP, "module");
 	assert_refused(tmesh_fence_arm(region, 1, err), -EOPNOTSUPP, "module");
 	assert_null(made);

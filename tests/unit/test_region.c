@@ -84,6 +84,9 @@ static void test_create_refused(void **state)
 	REFUSED(-EINVAL, "control", .label = "a\xc2\x85");
 	REFUSED(-EINVAL, "UTF-8", .label = "\xff");
 	REFUSED(-EINVAL, "UTF-8", .label = "\xc0\xaf");
+	REFUSED(-EINVAL, "UTF-8", .label = "\xe0\x83\xbf");
+	REFUSED(-EINVAL, "UTF-8", .label = "\xf0\x82\x82\xac");
+	REFUSED(-EINVAL, "UTF-8", .label = "\xf4\x90\x80\x80");
 	REFUSED(-EINVAL, "UTF-8", .label = "\xed\xa0\x80");
 	REFUSED(-EINVAL, "UTF-8", .label = "\xe2\x82");
 	REFUSED(-EINVAL, "flags", .flags = 1u << 20);
@@ -97,6 +100,8 @@ static void test_create_refused(void **state)
 	REFUSED(-EINVAL, "1000", .linger_ms = 1001);
 	REFUSED(-EINVAL, "NUMA", .flags = TMESH_REGION_NODE, .node = 99999);
 	REFUSED(-EINVAL, "NUMA", .flags = TMESH_REGION_NODE, .node = 900);
+	REFUSED(-EINVAL, "node 1024", .flags = TMESH_REGION_NODE, .node = 1024);
+	REFUSED(-EINVAL, "node -1", .flags = TMESH_REGION_NODE, .node = -1);
 	assert_null(region);
 	label[TMESH_LABEL_LEN] = '\0';
 	opts = (struct tmesh_region_opts){.size = sizeof(opts), .label = label};

@@ -189,10 +189,14 @@ static void test_bad_tokens(void **state)
 		"tm1m-00000000000000000000000000000000-0000000000000000000000000000000",
 		"tm1m-00000000000000000000000000000000-00000000000000000000000000000000 ",
 		"tm1m-0000000000000000000000000000000g-00000000000000000000000000000000",
+		"tm1m-g0000000000000000000000000000000-00000000000000000000000000000000",
+		"tm1m-00000000000000000000000000000000_00000000000000000000000000000000",
+		"tm2m-00000000000000000000000000000000-00000000000000000000000000000000",
 		"tm1m-0000000000000000000000000000000A-00000000000000000000000000000000",
 		"tm1m-../../../../../../../../tmp/a-00000000000000000000000000000000",
 		"tm1k-0000000000000000000000000000000",
 		"tm1k-0000000000000000000000000000000x",
+		"tm1k-000000000000000000000000000000000",
 	};
 	struct producer p = producer_start(1);
 	struct tmesh_ctx *ctx = context(NULL, 0);
@@ -226,9 +230,13 @@ static void test_same_token(void **state)
 	struct tmesh_ctx *ctx = context(NULL, 0);
 	struct tmesh_region *region, *again = NULL;
 
+	memset(one, 'x', sizeof(one));
 	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
 	assert_ok(tmesh_region_token(region, TMESH_READ, one, err));
 	assert_ok(tmesh_region_token(region, TMESH_READ, two, err));
+	/* Who sends it on as it is sends nothing of its own behind it. */
+	for (size_t i = strlen(one); i < sizeof(one); i++)
+		assert_int_equal(one[i], 0);
 	assert_ok(tmesh_region_token(region, TMESH_RIGHTS_ALL, all, err));
 	assert_string_equal(one, two);
 	assert_string_not_equal(one, all);
