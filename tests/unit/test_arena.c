@@ -60,9 +60,9 @@ static void test_places(void **state)
 /* The last place ends where the region does; large ones have their own; none needs no room. */
 static void test_edges(void **state)
 {
-	struct tmesh_tensor *tensors[8];
+	struct tmesh_tensor *tensors[9];
 	struct tmesh_arena *arena;
-	int64_t shape[] = {300}, large[] = {301}, none[] = {0};
+	int64_t shape[] = {300}, large[] = {301}, none[] = {0}, last[] = {170};
 
 	assert_ok(tmesh_arena_create(*state, 1200, NULL, &arena, err));
 	for (int i = 0; i < 4; i++)
@@ -70,13 +70,18 @@ static void test_edges(void **state)
 	assert_int_equal(tmesh_tensor_layout(tensors[1])->offset, 512);
 	assert_ptr_equal(tmesh_tensor_region(tensors[0]), tmesh_tensor_region(tensors[1]));
 	assert_ptr_not_equal(tmesh_tensor_region(tensors[1]), tmesh_tensor_region(tensors[2]));
+	/* Less than a whole step is left: there is room once, and then none. */
+	for (int i = 7; i < 9; i++)
+		assert_ok(make(*state, arena, TMESH_UINT8, 1, last, &tensors[i], err));
+	assert_int_equal(tmesh_tensor_layout(tensors[7])->offset, 1024);
+	assert_int_equal(tmesh_tensor_layout(tensors[8])->offset, 0);
 	assert_ok(make(*state, arena, TMESH_UINT8, 1, large, &tensors[4], err));
 	assert_int_equal(tmesh_region_bytes(tmesh_tensor_region(tensors[4])), 301);
 	assert_ok(make(*state, arena, TMESH_UINT8, 1, none, &tensors[5], err));
 	assert_ok(make(*state, arena, TMESH_UINT8, 0, NULL, &tensors[6], err));
 	assert_int_equal(tmesh_tensor_layout(tensors[5])->offset,
 			 tmesh_tensor_layout(tensors[6])->offset);
-	for (int i = 0; i < 7; i++)
+	for (int i = 0; i < 9; i++)
 		tmesh_tensor_unref(tensors[i]);
 	tmesh_arena_unref(arena);
 }

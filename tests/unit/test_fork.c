@@ -102,9 +102,10 @@ static void test_inherited(void **state)
 	close(pair[1]);
 }
 
-/* The child's context has a life of its own: other ids, a server of its own. */
+/* The child's context has a life of its own: other ids, a server and a pool of its own. */
 static void test_own_life(void **state)
 {
+	struct tmesh_stats stats = {.size = sizeof(stats)};
 	struct tmesh_ctx *ctx = context();
 	struct tmesh_region *region, *got;
 	char token[TMESH_TOKEN_SIZE], done = 0;
@@ -115,10 +116,19 @@ static void test_own_life(void **state)
 	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
 	tmesh_region_unref(region);
+	assert_ok(tmesh_region_create(ctx, 200000, NULL, &region, err));
+	tmesh_region_unref(region);
 	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair), 0);
 	child = fork();
 	if (child == 0) {
 		close(pair[0]);
+		/* The parent's pages are not kept from it, and the child has its own. */
+		for (int i = 0; i < 2; i++) {
+			CHECK(tmesh_region_create(ctx, 5000, NULL, &region, NULL) == 0);
+			tmesh_region_unref(region);
+		}
+		CHECK(tmesh_stats(ctx, &stats) == 0);
+		CHECK(stats.pool_bytes == 8192 && stats.pool_hits == 1);
 		CHECK(tmesh_region_create(ctx, 10, NULL, &region, NULL) == 0);
 		CHECK(tmesh_region_write(region, 0, "child", 6, NULL) == 0);
 		CHECK(tmesh_region_token(region, TMESH_READ, token, NULL) == 0);

@@ -138,9 +138,13 @@ static void expect_not_pooled(void *ctx, struct tmesh_region *region)
 /* Memory that anybody else may hold never comes back. */
 static void test_shared_never(void **state)
 {
+	const int64_t shape[] = {55555};
 	struct tmesh_region *region, *other;
+	struct tmesh_tensor *tensor;
 	char token[TMESH_TOKEN_SIZE];
 	int pair[2], status;
+	uint64_t pooled;
+	void *data;
 	pid_t child;
 
 	region = make(*state, 99999, 0, "");
@@ -172,6 +176,14 @@ static void test_shared_never(void **state)
 	map_of(region);
 	expect_not_pooled(*state, region);
 
+	/* A tensor is done with its end, however often it was asked where it lies. */
+	assert_ok(tmesh_tensor_create(*state, TMESH_INT8, 1, shape, NULL, &tensor, err));
+	for (int i = 0; i < 3; i++)
+		assert_ok(tmesh_tensor_data(tensor, i ? RW : TMESH_READ, &data, err));
+	pooled = stats_of(*state).pool_bytes;
+	tmesh_tensor_unref(tensor);
+	assert_int_equal(stats_of(*state).pool_bytes - pooled, 57344);
+
 	/* A child has it too, whether it lies in the pool by then or not. */
 	region = make(*state, 99999, 0, "");
 	other = make(*state, 77777, 0, "");
@@ -189,7 +201,7 @@ static void test_shared_never(void **state)
 
 static void test_bounds(void **state)
 {
-	struct tmesh_region *regions[6];
+	struct tmesh_region *regions[6], *many[200];
 
 	for (int i = 0; i < 6; i++)
 		regions[i] = make(*state, 300000, 0, "");
@@ -207,11 +219,18 @@ static void test_bounds(void **state)
 		tmesh_region_unref(regions[1]);
 	}
 	assert_true(stats_of(*state).pool_bytes <= 1 << 20);
+	/* Nor more of them than a process has descriptors to spare, however small. */
+	for (int i = 0; i < 200; i++)
+		many[i] = make(*state, 4096, 0, "");
+	for (int i = 0; i < 200; i++)
+		tmesh_region_unref(many[i]);
+	assert_int_equal(stats_of(*state).pool_bytes, 128 * 4096);
 }
 
 /* Other flags want other memory. */
 static void test_alike_only(void **state)
 {
+	struct tmesh_region_opts opts = {.size = sizeof(opts)};
 	struct tmesh_region *region = make(*state, 5000, 0, "");
 	uint64_t hits = stats_of(*state).pool_hits;
 
@@ -223,6 +242,11 @@ static void test_alike_only(void **state)
 	assert_int_equal(stats_of(*state).pool_hits, hits);
 	region = make(*state, unit_on_kernel() ? 5000 : 8192, 0, "");
 	assert_int_equal(stats_of(*state).pool_hits, hits + 1);
+	tmesh_region_unref(region);
+	/* Without its flag a group says nothing. */
+	opts.gid = 7;
+	assert_ok(tmesh_region_create(*state, unit_on_kernel() ? 5000 : 8192, &opts, &region, err));
+	assert_int_equal(stats_of(*state).pool_hits, hits + 2);
 	tmesh_region_unref(region);
 }
 
