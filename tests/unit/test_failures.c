@@ -72,6 +72,11 @@ int socket(int domain, int type, int protocol)
 	STAND_IN(socket, EMFILE, domain, type, protocol);
 }
 
+int pipe2(int ends[2], int flags)
+{
+	STAND_IN(pipe2, EMFILE, ends, flags);
+}
+
 int socketpair(int domain, int type, int protocol, int ends[2])
 {
 	STAND_IN(socketpair, EMFILE, domain, type, protocol, ends);
@@ -221,7 +226,8 @@ struct scene {
 	struct tmesh_region *region, *derived, *pinned, *opened[5], *received, *foreign;
 	struct tmesh_region_info info;
 	struct tmesh_arena *arena;
-	struct tmesh_tensor *small;
+	struct tmesh_region *card, *cards[5];
+	struct tmesh_tensor *small, *alone;
 	struct tmesh_channel *sender, *receiver;
 	struct tmesh_message got;
 	int pair[2], memfd;
@@ -241,6 +247,7 @@ static int act(struct scene *s, struct tmesh_error *err)
 	const int64_t shape[] = {10};
 	struct tmesh_region *pooled;
 	void *addr;
+	int thing;
 
 #define STEP(call)                 \
 	do {                       \
@@ -279,6 +286,18 @@ static int act(struct scene *s, struct tmesh_error *err)
 	s->info.size = sizeof(s->info);
 	STEP(tmesh_region_info(s->region, &s->info, err));
 	STEP(tmesh_region_from_memfd(s->client, s->memfd, 0, NULL, &s->foreign, err));
+	STEP(tmesh_region_from_fd(s->producer, s->memfd, 4096, NULL, &s->card, err));
+	STEP(tmesh_region_derive(s->card, RW, &s->cards[0], err));
+	STEP(tmesh_region_token(s->card, RW, token, err));
+	STEP(tmesh_region_open(s->producer, token, RW, &s->cards[1], err));
+	STEP(tmesh_region_open(s->client, token, RW, &s->cards[2], err));
+	STEP(tmesh_region_send(s->card, s->pair[0], RW, err));
+	STEP(tmesh_region_recv(s->client, s->pair[1], &s->cards[3], err));
+	STEP(tmesh_region_send(s->cards[3], s->pair[0], RW, err));
+	STEP(tmesh_region_recv(s->client, s->pair[1], &s->cards[4], err));
+	STEP(tmesh_region_opaque_fd(s->cards[4], &thing, err));
+	close(thing);
+	STEP(tmesh_tensor_put(s->producer, TMESH_UINT8, 1, shape, buffer, NULL, &s->alone, err));
 	STEP(tmesh_arena_create(s->producer, 0, NULL, &s->arena, err));
 	in.arena = s->arena;
 	STEP(tmesh_tensor_put(s->producer, TMESH_UINT8, 1, shape, buffer, &in, &s->small, err));
@@ -297,6 +316,10 @@ static void clear(struct scene *s)
 		tmesh_region_unref(s->opened[i]);
 	tmesh_tensor_unref(s->got.tensor);
 	tmesh_tensor_unref(s->small);
+	tmesh_tensor_unref(s->alone);
+	for (int i = 0; i < 5; i++)
+		tmesh_region_unref(s->cards[i]);
+	tmesh_region_unref(s->card);
 	tmesh_arena_unref(s->arena);
 	tmesh_channel_unref(s->receiver);
 	tmesh_channel_unref(s->sender);

@@ -47,6 +47,7 @@ static ino_t ino_of(struct tmesh_region *region)
 	int fd;
 
 	assert_ok(tmesh_region_opaque_fd(region, &fd, err));
+	assert_int_equal(fcntl(fd, F_GETFD), FD_CLOEXEC);
 	fstat(fd, &st);
 	close(fd);
 	return st.st_ino;
@@ -340,7 +341,7 @@ static void test_taken_back(void **state)
 	assert_ok(tmesh_region_info(region, &info, err));
 	assert_true(info.revoked);
 	assert_int_equal(write(holder.socket, "t", 1), 1);
-	assert_ok(tmesh_region_reclaim(region, 5000000000, &report, err));
+	assert_ok(tmesh_region_reclaim(region, UINT64_MAX, &report, err));
 	assert_int_equal(end_of(&holder), 0);
 	assert_int_equal(tmesh_region_events(region), TMESH_EVENT_TAKEN | TMESH_EVENT_ALONE);
 	tmesh_region_unref(region);
@@ -410,6 +411,34 @@ static void test_forked(void **state)
 	waitpid(child, NULL, 0);
 }
 
+/* What a child inherited is not its own, to be let go of once more where it forks itself. */
+static void test_forked_again(void **state)
+{
+	struct tmesh_region *region;
+	int status;
+	pid_t child;
+	ino_t ino;
+
+	region = make(*state, &ino);
+	child = fork();
+	if (child == 0) {
+		alarm(20);
+		tmesh_region_unref(region);
+		region = make(*state, &ino);
+		child = fork();
+		if (child == 0)
+			unit_leave(0);
+		if (waitpid(child, &status, 0) != child || status || ino_of(region) != ino ||
+		    tmesh_region_events(region) != TMESH_EVENT_ALONE)
+			unit_leave(1);
+		unit_leave(0);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	assert_true(ino_of(region) == ino);
+	tmesh_region_unref(region);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -425,6 +454,8 @@ int main(void)
 						unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_maker_gone, unit_ctx_setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_forked, unit_ctx_setup, unit_ctx_teardown),
+		cmocka_unit_test_setup_teardown(test_forked_again, unit_ctx_setup,
+						unit_ctx_teardown),
 	};
 
 	return cmocka_run_group_tests_name("opaque", tests, unit_memfd_setup, NULL);
