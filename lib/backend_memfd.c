@@ -284,7 +284,6 @@ static int memfd_derive(struct tmesh_region *derived, struct tmesh_region *from,
 			return tmesh_fail(err, -EINVAL, "pin: the region is not sealed");
 		if (from->kind & TMESH_KIND_NO_PIN)
 			return tmesh_fail(err, -EPERM, "pin: the region's owner refuses pins");
-		derived->sealed = true;
 	}
 	derived->reopens = from->reopens;
 	if (from->kind & TMESH_KIND_OPAQUE) {

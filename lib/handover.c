@@ -305,7 +305,6 @@ int tmesh_region_recv(struct tmesh_ctx *ctx, int socket, struct tmesh_region **o
 	region = tmesh_region_new(ctx, err);
 	if (!region)
 		return -ENOMEM;
-	region->shared = true;
 	rc = take_region(region, socket, deadline, err);
 	if (rc) {
 		tmesh_region_destroy(region);

@@ -314,8 +314,7 @@ int tmesh_index_view_open(struct tmesh_index_view *view, int fd)
 	if (head == MAP_FAILED)
 		return -errno;
 	if (head->magic != TMESH_MAGIC_INDEX || head->version != TMESH_WIRE_VERSION ||
-	    head->slots == 0 || (head->slots & (head->slots - 1)) ||
-	    bytes_of(head->slots) != (size_t)st.st_size) {
+	    (head->slots & (head->slots - 1)) || bytes_of(head->slots) != (size_t)st.st_size) {
 		munmap(head, (size_t)st.st_size);
 		return -EPROTO;
 	}

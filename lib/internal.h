@@ -176,7 +176,7 @@ struct tmesh_region {
 	int prot;	      /* PROT_* of it */
 	unsigned int maps;
 	atomic_bool sealed;
-	atomic_bool shared;	/* somebody else may hold the memory: never to the pool */
+	atomic_bool shared; /* created here, and others may hold the memory: never to the pool */
 	atomic_bool reads_only; /* memfd: fd cannot write, whatever the rights: memfd_fd.c */
 	bool fd_stays;		/* memfd: never make it so */
 	bool warm;		/* its pages are there and mapped: write through the mapping */

@@ -110,11 +110,6 @@ void tmesh_peers_drop(struct tmesh_ctx *ctx)
 	}
 }
 
-void tmesh_peers_forked(struct tmesh_ctx *ctx)
-{
-	tmesh_peers_drop(ctx);
-}
-
 /* Opens without a wake: what a peer's index says, checked at every step; anything that
  * does not fit is no error, the producer is asked instead. */
 

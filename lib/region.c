@@ -243,7 +243,6 @@ int tmesh_region_from_memfd(struct tmesh_ctx *ctx, int fd, uint64_t bytes,
 	strcpy(region->label, o.label);
 	region->opts = o;
 	region->opts.label = region->label;
-	region->shared = true;
 	rc = ctx->ops->from_memfd(region, fd, bytes, err);
 	if (rc) {
 		tmesh_region_destroy(region);
@@ -436,7 +435,6 @@ static int derive_new(struct tmesh_region *region, uint32_t rights, bool pin,
 	derived->alloc = region->alloc;
 	derived->align_huge = region->align_huge;
 	derived->sealed = region->sealed;
-	derived->shared = true;
 	derived->pinning = pin;
 	derived->opts = region->opts;
 	memcpy(derived->label, region->label, sizeof(derived->label));
@@ -568,7 +566,6 @@ static int open_new(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token
 	if (!region)
 		return -ENOMEM;
 	region->rights = rights;
-	region->shared = true;
 	rc = ctx->ops->open_token(region, token, rights, err);
 	if (rc) {
 		tmesh_region_destroy(region);

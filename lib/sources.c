@@ -31,7 +31,6 @@ static int begin(struct tmesh_ctx *ctx, const void *op, const char *what, uint32
 	region->opts = o;
 	region->opts.label = region->label;
 	region->rights = rights;
-	region->shared = true;
 	*out = region;
 	return 0;
 }
