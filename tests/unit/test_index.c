@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: MIT
+/* The index of tokens: what its readers believe of it, and how it grows. */
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "unit.h"
+#include "wire.h"
+
+static int memfd(size_t bytes, int seals)
+{
+	int fd = memfd_create("strange", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
+	assert_int_equal(fcntl(fd, F_ADD_SEALS, seals), 0);
+	return fd;
+}
+
+/* An index that is none is not looked at. */
+static void test_bad_index(void **state)
+{
+	struct tmesh_index_view view = {0};
+	struct tmesh_index_head head = {
+		.magic = TMESH_MAGIC_INDEX,
+		.version = TMESH_WIRE_VERSION,
+		.number = 1,
+		.slots = 64,
+	};
+	const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
+	const size_t slot = sizeof(struct tmesh_index_slot), bytes = TMESH_INDEX_HEAD + 64 * slot;
+	FILE *plain = tmpfile();
+	int fd;
+
+#define INDEX(size, seals_, change, code)                                  \
+	do {                                                               \
+		struct tmesh_index_head h = head;                          \
+		change;                                                    \
+		fd = memfd(size, 0);                                       \
+		assert_int_equal(pwrite(fd, &h, sizeof(h), 0), sizeof(h)); \
+		assert_int_equal(fcntl(fd, F_ADD_SEALS, seals_), 0);       \
+		assert_int_equal(tmesh_index_view_open(&view, fd), code);  \
+		tmesh_index_view_close(&view);                             \
+		close(fd);                                                 \
+	} while (0)
+	INDEX(bytes, seals, (void)h, 0);
+	INDEX(bytes, F_SEAL_SHRINK, (void)h, -EPROTO);
+	INDEX(bytes, seals, h.magic = 0, -EPROTO);
+	INDEX(bytes, seals, h.version = 9, -EPROTO);
+	INDEX(TMESH_INDEX_HEAD + 63 * slot, seals, h.slots = 63, -EPROTO);
+	INDEX(TMESH_INDEX_HEAD + slot, seals, h.slots = 1, 0);
+	INDEX(TMESH_INDEX_HEAD, seals, h.slots = 0, -EPROTO);
+	INDEX(TMESH_INDEX_HEAD + (slot << 25), seals, h.slots = 1 << 25, -EPROTO);
+	INDEX(bytes, seals, h.slots = 0, -EPROTO);
+	INDEX(bytes, seals, h.slots = 128, -EPROTO);
+	INDEX(sizeof(head), seals, (void)h, -EPROTO);
+	/* What cannot be sealed could be cut off under its reader. */
+	fd = fileno(plain);
+	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
+	assert_int_equal(pwrite(fd, &head, sizeof(head), 0), sizeof(head));
+	assert_int_equal(tmesh_index_view_open(&view, fd), -EPROTO);
+	fclose(plain);
+}
+
+/* Its maker writes to it all the time, and need not be honest. */
+static void test_index_changes(void **state)
+{
+	static const uint8_t secret[TMESH_SECRET_BYTES] = "sixteen letters";
+	const size_t bytes = TMESH_INDEX_HEAD + 64 * sizeof(struct tmesh_index_slot);
+	struct tmesh_index_view view = {0};
+	struct tmesh_index_slot *slots;
+	struct tmesh_index_head *head;
+	struct tmesh_index_hit hit;
+	int fd = memfd(bytes, 0);
+	uint64_t tag;
+
+	head = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	assert_true(head != MAP_FAILED);
+	head->magic = TMESH_MAGIC_INDEX;
+	head->version = TMESH_WIRE_VERSION;
+	head->slots = 64;
+	slots = (struct tmesh_index_slot *)((uint8_t *)head + TMESH_INDEX_HEAD);
+	tag = tmesh_siphash(head->key, secret, sizeof(secret));
+	slots[tag % 64].tag = tag;
+	slots[tag % 64].fd = 5;
+	assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE),
+			 0);
+	assert_int_equal(tmesh_index_view_open(&view, fd), 0);
+	assert_true(tmesh_index_view_find(&view, secret, &hit));
+	assert_int_equal(hit.fd, 5);
+	/* What is being written is not read, and what was read is known to be old. */
+	assert_true(tmesh_index_hit_holds(&hit));
+	slots[tag % 64].seq++;
+	assert_false(tmesh_index_hit_holds(&hit));
+	assert_false(tmesh_index_view_find(&view, secret, &hit));
+	slots[tag % 64].seq++;
+	assert_true(tmesh_index_view_find(&view, secret, &hit));
+	/* One round, over what is mapped. */
+	head->slots = 1u << 30;
+	for (int i = 0; i < 64; i++)
+		slots[i].tag = tag + 1;
+	alarm(20);
+	assert_false(tmesh_index_view_find(&view, secret, &hit));
+	alarm(0);
+	tmesh_index_view_close(&view);
+	munmap(head, bytes);
+	close(fd);
+}
+
+/* What a reader has seen does not hold once the entry says something else, or is another one. */
+static void test_index_says_so(void **state)
+{
+	static const uint8_t name[16] = {0x12};
+	struct tmesh_index_entry entry = {.rights = TMESH_READ, .read_only = true};
+	struct tmesh_index_view view = {0};
+	struct tmesh_index_hit hit;
+	struct tmesh_index *index;
+	struct stat st;
+
+	assert_ok(tmesh_region_create(*state, 100, NULL, &entry.region, err));
+	assert_ok(tmesh_index_new(name, 1, 64, &index, err));
+	assert_int_equal(fstat(tmesh_index_fd(index), &st), 0);
+	assert_int_equal(st.st_mode & 0777, 0600);
+	assert_ok(tmesh_index_add(&index, &entry, err));
+	assert_int_equal(tmesh_index_view_open(&view, tmesh_index_fd(index)), 0);
+	assert_true(tmesh_index_view_find(&view, entry.secret, &hit) && hit.read_only);
+	tmesh_index_set_writable(index, entry.secret);
+	assert_false(tmesh_index_hit_holds(&hit));
+	assert_true(tmesh_index_view_find(&view, entry.secret, &hit) && !hit.read_only);
+	tmesh_index_remove(index, entry.secret);
+	assert_false(tmesh_index_hit_holds(&hit));
+	assert_false(tmesh_index_view_find(&view, entry.secret, &hit));
+	tmesh_index_view_close(&view);
+	tmesh_index_free(index);
+	tmesh_region_unref(entry.region);
+}
+
+/* It grows with the tokens that there are, not with those that there were; and what is not in it is
+ * not looked for for ever, however full it is. */
+static void test_index_grows(void **state)
+{
+	static const uint8_t name[16] = {0x12}, absent[TMESH_SECRET_BYTES] = {0xff};
+	struct tmesh_index_entry entry = {.rights = TMESH_READ};
+	struct tmesh_index *index;
+	uint64_t number;
+
+	assert_ok(tmesh_region_create(*state, 100, NULL, &entry.region, err));
+	assert_ok(tmesh_index_new(name, 1, 16, &index, err));
+	alarm(20);
+	for (uint8_t i = 0; i < 100; i++) {
+		entry.secret[0] = i;
+		assert_ok(tmesh_index_add(&index, &entry, err));
+		assert_null(tmesh_index_find(index, absent));
+	}
+	alarm(0);
+	number = tmesh_index_number(index);
+	for (int round = 0; round < 20; round++) {
+		for (uint8_t i = 0; i < 100; i++) {
+			entry.secret[0] = i;
+			assert_non_null(tmesh_index_find(index, entry.secret));
+			tmesh_index_remove(index, entry.secret);
+			assert_null(tmesh_index_find(index, entry.secret));
+		}
+		for (uint8_t i = 0; i < 100; i++) {
+			entry.secret[0] = i;
+			assert_ok(tmesh_index_add(&index, &entry, err));
+		}
+	}
+	assert_int_equal(tmesh_index_number(index), number);
+	tmesh_index_free(index);
+	tmesh_region_unref(entry.region);
+}
+
+static int setup(void **state)
+{
+	return unit_memfd_setup(state) || unit_ctx_setup(state);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_bad_index),
+		cmocka_unit_test(test_index_changes),
+		cmocka_unit_test(test_index_says_so),
+		cmocka_unit_test(test_index_grows),
+	};
+
+	return cmocka_run_group_tests_name("index", tests, setup, unit_ctx_teardown);
+}
