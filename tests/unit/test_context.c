@@ -186,6 +186,11 @@ static void test_quota(void **state)
 		.size = sizeof(opts),
 		.max_bytes = 3 * 4096,
 	};
+	const struct tmesh_region_opts nowhere = {
+		.size = sizeof(nowhere),
+		.flags = TMESH_REGION_NODE,
+		.node = 900,
+	};
 	struct tmesh_region *one, *two, *none = NULL;
 	struct tmesh_stats stats = {.size = sizeof(stats)};
 	struct tmesh_ctx *ctx;
@@ -207,6 +212,10 @@ static void test_quota(void **state)
 	assert_int_equal(tmesh_stats(ctx, &stats), 0);
 	assert_int_equal(stats.regions_live, 0);
 	assert_int_equal(stats.bytes_live, 0);
+
+	/* What could not be made counts for nothing. */
+	for (int i = 0; i < 4; i++)
+		assert_int_equal(tmesh_region_create(ctx, 8192, &nowhere, &none, NULL), -EINVAL);
 
 	/* Less than there is takes nothing away, and lets nothing new come. */
 	assert_ok(tmesh_region_create(ctx, 8192, NULL, &one, err));

@@ -132,13 +132,15 @@ ssize_t getrandom(void *buffer, size_t bytes, unsigned int flags)
 	STAND_IN(getrandom, ENOSYS, buffer, bytes, flags);
 }
 
+static size_t most = SIZE_MAX; /* bytes that a call takes */
+
 ssize_t pwrite(int fd, const void *data, size_t bytes, off_t offset)
 {
 	if (fails("pwrite")) {
 		errno = ENOSPC;
 		return -1;
 	}
-	return syscall(SYS_pwrite64, fd, data, bytes, offset);
+	return syscall(SYS_pwrite64, fd, data, bytes < most ? bytes : most, offset);
 }
 
 ssize_t pread(int fd, void *data, size_t bytes, off_t offset)
@@ -147,7 +149,7 @@ ssize_t pread(int fd, void *data, size_t bytes, off_t offset)
 		errno = EIO;
 		return -1;
 	}
-	return syscall(SYS_pread64, fd, data, bytes, offset);
+	return syscall(SYS_pread64, fd, data, bytes < most ? bytes : most, offset);
 }
 
 int fcntl(int fd, int command, ...)
@@ -270,6 +272,10 @@ static int act(struct scene *s, struct tmesh_error *err)
 	STEP(tmesh_region_desc_set(s->region, "described", err));
 	STEP(tmesh_region_derive(s->region, TMESH_READ, &s->derived, err));
 	STEP(tmesh_region_token(s->region, TMESH_READ, token, err));
+	/* The token has made the descriptor a read-only one. */
+	STEP(tmesh_region_desc_set(s->region, "described again", err));
+	STEP(tmesh_region_map(s->region, RW, &addr, err));
+	STEP(tmesh_region_write(s->region, 0, buffer, sizeof(buffer), err));
 	for (int i = 0; i < 3; i++)
 		STEP(tmesh_region_open(s->client, token, TMESH_READ, &s->opened[i], err));
 	/* Without the link, as from another PID namespace. */
@@ -345,10 +351,24 @@ static void prepare(struct scene *s)
 	assert_int_equal(fcntl(s->memfd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
 }
 
+/* What a program that is started meanwhile would have. */
+static unsigned int fds_for_others(void)
+{
+	DIR *dir = opendir("/proc/self/fd");
+	struct dirent *entry;
+	unsigned int count = 0;
+
+	while ((entry = readdir(dir)))
+		count += entry->d_name[0] != '.' &&
+			 !(fcntl(atoi(entry->d_name), F_GETFD) & FD_CLOEXEC);
+	closedir(dir);
+	return count;
+}
+
 static void test_each_call_fails(void **state)
 {
 	static struct scene s;
-	unsigned int before = open_fds();
+	unsigned int before = open_fds(), inherited = fds_for_others();
 	long survived = 0, n = 1;
 
 	for (;; n++) {
@@ -364,6 +384,8 @@ static void test_each_call_fails(void **state)
 		if (rc && (rc != err.code || strlen(err.message) < 10))
 			fail_msg("call %ld (%s): %d but \"%s\" (%d)", n, failed, rc, err.message,
 				 err.code);
+		if (fds_for_others() != inherited)
+			fail_msg("call %ld (%s): a descriptor is not closed on exec", n, failed);
 		clear(&s);
 		if (open_fds() != before)
 			fail_msg("call %ld (%s): %u descriptors, not %u", n, failed, open_fds(),
@@ -377,9 +399,36 @@ static void test_each_call_fails(void **state)
 	print_message("%ld calls failed in turn, %ld of them had another way\n", n - 1, survived);
 }
 
+/* As with more than 2 GiB, which the kernel reads and writes in pieces. */
+static void test_in_pieces(void **state)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD};
+	uint8_t there[5000], back[5000];
+	struct tmesh_region *region;
+	struct tmesh_ctx *ctx;
+	void *addr;
+
+	for (int i = 0; i < 5000; i++)
+		there[i] = (uint8_t)(i % 251);
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	assert_ok(tmesh_region_create(ctx, 6000, NULL, &region, err));
+	most = 1000;
+	assert_ok(tmesh_region_write(region, 700, there, sizeof(there), err));
+	assert_ok(tmesh_region_read(region, 700, back, sizeof(back), err));
+	most = SIZE_MAX;
+	assert_memory_equal(back, there, sizeof(there));
+	assert_ok(tmesh_region_map(region, TMESH_READ, &addr, err));
+	assert_memory_equal((uint8_t *)addr + 700, there, sizeof(there));
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+}
+
 int main(void)
 {
-	const struct CMUnitTest tests[] = {cmocka_unit_test(test_each_call_fails)};
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_each_call_fails),
+		cmocka_unit_test(test_in_pieces),
+	};
 
 	return cmocka_run_group_tests_name("failures", tests, NULL, NULL);
 }

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
 /* fork(): what a child may do with what it inherited, and what the parent does not notice. */
+#include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include "unit.h"
@@ -100,6 +102,95 @@ static void test_inherited(void **state)
 	tmesh_ctx_unref(ctx);
 	close(pair[0]);
 	close(pair[1]);
+}
+
+static unsigned int sockets(void)
+{
+	DIR *dir = opendir("/proc/self/fd");
+	unsigned int count = 0;
+	struct dirent *entry;
+	struct stat st;
+
+	while ((entry = readdir(dir)))
+		count += !fstatat(dirfd(dir), entry->d_name, &st, 0) && S_ISSOCK(st.st_mode);
+	closedir(dir);
+	return count;
+}
+
+static bool maps_index(void)
+{
+	FILE *maps = fopen("/proc/self/maps", "re");
+	char line[512];
+	bool found = false;
+
+	while (fgets(line, sizeof(line), maps))
+		found = found || strstr(line, "tmesh-index");
+	fclose(maps);
+	return found;
+}
+
+/* What leads to others in the parent's name, or says what its descriptors are: a child has none of
+ * it, and what it opens anew is its own. */
+static void test_cut_off(void **state)
+{
+	unsigned int before = sockets();
+	struct tmesh_ctx *ctx = context(), *client = context();
+	struct tmesh_region *region, *less, *others[32];
+	char token[TMESH_TOKEN_SIZE], back[6];
+	int parents, count = 0;
+	pid_t child;
+
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	assert_ok(tmesh_region_open(client, token, TMESH_READ, &less, err));
+	tmesh_region_unref(less);
+	assert_true(sockets() > before && maps_index());
+	parents = memfd_create("the parent's", MFD_CLOEXEC);
+	assert_int_equal(write(parents, "parent", 6), 6);
+	child = fork();
+	if (child == 0) {
+		CHECK(sockets() == before && !maps_index());
+		/* Of the number that is another file's in the parent. */
+		close(parents);
+		do
+			CHECK(count < 32 &&
+			      !tmesh_region_create(ctx, 10, NULL, &others[count], NULL));
+		while (others[count++]->fd != parents);
+		CHECK(tmesh_region_write(others[count - 1], 0, "child", 6, NULL) == 0);
+		CHECK(tmesh_region_derive(others[count - 1], TMESH_READ, &less, NULL) == 0);
+		CHECK(tmesh_region_read(less, 0, back, 6, NULL) == 0 && !strcmp(back, "child"));
+		unit_leave(0);
+	}
+	join(child);
+	close(parents);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(client);
+	tmesh_ctx_unref(ctx);
+}
+
+/* The lock was a thread's that the child does not have. */
+static void test_inherited_locked(void **state)
+{
+	struct tmesh_ctx *ctx = context();
+	struct tmesh_region *region;
+	pid_t child;
+	void *addr;
+
+	assert_ok(tmesh_region_create(ctx, 5000, NULL, &region, err));
+	assert_ok(tmesh_region_write(region, 0, "there", 6, err));
+	tmesh_region_lock(region);
+	child = fork();
+	if (child == 0) {
+		alarm(20);
+		CHECK(tmesh_region_map(region, TMESH_READ, &addr, NULL) == 0);
+		CHECK(strcmp(addr, "there") == 0);
+		tmesh_region_unmap(region, TMESH_READ);
+		unit_leave(0);
+	}
+	join(child);
+	tmesh_region_unlock(region);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
 }
 
 /* The child's context has a life of its own: other ids, a server and a pool of its own. */
@@ -259,11 +350,14 @@ static void test_while_busy(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_inherited),
-		cmocka_unit_test(test_own_life),
-		cmocka_unit_test(test_no_ghost),
+		cmocka_unit_test(test_inherited),  cmocka_unit_test(test_inherited_locked),
+		cmocka_unit_test(test_own_life),   cmocka_unit_test(test_no_ghost),
 		cmocka_unit_test(test_while_busy),
 	};
 
-	return cmocka_run_group_tests_name("fork", tests, NULL, NULL);
+	const struct CMUnitTest memfds[] = {cmocka_unit_test(test_cut_off)};
+	int failed = cmocka_run_group_tests_name("fork", tests, NULL, NULL);
+
+	return failed +
+	       cmocka_run_group_tests_name("fork of memfds", memfds, unit_memfd_setup, NULL);
 }

@@ -126,6 +126,10 @@ static void test_refused(void **state)
 		       "no memory");
 	assert_refused(tmesh_region_pin(region, &made, err), -EINVAL, "not sealed");
 	assert_refused(tmesh_region_revoke(holder, err), -EOPNOTSUPP, "only the process");
+	assert_ok(tmesh_region_derive(region, RW, &made, err));
+	assert_refused(tmesh_region_reclaim(made, 0, NULL, err), -EACCES, "manage");
+	assert_refused(tmesh_region_revoke(made, err), -EACCES, "manage");
+	tmesh_region_unref(made);
 	assert_refused(tmesh_region_poll_fd(region, TMESH_EVENT_TAKEN, &wait, err), -EOPNOTSUPP,
 		       "this process's");
 	assert_refused(tmesh_region_poll_fd(holder, TMESH_EVENT_ALONE, &wait, err), -EOPNOTSUPP,
@@ -411,18 +415,45 @@ static void test_forked(void **state)
 	waitpid(child, NULL, 0);
 }
 
+/* More who ask than the server keeps connections for: whose it dropped asks by another one. */
+static void test_many_ask(void **state)
+{
+	struct tmesh_region *region, *opened;
+	struct tmesh_ctx *clients[70];
+	char text[TMESH_TOKEN_SIZE];
+	ino_t ino;
+
+	region = make(*state, &ino);
+	token(region, RW, text);
+	for (int round = 0; round < 2; round++)
+		for (int i = 0; i < 70; i++) {
+			if (!round)
+				assert_ok(tmesh_ctx_open(NULL, &clients[i], err));
+			assert_ok(tmesh_region_open(clients[i], text, RW, &opened, err));
+			tmesh_region_unref(opened);
+		}
+	for (int i = 0; i < 70; i++)
+		tmesh_ctx_unref(clients[i]);
+	tmesh_region_unref(region);
+}
+
 /* What a child inherited is not its own, to be let go of once more where it forks itself. */
 static void test_forked_again(void **state)
 {
+	struct tmesh_error why = {0};
 	struct tmesh_region *region;
 	int status;
 	pid_t child;
+	short wait;
 	ino_t ino;
 
 	region = make(*state, &ino);
 	child = fork();
 	if (child == 0) {
 		alarm(20);
+		if (tmesh_region_poll_fd(region, TMESH_EVENT_ALONE, &wait, &why) != -EPERM ||
+		    why.code != -EPERM)
+			unit_leave(2);
 		tmesh_region_unref(region);
 		region = make(*state, &ino);
 		child = fork();
@@ -454,6 +485,7 @@ int main(void)
 						unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_maker_gone, unit_ctx_setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_forked, unit_ctx_setup, unit_ctx_teardown),
+		cmocka_unit_test_setup_teardown(test_many_ask, unit_ctx_setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_forked_again, unit_ctx_setup,
 						unit_ctx_teardown),
 	};

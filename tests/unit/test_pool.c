@@ -176,6 +176,13 @@ static void test_shared_never(void **state)
 	map_of(region);
 	expect_not_pooled(*state, region);
 
+	/* Who says so once too often is not believed to be there for ever. */
+	region = make(*state, 33333, 0, "");
+	tmesh_region_unmap(region, RW);
+	pooled = stats_of(*state).pool_bytes;
+	tmesh_region_unref(region);
+	assert_int_equal(stats_of(*state).pool_bytes - pooled, 36864);
+
 	/* A tensor is done with its end, however often it was asked where it lies. */
 	assert_ok(tmesh_tensor_create(*state, TMESH_INT8, 1, shape, NULL, &tensor, err));
 	for (int i = 0; i < 3; i++)

@@ -243,6 +243,10 @@ static void test_same_token(void **state)
 	assert_ok(tmesh_region_open(ctx, one, TMESH_READ, &again, err));
 	assert_refused(tmesh_region_token(again, RW, two, err), -EACCES, "write");
 	assert_refused(tmesh_region_open(ctx, one, RW, &region, err), -EACCES, "rights");
+	/* Another producer's, were there one of that name. */
+	strcpy(two, one);
+	other_digit(&two[10]);
+	assert_refused(tmesh_region_open(ctx, two, TMESH_READ, &region, err), -ENOENT, "");
 	tmesh_region_unref(again);
 	assert_ok(tmesh_region_open(ctx, all, RW, &again, err));
 	/* A token dies with its region: on memfd with the producer's, on the module with the last.
