@@ -455,6 +455,40 @@ static void test_bytes_bounded(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+/* Lanes are served in turn, and none is overlooked. */
+static void test_lanes(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .producers = 3};
+	struct tmesh_channel_opts no_open = {.size = sizeof(no_open),
+					     .flags = TMESH_CHANNEL_NO_OPEN};
+	struct pair p = pair_make(RECV, &opts);
+	struct tmesh_channel *from[] = {p.other, pair_open(&p, SEND), pair_open(&p, SEND)}, *late;
+	struct tmesh_message message, got;
+	uint64_t counts[3] = {0};
+
+	for (uint64_t i = 0; i < 12; i++) {
+		message = number(i % 3);
+		assert_ok(tmesh_channel_try_send(from[i % 3], &message, err));
+	}
+	for (uint64_t i = 0; i < 12; i++) {
+		assert_ok(tmesh_channel_try_recv(p.maker, &got, err));
+		assert_int_equal(counts[number_of(&got)]++, i / 3);
+	}
+	message = (struct tmesh_message){.tensor = tensor(p.ctx, 1)};
+	assert_ok(tmesh_channel_try_send(from[2], &message, err));
+	assert_ok(tmesh_channel_open(p.ctx, p.token, RECV, &no_open, &late, err));
+	assert_true(readable(tmesh_channel_poll_fd(late, NULL), 0));
+	assert_refused(tmesh_channel_try_recv(late, &got, err), -EINPROGRESS, "prepare");
+	assert_ok(tmesh_channel_prepare(late, err));
+	assert_ok(tmesh_channel_try_recv(late, &got, err));
+	tmesh_tensor_unref(got.tensor);
+	tmesh_tensor_unref(message.tensor);
+	tmesh_channel_unref(late);
+	tmesh_channel_unref(from[1]);
+	tmesh_channel_unref(from[2]);
+	pair_end(&p);
+}
+
 /* Threads. */
 
 #define EACH 20000
@@ -679,8 +713,9 @@ int main(void)
 		cmocka_unit_test(test_late),	      cmocka_unit_test(test_tensors),
 		cmocka_unit_test(test_no_open),	      cmocka_unit_test(test_rights),
 		cmocka_unit_test(test_layouts),	      cmocka_unit_test(test_regions_bounded),
-		cmocka_unit_test(test_bytes_bounded), cmocka_unit_test(test_many),
-		cmocka_unit_test(test_poll),	      cmocka_unit_test(test_poll_shared),
+		cmocka_unit_test(test_bytes_bounded), cmocka_unit_test(test_lanes),
+		cmocka_unit_test(test_many),	      cmocka_unit_test(test_poll),
+		cmocka_unit_test(test_poll_shared),
 	};
 
 	return cmocka_run_group_tests_name("channel", tests, NULL, NULL);

@@ -163,12 +163,99 @@ static void test_head_ahead(void **state)
 	pair_end(&p);
 }
 
+/* Words that no sender writes where the next message is due. */
+static void test_bad_word(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 8};
+	struct pair p = pair_make(SEND, &opts);
+	struct tmesh_message message = number(7), got;
+	atomic_uint_fast64_t *word = &channel_slot(p.maker, p.maker->lane, 0)->word;
+
+	atomic_store(word, channel_word(3, 8));
+	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EPROTO, "corrupt (slot)");
+	atomic_store(word, 0);
+	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EAGAIN, "nothing");
+	/* A message that is longer than one can be goes, and the next one comes. */
+	atomic_store(word, channel_word(0, TMESH_MESSAGE_BYTES + 1));
+	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EPROTO, "corrupt (kind)");
+	word = &channel_slot(p.maker, p.maker->lane, 1)->word;
+	atomic_store(word, channel_word(1, CHANNEL_KIND_TENSOR + TMESH_MESSAGE_TENSOR_BYTES + 1));
+	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EPROTO, "corrupt (kind)");
+	p.maker->tail = 2;
+	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+	assert_ok(tmesh_channel_try_recv(p.other, &got, err));
+	assert_int_equal(number_of(&got), 7);
+	pair_end(&p);
+}
+
+/* A message about a tensor whose words, or what they name in the tables, are not a sender's. */
+static void test_bad_names(void **state)
+{
+	struct tmesh_channel_opts opts = {
+		.size = sizeof(opts), .slots = 8, .regions = 2, .layouts = 2};
+	struct pair p = pair_make(SEND, &opts);
+	const int64_t shape[] = {16};
+	struct tmesh_message message = {0}, got;
+	struct tmesh_tensor *tensor, *beside;
+	atomic_uint_fast64_t *region, *layout, *slot;
+	struct tmesh_stats before = {.size = sizeof(before)}, after = before;
+	_Alignas(uint64_t) char token[TMESH_TOKEN_SIZE];
+	uint64_t position = 0;
+
+	assert_ok(tmesh_tensor_create(p.ctx, TMESH_INT32, 1, shape, NULL, &tensor, err));
+	assert_ok(tmesh_tensor_create(p.ctx, TMESH_INT32, 1, shape, NULL, &beside, err));
+	assert_ok(tmesh_region_token(tmesh_tensor_region(beside), TMESH_READ, token, err));
+	region = channel_regions(p.maker, p.maker->lane)[0].words;
+	layout = channel_layouts(p.maker, p.maker->lane)[0].words;
+	message.tensor = tensor;
+	assert_ok(tmesh_stats(p.ctx, &before));
+	/* Each time nothing is known yet at either end, as for the first message. */
+#define BAD(word, change)                                                                     \
+	do {                                                                                  \
+		struct tmesh_channel *fresh = pair_open(&p, RECV);                            \
+		uint64_t kept_region[16], kept_layout[24];                                    \
+                                                                                              \
+		assert_ok(tmesh_channel_try_send(p.maker, &message, err));                    \
+		slot = channel_slot(p.maker, p.maker->lane, position++)->payload;             \
+		channel_copy_out(kept_region, region, 16);                                    \
+		channel_copy_out(kept_layout, layout, 24);                                    \
+		change;                                                                       \
+		assert_refused(tmesh_channel_try_recv(fresh, &got, err), -EPROTO, word);      \
+		assert_refused(tmesh_channel_try_recv(fresh, &got, err), -EAGAIN, "nothing"); \
+		channel_copy_in(region, kept_region, 16);                                     \
+		channel_copy_in(layout, kept_layout, 24);                                     \
+		tmesh_channel_unref(fresh);                                                   \
+	} while (0)
+	BAD("number", atomic_fetch_or(&slot[CHANNEL_W_NAMES], 2));
+	BAD("number", atomic_fetch_or(&slot[CHANNEL_W_NAMES], 2 << 16));
+	BAD("(region)", atomic_fetch_xor(&region[CHANNEL_R_ID], 1));
+	BAD("(rights)", atomic_fetch_or(&region[CHANNEL_R_RIGHTS], TMESH_MANAGE));
+	BAD("(token)",
+	    channel_copy_in(&region[CHANNEL_R_TOKEN], (uint64_t *)token, TMESH_TOKEN_SIZE / 8));
+	BAD("(layout)", atomic_fetch_add(&layout[CHANNEL_L_VERSION], 1));
+	BAD("(layout)", atomic_store(&layout[CHANNEL_L_VERSION], 0);
+	    atomic_fetch_and(&slot[CHANNEL_W_NAMES], UINT32_MAX));
+	BAD("(shape)", atomic_store(&layout[CHANNEL_L_SHAPE], (uint64_t)-1));
+	BAD("(shape)", atomic_store(&layout[CHANNEL_L_TYPE], 99));
+	BAD("(shape)", atomic_store(&layout[CHANNEL_L_TYPE], TMESH_INT32 | 9ull << 32));
+	BAD("place", atomic_store(&slot[CHANNEL_W_BYTES], 60));
+	BAD("place", atomic_store(&slot[CHANNEL_W_OFFSET], 1));
+	BAD("place", atomic_store(&slot[CHANNEL_W_OFFSET], UINT64_MAX - 8));
+	BAD("place", atomic_store(&layout[CHANNEL_L_STRIDES], (uint64_t)-1));
+	/* None of it stays open. */
+	assert_ok(tmesh_stats(p.ctx, &after));
+	assert_int_equal(after.regions_live, before.regions_live);
+	tmesh_tensor_unref(tensor);
+	tmesh_tensor_unref(beside);
+	pair_end(&p);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_scribbled),
-		cmocka_unit_test(test_left_behind),
-		cmocka_unit_test(test_head_ahead),
+		cmocka_unit_test(test_scribbled),  cmocka_unit_test(test_left_behind),
+		cmocka_unit_test(test_head_ahead), cmocka_unit_test(test_bad_word),
+		cmocka_unit_test(test_bad_names),
 	};
 
 	return cmocka_run_group_tests_name("channel_hostile", tests, NULL, NULL);

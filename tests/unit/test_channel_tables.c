@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: MIT
 /* What both ends of a channel remember of tensors, so that those which go again cost less: never
  * for another tensor, and not beyond what it stands on. */
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <valgrind/valgrind.h>
+
 #include "channels.h"
 #include "channel.h"
 
@@ -174,13 +179,209 @@ static void test_sent_on(void **state)
 	pair_end(&from);
 }
 
+static struct tmesh_tensor *typed(struct tmesh_region *region, enum tmesh_dtype dtype)
+{
+	struct tmesh_layout layout;
+	struct tmesh_tensor *made;
+
+	assert_ok(tmesh_layout_contiguous(&layout, dtype, 2, (int64_t[]){3, 4}, err));
+	assert_ok(tmesh_tensor_wrap(region, &layout, &made, err));
+	return made;
+}
+
+/* Layouts that differ in nothing but the type. */
+static void test_types(void **state)
+{
+	struct pair p = pair_make(SEND, NULL);
+	struct tmesh_region *region = region_of(p.ctx, 4096);
+	struct tmesh_tensor *tensors[] = {typed(region, TMESH_INT32), typed(region, TMESH_FLOAT32)};
+
+	for (int i = 0; i < 6; i++)
+		assert_passes(&p, tensors[i % 2]);
+	for (int i = 0; i < 2; i++)
+		tmesh_tensor_unref(tensors[i]);
+	tmesh_region_unref(region);
+	pair_end(&p);
+}
+
+/* Regions that follow each other in one entry, with tensors that are alike but for that. */
+static void test_one_entry(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .regions = 1};
+	struct pair p = pair_make(SEND, &opts);
+
+	for (int i = 0; i < 1000; i++) {
+		struct tmesh_region *region = region_of(p.ctx, 4096);
+		struct tmesh_tensor *tensor = view(region, 3, 4, 0);
+
+		assert_passes(&p, tensor);
+		tmesh_tensor_unref(tensor);
+		tmesh_region_unref(region);
+	}
+	pair_end(&p);
+}
+
+/* What nobody but the channel holds it holds until it is taken, whatever else is sent. */
+static void test_not_taken(void **state)
+{
+	struct pair p = pair_make(SEND, NULL);
+	struct tmesh_message message, got;
+	struct tmesh_region *region;
+	uint64_t ids[5];
+
+	for (int i = 0; i < 5; i++) {
+		region = region_of(p.ctx, 4096);
+		ids[i] = tmesh_region_id(region);
+		message = (struct tmesh_message){.tensor = view(region, 3, 4, 0)};
+		assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+		tmesh_tensor_unref(message.tensor);
+		tmesh_region_unref(region);
+	}
+	for (int i = 0; i < 5; i++) {
+		assert_ok(tmesh_channel_try_recv(p.other, &got, err));
+		assert_int_equal(tmesh_region_id(tmesh_tensor_region(got.tensor)), ids[i]);
+		tmesh_tensor_unref(got.tensor);
+	}
+	pair_end(&p);
+}
+
+/* Whoever takes a lane after another one says nothing that means what that one said. */
+static void test_next_producer(void **state)
+{
+	struct tmesh_channel_opts opts = {
+		.size = sizeof(opts), .producers = 2, .regions = 1, .layouts = 1};
+	struct pair p = pair_make(RECV, &opts);
+	struct tmesh_region *region = region_of(p.ctx, 4096), *later = region_of(p.ctx, 4096);
+	struct tmesh_tensor *flat = view(region, 3, 4, 0), *tall = view(region, 4, 3, 0),
+			    *other = view(later, 3, 4, 0);
+	struct tmesh_message message = {.tensor = flat};
+	struct channel_lane *lane = channel_lane(p.maker, 1);
+	struct tmesh_channel *second;
+
+	for (int i = 0; i < 10; i++) {
+		struct tmesh_tensor *now = i % 2 ? tall : flat;
+
+		do
+			usleep(100);
+		while (tmesh_channel_open(p.ctx, p.token, SEND, NULL, &second, NULL) == -EBUSY);
+		assert_ptr_equal(second->lane, channel_lane(second, 1));
+		message.tensor = now;
+		assert_ok(tmesh_channel_try_send(second, &message, err));
+		if (i < 9)
+			assert_comes(p.maker, now);
+		tmesh_channel_unref(second);
+	}
+	/* What the last one sent is not taken yet: it holds its entries. */
+	while (tmesh_channel_open(p.ctx, p.token, SEND, NULL, &second, NULL) == -EBUSY)
+		usleep(100);
+	message.tensor = flat;
+	assert_refused(tmesh_channel_try_send(second, &message, err), -EAGAIN, "full");
+	message.tensor = other;
+	assert_refused(tmesh_channel_try_send(second, &message, err), -EAGAIN, "full");
+	assert_comes(p.maker, tall);
+	assert_ok(tmesh_channel_try_send(second, &message, err));
+	assert_comes(p.maker, other);
+	/* Versions come round, and 0 is none. */
+	atomic_store(&channel_layouts(second, lane)[0].words[CHANNEL_L_VERSION], UINT32_MAX);
+	message.tensor = tall;
+	assert_ok(tmesh_channel_try_send(second, &message, err));
+	assert_comes(p.maker, tall);
+	tmesh_channel_unref(second);
+	tmesh_tensor_unref(flat);
+	tmesh_tensor_unref(tall);
+	tmesh_tensor_unref(other);
+	tmesh_region_unref(region);
+	tmesh_region_unref(later);
+	pair_end(&p);
+}
+
+static struct tmesh_channel *rival;
+static struct tmesh_message taken;
+
+/* In the middle of opening a region somebody else is faster. */
+int fcntl(int fd, int command, ...)
+{
+	va_list args;
+	long argument;
+
+	va_start(args, command);
+	argument = va_arg(args, long);
+	va_end(args);
+	if (command == F_GET_SEALS && rival) {
+		struct tmesh_channel *channel = rival;
+
+		rival = NULL;
+		assert_ok(tmesh_channel_try_recv(channel, &taken, err));
+	}
+	return (int)syscall(SYS_fcntl, fd, command, argument);
+}
+
+/* One of two consumers has a message, also where the other one had already read it. */
+static void test_rival(void **state)
+{
+	struct pair p = pair_make(SEND, NULL);
+	struct tmesh_ctx *ctx = context();
+	struct tmesh_region *region = region_of(p.ctx, 4096);
+	struct tmesh_message message = {.tensor = view(region, 3, 4, 0)}, after = number(5), got;
+	struct tmesh_channel *channel;
+
+	assert_ok(tmesh_channel_open(ctx, p.token, RECV, NULL, &channel, err));
+	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+	assert_comes(channel, message.tensor);
+	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+	rival = channel;
+	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EAGAIN, "nothing");
+	assert_null(rival);
+	assert_int_equal(tmesh_region_id(tmesh_tensor_region(taken.tensor)),
+			 tmesh_region_id(region));
+	tmesh_tensor_unref(taken.tensor);
+	assert_ok(tmesh_channel_try_send(p.maker, &after, err));
+	assert_ok(tmesh_channel_try_recv(p.other, &got, err));
+	assert_int_equal(number_of(&got), 5);
+	tmesh_tensor_unref(message.tensor);
+	tmesh_region_unref(region);
+	tmesh_channel_unref(channel);
+	tmesh_ctx_unref(ctx);
+	pair_end(&p);
+}
+
+/* Without a descriptor for its region a message stays. */
+static void test_no_descriptor(void **state)
+{
+	struct pair p = pair_make(SEND, NULL);
+	struct tmesh_region *region = region_of(p.ctx, 4096);
+	struct tmesh_message message = {.tensor = view(region, 3, 4, 0)}, got;
+	struct rlimit usual, none;
+	int next;
+
+	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+	next = dup(0);
+	close(next);
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &usual), 0);
+	none = (struct rlimit){.rlim_cur = (rlim_t)next, .rlim_max = usual.rlim_max};
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+	assert_int_equal(tmesh_channel_try_recv(p.other, &got, NULL), -EMFILE);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &usual), 0);
+	assert_comes(p.other, message.tensor);
+	tmesh_tensor_unref(message.tensor);
+	tmesh_region_unref(region);
+	pair_end(&p);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_again),	cmocka_unit_test(test_same_place),
-		cmocka_unit_test(test_lanes),	cmocka_unit_test(test_held),
-		cmocka_unit_test(test_sent_on),
+		cmocka_unit_test(test_again),	      cmocka_unit_test(test_same_place),
+		cmocka_unit_test(test_lanes),	      cmocka_unit_test(test_held),
+		cmocka_unit_test(test_sent_on),	      cmocka_unit_test(test_types),
+		cmocka_unit_test(test_one_entry),     cmocka_unit_test(test_not_taken),
+		cmocka_unit_test(test_next_producer), cmocka_unit_test(test_rival),
 	};
+	const struct CMUnitTest limited[] = {cmocka_unit_test(test_no_descriptor)};
+	int failed = cmocka_run_group_tests_name("channel_tables", tests, NULL, NULL);
 
-	return cmocka_run_group_tests_name("channel_tables", tests, NULL, NULL);
+	if (RUNNING_ON_VALGRIND)
+		return failed +
+		       UNIT_SKIP(limited, "valgrind keeps descriptor limits from the kernel");
+	return failed + cmocka_run_group_tests_name("channel_tables", limited, NULL, NULL);
 }
