@@ -378,6 +378,27 @@ static void test_layouts(void **state)
 	pair_end(&p);
 }
 
+/* Two regions, for which there is room, are opened once each: what has gone counts no more. */
+static void assert_stay_open(struct pair *p, struct tmesh_ctx *receiver)
+{
+	struct tmesh_stats before = {.size = sizeof(before)}, after = before;
+	struct tmesh_tensor *both[] = {tensor(p->ctx, 1), tensor(p->ctx, 2)};
+	struct tmesh_message got;
+
+	assert_ok(tmesh_stats(receiver, &before));
+	for (int i = 0; i < 10; i++) {
+		struct tmesh_message message = {.tensor = both[i % 2]};
+
+		assert_ok(tmesh_channel_try_send(p->maker, &message, err));
+		assert_ok(tmesh_channel_try_recv(p->other, &got, err));
+		tmesh_tensor_unref(got.tensor);
+	}
+	assert_ok(tmesh_stats(receiver, &after));
+	assert_int_equal(after.regions_opened - before.regions_opened, 2);
+	for (int i = 0; i < 2; i++)
+		tmesh_tensor_unref(both[i]);
+}
+
 /* The receiver holds no more regions than it wants to; the sender none that were taken and
  * have made place. */
 static void test_regions_bounded(void **state)
@@ -402,6 +423,7 @@ static void test_regions_bounded(void **state)
 		/* two handles on the channel's memory where that is counted here too */
 		assert_in_range(stats.regions_live, 1, 3 + 2 + 2);
 	}
+	assert_stay_open(&p, p.ctx);
 	for (int i = 0; i < 3; i++) {
 		message.tensor = kept[i] = tensor(p.ctx, (float)i);
 		assert_ok(tmesh_channel_try_send(p.maker, &message, err));
@@ -447,10 +469,11 @@ static void test_bytes_bounded(void **state)
 		assert_ok(tmesh_stats(ctx, &stats));
 		assert_in_range(stats.bytes_live - before, 1, (3 << 20) + 65536);
 	}
+	tmesh_tensor_unref(held);
+	assert_stay_open(&p, ctx);
 	assert_ok(tmesh_channel_flush(p.maker, 0, err));
 	assert_ok(tmesh_stats(p.ctx, &stats));
 	assert_in_range(stats.bytes_live, 0, 1 << 19);
-	tmesh_tensor_unref(held);
 	pair_end(&p);
 	tmesh_ctx_unref(ctx);
 }

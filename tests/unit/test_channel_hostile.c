@@ -148,6 +148,70 @@ static void test_left_behind(void **state)
 	pair_end(&p);
 }
 
+static struct tmesh_channel *next_producer(struct pair *p, struct tmesh_channel *last)
+{
+	struct tmesh_channel *next;
+
+	tmesh_channel_unref(last);
+	/* The place is free once the maker has seen the end of the connection. */
+	while (tmesh_channel_open(p->ctx, p->token, SEND, NULL, &next, NULL) == -EBUSY)
+		usleep(100);
+	return next;
+}
+
+static void send_number(struct tmesh_channel *channel, uint64_t n)
+{
+	struct tmesh_message message = number(n);
+
+	assert_ok(tmesh_channel_try_send(channel, &message, err));
+}
+
+static void expect_number(struct tmesh_channel *channel, uint64_t n)
+{
+	struct tmesh_message got;
+
+	assert_ok(tmesh_channel_try_recv(channel, &got, err));
+	assert_int_equal(number_of(&got), n);
+}
+
+/* Producers that died between two words: what they had published is there, once, and no more. */
+static void test_died_between(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 8, .producers = 2};
+	struct pair p = pair_make(RECV, &opts);
+	struct tmesh_channel *second = pair_open(&p, SEND);
+	struct channel_lane *lane = channel_lane(p.maker, 1);
+	struct tmesh_message got;
+
+	/* Taken, before its tail said so. */
+	send_number(second, 1);
+	send_number(second, 2);
+	expect_number(p.maker, 1);
+	expect_number(p.maker, 2);
+	atomic_store(&lane->tail, 1);
+	second = next_producer(&p, second);
+	send_number(second, 3);
+	expect_number(p.maker, 3);
+	/* Not taken yet. */
+	send_number(second, 4);
+	send_number(second, 5);
+	atomic_store(&lane->tail, 3);
+	second = next_producer(&p, second);
+	send_number(second, 6);
+	for (uint64_t n = 4; n <= 6; n++)
+		expect_number(p.maker, n);
+	/* The end of a batch, of which it did not live to publish the beginning. */
+	atomic_store(&channel_slot(p.maker, lane, 7)->word, channel_word(7, 8));
+	second = next_producer(&p, second);
+	send_number(second, 7);
+	expect_number(p.maker, 7);
+	assert_refused(tmesh_channel_try_recv(p.maker, &got, err), -EAGAIN, "nothing");
+	send_number(second, 8);
+	expect_number(p.maker, 8);
+	tmesh_channel_unref(second);
+	pair_end(&p);
+}
+
 /* What was never sent cannot have been taken. */
 static void test_head_ahead(void **state)
 {
@@ -250,11 +314,45 @@ static void test_bad_names(void **state)
 	pair_end(&p);
 }
 
+/* Who may not open is told once why what was prepared for it cannot be had. */
+static void test_refused_once(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .flags = TMESH_CHANNEL_NO_OPEN};
+	struct pair p = {.ctx = context()};
+	const int64_t shape[] = {16};
+	struct tmesh_message message = {0}, got;
+	atomic_uint_fast64_t *id;
+
+	assert_ok(tmesh_channel_create(p.ctx, SEND, NULL, &p.maker, err));
+	assert_ok(tmesh_channel_token(p.maker, p.token, err));
+	assert_ok(tmesh_channel_open(p.ctx, p.token, RECV, &opts, &p.other, err));
+	assert_ok(tmesh_tensor_create(p.ctx, TMESH_INT32, 1, shape, NULL, &message.tensor, err));
+	id = &channel_regions(p.maker, p.maker->lane)[0].words[CHANNEL_R_ID];
+	for (int i = 0; i < 2; i++) {
+		assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+		assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EINPROGRESS, "prepare");
+		atomic_fetch_xor(id, 1);
+		assert_ok(tmesh_channel_prepare(p.other, err));
+		assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EPROTO,
+			       "cannot be opened");
+		atomic_fetch_xor(id, 1);
+		assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EAGAIN, "nothing");
+	}
+	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EINPROGRESS, "prepare");
+	assert_ok(tmesh_channel_prepare(p.other, err));
+	assert_ok(tmesh_channel_try_recv(p.other, &got, err));
+	tmesh_tensor_unref(got.tensor);
+	tmesh_tensor_unref(message.tensor);
+	pair_end(&p);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_scribbled),  cmocka_unit_test(test_left_behind),
-		cmocka_unit_test(test_head_ahead), cmocka_unit_test(test_bad_word),
+		cmocka_unit_test(test_scribbled),    cmocka_unit_test(test_left_behind),
+		cmocka_unit_test(test_head_ahead),   cmocka_unit_test(test_died_between),
+		cmocka_unit_test(test_refused_once), cmocka_unit_test(test_bad_word),
 		cmocka_unit_test(test_bad_names),
 	};
 

@@ -228,7 +228,7 @@ struct scene {
 	struct tmesh_region *region, *derived, *pinned, *opened[5], *received, *foreign;
 	struct tmesh_region_info info;
 	struct tmesh_arena *arena;
-	struct tmesh_region *card, *cards[5];
+	struct tmesh_region *late, *card, *cards[5];
 	struct tmesh_tensor *small, *alone;
 	struct tmesh_channel *sender, *receiver;
 	struct tmesh_message got;
@@ -243,7 +243,7 @@ static int act(struct scene *s, struct tmesh_error *err)
 		.pool_bytes = 1 << 20,
 		.timeout_ns = 300000000,
 	};
-	char token[TMESH_TOKEN_SIZE], link[512], buffer[64] = "contents";
+	char token[TMESH_TOKEN_SIZE], other[TMESH_TOKEN_SIZE], link[512], buffer[64] = "contents";
 	struct tmesh_region_opts in = {.size = sizeof(in)};
 	struct tmesh_message message = {.bytes = 6, .data = "beside"};
 	const int64_t shape[] = {10};
@@ -276,6 +276,9 @@ static int act(struct scene *s, struct tmesh_error *err)
 	STEP(tmesh_region_desc_set(s->region, "described again", err));
 	STEP(tmesh_region_map(s->region, RW, &addr, err));
 	STEP(tmesh_region_write(s->region, 0, buffer, sizeof(buffer), err));
+	STEP(tmesh_region_create(s->producer, 20000, NULL, &s->late, err));
+	STEP(tmesh_region_token(s->late, TMESH_READ, other, err));
+	STEP(tmesh_region_map(s->late, RW, &addr, err));
 	for (int i = 0; i < 3; i++)
 		STEP(tmesh_region_open(s->client, token, TMESH_READ, &s->opened[i], err));
 	/* Without the link, as from another PID namespace. */
@@ -326,6 +329,7 @@ static void clear(struct scene *s)
 	for (int i = 0; i < 5; i++)
 		tmesh_region_unref(s->cards[i]);
 	tmesh_region_unref(s->card);
+	tmesh_region_unref(s->late);
 	tmesh_arena_unref(s->arena);
 	tmesh_channel_unref(s->receiver);
 	tmesh_channel_unref(s->sender);
