@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include "channels.h"
+#include "channel.h"
 
 static void test_order(void **state)
 {
@@ -610,6 +611,79 @@ static void test_many(void **state)
 	pair_end(&p);
 }
 
+static void *recv_one(void *data)
+{
+	struct tmesh_message message;
+
+	return (void *)(intptr_t)tmesh_channel_recv(data, &message, 5 * SECOND, NULL);
+}
+
+/* All who sleep are woken: one alone would take one of two messages and leave. */
+static void test_sleepers(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .spin_ns = TMESH_CHANNEL_NO_SPIN};
+	struct pair p = pair_make(SEND, NULL);
+	struct tmesh_message messages[] = {number(1), number(2)};
+	struct tmesh_channel *sleepers[2];
+	pthread_t threads[2];
+	uint64_t start;
+	void *failed;
+
+	for (int i = 0; i < 2; i++) {
+		assert_ok(tmesh_channel_open(p.ctx, p.token, RECV, &opts, &sleepers[i], err));
+		pthread_create(&threads[i], NULL, recv_one, sleepers[i]);
+	}
+	usleep(50000);
+	start = tmesh_now_ns();
+	assert_int_equal(tmesh_channel_send_batch(p.maker, messages, 2, 0, NULL), 2);
+	for (int i = 0; i < 2; i++) {
+		pthread_join(threads[i], &failed);
+		assert_int_equal((intptr_t)failed, 0);
+	}
+	/* Nor by the time that was up. */
+	assert_true(tmesh_now_ns() - start < 4 * (uint64_t)SECOND);
+	for (int i = 0; i < 2; i++)
+		tmesh_channel_unref(sleepers[i]);
+	pair_end(&p);
+}
+
+static void *send_one(void *data)
+{
+	struct tmesh_message message = number(1);
+
+	return (void *)(intptr_t)tmesh_channel_send(data, &message, 5 * SECOND, NULL);
+}
+
+/* Whoever sleeps is woken when the other end goes, whichever of them made the channel. */
+static void test_left_asleep(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 1};
+
+	for (int i = 0; i < 4; i++) {
+		enum tmesh_channel_role role = i % 2 ? RECV : SEND;
+		struct pair p = pair_make(role, &opts);
+		struct tmesh_channel **asleep = i < 2 ? &p.maker : &p.other,
+				     **leaves = i < 2 ? &p.other : &p.maker;
+		bool sends = (*asleep)->role == SEND;
+		struct tmesh_message message = number(0);
+		uint64_t start;
+		pthread_t thread;
+		void *rc;
+
+		if (sends)
+			assert_ok(tmesh_channel_try_send(*asleep, &message, err));
+		pthread_create(&thread, NULL, sends ? send_one : recv_one, *asleep);
+		usleep(50000);
+		start = tmesh_now_ns();
+		tmesh_channel_unref(*leaves);
+		*leaves = NULL;
+		pthread_join(thread, &rc);
+		assert_int_equal((intptr_t)rc, -EPIPE);
+		assert_true(tmesh_now_ns() - start < 4 * (uint64_t)SECOND);
+		pair_end(&p);
+	}
+}
+
 /* Event loops. */
 
 static void *send_later(void *data)
@@ -737,7 +811,8 @@ int main(void)
 		cmocka_unit_test(test_no_open),	      cmocka_unit_test(test_rights),
 		cmocka_unit_test(test_layouts),	      cmocka_unit_test(test_regions_bounded),
 		cmocka_unit_test(test_bytes_bounded), cmocka_unit_test(test_lanes),
-		cmocka_unit_test(test_many),	      cmocka_unit_test(test_poll),
+		cmocka_unit_test(test_many),	      cmocka_unit_test(test_sleepers),
+		cmocka_unit_test(test_left_asleep),   cmocka_unit_test(test_poll),
 		cmocka_unit_test(test_poll_shared),
 	};
 

@@ -136,6 +136,7 @@ static void test_left_behind(void **state)
 	struct channel_lane *lane = channel_lane(p.maker, 1);
 	struct tmesh_message message = number(1);
 	struct tmesh_channel *second;
+	int rc;
 
 	atomic_store(&lane->tail, 1);
 	for (uint64_t i = 1; i <= opts.slots; i++)
@@ -145,6 +146,10 @@ static void test_left_behind(void **state)
 	alarm(0);
 	assert_refused(tmesh_channel_try_send(second, &message, err), -EAGAIN, "full");
 	tmesh_channel_unref(second);
+	atomic_store(&lane->tail, opts.slots + 1);
+	while ((rc = tmesh_channel_open(p.ctx, p.token, SEND, NULL, &second, NULL)) == -EBUSY)
+		usleep(100);
+	assert_int_equal(rc, -EPROTO);
 	pair_end(&p);
 }
 
