@@ -405,12 +405,13 @@ int main(void)
 		cmocka_unit_test(test_lanes),	      cmocka_unit_test(test_held),
 		cmocka_unit_test(test_sent_on),	      cmocka_unit_test(test_types),
 		cmocka_unit_test(test_one_entry),     cmocka_unit_test(test_not_taken),
-		cmocka_unit_test(test_next_producer), cmocka_unit_test(test_rival),
-		cmocka_unit_test(test_entries_held),
+		cmocka_unit_test(test_next_producer), cmocka_unit_test(test_entries_held),
 	};
+	const struct CMUnitTest memfds[] = {cmocka_unit_test(test_rival)};
 	const struct CMUnitTest limited[] = {cmocka_unit_test(test_no_descriptor)};
 	int failed = cmocka_run_group_tests_name("channel_tables", tests, NULL, NULL);
 
+	failed += cmocka_run_group_tests_name("memfds", memfds, unit_memfd_setup, NULL);
 	if (RUNNING_ON_VALGRIND)
 		return failed +
 		       UNIT_SKIP(limited, "valgrind keeps descriptor limits from the kernel");

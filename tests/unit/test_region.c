@@ -284,15 +284,10 @@ static void test_seal_under_writer(void **state)
 	assert_ok(tmesh_region_derive(region, RW, &author, err));
 	assert_ok(tmesh_region_write(author, 0, "abc", 4, err));
 	tmesh_region_unref(author);
-	assert_ok(tmesh_region_derive(region, RW, &author, err));
 	assert_ok(tmesh_region_derive(region, TMESH_RIGHTS_ALL, &writer, err));
 	assert_ok(tmesh_region_derive(region, TMESH_READ | TMESH_MANAGE, &manager, err));
 	assert_false(tmesh_region_is_sealed(writer));
 	assert_ok(tmesh_region_seal(manager, err));
-	/* Handles that have not looked. */
-	assert_refused(tmesh_region_write(author, 0, "x", 1, err), -EPERM, "sealed");
-	assert_ok(tmesh_region_seal(region, err));
-	tmesh_region_unref(author);
 	assert_true(tmesh_region_is_sealed(writer));
 	assert_refused(tmesh_region_write(writer, 0, "x", 1, err), -EPERM, "sealed");
 	assert_refused(tmesh_region_map(writer, RW, &addr, err), -EPERM, "sealed");
@@ -425,8 +420,7 @@ static void test_from_memfd(void **state)
 	int null = open("/dev/null", O_RDWR | O_CLOEXEC),
 	    empty = memfd(0, F_SEAL_SHRINK | F_SEAL_GROW);
 	size_t count;
-	char *addr, path[32];
-	int less;
+	char *addr;
 
 	assert_int_equal(pwrite(fd, "hers", 5, 0), 5);
 	assert_refused(tmesh_region_from_memfd(*state, -1, 0, NULL, &region, err), -EBADF, "-1");
@@ -442,17 +436,6 @@ static void test_from_memfd(void **state)
 	assert_refused(tmesh_region_from_memfd(*state, fd, 0, &opts, &region, err), -EINVAL,
 		       "NO_PIN");
 	opts.flags = 0;
-	/* What a descriptor does not allow its region does not. */
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	less = open(path, O_WRONLY | O_CLOEXEC);
-	assert_refused(tmesh_region_from_memfd(*state, less, 0, NULL, &region, err), -EINVAL,
-		       "read");
-	close(less);
-	less = open(path, O_RDONLY | O_CLOEXEC);
-	assert_ok(tmesh_region_from_memfd(*state, less, 0, NULL, &region, err));
-	assert_int_equal(tmesh_region_rights(region), TMESH_READ);
-	tmesh_region_unref(region);
-	close(less);
 	assert_ok(tmesh_region_from_memfd(*state, fd, 0, &opts, &region, err));
 	assert_ok(tmesh_region_from_memfd(*state, fd, 100, &opts, &twin, err));
 	/* The module's regions are its own; on memfd the memfd is the region. */
@@ -477,15 +460,50 @@ static void test_from_memfd(void **state)
 		assert_refused(tmesh_region_revoke(region, err), -EOPNOTSUPP, "memfd");
 	tmesh_region_unref(twin);
 	tmesh_region_unref(region);
-	opts.flags = TMESH_REGION_NO_PIN;
-	fd = memfd(5000, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE);
-	assert_ok(tmesh_region_from_memfd(*state, fd, 0, &opts, &region, err));
-	assert_refused(tmesh_region_pin(region, &twin, err), -EPERM, "refuses");
-	tmesh_region_unref(region);
-	close(fd);
 	close(open_fd);
 	close(null);
 	close(empty);
+}
+
+/* What a descriptor does not allow, or its file, the region does not; on memfd they are one. */
+static void test_from_less(void **state)
+{
+	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = TMESH_REGION_NO_PIN};
+	int fd = memfd(5000, F_SEAL_SHRINK | F_SEAL_GROW), less;
+	struct tmesh_region *region, *pin;
+	char path[32];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	less = open(path, O_WRONLY | O_CLOEXEC);
+	assert_refused(tmesh_region_from_memfd(*state, less, 0, NULL, &region, err), -EINVAL,
+		       "read");
+	close(less);
+	less = open(path, O_RDONLY | O_CLOEXEC);
+	assert_ok(tmesh_region_from_memfd(*state, less, 0, NULL, &region, err));
+	assert_int_equal(tmesh_region_rights(region), TMESH_READ);
+	tmesh_region_unref(region);
+	close(less);
+	close(fd);
+	fd = memfd(5000, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE);
+	assert_ok(tmesh_region_from_memfd(*state, fd, 0, &opts, &region, err));
+	assert_refused(tmesh_region_pin(region, &pin, err), -EPERM, "refuses");
+	tmesh_region_unref(region);
+	close(fd);
+}
+
+/* Handles that have not looked whether another one has sealed the region. */
+static void test_sealed_unseen(void **state)
+{
+	struct tmesh_region *region = region_of(*state, 5000), *author, *manager;
+
+	assert_ok(tmesh_region_derive(region, RW, &author, err));
+	assert_ok(tmesh_region_derive(region, TMESH_READ | TMESH_MANAGE, &manager, err));
+	assert_ok(tmesh_region_seal(manager, err));
+	assert_refused(tmesh_region_write(author, 0, "x", 1, err), -EPERM, "sealed");
+	assert_ok(tmesh_region_seal(region, err));
+	tmesh_region_unref(manager);
+	tmesh_region_unref(author);
+	tmesh_region_unref(region);
 }
 
 static void test_see(void **state)
@@ -534,6 +552,11 @@ static void test_see(void **state)
 	close(fake);
 }
 
+static int memfd_setup(void **state)
+{
+	return unit_memfd_setup(state) || unit_ctx_setup(state);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -554,5 +577,13 @@ int main(void)
 		cmocka_unit_test(test_see),
 	};
 
-	return cmocka_run_group_tests_name("region", tests, unit_ctx_setup, unit_ctx_teardown);
+	const struct CMUnitTest memfds[] = {
+		cmocka_unit_test(test_from_less),
+		cmocka_unit_test(test_sealed_unseen),
+	};
+	int failed =
+		cmocka_run_group_tests_name("region", tests, unit_ctx_setup, unit_ctx_teardown);
+
+	return failed +
+	       cmocka_run_group_tests_name("memfds", memfds, memfd_setup, unit_ctx_teardown);
 }
