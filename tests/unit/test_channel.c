@@ -153,6 +153,24 @@ static void test_places(void **state)
 	pair_end(&p);
 }
 
+/* Those who receive have their places, and no lane. */
+static void test_receivers(void **state)
+{
+	struct pair p = {.ctx = context()};
+	struct tmesh_channel *receivers[64], *more;
+
+	assert_ok(tmesh_channel_create(p.ctx, RECV, NULL, &p.maker, err));
+	assert_ok(tmesh_channel_token(p.maker, p.token, err));
+	for (int i = 1; i < 64; i++)
+		receivers[i] = pair_open(&p, RECV);
+	assert_refused(tmesh_channel_open(p.ctx, p.token, RECV, NULL, &more, err), -EBUSY, "taken");
+	p.other = pair_open(&p, SEND);
+	assert_refused(tmesh_channel_open(p.ctx, p.token, SEND, NULL, &more, err), -EBUSY, "taken");
+	for (int i = 1; i < 64; i++)
+		tmesh_channel_unref(receivers[i]);
+	pair_end(&p);
+}
+
 static void test_gone(void **state)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 4};
@@ -804,15 +822,25 @@ static void test_poll_shared(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_order),	      cmocka_unit_test(test_bytes),
-		cmocka_unit_test(test_full),	      cmocka_unit_test(test_bad_options),
-		cmocka_unit_test(test_places),	      cmocka_unit_test(test_gone),
-		cmocka_unit_test(test_late),	      cmocka_unit_test(test_tensors),
-		cmocka_unit_test(test_no_open),	      cmocka_unit_test(test_rights),
-		cmocka_unit_test(test_layouts),	      cmocka_unit_test(test_regions_bounded),
-		cmocka_unit_test(test_bytes_bounded), cmocka_unit_test(test_lanes),
-		cmocka_unit_test(test_many),	      cmocka_unit_test(test_sleepers),
-		cmocka_unit_test(test_left_asleep),   cmocka_unit_test(test_poll),
+		cmocka_unit_test(test_order),
+		cmocka_unit_test(test_bytes),
+		cmocka_unit_test(test_full),
+		cmocka_unit_test(test_bad_options),
+		cmocka_unit_test(test_places),
+		cmocka_unit_test(test_gone),
+		cmocka_unit_test(test_receivers),
+		cmocka_unit_test(test_late),
+		cmocka_unit_test(test_tensors),
+		cmocka_unit_test(test_no_open),
+		cmocka_unit_test(test_rights),
+		cmocka_unit_test(test_layouts),
+		cmocka_unit_test(test_regions_bounded),
+		cmocka_unit_test(test_bytes_bounded),
+		cmocka_unit_test(test_lanes),
+		cmocka_unit_test(test_many),
+		cmocka_unit_test(test_sleepers),
+		cmocka_unit_test(test_left_asleep),
+		cmocka_unit_test(test_poll),
 		cmocka_unit_test(test_poll_shared),
 	};
 
