@@ -17,9 +17,15 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <linux/io_uring.h>
+#include <linux/userfaultfd.h>
 
 #include "t.h"
 
+/* Newer than Debian 12's headers. */
+#ifndef UFFD_FEATURE_WP_ASYNC
+#define UFFD_FEATURE_WP_UNPOPULATED (1 << 13)
+#define UFFD_FEATURE_WP_ASYNC	    (1 << 15)
+#endif
 #define RW (PROT_READ | PROT_WRITE)
 #define BYTES (8 * MB)
 
@@ -496,6 +502,36 @@ TEST(vmsplice, "vmsplice() lends single pages to a pipe, beyond the region's end
 TEST(vmsplice_huge, "vmsplice() lends huge pages to a pipe")
 {
 	try_vmsplice(TMESH_CREATE_HUGE);
+}
+
+/* A fault that somebody else resolves could keep the pages' accounts from being true. */
+TEST(userfaultfd, "userfaultfd() is refused a region's mappings, asynchronous write protection too")
+{
+	static const __u64 asks[][2] = {
+		{0, UFFDIO_REGISTER_MODE_MISSING},
+		{0, UFFDIO_REGISTER_MODE_WP},
+		{0, UFFDIO_REGISTER_MODE_MINOR},
+		{UFFD_FEATURE_WP_ASYNC | UFFD_FEATURE_WP_UNPOPULATED, UFFDIO_REGISTER_MODE_WP},
+	};
+	int fd, uffd;
+	unsigned char *p = mapped(&fd, BYTES, 0);
+
+	for (size_t i = 0; i < ARRAY_SIZE(asks); i++) {
+		struct uffdio_api api = {.api = UFFD_API, .features = asks[i][0]};
+		struct uffdio_register r = {
+			.range = {(unsigned long)p, BYTES},
+			.mode = asks[i][1],
+		};
+
+		uffd = syscall(SYS_userfaultfd, O_CLOEXEC);
+		if (uffd < 0)
+			t_skip("no userfaultfd: %s", strerror(errno));
+		/* Linux 6.1 has no asynchronous protection. */
+		if (!ioctl(uffd, UFFDIO_API, &api))
+			CHECK_ERR(ioctl(uffd, UFFDIO_REGISTER, &r), EINVAL);
+		close(uffd);
+	}
+	CHECK_EQ(touch_all(p, BYTES) > 0, 1);
 }
 
 int main(void)
