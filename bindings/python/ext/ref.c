@@ -238,26 +238,34 @@ PyObject *tensor_open(struct state *st, struct tmesh_ctx *ctx, const struct tmes
 	return rc ? raise_error(st, &err) : tensor_new(st, tensor, NULL, rights);
 }
 
-/* A token says nothing about elements: its region as bytes. */
+/* A token says nothing about elements: its region as bytes. Without the GIL. */
+static int open_bytes(struct tmesh_ctx *ctx, const char *token, uint32_t rights,
+		      struct tmesh_tensor **tensor, struct tmesh_error *err)
+{
+	struct tmesh_region *region;
+	struct tmesh_layout layout;
+	int64_t bytes;
+	int rc = tmesh_region_open(ctx, token, rights, &region, err);
+
+	if (rc)
+		return rc;
+	bytes = (int64_t)tmesh_region_bytes(region);
+	rc = tmesh_layout_contiguous(&layout, TMESH_UINT8, 1, &bytes, err);
+	if (!rc)
+		rc = tmesh_tensor_wrap(region, &layout, tensor, err);
+	tmesh_region_unref(region);
+	return rc;
+}
+
 static PyObject *open_token(struct state *st, struct tmesh_ctx *ctx, const char *token,
 			    uint32_t rights)
 {
-	struct tmesh_region *region;
 	struct tmesh_tensor *tensor;
-	struct tmesh_layout layout;
 	struct tmesh_error err;
 	int rc;
 
 	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_region_open(ctx, token, rights, &region, &err);
-	if (!rc) {
-		int64_t bytes = (int64_t)tmesh_region_bytes(region);
-
-		rc = tmesh_layout_contiguous(&layout, TMESH_UINT8, 1, &bytes, &err);
-		if (!rc)
-			rc = tmesh_tensor_wrap(region, &layout, &tensor, &err);
-		tmesh_region_unref(region);
-	}
+	rc = open_bytes(ctx, token, rights, &tensor, &err);
 	Py_END_ALLOW_THREADS;
 	return rc ? raise_error(st, &err) : tensor_new(st, tensor, NULL, rights);
 }
@@ -361,10 +369,14 @@ PyObject *module_open_link(PyObject *module, PyObject *const *args, Py_ssize_t c
 {
 	struct state *st = PyModule_GetState(module);
 	struct tmesh_ctx *ctx = context(st);
+	const uint32_t rights = TMESH_READ | TMESH_WRITE;
 	char token[TMESH_TOKEN_SIZE + 1];
-	PyObject *tensor, *memory;
+	PyObject *object, *memory;
+	struct tmesh_tensor *tensor;
+	struct tmesh_error err;
 	const char *name;
 	ssize_t length;
+	int rc = 0;
 	long folder;
 
 	if (!ctx)
@@ -383,14 +395,17 @@ PyObject *module_open_link(PyObject *module, PyObject *const *args, Py_ssize_t c
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS;
 	length = readlinkat((int)folder, name, token, sizeof(token) - 1);
+	if (length >= 0) {
+		token[length] = '\0';
+		rc = open_bytes(ctx, token, rights, &tensor, &err);
+	}
 	Py_END_ALLOW_THREADS;
 	if (length < 0)
 		return PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, args[1]);
-	token[length] = '\0';
-	tensor = open_token(st, ctx, token, TMESH_READ | TMESH_WRITE);
-	if (!tensor)
+	object = rc ? raise_error(st, &err) : tensor_new(st, tensor, NULL, rights);
+	if (!object)
 		return NULL;
-	memory = PyMemoryView_FromObject(tensor);
-	Py_DECREF(tensor);
+	memory = PyMemoryView_FromObject(object);
+	Py_DECREF(object);
 	return memory ? Py_BuildValue("sN", token, memory) : NULL;
 }
