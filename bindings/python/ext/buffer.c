@@ -190,8 +190,8 @@ static int describe(struct state *st, const Py_buffer *view, struct DLManagedTen
 }
 
 /*
- * Buffers have no bfloat16 and the like. JAX's arrays of these have DLPack all the same, and NumPy's
- * may have.
+ * Buffers have no bfloat16 and the like. JAX's arrays of these have DLPack all the same, and
+ * NumPy's may have.
  */
 static struct tmesh_tensor *put_without_buffer(struct state *st, PyObject *object,
 					       const struct tmesh_region_opts *opts)
@@ -199,6 +199,7 @@ static struct tmesh_tensor *put_without_buffer(struct state *st, PyObject *objec
 	bool is_refused = PyErr_ExceptionMatches(PyExc_BufferError) ||
 			  PyErr_ExceptionMatches(PyExc_ValueError);
 	PyObject *type, *value, *traceback;
+	struct tmesh_tensor *tensor;
 
 	PyErr_Fetch(&type, &value, &traceback);
 	if (!is_refused || !PyObject_HasAttrString(object, "__dlpack__")) {
@@ -208,7 +209,19 @@ static struct tmesh_tensor *put_without_buffer(struct state *st, PyObject *objec
 	Py_XDECREF(type);
 	Py_XDECREF(value);
 	Py_XDECREF(traceback);
-	return put_dlpack(st, object, opts);
+	tensor = put_dlpack(st, object, opts);
+	if (tensor || !PyErr_ExceptionMatches(PyExc_BufferError))
+		return tensor;
+	PyErr_Fetch(&type, &value, &traceback);
+	raise_code(
+		st, EOPNOTSUPP,
+		"neither the buffer protocol nor DLPack gives these elements (%S): convert them, "
+		"or view them as integers of their size",
+		value ? value : type);
+	Py_XDECREF(type);
+	Py_XDECREF(value);
+	Py_XDECREF(traceback);
+	return NULL;
 }
 
 struct tmesh_tensor *put_buffer(struct state *st, PyObject *object,

@@ -111,7 +111,7 @@ class DLPackAlone(np.ndarray):
 
 def test_refused_by_numpy_itself():
     dates = np.arange(3).view("datetime64[s]")
-    with pytest.raises(BufferError, match="DLPack"):
+    with pytest.raises(tmesh.UnsupportedError, match="DLPack.*view them as integers"):
         tmesh.put(dates)
     copies = tmesh.stats()["copies"]
     assert tmesh.put(dates.view(DLPackAlone)).numpy().tolist() == [0, 1, 2]
