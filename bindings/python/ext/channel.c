@@ -597,14 +597,17 @@ static PyObject *channel_recv_batch(PyObject *object, PyObject *const *args, Py_
 static PyObject *channel_next(PyObject *object)
 {
 	struct channel *self = (struct channel *)object;
-	PyObject *message, *gone;
+	PyObject *message, *gone, *type, *value, *traceback;
 
 	if (!may(self, TMESH_CHANNEL_RECV))
 		return NULL;
 	message = recv_for(self, -1);
 	if (message)
 		return message;
+	/* Looking something up may clear an exception that is set. */
+	PyErr_Fetch(&type, &value, &traceback);
 	gone = PyObject_GetAttrString(state_of_channel(self)->errors, "GoneError");
+	PyErr_Restore(type, value, traceback);
 	if (gone && PyErr_ExceptionMatches(gone))
 		PyErr_Clear();
 	Py_XDECREF(gone);

@@ -67,6 +67,37 @@ def test_released_at_once(pair):
     assert bytes(into.recv()) == b"here"
 
 
+@pytest.mark.parametrize("send", [lambda out, t: out.send(t), lambda out, t: out.send_batch([t])],
+                         ids=["send", "send_batch"])
+def test_released_while_it_waits(send):
+    out, into = ends(slots=1)
+    with out, into:
+        out.send(b"full")
+        t = tmesh.put(b"here")
+        thread = threading.Thread(target=send, args=(out, t))
+        thread.start()
+        with pytest.raises(tmesh.BusyError):  # once it waits
+            while True:
+                assert not out.try_send(b"full")
+        t.release()
+        others = [tmesh.put(b"else") for _ in range(10)]
+        assert into.recv() == b"full"
+        assert bytes(into.recv(10)) == b"here" and len(others) == 10
+        thread.join()
+
+
+def test_what_a_receiver_keeps_open():
+    """Not more than it was told to, where nobody uses it."""
+    for limit, most in (({"max_regions": 1}, 2), ({"max_bytes": 4096}, 2), ({}, 100)):
+        with tmesh.Channel("send") as out, tmesh.Channel.open(out.token, "recv", **limit) as into:
+            before = tmesh.stats()["regions_live"]
+            for _ in range(10):
+                with tmesh.put(bytes(4096)) as t:
+                    out.send(t)
+                    into.recv()
+            assert tmesh.stats()["regions_live"] - before <= most, limit
+
+
 def test_writable():
     out, into = ends(writable=True)
     with out, into:
@@ -108,6 +139,14 @@ def test_batches():
         assert into.try_recv() is None
         with pytest.raises(tmesh.PeerTimeoutError):
             into.recv_batch(timeout=0.01)
+
+
+def test_large_batches():
+    out, into = ends(slots=128)
+    with out, into:
+        assert out.send_batch(b"%d" % i for i in range(200)) == 64
+        assert out.send_batch(b"%d" % i for i in range(64, 200)) == 64
+        assert into.recv_batch() + into.recv_batch() == [b"%d" % i for i in range(128)]
 
 
 def test_between_processes(peer):
@@ -201,6 +240,16 @@ def test_iteration(pair):
     closer.join()  # which tells us before it has given everything back
 
 
+def test_iteration_tells_what_went_wrong(pair):
+    out, into = pair
+    with tmesh.put(b"x") as t:
+        out.send(t)
+    out.close()
+    with pytest.raises(tmesh.NotFoundError):
+        next(into)
+    assert list(into) == []
+
+
 @pytest.mark.parametrize("spin", [0, 20e-6])
 def test_threads(spin):
     """Who waits lets others run; a handle is for one at a time."""
@@ -225,7 +274,8 @@ def test_threads(spin):
     into.close()
 
 
-def test_signal(pair):
+@pytest.mark.parametrize("receive", [lambda into: into.recv(timeout=60), next], ids=["recv", "next"])
+def test_signal(pair, receive):
     out, into = pair
 
     class Stop(Exception):
@@ -246,13 +296,40 @@ def test_signal(pair):
     thread = threading.Thread(target=later)
     thread.start()
     with pytest.raises(Stop):
-        into.recv(timeout=60)
+        receive(into)
     thread.join()
     assert heard == [1]
     signal.signal(signal.SIGUSR1, old[0])
     signal.signal(signal.SIGUSR2, old[1])
     out.send(b"still good")
     assert into.recv() == b"still good"
+
+
+@pytest.mark.parametrize("every, takes", [(0.05, 0), (0, 0.4)], ids=["many", "long"])
+def test_signals_do_not_make_a_timeout_longer(pair, every, takes):
+    """Neither many of them nor a handler that is still busy when the time is over."""
+    out, into = pair
+    heard = []
+
+    def handle(*_):
+        heard.append(1)
+        if len(heard) == 40:
+            out.send(b"too late")
+        time.sleep(takes)
+
+    late = threading.Timer(10, out.send, [b"too late"])
+    late.start()
+    old = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.05, every)
+    try:
+        with pytest.raises(tmesh.PeerTimeoutError):
+            into.recv(timeout=0.3)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+        late.cancel()
+        late.join()
+    assert heard
 
 
 def test_select(pair):
@@ -345,6 +422,7 @@ assert into.recv(20) == b"after"
     (lambda out, into: out.send(b"x", 1, 2), TypeError),
     (lambda out, into: out.send(b"x", wait=1), TypeError),
     (lambda out, into: out.send(timeout=1), TypeError),
+    (lambda out, into: out.send(timeout=b"x"), TypeError),
     (lambda out, into: into.recv(1, 2), TypeError),
     (lambda out, into: into.recv(1, timeout=2), TypeError),
     (lambda out, into: out.recv(), tmesh.InvalidError),
@@ -414,6 +492,12 @@ def test_argument_that_closes_by_float(pair):
 
     with pytest.raises(tmesh.ReleasedError):
         pair[0].send(b"x", Trap())
+
+
+def test_batch_that_closes(pair):
+    out, into = pair
+    with pytest.raises(tmesh.ReleasedError):
+        out.send_batch(out.close() or b"x" for _ in range(2))
 
 
 def test_nothing_stays():
