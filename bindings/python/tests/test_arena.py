@@ -98,7 +98,8 @@ def test_threads():
 def test_refused():
     arena = tmesh.Arena()
     tensor = tmesh.put(b"x", arena=arena)
-    for call in (tensor.seal, tensor[:].seal, lambda: tmesh.put(b"x", seal=True, arena=arena)):
+    for call in (tensor.seal, tensor[:].seal, tmesh.from_dlpack(tensor).seal,
+                 lambda: tmesh.put(b"x", seal=True, arena=arena)):
         with pytest.raises(tmesh.InvalidError, match="neighbours"):
             call()
     tensor.numpy()[0] = 1

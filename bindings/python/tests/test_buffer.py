@@ -44,6 +44,16 @@ def test_ctypes(struct_type, dtype):
         assert tmesh.put((struct_type * 2)()).dtype == dtype
 
 
+def test_byte_order():
+    """Of a single byte there is none."""
+    ndarray = pytest.importorskip("_testbuffer", reason="CPython's own tests are not installed").ndarray
+    for order in "><!=@":
+        assert tmesh.put(ndarray([1, 2], shape=[2], format=f"{order}B")).dtype == "uint8"
+    for order in ">!":
+        with pytest.raises(tmesh.UnsupportedError, match="format"):
+            tmesh.put(ndarray([1, 2], shape=[2], format=f"{order}h"))
+
+
 def test_mmap_source():
     with mmap.mmap(-1, 4096) as source:
         source[:3] = b"xyz"
@@ -101,6 +111,53 @@ def test_strided():
     with pytest.raises(tmesh.UnsupportedError, match="C order|strides|contiguous"):
         hashlib.sha256(t[::2])
     assert bytes(t[::2]) == t.numpy()[::2].tobytes()
+
+
+class Buffer(ctypes.Structure):
+    """Py_buffer."""
+    _fields_ = [("buf", ctypes.c_void_p), ("obj", ctypes.c_void_p), ("len", ctypes.c_ssize_t),
+                ("itemsize", ctypes.c_ssize_t), ("readonly", ctypes.c_int), ("ndim", ctypes.c_int),
+                ("format", ctypes.c_char_p), ("shape", ctypes.POINTER(ctypes.c_ssize_t)),
+                ("strides", ctypes.POINTER(ctypes.c_ssize_t)), ("suboffsets", ctypes.c_void_p),
+                ("internal", ctypes.c_void_p)]
+
+
+def asked(exporter, flags):
+    """What it gives a consumer in C that asks for so much; None where it refuses."""
+    buffer = Buffer()
+    try:
+        ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(exporter), ctypes.byref(buffer), flags)
+    except (BufferError, ValueError):
+        return None
+    # A scalar's are of no length, or not there; a stride to no other element leads nowhere.
+    shape, strides = (list(values[:buffer.ndim]) if values and buffer.ndim else None
+                      for values in (buffer.shape, buffer.strides))
+    if strides:
+        strides = [stride * (size > 1 and buffer.len > 0) for stride, size in zip(strides, shape)]
+    told = buffer.len, buffer.itemsize, bool(buffer.readonly), buffer.format, shape, strides
+    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
+    return told
+
+
+# PyBUF_SIMPLE, ND, STRIDES, C_, F_ and ANY_CONTIGUOUS
+LAYOUTS = [0x00, 0x08, 0x18, 0x38, 0x58, 0x98]
+
+
+@pytest.mark.parametrize("more", [0, 1, 4], ids=["", "WRITABLE", "FORMAT"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=hex)
+def test_consumers_in_c(layout, more):
+    """They get what NumPy would give them, and are refused what it would refuse."""
+    t = tmesh.put(np.arange(24, dtype="int16").reshape(4, 6))
+    fortran = tmesh.open({**t.ref(writable=True), "shape": [6, 4], "strides": [1, 6]}, writable=True)
+    for same in (t, t[1], t[::2], t[:, 1:3], t[:1, 1:3], t[:, :1], t[:, 6:], t[4:], t[::-1], fortran,
+                 fortran[:3], fortran[:, 1:], t[0, 0], tmesh.open(t.ref())):
+        assert asked(same, layout | more) == asked(same.numpy(), layout | more), same
+
+
+def test_bytes_alone():
+    """Who asks for no shape gets bytes, whatever the dtype."""
+    for t in (tmesh.empty(6, "bfloat16"), tmesh.empty(24, "uint4")):
+        assert asked(t, 0) == (12, 1, False, None, None, None)
 
 
 def test_scalar_and_nothing():

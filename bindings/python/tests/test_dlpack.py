@@ -149,6 +149,15 @@ def test_pytorch_that_asks_for_a_version_is_not_trusted():
     tmesh.open(t.ref()).__dlpack__(max_version=(1, 0))
 
 
+def test_pytorch_gets_no_negative_strides():
+    """It would abort the process."""
+    t = tmesh.put([1.0, 2.0])[::-1]
+    for ask in (t.dlpack, lambda: torch.from_dlpack(t)):
+        with pytest.raises(tmesh.UnsupportedError, match="negative strides"):
+            ask()
+    assert np.from_dlpack(t).tolist() == [2.0, 1.0]
+
+
 def test_versions():
     t = tmesh.put([1.0])
     assert '"dltensor"' in repr(t.__dlpack__())
@@ -162,8 +171,9 @@ def test_device():
     t = tmesh.put([1.0])
     assert t.__dlpack_device__() == (1, 0)
     t.__dlpack__(dl_device=(1, 0))
-    with pytest.raises(BufferError, match="device"):
-        t.__dlpack__(dl_device=(2, 0))
+    for other in ((2, 0), (1, 1)):
+        with pytest.raises(BufferError, match="device"):
+            t.__dlpack__(dl_device=other)
     with pytest.raises(BufferError, match="streams"):
         t.__dlpack__(stream=1)
     for bad in ({"max_version": 1}, {"max_version": (1,)}, {"dl_device": 1}, {"copies": True}):
@@ -225,6 +235,15 @@ def test_from_dlpack_shares_what_is_ours():
         assert same.id == t.id and same.writable
     assert t.numpy()[0] == 5 and tmesh.stats()["copies"] == copied
     assert not tmesh.from_dlpack(tmesh.open(t.ref())).writable
+
+
+def test_from_dlpack_knows_of_other_views():
+    t = tmesh.put([1.0])
+    same, array = tmesh.from_dlpack(t), t.numpy()
+    with pytest.raises(tmesh.BusyError, match="1 writable view of"):
+        same.seal()
+    del array
+    assert same.seal() and t.sealed
 
 
 def test_from_dlpack_copies_what_is_not():

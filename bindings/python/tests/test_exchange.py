@@ -85,6 +85,9 @@ def test_peek_owns_nothing():
     dl = DLTensor()
     assert exchange().peek(t, dl) == 0
     assert dl.shape[:2] == [2, 2] and dl.strides[:2] == [3, 2] and dl.data == t.numpy().ctypes.data
+    other = managed_of(tmesh.empty((7, 8, 9), "int8"))  # takes the place of what was freed
+    assert dl.shape[:2] == [2, 2] and dl.strides[:2] == [3, 2]
+    other.contents.deleter(other)
     with pytest.raises(tmesh.AccessError):
         exchange().peek(tmesh.put([1.0], seal=True), dl)
     t.release()
@@ -131,6 +134,12 @@ def test_allocate():
     assert (t.shape, t.dtype) == ((4, 5), "float32") and tmesh.stats()["copies"] == copies
     ctypes.pythonapi.Py_DecRef(ctypes.py_object(t))
     del made
+
+
+def refused():
+    """An allocation that is; for the test of leaks."""
+    quiet = SetError(lambda context, kind, message: None)
+    assert exchange().allocate(prototype([-1]), POINTER(Managed)(), None, quiet) == -1
 
 
 @pytest.mark.parametrize("bad", [

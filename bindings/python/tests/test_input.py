@@ -71,12 +71,14 @@ def test_mode_without_the_module():
     ({"byte_size": 47}, "byte_size"), ({"byte_size": None}, "byte_size"),
     ({"shape": [3, 5]}, ""), ({"shape": [3]}, "strides"), ({"shape": 12}, "shape"),
     ({"shape": ["3", 4]}, "shape"), ({"shape": [-3, 4]}, ""), ({"shape": [2**63, 4]}, "shape"),
-    ({"shape": [1] * 9}, "shape"), ({"shape": [2**62, 2**62]}, ""),
+    ({"shape": [1] * 9}, "shape"), ({"shape": [1] * 1000}, "shape"), ({"strides": [1] * 1000}, "strides"),
+    ({"shape": [2**62, 2**62]}, ""),
     ({"strides": [400, 1]}, "fit"), ({"strides": [-4, 1]}, "fit"), ({"strides": [2**62, 2**62]}, ""),
     ({"strides": [4]}, "strides"), ({"strides": [4, True]}, "strides"),
     ({"dtype": "float31"}, "dtype"), ({"dtype": 5}, "dtype"), ({"dtype": "float32\0"}, "dtype"),
     ({"device": "cpu0"}, "device"), ({"device": "cuda:"}, "device"), ({"device": "cuda:-1"}, "device"),
-    ({"device": "cuda:99999999999999999999"}, "device"), ({"device": None}, "device"),
+    ({"device": "cuda:99999999999999999999"}, "device"), ({"device": "cuda:99999999999"}, "device"),
+    ({"device": "cuda:0x"}, "device"), ({"device": None}, "device"),
     ({"v": 2}, '"v"'), ({"v": "1"}, '"v"'), ({"id": "12"}, "id"), ({"id": 5}, "id"),
     ({"id": "0123456789abcdeg"}, "id"), ({"id": "0" * 16}, "region"),
     ({"token": 5}, "token"), ({"token": "x" * 100}, "token"), ({"token": "\ud800"}, "token"),
@@ -126,6 +128,14 @@ def test_malformed_text(text):
     assert str(caught.value)
 
 
+def test_text_with_a_zero(good):
+    for text in (good["token"], json.dumps(good)):
+        for more in ("\0", "\0x"):
+            for bad in (text + more, (text + more).encode()):
+                with pytest.raises(tmesh.ProtocolError):
+                    tmesh.open(bad)
+
+
 @pytest.mark.parametrize("thing", [None, 5, 1.5, [], (), object(), bytearray(b"x")])
 def test_wrong_types(thing):
     with pytest.raises(TypeError, match="ref|token"):
@@ -173,6 +183,7 @@ def test_stale_token():
 @pytest.mark.parametrize("key, error", [
     (3, IndexError), (-4, IndexError), ((0, 0, 0), IndexError), ((..., ...), IndexError),
     (2**70, IndexError), (1.0, TypeError), ("x", TypeError), (None, TypeError), (True, TypeError),
+    ((slice(None),) * 3, IndexError), ((slice(None),) * 1000, IndexError), ((..., 0, 0, 0), IndexError),
     ([0, 1], TypeError), (slice(None, None, 0), ValueError), (slice("a"), TypeError),
 ])
 def test_index(key, error):
@@ -199,6 +210,8 @@ def test_views():
         t[:, :4].view("uint32")
     with pytest.raises(tmesh.InvalidError, match="contiguous"):
         tmesh.empty((), "uint8").view("uint32")
+    with pytest.raises(tmesh.InvalidError, match="last dimension"):
+        tmesh.empty((0, 2**60), "float64").view("uint8")
     with pytest.raises(tmesh.UnsupportedError, match="4 bits"):
         tmesh.empty(4, "uint4")[0]
     for shape in ((4, 4), (-1, -1), (-1, 4), (-2, 5), (2**62, 2**62), (0, -1), ()):
@@ -217,6 +230,15 @@ def test_put_what_cannot_be_read():
 
     with pytest.raises(KeyError, match="bomb"):
         tmesh.put(Bomb())
+
+    class Refuses:
+        def __dlpack__(self, max_version=None):
+            if max_version:
+                raise KeyError("not asked again")
+            return np.ones(3).__dlpack__()
+
+    with pytest.raises(KeyError, match="not asked again"):
+        tmesh.put(Refuses())
     with pytest.raises(ValueError):
         tmesh.put([[1], [1, 2]])
     released = memoryview(b"x")

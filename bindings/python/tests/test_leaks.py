@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tmesh
+import test_exchange
 from conftest import EMULATED
 
 TIMES = 50 if EMULATED else 200
@@ -41,6 +42,13 @@ def queue(*items):
         q.get()
 
 
+class NoBuffer(np.ndarray):
+    """As JAX's bfloat16 arrays are: of datetimes there is none."""
+
+    def __dlpack__(self, **kwargs):
+        return self.view("int64").view(np.ndarray).__dlpack__()
+
+
 ACTS = {
     "put": lambda t: tmesh.put(T),
     "put strided": lambda t: tmesh.put(T[::2]),
@@ -59,6 +67,11 @@ ACTS = {
     "views": lambda t: (t[1:], t.view("uint8"), t.reshape(10, 10)),
     "properties": lambda t: [getattr(t.seal(), name) for name in dir(t) if not name.startswith("__")],
     "reduce": lambda t: t.__reduce__(),
+    "new properties": lambda t: [getattr(tmesh.put(T, label="new"), name)
+                                 for name in ("id", "label", "token")],
+    "iterate": lambda t: next(reversed(t.view("uint8"))),
+    "put without a buffer": lambda t: tmesh.put(NoBuffer(3, "datetime64[s]")),
+    "allocate": lambda t: test_exchange.refused(),
     "see": lambda t: (tmesh.stats(), tmesh.caps(), repr(t.seal())),
     "seal": lambda t: tmesh.put(T, seal=True),
     "channel": channel,

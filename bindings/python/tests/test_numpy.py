@@ -122,6 +122,8 @@ def test_field_of_a_structure():
     packed = np.zeros(3, np.dtype([("a", "i1"), ("b", "f4")]))
     with pytest.raises(tmesh.UnsupportedError, match="contiguous first"):
         tmesh.put(packed["b"])
+    one = np.lib.stride_tricks.as_strided(np.arange(6, dtype="int32"), (1, 3), (5, 8))
+    assert tmesh.put(one).numpy().tolist() == [[0, 2, 4]]
     aligned = np.zeros(3, np.dtype([("a", "i4"), ("b", "f4")]))
     aligned["b"] = [1, 2, 3]
     assert tmesh.put(aligned["b"]).numpy().tolist() == [1, 2, 3]

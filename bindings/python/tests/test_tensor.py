@@ -167,6 +167,7 @@ def test_view():
     assert t.view("uint8").view("float32").numpy().tolist() == t.numpy().tolist()
     assert t.view("uint4").shape == (2, 32)
     assert t[:, 1:2].view("uint32").strides == (4, 1)
+    assert t[1:].view("uint8").view("float32").numpy().tolist() == [[4, 5, 6, 7]]
 
 
 def test_reshape():
@@ -176,6 +177,7 @@ def test_reshape():
         assert np.array_equal(t.reshape(shape).numpy(), want.reshape(shape))
         assert np.array_equal(t.reshape(*shape).numpy(), want.reshape(shape))
     assert t.reshape(-1, 6).shape == (4, 6)
+    assert t[12:].reshape(3, 4).numpy().tolist() == want[12:].reshape(3, 4).tolist()
     assert t.reshape(2, -1).shape == (2, 12)
     assert tmesh.put(5.0).reshape(1).shape == (1,)
     assert tmesh.put(np.zeros((0, 3))).reshape(3, 0).shape == (3, 0)
@@ -186,6 +188,7 @@ def test_reshape():
     slice(None, None, -1), slice(5, 1), (slice(1), 0), (..., 1), (0, ...), (..., slice(1, 3)),
     (slice(None, None, -2), slice(1, 3), slice(None, None, 3)), ..., (), (1, ..., 2),
     (slice(100, 200),), (slice(None), slice(3, 0, -2)), (slice(0, 1, 2**62),), (0, 1, 2, ...),
+    (slice(3, None), slice(4, None)),
 ])
 def test_index_as_numpy_does(key):
     array = np.arange(60, dtype="int32").reshape(3, 4, 5)
@@ -212,4 +215,16 @@ def test_views_share_rights_and_seal():
     row = t[2:]
     row.seal()
     assert t.sealed and row.sealed and not t.writable
-    assert not tmesh.open(t.ref())[1:].writable
+
+
+@pytest.mark.parametrize("view", [lambda t: t[1:], lambda t: t.view("uint64"),
+                                  lambda t: t.reshape(2, 3), lambda t: next(iter(t)),
+                                  lambda t: tmesh.from_dlpack(t)])
+def test_views_of_a_reader_only_read(view):
+    t = tmesh.put(np.arange(6))
+    seen = view(tmesh.open(t.ref()))
+    assert t.writable and not seen.writable and not seen.numpy().flags.writeable
+    with pytest.raises(tmesh.AccessError):
+        seen.numpy(writable=True)
+    with pytest.raises(tmesh.AccessError):
+        seen.ref(writable=True)

@@ -270,7 +270,7 @@ def test_find():
     assert _tmesh.find(a.data_ptr(), "float32", (2, 3), (3, 1)).shape == (2, 3)
     assert _tmesh.find(a.data_ptr(), "float32", (3,), (1,)).shape == (3,)
     for other in (("int32", (2, 3), (3, 1)), ("float32", (2,), (3,)), ("float32", (2, 3), (1, 2)),
-                  ("float32", (2, 2), (3, 1))):
+                  ("float32", (2, 2), (3, 1)), ("float32", (2, 3, 1), (3, 1, 1))):
         assert _tmesh.find(a.data_ptr(), *other) is None
     assert _tmesh.find(a.data_ptr() + 4, "float32", (2, 3), (3, 1)) is None
     assert _tmesh.find(0, "float32", (2, 3), (3, 1)) is None
@@ -286,8 +286,10 @@ def test_find():
             _tmesh.find(*bad)
     with pytest.raises(OverflowError):
         _tmesh.find(a.data_ptr(), "float32", (1 << 70, 3), (3, 1))
-    empty = torch.from_dlpack(tmesh.empty((0, 3), "float32"))
-    assert _tmesh.find(empty.data_ptr(), "float32", (0, 3), (3, 1)) is None
+    empty = tmesh.empty((0, 3), "float32")
+    consumer = torch.from_dlpack(empty)
+    for address in (consumer.data_ptr(), empty.numpy().ctypes.data):
+        assert _tmesh.find(address, "float32", (0, 3), (3, 1)) is None
 
 
 def test_other_than_what_lies_there(worker):
@@ -312,6 +314,9 @@ def test_parcels():
     assert not reader.writable and reader.numpy()[0] == 7
     here.give_up(here.send(t, False))
     assert here.under_way() == 0
+    few = _tmesh.Sent(1)
+    for _ in range(2):
+        few.open(few.send(t, False))
     with pytest.raises(tmesh.AccessError):
         here.send(tmesh.open(t.ref()), True)
     t.release()
