@@ -283,9 +283,13 @@ defmodule Tmesh.WorkerTest do
       text = String.duplicate("x", 900_000)
       assert {:ok, ^text} = Worker.execute("operations.echo", [text])
 
-      assert {:error, %Error{type: :limit_exceeded}} =
-               Worker.execute("operations.echo", [List.duplicate(text, 20)])
+      live = stat(:regions_live)
+      large = :binary.copy("x", 2_000_000)
 
+      assert {:error, %Error{type: :limit_exceeded}} =
+               Worker.execute("operations.echo", [large | List.duplicate(text, 20)])
+
+      assert stat(:regions_live) == live
       assert {:ok, 1} = Worker.execute("operations.echo", [1])
     end
   end
@@ -395,6 +399,15 @@ defmodule Tmesh.WorkerTest do
                  Enum.to_list(Worker.stream("operations.until_cancelled", [], timeout: 100))
                )
     end
+
+    test "are over for the worker, too, where an item is none" do
+      for _n <- 1..3 do
+        assert %Error{type: :protocol} =
+                 catch_error(Enum.to_list(Worker.stream("operations.malformed", [])))
+      end
+
+      assert {:ok, 1} = Worker.execute("operations.echo", [1], timeout: 30_000)
+    end
   end
 
   describe "calls" do
@@ -487,11 +500,43 @@ defmodule Tmesh.WorkerTest do
       refute_received _any
     end
 
+    test "are let go when they are cancelled with their answer here" do
+      # More than one worker holds results of.
+      for _n <- 1..600 do
+        {:ok, call} = Worker.start("operations.shared", [1])
+        eventually_here(1)
+        :ok = Worker.cancel(call)
+        eventually_here(0)
+      end
+
+      assert {:ok, ref} = Worker.execute("operations.shared", [1])
+      :ok = ZeroCopy.release(ref)
+      # And the pool has forgotten them.
+      eventually(fn -> :sys.get_state(Worker).running == %{} end)
+    end
+
+    defp eventually_here(messages) do
+      unless Process.info(self(), :message_queue_len) == {:message_queue_len, messages} do
+        Process.sleep(1)
+        eventually_here(messages)
+      end
+    end
+
     test "are cancelled by the end of their caller" do
       pid = spawn(fn -> Worker.execute("operations.until_cancelled", [], timeout: :infinity) end)
       Process.sleep(100)
       Process.exit(pid, :kill)
       for _n <- 1..4, do: assert({:ok, 1} = Worker.execute("operations.echo", [1], timeout: 30_000))
+    end
+
+    test "are not begun when nobody waits for them any more" do
+      start_supervised!({Worker, Tmesh.PythonPool.options(name: Noting, size: 1)})
+      {:ok, nap} = Worker.start("operations.nap", [0.5], pool: Noting)
+      in_process(fn -> {:ok, _call} = Worker.start("operations.note", ["dead"], pool: Noting) end)
+      {:ok, call} = Worker.start("operations.note", ["cancelled"], pool: Noting)
+      :ok = Worker.cancel(call)
+      assert {:ok, _pid} = Worker.await(nap)
+      assert {:ok, ["wanted"]} = Worker.execute("operations.note", ["wanted"], pool: Noting)
     end
 
     test "lose their worker, and nothing else" do
@@ -507,6 +552,40 @@ defmodule Tmesh.WorkerTest do
       assert {:ok, 1} = Worker.execute("operations.echo", [1])
     end
 
+    test "come one at a time to a worker that ended while it was idle" do
+      start_supervised!({Worker, Tmesh.PythonPool.options(name: Idle, size: 1)})
+
+      for _n <- 1..2 do
+        {:ok, pid} = Worker.execute("operations.pid", [], pool: Idle)
+        {"", 0} = System.cmd("kill", ["-KILL", "#{pid}"])
+        eventually(fn -> Map.values(:sys.get_state(Idle).workers) == [:restarting] end)
+        eventually(fn -> Map.values(:sys.get_state(Idle).workers) == [:idle] end)
+      end
+
+      calls = for _n <- 1..3, do: Worker.start("operations.nap", [0.2], pool: Idle)
+
+      assert [{:ok, pid}, {:ok, pid}, {:ok, pid}] =
+               for({:ok, call} <- calls, do: Worker.await(call))
+    end
+
+    test "are not ended by clocks that were set for something else" do
+      start_supervised!({Worker, Tmesh.PythonPool.options(name: Clocks, size: 1)})
+      {:ok, pid} = Worker.execute("operations.pid", [], pool: Clocks)
+      [keeper] = Map.keys(:sys.get_state(Clocks).workers)
+      {:ok, nap} = Worker.start("operations.nap", [0.3], pool: Clocks)
+      %{life: life, running: id} = :sys.get_state(keeper)
+
+      for late <- [
+            {:start_timeout, life},
+            {:start_timeout, make_ref()},
+            {:grace_over, life, id - 1},
+            {:grace_over, make_ref(), id}
+          ],
+          do: send(keeper, late)
+
+      assert {:ok, ^pid} = Worker.await(nap)
+    end
+
     test "lose nothing when who keeps their worker ends" do
       start_supervised!({Worker, Tmesh.PythonPool.options(name: Kept, size: 1)})
       {:ok, pid} = Worker.execute("operations.pid", [], pool: Kept)
@@ -518,6 +597,12 @@ defmodule Tmesh.WorkerTest do
       assert {:ok, other} = Worker.await(next)
       assert other != pid
       eventually(fn -> not File.exists?("/proc/#{pid}") end)
+
+      # Nor where it was idle.
+      [keeper] = Map.keys(:sys.get_state(Kept).workers)
+      Process.exit(keeper, :kill)
+      eventually(fn -> keeper not in Map.keys(:sys.get_state(Kept).workers) end)
+      assert {:ok, _pid} = Worker.execute("operations.pid", [], pool: Kept, timeout: 30_000)
     end
 
     test "wait for a worker, and no more of them than may" do

@@ -421,14 +421,10 @@ defmodule Tmesh.Worker do
     result
   end
 
+  # What they hold at the worker goes with the call, which was cancelled.
   defp forget_answers(reply) do
     receive do
-      {^reply, {_kind, _value, hold}} ->
-        Keeper.give_back(hold)
-        forget_answers(reply)
-
-      {^reply, _other} ->
-        forget_answers(reply)
+      {^reply, _answer} -> forget_answers(reply)
     after
       0 -> :ok
     end

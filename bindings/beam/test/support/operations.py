@@ -71,6 +71,14 @@ def snakepit_table(table):
 kept = []
 
 
+noted = []
+
+
+def note(value):
+    noted.append(value)
+    return noted
+
+
 def fail(message):
     raise LookupError(message)
 
@@ -107,6 +115,11 @@ def count(n, size=0):
 def count_and_die(n):
     yield from range(n)
     os._exit(9)
+
+
+def malformed():
+    while True:
+        yield {"__snakepit_zero_copy__": True}
 
 
 def unsendable():
