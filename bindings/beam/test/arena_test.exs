@@ -52,23 +52,34 @@ defmodule Tmesh.ArenaTest do
   test "a large one is made on a dirty scheduler, small ones where their process runs" do
     {:ok, arena} = Arena.new()
 
-    for {bytes, dirty} <- [{100, false}, {200_000, false}, {2_000_000, true}] do
-      maker =
-        Task.async(fn ->
-          receive do: (:go -> ZeroCopy.allocate([bytes], :uint8, arena: arena))
-        end)
+    {:ok, roomy} = Arena.new(bytes: 8_000_000)
+    make = fn bytes -> fn -> ZeroCopy.allocate([bytes], :uint8, arena: arena) end end
 
+    put = fn bytes ->
+      data = :binary.copy("x", bytes)
+      fn -> ZeroCopy.from_binary(data, [bytes], :uint8, arena: arena) end
+    end
+
+    for {what, fun, dirty} <- [
+          {"100 bytes", make.(100), false},
+          {"200,000 bytes", make.(200_000), false},
+          {"2,000,000 bytes", make.(2_000_000), true},
+          {"100 bytes copied", put.(100), false},
+          {"100,000 bytes copied", put.(100_000), true},
+          {"a large region", fn -> ZeroCopy.allocate([1], :uint8, arena: roomy) end, true}
+        ] do
+      maker = Task.async(fn -> receive do: (:go -> fun.()) end)
       :erlang.trace(maker.pid, true, [:running])
       send(maker.pid, :go)
       assert {:ok, _ref} = Task.await(maker)
-      assert moved?(maker.pid) == dirty, "#{bytes} bytes"
+      assert moved?(maker.pid) == dirty, what
     end
   end
 
   # Whether a traced process went to another scheduler to make its tensor.
   defp moved?(pid) do
     receive do
-      {:trace, ^pid, :out, {Tmesh.Native, :create, 4}} -> true
+      {:trace, ^pid, :out, {Tmesh.Native, name, _arity}} when name in [:create, :put] -> true
       {:trace, ^pid, _in_or_out, _where} -> moved?(pid)
     after
       100 -> false

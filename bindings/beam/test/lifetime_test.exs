@@ -128,6 +128,7 @@ defmodule Tmesh.LifetimeTest do
     test "keeps up with thousands of handles and binaries" do
       live = stat(:regions_live)
       files = open_files()
+      mappings = mappings()
 
       in_process(fn ->
         for i <- 1..3000 do
@@ -139,7 +140,11 @@ defmodule Tmesh.LifetimeTest do
 
       eventually(fn -> collect() && stat(:regions_live) == live end)
       eventually(fn -> open_files() <= files end)
+      # The emulator's own come and go.
+      eventually(fn -> mappings() < mappings + 500 end)
     end
+
+    defp mappings, do: "/proc/self/maps" |> File.read!() |> String.split("\n") |> length()
 
     test "comes before a lack of descriptors" do
       ref = sealed()
@@ -207,6 +212,27 @@ defmodule Tmesh.LifetimeTest do
       assert ZeroCopy.to_binary!(ref) == data()
       assert :ok = ZeroCopy.release(ref)
       assert binary == data()
+    end
+
+    test "leaves nothing of itself where it is stopped" do
+      files = open_files()
+
+      for _n <- 1..3 do
+        in_process(fn ->
+          {:ok, arena} = Tmesh.Arena.new()
+          _named = ZeroCopy.from_binary!("a", [1], :uint8, arena: arena) |> ZeroCopy.grant!(:read)
+          {:ok, out} = Tmesh.Channel.create(:send)
+          {:ok, into} = Tmesh.Channel.open(out.token, :recv)
+          :ok = Tmesh.Channel.send(out, sealed())
+          {:ok, ref} = Tmesh.Channel.recv(into)
+          assert ZeroCopy.to_binary!(ref) == data()
+        end)
+
+        :ok = Application.stop(:tmesh)
+        :ok = Application.start(:tmesh)
+      end
+
+      eventually(fn -> Tmesh.Native.sweep() && open_files() <= files end)
     end
 
     test "recovers from the death of each of its processes" do

@@ -176,6 +176,20 @@ defmodule Tmesh.ZeroCopyTest do
       assert bytes(ref) == "wxyz"
     end
 
+    test "leaves a tensor's neighbours in its region alone" do
+      {:ok, arena} = Tmesh.Arena.new()
+      [one, two] = for text <- ~w(one two), do: from_text(text, arena: arena)
+      assert {one.offset, two.offset} == {0, 256}
+
+      for {offset, data} <- [{256, "x"}, {4, ""}, {3, "x"}, {2, "xy"}] do
+        assert {:error, %Error{type: :invalid}} = ZeroCopy.write(one, offset, data)
+      end
+
+      assert {bytes(one), bytes(two)} == {"one", "two"}
+    end
+
+    defp from_text(text, opts), do: ZeroCopy.from_binary!(text, [byte_size(text)], :uint8, opts)
+
     test "never writes to what is sealed" do
       ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
       assert {:error, %Error{type: :sealed}} = ZeroCopy.write(ref, 0, "x")
@@ -239,18 +253,49 @@ defmodule Tmesh.ZeroCopyTest do
       n = 1 <<< 50
       view = %{base | shape: [n], strides: [0], byte_size: n} |> ZeroCopy.open!()
       assert {:error, %Error{type: :limit_exceeded}} = ZeroCopy.to_binary(view)
+
+      # Or few, far apart.
+      on_exit(fn -> Application.delete_env(:tmesh, :zero_copy) end)
+      base = ZeroCopy.allocate!([3_000_000], :uint8)
+      ends = %{base | shape: [2], strides: [2_999_999], byte_size: 2} |> ZeroCopy.open!()
+      assert ZeroCopy.to_binary(ends) == {:ok, <<0, 0>>}
+      Application.put_env(:tmesh, :zero_copy, max_shared_memory_mb: 1)
+      assert {:error, %Error{type: :limit_exceeded}} = ZeroCopy.to_binary(ends)
     end
 
     test "points into sealed memory only when all of it is there" do
       # Pages that were never written are made when they are touched, which can fail.
       bytes = 16 * 1_048_576
-      ref = ZeroCopy.allocate!([bytes], :uint8)
-      :ok = ZeroCopy.write(ref, 5 * @page, "x")
-      :ok = ZeroCopy.seal(ref)
-      binary = ZeroCopy.to_binary!(ref, copy: false)
       {:ok, backend} = Tmesh.backend()
+      ref = sparse(bytes, 5 * @page)
+      binary = ZeroCopy.to_binary!(ref, copy: false)
       assert backend == :kernel or memfd_bytes(ref) >= bytes
       assert binary == <<0::size(5 * @page)-unit(8), "x", 0::size(bytes - 5 * @page - 1)-unit(8)>>
+    end
+
+    test "fills no more of sealed memory than it may" do
+      on_exit(fn -> Application.delete_env(:tmesh, :zero_copy) end)
+      files = open_files()
+      ref = sparse(16 * 1_048_576, 0)
+      Application.put_env(:tmesh, :zero_copy, max_shared_memory_mb: 8)
+
+      # The module's regions have no holes.
+      if Tmesh.backend() == {:ok, :memfd},
+        do: assert({:error, %Error{type: :limit_exceeded}} = ZeroCopy.to_binary(ref, copy: false)),
+        else: assert({:ok, _binary} = ZeroCopy.to_binary(ref, copy: false))
+
+      Application.put_env(:tmesh, :zero_copy, max_shared_memory_mb: 64)
+      assert {:ok, <<"x", _zeros::binary>>} = ZeroCopy.to_binary(ref, copy: false)
+      :ok = ZeroCopy.release(ref)
+      eventually(fn -> :erlang.garbage_collect() && open_files() <= files end)
+    end
+
+    # Sealed memory of which little was ever written.
+    defp sparse(bytes, at) do
+      ref = ZeroCopy.allocate!([bytes], :uint8)
+      :ok = ZeroCopy.write(ref, at, "x")
+      :ok = ZeroCopy.seal(ref)
+      ref
     end
 
     test "opens a ref that is only a description, for the call" do
