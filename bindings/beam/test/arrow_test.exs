@@ -221,6 +221,25 @@ defmodule Tmesh.ArrowTest do
                  Arrow.stream_pointer(%{numbers | batches: [[lie]]})
       end
 
+      # Nor do bitmaps, nor what lies below.
+      {:ok, bytes} = Arrow.from_list(Enum.to_list(1..9), :int8)
+      {:ok, struct} = Arrow.from_list([%{"a" => 1}, %{"a" => 2}], {:struct, [{"a", :int8}]})
+      {:ok, pairs} = Arrow.from_list([[1, 2], [3, 4]], {:fixed_size_list, :int8, 2})
+      short = fn array -> %{array | children: Enum.map(array.children, &%{&1 | length: 1})} end
+      values = List.last(bytes.buffers)
+
+      for lie <- [
+            %{bytes | null_count: 1},
+            %{bytes | null_count: 1, buffers: [<<255>>, values]},
+            %{bytes | buffers: [<<255>>, values]},
+            short.(struct),
+            short.(pairs)
+          ] do
+        schema = [{"x", lie.type, true}]
+        lie = %TableRef{schema: schema, num_rows: lie.length, batches: [[lie]]}
+        assert {:error, %Error{type: :protocol}} = Arrow.stream_pointer(lie)
+      end
+
       # That an index is a null's says nothing where nothing is null.
       type = {:dictionary, :int8, :utf8, 0}
       {:ok, words} = Arrow.from_list(["a"], :utf8)
@@ -411,6 +430,7 @@ defmodule Tmesh.ArrowTest do
             {3, [{3, 0}], [{0, 0}, {0, 0}]},
             {3, [{2, 0}], [{0, 0}, {0, 0}]},
             {0, [{0, 1}], [{0, 0}, {0, 0}]},
+            {0, [{0, -1}], [{0, 0}, {0, 0}]},
             {0, [{-1, 0}], [{0, 0}, {0, 0}]},
             {0, [{0, 0}], [{0, 0}, {0, 8}]},
             {0, [{0, 0}], [{0, 0}, {-8, 8}]},
@@ -491,6 +511,43 @@ defmodule Tmesh.ArrowTest do
       assert Arrow.to_list(good, "n") == {:ok, [2]}
       # Each within the body, but together they are more.
       assert {:error, %Error{type: :protocol}} = Arrow.import_table(table.([0, 0, 8]))
+    end
+
+    test "numbers below nothing, and what is not read here" do
+      empty = %{0 => {:i64, 0}, 1 => {:pairs, [{0, 0}]}, 2 => {:pairs, [{0, 0}, {0, 0}, {0, 0}]}}
+      encoding = {:table, %{0 => {:i64, 7}}}
+      type = %{0 => {:string, "n"}, 3 => {:table, %{}}}
+      text = {:table, Map.put(type, 2, {:i8, 5})}
+      view = {:table, Map.put(type, 2, {:i8, 24})}
+      word = {:table, Map.merge(type, %{2 => {:i8, 5}, 4 => encoding})}
+
+      words = fn more ->
+        message(2, {:table, Map.merge(%{0 => {:i64, 7}, 1 => {:table, empty}}, more)})
+      end
+
+      views = fn count ->
+        {:table,
+         %{empty | 2 => {:pairs, List.duplicate({0, 0}, 2 + count)}}
+         |> Map.put(4, {:longs, [count]})}
+      end
+
+      for sound <- [
+            stream_of({:table, %{}}, []),
+            stream_of({:table, empty}, [text]),
+            stream_of(views.(1), [view]),
+            schema_message([word]) <> words.(%{}) <> the_end()
+          ],
+          do: assert({:ok, %TableRef{num_rows: 0}} = Arrow.import_table(sound))
+
+      for {type, lie} <- [
+            protocol: stream_of({:table, %{0 => {:i64, -1}}}, []),
+            protocol: schema_message([]) <> message(3, {:table, %{}}, -8) <> the_end(),
+            protocol: stream_of(views.(-1), [view]),
+            unsupported: stream_of({:table, Map.put(empty, 3, {:table, %{}})}, [text]),
+            unsupported: schema_message([word]) <> words.(%{2 => {:bool, true}}) <> the_end(),
+            unsupported: message(1, {:table, %{1 => {:tables, []}}}, 0, 2) <> the_end()
+          ],
+          do: assert({:error, %Error{type: ^type}} = Arrow.import_table(lie))
     end
 
     test "a dictionary with words of two types" do
@@ -726,10 +783,10 @@ defmodule Tmesh.ArrowTest do
     stream
   end
 
-  defp message(kind, header, body \\ 0) do
+  defp message(kind, header, body \\ 0, version \\ 4) do
     metadata =
       Flatbuffer.encode(
-        {:table, %{0 => {:i16, 4}, 1 => {:i8, kind}, 2 => header, 3 => {:i64, body}}}
+        {:table, %{0 => {:i16, version}, 1 => {:i8, kind}, 2 => header, 3 => {:i64, body}}}
       )
 
     <<0xFFFFFFFF::32, byte_size(metadata)::32-little, metadata::binary>>

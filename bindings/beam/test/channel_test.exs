@@ -146,6 +146,12 @@ defmodule Tmesh.ChannelTest do
     Task.await_many(tasks)
     :ok = Channel.close(idle)
 
+    # Nobody tells one of several of room, and the wait ends all the same.
+    {:ok, into} = Channel.create(:recv, producers: 2, slots: 2)
+    {:ok, out} = Channel.open(into.token, :send)
+    for _n <- 1..2, do: :ok = Channel.send(out, "full")
+    for ms <- [0, 20], do: assert({:error, %Error{type: :timeout}} = Channel.send(out, "x", ms))
+
     for name <- ~w(a b c) do
       assert Enum.filter(got, &String.starts_with?(&1, name)) == for(n <- 1..50, do: "#{name}#{n}")
     end

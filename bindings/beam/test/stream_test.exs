@@ -174,6 +174,18 @@ defmodule Tmesh.StreamTest do
     assert :sys.get_state(stream).outfeed.size == 0
   end
 
+  test "what tells of a loss takes up room as well" do
+    stream = stream(outfeed_limit: 1)
+    for i <- 1..2, do: send(stream, {:tmesh_outfeed, i})
+    pusher = later(fn -> Stream.push_outfeed(stream, 3) end)
+    waiting(stream, 1)
+    assert {:ok, 1} = Stream.pop_outfeed(stream)
+    waiting(stream, 1)
+    assert {:error, %Error{type: :limit_exceeded}} = Stream.pop_outfeed(stream)
+    assert :ok = Task.await(pusher)
+    assert {:ok, 3} = Stream.pop_outfeed(stream)
+  end
+
   test "who dies while much waits costs no more for it" do
     stream = stream(outfeed_limit: 1)
     work = fn -> stream |> Process.info(:reductions) |> elem(1) end
@@ -381,6 +393,12 @@ defmodule Tmesh.StreamTest do
 
       assert {:error, %Error{type: :limit_exceeded}} =
                Stream.encode_term(String.duplicate("x", 600))
+
+      # To the byte.
+      size = 8 + byte_size(:erlang.term_to_binary({:a, 1}))
+      assert {:error, %Error{}} = Stream.encode_term({:a, 1}, size - 1)
+      assert {:ok, exact} = Stream.encode_term({:a, 1}, size)
+      assert byte_size(exact) == size and Stream.decode_term(exact) == {:ok, {:a, 1}}
 
       {:ok, bytes} = Stream.encode_term({:a, 1}, 64)
 
