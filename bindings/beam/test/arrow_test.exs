@@ -184,8 +184,25 @@ defmodule Tmesh.ArrowTest do
       live = stat(:regions_live)
 
       in_process(fn ->
-        {:ok, table} = Arrow.from_columns(%{"x" => [1]})
-        {:ok, {_address, _reference}} = Arrow.stream_pointer(table)
+        # More than the emulator would copy.
+        {:ok, table} = Arrow.from_columns(%{"w" => List.duplicate("word", 100)})
+        [[words]] = table.batches
+        type = {:dictionary, :int8, :utf8, 0}
+
+        indices = %ArrayRef{
+          type: type,
+          length: 1,
+          null_count: 0,
+          buffers: ["", <<0>>],
+          children: [],
+          dictionary: words
+        }
+
+        named = %{table | schema: [{"d", type, true}], batches: [[indices]]}
+
+        for table <- [table, named],
+            do: assert({:ok, {_address, _reference}} = Arrow.stream_pointer(table))
+
         :ok = Arrow.release(table)
       end)
 
@@ -227,8 +244,14 @@ defmodule Tmesh.ArrowTest do
       {:ok, pairs} = Arrow.from_list([[1, 2], [3, 4]], {:fixed_size_list, :int8, 2})
       short = fn array -> %{array | children: Enum.map(array.children, &%{&1 | length: 1})} end
       values = List.last(bytes.buffers)
+      {:ok, list} = Arrow.from_list([["abc"]], {:list, :utf8})
+      {:ok, text} = Arrow.from_list([%{"a" => "abc"}], {:struct, [{"a", :utf8}]})
+      beyond = fn child -> %{child | buffers: ["", <<0::32, 99::32-little>>, "abc"]} end
+      below = fn array -> %{array | children: Enum.map(array.children, beyond)} end
 
       for lie <- [
+            below.(list),
+            below.(text),
             %{bytes | null_count: 1},
             %{bytes | null_count: 1, buffers: [<<255>>, values]},
             %{bytes | buffers: [<<255>>, values]},
@@ -255,6 +278,8 @@ defmodule Tmesh.ArrowTest do
 
       table = %TableRef{schema: [{"d", type, true}], num_rows: 1, batches: [[lie]]}
       assert {:error, %Error{type: :protocol}} = Arrow.stream_pointer(table)
+      negative = %{table | batches: [[%{lie | buffers: ["", <<-1>>]}]]}
+      assert {:error, %Error{type: :protocol}} = Arrow.stream_pointer(negative)
       null = %{table | batches: [[%{lie | null_count: 1}]]}
       assert {:ok, {_address, _reference}} = Arrow.stream_pointer(null)
 
@@ -266,8 +291,13 @@ defmodule Tmesh.ArrowTest do
       deep = Enum.reduce(1..200, :int8, fn _, type -> {:list, type} end)
       {:ok, array} = Arrow.from_list([nil], deep)
       table = %TableRef{schema: [{"d", deep, true}], num_rows: 1, batches: [[array]]}
-      assert {:error, %Error{type: :invalid, message: message}} = Arrow.stream_pointer(table)
-      assert message =~ "deep"
+
+      for batches <- [table.batches, []] do
+        assert {:error, %Error{type: :invalid, message: message}} =
+                 Arrow.stream_pointer(%{table | batches: batches})
+
+        assert message =~ "deep"
+      end
     end
   end
 

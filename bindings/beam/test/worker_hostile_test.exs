@@ -264,6 +264,48 @@ defmodule Tmesh.WorkerHostileTest do
     assert byte_size(text) == 100_000
   end
 
+  # Somebody who listens as a worker does, and says no more.
+  defp listen do
+    name = "tmesh-test-" <> Base.encode16(:crypto.strong_rand_bytes(8))
+
+    script = """
+    import socket, sys
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.bind("\\0" + sys.argv[1])
+    s.listen()
+    print("ready", flush=True)
+    sys.stdin.read()
+    """
+
+    python = System.find_executable("python3")
+    opts = [:binary, line: 100, args: ["-c", script, name]]
+    port = Port.open({:spawn_executable, python}, opts)
+    assert_receive {^port, {:data, {:eol, "ready"}}}
+    name
+  end
+
+  test "a socket and what is known of its process are closed, also by its owner's end" do
+    alias Tmesh.Native
+    name = listen()
+    files = fn -> length(File.ls!("/proc/self/fd")) end
+    before = files.()
+
+    in_process(fn ->
+      {:ok, socket} = Native.worker_connect(name)
+      assert files.() == before + 2
+      # It is selected, and so held by the emulator.
+      assert :eagain = Native.worker_recv(socket, 0)
+      :ok = Native.worker_close(socket)
+      eventually(fn -> files.() == before end)
+      assert {:error, {:ebadf, _why}} = Native.worker_recv(socket, 0)
+
+      {:ok, socket} = Native.worker_connect(name)
+      assert :eagain = Native.worker_recv(socket, 0)
+    end)
+
+    eventually(fn -> files.() == before end)
+  end
+
   if PythonPool.available?() do
     test "random kills: the VM, its tensors and its pool live on" do
       start_supervised!({Worker, PythonPool.options(name: Soak, size: 2)})
