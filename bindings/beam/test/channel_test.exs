@@ -206,6 +206,25 @@ defmodule Tmesh.ChannelTest do
       end
     end
 
+    test "gives another part of the same memory as a ref of its own" do
+      base = ZeroCopy.from_binary!("abcdefgh", [8], :uint8) |> ZeroCopy.grant!(:read)
+      part = %{base | shape: [2, 2], strides: [2, 1], byte_size: 4}
+      question = ZeroCopy.open!(part)
+
+      for {other, bytes} <- [
+            {%{part | offset: 4}, "efgh"},
+            {%{part | strides: [1, 2]}, "acbd"},
+            {%{part | dtype: :int8}, "abcd"}
+          ] do
+        answer = ZeroCopy.open!(other)
+        {out, into, _task} = answerer(fn _message -> answer end)
+        assert {:ok, got} = Channel.call(out, into, question)
+        assert got.handle != question.handle
+        assert {got.dtype, ZeroCopy.to_binary!(got)} == {other.dtype, bytes}
+        :ok = Channel.close(out)
+      end
+    end
+
     test "gives any other tensor as a ref of its own" do
       region = ZeroCopy.from_binary!("abcdef", [6], :uint8)
       # Another description of the same bytes.
