@@ -43,6 +43,20 @@ def moved(child):
     return there
 
 
+def test_only_reads():
+    t = tmesh.put(b"123456")
+    both, *_ = capsules(t)
+    t.seal()
+    del both
+
+
+def test_lists_that_are_too_long():
+    for ask in (tmesh.empty((0, 1 << 31), "int8").__arrow_c_array__,
+                tmesh.empty((0, 1 << 31), "int8").__arrow_c_schema__):
+        with pytest.raises(tmesh.UnsupportedError, match="2147483647"):
+            ask()
+
+
 def test_releasing_all():
     t = tmesh.put(b"123456").reshape(1, 2, 3)
     both, schema, array = capsules(t)

@@ -48,6 +48,7 @@ def test_too_much():
     ({"node": -1}, tmesh.InvalidError), ({"node": 2**40}, tmesh.InvalidError), ({"node": "0"}, TypeError),
     ({"mode": -1}, OverflowError), ({"mode": 2**40}, OverflowError), ({"mode": "rw"}, TypeError),
     ({"gid": -1}, tmesh.InvalidError), ({"gid": 2**70}, tmesh.InvalidError),
+    ({"gid": 2**32 - 1}, tmesh.InvalidError),
     ({"linger_ms": 5000}, tmesh.InvalidError), ({"linger_ms": -1}, OverflowError),
     ({"sealed": True}, TypeError),
 ])

@@ -73,6 +73,7 @@ def test_zero_copy():
     a[2] = 5
     assert b[2] == 5 and a.ctypes.data == b.ctypes.data
     assert a.ctypes.data % 256 == 0
+    assert memoryview(a.base).nbytes == 16
     assert tmesh.stats()["bytes_copied"] == copied
 
 
@@ -81,6 +82,9 @@ def test_strided_views(key):
     array = np.arange(12, dtype="int16").reshape(3, 4)
     out = tmesh.put(array)[key].numpy()
     assert np.array_equal(out, array[key]) and out.strides == array[key].strides
+    low, high = np.lib.array_utils.byte_bounds(out) if hasattr(np.lib, "array_utils") else \
+        np.byte_bounds(out)
+    assert not out.size or memoryview(out.base).nbytes == high - low
 
 
 @pytest.mark.parametrize("source", [

@@ -71,6 +71,15 @@ def test_sealed_memory_cannot_be_opened_for_writing():
         tmesh.open(ref, writable=True).numpy(writable=True)
 
 
+def test_sealed_by_another():
+    t = tmesh.empty(1, "uint8")
+    w = tmesh.open(t.ref(writable=True), writable=True)
+    t.seal()
+    with pytest.raises(tmesh.SealedError):
+        w.numpy(writable=True)
+    assert not w.numpy().flags.writeable and not w.writable
+
+
 def test_only_those_who_may_seal():
     t = tmesh.empty(1, "uint8")
     for o in (tmesh.open(t.ref()), tmesh.open(t.ref(writable=True), writable=True)):

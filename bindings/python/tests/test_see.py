@@ -46,10 +46,11 @@ def test_list_and_holders():
     holders = tmesh.holders(t.id)
     assert os.getpid() in [holder["pid"] for holder in holders]
     assert {holder["kind"] for holder in holders} <= {"handle", "mapping"}
+    assert {holder["view"] for holder in holders} == {None}
 
 
 @pytest.mark.parametrize("id, error", [
-    ("0" * 16, tmesh.NotFoundError), ("12", tmesh.InvalidError), ("g" * 16, tmesh.InvalidError),
+    ("0" * 16, tmesh.NotFoundError), ("0" * 16 + "g", tmesh.InvalidError), ("12", tmesh.InvalidError), ("g" * 16, tmesh.InvalidError),
     (5, TypeError), (None, TypeError),
 ])
 def test_holders_of_nothing(id, error):

@@ -255,7 +255,7 @@ def test_a_link_to_rubbish():
     (folder() / "odd").unlink()
 
 
-@pytest.mark.parametrize("fault", ["mode", "link", "file"])
+@pytest.mark.parametrize("fault", ["mode", "owner", "link", "file"])
 def test_a_folder_that_others_might_write_to(tmp_path, monkeypatch, fault):
     home = tmp_path / "runtime"
     monkeypatch.setenv("TMESH_RUNTIME_DIR", str(home))
@@ -263,6 +263,11 @@ def test_a_folder_that_others_might_write_to(tmp_path, monkeypatch, fault):
     if fault == "mode":
         home.mkdir(mode=0o700)
         home.chmod(0o755)
+    elif fault == "owner":
+        if os.geteuid():
+            pytest.skip("only root can give a folder away")
+        home.mkdir(mode=0o700)
+        os.chown(home, 65534, -1)
     elif fault == "link":
         (home.parent / "elsewhere").mkdir(mode=0o700)
         home.symlink_to(home.parent / "elsewhere")

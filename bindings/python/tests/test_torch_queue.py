@@ -6,6 +6,7 @@ import contextlib
 import gc
 import multiprocessing
 from multiprocessing.reduction import ForkingPickler
+import os
 import threading
 import time
 
@@ -314,6 +315,10 @@ def test_parcels():
     assert not reader.writable and reader.numpy()[0] == 7
     here.give_up(here.send(t, False))
     assert here.under_way() == 0
+    gone = _tmesh.Sent()
+    left = gone.send(t, False)
+    del gone
+    assert here.open(left).nbytes == 1
     few = _tmesh.Sent(1)
     for _ in range(2):
         few.open(few.send(t, False))
@@ -330,6 +335,24 @@ def test_parcels():
             _tmesh.Sent(slots)
 
 
+def test_a_forked_child_begins_anew():
+    """It neither holds what its parent sent nor writes into its slots."""
+    here, t, sent = parcel()
+    child = os.fork()
+    if not child:
+        try:
+            assert here.under_way() == 0
+            assert bytes(here.open(here.send(tmesh.put(b"y"), True))) == b"y"
+            assert here.under_way() == 0
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert here.under_way() == 1
+    here.give_up(sent)
+    assert here.under_way() == 0
+
+
 def test_bad_parcels():
     """Whatever they say, they open nothing and write nowhere but into the slots."""
     here, t, sent = parcel()
@@ -337,6 +360,14 @@ def test_bad_parcels():
         for call in (here.open, here.give_up):
             with pytest.raises(tmesh.ProtocolError, match="version"):
                 call(bytes(sent.ljust(len(sent) + 1)[:size]))
+    with pytest.raises(tmesh.ProtocolError, match="version"):
+        here.open(bytes(8) + sent[8:])
+    few = _tmesh.Sent(2)
+    first, second = few.send(t, True), bytearray(few.send(t, True))
+    slot = [a == b for a, b in zip(first, second)].index(False)
+    second[slot] = 2
+    with pytest.raises(tmesh.ProtocolError, match="no slot 2"):
+        here.give_up(second)
     for position in range(0, len(sent), 7 if EMULATED else 1):
         for value in (0x00, 0xff, sent[position] ^ 1):
             bad = bytearray(sent)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tmesh
-from tmesh.worker import _server
+from tmesh.worker import _calls, _server
 from worker_client import Client, tensor
 
 HERE = Path(__file__).parent
@@ -271,13 +271,48 @@ def test_exceptions(client):
     assert "in fail" in error["traceback"]
     assert client.error(OPS + "leave")["exception"] == "SystemExit"
     assert client.error(OPS + "add")["exception"] == "TypeError"
-    assert len(client.error(OPS + "fail", ["x" * 100_000])["message"]) == 2000
+    error = client.error(OPS + "fail", ["x" * 100_000])
+    assert (len(error["message"]), len(error["traceback"])) == (2000, 16_000)
     assert client.error(OPS + "fail", ["ä"])["message"] == "ä"
     gone = tmesh.put(b"x")
     placeholder = tensor(gone)
     gone.release()
     error = client.error(OPS + "echo", [placeholder])
     assert (error["type"], error["exception"]) == ("tensor", "NotFoundError")
+
+
+def test_exceptions_that_cannot_be_told():
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    assert "cannot say" in _calls.describe(Mute())["message"]
+    assert _calls.describe(ValueError("half \ud800"))["message"] == "half ?"
+    assert len(_calls.describe(type("x" * 300, (Exception,), {})())["exception"]) == 200
+
+
+def test_what_a_module_offers(tmp_path, monkeypatch):
+    """What it has imported or only made is nobody's to call."""
+    (tmp_path / "offers_some.py").write_text("""
+__all__ = ["shown", "constant", "_private"]
+constant = 5
+def shown(): pass
+def hidden(): pass
+def _private(): pass
+""")
+    (tmp_path / "offers_its_own.py").write_text("""
+from math import sqrt
+from os.path import join
+class Thing: pass
+def own(): pass
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+    operations = _calls.Operations(["offers_some", "offers_its_own"])
+    assert operations.find("offers_some.shown") and operations.find("offers_its_own.own")
+    for name in ("some.hidden", "some.constant", "some._private", "its_own.sqrt", "its_own.join",
+                 "its_own.Thing"):
+        with pytest.raises(_calls.NotAllowedError):
+            operations.find(f"offers_{name}")
 
 
 @pytest.mark.parametrize("name, kind", [
