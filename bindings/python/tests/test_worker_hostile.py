@@ -2,6 +2,7 @@
 """python -m tmesh.worker and clients that mean harm: each is told why, loses its own connection at
 most, and disturbs nobody else."""
 
+import fcntl
 import json
 import os
 import random
@@ -136,6 +137,12 @@ def test_id_in_use(client):  # noqa: F811
     assert "in use" in client.receive()["error"]["message"]
 
 
+def test_id_of_a_result_that_is_held(client):  # noqa: F811
+    held = client.answer(OPS + "ones", [1])
+    client.send(type="call", id=held["id"], operation="math.sqrt", payload=[4])
+    assert "in use" in client.receive()["error"]["message"]
+
+
 def files(kind):
     """Descriptors that are no bodies."""
     if kind == "pipe":
@@ -169,6 +176,8 @@ def test_bodies(client, address):  # noqa: F811
             return message["error"]["message"]
 
     assert "sealed" in refused(text().encode(), seals=0)
+    for seal in fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_GROW, fcntl.F_SEAL_WRITE:
+        assert "sealed" in refused(text().encode(), seals=seal)
     assert "size" in refused(text().encode(), size=3)
     assert "size" in refused(text().encode(), size=1000)
     assert "size" in refused(text().encode(), size=(16 << 20) + 1)
@@ -236,6 +245,7 @@ def placeholders():
         yield t, {"__tmesh__": "tensor", "ref": {**ref, **change}}
     yield t, {"__tmesh__": "bytes"}
     yield t, {"__tmesh__": "bytes", "base64": "x"}
+    yield t, {"__tmesh__": "bytes", "base64": "AA*A="}
     yield t, {"__tmesh__": "bytes", "base64": 5}
     yield t, {"__tmesh__": "bytes", "base64": "", "ref": ref}
     yield t, {"__tmesh__": "array", "dtype": "uint8", "shape": [3], "base64": "AAA="}
