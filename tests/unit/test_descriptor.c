@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* The one descriptor of a memfd region: read-only from its first token for reading on, and
  * nobody is the worse for it who may write. */
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -66,18 +65,6 @@ static void expect_read(struct tmesh_ctx *ctx, const char *token, const char *te
 	tmesh_region_unref(reader);
 }
 
-static unsigned int open_descriptors(void)
-{
-	unsigned int count = 0;
-	DIR *dir = opendir("/proc/self/fd");
-
-	assert_non_null(dir);
-	while (readdir(dir))
-		count++;
-	closedir(dir);
-	return count;
-}
-
 static void test_count(void **state)
 {
 	enum {
@@ -95,14 +82,14 @@ static void test_count(void **state)
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
 	limit = (struct rlimit){.rlim_cur = old.rlim_max, .rlim_max = old.rlim_max};
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
-	before = open_descriptors();
+	before = unit_open_fds();
 	for (int i = 0; i < REGIONS; i++) {
 		regions[i] = create(*state);
 		give_token(regions[i], TMESH_READ, tokens[i]);
 		give_token(regions[i], RW, more);
 		give_token(regions[i], TMESH_READ | TMESH_MANAGE, more);
 	}
-	assert_in_range(open_descriptors() - before, REGIONS, REGIONS + SERVER);
+	assert_in_range(unit_open_fds() - before, REGIONS, REGIONS + SERVER);
 	for (int i = 0; i < REGIONS; i += 333)
 		expect_read(other, tokens[i], "");
 	assert_int_equal(tmesh_stats(other, &stats), 0);
@@ -118,7 +105,7 @@ static void test_write(void **state)
 	struct tmesh_ctx *other = context();
 	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_region *region = create_lowered(*state, token);
-	unsigned int before = open_descriptors();
+	unsigned int before = unit_open_fds();
 
 	expect_read(other, token, "first");
 	assert_ok(tmesh_region_write(region, 0, "second", 7, err));
@@ -130,7 +117,7 @@ static void test_write(void **state)
 	assert_true(can_write(region->fd));
 	expect_read(other, token, "second");
 	tmesh_ctx_unref(other);
-	assert_true(open_descriptors() <= before + 1); /* and one that the context keeps */
+	assert_true(unit_open_fds() <= before + 1); /* and one that the context keeps */
 	tmesh_region_unref(region);
 }
 
@@ -139,7 +126,7 @@ static void test_map(void **state)
 	struct tmesh_ctx *other = context();
 	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_region *region = create_lowered(*state, token);
-	unsigned int before = open_descriptors();
+	unsigned int before = unit_open_fds();
 	char *addr;
 
 	assert_ok(tmesh_region_map(region, TMESH_READ, (void **)&addr, err));
@@ -147,7 +134,7 @@ static void test_map(void **state)
 	assert_ok(tmesh_region_map(region, RW, (void **)&addr, err));
 	strcpy(addr, "mapped");
 	assert_false(can_write(region->fd));
-	assert_int_equal(open_descriptors(), before);
+	assert_int_equal(unit_open_fds(), before);
 	expect_read(other, token, "mapped");
 	tmesh_region_unref(region);
 	tmesh_ctx_unref(other);

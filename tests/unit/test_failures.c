@@ -210,17 +210,6 @@ void *calloc(size_t count, size_t size)
 }
 #endif
 
-static unsigned int open_fds(void)
-{
-	DIR *dir = opendir("/proc/self/fd");
-	unsigned int count = 0;
-
-	while (readdir(dir))
-		count++;
-	closedir(dir);
-	return count;
-}
-
 /* What a region goes through, in one process; the first failure ends it. Looking around in
  * /proc is left out: how many calls that takes depends on the machine. */
 struct scene {
@@ -372,7 +361,7 @@ static unsigned int fds_for_others(void)
 static void test_each_call_fails(void **state)
 {
 	static struct scene s;
-	unsigned int before = open_fds(), inherited = fds_for_others();
+	unsigned int before = unit_open_fds(), inherited = fds_for_others();
 	long survived = 0, n = 1;
 
 	for (;; n++) {
@@ -391,9 +380,9 @@ static void test_each_call_fails(void **state)
 		if (fds_for_others() != inherited)
 			fail_msg("call %ld (%s): a descriptor is not closed on exec", n, failed);
 		clear(&s);
-		if (open_fds() != before)
-			fail_msg("call %ld (%s): %u descriptors, not %u", n, failed, open_fds(),
-				 before);
+		if (unit_open_fds() != before)
+			fail_msg("call %ld (%s): %u descriptors, not %u", n, failed,
+				 unit_open_fds(), before);
 		if (!failed)
 			break;
 		survived += rc == 0;

@@ -3,7 +3,6 @@
  * Regions that stand for a descriptor, on memfd: hand-over by token and socket, taking them back,
  * and who is told what when the other side is killed.
  */
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -53,17 +52,6 @@ static ino_t ino_of(struct tmesh_region *region)
 	return st.st_ino;
 }
 
-static int open_fds(void)
-{
-	DIR *dir = opendir("/proc/self/fd");
-	int count = 0;
-
-	while (readdir(dir))
-		count++;
-	closedir(dir);
-	return count;
-}
-
 static void token(struct tmesh_region *region, uint32_t rights, char *text)
 {
 	assert_ok(tmesh_region_token(region, rights, text, err));
@@ -86,7 +74,7 @@ static void test_here(void **state)
 	/* What the context opens once for all. */
 	assert_ok(tmesh_region_derive(region, TMESH_READ, &derived, err));
 	tmesh_region_unref(derived);
-	before = open_fds();
+	before = unit_open_fds();
 	assert_ok(tmesh_region_open(*state, text, RW, &opened, err));
 	assert_true(ino_of(opened) == ino);
 	assert_int_equal(tmesh_region_id(opened), tmesh_region_id(region));
@@ -101,7 +89,7 @@ static void test_here(void **state)
 	assert_int_equal(tmesh_region_events(region), 0);
 	tmesh_region_unref(derived);
 	assert_int_equal(tmesh_region_events(region), TMESH_EVENT_ALONE);
-	assert_int_equal(open_fds(), before);
+	assert_int_equal(unit_open_fds(), before);
 	tmesh_region_unref(region);
 }
 
@@ -117,7 +105,7 @@ static void test_refused(void **state)
 	region = make(*state, &ino);
 	token(region, RW | TMESH_MANAGE, text);
 	assert_ok(tmesh_region_open(*state, text, RW | TMESH_MANAGE, &holder, err));
-	before = open_fds();
+	before = unit_open_fds();
 	assert_refused(tmesh_region_map(region, TMESH_READ, &addr, err), -EOPNOTSUPP, "no memory");
 	assert_refused(tmesh_region_read(region, 0, &byte, 1, err), -EOPNOTSUPP, "no memory");
 	assert_refused(tmesh_region_write(region, 0, &byte, 1, err), -EOPNOTSUPP, "no memory");
@@ -146,7 +134,7 @@ static void test_refused(void **state)
 	assert_refused(tmesh_region_reclaim(plain, 0, NULL, err), -EOPNOTSUPP, "module");
 	assert_int_equal(tmesh_region_events(plain), 0);
 	tmesh_region_unref(plain);
-	assert_int_equal(open_fds(), before);
+	assert_int_equal(unit_open_fds(), before);
 	tmesh_region_unref(holder);
 	tmesh_region_unref(region);
 }
@@ -161,7 +149,7 @@ static void test_by_socket(void **state)
 	region = make(*state, &ino);
 	assert_ok(tmesh_region_derive(region, TMESH_READ, &got, err));
 	tmesh_region_unref(got);
-	before = open_fds();
+	before = unit_open_fds();
 	assert_ok(tmesh_region_send(region, ends[0], RW, err));
 	assert_ok(tmesh_region_recv(*state, ends[1], &got, err));
 	assert_true(ino_of(got) == ino);
@@ -178,7 +166,7 @@ static void test_by_socket(void **state)
 	close(ends[1]);
 	assert_int_equal(tmesh_region_events(region), TMESH_EVENT_ALONE);
 	close(ends[0]);
-	assert_int_equal(open_fds(), before - 2);
+	assert_int_equal(unit_open_fds(), before - 2);
 	tmesh_region_unref(region);
 }
 
@@ -195,7 +183,7 @@ static void test_wrong_number(void **state)
 		.bytes = 4096,
 	};
 	const int fds[] = {0, 0, 0, 0};
-	int before = open_fds();
+	int before = unit_open_fds();
 	struct tmesh_region *got;
 
 	for (unsigned int count = 1; count <= 4; count++) {
@@ -209,7 +197,7 @@ static void test_wrong_number(void **state)
 		close(ends[0]);
 		close(ends[1]);
 	}
-	assert_int_equal(open_fds(), before);
+	assert_int_equal(unit_open_fds(), before);
 }
 
 /* A hand-over that is right but for its leash, which polling a file of somebody's own could make
@@ -228,10 +216,10 @@ static void test_strange_leash(void **state)
 	strange = fds[2];
 	fds[2] = fds[1];
 	fds[1] = strange;
-	before = open_fds();
+	before = unit_open_fds();
 	assert_int_equal(tmesh_wire_send(ends[0], &wire, sizeof(wire), fds, 3, 0), 0);
 	assert_refused(tmesh_region_recv(*state, ends[1], &got, err), -EPROTO, "no pipe");
-	assert_int_equal(open_fds(), before);
+	assert_int_equal(unit_open_fds(), before);
 	for (int i = 0; i < 3; i++)
 		close(fds[i]);
 	close(ends[0]);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Peers that are no libtmesh, on either end of a socket: garbage, too many descriptors,
  * half a message, silence. Nothing is taken over and no descriptor stays. */
-#include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
@@ -18,17 +17,6 @@
 
 #include "unit.h"
 #include "wire.h"
-
-static unsigned int open_fds(void)
-{
-	DIR *dir = opendir("/proc/self/fd");
-	unsigned int count = 0;
-
-	while (readdir(dir))
-		count++;
-	closedir(dir);
-	return count;
-}
 
 /* For answers that come, however busy the machine is, and for those that never do. */
 #define PATIENT_MS 60000
@@ -96,7 +84,7 @@ static void receive(struct tmesh_ctx *ctx, int type, const void *data, size_t by
 	int pair[2], rc;
 
 	assert_int_equal(socketpair(AF_UNIX, type | SOCK_CLOEXEC, 0, pair), 0);
-	before = open_fds();
+	before = unit_open_fds();
 	send_fds(pair[0], data, bytes, fd, count);
 	rc = tmesh_region_recv(ctx, pair[1], &region, &err);
 	assert_int_equal(rc, code);
@@ -107,7 +95,7 @@ static void receive(struct tmesh_ctx *ctx, int type, const void *data, size_t by
 		assert_true(strlen(err.message) > 10);
 		assert_ptr_equal(region, ctx);
 	}
-	assert_int_equal(open_fds(), before);
+	assert_int_equal(unit_open_fds(), before);
 	close(pair[0]);
 	close(pair[1]);
 }
@@ -217,13 +205,13 @@ static void test_recv_without_room(void **state)
 		int pair[2];
 
 		assert_int_equal(socketpair(AF_UNIX, types[i] | SOCK_CLOEXEC, 0, pair), 0);
-		before = open_fds();
+		before = unit_open_fds();
 		send_fds(pair[0], &good, sizeof(good), fd, 1);
 		limit = exhaust_fds(0);
 		assert_refused(tmesh_region_recv(ctx, pair[1], &region, err), -EMFILE,
 			       "RLIMIT_NOFILE");
 		release_fds(limit);
-		assert_int_equal(open_fds(), before);
+		assert_int_equal(unit_open_fds(), before);
 		send_fds(pair[0], &good, sizeof(good), fd, 1);
 		assert_ok(tmesh_region_recv(ctx, pair[1], &region, err));
 		tmesh_region_unref(region);
@@ -231,7 +219,7 @@ static void test_recv_without_room(void **state)
 		assert_int_equal(setsockopt(pair[1], SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)), 0);
 		send_fds(pair[0], &good, sizeof(good), fd, 1);
 		assert_refused(tmesh_region_recv(ctx, pair[1], &region, err), -EPROTO, "else");
-		assert_int_equal(open_fds(), before);
+		assert_int_equal(unit_open_fds(), before);
 		close(pair[0]);
 		close(pair[1]);
 	}
@@ -338,9 +326,9 @@ static void test_recv_hangup(void **state)
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
 	send_fds(pair[0], &good, 10, fd, 1);
 	close(pair[0]);
-	before = open_fds();
+	before = unit_open_fds();
 	assert_refused(tmesh_region_recv(ctx, pair[1], &region, err), -EPROTO, "something else");
-	assert_int_equal(open_fds(), before);
+	assert_int_equal(unit_open_fds(), before);
 	close(pair[1]);
 	close(fd);
 	tmesh_ctx_unref(ctx);
@@ -425,14 +413,14 @@ static void test_bad_clients(void **state)
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
 	assert_ok(tmesh_token_parse(token, &parts, err));
 	memcpy(request.secret, parts.secret, sizeof(request.secret));
-	before = open_fds();
+	before = unit_open_fds();
 	hangs_up(token, garbage, sizeof(request), -1, 0);
 	hangs_up(token, garbage, sizeof(garbage), -1, 0);
 	hangs_up(token, garbage, 1, -1, 0);
 	hangs_up(token, &request, sizeof(request) - 1, -1, 0);
 	hangs_up(token, &request, sizeof(request), null, 1);
 	hangs_up(token, &request, sizeof(request), null, 253);
-	assert_int_equal(open_fds(), before);
+	assert_int_equal(unit_open_fds(), before);
 	assert_int_equal(refusal(token, &request), 0);
 	request.version = 2;
 	assert_int_equal(refusal(token, &request), -EPROTO);
@@ -508,12 +496,12 @@ static void against(struct tmesh_ctx *ctx, const void *reply, size_t bytes, int 
 	assert_int_equal(bind(fake.listener, (struct sockaddr *)&address, sizeof(address)), 0);
 	assert_int_equal(listen(fake.listener, 4), 0);
 	pthread_create(&fake.thread, NULL, fake_run, &fake);
-	before = open_fds();
+	before = unit_open_fds();
 	assert_int_equal(tmesh_region_open(ctx, token, TMESH_READ, &region, NULL), code);
 	assert_ptr_equal(region, ctx);
 	tmesh_peers_drop(ctx); /* a kept connection would keep the other end waiting */
 	pthread_join(fake.thread, NULL);
-	assert_int_equal(open_fds(), before);
+	assert_int_equal(unit_open_fds(), before);
 	close(fake.listener);
 	unlink(address.sun_path);
 }

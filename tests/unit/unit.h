@@ -3,6 +3,7 @@
 #ifndef TMESH_UNIT_H
 #define TMESH_UNIT_H
 
+#include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -59,6 +60,17 @@ static inline int unit_skip(const struct CMUnitTest *tests, size_t count, const 
 }
 
 #define UNIT_SKIP(group, why) unit_skip(group, sizeof(group) / sizeof((group)[0]), why)
+
+static inline unsigned int unit_open_fds(void)
+{
+	DIR *dir = opendir("/proc/self/fd");
+	unsigned int count = 0;
+
+	while (readdir(dir))
+		count++;
+	closedir(dir);
+	return count;
+}
 
 /* End a child. Not by exit: what it inherited from other threads would be its leak to
  * valgrind, which does not look at other programs. */
