@@ -255,8 +255,6 @@ static int open_memory(struct tmesh_channel *channel, const char *token, struct 
 {
 	int rc = tmesh_region_open(channel->home, token, RW, &channel->memory, err);
 
-	if (!rc && tmesh_region_bytes(channel->memory) < CHANNEL_HEAD_BYTES)
-		return tmesh_fail(err, -EPROTO, "the token is a region's, not a channel's");
 	if (!rc)
 		rc = map(channel, err);
 	return rc ? rc : read_shape(channel, err);

@@ -235,13 +235,11 @@ static int wait_for(struct tmesh_channel *channel, const struct attempt *a, int6
 		    const char *why, struct tmesh_error *err)
 {
 	bool brief = timeout_ns >= 0 && (uint64_t)timeout_ns <= channel->spin_max;
-	uint64_t deadline = UINT64_MAX;
+	/* Below 2^64: neither number is 2^63. */
+	uint64_t deadline = timeout_ns < 0 ? UINT64_MAX : tmesh_now_ns() + (uint64_t)timeout_ns;
 	uint32_t value;
 	int rc = 0;
 
-	if (timeout_ns >= 0 &&
-	    __builtin_add_overflow(tmesh_now_ns(), (uint64_t)timeout_ns, &deadline))
-		deadline = UINT64_MAX;
 	for (;;) {
 		if (!spin(channel, deadline, brief) && !brief &&
 		    !arm(channel, CHANNEL_SLEEPS, &value))
@@ -277,7 +275,7 @@ int tmesh_channel_send_batch(struct tmesh_channel *channel, const struct tmesh_m
 {
 	int rc = check_use(channel, TMESH_CHANNEL_SEND, "send", err);
 
-	if (!rc && (!count || count > INT_MAX))
+	if (!rc && !count)
 		rc = tmesh_fail(err, -EINVAL, "send: a batch has at least one message");
 	if (!rc)
 		rc = tmesh_channel_put(channel, messages, count, err);
