@@ -4,7 +4,10 @@
  * longer than it may, what comes out is whole as far as it can be checked, and the channel beside
  * it does not notice.
  */
+#include <fcntl.h>
 #include <pthread.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
 #include "channels.h"
 #include "channel.h"
@@ -352,13 +355,237 @@ static void test_refused_once(void **state)
 	pair_end(&p);
 }
 
+/* What was refused of one region is not said of the next one that has its place in the table. */
+static void test_refused_other(void **state)
+{
+	struct tmesh_channel_opts one = {.size = sizeof(one), .regions = 1};
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .flags = TMESH_CHANNEL_NO_OPEN};
+	struct pair p = {.ctx = context()};
+	const int64_t shape[] = {16};
+	struct tmesh_message message = {0}, got;
+	struct tmesh_channel *rival;
+	atomic_uint_fast64_t *id;
+
+	assert_ok(tmesh_channel_create(p.ctx, SEND, &one, &p.maker, err));
+	assert_ok(tmesh_channel_token(p.maker, p.token, err));
+	assert_ok(tmesh_channel_open(p.ctx, p.token, RECV, &opts, &p.other, err));
+	rival = pair_open(&p, RECV);
+	id = &channel_regions(p.maker, p.maker->lane)[0].words[CHANNEL_R_ID];
+	for (int i = 0; i < 2; i++) {
+		assert_ok(tmesh_tensor_create(p.ctx, TMESH_INT32, 1, shape, NULL, &message.tensor,
+					      err));
+		assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+		tmesh_tensor_unref(message.tensor);
+		if (i == 0) {
+			atomic_fetch_xor(id, 1);
+			assert_ok(tmesh_channel_prepare(p.other, err));
+			atomic_fetch_xor(id, 1);
+			assert_ok(tmesh_channel_try_recv(rival, &got, err));
+			tmesh_tensor_unref(got.tensor);
+		}
+	}
+	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EINPROGRESS, "prepare");
+	assert_ok(tmesh_channel_prepare(p.other, err));
+	assert_ok(tmesh_channel_try_recv(p.other, &got, err));
+	tmesh_tensor_unref(got.tensor);
+	tmesh_channel_unref(rival);
+	pair_end(&p);
+}
+
+/* Memory that says it is a channel's, and is not, or is too small for what it says. */
+static void test_bad_memory(void **state)
+{
+	static const struct channel_head good = {
+		.magic = CHANNEL_MAGIC,
+		.version = CHANNEL_VERSION,
+		.slots = 64,
+		.lanes = 1,
+		.regions = 16,
+		.layouts = 16,
+	};
+	const struct {
+		struct channel_head head;
+		uint64_t bytes;
+	} bad[] = {
+		{good, 1},	 {good, CHANNEL_HEAD_BYTES}, {good, CHANNEL_HEAD_BYTES + 4096},
+		{good, 1 << 20}, {{.magic = 1}, 65536},	     {{.magic = CHANNEL_MAGIC}, 65536},
+	};
+	struct tmesh_ctx_opts memfd = {.size = sizeof(memfd), .backend = TMESH_BACKEND_MEMFD};
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_channel *channel;
+	struct tmesh_region *region;
+	struct tmesh_ctx *ctx;
+	void *addr;
+
+	assert_ok(tmesh_ctx_open(&memfd, &ctx, err));
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		assert_ok(tmesh_region_create(ctx, bad[i].bytes, NULL, &region, err));
+		assert_ok(tmesh_region_map(region, TMESH_READ | TMESH_WRITE, &addr, err));
+		memcpy(addr, &bad[i].head, sizeof(good));
+		assert_ok(tmesh_region_token(region, TMESH_READ | TMESH_WRITE, token, err));
+		assert_refused(tmesh_channel_open(ctx, token, RECV, NULL, &channel, err), -EPROTO,
+			       "no channel's");
+		tmesh_region_unref(region);
+	}
+	tmesh_ctx_unref(ctx);
+}
+
+/* A maker that answers as it likes for memory that is a channel's. */
+struct maker {
+	int listener;
+	struct tmesh_wire_reply reply;
+	int fd;
+	unsigned int count; /* as often it goes with the reply */
+};
+
+static void *answer(void *data)
+{
+	struct maker *maker = data;
+	int conn = accept(maker->listener, NULL, NULL);
+	int fds[] = {maker->fd, maker->fd, maker->fd};
+	char request[256];
+
+	if (recv(conn, request, sizeof(request), 0) > 0)
+		tmesh_wire_send(conn, &maker->reply, sizeof(maker->reply), fds, maker->count, 0);
+	/* Until who asked lets go. */
+	recv(conn, request, 1, 0);
+	close(conn);
+	return NULL;
+}
+
+static int ask(struct tmesh_ctx *ctx, const char *token, struct maker *maker)
+{
+	struct tmesh_channel *channel;
+	struct tmesh_error err = {0};
+	pthread_t thread;
+	int rc;
+
+	pthread_create(&thread, NULL, answer, maker);
+	rc = tmesh_channel_open(ctx, token, SEND, NULL, &channel, &err);
+	if (!rc)
+		tmesh_channel_unref(channel);
+	pthread_join(thread, NULL);
+	tmesh_peers_drop(ctx);
+	assert_int_equal(err.code, rc);
+	return rc;
+}
+
+static void test_bad_maker(void **state)
+{
+	static const uint8_t name[16] = {0x56, 0x78};
+	struct tmesh_ctx_opts memfd = {.size = sizeof(memfd), .backend = TMESH_BACKEND_MEMFD};
+	struct pair p = pair_make(SEND, NULL);
+	struct tmesh_token_parts parts = {.backend = TMESH_BACKEND_MEMFD};
+	struct tmesh_index_entry entry = {.rights = TMESH_READ | TMESH_WRITE,
+					  .region = p.maker->memory};
+	struct maker good = {.reply = {.magic = TMESH_MAGIC_REPLY, .version = TMESH_WIRE_VERSION},
+			     .count = TMESH_JOIN_FDS},
+		     bad;
+	char token[TMESH_TOKEN_SIZE], path[33];
+	struct sockaddr_un address;
+	struct tmesh_index *index;
+	struct tmesh_ctx *ctx;
+	unsigned int before;
+	socklen_t size;
+	int dir;
+
+	/* Its link leads to an index of ours, in which the memory is; its socket is ours too. */
+	assert_ok(tmesh_ctx_open(&memfd, &ctx, err));
+	memcpy(parts.name, name, sizeof(name));
+	tmesh_token_format(token, &parts);
+	tmesh_hex(path, name, sizeof(name));
+	assert_ok(tmesh_rundir_open(ctx, &dir, err));
+	assert_ok(tmesh_index_new(name, 1, 64, &index, err));
+	assert_ok(tmesh_index_add(&index, &entry, err));
+	assert_int_equal(tmesh_rundir_link(dir, path, tmesh_index_fd(index)), 0);
+	size = tmesh_rundir_address(dir, path, &address);
+	good.listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	good.fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+	assert_int_equal(bind(good.listener, (struct sockaddr *)&address, size), 0);
+	assert_int_equal(listen(good.listener, 4), 0);
+	assert_int_equal(ask(ctx, token, &good), 0);
+	/* From a bad answer nothing stays. */
+	before = unit_open_fds();
+#define BAD_ANSWER(member, value, code)                        \
+	do {                                                   \
+		bad = good;                                    \
+		bad.member = value;                            \
+		assert_int_equal(ask(ctx, token, &bad), code); \
+		assert_int_equal(unit_open_fds(), before);     \
+	} while (0)
+	BAD_ANSWER(reply.magic, TMESH_MAGIC_REGION, -EPROTO);
+	BAD_ANSWER(reply.version, TMESH_WIRE_VERSION + 1, -EPROTO);
+	BAD_ANSWER(reply.lane, 1, -EPROTO);
+	BAD_ANSWER(reply.lane, UINT32_MAX, -EPROTO);
+	for (unsigned int count = 0; count < TMESH_JOIN_FDS; count++)
+		BAD_ANSWER(count, count, -EPROTO);
+	BAD_ANSWER(reply.status, 1, -EPROTO);
+	BAD_ANSWER(reply.status, -5000, -EPROTO);
+	BAD_ANSWER(reply.status, -ENOENT, -ENOENT);
+	BAD_ANSWER(reply.status, -EBUSY, -EBUSY);
+	BAD_ANSWER(reply.status, -EMFILE, -EMFILE);
+	close(good.fd);
+	close(good.listener);
+	tmesh_index_free(index);
+	tmesh_rundir_remove(dir, path);
+	tmesh_ctx_unref(ctx);
+	pair_end(&p);
+}
+
+/* What a maker says to who asks to join as @role. */
+static int32_t joins(struct pair *p, uint32_t role)
+{
+	struct tmesh_wire_request request = {
+		.magic = TMESH_MAGIC_JOIN,
+		.version = TMESH_WIRE_VERSION,
+		.rights = role,
+	};
+	uint64_t deadline = tmesh_now_ns() + 20 * (uint64_t)SECOND;
+	struct tmesh_token_parts parts;
+	struct tmesh_wire_reply reply;
+	int conn, fds[TMESH_JOIN_FDS], got;
+
+	assert_ok(tmesh_token_parse(p->token, &parts, err));
+	memcpy(request.secret, parts.secret, sizeof(request.secret));
+	assert_ok(tmesh_peer_connect(p->maker->home, parts.name, deadline, &conn, err));
+	assert_int_equal(tmesh_wire_send(conn, &request, sizeof(request), NULL, 0, 0), 0);
+	got = tmesh_wire_recv(conn, &reply, sizeof(reply), fds, TMESH_JOIN_FDS, deadline);
+	assert_int_equal(got, reply.status ? 0 : TMESH_JOIN_FDS);
+	while (got > 0)
+		close(fds[--got]);
+	close(conn);
+	return reply.status;
+}
+
+/* Who joins as neither of both has no place; and none is had at a channel that is closed, though
+ * its memory is still there. */
+static void test_bad_joiner(void **state)
+{
+	struct pair p = pair_make(SEND, NULL);
+	struct tmesh_region *memory = tmesh_region_ref(p.maker->memory);
+	struct tmesh_channel *more;
+
+	assert_int_equal(joins(&p, RECV), 0);
+	assert_int_equal(joins(&p, 0), -EINVAL);
+	assert_int_equal(joins(&p, 7), -EINVAL);
+	assert_int_equal(joins(&p, UINT32_MAX), -EINVAL);
+	tmesh_channel_unref(p.maker);
+	assert_refused(tmesh_channel_open(p.ctx, p.token, RECV, NULL, &more, err), -ENOENT,
+		       "closed it");
+	p.maker = NULL;
+	tmesh_region_unref(memory);
+	pair_end(&p);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_scribbled),    cmocka_unit_test(test_left_behind),
 		cmocka_unit_test(test_head_ahead),   cmocka_unit_test(test_died_between),
 		cmocka_unit_test(test_refused_once), cmocka_unit_test(test_bad_word),
-		cmocka_unit_test(test_bad_names),
+		cmocka_unit_test(test_bad_names),    cmocka_unit_test(test_refused_other),
+		cmocka_unit_test(test_bad_memory),   cmocka_unit_test(test_bad_maker),
+		cmocka_unit_test(test_bad_joiner),
 	};
 
 	return cmocka_run_group_tests_name("channel_hostile", tests, NULL, NULL);
