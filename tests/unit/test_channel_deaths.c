@@ -5,6 +5,7 @@
  * thousand of each.
  */
 #include <sys/mman.h>
+#include <sys/socket.h>
 
 #include "channels.h"
 
@@ -337,12 +338,50 @@ static void test_inherited(void **state)
 	pair_end(&p);
 }
 
+/* A child that only has it all keeps no end alive, and watches its own channels itself. */
+static void test_inherited_end(void **state)
+{
+	struct pair p = pair_make(SEND, NULL);
+	struct tmesh_message message = number(1), got;
+	struct tmesh_channel *own, *other;
+	char done;
+	int ends[2], rc;
+	pid_t child;
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+	child = fork();
+	if (child == 0) {
+		close(ends[0]);
+		CHECK(!tmesh_channel_create(p.ctx, RECV, NULL, &own, NULL));
+		CHECK(!tmesh_channel_token(own, p.token, NULL));
+		CHECK(!tmesh_channel_open(p.ctx, p.token, SEND, NULL, &other, NULL));
+		tmesh_channel_unref(other);
+		CHECK(tmesh_channel_recv(own, &got, 20 * SECOND, NULL) == -EPIPE);
+		CHECK(write(ends[1], "", 1) == 1);
+		CHECK(read(ends[1], &done, 1) == 0);
+		unit_leave(0);
+	}
+	close(ends[1]);
+	/* None came: the child has failed, and says where. */
+	if (read(ends[0], &done, 1) != 1)
+		join(child);
+	tmesh_channel_unref(p.other);
+	do
+		rc = tmesh_channel_send(p.maker, &message, 20 * SECOND, NULL);
+	while (!rc);
+	assert_int_equal(rc, -EPIPE);
+	close(ends[0]);
+	join(child);
+	p.other = NULL;
+	pair_end(&p);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_producers), cmocka_unit_test(test_consumers),
 		cmocka_unit_test(test_makers),	  cmocka_unit_test(test_gone_before_opened),
-		cmocka_unit_test(test_inherited),
+		cmocka_unit_test(test_inherited), cmocka_unit_test(test_inherited_end),
 	};
 
 	return cmocka_run_group_tests_name("channel_deaths", tests, NULL, NULL);

@@ -136,6 +136,7 @@ static void test_cut_off(void **state)
 	unsigned int before = sockets();
 	struct tmesh_ctx *ctx = context(), *client = context();
 	struct tmesh_region *region, *less, *others[32];
+	struct tmesh_channel *sender, *receiver;
 	char token[TMESH_TOKEN_SIZE], back[6];
 	int parents, count = 0;
 	pid_t child;
@@ -144,6 +145,9 @@ static void test_cut_off(void **state)
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
 	assert_ok(tmesh_region_open(client, token, TMESH_READ, &less, err));
 	tmesh_region_unref(less);
+	assert_ok(tmesh_channel_create(ctx, TMESH_CHANNEL_SEND, NULL, &sender, err));
+	assert_ok(tmesh_channel_token(sender, token, err));
+	assert_ok(tmesh_channel_open(client, token, TMESH_CHANNEL_RECV, NULL, &receiver, err));
 	assert_true(sockets() > before && maps_index());
 	parents = memfd_create("the parent's", MFD_CLOEXEC);
 	assert_int_equal(write(parents, "parent", 6), 6);
@@ -163,6 +167,8 @@ static void test_cut_off(void **state)
 	}
 	join(child);
 	close(parents);
+	tmesh_channel_unref(receiver);
+	tmesh_channel_unref(sender);
 	tmesh_region_unref(region);
 	tmesh_ctx_unref(client);
 	tmesh_ctx_unref(ctx);
