@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 /* Hand-over between processes: by token, by socket, with producers that die or stop. */
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -168,6 +169,8 @@ static void test_token(void **state)
 	producer_end(&p, SIGKILL);
 	assert_refused(tmesh_region_open(ctx, p.tokens[1].text, TMESH_READ, &more, err), -ENOENT,
 		       "gone");
+	/* Nothing is kept of it. */
+	assert_null(ctx->peers);
 	expect(region, "region 0");
 	tmesh_region_unref(region);
 	tmesh_ctx_unref(ctx);
@@ -345,6 +348,7 @@ static void asks_with(const struct producer *p, const char *target)
 	tmesh_region_unref(region);
 	if (stats_of(ctx).opens_without_wake)
 		fail_msg("%s was followed", target);
+	assert_int_equal(stats_of(ctx).regions_opened, 1);
 	/* The answer brought the index. */
 	assert_ok(tmesh_region_open(ctx, p->tokens[0].text, TMESH_READ, &region, err));
 	tmesh_region_unref(region);
@@ -442,6 +446,89 @@ static void test_many(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+/* Who opens from many producers keeps descriptors for some of them, and opens from all. */
+static void test_many_producers(void **state)
+{
+	enum {
+		MANY = 48,
+		KEPT = 32
+	};
+	struct tmesh_ctx *client = context(NULL, 0), *producers[MANY];
+	struct tmesh_region *regions[MANY], *region;
+	char tokens[MANY][TMESH_TOKEN_SIZE];
+	unsigned int before, most = 0;
+
+	for (int i = 0; i < MANY; i++) {
+		producers[i] = context(NULL, 0);
+		assert_ok(tmesh_region_create(producers[i], 4096, NULL, &regions[i], err));
+		assert_ok(tmesh_region_token(regions[i], TMESH_READ, tokens[i], err));
+	}
+	before = unit_open_fds();
+	for (int i = 0; i < 2 * MANY; i++) {
+		assert_ok(tmesh_region_open(client, tokens[i % MANY], TMESH_READ, &region, err));
+		assert_int_equal(tmesh_region_id(region), tmesh_region_id(regions[i % MANY]));
+		tmesh_region_unref(region);
+		if (i == KEPT - 1)
+			most = unit_open_fds();
+	}
+	assert_true(most > before);
+	assert_int_equal(unit_open_fds(), most);
+	tmesh_ctx_unref(client);
+	assert_int_equal(unit_open_fds(), before);
+	for (int i = 0; i < MANY; i++) {
+		tmesh_region_unref(regions[i]);
+		tmesh_ctx_unref(producers[i]);
+	}
+}
+
+struct opening {
+	struct tmesh_ctx *ctx;
+	const char *token;
+	int rc;
+};
+
+static void *open_one(void *data)
+{
+	struct opening *opening = data;
+	struct tmesh_region *region;
+
+	opening->rc = tmesh_region_open(opening->ctx, opening->token, TMESH_READ, &region, NULL);
+	if (!opening->rc)
+		tmesh_region_unref(region);
+	return NULL;
+}
+
+/* Threads that ask the same producer at once: of their connections one is kept. */
+static void test_asked_at_once(void **state)
+{
+	struct producer p = producer_start(1);
+	struct tmesh_ctx *client = context(NULL, 20000);
+	struct opening openings[4];
+	unsigned int before;
+	pthread_t threads[4];
+	char link[512];
+	int status;
+
+	assert_int_equal(unlink(link_path(link, p.tokens[0].text)), 0);
+	before = unit_open_fds();
+	kill(p.pid, SIGSTOP);
+	assert_int_equal(waitpid(p.pid, &status, WUNTRACED), p.pid);
+	for (int i = 0; i < 4; i++) {
+		openings[i] = (struct opening){client, p.tokens[0].text, 1};
+		pthread_create(&threads[i], NULL, open_one, &openings[i]);
+	}
+	usleep(50000);
+	kill(p.pid, SIGCONT);
+	for (int i = 0; i < 4; i++) {
+		pthread_join(threads[i], NULL);
+		assert_int_equal(openings[i].rc, 0);
+	}
+	tmesh_peers_drop(client);
+	assert_int_equal(unit_open_fds(), before);
+	producer_end(&p, 0);
+	tmesh_ctx_unref(client);
+}
+
 static void socket_of_type(int type)
 {
 	struct tmesh_ctx *ctx = context(NULL, 100);
@@ -456,6 +543,7 @@ static void socket_of_type(int type)
 	assert_ok(tmesh_region_send(region, pair[0], TMESH_READ, err));
 	assert_ok(tmesh_region_send(region, pair[0], TMESH_RIGHTS_ALL, err));
 	assert_ok(tmesh_region_recv(ctx, pair[1], &got, err));
+	assert_int_equal(stats_of(ctx).regions_opened, 1);
 	expect(got, "sent");
 	assert_int_equal(tmesh_region_bytes(got), 12345);
 	assert_int_equal(tmesh_region_id(got), tmesh_region_id(region));
@@ -530,6 +618,7 @@ static void test_runtime_dir(void **state)
 	char base[] = "/tmp/tmesh-unit-XXXXXX", path[512], token[TMESH_TOKEN_SIZE];
 	struct tmesh_region *region, *got;
 	struct tmesh_ctx *ctx, *client;
+	unsigned int before;
 
 	assert_non_null(mkdtemp(base));
 	snprintf(path, sizeof(path), "%s/link", base);
@@ -549,7 +638,33 @@ static void test_runtime_dir(void **state)
 		refused_dir(path, "another user");
 	}
 	rmdir(path);
-	/* Longer than an address of a socket. */
+	/* About as long as fits into an address of a socket, for who asks by it. */
+	for (int bytes = 70; bytes < 80; bytes++) {
+		char link[600];
+
+		snprintf(path, sizeof(path), "%s/%0*d", base, bytes - (int)strlen(base) - 1, 1);
+		assert_int_equal(strlen(path), bytes);
+		ctx = context(path, 0);
+		client = context(path, 0);
+		assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+		assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+		snprintf(link, sizeof(link), "%s/%.32s.index", path, token + 5);
+		assert_int_equal(unlink(link), 0);
+		before = unit_open_fds();
+		assert_ok(tmesh_region_open(client, token, TMESH_READ, &got, err));
+		tmesh_region_unref(got);
+		tmesh_peers_drop(client);
+		/* The server's end goes once it has seen that of ours. */
+		for (int n = 0; n < 5000 && unit_open_fds() != before; n++)
+			usleep(1000);
+		assert_int_equal(unit_open_fds(), before);
+		assert_int_equal(stats_of(ctx).tokens_served, 1);
+		tmesh_ctx_unref(client);
+		tmesh_region_unref(region);
+		tmesh_ctx_unref(ctx);
+		assert_int_equal(rmdir(path), 0);
+	}
+	/* Longer than that. */
 	snprintf(path, sizeof(path), "%s/%0150d", base, 1);
 	ctx = context(path, 0);
 	client = context(path, 0);
@@ -570,7 +685,7 @@ static void test_sweep(void **state)
 {
 	struct producer dead = producer_start(1), live = producer_start(1);
 	struct tmesh_ctx *ctx = context(NULL, 0);
-	char path[512], link[512], token[TMESH_TOKEN_SIZE];
+	char path[512], link[512], unfinished[520], notes[512], token[TMESH_TOKEN_SIZE];
 	struct tmesh_region *region;
 
 	producer_end(&dead, SIGKILL);
@@ -581,14 +696,39 @@ static void test_sweep(void **state)
 	snprintf(path, sizeof(path), "%s/%.32s", getenv("TMESH_RUNTIME_DIR"),
 		 dead.tokens[0].text + 5);
 	assert_int_equal(access(path, F_OK), 0);
+	/* Killed while it made another link; and what is somebody else's in the same directory. */
+	snprintf(unfinished, sizeof(unfinished), "%s.new", path);
+	assert_int_equal(symlink("/", unfinished), 0);
+	snprintf(notes, sizeof(notes), "%s/notes", getenv("TMESH_RUNTIME_DIR"));
+	close(open(notes, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
 	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
 	tmesh_region_unref(region);
 	assert_int_equal(access(path, F_OK), -1);
 	assert_int_equal(readlink(link, token, 1), -1);
+	assert_int_equal(readlink(unfinished, token, 1), -1);
+	assert_int_equal(unlink(notes), 0);
 	assert_ok(tmesh_region_open(ctx, live.tokens[0].text, TMESH_READ, &region, err));
 	tmesh_region_unref(region);
 	producer_end(&live, 0);
+	tmesh_ctx_unref(ctx);
+}
+
+/* What does not become a link leaves nothing that the next one would stumble over. */
+static void test_link_failed(void **state)
+{
+	static const char name[] = "00112233445566778899aabbccddee00";
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	char path[512];
+	int dir;
+
+	snprintf(path, sizeof(path), "%s/%s.index", getenv("TMESH_RUNTIME_DIR"), name);
+	assert_ok(tmesh_rundir_open(ctx, &dir, err));
+	assert_int_equal(mkdir(path, 0700), 0);
+	assert_int_equal(tmesh_rundir_link(dir, name, 3), -EISDIR);
+	assert_int_equal(rmdir(path), 0);
+	assert_int_equal(tmesh_rundir_link(dir, name, 3), 0);
+	assert_int_equal(unlink(path), 0);
 	tmesh_ctx_unref(ctx);
 }
 
@@ -709,9 +849,11 @@ int main(void)
 		cmocka_unit_test(test_full_socket),
 	};
 	const struct CMUnitTest rendezvous[] = {
-		cmocka_unit_test(test_stopped), cmocka_unit_test(test_wrong_link),
-		cmocka_unit_test(test_many),	cmocka_unit_test(test_runtime_dir),
-		cmocka_unit_test(test_sweep),	cmocka_unit_test(test_sweep_among_many),
+		cmocka_unit_test(test_stopped),	      cmocka_unit_test(test_wrong_link),
+		cmocka_unit_test(test_many),	      cmocka_unit_test(test_runtime_dir),
+		cmocka_unit_test(test_sweep),	      cmocka_unit_test(test_sweep_among_many),
+		cmocka_unit_test(test_link_failed),   cmocka_unit_test(test_many_producers),
+		cmocka_unit_test(test_asked_at_once),
 	};
 	const struct CMUnitTest others[] = {cmocka_unit_test(test_other_user)};
 	const struct CMUnitTest others_ask[] = {cmocka_unit_test(test_other_user_asks)};

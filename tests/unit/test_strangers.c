@@ -171,6 +171,19 @@ static void test_recv_too_much(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+static int dial(const char *token)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	struct timeval patience = {.tv_sec = 2};
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%.32s",
+		 getenv("TMESH_RUNTIME_DIR"), token + 5);
+	assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+	return fd;
+}
+
 /* No room for more than @more descriptors any more, where the free ones are the highest; give
  * the result to release_fds(). */
 static struct rlimit exhaust_fds(int more)
@@ -281,6 +294,64 @@ static void test_open_without_room(void **state)
 	assert_int_equal(status, 0);
 }
 
+/* A server that has no descriptor left for one more client lets go of the one unused for longest;
+ * and one that has too few for all of a region's keeps none of them. */
+static void test_serve_without_room(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
+	struct tmesh_wire_request request = {
+		.magic = TMESH_MAGIC_REQUEST,
+		.version = TMESH_WIRE_VERSION,
+		.rights = TMESH_READ | TMESH_WRITE,
+	};
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	struct timeval patience = {.tv_sec = 20};
+	int null = open("/dev/null", O_RDWR | O_CLOEXEC), first, second, before;
+	struct tmesh_token_parts parts;
+	struct tmesh_wire_reply reply;
+	struct tmesh_region *region, *other;
+	char token[TMESH_TOKEN_SIZE];
+	struct rlimit limit;
+
+	assert_ok(tmesh_region_from_fd(ctx, null, 4096, NULL, &region, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ | TMESH_WRITE, token, err));
+	assert_ok(tmesh_token_parse(token, &parts, err));
+	first = dial(token);
+	second = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	setsockopt(second, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+	/* The secret is none, and the answer without descriptors. */
+	send_fds(first, &request, sizeof(request), -1, 0);
+	assert_int_equal(recv(first, &reply, sizeof(reply), 0), sizeof(reply));
+	assert_int_equal(reply.status, -ENOENT);
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%.32s",
+		 getenv("TMESH_RUNTIME_DIR"), token + 5);
+	limit = exhaust_fds(0);
+	assert_int_equal(connect(second, (struct sockaddr *)&address, sizeof(address)), 0);
+	send_fds(second, &request, sizeof(request), -1, 0);
+	assert_int_equal(recv(second, &reply, sizeof(reply), 0), sizeof(reply));
+	assert_int_equal(reply.status, -ENOENT);
+	assert_int_equal(recv(first, &reply, sizeof(reply), 0), 0);
+	release_fds(limit);
+	memcpy(request.secret, parts.secret, sizeof(request.secret));
+	/* What a context opens for good is there. */
+	assert_ok(tmesh_region_derive(region, request.rights, &other, err));
+	tmesh_region_unref(other);
+	before = (int)unit_open_fds();
+	for (int more = 0; more < 3; more++) {
+		limit = exhaust_fds(more);
+		send_fds(second, &request, sizeof(request), -1, 0);
+		assert_int_equal(recv(second, &reply, sizeof(reply), 0), sizeof(reply));
+		release_fds(limit);
+		assert_int_equal(reply.status, -EMFILE);
+		assert_int_equal(unit_open_fds(), before);
+	}
+	close(first);
+	close(second);
+	close(null);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+}
+
 /* As a user whose descriptors under way are limited: until it is refused. Return: the code. */
 static int send_many(void)
 {
@@ -355,19 +426,6 @@ static void test_recv_pieces(void **state)
 }
 
 /* Clients that are none, against a real server. */
-
-static int dial(const char *token)
-{
-	struct sockaddr_un address = {.sun_family = AF_UNIX};
-	struct timeval patience = {.tv_sec = 2};
-	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-
-	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%.32s",
-		 getenv("TMESH_RUNTIME_DIR"), token + 5);
-	assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
-	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
-	return fd;
-}
 
 /* The server ends such a connection: we read the end, not an answer. */
 static void hangs_up(const char *token, const void *data, size_t bytes, int fd, int count)
@@ -461,6 +519,7 @@ struct fake {
 	size_t bytes;
 	int fd;
 	int fds;
+	int held[8];
 };
 
 static void *fake_run(void *data)
@@ -551,6 +610,181 @@ static void test_bad_servers(void **state)
 	against(ctx, &wrong, sizeof(wrong), -1, 0, -EMFILE);
 	close(soft);
 	close(hard);
+	tmesh_ctx_unref(ctx);
+}
+
+/* Replies as told to whatever is asked by one connection. What it opens meanwhile takes the numbers
+ * that who asks has let go of. */
+static void *fake_on(void *data)
+{
+	struct fake *fake = data;
+	int conn = accept(fake->listener, NULL, NULL);
+	char request[256];
+
+	for (int i = 0; i < 8; i++)
+		fake->held[i] = dup(fake->listener);
+	while (recv(conn, request, sizeof(request), 0) > 0)
+		send_fds(conn, fake->reply, fake->bytes, -1, 0);
+	close(conn);
+	return NULL;
+}
+
+/* The descriptor is another file's than the index says, and the producer, who is asked then, says
+ * no: each descriptor is closed once. */
+static void test_index_then_refused(void **state)
+{
+	static const uint8_t name[16] = {0x12, 0x36};
+	struct tmesh_wire_reply reply = {
+		.magic = TMESH_MAGIC_REPLY,
+		.version = TMESH_WIRE_VERSION,
+		.status = -ENOENT,
+		.index = 1,
+	};
+	struct fake fake = {.reply = &reply, .bytes = sizeof(reply)};
+	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS), *holder = context(NULL, 0);
+	struct tmesh_token_parts parts = {.backend = TMESH_BACKEND_MEMFD};
+	struct tmesh_index_entry entry = {.rights = TMESH_READ, .read_only = true};
+	char token[TMESH_TOKEN_SIZE], path[33];
+	struct tmesh_region *region;
+	struct sockaddr_un address;
+	struct tmesh_index *index;
+	int dir, other;
+
+	memcpy(parts.name, name, sizeof(name));
+	tmesh_token_format(token, &parts);
+	tmesh_hex(path, name, sizeof(name));
+	assert_ok(tmesh_rundir_open(ctx, &dir, err));
+	assert_ok(tmesh_index_new(name, 1, 64, &index, err));
+	assert_ok(tmesh_region_create(holder, 100, NULL, &entry.region, err));
+	assert_ok(tmesh_index_add(&index, &entry, err));
+	assert_int_equal(tmesh_rundir_link(dir, path, tmesh_index_fd(index)), 0);
+	other = memfd(16384, F_SEAL_SHRINK | F_SEAL_GROW);
+	assert_int_equal(dup2(other, entry.region->fd), entry.region->fd);
+	close(other);
+	fake.listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	assert_int_equal(bind(fake.listener, (struct sockaddr *)&address,
+			      tmesh_rundir_address(dir, path, &address)),
+			 0);
+	assert_int_equal(listen(fake.listener, 4), 0);
+	pthread_create(&fake.thread, NULL, fake_on, &fake);
+	assert_int_equal(tmesh_region_open(ctx, token, TMESH_READ, &region, NULL), -ENOENT);
+	tmesh_peers_drop(ctx);
+	pthread_join(fake.thread, NULL);
+	for (int i = 0; i < 8; i++)
+		assert_int_equal(close(fake.held[i]), 0);
+	close(fake.listener);
+	tmesh_index_free(index);
+	tmesh_rundir_remove(dir, path);
+	tmesh_region_unref(entry.region);
+	tmesh_ctx_unref(holder);
+	tmesh_ctx_unref(ctx);
+}
+
+/* A moment later there is room for those who knock, and one of them is answered. */
+static void *fake_late(void *data)
+{
+	struct fake *fake = data;
+	struct tmesh_wire_request request;
+	ssize_t got;
+
+	usleep(30000);
+	do {
+		int conn = accept(fake->listener, NULL, NULL);
+
+		got = recv(conn, &request, sizeof(request), 0);
+		if (got > 0)
+			send_fds(conn, fake->reply, fake->bytes, -1, 0);
+		close(conn);
+	} while (got <= 0);
+	return NULL;
+}
+
+/* More have come than the listener has room for. */
+static void test_busy_server(void **state)
+{
+	static const char name[] = "00112233445566778899aabbccddeefe";
+	struct tmesh_wire_reply reply = {
+		.magic = TMESH_MAGIC_REPLY,
+		.version = TMESH_WIRE_VERSION,
+		.status = -ENOENT,
+	};
+	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS), *hasty = context(NULL, HASTY_MS);
+	struct fake fake = {.reply = &reply, .bytes = sizeof(reply)};
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_region *region;
+	int many[8];
+
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s", getenv("TMESH_RUNTIME_DIR"),
+		 name);
+	snprintf(token, sizeof(token), "tm1m-%s-%s", name, name);
+	fake.listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	assert_int_equal(bind(fake.listener, (struct sockaddr *)&address, sizeof(address)), 0);
+	assert_int_equal(listen(fake.listener, 1), 0);
+	for (int i = 0; i < 8; i++) {
+		many[i] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+		if (connect(many[i], (struct sockaddr *)&address, sizeof(address)))
+			assert_int_equal(errno, EAGAIN);
+		else
+			shutdown(many[i], SHUT_WR);
+	}
+	assert_refused(tmesh_region_open(hasty, token, TMESH_READ, &region, err), -ETIMEDOUT,
+		       "does not answer");
+	pthread_create(&fake.thread, NULL, fake_late, &fake);
+	assert_refused(tmesh_region_open(ctx, token, TMESH_READ, &region, err), -ENOENT, "");
+	pthread_join(fake.thread, NULL);
+	for (int i = 0; i < 8; i++)
+		close(many[i]);
+	close(fake.listener);
+	unlink(address.sun_path);
+	tmesh_ctx_unref(hasty);
+	tmesh_ctx_unref(ctx);
+}
+
+/* Another user, who got a socket into the directory, answers as a producer would. */
+static void test_others_server(void **state)
+{
+	static const char name[] = "00112233445566778899aabbccddeefd";
+	struct tmesh_wire_reply reply = {
+		.magic = TMESH_MAGIC_REPLY,
+		.version = TMESH_WIRE_VERSION,
+		.region = good,
+	};
+	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	char token[TMESH_TOKEN_SIZE], request[256];
+	struct tmesh_region *region;
+	int listener, ready[2], status, fd = memfd(16384, F_SEAL_SHRINK | F_SEAL_GROW);
+	pid_t child;
+
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s", getenv("TMESH_RUNTIME_DIR"),
+		 name);
+	snprintf(token, sizeof(token), "tm1m-%s-%s", name, name);
+	listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	assert_int_equal(bind(listener, (struct sockaddr *)&address, sizeof(address)), 0);
+	assert_int_equal(pipe(ready), 0);
+	child = fork();
+	if (child == 0) {
+		int conn;
+
+		if (setgid(65534) || setuid(65534) || listen(listener, 1) ||
+		    write(ready[1], "", 1) != 1)
+			_exit(1);
+		conn = accept(listener, NULL, NULL);
+		if (recv(conn, request, sizeof(request), 0) > 0)
+			send_fds(conn, &reply, sizeof(reply), fd, 1);
+		_exit(0);
+	}
+	assert_int_equal(read(ready[0], request, 1), 1);
+	assert_refused(tmesh_region_open(ctx, token, TMESH_READ, &region, err), -ENOENT,
+		       "another user's");
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	close(ready[0]);
+	close(ready[1]);
+	close(listener);
+	close(fd);
+	unlink(address.sun_path);
 	tmesh_ctx_unref(ctx);
 }
 
@@ -677,12 +911,15 @@ int main(void)
 		cmocka_unit_test(test_recv),	      cmocka_unit_test(test_recv_too_much),
 		cmocka_unit_test(test_recv_hangup),   cmocka_unit_test(test_recv_pieces),
 		cmocka_unit_test(test_bad_clients),   cmocka_unit_test(test_bad_servers),
-		cmocka_unit_test(test_strange_index),
+		cmocka_unit_test(test_strange_index), cmocka_unit_test(test_index_then_refused),
+		cmocka_unit_test(test_busy_server),
 	};
+	const struct CMUnitTest others[] = {cmocka_unit_test(test_others_server)};
 	const struct CMUnitTest namespaces[] = {cmocka_unit_test(test_false_region)};
 	const struct CMUnitTest limited[] = {
 		cmocka_unit_test(test_recv_without_room),
 		cmocka_unit_test(test_open_without_room),
+		cmocka_unit_test(test_serve_without_room),
 		cmocka_unit_test(test_send_under_way),
 	};
 	int failed;
@@ -695,6 +932,10 @@ int main(void)
 		failed += cmocka_run_group_tests_name("namespaces", namespaces, NULL, NULL);
 	else
 		failed += UNIT_SKIP(namespaces, "no user namespaces here");
+	if (geteuid())
+		failed += UNIT_SKIP(others, "only root can become another user");
+	else
+		failed += cmocka_run_group_tests_name("others", others, NULL, NULL);
 	if (!RUNNING_ON_VALGRIND)
 		return failed + cmocka_run_group_tests_name("strangers", limited, NULL, NULL);
 	return failed + UNIT_SKIP(limited, "valgrind keeps descriptor limits from the kernel");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 /* Many threads on the same context, the same regions and the same tokens. */
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/socket.h>
 
@@ -111,9 +112,47 @@ static void test_all_at_once(void **state)
 	close(all.sockets[1]);
 }
 
+static atomic_int handled;
+
+static void handle(int signal)
+{
+	handled++;
+}
+
+/* Signals are the application's: a thread of ours takes none that it keeps from its own. */
+static void test_signals(void **state)
+{
+	const struct sigaction action = {.sa_handler = handle}, none = {.sa_handler = SIG_DFL};
+	struct tmesh_channel *sender, *receiver;
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_ctx *ctx;
+	sigset_t one, pending;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_ok(tmesh_channel_create(ctx, TMESH_CHANNEL_SEND, NULL, &sender, err));
+	assert_ok(tmesh_channel_token(sender, token, err));
+	assert_ok(tmesh_channel_open(ctx, token, TMESH_CHANNEL_RECV, NULL, &receiver, err));
+	sigemptyset(&one);
+	sigaddset(&one, SIGUSR1);
+	assert_int_equal(sigaction(SIGUSR1, &action, NULL), 0);
+	assert_int_equal(pthread_sigmask(SIG_BLOCK, &one, NULL), 0);
+	kill(getpid(), SIGUSR1);
+	usleep(50000);
+	assert_int_equal(handled, 0);
+	assert_int_equal(sigpending(&pending), 0);
+	assert_true(sigismember(&pending, SIGUSR1));
+	assert_int_equal(pthread_sigmask(SIG_UNBLOCK, &one, NULL), 0);
+	assert_int_equal(handled, 1);
+	assert_int_equal(sigaction(SIGUSR1, &none, NULL), 0);
+	tmesh_channel_unref(receiver);
+	tmesh_channel_unref(sender);
+	tmesh_ctx_unref(ctx);
+}
+
 int main(void)
 {
-	const struct CMUnitTest tests[] = {cmocka_unit_test(test_all_at_once)};
+	const struct CMUnitTest tests[] = {cmocka_unit_test(test_all_at_once),
+					   cmocka_unit_test(test_signals)};
 
 	return cmocka_run_group_tests_name("threads", tests, NULL, NULL);
 }
