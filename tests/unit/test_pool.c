@@ -257,6 +257,34 @@ static void test_alike_only(void **state)
 	tmesh_region_unref(region);
 }
 
+/* What the pool has is not given for what memfds refuse, nor to another group, nor instead of
+ * fewer pages. */
+static void test_not_instead(void **state)
+{
+	struct tmesh_region_opts opts = {.size = sizeof(opts)};
+	struct tmesh_region *region = make(*state, 8192, 0, "the longer label");
+	uint64_t hits = stats_of(*state).pool_hits;
+
+	tmesh_region_unref(region);
+	opts.mode = 0660;
+	assert_refused(tmesh_region_create(*state, 8192, &opts, &region, err), -EOPNOTSUPP,
+		       "one user");
+	opts.mode = 0;
+	opts.linger_ms = 1000;
+	assert_refused(tmesh_region_create(*state, 8192, &opts, &region, err), -EOPNOTSUPP,
+		       "linger");
+	opts.linger_ms = 0;
+	region = make(*state, 4096, 0, "");
+	assert_int_equal(stats_of(*state).pool_hits, hits);
+	tmesh_region_unref(region);
+	region = make(*state, 8192, 0, "the");
+	assert_int_equal(stats_of(*state).pool_hits, hits + 1);
+	/* Nor is there anything of the last one's label. */
+	for (size_t i = 3; i < sizeof(region->label); i++)
+		assert_int_equal(region->label[i], 0);
+	tmesh_region_unref(region);
+}
+
 /* Descriptors that lie in the pool are free ones for whoever needs one. */
 static void test_yields(void **state)
 {
@@ -315,5 +343,11 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_yields, setup, unit_ctx_teardown),
 	};
 
-	return cmocka_run_group_tests_name("pool", tests, NULL, NULL);
+	const struct CMUnitTest memfds[] = {
+		cmocka_unit_test_setup_teardown(test_not_instead, setup, unit_ctx_teardown),
+	};
+	int failed = cmocka_run_group_tests_name("pool", tests, NULL, NULL);
+
+	return failed +
+	       cmocka_run_group_tests_name("pool of memfds", memfds, unit_memfd_setup, NULL);
 }

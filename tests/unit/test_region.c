@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <sys/sysinfo.h>
 
+#include "memfd.h"
 #include "unit.h"
 
 #define RW (TMESH_READ | TMESH_WRITE)
@@ -545,11 +546,65 @@ static void test_see(void **state)
 	assert_int_equal(count, 1);
 	assert_int_equal(holders[0].kind,
 			 unit_on_kernel() ? TMESH_HOLDER_IS_HANDLE : TMESH_HOLDER_IS_MAPPING);
+	assert_int_equal(holders[0].rights, unit_on_kernel() ? TMESH_RIGHTS_ALL : RW);
 	free(holders);
 	tmesh_region_unref(region);
 	assert_refused(tmesh_holders(*state, 1, &holders, &count, err), -ENOENT,
 		       unit_on_kernel() ? "no region" : "holds");
 	close(fake);
+}
+
+/* Many, each with a mapping, are each seen once, in order, and have one handle. */
+static void test_see_many(void **state)
+{
+	enum {
+		MANY = 200
+	};
+	struct tmesh_region *regions[MANY];
+	struct tmesh_region_info *infos;
+	size_t count, seen[MANY] = {0};
+
+	for (int i = 0; i < MANY; i++) {
+		regions[i] = region_of(*state, 4096);
+		map_of(regions[i], RW);
+	}
+	assert_ok(tmesh_list(*state, &infos, &count, err));
+	for (size_t n = 0; n < count; n++) {
+		assert_true(n == 0 || infos[n - 1].id <= infos[n].id);
+		for (int i = 0; i < MANY; i++)
+			if (infos[n].id == tmesh_region_id(regions[i])) {
+				seen[i]++;
+				assert_int_equal(infos[n].handles, 1);
+			}
+	}
+	free(infos);
+	for (int i = 0; i < MANY; i++) {
+		assert_int_equal(seen[i], 1);
+		tmesh_region_unref(regions[i]);
+	}
+}
+
+/* Who keeps a region from being sealed: each process once, and none that cannot write into it. */
+static void test_writers(void **state)
+{
+	struct tmesh_region *region = region_of(*state, 8192);
+	char text[128], expected[64], comm[16];
+	void *read, *own, *more;
+
+	read = mmap(NULL, 4096, PROT_READ, MAP_SHARED, region->fd, 0);
+	own = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE, region->fd, 0);
+	tmesh_proc_writers(region->fd, text, sizeof(text));
+	assert_string_equal(text, "");
+	map_of(region, RW);
+	more = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, region->fd, 4096);
+	assert_int_equal(prctl(PR_GET_NAME, comm), 0);
+	snprintf(expected, sizeof(expected), "%d (%s)", (int)getpid(), comm);
+	tmesh_proc_writers(region->fd, text, sizeof(text));
+	assert_string_equal(text, expected);
+	munmap(read, 4096);
+	munmap(own, 4096);
+	munmap(more, 4096);
+	tmesh_region_unref(region);
 }
 
 static int memfd_setup(void **state)
@@ -580,6 +635,8 @@ int main(void)
 	const struct CMUnitTest memfds[] = {
 		cmocka_unit_test(test_from_less),
 		cmocka_unit_test(test_sealed_unseen),
+		cmocka_unit_test(test_see_many),
+		cmocka_unit_test(test_writers),
 	};
 	int failed =
 		cmocka_run_group_tests_name("region", tests, unit_ctx_setup, unit_ctx_teardown);
