@@ -185,6 +185,13 @@ defmodule Tmesh.GPUTest do
     assert ref.device == {:cuda, 1}
     assert {:ok, %{"device" => "cpu"}} = DLPack.export_gpu_tensor(ref)
     ZeroCopy.release!(ref)
+
+    # The pointer is that of the part's first element.
+    part = %{TensorRef.to_map(host) | "shape" => [2], "byte_size" => 2, "offset" => 1}
+    {:ok, ref} = DLPack.import_gpu_tensor(part)
+    assert {:ok, %{pointer: pointer}} = DLPack.info(ref)
+    assert rem(pointer, 4096) == 1
+    ZeroCopy.release!(ref)
     ZeroCopy.release!(host)
   end
 
