@@ -56,4 +56,19 @@ unit-valgrind-check: $(addprefix $(UNIT_OUT)/plain/,$(UNIT_NAMES)) ## ... under 
 	$(call unit_run,plain,valgrind --quiet --fair-sched=yes --error-exitcode=99 --leak-check=full \
 		--show-leak-kinds=definite --errors-for-leak-kinds=definite,$(UNIT_NAMES))
 
-.PHONY: unit-check unit-asan-check unit-tsan-check unit-valgrind-check
+# Which lines and branches the unit tests run, by gcov. Without optimisation, which merges branches.
+COV_A := $(B)/libtmesh-cov.a
+$(eval $(call lib_objects,cov,-O0 --coverage -fprofile-update=atomic))
+
+$(COV_A): $(LIB_OBJ_cov)
+	rm -f $@
+	$(AR) rcs $@ $^
+
+$(UNIT_OUT)/cov/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h) $(COV_A)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $< $(COV_A) $(UNIT_LIBS) --coverage -o $@
+
+lib-coverage: $(addprefix $(UNIT_OUT)/cov/,$(UNIT_NAMES)) ## print which lines and branches of libtmesh its unit tests run
+	@$(PYTHON) -B $(UNIT)/lib_coverage.py $(B)/lib-cov $^
+
+.PHONY: unit-check unit-asan-check unit-tsan-check unit-valgrind-check lib-coverage

@@ -23,9 +23,11 @@ vm-kernels: ## fetch and build the kernels that the module is tested in
 vm-check: kselftest ## run the tests in kernels (VM_LENGTH=full: at length)
 	tests/run.py --length $(VM_LENGTH) --jobs $(JOBS) $(call row,$(VM_CHECKOUT)) vm-judge $(VM_MODULE)
 
-coverage: kselftest ## print which lines of the module the tests run, by file
+coverage: kselftest ## print which lines and branches of the module, then of libtmesh, the tests run, by file
 	@tests/vm/run debug kselftest >$(B)/coverage.tap; status=$$?; \
-		grep -E '^(not ok|# debug:)' $(B)/coverage.tap; exit $$status
+		grep -E '^(not ok|# debug:)' $(B)/coverage.tap; \
+		tests/vm/run 6.12 lib-coverage >$(B)/lib-coverage.tap || status=1; \
+		grep -E '^(not ok|# together:)' $(B)/lib-coverage.tap; exit $$status
 
 vm-judge: ## the tests of what judges guests
 	@tests/vm/test_judge.py

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which lines of the module a guest ran, of those that there are.
+"""Which lines and branches of the module a guest ran, of those that there are.
 
 By GCOV for all that ran, with what was missed in build/vm/KERNEL/SUITE/missed; by KCOV for what
 the fuzzer alone reached.
@@ -29,18 +29,21 @@ def report(tap, name, module, left, where):
         reached, lines = by_kcov(module, {int(place, 16) for place in places.read_text().split()})
         tap.note(f"{name}: the fuzzer reached {len(reached)} of {len(lines)} lines of the module")
     if list(folder.glob("*.gcda")):
-        lines = by_gcov(module, folder)
+        lines, branches = by_gcov(module, folder)
         missed = where / "missed"
         missed.write_text("".join(f"{file}:{line}\n" for file in sorted(lines)
                                   for line, count in sorted(lines[file].items()) if not count))
-        total = reached = 0
-        for file, counts in sorted(lines.items()):
-            ran = sum(count > 0 for count in counts.values())
-            tap.note(f"{name}: {file:24} {ran:5} of {len(counts):5} lines  {100 * ran / len(counts):5.1f} %")
-            total += len(counts)
-            reached += ran
-        tap.note(f"{name}: all tests together ran {reached} of {total} lines of the module, "
-                 f"{100 * reached / total:.1f} %; the others are in {missed.relative_to(TOP)}")
+        for file in sorted(lines):
+            tap.note(f"{name}: {file:24} {share(lines[file], 'lines')}  {share(branches[file], 'branches')}")
+        every = [{(file, key): count for file in kind for key, count in kind[file].items()}
+                 for kind in (lines, branches)]
+        tap.note(f"{name}: {'all tests together':24} {share(every[0], 'lines')}  {share(every[1], 'branches')};"
+                 f" the other lines are in {missed.relative_to(TOP)}")
+
+
+def share(counts, what):
+    ran = sum(count > 0 for count in counts.values())
+    return f"{ran:5} of {len(counts):5} {what} {100 * ran / max(len(counts), 1):5.1f} %"
 
 
 def ours(path):
@@ -69,17 +72,21 @@ def by_kcov(module, places):
 
 
 def by_gcov(module, folder):
-    """How often each line ran: {file: {line: count}}."""
+    """How often each line ran, {file: {line: count}}, and each branch, {file: {(line, number): count}}."""
     lines = defaultdict(lambda: defaultdict(int))
+    branches = defaultdict(lambda: defaultdict(int))
     for notes in module.parent.rglob("*.gcno"):
         counts = folder / notes.with_suffix(".gcda").name
         if not counts.exists():
             continue
         (folder / notes.name).write_bytes(notes.read_bytes())
-        output = subprocess.run(["gcov-12", "--json-format", "--stdout", counts], check=True,
-                                capture_output=True, cwd=folder).stdout
+        output = subprocess.run(["gcov-12", "--json-format", "--branch-probabilities", "--stdout", counts],
+                                check=True, capture_output=True, cwd=folder).stdout
         for file in json.loads(gzip.decompress(output) if output[:1] == b"\x1f" else output)["files"]:
             if name := ours("/" + file["file"]):
                 for line in file["lines"]:
-                    lines[name][line["line_number"]] += line["count"]
-    return lines
+                    number = line["line_number"]
+                    lines[name][number] += line["count"]
+                    for which, branch in enumerate(line["branches"]):
+                        branches[name][number, which] += branch["count"]
+    return lines, branches

@@ -15,6 +15,9 @@ from cache import locked
 from judge import judge
 from tap import Tap, program
 
+sys.path.insert(0, str(modules.TOP / "tests/unit"))
+import lib_coverage as of_lib  # noqa: E402: found by the line above
+
 
 def on_module(tap, name, suite, **more):
     """A suite against our module, which has to build without a warning first."""
@@ -66,6 +69,14 @@ def library(tap, name):
     in_debian(tap, name, "library", "unit-check", "tools-check", "cuda-backend-check")
 
 
+def lib_coverage(tap, name):
+    """Which lines and branches of libtmesh its unit tests run, on memfds and on the module together."""
+    first = len(tap.notes)
+    in_debian(tap, name, "lib-coverage", "lib-coverage")
+    for line in of_lib.table(of_lib.merge(tap.notes[first:])):
+        tap.note(f"together: {line}")
+
+
 def demo(tap, name):
     """`make demo`, the same way."""
     in_debian(tap, name, "demo", "demo-check", with_model=True)
@@ -76,6 +87,7 @@ SUITES = {
     "library": library,
     "bindings": bindings,
     "demo": demo,
+    "lib-coverage": lib_coverage,
     "seeded": detectors.run,
 }
 

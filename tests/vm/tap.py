@@ -19,6 +19,7 @@ class Tap:
     def __init__(self):
         self.count = 0
         self.failures = 0
+        self.notes = []
         print("TAP version 13", flush=True)
 
     def point(self, ok, name, skip=None):
@@ -29,6 +30,7 @@ class Tap:
 
     def note(self, text):
         for line in text.splitlines():
+            self.notes.append(line)
             print(f"# {line}", flush=True)
 
     def end(self):
