@@ -4,6 +4,7 @@ import copy
 import json
 import re
 import subprocess
+import tempfile
 from pathlib import Path
 
 import cdi
@@ -116,8 +117,39 @@ def group(tap):
               "the udev rule gives the device to the group that sysusers.d makes")
 
 
+def verified(tap):
+    """What verify-release.sh says of sources, as they are and spoilt in each way."""
+    script = TOP / "packaging/verify-release.sh"
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder, "tmesh")
+        subprocess.run(f"mkdir {tree} && git -C {TOP} archive HEAD | tar -x -C {tree}", shell=True, check=True)
+
+        def bad():
+            """The steps that fail on the tree."""
+            tarball = Path(folder, "tmesh.tar")
+            subprocess.run(["tar", "-c", "-f", tarball, "-C", folder, "tmesh"], check=True)
+            done = subprocess.run([script, "--sources-only", tarball], capture_output=True, text=True)
+            failed = re.findall(r"^not ok \d+ - (.*)", done.stdout, re.M)
+            return failed if done.returncode == bool(failed) else [done.stderr]
+
+        tap.point(not bad(), "verify-release.sh is content with these sources")
+        for name, text, step in (
+                ("VERSION", "9.9\n", "the versions agree"),
+                ("lib/hidden", "\x7fELF and so on", "nothing built is among the files"),
+                ("lib/left.o", "", "nothing built is among the files"),
+                ("lib/strange.c", "int x;\n", "every source file names its licence")):
+            path = tree / name
+            before = path.read_text() if path.exists() else None
+            path.write_text(text)
+            tap.point(bad() == [step], f"verify-release.sh sees {name}: {step}")
+            path.unlink() if before is None else path.write_text(before)
+        done = subprocess.run([script, "--suite", "sid"], capture_output=True, text=True)
+        tap.point(done.returncode == 2 and "bookworm or trixie" in done.stderr, "verify-release.sh refuses other suites")
+
+
 def run(tap):
     control(tap)
     dkms(tap)
     containers(tap)
     group(tap)
+    verified(tap)
