@@ -5,7 +5,7 @@
 
 JOBS ?= 2
 
-HOST_SUITES = runner-check unit-check unit-asan-check unit-tsan-check unit-valgrind-check fuzz-check \
+HOST_SUITES = runner-check sim-check unit-check unit-asan-check unit-tsan-check unit-valgrind-check fuzz-check \
 	      tools-check cuda-check python-check python-arrow-check beam-check beam-dialyzer readme-check \
 	      packaging-check demo-check kmod-check
 HOST_SUITES_FULL = $(HOST_SUITES) python-current-check kmod-lint

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: MIT
+#
+# The protocols between processes as small models, played with seeds: thousands of histories of
+# each in seconds. Needs nothing but Python.
+
+SIM_NAMES := $(patsubst tests/sim/sim_%.py,%,$(wildcard tests/sim/sim_*.py))
+
+sim-check: ## play the protocols of slots, pages and logs with thousands of seeds
+	@status=0; for name in $(SIM_NAMES); do \
+		$(PYTHON) -B tests/sim/sim_$$name.py || status=1; done; exit $$status
+
+.PHONY: sim-check
