@@ -66,73 +66,6 @@ struct tmesh_region_opts {
 int tmesh_region_create(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmesh_region_opts *opts,
 			struct tmesh_region **out, struct tmesh_error *err);
 
-/*
- * A region over a memfd of the caller's, which must carry F_SEAL_SHRINK and
- * F_SEAL_GROW. @bytes 0 means all of it. @fd is duplicated, never taken over.
- * Of @opts, label, mode, gid, linger_ms, GID and NO_PIN apply (memfd: label and NO_PIN).
- * Rights are those of @fd.
- *
- * Return: 0; -EINVAL (not sealed, not a memfd, too short), -EBADF, -EDQUOT, -ENOMEM;
- * -EACCES (memfd: -EINVAL): @fd cannot be read; -EOPNOTSUPP (module: a memfd of huge pages;
- * memfd: mode, linger_ms, GID).
- */
-int tmesh_region_from_memfd(struct tmesh_ctx *ctx, int fd, uint64_t bytes,
-			    const struct tmesh_region_opts *opts, struct tmesh_region **out,
-			    struct tmesh_error *err);
-
-/*
- * Regions around memory that was made elsewhere; all but _from_fd need the module (-EOPNOTSUPP on
- * memfd). They take label, mode, gid, linger_ms and GID of @opts.
- *
- * _from_user: [addr, addr + bytes), whole pages of this process, pinned while the region lives
- * and charged to RLIMIT_MEMLOCK. It is not mapped again and not sealed; it is exported. The
- * process goes on to use the memory where it is.
- * Return: 0; -EINVAL (no whole pages); -EFAULT, -EOPNOTSUPP (cannot be pinned: the message says
- * where and why); -ENOMEM (RLIMIT_MEMLOCK); -EDQUOT.
- *
- * _from_dmabuf: another exporter's dma-buf. Rights are those of @fd; what mapping and exporting
- * give is up to its exporter. It is not sealed.
- * Return: 0; -EBADF, -EINVAL (no dma-buf, or no whole pages); -EACCES (@fd cannot be read); -ELOOP
- * (an export of tmesh's own: open its token).
- *
- * _from_fd: a character device's descriptor (memfd: any) that only its driver understands, such as
- * a CUDA memory export, of @bytes as its maker knows. It is held, handed over and listed;
- * _opaque_fd gives a descriptor of it back to any holder with WRITE.
- * Return: 0; -EBADF; -EINVAL (@bytes 0; module: a dma-buf); -EOPNOTSUPP (module: another kind of
- * file); -EOVERFLOW.
- *
- * @fd is duplicated, never taken over.
- */
-int tmesh_region_from_user(struct tmesh_ctx *ctx, void *addr, uint64_t bytes, uint32_t rights,
-			   const struct tmesh_region_opts *opts, struct tmesh_region **out,
-			   struct tmesh_error *err);
-int tmesh_region_from_dmabuf(struct tmesh_ctx *ctx, int fd, const struct tmesh_region_opts *opts,
-			     struct tmesh_region **out, struct tmesh_error *err);
-int tmesh_region_from_fd(struct tmesh_ctx *ctx, int fd, uint64_t bytes,
-			 const struct tmesh_region_opts *opts, struct tmesh_region **out,
-			 struct tmesh_error *err);
-int tmesh_region_opaque_fd(struct tmesh_region *region, int *fd, struct tmesh_error *err);
-
-/* A part of a region, in whole pages. */
-struct tmesh_gather_extent {
-	struct tmesh_region *region;
-	uint64_t offset;
-	uint64_t bytes;
-};
-
-/*
- * A gather view: parts of regions, one behind the other, as a region of its own. @rights, READ or
- * READ | WRITE, are never more than those of its sources; it keeps them alive and is revoked with
- * any of them. It is not sealed or pinned.
- *
- * Return: 0; -EINVAL (no whole pages, outside, none or more than 1,048,576; a writable view that
- * shows a page twice); -EACCES, -EPERM (rights; inherited); -ELOOP (a view of views);
- * -EOPNOTSUPP (memfd; a source that is no memory of the module's own); -EDQUOT; -ENOMEM.
- */
-int tmesh_region_gather(struct tmesh_ctx *ctx, const struct tmesh_gather_extent *extents,
-			size_t count, uint32_t rights, const struct tmesh_region_opts *opts,
-			struct tmesh_region **out, struct tmesh_error *err);
-
 struct tmesh_region *tmesh_region_ref(struct tmesh_region *region);
 /* The last one unmaps and closes; a region nobody else can hold may go to the pool. */
 void tmesh_region_unref(struct tmesh_region *region);
@@ -210,27 +143,6 @@ struct tmesh_reclaim_report {
 int tmesh_region_reclaim(struct tmesh_region *region, uint64_t timeout_ns,
 			 struct tmesh_reclaim_report *report, struct tmesh_error *err);
 
-/* What may happen to a region that this process holds. */
-enum tmesh_region_event {
-	TMESH_EVENT_TAKEN = 1 << 0,    /* it was taken back, or this handle's lease has lapsed */
-	TMESH_EVENT_ALONE = 1 << 1,    /* nobody else holds it */
-	TMESH_EVENT_ORPHANED = 1 << 2, /* memfd: who made it is gone, its holders keep it */
-};
-
-/*
- * How to wait for any of @events, TAKEN or ALONE: poll() the returned descriptor, which stays the
- * library's, for @wait; when it returns, tmesh_region_events() says what is so now. On memfd this
- * is for regions of tmesh_region_from_fd(): their maker waits for ALONE, their holders for TAKEN,
- * and poll() returns for ORPHANED too, once and for all. What was ALONE may be opened by a token
- * the moment after; only after a revocation it stays so.
- *
- * Return: the descriptor; -EINVAL (@events); -EPERM (inherited); -EOPNOTSUPP (other regions on
- * memfd; an event that this process cannot wait for).
- */
-int tmesh_region_poll_fd(struct tmesh_region *region, uint32_t events, short *wait,
-			 struct tmesh_error *err);
-uint32_t tmesh_region_events(struct tmesh_region *region);
-
 /*
  * A dma-buf over [offset, offset + bytes), whole pages; @bytes 0 means to the end;
  * @rights TMESH_READ or TMESH_READ | TMESH_WRITE. The caller owns @fd.
@@ -276,103 +188,13 @@ int tmesh_region_recv(struct tmesh_ctx *ctx, int socket, struct tmesh_region **o
  * of tmesh_region_from_memfd(). */
 int tmesh_region_desc_set(struct tmesh_region *region, const char *text, struct tmesh_error *err);
 
-/* Where the memory comes from. */
-enum tmesh_backing {
-	TMESH_BACKED_BY_MEMFD_BACKEND = 0,
-	TMESH_BACKED_BY_PAGES = 1,
-	TMESH_BACKED_BY_MEMFD = 2,
-	TMESH_BACKED_BY_USER = 3,
-	TMESH_BACKED_BY_DMABUF = 4,
-	TMESH_BACKED_BY_OPAQUE = 5,
-	TMESH_BACKED_BY_GATHER = 6,
-};
-
-struct tmesh_region_info {
-	size_t size; /* in: sizeof(struct tmesh_region_info) */
-	uint64_t id;
-	uint64_t bytes;	      /* as asked */
-	uint64_t alloc_bytes; /* in whole pages: what can be mapped */
-	uint64_t huge_bytes;  /* of them in huge pages, as far as known */
-	uint64_t created_ns;
-	enum tmesh_backend backend;
-	uint32_t rights; /* of this handle; 0 in lists */
-	uint32_t mode;
-	uid_t uid;
-	gid_t gid;
-	int node; /* -1: any */
-	bool sealed;
-	bool revoked;
-	bool pinning;	  /* this handle */
-	uint32_t handles; /* memfd: in lists, descriptors found in /proc as far as one may look;
-			   * of one region 0, for counting means to look at every process */
-	uint32_t pinning_handles;
-	uint32_t exports;
-	uint32_t attachments;
-	uint32_t linger_ms;
-	char label[TMESH_LABEL_LEN + 1];
-	char desc[TMESH_DESC_LEN + 1];
-	/* From here on: module only, else 0; on memfd too: revoked, backing (OPAQUE), lease_ns. */
-	enum tmesh_backing backing;
-	bool lapsed;		/* this handle's lease */
-	bool zeros;		/* TMESH_TAKEN_ZERO, this handle */
-	uint32_t views;		/* gather views that show parts of it */
-	uint64_t lease_ns;	/* of this handle; 0: none, or only bound to a process */
-	uint64_t lease_left_ns; /* it does not lapse before */
-	uint64_t fence_value;
-	bool fence_producer;   /* there is a producer */
-	bool fence_dead;       /* its producer is gone */
-	uint64_t pinned_bytes; /* of a revoked region */
-	uint64_t cgroup_id;    /* whose memory control group is charged; 0: unknown */
-};
-int tmesh_region_info(struct tmesh_region *region, struct tmesh_region_info *info,
-		      struct tmesh_error *err);
-
-/* Parts of it that are known without a system call: its length as asked at its creation, this
- * handle's rights, and its id. */
+/* What is known of it without a system call: its length as asked at its creation, this handle's
+ * rights, and its id. */
 uint64_t tmesh_region_bytes(const struct tmesh_region *region);
 uint32_t tmesh_region_rights(const struct tmesh_region *region);
 uint64_t tmesh_region_id(const struct tmesh_region *region);
 /* Whether it is sealed, by whomever: at most one system call, and none once it was. */
 bool tmesh_region_is_sealed(struct tmesh_region *region);
-
-enum tmesh_holder_kind {
-	TMESH_HOLDER_IS_HANDLE = 1,
-	TMESH_HOLDER_IS_PINNING = 2,
-	TMESH_HOLDER_IS_EXPORT = 3,
-	TMESH_HOLDER_IS_MAPPING = 4, /* memfd: mapped, its descriptor closed */
-	TMESH_HOLDER_IS_GATHER = 5,  /* a gather view, @view */
-	TMESH_HOLDER_IS_DEVICE = 6,  /* a device attached to the export before it */
-};
-
-struct tmesh_holder_info {
-	enum tmesh_holder_kind kind;
-	pid_t pid; /* 0: not in this PID namespace */
-	uid_t uid;
-	uint32_t rights;
-	uint32_t mappings;
-	uint32_t attachments;
-	uint64_t since_ns; /* 0: unknown */
-	uint64_t offset;   /* of an export */
-	uint64_t bytes;
-	char comm[16];
-	uint64_t lease_ns; /* 0: none */
-	uint64_t lease_left_ns;
-	uint64_t view;	 /* id of a gather view's region */
-	bool lapsed;	 /* its lease has */
-	bool producer;	 /* it signals the region's fence */
-	bool dma_mapped; /* a device: has memory mapped, not only attached */
-	char device[32];
-};
-
-/*
- * Seeing: all regions one may open (memfd: that processes of this user hold), and who
- * holds one of them. Arrays are the caller's, to be released with free().
- * Return: 0; -ENOENT (no such region); -EPERM (not its owner).
- */
-int tmesh_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, size_t *count,
-	       struct tmesh_error *err);
-int tmesh_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_info **holders,
-		  size_t *count, struct tmesh_error *err);
 
 /*
  * The handle's descriptor, still the library's, good for O_DIRECT, io_uring and mmap. On the

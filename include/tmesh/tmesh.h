@@ -44,9 +44,13 @@
 #include <tmesh/arena.h>
 #include <tmesh/channel.h>
 #include <tmesh/context.h>
+#include <tmesh/event.h>
 #include <tmesh/fence.h>
+#include <tmesh/gather.h>
+#include <tmesh/import.h>
 #include <tmesh/lease.h>
 #include <tmesh/region.h>
+#include <tmesh/see.h>
 #include <tmesh/tensor.h>
 
 #endif /* TMESH_TMESH_H */

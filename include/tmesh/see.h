@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Seeing: what a region is, which regions there are, and who holds them. See tmesh/tmesh.h for the
+ * conventions of all calls. Since 0.1.
+ */
+#ifndef TMESH_SEE_H
+#define TMESH_SEE_H
+
+#include <tmesh/region.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Where the memory comes from. */
+enum tmesh_backing {
+	TMESH_BACKED_BY_MEMFD_BACKEND = 0,
+	TMESH_BACKED_BY_PAGES = 1,
+	TMESH_BACKED_BY_MEMFD = 2,
+	TMESH_BACKED_BY_USER = 3,
+	TMESH_BACKED_BY_DMABUF = 4,
+	TMESH_BACKED_BY_OPAQUE = 5,
+	TMESH_BACKED_BY_GATHER = 6,
+};
+
+struct tmesh_region_info {
+	size_t size; /* in: sizeof(struct tmesh_region_info) */
+	uint64_t id;
+	uint64_t bytes;	      /* as asked */
+	uint64_t alloc_bytes; /* in whole pages: what can be mapped */
+	uint64_t huge_bytes;  /* of them in huge pages, as far as known */
+	uint64_t created_ns;
+	enum tmesh_backend backend;
+	uint32_t rights; /* of this handle; 0 in lists */
+	uint32_t mode;
+	uid_t uid;
+	gid_t gid;
+	int node; /* -1: any */
+	bool sealed;
+	bool revoked;
+	bool pinning;	  /* this handle */
+	uint32_t handles; /* memfd: in lists, descriptors found in /proc as far as one may look;
+			   * of one region 0, for counting means to look at every process */
+	uint32_t pinning_handles;
+	uint32_t exports;
+	uint32_t attachments;
+	uint32_t linger_ms;
+	char label[TMESH_LABEL_LEN + 1];
+	char desc[TMESH_DESC_LEN + 1];
+	/* From here on: module only, else 0; on memfd too: revoked, backing (OPAQUE), lease_ns. */
+	enum tmesh_backing backing;
+	bool lapsed;		/* this handle's lease */
+	bool zeros;		/* TMESH_TAKEN_ZERO, this handle */
+	uint32_t views;		/* gather views that show parts of it */
+	uint64_t lease_ns;	/* of this handle; 0: none, or only bound to a process */
+	uint64_t lease_left_ns; /* it does not lapse before */
+	uint64_t fence_value;
+	bool fence_producer;   /* there is a producer */
+	bool fence_dead;       /* its producer is gone */
+	uint64_t pinned_bytes; /* of a revoked region */
+	uint64_t cgroup_id;    /* whose memory control group is charged; 0: unknown */
+};
+int tmesh_region_info(struct tmesh_region *region, struct tmesh_region_info *info,
+		      struct tmesh_error *err);
+
+enum tmesh_holder_kind {
+	TMESH_HOLDER_IS_HANDLE = 1,
+	TMESH_HOLDER_IS_PINNING = 2,
+	TMESH_HOLDER_IS_EXPORT = 3,
+	TMESH_HOLDER_IS_MAPPING = 4, /* memfd: mapped, its descriptor closed */
+	TMESH_HOLDER_IS_GATHER = 5,  /* a gather view, @view */
+	TMESH_HOLDER_IS_DEVICE = 6,  /* a device attached to the export before it */
+};
+
+struct tmesh_holder_info {
+	enum tmesh_holder_kind kind;
+	pid_t pid; /* 0: not in this PID namespace */
+	uid_t uid;
+	uint32_t rights;
+	uint32_t mappings;
+	uint32_t attachments;
+	uint64_t since_ns; /* 0: unknown */
+	uint64_t offset;   /* of an export */
+	uint64_t bytes;
+	char comm[16];
+	uint64_t lease_ns; /* 0: none */
+	uint64_t lease_left_ns;
+	uint64_t view;	 /* id of a gather view's region */
+	bool lapsed;	 /* its lease has */
+	bool producer;	 /* it signals the region's fence */
+	bool dma_mapped; /* a device: has memory mapped, not only attached */
+	char device[32];
+};
+
+/*
+ * Seeing: all regions one may open (memfd: that processes of this user hold), and who
+ * holds one of them. Arrays are the caller's, to be released with free().
+ * Return: 0; -ENOENT (no such region); -EPERM (not its owner).
+ */
+int tmesh_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, size_t *count,
+	       struct tmesh_error *err);
+int tmesh_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_info **holders,
+		  size_t *count, struct tmesh_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TMESH_SEE_H */
