@@ -30,7 +30,8 @@ CPPFLAGS += -D_GNU_SOURCE -Iinclude -Iinclude/uapi
 
 all: lib cuda tools ## build the libraries and the tools
 
-include $(wildcard */build.mk tests/*/build.mk bindings/*/build.mk)
+# The library first: the other rooms use what it defines.
+include lib/build.mk $(filter-out lib/build.mk,$(wildcard */build.mk tests/*/build.mk bindings/*/build.mk))
 
 deps: ## install the Debian packages that building, the demo and the tests need (as root or with sudo)
 	packaging/deps.sh all

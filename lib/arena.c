@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Arenas: tensors one behind the other in a region, then in the next one. */
-#include "tensor.h"
+#include "tensor_internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,6 +2,9 @@
 #
 # libtmesh as a shared and as a static library, and once more for the unit tests with
 # the sanitizers. All three come from the same sources and flags.
+#
+# lib/common/ is what our libraries share: a library of another room links COMMON_OBJ into itself,
+# and its sources include "common/..." by COMMON_CPPFLAGS.
 
 LIB_SONAME := libtmesh.so.0
 LIB_SO     := $(B)/libtmesh.so.$(VERSION)
@@ -9,7 +12,9 @@ LIB_A      := $(B)/libtmesh.a
 LIB_ASAN   := $(B)/libtmesh-asan.a
 LIB_TSAN   := $(B)/libtmesh-tsan.a
 
-LIB_SRC := $(wildcard lib/*.c)
+LIB_SRC := $(wildcard lib/*.c lib/common/*.c)
+LIB_HEADERS := $(addprefix include/tmesh/,arena.h channel.h context.h event.h fence.h gather.h import.h lease.h \
+		 region.h see.h tensor.h tmesh.h)
 # The library's calls of its own functions are its own: no way round by a table.
 LIB_CFLAGS = -std=gnu11 -fPIC -fvisibility=hidden -fno-semantic-interposition -pthread \
 	     $(shell pkg-config --cflags jansson)
@@ -33,6 +38,9 @@ $(eval $(call lib_objects,plain,))
 $(eval $(call lib_objects,asan,$(ASAN_FLAGS)))
 $(eval $(call lib_objects,tsan,$(TSAN_FLAGS)))
 
+COMMON_OBJ      := $(filter $(B)/lib-plain/common/%,$(LIB_OBJ_plain))
+COMMON_CPPFLAGS := -iquote lib
+
 $(LIB_SO): $(LIB_OBJ_plain) lib/libtmesh.map
 	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(LIB_SONAME) -Wl,-z,defs \
 		-Wl,-Bsymbolic-functions -Wl,--version-script=lib/libtmesh.map -o $@ $(LIB_OBJ_plain) $(LIB_LIBS)
@@ -48,11 +56,18 @@ $(LIB_A) $(LIB_ASAN) $(LIB_TSAN):
 	rm -f $@
 	$(AR) rcs $@ $^
 
-LIB_HEADERS := $(wildcard include/tmesh/*.h)
+# Of each library, the headers that it brings: include/tmesh/ is all of theirs.
+define install_headers
+	$(INSTALL) -d $(DESTDIR)$(INCLUDEDIR)/tmesh
+	$(INSTALL) -m 644 $(1) $(DESTDIR)$(INCLUDEDIR)/tmesh/
+endef
+define uninstall_headers
+	rm -f $(addprefix $(DESTDIR)$(INCLUDEDIR)/tmesh/,$(notdir $(1)))
+	[ ! -d $(DESTDIR)$(INCLUDEDIR)/tmesh ] || rmdir --ignore-fail-on-non-empty $(DESTDIR)$(INCLUDEDIR)/tmesh
+endef
 
 install-lib: lib
-	$(INSTALL) -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(INCLUDEDIR)/tmesh \
-		$(DESTDIR)$(INCLUDEDIR)/linux
+	$(INSTALL) -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(INCLUDEDIR)/linux
 	$(INSTALL) -m 755 $(LIB_SO) $(DESTDIR)$(LIBDIR)/
 	ln -sf $(notdir $(LIB_SO)) $(DESTDIR)$(LIBDIR)/$(LIB_SONAME)
 	ln -sf $(LIB_SONAME) $(DESTDIR)$(LIBDIR)/libtmesh.so
@@ -60,14 +75,13 @@ install-lib: lib
 	sed -e 's|@prefix@|$(PREFIX)|' -e 's|@libdir@|$(LIBDIR)|' \
 		-e 's|@includedir@|$(INCLUDEDIR)|' -e 's|@version@|$(VERSION)|' \
 		lib/libtmesh.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/libtmesh.pc
-	$(INSTALL) -m 644 $(LIB_HEADERS) $(DESTDIR)$(INCLUDEDIR)/tmesh/
+	$(call install_headers,$(LIB_HEADERS))
 	$(INSTALL) -m 644 include/uapi/linux/tmesh.h $(DESTDIR)$(INCLUDEDIR)/linux/
 
 uninstall-lib:
 	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,$(notdir $(LIB_SO)) $(LIB_SONAME) libtmesh.so \
 		libtmesh.a pkgconfig/libtmesh.pc)
-	rm -f $(addprefix $(DESTDIR)$(INCLUDEDIR)/tmesh/,$(notdir $(LIB_HEADERS)))
 	rm -f $(DESTDIR)$(INCLUDEDIR)/linux/tmesh.h
-	[ ! -d $(DESTDIR)$(INCLUDEDIR)/tmesh ] || rmdir --ignore-fail-on-non-empty $(DESTDIR)$(INCLUDEDIR)/tmesh
+	$(call uninstall_headers,$(LIB_HEADERS))
 
 .PHONY: lib install-lib uninstall-lib

@@ -4,7 +4,7 @@
  * backends, for futexes do not work on the module's pages; its token is the channel's, and the
  * server that answers for it lets others join.
  */
-#include "channel.h"
+#include "channel_internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,7 @@
  * they live. A thread of each context with channels watches these connections and does nothing
  * else.
  */
-#include "channel.h"
+#include "channel_internal.h"
 
 #include <signal.h>
 #include <stdlib.h>

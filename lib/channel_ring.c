@@ -7,7 +7,7 @@
  * fails, another one had the message and the copy, torn or not, is thrown away. So neither leaves
  * anything behind that has to be repaired.
  */
-#include "channel.h"
+#include "channel_internal.h"
 
 #include <string.h>
 

@@ -4,7 +4,7 @@
  * both, which its producer fills and all consumers read; receivers keep what they have opened and
  * checked. A message that speaks of nothing new is a few comparisons at either end.
  */
-#include "channel.h"
+#include "channel_internal.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -8,7 +8,7 @@
  * the epoch on, so that nobody falls asleep on an old word, and wakes all: which one would find
  * something is not known, and a sleeper that was killed must not have taken another one's wake.
  */
-#include "channel.h"
+#include "channel_internal.h"
 
 #include <limits.h>
 #include <linux/futex.h>

@@ -3,6 +3,8 @@
 #include "internal.h"
 
 #include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -27,6 +29,19 @@ const char *tmesh_backend_name(enum tmesh_backend backend)
 		return "memfd";
 	}
 	return NULL;
+}
+
+void tmesh_log(const struct tmesh_ctx *ctx, enum tmesh_log_level level, const char *fmt, ...)
+{
+	char message[512];
+	va_list args;
+
+	if (!ctx->log)
+		return;
+	va_start(args, fmt);
+	vsnprintf(message, sizeof(message), fmt, args);
+	va_end(args);
+	ctx->log(ctx->log_data, level, message);
 }
 
 static int wanted_backend(enum tmesh_backend option, enum tmesh_backend *out,

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dlpack_tensor.h"
+#include "common/dlpack_tensor.h"
 #include "layout.h"
 
 /* What lives as long as a managed tensor of ours does. */

@@ -18,7 +18,14 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "tools.h"
+#include "common/clock.h"
+#include "common/error.h"
+#include "common/hex.h"
+#include "common/label.h"
+#include "common/page.h"
+#include "common/random.h"
+#include "common/siphash.h"
+#include "common/sized.h"
 
 #define TMESH_RIGHTS_ALL (TMESH_READ | TMESH_WRITE | TMESH_MANAGE)
 #define TMESH_SECRET_BYTES 16
@@ -110,6 +117,8 @@ struct tmesh_ctx {
 	_Atomic(struct tmesh_ctx *) beside; /* kernel: the memfd context of its channels, or NULL */
 };
 
+void tmesh_log(const struct tmesh_ctx *ctx, enum tmesh_log_level level, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
 void tmesh_count(struct tmesh_ctx *ctx, enum tmesh_counter counter, uint64_t n);
 /* Account one copy of tensor bytes that the library itself made. */
 void tmesh_count_copy(struct tmesh_ctx *ctx, uint64_t bytes);
@@ -120,6 +129,16 @@ int tmesh_ctx_enter(struct tmesh_ctx *ctx, struct tmesh_error *err);
 /* caps.c: what a backend's caps operation calls, once for each. */
 void tmesh_cap_set(struct tmesh_ctx *ctx, enum tmesh_cap_index cap, enum tmesh_cap_level level,
 		   const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+
+/* opts.c */
+
+int tmesh_check_rights(uint32_t rights, struct tmesh_error *err);
+/* Validates all that does not depend on the backend. @opts may be NULL. */
+int tmesh_read_region_opts(const struct tmesh_region_opts *opts, struct tmesh_region_opts *out,
+			   struct tmesh_error *err);
+/* The same of a tensor, which may be told an arena instead. */
+int tmesh_read_tensor_opts(const struct tmesh_region_opts *opts, struct tmesh_region_opts *out,
+			   struct tmesh_error *err);
 
 /* fork.c */
 

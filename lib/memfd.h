@@ -56,6 +56,9 @@ int tmesh_memfd_describe(int fd, uint32_t kind, struct tmesh_region_info *info);
 
 /* memfd_fd.c */
 
+/* @number in decimal, as a name in /proc/PID/fd. */
+#define TMESH_FD_NAME 12
+void tmesh_fd_name(char name[TMESH_FD_NAME], int number);
 /* @fd, a descriptor of this process, opened anew. */
 int tmesh_reopen(struct tmesh_ctx *ctx, int fd, int mode, struct tmesh_error *err);
 /* The region's file, opened anew: O_RDONLY, or O_RDWR where region->reopens. */

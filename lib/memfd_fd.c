@@ -14,6 +14,19 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+void tmesh_fd_name(char name[TMESH_FD_NAME], int number)
+{
+	char digits[TMESH_FD_NAME];
+	int count = 0;
+
+	do
+		digits[count++] = (char)('0' + number % 10);
+	while ((number /= 10) && count < TMESH_FD_NAME - 1);
+	while (count)
+		*name++ = digits[--count];
+	*name = '\0';
+}
+
 int tmesh_reopen(struct tmesh_ctx *ctx, int fd, int mode, struct tmesh_error *err)
 {
 	int proc = atomic_load(&ctx->proc);

@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "tensor.h"
+#include "tensor_internal.h"
 
 static uint64_t next_serial(void)
 {

@@ -34,7 +34,7 @@ beam-dialyzer: beam ## look for mistakes in the Elixir code with dialyzer
 
 $(B)/beam/obj/%.o: bindings/beam/c_src/%.c bindings/beam/build.mk
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) -Ibindings -I$(BEAM_INCLUDE) $(CFLAGS) $(WARN) -std=gnu11 -fPIC -fvisibility=hidden \
+	$(CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) -I$(BEAM_INCLUDE) $(CFLAGS) $(WARN) -std=gnu11 -fPIC -fvisibility=hidden \
 		-pthread -MMD -MP -c -o $@ $<
 -include $(BEAM_OBJ:.o=.d)
 
@@ -43,9 +43,9 @@ $(BEAM_NIF): $(BEAM_OBJ) $(LIB_A)
 	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-z,nodelete -Wl,--exclude-libs,ALL \
 		-o $@ $(BEAM_OBJ) $(LIB_A) $(LIB_LIBS)
 
-$(BEAM_CONSUMER): bindings/beam/test/support/arrow_consumer.c bindings/arrow_abi.h
+$(BEAM_CONSUMER): bindings/beam/test/support/arrow_consumer.c lib/common/arrow_abi.h
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) -Ibindings -I$(BEAM_INCLUDE) $(CFLAGS) $(WARN) -std=gnu11 -fPIC -shared -pthread -o $@ $<
+	$(CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) -I$(BEAM_INCLUDE) $(CFLAGS) $(WARN) -std=gnu11 -fPIC -shared -pthread -o $@ $<
 
 $(BEAM_PEER): bindings/beam/test/support/peer.c $(LIB_A)
 	@mkdir -p $(@D)

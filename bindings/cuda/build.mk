@@ -8,7 +8,7 @@ CUDA_SONAME := libtmesh-cuda.so.0
 CUDA_SO     := $(B)/libtmesh-cuda.so.$(VERSION)
 CUDA_SRC    := $(addprefix $(CUDA)/,block.c caps.c cuda.c dlpack.c driver.c event.c external.c host.c \
 		 import.c share.c watch.c)
-CUDA_TOOLS := $(B)/lib-plain/error.o $(B)/lib-plain/opts.o
+CUDA_HEADERS := include/tmesh/cuda.h
 CUDA_LIBS   = $(LIB_LIBS) -ldl
 CUDA_TORCH  := $(B)/libtmesh-cuda-torch.so
 CUDA_HOOK   := $(B)/libtmesh-cuda-hook.so
@@ -20,15 +20,15 @@ define cuda_objects
 CUDA_OBJ_$(1) := $(CUDA_SRC:$(CUDA)/%.c=$(B)/cuda-$(1)/%.o)
 $(B)/cuda-$(1)/%.o: $(CUDA)/%.c $(CUDA)/build.mk
 	@mkdir -p $$(@D)
-	$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(WARN) $$(LIB_CFLAGS) $(2) -MMD -MP -c -o $$@ $$<
+	$$(CC) $$(CPPFLAGS) $$(COMMON_CPPFLAGS) $$(CFLAGS) $$(WARN) $$(LIB_CFLAGS) $(2) -MMD -MP -c -o $$@ $$<
 -include $(CUDA_SRC:$(CUDA)/%.c=$(B)/cuda-$(1)/%.d)
 endef
 $(eval $(call cuda_objects,plain,))
 $(eval $(call cuda_objects,asan,$(ASAN_FLAGS)))
 
-$(CUDA_SO): $(CUDA_OBJ_plain) $(CUDA_TOOLS) $(CUDA)/libtmesh-cuda.map $(B)/libtmesh.so
+$(CUDA_SO): $(CUDA_OBJ_plain) $(COMMON_OBJ) $(CUDA)/libtmesh-cuda.map $(B)/libtmesh.so
 	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(CUDA_SONAME) -Wl,-z,defs \
-		-Wl,--version-script=$(CUDA)/libtmesh-cuda.map -o $@ $(CUDA_OBJ_plain) $(CUDA_TOOLS) \
+		-Wl,--version-script=$(CUDA)/libtmesh-cuda.map -o $@ $(CUDA_OBJ_plain) $(COMMON_OBJ) \
 		-L$(B) -ltmesh $(CUDA_LIBS)
 
 # For the tests.
@@ -47,6 +47,7 @@ $(CUDA_TORCH) $(CUDA_HOOK): $(B)/libtmesh-cuda-%.so: $(CUDA)/%.c $(CUDA)/build.m
 
 install-cuda: cuda
 	$(INSTALL) -d $(DESTDIR)$(LIBDIR)/pkgconfig
+	$(call install_headers,$(CUDA_HEADERS))
 	$(INSTALL) -m 755 $(CUDA_SO) $(DESTDIR)$(LIBDIR)/
 	ln -sf $(notdir $(CUDA_SO)) $(DESTDIR)$(LIBDIR)/$(CUDA_SONAME)
 	ln -sf $(CUDA_SONAME) $(DESTDIR)$(LIBDIR)/libtmesh-cuda.so
@@ -56,6 +57,7 @@ install-cuda: cuda
 		$(CUDA)/libtmesh-cuda.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/libtmesh-cuda.pc
 
 uninstall-cuda:
+	$(call uninstall_headers,$(CUDA_HEADERS))
 	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,$(notdir $(CUDA_SO)) $(CUDA_SONAME) libtmesh-cuda.so \
 		$(notdir $(CUDA_TORCH) $(CUDA_HOOK)) \
 		pkgconfig/libtmesh-cuda.pc)

@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-#include "../../lib/dlpack_tensor.h"
+#include "common/dlpack_tensor.h"
 
 struct export
 {

@@ -16,7 +16,12 @@
 #include <tmesh/cuda.h>
 #pragma GCC visibility pop
 
-#include "../../lib/tools.h"
+#include "common/clock.h"
+#include "common/error.h"
+#include "common/hex.h"
+#include "common/page.h"
+#include "common/random.h"
+#include "common/sized.h"
 #include "driver_api.h"
 
 #define DEVICES_MAX 64

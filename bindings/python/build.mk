@@ -5,8 +5,8 @@
 
 PYTHON_DIR     := bindings/python
 PYTHON_SOURCES := $(wildcard $(PYTHON_DIR)/*.toml $(PYTHON_DIR)/*.py $(PYTHON_DIR)/ext/* \
-		    $(PYTHON_DIR)/tmesh/* $(PYTHON_DIR)/tmesh/worker/* lib/*.c lib/*.h include/*/*.h include/uapi/*/*.h \
-		    bindings/*.h) VERSION
+		    $(PYTHON_DIR)/tmesh/* $(PYTHON_DIR)/tmesh/worker/* lib/*.[ch] lib/common/*.[ch] include/*/*.h \
+		    include/uapi/*/*.h) VERSION
 
 python: $(VENV)/tmesh.stamp ## build the Python package into build/venv
 

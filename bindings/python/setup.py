@@ -33,7 +33,7 @@ class BuildWithLibrary(build_ext):
 
     def build_extension(self, ext):
         if not SYSTEM_LIBRARY:
-            ext.sources = [*ext.sources, *(str(path) for path in sorted(ROOT.glob("lib/*.c")))]
+            ext.sources = [*ext.sources, *(str(path) for path in sorted(ROOT.glob("lib/**/*.c")))]
         super().build_extension(ext)
 
     def get_ext_filename(self, fullname):
@@ -47,8 +47,7 @@ class SourcesWithLibrary(sdist):
     def make_release_tree(self, base_dir, files):
         super().make_release_tree(base_dir, files)
         self.put(HERE, HERE.glob("ext/*"), Path(base_dir))
-        library = [ROOT / "VERSION", *ROOT.glob("lib/*.[ch]"), *ROOT.glob("include/**/*.h"),
-                   *ROOT.glob("bindings/*.h")]
+        library = [ROOT / "VERSION", *ROOT.glob("lib/**/*.[ch]"), *ROOT.glob("include/**/*.h")]
         self.put(ROOT, library, Path(base_dir, DISTRIBUTED.name))
 
     def put(self, top, files, target):
@@ -61,17 +60,15 @@ class SourcesWithLibrary(sdist):
 extension = Extension(
     "tmesh._tmesh",
     sources=sorted(str(path.relative_to(HERE)) for path in HERE.glob("ext/*.c")),
-    depends=[str(path) for path in (*HERE.glob("ext/*.h"), *ROOT.glob("lib/*.h"),
-                                    *ROOT.glob("include/**/*.h"), *ROOT.glob("bindings/*.h"),
-                                    ROOT / "VERSION")],
-    include_dirs=[str(ROOT / "include"), str(ROOT / "include" / "uapi"), str(ROOT / "lib"),
-                  str(ROOT / "bindings")],
+    depends=[str(path) for path in (*HERE.glob("ext/*.h"), *ROOT.glob("lib/**/*.h"),
+                                    *ROOT.glob("include/**/*.h"), ROOT / "VERSION")],
+    include_dirs=[str(ROOT / "include"), str(ROOT / "include" / "uapi")],
     define_macros=[
         ("_GNU_SOURCE", None),
         ("TMESH_VERSION", f'"{VERSION}"'),
         *([("Py_LIMITED_API", "0x030B0000")] if STABLE_ABI else []),
     ],
-    extra_compile_args=["-std=gnu11", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra",
+    extra_compile_args=[f"-iquote{ROOT / 'lib'}", "-std=gnu11", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra",
                         "-Wshadow", "-Wno-unused-parameter", "-Wno-missing-field-initializers",
                         "-Werror=incompatible-pointer-types"],  # as GCC 14 has it
     extra_link_args=["-pthread", f"-Wl,--version-script={HERE / 'ext' / '_tmesh.map'}"],

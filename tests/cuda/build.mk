@@ -33,7 +33,7 @@ $(CUDA_OUT)/program: $(CUDA_TESTS)/program.c $(CUDA_OUT)/libcudart.so.12 $(STAND
 
 $(CUDA_OUT)/test_%: $(CUDA_TESTS)/test_%.c $(CUDA_TESTS)/cuda_unit.h $(CUDA_TESTS)/standin.h $(CUDA_ASAN) $(LIB_ASAN)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) -Ibindings/cuda -isystem $(CUDA_HOME)/include $(CFLAGS) $(WARN) -std=gnu11 -pthread $(ASAN_FLAGS) $< \
+	$(CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) -Ibindings/cuda -isystem $(CUDA_HOME)/include $(CFLAGS) $(WARN) -std=gnu11 -pthread $(ASAN_FLAGS) $< \
 		$(CUDA_ASAN) $(LIB_ASAN) -lcmocka $(LIB_LIBS) -ldl -o $@
 
 cuda-check: $(STANDIN) $(CUDA_OUT)/libcuda-old.so $(B)/libtmesh-cuda.so $(CUDA_PLUGINS) $(CUDA_OUT)/program $(B)/tmeshctl $(VENV)/tmesh.stamp $(addprefix $(CUDA_OUT)/,$(CUDA_NAMES)) ## libtmesh-cuda's tests, on a stand-in for the driver

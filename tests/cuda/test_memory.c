@@ -5,7 +5,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-#include "../../lib/dlpack_abi.h"
+#include "common/dlpack_abi.h"
 
 static struct tmesh_cuda_memory *alloc(struct bed *bed, int device, uint64_t bytes)
 {

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "bounds.h"
-#include "channel.h"
+#include "channel_internal.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

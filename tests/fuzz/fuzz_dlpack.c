@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "bounds.h"
-#include "dlpack_abi.h"
+#include "common/dlpack_abi.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

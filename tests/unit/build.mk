@@ -13,15 +13,15 @@ UNIT_NAMES := $(if $(filter kernel,$(TMESH_BACKEND)),$(UNIT_ALL),$(filter-out te
 UNIT_FLAGS := -std=gnu11 -pthread -Ilib
 UNIT_LIBS   = -lcmocka $(LIB_LIBS)
 
-$(UNIT_OUT)/plain/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h) $(LIB_A)
+$(UNIT_OUT)/plain/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h lib/common/*.h) $(LIB_A)
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $< $(LIB_A) $(UNIT_LIBS) -o $@
 
-$(UNIT_OUT)/asan/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h) $(LIB_ASAN)
+$(UNIT_OUT)/asan/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h lib/common/*.h) $(LIB_ASAN)
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $(ASAN_FLAGS) $< $(LIB_ASAN) $(UNIT_LIBS) -o $@
 
-$(UNIT_OUT)/tsan/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h) $(LIB_TSAN)
+$(UNIT_OUT)/tsan/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h lib/common/*.h) $(LIB_TSAN)
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $(TSAN_FLAGS) $< $(LIB_TSAN) $(UNIT_LIBS) -o $@
 

@@ -5,7 +5,7 @@
 #include <sys/time.h>
 
 #include "channels.h"
-#include "channel.h"
+#include "channel_internal.h"
 
 static void test_order(void **state)
 {

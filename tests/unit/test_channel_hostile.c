@@ -10,7 +10,7 @@
 #include <sys/un.h>
 
 #include "channels.h"
-#include "channel.h"
+#include "channel_internal.h"
 
 #define ROUNDS 40
 #define TIMEOUT (2 * SECOND / 1000)

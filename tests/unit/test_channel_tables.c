@@ -7,7 +7,7 @@
 #include <valgrind/valgrind.h>
 
 #include "channels.h"
-#include "channel.h"
+#include "channel_internal.h"
 
 static struct tmesh_tensor *view(struct tmesh_region *region, int64_t rows, int64_t columns,
 				 uint64_t offset)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* DLPack out and in, both forms: what is emitted, what is recognised, what is refused. */
-#include "dlpack_abi.h"
+#include "common/dlpack_abi.h"
 #include "unit.h"
 
 #define SHAPE(...) ((int64_t[]){__VA_ARGS__})

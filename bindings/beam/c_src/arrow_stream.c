@@ -8,7 +8,7 @@
  * since a consumer may move one out of its parent. It may release in any thread, where no
  * destructor of a binary can run, so the environment is left to the janitor.
  */
-#include "arrow_abi.h"
+#include "common/arrow_abi.h"
 #include "nif.h"
 
 #include <errno.h>

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "arrow_abi.h"
+#include "common/arrow_abi.h"
 
 /* bool is missing: Arrow packs it into bits. */
 static const char *const formats[DTYPES] = {

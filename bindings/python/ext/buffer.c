@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include <dlpack_abi.h>
+#include "common/dlpack_abi.h"
 
 /* As NumPy names its own types, so that its arrays come out with the canonical dtypes. */
 static const char *const formats[DTYPES] = {

@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include <dlpack_abi.h>
+#include "common/dlpack_abi.h"
 
 #define UNVERSIONED "dltensor"
 #define VERSIONED "dltensor_versioned"

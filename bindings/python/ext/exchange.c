@@ -8,7 +8,7 @@
 
 #include <errno.h>
 
-#include <dlpack_abi.h>
+#include "common/dlpack_abi.h"
 
 /* Borrowed from sys.modules; NULL with an exception. */
 static struct state *current_state(void)

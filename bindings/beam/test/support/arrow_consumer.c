@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "arrow_abi.h"
+#include "common/arrow_abi.h"
 
 struct job {
 	struct ArrowArrayStream stream;

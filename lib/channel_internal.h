@@ -10,7 +10,7 @@
 #ifndef TMESH_CHANNEL_INTERNAL_H
 #define TMESH_CHANNEL_INTERNAL_H
 
-#include "tensor.h"
+#include "tensor_internal.h"
 #include "wire.h"
 
 #define CHANNEL_MAGIC 0x43304d54u /* "TM0C" */

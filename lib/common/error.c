@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-/* Errors for the caller, and the log. */
-#include "internal.h"
+/* Errors for the caller. */
+#include "error.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -25,17 +26,4 @@ int tmesh_fail_errno(struct tmesh_error *err, const char *what)
 	char text[96];
 
 	return tmesh_fail(err, -code, "%s: %s", what, strerror_r(code, text, sizeof(text)));
-}
-
-void tmesh_log(const struct tmesh_ctx *ctx, enum tmesh_log_level level, const char *fmt, ...)
-{
-	char message[512];
-	va_list args;
-
-	if (!ctx->log)
-		return;
-	va_start(args, fmt);
-	vsnprintf(message, sizeof(message), fmt, args);
-	va_end(args);
-	ctx->log(ctx->log_data, level, message);
 }

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "dlpack_abi.h"
-#include "tools.h"
+#include "public.h"
 
 static const struct dl_data_type dl_types[] = {
 	[TMESH_BOOL] = {DL_BOOL, 8, 1},

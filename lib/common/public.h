@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: MIT */
+/* The libraries are built with hidden visibility; what the public headers declare is seen. */
+#ifndef TMESH_COMMON_PUBLIC_H
+#define TMESH_COMMON_PUBLIC_H
+
+#pragma GCC visibility push(default)
+#include <tmesh/tmesh.h>
+#pragma GCC visibility pop
+
+#endif /* TMESH_COMMON_PUBLIC_H */

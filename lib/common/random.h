@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef TMESH_COMMON_RANDOM_H
+#define TMESH_COMMON_RANDOM_H
+
+#include "public.h"
+
+/* Up to 256 bytes that nobody can guess. */
+int tmesh_random(void *bytes, size_t count, struct tmesh_error *err);
+
+#endif /* TMESH_COMMON_RANDOM_H */
