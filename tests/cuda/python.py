@@ -182,7 +182,7 @@ def stopped_reclaim(array, *processes):
 
 @test
 def host_tensor_on_the_gpu():
-    tensor = tmesh.put(numpy.arange(5, dtype="uint8"))
+    tensor = tmesh.put(numpy.arange(5, dtype="uint8"), seal=False)
     with tmesh.cuda.open(tensor.ref(), device=1) as array:
         assert array.kind == "host" and not array.writable and array.device == "cuda:1"
         byte = ctypes.c_char()

@@ -40,7 +40,7 @@ def put_table(path):
     file = model.load_table(path)
     file.sum()  # from disk before the clock starts
     start = time.perf_counter()
-    tensor = tmesh.put(file, seal=True, label="all-MiniLM-L6-v2 words")
+    tensor = tmesh.put(file, label="all-MiniLM-L6-v2 words")
     spent = time.perf_counter() - start
     rows, columns = tensor.shape
     say("Python", f"put {rows} x {columns} {tensor.dtype} ({tensor.nbytes / 1e6:.1f} MB) of"

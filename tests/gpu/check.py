@@ -162,13 +162,13 @@ def sealed_region_read_only(driver):
 
 @test(HOST)
 def region_for_reading(driver):
-    open_for_reading(driver, tmesh.put(bytearray(WORDS)))
+    open_for_reading(driver, tmesh.put(bytearray(WORDS), seal=False))
 
 
 @test(HOST)
 def host_lease(driver):
     """Its holder's library touches it; one that is stopped for longer loses it."""
-    tensor = tmesh.put(bytearray(WORDS))
+    tensor = tmesh.put(bytearray(WORDS), seal=False)
     with Peer() as peer:
         peer.ask(tensor.ref(), writable=False, lease=1)
         time.sleep(3)

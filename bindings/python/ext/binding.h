@@ -204,7 +204,7 @@ PyObject *module_open_link(PyObject *module, PyObject *const *args, Py_ssize_t c
 PyObject *module_stats(PyObject *module, PyObject *unused);
 PyObject *module_caps(PyObject *module, PyObject *unused);
 PyObject *module_backend(PyObject *module, PyObject *unused);
-PyObject *module_list(PyObject *module, PyObject *unused);
+PyObject *module_regions(PyObject *module, PyObject *unused);
 PyObject *module_holders(PyObject *module, PyObject *id);
 
 #endif /* TMESH_BINDING_H */

@@ -119,7 +119,7 @@ static PyObject *made(struct state *st, struct tmesh_tensor *tensor,
 	return (PyObject *)object;
 }
 
-static PyObject *module_empty(PyObject *module, PyObject *args, PyObject *kwargs)
+static PyObject *create(PyObject *module, PyObject *args, PyObject *kwargs, const char *format)
 {
 	static char *names[] = {"shape", "dtype",     "label", "huge",	"node", "mode",
 				"gid",	 "linger_ms", "pin",   "arena", NULL};
@@ -135,9 +135,9 @@ static PyObject *module_empty(PyObject *module, PyObject *args, PyObject *kwargs
 	int32_t ndim;
 	int rc;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOOO&OO&pO:empty", names, &shape_object,
-					 &dtype_object, &region.label, &region.huge, &region.node,
-					 uint_argument, &region.mode, &region.gid, uint_argument,
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, format, names, &shape_object, &dtype_object,
+					 &region.label, &region.huge, &region.node, uint_argument,
+					 &region.mode, &region.gid, uint_argument,
 					 &region.linger_ms, &region.pin, &region.arena))
 		return NULL;
 	if (shape_from_object(st, shape_object, &ndim, shape) ||
@@ -151,6 +151,17 @@ static PyObject *module_empty(PyObject *module, PyObject *args, PyObject *kwargs
 	rc = tmesh_tensor_create(ctx, dtype, ndim, shape, &opts, &tensor, &err);
 	Py_END_ALLOW_THREADS;
 	return rc ? raise_error(st, &err) : made(st, tensor, &opts);
+}
+
+/* Memory that others may open before it is written is zeroed in either case. */
+static PyObject *module_empty(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+	return create(module, args, kwargs, "OO|$OOOO&OO&pO:empty");
+}
+
+static PyObject *module_zeros(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+	return create(module, args, kwargs, "OO|$OOOO&OO&pO:zeros");
 }
 
 /* Lists, and whatever else NumPy can make an array of. */
@@ -197,14 +208,17 @@ static PyObject *module_put(PyObject *module, PyObject *args, PyObject *kwargs)
 	struct state *st = PyModule_GetState(module);
 	struct region_args region = REGION_ARGS_INIT;
 	struct tmesh_region_opts opts;
-	PyObject *object, *tensor, *sealed;
-	int seal = 0;
+	PyObject *object, *tensor, *sealed, *wanted = Py_None;
+	int seal;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$pOOOO&OO&pO:put", names, &object, &seal,
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OOOOO&OO&pO:put", names, &object, &wanted,
 					 &region.label, &region.huge, &region.node, uint_argument,
 					 &region.mode, &region.gid, uint_argument,
 					 &region.linger_ms, &region.pin, &region.arena) ||
 	    region_opts_from_args(st, &region, &opts))
+		return NULL;
+	seal = wanted == Py_None ? !opts.arena : PyObject_IsTrue(wanted);
+	if (seal < 0)
 		return NULL;
 	if (seal && opts.arena)
 		return raise_code(st, EINVAL,
@@ -233,22 +247,28 @@ static PyMethodDef functions[] = {
 	{"empty", KEYWORDS(module_empty), METH_VARARGS | METH_KEYWORDS,
 	 "empty(shape, dtype, *, label=None, huge=False, node=None, mode=0o600, gid=None,\n"
 	 "      linger_ms=0, pin=True, arena=None)\n--\n\n"
-	 "A new tensor of zeros, in C order, writable.\n\n"
+	 "A new tensor in C order, writable, whose contents are not specified. At present they\n"
+	 "are zeros, since others may open the memory before it is written; zeros() promises\n"
+	 "them.\n\n"
 	 "shape: an integer or at most 8 of them. dtype: a name (\"float32\", \"bfloat16\"), or\n"
 	 "a NumPy or PyTorch dtype. label: a name for people. huge: True for 2 MiB pages or\n"
 	 "OutOfMemoryError, \"try\" for what can be had. node: a NUMA node. mode, gid: who may\n"
 	 "open its token, as for files (memfd: only 0o600). linger_ms: how long it outlives\n"
 	 "its last holder, at most 1000 (memfd: only 0). pin=False refuses pinning handles.\n"
 	 "arena: an Arena for it to lie in, which has said all else but the shape and dtype."},
+	{"zeros", KEYWORDS(module_zeros), METH_VARARGS | METH_KEYWORDS,
+	 "zeros(shape, dtype, *, label=None, huge=False, node=None, mode=0o600, gid=None,\n"
+	 "      linger_ms=0, pin=True, arena=None)\n--\n\n"
+	 "A new tensor of zeros, in C order, writable. The arguments are those of empty()."},
 	{"put", KEYWORDS(module_put), METH_VARARGS | METH_KEYWORDS,
-	 "put(array, /, *, seal=False, label=None, huge=False, node=None, mode=0o600, gid=None,\n"
+	 "put(array, /, *, seal=None, label=None, huge=False, node=None, mode=0o600, gid=None,\n"
 	 "    linger_ms=0, pin=True, arena=None)\n--\n\n"
 	 "A new tensor with the contents of array, contiguous in C order.\n\n"
 	 "array: anything with the buffer protocol (NumPy arrays, bytes, memoryviews), with\n"
 	 "__dlpack__ (PyTorch and JAX tensors on the CPU), or a list that NumPy understands.\n"
-	 "The bytes are copied once, which tmesh.stats() counts. seal=True makes the result\n"
-	 "immutable. The other arguments are those of empty(). The GIL is released while it\n"
-	 "copies."},
+	 "The bytes are copied once, which tmesh.stats() counts. The result is sealed: nobody\n"
+	 "writes to it any more. seal=False leaves it writable. What lies in an arena is never\n"
+	 "sealed. The other arguments are those of empty(). The GIL is released while it copies."},
 	{"open", KEYWORDS(module_open), METH_FASTCALL | METH_KEYWORDS,
 	 "open(ref, /, writable=False)\n--\n\n"
 	 "Open what another process (or this one) put: the same memory, not a copy.\n\n"
@@ -260,7 +280,7 @@ static PyMethodDef functions[] = {
 	{"from_dlpack", module_from_dlpack, METH_O,
 	 "from_dlpack(object, /)\n--\n\n"
 	 "A tensor from an object with __dlpack__ or a capsule. Memory of tmesh itself is\n"
-	 "shared; any other is copied once, as put() does."},
+	 "shared; any other is copied once, as put(object, seal=False) does."},
 	{"from_address", module_from_address, METH_O,
 	 "from_address(address, /)\n--\n\n"
 	 "The tensor whose memory a DLPack consumer has at that address, or None: for tensors of\n"
@@ -283,10 +303,13 @@ static PyMethodDef functions[] = {
 	 "What works here, a dict from name to {\"level\": \"no\", \"cooperative\" or\n"
 	 "\"enforced\", \"reason\": why}."},
 	{"backend", module_backend, METH_NOARGS, "backend()\n--\n\n\"kernel\" or \"memfd\"."},
-	{"list", module_list, METH_NOARGS,
-	 "list()\n--\n\nThe regions that this user may open, a dict each."},
+	{"regions", module_regions, METH_NOARGS,
+	 "regions()\n--\n\nThe regions that this user may open, a dict each. docs/vocabulary.md\n"
+	 "says what the members mean; tmeshctl ls --json prints the same."},
 	{"holders", module_holders, METH_O,
-	 "holders(id, /)\n--\n\nWho holds the region of that id (Tensor.id), a dict each."},
+	 "holders(region, /)\n--\n\n"
+	 "Who holds the region of a Tensor, or of that id (Tensor.id), a dict each.\n"
+	 "docs/vocabulary.md says what the members mean."},
 	{NULL},
 };
 

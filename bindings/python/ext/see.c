@@ -92,22 +92,80 @@ PyObject *foreign_text(const char *text, size_t size)
 	return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strnlen(text, size), "replace");
 }
 
-static PyObject *dict_from_info(const struct tmesh_region_info *info)
+/* What the library wrote of a tensor; None for anything else. */
+static PyObject *tensor_of_text(const char *text, size_t size)
 {
-	return Py_BuildValue(
-		"{sNsKsKsKsssIsIsIsisNsNsIsIsIsIsNsN}", "id", text_from_id(info->id), "bytes",
-		(unsigned long long)info->bytes, "alloc_bytes",
-		(unsigned long long)info->alloc_bytes, "created_ns",
-		(unsigned long long)info->created_ns, "backend", tmesh_backend_name(info->backend),
-		"mode", info->mode, "uid", info->uid, "gid", info->gid, "node", info->node,
-		"sealed", PyBool_FromLong(info->sealed), "revoked", PyBool_FromLong(info->revoked),
-		"handles", info->handles, "pinning_handles", info->pinning_handles, "exports",
-		info->exports, "attachments", info->attachments, "label",
-		foreign_text(info->label, sizeof(info->label)), "desc",
-		foreign_text(info->desc, sizeof(info->desc)));
+	struct tmesh_ref ref;
+
+	if (tmesh_ref_decode(text, strnlen(text, size), &ref, NULL))
+		Py_RETURN_NONE;
+	return Py_BuildValue("{sssNsNsKsK}", "dtype", tmesh_dtype_name(ref.layout.dtype), "shape",
+			     tuple_from_ints(ref.layout.shape, ref.layout.ndim), "strides",
+			     tuple_from_ints(ref.layout.strides, ref.layout.ndim), "offset",
+			     (unsigned long long)ref.layout.offset, "byte_size",
+			     (unsigned long long)ref.byte_size);
 }
 
-PyObject *module_list(PyObject *module, PyObject *unused)
+static PyObject *number_or_none(uint64_t number, bool is_known)
+{
+	return is_known ? PyLong_FromUnsignedLongLong(number) : Py_NewRef(Py_None);
+}
+
+static const char *fence_text(const struct tmesh_region_info *info)
+{
+	return info->fence_dead ? "dead" : info->fence_producer ? "producer" : "idle";
+}
+
+static const char *backing_text(enum tmesh_backing backing)
+{
+	static const char *const names[] = {
+		[TMESH_BACKED_BY_MEMFD_BACKEND] = "memfd", [TMESH_BACKED_BY_PAGES] = "pages",
+		[TMESH_BACKED_BY_MEMFD] = "memfd",	   [TMESH_BACKED_BY_USER] = "user",
+		[TMESH_BACKED_BY_DMABUF] = "dmabuf",	   [TMESH_BACKED_BY_OPAQUE] = "descriptor",
+		[TMESH_BACKED_BY_GATHER] = "view",
+	};
+	size_t index = (size_t)backing;
+
+	return index < sizeof(names) / sizeof(*names) ? names[index] : NULL;
+}
+
+/* By the names of docs/vocabulary.md. */
+static PyObject *dict_from_info(const struct tmesh_region_info *info)
+{
+	static const struct {
+		const char *name;
+		size_t offset;
+		bool is_wide;
+	} numbers[] = {
+#define WIDE(name) {#name, offsetof(struct tmesh_region_info, name), true}
+#define NARROW(name) {#name, offsetof(struct tmesh_region_info, name), false}
+		WIDE(bytes),	 WIDE(alloc_bytes),   WIDE(huge_bytes),	       NARROW(uid),
+		NARROW(gid),	 NARROW(mode),	      NARROW(handles),	       NARROW(pinning_handles),
+		NARROW(exports), NARROW(attachments), NARROW(views),	       NARROW(linger_ms),
+		WIDE(created_ns), WIDE(pinned_bytes), WIDE(fence_value),       WIDE(cgroup_id),
+#undef WIDE
+#undef NARROW
+	};
+	PyObject *dict = Py_BuildValue(
+		"{sNssszsNsNsNsNsNsNss}", "id", text_from_id(info->id), "backend",
+		tmesh_backend_name(info->backend), "backing", backing_text(info->backing), "label",
+		foreign_text(info->label, sizeof(info->label)), "description",
+		foreign_text(info->desc, sizeof(info->desc)), "tensor",
+		tensor_of_text(info->desc, sizeof(info->desc)), "sealed",
+		PyBool_FromLong(info->sealed), "revoked", PyBool_FromLong(info->revoked), "node",
+		number_or_none((uint64_t)info->node, info->node >= 0), "fence", fence_text(info));
+
+	for (size_t i = 0; dict && i < sizeof(numbers) / sizeof(*numbers); i++) {
+		const void *at = (const char *)info + numbers[i].offset;
+		uint64_t number = numbers[i].is_wide ? *(const uint64_t *)at : *(const uint32_t *)at;
+
+		if (set(dict, numbers[i].name, PyLong_FromUnsignedLongLong(number)))
+			Py_CLEAR(dict);
+	}
+	return dict;
+}
+
+PyObject *module_regions(PyObject *module, PyObject *unused)
 {
 	struct state *st = PyModule_GetState(module);
 	struct tmesh_ctx *ctx = context(st);
@@ -150,43 +208,32 @@ static PyObject *dict_from_holder(const struct tmesh_holder_info *holder)
 		[TMESH_HOLDER_IS_EXPORT] = "export", [TMESH_HOLDER_IS_MAPPING] = "mapping",
 		[TMESH_HOLDER_IS_GATHER] = "view",   [TMESH_HOLDER_IS_DEVICE] = "device",
 	};
+	bool is_device = holder->kind == TMESH_HOLDER_IS_DEVICE;
 
 	return Py_BuildValue(
-		"{sssisIsNsIsIsKsKsKsNsKsKsNsNsN}", "kind", kinds[holder->kind], "pid",
-		(int)holder->pid, "uid", holder->uid, "rights", rights_text(holder->rights),
-		"mappings", holder->mappings, "attachments", holder->attachments, "since_ns",
-		(unsigned long long)holder->since_ns, "offset", (unsigned long long)holder->offset,
-		"bytes", (unsigned long long)holder->bytes, "comm",
-		foreign_text(holder->comm, sizeof(holder->comm)), "lease_ns",
+		"{sssNsNsIsNsIsIsKsKsNsNsNsKsKsNsNsN}", "kind", kinds[holder->kind], "pid",
+		number_or_none((uint64_t)holder->pid, holder->pid > 0), "command",
+		foreign_text(holder->comm, sizeof(holder->comm)), "uid", holder->uid, "rights",
+		rights_text(holder->rights), "mappings", holder->mappings, "attachments",
+		holder->attachments, "offset", (unsigned long long)holder->offset, "bytes",
+		(unsigned long long)holder->bytes, "device",
+		is_device ? foreign_text(holder->device, sizeof(holder->device)) : Py_NewRef(Py_None),
+		"mapped", PyBool_FromLong(holder->dma_mapped), "view",
+		holder->view ? text_from_id(holder->view) : Py_NewRef(Py_None), "lease_ns",
 		(unsigned long long)holder->lease_ns, "lease_left_ns",
 		(unsigned long long)holder->lease_left_ns, "lapsed",
-		PyBool_FromLong(holder->lapsed), "view",
-		holder->view ? text_from_id(holder->view) : Py_NewRef(Py_None), "device",
-		foreign_text(holder->device, sizeof(holder->device)));
+		PyBool_FromLong(holder->lapsed), "producer", PyBool_FromLong(holder->producer),
+		"since_ns", number_or_none(holder->since_ns, holder->since_ns));
 }
 
-PyObject *module_holders(PyObject *module, PyObject *object)
+static PyObject *holders_of(struct state *st, struct tmesh_ctx *ctx, uint64_t id)
 {
-	struct state *st = PyModule_GetState(module);
-	struct tmesh_ctx *ctx = context(st);
 	struct tmesh_holder_info *holders;
 	struct tmesh_error err;
 	PyObject *list;
-	const char *text;
 	size_t count;
-	uint64_t id;
 	int rc;
 
-	if (!ctx)
-		return NULL;
-	if (!PyUnicode_Check(object))
-		return PyErr_Format(PyExc_TypeError, "a region's id is a str of 16 hex digits, not %R",
-				    object);
-	text = PyUnicode_AsUTF8AndSize(object, NULL);
-	if (!text)
-		return NULL;
-	if (id_from_text(text, &id))
-		return raise_code(st, EINVAL, "a region's id is 16 hex digits, not %R", object);
 	Py_BEGIN_ALLOW_THREADS;
 	rc = tmesh_holders(ctx, id, &holders, &count, &err);
 	Py_END_ALLOW_THREADS;
@@ -202,4 +249,32 @@ PyObject *module_holders(PyObject *module, PyObject *object)
 	}
 	free(holders);
 	return list;
+}
+
+PyObject *module_holders(PyObject *module, PyObject *object)
+{
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_ctx *ctx = context(st);
+	const char *text;
+	uint64_t id;
+
+	if (!ctx)
+		return NULL;
+	if (Py_TYPE(object) == st->tensor_type) {
+		struct tmesh_tensor *tensor = tensor_get((struct tensor *)object);
+
+		return tensor ? holders_of(st, ctx, tmesh_region_id(tmesh_tensor_region(tensor))) :
+				NULL;
+	}
+	if (!PyUnicode_Check(object))
+		return PyErr_Format(PyExc_TypeError,
+				    "holders() takes a Tensor or a region's id, a str of 16 hex "
+				    "digits; not %R",
+				    object);
+	text = PyUnicode_AsUTF8AndSize(object, NULL);
+	if (!text)
+		return NULL;
+	if (id_from_text(text, &id))
+		return raise_code(st, EINVAL, "a region's id is 16 hex digits, not %R", object);
+	return holders_of(st, ctx, id);
 }

@@ -42,7 +42,7 @@ sys.stdin.readline()
 
 def test_what_is_sent_comes_out(pair):
     out, into = pair
-    t = tmesh.put(np.arange(6, dtype="int16").reshape(2, 3))
+    t = tmesh.put(np.arange(6, dtype="int16").reshape(2, 3), seal=False)
     for message in (b"", b"x", bytes(range(56)), bytearray(b"abc"), memoryview(b"de")):
         out.send(message)
         assert into.recv() == bytes(message)
@@ -62,7 +62,7 @@ def test_what_is_sent_comes_out(pair):
 
 def test_released_at_once(pair):
     out, into = pair
-    with tmesh.put(b"here") as t:
+    with tmesh.put(b"here", seal=False) as t:
         out.send(t)
     assert bytes(into.recv()) == b"here"
 
@@ -73,14 +73,14 @@ def test_released_while_it_waits(send):
     out, into = ends(slots=1)
     with out, into:
         out.send(b"full")
-        t = tmesh.put(b"here")
+        t = tmesh.put(b"here", seal=False)
         thread = threading.Thread(target=send, args=(out, t))
         thread.start()
         with pytest.raises(tmesh.BusyError):  # once it waits
             while True:
                 assert not out.try_send(b"full")
         t.release()
-        others = [tmesh.put(b"else") for _ in range(10)]
+        others = [tmesh.put(b"else", seal=False) for _ in range(10)]
         assert into.recv() == b"full"
         assert bytes(into.recv(10)) == b"here" and len(others) == 10
         thread.join()
@@ -92,7 +92,7 @@ def test_what_a_receiver_keeps_open():
         with tmesh.Channel("send") as out, tmesh.Channel.open(out.token, "recv", **limit) as into:
             before = tmesh.stats()["regions_live"]
             for _ in range(10):
-                with tmesh.put(bytes(4096)) as t:
+                with tmesh.put(bytes(4096), seal=False) as t:
                     out.send(t)
                     into.recv()
             assert tmesh.stats()["regions_live"] - before <= most, limit
@@ -126,7 +126,7 @@ def test_full_and_empty():
 def test_batches():
     out, into = ends(slots=8)
     with out, into:
-        t = tmesh.put([1.0])
+        t = tmesh.put([1.0], seal=False)
         assert out.send_batch([]) == 0
         assert out.send_batch([t, b"b", (t, b"c")]) == 3
         got = into.recv_batch()
@@ -242,7 +242,7 @@ def test_iteration(pair):
 
 def test_iteration_tells_what_went_wrong(pair):
     out, into = pair
-    with tmesh.put(b"x") as t:
+    with tmesh.put(b"x", seal=False) as t:
         out.send(t)
     out.close()
     with pytest.raises(tmesh.NotFoundError):
@@ -414,7 +414,7 @@ assert into.recv(20) == b"after"
     (lambda out, into: out.send("text"), TypeError),
     (lambda out, into: out.send((b"x", b"y")), TypeError),
     (lambda out, into: out.send(bytes(57)), tmesh.InvalidError),
-    (lambda out, into: out.send((tmesh.put(b"x"), bytes(25))), tmesh.InvalidError),
+    (lambda out, into: out.send((tmesh.put(b"x", seal=False), bytes(25))), tmesh.InvalidError),
     (lambda out, into: out.send(b"x", -1), tmesh.InvalidError),
     (lambda out, into: out.send(b"x", float("nan")), tmesh.InvalidError),
     (lambda out, into: out.send(b"x", "soon"), TypeError),
@@ -436,7 +436,7 @@ assert into.recv(20) == b"after"
     (lambda out, into: tmesh.Channel("send", spin=2), tmesh.InvalidError),
     (lambda out, into: tmesh.Channel.open("x", "recv"), tmesh.ProtocolError),
     (lambda out, into: tmesh.Channel.open(out.token, "send"), tmesh.BusyError),
-    (lambda out, into: tmesh.Channel.open(tmesh.put(b"x").token, "recv"), tmesh.Error),
+    (lambda out, into: tmesh.Channel.open(tmesh.put(b"x", seal=False).token, "recv"), tmesh.Error),
     (lambda out, into: pickle.dumps(out), TypeError),
 ])
 def test_refused(pair, call, error):
@@ -447,7 +447,7 @@ def test_refused(pair, call, error):
 
 
 def test_released_tensor(pair):
-    t = tmesh.put(b"x")
+    t = tmesh.put(b"x", seal=False)
     t.release()
     with pytest.raises(tmesh.ReleasedError):
         pair[0].send(t)
@@ -504,7 +504,7 @@ def test_nothing_stays():
     def once():
         out, into = ends()
         with out, into:
-            out.send(tmesh.put(b"x"))
+            out.send(tmesh.put(b"x", seal=False))
             into.recv()
             into.fileno()
 

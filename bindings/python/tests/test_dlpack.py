@@ -25,7 +25,7 @@ def torch_sample(dtype):
 @pytest.mark.parametrize("dtype", TORCH)
 def test_torch_in_and_out(dtype):
     source = torch_sample(dtype)
-    t = tmesh.put(source)
+    t = tmesh.put(source, seal=False)
     out = torch.from_dlpack(t)
     assert (t.dtype, t.shape, t.strides) == (dtype, (2, 3, 4), (12, 4, 1))
     assert out.dtype == source.dtype and torch.equal(out, source)
@@ -37,31 +37,31 @@ def test_torch_in_and_out(dtype):
                                   lambda s: s[:1].expand(4, 6), lambda s: s[0, 0], lambda s: s[:0]])
 def test_torch_strided(make):
     source = make(torch.arange(24.0).reshape(4, 6))
-    t = tmesh.put(source)
+    t = tmesh.put(source, seal=False)
     assert torch.equal(torch.from_dlpack(t), source)
-    t = tmesh.put(torch.arange(24.0).reshape(4, 6))
+    t = tmesh.put(torch.arange(24.0).reshape(4, 6), seal=False)
     assert torch.equal(torch.from_dlpack(t[1:, ::2]), torch.arange(24.0).reshape(4, 6)[1:, ::2])
 
 
 def test_torch_bool():
     source = torch.tensor([True, False])
-    assert tmesh.put(source.numpy()).dtype == "bool"
+    assert tmesh.put(source.numpy(), seal=False).dtype == "bool"
     try:
         source.__dlpack__()
     except Exception as refusal:
         with pytest.raises(type(refusal)):
-            tmesh.put(source)
+            tmesh.put(source, seal=False)
     else:
-        assert tmesh.put(source).numpy().tolist() == [True, False]
+        assert tmesh.put(source, seal=False).numpy().tolist() == [True, False]
 
 
 def test_torch_refusals_pass_through():
     with pytest.raises(Exception, match="requires? grad"):
-        tmesh.put(torch.ones(2, requires_grad=True))
+        tmesh.put(torch.ones(2, requires_grad=True), seal=False)
 
 
 def test_torch_from_numpy_and_frombuffer():
-    t = tmesh.put(np.arange(4.0))
+    t = tmesh.put(np.arange(4.0), seal=False)
     a = torch.from_numpy(t.numpy())
     b = torch.frombuffer(t, dtype=torch.float64)
     a[0] = 9
@@ -75,7 +75,7 @@ def test_torch_computes_in_place():
 
 
 def test_numpy():
-    t = tmesh.put(np.arange(6, dtype="int32").reshape(2, 3))
+    t = tmesh.put(np.arange(6, dtype="int32").reshape(2, 3), seal=False)
     out = np.from_dlpack(t)
     assert np.array_equal(out, t.numpy()) and out.ctypes.data == t.numpy().ctypes.data
     # Some versions make every array read-only, NumPy's own too.
@@ -132,7 +132,7 @@ def flags_of(capsule):
 
 
 def test_flags():
-    t = tmesh.put([1.0])
+    t = tmesh.put([1.0], seal=False)
     assert flags_of(t.__dlpack__(max_version=(1, 0))) == 0
     assert flags_of(tmesh.open(t.ref()).__dlpack__(max_version=(1, 0))) == 1
     assert flags_of(t.__dlpack__(max_version=(1, 0), copy=True)) == 2
@@ -142,7 +142,7 @@ def test_pytorch_that_asks_for_a_version_is_not_trusted():
     """From 2.9 on torch.utils.dlpack asks for version 1, and overlooks READ_ONLY."""
     module = types.ModuleType("torch.utils.dlpack")
     exec("def from_dlpack(t): return t.__dlpack__(max_version=(1, 0))", module.__dict__)
-    t = tmesh.put([1.0])
+    t = tmesh.put([1.0], seal=False)
     module.from_dlpack(t)
     with pytest.raises(tmesh.AccessError, match="allow_readonly"):
         module.from_dlpack(tmesh.open(t.ref()))
@@ -151,7 +151,7 @@ def test_pytorch_that_asks_for_a_version_is_not_trusted():
 
 def test_pytorch_gets_no_negative_strides():
     """It would abort the process."""
-    t = tmesh.put([1.0, 2.0])[::-1]
+    t = tmesh.put([1.0, 2.0], seal=False)[::-1]
     for ask in (t.dlpack, lambda: torch.from_dlpack(t)):
         with pytest.raises(tmesh.UnsupportedError, match="negative strides"):
             ask()
@@ -159,7 +159,7 @@ def test_pytorch_gets_no_negative_strides():
 
 
 def test_versions():
-    t = tmesh.put([1.0])
+    t = tmesh.put([1.0], seal=False)
     assert '"dltensor"' in repr(t.__dlpack__())
     assert '"dltensor"' in repr(t.__dlpack__(max_version=(0, 9)))
     assert '"dltensor"' in repr(t.dlpack())
@@ -168,7 +168,7 @@ def test_versions():
 
 
 def test_device():
-    t = tmesh.put([1.0])
+    t = tmesh.put([1.0], seal=False)
     assert t.__dlpack_device__() == (1, 0)
     t.__dlpack__(dl_device=(1, 0))
     for other in ((2, 0), (1, 1)):
@@ -192,7 +192,7 @@ def test_copy():
 
 
 def test_consumers_are_views():
-    t = tmesh.put([1.0])
+    t = tmesh.put([1.0], seal=False)
     out = torch.from_dlpack(t)
     with pytest.raises(tmesh.BusyError, match="1 writable view of"):
         t.seal()
@@ -204,7 +204,7 @@ def test_consumers_are_views():
 
 
 def test_capsule_unused():
-    t = tmesh.put([1.0])
+    t = tmesh.put([1.0], seal=False)
     capsules = [t.__dlpack__(), t.__dlpack__(max_version=(1, 0))]
     with pytest.raises(tmesh.BusyError, match="2 views"):
         t.release()
@@ -213,13 +213,13 @@ def test_capsule_unused():
 
 
 def test_consumer_outlives_the_tensor():
-    out = torch.from_dlpack(tmesh.put([1.0, 2.0]))
+    out = torch.from_dlpack(tmesh.put([1.0, 2.0], seal=False))
     gc.collect()
     assert out.tolist() == [1.0, 2.0]
 
 
 def test_consumer_ends_in_another_thread():
-    box = [torch.from_dlpack(tmesh.put([1.0]))]
+    box = [torch.from_dlpack(tmesh.put([1.0], seal=False))]
     thread = threading.Thread(target=box.clear)
     thread.start()
     thread.join()
@@ -227,7 +227,7 @@ def test_consumer_ends_in_another_thread():
 
 
 def test_from_dlpack_shares_what_is_ours():
-    t = tmesh.put([1.0, 2.0])
+    t = tmesh.put([1.0, 2.0], seal=False)
     copied = tmesh.stats()["copies"]
     for source in (t, t.__dlpack__(), t.__dlpack__(max_version=(1, 0)), t.dlpack()):
         same = tmesh.from_dlpack(source)
@@ -238,7 +238,7 @@ def test_from_dlpack_shares_what_is_ours():
 
 
 def test_from_dlpack_knows_of_other_views():
-    t = tmesh.put([1.0])
+    t = tmesh.put([1.0], seal=False)
     same, array = tmesh.from_dlpack(t), t.numpy()
     with pytest.raises(tmesh.BusyError, match="1 writable view of"):
         same.seal()
@@ -267,15 +267,15 @@ def test_from_dlpack_refuses():
             return 5
 
     with pytest.raises(tmesh.InvalidError, match="capsule"):
-        tmesh.put(Liar())
+        tmesh.put(Liar(), seal=False)
 
 
 def test_put_copies_even_what_is_ours():
-    for t in (tmesh.put([1.0]), tmesh.empty(4, "bfloat16"), tmesh.empty(4, "uint4")):
-        other = tmesh.put(t)
+    for t in (tmesh.put([1.0], seal=False), tmesh.empty(4, "bfloat16"), tmesh.empty(4, "uint4")):
+        other = tmesh.put(t, seal=False)
         assert other.id != t.id and (other.dtype, other.shape) == (t.dtype, t.shape)
-    strided = tmesh.put(np.arange(6).reshape(2, 3))[:, ::-1]
-    assert np.array_equal(tmesh.put(strided).numpy(), strided.numpy())
+    strided = tmesh.put(np.arange(6).reshape(2, 3), seal=False)[:, ::-1]
+    assert np.array_equal(tmesh.put(strided, seal=False).numpy(), strided.numpy())
 
 
 def test_nothing():

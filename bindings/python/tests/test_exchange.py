@@ -61,7 +61,7 @@ def test_version():
 
 
 def test_from_object_is_a_view():
-    t = tmesh.put(np.arange(6, dtype="int32").reshape(2, 3))
+    t = tmesh.put(np.arange(6, dtype="int32").reshape(2, 3), seal=False)
     managed = managed_of(t)
     dl = managed.contents.tensor
     assert (dl.device_type, dl.ndim, dl.code, dl.bits, dl.lanes) == (1, 2, 0, 32, 1)
@@ -81,7 +81,7 @@ def test_read_only_is_marked():
 
 
 def test_peek_owns_nothing():
-    t = tmesh.put(np.arange(6, dtype="int16").reshape(2, 3))[:, ::2]
+    t = tmesh.put(np.arange(6, dtype="int16").reshape(2, 3), seal=False)[:, ::2]
     dl = DLTensor()
     assert exchange().peek(t, dl) == 0
     assert dl.shape[:2] == [2, 2] and dl.strides[:2] == [3, 2] and dl.data == t.numpy().ctypes.data
@@ -96,7 +96,7 @@ def test_peek_owns_nothing():
 
 
 def test_to_object():
-    t = tmesh.put([1.0, 2.0])
+    t = tmesh.put([1.0, 2.0], seal=False)
     out, copies = ctypes.py_object(), tmesh.stats()["copies"]
     assert exchange().to_object(managed_of(t), out) == 0
     same = out.value
@@ -167,7 +167,7 @@ class Only:
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float16", "float32",
                                    "complex128"])
 def test_array_interface(dtype):
-    t = tmesh.put(np.arange(24).reshape(4, 6).astype(dtype))
+    t = tmesh.put(np.arange(24).reshape(4, 6).astype(dtype), seal=False)
     for same in (t, t[1:3], t[:, ::-2], t[::-1], t[:0], t[0, 0]):
         array = np.asarray(Only(same))
         assert array.dtype == dtype and np.array_equal(array, same.numpy())
@@ -175,7 +175,7 @@ def test_array_interface(dtype):
 
 
 def test_array_interface_is_a_view():
-    t = tmesh.put([1.0, 2.0])
+    t = tmesh.put([1.0, 2.0], seal=False)
     array = np.asarray(Only(t))
     with pytest.raises(tmesh.BusyError):
         t.release()

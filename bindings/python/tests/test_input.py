@@ -53,14 +53,15 @@ def test_too_much():
     ({"sealed": True}, TypeError),
 ])
 def test_region_options(arguments, error):
-    for make in (lambda: tmesh.empty(1, "uint8", **arguments), lambda: tmesh.put(b"x", **arguments)):
+    for make in (lambda: tmesh.empty(1, "uint8", **arguments), lambda: tmesh.zeros(1, "uint8", **arguments),
+                 lambda: tmesh.put(b"x", **arguments)):
         with pytest.raises(error):
             make()
 
 
 def test_mode_without_the_module():
     if tmesh.backend() == "kernel":
-        assert tmesh.list() is not None and tmesh.empty(1, "uint8", mode=0o640)
+        assert tmesh.regions() is not None and tmesh.empty(1, "uint8", mode=0o640)
     else:
         with pytest.raises(tmesh.UnsupportedError):
             tmesh.empty(1, "uint8", mode=0o640)

@@ -50,10 +50,11 @@ class NoBuffer(np.ndarray):
 
 
 ACTS = {
-    "put": lambda t: tmesh.put(T),
+    "put": lambda t: (tmesh.put(T), tmesh.put(T, seal=False)),
     "put strided": lambda t: tmesh.put(T[::2]),
     "put list": lambda t: tmesh.put([1.0, 2.0]),
     "put tensor": lambda t: tmesh.put(t),
+    "zeros": lambda t: tmesh.zeros((2, 3), "float32"),
     "empty": lambda t: tmesh.empty((2, 3), "float32", label="x"),
     "open": lambda t: tmesh.open(t.ref()).numpy(),
     "open token": lambda t: tmesh.open(t.token),
@@ -74,8 +75,7 @@ ACTS = {
     "allocate": lambda t: test_exchange.refused(),
     "dtype": lambda t: tmesh.empty(1, np.dtype("float32")),
     "see": lambda t: (tmesh.stats(), tmesh.caps(), repr(t.seal())),
-    "list": lambda t: (tmesh.list(), tmesh.holders(t.id)),
-    "seal": lambda t: tmesh.put(T, seal=True),
+    "regions": lambda t: (tmesh.regions(), tmesh.holders(t.id), tmesh.holders(t)),
     "channel": channel,
     "queue": lambda t: queue(t, 1, b"x", bytes(100), list(range(100))),
     "bad message": lambda t: refuse(TypeError, lambda: channel("text")),
@@ -95,7 +95,7 @@ ACTS = {
 @pytest.mark.parametrize("act", ACTS)
 def test_act(act):
     """A leak grows in every round; caches of others do not."""
-    t = tmesh.put(T)
+    t = tmesh.put(T, seal=False)
     growth = []
     for _ in range(4):
         references, blocks = sys.getrefcount(t), sys.getallocatedblocks()

@@ -11,7 +11,7 @@ import tmesh
 
 
 def test_tensor():
-    t = tmesh.put(np.arange(6.0).reshape(2, 3), label="<weights> & more")
+    t = tmesh.put(np.arange(6.0).reshape(2, 3), label="<weights> & more", seal=False)
     html = t._repr_html_()
     ElementTree.fromstring(html)
     for piece in ("2 × 3", "float64", "3, 1 elements", "48 bytes", "writable", t.id,
@@ -19,7 +19,7 @@ def test_tensor():
         assert piece in html
     t.seal()
     assert "sealed" in t._repr_html_()
-    other = tmesh.put([1.0])
+    other = tmesh.put([1.0], seal=False)
     assert "read-only" in tmesh.open(other.ref())._repr_html_()
     t.release()
     assert "released" in t._repr_html_()

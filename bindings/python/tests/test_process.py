@@ -18,7 +18,7 @@ spawn = multiprocessing.get_context("spawn")
 
 PRODUCER = """
 import json, sys, numpy, tmesh
-t = tmesh.put(numpy.arange(1000, dtype="float32"), seal=True, label="of the producer")
+t = tmesh.put(numpy.arange(1000, dtype="float32"), label="of the producer")
 w = tmesh.empty(4, "int32")
 print(json.dumps([t.ref(), w.ref(), w.ref(writable=True)]), flush=True)
 sys.stdin.readline()
@@ -37,7 +37,7 @@ def test_two_processes(peer):
     sealed, ref, writable = json.loads(producer.stdout.readline())
     t = tmesh.open(sealed)
     assert t.sealed
-    assert [r["label"] for r in tmesh.list() if r["id"] == t.id] == ["of the producer"]
+    assert [r["label"] for r in tmesh.regions() if r["id"] == t.id] == ["of the producer"]
     assert np.array_equal(t.numpy(), np.arange(1000, dtype="float32"))
     w = tmesh.open(writable, writable=True)
     w.numpy()[1] = 5
@@ -140,7 +140,7 @@ def in_fork(check):
 
 
 def test_fork_child_reads_what_it_inherited():
-    t = tmesh.put(np.arange(4))
+    t = tmesh.put(np.arange(4), seal=False)
     array = t.numpy()
 
     def check():
@@ -155,7 +155,7 @@ def test_fork_child_reads_what_it_inherited():
     lambda t: t.numpy(writable=True), lambda t: t.seal(), lambda t: t.ref(), lambda t: t.token,
 ])
 def test_fork_child_may_do_nothing_else(use):
-    t = tmesh.put(np.arange(4))
+    t = tmesh.put(np.arange(4), seal=False)
     assert in_fork(lambda: use(t)).startswith("AccessError")
     assert t.numpy().flags.writeable
 
@@ -182,7 +182,7 @@ def test_threads():
     def work(number):
         try:
             for i in range(50):
-                t = tmesh.put(np.full(1000, number * 1000 + i))
+                t = tmesh.put(np.full(1000, number * 1000 + i), seal=False)
                 o = tmesh.open(t.ref())
                 assert (o.numpy() == number * 1000 + i).all()
                 o[5:].numpy()
@@ -228,7 +228,7 @@ def test_interpreter_exit(python, more):
         pytest.importorskip("torch", reason="PyTorch is not installed")
     assert python(f"""
 import numpy, tmesh
-keep = [tmesh.put(numpy.arange(4))]
+keep = [tmesh.put(numpy.arange(4), seal=False)]
 keep += [keep[0].numpy(), memoryview(keep[0]), keep[0].__dlpack__(), tmesh.open(keep[0].ref())]
 {more}
 import builtins

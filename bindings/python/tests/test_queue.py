@@ -96,7 +96,7 @@ def add(inbox, outbox):
 def test_tensors(start, method, nest):
     inbox, outbox = pairs()
     start(add, inbox, outbox, method=method)
-    t = tmesh.put(np.arange(6.0).reshape(2, 3))
+    t = tmesh.put(np.arange(6.0).reshape(2, 3), seal=False)
     for turn in range(1, 4):
         inbox.put(nest(t))
         back = outbox.get(timeout=PATIENCE)
@@ -114,7 +114,7 @@ def test_tensors_that_nobody_else_holds():
         got = [q.get(), q.get()[0]]
         assert [t.writable for t in got] == [not sealed] * 2
         assert [t.numpy().tolist() for t in got] == [[0, 1, 2]] * 2
-    t = tmesh.put(b"x")
+    t = tmesh.put(b"x", seal=False)
     q.put(tmesh.open(t.ref()))
     assert not q.get().writable
 
@@ -203,7 +203,7 @@ def test_large_ones():
     q = tmesh.Queue()
     before = tmesh.stats()["bytes_live"]
     for turn in range(3):
-        t = tmesh.put(np.zeros(1 << 20, dtype="uint8"))
+        t = tmesh.put(np.zeros(1 << 20, dtype="uint8"), seal=False)
         for _ in range(turn):
             q.put(t)
             q.get().numpy()[0] += 1
@@ -260,9 +260,9 @@ def test_what_did_not_fit_is_let_go():
     q.put(0)
     for _ in range(20):
         with pytest.raises(queue.Full):
-            q.put([tmesh.put(b"x")], False)
+            q.put([tmesh.put(b"x", seal=False)], False)
     with pytest.raises((AttributeError, pickle.PicklingError)):
-        q.put([tmesh.put(b"x"), lambda: 0])
+        q.put([tmesh.put(b"x", seal=False), lambda: 0])
     tmesh.sent.wait(5)
     assert not tmesh.sent.here.under_way()
     assert q.get() == 0
@@ -297,9 +297,9 @@ def test_several_of_each(start, method):
 
 def put_and_end(q, how):
     if how == "nested":
-        q.put({"t": tmesh.put(np.arange(100)), "x": bytes(100)})
+        q.put({"t": tmesh.put(np.arange(100), seal=False), "x": bytes(100)})
     else:
-        q.put(tmesh.put(np.arange(100)))
+        q.put(tmesh.put(np.arange(100), seal=False))
     if how == "closed":
         q.close()
         q.join_thread()
@@ -514,18 +514,18 @@ def test_signal():
 
 def by_ref(data):
     """What a large new tensor would be sent by."""
-    return tmesh.put(tmesh.sent.here.send(tmesh.put(data), True))
+    return tmesh.put(tmesh.sent.here.send(tmesh.put(data, seal=False), True), seal=False)
 
 
 @pytest.mark.parametrize("message", [
     b"", b"?", b"t", b"t\0", b"\0p",
-    lambda: (tmesh.put(b"x"), b"?"), lambda: (tmesh.put(b"x"), b"t"),
-    lambda: (tmesh.put([1.0, 2.0]), b"p"), lambda: (tmesh.put(b"abcd")[::2], b"b"),
-    lambda: (tmesh.put(b"x"), b"bb"), lambda: (tmesh.put([1.0]), b"t\4"),
-    lambda: (tmesh.put([1.0]), b"t\xff"), lambda: (tmesh.put([1]), b"t\1"),
-    lambda: (tmesh.put([1.0]), b"t\0\0"), lambda: (tmesh.empty(2, "float8_e5m2"), b"t\0"),
-    lambda: (tmesh.put(b"x"), b"r"), lambda: (tmesh.put(bytes(1000)), b"r"),
-    lambda: (tmesh.put(b"abcd")[::2], b"r"), lambda: (by_ref(b"x"), b"r?"),
+    lambda: (tmesh.put(b"x", seal=False), b"?"), lambda: (tmesh.put(b"x", seal=False), b"t"),
+    lambda: (tmesh.put([1.0, 2.0], seal=False), b"p"), lambda: (tmesh.put(b"abcd", seal=False)[::2], b"b"),
+    lambda: (tmesh.put(b"x", seal=False), b"bb"), lambda: (tmesh.put([1.0], seal=False), b"t\4"),
+    lambda: (tmesh.put([1.0], seal=False), b"t\xff"), lambda: (tmesh.put([1], seal=False), b"t\1"),
+    lambda: (tmesh.put([1.0], seal=False), b"t\0\0"), lambda: (tmesh.empty(2, "float8_e5m2"), b"t\0"),
+    lambda: (tmesh.put(b"x", seal=False), b"r"), lambda: (tmesh.put(bytes(1000), seal=False), b"r"),
+    lambda: (tmesh.put(b"abcd", seal=False)[::2], b"r"), lambda: (by_ref(b"x"), b"r?"),
     lambda: (by_ref([1.0]), b"rt\4"), lambda: (by_ref(b"x"), b"rr"),
 ])
 def test_nonsense(message):
@@ -544,7 +544,7 @@ def test_nothing_stays():
         other = pickle.loads(pickle.dumps(q))
         unused = pickle.loads(pickle.dumps(other))
         unused.close()
-        for item in (1, bytes(100), tmesh.put(b"x"), [tmesh.put(b"x")]):
+        for item in (1, bytes(100), tmesh.put(b"x", seal=False), [tmesh.put(b"x", seal=False)]):
             other.put(item)
             q.get()
         other.put(bytes(100))

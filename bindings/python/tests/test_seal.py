@@ -17,11 +17,19 @@ def test_seal_returns_the_tensor():
     t = tmesh.empty(4, "uint8")
     assert t.seal() is t and t.sealed and not t.writable
     assert t.seal() is t
-    assert tmesh.put(b"x", seal=True).sealed
+
+
+def test_what_is_put_is_sealed():
+    for t in (tmesh.put(b"x"), tmesh.put(b"x", seal=True), tmesh.put(b"x", arena=None)):
+        assert t.sealed and not t.writable
+        with pytest.raises(tmesh.SealedError):
+            t.numpy(writable=True)
+    t = tmesh.put(b"x", seal=False)
+    assert t.writable and not t.sealed
 
 
 def test_seal_reaches_everybody():
-    t = tmesh.put(b"abc")
+    t = tmesh.put(b"abc", seal=False)
     o = tmesh.open(t.ref())
     assert not o.sealed
     t.seal()
@@ -30,7 +38,7 @@ def test_seal_reaches_everybody():
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_writable_views_prevent_the_seal(view):
-    t = tmesh.put(np.arange(4))
+    t = tmesh.put(np.arange(4), seal=False)
     alive = view(t)
     with pytest.raises(tmesh.BusyError, match="1 writable view of"):
         t.seal()
@@ -44,14 +52,14 @@ def test_writable_views_prevent_the_seal(view):
 
 
 def test_read_only_views_do_not():
-    t = tmesh.put(np.arange(4))
+    t = tmesh.put(np.arange(4), seal=False)
     array = t.numpy(writable=False)
     t.seal()
     assert array.tolist() == [0, 1, 2, 3]
 
 
 def test_a_writer_elsewhere_prevents_the_seal():
-    t = tmesh.put(np.arange(4))
+    t = tmesh.put(np.arange(4), seal=False)
     w = tmesh.open(t.ref(writable=True), writable=True)
     array = w.numpy()
     with pytest.raises(tmesh.BusyError):
@@ -90,7 +98,7 @@ def test_only_those_who_may_seal():
 
 @pytest.mark.parametrize("view", VIEWS[:4])
 def test_views_prevent_the_release(view):
-    t = tmesh.put(np.arange(4))
+    t = tmesh.put(np.arange(4), seal=False)
     alive = view(t)
     with pytest.raises(tmesh.BusyError, match="1 view of this tensor"):
         t.release()
@@ -102,14 +110,14 @@ def test_views_prevent_the_release(view):
 
 
 def test_released():
-    t = tmesh.put(np.arange(4))
+    t = tmesh.put(np.arange(4), seal=False)
     ref = t.ref()
     t.release()
     t.release()
     assert t.released
     uses = [t.numpy, t.seal, t.ref, t.dlpack, t.__dlpack__, t.__dlpack_device__, t.__reduce__,
             t.__array__, t.__enter__, lambda: t[0], lambda: len(t), lambda: memoryview(t),
-            lambda: t.reshape(4), lambda: t.view("uint8"), lambda: tmesh.put(t),
+            lambda: t.reshape(4), lambda: t.view("uint8"), lambda: tmesh.put(t, seal=False),
             lambda: tmesh.from_dlpack(t), lambda: np.asarray(t)]
     uses += [lambda name=name: getattr(t, name) for name in (
         "shape", "strides", "dtype", "ndim", "nbytes", "device", "id", "label", "token", "sealed",
@@ -122,15 +130,15 @@ def test_released():
 
 
 def test_context_manager():
-    with tmesh.put(b"abc") as t:
+    with tmesh.put(b"abc", seal=False) as t:
         assert bytes(t) == b"abc"
     assert t.released
     with pytest.raises(tmesh.BusyError):
-        with tmesh.put(b"abc") as t:
+        with tmesh.put(b"abc", seal=False) as t:
             array = t.numpy()
     assert array.tolist() == [97, 98, 99]
     with pytest.raises(KeyError):
-        with tmesh.put(b"abc") as t:
+        with tmesh.put(b"abc", seal=False) as t:
             raise KeyError
     assert t.released
 
@@ -141,7 +149,7 @@ def test_cycles_are_collected():
 
     live = tmesh.stats()["regions_live"]
     holder = Holder()
-    holder.me, holder.tensor = holder, tmesh.put(b"x")
+    holder.me, holder.tensor = holder, tmesh.put(b"x", seal=False)
     holder.array = holder.tensor.numpy()
     del holder
     gc.collect()

@@ -1,11 +1,48 @@
 # SPDX-License-Identifier: MIT
 """Counters, capabilities, regions, holders, configuration."""
 
+import builtins
+import inspect
 import os
+from pathlib import Path
+import re
 
 import pytest
 
 import tmesh
+
+
+VOCABULARY = Path(__file__).resolve().parents[3] / "docs" / "vocabulary.md"
+
+
+def members(name):
+    """Those that the page promises."""
+    table = VOCABULARY.read_text().split(f"<!-- {name} -->")[1].split(f"<!-- /{name} -->")[0]
+    first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    return {word for cell in first for word in re.findall("`([a-z_]+)`", cell)}
+
+
+def test_members_are_those_of_the_vocabulary():
+    t = tmesh.put(b"abc")
+    region, = [region for region in tmesh.regions() if region["id"] == t.id]
+    assert set(region) == members("region members")
+    assert all(set(holder) == members("holder members") for holder in tmesh.holders(t))
+    assert set(t.ref()) == members("ref members")
+
+
+def test_everything_imported_replaces_no_builtin():
+    names = {}
+    exec("from tmesh import *", names)
+    assert not set(names) & set(vars(builtins)) - {"__builtins__", "__doc__"}
+    assert {"put", "regions", "zeros", "Tensor"} <= set(names) and tmesh.open
+
+
+def test_waits_have_no_limit_by_default():
+    for kind in (tmesh.Channel, tmesh.Queue, tmesh.Tensor):
+        for name, call in inspect.getmembers(kind, callable):
+            if not name.startswith("_"):
+                timeout = inspect.signature(call).parameters.get("timeout")
+                assert timeout is None or timeout.default is None, name
 
 
 def test_backend():
@@ -39,14 +76,21 @@ def test_caps():
 
 def test_list_and_holders():
     t = tmesh.put(b"abc", label="to be seen")
-    mine = [region for region in tmesh.list() if region["id"] == t.id]
+    mine = [region for region in tmesh.regions() if region["id"] == t.id]
     assert len(mine) == 1
-    assert (mine[0]["label"], mine[0]["bytes"], mine[0]["sealed"]) == ("to be seen", 3, False)
+    assert (mine[0]["label"], mine[0]["bytes"], mine[0]["sealed"]) == ("to be seen", 3, True)
     assert mine[0]["backend"] == tmesh.backend() and mine[0]["uid"] == os.getuid()
+    assert mine[0]["tensor"] == {"dtype": "uint8", "shape": (3,), "strides": (1,), "offset": 0, "byte_size": 3}
+    assert (mine[0]["node"], mine[0]["mode"], mine[0]["fence"]) == (None, 0o600, "idle")
     holders = tmesh.holders(t.id)
+    assert [{**h, "lease_left_ns": 0} for h in holders] == [{**h, "lease_left_ns": 0} for h in tmesh.holders(t)]
     assert os.getpid() in [holder["pid"] for holder in holders]
     assert {holder["kind"] for holder in holders} <= {"handle", "mapping"}
-    assert {holder["view"] for holder in holders} == {None}
+    assert {(holder["view"], holder["device"]) for holder in holders} == {(None, None)}
+    assert all(isinstance(holder["command"], str) for holder in holders)
+    t.release()
+    with pytest.raises(tmesh.ReleasedError):
+        tmesh.holders(t)
 
 
 @pytest.mark.parametrize("id, error", [
@@ -69,8 +113,8 @@ def test_configure(python, tmp_path):
 import os, sys, pathlib, tmesh
 tmesh.configure(backend="memfd", pool_bytes=1 << 24, runtime_dir=pathlib.Path(sys.argv[1]) / "run")
 assert tmesh.backend() == "memfd"
-tmesh.put(bytes(1 << 20)).release()
-t = tmesh.put(bytes(1 << 20))
+tmesh.put(bytes(1 << 20), seal=False).release()
+t = tmesh.put(bytes(1 << 20), seal=False)
 assert tmesh.stats()["pool_hits"] == 1, tmesh.stats()
 t.ref()
 print(len(os.listdir(pathlib.Path(sys.argv[1]) / "run")) > 0)

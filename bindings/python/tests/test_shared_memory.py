@@ -79,7 +79,7 @@ def test_an_array_outlives_the_block():
 
 def test_blocks_are_seen_by_their_names():
     shm = SharedMemory("weights", create=True, size=4096)
-    assert "weights" in [region["label"] for region in tmesh.list()]
+    assert "weights" in [region["label"] for region in tmesh.regions()]
     shm.unlink()
 
 
@@ -308,7 +308,7 @@ from multiprocessing.shared_memory import SharedMemory
 if __name__ == "__main__":
     with SharedMemoryManager() as manager:
         shm = manager.SharedMemory(size=100)
-        print(isinstance(shm, tmesh.shared_memory.SharedMemory), len(tmesh.list()) > 0)
+        print(isinstance(shm, tmesh.shared_memory.SharedMemory), len(tmesh.regions()) > 0)
         name = shm.name
         shm.close()
     try:

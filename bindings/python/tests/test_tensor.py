@@ -24,12 +24,24 @@ def test_version():
 
 
 @pytest.mark.parametrize("dtype", BITS)
-def test_empty(dtype):
-    t = tmesh.empty((3, 4), dtype)
+def test_zeros(dtype):
+    t = tmesh.zeros((3, 4), dtype)
     assert (t.shape, t.strides, t.dtype, t.ndim) == ((3, 4), (4, 1), dtype, 2)
     assert t.nbytes == 12 * BITS[dtype] // 8
     assert (t.device, t.sealed, t.writable, t.released) == ("cpu", False, True, False)
     assert bytes(t.view("uint8").reshape(-1)) == bytes(t.nbytes)
+
+
+def test_old_contents_are_never_handed_over(python):
+    """Also of memory that was used before, and is in the pool."""
+    assert python("""
+import tmesh
+tmesh.configure(pool_bytes=1 << 24)
+for make in tmesh.zeros, tmesh.empty:
+    tmesh.put(b"x" * 5000, seal=False).release()
+    print(bytes(make(5000, "uint8")) == bytes(5000))
+print(tmesh.stats()["pool_hits"] > 1)
+""") == "True\n" * 3
 
 
 @pytest.mark.parametrize("dtype", ["float32", np.float32, np.dtype("float32"), np.dtype("<f4")])
@@ -116,7 +128,7 @@ def test_cannot_be_made_directly():
 
 
 def test_open_every_way():
-    t = tmesh.put(np.arange(6, dtype="float32").reshape(2, 3))
+    t = tmesh.put(np.arange(6, dtype="float32").reshape(2, 3), seal=False)
     import json
     for ref in (t.ref(), json.dumps(t.ref()), json.dumps(t.ref()).encode(), pickle.loads(pickle.dumps(t.ref()))):
         o = tmesh.open(ref)
@@ -208,7 +220,7 @@ def test_views_keep_the_memory():
 
 
 def test_views_share_rights_and_seal():
-    t = tmesh.put(np.arange(6))
+    t = tmesh.put(np.arange(6), seal=False)
     assert t[1:].writable
     t[1:].numpy()[0] = 9
     assert t.numpy()[1] == 9
@@ -221,7 +233,7 @@ def test_views_share_rights_and_seal():
                                   lambda t: t.reshape(2, 3), lambda t: next(iter(t)),
                                   lambda t: tmesh.from_dlpack(t)])
 def test_views_of_a_reader_only_read(view):
-    t = tmesh.put(np.arange(6))
+    t = tmesh.put(np.arange(6), seal=False)
     seen = view(tmesh.open(t.ref()))
     assert t.writable and not seen.writable and not seen.numpy().flags.writeable
     with pytest.raises(tmesh.AccessError):

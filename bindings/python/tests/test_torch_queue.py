@@ -180,11 +180,11 @@ def test_many_are_looked_at_in_turn(monkeypatch):
     """The others are let go, whatever nobody takes."""
     here = _tmesh.Sent()
     monkeypatch.setattr(tmesh.sent, "here", here)
-    never = [tmesh.put(b"x") for _ in range(20)]
+    never = [tmesh.put(b"x", seal=False) for _ in range(20)]
     kept = [here.send(t, False) for t in never]
     before = tmesh.stats()["regions_live"]
     for _ in range(1000):  # at most 9 places of 4096 each
-        here.open(here.send(tmesh.put(b"y"), True))
+        here.open(here.send(tmesh.put(b"y", seal=False), True))
         here.look()
     assert tmesh.stats()["regions_live"] - before < 20
     assert here.under_way() == 20
@@ -233,7 +233,7 @@ def total(tensor):
 def test_concurrent_futures(method):
     """Of tmesh's Tensors and of PyTorch's."""
     context = multiprocessing.get_context(method)
-    t = tmesh.put(np.ones(1000))
+    t = tmesh.put(np.ones(1000), seal=False)
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
         assert pool.submit(total, t).result(PATIENCE) == (1000, "Tensor")
         assert list(pool.map(total, [t[:10], t[10:30]])) == [(10, "Tensor"), (20, "Tensor")]
@@ -241,14 +241,14 @@ def test_concurrent_futures(method):
 
 
 def test_pool():
-    t = tmesh.put(np.ones(1000))
+    t = tmesh.put(np.ones(1000), seal=False)
     with multiprocessing.get_context("fork").Pool(2) as pool:
         assert pool.apply(total, (t,)) == (1000, "Tensor")
         assert pool.map(total, [t[:10], torch.ones(20)]) == [(10, "Tensor"), (20, "Tensor")]
 
 
 def test_from_address():
-    t = tmesh.put([1.0, 2.0])
+    t = tmesh.put([1.0, 2.0], seal=False)
     a, b = torch.from_dlpack(t), torch.from_dlpack(t[1:])
     assert tmesh.from_address(a.data_ptr()).shape == (2,)
     assert tmesh.from_address(b.data_ptr()).numpy().tolist() == [2.0]
@@ -265,7 +265,7 @@ def test_from_address():
 
 
 def test_find():
-    t = tmesh.put(np.zeros((2, 3), dtype="float32"))
+    t = tmesh.put(np.zeros((2, 3), dtype="float32"), seal=False)
     a, row = torch.from_dlpack(t), torch.from_dlpack(t[0])
     assert a.data_ptr() == row.data_ptr()
     assert _tmesh.find(a.data_ptr(), "float32", (2, 3), (3, 1)).shape == (2, 3)
@@ -295,14 +295,14 @@ def test_find():
 
 def test_other_than_what_lies_there(worker):
     """Over the same memory, from the same address on."""
-    base = torch.from_dlpack(tmesh.put(np.arange(12, dtype="complex64")))
+    base = torch.from_dlpack(tmesh.put(np.arange(12, dtype="complex64"), seal=False))
     for view in (base.conj(), base.view(torch.float32)[:6], base[:5], base.reshape(3, 4).T):
         want = view.resolve_conj().clone()
         assert torch.equal(worker(view), want)
 
 
 def parcel():
-    here, t = _tmesh.Sent(), tmesh.put(b"x")
+    here, t = _tmesh.Sent(), tmesh.put(b"x", seal=False)
     return here, t, bytearray(here.send(t, True))
 
 
@@ -342,7 +342,7 @@ def test_a_forked_child_begins_anew():
     if not child:
         try:
             assert here.under_way() == 0
-            assert bytes(here.open(here.send(tmesh.put(b"y"), True))) == b"y"
+            assert bytes(here.open(here.send(tmesh.put(b"y", seal=False), True))) == b"y"
             assert here.under_way() == 0
             os._exit(0)
         finally:

@@ -80,7 +80,7 @@ def test_stub_has_every_member_of_the_dicts():
     t = tmesh.put(b"x")
     assert keys("Ref") == set(t.ref())
     assert keys("Stats") == set(tmesh.stats())
-    assert keys("Region") == set(tmesh.list()[0])
+    assert keys("Region") == set(tmesh.regions()[0])
     assert keys("Holder") == set(tmesh.holders(t.id)[0])
 
 

@@ -123,7 +123,7 @@ def test_values(client):
 
 
 def test_tensor_argument_is_not_copied_and_read_only(client):
-    t = tmesh.put(np.arange(1000, dtype="float32"))
+    t = tmesh.put(np.arange(1000, dtype="float32"), seal=False)
     copied = tmesh.stats()["bytes_copied"]
     assert client.call(OPS + "describe", [tensor(t)]) == {
         "kind": "ndarray", "dtype": "float32", "shape": [1000], "writable": False, "sum": 499500}
@@ -132,7 +132,7 @@ def test_tensor_argument_is_not_copied_and_read_only(client):
 
 
 def test_writable_argument(client):
-    t = tmesh.put(np.arange(4))
+    t = tmesh.put(np.arange(4), seal=False)
     assert client.call(OPS + "double", [tensor(t, writable=True)]) == 12
     assert t.numpy().tolist() == [0, 2, 4, 6]
     # The worker holds nothing of it any more.
@@ -142,7 +142,7 @@ def test_writable_argument(client):
 
 
 def test_takes_tensors(client):
-    t = tmesh.put(np.zeros(1, "float32")).view("float32")
+    t = tmesh.put(np.zeros(1, "float32"), seal=False).view("float32")
     assert client.call(OPS + "describe_tensor", [tensor(t)]) == ["Tensor", "float32", False]
 
 
@@ -152,7 +152,7 @@ def test_tensor_that_numpy_cannot_show(client):
 
 
 def test_result_is_sealed_and_outlives_the_worker(mortal):
-    t = tmesh.put(np.ones(5))
+    t = tmesh.put(np.ones(5), seal=False)
     message = mortal.answer(OPS + "add", [tensor(t), 2])
     assert message["held"]
     result = tmesh.open(message["value"]["ref"])
@@ -210,7 +210,7 @@ def test_inline(client):
 
 @pytest.mark.parametrize("form", ["object", "text", "token"])
 def test_snakepit(client, form):
-    t = tmesh.put(np.arange(3, dtype="uint8"))
+    t = tmesh.put(np.arange(3, dtype="uint8"), seal=False)
     ref = {"object": t.ref(), "text": json.dumps(t.ref()), "token": t.token}[form]
     given = {"__snakepit_zero_copy__": True, "kind": "dlpack", "device": "cpu", "dtype": "uint8",
              "owner": "elixir", "ref": ref, "copy": False, "metadata": {"a": 1}}
@@ -248,7 +248,7 @@ def test_tables(client):
         client.send(type="release", id=message["id"])
         inline = client.answer(OPS + "echo", [given], inline=True)["value"]
         assert pyarrow.ipc.open_stream(base64.b64decode(inline["base64"])).read_all() == table
-    not_sealed = tmesh.put(bytes(t))
+    not_sealed = tmesh.put(bytes(t), seal=False)
     error = client.error(OPS + "echo", [{"__tmesh__": "table", "ref": not_sealed.ref()}])
     assert (error["type"], error["exception"]) == ("tensor", "AccessError")
     error = client.error(OPS + "echo", [{"__tmesh__": "table", "base64": "AAAA"}])
@@ -274,7 +274,7 @@ def test_exceptions(client):
     error = client.error(OPS + "fail", ["x" * 100_000])
     assert (len(error["message"]), len(error["traceback"])) == (2000, 16_000)
     assert client.error(OPS + "fail", ["ä"])["message"] == "ä"
-    gone = tmesh.put(b"x")
+    gone = tmesh.put(b"x", seal=False)
     placeholder = tensor(gone)
     gone.release()
     error = client.error(OPS + "echo", [placeholder])

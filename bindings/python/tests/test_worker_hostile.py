@@ -228,7 +228,7 @@ def test_nothing_else_can_be_called(client, operation):  # noqa: F811
 
 
 def placeholders():
-    t = tmesh.put(np.arange(16, dtype="float32"), label="for hostile refs")
+    t = tmesh.put(np.arange(16, dtype="float32"), label="for hostile refs", seal=False)
     ref = t.ref()
     yield t, {"__tmesh__": "tensor"}
     yield t, {"__tmesh__": "tensor", "ref": None}
@@ -342,7 +342,7 @@ def test_too_many_connections(client, address):  # noqa: F811
 
 
 def test_a_dying_operation_ends_the_connection(mortal):  # noqa: F811
-    t = tmesh.put(np.ones(100))
+    t = tmesh.put(np.ones(100), seal=False)
     mortal.start(OPS + "keep", [tensor(t)])
     mortal.start(OPS + "die")
     assert mortal.receive()["type"] == "result"
@@ -370,7 +370,7 @@ def test_random_bytes(client, address):  # noqa: F811
 def test_killed_at_any_time(start_worker):  # noqa: F811
     """Whatever the worker was doing, the tensors here stay what they are."""
     dice = random.Random(7)
-    t = tmesh.put(np.arange(1000))
+    t = tmesh.put(np.arange(1000), seal=False)
     for _ in range(30 if os.environ.get("TMESH_TEST_LENGTH") == "full" else 4):
         name = new_address()
         worker = start_worker(name)

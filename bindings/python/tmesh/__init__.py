@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Tensors in memory that processes, languages and devices share.
 
-    t = tmesh.put(array, seal=True)     # one copy, into shared memory
+    t = tmesh.put(array)                # one copy, into shared memory; sealed
     queue.put(t.ref())                  # a small dict, through whatever carries messages
     a = tmesh.open(ref).numpy()         # elsewhere: the same memory, nothing copied
 
@@ -23,10 +23,11 @@ from ._tmesh import (
     from_address,
     from_dlpack,
     holders,
-    list,
     open,
     put,
+    regions,
     stats,
+    zeros,
 )
 from .errors import (
     AccessError,
@@ -75,8 +76,8 @@ __all__ = [
     "from_dlpack",
     "graph",
     "holders",
-    "list",
-    "open",
     "put",
+    "regions",
     "stats",
+    "zeros",
 ]

@@ -39,41 +39,65 @@ class Capability(TypedDict):
     level: Literal["no", "cooperative", "enforced"]
     reason: str | None
 
+class TensorInfo(TypedDict):
+    """What a region's description tells of the tensor in it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    byte_size: int
+
 class Region(TypedDict):
+    """A region, as regions() tells it; docs/vocabulary.md has the members' meaning."""
+
     id: str
+    backend: Literal["kernel", "memfd"]
+    backing: Literal["memfd", "pages", "user", "dmabuf", "descriptor", "view"]
+    label: str
+    description: str
+    tensor: TensorInfo | None
     bytes: int
     alloc_bytes: int
-    created_ns: int
-    backend: Literal["kernel", "memfd"]
-    mode: int
-    uid: int
-    gid: int
-    node: int
+    huge_bytes: int
     sealed: bool
     revoked: bool
+    uid: int
+    gid: int
+    mode: int
+    node: int | None
     handles: int
     pinning_handles: int
     exports: int
     attachments: int
-    label: str
-    desc: str
+    views: int
+    linger_ms: int
+    created_ns: int
+    pinned_bytes: int
+    fence_value: int
+    fence: Literal["idle", "producer", "dead"]
+    cgroup_id: int
 
 class Holder(TypedDict):
+    """A holder of a region, as holders() tells it; the same page has the members' meaning."""
+
     kind: Literal["handle", "pinning", "export", "mapping", "view", "device"]
-    pid: int
+    pid: int | None
+    command: str
     uid: int
     rights: str
     mappings: int
     attachments: int
-    since_ns: int
     offset: int
     bytes: int
-    comm: str
+    device: str | None
+    mapped: bool
+    view: str | None
     lease_ns: int
     lease_left_ns: int
     lapsed: bool
-    view: str | None
-    device: str
+    producer: bool
+    since_ns: int | None
 
 @final
 class Tensor:
@@ -207,7 +231,7 @@ class Channel:
     def flush(self, timeout: float | None = None) -> None: ...
     def recv(self, timeout: float | None = None) -> _Message: ...
     def try_recv(self) -> _Message | None: ...
-    def recv_batch(self, timeout: float | None = None) -> _list[_Message]: ...
+    def recv_batch(self, timeout: float | None = None) -> list[_Message]: ...
     def recv_async(self) -> Coroutine[Any, Any, _Message]: ...
     def fileno(self) -> int: ...
     def _poll(self) -> _Message | Literal[False] | None: ...
@@ -248,11 +272,24 @@ def empty(
     pin: bool = True,
     arena: Arena | None = None,
 ) -> Tensor: ...
+def zeros(
+    shape: SupportsIndex | Sequence[SupportsIndex],
+    dtype: object,
+    *,
+    label: str | None = None,
+    huge: bool | Literal["try"] = False,
+    node: int | None = None,
+    mode: int = 0o600,
+    gid: int | None = None,
+    linger_ms: int = 0,
+    pin: bool = True,
+    arena: Arena | None = None,
+) -> Tensor: ...
 def put(
     array: object,
     /,
     *,
-    seal: bool = False,
+    seal: bool | None = None,
     label: str | None = None,
     huge: bool | Literal["try"] = False,
     node: int | None = None,
@@ -276,6 +313,5 @@ def stats() -> Stats: ...
 def caps() -> dict[str, Capability]: ...
 def backend() -> Literal["kernel", "memfd"]: ...
 
-_list = list
-def list() -> _list[Region]: ...
-def holders(id: str, /) -> _list[Holder]: ...
+def regions() -> list[Region]: ...
+def holders(region: Tensor | str, /) -> list[Holder]: ...

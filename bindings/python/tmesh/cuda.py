@@ -304,7 +304,8 @@ def _capsule(managed: int | None, name: bytes) -> object:
 
 def empty(shape: int | Sequence[int], dtype: str = "float32", device: int = 0, *, alone: bool = False,
           or_host: bool = False) -> Array:
-    """An uninitialized array on a GPU. `alone`: in a block of its own, so that who opens its ref can
+    """A new array on a GPU, writable, whose contents are not specified: what was in the memory before is
+    not overwritten, as the driver gives it. `alone`: in a block of its own, so that who opens its ref can
     reach nothing else. `or_host`: in host memory when the GPU has none left (`kind` says so)."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     layout = _layout(shape, dtype)

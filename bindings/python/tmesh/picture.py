@@ -63,13 +63,13 @@ def tensor_html(tensor: _tmesh.Tensor) -> str:
 class Graph:
     """Who holds what at one moment: processes to the left, regions to the right, a line from
     each process to each region that it holds, thick where it may write. A notebook draws it;
-    save() writes the SVG; regions and holders have the facts, as tmesh.list() and
+    save() writes the SVG; regions and holders have the facts, as tmesh.regions() and
     tmesh.holders() gave them."""
 
     def __init__(self) -> None:
         self.regions: list[_tmesh.Region] = []
         self.holders: dict[str, list[_tmesh.Holder]] = {}
-        for region in _tmesh.list():
+        for region in _tmesh.regions():
             try:
                 self.holders[region["id"]] = _tmesh.holders(region["id"])
             except (AccessError, NotFoundError):
@@ -77,8 +77,8 @@ class Graph:
             self.regions.append(region)
 
     def _processes(self) -> dict[int, str]:
-        return {holder["pid"]: holder["comm"] for holders in self.holders.values()
-                for holder in holders if holder["pid"]}
+        return {holder["pid"]: holder["command"] for holders in self.holders.values()
+                for holder in holders if holder["pid"] is not None}
 
     def _repr_svg_(self) -> str:
         processes = self._processes()
@@ -120,6 +120,6 @@ def _box(x: int, y: int, color: str, text: str) -> str:
 
 
 def graph() -> Graph:
-    """Who holds what, of the regions that tmesh.list() shows: green ones are sealed, red ones
+    """Who holds what, of the regions that tmesh.regions() shows: green ones are sealed, red ones
     revoked. tmeshctl graph draws the same for a terminal's user."""
     return Graph()

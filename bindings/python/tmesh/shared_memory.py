@@ -208,7 +208,7 @@ class SharedMemory:
         while True:
             self._name = _make_filename() if name is None else name
             entry = _tmesh.link_name(self._name)
-            tensor = _tmesh.empty(size, "uint8", label=_label(entry))
+            tensor = _tmesh.zeros(size, "uint8", label=_label(entry))
             try:
                 self._token = _names.add(entry, tensor)
                 return memoryview(tensor)

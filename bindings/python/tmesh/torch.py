@@ -7,7 +7,7 @@
 
 As with PyTorch's own way, the first send moves the tensor's storage into shared memory, which
 copies it once, and both sides then have the same memory and may both write. A tensor over tmesh's
-memory (torch.from_dlpack(tmesh.empty(...))) and one that was sent before are not copied at all.
+memory (torch.from_dlpack(tmesh.zeros(...))) and one that was sent before are not copied at all.
 What differs:
 
   - Only the tensor that was sent moves. Others that shared its storage keep the old memory.
@@ -94,7 +94,7 @@ def _share(tensor: Any) -> _tmesh.Tensor:
     ours = _tmesh.from_address(_storage(tensor).data_ptr())
     if ours is not None:
         return ours
-    ours = _tmesh.put(_bytes_of(tensor))
+    ours = _tmesh.put(_bytes_of(tensor), seal=False)
     layout = tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset()
     # What was made in this mode can be changed in it only; leaves that want gradients can be too.
     with torch.inference_mode():

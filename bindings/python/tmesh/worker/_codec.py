@@ -208,7 +208,7 @@ def _load_table(value: dict[str, Any]) -> Any:
 
     if "ref" in value:
         return arrow.open_table(_open_host(value["ref"]))
-    return arrow.open_table(tmesh.put(_base64(value["base64"]), seal=True))
+    return arrow.open_table(tmesh.put(_base64(value["base64"])))
 
 
 def _base64(value: Any) -> bytes:
@@ -283,16 +283,16 @@ class Dump:
         size = memoryview(data).nbytes
         if self.inline or size <= self.threshold_bytes:
             return {PLACEHOLDER: "bytes", "base64": base64.b64encode(data).decode()}
-        return {PLACEHOLDER: "bytes", "ref": self.keep(tmesh.put(bytes(data), seal=True))}
+        return {PLACEHOLDER: "bytes", "ref": self.keep(tmesh.put(bytes(data)))}
 
     def tensor(self, value: Any) -> dict[str, Any]:
         if self.inline:
-            tensor = tmesh.put(value)
+            tensor = tmesh.put(value, seal=False)
             data = bytes(tensor.reshape(-1).view("uint8")) if tensor.nbytes else b""
             return {PLACEHOLDER: "array", "dtype": tensor.dtype, "shape": list(tensor.shape),
                     "base64": base64.b64encode(data).decode()}
         if not isinstance(value, tmesh.Tensor):
-            value = tmesh.put(value, seal=True)
+            value = tmesh.put(value)
         return {PLACEHOLDER: "tensor", "ref": self.keep(value)}
 
     def table(self, value: Any) -> dict[str, Any]:
