@@ -37,16 +37,15 @@
  *   EPERM       the region's state or its owner's wish forbids it, for any handle
  *   EINTR       a fatal signal came; nothing has changed (but see TMESH_REVOKE and TMESH_WAIT)
  *   ESTALE      the region was revoked, or this handle's lease has lapsed
- *   EDQUOT      one of tmesh's limits would be passed: bytes, regions, handles or pins
- *               of this user, of this IPC namespace, or of all users together.
- *               TMESH_CAPS shows limits and use;
- *               root raises them in /proc/sys/dev/tmesh/. Nothing was allocated.
- *   ENOMEM      the system, or the caller's memory control group, has no memory
- *   ENOENT      a token that is dead, foreign or guessed, or an unknown id: the
- *               answers are the same on purpose
- *   EBUSY       see TMESH_SEAL, TMESH_REVOKE, TMESH_LEASE and TMESH_SIGNAL
- *   EBADF       a descriptor in the structure is not open
- *   EMFILE      the process has no free descriptor
+ *   EDQUOT      one of tmesh's limits would be passed: bytes, regions, handles, pins,
+ *               kept bytes or kept names of this user, of this IPC namespace, or of all users
+ * together. TMESH_CAPS shows limits and use; root raises them in /proc/sys/dev/tmesh/. Nothing was
+ * allocated. ENOMEM      the system, or the caller's memory control group, has no memory ENOENT a
+ * token that is dead, foreign or guessed, an unknown id, or a name that is not kept or not for the
+ * caller: the answers are the same on purpose EEXIST      see TMESH_KEEP ENOSPC      see
+ * TMESH_KEPT_OPEN EBUSY       see TMESH_SEAL, TMESH_REVOKE, TMESH_LEASE, TMESH_SIGNAL and
+ * TMESH_KEEP EBADF       a descriptor in the structure is not open EMFILE      the process has no
+ * free descriptor
  */
 #ifndef _UAPI_LINUX_TMESH_H
 #define _UAPI_LINUX_TMESH_H
@@ -78,7 +77,7 @@
  *   POLLHUP            the region was revoked
  *   POLLHUP | POLLERR  this handle's lease has lapsed
  *   POLLOUT            nobody else holds the region: no other handle, export or view whose
- *                      lease has not lapsed, and no device is attached to it
+ *                      lease has not lapsed, no device is attached to it, it is not kept
  *   POLLIN             the fence has reached what TMESH_WAIT_ARM asked for
  *   POLLERR            it never will: its producer is gone
  */
@@ -117,6 +116,7 @@
 #define TMESH_FEATURE_IMPORT (1ull << 8) /* TMESH_IMPORT, TMESH_OPAQUE */
 #define TMESH_FEATURE_GATHER (1ull << 9) /* TMESH_GATHER */
 #define TMESH_FEATURE_FENCE (1ull << 10) /* TMESH_SIGNAL, TMESH_WAIT */
+#define TMESH_FEATURE_KEEP (1ull << 11)	 /* TMESH_KEEP, TMESH_KEPT_* */
 
 struct tmesh_caps_query {
 	__u32 size;
@@ -146,6 +146,17 @@ struct tmesh_caps_query {
 	__aligned_u64 used_pins_ipc_ns;
 	__aligned_u64 max_handles; /* all users together */
 	__aligned_u64 max_pins;	   /* all users together */
+	/* From here on: kept regions, see TMESH_KEEP. */
+	__aligned_u64 max_kept_bytes_per_uid;
+	__aligned_u64 max_kept_names_per_uid;
+	__aligned_u64 used_kept_bytes;
+	__aligned_u64 used_kept_names;
+	__aligned_u64 max_kept_bytes_per_ipc_ns;
+	__aligned_u64 max_kept_names_per_ipc_ns;
+	__aligned_u64 used_kept_bytes_ipc_ns;
+	__aligned_u64 used_kept_names_ipc_ns;
+	__aligned_u64 max_kept_bytes; /* all users together */
+	__aligned_u64 max_kept_names; /* all users together */
 };
 #define TMESH_CAPS _IO(TMESH_IOC_MAGIC, 0x00)
 
@@ -329,6 +340,7 @@ struct tmesh_info {
 	__u32 gathers;		     /* views that show parts of it */
 	__u32 fence_state;	     /* TMESH_FENCE_* */
 	__u32 pad;
+	__aligned_u64 kept; /* id of what keeps it, see TMESH_KEEP; 0: nothing does */
 };
 #define TMESH_INFO _IO(TMESH_IOC_MAGIC, 0x06)
 
@@ -756,5 +768,137 @@ struct tmesh_wait {
 	__s64 timeout_ns;
 };
 #define TMESH_WAIT _IO(TMESH_IOC_MAGIC, 0x15)
+
+/*
+ * TMESH_KEEP (device): let regions outlive every process, together, under a name.
+ *
+ * A name belongs to the caller's effective uid in the caller's IPC namespace; names of other
+ * users do not get in its way. What it keeps stays until TMESH_KEPT_DROP, until its time is
+ * over, until one of the regions is revoked, until the last process has left the IPC namespace,
+ * until the module is unloaded, or until the machine needs memory: of what nobody holds, the
+ * kernel takes back what was used longest ago, a name and all of its regions together. A
+ * region is held while there is a handle, mapping, export or view of it; what is held, or has
+ * pages that a device or the kernel has pinned, is not taken back for memory. Where the name
+ * goes while somebody holds a region, that holder has it as before.
+ *
+ * @name         in: 1 to TMESH_LABEL_MAX bytes, zero-terminated, no control characters
+ * @handles      in: array of @count descriptors (__s32) of handles with MANAGE (EACCES) on
+ *               regions of the caller's own (EPERM), each region once (EINVAL). A region must
+ *               be sealed (EINVAL), or opaque, whose driver's file then stays open. EBUSY where
+ *               a region is kept under another name
+ * @count        in: 1 to TMESH_KEEP_MAX
+ * @mode, @gid   in: who may open it by name, as in TMESH_CREATE. The regions' own modes, which
+ *               tokens ask, do not matter
+ * @lifetime_ns  in: drop it when this time is over; 0: never
+ * @id           out: never used again while the module is loaded
+ *
+ * EEXIST when the name is taken; with TMESH_KEEP_REPLACE the old regions leave and the new ones
+ * take their place in one step, and regions may be in both. The handles stay as they are.
+ *
+ * The regions stay charged to their owner and to the memory control group that they are charged to;
+ * bytes and names count again against limits of their own, those of opaque regions as none.
+ */
+#define TMESH_KEEP_REPLACE (1u << 0)
+#define TMESH_KEEP_GID (1u << 3) /* @gid is given */
+
+#define TMESH_KEEP_MAX 1024
+
+struct tmesh_keep {
+	__u32 size;
+	__u32 flags;
+	char name[TMESH_LABEL_MAX + 1];
+	__aligned_u64 handles;
+	__aligned_u64 lifetime_ns;
+	__u32 count;
+	__u32 mode;
+	__u32 gid;
+	__u32 pad;	  /* 0 */
+	__aligned_u64 id; /* out */
+};
+#define TMESH_KEEP _IO(TMESH_IOC_MAGIC, 0x16)
+
+/*
+ * TMESH_KEPT_OPEN (device): handles on all regions that are kept under a name, in the order in
+ * which they were given to TMESH_KEEP.
+ *
+ * @uid      in: whose name, as the caller's user namespace sees it, with TMESH_KEPT_UID; else 0,
+ *           and the caller's own is meant
+ * @fds      in: where the descriptors (__s32) go
+ * @count    in: room there; out: how many there are. ENOSPC, with @count written, where the room
+ *           is too small, and nothing is opened
+ * @rights   in: of all handles; READ is part of them. WRITE, which only an opaque region heeds,
+ *           needs the mode's write bit, MANAGE is the owner's alone; EACCES else
+ * @id       out: as TMESH_KEEP gave it
+ *
+ * With TMESH_KEPT_PIN they are pinning handles, as with TMESH_OPEN_PIN (EINVAL on opaque ones).
+ */
+#define TMESH_KEPT_PIN (1u << 0)
+#define TMESH_KEPT_UID (1u << 1) /* @uid is given */
+
+struct tmesh_kept_open {
+	__u32 size;
+	__u32 flags;
+	char name[TMESH_LABEL_MAX + 1];
+	__aligned_u64 fds;
+	__u32 count;
+	__u32 rights;
+	__u32 uid;
+	__u32 pad;	  /* 0 */
+	__aligned_u64 id; /* out */
+};
+#define TMESH_KEPT_OPEN _IO(TMESH_IOC_MAGIC, 0x17)
+
+/*
+ * TMESH_KEPT_LIST (device): names that one may open, in order of id, or all of this module for
+ * CAP_SYS_ADMIN (in the initial user namespace). Fields as in struct tmesh_list; the entries
+ * are struct tmesh_kept. Which regions they are TMESH_LIST tells: @kept of struct tmesh_info.
+ */
+struct tmesh_kept {
+	__u32 size;
+	__u32 count; /* regions */
+	__aligned_u64 id;
+	char name[TMESH_LABEL_MAX + 1];
+	__aligned_u64 bytes;	  /* memory of all regions, in whole pages */
+	__aligned_u64 kept_ns;	  /* when it was kept, CLOCK_MONOTONIC */
+	__aligned_u64 used_ns;	  /* when it was held last; while somebody does: now */
+	__aligned_u64 expires_ns; /* 0: never */
+	__u32 uid;		  /* as the caller's user namespace sees it */
+	__u32 gid;
+	__u32 mode;
+	__u32 held;		 /* regions of it that somebody holds */
+	__u32 handles;		 /* on all of its regions */
+	__u32 pinning_handles;	 /* of these */
+	__aligned_u64 cgroup_id; /* whose memory control group the first region is charged to */
+};
+
+struct tmesh_kept_list {
+	__u32 size;
+	__u32 flags; /* 0 */
+	__aligned_u64 cursor;
+	__aligned_u64 entries;
+	__u32 entry_bytes;
+	__u32 count;
+	__u32 more;
+	__u32 pad; /* 0 */
+};
+#define TMESH_KEPT_LIST _IO(TMESH_IOC_MAGIC, 0x18)
+
+/*
+ * TMESH_KEPT_DROP (device): give a name up. Regions of it that nobody holds are gone when the
+ * call returns.
+ *
+ * @name  in: of the caller's own, or all zero with TMESH_KEPT_ID
+ * @id    in: what is meant, with TMESH_KEPT_ID; else 0. EPERM when it is another user's, unless the
+ *        caller has CAP_SYS_ADMIN; ENOENT when the caller would not see it in TMESH_KEPT_LIST
+ */
+#define TMESH_KEPT_ID (1u << 0) /* @id is given, and no name */
+
+struct tmesh_kept_drop {
+	__u32 size;
+	__u32 flags;
+	char name[TMESH_LABEL_MAX + 1];
+	__aligned_u64 id;
+};
+#define TMESH_KEPT_DROP _IO(TMESH_IOC_MAGIC, 0x19)
 
 #endif /* _UAPI_LINUX_TMESH_H */
