@@ -44,6 +44,8 @@ defmodule Tmesh do
       opened, else memfd. The environment variable `TMESH_BACKEND` decides for `:auto`.
   """
 
+  import Tmesh.Bang
+
   alias Tmesh.{Context, Error, Native}
 
   @typedoc """
@@ -83,6 +85,10 @@ defmodule Tmesh do
   """
   @spec stats() :: {:ok, %{atom() => non_neg_integer()}} | {:error, Error.t()}
   def stats, do: Context.get() |> Native.context_stats() |> result()
+
+  bang(backend() :: :kernel | :memfd)
+  bang(caps() :: [cap()])
+  bang(stats() :: %{atom() => non_neg_integer()})
 
   defp result({:ok, value}), do: {:ok, value}
   defp result({:error, reason}), do: {:error, Error.from_native(reason)}
