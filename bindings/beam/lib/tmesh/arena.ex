@@ -58,5 +58,5 @@ defmodule Tmesh.Arena do
     end
   end
 
-  bang(create(opts :: [option()] \\ []) :: t())
+  bang create(opts :: [option()] \\ []) :: t()
 end

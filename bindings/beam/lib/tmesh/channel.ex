@@ -234,15 +234,13 @@ defmodule Tmesh.Channel do
     end
   end
 
-  bang(create(role :: role(), opts :: [option()] \\ []) :: t())
-  bang(open(token :: String.t(), role :: role(), opts :: [end_option()] \\ []) :: t())
-  bang(send(channel :: t(), message :: message(), timeout :: timeout() \\ :infinity) :: :ok)
-  bang(recv(channel :: t(), timeout :: timeout() \\ :infinity) :: message())
+  bang create(role :: role(), opts :: [option()] \\ []) :: t()
+  bang open(token :: String.t(), role :: role(), opts :: [end_option()] \\ []) :: t()
+  bang send(channel :: t(), message :: message(), timeout :: timeout() \\ :infinity) :: :ok
+  bang recv(channel :: t(), timeout :: timeout() \\ :infinity) :: message()
 
-  bang(
-    call(out :: t(), into :: t(), message :: message(), timeout :: timeout() \\ :infinity) ::
-      message()
-  )
+  bang call(out :: t(), into :: t(), message :: message(), timeout :: timeout() \\ :infinity) ::
+         message()
 
   @doc "Leave the channel. What was sent can still be received. Closing again is fine."
   @spec close(t()) :: :ok

@@ -85,8 +85,8 @@ defmodule Tmesh.Nx do
     end
   end
 
-  bang(to_nx(ref :: TensorRef.t(), opts :: [copy: boolean(), names: [atom()]] \\ []) :: struct())
-  bang(from_nx(tensor :: struct(), opts :: keyword() \\ []) :: TensorRef.t())
+  bang to_nx(ref :: TensorRef.t(), opts :: [copy: boolean(), names: [atom()]] \\ []) :: struct()
+  bang from_nx(tensor :: struct(), opts :: keyword() \\ []) :: TensorRef.t()
 
   # What a tensor is made of.
   @doc false

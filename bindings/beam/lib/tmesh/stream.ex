@@ -189,20 +189,18 @@ defmodule Tmesh.Stream do
     ArgumentError -> {:error, Error.new(:protocol, "the bytes are no term that is known here")}
   end
 
-  bang(push_infeed(stream :: stream(), value :: term(), timeout :: timeout() \\ :infinity) :: :ok)
-  bang(pop_outfeed(stream :: stream(), timeout :: timeout() \\ :infinity) :: term())
-  bang(pop_infeed(stream :: stream(), timeout :: timeout() \\ :infinity) :: term())
-  bang(push_outfeed(stream :: stream(), value :: term(), timeout :: timeout() \\ :infinity) :: :ok)
+  bang push_infeed(stream :: stream(), value :: term(), timeout :: timeout() \\ :infinity) :: :ok
+  bang pop_outfeed(stream :: stream(), timeout :: timeout() \\ :infinity) :: term()
+  bang pop_infeed(stream :: stream(), timeout :: timeout() \\ :infinity) :: term()
+  bang push_outfeed(stream :: stream(), value :: term(), timeout :: timeout() \\ :infinity) :: :ok
 
-  bang(
-    attach_channel(
-      stream :: stream(),
-      opts :: [{:token, String.t()} | Channel.option()] \\ []
-    ) :: String.t()
-  )
+  bang attach_channel(
+         stream :: stream(),
+         opts :: [{:token, String.t()} | Channel.option()] \\ []
+       ) :: String.t()
 
-  bang(encode_term(term :: term(), size :: pos_integer() \\ 512) :: binary())
-  bang(decode_term(bytes :: binary()) :: term())
+  bang encode_term(term :: term(), size :: pos_integer() \\ 512) :: binary()
+  bang decode_term(bytes :: binary()) :: term()
 
   defp options(opts) do
     known = [name: nil, infeed_limit: @default_limit, outfeed_limit: @default_limit]

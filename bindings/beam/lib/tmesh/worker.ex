@@ -299,20 +299,16 @@ defmodule Tmesh.Worker do
     {:halt, {:failed, error}}
   end
 
-  bang(start_pool(options :: [pool_option()]) :: pid())
-  bang(stop_pool(pool :: pid()) :: :ok)
+  bang start_pool(options :: [pool_option()]) :: pid()
+  bang stop_pool(pool :: pid()) :: :ok
 
-  bang(
-    execute(operation :: String.t(), payload :: map() | list(), opts :: [option()] \\ []) ::
-      term()
-  )
+  bang execute(operation :: String.t(), payload :: map() | list(), opts :: [option()] \\ []) ::
+         term()
 
-  bang(
-    start(operation :: String.t(), payload :: map() | list(), opts :: [option()] \\ []) ::
-      Call.t()
-  )
+  bang start(operation :: String.t(), payload :: map() | list(), opts :: [option()] \\ []) ::
+         Call.t()
 
-  bang(await(call :: Call.t()) :: term())
+  bang await(call :: Call.t()) :: term()
 
   ## Calls
 

@@ -242,9 +242,9 @@ defmodule Tmesh.ZeroCopy do
   defp mark(GPUTensorRef, _handle), do: :ok
 
   @doc """
-  What the region is: `bytes` and `alloc_bytes` (in whole pages), `huge_bytes`, `backend`, `rights`
-  of this handle, `mode`, `sealed`, `revoked`, `handles` and `pinning_handles` of all processes (0
-  on memfd, which does not count them), `exports`, `created_ns` (CLOCK_MONOTONIC) and `label`.
+  What the region is, as `t:Tmesh.region/0` has it, and of this handle `rights`, `lease_ns`,
+  `lease_left_ns` and `lapsed`. On memfd `handles` and `pinning_handles` are 0 here: only
+  `Tmesh.regions/0` looks at every process.
 
   Errors: `:closed`.
   """
@@ -269,31 +269,27 @@ defmodule Tmesh.ZeroCopy do
     with :ok <- handle |> Native.gpu_release() |> result(), do: Registry.forget(handle)
   end
 
-  bang(
-    allocate(
-      shape :: TensorRef.shape() | tuple(),
-      dtype :: TensorRef.dtype() | TensorRef.nx_type(),
-      opts :: [region_option()] | [gpu_option()] \\ []
-    ) :: TensorRef.t() | GPUTensorRef.t()
-  )
+  bang allocate(
+         shape :: TensorRef.shape() | tuple(),
+         dtype :: TensorRef.dtype() | TensorRef.nx_type(),
+         opts :: [region_option()] | [gpu_option()] \\ []
+       ) :: TensorRef.t() | GPUTensorRef.t()
 
-  bang(
-    from_binary(
-      binary :: binary(),
-      shape :: TensorRef.shape() | tuple(),
-      dtype :: TensorRef.dtype() | TensorRef.nx_type(),
-      opts :: [region_option() | {:seal, boolean()}] \\ []
-    ) :: TensorRef.t()
-  )
+  bang from_binary(
+         binary :: binary(),
+         shape :: TensorRef.shape() | tuple(),
+         dtype :: TensorRef.dtype() | TensorRef.nx_type(),
+         opts :: [region_option() | {:seal, boolean()}] \\ []
+       ) :: TensorRef.t()
 
-  bang(open(ref :: TensorRef.t(), opts :: [writable: boolean()] \\ []) :: TensorRef.t())
-  bang(to_binary(ref :: TensorRef.t(), opts :: [copy: boolean()] \\ []) :: binary())
-  bang(write(ref :: TensorRef.t(), offset :: non_neg_integer(), binary :: binary()) :: :ok)
-  bang(seal(ref :: TensorRef.t()) :: :ok)
-  bang(grant(ref :: TensorRef.t(), rights :: :read | :write) :: TensorRef.t())
-  bang(keep(ref :: TensorRef.t() | GPUTensorRef.t(), owner :: pid() \\ self()) :: :ok)
-  bang(info(ref :: TensorRef.t()) :: map())
-  bang(release(ref :: TensorRef.t() | GPUTensorRef.t()) :: :ok)
+  bang open(ref :: TensorRef.t(), opts :: [writable: boolean()] \\ []) :: TensorRef.t()
+  bang to_binary(ref :: TensorRef.t(), opts :: [copy: boolean()] \\ []) :: binary()
+  bang write(ref :: TensorRef.t(), offset :: non_neg_integer(), binary :: binary()) :: :ok
+  bang seal(ref :: TensorRef.t()) :: :ok
+  bang grant(ref :: TensorRef.t(), rights :: :read | :write) :: TensorRef.t()
+  bang keep(ref :: TensorRef.t() | GPUTensorRef.t(), owner :: pid() \\ self()) :: :ok
+  bang info(ref :: TensorRef.t()) :: map()
+  bang release(ref :: TensorRef.t() | GPUTensorRef.t()) :: :ok
 
   defp created({:ok, {handle, native}}), do: {:ok, TensorRef.unnamed(handle, native)}
   defp created({:error, reason}), do: {:error, Error.from_native(reason)}

@@ -64,7 +64,7 @@ defmodule Tmesh.ZeroCopy.AutoDetect do
          do: call_shared(term, fun)
   end
 
-  bang(with_shared(term :: term(), fun :: (term() -> term())) :: term())
+  bang with_shared(term :: term(), fun :: (term() -> term())) :: term()
 
   defp call_shared(term, fun) do
     case share(term, {[], []}) do

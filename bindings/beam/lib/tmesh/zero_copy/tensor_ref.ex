@@ -213,9 +213,9 @@ defmodule Tmesh.ZeroCopy.TensorRef do
     end
   end
 
-  bang(from_map(map :: map()) :: t())
-  bang(to_json(ref :: t()) :: String.t())
-  bang(from_json(json :: String.t()) :: t())
+  bang from_map(map :: map()) :: t()
+  bang to_json(ref :: t()) :: String.t()
+  bang from_json(json :: String.t()) :: t()
 
   @doc false
   @spec from_native(Native.ref()) :: t()
