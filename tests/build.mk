@@ -6,7 +6,7 @@
 JOBS ?= 2
 
 HOST_SUITES = runner-check rooms-check sim-check unit-check unit-asan-check unit-tsan-check unit-valgrind-check fuzz-check \
-	      tools-check cuda-check python-check python-arrow-check beam-check beam-dialyzer readme-check \
+	      tools-check model-check model-asan-check model-peers-check model-fuzz-check cuda-check python-check python-arrow-check beam-check beam-dialyzer readme-check \
 	      packaging-check demo-check kmod-check
 HOST_SUITES_FULL = $(HOST_SUITES) python-current-check kmod-lint
 
@@ -35,7 +35,7 @@ runner-check: ## the test runner's own tests
 
 # A library that installs headers is named with them here.
 rooms-check: all beam-nif python-lists ## what each room includes, and what the libraries are linked with
-	@$(PYTHON) -B tests/rooms.py lib="$(LIB_HEADERS)" bindings/cuda="$(CUDA_HEADERS)"
+	@$(PYTHON) -B tests/rooms.py lib="$(LIB_HEADERS)" bindings/cuda="$(CUDA_HEADERS)" model="$(MODEL_HEADERS)"
 
 readme-check: ## install, the README's examples, uninstall
 	@$(PYTHON) tests/readme.py $(STANDIN)

@@ -1,6 +1,2 @@
 # SPDX-License-Identifier: MIT
-[
-  inputs: ["{mix,.formatter}.exs", "{lib,test}/**/*.{ex,exs}"],
-  line_length: 100,
-  locals_without_parens: [bang: 1]
-]
+[inputs: ["{mix,.formatter}.exs", "{lib,test}/**/*.{ex,exs}"], line_length: 100]

@@ -32,9 +32,7 @@ defmodule Tmesh.DocsTest do
         nil
 
       _none ->
-        assert hd(Module.split(module)) in ~w(Inspect Enumerable Collectable Table),
-               "no @moduledoc: #{module}"
-
+        assert match?(["Inspect" | _], Module.split(module)), "no @moduledoc: #{module}"
         nil
     end
   end

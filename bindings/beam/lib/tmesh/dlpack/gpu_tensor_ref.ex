@@ -24,7 +24,7 @@ defmodule Tmesh.DLPack.GPUTensorRef do
           handle: Tmesh.Native.gpu()
         }
 
-  @derive {Inspect, only: [:dtype, :shape, :device]}
+  @derive {Inspect, except: [:handle]}
   @enforce_keys [:shape, :dtype, :device, :byte_size, :strides, :handle]
   defstruct @enforce_keys
 end
