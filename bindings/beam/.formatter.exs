@@ -1,2 +1,6 @@
 # SPDX-License-Identifier: MIT
-[inputs: ["{mix,.formatter}.exs", "{lib,test}/**/*.{ex,exs}"], line_length: 100]
+[
+  inputs: ["{mix,.formatter}.exs", "{lib,test}/**/*.{ex,exs}"],
+  line_length: 100,
+  locals_without_parens: [bang: 1]
+]

@@ -155,7 +155,7 @@ defmodule Between do
   defp there_and_back(out, into, ref) do
     :ok = Channel.send(out, ref)
     {:ok, back} = Channel.recv(into, 60_000)
-    ^ref = %{back | handle: ref.handle, id: ref.id, shm_name: ref.shm_name}
+    ^ref = %{back | handle: ref.handle, id: ref.id, token: ref.token}
     ZeroCopy.release!(back)
   end
 

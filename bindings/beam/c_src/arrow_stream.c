@@ -67,7 +67,7 @@ static void schema_release(struct ArrowSchema *self)
 	table_put(table);
 }
 
-static char *get_text(ErlNifEnv *env, ERL_NIF_TERM term)
+static char *copy_text(ErlNifEnv *env, ERL_NIF_TERM term)
 {
 	ErlNifBinary binary;
 
@@ -95,8 +95,8 @@ static int schema_build(struct table *table, ERL_NIF_TERM term, int depth, struc
 	    !enif_get_list_length(table->env, part[3], &count))
 		return EINVAL;
 	*out = (struct ArrowSchema){
-		.format = get_text(table->env, part[0]),
-		.name = get_text(table->env, part[1]),
+		.format = copy_text(table->env, part[0]),
+		.name = copy_text(table->env, part[1]),
 		.flags = flags,
 		.children = calloc(count + 1, sizeof(struct ArrowSchema *)),
 		.release = schema_release,

@@ -202,12 +202,25 @@ NIF(tensor_put)
 }
 
 /*
- * open(context, ref, read | write) -> {ok, handle}
- *
  * A peer that does not answer holds its dirty scheduler until the context's timeout. File I/O
  * of the whole VM runs on the same schedulers, so only some of them may wait at once; the
  * others give eagain, and the caller tries again without holding one.
  */
+bool begin_opening(struct context *context, struct tmesh_error *err)
+{
+	if (atomic_fetch_add(&context->opening, 1) < context->max_opening)
+		return true;
+	end_opening(context);
+	refuse(err, -EAGAIN, "too many opens wait for their peers");
+	return false;
+}
+
+void end_opening(struct context *context)
+{
+	atomic_fetch_sub(&context->opening, 1);
+}
+
+/* open(context, ref, read | write) -> {ok, handle} */
 NIF(tensor_open)
 {
 	struct context *context;
@@ -223,11 +236,10 @@ NIF(tensor_open)
 	handle = handle_new(context, &err);
 	if (!handle)
 		return make_error(env, &err);
-	if (atomic_fetch_add(&context->opening, 1) >= context->max_opening)
-		refuse(&err, -EAGAIN, "too many opens wait for their peers");
-	else
+	if (begin_opening(context, &err)) {
 		tmesh_tensor_open(context->ctx, &ref, rights, &handle->tensor, &err);
-	atomic_fetch_sub(&context->opening, 1);
+		end_opening(context);
+	}
 	term = handle->tensor ? make_ok(env, enif_make_resource(env, handle))
 			      : make_error(env, &err);
 	enif_release_resource(handle);
@@ -363,62 +375,6 @@ NIF(tensor_write)
 	rc = write_bytes(tensor, offset, &data, &err);
 	tmesh_tensor_unref(tensor);
 	return rc ? make_error(env, &err) : atoms.ok;
-}
-
-static ERL_NIF_TERM make_rights(ErlNifEnv *env, uint32_t rights)
-{
-	ERL_NIF_TERM list = enif_make_list(env, 0);
-
-	if (rights & TMESH_MANAGE)
-		list = enif_make_list_cell(env, enif_make_atom(env, "manage"), list);
-	if (rights & TMESH_WRITE)
-		list = enif_make_list_cell(env, enif_make_atom(env, "write"), list);
-	if (rights & TMESH_READ)
-		list = enif_make_list_cell(env, enif_make_atom(env, "read"), list);
-	return list;
-}
-
-/* info(handle) -> {ok, #{sealed => true, ...}} */
-NIF(tensor_info)
-{
-	struct tmesh_region_info info = {.size = sizeof(info)};
-	struct tmesh_tensor *tensor;
-	struct handle *handle;
-	struct tmesh_error err;
-	int rc;
-
-	tensor = get_tensor(env, argv[0], &handle, &err);
-	if (!tensor)
-		return make_error(env, &err);
-	rc = tmesh_region_info(tmesh_tensor_region(tensor), &info, &err);
-	tmesh_tensor_unref(tensor);
-	if (rc)
-		return make_error(env, &err);
-
-	const struct {
-		const char *name;
-		ERL_NIF_TERM value;
-	} members[] = {
-		{"bytes", enif_make_uint64(env, info.bytes)},
-		{"alloc_bytes", enif_make_uint64(env, info.alloc_bytes)},
-		{"huge_bytes", enif_make_uint64(env, info.huge_bytes)},
-		{"created_ns", enif_make_uint64(env, info.created_ns)},
-		{"backend", enif_make_atom(env, tmesh_backend_name(info.backend))},
-		{"rights", make_rights(env, info.rights)},
-		{"mode", enif_make_uint(env, info.mode)},
-		{"sealed", enif_make_atom(env, info.sealed ? "true" : "false")},
-		{"revoked", enif_make_atom(env, info.revoked ? "true" : "false")},
-		{"handles", enif_make_uint(env, info.handles)},
-		{"pinning_handles", enif_make_uint(env, info.pinning_handles)},
-		{"exports", enif_make_uint(env, info.exports)},
-		{"label", make_string(env, info.label)},
-	};
-	ERL_NIF_TERM map = enif_make_new_map(env);
-
-	for (size_t i = 0; i < sizeof(members) / sizeof(members[0]); i++)
-		enif_make_map_put(env, map, enif_make_atom(env, members[i].name), members[i].value,
-				  &map);
-	return make_ok(env, map);
 }
 
 static ERL_NIF_TERM released(ErlNifEnv *env, const struct handle *handle)

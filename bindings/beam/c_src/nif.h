@@ -119,6 +119,8 @@ bool get_dims(ErlNifEnv *env, ERL_NIF_TERM term, const char *what, int64_t *dims
 bool get_rights(ErlNifEnv *env, ERL_NIF_TERM term, uint32_t *rights, struct tmesh_error *err);
 bool get_bool(ErlNifEnv *env, ERL_NIF_TERM term, const char *what, bool *value,
 	      struct tmesh_error *err);
+/* A binary of at most @size - 1 bytes without a zero byte, as a string. */
+bool get_text(ErlNifEnv *env, ERL_NIF_TERM term, char *text, size_t size);
 bool get_ref(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_ref *ref, struct tmesh_error *err);
 bool get_region_opts(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_region_opts *opts,
 		     char label[TMESH_LABEL_LEN + 1], struct tmesh_error *err);
@@ -145,11 +147,19 @@ NIF(tensor_ref);
 NIF(tensor_name);
 NIF(tensor_seal);
 NIF(tensor_write);
-NIF(tensor_info);
 NIF(tensor_release);
 NIF(tensor_keep);
 NIF(ref_encode);
 NIF(ref_decode);
+/* Around whatever may wait for a peer on a dirty scheduler. Return: false with @err filled. */
+bool begin_opening(struct context *context, struct tmesh_error *err);
+void end_opening(struct context *context);
+
+/* see.c */
+NIF(tensor_info);
+NIF(regions);
+NIF(holders);
+NIF(token_id);
 
 /* arena.c */
 /* Whether a tensor of so many bytes, some of them copied, is made with these options in well below

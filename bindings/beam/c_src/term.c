@@ -125,8 +125,7 @@ bool get_bool(ErlNifEnv *env, ERL_NIF_TERM term, const char *what, bool *value,
 	return false;
 }
 
-/* A binary of at most @size - 1 bytes without a zero byte, as a string. */
-static bool get_text(ErlNifEnv *env, ERL_NIF_TERM term, char *text, size_t size)
+bool get_text(ErlNifEnv *env, ERL_NIF_TERM term, char *text, size_t size)
 {
 	ErlNifBinary binary;
 

@@ -44,7 +44,10 @@ defmodule Tmesh do
       opened, else memfd. The environment variable `TMESH_BACKEND` decides for `:auto`.
   """
 
+  import Tmesh.Bang
+
   alias Tmesh.{Context, Error, Native}
+  alias Tmesh.ZeroCopy.TensorRef
 
   @typedoc """
   A promise of the running backend: `:enforced` by the kernel against everybody, `:cooperative`
@@ -83,6 +86,91 @@ defmodule Tmesh do
   """
   @spec stats() :: {:ok, %{atom() => non_neg_integer()}} | {:error, Error.t()}
   def stats, do: Context.get() |> Native.context_stats() |> result()
+
+  @typedoc """
+  A region, as `tmeshctl ls --json` tells it:
+
+    * `id`, `backend` (`:kernel`, `:memfd`), `label`
+    * `backing` - where the memory comes from: `:memfd`, `:pages`, `:user`, `:dmabuf`, `:descriptor`,
+      `:view`
+    * `description` - what it holds, as its maker wrote it; `tensor` - the same as a map of `dtype`,
+      `shape`, `strides`, `offset` and `byte_size`, or `nil` where it is none
+    * `bytes` (as asked), `alloc_bytes` (in whole pages), `huge_bytes` (of them in huge pages)
+    * `sealed`, `revoked`, `uid`, `gid`, `mode`, `node` (of NUMA; `nil`: any)
+    * `handles`, `pinning_handles`, `exports`, `attachments`, `views` - how many of all processes, as
+      far as they can be seen
+    * `linger_ms`, `created_ns` (CLOCK_MONOTONIC), `pinned_bytes`, `fence_value`, `fence` (`:idle`,
+      `:producer`, `:dead`), `cgroup_id`
+  """
+  @type region :: %{atom() => term()}
+
+  @typedoc """
+  Who holds a region, as `tmeshctl holders --json` tells it: `kind` (`:handle`, `:pinning`,
+  `:export`, `:mapping`, `:view`, `:device`), `pid` (or `nil`), `command`, `uid`, `rights`,
+  `mappings`, `attachments`, `offset` and `bytes` (the part held), `device`, `mapped`, `view`,
+  `lease_ns`, `lease_left_ns`, `lapsed`, `producer`, `since_ns` (or `nil`).
+  """
+  @type holder :: %{atom() => term()}
+
+  @doc """
+  The regions that this process may see: with the module all that it may open, on memfd those that
+  processes of this user hold.
+
+      iex> ref = Tmesh.ZeroCopy.allocate!([2, 3], :float32, label: "seen")
+      iex> {:ok, regions} = Tmesh.regions()
+      iex> seen = Enum.find(regions, & &1.label == "seen")
+      iex> {seen.tensor.shape, seen.sealed, Tmesh.ZeroCopy.release(ref)}
+      {[2, 3], false, :ok}
+  """
+  @spec regions() :: {:ok, [region()]} | {:error, Error.t()}
+  def regions, do: Context.get() |> Native.regions() |> result()
+
+  @doc """
+  Who holds a region: of a ref, or by its id (16 hex digits) or token.
+
+  Errors: `:not_found` (no such region), `:access` (another user's), `:protocol` (no ref, id or
+  token), and those of `Tmesh.ZeroCopy.open/2` for a token.
+  """
+  @spec holders(TensorRef.t() | String.t()) :: {:ok, [holder()]} | {:error, Error.t()}
+  def holders(of) do
+    with {:ok, id} <- id(of), do: holders_of(id)
+  end
+
+  # Whoever is not permitted has not met a seal.
+  defp holders_of(id) do
+    case Native.holders(Context.get(), id) do
+      {:error, {:eperm, _message} = reason} ->
+        {:error, %Error{Error.from_native(reason) | type: :access}}
+
+      other ->
+        result(other)
+    end
+  end
+
+  defp id(%TensorRef{handle: handle}) when is_reference(handle) do
+    with {:ok, info} <- handle |> Native.info() |> result(), do: id(info.id)
+  end
+
+  defp id(%TensorRef{id: id}), do: id(id)
+  defp id("tm1" <> _rest = token), do: Context.get() |> Native.token_id(token) |> result()
+
+  defp id(<<_::binary-size(16)>> = id) do
+    case Base.decode16(id, case: :mixed) do
+      {:ok, <<number::64>>} -> {:ok, number}
+      :error -> no_id(id)
+    end
+  end
+
+  defp id(other), do: no_id(other)
+
+  defp no_id(other),
+    do: {:error, Error.new(:protocol, "#{inspect(other, limit: 5)} is no ref, id or token")}
+
+  bang regions() :: [region()]
+  bang holders(of :: TensorRef.t() | String.t()) :: [holder()]
+  bang backend() :: :kernel | :memfd
+  bang caps() :: [cap()]
+  bang stats() :: %{atom() => non_neg_integer()}
 
   defp result({:ok, value}), do: {:ok, value}
   defp result({:error, reason}), do: {:error, Error.from_native(reason)}

@@ -12,7 +12,7 @@ defmodule Tmesh.ArenaTest do
   end
 
   test "many tensors in few regions" do
-    {:ok, arena} = Arena.new(bytes: 65_536, label: "small ones")
+    {:ok, arena} = Arena.create(bytes: 65_536, label: "small ones")
     before = created()
 
     refs =
@@ -28,7 +28,7 @@ defmodule Tmesh.ArenaTest do
   end
 
   test "zeros beside what is there; a large one by itself; any process may use it" do
-    {:ok, arena} = Arena.new(bytes: 4096)
+    {:ok, arena} = Arena.create(bytes: 4096)
     one = ZeroCopy.from_binary!("one", [3], :uint8, arena: arena)
     zeros = ZeroCopy.allocate!([2, 2], :float32, arena: arena)
     assert {one.offset, zeros.offset} == {0, 256}
@@ -50,9 +50,9 @@ defmodule Tmesh.ArenaTest do
   end
 
   test "a large one is made on a dirty scheduler, small ones where their process runs" do
-    {:ok, arena} = Arena.new()
+    {:ok, arena} = Arena.create()
 
-    {:ok, roomy} = Arena.new(bytes: 8_000_000)
+    {:ok, roomy} = Arena.create(bytes: 8_000_000)
     make = fn bytes -> fn -> ZeroCopy.allocate([bytes], :uint8, arena: arena) end end
 
     put = fn bytes ->
@@ -87,7 +87,7 @@ defmodule Tmesh.ArenaTest do
   end
 
   test "sealing one seals its region, and the arena goes on in another" do
-    {:ok, arena} = Arena.new()
+    {:ok, arena} = Arena.create()
     one = ZeroCopy.from_binary!("one", [3], :uint8, arena: arena)
     two = ZeroCopy.from_binary!("two", [3], :uint8, arena: arena)
     :ok = ZeroCopy.seal(one)
@@ -98,7 +98,7 @@ defmodule Tmesh.ArenaTest do
   end
 
   test "through a channel, with one open at the other end" do
-    {:ok, arena} = Arena.new()
+    {:ok, arena} = Arena.create()
     {:ok, out} = Channel.create(:send, slots: 64)
     {:ok, into} = Channel.open(out.token, :recv)
 
@@ -113,7 +113,7 @@ defmodule Tmesh.ArenaTest do
   end
 
   test "refused" do
-    {:ok, arena} = Arena.new()
+    {:ok, arena} = Arena.create()
 
     for opts <- [
           [label: "mine", arena: arena],
@@ -135,7 +135,7 @@ defmodule Tmesh.ArenaTest do
           [arena: arena],
           :none
         ] do
-      assert {:error, %Error{type: :invalid}} = Arena.new(opts)
+      assert {:error, %Error{type: :invalid}} = Arena.create(opts)
     end
   end
 end

@@ -359,7 +359,7 @@ defmodule Tmesh.ChannelTest do
       assert {:error, %Error{type: ^type}} = call.()
     end
 
-    assert {:error, %Error{}} = Channel.open(token.shm_name, :recv)
+    assert {:error, %Error{}} = Channel.open(token.token, :recv)
     assert :ok = Channel.send(out, "still good")
     assert {:ok, "still good"} = Channel.recv(into)
   end

@@ -135,7 +135,7 @@ defmodule Tmesh.ConfigTest do
     gpu = %TensorRef{
       ZeroCopy.from_binary!("abcd", [4], :uint8)
       | id: "0000000000000001",
-        shm_name: "tm1k-" <> String.duplicate("0", 32),
+        token: "tm1k-" <> String.duplicate("0", 32),
         device: {:cuda, 0},
         handle: nil
     }

@@ -219,7 +219,7 @@ defmodule Tmesh.LifetimeTest do
 
       for _n <- 1..3 do
         in_process(fn ->
-          {:ok, arena} = Tmesh.Arena.new()
+          {:ok, arena} = Tmesh.Arena.create()
           _named = ZeroCopy.from_binary!("a", [1], :uint8, arena: arena) |> ZeroCopy.grant!(:read)
           {:ok, out} = Tmesh.Channel.create(:send)
           {:ok, into} = Tmesh.Channel.open(out.token, :recv)
@@ -330,7 +330,7 @@ defmodule Tmesh.LifetimeTest do
     test "each of many owners that end together costs as much as one" do
       live = stat(:regions_live)
       # Of one region, which takes one descriptor.
-      {:ok, arena} = Tmesh.Arena.new()
+      {:ok, arena} = Tmesh.Arena.create()
 
       owners =
         for _ <- 1..3000 do

@@ -22,7 +22,7 @@ defmodule Tmesh.ReadmeTest do
     {@beam, "alias Tmesh.ZeroCopy", "", :numpy},
     {@beam, "{:ok, ref} = TensorRef.from_json", @sealed, nil},
     {@beam, "{:ok, out} = Tmesh.Channel.create", "", nil},
-    {@beam, "{:ok, arena} = Tmesh.Arena.new", @vector, nil},
+    {@beam, "{:ok, arena} = Tmesh.Arena.create", @vector, nil},
     {@beam, "{:ok, table} = Tmesh.Arrow.from_columns", @table, :pandas},
     {@beam, "{:ok, _pid} = Tmesh.Stream.start_link", @four <> @outfeed, nil},
     {@beam, "{:ok, _pool} = Tmesh.Worker.start_pool", @four, :numpy},

@@ -34,18 +34,18 @@ defmodule Tmesh.TensorRefTest do
 
   test "does not show its token" do
     ref = named()
-    refute inspect(ref) =~ ref.shm_name
+    refute inspect(ref) =~ ref.token
   end
 
   # The first time by way of a dirty scheduler, then from what the handle remembers.
   test "is named alike whoever asks, however often, until it is released" do
     ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
-    {:ok, %TensorRef{id: id, shm_name: token}} = ZeroCopy.grant(ref, :read)
+    {:ok, %TensorRef{id: id, token: token}} = ZeroCopy.grant(ref, :read)
 
     for _time <- 1..3 do
       assert %{"id" => ^id, "token" => ^token, "shape" => [4]} = TensorRef.to_map(ref)
       {:ok, json} = TensorRef.to_json(ref)
-      assert {:ok, %TensorRef{id: ^id, shm_name: ^token}} = TensorRef.from_json(json)
+      assert {:ok, %TensorRef{id: ^id, token: ^token}} = TensorRef.from_json(json)
     end
 
     assert ZeroCopy.to_binary!(ZeroCopy.open!(ref)) == "abcd"
@@ -134,7 +134,7 @@ defmodule Tmesh.TensorRefTest do
           %{shape: :x},
           %{id: "0000000000000000x"},
           %{id: 7},
-          %{shm_name: 5},
+          %{token: 5},
           %{offset: -1},
           %{device: :mps},
           %{dtype: "float32"}
@@ -148,11 +148,11 @@ defmodule Tmesh.TensorRefTest do
 
   test "tokens that are malformed, foreign or guessed open nothing" do
     ref = named()
-    guessed = String.slice(ref.shm_name, 0..-2//1) <> flip(String.last(ref.shm_name))
-    assert {:error, %Error{type: :not_found}} = ZeroCopy.open(%{ref | shm_name: guessed})
+    guessed = String.slice(ref.token, 0..-2//1) <> flip(String.last(ref.token))
+    assert {:error, %Error{type: :not_found}} = ZeroCopy.open(%{ref | token: guessed})
 
-    for token <- ["", "tm1", "tm1x-0", "/dev/shm/x", ref.shm_name <> "0"] do
-      assert {:error, %Error{type: :protocol}} = ZeroCopy.open(%{ref | shm_name: token}), token
+    for token <- ["", "tm1", "tm1x-0", "/dev/shm/x", ref.token <> "0"] do
+      assert {:error, %Error{type: :protocol}} = ZeroCopy.open(%{ref | token: token}), token
     end
 
     {:ok, backend} = Tmesh.backend()
@@ -163,7 +163,7 @@ defmodule Tmesh.TensorRefTest do
         :kernel -> {"tm1m-#{String.duplicate("a", 32)}-#{String.duplicate("b", 32)}", :not_found}
       end
 
-    assert {:error, error} = ZeroCopy.open(%{ref | shm_name: foreign})
+    assert {:error, error} = ZeroCopy.open(%{ref | token: foreign})
     assert error.type in [type, :unsupported]
   end
 

@@ -35,10 +35,18 @@ defmodule Tmesh.WorkerTest do
             [ref, 3],
             %{"array" => ref, "scalar" => 3},
             %{array: ref, scalar: 3},
-            %{"args" => [ref], "kwargs" => %{"scalar" => 3}}
+            %{"args" => [ref], "kwargs" => %{"scalar" => 3}},
+            [ref, scalar: 3],
+            [array: ref, scalar: 3]
           ] do
         assert {:ok, %TensorRef{} = result} = Worker.execute("operations.multiply", payload)
         assert result |> ZeroCopy.to_binary!() |> to_floats() == [3.0, 6.0]
+      end
+    end
+
+    test "keywords twice, or before others, are none" do
+      for payload <- [[1, a: 1, a: 2], [{:a, 1}, 2]] do
+        assert {:error, %Error{type: :invalid}} = Worker.execute("operations.echo", payload)
       end
     end
 
@@ -79,7 +87,7 @@ defmodule Tmesh.WorkerTest do
     test "Snakepit's map" do
       ref = ZeroCopy.from_binary!("abc", [3], :uint8)
 
-      for inner <- [ref, TensorRef.to_map(ref), ref.shm_name || TensorRef.to_json(ref) |> elem(1)] do
+      for inner <- [ref, TensorRef.to_map(ref), ref.token || TensorRef.to_json(ref) |> elem(1)] do
         map = %{
           "__snakepit_zero_copy__" => true,
           "kind" => "dlpack",
@@ -270,7 +278,7 @@ defmodule Tmesh.WorkerTest do
       gone = %TensorRef{
         ZeroCopy.from_binary!("abc", [3], :uint8)
         | id: "0000000000000001",
-          shm_name: "tm1m-" <> String.duplicate("0", 32) <> "-" <> String.duplicate("0", 32),
+          token: "tm1m-" <> String.duplicate("0", 32) <> "-" <> String.duplicate("0", 32),
           handle: nil
       }
 

@@ -3,7 +3,7 @@ defmodule Tmesh.Arena do
   @moduledoc """
   Where many small tensors are made one behind the other.
 
-      {:ok, arena} = Tmesh.Arena.new(label: "embeddings")
+      {:ok, arena} = Tmesh.Arena.create(label: "embeddings")
       {:ok, ref} = Tmesh.ZeroCopy.from_binary(vector, [384], :float32, arena: arena)
 
   A region for each would cost a descriptor, a page and, at every receiver, an open. Any process of
@@ -14,6 +14,8 @@ defmodule Tmesh.Arena do
   region's memory goes back with the last of its tensors, wherever they are held, and they outlive
   the arena.
   """
+
+  import Tmesh.Bang
 
   alias Tmesh.{Context, Error, Native, Options}
 
@@ -38,14 +40,14 @@ defmodule Tmesh.Arena do
 
   Errors: `:invalid`.
 
-      iex> {:ok, arena} = Tmesh.Arena.new()
+      iex> {:ok, arena} = Tmesh.Arena.create()
       iex> {:ok, one} = Tmesh.ZeroCopy.from_binary("one", [3], :uint8, arena: arena)
       iex> {:ok, two} = Tmesh.ZeroCopy.from_binary("two", [3], :uint8, arena: arena)
       iex> {one.offset, two.offset}
       {0, 256}
   """
-  @spec new([option()]) :: {:ok, t()} | {:error, Error.t()}
-  def new(opts \\ []) do
+  @spec create([option()]) :: {:ok, t()} | {:error, Error.t()}
+  def create(opts \\ []) do
     with {:ok, opts} <- Options.validate(opts, bytes: 0, label: "", huge: false, mode: 0) do
       region = {opts[:label], opts[:huge], opts[:mode]}
 
@@ -55,4 +57,6 @@ defmodule Tmesh.Arena do
       end
     end
   end
+
+  bang create(opts :: [option()] \\ []) :: t()
 end

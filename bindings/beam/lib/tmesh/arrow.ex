@@ -53,6 +53,8 @@ defmodule Tmesh.Arrow do
   in both directions.
   """
 
+  import Tmesh.Bang
+
   alias Tmesh.{Config, Error, Native, ZeroCopy}
   alias Tmesh.Arrow.{Column, Ipc, Type}
   alias Tmesh.ZeroCopy.TensorRef
@@ -338,6 +340,22 @@ defmodule Tmesh.Arrow do
   @spec release(TableRef.t()) :: :ok | {:error, Error.t()}
   def release(%TableRef{ref: nil}), do: :ok
   def release(%TableRef{ref: ref}), do: ZeroCopy.release(ref)
+
+  bang from_list(values :: [term()], type :: type()) :: ArrayRef.t()
+
+  bang from_columns(
+         columns :: %{String.t() => column()} | [{String.t(), column()}],
+         opts :: [ZeroCopy.region_option()] \\ []
+       ) :: TableRef.t()
+
+  bang import_table(table :: TensorRef.t() | map() | binary()) :: TableRef.t()
+  bang export_ipc(table :: TableRef.t()) :: binary()
+  bang to_list(array :: ArrayRef.t()) :: [term()]
+  bang to_list(table :: TableRef.t(), name :: String.t()) :: [term()]
+  bang column(table :: TableRef.t(), name :: String.t()) :: [ArrayRef.t()]
+  bang to_columns(table :: TableRef.t()) :: %{String.t() => [term()]}
+  bang stream_pointer(table :: TableRef.t()) :: {pos_integer(), reference()}
+  bang release(table :: TableRef.t()) :: :ok
 
   defp from_stream(stream) do
     with :ok <- enabled() do

@@ -15,8 +15,21 @@ defmodule Tmesh.Channel do
   An end belongs to the Erlang process that created or opened it: it is closed when that one ends, or
   when nobody has it any more, and only one process at a time may use it or wait at it (`:busy`).
   When nobody is left at the other end, processes that were killed included, sending gives `:gone`,
-  and receiving does once all was received. Waiting holds no scheduler.
+  and receiving does once all was received. Waiting holds no scheduler, and has no limit unless one
+  is given.
+
+  ## As an enumerable
+
+  An end that receives is an enumerable of its messages, which waits for each of them, ends with
+  `:gone`, and raises other errors; what is not asked for stays in the channel:
+
+      [first, second] = Enum.take(channel, 2)
+      channel |> Stream.map(&Tmesh.ZeroCopy.to_binary!/1) |> Enum.each(&IO.inspect/1)
+
+  An end that sends collects: `Enum.into(refs, channel)` sends each of them.
   """
+
+  import Tmesh.Bang
 
   alias Tmesh.{Context, Error, Janitor, Native, Options}
   alias Tmesh.ZeroCopy.TensorRef
@@ -101,12 +114,12 @@ defmodule Tmesh.Channel do
   end
 
   @doc """
-  Send a message; waits at most `timeout` ms, or for ever, while the channel is full.
+  Send a message; waits while the channel is full, at most `timeout` ms.
 
   Errors: `:timeout`, `:gone`, `:invalid`, `:closed`, `:access`, `:stale`, `:protocol`, `:busy`.
   """
   @spec send(t(), message(), timeout()) :: :ok | {:error, Error.t()}
-  def send(%__MODULE__{} = channel, message, timeout \\ 5_000) when is_timeout(timeout) do
+  def send(%__MODULE__{} = channel, message, timeout \\ :infinity) when is_timeout(timeout) do
     with {:ok, handle, bytes} <- to_native(message) do
       case Native.channel_send(channel.native, handle, bytes) do
         :ok -> :ok
@@ -133,13 +146,13 @@ defmodule Tmesh.Channel do
   end
 
   @doc """
-  The next message; waits at most `timeout` ms, or for ever.
+  The next message; waits until there is one, at most `timeout` ms.
 
   Errors: `:timeout`, `:gone`, `:not_found` (the message's tensor is gone with its owner; the next
   call goes on behind it), `:closed`, `:stale`, `:protocol`, `:too_many_files`, `:busy`.
   """
   @spec recv(t(), timeout()) :: {:ok, message()} | {:error, Error.t()}
-  def recv(%__MODULE__{} = channel, timeout \\ 5_000) when is_timeout(timeout) do
+  def recv(%__MODULE__{} = channel, timeout \\ :infinity) when is_timeout(timeout) do
     case Native.channel_recv(channel.native, nil) do
       {:ok, message} -> {:ok, from_native(message, nil)}
       tried -> recv_later(tried, channel, nil, nil, deadline(timeout))
@@ -191,7 +204,7 @@ defmodule Tmesh.Channel do
       :ok
   """
   @spec call(t(), t(), message(), timeout()) :: {:ok, message()} | {:error, Error.t()}
-  def call(out, into, message, timeout \\ 5_000)
+  def call(out, into, message, timeout \\ :infinity)
 
   # Before anything is sent.
   def call(%__MODULE__{}, %__MODULE__{role: :send}, _message, timeout) when is_timeout(timeout),
@@ -220,6 +233,14 @@ defmodule Tmesh.Channel do
       end
     end
   end
+
+  bang create(role :: role(), opts :: [option()] \\ []) :: t()
+  bang open(token :: String.t(), role :: role(), opts :: [end_option()] \\ []) :: t()
+  bang send(channel :: t(), message :: message(), timeout :: timeout() \\ :infinity) :: :ok
+  bang recv(channel :: t(), timeout :: timeout() \\ :infinity) :: message()
+
+  bang call(out :: t(), into :: t(), message :: message(), timeout :: timeout() \\ :infinity) ::
+         message()
 
   @doc "Leave the channel. What was sent can still be received. Closing again is fine."
   @spec close(t()) :: :ok
@@ -313,5 +334,46 @@ defmodule Tmesh.Channel do
         {:error, Error.new(:invalid, "spin_us must be microseconds, at least 0")}
       end
     end
+  end
+end
+
+defimpl Enumerable, for: Tmesh.Channel do
+  alias Tmesh.{Channel, Error}
+
+  def reduce(channel, {:suspend, acc}, fun),
+    do: {:suspended, acc, &reduce(channel, &1, fun)}
+
+  def reduce(_channel, {:halt, acc}, _fun), do: {:halted, acc}
+
+  def reduce(channel, {:cont, acc}, fun) do
+    case Channel.recv(channel) do
+      {:ok, message} -> reduce(channel, fun.(message, acc), fun)
+      {:error, %Error{type: :gone}} -> {:done, acc}
+      {:error, error} -> raise error
+    end
+  end
+
+  # Nobody knows without receiving.
+  def count(_channel), do: {:error, __MODULE__}
+  def member?(_channel, _message), do: {:error, __MODULE__}
+  def slice(_channel), do: {:error, __MODULE__}
+end
+
+defimpl Collectable, for: Tmesh.Channel do
+  alias Tmesh.Channel
+
+  def into(channel) do
+    {channel,
+     fn
+       channel, {:cont, message} ->
+         :ok = Channel.send!(channel, message)
+         channel
+
+       channel, :done ->
+         channel
+
+       _channel, :halt ->
+         :ok
+     end}
   end
 end

@@ -27,6 +27,7 @@ defmodule Tmesh.DLPack do
   The tests run on a stand-in for the driver; none of this was ever seen on a GPU.
   """
 
+  import Tmesh.Bang
   require Logger
 
   alias Tmesh.{Config, Error, Janitor, Native, Options, Telemetry, ZeroCopy}
@@ -100,6 +101,14 @@ defmodule Tmesh.DLPack do
   """
   @spec info(GPUTensorRef.t()) :: {:ok, map()} | {:error, Error.t()}
   def info(%GPUTensorRef{handle: handle}), do: handle |> Native.gpu_info() |> result()
+
+  bang import_gpu_tensor(
+         ref :: map() | String.t(),
+         opts :: [writable: boolean(), device: {:cuda, non_neg_integer()}] \\ []
+       ) :: GPUTensorRef.t()
+
+  bang export_gpu_tensor(ref :: GPUTensorRef.t()) :: map()
+  bang info(ref :: GPUTensorRef.t()) :: map()
 
   # Tmesh.ZeroCopy.allocate/3 with device: {:cuda, n}.
   @doc false

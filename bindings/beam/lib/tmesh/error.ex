@@ -90,6 +90,13 @@ defmodule Tmesh.Error do
   def new(type, message), do: %__MODULE__{type: type, message: message}
 
   @doc false
+  @spec bang!(:ok) :: :ok
+  @spec bang!({:ok, value} | {:error, t()}) :: value when value: term()
+  def bang!(:ok), do: :ok
+  def bang!({:ok, value}), do: value
+  def bang!({:error, error}), do: raise(error)
+
+  @doc false
   @spec from_native(Tmesh.Native.reason()) :: t()
   def from_native({errno, message}) do
     %__MODULE__{

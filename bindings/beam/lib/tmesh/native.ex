@@ -81,6 +81,15 @@ defmodule Tmesh.Native do
   @spec info(handle()) :: result(map())
   def info(_handle), do: :erlang.nif_error(:not_loaded)
 
+  @spec regions(context()) :: result([map()])
+  def regions(_context), do: :erlang.nif_error(:not_loaded)
+
+  @spec holders(context(), id :: non_neg_integer()) :: result([map()])
+  def holders(_context, _id), do: :erlang.nif_error(:not_loaded)
+
+  @spec token_id(context(), token :: String.t()) :: result(non_neg_integer())
+  def token_id(_context, _token), do: :erlang.nif_error(:not_loaded)
+
   @spec release(handle()) :: :ok | :kept | {:error, reason()}
   def release(_handle), do: :erlang.nif_error(:not_loaded)
 

@@ -15,7 +15,7 @@ defmodule Tmesh.Stream do
   ## Bounds and time
 
   A push into a full queue waits until there is room, a pop from an empty one until there is a
-  value, and both at most `timeout` milliseconds (or `:infinity`): then they give `:timeout`, and
+  value. With a `timeout`, in milliseconds, both wait at most so long: then they give `:timeout`, and
   nothing was pushed or popped. Who dies while waiting is forgotten, together with the value that he
   was about to push.
 
@@ -50,13 +50,14 @@ defmodule Tmesh.Stream do
 
   use GenServer
 
+  import Tmesh.Bang
+
   alias Tmesh.{Channel, Error}
 
   @type stream :: GenServer.server()
   @type result :: :ok | {:error, Error.t()}
 
   @default_limit 16
-  @default_timeout 5_000
   # What has passed through a process is garbage there, and held until it is collected: it is when
   # nothing comes for so long.
   @idle_ms 1_000
@@ -97,7 +98,7 @@ defmodule Tmesh.Stream do
       :timeout
   """
   @spec push_infeed(stream(), term(), timeout()) :: result()
-  def push_infeed(stream, value, timeout \\ @default_timeout),
+  def push_infeed(stream, value, timeout \\ :infinity),
     do: ask(stream, {:push, :infeed, value}, timeout)
 
   @doc """
@@ -109,15 +110,15 @@ defmodule Tmesh.Stream do
       {:ok, 42}
   """
   @spec pop_outfeed(stream(), timeout()) :: {:ok, term()} | {:error, Error.t()}
-  def pop_outfeed(stream, timeout \\ @default_timeout), do: ask(stream, {:pop, :outfeed}, timeout)
+  def pop_outfeed(stream, timeout \\ :infinity), do: ask(stream, {:pop, :outfeed}, timeout)
 
   @doc "The computation's side of `push_infeed/3`."
   @spec pop_infeed(stream(), timeout()) :: {:ok, term()} | {:error, Error.t()}
-  def pop_infeed(stream, timeout \\ @default_timeout), do: ask(stream, {:pop, :infeed}, timeout)
+  def pop_infeed(stream, timeout \\ :infinity), do: ask(stream, {:pop, :infeed}, timeout)
 
   @doc "The computation's side of `pop_outfeed/2`."
   @spec push_outfeed(stream(), term(), timeout()) :: result()
-  def push_outfeed(stream, value, timeout \\ @default_timeout),
+  def push_outfeed(stream, value, timeout \\ :infinity),
     do: ask(stream, {:push, :outfeed, value}, timeout)
 
   @doc """
@@ -187,6 +188,19 @@ defmodule Tmesh.Stream do
   rescue
     ArgumentError -> {:error, Error.new(:protocol, "the bytes are no term that is known here")}
   end
+
+  bang push_infeed(stream :: stream(), value :: term(), timeout :: timeout() \\ :infinity) :: :ok
+  bang pop_outfeed(stream :: stream(), timeout :: timeout() \\ :infinity) :: term()
+  bang pop_infeed(stream :: stream(), timeout :: timeout() \\ :infinity) :: term()
+  bang push_outfeed(stream :: stream(), value :: term(), timeout :: timeout() \\ :infinity) :: :ok
+
+  bang attach_channel(
+         stream :: stream(),
+         opts :: [{:token, String.t()} | Channel.option()] \\ []
+       ) :: String.t()
+
+  bang encode_term(term :: term(), size :: pos_integer() \\ 512) :: binary()
+  bang decode_term(bytes :: binary()) :: term()
 
   defp options(opts) do
     known = [name: nil, infeed_limit: @default_limit, outfeed_limit: @default_limit]

@@ -32,8 +32,13 @@ defmodule Tmesh.Worker do
 
   ## What goes there
 
-  A payload that is a list gives positional arguments, a map keyword arguments, and a map with no
-  keys but `args` and `kwargs` gives both. It may hold, nested at will:
+  A payload that is a list gives positional arguments, and keyword arguments where it ends with
+  keywords:
+
+      Tmesh.Worker.execute("numpy.sum", [ref, axis: 0])
+
+  A map gives keyword arguments, and one with no keys but `args` and `kwargs` both. It may hold, nested
+  at will:
 
   | Elixir | Python |
   | --- | --- |
@@ -81,6 +86,7 @@ defmodule Tmesh.Worker do
   refs: their memory is shared already.
   """
 
+  import Tmesh.Bang
   require Logger
 
   alias Tmesh.{Config, Error, Options, Telemetry}
@@ -293,6 +299,17 @@ defmodule Tmesh.Worker do
     {:halt, {:failed, error}}
   end
 
+  bang start_pool(options :: [pool_option()]) :: pid()
+  bang stop_pool(pool :: pid()) :: :ok
+
+  bang execute(operation :: String.t(), payload :: map() | list(), opts :: [option()] \\ []) ::
+         term()
+
+  bang start(operation :: String.t(), payload :: map() | list(), opts :: [option()] \\ []) ::
+         Call.t()
+
+  bang await(call :: Call.t()) :: term()
+
   ## Calls
 
   # docs/worker.md allows 16 MiB, of which the head of a call takes less than the rest.
@@ -303,6 +320,7 @@ defmodule Tmesh.Worker do
          :ok <- check_call(operation, payload, opts),
          {:ok, pool} <- pool(opts[:pool]),
          {:ok, threshold} <- Config.get(:threshold_bytes),
+         {:ok, payload} <- arguments(payload),
          {:ok, encoded} <- Payload.encode(payload) do
       tell_fallback(opts[:pool], "for", operation, encoded.inline_bytes)
 
@@ -454,6 +472,27 @@ defmodule Tmesh.Worker do
       pid -> {:ok, pid}
     end
   end
+
+  # [a, b: 1] as docs/worker.md has it.
+  defp arguments([_first | _rest] = payload) when length(payload) > 0 do
+    case payload |> Enum.reverse() |> Enum.split_while(&keyword?/1) do
+      {[], _args} ->
+        {:ok, payload}
+
+      {keywords, args} ->
+        kwargs = Map.new(keywords)
+
+        if map_size(kwargs) == length(keywords),
+          do: {:ok, %{"args" => Enum.reverse(args), "kwargs" => kwargs}},
+          else: invalid("a payload has a keyword twice")
+    end
+  end
+
+  # An improper list is refused with the rest of what cannot be sent.
+  defp arguments(payload), do: {:ok, payload}
+
+  defp keyword?({name, _value}), do: is_atom(name)
+  defp keyword?(_other), do: false
 
   defp check_call(operation, payload, opts) do
     cond do

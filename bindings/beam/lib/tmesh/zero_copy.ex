@@ -14,7 +14,8 @@ defmodule Tmesh.ZeroCopy do
       {:ok, table} = Tmesh.ZeroCopy.to_binary(ref)
       row = binary_part(table, 42 * 384 * 4, 384 * 4)
 
-  All sizes and offsets are in bytes, strides in elements. Every function returns `{:error, error}`
+  All sizes and offsets are in bytes, strides in elements. A shape is a list or, as Nx has it, a tuple;
+  a dtype is one of `t:Tmesh.ZeroCopy.TensorRef.dtype/0` or a type of Nx such as `{:f, 32}`. Every function returns `{:error, error}`
   with a `Tmesh.Error`, or raises it in its bang variant; an error changes nothing.
 
   ## What is copied
@@ -33,9 +34,11 @@ defmodule Tmesh.ZeroCopy do
   and never handed out, it is reused by the pool, which is several times faster to fill.
   """
 
+  import Tmesh.Bang
+
   alias Tmesh.{Arena, Context, DLPack, Error, Janitor, Native, Options, Registry}
   alias Tmesh.DLPack.GPUTensorRef
-  alias Tmesh.ZeroCopy.TensorRef
+  alias Tmesh.ZeroCopy.{Layout, TensorRef}
 
   @region_options [label: "", huge: false, mode: 0, device: :cpu, arena: nil]
 
@@ -81,9 +84,14 @@ defmodule Tmesh.ZeroCopy do
       iex> Tmesh.ZeroCopy.to_binary(ref)
       {:ok, <<0, 0>>}
   """
-  @spec allocate(TensorRef.shape(), TensorRef.dtype(), [region_option()] | [gpu_option()]) ::
-          {:ok, TensorRef.t() | GPUTensorRef.t()} | {:error, Error.t()}
+  @spec allocate(
+          TensorRef.shape() | tuple(),
+          TensorRef.dtype() | TensorRef.nx_type(),
+          [region_option()] | [gpu_option()]
+        ) :: {:ok, TensorRef.t() | GPUTensorRef.t()} | {:error, Error.t()}
   def allocate(shape, dtype, opts \\ []) do
+    {shape, dtype} = {Layout.shape(shape), Layout.dtype(dtype)}
+
     if Keyword.keyword?(opts) and match?({:cuda, _n}, opts[:device]) do
       DLPack.allocate(shape, dtype, opts)
     else
@@ -107,10 +115,15 @@ defmodule Tmesh.ZeroCopy do
       iex> ref.byte_size
       4
   """
-  @spec from_binary(binary(), TensorRef.shape(), TensorRef.dtype(), [
-          region_option() | {:seal, boolean()}
-        ]) :: {:ok, TensorRef.t()} | {:error, Error.t()}
+  @spec from_binary(
+          binary(),
+          TensorRef.shape() | tuple(),
+          TensorRef.dtype() | TensorRef.nx_type(),
+          [region_option() | {:seal, boolean()}]
+        ) :: {:ok, TensorRef.t()} | {:error, Error.t()}
   def from_binary(binary, shape, dtype, opts \\ []) do
+    {shape, dtype} = {Layout.shape(shape), Layout.dtype(dtype)}
+
     with {:ok, region, opts} <- region_options(opts, seal: true),
          {:ok, context} <- Context.limited() do
       fn -> Native.put(context, binary, shape, dtype, region, opts[:seal]) end
@@ -229,9 +242,9 @@ defmodule Tmesh.ZeroCopy do
   defp mark(GPUTensorRef, _handle), do: :ok
 
   @doc """
-  What the region is: `bytes` and `alloc_bytes` (in whole pages), `huge_bytes`, `backend`, `rights`
-  of this handle, `mode`, `sealed`, `revoked`, `handles` and `pinning_handles` of all processes (0
-  on memfd, which does not count them), `exports`, `created_ns` (CLOCK_MONOTONIC) and `label`.
+  What the region is, as `t:Tmesh.region/0` has it, and of this handle `rights`, `lease_ns`,
+  `lease_left_ns` and `lapsed`. On memfd `handles` and `pinning_handles` are 0 here: only
+  `Tmesh.regions/0` looks at every process.
 
   Errors: `:closed`.
   """
@@ -256,49 +269,27 @@ defmodule Tmesh.ZeroCopy do
     with :ok <- handle |> Native.gpu_release() |> result(), do: Registry.forget(handle)
   end
 
-  @doc "As `allocate/3`, but raises `Tmesh.Error`."
-  @spec allocate!(TensorRef.shape(), TensorRef.dtype(), [region_option()] | [gpu_option()]) ::
-          TensorRef.t() | GPUTensorRef.t()
-  def allocate!(shape, dtype, opts \\ []), do: bang!(allocate(shape, dtype, opts))
+  bang allocate(
+         shape :: TensorRef.shape() | tuple(),
+         dtype :: TensorRef.dtype() | TensorRef.nx_type(),
+         opts :: [region_option()] | [gpu_option()] \\ []
+       ) :: TensorRef.t() | GPUTensorRef.t()
 
-  @doc "As `from_binary/4`, but raises `Tmesh.Error`."
-  @spec from_binary!(binary(), TensorRef.shape(), TensorRef.dtype(), [
-          region_option() | {:seal, boolean()}
-        ]) :: TensorRef.t()
-  def from_binary!(binary, shape, dtype, opts \\ []),
-    do: bang!(from_binary(binary, shape, dtype, opts))
+  bang from_binary(
+         binary :: binary(),
+         shape :: TensorRef.shape() | tuple(),
+         dtype :: TensorRef.dtype() | TensorRef.nx_type(),
+         opts :: [region_option() | {:seal, boolean()}] \\ []
+       ) :: TensorRef.t()
 
-  @doc "As `open/2`, but raises `Tmesh.Error`."
-  @spec open!(TensorRef.t(), writable: boolean()) :: TensorRef.t()
-  def open!(ref, opts \\ []), do: bang!(open(ref, opts))
-
-  @doc "As `to_binary/2`, but raises `Tmesh.Error`."
-  @spec to_binary!(TensorRef.t(), copy: boolean()) :: binary()
-  def to_binary!(ref, opts \\ []), do: bang!(to_binary(ref, opts))
-
-  @doc "As `write/3`, but raises `Tmesh.Error`."
-  @spec write!(TensorRef.t(), non_neg_integer(), binary()) :: :ok
-  def write!(ref, offset, binary), do: bang!(write(ref, offset, binary))
-
-  @doc "As `seal/1`, but raises `Tmesh.Error`."
-  @spec seal!(TensorRef.t()) :: :ok
-  def seal!(ref), do: bang!(seal(ref))
-
-  @doc "As `grant/2`, but raises `Tmesh.Error`."
-  @spec grant!(TensorRef.t(), :read | :write) :: TensorRef.t()
-  def grant!(ref, rights), do: bang!(grant(ref, rights))
-
-  @doc "As `info/1`, but raises `Tmesh.Error`."
-  @spec info!(TensorRef.t()) :: map()
-  def info!(ref), do: bang!(info(ref))
-
-  @doc "As `release/1`, but raises `Tmesh.Error`."
-  @spec release!(TensorRef.t() | GPUTensorRef.t()) :: :ok
-  def release!(ref), do: bang!(release(ref))
-
-  defp bang!(:ok), do: :ok
-  defp bang!({:ok, value}), do: value
-  defp bang!({:error, error}), do: raise(error)
+  bang open(ref :: TensorRef.t(), opts :: [writable: boolean()] \\ []) :: TensorRef.t()
+  bang to_binary(ref :: TensorRef.t(), opts :: [copy: boolean()] \\ []) :: binary()
+  bang write(ref :: TensorRef.t(), offset :: non_neg_integer(), binary :: binary()) :: :ok
+  bang seal(ref :: TensorRef.t()) :: :ok
+  bang grant(ref :: TensorRef.t(), rights :: :read | :write) :: TensorRef.t()
+  bang keep(ref :: TensorRef.t() | GPUTensorRef.t(), owner :: pid() \\ self()) :: :ok
+  bang info(ref :: TensorRef.t()) :: map()
+  bang release(ref :: TensorRef.t() | GPUTensorRef.t()) :: :ok
 
   defp created({:ok, {handle, native}}), do: {:ok, TensorRef.unnamed(handle, native)}
   defp created({:error, reason}), do: {:error, Error.from_native(reason)}

@@ -9,14 +9,14 @@ end
 
 defmodule Nx.Tensor do
   @moduledoc false
-  defstruct [:data, :type, :shape, :names]
+  defstruct [:data, :type, :shape, :names, vectorized_axes: []]
 end
 
 defmodule Nx do
   @moduledoc false
 
   @types for(n <- [8, 16, 32, 64], k <- [:s, :u], do: {k, n}) ++
-           [{:f, 8}, {:f, 16}, {:f, 32}, {:f, 64}, {:bf, 16}, {:c, 64}, {:c, 128}]
+           [{:f8_e4m3fn, 8}, {:f, 8}, {:f, 16}, {:f, 32}, {:f, 64}, {:bf, 16}, {:c, 64}, {:c, 128}]
 
   def from_binary(binary, {_kind, bits} = type) when is_binary(binary) and type in @types do
     count = div(bit_size(binary), bits)
@@ -25,11 +25,37 @@ defmodule Nx do
     tensor(binary, type, {count})
   end
 
-  def reshape(%Nx.Tensor{} = tensor, shape) when is_tuple(shape) do
+  def reshape(%Nx.Tensor{} = tensor, shape, opts \\ []) when is_tuple(shape) do
+    names = opts[:names] || List.duplicate(nil, tuple_size(shape))
+    named = Enum.reject(names, &is_nil/1)
+
+    if length(names) != tuple_size(shape) or Enum.uniq(named) != named or
+         not Enum.all?(names, &is_atom/1),
+       do: raise(ArgumentError, "invalid names for tensor")
+
     if Tuple.product(shape) != Tuple.product(tensor.shape),
       do: raise(ArgumentError, "cannot reshape to a different size")
 
-    tensor(tensor.data.state, tensor.type, shape)
+    %{tensor(tensor.data.state, tensor.type, shape) | names: names}
+  end
+
+  def names(%Nx.Tensor{} = tensor), do: tensor.names
+
+  # Its shape is that of what is in the vectors, its binary all of them.
+  def vectorize(%Nx.Tensor{} = tensor, name) when is_atom(name) do
+    [first | rest] = Tuple.to_list(tensor.shape)
+
+    %{
+      tensor
+      | shape: List.to_tuple(rest),
+        names: tl(tensor.names),
+        vectorized_axes: tensor.vectorized_axes ++ [{name, first}]
+    }
+  end
+
+  def devectorize(%Nx.Tensor{vectorized_axes: axes} = tensor) do
+    shape = List.to_tuple(Keyword.values(axes) ++ Tuple.to_list(tensor.shape))
+    %{tensor | shape: shape, names: Keyword.keys(axes) ++ tensor.names, vectorized_axes: []}
   end
 
   def to_binary(%Nx.Tensor{} = tensor), do: tensor.data.state

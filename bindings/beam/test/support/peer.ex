@@ -37,7 +37,7 @@ defmodule Tmesh.Peer do
 
   @doc "On memfds: what others know of it is its socket, so that each open has to ask it."
   def hide(port, ref) do
-    ["tm1m", name, _secret] = String.split(ref.shm_name, "-")
+    ["tm1m", name, _secret] = String.split(ref.token, "-")
     [link] = Path.wildcard("/proc/#{pid(port)}/fd/*/#{name}.index")
     File.rm!(link)
   end

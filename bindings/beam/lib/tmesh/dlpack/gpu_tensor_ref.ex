@@ -24,7 +24,7 @@ defmodule Tmesh.DLPack.GPUTensorRef do
           handle: Tmesh.Native.gpu()
         }
 
-  @derive {Inspect, except: [:handle]}
+  @derive {Inspect, only: [:dtype, :shape, :device]}
   @enforce_keys [:shape, :dtype, :device, :byte_size, :strides, :handle]
   defstruct @enforce_keys
 end

@@ -433,7 +433,7 @@ defmodule Tmesh.Worker.Payload do
 
   # The worker's token dies with the worker's hold; this VM's own is made when it is needed.
   defp open_on(:cpu, description, _ref) do
-    with {:ok, tensor} <- ZeroCopy.open(description), do: {:ok, %TensorRef{tensor | shm_name: nil}}
+    with {:ok, tensor} <- ZeroCopy.open(description), do: {:ok, %TensorRef{tensor | token: nil}}
   end
 
   # A description does not have all that the ref says of GPU memory.

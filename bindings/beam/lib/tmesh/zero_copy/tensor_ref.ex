@@ -7,13 +7,15 @@ defmodule Tmesh.ZeroCopy.TensorRef do
     * `shape` - a list of at most 8 dimensions; `[]` is a scalar
     * `dtype` - see `t:dtype/0`
     * `device` - `:cpu` or `{:cuda, n}`
-    * `shm_name` - the token: it opens the region for whoever has it and is allowed to, so it is
-      not shown by `inspect/1`. A new tensor has none: it is named when it is first handed over, by
+    * `token` - opens the region for whoever has it and is allowed to, so it is not shown by
+      `inspect/1`, which shows the region's label. A new tensor has none: it is named when it is first handed over, by
       `to_map/1`, `to_json/1` or `Tmesh.ZeroCopy.grant/2`, because memory that nobody else can hold
       is reused faster
     * `byte_size` - bytes of the elements
     * `strides` - in **elements**, one for each dimension
     * `offset` - bytes from the start of the region to the first element
+    * `names` - of the axes, where an Nx tensor had them (`Tmesh.Nx`): a list of strings and `nil`s,
+      or `nil` without any. They travel with the description, and mean nothing to other languages
     * `handle` - opaque; `nil` in a ref that is only a description, such as one from `from_map/1`
 
   A description travels as a map or as JSON, the same for all of tmesh's languages, and carries no
@@ -29,7 +31,10 @@ defmodule Tmesh.ZeroCopy.TensorRef do
   process.
   """
 
+  import Tmesh.Bang
+
   alias Tmesh.{Error, Janitor, Native}
+  alias Tmesh.Worker.Payload
 
   @dtypes ~w(bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64
              bfloat16 float8_e4m3fn float8_e5m2 complex64 complex128 int4 uint4 float4_e2m1fn)a
@@ -57,6 +62,9 @@ defmodule Tmesh.ZeroCopy.TensorRef do
           | :uint4
           | :float4_e2m1fn
 
+  @typedoc "What Nx calls its types, and its short names of them: `{:f, 32}` or `:f32`."
+  @type nx_type :: {atom(), pos_integer()} | atom()
+
   @type shape :: [non_neg_integer()]
   @type device :: :cpu | {:cuda, non_neg_integer()}
 
@@ -65,16 +73,16 @@ defmodule Tmesh.ZeroCopy.TensorRef do
           shape: shape(),
           dtype: dtype(),
           device: device(),
-          shm_name: String.t() | nil,
+          token: String.t() | nil,
           byte_size: non_neg_integer(),
           strides: [integer()],
           offset: non_neg_integer(),
+          names: [String.t() | nil] | nil,
           handle: Native.handle() | nil
         }
 
-  @derive {Inspect, except: [:shm_name, :handle]}
-  @enforce_keys [:id, :shape, :dtype, :device, :shm_name, :byte_size, :strides, :offset]
-  defstruct @enforce_keys ++ [:handle]
+  @enforce_keys [:id, :shape, :dtype, :device, :token, :byte_size, :strides, :offset]
+  defstruct @enforce_keys ++ [:names, :handle]
 
   @doc "All dtypes."
   @spec dtypes() :: [dtype(), ...]
@@ -97,18 +105,21 @@ defmodule Tmesh.ZeroCopy.TensorRef do
         {:error, error} -> raise error
       end
 
-    %{
+    named_axes(ref, %{
       "v" => 1,
       "id" => ref.id,
-      "token" => ref.shm_name,
+      "token" => ref.token,
       "offset" => ref.offset,
       "byte_size" => ref.byte_size,
       "shape" => ref.shape,
       "dtype" => Atom.to_string(ref.dtype),
       "strides" => ref.strides,
       "device" => device_name(ref.device)
-    }
+    })
   end
+
+  defp named_axes(%__MODULE__{names: nil}, map), do: map
+  defp named_axes(%__MODULE__{names: names}, map), do: Map.put(map, "names", names)
 
   @doc """
   The description in a map as `to_map/1` makes it, or as it was decoded from JSON.
@@ -120,24 +131,26 @@ defmodule Tmesh.ZeroCopy.TensorRef do
       {:error, %Tmesh.Error{type: :protocol, message: "not a ref: a member is missing or of another type"}}
   """
   @spec from_map(map()) :: {:ok, t()} | {:error, Error.t()}
-  def from_map(%{
-        "v" => 1,
-        "id" => <<id::binary-size(16)>>,
-        "token" => token,
-        "offset" => offset,
-        "byte_size" => byte_size,
-        "shape" => shape,
-        "dtype" => dtype,
-        "strides" => strides,
-        "device" => device
-      })
+  def from_map(
+        %{
+          "v" => 1,
+          "id" => <<id::binary-size(16)>>,
+          "token" => token,
+          "offset" => offset,
+          "byte_size" => byte_size,
+          "shape" => shape,
+          "dtype" => dtype,
+          "strides" => strides,
+          "device" => device
+        } = map
+      )
       when is_map_key(@dtype_names, dtype) do
     with {:ok, number} <- parse_id(id),
          {:ok, device} <- parse_device(device) do
       native = {number, token, offset, byte_size, shape, @dtype_names[dtype], strides, device}
 
       case Native.ref_encode(native) do
-        {:ok, _json} -> {:ok, from_native(native)}
+        {:ok, _json} -> native |> from_native() |> with_names(map["names"])
         {:error, {_errno, message}} -> {:error, Error.new(:protocol, message)}
       end
     end
@@ -145,23 +158,64 @@ defmodule Tmesh.ZeroCopy.TensorRef do
 
   def from_map(_other), do: malformed()
 
-  @doc "The description as JSON, on one line."
+  defp with_names(ref, nil), do: {:ok, ref}
+
+  defp with_names(%__MODULE__{shape: shape} = ref, names)
+       when is_list(names) and length(names) == length(shape) do
+    if Enum.all?(names, &(&1 == nil or (is_binary(&1) and String.valid?(&1)))),
+      do: {:ok, %__MODULE__{ref | names: names}},
+      else: malformed()
+  end
+
+  defp with_names(_ref, _names), do: malformed()
+
+  # As long as the library takes.
+  @json_bytes 767
+
+  @doc """
+  The description as JSON, on one line.
+
+  Errors: `:closed` (a tensor that has no token yet and was released), `:too_many_files`, `:invalid`
+  (names of axes that are too long).
+  """
   @spec to_json(t()) :: {:ok, String.t()} | {:error, Error.t()}
   def to_json(%__MODULE__{} = ref) do
     with {:ok, ref} <- named(ref),
-         {:ok, native} <- to_native(ref),
-         {:error, reason} <- Native.ref_encode(native),
-         do: {:error, Error.from_native(reason)}
+         {:ok, native} <- to_native(ref) do
+      case Native.ref_encode(native) do
+        {:ok, json} -> json_names(json, ref.names)
+        {:error, reason} -> {:error, Error.from_native(reason)}
+      end
+    end
+  end
+
+  defp json_names(json, nil), do: {:ok, json}
+
+  defp json_names(json, names) do
+    texts = Enum.map(names, &if(&1, do: Payload.string(&1), else: "null"))
+    members = [~s(,"names":[), Enum.intersperse(texts, ","), "]}"]
+    json = IO.iodata_to_binary([binary_part(json, 0, byte_size(json) - 1), members])
+
+    if byte_size(json) <= @json_bytes,
+      do: {:ok, json},
+      else: {:error, Error.new(:invalid, "the names of the axes are too long for a ref")}
   end
 
   @doc "The description in JSON from `to_json/1` or any other of tmesh's languages."
   @spec from_json(String.t()) :: {:ok, t()} | {:error, Error.t()}
   def from_json(json) do
-    case Native.ref_decode(json) do
-      {:ok, native} -> {:ok, from_native(native)}
+    with {:ok, native} <- Native.ref_decode(json),
+         # Read again only where there is more than the library knows.
+         {:ok, map} <- if(json =~ "names", do: Native.json_decode(json), else: {:ok, %{}}) do
+      native |> from_native() |> with_names(map["names"])
+    else
       {:error, reason} -> {:error, Error.from_native(reason)}
     end
   end
+
+  bang from_map(map :: map()) :: t()
+  bang to_json(ref :: t()) :: String.t()
+  bang from_json(json :: String.t()) :: t()
 
   @doc false
   @spec from_native(Native.ref()) :: t()
@@ -171,7 +225,7 @@ defmodule Tmesh.ZeroCopy.TensorRef do
       shape: shape,
       dtype: dtype,
       device: device,
-      shm_name: if(token != "", do: token),
+      token: if(token != "", do: token),
       byte_size: byte_size,
       strides: strides,
       offset: offset
@@ -187,7 +241,7 @@ defmodule Tmesh.ZeroCopy.TensorRef do
       shape: shape,
       dtype: dtype,
       device: device,
-      shm_name: nil,
+      token: nil,
       byte_size: byte_size,
       strides: strides,
       offset: offset,
@@ -201,8 +255,8 @@ defmodule Tmesh.ZeroCopy.TensorRef do
   def named(%__MODULE__{handle: handle} = ref, rights) do
     case Janitor.retry(fn -> Native.ref(handle, rights) end) do
       {:ok, native} ->
-        %__MODULE__{id: id, shm_name: token} = from_native(native)
-        {:ok, %__MODULE__{ref | id: id, shm_name: token}}
+        %__MODULE__{id: id, token: token} = from_native(native)
+        {:ok, %__MODULE__{ref | id: id, token: token}}
 
       {:error, reason} ->
         {:error, Error.from_native(reason)}
@@ -211,9 +265,9 @@ defmodule Tmesh.ZeroCopy.TensorRef do
 
   @doc false
   @spec named(t()) :: {:ok, t()} | {:error, Error.t()}
-  def named(%__MODULE__{shm_name: nil, handle: handle} = ref) do
+  def named(%__MODULE__{token: nil, handle: handle} = ref) do
     case Native.name(handle) do
-      {:ok, {id, token}} -> {:ok, %__MODULE__{ref | id: hex(id), shm_name: token}}
+      {:ok, {id, token}} -> {:ok, %__MODULE__{ref | id: hex(id), token: token}}
       {:error, reason} -> {:error, Error.from_native(reason)}
     end
   end
@@ -228,7 +282,7 @@ defmodule Tmesh.ZeroCopy.TensorRef do
   def to_native(%__MODULE__{} = ref) do
     with {:ok, id} <- parse_id(ref.id) do
       {:ok,
-       {id, ref.shm_name, ref.offset, ref.byte_size, ref.shape, ref.dtype, ref.strides, ref.device}}
+       {id, ref.token, ref.offset, ref.byte_size, ref.shape, ref.dtype, ref.strides, ref.device}}
     end
   end
 
@@ -258,4 +312,39 @@ defmodule Tmesh.ZeroCopy.TensorRef do
   defp malformed do
     {:error, Error.new(:protocol, "not a ref: a member is missing or of another type")}
   end
+end
+
+defimpl Inspect, for: Tmesh.ZeroCopy.TensorRef do
+  import Inspect.Algebra
+
+  alias Tmesh.Native
+
+  # Never its token, which opens the region for whoever reads the log.
+  def inspect(ref, opts) do
+    what = [to_doc(ref.dtype, opts), " ", to_doc(ref.shape, %{opts | charlists: :as_lists})]
+    where = [" ", to_doc(ref.device, opts)]
+
+    concat(["#Tmesh.ZeroCopy.TensorRef<"] ++ what ++ where ++ told(ref, opts) ++ [">"])
+  end
+
+  defp told(%{handle: nil}, _opts), do: [", not open"]
+
+  defp told(%{handle: handle}, _opts) when not is_reference(handle), do: [", no handle"]
+
+  defp told(%{handle: handle}, _opts) when node(handle) != node(),
+    do: [", held by ", Atom.to_string(node(handle))]
+
+  defp told(%{handle: handle}, opts) do
+    case Native.info(handle) do
+      {:ok, info} -> label(info.label, opts) ++ state(info)
+      {:error, _closed} -> [", released"]
+    end
+  end
+
+  defp label("", _opts), do: []
+  defp label(label, opts), do: [", label: ", to_doc(label, opts)]
+
+  defp state(%{revoked: true}), do: [", revoked"]
+  defp state(%{sealed: true}), do: [", sealed"]
+  defp state(_writable), do: [", not sealed"]
 end

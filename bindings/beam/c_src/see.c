@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: MIT */
+/* Seeing: regions and who holds them, under the names of docs/vocabulary.md. */
+#include "nif.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct member {
+	const char *name;
+	ERL_NIF_TERM value;
+};
+
+static ERL_NIF_TERM make_map(ErlNifEnv *env, const struct member *members, size_t count)
+{
+	ERL_NIF_TERM map = enif_make_new_map(env);
+
+	for (size_t i = 0; i < count; i++)
+		enif_make_map_put(env, map, enif_make_atom(env, members[i].name), members[i].value,
+				  &map);
+	return map;
+}
+
+#define MAKE_MAP(env, members) make_map(env, members, sizeof(members) / sizeof((members)[0]))
+
+static ERL_NIF_TERM make_bool(ErlNifEnv *env, bool value)
+{
+	return enif_make_atom(env, value ? "true" : "false");
+}
+
+static ERL_NIF_TERM make_id(ErlNifEnv *env, uint64_t id)
+{
+	char text[17];
+
+	snprintf(text, sizeof(text), "%016" PRIx64, id);
+	return make_string(env, text);
+}
+
+static ERL_NIF_TERM make_rights(ErlNifEnv *env, uint32_t rights)
+{
+	ERL_NIF_TERM list = enif_make_list(env, 0);
+
+	if (rights & TMESH_MANAGE)
+		list = enif_make_list_cell(env, enif_make_atom(env, "manage"), list);
+	if (rights & TMESH_WRITE)
+		list = enif_make_list_cell(env, enif_make_atom(env, "write"), list);
+	if (rights & TMESH_READ)
+		list = enif_make_list_cell(env, enif_make_atom(env, "read"), list);
+	return list;
+}
+
+static const char *backing_name(enum tmesh_backing backing)
+{
+	switch (backing) {
+	case TMESH_BACKED_BY_MEMFD_BACKEND:
+	case TMESH_BACKED_BY_MEMFD:
+		return "memfd";
+	case TMESH_BACKED_BY_PAGES:
+		return "pages";
+	case TMESH_BACKED_BY_USER:
+		return "user";
+	case TMESH_BACKED_BY_DMABUF:
+		return "dmabuf";
+	case TMESH_BACKED_BY_OPAQUE:
+		return "descriptor";
+	case TMESH_BACKED_BY_GATHER:
+		return "view";
+	}
+	return "unknown";
+}
+
+/* A description that is a tensor's; nil for any other. */
+static ERL_NIF_TERM make_tensor(ErlNifEnv *env, const char *desc)
+{
+	const ERL_NIF_TERM *field;
+	struct tmesh_ref ref;
+	ERL_NIF_TERM term;
+	int arity;
+
+	if (tmesh_ref_decode(desc, strlen(desc), &ref, NULL))
+		return atoms.nil;
+	term = make_ref(env, &ref);
+	enif_get_tuple(env, term, &arity, &field);
+
+	const struct member members[] = {
+		{"dtype", field[5]},  {"shape", field[4]},     {"strides", field[6]},
+		{"offset", field[2]}, {"byte_size", field[3]},
+	};
+
+	return MAKE_MAP(env, members);
+}
+
+static ERL_NIF_TERM make_region_info(ErlNifEnv *env, const struct tmesh_region_info *info)
+{
+	const char *fence = info->fence_dead	   ? "dead"
+			    : info->fence_producer ? "producer"
+						   : "idle";
+	const struct member members[] = {
+		{"id", make_id(env, info->id)},
+		{"backend", enif_make_atom(env, tmesh_backend_name(info->backend))},
+		{"backing", enif_make_atom(env, backing_name(info->backing))},
+		{"label", make_string(env, info->label)},
+		{"description", make_string(env, info->desc)},
+		{"tensor", make_tensor(env, info->desc)},
+		{"bytes", enif_make_uint64(env, info->bytes)},
+		{"alloc_bytes", enif_make_uint64(env, info->alloc_bytes)},
+		{"huge_bytes", enif_make_uint64(env, info->huge_bytes)},
+		{"sealed", make_bool(env, info->sealed)},
+		{"revoked", make_bool(env, info->revoked)},
+		{"uid", enif_make_uint(env, info->uid)},
+		{"gid", enif_make_uint(env, info->gid)},
+		{"mode", enif_make_uint(env, info->mode)},
+		{"node", info->node < 0 ? atoms.nil : enif_make_int(env, info->node)},
+		{"handles", enif_make_uint(env, info->handles)},
+		{"pinning_handles", enif_make_uint(env, info->pinning_handles)},
+		{"exports", enif_make_uint(env, info->exports)},
+		{"attachments", enif_make_uint(env, info->attachments)},
+		{"views", enif_make_uint(env, info->views)},
+		{"linger_ms", enif_make_uint(env, info->linger_ms)},
+		{"created_ns", enif_make_uint64(env, info->created_ns)},
+		{"pinned_bytes", enif_make_uint64(env, info->pinned_bytes)},
+		{"fence_value", enif_make_uint64(env, info->fence_value)},
+		{"fence", enif_make_atom(env, fence)},
+		{"cgroup_id", enif_make_uint64(env, info->cgroup_id)},
+	};
+
+	return MAKE_MAP(env, members);
+}
+
+/* info(handle) -> {ok, #{sealed => true, ...}}: of the region, and of this handle. */
+NIF(tensor_info)
+{
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct tmesh_tensor *tensor;
+	struct handle *handle;
+	struct tmesh_error err;
+	ERL_NIF_TERM map;
+	int rc;
+
+	tensor = get_tensor(env, argv[0], &handle, &err);
+	if (!tensor)
+		return make_error(env, &err);
+	rc = tmesh_region_info(tmesh_tensor_region(tensor), &info, &err);
+	tmesh_tensor_unref(tensor);
+	if (rc)
+		return make_error(env, &err);
+
+	const struct member members[] = {
+		{"rights", make_rights(env, info.rights)},
+		{"lapsed", make_bool(env, info.lapsed)},
+		{"lease_ns", enif_make_uint64(env, info.lease_ns)},
+		{"lease_left_ns", enif_make_uint64(env, info.lease_left_ns)},
+	};
+
+	map = make_region_info(env, &info);
+	for (size_t i = 0; i < sizeof(members) / sizeof(members[0]); i++)
+		enif_make_map_put(env, map, enif_make_atom(env, members[i].name), members[i].value,
+				  &map);
+	return make_ok(env, map);
+}
+
+/* regions(context) -> {ok, [#{id => <<"...">>, ...}]} */
+NIF(regions)
+{
+	struct tmesh_region_info *infos;
+	ERL_NIF_TERM list = enif_make_list(env, 0);
+	struct context *context;
+	struct tmesh_error err;
+	size_t count;
+
+	if (!get_context(env, argv[0], &context, &err) ||
+	    tmesh_list(context->ctx, &infos, &count, &err))
+		return make_error(env, &err);
+	while (count--)
+		list = enif_make_list_cell(env, make_region_info(env, &infos[count]), list);
+	free(infos);
+	return make_ok(env, list);
+}
+
+static const char *kind_name(enum tmesh_holder_kind kind)
+{
+	switch (kind) {
+	case TMESH_HOLDER_IS_HANDLE:
+		return "handle";
+	case TMESH_HOLDER_IS_PINNING:
+		return "pinning";
+	case TMESH_HOLDER_IS_EXPORT:
+		return "export";
+	case TMESH_HOLDER_IS_MAPPING:
+		return "mapping";
+	case TMESH_HOLDER_IS_GATHER:
+		return "view";
+	case TMESH_HOLDER_IS_DEVICE:
+		return "device";
+	}
+	return "unknown";
+}
+
+static ERL_NIF_TERM make_holder(ErlNifEnv *env, const struct tmesh_holder_info *holder)
+{
+	bool device = holder->kind == TMESH_HOLDER_IS_DEVICE;
+	bool view = holder->kind == TMESH_HOLDER_IS_GATHER;
+	const struct member members[] = {
+		{"kind", enif_make_atom(env, kind_name(holder->kind))},
+		{"pid", holder->pid ? enif_make_int(env, holder->pid) : atoms.nil},
+		{"command", make_string(env, holder->comm)},
+		{"uid", enif_make_uint(env, holder->uid)},
+		{"rights", make_rights(env, holder->rights)},
+		{"mappings", enif_make_uint(env, holder->mappings)},
+		{"attachments", enif_make_uint(env, holder->attachments)},
+		{"offset", enif_make_uint64(env, holder->offset)},
+		{"bytes", enif_make_uint64(env, holder->bytes)},
+		{"device", device ? make_string(env, holder->device) : atoms.nil},
+		{"mapped", make_bool(env, holder->dma_mapped)},
+		{"view", view ? make_id(env, holder->view) : atoms.nil},
+		{"lease_ns", enif_make_uint64(env, holder->lease_ns)},
+		{"lease_left_ns", enif_make_uint64(env, holder->lease_left_ns)},
+		{"lapsed", make_bool(env, holder->lapsed)},
+		{"producer", make_bool(env, holder->producer)},
+		{"since_ns",
+		 holder->since_ns ? enif_make_uint64(env, holder->since_ns) : atoms.nil},
+	};
+
+	return MAKE_MAP(env, members);
+}
+
+/* holders(context, id) -> {ok, [#{pid => 1, ...}]} */
+NIF(holders)
+{
+	struct tmesh_holder_info *infos;
+	ERL_NIF_TERM list = enif_make_list(env, 0);
+	struct context *context;
+	struct tmesh_error err;
+	ErlNifUInt64 id;
+	size_t count;
+
+	if (!get_context(env, argv[0], &context, &err))
+		return make_error(env, &err);
+	if (!enif_get_uint64(env, argv[1], &id)) {
+		refuse(&err, -EINVAL, "an id is a number of 64 bits");
+		return make_error(env, &err);
+	}
+	if (tmesh_holders(context->ctx, id, &infos, &count, &err))
+		return make_error(env, &err);
+	while (count--)
+		list = enif_make_list_cell(env, make_holder(env, &infos[count]), list);
+	free(infos);
+	return make_ok(env, list);
+}
+
+/* token_id(context, token) -> {ok, id}. The handle that it takes is closed again, so that it is
+ * nobody's who is listed afterwards. */
+NIF(token_id)
+{
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_region *region;
+	struct context *context;
+	struct tmesh_error err;
+	ERL_NIF_TERM id;
+
+	if (!get_context(env, argv[0], &context, &err))
+		return make_error(env, &err);
+	if (!get_text(env, argv[1], token, sizeof(token))) {
+		refuse(&err, -EPROTO, "not a token");
+		return make_error(env, &err);
+	}
+	if (!begin_opening(context, &err))
+		return make_error(env, &err);
+	if (tmesh_region_open(context->ctx, token, TMESH_READ, &region, &err))
+		region = NULL;
+	end_opening(context);
+	if (!region)
+		return make_error(env, &err);
+	id = enif_make_uint64(env, tmesh_region_id(region));
+	tmesh_region_unref(region);
+	return make_ok(env, id);
+}
