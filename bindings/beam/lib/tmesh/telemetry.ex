@@ -11,6 +11,9 @@ defmodule Tmesh.Telemetry do
 
   | event | measurements | metadata |
   | --- | --- | --- |
+  | `[:tmesh, :tensor, WHAT, :start]` | `system_time`, `bytes` | `dtype`, `shape` |
+  | `[:tmesh, :tensor, WHAT, :stop]` | `duration`, `bytes` | `dtype`, `shape`, `result` |
+  | `[:tmesh, :tensor, WHAT, :exception]` | `duration`, `bytes` | `dtype`, `shape`, `kind`, `reason`, `stacktrace` |
   | `[:tmesh, :worker, :call, :start]` | `system_time`, `payload_bytes` | `pool`, `operation` |
   | `[:tmesh, :worker, :call, :stop]` | `duration` | `pool`, `operation`, `result`: `:ok` or an error's type |
   | `[:tmesh, :worker, :up]` | `duration` of the start | `pool`, `pid` of the system's process |
@@ -18,6 +21,10 @@ defmodule Tmesh.Telemetry do
   | `[:tmesh, :worker, :fallback]` | `bytes` that are copied | `pool`, `operation` |
   | `[:tmesh, :gpu, :fallback]` | `bytes` that are in host memory instead | `device` that was asked for |
   | `[:tmesh, :janitor, :sweep]` | `duration` | none |
+
+  WHAT is `:put` (bytes into a new tensor, `Tmesh.ZeroCopy.from_binary/4`), `:open` (of a ref) or
+  `:copy` (`Tmesh.ZeroCopy.to_binary/2`, where it has to copy; what is read in place has no event).
+  `result` is `:ok` or an error's type.
 
   Times are in `:native` units.
   """
@@ -78,6 +85,44 @@ defmodule Tmesh.Telemetry do
     if telemetry?(), do: apply(:telemetry, :execute, [event, measurements, metadata])
     :ok
   end
+
+  # `fun` gives :ok, {:ok, value} or {:error, error}. Costs next to nothing while nobody listens.
+  @doc false
+  @spec span(event(), %{bytes: non_neg_integer()}, map(), (() -> result)) :: result
+        when result: term()
+  def span(event, measurements, metadata, fun) do
+    if listened?(), do: told_span(event, measurements, metadata, fun), else: fun.()
+  end
+
+  @doc false
+  @spec listened?() :: boolean()
+  def listened?, do: :persistent_term.get(@handlers, %{}) != %{} or telemetry?()
+
+  defp told_span(event, measurements, metadata, fun) do
+    began = System.monotonic_time()
+    system_time = System.system_time()
+    execute(event ++ [:start], Map.put(measurements, :system_time, system_time), metadata)
+
+    try do
+      fun.()
+    catch
+      kind, reason ->
+        failed = %{kind: kind, reason: reason, stacktrace: __STACKTRACE__}
+        execute(event ++ [:exception], took(measurements, began), Map.merge(metadata, failed))
+        :erlang.raise(kind, reason, __STACKTRACE__)
+    else
+      result ->
+        metadata = Map.put(metadata, :result, outcome(result))
+        execute(event ++ [:stop], took(measurements, began), metadata)
+        result
+    end
+  end
+
+  defp took(measurements, began),
+    do: Map.put(measurements, :duration, System.monotonic_time() - began)
+
+  defp outcome({:error, %Tmesh.Error{type: type}}), do: type
+  defp outcome(_success), do: :ok
 
   defp call(id, handler, args) do
     apply(handler, args)

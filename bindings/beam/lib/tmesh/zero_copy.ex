@@ -36,7 +36,7 @@ defmodule Tmesh.ZeroCopy do
 
   import Tmesh.Bang
 
-  alias Tmesh.{Arena, Context, DLPack, Error, Janitor, Native, Options, Registry}
+  alias Tmesh.{Arena, Context, DLPack, Error, Janitor, Native, Options, Registry, Telemetry}
   alias Tmesh.DLPack.GPUTensorRef
   alias Tmesh.ZeroCopy.{Layout, TensorRef}
 
@@ -126,9 +126,12 @@ defmodule Tmesh.ZeroCopy do
 
     with {:ok, region, opts} <- region_options(opts, seal: true),
          {:ok, context} <- Context.limited() do
-      fn -> Native.put(context, binary, shape, dtype, region, opts[:seal]) end
-      |> Janitor.retry()
-      |> created()
+      put = fn -> Native.put(context, binary, shape, dtype, region, opts[:seal]) end
+      bytes = if is_binary(binary), do: byte_size(binary), else: 0
+
+      Telemetry.span([:tmesh, :tensor, :put], %{bytes: bytes}, %{dtype: dtype, shape: shape}, fn ->
+        put |> Janitor.retry() |> created()
+      end)
     end
   end
 
@@ -146,10 +149,17 @@ defmodule Tmesh.ZeroCopy do
     with {:ok, opts} <- Options.validate(opts, writable: false),
          {:ok, rights} <- rights(opts[:writable]),
          {:ok, ref} <- TensorRef.named(ref),
-         {:ok, native} <- TensorRef.to_native(ref),
-         {:ok, handle} <- open_native(native, rights, deadline()) do
-      {:ok, %TensorRef{ref | handle: handle}}
+         {:ok, native} <- TensorRef.to_native(ref) do
+      span(:open, ref, fn ->
+        with {:ok, handle} <- open_native(native, rights, deadline()),
+             do: {:ok, %TensorRef{ref | handle: handle}}
+      end)
     end
+  end
+
+  defp span(what, ref, fun) do
+    metadata = %{dtype: ref.dtype, shape: ref.shape}
+    Telemetry.span([:tmesh, :tensor, what], %{bytes: ref.byte_size}, metadata, fun)
   end
 
   @doc """
@@ -173,11 +183,22 @@ defmodule Tmesh.ZeroCopy do
     end
   end
 
-  def to_binary(%TensorRef{handle: handle}, opts) do
+  def to_binary(%TensorRef{} = ref, opts) do
     with {:ok, opts} <- Options.validate(opts, copy: true),
          {:ok, _context} <- Context.limited() do
-      fn -> Native.to_binary(handle, opts[:copy]) end |> Janitor.retry() |> result()
+      if opts[:copy] == true and Telemetry.listened?(),
+        do: told_binary(ref),
+        else: binary(ref, opts[:copy])
     end
+  end
+
+  defp binary(%TensorRef{handle: handle}, may_copy),
+    do: fn -> Native.to_binary(handle, may_copy) end |> Janitor.retry() |> result()
+
+  # Whether it is a copy is known when none may be made.
+  defp told_binary(ref) do
+    with {:error, %Error{type: :unsupported}} <- binary(ref, false),
+         do: span(:copy, ref, fn -> binary(ref, true) end)
   end
 
   @doc """
