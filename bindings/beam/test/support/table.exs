@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: MIT
+# A stand-in for the table package: its protocol, as it documents it.
+
+defprotocol Table.Reader do
+  @moduledoc false
+  def init(tabular)
+end
