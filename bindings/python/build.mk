@@ -22,16 +22,6 @@ $(VENV)/tmesh.stamp: $(VENV)/venv.stamp $(PYTHON_SOURCES)
 		./$(PYTHON_DIR)
 	@touch $@
 
-# What the extension's sources include, as setup.py has them compiled: for rooms-check.
-PYTHON_LISTS := $(patsubst $(PYTHON_DIR)/ext/%.c,$(B)/python/lists/%.d,$(wildcard $(PYTHON_DIR)/ext/*.c))
-
-python-lists: $(PYTHON_LISTS)
-
-$(B)/python/lists/%.d: $(PYTHON_DIR)/ext/%.c $(PYTHON_SOURCES)
-	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) \
-		-I$(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))') -MM -MT $@ -o $@ $<
-
 # Without mypy the test of the stubs is skipped, and says so.
 $(VENV)/mypy.stamp: $(VENV)/venv.stamp
 	@$(VPYTHON) -c 'import mypy' 2>/dev/null || \
@@ -92,5 +82,5 @@ python-dist: $(VENV)/venv.stamp ## a source distribution and a wheel, in build/d
 python-types: $(VENV)/tmesh.stamp $(VENV)/mypy.stamp ## what mypy says; python-check asks it too
 	cd $(VENV) && bin/python -P -m mypy --strict --allow-any-generics -p tmesh
 
-.PHONY: python python-lists python-check python-arrow python-arrow-check python-current-check python-dist \
+.PHONY: python python-check python-arrow python-arrow-check python-current-check python-dist \
 	python-types
