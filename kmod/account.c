@@ -53,14 +53,20 @@ static struct ctl_table sysctl_table[] = {
 	TMESH_LIMIT("max_regions_per_uid", TMESH_PER_UID, TMESH_REGIONS),
 	TMESH_LIMIT("max_handles_per_uid", TMESH_PER_UID, TMESH_HANDLES),
 	TMESH_LIMIT("max_pins_per_uid", TMESH_PER_UID, TMESH_PINS),
+	TMESH_LIMIT("max_kept_bytes_per_uid", TMESH_PER_UID, TMESH_KEPT_BYTES),
+	TMESH_LIMIT("max_kept_names_per_uid", TMESH_PER_UID, TMESH_KEPT_NAMES),
 	TMESH_LIMIT("max_bytes_per_ipc_ns", TMESH_PER_IPC_NS, TMESH_BYTES),
 	TMESH_LIMIT("max_regions_per_ipc_ns", TMESH_PER_IPC_NS, TMESH_REGIONS),
 	TMESH_LIMIT("max_handles_per_ipc_ns", TMESH_PER_IPC_NS, TMESH_HANDLES),
 	TMESH_LIMIT("max_pins_per_ipc_ns", TMESH_PER_IPC_NS, TMESH_PINS),
+	TMESH_LIMIT("max_kept_bytes_per_ipc_ns", TMESH_PER_IPC_NS, TMESH_KEPT_BYTES),
+	TMESH_LIMIT("max_kept_names_per_ipc_ns", TMESH_PER_IPC_NS, TMESH_KEPT_NAMES),
 	TMESH_LIMIT("max_bytes", TMESH_TOTAL, TMESH_BYTES),
 	TMESH_LIMIT("max_regions", TMESH_TOTAL, TMESH_REGIONS),
 	TMESH_LIMIT("max_handles", TMESH_TOTAL, TMESH_HANDLES),
 	TMESH_LIMIT("max_pins", TMESH_TOTAL, TMESH_PINS),
+	TMESH_LIMIT("max_kept_bytes", TMESH_TOTAL, TMESH_KEPT_BYTES),
+	TMESH_LIMIT("max_kept_names", TMESH_TOTAL, TMESH_KEPT_NAMES),
 	TMESH_SYSCTL_END
 };
 
@@ -196,6 +202,26 @@ void tmesh_user_put(struct tmesh_user *user)
 }
 
 /**
+ * tmesh_ipc_ns_ended() - has an IPC namespace no processes any more?
+ * @user: of that namespace
+ *
+ * The namespace does not tell. Each user has a reference on it, and when there are no others nobody
+ * is in it, nor can anybody come. While a reference of ours is on its way out the answer is no.
+ *
+ * Context: process context.
+ * Return: true when it has ended for all but us.
+ */
+bool tmesh_ipc_ns_ended(const struct tmesh_user *user)
+{
+	bool ended;
+
+	mutex_lock(&users_lock);
+	ended = tmesh_ipc_ns_refs(user->ipc_ns) == user->accounts[TMESH_PER_IPC_NS]->refs;
+	mutex_unlock(&users_lock);
+	return ended;
+}
+
+/**
  * tmesh_limit() - a limit in force
  * @user:  for whom
  * @level: on which level
@@ -212,25 +238,23 @@ u64 tmesh_limit(const struct tmesh_user *user, enum tmesh_level level, enum tmes
 	return READ_ONCE(limits[level][count]);
 }
 
-static int tmesh_charge_levels(struct tmesh_user *user, enum tmesh_count count, u64 more,
-			       unsigned int levels)
+static int tmesh_exchange_levels(struct tmesh_user *user, enum tmesh_count count, u64 less,
+				 u64 more, unsigned int levels)
 {
 	unsigned int i;
 	u64 sum;
 
-	/* Adding nothing fits even where a limit was lowered below what is used. */
-	if (!more)
-		return 0;
 	spin_lock(&account_lock);
-	for (i = 0; i < levels; i++) {
-		if (check_add_overflow(user->accounts[i]->used[count], more, &sum) ||
+	/* Adding nothing fits even where a limit was lowered below what is used. */
+	for (i = 0; i < levels && more > less; i++) {
+		if (check_add_overflow(user->accounts[i]->used[count] - less, more, &sum) ||
 		    sum > tmesh_limit(user, i, count)) {
 			spin_unlock(&account_lock);
 			return -EDQUOT;
 		}
 	}
 	for (i = 0; i < levels; i++)
-		user->accounts[i]->used[count] += more;
+		user->accounts[i]->used[count] += more - less;
 	spin_unlock(&account_lock);
 	return 0;
 }
@@ -256,7 +280,22 @@ static void tmesh_uncharge_levels(struct tmesh_user *user, enum tmesh_count coun
  */
 int tmesh_charge(struct tmesh_user *user, enum tmesh_count count, u64 more)
 {
-	return tmesh_charge_levels(user, count, more, TMESH_LEVELS);
+	return tmesh_exchange_levels(user, count, 0, more, TMESH_LEVELS);
+}
+
+/**
+ * tmesh_exchange() - charge something in place of what was charged
+ * @user:  the user
+ * @count: what
+ * @less:  how much of what was charged
+ * @more:  how much instead
+ *
+ * Context: any; takes a spinlock.
+ * Return: 0, or -EDQUOT and nothing has changed.
+ */
+int tmesh_exchange(struct tmesh_user *user, enum tmesh_count count, u64 less, u64 more)
+{
+	return tmesh_exchange_levels(user, count, less, more, TMESH_LEVELS);
 }
 
 /**
@@ -281,7 +320,7 @@ void tmesh_uncharge(struct tmesh_user *user, enum tmesh_count count, u64 less)
  */
 int tmesh_charge_kept(struct tmesh_user *user, u64 bytes)
 {
-	return tmesh_charge_levels(user, TMESH_BYTES, bytes, TMESH_PER_UID + 1);
+	return tmesh_exchange_levels(user, TMESH_BYTES, 0, bytes, TMESH_PER_UID + 1);
 }
 
 /**
@@ -324,11 +363,16 @@ int __init tmesh_account_init(void)
 		limits[level][TMESH_REGIONS] = 1 << 19;
 		limits[level][TMESH_HANDLES] = 1 << 20;
 		limits[level][TMESH_PINS] = 1 << 19;
+		/* Room for the next ones beside those that are kept. */
+		limits[level][TMESH_KEPT_BYTES] = ram / 4;
+		limits[level][TMESH_KEPT_NAMES] = 1 << 10;
 	}
 	limits[TMESH_TOTAL][TMESH_BYTES] = ram / 4 * 3;
 	limits[TMESH_TOTAL][TMESH_REGIONS] = 1 << 20;
 	limits[TMESH_TOTAL][TMESH_HANDLES] = 1 << 21;
 	limits[TMESH_TOTAL][TMESH_PINS] = 1 << 20;
+	limits[TMESH_TOTAL][TMESH_KEPT_BYTES] = ram / 2;
+	limits[TMESH_TOTAL][TMESH_KEPT_NAMES] = 1 << 14;
 	sysctls = register_sysctl("dev/tmesh", sysctl_table);
 	return sysctls ? 0 : -ENOMEM;
 }

@@ -105,17 +105,25 @@ static int tmesh_claim_check(const struct tmesh_claim *claim, const struct tmesh
 int tmesh_claim_add(struct tmesh_claim *claim, const struct tmesh_claim *through)
 {
 	struct tmesh_region *region = claim->region;
+	bool first;
 	int rc;
 
 	if (mutex_lock_killable(&region->claims_lock))
 		return -EINTR;
+	first = list_empty(&region->claims);
+	rc = first ? tmesh_kept_hold(region) : 0;
+	if (rc)
+		goto unlock;
 	down_read(&region->lock);
 	rc = tmesh_claim_check(claim, through);
 	if (!rc && tmesh_claim_writes(claim))
 		atomic_inc(&region->writers);
 	up_read(&region->lock);
-	if (rc)
+	if (rc) {
+		if (first)
+			tmesh_kept_release(region);
 		goto unlock;
+	}
 	list_add_tail(&claim->node, &region->claims);
 	region->nr_live++;
 	if (through && through->lease)
@@ -151,8 +159,10 @@ void tmesh_claim_fini(struct tmesh_claim *claim)
 			region->nr_pinning--;
 		if (tmesh_claim_writes(claim))
 			atomic_dec(&region->writers);
-		if (list_empty(&region->claims))
+		if (list_empty(&region->claims)) {
 			tmesh_linger_begin(region);
+			tmesh_kept_release(region);
+		}
 	}
 	alone = region->nr_live == 1;
 	mutex_unlock(&region->claims_lock);

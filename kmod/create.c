@@ -15,7 +15,13 @@
 #include "tmesh.h"
 #include "trace.h"
 
-static int tmesh_check_label(const char *label)
+/**
+ * tmesh_check_label() - is a label, or a name, one?
+ * @label: TMESH_LABEL_MAX + 1 bytes as given by the caller
+ *
+ * Return: 0, or -EINVAL for one without an end or with control characters.
+ */
+int tmesh_check_label(const char *label)
 {
 	size_t len = strnlen(label, TMESH_LABEL_MAX + 1), i;
 
@@ -28,13 +34,21 @@ static int tmesh_check_label(const char *label)
 	return 0;
 }
 
-static int tmesh_check_gid(const struct tmesh_spec *spec, kgid_t *gid)
+/**
+ * tmesh_check_gid() - which group does the caller mean?
+ * @flags: with TMESH_CREATE_GID where one was given
+ * @id:    the one that was given, else 0
+ * @gid:   set to it, or to the caller's
+ *
+ * Return: 0; -EINVAL for one that there is not; -EPERM for one that the caller is not in.
+ */
+int tmesh_check_gid(u32 flags, u32 id, kgid_t *gid)
 {
-	if (!(spec->flags & TMESH_CREATE_GID)) {
+	if (!(flags & TMESH_CREATE_GID)) {
 		*gid = current_egid();
-		return spec->gid ? -EINVAL : 0;
+		return id ? -EINVAL : 0;
 	}
-	*gid = make_kgid(current_user_ns(), spec->gid);
+	*gid = make_kgid(current_user_ns(), id);
 	if (!gid_valid(*gid))
 		return -EINVAL;
 	return in_egroup_p(*gid) ? 0 : -EPERM;
@@ -69,7 +83,7 @@ static struct tmesh_region *tmesh_region_new(struct tmesh_user *user,
 		return ERR_PTR(rc);
 	if (spec->mode & ~0660 || spec->linger_ms > TMESH_LINGER_MAX_MS)
 		return ERR_PTR(-EINVAL);
-	rc = tmesh_check_gid(spec, &gid);
+	rc = tmesh_check_gid(spec->flags, spec->gid, &gid);
 	if (rc)
 		return ERR_PTR(rc);
 

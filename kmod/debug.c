@@ -140,6 +140,8 @@ static int tmesh_summary_show(struct seq_file *m, void *v)
 		[TMESH_REGIONS] = "regions",
 		[TMESH_HANDLES] = "handles",
 		[TMESH_PINS] = "pins",
+		[TMESH_KEPT_BYTES] = "kept_bytes",
+		[TMESH_KEPT_NAMES] = "kept_names",
 	};
 	u64 cursor = 0, exports = 0, attachments = 0, revoked = 0, pinned = 0;
 	struct tmesh_region *region;

@@ -324,6 +324,41 @@ u64 tmesh_pinned_bytes(struct tmesh_region *region)
 }
 
 /**
+ * tmesh_drain_unheld() - look at the memory of a region that nobody holds, or give it back
+ * @region: without claims, and refused new ones where @drop is set; the caller has a reference
+ * @drop:   give back what nobody has pinned
+ *
+ * What has pages is given back here. Other memory is left to the region's end.
+ *
+ * Context: may be memory reclaim: locks are only tried, and nothing is allocated.
+ * Return: with @drop the pages that were freed. Else those that somebody has pinned; at least
+ * one where a lock is taken, or the region lingers.
+ */
+unsigned long tmesh_drain_unheld(struct tmesh_region *region, bool drop)
+{
+	unsigned long charged, pages;
+	struct tmesh_mem *mem;
+
+	if (drop && region->backing != TMESH_BACKING_PAGES)
+		return 0;
+	if (!drop && delayed_work_pending(&region->linger))
+		return 1;
+	if (!mutex_trylock(&region->uses_lock))
+		return drop ? 0 : 1;
+	/* Without a claim nobody can revoke it. */
+	mem = READ_ONCE(region->mem);
+	pages = 0;
+	if (mem) {
+		charged = mem->charged;
+		pages = tmesh_sweep(region, mem, drop);
+		if (drop)
+			pages = charged - mem->charged;
+	}
+	mutex_unlock(&region->uses_lock);
+	return pages;
+}
+
+/**
  * tmesh_drain_init() - prepare a new region
  * @region: the region
  */

@@ -109,7 +109,8 @@ static __poll_t tmesh_handle_poll(struct file *file, poll_table *wait)
 		mask |= EPOLLHUP;
 	else if (tmesh_claim_lapsed(&handle->claim))
 		mask |= EPOLLHUP | EPOLLERR;
-	else if (READ_ONCE(region->nr_live) == 1 && !atomic_read(&region->attachments))
+	else if (READ_ONCE(region->nr_live) == 1 && !atomic_read(&region->attachments) &&
+		 !READ_ONCE(region->kept))
 		mask |= EPOLLOUT;
 	return mask;
 }

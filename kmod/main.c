@@ -87,6 +87,14 @@ static const struct tmesh_op tmesh_ops[] = {
 	TMESH_OP(TMESH_SIGNAL, tmesh_signal, value, 0, TMESH_ON_HANDLE, tmesh_ioctl_signal),
 	TMESH_OP(TMESH_WAIT, tmesh_wait, timeout_ns, TMESH_WAIT_ARM, TMESH_ON_HANDLE,
 		 tmesh_ioctl_wait),
+	TMESH_OP(TMESH_KEEP, tmesh_keep, id, TMESH_KEEP_REPLACE | TMESH_KEEP_GID, TMESH_ON_DEVICE,
+		 tmesh_ioctl_keep),
+	TMESH_OP(TMESH_KEPT_OPEN, tmesh_kept_open, id, TMESH_KEPT_PIN | TMESH_KEPT_UID,
+		 TMESH_ON_DEVICE, tmesh_ioctl_kept_open),
+	TMESH_OP(TMESH_KEPT_LIST, tmesh_kept_list, pad, 0, TMESH_ON_DEVICE,
+		 tmesh_ioctl_kept_list),
+	TMESH_OP(TMESH_KEPT_DROP, tmesh_kept_drop, id, TMESH_KEPT_ID, TMESH_ON_DEVICE,
+		 tmesh_ioctl_kept_drop),
 };
 
 union tmesh_cmd {
@@ -115,6 +123,10 @@ union tmesh_cmd {
 	struct tmesh_wait wait;
 	struct tmesh_policy policy;
 	struct tmesh_lease lease;
+	struct tmesh_keep keep;
+	struct tmesh_kept_open kept_open;
+	struct tmesh_kept_list kept_list;
+	struct tmesh_kept_drop kept_drop;
 };
 
 /**
@@ -227,6 +239,9 @@ static int __init tmesh_init(void)
 	rc = tmesh_account_init();
 	if (rc)
 		goto err_registry;
+	rc = tmesh_kept_init();
+	if (rc)
+		goto err_account;
 	tmesh_watch_setup();
 	tmesh_debug_init();
 	rc = misc_register(&tmesh_device);
@@ -236,6 +251,8 @@ static int __init tmesh_init(void)
 
 err_debug:
 	tmesh_debug_exit();
+	tmesh_kept_exit();
+err_account:
 	tmesh_account_exit();
 err_registry:
 	tmesh_registry_exit();
@@ -249,6 +266,7 @@ static void __exit tmesh_exit(void)
 	misc_deregister(&tmesh_device);
 	/* Every file has gone; what the last one left to the queue may still be running. */
 	tmesh_watch_exit();
+	tmesh_kept_exit();
 	destroy_workqueue(tmesh_wq);
 	tmesh_debug_exit();
 	tmesh_account_exit();

@@ -43,7 +43,7 @@ int tmesh_ioctl_caps(struct tmesh_ucmd *ucmd)
 	cmd->features = TMESH_FEATURE_PAGES | TMESH_FEATURE_MEMFD | TMESH_FEATURE_EXPORT |
 			TMESH_FEATURE_PIN | TMESH_FEATURE_REVOKE | TMESH_FEATURE_USER |
 			TMESH_FEATURE_IMPORT | TMESH_FEATURE_FENCE | TMESH_FEATURE_LEASE |
-			TMESH_FEATURE_GATHER;
+			TMESH_FEATURE_GATHER | TMESH_FEATURE_KEEP;
 	cmd->huge_page_bytes = 0;
 	if (IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE)) {
 		cmd->features |= TMESH_FEATURE_HUGE;
@@ -69,6 +69,16 @@ int tmesh_ioctl_caps(struct tmesh_ucmd *ucmd)
 	cmd->used_regions_ipc_ns = tmesh_used(user, TMESH_PER_IPC_NS, TMESH_REGIONS);
 	cmd->used_handles_ipc_ns = tmesh_used(user, TMESH_PER_IPC_NS, TMESH_HANDLES);
 	cmd->used_pins_ipc_ns = tmesh_used(user, TMESH_PER_IPC_NS, TMESH_PINS);
+	cmd->max_kept_bytes = tmesh_limit(user, TMESH_TOTAL, TMESH_KEPT_BYTES);
+	cmd->max_kept_names = tmesh_limit(user, TMESH_TOTAL, TMESH_KEPT_NAMES);
+	cmd->max_kept_bytes_per_uid = tmesh_limit(user, TMESH_PER_UID, TMESH_KEPT_BYTES);
+	cmd->max_kept_names_per_uid = tmesh_limit(user, TMESH_PER_UID, TMESH_KEPT_NAMES);
+	cmd->used_kept_bytes = tmesh_used(user, TMESH_PER_UID, TMESH_KEPT_BYTES);
+	cmd->used_kept_names = tmesh_used(user, TMESH_PER_UID, TMESH_KEPT_NAMES);
+	cmd->max_kept_bytes_per_ipc_ns = tmesh_limit(user, TMESH_PER_IPC_NS, TMESH_KEPT_BYTES);
+	cmd->max_kept_names_per_ipc_ns = tmesh_limit(user, TMESH_PER_IPC_NS, TMESH_KEPT_NAMES);
+	cmd->used_kept_bytes_ipc_ns = tmesh_used(user, TMESH_PER_IPC_NS, TMESH_KEPT_BYTES);
+	cmd->used_kept_names_ipc_ns = tmesh_used(user, TMESH_PER_IPC_NS, TMESH_KEPT_NAMES);
 	tmesh_user_put(user);
 	return tmesh_respond(ucmd, sizeof(*cmd));
 }
@@ -108,6 +118,7 @@ static void tmesh_fill_info(struct tmesh_info *info, struct tmesh_region *region
 	info->pinned_bytes = (u64)READ_ONCE(region->pinned) << PAGE_SHIFT;
 	info->cgroup_id = region->cgroup_id;
 	memcpy(info->label, region->label, sizeof(info->label));
+	info->kept = tmesh_kept_id(region);
 	info->fence_value = tmesh_fence_look(region, &info->fence_state);
 }
 

@@ -56,25 +56,28 @@ void tmesh_registry_remove(struct tmesh_region *region)
 }
 
 /**
- * tmesh_access() - what the owner, group and mode of a region give the caller
- * @region: the region
+ * tmesh_admitted() - what an owner, a group and a mode give the caller
+ * @ipc_ns: where they mean something
+ * @uid:    the owner
+ * @gid:    the group
+ * @mode:   permission bits
  *
  * MANAGE is the owner's alone. No capability adds to it: privileged tools may list, but who
  * opens needs to be admitted.
  *
  * Return: TMESH_RIGHT_*; 0 in another IPC namespace and where not even reading is allowed.
  */
-u32 tmesh_access(const struct tmesh_region *region)
+u32 tmesh_admitted(const struct ipc_namespace *ipc_ns, kuid_t uid, kgid_t gid, u32 mode)
 {
 	u32 rights = TMESH_RIGHT_READ, bits;
 
-	if (region->ipc_ns != current->nsproxy->ipc_ns)
+	if (ipc_ns != current->nsproxy->ipc_ns)
 		return 0;
-	if (uid_eq(current_euid(), region->uid)) {
-		bits = region->mode >> 6;
+	if (uid_eq(current_euid(), uid)) {
+		bits = mode >> 6;
 		rights |= TMESH_RIGHT_MANAGE;
-	} else if (in_egroup_p(region->gid)) {
-		bits = region->mode >> 3;
+	} else if (in_egroup_p(gid)) {
+		bits = mode >> 3;
 	} else {
 		return 0;
 	}
@@ -83,6 +86,17 @@ u32 tmesh_access(const struct tmesh_region *region)
 	if (bits & 2)
 		rights |= TMESH_RIGHT_WRITE;
 	return rights;
+}
+
+/**
+ * tmesh_access() - what the owner, group and mode of a region give the caller
+ * @region: the region
+ *
+ * Return: as tmesh_admitted().
+ */
+u32 tmesh_access(const struct tmesh_region *region)
+{
+	return tmesh_admitted(region->ipc_ns, region->uid, region->gid, region->mode);
 }
 
 /**

@@ -77,6 +77,7 @@ int tmesh_region_revoke(struct tmesh_region *region)
 	/* A view may lose a source before it has anything itself. */
 	if (!mem)
 		return 0;
+	tmesh_kept_revoked(region);
 	tmesh_names_remove(region);
 	tmesh_flush_faults(mem);
 	tmesh_revoke_claims(region);

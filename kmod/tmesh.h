@@ -9,6 +9,7 @@
  *	tmesh_region  the named, owned thing around a tmesh_mem
  *	tmesh_claim   what keeps a region alive and maps it: a handle or a dma-buf
  *	tmesh_tenure  a lease, shared by claims of one region
+ *	tmesh_bundle  regions that are kept together, under a name (keep.h)
  */
 #ifndef TMESH_H
 #define TMESH_H
@@ -43,12 +44,22 @@
 struct ipc_namespace;
 struct tmesh_account;
 struct tmesh_block;
+struct tmesh_bundle;
 struct tmesh_claim;
 struct tmesh_class;
 struct tmesh_mem;
 
 /* What is counted and limited, and for whom. */
-enum tmesh_count { TMESH_BYTES, TMESH_REGIONS, TMESH_HANDLES, TMESH_PINS, TMESH_COUNTS };
+enum tmesh_count {
+	TMESH_BYTES,
+	TMESH_REGIONS,
+	TMESH_HANDLES,
+	TMESH_PINS,
+	TMESH_KEPT_BYTES,
+	TMESH_KEPT_NAMES,
+	TMESH_COUNTS
+};
+
 enum tmesh_level { TMESH_PER_UID, TMESH_PER_IPC_NS, TMESH_TOTAL, TMESH_LEVELS };
 
 /**
@@ -227,6 +238,7 @@ struct tmesh_fence {
  *               region
  * @linger:      ends a linger; pending work owns a reference
  * @linger_node: in the owner's list, under the owner's lock
+ * @kept:        what keeps it, or NULL; guarded by tmesh_kept_lock. Set while it has a claim
  */
 struct tmesh_region {
 	struct kref ref;
@@ -281,6 +293,7 @@ struct tmesh_region {
 	wait_queue_head_t wait;
 	struct delayed_work linger;
 	struct list_head linger_node;
+	struct tmesh_bundle *kept;
 };
 
 /**
@@ -421,6 +434,8 @@ void tmesh_user_hold(struct tmesh_user *user);
 void tmesh_user_put(struct tmesh_user *user);
 int tmesh_charge(struct tmesh_user *user, enum tmesh_count count, u64 more);
 void tmesh_uncharge(struct tmesh_user *user, enum tmesh_count count, u64 less);
+int tmesh_exchange(struct tmesh_user *user, enum tmesh_count count, u64 less, u64 more);
+bool tmesh_ipc_ns_ended(const struct tmesh_user *user);
 int tmesh_charge_kept(struct tmesh_user *user, u64 bytes);
 void tmesh_uncharge_kept(struct tmesh_user *user, u64 bytes);
 u64 tmesh_limit(const struct tmesh_user *user, enum tmesh_level level, enum tmesh_count count);
@@ -457,6 +472,7 @@ void tmesh_drain_begin(struct tmesh_region *region, struct tmesh_mem *mem);
 int tmesh_drain_wait(struct tmesh_region *region, u64 timeout_ns);
 void tmesh_drain_end(struct tmesh_region *region);
 u64 tmesh_pinned_bytes(struct tmesh_region *region);
+unsigned long tmesh_drain_unheld(struct tmesh_region *region, bool drop);
 
 /* backing_*.c */
 struct tmesh_mem *tmesh_pages_create(struct tmesh_user *user, unsigned long nr_pages, u32 flags,
@@ -476,6 +492,7 @@ int tmesh_ioctl_opaque(struct tmesh_ucmd *ucmd);
 int tmesh_registry_reserve(struct tmesh_region *region);
 void tmesh_registry_publish(struct tmesh_region *region);
 void tmesh_registry_remove(struct tmesh_region *region);
+u32 tmesh_admitted(const struct ipc_namespace *ipc_ns, kuid_t uid, kgid_t gid, u32 mode);
 u32 tmesh_access(const struct tmesh_region *region);
 struct tmesh_region *tmesh_registry_find(u64 id);
 struct tmesh_region *tmesh_registry_next(u64 *cursor, bool all);
@@ -534,6 +551,8 @@ struct tmesh_birth {
 	int fd;
 };
 
+int tmesh_check_label(const char *label);
+int tmesh_check_gid(u32 flags, u32 id, kgid_t *gid);
 int tmesh_birth_begin(struct tmesh_birth *birth, const struct tmesh_spec *spec);
 int tmesh_birth_handle(struct tmesh_birth *birth, struct tmesh_mem *mem, u32 rights);
 int tmesh_birth_end(struct tmesh_birth *birth, int rc);
@@ -635,6 +654,18 @@ void tmesh_gather_revoke(const struct tmesh_claim *claim);
 u64 tmesh_gather_view(const struct tmesh_claim *claim);
 bool tmesh_gather_in_use(const struct tmesh_claim *claim);
 int tmesh_ioctl_gather(struct tmesh_ucmd *ucmd);
+
+/* keep.c */
+int tmesh_kept_hold(struct tmesh_region *region);
+void tmesh_kept_release(struct tmesh_region *region);
+void tmesh_kept_revoked(struct tmesh_region *region);
+u64 tmesh_kept_id(struct tmesh_region *region);
+int tmesh_ioctl_keep(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_kept_open(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_kept_list(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_kept_drop(struct tmesh_ucmd *ucmd);
+int tmesh_kept_init(void);
+void tmesh_kept_exit(void);
 
 /* query.c */
 u64 tmesh_time_here(u64 ns);

@@ -270,6 +270,42 @@ DEFINE_EVENT(tmesh_region, tmesh_close, TP_PROTO(u64 id), TP_ARGS(id));
 DEFINE_EVENT(tmesh_region, tmesh_revoke, TP_PROTO(u64 id), TP_ARGS(id));
 DEFINE_EVENT(tmesh_region, tmesh_free, TP_PROTO(u64 id), TP_ARGS(id));
 
+TRACE_EVENT(tmesh_keep,
+	TP_PROTO(u64 id, u64 bytes, u32 regions),
+	TP_ARGS(id, bytes, regions),
+	TP_STRUCT__entry(
+		__field(u64, id)
+		__field(u64, bytes)
+		__field(u32, regions)
+	),
+	TP_fast_assign(
+		__entry->id = id;
+		__entry->bytes = bytes;
+		__entry->regions = regions;
+	),
+	TP_printk("kept=%llu bytes=%llu regions=%u", __entry->id, __entry->bytes,
+		  __entry->regions)
+);
+
+TRACE_EVENT(tmesh_kept_end,
+	TP_PROTO(u64 id, u64 bytes, u32 why),
+	TP_ARGS(id, bytes, why),
+	TP_STRUCT__entry(
+		__field(u64, id)
+		__field(u64, bytes)
+		__field(u32, why)
+	),
+	TP_fast_assign(
+		__entry->id = id;
+		__entry->bytes = bytes;
+		__entry->why = why;
+	),
+	TP_printk("kept=%llu bytes=%llu why=%s", __entry->id, __entry->bytes,
+		  __print_symbolic(__entry->why, { 0, "dropped" }, { 1, "replaced" },
+				   { 2, "expired" }, { 3, "revoked" }, { 4, "ipc_ns" },
+				   { 5, "reclaimed" }, { 6, "unloaded" }))
+);
+
 #endif /* TMESH_TRACE_H */
 
 #undef TRACE_INCLUDE_PATH

@@ -7,6 +7,8 @@
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/shmem_fs.h>
+#include <linux/shrinker.h>
+#include <linux/slab.h>
 
 #include "compat.h"
 
@@ -24,6 +26,64 @@ void tmesh_put_ipc_ns(struct ipc_namespace *ns)
 	ns->ns.ops->put(&ns->ns);
 #else
 	put_ipc_ns(ns);
+#endif
+}
+
+/**
+ * tmesh_shrinker_new() - be asked for memory when there is little
+ * @name:  for people
+ * @count: how much is there
+ * @scan:  give some of it
+ *
+ * 6.7: shrinkers are allocated by the core.
+ *
+ * Return: the shrinker or an error as a pointer.
+ */
+struct shrinker *tmesh_shrinker_new(const char *name,
+				    unsigned long (*count)(struct shrinker *s,
+							   struct shrink_control *sc),
+				    unsigned long (*scan)(struct shrinker *s,
+							  struct shrink_control *sc))
+{
+	struct shrinker *shrinker;
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 7, 0)
+	int rc;
+
+	shrinker = kzalloc(sizeof(*shrinker), GFP_KERNEL);
+	if (!shrinker)
+		return ERR_PTR(-ENOMEM);
+	shrinker->count_objects = count;
+	shrinker->scan_objects = scan;
+	shrinker->seeks = DEFAULT_SEEKS;
+	rc = register_shrinker(shrinker, "%s", name);
+	if (rc) {
+		kfree(shrinker);
+		return ERR_PTR(rc);
+	}
+#else
+	shrinker = shrinker_alloc(0, "%s", name);
+	if (!shrinker)
+		return ERR_PTR(-ENOMEM);
+	shrinker->count_objects = count;
+	shrinker->scan_objects = scan;
+	shrinker_register(shrinker);
+#endif
+	return shrinker;
+}
+
+/**
+ * tmesh_shrinker_free() - be asked no more
+ * @shrinker: the shrinker
+ *
+ * Context: waits until nobody is asking.
+ */
+void tmesh_shrinker_free(struct shrinker *shrinker)
+{
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 7, 0)
+	unregister_shrinker(shrinker);
+	kfree(shrinker);
+#else
+	shrinker_free(shrinker);
 #endif
 }
 

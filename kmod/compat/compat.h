@@ -20,6 +20,8 @@
 
 struct folio;
 struct page;
+struct shrink_control;
+struct shrinker;
 
 #if LINUX_VERSION_CODE < KERNEL_VERSION(6, 1, 0)
 #error "tmesh needs Linux 6.1 or later"
@@ -148,6 +150,22 @@ static inline int tmesh_receive_fd(struct file *file, int __user *answer)
 #endif
 }
 
+/* 6.18: a namespace's references have another name. */
+static inline unsigned int tmesh_ipc_ns_refs(const struct ipc_namespace *ns)
+{
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 18, 0)
+	return refcount_read(&ns->ns.count);
+#else
+	return refcount_read(&ns->ns.__ns_ref);
+#endif
+}
+
+struct shrinker *tmesh_shrinker_new(const char *name,
+				    unsigned long (*count)(struct shrinker *s,
+							   struct shrink_control *sc),
+				    unsigned long (*scan)(struct shrinker *s,
+							  struct shrink_control *sc));
+void tmesh_shrinker_free(struct shrinker *shrinker);
 void tmesh_put_ipc_ns(struct ipc_namespace *ns);
 int tmesh_folio_mapcount(struct folio *folio);
 int tmesh_memfd_get_pages(struct file *memfd, struct page **pages, unsigned long nr_pages);

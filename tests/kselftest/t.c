@@ -151,6 +151,26 @@ static int leftovers(int before)
 	return now - before;
 }
 
+/* What a failed test had kept, so that it is not taken for the next one's. */
+static void drop_kept(void)
+{
+	struct tmesh_kept k;
+	struct tmesh_kept_list l = {
+		.size = sizeof(l),
+		.entries = (__u64)(unsigned long)&k,
+		.entry_bytes = sizeof(k),
+		.count = 1,
+	};
+	int dev = t_dev();
+
+	while (!ioctl(dev, TMESH_KEPT_LIST, &l) && l.count) {
+		struct tmesh_kept_drop d = {.size = sizeof(d), .flags = TMESH_KEPT_ID, .id = k.id};
+
+		ioctl(dev, TMESH_KEPT_DROP, &d);
+	}
+	close(dev);
+}
+
 /*
  * What tests may change for all: limits, and here the mode of the device, which they open as
  * several users. Both are put back from here, because a test may be killed.
@@ -160,14 +180,20 @@ static const char *const limits[] = {
 	"max_regions_per_uid",
 	"max_handles_per_uid",
 	"max_pins_per_uid",
+	"max_kept_bytes_per_uid",
+	"max_kept_names_per_uid",
 	"max_bytes_per_ipc_ns",
 	"max_regions_per_ipc_ns",
 	"max_handles_per_ipc_ns",
 	"max_pins_per_ipc_ns",
+	"max_kept_bytes_per_ipc_ns",
+	"max_kept_names_per_ipc_ns",
 	"max_bytes",
 	"max_regions",
 	"max_handles",
 	"max_pins",
+	"max_kept_bytes",
+	"max_kept_names",
 };
 
 static struct {
@@ -219,6 +245,8 @@ static bool run_case(int i, int before)
 	left = leftovers(before);
 	if (left > 0)
 		t_note("%s: left %d regions behind", cases[i].title, left);
+	if (left > 0)
+		drop_kept();
 	good = left <= 0 && !verdict->failed && WIFEXITED(status) &&
 	       WEXITSTATUS(status) != EXIT_FAILED;
 	printf("%s %d - %s%s%s\n", good ? "ok" : "not ok", i + 1, cases[i].title,

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Kept memory that nobody holds goes back when the machine needs it.
+ *
+ * The kernel asks for a few pages at a time and means everybody's share. A bundle goes as a
+ * whole, so what was asked for adds up until it is worth one.
+ */
+#include <linux/mm.h>
+#include <linux/shrinker.h>
+
+#include "keep.h"
+
+static struct shrinker *shrinker;
+
+/* Pages that were asked for and not given yet; guarded by tmesh_kept_lock. */
+static unsigned long wanted;
+
+static unsigned long tmesh_kept_count(struct shrinker *s, struct shrink_control *sc)
+{
+	unsigned long pages = READ_ONCE(tmesh_kept_idle_pages);
+
+	return pages ? pages : SHRINK_EMPTY;
+}
+
+/* The one that was used longest ago, if enough is wanted for it. It is held while it is looked at. */
+static struct tmesh_bundle *tmesh_reclaim_begin(void)
+{
+	struct tmesh_bundle *bundle;
+
+	lockdep_assert_held(&tmesh_kept_lock);
+	bundle = list_first_entry_or_null(&tmesh_kept_idle, struct tmesh_bundle, idle);
+	if (!bundle || bundle->nr_pages > wanted)
+		return NULL;
+	wanted -= bundle->nr_pages;
+	kref_get(&bundle->ref);
+	tmesh_bundle_busy(bundle);
+	return bundle;
+}
+
+/* Does a device or the kernel have some of it, or is a token of it on its way? */
+static bool tmesh_bundle_pinned(const struct tmesh_bundle *bundle)
+{
+	u32 i;
+
+	for (i = 0; i < bundle->nr_regions; i++) {
+		if (tmesh_drain_unheld(bundle->regions[i], false))
+			return true;
+		cond_resched();
+	}
+	return false;
+}
+
+/* Ends the look at a bundle, and takes it unless somebody wants it by now. */
+static bool tmesh_reclaim_end(struct tmesh_bundle *bundle, bool pinned)
+{
+	bool take;
+
+	lockdep_assert_held(&tmesh_kept_lock);
+	take = !pinned && bundle->held == 1 && !hlist_unhashed(&bundle->node);
+	if (take) {
+		bundle->held = 0;
+		tmesh_bundle_take(bundle);
+	} else {
+		tmesh_bundle_idle(bundle);
+	}
+	return take;
+}
+
+/*
+ * Pages go back here and now, under locks that are only tried: whoever has one may be the very
+ * one that waits for memory. What is left of the regions goes with a work.
+ */
+static unsigned long tmesh_reclaim_pages(const struct tmesh_bundle *bundle)
+{
+	unsigned long freed = 0;
+	u32 i;
+
+	for (i = 0; i < bundle->nr_regions; i++) {
+		freed += tmesh_drain_unheld(bundle->regions[i], true);
+		cond_resched();
+	}
+	return freed;
+}
+
+static unsigned long tmesh_kept_scan(struct shrinker *s, struct shrink_control *sc)
+{
+	struct tmesh_bundle *bundle;
+	unsigned long freed = 0;
+	bool pinned, take;
+
+	spin_lock(&tmesh_kept_lock);
+	wanted = min(wanted + sc->nr_to_scan, tmesh_kept_idle_pages);
+	while ((bundle = tmesh_reclaim_begin())) {
+		spin_unlock(&tmesh_kept_lock);
+		pinned = tmesh_bundle_pinned(bundle);
+		spin_lock(&tmesh_kept_lock);
+		take = tmesh_reclaim_end(bundle, pinned);
+		spin_unlock(&tmesh_kept_lock);
+		if (take) {
+			freed += tmesh_reclaim_pages(bundle);
+			/* The name's. */
+			tmesh_bundle_put_later(bundle);
+		}
+		tmesh_bundle_put_later(bundle);
+		spin_lock(&tmesh_kept_lock);
+	}
+	spin_unlock(&tmesh_kept_lock);
+	return freed;
+}
+
+/**
+ * tmesh_reclaim_init() - let the kernel ask for kept memory
+ *
+ * Return: 0 or -ENOMEM.
+ */
+int __init tmesh_reclaim_init(void)
+{
+	shrinker = tmesh_shrinker_new("tmesh-kept", tmesh_kept_count, tmesh_kept_scan);
+	return PTR_ERR_OR_ZERO(shrinker);
+}
+
+/**
+ * tmesh_reclaim_exit() - the kernel asks no more
+ *
+ * Context: waits until nobody is asking.
+ */
+void tmesh_reclaim_exit(void)
+{
+	tmesh_shrinker_free(shrinker);
+}
