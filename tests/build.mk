@@ -5,8 +5,8 @@
 
 JOBS ?= 2
 
-HOST_SUITES = runner-check sim-check unit-check unit-asan-check unit-tsan-check unit-valgrind-check fuzz-check \
-	      tools-check cuda-check python-check python-arrow-check beam-check beam-dialyzer readme-check \
+HOST_SUITES = runner-check rooms-check sim-check unit-check unit-asan-check unit-tsan-check unit-valgrind-check fuzz-check \
+	      tools-check model-check model-asan-check model-tsan-check model-peers-check model-fuzz-check cuda-check python-check python-arrow-check beam-check beam-dialyzer readme-check \
 	      packaging-check demo-check kmod-check
 HOST_SUITES_FULL = $(HOST_SUITES) python-current-check kmod-lint
 
@@ -33,7 +33,11 @@ check-deps:
 runner-check: ## the test runner's own tests
 	@$(PYTHON) tests/test_run.py
 
+# A library that installs headers is named with them here.
+rooms-check: all beam-nif python-lists ## what each room includes, and what the libraries are linked with
+	@$(PYTHON) -B tests/rooms.py lib="$(LIB_HEADERS)" bindings/cuda="$(CUDA_HEADERS)" model="$(MODEL_HEADERS)"
+
 readme-check: ## install, the README's examples, uninstall
 	@$(PYTHON) tests/readme.py $(STANDIN)
 
-.PHONY: check check-full check-report check-deps runner-check readme-check
+.PHONY: check check-full check-report check-deps runner-check rooms-check readme-check

@@ -43,7 +43,7 @@ $(B)/libtmesh-cuda.so: $(CUDA_SO)
 # Found by their paths, without a version; their functions are all there is.
 $(CUDA_TORCH) $(CUDA_HOOK): $(B)/libtmesh-cuda-%.so: $(CUDA)/%.c $(CUDA)/build.mk $(B)/libtmesh-cuda.so
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LIB_CFLAGS) $(LDFLAGS) -shared -Wl,-z,defs \
-		-Wl,-soname,$(notdir $@) -o $@ $< -L$(B) -ltmesh-cuda -ltmesh $(CUDA_LIBS)
+		-Wl,-soname,$(notdir $@) -MMD -MP -MF $(@:.so=.d) -o $@ $< -L$(B) -ltmesh-cuda -ltmesh $(CUDA_LIBS)
 
 install-cuda: cuda
 	$(INSTALL) -d $(DESTDIR)$(LIBDIR)/pkgconfig

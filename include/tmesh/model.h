@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * libtmesh-model: files of tensors, read once into regions that processes share. See tmesh/tmesh.h
+ * for the conventions of all calls; link with -ltmesh-model. Since 0.1.
+ *
+ * Formats:
+ *
+ *   safetensors   one file, or several with their index (model.safetensors.index.json).
+ *                 Rules: "Format" in the README of https://github.com/huggingface/safetensors
+ *   GGUF          version 3, little-endian, one file or a split one (NAME-00001-of-00003.gguf).
+ *                 Rules: docs/gguf.md of https://github.com/ggml-org/ggml
+ *
+ * Files are read strictly: what breaks a published rule is refused with -EPROTO. docs/models.md
+ * lists where this is stricter than the formats' own readers, and why.
+ */
+#ifndef TMESH_MODEL_H
+#define TMESH_MODEL_H
+
+#include <tmesh/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct tmesh_model;
+
+enum tmesh_model_format {
+	TMESH_MODEL_SAFETENSORS = 1,
+	TMESH_MODEL_GGUF = 2,
+};
+/* "safetensors" or "gguf". */
+const char *tmesh_model_format_name(enum tmesh_model_format format);
+
+/*
+ * What the files of @path say that they hold: headers are read, tensors are not. @path is a
+ * safetensors or GGUF file, an index (its name ends in .json), the first file of a split GGUF, or a
+ * folder with model.safetensors or model.safetensors.index.json in it.
+ *
+ * Return: 0; -EPROTO (malformed: the message says what and, of several files, in which);
+ * -EOPNOTSUPP (another version; more than TMESH_MAX_DIMS dimensions); -ENOENT, -EACCES, -EIO and
+ * the like, of the files; -ENOMEM.
+ */
+int tmesh_model_describe(const char *path, struct tmesh_model **out, struct tmesh_error *err);
+
+/*
+ * The same of a file's first @bytes that the caller has in memory, of a file of @file_bytes in all.
+ * No I/O. What is needed is copied.
+ * Return: as tmesh_model_describe(); -EAGAIN with @need: that many bytes, more than @bytes, are needed.
+ */
+int tmesh_model_parse(const void *header, size_t bytes, uint64_t file_bytes,
+		      struct tmesh_model **out, uint64_t *need, struct tmesh_error *err);
+
+struct tmesh_model *tmesh_model_ref(struct tmesh_model *model);
+/* Tensors that were made of it stay. */
+void tmesh_model_unref(struct tmesh_model *model);
+
+enum tmesh_model_format tmesh_model_format(const struct tmesh_model *model);
+
+/* A tensor. Strings live as long as the model. */
+struct tmesh_model_tensor {
+	size_t size;	  /* in: sizeof(struct tmesh_model_tensor) */
+	const char *name; /* UTF-8 */
+	const char *type; /* as the file spells it: "BF16", "Q4_K" */
+	/* TMESH_DTYPE_INVALID: a type of blocks, or one that tmesh has not: the tensor's bytes are
+	 * kept as they are */
+	enum tmesh_dtype dtype;
+	int32_t ndim;
+	int64_t shape[TMESH_MAX_DIMS]; /* elements, last dimension fastest, also of GGUF */
+	uint32_t block_elements;       /* 1 where each element stands for itself */
+	uint32_t block_bytes;
+	uint64_t bytes;
+	uint32_t file;	      /* index of its file */
+	uint64_t file_offset; /* of its first byte, from the file's first */
+};
+size_t tmesh_model_tensors(const struct tmesh_model *model);
+/* By index: in the order of the files, and in each by the place of the bytes. -EINVAL: no such one. */
+int tmesh_model_tensor(const struct tmesh_model *model, size_t index, struct tmesh_model_tensor *out,
+		       struct tmesh_error *err);
+/* By name. -ENOENT: there is none. */
+int tmesh_model_find(const struct tmesh_model *model, const char *name, size_t *index,
+		     struct tmesh_error *err);
+
+/* The files, in their order: path as it is opened, and length. */
+size_t tmesh_model_files(const struct tmesh_model *model);
+const char *tmesh_model_file(const struct tmesh_model *model, size_t index, uint64_t *bytes);
+
+/* Types of metadata, numbered as GGUF does. safetensors has STRING alone. */
+enum tmesh_model_type {
+	TMESH_MODEL_UINT8 = 0,
+	TMESH_MODEL_INT8 = 1,
+	TMESH_MODEL_UINT16 = 2,
+	TMESH_MODEL_INT16 = 3,
+	TMESH_MODEL_UINT32 = 4,
+	TMESH_MODEL_INT32 = 5,
+	TMESH_MODEL_FLOAT32 = 6,
+	TMESH_MODEL_BOOL = 7,
+	TMESH_MODEL_STRING = 8,
+	TMESH_MODEL_ARRAY = 9,
+	TMESH_MODEL_UINT64 = 10,
+	TMESH_MODEL_INT64 = 11,
+	TMESH_MODEL_FLOAT64 = 12,
+};
+
+/* A piece of metadata; of several safetensors files, that of the first that has the key. */
+struct tmesh_model_value {
+	size_t size; /* in: sizeof(struct tmesh_model_value) */
+	const char *key;
+	enum tmesh_model_type type;
+	enum tmesh_model_type item; /* of an array's elements */
+	uint64_t count;		    /* elements of an array, else 1 */
+	/* A string's bytes (no zero behind them, and in GGUF not always UTF-8). Numbers are
+	 * little-endian and not aligned. An array of strings: each has its length, u64, before it. */
+	const void *data;
+	uint64_t bytes;
+};
+size_t tmesh_model_values(const struct tmesh_model *model);
+int tmesh_model_value(const struct tmesh_model *model, size_t index, struct tmesh_model_value *out,
+		      struct tmesh_error *err);
+
+/*
+ * All metadata as one JSON object; what is not UTF-8 in a string becomes U+FFFD, a number that JSON has
+ * not (NaN, infinity) null. Arrays longer than @most (0: no limit) end there, with null behind.
+ * @text is the caller's, to be released with free().
+ */
+int tmesh_model_metadata_json(const struct tmesh_model *model, uint64_t most, char **text,
+			      struct tmesh_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TMESH_MODEL_H */

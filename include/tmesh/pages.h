@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Pages: a pool of equal pages that processes share, and sequences over them: a KV cache. Part of
+ * libtmesh-model. See tmesh/tmesh.h for the conventions of all calls, docs/pages.md for who is
+ * trusted with what. Since 0.2.
+ *
+ * A page pool is made in one process, its owner, which counts who holds which page. Its pages
+ * lie in regions (slabs), one for each device. A tenant of the pool has slabs, a limit, prefixes
+ * and a key of its own; it can neither map, name nor look up another tenant's. Who has a tenant's
+ * token takes part with a handle (struct tmesh_pages).
+ *
+ * A handle's tables and counts are in its process's private memory. To the owner it sends messages;
+ * the owner believes of them only what it knows itself: a handle gives back, shares and caches
+ * pages that it holds, and no others. When a process dies, its pages are free at once, but for
+ * those that others hold.
+ *
+ * Within a tenant all processes may write to all of the tenant's pages, as they share memory. The
+ * calls below never write to a page that somebody else may have: they copy it first, and count it.
+ *
+ * Page numbers are those of a pool: page p of device d is at tmesh_pages_base(d) + p * page_bytes
+ * in each process, so that a table of numbers indexes one tensor.
+ */
+#ifndef TMESH_PAGES_H
+#define TMESH_PAGES_H
+
+#include <tmesh/tmesh.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct tmesh_page_pool;
+struct tmesh_pages;
+struct tmesh_seq;
+
+#define TMESH_PAGES_MAX 4194304u /* of a pool */
+#define TMESH_PAGES_MAX_DEVICES 16
+#define TMESH_PAGES_MAX_SEQ 32768u /* pages of one sequence */
+#define TMESH_PAGES_TICKET_SIZE 40 /* a ticket's text with its terminating zero */
+
+/* A page that is cached under its hash and that nobody holds. */
+struct tmesh_page_victim {
+	uint32_t tenant; /* number, from 0, in the order of tmesh_page_pool_tenant() */
+	uint32_t page;
+	uint64_t hash[2];
+};
+
+struct tmesh_page_pool_opts {
+	size_t size;	      /* sizeof(struct tmesh_page_pool_opts) */
+	uint64_t page_bytes;  /* on each device: a power of two, 4 KiB to 2 MiB; 0: 64 KiB */
+	uint32_t page_tokens; /* tokens of a sequence in one page; 0: 16 */
+	uint32_t slab_pages;  /* pages of a region; 0: 256 */
+	uint32_t max_pages;   /* of all tenants, in whole slabs; 0: 4,096 */
+	uint32_t devices;     /* over which the heads are spread; 0: 1 */
+	uint32_t heads;	      /* 0: as many as devices */
+	uint32_t reserved;    /* 0 */
+	/* Make the region of a slab on @device; NULL: tmesh_region_create(). Called on the host's
+	 * thread, with locks held: it must not call functions of this header. The region has at
+	 * least @bytes, can be mapped for reading and writing, and is the pool's then. */
+	int (*place)(void *data, struct tmesh_ctx *ctx, uint32_t device, uint64_t bytes,
+		     struct tmesh_region **out, struct tmesh_error *err);
+	/* A tenant is out of pages. Whether this one, the longest unused, may go; false: look at
+	 * the next. NULL: it may. Called as @place. */
+	bool (*evict)(void *data, const struct tmesh_page_victim *victim);
+	void *data; /* of both */
+};
+
+/*
+ * A pool, served by a thread of this process until its last reference goes. Its regions are made
+ * when they are needed, with @ctx.
+ * Return: 0; -EINVAL, -EOVERFLOW, -ENOMEM, -EMFILE.
+ */
+int tmesh_page_pool_create(struct tmesh_ctx *ctx, const struct tmesh_page_pool_opts *opts,
+			   struct tmesh_page_pool **out, struct tmesh_error *err);
+struct tmesh_page_pool *tmesh_page_pool_ref(struct tmesh_page_pool *pool);
+/* The last one ends the pool: handles keep what they have mapped, and get -EPIPE for more. */
+void tmesh_page_pool_unref(struct tmesh_page_pool *pool);
+
+/*
+ * A tenant with at most @max_pages pages (0: as many as the pool), rounded up to whole slabs, and
+ * its token (TMESH_TOKEN_SIZE bytes), for processes of the same user. Each call makes another
+ * tenant, with a random key.
+ * Return: 0; -EINVAL; -EDQUOT (64 tenants); -ENOMEM, -EMFILE, -EACCES (runtime directory); -EPERM
+ * (inherited).
+ */
+int tmesh_page_pool_tenant(struct tmesh_page_pool *pool, uint32_t max_pages, char *token,
+			   struct tmesh_error *err);
+
+struct tmesh_page_pool_info {
+	size_t size;	    /* in: sizeof(struct tmesh_page_pool_info) */
+	uint64_t slabs;	    /* regions' worth of memory */
+	uint64_t pages;	    /* in them */
+	uint64_t free;	    /* held by nobody, cached for nobody */
+	uint64_t cached;    /* under a hash, whoever holds them */
+	uint64_t held;	    /* by handles and tickets */
+	uint64_t handles;   /* that take part now */
+	uint64_t tickets;   /* not yet ended */
+	uint64_t evicted;   /* since the beginning, as all that follow */
+	uint64_t refused;   /* pages in messages of handles that did not hold them */
+	uint64_t died;	    /* handles that ended with pages in use */
+	uint64_t reclaimed; /* pages that those had */
+};
+/* Return: 0; -EINVAL (@info), -EPERM (inherited). */
+int tmesh_page_pool_info(struct tmesh_page_pool *pool, struct tmesh_page_pool_info *info,
+			 struct tmesh_error *err);
+
+/*
+ * Take part in a pool, as the tenant whose token it is. Address space for the whole pool is
+ * reserved; memory is mapped when this handle first has a page of it. A forked child takes part by
+ * a handle of its own; through the inherited one it gets -EPERM, and none of the pages.
+ * Return: 0; -ENOENT (the pool is gone), -EPROTO (another token), -EBUSY (as many handles as the
+ * pool can have), -ETIMEDOUT, -ENOMEM, -EMFILE.
+ */
+int tmesh_pages_open(struct tmesh_ctx *ctx, const char *token, struct tmesh_pages **out,
+		     struct tmesh_error *err);
+struct tmesh_pages *tmesh_pages_ref(struct tmesh_pages *pages);
+/* The last one, and sequences count, gives all pages back. */
+void tmesh_pages_unref(struct tmesh_pages *pages);
+
+struct tmesh_pages_info {
+	size_t size; /* in: sizeof(struct tmesh_pages_info) */
+	uint64_t page_bytes;
+	uint32_t page_tokens;
+	uint32_t slab_pages;
+	uint32_t max_pages; /* numbers are below */
+	uint32_t devices;
+	uint32_t heads;
+	uint32_t spare;	 /* pages that this handle keeps ready */
+	uint64_t held;	 /* pages that its tables and tmesh_pages_alloc() have */
+	uint64_t copies; /* pages copied before a write, since the beginning */
+	uint64_t bytes_copied;
+};
+int tmesh_pages_info(struct tmesh_pages *pages, struct tmesh_pages_info *info,
+		     struct tmesh_error *err);
+
+/* Where @head lies: its device, and the how manieth of that device's heads it is. Round-robin.
+ * Return: 0; -EINVAL. */
+int tmesh_pages_head(const struct tmesh_pages *pages, uint32_t head, uint32_t *device,
+		     uint32_t *place, struct tmesh_error *err);
+/* The address of page 0 on @device, whose page size is tmesh_pages_info()'s; NULL: no such device.
+ * Good while the handle lives. Only pages that the handle holds are mapped for certain. */
+void *tmesh_pages_base(const struct tmesh_pages *pages, uint32_t device);
+
+/*
+ * One page, with one reference, whose content is whatever the tenant left in it. Costs no message
+ * where the handle has one ready, as after a page that was let go.
+ * Return: 0; -EDQUOT (the tenant has no page left: all are held); -EPIPE (the owner is gone),
+ * -ETIMEDOUT, -ENOMEM (no region for a slab), -EPERM (inherited).
+ */
+int tmesh_pages_alloc(struct tmesh_pages *pages, uint32_t *page, struct tmesh_error *err);
+/* Of a page that this handle holds (-EINVAL). The last reference lets it go. */
+int tmesh_pages_get(struct tmesh_pages *pages, uint32_t page, struct tmesh_error *err);
+int tmesh_pages_put(struct tmesh_pages *pages, uint32_t page, struct tmesh_error *err);
+/* Give the owner what this handle keeps ready, and hear what it has to say. */
+void tmesh_pages_trim(struct tmesh_pages *pages);
+
+/* Sequences. Each call takes the lock of its handle; sequences of one handle may be used by
+ * several threads, one sequence by one at a time. */
+
+/* A sequence without tokens. Return: 0; -ENOMEM, -EPERM (inherited). */
+int tmesh_seq_create(struct tmesh_pages *pages, struct tmesh_seq **out, struct tmesh_error *err);
+/* Lets its pages go. */
+void tmesh_seq_free(struct tmesh_seq *seq);
+/* Its number in this handle, which is never used again. */
+uint64_t tmesh_seq_id(const struct tmesh_seq *seq);
+
+/*
+ * Room for @tokens more. A last page that is not full and that others may have is copied.
+ * Return: 0; -EINVAL (more than TMESH_PAGES_MAX_SEQ pages, or than its view has room for); as
+ * tmesh_pages_alloc().
+ */
+int tmesh_seq_append(struct tmesh_seq *seq, uint64_t tokens, struct tmesh_error *err);
+/* Only the first @tokens stay. Return: 0; -EINVAL (it has fewer). */
+int tmesh_seq_truncate(struct tmesh_seq *seq, uint64_t tokens, struct tmesh_error *err);
+/* Another sequence with the same pages; either copies a page before it writes to it. Costs one
+ * reference for each page. Return: 0; -ENOMEM, -EPERM. */
+int tmesh_seq_fork(struct tmesh_seq *seq, struct tmesh_seq **out, struct tmesh_error *err);
+
+uint64_t tmesh_seq_tokens(const struct tmesh_seq *seq);
+/* Its block table, @count page numbers below 2^22, good until the sequence changes. */
+const int32_t *tmesh_seq_table(const struct tmesh_seq *seq, uint32_t *count);
+/*
+ * Where block @index (from 0) is on @device. With TMESH_WRITE in @rights it is this sequence's
+ * alone afterwards: a page that others may have was copied, on all devices.
+ * Return: 0; -EINVAL; as tmesh_pages_alloc().
+ */
+int tmesh_seq_page(struct tmesh_seq *seq, uint32_t index, uint32_t device, uint32_t rights,
+		   void **addr, struct tmesh_error *err);
+
+/*
+ * The tables of @count sequences as paged attention kernels take them: @tables is
+ * int32 [count, width], row-major, 0 where a sequence has no more blocks; @lens is int32 [count],
+ * in tokens. Return: 0; -EINVAL (a sequence has more than @width blocks: nothing was written).
+ */
+int tmesh_seq_tables(struct tmesh_seq *const *seqs, uint32_t count, int32_t *tables, uint32_t width,
+		     int32_t *lens, struct tmesh_error *err);
+/* Where tokens [@first, @first + @count) go: int64 [count], page * page_tokens + place in it.
+ * Return: 0; -EINVAL (beyond the sequence). */
+int tmesh_seq_slots(const struct tmesh_seq *seq, uint64_t first, uint64_t count, int64_t *slots,
+		    struct tmesh_error *err);
+
+/*
+ * The sequence on @device as one piece of memory, to be read: blocks one behind the other at
+ * @addr, with address space for @max_tokens (later calls give the same address). What is appended
+ * later appears behind, a block that is replaced is replaced here too; nothing is copied. It ends
+ * with the sequence. Memory beyond the last block cannot be touched (SIGSEGV).
+ * Return: 0; -EINVAL; -ENOMEM (address space, or vm.max_map_count: pages that lie one behind the
+ * other take one mapping together).
+ */
+int tmesh_seq_view(struct tmesh_seq *seq, uint32_t device, uint64_t max_tokens, const void **addr,
+		   struct tmesh_error *err);
+/*
+ * The same as a region of its own, by tmesh_region_gather(): as it is now, read-only, with a token
+ * and exports as any region. It keeps the memory alive but holds no page: it is good as long as
+ * the sequence is not changed. Return: as tmesh_region_gather(): -EOPNOTSUPP on memfd; -EINVAL (no
+ * blocks).
+ */
+int tmesh_seq_gather(struct tmesh_seq *seq, uint32_t device, struct tmesh_region **out,
+		     struct tmesh_error *err);
+
+/* Prefixes. */
+
+/*
+ * The hash of @count tokens behind those whose hash is @parent (NULL: none), under the tenant's
+ * key: 128 bits of SipHash. The same tokens have another hash for another tenant.
+ */
+void tmesh_pages_hash(const struct tmesh_pages *pages, const uint64_t parent[2],
+		      const int32_t *tokens, size_t count, uint64_t hash[2]);
+/*
+ * Others of this tenant may find the first @count blocks under these hashes, and they stay cached
+ * when the sequence goes, until the room is needed. What is cached already stays as it is. All of
+ * these blocks must be full, and are not written any more: who writes gets a copy.
+ * Return: 0; -EINVAL; -EPIPE, -ETIMEDOUT, -EPERM.
+ */
+int tmesh_seq_cache(struct tmesh_seq *seq, const uint64_t (*hashes)[2], uint32_t count,
+		    struct tmesh_error *err);
+/*
+ * A sequence of the longest prefix of @hashes (at most 8,192) that is cached; it may have no block.
+ * Return: 0; -EINVAL; -EPIPE, -ETIMEDOUT, -ENOMEM, -EPERM.
+ */
+int tmesh_pages_find(struct tmesh_pages *pages, const uint64_t (*hashes)[2], uint32_t count,
+		     struct tmesh_seq **out, struct tmesh_error *err);
+
+/* Handing over. */
+
+/*
+ * A ticket for the sequence as it is now, for handles of the same tenant. Its pages stay until
+ * the ticket ends: by tmesh_pages_unshare(), or with this handle.
+ * Return: 0; -EDQUOT (1,024 tickets of one handle); -EPIPE, -ETIMEDOUT, -EPERM.
+ */
+int tmesh_seq_share(struct tmesh_seq *seq, char ticket[TMESH_PAGES_TICKET_SIZE],
+		    struct tmesh_error *err);
+/* A sequence with the same pages. Return: 0; -EPROTO (no ticket), -ENOENT (it has ended, or is
+ * another tenant's); -EPIPE, -ETIMEDOUT, -ENOMEM, -EPERM. */
+int tmesh_seq_take(struct tmesh_pages *pages, const char *ticket, struct tmesh_seq **out,
+		   struct tmesh_error *err);
+int tmesh_pages_unshare(struct tmesh_pages *pages, const char *ticket, struct tmesh_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TMESH_PAGES_H */

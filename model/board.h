@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A board: memory that one process writes and all others can only read (a memfd sealed against
+ * every later writer), and a bell for each reader who wants to be told.
+ */
+#ifndef MODEL_BOARD_H
+#define MODEL_BOARD_H
+
+#include "meet.h"
+
+struct model_watcher;
+
+struct model_board {
+	struct model_meet meet;
+	uint32_t kind;
+	uint32_t life;
+	int fd;
+	void *addr;
+	size_t bytes;
+	struct model_watcher *watchers; /* with the host's lock held */
+	unsigned int count;
+};
+
+/* @kind is a magic number that says what the board is of. Not with the host's lock held. */
+int model_board_create(struct model_board *board, struct tmesh_ctx *ctx, uint32_t kind,
+		       const char *label, size_t bytes, struct tmesh_error *err);
+void model_board_close(struct model_board *board);
+int model_board_token(struct model_board *board, char *token, struct tmesh_error *err);
+/* Tell all who want to be told. */
+void model_board_ring(struct model_board *board);
+
+/* A reader's side; for one thread at a time. */
+struct model_view {
+	struct model_fd socket;
+	uint32_t life;
+	const void *addr;
+	size_t bytes;
+	bool watches;
+	bool gone;
+};
+
+int model_view_open(struct model_view *view, struct tmesh_ctx *ctx, const char *token,
+		    uint32_t kind, size_t least, struct tmesh_error *err);
+void model_view_close(struct model_view *view);
+/* The descriptor to poll; from the first call on the board's owner rings. */
+int model_view_watch(struct model_view *view, struct tmesh_error *err);
+/* Empty the bell: before the look that it calls for. */
+void model_view_drain(struct model_view *view);
+/* Whether the board's owner is gone. */
+bool model_view_is_over(struct model_view *view);
+
+#endif /* MODEL_BOARD_H */

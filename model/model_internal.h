@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the files of libtmesh-model share. Nothing here is seen outside the library.
+ *
+ * A table is what the header of one file says; reading it does no I/O. A model is one table for each
+ * of its files, in one order, and, once loaded, the region with the tensors' bytes.
+ */
+#ifndef TMESH_MODEL_INTERNAL_H
+#define TMESH_MODEL_INTERNAL_H
+
+#include <errno.h>
+#include <jansson.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "common/error.h"
+#include "common/sized.h"
+#include "common/hex.h"
+#include "common/clock.h"
+#include "common/page.h"
+#include "common/random.h"
+
+#pragma GCC visibility push(default)
+#include <tmesh/model.h>
+#pragma GCC visibility pop
+
+/* One tensor as its file describes it. */
+struct table_tensor {
+	const char *name;
+	const struct model_type *type;
+	int32_t ndim;
+	int64_t shape[TMESH_MAX_DIMS];
+	uint64_t bytes;
+	uint64_t file_offset; /* from the file's first byte */
+};
+
+/* What a file knows about itself. @data points into the table. */
+struct table_value {
+	const char *key;
+	uint32_t type, item;
+	uint64_t count;
+	const uint8_t *data;
+	uint64_t bytes;
+};
+
+struct table {
+	enum tmesh_model_format format;
+	struct table_tensor *tensors; /* in the order of their bytes in the file */
+	size_t tensor_count;
+	struct table_value *values; /* in the order of the file */
+	size_t value_count;
+	uint64_t header_bytes; /* before the first tensor, padding included */
+	json_t *root;	       /* safetensors: the names point into it */
+	uint8_t *copy;	       /* GGUF: the header, which the values point into */
+	char *names;	       /* GGUF: names and keys, each with its zero */
+	/* GGUF, split: -1 where the file does not say */
+	int64_t split_no, split_count, split_tensors;
+};
+
+/* types.c */
+
+struct model_type {
+	const char *name; /* as the format spells it */
+	enum tmesh_dtype dtype;
+	uint32_t block_elements;
+	uint32_t block_bytes;
+};
+const struct model_type *model_type_safetensors(const char *name);
+const struct model_type *model_type_gguf(uint32_t number);
+/* How the safetensors format spells @dtype, NULL where it has no word for it. */
+const char *model_type_word(enum tmesh_dtype dtype);
+/* Bytes of a tensor, checked. False: they overflow. @even: whole blocks. */
+bool model_type_bytes(const struct model_type *type, int32_t ndim, const int64_t *shape,
+		      uint64_t *bytes, bool *even);
+
+/* safetensors.c, gguf.c */
+
+#define MODEL_SAFETENSORS_HEADER_MAX 100000000u
+#define MODEL_GGUF_HEADER_MAX	     (1u << 30)
+
+/*
+ * Read the header of a file of @file_bytes whose first @bytes are at @data.
+ * Return: 0; -EAGAIN with @need: call again with that many bytes; -EPROTO, -EOPNOTSUPP, -ENOMEM.
+ */
+int table_parse(const uint8_t *data, size_t bytes, uint64_t file_bytes, struct table **out,
+		uint64_t *need, struct tmesh_error *err);
+int table_parse_safetensors(struct table *table, const uint8_t *data, size_t bytes,
+			    uint64_t file_bytes, uint64_t *need, struct tmesh_error *err);
+int table_parse_gguf(struct table *table, const uint8_t *data, size_t bytes, uint64_t file_bytes,
+		     uint64_t *need, struct tmesh_error *err);
+void table_free(struct table *table);
+
+/* index.c */
+
+/* The files of a sharded safetensors model, each once and sorted, and what lies in which. */
+struct shard_index {
+	json_t *root;
+	json_t *map; /* name: file */
+	const char **files;
+	size_t file_count;
+};
+int shard_index_parse(const char *text, size_t bytes, struct shard_index *index,
+		      struct tmesh_error *err);
+void shard_index_free(struct shard_index *index);
+
+/* files.c */
+
+/* One file of a model, still open while it is loaded. */
+struct model_file {
+	char *path;
+	char *name; /* its last part; points into path */
+	int fd;	    /* -1: closed */
+	struct table *table;
+	uint64_t bytes;
+	/* what it was when its header was read */
+	uint64_t dev, ino;
+	int64_t mtime_ns, ctime_ns;
+	uint64_t header_hash[2];
+};
+
+struct tmesh_model {
+	atomic_uint refs;
+	enum tmesh_model_format format;
+	struct model_file *files;
+	size_t file_count;
+	/* of all files, in order */
+	struct model_entry {
+		const struct table_tensor *tensor;
+		uint32_t file;
+		uint64_t offset; /* loaded: from the region's first byte */
+	} *entries;
+	size_t entry_count;
+	uint32_t *sorted; /* the entries' indices by name */
+	const struct table_value **values;
+	size_t value_count;
+};
+
+/* Open and read the headers of all files of @path; they stay open. */
+int model_open(const char *path, struct tmesh_model **out, struct tmesh_error *err);
+void model_close_files(struct tmesh_model *model);
+/* model.c: make the list of all tensors of @model's files. */
+int model_join(struct tmesh_model *model, struct tmesh_error *err);
+struct tmesh_model *model_new(size_t files);
+
+/* hash.c */
+void model_hash(const void *data, size_t bytes, uint64_t hash[2]);
+
+/* text.c */
+
+/* @text, clipped and without what could steer a terminal, for a message. */
+#define MODEL_QUOTE 72
+const char *model_quote(char quoted[MODEL_QUOTE], const char *text);
+bool model_is_utf8(const uint8_t *text, size_t bytes);
+
+#endif /* TMESH_MODEL_INTERNAL_H */

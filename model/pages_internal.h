@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the owner of a page pool and its handles share: their messages; and what the files of a
+ * handle share. docs/pages.md explains it.
+ *
+ * Each message is a head and what follows it. Both ends check all of it: sizes are the packet's
+ * own, counts must fit them, numbers of pages are compared with the pool's.
+ */
+#ifndef MODEL_PAGES_INTERNAL_H
+#define MODEL_PAGES_INTERNAL_H
+
+#include <pthread.h>
+
+#include "meet.h"
+
+#pragma GCC visibility push(default)
+#include <tmesh/pages.h>
+#pragma GCC visibility pop
+
+#define PAGES_MAGIC 0x50304d54u /* "TM0P" */
+#define PAGES_VERSION 1
+
+enum pages_op {
+	/* of a handle */
+	PAGES_WANT = 1, /* @count pages; @a: of them needed now, the others are for later */
+	PAGES_RETURN,	/* pages */
+	PAGES_SLAB,	/* @a: its number */
+	PAGES_CACHE,	/* struct pages_hashed */
+	PAGES_FIND,	/* hashes */
+	PAGES_SHARE,	/* pages; @a: tokens */
+	PAGES_TAKE,	/* @a, @b: ticket */
+	PAGES_UNSHARE,	/* @a, @b: ticket */
+	/* of the owner; each but WELCOME and RECALL answers the one with the same place above */
+	PAGES_GRANT = 65,   /* pages */
+	PAGES_SLAB_IS = 67, /* a token for each device */
+	PAGES_CACHED = 68,
+	PAGES_FOUND = 69,  /* pages */
+	PAGES_TICKET = 70, /* @a, @b */
+	PAGES_TABLE = 71,  /* pages; @a: tokens */
+	PAGES_UNSHARED = 72,
+	PAGES_WELCOME = 80, /* struct pages_shape */
+	PAGES_RECALL,
+};
+
+struct pages_head {
+	uint32_t op;
+	int32_t status; /* of an answer: 0 or a negative errno */
+	uint32_t count; /* of what follows */
+	uint32_t pad;	/* 0 */
+	uint64_t a;
+	uint64_t b;
+};
+
+struct pages_hashed {
+	uint64_t hash[2];
+	uint32_t page;
+	uint32_t pad;
+};
+
+struct pages_shape {
+	uint32_t magic;
+	uint32_t version;
+	uint64_t page_bytes;
+	uint32_t page_tokens;
+	uint32_t slab_pages;
+	uint32_t max_pages;
+	uint32_t devices;
+	uint32_t heads;
+	uint32_t pad;
+	uint64_t key[4];
+};
+
+#define PAGES_FIND_MAX 8192u
+#define PAGES_CACHE_MAX 4096u
+#define PAGES_GRANT_MAX 1024u
+
+/* Room for any message. */
+struct pages_message {
+	struct pages_head head;
+	union {
+		uint32_t pages[TMESH_PAGES_MAX_SEQ];
+		uint64_t hashes[PAGES_FIND_MAX][2];
+		struct pages_hashed hashed[PAGES_CACHE_MAX];
+		struct pages_shape shape;
+		char tokens[TMESH_PAGES_MAX_DEVICES][TMESH_TOKEN_SIZE];
+	};
+};
+
+/* Reserved, at a multiple of 2 MiB; NULL and errno. */
+uint8_t *pages_address_space(uint64_t bytes);
+/* Powers of two, limits, and that nothing overflows; 0 or -EINVAL. */
+int pages_check_shape(const struct pages_shape *shape, struct tmesh_error *err);
+
+static inline bool bit_get(const uint64_t *bits, uint32_t i)
+{
+	return bits[i / 64] >> (i % 64) & 1;
+}
+
+static inline void bit_set(uint64_t *bits, uint32_t i)
+{
+	bits[i / 64] |= 1ull << (i % 64);
+}
+
+static inline void bit_clear(uint64_t *bits, uint32_t i)
+{
+	bits[i / 64] &= ~(1ull << (i % 64));
+}
+
+/* A handle. What is not said to be constant is under @lock. */
+struct tmesh_pages {
+	atomic_uint refs;
+	uint32_t life;
+	struct tmesh_ctx *ctx;
+	struct model_fd socket;			/* opened and closed under the host's lock too */
+	struct pages_shape shape;		/* constant */
+	uint32_t slabs;				/* constant */
+	uint8_t *base[TMESH_PAGES_MAX_DEVICES]; /* constant */
+	pthread_mutex_t lock;
+
+	struct tmesh_region *(*regions)[TMESH_PAGES_MAX_DEVICES]; /* of each slab mapped */
+	uint32_t *refs_of;					  /* of each page */
+	uint64_t *shared; /* others may have the page: it is not written, and goes back */
+	uint32_t *spare;  /* pages that it holds and nothing refers to */
+	uint32_t spares;
+	uint32_t *back; /* pages to be returned with the next message */
+	uint32_t backs;
+	uint32_t since; /* pages let go since it last heard the owner */
+	bool dry;	/* the last GRANT had no page: none are asked for ahead */
+	bool wants;	/* the answer to a WANT is under way */
+	bool gone;
+	uint64_t held, copies;
+	struct pages_message message;	     /* of whoever has the lock */
+	uint32_t found[TMESH_PAGES_MAX_SEQ]; /* pages of an answer, while more is asked */
+
+	struct tmesh_seq *seqs;
+	uint64_t last_id;
+	struct table_log *log; /* pages_table.c; NULL: none */
+};
+
+struct seq_view {
+	uint8_t *addr; /* NULL: none */
+	uint32_t room; /* in pages */
+};
+
+struct tmesh_seq {
+	struct tmesh_pages *pages;
+	struct tmesh_seq *next, **at;
+	uint64_t id;
+	uint64_t tokens;
+	uint32_t *table;
+	uint32_t count, room;
+	struct seq_view views[TMESH_PAGES_MAX_DEVICES];
+};
+
+/* pages.c; with the handle's lock held, and after pages_enter() */
+
+/* Takes the lock; -EPERM without it for an inherited handle. */
+int pages_enter(struct tmesh_pages *pages, struct tmesh_error *err);
+void pages_leave(struct tmesh_pages *pages);
+/* @count pages with a reference each, or none. */
+int pages_take(struct tmesh_pages *pages, uint32_t *out, uint32_t count, struct tmesh_error *err);
+void pages_unref(struct tmesh_pages *pages, uint32_t page);
+/* A page that the owner has given with an answer; its slab is mapped. */
+int pages_adopt(struct tmesh_pages *pages, uint32_t page, struct tmesh_error *err);
+bool pages_alone(const struct tmesh_pages *pages, uint32_t page);
+void pages_copy(struct tmesh_pages *pages, uint32_t to, uint32_t from);
+/*
+ * Ask what pages->message holds, of @bytes, and wait for the answer, which is there then. What was
+ * let go before is returned first: nothing is returned between a question and its answer, which
+ * may give the same pages once more.
+ */
+int pages_ask(struct tmesh_pages *pages, size_t bytes, enum pages_op answer,
+	      struct tmesh_error *err);
+/* Send what has been let go, without waiting. */
+void pages_flush(struct tmesh_pages *pages);
+
+/* pages_seq.c */
+int seq_new(struct tmesh_pages *pages, uint32_t room, struct tmesh_seq **out,
+	    struct tmesh_error *err);
+
+/* pages_view.c */
+/* Blocks [@from, @to) are other pages than before. */
+int view_update(struct tmesh_seq *seq, uint32_t from, uint32_t to, struct tmesh_error *err);
+/* Before blocks beyond @count go. Does not fail. */
+void view_cut(struct tmesh_seq *seq, uint32_t count);
+/* -EINVAL where a view has no room for @count blocks. */
+int view_has_room(const struct tmesh_seq *seq, uint32_t count, struct tmesh_error *err);
+void view_free(struct tmesh_seq *seq);
+
+#endif /* MODEL_PAGES_INTERNAL_H */

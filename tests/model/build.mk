@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: MIT
+#
+# Tests of libtmesh-model: unit tests as those of libtmesh, the formats' own packages as a second
+# opinion, fuzz targets.
+
+MODEL_TEST     := tests/model
+MODEL_TEST_OUT := $(B)/tests/model
+MODEL_TESTS    := $(patsubst $(MODEL_TEST)/test_%.c,test_%,$(wildcard $(MODEL_TEST)/test_*.c))
+MODEL_TEST_FLAGS := -std=gnu11 -pthread -Ilib $(COMMON_CPPFLAGS) -I$(MODEL) -Itests/unit
+
+# model_test(variant, sanitizers, libtmesh, libtmesh-model)
+define model_test
+$(MODEL_TEST_OUT)/$(1)/%: $(MODEL_TEST)/%.c $$(wildcard $(MODEL_TEST)/*.h $(MODEL)/*.h tests/unit/unit.h) $(4) $(3)
+	@mkdir -p $$(@D)
+	$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(WARN) $$(MODEL_TEST_FLAGS) $(2) $$< $(4) $(3) -lcmocka $$(MODEL_LIBS) -o $$@
+endef
+$(eval $(call model_test,plain,,$(LIB_A),$(MODEL_A)))
+$(eval $(call model_test,asan,$(ASAN_FLAGS),$(LIB_ASAN),$(B)/libtmesh-model-asan.a))
+$(eval $(call model_test,tsan,$(TSAN_FLAGS),$(LIB_TSAN),$(B)/libtmesh-model-tsan.a))
+
+define model_run
+@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d); \
+trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \
+for test in $(2); do $(MODEL_TEST_OUT)/$(1)/$$test || status=1; done; exit $$status
+endef
+
+model-check: $(addprefix $(MODEL_TEST_OUT)/plain/,$(MODEL_TESTS)) ## libtmesh-model's unit tests
+	$(call model_run,plain,$(MODEL_TESTS))
+
+model-asan-check: $(addprefix $(MODEL_TEST_OUT)/asan/,$(MODEL_TESTS)) ## ... with sanitizers
+	$(call model_run,asan,$(MODEL_TESTS))
+
+# Of those with threads whatever starts none in a forked child, which the sanitizer does not follow.
+MODEL_TSAN := test_pages_threads
+
+model-tsan-check: $(addprefix $(MODEL_TEST_OUT)/tsan/,$(MODEL_TSAN)) ## ... with the thread sanitizer
+	$(call model_run,tsan,$(MODEL_TSAN))
+
+# The formats' own packages are on the package index alone; without them what needs them is skipped.
+MODEL_VENV := $(B)/venv-model
+
+$(MODEL_VENV)/tools.stamp:
+	$(PYTHON) -m venv --clear $(MODEL_VENV)
+	$(MODEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		numpy safetensors gguf || true
+	@touch $@
+
+model-peers-check: $(MODEL_VENV)/tools.stamp $(B)/libtmesh-model.so ## the readers beside the formats' own packages
+	@$(MODEL_VENV)/bin/python $(MODEL_TEST)/differential.py
+
+# libFuzzer; the corpus lies beside those of libtmesh.
+MODEL_FUZZ_OUT   := $(MODEL_TEST_OUT)/fuzz
+MODEL_FUZZ_NAMES := safetensors gguf shards
+MODEL_FUZZ_OBJ   := $(MODEL_SRC:$(MODEL)/%.c=$(MODEL_FUZZ_OUT)/model/%.o)
+
+$(MODEL_FUZZ_OUT)/model/%.o: $(MODEL)/%.c $(MODEL)/build.mk
+	@mkdir -p $(@D)
+	$(FUZZ_CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) $(LIB_CFLAGS) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c -o $@ $<
+-include $(MODEL_FUZZ_OBJ:.o=.d)
+
+MODEL_FUZZ_LINK = $(FUZZ_CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) -I$(MODEL) -std=gnu11 $(WARN) $(FUZZ_FLAGS) -fsanitize=fuzzer \
+	$< $(MODEL_FUZZ_OBJ) $(FUZZ_OBJ) $(MODEL_LIBS) -o $@
+$(MODEL_FUZZ_OUT)/safetensors $(MODEL_FUZZ_OUT)/gguf: $(MODEL_TEST)/fuzz/fuzz_header.c $(MODEL_FUZZ_OBJ) $(FUZZ_OBJ)
+	$(MODEL_FUZZ_LINK)
+$(MODEL_FUZZ_OUT)/shards: $(MODEL_TEST)/fuzz/fuzz_shards.c $(MODEL_FUZZ_OBJ) $(FUZZ_OBJ)
+	$(MODEL_FUZZ_LINK)
+.SECONDARY: $(MODEL_FUZZ_OBJ)
+
+model-fuzz-check: $(addprefix $(MODEL_FUZZ_OUT)/,$(MODEL_FUZZ_NAMES)) ## fuzz what reads files of tensors
+	@$(FUZZ)/run $(MODEL_FUZZ_OUT) $(MODEL_FUZZ_NAMES)
+
+.PHONY: model-check model-asan-check model-tsan-check model-peers-check model-fuzz-check

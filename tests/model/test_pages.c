@@ -1,0 +1,698 @@
+// SPDX-License-Identifier: MIT
+/* Pools of pages and sequences over them: what each call promises, between handles of one process.
+ */
+#include "pages_test.h"
+
+#include <signal.h>
+
+static void test_alloc(void **state)
+{
+	struct scene s = scene_make(&small_pool);
+	uint32_t pages[256], more;
+	uint8_t seen[256] = {0};
+	struct tmesh_pages_info info = pages_info(s.pages);
+
+	assert_int_equal(info.page_bytes, 4096);
+	assert_int_equal(info.max_pages, 256);
+	for (int i = 0; i < 256; i++) {
+		uint8_t *at;
+
+		assert_ok(tmesh_pages_alloc(s.pages, &pages[i], err));
+		assert_true(pages[i] < 256);
+		assert_false(seen[pages[i]]++);
+		at = (uint8_t *)tmesh_pages_base(s.pages, 0) + pages[i] * 4096ull;
+		assert_int_equal(at[0], 0);
+		memset(at, i, 4096);
+	}
+	assert_refused(tmesh_pages_alloc(s.pages, &more, err), -EDQUOT, "held");
+	for (int i = 0; i < 256; i++)
+		assert_int_equal(
+			((uint8_t *)tmesh_pages_base(s.pages, 0))[pages[i] * 4096ull + 4095], i);
+	assert_ok(tmesh_pages_get(s.pages, pages[7], err));
+	assert_ok(tmesh_pages_put(s.pages, pages[7], err));
+	assert_refused(tmesh_pages_alloc(s.pages, &more, err), -EDQUOT, "held");
+	assert_ok(tmesh_pages_put(s.pages, pages[7], err));
+	assert_refused(tmesh_pages_put(s.pages, pages[7], err), -EINVAL, "not this handle's");
+	assert_refused(tmesh_pages_get(s.pages, 256, err), -EINVAL, "not this handle's");
+	assert_refused(tmesh_pages_get(s.pages, UINT32_MAX, err), -EINVAL, "not this handle's");
+	assert_ok(tmesh_pages_alloc(s.pages, &more, err));
+	assert_int_equal(more, pages[7]);
+	for (int i = 0; i < 256; i++)
+		assert_ok(tmesh_pages_put(s.pages, pages[i], err));
+	tmesh_pages_trim(s.pages);
+	assert_true(settles(&s, 0, 0));
+	assert_int_equal(pool_info(&s).free, 256);
+	assert_int_equal(pool_info(&s).refused, 0);
+	scene_end(&s);
+}
+
+static void test_bad_options(void **state)
+{
+	static const struct {
+		struct tmesh_page_pool_opts opts;
+		const char *word;
+	} bad[] = {
+		{{.size = sizeof(small_pool), .page_bytes = 2048}, "page_bytes"},
+		{{.size = sizeof(small_pool), .page_bytes = 4 << 20}, "page_bytes"},
+		{{.size = sizeof(small_pool), .page_bytes = 12288}, "page_bytes"},
+		{{.size = sizeof(small_pool), .page_tokens = 65537}, "page_tokens"},
+		{{.size = sizeof(small_pool), .max_pages = TMESH_PAGES_MAX + 1}, "max_pages"},
+		{{.size = sizeof(small_pool), .max_pages = TMESH_PAGES_MAX, .slab_pages = 3},
+		 "max_pages"},
+		{{.size = sizeof(small_pool), .slab_pages = UINT32_MAX}, "slab_pages"},
+		{{.size = sizeof(small_pool), .devices = 17}, "devices"},
+		{{.size = sizeof(small_pool), .heads = 65537}, "heads"},
+		{{.size = sizeof(small_pool), .reserved = 1}, "reserved"},
+	};
+	struct scene s = scene_make(&small_pool);
+	struct tmesh_page_pool *pool = NULL;
+	char token[TMESH_TOKEN_SIZE];
+
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+		assert_refused(tmesh_page_pool_create(s.ctx, &bad[i].opts, &pool, err), -EINVAL,
+			       bad[i].word);
+	assert_null(pool);
+	assert_refused(tmesh_page_pool_tenant(s.pool, 257, token, err), -EINVAL, "256");
+	scene_end(&s);
+}
+
+static void test_sequence(void **state)
+{
+	struct scene s = scene_make(&small_pool);
+	struct tmesh_seq *seq = seq_make(s.pages, 10);
+	uint32_t count;
+	int64_t slots[10];
+	const int32_t *table = tmesh_seq_table(seq, &count);
+	void *addr;
+
+	assert_int_equal(count, 3);
+	assert_int_equal(tmesh_seq_tokens(seq), 10);
+	fill(seq, 100);
+	assert_ok(tmesh_seq_append(seq, 2, err));
+	tmesh_seq_table(seq, &count);
+	assert_int_equal(count, 3);
+	assert_ok(tmesh_seq_append(seq, 1, err));
+	table = tmesh_seq_table(seq, &count);
+	assert_int_equal(count, 4);
+	assert_ok(tmesh_seq_slots(seq, 3, 10, slots, err));
+	for (int i = 0; i < 10; i++)
+		assert_int_equal(slots[i], table[(i + 3) / 4] * 4 + (i + 3) % 4);
+	assert_refused(tmesh_seq_slots(seq, 4, 10, slots, err), -EINVAL, "13");
+	assert_refused(tmesh_seq_slots(seq, UINT64_MAX, 2, slots, err), -EINVAL, "13");
+	assert_refused(tmesh_seq_truncate(seq, 14, err), -EINVAL, "13");
+	assert_ok(tmesh_seq_truncate(seq, 9, err));
+	assert_true(is_filled(seq, 100));
+	assert_int_equal(pages_info(s.pages).held, 3);
+	assert_refused(tmesh_seq_append(seq, UINT64_MAX - 3, err), -EINVAL, "at most");
+	assert_refused(tmesh_seq_append(seq, TMESH_PAGES_MAX_SEQ * 4ull, err), -EINVAL, "at most");
+	/* All or nothing */
+	assert_refused(tmesh_seq_append(seq, 256 * 4, err), -EDQUOT, "held");
+	assert_int_equal(tmesh_seq_tokens(seq), 9);
+	assert_int_equal(pages_info(s.pages).held, 3);
+	assert_true(is_filled(seq, 100));
+	assert_refused(tmesh_seq_page(seq, 3, 0, TMESH_READ, &addr, err), -EINVAL, "block 3");
+	assert_refused(tmesh_seq_page(seq, 0, 1, TMESH_READ, &addr, err), -EINVAL, "device 1");
+	assert_refused(tmesh_seq_page(seq, 0, 0, TMESH_WRITE, &addr, err), -EINVAL, "READ");
+	assert_ok(tmesh_seq_truncate(seq, 0, err));
+	assert_int_equal(pages_info(s.pages).held, 0);
+	tmesh_seq_free(seq);
+	tmesh_seq_free(NULL);
+	scene_end(&s);
+}
+
+static void test_fork(void **state)
+{
+	struct scene s = scene_make(&small_pool);
+	struct tmesh_seq *seq = seq_make(s.pages, 10), *fork, *second;
+	uint32_t count;
+
+	fill(seq, 100);
+	assert_ok(tmesh_seq_fork(seq, &fork, err));
+	assert_int_equal(pages_info(s.pages).held, 3);
+	assert_memory_equal(tmesh_seq_table(seq, NULL), tmesh_seq_table(fork, &count), 12);
+	assert_int_equal(count, 3);
+	assert_true(tmesh_seq_id(seq) != tmesh_seq_id(fork));
+	/* Whoever goes on in the last page gets its own. */
+	assert_ok(tmesh_seq_append(fork, 1, err));
+	assert_int_equal(pages_info(s.pages).held, 4);
+	assert_int_equal(pages_info(s.pages).copies, 1);
+	assert_int_equal(pages_info(s.pages).bytes_copied, 4096);
+	assert_true(is_filled(fork, 100));
+	assert_memory_equal(tmesh_seq_table(seq, NULL), tmesh_seq_table(fork, NULL), 8);
+	assert_int_not_equal(tmesh_seq_table(seq, NULL)[2], tmesh_seq_table(fork, NULL)[2]);
+	assert_ok(tmesh_seq_append(seq, 1, err));
+	assert_int_equal(pages_info(s.pages).copies, 1);
+	fill(fork, 900);
+	assert_true(is_filled(seq, 100));
+	assert_true(is_filled(fork, 900));
+	assert_int_equal(pages_info(s.pages).held, 6);
+	assert_ok(tmesh_seq_fork(fork, &second, err));
+	tmesh_seq_free(fork);
+	assert_true(is_filled(second, 900));
+	tmesh_seq_free(seq);
+	assert_int_equal(pages_info(s.pages).held, 3);
+	tmesh_seq_free(second);
+	assert_int_equal(pages_info(s.pages).held, 0);
+	scene_end(&s);
+}
+
+static void test_tables(void **state)
+{
+	struct scene s = scene_make(&small_pool);
+	struct tmesh_seq *seqs[3] = {seq_make(s.pages, 9), seq_make(s.pages, 0),
+				     seq_make(s.pages, 4)};
+	int32_t tables[3][4], lens[3];
+
+	memset(tables, 0x55, sizeof(tables));
+	assert_refused(tmesh_seq_tables(seqs, 3, &tables[0][0], 2, lens, err), -EINVAL,
+		       "sequence 0");
+	assert_int_equal(tables[0][0], 0x55555555);
+	assert_ok(tmesh_seq_tables(seqs, 3, &tables[0][0], 4, lens, err));
+	assert_memory_equal(tables[0], tmesh_seq_table(seqs[0], NULL), 12);
+	assert_int_equal(tables[0][3], 0);
+	for (int i = 0; i < 4; i++)
+		assert_int_equal(tables[1][i], 0);
+	assert_int_equal(tables[2][0], tmesh_seq_table(seqs[2], NULL)[0]);
+	assert_int_equal(lens[0], 9);
+	assert_int_equal(lens[1], 0);
+	assert_int_equal(lens[2], 4);
+	for (int i = 0; i < 3; i++)
+		tmesh_seq_free(seqs[i]);
+	scene_end(&s);
+}
+
+static void test_view(void **state)
+{
+	struct scene s = scene_make(&small_pool);
+	struct tmesh_seq *seq, *fork, *holes[20];
+	const uint64_t *view, *again, *forked;
+	uint32_t count;
+
+	/* Pages that do not lie one behind the other */
+	for (int i = 0; i < 20; i++)
+		holes[i] = seq_make(s.pages, 4);
+	for (int i = 0; i < 20; i += 2)
+		tmesh_seq_free(holes[i]);
+	seq = seq_make(s.pages, 30);
+	fill(seq, 100);
+	assert_refused(tmesh_seq_view(seq, 0, 10, (const void **)&view, err), -EINVAL, "fewer");
+	assert_refused(tmesh_seq_view(seq, 1, 100, (const void **)&view, err), -EINVAL, "device");
+	assert_ok(tmesh_seq_view(seq, 0, 60, (const void **)&view, err));
+	tmesh_seq_table(seq, &count);
+	for (uint32_t i = 0; i < count; i++)
+		assert_int_equal(view[i * 512], 100 + i);
+	/* It grows in place */
+	assert_ok(tmesh_seq_append(seq, 30, err));
+	fill(seq, 300);
+	tmesh_seq_table(seq, &count);
+	assert_int_equal(count, 15);
+	assert_ok(tmesh_seq_view(seq, 0, 60, (const void **)&again, err));
+	assert_ptr_equal(view, again);
+	for (uint32_t i = 0; i < count; i++)
+		assert_int_equal(view[i * 512], 300 + i);
+	assert_refused(tmesh_seq_append(seq, 1, err), -EINVAL, "room for 15");
+	/* What is replaced is replaced in it, and only in it */
+	assert_ok(tmesh_seq_fork(seq, &fork, err));
+	assert_ok(tmesh_seq_view(fork, 0, 60, (const void **)&forked, err));
+	fill(seq, 500);
+	for (uint32_t i = 0; i < count; i++) {
+		assert_int_equal(view[i * 512], 500 + i);
+		assert_int_equal(forked[i * 512], 300 + i);
+	}
+	assert_ok(tmesh_seq_truncate(seq, 20, err));
+	assert_ok(tmesh_seq_append(seq, 20, err));
+	fill(seq, 700);
+	for (uint32_t i = 0; i < 10; i++)
+		assert_int_equal(view[i * 512], 700 + i);
+	assert_int_equal(forked[14 * 512], 314);
+	tmesh_seq_free(fork);
+	tmesh_seq_free(seq);
+	for (int i = 1; i < 20; i += 2)
+		tmesh_seq_free(holes[i]);
+	scene_end(&s);
+}
+
+static void test_view_ends(void **state)
+{
+	struct scene s = scene_make(&small_pool);
+	struct tmesh_seq *seq = seq_make(s.pages, 8);
+	const volatile uint64_t *view;
+	int status;
+
+	assert_ok(tmesh_seq_view(seq, 0, 60, (const void **)&view, err));
+	assert_ok(tmesh_seq_truncate(seq, 4, err));
+	for (int block = 0; block < 2; block++) {
+		pid_t child = fork();
+
+		/* The child inherits no page at all; the second is beyond the end for the parent
+		 * too. */
+		if (child == 0) {
+			signal(SIGSEGV, SIG_DFL);
+			(void)view[block * 512];
+			_exit(0);
+		}
+		assert_int_equal(waitpid(child, &status, 0), child);
+		assert_false(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	}
+	assert_int_equal(view[0], 0);
+	tmesh_seq_free(seq);
+	scene_end(&s);
+}
+
+static void test_gather(void **state)
+{
+	struct scene s = scene_make(&small_pool);
+	struct tmesh_seq *seq = seq_make(s.pages, 30);
+	struct tmesh_region *region;
+	uint64_t *at;
+
+	fill(seq, 100);
+	if (unit_on_kernel()) {
+		assert_ok(tmesh_seq_gather(seq, 0, &region, err));
+		assert_int_equal(tmesh_region_bytes(region), 8 * 4096);
+		assert_ok(tmesh_region_map(region, TMESH_READ, (void **)&at, err));
+		for (int i = 0; i < 8; i++)
+			assert_int_equal(at[i * 512], 100 + i);
+		tmesh_region_unmap(region, TMESH_READ);
+		tmesh_region_unref(region);
+	} else {
+		assert_refused(tmesh_seq_gather(seq, 0, &region, err), -EOPNOTSUPP, "");
+	}
+	assert_refused(tmesh_seq_gather(seq, 1, &region, err), -EINVAL, "device");
+	tmesh_seq_free(seq);
+	scene_end(&s);
+}
+
+static void hashes_of(struct tmesh_pages *pages, const int32_t *tokens, uint32_t blocks,
+		      uint64_t (*hashes)[2])
+{
+	for (uint32_t i = 0; i < blocks; i++)
+		tmesh_pages_hash(pages, i ? hashes[i - 1] : NULL, tokens + 4 * i, 4, hashes[i]);
+}
+
+static void test_prefix(void **state)
+{
+	struct scene s = scene_make(&small_pool);
+	struct tmesh_pages *other;
+	struct tmesh_seq *seq = seq_make(s.pages, 18), *found, *none;
+	int32_t tokens[20];
+	uint64_t hashes[5][2], longer[5][2];
+
+	for (int i = 0; i < 20; i++)
+		tokens[i] = i * 7;
+	hashes_of(s.pages, tokens, 5, hashes);
+	assert_ok(tmesh_pages_open(s.ctx, s.token, &other, err));
+	hashes_of(other, tokens, 5, longer);
+	assert_memory_equal(hashes, longer, sizeof(hashes));
+	fill(seq, 100);
+	assert_ok(tmesh_pages_find(other, (const uint64_t(*)[2])hashes, 5, &none, err));
+	assert_int_equal(tmesh_seq_tokens(none), 0);
+	assert_refused(tmesh_seq_cache(seq, (const uint64_t(*)[2])hashes, 5, err), -EINVAL, "4");
+	assert_ok(tmesh_seq_cache(seq, (const uint64_t(*)[2])hashes, 4, err));
+	assert_ok(tmesh_pages_find(other, (const uint64_t(*)[2])longer, 5, &found, err));
+	assert_int_equal(tmesh_seq_tokens(found), 16);
+	assert_true(is_filled(found, 100));
+	/* Neither may write to them any more. */
+	fill(found, 500);
+	assert_true(is_filled(seq, 100));
+	fill(seq, 700);
+	tmesh_seq_free(found);
+	tmesh_seq_free(seq);
+	tmesh_seq_free(none);
+	tmesh_pages_trim(s.pages);
+	tmesh_pages_trim(other);
+	assert_true(settles(&s, 0, 4));
+	assert_int_equal(pool_info(&s).free + 4, pool_info(&s).pages);
+	/* A prefix is found though whoever made it is gone. */
+	assert_ok(tmesh_pages_find(s.pages, (const uint64_t(*)[2])hashes, 3, &found, err));
+	assert_true(is_filled(found, 100));
+	tmesh_seq_free(found);
+	/* Another block in front: none of the hashes is the same. */
+	tokens[0]++;
+	hashes_of(other, tokens, 5, longer);
+	for (int i = 0; i < 5; i++)
+		assert_true(longer[i][0] != hashes[i][0] && longer[i][1] != hashes[i][1]);
+	assert_refused(tmesh_pages_find(other, (const uint64_t(*)[2])longer, 8193, &found, err),
+		       -EINVAL, "8193");
+	tmesh_pages_unref(other);
+	scene_end(&s);
+}
+
+static uint32_t asked, spared;
+
+static bool evict(void *data, const struct tmesh_page_victim *victim)
+{
+	(void)data;
+	asked++;
+	return victim->page != spared;
+}
+
+static void test_eviction(void **state)
+{
+	struct tmesh_page_pool_opts opts = small_pool;
+	struct scene s;
+	struct tmesh_seq *seq, *big, *found;
+	int32_t tokens[16] = {0};
+	uint64_t hashes[4][2];
+
+	opts.evict = evict;
+	opts.max_pages = 16;
+	s = scene_make(&opts);
+	hashes_of(s.pages, tokens, 4, hashes);
+	seq = seq_make(s.pages, 16);
+	fill(seq, 100);
+	assert_ok(tmesh_seq_cache(seq, (const uint64_t(*)[2])hashes, 4, err));
+	spared = (uint32_t)tmesh_seq_table(seq, NULL)[0];
+	tmesh_seq_free(seq);
+	big = seq_make(s.pages, 15 * 4);
+	assert_int_equal(pool_info(&s).evicted, 3);
+	assert_true(asked >= 3);
+	asked = 0;
+	assert_refused(tmesh_seq_append(big, 1, err), -EDQUOT, "held");
+	assert_true(asked > 0);
+	assert_ok(tmesh_pages_find(s.pages, (const uint64_t(*)[2])hashes, 4, &found, err));
+	assert_int_equal(tmesh_seq_tokens(found), 4);
+	assert_true(is_filled(found, 100));
+	asked = 0;
+	spared = UINT32_MAX;
+	/* Held, it is not even asked about. */
+	assert_refused(tmesh_seq_append(big, 1, err), -EDQUOT, "held");
+	assert_int_equal(asked, 0);
+	tmesh_seq_free(found);
+	assert_ok(tmesh_seq_append(big, 1, err));
+	assert_int_equal(pool_info(&s).cached, 0);
+	tmesh_seq_free(big);
+	scene_end(&s);
+}
+
+static void test_tickets(void **state)
+{
+	struct scene s = scene_make(&small_pool);
+	struct tmesh_pages *other;
+	struct tmesh_seq *seq = seq_make(s.pages, 18), *taken, *again;
+	char ticket[TMESH_PAGES_TICKET_SIZE], second[TMESH_PAGES_TICKET_SIZE];
+
+	assert_ok(tmesh_pages_open(s.ctx, s.token, &other, err));
+	fill(seq, 100);
+	assert_ok(tmesh_seq_share(seq, ticket, err));
+	assert_ok(tmesh_seq_take(other, ticket, &taken, err));
+	assert_int_equal(tmesh_seq_tokens(taken), 18);
+	assert_true(is_filled(taken, 100));
+	assert_ok(tmesh_seq_append(seq, 1, err));
+	fill(seq, 300);
+	assert_true(is_filled(taken, 100));
+	tmesh_seq_free(seq);
+	assert_ok(tmesh_seq_take(other, ticket, &again, err));
+	assert_true(is_filled(again, 100));
+	tmesh_seq_free(taken);
+	fill(again, 500);
+	assert_ok(tmesh_seq_share(again, second, err));
+	assert_string_not_equal(ticket, second);
+	assert_refused(tmesh_pages_unshare(other, ticket, err), -ENOENT, "ended");
+	assert_ok(tmesh_pages_unshare(s.pages, ticket, err));
+	assert_refused(tmesh_pages_unshare(s.pages, ticket, err), -ENOENT, "ended");
+	assert_refused(tmesh_seq_take(other, ticket, &taken, err), -ENOENT, "ended");
+	ticket[8] = 'x';
+	assert_refused(tmesh_seq_take(other, ticket, &taken, err), -EPROTO, "no ticket");
+	assert_refused(tmesh_seq_take(other, "", &taken, err), -EPROTO, "no ticket");
+	tmesh_seq_free(again);
+	/* With the handle that gave it a ticket ends. */
+	assert_int_equal(pool_info(&s).tickets, 1);
+	tmesh_pages_unref(other);
+	tmesh_pages_trim(s.pages);
+	assert_true(settles(&s, 0, 0));
+	assert_int_equal(pool_info(&s).tickets, 0);
+	scene_end(&s);
+}
+
+static void test_many_tickets(void **state)
+{
+	struct scene s = scene_make(&small_pool);
+	struct tmesh_seq *seq = seq_make(s.pages, 4);
+	char ticket[TMESH_PAGES_TICKET_SIZE];
+
+	for (int i = 0; i < 1024; i++)
+		assert_ok(tmesh_seq_share(seq, ticket, err));
+	assert_refused(tmesh_seq_share(seq, ticket, err), -EDQUOT, "tickets");
+	assert_ok(tmesh_pages_unshare(s.pages, ticket, err));
+	assert_ok(tmesh_seq_share(seq, ticket, err));
+	tmesh_seq_free(seq);
+	scene_end(&s);
+}
+
+static void test_tenants(void **state)
+{
+	struct scene s = scene_make(&small_pool);
+	char token[TMESH_TOKEN_SIZE], ticket[TMESH_PAGES_TICKET_SIZE];
+	struct tmesh_pages *stranger;
+	struct tmesh_seq *seq = seq_make(s.pages, 8), *theirs, *none;
+	int32_t tokens[8] = {1, 2, 3};
+	uint64_t hashes[2][2], other[2][2];
+
+	fill(seq, 100);
+	assert_ok(tmesh_page_pool_tenant(s.pool, 20, token, err));
+	assert_string_not_equal(token, s.token);
+	assert_ok(tmesh_pages_open(s.ctx, token, &stranger, err));
+	hashes_of(s.pages, tokens, 2, hashes);
+	hashes_of(stranger, tokens, 2, other);
+	for (int i = 0; i < 4; i++)
+		assert_true(hashes[i / 2][i % 2] != other[i / 2][i % 2]);
+	assert_ok(tmesh_seq_cache(seq, (const uint64_t(*)[2])hashes, 2, err));
+	assert_ok(tmesh_seq_share(seq, ticket, err));
+	/* Even with the other's hash and ticket there is nothing to be had. */
+	assert_ok(tmesh_pages_find(stranger, (const uint64_t(*)[2])hashes, 2, &none, err));
+	assert_int_equal(tmesh_seq_tokens(none), 0);
+	tmesh_seq_free(none);
+	assert_refused(tmesh_seq_take(stranger, ticket, &none, err), -ENOENT, "tenant");
+	/* 20 pages are two slabs of 16, and no more. */
+	theirs = seq_make(stranger, 32 * 4);
+	assert_refused(tmesh_seq_append(theirs, 1, err), -EDQUOT, "held");
+	for (uint32_t i = 0; i < 32; i++)
+		for (uint32_t n = 0; n < 2; n++)
+			assert_true(tmesh_seq_table(theirs, NULL)[i] / 16 !=
+				    tmesh_seq_table(seq, NULL)[n] / 16);
+	assert_true(is_filled(seq, 100));
+	tmesh_seq_free(theirs);
+	tmesh_seq_free(seq);
+	tmesh_pages_unref(stranger);
+	scene_end(&s);
+}
+
+static unsigned int placed[2];
+
+static int place(void *data, struct tmesh_ctx *ctx, uint32_t device, uint64_t bytes,
+		 struct tmesh_region **out, struct tmesh_error *err)
+{
+	assert_ptr_equal(data, placed);
+	if (placed[device] == 2)
+		return -ENOMEM;
+	placed[device]++;
+	return tmesh_region_create(ctx, bytes, NULL, out, err);
+}
+
+static void test_devices(void **state)
+{
+	struct tmesh_page_pool_opts opts = small_pool;
+	struct tmesh_seq *seq, *fork;
+	uint32_t device, at;
+	struct scene s;
+	uint64_t *word[2];
+
+	opts.devices = 2;
+	opts.heads = 5;
+	opts.place = place;
+	opts.data = placed;
+	s = scene_make(&opts);
+	for (uint32_t head = 0; head < 5; head++) {
+		assert_ok(tmesh_pages_head(s.pages, head, &device, &at, err));
+		assert_int_equal(device, head % 2);
+		assert_int_equal(at, head / 2);
+	}
+	assert_refused(tmesh_pages_head(s.pages, 5, &device, &at, err), -EINVAL, "head 5");
+	assert_null(tmesh_pages_base(s.pages, 2));
+	seq = seq_make(s.pages, 2);
+	for (uint32_t d = 0; d < 2; d++) {
+		assert_ok(tmesh_seq_page(seq, 0, d, RW, (void **)&word[d], err));
+		*word[d] = 7 + d;
+	}
+	assert_ok(tmesh_seq_fork(seq, &fork, err));
+	assert_ok(tmesh_seq_append(fork, 1, err));
+	for (uint32_t d = 0; d < 2; d++) {
+		assert_ok(tmesh_seq_page(fork, 0, d, RW, (void **)&word[d], err));
+		assert_int_equal(*word[d], 7 + d);
+		*word[d] = 0;
+		assert_ok(tmesh_seq_page(seq, 0, d, TMESH_READ, (void **)&word[d], err));
+		assert_int_equal(*word[d], 7 + d);
+	}
+	assert_int_equal(placed[0], 1);
+	/* A slab that cannot be made is an error of its own, and nothing half. */
+	assert_refused(tmesh_seq_append(seq, 40 * 4, err), -ENOMEM, "memory");
+	assert_int_equal(placed[0], 2);
+	assert_int_equal(placed[1], 2);
+	assert_int_equal(tmesh_seq_tokens(seq), 2);
+	tmesh_seq_free(fork);
+	tmesh_seq_free(seq);
+	scene_end(&s);
+}
+
+/* What one handle keeps ready another one gets when it needs it. */
+static void test_recall(void **state)
+{
+	struct tmesh_page_pool_opts opts = small_pool;
+	struct tmesh_pages *other;
+	struct tmesh_seq *seq;
+	uint32_t page, more[16];
+	struct scene s;
+
+	opts.max_pages = 32;
+	s = scene_make(&opts);
+	assert_ok(tmesh_pages_alloc(s.pages, &page, err));
+	assert_int_equal(pages_info(s.pages).spare, 15);
+	for (int i = 0; i < 16; i++)
+		assert_ok(tmesh_pages_alloc(s.pages, &more[i], err));
+	for (int i = 0; i < 16; i++)
+		assert_ok(tmesh_pages_put(s.pages, more[i], err));
+	assert_int_equal(pages_info(s.pages).spare, 31);
+	assert_ok(tmesh_pages_open(s.ctx, s.token, &other, err));
+	assert_ok(tmesh_seq_create(other, &seq, err));
+	assert_refused(tmesh_seq_append(seq, 4, err), -EDQUOT, "held");
+	tmesh_pages_trim(s.pages);
+	assert_int_equal(pages_info(s.pages).spare, 0);
+	assert_ok(tmesh_seq_append(seq, 31 * 4, err));
+	assert_ok(tmesh_pages_put(s.pages, page, err));
+	tmesh_seq_free(seq);
+	tmesh_pages_unref(other);
+	scene_end(&s);
+}
+
+static void test_owner_ends(void **state)
+{
+	struct scene s = scene_make(&small_pool);
+	struct tmesh_seq *seq = seq_make(s.pages, 8), *fork, *none;
+	char ticket[TMESH_PAGES_TICKET_SIZE];
+
+	fill(seq, 100);
+	tmesh_page_pool_unref(s.pool);
+	assert_true(is_filled(seq, 100));
+	assert_ok(tmesh_seq_fork(seq, &fork, err));
+	assert_refused(tmesh_seq_share(seq, ticket, err), -EPIPE, "gone");
+	assert_refused(tmesh_pages_find(s.pages, NULL, 0, &none, err), -EPIPE, "gone");
+	assert_refused(tmesh_seq_append(seq, 256 * 4, err), -EPIPE, "gone");
+	tmesh_seq_free(fork);
+	tmesh_seq_free(seq);
+	assert_refused(tmesh_pages_open(s.ctx, s.token, &(struct tmesh_pages *){NULL}, err),
+		       -ENOENT, "");
+	s.pool = NULL;
+	scene_end(&s);
+}
+
+static void test_other_tokens(void **state)
+{
+	struct scene s = scene_make(&small_pool);
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_pages *pages = NULL;
+	struct tmesh_region *region;
+
+	assert_ok(tmesh_region_create(s.ctx, 4096, NULL, &region, err));
+	assert_ok(tmesh_region_token(region, RW, token, err));
+	if (!unit_on_kernel())
+		assert_refused(tmesh_pages_open(s.ctx, token, &pages, err), -EPROTO, "not of");
+	assert_refused(tmesh_pages_open(s.ctx, "nonsense", &pages, err), -EPROTO, "");
+	assert_null(pages);
+	tmesh_region_unref(region);
+	scene_end(&s);
+}
+
+static void test_inherited(void **state)
+{
+	struct scene s = scene_make(&small_pool);
+	struct tmesh_seq *seq = seq_make(s.pages, 8), *none;
+	uint32_t page;
+	int status;
+	pid_t child;
+
+	fill(seq, 100);
+	child = fork();
+	if (child == 0) {
+		struct tmesh_page_pool_info info = {.size = sizeof(info)};
+		struct tmesh_pages *own;
+
+		CHECK(tmesh_pages_alloc(s.pages, &page, NULL) == -EPERM);
+		CHECK(tmesh_seq_append(seq, 4, NULL) == -EPERM);
+		CHECK(tmesh_seq_fork(seq, &none, NULL) == -EPERM);
+		CHECK(tmesh_page_pool_tenant(s.pool, 0, s.token, NULL) == -EPERM);
+		CHECK(tmesh_page_pool_info(s.pool, &info, NULL) == -EPERM);
+		CHECK(!tmesh_pages_open(s.ctx, s.token, &own, NULL));
+		CHECK(!tmesh_pages_alloc(own, &page, NULL));
+		tmesh_pages_unref(own);
+		tmesh_seq_free(seq);
+		scene_end(&s);
+		unit_leave(0);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	if (!WIFEXITED(status) || WEXITSTATUS(status))
+		fail_msg("the child ended with status %#x", (unsigned int)status);
+	assert_true(is_filled(seq, 100));
+	assert_ok(tmesh_seq_append(seq, 4, err));
+	tmesh_seq_free(seq);
+	scene_end(&s);
+}
+
+/* Two thousand steps at random beside a model of their own. */
+static void test_random(void **state)
+{
+	struct scene s = scene_make(&small_pool);
+	struct tmesh_seq *seqs[12] = {NULL};
+	uint64_t words[12];
+
+	srand(1);
+	for (int step = 1; step <= 4000; step++) {
+		int i = rand() % 12, j = rand() % 12;
+		uint64_t grow = (uint64_t)(rand() % 12);
+
+		if (!seqs[i]) {
+			seqs[i] = seq_make(s.pages, 1);
+			words[i] = (uint64_t)step << 20;
+		} else if (rand() % 5 == 0) {
+			tmesh_seq_free(seqs[i]);
+			seqs[i] = NULL;
+			continue;
+		} else if (rand() % 5 == 0 && !seqs[j]) {
+			assert_ok(tmesh_seq_fork(seqs[i], &seqs[j], err));
+			words[j] = words[i];
+			continue;
+		} else if (rand() % 3 == 0) {
+			assert_ok(tmesh_seq_truncate(seqs[i], tmesh_seq_tokens(seqs[i]) / 2, err));
+		} else if (tmesh_seq_append(seqs[i], grow, NULL)) {
+			continue;
+		}
+		words[i] = (uint64_t)step << 20;
+		fill(seqs[i], words[i]);
+		for (int n = 0; n < 12; n++)
+			assert_true(!seqs[n] || is_filled(seqs[n], words[n]));
+	}
+	for (int i = 0; i < 12; i++)
+		tmesh_seq_free(seqs[i]);
+	tmesh_pages_trim(s.pages);
+	assert_true(settles(&s, 0, 0));
+	assert_int_equal(pool_info(&s).refused, 0);
+	scene_end(&s);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_alloc),	     cmocka_unit_test(test_bad_options),
+		cmocka_unit_test(test_sequence),     cmocka_unit_test(test_fork),
+		cmocka_unit_test(test_tables),	     cmocka_unit_test(test_view),
+		cmocka_unit_test(test_view_ends),    cmocka_unit_test(test_gather),
+		cmocka_unit_test(test_prefix),	     cmocka_unit_test(test_eviction),
+		cmocka_unit_test(test_tickets),	     cmocka_unit_test(test_many_tickets),
+		cmocka_unit_test(test_tenants),	     cmocka_unit_test(test_devices),
+		cmocka_unit_test(test_recall),	     cmocka_unit_test(test_owner_ends),
+		cmocka_unit_test(test_other_tokens), cmocka_unit_test(test_inherited),
+		cmocka_unit_test(test_random),
+	};
+
+	return cmocka_run_group_tests_name("pages", tests, NULL, NULL);
+}

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Processes that allocate, append, fork, cache, find, share and free at once, and are killed at any
+ * moment: what they had is free again, what others have stays as it was. TMESH_TEST_LENGTH=full
+ * kills a thousand.
+ */
+#include <signal.h>
+#include <sys/mman.h>
+
+#include "pages_test.h"
+
+#define WORKERS 3
+#define SEQS 6
+#define BLOCK_TOKENS 4
+
+/* Beyond the pool: the tickets that workers show each other. */
+struct board {
+	_Atomic uint32_t fault; /* line of the first check that failed */
+	_Atomic uint64_t work;
+	_Atomic uint32_t guard;
+	char ticket[WORKERS][TMESH_PAGES_TICKET_SIZE];
+};
+
+static struct board *board;
+
+#define EXPECT(condition)                                                                \
+	do {                                                                             \
+		if (!(condition)) {                                                      \
+			uint32_t none_ = 0;                                              \
+                                                                                         \
+			atomic_compare_exchange_strong(&board->fault, &none_, __LINE__); \
+			pause();                                                         \
+		}                                                                        \
+	} while (0)
+
+static int kills(void)
+{
+	const char *length = getenv("TMESH_TEST_LENGTH");
+
+	return length && !strcmp(length, "full") ? 1000 : 40;
+}
+
+/* Each block tells in its first words whose content it is; it is whole or the check fails. */
+static void mark(struct tmesh_pages *pages, struct tmesh_seq *seq, uint32_t block, uint64_t word)
+{
+	uint64_t *at;
+
+	EXPECT(!tmesh_seq_page(seq, block, 0, RW, (void **)&at, NULL));
+	for (int n = 0; n < 512; n += 64)
+		at[n] = word;
+}
+
+static uint64_t marked(struct tmesh_seq *seq, uint32_t block)
+{
+	uint64_t *at;
+
+	EXPECT(!tmesh_seq_page(seq, block, 0, TMESH_READ, (void **)&at, NULL));
+	for (int n = 64; n < 512; n += 64)
+		EXPECT(at[n] == at[0]);
+	return at[0];
+}
+
+struct own {
+	struct tmesh_seq *seq;
+	uint64_t words[32];
+	uint32_t count;
+};
+
+static void check(struct own *own)
+{
+	for (uint32_t i = 0; own->seq && i < own->count; i++)
+		EXPECT(marked(own->seq, i) == own->words[i]);
+}
+
+static void hash_of(struct tmesh_pages *pages, uint32_t what, uint64_t hash[2])
+{
+	int32_t token = (int32_t)what;
+
+	tmesh_pages_hash(pages, NULL, &token, 1, hash);
+}
+
+/* What is cached under a hash is a function of it. */
+static uint64_t word_of(uint32_t what)
+{
+	return 0xcace000000000000u | what;
+}
+
+static void step(struct tmesh_pages *pages, struct own *own, int who, uint64_t *word)
+{
+	struct own *one = &own[rand() % SEQS], *two = &own[rand() % SEQS];
+	uint32_t what = (uint32_t)(rand() % 20), before;
+	uint64_t hash[1][2];
+	char ticket[TMESH_PAGES_TICKET_SIZE];
+
+	if (!one->seq) {
+		EXPECT(!tmesh_seq_create(pages, &one->seq, NULL));
+		one->count = 0;
+	}
+	switch (rand() % 9) {
+	case 0:
+	case 1:
+	case 2:
+		before = one->count;
+		if (before < 30 && !tmesh_seq_append(one->seq, BLOCK_TOKENS, NULL)) {
+			mark(pages, one->seq, before, ++*word);
+			one->words[one->count++] = *word;
+		}
+		break;
+	case 3:
+		if (one->count) {
+			uint32_t i = (uint32_t)rand() % one->count;
+			uint64_t *at;
+
+			/* No page may be left to copy it to. */
+			if (!tmesh_seq_page(one->seq, i, 0, RW, (void **)&at, NULL)) {
+				mark(pages, one->seq, i, ++*word);
+				one->words[i] = *word;
+			}
+		}
+		break;
+	case 4:
+		if (!two->seq && one->count) {
+			EXPECT(!tmesh_seq_fork(one->seq, &two->seq, NULL));
+			memcpy(two->words, one->words, sizeof(two->words));
+			two->count = one->count;
+		}
+		break;
+	case 5:
+		hash_of(pages, what, hash[0]);
+		tmesh_seq_free(one->seq);
+		one->seq = NULL;
+		EXPECT(!tmesh_pages_find(pages, (const uint64_t(*)[2])hash, 1, &one->seq, NULL));
+		tmesh_seq_table(one->seq, &one->count);
+		one->words[0] = word_of(what);
+		break;
+	case 6:
+		hash_of(pages, what, hash[0]);
+		if (!two->seq) {
+			EXPECT(!tmesh_seq_create(pages, &two->seq, NULL));
+			two->count = 0;
+			if (!tmesh_seq_append(two->seq, BLOCK_TOKENS, NULL)) {
+				mark(pages, two->seq, 0, word_of(what));
+				two->words[two->count++] = word_of(what);
+				EXPECT(!tmesh_seq_cache(two->seq, (const uint64_t(*)[2])hash, 1,
+							NULL));
+			}
+		}
+		break;
+	case 7:
+		if (one->count && !tmesh_seq_share(one->seq, ticket, NULL)) {
+			/* Torn texts are no tickets. */
+			memcpy(board->ticket[who], ticket, sizeof(ticket));
+			if (rand() % 2)
+				EXPECT(!tmesh_pages_unshare(pages, ticket, NULL));
+		}
+		tmesh_seq_free(one->seq);
+		one->seq = NULL;
+		break;
+	default:
+		memcpy(ticket, board->ticket[rand() % WORKERS], sizeof(ticket));
+		ticket[sizeof(ticket) - 1] = '\0';
+		if (!two->seq && !tmesh_seq_take(pages, ticket, &two->seq, NULL)) {
+			tmesh_seq_table(two->seq, &two->count);
+			/* Whatever it is, it stays so. */
+			for (uint32_t i = 0; i < two->count; i++)
+				two->words[i] = marked(two->seq, i);
+		}
+	}
+	check(&own[rand() % SEQS]);
+}
+
+static _Noreturn void work(const char *token, int who, unsigned int seed)
+{
+	struct own own[SEQS] = {{0}};
+	struct tmesh_pages *pages;
+	struct tmesh_ctx *ctx;
+	uint64_t word = (uint64_t)seed << 32;
+
+	/* The harness would go on with its tests in this process. */
+	signal(SIGSEGV, SIG_DFL);
+	signal(SIGBUS, SIG_DFL);
+	srand(seed);
+	EXPECT(!tmesh_ctx_open(NULL, &ctx, NULL));
+	EXPECT(!tmesh_pages_open(ctx, token, &pages, NULL));
+	for (;;) {
+		step(pages, own, who, &word);
+		atomic_fetch_add(&board->work, 1);
+	}
+}
+
+static pid_t start(const char *token, int who, unsigned int seed)
+{
+	pid_t child = fork();
+
+	if (child == 0)
+		work(token, who, seed);
+	assert_true(child > 0);
+	return child;
+}
+
+static void test_storm(void **state)
+{
+	struct tmesh_page_pool_opts opts = small_pool;
+	pid_t workers[WORKERS];
+	struct tmesh_page_pool_info info;
+	unsigned int seed = 0;
+	struct scene s;
+	struct tmesh_seq *mine;
+
+	opts.page_tokens = BLOCK_TOKENS;
+	s = scene_make(&opts);
+	/* One that nobody else knows: it must not change whatever they do. */
+	mine = seq_make(s.pages, 40);
+	fill(mine, 4200);
+	for (int i = 0; i < WORKERS; i++)
+		workers[i] = start(s.token, i, ++seed);
+	for (int i = 0; i < kills(); i++) {
+		uint64_t until = atomic_load(&board->work) + (uint64_t)(rand() % 2000);
+		int victim = rand() % WORKERS, status;
+
+		/* Now and then before it has joined. */
+		for (int n = 0; n < 1000 && atomic_load(&board->work) < until; n++)
+			usleep(100);
+		kill(workers[victim], SIGKILL);
+		assert_int_equal(waitpid(workers[victim], &status, 0), workers[victim]);
+		if (atomic_load(&board->fault) || !WIFSIGNALED(status))
+			fail_msg("a worker's check in line %u failed", atomic_load(&board->fault));
+		workers[victim] = start(s.token, victim, ++seed);
+		assert_true(is_filled(mine, 4200));
+	}
+	for (int i = 0; i < WORKERS; i++) {
+		kill(workers[i], SIGKILL);
+		waitpid(workers[i], NULL, 0);
+	}
+	assert_int_equal(atomic_load(&board->fault), 0);
+	assert_true(is_filled(mine, 4200));
+	tmesh_seq_free(mine);
+	tmesh_pages_unref(s.pages);
+	for (int i = 0; i < 2000 && (info = pool_info(&s)).handles; i++)
+		usleep(1000);
+	info = pool_info(&s);
+	assert_int_equal(info.handles, 0);
+	assert_int_equal(info.held, 0);
+	assert_int_equal(info.tickets, 0);
+	assert_int_equal(info.refused, 0);
+	assert_int_equal(info.free + info.cached, info.pages);
+	assert_true(info.died > 0 && info.reclaimed > 0);
+	print_message("%llu steps, %d kills, %llu pages reclaimed, %llu evicted\n",
+		      (unsigned long long)atomic_load(&board->work), kills(),
+		      (unsigned long long)info.reclaimed, (unsigned long long)info.evicted);
+	s.pages = NULL;
+	scene_end(&s);
+}
+
+/* Whoever owns the pool is killed: the others keep what they have, and know. */
+static void test_owner_killed(void **state)
+{
+	for (int round = 0; round < kills() / 10; round++) {
+		char token[TMESH_TOKEN_SIZE];
+		struct tmesh_pages *pages;
+		struct tmesh_ctx *ctx;
+		struct tmesh_seq *seq;
+		int ends[2];
+		pid_t child;
+		uint64_t grown = 0;
+		int rc;
+
+		assert_int_equal(pipe(ends), 0);
+		child = fork();
+		if (child == 0) {
+			struct tmesh_page_pool *pool;
+
+			CHECK(!tmesh_ctx_open(NULL, &ctx, NULL));
+			CHECK(!tmesh_page_pool_create(ctx, &small_pool, &pool, NULL));
+			CHECK(!tmesh_page_pool_tenant(pool, 0, token, NULL));
+			CHECK(write(ends[1], token, sizeof(token)) == sizeof(token));
+			for (;;)
+				pause();
+		}
+		assert_int_equal(read(ends[0], token, sizeof(token)), sizeof(token));
+		close(ends[0]);
+		close(ends[1]);
+		assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+		assert_ok(tmesh_pages_open(ctx, token, &pages, err));
+		seq = seq_make(pages, 8);
+		fill(seq, 100);
+		if (round % 2)
+			kill(child, SIGSTOP); /* a stopped one is a limit of time, not for ever */
+		kill(child, SIGKILL);
+		while (!(rc = tmesh_seq_append(seq, 4, NULL)))
+			grown++;
+		assert_int_equal(rc, -EPIPE);
+		assert_true(grown <= 256);
+		fill(seq, 300);
+		assert_true(is_filled(seq, 300));
+		assert_int_equal(waitpid(child, NULL, 0), child);
+		tmesh_seq_free(seq);
+		tmesh_pages_unref(pages);
+		tmesh_ctx_unref(ctx);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_storm),
+		cmocka_unit_test(test_owner_killed),
+	};
+
+	board = mmap(NULL, sizeof(*board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+		     0);
+	return cmocka_run_group_tests_name("pages_deaths", tests, NULL, NULL);
+}

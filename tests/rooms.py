@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""The walls of the house: what each room includes, by the compiler's own lists (.d files), and what each
+library is linked with. Prints TAP.
+
+    rooms.py ROOM=HEADERS...
+
+says which room installs which headers of include/tmesh/. docs/architecture.md has the rules.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parents[1]
+BUILD = TOP / "build"
+
+# Whoever has C sources and is no room: the module is built by the kernel's rules, and tests use everything.
+NO_ROOMS = {"build", "kmod", "tests", "test"}
+COMMON = "lib/common"
+# What a library may ask the loader for, and no other; one that is not named here may ask for nothing.
+NEEDED = {
+    "libtmesh.so": {"libc.so.6", "libjansson.so.4"},
+    "libtmesh-cuda.so": {"libc.so.6", "libjansson.so.4", "libtmesh.so.0"},
+    "libtmesh-cuda-hook.so": {"libc.so.6", "libtmesh-cuda.so.0"},
+    "libtmesh-cuda-torch.so": {"libc.so.6", "libtmesh-cuda.so.0"},
+    "libtmesh-model.so": {"libc.so.6", "libjansson.so.4", "libtmesh.so.0", "liburing.so.2"},
+}
+
+failed = 0
+count = 0
+
+
+def check(wrong, name):
+    global failed, count
+    count += 1
+    failed += bool(wrong)
+    print(f"{'not ok' if wrong else 'ok'} {count} - {name}", flush=True)
+    for line in sorted(wrong):
+        print(f"# {line}", flush=True)
+
+
+def room_of(path):
+    """bindings/ is a hall with rooms; every other folder at the top is one, and lib/ has common in it."""
+    if path.startswith(COMMON + "/"):
+        return COMMON
+    parts = path.split("/")
+    return "/".join(parts[:2 if parts[0] == "bindings" else 1])
+
+
+def sources():
+    for path in TOP.rglob("*.c"):
+        path = path.relative_to(TOP)
+        if len(path.parts) > 1 and not NO_ROOMS & set(path.parts[:-1]):
+            yield str(path)
+
+
+def inside(name):
+    """A path of a .d file, as one below the top; None for what is the system's."""
+    path = (TOP / name).resolve()
+    return str(path.relative_to(TOP)) if path.is_relative_to(TOP) else None
+
+
+def read_lists():
+    """Of each source what it includes. Objects of several kinds are made of one source: all count."""
+    lists = {}
+    for file in BUILD.rglob("*.d"):
+        rule = file.read_text().replace("\\\n", " ").splitlines()[0]
+        names = [inside(name) for name in rule.partition(":")[2].split()]
+        # What is no more, and the object that was made of it, is not looked at.
+        if names and names[0] and all(name is None or (TOP / name).exists() for name in names):
+            lists.setdefault(names[0], set()).update(name for name in names[1:] if name)
+    return lists
+
+
+def may_include(room, header, installed):
+    if header.startswith("include/tmesh/"):
+        # A library does not know those that are built on it.
+        return room not in ("lib", COMMON) or header in installed["lib"]
+    if header.startswith("include/uapi/"):
+        return room == "lib"
+    return room_of(header) in (room, COMMON)
+
+
+def needed(library):
+    text = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
+    # Of the loader itself, for thread-local data.
+    return {name for name in re.findall(r"\(NEEDED\).*\[(.*)\]", text) if not name.startswith("ld-linux")}
+
+
+def main():
+    installed = {room: set(headers.split()) for room, headers in (word.split("=", 1) for word in sys.argv[1:])}
+    public = {str(path.relative_to(TOP)) for path in TOP.glob("include/tmesh/*.h")}
+    every = [header for headers in installed.values() for header in headers]
+    check({f"{header} is installed by {every.count(header)} libraries" for header in public | set(every)
+           if every.count(header) != 1}, "each public header is installed by one library")
+
+    names = {Path(header).name for header in public}
+    private = {str(path.relative_to(TOP)) for path in TOP.rglob("*.h")
+               if not (NO_ROOMS | {"include"}) & set(path.relative_to(TOP).parts)}
+    check({f"{path} has the name of a public header" for path in private if Path(path).name in names},
+          "private headers have names of their own")
+
+    lists = read_lists()
+    rooms = {}
+    for source in sources():
+        rooms.setdefault(room_of(source), []).append(source)
+    for room, files in sorted(rooms.items()):
+        wrong = {f"{source}: the compiler left no list of what it includes" for source in files if source not in lists}
+        wrong |= {f"{source} includes {header}" for source in files for header in lists.get(source, ())
+                  if not may_include(room, header, installed)}
+        check(wrong, f"{room} includes its own headers, public ones and {COMMON}: {len(files)} files")
+
+    for library in sorted(BUILD.glob("libtmesh*.so")):
+        asked, allowed = needed(library), NEEDED.get(library.name, set())
+        check({f"it needs {name}" for name in asked - allowed}, f"{library.name} is linked with {', '.join(sorted(asked))}")
+    print(f"1..{count}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
