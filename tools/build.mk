@@ -11,7 +11,7 @@ tools: $(B)/tmeshctl $(MAN_PAGES) ## build tmeshctl and the man pages
 
 $(B)/tools/%.o: tools/%.c tools/build.mk
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 $(shell pkg-config --cflags jansson) -MMD -MP -c -o $@ $<
+	$(CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 $(shell pkg-config --cflags jansson) -MMD -MP -c -o $@ $<
 -include $(TOOLS_OBJ:.o=.d)
 
 # Against the static library, so that what was built runs from where it lies. Distributions

@@ -3,61 +3,37 @@
  * What GPUs can do, by libtmesh-cuda where it is installed: it is loaded when asked for, as it
  * loads the driver. It has a libtmesh of its own; nothing of ours is handed to it.
  */
-#include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "common/cuda_api.h"
 #include "doctor_gpu.h"
 #include "tmeshctl.h"
-
-#define LIBRARY "libtmesh-cuda.so.0"
-
-struct gpu_calls {
-	int (*open)(struct tmesh_cuda **out, struct tmesh_error *err);
-	int (*count)(const struct tmesh_cuda *cuda);
-	int (*info)(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_device_info *info,
-		    struct tmesh_error *err);
-	int (*caps)(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_cap *caps,
-		    struct tmesh_error *err);
-};
-
-/* dlsym() gives a pointer to data, which POSIX lets be one to a function. */
-static bool load(struct gpu_calls *calls)
-{
-	void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
-
-	if (!library)
-		return false;
-	*(void **)&calls->open = dlsym(library, "tmesh_cuda_default");
-	*(void **)&calls->count = dlsym(library, "tmesh_cuda_device_count");
-	*(void **)&calls->info = dlsym(library, "tmesh_cuda_device_info");
-	*(void **)&calls->caps = dlsym(library, "tmesh_cuda_caps");
-	return calls->open && calls->count && calls->info && calls->caps;
-}
 
 void examine_gpus(struct gpu_report *report)
 {
 	struct tmesh_error err = {0};
-	struct gpu_calls calls;
+	struct tmesh_cuda_api calls = {0};
 	struct tmesh_cuda *cuda;
 	int count;
 
 	*report = (struct gpu_report){0};
-	if (!load(&calls)) {
-		snprintf(report->reason, sizeof(report->reason), "not tried: there is no " LIBRARY);
+	if (tmesh_cuda_api_load(&calls, TMESH_CUDA_LIBRARY, &err)) {
+		snprintf(report->reason, sizeof(report->reason), "not tried: %.230s", err.message);
 		return;
 	}
-	if (calls.open(&cuda, &err)) {
+	if (calls.cuda_default(&cuda, &err)) {
 		snprintf(report->reason, sizeof(report->reason), "not supported: %.230s",
 			 err.message);
 		return;
 	}
-	count = calls.count(cuda);
+	count = calls.cuda_device_count(cuda);
 	for (int i = 0; i < count && report->count < GPUS_SHOWN; i++) {
 		struct gpu_found *gpu = &report->gpus[report->count++];
 
 		gpu->info.size = sizeof(gpu->info);
-		if (calls.info(cuda, i, &gpu->info, &err) || calls.caps(cuda, i, gpu->caps, &err))
+		if (calls.cuda_device_info(cuda, i, &gpu->info, &err) ||
+		    calls.cuda_caps(cuda, i, gpu->caps, &err))
 			snprintf(gpu->reason, sizeof(gpu->reason), "%s", err.message);
 	}
 }

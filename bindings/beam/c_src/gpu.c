@@ -1,31 +1,16 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * GPU memory, by libtmesh-cuda, which is loaded when somebody asks for such memory: nothing here
- * needs CUDA.
- *
- * That library brings a libtmesh and a context of its own. What goes between the two is the text of
- * refs, never an object.
- */
+/* GPU memory, by libtmesh-cuda, which is loaded when somebody asks for such memory. */
 #include "nif.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <string.h>
-#include <tmesh/cuda.h>
 
-#define LIBRARY "libtmesh-cuda.so.0"
-
-/* clang-format off */
-#define FUNCTIONS(X) \
-	X(default) X(alloc) X(open_ref) X(share) X(info) X(memory_ref) X(memory_unref)
-/* clang-format on */
+#include "common/cuda_api.h"
 
 static struct {
 	pthread_mutex_t lock; /* guards the loading; what is loaded stays */
-	void *library;
-#define MEMBER(name) __typeof__(tmesh_cuda_##name) *cuda_##name;
-	FUNCTIONS(MEMBER)
-#undef MEMBER
+	bool loaded;
+	struct tmesh_cuda_api calls;
 } api = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 struct gpu {
@@ -37,7 +22,7 @@ struct gpu {
 
 static void drop_memory(void *object)
 {
-	api.cuda_memory_unref(object);
+	api.calls.cuda_memory_unref(object);
 }
 
 void gpu_dtor(ErlNifEnv *env, void *object)
@@ -51,42 +36,21 @@ void gpu_dtor(ErlNifEnv *env, void *object)
 	pthread_mutex_destroy(&gpu->lock);
 }
 
-static int load(const char *name, struct tmesh_error *err)
-{
-	const char *missing = NULL;
-	void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-
-	if (!library)
-		return refuse(err, -EOPNOTSUPP, "GPU memory needs libtmesh-cuda: %s", dlerror());
-		/* dlsym() gives a pointer to data, which POSIX lets be one to a function. */
-#define FIND(symbol)                                                          \
-	*(void **)&api.cuda_##symbol = dlsym(library, "tmesh_cuda_" #symbol); \
-	if (!api.cuda_##symbol)                                               \
-		missing = #symbol;
-	FUNCTIONS(FIND)
-#undef FIND
-	if (!missing) {
-		api.library = library;
-		return 0;
-	}
-	dlclose(library);
-	return refuse(err, -EOPNOTSUPP, "%s has no tmesh_cuda_%s", name, missing);
-}
-
 /* This process's libtmesh-cuda. What it lacks may come: the next call tries again. */
 static int get_cuda(struct tmesh_cuda **cuda, struct tmesh_error *err)
 {
-	char name[256] = LIBRARY;
+	char name[256] = TMESH_CUDA_LIBRARY;
 	size_t size = sizeof(name);
 	int rc = 0;
 
 	if (enif_getenv("TMESH_CUDA_LIBRARY", name, &size))
-		strcpy(name, LIBRARY);
+		strcpy(name, TMESH_CUDA_LIBRARY);
 	pthread_mutex_lock(&api.lock);
-	if (!api.library)
-		rc = load(name, err);
+	if (!api.loaded)
+		rc = tmesh_cuda_api_load(&api.calls, name, err);
+	api.loaded = api.loaded || !rc;
 	pthread_mutex_unlock(&api.lock);
-	return rc ? rc : api.cuda_default(cuda, err);
+	return rc ? rc : api.calls.cuda_default(cuda, err);
 }
 
 /* The caller's reference on the memory of a handle, or NULL with @err filled. */
@@ -98,7 +62,7 @@ static struct tmesh_cuda_memory *get_memory(ErlNifEnv *env, ERL_NIF_TERM term, s
 	if (enif_get_resource(env, term, gpu_type, (void **)gpu)) {
 		pthread_mutex_lock(&(*gpu)->lock);
 		if ((*gpu)->memory)
-			memory = api.cuda_memory_ref((*gpu)->memory);
+			memory = api.calls.cuda_memory_ref((*gpu)->memory);
 		pthread_mutex_unlock(&(*gpu)->lock);
 	}
 	if (!memory)
@@ -159,8 +123,8 @@ NIF(gpu_alloc)
 		return make_error(env, &err);
 	if (tmesh_layout_contiguous(&gpu->layout, dtype, ndim, shape, &err) ||
 	    tmesh_layout_check(&gpu->layout, INT64_MAX, &bytes, &err) || get_cuda(&cuda, &err) ||
-	    api.cuda_alloc(cuda, device, bytes ? bytes : 1, alone ? TMESH_CUDA_ALONE : 0,
-			   &gpu->memory, &err)) {
+	    api.calls.cuda_alloc(cuda, device, bytes ? bytes : 1, alone ? TMESH_CUDA_ALONE : 0,
+				 &gpu->memory, &err)) {
 		term = make_error(env, &err);
 	} else {
 		gpu->layout.device_type = TMESH_DEVICE_CUDA;
@@ -198,8 +162,8 @@ NIF(gpu_open)
 	if (!gpu)
 		return make_error(env, &err);
 	if (get_cuda(&cuda, &err) ||
-	    api.cuda_open_ref(cuda, (const char *)text.data, text.size, &opts, NULL, &gpu->memory,
-			      &gpu->layout, &err))
+	    api.calls.cuda_open_ref(cuda, (const char *)text.data, text.size, &opts, NULL,
+				    &gpu->memory, &gpu->layout, &err))
 		term = make_error(env, &err);
 	else
 		term = make_gpu(env, gpu);
@@ -219,8 +183,8 @@ NIF(gpu_ref)
 	memory = get_memory(env, argv[0], &gpu, &err);
 	if (!memory)
 		return make_error(env, &err);
-	rc = api.cuda_share(memory, &gpu->layout, NULL, text, sizeof(text), &err);
-	api.cuda_memory_unref(memory);
+	rc = api.calls.cuda_share(memory, &gpu->layout, NULL, text, sizeof(text), &err);
+	api.calls.cuda_memory_unref(memory);
 	return rc ? make_error(env, &err) : make_ok(env, make_string(env, text));
 }
 
@@ -249,8 +213,8 @@ NIF(gpu_info)
 	memory = get_memory(env, argv[0], &gpu, &err);
 	if (!memory)
 		return make_error(env, &err);
-	rc = api.cuda_info(memory, &info, &err);
-	api.cuda_memory_unref(memory);
+	rc = api.calls.cuda_info(memory, &info, &err);
+	api.calls.cuda_memory_unref(memory);
 	if (rc)
 		return make_error(env, &err);
 
@@ -289,6 +253,6 @@ NIF(gpu_release)
 	gpu->memory = NULL;
 	pthread_mutex_unlock(&gpu->lock);
 	if (memory)
-		api.cuda_memory_unref(memory);
+		api.calls.cuda_memory_unref(memory);
 	return atoms.ok;
 }
