@@ -21,7 +21,7 @@ _Static_assert((int)TMESH_READ == (int)TMESH_RIGHT_READ &&
 		       (int)TMESH_WRITE == (int)TMESH_RIGHT_WRITE &&
 		       (int)TMESH_MANAGE == (int)TMESH_RIGHT_MANAGE,
 	       "rights are the module's");
-_Static_assert(TMESH_LABEL_LEN == TMESH_LABEL_MAX && TMESH_DESC_LEN == TMESH_DESC_MAX,
+_Static_assert(TMESH_LABEL_LEN == TMESH_LABEL_MAX && TMESH_DESCRIPTION_LEN == TMESH_DESC_MAX,
 	       "limits are the module's");
 _Static_assert(TMESH_SECRET_BYTES == TMESH_TOKEN_BYTES, "tokens are the module's");
 
@@ -351,7 +351,7 @@ static bool kernel_is_sealed(const struct tmesh_region *region)
 	return tmesh_kernel_info(region->fd, &info) == 0 && (info.state & TMESH_STATE_SEALED);
 }
 
-static int kernel_desc_set(struct tmesh_region *region, const char *text, uint32_t bytes,
+static int kernel_set_description(struct tmesh_region *region, const char *text, uint32_t bytes,
 			   struct tmesh_error *err)
 {
 	struct tmesh_desc desc = {
@@ -363,7 +363,7 @@ static int kernel_desc_set(struct tmesh_region *region, const char *text, uint32
 	if (ioctl(region->fd, TMESH_DESC_SET, &desc))
 		return errno == EPERM ? tmesh_fail(err, -EPERM, "describe: the region is sealed")
 				      : tmesh_kernel_fail(err, "describe");
-	region->desc_bytes = bytes;
+	region->description_bytes = bytes;
 	return 0;
 }
 
@@ -541,13 +541,13 @@ static void get_desc(int fd, uint64_t id, struct tmesh_region_info *info)
 	struct tmesh_desc desc = {
 		.size = sizeof(desc),
 		.id = id,
-		.data = (uintptr_t)info->desc,
-		.bytes = TMESH_DESC_LEN,
+		.data = (uintptr_t)info->description,
+		.bytes = TMESH_DESCRIPTION_LEN,
 	};
 
 	if (ioctl(fd, TMESH_DESC_GET, &desc))
 		desc.bytes = 0;
-	info->desc[desc.bytes < TMESH_DESC_LEN ? desc.bytes : TMESH_DESC_LEN] = '\0';
+	info->description[desc.bytes < TMESH_DESCRIPTION_LEN ? desc.bytes : TMESH_DESCRIPTION_LEN] = '\0';
 }
 
 static int kernel_info(struct tmesh_region *region, struct tmesh_region_info *info,
@@ -590,7 +590,7 @@ static bool kernel_pool_alone(const struct tmesh_region *region)
 static int kernel_pool_renew(struct tmesh_region *region, uint64_t bytes,
 			     const struct tmesh_region_opts *opts)
 {
-	return region->desc_bytes ? kernel_desc_set(region, NULL, 0, NULL) : 0;
+	return region->description_bytes ? kernel_set_description(region, NULL, 0, NULL) : 0;
 }
 
 static int kernel_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, size_t *count,
@@ -661,8 +661,8 @@ static void fill_holder(struct tmesh_holder_info *to, const struct tmesh_holder 
 		.producer = from->flags & TMESH_HOLDER_FLAG_PRODUCER,
 		.dma_mapped = from->mapped,
 	};
-	memcpy(to->comm, from->comm, sizeof(to->comm));
-	to->comm[sizeof(to->comm) - 1] = '\0';
+	memcpy(to->command, from->comm, sizeof(to->command));
+	to->command[sizeof(to->command) - 1] = '\0';
 	memcpy(to->device, from->device, sizeof(to->device));
 	to->device[sizeof(to->device) - 1] = '\0';
 }
@@ -729,7 +729,7 @@ const struct tmesh_backend_ops tmesh_kernel_ops = {
 	.mmap = kernel_mmap,
 	.seal = kernel_seal,
 	.is_sealed = kernel_is_sealed,
-	.desc_set = kernel_desc_set,
+	.set_description = kernel_set_description,
 	.read = kernel_read,
 	.write_cold = kernel_write_cold,
 	.revoke = kernel_revoke,

@@ -528,12 +528,12 @@ static int trailer_set(struct tmesh_region *region, const char *text, uint32_t b
 {
 	struct tmesh_trailer head = {
 		.magic = TMESH_TRAILER_MAGIC,
-		.desc_bytes = bytes,
+		.description_bytes = bytes,
 		.id = region->id,
 		.bytes = region->bytes,
 	};
-	uint32_t old = region->desc_bytes;
-	char padded[TMESH_DESC_LEN] = "";
+	uint32_t old = region->description_bytes;
+	char padded[TMESH_DESCRIPTION_LEN] = "";
 	int fd = tmesh_memfd_writer_get(region, NULL);
 	int rc = 0;
 
@@ -548,12 +548,12 @@ static int trailer_set(struct tmesh_region *region, const char *text, uint32_t b
 	if (!rc)
 		rc = trailer_write(region, fd, 0, &head, sizeof(head));
 	if (!rc)
-		region->desc_bytes = bytes;
+		region->description_bytes = bytes;
 	tmesh_memfd_writer_put(region, fd);
 	return rc;
 }
 
-static int memfd_desc_set(struct tmesh_region *region, const char *text, uint32_t bytes,
+static int memfd_set_description(struct tmesh_region *region, const char *text, uint32_t bytes,
 			  struct tmesh_error *err)
 {
 	if (region->kind & TMESH_KIND_FOREIGN)
@@ -773,7 +773,7 @@ const struct tmesh_backend_ops tmesh_memfd_ops = {
 	.mmap = memfd_mmap,
 	.seal = memfd_seal,
 	.is_sealed = memfd_is_sealed,
-	.desc_set = memfd_desc_set,
+	.set_description = memfd_set_description,
 	.read = memfd_read,
 	.write_cold = memfd_write_cold,
 	.revoke = tmesh_memfd_revoke,

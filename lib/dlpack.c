@@ -200,10 +200,14 @@ static int import_strided(struct tmesh_ctx *ctx, const struct tmesh_layout *layo
 			  const void *data, const struct tmesh_region_opts *opts,
 			  struct tmesh_tensor **out, struct tmesh_error *err)
 {
+	struct tmesh_region_opts checked;
 	struct tmesh_tensor *tensor;
 	void *to;
 	int rc;
 
+	rc = tmesh_read_tensor_opts(opts, &checked, err);
+	if (rc)
+		return rc;
 	rc = tmesh_tensor_create(ctx, layout->dtype, layout->ndim, layout->shape, opts, &tensor,
 				 err);
 	if (rc)
@@ -215,8 +219,12 @@ static int import_strided(struct tmesh_ctx *ctx, const struct tmesh_layout *layo
 	}
 	gather(to, data, layout);
 	tmesh_count_copy(ctx, tmesh_tensor_bytes(tensor));
-	*out = tensor;
-	return 0;
+	rc = tmesh_opts_seal(&checked) ? tmesh_region_seal(tmesh_tensor_region(tensor), err) : 0;
+	if (rc)
+		tmesh_tensor_unref(tensor);
+	else
+		*out = tensor;
+	return rc;
 }
 
 static int import(struct tmesh_ctx *ctx, const struct dl_tensor *dl,

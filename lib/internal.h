@@ -139,6 +139,11 @@ int tmesh_read_region_opts(const struct tmesh_region_opts *opts, struct tmesh_re
 /* The same of a tensor, which may be told an arena instead. */
 int tmesh_read_tensor_opts(const struct tmesh_region_opts *opts, struct tmesh_region_opts *out,
 			   struct tmesh_error *err);
+/* Whether a tensor that is put with these checked options is sealed then. */
+static inline bool tmesh_opts_seal(const struct tmesh_region_opts *opts)
+{
+	return !opts->arena && !(opts->flags & TMESH_REGION_UNSEALED);
+}
 
 /* fork.c */
 
@@ -199,7 +204,7 @@ struct tmesh_region {
 	atomic_bool reads_only; /* memfd: fd cannot write, whatever the rights: memfd_fd.c */
 	bool fd_stays;		/* memfd: never make it so */
 	bool warm;		/* its pages are there and mapped: write through the mapping */
-	uint32_t desc_bytes;
+	uint32_t description_bytes;
 	struct {
 		bool given;
 		uint8_t secret[TMESH_SECRET_BYTES];
@@ -304,7 +309,7 @@ struct tmesh_backend_ops {
 	int (*seal)(struct tmesh_region *region, struct tmesh_error *err);
 	/* Without it: look whether anybody has sealed the region. */
 	bool (*is_sealed)(const struct tmesh_region *region);
-	int (*desc_set)(struct tmesh_region *region, const char *text, uint32_t bytes,
+	int (*set_description)(struct tmesh_region *region, const char *text, uint32_t bytes,
 			struct tmesh_error *err);
 
 	int (*read)(struct tmesh_region *region, uint64_t offset, void *data, uint64_t bytes,

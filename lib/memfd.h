@@ -23,7 +23,7 @@
 
 struct tmesh_trailer {
 	uint32_t magic;
-	uint32_t desc_bytes;
+	uint32_t description_bytes;
 	uint64_t id;
 	uint64_t bytes;
 	char label[TMESH_LABEL_LEN + 1];

@@ -136,14 +136,14 @@ static void read_trailer(int fd, uint64_t at, struct tmesh_region_info *info)
 	ssize_t got;
 
 	if (pread(fd, &head, sizeof(head), (off_t)at) != sizeof(head) ||
-	    head.magic != TMESH_TRAILER_MAGIC || head.desc_bytes > TMESH_DESC_LEN ||
+	    head.magic != TMESH_TRAILER_MAGIC || head.description_bytes > TMESH_DESCRIPTION_LEN ||
 	    head.bytes == 0 || head.bytes > at || memchr(head.label, 0, sizeof(head.label)) == NULL)
 		return;
 	info->id = head.id;
 	info->bytes = head.bytes;
 	memcpy(info->label, head.label, sizeof(info->label));
-	got = pread(fd, info->desc, head.desc_bytes, (off_t)(at + TMESH_TRAILER_TEXT));
-	info->desc[got > 0 ? got : 0] = '\0';
+	got = pread(fd, info->description, head.description_bytes, (off_t)(at + TMESH_TRAILER_TEXT));
+	info->description[got > 0 ? got : 0] = '\0';
 }
 
 int tmesh_memfd_describe(int fd, uint32_t kind, struct tmesh_region_info *info)

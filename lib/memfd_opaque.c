@@ -236,7 +236,7 @@ static int name_holders(struct tmesh_region *region, struct tmesh_error *err)
 		if (holders[i].pid != getpid())
 			used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%d (%.15s)",
 						 used ? ", " : "", (int)holders[i].pid,
-						 holders[i].comm);
+						 holders[i].command);
 	free(holders);
 	return tmesh_fail(err, -ETIMEDOUT, "reclaim: not everybody has let go: %s",
 			  *text ? text : "this process itself, or one that cannot be seen here");

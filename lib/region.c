@@ -598,21 +598,21 @@ int tmesh_region_open(struct tmesh_ctx *ctx, const char *token, uint32_t rights,
 	return tmesh_pool_yields(ctx, rc) ? open_new(ctx, &parts, rights, out, err) : rc;
 }
 
-int tmesh_region_desc_set(struct tmesh_region *region, const char *text, struct tmesh_error *err)
+int tmesh_region_set_description(struct tmesh_region *region, const char *text, struct tmesh_error *err)
 {
-	size_t bytes = text ? strnlen(text, TMESH_DESC_LEN + 1) : 0;
+	size_t bytes = text ? strnlen(text, TMESH_DESCRIPTION_LEN + 1) : 0;
 	int rc = tmesh_region_may(region, TMESH_MANAGE, "describe", err);
 
 	if (rc)
 		return rc;
-	if (bytes > TMESH_DESC_LEN)
+	if (bytes > TMESH_DESCRIPTION_LEN)
 		return tmesh_fail(err, -EINVAL, "the description is longer than %d bytes",
-				  TMESH_DESC_LEN);
+				  TMESH_DESCRIPTION_LEN);
 	tmesh_region_lock(region);
 	if (region->sealed)
 		rc = tmesh_fail(err, -EPERM, "describe: the region is sealed");
 	else
-		rc = region->ctx->ops->desc_set(region, text, (uint32_t)bytes, err);
+		rc = region->ctx->ops->set_description(region, text, (uint32_t)bytes, err);
 	tmesh_region_unlock(region);
 	return rc;
 }

@@ -285,7 +285,7 @@ struct search {
 	size_t count;
 };
 
-static void read_comm(pid_t pid, char comm[16])
+static void read_command(pid_t pid, char command[16])
 {
 	char path[32];
 	ssize_t got = 0;
@@ -294,11 +294,11 @@ static void read_comm(pid_t pid, char comm[16])
 	snprintf(path, sizeof(path), "/proc/%d/comm", (int)pid);
 	fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd >= 0) {
-		got = read(fd, comm, 15);
+		got = read(fd, command, 15);
 		close(fd);
 	}
-	comm[got > 0 ? got : 0] = '\0';
-	comm[strcspn(comm, "\n")] = '\0';
+	command[got > 0 ? got : 0] = '\0';
+	command[strcspn(command, "\n")] = '\0';
 }
 
 /* Rights of somebody's descriptor: how it was opened. */
@@ -407,7 +407,7 @@ static struct tmesh_holder_info *holder_add(struct search *search, const struct 
 	memset(holder, 0, sizeof(*holder));
 	holder->pid = sight->pid;
 	holder->uid = read_uid(sight->pid);
-	read_comm(sight->pid, holder->comm);
+	read_command(sight->pid, holder->command);
 	return holder;
 }
 
@@ -483,15 +483,15 @@ static int writer_map(void *data, const struct sight *sight)
 {
 	struct writers *writers = data;
 	size_t used = strlen(writers->text);
-	char comm[16];
+	char command[16];
 
 	if (!sight->writable || sight->dev != writers->dev || sight->ino != writers->ino ||
 	    sight->pid == writers->last)
 		return 0;
 	writers->last = sight->pid;
-	read_comm(sight->pid, comm);
+	read_command(sight->pid, command);
 	snprintf(writers->text + used, writers->size - used, "%s%d (%s)", used ? ", " : "",
-		 (int)sight->pid, comm);
+		 (int)sight->pid, command);
 	return 0;
 }
 

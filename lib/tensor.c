@@ -72,7 +72,7 @@ static int describe(const struct tmesh_tensor *tensor, struct tmesh_error *err)
 	char text[TMESH_REF_SIZE];
 	int rc = tmesh_ref_encode(&ref, text, sizeof(text), err);
 
-	return rc ? rc : tmesh_region_desc_set(tensor->region, text, err);
+	return rc ? rc : tmesh_region_set_description(tensor->region, text, err);
 }
 
 static int create(struct tmesh_ctx *ctx, const struct tmesh_layout *layout, uint64_t bytes,
@@ -129,7 +129,7 @@ int tmesh_tensor_put(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t ndim
 	struct tmesh_tensor *tensor;
 	struct tmesh_layout layout;
 	uint64_t bytes;
-	bool again;
+	bool again, seal;
 	int rc;
 
 	rc = plan(dtype, ndim, shape, &layout, &bytes, err);
@@ -137,6 +137,7 @@ int tmesh_tensor_put(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t ndim
 		rc = tmesh_read_tensor_opts(opts, &overwrite, err);
 	if (rc)
 		return rc;
+	seal = tmesh_opts_seal(&overwrite);
 	if (bytes && !overwrite.arena)
 		overwrite.flags |= TMESH_REGION_UNINITIALIZED;
 
@@ -147,6 +148,8 @@ int tmesh_tensor_put(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t ndim
 		if (bytes)
 			rc = tmesh_region_write(tensor->region, tensor->layout.offset, data, bytes,
 						err);
+		if (!rc && seal)
+			rc = tmesh_region_seal(tensor->region, err);
 		if (!rc) {
 			*out = tensor;
 			return 0;

@@ -94,7 +94,7 @@ static int choose(const struct target *target, struct tmesh_region *region, stru
 	if (target->has_ref)
 		return choose_tensor(&target->ref.layout, &info, "ref", piece);
 	if (piece->npy) {
-		if (!tmesh_ref_decode(info.desc, strlen(info.desc), &ref, NULL))
+		if (!tmesh_ref_decode(info.description, strlen(info.description), &ref, NULL))
 			return choose_tensor(&ref.layout, &info, "description", piece);
 		fprintf(stderr,
 			"tmeshctl: the region does not describe a tensor: get it by a ref\n");

@@ -32,7 +32,7 @@ static void put_text(FILE *to, const char *text)
 
 static void put_region(FILE *to, const struct tmesh_region_info *info)
 {
-	char *contents = contents_text(info->desc);
+	char *contents = contents_text(info->description);
 	char size[16];
 
 	fprintf(to, "\tr%016" PRIx64 " [shape=box, style=%s, label=\"", info->id,
@@ -77,7 +77,7 @@ static void put_holder(FILE *to, const struct tmesh_region_info *info,
 		break;
 	}
 	fprintf(to, "\tp%d [label=\"", (int)holder->pid);
-	put_text(to, holder->comm);
+	put_text(to, holder->command);
 	fprintf(to, "\\n%d\"];\n", (int)holder->pid);
 	rights_text(holder->rights, rights);
 	if (holder->kind == TMESH_HOLDER_IS_EXPORT) {

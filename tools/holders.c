@@ -34,19 +34,20 @@ static json_t *holder_json(const struct tmesh_holder_info *holder)
 
 	json_object_set_new(value, "kind", json_string(kind_text(holder->kind)));
 	json_object_set_new(value, "pid", holder->pid ? json_integer(holder->pid) : json_null());
-	json_object_set_new(value, "command", json_text(holder->comm));
+	json_object_set_new(value, "command", json_text(holder->command));
 	json_object_set_new(value, "uid", json_integer(holder->uid));
 	json_object_set_new(value, "rights", json_string(rights_text(holder->rights, rights)));
 	json_object_set_new(value, "mappings", json_integer(holder->mappings));
 	json_object_set_new(value, "attachments", json_integer(holder->attachments));
 	json_object_set_new(value, "offset", json_integer((json_int_t)holder->offset));
 	json_object_set_new(value, "bytes", json_integer((json_int_t)holder->bytes));
-	if (holder->kind == TMESH_HOLDER_IS_DEVICE) {
-		json_object_set_new(value, "device", json_text(holder->device));
-		json_object_set_new(value, "mapped", json_boolean(holder->dma_mapped));
-	}
-	if (holder->kind == TMESH_HOLDER_IS_GATHER)
-		json_object_set_new(value, "view", json_id(holder->view));
+	json_object_set_new(value, "device",
+			    holder->kind == TMESH_HOLDER_IS_DEVICE ? json_text(holder->device)
+								   : json_null());
+	json_object_set_new(value, "mapped", json_boolean(holder->dma_mapped));
+	json_object_set_new(value, "view",
+			    holder->kind == TMESH_HOLDER_IS_GATHER ? json_id(holder->view)
+								   : json_null());
 	json_object_set_new(value, "lease_ns", json_integer((json_int_t)holder->lease_ns));
 	json_object_set_new(value, "lease_left_ns",
 			    json_integer((json_int_t)holder->lease_left_ns));
@@ -100,7 +101,7 @@ static void print_holders(const struct tmesh_holder_info *holders, size_t count)
 		table_add(&table, titles[i]);
 	for (size_t i = 0; i < count; i++) {
 		table_addf(&table, "%d", (int)holders[i].pid);
-		table_add(&table, holders[i].comm);
+		table_add(&table, holders[i].command);
 		table_add(&table, kind_text(holders[i].kind));
 		table_add(&table, rights_text(holders[i].rights, rights));
 		table_addf(&table, "%u", holders[i].mappings);

@@ -15,11 +15,11 @@ static json_t *json_list(const int64_t *numbers, int32_t count)
 }
 
 /* What the library wrote about a tensor; null for anything else. */
-static json_t *tensor_json(const char *desc)
+static json_t *tensor_json(const char *description)
 {
 	struct tmesh_ref ref;
 
-	if (tmesh_ref_decode(desc, strlen(desc), &ref, NULL))
+	if (tmesh_ref_decode(description, strlen(description), &ref, NULL))
 		return json_null();
 	return json_pack("{s:s, s:o, s:o, s:I, s:I}", "dtype", tmesh_dtype_name(ref.layout.dtype),
 			 "shape", json_list(ref.layout.shape, ref.layout.ndim), "strides",
@@ -33,9 +33,9 @@ const char *backing_text(enum tmesh_backing backing)
 	case TMESH_BACKED_BY_PAGES:
 		return "pages";
 	case TMESH_BACKED_BY_USER:
-		return "user memory";
+		return "user";
 	case TMESH_BACKED_BY_DMABUF:
-		return "dma-buf";
+		return "dmabuf";
 	case TMESH_BACKED_BY_OPAQUE:
 		return "descriptor";
 	case TMESH_BACKED_BY_GATHER:
@@ -59,7 +59,7 @@ json_t *info_json(const struct tmesh_region_info *info)
 	json_object_set_new(value, "revoked", json_boolean(info->revoked));
 	json_object_set_new(value, "uid", json_integer(info->uid));
 	json_object_set_new(value, "gid", json_integer(info->gid));
-	json_object_set_new(value, "mode", json_sprintf("%04o", info->mode));
+	json_object_set_new(value, "mode", json_integer(info->mode));
 	json_object_set_new(value, "node", info->node < 0 ? json_null() : json_integer(info->node));
 	json_object_set_new(value, "handles", json_integer(info->handles));
 	json_object_set_new(value, "pinning_handles", json_integer(info->pinning_handles));
@@ -76,12 +76,12 @@ json_t *info_json(const struct tmesh_region_info *info)
 					: info->fence_producer ? "producer"
 							       : "idle"));
 	json_object_set_new(value, "cgroup_id", json_integer((json_int_t)info->cgroup_id));
-	json_object_set_new(value, "tensor", tensor_json(info->desc));
-	json_object_set_new(value, "description", json_text(info->desc));
+	json_object_set_new(value, "tensor", tensor_json(info->description));
+	json_object_set_new(value, "description", json_text(info->description));
 	return value;
 }
 
-char *contents_text(const char *desc)
+char *contents_text(const char *description)
 {
 	const struct tmesh_layout *layout;
 	struct tmesh_ref ref;
@@ -89,8 +89,8 @@ char *contents_text(const char *desc)
 	size_t bytes;
 	FILE *to;
 
-	if (tmesh_ref_decode(desc, strlen(desc), &ref, NULL))
-		return strdup(desc);
+	if (tmesh_ref_decode(description, strlen(description), &ref, NULL))
+		return strdup(description);
 	layout = &ref.layout;
 	to = open_memstream(&text, &bytes);
 	if (!to)

@@ -14,7 +14,7 @@ struct listing {
 
 static void add_row(struct table *table, const struct tmesh_region_info *info)
 {
-	char *contents = contents_text(info->desc);
+	char *contents = contents_text(info->description);
 	char size[16];
 
 	table_addf(table, "%016" PRIx64, info->id);

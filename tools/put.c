@@ -19,7 +19,7 @@
 
 static const struct option_entry options[] = {
 	TENSOR_OPTIONS,
-	{"seal", 'S', NULL, "make it immutable before anybody sees it"},
+	{"unsealed", 'U', NULL, "leave it writable (default: sealed before anybody sees it)"},
 	{"npy", 'n', NULL, "it is a .npy file, which says dtype and shape itself"},
 	{NULL},
 };
@@ -242,6 +242,7 @@ static int run(const struct verb *verb, int argc, char **argv)
 	bool is_npy = false, described = false;
 	int key, status;
 
+	args.seal = true;
 	args.hold.command = split_command(verb, &argc, argv);
 	while ((key = verb_option(verb, argc, argv)) != -1) {
 		is_npy |= key == 'n';

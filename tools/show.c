@@ -25,7 +25,7 @@ static void row_number(struct table *table, const char *name, uint64_t number)
 static void print_info(const struct tmesh_region_info *info)
 {
 	struct table table = {.columns = 2};
-	char *contents = contents_text(info->desc);
+	char *contents = contents_text(info->description);
 
 	table_add(&table, "id");
 	table_addf(&table, "%016" PRIx64, info->id);

@@ -49,8 +49,8 @@ bool tensor_option(const struct verb *verb, struct tensor_args *args, int key, c
 	case 'l':
 		args->label = value;
 		break;
-	case 'S':
-		args->seal = true;
+	case 'U':
+		args->seal = false;
 		break;
 	case 'w':
 		args->token_rights |= TMESH_WRITE;
@@ -79,8 +79,8 @@ bool tensor_option(const struct verb *verb, struct tensor_args *args, int key, c
 void tensor_check(const struct verb *verb, const struct tensor_args *args)
 {
 	if (args->seal && args->token_rights != TMESH_READ)
-		usage_error(verb, "a sealed region has only readers: --seal excludes "
-				  "--writable-token and --manage-token");
+		usage_error(verb, "a sealed region has only readers: --writable-token and "
+				  "--manage-token need --unsealed");
 	if (args->hold.command && args->hold.background)
 		usage_error(verb, "a command is held for as long as it runs: it excludes "
 				  "--background");

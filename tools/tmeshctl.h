@@ -132,7 +132,7 @@ int for_backends(enum tmesh_backend only, int (*each)(struct tmesh_ctx *ctx, voi
 const char *backing_text(enum tmesh_backing backing);
 json_t *info_json(const struct tmesh_region_info *info);
 /* "float32 [2, 3]" from a description, or the description itself. The caller frees it. */
-char *contents_text(const char *desc);
+char *contents_text(const char *description);
 
 /* hold.c: memory lives while somebody holds it. */
 

@@ -38,7 +38,7 @@ static void name_holders(struct tmesh_ctx *ctx, struct region *region)
 	}
 	for (size_t i = 0; i < count && used < sizeof(region->who); i++) {
 		const char *name = holders[i].kind == TMESH_HOLDER_IS_DEVICE ? holders[i].device
-									     : holders[i].comm;
+									     : holders[i].command;
 
 		used += (size_t)snprintf(region->who + used, sizeof(region->who) - used, "%s%s %d",
 					 i ? ", " : "", name, (int)holders[i].pid);

@@ -50,7 +50,7 @@ static int card_write(struct tmesh_region *region, int device, const struct card
 			  (json_int_t)card->bytes, "dtype", "uint8", "strides", 1, "device",
 			  json_sprintf("cuda:%d", device), "cuda", cuda);
 	text = whole ? json_dumps(whole, JSON_COMPACT) : NULL;
-	rc = text ? tmesh_region_desc_set(region, text, err)
+	rc = text ? tmesh_region_set_description(region, text, err)
 		  : tmesh_fail(err, -ENOMEM, "no memory for a description");
 	free(text);
 	json_decref(whole);
@@ -95,7 +95,7 @@ int card_read(struct tmesh_region *region, struct card *card, struct tmesh_error
 	if (rc)
 		return rc;
 	*card = (struct card){0};
-	whole = json_loads(info.desc, JSON_REJECT_DUPLICATES, NULL);
+	whole = json_loads(info.description, JSON_REJECT_DUPLICATES, NULL);
 	good = read_members(json_object_get(whole, "cuda"), card);
 	json_decref(whole);
 	if (!good || (!card->ipc && card->bytes != tmesh_region_bytes(region)))
@@ -352,7 +352,7 @@ static int name_holders(struct tmesh_cuda *cuda, struct tmesh_region *region,
 		if (holders[i].pid != getpid())
 			used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%d (%.15s)",
 						 used ? ", " : "", (int)holders[i].pid,
-						 holders[i].comm);
+						 holders[i].command);
 	free(holders);
 	return tmesh_fail(err, -ETIMEDOUT, "reclaim: still held by %s",
 			  *text ? text : "processes that cannot be seen from here");

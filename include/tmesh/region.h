@@ -23,7 +23,7 @@ enum tmesh_rights {
 };
 
 #define TMESH_LABEL_LEN 63
-#define TMESH_DESC_LEN 4096
+#define TMESH_DESCRIPTION_LEN 4096
 /* Room for any token as text with its terminating zero. */
 #define TMESH_TOKEN_SIZE 72
 
@@ -37,6 +37,8 @@ enum tmesh_region_flags {
 	TMESH_REGION_UNINITIALIZED = 1 << 5, /* contents may be what this context itself put
 					      * into a released region: only for callers who
 					      * overwrite all of it before anyone else sees it */
+	TMESH_REGION_UNSEALED = 1 << 6,	     /* a tensor that is put stays writable; what is not
+					      * put is never sealed by its making */
 };
 
 struct tmesh_arena;
@@ -183,10 +185,10 @@ int tmesh_region_send(struct tmesh_region *region, int socket, uint32_t rights,
 int tmesh_region_recv(struct tmesh_ctx *ctx, int socket, struct tmesh_region **out,
 		      struct tmesh_error *err);
 
-/* What the region holds, for people: at most TMESH_DESC_LEN bytes. Needs MANAGE, before the
+/* What the region holds, for people: at most TMESH_DESCRIPTION_LEN bytes. Needs MANAGE, before the
  * seal. The library writes a tensor's ref without its token here. -EOPNOTSUPP: memfd, a region
  * of tmesh_region_from_memfd(). */
-int tmesh_region_desc_set(struct tmesh_region *region, const char *text, struct tmesh_error *err);
+int tmesh_region_set_description(struct tmesh_region *region, const char *text, struct tmesh_error *err);
 
 /* What is known of it without a system call: its length as asked at its creation, this handle's
  * rights, and its id. */

@@ -46,7 +46,7 @@ struct tmesh_region_info {
 	uint32_t attachments;
 	uint32_t linger_ms;
 	char label[TMESH_LABEL_LEN + 1];
-	char desc[TMESH_DESC_LEN + 1];
+	char description[TMESH_DESCRIPTION_LEN + 1];
 	/* From here on: module only, else 0; on memfd too: revoked, backing (OPAQUE), lease_ns. */
 	enum tmesh_backing backing;
 	bool lapsed;		/* this handle's lease */
@@ -82,7 +82,7 @@ struct tmesh_holder_info {
 	uint64_t since_ns; /* 0: unknown */
 	uint64_t offset;   /* of an export */
 	uint64_t bytes;
-	char comm[16];
+	char command[16];
 	uint64_t lease_ns; /* 0: none */
 	uint64_t lease_left_ns;
 	uint64_t view;	 /* id of a gather view's region */

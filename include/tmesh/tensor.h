@@ -101,7 +101,8 @@ int tmesh_tensor_create(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t n
 
 /*
  * The same, filled from @data: contiguous, exactly as many bytes as the tensor. The one
- * copy is counted.
+ * copy is counted. The region is sealed then, unless @opts say UNSEALED; a tensor in an arena is
+ * never sealed, since others are still to be put beside it.
  */
 int tmesh_tensor_put(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t ndim,
 		     const int64_t *shape, const void *data, const struct tmesh_region_opts *opts,
@@ -206,7 +207,8 @@ int tmesh_tensor_to_dlpack_versioned(struct tmesh_tensor *tensor, uint32_t right
 /*
  * In: make a tensor of what a DLPack tensor holds.
  *
- * CPU memory that is not already tmesh memory has to be copied into a region once (counted);
+ * CPU memory that is not already tmesh memory has to be copied into a region once (counted), and is
+ * sealed as by tmesh_tensor_put();
  * a managed tensor that this library made in this process is recognised by its deleter, and
  * a further reference on its tensor is given back, without a copy and whatever @ctx and @opts
  * say. @managed stays the caller's in every case.

@@ -391,7 +391,7 @@ static void import_refused(const char *desc, int fd, uint64_t bytes, int code, c
 
 	assert_ok(tmesh_region_from_fd(a.ctx, fd, bytes, NULL, &region, err));
 	if (desc)
-		assert_ok(tmesh_region_desc_set(region, desc, err));
+		assert_ok(tmesh_region_set_description(region, desc, err));
 	assert_refused(tmesh_cuda_import(b.cuda, region, NULL, &memory, err), code, word);
 	tmesh_region_unref(region);
 	assert_int_equal(standin_live(), live);
@@ -463,17 +463,17 @@ static void test_changed_cards(void **state)
 	tmesh_cuda_memory_unref(imported);
 	live = standin_live();
 	for (int i = 0; i < 4000; i++) {
-		char desc[sizeof(info.desc)], byte;
+		char desc[sizeof(info.description)], byte;
 		/* Mostly in its numbers. */
-		const char *from = i % 4 ? strstr(info.desc, "\"at\"") : info.desc;
-		size_t length = i % 4 ? 48 : strlen(info.desc);
+		const char *from = i % 4 ? strstr(info.description, "\"at\"") : info.description;
+		size_t length = i % 4 ? 48 : strlen(info.description);
 
-		memcpy(desc, info.desc, sizeof(desc));
+		memcpy(desc, info.description, sizeof(desc));
 		for (int n = 1 + rand_r(&seed) % 2; n; n--)
-			desc[(size_t)(from - info.desc) + (size_t)rand_r(&seed) % length] =
+			desc[(size_t)(from - info.description) + (size_t)rand_r(&seed) % length] =
 				bytes[(size_t)rand_r(&seed) % (sizeof(bytes) - 1)];
 		assert_ok(tmesh_region_from_fd(a.ctx, fd, 5000, NULL, &changed, err));
-		if (!tmesh_region_desc_set(changed, desc, NULL) &&
+		if (!tmesh_region_set_description(changed, desc, NULL) &&
 		    !tmesh_cuda_import(b.cuda, changed, NULL, &imported, NULL)) {
 			uint64_t at = tmesh_cuda_pointer(imported);
 

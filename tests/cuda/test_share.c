@@ -607,8 +607,8 @@ static void test_ipc(void **state)
 	assert_int_equal(helper_say(&helpers[0], text), 'i');
 	assert_int_equal(helper_say(&helpers[0], "u"), 'u');
 	assert_ok(tmesh_region_info(region, &info, err));
-	replace(info.desc, "\"of\":2097152", "\"of\":2097153");
-	assert_ok(tmesh_region_desc_set(region, info.desc, err));
+	replace(info.description, "\"of\":2097152", "\"of\":2097153");
+	assert_ok(tmesh_region_set_description(region, info.description, err));
 	assert_int_equal(helper_ask(&helpers[0], text, answer), 'E');
 	assert_non_null(strstr(answer + 1 + offsetof(struct tmesh_error, message),
 			       "of 2097153 bytes there are 2097152 (CUDA_ERROR_INVALID_VALUE)"));

@@ -86,7 +86,7 @@ class Metrics(Base):
         self.assertEqual(families["tmesh_memory_bytes"].unit, "bytes")
 
     def test_regions_are_counted_by_state(self):
-        with held("create", "5000") as one, held("put", self.file(b"x" * 10), "--seal") as two:
+        with held("create", "5000") as one, held("put", self.file(b"x" * 10)) as two:
             families = metrics("--regions")
         states = {s.labels["id"]: s.labels["state"]
                   for s in families["tmesh_region_bytes"].samples if s.labels["backend"] == BACKEND}

@@ -279,7 +279,7 @@ class Put(Base):
             self.assertEqual(tool("get", json.dumps(names["ref"]))[0], self.DATA)
             info = answer("show", names["id"])
             self.assertEqual(info["label"], "größe")
-            self.assertFalse(info["sealed"])
+            self.assertTrue(info["sealed"])
 
     def test_standard_input(self):
         for args in ((), ("--shape", str(len(self.DATA)))):
@@ -303,13 +303,15 @@ class Put(Base):
         refused("directory", "put", self.dir)
 
     def test_seal(self):
-        with held("put", self.file(b"abcd"), "--seal") as names:
+        with held("put", self.file(b"abcd")) as names:
             self.assertTrue(answer("show", names["token"])["sealed"])
-        wrong_usage("only readers", "put", self.file(b"abcd"), "--seal", "--writable-token")
+        with held("put", self.file(b"abcd"), "--unsealed") as names:
+            self.assertFalse(answer("show", names["token"])["sealed"])
+        wrong_usage("only readers", "put", self.file(b"abcd"), "--writable-token")
 
     def test_tensor(self):
         path = self.file(bytes(24))
-        with held("put", path, "--dtype", "float32", "--shape", "2,3", "--seal") as names:
+        with held("put", path, "--dtype", "float32", "--shape", "2,3") as names:
             tensor = answer("show", names["id"])["tensor"]
             self.assertEqual(tensor, {"dtype": "float32", "shape": [2, 3], "strides": [3, 1],
                                       "offset": 0, "byte_size": 24})
@@ -329,7 +331,7 @@ class Npy(Base):
     def test_there_and_back(self):
         data = bytes(range(24))
         for version in (1, 2, 3):
-            with held("put", "--npy", self.file(npy(self.HEADER, data, version)), "--seal") as names:
+            with held("put", "--npy", self.file(npy(self.HEADER, data, version))) as names:
                 self.assertEqual((names["ref"]["dtype"], names["ref"]["shape"]), ("float32", [2, 3]))
                 self.assertEqual(tool("get", names["token"])[0], data)
                 for target in (names["token"], json.dumps(names["ref"])):
@@ -469,7 +471,7 @@ class See(Base):
             "backing": str, "views": int, "pinned_bytes": int, "fence_value": int,
             "fence": str, "cgroup_id": int,
             "huge_bytes": int, "sealed": bool, "revoked": bool, "uid": int, "gid": int,
-            "mode": str, "node": (int, type(None)), "handles": int, "pinning_handles": int,
+            "mode": int, "node": (int, type(None)), "handles": int, "pinning_handles": int,
             "exports": int, "attachments": int, "linger_ms": int, "created_ns": int,
             "tensor": (dict, type(None)), "description": str,
         }
@@ -485,14 +487,14 @@ class See(Base):
             self.assertEqual({holder["command"] for holder in holders}, {"tmeshctl"})
             self.assertEqual(set(holders[0]), {
                 "kind", "pid", "command", "uid", "rights", "mappings", "attachments",
-                "offset", "bytes", "since_ns",
-            "lease_ns", "lease_left_ns", "lapsed", "producer",
-        })
+                "offset", "bytes", "since_ns", "device", "mapped", "view",
+                "lease_ns", "lease_left_ns", "lapsed", "producer",
+            })
             self.assertIn(str(names["pid"]), tool("holders", names["id"])[0].decode())
 
     def test_stats(self):
         before = answer("stats")[BACKEND]
-        with held("put", self.file(bytes(5000)), "--seal"):
+        with held("put", self.file(bytes(5000))):
             after = answer("stats")[BACKEND]
         self.assertGreaterEqual(after["regions"], 1)
         self.assertEqual(set(before), set(after))
@@ -536,7 +538,7 @@ class See(Base):
 
 class Seal(Base):
     def test_needs_the_right(self):
-        with held("put", self.file(b"abc"), "--manage-token") as names:
+        with held("put", self.file(b"abc"), "--unsealed", "--manage-token") as names:
             refused("rights", "seal", names["token"])
             self.assertFalse(answer("show", names["id"])["sealed"])
             tool("seal", names["manage_token"])

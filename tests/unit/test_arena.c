@@ -101,10 +101,13 @@ static void test_put(void **state)
 	assert_ok(tmesh_stats(*state, &before));
 	assert_ok(tmesh_tensor_put(*state, TMESH_UINT8, 1, shape, "first", &in, &tensors[0], err));
 	assert_ok(tmesh_tensor_put(*state, TMESH_UINT8, 1, shape, "later", &in, &tensors[1], err));
+	in.flags = TMESH_REGION_UNSEALED;
 	assert_ok(tmesh_tensor_put(*state, TMESH_UINT8, 1, large, data, &in, &tensors[2], err));
 	assert_ok(tmesh_stats(*state, &after));
 	assert_int_equal(after.regions_created - before.regions_created, 2);
 	assert_int_equal(after.copies - before.copies, 3);
+	for (int i = 0; i < 3; i++)
+		assert_false(tmesh_region_is_sealed(tmesh_tensor_region(tensors[i])));
 	for (int i = 0; i < 3; i++) {
 		static const char *const want[] = {"first", "later", "xxxxx"};
 

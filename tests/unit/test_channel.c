@@ -232,10 +232,14 @@ static void test_late(void **state)
 static struct tmesh_tensor *tensor(struct tmesh_ctx *ctx, float first)
 {
 	struct tmesh_tensor *made;
+	const struct tmesh_region_opts opts = {
+		.size = sizeof(opts),
+		.flags = TMESH_REGION_UNSEALED,
+	};
 	const int64_t shape[] = {4, 25};
 	float data[100] = {first};
 
-	assert_ok(tmesh_tensor_put(ctx, TMESH_FLOAT32, 2, shape, data, NULL, &made, err));
+	assert_ok(tmesh_tensor_put(ctx, TMESH_FLOAT32, 2, shape, data, &opts, &made, err));
 	return made;
 }
 

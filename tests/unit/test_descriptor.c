@@ -187,10 +187,10 @@ static void test_describe(void **state)
 	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_region *region = create_lowered(*state, token);
 
-	assert_ok(tmesh_region_desc_set(region, "late words", err));
+	assert_ok(tmesh_region_set_description(region, "late words", err));
 	assert_false(can_write(region->fd));
 	assert_ok(tmesh_region_info(region, &info, err));
-	assert_string_equal(info.desc, "late words");
+	assert_string_equal(info.description, "late words");
 	tmesh_region_unref(region);
 }
 
@@ -256,7 +256,7 @@ static void test_give_rights(void **state)
 	}
 	give_token(handles[4], TMESH_READ, token);
 	assert_false(can_write(handles[4]->fd));
-	assert_ok(tmesh_region_desc_set(handles[4], "before the seal", err));
+	assert_ok(tmesh_region_set_description(handles[4], "before the seal", err));
 	assert_ok(tmesh_region_seal(handles[4], err));
 	for (int i = 0; i < 5; i++)
 		tmesh_region_unref(handles[i]);
@@ -374,7 +374,7 @@ static void test_no_number_left(void **state)
 	assert_refused(tmesh_region_write(region, 0, "x", 1, err), -EMFILE, "reopening");
 	assert_refused(tmesh_region_map(region, RW, &addr, err), -EMFILE, "reopening");
 	assert_refused(tmesh_region_seal(region, err), -EMFILE, "reopening");
-	assert_refused(tmesh_region_desc_set(region, "x", err), -EMFILE, "describe");
+	assert_refused(tmesh_region_set_description(region, "x", err), -EMFILE, "describe");
 	assert_int_equal(tmesh_region_fd(region), -EMFILE);
 	assert_ok(tmesh_region_read(region, 0, back, 6, err));
 	assert_string_equal(back, "first");

@@ -16,10 +16,14 @@ static uint64_t counted(struct tmesh_ctx *ctx)
 
 static struct tmesh_tensor *sample(struct tmesh_ctx *ctx)
 {
+	const struct tmesh_region_opts opts = {
+		.size = sizeof(opts),
+		.flags = TMESH_REGION_UNSEALED,
+	};
 	int16_t numbers[6] = {1, 2, 3, 4, 5, 6};
 	struct tmesh_tensor *tensor;
 
-	assert_ok(tmesh_tensor_put(ctx, TMESH_INT16, 2, SHAPE(2, 3), numbers, NULL, &tensor, err));
+	assert_ok(tmesh_tensor_put(ctx, TMESH_INT16, 2, SHAPE(2, 3), numbers, &opts, &tensor, err));
 	return tensor;
 }
 
@@ -180,6 +184,7 @@ static void check_copy(struct tmesh_tensor *tensor, const int16_t *want, size_t 
 	assert_int_equal(tmesh_tensor_bytes(tensor), bytes);
 	assert_ok(tmesh_tensor_data(tensor, TMESH_READ, &data, err));
 	assert_memory_equal(data, want, bytes);
+	assert_true(tmesh_region_is_sealed(tmesh_tensor_region(tensor)));
 	tmesh_tensor_unref(tensor);
 }
 

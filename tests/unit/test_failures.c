@@ -258,11 +258,11 @@ static int act(struct scene *s, struct tmesh_error *err)
 	STEP(tmesh_region_write(s->region, 0, buffer, sizeof(buffer), err));
 	STEP(tmesh_region_map(s->region, TMESH_READ, &addr, err));
 	STEP(tmesh_region_map(s->region, RW, &addr, err));
-	STEP(tmesh_region_desc_set(s->region, "described", err));
+	STEP(tmesh_region_set_description(s->region, "described", err));
 	STEP(tmesh_region_derive(s->region, TMESH_READ, &s->derived, err));
 	STEP(tmesh_region_token(s->region, TMESH_READ, token, err));
 	/* The token has made the descriptor a read-only one. */
-	STEP(tmesh_region_desc_set(s->region, "described again", err));
+	STEP(tmesh_region_set_description(s->region, "described again", err));
 	STEP(tmesh_region_map(s->region, RW, &addr, err));
 	STEP(tmesh_region_write(s->region, 0, buffer, sizeof(buffer), err));
 	STEP(tmesh_region_create(s->producer, 20000, NULL, &s->late, err));

@@ -75,7 +75,7 @@ static void test_inherited(void **state)
 		CHECK(tmesh_region_revoke(mapped, NULL) == -EPERM);
 		CHECK(tmesh_region_token(mapped, TMESH_READ, token, NULL) == -EPERM);
 		CHECK(tmesh_region_send(mapped, pair[0], TMESH_READ, NULL) == -EPERM);
-		CHECK(tmesh_region_desc_set(mapped, "x", NULL) == -EPERM);
+		CHECK(tmesh_region_set_description(mapped, "x", NULL) == -EPERM);
 		CHECK(tmesh_region_export_dmabuf(mapped, 0, 0, RW, &fd, NULL) == -EPERM);
 		CHECK(tmesh_region_fd(mapped) == -EPERM);
 		/* By its token it is the child's own, in the inherited context. */

@@ -21,7 +21,7 @@ static void test_trailer(void **state)
 {
 	const struct tmesh_trailer good_head = {
 		.magic = TMESH_TRAILER_MAGIC,
-		.desc_bytes = 4,
+		.description_bytes = 4,
 		.id = 7,
 		.bytes = 4000,
 		.label = "told",
@@ -35,7 +35,7 @@ static void test_trailer(void **state)
 		struct tmesh_trailer h = good_head;                                     \
 		change;                                                                 \
 		assert_int_equal(pwrite(fd, &h, sizeof(h), 4096), sizeof(h));           \
-		info = (struct tmesh_region_info){.id = 1, .bytes = 4096, .desc = "?"}; \
+		info = (struct tmesh_region_info){.id = 1, .bytes = 4096, .description = "?"}; \
 		assert_int_equal(tmesh_memfd_describe(fd, 0, &info), 0);                \
 		assert_int_equal(info.id, id_);                                         \
 		assert_int_equal(info.bytes, (id_) == 7 ? 4000 : 4096);                 \
@@ -44,9 +44,9 @@ static void test_trailer(void **state)
 	assert_int_equal(pwrite(fd, "this and more", 13, 4096 + TMESH_TRAILER_TEXT), 13);
 	TRAILER((void)h, 7);
 	assert_string_equal(info.label, "told");
-	assert_string_equal(info.desc, "this");
+	assert_string_equal(info.description, "this");
 	TRAILER(h.magic = 0, 1);
-	TRAILER(h.desc_bytes = TMESH_DESC_LEN + 1, 1);
+	TRAILER(h.description_bytes = TMESH_DESCRIPTION_LEN + 1, 1);
 	TRAILER(h.bytes = 0, 1);
 	TRAILER(h.bytes = 4097, 1);
 	TRAILER(memset(h.label, 'x', sizeof(h.label)), 1);

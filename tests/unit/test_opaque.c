@@ -67,7 +67,7 @@ static void test_here(void **state)
 
 	region = make(*state, &ino);
 	assert_int_equal(tmesh_region_bytes(region), BYTES);
-	assert_ok(tmesh_region_desc_set(region, "{\"a\": 1}", err));
+	assert_ok(tmesh_region_set_description(region, "{\"a\": 1}", err));
 	assert_true(ino_of(region) == ino);
 	assert_int_equal(tmesh_region_events(region), TMESH_EVENT_ALONE);
 	token(region, RW, text);
@@ -81,7 +81,7 @@ static void test_here(void **state)
 	assert_ok(tmesh_region_info(opened, &info, err));
 	assert_int_equal(info.backing, TMESH_BACKED_BY_OPAQUE);
 	assert_string_equal(info.label, "gpu");
-	assert_string_equal(info.desc, "{\"a\": 1}");
+	assert_string_equal(info.description, "{\"a\": 1}");
 	assert_int_equal(tmesh_region_events(region), 0);
 	assert_ok(tmesh_region_derive(opened, TMESH_READ, &derived, err));
 	assert_refused(tmesh_region_opaque_fd(derived, &fd, err), -EACCES, "write");

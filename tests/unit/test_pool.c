@@ -57,7 +57,7 @@ static uint64_t used(void *ctx)
 
 	memset(map_of(region), 0xaa, 20480);
 	tmesh_region_unmap(region, RW);
-	assert_ok(tmesh_region_desc_set(region, "the first one's secret", err));
+	assert_ok(tmesh_region_set_description(region, "the first one's secret", err));
 	tmesh_region_unref(region);
 	return id;
 }
@@ -88,7 +88,7 @@ static void test_zeroed(void **state)
 	assert_ok(tmesh_region_info(region, &info, err));
 	assert_int_equal(info.bytes, NEXT_SIZE);
 	assert_string_equal(info.label, NEXT_LABEL);
-	assert_string_equal(info.desc, "");
+	assert_string_equal(info.description, "");
 	assert_ok(tmesh_list(*state, &infos, &count, err));
 	for (size_t i = 0; i < count; i++) {
 		assert_true(unit_on_kernel() || infos[i].id != id);

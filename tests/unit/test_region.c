@@ -51,7 +51,7 @@ static void test_create(void **state)
 	assert_int_equal(info.node, -1);
 	assert_false(info.sealed);
 	assert_string_equal(info.label, opts.label);
-	assert_string_equal(info.desc, "");
+	assert_string_equal(info.description, "");
 	assert_true(info.id != 0);
 	assert_int_equal(fstat(tmesh_region_fd(region), &st), 0);
 	assert_int_equal(st.st_mode & 0777, 0600);
@@ -142,11 +142,11 @@ static void test_huge(void **state)
 			strstr(why.message, unit_on_kernel() ? "2 MiB pages" : "nr_hugepages"));
 		return;
 	}
-	assert_ok(tmesh_region_desc_set(region, "huge", err));
+	assert_ok(tmesh_region_set_description(region, "huge", err));
 	assert_ok(tmesh_region_info(region, &info, err));
 	assert_int_equal(info.alloc_bytes, 4 << 20);
 	assert_int_equal(info.huge_bytes, 4 << 20);
-	assert_string_equal(info.desc, "huge");
+	assert_string_equal(info.description, "huge");
 	tmesh_region_unref(region);
 }
 
@@ -210,7 +210,7 @@ static void test_seal(void **state)
 
 	assert_ptr_equal(map_of(region, RW), addr);
 	strcpy(addr, "final");
-	assert_ok(tmesh_region_desc_set(region, "frozen", err));
+	assert_ok(tmesh_region_set_description(region, "frozen", err));
 	assert_ok(tmesh_region_derive(region, RW, &writer, err));
 	assert_ok(tmesh_region_derive(region, TMESH_READ, &reader, err));
 	map_of(reader, TMESH_READ);
@@ -238,7 +238,7 @@ static void test_seal(void **state)
 				 F_SEAL_WRITE | F_SEAL_SEAL);
 	assert_refused(tmesh_region_map(region, RW, &other, err), -EPERM, "sealed");
 	assert_refused(tmesh_region_write(region, 0, "x", 1, err), -EPERM, "sealed");
-	assert_refused(tmesh_region_desc_set(region, "x", err), -EPERM, "sealed");
+	assert_refused(tmesh_region_set_description(region, "x", err), -EPERM, "sealed");
 	assert_ptr_equal(map_of(region, TMESH_READ), addr);
 	tmesh_region_unref(region);
 	assert_string_equal(map_of(reader, TMESH_READ), "FINAL");
@@ -308,7 +308,7 @@ static void test_derive(void **state)
 	assert_ok(tmesh_region_derive(region, RW, &less, err));
 	assert_int_equal(tmesh_region_id(less), tmesh_region_id(region));
 	assert_refused(tmesh_region_derive(less, TMESH_RIGHTS_ALL, &none, err), -EACCES, "manage");
-	assert_refused(tmesh_region_desc_set(less, "x", err), -EACCES, "manage");
+	assert_refused(tmesh_region_set_description(less, "x", err), -EACCES, "manage");
 	assert_refused(tmesh_region_revoke(less, err), -EACCES, "manage");
 	assert_null(none);
 	tmesh_region_unref(less);
@@ -379,19 +379,19 @@ static void test_desc(void **state)
 {
 	struct tmesh_region_info info = {.size = sizeof(info)};
 	struct tmesh_region *region = region_of(*state, 4096), *reader;
-	char text[TMESH_DESC_LEN + 2];
+	char text[TMESH_DESCRIPTION_LEN + 2];
 
 	memset(text, 'd', sizeof(text));
 	text[sizeof(text) - 1] = '\0';
-	assert_refused(tmesh_region_desc_set(region, text, err), -EINVAL, "longer");
-	text[TMESH_DESC_LEN] = '\0';
-	assert_ok(tmesh_region_desc_set(region, text, err));
+	assert_refused(tmesh_region_set_description(region, text, err), -EINVAL, "longer");
+	text[TMESH_DESCRIPTION_LEN] = '\0';
+	assert_ok(tmesh_region_set_description(region, text, err));
 	assert_ok(tmesh_region_derive(region, TMESH_READ, &reader, err));
 	assert_ok(tmesh_region_info(reader, &info, err));
-	assert_string_equal(info.desc, text);
-	assert_ok(tmesh_region_desc_set(region, "short", err));
+	assert_string_equal(info.description, text);
+	assert_ok(tmesh_region_set_description(region, "short", err));
 	assert_ok(tmesh_region_info(reader, &info, err));
-	assert_string_equal(info.desc, "short");
+	assert_string_equal(info.description, "short");
 	info.size = offsetof(struct tmesh_region_info, label);
 	strcpy(info.label, "untouched");
 	assert_ok(tmesh_region_info(region, &info, err));
@@ -451,9 +451,9 @@ static void test_from_memfd(void **state)
 	assert_int_equal(info.alloc_bytes, 8192);
 	assert_string_equal(info.label, "theirs");
 	if (unit_on_kernel())
-		assert_ok(tmesh_region_desc_set(region, "x", err));
+		assert_ok(tmesh_region_set_description(region, "x", err));
 	else
-		assert_refused(tmesh_region_desc_set(region, "x", err), -EOPNOTSUPP, "no room");
+		assert_refused(tmesh_region_set_description(region, "x", err), -EOPNOTSUPP, "no room");
 	assert_ok(tmesh_holders(*state, info.id, &holders, &count, err));
 	assert_int_equal(count, unit_on_kernel() ? 1 : 2);
 	free(holders);
@@ -513,7 +513,7 @@ static void test_see(void **state)
 	struct tmesh_region_info *infos;
 	struct tmesh_holder_info *holders;
 	struct tmesh_region *region;
-	char comm[16];
+	char command[16];
 	size_t count, i;
 	int fake = memfd_create("tmesh:1:zz:10:label", MFD_CLOEXEC);
 
@@ -536,8 +536,8 @@ static void test_see(void **state)
 	/* Of a memfd's descriptor no more can be seen. */
 	assert_int_equal(holders[0].rights, unit_on_kernel() ? TMESH_RIGHTS_ALL : RW);
 	assert_int_equal(holders[0].mappings, 1);
-	assert_int_equal(prctl(PR_GET_NAME, comm), 0);
-	assert_string_equal(holders[0].comm, comm);
+	assert_int_equal(prctl(PR_GET_NAME, command), 0);
+	assert_string_equal(holders[0].command, command);
 	free(holders);
 	/* The descriptor is closed behind our back: the mapping still shows. */
 	close(region->fd);
@@ -588,7 +588,7 @@ static void test_see_many(void **state)
 static void test_writers(void **state)
 {
 	struct tmesh_region *region = region_of(*state, 8192);
-	char text[128], expected[64], comm[16];
+	char text[128], expected[64], command[16];
 	void *read, *own, *more;
 
 	read = mmap(NULL, 4096, PROT_READ, MAP_SHARED, region->fd, 0);
@@ -597,8 +597,8 @@ static void test_writers(void **state)
 	assert_string_equal(text, "");
 	map_of(region, RW);
 	more = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, region->fd, 4096);
-	assert_int_equal(prctl(PR_GET_NAME, comm), 0);
-	snprintf(expected, sizeof(expected), "%d (%s)", (int)getpid(), comm);
+	assert_int_equal(prctl(PR_GET_NAME, command), 0);
+	snprintf(expected, sizeof(expected), "%d (%s)", (int)getpid(), command);
 	tmesh_proc_writers(region->fd, text, sizeof(text));
 	assert_string_equal(text, expected);
 	munmap(read, 4096);

@@ -96,6 +96,35 @@ static void test_put(void **state)
 	tmesh_tensor_unref(tensor);
 }
 
+/* What is put is sealed, by every way in; what is asked to stay writable, or is not put, is not. */
+static void test_put_seals(void **state)
+{
+	struct tmesh_region_opts unsealed = {.size = sizeof(unsealed)};
+	struct tmesh_tensor *tensor;
+	struct tmesh_region *region;
+	void *data;
+
+	for (int bytes = 0; bytes < 2; bytes++) {
+		assert_ok(tmesh_tensor_put(*state, TMESH_INT8, 1, SHAPE(bytes), "x", NULL, &tensor,
+					   err));
+		assert_true(tmesh_region_is_sealed(tmesh_tensor_region(tensor)));
+		assert_refused(tmesh_tensor_data(tensor, TMESH_READ | TMESH_WRITE, &data, err),
+			       -EPERM, "sealed");
+		tmesh_tensor_unref(tensor);
+	}
+	unsealed.flags = TMESH_REGION_UNSEALED;
+	assert_ok(tmesh_tensor_put(*state, TMESH_INT8, 1, SHAPE(1), "x", &unsealed, &tensor, err));
+	assert_false(tmesh_region_is_sealed(tmesh_tensor_region(tensor)));
+	assert_ok(tmesh_tensor_data(tensor, TMESH_READ | TMESH_WRITE, &data, err));
+	tmesh_tensor_unref(tensor);
+	assert_ok(tmesh_tensor_create(*state, TMESH_INT8, 1, SHAPE(1), NULL, &tensor, err));
+	assert_false(tmesh_region_is_sealed(tmesh_tensor_region(tensor)));
+	tmesh_tensor_unref(tensor);
+	assert_ok(tmesh_region_create(*state, 1, &unsealed, &region, err));
+	assert_false(tmesh_region_is_sealed(region));
+	tmesh_region_unref(region);
+}
+
 static void test_data_twice(void **state)
 {
 	struct tmesh_tensor *tensor;
@@ -271,7 +300,7 @@ static void test_description(void **state)
 	assert_ok(tmesh_tensor_create(*state, TMESH_BFLOAT16, 2, SHAPE(8, 2), NULL, &tensor, err));
 	assert_ok(tmesh_region_seal(tmesh_tensor_region(tensor), err));
 	assert_ok(tmesh_region_info(tmesh_tensor_region(tensor), &info, err));
-	assert_ok(tmesh_ref_decode(info.desc, strlen(info.desc), &ref, err));
+	assert_ok(tmesh_ref_decode(info.description, strlen(info.description), &ref, err));
 	assert_int_equal(ref.id, info.id);
 	assert_string_equal(ref.token, "");
 	assert_memory_equal(&ref.layout, tmesh_tensor_layout(tensor), sizeof(ref.layout));
@@ -283,12 +312,10 @@ static void test_description(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(test_create),	TEST(test_create_refused),
-		TEST(test_empty),	TEST(test_put),
-		TEST(test_data_twice),	TEST(test_view),
-		TEST(test_wrap),	TEST(test_ref),
-		TEST(test_try_unref),	TEST(test_ref_lies),
-		TEST(test_description),
+		TEST(test_create),    TEST(test_create_refused), TEST(test_empty),
+		TEST(test_put),	      TEST(test_put_seals),	 TEST(test_data_twice),
+		TEST(test_view),      TEST(test_wrap),		 TEST(test_ref),
+		TEST(test_try_unref), TEST(test_ref_lies),	 TEST(test_description),
 	};
 
 	return cmocka_run_group_tests_name("tensor", tests, NULL, NULL);

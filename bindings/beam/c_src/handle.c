@@ -181,6 +181,7 @@ static NIF(put)
 	handle = handle_new(context, &err);
 	if (!handle)
 		return make_error(env, &err);
+	opts.flags |= TMESH_REGION_UNSEALED;
 	if (tmesh_tensor_put(context->ctx, dtype, ndim, shape, data.data, &opts, &handle->tensor,
 			     &err) ||
 	    (seal && tmesh_region_seal(tmesh_tensor_region(handle->tensor), &err)))

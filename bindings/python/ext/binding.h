@@ -33,6 +33,12 @@ enum ref_key {
 	REF_KEYS,
 };
 
+/* What is copied from elsewhere and nobody asked to seal. */
+static const struct tmesh_region_opts unsealed = {
+	.size = sizeof(unsealed),
+	.flags = TMESH_REGION_UNSEALED,
+};
+
 struct state {
 	struct tmesh_ctx *ctx; /* NULL until configure() or the first use */
 	PyObject *errors;      /* the module tmesh.errors */

@@ -296,7 +296,7 @@ PyObject *tensor_dunder_dlpack(PyObject *object, PyObject *args, PyObject *kwarg
 		return capsule_new(self, &request);
 	}
 	request.copied = true;
-	tensor = put_tensor(st, self, NULL);
+	tensor = put_tensor(st, self, &unsealed);
 	copied = tensor_new(st, tensor, NULL, TMESH_READ | TMESH_WRITE | TMESH_MANAGE);
 	if (!copied)
 		return NULL;
@@ -495,7 +495,7 @@ PyObject *tensor_from_managed(struct state *st, struct DLManagedTensorVersioned 
 	if (ours)
 		return tensor_again(ours);
 	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_tensor_from_dlpack_versioned(ctx, managed, NULL, &tensor, &err);
+	rc = tmesh_tensor_from_dlpack_versioned(ctx, managed, &unsealed, &tensor, &err);
 	Py_END_ALLOW_THREADS;
 	return rc ? raise_error(st, &err)
 		  : tensor_new(st, tensor, NULL, TMESH_READ | TMESH_WRITE | TMESH_MANAGE);
@@ -519,7 +519,7 @@ PyObject *module_from_dlpack(PyObject *module, PyObject *object)
 	if (ours)
 		result = tensor_again(ours);
 	else
-		result = tensor_new(st, take(st, capsule, NULL), NULL,
+		result = tensor_new(st, take(st, capsule, &unsealed), NULL,
 				    TMESH_READ | TMESH_WRITE | TMESH_MANAGE);
 	Py_DECREF(capsule);
 	return result;

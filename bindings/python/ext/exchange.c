@@ -129,7 +129,7 @@ static int allocate_tensor(struct state *st, const struct dl_tensor *prototype,
 			   (int)prototype->device.type);
 		return -1;
 	}
-	rc = tmesh_tensor_from_dlpack(ctx, &like, NULL, &tensor, &err);
+	rc = tmesh_tensor_from_dlpack(ctx, &like, &unsealed, &tensor, &err);
 	if (!rc) {
 		dtype = tmesh_tensor_layout(tensor)->dtype;
 		tmesh_tensor_unref(tensor);

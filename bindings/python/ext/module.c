@@ -224,6 +224,8 @@ static PyObject *module_put(PyObject *module, PyObject *args, PyObject *kwargs)
 		return raise_code(st, EINVAL,
 				  "what lies in an arena cannot be sealed: its neighbours would be "
 				  "too");
+	/* It is sealed below, where other threads are kept from taking views meanwhile. */
+	opts.flags |= TMESH_REGION_UNSEALED;
 	tensor = made(st, put_any(st, object, &opts), &opts);
 	if (!tensor || !seal)
 		return tensor;

@@ -150,8 +150,8 @@ static PyObject *dict_from_info(const struct tmesh_region_info *info)
 		"{sNssszsNsNsNsNsNsNss}", "id", text_from_id(info->id), "backend",
 		tmesh_backend_name(info->backend), "backing", backing_text(info->backing), "label",
 		foreign_text(info->label, sizeof(info->label)), "description",
-		foreign_text(info->desc, sizeof(info->desc)), "tensor",
-		tensor_of_text(info->desc, sizeof(info->desc)), "sealed",
+		foreign_text(info->description, sizeof(info->description)), "tensor",
+		tensor_of_text(info->description, sizeof(info->description)), "sealed",
 		PyBool_FromLong(info->sealed), "revoked", PyBool_FromLong(info->revoked), "node",
 		number_or_none((uint64_t)info->node, info->node >= 0), "fence", fence_text(info));
 
@@ -213,7 +213,7 @@ static PyObject *dict_from_holder(const struct tmesh_holder_info *holder)
 	return Py_BuildValue(
 		"{sssNsNsIsNsIsIsKsKsNsNsNsKsKsNsNsN}", "kind", kinds[holder->kind], "pid",
 		number_or_none((uint64_t)holder->pid, holder->pid > 0), "command",
-		foreign_text(holder->comm, sizeof(holder->comm)), "uid", holder->uid, "rights",
+		foreign_text(holder->command, sizeof(holder->command)), "uid", holder->uid, "rights",
 		rights_text(holder->rights), "mappings", holder->mappings, "attachments",
 		holder->attachments, "offset", (unsigned long long)holder->offset, "bytes",
 		(unsigned long long)holder->bytes, "device",

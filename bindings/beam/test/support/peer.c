@@ -35,6 +35,10 @@ static void answer(int rc, const struct tmesh_error *err)
 
 static void make(const char *arg, bool seal)
 {
+	const struct tmesh_region_opts opts = {
+		.size = sizeof(opts),
+		.flags = seal ? 0 : TMESH_REGION_UNSEALED,
+	};
 	int64_t bytes = strtoll(arg, NULL, 10);
 	unsigned char *data = malloc((size_t)bytes + 1);
 	char text[TMESH_REF_SIZE];
@@ -44,10 +48,8 @@ static void make(const char *arg, bool seal)
 	for (int64_t i = 0; i < bytes; i++)
 		data[i] = (unsigned char)(i % 251);
 	/* Earlier tensors stay until the process ends. */
-	rc = tmesh_tensor_put(ctx, TMESH_UINT8, 1, &bytes, data, NULL, &last, &err);
+	rc = tmesh_tensor_put(ctx, TMESH_UINT8, 1, &bytes, data, &opts, &last, &err);
 	free(data);
-	if (!rc && seal)
-		rc = tmesh_region_seal(tmesh_tensor_region(last), &err);
 	if (!rc)
 		rc = tmesh_tensor_ref_encode(last, seal ? TMESH_READ : TMESH_READ | TMESH_WRITE,
 					     text, sizeof(text), &err);
