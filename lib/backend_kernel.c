@@ -315,7 +315,8 @@ static int kernel_adopt(struct tmesh_region *region, const int *fds,
 
 static int kernel_mmap(struct tmesh_region *region, int prot, void **addr, struct tmesh_error *err)
 {
-	*addr = mmap(NULL, region->alloc, prot, MAP_SHARED, region->fd, 0);
+	*addr = mmap(NULL, region->alloc, prot, region->private ? MAP_PRIVATE : MAP_SHARED,
+		     region->fd, 0);
 	if (*addr != MAP_FAILED)
 		return 0;
 	if (errno == EPERM)

@@ -397,13 +397,14 @@ static int memfd_open_token(struct tmesh_region *region, const struct tmesh_toke
 static int memfd_mmap(struct tmesh_region *region, int prot, void **addr, struct tmesh_error *err)
 {
 	int rc = tmesh_opaque_refuse(region, "map", err);
-	int flags = MAP_SHARED;
+	int flags = region->private ? MAP_PRIVATE : MAP_SHARED;
 	void *at = NULL;
 	int fd;
 
 	if (rc)
 		return rc;
-	fd = prot & PROT_WRITE ? tmesh_memfd_writer_get(region, err) : region->fd;
+	fd = prot & PROT_WRITE && !region->private ? tmesh_memfd_writer_get(region, err)
+						   : region->fd;
 	if (fd < 0)
 		return fd;
 	if (region->align_huge) {

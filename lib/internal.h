@@ -193,6 +193,7 @@ struct tmesh_region {
 	char label[TMESH_LABEL_LEN + 1];
 	bool created; /* by this context: counts against max_bytes, may go to the pool */
 	bool pinning;
+	bool private; /* what is written through it is this process's own: region.c */
 	bool align_huge; /* map at a multiple of 2 MiB and advise huge pages */
 
 	pthread_mutex_t lock; /* guards the rest; take it with region_lock() */

@@ -54,8 +54,8 @@ void tmesh_region_set_shared(struct tmesh_region *region)
 	atomic_store_explicit(&region->shared, true, memory_order_relaxed);
 }
 
-int tmesh_region_may(struct tmesh_region *region, uint32_t rights, const char *what,
-		     struct tmesh_error *err)
+static int may_here(struct tmesh_region *region, uint32_t rights, const char *what,
+		    struct tmesh_error *err)
 {
 	uint32_t missing = rights & ~region->rights;
 
@@ -72,6 +72,19 @@ int tmesh_region_may(struct tmesh_region *region, uint32_t rights, const char *w
 	if (tmesh_lease_lapsed_here(region))
 		return tmesh_fail(err, -ESTALE, "%s: this handle's lease is over", what);
 	return 0;
+}
+
+/* A private view is for this process to map, read and write, and for nothing else. */
+int tmesh_region_may(struct tmesh_region *region, uint32_t rights, const char *what,
+		     struct tmesh_error *err)
+{
+	if (region->private && !tmesh_region_inherited(region))
+		return tmesh_fail(
+			err, -EOPNOTSUPP,
+			"%s: what is written in a private view is this process's own; put "
+			"it into a new region to share it",
+			what);
+	return may_here(region, rights, what, err);
 }
 
 static int check_range(const struct tmesh_region *region, uint64_t offset, uint64_t bytes,
@@ -301,6 +314,8 @@ int tmesh_region_map_locked(struct tmesh_region *region, int prot, struct tmesh_
 	void *addr;
 	int rc;
 
+	if (region->private)
+		prot = PROT_READ | PROT_WRITE;
 	if (region->addr)
 		return prot & ~region->prot ? tmesh_region_remap(region, prot, err) : 0;
 	rc = region->ctx->ops->mmap(region, prot, &addr, err);
@@ -319,14 +334,16 @@ int tmesh_region_map(struct tmesh_region *region, uint32_t rights, void **addr,
 	if (rights != TMESH_READ && rights != (TMESH_READ | TMESH_WRITE))
 		return tmesh_fail(err, -EINVAL, "map: rights are READ or READ | WRITE");
 	if (rights & TMESH_WRITE)
-		rc = tmesh_region_may(region, TMESH_WRITE, "map", err);
+		rc = may_here(region, TMESH_WRITE, "map", err);
 	else if (tmesh_lease_lapsed_here(region))
 		rc = tmesh_fail(err, -ESTALE, "map: this handle's lease is over");
 	if (rc)
 		return rc;
 	tmesh_region_lock(region);
 	if ((rights & TMESH_WRITE) && region->sealed)
-		rc = tmesh_fail(err, -EPERM, "map: the region is sealed; map it for reading");
+		rc = tmesh_fail(
+			err, -EPERM,
+			"map: the region is sealed; map it for reading, or take a private view");
 	else
 		rc = tmesh_region_map_locked(
 			region, rights & TMESH_WRITE ? PROT_READ | PROT_WRITE : PROT_READ, err);
@@ -363,7 +380,7 @@ int tmesh_region_write(struct tmesh_region *region, uint64_t offset, const void 
 		       uint64_t bytes, struct tmesh_error *err)
 {
 	const struct tmesh_backend_ops *ops = region->ctx->ops;
-	int rc = tmesh_region_may(region, TMESH_WRITE, "write", err);
+	int rc = may_here(region, TMESH_WRITE, "write", err);
 
 	if (!rc)
 		rc = check_range(region, offset, bytes, err);
@@ -372,7 +389,7 @@ int tmesh_region_write(struct tmesh_region *region, uint64_t offset, const void 
 	tmesh_region_lock(region);
 	if (region->sealed)
 		rc = tmesh_fail(err, -EPERM, "write: the region is sealed");
-	else if (region->warm || region->align_huge)
+	else if (region->warm || region->align_huge || region->private)
 		rc = write_mapped(region, offset, data, bytes, err);
 	else
 		rc = ops->write_cold(region, offset, data, bytes, err);
@@ -382,16 +399,33 @@ int tmesh_region_write(struct tmesh_region *region, uint64_t offset, const void 
 	return rc;
 }
 
+/* A private view's own pages are in its mapping alone. It is pinned: reading raises no signal. */
+static int read_mapped(struct tmesh_region *region, uint64_t offset, void *data, uint64_t bytes,
+		       struct tmesh_error *err)
+{
+	int rc;
+
+	tmesh_region_lock(region);
+	rc = tmesh_region_map_locked(region, PROT_READ, err);
+	if (!rc)
+		memcpy(data, (const char *)region->addr + offset, bytes);
+	tmesh_region_unlock(region);
+	return rc;
+}
+
 int tmesh_region_read(struct tmesh_region *region, uint64_t offset, void *data, uint64_t bytes,
 		      struct tmesh_error *err)
 {
-	int rc = tmesh_region_may(region, TMESH_READ, "read", err);
+	int rc = may_here(region, TMESH_READ, "read", err);
 
 	if (!rc)
 		rc = check_range(region, offset, bytes, err);
 	if (rc || bytes == 0)
 		return rc;
-	rc = region->ctx->ops->read(region, offset, data, bytes, err);
+	if (region->private)
+		rc = read_mapped(region, offset, data, bytes, err);
+	else
+		rc = region->ctx->ops->read(region, offset, data, bytes, err);
 	if (!rc)
 		tmesh_count_copy(region->ctx, bytes);
 	return rc;
@@ -415,14 +449,21 @@ int tmesh_region_seal(struct tmesh_region *region, struct tmesh_error *err)
 
 bool tmesh_region_is_sealed(struct tmesh_region *region)
 {
-	if (!region->sealed && region->ctx->ops->is_sealed(region))
+	if (!region->private && !region->sealed && region->ctx->ops->is_sealed(region))
 		region->sealed = true;
 	return region->sealed;
 }
 
-static int derive_new(struct tmesh_region *region, uint32_t rights, bool pin,
+enum derived {
+	DERIVED_HANDLE,
+	DERIVED_PIN,
+	DERIVED_PRIVATE, /* a pin too */
+};
+
+static int derive_new(struct tmesh_region *region, uint32_t rights, enum derived what,
 		      struct tmesh_region **out, struct tmesh_error *err)
 {
+	bool pin = what != DERIVED_HANDLE;
 	struct tmesh_region *derived = tmesh_region_new(region->ctx, err);
 	int rc;
 
@@ -444,17 +485,22 @@ static int derive_new(struct tmesh_region *region, uint32_t rights, bool pin,
 		tmesh_region_destroy(derived);
 		return rc;
 	}
+	if (what == DERIVED_PRIVATE) {
+		derived->private = true;
+		derived->sealed = false;
+		derived->rights = TMESH_READ | TMESH_WRITE;
+	}
 	tmesh_region_set_shared(region);
 	tmesh_region_publish(derived, out);
 	return 0;
 }
 
-static int derive(struct tmesh_region *region, uint32_t rights, bool pin, struct tmesh_region **out,
-		  struct tmesh_error *err)
+static int derive(struct tmesh_region *region, uint32_t rights, enum derived what,
+		  struct tmesh_region **out, struct tmesh_error *err)
 {
-	int rc = derive_new(region, rights, pin, out, err);
+	int rc = derive_new(region, rights, what, out, err);
 
-	return tmesh_pool_yields(region->ctx, rc) ? derive_new(region, rights, pin, out, err) : rc;
+	return tmesh_pool_yields(region->ctx, rc) ? derive_new(region, rights, what, out, err) : rc;
 }
 
 int tmesh_region_derive(struct tmesh_region *region, uint32_t rights, struct tmesh_region **out,
@@ -464,7 +510,7 @@ int tmesh_region_derive(struct tmesh_region *region, uint32_t rights, struct tme
 
 	if (!rc)
 		rc = tmesh_region_may(region, rights, "derive", err);
-	return rc ? rc : derive(region, rights, false, out, err);
+	return rc ? rc : derive(region, rights, DERIVED_HANDLE, out, err);
 }
 
 int tmesh_region_pin(struct tmesh_region *region, struct tmesh_region **out,
@@ -472,7 +518,23 @@ int tmesh_region_pin(struct tmesh_region *region, struct tmesh_region **out,
 {
 	int rc = tmesh_region_may(region, TMESH_READ, "pin", err);
 
-	return rc ? rc : derive(region, TMESH_READ, true, out, err);
+	return rc ? rc : derive(region, TMESH_READ, DERIVED_PIN, out, err);
+}
+
+int tmesh_region_private(struct tmesh_region *region, struct tmesh_region **out,
+			 struct tmesh_error *err)
+{
+	int rc = tmesh_region_may(region, TMESH_READ, "private view", err);
+
+	if (!rc && (region->kind & TMESH_KIND_OPAQUE))
+		rc = tmesh_fail(
+			err, -EOPNOTSUPP,
+			"private view: the region stands for a descriptor and is not mapped");
+	if (!rc && !tmesh_region_is_sealed(region))
+		rc = tmesh_fail(
+			err, -EINVAL,
+			"private view: the region is not sealed, so others may still write to it");
+	return rc ? rc : derive(region, TMESH_READ, DERIVED_PRIVATE, out, err);
 }
 
 int tmesh_region_revoke(struct tmesh_region *region, struct tmesh_error *err)

@@ -121,6 +121,20 @@ int tmesh_region_pin(struct tmesh_region *region, struct tmesh_region **out,
 		     struct tmesh_error *err);
 
 /*
+ * A private view of a sealed region, copy-on-write: a region object with READ and WRITE whose
+ * mapping shows the region's pages until this process writes to one. That page is then the
+ * process's own copy, which nobody else sees and which ends with the view. The view keeps
+ * the region from being taken away, as a pinning handle does. It is mapped, read and written;
+ * all that would hand it to others is refused (-EOPNOTSUPP): put what was written into a new
+ * region. A forked child has its own copy of the mapping, as of its other private memory.
+ *
+ * Return: 0; -EINVAL (not sealed); -EPERM (as tmesh_region_pin(); inherited); -EACCES;
+ * -EOPNOTSUPP (a private view; no memory that can be mapped). Since 0.1.
+ */
+int tmesh_region_private(struct tmesh_region *region, struct tmesh_region **out,
+			 struct tmesh_error *err);
+
+/*
  * Take the region back from all holders. Needs MANAGE.
  * memfd: regions of tmesh_region_from_fd() alone, by the process that made them; their holders
  * are told, and let go of themselves.

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: MIT
+/* Private views: what is written in one is the writer's own, and goes nowhere else. */
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include "unit.h"
+
+#define RW (TMESH_READ | TMESH_WRITE)
+#define PAGE 4096
+#define BYTES (8 * PAGE)
+
+static struct tmesh_region *sealed(struct tmesh_ctx *ctx)
+{
+	struct tmesh_region *region;
+	uint8_t bytes[BYTES];
+
+	for (size_t i = 0; i < BYTES; i++)
+		bytes[i] = (uint8_t)(i / PAGE + 1);
+	assert_ok(tmesh_region_create(ctx, BYTES, NULL, &region, err));
+	assert_ok(tmesh_region_write(region, 0, bytes, BYTES, err));
+	assert_ok(tmesh_region_seal(region, err));
+	return region;
+}
+
+static void view_of(struct tmesh_region *region, struct tmesh_region **view, uint8_t **at)
+{
+	assert_ok(tmesh_region_private(region, view, err));
+	assert_ok(tmesh_region_map(*view, RW, (void **)at, err));
+}
+
+static void test_writes_are_ones_own(void **state)
+{
+	struct tmesh_region *region = sealed(*state), *first, *second;
+	uint8_t *a, *b, byte;
+	void *shared;
+
+	assert_ok(tmesh_region_map(region, TMESH_READ, &shared, err));
+	view_of(region, &first, &a);
+	view_of(region, &second, &b);
+	assert_int_equal(a[3 * PAGE], 4);
+	a[3 * PAGE] = 99;
+	b[3 * PAGE] = 77;
+	assert_int_equal(a[3 * PAGE], 99);
+	assert_int_equal(a[3 * PAGE + 1], 4);
+	assert_int_equal(b[3 * PAGE], 77);
+	assert_int_equal(((uint8_t *)shared)[3 * PAGE], 4);
+	assert_ok(tmesh_region_read(first, 3 * PAGE, &byte, 1, err));
+	assert_int_equal(byte, 99);
+	byte = 55;
+	assert_ok(tmesh_region_write(first, 5 * PAGE, &byte, 1, err));
+	assert_int_equal(a[5 * PAGE], 55);
+	assert_ok(tmesh_region_read(region, 5 * PAGE, &byte, 1, err));
+	assert_int_equal(byte, 6);
+	tmesh_region_unmap(first, RW);
+	tmesh_region_unmap(second, RW);
+	tmesh_region_unref(first);
+	/* One that was mapped to read at first can be written to all the same, where it is. */
+	assert_ok(tmesh_region_private(region, &first, err));
+	assert_ok(tmesh_region_map(first, TMESH_READ, (void **)&a, err));
+	assert_ok(tmesh_region_map(first, RW, (void **)&b, err));
+	assert_ptr_equal(a, b);
+	b[0] = 9;
+	assert_int_equal(a[0], 9);
+	tmesh_region_unref(first);
+	tmesh_region_unref(second);
+	tmesh_region_unref(region);
+}
+
+static void test_a_view_outlives_its_region(void **state)
+{
+	struct tmesh_region *region = sealed(*state), *view;
+	uint8_t *at;
+
+	view_of(region, &view, &at);
+	tmesh_region_unref(region);
+	assert_int_equal(at[PAGE], 2);
+	at[PAGE] = 7;
+	assert_int_equal(at[PAGE], 7);
+	assert_int_equal(at[2 * PAGE], 3);
+	tmesh_region_unref(view);
+}
+
+static void test_a_reader_may_have_one(void **state)
+{
+	struct tmesh_region *region = sealed(*state), *reader, *view;
+	char token[TMESH_TOKEN_SIZE];
+	uint8_t *at;
+
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	assert_ok(tmesh_region_open(*state, token, TMESH_READ, &reader, err));
+	view_of(reader, &view, &at);
+	at[0] = 200;
+	assert_ok(tmesh_region_read(region, 0, token, 1, err));
+	assert_int_equal(token[0], 1);
+	assert_int_equal(tmesh_region_rights(view), RW);
+	assert_false(tmesh_region_is_sealed(view));
+	assert_true(tmesh_region_id(view) == tmesh_region_id(region));
+	tmesh_region_unref(view);
+	tmesh_region_unref(reader);
+	tmesh_region_unref(region);
+}
+
+static void test_it_goes_nowhere(void **state)
+{
+	struct tmesh_region *region = sealed(*state), *view, *out;
+	char token[TMESH_TOKEN_SIZE];
+	int fd = -7, pair[2];
+	uint8_t *at;
+
+	view_of(region, &view, &at);
+	at[0] = 9;
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+	assert_refused(tmesh_region_token(view, TMESH_READ, token, err), -EOPNOTSUPP, "own");
+	assert_refused(tmesh_region_derive(view, TMESH_READ, &out, err), -EOPNOTSUPP, "own");
+	assert_refused(tmesh_region_pin(view, &out, err), -EOPNOTSUPP, "own");
+	assert_refused(tmesh_region_private(view, &out, err), -EOPNOTSUPP, "own");
+	assert_refused(tmesh_region_seal(view, err), -EOPNOTSUPP, "own");
+	assert_refused(tmesh_region_send(view, pair[0], TMESH_READ, err), -EOPNOTSUPP, "own");
+	assert_refused(tmesh_region_export_dmabuf(view, 0, 0, RW, &fd, err), -EOPNOTSUPP, "own");
+	assert_refused(tmesh_region_revoke(view, err), -EOPNOTSUPP, "own");
+	assert_refused(tmesh_lease_set(view, 1000000000, TMESH_TAKEN_SIGBUS, err), -EOPNOTSUPP,
+		       "own");
+	assert_int_equal(fd, -7);
+	close(pair[0]);
+	close(pair[1]);
+	tmesh_region_unref(view);
+	tmesh_region_unref(region);
+}
+
+static void test_refused(void **state)
+{
+	struct tmesh_region *region, *view = NULL;
+	uint8_t *at;
+
+	assert_ok(tmesh_region_create(*state, BYTES, NULL, &region, err));
+	assert_refused(tmesh_region_private(region, &view, err), -EINVAL, "not sealed");
+	assert_null(view);
+	assert_ok(tmesh_region_seal(region, err));
+	view_of(region, &view, &at);
+	/* What the module promises of pins, it promises of views. */
+	if (unit_on_kernel())
+		assert_refused(tmesh_region_revoke(region, err), -EBUSY, "pin");
+	tmesh_region_unref(view);
+	tmesh_region_unref(region);
+}
+
+static void test_a_child_has_its_own(void **state)
+{
+	struct tmesh_region *region = sealed(*state), *view;
+	int status;
+	uint8_t *at;
+	pid_t pid;
+
+	view_of(region, &view, &at);
+	at[0] = 10;
+	pid = fork();
+	if (!pid) {
+		at[0]++;
+		at[PAGE] = 44;
+		unit_leave(at[0] == 11 && at[PAGE] == 44 ? 0 : 1);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+	assert_int_equal(at[0], 10);
+	assert_int_equal(at[PAGE], 2);
+	tmesh_region_unref(view);
+	tmesh_region_unref(region);
+}
+
+static void test_a_tensor_over_it(void **state)
+{
+	const float values[] = {1, 2, 3, 4};
+	const int64_t shape[] = {4};
+	struct tmesh_tensor *tensor, *mine;
+	struct tmesh_region *view;
+	char ref[TMESH_REF_SIZE];
+	float *data;
+
+	assert_ok(tmesh_tensor_put(*state, TMESH_FLOAT32, 1, shape, values, NULL, &tensor, err));
+	assert_ok(tmesh_region_seal(tmesh_tensor_region(tensor), err));
+	assert_ok(tmesh_region_private(tmesh_tensor_region(tensor), &view, err));
+	assert_ok(tmesh_tensor_wrap(view, tmesh_tensor_layout(tensor), &mine, err));
+	tmesh_region_unref(view);
+	assert_ok(tmesh_tensor_data(mine, RW, (void **)&data, err));
+	data[1] = 20;
+	assert_refused(tmesh_tensor_ref_encode(mine, TMESH_READ, ref, sizeof(ref), err),
+		       -EOPNOTSUPP, "own");
+	assert_ok(tmesh_tensor_data(tensor, TMESH_READ, (void **)&data, err));
+	assert_true(data[1] == 2);
+	tmesh_tensor_unref(mine);
+	tmesh_tensor_unref(tensor);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_writes_are_ones_own),
+		cmocka_unit_test(test_a_view_outlives_its_region),
+		cmocka_unit_test(test_a_reader_may_have_one),
+		cmocka_unit_test(test_it_goes_nowhere),
+		cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_a_child_has_its_own),
+		cmocka_unit_test(test_a_tensor_over_it),
+	};
+
+	return cmocka_run_group_tests(tests, unit_ctx_setup, unit_ctx_teardown);
+}
