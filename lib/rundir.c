@@ -60,15 +60,11 @@ static int verify(int dir, const char *path, struct tmesh_error *err)
 	return 0;
 }
 
-int tmesh_rundir_open(struct tmesh_ctx *ctx, int *out, struct tmesh_error *err)
+int tmesh_ctx_runtime_dir(struct tmesh_ctx *ctx, int *out, struct tmesh_error *err)
 {
 	char path[4096];
 	int dir, rc;
 
-	if (ctx->dir >= 0) {
-		*out = ctx->dir;
-		return 0;
-	}
 	rc = rundir_path(ctx, path, sizeof(path), err);
 	if (rc)
 		return rc;
@@ -85,7 +81,6 @@ int tmesh_rundir_open(struct tmesh_ctx *ctx, int *out, struct tmesh_error *err)
 		close(dir);
 		return rc;
 	}
-	ctx->dir = dir;
 	*out = dir;
 	return 0;
 
@@ -99,6 +94,15 @@ failed:
 			  "cannot use the runtime directory %.128s (errno %d); set "
 			  "TMESH_RUNTIME_DIR",
 			  path, -rc);
+}
+
+int tmesh_rundir_open(struct tmesh_ctx *ctx, int *out, struct tmesh_error *err)
+{
+	int rc = ctx->dir >= 0 ? 0 : tmesh_ctx_runtime_dir(ctx, &ctx->dir, err);
+
+	if (!rc)
+		*out = ctx->dir;
+	return rc;
 }
 
 socklen_t tmesh_rundir_address(int dir, const char *name, struct sockaddr_un *address)

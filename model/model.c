@@ -50,6 +50,9 @@ void tmesh_model_unref(struct tmesh_model *model)
 {
 	if (!model || atomic_fetch_sub_explicit(&model->refs, 1, memory_order_acq_rel) > 1)
 		return;
+	flight_leave(model->flight);
+	tmesh_region_unref(model->region);
+	free(model->runs);
 	model_close_files(model);
 	for (size_t i = 0; i < model->file_count; i++) {
 		table_free(model->files[i].table);

@@ -133,7 +133,63 @@ struct tmesh_model {
 	uint32_t *sorted; /* the entries' indices by name */
 	const struct table_value **values;
 	size_t value_count;
+	/* loaded */
+	struct model_run *runs;
+	size_t run_count;
+	uint64_t run_bytes;    /* of all */
+	uint64_t region_bytes; /* of what is asked of tmesh_region_create() */
+	struct tmesh_region *region;
+	struct flight *flight;
+	struct tmesh_model_report report;
 };
+
+/* Bytes that lie in the region as they do in the file, so that they are read as one. */
+struct model_run {
+	uint32_t file;
+	uint64_t file_offset;
+	uint64_t offset; /* in the region */
+	uint64_t bytes;
+	uint64_t begin; /* how many bytes the runs before it have */
+};
+
+/* plan.c: a place for each tensor; the same for the same files, whoever asks. */
+int model_plan(struct tmesh_model *model, struct tmesh_error *err);
+
+/* read.c */
+
+/* A loading in progress. "Done" counts the runs' bytes in their order. */
+struct load {
+	struct tmesh_ctx *ctx;
+	struct tmesh_model *model;
+	struct tmesh_model_load_opts opts;
+	struct tmesh_region *region;
+	uint64_t done;
+	uint64_t told; /* when progress was told: of done */
+	bool populate; /* make huge pages before they are written to */
+};
+/* Choose how, and read from load->done to the end. */
+int load_read(struct load *load, struct tmesh_error *err);
+/* Everything before load->done is in the region. -ECANCELED. */
+int load_tell(struct load *load, uint64_t done, bool waiting, struct tmesh_error *err);
+/* Adds to the report's reason. */
+void load_say(struct load *load, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* The files are still what they were when their headers were read. */
+int load_verify(const struct load *load, struct tmesh_error *err);
+
+/* flight.c: those that load the same files at once read them once. */
+
+struct flight;
+/* Fills load->model->region, by reading or by waiting. */
+int flight_load(struct load *load, struct tmesh_error *err);
+/* To be told by the reader now and then. */
+void flight_progress(struct flight *flight, uint64_t done);
+void flight_leave(struct flight *flight);
+/* load.c: a region for load->model. */
+int load_region(struct load *load, struct tmesh_region **out, struct tmesh_error *err);
+/* load.c: load->region is whole and sealed: make it the model's, with no right to write. */
+int load_finish(struct load *load, struct tmesh_error *err);
+/* load.c: a region of one's own, which nobody joins, read and sealed. */
+int load_alone(struct load *load, struct tmesh_error *err);
 
 /* Open and read the headers of all files of @path; they stay open. */
 int model_open(const char *path, struct tmesh_model **out, struct tmesh_error *err);

@@ -85,6 +85,14 @@ void tmesh_ctx_unref(struct tmesh_ctx *ctx);
 /* TMESH_BACKEND_KERNEL or TMESH_BACKEND_MEMFD. */
 enum tmesh_backend tmesh_ctx_backend(const struct tmesh_ctx *ctx);
 
+/*
+ * The runtime directory (tmesh_ctx_opts), made if it is not there: this user's, closed to all others.
+ * For what processes of one user leave for each other. @fd is the caller's. Since 0.2.
+ * Return: 0; -EACCES (another user's, open to others, a symlink: the message says which and what to
+ * do), -ENOENT, -ENAMETOOLONG, -EMFILE.
+ */
+int tmesh_ctx_runtime_dir(struct tmesh_ctx *ctx, int *fd, struct tmesh_error *err);
+
 /* "kernel" or "memfd". */
 const char *tmesh_backend_name(enum tmesh_backend backend);
 

@@ -125,6 +125,114 @@ int tmesh_model_value(const struct tmesh_model *model, size_t index, struct tmes
 int tmesh_model_metadata_json(const struct tmesh_model *model, uint64_t most, char **text,
 			      struct tmesh_error *err);
 
+/* How a file's bytes come into the region. The result says which it was, and why. */
+enum tmesh_model_method {
+	TMESH_MODEL_AUTO = 0,
+	TMESH_MODEL_SPLICE = 1, /* page cache to memfd within the kernel, one copy (memfd alone) */
+	TMESH_MODEL_URING = 2,	/* buffered io_uring into the region's mapping */
+	TMESH_MODEL_DIRECT = 3, /* O_DIRECT by io_uring, past the page cache, through buffers */
+	TMESH_MODEL_READ = 4,	/* pread() of large pieces into the mapping */
+};
+/* "splice", "io_uring", "direct" or "read"; NULL for no such method. */
+const char *tmesh_model_method_name(enum tmesh_model_method method);
+
+struct tmesh_model_progress {
+	size_t size;
+	uint64_t bytes_done;
+	uint64_t bytes_total;
+	bool waiting; /* another process reads */
+};
+/* Called at least at each 64 MiB and while another process reads, by the loading thread.
+ * Return: 0 to go on; else the loading ends with -ECANCELED. */
+typedef int (*tmesh_model_progress_fn)(void *data, const struct tmesh_model_progress *progress);
+
+enum tmesh_model_load_flags {
+	TMESH_MODEL_ALONE = 1 << 0, /* neither join others that load the file nor let them join */
+	TMESH_MODEL_HASH = 1 << 1,  /* tell the content's checksum */
+};
+
+struct tmesh_model_load_opts {
+	size_t size; /* sizeof(struct tmesh_model_load_opts) */
+	uint32_t flags;
+	enum tmesh_model_method method; /* AUTO: what is found to be best for this file now */
+	tmesh_model_progress_fn progress;
+	void *progress_data;
+	const char *label; /* of the region; NULL: the file's name as far as it fits */
+};
+
+/*
+ * The tensors of all files of @path in one sealed region, each at a multiple of TMESH_ALIGN, huge pages
+ * where they can be had at once. Processes of one user that load the same files (device, inode,
+ * size, mtime, ctime and header of each) at the same time or as long as anybody holds the model share
+ * one region that is read once; when who reads dies, another goes on from there. Where that cannot be
+ * had the report says why and the region is the caller's own.
+ *
+ * Return: 0 and a reference in @out; as tmesh_model_describe(); -ESTALE: a file changed, shrank or vanished while it was read; -EIO and
+ * the like; -ECANCELED; -EINVAL (opts); -EOPNOTSUPP (@method cannot be had here); as
+ * tmesh_region_create(). Nothing is left then.
+ */
+int tmesh_model_load(struct tmesh_ctx *ctx, const char *path,
+		     const struct tmesh_model_load_opts *opts, struct tmesh_model **out,
+		     struct tmesh_error *err);
+
+/* How a model was loaded. */
+struct tmesh_model_report {
+	size_t size; /* in: sizeof(struct tmesh_model_report) */
+	uint64_t bytes;		/* of the region */
+	uint64_t bytes_read;	/* by this process, from the files; less than all: others read */
+	uint64_t bytes_copied;	/* of those once more, out of buffers (DIRECT) */
+	uint64_t tensors_moved; /* their place in the file is not at a multiple of TMESH_ALIGN */
+	uint64_t huge_bytes;
+	uint64_t ns;
+	enum tmesh_model_method method; /* AUTO: nothing was read here */
+	bool shared;			/* with other processes, now or later */
+	uint64_t direct_rate;		/* measured for the choice, bytes/s; 0: not measured */
+	uint64_t buffered_rate;
+	uint8_t hash[16];   /* XXH3 of 128 bits of the region's bytes, with TMESH_MODEL_HASH */
+	char file_system[16]; /* where the first file lies: "ext4", "nfs", "0x..." */
+	char reason[192];     /* why this method, and, of one that is not shared, why not */
+};
+/* -EINVAL: the model was not loaded. */
+int tmesh_model_report(const struct tmesh_model *model, struct tmesh_model_report *out,
+		       struct tmesh_error *err);
+
+/* The region with the tensors, as long as the model lives; NULL: the model was not loaded. */
+struct tmesh_region *tmesh_model_region(const struct tmesh_model *model);
+
+/*
+ * A tensor of a loaded model: a new reference, the caller's, which may outlive the model. One whose type
+ * is no dtype has its bytes: uint8, the last dimension the bytes of a row of blocks.
+ * Return: 0; -EINVAL (no such tensor; not loaded), -ENOMEM.
+ */
+int tmesh_model_tensor_open(const struct tmesh_model *model, size_t index, struct tmesh_tensor **out,
+			    struct tmesh_error *err);
+
+/* A tensor to be saved: contiguous, in memory. */
+struct tmesh_model_item {
+	const char *name; /* UTF-8 without control characters */
+	struct tmesh_tensor *tensor;
+};
+
+struct tmesh_model_save_opts {
+	size_t size;		  /* sizeof(struct tmesh_model_save_opts) */
+	uint64_t max_shard_bytes; /* 0: one file. Else NAME-00001-of-00003.safetensors ... and
+				   * NAME.safetensors.index.json for a @path of NAME.safetensors */
+	const char *const *metadata; /* key, value, key, value ..., NULL: none */
+	tmesh_model_progress_fn progress;
+	void *progress_data;
+};
+
+/*
+ * Write tensors as safetensors, out of their regions without a copy, largest elements first, else in
+ * the order given. Each file appears whole or not at all: it is written without a name, synced, named.
+ * An index comes last. A shard has at least one tensor.
+ * Return: 0; -EINVAL (a name twice, not UTF-8 or "__metadata__"; not contiguous; opts), -EOPNOTSUPP (a
+ * type that safetensors has not), -ENOSPC, -EIO, -ECANCELED and the like: no file was made or replaced,
+ * but of several files some may have been when the last steps fail.
+ */
+int tmesh_model_save(const char *path, const struct tmesh_model_item *items, size_t count,
+		     const struct tmesh_model_save_opts *opts, struct tmesh_error *err);
+
 #ifdef __cplusplus
 }
 #endif

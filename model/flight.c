@@ -1,0 +1,429 @@
+// SPDX-License-Identifier: MIT
+/*
+ * One flight: processes of one user that load the same files read them once.
+ *
+ * They meet in a file of the runtime directory, named after the files' identity. Its locks (OFD locks,
+ * which end with the process) are single bytes:
+ *
+ *   0     who reads, exclusive
+ *   1     who is there, shared: waits or holds the model; exclusive by the last, who removes the file
+ *   2     who is between looking for a token and giving one, shared
+ *   16+i  whose slot i is
+ *
+ * The record at the file's begin says which region is filled, and how far; it is written by who holds
+ * lock 0. A slot has a token for that region by one of those who hold it. All is read and written
+ * by pread() and pwrite(), so that a file that is damaged or cut is no signal; a region counts only when
+ * it has the model's size and is sealed, or is filled by who holds the lock. The directory is this
+ * user's alone: against a process of the same user that lies about how far it has read there is
+ * no help, as there is none against its ptrace(). tests/sim/sim_flight.py plays this protocol; its steps
+ * have the names of the functions here.
+ */
+#include "model_internal.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAGIC	  0x31746c666d746d74ull /* "tmtmflt1" */
+#define SLOTS	  64
+#define SLOTS_AT  4096
+#define SLOT_ROOM 128
+#define NAME_ROOM 64
+#define WAIT_NS	  4000000 /* between two looks at who reads */
+#define SWEEP_MAX 64
+
+enum { LOCK_READER = 0, LOCK_PRESENT = 1, LOCK_JOINING = 2, LOCK_SLOT = 16 };
+enum { STATE_EMPTY = 0, STATE_READING = 1, STATE_DONE = 2 };
+
+struct record {
+	uint64_t magic;
+	uint64_t state;
+	uint64_t region; /* id */
+	uint64_t bytes;
+	uint64_t done;
+};
+
+struct slot {
+	uint64_t region;
+	char token[TMESH_TOKEN_SIZE];
+};
+
+struct flight {
+	int dir;
+	int fd;
+	int slot; /* -1: none is free */
+	char name[NAME_ROOM];
+};
+
+/* -EAGAIN: another has it. */
+static int lock(const struct flight *flight, int type, int byte)
+{
+	struct flock range = {
+		.l_type = (short)type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+
+	if (!fcntl(flight->fd, F_OFD_SETLK, &range))
+		return 0;
+	return errno == EACCES ? -EAGAIN : -errno;
+}
+
+static void nap(void)
+{
+	struct timespec time = {0, WAIT_NS};
+
+	nanosleep(&time, NULL);
+}
+
+static int write_record(const struct flight *flight, const struct record *record,
+			struct tmesh_error *err)
+{
+	if (pwrite(flight->fd, record, sizeof(*record), 0) == (ssize_t)sizeof(*record))
+		return 0;
+	return tmesh_fail_errno(err, "writing to the runtime directory");
+}
+
+/* What cannot be read, or is not ours, is empty. */
+static void read_record(const struct flight *flight, const struct tmesh_model *model,
+			struct record *record)
+{
+	if (pread(flight->fd, record, sizeof(*record), 0) != (ssize_t)sizeof(*record) ||
+	    record->magic != MAGIC || record->state > STATE_DONE ||
+	    record->bytes != model->region_bytes || record->done > model->run_bytes)
+		*record = (struct record){.magic = MAGIC, .bytes = model->region_bytes};
+}
+
+void flight_progress(struct flight *flight, uint64_t done)
+{
+	/* Who takes over begins there. Missing it costs a few bytes that are read twice. */
+	if (pwrite(flight->fd, &done, sizeof(done), offsetof(struct record, done)) < 0)
+		return;
+}
+
+static void flight_name(const struct load *load, char name[NAME_ROOM])
+{
+	struct tmesh_model *model = load->model;
+	uint64_t hash[2], backend = tmesh_ctx_backend(load->ctx);
+	uint64_t(*identity)[7] = calloc(model->file_count + 1, sizeof(*identity));
+
+	if (!identity) {
+		name[0] = '\0';
+		return;
+	}
+	for (size_t i = 0; i < model->file_count; i++) {
+		const struct model_file *file = &model->files[i];
+		const uint64_t words[7] = {file->dev,
+					   file->ino,
+					   file->bytes,
+					   (uint64_t)file->mtime_ns,
+					   (uint64_t)file->ctime_ns,
+					   file->header_hash[0],
+					   file->header_hash[1]};
+
+		memcpy(identity[i], words, sizeof(words));
+	}
+	/* A later version may place tensors otherwise: its region is another. */
+	identity[model->file_count][0] = backend;
+	identity[model->file_count][1] = 1;
+	model_hash(identity, (model->file_count + 1) * sizeof(*identity), hash);
+	free(identity);
+	snprintf(name, NAME_ROOM, "model-%016llx%016llx.flight", (unsigned long long)hash[0],
+		 (unsigned long long)hash[1]);
+}
+
+/* The file of that name is still the one that was opened. */
+static bool is_named(const struct flight *flight)
+{
+	struct stat here, there;
+
+	return !fstat(flight->fd, &here) && !fstatat(flight->dir, flight->name, &there, 0) &&
+	       here.st_ino == there.st_ino && here.st_dev == there.st_dev;
+}
+
+/* What processes that were killed left behind: files of other flights in which nobody is any more. */
+static void sweep(const struct flight *flight)
+{
+	int copy = openat(flight->dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *list = copy < 0 ? NULL : fdopendir(copy);
+	unsigned int looked = 0;
+	struct dirent *entry;
+
+	if (!list && copy >= 0)
+		close(copy);
+	while (list && looked < SWEEP_MAX && (entry = readdir(list))) {
+		struct flight other = {.dir = flight->dir};
+		size_t length = strlen(entry->d_name);
+
+		if (length < 7 || length >= NAME_ROOM || strncmp(entry->d_name, "model-", 6) ||
+		    strcmp(entry->d_name + length - 7, ".flight") ||
+		    !strcmp(entry->d_name, flight->name))
+			continue;
+		looked++;
+		strcpy(other.name, entry->d_name);
+		other.fd = openat(flight->dir, other.name, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+		if (other.fd < 0)
+			continue;
+		if (!lock(&other, F_WRLCK, LOCK_PRESENT) && is_named(&other))
+			unlinkat(other.dir, other.name, 0);
+		close(other.fd);
+	}
+	if (list)
+		closedir(list);
+}
+
+/* The flight's file, with presence. */
+static int flight_open(const struct load *load, struct flight **out, struct tmesh_error *err)
+{
+	struct flight *flight = calloc(1, sizeof(*flight));
+	int rc;
+
+	if (!flight)
+		return tmesh_fail(err, -ENOMEM, "no memory for a flight");
+	flight->fd = flight->dir = flight->slot = -1;
+	flight_name(load, flight->name);
+	rc = flight->name[0] ? tmesh_ctx_runtime_dir(load->ctx, &flight->dir, err)
+			     : tmesh_fail(err, -ENOMEM, "no memory for a flight");
+	while (!rc) {
+		struct stat st;
+
+		flight->fd = openat(flight->dir, flight->name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW,
+				    0600);
+		if (flight->fd < 0 || fstat(flight->fd, &st)) {
+			rc = tmesh_fail_errno(err, "opening the flight's file");
+			break;
+		}
+		if (!S_ISREG(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 077)) {
+			rc = tmesh_fail(err, -EACCES, "the flight's file %.64s is not this user's alone",
+					flight->name);
+			break;
+		}
+		rc = lock(flight, F_RDLCK, LOCK_PRESENT);
+		if (!rc && is_named(flight))
+			break;
+		/* It is being removed, or was. */
+		close(flight->fd);
+		flight->fd = -1;
+		if (rc && rc != -EAGAIN) {
+			rc = tmesh_fail(err, rc, "locking in the runtime directory: %s", strerror(-rc));
+			break;
+		}
+		if (rc)
+			nap();
+		rc = load_tell((struct load *)load, 0, true, err);
+	}
+	if (rc) {
+		if (flight->fd >= 0)
+			close(flight->fd);
+		if (flight->dir >= 0)
+			close(flight->dir);
+		free(flight);
+		return rc;
+	}
+	sweep(flight);
+	*out = flight;
+	return 0;
+}
+
+void flight_leave(struct flight *flight)
+{
+	if (!flight)
+		return;
+	/* The last one; a lock that cannot be had means that somebody else is there. */
+	if (!lock(flight, F_WRLCK, LOCK_PRESENT) && is_named(flight))
+		unlinkat(flight->dir, flight->name, 0);
+	close(flight->fd);
+	close(flight->dir);
+	free(flight);
+}
+
+/* A token of one's own, for those who come later. Without a free slot others have to give theirs. */
+static void flight_publish(struct flight *flight, struct tmesh_region *region, uint32_t rights)
+{
+	struct slot slot = {.region = tmesh_region_id(region)};
+
+	for (int i = 0; flight->slot < 0 && i < SLOTS; i++) {
+		if (!lock(flight, F_WRLCK, LOCK_SLOT + i))
+			flight->slot = i;
+	}
+	if (flight->slot < 0 || tmesh_region_token(region, rights, slot.token, NULL))
+		return;
+	if (pwrite(flight->fd, &slot, sizeof(slot), SLOTS_AT + flight->slot * SLOT_ROOM) !=
+	    (ssize_t)sizeof(slot))
+		return;
+}
+
+/* Open the region of the record by any token that is good. */
+static bool flight_join(struct load *load, struct flight *flight, const struct record *record)
+{
+	struct slot slot;
+
+	if (load->region && tmesh_region_id(load->region) == record->region)
+		return true;
+	if (lock(flight, F_RDLCK, LOCK_JOINING))
+		return false;
+	for (int i = 0; i < SLOTS; i++) {
+		struct tmesh_region *region;
+		ssize_t got = pread(flight->fd, &slot, sizeof(slot), SLOTS_AT + i * SLOT_ROOM);
+
+		if (got != (ssize_t)sizeof(slot))
+			break;
+		if (slot.region != record->region || !memchr(slot.token, 0, sizeof(slot.token)))
+			continue;
+		if (tmesh_region_open(load->ctx, slot.token, TMESH_READ | TMESH_WRITE | TMESH_MANAGE,
+				      &region, NULL) &&
+		    tmesh_region_open(load->ctx, slot.token, TMESH_READ, &region, NULL))
+			continue;
+		if (tmesh_region_bytes(region) != record->bytes ||
+		    tmesh_region_id(region) != record->region) {
+			tmesh_region_unref(region);
+			continue;
+		}
+		tmesh_region_unref(load->region);
+		load->region = region;
+		flight_publish(flight, region, tmesh_region_rights(region));
+		break;
+	}
+	lock(flight, F_UNLCK, LOCK_JOINING);
+	return load->region && tmesh_region_id(load->region) == record->region;
+}
+
+/* Read from where the record says on; the reader's lock is held. */
+static int flight_fill(struct load *load, struct flight *flight, struct record *record,
+		       struct tmesh_error *err)
+{
+	int rc;
+
+	load->done = record->done;
+	load->model->flight = flight;
+	rc = load_read(load, err);
+	load->model->flight = NULL;
+	flight_progress(flight, load->done);
+	if (rc && rc != -ESTALE)
+		return rc;
+	if (!rc)
+		rc = load_verify(load, err);
+	if (rc) {
+		/* What is there may be of two versions. */
+		*record = (struct record){.magic = MAGIC, .bytes = record->bytes};
+		write_record(flight, record, NULL);
+		return rc;
+	}
+	rc = tmesh_region_seal(load->region, err);
+	if (rc)
+		return rc;
+	record->done = load->model->run_bytes;
+	record->state = STATE_DONE;
+	return write_record(flight, record, err);
+}
+
+static int flight_begin(struct load *load, struct flight *flight, struct record *record,
+			struct tmesh_error *err)
+{
+	struct tmesh_region *region;
+	int rc = load_region(load, &region, err);
+
+	if (rc)
+		return rc;
+	tmesh_region_unref(load->region);
+	load->region = region;
+	flight_publish(flight, region, TMESH_READ | TMESH_WRITE | TMESH_MANAGE);
+	*record = (struct record){
+		.magic = MAGIC,
+		.state = STATE_READING,
+		.region = tmesh_region_id(region),
+		.bytes = load->model->region_bytes,
+	};
+	rc = write_record(flight, record, err);
+	return rc ? rc : flight_fill(load, flight, record, err);
+}
+
+/* With the reader's lock. Return: 0: the model is there; -EAGAIN: look again; or what went wrong. */
+static int flight_turn(struct load *load, struct flight *flight, struct tmesh_error *err)
+{
+	struct record record;
+
+	read_record(flight, load->model, &record);
+	if (record.state != STATE_EMPTY && !flight_join(load, flight, &record)) {
+		int rc = lock(flight, F_WRLCK, LOCK_JOINING);
+
+		if (rc)
+			return -EAGAIN;
+		lock(flight, F_UNLCK, LOCK_JOINING);
+		/* Whoever was joining has given its token by now, or is dead. */
+		if (!flight_join(load, flight, &record))
+			record.state = STATE_EMPTY;
+	}
+	if (record.state == STATE_EMPTY)
+		return flight_begin(load, flight, &record, err);
+	if (record.state == STATE_READING) {
+		if (!tmesh_region_is_sealed(load->region))
+			return flight_fill(load, flight, &record, err);
+		/* Killed between the seal and the record. Nothing is sealed that is not whole. */
+		record.state = STATE_DONE;
+		return write_record(flight, &record, err);
+	}
+	if (!tmesh_region_is_sealed(load->region))
+		return flight_begin(load, flight, &record, err);
+	return 0;
+}
+
+static int flight_wait(struct load *load, struct flight *flight, struct tmesh_error *err)
+{
+	struct record record;
+	int rc;
+
+	for (;;) {
+		rc = lock(flight, F_WRLCK, LOCK_READER);
+		if (!rc) {
+			rc = flight_turn(load, flight, err);
+			lock(flight, F_UNLCK, LOCK_READER);
+			if (rc != -EAGAIN)
+				return rc;
+		} else if (rc != -EAGAIN) {
+			return tmesh_fail(err, rc, "locking in the runtime directory: %s", strerror(-rc));
+		} else {
+			read_record(flight, load->model, &record);
+			/* To hold it, should the reader die. */
+			if (record.state == STATE_READING)
+				flight_join(load, flight, &record);
+			rc = load_tell(load, record.done, true, err);
+			if (rc)
+				return rc;
+		}
+		nap();
+	}
+}
+
+int flight_load(struct load *load, struct tmesh_error *err)
+{
+	struct flight *flight = NULL;
+	struct tmesh_error why = {0};
+	int rc = flight_open(load, &flight, &why);
+
+	if (rc == -ECANCELED) {
+		if (err)
+			*err = why;
+		return rc;
+	}
+	if (rc) {
+		load_say(load, "alone: %.100s; ", why.message);
+		return load_alone(load, err);
+	}
+	rc = flight_wait(load, flight, err);
+	if (!rc)
+		rc = load_finish(load, err);
+	if (rc) {
+		tmesh_region_unref(load->region);
+		flight_leave(flight);
+		return rc;
+	}
+	flight_publish(flight, load->region, TMESH_READ);
+	load->model->flight = flight;
+	load->model->report.shared = true;
+	if (!load->model->report.method)
+		snprintf(load->model->report.reason, sizeof(load->model->report.reason),
+			 "another process has read it");
+	return 0;
+}

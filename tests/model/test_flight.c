@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: MIT
+/*
+ * One flight with real processes: many that load at once read once; readers are killed at any time,
+ * and whoever is left has the bytes. TMESH_TEST_LENGTH=full, or ROUNDS, for more.
+ */
+#include "unit.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "model_internal.h"
+
+#define TENSORS 16
+#define BYTES	((size_t)4 << 20)
+#define PROCESSES 6
+
+static char folder[64];
+static char model_path[96];
+
+/* What the processes of a round tell. */
+static struct shared {
+	atomic_uint_fast64_t read, done;
+	atomic_uint ready, good, holders;
+	_Atomic uint64_t region[PROCESSES];
+	atomic_bool leave;
+} *shared;
+
+static int make_model(void **state)
+{
+	struct tmesh_model_item items[TENSORS];
+	struct tmesh_ctx *ctx;
+	uint8_t *data = malloc(BYTES);
+	char names[TENSORS][8];
+	int rc;
+
+	strcpy(folder, "/tmp/tmesh-flight-XXXXXX");
+	if (!mkdtemp(folder) || tmesh_ctx_open(NULL, &ctx, NULL))
+		return -1;
+	for (int i = 0; i < TENSORS; i++) {
+		int64_t shape = (int64_t)BYTES - i * 3;
+
+		for (size_t k = 0; k < BYTES; k++)
+			data[k] = (uint8_t)(k / 4096 * 31 + (size_t)i);
+		snprintf(names[i], sizeof(names[i]), "t%d", i);
+		items[i].name = names[i];
+		if (tmesh_tensor_put(ctx, TMESH_UINT8, 1, &shape, data, NULL, &items[i].tensor, NULL))
+			return -1;
+	}
+	snprintf(model_path, sizeof(model_path), "%s/m.safetensors", folder);
+	rc = tmesh_model_save(model_path, items, TENSORS, NULL, NULL);
+	for (int i = 0; i < TENSORS; i++)
+		tmesh_tensor_unref(items[i].tensor);
+	tmesh_ctx_unref(ctx);
+	free(data);
+	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	return rc;
+}
+
+static int remove_model(void **state)
+{
+	char command[96];
+
+	snprintf(command, sizeof(command), "rm -rf %s", folder);
+	return system(command);
+}
+
+static unsigned int flights(void)
+{
+	DIR *dir = opendir(getenv("TMESH_RUNTIME_DIR"));
+	unsigned int count = 0;
+	struct dirent *entry;
+
+	while ((entry = readdir(dir)))
+		count += strstr(entry->d_name, ".flight") != NULL;
+	closedir(dir);
+	return count;
+}
+
+static bool is_whole(const struct tmesh_model *model)
+{
+	for (int i = 0; i < TENSORS; i++) {
+		struct tmesh_tensor *tensor;
+		void *data;
+
+		if (tmesh_model_tensor_open(model, (size_t)i, &tensor, NULL) ||
+		    tmesh_tensor_data(tensor, TMESH_READ, &data, NULL))
+			return false;
+		for (size_t k = 0; k < BYTES - (size_t)i * 3; k += 512) {
+			if (((uint8_t *)data)[k] != (uint8_t)(k / 4096 * 31 + (size_t)i))
+				return false;
+		}
+		tmesh_tensor_unref(tensor);
+	}
+	return true;
+}
+
+static int slowly(void *data, const struct tmesh_model_progress *progress)
+{
+	/* So that the others come while it reads. */
+	usleep(progress->waiting ? 500 : 20000);
+	return 0;
+}
+
+_Noreturn static void load_and_tell(unsigned int number)
+{
+	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .progress = slowly};
+	struct tmesh_model_report report = {.size = sizeof(report)};
+	struct tmesh_model *model;
+	struct tmesh_ctx *ctx;
+	struct tmesh_error err;
+
+	if (tmesh_ctx_open(NULL, &ctx, NULL))
+		unit_leave(1);
+	if (tmesh_model_load(ctx, model_path, &opts, &model, &err)) {
+		fprintf(stderr, "# process %u: %s\n", number, err.message);
+		unit_leave(1);
+	}
+	if (tmesh_model_report(model, &report, NULL) || !is_whole(model) ||
+	    !tmesh_region_is_sealed(tmesh_model_region(model)))
+		unit_leave(2);
+	atomic_fetch_add(&shared->read, report.bytes_read);
+	atomic_store(&shared->region[number], tmesh_region_id(tmesh_model_region(model)));
+	atomic_fetch_add(&shared->good, 1);
+	while (!atomic_load(&shared->leave))
+		usleep(1000);
+	tmesh_model_unref(model);
+	tmesh_ctx_unref(ctx);
+	unit_leave(0);
+}
+
+static void start(pid_t *pids)
+{
+	memset(shared, 0, sizeof(*shared));
+	for (unsigned int i = 0; i < PROCESSES; i++) {
+		pids[i] = fork();
+		if (!pids[i])
+			load_and_tell(i);
+	}
+}
+
+static uint64_t model_bytes(void)
+{
+	return TENSORS * BYTES - 3 * TENSORS * (TENSORS - 1) / 2;
+}
+
+static void test_one_read(void **state)
+{
+	pid_t pids[PROCESSES];
+	int status;
+
+	start(pids);
+	while (atomic_load(&shared->good) < PROCESSES) {
+		usleep(2000);
+		assert_int_equal(waitpid(-1, &status, WNOHANG), 0);
+	}
+	assert_int_equal(atomic_load(&shared->read), model_bytes());
+	for (int i = 1; i < PROCESSES; i++)
+		assert_int_equal(shared->region[i], shared->region[0]);
+	assert_int_equal(flights(), 1);
+	atomic_store(&shared->leave, true);
+	for (int i = 0; i < PROCESSES; i++) {
+		waitpid(pids[i], &status, 0);
+		assert_int_equal(status, 0);
+	}
+	assert_int_equal(flights(), 0);
+}
+
+static int count(const char *length, int few, int many)
+{
+	const char *rounds = getenv("ROUNDS");
+
+	return rounds ? atoi(rounds) : length && !strcmp(length, "full") ? many : few;
+}
+
+/* Some are killed while they read or wait; the rest have the model, and a region that one began is
+ * not read from its start by the next as long as somebody held it. */
+static void test_killed(void **state)
+{
+	int rounds = count(getenv("TMESH_TEST_LENGTH"), 12, 300);
+
+	srand(7);
+	for (int round = 0; round < rounds; round++) {
+		unsigned int killed = 0, victims = 1 + (unsigned int)rand() % (PROCESSES - 1);
+		pid_t pids[PROCESSES];
+		int status;
+
+		start(pids);
+		for (unsigned int i = 0; i < victims; i++) {
+			usleep((useconds_t)(rand() % 30000));
+			killed += !kill(pids[i], SIGKILL);
+		}
+		for (unsigned int i = 0; i < victims; i++)
+			waitpid(pids[i], &status, 0);
+		while (atomic_load(&shared->good) < PROCESSES - killed) {
+			int gone;
+
+			usleep(1000);
+			gone = waitpid(-1, &status, WNOHANG);
+			if (gone > 0)
+				fail_msg("round %d: a process ended with %d", round, status);
+			/* One of the killed may have been counted before it died. */
+		}
+		atomic_store(&shared->leave, true);
+		for (unsigned int i = victims; i < PROCESSES; i++) {
+			waitpid(pids[i], &status, 0);
+			assert_int_equal(status, 0);
+		}
+		assert_true(flights() <= 1);
+	}
+	/* The next to load anything takes away what the killed have left. */
+	{
+		struct tmesh_model *model;
+		struct tmesh_ctx *ctx;
+
+		assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+		assert_ok(tmesh_model_load(ctx, model_path, NULL, &model, err));
+		tmesh_model_unref(model);
+		tmesh_ctx_unref(ctx);
+		assert_int_equal(flights(), 0);
+	}
+}
+
+_Noreturn static int die_half(void *data, const struct tmesh_model_progress *progress)
+{
+	atomic_store(&shared->done, progress->bytes_done);
+	atomic_store(&shared->ready, 1);
+	/* Until it is killed. */
+	for (;;)
+		pause();
+}
+
+static int note(void *data, const struct tmesh_model_progress *progress)
+{
+	if (progress->waiting)
+		atomic_store(&shared->holders, 1);
+	return 0;
+}
+
+/* The reader is killed when half is there, while another waits: only the rest is read again. */
+static void test_goes_on(void **state)
+{
+	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .progress = note};
+	struct tmesh_model_report report = {.size = sizeof(report)};
+	struct tmesh_model *model;
+	struct tmesh_ctx *ctx;
+	pid_t reader, killer;
+	int status;
+
+	memset(shared, 0, sizeof(*shared));
+	reader = fork();
+	if (!reader) {
+		opts.progress = die_half;
+		if (!tmesh_ctx_open(NULL, &ctx, NULL))
+			tmesh_model_load(ctx, model_path, &opts, &model, NULL);
+		unit_leave(1);
+	}
+	while (!atomic_load(&shared->ready))
+		usleep(500);
+	killer = fork();
+	if (!killer) {
+		while (!atomic_load(&shared->holders))
+			usleep(500);
+		usleep(20000);
+		kill(reader, SIGKILL);
+		unit_leave(0);
+	}
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_ok(tmesh_model_load(ctx, model_path, &opts, &model, err));
+	assert_ok(tmesh_model_report(model, &report, err));
+	assert_true(is_whole(model));
+	assert_true(shared->done > 0);
+	assert_int_equal(report.bytes_read, model_bytes() - shared->done);
+	tmesh_model_unref(model);
+	tmesh_ctx_unref(ctx);
+	assert_int_equal(flights(), 0);
+	waitpid(reader, &status, 0);
+	waitpid(killer, &status, 0);
+}
+
+/* Whatever another process of this user leaves in the flight's file, the model is whole. */
+static void test_damaged(void **state)
+{
+	srand(11);
+	for (int round = 0; round < count(getenv("TMESH_TEST_LENGTH"), 40, 1000); round++) {
+		struct tmesh_model *one, *two;
+		struct tmesh_ctx *ctx;
+		struct dirent *entry;
+		char path[160] = "";
+		uint8_t noise[64];
+		DIR *dir;
+		int fd;
+
+		assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+		assert_ok(tmesh_model_load(ctx, model_path, NULL, &one, err));
+		dir = opendir(getenv("TMESH_RUNTIME_DIR"));
+		while ((entry = readdir(dir))) {
+			if (strstr(entry->d_name, ".flight"))
+				snprintf(path, sizeof(path), "%s/%.64s", getenv("TMESH_RUNTIME_DIR"),
+					 entry->d_name);
+		}
+		closedir(dir);
+		fd = open(path, O_RDWR | O_CLOEXEC);
+		assert_true(fd >= 0);
+		for (size_t i = 0; i < sizeof(noise); i++)
+			noise[i] = (uint8_t)rand();
+		assert_true(pwrite(fd, noise, 1 + (size_t)rand() % sizeof(noise),
+				   rand() % 2 ? rand() % 48 : 4096 + rand() % 96) > 0);
+		if (rand() % 4 == 0)
+			assert_int_equal(ftruncate(fd, rand() % 5000), 0);
+		close(fd);
+		assert_ok(tmesh_model_load(ctx, model_path, NULL, &two, err));
+		assert_true(is_whole(two));
+		tmesh_model_unref(one);
+		tmesh_model_unref(two);
+		tmesh_ctx_unref(ctx);
+		assert_int_equal(flights(), 0);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_one_read),
+		cmocka_unit_test(test_killed),
+		cmocka_unit_test(test_goes_on),
+		cmocka_unit_test(test_damaged),
+	};
+
+	return cmocka_run_group_tests_name("model flight", tests, make_model, remove_model);
+}
