@@ -172,14 +172,14 @@ static int check_unix(int socket, struct tmesh_error *err)
 }
 
 /* On a socket that cannot take it now, wait as for a message: at most the timeout. */
-static int send_waiting(const struct tmesh_ctx *ctx, int socket,
-			const struct tmesh_wire_region *wire, const int *fds, unsigned int count)
+static int send_waiting(const struct tmesh_ctx *ctx, int socket, const void *message, size_t bytes,
+			const int *fds, unsigned int count)
 {
 	uint64_t deadline = 0;
 
 	for (;;) {
 		struct pollfd poller = {.fd = socket, .events = POLLOUT};
-		int rc = tmesh_wire_send(socket, wire, sizeof(*wire), fds, count, MSG_DONTWAIT);
+		int rc = tmesh_wire_send(socket, message, bytes, fds, count, MSG_DONTWAIT);
 		bool many = rc == -ETOOMANYREFS;
 		int left;
 
@@ -193,6 +193,32 @@ static int send_waiting(const struct tmesh_ctx *ctx, int socket,
 		/* No socket tells when descriptors that are under way by others have arrived. */
 		if (poll(&poller, !many, many ? 1 : left) < 0 && errno != EINTR)
 			return -errno;
+	}
+}
+
+int tmesh_wire_send_waiting(const struct tmesh_ctx *ctx, int socket, const void *message,
+			    size_t bytes, const int *fds, unsigned int count,
+			    struct tmesh_error *err)
+{
+	int rc = check_unix(socket, err);
+
+	if (rc)
+		return rc;
+	rc = send_waiting(ctx, socket, message, bytes, fds, count);
+	switch (rc) {
+	case 0:
+		return 0;
+	case -EPIPE:
+		return tmesh_fail(err, rc, "send: nobody is at the other end of the socket");
+	case -ETIMEDOUT:
+		return tmesh_fail(err, rc, "send: the peer does not empty its socket");
+	case -ETOOMANYREFS:
+		return tmesh_fail(err, -ETIMEDOUT,
+				  "send: as many descriptors as RLIMIT_NOFILE allows are under way "
+				  "to peers of this user's, who do not take them");
+	default:
+		errno = -rc;
+		return tmesh_fail_errno(err, "send");
 	}
 }
 
@@ -224,28 +250,13 @@ int tmesh_region_send(struct tmesh_region *region, int socket, uint32_t rights,
 	if (wire.kind & TMESH_KIND_OPAQUE)
 		more = tmesh_opaque_handles(region, rights, &fds[1], err);
 	if (more >= 0) {
-		rc = send_waiting(region->ctx, socket, &wire, fds, 1 + (unsigned int)more);
+		rc = tmesh_wire_send_waiting(region->ctx, socket, &wire, sizeof(wire), fds,
+					     1 + (unsigned int)more, err);
 		close_all(&fds[1], (unsigned int)more);
 	}
 	if (fds[0] != region->fd)
 		close(fds[0]);
-	if (more < 0)
-		return more;
-	switch (rc) {
-	case 0:
-		return 0;
-	case -EPIPE:
-		return tmesh_fail(err, rc, "send: nobody is at the other end of the socket");
-	case -ETIMEDOUT:
-		return tmesh_fail(err, rc, "send: the peer does not empty its socket");
-	case -ETOOMANYREFS:
-		return tmesh_fail(err, -ETIMEDOUT,
-				  "send: as many descriptors as RLIMIT_NOFILE allows are under way "
-				  "to peers of this user's, who do not take them");
-	default:
-		errno = -rc;
-		return tmesh_fail_errno(err, "send");
-	}
+	return more < 0 ? more : rc;
 }
 
 static int recv_error(int rc, struct tmesh_error *err)
@@ -254,17 +265,31 @@ static int recv_error(int rc, struct tmesh_error *err)
 	case -EPIPE:
 		return tmesh_fail(err, rc, "receive: nobody is at the other end of the socket");
 	case -ETIMEDOUT:
-		return tmesh_fail(err, rc, "receive: no region came in time");
+		return tmesh_fail(err, rc, "receive: nothing came in time");
 	case -EPROTO:
-		return tmesh_fail(err, rc, "receive: the peer sent something else than one region");
-	case -EMFILE:
 		return tmesh_fail(err, rc,
-				  "receive: the region is lost, for this process has no descriptor "
-				  "left: raise RLIMIT_NOFILE");
+				  "receive: the peer sent something else than was expected");
+	case -EMFILE:
+		return tmesh_fail(
+			err, rc,
+			"receive: what was sent is lost, for this process has no descriptor "
+			"left: raise RLIMIT_NOFILE");
 	default:
 		errno = -rc;
 		return tmesh_fail_errno(err, "receive");
 	}
+}
+
+int tmesh_wire_recv_plain(int socket, void *message, size_t bytes, uint64_t deadline,
+			  struct tmesh_error *err)
+{
+	int fds[TMESH_WIRE_FDS];
+	int count = tmesh_wire_recv(socket, message, bytes, fds, TMESH_WIRE_FDS, deadline);
+
+	if (count < 0)
+		return recv_error(count, err);
+	close_all(fds, (unsigned int)count);
+	return 0;
 }
 
 static int take_region(struct tmesh_region *region, int socket, uint64_t deadline,
@@ -280,7 +305,12 @@ static int take_region(struct tmesh_region *region, int socket, uint64_t deadlin
 	if (wire.magic != TMESH_MAGIC_REGION || wire.version != TMESH_WIRE_VERSION || wire.pad ||
 	    (unsigned int)count != 1 + tmesh_opaque_count(&wire)) {
 		close_all(fds, (unsigned int)count);
-		return recv_error(-EPROTO, err);
+		if (wire.magic == TMESH_MAGIC_BUNDLE)
+			return tmesh_fail(err, -EPROTO,
+					  "receive: the peer sent a bundle, not a region: "
+					  "tmesh_bundle_recv() takes it");
+		return tmesh_fail(err, -EPROTO,
+				  "receive: the peer sent something else than one region");
 	}
 	if (wire.backend != ops->backend) {
 		close_all(fds, (unsigned int)count);

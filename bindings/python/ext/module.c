@@ -6,8 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define ALL_RIGHTS (TMESH_READ | TMESH_WRITE | TMESH_MANAGE)
-
 /* Where this thread keeps a warning while it opens a context; NULL at all other times. */
 static _Thread_local struct warning {
 	char text[256];
@@ -253,7 +251,7 @@ static PyMethodDef functions[] = {
 	 "are zeros, since others may open the memory before it is written; zeros() promises\n"
 	 "them.\n\n"
 	 "shape: an integer or at most 8 of them. dtype: a name (\"float32\", \"bfloat16\"), or\n"
-	 "a NumPy or PyTorch dtype. label: a name for people. huge: True for 2 MiB pages or\n"
+	 "one of NumPy's (\"f4\"), a NumPy or PyTorch dtype, float, int, bool or complex. label: a name for people. huge: True for 2 MiB pages or\n"
 	 "OutOfMemoryError, \"try\" for what can be had. node: a NUMA node. mode, gid: who may\n"
 	 "open its token, as for files (memfd: only 0o600). linger_ms: how long it outlives\n"
 	 "its last holder, at most 1000 (memfd: only 0). pin=False refuses pinning handles.\n"
@@ -275,10 +273,10 @@ static PyMethodDef functions[] = {
 	 "open(ref, /, writable=False)\n--\n\n"
 	 "Open what another process (or this one) put: the same memory, not a copy.\n\n"
 	 "ref: what Tensor.ref() gave, as a dict or as JSON; or a token, which opens the whole\n"
-	 "region as uint8. Raises NotFoundError when the token is dead, foreign or guessed,\n"
-	 "AccessError when writable=True needs a token from ref(writable=True), ProtocolError\n"
-	 "when it is malformed, PeerTimeoutError when the producer hangs. The GIL is released\n"
-	 "meanwhile."},
+	 "region as uint8; or a Tensor, for another with a handle of its own. Raises\n"
+	 "NotFoundError when the token is dead, foreign or guessed, AccessError when\n"
+	 "writable=True needs a token from ref(writable=True), ProtocolError when it is\n"
+	 "malformed, PeerTimeoutError when the producer hangs. The GIL is released meanwhile."},
 	{"from_dlpack", module_from_dlpack, METH_O,
 	 "from_dlpack(object, /)\n--\n\n"
 	 "A tensor from an object with __dlpack__ or a capsule. Memory of tmesh itself is\n"

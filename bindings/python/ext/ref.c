@@ -40,27 +40,35 @@ static PyObject *dict_from_ref(struct state *st, const struct tmesh_ref *ref)
 	return dict;
 }
 
+static int ref_of(struct tensor *self, uint32_t rights, struct tmesh_ref *ref)
+{
+	struct tmesh_region *region;
+	struct tmesh_error err;
+
+	if (!tensor_get(self))
+		return -1;
+	region = tmesh_tensor_region(self->tensor);
+	ref->id = tmesh_region_id(region);
+	ref->byte_size = tmesh_tensor_bytes(self->tensor);
+	ref->layout = *tmesh_tensor_layout(self->tensor);
+	if (!tmesh_region_token(region, rights, ref->token, &err))
+		return 0;
+	raise_region_error(state_of(self), region, &err);
+	return -1;
+}
+
 PyObject *tensor_ref(PyObject *object, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {"writable", NULL};
 	struct tensor *self = (struct tensor *)object;
 	struct state *st = state_of(self);
-	struct tmesh_region *region;
-	struct tmesh_error err;
 	struct tmesh_ref ref;
 	int writable = 0;
 
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$p:ref", names, &writable))
 		return NULL;
-	if (!tensor_get(self))
+	if (ref_of(self, writable ? TMESH_READ | TMESH_WRITE : TMESH_READ, &ref))
 		return NULL;
-	region = tmesh_tensor_region(self->tensor);
-	ref.id = tmesh_region_id(region);
-	ref.byte_size = tmesh_tensor_bytes(self->tensor);
-	ref.layout = *tmesh_tensor_layout(self->tensor);
-	if (tmesh_region_token(region, writable ? TMESH_READ | TMESH_WRITE : TMESH_READ, ref.token,
-			       &err))
-		return raise_region_error(st, region, &err);
 	return dict_from_ref(st, &ref);
 }
 
@@ -293,6 +301,9 @@ static PyObject *open_any(struct state *st, PyObject *object, uint32_t rights)
 
 	if (!ctx)
 		return NULL;
+	if (Py_TYPE(object) == st->tensor_type)
+		return ref_of((struct tensor *)object, rights, &ref) ? NULL :
+								       tensor_open(st, ctx, &ref, rights);
 	if (PyDict_Check(object))
 		return ref_from_dict(st, object, &ref) ? NULL : tensor_open(st, ctx, &ref, rights);
 	if (PyUnicode_Check(object)) {
@@ -304,7 +315,7 @@ static PyObject *open_any(struct state *st, PyObject *object, uint32_t rights)
 		length = PyBytes_Size(object);
 	} else {
 		PyErr_Format(PyExc_TypeError,
-			     "open() takes a ref (a dict or JSON text) or a token, not %R", object);
+			     "open() takes a ref (a dict or JSON text), a token or a Tensor, not %R", object);
 		return NULL;
 	}
 	if ((Py_ssize_t)strlen(text) != length)

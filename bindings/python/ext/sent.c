@@ -250,7 +250,7 @@ static PyObject *sent_send(PyObject *object, PyObject *const *args, Py_ssize_t c
 	if (!sender->free_count)
 		look(sender, SLOTS_MAX);
 	if (!sender->free_count)
-		return raise_code(st, EDQUOT, "%u tensors were sent and not yet taken out",
+		return raise_code(st, EDQUOT, "%u tensors were sent and not yet taken out: wait until some were",
 				  (unsigned int)self->slots);
 	parcel.slot = sender->free[sender->free_count - 1];
 	parcel.number = sender->number + 1;
@@ -361,13 +361,24 @@ static PyObject *sent_open(PyObject *object, PyObject *bytes)
 	struct sent *self = (struct sent *)object;
 	struct state *st = state_of_sent(self);
 	struct tmesh_ctx *ctx = context(st);
+	struct tmesh_tensor *opened;
+	struct tmesh_error err;
 	struct parcel parcel;
 	PyObject *tensor;
+	int rc;
 
 	if (!ctx || parcel_from_object(st, bytes, &parcel))
 		return NULL;
 	here(self);
-	tensor = tensor_open(st, ctx, &parcel.ref, parcel.rights);
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_tensor_open(ctx, &parcel.ref, parcel.rights, &opened, &err);
+	Py_END_ALLOW_THREADS;
+	if (rc == -ENOENT)
+		return raise_code(st, ENOENT,
+				  "%s. A tensor that was sent is to be taken before its sender ends: "
+				  "get() comes before join()",
+				  err.message);
+	tensor = rc ? raise_error(st, &err) : tensor_new(st, opened, NULL, parcel.rights);
 	if (tensor && take(self, ctx, &parcel))
 		Py_CLEAR(tensor);
 	return tensor;

@@ -50,6 +50,15 @@ static void unref(struct tmesh_tensor *tensor)
 	Py_END_ALLOW_THREADS;
 }
 
+static void drop(struct tensor *self)
+{
+	struct tmesh_tensor *tensor = self->tensor;
+
+	self->tensor = NULL;
+	if (tensor)
+		unref(tensor);
+}
+
 static void tensor_dealloc(PyObject *object)
 {
 	struct tensor *self = (struct tensor *)object;
@@ -73,9 +82,10 @@ struct state *state_of(struct tensor *self)
 
 struct tmesh_tensor *tensor_get(struct tensor *self)
 {
-	if (!self->tensor)
+	if (!self->tensor || self->left)
 		return raise_named(state_of(self), "ReleasedError", EBADF,
-				   "this tensor was released");
+				   "this tensor was released, or its \"with\" has ended: open its "
+				   "ref again, or use it before");
 	return self->tensor;
 }
 
@@ -96,7 +106,8 @@ static int refuse_write(struct tensor *self)
 {
 	if (tensor_is_sealed(self))
 		raise_named(state_of(self), "SealedError", EPERM,
-			    "the tensor is sealed: nobody can write to it any more");
+			    "the tensor is sealed: nobody can write to it any more; "
+			    "tmesh.put(tensor, seal=False) is a copy for writing");
 	else
 		raise_code(state_of(self), EACCES,
 			   "the tensor is read-only here: open it with writable=True and a "
@@ -139,6 +150,8 @@ void tensor_view_end(struct tensor *self, bool writable)
 {
 	self->views--;
 	self->root->writers -= writable;
+	if (self->left && !self->views)
+		drop(self);
 	Py_DECREF(self);
 }
 
@@ -182,17 +195,16 @@ static PyObject *tensor_seal(PyObject *object, PyObject *unused)
 static PyObject *tensor_release(PyObject *object, PyObject *unused)
 {
 	struct tensor *self = (struct tensor *)object;
-	struct tmesh_tensor *tensor = self->tensor;
 
+	if (self->left)
+		Py_RETURN_NONE;
 	if (self->views)
 		return raise_code(
 			state_of(self), EBUSY,
 			"%zd view%s of this tensor (arrays, memoryviews, DLPack consumers) "
 			"%s alive: delete them before the release",
 			self->views, self->views == 1 ? "" : "s", self->views == 1 ? "is" : "are");
-	self->tensor = NULL;
-	if (tensor)
-		unref(tensor);
+	drop(self);
 	Py_RETURN_NONE;
 }
 
@@ -204,9 +216,16 @@ static PyObject *tensor_enter(PyObject *object, PyObject *unused)
 	return object;
 }
 
+/* What was made of the tensor inside goes on, and gives back the memory with the last of it: an
+ * array that is still a local variable is no reason to fail. */
 static PyObject *tensor_exit(PyObject *object, PyObject *args)
 {
-	return tensor_release(object, NULL);
+	struct tensor *self = (struct tensor *)object;
+
+	self->left = true;
+	if (!self->views)
+		drop(self);
+	Py_RETURN_NONE;
 }
 
 static PyObject *tensor_reduce(PyObject *object, PyObject *unused)
@@ -219,6 +238,21 @@ static PyObject *tensor_reduce(PyObject *object, PyObject *unused)
 	Py_XDECREF(ref);
 	Py_XDECREF(function);
 	return reduced;
+}
+
+/* A deep copy is a copy: the memory too. As sealed as this one. */
+static PyObject *tensor_deepcopy(PyObject *object, PyObject *memo)
+{
+	struct tensor *self = (struct tensor *)object;
+	struct tmesh_tensor *copy = put_tensor(state_of(self), self, &unsealed);
+	PyObject *made = tensor_new(state_of(self), copy, NULL, ALL_RIGHTS);
+	PyObject *sealed;
+
+	if (!made || !tensor_get(self) || !tensor_is_sealed(self))
+		return made;
+	sealed = tensor_seal(made, NULL);
+	Py_DECREF(made);
+	return sealed;
 }
 
 /* Properties */
@@ -256,6 +290,16 @@ static PyObject *get_ndim(PyObject *object, void *unused)
 	const struct tmesh_layout *layout = layout_of(object);
 
 	return layout ? PyLong_FromLong(layout->ndim) : NULL;
+}
+
+static PyObject *get_size(PyObject *object, void *unused)
+{
+	const struct tmesh_layout *layout = layout_of(object);
+	int64_t count = 1;
+
+	for (int i = 0; layout && i < layout->ndim; i++)
+		count *= layout->shape[i];
+	return layout ? PyLong_FromLongLong(count) : NULL;
 }
 
 static PyObject *get_device(PyObject *object, void *unused)
@@ -334,24 +378,33 @@ static PyObject *get_writable(PyObject *object, void *unused)
 
 static PyObject *get_released(PyObject *object, void *unused)
 {
-	return PyBool_FromLong(!((struct tensor *)object)->tensor);
+	struct tensor *self = (struct tensor *)object;
+
+	return PyBool_FromLong(!self->tensor || self->left);
 }
 
 static PyObject *tensor_repr(PyObject *object)
 {
 	struct tensor *self = (struct tensor *)object;
-	PyObject *shape, *text;
+	PyObject *shape, *label, *text;
+	bool has_label;
 
-	if (!self->tensor)
+	if (!self->tensor || self->left)
 		return PyUnicode_FromString("<tmesh.Tensor, released>");
 	shape = get_shape(object, NULL);
 	if (!shape)
 		return NULL;
-	text = PyUnicode_FromFormat("<tmesh.Tensor %s %R%s>",
+	label = get_label(object, NULL);
+	has_label = label && PyUnicode_GetLength(label) > 0;
+	if (!label)
+		PyErr_Clear(); /* what was taken back, say, has none to be asked for */
+	text = PyUnicode_FromFormat("<tmesh.Tensor %s %R%s%s%V%s>",
 				    tmesh_dtype_name(layout_of(object)->dtype), shape,
 				    tensor_is_sealed(self)	 ? ", sealed"
 				    : self->rights & TMESH_WRITE ? ""
-								 : ", read-only");
+								 : ", read-only",
+				    has_label ? ", \"" : "", label, "", has_label ? "\"" : "");
+	Py_XDECREF(label);
 	Py_DECREF(shape);
 	return text;
 }
@@ -399,6 +452,13 @@ static PyMethodDef methods[] = {
 	 "reshape($self, /, *shape)\n--\n\n"
 	 "The same memory in another shape; one dimension may be -1. Only for contiguous\n"
 	 "tensors: nothing is ever copied."},
+	{"item", tensor_element, METH_NOARGS,
+	 "item($self, /)\n--\n\nThe value of a tensor of one element, as a Python number."},
+	{"tolist", tensor_tolist, METH_NOARGS,
+	 "tolist($self, /)\n--\n\n"
+	 "All elements as Python numbers, in lists nested as deep as the tensor has dimensions."},
+	{"__complex__", tensor_complex, METH_NOARGS,
+	 "__complex__($self, /)\n--\n\nThe value of a tensor without dimensions."},
 	{"dlpack", KEYWORDS(tensor_dlpack), METH_FASTCALL | METH_KEYWORDS,
 	 "dlpack($self, /, *, allow_readonly=False)\n--\n\n"
 	 "An unversioned DLPack capsule, for one use by a consumer that takes capsules, as\n"
@@ -417,7 +477,9 @@ static PyMethodDef methods[] = {
 	{"__dlpack_device__", tensor_dlpack_device, METH_NOARGS,
 	 "__dlpack_device__($self, /)\n--\n\nDLPack's device type and number."},
 	{"__enter__", tensor_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nThe tensor."},
-	{"__exit__", tensor_exit, METH_VARARGS, "__exit__($self, /, *args)\n--\n\nrelease()."},
+	{"__exit__", tensor_exit, METH_VARARGS, 
+	 "__exit__($self, /, *args)\n--\n\n"
+	 "Let go of the tensor. Views made of it live on, and the memory with the last of them."},
 	{"__arrow_c_array__", KEYWORDS(tensor_arrow), METH_VARARGS | METH_KEYWORDS,
 	 "__arrow_c_array__($self, requested_schema=None)\n--\n\n"
 	 "Arrow's PyCapsules: the same memory as an array of numbers, or of lists of a fixed size\n"
@@ -427,8 +489,12 @@ static PyMethodDef methods[] = {
 	 "__arrow_c_schema__($self, /)\n--\n\nThe schema alone of __arrow_c_array__()."},
 	{"_repr_html_", tensor_html, METH_NOARGS,
 	 "_repr_html_($self, /)\n--\n\nWhat a notebook shows."},
+	{"__deepcopy__", tensor_deepcopy, METH_O,
+	 "__deepcopy__($self, memo, /)\n--\n\nput() of the tensor, sealed if it is."},
 	{"__reduce__", tensor_reduce, METH_NOARGS,
-	 "__reduce__($self, /)\n--\n\nPickled as its ref: unpickling opens it for reading."},
+	 "__reduce__($self, /)\n--\n\n"
+	 "Pickled as its ref, which holds nothing: unpickling opens it for reading, while somebody\n"
+	 "has it. What multiprocessing sends is held until it is taken."},
 	{NULL},
 };
 
@@ -436,6 +502,7 @@ static PyGetSetDef properties[] = {
 	{"shape", get_shape, NULL, "Dimensions, a tuple of at most 8.", NULL},
 	{"strides", get_strides, NULL, "Strides in elements, as DLPack and PyTorch count.", NULL},
 	{"dtype", get_dtype, NULL, "The element type's name, e.g. \"float32\".", NULL},
+	{"size", get_size, NULL, "Number of elements.", NULL},
 	{"ndim", get_ndim, NULL, "Number of dimensions.", NULL},
 	{"nbytes", get_nbytes, NULL, "Bytes of the elements.", NULL},
 	{"device", get_device, NULL, "\"cpu\" or \"cuda:N\".", NULL},
@@ -462,8 +529,12 @@ static PyType_Slot slots[] = {
 	{Py_mp_subscript, tensor_getitem},
 	{Py_sq_length, tensor_length},
 	{Py_sq_item, tensor_item},
-	{Py_nb_int, tensor_no_number},
-	{Py_nb_float, tensor_no_number},
+	{Py_mp_ass_subscript, tensor_assign},
+	{Py_sq_contains, tensor_contains},
+	{Py_nb_bool, tensor_bool},
+	{Py_nb_int, tensor_int},
+	{Py_nb_float, tensor_float},
+	{Py_nb_index, tensor_index},
 	{Py_bf_getbuffer, tensor_getbuffer},
 	{Py_bf_releasebuffer, tensor_releasebuffer},
 	{0},

@@ -121,13 +121,6 @@ Py_ssize_t tensor_length(PyObject *object)
 	return self->shape[0];
 }
 
-/* Without an answer of ours int() and float() would read the elements' bytes as digits. */
-PyObject *tensor_no_number(PyObject *object)
-{
-	PyErr_SetString(PyExc_TypeError, "a tensor is no number; numpy().item() is that of one element");
-	return NULL;
-}
-
 /* A selection in the making: the next dimension of @from, and what became of those before. */
 struct selection {
 	const struct tmesh_layout *from;
@@ -180,10 +173,21 @@ static int slice(struct selection *sel, PyObject *key)
 	return 0;
 }
 
+/* None: a dimension of one. */
+static int add(struct selection *sel)
+{
+	sel->to.shape[sel->to.ndim] = 1;
+	sel->to.strides[sel->to.ndim++] = 1;
+	return 0;
+}
+
+/* @keys_left: of those behind it, how many take a dimension. */
 static int select_key(struct selection *sel, PyObject *key, Py_ssize_t keys_left)
 {
 	if (key == Py_Ellipsis)
 		return keep(sel, sel->from->ndim - sel->next - (int32_t)keys_left);
+	if (key == Py_None)
+		return add(sel);
 	if (sel->next == sel->from->ndim) {
 		PyErr_Format(PyExc_IndexError, "more indices than the tensor's %d dimensions",
 			     (int)sel->from->ndim);
@@ -194,8 +198,8 @@ static int select_key(struct selection *sel, PyObject *key, Py_ssize_t keys_left
 	if (PyIndex_Check(key) && !PyBool_Check(key))
 		return pick(sel, key);
 	PyErr_SetString(PyExc_TypeError,
-			"a tensor is indexed by integers, slices and one Ellipsis; numpy() does "
-			"more");
+			"a tensor is indexed by integers, slices, None and one Ellipsis; numpy() "
+			"does more");
 	return -1;
 }
 
@@ -203,7 +207,7 @@ PyObject *tensor_getitem(PyObject *object, PyObject *key)
 {
 	struct tensor *self = (struct tensor *)object;
 	struct selection sel = {0};
-	Py_ssize_t count, ellipses = 0;
+	Py_ssize_t count, ellipses = 0, taking, added = 0, dropped = 0;
 	PyObject *keys, *result = NULL;
 	struct tmesh_layout from;
 	unsigned int bits;
@@ -225,15 +229,30 @@ PyObject *tensor_getitem(PyObject *object, PyObject *key)
 	if (!keys)
 		return NULL;
 	count = PyTuple_Size(keys);
-	for (Py_ssize_t i = 0; i < count; i++)
-		ellipses += PyTuple_GetItem(keys, i) == Py_Ellipsis;
+	for (Py_ssize_t i = 0; i < count; i++) {
+		PyObject *each = PyTuple_GetItem(keys, i);
+
+		ellipses += each == Py_Ellipsis;
+		added += each == Py_None;
+		dropped += PyIndex_Check(each) != 0;
+	}
+	taking = count - ellipses - added;
 	if (ellipses > 1) {
 		PyErr_SetString(PyExc_IndexError, "an index has at most one Ellipsis");
 		goto out;
 	}
-	for (Py_ssize_t i = 0; i < count; i++)
-		if (select_key(&sel, PyTuple_GetItem(keys, i), count - 1 - i))
+	if (taking <= from.ndim && from.ndim - dropped + added > TMESH_MAX_DIMS) {
+		PyErr_Format(PyExc_IndexError, "a tensor has at most %d dimensions",
+			     TMESH_MAX_DIMS);
+		goto out;
+	}
+	for (Py_ssize_t i = 0; i < count; i++) {
+		PyObject *each = PyTuple_GetItem(keys, i);
+
+		taking -= each != Py_Ellipsis && each != Py_None;
+		if (select_key(&sel, each, taking))
 			goto out;
+	}
 	keep(&sel, sel.from->ndim - sel.next);
 	sel.to.offset += (uint64_t)(sel.first * (int64_t)(bits / 8));
 	result = over(self, &sel.to);
@@ -253,4 +272,34 @@ PyObject *tensor_item(PyObject *object, Py_ssize_t index)
 	item = key ? tensor_getitem(object, key) : NULL;
 	Py_XDECREF(key);
 	return item;
+}
+
+/* Without an answer of ours Python would compare its rows, each of which is equal to itself alone. */
+int tensor_contains(PyObject *object, PyObject *value)
+{
+	PyErr_SetString(PyExc_TypeError, "a tensor does not look for values: numpy() does");
+	return -1;
+}
+
+/* Through an array, which knows how values become elements and are repeated. */
+int tensor_assign(PyObject *object, PyObject *key, PyObject *value)
+{
+	struct tensor *self = (struct tensor *)object;
+	PyObject *names, *none, *array = NULL;
+	int rc = -1;
+
+	if (!value) {
+		PyErr_SetString(PyExc_TypeError, "elements of a tensor cannot be deleted");
+		return -1;
+	}
+	names = Py_BuildValue("{sO}", "writable", Py_True);
+	none = PyTuple_New(0);
+	if (names && none)
+		array = tensor_numpy((PyObject *)self, none, names);
+	if (array)
+		rc = PyObject_SetItem(array, key, value);
+	Py_XDECREF(array);
+	Py_XDECREF(none);
+	Py_XDECREF(names);
+	return rc;
 }

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: MIT
 """What is done a thousand times leaves nothing behind: memory, descriptors, references."""
 
+import copy
 import gc
+from multiprocessing.reduction import ForkingPickler
+import pickle
 import sys
 
 import numpy as np
 import pytest
 
 import tmesh
+import tmesh.sent
+from tmesh import _tmesh
 import test_exchange
 from conftest import EMULATED
 
@@ -42,6 +47,11 @@ def queue(*items):
         q.get()
 
 
+def send(t):
+    pickle.loads(ForkingPickler.dumps(t))
+    tmesh.sent.here = _tmesh.Sent()
+
+
 class NoBuffer(np.ndarray):
     """As JAX's bfloat16 arrays are: of datetimes there is none."""
 
@@ -65,7 +75,13 @@ ACTS = {
     "capsule copy": lambda t: t.__dlpack__(copy=True),
     "torch": dlpack,
     "from_dlpack": lambda t: (tmesh.from_dlpack(t), tmesh.from_dlpack(T)),
-    "views": lambda t: (t[1:], t.view("uint8"), t.reshape(10, 10)),
+    "numbers": lambda t: (t.tolist(), t[1].item(), int(t[1]), bool(t[1]), t.view("uint4").tolist()),
+    "copies": lambda t: (copy.copy(t), copy.deepcopy(t), tmesh.open(t)),
+    "assign": lambda t: t.__setitem__(slice(3), 5),
+    "with": lambda t: tmesh.open(t).__enter__().__exit__(None, None, None),
+    "send": send,
+    "truth": lambda t: refuse(tmesh.InvalidError, t.__bool__),
+    "views": lambda t: (t[None], t[1:], t.view("uint8"), t.reshape(10, 10)),
     "properties": lambda t: [getattr(t.seal(), name) for name in dir(t) if not name.startswith("__")],
     "reduce": lambda t: t.__reduce__(),
     "new properties": lambda t: [getattr(tmesh.put(T, label="new"), name)
@@ -75,7 +91,7 @@ ACTS = {
     "allocate": lambda t: test_exchange.refused(),
     "dtype": lambda t: tmesh.empty(1, np.dtype("float32")),
     "see": lambda t: (tmesh.stats(), tmesh.caps(), repr(t.seal())),
-    "regions": lambda t: (tmesh.regions(), tmesh.holders(t.id), tmesh.holders(t)),
+    "regions": lambda t: (tmesh.regions(), tmesh.holders(t)),
     "channel": channel,
     "queue": lambda t: queue(t, 1, b"x", bytes(100), list(range(100))),
     "bad message": lambda t: refuse(TypeError, lambda: channel("text")),

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import tmesh
+import tmesh.sent
+from tmesh import _tmesh
 
 spawn = multiprocessing.get_context("spawn")
 
@@ -67,6 +69,9 @@ def test_three_processes():
     for worker in workers:
         worker.join(60)
         assert worker.exitcode == 0
+    # What is kept for what this process sends.
+    tmesh.sent.wait(60)
+    tmesh.sent.here = _tmesh.Sent()
 
 
 def test_killed_producer(peer):

@@ -62,8 +62,6 @@ _INLINE = 55
 # ... and another byte about PyTorch's.
 _GRAD, _PARAMETER = 1, 2
 
-# How long a process that ends waits for what was taken to be opened as well.
-_PATIENCE = 2.0
 # A call that does not wait has to tell who waits in an end from who is just passing.
 _MOMENT = 0.001
 
@@ -278,17 +276,11 @@ def _look_after_ends(*leaving: _End) -> None:
 
 def _at_exit(end: _End) -> None:
     """What this process has put goes with it, if nobody has taken it."""
-    if end.joins and end.lock.acquire(timeout=_PATIENCE):
+    if end.joins and end.lock.acquire(timeout=sent.PATIENCE):
         try:
             end.settle()
         finally:
             end.lock.release()
-
-
-@functools.cache
-def _wait_at_exit(pid: int) -> None:
-    """What was taken by then may not be opened yet."""
-    util.Finalize(None, sent.wait, (_PATIENCE,), exitpriority=-6)
 
 
 def _left(deadline: float | None) -> float | None:
@@ -380,7 +372,7 @@ class Queue:
             self._arena = _tmesh.Arena(_ARENA_BYTES, label="tmesh.Queue")
         message, parcels = _pack(obj, self._known, self._arena)
         if parcels and not self._is_maker:
-            _wait_at_exit(os.getpid())
+            sent.wait_at_exit(os.getpid())
         try:
             self._send(message, block, deadline)
         except BaseException:

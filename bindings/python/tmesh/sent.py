@@ -1,11 +1,23 @@
 # SPDX-License-Identifier: MIT
-"""What this process has sent by ref and nobody has taken yet: it is held until then."""
+"""What this process has sent by ref and nobody has taken yet: it is held until then.
+
+So travels a Tensor through whatever pickles as multiprocessing does: queues, pipes, pools and
+concurrent.futures. pickle itself knows no receiver, so there a Tensor is its ref, which holds
+nothing."""
 
 from __future__ import annotations
 
+import functools
+from multiprocessing import parent_process, util
+from multiprocessing.reduction import ForkingPickler
+import os
 import time
+from typing import Any
 
 from . import _tmesh
+
+# How long a process that ends waits for what it sent to be opened.
+PATIENCE = 2.0
 
 here = _tmesh.Sent()
 
@@ -16,3 +28,24 @@ def wait(timeout: float) -> None:
     deadline = time.monotonic() + timeout
     while here.under_way() and time.monotonic() < deadline:
         time.sleep(0.001)
+
+
+@functools.cache
+def wait_at_exit(pid: int) -> None:
+    """What was taken by then may not be opened yet."""
+    util.Finalize(None, wait, (PATIENCE,), exitpriority=-6)
+
+
+def _reduce(tensor: _tmesh.Tensor) -> tuple[Any, ...]:
+    here.look()
+    # A process without a parent has seen its children end by the time it would wait.
+    if parent_process() is not None:
+        wait_at_exit(os.getpid())
+    return _received, (here.send(tensor, False),)
+
+
+def _received(parcel: bytes) -> _tmesh.Tensor:
+    return here.open(parcel)
+
+
+ForkingPickler.register(_tmesh.Tensor, _reduce)

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: MIT
+"""Tensors by gRPC, with real grpcio."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import tmesh
+
+grpc = pytest.importorskip("grpc", reason="grpcio is not installed: make python-arrow-check")
+pytest.importorskip("grpc_tools", reason="grpcio-tools is not installed: make python-arrow-check")
+
+import tmesh.grpc  # noqa: E402
+from tmesh.grpc import messages, services  # noqa: E402
+
+
+@pytest.fixture
+def address(tmp_path):
+    return f"unix:{tmp_path}/tensors.sock"
+
+
+@pytest.fixture
+def server(address):
+    with tmesh.grpc.Server(address) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server):
+    with tmesh.grpc.Client(server.address) as client:
+        yield client
+
+
+def put(values, **more):
+    return tmesh.put(np.asarray(values, "float32"), **more)
+
+
+def until(true):
+    """What another thread is to bring about."""
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_a_tensor_by_its_name(server, client):
+    server.publish("w", put([[1, 2], [3, 4]], seal=True))
+    with client.get("w") as leased:
+        assert leased.tensor.numpy().tolist() == [[1, 2], [3, 4]]
+        assert not leased.tensor.writable
+        assert server.leases == 1
+    until(lambda: server.leases == 0)
+    assert leased.reason == "released"
+    assert leased.tensor.numpy()[1, 1] == 4     # who has opened it keeps it
+    assert "released" in repr(leased)
+
+
+def test_views_and_other_types_arrive_as_they_are(server, client):
+    whole = tmesh.put(np.arange(24, dtype="int16").reshape(4, 6), seal=True)
+    server.publish("part", whole[1:, ::2])
+    server.publish("bf", tmesh.put(np.arange(6, dtype="uint16"), seal=True).view("bfloat16"))
+    server.publish("scalar", tmesh.put(np.float64(2.5), seal=True))
+    server.publish("none", tmesh.put(np.empty((0, 3)), seal=True))
+    part = client.get("part").tensor
+    assert part.numpy().tolist() == np.arange(24).reshape(4, 6)[1:, ::2].tolist()
+    assert client.get("bf").tensor.dtype == "bfloat16"
+    assert client.get("scalar").tensor.numpy() == 2.5
+    assert client.get("none").tensor.shape == (0, 3)
+
+
+def test_the_server_holds_what_is_leased(server, client):
+    tensor = put([1, 2], seal=True)
+    server.publish("w", tensor)
+    leased = client.get("w")
+    server.publish("w", put([3, 4], seal=True))
+    tensor_id = tensor.id
+    del tensor
+    gc.collect()
+    assert leased.tensor.id == tensor_id
+    again = tmesh.open(leased.tensor.ref())     # by the server's token or this process's
+    assert again.numpy().tolist() == [1, 2]
+    assert client.get("w").tensor.numpy().tolist() == [3, 4]
+
+
+def test_leases_are_renewed_and_lapse_without(server, client):
+    server.publish("w", put([1], seal=True))
+    leased = client.get("w", lease=0.3)
+    time.sleep(1)
+    assert server.leases == 1 and not leased.ended.is_set()
+    stub = services.SharedTensorsStub(grpc.insecure_channel(server.address))
+    stub.Get(messages.GetRequest(name="w", duration_ms=50, client="0" * 32))
+    assert server.leases == 2
+    until(lambda: server.leases == 1)
+
+
+def test_ends_are_told(server, client):
+    server.publish("a", put([1], seal=True))
+    server.publish("b", put([2], seal=True))
+    a, b = client.get("a"), client.get("b")
+    told = threading.Event()
+    a.on_end(lambda leased: told.set())
+    server.withdraw("a")
+    assert told.wait(30) and a.reason == "withdrawn"
+    late = []
+    a.on_end(late.append)
+    assert late == [a]
+    assert not b.ended.is_set()
+    server.stop()
+    assert b.ended.wait(30) and b.reason == "stopped"
+    with pytest.raises(tmesh.NotFoundError):
+        server.withdraw("a")
+
+
+def test_a_lease_that_the_server_has_ended_is_released_quietly(server, client):
+    server.publish("w", put([1], seal=True))
+    leased = client.get("w")
+    server.withdraw("w")
+    leased.release()
+    assert leased.ended.is_set()
+
+
+def test_writable_only_where_it_is_published_so(server, client):
+    server.publish("r", put([1], seal=False))
+    server.publish("w", put([1], seal=False), writable=True)
+    with pytest.raises(tmesh.AccessError):
+        client.get("r", writable=True)
+    until(lambda: server.leases == 0)       # nothing is left of what could not be opened
+    client.get("w", writable=True).tensor.numpy()[0] = 5
+    assert client.get("w").tensor.numpy()[0] == 5
+    with pytest.raises(tmesh.AccessError, match="read-only"):
+        server.publish("sealed", put([1], seal=True), writable=True)
+
+
+def test_bad_requests(server, client):
+    server.publish("w", put([1], seal=True))
+    with pytest.raises(tmesh.NotFoundError, match="'other'"):
+        client.get("other")
+    for lease in (0, -1, 1e6):
+        with pytest.raises(ValueError, match="a lease takes"):
+            client.get("w", lease=lease)
+    with pytest.raises(TypeError, match="tmesh.put"):
+        server.publish("x", np.ones(3))
+    stub = services.SharedTensorsStub(grpc.insecure_channel(server.address))
+
+    def code(call, request):
+        with pytest.raises(grpc.RpcError) as raised:
+            answer = call(request)
+            list(answer)
+        return raised.value.code()
+
+    for name in ("", "0" * 31, "0" * 33, "x" * 32):
+        assert code(stub.Get, messages.GetRequest(name="w", duration_ms=5, client=name)) is grpc.StatusCode.INVALID_ARGUMENT
+        assert code(stub.Watch, messages.WatchRequest(client=name)) is grpc.StatusCode.INVALID_ARGUMENT
+    for call, request in ((stub.Renew, messages.RenewRequest(lease_id="0" * 32)),
+                          (stub.Release, messages.ReleaseRequest(lease_id=""))):
+        assert code(call, request) is grpc.StatusCode.NOT_FOUND
+    assert server.leases == 0
+
+
+def test_limits(address):
+    with tmesh.grpc.Server(address, max_leases=2, max_clients=1) as server:
+        server.publish("w", put([1], seal=True))
+        with tmesh.grpc.Client(address) as client:
+            first, _second = client.get("w"), client.get("w")
+            with pytest.raises(tmesh.Error, match="2 leases are given"):
+                client.get("w")
+            first.release()
+            client.get("w")
+            stub = services.SharedTensorsStub(grpc.insecure_channel(address))
+            with pytest.raises(grpc.RpcError) as raised:
+                list(stub.Watch(messages.WatchRequest(client="0" * 32)))
+            assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_two_streams_of_one_client(server):
+    stub = services.SharedTensorsStub(grpc.insecure_channel(server.address))
+    first = stub.Watch(messages.WatchRequest(client="a" * 32))
+    first.initial_metadata()
+    with pytest.raises(grpc.RpcError) as raised:
+        list(stub.Watch(messages.WatchRequest(client="a" * 32)))
+    assert raised.value.code() is grpc.StatusCode.ALREADY_EXISTS
+    first.cancel()
+
+    def again():
+        stream = stub.Watch(messages.WatchRequest(client="a" * 32))
+        try:
+            stream.initial_metadata()
+            return stream.is_active()
+        finally:
+            stream.cancel()
+    until(again)
+
+
+def test_answers_that_lie(address):
+    """A server whose descriptions do not fit their region: what the client opens is checked."""
+    class Liar(services.SharedTensorsServicer):
+        released = 0
+
+        def Get(self, request, context):
+            answer = tmesh.grpc._description(ref)
+            answer.lease.id, answer.lease.duration_ms = "x", 1000
+            for name, value in lies.items():
+                if isinstance(value, list):
+                    del getattr(answer, name)[:]
+                    getattr(answer, name).extend(value)
+                else:
+                    setattr(answer, name, value)
+            return answer
+
+        def Release(self, request, context):
+            self.released += 1
+            return messages.ReleaseReply()
+
+        def Watch(self, request, context):
+            context.add_callback(over.set)
+            over.wait()
+            return iter(())
+
+    tensor = put([1, 2, 3], seal=True)
+    ref = tensor.ref()
+    liar = Liar()
+    over = threading.Event()
+    server = grpc.server(ThreadPoolExecutor(4))
+    services.add_SharedTensorsServicer_to_server(liar, server)
+    server.add_insecure_port(address)
+    server.start()
+    try:
+        with tmesh.grpc.Client(address) as client:
+            for number, lies in enumerate((
+                    {"offset": 1 << 62}, {"length": 1 << 62}, {"dtype": "float33"}, {"shape": [-1]}, {"shape": [1 << 61]},
+                    {"strides": [1 << 61]}, {"shape": [1] * 9}, {"token": "tm1m-" + "0" * 32 + "-" + "0" * 32},
+                    {"device": "tpu"}, {"id": "zz"}), 1):
+                with pytest.raises(tmesh.Error):
+                    client.get("w")
+                until(lambda n=number: liar.released == n)
+    finally:
+        server.stop(0).wait()
+
+
+def test_two_processes(server):
+    server.publish("w", put(range(1000), seal=True))
+    program = ("import sys, tmesh.grpc; c = tmesh.grpc.Client(sys.argv[1]); l = c.get('w', lease=0.5);"
+               "print(l.tensor.numpy().sum(), flush=True); sys.stdin.read()")
+    other = subprocess.Popen([sys.executable, "-P", "-c", program, server.address], stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE, text=True)
+    assert other.stdout.readline() == "499500.0\n"
+    assert server.leases == 1
+    os.kill(other.pid, signal.SIGKILL)
+    other.communicate()
+    until(lambda: server.leases == 0)
+
+
+def test_a_server_that_is_killed(tmp_path):
+    address = f"unix:{tmp_path}/tensors.sock"
+    program = ("import sys, numpy, tmesh, tmesh.grpc; s = tmesh.grpc.Server(sys.argv[1]);"
+               "s.publish('w', tmesh.put(numpy.arange(4.0), seal=True)); print(1, flush=True); sys.stdin.read()")
+    other = subprocess.Popen([sys.executable, "-P", "-c", program, address], stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE, text=True)
+    other.stdout.readline()
+    client = tmesh.grpc.Client(address, timeout=1)
+    leased = client.get("w", lease=0.5)
+    other.kill()
+    other.communicate()
+    assert leased.ended.wait(30) and leased.reason == "unreachable"
+    assert leased.tensor.numpy().tolist() == [0, 1, 2, 3]
+    with pytest.raises(tmesh.Error):
+        client.get("w")
+    client.close()
+    with pytest.raises(ValueError, match="closed"):
+        client.get("w")
+
+
+def test_beside_another_service(address):
+    """In a server of one's own."""
+    mine = grpc.server(ThreadPoolExecutor(8))
+    tensors = tmesh.grpc.Server()
+    tensors.add_to(mine)
+    mine.add_insecure_port(address)
+    mine.start()
+    tensors.publish("w", put([7], seal=True))
+    with tmesh.grpc.Client(grpc.insecure_channel(address)) as client:
+        assert client.get("w").tensor.numpy()[0] == 7
+    tensors.stop()
+    mine.stop(0).wait()

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: MIT
+"""What somebody writes first: tensors returned from functions, pools and "with", printed, pickled."""
+
+import concurrent.futures
+import copy
+import gc
+import multiprocessing
+from multiprocessing.reduction import ForkingPickler
+import os
+import pickle
+
+import numpy as np
+import pytest
+
+import tmesh
+import tmesh.sent
+from tmesh import _tmesh
+from conftest import EMULATED
+
+PATIENCE = 600
+
+
+@pytest.fixture(autouse=True)
+def begin_anew():
+    """What was sent has been taken, or is dropped; what this process keeps for itself goes."""
+    yield
+    gc.collect()
+    tmesh.sent.here = _tmesh.Sent()
+
+
+@pytest.fixture(params=["fork"] if EMULATED else ["fork", "spawn"])
+def processes(request):
+    return multiprocessing.get_context(request.param)
+
+
+def make(number):
+    """The only one to have it when it returns."""
+    return tmesh.put(np.full(1000, number))
+
+
+def total(tensor):
+    return int(tensor.numpy().sum())
+
+
+def make_and_put(queue):
+    queue.put(make(7))
+
+
+def make_and_send(end):
+    end.send(make(8))
+    end.close()
+
+
+def test_from_a_function():
+    assert total(make(2)) == 2000
+    array = make(3).numpy()
+    assert array.sum() == 3000
+
+
+def test_pool(processes):
+    with processes.Pool(2) as pool:
+        made = pool.map(make, range(5))
+        assert [total(t) for t in made] == [0, 1000, 2000, 3000, 4000]
+        assert pool.map(total, [make(number) for number in range(5)]) == [0, 1000, 2000, 3000, 4000]
+    # The workers are gone, the tensors are not; they are as sealed as they were there.
+    assert [t[999].item() for t in made] == [0, 1, 2, 3, 4] and made[0].sealed
+
+
+def test_futures(processes):
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=processes) as pool:
+        assert [total(t) for t in pool.map(make, range(3))] == [0, 1000, 2000]
+        assert pool.submit(total, make(4)).result(PATIENCE) == 4000
+
+
+def test_queue_pipe_and_argument(processes):
+    queue = processes.Queue()
+    worker = processes.Process(target=make_and_put, args=(queue,))
+    worker.start()
+    taken = queue.get(timeout=PATIENCE)
+    worker.join(PATIENCE)
+    assert worker.exitcode == 0 and total(taken) == 7000
+    here, there = processes.Pipe()
+    worker = processes.Process(target=make_and_send, args=(there,))
+    worker.start()
+    taken = here.recv()
+    worker.join(PATIENCE)
+    assert worker.exitcode == 0 and total(taken) == 8000
+    worker = processes.Process(target=total, args=(make(1),))
+    worker.start()
+    worker.join(PATIENCE)
+    assert worker.exitcode == 0
+
+
+def test_taken_too_late():
+    """The sender waits at its end, but not for ever; then it is said what to do."""
+    processes = multiprocessing.get_context("fork")
+    queue = processes.Queue()
+    worker = processes.Process(target=make_and_put, args=(queue,))
+    worker.start()
+    worker.join(PATIENCE)
+    if tmesh.backend() == "kernel":
+        pytest.skip("the module keeps nothing longer either, but when a process's memory goes is the kernel's")
+    with pytest.raises(tmesh.NotFoundError, match=r"get\(\) comes before join\(\)"):
+        queue.get(timeout=PATIENCE)
+
+
+def test_held_until_it_is_taken():
+    live = tmesh.stats()["regions_live"]
+    sent = ForkingPickler.dumps(make(5))
+    gc.collect()
+    assert tmesh.sent.here.under_way() == 1
+    taken = pickle.loads(sent)
+    assert total(taken) == 5000 and not taken.writable and tmesh.sent.here.under_way() == 0
+    del taken
+    tmesh.sent.here = _tmesh.Sent()
+    assert tmesh.stats()["regions_live"] == live
+
+
+def test_by_pickle_itself_it_is_a_ref():
+    t = tmesh.put(b"abc")
+    data = pickle.dumps(t)
+    assert bytes(pickle.loads(data)) == b"abc"
+    t.release()
+    with pytest.raises(tmesh.NotFoundError, match="released"):
+        pickle.loads(data)
+
+
+def test_copy():
+    t = tmesh.zeros(3, "uint8")
+    alias, other = copy.copy(t), copy.deepcopy([t])[0]
+    t[0] = 5
+    assert (alias.id, alias[0].item()) == (t.id, 5)
+    assert other.id != t.id and other[0].item() == 0 and other.writable
+    assert copy.deepcopy(t.seal()).sealed
+
+
+def test_with_that_has_ended():
+    with tmesh.put(np.arange(4)) as t:
+        array = t.numpy()
+        view = memoryview(t[2:])
+    assert t.released and repr(t) == "<tmesh.Tensor, released>"
+    assert array.tolist() == [0, 1, 2, 3] and view[0] == 2
+    with pytest.raises(tmesh.ReleasedError, match='its "with" has ended'):
+        t.numpy()
+    t.release()
+    del array
+    assert view[1] == 3
+
+
+def test_with_gives_back_the_memory_with_the_last_view():
+    live = tmesh.stats()["regions_live"]
+    with tmesh.put(np.arange(4)) as t:
+        array = t.numpy()
+    assert tmesh.stats()["regions_live"] == live + 1
+    del array
+    assert tmesh.stats()["regions_live"] == live
+    assert t.released
+
+
+def test_with_and_a_consumer_that_is_found_again():
+    """DLPack consumers too keep the memory, and lead back to a tensor that can be used."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    with tmesh.zeros(4, "float32") as t:
+        consumer = torch.from_dlpack(t)
+    again = tmesh.from_address(consumer.data_ptr())
+    again[0] = 3
+    assert consumer.tolist() == [3, 0, 0, 0]
+
+
+def test_print():
+    t = tmesh.put(np.zeros((3, 4), "f4"), label="weights")
+    assert str(t) == repr(t) == '<tmesh.Tensor float32 (3, 4), sealed, "weights">'
+    assert f"{t}" == str(t)
+
+
+def test_written_to():
+    t = tmesh.put([1, 2])
+    with pytest.raises(tmesh.SealedError, match="seal=False"):
+        t[0] = 5
+    with pytest.raises(ValueError, match="read-only"):
+        t.numpy()[0] = 5
+
+
+def test_out_of_descriptors(python):
+    assert python("""
+import resource, tmesh
+warm = tmesh.put(b"x")
+tmesh.open(warm.ref())
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+keep = []
+try:
+    while len(keep) < 100:
+        keep.append(tmesh.put(b"x"))
+except tmesh.LimitError as error:
+    text = str(error)
+keep.clear()
+print("ulimit -n" in text and "Arena" in text)
+arena = tmesh.Arena()
+print(len([tmesh.put(b"x", arena=arena) for _ in range(1000)]))
+""") == "True\n1000\n"
+
+
+def test_parent_of_a_fork_is_told_what_to_do():
+    t = tmesh.zeros(4, "uint8")
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            tmesh.open(t)
+        except tmesh.AccessError as error:
+            os.write(writer, str(error).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        assert "fork" in pipe.read()
+    os.waitpid(pid, 0)

@@ -1,0 +1,481 @@
+# SPDX-License-Identifier: MIT
+"""Tensors handed over by gRPC: refs and leases travel, the elements never do.
+
+    # the process that has the tensors
+    server = tmesh.grpc.Server("unix:/run/user/1000/weights.sock")
+    server.publish("weights", tmesh.put(array))
+
+    # another process of the same machine and user
+    client = tmesh.grpc.Client("unix:/run/user/1000/weights.sock")
+    with client.get("weights", lease=30.0) as leased:
+        leased.tensor.numpy()
+
+A lease is the server's promise to hold a tensor: until its time is over, until it is released, or until
+the server takes the tensor back or ends. The client renews its leases by itself. Whoever has opened a
+tensor keeps the memory beyond the lease, as everywhere in tmesh; what ends with the lease is the
+server's part.
+
+Needs grpcio and grpcio-tools: pip install 'tmesh[grpc]'. The messages are in shared_tensor.proto, beside this
+file. Whoever reaches the server's address gets tokens, which open memory for the same user alone:
+listen on a Unix socket, or give credentials. All methods may be called from several threads.
+"""
+
+import contextlib
+import errno
+import heapq
+import json
+import queue
+import re
+import secrets
+import threading
+import time
+from concurrent import futures
+
+try:
+    import grpc
+    messages, services = grpc.protos_and_services("tmesh/shared_tensor.proto")
+except (ImportError, NotImplementedError) as error:
+    raise ImportError("tmesh.grpc needs grpcio and grpcio-tools: pip install 'tmesh[grpc]'") from error
+
+from . import _tmesh
+from .errors import AccessError, Error, NotFoundError, PeerTimeoutError
+
+__all__ = ["Client", "LeasedTensor", "Server"]
+
+_CLIENT = re.compile(r"[0-9a-f]{32}")
+_REASONS = {messages.LAPSED: "lapsed", messages.RELEASED: "released", messages.WITHDRAWN: "withdrawn",
+            messages.STOPPED: "stopped"}
+
+
+def _description(ref):
+    """A ref as a message, without a lease."""
+    return messages.SharedTensor(id=ref["id"], token=ref["token"], offset=ref["offset"], length=ref["byte_size"],
+                                 dtype=ref["dtype"], shape=ref["shape"], strides=ref["strides"],
+                                 device=ref["device"])
+
+
+def _ref(message):
+    """The ref that a message describes; tmesh.open() checks its numbers."""
+    return json.dumps({"v": 1, "id": message.id, "token": message.token, "offset": message.offset,
+                       "byte_size": message.length, "dtype": message.dtype, "shape": list(message.shape),
+                       "strides": list(message.strides), "device": message.device})
+
+
+class _Lease:
+    def __init__(self, name, client, tensor, duration):
+        self.id = secrets.token_hex(16)
+        self.name, self.client, self.tensor, self.duration = name, client, tensor, duration
+        self.deadline = time.monotonic() + duration
+
+
+class _Refused(Exception):
+    def __init__(self, code, why):
+        super().__init__(why)
+        self.code = code
+
+
+class _Leases:
+    """Published tensors and the leases on them; what the service is without gRPC."""
+
+    def __init__(self, max_lease, max_leases):
+        self.max_lease, self.max_leases = max_lease, max_leases
+        self.changed = threading.Condition()
+        self.published = {}     # name: (tensor, writable)
+        self.leases = {}        # id: _Lease
+        self.deadlines = []     # heap of (deadline, id); a renewed lease is there again
+        self.watchers = {}      # client: queue
+        self.over = False
+        self.thread = threading.Thread(target=self._lapse, name="tmesh.grpc leases", daemon=True)
+        self.thread.start()
+
+    def grant(self, name, client, duration):
+        if not _CLIENT.fullmatch(client):
+            raise _Refused(grpc.StatusCode.INVALID_ARGUMENT, "client is not 32 hexadecimal digits")
+        if not 0 < duration <= self.max_lease:
+            raise _Refused(grpc.StatusCode.INVALID_ARGUMENT,
+                           f"a lease takes more than 0 and at most {self.max_lease:g} s, not {duration:g}")
+        with self.changed:
+            if self.over:
+                raise _Refused(grpc.StatusCode.UNAVAILABLE, "the server ends")
+            if name not in self.published:
+                raise _Refused(grpc.StatusCode.NOT_FOUND, f"no tensor is published as {name!r}")
+            if len(self.leases) >= self.max_leases:
+                raise _Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self.max_leases} leases are given already")
+            tensor, writable = self.published[name]
+            lease = _Lease(name, client, tensor, duration)
+            ref = tensor.ref(writable=writable)
+            self.leases[lease.id] = lease
+            heapq.heappush(self.deadlines, (lease.deadline, lease.id))
+            self.changed.notify_all()
+        return lease, ref
+
+    def renew(self, lease_id):
+        with self.changed:
+            lease = self._of(lease_id)
+            lease.deadline = time.monotonic() + lease.duration
+            return lease
+
+    def release(self, lease_id):
+        with self.changed:
+            self._end(self._of(lease_id), messages.RELEASED)
+
+    def withdraw(self, name):
+        with self.changed:
+            if name not in self.published:
+                raise NotFoundError(errno.ENOENT, f"no tensor is published as {name!r}")
+            del self.published[name]
+            for lease in [lease for lease in self.leases.values() if lease.name == name]:
+                self._end(lease, messages.WITHDRAWN)
+
+    def stop(self):
+        with self.changed:
+            self.over = True
+            self.published.clear()
+            for lease in [*self.leases.values()]:
+                self._end(lease, messages.STOPPED)
+            for ends in self.watchers.values():
+                ends.put(None)
+            self.changed.notify_all()
+        self.thread.join()
+
+    def watch(self, client):
+        """A queue of (lease id, reason), and None at the end."""
+        if not _CLIENT.fullmatch(client):
+            raise _Refused(grpc.StatusCode.INVALID_ARGUMENT, "client is not 32 hexadecimal digits")
+        with self.changed:
+            if self.over:
+                raise _Refused(grpc.StatusCode.UNAVAILABLE, "the server ends")
+            if client in self.watchers:
+                raise _Refused(grpc.StatusCode.ALREADY_EXISTS, "this client watches already")
+            ends = self.watchers[client] = queue.SimpleQueue()
+            return ends
+
+    def unwatch(self, client):
+        with self.changed:
+            self.watchers.pop(client, None)
+
+    def _of(self, lease_id):
+        lease = self.leases.get(lease_id)
+        if lease is None:
+            raise _Refused(grpc.StatusCode.NOT_FOUND, "the lease has ended")
+        return lease
+
+    def _end(self, lease, reason):
+        """Under the lock. The tensor goes with the last lease or publication that has it."""
+        del self.leases[lease.id]
+        if ends := self.watchers.get(lease.client):
+            ends.put((lease.id, reason))
+
+    def _lapse(self):
+        with self.changed:
+            while not self.over:
+                now = time.monotonic()
+                while self.deadlines and self.deadlines[0][0] <= now:
+                    _, lease_id = heapq.heappop(self.deadlines)
+                    lease = self.leases.get(lease_id)
+                    if lease and lease.deadline > now:
+                        heapq.heappush(self.deadlines, (lease.deadline, lease_id))
+                    elif lease:
+                        self._end(lease, messages.LAPSED)
+                    lease = None    # a thread that waits holds nothing
+                self.changed.wait(self.deadlines[0][0] - now if self.deadlines else None)
+
+
+class _Servicer(services.SharedTensorsServicer):
+    def __init__(self, leases, watchers):
+        self.leases = leases
+        # A stream keeps one of the server's threads: some are left for calls.
+        self.room = threading.BoundedSemaphore(watchers)
+
+    @staticmethod
+    def _lease(lease):
+        return messages.Lease(id=lease.id, duration_ms=round(lease.duration * 1000))
+
+    def Get(self, request, context):
+        try:
+            lease, ref = self.leases.grant(request.name, request.client, request.duration_ms / 1000)
+        except _Refused as refused:
+            context.abort(refused.code, str(refused))
+        except Error as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        message = _description(ref)
+        message.lease.CopyFrom(self._lease(lease))
+        return message
+
+    def Renew(self, request, context):
+        try:
+            return self._lease(self.leases.renew(request.lease_id))
+        except _Refused as refused:
+            context.abort(refused.code, str(refused))
+
+    def Release(self, request, context):
+        try:
+            self.leases.release(request.lease_id)
+        except _Refused as refused:
+            context.abort(refused.code, str(refused))
+        return messages.ReleaseReply()
+
+    def Watch(self, request, context):
+        if not self.room.acquire(blocking=False):
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many clients watch already")
+        try:
+            try:
+                ends = self.leases.watch(request.client)
+            except _Refused as refused:
+                context.abort(refused.code, str(refused))
+            try:
+                # The client hears that it is listed before it may miss anything.
+                context.send_initial_metadata(())
+                context.add_callback(lambda: ends.put(None))
+                while (end := ends.get()) is not None:
+                    yield messages.LeaseEnd(lease_id=end[0], reason=end[1])
+            finally:
+                self.leases.unwatch(request.client)
+        finally:
+            self.room.release()
+
+
+class Server:
+    """Hands out tensors by name, under leases.
+
+    address: as grpc's, "unix:PATH" or "HOST:PORT"; None: the service is added by add_to() to a server
+    of one's own. max_lease: the longest lease, in seconds. max_leases: of all clients together.
+    max_clients: how many may watch the ends of their leases at once. credentials: grpc's, of the server.
+    """
+
+    def __init__(self, address=None, *, max_lease=300.0, max_leases=10_000, max_clients=64, credentials=None):
+        self._leases = _Leases(max_lease, max_leases)
+        self._servicer = _Servicer(self._leases, max_clients)
+        self._server = None
+        self.address = address
+        if address is not None:
+            self._server = grpc.server(futures.ThreadPoolExecutor(max_clients + 8, "tmesh.grpc"))
+            self.add_to(self._server)
+            port = (self._server.add_secure_port(address, credentials) if credentials
+                    else self._server.add_insecure_port(address))
+            if address.endswith(":0"):
+                self.address = f"{address[:-2]}:{port}"
+            self._server.start()
+
+    def add_to(self, server):
+        """Add the service to a grpc.Server, which has a thread for each client that watches."""
+        services.add_SharedTensorsServicer_to_server(self._servicer, server)
+
+    def publish(self, name, tensor, *, writable=False):
+        """Hand out tensor under name from now on, to read or also to write. Another tensor of that
+        name goes to whoever asks from now on; leases on the old one stay."""
+        if not isinstance(tensor, _tmesh.Tensor):
+            raise TypeError(f"publish() takes a tmesh.Tensor, not {type(tensor).__name__}: tmesh.put() makes one")
+        if writable and not tensor.writable:
+            raise AccessError(errno.EACCES, f"{name!r} cannot be published to write: the tensor is read-only here")
+        with self._leases.changed:
+            self._leases.published[name] = (tensor, writable)
+
+    def withdraw(self, name):
+        """Hand it out no more, and end the leases on it: their clients are told."""
+        self._leases.withdraw(name)
+
+    @property
+    def leases(self):
+        """How many leases there are now."""
+        return len(self._leases.leases)
+
+    def stop(self, grace=1.0):
+        """End all leases, tell their clients, and stop."""
+        self._leases.stop()
+        if self._server:
+            self._server.stop(grace).wait()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error):
+        self.stop()
+
+
+class LeasedTensor:
+    """A tensor and the lease on it. ended: a threading.Event; reason: why, then: "lapsed", "released",
+    "withdrawn", "stopped", or "unreachable" when the server did not answer in time."""
+
+    def __init__(self, client, tensor, lease_id, duration):
+        self._client, self._id, self._duration = client, lease_id, duration
+        self._renew_at = time.monotonic() + duration / 3
+        self._good_until = time.monotonic() + duration
+        self.tensor = tensor
+        self.ended = threading.Event()
+        self.reason = None
+        self._on_end = []
+        self._lock = threading.Lock()
+
+    def on_end(self, call):
+        """Have call(self) called when the lease ends, by a thread of the client; at once if it has."""
+        with self._lock:
+            if not self.ended.is_set():
+                self._on_end.append(call)
+                return
+        call(self)
+
+    def release(self):
+        """End the lease now. The tensor stays open here; release() it when it is not needed."""
+        self._client._release(self)
+
+    def _end(self, reason):
+        with self._lock:
+            if self.ended.is_set():
+                return
+            self.reason = reason
+            self.ended.set()
+            calls = self._on_end
+        for call in calls:
+            call(self)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error):
+        self.release()
+
+    def __repr__(self):
+        return f"<tmesh.grpc.LeasedTensor {self.tensor!r}, {self.reason or 'leased'}>"
+
+
+class Client:
+    """Gets tensors from a Server. address: as the server's; or a grpc.Channel. timeout: of each call, in
+    seconds. Leases are renewed by a thread of the client's until they are released."""
+
+    def __init__(self, address, *, timeout=5.0, credentials=None):
+        self._own = isinstance(address, str)
+        self._channel = (address if not self._own else grpc.secure_channel(address, credentials) if credentials
+                         else grpc.insecure_channel(address))
+        self._stub = services.SharedTensorsStub(self._channel)
+        self._timeout = timeout
+        self._name = secrets.token_hex(16)
+        self._leased = {}
+        self._changed = threading.Condition()
+        self._closed = False
+        self._watch = None
+        self._threads = None
+
+    def get(self, name, *, lease=30.0, writable=False):
+        """The tensor that is published under name, opened, and a lease of so many seconds on it."""
+        self._start()
+        request = messages.GetRequest(name=name, duration_ms=round(lease * 1000), client=self._name)
+        answer = self._call(self._stub.Get, request)
+        try:
+            tensor = _tmesh.open(_ref(answer), writable)
+        except BaseException:
+            with contextlib.suppress(grpc.RpcError):    # the lease lapses by itself then
+                self._stub.Release(messages.ReleaseRequest(lease_id=answer.lease.id), timeout=self._timeout)
+            raise
+        leased = LeasedTensor(self, tensor, answer.lease.id, answer.lease.duration_ms / 1000)
+        with self._changed:
+            self._leased[leased._id] = leased
+            self._changed.notify_all()
+        return leased
+
+    def close(self):
+        """Release all leases and end. Tensors that are open stay so."""
+        with self._changed:
+            self._closed = True
+            leased = [*self._leased.values()]
+            self._changed.notify_all()
+        for each in leased:
+            try:
+                each.release()
+            except Error:
+                each._end("unreachable")
+        if self._watch:
+            self._watch.cancel()
+        for thread in self._threads or ():
+            if thread is not threading.current_thread():
+                thread.join()
+        if self._own:
+            self._channel.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error):
+        self.close()
+
+    def _start(self):
+        with self._changed:
+            if self._closed:
+                raise ValueError("the client is closed")
+            if self._threads:
+                return
+            self._watch = self._stub.Watch(messages.WatchRequest(client=self._name))
+            self._threads = [threading.Thread(target=work, name="tmesh.grpc client", daemon=True)
+                             for work in (self._listen, self._keep)]
+            for thread in self._threads:
+                thread.start()
+
+    def _call(self, call, request):
+        try:
+            return call(request, timeout=self._timeout)
+        except grpc.RpcError as error:
+            code = error.code()
+            why = f"{error.details()} ({code.name})"
+            if code is grpc.StatusCode.NOT_FOUND:
+                raise NotFoundError(errno.ENOENT, why) from None
+            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise PeerTimeoutError(errno.ETIMEDOUT, why) from None
+            if code is grpc.StatusCode.INVALID_ARGUMENT:
+                raise ValueError(error.details()) from None
+            raise Error(errno.EIO, why) from None
+
+    def _release(self, leased):
+        with self._changed:
+            known = self._leased.pop(leased._id, None)
+        if known is None:
+            return
+        try:
+            self._call(self._stub.Release, messages.ReleaseRequest(lease_id=leased._id))
+        except NotFoundError:
+            pass    # it has ended by itself, which the stream tells or told
+        leased._end("released")
+
+    def _listen(self):
+        """Hear which leases end."""
+        try:
+            for end in self._watch:
+                with self._changed:
+                    leased = self._leased.pop(end.lease_id, None)
+                if leased:
+                    leased._end(_REASONS.get(end.reason, "lapsed"))
+                leased = None   # a thread that waits holds nothing
+        except grpc.RpcError:
+            pass    # without it leases are still renewed, and their ends seen then
+
+    def _keep(self):
+        """Renew each lease when a third of its time is over; what cannot be renewed in time has ended."""
+        while True:
+            with self._changed:
+                if self._closed:
+                    return
+                due = min((each._renew_at for each in self._leased.values()), default=None)
+                now = time.monotonic()
+                if due is None or due > now:
+                    self._changed.wait(None if due is None else due - now)
+                    continue
+                ready = [each for each in self._leased.values() if each._renew_at <= now]
+            while ready:
+                self._renew(ready.pop())
+
+    def _renew(self, leased):
+        try:
+            self._stub.Renew(messages.RenewRequest(lease_id=leased._id),
+                             timeout=min(self._timeout, leased._duration / 3))
+        except grpc.RpcError as error:
+            gone = error.code() is grpc.StatusCode.NOT_FOUND
+            now = time.monotonic()
+            if not gone and now < leased._good_until:
+                leased._renew_at = now + leased._duration / 10
+                return
+            with self._changed:
+                known = self._leased.pop(leased._id, None)
+            if known:
+                leased._end("lapsed" if gone else "unreachable")
+            return
+        now = time.monotonic()
+        leased._renew_at, leased._good_until = now + leased._duration / 3, now + leased._duration

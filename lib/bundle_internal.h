@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: MIT */
+/* What the files about bundles share. A bundle never changes once it is given out: no lock. */
+#ifndef TMESH_BUNDLE_INTERNAL_H
+#define TMESH_BUNDLE_INTERNAL_H
+
+#include "bundle_index.h"
+
+struct tmesh_bundle {
+	atomic_uint refs;
+	struct tmesh_ctx *ctx; /* alive as long as the index region */
+	struct tmesh_region *index;
+	struct tmesh_region **regions;
+	size_t count; /* of regions */
+	void *data;   /* this process's own copy of the index */
+	struct tmesh_bundle_view view;
+};
+
+/*
+ * A bundle of regions whose references become its own, on success alone; the array stays the
+ * caller's. The index is read from its region.
+ */
+int tmesh_bundle_take(struct tmesh_ctx *ctx, struct tmesh_region *index,
+		      struct tmesh_region **regions, size_t count, struct tmesh_bundle **out,
+		      struct tmesh_error *err);
+/* Drop references on @count regions, of which any may be NULL. */
+void tmesh_bundle_drop(struct tmesh_region **regions, size_t count);
+
+#endif /* TMESH_BUNDLE_INTERNAL_H */
