@@ -59,3 +59,24 @@ uninstall-model:
 	$(call uninstall_headers,$(MODEL_HEADERS))
 
 .PHONY: model install-model uninstall-model
+
+# tmeshctl's verbs of this room: programs of their own, with the tools' helpers in them.
+MODEL_TOOLS     := $(B)/tmeshctl-load $(B)/tmeshctl-model
+MODEL_TOOLS_OBJ := $(addprefix $(B)/tools/,model/model_args.o options.o text.o target.o progress.o hold.o)
+MODEL_TOOLS_LIB ?= $(MODEL_A)
+
+tools: $(MODEL_TOOLS)
+-include $(wildcard $(B)/tools/model/*.d)
+$(MODEL_TOOLS): $(B)/tmeshctl-%: $(B)/tools/model/%.o $(MODEL_TOOLS_OBJ) $(MODEL_TOOLS_LIB) $(LIB_A)
+	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(MODEL_TOOLS_OBJ) $(MODEL_TOOLS_LIB) $(or $(TOOLS_LIB),$(LIB_A)) $(MODEL_LIBS)
+
+install-tools: install-model-tools
+install-model-tools: $(MODEL_TOOLS)
+	$(INSTALL) -d $(DESTDIR)$(BINDIR)
+	$(INSTALL) -m 755 $(MODEL_TOOLS) $(DESTDIR)$(BINDIR)/
+
+uninstall-tools: uninstall-model-tools
+uninstall-model-tools:
+	rm -f $(addprefix $(DESTDIR)$(BINDIR)/,$(notdir $(MODEL_TOOLS)))
+
+.PHONY: install-model-tools uninstall-model-tools

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 /* tmeshctl: see and use tmesh regions from a shell. A table of verbs; each has its file. */
+#include <dirent.h>
+#include <errno.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tmeshctl.h"
 
@@ -11,6 +14,76 @@ static const struct verb *const verbs[] = {
 };
 
 #define VERBS (sizeof(verbs) / sizeof(verbs[0]))
+
+/*
+ * Verbs of other rooms are programs tmeshctl-VERB, beside this one or in PATH. A verb is small letters,
+ * so that none leads out of a folder.
+ */
+#define VERB_MAX 32
+
+static bool is_verb(const char *word)
+{
+	size_t length = strspn(word, "abcdefghijklmnopqrstuvwxyz");
+
+	return length && length < VERB_MAX && !word[length];
+}
+
+/* The folder of this program with a slash behind it, "" where it cannot be told. */
+static void own_folder(char *folder, size_t size)
+{
+	ssize_t got = readlink("/proc/self/exe", folder, size - 1);
+	char *slash;
+
+	folder[got > 0 ? got : 0] = '\0';
+	slash = strrchr(folder, '/');
+	if (slash)
+		slash[1] = '\0';
+}
+
+static int by_name(const struct dirent **left, const struct dirent **right)
+{
+	return strcmp((*left)->d_name, (*right)->d_name);
+}
+
+static int is_program(const struct dirent *entry)
+{
+	return !strncmp(entry->d_name, "tmeshctl-", 9) && is_verb(entry->d_name + 9);
+}
+
+static void help_programs(FILE *to)
+{
+	struct dirent **entries;
+	char folder[4096];
+	int count;
+
+	own_folder(folder, sizeof(folder));
+	count = scandir(folder, &entries, is_program, by_name);
+	if (count > 0)
+		fprintf(to, "\nverbs of other packages (tmeshctl VERB --help):\n");
+	for (int i = 0; i < count; i++) {
+		fprintf(to, "  %-9s %s\n", entries[i]->d_name + 9, entries[i]->d_name);
+		free(entries[i]);
+	}
+	if (count >= 0)
+		free(entries);
+}
+
+/* Does not return when there is such a program. */
+static void run_program(const char *word, char **argv)
+{
+	char path[4096 + 16 + VERB_MAX], folder[4096];
+
+	own_folder(folder, sizeof(folder));
+	snprintf(path, sizeof(path), "%stmeshctl-%s", folder, word);
+	argv[1] = path;
+	execv(path, argv + 1);
+	if (errno == ENOENT) {
+		snprintf(path, sizeof(path), "tmeshctl-%s", word);
+		execvp(path, argv + 1);
+	}
+	if (errno != ENOENT)
+		complain_errno(path);
+}
 
 static void help(FILE *to)
 {
@@ -23,6 +96,7 @@ static void help(FILE *to)
 		    "verbs:\n");
 	for (size_t i = 0; i < VERBS; i++)
 		fprintf(to, "  %-9s %s\n", verbs[i]->name, verbs[i]->help);
+	help_programs(to);
 }
 
 int main(int argc, char **argv)
@@ -52,6 +126,8 @@ int main(int argc, char **argv)
 		status = verbs[i]->run(verbs[i], argc - 1, argv + 1);
 		return status ? status : flush_answer();
 	}
+	if (is_verb(word))
+		run_program(word, argv);
 	fprintf(stderr, "tmeshctl: no such verb; see tmeshctl --help\n");
 	return STATUS_USAGE;
 }

@@ -29,7 +29,7 @@ import unittest
 TOOL, MAN = (os.path.abspath(path) for path in sys.argv[1:3])
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 VERBS = ("doctor ls show holders top graph create put get export import seal lease revoke "
-         "stats metrics bench").split()
+         "stats metrics bench load model").split()
 WAIT_S = 60
 BACKEND = os.environ.get("TMESH_BACKEND") or "memfd"
 HAVE_MODULE = os.path.exists("/dev/tmesh")
@@ -669,6 +669,53 @@ class Completion(Base):
         for dtype in self.complete("put", "--dtype", ""):
             tool("create", "16", "--dtype", dtype, "--", "true")
         self.assertEqual(self.complete("ls", "--backend", "m"), ["memfd"])
+
+
+class Model(Base):
+    """Verbs that are programs of their own, and what they do."""
+
+    def write(self, name="m.safetensors"):
+        header = json.dumps({"__metadata__": {"format": "pt\x1b[2J"},
+                             "w": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}).encode()
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        path = os.path.join(folder.name, name)
+        pathlib.Path(path).write_bytes(struct.pack("<Q", len(header)) + header + bytes(range(16)))
+        return path
+
+    def test_model(self):
+        path = self.write()
+        text = tool("model", path)[0].decode()
+        self.assertIn("[2, 2]", text)
+        self.assertNotIn("\x1b", text)
+        told = json.loads(tool("model", "--json", path)[0])
+        self.assertEqual(told["tensors"][0]["dtype"], "float32")
+        self.assertEqual(told["byte_size"], 16)
+
+    def test_refused(self):
+        path = self.write()
+        with open(path, "ab") as file:
+            file.write(b"x")
+        for verb in "model", "load":
+            refused("belong to no tensor", verb, path)
+        wrong_usage("load --help", "load")
+        wrong_usage("magic", "load", "--method", "magic", path)
+
+    def test_load(self):
+        path = self.write()
+        told = json.loads(tool("load", "--json", "--background", "--for", "20", path)[0])
+        try:
+            self.assertEqual(told["tensors"], 1)
+            self.assertEqual(told["report"]["bytes"], 16)
+            self.assertEqual(tool("get", told["token"])[0][:16], bytes(range(16)))
+            again = tool("load", path, "--", TOOL, "show", told["token"])[0].decode()
+            self.assertIn(told["id"], again)
+        finally:
+            os.kill(told["pid"], signal.SIGTERM)
+
+    def test_no_program(self):
+        for verb in "nosuch", "../x", "LOAD", "load/../load", "a" * 40:
+            wrong_usage("no such verb", verb)
 
 
 def declarations(text):
