@@ -102,12 +102,17 @@ static int map(struct tensor *self, bool writable, void **data, struct tmesh_err
 				 data, err);
 }
 
+/* As the library has it: first what this handle may do, then what the memory is. */
 static int refuse_write(struct tensor *self)
 {
-	if (tensor_is_sealed(self))
+	if (self->rights & TMESH_WRITE)
 		raise_named(state_of(self), "SealedError", EPERM,
 			    "the tensor is sealed: nobody can write to it any more; "
 			    "tmesh.put(tensor, seal=False) is a copy for writing");
+	else if (tensor_is_sealed(self))
+		raise_code(state_of(self), EACCES,
+			   "the tensor is read-only here, and sealed: nobody can write to it; "
+			   "tmesh.put(tensor, seal=False) is a copy for writing");
 	else
 		raise_code(state_of(self), EACCES,
 			   "the tensor is read-only here: open it with writable=True and a "
