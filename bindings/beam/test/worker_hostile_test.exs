@@ -141,7 +141,7 @@ defmodule Tmesh.WorkerHostileTest do
         {"Snakepit's of no kind", :protocol},
         {"Snakepit's of an unknown kind", :protocol},
         {"Snakepit's without a ref", :protocol},
-        {"Snakepit's without a name", :closed},
+        {"Snakepit's without a name", :protocol},
         {"Snakepit's other dtype", :protocol},
         {"Snakepit's other shape", :protocol},
         {"Snakepit's other bytes", :protocol},

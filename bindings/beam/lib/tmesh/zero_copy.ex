@@ -136,8 +136,9 @@ defmodule Tmesh.ZeroCopy do
   end
 
   @doc """
-  Open the tensor that a ref describes. The result has a handle of its own; the given ref, which
-  may have one too, is left as it is.
+  Open the tensor that a ref describes. The result has a handle of its own, and hands on a token of
+  its own, for reading unless `grant/2` says otherwise; the given ref, which may have a handle too, is
+  left as it is.
 
   Options: `writable: true` asks for the right to write, which the token must carry (`grant/2`).
 
@@ -145,14 +146,20 @@ defmodule Tmesh.ZeroCopy do
   `:timeout`, `:too_many_files`, `:unsupported` (a token of another backend).
   """
   @spec open(TensorRef.t(), writable: boolean()) :: {:ok, TensorRef.t()} | {:error, Error.t()}
-  def open(%TensorRef{} = ref, opts \\ []) do
+  def open(ref, opts \\ [])
+
+  def open(%TensorRef{token: nil, handle: nil}, _opts),
+    do: {:error, Error.new(:protocol, "the ref has no token: it describes a tensor and opens none")}
+
+  def open(%TensorRef{} = ref, opts) do
     with {:ok, opts} <- Options.validate(opts, writable: false),
          {:ok, rights} <- rights(opts[:writable]),
          {:ok, ref} <- TensorRef.named(ref),
          {:ok, native} <- TensorRef.to_native(ref) do
       span(:open, ref, fn ->
         with {:ok, handle} <- open_native(native, rights, deadline()),
-             do: {:ok, %TensorRef{ref | handle: handle}}
+             # Handed on, it is named by its own handle and rights, not by the token that it came with.
+             do: {:ok, %TensorRef{ref | handle: handle, token: nil}}
       end)
     end
   end

@@ -431,10 +431,7 @@ defmodule Tmesh.Worker.Payload do
     end
   end
 
-  # The worker's token dies with the worker's hold; this VM's own is made when it is needed.
-  defp open_on(:cpu, description, _ref) do
-    with {:ok, tensor} <- ZeroCopy.open(description), do: {:ok, %TensorRef{tensor | token: nil}}
-  end
+  defp open_on(:cpu, description, _ref), do: ZeroCopy.open(description)
 
   # A description does not have all that the ref says of GPU memory.
   defp open_on({:cuda, _n}, _description, ref), do: DLPack.import_gpu_tensor(ref)
