@@ -59,8 +59,9 @@ def in_debian(tap, name, suite, *targets, with_model=False):
 
 
 def bindings(tap, name):
-    """The Python and Elixir suites in Debian 13, without the module and with it."""
-    in_debian(tap, name, "bindings", "python-check", "beam-check")
+    """The Python and Elixir suites, and what holds both and C to the same promises, in Debian 13,
+    without the module and with it."""
+    in_debian(tap, name, "bindings", "python-check", "beam-check", "conformance-check")
 
 
 def library(tap, name):

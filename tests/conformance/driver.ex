@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.ConformanceDriver do
+  @moduledoc false
+  # One process of the conformance suite, by the Elixir application. driver.c says how it is
+  # spoken to.
+
+  alias Tmesh.{Arena, Channel, ZeroCopy}
+  alias Tmesh.ZeroCopy.TensorRef
+
+  def main do
+    Application.put_env(:tmesh, :zero_copy, max_shared_memory_mb: 64, pool_mb: 0)
+    {:ok, _started} = Application.ensure_all_started(:tmesh)
+    # A process without descriptors loads no code.
+    {:ok, modules} = :application.get_key(:tmesh, :modules)
+    Enum.each([Base, Task, Exception | modules], &Code.ensure_loaded/1)
+    Logger.configure(level: :warning)
+    loop(%{})
+  end
+
+  defp loop(objects) do
+    case IO.gets("") do
+      :eof -> System.halt(0)
+      line -> line |> String.trim_trailing("\n") |> String.split("\t") |> answer(objects) |> loop()
+    end
+  end
+
+  defp answer([verb | fields], objects) do
+    {options, fields} = Enum.split_with(fields, &String.contains?(&1, "="))
+    options = Enum.map(options, &option(String.split(&1, "=", parts: 2), objects))
+
+    case run(verb, fields, options, objects) do
+      :ok -> say("ok\t", objects)
+      {:ok, text} when is_binary(text) -> say("ok\t" <> text, objects)
+      {:ok, text, objects} -> say("ok\t" <> text, objects)
+      {:error, error} -> say("error\t:#{error.type}\t#{error.message}", objects)
+    end
+  end
+
+  defp say(text, objects) do
+    IO.puts(text)
+    objects
+  end
+
+  defp option([key, "true"], _objects), do: {String.to_atom(key), true}
+  defp option([key, "false"], _objects), do: {String.to_atom(key), false}
+  defp option(["label", text], _objects), do: {:label, text}
+  defp option(["mode", text], _objects), do: {:mode, String.to_integer(text, 8)}
+  defp option([key, name], objects) when key in ~w(arena tensor), do: {String.to_atom(key), objects[name]}
+  defp option([key, number], _objects), do: {String.to_atom(key), String.to_integer(number)}
+
+  defp run("create", [name, dtype, shape], options, objects) do
+    with {:ok, ref} <- ZeroCopy.allocate(shape(shape), String.to_atom(dtype), options),
+         do: keep(name, ref, objects)
+  end
+
+  defp run("put", [name, dtype, shape, data], options, objects) do
+    data = Base.decode16!(data, case: :lower)
+
+    with {:ok, ref} <- ZeroCopy.from_binary(data, shape(shape), String.to_atom(dtype), options),
+         do: keep(name, ref, objects)
+  end
+
+  defp run("open", [name, json], options, objects) do
+    with {:ok, ref} <- TensorRef.from_json(json),
+         {:ok, ref} <- ZeroCopy.open(ref, options),
+         do: keep(name, ref, objects)
+  end
+
+  defp run("ref", [name], [], objects), do: TensorRef.to_json(objects[name])
+
+  defp run("ref", [name], [writable: true], objects) do
+    with {:ok, ref} <- ZeroCopy.grant(objects[name], :write), do: TensorRef.to_json(ref)
+  end
+
+  defp run("look", [name], [], objects), do: look(objects[name])
+
+  # The binary is gone with its process.
+  defp run("read", [name], [], objects) do
+    ref = objects[name]
+
+    fn -> with {:ok, data} <- ZeroCopy.to_binary(ref), do: {:ok, Base.encode16(data, case: :lower)} end
+    |> Task.async()
+    |> Task.await()
+    |> tap(fn _answer -> Tmesh.Native.sweep() end)
+  end
+
+  defp run("write", [name, offset, data], [], objects),
+    do: ZeroCopy.write(objects[name], String.to_integer(offset), Base.decode16!(data, case: :lower))
+
+  defp run("seal", [name], [], objects), do: ZeroCopy.seal(objects[name])
+  defp run("release", [name], [], objects), do: ZeroCopy.release(objects[name])
+
+  defp run("regions", [id], [], _objects) do
+    with {:ok, regions} <- Tmesh.regions() do
+      case Enum.find(regions, &(&1.id == id)) do
+        nil ->
+          {:ok, "none"}
+
+        r ->
+          state = if r.revoked, do: "revoked", else: if(r.sealed, do: "sealed", else: "open")
+          mode = Integer.to_string(r.mode, 8)
+          {:ok, "#{r.label} #{r.bytes} #{r.alloc_bytes} #{mode} #{state}"}
+      end
+    end
+  end
+
+  defp run("holders", [id], [], _objects) do
+    with {:ok, holders} <- Tmesh.holders(id), do: {:ok, Enum.map_join(holders, " ", & &1.pid)}
+  end
+
+  defp run("cap", [name], [], _objects) do
+    with {:ok, caps} <- Tmesh.caps(),
+         do: {:ok, to_string(Enum.find(caps, &(&1.name == name)).level)}
+  end
+
+  defp run("stats", [], [], _objects) do
+    with {:ok, stats} <- Tmesh.stats() do
+      keys = [:copies, :bytes_copied, :regions_created, :regions_opened, :pool_hits]
+      {:ok, Enum.map_join(keys, " ", &to_string(stats[&1]))}
+    end
+  end
+
+  defp run("arena", [name], options, objects) do
+    with {:ok, arena} <- Arena.create(options), do: {:ok, "", Map.put(objects, name, arena)}
+  end
+
+  defp run("channel", [name, role], options, objects) do
+    with {:ok, channel} <- Channel.create(role(role), options),
+         do: {:ok, channel.token, Map.put(objects, name, channel)}
+  end
+
+  defp run("join", [name, token, role], options, objects) do
+    with {:ok, channel} <- Channel.open(token, role(role), options),
+         do: {:ok, "", Map.put(objects, name, channel)}
+  end
+
+  defp run("send", [name, data], options, objects) do
+    data = Base.decode16!(data, case: :lower)
+    message = if options[:tensor], do: {options[:tensor], data}, else: data
+
+    case options[:timeout] do
+      nil -> Channel.send(objects[name], message)
+      timeout -> Channel.send(objects[name], message, timeout)
+    end
+  end
+
+  defp run("recv", [name | to], options, objects) do
+    received =
+      case options[:timeout] do
+        nil -> Channel.recv(objects[name])
+        timeout -> Channel.recv(objects[name], timeout)
+      end
+
+    case received do
+      {:ok, data} when is_binary(data) -> {:ok, "bytes " <> Base.encode16(data, case: :lower)}
+      {:ok, %TensorRef{} = ref} -> {:ok, "tensor ", Map.put(objects, hd(to), ref)}
+      {:ok, {ref, data}} -> {:ok, "tensor " <> Base.encode16(data, case: :lower), Map.put(objects, hd(to), ref)}
+      error -> error
+    end
+  end
+
+  defp run("close", [name], [], objects), do: Channel.close(objects[name])
+
+  defp run("reset", [], [], objects) do
+    for {_name, thing} <- objects do
+      case thing do
+        %TensorRef{} -> ZeroCopy.release(thing)
+        %Channel{} -> Channel.close(thing)
+        %Arena{} -> :ok
+      end
+    end
+
+    :erlang.garbage_collect()
+    Tmesh.Native.sweep()
+    with {:ok, stats} <- Tmesh.stats(), do: {:ok, to_string(stats.regions_live), %{}}
+  end
+
+  defp run("backend", [], [], _objects) do
+    with {:ok, backend} <- Tmesh.backend(), do: {:ok, to_string(backend)}
+  end
+
+  defp keep(name, ref, objects) do
+    with {:ok, text} <- look(ref), do: {:ok, text, Map.put(objects, name, ref)}
+  end
+
+  defp look(ref) do
+    with {:ok, info} <- ZeroCopy.info(ref) do
+      state =
+        cond do
+          info.sealed -> "sealed"
+          :write in info.rights -> "writable"
+          true -> "read-only"
+        end
+
+      {:ok, "#{ref.dtype} [#{Enum.join(ref.shape, ",")}] #{state}"}
+    end
+  end
+
+  defp shape(text) do
+    for number <- text |> String.trim("[") |> String.trim("]") |> String.split(",", trim: true),
+        do: String.to_integer(number)
+  end
+
+  defp role("send"), do: :send
+  defp role("recv"), do: :recv
+end

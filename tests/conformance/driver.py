@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: MIT
+"""One process of the conformance suite, by the Python package. driver.c says how it is spoken to."""
+
+import gc
+import json
+import sys
+
+import numpy
+
+import tmesh
+
+objects = {}
+
+
+def look(name):
+    t = objects[name]
+    state = "sealed" if t.sealed else "writable" if t.writable else "read-only"
+    return f"{t.dtype} [{','.join(map(str, t.shape))}] {state}"
+
+
+def keep(name, thing):
+    objects[name] = thing
+    return look(name) if isinstance(thing, tmesh.Tensor) else ""
+
+
+def flags(options):
+    """Options as the package takes them: only those that were given."""
+    known = {"seal": "true".__eq__, "huge": "true".__eq__, "writable": "true".__eq__, "label": str,
+             "mode": lambda text: int(text, 8), "slots": int, "producers": int, "bytes": int,
+             "arena": objects.get, "timeout": lambda ms: int(ms) / 1000}
+    return {key: known[key](value) for key, value in options.items()}
+
+
+def shape(text):
+    return tuple(int(n) for n in text.strip("[]").split(",") if n)
+
+
+def create(name, dtype, dims, **options):
+    return keep(name, tmesh.zeros(shape(dims), dtype, **flags(options)))
+
+
+def put(name, dtype, dims, data, **options):
+    array = numpy.frombuffer(bytes.fromhex(data), dtype).reshape(shape(dims))
+    return keep(name, tmesh.put(array, **flags(options)))
+
+
+def open_ref(name, ref, **options):
+    return keep(name, tmesh.open(ref, **flags(options)))
+
+
+def ref(name, **options):
+    return json.dumps(objects[name].ref(**flags(options)))
+
+
+def read(name):
+    return memoryview(objects[name]).tobytes().hex()
+
+
+def write(name, offset, data):
+    data = bytes.fromhex(data)
+    objects[name].numpy(writable=True).reshape(-1).view("uint8")[int(offset):][:len(data)] = bytearray(data)
+    return ""
+
+
+def hold(name):
+    return keep(name + ".view", objects[name].numpy(writable=True))
+
+
+def seal(name):
+    objects[name].seal()
+    return ""
+
+
+def release(name):
+    objects.pop(name + ".view", None)
+    objects[name].release()
+    return ""
+
+
+def regions(id):
+    for r in tmesh.regions():
+        if r["id"] == id:
+            state = "revoked" if r["revoked"] else "sealed" if r["sealed"] else "open"
+            return f"{r['label']} {r['bytes']} {r['alloc_bytes']} {r['mode']:o} {state}"
+    return "none"
+
+
+def holders(id):
+    return " ".join(str(holder["pid"]) for holder in tmesh.holders(id))
+
+
+def cap(name):
+    return tmesh.caps()[name]["level"]
+
+
+def stats():
+    now = tmesh.stats()
+    return " ".join(str(now[key]) for key in (
+        "copies", "bytes_copied", "regions_created", "regions_opened", "pool_hits"))
+
+
+def arena(name, **options):
+    return keep(name, tmesh.Arena(**flags(options)))
+
+
+def channel(name, role, **options):
+    keep(name, tmesh.Channel(role, **flags(options)))
+    return objects[name].token
+
+
+def join(name, token, role, **options):
+    return keep(name, tmesh.Channel.open(token, role, **flags(options)))
+
+
+def send(name, data, tensor=None, **options):
+    data = bytes.fromhex(data)
+    message = (objects[tensor], data) if tensor else data
+    objects[name].send(message, **flags(options))
+    return ""
+
+
+def recv(name, to="", **options):
+    message = objects[name].recv(**flags(options))
+    if isinstance(message, bytes):
+        return "bytes " + message.hex()
+    got, data = message if isinstance(message, tuple) else (message, b"")
+    objects[to] = got
+    return "tensor " + data.hex()
+
+
+def close(name):
+    objects[name].close()
+    return ""
+
+
+def reset():
+    for thing in objects.values():
+        if isinstance(thing, tmesh.Channel):
+            thing.close()
+    objects.clear()
+    gc.collect()
+    return str(tmesh.stats()["regions_live"])
+
+
+VERBS = {verb.__name__: verb for verb in (
+    create, put, ref, look, read, write, hold, seal, release, regions, holders, cap, stats, arena, channel,
+    join, send, recv, close, reset)} | {"open": open_ref, "backend": tmesh.backend}
+
+
+def main():
+    tmesh.configure(max_bytes=64 << 20)
+    for line in sys.stdin:
+        verb, *fields = line.rstrip("\n").split("\t")
+        options = [field.split("=", 1) for field in fields if "=" in field]
+        try:
+            answer = VERBS[verb](*[field for field in fields if "=" not in field], **dict(options))
+            print(f"ok\t{answer}", flush=True)
+        except tmesh.Error as error:
+            print(f"error\t{type(error).__name__}\t{error.strerror}", flush=True)
+
+
+main()

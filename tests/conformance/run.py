@@ -1,0 +1,366 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Hold C, Python and Elixir to the same promises, and print TAP.
+
+usage: tests/conformance/run.py LANGUAGE=COMMAND... [-- PROMISE...]
+
+promises/*.txt state each promise once, as what up to three processes do and what comes of it. Every
+process is one of the drivers, which are told in the same words whatever their language; a promise of
+one process is run in each language, one of two in each pair, one of three so that each pair stands
+at each two of its places (TMESH_TEST_LENGTH=full: each three). The processes are kept from promise
+to promise, and hold nothing in between: that is checked.
+
+    promise WORDS           what is promised; the lines below are its steps
+    only a=c,python         the languages that a process of this promise may have
+    a: put t uint8 [2] "ab" -> uint8 [2] sealed
+                            process a does it; the answer, word for word. Bytes stand in quotes
+    a: ref t -> $r{offset=0}
+                            the answer becomes $r, or must be equal to it; a ref has these members
+    b: open o $r{offset=9} ! protocol
+                            an error, by its word in docs/vocabulary.md; of a changed ref
+    b> recv c               process b does it while others go on, until
+    b< -> bytes "x"         its answer
+    until b: open o $r ! not found
+                            again and again until it is so
+    each 1 2 [3,4]          the deeper steps below, with each in the place of *
+    [memfd] a: ...          on this backend, or [a=c], [a!=elixir] in these languages alone
+    kill a, stop a, continue a, starve a (of descriptors), feed a
+    reset a                 process a lets go of everything
+
+In a step, @a is the process id of a; $r.token is a member of $r, and $r{token=?} has another last digit.
+"""
+
+import collections
+import itertools
+import json
+import os
+import pathlib
+import re
+import resource
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+ANSWER_S = 120
+TOKEN = re.compile(r'''(?:"(?:\\.|[^"\\])*"|\{[^}]*\}|\[[^\]]*\]|[^\s"{\[])+''')
+VARIABLE = re.compile(r"\$(\w+)(?:\.(\w+))?(\{[^}]*\})?")
+COLUMNS = {"c": 1, "python": 2, "elixir": 3}
+
+Step = collections.namedtuple("Step", "where condition text body")
+Promise = collections.namedtuple("Promise", "name only steps")
+
+
+class Broken(Exception):
+    """A promise was not kept."""
+
+
+def words_of_errors():
+    """What each language calls an error: {(language, its name): words}, from docs/vocabulary.md."""
+    text = (HERE.parent.parent / "docs/vocabulary.md").read_text()
+    table = text.split("<!-- errors -->")[1].split("<!-- /errors -->")[0]
+    words = collections.defaultdict(set)
+    for line in table.strip().splitlines()[2:]:
+        cells = [cell.strip().replace("`", "") for cell in line.strip("| ").split("|")]
+        for language, column in COLUMNS.items():
+            for name in cells[column].split(", "):
+                words[language, name].add(cells[0])
+    return words
+
+
+def read_steps(lines, depth):
+    """The steps that stand at least so deep, taken from (where, depth, text) lines."""
+    steps = []
+    while lines and lines[0][1] >= depth:
+        where, at, text = lines.pop(0)
+        condition, text = re.fullmatch(r"(?:\[([^\]]*)\] )?(.*)", text).groups()
+        body = read_steps(lines, at + 1) if text.startswith("each ") else []
+        steps.append(Step(where, condition, text, body))
+    return steps
+
+
+def read_promises():
+    promises = []
+    for path in sorted((HERE / "promises").glob("*.txt")):
+        lines = []
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if line.strip() and not line.lstrip().startswith("#"):
+                lines.append((f"{path.name}:{number}", len(line) - len(line.lstrip()), line.strip()))
+        while lines:
+            where, depth, text = lines.pop(0)
+            if depth or not text.startswith("promise "):
+                sys.exit(f"{where}: a promise is expected")
+            only = {}
+            while lines and lines[0][2].startswith("only "):
+                process, languages = lines.pop(0)[2].removeprefix("only ").split("=")
+                only[process] = languages.split(",")
+            promises.append(Promise(f"{path.stem}: {text.removeprefix('promise ')}", only, read_steps(lines, 1)))
+    return promises
+
+
+class Driver:
+    """One process."""
+
+    def __init__(self, language, command):
+        self.language = language
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        self.pid = self.process.pid
+        self.buffer = b""
+        self.limits = None
+
+    def tell(self, fields):
+        self.process.stdin.write("\t".join(fields).encode() + b"\n")
+
+    def answer(self):
+        """A list of fields."""
+        end = time.monotonic() + ANSWER_S
+        while b"\n" not in self.buffer:
+            ready, _, _ = select.select([self.process.stdout], [], [], max(0, end - time.monotonic()))
+            more = os.read(self.process.stdout.fileno(), 65536) if ready else b""
+            if not more:
+                raise Broken(f"the {self.language} process " + ("has ended" if ready else "does not answer"))
+            self.buffer += more
+        line, self.buffer = self.buffer.split(b"\n", 1)
+        if b"\t" not in line:
+            raise Broken(f"the {self.language} process answers: {line.decode()}")
+        return line.decode().split("\t")
+
+    def ask(self, *fields):
+        self.tell(fields)
+        kind, *value = self.answer()
+        if kind != "ok":
+            raise Broken(f"{fields[0]}: {value}")
+        return value[0]
+
+    def starve(self):
+        """From now on it gets no descriptor."""
+        self.limits = resource.prlimit(self.pid, resource.RLIMIT_NOFILE)
+        taken = {int(name) for name in os.listdir(f"/proc/{self.pid}/fd")}
+        free = next(number for number in itertools.count() if number not in taken)
+        resource.prlimit(self.pid, resource.RLIMIT_NOFILE, (free, self.limits[1]))
+
+    def feed(self):
+        if self.limits:
+            resource.prlimit(self.pid, resource.RLIMIT_NOFILE, self.limits)
+            self.limits = None
+
+    def reset(self):
+        """It lets go of everything; what was garbage may take its time."""
+        self.feed()
+        end = time.monotonic() + ANSWER_S
+        while (live := self.ask("reset")) != "0":
+            if time.monotonic() > end:
+                raise Broken(f"the {self.language} process still has {live} regions")
+            time.sleep(0.01)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def end(self):
+        """Its status, once it has nothing more to do."""
+        self.process.stdin.close()
+        return self.process.wait(ANSWER_S)
+
+
+class Pool:
+    """Processes that are there already, of each language as many as a promise wants."""
+
+    def __init__(self, commands):
+        self.commands = commands
+        self.free = collections.defaultdict(list)
+
+    def take(self, language):
+        # One more than is wanted begins now: that takes a language its time.
+        while len(self.free[language]) < 2:
+            self.free[language].append(Driver(language, self.commands[language]))
+        return self.free[language].pop(0)
+
+    def give(self, driver):
+        self.free[driver.language].insert(0, driver)
+
+    def end(self):
+        for driver in itertools.chain(*self.free.values()):
+            yield driver.language, driver.end()
+
+
+def changed(text, change):
+    """A ref with other members."""
+    ref = json.loads(text)
+    for part in TOKEN.findall(change.strip("{}")):
+        key, value = part.split("=", 1)
+        if value == "?":
+            ref[key] = ref[key][:-1] + ("1" if ref[key][-1] == "0" else "0")
+        elif value == "-":
+            del ref[key]
+        else:
+            ref[key] = json.loads(value)
+    return json.dumps(ref, separators=(",", ":"))
+
+
+class Run:
+    """One promise among these processes."""
+
+    def __init__(self, promise, drivers, backend, words):
+        self.promise, self.drivers, self.backend, self.words = promise, drivers, backend, words
+        self.variables = {}
+
+    def steps(self, steps, star=None):
+        for step in steps:
+            try:
+                if self.holds(step.condition):
+                    self.step(step, step.text if star is None else step.text.replace("*", star))
+            except Broken as error:
+                raise Broken(f"{step.where}: {step.text}" + (f" (*: {star})" if star else "") + f"\n{error}") from None
+
+    def holds(self, condition):
+        for part in (condition or "").split():
+            if part in ("kernel", "memfd"):
+                good = part == self.backend
+            else:
+                process, unlike, languages = re.fullmatch(r"(\w+)(!?)=(.*)", part).groups()
+                good = (self.drivers[process].language in languages.split(",")) != bool(unlike)
+            if not good:
+                return False
+        return True
+
+    def step(self, step, text):
+        if step.body:
+            for star in TOKEN.findall(text)[1:]:
+                self.steps(step.body, star)
+        elif act := re.fullmatch(r"(until )?(\w)([:<>])(?: (.*))?", text):
+            until, process, kind, rest = act.groups()
+            self.act(self.drivers[process], kind, rest or "", bool(until))
+        else:
+            verb, process = text.split()
+            driver = self.drivers[process]
+            {"kill": driver.kill, "starve": driver.starve, "feed": driver.feed, "reset": driver.reset,
+             "stop": lambda: os.kill(driver.pid, signal.SIGSTOP),
+             "continue": lambda: os.kill(driver.pid, signal.SIGCONT)}[verb]()
+
+    def act(self, driver, kind, text, until):
+        command, sign, wanted = re.fullmatch(r"(.*?)(?:(?:^| )(->|!) (.*))?", text).groups()
+        fields = [self.value(token) for token in TOKEN.findall(command)]
+        end = time.monotonic() + ANSWER_S
+        while True:
+            if kind != "<":
+                driver.tell(fields)
+            if kind == ">":
+                return
+            answer = driver.answer()
+            try:
+                return self.compare(driver, answer, sign, wanted)
+            except Broken:
+                if not until or time.monotonic() > end:
+                    raise
+            time.sleep(0.05)
+
+    def value(self, token):
+        """What a word of a step stands for."""
+        if token.startswith('"'):
+            return json.loads(token).encode("latin-1").hex()
+        if "$" in token:
+            return VARIABLE.sub(self.variable, token)
+        return re.sub(r"@(\w)\b", lambda found: str(self.drivers[found[1]].pid), token).replace('"', "")
+
+    def variable(self, found):
+        name, member, change = found.groups()
+        text = self.variables[name]
+        if change:
+            text = changed(text, change)
+        return json.loads(text)[member] if member else text
+
+    def compare(self, driver, answer, sign, wanted):
+        kind, value, *message = answer
+        told = f"the answer ({driver.language}): {' '.join(answer)}"
+        if sign == "!":
+            if kind != "error" or wanted not in self.words[driver.language, value]:
+                raise Broken(told)
+            if len(message[0]) < 10:
+                raise Broken(f"{told}\nno message")
+        elif kind != "ok":
+            raise Broken(told)
+        elif sign and (bound := re.fullmatch(r"\$(\w+)(\{[^}]*\})?", wanted)):
+            name, members = bound.groups()
+            if members and json.loads(value) != json.loads(changed(value, members)):
+                raise Broken(told)
+            if self.variables.setdefault(name, value) != value:
+                raise Broken(f"{told}\n${name}: {self.variables[name]}")
+        elif sign:
+            if " ".join(self.value(token) for token in TOKEN.findall(wanted)).strip() != value.strip():
+                raise Broken(told)
+
+
+def processes(steps):
+    """How many a promise has: those named by its steps, from a on."""
+    text = " ".join(step.text + processes_text(step.body) for step in steps)
+    return max(ord(name) for name in re.findall(r"\b([abc])[:<>]", text)) - ord("a") + 1
+
+
+def processes_text(steps):
+    return "".join(f" {step.text}{processes_text(step.body)}" for step in steps)
+
+
+def mixtures(count, languages):
+    """Which languages the processes of a promise have, each time."""
+    if count == 3 and os.environ.get("TMESH_TEST_LENGTH") != "full":
+        for i, j in itertools.product(range(len(languages)), repeat=2):
+            yield languages[i], languages[j], languages[(i + j) % len(languages)]
+    else:
+        yield from itertools.product(languages, repeat=count)
+
+
+def run(promise, mixture, pool, backend, words):
+    """What went wrong, or nothing."""
+    drivers = {name: pool.take(language) for name, language in zip("abc", mixture)}
+    try:
+        run = Run(promise, drivers, backend, words)
+        run.steps(promise.steps)
+        for driver in drivers.values():
+            if driver.process.poll() is None:
+                driver.reset()
+                pool.give(driver)
+    except (Broken, OSError) as error:
+        for driver in drivers.values():
+            driver.kill()
+        return str(error) or "?"
+
+
+def main():
+    arguments = sys.argv[1:]
+    names = arguments[arguments.index("--") + 1:] if "--" in arguments else []
+    commands = {language: shlex.split(command) for language, command in
+                (argument.split("=", 1) for argument in arguments[:len(arguments) - len(names) - bool(names)])}
+    os.environ.setdefault("TMESH_BACKEND", "memfd")
+    os.environ["ERL_CRASH_DUMP_BYTES"] = "0"
+    words, count, failed = words_of_errors(), 0, False
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TMESH_RUNTIME_DIR"] = folder
+        pool = Pool(commands)
+
+        def point(name, trouble):
+            nonlocal count, failed
+            count, failed = count + 1, failed or bool(trouble)
+            print(f"{'not ok' if trouble else 'ok'} {count} - {name}")
+            print("".join(f"# {line}\n" for line in (trouble or "").splitlines()), end="", flush=True)
+
+        for promise in read_promises():
+            if names and not any(name in promise.name for name in names):
+                continue
+            for mixture in mixtures(processes(promise.steps), list(commands)):
+                if all(language in promise.only.get(name, commands) for name, language in zip("abc", mixture)):
+                    trouble = run(promise, mixture, pool, os.environ["TMESH_BACKEND"], words)
+                    point(f"{promise.name} ({', '.join(mixture)})", trouble)
+        for language, status in pool.end():
+            point(f"a process ends in peace ({language})", status and f"its status: {status}")
+    print(f"1..{count}")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
