@@ -460,6 +460,7 @@ static void pages_free(struct tmesh_pages *pages)
 	for (uint32_t s = 0; pages->regions && s < pages->slabs; s++)
 		for (uint32_t d = 0; d < pages->shape.devices; d++)
 			tmesh_region_unref(pages->regions[s][d]);
+	table_log_free(pages);
 	if (here)
 		pthread_mutex_destroy(&pages->lock);
 	tmesh_ctx_unref(pages->ctx);

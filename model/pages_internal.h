@@ -174,6 +174,12 @@ int pages_ask(struct tmesh_pages *pages, size_t bytes, enum pages_op answer,
 /* Send what has been let go, without waiting. */
 void pages_flush(struct tmesh_pages *pages);
 
+/* pages_table.c: a log of the handle's tables, if there is one, hears of each change */
+void table_changed(const struct tmesh_seq *seq, uint32_t from);
+void table_forked(const struct tmesh_seq *seq, const struct tmesh_seq *from);
+void table_freed(struct tmesh_pages *pages, uint64_t id);
+void table_log_free(struct tmesh_pages *pages);
+
 /* pages_seq.c */
 int seq_new(struct tmesh_pages *pages, uint32_t room, struct tmesh_seq **out,
 	    struct tmesh_error *err);

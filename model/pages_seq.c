@@ -74,6 +74,8 @@ int tmesh_seq_create(struct tmesh_pages *pages, struct tmesh_seq **out, struct t
 	if (rc)
 		return rc;
 	rc = seq_new(pages, 0, out, err);
+	if (!rc)
+		table_changed(*out, 0);
 	pages_leave(pages);
 	return rc;
 }
@@ -81,6 +83,7 @@ int tmesh_seq_create(struct tmesh_pages *pages, struct tmesh_seq **out, struct t
 void tmesh_seq_free(struct tmesh_seq *seq)
 {
 	struct tmesh_pages *pages;
+	uint64_t id;
 
 	if (!seq)
 		return;
@@ -91,7 +94,9 @@ void tmesh_seq_free(struct tmesh_seq *seq)
 		seq_cut(seq, 0);
 		if (pages->backs)
 			pages_flush(pages);
+		id = seq->id;
 		seq_unlink(seq);
+		table_freed(pages, id);
 		pages_leave(pages);
 	}
 	tmesh_pages_unref(pages);
@@ -173,10 +178,14 @@ static int seq_append(struct tmesh_seq *seq, uint64_t tokens, struct tmesh_error
 int tmesh_seq_append(struct tmesh_seq *seq, uint64_t tokens, struct tmesh_error *err)
 {
 	int rc = pages_enter(seq->pages, err);
+	uint32_t first;
 
 	if (rc)
 		return rc;
+	first = seq->tokens % seq->pages->shape.page_tokens ? seq->count - 1 : seq->count;
 	rc = seq_append(seq, tokens, err);
+	if (!rc)
+		table_changed(seq, first);
 	pages_leave(seq->pages);
 	return rc;
 }
@@ -193,6 +202,7 @@ int tmesh_seq_truncate(struct tmesh_seq *seq, uint64_t tokens, struct tmesh_erro
 	} else {
 		seq_cut(seq, blocks_of(seq->pages, tokens));
 		seq->tokens = tokens;
+		table_changed(seq, seq->count);
 	}
 	pages_leave(seq->pages);
 	return rc;
@@ -214,6 +224,7 @@ int tmesh_seq_fork(struct tmesh_seq *seq, struct tmesh_seq **out, struct tmesh_e
 			memcpy(made->table, seq->table, seq->count * sizeof(*made->table));
 		made->count = seq->count;
 		made->tokens = seq->tokens;
+		table_forked(made, seq);
 		*out = made;
 	}
 	pages_leave(pages);
@@ -225,15 +236,19 @@ int tmesh_seq_page(struct tmesh_seq *seq, uint32_t index, uint32_t device, uint3
 {
 	struct tmesh_pages *pages = seq->pages;
 	int rc = pages_enter(pages, err);
+	uint32_t before;
 
 	if (rc)
 		return rc;
+	before = index < seq->count ? seq->table[index] : 0;
 	if (index >= seq->count || device >= pages->shape.devices)
 		rc = tmesh_fail(err, -EINVAL, "there is no block %u on device %u", index, device);
 	else if (rights != TMESH_READ && rights != (TMESH_READ | TMESH_WRITE))
 		rc = tmesh_fail(err, -EINVAL, "rights are READ or READ | WRITE");
 	else if (rights & TMESH_WRITE)
 		rc = seq_own(seq, index, err);
+	if (!rc && seq->table[index] != before)
+		table_changed(seq, index);
 	if (!rc)
 		*addr = pages->base[device] + seq->table[index] * pages->shape.page_bytes;
 	pages_leave(pages);
@@ -338,6 +353,7 @@ static int seq_of_answer(struct tmesh_pages *pages, uint64_t tokens, struct tmes
 		return rc;
 	}
 	seq->tokens = tokens;
+	table_changed(seq, 0);
 	*out = seq;
 	return 0;
 }

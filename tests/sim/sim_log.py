@@ -55,10 +55,14 @@ class Writer:
 
     def log_append(self, key, value):
         segment, offset = self.world.memory.tail
-        self.table = {**self.table, key: value}
+        changed = {**self.table, key: value}
+        if self.world.bug != "state-late":
+            self.table = changed
         if offset + 10 > ROOM:  # the record and the mark of the segment's end
             yield from self.log_turn(segment, offset)
+            self.table = changed
             return
+        self.table = changed
         if self.world.bug == "tail-first":
             self.world.memory.tail = (segment, offset + 5)
         end = yield from self.log_put(segment, offset, 1, key, value)
@@ -271,6 +275,7 @@ def run(rng, bug):
 
 if __name__ == "__main__":
     main("log", run, {
+        "state-late": "a segment's table has the change that made it begin",
         "tail-first": "the tail moves after the record is whole",
         "turn-late": "the tail says that a segment begins before it is written",
         "no-second-look": "the tail is looked at again after a record was copied",

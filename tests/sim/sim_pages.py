@@ -160,7 +160,7 @@ class Client:
         self.seen = False  # its end, by the owner
         self.inbox, self.outbox, self.sent = [], [], []
         self.waits = None  # for the answer to what
-        self.refs, self.shared, self.spare = {}, set(), []
+        self.refs, self.shared, self.spare, self.back = {}, set(), [], []
         self.seqs = []  # of [page, content]
         self.tickets = []
 
@@ -187,12 +187,23 @@ class Client:
         del self.refs[page]
         if page in self.shared and self.world.bug != "spare-shared":
             self.shared.discard(page)
-            self.send("return", [page])
+            self.back.append(page)
         elif len(self.spare) < SPARE:
             self.shared.discard(page)
             self.spare.append(page)
         else:
-            self.send("return", [page])
+            self.back.append(page)
+
+    def pages_flush(self):
+        if self.back:
+            self.send("return", self.back)
+            self.back = []
+
+    def pages_ask(self, *message):
+        """What was let go is returned before a question, whose answer may give it again."""
+        if self.world.bug != "return-late":
+            self.pages_flush()
+        self.send(*message)
 
     def page_alone(self, page):
         if self.world.bug == "write-shared":
@@ -237,27 +248,28 @@ class Client:
 
     def prefix_find(self):
         if self.waits is None:
-            self.send("find", [("key", self.world.rng.choice(self.world.written))])
+            self.pages_ask("find", [("key", self.world.rng.choice(self.world.written))])
             self.waits = "found"
 
     def seq_share(self, seq):
         if self.waits is None:
             for page, _ in seq:
                 self.shared.add(page)
-            self.send("share", [page for page, _ in seq])
+            self.pages_ask("share", [page for page, _ in seq])
             self.waits = ("ticket", [list(block) for block in seq])
 
     def seq_take(self):
         if self.waits is None and self.world.tickets:
             number, contents = self.world.rng.choice(self.world.tickets)
-            self.send("take", number)
+            self.pages_ask("take", number)
             self.waits = ("table", contents)
 
     def receive(self):
         kind, *rest = self.inbox.pop(0)
         if kind == "recall":
-            while self.spare:
-                self.send("return", [self.spare.pop()])
+            self.back += self.spare
+            self.spare = []
+            self.pages_flush()
         elif kind == "grant":
             self.waits = None
             self.spare.extend(rest[0])
@@ -292,6 +304,8 @@ class Client:
         if self.inbox and rng.random() < 0.5:
             self.receive()
             return
+        if rng.random() < 0.1:
+            self.pages_flush()
         if not self.seqs:
             self.seqs.append([])
         seq = rng.choice(self.seqs)
@@ -383,6 +397,7 @@ class World:
                 client.seen = True
                 self.owner.owner_gone(client)
         for client in self.honest():
+            client.pages_flush()
             while client.outbox or client.inbox:
                 if client.outbox:
                     self.deliver(client)
@@ -438,6 +453,7 @@ if __name__ == "__main__":
         "no-reclaim": "a dead client's pages come back",
         "spare-shared": "what others may have goes back to the owner",
         "write-shared": "what others may have is copied before it is written",
+        "return-late": "what was let go is returned before a question",
         "no-wait": "nothing is returned between a question and its answer",
         "evict-held": "only what nobody holds is evicted",
     }, seeds=3000, full=50000)
