@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define ID_DIGITS 16
 
@@ -31,6 +32,46 @@ int uint_argument(PyObject *object, void *value)
 	}
 	*(unsigned int *)value = (unsigned int)number;
 	return 1;
+}
+
+int timeout_from_object(struct state *st, PyObject *object, int64_t *ns)
+{
+	double seconds;
+
+	*ns = -1;
+	if (!object || object == Py_None)
+		return 0;
+	seconds = PyFloat_AsDouble(object);
+	if (seconds == -1 && PyErr_Occurred())
+		return -1;
+	if (!(seconds >= 0)) {
+		raise_code(st, EINVAL, "timeout is None or at least 0 seconds");
+		return -1;
+	}
+	*ns = seconds < 9e9 ? (int64_t)(seconds * 1e9) : -1;
+	return 0;
+}
+
+static int64_t now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000000000ll + t.tv_nsec;
+}
+
+int64_t deadline_after(int64_t timeout_ns)
+{
+	int64_t end;
+
+	return timeout_ns < 0 || __builtin_add_overflow(now_ns(), timeout_ns, &end) ? -1 : end;
+}
+
+int64_t left_until(int64_t end)
+{
+	int64_t left = end < 0 ? -1 : end - now_ns();
+
+	return end < 0 || left > 0 ? left : 0;
 }
 
 /* One dimension; no truth values, no floats. */

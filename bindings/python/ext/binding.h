@@ -90,6 +90,11 @@ void *raise_named(struct state *st, const char *name, int code, const char *form
 /* For "O&": non-negative integers into unsigned int and unsigned long long. */
 int uint_argument(PyObject *object, void *value);
 int size_argument(PyObject *object, void *value);
+/* Seconds as nanoseconds; None, or nothing, is -1: no limit. */
+int timeout_from_object(struct state *st, PyObject *object, int64_t *ns);
+/* When such a time has passed, and how much of it is left; -1: never, no limit. */
+int64_t deadline_after(int64_t timeout_ns);
+int64_t left_until(int64_t end);
 int shape_from_object(struct state *st, PyObject *object, int32_t *ndim, int64_t *shape);
 int dtype_from_object(struct state *st, PyObject *object, enum tmesh_dtype *dtype);
 PyObject *tuple_from_ints(const int64_t *values, int32_t count);
@@ -217,6 +222,20 @@ PyObject *tensor_open(struct state *st, struct tmesh_ctx *ctx, const struct tmes
 PyObject *module_open(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *module_link_name(PyObject *module, PyObject *name);
 PyObject *module_open_link(PyObject *module, PyObject *const *args, Py_ssize_t count);
+
+/* reach.c */
+PyObject *tensor_revoke(PyObject *object, PyObject *unused);
+PyObject *tensor_reclaim(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *tensor_lease(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *tensor_touch(PyObject *object, PyObject *unused);
+PyObject *get_lease_state(PyObject *object, void *unused);
+PyObject *tensor_signal(PyObject *object, PyObject *number);
+PyObject *tensor_wait(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *tensor_export_dmabuf(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *tensor_send(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *module_gather(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *module_from_dmabuf(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *module_recv(PyObject *module, PyObject *args, PyObject *kwargs);
 
 /* see.c */
 PyObject *module_stats(PyObject *module, PyObject *unused);

@@ -9,7 +9,6 @@
 #include <errno.h>
 #include <math.h>
 #include <string.h>
-#include <time.h>
 
 #define BATCH 64
 /* A peer that looks busily too answers sooner than the GIL can be let go of and had again. */
@@ -272,25 +271,6 @@ static PyObject *object_from_message(struct state *st, struct tmesh_message *mes
 
 /* Waiting */
 
-/* Seconds or None into nanoseconds, negative for ever. */
-static int timeout_from_object(struct state *st, PyObject *object, int64_t *ns)
-{
-	double seconds;
-
-	*ns = -1;
-	if (!object || object == Py_None)
-		return 0;
-	seconds = PyFloat_AsDouble(object);
-	if (seconds == -1 && PyErr_Occurred())
-		return -1;
-	if (!(seconds >= 0)) {
-		raise_code(st, EINVAL, "timeout is None or at least 0 seconds");
-		return -1;
-	}
-	*ns = seconds < 9e9 ? (int64_t)(seconds * 1e9) : -1;
-	return 0;
-}
-
 /* Of a vectorcall whose last argument, by position or by name, is "timeout". */
 static int parse_last(struct state *st, const char *function, PyObject *const *args,
 		      Py_ssize_t count, PyObject *names, Py_ssize_t before, int64_t *ns)
@@ -330,20 +310,11 @@ static int act(struct channel *self, const struct wait *wait, int64_t timeout_ns
 	return rc;
 }
 
-static int64_t now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000000000ll + t.tv_nsec;
-}
-
 /* Without the GIL; a signal's handler runs in between, and may raise. What was opened is tried
  * again likewise. */
 static int wait_for(struct channel *self, const struct wait *wait, struct tmesh_error *err)
 {
-	int64_t end = wait->timeout_ns < 0 ? 0 : now_ns() + wait->timeout_ns;
-	int64_t left = wait->timeout_ns;
+	int64_t end = deadline_after(wait->timeout_ns), left = wait->timeout_ns;
 	int rc;
 
 	self->busy = true;
@@ -353,11 +324,7 @@ static int wait_for(struct channel *self, const struct wait *wait, struct tmesh_
 		Py_END_ALLOW_THREADS;
 		if (rc == -EINTR && PyErr_CheckSignals())
 			break;
-		if (wait->timeout_ns >= 0) {
-			left = end - now_ns();
-			if (left < 0)
-				left = 0;
-		}
+		left = left_until(end);
 	} while (rc == -EINTR);
 	self->busy = false;
 	return rc;

@@ -296,6 +296,22 @@ static PyMethodDef functions[] = {
 	{"find", KEYWORDS(module_find), METH_FASTCALL,
 	 "find(address, dtype, shape, strides, /)\n--\n\n"
 	 "from_address(), but None for a tensor of another layout, or without elements."},
+	{"gather", KEYWORDS(module_gather), METH_VARARGS | METH_KEYWORDS,
+	 "gather(parts, /, shape=None, dtype=None, *, writable=False, label=None, mode=0o600,\n"
+	 "       gid=None, linger_ms=0)\n--\n\n"
+	 "Parts of regions, one behind the other, as one tensor that shows them and copies nothing;\n"
+	 "with the module. A part is a Tensor, or (Tensor, offset, bytes) of its region, in whole\n"
+	 "pages. Without a shape and dtype the tensor is of uint8."},
+	{"from_dmabuf", KEYWORDS(module_from_dmabuf), METH_VARARGS | METH_KEYWORDS,
+	 "from_dmabuf(descriptor, /, shape=None, dtype=None, *, label=None, mode=0o600, gid=None,\n"
+	 "            linger_ms=0)\n--\n\n"
+	 "Another exporter's dma-buf as a tensor; with the module. The descriptor stays the\n"
+	 "caller's."},
+	{"recv", KEYWORDS(module_recv), METH_VARARGS | METH_KEYWORDS,
+	 "recv(socket, /, shape=None, dtype=None, *, offset=0, timeout=None)\n--\n\n"
+	 "The tensor that comes next by a connected Unix socket, or its descriptor, as Tensor.send()\n"
+	 "sends it: as its maker described it, unless a shape and dtype are given. GoneError when\n"
+	 "nobody is left there, ProtocolError when something else came."},
 	{"stats", module_stats, METH_NOARGS,
 	 "stats()\n--\n\nThis process's counters, a dict: copies made, regions, pool."},
 	{"caps", module_caps, METH_NOARGS,

@@ -457,6 +457,44 @@ static PyMethodDef methods[] = {
 	 "reshape($self, /, *shape)\n--\n\n"
 	 "The same memory in another shape; one dimension may be -1. Only for contiguous\n"
 	 "tensors: nothing is ever copied."},
+	{"revoke", tensor_revoke, METH_NOARGS,
+	 "revoke($self, /)\n--\n\n"
+	 "Take the region back from all who hold it, here and elsewhere, as only its maker may;\n"
+	 "with the module. Arrays then read zeros, calls raise StaleError. BusyError while it is\n"
+	 "pinned."},
+	{"reclaim", KEYWORDS(tensor_reclaim), METH_VARARGS | METH_KEYWORDS,
+	 "reclaim($self, /, timeout=None)\n--\n\n"
+	 "revoke(), and wait until the memory is really free, which devices may delay.\n"
+	 "PeerTimeoutError after timeout seconds; its report says what still uses the memory:\n"
+	 "pinned_bytes, exports, attachments."},
+	{"lease", KEYWORDS(tensor_lease), METH_VARARGS | METH_KEYWORDS,
+	 "lease($self, /, seconds=None, *, pidfd=None, taken=\"zeros\")\n--\n\n"
+	 "Put a lease on this handle, for good: it lapses when touch() is not called for so long,\n"
+	 "10 ms to an hour (5 s if None), and with the process of pidfd (os.pidfd_open()), with\n"
+	 "which it needs no time. Then calls raise StaleError, and with the module memory is taken\n"
+	 "away: arrays read zeros, or with taken=\"sigbus\" end the process. Without the module a\n"
+	 "lease is this handle's alone and takes no memory away."},
+	{"touch", tensor_touch, METH_NOARGS,
+	 "touch($self, /)\n--\n\n"
+	 "Use the lease, so that it does not lapse; no system call. StaleError when it has."},
+	{"signal", tensor_signal, METH_O,
+	 "signal($self, value, /)\n--\n\n"
+	 "Say that the producer has come to value, which only grows; with the module. Who signals\n"
+	 "first is the producer while it holds the tensor (else BusyError)."},
+	{"wait", KEYWORDS(tensor_wait), METH_VARARGS | METH_KEYWORDS,
+	 "wait($self, /, value, timeout=None)\n--\n\n"
+	 "Wait until the producer has come to value, and return how far it is; with the module.\n"
+	 "GoneError when it has ended and will not come there, PeerTimeoutError after timeout\n"
+	 "seconds. The GIL is released meanwhile."},
+	{"export_dmabuf", KEYWORDS(tensor_export_dmabuf), METH_VARARGS | METH_KEYWORDS,
+	 "export_dmabuf($self, /, *, offset=0, bytes=0, writable=False)\n--\n\n"
+	 "A dma-buf of the region, or of a part in whole pages (0: to its end): a descriptor, the\n"
+	 "caller's to close. Without the module only writable ones, of what is not sealed."},
+	{"send", KEYWORDS(tensor_send), METH_VARARGS | METH_KEYWORDS,
+	 "send($self, socket, /, *, writable=False, timeout=None)\n--\n\n"
+	 "Hand the tensor over by a connected Unix socket (or its descriptor), for recv() in any of\n"
+	 "tmesh's languages. The receiver holds it from then on, without a token. GoneError when\n"
+	 "nobody is there."},
 	{"item", tensor_element, METH_NOARGS,
 	 "item($self, /)\n--\n\nThe value of a tensor of one element, as a Python number."},
 	{"tolist", tensor_tolist, METH_NOARGS,
@@ -514,6 +552,8 @@ static PyGetSetDef properties[] = {
 	{"id", get_id, NULL, "The region's identity, 16 hex digits; opens nothing.", NULL},
 	{"label", get_label, NULL, "The region's name for people.", NULL},
 	{"token", get_token, NULL, "What opens the region for reading. See ref().", NULL},
+	{"lease_state", get_lease_state, NULL,
+	 "\"none\", \"live\", \"lapsed\", or \"revoked\" where the region was taken back.", NULL},
 	{"sealed", get_sealed, NULL, "Whether the memory is immutable.", NULL},
 	{"writable", get_writable, NULL, "Whether one may write here.", NULL},
 	{"__array_interface__", get_array_interface, NULL,

@@ -2,12 +2,17 @@
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, ClassVar, Literal, SupportsIndex, TypedDict, final
+from typing import Any, ClassVar, Literal, Protocol, SupportsIndex, TypedDict, final
 
 from numpy import ndarray
 from typing_extensions import Buffer
 
 __version__: str
+
+class _HasFileno(Protocol):
+    def fileno(self) -> int: ...
+
+_Descriptor = int | _HasFileno
 
 class Ref(TypedDict):
     """What Tensor.ref() gives: offset and byte_size in bytes, strides in elements."""
@@ -163,6 +168,26 @@ class Tensor:
     def __float__(self) -> float: ...
     def __complex__(self) -> complex: ...
     def __index__(self) -> int: ...
+    @property
+    def lease_state(self) -> Literal["none", "live", "lapsed", "revoked"]: ...
+    def revoke(self) -> None: ...
+    def reclaim(self, timeout: float | None = None) -> None: ...
+    def lease(
+        self,
+        seconds: float | None = None,
+        *,
+        pidfd: _Descriptor | None = None,
+        taken: Literal["zeros", "sigbus"] = "zeros",
+    ) -> None: ...
+    def touch(self) -> None: ...
+    def signal(self, value: int, /) -> None: ...
+    def wait(self, value: int, timeout: float | None = None) -> int: ...
+    def export_dmabuf(
+        self, *, offset: int = 0, bytes: int = 0, writable: bool = False
+    ) -> int: ...
+    def send(
+        self, socket: _Descriptor, /, *, writable: bool = False, timeout: float | None = None
+    ) -> None: ...
     def __deepcopy__(self, memo: Any, /) -> Tensor: ...
     def item(self) -> bool | int | float | complex: ...
     def tolist(self) -> Any: ...
@@ -320,6 +345,38 @@ def from_address(address: int, /) -> Tensor | None: ...
 def find(
     address: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], /
 ) -> Tensor | None: ...
+def gather(
+    parts: Iterable[Tensor | tuple[Tensor, int, int]],
+    /,
+    shape: SupportsIndex | Sequence[SupportsIndex] | None = None,
+    dtype: object = None,
+    *,
+    writable: bool = False,
+    label: str | None = None,
+    mode: int = 0o600,
+    gid: int | None = None,
+    linger_ms: int = 0,
+) -> Tensor: ...
+def from_dmabuf(
+    descriptor: _Descriptor,
+    /,
+    shape: SupportsIndex | Sequence[SupportsIndex] | None = None,
+    dtype: object = None,
+    *,
+    label: str | None = None,
+    mode: int = 0o600,
+    gid: int | None = None,
+    linger_ms: int = 0,
+) -> Tensor: ...
+def recv(
+    socket: _Descriptor,
+    /,
+    shape: SupportsIndex | Sequence[SupportsIndex] | None = None,
+    dtype: object = None,
+    *,
+    offset: int = 0,
+    timeout: float | None = None,
+) -> Tensor: ...
 def stats() -> Stats: ...
 def caps() -> dict[str, Capability]: ...
 def backend() -> Literal["kernel", "memfd"]: ...

@@ -32,7 +32,7 @@ class StaleError(Error):
 
 
 class LimitError(Error):
-    """A limit of tmesh or of the process would be passed (EDQUOT, EMFILE)."""
+    """A limit of tmesh or of the process would be passed (EDQUOT, EMFILE, ENFILE)."""
 
 
 class OutOfMemoryError(Error, MemoryError):
@@ -48,11 +48,14 @@ class UnsupportedError(Error, NotImplementedError, BufferError):
 
 
 class PeerTimeoutError(Error, TimeoutError):
-    """A peer did not answer in time (ETIMEDOUT)."""
+    """A peer did not answer in time (ETIMEDOUT, EAGAIN). Of Tensor.reclaim() its report, a dict, says
+    what still uses the memory."""
+
+    report: dict[str, int] | None = None
 
 
 class GoneError(Error, BrokenPipeError):
-    """Nobody is left at the other end of the channel (EPIPE)."""
+    """Nobody is left at the other end: of a channel, of a socket, or of a fence (EPIPE)."""
 
 
 class ReleasedError(Error, ValueError):
