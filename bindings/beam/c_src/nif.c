@@ -12,7 +12,7 @@
 #include <stdio.h>
 
 ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type, *channel_type,
-	*channel_end_type, *arrow_stream_type, *gpu_type, *arena_type;
+	*channel_end_type, *arrow_stream_type, *gpu_type, *arena_type, *descriptor_type;
 
 /* Its address tells this image from any other. */
 static char image;
@@ -41,6 +41,7 @@ static int open_types(ErlNifEnv *env)
 		 {.dtor = channel_end_dtor, .stop = channel_end_stop, .down = channel_end_down}},
 		{&gpu_type, "gpu", {.dtor = gpu_dtor}},
 		{&arena_type, "arena", {.dtor = arena_dtor}},
+		{&descriptor_type, "descriptor", {.dtor = descriptor_dtor}},
 	};
 
 	for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
@@ -89,6 +90,18 @@ static ErlNifFunc functions[] = {
 	{"regions", 1, regions, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"holders", 2, holders, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"token_id", 2, token_id, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"revoke", 1, region_revoke, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"reclaim", 2, reclaim, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"lease", 3, lease, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"touch", 1, touch, 0},
+	{"fence_signal", 2, fence_signal, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"fence_wait", 3, fence_wait, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"gather", 6, gather, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"export_dmabuf", 4, export_dmabuf, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"descriptor_close", 1, descriptor_close, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"from_dmabuf", 5, from_dmabuf, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"hand_over", 3, hand_over, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"take_over", 5, take_over, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"release", 1, tensor_release, 0},
 	{"keep", 1, tensor_keep, 0},
 	{"to_binary", 2, tensor_to_binary, 0},

@@ -12,6 +12,7 @@
  *   channel  one end of a channel, until it is closed or nobody has the term any more; in a
  *            resource of its own, channel_end, the descriptor that the emulator polls
  *   arena    a tmesh_arena
+ *   descriptor  a descriptor that the caller may give to others, until it is closed
  *   gpu      memory of libtmesh-cuda, until it is released or nobody has the term any more
  *
  * What a resource holds is given up in a dirty NIF or by the janitor (garbage.c), never in
@@ -41,6 +42,7 @@ struct context {
 	_Atomic uint64_t max_bytes; /* most that one to_binary may copy out; 0: no limit */
 	unsigned int max_opening;   /* dirty schedulers that may wait for peers at once */
 	atomic_uint opening;
+	atomic_uint waiting; /* of them at fences and the like */
 	atomic_bool named; /* a region has had a token, so what answers to them is there */
 	struct garbage *garbage;
 };
@@ -62,6 +64,11 @@ struct handle {
 	atomic_bool kept; /* Tmesh.Registry may hold it: releasing has to tell it */
 };
 
+/* A descriptor that was made for the caller. */
+struct descriptor {
+	atomic_int fd; /* -1: closed */
+};
+
 struct pinned {
 	struct guarded *mapping;
 	struct tmesh_region *region; /* a pinning handle, mapped for reading */
@@ -71,7 +78,8 @@ struct pinned {
 };
 
 extern ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type,
-	*channel_type, *channel_end_type, *arrow_stream_type, *gpu_type, *arena_type;
+	*channel_type, *channel_end_type, *arrow_stream_type, *gpu_type, *arena_type,
+	*descriptor_type;
 
 void context_dtor(ErlNifEnv *env, void *object);
 void handle_dtor(ErlNifEnv *env, void *object);
@@ -79,6 +87,7 @@ void pinned_dtor(ErlNifEnv *env, void *object);
 void arrow_stream_dtor(ErlNifEnv *env, void *object);
 void gpu_dtor(ErlNifEnv *env, void *object);
 void arena_dtor(ErlNifEnv *env, void *object);
+void descriptor_dtor(ErlNifEnv *env, void *object);
 
 /* garbage.c */
 struct garbage *garbage_alloc(void (*drop)(void *object));
@@ -160,6 +169,20 @@ NIF(tensor_info);
 NIF(regions);
 NIF(holders);
 NIF(token_id);
+
+/* reach.c */
+NIF(region_revoke);
+NIF(reclaim);
+NIF(lease);
+NIF(touch);
+NIF(fence_signal);
+NIF(fence_wait);
+NIF(gather);
+NIF(export_dmabuf);
+NIF(descriptor_close);
+NIF(from_dmabuf);
+NIF(hand_over);
+NIF(take_over);
 
 /* arena.c */
 /* Whether a tensor of so many bytes, some of them copied, is made with these options in well below

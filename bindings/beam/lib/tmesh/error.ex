@@ -13,7 +13,7 @@ defmodule Tmesh.Error do
   | `:not_found` | the token is dead, foreign or guessed |
   | `:access` | the handle or token has not that right, or no permission on /dev/tmesh |
   | `:sealed` | the memory is sealed |
-  | `:busy` | a writer prevents the seal; a channel's end is in use, or its places are taken |
+  | `:busy` | a writer prevents the seal, a binary or other pin the revocation; a channel's end is in use, or its places are taken |
   | `:stale` | the region was revoked, or its lease has lapsed |
   | `:closed` | the ref has no open handle here: released, or never opened |
   | `:limit_exceeded` | a limit would be passed: tmesh's own, or `max_shared_memory_mb` |
@@ -30,7 +30,7 @@ defmodule Tmesh.Error do
   | `:not_allowed` | no operation of a module that the workers allow |
   | `:operation` | the operation raised: `details` has `:exception` and `:traceback` |
   | `:cancelled` | the call was given up |
-  | `:gone` | nobody is left at the other end of the channel |
+  | `:gone` | nobody is left at the other end of the channel, or to signal the fence |
   | `:system` | another error of the system, named by `details.errno` |
   """
 
@@ -82,6 +82,8 @@ defmodule Tmesh.Error do
     eopnotsupp: :unsupported,
     enodev: :no_device,
     epipe: :gone,
+    eownerdead: :gone,
+    eloop: :invalid,
     esrch: :not_started
   }
 

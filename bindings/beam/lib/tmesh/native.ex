@@ -90,6 +90,66 @@ defmodule Tmesh.Native do
   @spec token_id(context(), token :: String.t()) :: result(non_neg_integer())
   def token_id(_context, _token), do: :erlang.nif_error(:not_loaded)
 
+  @spec revoke(handle()) :: :ok | {:error, reason()}
+  def revoke(_handle), do: :erlang.nif_error(:not_loaded)
+
+  @spec reclaim(handle(), ns :: non_neg_integer()) ::
+          :ok
+          | {:used, {non_neg_integer(), non_neg_integer(), non_neg_integer()}, String.t()}
+          | {:error, reason()}
+  def reclaim(_handle, _ns), do: :erlang.nif_error(:not_loaded)
+
+  @spec lease(handle(), ns :: non_neg_integer(), os_pid :: non_neg_integer()) ::
+          :ok | {:error, reason()}
+  def lease(_handle, _ns, _os_pid), do: :erlang.nif_error(:not_loaded)
+
+  @spec touch(handle()) :: :ok | {:error, reason()}
+  def touch(_handle), do: :erlang.nif_error(:not_loaded)
+
+  @spec fence_signal(handle(), non_neg_integer()) :: :ok | {:error, reason()}
+  def fence_signal(_handle, _value), do: :erlang.nif_error(:not_loaded)
+
+  @spec fence_wait(handle(), non_neg_integer(), ns :: non_neg_integer()) ::
+          result(non_neg_integer())
+  def fence_wait(_handle, _value, _ns), do: :erlang.nif_error(:not_loaded)
+
+  @type part :: {handle(), offset :: non_neg_integer(), bytes :: non_neg_integer()}
+
+  @spec gather(context(), [part()], :read | :write, [integer()] | nil, atom(), region_opts()) ::
+          result({handle(), ref()})
+  def gather(_context, _parts, _rights, _shape, _dtype, _opts), do: :erlang.nif_error(:not_loaded)
+
+  @typedoc "A file descriptor that is closed with it."
+  @type descriptor :: reference()
+
+  @spec export_dmabuf(handle(), non_neg_integer(), non_neg_integer(), :read | :write) ::
+          result({descriptor(), non_neg_integer()})
+  def export_dmabuf(_handle, _offset, _bytes, _rights), do: :erlang.nif_error(:not_loaded)
+
+  @spec descriptor_close(descriptor()) :: :ok | {:error, reason()}
+  def descriptor_close(_descriptor), do: :erlang.nif_error(:not_loaded)
+
+  @spec from_dmabuf(
+          context(),
+          descriptor() | integer(),
+          [integer()] | nil,
+          atom(),
+          region_opts()
+        ) :: result({handle(), ref()})
+  def from_dmabuf(_context, _fd, _shape, _dtype, _opts), do: :erlang.nif_error(:not_loaded)
+
+  @spec hand_over(handle(), socket :: integer(), :read | :write) :: :ok | {:error, reason()}
+  def hand_over(_handle, _socket, _rights), do: :erlang.nif_error(:not_loaded)
+
+  @spec take_over(
+          context(),
+          socket :: integer(),
+          [integer()] | nil,
+          atom(),
+          offset :: non_neg_integer()
+        ) :: result({handle(), ref()})
+  def take_over(_context, _socket, _shape, _dtype, _offset), do: :erlang.nif_error(:not_loaded)
+
   @spec release(handle()) :: :ok | :kept | {:error, reason()}
   def release(_handle), do: :erlang.nif_error(:not_loaded)
 

@@ -36,10 +36,25 @@ defmodule Tmesh.ZeroCopy do
 
   import Tmesh.Bang
 
-  alias Tmesh.{Arena, Context, DLPack, Error, Janitor, Native, Options, Registry, Telemetry}
+  alias Tmesh.{
+    Arena,
+    Context,
+    Descriptor,
+    DLPack,
+    Error,
+    Janitor,
+    Native,
+    Options,
+    Registry,
+    Telemetry
+  }
+
   alias Tmesh.DLPack.GPUTensorRef
   alias Tmesh.ZeroCopy.{Layout, TensorRef}
 
+  defguardp is_timeout(ms) when ms == :infinity or (is_integer(ms) and ms >= 0)
+
+  @layout_options [shape: nil, dtype: nil, label: "", mode: 0]
   @region_options [label: "", huge: false, mode: 0, device: :cpu, arena: nil]
 
   @typedoc """
@@ -297,6 +312,361 @@ defmodule Tmesh.ZeroCopy do
     with :ok <- handle |> Native.gpu_release() |> result(), do: Registry.forget(handle)
   end
 
+  @doc """
+  Take the region back from all who hold it, here and elsewhere: what they do with it gives `:stale`
+  from then on, and their mappings are gone.
+
+  Errors: `:busy` (pinned: binaries made of it, here or in another VM, hold it), `:access` (only whoever
+  created a region may), `:unsupported` (on memfd, where nothing can be taken away), `:closed`.
+  """
+  @spec revoke(TensorRef.t()) :: :ok | {:error, Error.t()}
+  def revoke(%TensorRef{handle: handle}), do: handle |> Native.revoke() |> result()
+
+  @doc """
+  As `revoke/1`, and wait until the memory is really free, which devices may delay; also of a region
+  that was taken back before. At most `timeout` ms, then it is `:timeout`, with `pinned_bytes`,
+  `exports` and `attachments` in the error's `details`; the region is taken back then.
+
+  Errors: `:timeout`, and those of `revoke/1`.
+  """
+  @spec reclaim(TensorRef.t(), timeout()) :: :ok | {:error, Error.t()}
+  def reclaim(%TensorRef{handle: handle}, timeout \\ :infinity) when is_timeout(timeout) do
+    in_slices(timeout, fn ns ->
+      case Native.reclaim(handle, ns) do
+        {:used, {pinned_bytes, exports, attachments}, why} ->
+          details = %{pinned_bytes: pinned_bytes, exports: exports, attachments: attachments}
+          {:again, %Error{type: :timeout, message: why, details: details}}
+
+        other ->
+          other
+      end
+    end)
+  end
+
+  @doc """
+  Put a lease of `ms` milliseconds (10 ms to an hour) on this handle, for good: it lapses when
+  `touch/1` is not called for so long. What is done through the handle then gives `:stale`, and
+  with the module what was made through it is taken away too. A leased handle can be sent and not
+  named, so hand it over with `send/3`; no binary can point into its memory, `to_binary/2` copies.
+
+  Options: `process` - the number of a process of the system, with whose end it ends too; `ms` may be
+  0 then, for a lease that needs no touch.
+
+  On memfd a lease is cooperative: it is this handle's alone, and takes no memory away.
+
+  Errors: `:invalid`, `:busy` (it has one), `:not_found` (there is no such process), `:unsupported`,
+  `:closed`.
+  """
+  @spec lease(TensorRef.t(), non_neg_integer(), process: pos_integer()) ::
+          :ok | {:error, Error.t()}
+  def lease(%TensorRef{handle: handle}, ms, opts \\ []) do
+    with {:ok, opts} <- Options.validate(opts, process: nil) do
+      if is_integer(ms) and ms in 0..0xFFFF_FFFF and (ms > 0 or opts[:process]),
+        do: handle |> Native.lease(ms * 1_000_000, opts[:process] || 0) |> result(),
+        else: {:error, Error.new(:invalid, "a lease is of milliseconds, at least 1")}
+    end
+  end
+
+  @doc """
+  Use a lease, so that it does not lapse. Costs no system call, and nothing where there is no lease.
+
+  Errors: `:stale` (it has lapsed, or the region was taken back), `:closed`.
+  """
+  @spec touch(TensorRef.t()) :: :ok | {:error, Error.t()}
+  def touch(%TensorRef{handle: handle}), do: handle |> Native.touch() |> result()
+
+  @doc """
+  Say that the producer has come to `value`, a number that only grows. Who signals first is the
+  region's producer, until it releases its ref.
+
+  Errors: `:invalid` (not greater than the last), `:busy` (another producer lives), `:access`,
+  `:stale`, `:unsupported` (on memfd), `:closed`.
+  """
+  @spec signal(TensorRef.t(), non_neg_integer()) :: :ok | {:error, Error.t()}
+  def signal(%TensorRef{handle: handle}, value),
+    do: handle |> Native.fence_signal(value) |> result()
+
+  @doc """
+  Wait until the producer has come to `value`, at most `timeout` ms; gives how far it is. The process
+  that waits can be killed, and few waits hold a dirty scheduler, each for 10 ms at most.
+
+  Errors: `:timeout`, `:gone` (the producer is, and will not come there), `:stale`, `:unsupported` (on
+  memfd), `:closed`.
+  """
+  @spec wait(TensorRef.t(), non_neg_integer(), timeout()) ::
+          {:ok, non_neg_integer()} | {:error, Error.t()}
+  def wait(%TensorRef{handle: handle}, value, timeout \\ :infinity) when is_timeout(timeout) do
+    in_slices(timeout, fn ns ->
+      case Native.fence_wait(handle, value, ns) do
+        {:error, {code, _why} = reason} when code in [:etimedout, :eintr] ->
+          {:again, %Error{Error.from_native(reason) | type: :timeout}}
+
+        other ->
+          other
+      end
+    end)
+  end
+
+  @doc """
+  Parts of regions, one behind the other, as one tensor, which shows them and copies nothing: with the
+  module alone. A part is a ref, for its whole region, or `{ref, offset, bytes}` of the ref's region;
+  all in whole pages. It is revoked with any of them, and not sealed.
+
+  Options: `shape` and `dtype` (the bytes as `:uint8`), `writable` (false), `label`, `mode`.
+
+  Errors: `:invalid`, `:access`, `:unsupported` (on memfd, or a part that is no memory of the module's
+  own), `:closed`, and those of `allocate/3`.
+  """
+  @spec gather([TensorRef.t() | {TensorRef.t(), non_neg_integer(), pos_integer()}], keyword()) ::
+          {:ok, TensorRef.t()} | {:error, Error.t()}
+  def gather(parts, opts \\ []) do
+    with {:ok, opts} <- Options.validate(opts, @layout_options ++ [writable: false]),
+         {:ok, rights} <- rights(opts[:writable]),
+         {:ok, parts} <- parts(parts),
+         {:ok, shape, dtype} <- layout(opts),
+         {:ok, context} <- Context.limited() do
+      region = {opts[:label], false, opts[:mode]}
+
+      fn -> Native.gather(context, parts, rights, shape, dtype, region) end
+      |> Janitor.retry()
+      |> created()
+    end
+  end
+
+  defp parts(parts) when length(parts) >= 0 do
+    parts
+    |> Enum.reduce_while({:ok, []}, fn part, {:ok, done} ->
+      case part(part) do
+        {:ok, native} -> {:cont, {:ok, [native | done]}}
+        {:error, reason} -> {:halt, result({:error, reason})}
+      end
+    end)
+    |> case do
+      {:ok, done} -> {:ok, Enum.reverse(done)}
+      error -> error
+    end
+  end
+
+  defp parts(_other), do: {:error, Error.new(:invalid, "parts must be a proper list")}
+
+  defp part(%TensorRef{handle: handle}) do
+    with {:ok, info} <- Native.info(handle), do: {:ok, {handle, 0, info.alloc_bytes}}
+  end
+
+  defp part({%TensorRef{handle: handle}, offset, bytes}), do: {:ok, {handle, offset, bytes}}
+  defp part(other), do: {:error, {:einval, "#{inspect(other, limit: 5)} is no part of a region"}}
+
+  @doc """
+  A dma-buf of the tensor's region, for drivers: a `Tmesh.Descriptor`.
+
+  Options: `offset` and `bytes`, in whole pages (all of the region), `writable` (false).
+
+  Errors: `:invalid`, `:access`, `:unsupported` (on memfd, where /dev/udmabuf makes them: writable only,
+  and never of a sealed region), `:stale`, `:closed`, `:too_many_files`.
+  """
+  @spec export_dmabuf(TensorRef.t(),
+          offset: non_neg_integer(),
+          bytes: non_neg_integer(),
+          writable: boolean()
+        ) :: {:ok, Descriptor.t()} | {:error, Error.t()}
+  def export_dmabuf(%TensorRef{handle: handle}, opts \\ []) do
+    with {:ok, opts} <- Options.validate(opts, offset: 0, bytes: 0, writable: false),
+         {:ok, rights} <- rights(opts[:writable]),
+         export = fn -> Native.export_dmabuf(handle, opts[:offset], opts[:bytes], rights) end,
+         {:ok, {native, fd}} <- export |> Janitor.retry() |> result() do
+      {:ok, %Descriptor{native: native, fd: fd}}
+    end
+  end
+
+  @doc """
+  A tensor over another exporter's dma-buf, given as a `Tmesh.Descriptor` or its number in this VM,
+  which stays the caller's. With the module alone.
+
+  Options: `label`, `mode`.
+
+  Errors: `:invalid` (no dma-buf, or one of tmesh's own: open its ref), `:access`, `:closed` (no
+  descriptor), `:unsupported`, and those of `allocate/3`.
+  """
+  @spec from_dmabuf(
+          Descriptor.t() | non_neg_integer(),
+          TensorRef.shape() | tuple(),
+          TensorRef.dtype() | TensorRef.nx_type(),
+          keyword()
+        ) :: {:ok, TensorRef.t()} | {:error, Error.t()}
+  def from_dmabuf(descriptor, shape, dtype, opts \\ []) do
+    {shape, dtype} = {Layout.shape(shape), Layout.dtype(dtype)}
+    fd = with %Descriptor{native: native} <- descriptor, do: native
+
+    with {:ok, opts} <- Options.validate(opts, label: "", mode: 0),
+         {:ok, context} <- Context.limited() do
+      region = {opts[:label], false, opts[:mode]}
+
+      fn -> Native.from_dmabuf(context, fd, shape, dtype, region) end
+      |> Janitor.retry()
+      |> created()
+    end
+  end
+
+  @typedoc """
+  A connected Unix socket: of `:socket`, of `:gen_tcp` (passive), or the number of its descriptor in
+  this VM. It must stay open during the call.
+  """
+  @type socket :: :socket.socket() | port() | non_neg_integer()
+
+  @doc """
+  Hand the tensor's region over by a connected Unix socket, to a process in any of tmesh's languages
+  that takes it with `recv/2` or the like: one message, with a handle of its own. No token is needed,
+  and the receiver holds the region from the moment it is sent. Of a tensor in an arena it is the
+  whole region.
+
+      {:ok, socket} = :socket.open(:local, :stream)
+      :ok = :socket.connect(socket, %{family: :local, path: "/run/user/1000/consumer"})
+      :ok = Tmesh.ZeroCopy.send(ref, socket)
+
+  Options: `writable` - whether the receiver may write (false).
+
+  Errors: `:gone` (nobody is there), `:timeout` (the receiver does not read), `:access`, `:sealed`
+  (inherited by fork), `:stale`, `:closed`.
+  """
+  @spec send(TensorRef.t(), socket(), writable: boolean()) :: :ok | {:error, Error.t()}
+  def send(%TensorRef{handle: handle}, socket, opts \\ []) do
+    with {:ok, opts} <- Options.validate(opts, writable: false),
+         {:ok, rights} <- rights(opts[:writable]),
+         {:ok, fd} <- socket_fd(socket) do
+      retry_open(deadline(), fn -> Native.hand_over(handle, fd, rights) end)
+    end
+  end
+
+  @doc """
+  Take over the region that comes next by a connected Unix socket, as `send/3` sends it. The tensor
+  is as its maker described it, unless `shape` and `dtype` are given.
+
+  Options:
+
+    * `shape`, `dtype`, `offset` - of the tensor in the region, contiguous
+    * `timeout` - ms; with a socket of `:socket` there is no limit by default, and waiting holds no
+      scheduler; with others it is the one of the configuration (`timeout_ms`)
+
+  Errors: `:gone` (nobody is left at the other end), `:timeout`, `:protocol` (something else came, or the
+  layout does not fit), `:unsupported` (another backend's), `:too_many_files`.
+  """
+  @spec recv(socket(), keyword()) :: {:ok, TensorRef.t()} | {:error, Error.t()}
+  def recv(socket, opts \\ []) do
+    known = [shape: nil, dtype: nil, offset: 0, timeout: :infinity]
+
+    with {:ok, opts} <- Options.validate(opts, known),
+         {:ok, shape, dtype} <- layout(opts),
+         {:ok, fd} <- socket_fd(socket),
+         :ok <- readable(socket, opts[:timeout]),
+         {:ok, context} <- Context.limited() do
+      take = fn -> Native.take_over(context, fd, shape, dtype, opts[:offset]) end
+
+      with {:ok, {handle, native}} <- retry_open(deadline(), take),
+           do: created({:ok, {handle, native}})
+    end
+  end
+
+  defp socket_fd(fd) when is_integer(fd), do: {:ok, fd}
+
+  defp socket_fd(port) when is_port(port) do
+    with {:error, why} <- :inet.getfd(port), do: no_socket(why)
+  end
+
+  defp socket_fd({:"$socket", _reference} = socket) do
+    with {:error, why} <- :socket.getopt(socket, :otp, :fd), do: no_socket(why)
+  end
+
+  defp socket_fd(other), do: no_socket(other)
+
+  defp no_socket(what),
+    do: {:error, Error.new(:closed, "not an open socket: #{inspect(what, limit: 5)}")}
+
+  # Only looked at: what comes is the library's to take, with what comes beside the bytes.
+  defp readable({:"$socket", _reference} = socket, timeout) when is_timeout(timeout) do
+    case :socket.recv(socket, 1, [:peek], timeout) do
+      {:ok, _byte} -> :ok
+      {:error, :timeout} -> {:error, Error.new(:timeout, "nothing came by the socket in time")}
+      {:error, {:timeout, _data}} -> :ok
+      {:error, :closed} -> {:error, Error.new(:gone, "the other end of the socket is closed")}
+      {:error, why} -> no_socket(why)
+    end
+  end
+
+  defp readable(_socket, timeout) when is_timeout(timeout), do: :ok
+
+  defp readable(_socket, _timeout),
+    do: {:error, Error.new(:invalid, "timeout must be milliseconds or :infinity")}
+
+  # `try` may wait so many nanoseconds: few of them at a time, for it holds a dirty scheduler then.
+  @slice_ns 10_000_000
+  defp in_slices(timeout, try) do
+    deadline = if timeout != :infinity, do: System.monotonic_time(:nanosecond) + timeout * 1_000_000
+    slice(deadline, try)
+  end
+
+  defp slice(deadline, try) do
+    left = if deadline, do: max(0, deadline - System.monotonic_time(:nanosecond)), else: @slice_ns
+
+    case try.(min(left, @slice_ns)) do
+      {:again, late} when left == 0 ->
+        {:error, late}
+
+      {:again, _late} ->
+        slice(deadline, try)
+
+      {:error, {:eagain, _why}} ->
+        Process.sleep(:rand.uniform(3))
+        slice(deadline, try)
+
+      other ->
+        result(other)
+    end
+  end
+
+  defp layout(opts) do
+    case {Layout.shape(opts[:shape]), Layout.dtype(opts[:dtype])} do
+      {nil, nil} -> {:ok, nil, nil}
+      {nil, _dtype} -> {:error, Error.new(:invalid, "give a shape with the dtype")}
+      {shape, nil} -> {:ok, shape, :uint8}
+      {shape, dtype} -> {:ok, shape, dtype}
+    end
+  end
+
+  bang revoke(ref :: TensorRef.t()) :: :ok
+  bang reclaim(ref :: TensorRef.t(), timeout :: timeout() \\ :infinity) :: :ok
+
+  bang lease(
+         ref :: TensorRef.t(),
+         ms :: non_neg_integer(),
+         opts :: [process: pos_integer()] \\ []
+       ) :: :ok
+
+  bang touch(ref :: TensorRef.t()) :: :ok
+  bang signal(ref :: TensorRef.t(), value :: non_neg_integer()) :: :ok
+
+  bang wait(
+         ref :: TensorRef.t(),
+         value :: non_neg_integer(),
+         timeout :: timeout() \\ :infinity
+       ) :: non_neg_integer()
+
+  bang gather(
+         parts :: [TensorRef.t() | {TensorRef.t(), non_neg_integer(), pos_integer()}],
+         opts :: keyword() \\ []
+       ) :: TensorRef.t()
+
+  bang export_dmabuf(ref :: TensorRef.t(), opts :: keyword() \\ []) :: Descriptor.t()
+
+  bang from_dmabuf(
+         descriptor :: Descriptor.t() | non_neg_integer(),
+         shape :: TensorRef.shape() | tuple(),
+         dtype :: TensorRef.dtype() | TensorRef.nx_type(),
+         opts :: keyword() \\ []
+       ) :: TensorRef.t()
+
+  bang send(ref :: TensorRef.t(), socket :: socket(), opts :: [writable: boolean()] \\ []) :: :ok
+  bang recv(socket :: socket(), opts :: keyword() \\ []) :: TensorRef.t()
+
   bang allocate(
          shape :: TensorRef.shape() | tuple(),
          dtype :: TensorRef.dtype() | TensorRef.nx_type(),
@@ -327,12 +697,15 @@ defmodule Tmesh.ZeroCopy do
 
   # eagain: enough opens wait for slow peers already, on schedulers that the VM's files need too.
   # This one waits in its own process instead.
-  defp open_native(native, rights, deadline) do
-    case Janitor.retry(fn -> Native.open(Context.get(), native, rights) end) do
+  defp open_native(native, rights, deadline),
+    do: retry_open(deadline, fn -> Native.open(Context.get(), native, rights) end)
+
+  defp retry_open(deadline, open) do
+    case Janitor.retry(open) do
       {:error, {:eagain, _message}} = busy ->
         if System.monotonic_time(:millisecond) < deadline do
           Process.sleep(:rand.uniform(5))
-          open_native(native, rights, deadline)
+          retry_open(deadline, open)
         else
           result(busy)
         end

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.ReachTest do
+  @moduledoc false
+  # On both backends: what needs the module says so without it.
+  use Tmesh.Case
+
+  alias Tmesh.Descriptor
+
+  @page 4096
+
+  defp module?, do: Tmesh.backend() == {:ok, :kernel}
+
+  defp unsupported(result) do
+    assert {:error, %Error{type: :unsupported, message: message}} = result
+    assert message =~ ~r/module|memfd/
+  end
+
+  test "a region is taken back from all who hold it" do
+    ref = ZeroCopy.allocate!([@page], :uint8)
+    {:ok, named} = ZeroCopy.grant(ref, :read)
+    same = ZeroCopy.open!(named)
+
+    if module?() do
+      assert ZeroCopy.revoke(ref) == :ok
+      assert {:error, %Error{type: :stale}} = ZeroCopy.to_binary(same)
+      assert {:error, %Error{type: :stale}} = ZeroCopy.write(ref, 0, "x")
+      assert %{revoked: true} = ZeroCopy.info!(ref)
+      assert inspect(ref) =~ "revoked"
+      assert ZeroCopy.reclaim(ref) == :ok
+    else
+      unsupported(ZeroCopy.revoke(ref))
+      unsupported(ZeroCopy.reclaim(ref))
+      assert {:ok, _binary} = ZeroCopy.to_binary(same)
+    end
+  end
+
+  test "a binary prevents it" do
+    ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
+    binary = ZeroCopy.to_binary!(ref)
+
+    if module?() do
+      assert {:error, %Error{type: :busy}} = ZeroCopy.revoke(ref)
+      assert {:error, %Error{type: :busy}} = ZeroCopy.reclaim(ref, 0)
+    else
+      unsupported(ZeroCopy.revoke(ref))
+    end
+
+    assert binary == "abcd"
+  end
+
+  test "only whoever made a region takes it back" do
+    {:ok, named} = ZeroCopy.grant(ZeroCopy.allocate!([@page], :uint8), :read)
+    same = ZeroCopy.open!(named)
+    assert {:error, %Error{type: :access}} = ZeroCopy.revoke(same)
+  end
+
+  test "a dma-buf of a tensor delays the memory, and who waits is told why" do
+    ref = ZeroCopy.allocate!([@page], :uint8)
+
+    if module?() do
+      descriptor = ZeroCopy.export_dmabuf!(ref)
+      assert inspect(descriptor) == "#Tmesh.Descriptor<fd: #{descriptor.fd}, ...>"
+      assert {:ok, "/dmabuf:" <> _} = File.read_link("/proc/self/fd/#{descriptor.fd}")
+      assert %{exports: 1} = ZeroCopy.info!(ref)
+      assert Descriptor.close(descriptor) == :ok
+      assert Descriptor.close(descriptor) == :ok
+      assert {:error, :enoent} = File.read_link("/proc/self/fd/#{descriptor.fd}")
+    else
+      unsupported(ZeroCopy.export_dmabuf(ref))
+    end
+
+    for opts <- [[offset: 1], [bytes: -1], [offset: :x], [writable: 1], [colour: 1]] do
+      assert {:error, %Error{type: type}} = ZeroCopy.export_dmabuf(ref, opts)
+      assert type in [:invalid, :unsupported]
+    end
+  end
+
+  test "what is no dma-buf" do
+    {:ok, file} = File.open("/dev/null")
+
+    for no_descriptor <- [-1, nil, "3", make_ref()] do
+      assert {:error, %Error{type: :closed}} = ZeroCopy.from_dmabuf(no_descriptor, [1], :uint8)
+    end
+
+    {fd, _other} = Tmesh.Sockets.pair()
+    assert {:error, %Error{type: type}} = ZeroCopy.from_dmabuf(fd, [1], :uint8)
+    assert type == if(module?(), do: :invalid, else: :unsupported)
+    File.close(file)
+  end
+
+  if match?({:ok, :kernel}, Tmesh.backend()) do
+    test "a dma-buf of tmesh's own is opened by its ref" do
+      descriptor = [@page] |> ZeroCopy.allocate!(:uint8) |> ZeroCopy.export_dmabuf!()
+      assert {:error, %Error{type: :invalid}} = ZeroCopy.from_dmabuf(descriptor, [1], :uint8)
+    end
+  end
+
+  test "a lease lapses unless it is used" do
+    ref = ZeroCopy.from_binary!("abcd", [4], :uint8, seal: false)
+    assert ZeroCopy.touch(ref) == :ok
+    assert ZeroCopy.lease(ref, 10) == :ok
+    assert %{lease_ns: 10_000_000} = ZeroCopy.info!(ref)
+    assert {:error, %Error{type: :busy}} = ZeroCopy.lease(ref, 1000)
+
+    eventually(fn ->
+      match?({:error, %Error{type: :stale}}, ZeroCopy.touch(ref)) or Process.sleep(30) == nil
+    end)
+
+    assert {:error, %Error{type: :stale}} = ZeroCopy.to_binary(ref)
+    if module?(), do: assert(%{lapsed: true} = ZeroCopy.info!(ref))
+  end
+
+  test "a lease that is used goes on, and what is no lease" do
+    ref = ZeroCopy.allocate!([4], :uint8)
+    assert ZeroCopy.lease(ref, 3_600_000) == :ok
+    assert ZeroCopy.touch(ref) == :ok
+    other = ZeroCopy.allocate!([4], :uint8)
+
+    for ms <- [0, -1, 5, 3_600_001, :infinity, 1.5, 0x1_0000_0000] do
+      assert {:error, %Error{type: :invalid}} = ZeroCopy.lease(other, ms)
+    end
+
+    assert {:error, %Error{type: :invalid}} = ZeroCopy.lease(other, 100, process: :me)
+    assert {:error, %Error{type: :not_found}} = ZeroCopy.lease(other, 100, process: 0x3FFF_FFFF)
+    assert %{lease_ns: 0} = ZeroCopy.info!(other)
+  end
+
+  test "a lease ends with a process" do
+    ref = ZeroCopy.allocate!([4], :uint8)
+    port = Port.open({:spawn_executable, "/bin/cat"}, [])
+    {:os_pid, pid} = Port.info(port, :os_pid)
+
+    if module?() do
+      assert ZeroCopy.lease(ref, 0, process: pid) == :ok
+      assert ZeroCopy.touch(ref) == :ok
+      Port.close(port)
+      eventually(fn -> match?({:error, %Error{type: :stale}}, ZeroCopy.touch(ref)) end)
+    else
+      unsupported(ZeroCopy.lease(ref, 0, process: pid))
+      Port.close(port)
+    end
+  end
+
+  test "a fence says how far its producer is" do
+    ref = ZeroCopy.allocate!([@page], :uint8)
+    {:ok, named} = ZeroCopy.grant(ref, :read)
+    same = ZeroCopy.open!(named)
+
+    if module?() do
+      waits = Task.async(fn -> ZeroCopy.wait(same, 2) end)
+      assert ZeroCopy.signal(ref, 1) == :ok
+      assert ZeroCopy.wait(same, 1) == {:ok, 1}
+      assert {:error, %Error{type: :timeout}} = ZeroCopy.wait(same, 2, 0)
+      assert {:error, %Error{type: :timeout}} = ZeroCopy.wait(same, 2, 20)
+      assert {:error, %Error{type: :invalid}} = ZeroCopy.signal(ref, 1)
+      assert {:error, %Error{type: :access}} = ZeroCopy.signal(same, 7)
+      assert ZeroCopy.signal(ref, 2) == :ok
+      assert Task.await(waits) == {:ok, 2}
+      assert %{fence: :producer, fence_value: 2} = ZeroCopy.info!(same)
+      # Who never comes there.
+      waits = Task.async(fn -> ZeroCopy.wait(same, 3) end)
+      :ok = ZeroCopy.release(ref)
+      assert {:error, %Error{type: :gone}} = Task.await(waits)
+    else
+      unsupported(ZeroCopy.signal(ref, 1))
+      unsupported(ZeroCopy.wait(same, 1))
+      unsupported(ZeroCopy.wait(same, 1, 0))
+    end
+
+    for value <- [-1, :x, 1.0, 0x1_0000_0000_0000_0000] do
+      assert {:error, %Error{type: :invalid}} = ZeroCopy.signal(ref, value)
+      assert {:error, %Error{type: :invalid}} = ZeroCopy.wait(same, value)
+    end
+  end
+
+  if match?({:ok, :kernel}, Tmesh.backend()) do
+    test "many who wait leave the schedulers to others, and can be killed" do
+      ref = ZeroCopy.allocate!([@page], :uint8)
+      :ok = ZeroCopy.signal(ref, 1)
+      waiting = for _ <- 1..100, do: spawn(fn -> ZeroCopy.wait(ref, 2) end)
+      assert {:ok, "root:" <> _} = File.read("/etc/passwd")
+      assert {:ok, _same} = ZeroCopy.open(ref)
+      for pid <- waiting, do: Process.exit(pid, :kill)
+      eventually(fn -> not Enum.any?(waiting, &Process.alive?/1) end)
+    end
+  end
+
+  test "parts of regions are one tensor" do
+    one = ZeroCopy.from_binary!(String.duplicate("a", @page), [@page], :uint8)
+    two = ZeroCopy.from_binary!(String.duplicate("b", 2 * @page), [2 * @page], :uint8)
+
+    if module?() do
+      whole = ZeroCopy.gather!([one, two], label: "whole")
+      assert %TensorRef{dtype: :uint8, shape: [12_288]} = whole
+      assert %{backing: :view, label: "whole"} = ZeroCopy.info!(whole)
+
+      assert ZeroCopy.to_binary!(whole) ==
+               String.duplicate("a", @page) <> String.duplicate("b", 2 * @page)
+
+      turned = ZeroCopy.gather!([{two, @page, @page}, one], shape: {2, 1024}, dtype: {:s, 32})
+      assert %TensorRef{dtype: :int32, shape: [2, 1024]} = turned
+      assert {:error, %Error{type: :invalid}} = ZeroCopy.gather([{one, 1, 5}])
+      assert {:error, %Error{type: :invalid}} = ZeroCopy.gather([])
+    else
+      unsupported(ZeroCopy.gather([one, two]))
+    end
+
+    for parts <- [[one, :other], [{one, -1, 1}], [{one, 0}], :parts, [one | two]] do
+      assert {:error, %Error{type: :invalid}} = ZeroCopy.gather(parts)
+    end
+
+    assert {:error, %Error{type: :invalid}} = ZeroCopy.gather([one], dtype: :uint8)
+    ZeroCopy.release!(one)
+    assert {:error, %Error{type: :closed}} = ZeroCopy.gather([one])
+  end
+
+  describe "by a socket" do
+    for type <- [:stream, :seqpacket] do
+      test "(#{type}) goes a region, as its maker described it" do
+        {one, other} = Tmesh.Sockets.open(unquote(type))
+        ref = ZeroCopy.from_binary!("abcdefgh", {2, 4}, :uint8, label: "sent")
+        assert ZeroCopy.send(ref, one) == :ok
+        :ok = ZeroCopy.release(ref)
+        assert {:ok, %TensorRef{} = same} = ZeroCopy.recv(other)
+        assert {same.shape, same.dtype} == {[2, 4], :uint8}
+        assert ZeroCopy.to_binary!(same) == "abcdefgh"
+        assert %{label: "sent", rights: [:read]} = ZeroCopy.info!(same)
+      end
+    end
+
+    test "goes the right to write where it is meant to, and another layout" do
+      {one, other} = Tmesh.Sockets.open()
+      ref = ZeroCopy.allocate!([8], :uint8)
+      :ok = ZeroCopy.send(ref, one, writable: true)
+      same = ZeroCopy.recv!(other, shape: {2}, dtype: {:s, 16}, offset: 4)
+      assert %TensorRef{shape: [2], dtype: :int16, offset: 4} = same
+      assert ZeroCopy.write(same, 0, "ab") == :ok
+      assert ZeroCopy.to_binary!(ref) == <<0, 0, 0, 0, ?a, ?b, 0, 0>>
+      :ok = ZeroCopy.send(ref, one)
+      assert {:error, %Error{}} = ZeroCopy.recv(other, shape: [10_000_000], dtype: :float64)
+      assert {:error, %Error{type: :invalid}} = ZeroCopy.recv(other, dtype: :int8)
+    end
+
+    test "of gen_tcp, and by its number" do
+      path = Path.join(System.tmp_dir!(), "tmesh-#{System.pid()}-#{System.unique_integer()}")
+      {:ok, listening} = :gen_tcp.listen(0, [:local, ifaddr: {:local, path}, active: false])
+      {:ok, one} = :gen_tcp.connect({:local, path}, 0, [:local, active: false])
+      {:ok, other} = :gen_tcp.accept(listening)
+      ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
+      assert ZeroCopy.send(ref, one) == :ok
+      {:ok, fd} = :inet.getfd(other)
+      assert ZeroCopy.to_binary!(ZeroCopy.recv!(fd)) == "abcd"
+      :gen_tcp.close(one)
+      assert {:error, %Error{type: :gone}} = ZeroCopy.recv(other)
+      File.rm!(path)
+    end
+
+    test "who waits can be killed, and what does not come is late or gone" do
+      {one, other} = Tmesh.Sockets.open()
+      assert {:error, %Error{type: :timeout}} = ZeroCopy.recv(other, timeout: 10)
+      {pid, monitor} = spawn_monitor(fn -> ZeroCopy.recv(other) end)
+      Process.exit(pid, :kill)
+      assert_receive {:DOWN, ^monitor, :process, ^pid, :killed}
+      :ok = :socket.send(one, String.duplicate("something else", 100))
+      assert {:error, %Error{type: :protocol}} = ZeroCopy.recv(other)
+
+      {one, other} = Tmesh.Sockets.open()
+      :ok = :socket.close(one)
+      assert {:error, %Error{type: :gone}} = ZeroCopy.recv(other)
+      ref = ZeroCopy.allocate!([1], :uint8)
+      assert {:error, %Error{type: :gone}} = ZeroCopy.send(ref, other)
+      assert {:error, %Error{type: :closed}} = ZeroCopy.send(ref, one)
+
+      for no_socket <- [:socket, nil, "path", {1, 2}] do
+        assert {:error, %Error{type: :closed}} = ZeroCopy.send(ref, no_socket)
+        assert {:error, %Error{type: :closed}} = ZeroCopy.recv(no_socket)
+      end
+
+      assert {:error, %Error{type: :invalid}} = ZeroCopy.recv(other, timeout: -1)
+    end
+  end
+
+  test "of a ref that was released nothing can be had" do
+    ref = ZeroCopy.allocate!([@page], :uint8)
+    :ok = ZeroCopy.release(ref)
+    {one, _other} = Tmesh.Sockets.open()
+
+    for try <- [
+          fn -> ZeroCopy.revoke(ref) end,
+          fn -> ZeroCopy.reclaim(ref) end,
+          fn -> ZeroCopy.lease(ref, 100) end,
+          fn -> ZeroCopy.touch(ref) end,
+          fn -> ZeroCopy.signal(ref, 1) end,
+          fn -> ZeroCopy.wait(ref, 1) end,
+          fn -> ZeroCopy.export_dmabuf(ref) end,
+          fn -> ZeroCopy.send(ref, one) end
+        ],
+        do: assert({:error, %Error{type: :closed}} = try.())
+  end
+end
