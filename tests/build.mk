@@ -6,7 +6,7 @@
 JOBS ?= 2
 
 HOST_SUITES = runner-check rooms-check sim-check unit-check unit-asan-check unit-tsan-check unit-valgrind-check fuzz-check \
-	      tools-check model-check model-asan-check model-tsan-check model-peers-check model-fuzz-check cuda-check python-check python-arrow-check beam-check beam-dialyzer conformance-check readme-check \
+	      tools-check model-check model-asan-check model-tsan-check model-peers-check model-fuzz-check cuda-check python-check python-arrow-check beam-check beam-dialyzer beam-package-check conformance-check readme-check \
 	      packaging-check demo-check kmod-check
 HOST_SUITES_FULL = $(HOST_SUITES) python-current-check kmod-lint
 

@@ -12,7 +12,11 @@ BEAM_OBJ := $(BEAM_SRC:bindings/beam/c_src/%.c=$(B)/beam/obj/%.o)
 # Asked for only when a NIF is compiled: the other rooms need no Erlang.
 BEAM_INCLUDE = $(shell erl -noshell -eval 'io:put_chars([code:root_dir(), "/usr/include"]), halt().')
 
-BEAM_MIX = cd bindings/beam && MIX_DEPS_PATH=$(CURDIR)/$(B)/beam/deps MIX_QUIET=1
+# What mix would make by itself is made here already.
+BEAM_MIX = cd bindings/beam && MIX_DEPS_PATH=$(CURDIR)/$(B)/beam/deps MIX_QUIET=1 TMESH_NIF=$(CURDIR)/$(BEAM_NIF)
+
+# The package for Hex, as it is before it is packed: what it needs of libtmesh lies inside.
+BEAM_PACKAGE := $(B)/beam/tmesh-$(VERSION)
 
 beam: $(BEAM_NIF) ## build the Elixir application
 	$(BEAM_MIX) MIX_BUILD_PATH=$(CURDIR)/$(B)/beam/dev mix compile --warnings-as-errors
@@ -31,6 +35,19 @@ beam-check: $(BEAM_NIF) $(BEAM_PEER) $(BEAM_CONSUMER) $(STANDIN) $(B)/libtmesh-c
 # The first time takes minutes: what it learns of Erlang and Elixir themselves is kept.
 beam-dialyzer: beam ## look for mistakes in the Elixir code with dialyzer
 	@elixir bindings/beam/test/dialyzer.exs $(B)/beam/plt $(B)/beam/dev/lib/tmesh/ebin
+
+beam-package: ## lay out the Elixir package, in build/beam/tmesh-VERSION
+	@rm -rf $(BEAM_PACKAGE)
+	@mkdir -p $(BEAM_PACKAGE)/c_src/tmesh/lib/common $(BEAM_PACKAGE)/c_src/tmesh/include/uapi/linux
+	@cp -r $(addprefix bindings/beam/,lib mix.exs .formatter.exs README.md) VERSION LICENSES $(BEAM_PACKAGE)
+	@cp bindings/beam/c_src/*.[ch] bindings/beam/c_src/Makefile $(BEAM_PACKAGE)/c_src
+	@cp lib/*.[ch] $(BEAM_PACKAGE)/c_src/tmesh/lib
+	@cp lib/common/*.[ch] $(BEAM_PACKAGE)/c_src/tmesh/lib/common
+	@cp -r include/tmesh $(BEAM_PACKAGE)/c_src/tmesh/include
+	@cp include/uapi/linux/tmesh.h $(BEAM_PACKAGE)/c_src/tmesh/include/uapi/linux
+
+beam-package-check: beam-package ## a stranger's application on the Elixir package, released
+	@elixir bindings/beam/test/package.exs $(BEAM_PACKAGE) bindings/beam $(B)/beam/stranger
 
 $(B)/beam/obj/%.o: bindings/beam/c_src/%.c bindings/beam/build.mk
 	@mkdir -p $(@D)
@@ -51,4 +68,4 @@ $(BEAM_PEER): bindings/beam/test/support/peer.c $(LIB_A)
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 -pthread -o $@ $< $(LIB_A) $(LIB_LIBS)
 
-.PHONY: beam beam-nif beam-check beam-dialyzer
+.PHONY: beam beam-nif beam-check beam-dialyzer beam-package beam-package-check
