@@ -18,14 +18,7 @@ int load_region(struct load *load, struct tmesh_region **out, struct tmesh_error
 		.size = sizeof(opts),
 		.flags = TMESH_REGION_TRY_HUGE,
 	};
-	char label[MODEL_QUOTE];
-
-	opts.label = load->opts.label;
-	if (!opts.label) {
-		model_quote(label, load->model->files[0].name);
-		label[TMESH_LABEL_LEN] = '\0';
-		opts.label = label;
-	}
+	opts.label = load->model->label;
 	return tmesh_region_create(load->ctx, load->model->region_bytes, &opts, out, err);
 }
 
@@ -100,6 +93,18 @@ static int fill_report(struct load *load, uint64_t began, struct tmesh_error *er
 	return 0;
 }
 
+static int set_label(struct tmesh_model *model, const char *label, struct tmesh_error *err)
+{
+	char quoted[MODEL_QUOTE];
+
+	if (label && strlen(label) > TMESH_LABEL_LEN)
+		return tmesh_fail(err, -EINVAL, "the label is longer than %d bytes", TMESH_LABEL_LEN);
+	if (!label)
+		label = model_quote(quoted, model->files[0].name);
+	snprintf(model->label, sizeof(model->label), "%s", label);
+	return 0;
+}
+
 int tmesh_model_load(struct tmesh_ctx *ctx, const char *path,
 		     const struct tmesh_model_load_opts *opts, struct tmesh_model **out,
 		     struct tmesh_error *err)
@@ -113,7 +118,9 @@ int tmesh_model_load(struct tmesh_ctx *ctx, const char *path,
 	rc = model_open(path, &load.model, err);
 	if (rc)
 		return rc;
-	rc = model_plan(load.model, err);
+	rc = set_label(load.model, load.opts.label, err);
+	if (!rc)
+		rc = model_plan(load.model, err);
 	if (!rc)
 		rc = load.opts.flags & TMESH_MODEL_ALONE ? load_alone(&load, err)
 							 : flight_load(&load, err);
@@ -159,10 +166,25 @@ static int bytes_layout(const struct table_tensor *tensor, struct tmesh_layout *
 	return tmesh_layout_contiguous(layout, TMESH_UINT8, ndim, shape, err);
 }
 
+static int layout_of(const struct model_entry *entry, struct tmesh_layout *layout,
+		     struct tmesh_error *err)
+{
+	const struct table_tensor *tensor = entry->tensor;
+	int rc;
+
+	if (tensor->type->dtype)
+		rc = tmesh_layout_contiguous(layout, tensor->type->dtype, tensor->ndim, tensor->shape,
+					     err);
+	else
+		rc = bytes_layout(tensor, layout, err);
+	if (!rc)
+		layout->offset = entry->offset;
+	return rc;
+}
+
 int tmesh_model_tensor_open(const struct tmesh_model *model, size_t index, struct tmesh_tensor **out,
 			    struct tmesh_error *err)
 {
-	const struct table_tensor *tensor;
 	struct tmesh_layout layout;
 	int rc;
 
@@ -171,14 +193,45 @@ int tmesh_model_tensor_open(const struct tmesh_model *model, size_t index, struc
 	if (index >= model->entry_count)
 		return tmesh_fail(err, -EINVAL, "the model has %zu tensors, none with the number %zu",
 				  model->entry_count, index);
-	tensor = model->entries[index].tensor;
-	if (tensor->type->dtype)
-		rc = tmesh_layout_contiguous(&layout, tensor->type->dtype, tensor->ndim, tensor->shape,
-					     err);
-	else
-		rc = bytes_layout(tensor, &layout, err);
-	if (rc)
-		return rc;
-	layout.offset = model->entries[index].offset;
-	return tmesh_tensor_wrap(model->region, &layout, out, err);
+	rc = layout_of(&model->entries[index], &layout, err);
+	return rc ? rc : tmesh_tensor_wrap(model->region, &layout, out, err);
+}
+
+int tmesh_model_bundle(struct tmesh_ctx *ctx, const struct tmesh_model *model,
+		       struct tmesh_bundle **out, struct tmesh_error *err)
+{
+	struct tmesh_bundle_opts opts = {.size = sizeof(opts)};
+	struct tmesh_bundle_entry *entries;
+	char label[TMESH_LABEL_LEN + 1];
+	char *metadata = NULL;
+	int rc;
+
+	if (!model->region)
+		return tmesh_fail(err, -EINVAL, "the model was described, not loaded");
+	entries = calloc(model->entry_count + 1, sizeof(*entries));
+	if (!entries)
+		return tmesh_fail(err, -ENOMEM, "no memory for the bundle");
+	rc = tmesh_model_metadata_json(model, 0, &metadata, err);
+	for (size_t i = 0; i < model->entry_count && !rc; i++) {
+		const struct table_tensor *tensor = model->entries[i].tensor;
+
+		entries[i].name = tensor->name;
+		entries[i].region = model->region;
+		rc = layout_of(&model->entries[i], &entries[i].layout, err);
+		if (rc || tensor->type->dtype)
+			continue;
+		entries[i].type = tensor->type->name;
+		entries[i].type_ndim = tensor->ndim;
+		memcpy(entries[i].type_shape, tensor->shape, sizeof(tensor->shape));
+	}
+	if (!rc) {
+		snprintf(label, sizeof(label), "%s", model->label);
+		opts.label = label;
+		opts.metadata = metadata;
+		opts.metadata_bytes = strlen(metadata);
+		rc = tmesh_bundle_create(ctx, entries, model->entry_count, &opts, out, err);
+	}
+	free(metadata);
+	free(entries);
+	return rc;
 }

@@ -141,6 +141,7 @@ struct tmesh_model {
 	struct tmesh_region *region;
 	struct flight *flight;
 	struct tmesh_model_report report;
+	char label[TMESH_LABEL_LEN + 1];
 };
 
 /* Bytes that lie in the region as they do in the file, so that they are read as one. */

@@ -10,6 +10,20 @@ static int by_name(const void *left, const void *right)
 		      (*(const struct table_tensor *const *)right)->name);
 }
 
+static bool is_name(const char *name)
+{
+	size_t length = strlen(name);
+
+	for (size_t i = 0; i < length; i++) {
+		const uint8_t *at = (const uint8_t *)name + i;
+
+		/* C0, DEL, and C1, which UTF-8 begins with 0xc2. */
+		if (at[0] < 0x20 || at[0] == 0x7f || (at[0] == 0xc2 && at[1] < 0xa0))
+			return false;
+	}
+	return length && length <= TMESH_BUNDLE_MAX_NAME;
+}
+
 /* JSON's keys were checked when they were read; GGUF's tensors are a list. */
 static int check_names(const struct table *table, struct tmesh_error *err)
 {
@@ -19,8 +33,19 @@ static int check_names(const struct table *table, struct tmesh_error *err)
 
 	if (!sorted)
 		return tmesh_fail(err, -ENOMEM, "no memory for the tensors' names");
-	for (size_t i = 0; i < table->tensor_count; i++)
+	for (size_t i = 0; i < table->tensor_count && !rc; i++) {
 		sorted[i] = &table->tensors[i];
+		/* What a bundle cannot have is better said before anything is read. */
+		if (!is_name(sorted[i]->name))
+			rc = tmesh_fail(err, -EPROTO,
+					"the name \"%s\" is empty, has control characters or more than "
+					"%d bytes",
+					model_quote(quoted, sorted[i]->name), TMESH_BUNDLE_MAX_NAME);
+	}
+	if (rc) {
+		free(sorted);
+		return rc;
+	}
 	qsort(sorted, table->tensor_count, sizeof(*sorted), by_name);
 	for (size_t i = 1; i < table->tensor_count && !rc; i++) {
 		if (!strcmp(sorted[i]->name, sorted[i - 1]->name))

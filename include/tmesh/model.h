@@ -16,7 +16,7 @@
 #ifndef TMESH_MODEL_H
 #define TMESH_MODEL_H
 
-#include <tmesh/tensor.h>
+#include <tmesh/bundle.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -206,6 +206,15 @@ struct tmesh_region *tmesh_model_region(const struct tmesh_model *model);
  */
 int tmesh_model_tensor_open(const struct tmesh_model *model, size_t index, struct tmesh_tensor **out,
 			    struct tmesh_error *err);
+
+/*
+ * All tensors of a loaded model as one bundle in the model's order, with its metadata as JSON: one ref,
+ * one open, one hand-over. It may outlive the model. Tensors whose type is no dtype are bytes there
+ * too, with the type's name and the shape in its elements.
+ * Return: 0; -EINVAL (not loaded; more tensors than a bundle has), and as tmesh_bundle_create().
+ */
+int tmesh_model_bundle(struct tmesh_ctx *ctx, const struct tmesh_model *model,
+		       struct tmesh_bundle **out, struct tmesh_error *err);
 
 /* A tensor to be saved: contiguous, in memory. */
 struct tmesh_model_item {

@@ -70,3 +70,12 @@ model-fuzz-check: $(addprefix $(MODEL_FUZZ_OUT)/,$(MODEL_FUZZ_NAMES)) ## fuzz wh
 	@$(FUZZ)/run $(MODEL_FUZZ_OUT) $(MODEL_FUZZ_NAMES)
 
 .PHONY: model-check model-asan-check model-tsan-check model-peers-check model-fuzz-check
+
+$(MODEL_TEST_OUT)/faults.so: $(MODEL_TEST)/faults.c
+	@mkdir -p $(@D)
+	$(CC) -D_GNU_SOURCE $(CFLAGS) $(WARN) -fPIC -shared -Wno-missing-prototypes -o $@ $< -ldl
+
+model-faults-check: tools $(MODEL_TEST_OUT)/faults.so ## loading while the disk fails, and kills at any time
+	@$(PYTHON) -B $(MODEL_TEST)/faults.py $(B)
+
+.PHONY: model-faults-check

@@ -43,6 +43,7 @@ STRICTER = {
         "a zero in a name": r"\\u0000 is not allowed|NUL byte",
         "members that the format does not know": r"has members beside",
         "more dimensions than tmesh has": r"dimensions; 8 are the most",
+        "names that are empty or have control characters": r"has control characters",
         "numbers of 2^63 and more": r"too big integer",
         "__metadata__ that is null": r"__metadata__ is no object",
     },
@@ -50,7 +51,7 @@ STRICTER = {
         "version 2": r"GGUF of version 2",
         "big-endian files": r"big-endian",
         "names that are empty, too long, or have a zero": r"(a key|a tensor's name) has .* bytes; 1 to"
-                                                          r"|is not UTF-8 without zeros",
+                                                          r"|is not UTF-8 without zeros|has control characters",
         "overlaps": r"it overlaps the one before it",
         "holes": r"there is a hole before it|belong to no tensor",
         "booleans other than 0 and 1": r"neither 0 nor 1",

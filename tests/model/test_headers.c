@@ -119,6 +119,9 @@ static void test_safetensors_refused(void **state)
 		{"{" A ",\"b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[9,10]}}", 10, -EPROTO, "hole"},
 		{"{\"__metadata__\":[]}", 0, -EPROTO, "no object"},
 		{"{\"__metadata__\":{\"k\":1}}", 0, -EPROTO, "\"k\""},
+		{"{\"a\\u001bb\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, -EPROTO,
+		 "control characters"},
+		{"{\"\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, -EPROTO, "is empty"},
 		{"{\"a\\u0000b\":1}", 0, -EPROTO, "no JSON"},
 		{"{\"a\x1b[2J\":1}", 0, -EPROTO, "no JSON"},
 	};

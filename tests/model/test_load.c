@@ -147,6 +147,37 @@ static void test_methods(void **state)
 	}
 }
 
+static void test_bundle(void **state)
+{
+	struct tmesh_bundle *bundle, *again;
+	struct tmesh_model *model;
+	char *ref;
+	size_t i;
+
+	assert_ok(tmesh_model_load(ctx, model_path, NULL, &model, err));
+	assert_ok(tmesh_model_bundle(ctx, model, &bundle, err));
+	ref = malloc(tmesh_bundle_ref_size(bundle));
+	assert_ok(tmesh_bundle_ref_encode(bundle, TMESH_READ, ref, tmesh_bundle_ref_size(bundle), err));
+	assert_ok(tmesh_bundle_open(ctx, ref, strlen(ref), TMESH_READ, &again, err));
+	tmesh_model_unref(model);
+	assert_int_equal(tmesh_bundle_count(again), COUNT);
+	assert_string_equal(tmesh_bundle_metadata(again, NULL), "{}");
+	assert_ok(tmesh_bundle_find(again, "layer.5", &i, err));
+	for (int k = 0; k < COUNT; k++) {
+		struct tmesh_tensor *tensor;
+
+		assert_ok(tmesh_bundle_find(again, items[k].name, &i, err));
+		assert_ok(tmesh_bundle_tensor(again, i, &tensor, err));
+		if (tmesh_tensor_bytes(tensor))
+			assert_memory_equal(bytes_of(tensor), bytes_of(tensors[k]),
+					    tmesh_tensor_bytes(tensor));
+		tmesh_tensor_unref(tensor);
+	}
+	free(ref);
+	tmesh_bundle_unref(bundle);
+	tmesh_bundle_unref(again);
+}
+
 static void test_second(void **state)
 {
 	struct tmesh_model_load_opts alone = {.size = sizeof(alone), .flags = TMESH_MODEL_ALONE};
@@ -332,7 +363,7 @@ static void test_full(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_methods),	  cmocka_unit_test(test_second),
+		cmocka_unit_test(test_methods),	  cmocka_unit_test(test_second),   cmocka_unit_test(test_bundle),
 		cmocka_unit_test(test_refused),	  cmocka_unit_test(test_no_flight),
 		cmocka_unit_test(test_save),	  cmocka_unit_test(test_full),
 	};

@@ -68,7 +68,8 @@ static json_t *report_json(const struct tmesh_model_report *report, const char *
 	return json;
 }
 
-static int print_loaded(const struct args *args, const struct tmesh_model *model, const char *token)
+static int print_loaded(const struct args *args, const struct tmesh_model *model, const char *token,
+			const char *ref)
 {
 	struct tmesh_model_report report = {.size = sizeof(report)};
 	struct tmesh_region *region = tmesh_model_region(model);
@@ -84,6 +85,7 @@ static int print_loaded(const struct args *args, const struct tmesh_model *model
 				 tmesh_model_format_name(tmesh_model_format(model)), "pid",
 				 (int)getpid(), "report", report_json(&report, hash));
 		json_object_set_new(json, "tensors", json_integer((json_int_t)tmesh_model_tensors(model)));
+		json_object_set_new(json, "ref", json_loads(ref, 0, NULL));
 		return print_json(json);
 	}
 	printf("id              %016" PRIx64 "\ntoken           %s\n", tmesh_region_id(region), token);
@@ -94,14 +96,40 @@ static int print_loaded(const struct args *args, const struct tmesh_model *model
 	       (double)report.ns / 1e9);
 	if (*hash)
 		printf("xxh3            %s\n", hash);
-	printf("pid             %d\n", (int)getpid());
+	printf("ref             %s\npid             %d\n", ref, (int)getpid());
 	return STATUS_OK;
+}
+
+/* The bundle's ref, which the caller frees; NULL: it was said why not. */
+static char *bundle_ref(struct tmesh_ctx *ctx, const struct tmesh_model *model,
+			struct tmesh_bundle **bundle)
+{
+	struct tmesh_error err;
+	size_t size;
+	char *ref;
+
+	if (tmesh_model_bundle(ctx, model, bundle, &err)) {
+		complain("the bundle", &err);
+		return NULL;
+	}
+	size = tmesh_bundle_ref_size(*bundle);
+	ref = malloc(size);
+	if (ref && !tmesh_bundle_ref_encode(*bundle, TMESH_READ, ref, size, &err))
+		return ref;
+	if (ref)
+		complain("naming the bundle", &err);
+	else
+		complain_errno("naming the bundle");
+	free(ref);
+	tmesh_bundle_unref(*bundle);
+	return NULL;
 }
 
 static int load_and_hold(struct args *args)
 {
 	char token[TMESH_TOKEN_SIZE], variable[TMESH_TOKEN_SIZE + 16];
-	char *variables[] = {variable, NULL};
+	char *variables[] = {variable, NULL, NULL}, *ref;
+	struct tmesh_bundle *bundle;
 	struct progress progress;
 	struct tmesh_model *model;
 	struct tmesh_error err;
@@ -122,11 +150,21 @@ static int load_and_hold(struct args *args)
 	hold_signals();
 	if (tmesh_region_token(tmesh_model_region(model), TMESH_READ, token, &err))
 		status = complain("naming the region", &err);
-	snprintf(variable, sizeof(variable), "TMESH_TOKEN=%s", token);
-	if (!status && !args->hold.command)
-		status = print_loaded(args, model, token);
-	if (!status)
-		status = hold_until_end(&args->hold, variables);
+	ref = status ? NULL : bundle_ref(ctx, model, &bundle);
+	if (ref) {
+		snprintf(variable, sizeof(variable), "TMESH_TOKEN=%s", token);
+		if (asprintf(&variables[1], "TMESH_REF=%s", ref) < 0)
+			variables[1] = NULL;
+		if (!args->hold.command)
+			status = print_loaded(args, model, token, ref);
+		if (!status)
+			status = hold_until_end(&args->hold, variables);
+		free(variables[1]);
+		free(ref);
+		tmesh_bundle_unref(bundle);
+	} else {
+		status = STATUS_FAILED;
+	}
 	tmesh_model_unref(model);
 	tmesh_ctx_unref(ctx);
 	return status;
