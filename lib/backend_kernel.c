@@ -4,6 +4,7 @@
  * turns calls into ioctls, and errnos into sentences.
  */
 #include "kernel.h"
+#include "keep_internal.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -716,6 +717,7 @@ static int kernel_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holde
 
 const struct tmesh_backend_ops tmesh_kernel_ops = {
 	.backend = TMESH_BACKEND_KERNEL,
+	.keep = &tmesh_kernel_keep_ops,
 	.open = kernel_open,
 	.close = kernel_close,
 	.forked = kernel_close,

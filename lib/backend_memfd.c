@@ -5,6 +5,7 @@
  * leases) is kept by good behaviour, and tmesh_caps() says so.
  */
 #include "memfd.h"
+#include "keep_internal.h"
 
 #include <fcntl.h>
 #include <linux/memfd.h>
@@ -762,6 +763,7 @@ static int memfd_pool_renew(struct tmesh_region *region, uint64_t bytes,
 
 const struct tmesh_backend_ops tmesh_memfd_ops = {
 	.backend = TMESH_BACKEND_MEMFD,
+	.keep = &tmesh_memfd_keep_ops,
 	.open = memfd_open,
 	.close = memfd_close,
 	.forked = memfd_forked,

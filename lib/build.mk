@@ -13,13 +13,13 @@ LIB_ASAN   := $(B)/libtmesh-asan.a
 LIB_TSAN   := $(B)/libtmesh-tsan.a
 
 LIB_SRC := $(wildcard lib/*.c lib/common/*.c)
-LIB_HEADERS := $(addprefix include/tmesh/,arena.h channel.h context.h event.h fence.h gather.h import.h lease.h \
+LIB_HEADERS := $(addprefix include/tmesh/,arena.h bundle.h channel.h context.h event.h fence.h gather.h import.h keep.h lease.h \
 		 region.h see.h tensor.h tmesh.h)
 # The library's calls of its own functions are its own: no way round by a table.
 LIB_CFLAGS = -std=gnu11 -fPIC -fvisibility=hidden -fno-semantic-interposition -pthread \
 	     $(shell pkg-config --cflags jansson)
 LIB_LIBS   = $(shell pkg-config --libs jansson) -pthread
-LIB_CPPFLAGS := $(CPPFLAGS) -DTMESH_VERSION='"$(VERSION)"'
+LIB_CPPFLAGS = $(CPPFLAGS) -DTMESH_VERSION='"$(VERSION)"' -DTMESH_KEEPER_PATH='"$(LIBEXECDIR)/tmesh-keeper"'
 
 ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 TSAN_FLAGS := -fsanitize=thread -fno-omit-frame-pointer -Wno-tsan
@@ -37,6 +37,8 @@ endef
 $(eval $(call lib_objects,plain,))
 $(eval $(call lib_objects,asan,$(ASAN_FLAGS)))
 $(eval $(call lib_objects,tsan,$(TSAN_FLAGS)))
+
+include lib/keeper/build.mk
 
 COMMON_OBJ      := $(filter $(B)/lib-plain/common/%,$(LIB_OBJ_plain))
 COMMON_CPPFLAGS := -iquote lib

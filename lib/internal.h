@@ -284,8 +284,10 @@ void tmesh_token_format(char *text, const struct tmesh_token_parts *parts);
 int tmesh_token_parse(const char *text, struct tmesh_token_parts *parts, struct tmesh_error *err);
 
 /* Backends. Each operation returns 0 or a negative errno with @err filled. */
+struct tmesh_keep_ops;
 struct tmesh_backend_ops {
 	enum tmesh_backend backend;
+	const struct tmesh_keep_ops *keep; /* keep_internal.h */
 
 	int (*open)(struct tmesh_ctx *ctx, struct tmesh_error *err);
 	void (*close)(struct tmesh_ctx *ctx);

@@ -20,7 +20,7 @@
 /* A start removes so many sockets of producers that died, and leaves the rest to the next. */
 #define SWEEP_MAX 256
 
-static int rundir_path(const struct tmesh_ctx *ctx, char *path, size_t size,
+int tmesh_rundir_path(const struct tmesh_ctx *ctx, char *path, size_t size,
 		       struct tmesh_error *err)
 {
 	const char *dir = ctx->runtime_dir;
@@ -65,7 +65,7 @@ int tmesh_ctx_runtime_dir(struct tmesh_ctx *ctx, int *out, struct tmesh_error *e
 	char path[4096];
 	int dir, rc;
 
-	rc = rundir_path(ctx, path, sizeof(path), err);
+	rc = tmesh_rundir_path(ctx, path, sizeof(path), err);
 	if (rc)
 		return rc;
 	dir = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -149,7 +149,7 @@ bool tmesh_rundir_follow(const struct tmesh_ctx *ctx, const char *name, pid_t *p
 	size_t length;
 	ssize_t got;
 
-	if (rundir_path(ctx, path, sizeof(path) - LINK_NAME - 1, NULL))
+	if (tmesh_rundir_path(ctx, path, sizeof(path) - LINK_NAME - 1, NULL))
 		return false;
 	/* Who else may write there would choose what is opened in our name. */
 	if (lstat(path, &st) || !S_ISDIR(st.st_mode) || st.st_uid != geteuid() ||
@@ -190,7 +190,7 @@ int tmesh_rundir_connect(const struct tmesh_ctx *ctx, int socket, const char *na
 	size_t length;
 	int dir, rc;
 
-	rc = rundir_path(ctx, path, sizeof(path) - 34, NULL);
+	rc = tmesh_rundir_path(ctx, path, sizeof(path) - 34, NULL);
 	if (rc)
 		return rc;
 	length = strlen(path);

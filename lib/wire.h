@@ -186,6 +186,9 @@ bool tmesh_index_view_writes(const struct tmesh_index_view *view, int fd, uint64
 
 /* The verified runtime directory, made when missing; ctx->lock is held. */
 int tmesh_rundir_open(struct tmesh_ctx *ctx, int *dir, struct tmesh_error *err);
+/* Its path, as given or found; nothing is looked at. */
+int tmesh_rundir_path(const struct tmesh_ctx *ctx, char *path, size_t size,
+		      struct tmesh_error *err);
 struct sockaddr_un;
 /* The address of a socket in it; good while @dir is open. */
 socklen_t tmesh_rundir_address(int dir, const char *name, struct sockaddr_un *address);

@@ -47,6 +47,7 @@
 #include <tmesh/context.h>
 #include <tmesh/event.h>
 #include <tmesh/fence.h>
+#include <tmesh/keep.h>
 #include <tmesh/gather.h>
 #include <tmesh/import.h>
 #include <tmesh/lease.h>

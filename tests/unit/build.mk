@@ -13,6 +13,14 @@ UNIT_NAMES := $(if $(filter kernel,$(TMESH_BACKEND)),$(UNIT_ALL),$(filter-out te
 UNIT_FLAGS := -std=gnu11 -pthread -Ilib
 UNIT_LIBS   = -lcmocka $(LIB_LIBS)
 
+# The keeper that the library starts; the thread sanitizer has nothing to see in it.
+UNIT_KEEPER_plain = $(abspath $(B)/tmesh-keeper)
+UNIT_KEEPER_asan  = $(abspath $(B)/asan/tmesh-keeper)
+UNIT_KEEPER_tsan  = $(UNIT_KEEPER_plain)
+
+$(UNIT_OUT)/plain/test_keep $(UNIT_OUT)/tsan/test_keep: $(B)/tmesh-keeper
+$(UNIT_OUT)/asan/test_keep: $(B)/asan/tmesh-keeper
+
 $(UNIT_OUT)/plain/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h lib/common/*.h) $(LIB_A)
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $< $(LIB_A) $(UNIT_LIBS) -o $@
@@ -27,7 +35,8 @@ $(UNIT_OUT)/tsan/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h lib/common/*.h) $
 
 # unit_run(variant, command in front, programs): in a runtime folder of their own
 define unit_run
-@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d); \
+@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d) \
+TMESH_KEEPER=$(UNIT_KEEPER_$(1)); \
 trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \
 for test in $(3); do $(2) $(UNIT_OUT)/$(1)/$$test || status=1; done; exit $$status
 endef

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: MIT
+/* Finding the user's keeper, and starting one. */
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "keeper.h"
+
+#define PROGRAM "tmesh-keeper"
+/* Who lost the race to start one waits for the other's to listen. */
+#define START_NS UINT64_C(3000000000)
+
+/* Return: a connection, or a negative errno. */
+static int try_connect(const struct tmesh_ctx *ctx)
+{
+	/* As long as the names of producers' sockets, which are connected to in the same way. */
+	static const char name[33] = TMESH_KEEPER_SOCKET;
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	struct ucred peer;
+	socklen_t size = sizeof(peer);
+	int rc;
+
+	if (fd < 0)
+		return -errno;
+	rc = tmesh_rundir_connect(ctx, fd, name);
+	if (!rc && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size))
+		rc = -errno;
+	if (!rc && peer.uid != ctx->uid)
+		rc = -EACCES;
+	if (!rc)
+		return fd;
+	close(fd);
+	return rc;
+}
+
+static bool beside(char *path, size_t size, const char *file)
+{
+	const char *slash = strrchr(file, '/');
+
+	return slash &&
+	       (size_t)snprintf(path, size, "%.*s/" PROGRAM, (int)(slash - file), file) < size &&
+	       access(path, X_OK) == 0;
+}
+
+/* The program: as the environment says, beside this library or program, where it was installed, or
+ * on PATH. */
+static const char *find_program(char *path, size_t size)
+{
+	const char *told = secure_getenv("TMESH_KEEPER");
+	char exe[4096];
+	Dl_info own;
+	ssize_t got;
+
+	if (told && *told)
+		return told;
+	if (dladdr((void *)find_program, &own) && own.dli_fname && *own.dli_fname == '/' &&
+	    beside(path, size, own.dli_fname))
+		return path;
+	got = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
+	if (got > 0) {
+		exe[got] = '\0';
+		if (beside(path, size, exe))
+			return path;
+	}
+	if (access(TMESH_KEEPER_PATH, X_OK) == 0)
+		return TMESH_KEEPER_PATH;
+	return PROGRAM;
+}
+
+/* The child has nothing of ours: no descriptor, no signal that we block or ignore. */
+static int spawn(const char *program, const char *dir, int words, pid_t *pid)
+{
+	char *argv[] = {PROGRAM, "--daemon", (char *)dir, NULL};
+	posix_spawn_file_actions_t actions;
+	posix_spawnattr_t attr;
+	sigset_t none, all;
+	int rc;
+
+	rc = posix_spawn_file_actions_init(&actions);
+	if (rc)
+		return rc;
+	rc = posix_spawnattr_init(&attr);
+	if (rc) {
+		posix_spawn_file_actions_destroy(&actions);
+		return rc;
+	}
+	sigemptyset(&none);
+	sigfillset(&all);
+	rc = posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+	if (!rc)
+		rc = posix_spawn_file_actions_adddup2(&actions, words, 1);
+	if (!rc)
+		rc = posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0);
+	if (!rc)
+		rc = posix_spawn_file_actions_addclosefrom_np(&actions, 3);
+	posix_spawnattr_setsigmask(&attr, &none);
+	posix_spawnattr_setsigdefault(&attr, &all);
+	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF |
+						POSIX_SPAWN_SETSID);
+	if (!rc)
+		rc = posix_spawnp(pid, program, &actions, &attr, argv, environ);
+	posix_spawnattr_destroy(&attr);
+	posix_spawn_file_actions_destroy(&actions);
+	return rc;
+}
+
+/* It ends once its child listens, or says on @words why it does not. */
+static int wait_for(pid_t pid, int words, const char *program, struct tmesh_error *err)
+{
+	char text[128];
+	ssize_t got = 0;
+	int status = 0;
+	pid_t ended;
+
+	do
+		got = read(words, text, sizeof(text) - 1);
+	while (got < 0 && errno == EINTR);
+	do
+		ended = waitpid(pid, &status, 0);
+	while (ended < 0 && errno == EINTR);
+	/* A program that takes all its children has taken this one: the socket tells. */
+	if (ended < 0 || status == 0)
+		return 0;
+	text[got > 0 ? got : 0] = '\0';
+	text[strcspn(text, "\n")] = '\0';
+	return tmesh_fail(err, -ENOENT, "the keeper %.80s could not start%s%s", program,
+			  *text ? ": " : "", text);
+}
+
+static int start(struct tmesh_ctx *ctx, struct tmesh_error *err)
+{
+	char dir[4096], path[4096];
+	const char *program = find_program(path, sizeof(path));
+	int words[2], rc, checked;
+	pid_t pid;
+
+	pthread_mutex_lock(&ctx->lock);
+	rc = tmesh_rundir_open(ctx, &checked, err);
+	pthread_mutex_unlock(&ctx->lock);
+	if (!rc)
+		rc = tmesh_rundir_path(ctx, dir, sizeof(dir), err);
+	if (rc)
+		return rc;
+	if (pipe2(words, O_CLOEXEC))
+		return tmesh_fail_errno(err, "pipe");
+	rc = spawn(program, dir, words[1], &pid);
+	close(words[1]);
+	if (rc)
+		rc = tmesh_fail(err, rc == ENOENT ? -ENOENT : -rc,
+				"no keeper runs, and %.100s cannot be started (errno %d): it comes "
+				"with tmeshctl; TMESH_KEEPER names another place",
+				program, rc);
+	else
+		rc = wait_for(pid, words[0], program, err);
+	close(words[0]);
+	return rc;
+}
+
+static int connect_error(int rc, struct tmesh_error *err)
+{
+	switch (rc) {
+	case -ENOENT:
+	case -ECONNREFUSED:
+		return tmesh_fail(err, -ENOENT, "no keeper runs for this user");
+	case -EACCES:
+		return tmesh_fail(err, rc,
+				  "the keeper in the runtime directory is not this "
+				  "user's");
+	default:
+		errno = -rc;
+		return tmesh_fail_errno(err, "connecting to the keeper");
+	}
+}
+
+int tmesh_keeper_connect(struct tmesh_ctx *ctx, bool may_start, int *out, struct tmesh_error *err)
+{
+	uint64_t deadline = tmesh_now_ns() + START_NS;
+	bool started = false;
+
+	for (;;) {
+		int fd = try_connect(ctx);
+
+		if (fd >= 0) {
+			*out = fd;
+			return 0;
+		}
+		if ((fd != -ENOENT && fd != -ECONNREFUSED) || !may_start ||
+		    tmesh_now_ns() >= deadline)
+			return connect_error(fd, err);
+		if (!started) {
+			int rc = start(ctx, err);
+
+			if (rc)
+				return rc;
+			/* Tried again at once; then another's may be about to listen. */
+			started = true;
+			continue;
+		}
+		usleep(2000);
+		/* Perhaps that one was just ending. */
+		started = deadline - tmesh_now_ns() > START_NS / 2;
+	}
+}

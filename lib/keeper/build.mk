@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: MIT
+#
+# tmesh-keeper: what keeps memfd regions. It uses the library's own files for messages, so it is
+# linked with the static library, and with address and undefined-behaviour sanitizers for tests.
+
+LIBEXECDIR ?= $(PREFIX)/libexec
+UNITDIR    ?= $(PREFIX)/lib/systemd/user
+
+KEEPER_SRC := $(wildcard lib/keeper/*.c)
+KEEPER_DEP := $(KEEPER_SRC) $(wildcard lib/keeper/*.h lib/*.h lib/common/*.h)
+KEEPER_CPPFLAGS := $(LIB_CPPFLAGS) -iquote lib -iquote lib/keeper
+
+keeper: $(B)/tmesh-keeper ## build tmesh-keeper
+
+$(B)/tmesh-keeper: $(KEEPER_DEP) $(LIB_A)
+	$(CC) $(KEEPER_CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 $(LDFLAGS) $(KEEPER_SRC) $(LIB_A) $(LIB_LIBS) -o $@
+
+$(B)/asan/tmesh-keeper: $(KEEPER_DEP) $(LIB_ASAN)
+	@mkdir -p $(@D)
+	$(CC) $(KEEPER_CPPFLAGS) $(CFLAGS) $(WARN) $(ASAN_FLAGS) -std=gnu11 $(KEEPER_SRC) $(LIB_ASAN) $(LIB_LIBS) -o $@
+
+install-keeper: keeper
+	$(INSTALL) -d $(DESTDIR)$(LIBEXECDIR) $(DESTDIR)$(UNITDIR)
+	$(INSTALL) -m 755 $(B)/tmesh-keeper $(DESTDIR)$(LIBEXECDIR)/
+	sed -e 's|@libexecdir@|$(LIBEXECDIR)|' packaging/systemd/tmesh-keeper.service.in \
+		> $(DESTDIR)$(UNITDIR)/tmesh-keeper.service
+
+uninstall-keeper:
+	rm -f $(DESTDIR)$(LIBEXECDIR)/tmesh-keeper $(DESTDIR)$(UNITDIR)/tmesh-keeper.service
+
+.PHONY: keeper install-keeper uninstall-keeper

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: MIT
+#include "client.h"
+
+#include "memfd.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Who neither gives nor takes anything for so long is let go. */
+#define PATIENCE_NS UINT64_C(10000000000)
+/* Messages before it is another client's turn. */
+#define TURN 64
+
+static void be_patient(struct client *client)
+{
+	client->deadline = tmesh_now_ns() + PATIENCE_NS;
+}
+
+void client_begin(struct client *client, int fd)
+{
+	*client = (struct client){.fd = fd, .state = CLIENT_ASKS};
+	be_patient(client);
+}
+
+static void leave_group(struct client *client)
+{
+	if (client->group && client->state == CLIENT_TAKES)
+		group_read_end(client->group);
+	else
+		group_free(client->group);
+	client->group = NULL;
+}
+
+static void client_end(struct client *client)
+{
+	leave_group(client);
+	free(client->rows);
+	close(client->fd);
+	*client = (struct client){.fd = -1};
+}
+
+short client_waits_for(const struct client *client)
+{
+	return client->state == CLIENT_TAKES ? POLLOUT : POLLIN;
+}
+
+/* The answer is ready: it goes out next, and @follow messages behind it. */
+static void answer(struct client *client, int status, uint32_t follow)
+{
+	client->reply.magic = TMESH_MAGIC_KEEP;
+	client->reply.version = TMESH_WIRE_VERSION;
+	client->reply.status = status;
+	client->reply.count = client->follow = follow;
+	client->state = CLIENT_TAKES;
+	client->done = 0;
+}
+
+static void ask_keep(struct client *client)
+{
+	const struct tmesh_keeper_request *request = &client->request;
+
+	if (!request->count || request->count > TMESH_KEPT_MAX_REGIONS ||
+	    (request->flags & ~(uint32_t)TMESH_KEEPING_REPLACE)) {
+		answer(client, -EINVAL, 0);
+		return;
+	}
+	client->group = group_new(request->name, request->count);
+	/* All regions are read and let go of, so that the answer finds its reader waiting. */
+	client->reply.status = client->group ? 0 : -ENOMEM;
+	client->state = CLIENT_GIVES;
+	client->done = 0;
+}
+
+static void ask_open(struct client *client, struct service *service)
+{
+	struct group *group = table_find(&service->table, client->request.name);
+
+	if (!group || tmesh_check_rights(client->request.rights, NULL)) {
+		answer(client, group ? -EACCES : -ENOENT, 0);
+		return;
+	}
+	for (uint32_t i = 0; i < group->count; i++) {
+		if (client->request.rights & ~group->items[i].wire.rights) {
+			client->reply.where = i;
+			answer(client, -EACCES, 0);
+			return;
+		}
+	}
+	group->used_ns = tmesh_now_ns();
+	client->reply.id = group->id;
+	answer(client, 0, group->count);
+	client->group = group;
+	group_read(group);
+}
+
+static void ask_list(struct client *client, struct service *service)
+{
+	const struct table *table = &service->table;
+	struct tmesh_keeper_row *row;
+
+	client->rows = calloc(table->names ? table->names : 1, sizeof(*client->rows));
+	if (!client->rows) {
+		answer(client, -ENOMEM, 0);
+		return;
+	}
+	row = client->rows;
+	for (struct group *group = table->groups; group; group = group->next, row++) {
+		row->held = group_held(group);
+		if (row->held)
+			group->used_ns = tmesh_now_ns();
+		row->id = group->id;
+		row->bytes = group->bytes;
+		row->kept_ns = group->kept_ns;
+		row->used_ns = group->used_ns;
+		row->expires_ns = group->expires_ns;
+		row->count = group->count;
+		memcpy(row->name, group->name, sizeof(row->name));
+	}
+	answer(client, 0, table->names);
+}
+
+static void ask(struct client *client, struct service *service)
+{
+	const struct tmesh_keeper_request *request = &client->request;
+	struct table *table = &service->table;
+	struct group *group;
+
+	memset(&client->reply, 0, sizeof(client->reply));
+	client->reply.used = table->used;
+	client->reply.limit = table->limit;
+	switch (request->op) {
+	case TMESH_KEEPER_KEEP:
+		ask_keep(client);
+		return;
+	case TMESH_KEEPER_OPEN:
+		ask_open(client, service);
+		return;
+	case TMESH_KEEPER_LIST:
+		ask_list(client, service);
+		return;
+	case TMESH_KEEPER_DROP:
+		group = table_find(table, request->name);
+		if (group)
+			table_drop(table, group);
+		answer(client, group ? 0 : -ENOENT, 0);
+		return;
+	default:
+		client->reply.flags = service->flags;
+		answer(client, 0, 0);
+		client->reply.count = table->names;
+	}
+}
+
+static bool is_request(const struct tmesh_keeper_request *request)
+{
+	bool named = request->op != TMESH_KEEPER_LIST && request->op != TMESH_KEEPER_STATUS;
+
+	return request->magic == TMESH_MAGIC_KEEP && request->version == TMESH_WIRE_VERSION &&
+	       request->op >= TMESH_KEEPER_KEEP && request->op <= TMESH_KEEPER_STATUS &&
+	       (!named || name_is_good(request->name));
+}
+
+/* False: nothing more can be read now, or the client is gone. */
+static bool read_request(struct client *client, struct service *service)
+{
+	int rc = tmesh_wire_recv(client->fd, &client->request, sizeof(client->request), NULL, 0, 0);
+
+	if (rc == -EAGAIN)
+		return false;
+	if (rc < 0 || !is_request(&client->request)) {
+		client_end(client);
+		return false;
+	}
+	be_patient(client);
+	ask(client, service);
+	return true;
+}
+
+static void all_given(struct client *client, struct service *service)
+{
+	const struct tmesh_keeper_request *request = &client->request;
+	struct group *group = client->group;
+	int rc = client->reply.status;
+
+	client->group = NULL;
+	if (rc)
+		group_free(group);
+	else
+		rc = table_keep(&service->table, group, request->lifetime_ns,
+				request->flags & TMESH_KEEPING_REPLACE, tmesh_now_ns(),
+				&client->reply.need);
+	client->reply.used = service->table.used;
+	answer(client, rc, 0);
+}
+
+static bool read_region(struct client *client, struct service *service)
+{
+	struct tmesh_wire_region wire;
+	int fds[TMESH_WIRE_FDS];
+	int count = tmesh_wire_recv(client->fd, &wire, sizeof(wire), fds, TMESH_WIRE_FDS, 0);
+	int rc;
+
+	if (count == -EAGAIN)
+		return false;
+	if (count < 0 && count != -EMFILE) {
+		client_end(client);
+		return false;
+	}
+	be_patient(client);
+	if (count == -EMFILE)
+		rc = client->reply.status ? 0 : -ENFILE;
+	else if (client->group && !client->reply.status)
+		rc = group_add(client->group, &wire, fds, (unsigned int)count, false);
+	else
+		for (rc = 0; count > 0; count--)
+			close(fds[count - 1]);
+	if (rc) {
+		client->reply.status = rc;
+		client->reply.where = client->done;
+	}
+	if (++client->done == client->request.count)
+		all_given(client, service);
+	return true;
+}
+
+/* An opening of its own for each client: by that one sees when it is let go. */
+static int send_item(struct client *client, const struct item *item)
+{
+	struct tmesh_wire_region wire = item->wire;
+	unsigned int count = 1;
+	int fds[3], rc;
+	char path[32];
+
+	wire.rights = client->request.rights;
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", item->fds[0]);
+	fds[0] = open(path, O_RDONLY | O_CLOEXEC);
+	if (fds[0] < 0)
+		return -errno;
+	for (; count < 1 + tmesh_opaque_count(&wire); count++)
+		fds[count] = item->fds[count];
+	rc = tmesh_wire_send(client->fd, &wire, sizeof(wire), fds, count, MSG_DONTWAIT);
+	close(fds[0]);
+	return rc;
+}
+
+/* False: it cannot be sent now, or the client is gone. */
+static bool write_one(struct client *client)
+{
+	int rc;
+
+	if (client->done == 0)
+		rc = tmesh_wire_send(client->fd, &client->reply, sizeof(client->reply), NULL, 0,
+				     MSG_DONTWAIT);
+	else if (client->rows)
+		rc = tmesh_wire_send(client->fd, &client->rows[client->done - 1],
+				     sizeof(*client->rows), NULL, 0, MSG_DONTWAIT);
+	else
+		rc = send_item(client, &client->group->items[client->done - 1]);
+	if (rc == -EAGAIN)
+		return false;
+	if (rc) {
+		client_end(client);
+		return false;
+	}
+	be_patient(client);
+	if (++client->done <= client->follow)
+		return true;
+	leave_group(client);
+	free(client->rows);
+	client->rows = NULL;
+	client->state = CLIENT_ASKS;
+	return true;
+}
+
+void client_step(struct client *client, struct service *service, short events)
+{
+	unsigned int turn = TURN;
+	bool more = true;
+
+	if (client->fd < 0)
+		return;
+	if (!events) {
+		if (tmesh_now_ns() >= client->deadline)
+			client_end(client);
+		return;
+	}
+	while (more && turn--) {
+		switch (client->state) {
+		case CLIENT_ASKS:
+			more = read_request(client, service);
+			break;
+		case CLIENT_GIVES:
+			more = read_region(client, service);
+			break;
+		case CLIENT_TAKES:
+			more = write_one(client);
+			break;
+		}
+	}
+}

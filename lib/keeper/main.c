@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: MIT
+/*
+ * tmesh-keeper: keeps sealed regions of one user without a holder. One thread, one loop. Clients
+ * are processes of the same user and are not trusted: each has a bounded part of everything, and
+ * none is waited for.
+ */
+#include <fcntl.h>
+#include <getopt.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/sysinfo.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "client.h"
+#include "store.h"
+
+/* Without anything to keep, a keeper that was started by need ends after so long. */
+#define IDLE_NS UINT64_C(10000000000)
+/* Descriptors for all but what is kept. */
+#define SPARE_FDS 256
+/* Memory was short for 150 ms of 2 s: an unprivileged process may watch in steps of 2 s. */
+#define PRESSURE "some 150000 2000000"
+
+struct keeper {
+	struct service service;
+	struct store store;
+	struct client clients[CLIENTS];
+	int dir, lock, listener, pressure;
+	bool by_need; /* not systemd's */
+};
+
+static volatile sig_atomic_t told_to_end;
+
+static void end(int signal)
+{
+	told_to_end = 1;
+}
+
+/* The program's only words: why it does not start. On stdout, which is its starter's pipe. */
+static int refuse(const char *what)
+{
+	printf("%s: %s\n", what, strerror(errno));
+	fflush(stdout);
+	return 1;
+}
+
+static uint64_t default_limit(void)
+{
+	struct sysinfo info;
+
+	sysinfo(&info);
+	return (uint64_t)info.totalram * info.mem_unit / 2;
+}
+
+static int open_dir(const char *path)
+{
+	struct stat st;
+	int dir;
+
+	if (mkdir(path, 0700) && errno != EEXIST)
+		return -1;
+	dir = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (dir < 0 || fstat(dir, &st))
+		return -1;
+	if (st.st_uid != geteuid() || (st.st_mode & 077)) {
+		errno = EACCES;
+		return -1;
+	}
+	return dir;
+}
+
+/* Who has the lock is the keeper, until it ends. */
+static int take_lock(int dir)
+{
+	int lock = openat(dir, TMESH_KEEPER_LOCK, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+
+	if (lock >= 0 && flock(lock, LOCK_EX | LOCK_NB)) {
+		close(lock);
+		return -1;
+	}
+	return lock;
+}
+
+static int listen_at(int dir)
+{
+	struct sockaddr_un address;
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+	if (fd < 0)
+		return -1;
+	/* Whose lock is ours has no other socket here. */
+	unlinkat(dir, TMESH_KEEPER_SOCKET, 0);
+	if (bind(fd, (struct sockaddr *)&address,
+		 tmesh_rundir_address(dir, TMESH_KEEPER_SOCKET, &address)) == 0 &&
+	    listen(fd, CLIENTS) == 0)
+		return fd;
+	close(fd);
+	return -1;
+}
+
+static int watch_pressure(void)
+{
+	int fd = open("/proc/pressure/memory", O_RDWR | O_NONBLOCK | O_CLOEXEC);
+
+	if (fd >= 0 && write(fd, PRESSURE, sizeof(PRESSURE)) < 0) {
+		close(fd);
+		return -1;
+	}
+	return fd;
+}
+
+static int added(void *data, const struct group *group)
+{
+	struct keeper *keeper = data;
+	int rc = store_add(&keeper->store, group);
+
+	if (!rc)
+		link_add(keeper->dir, group);
+	return rc;
+}
+
+static void removed(void *data, const struct group *group)
+{
+	struct keeper *keeper = data;
+
+	store_remove(&keeper->store, group);
+	link_remove(keeper->dir, group);
+}
+
+static void take_client(struct keeper *keeper)
+{
+	int fd = accept4(keeper->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	struct ucred peer;
+	socklen_t size = sizeof(peer);
+
+	if (fd < 0)
+		return;
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) || peer.uid != geteuid()) {
+		close(fd);
+		return;
+	}
+	for (int i = 0; i < CLIENTS; i++) {
+		if (keeper->clients[i].fd < 0) {
+			client_begin(&keeper->clients[i], fd);
+			return;
+		}
+	}
+	close(fd);
+}
+
+/* The nearest of two times, of which 0 is never. */
+static uint64_t sooner(uint64_t a, uint64_t b)
+{
+	return !a || (b && b < a) ? b : a;
+}
+
+static void step(struct keeper *keeper, uint64_t deadline)
+{
+	struct pollfd polls[CLIENTS + 2];
+	nfds_t count = 2;
+	int ms = -1;
+
+	polls[0] = (struct pollfd){.fd = keeper->listener, .events = POLLIN};
+	polls[1] = (struct pollfd){.fd = keeper->pressure, .events = POLLPRI};
+	for (int i = 0; i < CLIENTS; i++, count++) {
+		polls[count] = (struct pollfd){.fd = keeper->clients[i].fd,
+					       .events = client_waits_for(&keeper->clients[i])};
+		if (polls[count].fd >= 0)
+			deadline = sooner(deadline, keeper->clients[i].deadline);
+	}
+	if (deadline)
+		ms = tmesh_poll_ms(deadline);
+	if (poll(polls, count, ms) < 0)
+		return;
+	if (polls[1].revents & POLLPRI)
+		table_evict(&keeper->service.table, tmesh_now_ns());
+	for (int i = 0; i < CLIENTS; i++)
+		client_step(&keeper->clients[i], &keeper->service, polls[i + 2].revents);
+	if (polls[0].revents)
+		take_client(keeper);
+}
+
+static bool is_idle(const struct keeper *keeper)
+{
+	for (int i = 0; i < CLIENTS; i++)
+		if (keeper->clients[i].fd >= 0)
+			return false;
+	return keeper->service.table.names == 0;
+}
+
+static void run(struct keeper *keeper)
+{
+	uint64_t idle_since = 0;
+
+	while (!told_to_end) {
+		uint64_t now = tmesh_now_ns();
+		uint64_t deadline = table_expire(&keeper->service.table, now);
+
+		if (!keeper->by_need || !is_idle(keeper)) {
+			idle_since = 0;
+		} else {
+			idle_since = idle_since ? idle_since : now;
+			if (now - idle_since >= IDLE_NS)
+				return;
+			deadline = sooner(deadline, idle_since + IDLE_NS);
+		}
+		step(keeper, deadline);
+	}
+}
+
+static void set_signals(void)
+{
+	struct sigaction action = {.sa_handler = end};
+
+	sigaction(SIGTERM, &action, NULL);
+	sigaction(SIGINT, &action, NULL);
+	signal(SIGPIPE, SIG_IGN);
+	/* Somebody opened a file while it was asked who else has it: nothing is to be done. */
+	signal(SIGIO, SIG_IGN);
+	signal(SIGHUP, SIG_IGN);
+}
+
+static uint64_t raise_fds(void)
+{
+	struct rlimit limit;
+
+	getrlimit(RLIMIT_NOFILE, &limit);
+	limit.rlim_cur = limit.rlim_max;
+	setrlimit(RLIMIT_NOFILE, &limit);
+	getrlimit(RLIMIT_NOFILE, &limit);
+	return limit.rlim_cur > 2 * SPARE_FDS ? limit.rlim_cur - SPARE_FDS : limit.rlim_cur / 2;
+}
+
+/*
+ * Go on in a child, which is nobody's. This process ends when that can be connected to, or says
+ * that it has failed. Return: in the child, where to tell; else it does not.
+ */
+static int go_on_alone(void)
+{
+	int ends[2], status = 1;
+	char byte;
+	pid_t pid;
+
+	if (pipe2(ends, O_CLOEXEC) || (pid = fork()) < 0)
+		exit(refuse("starting"));
+	if (!pid) {
+		close(ends[0]);
+		setsid();
+		return ends[1];
+	}
+	close(ends[1]);
+	if (read(ends[0], &byte, 1) == 1)
+		_exit(0);
+	waitpid(pid, &status, 0);
+	_exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1);
+}
+
+static void tell_starter(int starter)
+{
+	int nowhere = open("/dev/null", O_RDWR | O_CLOEXEC);
+
+	for (int fd = 0; fd < 3; fd++)
+		dup2(nowhere, fd);
+	close(nowhere);
+	if (write(starter, "", 1) != 1)
+		told_to_end = 1;
+	close(starter);
+}
+
+static int usage(int status)
+{
+	fprintf(status ? stderr : stdout,
+		"usage: tmesh-keeper [--daemon] [--limit BYTES] DIRECTORY\n\n"
+		"Keep regions of this user in memory; clients find it in DIRECTORY, tmesh's "
+		"runtime\n"
+		"directory. --daemon returns once it runs, and ends it when it keeps nothing.\n");
+	return status;
+}
+
+static int serve(struct keeper *keeper)
+{
+	struct table *table = &keeper->service.table;
+	struct group *group;
+	int starter = keeper->by_need ? go_on_alone() : -1;
+
+	set_signals();
+	table->max_fds = raise_fds();
+	keeper->lock = take_lock(keeper->dir);
+	/* Another one keeps: that is as good. */
+	if (keeper->lock < 0)
+		return errno == EWOULDBLOCK ? 0 : refuse("locking the runtime directory");
+	links_clear(keeper->dir);
+	store_take(&keeper->store, table, tmesh_now_ns());
+	keeper->listener = listen_at(keeper->dir);
+	if (keeper->listener < 0)
+		return refuse("listening in the runtime directory");
+	if (keeper->by_need)
+		tell_starter(starter);
+	for (group = table->groups; group; group = group->next)
+		link_add(keeper->dir, group);
+	keeper->pressure = watch_pressure();
+	if (keeper->pressure >= 0)
+		keeper->service.flags |= TMESH_KEEPER_PRESSURE;
+	store_ready(&keeper->store);
+	if (chdir("/"))
+		return 1;
+	run(keeper);
+	unlinkat(keeper->dir, TMESH_KEEPER_SOCKET, 0);
+	links_clear(keeper->dir);
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	static const struct option longs[] = {{"daemon", no_argument, NULL, 'd'},
+					      {"limit", required_argument, NULL, 'l'},
+					      {"help", no_argument, NULL, 'h'},
+					      {NULL, 0, NULL, 0}};
+	static struct keeper keeper;
+	const char *limit = getenv("TMESH_KEEPER_BYTES");
+	struct table *table = &keeper.service.table;
+	int key;
+
+	while ((key = getopt_long(argc, argv, "dl:h", longs, NULL)) != -1) {
+		if (key == 'd')
+			keeper.by_need = true;
+		else if (key == 'l')
+			limit = optarg;
+		else
+			return usage(key == 'h' ? 0 : 2);
+	}
+	if (optind + 1 != argc)
+		return usage(2);
+	table->limit = limit && *limit ? strtoull(limit, NULL, 10) : default_limit();
+	if (!table->limit || table->limit > INT64_MAX)
+		return usage(2);
+	table->added = added;
+	table->removed = removed;
+	table->data = &keeper;
+	for (int i = 0; i < CLIENTS; i++)
+		keeper.clients[i].fd = -1;
+	keeper.dir = open_dir(argv[optind]);
+	if (keeper.dir < 0)
+		return refuse("the runtime directory");
+	if (store_open(&keeper.store))
+		keeper.service.flags |= TMESH_KEEPER_STORED;
+	return serve(&keeper);
+}

@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: MIT
+/* Groups of descriptors, checked, counted, and given back. */
+#include "table.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/utf8.h"
+#include "memfd.h"
+
+bool name_is_good(const char name[TMESH_KEPT_NAME_LEN + 1])
+{
+	size_t bytes = strnlen(name, TMESH_KEPT_NAME_LEN + 1);
+
+	if (bytes == 0 || bytes > TMESH_KEPT_NAME_LEN)
+		return false;
+	for (size_t i = bytes; i <= TMESH_KEPT_NAME_LEN; i++)
+		if (name[i])
+			return false;
+	return tmesh_utf8_span(name, bytes, false) == bytes;
+}
+
+struct group *group_new(const char *name, uint32_t room)
+{
+	struct group *group = calloc(1, sizeof(*group) + room * sizeof(struct item));
+
+	if (!group)
+		return NULL;
+	memcpy(group->name, name, sizeof(group->name));
+	group->room = room;
+	return group;
+}
+
+static unsigned int close_fds(const int *fds, unsigned int count)
+{
+	unsigned int closed = 0;
+
+	for (unsigned int i = 0; i < count; i++) {
+		if (fds[i] < 0)
+			continue;
+		close(fds[i]);
+		closed++;
+	}
+	return closed;
+}
+
+void group_free(struct group *group)
+{
+	if (!group)
+		return;
+	for (uint32_t i = 0; i < group->count; i++)
+		close_fds(group->items[i].fds, 3);
+	free(group);
+}
+
+/* The keeper's own opening of the file, which nobody has a copy of: by that it is told whether
+ * anybody else holds the file. */
+static int reopen(int fd)
+{
+	char path[32];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return open(path, O_RDONLY | O_CLOEXEC);
+}
+
+/* Sealed memory of this user, as large as is said. */
+static int check_file(const struct tmesh_wire_region *wire, const int *fds, unsigned int count,
+		      struct item *item)
+{
+	int seals = fcntl(fds[0], F_GET_SEALS);
+	uint64_t behind = tmesh_memfd_trailer_bytes(wire->kind);
+	bool opaque = wire->kind & TMESH_KIND_OPAQUE;
+	struct stat st;
+
+	if (seals < 0 || fstat(fds[0], &st) || st.st_uid != geteuid())
+		return -EINVAL;
+	if ((seals & TMESH_SEALS_FIXED) != TMESH_SEALS_FIXED ||
+	    (!opaque && !(seals & F_SEAL_WRITE)))
+		return -EINVAL;
+	if (!wire->bytes || st.st_size <= 0 || (uint64_t)st.st_size < behind ||
+	    wire->bytes > (uint64_t)st.st_size - behind)
+		return -EINVAL;
+	/* Polling another kind of file may make us wait for whoever serves it. */
+	if (opaque && (count < 2 || fcntl(fds[1], F_GETPIPE_SZ) < 0))
+		return -EINVAL;
+	item->dev = st.st_dev;
+	item->ino = st.st_ino;
+	/* An opaque region's file is a hole. */
+	item->bytes = opaque ? 0 : (uint64_t)st.st_size;
+	return 0;
+}
+
+int group_add(struct group *group, const struct tmesh_wire_region *wire, const int *fds,
+	      unsigned int count, bool ours)
+{
+	struct item item = {.wire = *wire, .fds = {-1, -1, -1}};
+	int rc = 0;
+
+	if (group->count == group->room)
+		rc = -E2BIG;
+	else if (wire->magic != TMESH_MAGIC_REGION || wire->version != TMESH_WIRE_VERSION ||
+		 wire->pad || wire->backend != TMESH_BACKEND_MEMFD || (wire->kind & ~TMESH_KINDS) ||
+		 tmesh_check_rights(wire->rights, NULL) || count != 1 + tmesh_opaque_count(wire))
+		rc = -EPROTO;
+	if (!rc)
+		rc = check_file(wire, fds, count, &item);
+	for (uint32_t i = 0; !rc && i < group->count; i++)
+		if (group->items[i].dev == item.dev && group->items[i].ino == item.ino)
+			rc = -EINVAL;
+	if (!rc && !ours) {
+		item.fds[0] = reopen(fds[0]);
+		if (item.fds[0] < 0)
+			rc = errno == EMFILE ? -EMFILE : -EINVAL;
+	}
+	if (rc) {
+		close_fds(fds, count);
+		return rc;
+	}
+	if (ours)
+		item.fds[0] = fds[0];
+	else
+		close(fds[0]);
+	for (unsigned int i = 1; i < count; i++)
+		item.fds[i] = fds[i];
+	group->items[group->count++] = item;
+	/* More than there can be is refused when it is kept. */
+	if (__builtin_add_overflow(group->bytes, item.bytes, &group->bytes))
+		group->bytes = UINT64_MAX;
+	return 0;
+}
+
+/*
+ * A write lease is given to who alone has the file open: mappings count, and what is under way in
+ * sockets. It is given back at once. Where there are no leases, all counts as held. An opaque
+ * region's holders have leashes of it open.
+ */
+static bool is_held(const struct item *item)
+{
+	if (fcntl(item->fds[0], F_SETLEASE, F_WRLCK))
+		return true;
+	fcntl(item->fds[0], F_SETLEASE, F_UNLCK);
+	return false;
+}
+
+uint32_t group_held(const struct group *group)
+{
+	uint32_t held = 0;
+
+	for (uint32_t i = 0; i < group->count; i++)
+		held += is_held(&group->items[i]);
+	return held;
+}
+
+static uint64_t group_fds(const struct group *group)
+{
+	uint64_t fds = 0;
+
+	for (uint32_t i = 0; i < group->count; i++)
+		for (int k = 0; k < 3; k++)
+			fds += group->items[i].fds[k] >= 0;
+	return fds;
+}
+
+struct group *table_find(const struct table *table, const char *name)
+{
+	for (struct group *group = table->groups; group; group = group->next)
+		if (!strcmp(group->name, name))
+			return group;
+	return NULL;
+}
+
+void group_read(struct group *group)
+{
+	group->readers++;
+}
+
+void group_read_end(struct group *group)
+{
+	if (--group->readers == 0 && group->gone)
+		group_free(group);
+}
+
+void table_drop(struct table *table, struct group *group)
+{
+	struct group **at = &table->groups;
+
+	while (*at != group)
+		at = &(*at)->next;
+	*at = group->next;
+	table->names--;
+	table->used -= group->bytes;
+	table->fds -= group_fds(group);
+	if (table->removed)
+		table->removed(table->data, group);
+	if (group->readers)
+		group->gone = true;
+	else
+		group_free(group);
+}
+
+/* Who is held is used now. */
+static bool in_use(struct group *group, uint64_t now)
+{
+	if (!group->readers && !group_held(group))
+		return false;
+	group->used_ns = now;
+	return true;
+}
+
+static struct group *oldest(struct table *table, const struct group *spare, uint64_t now)
+{
+	struct group *found = NULL;
+
+	for (struct group *group = table->groups; group; group = group->next)
+		if (group != spare && !in_use(group, now) &&
+		    (!found || group->used_ns < found->used_ns))
+			found = group;
+	return found;
+}
+
+bool table_evict(struct table *table, uint64_t now)
+{
+	struct group *group = oldest(table, NULL, now);
+
+	if (!group)
+		return false;
+	table_drop(table, group);
+	return true;
+}
+
+/* Whether all would fit once everything is gone that may go: else nothing has to. */
+static bool can_fit(struct table *table, const struct group *group, const struct group *old,
+		    uint64_t now)
+{
+	uint64_t bytes = group->bytes, fds = group_fds(group);
+
+	for (struct group *other = table->groups; other; other = other->next) {
+		if (other == old || !in_use(other, now))
+			continue;
+		bytes += other->bytes;
+		fds += group_fds(other);
+	}
+	return bytes <= table->limit && fds <= table->max_fds;
+}
+
+static bool fits(const struct table *table, const struct group *group, const struct group *old)
+{
+	uint64_t bytes = table->used - (old ? old->bytes : 0);
+	uint64_t fds = table->fds - (old ? group_fds(old) : 0);
+
+	return bytes + group->bytes <= table->limit && fds + group_fds(group) <= table->max_fds;
+}
+
+static bool is_elsewhere(const struct table *table, const struct group *group,
+			 const struct group *old)
+{
+	for (const struct group *other = table->groups; other; other = other->next) {
+		if (other == old)
+			continue;
+		for (uint32_t i = 0; i < other->count; i++)
+			for (uint32_t k = 0; k < group->count; k++)
+				if (other->items[i].dev == group->items[k].dev &&
+				    other->items[i].ino == group->items[k].ino)
+					return true;
+	}
+	return false;
+}
+
+static void append(struct table *table, struct group *group)
+{
+	struct group **at = &table->groups;
+
+	while (*at)
+		at = &(*at)->next;
+	group->next = NULL;
+	*at = group;
+	table->names++;
+	table->used += group->bytes;
+	table->fds += group_fds(group);
+}
+
+void table_adopt(struct table *table, struct group *group, uint64_t now)
+{
+	group->used_ns = now;
+	if (group->id > table->last_id)
+		table->last_id = group->id;
+	append(table, group);
+}
+
+int table_keep(struct table *table, struct group *group, uint64_t lifetime_ns, bool replace,
+	       uint64_t now, uint64_t *need)
+{
+	struct group *old = table_find(table, group->name);
+	int rc = 0;
+
+	*need = group->bytes;
+	if (old && !replace)
+		rc = -EEXIST;
+	else if (is_elsewhere(table, group, old))
+		rc = -EBUSY;
+	else if (group_fds(group) > table->max_fds ||
+		 (!old && table->names == TMESH_KEEPER_MAX_NAMES))
+		rc = -ENFILE;
+	else if (group->bytes > table->limit || !can_fit(table, group, old, now))
+		rc = -EDQUOT;
+	if (rc) {
+		group_free(group);
+		return rc;
+	}
+	while (!fits(table, group, old)) {
+		struct group *victim = oldest(table, old, now);
+
+		/* It was taken into use this moment. */
+		if (!victim) {
+			group_free(group);
+			return -EDQUOT;
+		}
+		table_drop(table, victim);
+	}
+	group->id = ++table->last_id;
+	group->kept_ns = group->used_ns = now;
+	if (lifetime_ns && __builtin_add_overflow(now, lifetime_ns, &group->expires_ns))
+		group->expires_ns = 0;
+	rc = table->added ? table->added(table->data, group) : 0;
+	if (rc) {
+		group_free(group);
+		return rc;
+	}
+	/* The new one is safe before the old one goes. */
+	append(table, group);
+	if (old)
+		table_drop(table, old);
+	return 0;
+}
+
+uint64_t table_expire(struct table *table, uint64_t now)
+{
+	struct group *group = table->groups, *next;
+	uint64_t soonest = 0;
+
+	for (; group; group = next) {
+		next = group->next;
+		if (!group->expires_ns)
+			continue;
+		if (group->expires_ns <= now)
+			table_drop(table, group);
+		else if (!soonest || group->expires_ns < soonest)
+			soonest = group->expires_ns;
+	}
+	return soonest;
+}

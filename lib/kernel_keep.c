@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: MIT
+/* Keeping on the module: the kernel does it. */
+#include "kernel.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "keep_internal.h"
+
+_Static_assert(TMESH_KEPT_NAME_LEN == TMESH_LABEL_MAX, "one length of names");
+_Static_assert(TMESH_KEPT_MAX_REGIONS == TMESH_KEEP_MAX, "one number of regions");
+
+static int keep_fail(struct tmesh_error *err, const char *name, const char *what)
+{
+	switch (errno) {
+	case ENOTTY:
+		return tmesh_fail(err, -EOPNOTSUPP, "this module keeps nothing yet: update it");
+	case ENOENT:
+		return tmesh_fail(err, -ENOENT, "nothing is kept as \"%s\"", name);
+	case EEXIST:
+		return tmesh_fail(err, -EEXIST,
+				  "\"%s\" is kept already: replace it, or drop it first", name);
+	case EBUSY:
+		return tmesh_fail(err, -EBUSY, "a region is kept under another name already");
+	case EINVAL:
+		return tmesh_fail(err, -EINVAL,
+				  "%s: each region is sealed or opaque, and there once", what);
+	default:
+		return tmesh_kernel_fail(err, what);
+	}
+}
+
+static int kernel_keep(struct tmesh_ctx *ctx, const char *name, struct tmesh_region *const *regions,
+		       uint32_t count, const struct tmesh_keep_opts *opts, struct tmesh_error *err)
+{
+	struct tmesh_keep keep = {
+		.size = sizeof(keep),
+		.flags = (opts->flags & TMESH_KEEPING_REPLACE ? TMESH_KEEP_REPLACE : 0) |
+			 (opts->flags & TMESH_KEEPING_GID ? TMESH_KEEP_GID : 0),
+		.lifetime_ns = opts->lifetime_ns,
+		.count = count,
+		.mode = opts->mode,
+		.gid = opts->flags & TMESH_KEEPING_GID ? opts->gid : 0,
+	};
+	int32_t *fds = calloc(count, sizeof(*fds));
+	int rc = 0;
+
+	if (!fds)
+		return tmesh_fail(err, -ENOMEM, "no memory to keep regions");
+	for (uint32_t i = 0; i < count; i++)
+		fds[i] = regions[i]->fd;
+	keep.handles = (uintptr_t)fds;
+	memcpy(keep.name, name, strlen(name));
+	if (ioctl(ctx->device, TMESH_KEEP, &keep))
+		rc = keep_fail(err, name, "keep");
+	free(fds);
+	for (uint32_t i = 0; !rc && i < count; i++)
+		tmesh_region_set_shared(regions[i]);
+	return rc;
+}
+
+/* Regions of @count handles, which are theirs from here on, also on failure. */
+static int adopt_all(struct tmesh_ctx *ctx, const int32_t *fds, uint32_t count,
+		     struct tmesh_region **regions, struct tmesh_error *err)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; i < count; i++) {
+		struct tmesh_region *region = rc ? NULL : tmesh_region_new(ctx, err);
+
+		if (!region) {
+			close(fds[i]);
+			rc = rc ? rc : -ENOMEM;
+			continue;
+		}
+		region->fd = fds[i];
+		rc = tmesh_kernel_learn(region, err);
+		if (rc) {
+			tmesh_region_destroy(region);
+			continue;
+		}
+		tmesh_count(ctx, COUNT_OPENED, 1);
+		tmesh_region_publish(region, &regions[i]);
+	}
+	return rc;
+}
+
+static int kernel_kept_open(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint32_t rights,
+			    struct tmesh_region ***out, size_t *count, struct tmesh_error *err)
+{
+	struct tmesh_kept_open kept = {
+		.size = sizeof(kept),
+		.flags = uid == TMESH_KEPT_OWN ? 0 : TMESH_KEPT_UID,
+		.count = TMESH_KEEP_MAX,
+		.rights = rights,
+		.uid = uid == TMESH_KEPT_OWN ? 0 : uid,
+	};
+	int32_t *fds = calloc(TMESH_KEEP_MAX, sizeof(*fds));
+	struct tmesh_region **regions = calloc(TMESH_KEEP_MAX, sizeof(struct tmesh_region *));
+	int rc = 0;
+
+	kept.fds = (uintptr_t)fds;
+	memcpy(kept.name, name, strlen(name));
+	if (!fds || !regions)
+		rc = tmesh_fail(err, -ENOMEM, "no memory for what is kept");
+	else if (ioctl(ctx->device, TMESH_KEPT_OPEN, &kept))
+		rc = keep_fail(err, name, "open what is kept");
+	else
+		rc = adopt_all(ctx, fds, kept.count, regions, err);
+	free(fds);
+	if (rc) {
+		for (uint32_t i = 0; regions && i < TMESH_KEEP_MAX; i++)
+			tmesh_region_unref(regions[i]);
+		free(regions);
+		return rc;
+	}
+	*out = regions;
+	*count = kept.count;
+	return 0;
+}
+
+static void fill_info(struct tmesh_kept_info *info, const struct tmesh_kept *kept)
+{
+	*info = (struct tmesh_kept_info){
+		.size = sizeof(*info),
+		.id = kept->id,
+		.backend = TMESH_BACKEND_KERNEL,
+		.count = kept->count,
+		.held = kept->held,
+		.bytes = kept->bytes,
+		.kept_ns = kept->kept_ns,
+		.used_ns = kept->used_ns,
+		.expires_ns = kept->expires_ns,
+		.uid = kept->uid,
+		.gid = kept->gid,
+		.mode = kept->mode,
+		.handles = kept->handles,
+		.cgroup_id = kept->cgroup_id,
+	};
+	memcpy(info->name, kept->name, sizeof(info->name));
+}
+
+static int kernel_kept_list(struct tmesh_ctx *ctx, struct tmesh_kept_info **infos, size_t *count,
+			    struct tmesh_error *err)
+{
+	struct tmesh_kept_info *all = NULL;
+	struct tmesh_kept page[64];
+	struct tmesh_kept_list list = {
+		.size = sizeof(list),
+		.entries = (uintptr_t)page,
+		.entry_bytes = sizeof(page[0]),
+	};
+	size_t n = 0;
+
+	do {
+		struct tmesh_kept_info *more;
+
+		list.count = sizeof(page) / sizeof(page[0]);
+		list.more = 0;
+		if (ioctl(ctx->device, TMESH_KEPT_LIST, &list)) {
+			free(all);
+			return keep_fail(err, "", "listing what is kept");
+		}
+		more = list.count ? realloc(all, (n + list.count) * sizeof(*all)) : all;
+		if (list.count && !more) {
+			free(all);
+			return tmesh_fail(err, -ENOMEM, "no memory for the list of what is kept");
+		}
+		all = more;
+		for (uint32_t i = 0; i < list.count; i++)
+			fill_info(&all[n++], &page[i]);
+	} while (list.more);
+	*infos = all;
+	*count = n;
+	return 0;
+}
+
+static int kernel_kept_drop(struct tmesh_ctx *ctx, const char *name, struct tmesh_error *err)
+{
+	struct tmesh_kept_drop drop = {.size = sizeof(drop)};
+
+	memcpy(drop.name, name, strlen(name));
+	return ioctl(ctx->device, TMESH_KEPT_DROP, &drop) ? keep_fail(err, name, "drop") : 0;
+}
+
+static int kernel_keeper_info(struct tmesh_ctx *ctx, struct tmesh_keeper_info *info,
+			      struct tmesh_error *err)
+{
+	struct tmesh_caps_query caps = {.size = sizeof(caps)};
+
+	if (ioctl(ctx->device, TMESH_CAPS, &caps))
+		return tmesh_kernel_fail(err, "asking the module for its limits");
+	if (!(caps.features & TMESH_FEATURE_KEEP))
+		return tmesh_fail(err, -EOPNOTSUPP, "this module keeps nothing yet: update it");
+	info->survives_kill = true;
+	info->pressure = true;
+	info->names = (uint32_t)caps.used_kept_names;
+	info->used_bytes = caps.used_kept_bytes;
+	info->max_bytes = caps.max_kept_bytes_per_uid;
+	return 0;
+}
+
+const struct tmesh_keep_ops tmesh_kernel_keep_ops = {
+	.keep = kernel_keep,
+	.open = kernel_kept_open,
+	.list = kernel_kept_list,
+	.drop = kernel_kept_drop,
+	.info = kernel_keeper_info,
+};
