@@ -48,6 +48,7 @@ struct state {
 	struct shell *shells[SHELL_LISTS]; /* what DLPack's consumers have, dlpack.c */
 	PyTypeObject *channel_type;
 	PyTypeObject *arena_type;
+	PyTypeObject *held_type;
 	PyObject *ref_keys[REF_KEYS];
 	PyObject *ndarray; /* numpy.ndarray, NULL until it is needed */
 	PyObject *numpy_dtypes[DTYPES];
@@ -180,6 +181,13 @@ PyObject *tensor_arrow_schema(PyObject *object, PyObject *unused);
 
 /* channel.c */
 extern PyType_Spec channel_spec;
+
+/* bundle.c */
+PyObject *bundle_open(struct state *st, struct tmesh_ctx *ctx, const char *text, size_t bytes,
+		      uint32_t rights);
+PyObject *module_make_bundle(PyObject *module, PyObject *args);
+PyObject *module_write(PyObject *module, PyObject *args);
+extern PyType_Spec held_spec;
 
 /* sent.c */
 extern PyType_Spec sent_spec;

@@ -272,7 +272,7 @@ static PyMethodDef functions[] = {
 	{"open", KEYWORDS(module_open), METH_FASTCALL | METH_KEYWORDS,
 	 "open(ref, /, writable=False)\n--\n\n"
 	 "Open what another process (or this one) put: the same memory, not a copy.\n\n"
-	 "ref: what Tensor.ref() gave, as a dict or as JSON; or a token, which opens the whole\n"
+	 "ref: what Tensor.ref() or Bundle.ref() gave, as a dict or as JSON; or a token, which opens the whole\n"
 	 "region as uint8; or a Tensor, for another with a handle of its own. Raises\n"
 	 "NotFoundError when the token is dead, foreign or guessed, AccessError when\n"
 	 "writable=True needs a token from ref(writable=True), ProtocolError when it is\n"
@@ -312,6 +312,10 @@ static PyMethodDef functions[] = {
 	 "The tensor that comes next by a connected Unix socket, or its descriptor, as Tensor.send()\n"
 	 "sends it: as its maker described it, unless a shape and dtype are given. GoneError when\n"
 	 "nobody is left there, ProtocolError when something else came."},
+	{"make_bundle", module_make_bundle, METH_VARARGS,
+	 "make_bundle(pairs, metadata, seal, label, /)\n--\n\nOf a tuple of (name, Tensor)."},
+	{"write", module_write, METH_VARARGS,
+	 "write(tensor, buffer, /)\n--\n\nFill a contiguous tensor; one copy, which is counted."},
 	{"stats", module_stats, METH_NOARGS,
 	 "stats()\n--\n\nThis process's counters, a dict: copies made, regions, pool."},
 	{"caps", module_caps, METH_NOARGS,
@@ -348,13 +352,16 @@ static int add_types(PyObject *module, struct state *st)
 	st->export_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &export_spec, NULL);
 	st->channel_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &channel_spec, NULL);
 	st->arena_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &arena_spec, NULL);
-	if (!st->tensor_type || !st->export_type || !st->channel_type || !st->arena_type)
+	st->held_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &held_spec, NULL);
+	if (!st->tensor_type || !st->export_type || !st->channel_type || !st->arena_type ||
+	    !st->held_type)
 		return -1;
 	if (rc || exchange_add(st->tensor_type))
 		return -1;
 	return PyModule_AddType(module, st->tensor_type) ||
 			       PyModule_AddType(module, st->channel_type) ||
-			       PyModule_AddType(module, st->arena_type)
+			       PyModule_AddType(module, st->arena_type) ||
+			       PyModule_AddType(module, st->held_type)
 		       ? -1
 		       : 0;
 }
@@ -394,6 +401,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
 	Py_VISIT(st->export_type);
 	Py_VISIT(st->channel_type);
 	Py_VISIT(st->arena_type);
+	Py_VISIT(st->held_type);
 	Py_VISIT(st->ndarray);
 	for (int i = 0; i < DTYPES; i++)
 		Py_VISIT(st->numpy_dtypes[i]);
@@ -409,6 +417,7 @@ static int module_clear(PyObject *module)
 	Py_CLEAR(st->export_type);
 	Py_CLEAR(st->channel_type);
 	Py_CLEAR(st->arena_type);
+	Py_CLEAR(st->held_type);
 	Py_CLEAR(st->ndarray);
 	for (int i = 0; i < DTYPES; i++)
 		Py_CLEAR(st->numpy_dtypes[i]);

@@ -287,9 +287,36 @@ static PyObject *open_text(struct state *st, struct tmesh_ctx *ctx, const char *
 
 	if (*start != '{')
 		return open_token(st, ctx, text, rights);
-	if (tmesh_ref_decode(text, (size_t)length, &ref, &err))
+	if (tmesh_ref_decode(text, (size_t)length, &ref, &err)) {
+		/* A tensor's ref has no kind. */
+		if (strstr(text, "\"kind\""))
+			return bundle_open(st, ctx, text, (size_t)length, rights);
 		return raise_error(st, &err);
+	}
 	return tensor_open(st, ctx, &ref, rights);
+}
+
+static bool is_bundle(PyObject *dict)
+{
+	PyObject *kind = PyDict_GetItemString(dict, "kind");
+
+	return kind && PyUnicode_Check(kind) && !PyUnicode_CompareWithASCIIString(kind, "bundle");
+}
+
+static PyObject *open_bundle(struct state *st, struct tmesh_ctx *ctx, PyObject *dict,
+			     uint32_t rights)
+{
+	PyObject *text = call_python("json", "dumps", dict), *bundle = NULL;
+	const char *utf8;
+	Py_ssize_t length;
+
+	if (!text)
+		return NULL;
+	utf8 = PyUnicode_AsUTF8AndSize(text, &length);
+	if (utf8)
+		bundle = bundle_open(st, ctx, utf8, (size_t)length, rights);
+	Py_DECREF(text);
+	return bundle;
 }
 
 static PyObject *open_any(struct state *st, PyObject *object, uint32_t rights)
@@ -304,6 +331,8 @@ static PyObject *open_any(struct state *st, PyObject *object, uint32_t rights)
 	if (Py_TYPE(object) == st->tensor_type)
 		return ref_of((struct tensor *)object, rights, &ref) ? NULL :
 								       tensor_open(st, ctx, &ref, rights);
+	if (PyDict_Check(object) && is_bundle(object))
+		return open_bundle(st, ctx, object, rights);
 	if (PyDict_Check(object))
 		return ref_from_dict(st, object, &ref) ? NULL : tensor_open(st, ctx, &ref, rights);
 	if (PyUnicode_Check(object)) {

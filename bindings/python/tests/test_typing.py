@@ -37,6 +37,10 @@ with tmesh.Channel("send", slots=4) as out, tmesh.Channel.open(out.token, "recv"
     message = into.recv()
     if isinstance(message, tuple):
         message[0].numpy()
+weights: tmesh.Bundle = tmesh.bundle({"t": t, "x": [1.0]}, metadata="{}")
+names: list[str] = list(weights)
+weights["t"].lease(1.5)
+shown: float = float(weights["t"][0, 0])
 async def receive(channel: tmesh.Channel) -> None:
     async for each in channel:
         print(each, await channel.recv_async())
@@ -64,8 +68,8 @@ def test_installed():
 
 def test_stub_has_every_name():
     functions = {node.name for node in stub().body if isinstance(node, ast.FunctionDef)}
-    assert functions == public(vars(_tmesh)) - {"Arena", "Channel", "Sent", "Tensor"}
-    for kind in (_tmesh.Sent, tmesh.Channel, tmesh.Tensor):
+    assert functions == public(vars(_tmesh)) - {"Arena", "Channel", "Held", "Sent", "Tensor"}
+    for kind in (_tmesh.Sent, _tmesh.Held, tmesh.Channel, tmesh.Tensor):
         node = next(node for node in stub().body if getattr(node, "name", "") == kind.__name__)
         members = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
         assert public(members) == public(vars(kind))
@@ -87,7 +91,7 @@ def test_stub_has_every_member_of_the_dicts():
 def test_everything_is_documented():
     for name in tmesh.__all__:
         assert name == "__version__" or getattr(tmesh, name).__doc__
-    for kind in (tmesh.Channel, tmesh.Queue, tmesh.Tensor):
+    for kind in (tmesh.Bundle, tmesh.Channel, tmesh.Queue, tmesh.Tensor):
         for name in public(vars(kind)):
             assert getattr(kind, name).__doc__
 

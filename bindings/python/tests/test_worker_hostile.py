@@ -237,6 +237,9 @@ def placeholders():
     yield t, {"__tmesh__": "tensor", "ref": ref, "more": 1}
     yield t, {"__tmesh__": "tensor", "ref": ref, "writable": 1}
     yield t, {"__tmesh__": "tensor", "ref": ref, "writable": True}  # its token cannot
+    several = tmesh.bundle({"t": t}, seal=False)
+    yield several, {"__tmesh__": "tensor", "ref": several.ref()}
+    yield several, {"__tmesh__": "tensor", "ref": several.ref(), "writable": True}
     for change in ({"offset": 1 << 40}, {"offset": -4}, {"shape": [17]}, {"shape": [-1]},
                    {"byte_size": 1 << 62}, {"shape": [1 << 62]}, {"strides": [1 << 61]},
                    {"strides": [-1]}, {"dtype": "float31"}, {"device": "cuda:0"}, {"shape": [1] * 9},

@@ -25,13 +25,14 @@ from ._tmesh import (
     from_dmabuf,
     gather,
     holders,
-    open,
     put,
     recv,
     regions,
     stats,
     zeros,
 )
+from ._tmesh import open as open  # here, but not in __all__: it would replace Python's
+from .bundles import Bundle, bundle
 from .errors import (
     AccessError,
     BusyError,
@@ -54,6 +55,7 @@ from .queue import Queue
 __all__ = [
     "AccessError",
     "Arena",
+    "Bundle",
     "BusyError",
     "Channel",
     "Error",
@@ -72,6 +74,7 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "backend",
+    "bundle",
     "caps",
     "configure",
     "empty",

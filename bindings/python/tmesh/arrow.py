@@ -60,6 +60,8 @@ def open_table(source: Any, /, *, verify: bool = True) -> pyarrow.Table:
     ProtocolError when it is no Arrow IPC stream or a lying one; else as tmesh.open().
     """
     tensor = source if isinstance(source, _tmesh.Tensor) else _tmesh.open(source)
+    if not isinstance(tensor, _tmesh.Tensor):
+        raise ProtocolError(errno.EPROTO, "this is the ref of a bundle, not of a table")
     if verify and not tensor.sealed:
         raise AccessError(errno.EACCES, "the region is not sealed, so the table could change while "
                           "it is read: seal it, or trust its maker with verify=False")

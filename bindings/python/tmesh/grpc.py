@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: MIT
+# mypy: ignore-errors
+# The messages are made of the .proto when this is imported: no type checker knows them.
 """Tensors handed over by gRPC: refs and leases travel, the elements never do.
 
     # the process that has the tensors

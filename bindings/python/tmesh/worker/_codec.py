@@ -198,6 +198,8 @@ def _open_host(ref: Any, writable: bool = False) -> tmesh.Tensor:
     if not isinstance(ref, (dict, str)):
         raise MalformedError("a ref is neither an object nor a string")
     tensor = tmesh.open(ref, writable=writable)
+    if not isinstance(tensor, tmesh.Tensor):
+        raise MalformedError("a ref of a bundle stands where one of a tensor belongs")
     if writable and tensor.sealed:
         raise tmesh.SealedError(errno.EPERM, "a writable tensor was promised, and it is sealed")
     return tensor

@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: MIT */
+/* What tmesh.Bundle stands on: the library's bundle, its tensors by number. */
+#include "binding.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <tmesh/bundle.h>
+
+struct held {
+	PyObject_HEAD struct tmesh_bundle *bundle; /* NULL once released */
+	uint32_t rights;			   /* on its data regions */
+	/* For each data region the Tensor that counts its writable views, a list. */
+	PyObject *roots;
+};
+
+static struct state *state_of_held(struct held *self)
+{
+	return PyType_GetModuleState(Py_TYPE((PyObject *)self));
+}
+
+static struct tmesh_bundle *held_get(struct held *self)
+{
+	if (!self->bundle)
+		return raise_named(state_of_held(self), "ReleasedError", EBADF,
+				   "this bundle was released");
+	return self->bundle;
+}
+
+/* All of a region as bytes, which holds it. */
+static PyObject *whole(struct state *st, struct tmesh_region *region, uint32_t rights)
+{
+	int64_t bytes = (int64_t)tmesh_region_bytes(region);
+	struct tmesh_tensor *tensor = NULL;
+	struct tmesh_layout layout;
+	struct tmesh_error err;
+
+	if (tmesh_layout_contiguous(&layout, TMESH_UINT8, 1, &bytes, &err) ||
+	    tmesh_tensor_wrap(region, &layout, &tensor, &err))
+		return raise_error(st, &err);
+	return tensor_new(st, tensor, NULL, rights);
+}
+
+/* The Tensor of @pairs that has @region; its root. Borrowed. */
+static PyObject *root_among(PyObject *pairs, struct tmesh_region *region)
+{
+	for (Py_ssize_t i = 0; pairs && i < PyTuple_Size(pairs); i++) {
+		struct tensor *tensor =
+			(struct tensor *)PyTuple_GetItem(PyTuple_GetItem(pairs, i), 1);
+
+		if (tensor->tensor && tmesh_tensor_region(tensor->tensor) == region)
+			return (PyObject *)tensor->root;
+	}
+	return NULL;
+}
+
+static int add_roots(struct state *st, struct held *self, PyObject *pairs)
+{
+	size_t count;
+	struct tmesh_region *const *regions = tmesh_bundle_regions(self->bundle, &count);
+
+	self->roots = PyList_New(0);
+	for (size_t i = 0; self->roots && i < count; i++) {
+		PyObject *root = Py_XNewRef(root_among(pairs, regions[i]));
+
+		if (!root)
+			root = whole(st, regions[i], self->rights);
+		if (!root || PyList_Append(self->roots, root))
+			Py_CLEAR(self->roots);
+		Py_XDECREF(root);
+	}
+	return self->roots ? 0 : -1;
+}
+
+/* Takes over @bundle, which was made of @pairs, or opened where that is NULL. */
+static PyObject *held_new(struct state *st, struct tmesh_bundle *bundle, uint32_t rights,
+			  PyObject *pairs)
+{
+	struct held *self = (struct held *)PyType_GenericAlloc(st->held_type, 0);
+
+	if (!self) {
+		tmesh_bundle_unref(bundle);
+		return NULL;
+	}
+	self->bundle = bundle;
+	self->rights = rights;
+	if (add_roots(st, self, pairs)) {
+		Py_DECREF(self);
+		return NULL;
+	}
+	return (PyObject *)self;
+}
+
+static void drop(struct held *self)
+{
+	struct tmesh_bundle *bundle = self->bundle;
+
+	self->bundle = NULL;
+	Py_CLEAR(self->roots);
+	if (!bundle)
+		return;
+	Py_BEGIN_ALLOW_THREADS;
+	tmesh_bundle_unref(bundle);
+	Py_END_ALLOW_THREADS;
+}
+
+static void held_dealloc(PyObject *object)
+{
+	PyTypeObject *type = Py_TYPE(object);
+
+	drop((struct held *)object);
+	PyObject_Free(object);
+	Py_DECREF(type);
+}
+
+static PyObject *held_release(PyObject *object, PyObject *unused)
+{
+	drop((struct held *)object);
+	Py_RETURN_NONE;
+}
+
+static PyObject *held_names(PyObject *object, PyObject *unused)
+{
+	struct tmesh_bundle *bundle = held_get((struct held *)object);
+	PyObject *list = bundle ? PyList_New(0) : NULL;
+
+	for (size_t i = 0; list && i < tmesh_bundle_count(bundle); i++) {
+		PyObject *name = PyUnicode_FromString(tmesh_bundle_name(bundle, i));
+
+		if (!name || PyList_Append(list, name))
+			Py_CLEAR(list);
+		Py_XDECREF(name);
+	}
+	return list;
+}
+
+static struct tensor *root_of(struct held *self, struct tmesh_region *region)
+{
+	size_t count;
+	struct tmesh_region *const *regions = tmesh_bundle_regions(self->bundle, &count);
+
+	for (size_t i = 0; i < count; i++)
+		if (regions[i] == region)
+			return ((struct tensor *)PyList_GetItem(self->roots, (Py_ssize_t)i))->root;
+	return NULL;
+}
+
+static PyObject *held_tensor(PyObject *object, PyObject *number)
+{
+	struct held *self = (struct held *)object;
+	struct tmesh_tensor *tensor;
+	unsigned long long i;
+	struct tensor *root;
+	struct tmesh_error err;
+
+	if (!size_argument(number, &i) || !held_get(self))
+		return NULL;
+	if (tmesh_bundle_tensor(self->bundle, i, &tensor, &err))
+		return raise_error(state_of_held(self), &err);
+	root = root_of(self, tmesh_tensor_region(tensor));
+	return tensor_new(state_of_held(self), tensor, root,
+			  tmesh_region_rights(tmesh_tensor_region(tensor)) & self->rights);
+}
+
+static PyObject *held_regions(PyObject *object, PyObject *unused)
+{
+	struct held *self = (struct held *)object;
+	struct tmesh_bundle *bundle = held_get(self);
+	PyObject *list = bundle ? PyList_New(0) : NULL;
+	struct tmesh_region *const *regions;
+	size_t count;
+
+	if (!list)
+		return NULL;
+	regions = tmesh_bundle_regions(bundle, &count);
+	for (size_t i = 0; list && i <= count; i++) {
+		PyObject *tensor = whole(state_of_held(self),
+					 i ? regions[i - 1] : tmesh_bundle_index(bundle),
+					 TMESH_READ);
+
+		if (!tensor || PyList_Append(list, tensor))
+			Py_CLEAR(list);
+		Py_XDECREF(tensor);
+	}
+	return list;
+}
+
+static PyObject *held_ref(PyObject *object, PyObject *writable)
+{
+	struct held *self = (struct held *)object;
+	struct tmesh_error err;
+	PyObject *result;
+	size_t size;
+	char *text;
+	int write = PyObject_IsTrue(writable);
+
+	if (write < 0 || !held_get(self))
+		return NULL;
+	size = tmesh_bundle_ref_size(self->bundle);
+	text = malloc(size);
+	if (!text)
+		return PyErr_NoMemory();
+	if (tmesh_bundle_ref_encode(self->bundle, write ? TMESH_READ | TMESH_WRITE : TMESH_READ,
+				    text, size, &err))
+		result = raise_error(state_of_held(self), &err);
+	else
+		result = PyUnicode_FromString(text);
+	free(text);
+	return result;
+}
+
+static PyObject *get_metadata(PyObject *object, void *unused)
+{
+	struct tmesh_bundle *bundle = held_get((struct held *)object);
+	const char *text;
+	size_t bytes;
+
+	if (!bundle)
+		return NULL;
+	text = tmesh_bundle_metadata(bundle, &bytes);
+	return PyUnicode_DecodeUTF8(text, (Py_ssize_t)bytes, NULL);
+}
+
+static PyObject *get_nbytes(PyObject *object, void *unused)
+{
+	struct tmesh_bundle *bundle = held_get((struct held *)object);
+
+	return bundle ? PyLong_FromUnsignedLongLong(tmesh_bundle_bytes(bundle)) : NULL;
+}
+
+static PyObject *get_id(PyObject *object, void *unused)
+{
+	struct tmesh_bundle *bundle = held_get((struct held *)object);
+
+	return bundle ? text_from_id(tmesh_region_id(tmesh_bundle_index(bundle))) : NULL;
+}
+
+static PyMethodDef methods[] = {
+	{"names", held_names, METH_NOARGS, "names($self, /)\n--\n\nIn their order."},
+	{"tensor", held_tensor, METH_O, "tensor($self, number, /)\n--\n\nThat one, from 0."},
+	{"regions", held_regions, METH_NOARGS,
+	 "regions($self, /)\n--\n\nThe index and the data regions, as bytes."},
+	{"ref", held_ref, METH_O, "ref($self, writable, /)\n--\n\nAs JSON."},
+	{"release", held_release, METH_NOARGS, "release($self, /)\n--\n\nTensors of it stay."},
+	{NULL},
+};
+
+static PyGetSetDef properties[] = {
+	{"metadata", get_metadata, NULL, "As given, \"\" where there is none.", NULL},
+	{"nbytes", get_nbytes, NULL, "Bytes of all tensors' elements.", NULL},
+	{"id", get_id, NULL, "The index region's.", NULL},
+	{NULL},
+};
+
+static PyType_Slot slots[] = {
+	{Py_tp_dealloc, held_dealloc},
+	{Py_tp_methods, methods},
+	{Py_tp_getset, properties},
+	{Py_tp_doc, "What tmesh.Bundle stands on."},
+	{0},
+};
+
+PyType_Spec held_spec = {
+	.name = "tmesh._tmesh.Held",
+	.basicsize = sizeof(struct held),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+	.slots = slots,
+};
+
+PyObject *bundle_open(struct state *st, struct tmesh_ctx *ctx, const char *text, size_t bytes,
+		      uint32_t rights)
+{
+	struct tmesh_bundle *bundle;
+	PyObject *held, *result;
+	struct tmesh_error err;
+	int rc;
+
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_bundle_open(ctx, text, bytes, rights, &bundle, &err);
+	Py_END_ALLOW_THREADS;
+	if (rc)
+		return raise_error(st, &err);
+	held = held_new(st, bundle, rights, NULL);
+	result = held ? call_python("tmesh.bundles", "Bundle", held) : NULL;
+	Py_XDECREF(held);
+	return result;
+}
+
+/* What Tensor.seal() would refuse. */
+static int may_seal(struct state *st, struct tensor *tensor)
+{
+	if (tensor->root->in_arena)
+		raise_code(st, EINVAL,
+			   "a tensor in an arena cannot be sealed, nor a bundle with it: seal=False");
+	else if (tensor->root->writers || tensor->root->sealing)
+		raise_code(st, EBUSY,
+			   "writable views of a tensor (arrays, memoryviews, DLPack consumers) would "
+			   "still write: delete them before it is sealed in a bundle");
+	else
+		return 0;
+	return -1;
+}
+
+static int entry_from_pair(struct state *st, PyObject *pair, bool seal,
+			   struct tmesh_bundle_entry *entry)
+{
+	PyObject *name = PyTuple_GetItem(pair, 0), *tensor = PyTuple_GetItem(pair, 1);
+	Py_ssize_t length;
+
+	if (!name || !tensor)
+		return -1;
+	if (!PyUnicode_Check(name) || Py_TYPE(tensor) != st->tensor_type) {
+		PyErr_SetString(PyExc_TypeError, "a bundle is made of names and Tensors");
+		return -1;
+	}
+	entry->name = PyUnicode_AsUTF8AndSize(name, &length);
+	entry->tensor = tensor_get((struct tensor *)tensor);
+	if (!entry->name || !entry->tensor || (seal && may_seal(st, (struct tensor *)tensor)))
+		return -1;
+	if ((Py_ssize_t)strlen(entry->name) != length) {
+		raise_code(st, EINVAL, "a tensor's name has no control characters");
+		return -1;
+	}
+	return 0;
+}
+
+/* make_bundle([(name, Tensor), ...], metadata, seal, label) */
+PyObject *module_make_bundle(PyObject *module, PyObject *args)
+{
+	struct tmesh_bundle_opts opts = {.size = sizeof(opts)};
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_bundle_entry *entries;
+	struct tmesh_ctx *ctx = context(st);
+	struct tmesh_bundle *bundle;
+	const char *metadata;
+	struct tmesh_error err;
+	Py_ssize_t bytes;
+	PyObject *pairs;
+	int seal, rc;
+	size_t count;
+
+	if (!ctx || !PyArg_ParseTuple(args, "O!z#pz:make_bundle", &PyTuple_Type, &pairs, &metadata,
+				      &bytes, &seal, &opts.label))
+		return NULL;
+	count = (size_t)PyTuple_Size(pairs);
+	entries = calloc(count + 1, sizeof(*entries));
+	if (!entries)
+		return PyErr_NoMemory();
+	for (size_t i = 0; i < count; i++) {
+		if (entry_from_pair(st, PyTuple_GetItem(pairs, (Py_ssize_t)i), seal, &entries[i])) {
+			free(entries);
+			return NULL;
+		}
+	}
+	opts.flags = seal ? 0 : TMESH_BUNDLE_UNSEALED;
+	opts.metadata = metadata;
+	opts.metadata_bytes = metadata ? (size_t)bytes : 0;
+	/* With the GIL: nobody releases a tensor meanwhile. */
+	rc = tmesh_bundle_create(ctx, entries, count, &opts, &bundle, &err);
+	free(entries);
+	return rc ? raise_error(st, &err) : held_new(st, bundle, TMESH_READ | TMESH_WRITE, pairs);
+}
+
+/* write(tensor, buffer): all of a contiguous tensor, one counted copy. */
+PyObject *module_write(PyObject *module, PyObject *args)
+{
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_tensor *tensor;
+	struct tmesh_region *region;
+	struct tmesh_error err;
+	PyObject *object;
+	uint64_t offset;
+	Py_buffer view;
+	int rc;
+
+	if (!PyArg_ParseTuple(args, "O!y*:write", st->tensor_type, &object, &view))
+		return NULL;
+	tensor = tensor_get((struct tensor *)object);
+	if (tensor && (!tmesh_layout_is_contiguous(tmesh_tensor_layout(tensor)) ||
+		       (uint64_t)view.len != tmesh_tensor_bytes(tensor))) {
+		raise_code(st, EINVAL, "the buffer is not as long as the tensor");
+		tensor = NULL;
+	}
+	if (!tensor) {
+		PyBuffer_Release(&view);
+		return NULL;
+	}
+	region = tmesh_region_ref(tmesh_tensor_region(tensor));
+	offset = tmesh_tensor_layout(tensor)->offset;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_region_write(region, offset, view.buf, (uint64_t)view.len, &err);
+	tmesh_region_unref(region);
+	Py_END_ALLOW_THREADS;
+	PyBuffer_Release(&view);
+	if (rc)
+		return raise_error(st, &err);
+	Py_RETURN_NONE;
+}

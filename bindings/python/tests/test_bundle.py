@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: MIT
+"""Named tensors under one ref."""
+
+import collections.abc
+import concurrent.futures
+import gc
+import json
+from multiprocessing.reduction import ForkingPickler
+import multiprocessing
+import pickle
+
+import numpy as np
+import pytest
+
+import tmesh
+import tmesh.sent
+from tmesh import _tmesh
+
+
+@pytest.fixture(autouse=True)
+def begin_anew():
+    yield
+    gc.collect()
+    tmesh.sent.here = _tmesh.Sent()
+
+
+ARRAYS = {"w": np.arange(6.0).reshape(2, 3), "b": np.float32(2.5), "none": np.zeros((0, 4), "int8"),
+          "mask": np.array([True, False]), "t": np.arange(12).reshape(3, 4).T}
+
+
+def same(bundle, arrays):
+    return [*bundle] == [*arrays] and all(
+        np.array_equal(bundle[name].numpy(), array) and bundle[name].dtype == array.dtype.name
+        and bundle[name].shape == array.shape for name, array in arrays.items())
+
+
+def test_arrays_lie_in_one_region():
+    copies = tmesh.stats()["copies"]
+    made = tmesh.bundle(ARRAYS, metadata='{"format":"mine"}', label="weights")
+    assert same(made, ARRAYS) and tmesh.stats()["copies"] == copies + 4
+    assert len({tensor.id for tensor in made.values()}) == 1
+    assert all(tensor.sealed for tensor in made.values())
+    assert made.metadata == '{"format":"mine"}' and made.nbytes == sum(a.nbytes for a in ARRAYS.values())
+    assert isinstance(made, collections.abc.Mapping) and "w" in made and "x" not in made and 5 not in made
+    assert made.get("x") is None and len(made) == 5 and repr(made).startswith("<tmesh.Bundle of 5 tensors: w, b")
+    with pytest.raises(KeyError):
+        made["x"]
+
+
+def test_open_every_way():
+    made = tmesh.bundle(ARRAYS, metadata="ü")
+    for ref in (made.ref(), json.dumps(made.ref()), json.dumps(made.ref()).encode(),
+                pickle.loads(pickle.dumps(made.ref()))):
+        there = tmesh.open(ref)
+        assert isinstance(there, tmesh.Bundle) and same(there, ARRAYS) and there.metadata == "ü"
+        assert there.id == made.id and there["w"].id == made["w"].id and not there["w"].writable
+    assert same(pickle.loads(pickle.dumps(made)), ARRAYS)
+    assert isinstance(tmesh.open(made["w"].ref()), tmesh.Tensor)
+
+
+def test_tensors_go_in_as_they_are():
+    w, b = tmesh.put([1.0, 2.0]), tmesh.zeros(3, "bfloat16")
+    copies = tmesh.stats()["copies"]
+    made = tmesh.bundle({"w": w, "tail": w[1:], "b": b})
+    assert tmesh.stats()["copies"] == copies
+    assert made["w"].id == w.id == made["tail"].id and made["b"].id == b.id
+    assert b.sealed and made["tail"].tolist() == [2.0] and made["b"].dtype == "bfloat16"
+
+
+def test_not_sealed():
+    t = tmesh.zeros(3, "int32")
+    made = tmesh.bundle({"t": t}, seal=False)
+    there = tmesh.open(made.ref(writable=True), writable=True)
+    there["t"][1] = 5
+    assert t.tolist() == made["t"].tolist() == [0, 5, 0]
+    with pytest.raises(tmesh.AccessError):
+        tmesh.open(made.ref())["t"].numpy(writable=True)
+    view = made["t"].numpy()
+    with pytest.raises(tmesh.BusyError):
+        t.seal()
+    del view
+    other = there["t"].numpy()
+    with pytest.raises(tmesh.BusyError):
+        tmesh.bundle({"t": t})
+    other[0] = 1
+
+
+def test_what_cannot_be_sealed_is_refused():
+    t = tmesh.zeros(3, "int32")
+    view = t.numpy()
+    with pytest.raises(tmesh.BusyError, match="writable views"):
+        tmesh.bundle({"t": t})
+    view[0] = 7
+    arena = tmesh.Arena()
+    with pytest.raises(tmesh.InvalidError, match="arena"):
+        tmesh.bundle({"t": tmesh.put(b"x", arena=arena)})
+    assert tmesh.bundle({"t": t}, seal=False)["t"].tolist() == [7, 0, 0]
+
+
+def test_release():
+    with tmesh.bundle(ARRAYS) as made:
+        w = made["w"]
+    for use in (lambda: made["w"], made.ref, lambda: made.metadata, lambda: made.nbytes, made.__enter__,
+                lambda: pickle.dumps(made)):
+        with pytest.raises(tmesh.ReleasedError):
+            use()
+    made.release()
+    assert w.tolist() == ARRAYS["w"].tolist() and "w" in made
+    live = tmesh.stats()["regions_live"]
+    tmesh.bundle(ARRAYS)
+    assert tmesh.stats()["regions_live"] == live
+
+
+@pytest.mark.parametrize("tensors, error", [
+    ({5: [1]}, TypeError), ({"a\0b": [1]}, tmesh.InvalidError), ({"a\nb": [1]}, tmesh.InvalidError),
+    ({"x" * 5000: [1]}, tmesh.InvalidError), ({"a": "text"}, tmesh.Error), ([("a", [1])], AttributeError),
+    ({"a": object()}, (TypeError, tmesh.Error)),
+])
+def test_bad_input(tensors, error):
+    with pytest.raises(error):
+        tmesh.bundle(tensors)
+
+
+def test_bad_metadata():
+    with pytest.raises(TypeError):
+        tmesh.bundle({}, metadata=5)
+    with pytest.raises(tmesh.InvalidError):
+        tmesh.bundle({}, metadata="a\0b")
+    assert len(tmesh.open(tmesh.bundle({}).ref())) == 0
+
+
+@pytest.mark.parametrize("change", [{"token": "x"}, {"regions": []}, {"regions": 5}, {"tensors": "x"}, {"v": 2},
+                                    {"id": "0" * 16}])
+def test_refs_that_lie(change):
+    made = tmesh.bundle(ARRAYS)
+    bad = {**made.ref(), **change}
+    for ref in (bad, json.dumps(bad)):
+        with pytest.raises(tmesh.Error):
+            tmesh.open(ref)
+    with pytest.raises(TypeError):
+        tmesh.open({**made.ref(), "more": object()})
+
+
+def make(number):
+    return tmesh.bundle({"x": np.full(1000, number), "y": np.arange(3)})
+
+
+def test_from_a_pool():
+    processes = multiprocessing.get_context("fork")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=processes) as pool:
+        made = [*pool.map(make, range(3))]
+    assert [int(bundle["x"][999]) for bundle in made] == [0, 1, 2] and made[0]["y"].tolist() == [0, 1, 2]
+
+
+def test_held_until_it_is_taken():
+    data = ForkingPickler.dumps(make(5))
+    gc.collect()
+    assert tmesh.sent.here.under_way() == 2
+    assert pickle.loads(data)["x"][0].item() == 5 and tmesh.sent.here.under_way() == 0
+
+
+def test_dead():
+    ref = tmesh.bundle(ARRAYS).ref()
+    gc.collect()
+    with pytest.raises(tmesh.NotFoundError):
+        tmesh.open(ref)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: MIT
+"""Named tensors as one: a model's weights, an adapter, a batch.
+
+    weights = tmesh.bundle({"w": array, "b": other}, metadata='{"format":"mine"}')
+    queue.put(weights.ref())          # one ref, whatever the number of tensors
+    weights = tmesh.open(ref)         # elsewhere: a Mapping of the same memory
+    weights["w"].numpy()
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from multiprocessing.reduction import ForkingPickler
+from types import TracebackType
+from typing import Any
+
+from . import _tmesh, sent
+from .errors import InvalidError, UnsupportedError
+
+_ALIGN = 256
+
+
+class Bundle(Mapping[str, _tmesh.Tensor]):
+    """Named tensors in a few regions, under one ref; made by tmesh.bundle() and tmesh.open(). It never
+    changes. A tensor taken from it lives on when it is released."""
+
+    def __init__(self, held: _tmesh.Held) -> None:
+        self._held = held
+        self._numbers = {name: number for number, name in enumerate(held.names())}
+
+    def __getitem__(self, name: str) -> _tmesh.Tensor:
+        return self._held.tensor(self._numbers[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._numbers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    # As with tensors: one bundle is another when it is the same.
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
+
+    @property
+    def metadata(self) -> str:
+        """Text that its maker gave it, "" if none."""
+        return self._held.metadata
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors' elements."""
+        return self._held.nbytes
+
+    @property
+    def id(self) -> str:
+        """Of the region that says what is where."""
+        return self._held.id
+
+    def ref(self, *, writable: bool = False) -> dict[str, Any]:
+        """What opens it elsewhere, by tmesh.open(): a dict of plain values, for reading unless writable.
+        It holds nothing, as a Tensor's."""
+        ref: dict[str, Any] = json.loads(self._held.ref(writable))
+        return ref
+
+    def release(self) -> None:
+        """Let go. Tensors that were taken from it stay; all other use raises ReleasedError."""
+        self._held.release()
+
+    def __enter__(self) -> Bundle:
+        self._held.id
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None = None, exc: BaseException | None = None,
+                 traceback: TracebackType | None = None) -> None:
+        self.release()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _tmesh.open, (self.ref(),)
+
+    def __repr__(self) -> str:
+        return f"<tmesh.Bundle of {len(self)} tensors: {', '.join([*self][:4])}{', ...' * (len(self) > 4)}>"
+
+
+def _reduce(bundle: Bundle) -> tuple[Any, ...]:
+    """Held until it is taken, region by region."""
+    ref, parcels = bundle.ref(), []
+    sent.about_to_send()
+    try:
+        for region in bundle._held.regions():
+            parcels.append(sent.here.send(region, False))
+    except BaseException:
+        for parcel in parcels:
+            sent.here.give_up(parcel)
+        raise
+    return _received, (ref, parcels)
+
+
+def _received(ref: dict[str, Any], parcels: list[bytes]) -> Any:
+    bundle = _tmesh.open(ref)
+    for parcel in parcels:
+        sent.here.give_up(parcel)
+    return bundle
+
+
+ForkingPickler.register(Bundle, _reduce)
+
+
+def _array(value: object) -> Any:
+    """As NumPy has it, contiguous and of a type that it shares with us; else None."""
+    try:
+        import numpy
+
+        array = numpy.ascontiguousarray(value) if numpy.ndim(value) else numpy.asarray(value)  # type: ignore[arg-type]
+        _tmesh.empty(0, array.dtype).numpy()
+    except (ImportError, TypeError, InvalidError, UnsupportedError):
+        return None
+    return array
+
+
+def _together(arrays: dict[str, Any]) -> dict[str, _tmesh.Tensor]:
+    """Copies of them, one behind the other in one region."""
+    places, end = {}, 0
+    for name, array in arrays.items():
+        places[name] = end
+        end += -(-array.nbytes // _ALIGN) * _ALIGN
+    region = _tmesh.empty(max(end, 1), "uint8")
+    made = {}
+    for name, array in arrays.items():
+        part = region[places[name]:places[name] + array.nbytes]
+        if array.nbytes:
+            _tmesh.write(part, array.reshape(-1).view("uint8"))
+        made[name] = part.view(array.dtype).reshape(array.shape)
+    return made
+
+
+def bundle(tensors: Mapping[str, object], *, metadata: str | None = None, seal: bool = True,
+           label: str | None = None) -> Bundle:
+    """A Bundle of tensors by their names, in that order, and of text that says more, such as JSON.
+
+    Of a Tensor the memory itself goes in, whole regions of it: it is sealed then, unless seal=False.
+    What else put() takes is copied once, all of it into one region where NumPy has its types.
+    label: a name for people."""
+    pairs: dict[str, _tmesh.Tensor | None] = {}
+    arrays = {}
+    for name, value in tensors.items():
+        if isinstance(value, _tmesh.Tensor):
+            pairs[name] = value
+        elif (array := _array(value)) is not None:
+            pairs[name], arrays[name] = None, array
+        else:
+            pairs[name] = _tmesh.put(value, seal=False)
+    copies = _together(arrays) if arrays else {}
+    whole = tuple((name, copies[name] if tensor is None else tensor) for name, tensor in pairs.items())
+    return Bundle(_tmesh.make_bundle(whole, metadata, seal, label))
