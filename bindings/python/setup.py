@@ -66,6 +66,8 @@ extension = Extension(
     define_macros=[
         ("_GNU_SOURCE", None),
         ("TMESH_VERSION", f'"{VERSION}"'),
+        # Where Debian's package has it; the library looks beside itself and in $PATH too.
+        ("TMESH_KEEPER_PATH", '"/usr/libexec/tmesh-keeper"'),
         *([("Py_LIMITED_API", "0x030B0000")] if STABLE_ABI else []),
     ],
     extra_compile_args=[f"-iquote{ROOT / 'lib'}", "-std=gnu11", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra",
