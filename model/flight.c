@@ -257,6 +257,9 @@ static void flight_publish(struct flight *flight, struct tmesh_region *region, u
 /* Open the region of the record by any token that is good. */
 static bool flight_join(struct load *load, struct flight *flight, const struct record *record)
 {
+	/* Whoever may have to go on writes; the finished one is opened as its token allows. */
+	uint32_t rights = record->state == STATE_READING ? TMESH_READ | TMESH_WRITE | TMESH_MANAGE
+							 : TMESH_READ;
 	struct slot slot;
 
 	if (load->region && tmesh_region_id(load->region) == record->region)
@@ -271,9 +274,7 @@ static bool flight_join(struct load *load, struct flight *flight, const struct r
 			break;
 		if (slot.region != record->region || !memchr(slot.token, 0, sizeof(slot.token)))
 			continue;
-		if (tmesh_region_open(load->ctx, slot.token, TMESH_READ | TMESH_WRITE | TMESH_MANAGE,
-				      &region, NULL) &&
-		    tmesh_region_open(load->ctx, slot.token, TMESH_READ, &region, NULL))
+		if (tmesh_region_open(load->ctx, slot.token, rights, &region, NULL))
 			continue;
 		if (tmesh_region_bytes(region) != record->bytes ||
 		    tmesh_region_id(region) != record->region) {
@@ -282,7 +283,9 @@ static bool flight_join(struct load *load, struct flight *flight, const struct r
 		}
 		tmesh_region_unref(load->region);
 		load->region = region;
-		flight_publish(flight, region, tmesh_region_rights(region));
+		/* Of the finished one flight_wait() does, before it lets go of the reader's lock. */
+		if (record->state == STATE_READING)
+			flight_publish(flight, region, rights);
 		break;
 	}
 	lock(flight, F_UNLCK, LOCK_JOINING);
@@ -378,6 +381,10 @@ static int flight_wait(struct load *load, struct flight *flight, struct tmesh_er
 		rc = lock(flight, F_WRLCK, LOCK_READER);
 		if (!rc) {
 			rc = flight_turn(load, flight, err);
+			if (!rc)
+				rc = load_finish(load, err);
+			if (!rc)
+				flight_publish(flight, load->region, TMESH_READ);
 			lock(flight, F_UNLCK, LOCK_READER);
 			if (rc != -EAGAIN)
 				return rc;
@@ -412,14 +419,12 @@ int flight_load(struct load *load, struct tmesh_error *err)
 		return load_alone(load, err);
 	}
 	rc = flight_wait(load, flight, err);
-	if (!rc)
-		rc = load_finish(load, err);
 	if (rc) {
-		tmesh_region_unref(load->region);
+		if (!load->model->region)
+			tmesh_region_unref(load->region);
 		flight_leave(flight);
 		return rc;
 	}
-	flight_publish(flight, load->region, TMESH_READ);
 	load->model->flight = flight;
 	load->model->report.shared = true;
 	if (!load->model->report.method)

@@ -43,12 +43,16 @@ int load_finish(struct load *load, struct tmesh_error *err)
 	/* The right to manage is for whoever keeps it. */
 	uint32_t rights = tmesh_region_rights(load->region) & ~(uint32_t)TMESH_WRITE;
 	struct tmesh_region *region;
-	int rc = tmesh_region_derive(load->region, rights, &region, err);
+	int rc;
 
-	if (rc)
-		return rc;
-	tmesh_region_unref(load->region);
-	load->region = load->model->region = region;
+	if (rights != tmesh_region_rights(load->region)) {
+		rc = tmesh_region_derive(load->region, rights, &region, err);
+		if (rc)
+			return rc;
+		tmesh_region_unref(load->region);
+		load->region = region;
+	}
+	load->model->region = load->region;
 	return 0;
 }
 
