@@ -8,7 +8,7 @@ MODEL_SONAME := libtmesh-model.so.0
 MODEL_SO     := $(B)/libtmesh-model.so.$(VERSION)
 MODEL_A      := $(B)/libtmesh-model.a
 MODEL_SRC    := $(wildcard $(MODEL)/*.c)
-MODEL_HEADERS := include/tmesh/model.h include/tmesh/pages.h include/tmesh/page_table.h
+MODEL_HEADERS := include/tmesh/model.h include/tmesh/pages.h include/tmesh/page_table.h include/tmesh/slot.h
 MODEL_LIBS    = $(shell pkg-config --libs jansson liburing) -pthread
 
 model: $(B)/libtmesh-model.so $(MODEL_A) ## build libtmesh-model

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Slot: a place whose value is a bundle that is replaced in one step: an adapter, a model's newest
+ * weights. Part of libtmesh-model. See tmesh/tmesh.h for the conventions of all calls,
+ * docs/slots.md for how it works. Since 0.2.
+ *
+ * One process publishes, any number read. Each value has a generation, 1 and upwards. A reader
+ * never writes to anything that others see: it maps the slot's page read-only and holds a
+ * generation by handles of its own on the bundle's regions, which the kernel counts. So a reader
+ * that is killed holds nothing, an old generation is free with its last reader, and reading costs
+ * a look at one word as long as nothing new was published.
+ *
+ *     tmesh_slot_open(ctx, token, &reader, &err);
+ *     for (each request) {
+ *             tmesh_slot_read(reader, &value, &err);
+ *             tmesh_slot_value_ref(value);               held until the request's end
+ *             ... tmesh_slot_value_bundle(value) ...
+ *             tmesh_slot_value_unref(value);
+ *     }
+ */
+#ifndef TMESH_SLOT_H
+#define TMESH_SLOT_H
+
+#include <tmesh/bundle.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct tmesh_slot;
+struct tmesh_slot_reader;
+struct tmesh_slot_value;
+
+struct tmesh_slot_opts {
+	size_t size;	   /* sizeof(struct tmesh_slot_opts) */
+	const char *label; /* a name for people, as of a region; NULL: "slot" */
+	uint32_t max_ref;  /* bytes of the longest bundle ref (tmesh_bundle_ref_size()), at most
+			    * TMESH_BUNDLE_MAX_REF; 0: 16 KiB, for about 130 regions */
+	uint32_t reserved; /* 0 */
+};
+
+/*
+ * An empty slot, this process its publisher, until the last reference goes.
+ * Return: 0; -EINVAL, -ENOMEM, -EMFILE.
+ */
+int tmesh_slot_create(struct tmesh_ctx *ctx, const struct tmesh_slot_opts *opts,
+		      struct tmesh_slot **out, struct tmesh_error *err);
+struct tmesh_slot *tmesh_slot_ref(struct tmesh_slot *slot);
+/* The last one ends the slot: readers keep what they hold, and are told. */
+void tmesh_slot_unref(struct tmesh_slot *slot);
+/* The slot's token, TMESH_TOKEN_SIZE bytes: who has it may read, as the same user. Errors as
+ * tmesh_region_token(). */
+int tmesh_slot_token(struct tmesh_slot *slot, char *token, struct tmesh_error *err);
+
+/*
+ * From now on @bundle is the slot's value; NULL empties it. Readers see the value before or this
+ * one, whole, and nothing between, also when this process is killed meanwhile. The slot takes a
+ * reference of its own on @bundle and drops the one on the value before. Readers get the right to
+ * read. @generation may be NULL.
+ *
+ * Return: 0; -EINVAL (the ref is longer than max_ref); -EPERM (inherited); errors as
+ * tmesh_bundle_ref_encode(). On failure the value is the one before.
+ */
+int tmesh_slot_publish(struct tmesh_slot *slot, struct tmesh_bundle *bundle, uint64_t *generation,
+		       struct tmesh_error *err);
+/* Of the newest value; 0: nothing was published yet. */
+uint64_t tmesh_slot_generation(const struct tmesh_slot *slot);
+
+/*
+ * Read a slot. Calls with one reader are for one thread at a time; threads take a reader each.
+ * Values may be used and dropped by any.
+ * Return: 0; -ENOENT (no such slot, or its publisher is gone), -EPROTO (another token), -EBUSY
+ * (1,024 readers), -ETIMEDOUT, -ENOMEM, -EMFILE.
+ */
+int tmesh_slot_open(struct tmesh_ctx *ctx, const char *token, struct tmesh_slot_reader **out,
+		    struct tmesh_error *err);
+/* Values that were referenced stay. */
+void tmesh_slot_close(struct tmesh_slot_reader *reader);
+
+/*
+ * The newest value. It is the reader's: good until the next _read or _close, or longer with a
+ * reference. While nothing new was published this is a look at one word in memory, without a
+ * system call, a lock or a wait. After a publication the first read opens the new bundle; that is
+ * cheap where a value with the same bundle is still referenced.
+ *
+ * Return: 0; -ENOENT (the slot is empty); -EPIPE (there is a newer value, but its publisher
+ * is gone and the value with it); -ETIMEDOUT (it is replaced faster than it can be opened);
+ * -EPROTO (the publisher wrote nonsense); -EPERM (inherited); errors as tmesh_bundle_open().
+ * On failure the value read before stays good.
+ */
+int tmesh_slot_read(struct tmesh_slot_reader *reader, struct tmesh_slot_value **value,
+		    struct tmesh_error *err);
+
+struct tmesh_slot_value *tmesh_slot_value_ref(struct tmesh_slot_value *value);
+void tmesh_slot_value_unref(struct tmesh_slot_value *value);
+uint64_t tmesh_slot_value_generation(const struct tmesh_slot_value *value);
+/* The value's bundle, good while the value is. */
+struct tmesh_bundle *tmesh_slot_value_bundle(const struct tmesh_slot_value *value);
+
+/*
+ * A descriptor for poll(), still the library's: readable when there is something to look at. Then
+ * call tmesh_slot_changed(), which arms it again. Readable at once after the first call, and for
+ * good when the publisher is gone. Return: the descriptor; -EPERM (inherited).
+ */
+int tmesh_slot_poll_fd(struct tmesh_slot_reader *reader, struct tmesh_error *err);
+/* Return: 1 when there is a value newer than the one read last, 0 when there is none, -EPIPE when
+ * there is none and the publisher is gone; -EPERM (inherited). */
+int tmesh_slot_changed(struct tmesh_slot_reader *reader);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TMESH_SLOT_H */

@@ -1,0 +1,466 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Slots. The board has the newest generation's number and two entries, which take turns; an entry
+ * is a generation's number and the ref of its bundle. The publisher writes the entry that is not
+ * the newest one's, then the number. A reader that finds another number than it knows copies the
+ * entry, looks again whether it still is that one, and opens the bundle. What the publisher has
+ * dropped meanwhile cannot be opened any more: then there is a newer one.
+ *
+ * tests/sim/sim_slots.py is the model of this file; its steps have the same names.
+ */
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "board.h"
+
+#pragma GCC visibility push(default)
+#include <tmesh/slot.h>
+#pragma GCC visibility pop
+
+#define SLOT_MAGIC 0x53304d54u /* "TM0S" */
+#define ENTRIES 2
+#define MAX_REF 16384u
+#define REST_EACH 64 /* looks, between two rests of a reader that meets nothing whole */
+
+struct entry {
+	atomic_uint_fast64_t number; /* 0: it is being written */
+	atomic_uint_fast64_t bytes;  /* of the ref; 0: the slot is empty */
+	atomic_uint_fast64_t words[];
+};
+
+struct head {
+	uint64_t max_ref; /* a multiple of 8; constant */
+	_Alignas(64) atomic_uint_fast64_t generation;
+	_Alignas(64) uint8_t entries[];
+};
+
+static size_t entry_bytes(uint64_t max_ref)
+{
+	return (sizeof(struct entry) + max_ref + 63) & ~(size_t)63;
+}
+
+static size_t board_bytes(uint64_t max_ref)
+{
+	size_t page = tmesh_page_bytes();
+
+	return (sizeof(struct head) + ENTRIES * entry_bytes(max_ref) + page - 1) / page * page;
+}
+
+static struct entry *entry_of(const struct head *head, uint64_t max_ref, uint64_t generation)
+{
+	return (struct entry *)((uintptr_t)head->entries +
+				generation % ENTRIES * entry_bytes(max_ref));
+}
+
+/* Publishing */
+
+struct tmesh_slot {
+	atomic_uint refs;
+	struct model_board board;
+	struct head *head;
+	uint32_t max_ref;
+	pthread_mutex_t lock;
+	struct tmesh_bundle *bundle; /* the newest; under lock */
+	char *text;		     /* room for a ref; under lock */
+};
+
+int tmesh_slot_create(struct tmesh_ctx *ctx, const struct tmesh_slot_opts *opts,
+		      struct tmesh_slot **out, struct tmesh_error *err)
+{
+	struct tmesh_slot_opts o;
+	struct tmesh_slot *slot;
+	int rc = tmesh_read_sized(&o, sizeof(o), opts, err);
+
+	if (!rc && (o.reserved || o.max_ref > TMESH_BUNDLE_MAX_REF))
+		rc = tmesh_fail(err, -EINVAL, "max_ref is %u; %u is the most, and reserved is 0",
+				o.max_ref, TMESH_BUNDLE_MAX_REF);
+	if (rc)
+		return rc;
+	slot = calloc(1, sizeof(*slot));
+	if (!slot)
+		return tmesh_fail(err, -ENOMEM, "no memory for a slot");
+	atomic_init(&slot->refs, 1);
+	slot->max_ref = ((o.max_ref ? o.max_ref : MAX_REF) + 7) & ~7u;
+	slot->text = calloc(1, slot->max_ref);
+	if (slot->text)
+		rc = model_board_create(&slot->board, ctx, SLOT_MAGIC, o.label ? o.label : "slot",
+					board_bytes(slot->max_ref), err);
+	else
+		rc = tmesh_fail(err, -ENOMEM, "no memory for a slot");
+	if (rc) {
+		free(slot->text);
+		free(slot);
+		return rc;
+	}
+	pthread_mutex_init(&slot->lock, NULL);
+	slot->head = slot->board.addr;
+	slot->head->max_ref = slot->max_ref;
+	*out = slot;
+	return 0;
+}
+
+struct tmesh_slot *tmesh_slot_ref(struct tmesh_slot *slot)
+{
+	atomic_fetch_add_explicit(&slot->refs, 1, memory_order_relaxed);
+	return slot;
+}
+
+void tmesh_slot_unref(struct tmesh_slot *slot)
+{
+	if (!slot || atomic_fetch_sub_explicit(&slot->refs, 1, memory_order_acq_rel) != 1)
+		return;
+	model_board_close(&slot->board);
+	tmesh_bundle_unref(slot->bundle);
+	free(slot->text);
+	free(slot);
+}
+
+int tmesh_slot_token(struct tmesh_slot *slot, char *token, struct tmesh_error *err)
+{
+	return model_board_token(&slot->board, token, err);
+}
+
+static void slot_publish(struct tmesh_slot *slot, uint64_t number, size_t bytes)
+{
+	struct entry *entry = entry_of(slot->head, slot->max_ref, number);
+
+	atomic_store_explicit(&entry->number, 0, memory_order_relaxed);
+	atomic_thread_fence(memory_order_release);
+	atomic_store_explicit(&entry->bytes, bytes, memory_order_relaxed);
+	for (size_t i = 0; i < (bytes + 7) / 8; i++) {
+		uint64_t word;
+
+		memcpy(&word, slot->text + 8 * i, 8);
+		atomic_store_explicit(&entry->words[i], word, memory_order_relaxed);
+	}
+	atomic_store_explicit(&entry->number, number, memory_order_release);
+	atomic_store_explicit(&slot->head->generation, number, memory_order_release);
+}
+
+int tmesh_slot_publish(struct tmesh_slot *slot, struct tmesh_bundle *bundle, uint64_t *generation,
+		       struct tmesh_error *err)
+{
+	struct tmesh_bundle *old;
+	uint64_t number;
+	int rc = model_check_life(slot->board.life, err);
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&slot->lock);
+	memset(slot->text, 0, slot->max_ref);
+	if (bundle)
+		rc = tmesh_bundle_ref_encode(bundle, TMESH_READ, slot->text, slot->max_ref, err);
+	if (rc) {
+		pthread_mutex_unlock(&slot->lock);
+		return rc == -ENOSPC ? tmesh_fail(err, -EINVAL,
+						  "the bundle's ref is longer than the slot's "
+						  "max_ref, %u bytes",
+						  slot->max_ref)
+				     : rc;
+	}
+	number = tmesh_slot_generation(slot) + 1;
+	slot_publish(slot, number, strlen(slot->text));
+	old = slot->bundle;
+	slot->bundle = bundle ? tmesh_bundle_ref(bundle) : NULL;
+	pthread_mutex_unlock(&slot->lock);
+	tmesh_bundle_unref(old);
+	model_board_ring(&slot->board);
+	if (generation)
+		*generation = number;
+	return 0;
+}
+
+uint64_t tmesh_slot_generation(const struct tmesh_slot *slot)
+{
+	return slot->board.life == model_life()
+		       ? atomic_load_explicit(&slot->head->generation, memory_order_relaxed)
+		       : 0;
+}
+
+/* Reading */
+
+/* What a reader's values share: it lives as long as any of them. */
+struct family {
+	atomic_uint refs;
+	pthread_mutex_t lock;
+	struct tmesh_slot_value *values; /* under lock: those that are referenced */
+};
+
+struct tmesh_slot_value {
+	atomic_uint refs;
+	uint64_t generation;
+	struct tmesh_bundle *bundle;
+	struct family *family;
+	struct tmesh_slot_value *next, **at; /* under the family's lock */
+	size_t bytes;
+	char text[];
+};
+
+struct tmesh_slot_reader {
+	/* These are all that a read of what is known looks at. */
+	const atomic_uint_fast64_t *newest;
+	uint64_t generation; /* of @value, or of the slot being empty; 0: nothing was read */
+	uint32_t life;
+	struct tmesh_slot_value *value; /* NULL: the slot was empty */
+
+	uint64_t max_ref;
+	struct model_view view;
+	struct tmesh_ctx *ctx;
+	struct family *family;
+	char *text; /* room for a ref */
+};
+
+static void family_unref(struct family *family)
+{
+	if (atomic_fetch_sub_explicit(&family->refs, 1, memory_order_acq_rel) != 1)
+		return;
+	pthread_mutex_destroy(&family->lock);
+	free(family);
+}
+
+int tmesh_slot_open(struct tmesh_ctx *ctx, const char *token, struct tmesh_slot_reader **out,
+		    struct tmesh_error *err)
+{
+	struct tmesh_slot_reader *reader = calloc(1, sizeof(*reader));
+	struct family *family = calloc(1, sizeof(*family));
+	const struct head *head;
+	int rc;
+
+	if (!reader || !family) {
+		free(reader);
+		free(family);
+		return tmesh_fail(err, -ENOMEM, "no memory for a slot's reader");
+	}
+	rc = model_view_open(&reader->view, ctx, token, SLOT_MAGIC, sizeof(*head), err);
+	if (!rc) {
+		head = reader->view.addr;
+		reader->max_ref = *(const volatile uint64_t *)&head->max_ref;
+		if (!reader->max_ref || reader->max_ref > TMESH_BUNDLE_MAX_REF ||
+		    reader->max_ref % 8 || board_bytes(reader->max_ref) != reader->view.bytes)
+			rc = tmesh_fail(err, -EPROTO, "the slot's page is damaged");
+		else if (!(reader->text = malloc(reader->max_ref)))
+			rc = tmesh_fail(err, -ENOMEM, "no memory for a slot's reader");
+		if (rc)
+			model_view_close(&reader->view);
+	}
+	if (rc) {
+		free(reader);
+		free(family);
+		return rc;
+	}
+	reader->life = model_life();
+	reader->newest = &head->generation;
+	reader->ctx = tmesh_ctx_ref(ctx);
+	atomic_init(&family->refs, 1);
+	pthread_mutex_init(&family->lock, NULL);
+	reader->family = family;
+	*out = reader;
+	return 0;
+}
+
+void tmesh_slot_close(struct tmesh_slot_reader *reader)
+{
+	if (!reader)
+		return;
+	tmesh_slot_value_unref(reader->value);
+	model_view_close(&reader->view);
+	tmesh_ctx_unref(reader->ctx);
+	family_unref(reader->family);
+	free(reader->text);
+	free(reader);
+}
+
+/* One look at the entry of @generation: false when it is not that one's, or changes. */
+static bool entry_copy(struct tmesh_slot_reader *reader, uint64_t generation, size_t *bytes)
+{
+	const struct entry *entry = entry_of(reader->view.addr, reader->max_ref, generation);
+	uint64_t length;
+
+	if (atomic_load_explicit(&entry->number, memory_order_acquire) != generation)
+		return false;
+	length = atomic_load_explicit(&entry->bytes, memory_order_relaxed);
+	for (size_t i = 0; length <= reader->max_ref && i < (length + 7) / 8; i++) {
+		uint64_t word = atomic_load_explicit(&entry->words[i], memory_order_relaxed);
+
+		memcpy(reader->text + 8 * i, &word, 8);
+	}
+	atomic_thread_fence(memory_order_acquire);
+	*bytes = length;
+	return atomic_load_explicit(&entry->number, memory_order_relaxed) == generation;
+}
+
+/* The bundle of a value that somebody here still has, with the same ref; or NULL. */
+static struct tmesh_bundle *known_bundle(struct tmesh_slot_reader *reader, size_t bytes)
+{
+	struct tmesh_bundle *bundle = NULL;
+	struct tmesh_slot_value *value;
+
+	pthread_mutex_lock(&reader->family->lock);
+	for (value = reader->family->values; value && !bundle; value = value->next)
+		if (value->bytes == bytes && !memcmp(value->text, reader->text, bytes))
+			bundle = tmesh_bundle_ref(value->bundle);
+	pthread_mutex_unlock(&reader->family->lock);
+	return bundle;
+}
+
+static int value_new(struct tmesh_slot_reader *reader, uint64_t generation, size_t bytes,
+		     struct tmesh_slot_value **out, struct tmesh_error *err)
+{
+	struct tmesh_slot_value *value = malloc(sizeof(*value) + bytes);
+	struct family *family = reader->family;
+	int rc = 0;
+
+	if (!value)
+		return tmesh_fail(err, -ENOMEM, "no memory for a slot's value");
+	value->bundle = known_bundle(reader, bytes);
+	if (!value->bundle)
+		rc = tmesh_bundle_open(reader->ctx, reader->text, bytes, TMESH_READ, &value->bundle,
+				       err);
+	if (rc) {
+		free(value);
+		return rc;
+	}
+	atomic_init(&value->refs, 1);
+	value->generation = generation;
+	value->family = family;
+	value->bytes = bytes;
+	memcpy(value->text, reader->text, bytes);
+	atomic_fetch_add_explicit(&family->refs, 1, memory_order_relaxed);
+	pthread_mutex_lock(&family->lock);
+	value->next = family->values;
+	value->at = &family->values;
+	if (value->next)
+		value->next->at = &value->next;
+	family->values = value;
+	pthread_mutex_unlock(&family->lock);
+	*out = value;
+	return 0;
+}
+
+static void slot_take(struct tmesh_slot_reader *reader, uint64_t generation,
+		      struct tmesh_slot_value *value)
+{
+	struct tmesh_slot_value *old = reader->value;
+
+	reader->value = value;
+	reader->generation = generation;
+	tmesh_slot_value_unref(old);
+}
+
+static void rest(void)
+{
+	const struct timespec pause = {.tv_nsec = 50000};
+
+	nanosleep(&pause, NULL);
+}
+
+/* There is another generation than the one that is known. */
+static int slot_read(struct tmesh_slot_reader *reader, struct tmesh_error *err)
+{
+	uint64_t deadline = tmesh_now_ns() + MODEL_WAIT_NS;
+	int rc = model_check_life(reader->life, err);
+
+	for (unsigned int look = 1; !rc; look++) {
+		uint64_t generation = atomic_load_explicit(reader->newest, memory_order_acquire);
+		struct tmesh_slot_value *value = NULL;
+		size_t bytes;
+
+		if (generation == reader->generation)
+			return 0;
+		if (generation == 0)
+			return tmesh_fail(err, -EPROTO, "the slot's page is damaged");
+		if (entry_copy(reader, generation, &bytes)) {
+			if (bytes > reader->max_ref)
+				return tmesh_fail(err, -EPROTO, "the slot's page is damaged");
+			rc = bytes ? value_new(reader, generation, bytes, &value, err) : 0;
+			if (!rc) {
+				slot_take(reader, generation, value);
+				return 0;
+			}
+			/* A newer one has taken its place: what was met is no error. */
+			if (atomic_load(reader->newest) != generation)
+				rc = 0;
+			else if ((rc == -ENOENT || rc == -ESTALE) &&
+				 model_view_is_over(&reader->view))
+				rc = tmesh_fail(err, -EPIPE,
+						"the slot's publisher is gone, and its "
+						"last value with it");
+		} else if (atomic_load(reader->newest) == generation && look % REST_EACH == 0) {
+			if (model_view_is_over(&reader->view))
+				rc = tmesh_fail(err, -EPROTO, "the slot's page is damaged");
+			rest();
+		}
+		if (!rc && tmesh_now_ns() > deadline)
+			rc = tmesh_fail(err, -ETIMEDOUT,
+					"the slot's value is replaced faster than it can be read");
+	}
+	return rc;
+}
+
+int tmesh_slot_read(struct tmesh_slot_reader *reader, struct tmesh_slot_value **value,
+		    struct tmesh_error *err)
+{
+	if (__builtin_expect(atomic_load_explicit(reader->newest, memory_order_acquire) !=
+				     reader->generation,
+			     0)) {
+		int rc = slot_read(reader, err);
+
+		if (rc)
+			return rc;
+	}
+	if (!reader->value)
+		return tmesh_fail(err, -ENOENT, "the slot is empty");
+	*value = reader->value;
+	return 0;
+}
+
+struct tmesh_slot_value *tmesh_slot_value_ref(struct tmesh_slot_value *value)
+{
+	atomic_fetch_add_explicit(&value->refs, 1, memory_order_relaxed);
+	return value;
+}
+
+void tmesh_slot_value_unref(struct tmesh_slot_value *value)
+{
+	struct family *family;
+
+	if (!value || atomic_fetch_sub_explicit(&value->refs, 1, memory_order_acq_rel) != 1)
+		return;
+	family = value->family;
+	pthread_mutex_lock(&family->lock);
+	*value->at = value->next;
+	if (value->next)
+		value->next->at = value->at;
+	pthread_mutex_unlock(&family->lock);
+	tmesh_bundle_unref(value->bundle);
+	free(value);
+	family_unref(family);
+}
+
+uint64_t tmesh_slot_value_generation(const struct tmesh_slot_value *value)
+{
+	return value->generation;
+}
+
+struct tmesh_bundle *tmesh_slot_value_bundle(const struct tmesh_slot_value *value)
+{
+	return value->bundle;
+}
+
+int tmesh_slot_poll_fd(struct tmesh_slot_reader *reader, struct tmesh_error *err)
+{
+	return model_view_watch(&reader->view, err);
+}
+
+int tmesh_slot_changed(struct tmesh_slot_reader *reader)
+{
+	int rc = model_check_life(reader->life, NULL);
+
+	if (rc)
+		return rc;
+	model_view_drain(&reader->view);
+	if (atomic_load_explicit(reader->newest, memory_order_acquire) != reader->generation)
+		return 1;
+	return model_view_is_over(&reader->view) ? -EPIPE : 0;
+}

@@ -1,0 +1,541 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Slots: publishing, reading, holding and watching; readers and publishers that are killed; pages
+ * that were damaged by their publisher. TMESH_TEST_LENGTH=full kills a thousand.
+ */
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <tmesh/slot.h>
+
+#include "board.h"
+#include "unit.h"
+
+#define READERS 3
+#define WORDS 512
+
+#define CHECK(condition)                                \
+	do {                                            \
+		if (!(condition))                       \
+			unit_leave(__LINE__ % 250 + 1); \
+	} while (0)
+
+static int kills(void)
+{
+	const char *length = getenv("TMESH_TEST_LENGTH");
+
+	return length && !strcmp(length, "full") ? 1000 : 40;
+}
+
+static struct tmesh_ctx *context(void)
+{
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	return ctx;
+}
+
+/* Two tensors that must belong together: all elements of both are @word. */
+static struct tmesh_bundle *bundle_of(struct tmesh_ctx *ctx, uint64_t word)
+{
+	const int64_t shape[] = {WORDS};
+	struct tmesh_bundle_entry entries[2] = {{.name = "a"}, {.name = "b"}};
+	struct tmesh_bundle *bundle;
+	uint64_t words[WORDS];
+
+	for (int i = 0; i < WORDS; i++)
+		words[i] = word;
+	for (int i = 0; i < 2; i++)
+		assert_ok(tmesh_tensor_put(ctx, TMESH_UINT64, 1, shape, words, NULL,
+					   &entries[i].tensor, err));
+	assert_ok(tmesh_bundle_create(ctx, entries, 2, NULL, &bundle, err));
+	for (int i = 0; i < 2; i++)
+		tmesh_tensor_unref(entries[i].tensor);
+	return bundle;
+}
+
+/* The one word that all elements are, or UINT64_MAX. */
+static uint64_t word_of(struct tmesh_bundle *bundle)
+{
+	uint64_t word = 0;
+
+	for (size_t i = 0; i < 2; i++) {
+		struct tmesh_tensor *tensor;
+		uint64_t *data;
+
+		if (tmesh_bundle_tensor(bundle, i, &tensor, NULL))
+			return UINT64_MAX;
+		if (tmesh_tensor_data(tensor, TMESH_READ, (void **)&data, NULL))
+			data = NULL;
+		for (int n = 0; data && n < WORDS; n++) {
+			if (!i && !n)
+				word = data[0];
+			if (data[n] != word)
+				word = UINT64_MAX;
+		}
+		tmesh_tensor_unref(tensor);
+		if (!data)
+			return UINT64_MAX;
+	}
+	return word;
+}
+
+struct scene {
+	struct tmesh_ctx *ctx;
+	struct tmesh_slot *slot;
+	struct tmesh_slot_reader *reader;
+	char token[TMESH_TOKEN_SIZE];
+};
+
+static struct scene scene_make(void)
+{
+	struct scene s = {.ctx = context()};
+
+	assert_ok(tmesh_slot_create(s.ctx, NULL, &s.slot, err));
+	assert_ok(tmesh_slot_token(s.slot, s.token, err));
+	assert_ok(tmesh_slot_open(s.ctx, s.token, &s.reader, err));
+	return s;
+}
+
+static void scene_end(struct scene *s)
+{
+	tmesh_slot_close(s->reader);
+	tmesh_slot_unref(s->slot);
+	tmesh_ctx_unref(s->ctx);
+}
+
+static void publish(struct scene *s, uint64_t word)
+{
+	struct tmesh_bundle *bundle = bundle_of(s->ctx, word);
+	uint64_t generation;
+
+	assert_ok(tmesh_slot_publish(s->slot, bundle, &generation, err));
+	assert_int_equal(generation, tmesh_slot_generation(s->slot));
+	tmesh_bundle_unref(bundle);
+}
+
+static uint64_t live(struct tmesh_ctx *ctx)
+{
+	struct tmesh_stats stats = {.size = sizeof(stats)};
+
+	assert_int_equal(tmesh_stats(ctx, &stats), 0);
+	return stats.regions_live;
+}
+
+static void test_values(void **state)
+{
+	struct scene s = scene_make();
+	struct tmesh_slot_value *value = NULL, *held, *same;
+	uint64_t before;
+
+	assert_refused(tmesh_slot_read(s.reader, &value, err), -ENOENT, "empty");
+	assert_null(value);
+	assert_int_equal(tmesh_slot_generation(s.slot), 0);
+	before = live(s.ctx);
+	publish(&s, 7);
+	assert_ok(tmesh_slot_read(s.reader, &value, err));
+	assert_int_equal(tmesh_slot_value_generation(value), 1);
+	assert_int_equal(word_of(tmesh_slot_value_bundle(value)), 7);
+	assert_ok(tmesh_slot_read(s.reader, &same, err));
+	assert_ptr_equal(value, same);
+	held = tmesh_slot_value_ref(value);
+	publish(&s, 8);
+	publish(&s, 9);
+	assert_ok(tmesh_slot_read(s.reader, &value, err));
+	assert_int_equal(tmesh_slot_value_generation(value), 3);
+	assert_int_equal(word_of(tmesh_slot_value_bundle(value)), 9);
+	assert_int_equal(word_of(tmesh_slot_value_bundle(held)), 7);
+	tmesh_slot_value_unref(held);
+	/* Published, it is the same bundle once more: what is open stays open. */
+	held = tmesh_slot_value_ref(value);
+	assert_ok(tmesh_slot_publish(s.slot, tmesh_slot_value_bundle(held), NULL, err));
+	assert_ok(tmesh_slot_read(s.reader, &value, err));
+	assert_int_equal(tmesh_slot_value_generation(value), 4);
+	assert_int_equal(word_of(tmesh_slot_value_bundle(value)), 9);
+	tmesh_slot_value_unref(held);
+	assert_ok(tmesh_slot_publish(s.slot, NULL, NULL, err));
+	assert_refused(tmesh_slot_read(s.reader, &value, err), -ENOENT, "empty");
+	/* Nothing is left of any of them. */
+	assert_int_equal(live(s.ctx), before);
+	publish(&s, 10);
+	assert_ok(tmesh_slot_read(s.reader, &value, err));
+	assert_int_equal(word_of(tmesh_slot_value_bundle(value)), 10);
+	held = tmesh_slot_value_ref(value);
+	tmesh_slot_close(s.reader);
+	assert_int_equal(word_of(tmesh_slot_value_bundle(held)), 10);
+	tmesh_slot_value_unref(held);
+	tmesh_slot_value_unref(NULL);
+	tmesh_slot_close(NULL);
+	s.reader = NULL;
+	scene_end(&s);
+}
+
+static void test_bad(void **state)
+{
+	struct tmesh_slot_opts opts = {.size = sizeof(opts), .max_ref = TMESH_BUNDLE_MAX_REF + 1};
+	struct scene s = scene_make();
+	struct tmesh_slot *slot = NULL;
+	struct tmesh_slot_reader *reader = NULL;
+	struct tmesh_slot_value *value;
+	struct tmesh_bundle *bundle = bundle_of(s.ctx, 1);
+	char token[TMESH_TOKEN_SIZE];
+
+	assert_refused(tmesh_slot_create(s.ctx, &opts, &slot, err), -EINVAL, "max_ref");
+	opts = (struct tmesh_slot_opts){.size = sizeof(opts), .reserved = 1};
+	assert_refused(tmesh_slot_create(s.ctx, &opts, &slot, err), -EINVAL, "reserved");
+	opts = (struct tmesh_slot_opts){.size = sizeof(opts), .max_ref = 64};
+	assert_ok(tmesh_slot_create(s.ctx, &opts, &slot, err));
+	assert_refused(tmesh_slot_publish(slot, bundle, NULL, err), -EINVAL, "max_ref, 64");
+	assert_int_equal(tmesh_slot_generation(slot), 0);
+	assert_ok(tmesh_slot_token(slot, token, err));
+	tmesh_slot_unref(slot);
+	assert_refused(tmesh_slot_open(s.ctx, token, &reader, err), -ENOENT, "");
+	assert_refused(tmesh_slot_open(s.ctx, "tm1m-nonsense", &reader, err), -EPROTO, "");
+	assert_null(reader);
+	/* A reader cannot be made to write. */
+	assert_ok(tmesh_slot_publish(s.slot, bundle, NULL, err));
+	assert_ok(tmesh_slot_read(s.reader, &value, err));
+	for (size_t i = 0, count; i < 2; i++) {
+		struct tmesh_region *const *regions =
+			tmesh_bundle_regions(tmesh_slot_value_bundle(value), &count);
+
+		assert_int_equal(tmesh_region_rights(regions[i]), TMESH_READ);
+	}
+	tmesh_bundle_unref(bundle);
+	scene_end(&s);
+}
+
+/* Who has the page's descriptor can map it for reading alone, and not write to it either. */
+static void test_read_only(void **state)
+{
+	const uint32_t kind = 0x53304d54u;
+	struct scene s = scene_make();
+	struct model_view view;
+	char path[64];
+	FILE *maps;
+	char line[256];
+	int found = 0;
+
+	assert_ok(model_view_open(&view, s.ctx, s.token, kind, 64, err));
+	assert_int_not_equal(mprotect((void *)view.addr, view.bytes, PROT_READ | PROT_WRITE), 0);
+	model_view_close(&view);
+	maps = fopen("/proc/self/maps", "r");
+	while (fgets(line, sizeof(line), maps))
+		found += strstr(line, "memfd:slot") && strstr(line, "r--s");
+	fclose(maps);
+	assert_int_equal(found, 1);
+	/* The descriptor's own seals say so, whoever opens it anew. */
+	for (int fd = 3; fd < 256; fd++) {
+		char name[64] = {0};
+		int again;
+
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+		if (readlink(path, name, sizeof(name) - 1) < 0 || !strstr(name, "memfd:slot"))
+			continue;
+		again = open(path, O_RDWR | O_CLOEXEC);
+		if (again < 0)
+			continue;
+		assert_int_equal(write(again, "x", 1), -1);
+		assert_ptr_equal(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, again, 0),
+				 MAP_FAILED);
+		found++;
+		close(again);
+	}
+	assert_true(found > 1);
+	scene_end(&s);
+}
+
+static bool readable(int fd, int ms)
+{
+	struct pollfd poller = {.fd = fd, .events = POLLIN};
+
+	return poll(&poller, 1, ms) == 1;
+}
+
+static void test_watch(void **state)
+{
+	struct scene s = scene_make();
+	struct tmesh_slot_value *value;
+	int fd = tmesh_slot_poll_fd(s.reader, NULL);
+
+	assert_true(fd >= 0);
+	assert_int_equal(tmesh_slot_poll_fd(s.reader, NULL), fd);
+	assert_true(readable(fd, 5000));
+	assert_int_equal(tmesh_slot_changed(s.reader), 0);
+	assert_false(readable(fd, 0));
+	publish(&s, 1);
+	assert_true(readable(fd, 5000));
+	assert_int_equal(tmesh_slot_changed(s.reader), 1);
+	assert_false(readable(fd, 0));
+	assert_int_equal(tmesh_slot_changed(s.reader), 1);
+	assert_ok(tmesh_slot_read(s.reader, &value, err));
+	assert_int_equal(tmesh_slot_changed(s.reader), 0);
+	for (uint64_t i = 0; i < 300; i++)
+		publish(&s, i);
+	assert_true(readable(fd, 5000));
+	assert_int_equal(tmesh_slot_changed(s.reader), 1);
+	assert_ok(tmesh_slot_read(s.reader, &value, err));
+	assert_int_equal(word_of(tmesh_slot_value_bundle(value)), 299);
+	tmesh_slot_unref(s.slot);
+	assert_true(readable(fd, 5000));
+	assert_int_equal(tmesh_slot_changed(s.reader), -EPIPE);
+	assert_ok(tmesh_slot_read(s.reader, &value, err));
+	assert_int_equal(word_of(tmesh_slot_value_bundle(value)), 299);
+	s.slot = NULL;
+	scene_end(&s);
+}
+
+/* Shared by all processes of a storm. */
+struct board {
+	_Atomic uint64_t reads;
+	_Atomic uint32_t fault;
+};
+static struct board *board;
+
+#define EXPECT(condition)                                                                \
+	do {                                                                             \
+		if (!(condition)) {                                                      \
+			uint32_t none_ = 0;                                              \
+                                                                                         \
+			atomic_compare_exchange_strong(&board->fault, &none_, __LINE__); \
+			pause();                                                         \
+		}                                                                        \
+	} while (0)
+
+static _Noreturn void read_for_ever(const char *token, unsigned int seed)
+{
+	struct tmesh_slot_value *held[4] = {NULL}, *value;
+	uint64_t words[4], last = 0;
+	struct tmesh_slot_reader *reader;
+	struct tmesh_ctx *ctx;
+
+	signal(SIGSEGV, SIG_DFL);
+	signal(SIGBUS, SIG_DFL);
+	srand(seed);
+	EXPECT(!tmesh_ctx_open(NULL, &ctx, NULL));
+	EXPECT(!tmesh_slot_open(ctx, token, &reader, NULL));
+	for (;;) {
+		int i = rand() % 4, rc = tmesh_slot_read(reader, &value, NULL);
+		uint64_t generation;
+
+		EXPECT(rc == 0 || rc == -ETIMEDOUT);
+		if (rc)
+			continue;
+		generation = tmesh_slot_value_generation(value);
+		EXPECT(generation >= last);
+		last = generation;
+		/* One generation, whole; what is held stays what it was. */
+		EXPECT(word_of(tmesh_slot_value_bundle(value)) == generation);
+		EXPECT(!held[i] || word_of(tmesh_slot_value_bundle(held[i])) == words[i]);
+		tmesh_slot_value_unref(held[i]);
+		held[i] = tmesh_slot_value_ref(value);
+		words[i] = generation;
+		atomic_fetch_add(&board->reads, 1);
+	}
+}
+
+static pid_t start_reader(const char *token, unsigned int seed)
+{
+	pid_t child = fork();
+
+	if (child == 0)
+		read_for_ever(token, seed);
+	return child;
+}
+
+static void test_reader_storm(void **state)
+{
+	struct scene s = scene_make();
+	pid_t readers[READERS];
+	unsigned int seed = 0;
+	uint64_t before, word = 0;
+
+	tmesh_slot_close(s.reader);
+	s.reader = NULL;
+	publish(&s, ++word);
+	before = live(s.ctx);
+	for (int i = 0; i < READERS; i++)
+		readers[i] = start_reader(s.token, ++seed);
+	for (int i = 0; i < kills(); i++) {
+		int victim = rand() % READERS, status;
+
+		for (int n = rand() % 60; n; n--) {
+			publish(&s, ++word);
+			usleep((useconds_t)(rand() % 300));
+		}
+		kill(readers[victim], SIGKILL);
+		assert_int_equal(waitpid(readers[victim], &status, 0), readers[victim]);
+		if (atomic_load(&board->fault) || !WIFSIGNALED(status))
+			fail_msg("a reader's check in line %u failed", atomic_load(&board->fault));
+		readers[victim] = start_reader(s.token, ++seed);
+	}
+	for (int i = 0; i < READERS; i++) {
+		kill(readers[i], SIGKILL);
+		waitpid(readers[i], NULL, 0);
+	}
+	assert_int_equal(atomic_load(&board->fault), 0);
+	assert_true(atomic_load(&board->reads) > 0);
+	assert_int_equal(live(s.ctx), before);
+	print_message("%llu reads, %llu generations, %d kills\n",
+		      (unsigned long long)atomic_load(&board->reads), (unsigned long long)word,
+		      kills());
+	scene_end(&s);
+}
+
+static void test_publisher_killed(void **state)
+{
+	for (int round = 0; round < kills() / 4; round++) {
+		struct tmesh_slot_reader *reader;
+		struct tmesh_slot_value *value, *held = NULL;
+		char token[TMESH_TOKEN_SIZE];
+		uint64_t word = 0, seen = 0;
+		struct tmesh_ctx *ctx;
+		int ends[2], rc;
+		pid_t child;
+
+		assert_int_equal(pipe(ends), 0);
+		child = fork();
+		if (child == 0) {
+			struct scene s = {.ctx = context()};
+
+			CHECK(!tmesh_slot_create(s.ctx, NULL, &s.slot, NULL));
+			CHECK(!tmesh_slot_token(s.slot, token, NULL));
+			publish(&s, ++word);
+			CHECK(write(ends[1], token, sizeof(token)) == sizeof(token));
+			for (;;)
+				publish(&s, ++word);
+		}
+		assert_int_equal(read(ends[0], token, sizeof(token)), sizeof(token));
+		close(ends[0]);
+		close(ends[1]);
+		ctx = context();
+		assert_ok(tmesh_slot_open(ctx, token, &reader, err));
+		while ((rc = tmesh_slot_changed(reader)) != -EPIPE) {
+			struct tmesh_error why;
+
+			rc = tmesh_slot_read(reader, &value, &why);
+			if (rc == -EPIPE)
+				break;
+			if (rc && rc != -ETIMEDOUT)
+				fail_msg("%d %s", rc, why.message);
+			if (!rc) {
+				assert_int_equal(word_of(tmesh_slot_value_bundle(value)),
+						 tmesh_slot_value_generation(value));
+				tmesh_slot_value_unref(held);
+				held = tmesh_slot_value_ref(value);
+			}
+			if (seen++ == (uint64_t)round % 10)
+				kill(child, SIGKILL);
+		}
+		assert_int_equal(waitpid(child, NULL, 0), child);
+		if (held)
+			assert_int_equal(word_of(tmesh_slot_value_bundle(held)),
+					 tmesh_slot_value_generation(held));
+		tmesh_slot_value_unref(held);
+		tmesh_slot_close(reader);
+		tmesh_ctx_unref(ctx);
+	}
+}
+
+/* The publisher itself writes nonsense into its page: the head is 16 words, an entry 2,056. */
+static void test_damage(void **state)
+{
+	struct scene s = scene_make();
+	struct tmesh_slot_value *value;
+	struct tmesh_slot_reader *none = NULL;
+	uint64_t *words, *entry, text;
+
+	publish(&s, 1);
+	publish(&s, 2);
+	assert_ok(tmesh_slot_read(s.reader, &value, err));
+	/* As slot.c begins its object: a count, then the board. */
+	words = ((struct model_board *)((char *)s.slot + 8))->addr;
+	entry = words + 16 + 2056;
+	assert_int_equal(words[0], 16384);
+	assert_int_equal(words[8], 2);
+	assert_int_equal(entry[0], 1);
+	/* A generation without an entry */
+	words[8] = 3;
+	assert_refused(tmesh_slot_read(s.reader, &value, err), -ETIMEDOUT, "faster");
+	/* One that is longer than it can be, one that is no ref */
+	entry[0] = 3;
+	entry[1] = UINT64_MAX;
+	assert_refused(tmesh_slot_read(s.reader, &value, err), -EPROTO, "damaged");
+	entry[1] = 16384;
+	assert_refused(tmesh_slot_read(s.reader, &value, err), -EPROTO, "");
+	text = entry[2];
+	entry[1] = 100;
+	for (int bit = 0; bit < 64; bit++) {
+		entry[2] = text ^ 1ull << bit;
+		assert_int_equal(tmesh_slot_read(s.reader, &value, NULL), -EPROTO);
+	}
+	words[8] = 0;
+	assert_refused(tmesh_slot_read(s.reader, &value, err), -EPROTO, "damaged");
+	words[8] = 2;
+	assert_ok(tmesh_slot_read(s.reader, &value, err));
+	assert_int_equal(word_of(tmesh_slot_value_bundle(value)), 2);
+	for (uint64_t bad = 0; bad < 64; bad += 24) {
+		words[0] = bad;
+		assert_refused(tmesh_slot_open(s.ctx, s.token, &none, err), -EPROTO, "damaged");
+	}
+	words[0] = UINT64_MAX;
+	assert_refused(tmesh_slot_open(s.ctx, s.token, &none, err), -EPROTO, "damaged");
+	assert_null(none);
+	scene_end(&s);
+}
+
+static void test_inherited(void **state)
+{
+	struct scene s = scene_make();
+	struct tmesh_slot_value *value;
+	struct tmesh_bundle *bundle = bundle_of(s.ctx, 5);
+	int status;
+	pid_t child;
+
+	publish(&s, 1);
+	assert_ok(tmesh_slot_read(s.reader, &value, err));
+	child = fork();
+	if (child == 0) {
+		struct tmesh_slot_reader *own;
+		struct tmesh_ctx *ctx;
+
+		CHECK(tmesh_slot_publish(s.slot, bundle, NULL, NULL) == -EPERM);
+		CHECK(tmesh_slot_poll_fd(s.reader, NULL) == -EPERM);
+		CHECK(tmesh_slot_changed(s.reader) == -EPERM);
+		CHECK(!tmesh_slot_read(s.reader, &value, NULL));
+		CHECK(tmesh_slot_value_generation(value) == 1);
+		CHECK(!tmesh_ctx_open(NULL, &ctx, NULL));
+		CHECK(!tmesh_slot_open(ctx, s.token, &own, NULL));
+		CHECK(!tmesh_slot_read(own, &value, NULL));
+		CHECK(word_of(tmesh_slot_value_bundle(value)) == 1);
+		tmesh_slot_close(own);
+		tmesh_ctx_unref(ctx);
+		tmesh_bundle_unref(bundle);
+		scene_end(&s);
+		unit_leave(0);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	if (!WIFEXITED(status) || WEXITSTATUS(status))
+		fail_msg("the child ended with status %#x", (unsigned int)status);
+	publish(&s, 2);
+	assert_ok(tmesh_slot_read(s.reader, &value, err));
+	assert_int_equal(word_of(tmesh_slot_value_bundle(value)), 2);
+	tmesh_bundle_unref(bundle);
+	scene_end(&s);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_values),	     cmocka_unit_test(test_bad),
+		cmocka_unit_test(test_read_only),    cmocka_unit_test(test_watch),
+		cmocka_unit_test(test_reader_storm), cmocka_unit_test(test_publisher_killed),
+		cmocka_unit_test(test_damage),	     cmocka_unit_test(test_inherited),
+	};
+
+	board = mmap(NULL, sizeof(*board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+		     0);
+	return cmocka_run_group_tests_name("slot", tests, NULL, NULL);
+}
