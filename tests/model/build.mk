@@ -50,7 +50,7 @@ model-peers-check: $(MODEL_VENV)/tools.stamp $(B)/libtmesh-model.so ## the reade
 
 # libFuzzer; the corpus lies beside those of libtmesh.
 MODEL_FUZZ_OUT   := $(MODEL_TEST_OUT)/fuzz
-MODEL_FUZZ_NAMES := safetensors gguf shards
+MODEL_FUZZ_NAMES := safetensors gguf shards pagelog
 MODEL_FUZZ_OBJ   := $(MODEL_SRC:$(MODEL)/%.c=$(MODEL_FUZZ_OUT)/model/%.o)
 
 $(MODEL_FUZZ_OUT)/model/%.o: $(MODEL)/%.c $(MODEL)/build.mk
@@ -63,6 +63,8 @@ MODEL_FUZZ_LINK = $(FUZZ_CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) -I$(MODEL) -std=gnu1
 $(MODEL_FUZZ_OUT)/safetensors $(MODEL_FUZZ_OUT)/gguf: $(MODEL_TEST)/fuzz/fuzz_header.c $(MODEL_FUZZ_OBJ) $(FUZZ_OBJ)
 	$(MODEL_FUZZ_LINK)
 $(MODEL_FUZZ_OUT)/shards: $(MODEL_TEST)/fuzz/fuzz_shards.c $(MODEL_FUZZ_OBJ) $(FUZZ_OBJ)
+	$(MODEL_FUZZ_LINK)
+$(MODEL_FUZZ_OUT)/pagelog: $(MODEL_TEST)/fuzz/fuzz_pagelog.c $(MODEL_FUZZ_OBJ) $(FUZZ_OBJ)
 	$(MODEL_FUZZ_LINK)
 .SECONDARY: $(MODEL_FUZZ_OBJ)
 
