@@ -7,8 +7,9 @@ usage: tests/conformance/run.py LANGUAGE=COMMAND... [-- PROMISE...]
 promises/*.txt state each promise once, as what up to three processes do and what comes of it. Every
 process is one of the drivers, which are told in the same words whatever their language; a promise of
 one process is run in each language, one of two in each pair, one of three so that each pair stands
-at each two of its places (TMESH_TEST_LENGTH=full: each three). The processes are kept from promise
-to promise, and hold nothing in between: that is checked.
+at each two of its places (TMESH_TEST_LENGTH=full: each three). On the module, which is in an emulated
+machine, each language stands once at each place of a promise, beside another one from promise to
+promise. The processes are kept from promise to promise, and hold nothing in between: that is checked.
 
     promise WORDS           what is promised; the lines below are its steps
     only a=c,python         the languages that a process of this promise may have
@@ -305,11 +306,17 @@ def processes_text(steps):
     return "".join(f" {step.text}{processes_text(step.body)}" for step in steps)
 
 
-def mixtures(count, languages):
+def mixtures(count, languages, turn):
     """Which languages the processes of a promise have, each time."""
-    if count == 3 and os.environ.get("TMESH_TEST_LENGTH") != "full":
-        for i, j in itertools.product(range(len(languages)), repeat=2):
-            yield languages[i], languages[j], languages[(i + j) % len(languages)]
+    most = len(languages)
+    if os.environ.get("TMESH_TEST_LENGTH") == "full":
+        yield from itertools.product(languages, repeat=count)
+    elif os.environ["TMESH_BACKEND"] == "kernel":
+        for i in range(most):
+            yield tuple(languages[(i + place * turn) % most] for place in range(count))
+    elif count == 3:
+        for i, j in itertools.product(range(most), repeat=2):
+            yield languages[i], languages[j], languages[(i + j) % most]
     else:
         yield from itertools.product(languages, repeat=count)
 
@@ -349,10 +356,10 @@ def main():
             print(f"{'not ok' if trouble else 'ok'} {count} - {name}")
             print("".join(f"# {line}\n" for line in (trouble or "").splitlines()), end="", flush=True)
 
-        for promise in read_promises():
+        for turn, promise in enumerate(read_promises()):
             if names and not any(name in promise.name for name in names):
                 continue
-            for mixture in mixtures(processes(promise.steps), list(commands)):
+            for mixture in mixtures(processes(promise.steps), list(commands), turn):
                 if all(language in promise.only.get(name, commands) for name, language in zip("abc", mixture)):
                     trouble = run(promise, mixture, pool, os.environ["TMESH_BACKEND"], words)
                     point(f"{promise.name} ({', '.join(mixture)})", trouble)
