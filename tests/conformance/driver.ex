@@ -19,8 +19,11 @@ defmodule Tmesh.ConformanceDriver do
 
   defp loop(objects) do
     case IO.gets("") do
-      :eof -> System.halt(0)
-      line -> line |> String.trim_trailing("\n") |> String.split("\t") |> answer(objects) |> loop()
+      :eof ->
+        System.halt(0)
+
+      line ->
+        line |> String.trim_trailing("\n") |> String.split("\t") |> answer(objects) |> loop()
     end
   end
 
@@ -45,7 +48,10 @@ defmodule Tmesh.ConformanceDriver do
   defp option([key, "false"], _objects), do: {String.to_atom(key), false}
   defp option(["label", text], _objects), do: {:label, text}
   defp option(["mode", text], _objects), do: {:mode, String.to_integer(text, 8)}
-  defp option([key, name], objects) when key in ~w(arena tensor), do: {String.to_atom(key), objects[name]}
+
+  defp option([key, name], objects) when key in ~w(arena tensor),
+    do: {String.to_atom(key), objects[name]}
+
   defp option([key, number], _objects), do: {String.to_atom(key), String.to_integer(number)}
 
   defp run("create", [name, dtype, shape], options, objects) do
@@ -61,9 +67,19 @@ defmodule Tmesh.ConformanceDriver do
   end
 
   defp run("open", [name, json], options, objects) do
-    with {:ok, ref} <- TensorRef.from_json(json),
-         {:ok, ref} <- ZeroCopy.open(ref, options),
-         do: keep(name, ref, objects)
+    # As text and as a map, which come to the same.
+    forms =
+      case Tmesh.Native.json_decode(json) do
+        {:ok, %{} = map} -> [TensorRef.from_json(json), TensorRef.from_map(map)]
+        _none -> [TensorRef.from_json(json)]
+      end
+
+    opened = for form <- forms, do: with({:ok, ref} <- form, do: ZeroCopy.open(ref, options))
+
+    case Enum.dedup(Enum.map(opened, &kind/1)) do
+      [:ok] -> keep(name, opened |> List.last() |> elem(1), objects)
+      [_type] -> List.last(opened)
+    end
   end
 
   defp run("ref", [name], [], objects), do: TensorRef.to_json(objects[name])
@@ -78,14 +94,17 @@ defmodule Tmesh.ConformanceDriver do
   defp run("read", [name], [], objects) do
     ref = objects[name]
 
-    fn -> with {:ok, data} <- ZeroCopy.to_binary(ref), do: {:ok, Base.encode16(data, case: :lower)} end
+    fn ->
+      with {:ok, data} <- ZeroCopy.to_binary(ref), do: {:ok, Base.encode16(data, case: :lower)}
+    end
     |> Task.async()
     |> Task.await()
     |> tap(fn _answer -> Tmesh.Native.sweep() end)
   end
 
   defp run("write", [name, offset, data], [], objects),
-    do: ZeroCopy.write(objects[name], String.to_integer(offset), Base.decode16!(data, case: :lower))
+    do:
+      ZeroCopy.write(objects[name], String.to_integer(offset), Base.decode16!(data, case: :lower))
 
   defp run("seal", [name], [], objects), do: ZeroCopy.seal(objects[name])
   defp run("release", [name], [], objects), do: ZeroCopy.release(objects[name])
@@ -152,10 +171,17 @@ defmodule Tmesh.ConformanceDriver do
       end
 
     case received do
-      {:ok, data} when is_binary(data) -> {:ok, "bytes " <> Base.encode16(data, case: :lower)}
-      {:ok, %TensorRef{} = ref} -> {:ok, "tensor ", Map.put(objects, hd(to), ref)}
-      {:ok, {ref, data}} -> {:ok, "tensor " <> Base.encode16(data, case: :lower), Map.put(objects, hd(to), ref)}
-      error -> error
+      {:ok, data} when is_binary(data) ->
+        {:ok, "bytes " <> Base.encode16(data, case: :lower)}
+
+      {:ok, %TensorRef{} = ref} ->
+        {:ok, "tensor ", Map.put(objects, hd(to), ref)}
+
+      {:ok, {ref, data}} ->
+        {:ok, "tensor " <> Base.encode16(data, case: :lower), Map.put(objects, hd(to), ref)}
+
+      error ->
+        error
     end
   end
 
@@ -178,6 +204,9 @@ defmodule Tmesh.ConformanceDriver do
   defp run("backend", [], [], _objects) do
     with {:ok, backend} <- Tmesh.backend(), do: {:ok, to_string(backend)}
   end
+
+  defp kind({:ok, _ref}), do: :ok
+  defp kind({:error, error}), do: error.type
 
   defp keep(name, ref, objects) do
     with {:ok, text} <- look(ref), do: {:ok, text, Map.put(objects, name, ref)}

@@ -44,8 +44,30 @@ def put(name, dtype, dims, data, **options):
     return keep(name, tmesh.put(array, **flags(options)))
 
 
+def forms(ref):
+    """Text, and the dict that it stands for."""
+    yield ref
+    try:
+        decoded = json.loads(ref)
+    except ValueError:
+        return
+    if isinstance(decoded, dict):
+        yield decoded
+
+
 def open_ref(name, ref, **options):
-    return keep(name, tmesh.open(ref, **flags(options)))
+    """In each form, which all come to the same."""
+    came = []
+    for form in forms(ref):
+        try:
+            came.append(tmesh.open(form, **flags(options)))
+        except tmesh.Error as error:
+            came.append(error)
+    if len({type(thing) for thing in came}) != 1:
+        raise RuntimeError(f"{ref}: {came}")
+    if isinstance(came[-1], tmesh.Error):
+        raise came[-1]
+    return keep(name, came[-1])
 
 
 def ref(name, **options):
