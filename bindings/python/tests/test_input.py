@@ -3,7 +3,6 @@
 
 import inspect
 import json
-import secrets
 
 import numpy as np
 import pytest
@@ -58,63 +57,16 @@ def test_region_options(arguments, error):
             make()
 
 
-def test_mode_without_the_module():
-    if tmesh.backend() == "kernel":
-        assert tmesh.regions() is not None and tmesh.empty(1, "uint8", mode=0o640)
-    else:
-        with pytest.raises(tmesh.UnsupportedError):
-            tmesh.empty(1, "uint8", mode=0o640)
-
-
 @pytest.mark.parametrize("change, error", [
-    ({"offset": 4}, "fit"), ({"offset": 2**62}, ""), ({"offset": -1}, "offset"),
-    ({"offset": 2**70}, "offset"), ({"offset": 1.0}, "offset"), ({"offset": True}, "offset"),
-    ({"byte_size": 47}, "byte_size"), ({"byte_size": None}, "byte_size"),
-    ({"shape": [3, 5]}, ""), ({"shape": [3]}, "strides"), ({"shape": 12}, "shape"),
-    ({"shape": ["3", 4]}, "shape"), ({"shape": [-3, 4]}, ""), ({"shape": [2**63, 4]}, "shape"),
-    ({"shape": [1] * 9}, "shape"), ({"shape": [1] * 1000}, "shape"), ({"strides": [1] * 1000}, "strides"),
-    ({"shape": [2**62, 2**62]}, ""),
-    ({"strides": [400, 1]}, "fit"), ({"strides": [-4, 1]}, "fit"), ({"strides": [2**62, 2**62]}, ""),
-    ({"strides": [4]}, "strides"), ({"strides": [4, True]}, "strides"),
-    ({"dtype": "float31"}, "dtype"), ({"dtype": 5}, "dtype"), ({"dtype": "float32\0"}, "dtype"),
-    ({"device": "cpu0"}, "device"), ({"device": "cuda:"}, "device"), ({"device": "cuda:-1"}, "device"),
-    ({"device": "cuda:99999999999999999999"}, "device"), ({"device": "cuda:99999999999"}, "device"),
-    ({"device": "cuda:0x"}, "device"), ({"device": None}, "device"),
-    ({"v": 2}, '"v"'), ({"v": "1"}, '"v"'), ({"id": "12"}, "id"), ({"id": 5}, "id"),
-    ({"id": "0123456789abcdeg"}, "id"), ({"id": "0" * 16}, "region"),
-    ({"token": 5}, "token"), ({"token": "x" * 100}, "token"), ({"token": "\ud800"}, "token"),
+    ({"offset": 4}, "fit"), ({"offset": 2**70}, "offset"), ({"byte_size": 47}, "byte_size"),
+    ({"shape": [1] * 1000}, "shape"), ({"shape": [2**63, 4]}, "shape"), ({"strides": [1] * 1000}, "strides"),
+    ({"dtype": "float32\0"}, "dtype"), ({"device": "cuda:0x"}, "device"), ({"v": 2}, '"v"'),
+    ({"id": "0" * 16}, "region"), ({"token": "x" * 100}, "token"), ({"token": "\ud800"}, "token"),
 ])
 def test_refs_that_lie(good, change, error):
-    bad = {**good, **change}
+    """As dicts, which are read by code of their own, and say which member lies."""
     with pytest.raises(tmesh.ProtocolError, match=error):
-        tmesh.open(bad)
-    if "\ud800" not in str(change):
-        with pytest.raises(tmesh.ProtocolError):
-            tmesh.open(json.dumps(bad))
-    assert tmesh.open(good).shape == (3, 4)
-
-
-@pytest.mark.parametrize("member", ["v", "id", "token", "offset", "byte_size", "shape", "dtype",
-                                    "strides", "device"])
-def test_refs_with_a_member_missing(good, member):
-    bad = {key: value for key, value in good.items() if key != member}
-    with pytest.raises(tmesh.ProtocolError, match="" if member == "token" else member):
-        tmesh.open(bad)
-    with pytest.raises(tmesh.ProtocolError):
-        tmesh.open(json.dumps(bad))
-
-
-def test_refs_with_more_are_fine(good):
-    assert tmesh.open({**good, "more": object()}).shape == (3, 4)
-    assert tmesh.open(json.dumps({**good, "more": 5})).shape == (3, 4)
-
-
-def test_refs_with_a_gap_or_a_repeat_are_fine(good):
-    """Strides may be zero or negative as long as all elements lie in the region."""
-    repeat = tmesh.open({**good, "strides": [0, 1]}).numpy()
-    assert repeat[2].tolist() == [0, 1, 2, 3]
-    back = tmesh.open({**good, "offset": 44, "strides": [-4, -1]}).numpy()
-    assert back[0].tolist() == [11, 10, 9, 8]
+        tmesh.open({**good, **change})
 
 
 @pytest.mark.parametrize("text", [
@@ -152,33 +104,6 @@ def test_open_arguments(good):
             inspect.signature(tmesh.open).bind(*arguments, **names)
     with pytest.raises(tmesh.AccessError):
         tmesh.open(good, True)
-
-
-def test_guessed_tokens(good):
-    """Well-formed, but nobody's; also with the right socket and a wrong secret."""
-    own = good["token"]
-    guesses = [own[:-32] + secrets.token_hex(16)]
-    if tmesh.backend() == "memfd":
-        guesses += [f"tm1m-{secrets.token_hex(16)}-{secrets.token_hex(16)}", own[:-1] +
-                    ("0" if own[-1] != "0" else "1")]
-    for token in guesses:
-        for ref in (token, {**good, "token": token}):
-            with pytest.raises(tmesh.NotFoundError):
-                tmesh.open(ref)
-
-
-def test_token_of_the_other_backend():
-    foreign = {"kernel": f"tm1m-{'0' * 32}-{'0' * 32}", "memfd": f"tm1k-{'0' * 32}"}[tmesh.backend()]
-    with pytest.raises(tmesh.UnsupportedError):
-        tmesh.open(foreign)
-
-
-def test_stale_token():
-    t = tmesh.put(b"abc")
-    ref = t.ref()
-    t.release()
-    with pytest.raises(tmesh.NotFoundError):
-        tmesh.open(ref)
 
 
 @pytest.mark.parametrize("key, error", [
@@ -239,19 +164,3 @@ def test_put_what_cannot_be_read():
         tmesh.put(released)
     with pytest.raises(TypeError):
         tmesh.put()
-
-
-def test_limit(python):
-    assert python("""
-import numpy, tmesh
-tmesh.configure(max_bytes=1 << 20)
-keep = tmesh.empty(1 << 19, "uint8")
-for make in (lambda: tmesh.empty(1 << 20, "uint8"), lambda: tmesh.put(bytes(1 << 20))):
-    try:
-        make()
-    except tmesh.LimitError as error:
-        print(error.errno)
-assert tmesh.stats()["regions_live"] == 1
-keep.release()
-tmesh.empty(1 << 20, "uint8")
-""").split() == [str(__import__("errno").EDQUOT)] * 2

@@ -28,14 +28,6 @@ def test_what_is_put_is_sealed():
     assert t.writable and not t.sealed
 
 
-def test_seal_reaches_everybody():
-    t = tmesh.put(b"abc", seal=False)
-    o = tmesh.open(t.ref())
-    assert not o.sealed
-    t.seal()
-    assert o.sealed and bytes(o) == b"abc"
-
-
 @pytest.mark.parametrize("view", VIEWS)
 def test_writable_views_prevent_the_seal(view):
     t = tmesh.put(np.arange(4), seal=False)
@@ -58,19 +50,6 @@ def test_read_only_views_do_not():
     assert array.tolist() == [0, 1, 2, 3]
 
 
-def test_a_writer_elsewhere_prevents_the_seal():
-    t = tmesh.put(np.arange(4), seal=False)
-    w = tmesh.open(t.ref(writable=True), writable=True)
-    array = w.numpy()
-    with pytest.raises(tmesh.BusyError):
-        t.seal()
-    array[0] = 9
-    assert t.numpy()[0] == 9 and not t.sealed
-    del array
-    w.release()
-    assert t.seal().sealed
-
-
 def test_sealed_memory_cannot_be_opened_for_writing():
     t = tmesh.empty(1, "uint8")
     ref = t.ref(writable=True)
@@ -86,14 +65,6 @@ def test_sealed_by_another():
     with pytest.raises(tmesh.SealedError):
         w.numpy(writable=True)
     assert not w.numpy().flags.writeable and not w.writable
-
-
-def test_only_those_who_may_seal():
-    t = tmesh.empty(1, "uint8")
-    for o in (tmesh.open(t.ref()), tmesh.open(t.ref(writable=True), writable=True)):
-        with pytest.raises(tmesh.AccessError):
-            o.seal()
-    assert not t.sealed
 
 
 @pytest.mark.parametrize("view", VIEWS[:4])

@@ -141,29 +141,6 @@ def test_open_every_way():
     assert tmesh.open(t.token.encode()).shape == (24,)
 
 
-def test_open_is_the_same_memory():
-    t = tmesh.empty(4, "int32")
-    o = tmesh.open(t.ref())
-    w = tmesh.open(t.ref(writable=True), writable=True)
-    t.numpy()[0] = 7
-    w.numpy()[1] = 8
-    assert o.numpy().tolist() == t.numpy().tolist() == [7, 8, 0, 0]
-
-
-def test_ref():
-    ref = tmesh.put(np.zeros((2, 3), "int64"))[1:].ref()
-    token = ref.pop("token")
-    assert token.startswith({"kernel": "tm1k-", "memfd": "tm1m-"}[tmesh.backend()])
-    assert len(ref.pop("id")) == 16
-    assert ref == {"v": 1, "offset": 24, "byte_size": 24, "shape": [1, 3], "dtype": "int64",
-                   "strides": [3, 1], "device": "cpu"}
-
-
-def test_tokens_name_their_rights():
-    t = tmesh.empty(1, "uint8")
-    assert t.token == t.token == t.ref()["token"] != t.ref(writable=True)["token"]
-
-
 def test_pickle_opens_for_reading():
     t = tmesh.put(b"abc")
     o = pickle.loads(pickle.dumps(t))
