@@ -12,27 +12,6 @@ defmodule Tmesh.LifetimeTest do
   defp collect, do: :erlang.garbage_collect()
 
   describe "release/1" do
-    test "frees, again and again, and closes for all who share the handle" do
-      live = stat(:regions_live)
-      ref = [@bytes] |> ZeroCopy.allocate!(:uint8) |> ZeroCopy.grant!(:read)
-      assert stat(:regions_live) > live
-      assert :ok = ZeroCopy.release(ref)
-      assert :ok = ZeroCopy.release(ref)
-      assert stat(:regions_live) == live
-
-      for call <- [
-            &ZeroCopy.to_binary/1,
-            &ZeroCopy.seal/1,
-            &ZeroCopy.info/1,
-            &ZeroCopy.grant(&1, :read),
-            &ZeroCopy.write(&1, 0, "x")
-          ] do
-        assert {:error, %Error{type: :closed}} = call.(ref)
-      end
-
-      assert {:error, %Error{type: :not_found}} = ZeroCopy.open(ref)
-    end
-
     test "is refused for a ref that holds nothing" do
       description = %{ZeroCopy.allocate!([1], :uint8) | handle: nil}
       assert {:error, %Error{type: :closed}} = ZeroCopy.release(description)

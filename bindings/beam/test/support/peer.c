@@ -5,7 +5,6 @@
  *
  *   put N        a sealed uint8 tensor of N bytes, each its index modulo 251: its ref
  *   create N     the same, but not sealed, with a token for writing: its ref
- *   open JSON    the sum of the bytes of a tensor, or an error
  *   fill B       write byte B all over the last tensor it made
  *   map JSON     hold a writable mapping of a tensor
  *   seal, revoke the last tensor it made
@@ -57,32 +56,6 @@ static void make(const char *arg, bool seal)
 		answer(rc, &err);
 	else
 		printf("%s\n", text);
-}
-
-static void sum(const char *json)
-{
-	struct tmesh_tensor *tensor;
-	unsigned long long total = 0;
-	struct tmesh_error err;
-	struct tmesh_ref ref;
-	void *data;
-	int rc;
-
-	rc = tmesh_ref_decode(json, strlen(json), &ref, &err);
-	if (!rc)
-		rc = tmesh_tensor_open(ctx, &ref, TMESH_READ, &tensor, &err);
-	if (rc) {
-		answer(rc, &err);
-		return;
-	}
-	rc = tmesh_tensor_data(tensor, TMESH_READ, &data, &err);
-	for (uint64_t i = 0; !rc && i < tmesh_tensor_bytes(tensor); i++)
-		total += ((unsigned char *)data)[i];
-	if (rc)
-		answer(rc, &err);
-	else
-		printf("%llu\n", total);
-	tmesh_tensor_unref(tensor);
 }
 
 static void map(const char *json)
@@ -162,8 +135,6 @@ static void obey(const char *verb, const char *arg)
 		make(arg, true);
 	else if (!strcmp(verb, "create"))
 		make(arg, false);
-	else if (!strcmp(verb, "open"))
-		sum(arg);
 	else if (!strcmp(verb, "fill"))
 		fill(arg);
 	else if (!strcmp(verb, "map"))
