@@ -10,6 +10,8 @@ repository in its own folder "library".
 import os
 from pathlib import Path
 import re
+import shutil
+import subprocess
 import sysconfig
 
 from setuptools import Extension, setup
@@ -32,9 +34,29 @@ class BuildWithLibrary(build_ext):
     """The library's sources join late: setuptools wants declared ones below this folder."""
 
     def build_extension(self, ext):
+        self.complain_of_what_is_missing(ext)
         if not SYSTEM_LIBRARY:
             ext.sources = [*ext.sources, *(str(path) for path in sorted(ROOT.glob("lib/**/*.c")))]
         super().build_extension(ext)
+
+    def complain_of_what_is_missing(self, ext):
+        """Before the compiler does, in words that help."""
+        compiler = self.compiler.compiler
+        wanted = {"stdio.h": ("the C library's headers", "libc6-dev"),
+                  "Python.h": ("Python's headers", "python3-dev")}
+        if not SYSTEM_LIBRARY:
+            wanted["jansson.h"] = "jansson, which reads and writes JSON", "libjansson-dev"
+        missing = [("a C compiler", "gcc"), *wanted.values()]
+        if shutil.which(compiler[0]):
+            folders = [f"-I{folder}" for folder in (*ext.include_dirs, *self.include_dirs)]
+            missing = [what for header, what in wanted.items()
+                       if subprocess.run([*compiler, *folders, "-E", "-x", "c", "-"], text=True,
+                                         input=f"#include <{header}>\n", capture_output=True).returncode]
+        if missing:
+            raise SystemExit("tmesh cannot be compiled here. What is missing, or cannot be found by "
+                             f"{compiler[0]}: {'; '.join(what for what, _ in missing)}.\n"
+                             "On Debian and Ubuntu:\n\n"
+                             f"    sudo apt install {' '.join(package for _, package in missing)}\n")
 
     def get_ext_filename(self, fullname):
         """By the name that every Python looks for; 3.15 would give it one that it alone knows."""

@@ -82,3 +82,32 @@ def test_wheel_in_an_empty_environment(dist, tmp_path):
                "print(bytes(tmesh.open(t.ref())), tmesh.__version__)\n")
     done = subprocess.run([python, "-I", "-c", program], capture_output=True, text=True)
     assert done.stdout == f"b'by a wheel' {tmesh.__version__}\n", done.stderr
+
+
+def build(dist, folder, **environment):
+    """What the build of the source distribution says when it fails."""
+    source, = dist.glob("*.tar.gz")
+    with tarfile.open(source) as tar:
+        tar.extractall(folder, filter="data") if hasattr(tarfile, "data_filter") else tar.extractall(folder)
+    top, = folder.glob("tmesh-*")
+    done = subprocess.run([sys.executable, "-W", "ignore", "setup.py", "-q", "build_ext"], cwd=top,
+                          env={**os.environ, **environment}, capture_output=True, text=True)
+    assert done.returncode
+    return done.stderr
+
+
+@pytest.mark.parametrize("header, packages", [
+    ("jansson.h", "libjansson-dev"), ("Python.h", "python3-dev"), (".h", "libc6-dev python3-dev libjansson-dev"),
+])
+def test_what_is_missing_is_said_before_the_compiler_does(dist, tmp_path, header, packages):
+    """On a compiler that does not find it."""
+    compiler = tmp_path / "cc"
+    compiler.write_text(f"#!/bin/sh\ncase \"$*\" in *-E*) ! grep -q '{header}>'; exit;; esac\nexec cc \"$@\"\n")
+    compiler.chmod(0o755)
+    said = build(dist, tmp_path, CC=str(compiler))
+    assert f"sudo apt install {packages}\n" in said and "error:" not in said
+
+
+def test_no_compiler(dist, tmp_path):
+    said = build(dist, tmp_path, CC="no-such-compiler")
+    assert "a C compiler" in said and "sudo apt install gcc libc6-dev python3-dev libjansson-dev\n" in said
