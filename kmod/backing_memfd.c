@@ -109,7 +109,7 @@ static int tmesh_memfd_mmap(struct tmesh_mem *mem, struct vm_area_struct *vma)
 {
 	struct tmesh_memfd_mem *memfd = to_memfd(mem);
 
-	if (!(vma->vm_flags & VM_WRITE))
+	if (vma->vm_flags & VM_MAYSHARE && !(vma->vm_flags & VM_WRITE))
 		vm_flags_clear(vma, VM_MAYWRITE);
 	vma_set_file(vma, memfd->alias);
 	return tmesh_file_mmap(memfd->file, vma);

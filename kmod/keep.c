@@ -795,7 +795,7 @@ int tmesh_ioctl_kept_list(struct tmesh_ucmd *ucmd)
 
 	if (cmd->pad)
 		return -EINVAL;
-	rc = tmesh_check_stride(room, cmd->entry_bytes, sizeof(kept));
+	rc = tmesh_check_stride(room, cmd->entry_bytes, offsetofend(struct tmesh_kept, cgroup_id));
 	if (rc)
 		return rc;
 	cmd->count = 0;

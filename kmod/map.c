@@ -12,6 +12,12 @@
 #define TMESH_BATCH_MIN 16U
 #define TMESH_BATCH_MAX 512U
 
+/* A private mapping, of sealed memory: what is written is a copy of the process's own. */
+static bool tmesh_vma_private(const struct vm_area_struct *vma)
+{
+	return !(vma->vm_flags & VM_MAYSHARE);
+}
+
 /*
  * Maps a batch from the faulting page on. All of it happens under the region's lock, so that
  * a revocation finds either nothing of it or all of it.
@@ -92,7 +98,8 @@ static vm_fault_t tmesh_fault(struct vm_fault *vmf)
 		return tmesh_fault_gone(vmf, claim);
 	}
 	pages = region->mem->pages + claim->first;
-	if (vmf->vma->vm_flags & VM_MIXEDMAP) {
+	/* A first write to a private mapping: the core copies the page, and maps the copy alone. */
+	if (vmf->vma->vm_flags & VM_MIXEDMAP && !vmf->cow_page) {
 		ret = tmesh_fault_batch(vmf, claim, pages);
 		goto unlock;
 	}
@@ -101,7 +108,12 @@ static vm_fault_t tmesh_fault(struct vm_fault *vmf)
 	 * folio's lock until then, and a revocation waits for that before it unmaps.
 	 */
 	vmf->page = pages[vmf->pgoff];
-	get_page(vmf->page);
+	if (vmf->flags & FAULT_FLAG_UNSHARE && pmd_none(READ_ONCE(*vmf->pmd)))
+		vmf->page = tmesh_copy_page(claim, vmf->pgoff, vmf->page);
+	else
+		get_page(vmf->page);
+	if (!vmf->page)
+		goto unlock;
 	lock_page(vmf->page);
 	trace_tmesh_fault(region->id, (u64)(claim->first + vmf->pgoff) << PAGE_SHIFT,
 			  folio_size(page_folio(vmf->page)), false);
@@ -155,7 +167,7 @@ static int tmesh_vma_mprotect(struct vm_area_struct *vma, unsigned long start, u
 	struct tmesh_region *region = claim->region;
 	int rc = 0;
 
-	if (!(newflags & VM_WRITE) || tmesh_vma_writes(vma))
+	if (!(newflags & VM_WRITE) || tmesh_vma_writes(vma) || tmesh_vma_private(vma))
 		return 0;
 	down_read(&region->lock);
 	if (region->state & TMESH_STATE_SEALED) {
@@ -201,11 +213,19 @@ static bool tmesh_map_leads_on(const struct tmesh_claim *claim, const struct vm_
 static int tmesh_check_map(const struct tmesh_claim *claim, struct vm_area_struct *vma)
 {
 	const struct tmesh_region *region = claim->region;
-	bool writable = vma->vm_flags & VM_WRITE;
+	bool private = tmesh_vma_private(vma);
+	bool writable = vma->vm_flags & VM_WRITE && !private;
 
 	lockdep_assert_held_read(&region->lock);
 	if (!region->mem || tmesh_claim_lapsed(claim))
 		return -ESTALE;
+	/*
+	 * What somebody may still write to would show in a private mapping, or not, as it happens.
+	 * A dma-buf is mapped by devices' rules, which know of no copies.
+	 */
+	if (private && (!(region->state & TMESH_STATE_SEALED) ||
+			claim->kind == TMESH_HOLDER_EXPORT))
+		return -EINVAL;
 	/* What another file maps a lease could not take away. */
 	if (region->mem->nomap || (region->mem->ops->mmap && claim->lease))
 		return -EOPNOTSUPP;
@@ -236,7 +256,8 @@ static int tmesh_mmap_foreign(struct tmesh_claim *claim, struct tmesh_mem *mem,
 static void tmesh_mmap_own(struct tmesh_claim *claim, const struct tmesh_mem *mem,
 			   struct vm_area_struct *vma)
 {
-	unsigned long writes = vma->vm_flags & VM_WRITE ? TMESH_VMA_WRITES : 0;
+	bool writable = vma->vm_flags & VM_WRITE && !tmesh_vma_private(vma);
+	unsigned long writes = writable ? TMESH_VMA_WRITES : 0;
 
 	vm_flags_set(vma, VM_DONTEXPAND | VM_DONTDUMP);
 	/* Where a PMD is mapped, VM_MIXEDMAP would lose the folio's reference. */
@@ -257,10 +278,10 @@ static void tmesh_mmap_own(struct tmesh_claim *claim, const struct tmesh_mem *me
  * No page is mapped here: a revocation would not find it yet.
  *
  * Context: mmap_lock is held for writing; takes the region's lock.
- * Return: 0; -EINVAL for a private mapping or one that leaves the claim; -EACCES for a
- * writable one without the right; -EPERM for a writable one of a sealed region; -ESTALE
- * where the region was revoked or the lease has lapsed; -EOPNOTSUPP where the memory cannot
- * be mapped, or not through a leased handle.
+ * Return: 0; -EINVAL for one that leaves the claim, and for a private one of an export, or of a
+ * region that is not sealed; -EACCES for a writable one without the right; -EPERM for a writable
+ * one of a sealed region; -ESTALE where the region was revoked or the lease has lapsed;
+ * -EOPNOTSUPP where the memory cannot be mapped, or not through a leased handle.
  */
 int tmesh_mmap(struct tmesh_claim *claim, struct vm_area_struct *vma)
 {
@@ -270,15 +291,12 @@ int tmesh_mmap(struct tmesh_claim *claim, struct vm_area_struct *vma)
 	struct tmesh_mem *foreign = NULL;
 	int rc;
 
-	if (!(vma->vm_flags & VM_MAYSHARE))
-		return -EINVAL;
-
 	down_read(&region->lock);
 	rc = tmesh_check_map(claim, vma);
 	if (rc)
 		goto unlock;
 	/* An importer may map an export with a file that is open for writing. */
-	if (!(claim->rights & TMESH_RIGHT_WRITE))
+	if (!(claim->rights & TMESH_RIGHT_WRITE) && !tmesh_vma_private(vma))
 		vm_flags_clear(vma, VM_MAYWRITE);
 	if (region->mem->ops->mmap) {
 		foreign = region->mem;
@@ -324,9 +342,12 @@ void tmesh_flush_faults(struct tmesh_mem *mem)
  * tmesh_zap() - take all mappings of a claim away
  * @claim: whose region is revoked or whose lease has lapsed, so that they do not come back
  *
+ * Pages that a process has written to in a private mapping are its own and stay.
+ *
  * Context: may sleep; takes i_mmap_rwsem.
  */
 void tmesh_zap(struct tmesh_claim *claim)
 {
-	unmap_mapping_range(claim->inode->i_mapping, 0, (loff_t)claim->nr_pages << PAGE_SHIFT, 1);
+	tmesh_copies_flush(claim);
+	unmap_mapping_range(claim->inode->i_mapping, 0, (loff_t)claim->nr_pages << PAGE_SHIFT, 0);
 }

@@ -105,6 +105,7 @@ static unsigned long tmesh_kept_scan(struct shrinker *s, struct shrink_control *
 		spin_lock(&tmesh_kept_lock);
 	}
 	spin_unlock(&tmesh_kept_lock);
+	tmesh_reclaimed(freed);
 	return freed;
 }
 

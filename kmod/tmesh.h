@@ -313,6 +313,7 @@ struct tmesh_region {
  *               held for writing, or before the claim is in the list. Reference
  * @lease_node:  in the lease's list, under claims_lock
  * @zeros:       pages of zeros that were touched instead of what was taken away, by index
+ * @copies:      copies of pages, for the moment in which a private mapping gets pages of its own
  * @policy:      TMESH_POLICY_*; unlocked
  * @mappings:    memory mappings that are ours
  * @writers:     those that can write; counted in region->writers too until the lease lapses
@@ -336,6 +337,7 @@ struct tmesh_claim {
 	struct tmesh_tenure *lease;
 	struct list_head lease_node;
 	struct xarray zeros;
+	struct xarray copies;
 	u32 policy;
 	atomic_t mappings;
 	atomic_t writers;
@@ -630,6 +632,8 @@ void tmesh_watch_exit(void);
 
 /* zeros.c */
 int tmesh_ioctl_policy(struct tmesh_ucmd *ucmd);
+struct page *tmesh_copy_page(struct tmesh_claim *claim, unsigned long index, struct page *from);
+void tmesh_copies_flush(struct tmesh_claim *claim);
 struct page *tmesh_zero_page(struct tmesh_claim *claim, unsigned long index);
 void tmesh_zeros_init(struct tmesh_claim *claim);
 void tmesh_zeros_free(struct tmesh_claim *claim);

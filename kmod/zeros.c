@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Pages of zeros, for those who rather read zeros than get a SIGBUS when what they had mapped
- * was taken away.
+ * Pages of a claim's own: zeros, for those who rather read zeros than get a SIGBUS when what they
+ * had mapped was taken away; and copies, see tmesh_copy_page().
  *
  * A claim keeps them until it goes: a page that only a page table entry holds would be freed
  * under the fault that inserts it, and one page for all would show each what others write.
  */
 #include <linux/cred.h>
+#include <linux/highmem.h>
 #include <linux/mm.h>
+#include <linux/pagemap.h>
 #include <linux/sched.h>
 #include <linux/xarray.h>
 
 #include "tmesh.h"
 
-static struct page *tmesh_zero_new(void)
+static struct page *tmesh_own_new(void)
 {
 	struct tmesh_user *user;
 	struct page *page;
@@ -40,7 +42,7 @@ put:
 	return NULL;
 }
 
-static void tmesh_zero_free(struct page *page)
+static void tmesh_own_free(struct page *page)
 {
 	struct tmesh_user *user = (struct tmesh_user *)page_private(page);
 
@@ -48,6 +50,28 @@ static void tmesh_zero_free(struct page *page)
 	put_page(page);
 	tmesh_uncharge(user, TMESH_BYTES, PAGE_SIZE);
 	tmesh_user_put(user);
+}
+
+static struct page *tmesh_own_page(struct xarray *own, unsigned long index, struct page *from)
+{
+	struct page *page = xa_load(own, index), *old;
+
+	if (!page) {
+		page = tmesh_own_new();
+		if (!page)
+			return NULL;
+		if (from)
+			copy_highpage(page, from);
+		old = xa_cmpxchg(own, index, NULL, page, GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
+		if (old) {
+			tmesh_own_free(page);
+			if (xa_is_err(old))
+				return NULL;
+			page = old;
+		}
+	}
+	get_page(page);
+	return page;
 }
 
 /**
@@ -63,32 +87,64 @@ static void tmesh_zero_free(struct page *page)
  */
 struct page *tmesh_zero_page(struct tmesh_claim *claim, unsigned long index)
 {
-	struct page *page = xa_load(&claim->zeros, index), *old;
-
-	if (!page) {
-		page = tmesh_zero_new();
-		if (!page)
-			return NULL;
-		old = xa_cmpxchg(&claim->zeros, index, NULL, page,
-				 GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
-		if (old) {
-			tmesh_zero_free(page);
-			if (xa_is_err(old))
-				return NULL;
-			page = old;
-		}
-	}
-	get_page(page);
-	return page;
+	return tmesh_own_page(&claim->zeros, index, NULL);
 }
 
 /**
- * tmesh_zeros_init() - a claim without such pages
+ * tmesh_copy_page() - a claim's copy of a page of sealed memory
+ * @claim: the claim
+ * @index: of the page
+ * @from:  the page
+ *
+ * Who pins a private mapping for long is to get a page of the process's own, even for reading. The
+ * core makes it from a page table entry, but where there is none it asks for a page, and puts the
+ * PMD back that it took away for this, again and again. A page that is no part of a 2 MiB one ends
+ * that. It is needed once in 2 MiB, and nobody sees it for long.
+ *
+ * Context: may sleep; mmap_lock may be held.
+ * Return: as tmesh_zero_page().
+ */
+struct page *tmesh_copy_page(struct tmesh_claim *claim, unsigned long index, struct page *from)
+{
+	return tmesh_own_page(&claim->copies, index, from);
+}
+
+/**
+ * tmesh_copies_flush() - wait for faults that are about to map a copy
+ * @claim: whose region was taken away
+ */
+void tmesh_copies_flush(struct tmesh_claim *claim)
+{
+	unsigned long index;
+	struct page *page;
+
+	xa_for_each(&claim->copies, index, page) {
+		lock_page(page);
+		unlock_page(page);
+		cond_resched();
+	}
+}
+
+/**
+ * tmesh_zeros_init() - a claim without pages of its own
  * @claim: new
  */
 void tmesh_zeros_init(struct tmesh_claim *claim)
 {
 	xa_init_flags(&claim->zeros, XA_FLAGS_ACCOUNT);
+	xa_init_flags(&claim->copies, XA_FLAGS_ACCOUNT);
+}
+
+static void tmesh_own_free_all(struct xarray *own)
+{
+	unsigned long index;
+	struct page *page;
+
+	xa_for_each(own, index, page) {
+		tmesh_own_free(page);
+		cond_resched();
+	}
+	xa_destroy(own);
 }
 
 /**
@@ -97,14 +153,8 @@ void tmesh_zeros_init(struct tmesh_claim *claim)
  */
 void tmesh_zeros_free(struct tmesh_claim *claim)
 {
-	unsigned long index;
-	struct page *page;
-
-	xa_for_each(&claim->zeros, index, page) {
-		tmesh_zero_free(page);
-		cond_resched();
-	}
-	xa_destroy(&claim->zeros);
+	tmesh_own_free_all(&claim->zeros);
+	tmesh_own_free_all(&claim->copies);
 }
 
 /**

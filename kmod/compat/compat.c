@@ -9,6 +9,7 @@
 #include <linux/shmem_fs.h>
 #include <linux/shrinker.h>
 #include <linux/slab.h>
+#include <linux/swap.h>
 
 #include "compat.h"
 
@@ -84,6 +85,24 @@ void tmesh_shrinker_free(struct shrinker *shrinker)
 	kfree(shrinker);
 #else
 	shrinker_free(shrinker);
+#endif
+}
+
+/**
+ * tmesh_reclaimed() - tell memory reclaim what a shrinker of ours has freed
+ * @pages: how much
+ *
+ * 6.4: there is a function for it.
+ *
+ * Context: of a shrinker.
+ */
+void tmesh_reclaimed(unsigned long pages)
+{
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 4, 0)
+	if (current->reclaim_state)
+		current->reclaim_state->reclaimed_slab += pages;
+#else
+	mm_account_reclaimed_pages(pages);
 #endif
 }
 

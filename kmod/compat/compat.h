@@ -165,6 +165,7 @@ struct shrinker *tmesh_shrinker_new(const char *name,
 							   struct shrink_control *sc),
 				    unsigned long (*scan)(struct shrinker *s,
 							  struct shrink_control *sc));
+void tmesh_reclaimed(unsigned long pages);
 void tmesh_shrinker_free(struct shrinker *shrinker);
 void tmesh_put_ipc_ns(struct ipc_namespace *ns);
 int tmesh_folio_mapcount(struct folio *folio);

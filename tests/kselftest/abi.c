@@ -42,18 +42,26 @@ PUBLISHED(tmesh_signal, value, 16);
 PUBLISHED(tmesh_wait, timeout_ns, 24);
 PUBLISHED(tmesh_policy, flags, 8);
 PUBLISHED(tmesh_lease, fd, 24);
+PUBLISHED(tmesh_keep, id, 112);
+PUBLISHED(tmesh_kept_open, id, 104);
+PUBLISHED(tmesh_kept, cgroup_id, 144);
+PUBLISHED(tmesh_kept_list, pad, 40);
+PUBLISHED(tmesh_kept_drop, id, 80);
 
 #define BYTES (64 * KB)
 #define TAIL 24
 
 /* What a call may need; made anew for each try. */
 struct stage {
-	int dev, handle, memfd, dmabuf, null, opaque;
+	int dev, handle, memfd, dmabuf, null, opaque, sealed, kept;
+	int opened;
+	__u64 kept_id;
 	__u64 id;
 	__u8 token[TMESH_TOKEN_BYTES];
 	char text[16];
 	struct tmesh_info infos[2];
 	struct tmesh_holder holders[2];
+	struct tmesh_kept kepts[2];
 	char memory[PAGE] __attribute__((aligned(PAGE)));
 	struct tmesh_extent extent;
 };
@@ -66,6 +74,38 @@ static int opaque_region(void)
 
 	REQUIRE_OK(ioctl(stage->dev, TMESH_IMPORT, &i));
 	return i.fd;
+}
+
+static int sealed_region(void)
+{
+	int fd = REQUIRE_OK(t_create(stage->dev, PAGE, 0));
+
+	REQUIRE_OK(t_seal(fd));
+	return fd;
+}
+
+static void drop(const char *name)
+{
+	struct tmesh_kept_drop d = {.size = sizeof(d)};
+
+	strcpy(d.name, name);
+	ioctl(stage->dev, TMESH_KEPT_DROP, &d);
+}
+
+static void set_up_kept(void)
+{
+	struct tmesh_keep k = {
+		.size = sizeof(k),
+		.name = "kept",
+		.handles = (__u64)(unsigned long)&stage->kept,
+		.count = 1,
+	};
+
+	stage->sealed = sealed_region();
+	stage->kept = sealed_region();
+	stage->opened = -1;
+	REQUIRE_OK(ioctl(stage->dev, TMESH_KEEP, &k));
+	stage->kept_id = k.id;
 }
 
 static void set_up(void)
@@ -83,10 +123,17 @@ static void set_up(void)
 	REQUIRE_OK(ftruncate(stage->memfd, BYTES));
 	REQUIRE_OK(fcntl(stage->memfd, F_ADD_SEALS, F_SEAL_SHRINK));
 	stage->dmabuf = REQUIRE_OK(t_export(stage->handle, 0, 0, 0));
+	set_up_kept();
 }
 
 static void tear_down(void)
 {
+	drop("kept");
+	drop("new");
+	if (stage->opened >= 0)
+		close(stage->opened);
+	close(stage->kept);
+	close(stage->sealed);
 	close(stage->opaque);
 	close(stage->null);
 	close(stage->dmabuf);
@@ -123,6 +170,10 @@ union args {
 	struct tmesh_signal signal;
 	struct tmesh_policy policy;
 	struct tmesh_lease lease;
+	struct tmesh_keep keep;
+	struct tmesh_kept_open kept_open;
+	struct tmesh_kept_list kept_list;
+	struct tmesh_kept_drop kept_drop;
 	unsigned char raw[512];
 };
 
@@ -225,6 +276,33 @@ static void fill_signal(union args *a)
 	a->signal.value = ++value;
 }
 
+static void fill_keep(union args *a)
+{
+	strcpy(a->keep.name, "new");
+	a->keep.handles = ADDRESS(&stage->sealed);
+	a->keep.count = 1;
+}
+
+static void fill_kept_open(union args *a)
+{
+	strcpy(a->kept_open.name, "kept");
+	a->kept_open.fds = ADDRESS(&stage->opened);
+	a->kept_open.count = 1;
+	a->kept_open.rights = R_READ;
+}
+
+static void fill_kept_list(union args *a)
+{
+	a->kept_list.entries = ADDRESS(stage->kepts);
+	a->kept_list.entry_bytes = sizeof(stage->kepts[0]);
+	a->kept_list.count = ARRAY_SIZE(stage->kepts);
+}
+
+static void fill_kept_drop(union args *a)
+{
+	strcpy(a->kept_drop.name, "kept");
+}
+
 static void fill_import(union args *a)
 {
 	a->import.source = stage->null;
@@ -302,6 +380,15 @@ static const struct call {
 	{"SIGNAL", TMESH_SIGNAL, HANDLE, 16, sizeof(struct tmesh_signal), 0, 0, 0, 0, fill_signal},
 	{"WAIT", TMESH_WAIT, HANDLE, 24, sizeof(struct tmesh_wait), TMESH_WAIT_ARM, 0, 0, 0,
 	 fill_nothing},
+	{"KEEP", TMESH_KEEP, DEVICE, 112, sizeof(struct tmesh_keep),
+	 TMESH_KEEP_REPLACE | TMESH_KEEP_GID, PAD(tmesh_keep), 0, 0, fill_keep},
+	{"KEPT_OPEN", TMESH_KEPT_OPEN, DEVICE, 104, sizeof(struct tmesh_kept_open),
+	 TMESH_KEPT_PIN | TMESH_KEPT_UID, PAD(tmesh_kept_open), RIGHTS(tmesh_kept_open), 0,
+	 fill_kept_open},
+	{"KEPT_LIST", TMESH_KEPT_LIST, DEVICE, 40, sizeof(struct tmesh_kept_list), 0,
+	 PAD(tmesh_kept_list), 0, 0, fill_kept_list},
+	{"KEPT_DROP", TMESH_KEPT_DROP, DEVICE, 80, sizeof(struct tmesh_kept_drop), TMESH_KEPT_ID, 0,
+	 0, 0, fill_kept_drop},
 };
 
 static int file_for(const struct call *c)
@@ -327,7 +414,7 @@ static __u32 *word(union args *a, int offset)
 /* What a refused call may not change. */
 struct before {
 	int fds;
-	__u64 bytes, regions, handles, pins;
+	__u64 bytes, regions, handles, pins, kept_bytes, kept_names, kept;
 	struct tmesh_info info;
 };
 
@@ -341,6 +428,9 @@ static struct before look(void)
 		.regions = q.used_regions,
 		.handles = q.used_handles,
 		.pins = q.used_pins,
+		.kept_bytes = q.used_kept_bytes,
+		.kept_names = q.used_kept_names,
+		.kept = t_info(stage->kept).kept,
 		.info = t_info(stage->handle),
 	};
 }
@@ -354,6 +444,9 @@ static void same(const struct call *c, struct before was)
 	ok &= CHECK_EQ(now.regions, was.regions);
 	ok &= CHECK_EQ(now.handles, was.handles);
 	ok &= CHECK_EQ(now.pins, was.pins);
+	ok &= CHECK_EQ(now.kept_bytes, was.kept_bytes);
+	ok &= CHECK_EQ(now.kept_names, was.kept_names);
+	ok &= CHECK_EQ(now.kept, was.kept);
 	ok &= CHECK(!memcmp(&now.info, &was.info, sizeof(was.info)));
 	if (!ok)
 		t_note("%s changed something although it failed", c->name);
@@ -528,7 +621,7 @@ TEST(read_only_result, "a result that cannot be written back leaves nothing behi
 	REQUIRE(page != MAP_FAILED);
 	FOR_EACH_CALL(c) {
 		if (c->nr == TMESH_SEAL || c->nr == TMESH_DESC_SET || c->nr == TMESH_REVOKE ||
-		    c->nr == TMESH_SIGNAL || c->nr == TMESH_POLICY)
+		    c->nr == TMESH_SIGNAL || c->nr == TMESH_POLICY || c->nr == TMESH_KEPT_DROP)
 			continue; /* nothing to hand over, or done once it is told */
 		set_up();
 		union args a = valid(c);
@@ -555,7 +648,8 @@ TEST(own_memory, "arguments and results may lie in the region itself, not yet ma
 
 			REQUIRE(p != MAP_FAILED);
 			in_region = (union args *)(p + i * 8 * PAGE);
-			if (c->nr == TMESH_LIST || c->nr == TMESH_HOLDERS)
+			if (c->nr == TMESH_LIST || c->nr == TMESH_HOLDERS ||
+			    c->nr == TMESH_KEPT_LIST)
 				a.list.entries = ADDRESS(p + 12 * PAGE - 8);
 			if (c->nr == TMESH_DESC_SET || c->nr == TMESH_DESC_GET)
 				a.desc.data = ADDRESS(p + 12 * PAGE - 8);
@@ -569,7 +663,8 @@ TEST(own_memory, "arguments and results may lie in the region itself, not yet ma
 				CHECK_EQ(t_info(stage->handle).state, TMESH_STATE_REVOKED);
 			}
 			munmap(p, BYTES);
-			if (c->nr == TMESH_REVOKE || c->nr == TMESH_SIGNAL)
+			if (c->nr == TMESH_REVOKE || c->nr == TMESH_SIGNAL || c->nr == TMESH_KEEP ||
+			    c->nr == TMESH_KEPT_DROP)
 				break; /* the same does not succeed twice */
 			if (c->nr == TMESH_REVOKE || c->nr == TMESH_LEASE)
 				break; /* once only */
@@ -592,6 +687,12 @@ TEST(bad_arrays, "arrays and texts at bad addresses give EFAULT")
 			a.desc.data = ADDRESS(-4096l);
 		else if (c->nr == TMESH_GATHER)
 			a.gather.extents = ADDRESS(-4096l);
+		else if (c->nr == TMESH_KEEP)
+			a.keep.handles = ADDRESS(-4096l);
+		else if (c->nr == TMESH_KEPT_OPEN)
+			a.kept_open.fds = ADDRESS(-4096l);
+		else if (c->nr == TMESH_KEPT_LIST)
+			a.kept_list.entries = ADDRESS(-4096l);
 		else
 			continue;
 		refused(c, file_for(c), &a, EFAULT);
@@ -609,6 +710,8 @@ TEST(short_entries, "entries smaller than the published ones give EINVAL")
 			a.list.entry_bytes = offsetof(struct tmesh_info, lease_ns) - 8;
 		else if (c->nr == TMESH_HOLDERS)
 			a.holders.entry_bytes = offsetof(struct tmesh_holder, lease_ns) - 8;
+		else if (c->nr == TMESH_KEPT_LIST)
+			a.kept_list.entry_bytes = sizeof(struct tmesh_kept) - 8;
 		else
 			continue;
 		refused(c, file_for(c), &a, EINVAL);

@@ -16,6 +16,7 @@
 #include <sys/wait.h>
 
 #include "drm.h"
+#include "keep.h"
 #include "lease.h"
 #include "t.h"
 
@@ -24,7 +25,7 @@
 
 /* What operations work on. */
 static struct {
-	int dev, handle, sealed, memfd, dmabuf, null, opaque, pidfd;
+	int dev, handle, kept[2], sealed, memfd, dmabuf, null, opaque, pidfd;
 	int foreign, imported, proxy; /* a dma-buf of vgem's, its region, an export of that */
 	size_t foreign_bytes;
 	__u64 id;
@@ -89,6 +90,9 @@ static void set_up(void)
 	set.id = t_info(set.handle).id;
 	set.sealed = REQUIRE_OK(t_create(set.dev, PAGE, 0));
 	REQUIRE_OK(t_seal(set.sealed));
+	for (int i = 0; i < 2; i++)
+		set.kept[i] = keep_region(set.dev, 4 * PAGE, 0, 1);
+	REQUIRE_OK(keep(set.dev, "kept", set.kept, 2, 0));
 	REQUIRE_OK(t_token(set.handle, R_READ, set.token));
 	set.memfd = REQUIRE_OK(memfd_create("failnth", MFD_ALLOW_SEALING | MFD_CLOEXEC));
 	REQUIRE_OK(ftruncate(set.memfd, 40 * PAGE));
@@ -101,6 +105,7 @@ static void set_up(void)
 
 static void tear_down(void)
 {
+	kept_drop(set.dev, "kept");
 	for (size_t i = 0; i < ARRAY_SIZE(switches); i++)
 		if (switches[i].before[0])
 			t_write_file(switches[i].path, switches[i].before);
@@ -108,7 +113,7 @@ static void tear_down(void)
 
 struct view {
 	struct tmesh_info info, sealed;
-	__u64 bytes, regions, handles, pins;
+	__u64 bytes, regions, handles, pins, kept_bytes, kept_names, kept;
 	int listed, fds;
 };
 
@@ -124,6 +129,9 @@ static struct view look(void)
 	v.regions = q.used_regions;
 	v.handles = q.used_handles;
 	v.pins = q.used_pins;
+	v.kept_bytes = q.used_kept_bytes;
+	v.kept_names = q.used_kept_names;
+	v.kept = t_info(set.sealed).kept;
 	v.listed = t_listed(set.dev);
 	v.fds = t_count_fds();
 	return v;
@@ -182,6 +190,49 @@ static void close_fd(long fd)
 
 static void nothing(long ret)
 {
+}
+
+static void drop_new(long ret)
+{
+	kept_drop(set.dev, "new");
+}
+
+static int opened[2];
+
+static long open_kept(void)
+{
+	return kept_open(set.dev, "kept", R_READ, 0, opened, 2);
+}
+
+static void close_opened(long ret)
+{
+	close(opened[0]);
+	close(opened[1]);
+}
+
+static long keep_and_drop(void)
+{
+	long ret = keep(set.dev, "new", &set.sealed, 1, 0);
+
+	if (ret)
+		return ret;
+	return kept_drop(set.dev, "new");
+}
+
+static long write_private(int handle)
+{
+	unsigned char *p = mmap(NULL, 4 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE, handle, 0);
+	int sig;
+
+	if (p == MAP_FAILED)
+		return -1;
+	sig = t_read(p);
+	for (size_t i = 0; i < 4; i++)
+		sig |= t_write(p + i * PAGE, 1);
+	munmap(p, 4 * PAGE);
+	if (sig)
+		errno = ENOMEM;
+	return sig ? -1 : 0;
 }
 
 #define SWEEP(ident, title, undo, call)  \
@@ -569,6 +620,13 @@ SWEEP(lease_shared, "CREATE, LEASE, DERIVE and EXPORT with it", nothing,
 SWEEP(lease_map, "CREATE, LEASE, LEASE_GET, its mmap and fault", nothing,
       on_fresh_region(map_lease))
 SWEEP(zeros, "CREATE, POLICY, REVOKE, a fault of zeros", nothing, on_fresh_region(touch_zeros))
+SWEEP(keep, "KEEP", drop_new, keep(set.dev, "new", &set.sealed, 1, 0))
+SWEEP(keep_again, "KEEP in place of another", nothing,
+      keep(set.dev, "kept", set.kept, 2, TMESH_KEEP_REPLACE))
+SWEEP(kept_open, "KEPT_OPEN", close_opened, open_kept())
+SWEEP(kept_list, "KEPT_LIST", nothing, kept_list(set.dev, 0, &(struct tmesh_kept){0}, 1))
+SWEEP(kept_drop, "KEEP, KEPT_DROP", drop_new, keep_and_drop())
+SWEEP(private, "private mmap, faults and first writes", nothing, write_private(set.kept[0]))
 SWEEP(fork, "fork with a mapping", nothing, fork_with_mapping())
 
 TEST(holders_devices, "HOLDERS with a device")

@@ -308,6 +308,7 @@ TEST(fuzz, "random calls of four processes at once, of root and two users")
 			work(be(i, seed), until, calls);
 	for (int i = 0; i < WORKERS; i++)
 		t_wait(pids[i]);
+	t_drop_kept();
 	t_note("seed %u: %lu calls in %.0f s, %.0f a second; %s", seed, corpus->calls,
 	       t_now() - began, corpus->calls / (t_now() - began),
 	       cover ? "guided by coverage" : "no KCOV here");

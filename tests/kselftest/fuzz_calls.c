@@ -36,6 +36,9 @@ enum kind {
 	ADDRESS, /* in the arena */
 	EXTENTS, /* an array for a gather view */
 	LABEL,
+	NAME,	 /* of what is kept: one of a few */
+	HANDLES, /* an array of descriptors */
+	FEW,	 /* a short count */
 	TOKEN,
 	POINTER,
 	STRIDE, /* of an array whose entries have the detail's size */
@@ -50,6 +53,9 @@ struct field {
 	enum kind kind;
 	__u64 detail;
 };
+
+/* So few that calls meet each other's. */
+#define FUZZ_NAMES 4
 
 #define FIELDS_MAX (FUZZ_ARGS + 2)
 
@@ -141,6 +147,16 @@ static void *extents(struct fuzz_hand *h, unsigned char b)
 	return e;
 }
 
+/* An array of descriptors: what was opened last, and before that. */
+static void *handles(struct fuzz_hand *h, unsigned char b)
+{
+	int *fds = memory(h, b);
+
+	for (size_t i = 0; i < 128 && (void *)fds == h->array; i++)
+		fds[i] = fuzz_file_of(h, b % 4 + i);
+	return fds;
+}
+
 /* The bits of @mask that the bits of @b choose, from the lowest. */
 static __u64 some_bits(__u64 mask, unsigned char b)
 {
@@ -194,6 +210,10 @@ static __u64 number(struct fuzz_hand *h, const struct field *f, const struct op 
 		return !b ? 0 : b % 2 ? h->pidfd : fuzz_file_of(h, b);
 	case ADDRESS:
 		return (unsigned long)fuzz_address(h, b, 0);
+	case HANDLES:
+		return (unsigned long)handles(h, b);
+	case FEW:
+		return odd ? fuzz_edge(b) : 1u + b % 4;
 	case EXTENTS:
 		return (unsigned long)extents(h, b);
 	case STRIDE:
@@ -214,6 +234,11 @@ static void fill(struct fuzz_hand *h, const struct field *f, const struct op *op
 	case LABEL:
 		memset(to, b < 224 ? 0 : b, f->bytes);
 		memset(to, 'a', b < 224 ? b % f->bytes : 0);
+		break;
+	case NAME:
+		memset(to, b < 240 ? 0 : 'k', f->bytes);
+		to[0] = 'k';
+		to[1] = b < 240 ? '0' + b % FUZZ_NAMES : b;
 		break;
 	case TOKEN:
 		memcpy(to, h->tokens[b % REMEMBERED], f->bytes);
@@ -356,6 +381,25 @@ static const struct op ops[] = {
 	{"wait", CALL(TMESH_WAIT, tmesh_wait),
 	 .fields = {HEAD(tmesh_wait, TMESH_WAIT_ARM), F(tmesh_wait, value, VALUE),
 		    F(tmesh_wait, timeout_ns, TIMEOUT)}},
+	{"keep", CALL(TMESH_KEEP, tmesh_keep), .on_device = true,
+	 .fields = {HEAD(tmesh_keep, TMESH_KEEP_REPLACE | TMESH_KEEP_GID),
+		    F(tmesh_keep, name, NAME), F(tmesh_keep, handles, HANDLES),
+		    F(tmesh_keep, lifetime_ns, NSEC), F(tmesh_keep, count, FEW),
+		    F(tmesh_keep, mode, MODE), F(tmesh_keep, gid, GROUP), F(tmesh_keep, pad, ZERO),
+		    F(tmesh_keep, id, OUT_ID)}},
+	{"kept_open", CALL(TMESH_KEPT_OPEN, tmesh_kept_open), .on_device = true,
+	 .fields = {HEAD(tmesh_kept_open, TMESH_KEPT_PIN | TMESH_KEPT_UID),
+		    F(tmesh_kept_open, name, NAME), F(tmesh_kept_open, fds, POINTER),
+		    F(tmesh_kept_open, count, COUNT), F(tmesh_kept_open, rights, RIGHTS),
+		    F(tmesh_kept_open, uid, GROUP), F(tmesh_kept_open, pad, ZERO)}},
+	{"kept_list", CALL(TMESH_KEPT_LIST, tmesh_kept_list), .on_device = true,
+	 .fields = {HEAD(tmesh_kept_list, 0), F(tmesh_kept_list, cursor, ID),
+		    F(tmesh_kept_list, entries, POINTER),
+		    F(tmesh_kept_list, entry_bytes, STRIDE, sizeof(struct tmesh_kept)),
+		    F(tmesh_kept_list, count, COUNT), F(tmesh_kept_list, pad, ZERO)}},
+	{"kept_drop", CALL(TMESH_KEPT_DROP, tmesh_kept_drop), .on_device = true,
+	 .fields = {HEAD(tmesh_kept_drop, TMESH_KEPT_ID), F(tmesh_kept_drop, name, NAME),
+		    F(tmesh_kept_drop, id, ID)}},
 };
 
 int fuzz_ops(void)
@@ -408,6 +452,24 @@ static unsigned char *pages(size_t bytes, int prot)
 
 	REQUIRE(p != MAP_FAILED);
 	return p;
+}
+
+/* Names outlive the process that gave them, unlike all else. */
+static void drop_names(const struct fuzz_hand *h)
+{
+	struct tmesh_kept k;
+	struct tmesh_kept_list l = {
+		.size = sizeof(l),
+		.entries = (unsigned long)&k,
+		.entry_bytes = sizeof(k),
+		.count = 1,
+	};
+
+	while (!ioctl(h->dev, TMESH_KEPT_LIST, &l) && l.count) {
+		struct tmesh_kept_drop d = {.size = sizeof(d), .flags = TMESH_KEPT_ID, .id = k.id};
+
+		ioctl(h->dev, TMESH_KEPT_DROP, &d);
+	}
 }
 
 struct fuzz_hand *fuzz_hand(bool root)
@@ -465,6 +527,7 @@ void fuzz_lay_down(struct fuzz_hand *h)
 	mmap(h->arena, WINDOWS * WINDOW, PROT_NONE,
 	     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
 	close_range(FIRST_FILE, ~0u, 0);
+	drop_names(h);
 	memset(h->files, -1, sizeof(h->files));
 	memset(h->tokens, 0, sizeof(h->tokens));
 	memset(h->ids, 0, sizeof(h->ids));

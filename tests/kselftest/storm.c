@@ -217,6 +217,7 @@ TEST(storm, "hundreds of processes killed at random moments leave nothing behind
 	storm(&seed);
 	for (int i = 0; i < rounds && !t_failed(); i++) {
 		storm(&seed);
+		t_drop_kept();
 		check_empty(dev);
 		memory[i] = free_memory();
 	}

@@ -151,8 +151,8 @@ static int leftovers(int before)
 	return now - before;
 }
 
-/* What a failed test had kept, so that it is not taken for the next one's. */
-static void drop_kept(void)
+/* What nobody has dropped is not to be taken for the next test's. */
+void t_drop_kept(void)
 {
 	struct tmesh_kept k;
 	struct tmesh_kept_list l = {
@@ -246,7 +246,7 @@ static bool run_case(int i, int before)
 	if (left > 0)
 		t_note("%s: left %d regions behind", cases[i].title, left);
 	if (left > 0)
-		drop_kept();
+		t_drop_kept();
 	good = left <= 0 && !verdict->failed && WIFEXITED(status) &&
 	       WEXITSTATUS(status) != EXIT_FAILED;
 	printf("%s %d - %s%s%s\n", good ? "ok" : "not ok", i + 1, cases[i].title,

@@ -147,6 +147,8 @@ int t_sync_cpu(int dmabuf, __u64 flags);
 struct tmesh_extent t_extent(int handle, __u64 first, __u64 pages);
 int t_gather(int dev, const struct tmesh_extent *extents, __u32 count, __u32 rights);
 struct tmesh_info t_info(int handle);
+/* Ends all that is kept, whoever keeps it; for root. */
+void t_drop_kept(void);
 /* Regions that TMESH_LIST shows to the caller. */
 int t_listed(int dev);
 void *t_map(int fd, size_t bytes, int prot);

@@ -11,6 +11,7 @@
 #include <sys/syscall.h>
 
 #include "drm.h"
+#include "keep.h"
 #include "lease.h"
 #include "t.h"
 
@@ -188,6 +189,49 @@ TEST(views_end, "nor do views that a revocation of their source has just ended")
 	}
 }
 
+/* Is there a line with @text among those that a log descriptor has still to tell? */
+static bool told(int kmsg, const char *text)
+{
+	char line[1024];
+	ssize_t n;
+
+	while ((n = read(kmsg, line, sizeof(line) - 1)) > 0 || errno == EPIPE) {
+		line[n > 0 ? n : 0] = 0;
+		if (strstr(line, text))
+			return true;
+	}
+	return false;
+}
+
+TEST(kept, "what is kept goes with the module, which says what that was")
+{
+	const char *path = module_file();
+	int kmsg = REQUIRE_OK(open("/dev/kmsg", O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+	int dev = t_dev(), fds[2];
+	char name[16];
+
+	REQUIRE_OK(lseek(kmsg, 0, SEEK_END));
+	for (int i = 0; i < 40; i++) {
+		fds[0] = keep_region(dev, PAGE, 0, 1);
+		fds[1] = keep_region(dev, 3 * PAGE, 0, 1);
+		snprintf(name, sizeof(name), "weights %d", i);
+		REQUIRE_OK(keep(dev, name, fds, 2, 0));
+		close(fds[0]);
+		close(fds[1]);
+	}
+	check_refused("an open device");
+	close(dev);
+	REQUIRE_OK(unload());
+	CHECK(told(kmsg, "dropped \"weights 0\" of uid 0: 2 regions, 16384 bytes"));
+	CHECK(told(kmsg, "dropped 8 more names"));
+	close(kmsg);
+	load(path);
+	dev = t_dev();
+	CHECK_EQ(t_caps(dev).used_kept_names, 0);
+	CHECK_EQ(t_listed(dev), 0);
+	close(dev);
+}
+
 /* What is looked at without holding the module. */
 static void look_at_module(void)
 {
@@ -224,6 +268,10 @@ static void use_module(unsigned int *seed, int vgem)
 	fds[1] = t_derive(c.fd, R_READ, 0);
 	fds[2] = lease_call(fds[1], 0, TMESH_LEASE_MIN_NS, 0, NULL);
 	fds[3] = t_export(c.fd, 0, 0, TMESH_EXPORT_WRITE);
+	int sealed = keep_region(dev, PAGE, 0, 1);
+
+	CHECK_OK(keep(dev, "used", &sealed, 1, TMESH_KEEP_REPLACE));
+	close(sealed);
 	e = t_extent(c.fd, 0, 1);
 	fds[4] = t_gather(dev, &e, 1, R_READ);
 	if (t_random(seed) % 2)

@@ -66,12 +66,16 @@
  * another, or a token asked of one, has a subset of its rights. READ is always
  * part of the set, and asking for a set without it gives EINVAL.
  *
- * A handle is mapped with mmap(MAP_SHARED); private mappings give EINVAL, executable
- * ones EPERM. A mapping through a handle without WRITE never becomes writable
- * (EACCES). Once the region is sealed writable mappings give EPERM, and making an
- * older mapping writable gives EACCES. A mapping counts as a writer from when it
- * first may write until it is unmapped, even where mprotect() took that away again:
+ * A handle is mapped with mmap(MAP_SHARED), executable mappings give EPERM. A mapping through a
+ * handle without WRITE never becomes writable (EACCES). Once the region is sealed writable mappings
+ * give EPERM, and making an older mapping writable gives EACCES. A mapping counts as a writer from
+ * when it first may write until it is unmapped, even where mprotect() took that away again:
  * mmap(MAP_FIXED) of the same place without PROT_WRITE turns it into a reader.
+ *
+ * A sealed region is mapped with mmap(MAP_PRIVATE) too, PROT_WRITE whatever the handle's rights
+ * are: a page that is written to is copied first, and the copy is the process's own, charged to
+ * it like any memory of it. What was written stays when the region is revoked or the lease
+ * lapses; other pages go as in any mapping. Before the seal, and for exports, EINVAL.
  *
  * poll() of a handle says
  *   POLLHUP            the region was revoked
@@ -105,18 +109,19 @@
  *
  * Limits are those in force now; "used" counts the caller's effective uid.
  */
-#define TMESH_FEATURE_PAGES (1ull << 0)	 /* TMESH_CREATE */
-#define TMESH_FEATURE_MEMFD (1ull << 1)	 /* TMESH_CREATE_MEMFD */
-#define TMESH_FEATURE_EXPORT (1ull << 2) /* TMESH_EXPORT */
-#define TMESH_FEATURE_PIN (1ull << 3)	 /* TMESH_OPEN_PIN, TMESH_DERIVE_PIN */
-#define TMESH_FEATURE_HUGE (1ull << 4)	 /* 2 MiB mappings */
-#define TMESH_FEATURE_REVOKE (1ull << 5) /* TMESH_REVOKE */
-#define TMESH_FEATURE_LEASE (1ull << 6)	 /* TMESH_LEASE, TMESH_POLICY */
-#define TMESH_FEATURE_USER (1ull << 7)	 /* TMESH_CREATE_USER */
-#define TMESH_FEATURE_IMPORT (1ull << 8) /* TMESH_IMPORT, TMESH_OPAQUE */
-#define TMESH_FEATURE_GATHER (1ull << 9) /* TMESH_GATHER */
-#define TMESH_FEATURE_FENCE (1ull << 10) /* TMESH_SIGNAL, TMESH_WAIT */
-#define TMESH_FEATURE_KEEP (1ull << 11)	 /* TMESH_KEEP, TMESH_KEPT_* */
+#define TMESH_FEATURE_PAGES (1ull << 0)	   /* TMESH_CREATE */
+#define TMESH_FEATURE_MEMFD (1ull << 1)	   /* TMESH_CREATE_MEMFD */
+#define TMESH_FEATURE_EXPORT (1ull << 2)   /* TMESH_EXPORT */
+#define TMESH_FEATURE_PIN (1ull << 3)	   /* TMESH_OPEN_PIN, TMESH_DERIVE_PIN */
+#define TMESH_FEATURE_HUGE (1ull << 4)	   /* 2 MiB mappings */
+#define TMESH_FEATURE_REVOKE (1ull << 5)   /* TMESH_REVOKE */
+#define TMESH_FEATURE_LEASE (1ull << 6)	   /* TMESH_LEASE, TMESH_POLICY */
+#define TMESH_FEATURE_USER (1ull << 7)	   /* TMESH_CREATE_USER */
+#define TMESH_FEATURE_IMPORT (1ull << 8)   /* TMESH_IMPORT, TMESH_OPAQUE */
+#define TMESH_FEATURE_GATHER (1ull << 9)   /* TMESH_GATHER */
+#define TMESH_FEATURE_FENCE (1ull << 10)   /* TMESH_SIGNAL, TMESH_WAIT */
+#define TMESH_FEATURE_KEEP (1ull << 11)	   /* TMESH_KEEP, TMESH_KEPT_* */
+#define TMESH_FEATURE_PRIVATE (1ull << 12) /* mmap(MAP_PRIVATE) of what is sealed */
 
 struct tmesh_caps_query {
 	__u32 size;

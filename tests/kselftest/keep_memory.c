@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: MIT
+/* Kept regions when the machine needs memory: what goes, in which order, and what never does. */
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+
+#include "keep.h"
+
+#define CHUNK (16 * MB)
+
+/* All shrinkers are asked for all that they have. */
+static void drop_caches(void)
+{
+	REQUIRE(t_write_file("/proc/sys/vm/drop_caches", "2"));
+}
+
+static bool is_kept(int dev, const char *name)
+{
+	struct tmesh_kept k;
+
+	return kept_find(dev, name, &k);
+}
+
+/* Keeps a new region that nobody holds. */
+static void leave(int dev, const char *name, __u64 bytes, __u32 flags)
+{
+	int fd = keep_region(dev, bytes, flags, 3);
+
+	REQUIRE_OK(keep(dev, name, &fd, 1, 0));
+	close(fd);
+}
+
+TEST(unheld, "what nobody holds is taken, in whole bundles, and its memory and charge are back")
+{
+	int dev = t_dev(), fds[4], got, i;
+	__u64 huge = t_has_huge(dev) ? 4 * MB : 0;
+
+	leave(dev, "small", 3 * PAGE, TMESH_CREATE_NOHUGE);
+	if (huge)
+		leave(dev, "huge", huge, 0);
+	for (i = 0; i < 4; i++)
+		fds[i] = keep_region(dev, MB, 0, i);
+	REQUIRE_OK(keep(dev, "bundle", fds, 4, 0));
+	/* One that is held keeps the others. */
+	for (i = 1; i < 4; i++)
+		close(fds[i]);
+	drop_caches();
+	CHECK(!is_kept(dev, "small"));
+	CHECK(!is_kept(dev, "huge"));
+	CHECK_ERR(kept_open(dev, "small", R_READ, 0, &got, 1), ENOENT);
+	CHECK(is_kept(dev, "bundle"));
+	CHECK(keep_same(fds[0], MB, 0));
+	CHECK_EQ(t_caps(dev).used_kept_names, 1);
+	CHECK_EQ(t_caps(dev).used_bytes, 4 * MB);
+	close(fds[0]);
+	drop_caches();
+	CHECK(!is_kept(dev, "bundle"));
+	CHECK_EQ(t_caps(dev).used_bytes, 0);
+	CHECK_EQ(t_caps(dev).used_kept_bytes, 0);
+}
+
+TEST(held, "what is held stays: by a handle, a mapping, an export, a view; by who opened it")
+{
+	int dev = t_dev(), fd, fds[2], dmabuf, view;
+	struct tmesh_extent e;
+	void *p;
+
+	fd = keep_region(dev, PAGE, 0, 3);
+	REQUIRE_OK(keep(dev, "handle", &fd, 1, 0));
+
+	fds[0] = keep_region(dev, PAGE, 0, 3);
+	REQUIRE_OK(keep(dev, "mapping", &fds[0], 1, 0));
+	p = t_map(fds[0], PAGE, PROT_READ);
+	close(fds[0]);
+
+	fds[0] = keep_region(dev, PAGE, 0, 3);
+	REQUIRE_OK(keep(dev, "export", &fds[0], 1, 0));
+	dmabuf = REQUIRE_OK(t_export(fds[0], 0, 0, 0));
+	close(fds[0]);
+
+	fds[0] = keep_region(dev, PAGE, 0, 3);
+	REQUIRE_OK(keep(dev, "view", &fds[0], 1, 0));
+	e = t_extent(fds[0], 0, 1);
+	view = REQUIRE_OK(t_gather(dev, &e, 1, R_READ));
+	close(fds[0]);
+
+	leave(dev, "opened", PAGE, 0);
+	CHECK_EQ(kept_open(dev, "opened", R_READ, 0, fds, 1), 1);
+
+	drop_caches();
+	CHECK(is_kept(dev, "handle"));
+	CHECK(is_kept(dev, "mapping"));
+	CHECK(is_kept(dev, "export"));
+	CHECK(is_kept(dev, "view"));
+	CHECK(is_kept(dev, "opened"));
+	close(fd);
+	munmap(p, PAGE);
+	close(dmabuf);
+	close(view);
+	close(fds[0]);
+	drop_caches();
+	CHECK_EQ(t_caps(dev).used_kept_names, 0);
+}
+
+TEST(pinned, "pages that the kernel has of it keep it, although nobody has a handle")
+{
+	int dev = t_dev(), fd = keep_region(dev, 4 * PAGE, TMESH_CREATE_NOHUGE, 3), pipes[2];
+	char *p = t_map(fd, 4 * PAGE, PROT_READ), byte;
+	struct iovec io = {p + PAGE, PAGE};
+
+	REQUIRE(p != MAP_FAILED);
+	REQUIRE_OK(keep(dev, "pinned", &fd, 1, 0));
+	REQUIRE_OK(pipe(pipes));
+	REQUIRE(vmsplice(pipes[1], &io, 1, 0) == PAGE);
+	munmap(p, 4 * PAGE);
+	close(fd);
+	drop_caches();
+	CHECK(is_kept(dev, "pinned"));
+	CHECK_EQ(read(pipes[0], &byte, 1), 1);
+	CHECK_EQ(byte, 4);
+	close(pipes[0]);
+	close(pipes[1]);
+	drop_caches();
+	CHECK(!is_kept(dev, "pinned"));
+}
+
+/* Giving it up would free nothing of the machine's. */
+TEST(opaque, "an opaque region is not taken for the machine's memory")
+{
+	int dev = t_dev(), null = REQUIRE_OK(open("/dev/null", O_RDWR | O_CLOEXEC));
+	struct tmesh_import i = {.size = sizeof(i), .source = null};
+
+	REQUIRE_OK(ioctl(dev, TMESH_IMPORT, &i));
+	REQUIRE_OK(keep(dev, "opaque", &i.fd, 1, 0));
+	close(i.fd);
+	drop_caches();
+	CHECK(is_kept(dev, "opaque"));
+	CHECK_OK(kept_drop(dev, "opaque"));
+}
+
+/* Takes memory until a name is gone; ends the process where that never happens. */
+static void eat_until_gone(int dev, const char *name)
+{
+	__u64 most = t_meminfo("MemTotal") * KB, eaten = 0;
+
+	/* Who is to be killed where it goes wrong. */
+	REQUIRE(t_write_file("/proc/self/oom_score_adj", "1000"));
+	while (is_kept(dev, name) && eaten < most) {
+		char *p = mmap(NULL, CHUNK, PROT_READ | PROT_WRITE,
+			       MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+
+		REQUIRE(p != MAP_FAILED);
+		eaten += CHUNK;
+	}
+	t_note("\"%s\" was gone when %llu MB had been taken of %llu", name, eaten / MB, most / MB);
+	CHECK(!is_kept(dev, name));
+}
+
+TEST(pressure, "a machine short of memory takes what was used longest ago, and what is held never")
+{
+	__u64 bytes = t_meminfo("MemTotal") * KB / 32 / HUGE * HUGE;
+	int dev = t_dev(), held, got;
+	pid_t pid;
+
+	leave(dev, "newer", bytes, 0);
+	leave(dev, "oldest", bytes, 0);
+	held = keep_region(dev, bytes, 0, 9);
+	REQUIRE_OK(keep(dev, "held", &held, 1, 0));
+	/* To open it is to use it. */
+	REQUIRE(kept_open(dev, "newer", R_READ, 0, &got, 1) == 1);
+	CHECK(keep_same(got, bytes, 3));
+	close(got);
+	T_CHILD(pid) {
+		eat_until_gone(dev, "oldest");
+		/* The machine asks for little at a time. */
+		t_note("\"newer\" is %s", is_kept(dev, "newer") ? "there" : "gone");
+		CHECK(is_kept(dev, "held"));
+	}
+	t_wait(pid);
+	CHECK(is_kept(dev, "held"));
+	CHECK(keep_same(held, bytes, 9));
+	close(held);
+	t_drop_kept();
+	CHECK_EQ(t_caps(dev).used_bytes, 0);
+}
+
+int main(void)
+{
+	return t_main();
+}

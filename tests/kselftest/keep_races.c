@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: MIT
+/* Keeping, opening, dropping, revoking and reclaiming the same names at once. */
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include "keep.h"
+
+#define NAMES 3
+#define REGIONS 3
+#define BYTES (4 * PAGE)
+
+/* What all processes share. */
+static struct {
+	bool stop;
+	unsigned long kept, opened, dropped, gone, revoked, reclaims;
+} * all;
+
+static void set_up(void)
+{
+	all = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	REQUIRE(all != MAP_FAILED);
+}
+
+static bool stopped(void)
+{
+	return __atomic_load_n(&all->stop, __ATOMIC_RELAXED);
+}
+
+static void count(unsigned long *n)
+{
+	__atomic_add_fetch(n, 1, __ATOMIC_RELAXED);
+}
+
+static const char *some_name(unsigned int *seed)
+{
+	static const char *const names[NAMES] = {"a", "b", "c"};
+
+	return names[t_random(seed) % NAMES];
+}
+
+static bool is_one_of(int error, int a, int b, int c)
+{
+	return error == a || error == b || error == c;
+}
+
+/* Regions of a bundle differ in their values by one. */
+static void keeper(int dev, unsigned int seed)
+{
+	int fds[REGIONS], first = t_random(&seed) % 100;
+
+	for (int i = 0; i < REGIONS; i++)
+		fds[i] = keep_region(dev, BYTES, 0, first + i);
+	if (!keep(dev, some_name(&seed), fds, REGIONS, t_random(&seed) % 2))
+		count(&all->kept);
+	else
+		CHECK_EQ(errno, EEXIST);
+	for (int i = 0; i < REGIONS; i++)
+		close(fds[i]);
+}
+
+/* All of a bundle or nothing, and with the bytes that it was kept with. */
+static void opener(int dev, unsigned int seed)
+{
+	int fds[REGIONS];
+	unsigned char *p[REGIONS];
+
+	if (kept_open(dev, some_name(&seed), R_READ, 0, fds, REGIONS) < 0) {
+		CHECK_EQ(errno, ENOENT);
+		return;
+	}
+	count(&all->opened);
+	for (int i = 0; i < REGIONS; i++) {
+		p[i] = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE, fds[i], 0);
+		close(fds[i]);
+	}
+	for (int i = 0; i < REGIONS; i++) {
+		/* Who revokes one takes that one. */
+		if (p[i] == MAP_FAILED || p[0] == MAP_FAILED || t_read(p[i]) ||
+		    t_read(p[i] + PAGE) || t_read(p[0]) || t_write(p[i] + 1, 1)) {
+			count(&all->gone);
+			break;
+		}
+	}
+	for (int i = 0; i < REGIONS; i++)
+		if (p[i] != MAP_FAILED)
+			munmap(p[i], BYTES);
+}
+
+static void dropper(int dev, unsigned int seed)
+{
+	struct tmesh_kept k[NAMES];
+
+	if (kept_drop(dev, some_name(&seed)))
+		CHECK_EQ(errno, ENOENT);
+	else
+		count(&all->dropped);
+	CHECK_OK(kept_list(dev, 0, k, NAMES));
+	usleep(t_random(&seed) % 3000);
+}
+
+static void revoker(int dev, unsigned int seed)
+{
+	int fds[REGIONS], keeps;
+
+	if (kept_open(dev, some_name(&seed), R_READ | R_MANAGE, 0, fds, REGIONS) < 0) {
+		CHECK_EQ(errno, ENOENT);
+		return;
+	}
+	/* The name may be another's by now. */
+	keeps = keep(dev, some_name(&seed), fds, REGIONS, t_random(&seed) % 2);
+	if (keeps)
+		CHECK(is_one_of(errno, EEXIST, EBUSY, ESTALE));
+	if (t_random(&seed) % 4 == 0) {
+		if (t_revoke(fds[seed % REGIONS]))
+			CHECK_EQ(errno, ESTALE);
+		else
+			count(&all->revoked);
+	}
+	for (int i = 0; i < REGIONS; i++)
+		close(fds[i]);
+	usleep(t_random(&seed) % 3000);
+}
+
+static void reclaimer(int dev, unsigned int seed)
+{
+	if (t_write_file("/proc/sys/vm/drop_caches", "2"))
+		count(&all->reclaims);
+	usleep(t_random(&seed) % 5000);
+}
+
+TEST(stress, "keep, open, drop, keep again, revoke and reclaim, of the same names")
+{
+	static void (*const work[])(int dev, unsigned int seed) = {keeper,  opener,  opener,
+								   dropper, revoker, reclaimer};
+	pid_t pids[ARRAY_SIZE(work)];
+	int dev = t_dev();
+
+	set_up();
+	for (size_t i = 0; i < ARRAY_SIZE(work); i++)
+		T_CHILD(pids[i]) {
+			unsigned int seed = i * 7919 + 1;
+
+			while (!stopped() && !t_failed()) {
+				t_random(&seed);
+				work[i](dev, seed);
+			}
+		}
+	sleep(t_length(20, 600));
+	__atomic_store_n(&all->stop, true, __ATOMIC_RELAXED);
+	for (size_t i = 0; i < ARRAY_SIZE(work); i++)
+		t_wait(pids[i]);
+	t_note("%lu kept, %lu opened, %lu found gone, %lu dropped, %lu revoked, %lu reclaims",
+	       all->kept, all->opened, all->gone, all->dropped, all->revoked, all->reclaims);
+	CHECK(all->kept && all->opened && all->dropped && all->revoked && all->reclaims);
+	t_drop_kept();
+	CHECK_EQ(t_caps(dev).used_kept_names, 0);
+	CHECK_EQ(t_caps(dev).used_kept_bytes, 0);
+	CHECK_EQ(t_caps(dev).used_bytes, 0);
+}
+
+/* Whole bundles with their own bytes, or none: nobody revokes here. */
+static void check_whole(int dev)
+{
+	struct tmesh_kept some[NAMES];
+	int n = REQUIRE_OK(kept_list(dev, 0, some, NAMES)), fds[REGIONS];
+
+	for (int k = 0; k < n; k++) {
+		unsigned char *p;
+		int first;
+
+		if (kept_open(dev, some[k].name, R_READ, 0, fds, REGIONS) < 0) {
+			CHECK_EQ(errno, ENOENT);
+			continue;
+		}
+		p = t_map(fds[0], BYTES, PROT_READ);
+		REQUIRE(p != MAP_FAILED);
+		first = p[0];
+		munmap(p, BYTES);
+		for (int i = 0; i < REGIONS; i++) {
+			CHECK(keep_same(fds[i], BYTES, first + i));
+			close(fds[i]);
+		}
+	}
+}
+
+TEST(killed, "processes that are killed while they keep and open leave whole bundles")
+{
+	long rounds = t_length(60, 5000), left = 0;
+	double until = t_now() + t_length(40, 600);
+	int dev = t_dev();
+	struct tmesh_kept some[NAMES];
+
+	set_up();
+	for (long round = 0; round < rounds && t_now() < until && !t_failed(); round++) {
+		pid_t pids[3];
+
+		for (int i = 0; i < 3; i++)
+			T_CHILD(pids[i]) {
+				unsigned int seed = round * 3 + i + 1;
+
+				for (;;) {
+					t_random(&seed);
+					(i ? keeper : opener)(dev, seed);
+				}
+			}
+		usleep(10000 + round * 7919 % 30000);
+		for (int i = 0; i < 3; i++) {
+			kill(pids[i], SIGKILL);
+			waitpid(pids[i], NULL, 0);
+		}
+		check_whole(dev);
+		left += kept_list(dev, 0, some, NAMES);
+	}
+	t_note("%ld names were left by those who were killed", left);
+	CHECK(left);
+	t_drop_kept();
+	CHECK_EQ(t_caps(dev).used_kept_bytes, 0);
+}
+
+int main(void)
+{
+	return t_main();
+}
