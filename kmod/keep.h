@@ -71,7 +71,7 @@ enum tmesh_kept_end {
 	TMESH_KEPT_UNLOADED
 };
 
-/* Guards names, what is held and what is idle. Taken in memory reclaim: nothing is allocated in it. */
+/* Guards names, what is held and what is idle. Reclaim takes it: nothing is allocated in it. */
 extern spinlock_t tmesh_kept_lock;
 /* In the order in which they were used last, and how much memory they have. */
 extern struct list_head tmesh_kept_idle;

@@ -3,7 +3,8 @@
  * Kept memory that nobody holds goes back when the machine needs it.
  *
  * The kernel asks for a few pages at a time and means everybody's share. A bundle goes as a
- * whole, so what was asked for adds up until it is worth one.
+ * whole, so what was asked for adds up until it is worth one. Then the kernel is to look whether it
+ * needs more, before the next one goes.
  */
 #include <linux/mm.h>
 #include <linux/shrinker.h>
@@ -22,7 +23,7 @@ static unsigned long tmesh_kept_count(struct shrinker *s, struct shrink_control 
 	return pages ? pages : SHRINK_EMPTY;
 }
 
-/* The one that was used longest ago, if enough is wanted for it. It is held while it is looked at. */
+/* The one that was used longest ago, if enough is wanted for it; held while it is looked at. */
 static struct tmesh_bundle *tmesh_reclaim_begin(void)
 {
 	struct tmesh_bundle *bundle;
@@ -84,20 +85,25 @@ static unsigned long tmesh_reclaim_pages(const struct tmesh_bundle *bundle)
 
 static unsigned long tmesh_kept_scan(struct shrinker *s, struct shrink_control *sc)
 {
+	unsigned long freed = 0, all;
 	struct tmesh_bundle *bundle;
-	unsigned long freed = 0;
-	bool pinned, take;
+	bool pinned, take = false;
 
 	spin_lock(&tmesh_kept_lock);
-	wanted = min(wanted + sc->nr_to_scan, tmesh_kept_idle_pages);
-	while ((bundle = tmesh_reclaim_begin())) {
+	all = tmesh_kept_idle_pages;
+	wanted = min(wanted + sc->nr_to_scan, all);
+	while (!take && (bundle = tmesh_reclaim_begin())) {
 		spin_unlock(&tmesh_kept_lock);
 		pinned = tmesh_bundle_pinned(bundle);
 		spin_lock(&tmesh_kept_lock);
 		take = tmesh_reclaim_end(bundle, pinned);
+		if (take)
+			wanted = 0;
 		spin_unlock(&tmesh_kept_lock);
 		if (take) {
-			freed += tmesh_reclaim_pages(bundle);
+			freed = tmesh_reclaim_pages(bundle);
+			/* More than it asks for in one go, which ends that. */
+			sc->nr_scanned = max(sc->nr_to_scan, 2 * all);
 			/* The name's. */
 			tmesh_bundle_put_later(bundle);
 		}

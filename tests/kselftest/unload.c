@@ -332,6 +332,7 @@ TEST(races, "unloading against all that may be going on")
 	__atomic_store_n(stop, true, __ATOMIC_RELAXED);
 	for (int i = 0; i < 2; i++)
 		t_wait(users[i]);
+	t_drop_kept();
 	t_note("unloaded %ld times, refused %ld times", done, refused);
 	CHECK(done && refused);
 }
