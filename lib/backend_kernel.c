@@ -661,7 +661,7 @@ static void fill_holder(struct tmesh_holder_info *to, const struct tmesh_holder 
 		.view = from->view,
 		.lapsed = from->flags & TMESH_HOLDER_FLAG_LAPSED,
 		.producer = from->flags & TMESH_HOLDER_FLAG_PRODUCER,
-		.dma_mapped = from->mapped,
+		.mapped = from->mapped,
 	};
 	memcpy(to->command, from->comm, sizeof(to->command));
 	to->command[sizeof(to->command) - 1] = '\0';

@@ -5,9 +5,33 @@
 
 JOBS ?= 2
 
-HOST_SUITES = runner-check rooms-check sim-check unit-check unit-asan-check unit-tsan-check unit-valgrind-check fuzz-check \
-	      tools-check model-check model-asan-check model-tsan-check model-peers-check model-fuzz-check cuda-check python-check python-arrow-check beam-check beam-dialyzer beam-package-check conformance-check readme-check \
-	      packaging-check demo-check kmod-check
+HOST_SUITES = \
+	runner-check \
+	rooms-check \
+	vocabulary-check \
+	sim-check \
+	unit-check \
+	unit-asan-check \
+	unit-tsan-check \
+	unit-valgrind-check \
+	fuzz-check \
+	tools-check \
+	model-check \
+	model-asan-check \
+	model-tsan-check \
+	model-peers-check \
+	model-fuzz-check \
+	cuda-check \
+	python-check \
+	python-arrow-check \
+	beam-check \
+	beam-dialyzer \
+	beam-package-check \
+	conformance-check \
+	readme-check \
+	packaging-check \
+	demo-check \
+	kmod-check
 HOST_SUITES_FULL = $(HOST_SUITES) python-current-check kmod-lint
 
 comma := ,
@@ -37,7 +61,11 @@ runner-check: ## the test runner's own tests
 rooms-check: all beam-nif python-lists ## what each room includes, and what the libraries are linked with
 	@$(PYTHON) -B tests/rooms.py lib="$(LIB_HEADERS)" bindings/cuda="$(CUDA_HEADERS)" model="$(MODEL_HEADERS)"
 
+vocabulary-check: tools beam $(VENV)/tmesh.stamp ## docs/vocabulary.md against the headers, tmeshctl, Python and Elixir
+	@$(PYTHON) -B tests/vocabulary.py $(B)/tmeshctl $(VPYTHON) $(B)/beam/dev/lib/tmesh/ebin lib/libtmesh.map \
+		model/libtmesh-model.map
+
 readme-check: ## install, the README's examples, uninstall
 	@$(PYTHON) tests/readme.py $(STANDIN)
 
-.PHONY: check check-full check-report check-deps runner-check rooms-check readme-check
+.PHONY: check check-full check-report check-deps runner-check rooms-check vocabulary-check readme-check

@@ -71,7 +71,7 @@ static void put_holder(FILE *to, const struct tmesh_region_info *info,
 		fprintf(to, "\td%016" PRIx64 "_%zu [shape=hexagon, label=\"", info->id, number);
 		put_text(to, holder->device);
 		fprintf(to, "\"];\n\td%016" PRIx64 "_%zu -> e%016" PRIx64 "_%zu [style=%s];\n",
-			info->id, number, info->id, export, holder->dma_mapped ? "bold" : "dashed");
+			info->id, number, info->id, export, holder->mapped ? "bold" : "dashed");
 		return;
 	default:
 		break;

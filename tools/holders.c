@@ -44,7 +44,7 @@ static json_t *holder_json(const struct tmesh_holder_info *holder)
 	json_object_set_new(value, "device",
 			    holder->kind == TMESH_HOLDER_IS_DEVICE ? json_text(holder->device)
 								   : json_null());
-	json_object_set_new(value, "mapped", json_boolean(holder->dma_mapped));
+	json_object_set_new(value, "mapped", json_boolean(holder->mapped));
 	json_object_set_new(value, "view",
 			    holder->kind == TMESH_HOLDER_IS_GATHER ? json_id(holder->view)
 								   : json_null());
@@ -76,7 +76,7 @@ static void add_what(struct table *table, const struct tmesh_holder_info *holder
 
 	switch (holder->kind) {
 	case TMESH_HOLDER_IS_DEVICE:
-		table_addf(table, "%s%s", holder->device, holder->dma_mapped ? ", mapped" : "");
+		table_addf(table, "%s%s", holder->device, holder->mapped ? ", mapped" : "");
 		break;
 	case TMESH_HOLDER_IS_GATHER:
 		table_addf(table, "%016" PRIx64, holder->view);

@@ -88,7 +88,7 @@ struct tmesh_holder_info {
 	uint64_t view;	 /* id of a gather view's region */
 	bool lapsed;	 /* its lease has */
 	bool producer;	 /* it signals the region's fence */
-	bool dma_mapped; /* a device: has memory mapped, not only attached */
+	bool mapped; /* a device: has memory mapped, not only attached */
 	char device[32];
 };
 

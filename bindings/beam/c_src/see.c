@@ -213,7 +213,7 @@ static ERL_NIF_TERM make_holder(ErlNifEnv *env, const struct tmesh_holder_info *
 		{"offset", enif_make_uint64(env, holder->offset)},
 		{"bytes", enif_make_uint64(env, holder->bytes)},
 		{"device", device ? make_string(env, holder->device) : atoms.nil},
-		{"mapped", make_bool(env, holder->dma_mapped)},
+		{"mapped", make_bool(env, holder->mapped)},
 		{"view", view ? make_id(env, holder->view) : atoms.nil},
 		{"lease_ns", enif_make_uint64(env, holder->lease_ns)},
 		{"lease_left_ns", enif_make_uint64(env, holder->lease_left_ns)},

@@ -218,7 +218,7 @@ static PyObject *dict_from_holder(const struct tmesh_holder_info *holder)
 		holder->attachments, "offset", (unsigned long long)holder->offset, "bytes",
 		(unsigned long long)holder->bytes, "device",
 		is_device ? foreign_text(holder->device, sizeof(holder->device)) : Py_NewRef(Py_None),
-		"mapped", PyBool_FromLong(holder->dma_mapped), "view",
+		"mapped", PyBool_FromLong(holder->mapped), "view",
 		holder->view ? text_from_id(holder->view) : Py_NewRef(Py_None), "lease_ns",
 		(unsigned long long)holder->lease_ns, "lease_left_ns",
 		(unsigned long long)holder->lease_left_ns, "lapsed",

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: MIT
+# For vocabulary.py: what the Elixir application calls things. Words on stdin, a line each; answers on
+# stdout, a line of JSON each.
+
+defmodule Json do
+  def of(nil), do: "null"
+  def of(value) when is_boolean(value) or is_integer(value), do: to_string(value)
+  def of(value) when is_atom(value), do: of(Atom.to_string(value))
+  def of(value) when is_binary(value), do: inspect(value, printable_limit: :infinity)
+  def of([:read | _] = rights), do: of(Enum.map_join(rights, &String.first(to_string(&1))))
+  def of(value) when is_list(value), do: "[" <> Enum.map_join(value, ",", &of/1) <> "]"
+  def of(%{} = map), do: "{" <> Enum.map_join(map, ",", fn {k, v} -> of(to_string(k)) <> ":" <> of(v) end) <> "}"
+end
+
+answer = fn
+  ["function", name] ->
+    [module, function, arity] = Regex.run(~r"(?:(.*)\.)?([^.]+)/(\d+)", name, capture: :all_but_first)
+    places = if module == "Tmesh", do: [Tmesh], else: for(top <- [Tmesh, Tmesh.ZeroCopy], do: Module.concat(top, module))
+
+    Enum.any?(places, fn place ->
+      Code.ensure_loaded?(place) and
+        function_exported?(place, String.to_atom(function), String.to_integer(arity))
+    end)
+
+  ["error", errno] ->
+    Tmesh.Error.from_native({String.to_atom(errno), ""}).type
+
+  ["dtypes"] ->
+    Tmesh.ZeroCopy.TensorRef.dtypes()
+
+  ["ref"] ->
+    {:ok, ref} = Tmesh.ZeroCopy.allocate([2, 3], :float32)
+    Tmesh.ZeroCopy.TensorRef.to_map(ref)
+
+  ["region", id] ->
+    {:ok, regions} = Tmesh.regions()
+    Enum.find(regions, &(&1.id == id))
+
+  ["holder", id] ->
+    {:ok, holders} = Tmesh.holders(id)
+    hd(holders)
+end
+
+{:ok, _} = Application.ensure_all_started(:tmesh)
+
+for line <- IO.stream(:stdio, :line) do
+  line |> String.split() |> answer.() |> Json.of() |> IO.puts()
+end

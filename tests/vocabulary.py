@@ -1,0 +1,237 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""docs/vocabulary.md against what there is: the headers, tmeshctl's JSON, the Python package, the
+Elixir application. One region is made, and all of them say what they see. Prints TAP.
+
+    vocabulary.py TMESHCTL PYTHON EBIN MAP...
+"""
+
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parents[1]
+PAGE = (TOP / "docs/vocabulary.md").read_text()
+
+# Of the page, what is in no language yet, or not in all. A name that has come is to go from here.
+NOT_YET = {
+    "C": set(),
+    "Python": {"Tensor.export_dmabuf", "Tensor.lease", "Tensor.reclaim", "Tensor.revoke", "Tensor.send", "Tensor.signal",
+               "Tensor.touch", "Tensor.wait", "bundle", "from_dmabuf", "gather", "recv"},
+    "Elixir": {"Bundle.open/2", "Bundle.put/2", "ZeroCopy.export_dmabuf/2", "ZeroCopy.from_dmabuf/4", "ZeroCopy.gather/2",
+               "ZeroCopy.lease/3", "ZeroCopy.reclaim/2", "ZeroCopy.recv/2", "ZeroCopy.revoke/1", "ZeroCopy.send/3",
+               "ZeroCopy.signal/2", "ZeroCopy.touch/1", "ZeroCopy.wait/3"},
+    "tmeshctl": set(),
+}
+# What C has beside the page's members: of this handle, and what the page's are made of.
+C_ALONE = {
+    "region": {"size", "rights", "pinning", "lapsed", "zeros", "lease_ns", "lease_left_ns", "fence_producer", "fence_dead"},
+    "holder": set(),
+}
+MADE = {"tensor", "fence"}
+
+PYTHON_SIDE = """
+import json, sys, typing
+import tmesh
+from tmesh import _tmesh
+
+def found(name):
+    at = tmesh
+    for part in name.replace("()", "").split("."):
+        if not hasattr(at, part):
+            return False
+        at = getattr(at, part)
+    return True
+
+def answer(what, *words):
+    if what == "function":
+        return found(words[0])
+    if what == "ref":
+        return tmesh.zeros((2, 3), "float32").ref()
+    if what == "region":
+        return next(region for region in tmesh.regions() if region["id"] == words[0])
+    if what == "holder":
+        return tmesh.holders(words[0])[0]
+    if what == "dtype":
+        try:
+            return tmesh.empty((2,), words[0]).dtype
+        except tmesh.InvalidError:
+            return None
+
+for line in sys.stdin:
+    print(json.dumps(answer(*line.split())), flush=True)
+"""
+
+count = failed = 0
+
+
+def check(wrong, name):
+    global count, failed
+    count += 1
+    failed += bool(wrong)
+    print(f"{'not ok' if wrong else 'ok'} {count} - {name}", flush=True)
+    for line in sorted(wrong):
+        print(f"# {line}", flush=True)
+
+
+def table(name):
+    """The cells of a marked table, a row at a time."""
+    body = PAGE.split(f"<!-- {name} -->")[1].split(f"<!-- /{name} -->")[0]
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in body.splitlines() if line.startswith("|")]
+    return rows[2:]
+
+
+def words(cell):
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def members(name):
+    return {word for row in table(name) for word in words(row[0])}
+
+
+def struct(header, name):
+    text = (TOP / header).read_text().split(f"struct {name} {{")[1].split("\n};")[0]
+    text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
+    return set(re.findall(r"(\w+)(?:\[[^]]*\])?;", text))
+
+
+def typed_dict(name):
+    text = (TOP / "bindings/python/tmesh/_tmesh.pyi").read_text()
+    body = re.search(rf"^class {name}\(TypedDict\):\n((?:    .*\n|\n)*)", text, re.M)
+    return set(re.findall(r"^    (\w+):", body.group(1), re.M)) if body else set()
+
+
+def differ(want, have, where):
+    return {f"{where} has no {name}" for name in want - have} | {f"{where} has {name}, the page not" for name in have - want}
+
+
+class Peer:
+    """A process that answers questions, a line each."""
+
+    def __init__(self, *command):
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask(self, *question):
+        print(*question, file=self.process.stdin, flush=True)
+        return json.loads(self.process.stdout.readline())
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
+
+
+def same(want, answers, name, varies=()):
+    """Every side has the page's members, and tells the same of them."""
+    wrong = set()
+    for side, answer in answers.items():
+        wrong |= differ(want, set(answer), side)
+    for member in want - set(varies):
+        told = {json.dumps(answer.get(member), sort_keys=True): side for side, answer in answers.items()}
+        if len(told) > 1:
+            wrong.add(f"{member} is {', '.join(f'{value} for {side}' for value, side in told.items())}")
+    check(wrong, name)
+
+
+def calls(tmeshctl, maps, python, elixir):
+    exported = {name for file in maps for name in re.findall(r"^\s*(tmesh_\w+);", Path(file).read_text(), re.M)}
+    verbs = subprocess.run([tmeshctl, "--help"], capture_output=True, text=True).stdout
+    missing = {"C": set(), "Python": set(), "Elixir": set(), "tmeshctl": set()}
+    for _, c, py, ex, tool in table("calls"):
+        missing["C"] |= {name for name in words(c) if name not in exported}
+        missing["Python"] |= {name for name in words(py) if not python.ask("function", name)}
+        module = "Tmesh"
+        for name in words(ex):
+            module, name = name.rsplit(".", 1) if "." in name else (module, name)
+            if not elixir.ask("function", f"{module}.{name}"):
+                missing["Elixir"].add(f"{module}.{name}")
+        for name in words(tool):
+            verb, _, option = name.partition(" ")
+            text = subprocess.run([tmeshctl, verb, "--help"], capture_output=True, text=True).stdout if option else ""
+            if not re.search(rf"^\s*{verb}\b", verbs, re.M) or option not in text:
+                missing["tmeshctl"].add(name)
+    for side, names in missing.items():
+        wrong = {f"{name} is missing" for name in names - NOT_YET[side]}
+        for name in sorted(NOT_YET[side] - names):
+            print(f"# {side} has {name} now")
+        check(wrong, f"{side} has the calls of the page" + (f" but {len(NOT_YET[side])}" if NOT_YET[side] else ""))
+
+
+def errors(elixir):
+    source = (TOP / "bindings/python/ext/error.c").read_text()
+    classes = dict(re.findall(r'\{(E\w+), "(\w+)"\}', source))
+    wrong = {side: set() for side in ("Python", "Elixir")}
+    for word, numbers, py, ex, _ in table("errors"):
+        [py], [ex] = words(py), words(ex)
+        for number in numbers.split(", "):
+            assert hasattr(errno, number), number
+            # EPERM is of sealed memory where it is not of an inherited handle.
+            if classes.get(number) != py and not (py == "SealedError" and f'"{py}"' in source):
+                wrong["Python"].add(f"{number}, {word}, is {classes.get(number, 'Error')}, not {py}")
+            if (got := elixir.ask("error", number.lower())) != ex.strip(":"):
+                wrong["Elixir"].add(f"{number}, {word}, is :{got}, not {ex}")
+    for side, lines in wrong.items():
+        check(lines, f"{side} names the errors as the page does")
+
+
+def main(tmeshctl, python, ebin, *maps):
+    os.environ |= {"TMESH_BACKEND": os.environ.get("TMESH_BACKEND", "memfd")}
+    folder = tempfile.TemporaryDirectory()
+    os.environ["TMESH_RUNTIME_DIR"] = folder.name
+    holder = subprocess.Popen([tmeshctl, "create", "--shape", "2,3", "--dtype", "float32", "--label", "vocabulary", "--json"],
+                              stdout=subprocess.PIPE, text=True)
+    names, text = None, ""
+    while names is None:
+        text += holder.stdout.readline()
+        try:
+            names = json.loads(text)
+        except json.JSONDecodeError:
+            pass
+    py = Peer(python, "-P", "-c", PYTHON_SIDE)
+    ex = Peer("elixir", "--erl", "-logger level warning", "-pa", ebin,
+              str(TOP / "tests/vocabulary.exs"))
+
+    def tool(*words):
+        return json.loads(subprocess.run([tmeshctl, *words, "--json"], check=True, capture_output=True).stdout)
+
+    try:
+        for kind, header, name, made in (("region", "include/tmesh/see.h", "tmesh_region_info", MADE),
+                                         ("holder", "include/tmesh/see.h", "tmesh_holder_info", set())):
+            page = members(f"{kind} members")
+            check(differ(page - made, struct(header, name) - C_ALONE[kind], f"struct {name}"),
+                  f"struct {name} has the page's members")
+            check(differ(page, typed_dict(kind.capitalize()), "the stub"), f"Python's stub of a {kind} has the page's members")
+        region = next(region for region in tool("ls") if region["id"] == names["id"])
+        same(members("region members"),
+             {"tmeshctl": region, "Python": py.ask("region", names["id"]), "Elixir": ex.ask("region", names["id"])},
+             "a region is the same for tmeshctl, Python and Elixir", varies=["handles", "created_ns"])
+        same(members("holder members"),
+             {"tmeshctl": tool("holders", names["id"])[0], "Python": py.ask("holder", names["id"]),
+              "Elixir": ex.ask("holder", names["id"])}, "a holder is the same for tmeshctl, Python and Elixir")
+        page = members("ref members")
+        refs = {"tmeshctl": names["ref"], "Python": py.ask("ref"), "Elixir": ex.ask("ref")}
+        same(page, refs, "a ref is the same for tmeshctl, Python and Elixir", varies=["id", "token"])
+        check(differ(page, typed_dict("Ref"), "the stub"), "Python's stub of a ref has the page's members")
+        calls(tmeshctl, maps, py, ex)
+        errors(ex)
+        dtypes = set(words(PAGE.split("## Types of elements")[1].split(": the same words")[0]))
+        check(differ(dtypes, set(ex.ask("dtypes")), "Elixir") | {f"Python has no {name}" for name in dtypes
+                                                                  if py.ask("dtype", name) != name},
+              "Python and Elixir have the page's types of elements")
+    finally:
+        py.end()
+        ex.end()
+        holder.terminate()
+        holder.wait()
+        folder.cleanup()
+    print(f"1..{count}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
