@@ -36,7 +36,8 @@ class BuildWithLibrary(build_ext):
     def build_extension(self, ext):
         self.complain_of_what_is_missing(ext)
         if not SYSTEM_LIBRARY:
-            ext.sources = [*ext.sources, *(str(path) for path in sorted(ROOT.glob("lib/**/*.c")))]
+            ext.sources = [*ext.sources, *(str(path) for folder in ("lib", "lib/common")
+                                          for path in sorted(ROOT.glob(f"{folder}/*.c")))]
         super().build_extension(ext)
 
     def complain_of_what_is_missing(self, ext):

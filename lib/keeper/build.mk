@@ -12,8 +12,15 @@ KEEPER_CPPFLAGS := $(LIB_CPPFLAGS) -iquote lib -iquote lib/keeper
 
 keeper: $(B)/tmesh-keeper ## build tmesh-keeper
 
-$(B)/tmesh-keeper: $(KEEPER_DEP) $(LIB_A)
-	$(CC) $(KEEPER_CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 $(LDFLAGS) $(KEEPER_SRC) $(LIB_A) $(LIB_LIBS) -o $@
+KEEPER_OBJ := $(KEEPER_SRC:lib/keeper/%.c=$(B)/keeper/%.o)
+
+$(B)/keeper/%.o: lib/keeper/%.c lib/keeper/build.mk
+	@mkdir -p $(@D)
+	$(CC) $(KEEPER_CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 -MMD -MP -c -o $@ $<
+-include $(KEEPER_OBJ:.o=.d)
+
+$(B)/tmesh-keeper: $(KEEPER_OBJ) $(LIB_A)
+	$(CC) $(CFLAGS) $(LDFLAGS) $(KEEPER_OBJ) $(LIB_A) $(LIB_LIBS) -o $@
 
 $(B)/asan/tmesh-keeper: $(KEEPER_DEP) $(LIB_ASAN)
 	@mkdir -p $(@D)
