@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #define BATCH 64u      /* pages that are asked for at once */
-#define LOW 16u	       /* with fewer, more are asked for ahead */
+#define LOW 32u	       /* with fewer, more are asked for ahead */
 #define SPARES 192u    /* beyond these half go back */
 #define LISTEN_EACH 64 /* pages let go between two looks at what the owner says */
 #define BYTES_MAX (1ull << 46)
@@ -604,7 +604,7 @@ int tmesh_pages_alloc(struct tmesh_pages *pages, uint32_t *page, struct tmesh_er
 
 	if (rc)
 		return rc;
-	rc = page_get(pages, 1, page, err);
+	rc = pages_take(pages, page, 1, err);
 	pages_leave(pages);
 	return rc;
 }

@@ -25,4 +25,12 @@ $(BENCH_OUT)/%: tests/bench/%.c tools/bench/harness.c tools/bench/harness.h $(LI
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) -Itools/bench $(CFLAGS) $(WARN) -pthread $(filter %.c,$^) $(LIB_A) $(LIB_LIBS) -o $@
 
-.PHONY: bench bench-vm bench-deps
+# Slots and pages, printed beside their floors.
+$(BENCH_OUT)/pages: tests/bench/pages.c tools/bench/harness.c tools/bench/harness.h $(LIB_A) $(MODEL_A)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) -Itools/bench $(CFLAGS) $(WARN) -pthread $(filter %.c,$^) $(MODEL_A) $(LIB_A) $(MODEL_LIBS) -o $@
+
+bench-pages: $(BENCH_OUT)/pages ## measure slots and pages
+	@$(BENCH_OUT)/pages
+
+.PHONY: bench bench-vm bench-deps bench-pages
