@@ -130,6 +130,10 @@ int region_opts_from_args(struct state *st, const struct region_args *args,
 int arena_from_object(struct state *st, PyObject *object, struct tmesh_arena **arena);
 extern PyType_Spec arena_spec;
 
+/* private.c */
+PyObject *tensor_private(PyObject *object, PyObject *unused);
+PyObject *tensor_torch(PyObject *object, PyObject *args, PyObject *kwargs);
+
 /* tensor.c */
 enum view_kind {
 	VIEW_ANY,   /* writable if the memory is */

@@ -444,6 +444,16 @@ static PyMethodDef methods[] = {
 	 "Make the memory immutable, for everybody and for ever; return the tensor.\n\n"
 	 "BusyError while writable views made here, or writers elsewhere, exist; then nothing\n"
 	 "has changed. The GIL is released meanwhile."},
+	{"private", tensor_private, METH_NOARGS,
+	 "private($self, /)\n--\n\n"
+	 "A tensor over the same sealed memory that may be written to, copy-on-write.\n\n"
+	 "A page that is written becomes this process's own; others keep the sealed bytes. Such\n"
+	 "a tensor has no ref and cannot be sealed or sent: put() it to share what was written."},
+	{"torch", KEYWORDS(tensor_torch), METH_VARARGS | METH_KEYWORDS,
+	 "torch($self, /, *, private=False)\n--\n\n"
+	 "The tensor as PyTorch's, over the same memory.\n\n"
+	 "private=True: of a private() view, as a sealed tensor needs, for PyTorch has no\n"
+	 "read-only tensors; without it a tensor that cannot be written to is refused."},
 	{"release", tensor_release, METH_NOARGS,
 	 "release($self, /)\n--\n\n"
 	 "Let the memory go now instead of when the tensor is collected.\n\n"

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: MIT */
+/* Private views: sealed memory that a program may write to without harm to others. */
+#include "binding.h"
+
+#include <errno.h>
+
+PyObject *tensor_private(PyObject *object, PyObject *unused)
+{
+	struct tensor *self = (struct tensor *)object;
+	struct tmesh_tensor *tensor = tensor_get(self), *mine;
+	struct tmesh_region *view;
+	struct tmesh_error err;
+	int rc;
+
+	if (!tensor)
+		return NULL;
+	rc = tmesh_region_private(tmesh_tensor_region(tensor), &view, &err);
+	if (!rc) {
+		rc = tmesh_tensor_wrap(view, tmesh_tensor_layout(tensor), &mine, &err);
+		tmesh_region_unref(view);
+	}
+	if (rc)
+		return raise_region_error(state_of(self), tmesh_tensor_region(tensor), &err);
+	return tensor_new(state_of(self), mine, NULL, TMESH_READ | TMESH_WRITE);
+}
+
+/* torch.from_dlpack() of a tensor that PyTorch may write to. */
+PyObject *tensor_torch(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"private", NULL};
+	struct tensor *self = (struct tensor *)object;
+	PyObject *torch, *result, *source;
+	int private = 0;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$p:torch", names, &private))
+		return NULL;
+	if (!tensor_get(self))
+		return NULL;
+	if (!private && (tensor_is_sealed(self) || !(self->rights & TMESH_WRITE)))
+		return raise_code(state_of(self), EACCES,
+				  "PyTorch has no read-only tensors, and a write to this memory would end "
+				  "the process: torch(private=True) gives a copy-on-write view, "
+				  "torch.from_dlpack(t.dlpack(allow_readonly=True)) promises not to write");
+	torch = PyImport_ImportModule("torch");
+	if (!torch)
+		return NULL;
+	source = private ? tensor_private(object, NULL) : Py_NewRef(object);
+	result = source ? PyObject_CallMethod(torch, "from_dlpack", "O", source) : NULL;
+	Py_XDECREF(source);
+	Py_DECREF(torch);
+	return result;
+}

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT
+"""Private views: sealed memory that a program may write to without harm to others."""
+
+import gc
+import os
+import pickle
+
+import numpy as np
+import pytest
+
+import tmesh
+from conftest import EMULATED, SLOW_IMPORT
+
+
+def put():
+    return tmesh.put(np.arange(6, dtype="float32").reshape(2, 3))
+
+
+def anonymous_kib():
+    """Pages of this process's own, over files or none."""
+    with open("/proc/self/smaps_rollup") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("Anonymous"))
+
+
+def test_what_is_written_is_ones_own():
+    sealed = put()
+    mine, other = sealed.private(), sealed.private()
+    assert mine.writable and not mine.sealed and mine.id == sealed.id
+    mine.numpy()[0, 1] = 50
+    assert mine.numpy().tolist() == [[0, 50, 2], [3, 4, 5]]
+    assert other.numpy()[0, 1] == sealed.numpy()[0, 1] == 1
+
+
+def test_it_is_for_this_process_alone():
+    sealed = put()
+    mine = sealed.private()
+    for call in (mine.ref, mine.seal, mine.private, lambda: mine.token, lambda: pickle.dumps(mine)):
+        with pytest.raises(tmesh.UnsupportedError, match="put it into a new region"):
+            call()
+    with tmesh.Channel("send") as channel, pytest.raises(tmesh.UnsupportedError):
+        channel.send(mine)
+    shared = tmesh.put(mine.numpy())
+    assert tmesh.open(shared.ref()).numpy().tolist() == sealed.numpy().tolist()
+
+
+def test_only_of_sealed_memory():
+    with pytest.raises(tmesh.InvalidError, match="not sealed"):
+        tmesh.zeros(3, "uint8").private()
+
+
+def test_only_pages_that_are_written_are_copied():
+    big = tmesh.put(np.ones(16 << 20, "uint8"))
+    mine = big.private()
+    array = mine.numpy()
+    assert array.sum() == 16 << 20
+    before = anonymous_kib()
+    for page in range(8):
+        array[page << 16] = 7
+    assert anonymous_kib() - before < 1024
+    assert big.numpy().sum() == 16 << 20
+
+
+def test_slices_and_what_outlives_it():
+    sealed = put()
+    row = sealed[1:].private().numpy()
+    del sealed
+    gc.collect()
+    row += 1
+    assert row.tolist() == [[4, 5, 6]]
+
+
+def test_a_child_has_its_own():
+    sealed = put()
+    mine = sealed.private()
+    array = mine.numpy()
+    array[0, 0] = 9
+    pid = os.fork()
+    if not pid:
+        array[0, 0] += 1
+        os._exit(int(array[0, 0]) - 10)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert array[0, 0] == 9
+
+
+@pytest.mark.skipif(EMULATED, reason=SLOW_IMPORT)
+def test_pytorch():
+    sealed = put()
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    with pytest.raises(tmesh.AccessError, match="private=True"):
+        sealed.torch()
+    shared = tmesh.put([1.0, 2.0], seal=False)
+    with pytest.raises(tmesh.AccessError, match="private=True"):
+        tmesh.open(shared.ref()).torch()
+    weights = sealed.torch(private=True)
+    weights.mul_(2)
+    assert weights.tolist() == [[0, 2, 4], [6, 8, 10]]
+    assert sealed.numpy()[1, 2] == 5
+    shared.torch().fill_(4)
+    assert shared.numpy().tolist() == [4, 4]
+    parameter = torch.nn.Parameter(sealed.torch(private=True))
+    (parameter * 3).sum().backward()
+    assert parameter.grad.tolist() == [[3, 3, 3], [3, 3, 3]]
