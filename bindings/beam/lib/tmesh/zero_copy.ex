@@ -151,7 +151,7 @@ defmodule Tmesh.ZeroCopy do
   end
 
   @doc """
-  Open the tensor that a ref describes. The result has a handle of its own, and hands on a token of
+  Open the tensor that a ref describes, or its description as a map or JSON. The result has a handle of its own, and hands on a token of
   its own, for reading unless `grant/2` says otherwise; the given ref, which may have a handle too, is
   left as it is.
 
@@ -160,8 +160,17 @@ defmodule Tmesh.ZeroCopy do
   Errors: `:not_found` (also when the peer that held it has ended), `:access`, `:protocol`,
   `:timeout`, `:too_many_files`, `:unsupported` (a token of another backend).
   """
-  @spec open(TensorRef.t(), writable: boolean()) :: {:ok, TensorRef.t()} | {:error, Error.t()}
+  @spec open(TensorRef.t() | map() | String.t(), writable: boolean()) ::
+          {:ok, TensorRef.t()} | {:error, Error.t()}
   def open(ref, opts \\ [])
+
+  def open(json, opts) when is_binary(json) do
+    with {:ok, ref} <- TensorRef.from_json(json), do: open(ref, opts)
+  end
+
+  def open(map, opts) when is_map(map) and not is_struct(map) do
+    with {:ok, ref} <- TensorRef.from_map(map), do: open(ref, opts)
+  end
 
   def open(%TensorRef{token: nil, handle: nil}, _opts),
     do: {:error, Error.new(:protocol, "the ref has no token: it describes a tensor and opens none")}
@@ -235,8 +244,22 @@ defmodule Tmesh.ZeroCopy do
   """
   @spec write(TensorRef.t(), non_neg_integer(), binary()) :: :ok | {:error, Error.t()}
   def write(%TensorRef{handle: handle}, offset, binary) do
-    fn -> Native.write(handle, offset, binary) end |> Janitor.retry() |> result()
+    fn -> Native.write(handle, offset, binary) end
+    |> Janitor.retry()
+    |> result()
+    |> advise_writer()
   end
+
+  # What to do is a matter of this language's functions.
+  defp advise_writer({:error, %Error{type: :sealed} = error}),
+    do: advise(error, "seal: false, or allocate/3, makes a tensor that can be written")
+
+  defp advise_writer({:error, %Error{type: :access} = error}),
+    do: advise(error, "open it with writable: true, by a ref that grant(ref, :write) gave")
+
+  defp advise_writer(other), do: other
+
+  defp advise(error, what), do: {:error, %Error{error | message: "#{error.message}: #{what}"}}
 
   @doc """
   Make the tensor's region immutable for everybody and for ever.
@@ -680,7 +703,9 @@ defmodule Tmesh.ZeroCopy do
          opts :: [region_option() | {:seal, boolean()}] \\ []
        ) :: TensorRef.t()
 
-  bang open(ref :: TensorRef.t(), opts :: [writable: boolean()] \\ []) :: TensorRef.t()
+  bang open(ref :: TensorRef.t() | map() | String.t(), opts :: [writable: boolean()] \\ []) ::
+         TensorRef.t()
+
   bang to_binary(ref :: TensorRef.t(), opts :: [copy: boolean()] \\ []) :: binary()
   bang write(ref :: TensorRef.t(), offset :: non_neg_integer(), binary :: binary()) :: :ok
   bang seal(ref :: TensorRef.t()) :: :ok

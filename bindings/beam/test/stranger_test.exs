@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.StrangerTest do
+  @moduledoc false
+  # What is written first by somebody who has read the README alone: it works, or says what to do.
+  use Tmesh.Case
+
+  defp pixels(opts \\ []), do: ZeroCopy.from_binary!("abcd", [4], :uint8, opts)
+
+  defp until_refused(refs) when length(refs) < 1000 do
+    case ZeroCopy.allocate([1], :uint8) do
+      {:ok, ref} ->
+        until_refused([ref | refs])
+
+      error ->
+        for ref <- refs, do: ZeroCopy.release!(ref)
+        error
+    end
+  end
+
+  # Nobody's variable, and nobody's garbage.
+  defp collected(fun) do
+    result = in_process(fun)
+    for pid <- Process.list(), do: :erlang.garbage_collect(pid)
+    Tmesh.Native.sweep()
+    result
+  end
+
+  defmodule Maker do
+    use GenServer
+    def init(ref), do: {:ok, ref}
+    def handle_call(:ref, _from, ref), do: {:stop, :normal, ref, ref}
+  end
+
+  describe "a ref outlives its maker:" do
+    test "returned by a function, a task, a process" do
+      for make <- [
+            fn -> pixels() end,
+            fn -> Task.await(Task.async(fn -> pixels() end)) end,
+            fn -> collected(fn -> pixels() end) end
+          ] do
+        assert ZeroCopy.to_binary!(make.()) == "abcd"
+      end
+    end
+
+    test "the state of a GenServer that has ended" do
+      {:ok, maker} = GenServer.start(Maker, pixels())
+      monitor = Process.monitor(maker)
+      ref = GenServer.call(maker, :ref)
+      assert_receive {:DOWN, ^monitor, :process, ^maker, :normal}
+      for pid <- Process.list(), do: :erlang.garbage_collect(pid)
+      assert ZeroCopy.to_binary!(ref) == "abcd"
+    end
+
+    test "sent to another process" do
+      test = self()
+      collected(fn -> send(test, {:ref, pixels()}) end)
+      assert_receive {:ref, ref}
+      assert ZeroCopy.to_binary!(ref) == "abcd"
+    end
+
+    test "in ETS, and as long as it is there" do
+      table = :ets.new(:refs, [:public])
+      collected(fn -> :ets.insert(table, {:pixels, pixels()}) end)
+      assert stat(:regions_live) == 1
+      # What reads it may be a process of its own, so that none of it is left here.
+      assert collected(fn -> ZeroCopy.to_binary!(:ets.lookup_element(table, :pixels, 2)) end) ==
+               "abcd"
+
+      :ets.delete(table)
+      eventually(fn -> Tmesh.Native.sweep() && stat(:regions_live) == 0 end)
+    end
+
+    test "of a task that was killed, which nobody has, nothing is left" do
+      collected(fn ->
+        Task.shutdown(Task.async(fn -> pixels() && Process.sleep(:infinity) end), :brutal_kill)
+      end)
+
+      eventually(fn -> Tmesh.Native.sweep() && stat(:regions_live) == 0 end)
+    end
+  end
+
+  test "a description as it came is opened" do
+    ref = pixels(label: "first")
+    assert ZeroCopy.to_binary!(ZeroCopy.open!(TensorRef.to_json!(ref))) == "abcd"
+    assert ZeroCopy.to_binary!(ZeroCopy.open!(TensorRef.to_map(ref))) == "abcd"
+
+    for other <- ["", "{}", %{}],
+        do: assert({:error, %Error{type: :protocol}} = ZeroCopy.open(other))
+
+    assert inspect(ref) =~ "first" and "#{inspect([ref])}" =~ "TensorRef"
+  end
+
+  test "writing to a sealed one, or to somebody else's, says what would be written to" do
+    assert {:error, %Error{type: :sealed, message: message}} = ZeroCopy.write(pixels(), 0, "x")
+    assert message =~ "seal: false"
+    same = ZeroCopy.open!(ZeroCopy.allocate!([4], :uint8))
+    assert {:error, %Error{type: :access, message: message}} = ZeroCopy.write(same, 0, "x")
+    assert message =~ "writable: true" and message =~ "grant"
+  end
+
+  test "what was released says so, whatever is asked of it" do
+    ref = pixels()
+    binary = ZeroCopy.to_binary!(ref)
+    :ok = ZeroCopy.release(ref)
+    assert inspect(ref) =~ "released"
+
+    for try <- [
+          &ZeroCopy.to_binary/1,
+          &ZeroCopy.open/1,
+          &ZeroCopy.seal/1,
+          &ZeroCopy.info/1,
+          &ZeroCopy.write(&1, 0, "x"),
+          &TensorRef.to_json/1,
+          &Tmesh.holders/1
+        ] do
+      assert {:error, %Error{type: :closed, message: message}} = try.(ref)
+      assert message =~ "released"
+    end
+
+    # What was read of it is a binary like others.
+    assert binary == "abcd"
+  end
+
+  test "without descriptors it is said, and goes on when there are some" do
+    refs = for _ <- 1..3, do: pixels()
+
+    # What the pool keeps is used up first.
+    without_files(fn ->
+      assert {:error, %Error{type: :too_many_files, message: message}} = until_refused([])
+      assert message =~ ~r/descriptor|files/
+    end)
+
+    assert {:ok, _ref} = ZeroCopy.allocate([1], :uint8)
+    for ref <- refs, do: assert(ZeroCopy.to_binary!(ref) == "abcd")
+  end
+
+  test "a list, a shape that is a number and the like are refused in words" do
+    for {try, words} <- [
+          {fn -> ZeroCopy.from_binary([1, 2], [2], :uint8) end, "binary of 2 bytes"},
+          {fn -> ZeroCopy.from_binary("abc", [2], :uint8) end, "binary of 2 bytes"},
+          {fn -> ZeroCopy.allocate(4, :float32) end, "shape must be a list"},
+          {fn -> ZeroCopy.allocate([4], "float32") end, ":float32"}
+        ] do
+      assert {:error, %Error{type: :invalid, message: message}} = try.()
+      assert message =~ words
+    end
+  end
+end
