@@ -259,7 +259,7 @@ static bool flight_join(struct load *load, struct flight *flight, const struct r
 {
 	/* Whoever may have to go on writes; the finished one is opened as its token allows. */
 	uint32_t rights = record->state == STATE_READING ? TMESH_READ | TMESH_WRITE | TMESH_MANAGE
-							 : TMESH_READ;
+							 : TMESH_READ | TMESH_MANAGE;
 	struct slot slot;
 
 	if (load->region && tmesh_region_id(load->region) == record->region)
@@ -274,7 +274,9 @@ static bool flight_join(struct load *load, struct flight *flight, const struct r
 			break;
 		if (slot.region != record->region || !memchr(slot.token, 0, sizeof(slot.token)))
 			continue;
-		if (tmesh_region_open(load->ctx, slot.token, rights, &region, NULL))
+		/* One that was found kept has no right to manage. */
+		if (tmesh_region_open(load->ctx, slot.token, rights, &region, NULL) &&
+		    tmesh_region_open(load->ctx, slot.token, TMESH_READ, &region, NULL))
 			continue;
 		if (tmesh_region_bytes(region) != record->bytes ||
 		    tmesh_region_id(region) != record->region) {
@@ -321,12 +323,81 @@ static int flight_fill(struct load *load, struct flight *flight, struct record *
 	return write_record(flight, record, err);
 }
 
+/* The flight's name, without its ending. */
+static void kept_name(const struct flight *flight, char name[TMESH_KEPT_NAME_LEN + 1])
+{
+	snprintf(name, TMESH_KEPT_NAME_LEN + 1, "%.*s", (int)strcspn(flight->name, "."), flight->name);
+}
+
+/* What was kept under this identity, if it is what it should be. */
+static bool flight_find_kept(struct load *load, const struct flight *flight)
+{
+	char name[TMESH_KEPT_NAME_LEN + 1];
+	struct tmesh_region **regions;
+	size_t count;
+	bool good;
+
+	kept_name(flight, name);
+	if (tmesh_kept_open(load->ctx, name, TMESH_KEPT_OWN, TMESH_READ, &regions, &count, NULL))
+		return false;
+	good = count == 1 && tmesh_region_bytes(regions[0]) == load->model->region_bytes &&
+	       tmesh_region_is_sealed(regions[0]);
+	if (good) {
+		tmesh_region_unref(load->region);
+		load->region = tmesh_region_ref(regions[0]);
+		snprintf(load->model->report.kept, sizeof(load->model->report.kept), "%s", name);
+		load_say(load, "it was kept");
+	}
+	for (size_t i = 0; i < count; i++)
+		tmesh_region_unref(regions[i]);
+	free(regions);
+	return good;
+}
+
+static int flight_keep(struct load *load, const struct flight *flight, struct tmesh_error *err)
+{
+	struct tmesh_model_report *report = &load->model->report;
+	char name[TMESH_KEPT_NAME_LEN + 1];
+	int rc;
+
+	if (!(load->opts.flags & TMESH_MODEL_KEEP) || report->kept[0])
+		return 0;
+	kept_name(flight, name);
+	rc = tmesh_keep(load->ctx, name, &load->region, 1, NULL, err);
+	if (rc == -EACCES && !(tmesh_region_rights(load->region) & TMESH_MANAGE)) {
+		/* Joined through one who found it kept: it is kept still, or cannot be by us. */
+		struct tmesh_region **regions;
+		size_t count;
+
+		if (tmesh_kept_open(load->ctx, name, TMESH_KEPT_OWN, TMESH_READ, &regions, &count, err))
+			return rc;
+		for (size_t i = 0; i < count; i++)
+			tmesh_region_unref(regions[i]);
+		free(regions);
+	} else if (rc && rc != -EEXIST) {
+		return rc;
+	}
+	snprintf(report->kept, sizeof(report->kept), "%s", name);
+	return 0;
+}
+
 static int flight_begin(struct load *load, struct flight *flight, struct record *record,
 			struct tmesh_error *err)
 {
 	struct tmesh_region *region;
-	int rc = load_region(load, &region, err);
+	int rc;
 
+	if (flight_find_kept(load, flight)) {
+		*record = (struct record){
+			.magic = MAGIC,
+			.state = STATE_DONE,
+			.region = tmesh_region_id(load->region),
+			.bytes = load->model->region_bytes,
+			.done = load->model->run_bytes,
+		};
+		return write_record(flight, record, err);
+	}
+	rc = load_region(load, &region, err);
 	if (rc)
 		return rc;
 	tmesh_region_unref(load->region);
@@ -384,7 +455,10 @@ static int flight_wait(struct load *load, struct flight *flight, struct tmesh_er
 			if (!rc)
 				rc = load_finish(load, err);
 			if (!rc)
-				flight_publish(flight, load->region, TMESH_READ);
+				rc = flight_keep(load, flight, err);
+			if (!rc)
+				flight_publish(flight, load->region,
+					       tmesh_region_rights(load->region));
 			lock(flight, F_UNLCK, LOCK_READER);
 			if (rc != -EAGAIN)
 				return rc;
@@ -427,7 +501,7 @@ int flight_load(struct load *load, struct tmesh_error *err)
 	}
 	load->model->flight = flight;
 	load->model->report.shared = true;
-	if (!load->model->report.method)
+	if (!load->model->report.method && !load->model->report.kept[0])
 		snprintf(load->model->report.reason, sizeof(load->model->report.reason),
 			 "another process has read it");
 	return 0;

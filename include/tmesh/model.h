@@ -16,7 +16,7 @@
 #ifndef TMESH_MODEL_H
 #define TMESH_MODEL_H
 
-#include <tmesh/bundle.h>
+#include <tmesh/keep.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -149,6 +149,10 @@ typedef int (*tmesh_model_progress_fn)(void *data, const struct tmesh_model_prog
 enum tmesh_model_load_flags {
 	TMESH_MODEL_ALONE = 1 << 0, /* neither join others that load the file nor let them join */
 	TMESH_MODEL_HASH = 1 << 1,  /* tell the content's checksum */
+	/* Keep the region (tmesh/keep.h) under a name made of the files' identity: whoever loads the
+	 * same files later has it without reading, though all processes were gone meanwhile. Cannot
+	 * be had: the loading fails, as tmesh_keep(). Not with ALONE. */
+	TMESH_MODEL_KEEP = 1 << 2,
 };
 
 struct tmesh_model_load_opts {
@@ -191,6 +195,7 @@ struct tmesh_model_report {
 	uint8_t hash[16];   /* XXH3 of 128 bits of the region's bytes, with TMESH_MODEL_HASH */
 	char file_system[16]; /* where the first file lies: "ext4", "nfs", "0x..." */
 	char reason[192];     /* why this method, and, of one that is not shared, why not */
+	char kept[TMESH_KEPT_NAME_LEN + 1]; /* "": not asked for here, and not found kept */
 };
 /* -EINVAL: the model was not loaded. */
 int tmesh_model_report(const struct tmesh_model *model, struct tmesh_model_report *out,

@@ -19,10 +19,14 @@ $(eval $(call model_test,asan,$(ASAN_FLAGS),$(LIB_ASAN),$(B)/libtmesh-model-asan
 $(eval $(call model_test,tsan,$(TSAN_FLAGS),$(LIB_TSAN),$(B)/libtmesh-model-tsan.a))
 
 define model_run
-@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d); \
+@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d) \
+TMESH_KEEPER=$(abspath $(B)/tmesh-keeper); \
 trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \
 for test in $(2); do $(MODEL_TEST_OUT)/$(1)/$$test || status=1; done; exit $$status
 endef
+
+# The keeper that the library starts.
+$(MODEL_TEST_OUT)/plain/test_kept $(MODEL_TEST_OUT)/asan/test_kept: $(B)/tmesh-keeper
 
 model-check: $(addprefix $(MODEL_TEST_OUT)/plain/,$(MODEL_TESTS)) ## libtmesh-model's unit tests
 	$(call model_run,plain,$(MODEL_TESTS))

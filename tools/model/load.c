@@ -10,6 +10,7 @@
 static const struct option_entry options[] = {
 	{"method", 'm', "METHOD", "splice, io_uring, direct or read (default: what is best here)"},
 	{"alone", 'a', NULL, "share with nobody who loads the same file"},
+	{"keep", 'k', NULL, "keep it when all processes are gone: who loads it then does not read"},
 	{"hash", 'c', NULL, "tell the checksum of the region's bytes"},
 	OPTION_BACKEND,
 	OPTION_JSON,
@@ -63,6 +64,7 @@ static json_t *report_json(const struct tmesh_model_report *report, const char *
 				 tmesh_model_method_name(report->method), "shared", report->shared,
 				 "file_system", report->file_system, "reason", report->reason);
 
+	json_object_set_new(json, "kept", report->kept[0] ? json_string(report->kept) : json_null());
 	if (*hash)
 		json_object_set_new(json, "xxh3", json_string(hash));
 	return json;
@@ -94,6 +96,8 @@ static int print_loaded(const struct args *args, const struct tmesh_model *model
 	printf("method          %s (%s)\ntime            %.3f s\n",
 	       report.method ? tmesh_model_method_name(report.method) : "none", report.reason,
 	       (double)report.ns / 1e9);
+	if (report.kept[0])
+		printf("kept            %s\n", report.kept);
 	if (*hash)
 		printf("xxh3            %s\n", hash);
 	printf("ref             %s\npid             %d\n", ref, (int)getpid());
@@ -184,6 +188,9 @@ static int run(const struct verb *verb, int argc, char **argv)
 			break;
 		case 'a':
 			args.opts.flags |= TMESH_MODEL_ALONE;
+			break;
+		case 'k':
+			args.opts.flags |= TMESH_MODEL_KEEP;
 			break;
 		case 'c':
 			args.opts.flags |= TMESH_MODEL_HASH;

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT
+/* A model that is kept is there without a read when all processes that had it are gone. */
+#include "unit.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "model_internal.h"
+
+#define BYTES ((size_t)3 << 20)
+
+static char path[96];
+
+static uint8_t byte_at(size_t at)
+{
+	return (uint8_t)(at / 512 * 17 + at);
+}
+
+static int make_model(void **state)
+{
+	static const char json[] = "{\"w\":{\"dtype\":\"U8\",\"shape\":[3145728],\"data_offsets\":[0,3145728]}}";
+	uint64_t length = sizeof(json) - 1;
+	uint8_t *data = malloc(BYTES);
+	int fd;
+
+	strcpy(path, "/tmp/tmesh-kept-XXXXXX");
+	fd = mkstemp(path);
+	for (size_t i = 0; i < BYTES; i++)
+		data[i] = byte_at(i);
+	if (fd < 0 || write(fd, &length, 8) != 8 || write(fd, json, length) != (ssize_t)length ||
+	    write(fd, data, BYTES) != (ssize_t)BYTES)
+		return -1;
+	close(fd);
+	free(data);
+	return 0;
+}
+
+static int remove_model(void **state)
+{
+	return unlink(path);
+}
+
+static struct tmesh_model *load(struct tmesh_ctx *ctx, uint32_t flags, struct tmesh_model_report *report)
+{
+	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .flags = flags};
+	struct tmesh_model *model;
+	struct tmesh_tensor *tensor;
+	void *data;
+
+	assert_ok(tmesh_model_load(ctx, path, &opts, &model, err));
+	report->size = sizeof(*report);
+	assert_ok(tmesh_model_report(model, report, err));
+	assert_ok(tmesh_model_tensor_open(model, 0, &tensor, err));
+	assert_ok(tmesh_tensor_data(tensor, TMESH_READ, &data, err));
+	for (size_t i = 0; i < BYTES; i++)
+		assert_int_equal(((uint8_t *)data)[i], byte_at(i));
+	tmesh_tensor_unref(tensor);
+	return model;
+}
+
+static void test_kept(void **state)
+{
+	struct tmesh_model_load_opts both = {.size = sizeof(both),
+					     .flags = TMESH_MODEL_KEEP | TMESH_MODEL_ALONE};
+	struct tmesh_model_report report;
+	struct timespec now[2] = {{.tv_nsec = UTIME_NOW}, {.tv_nsec = UTIME_NOW}};
+	struct tmesh_model *model, *second;
+	struct tmesh_ctx *ctx;
+	char name[TMESH_KEPT_NAME_LEN + 1];
+	int status;
+	pid_t pid = fork();
+
+	if (!pid) {
+		if (tmesh_ctx_open(NULL, &ctx, NULL))
+			unit_leave(1);
+		load(ctx, TMESH_MODEL_KEEP, &report);
+		kill(getpid(), SIGKILL);
+	}
+	waitpid(pid, &status, 0);
+	assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	model = load(ctx, 0, &report);
+	assert_int_equal(report.bytes_read, 0);
+	assert_true(report.kept[0]);
+	strcpy(name, report.kept);
+	/* To keep what is kept is no fault; joining what was found kept neither. */
+	second = load(ctx, TMESH_MODEL_KEEP, &report);
+	assert_int_equal(report.bytes_read, 0);
+	assert_string_equal(report.kept, name);
+	tmesh_model_unref(second);
+	tmesh_model_unref(model);
+	assert_refused(tmesh_model_load(ctx, path, &both, &model, err), -EINVAL, "exclude");
+
+	/* A changed file is another model. */
+	assert_int_equal(utimensat(AT_FDCWD, path, now, 0), 0);
+	model = load(ctx, 0, &report);
+	assert_int_equal(report.bytes_read, BYTES);
+	assert_int_equal(report.kept[0], 0);
+	tmesh_model_unref(model);
+	assert_ok(tmesh_kept_drop(ctx, name, err));
+	tmesh_ctx_unref(ctx);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_kept),
+	};
+
+	return cmocka_run_group_tests_name("model kept", tests, make_model, remove_model);
+}
