@@ -134,7 +134,14 @@ defmodule Tmesh.MixProject do
       main: "readme",
       extras: ["README.md"],
       groups_for_modules: [
-        Tensors: [Tmesh, Tmesh.ZeroCopy, Tmesh.ZeroCopy.TensorRef, Tmesh.Arena, Tmesh.Descriptor],
+        Tensors: [
+          Tmesh,
+          Tmesh.ZeroCopy,
+          Tmesh.ZeroCopy.TensorRef,
+          Tmesh.Arena,
+          Tmesh.Bundle,
+          Tmesh.Descriptor
+        ],
         "Between processes": [Tmesh.Channel, Tmesh.Stream],
         "Python workers": [Tmesh.Worker, Tmesh.Worker.Call, Tmesh.ZeroCopy.AutoDetect],
         "Other libraries": [

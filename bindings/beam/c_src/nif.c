@@ -12,7 +12,7 @@
 #include <stdio.h>
 
 ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type, *channel_type,
-	*channel_end_type, *arrow_stream_type, *gpu_type, *arena_type, *descriptor_type;
+	*channel_end_type, *arrow_stream_type, *gpu_type, *arena_type, *descriptor_type, *bundle_type;
 
 /* Its address tells this image from any other. */
 static char image;
@@ -42,6 +42,7 @@ static int open_types(ErlNifEnv *env)
 		{&gpu_type, "gpu", {.dtor = gpu_dtor}},
 		{&arena_type, "arena", {.dtor = arena_dtor}},
 		{&descriptor_type, "descriptor", {.dtor = descriptor_dtor}},
+		{&bundle_type, "bundle", {.dtor = bundle_dtor}},
 	};
 
 	for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
@@ -102,6 +103,12 @@ static ErlNifFunc functions[] = {
 	{"from_dmabuf", 5, from_dmabuf, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"hand_over", 3, hand_over, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"take_over", 5, take_over, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"bundle_create", 5, bundle_create, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"bundle_open", 3, bundle_open, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"bundle_info", 1, bundle_info, ERL_NIF_DIRTY_JOB_CPU_BOUND},
+	{"bundle_tensor", 2, bundle_tensor, 0},
+	{"bundle_ref", 2, bundle_ref, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"bundle_release", 1, bundle_release, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"release", 1, tensor_release, 0},
 	{"keep", 1, tensor_keep, 0},
 	{"to_binary", 2, tensor_to_binary, 0},

@@ -13,6 +13,7 @@
  *            resource of its own, channel_end, the descriptor that the emulator polls
  *   arena    a tmesh_arena
  *   descriptor  a descriptor that the caller may give to others, until it is closed
+ *   bundle   a tmesh_bundle, until it is released or nobody has the term any more
  *   gpu      memory of libtmesh-cuda, until it is released or nobody has the term any more
  *
  * What a resource holds is given up in a dirty NIF or by the janitor (garbage.c), never in
@@ -79,7 +80,7 @@ struct pinned {
 
 extern ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type,
 	*channel_type, *channel_end_type, *arrow_stream_type, *gpu_type, *arena_type,
-	*descriptor_type;
+	*descriptor_type, *bundle_type;
 
 void context_dtor(ErlNifEnv *env, void *object);
 void handle_dtor(ErlNifEnv *env, void *object);
@@ -88,6 +89,7 @@ void arrow_stream_dtor(ErlNifEnv *env, void *object);
 void gpu_dtor(ErlNifEnv *env, void *object);
 void arena_dtor(ErlNifEnv *env, void *object);
 void descriptor_dtor(ErlNifEnv *env, void *object);
+void bundle_dtor(ErlNifEnv *env, void *object);
 
 /* garbage.c */
 struct garbage *garbage_alloc(void (*drop)(void *object));
@@ -169,6 +171,14 @@ NIF(tensor_info);
 NIF(regions);
 NIF(holders);
 NIF(token_id);
+
+/* bundle.c */
+NIF(bundle_create);
+NIF(bundle_open);
+NIF(bundle_info);
+NIF(bundle_tensor);
+NIF(bundle_ref);
+NIF(bundle_release);
 
 /* reach.c */
 NIF(region_revoke);

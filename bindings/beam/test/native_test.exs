@@ -25,6 +25,9 @@ defmodule Tmesh.NativeTest do
     # Nothing comes, so that nothing waits.
     alone_fd = Tmesh.Sockets.alone()
 
+    {:ok, bundle} = Native.bundle_create(context, [{"a", sealed.handle}], true, "", "")
+    {:ok, bundle_json} = Native.bundle_ref(bundle, :read)
+
     # Where there are none, what is refused for that is refused for other reasons too.
     dmabuf =
       case Native.export_dmabuf(other.handle, 0, 0, :write) do
@@ -67,6 +70,12 @@ defmodule Tmesh.NativeTest do
       seal: [ref.handle],
       release: [ref.handle],
       keep: [ref.handle],
+      bundle_create: [context, [{"a", sealed.handle}], true, "", ""],
+      bundle_open: [context, bundle_json, :read],
+      bundle_info: [bundle],
+      bundle_tensor: [bundle, "a"],
+      bundle_ref: [bundle, :read],
+      bundle_release: [bundle],
       touch: [other.handle],
       fence_signal: [other.handle, 1],
       fence_wait: [other.handle, 1, 0],

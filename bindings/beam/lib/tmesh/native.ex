@@ -150,6 +150,33 @@ defmodule Tmesh.Native do
         ) :: result({handle(), ref()})
   def take_over(_context, _socket, _shape, _dtype, _offset), do: :erlang.nif_error(:not_loaded)
 
+  @type bundle :: reference()
+
+  @spec bundle_create(
+          context(),
+          [{String.t(), handle()}],
+          seal :: boolean(),
+          label :: String.t(),
+          metadata :: String.t()
+        ) :: result(bundle())
+  def bundle_create(_context, _entries, _seal, _label, _metadata),
+    do: :erlang.nif_error(:not_loaded)
+
+  @spec bundle_open(context(), json :: String.t(), :read | :write) :: result(bundle())
+  def bundle_open(_context, _json, _rights), do: :erlang.nif_error(:not_loaded)
+
+  @spec bundle_info(bundle()) :: result({[String.t()], non_neg_integer(), String.t()})
+  def bundle_info(_bundle), do: :erlang.nif_error(:not_loaded)
+
+  @spec bundle_tensor(bundle(), name :: String.t()) :: result({handle(), ref()})
+  def bundle_tensor(_bundle, _name), do: :erlang.nif_error(:not_loaded)
+
+  @spec bundle_ref(bundle(), :read | :write) :: result(json :: String.t())
+  def bundle_ref(_bundle, _rights), do: :erlang.nif_error(:not_loaded)
+
+  @spec bundle_release(bundle()) :: :ok | {:error, reason()}
+  def bundle_release(_bundle), do: :erlang.nif_error(:not_loaded)
+
   @spec release(handle()) :: :ok | :kept | {:error, reason()}
   def release(_handle), do: :erlang.nif_error(:not_loaded)
 

@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: MIT */
+/* Bundles: named tensors under one ref. What terms hold is the bundle; each tensor that is taken from
+ * it has a handle of its own. */
+#include "nif.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <tmesh/bundle.h>
+
+struct bundle {
+	struct tmesh_bundle *bundle; /* NULL: released; guarded by @lock */
+	pthread_mutex_t lock;
+	struct context *context;
+	struct garbage *garbage;
+};
+
+static void drop_bundle(void *object)
+{
+	tmesh_bundle_unref(object);
+}
+
+void bundle_dtor(ErlNifEnv *env, void *object)
+{
+	struct bundle *bundle = object;
+
+	if (bundle->bundle)
+		garbage_put(env, bundle->garbage, bundle->bundle);
+	else
+		garbage_free(bundle->garbage);
+	enif_release_resource(bundle->context);
+	pthread_mutex_destroy(&bundle->lock);
+}
+
+/* {ok, term} of a bundle, which the term takes over, also on failure. */
+static ERL_NIF_TERM make_bundle(ErlNifEnv *env, struct context *context,
+				struct tmesh_bundle *made)
+{
+	struct bundle *bundle = enif_alloc_resource(bundle_type, sizeof(*bundle));
+	struct tmesh_error err;
+	ERL_NIF_TERM term;
+
+	*bundle = (struct bundle){.context = context, .garbage = garbage_alloc(drop_bundle)};
+	enif_keep_resource(context);
+	pthread_mutex_init(&bundle->lock, NULL);
+	if (bundle->garbage) {
+		bundle->bundle = made;
+		term = make_ok(env, enif_make_resource(env, bundle));
+	} else {
+		tmesh_bundle_unref(made);
+		refuse(&err, -ENOMEM, "no memory for a bundle");
+		term = make_error(env, &err);
+	}
+	enif_release_resource(bundle);
+	return term;
+}
+
+/* The caller's reference on the bundle of a term, or NULL with @err filled. */
+static struct tmesh_bundle *get_bundle(ErlNifEnv *env, ERL_NIF_TERM term, struct bundle **bundle,
+				       struct tmesh_error *err)
+{
+	struct tmesh_bundle *taken = NULL;
+
+	if (enif_get_resource(env, term, bundle_type, (void **)bundle)) {
+		pthread_mutex_lock(&(*bundle)->lock);
+		if ((*bundle)->bundle)
+			taken = tmesh_bundle_ref((*bundle)->bundle);
+		pthread_mutex_unlock(&(*bundle)->lock);
+	}
+	if (!taken)
+		refuse(err, -EBADF, "no open bundle: it was released, or is another VM's");
+	return taken;
+}
+
+/* Of {name, handle}: the entry has a reference on the tensor, and its name is the caller's. */
+static bool get_entry(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_bundle_entry *entry,
+		      struct tmesh_error *err)
+{
+	char name[TMESH_BUNDLE_MAX_NAME + 1];
+	const ERL_NIF_TERM *field;
+	struct handle *handle;
+	int arity;
+
+	if (!enif_get_tuple(env, term, &arity, &field) || arity != 2 ||
+	    !get_text(env, field[0], name, sizeof(name)))
+		return refuse(err, -EINVAL, "a tensor of a bundle has a name of at most %d bytes",
+			      TMESH_BUNDLE_MAX_NAME) == 0;
+	*entry = (struct tmesh_bundle_entry){.tensor = get_tensor(env, field[1], &handle, err)};
+	if (!entry->tensor)
+		return false;
+	entry->name = strdup(name);
+	if (entry->name)
+		return true;
+	tmesh_tensor_unref(entry->tensor);
+	return refuse(err, -ENOMEM, "no memory for a name") == 0;
+}
+
+static void drop_entries(struct tmesh_bundle_entry *entries, unsigned int count)
+{
+	for (unsigned int i = 0; i < count; i++) {
+		tmesh_tensor_unref(entries[i].tensor);
+		free((char *)entries[i].name);
+	}
+	enif_free(entries);
+}
+
+/* bundle_create(context, [{name, handle}], seal, label, metadata) -> {ok, bundle} */
+NIF(bundle_create)
+{
+	struct tmesh_bundle_opts opts = {.size = sizeof(opts)};
+	struct tmesh_bundle_entry *entries;
+	ERL_NIF_TERM head, list = argv[1];
+	char label[TMESH_LABEL_LEN + 1];
+	struct tmesh_bundle *bundle;
+	unsigned int length, count = 0;
+	struct context *context;
+	struct tmesh_error err;
+	ErlNifBinary metadata;
+	bool seal;
+	int rc;
+
+	if (!get_context(env, argv[0], &context, &err) ||
+	    !get_bool(env, argv[2], "seal", &seal, &err))
+		return make_error(env, &err);
+	if (!get_text(env, argv[3], label, sizeof(label)) ||
+	    !enif_inspect_binary(env, argv[4], &metadata) ||
+	    !enif_get_list_length(env, list, &length)) {
+		refuse(&err, -EINVAL, "a bundle has a list of tensors, a label and metadata");
+		return make_error(env, &err);
+	}
+	opts.flags = seal ? 0 : TMESH_BUNDLE_UNSEALED;
+	opts.label = label;
+	opts.metadata = metadata.size ? (const char *)metadata.data : NULL;
+	opts.metadata_bytes = metadata.size;
+	entries = enif_alloc((length + (size_t)1) * sizeof(*entries));
+	if (!entries) {
+		refuse(&err, -ENOMEM, "no memory for a list of %u tensors", length);
+		return make_error(env, &err);
+	}
+	while (enif_get_list_cell(env, list, &head, &list)) {
+		if (!get_entry(env, head, &entries[count], &err)) {
+			drop_entries(entries, count);
+			return make_error(env, &err);
+		}
+		count++;
+	}
+	rc = tmesh_bundle_create(context->ctx, entries, count, &opts, &bundle, &err);
+	drop_entries(entries, count);
+	return rc ? make_error(env, &err) : make_bundle(env, context, bundle);
+}
+
+/* bundle_open(context, json, read | write) -> {ok, bundle} */
+NIF(bundle_open)
+{
+	struct tmesh_bundle *bundle = NULL;
+	struct context *context;
+	struct tmesh_error err;
+	ErlNifBinary text;
+	uint32_t rights;
+
+	if (!get_context(env, argv[0], &context, &err) || !get_rights(env, argv[2], &rights, &err))
+		return make_error(env, &err);
+	if (!enif_inspect_binary(env, argv[1], &text)) {
+		refuse(&err, -EPROTO, "a bundle's ref is JSON");
+		return make_error(env, &err);
+	}
+	if (!begin_opening(context, &err))
+		return make_error(env, &err);
+	if (tmesh_bundle_open(context->ctx, (const char *)text.data, text.size, rights, &bundle,
+			      &err))
+		bundle = NULL;
+	end_opening(context);
+	return bundle ? make_bundle(env, context, bundle) : make_error(env, &err);
+}
+
+/* bundle_info(bundle) -> {ok, {[name], byte_size, metadata}} */
+NIF(bundle_info)
+{
+	ERL_NIF_TERM names = enif_make_list(env, 0), metadata;
+	struct tmesh_bundle *taken;
+	struct bundle *bundle;
+	struct tmesh_error err;
+	ERL_NIF_TERM term;
+
+	taken = get_bundle(env, argv[0], &bundle, &err);
+	if (!taken)
+		return make_error(env, &err);
+	for (size_t i = tmesh_bundle_count(taken); i--;)
+		names = enif_make_list_cell(env, make_string(env, tmesh_bundle_name(taken, i)),
+					    names);
+	metadata = make_string(env, tmesh_bundle_metadata(taken, NULL));
+	term = enif_make_tuple3(env, names, enif_make_uint64(env, tmesh_bundle_bytes(taken)),
+				metadata);
+	tmesh_bundle_unref(taken);
+	return make_ok(env, term);
+}
+
+/* bundle_tensor(bundle, name) -> {ok, {handle, ref}} */
+NIF(bundle_tensor)
+{
+	char name[TMESH_BUNDLE_MAX_NAME + 1];
+	struct tmesh_tensor *tensor;
+	struct tmesh_bundle *taken;
+	struct bundle *bundle;
+	struct tmesh_error err;
+	ERL_NIF_TERM term;
+	size_t i;
+	int rc;
+
+	if (!get_text(env, argv[1], name, sizeof(name))) {
+		refuse(&err, -ENOENT, "a name is a string");
+		return make_error(env, &err);
+	}
+	taken = get_bundle(env, argv[0], &bundle, &err);
+	if (!taken)
+		return make_error(env, &err);
+	rc = tmesh_bundle_find(taken, name, &i, &err);
+	if (!rc)
+		rc = tmesh_bundle_tensor(taken, i, &tensor, &err);
+	tmesh_bundle_unref(taken);
+	if (rc || !make_handle(env, bundle->context, tensor, &term, &err))
+		return make_error(env, &err);
+	return make_ok(env, term);
+}
+
+/* bundle_ref(bundle, read | write) -> {ok, json} */
+NIF(bundle_ref)
+{
+	struct tmesh_bundle *taken;
+	struct bundle *bundle;
+	struct tmesh_error err;
+	ERL_NIF_TERM term;
+	uint32_t rights;
+	size_t size;
+	char *text;
+
+	if (!get_rights(env, argv[1], &rights, &err))
+		return make_error(env, &err);
+	taken = get_bundle(env, argv[0], &bundle, &err);
+	if (!taken)
+		return make_error(env, &err);
+	size = tmesh_bundle_ref_size(taken);
+	text = enif_alloc(size);
+	if (!text)
+		refuse(&err, -ENOMEM, "no memory for a ref of %zu bytes", size);
+	if (text && !tmesh_bundle_ref_encode(taken, rights, text, size, &err))
+		term = make_ok(env, make_string(env, text));
+	else
+		term = make_error(env, &err);
+	if (text)
+		enif_free(text);
+	tmesh_bundle_unref(taken);
+	return term;
+}
+
+/* bundle_release(bundle) -> ok, again and again */
+NIF(bundle_release)
+{
+	struct tmesh_bundle *taken;
+	struct bundle *bundle;
+	struct tmesh_error err;
+
+	if (!enif_get_resource(env, argv[0], bundle_type, (void **)&bundle)) {
+		refuse(&err, -EBADF, "not a bundle of this VM");
+		return make_error(env, &err);
+	}
+	pthread_mutex_lock(&bundle->lock);
+	taken = bundle->bundle;
+	bundle->bundle = NULL;
+	pthread_mutex_unlock(&bundle->lock);
+	tmesh_bundle_unref(taken);
+	return atoms.ok;
+}

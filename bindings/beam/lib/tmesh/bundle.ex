@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.Bundle do
+  @moduledoc """
+  Named tensors under one ref, such as a model's weights: one description to hand over, one open.
+
+      {:ok, bundle} =
+        Tmesh.Bundle.put(%{
+          "weight" => {weights, {768, 768}, {:f, 32}},
+          "bias" => bias_ref
+        })
+
+      {:ok, json} = Tmesh.Bundle.to_json(bundle)
+      # Python: tmesh.open(json)["weight"]
+
+      {:ok, bundle} = Tmesh.Bundle.open(json)
+      weight = bundle["weight"]
+      for {name, ref} <- bundle, do: {name, ref.shape}
+
+  A bundle never changes. `bundle["name"]` is a `Tmesh.ZeroCopy.TensorRef` with a handle of its own,
+  which stays good after the bundle is released; `nil` where there is no such name. As an enumerable it
+  gives `{name, ref}`, in its order.
+
+    * `names` - of its tensors
+    * `byte_size` - of all of them
+    * `metadata` - text of its maker's, "" without any
+  """
+
+  import Tmesh.Bang
+
+  alias Tmesh.{Arena, Context, Error, Janitor, Native, Options, ZeroCopy}
+  alias Tmesh.ZeroCopy.TensorRef
+
+  @enforce_keys [:native, :names, :byte_size, :metadata]
+  @derive {Inspect, only: [:names, :byte_size]}
+  defstruct @enforce_keys
+
+  @type t :: %__MODULE__{
+          native: Native.bundle(),
+          names: [String.t()],
+          byte_size: non_neg_integer(),
+          metadata: String.t()
+        }
+
+  @typedoc """
+  An open ref, whose region the bundle shares; the bytes, shape and dtype of a new tensor; or an Nx
+  tensor. New tensors lie one behind the other in few regions.
+  """
+  @type value ::
+          TensorRef.t()
+          | {binary(), TensorRef.shape() | tuple(), TensorRef.dtype() | TensorRef.nx_type()}
+          | struct()
+
+  @doc """
+  A bundle of tensors, from a map by name (in the order of the names) or a list of `{name, value}`.
+  Their regions are sealed.
+
+  Options: `seal: false` leaves the regions as they are; `label`; `metadata` - text.
+
+  Errors: `:invalid` (a name, a name twice, a value), `:busy` (somebody writes to one), `:access` (a region
+  of somebody else's that is not sealed), and those of `Tmesh.ZeroCopy.from_binary/4`.
+
+      iex> bundle = Tmesh.Bundle.put!(%{"a" => {"abcd", {2, 2}, :u8}, "b" => {"x", {1}, :u8}})
+      iex> {bundle.names, bundle.byte_size, bundle["a"].shape, bundle["c"]}
+      {["a", "b"], 5, [2, 2], nil}
+  """
+  @spec put(%{String.t() => value()} | [{String.t(), value()}], keyword()) ::
+          {:ok, t()} | {:error, Error.t()}
+  def put(tensors, opts \\ []) do
+    with {:ok, opts} <- Options.validate(opts, seal: true, label: "", metadata: ""),
+         {:ok, pairs} <- pairs(tensors),
+         {:ok, context} <- Context.limited(),
+         {:ok, arena} <- Arena.create(label: opts[:label]),
+         {:ok, named, made} <- tensors(pairs, arena, [], []) do
+      entries = for {name, ref} <- named, do: {name, ref.handle}
+      arguments = [context, entries, opts[:seal], opts[:label], opts[:metadata]]
+      created = Janitor.retry(fn -> apply(Native, :bundle_create, arguments) end)
+      # The bundle holds their regions.
+      Enum.each(made, &ZeroCopy.release/1)
+      made(created)
+    end
+  end
+
+  @doc """
+  Open the bundle that a ref describes, as JSON or as a map.
+
+  Options: `writable: true` asks for the right to write to its regions.
+
+  Errors: `:protocol` (no bundle's ref: `Tmesh.ZeroCopy.open/2` opens a tensor's), and those of
+  `Tmesh.ZeroCopy.open/2`.
+  """
+  @spec open(String.t() | map(), writable: boolean()) :: {:ok, t()} | {:error, Error.t()}
+  def open(ref, opts \\ [])
+
+  def open(json, opts) when is_binary(json) do
+    with {:ok, opts} <- Options.validate(opts, writable: false),
+         {:ok, rights} <- rights(opts[:writable]) do
+      fn -> Native.bundle_open(Context.get(), json, rights) end |> Janitor.retry() |> made()
+    end
+  end
+
+  def open(%{"kind" => "bundle"} = map, opts) do
+    case Tmesh.Worker.Payload.encode(map) do
+      {:ok, %{json: json}} -> json |> IO.iodata_to_binary() |> open(opts)
+      {:error, error} -> {:error, %Error{error | type: :protocol}}
+    end
+  end
+
+  def open(_other, _opts), do: {:error, Error.new(:protocol, "not a bundle's ref")}
+
+  @doc "The tensor of a name, or `:error`: what `bundle[name]` asks."
+  @spec fetch(t(), String.t()) :: {:ok, TensorRef.t()} | :error
+  def fetch(%__MODULE__{native: native}, name) do
+    case Native.bundle_tensor(native, name) do
+      {:ok, {handle, ref}} -> {:ok, TensorRef.unnamed(handle, ref)}
+      {:error, {:enoent, _message}} -> :error
+      {:error, reason} -> raise Error.from_native(reason)
+    end
+  end
+
+  @doc "As `fetch/2`, but raises `KeyError` where there is no such name."
+  @spec fetch!(t(), String.t()) :: TensorRef.t()
+  def fetch!(%__MODULE__{names: names} = bundle, name) do
+    case fetch(bundle, name) do
+      {:ok, ref} -> ref
+      :error -> raise KeyError, key: name, term: names
+    end
+  end
+
+  @doc "The bundle's ref as JSON, for every of tmesh's languages."
+  @spec to_json(t()) :: {:ok, String.t()} | {:error, Error.t()}
+  def to_json(%__MODULE__{native: native}) do
+    with {:error, reason} <- Janitor.retry(fn -> Native.bundle_ref(native, :read) end),
+         do: {:error, Error.from_native(reason)}
+  end
+
+  @doc "The bundle's ref as a map with string keys, for any encoder. Raises `Tmesh.Error`."
+  @spec to_map(t()) :: %{String.t() => term()}
+  def to_map(%__MODULE__{} = bundle) do
+    {:ok, map} = bundle |> to_json!() |> Native.json_decode()
+    map
+  end
+
+  @doc "Let go of the bundle. Tensors that were taken from it stay. Releasing again is fine."
+  @spec release(t()) :: :ok
+  def release(%__MODULE__{native: native}) do
+    :ok = Native.bundle_release(native)
+  end
+
+  bang put(
+         tensors :: %{String.t() => value()} | [{String.t(), value()}],
+         opts :: keyword() \\ []
+       ) :: t()
+
+  bang open(ref :: String.t() | map(), opts :: [writable: boolean()] \\ []) :: t()
+  bang to_json(bundle :: t()) :: String.t()
+
+  defp made({:ok, native}) do
+    {:ok, {names, byte_size, metadata}} = Native.bundle_info(native)
+    {:ok, %__MODULE__{native: native, names: names, byte_size: byte_size, metadata: metadata}}
+  end
+
+  defp made({:error, reason}), do: {:error, Error.from_native(reason)}
+
+  defp rights(true), do: {:ok, :write}
+  defp rights(false), do: {:ok, :read}
+  defp rights(_other), do: {:error, Error.new(:invalid, "writable must be true or false")}
+
+  defp pairs(map) when is_map(map) and not is_struct(map), do: {:ok, Enum.sort(map)}
+  defp pairs(list) when length(list) >= 0, do: {:ok, list}
+  defp pairs(_other), do: {:error, Error.new(:invalid, "a bundle is a map of tensors by name")}
+
+  # What was made here is let go of when one cannot be.
+  defp tensors([{name, value} | rest], arena, named, made) do
+    case tensor(value, arena) do
+      {:ok, ref} -> tensors(rest, arena, [{text(name), ref} | named], [ref | made])
+      {:given, ref} -> tensors(rest, arena, [{text(name), ref} | named], made)
+      {:error, error} -> refuse(%Error{error | message: "#{inspect(name)}: #{error.message}"}, made)
+    end
+  end
+
+  defp tensors([], _arena, named, made), do: {:ok, Enum.reverse(named), made}
+
+  defp tensors([other | _rest], _arena, _named, made),
+    do: refuse(Error.new(:invalid, "#{inspect(other, limit: 5)} is no {name, tensor}"), made)
+
+  defp refuse(error, made) do
+    Enum.each(made, &ZeroCopy.release/1)
+    {:error, error}
+  end
+
+  defp text(name) when is_atom(name), do: Atom.to_string(name)
+  defp text(name), do: name
+
+  defp tensor(%TensorRef{} = ref, _arena), do: {:given, ref}
+
+  defp tensor({binary, shape, dtype}, arena),
+    do: ZeroCopy.from_binary(binary, shape, dtype, arena: arena)
+
+  defp tensor(%{__struct__: Nx.Tensor} = tensor, arena),
+    do: Tmesh.Nx.from_nx(tensor, arena: arena)
+
+  defp tensor(other, _arena) do
+    {:error,
+     Error.new(
+       :invalid,
+       "#{inspect(other, limit: 5)} is no ref, {binary, shape, dtype} or Nx tensor"
+     )}
+  end
+end
+
+defimpl Enumerable, for: Tmesh.Bundle do
+  alias Tmesh.Bundle
+
+  def reduce(bundle, acc, fun) do
+    bundle.names
+    |> Stream.map(&{&1, Bundle.fetch!(bundle, &1)})
+    |> Enumerable.reduce(acc, fun)
+  end
+
+  def count(bundle), do: {:ok, length(bundle.names)}
+  def member?(_bundle, _pair), do: {:error, __MODULE__}
+  def slice(_bundle), do: {:error, __MODULE__}
+end
