@@ -47,7 +47,7 @@ int tmesh_bundle_ref_encode(struct tmesh_bundle *bundle, uint32_t rights, char *
 	char *whole;
 	int length, rc;
 
-	rc = tmesh_region_token(bundle->index, TMESH_READ, token, err);
+	rc = tmesh_region_token(bundle->index, TMESH_READ | (rights & TMESH_MANAGE), token, err);
 	if (rc)
 		return rc;
 	whole = malloc(tmesh_bundle_ref_size(bundle));
@@ -169,7 +169,7 @@ static int open_ref(struct tmesh_ctx *ctx, const struct bundle_ref *ref, uint32_
 	if (!regions)
 		return tmesh_fail(err, -ENOMEM, "no memory for a bundle");
 	index = &regions[ref->count];
-	rc = open_named(ctx, ref->token, ref->id, TMESH_READ, index, err);
+	rc = open_named(ctx, ref->token, ref->id, TMESH_READ | (rights & TMESH_MANAGE), index, err);
 	if (!rc)
 		rc = open_regions(ctx, ref, rights, regions, err);
 	if (!rc)
@@ -235,7 +235,8 @@ int tmesh_bundle_send(struct tmesh_bundle *bundle, int socket, uint32_t rights,
 		rc = tmesh_wire_send_waiting(bundle->ctx, socket, &head, sizeof(head), NULL, 0,
 					     err);
 	if (!rc)
-		rc = tmesh_region_send(bundle->index, socket, TMESH_READ, err);
+		rc = tmesh_region_send(bundle->index, socket, TMESH_READ | (rights & TMESH_MANAGE),
+				       err);
 	for (size_t i = 0; !rc && i < bundle->count; i++)
 		rc = tmesh_region_send(bundle->regions[i], socket, rights, err);
 	return rc;

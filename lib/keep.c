@@ -43,14 +43,16 @@ static int read_opts(const struct tmesh_keep_opts *opts, struct tmesh_keep_opts 
 static int check_region(struct tmesh_ctx *ctx, struct tmesh_region *region, size_t i,
 			struct tmesh_error *err)
 {
-	int rc = tmesh_region_may(region, TMESH_MANAGE, "keep", err);
+	/* Whoever may read a memfd may hold it as long as they like: keeping gives no more. */
+	bool memfd = ctx->ops->backend == TMESH_BACKEND_MEMFD;
+	int rc = tmesh_region_may(region, memfd ? TMESH_READ : TMESH_MANAGE, "keep", err);
 
 	if (rc)
 		return rc;
 	if (region->ctx != ctx)
 		return tmesh_fail(err, -EINVAL, "region %zu is of another context", i);
 	/* The module knows of its own which are opaque. */
-	if (ctx->ops->backend == TMESH_BACKEND_MEMFD && !(region->kind & TMESH_KIND_OPAQUE) &&
+	if (memfd && !(region->kind & TMESH_KIND_OPAQUE) &&
 	    !tmesh_region_is_sealed(region))
 		return tmesh_fail(err, -EINVAL,
 				  "region %zu is not sealed: only what nobody writes any more is "

@@ -99,6 +99,36 @@ static const char *device_advice(struct fact *fact)
 	return NULL;
 }
 
+/* Who keeps memfd regions without a holder. */
+static const char *keeper_advice(struct fact *fact)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD};
+	struct tmesh_keeper_info info = {.size = sizeof(info)};
+	char used[16], most[16];
+	struct tmesh_ctx *ctx;
+	int rc = tmesh_ctx_open(&opts, &ctx, NULL);
+
+	if (!rc) {
+		rc = tmesh_keeper_info(ctx, &info, NULL);
+		tmesh_ctx_unref(ctx);
+	}
+	if (rc) {
+		snprintf(fact->value, sizeof(fact->value), "unknown: it does not answer");
+		return NULL;
+	}
+	if (!info.pid) {
+		snprintf(fact->value, sizeof(fact->value), "none runs");
+		return NULL;
+	}
+	snprintf(fact->value, sizeof(fact->value), "process %d: %u names, %s of %s%s",
+		 (int)info.pid, info.names, human_bytes(info.used_bytes, used),
+		 human_bytes(info.max_bytes, most),
+		 info.pressure ? "" : ", blind to memory pressure");
+	return info.survives_kill ? NULL
+				  : "what nobody holds ends with it: systemctl --user enable --now "
+				    "tmesh-keeper";
+}
+
 static size_t gather_facts(struct fact *facts)
 {
 	struct fact *fact = facts;
@@ -140,6 +170,10 @@ static size_t gather_facts(struct fact *facts)
 	if (!getrlimit(RLIMIT_NOFILE, &files) && files.rlim_cur < 4096)
 		fact->advice = "each region takes a descriptor: ulimit -n 65536, or keep many "
 			       "tensors in one region";
+	fact++;
+
+	fact->name = "keeper";
+	fact->advice = keeper_advice(fact);
 	fact++;
 	return (size_t)(fact - facts);
 }

@@ -8,16 +8,17 @@
 #include "tmeshctl.h"
 
 static const struct verb *const verbs[] = {
-	&verb_doctor, &verb_ls,	    &verb_show,	 &verb_holders, &verb_top,    &verb_graph,
-	&verb_create, &verb_put,    &verb_get,	 &verb_export,	&verb_import, &verb_seal,
-	&verb_lease,  &verb_revoke, &verb_stats, &verb_metrics, &verb_bench,
+	&verb_doctor, &verb_ls,	    &verb_show,	 &verb_holders, &verb_top,
+	&verb_graph,  &verb_create, &verb_put,	 &verb_get,	&verb_export,
+	&verb_import, &verb_seal,   &verb_lease, &verb_revoke,	&verb_keep,
+	&verb_kept,   &verb_drop,   &verb_stats, &verb_metrics, &verb_bench,
 };
 
 #define VERBS (sizeof(verbs) / sizeof(verbs[0]))
 
 /*
- * Verbs of other rooms are programs tmeshctl-VERB, beside this one or in PATH. A verb is small letters,
- * so that none leads out of a folder.
+ * Verbs of other rooms are programs tmeshctl-VERB, beside this one or in PATH. A verb is small
+ * letters, so that none leads out of a folder.
  */
 #define VERB_MAX 32
 

@@ -152,8 +152,8 @@ struct tmesh_region *tmesh_bundle_index(const struct tmesh_bundle *bundle);
 
 /* Bytes that are always enough for the bundle's ref and its terminating zero. */
 size_t tmesh_bundle_ref_size(const struct tmesh_bundle *bundle);
-/* @rights are those of the data regions' tokens (TMESH_READ unless more is meant); the index's is
- * for reading. Errors as tmesh_region_token(); -ENOSPC when @size is too small. */
+/* @rights are those of the tokens (TMESH_READ unless more is meant; MANAGE to keep it, tmesh/keep.h);
+ * the index's gives no WRITE. Errors as tmesh_region_token(); -ENOSPC when @size is too small. */
 int tmesh_bundle_ref_encode(struct tmesh_bundle *bundle, uint32_t rights, char *text, size_t size,
 			    struct tmesh_error *err);
 /*

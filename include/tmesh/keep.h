@@ -48,7 +48,7 @@ struct tmesh_keep_opts {
  * Return: 0, from when on the group is kept; -EINVAL (name, count, opts, a region that is not
  * sealed: the message says which), -EEXIST (the name is taken), -EBUSY (a region is kept under
  * another name), -EDQUOT (the limit, and all that is kept is held: the message has the numbers),
- * -EACCES (no MANAGE), -EPERM (inherited), -ENOENT (memfd: no keeper runs and none can be started),
+ * -EACCES (module: a handle without MANAGE), -EPERM (inherited), -ENOENT (memfd: no keeper runs and none can be started),
  * -ETIMEDOUT, -EPIPE (the keeper ended meanwhile), -EOPNOTSUPP (an older module), -ENOMEM, -EMFILE.
  */
 int tmesh_keep(struct tmesh_ctx *ctx, const char *name, struct tmesh_region *const *regions,

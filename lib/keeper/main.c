@@ -300,6 +300,9 @@ static int serve(struct keeper *keeper)
 		return errno == EWOULDBLOCK ? 0 : refuse("locking the runtime directory");
 	links_clear(keeper->dir);
 	store_take(&keeper->store, table, tmesh_now_ns());
+	/* What an earlier life gave up last may be back, for systemd had not heard of it. */
+	while (table->used > table->limit && table_evict(table, tmesh_now_ns()))
+		;
 	keeper->listener = listen_at(keeper->dir);
 	if (keeper->listener < 0)
 		return refuse("listening in the runtime directory");

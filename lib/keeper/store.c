@@ -182,6 +182,8 @@ void store_remove(const struct store *store, const struct group *group)
 			take_back(store, name);
 		}
 	}
+	/* Else it would be back when this process is killed now. */
+	barrier(store);
 }
 
 /* Taking back. Names are systemd's word, what they name is checked as if a stranger had sent it. */

@@ -1,0 +1,322 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: MIT
+"""Kept regions from outside, on memfd: tmeshctl's verbs, a session whose processes are all killed,
+and a keeper that is killed while systemd has its descriptors. systemd is a stand-in here: a socket
+that speaks the part of sd_notify(3) and sd_listen_fds(3) that the keeper uses.
+Usage: test_keep.py BUILD_DIR; prints TAP."""
+import array
+import hashlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+
+BUILD = sys.argv[1]
+TOOL = os.path.join(BUILD, "tmeshctl")
+KEEPER = os.path.join(BUILD, "tmesh-keeper")
+PATIENCE = 60
+
+
+def wait_until(what, condition):
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"never: {what}")
+        time.sleep(0.01)
+
+
+class StandIn:
+    """What systemd does for a service with a descriptor store."""
+
+    def __init__(self, folder, limit=None):
+        self.folder = folder
+        self.path = os.path.join(folder, "notify")
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(self.path)
+        self.store = []  # (name, descriptor), in the order in which they came
+        self.ready = threading.Event()
+        self.drop_after = None  # so many descriptors are taken, then none
+        self.limit = limit
+        self.pid = None
+        threading.Thread(target=self.listen, daemon=True).start()
+
+    def listen(self):
+        while True:
+            text, ancillary, _, _ = self.socket.recvmsg(4096, socket.CMSG_SPACE(16))
+            fds = array.array("i")
+            for _, _, data in ancillary:
+                fds.frombytes(data)
+            words = dict(line.split("=", 1) for line in text.decode().split("\n") if "=" in line)
+            if "READY" in words:
+                self.ready.set()
+            if "FDSTORE" in words:
+                assert words["FDPOLL"] == "0" and ":" not in words["FDNAME"]
+                if self.drop_after is None or len(self.store) < self.drop_after:
+                    self.store += [(words["FDNAME"], fd) for fd in fds]
+                    continue
+            if "FDSTOREREMOVE" in words:
+                for name, fd in self.store:
+                    if name == words["FDNAME"]:
+                        os.close(fd)
+                self.store = [s for s in self.store if s[0] != words["FDNAME"]]
+            for fd in fds:
+                os.close(fd)
+
+    def start(self):
+        self.ready.clear()
+        self.pid = os.fork()
+        if self.pid == 0:
+            store = list(self.store)
+            high = [os.dup2(fd, 500 + i, inheritable=True) for i, (_, fd) in enumerate(store)]
+            for i, fd in enumerate(high):
+                os.dup2(fd, 3 + i, inheritable=True)
+            environment = dict(os.environ, NOTIFY_SOCKET=self.path)
+            if self.limit:
+                environment["TMESH_KEEPER_BYTES"] = str(self.limit)
+            if store:
+                environment |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(store)),
+                                "LISTEN_FDNAMES": ":".join(name for name, _ in store)}
+            os.closerange(3 + len(store), 4096)
+            os.execve(KEEPER, [KEEPER, os.environ["TMESH_RUNTIME_DIR"]], environment)
+        if not self.ready.wait(PATIENCE):
+            raise AssertionError("the keeper was never ready")
+
+    def end(self, how=signal.SIGTERM):
+        if self.pid:
+            os.kill(self.pid, how)
+            os.waitpid(self.pid, 0)
+            self.pid = None
+
+
+def tool(*words, status=0, **more):
+    done = subprocess.run([TOOL, *words], capture_output=True, timeout=PATIENCE, **more)
+    if done.returncode != status:
+        raise AssertionError(f"{words}: {done.returncode} {done.stderr.decode()}")
+    return done.stdout.decode() if status == 0 else done.stderr.decode()
+
+
+def kept():
+    return {k["name"]: k for k in json.loads(tool("kept", "--json"))}
+
+
+def digest(path):
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+def keeper_pid():
+    """Of a keeper that was started by need, which is nobody's child."""
+    value = json.loads(tool("doctor", "--json"))["machine"]["keeper"]["value"]
+    found = re.match(r"process (\d+):", value)
+    return int(found[1]) if found else None
+
+
+def a_file(folder, size=3 << 20, name="weights.bin"):
+    path = os.path.join(folder, name)
+    with open(path, "wb") as file:
+        file.write(os.urandom(size))
+    return path
+
+
+def end_by_need():
+    pid = keeper_pid()
+    if pid:
+        fd = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGTERM)
+        import select
+        select.select([fd], [], [], PATIENCE)
+        os.close(fd)
+
+
+def test_verbs(folder):
+    """keep, kept, drop, and what they say"""
+    path = a_file(folder)
+    link = tool("keep", "--file", path, "weights").strip()
+    try:
+        assert digest(link) == digest(path) and os.stat(link).st_size == os.stat(path).st_size
+        row = kept()["weights"]
+        assert row["backend"] == "memfd" and row["held"] == 0 and row["regions"] == 1
+        assert row["bytes"] == os.stat(path).st_size and row["expires_ns"] is None
+        assert "weights" in tool("kept")
+        assert "replace" in tool("keep", "--file", path, "weights", status=1)
+        tool("keep", "--replace", "--for", "3600", "--file", path, "weights")
+        assert kept()["weights"]["expires_ns"] > kept()["weights"]["kept_ns"]
+        with open(link, "rb"):
+            assert kept()["weights"]["held"] == 1
+        assert kept()["weights"]["held"] == 0
+        # Stock code that maps it and loses the name keeps what it has.
+        with open(link, "rb") as file:
+            tool("drop", "weights")
+            assert hashlib.sha256(file.read()).hexdigest() == digest(path)
+        assert not os.path.lexists(link) and kept() == {}
+        assert "nothing is kept" in tool("drop", "weights", status=1)
+        tool("keep", "--file", folder, "x", status=1)
+        tool("keep", "only-one-word", status=2)
+        tool("keep", "--file", path, "with/slash")
+        assert "with/slash" in kept()
+    finally:
+        end_by_need()
+
+
+def test_by_token(folder):
+    """a region by its ref, and its holder killed"""
+    holder = subprocess.Popen([TOOL, "put", "--json", "--dtype", "uint8", a_file(folder, 16)],
+                              stdout=subprocess.PIPE, text=True)
+    try:
+        lines = iter(holder.stdout.readline, "}\n")
+        answer = json.loads("".join(lines) + "}")
+        tool("keep", answer["token"], "text")
+        assert kept()["text"]["held"] == 1
+        tool("drop", "text")
+        tool("keep", json.dumps(answer["ref"]), "text")
+        holder.kill()
+        holder.wait()
+        assert kept()["text"]["held"] == 0
+        assert "not an id" in tool("keep", answer["id"], "more", status=2)
+    finally:
+        holder.kill()
+        holder.wait()
+        end_by_need()
+
+
+def test_session_killed(folder):
+    """all processes of a session but the keeper killed: the next one opens by name"""
+    path = a_file(folder)
+    session = subprocess.Popen(
+        ["sh", "-c", '"$1" keep --file "$2" model > "$3" && cat "$(cat "$3")" > /dev/null & '
+         'sleep 1000 & wait', "-", TOOL, path, folder + "/link"], start_new_session=True)
+    try:
+        wait_until("kept", lambda: "model" in kept())
+        wait_until("told", lambda: os.path.exists(folder + "/link") and os.path.getsize(folder + "/link"))
+        os.killpg(session.pid, signal.SIGKILL)
+        session.wait()
+        with open(folder + "/link", encoding="utf-8") as link:
+            assert digest(link.read().strip()) == digest(path)
+    finally:
+        session.kill()
+        end_by_need()
+
+
+def test_store(folder):
+    """the keeper killed while systemd has its descriptors: names, bytes, times and paths are back"""
+    systemd = StandIn(folder)
+    path = a_file(folder)
+    try:
+        systemd.start()
+        link = tool("keep", "--file", path, "one").strip()
+        tool("keep", "--for", "3600", "--file", path, "two")
+        tool("keep", "--file", path, "three")
+        tool("drop", "three")
+        wait_until("taken back", lambda: len(systemd.store) == 4)
+        before = kept()
+        for _ in range(3):
+            systemd.end(signal.SIGKILL)
+            assert not os.path.exists(link)
+            systemd.start()
+            after = kept()
+            assert list(after) == ["one", "two"]
+            for name, row in before.items():
+                for member in ("id", "bytes", "kept_ns", "expires_ns", "held", "regions"):
+                    assert after[name][member] == row[member], (name, member)
+            assert digest(link) == digest(path)
+        # New ones get new ids, and a restart that is asked for is one too.
+        tool("keep", "--file", path, "four")
+        assert kept()["four"]["id"] > before["two"]["id"]
+        tool("drop", "one")
+        systemd.end()
+        systemd.start()
+        assert list(kept()) == ["two", "four"]
+        assert "what nobody holds ends with it" not in tool("doctor")
+    finally:
+        systemd.end()
+
+
+def test_store_is_part(folder):
+    """killed between two descriptors of a group: it was never kept, and nothing of it stays"""
+    systemd = StandIn(folder)
+    path = a_file(folder, 4096)
+    try:
+        systemd.start()
+        tool("keep", "--file", path, "whole")
+        systemd.drop_after = 3  # the region of the next one, not what says which it is
+        tool("keep", "--file", path, "half")
+        systemd.end(signal.SIGKILL)
+        systemd.drop_after = None
+        systemd.start()
+        assert list(kept()) == ["whole"]
+        wait_until("only the whole one is stored", lambda: len(systemd.store) == 2)
+    finally:
+        systemd.end()
+
+
+def test_store_lies(folder):
+    """descriptors in the store that are none of the keeper's"""
+    systemd = StandIn(folder)
+    path = a_file(folder, 4096)
+    try:
+        systemd.start()
+        tool("keep", "--file", path, "good")
+        wait_until("stored", lambda: len(systemd.store) == 2)
+        systemd.end(signal.SIGKILL)
+        junk = os.memfd_create("junk", os.MFD_ALLOW_SEALING)
+        os.write(junk, b"junk" * 100)
+        systemd.store += [("tmesh-00000000000000ff-m", junk), ("stored", os.dup(junk)),
+                          ("tmesh-0000000000000001-9-9", os.dup(junk)), ("", os.dup(junk)),
+                          ("x" * 200, os.open("/dev/null", os.O_RDONLY))]
+        # A manifest under another's name.
+        manifest = next(fd for name, fd in systemd.store if name.endswith("-m") and fd != junk)
+        systemd.store.append(("tmesh-00000000000000fe-m", os.dup(manifest)))
+        systemd.start()
+        assert list(kept()) == ["good"]
+    finally:
+        systemd.end()
+
+
+def test_limit(folder):
+    """within its limit what nobody holds gives way, what is held does not"""
+    systemd = StandIn(folder, limit=8 << 20)
+    path = a_file(folder)
+    try:
+        systemd.start()
+        first = tool("keep", "--file", path, "first").strip()
+        tool("keep", "--file", path, "second")
+        with open(first, "rb"):
+            tool("keep", "--file", path, "third")
+            assert set(kept()) == {"first", "third"}
+        refused = tool("keep", "--file", a_file(folder, 9 << 20, "large"), "large", status=1)
+        assert str(8 << 20) in refused and set(kept()) == {"first", "third"}
+    finally:
+        systemd.end()
+
+
+TESTS = [test_verbs, test_by_token, test_session_killed, test_store, test_store_is_part,
+         test_store_lies, test_limit]
+
+
+def main():
+    os.environ |= {"TMESH_BACKEND": "memfd", "TMESH_KEEPER": KEEPER}
+    os.environ.pop("NOTIFY_SOCKET", None)
+    print(f"1..{len(TESTS)}")
+    failed = 0
+    for number, test in enumerate(TESTS, 1):
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["TMESH_RUNTIME_DIR"] = os.path.join(folder, "run")
+            try:
+                test(folder)
+                print(f"ok {number} - {test.__doc__}", flush=True)
+            except Exception as error:  # whatever it is, the others are to run
+                failed = 1
+                print(f"not ok {number} - {test.__doc__}\n# {type(error).__name__}: {error}", flush=True)
+                traceback.print_exc()
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
