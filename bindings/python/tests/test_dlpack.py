@@ -243,7 +243,7 @@ def test_from_dlpack_knows_of_other_views():
     with pytest.raises(tmesh.BusyError, match="1 writable view of"):
         same.seal()
     del array
-    assert same.seal() and t.sealed
+    assert same.seal().sealed and t.sealed
 
 
 def test_from_dlpack_copies_what_is_not():

@@ -8,6 +8,7 @@ import multiprocessing
 from multiprocessing.reduction import ForkingPickler
 import os
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -87,6 +88,33 @@ def test_queue_pipe_and_argument(processes):
     assert worker.exitcode == 0 and total(taken) == 8000
     worker = processes.Process(target=total, args=(make(1),))
     worker.start()
+    worker.join(PATIENCE)
+    assert worker.exitcode == 0
+
+
+class Slow:
+    """Pickled by the queue's thread when the process is at its end already."""
+
+    def __reduce__(self):
+        time.sleep(0.2)
+        return total_of, (make(9),)
+
+
+def total_of(tensor):
+    return total(tensor)
+
+
+def put_slow(queue):
+    queue.put(Slow())
+
+
+def test_sent_by_a_process_at_its_end():
+    processes = multiprocessing.get_context("fork")
+    queue = processes.Queue()
+    worker = processes.Process(target=put_slow, args=(queue,))
+    worker.start()
+    worker.join(0.7)  # longer than it takes to send
+    assert queue.get(timeout=PATIENCE) == 9000
     worker.join(PATIENCE)
     assert worker.exitcode == 0
 

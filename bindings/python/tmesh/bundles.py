@@ -90,7 +90,7 @@ class Bundle(Mapping[str, _tmesh.Tensor]):
 def _reduce(bundle: Bundle) -> tuple[Any, ...]:
     """Held until it is taken, region by region."""
     ref, parcels = bundle.ref(), []
-    sent.about_to_send()
+    sent.here.look()
     try:
         for region in bundle._held.regions():
             parcels.append(sent.here.send(region, False))

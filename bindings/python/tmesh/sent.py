@@ -36,15 +36,15 @@ def wait_at_exit(pid: int) -> None:
     util.Finalize(None, wait, (PATIENCE,), exitpriority=-6)
 
 
-def about_to_send() -> None:
-    here.look()
-    # A process without a parent has seen its children end by the time it would wait.
-    if parent_process() is not None:
-        wait_at_exit(os.getpid())
+# A queue's thread may send while its process ends already, too late to ask for that: so at the start. A
+# process without a parent has seen its children end by the time it would wait.
+util.register_after_fork(wait, lambda _: wait_at_exit(os.getpid()))
+if parent_process() is not None:
+    wait_at_exit(os.getpid())
 
 
 def _reduce(tensor: _tmesh.Tensor) -> tuple[Any, ...]:
-    about_to_send()
+    here.look()
     return _received, (here.send(tensor, False),)
 
 
