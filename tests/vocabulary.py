@@ -21,11 +21,8 @@ PAGE = (TOP / "docs/vocabulary.md").read_text()
 # Of the page, what is in no language yet, or not in all. A name that has come is to go from here.
 NOT_YET = {
     "C": set(),
-    "Python": {"Tensor.export_dmabuf", "Tensor.lease", "Tensor.reclaim", "Tensor.revoke", "Tensor.send", "Tensor.signal",
-               "Tensor.touch", "Tensor.wait", "bundle", "from_dmabuf", "gather", "recv"},
-    "Elixir": {"Bundle.open/2", "Bundle.put/2", "ZeroCopy.export_dmabuf/2", "ZeroCopy.from_dmabuf/4", "ZeroCopy.gather/2",
-               "ZeroCopy.lease/3", "ZeroCopy.reclaim/2", "ZeroCopy.recv/2", "ZeroCopy.revoke/1", "ZeroCopy.send/3",
-               "ZeroCopy.signal/2", "ZeroCopy.touch/1", "ZeroCopy.wait/3"},
+    "Python": set(),
+    "Elixir": {"Bundle.open/2", "Bundle.put/2"},
     "tmeshctl": set(),
 }
 # What C has beside the page's members: of this handle, and what the page's are made of.
