@@ -8,6 +8,7 @@
 #include "memfd.h"
 
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -277,6 +278,24 @@ static int producer_gone(struct tmesh_error *err)
 			  "is another user's");
 }
 
+/* The producer may live all the same, and have its socket where nobody looked. */
+static int producer_not_here(const struct tmesh_ctx *ctx, struct tmesh_error *err)
+{
+	char path[PATH_MAX], *whole;
+	int rc = tmesh_rundir_path(ctx, path, sizeof(path), err);
+
+	if (rc)
+		return rc;
+	whole = realpath(path, NULL);
+	rc = tmesh_fail(err, -ENOENT,
+			"no such region: its producer has released it, is gone or another user's, "
+			"or its runtime directory (TMESH_RUNTIME_DIR, XDG_RUNTIME_DIR) is not "
+			"%.100s, where it was looked for",
+			whole ? whole : path);
+	free(whole);
+	return rc;
+}
+
 /* Who answers must be this user; its PID is 0 when it lives outside our PID namespace. */
 static int check_peer(int conn, pid_t *pid, struct tmesh_error *err)
 {
@@ -312,6 +331,8 @@ static int connect_to(struct tmesh_ctx *ctx, const char *name, uint64_t deadline
 		break;
 	case -ENOENT:
 	case -EACCES:
+		rc = producer_not_here(ctx, err);
+		break;
 	case -ECONNREFUSED:
 		rc = producer_gone(err);
 		break;

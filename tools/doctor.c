@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -68,7 +69,7 @@ static uint64_t meminfo(const char *name)
 
 struct fact {
 	const char *name;
-	char value[96];
+	char value[PATH_MAX];
 	const char *advice; /* what to change, or NULL */
 };
 
@@ -221,6 +222,30 @@ static void examine(enum tmesh_backend backend, struct examination *found)
 		found->count = 0;
 }
 
+/* Processes find each other's tokens on memfds only if theirs is the same. */
+static size_t runtime_dir_fact(const struct examination *memfd, struct fact *fact)
+{
+	static struct tmesh_error err;
+	char link[32];
+	ssize_t length;
+	int dir;
+
+	if (!memfd->ctx)
+		return 0;
+	fact->name = "runtime directory";
+	if (tmesh_ctx_runtime_dir(memfd->ctx, &dir, &err)) {
+		snprintf(fact->value, sizeof(fact->value), "cannot be used");
+		fact->advice = err.message;
+		return 1;
+	}
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", dir);
+	length = readlink(link, fact->value, sizeof(fact->value) - 1);
+	if (length < 0)
+		snprintf(fact->value, sizeof(fact->value), "cannot be read");
+	close(dir);
+	return 1;
+}
+
 static json_t *examination_json(const struct examination *found)
 {
 	json_t *caps = json_array();
@@ -243,9 +268,10 @@ static int print_all_json(const struct examination *found, size_t backends,
 	for (size_t i = 0; i < backends; i++)
 		json_object_set_new(list, found[i].name, examination_json(&found[i]));
 	for (size_t i = 0; i < count; i++)
-		json_object_set_new(machine, facts[i].name,
-				    json_pack("{s:s, s:s?}", "value", facts[i].value, "advice",
-					      facts[i].advice));
+		json_object_set_new(
+			machine, facts[i].name,
+			json_pack("{s:o, s:o}", "value", json_text(facts[i].value), "advice",
+				  facts[i].advice ? json_text(facts[i].advice) : json_null()));
 	json_object_set_new(answer, "version", json_string(tmesh_version()));
 	json_object_set_new(answer, "machine", machine);
 	json_object_set_new(answer, "backends", list);
@@ -286,8 +312,8 @@ static int run(const struct verb *verb, int argc, char **argv)
 {
 	static const enum tmesh_backend backends[] = {TMESH_BACKEND_KERNEL, TMESH_BACKEND_MEMFD};
 	static struct gpu_report gpus;
+	static struct fact facts[16];
 	struct examination found[2];
-	struct fact facts[16] = {0};
 	bool json = false, works = false;
 	size_t count;
 	int status = STATUS_OK;
@@ -301,6 +327,7 @@ static int run(const struct verb *verb, int argc, char **argv)
 		examine(backends[i], &found[i]);
 		works |= found[i].works;
 	}
+	count += runtime_dir_fact(&found[1], &facts[count]);
 	examine_gpus(&gpus);
 	if (json) {
 		status = print_all_json(found, 2, facts, count, &gpus);

@@ -521,11 +521,27 @@ class See(Base):
         self.assertIn(f"{BACKEND} backend: works", out)
         self.assertRegex(out, "GPUs: not (tried|supported): |GPU 0: ")
 
+    def test_doctor_shows_the_runtime_directory(self):
+        for name in (b"r\xff\x1b" + b"n" * 200, b"run"):
+            path = os.path.join(os.fsencode(self.dir), name)
+            os.environb[b"TMESH_RUNTIME_DIR"] = path
+            fact = answer("doctor")["machine"]["runtime directory"]
+            self.assertTrue(fact["value"].startswith(self.dir + "/r") and fact["value"].endswith(name[-1:].decode()))
+            self.assertIsNone(fact["advice"])
+        self.assertRegex(tool("doctor")[0].decode(), f"runtime directory +{self.dir}/run")
+
     def test_doctor_finds_a_bad_runtime_folder(self):
         os.mkdir(os.path.join(self.dir, "run"))
         os.chmod(os.path.join(self.dir, "run"), 0o777)
         out, _ = tool("doctor", status=0 if HAVE_MODULE else 1)
         self.assertRegex(out.decode(), r"memfd backend: does not work: .*run")
+        self.assertRegex(out.decode(), r"runtime directory +cannot be used +.*chmod 700")
+
+    @unittest.skipIf(BACKEND == "kernel", "the kernel's tokens need no directory")
+    def test_another_runtime_directory_is_named(self):
+        with held("create", "5") as names:
+            os.environ["TMESH_RUNTIME_DIR"] = os.path.join(self.dir, "other")
+            refused(f"is not {self.dir}/other, where it was looked for", "get", names["token"])
 
     def test_a_full_disk_is_told(self):
         with held("create", "5") as names, open("/dev/full", "w") as full:

@@ -613,6 +613,48 @@ static void refused_dir(const char *dir, const char *word)
 	tmesh_ctx_unref(ctx);
 }
 
+/* Who looked elsewhere is told where; whose producer answered is not sent astray. */
+static void test_two_runtime_dirs(void **state)
+{
+	char base[] = "/tmp/tmesh-unit-XXXXXX", here[64], there[64], token[TMESH_TOKEN_SIZE];
+	struct tmesh_ctx *ctx, *client;
+	struct tmesh_region *region, *got;
+	struct tmesh_error told = {0};
+
+	assert_non_null(mkdtemp(base));
+	snprintf(here, sizeof(here), "%s/here", base);
+	snprintf(there, sizeof(there), "%s/there", base);
+	ctx = context(here, 0);
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	/* Before the directory is there, and when it is. */
+	client = context(there, 0);
+	for (int i = 0; i < 2; i++) {
+		assert_refused(tmesh_region_open(client, token, TMESH_READ, &got, err), -ENOENT,
+			       there);
+		assert_refused(tmesh_region_open(client, token, TMESH_READ, &got, err), -ENOENT,
+			       "XDG_RUNTIME_DIR");
+		mkdir(there, 0700);
+	}
+	tmesh_ctx_unref(client);
+	/* By the whole path: this one holds from one working directory alone. */
+	assert_int_equal(chdir(base), 0);
+	client = context("there", 0);
+	assert_refused(tmesh_region_open(client, token, TMESH_READ, &got, err), -ENOENT, there);
+	assert_int_equal(chdir("/"), 0);
+	tmesh_ctx_unref(client);
+	client = context(here, 0);
+	tmesh_region_unref(region);
+	assert_int_equal(tmesh_region_open(client, token, TMESH_READ, &got, &told), -ENOENT);
+	assert_non_null(strstr(told.message, "its producer has released it or is gone"));
+	assert_null(strstr(told.message, here));
+	tmesh_ctx_unref(client);
+	tmesh_ctx_unref(ctx);
+	rmdir(here);
+	rmdir(there);
+	assert_int_equal(rmdir(base), 0);
+}
+
 static void test_runtime_dir(void **state)
 {
 	char base[] = "/tmp/tmesh-unit-XXXXXX", path[512], token[TMESH_TOKEN_SIZE];
@@ -849,10 +891,15 @@ int main(void)
 		cmocka_unit_test(test_full_socket),
 	};
 	const struct CMUnitTest rendezvous[] = {
-		cmocka_unit_test(test_stopped),	      cmocka_unit_test(test_wrong_link),
-		cmocka_unit_test(test_many),	      cmocka_unit_test(test_runtime_dir),
-		cmocka_unit_test(test_sweep),	      cmocka_unit_test(test_sweep_among_many),
-		cmocka_unit_test(test_link_failed),   cmocka_unit_test(test_many_producers),
+		cmocka_unit_test(test_stopped),
+		cmocka_unit_test(test_wrong_link),
+		cmocka_unit_test(test_many),
+		cmocka_unit_test(test_runtime_dir),
+		cmocka_unit_test(test_two_runtime_dirs),
+		cmocka_unit_test(test_sweep),
+		cmocka_unit_test(test_sweep_among_many),
+		cmocka_unit_test(test_link_failed),
+		cmocka_unit_test(test_many_producers),
 		cmocka_unit_test(test_asked_at_once),
 	};
 	const struct CMUnitTest others[] = {cmocka_unit_test(test_other_user)};
