@@ -16,6 +16,7 @@ HOST_SUITES = \
 	unit-valgrind-check \
 	fuzz-check \
 	tools-check \
+	bench-check \
 	keep-check \
 	model-check \
 	model-asan-check \

@@ -2,7 +2,7 @@
 #
 # tmeshctl, its completion, and the man pages of everything.
 
-TOOLS_SRC := $(wildcard tools/*.c tools/bench/*.c)
+TOOLS_SRC := $(wildcard tools/*.c)
 TOOLS_OBJ := $(TOOLS_SRC:tools/%.c=$(B)/tools/%.o)
 MAN       := $(B)/man
 MAN_PAGES := $(foreach s,1 3 4,$(patsubst docs/man/%.$s.scd,$(MAN)/man$s/%.$s,$(wildcard docs/man/*.$s.scd)))

@@ -20,7 +20,7 @@ defmodule Between do
   @heat_ns 100_000_000
   # What a receiver keeps open: both tensors' regions.
   @both 0x8000_0000
-  # Longer than anybody looks busily, and as long as that of tools/bench/channel.c.
+  # Longer than anybody looks busily, and as long as that of tests/bench/channel.c.
   @gap_ns 300_000
 
   def run(python) do

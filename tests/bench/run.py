@@ -25,7 +25,7 @@ MODULE = OUT / "module.json"
 PYTHON = BUILD / "venv/bin/python"
 HERE = "tests/bench"
 COMMANDS = (
-    [BUILD / "tmeshctl", "bench", "--samples", "--rounds", "400"],
+    [OUT / "tmesh-bench", "400"],
     [OUT / "size"],
     [OUT / "lookup"],
     [OUT / "death"],

@@ -15,7 +15,7 @@ import xml.etree.ElementTree
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from test_tmeshctl import (BACKEND, HAVE_MODULE, TOOL, WAIT_S, Base, answer, eventually, held, main,
+from test_tmeshctl import (BACKEND, TOOL, WAIT_S, Base, answer, eventually, held, main,
                            refused, tool, wrong_usage)
 
 EVIL = 'a"b\\c {x} <y> \u00e9'
@@ -32,51 +32,6 @@ def drawn():
     dot = tool("graph")[0]
     done = subprocess.run(["dot", "-Tjson0"], input=dot, capture_output=True, check=True)
     return json.loads(done.stdout)
-
-
-# Putting 100 MB a few times takes an emulated machine seconds.
-one_backend = unittest.skipIf(BACKEND == "kernel", "what is printed is the same on every backend")
-
-
-class Bench(Base):
-    def test_answer(self):
-        bench = answer("bench", "--rounds", "1")
-        self.assertEqual((bench["backend"], bench["cpus"]), (BACKEND, len(os.sched_getaffinity(0))))
-        self.assertEqual(len({line["way"] for line in bench["lines"]}), 8)
-        for line in bench["lines"]:
-            if "skipped" not in line:
-                times, floor = line["took"], line["floor"]
-                self.assertLessEqual(times["best_ns"], times["median_ns"])
-                self.assertLessEqual(times["median_ns"], times["p99_ns"])
-                self.assertAlmostEqual(line["ratio"], times["median_ns"] / floor["median_ns"])
-
-    @one_backend
-    def test_table_on_one_cpu(self):
-        cpu = min(os.sched_getaffinity(0))
-        text = tool("bench", "-r", "1", preexec_fn=lambda: os.sched_setaffinity(0, {cpu}))[0].decode()
-        self.assertIn(f"{BACKEND} backend, 1 CPU\n", text)
-        self.assertRegex(text, r"open by token, known peer +[0-9.]+ .s +[0-9.]+ .s +mmap, first byte")
-        self.assertEqual(len(re.findall("^not measured: .*: .* need two CPUs$", text, re.M)), 2)
-
-    @one_backend
-    def test_samples(self):
-        series = [json.loads(line) for line in
-                  tool("bench", "--rounds", "2", "--samples")[0].splitlines()]
-        hands = [one for one in series if one["topic"] == "handover"]
-        self.assertEqual({len(one["ns"]) for one in hands}, {2})
-        self.assertEqual({one["topic"] for one in series}, {"handover", "channel", "put"})
-
-    def test_bad_use(self):
-        for rounds in ("0", "-1", "4097", "many", ""):
-            wrong_usage("rounds", "bench", "--rounds", rounds)
-        wrong_usage("JSON already", "bench", "--json", "--samples")
-        wrong_usage("backend", "bench", "--backend", "abacus")
-        wrong_usage("bench", "bench", "word")
-
-    def test_what_cannot_be_had(self):
-        if HAVE_MODULE:
-            self.skipTest("the module is here")
-        refused("no /dev/tmesh", "bench", "--backend", "kernel")
 
 
 class Metrics(Base):

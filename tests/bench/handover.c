@@ -321,7 +321,7 @@ static void start_answering(void)
 		die("cannot start a thread");
 }
 
-void bench_handover(int rounds, series_report *report)
+void bench_handover(int rounds)
 {
 	struct process other;
 
@@ -352,5 +352,5 @@ void bench_handover(int rounds, series_report *report)
 	tmesh_ctx_unref(ctx);
 
 	for (size_t i = 0; i < WAYS; i++)
-		report(TOPIC, &ways[i].series);
+		series_print(TOPIC, &ways[i].series);
 }

@@ -390,20 +390,20 @@ static void measure(int rounds)
 	tmesh_ctx_unref(ctx);
 }
 
-static void report_or_skip(series_report *report, struct series *series)
+static void print_or_skip(struct series *series)
 {
 	if (cpus() < 2)
 		series->skipped = "two ends that look busily need two CPUs";
-	report(TOPIC, series);
+	series_print(TOPIC, series);
 }
 
-void bench_channel(int rounds, series_report *report)
+void bench_channel(int rounds)
 {
 	if (cpus() >= 2)
 		measure(rounds);
 	for (size_t i = 0; i < WAYS; i++)
-		report_or_skip(report, &ways[i].series);
+		print_or_skip(&ways[i].series);
 	for (size_t i = 0; i < 2; i++)
-		report_or_skip(report, &streams[i]);
-	report_or_skip(report, &ready_ones);
+		print_or_skip(&streams[i]);
+	print_or_skip(&ready_ones);
 }

@@ -96,7 +96,7 @@ static uint8_t *warm_memory(void)
 	return memory;
 }
 
-void bench_put(int rounds, series_report *report)
+void bench_put(int rounds)
 {
 	struct series *huge = &ways[WAYS - 1].series;
 
@@ -122,7 +122,7 @@ void bench_put(int rounds, series_report *report)
 		}
 	}
 	for (size_t i = 0; i < WAYS; i++)
-		report(TOPIC, &ways[i].series);
+		series_print(TOPIC, &ways[i].series);
 	tmesh_ctx_unref(pooled);
 	tmesh_ctx_unref(poolless);
 	munmap(source, BYTES);

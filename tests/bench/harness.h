@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the benches in C share: those of `tmeshctl bench`, which lie here, and those of tests/bench.
- * A bench takes its samples itself, all its variants in turn within one loop, and reports every
- * series in the end.
+ * What the benches in C share. A bench takes its samples itself, all its variants in turn within
+ * one loop, and prints every series in the end.
  */
 #ifndef TMESH_BENCH_HARNESS_H
 #define TMESH_BENCH_HARNESS_H
@@ -33,17 +32,16 @@ struct series {
 uint64_t now_ns(void);
 void series_add(struct series *series, uint64_t ns);
 
-typedef void series_report(const char *topic, const struct series *series);
 /* A line of JSON, for those who do the statistics themselves. */
-series_report series_print;
+void series_print(const char *topic, const struct series *series);
 
 /* So many rounds before the first that counts: memory is warm from its third use on. */
 int warm_up(int rounds);
 
-/* The topics of `tmeshctl bench`: run all ways of one in turn, @rounds times. */
-void bench_handover(int rounds, series_report *report);
-void bench_channel(int rounds, series_report *report);
-void bench_put(int rounds, series_report *report);
+/* The topics of tmesh-bench: run all ways of one in turn, @rounds times. */
+void bench_handover(int rounds);
+void bench_channel(int rounds);
+void bench_put(int rounds);
 
 /* Let the other end fall asleep and the caches settle before a cold sample. */
 void settle(void);
