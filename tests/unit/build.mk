@@ -60,10 +60,16 @@ unit-tsan-check: $(addprefix $(UNIT_OUT)/tsan/,$(UNIT_TSAN)) ## ... with the thr
 # Threads take turns: one that waits busily for another would keep it from running for ever.
 # What is still reachable is no leak: forked children end with their parent's objects alive. A thousand
 # processes that are killed show valgrind no more than forty do.
+# valgrind has no pidfd_open(), by which the keeper's tests see the keeper end.
+UNIT_NO_VALGRIND := test_keep
+UNIT_VALGRIND    := $(filter-out $(UNIT_NO_VALGRIND),$(UNIT_NAMES))
+
 unit-valgrind-check: export TMESH_TEST_LENGTH := short
-unit-valgrind-check: $(addprefix $(UNIT_OUT)/plain/,$(UNIT_NAMES)) ## ... under valgrind
+unit-valgrind-check: $(addprefix $(UNIT_OUT)/plain/,$(UNIT_VALGRIND)) ## ... under valgrind
+	@for test in $(UNIT_NO_VALGRIND); do \
+		echo "1..1"; echo "ok 1 - $$test # SKIP valgrind has no pidfd_open()"; done
 	$(call unit_run,plain,valgrind --quiet --fair-sched=yes --error-exitcode=99 --leak-check=full \
-		--show-leak-kinds=definite --errors-for-leak-kinds=definite,$(UNIT_NAMES))
+		--show-leak-kinds=definite --errors-for-leak-kinds=definite,$(UNIT_VALGRIND))
 
 # Which lines and branches the unit tests run, by gcov. Without optimisation, which merges branches.
 COV_A := $(B)/libtmesh-cov.a
