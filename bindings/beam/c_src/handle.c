@@ -173,9 +173,14 @@ static NIF(put)
 	    tmesh_layout_contiguous(&layout, dtype, ndim, shape, &err) ||
 	    tmesh_layout_check(&layout, INT64_MAX, &bytes, &err))
 		return make_error(env, &err);
-	if (!enif_inspect_binary(env, argv[1], &data) || data.size != bytes) {
-		refuse(&err, -EINVAL, "shape and dtype want a binary of %llu bytes",
+	if (!enif_inspect_binary(env, argv[1], &data)) {
+		refuse(&err, -EINVAL, "the elements have to be one binary of %llu bytes",
 		       (unsigned long long)bytes);
+		return make_error(env, &err);
+	}
+	if (data.size != bytes) {
+		refuse(&err, -EINVAL, "shape and dtype want a binary of %llu bytes, not of %llu",
+		       (unsigned long long)bytes, (unsigned long long)data.size);
 		return make_error(env, &err);
 	}
 	handle = handle_new(context, &err);
