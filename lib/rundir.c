@@ -54,15 +54,18 @@ static int verify(int dir, const char *path, struct tmesh_error *err)
 				  "TMESH_RUNTIME_DIR to one of your own",
 				  path);
 	if (st.st_mode & 077)
-		return tmesh_fail(
-			err, -EACCES,
-			"the runtime directory %.128s is open to other users; chmod 700 it", path);
+		/* It may be /tmp: then its mode is not to be changed. */
+		return tmesh_fail(err, -EACCES,
+				  "the runtime directory %.128s is open to other users; set "
+				  "TMESH_RUNTIME_DIR to one of your own, or chmod 700 this one if "
+				  "only you use it",
+				  path);
 	return 0;
 }
 
 int tmesh_ctx_runtime_dir(struct tmesh_ctx *ctx, int *out, struct tmesh_error *err)
 {
-	char path[4096];
+	char path[4096], text[64];
 	int dir, rc;
 
 	rc = tmesh_rundir_path(ctx, path, sizeof(path), err);
@@ -91,9 +94,9 @@ failed:
 				  "the runtime directory %.128s is a symlink or no directory",
 				  path);
 	return tmesh_fail(err, rc,
-			  "cannot use the runtime directory %.128s (errno %d); set "
-			  "TMESH_RUNTIME_DIR",
-			  path, -rc);
+			  "cannot use the runtime directory %.128s: %s; set TMESH_RUNTIME_DIR to "
+			  "another, which is made where its parent exists",
+			  path, strerror_r(-rc, text, sizeof(text)));
 }
 
 int tmesh_rundir_open(struct tmesh_ctx *ctx, int *out, struct tmesh_error *err)

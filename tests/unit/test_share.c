@@ -601,16 +601,21 @@ static void test_full_socket(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-static void refused_dir(const char *dir, const char *word)
+static void refused_dir_as(const char *dir, int code, const char *word)
 {
 	struct tmesh_ctx *ctx = context(dir, 0);
 	struct tmesh_region *region;
 	char token[TMESH_TOKEN_SIZE];
 
 	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
-	assert_refused(tmesh_region_token(region, TMESH_READ, token, err), -EACCES, word);
+	assert_refused(tmesh_region_token(region, TMESH_READ, token, err), code, word);
 	tmesh_region_unref(region);
 	tmesh_ctx_unref(ctx);
+}
+
+static void refused_dir(const char *dir, const char *word)
+{
+	refused_dir_as(dir, -EACCES, word);
 }
 
 /* Who looked elsewhere is told where; whose producer answered is not sent astray. */
@@ -670,10 +675,12 @@ static void test_runtime_dir(void **state)
 	close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
 	refused_dir(path, "no directory");
 	unlink(path);
+	snprintf(path, sizeof(path), "%s/none/here", base);
+	refused_dir_as(path, -ENOENT, "No such file or directory; set TMESH_RUNTIME_DIR");
 	snprintf(path, sizeof(path), "%s/open", base);
 	assert_int_equal(mkdir(path, 0700), 0);
 	assert_int_equal(chmod(path, 0710), 0);
-	refused_dir(path, "chmod 700");
+	refused_dir(path, "set TMESH_RUNTIME_DIR to one of your own, or chmod 700");
 	if (geteuid() == 0) {
 		assert_int_equal(chmod(path, 0700), 0);
 		assert_int_equal(chown(path, 65534, 65534), 0);
