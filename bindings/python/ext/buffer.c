@@ -143,6 +143,16 @@ static int type_of_format(const char *format, Py_ssize_t itemsize, struct dl_dat
 	return -1;
 }
 
+/* NumPy makes something of whatever it is given: of text, of None and of a dict too. */
+static const char *way_out(const char *format)
+{
+	if (strchr(format, 'O'))
+		return "Python objects are not shared; for a dict of arrays there is bundle()";
+	if (strchr(format, 'w'))
+		return "this is text; put() its bytes, which encode() gives";
+	return "convert them, or view them as uint8";
+}
+
 /* Describe @view in @managed; @strides receives them in elements. */
 static int describe(struct state *st, const Py_buffer *view, struct DLManagedTensor *managed,
 		    int64_t *shape, int64_t *strides)
@@ -160,10 +170,8 @@ static int describe(struct state *st, const Py_buffer *view, struct DLManagedTen
 			},
 	};
 	if (type_of_format(view->format, view->itemsize, &dl->dtype)) {
-		raise_code(st, EOPNOTSUPP,
-			   "elements of format \"%s\" are no dtype of tmesh: convert them, or view "
-			   "them as uint8",
-			   view->format);
+		raise_code(st, EOPNOTSUPP, "elements of format \"%s\" are no dtype of tmesh: %s",
+			   view->format, way_out(view->format));
 		return -1;
 	}
 	if (view->ndim > TMESH_MAX_DIMS) {

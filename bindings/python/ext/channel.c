@@ -646,6 +646,16 @@ static PyObject *channel_repr(PyObject *object)
 				    self->channel ? "" : ", closed");
 }
 
+static PyObject *channel_reduce(PyObject *object, PyObject *unused)
+{
+	(void)object;
+	(void)unused;
+	PyErr_SetString(PyExc_TypeError,
+			"a channel is not pickled: send its token, and let the other "
+			"process join by Channel.open(token, role)");
+	return NULL;
+}
+
 #define KEYWORDS(function) ((PyCFunction)(void (*)(void))(function))
 
 static PyMethodDef methods[] = {
@@ -697,8 +707,11 @@ static PyMethodDef methods[] = {
 	 "_end_wait($self, /)\n--\n\nIt does not any more."},
 	{"close", channel_close, METH_NOARGS,
 	 "close($self, /)\n--\n\n"
-	 "Leave the channel. What was sent can still be received, but for tensors that nobody\n"
-	 "holds any more: flush() waits for that. Closing twice is fine."},
+	 "Leave the channel. Those who have joined it can still receive what was sent, but for\n"
+	 "tensors that nobody holds any more: flush() waits for that. When its maker closes it\n"
+	 "nobody can join any more. Closing twice is fine."},
+	{"__reduce__", channel_reduce, METH_NOARGS,
+	 "__reduce__($self, /)\n--\n\nTypeError: a token is what travels."},
 	{"__enter__", channel_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nThe channel."},
 	{"__exit__", channel_exit, METH_VARARGS, "__exit__($self, /, *args)\n--\n\nclose()."},
 	{NULL},

@@ -285,6 +285,18 @@ static PyObject *open_text(struct state *st, struct tmesh_ctx *ctx, const char *
 	struct tmesh_error err;
 	struct tmesh_ref ref;
 
+	if (*start == '{' && start[1] == '\'')
+		return raise_code(st, EPROTO,
+				  "the ref is a dict as Python prints it, which is not JSON: take "
+				  "json.dumps(ref), or the dict itself");
+	if (*start != '{' && length == 16 && strspn(text, "0123456789abcdef") == 16)
+		return raise_code(st, EPROTO,
+				  "an id only says which region is meant: what opens it is "
+				  "ref() of a tensor, or a token");
+	if (*start != '{' && strncmp(text, "tm1", 3))
+		return raise_code(st, EPROTO,
+				  "neither a ref, which is a dict or JSON text and begins with {, "
+				  "nor a token, which begins with tm1");
 	if (*start != '{')
 		return open_token(st, ctx, text, rights);
 	if (tmesh_ref_decode(text, (size_t)length, &ref, &err)) {

@@ -43,6 +43,10 @@ def total(tensor):
     return int(tensor.numpy().sum())
 
 
+def fill(ref):
+    tmesh.open(ref, writable=True)[:] = 7
+
+
 def make_and_put(queue):
     queue.put(make(7))
 
@@ -207,6 +211,60 @@ def test_written_to():
         t[0] = 5
     with pytest.raises(ValueError, match="read-only"):
         t.numpy()[0] = 5
+
+
+@pytest.mark.parametrize("wrong, words", [
+    (lambda ref: str(ref), "json.dumps"),
+    (lambda ref: ref["id"], "ref()"),
+    (lambda ref: "table.safetensors", "neither a ref"),
+    (lambda ref: "", "neither a ref"),
+    (lambda ref: ref["token"][:-1], "not a token"),
+])
+def test_something_else_opened(wrong, words):
+    t = tmesh.put([1, 2])
+    with pytest.raises(tmesh.ProtocolError) as caught:
+        tmesh.open(wrong(t.ref()))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("what, words", [
+    ({"weights": np.ones(2)}, "bundle()"), (None, "Python objects"), ("text", "encode()"),
+    (np.zeros(2, ">f4"), "convert"),
+])
+def test_no_elements(what, words):
+    with pytest.raises(tmesh.UnsupportedError) as caught:
+        tmesh.put(what)
+    assert words in str(caught.value)
+
+
+def test_a_bundle_of_something_else():
+    with pytest.raises(TypeError, match="dict of names and arrays, not list"):
+        tmesh.bundle([np.ones(2)])
+    with pytest.raises(TypeError, match="text, such as json.dumps.. gives, not dict"):
+        tmesh.bundle({"w": np.ones(2)}, metadata={"layers": 1})
+
+
+def test_a_channel_is_not_pickled():
+    with pytest.raises(TypeError, match="send its token"):
+        pickle.dumps(tmesh.Channel("send"))
+
+
+def test_a_channel_that_its_maker_closed_is_not_joined():
+    with tmesh.Channel("send") as out:
+        token = out.token
+        out.send(b"lost")
+    with pytest.raises(tmesh.NotFoundError):
+        tmesh.Channel.open(token, "recv")
+
+
+def test_written_by_another_process(processes):
+    t = tmesh.zeros(3, "int64")
+    writer = processes.Process(target=fill, args=(t.ref(writable=True),))
+    writer.start()
+    writer.join(PATIENCE)
+    assert t.tolist() == [7, 7, 7]
+    # It is another object over the same memory, and that is all that == asks.
+    assert tmesh.open(t) != t and t[0] != 7
 
 
 def test_out_of_descriptors(python):

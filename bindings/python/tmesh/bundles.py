@@ -146,6 +146,11 @@ def bundle(tensors: Mapping[str, object], *, metadata: str | None = None, seal: 
     Of a Tensor the memory itself goes in, whole regions of it: it is sealed then, unless seal=False.
     What else put() takes is copied once, all of it into one region where NumPy has its types.
     label: a name for people."""
+    if not isinstance(tensors, Mapping):
+        raise TypeError(f"a bundle is made of a dict of names and arrays, not {type(tensors).__name__}")
+    if metadata is not None and not isinstance(metadata, (str, bytes)):
+        raise TypeError("a bundle's metadata is text, such as json.dumps() gives, "
+                        f"not {type(metadata).__name__}")
     pairs: dict[str, _tmesh.Tensor | None] = {}
     arrays = {}
     for name, value in tensors.items():
