@@ -58,10 +58,14 @@ def in_debian(tap, name, suite, *targets, with_model=False):
                   arguments=[f"TMESH_TARGETS={','.join(targets)}"])
 
 
-def bindings(tap, name):
-    """The Python and Elixir suites, and what holds both and C to the same promises, in Debian 13,
-    without the module and with it."""
-    in_debian(tap, name, "bindings", "python-check", "beam-check", "conformance-check")
+def python(tap, name):
+    """The Python suite in Debian 13, without the module and with it."""
+    in_debian(tap, name, "python", "python-check")
+
+
+def beam(tap, name):
+    """The Elixir suite and the conformance suite, the same way."""
+    in_debian(tap, name, "beam", "beam-check", "conformance-check")
 
 
 def library(tap, name):
@@ -86,7 +90,8 @@ def demo(tap, name):
 SUITES = {
     "kselftest": kselftest,
     "library": library,
-    "bindings": bindings,
+    "python": python,
+    "beam": beam,
     "demo": demo,
     "lib-coverage": lib_coverage,
     "seeded": detectors.run,
