@@ -39,13 +39,20 @@ static int try_connect(const struct tmesh_ctx *ctx)
 	return rc;
 }
 
+/* In a build folder, or in a tree that was installed: from lib/ or bin/ into the libexec/ of the same
+ * tree, wherever that was put. */
 static bool beside(char *path, size_t size, const char *file)
 {
+	static const char *const places[] = {"", "/../libexec"};
 	const char *slash = strrchr(file, '/');
 
-	return slash &&
-	       (size_t)snprintf(path, size, "%.*s/" PROGRAM, (int)(slash - file), file) < size &&
-	       access(path, X_OK) == 0;
+	for (size_t i = 0; slash && i < sizeof(places) / sizeof(*places); i++) {
+		if ((size_t)snprintf(path, size, "%.*s%s/" PROGRAM, (int)(slash - file), file,
+				     places[i]) < size &&
+		    access(path, X_OK) == 0)
+			return true;
+	}
+	return false;
 }
 
 /* The program: as the environment says, beside this library or program, where it was installed, or

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -30,6 +31,18 @@ def wait_until(what, condition):
         if time.monotonic() > end:
             raise AssertionError(f"never: {what}")
         time.sleep(0.01)
+
+
+def keepers_of(tree):
+    """PIDs of those that run the keeper of a tree."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.readlink(f"/proc/{pid}/exe") == os.path.join(os.path.realpath(tree), "libexec", "tmesh-keeper"):
+                found.append(int(pid))
+        except OSError:
+            pass  # gone, or another user's
+    return found
 
 
 class StandIn:
@@ -296,7 +309,23 @@ def test_limit(folder):
         systemd.end()
 
 
-TESTS = [test_verbs, test_by_token, test_session_killed, test_store, test_store_is_part,
+def test_installed(folder):
+    """a keeper that was installed with tmeshctl, and not where the build thought"""
+    tree = os.path.join(folder, "tree")
+    for place, program in ("bin", TOOL), ("libexec", KEEPER):
+        os.makedirs(os.path.join(tree, place))
+        shutil.copy(program, os.path.join(tree, place))
+    environment = {name: value for name, value in os.environ.items() if name != "TMESH_KEEPER"}
+    run = [os.path.join(tree, "bin", "tmeshctl")]
+    subprocess.run([*run, "keep", "--file", a_file(folder), "mine"], env=environment, check=True, timeout=PATIENCE,
+                   stdout=subprocess.DEVNULL)
+    keepers = keepers_of(tree)
+    assert list(kept()) == ["mine"] and len(keepers) == 1
+    tool("drop", "mine")
+    os.kill(keepers[0], signal.SIGTERM)
+
+
+TESTS = [test_installed, test_verbs, test_by_token, test_session_killed, test_store, test_store_is_part,
          test_store_lies, test_limit]
 
 
