@@ -17,6 +17,8 @@ static int check_type(enum tmesh_dtype dtype, int32_t ndim, const int64_t *shape
 	if (ndim < 0 || ndim > TMESH_MAX_DIMS)
 		return tmesh_fail(err, -EINVAL, "a tensor has 0 to %d dimensions, not %d",
 				  TMESH_MAX_DIMS, (int)ndim);
+	if (ndim && !shape)
+		return tmesh_fail(err, -EINVAL, "%d dimensions, and no shape", (int)ndim);
 	for (int32_t i = 0; i < ndim; i++) {
 		if (shape[i] < 0)
 			return tmesh_fail(err, -EINVAL, "dimension %d is negative: %" PRId64,

@@ -72,6 +72,8 @@ static void test_contiguous_refused(void **state)
 
 	assert_refused(tmesh_layout_contiguous(&made, 0, 1, LIST(1), err), -EINVAL, "dtype");
 	assert_refused(tmesh_layout_contiguous(&made, 99, 1, LIST(1), err), -EINVAL, "dtype");
+	assert_refused(tmesh_layout_contiguous(&made, TMESH_INT8, 1, NULL, err), -EINVAL,
+		       "no shape");
 	assert_refused(tmesh_layout_contiguous(&made, TMESH_INT8, -1, LIST(1), err), -EINVAL,
 		       "dimensions");
 	assert_refused(
