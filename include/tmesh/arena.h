@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Arena: many small tensors in few regions, so that neither descriptors nor memory are spent on a
- * region for each, and a receiver opens a region once for all of them. See tmesh/tmesh.h for the
+ * Arena: many small tensors in few regions. A region for each tensor would cost a descriptor and
+ * a page; a receiver opens an arena's region once for all its tensors. See tmesh/tmesh.h for the
  * conventions of all calls. Since 0.1.
  *
- * Tensors of a region share what is the region's: its rights, its seal, its revocation, its end.
- * Room is given out once and never again, for a receiver may still read what its sender has
- * released: the arena goes on in a new region when one is full, or when others have taken it back
- * or sealed it, and each region goes with the last of its tensors.
+ * Tensors of one region share its rights, its seal, its revocation and its end. Room is not
+ * reused, because a receiver may still read a tensor that its sender has released. When a region
+ * is full, or others have taken it back or sealed it, the arena continues in a new region. Each
+ * region is freed with the last of its tensors.
  *
- * A tensor lies in the arena that its tmesh_region_opts name, which is one of the same context
- * (-EINVAL): of tmesh_tensor_create(), where it is zeroed unless the arena's regions are
- * UNINITIALIZED, of tmesh_tensor_put(), and of the imports from DLPack. One that is larger than a
- * quarter of the arena's regions gets a region of its own, made as those are.
+ * To place a tensor in an arena of the same context (else -EINVAL), name the arena in the
+ * tmesh_region_opts of tmesh_tensor_create() (which zeroes the tensor unless the arena's regions
+ * are UNINITIALIZED), of tmesh_tensor_put(), or of an import from DLPack. A tensor that is larger
+ * than a quarter of the arena's regions gets a region of its own, made with the same options.
  */
 #ifndef TMESH_ARENA_H
 #define TMESH_ARENA_H

@@ -92,7 +92,7 @@ struct tmesh_bundle_opts {
  * are those of the entries, each once however many tensors lie in it, and the bundle holds
  * references of its own on them. The entries and what they point to are the caller's again.
  *
- * Sealing needs MANAGE on each region that is not sealed yet, and that nobody writes to it: the
+ * Sealing needs MANAGE on each region that is not sealed yet, and no writer on it: the
  * caller's own writable mappings are changed as tmesh_region_seal() says.
  *
  * Return: 0; -EINVAL (an entry: the message names it; a name twice; limits; opts), -EOPNOTSUPP (a
@@ -104,9 +104,9 @@ int tmesh_bundle_create(struct tmesh_ctx *ctx, const struct tmesh_bundle_entry *
 			struct tmesh_bundle **out, struct tmesh_error *err);
 
 /*
- * A bundle of an index region and data regions that one has, in the order in which
- * tmesh_bundle_regions() told them; takes references of its own. For who carries bundles by other
- * ways than refs and sockets: the index's bytes mean the same beside copies of the data regions.
+ * A bundle of an index region and data regions that the caller has, in the order in which
+ * tmesh_bundle_regions() gave them; takes references of its own. For programs that carry bundles
+ * by other ways than refs and sockets: the index is also valid with copies of the data regions.
  *
  * Return: 0; -EPROTO (not an index, or it does not fit these regions: the message says where),
  * -EINVAL (regions of another context, or inherited), -ESTALE, -ENOMEM.
@@ -158,8 +158,8 @@ int tmesh_bundle_ref_encode(struct tmesh_bundle *bundle, uint32_t rights, char *
 			    struct tmesh_error *err);
 /*
  * Open the bundle that a ref of @bytes bytes describes (no terminating zero needed), with @rights
- * on its data regions. A tensor's ref is refused and the message says what opens it; so does
- * tmesh_ref_decode() with a bundle's.
+ * on its data regions. A tensor's ref is refused, and the message names the call that opens it;
+ * tmesh_ref_decode() does the same with a bundle's ref.
  * Return: 0; errors as tmesh_region_open(); -EPROTO (not a bundle ref, a damaged index, or tokens
  * of other regions than it says).
  */

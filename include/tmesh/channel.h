@@ -4,17 +4,17 @@
  * from one or many producers to one or many consumers. See tmesh/tmesh.h for the conventions of
  * all calls. Since 0.1.
  *
- * Each handle sends or receives. Its own calls are for one thread at a time, except _ref,
- * _unref and _token; threads that work at once take a handle each.
+ * Each handle sends or receives. Only one thread at a time may use a handle, except for _ref,
+ * _unref and _token; each thread that sends or receives needs a handle of its own.
  *
- * Messages of one producer come in the order in which they were sent. Each goes to one consumer;
- * one that a consumer took and died over is lost.
+ * Messages of one producer arrive in the order in which they were sent. Each goes to one consumer;
+ * a message that a consumer took before it died is lost.
  *
- * At most 64 handles receive at a time; how many send, the maker says (64 at most).
+ * At most 64 handles receive at a time; the maker sets the number of senders (64 at most).
  *
- * A channel lives as long as the handle that made it. When that, or all handles of the other
- * direction, are closed or their processes dead, then sending gives -EPIPE at once, and receiving
- * does once the queue is empty. A direction that nobody has joined yet is waited for.
+ * A channel lives as long as the handle that made it. When that handle, or all handles of the
+ * other direction, are closed or their processes dead, sending gives -EPIPE at once, and receiving
+ * gives it when the queue is empty. Calls wait for a direction that no handle has joined yet.
  */
 #ifndef TMESH_CHANNEL_H
 #define TMESH_CHANNEL_H
@@ -93,14 +93,14 @@ int tmesh_channel_open(struct tmesh_ctx *ctx, const char *token, enum tmesh_chan
 		       struct tmesh_error *err);
 
 struct tmesh_channel *tmesh_channel_ref(struct tmesh_channel *channel);
-/* The last one leaves. What was sent and not yet received can still be, but for tensors whose
- * region nobody holds any more: tmesh_channel_flush() waits for that. */
+/* The last unref leaves the channel. Sent messages can still be received, except tensors whose
+ * region has no holder any more: call tmesh_channel_flush() first to wait for the receivers. */
 void tmesh_channel_unref(struct tmesh_channel *channel);
 
 /*
- * Send one message. Nothing is copied but @message; a tensor's region is named by a token the
- * first time, and held until the receiver has it, or longer while the caller holds it too.
- * @timeout_ns negative: wait for ever.
+ * Send one message. Only @message is copied. The first message about a region carries its token.
+ * The handle holds a tensor's region until the receiver has it, or longer while the caller holds
+ * it too. @timeout_ns negative: wait without limit.
  *
  * Return: 0; -EAGAIN (_try_: the queue is full); -ETIMEDOUT; -EPIPE (nobody is there to
  * receive); -EINTR (a signal came while asleep); -EINVAL (too many bytes; a handle that receives,
@@ -116,7 +116,7 @@ int tmesh_channel_try_send(struct tmesh_channel *channel, const struct tmesh_mes
  * many were sent (at least 1), or as tmesh_channel_send(). */
 int tmesh_channel_send_batch(struct tmesh_channel *channel, const struct tmesh_message *messages,
 			     uint32_t count, int64_t timeout_ns, struct tmesh_error *err);
-/* Wait until all that this handle has sent was taken, and let go of its regions. Return: as
+/* Wait until all messages of this handle were taken, and release their regions. Return: as
  * tmesh_channel_send(). */
 int tmesh_channel_flush(struct tmesh_channel *channel, int64_t timeout_ns, struct tmesh_error *err);
 

@@ -15,16 +15,16 @@ extern "C" {
 /* What may happen to a region that this process holds. */
 enum tmesh_region_event {
 	TMESH_EVENT_TAKEN = 1 << 0,    /* it was taken back, or this handle's lease has lapsed */
-	TMESH_EVENT_ALONE = 1 << 1,    /* nobody else holds it */
-	TMESH_EVENT_ORPHANED = 1 << 2, /* memfd: who made it is gone, its holders keep it */
+	TMESH_EVENT_ALONE = 1 << 1,    /* there is no other holder */
+	TMESH_EVENT_ORPHANED = 1 << 2, /* memfd: its maker is gone, its holders keep it */
 };
 
 /*
- * How to wait for any of @events, TAKEN or ALONE: poll() the returned descriptor, which stays the
- * library's, for @wait; when it returns, tmesh_region_events() says what is so now. On memfd this
- * is for regions of tmesh_region_from_fd(): their maker waits for ALONE, their holders for TAKEN,
- * and poll() returns for ORPHANED too, once and for all. What was ALONE may be opened by a token
- * the moment after; only after a revocation it stays so.
+ * To wait for any of @events, TAKEN or ALONE, poll() the returned descriptor for @wait. The
+ * descriptor stays the library's. When poll() returns, tmesh_region_events() gives the present
+ * state. On memfd this works for regions of tmesh_region_from_fd(): their maker waits for ALONE,
+ * their holders for TAKEN, and poll() also returns for ORPHANED, which is final. A region that was
+ * ALONE may be opened by a token the moment after; only after a revocation it stays ALONE.
  *
  * Return: the descriptor; -EINVAL (@events); -EPERM (inherited); -EOPNOTSUPP (other regions on
  * memfd; an event that this process cannot wait for).

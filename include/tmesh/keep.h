@@ -9,9 +9,9 @@
  * of the user does, the keeper, which the first tmesh_keep() starts (or systemd); it holds
  * descriptors and maps nothing.
  *
- * What is kept stays until it is dropped, until its time is over, or until room is needed: then the
- * group that nobody holds and that was used longest ago goes first. Who holds a region keeps it
- * whatever becomes of its name.
+ * A group stays until it is dropped, its time is over, or room is needed: then the longest unused
+ * group without a holder is dropped first. A holder keeps its region, whatever happens to the
+ * name.
  */
 #ifndef TMESH_KEEP_H
 #define TMESH_KEEP_H

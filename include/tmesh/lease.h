@@ -3,10 +3,10 @@
  * Lease: the time a handle stays good without use. See tmesh/tmesh.h for the conventions of
  * all calls. Since 0.1.
  *
- * On the module a lease is enforced: once it has lapsed the mappings of its handle, and all
- * that was made through the handle, are taken away. On memfd it is cooperative, and the handle's
- * alone: calls of this library with the handle give -ESTALE, the memory stays readable until it is
- * unmapped; what was derived, sent, exported or named by a token goes on without a lease.
+ * With the module a lease is enforced: when it lapses, the mappings of its handle and everything
+ * made through the handle are taken away. On memfd it is cooperative and covers its handle alone:
+ * calls of this library with the handle give -ESTALE, the memory stays readable until it is
+ * unmapped, and handles, exports and tokens made from the handle have no lease.
  *
  * How to read under a lease:
  *
@@ -36,10 +36,10 @@ enum tmesh_lease_status {
 };
 
 /*
- * Put a lease of @ns (0: 5 s; else 10 ms to 1 h) on this handle, for good. On the module handles
- * derived from it, sent handles and exports share it, and it gives no tokens any more: set it on
- * the handle that is then sent. It lapses when nobody has touched it for 1 to 1.25 @ns (to
- * 2 @ns where the machine has tens of thousands of leases).
+ * Put a lease of @ns (0: 5 s; else 10 ms to 1 h) on this handle, for good. With the module derived
+ * handles, sent handles and exports share the lease, and the handle gives no more tokens: set the
+ * lease on the handle that you will send. The lease lapses when it has not been touched for 1 to
+ * 1.25 @ns (to 2 @ns if the machine has tens of thousands of leases).
  *
  * Return: 0; -EINVAL (@ns; a pinning handle); -EBUSY (it has one); -EPERM (inherited);
  * -EOPNOTSUPP (its mappings belong to a memfd or another exporter); -ESTALE; -EDQUOT; -ENOMEM.

@@ -149,9 +149,9 @@ typedef int (*tmesh_model_progress_fn)(void *data, const struct tmesh_model_prog
 enum tmesh_model_load_flags {
 	TMESH_MODEL_ALONE = 1 << 0, /* neither join others that load the file nor let them join */
 	TMESH_MODEL_HASH = 1 << 1,  /* tell the content's checksum */
-	/* Keep the region (tmesh/keep.h) under a name made of the files' identity: whoever loads the
-	 * same files later has it without reading, though all processes were gone meanwhile. Cannot
-	 * be had: the loading fails, as tmesh_keep(). Not with ALONE. */
+	/* Keep the region (tmesh/keep.h) under a name made of the files' identity: a process that
+	 * loads the same files later gets it without reading, even if all others are gone. If the
+	 * region cannot be kept the loading fails, as tmesh_keep(). Not with ALONE. */
 	TMESH_MODEL_KEEP = 1 << 2,
 };
 
@@ -167,9 +167,9 @@ struct tmesh_model_load_opts {
 /*
  * The tensors of all files of @path in one sealed region, each at a multiple of TMESH_ALIGN, huge pages
  * where they can be had at once. Processes of one user that load the same files (device, inode,
- * size, mtime, ctime and header of each) at the same time or as long as anybody holds the model share
- * one region that is read once; when who reads dies, another goes on from there. Where that cannot be
- * had the report says why and the region is the caller's own.
+ * size, mtime, ctime and header of each) at the same time, or while a process holds the model, share
+ * one region that is read once. When the reader dies, another process continues. If sharing is not
+ * possible the report says why and the region is the caller's own.
  *
  * Return: 0 and a reference in @out; as tmesh_model_describe(); -ESTALE: a file changed, shrank or vanished while it was read; -EIO and
  * the like; -ECANCELED; -EINVAL (opts); -EOPNOTSUPP (@method cannot be had here); as
