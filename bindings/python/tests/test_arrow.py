@@ -166,7 +166,7 @@ def test_what_holds_no_table():
 
 
 def test_what_is_not_sealed_is_not_trusted():
-    t = tmesh.put(write_table(pa.table({"a": [1]})).numpy())
+    t = tmesh.put(write_table(pa.table({"a": [1]})).numpy(), seal=False)
     with pytest.raises(tmesh.AccessError, match="verify=False"):
         open_table(t)
     assert open_table(t, verify=False)["a"].to_pylist() == [1]
