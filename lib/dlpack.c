@@ -11,6 +11,7 @@
 
 #include "common/dlpack_tensor.h"
 #include "layout.h"
+#include "tensor_internal.h"
 
 /* What lives as long as a managed tensor of ours does. */
 struct export
@@ -167,35 +168,6 @@ static int import_layout(const struct dl_tensor *dl, struct tmesh_layout *layout
 	return 0;
 }
 
-/*
- * Gather the elements of @layout at @src, in C order, to @dst. The innermost dimensions
- * that lie together are copied in one piece.
- */
-static void gather(char *dst, const char *src, const struct tmesh_layout *layout)
-{
-	int64_t element = tmesh_dtype_bits(layout->dtype) / 8;
-	int64_t index[TMESH_MAX_DIMS] = {0};
-	int64_t run = 1;
-	int32_t outer = layout->ndim;
-	int32_t i;
-
-	while (outer && (layout->shape[outer - 1] == 1 || layout->strides[outer - 1] == run))
-		run *= layout->shape[--outer];
-
-	do {
-		tmesh_copy(dst, src, (size_t)(run * element));
-		dst += run * element;
-		for (i = outer - 1; i >= 0; i--) {
-			if (++index[i] < layout->shape[i]) {
-				src += layout->strides[i] * element;
-				break;
-			}
-			src -= (layout->shape[i] - 1) * layout->strides[i] * element;
-			index[i] = 0;
-		}
-	} while (i >= 0);
-}
-
 static int import_strided(struct tmesh_ctx *ctx, const struct tmesh_layout *layout,
 			  const void *data, const struct tmesh_region_opts *opts,
 			  struct tmesh_tensor **out, struct tmesh_error *err)
@@ -217,7 +189,7 @@ static int import_strided(struct tmesh_ctx *ctx, const struct tmesh_layout *layo
 		tmesh_tensor_unref(tensor);
 		return rc;
 	}
-	gather(to, data, layout);
+	tmesh_pack(to, data, layout);
 	tmesh_count_copy(ctx, tmesh_tensor_bytes(tensor));
 	rc = tmesh_opts_seal(&checked) ? tmesh_region_seal(tmesh_tensor_region(tensor), err) : 0;
 	if (rc)

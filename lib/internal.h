@@ -122,6 +122,9 @@ void tmesh_log(const struct tmesh_ctx *ctx, enum tmesh_log_level level, const ch
 void tmesh_count(struct tmesh_ctx *ctx, enum tmesh_counter counter, uint64_t n);
 /* Account one copy of tensor bytes that the library itself made. */
 void tmesh_count_copy(struct tmesh_ctx *ctx, uint64_t bytes);
+/* As tmesh_region_read(), but for the count of the copy. */
+int tmesh_region_fetch(struct tmesh_region *region, uint64_t offset, void *data, uint64_t bytes,
+		       struct tmesh_error *err);
 uint64_t tmesh_new_id(struct tmesh_ctx *ctx);
 /* Every call that needs the context alive begins with this: after a fork it gives the
  * child's context its own life. */

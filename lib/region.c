@@ -413,8 +413,8 @@ static int read_mapped(struct tmesh_region *region, uint64_t offset, void *data,
 	return rc;
 }
 
-int tmesh_region_read(struct tmesh_region *region, uint64_t offset, void *data, uint64_t bytes,
-		      struct tmesh_error *err)
+int tmesh_region_fetch(struct tmesh_region *region, uint64_t offset, void *data, uint64_t bytes,
+		       struct tmesh_error *err)
 {
 	int rc = may_here(region, TMESH_READ, "read", err);
 
@@ -426,7 +426,15 @@ int tmesh_region_read(struct tmesh_region *region, uint64_t offset, void *data, 
 		rc = read_mapped(region, offset, data, bytes, err);
 	else
 		rc = region->ctx->ops->read(region, offset, data, bytes, err);
-	if (!rc)
+	return rc;
+}
+
+int tmesh_region_read(struct tmesh_region *region, uint64_t offset, void *data, uint64_t bytes,
+		      struct tmesh_error *err)
+{
+	int rc = tmesh_region_fetch(region, offset, data, bytes, err);
+
+	if (!rc && bytes)
 		tmesh_count_copy(region->ctx, bytes);
 	return rc;
 }
@@ -660,7 +668,8 @@ int tmesh_region_open(struct tmesh_ctx *ctx, const char *token, uint32_t rights,
 	return tmesh_pool_yields(ctx, rc) ? open_new(ctx, &parts, rights, out, err) : rc;
 }
 
-int tmesh_region_set_description(struct tmesh_region *region, const char *text, struct tmesh_error *err)
+int tmesh_region_set_description(struct tmesh_region *region, const char *text,
+				 struct tmesh_error *err)
 {
 	size_t bytes = text ? strnlen(text, TMESH_DESCRIPTION_LEN + 1) : 0;
 	int rc = tmesh_region_may(region, TMESH_MANAGE, "describe", err);

@@ -40,6 +40,10 @@ static inline struct tmesh_tensor *tmesh_tensor_ref_own(struct tmesh_tensor *ten
 bool tmesh_tensor_reuse(struct tmesh_tensor *tensor, struct tmesh_region *region,
 			const struct tmesh_layout *layout, uint64_t bytes);
 
+/* Copy the elements of @layout, of which the first lies at @src, to @dst in C order. None of its
+ * dimensions is 0. */
+void tmesh_pack(void *dst, const void *src, const struct tmesh_layout *layout);
+
 /* arena.c */
 
 /* Whether a tensor of so many bytes gets a region of its own, made with these options. */

@@ -137,6 +137,16 @@ int tmesh_tensor_data(struct tmesh_tensor *tensor, uint32_t rights, void **data,
 		      struct tmesh_error *err);
 
 /*
+ * Copy the elements to @data, @bytes of the caller's: exactly tmesh_tensor_bytes(), in C order without
+ * gaps whatever the strides are. One copy, which is counted. Nothing is mapped: memory that is
+ * taken away meanwhile is an error and no signal. What @data holds after an error is not said.
+ * Since 0.2.
+ * Return: 0; -EINVAL (another number of bytes), -ENOMEM; errors as tmesh_region_read().
+ */
+int tmesh_tensor_read(struct tmesh_tensor *tensor, void *data, uint64_t bytes,
+		      struct tmesh_error *err);
+
+/*
  * Ref: a tensor's description with a token, as a JSON object (UTF-8, one line):
  *
  *   {"v":1,"id":"0123456789abcdef","token":"tm1k-...","offset":0,"byte_size":4096,

@@ -290,6 +290,81 @@ static void test_ref_lies(void **state)
 	assert_int_equal(live(*state), 0);
 }
 
+/* The element that lies at @at in C order, of a layout whose first is at @from. */
+static int32_t element(const struct tmesh_layout *layout, const int32_t *from, uint64_t at)
+{
+	for (int32_t i = layout->ndim - 1; i >= 0; i--) {
+		from += (int64_t)(at % (uint64_t)layout->shape[i]) * layout->strides[i];
+		at /= (uint64_t)layout->shape[i];
+	}
+	return *from;
+}
+
+static void read_back(struct tmesh_ctx *ctx, struct tmesh_region *region, const int32_t *all,
+		      struct tmesh_layout layout)
+{
+	struct tmesh_tensor *tensor;
+	uint64_t bytes, before;
+	int32_t *got;
+
+	assert_ok(tmesh_tensor_wrap(region, &layout, &tensor, err));
+	bytes = tmesh_tensor_bytes(tensor);
+	got = test_malloc(bytes + 4);
+	got[bytes / 4] = 12345;
+	before = counted(ctx);
+	assert_ok(tmesh_tensor_read(tensor, got, bytes, err));
+	assert_int_equal(counted(ctx) - before, bytes);
+	assert_int_equal(got[bytes / 4], 12345);
+	for (uint64_t i = 0; i < bytes / 4; i++)
+		if (got[i] != element(&layout, all + layout.offset / 4, i))
+			fail_msg("element %lu", (unsigned long)i);
+	assert_refused(tmesh_tensor_read(tensor, got, bytes + 4, err), -EINVAL, "room");
+	test_free(got);
+	tmesh_tensor_unref(tensor);
+}
+
+/* Of more than is read at once, and in each order in which elements can lie. */
+static void test_read(void **state)
+{
+	enum {
+		COUNT = 1 << 20
+	};
+	static const struct tmesh_layout layouts[] = {
+		{.ndim = 0, .offset = 4},
+		{.ndim = 1, .shape = {COUNT}, .strides = {1}},
+		{.ndim = 1, .shape = {COUNT}, .strides = {-1}, .offset = 4 * (COUNT - 1)},
+		{.ndim = 1, .shape = {COUNT / 3}, .strides = {3}, .offset = 4},
+		{.ndim = 1, .shape = {3}, .strides = {400000}},
+		{.ndim = 2, .shape = {1024, 1024}, .strides = {1, 1024}},
+		{.ndim = 2, .shape = {2, 2}, .strides = {1, COUNT - 2}},
+		{.ndim = 2, .shape = {2, 300000}, .strides = {400000, 1}},
+		{.ndim = 2, .shape = {300000, 2}, .strides = {-1, 500000}, .offset = 4 * 300000},
+		{.ndim = 2, .shape = {3, 300000}, .strides = {0, 1}, .offset = 8},
+		{.ndim = 3, .shape = {64, 5, 100}, .strides = {100, 0, 10000}},
+		{.ndim = 3, .shape = {100, 1, 7}, .strides = {-7, 99, 10001}, .offset = 4 * 800},
+		{.ndim = 2, .shape = {20, 3}, .strides = {2000, 2500}},
+		{.ndim = 2, .shape = {80, 70}, .strides = {5000, 5001}},
+		{.ndim = 2, .shape = {5, 0}, .strides = {3, 7}},
+	};
+	struct tmesh_region *region;
+	int32_t *all;
+	void *addr;
+
+	assert_ok(tmesh_region_create(*state, 4 * COUNT, NULL, &region, err));
+	assert_ok(tmesh_region_map(region, TMESH_READ | TMESH_WRITE, &addr, err));
+	all = addr;
+	for (int32_t i = 0; i < COUNT; i++)
+		all[i] = i;
+	for (size_t i = 0; i < sizeof(layouts) / sizeof(layouts[0]); i++) {
+		struct tmesh_layout layout = layouts[i];
+
+		layout.dtype = TMESH_INT32;
+		read_back(*state, region, all, layout);
+	}
+	tmesh_region_unmap(region, TMESH_READ | TMESH_WRITE);
+	tmesh_region_unref(region);
+}
+
 /* People see what a region holds, without what would open it. */
 static void test_description(void **state)
 {
@@ -316,6 +391,7 @@ int main(void)
 		TEST(test_put),	      TEST(test_put_seals),	 TEST(test_data_twice),
 		TEST(test_view),      TEST(test_wrap),		 TEST(test_ref),
 		TEST(test_try_unref), TEST(test_ref_lies),	 TEST(test_description),
+		TEST(test_read),
 	};
 
 	return cmocka_run_group_tests_name("tensor", tests, NULL, NULL);

@@ -5,7 +5,7 @@
  * The rule: a binary may point into a region only when the region is sealed AND pinned by
  * the binary's own resource, so that it can neither change, nor shrink, nor be taken away;
  * a fault in a mapping would end the whole VM. Everything else is copied by
- * tmesh_region_read(), which raises no signal and counts the copy.
+ * tmesh_tensor_read(), which raises no signal and counts the copy.
  */
 #include "nif.h"
 
@@ -181,74 +181,9 @@ static void remember(struct handle *handle, struct pinned *pinned)
 	pthread_mutex_unlock(&handle->lock);
 }
 
-/* Pack the elements of a strided tensor, whose first lies at @from, in C order to @to. */
-static void pack(const struct tmesh_layout *layout, const unsigned char *from, unsigned char *to)
-{
-	size_t run = tmesh_dtype_bits(layout->dtype) / 8;
-	const int64_t element = (int64_t)run;
-	int64_t index[TMESH_MAX_DIMS] = {0};
-	int32_t dims = layout->ndim;
-	int32_t i;
-
-	/* Inner dimensions without gaps are copied in one go. */
-	while (dims && layout->strides[dims - 1] * element == (int64_t)run) {
-		run *= (size_t)layout->shape[dims - 1];
-		dims--;
-	}
-	do {
-		memcpy(to, from, run);
-		to += run;
-		for (i = dims - 1; i >= 0; i--) {
-			from += layout->strides[i] * element;
-			if (++index[i] < layout->shape[i])
-				break;
-			from -= layout->strides[i] * element * layout->shape[i];
-			index[i] = 0;
-		}
-	} while (i >= 0);
-}
-
-/* Read the bytes between the first and the last element of a strided tensor, and pack them. */
-static int read_strided(struct tmesh_tensor *tensor, unsigned char *to, uint64_t limit,
-			struct tmesh_error *err)
-{
-	const struct tmesh_layout *layout = tmesh_tensor_layout(tensor);
-	int64_t element = tmesh_dtype_bits(layout->dtype) / 8;
-	int64_t before = 0, after = element; /* of element 0 */
-	unsigned char *span;
-	uint64_t bytes;
-	int rc;
-
-	for (int32_t i = 0; i < layout->ndim; i++) {
-		int64_t reach = layout->strides[i] * (layout->shape[i] - 1) * element;
-
-		if (reach < 0)
-			before -= reach;
-		else
-			after += reach;
-	}
-	bytes = (uint64_t)(before + after);
-	if (limit && bytes > limit)
-		return refuse(err, -EDQUOT,
-			      "the strided tensor spans %llu bytes, more than the "
-			      "limit max_shared_memory_mb allows to copy",
-			      (unsigned long long)bytes);
-	span = enif_alloc(bytes);
-	if (!span)
-		return refuse(err, -ENOMEM, "no memory for a copy of %llu bytes",
-			      (unsigned long long)bytes);
-	rc = tmesh_region_read(tmesh_tensor_region(tensor), layout->offset - (uint64_t)before, span,
-			       bytes, err);
-	if (!rc)
-		pack(layout, span + before, to);
-	enif_free(span);
-	return rc;
-}
-
 static int copy(struct tmesh_tensor *tensor, uint64_t limit, ErlNifBinary *binary,
 		struct tmesh_error *err)
 {
-	const struct tmesh_layout *layout = tmesh_tensor_layout(tensor);
 	uint64_t bytes = tmesh_tensor_bytes(tensor);
 	int rc;
 
@@ -261,11 +196,7 @@ static int copy(struct tmesh_tensor *tensor, uint64_t limit, ErlNifBinary *binar
 	if (!enif_alloc_binary(bytes, binary))
 		return refuse(err, -ENOMEM, "no memory for a copy of %llu bytes",
 			      (unsigned long long)bytes);
-	if (tmesh_layout_is_contiguous(layout))
-		rc = tmesh_region_read(tmesh_tensor_region(tensor), layout->offset, binary->data,
-				       bytes, err);
-	else
-		rc = read_strided(tensor, binary->data, limit, err);
+	rc = tmesh_tensor_read(tensor, binary->data, bytes, err);
 	if (rc)
 		enif_release_binary(binary);
 	return rc;

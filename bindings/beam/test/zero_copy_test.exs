@@ -230,13 +230,13 @@ defmodule Tmesh.ZeroCopyTest do
       view = %{base | shape: [n], strides: [0], byte_size: n} |> ZeroCopy.open!()
       assert {:error, %Error{type: :limit_exceeded}} = ZeroCopy.to_binary(view)
 
-      # Or few, far apart.
+      # Few are few, however far apart.
       on_exit(fn -> Application.delete_env(:tmesh, :zero_copy) end)
       base = ZeroCopy.allocate!([3_000_000], :uint8)
       ends = %{base | shape: [2], strides: [2_999_999], byte_size: 2} |> ZeroCopy.open!()
       assert ZeroCopy.to_binary(ends) == {:ok, <<0, 0>>}
       Application.put_env(:tmesh, :zero_copy, max_shared_memory_mb: 1)
-      assert {:error, %Error{type: :limit_exceeded}} = ZeroCopy.to_binary(ends)
+      assert ZeroCopy.to_binary(ends) == {:ok, <<0, 0>>}
     end
 
     test "points into sealed memory only when all of it is there" do
