@@ -25,7 +25,7 @@ $(B)/tmeshctl: $(TOOLS_OBJ) $(TOOLS_LIB)
 define MAN_PAGE
 @mkdir -p $(@D)
 { echo "'\\\" t"; scdoc < $<; } > $@
-@find $(@D) -lname $(@F) -delete
+@find $(@D) -ignore_readdir_race -lname $(@F) -delete
 @for name in $$(sed -n '/^# NAME$$/{n;n;s/ - .*//;s/,//g;p}' $<); do \
 	[ $$name$(suffix $@) = $(@F) ] || ln -s $(@F) $(@D)/$$name$(suffix $@) || exit; \
 done
