@@ -12,6 +12,7 @@ from pathlib import Path
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 
 from setuptools import Extension, setup
@@ -35,10 +36,29 @@ class BuildWithLibrary(build_ext):
 
     def build_extension(self, ext):
         self.complain_of_what_is_missing(ext)
-        if not SYSTEM_LIBRARY:
-            ext.sources = [*ext.sources, *(str(path) for folder in ("lib", "lib/common")
-                                          for path in sorted(ROOT.glob(f"{folder}/*.c")))]
+        rooms = [] if SYSTEM_LIBRARY else ["lib", "lib/common"]
+        if self.add_model(ext) and not SYSTEM_LIBRARY:
+            rooms.append("model")
+        ext.sources = [*ext.sources, *(str(path) for room in rooms for path in sorted(ROOT.glob(f"{room}/*.c")))]
         super().build_extension(ext)
+
+    def has(self, ext, header):
+        folders = [f"-I{folder}" for folder in (*ext.include_dirs, *self.include_dirs)]
+        return not subprocess.run([*self.compiler.compiler, *folders, "-E", "-x", "c", "-"], text=True,
+                                  input=f"#include <{header}>\n", capture_output=True).returncode
+
+    def add_model(self, ext):
+        """What reads files of tensors, with two libraries more. Without these the package is whole but for
+        tmesh.load_model() and tmesh.safetensors, which then say so."""
+        wanted = {} if SYSTEM_LIBRARY else {"liburing.h": "liburing-dev", "xxhash.h": "libxxhash-dev"}
+        missing = [package for header, package in wanted.items() if not self.has(ext, header)]
+        if missing:
+            print("tmesh: built without load_model() and tmesh.safetensors. For them, on Debian and Ubuntu: "
+                  f"sudo apt install {' '.join(missing)}", file=sys.stderr)
+            return False
+        ext.define_macros = [*ext.define_macros, ("TMESH_MODEL", None)]
+        ext.libraries = [*(["tmesh-model"] if SYSTEM_LIBRARY else ["uring"]), *ext.libraries]
+        return True
 
     def complain_of_what_is_missing(self, ext):
         """Before the compiler does, in words that help."""
@@ -49,10 +69,7 @@ class BuildWithLibrary(build_ext):
             wanted["jansson.h"] = "jansson, which reads and writes JSON", "libjansson-dev"
         missing = [("a C compiler", "gcc"), *wanted.values()]
         if shutil.which(compiler[0]):
-            folders = [f"-I{folder}" for folder in (*ext.include_dirs, *self.include_dirs)]
-            missing = [what for header, what in wanted.items()
-                       if subprocess.run([*compiler, *folders, "-E", "-x", "c", "-"], text=True,
-                                         input=f"#include <{header}>\n", capture_output=True).returncode]
+            missing = [what for header, what in wanted.items() if not self.has(ext, header)]
         if missing:
             raise SystemExit("tmesh cannot be compiled here. What is missing, or cannot be found by "
                              f"{compiler[0]}: {'; '.join(what for what, _ in missing)}.\n"
@@ -70,7 +87,7 @@ class SourcesWithLibrary(sdist):
     def make_release_tree(self, base_dir, files):
         super().make_release_tree(base_dir, files)
         self.put(HERE, HERE.glob("ext/*"), Path(base_dir))
-        library = [ROOT / "VERSION", *ROOT.glob("lib/**/*.[ch]"), *ROOT.glob("include/**/*.h")]
+        library = [ROOT / "VERSION", *ROOT.glob("lib/**/*.[ch]"), *ROOT.glob("model/*.[ch]"), *ROOT.glob("include/**/*.h")]
         self.put(ROOT, library, Path(base_dir, DISTRIBUTED.name))
 
     def put(self, top, files, target):
@@ -83,7 +100,7 @@ class SourcesWithLibrary(sdist):
 extension = Extension(
     "tmesh._tmesh",
     sources=sorted(str(path.relative_to(HERE)) for path in HERE.glob("ext/*.c")),
-    depends=[str(path) for path in (*HERE.glob("ext/*.h"), *ROOT.glob("lib/**/*.h"),
+    depends=[str(path) for path in (*HERE.glob("ext/*.h"), *ROOT.glob("lib/**/*.h"), *ROOT.glob("model/*.h"),
                                     *ROOT.glob("include/**/*.h"), ROOT / "VERSION")],
     include_dirs=[str(ROOT / "include"), str(ROOT / "include" / "uapi")],
     define_macros=[

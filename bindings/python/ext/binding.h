@@ -68,6 +68,7 @@ struct tensor {
 	bool left;	    /* its "with" has ended: it goes with its last view */
 	Py_ssize_t writers; /* of the root */
 	Py_ssize_t views;
+	PyObject *model; /* of the root: what a loaded model's tensors keep, else NULL */
 	/* The layout as Python's buffer protocol wants it: strides in bytes. */
 	int ndim;
 	Py_ssize_t itemsize; /* 0 for types of 4 bits */
@@ -133,6 +134,8 @@ extern PyType_Spec arena_spec;
 /* private.c */
 PyObject *tensor_private(PyObject *object, PyObject *unused);
 PyObject *tensor_torch(PyObject *object, PyObject *args, PyObject *kwargs);
+/* All of a private view of @region, as bytes: a root for tensors in it. @of is the region's root. */
+PyObject *private_root(struct state *st, struct tmesh_region *region, struct tensor *of);
 
 /* tensor.c */
 enum view_kind {
@@ -189,9 +192,15 @@ extern PyType_Spec channel_spec;
 /* bundle.c */
 PyObject *bundle_open(struct state *st, struct tmesh_ctx *ctx, const char *text, size_t bytes,
 		      uint32_t rights);
+/* Takes over @bundle; its tensors keep @model. */
+PyObject *bundle_of_model(struct state *st, struct tmesh_bundle *bundle, PyObject *model);
 PyObject *module_make_bundle(PyObject *module, PyObject *args);
 PyObject *module_write(PyObject *module, PyObject *args);
 extern PyType_Spec held_spec;
+
+/* model.c */
+PyObject *module_load_model(PyObject *module, PyObject *args);
+PyObject *module_parse_model(PyObject *module, PyObject *data);
 
 /* sent.c */
 extern PyType_Spec sent_spec;

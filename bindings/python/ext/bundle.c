@@ -162,6 +162,73 @@ static PyObject *held_tensor(PyObject *object, PyObject *number)
 			  tmesh_region_rights(tmesh_tensor_region(tensor)) & self->rights);
 }
 
+/* Of the private views in @roots that of a region; made when it is first wanted. Borrowed. */
+static struct tensor *private_of(struct held *self, struct tensor **roots, struct tmesh_region *region)
+{
+	size_t count;
+	struct tmesh_region *const *regions = tmesh_bundle_regions(self->bundle, &count);
+
+	for (size_t i = 0; i < count; i++) {
+		if (regions[i] != region)
+			continue;
+		if (!roots[i])
+			roots[i] = (struct tensor *)private_root(state_of_held(self), region,
+								 root_of(self, region));
+		return roots[i];
+	}
+	return NULL;
+}
+
+static PyObject *private_tensor(struct held *self, struct tensor **roots, size_t i)
+{
+	struct state *st = state_of_held(self);
+	struct tmesh_tensor *shared, *mine;
+	struct tmesh_error err;
+	struct tensor *root;
+	int rc;
+
+	if (tmesh_bundle_tensor(self->bundle, i, &shared, &err))
+		return raise_error(st, &err);
+	root = private_of(self, roots, tmesh_tensor_region(shared));
+	if (!root) {
+		tmesh_tensor_unref(shared);
+		return NULL;
+	}
+	rc = tmesh_tensor_wrap(tmesh_tensor_region(root->tensor), tmesh_tensor_layout(shared), &mine,
+			       &err);
+	tmesh_tensor_unref(shared);
+	return rc ? raise_error(st, &err)
+		  : tensor_new(st, mine, root, TMESH_READ | TMESH_WRITE);
+}
+
+static PyObject *held_private(PyObject *object, PyObject *unused)
+{
+	struct held *self = (struct held *)object;
+	struct tmesh_bundle *bundle = held_get(self);
+	struct tensor **roots = NULL;
+	PyObject *list;
+	size_t count;
+
+	if (!bundle)
+		return NULL;
+	tmesh_bundle_regions(bundle, &count);
+	roots = calloc(count + 1, sizeof(*roots));
+	if (!roots)
+		return PyErr_NoMemory();
+	list = PyList_New(0);
+	for (size_t i = 0; list && i < tmesh_bundle_count(bundle); i++) {
+		PyObject *tensor = private_tensor(self, roots, i);
+
+		if (!tensor || PyList_Append(list, tensor))
+			Py_CLEAR(list);
+		Py_XDECREF(tensor);
+	}
+	for (size_t i = 0; i < count; i++)
+		Py_XDECREF((PyObject *)roots[i]);
+	free(roots);
+	return list;
+}
+
 static PyObject *held_regions(PyObject *object, PyObject *unused)
 {
 	struct held *self = (struct held *)object;
@@ -240,6 +307,8 @@ static PyMethodDef methods[] = {
 	{"tensor", held_tensor, METH_O, "tensor($self, number, /)\n--\n\nThat one, from 0."},
 	{"regions", held_regions, METH_NOARGS,
 	 "regions($self, /)\n--\n\nThe index and the data regions, as bytes."},
+	{"private", held_private, METH_NOARGS,
+	 "private($self, /)\n--\n\nAll tensors, in one private view of each region."},
 	{"ref", held_ref, METH_O, "ref($self, writable, /)\n--\n\nAs JSON."},
 	{"release", held_release, METH_NOARGS, "release($self, /)\n--\n\nTensors of it stay."},
 	{NULL},
@@ -284,6 +353,15 @@ PyObject *bundle_open(struct state *st, struct tmesh_ctx *ctx, const char *text,
 	result = held ? call_python("tmesh.bundles", "Bundle", held) : NULL;
 	Py_XDECREF(held);
 	return result;
+}
+
+PyObject *bundle_of_model(struct state *st, struct tmesh_bundle *bundle, PyObject *model)
+{
+	struct held *held = (struct held *)held_new(st, bundle, TMESH_READ, NULL);
+
+	for (Py_ssize_t i = 0; held && i < PyList_Size(held->roots); i++)
+		((struct tensor *)PyList_GetItem(held->roots, i))->model = Py_NewRef(model);
+	return (PyObject *)held;
 }
 
 /* What Tensor.seal() would refuse. */

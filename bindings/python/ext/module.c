@@ -314,6 +314,11 @@ static PyMethodDef functions[] = {
 	 "nobody is left there, ProtocolError when something else came."},
 	{"make_bundle", module_make_bundle, METH_VARARGS,
 	 "make_bundle(pairs, metadata, seal, label, /)\n--\n\nOf a tuple of (name, Tensor)."},
+	{"load_model", module_load_model, METH_VARARGS,
+	 "load_model(path, keep, alone, hash, progress, /)\n--\n\n"
+	 "(Held, report, [(name, type, dtype, shape, place in the file, bytes), ...])."},
+	{"parse_model", module_parse_model, METH_O,
+	 "parse_model(data, /)\n--\n\n(format, list as load_model()'s, metadata as JSON)."},
 	{"write", module_write, METH_VARARGS,
 	 "write(tensor, buffer, /)\n--\n\nFill a contiguous tensor; one copy, which is counted."},
 	{"stats", module_stats, METH_NOARGS,

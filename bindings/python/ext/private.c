@@ -4,6 +4,34 @@
 
 #include <errno.h>
 
+/* A private view belongs to the same model. */
+static PyObject *of_model(PyObject *view, struct tensor *of)
+{
+	if (view)
+		((struct tensor *)view)->model = Py_XNewRef(of->root->model);
+	return view;
+}
+
+PyObject *private_root(struct state *st, struct tmesh_region *region, struct tensor *of)
+{
+	int64_t bytes = (int64_t)tmesh_region_bytes(region);
+	struct tmesh_tensor *tensor;
+	struct tmesh_layout layout;
+	struct tmesh_region *view;
+	struct tmesh_error err;
+	int rc;
+
+	if (tmesh_region_private(region, &view, &err))
+		return raise_region_error(st, region, &err);
+	rc = tmesh_layout_contiguous(&layout, TMESH_UINT8, 1, &bytes, &err);
+	if (!rc)
+		rc = tmesh_tensor_wrap(view, &layout, &tensor, &err);
+	tmesh_region_unref(view);
+	if (rc)
+		return raise_error(st, &err);
+	return of_model(tensor_new(st, tensor, NULL, TMESH_READ | TMESH_WRITE), of);
+}
+
 PyObject *tensor_private(PyObject *object, PyObject *unused)
 {
 	struct tensor *self = (struct tensor *)object;
@@ -21,7 +49,7 @@ PyObject *tensor_private(PyObject *object, PyObject *unused)
 	}
 	if (rc)
 		return raise_region_error(state_of(self), tmesh_tensor_region(tensor), &err);
-	return tensor_new(state_of(self), mine, NULL, TMESH_READ | TMESH_WRITE);
+	return of_model(tensor_new(state_of(self), mine, NULL, TMESH_READ | TMESH_WRITE), self);
 }
 
 /* torch.from_dlpack() of a tensor that PyTorch may write to. */
@@ -37,10 +65,11 @@ PyObject *tensor_torch(PyObject *object, PyObject *args, PyObject *kwargs)
 	if (!tensor_get(self))
 		return NULL;
 	if (!private && (tensor_is_sealed(self) || !(self->rights & TMESH_WRITE)))
-		return raise_code(state_of(self), EACCES,
-				  "PyTorch has no read-only tensors, and a write to this memory would end "
-				  "the process: torch(private=True) gives a copy-on-write view, "
-				  "torch.from_dlpack(t.dlpack(allow_readonly=True)) promises not to write");
+		return raise_code(
+			state_of(self), EACCES,
+			"PyTorch has no read-only tensors, and a write to this memory would end "
+			"the process: torch(private=True) gives a copy-on-write view, "
+			"torch.from_dlpack(t.dlpack(allow_readonly=True)) promises not to write");
 	torch = PyImport_ImportModule("torch");
 	if (!torch)
 		return NULL;

@@ -70,6 +70,7 @@ static void tensor_dealloc(PyObject *object)
 		Py_DECREF(self->root);
 	Py_XDECREF(self->id);
 	Py_XDECREF(self->label);
+	Py_XDECREF(self->model);
 	PyObject_Free(self);
 	Py_DECREF(type);
 }

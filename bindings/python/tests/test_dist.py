@@ -42,7 +42,7 @@ def test_sources(dist):
     with tarfile.open(source) as tar:
         names = {name.split("/", 1)[1] for name in tar.getnames() if "/" in name}
     for name in ("setup.py", "ext/binding.h", "ext/_tmesh.map", "tmesh/__init__.py", "README.md",
-                 "library/VERSION", "library/lib/region.c", "library/include/tmesh/tmesh.h",
+                 "library/VERSION", "library/lib/region.c", "library/model/load.c", "tmesh/safetensors/torch.py", "library/include/tmesh/tmesh.h",
                  "library/include/uapi/linux/tmesh.h"):
         assert name in names
     assert not [name for name in names if "tests" in name or name.endswith((".o", ".so"))]
@@ -67,7 +67,8 @@ def test_wheel_for_other_machines(dist):
     assert "manylinux" in wheel.name
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    assert [name for name in names if name.startswith("tmesh.libs/libjansson")]
+    for library in ("libjansson", "liburing"):
+        assert [name for name in names if name.startswith(f"tmesh.libs/{library}")]
 
 
 def test_wheel_in_an_empty_environment(dist, tmp_path):
@@ -106,6 +107,17 @@ def test_what_is_missing_is_said_before_the_compiler_does(dist, tmp_path, header
     compiler.chmod(0o755)
     said = build(dist, tmp_path, CC=str(compiler))
     assert f"sudo apt install {packages}\n" in said and "error:" not in said
+
+
+@pytest.mark.parametrize("header, package", [("liburing.h", "liburing-dev"), ("xxhash.h", "libxxhash-dev")])
+def test_without_the_libraries_of_models_the_rest_is_built(dist, tmp_path, header, package):
+    """It goes on to compile, which this compiler refuses."""
+    compiler = tmp_path / "cc"
+    compiler.write_text(f"#!/bin/sh\ncase \"$*\" in *-E*) ! grep -q '{header}>'; exit;; esac\nexit 1\n")
+    compiler.chmod(0o755)
+    said = build(dist, tmp_path, CC=str(compiler))
+    assert f"built without load_model() and tmesh.safetensors. For them, on Debian and Ubuntu: sudo apt install " \
+           f"{package}\n" in said and "cannot be compiled here" not in said
 
 
 def test_no_compiler(dist, tmp_path):

@@ -49,6 +49,7 @@ from .errors import (
     StaleError,
     UnsupportedError,
 )
+from .model import Model, load_model
 from .picture import graph
 from .queue import Queue
 
@@ -62,6 +63,7 @@ __all__ = [
     "GoneError",
     "InvalidError",
     "LimitError",
+    "Model",
     "NotFoundError",
     "OutOfMemoryError",
     "PeerTimeoutError",
@@ -84,6 +86,7 @@ __all__ = [
     "gather",
     "graph",
     "holders",
+    "load_model",
     "put",
     "recv",
     "regions",

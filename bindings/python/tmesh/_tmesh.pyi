@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Protocol, SupportsIndex, TypedDict, final, overload
@@ -39,6 +39,27 @@ class Stats(TypedDict):
     pool_bytes: int
     tokens_served: int
     opens_without_wake: int
+
+class ModelReport(TypedDict):
+    """How a model was loaded; sizes in bytes, rates in bytes per second, 0 where they were not measured."""
+
+    format: Literal["safetensors", "gguf"]
+    bytes: int
+    bytes_read: int
+    bytes_copied: int
+    tensors_moved: int
+    huge_bytes: int
+    ns: int
+    method: str | None
+    shared: bool
+    direct_rate: int
+    buffered_rate: int
+    hash: str | None
+    file_system: str
+    reason: str
+    kept: str | None
+
+_Described = tuple[str, str, str | None, tuple[int, ...], int, int]
 
 class Capability(TypedDict):
     level: Literal["no", "cooperative", "enforced"]
@@ -224,6 +245,7 @@ class Held:
     def id(self) -> str: ...
     def names(self) -> list[str]: ...
     def tensor(self, number: int, /) -> Tensor: ...
+    def private(self) -> list[Tensor]: ...
     def regions(self) -> list[Tensor]: ...
     def ref(self, writable: bool, /) -> str: ...
     def release(self) -> None: ...
@@ -354,6 +376,15 @@ def put(
 def make_bundle(
     pairs: tuple[tuple[str, Tensor], ...], metadata: str | None, seal: bool, label: str | None, /
 ) -> Held: ...
+def load_model(
+    path: str | PathLike[str],
+    keep: bool,
+    alone: bool,
+    hash: bool,
+    progress: Callable[[int, int, bool], object] | None,
+    /,
+) -> tuple[Held, ModelReport, list[_Described]]: ...
+def parse_model(data: Buffer, /) -> tuple[str, list[_Described], str]: ...
 def write(tensor: Tensor, buffer: Buffer, /) -> None: ...
 @overload
 def open(ref: Ref | Tensor, /, writable: bool = False) -> Tensor: ...

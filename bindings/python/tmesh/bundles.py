@@ -68,6 +68,11 @@ class Bundle(Mapping[str, _tmesh.Tensor]):
         ref: dict[str, Any] = json.loads(self._held.ref(writable))
         return ref
 
+    def private(self) -> dict[str, _tmesh.Tensor]:
+        """All tensors in one copy-on-write view of each region, as Tensor.private() is of one tensor: what is
+        written is one's own. Each call makes new views. Only of a sealed bundle."""
+        return dict(zip(self, self._held.private()))
+
     def release(self) -> None:
         """Let go. Tensors that were taken from it stay; all other use raises ReleasedError."""
         self._held.release()

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What tmesh.load_model() stands on: files of tensors, by libtmesh-model. It is compiled in where
+ * its own libraries are at hand (TMESH_MODEL); else these functions say what is missing.
+ */
+#include "binding.h"
+
+#include <errno.h>
+
+#ifndef TMESH_MODEL
+
+static PyObject *left_out(PyObject *module)
+{
+	return raise_code(
+		PyModule_GetState(module), EOPNOTSUPP,
+		"this tmesh was built without liburing and xxhash, which read files of tensors. On "
+		"Debian and Ubuntu: sudo apt install liburing-dev libxxhash-dev, then install "
+		"tmesh again (pip install --force-reinstall)");
+}
+
+PyObject *module_load_model(PyObject *module, PyObject *args)
+{
+	return left_out(module);
+}
+
+PyObject *module_parse_model(PyObject *module, PyObject *data)
+{
+	return left_out(module);
+}
+
+#else
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <tmesh/model.h>
+#include <unistd.h>
+
+#define MODEL "tmesh.model"
+
+/* Where a loading stands, and the thread that waits for it. */
+struct watch {
+	PyThreadState *thread;
+	PyObject *progress; /* NULL: nobody wants to know */
+};
+
+static int watch_progress(void *data, const struct tmesh_model_progress *progress)
+{
+	struct watch *watch = data;
+	PyObject *result = NULL;
+	int stop;
+
+	PyEval_RestoreThread(watch->thread);
+	/* Ctrl-C, and whatever else a signal's handler raises. */
+	stop = PyErr_CheckSignals();
+	if (!stop && watch->progress) {
+		result = PyObject_CallFunction(watch->progress, "KKO",
+					       (unsigned long long)progress->bytes_done,
+					       (unsigned long long)progress->bytes_total,
+					       progress->waiting ? Py_True : Py_False);
+		stop = !result;
+		Py_XDECREF(result);
+	}
+	watch->thread = PyEval_SaveThread();
+	return stop;
+}
+
+/*
+ * Others find a loaded model as long as the library's object lives, so all tensors of it keep this.
+ * In a child of fork() the object's locks are the parent's: what the child lets go of there would
+ * end them.
+ */
+static void capsule_free(PyObject *capsule)
+{
+	struct tmesh_model *model = PyCapsule_GetPointer(capsule, MODEL);
+
+	if ((intptr_t)PyCapsule_GetContext(capsule) != (intptr_t)getpid())
+		return;
+	Py_BEGIN_ALLOW_THREADS;
+	tmesh_model_unref(model);
+	Py_END_ALLOW_THREADS;
+}
+
+/* Takes over @model. */
+static PyObject *capsule_new(struct tmesh_model *model)
+{
+	PyObject *capsule = PyCapsule_New(model, MODEL, capsule_free);
+
+	if (!capsule)
+		tmesh_model_unref(model);
+	else if (PyCapsule_SetContext(capsule, (void *)(intptr_t)getpid()))
+		Py_CLEAR(capsule);
+	return capsule;
+}
+
+static PyObject *report(const struct tmesh_model *model, bool hashed, struct state *st)
+{
+	struct tmesh_model_report report = {.size = sizeof(report)};
+	const char *method;
+	struct tmesh_error err;
+	char hash[33] = "";
+
+	if (tmesh_model_report(model, &report, &err))
+		return raise_error(st, &err);
+	method = tmesh_model_method_name(report.method);
+	for (int i = 0; i < 16; i++)
+		snprintf(hash + 2 * i, 3, "%02x", report.hash[i]);
+	/* clang-format off */
+	return Py_BuildValue("{s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:z,s:O,s:K,s:K,s:z,s:s,s:s,s:z}",
+			     "format", tmesh_model_format_name(tmesh_model_format(model)),
+			     "bytes", (unsigned long long)report.bytes,
+			     "bytes_read", (unsigned long long)report.bytes_read,
+			     "bytes_copied", (unsigned long long)report.bytes_copied,
+			     "tensors_moved", (unsigned long long)report.tensors_moved,
+			     "huge_bytes", (unsigned long long)report.huge_bytes,
+			     "ns", (unsigned long long)report.ns,
+			     "method", method,
+			     "shared", report.shared ? Py_True : Py_False,
+			     "direct_rate", (unsigned long long)report.direct_rate,
+			     "buffered_rate", (unsigned long long)report.buffered_rate,
+			     "hash", hashed ? hash : NULL,
+			     "file_system", report.file_system,
+			     "reason", report.reason,
+			     "kept", report.kept[0] ? report.kept : NULL);
+	/* clang-format on */
+}
+
+/* (name, type as the file spells it, dtype or None, shape, place, bytes) of each. */
+static PyObject *described(const struct tmesh_model *model, struct state *st)
+{
+	PyObject *list = PyList_New(0);
+
+	for (size_t i = 0; list && i < tmesh_model_tensors(model); i++) {
+		struct tmesh_model_tensor tensor = {.size = sizeof(tensor)};
+		PyObject *shape, *entry = NULL;
+		struct tmesh_error err;
+
+		if (tmesh_model_tensor(model, i, &tensor, &err)) {
+			Py_DECREF(list);
+			return raise_error(st, &err);
+		}
+		shape = tuple_from_ints(tensor.shape, tensor.ndim);
+		if (shape)
+			entry = Py_BuildValue("sszNKK", tensor.name, tensor.type,
+					      tensor.dtype ? tmesh_dtype_name(tensor.dtype) : NULL,
+					      shape, (unsigned long long)tensor.file_offset,
+					      (unsigned long long)tensor.bytes);
+		if (!entry || PyList_Append(list, entry))
+			Py_CLEAR(list);
+		Py_XDECREF(entry);
+	}
+	return list;
+}
+
+static PyObject *loaded(struct state *st, struct tmesh_ctx *ctx, struct tmesh_model *model,
+			bool hashed)
+{
+	PyObject *held = NULL, *said, *list = NULL, *capsule = capsule_new(model);
+	struct tmesh_bundle *bundle;
+	struct tmesh_error err;
+
+	if (!capsule)
+		return NULL;
+	said = report(model, hashed, st);
+	if (said)
+		list = described(model, st);
+	if (list) {
+		if (tmesh_model_bundle(ctx, model, &bundle, &err))
+			raise_error(st, &err);
+		else
+			held = bundle_of_model(st, bundle, capsule);
+	}
+	Py_DECREF(capsule);
+	if (held)
+		return Py_BuildValue("NNN", held, said, list);
+	Py_XDECREF(said);
+	Py_XDECREF(list);
+	return NULL;
+}
+
+PyObject *module_load_model(PyObject *module, PyObject *args)
+{
+	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .progress = watch_progress};
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_ctx *ctx = context(st);
+	PyObject *path = NULL, *progress;
+	struct tmesh_model *model;
+	struct watch watch = {0};
+	struct tmesh_error err;
+	int keep, alone, hash, rc;
+
+	if (!ctx || !PyArg_ParseTuple(args, "O&pppO:load_model", PyUnicode_FSConverter, &path,
+				      &keep, &alone, &hash, &progress))
+		return NULL;
+	watch.progress = progress == Py_None ? NULL : progress;
+	opts.progress_data = &watch;
+	opts.flags = (keep ? TMESH_MODEL_KEEP : 0) | (alone ? TMESH_MODEL_ALONE : 0) |
+		     (hash ? TMESH_MODEL_HASH : 0);
+	watch.thread = PyEval_SaveThread();
+	rc = tmesh_model_load(ctx, PyBytes_AsString(path), &opts, &model, &err);
+	PyEval_RestoreThread(watch.thread);
+	Py_DECREF(path);
+	if (rc)
+		/* What the callback or a signal raised goes before what it led to. */
+		return PyErr_Occurred() ? NULL : raise_error(st, &err);
+	return loaded(st, ctx, model, hash);
+}
+
+PyObject *module_parse_model(PyObject *module, PyObject *data)
+{
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_model *model;
+	PyObject *list, *result;
+	struct tmesh_error err;
+	char *metadata;
+	uint64_t need;
+	Py_buffer view;
+	int rc;
+
+	if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE))
+		return NULL;
+	rc = tmesh_model_parse(view.buf, (size_t)view.len, (uint64_t)view.len, &model, &need, &err);
+	PyBuffer_Release(&view);
+	if (rc == -EAGAIN)
+		return raise_code(st, EPROTO, "the header ends behind the data's end");
+	if (rc)
+		return raise_error(st, &err);
+	list = described(model, st);
+	rc = list ? tmesh_model_metadata_json(model, 0, &metadata, &err) : 0;
+	if (!list || rc) {
+		Py_XDECREF(list);
+		result = rc ? raise_error(st, &err) : NULL;
+	} else {
+		result = Py_BuildValue("sNs", tmesh_model_format_name(tmesh_model_format(model)),
+				       list, metadata);
+		free(metadata);
+	}
+	tmesh_model_unref(model);
+	return result;
+}
+
+#endif /* TMESH_MODEL */
