@@ -26,6 +26,7 @@ HOST_SUITES = \
 	cuda-check \
 	python-check \
 	python-arrow-check \
+	python-model-check \
 	beam-check \
 	beam-dialyzer \
 	beam-package-check \

@@ -5,7 +5,7 @@
 
 PYTHON_DIR     := bindings/python
 PYTHON_SOURCES := $(wildcard $(PYTHON_DIR)/*.toml $(PYTHON_DIR)/*.py $(PYTHON_DIR)/ext/* \
-		    $(PYTHON_DIR)/tmesh/* $(PYTHON_DIR)/tmesh/worker/* lib/*.[ch] lib/common/*.[ch] include/*/*.h \
+		    $(PYTHON_DIR)/tmesh/* $(PYTHON_DIR)/tmesh/*/* lib/*.[ch] lib/common/*.[ch] model/*.[ch] include/*/*.h \
 		    include/uapi/*/*.h) VERSION
 
 python: $(VENV)/tmesh.stamp ## build the Python package into build/venv
@@ -29,7 +29,7 @@ python-lists: $(PYTHON_LISTS)
 
 $(B)/python/lists/%.d: $(PYTHON_DIR)/ext/%.c $(PYTHON_SOURCES)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) \
+	$(CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) -DTMESH_MODEL \
 		-I$(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))') -MM -MT $@ -o $@ $<
 
 # Without mypy the test of the stubs is skipped, and says so.
@@ -65,6 +65,26 @@ python-arrow-check: $(ARROW_VENV)/tmesh.stamp ## the Python package's tests with
 	$(ARROW_VENV)/bin/python -P -m pytest --tap $(PYTHON_DIR)/tests/test_arrow.py \
 		$(PYTHON_DIR)/tests/test_table.py $(PYTHON_DIR)/tests/test_readme.py \
 		$(PYTHON_DIR)/tests/test_worker.py::test_tables $(PYTHON_DIR)/tests/test_dist.py && exit $$status
+
+# The package safetensors, beside the system's PyTorch. Without it, as on a machine without a network, the tests that
+# compare with it are skipped.
+SAFETENSORS_VENV := $(B)/venv-safetensors
+
+$(SAFETENSORS_VENV)/tools.stamp:
+	$(PYTHON) -m venv --clear --system-site-packages $(SAFETENSORS_VENV)
+	$(SAFETENSORS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check safetensors || true
+	@touch $@
+
+$(SAFETENSORS_VENV)/tmesh.stamp: $(VENV)/tmesh.stamp $(SAFETENSORS_VENV)/tools.stamp
+	$(VPYTHON) -c 'import pathlib, tmesh; print(pathlib.Path(tmesh.__file__).parents[1])' \
+		> $(SAFETENSORS_VENV)/lib/python$(shell $(PYTHON) -c \
+		'import sys; print("%d.%d" % sys.version_info[:2])')/site-packages/tmesh.pth
+	@touch $@
+
+python-model-check: $(SAFETENSORS_VENV)/tmesh.stamp ## files of tensors in Python, beside the package safetensors
+	@$(SAFETENSORS_VENV)/bin/python -P -m pytest --tap $(PYTHON_DIR)/tests/test_model.py
+
+.PHONY: python-model-check
 
 # What users have instead of the system's packages: today's, in an environment without the system's.
 # PyTorch is the build for CUDA, gigabytes of it, so this is for check-full. CURRENT_PYTHON says which

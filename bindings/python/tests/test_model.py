@@ -1,0 +1,452 @@
+# SPDX-License-Identifier: MIT
+"""Files of tensors: tmesh.load_model(), and tmesh.safetensors beside the package safetensors."""
+
+import gc
+import importlib.util
+import json
+import os
+import pickle
+import signal
+import struct
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import tmesh
+import tmesh.safetensors
+import tmesh.safetensors.numpy as ours_numpy
+from conftest import EMULATED, SLOW_IMPORT
+
+try:
+    tmesh._tmesh.parse_model(b"\2\0\0\0\0\0\0\0{}")
+    LEFT_OUT = ""
+except tmesh.UnsupportedError as error:
+    LEFT_OUT = str(error)
+
+pytestmark = pytest.mark.skipif(bool(LEFT_OUT), reason=LEFT_OUT)
+
+ARRAYS = {
+    "w": np.arange(6, dtype="float32").reshape(2, 3), "scalar": np.array(5), "empty": np.empty((0, 3), "float32"),
+    "bytes": np.arange(3, dtype="uint8"), "flags": np.array([True, False]), "half": np.ones((2, 2, 2), "float16"),
+    "wide": np.arange(24, dtype="float64").reshape(2, 3, 4), "small": np.arange(-2, 2, dtype="int16"),
+}
+
+
+def same(one, other):
+    assert set(one) == set(other)
+    for name in one:
+        assert one[name].dtype == other[name].dtype and one[name].shape == other[name].shape
+        assert one[name].tolist() == other[name].tolist()
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "model.safetensors"
+    ours_numpy.save_file(ARRAYS, path, {"format": "pt", "who": "a test"})
+    return path
+
+
+@pytest.fixture
+def big(tmp_path):
+    """32 MiB, more than what a process would have by chance."""
+    path = tmp_path / "big.safetensors"
+    ours_numpy.save_file({"w": np.ones(8 << 20, "float32"), "b": np.arange(4, dtype="float32")}, path)
+    return path
+
+
+@pytest.fixture
+def torch():
+    if EMULATED:
+        pytest.skip(SLOW_IMPORT)
+    return pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
+@pytest.fixture
+def theirs(torch):
+    pytest.importorskip("safetensors", reason="the package safetensors is not installed: make python-model-check")
+    import safetensors.numpy
+    import safetensors.torch
+    return safetensors
+
+
+def anonymous_kib():
+    with open("/proc/self/smaps_rollup") as smaps:
+        return next(int(line.split()[1]) for line in smaps if line.startswith("Anonymous"))
+
+
+# tmesh.load_model()
+
+def test_a_mapping_of_tensors(file):
+    model = tmesh.load_model(file)
+    assert len(model) == len(ARRAYS) and set(model) == set(ARRAYS) and "w" in model and "v" not in model
+    assert model["w"].sealed and model["w"].numpy().tolist() == ARRAYS["w"].tolist()
+    assert model.metadata == {"format": "pt", "who": "a test"}
+    assert model.entries["half"].type == "F16" and model.entries["half"].shape == (2, 2, 2)
+    report = model.report
+    assert report["format"] == "safetensors" and report["shared"] and report["method"] and report["reason"]
+    assert report["bytes_read"] == sum(array.nbytes for array in ARRAYS.values()) and report["hash"] is None
+    assert "w" in repr(model) and model.nbytes == report["bytes_read"]
+    with pytest.raises(KeyError):
+        model["v"]
+
+
+def test_it_goes_wherever_values_go(file):
+    def made():
+        with tmesh.load_model(file) as model:
+            return model["w"], model.private()["w"]
+
+    shared, mine = made()
+    mine.numpy()[0, 0] = 7
+    assert shared.numpy()[0, 0] == 0 and mine.numpy()[0, 0] == 7
+    model = tmesh.load_model(file)
+    assert tmesh.open(model.ref())["w"].numpy().tolist() == ARRAYS["w"].tolist()
+    assert isinstance(pickle.loads(pickle.dumps(model)), tmesh.Bundle)
+    model.release()
+    with pytest.raises(tmesh.ReleasedError):
+        model["w"]
+
+
+def test_one_read_for_all_as_long_as_a_tensor_lives(big, peer, torch):
+    """The tensor alone, as a program has it that has closed its file."""
+    held = tmesh.load_model(big).state_dict()["b"]
+    gc.collect()
+    other = peer("import sys, tmesh; m = tmesh.load_model(sys.argv[1]); "
+                 "print(m.report['bytes_read'], m['b'].id, m['b'].numpy().tolist())", str(big))
+    assert other.stdout.readline().split(None, 2)[0] == "0"
+    del held
+    gc.collect()
+    folder = os.environ["TMESH_RUNTIME_DIR"]
+    assert other.wait(20) == 0
+    assert not [name for name in os.listdir(folder) if name.endswith(".flight")]
+    with tmesh.load_model(big) as model:
+        assert model.report["bytes_read"]
+
+
+def test_one_copy(big, peer, torch):
+    """Addresses differ, memory does not: nothing is anonymous until it is written."""
+    program = """
+import sys, tmesh
+def anonymous():
+    with open("/proc/self/smaps_rollup") as smaps:
+        return next(int(line.split()[1]) for line in smaps if line.startswith("Anonymous"))
+import torch
+torch.ones(10).sum()
+before = anonymous()
+weights = tmesh.load_model(sys.argv[1])
+state = weights.state_dict()
+print(state["w"].sum().item(), anonymous() - before < 8192, weights.report["bytes_read"], weights["w"].id, flush=True)
+input()
+state["w"][0] = 50
+print(state["w"][:2].tolist(), anonymous() - before < 8192, flush=True)
+input()
+print(state["b"].tolist(), flush=True)
+"""
+    one, two = peer(program, str(big)), peer(program, str(big))
+    first, second = one.stdout.readline().split(), two.stdout.readline().split()
+    assert first[:2] == second[:2] == [str(float(8 << 20)), "True"]
+    assert sorted((first[2], second[2]))[0] == "0" and first[3] == second[3]
+    one.stdin.write("\n")
+    one.stdin.flush()
+    assert one.stdout.readline().strip() == "[50.0, 1.0] True"
+    with tmesh.load_model(big) as mine:
+        assert mine.report["bytes_read"] == 0 and mine["w"].numpy()[0] == 1
+    two.stdin.write("\n")
+    two.stdin.flush()
+    assert two.stdout.readline().strip() == "[50.0, 1.0] True"
+
+
+@pytest.mark.parametrize("harm", [lambda path: os.truncate(path, 100), os.unlink,
+                                  lambda path: path.write_bytes(b"\0" * path.stat().st_size)],
+                         ids=["truncated", "removed", "overwritten"])
+def test_what_happens_to_the_file_later_changes_nothing(big, harm):
+    array = ours_numpy.load_file(big)["w"]
+    harm(big)
+    assert array.sum() == 8 << 20 and array[-1] == 1
+    if big.exists():
+        with pytest.raises(tmesh.safetensors.SafetensorError):
+            ours_numpy.load_file(big)
+
+
+def test_progress_and_what_it_raises(big):
+    seen = []
+    with tmesh.load_model(big, progress=lambda *said: seen.append(said)):
+        assert seen[-1][0] == seen[-1][1] == (32 << 20) + 16 and seen[-1][2] is False
+
+    def stop(*said):
+        raise KeyError("enough")
+
+    with pytest.raises(KeyError, match="enough"):
+        tmesh.load_model(big, progress=stop)
+    assert not [name for name in os.listdir(os.environ["TMESH_RUNTIME_DIR"]) if name.endswith(".flight")]
+
+
+def test_ctrl_c_ends_the_wait_for_another_reader(big, peer):
+    reader = peer("import os, signal, sys, tmesh\n"
+                  "def stop(*said):\n    print(flush=True)\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
+                  "tmesh.load_model(sys.argv[1], progress=stop)\n", str(big))
+    reader.stdout.readline()
+    waiter = peer("import sys, tmesh\ntry:\n    tmesh.load_model(sys.argv[1])\n"
+                  "except KeyboardInterrupt:\n    print('ended')\n", str(big))
+    while not any(name.endswith(".flight") for name in open_files(waiter.pid)):
+        assert waiter.poll() is None
+    waiter.send_signal(signal.SIGINT)
+    assert waiter.communicate(timeout=30)[0] == "ended\n"
+
+
+def open_files(pid):
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            yield os.readlink(f"/proc/{pid}/fd/{name}")
+        except FileNotFoundError:
+            continue
+
+
+def test_a_child_of_fork_takes_nothing_along(big):
+    model = tmesh.load_model(big)
+    pid = os.fork()
+    if not pid:
+        del model
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    done = subprocess.run([sys.executable, "-c", "import sys, tmesh\n"
+                           "print(tmesh.load_model(sys.argv[1]).report['bytes_read'])", big],
+                          capture_output=True, text=True)
+    assert done.stdout == "0\n", done.stderr
+    assert model["w"].numpy()[5] == 1
+
+
+def test_alone_and_hash(file):
+    with tmesh.load_model(file, alone=True, hash=True) as one, tmesh.load_model(file, hash=True) as other:
+        assert not one.report["shared"] and one["w"].id != other["w"].id
+        assert one.report["hash"] == other.report["hash"] and len(one.report["hash"]) == 32
+    with pytest.raises(tmesh.InvalidError, match="exclude"):
+        tmesh.load_model(file, alone=True, keep=True)
+
+
+def test_bad_files(tmp_path):
+    bad = tmp_path / "bad.safetensors"
+    bad.write_bytes(b"\5\0\0\0\0\0\0\0abcde")
+    with pytest.raises(tmesh.ProtocolError, match="does not begin with"):
+        tmesh.load_model(bad)
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        tmesh.load_model(tmp_path / "nothing")
+    with pytest.raises(TypeError):
+        tmesh.load_model(5)
+
+
+def test_threads(big):
+    """The GIL is free while a file is read, and threads share it."""
+    ids = []
+
+    def load():
+        with tmesh.load_model(big) as model:
+            ids.append(model["w"].id)
+            barrier.wait(20)
+
+    barrier = threading.Barrier(4)
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(ids) == 4 and len(set(ids)) == 1
+
+
+def test_types_that_numpy_has_not(tmp_path, torch):
+    header = json.dumps({"b": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]},
+                         "f": {"dtype": "F8_E4M3", "shape": [2], "data_offsets": [4, 6]}}).encode()
+    path = tmp_path / "types.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + b"\x80\x3f\0\x40\x38\x40")
+    with tmesh.safetensors.safe_open(path, "pt") as file:
+        assert file.get_tensor("b").tolist() == [1, 2] and file.get_tensor("b").dtype == torch.bfloat16
+        assert file.get_slice("f").get_dtype() == "F8_E4M3"
+        if hasattr(torch, "float8_e4m3fn"):
+            assert file.get_tensor("f").float().tolist() == [1, 2]
+        else:
+            with pytest.raises(tmesh.UnsupportedError, match="float8_e4m3fn"):
+                file.get_tensor("f")
+    with tmesh.safetensors.safe_open(path, "np") as file, pytest.raises(TypeError, match="BF16"):
+        file.get_tensor("b")
+    with pytest.raises(KeyError, match="BF16"):
+        ours_numpy.load(path.read_bytes())
+
+
+# tmesh.safetensors beside safetensors
+
+def outcome(call):
+    """A value as plain data, or the family of what was raised."""
+    try:
+        value = call()
+    except (Exception, SystemExit) as error:
+        kinds = [kind for kind in type(error).__mro__ if kind.__module__ == "builtins" or "Safetensor" in kind.__name__]
+        return next(kind.__name__ for kind in kinds)
+    if hasattr(value, "dtype"):
+        return str(value.dtype), tuple(value.shape), value.tolist()
+    return value
+
+
+QUESTIONS = [
+    "f.keys()", "f.offset_keys()", "f.metadata()", "f.get_tensor('w')", "f.get_tensor('scalar')",
+    "f.get_tensor('empty')", "f.get_tensor('flags')", "f.get_tensor('no')", "f.get_slice('no')",
+    "f.get_slice('w').get_shape()", "f.get_slice('w').get_dtype()", "f.get_slice('flags').get_dtype()",
+    *(f"f.get_slice('wide')[{index}]" for index in (
+        ":", "...", "0", "-1", ":, 1", ":, ::2", "1:, :2", "0, 1, 2", "..., 1", "5", "0, 0, 0, 0", "::-1", "None", "'x'",
+        "[0, 1]", "1:2, ..., 2:4")),
+    "f.get_slice('scalar')[...]", "f.get_slice('scalar')[:]", "f.get_slice('scalar')[0]",
+    "[*f.get_tensors()]", "f.__enter__() is f", "f.__exit__(None, None, None)", "f.keys()", "f.get_tensor('w')",
+]
+
+
+@pytest.mark.parametrize("framework", ["pt", "np"])
+def test_safe_open_behaves_as_theirs(file, theirs, framework):
+    answers = []
+    for kind in (theirs.safe_open, tmesh.safetensors.safe_open):
+        f = kind(file, framework=framework, device="cpu")
+        answers.append([(question, outcome(lambda: eval(question, {"f": f}))) for question in QUESTIONS])
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("arguments", [("no/such/file", "pt"), ("here", "cobol"), ("here", "np", "cuda"), ("here",),
+                                       ("here", "pt", "zork"), ("broken", "pt"), ("folder", "np"), ("short", "np")],
+                         ids=str)
+def test_what_safe_open_refuses_as_theirs(file, theirs, tmp_path, arguments):
+    for name, data in (("broken", b"\5\0\0\0\0\0\0\0abcde"), ("short", file.read_bytes()[:-1])):
+        (tmp_path / name).write_bytes(data)
+    paths = {"here": file, "folder": tmp_path}
+    arguments = (paths.get(arguments[0], tmp_path / arguments[0]), *arguments[1:])
+    mine, their = (outcome(lambda: kind(*arguments)) for kind in (tmesh.safetensors.safe_open, theirs.safe_open))
+    assert their == mine or (their, mine) == ("OSError", "IsADirectoryError")
+
+
+def test_a_slice_outlives_its_file(file, theirs):
+    for kind in (theirs.safe_open, tmesh.safetensors.safe_open):
+        with kind(file, "np") as f:
+            part = f.get_slice("w")
+        assert part[1:].tolist() == [[3, 4, 5]]
+
+
+def test_numpy_files_are_theirs_to_the_byte(theirs, tmp_path):
+    import safetensors.numpy as their_numpy
+    for metadata in (None, {}, {"ü": "é\n\""}, {"a": "b", "c": "d"}):
+        data = their_numpy.save(ARRAYS, metadata)
+        if metadata is None or len(metadata) < 2:  # theirs has more in any order
+            assert ours_numpy.save(ARRAYS, metadata) == data
+        same(ours_numpy.load(data), their_numpy.load(data))
+        same(their_numpy.load(ours_numpy.save(ARRAYS, metadata)), their_numpy.load(data))
+    ours_numpy.save_file(ARRAYS, tmp_path / "file", {"a": "b"})
+    assert os.stat(tmp_path / "file").st_mode & 0o777 == 0o600 and os.listdir(tmp_path) == ["file"]
+    same(their_numpy.load_file(tmp_path / "file"), ours_numpy.load_file(tmp_path / "file"))
+    array = ours_numpy.load_file(tmp_path / "file")["w"]
+    array += 1  # as theirs
+
+
+@pytest.mark.parametrize("tensors", [{"x": [1]}, [1], {1: np.zeros(2)}, {"x": np.zeros(2, "complex128")}, {}], ids=str)
+def test_what_numpy_refuses_as_theirs(theirs, tensors):
+    import safetensors.numpy as their_numpy
+    assert outcome(lambda: ours_numpy.save(tensors)) == outcome(lambda: their_numpy.save(tensors))
+    assert outcome(lambda: ours_numpy.save({}, {"a": 1})) == outcome(lambda: their_numpy.save({}, {"a": 1}))
+    assert outcome(lambda: ours_numpy.load(b"xx")) == outcome(lambda: their_numpy.load(b"xx")) == "SafetensorError"
+
+
+def test_arrays_in_any_order():
+    """Theirs writes what lies in memory; here elements are written."""
+    array = np.arange(6).reshape(2, 3)
+    for each in (array.T, array[:, ::2], array.astype(">i8")):
+        assert ours_numpy.load(ours_numpy.save({"x": each}))["x"].tolist() == each.tolist()
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path):
+    with pytest.raises(tmesh.safetensors.SafetensorError):
+        ours_numpy.save_file(ARRAYS, tmp_path / "no" / "file")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(tmesh.safetensors.SafetensorError):
+        ours_numpy.save_file(ARRAYS, tmp_path / "folder")
+    assert os.listdir(tmp_path) == ["folder"]
+
+
+def torch_tensors(torch):
+    return {"w": torch.arange(6.).reshape(2, 3), "b": torch.tensor([True, False]), "s": torch.tensor(3),
+            "h": torch.ones(3, dtype=torch.bfloat16), "e": torch.empty(0, 2), "f": torch.ones(2, dtype=torch.float16)}
+
+
+def test_torch_files_are_theirs_to_the_byte(theirs, torch, tmp_path):
+    import safetensors.torch as their_torch
+    import tmesh.safetensors.torch as ours_torch
+    tensors = torch_tensors(torch)
+    data = their_torch.save(tensors, {"format": "pt"})
+    assert ours_torch.save(tensors, {"format": "pt"}) == data
+    ours_torch.save_file(tensors, tmp_path / "file", {"format": "pt"})
+    assert (tmp_path / "file").read_bytes() == data
+    for found in (ours_torch.load(data), ours_torch.load_file(tmp_path / "file"),
+                  ours_torch.load_file(str(tmp_path / "file"), device="cpu")):
+        same(found, their_torch.load(data))
+        found["w"].mul_(2)
+    same(ours_torch.load_file(tmp_path / "file"), their_torch.load_file(tmp_path / "file"))
+
+
+def test_what_torch_refuses_as_theirs(theirs, torch):
+    import safetensors.torch as their_torch
+    import tmesh.safetensors.torch as ours_torch
+    t = torch.ones(4, 4)
+    for tensors in ([t], {"x": 1}, {"x": t.T[:2]}, {"x": t.to_sparse()}, {"x": t, "y": t}, {"x": t, "y": t[1:]},
+                    {"x": torch.ones(1, dtype=torch.complex128)}):
+        answers = [outcome(lambda: face.save(tensors)) for face in (ours_torch, their_torch)]
+        assert answers[0] == answers[1] or "complex128" in str(tensors)
+        assert isinstance(answers[0], str)
+
+
+def test_two_of_one_name_are_of_one_memory(file, theirs):
+    for kind in (theirs.safe_open, tmesh.safetensors.safe_open):
+        with kind(file, "pt") as f:
+            one, other = f.get_tensor("w"), f.get_tensor("w")
+        one[0, 0] = 9
+        assert other[0, 0] == 9
+        with kind(file, "pt") as f:
+            assert f.get_tensor("w")[0, 0] == 0
+
+
+def test_install(file, theirs, torch):
+    """By whatever name a program has imported it."""
+    import safetensors.torch as their_torch
+    import types
+    program = types.ModuleType("a_program")
+    original = program.open_it = theirs.safe_open
+    sys.modules["a_program"] = program
+    try:
+        tmesh.safetensors.install()
+        tmesh.safetensors.install()
+        assert program.open_it is theirs.safe_open is their_torch.safe_open is tmesh.safetensors.safe_open
+        before = tmesh.stats()["regions_live"]
+        found = their_torch.load_file(file)
+        assert tmesh.stats()["regions_live"] > before
+        module = torch.nn.Linear(3, 2, bias=False)
+        module.load_state_dict({"weight": found["w"]})
+        os.truncate(file, 10)
+        assert found["w"].tolist() == ARRAYS["w"].tolist() == module.weight.tolist()
+    finally:
+        tmesh.safetensors.uninstall()
+        del sys.modules["a_program"]
+    assert program.open_it is theirs.safe_open is their_torch.safe_open is original
+    tmesh.safetensors.uninstall()
+
+
+def test_transformers(tmp_path):
+    if not importlib.util.find_spec("transformers"):
+        pytest.skip("transformers is not installed; it wants PyTorch 2")
+    pytest.importorskip("transformers.modeling_utils", reason="transformers does not bear this PyTorch")
+    import transformers
+    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=64)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    ids = __import__("torch").tensor([[1, 2, 3]])
+    plain = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)(ids).logits
+    tmesh.safetensors.install()
+    try:
+        model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
+    finally:
+        tmesh.safetensors.uninstall()
+    assert model(ids).logits.equal(plain)
+    assert model.lm_head.weight.data_ptr() == model.transformer.wte.weight.data_ptr()

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: MIT
+"""The face of the package safetensors, on memory that processes share.
+
+    from tmesh.safetensors import safe_open
+    from tmesh.safetensors.torch import load_file, save_file
+
+or, for programs that import safetensors themselves (transformers, diffusers):
+
+    tmesh.safetensors.install()
+
+A file is read once for all processes that load it at one time; tensors are copy-on-write views of that memory.
+What is written to one is one's own, and what happens to the file later changes nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from .. import _tmesh
+from ..errors import InvalidError, ProtocolError, UnsupportedError
+from ..model import Entry, Model, load_model, to_torch
+
+__all__ = ["SafetensorError", "install", "safe_open", "uninstall"]
+
+try:
+    # Theirs where it is installed, so that programs that catch it catch ours.
+    SafetensorError: type[Exception] = importlib.import_module("safetensors").SafetensorError
+except ImportError:
+    SafetensorError = type("SafetensorError", (Exception,), {"__module__": __name__})
+
+_FRAMEWORKS = {"pt": "torch", "torch": "torch", "pytorch": "torch", "np": "numpy", "numpy": "numpy"}
+_ALIGN = 256
+
+
+def _to_numpy(tensor: _tmesh.Tensor, entry: Entry) -> Any:
+    if entry.dtype and _numpy_has(entry.dtype):
+        return tensor.numpy()
+    raise TypeError(f"tensor {entry.name!r} is {entry.type}, which NumPy has not: framework=\"pt\"")
+
+
+def _to(tensor: _tmesh.Tensor, entry: Entry, torch: bool) -> Any:
+    return to_torch(tensor, entry) if torch else _to_numpy(tensor, entry)
+
+
+def _numpy_has(dtype: str) -> bool:
+    numpy = importlib.import_module("numpy")
+    try:
+        numpy.dtype(dtype)
+    except TypeError:
+        return False
+    return True
+
+
+def _refuse(filename: object, why: object) -> Exception:
+    return SafetensorError(f"Error while deserializing {filename}: {why}")
+
+
+class _Slice:
+    """A tensor of which a part can be taken by [...]."""
+
+    def __init__(self, view: _tmesh.Tensor, entry: Entry, torch: bool, device: Any) -> None:
+        self._view = view
+        self._entry = entry
+        self._torch = torch
+        self._device = device
+
+    def get_shape(self) -> list[int]:
+        """In elements."""
+        return list(self._entry.shape)
+
+    def get_dtype(self) -> str:
+        """As the file spells it: "F32"."""
+        return self._entry.type
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._torch:
+            part = to_torch(self._view, self._entry)[index]
+            return part if self._device is None else part.to(self._device)
+        indices = index if isinstance(index, tuple) else (index,)
+        for each in indices:
+            if isinstance(each, slice):
+                if each.step is not None and each.step <= 0:
+                    raise SafetensorError(f"Slice step must be a positive integer, got {each.step}")
+            elif each is not Ellipsis and (isinstance(each, bool) or not hasattr(each, "__index__")
+                                           or hasattr(each, "shape") and each.shape):
+                raise SafetensorError(f"Unsupported slice index {each!r}: a slice, an int or an ellipsis")
+        numpy = importlib.import_module("numpy")
+        try:
+            return numpy.asarray(_to_numpy(self._view, self._entry)[indices])  # of an element too
+        except IndexError as error:
+            raise SafetensorError(f"Error during slicing {index!r} with shape {self.get_shape()}: {error}") from error
+
+
+class safe_open:
+    """A safetensors file, as the class of this name in safetensors has it: framework "pt" or "np", device where
+    PyTorch's tensors go (to "cpu" without a copy). backend is accepted and means nothing here."""
+
+    def __init__(self, filename: str | os.PathLike[str], framework: str, device: Any = "cpu", *,
+                 backend: str = "mmap") -> None:
+        if framework not in _FRAMEWORKS:
+            raise SafetensorError(f"framework {framework} is invalid here: \"pt\" or \"np\"")
+        if backend not in ("mmap", "pread"):
+            raise SafetensorError(f"backend {backend!r} is invalid (expected one of: \"mmap\", \"pread\")")
+        self._torch = _FRAMEWORKS[framework] == "torch"
+        self._device = self._find_device(device)
+        if os.path.isdir(filename):
+            raise IsADirectoryError(21, "a folder: tmesh.load_model() takes one", os.fspath(filename))
+        if os.fspath(filename).endswith(".json"):
+            raise _refuse(filename, "an index: tmesh.load_model() takes one")
+        try:
+            self._model: Model | None = load_model(filename)
+        except (ProtocolError, InvalidError) as error:
+            raise _refuse(filename, error) from error
+        except UnsupportedError as error:
+            if "built without" in str(error):
+                raise
+            raise _refuse(filename, error) from error
+        if self._model.report["format"] != "safetensors":
+            raise _refuse(filename, f"it is {self._model.report['format']}")
+        self._entries = self._model.entries
+        self._views: dict[str, _tmesh.Tensor] | None = None
+
+    def _find_device(self, device: Any) -> Any:
+        """None is this processor's memory."""
+        if self._torch:
+            torch = importlib.import_module("torch")
+            try:
+                found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+            except (RuntimeError, TypeError) as error:
+                raise SafetensorError(f"device {device} is invalid: {error}") from error
+            return None if found.type == "cpu" else found
+        if device != "cpu":
+            raise SafetensorError(f"Device {device} is not supported for framework numpy")
+        return None
+
+    def _entry(self, name: str) -> Entry:
+        if self._model is None:
+            raise SafetensorError("File is closed")
+        if name not in self._entries:
+            raise SafetensorError(f"File does not contain tensor {name}")
+        return self._entries[name]
+
+    def _view(self, name: str) -> _tmesh.Tensor:
+        self._entry(name)
+        if self._views is None:
+            assert self._model is not None
+            self._views = self._model.private()
+        return self._views[name]
+
+    def keys(self) -> list[str]:
+        """Sorted."""
+        return sorted(self.offset_keys())
+
+    def offset_keys(self) -> list[str]:
+        """In the order of the file."""
+        if self._model is None:
+            raise SafetensorError("File is closed")
+        return [*self._entries]
+
+    def metadata(self) -> dict[str, str] | None:
+        """None where the file has none."""
+        if self._model is None:
+            raise SafetensorError("File is closed")
+        return self._model.metadata or None
+
+    def get_tensor(self, name: str) -> Any:
+        """All of it. Tensors that one safe_open gave for one name are of the same memory."""
+        tensor = _to(self._view(name), self._entry(name), self._torch)
+        return tensor if self._device is None else tensor.to(self._device)
+
+    def get_tensors(self) -> dict[str, Any]:
+        """All tensors by their names, in the order of the file."""
+        return {name: self.get_tensor(name) for name in self.offset_keys()}
+
+    def get_slice(self, name: str) -> Any:
+        """For a part: f.get_slice("w")[:, :8]; get_shape() and get_dtype() say of what."""
+        return _Slice(self._view(name), self._entry(name), self._torch, self._device)
+
+    def __enter__(self) -> safe_open:
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None = None, exc: BaseException | None = None,
+                 traceback: TracebackType | None = None) -> None:
+        if self._model is not None:
+            self._model.release()
+        self._model = self._views = None
+
+
+def load_bytes(data: bytes, framework: str) -> dict[str, Any]:
+    """All tensors of a file's bytes, which are copied once, into memory of this process."""
+    try:
+        kind, listed, _ = _tmesh.parse_model(data)
+    except (ProtocolError, InvalidError) as error:
+        raise _refuse("bytes", error) from error
+    if kind != "safetensors":
+        raise _refuse("bytes", f"they are {kind}")
+    entries = [Entry(*entry) for entry in listed]
+    region = _tmesh.empty(max(sum(-(-entry.nbytes // _ALIGN) * _ALIGN for entry in entries), 1), "uint8")
+    found, end, whole = {}, 0, memoryview(data)
+    for entry in entries:
+        part = region[end:end + entry.nbytes]
+        end += -(-entry.nbytes // _ALIGN) * _ALIGN
+        if entry.nbytes:
+            _tmesh.write(part, whole[entry.offset:entry.offset + entry.nbytes])
+        if framework == "torch":
+            found[entry.name] = to_torch(part, entry)
+        elif entry.dtype and _numpy_has(entry.dtype):
+            found[entry.name] = part.view(entry.dtype).reshape(entry.shape).numpy()
+        else:
+            raise KeyError(entry.type)
+    return found
+
+
+# Writing: a name's type, shape and bytes.
+Plain = tuple[str, tuple[int, ...], memoryview]
+_ORDER = ["BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ",
+          "F8_E5M2FNUZ", "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64", "I64", "U64"]
+
+
+def _header(tensors: Mapping[str, Plain], metadata: Mapping[str, str] | None) -> tuple[bytes, list[str]]:
+    """The header, and the names in the order of their bytes: the widest types first, which keeps all aligned."""
+    if metadata is not None and not all(isinstance(text, str) for pair in metadata.items() for text in pair):
+        raise TypeError("metadata is a dict of str to str")
+    if not all(isinstance(name, str) for name in tensors):
+        raise TypeError("a tensor's name is a str")
+    names = sorted(tensors, key=lambda name: (-_ORDER.index(tensors[name][0]), name))
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    end = 0
+    for name in names:
+        kind, shape, data = tensors[name]
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [end, end + data.nbytes]}
+        end += data.nbytes
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, names
+
+
+def to_bytes(tensors: Mapping[str, Plain], metadata: Mapping[str, str] | None) -> bytes:
+    """A whole file."""
+    header, names = _header(tensors, metadata)
+    return b"".join([header, *(tensors[name][2] for name in names)])
+
+
+def to_file(tensors: Mapping[str, Plain], filename: str | os.PathLike[str],
+            metadata: Mapping[str, str] | None) -> None:
+    """A file that appears whole or not at all: written beside its name, synced, renamed."""
+    import tempfile
+
+    header, names = _header(tensors, metadata)
+    path = os.fspath(filename)
+    try:
+        file, beside = tempfile.mkstemp(prefix=".tmp", dir=os.path.dirname(path) or ".")
+        try:
+            with os.fdopen(file, "wb") as out:
+                out.write(header)
+                for name in names:
+                    out.write(tensors[name][2])
+                out.flush()
+                os.fsync(out.fileno())
+            os.rename(beside, path)
+        except BaseException:
+            os.unlink(beside)
+            raise
+    except OSError as error:
+        raise SafetensorError(f"Error while serializing: {error}") from error
+
+
+_theirs: Any = None
+
+
+def _replace(old: Any, new: Any) -> None:
+    """Under whatever name a module that is loaded has it."""
+    for module in list(sys.modules.values()):
+        if module is None or module.__name__.startswith("tmesh."):
+            continue
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if value is old:
+                setattr(module, name, new)
+
+
+def install() -> None:
+    """Put safe_open in the place of that of safetensors, in safetensors itself, whose load_file() calls it, and in
+    every module that has imported it (transformers, diffusers). Twice is once. What loads for another framework
+    than PyTorch and NumPy fails then; uninstall() ends it. Saving stays safetensors' own."""
+    global _theirs
+    package = importlib.import_module("safetensors")
+    importlib.import_module("safetensors.numpy")
+    if package.safe_open is safe_open:
+        return
+    _theirs = package.safe_open
+    _replace(_theirs, safe_open)
+
+
+def uninstall() -> None:
+    """As it was before install()."""
+    global _theirs
+    if _theirs is not None:
+        _replace(safe_open, _theirs)
+    _theirs = None

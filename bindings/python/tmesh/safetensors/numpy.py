@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: MIT
+"""The face of safetensors.numpy. Arrays are writable, and copy-on-write views of what processes share."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from . import Plain, SafetensorError, load_bytes, safe_open, to_bytes, to_file
+
+__all__ = ["load", "load_file", "save", "save_file"]
+
+_TYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "uint64": "U64", "int32": "I32",
+          "uint32": "U32", "int16": "I16", "uint16": "U16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
+          "complex64": "C64"}
+
+
+def load_file(filename: str | os.PathLike[str], *, backend: str = "mmap") -> dict[str, Any]:
+    """All arrays of a file."""
+    with safe_open(filename, framework="np", backend=backend) as file:
+        return file.get_tensors()
+
+
+def load(data: bytes) -> dict[str, Any]:
+    """All arrays of a file's bytes, copied once."""
+    return load_bytes(data, "numpy")
+
+
+def _plain(tensors: Mapping[str, Any]) -> dict[str, Plain]:
+    """Arrays that are not contiguous or not little-endian are copied."""
+    numpy = importlib.import_module("numpy")
+    plain = {}
+    for name, value in tensors.items():
+        if value.dtype.name not in _TYPES:
+            raise SafetensorError(f"Unknown dtype {value.dtype.name!r} of {name!r}. Supported: {', '.join(_TYPES)}")
+        order = value.dtype.byteorder
+        if order == ">" or order == "=" and sys.byteorder == "big":
+            value = value.astype(value.dtype.newbyteorder("<"))
+        flat = numpy.ascontiguousarray(value).reshape(-1).view("uint8")
+        plain[name] = _TYPES[value.dtype.name], tuple(value.shape), memoryview(flat)
+    return plain
+
+
+def save(tensor_dict: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
+    """A file's bytes."""
+    return to_bytes(_plain(tensor_dict), metadata)
+
+
+def save_file(tensor_dict: Mapping[str, Any], filename: str | os.PathLike[str],
+              metadata: Mapping[str, str] | None = None) -> None:
+    """A file, which appears whole or not at all."""
+    to_file(_plain(tensor_dict), filename, metadata)
