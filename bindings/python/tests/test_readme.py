@@ -21,4 +21,4 @@ def test_example(python, number, tmp_path):
         if word in program and not importlib.util.find_spec(package):
             pytest.skip(why)
     wanted = re.findall(r"print\(.*\)\s+# (.*)", program)
-    assert python(program, file=tmp_path / "example.py").splitlines() == wanted
+    assert python(program, file=tmp_path / "example.py", cwd=tmp_path).splitlines() == wanted
