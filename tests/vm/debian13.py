@@ -8,7 +8,7 @@ from cache import keep, sh
 
 PACKAGES = (
     "make", "gcc", "g++", "libc6-dev", "libelf-dev", "kmod", "pkg-config",
-    "libjansson-dev", "libcmocka-dev", "libdrm-dev", "liburing-dev",
+    "libjansson-dev", "libcmocka-dev", "libdrm-dev", "liburing-dev", "libxxhash-dev",
     "python3-dev", "python3-venv", "python3-pip", "python3-setuptools", "python3-wheel",
     "python3-numpy", "python3-pytest", "python3-torch", "mypy",
     "scdoc", "man-db", "bash-completion", "valgrind", "graphviz", "python3-prometheus-client",
