@@ -216,7 +216,15 @@ static long keep_and_drop(void)
 
 	if (ret)
 		return ret;
-	return kept_drop(set.dev, "new");
+	ret = kept_drop(set.dev, "new");
+	if (ret) {
+		int code = errno;
+
+		/* What failed once works now: the name is not to stay for the next point. */
+		kept_drop(set.dev, "new");
+		errno = code;
+	}
+	return ret;
 }
 
 static long write_private(int handle)
