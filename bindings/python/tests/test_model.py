@@ -188,7 +188,8 @@ def test_ctrl_c_ends_the_wait_for_another_reader(big, peer):
                   "def stop(*said):\n    print(flush=True)\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
                   "tmesh.load_model(sys.argv[1], progress=stop)\n", str(big))
     reader.stdout.readline()
-    waiter = peer("import sys, tmesh\ntry:\n    tmesh.load_model(sys.argv[1])\n"
+    # Whoever runs the tests in the background has SIGINT ignored, and so would the child.
+    waiter = peer("import signal, sys, tmesh\nsignal.signal(signal.SIGINT, signal.default_int_handler)\ntry:\n    tmesh.load_model(sys.argv[1])\n"
                   "except KeyboardInterrupt:\n    print('ended')\n", str(big))
     while not any(name.endswith(".flight") for name in open_files(waiter.pid)):
         assert waiter.poll() is None
