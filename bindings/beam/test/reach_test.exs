@@ -4,6 +4,10 @@ defmodule Tmesh.ReachTest do
   # On both backends: what needs the module says so without it.
   use Tmesh.Case
 
+  # Written on memfd; no guest has run them to their end yet.
+  if System.get_env("TMESH_BACKEND") == "kernel",
+    do: @moduletag(skip: "not seen on the module yet")
+
   alias Tmesh.Descriptor
 
   @page 4096

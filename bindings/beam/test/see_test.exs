@@ -2,6 +2,10 @@
 defmodule Tmesh.SeeTest do
   use Tmesh.Case
 
+  # Written on memfd; no guest has run them to their end yet.
+  if System.get_env("TMESH_BACKEND") == "kernel",
+    do: @moduletag(skip: "not seen on the module yet")
+
   @vocabulary __DIR__ |> Path.join("../../../docs/vocabulary.md") |> File.read!()
 
   # The names in the first column of one of its tables.
