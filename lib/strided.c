@@ -22,7 +22,10 @@ struct walk {
 	int64_t to[TMESH_MAX_DIMS];
 };
 
-/* From @layout, none of whose dimensions is 0, to C order. */
+/*
+ * From @layout, none of whose dimensions is 0, to C order. A dimension of 1 is never stepped
+ * through: its stride may be any number, in bytes even one that no 64 bits hold.
+ */
 static struct walk walk_of(const struct tmesh_layout *layout)
 {
 	int64_t element = tmesh_dtype_bits(layout->dtype) / 8;
@@ -33,12 +36,15 @@ static struct walk walk_of(const struct tmesh_layout *layout)
 	while (outer &&
 	       (layout->shape[outer - 1] == 1 || layout->strides[outer - 1] * element == walk.run))
 		walk.run *= layout->shape[--outer];
-	walk.ndim = outer;
+	for (int32_t i = 0; i < outer; i++)
+		walk.ndim += layout->shape[i] != 1;
 	to = walk.run;
-	for (int32_t i = outer - 1; i >= 0; i--) {
-		walk.shape[i] = layout->shape[i];
-		walk.from[i] = layout->strides[i] * element;
-		walk.to[i] = to;
+	for (int32_t i = outer - 1, at = walk.ndim; at; i--) {
+		if (layout->shape[i] == 1)
+			continue;
+		walk.shape[--at] = layout->shape[i];
+		walk.from[at] = layout->strides[i] * element;
+		walk.to[at] = to;
 		to *= layout->shape[i];
 	}
 	return walk;

@@ -343,6 +343,8 @@ static void test_read(void **state)
 		{.ndim = 3, .shape = {64, 5, 100}, .strides = {100, 0, 10000}},
 		{.ndim = 3, .shape = {100, 1, 7}, .strides = {-7, 99, 10001}, .offset = 4 * 800},
 		{.ndim = 2, .shape = {20, 3}, .strides = {2000, 2500}},
+		{.ndim = 3, .shape = {20, 1, 3}, .strides = {2000, INT64_MAX, 2500}},
+		{.ndim = 3, .shape = {1, 20, 3}, .strides = {INT64_MIN, 7, 1}},
 		{.ndim = 2, .shape = {80, 70}, .strides = {5000, 5001}},
 		{.ndim = 2, .shape = {5, 0}, .strides = {3, 7}},
 	};

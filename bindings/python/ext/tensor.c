@@ -30,7 +30,9 @@ PyObject *tensor_new(struct state *st, struct tmesh_tensor *tensor, struct tenso
 	self->itemsize = tmesh_dtype_bits(layout->dtype) / 8;
 	for (int i = 0; i < layout->ndim; i++) {
 		self->shape[i] = layout->shape[i];
-		self->strides[i] = layout->strides[i] * self->itemsize;
+		/* Of a dimension of 1 the stride may be any number: it may wrap. */
+		self->strides[i] =
+			(Py_ssize_t)((size_t)layout->strides[i] * (size_t)self->itemsize);
 	}
 	return (PyObject *)self;
 }
