@@ -185,14 +185,30 @@ static enum tmesh_dtype dtype_from_numpy(const char *name)
 		const char *name;
 		enum tmesh_dtype dtype;
 	} others[] = {
-		{"b1", TMESH_BOOL},	     {"?", TMESH_BOOL},		  {"bool_", TMESH_BOOL},
-		{"i1", TMESH_INT8},	     {"i2", TMESH_INT16},	  {"i4", TMESH_INT32},
-		{"i8", TMESH_INT64},	     {"u1", TMESH_UINT8},	  {"u2", TMESH_UINT16},
-		{"u4", TMESH_UINT32},	     {"u8", TMESH_UINT64},	  {"f2", TMESH_FLOAT16},
-		{"f4", TMESH_FLOAT32},	     {"f8", TMESH_FLOAT64},	  {"c8", TMESH_COMPLEX64},
-		{"c16", TMESH_COMPLEX128},   {"int", TMESH_INT64},	  {"float", TMESH_FLOAT64},
-		{"complex", TMESH_COMPLEX128}, {"half", TMESH_FLOAT16},	  {"single", TMESH_FLOAT32},
-		{"double", TMESH_FLOAT64},   {"longlong", TMESH_INT64},	  {"ulonglong", TMESH_UINT64},
+		{"b1", TMESH_BOOL},
+		{"?", TMESH_BOOL},
+		{"bool_", TMESH_BOOL},
+		{"i1", TMESH_INT8},
+		{"i2", TMESH_INT16},
+		{"i4", TMESH_INT32},
+		{"i8", TMESH_INT64},
+		{"u1", TMESH_UINT8},
+		{"u2", TMESH_UINT16},
+		{"u4", TMESH_UINT32},
+		{"u8", TMESH_UINT64},
+		{"f2", TMESH_FLOAT16},
+		{"f4", TMESH_FLOAT32},
+		{"f8", TMESH_FLOAT64},
+		{"c8", TMESH_COMPLEX64},
+		{"c16", TMESH_COMPLEX128},
+		{"int", TMESH_INT64},
+		{"float", TMESH_FLOAT64},
+		{"complex", TMESH_COMPLEX128},
+		{"half", TMESH_FLOAT16},
+		{"single", TMESH_FLOAT32},
+		{"double", TMESH_FLOAT64},
+		{"longlong", TMESH_INT64},
+		{"ulonglong", TMESH_UINT64},
 	};
 
 	/* The byte order of all machines that tmesh serves; ">" is refused. */

@@ -134,7 +134,7 @@ extern PyType_Spec arena_spec;
 /* private.c */
 PyObject *tensor_private(PyObject *object, PyObject *unused);
 PyObject *tensor_torch(PyObject *object, PyObject *args, PyObject *kwargs);
-/* All of a private view of @region, as bytes: a root for tensors in it. @of is the region's root. */
+/* All of a private view of @region, as bytes: a root for tensors in it. @of: the region's root. */
 PyObject *private_root(struct state *st, struct tmesh_region *region, struct tensor *of);
 
 /* tensor.c */

@@ -163,7 +163,8 @@ static PyObject *held_tensor(PyObject *object, PyObject *number)
 }
 
 /* Of the private views in @roots that of a region; made when it is first wanted. Borrowed. */
-static struct tensor *private_of(struct held *self, struct tensor **roots, struct tmesh_region *region)
+static struct tensor *private_of(struct held *self, struct tensor **roots,
+				 struct tmesh_region *region)
 {
 	size_t count;
 	struct tmesh_region *const *regions = tmesh_bundle_regions(self->bundle, &count);
@@ -194,11 +195,10 @@ static PyObject *private_tensor(struct held *self, struct tensor **roots, size_t
 		tmesh_tensor_unref(shared);
 		return NULL;
 	}
-	rc = tmesh_tensor_wrap(tmesh_tensor_region(root->tensor), tmesh_tensor_layout(shared), &mine,
-			       &err);
+	rc = tmesh_tensor_wrap(tmesh_tensor_region(root->tensor), tmesh_tensor_layout(shared),
+			       &mine, &err);
 	tmesh_tensor_unref(shared);
-	return rc ? raise_error(st, &err)
-		  : tensor_new(st, mine, root, TMESH_READ | TMESH_WRITE);
+	return rc ? raise_error(st, &err) : tensor_new(st, mine, root, TMESH_READ | TMESH_WRITE);
 }
 
 static PyObject *held_private(PyObject *object, PyObject *unused)
@@ -241,9 +241,9 @@ static PyObject *held_regions(PyObject *object, PyObject *unused)
 		return NULL;
 	regions = tmesh_bundle_regions(bundle, &count);
 	for (size_t i = 0; list && i <= count; i++) {
-		PyObject *tensor = whole(state_of_held(self),
-					 i ? regions[i - 1] : tmesh_bundle_index(bundle),
-					 TMESH_READ);
+		PyObject *tensor =
+			whole(state_of_held(self), i ? regions[i - 1] : tmesh_bundle_index(bundle),
+			      TMESH_READ);
 
 		if (!tensor || PyList_Append(list, tensor))
 			Py_CLEAR(list);
@@ -368,12 +368,14 @@ PyObject *bundle_of_model(struct state *st, struct tmesh_bundle *bundle, PyObjec
 static int may_seal(struct state *st, struct tensor *tensor)
 {
 	if (tensor->root->in_arena)
-		raise_code(st, EINVAL,
-			   "a tensor in an arena cannot be sealed, nor a bundle with it: seal=False");
+		raise_code(
+			st, EINVAL,
+			"a tensor in an arena cannot be sealed, nor a bundle with it: seal=False");
 	else if (tensor->root->writers || tensor->root->sealing)
-		raise_code(st, EBUSY,
-			   "writable views of a tensor (arrays, memoryviews, DLPack consumers) would "
-			   "still write: delete them before it is sealed in a bundle");
+		raise_code(
+			st, EBUSY,
+			"writable views of a tensor (arrays, memoryviews, DLPack consumers) would "
+			"still write: delete them before it is sealed in a bundle");
 	else
 		return 0;
 	return -1;

@@ -50,9 +50,10 @@ static void *raise_library(struct state *st, const char *name, const struct tmes
 	PyObject *text = foreign_text(err->message, sizeof(err->message)), *more;
 
 	if (text && err->code == -EMFILE) {
-		more = PyUnicode_FromFormat("%U: release what is not needed, put small tensors into "
-					    "an Arena, or raise RLIMIT_NOFILE (ulimit -n)",
-					    text);
+		more = PyUnicode_FromFormat(
+			"%U: release what is not needed, put small tensors into "
+			"an Arena, or raise RLIMIT_NOFILE (ulimit -n)",
+			text);
 		Py_DECREF(text);
 		text = more;
 	}

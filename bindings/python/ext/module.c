@@ -209,9 +209,9 @@ static PyObject *module_put(PyObject *module, PyObject *args, PyObject *kwargs)
 	PyObject *object, *tensor, *sealed, *wanted = Py_None;
 	int seal;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OOOOO&OO&pO:put", names, &object, &wanted,
-					 &region.label, &region.huge, &region.node, uint_argument,
-					 &region.mode, &region.gid, uint_argument,
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OOOOO&OO&pO:put", names, &object,
+					 &wanted, &region.label, &region.huge, &region.node,
+					 uint_argument, &region.mode, &region.gid, uint_argument,
 					 &region.linger_ms, &region.pin, &region.arena) ||
 	    region_opts_from_args(st, &region, &opts))
 		return NULL;
@@ -251,10 +251,11 @@ static PyMethodDef functions[] = {
 	 "are zeros, since others may open the memory before it is written; zeros() promises\n"
 	 "them.\n\n"
 	 "shape: an integer or at most 8 of them. dtype: a name (\"float32\", \"bfloat16\"), or\n"
-	 "one of NumPy's (\"f4\"), a NumPy or PyTorch dtype, float, int, bool or complex. label: a name for people. huge: True for 2 MiB pages or\n"
-	 "OutOfMemoryError, \"try\" for what can be had. node: a NUMA node. mode, gid: who may\n"
-	 "open its token, as for files (memfd: only 0o600). linger_ms: how long it outlives\n"
-	 "its last holder, at most 1000 (memfd: only 0). pin=False refuses pinning handles.\n"
+	 "one of NumPy's (\"f4\"), a NumPy or PyTorch dtype, float, int, bool or complex. label:\n"
+	 "a name for people. huge: True for 2 MiB pages or OutOfMemoryError, \"try\" for what can\n"
+	 "be had. node: a NUMA node. mode, gid: who may open its token, as for files (memfd: only\n"
+	 "0o600). linger_ms: how long it outlives its last holder, at most 1000 (memfd: only 0).\n"
+	 "pin=False refuses pinning handles.\n"
 	 "arena: an Arena for it to lie in, which has said all else but the shape and dtype."},
 	{"zeros", KEYWORDS(module_zeros), METH_VARARGS | METH_KEYWORDS,
 	 "zeros(shape, dtype, *, label=None, huge=False, node=None, mode=0o600, gid=None,\n"
@@ -272,8 +273,9 @@ static PyMethodDef functions[] = {
 	{"open", KEYWORDS(module_open), METH_FASTCALL | METH_KEYWORDS,
 	 "open(ref, /, writable=False)\n--\n\n"
 	 "Open what another process (or this one) put: the same memory, not a copy.\n\n"
-	 "ref: what Tensor.ref() or Bundle.ref() gave, as a dict or as JSON; or a token, which opens the whole\n"
-	 "region as uint8; or a Tensor, for another with a handle of its own. Raises\n"
+	 "ref: what Tensor.ref() or Bundle.ref() gave, as a dict or as JSON; or a token, which\n"
+	 "opens the whole region as uint8; or a Tensor, for another with a handle of its own. "
+	 "Raises\n"
 	 "NotFoundError when the token is dead, foreign or guessed, AccessError when\n"
 	 "writable=True needs a token from ref(writable=True), ProtocolError when it is\n"
 	 "malformed, PeerTimeoutError when the producer hangs. The GIL is released meanwhile."},
@@ -291,16 +293,17 @@ static PyMethodDef functions[] = {
 	 "The file name that stands for a block's name, which may begin with a slash."},
 	{"open_link", KEYWORDS(module_open_link), METH_FASTCALL,
 	 "open_link(folder, name, /)\n--\n\n"
-	 "The token that is the target of a symbolic link in an open folder, and the memory that it\n"
-	 "opens, to read and write. The link is called link_name(name)."},
+	 "The token that is the target of a symbolic link in an open folder, and the memory that\n"
+	 "it opens, to read and write. The link is called link_name(name)."},
 	{"find", KEYWORDS(module_find), METH_FASTCALL,
 	 "find(address, dtype, shape, strides, /)\n--\n\n"
 	 "from_address(), but None for a tensor of another layout, or without elements."},
 	{"gather", KEYWORDS(module_gather), METH_VARARGS | METH_KEYWORDS,
 	 "gather(parts, /, shape=None, dtype=None, *, writable=False, label=None, mode=0o600,\n"
 	 "       gid=None, linger_ms=0)\n--\n\n"
-	 "Parts of regions, one behind the other, as one tensor that shows them and copies nothing;\n"
-	 "with the module. A part is a Tensor, or (Tensor, offset, bytes) of its region, in whole\n"
+	 "Parts of regions, one behind the other, as one tensor that shows them and copies\n"
+	 "nothing; with the module. A part is a Tensor, or (Tensor, offset, bytes) of its region, "
+	 "in whole\n"
 	 "pages. Without a shape and dtype the tensor is of uint8."},
 	{"from_dmabuf", KEYWORDS(module_from_dmabuf), METH_VARARGS | METH_KEYWORDS,
 	 "from_dmabuf(descriptor, /, shape=None, dtype=None, *, label=None, mode=0o600, gid=None,\n"
@@ -309,8 +312,9 @@ static PyMethodDef functions[] = {
 	 "caller's."},
 	{"recv", KEYWORDS(module_recv), METH_VARARGS | METH_KEYWORDS,
 	 "recv(socket, /, shape=None, dtype=None, *, offset=0, timeout=None)\n--\n\n"
-	 "The tensor that comes next by a connected Unix socket, or its descriptor, as Tensor.send()\n"
-	 "sends it: as its maker described it, unless a shape and dtype are given. GoneError when\n"
+	 "The tensor that comes next by a connected Unix socket, or its descriptor, as\n"
+	 "Tensor.send() sends it: as its maker described it, unless a shape and dtype are given. "
+	 "GoneError when\n"
 	 "nobody is left there, ProtocolError when something else came."},
 	{"make_bundle", module_make_bundle, METH_VARARGS,
 	 "make_bundle(pairs, metadata, seal, label, /)\n--\n\nOf a tuple of (name, Tensor)."},

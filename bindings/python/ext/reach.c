@@ -166,8 +166,9 @@ PyObject *tensor_touch(PyObject *object, PyObject *unused)
 		return raise_code(state_of(self), ESTALE,
 				  "the lease has lapsed, or the region was taken back");
 	if (rc)
-		return raise_code(state_of(self), -rc,
-				  "this handle was inherited through fork(): its lease is its parent's");
+		return raise_code(
+			state_of(self), -rc,
+			"this handle was inherited through fork(): its lease is its parent's");
 	Py_RETURN_NONE;
 }
 
@@ -280,7 +281,8 @@ static bool described_layout(struct tmesh_region *region, struct tmesh_layout *l
 	struct tmesh_ref ref;
 
 	if (tmesh_region_info(region, &info, NULL) ||
-	    tmesh_ref_decode(info.description, strnlen(info.description, sizeof(info.description)), &ref, NULL))
+	    tmesh_ref_decode(info.description, strnlen(info.description, sizeof(info.description)),
+			     &ref, NULL))
 		return false;
 	*layout = ref.layout;
 	return true;
@@ -359,7 +361,8 @@ static struct tmesh_gather_extent *extents_from_object(struct state *st, PyObjec
 	struct tmesh_gather_extent *extents;
 
 	if (!tuple && !PyErr_Occurred())
-		PyErr_SetString(PyExc_TypeError, "gather() takes a sequence of parts, not one Tensor");
+		PyErr_SetString(PyExc_TypeError,
+				"gather() takes a sequence of parts, not one Tensor");
 	if (!tuple)
 		return NULL;
 	extents = calloc((size_t)PyTuple_Size(tuple) + 1, sizeof(*extents));
@@ -377,8 +380,8 @@ static struct tmesh_gather_extent *extents_from_object(struct state *st, PyObjec
 
 PyObject *module_gather(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-	static char *names[] = {"",	 "shape", "dtype", "writable",
-				"label", "mode",  "gid",   "linger_ms", NULL};
+	static char *names[] = {"",	"shape", "dtype",     "writable", "label",
+				"mode", "gid",	 "linger_ms", NULL};
 	struct state *st = PyModule_GetState(module);
 	struct wanted wanted = {.shape = Py_None, .dtype = Py_None};
 	struct region_args about = REGION_ARGS_INIT;
@@ -462,8 +465,8 @@ PyObject *module_from_dmabuf(PyObject *module, PyObject *args, PyObject *kwargs)
 	return rc ? raise_error(st, &err) : tensor_over(st, region, &wanted, false);
 }
 
-/* Hand-over by a socket. The library waits for a peer as long as the context says, for one that is in
- * the middle of a message; before that we do, as long as the caller says. */
+/* Hand-over by a socket. The library waits for a peer as long as the context says, for one that is
+ * in the middle of a message; before that we do, as long as the caller says. */
 
 static int wait_for_socket(struct state *st, int fd, short events, PyObject *timeout)
 {
@@ -475,7 +478,8 @@ static int wait_for_socket(struct state *st, int fd, short events, PyObject *tim
 		return -1;
 	end = deadline_after(left);
 	do {
-		int ms = left < 0 || left / 1000000 >= INT_MAX ? -1 : (int)((left + 999999) / 1000000);
+		int ms = left < 0 || left / 1000000 >= INT_MAX ? -1
+							       : (int)((left + 999999) / 1000000);
 
 		Py_BEGIN_ALLOW_THREADS;
 		rc = poll(&poller, 1, ms);
@@ -531,9 +535,10 @@ PyObject *tensor_send(PyObject *object, PyObject *args, PyObject *kwargs)
 	if (!tensor)
 		return NULL;
 	if (!is_whole(tensor))
-		return raise_code(st, EINVAL,
-				  "send() hands over a region as its maker described it, and this is a "
-				  "part or another view of one: send the whole, or the ref");
+		return raise_code(
+			st, EINVAL,
+			"send() hands over a region as its maker described it, and this is a "
+			"part or another view of one: send the whole, or the ref");
 	region = tmesh_region_ref(tmesh_tensor_region(tensor));
 	Py_BEGIN_ALLOW_THREADS;
 	rc = tmesh_region_send(region, fd, writable ? TMESH_READ | TMESH_WRITE : TMESH_READ, &err);

@@ -341,8 +341,9 @@ static PyObject *open_any(struct state *st, PyObject *object, uint32_t rights)
 	if (!ctx)
 		return NULL;
 	if (Py_TYPE(object) == st->tensor_type)
-		return ref_of((struct tensor *)object, rights, &ref) ? NULL :
-								       tensor_open(st, ctx, &ref, rights);
+		return ref_of((struct tensor *)object, rights, &ref)
+			       ? NULL
+			       : tensor_open(st, ctx, &ref, rights);
 	if (PyDict_Check(object) && is_bundle(object))
 		return open_bundle(st, ctx, object, rights);
 	if (PyDict_Check(object))
@@ -355,8 +356,10 @@ static PyObject *open_any(struct state *st, PyObject *object, uint32_t rights)
 		text = PyBytes_AsString(object);
 		length = PyBytes_Size(object);
 	} else {
-		PyErr_Format(PyExc_TypeError,
-			     "open() takes a ref (a dict or JSON text), a token or a Tensor, not %R", object);
+		PyErr_Format(
+			PyExc_TypeError,
+			"open() takes a ref (a dict or JSON text), a token or a Tensor, not %R",
+			object);
 		return NULL;
 	}
 	if ((Py_ssize_t)strlen(text) != length)

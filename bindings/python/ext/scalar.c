@@ -31,11 +31,11 @@ static double from_small(uint32_t bits, int exponent, int mantissa, enum small_k
 	return bits >> (exponent + mantissa) & 1 ? -value : value;
 }
 
-#define LOAD(type)                                                                            \
-	({                                                                                    \
-		type loaded;                                                                  \
-		memcpy(&loaded, at, sizeof(loaded));                                          \
-		loaded;                                                                       \
+#define LOAD(type)                                   \
+	({                                           \
+		type loaded;                         \
+		memcpy(&loaded, at, sizeof(loaded)); \
+		loaded;                              \
 	})
 
 static PyObject *from_bytes(enum tmesh_dtype dtype, const void *at)
@@ -124,8 +124,8 @@ static PyObject *nested(const struct tensor *self, const void *data, int dimensi
 		return NULL;
 	list = PyList_New((Py_ssize_t)layout->shape[dimension]);
 	for (int64_t i = 0; list && i < layout->shape[dimension]; i++) {
-		PyObject *item = nested(self, data, dimension + 1,
-					index + i * layout->strides[dimension]);
+		PyObject *item =
+			nested(self, data, dimension + 1, index + i * layout->strides[dimension]);
 
 		if (!item || PyList_SetItem(list, (Py_ssize_t)i, item))
 			Py_CLEAR(list);
@@ -178,17 +178,19 @@ static PyObject *scalar(PyObject *object, const char *what)
 	if (!tensor_get(self))
 		return NULL;
 	if (self->ndim)
-		return PyErr_Format(PyExc_TypeError,
-				    "only a tensor without dimensions is %s; item() gives the value of "
-				    "one element, tolist() all of them",
-				    what);
+		return PyErr_Format(
+			PyExc_TypeError,
+			"only a tensor without dimensions is %s; item() gives the value of "
+			"one element, tolist() all of them",
+			what);
 	return tensor_element(object, NULL);
 }
 
 static PyObject *as(PyTypeObject *type, PyObject *object, const char *what)
 {
 	PyObject *value = scalar(object, what);
-	PyObject *number = value ? PyObject_CallFunctionObjArgs((PyObject *)type, value, NULL) : NULL;
+	PyObject *number =
+		value ? PyObject_CallFunctionObjArgs((PyObject *)type, value, NULL) : NULL;
 
 	Py_XDECREF(value);
 	return number;

@@ -139,10 +139,10 @@ static PyObject *dict_from_info(const struct tmesh_region_info *info)
 	} numbers[] = {
 #define WIDE(name) {#name, offsetof(struct tmesh_region_info, name), true}
 #define NARROW(name) {#name, offsetof(struct tmesh_region_info, name), false}
-		WIDE(bytes),	 WIDE(alloc_bytes),   WIDE(huge_bytes),	       NARROW(uid),
-		NARROW(gid),	 NARROW(mode),	      NARROW(handles),	       NARROW(pinning_handles),
-		NARROW(exports), NARROW(attachments), NARROW(views),	       NARROW(linger_ms),
-		WIDE(created_ns), WIDE(pinned_bytes), WIDE(fence_value),       WIDE(cgroup_id),
+		WIDE(bytes),	  WIDE(alloc_bytes),   WIDE(huge_bytes),  NARROW(uid),
+		NARROW(gid),	  NARROW(mode),	       NARROW(handles),	  NARROW(pinning_handles),
+		NARROW(exports),  NARROW(attachments), NARROW(views),	  NARROW(linger_ms),
+		WIDE(created_ns), WIDE(pinned_bytes),  WIDE(fence_value), WIDE(cgroup_id),
 #undef WIDE
 #undef NARROW
 	};
@@ -157,7 +157,8 @@ static PyObject *dict_from_info(const struct tmesh_region_info *info)
 
 	for (size_t i = 0; dict && i < sizeof(numbers) / sizeof(*numbers); i++) {
 		const void *at = (const char *)info + numbers[i].offset;
-		uint64_t number = numbers[i].is_wide ? *(const uint64_t *)at : *(const uint32_t *)at;
+		uint64_t number =
+			numbers[i].is_wide ? *(const uint64_t *)at : *(const uint32_t *)at;
 
 		if (set(dict, numbers[i].name, PyLong_FromUnsignedLongLong(number)))
 			Py_CLEAR(dict);
@@ -213,11 +214,12 @@ static PyObject *dict_from_holder(const struct tmesh_holder_info *holder)
 	return Py_BuildValue(
 		"{sssNsNsIsNsIsIsKsKsNsNsNsKsKsNsNsN}", "kind", kinds[holder->kind], "pid",
 		number_or_none((uint64_t)holder->pid, holder->pid > 0), "command",
-		foreign_text(holder->command, sizeof(holder->command)), "uid", holder->uid, "rights",
-		rights_text(holder->rights), "mappings", holder->mappings, "attachments",
+		foreign_text(holder->command, sizeof(holder->command)), "uid", holder->uid,
+		"rights", rights_text(holder->rights), "mappings", holder->mappings, "attachments",
 		holder->attachments, "offset", (unsigned long long)holder->offset, "bytes",
 		(unsigned long long)holder->bytes, "device",
-		is_device ? foreign_text(holder->device, sizeof(holder->device)) : Py_NewRef(Py_None),
+		is_device ? foreign_text(holder->device, sizeof(holder->device))
+			  : Py_NewRef(Py_None),
 		"mapped", PyBool_FromLong(holder->mapped), "view",
 		holder->view ? text_from_id(holder->view) : Py_NewRef(Py_None), "lease_ns",
 		(unsigned long long)holder->lease_ns, "lease_left_ns",
@@ -263,8 +265,8 @@ PyObject *module_holders(PyObject *module, PyObject *object)
 	if (Py_TYPE(object) == st->tensor_type) {
 		struct tmesh_tensor *tensor = tensor_get((struct tensor *)object);
 
-		return tensor ? holders_of(st, ctx, tmesh_region_id(tmesh_tensor_region(tensor))) :
-				NULL;
+		return tensor ? holders_of(st, ctx, tmesh_region_id(tmesh_tensor_region(tensor)))
+			      : NULL;
 	}
 	if (!PyUnicode_Check(object))
 		return PyErr_Format(PyExc_TypeError,

@@ -250,8 +250,10 @@ static PyObject *sent_send(PyObject *object, PyObject *const *args, Py_ssize_t c
 	if (!sender->free_count)
 		look(sender, SLOTS_MAX);
 	if (!sender->free_count)
-		return raise_code(st, EDQUOT, "%u tensors were sent and not yet taken out: wait until some were",
-				  (unsigned int)self->slots);
+		return raise_code(
+			st, EDQUOT,
+			"%u tensors were sent and not yet taken out: wait until some were",
+			(unsigned int)self->slots);
 	parcel.slot = sender->free[sender->free_count - 1];
 	parcel.number = sender->number + 1;
 	memcpy(parcel.slots, sender->token, sizeof(parcel.slots));
@@ -374,10 +376,11 @@ static PyObject *sent_open(PyObject *object, PyObject *bytes)
 	rc = tmesh_tensor_open(ctx, &parcel.ref, parcel.rights, &opened, &err);
 	Py_END_ALLOW_THREADS;
 	if (rc == -ENOENT)
-		return raise_code(st, ENOENT,
-				  "%s. A tensor that was sent is to be taken before its sender ends: "
-				  "get() comes before join()",
-				  err.message);
+		return raise_code(
+			st, ENOENT,
+			"%s. A tensor that was sent is to be taken before its sender ends: "
+			"get() comes before join()",
+			err.message);
 	tensor = rc ? raise_error(st, &err) : tensor_new(st, opened, NULL, parcel.rights);
 	if (tensor && take(self, ctx, &parcel))
 		Py_CLEAR(tensor);

@@ -484,8 +484,9 @@ static PyMethodDef methods[] = {
 	 "lease($self, /, seconds=None, *, pidfd=None, taken=\"zeros\")\n--\n\n"
 	 "Put a lease on this handle, for good: it lapses when touch() is not called for so long,\n"
 	 "10 ms to an hour (5 s if None), and with the process of pidfd (os.pidfd_open()), with\n"
-	 "which it needs no time. Then calls raise StaleError, and with the module memory is taken\n"
-	 "away: arrays read zeros, or with taken=\"sigbus\" end the process. Without the module a\n"
+	 "which it needs no time. Then calls raise StaleError, and with the module memory is\n"
+	 "taken away: arrays read zeros, or with taken=\"sigbus\" end the process. Without the "
+	 "module a\n"
 	 "lease is this handle's alone and takes no memory away."},
 	{"touch", tensor_touch, METH_NOARGS,
 	 "touch($self, /)\n--\n\n"
@@ -505,8 +506,9 @@ static PyMethodDef methods[] = {
 	 "caller's to close. Without the module only writable ones, of what is not sealed."},
 	{"send", KEYWORDS(tensor_send), METH_VARARGS | METH_KEYWORDS,
 	 "send($self, socket, /, *, writable=False, timeout=None)\n--\n\n"
-	 "Hand the tensor over by a connected Unix socket (or its descriptor), for recv() in any of\n"
-	 "tmesh's languages. The receiver holds it from then on, without a token. GoneError when\n"
+	 "Hand the tensor over by a connected Unix socket (or its descriptor), for recv() in any\n"
+	 "of tmesh's languages. The receiver holds it from then on, without a token. GoneError "
+	 "when\n"
 	 "nobody is there."},
 	{"item", tensor_element, METH_NOARGS,
 	 "item($self, /)\n--\n\nThe value of a tensor of one element, as a Python number."},
@@ -533,7 +535,7 @@ static PyMethodDef methods[] = {
 	{"__dlpack_device__", tensor_dlpack_device, METH_NOARGS,
 	 "__dlpack_device__($self, /)\n--\n\nDLPack's device type and number."},
 	{"__enter__", tensor_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nThe tensor."},
-	{"__exit__", tensor_exit, METH_VARARGS, 
+	{"__exit__", tensor_exit, METH_VARARGS,
 	 "__exit__($self, /, *args)\n--\n\n"
 	 "Let go of the tensor. Views made of it live on, and the memory with the last of them."},
 	{"__arrow_c_array__", KEYWORDS(tensor_arrow), METH_VARARGS | METH_KEYWORDS,
@@ -549,8 +551,8 @@ static PyMethodDef methods[] = {
 	 "__deepcopy__($self, memo, /)\n--\n\nput() of the tensor, sealed if it is."},
 	{"__reduce__", tensor_reduce, METH_NOARGS,
 	 "__reduce__($self, /)\n--\n\n"
-	 "Pickled as its ref, which holds nothing: unpickling opens it for reading, while somebody\n"
-	 "has it. What multiprocessing sends is held until it is taken."},
+	 "Pickled as its ref, which holds nothing: unpickling opens it for reading, while\n"
+	 "somebody has it. What multiprocessing sends is held until it is taken."},
 	{NULL},
 };
 

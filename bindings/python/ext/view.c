@@ -274,7 +274,7 @@ PyObject *tensor_item(PyObject *object, Py_ssize_t index)
 	return item;
 }
 
-/* Without an answer of ours Python would compare its rows, each of which is equal to itself alone. */
+/* Without an answer of ours Python would compare rows, each of which is equal to itself alone. */
 int tensor_contains(PyObject *object, PyObject *value)
 {
 	PyErr_SetString(PyExc_TypeError, "a tensor does not look for values: numpy() does");
