@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Bundle: named tensors under one ref: a model's weights, an adapter, a batch. One open and one
- * hand-over for all of them. See tmesh/tmesh.h for the conventions of all calls. Since 0.2.
+ * hand-over for all of them. See tmesh/tmesh.h for the conventions of all calls. Since 0.1.
  *
  * A bundle is an index region and data regions. The index says of each tensor its name, its layout,
  * the data region that it lies in, and, where its elements have a type that is no dtype, that
@@ -152,8 +152,9 @@ struct tmesh_region *tmesh_bundle_index(const struct tmesh_bundle *bundle);
 
 /* Bytes that are always enough for the bundle's ref and its terminating zero. */
 size_t tmesh_bundle_ref_size(const struct tmesh_bundle *bundle);
-/* @rights are those of the tokens (TMESH_READ unless more is meant; MANAGE to keep it, tmesh/keep.h);
- * the index's gives no WRITE. Errors as tmesh_region_token(); -ENOSPC when @size is too small. */
+/* @rights are those of the tokens: TMESH_READ, with MANAGE for a receiver that keeps the bundle
+ * (tmesh/keep.h). The index's token never gives WRITE. Errors as tmesh_region_token(); -ENOSPC when
+ * @size is too small. */
 int tmesh_bundle_ref_encode(struct tmesh_bundle *bundle, uint32_t rights, char *text, size_t size,
 			    struct tmesh_error *err);
 /*

@@ -86,8 +86,10 @@ void tmesh_ctx_unref(struct tmesh_ctx *ctx);
 enum tmesh_backend tmesh_ctx_backend(const struct tmesh_ctx *ctx);
 
 /*
- * The runtime directory (tmesh_ctx_opts), made if it is not there: this user's, closed to all others.
- * For what processes of one user leave for each other. @fd is the caller's. Since 0.2.
+ * A descriptor of the runtime directory (tmesh_ctx_opts), which is made if it does not exist. It
+ * belongs to this user and is closed to all others. Processes of one user leave files for each
+ * other there. The caller owns @fd.
+ *
  * Return: 0; -EACCES (another user's, open to others, a symlink: the message says which and what to
  * do), -ENOENT, -ENAMETOOLONG, -EMFILE.
  */

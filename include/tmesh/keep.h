@@ -2,7 +2,7 @@
 /*
  * Kept regions: sealed memory that outlives every process, under a name, by its owner's wish. See
  * tmesh/tmesh.h for the conventions of all calls, docs/keeping.md for what each backend promises.
- * Since 0.2.
+ * Since 0.1.
  *
  * A name keeps a group of regions, all or none of them. It belongs to the caller's user: names of
  * other users are other names. On the module the kernel keeps the group. On memfd a small process
@@ -48,8 +48,9 @@ struct tmesh_keep_opts {
  * Return: 0, from when on the group is kept; -EINVAL (name, count, opts, a region that is not
  * sealed: the message says which), -EEXIST (the name is taken), -EBUSY (a region is kept under
  * another name), -EDQUOT (the limit, and all that is kept is held: the message has the numbers),
- * -EACCES (module: a handle without MANAGE), -EPERM (inherited), -ENOENT (memfd: no keeper runs and none can be started),
- * -ETIMEDOUT, -EPIPE (the keeper ended meanwhile), -EOPNOTSUPP (an older module), -ENOMEM, -EMFILE.
+ * -EACCES (module: a handle without MANAGE), -EPERM (inherited), -ENOENT (memfd: no keeper runs
+ * and none can be started), -ETIMEDOUT, -EPIPE (the keeper ended meanwhile), -EOPNOTSUPP (an older
+ * module), -ENOMEM, -EMFILE.
  */
 int tmesh_keep(struct tmesh_ctx *ctx, const char *name, struct tmesh_region *const *regions,
 	       size_t count, const struct tmesh_keep_opts *opts, struct tmesh_error *err);

@@ -32,26 +32,28 @@ enum tmesh_model_format {
 const char *tmesh_model_format_name(enum tmesh_model_format format);
 
 /*
- * What the files of @path say that they hold: headers are read, tensors are not. @path is a
+ * Describe the model in the files of @path. Only headers are read, no tensors. @path is a
  * safetensors or GGUF file, an index (its name ends in .json), the first file of a split GGUF, or a
- * folder with model.safetensors or model.safetensors.index.json in it.
+ * folder that contains model.safetensors or model.safetensors.index.json.
  *
- * Return: 0; -EPROTO (malformed: the message says what and, of several files, in which);
- * -EOPNOTSUPP (another version; more than TMESH_MAX_DIMS dimensions); -ENOENT, -EACCES, -EIO and
- * the like, of the files; -ENOMEM.
+ * Return: 0 and a reference in @out; -EPROTO (malformed: the message says what is wrong and, if
+ * there are several files, in which); -EOPNOTSUPP (another version; more than TMESH_MAX_DIMS
+ * dimensions); -ENOENT, -EACCES, -EIO and other errors of reading the files; -ENOMEM.
  */
 int tmesh_model_describe(const char *path, struct tmesh_model **out, struct tmesh_error *err);
 
 /*
- * The same of a file's first @bytes that the caller has in memory, of a file of @file_bytes in all.
- * No I/O. What is needed is copied.
- * Return: as tmesh_model_describe(); -EAGAIN with @need: that many bytes, more than @bytes, are needed.
+ * Describe a model from the first @bytes of its file, which the caller has in memory. The whole
+ * file has @file_bytes. There is no I/O. @header may be freed after the call.
+ *
+ * Return: as tmesh_model_describe(); -EAGAIN: the header is longer than @bytes, and @need says how
+ * many bytes are needed.
  */
 int tmesh_model_parse(const void *header, size_t bytes, uint64_t file_bytes,
 		      struct tmesh_model **out, uint64_t *need, struct tmesh_error *err);
 
 struct tmesh_model *tmesh_model_ref(struct tmesh_model *model);
-/* Tensors that were made of it stay. */
+/* Tensors and bundles that were made from the model stay valid. */
 void tmesh_model_unref(struct tmesh_model *model);
 
 enum tmesh_model_format tmesh_model_format(const struct tmesh_model *model);
@@ -61,30 +63,33 @@ struct tmesh_model_tensor {
 	size_t size;	  /* in: sizeof(struct tmesh_model_tensor) */
 	const char *name; /* UTF-8 */
 	const char *type; /* as the file spells it: "BF16", "Q4_K" */
-	/* TMESH_DTYPE_INVALID: a type of blocks, or one that tmesh has not: the tensor's bytes are
-	 * kept as they are */
+	/* TMESH_DTYPE_INVALID: a type of blocks, or a type that tmesh does not have. The tensor's
+	 * bytes are kept as they are. */
 	enum tmesh_dtype dtype;
 	int32_t ndim;
-	int64_t shape[TMESH_MAX_DIMS]; /* elements, last dimension fastest, also of GGUF */
-	uint32_t block_elements;       /* 1 where each element stands for itself */
+	int64_t shape[TMESH_MAX_DIMS]; /* elements; the last dimension is fastest, for GGUF too */
+	uint32_t block_elements;       /* 1: not a type of blocks */
 	uint32_t block_bytes;
 	uint64_t bytes;
 	uint32_t file;	      /* index of its file */
-	uint64_t file_offset; /* of its first byte, from the file's first */
+	uint64_t file_offset; /* of its first byte, in bytes from the start of the file */
 };
+/* How many tensors there are. */
 size_t tmesh_model_tensors(const struct tmesh_model *model);
-/* By index: in the order of the files, and in each by the place of the bytes. -EINVAL: no such one. */
-int tmesh_model_tensor(const struct tmesh_model *model, size_t index, struct tmesh_model_tensor *out,
-		       struct tmesh_error *err);
-/* By name. -ENOENT: there is none. */
+/* Tensor number @index: in the order of the files, and within a file in the order of the bytes.
+ * Return: 0; -EINVAL (no such index). */
+int tmesh_model_tensor(const struct tmesh_model *model, size_t index,
+		       struct tmesh_model_tensor *out, struct tmesh_error *err);
+/* The index of a tensor by its name. Return: 0; -ENOENT (no tensor has that name). */
 int tmesh_model_find(const struct tmesh_model *model, const char *name, size_t *index,
 		     struct tmesh_error *err);
 
-/* The files, in their order: path as it is opened, and length. */
+/* How many files there are, and the path and length of one. NULL: no such index. The path lives as
+ * long as the model; @bytes may be NULL. */
 size_t tmesh_model_files(const struct tmesh_model *model);
 const char *tmesh_model_file(const struct tmesh_model *model, size_t index, uint64_t *bytes);
 
-/* Types of metadata, numbered as GGUF does. safetensors has STRING alone. */
+/* Types of metadata, numbered as in GGUF. safetensors has only STRING. */
 enum tmesh_model_type {
 	TMESH_MODEL_UINT8 = 0,
 	TMESH_MODEL_INT8 = 1,
@@ -101,34 +106,39 @@ enum tmesh_model_type {
 	TMESH_MODEL_FLOAT64 = 12,
 };
 
-/* A piece of metadata; of several safetensors files, that of the first that has the key. */
+/* One metadata value. If several safetensors files have the key, the first file's value counts.
+ * Pointers live as long as the model. */
 struct tmesh_model_value {
 	size_t size; /* in: sizeof(struct tmesh_model_value) */
 	const char *key;
 	enum tmesh_model_type type;
 	enum tmesh_model_type item; /* of an array's elements */
 	uint64_t count;		    /* elements of an array, else 1 */
-	/* A string's bytes (no zero behind them, and in GGUF not always UTF-8). Numbers are
-	 * little-endian and not aligned. An array of strings: each has its length, u64, before it. */
+	/* Strings have no terminating zero, and in GGUF are not always UTF-8. Numbers are
+	 * little-endian and not aligned. In an array of strings the length of each, a u64, comes
+	 * before its bytes. */
 	const void *data;
 	uint64_t bytes;
 };
+/* How many values there are, and value number @index. Return: 0; -EINVAL (no such index). */
 size_t tmesh_model_values(const struct tmesh_model *model);
 int tmesh_model_value(const struct tmesh_model *model, size_t index, struct tmesh_model_value *out,
 		      struct tmesh_error *err);
 
 /*
- * All metadata as one JSON object; what is not UTF-8 in a string becomes U+FFFD, a number that JSON has
- * not (NaN, infinity) null. Arrays longer than @most (0: no limit) end there, with null behind.
- * @text is the caller's, to be released with free().
+ * All metadata as one JSON object. Bytes of a string that are not UTF-8 become U+FFFD. Numbers that
+ * JSON does not have (NaN, infinity) become null. An array of more than @most elements (0: no
+ * limit) is cut there and ends with null. The caller releases @text with free().
+ *
+ * Return: 0; -ENOMEM.
  */
 int tmesh_model_metadata_json(const struct tmesh_model *model, uint64_t most, char **text,
 			      struct tmesh_error *err);
 
-/* How a file's bytes come into the region. The result says which it was, and why. */
+/* How a file's bytes come into the region. The report says which method was used, and why. */
 enum tmesh_model_method {
 	TMESH_MODEL_AUTO = 0,
-	TMESH_MODEL_SPLICE = 1, /* page cache to memfd within the kernel, one copy (memfd alone) */
+	TMESH_MODEL_SPLICE = 1, /* page cache to memfd in the kernel, one copy (only on memfd) */
 	TMESH_MODEL_URING = 2,	/* buffered io_uring into the region's mapping */
 	TMESH_MODEL_DIRECT = 3, /* O_DIRECT by io_uring, past the page cache, through buffers */
 	TMESH_MODEL_READ = 4,	/* pread() of large pieces into the mapping */
@@ -140,40 +150,41 @@ struct tmesh_model_progress {
 	size_t size;
 	uint64_t bytes_done;
 	uint64_t bytes_total;
-	bool waiting; /* another process reads */
+	bool waiting; /* another process is reading the file */
 };
-/* Called at least at each 64 MiB and while another process reads, by the loading thread.
- * Return: 0 to go on; else the loading ends with -ECANCELED. */
+/* Called by the thread that loads: at least once every 64 MiB, and while another process reads.
+ * Return: 0 to continue; any other value ends the load with -ECANCELED. */
 typedef int (*tmesh_model_progress_fn)(void *data, const struct tmesh_model_progress *progress);
 
 enum tmesh_model_load_flags {
-	TMESH_MODEL_ALONE = 1 << 0, /* neither join others that load the file nor let them join */
-	TMESH_MODEL_HASH = 1 << 1,  /* tell the content's checksum */
-	/* Keep the region (tmesh/keep.h) under a name made of the files' identity: a process that
-	 * loads the same files later gets it without reading, even if all others are gone. If the
-	 * region cannot be kept the loading fails, as tmesh_keep(). Not with ALONE. */
+	TMESH_MODEL_ALONE = 1 << 0, /* do not share the region with other processes */
+	TMESH_MODEL_HASH = 1 << 1,  /* compute a checksum of the region's bytes */
+	/* Keep the region (tmesh/keep.h) under a name made from the files' identity. A process that
+	 * loads the same files later gets the region without reading, even if all others are gone.
+	 * If the region cannot be kept, the load fails as tmesh_keep() does. Not with ALONE. */
 	TMESH_MODEL_KEEP = 1 << 2,
 };
 
 struct tmesh_model_load_opts {
 	size_t size; /* sizeof(struct tmesh_model_load_opts) */
 	uint32_t flags;
-	enum tmesh_model_method method; /* AUTO: what is found to be best for this file now */
+	enum tmesh_model_method method; /* AUTO: the best for this file, measured if it is large */
 	tmesh_model_progress_fn progress;
 	void *progress_data;
-	const char *label; /* of the region; NULL: the file's name as far as it fits */
+	const char *label; /* of the region; NULL: the file's name, cut if it is too long */
 };
 
 /*
- * The tensors of all files of @path in one sealed region, each at a multiple of TMESH_ALIGN, huge pages
- * where they can be had at once. Processes of one user that load the same files (device, inode,
- * size, mtime, ctime and header of each) at the same time, or while a process holds the model, share
- * one region that is read once. When the reader dies, another process continues. If sharing is not
- * possible the report says why and the region is the caller's own.
+ * Load the tensors of all files of @path into one sealed region. Each tensor begins at a multiple
+ * of TMESH_ALIGN. Huge pages are used where they are free at once. Processes of one user that load
+ * the same files (device, inode, size, mtime, ctime and header of each) at the same time, or while
+ * a process holds the model, share one region: one process reads the files, the others wait. When
+ * the reader dies, another process continues. If sharing is not possible, the report says why, and
+ * the region is the caller's own.
  *
- * Return: 0 and a reference in @out; as tmesh_model_describe(); -ESTALE: a file changed, shrank or vanished while it was read; -EIO and
- * the like; -ECANCELED; -EINVAL (opts); -EOPNOTSUPP (@method cannot be had here); as
- * tmesh_region_create(). Nothing is left then.
+ * Return: 0 and a reference in @out; errors as tmesh_model_describe() and tmesh_region_create();
+ * -ESTALE (a file changed, shrank or vanished while it was read); -ECANCELED; -EINVAL (opts);
+ * -EOPNOTSUPP (@method does not work here). After an error nothing is left.
  */
 int tmesh_model_load(struct tmesh_ctx *ctx, const char *path,
 		     const struct tmesh_model_load_opts *opts, struct tmesh_model **out,
@@ -181,41 +192,45 @@ int tmesh_model_load(struct tmesh_ctx *ctx, const char *path,
 
 /* How a model was loaded. */
 struct tmesh_model_report {
-	size_t size; /* in: sizeof(struct tmesh_model_report) */
+	size_t size;		/* in: sizeof(struct tmesh_model_report) */
 	uint64_t bytes;		/* of the region */
-	uint64_t bytes_read;	/* by this process, from the files; less than all: others read */
-	uint64_t bytes_copied;	/* of those once more, out of buffers (DIRECT) */
-	uint64_t tensors_moved; /* their place in the file is not at a multiple of TMESH_ALIGN */
+	uint64_t bytes_read;	/* by this process; other processes have read the rest */
+	uint64_t bytes_copied;	/* bytes that were copied once more, from buffers (DIRECT) */
+	uint64_t tensors_moved; /* tensors whose offset in the file is no multiple of TMESH_ALIGN */
 	uint64_t huge_bytes;
 	uint64_t ns;
 	enum tmesh_model_method method; /* AUTO: nothing was read here */
-	bool shared;			/* with other processes, now or later */
-	uint64_t direct_rate;		/* measured for the choice, bytes/s; 0: not measured */
+	bool shared;			/* other processes share the region or can join */
+	uint64_t direct_rate;		/* bytes/s, measured to choose; 0: not measured */
 	uint64_t buffered_rate;
-	uint8_t hash[16];   /* XXH3 of 128 bits of the region's bytes, with TMESH_MODEL_HASH */
-	char file_system[16]; /* where the first file lies: "ext4", "nfs", "0x..." */
-	char reason[192];     /* why this method, and, of one that is not shared, why not */
-	char kept[TMESH_KEPT_NAME_LEN + 1]; /* "": not asked for here, and not found kept */
+	uint8_t hash[16];     /* XXH3 of 128 bits of the region's bytes, with TMESH_MODEL_HASH */
+	char file_system[16]; /* of the first file: "ext4", "nfs", "0x..." */
+	char reason[192];     /* why this method, and why the region is not shared */
+	char kept[TMESH_KEPT_NAME_LEN + 1]; /* the name; "": not kept, as far as this load knows */
 };
-/* -EINVAL: the model was not loaded. */
+/* Return: 0; -EINVAL (the model was not loaded). */
 int tmesh_model_report(const struct tmesh_model *model, struct tmesh_model_report *out,
 		       struct tmesh_error *err);
 
-/* The region with the tensors, as long as the model lives; NULL: the model was not loaded. */
+/* The region with the tensors. It belongs to the model: take a reference to keep it longer. NULL:
+ * the model was not loaded. */
 struct tmesh_region *tmesh_model_region(const struct tmesh_model *model);
 
 /*
- * A tensor of a loaded model: a new reference, the caller's, which may outlive the model. One whose type
- * is no dtype has its bytes: uint8, the last dimension the bytes of a row of blocks.
+ * A tensor of a loaded model. The caller owns the reference, and the tensor may outlive the model.
+ * If tmesh does not have the type, the tensor shows the bytes: as uint8, where the last dimension
+ * is the bytes of a row of blocks.
+ *
  * Return: 0; -EINVAL (no such tensor; not loaded), -ENOMEM.
  */
-int tmesh_model_tensor_open(const struct tmesh_model *model, size_t index, struct tmesh_tensor **out,
-			    struct tmesh_error *err);
+int tmesh_model_tensor_open(const struct tmesh_model *model, size_t index,
+			    struct tmesh_tensor **out, struct tmesh_error *err);
 
 /*
- * All tensors of a loaded model as one bundle in the model's order, with its metadata as JSON: one ref,
- * one open, one hand-over. It may outlive the model. Tensors whose type is no dtype are bytes there
- * too, with the type's name and the shape in its elements.
+ * All tensors of a loaded model as one bundle, in the model's order, with the metadata as JSON: one
+ * ref, one open, one hand-over. The bundle may outlive the model. A tensor whose type tmesh does
+ * not have is bytes in the bundle too, with the name of the type and the shape in elements.
+ *
  * Return: 0; -EINVAL (not loaded; more tensors than a bundle has), and as tmesh_bundle_create().
  */
 int tmesh_model_bundle(struct tmesh_ctx *ctx, const struct tmesh_model *model,
@@ -228,21 +243,24 @@ struct tmesh_model_item {
 };
 
 struct tmesh_model_save_opts {
-	size_t size;		  /* sizeof(struct tmesh_model_save_opts) */
-	uint64_t max_shard_bytes; /* 0: one file. Else NAME-00001-of-00003.safetensors ... and
-				   * NAME.safetensors.index.json for a @path of NAME.safetensors */
+	size_t size; /* sizeof(struct tmesh_model_save_opts) */
+	/* 0: one file. Else @path NAME.safetensors gives NAME-00001-of-00003.safetensors ... and
+	 * NAME.safetensors.index.json. A shard has at least one tensor, however large. */
+	uint64_t max_shard_bytes;
 	const char *const *metadata; /* key, value, key, value ..., NULL: none */
 	tmesh_model_progress_fn progress;
 	void *progress_data;
 };
 
 /*
- * Write tensors as safetensors, out of their regions without a copy, largest elements first, else in
- * the order given. Each file appears whole or not at all: it is written without a name, synced, named.
- * An index comes last. A shard has at least one tensor.
- * Return: 0; -EINVAL (a name twice, not UTF-8 or "__metadata__"; not contiguous; opts), -EOPNOTSUPP (a
- * type that safetensors has not), -ENOSPC, -EIO, -ECANCELED and the like: no file was made or replaced,
- * but of several files some may have been when the last steps fail.
+ * Write tensors to a safetensors file, straight from their regions. Tensors with the largest
+ * elements come first, otherwise the order is that of @items. A file appears whole or not at all:
+ * it is written without a name, synced and then renamed. An index appears last.
+ *
+ * Return: 0; -EINVAL (a name that appears twice, is not UTF-8, or is "__metadata__"; a tensor that
+ * is not contiguous; opts), -EOPNOTSUPP (a type that safetensors does not have), -ENOSPC, -EIO,
+ * -ECANCELED and other errors of writing. After an error no file was made or replaced; only if the
+ * last step of several files fails, some of them may have been.
  */
 int tmesh_model_save(const char *path, const struct tmesh_model_item *items, size_t count,
 		     const struct tmesh_model_save_opts *opts, struct tmesh_error *err);

@@ -3,7 +3,7 @@
  * Page tables that other processes follow: the tables of all sequences of one handle on pages
  * (tmesh/pages.h) as a log of numbered, checksummed records, and a follower's own copy of them.
  * Part of libtmesh-model. See tmesh/tmesh.h for the conventions of all calls, docs/pages.md for the
- * log's form. Since 0.2.
+ * log's form. Since 0.1.
  *
  * A copy says what the tables were after one record: it holds no page. Who wants to use pages of
  * another handle takes a ticket (tmesh_seq_take()).

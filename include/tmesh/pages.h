@@ -2,7 +2,7 @@
 /*
  * Pages: a pool of equal pages that processes share, and sequences over them: a KV cache. Part of
  * libtmesh-model. See tmesh/tmesh.h for the conventions of all calls, docs/pages.md for who is
- * trusted with what. Since 0.2.
+ * trusted with what. Since 0.1.
  *
  * A page pool is made in one process, its owner, which counts who holds which page. Its pages
  * lie in regions (slabs), one for each device. A tenant of the pool has slabs, a limit, prefixes

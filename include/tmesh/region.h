@@ -129,7 +129,7 @@ int tmesh_region_pin(struct tmesh_region *region, struct tmesh_region **out,
  * region. A forked child has its own copy of the mapping, as of its other private memory.
  *
  * Return: 0; -EINVAL (not sealed); -EPERM (as tmesh_region_pin(); inherited); -EACCES;
- * -EOPNOTSUPP (a private view; no memory that can be mapped). Since 0.1.
+ * -EOPNOTSUPP (a private view; no memory that can be mapped).
  */
 int tmesh_region_private(struct tmesh_region *region, struct tmesh_region **out,
 			 struct tmesh_error *err);
@@ -202,7 +202,8 @@ int tmesh_region_recv(struct tmesh_ctx *ctx, int socket, struct tmesh_region **o
 /* What the region holds, for people: at most TMESH_DESCRIPTION_LEN bytes. Needs MANAGE, before the
  * seal. The library writes a tensor's ref without its token here. -EOPNOTSUPP: memfd, a region
  * of tmesh_region_from_memfd(). */
-int tmesh_region_set_description(struct tmesh_region *region, const char *text, struct tmesh_error *err);
+int tmesh_region_set_description(struct tmesh_region *region, const char *text,
+				 struct tmesh_error *err);
 
 /* What is known of it without a system call: its length as asked at its creation, this handle's
  * rights, and its id. */

@@ -85,10 +85,10 @@ struct tmesh_holder_info {
 	char command[16];
 	uint64_t lease_ns; /* 0: none */
 	uint64_t lease_left_ns;
-	uint64_t view;	 /* id of a gather view's region */
-	bool lapsed;	 /* its lease has */
-	bool producer;	 /* it signals the region's fence */
-	bool mapped; /* a device: has memory mapped, not only attached */
+	uint64_t view; /* id of a gather view's region */
+	bool lapsed;   /* its lease has */
+	bool producer; /* it signals the region's fence */
+	bool mapped;   /* a device: has memory mapped, not only attached */
 	char device[32];
 };
 

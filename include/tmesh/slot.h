@@ -2,7 +2,7 @@
 /*
  * Slot: a place whose value is a bundle that is replaced in one step: an adapter, a model's newest
  * weights. Part of libtmesh-model. See tmesh/tmesh.h for the conventions of all calls,
- * docs/slots.md for how it works. Since 0.2.
+ * docs/slots.md for how it works. Since 0.1.
  *
  * One process publishes, any number read. Each value has a generation, 1 and upwards. A reader
  * never writes to anything that others see: it maps the slot's page read-only and holds a

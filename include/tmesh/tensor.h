@@ -137,10 +137,11 @@ int tmesh_tensor_data(struct tmesh_tensor *tensor, uint32_t rights, void **data,
 		      struct tmesh_error *err);
 
 /*
- * Copy the elements to @data, @bytes of the caller's: exactly tmesh_tensor_bytes(), in C order without
- * gaps whatever the strides are. One copy, which is counted. Nothing is mapped: memory that is
- * taken away meanwhile is an error and no signal. What @data holds after an error is not said.
- * Since 0.2.
+ * Copy the elements to @data, which has @bytes bytes: exactly tmesh_tensor_bytes(). They are in C
+ * order without gaps, whatever the strides are. One copy, which is counted. Nothing is mapped:
+ * if the memory is taken away meanwhile, the call fails and no signal is sent. After an error
+ * the contents of @data are unspecified.
+ *
  * Return: 0; -EINVAL (another number of bytes), -ENOMEM; errors as tmesh_region_read().
  */
 int tmesh_tensor_read(struct tmesh_tensor *tensor, void *data, uint64_t bytes,
