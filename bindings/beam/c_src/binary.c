@@ -129,7 +129,7 @@ static int fill_holes(const struct pinned *pinned, uint64_t end, uint64_t limit,
  * Pin and map the region of a contiguous tensor that has bytes.
  *
  * Return: 0 and the caller's reference in @out; -EINVAL (not sealed), -EPERM (the owner
- * refuses pins), or what prevents both this and a copy.
+ * refuses pins), -EOPNOTSUPP (a gather view), or what prevents both this and a copy.
  */
 static int pin(struct tmesh_tensor *tensor, uint64_t limit, struct pinned **out,
 	       struct tmesh_error *err)
@@ -226,7 +226,7 @@ static ERL_NIF_TERM make_binary(ErlNifEnv *env, struct handle *handle, struct tm
 		enif_release_resource(pinned);
 		return term;
 	}
-	if (rc != -EINVAL && rc != -EPERM)
+	if (rc != -EINVAL && rc != -EPERM && rc != -EOPNOTSUPP)
 		return make_error(env, &err);
 	if (!may_copy) {
 		char reason[sizeof(err.message)];

@@ -4,10 +4,6 @@ defmodule Tmesh.IdiomsTest do
   # What is so of every module, and what Elixir's own protocols make of ours.
   use Tmesh.Case
 
-  # Written on memfd; no guest has run them to their end yet.
-  if System.get_env("TMESH_BACKEND") == "kernel",
-    do: @moduletag(skip: "not seen on the module yet")
-
   alias Tmesh.{Arena, Channel}
 
   {:ok, modules} = :application.get_key(:tmesh, :modules)

@@ -2,10 +2,6 @@
 defmodule Tmesh.SpanTest do
   use Tmesh.Case
 
-  # Written on memfd; no guest has run them to their end yet.
-  if System.get_env("TMESH_BACKEND") == "kernel",
-    do: @moduletag(skip: "not seen on the module yet")
-
   alias Tmesh.Telemetry
 
   @spans for what <- [:put, :open, :copy],

@@ -4,10 +4,6 @@ defmodule Tmesh.StrangerTest do
   # What is written first by somebody who has read the README alone: it works, or says what to do.
   use Tmesh.Case
 
-  # Written on memfd; no guest has run them to their end yet.
-  if System.get_env("TMESH_BACKEND") == "kernel",
-    do: @moduletag(skip: "not seen on the module yet")
-
   defp pixels(opts \\ []), do: ZeroCopy.from_binary!("abcd", [4], :uint8, opts)
 
   defp until_refused(refs) when length(refs) < 1000 do
