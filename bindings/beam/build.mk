@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 #
-# The Elixir application: a NIF library over libtmesh.a, built here, and a mix project whose
+# The Elixir application: a NIF library over libtmesh.a and libtmesh-model.a, built here, and a mix project whose
 # compiler asks for it. mix writes under build/ too.
 
 BEAM_NIF := $(B)/beam/tmesh_nif.so
@@ -38,11 +38,12 @@ beam-dialyzer: beam ## look for mistakes in the Elixir code with dialyzer
 
 beam-package: ## lay out the Elixir package, in build/beam/tmesh-VERSION
 	@rm -rf $(BEAM_PACKAGE)
-	@mkdir -p $(BEAM_PACKAGE)/c_src/tmesh/lib/common $(BEAM_PACKAGE)/c_src/tmesh/include/uapi/linux
+	@mkdir -p $(addprefix $(BEAM_PACKAGE)/c_src/tmesh/,lib/common model include/uapi/linux)
 	@cp -r $(addprefix bindings/beam/,lib mix.exs .formatter.exs README.md) VERSION LICENSES $(BEAM_PACKAGE)
 	@cp bindings/beam/c_src/*.[ch] bindings/beam/c_src/Makefile $(BEAM_PACKAGE)/c_src
 	@cp lib/*.[ch] $(BEAM_PACKAGE)/c_src/tmesh/lib
 	@cp lib/common/*.[ch] $(BEAM_PACKAGE)/c_src/tmesh/lib/common
+	@cp model/*.[ch] $(BEAM_PACKAGE)/c_src/tmesh/model
 	@cp -r include/tmesh $(BEAM_PACKAGE)/c_src/tmesh/include
 	@cp include/uapi/linux/tmesh.h $(BEAM_PACKAGE)/c_src/tmesh/include/uapi/linux
 
@@ -56,9 +57,9 @@ $(B)/beam/obj/%.o: bindings/beam/c_src/%.c bindings/beam/build.mk
 -include $(BEAM_OBJ:.o=.d)
 
 # nodelete: see c_src/nif.c.
-$(BEAM_NIF): $(BEAM_OBJ) $(LIB_A)
+$(BEAM_NIF): $(BEAM_OBJ) $(MODEL_A) $(LIB_A)
 	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-z,nodelete -Wl,--exclude-libs,ALL \
-		-o $@ $(BEAM_OBJ) $(LIB_A) $(LIB_LIBS)
+		-o $@ $(BEAM_OBJ) $(MODEL_A) $(LIB_A) $(MODEL_LIBS)
 
 $(BEAM_CONSUMER): bindings/beam/test/support/arrow_consumer.c lib/common/arrow_abi.h
 	@mkdir -p $(@D)

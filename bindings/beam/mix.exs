@@ -140,6 +140,7 @@ defmodule Tmesh.MixProject do
           Tmesh.ZeroCopy.TensorRef,
           Tmesh.Arena,
           Tmesh.Bundle,
+          Tmesh.Model,
           Tmesh.Descriptor
         ],
         "Between processes": [Tmesh.Channel, Tmesh.Stream],

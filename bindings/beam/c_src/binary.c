@@ -25,6 +25,7 @@
 
 struct guarded {
 	struct tmesh_region *region;
+	struct tmesh_model *model; /* of whose tensors it is, or NULL */
 	void *start; /* of all of it, guards included */
 	size_t bytes;
 };
@@ -35,6 +36,7 @@ static void drop_mapping(void *object)
 
 	munmap(mapping->start, mapping->bytes);
 	tmesh_region_unref(mapping->region);
+	tmesh_model_unref(mapping->model);
 	enif_free(mapping);
 }
 
@@ -59,6 +61,7 @@ static struct guarded *map_guarded(struct tmesh_region *region, unsigned char **
 		return NULL;
 	}
 	mapping->region = region;
+	mapping->model = NULL;
 	mapping->bytes = info.alloc_bytes + 3 * (size_t)HUGE_BYTES;
 	mapping->start = mmap(NULL, mapping->bytes, PROT_READ,
 			      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -79,15 +82,16 @@ void pinned_dtor(ErlNifEnv *env, void *object)
 {
 	struct pinned *pinned = object;
 
-	if (pinned->data)
+	if (pinned->start)
 		garbage_put(env, pinned->garbage, pinned->mapping);
 	else
 		garbage_free(pinned->garbage);
 }
 
-static ERL_NIF_TERM make_pinned(ErlNifEnv *env, struct pinned *pinned)
+static ERL_NIF_TERM make_pinned(ErlNifEnv *env, struct pinned *pinned, uint64_t offset,
+				uint64_t bytes)
 {
-	return make_ok(env, enif_make_resource_binary(env, pinned, pinned->data, pinned->bytes));
+	return make_ok(env, enif_make_resource_binary(env, pinned, pinned->start + offset, bytes));
 }
 
 /*
@@ -96,13 +100,12 @@ static ERL_NIF_TERM make_pinned(ErlNifEnv *env, struct pinned *pinned)
  * now, where failure is an error. Holes behind the last byte do not matter, and the module's
  * regions, whose handles are no memfds, have none.
  */
-static int fill_holes(const struct pinned *pinned, uint64_t end, uint64_t limit,
+static int fill_holes(const struct pinned *pinned, uint64_t offset, uint64_t bytes, uint64_t limit,
 		      struct tmesh_error *err)
 {
 	int fd = tmesh_region_fd(pinned->region);
-	uintptr_t start = (uintptr_t)pinned->data & ~(uintptr_t)(sysconf(_SC_PAGESIZE) - 1);
-	size_t bytes = (uintptr_t)pinned->data + pinned->bytes - start;
-	uint64_t size, backed;
+	uint64_t first = offset & ~(uint64_t)(sysconf(_SC_PAGESIZE) - 1);
+	uint64_t size, backed, end = offset + bytes;
 	struct stat st;
 
 	if (fcntl(fd, F_GET_SEALS) < 0 || fstat(fd, &st))
@@ -118,7 +121,7 @@ static int fill_holes(const struct pinned *pinned, uint64_t end, uint64_t limit,
 			      "%llu bytes of the region were never written, more than the "
 			      "limit max_shared_memory_mb allows to fill",
 			      (unsigned long long)(size - backed));
-	if (madvise((void *)start, bytes, MADV_POPULATE_READ))
+	if (madvise((void *)(pinned->start + first), end - first, MADV_POPULATE_READ))
 		return refuse(err, -ENOMEM,
 			      "no memory for the parts of the region that were "
 			      "never written");
@@ -126,19 +129,17 @@ static int fill_holes(const struct pinned *pinned, uint64_t end, uint64_t limit,
 }
 
 /*
- * Pin and map the region of a contiguous tensor that has bytes.
+ * Pin and map a tensor's region.
  *
  * Return: 0 and the caller's reference in @out; -EINVAL (not sealed), -EPERM (the owner
  * refuses pins), -EOPNOTSUPP (a gather view), or what prevents both this and a copy.
  */
-static int pin(struct tmesh_tensor *tensor, uint64_t limit, struct pinned **out,
-	       struct tmesh_error *err)
+static int pin_region(struct tmesh_tensor *tensor, struct pinned **out, struct tmesh_error *err)
 {
 	struct tmesh_region *region;
 	struct guarded *mapping;
 	struct pinned *pinned;
 	unsigned char *addr;
-	uint64_t offset;
 	int rc;
 
 	rc = tmesh_region_pin(tmesh_tensor_region(tensor), &region, err);
@@ -157,16 +158,54 @@ static int pin(struct tmesh_tensor *tensor, uint64_t limit, struct pinned **out,
 		return refuse(err, -ENOMEM, "no memory for a binary");
 	}
 	/* From here on the resource gives region and mapping up. */
-	offset = tmesh_tensor_layout(tensor)->offset;
 	pinned->mapping = mapping;
 	pinned->region = region;
-	pinned->data = addr + offset;
-	pinned->bytes = tmesh_tensor_bytes(tensor);
-	rc = fill_holes(pinned, offset + pinned->bytes, limit, err);
+	pinned->start = addr;
+	*out = pinned;
+	return 0;
+}
+
+/* The same of a model's tensor: once for all of them. */
+static int pin_model(struct origin *origin, struct tmesh_tensor *tensor, struct pinned **out,
+		     struct tmesh_error *err)
+{
+	int rc = 0;
+
+	pthread_mutex_lock(&origin->lock);
+	if (!origin->pinned) {
+		rc = pin_region(tensor, &origin->pinned, err);
+		if (!rc)
+			origin->pinned->mapping->model = tmesh_model_ref(origin->model);
+	}
+	if (!rc) {
+		enif_keep_resource(origin->pinned);
+		*out = origin->pinned;
+	}
+	pthread_mutex_unlock(&origin->lock);
+	return rc;
+}
+
+/* As pin_region(), for the binary of a contiguous tensor that has bytes. */
+static int pin(struct handle *handle, struct tmesh_tensor *tensor, uint64_t limit,
+	       struct pinned **out, struct tmesh_error *err)
+{
+	uint64_t offset = tmesh_tensor_layout(tensor)->offset;
+	struct origin *origin;
+	int rc;
+
+	pthread_mutex_lock(&handle->lock);
+	origin = handle->origin;
+	if (origin)
+		enif_keep_resource(origin);
+	pthread_mutex_unlock(&handle->lock);
+	rc = origin ? pin_model(origin, tensor, out, err) : pin_region(tensor, out, err);
+	if (origin)
+		enif_release_resource(origin);
 	if (rc)
-		enif_release_resource(pinned);
-	else
-		*out = pinned;
+		return rc;
+	rc = fill_holes(*out, offset, tmesh_tensor_bytes(tensor), limit, err);
+	if (rc)
+		enif_release_resource(*out);
 	return rc;
 }
 
@@ -205,6 +244,7 @@ static int copy(struct tmesh_tensor *tensor, uint64_t limit, ErlNifBinary *binar
 static ERL_NIF_TERM make_binary(ErlNifEnv *env, struct handle *handle, struct tmesh_tensor *tensor,
 				bool may_copy)
 {
+	uint64_t bytes = tmesh_tensor_bytes(tensor);
 	uint64_t limit = atomic_load(&handle->context->max_bytes);
 	struct pinned *pinned = NULL;
 	struct tmesh_error err;
@@ -212,17 +252,17 @@ static ERL_NIF_TERM make_binary(ErlNifEnv *env, struct handle *handle, struct tm
 	ERL_NIF_TERM term;
 	int rc;
 
-	if (!tmesh_tensor_bytes(tensor)) {
+	if (!bytes) {
 		enif_make_new_binary(env, 0, &term);
 		return make_ok(env, term);
 	}
 	if (tmesh_layout_is_contiguous(tmesh_tensor_layout(tensor)))
-		rc = pin(tensor, limit, &pinned, &err);
+		rc = pin(handle, tensor, limit, &pinned, &err);
 	else
 		rc = refuse(&err, -EINVAL, "not contiguous");
 	if (!rc) {
 		remember(handle, pinned);
-		term = make_pinned(env, pinned);
+		term = make_pinned(env, pinned, tmesh_tensor_layout(tensor)->offset, bytes);
 		enif_release_resource(pinned);
 		return term;
 	}
@@ -262,6 +302,7 @@ static NIF(to_binary_dirty)
  * scheduler; later ones point into what that one pinned. */
 NIF(tensor_to_binary)
 {
+	uint64_t offset = 0, bytes = 0;
 	struct pinned *pinned = NULL;
 	struct handle *handle;
 	ERL_NIF_TERM term;
@@ -269,14 +310,17 @@ NIF(tensor_to_binary)
 	if (enif_get_resource(env, argv[0], handle_type, (void **)&handle)) {
 		pthread_mutex_lock(&handle->lock);
 		pinned = handle->pinned;
-		if (pinned)
+		if (pinned) {
 			enif_keep_resource(pinned);
+			offset = tmesh_tensor_layout(handle->tensor)->offset;
+			bytes = tmesh_tensor_bytes(handle->tensor);
+		}
 		pthread_mutex_unlock(&handle->lock);
 	}
 	if (!pinned)
 		return enif_schedule_nif(env, "to_binary", ERL_NIF_DIRTY_JOB_CPU_BOUND,
 					 to_binary_dirty, argc, argv);
-	term = make_pinned(env, pinned);
+	term = make_pinned(env, pinned, offset, bytes);
 	enif_release_resource(pinned);
 	return term;
 }

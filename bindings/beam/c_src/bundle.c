@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <tmesh/bundle.h>
 
 struct bundle {
 	struct tmesh_bundle *bundle; /* NULL: released; guarded by @lock */
@@ -32,9 +31,7 @@ void bundle_dtor(ErlNifEnv *env, void *object)
 	pthread_mutex_destroy(&bundle->lock);
 }
 
-/* {ok, term} of a bundle, which the term takes over, also on failure. */
-static ERL_NIF_TERM make_bundle(ErlNifEnv *env, struct context *context,
-				struct tmesh_bundle *made)
+ERL_NIF_TERM make_bundle(ErlNifEnv *env, struct context *context, struct tmesh_bundle *made)
 {
 	struct bundle *bundle = enif_alloc_resource(bundle_type, sizeof(*bundle));
 	struct tmesh_error err;

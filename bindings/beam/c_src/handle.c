@@ -9,12 +9,20 @@ static void drop_tensor(void *object)
 	tmesh_tensor_unref(object);
 }
 
+/* Of what a handle keeps beside its tensor. */
+static void let_go(struct pinned *pinned, struct origin *origin)
+{
+	if (pinned)
+		enif_release_resource(pinned);
+	if (origin)
+		enif_release_resource(origin);
+}
+
 void handle_dtor(ErlNifEnv *env, void *object)
 {
 	struct handle *handle = object;
 
-	if (handle->pinned)
-		enif_release_resource(handle->pinned);
+	let_go(handle->pinned, handle->origin);
 	enif_release_resource(handle->context);
 	if (tmesh_tensor_try_unref(handle->tensor))
 		garbage_put(env, handle->garbage, handle->tensor);
@@ -74,8 +82,8 @@ static ERL_NIF_TERM make_created(ErlNifEnv *env, struct handle *handle)
 	return make_ok(env, make_described(env, handle));
 }
 
-bool make_handle(ErlNifEnv *env, struct context *context, struct tmesh_tensor *tensor,
-		 ERL_NIF_TERM *term, struct tmesh_error *err)
+bool make_handle_of(ErlNifEnv *env, struct context *context, struct tmesh_tensor *tensor,
+		    struct origin *origin, ERL_NIF_TERM *term, struct tmesh_error *err)
 {
 	struct handle *handle = handle_new(context, err);
 
@@ -84,9 +92,18 @@ bool make_handle(ErlNifEnv *env, struct context *context, struct tmesh_tensor *t
 		return false;
 	}
 	handle->tensor = tensor;
+	handle->origin = origin;
+	if (origin)
+		enif_keep_resource(origin);
 	*term = make_described(env, handle);
 	enif_release_resource(handle);
 	return true;
+}
+
+bool make_handle(ErlNifEnv *env, struct context *context, struct tmesh_tensor *tensor,
+		 ERL_NIF_TERM *term, struct tmesh_error *err)
+{
+	return make_handle_of(env, context, tensor, NULL, term, err);
 }
 
 /* How many bytes a contiguous tensor takes. */
@@ -391,6 +408,7 @@ static ERL_NIF_TERM released(ErlNifEnv *env, const struct handle *handle)
 static NIF(release_dirty)
 {
 	struct tmesh_tensor *tensor;
+	struct origin *origin;
 	struct handle *handle;
 	struct pinned *pinned;
 
@@ -401,9 +419,10 @@ static NIF(release_dirty)
 	/* What a binary has made since the release was asked for. */
 	pinned = handle->pinned;
 	handle->pinned = NULL;
+	origin = handle->origin;
+	handle->origin = NULL;
 	pthread_mutex_unlock(&handle->lock);
-	if (pinned)
-		enif_release_resource(pinned);
+	let_go(pinned, origin);
 	tmesh_tensor_unref(tensor);
 	return released(env, handle);
 }
@@ -416,6 +435,7 @@ NIF(tensor_release)
 {
 	struct handle *handle;
 	struct tmesh_error err;
+	struct origin *origin;
 	struct pinned *pinned;
 	bool dropped;
 
@@ -426,12 +446,13 @@ NIF(tensor_release)
 	pthread_mutex_lock(&handle->lock);
 	pinned = handle->pinned;
 	handle->pinned = NULL;
+	origin = handle->origin;
+	handle->origin = NULL;
 	dropped = !tmesh_tensor_try_unref(handle->tensor);
 	if (dropped)
 		handle->tensor = NULL;
 	pthread_mutex_unlock(&handle->lock);
-	if (pinned)
-		enif_release_resource(pinned);
+	let_go(pinned, origin);
 	if (dropped)
 		return released(env, handle);
 	return enif_schedule_nif(env, "release", ERL_NIF_DIRTY_JOB_IO_BOUND, release_dirty, argc,

@@ -12,7 +12,8 @@
 #include <stdio.h>
 
 ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type, *channel_type,
-	*channel_end_type, *arrow_stream_type, *gpu_type, *arena_type, *descriptor_type, *bundle_type;
+	*channel_end_type, *arrow_stream_type, *gpu_type, *arena_type, *descriptor_type, *bundle_type,
+	*model_type, *origin_type;
 
 /* Its address tells this image from any other. */
 static char image;
@@ -43,6 +44,8 @@ static int open_types(ErlNifEnv *env)
 		{&arena_type, "arena", {.dtor = arena_dtor}},
 		{&descriptor_type, "descriptor", {.dtor = descriptor_dtor}},
 		{&bundle_type, "bundle", {.dtor = bundle_dtor}},
+		{&model_type, "model", {.dtor = model_dtor}},
+		{&origin_type, "origin", {.dtor = origin_dtor}},
 	};
 
 	for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
@@ -109,6 +112,12 @@ static ErlNifFunc functions[] = {
 	{"bundle_tensor", 2, bundle_tensor, 0},
 	{"bundle_ref", 2, bundle_ref, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"bundle_release", 1, bundle_release, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"model_load", 7, model_load, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"model_info", 1, model_info, ERL_NIF_DIRTY_JOB_CPU_BOUND},
+	{"model_metadata", 1, model_metadata, ERL_NIF_DIRTY_JOB_CPU_BOUND},
+	{"model_tensor", 2, model_tensor, 0},
+	{"model_bundle", 1, model_bundle, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"model_release", 1, model_release, 0},
 	{"release", 1, tensor_release, 0},
 	{"keep", 1, tensor_keep, 0},
 	{"to_binary", 2, tensor_to_binary, 0},

@@ -14,6 +14,8 @@
  *   arena    a tmesh_arena
  *   descriptor  a descriptor that the caller may give to others, until it is closed
  *   bundle   a tmesh_bundle, until it is released or nobody has the term any more
+ *   model    a loaded model's origin, until it is released or nobody has the term any more
+ *   origin   a tmesh_model, for the model's term and the handles of its tensors; never a term
  *   gpu      memory of libtmesh-cuda, until it is released or nobody has the term any more
  *
  * What a resource holds is given up in a dirty NIF or by the janitor (garbage.c), never in
@@ -27,6 +29,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <tmesh/model.h>
 #include <tmesh/tmesh.h>
 
 #define NIF(name) ERL_NIF_TERM name(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[])
@@ -44,6 +47,7 @@ struct context {
 	unsigned int max_opening;   /* dirty schedulers that may wait for peers at once */
 	atomic_uint opening;
 	atomic_uint waiting; /* of them at fences and the like */
+	atomic_uint loading; /* dirty schedulers that load models */
 	atomic_bool named; /* a region has had a token, so what answers to them is there */
 	struct garbage *garbage;
 };
@@ -55,9 +59,10 @@ struct arena {
 };
 
 struct handle {
-	pthread_mutex_t lock;	      /* guards the next four; held for pointer work only */
+	pthread_mutex_t lock;	      /* guards the next five; held for pointer work only */
 	struct tmesh_tensor *tensor;  /* NULL: released */
 	struct pinned *pinned;	      /* what the first binary made; later ones share it */
+	struct origin *origin;	      /* the model that the tensor is of, or NULL */
 	uint64_t id;		      /* of the region, once somebody has asked ... */
 	char token[TMESH_TOKEN_SIZE]; /* ... for this, which lets others read; "" until then */
 	struct context *context;      /* whose limits apply */
@@ -73,14 +78,20 @@ struct descriptor {
 struct pinned {
 	struct guarded *mapping;
 	struct tmesh_region *region; /* a pinning handle, mapped for reading */
-	const unsigned char *data;   /* the tensor's bytes in it */
-	size_t bytes;
+	const unsigned char *start;  /* of the region */
+	struct garbage *garbage;
+};
+
+struct origin {
+	struct tmesh_model *model;
+	pthread_mutex_t lock;  /* guards what follows */
+	struct pinned *pinned; /* for the binaries of all its tensors, or NULL */
 	struct garbage *garbage;
 };
 
 extern ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type,
 	*channel_type, *channel_end_type, *arrow_stream_type, *gpu_type, *arena_type,
-	*descriptor_type, *bundle_type;
+	*descriptor_type, *bundle_type, *model_type, *origin_type;
 
 void context_dtor(ErlNifEnv *env, void *object);
 void handle_dtor(ErlNifEnv *env, void *object);
@@ -90,6 +101,8 @@ void gpu_dtor(ErlNifEnv *env, void *object);
 void arena_dtor(ErlNifEnv *env, void *object);
 void descriptor_dtor(ErlNifEnv *env, void *object);
 void bundle_dtor(ErlNifEnv *env, void *object);
+void model_dtor(ErlNifEnv *env, void *object);
+void origin_dtor(ErlNifEnv *env, void *object);
 
 /* garbage.c */
 struct garbage *garbage_alloc(void (*drop)(void *object));
@@ -122,6 +135,14 @@ ERL_NIF_TERM make_ok(ErlNifEnv *env, ERL_NIF_TERM term);
 ERL_NIF_TERM make_error(ErlNifEnv *env, const struct tmesh_error *err);
 ERL_NIF_TERM make_string(ErlNifEnv *env, const char *text);
 ERL_NIF_TERM make_ref(ErlNifEnv *env, const struct tmesh_ref *ref);
+ERL_NIF_TERM make_dims(ErlNifEnv *env, const int64_t *dims, int32_t ndim);
+struct member {
+	const char *name;
+	ERL_NIF_TERM value;
+};
+/* Of an array of members, keys that are atoms. */
+#define MAKE_MAP(env, members) make_members(env, members, sizeof(members) / sizeof((members)[0]))
+ERL_NIF_TERM make_members(ErlNifEnv *env, const struct member *members, size_t count);
 int refuse(struct tmesh_error *err, int code, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 bool get_dtype(ErlNifEnv *env, ERL_NIF_TERM term, enum tmesh_dtype *dtype, struct tmesh_error *err);
@@ -151,6 +172,9 @@ struct tmesh_tensor *get_tensor(ErlNifEnv *env, ERL_NIF_TERM term, struct handle
 /* A term {handle, ref} of a new handle, which takes over @tensor, also on failure. */
 bool make_handle(ErlNifEnv *env, struct context *context, struct tmesh_tensor *tensor,
 		 ERL_NIF_TERM *term, struct tmesh_error *err);
+/* The same of a model's tensor: the handle keeps @origin. */
+bool make_handle_of(ErlNifEnv *env, struct context *context, struct tmesh_tensor *tensor,
+		    struct origin *origin, ERL_NIF_TERM *term, struct tmesh_error *err);
 NIF(tensor_create);
 NIF(tensor_put);
 NIF(tensor_open);
@@ -173,12 +197,22 @@ NIF(holders);
 NIF(token_id);
 
 /* bundle.c */
+/* {ok, term} of a bundle, which the term takes over, also on failure. */
+ERL_NIF_TERM make_bundle(ErlNifEnv *env, struct context *context, struct tmesh_bundle *made);
 NIF(bundle_create);
 NIF(bundle_open);
 NIF(bundle_info);
 NIF(bundle_tensor);
 NIF(bundle_ref);
 NIF(bundle_release);
+
+/* model.c */
+NIF(model_load);
+NIF(model_info);
+NIF(model_metadata);
+NIF(model_tensor);
+NIF(model_bundle);
+NIF(model_release);
 
 /* reach.c */
 NIF(region_revoke);

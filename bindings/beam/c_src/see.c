@@ -8,23 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct member {
-	const char *name;
-	ERL_NIF_TERM value;
-};
-
-static ERL_NIF_TERM make_map(ErlNifEnv *env, const struct member *members, size_t count)
-{
-	ERL_NIF_TERM map = enif_make_new_map(env);
-
-	for (size_t i = 0; i < count; i++)
-		enif_make_map_put(env, map, enif_make_atom(env, members[i].name), members[i].value,
-				  &map);
-	return map;
-}
-
-#define MAKE_MAP(env, members) make_map(env, members, sizeof(members) / sizeof((members)[0]))
-
 static ERL_NIF_TERM make_bool(ErlNifEnv *env, bool value)
 {
 	return enif_make_atom(env, value ? "true" : "false");

@@ -163,6 +163,16 @@ static ERL_NIF_TERM make_device(ErlNifEnv *env, const struct tmesh_layout *layou
 				enif_make_int(env, layout->device_id));
 }
 
+ERL_NIF_TERM make_members(ErlNifEnv *env, const struct member *members, size_t count)
+{
+	ERL_NIF_TERM map = enif_make_new_map(env);
+
+	for (size_t i = 0; i < count; i++)
+		enif_make_map_put(env, map, enif_make_atom(env, members[i].name), members[i].value,
+				  &map);
+	return map;
+}
+
 /* {id, token, offset, byte_size, shape, dtype, strides, device}, as Tmesh.Native says. */
 bool get_ref(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_ref *ref, struct tmesh_error *err)
 {
@@ -195,7 +205,7 @@ bool get_ref(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_ref *ref, struct tm
 	return true;
 }
 
-static ERL_NIF_TERM make_dims(ErlNifEnv *env, const int64_t *dims, int32_t ndim)
+ERL_NIF_TERM make_dims(ErlNifEnv *env, const int64_t *dims, int32_t ndim)
 {
 	ERL_NIF_TERM terms[TMESH_MAX_DIMS];
 

@@ -27,6 +27,7 @@ defmodule Tmesh.NativeTest do
 
     {:ok, bundle} = Native.bundle_create(context, [{"a", sealed.handle}], true, "", "")
     {:ok, bundle_json} = Native.bundle_ref(bundle, :read)
+    {:ok, model} = Native.model_load(context, model_file(), false, false, false, "", nil)
 
     # Where there are none, what is refused for that is refused for other reasons too.
     dmabuf =
@@ -76,6 +77,12 @@ defmodule Tmesh.NativeTest do
       bundle_tensor: [bundle, "a"],
       bundle_ref: [bundle, :read],
       bundle_release: [bundle],
+      model_load: [context, model_file(), false, false, false, "", self()],
+      model_info: [model],
+      model_metadata: [model],
+      model_tensor: [model, 0],
+      model_bundle: [model],
+      model_release: [model],
       touch: [other.handle],
       fence_signal: [other.handle, 1],
       fence_wait: [other.handle, 1, 0],
@@ -94,6 +101,16 @@ defmodule Tmesh.NativeTest do
       gpu_info: [gpu.handle],
       gpu_release: [gpu.handle]
     ]
+  end
+
+  defp model_file do
+    path = Path.join(System.tmp_dir!(), "tmesh-native-#{System.pid()}.safetensors")
+    on_exit(fn -> File.rm(path) end)
+
+    if not File.exists?(path),
+      do: File.write!(path, Tmesh.ModelFiles.safetensors([{"a", "U8", [1], "a"}]))
+
+    path
   end
 
   test "takes terms of every type, and survives" do

@@ -60,6 +60,11 @@ defmodule Stranger do
     {:ok, json} = Tmesh.ZeroCopy.TensorRef.to_json(ref)
     {:ok, same} = json |> Tmesh.ZeroCopy.TensorRef.from_json!() |> Tmesh.ZeroCopy.open()
     IO.puts("read: " <> Tmesh.ZeroCopy.to_binary!(same))
+    # Held until here.
+    :ok = Tmesh.ZeroCopy.release(ref)
+    header = ~s({"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})
+    File.write!("w.safetensors", <<byte_size(header)::64-little, header::binary, "efgh">>)
+    IO.puts("loaded: " <> Tmesh.ZeroCopy.to_binary!(Tmesh.Model.load!("w.safetensors")["w"]))
   end
 end
 """)
@@ -87,13 +92,19 @@ File.rm_rf!(app)
   run.(
     Path.join(moved, "bin/stranger"),
     ["eval", "Application.ensure_all_started(:tmesh); Stranger.run()"],
-    []
+    cd: folder
   )
 
-check.("it runs elsewhere, when its project is gone", status == 0 and said =~ "read: abcd", said)
+check.(
+  "it runs elsewhere, when its project is gone",
+  status == 0 and said =~ "read: abcd" and said =~ "loaded: efgh",
+  said
+)
 
 before = sources.(checkout)
-objects = for object <- ["nif/arena.o", "lib/layout.o"], do: "#{folder}/checkout/#{object}"
+
+objects =
+  for object <- ["nif/arena.o", "lib/layout.o", "model/types.o"], do: "#{folder}/checkout/#{object}"
 
 {said, status} =
   run.(
@@ -111,6 +122,7 @@ make = ["-s", "-C", Path.join(package, "c_src"), "NIF=#{folder}/no.so", "OBJ=#{f
 for {flag, wanted} <- [
       {"CC=/nowhere/cc", "no C compiler"},
       {"PKG_CONFIG=/nowhere/pkg-config", "no pkg-config"},
+      {"PKG_CONFIG_LIBDIR=/nowhere", "install libjansson-dev liburing-dev libxxhash-dev"},
       {"ERL_INCLUDE=/nowhere", "install erlang-dev"}
     ] do
   {said, status} = run.("make", make ++ [flag], [])

@@ -17,6 +17,10 @@ defmodule Tmesh.ReadmeTest do
   @table "{:ok, table} = Tmesh.Arrow.from_columns(%{\"age\" => [1]})\n" <>
            "{:ok, json_of_a_table_from_python} = TensorRef.to_json(table.ref)\n"
 
+  @model "path = Path.join(System.tmp_dir!(), \"readme-\\#{System.pid()}.safetensors\")\n" <>
+           "tensor = {\"layer.weight\", \"U8\", [1], \"x\"}\n" <>
+           "File.write!(path, Tmesh.ModelFiles.safetensors([tensor]))\n"
+
   # README, how the example begins, what is there before, the Python that it needs
   @examples [
     {@beam, "alias Tmesh.ZeroCopy", "", :numpy},
@@ -24,6 +28,7 @@ defmodule Tmesh.ReadmeTest do
     {@beam, "{:ok, out} = Tmesh.Channel.create", "", nil},
     {@beam, "{:ok, arena} = Tmesh.Arena.create", @vector, nil},
     {@beam, "{:ok, table} = Tmesh.Arrow.from_columns", @table, :pandas},
+    {@beam, "{:ok, model} = Tmesh.Model.load", @model, nil},
     {@beam, "{:ok, _pid} = Tmesh.Stream.start_link", @four <> @outfeed, nil},
     {@beam, "{:ok, _pool} = Tmesh.Worker.start_pool", @four, :numpy},
     {@whole, "{:ok, _pool} = Tmesh.Worker.start_pool", @four, :numpy}
@@ -60,7 +65,7 @@ defmodule Tmesh.ReadmeTest do
   end
 
   test "there are no others" do
-    assert length(Regex.scan(~r/^```elixir$/m, @beam)) == 8
+    assert length(Regex.scan(~r/^```elixir$/m, @beam)) == 9
     assert length(Regex.scan(~r/^```elixir$/m, @whole)) == 2
   end
 

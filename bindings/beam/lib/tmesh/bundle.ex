@@ -154,12 +154,15 @@ defmodule Tmesh.Bundle do
   bang open(ref :: String.t() | map(), opts :: [writable: boolean()] \\ []) :: t()
   bang to_json(bundle :: t()) :: String.t()
 
-  defp made({:ok, native}) do
+  @doc false
+  @spec made({:ok, Native.bundle()} | {:error, Native.reason()}) ::
+          {:ok, t()} | {:error, Error.t()}
+  def made({:ok, native}) do
     {:ok, {names, byte_size, metadata}} = Native.bundle_info(native)
     {:ok, %__MODULE__{native: native, names: names, byte_size: byte_size, metadata: metadata}}
   end
 
-  defp made({:error, reason}), do: {:error, Error.from_native(reason)}
+  def made({:error, reason}), do: {:error, Error.from_native(reason)}
 
   defp rights(true), do: {:ok, :write}
   defp rights(false), do: {:ok, :read}

@@ -90,6 +90,35 @@ defmodule Tmesh.Native do
   @spec token_id(context(), token :: String.t()) :: result(non_neg_integer())
   def token_id(_context, _token), do: :erlang.nif_error(:not_loaded)
 
+  @type model :: reference()
+
+  @spec model_load(
+          context(),
+          path :: String.t(),
+          keep :: boolean(),
+          alone :: boolean(),
+          hash :: boolean(),
+          label :: String.t(),
+          pid() | nil
+        ) :: result(model())
+  def model_load(_context, _path, _keep, _alone, _hash, _label, _pid),
+    do: :erlang.nif_error(:not_loaded)
+
+  @spec model_info(model()) :: result({:safetensors | :gguf, [{String.t(), map()}], map()})
+  def model_info(_model), do: :erlang.nif_error(:not_loaded)
+
+  @spec model_metadata(model()) :: result(json :: String.t())
+  def model_metadata(_model), do: :erlang.nif_error(:not_loaded)
+
+  @spec model_tensor(model(), index :: non_neg_integer()) :: result({handle(), ref()})
+  def model_tensor(_model, _index), do: :erlang.nif_error(:not_loaded)
+
+  @spec model_bundle(model()) :: result(bundle())
+  def model_bundle(_model), do: :erlang.nif_error(:not_loaded)
+
+  @spec model_release(model()) :: :ok | {:error, reason()}
+  def model_release(_model), do: :erlang.nif_error(:not_loaded)
+
   @spec revoke(handle()) :: :ok | {:error, reason()}
   def revoke(_handle), do: :erlang.nif_error(:not_loaded)
 

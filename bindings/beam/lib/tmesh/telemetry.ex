@@ -14,6 +14,9 @@ defmodule Tmesh.Telemetry do
   | `[:tmesh, :tensor, WHAT, :start]` | `system_time`, `bytes` | `dtype`, `shape` |
   | `[:tmesh, :tensor, WHAT, :stop]` | `duration`, `bytes` | `dtype`, `shape`, `result` |
   | `[:tmesh, :tensor, WHAT, :exception]` | `duration`, `bytes` | `dtype`, `shape`, `kind`, `reason`, `stacktrace` |
+  | `[:tmesh, :model, :load, :start]` | `system_time` | `path` |
+  | `[:tmesh, :model, :load, :stop]` | `duration`; where it was loaded `bytes` of the region and `bytes_read` from the files | `path`, `result` |
+  | `[:tmesh, :model, :load, :exception]` | `duration` | `path`, `kind`, `reason`, `stacktrace` |
   | `[:tmesh, :worker, :call, :start]` | `system_time`, `payload_bytes` | `pool`, `operation` |
   | `[:tmesh, :worker, :call, :stop]` | `duration` | `pool`, `operation`, `result`: `:ok` or an error's type |
   | `[:tmesh, :worker, :up]` | `duration` of the start | `pool`, `pid` of the system's process |
@@ -86,19 +89,23 @@ defmodule Tmesh.Telemetry do
     :ok
   end
 
-  # `fun` gives :ok, {:ok, value} or {:error, error}. Costs next to nothing while nobody listens.
+  # `fun` gives :ok, {:ok, value} or {:error, error}, and `measured` what is known of it then. Costs next
+  # to nothing while nobody listens.
   @doc false
-  @spec span(event(), %{bytes: non_neg_integer()}, map(), (() -> result)) :: result
+  @spec span(event(), %{atom() => non_neg_integer()}, map(), (() -> result), (result -> map())) ::
+          result
         when result: term()
-  def span(event, measurements, metadata, fun) do
-    if listened?(), do: told_span(event, measurements, metadata, fun), else: fun.()
+  def span(event, measurements, metadata, fun, measured \\ &nothing_more/1) do
+    if listened?(), do: told_span(event, measurements, metadata, fun, measured), else: fun.()
   end
+
+  defp nothing_more(_result), do: %{}
 
   @doc false
   @spec listened?() :: boolean()
   def listened?, do: :persistent_term.get(@handlers, %{}) != %{} or telemetry?()
 
-  defp told_span(event, measurements, metadata, fun) do
+  defp told_span(event, measurements, metadata, fun, measured) do
     began = System.monotonic_time()
     system_time = System.system_time()
     execute(event ++ [:start], Map.put(measurements, :system_time, system_time), metadata)
@@ -113,7 +120,8 @@ defmodule Tmesh.Telemetry do
     else
       result ->
         metadata = Map.put(metadata, :result, outcome(result))
-        execute(event ++ [:stop], took(measurements, began), metadata)
+        measurements = measurements |> took(began) |> Map.merge(measured.(result))
+        execute(event ++ [:stop], measurements, metadata)
         result
     end
   end

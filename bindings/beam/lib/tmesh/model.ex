@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.Model do
+  @moduledoc """
+  Files of tensors, read once into memory that all processes of the machine share: safetensors, also
+  several files with their index, and GGUF.
+
+      {:ok, model} = Tmesh.Model.load("model.safetensors")
+      %Tmesh.ZeroCopy.TensorRef{} = model["embeddings.weight"]
+      {:ok, tensors} = Tmesh.Model.to_nx(model)
+
+  Processes of one user that load the same files, in any of tmesh's languages, share one sealed region, as
+  long as one of them has the model, a tensor or a binary of it; `report` says whether this one had to read.
+  A file that is changed later changes nothing here, and is another model.
+
+  `model["name"]` is a `Tmesh.ZeroCopy.TensorRef` with a handle of its own, which stays good after the
+  model is released. As an enumerable a model gives `{name, ref}` in the files' order, so `Map.new(model)` is a
+  map of refs. A tensor whose type tmesh has not, such as GGUF's blocks, is of bytes, as its file has them.
+
+    * `format` - `:safetensors` or `:gguf`
+    * `names` - of its tensors, in the files' order
+    * `entries` - by name, what the file says of each, see `t:entry/0`
+    * `report` - how it was loaded, see `t:report/0`
+
+  ## A process that waits
+
+  `load/2` returns when the model is there, also when another process is the one that reads. Loading ends,
+  and leaves nothing, when the process that called it is ended:
+
+      task = Task.async(fn -> Tmesh.Model.load!(path) end)
+      Task.shutdown(task, :brutal_kill)
+
+  ## Bumblebee
+
+  The option `safetensors_reader` of `Bumblebee.load_model/2`
+  ([since its pull request 456](https://github.com/elixir-nx/bumblebee/pull/456)) is a function that takes the
+  path of a file and gives a map of names to Nx tensors, as `read!/1` does:
+
+      Bumblebee.load_model({:hf, "..."}, safetensors_reader: &Tmesh.Model.read!/1)
+
+  Tensors of `Nx.BinaryBackend` are then read in place; another backend makes its own copy of each as it takes it.
+  """
+
+  import Tmesh.Bang
+
+  alias Tmesh.{Bundle, Context, Error, Janitor, Native, Options, Telemetry, ZeroCopy}
+  alias Tmesh.ZeroCopy.TensorRef
+
+  @enforce_keys [:native, :format, :names, :entries, :report]
+  @derive {Inspect, only: [:format, :names]}
+  defstruct @enforce_keys
+
+  @typedoc """
+  A tensor as its file describes it: `type` as the file spells it (`"BF16"`, `"Q4_K"`), `dtype` (`nil`: tmesh has
+  not that type), `shape` in elements, `byte_size`; `index` in the files' order, `file` (a number from 0 on) and
+  `file_offset` of its first byte there.
+  """
+  @type entry :: %{
+          index: non_neg_integer(),
+          type: String.t(),
+          dtype: TensorRef.dtype() | nil,
+          shape: TensorRef.shape(),
+          byte_size: non_neg_integer(),
+          file: non_neg_integer(),
+          file_offset: non_neg_integer()
+        }
+
+  @typedoc """
+  How a model was loaded:
+
+    * `bytes` of the region, `bytes_read` from the files by this VM (less than all: others read),
+      `bytes_copied` of those once more, `huge_bytes` in huge pages, `tensors_moved` to a better place
+    * `ns` that it took
+    * `method` - `:splice`, `:io_uring`, `:direct`, `:read`, or `nil`: nothing was read here; `reason` - why
+    * `shared` - with other processes, now or later
+    * `direct_rate`, `buffered_rate` - bytes per second that were measured for the choice; 0: not measured
+    * `hash` - of the contents, where it was asked for, as 32 hex digits
+    * `file_system` where the first file lies
+    * `kept` - the name under which it is kept, or `nil`
+  """
+  @type report :: %{atom() => term()}
+
+  @type t :: %__MODULE__{
+          native: Native.model(),
+          format: :safetensors | :gguf,
+          names: [String.t()],
+          entries: %{String.t() => entry()},
+          report: report()
+        }
+
+  @typedoc """
+    * `keep` - the memory outlives all processes, until it is dropped (`tmeshctl drop`) (false)
+    * `alone` - share with nobody (false)
+    * `hash` - `report.hash` is the contents' checksum (false)
+    * `label` - of the region; the file's name without one
+    * `progress` - a process that is sent `{:tmesh_model, path, progress}` at least each 64 MiB, where
+      `progress` is a map of `bytes_done`, `bytes_total` and `waiting`: another process reads
+  """
+  @type option ::
+          {:keep, boolean()}
+          | {:alone, boolean()}
+          | {:hash, boolean()}
+          | {:label, String.t()}
+          | {:progress, pid() | nil}
+
+  @options [keep: false, alone: false, hash: false, label: "", progress: nil]
+
+  @doc """
+  Load the tensors of a safetensors or GGUF file, of an index (`.json`), of a split GGUF by its first file, or of
+  a folder with `model.safetensors` in it.
+
+  Errors: `:not_found`; `:protocol` (malformed: the message says what, and in which file); `:unsupported` (another
+  version); `:stale` (a file changed while it was read); `:limit_exceeded` (`max_shared_memory_mb`);
+  `:invalid`; `:system` (`details.errno` is the system's word for it); those of `Tmesh.keep/3` with `keep`. Nothing
+  is left then.
+  """
+  @spec load(Path.t(), [option()]) :: {:ok, t()} | {:error, Error.t()}
+  def load(path, opts \\ []) do
+    with {:ok, opts} <- Options.validate(opts, @options),
+         {:ok, path} <- path(path),
+         {:ok, context} <- Context.limited() do
+      [keep, alone, hash, label, progress] = for {key, _} <- @options, do: opts[key]
+      load = fn -> Native.model_load(context, path, keep, alone, hash, label, progress) end
+
+      Telemetry.span(
+        [:tmesh, :model, :load],
+        %{},
+        %{path: path},
+        fn -> load |> in_turn() |> made() end,
+        &measured/1
+      )
+    end
+  end
+
+  # Loading holds a dirty scheduler, which the VM's files need too: few do at once.
+  defp in_turn(load) do
+    case Janitor.retry(load) do
+      {:error, {:eagain, _why}} ->
+        Process.sleep(10)
+        in_turn(load)
+
+      other ->
+        other
+    end
+  end
+
+  defp path(path) do
+    {:ok, Path.expand(path)}
+  rescue
+    _no_chardata -> {:error, Error.new(:invalid, "a path is text: #{inspect(path, limit: 5)}")}
+  end
+
+  defp made({:ok, native}) do
+    {:ok, {format, entries, report}} = Native.model_info(native)
+
+    {:ok,
+     %__MODULE__{
+       native: native,
+       format: format,
+       names: for({name, _entry} <- entries, do: name),
+       entries: Map.new(entries),
+       report: report
+     }}
+  end
+
+  defp made({:error, reason}), do: {:error, Error.from_native(reason)}
+
+  defp measured({:ok, model}), do: Map.take(model.report, [:bytes, :bytes_read])
+  defp measured({:error, _error}), do: %{}
+
+  @doc """
+  What the files say beside their tensors, as a map by key. Numbers that JSON has not (NaN) are `nil`.
+
+  Errors: `:closed`.
+  """
+  @spec metadata(t()) :: {:ok, %{String.t() => term()}} | {:error, Error.t()}
+  def metadata(%__MODULE__{native: native}) do
+    with {:ok, json} <- Native.model_metadata(native),
+         {:ok, map} <- Native.json_decode(json) do
+      {:ok, map}
+    else
+      {:error, reason} -> {:error, Error.from_native(reason)}
+    end
+  end
+
+  @doc "The tensor of a name, or `:error`: what `model[name]` asks. Raises `Tmesh.Error` of a released model."
+  @spec fetch(t(), String.t()) :: {:ok, TensorRef.t()} | :error
+  def fetch(%__MODULE__{native: native, entries: entries}, name) do
+    with {:ok, entry} <- Map.fetch(entries, name) do
+      case Native.model_tensor(native, entry.index) do
+        {:ok, {handle, ref}} -> {:ok, TensorRef.unnamed(handle, ref)}
+        {:error, reason} -> raise Error.from_native(reason)
+      end
+    end
+  end
+
+  @doc "As `fetch/2`, but raises `KeyError` where there is no such name."
+  @spec fetch!(t(), String.t()) :: TensorRef.t()
+  def fetch!(%__MODULE__{names: names} = model, name) do
+    case fetch(model, name) do
+      {:ok, ref} -> ref
+      :error -> raise KeyError, key: name, term: names
+    end
+  end
+
+  @doc """
+  All tensors as Nx tensors by their names, over the model's memory, without a copy.
+
+  Errors: `:unsupported` (Nx is not loaded, or has not a tensor's type: the message names it), `:closed`.
+  """
+  @spec to_nx(t()) :: {:ok, %{String.t() => struct()}} | {:error, Error.t()}
+  def to_nx(%__MODULE__{names: names} = model) do
+    Enum.reduce_while(names, {:ok, %{}}, fn name, {:ok, done} ->
+      case one_to_nx(model, name, model.entries[name]) do
+        {:ok, tensor} -> {:cont, {:ok, Map.put(done, name, tensor)}}
+        {:error, error} -> {:halt, {:error, %Error{error | message: "#{name}: #{error.message}"}}}
+      end
+    end)
+  end
+
+  defp one_to_nx(_model, _name, %{dtype: nil, type: type}),
+    do: {:error, Error.new(:unsupported, "tmesh and Nx have no #{type}")}
+
+  # What the binary points into it holds by itself.
+  defp one_to_nx(%__MODULE__{native: native}, _name, %{index: index}) do
+    with {:ok, {handle, native}} <- Native.model_tensor(native, index) do
+      ref = TensorRef.unnamed(handle, native)
+      tensor = Tmesh.Nx.to_nx(ref, copy: false)
+      ZeroCopy.release!(ref)
+      tensor
+    else
+      {:error, reason} -> {:error, Error.from_native(reason)}
+    end
+  end
+
+  @doc """
+  The tensors of a file as Nx tensors by their names: `load/2` and `to_nx/1`. They alone hold the memory.
+
+  `read!/1` is what Bumblebee's `safetensors_reader` takes, see the module's text.
+  """
+  @spec read(Path.t(), [option()]) :: {:ok, %{String.t() => struct()}} | {:error, Error.t()}
+  def read(path, opts \\ []) do
+    with {:ok, model} <- load(path, opts) do
+      tensors = to_nx(model)
+      :ok = release(model)
+      tensors
+    end
+  end
+
+  @doc """
+  The same tensors as one `Tmesh.Bundle`, with the files' metadata as JSON: one ref that other processes open.
+
+  Errors: `:invalid` (more tensors than a bundle has), `:closed`, and those of `Tmesh.Bundle.put/2`.
+  """
+  @spec bundle(t()) :: {:ok, Bundle.t()} | {:error, Error.t()}
+  def bundle(%__MODULE__{native: native}),
+    do: fn -> Native.model_bundle(native) end |> Janitor.retry() |> Bundle.made()
+
+  @doc "Let go of the model. Tensors that were taken from it stay. Releasing again is fine."
+  @spec release(t()) :: :ok
+  def release(%__MODULE__{native: native}) do
+    :ok = Native.model_release(native)
+  end
+
+  bang load(path :: Path.t(), opts :: [option()] \\ []) :: t()
+  bang metadata(model :: t()) :: %{String.t() => term()}
+  bang to_nx(model :: t()) :: %{String.t() => struct()}
+  bang read(path :: Path.t(), opts :: [option()] \\ []) :: %{String.t() => struct()}
+  bang bundle(model :: t()) :: Bundle.t()
+end
+
+defimpl Enumerable, for: Tmesh.Model do
+  alias Tmesh.Model
+
+  def reduce(model, acc, fun) do
+    model.names
+    |> Stream.map(&{&1, Model.fetch!(model, &1)})
+    |> Enumerable.reduce(acc, fun)
+  end
+
+  def count(model), do: {:ok, length(model.names)}
+  def member?(_model, _pair), do: {:error, __MODULE__}
+  def slice(_model), do: {:error, __MODULE__}
+end
