@@ -8,11 +8,18 @@ defmodule Tmesh.ModelTest do
 
   # The compiler need not know what is not there.
   @compile {:no_warn_undefined, Nx}
-  @moduletag :tmp_dir
 
   @floats for(x <- 1..6, into: <<>>, do: <<x * 1.0::float-32-little>>)
   @halves <<0x3F80::16-little, 0x4000::16-little>>
   @two [{"layer.weight", "F32", [2, 3], @floats}, {"bias", "BF16", [2], @halves}]
+
+  # Not ExUnit's own, which would be among the sources.
+  setup do
+    folder = Path.join(System.tmp_dir!(), "tmesh-#{System.pid()}-#{System.unique_integer()}")
+    File.mkdir!(folder)
+    on_exit(fn -> File.rm_rf!(folder) end)
+    %{tmp_dir: folder}
+  end
 
   defp file(%{tmp_dir: folder}, name, bytes) do
     path = Path.join(folder, name)
