@@ -25,6 +25,7 @@ NEEDED = {
     "libtmesh-cuda.so": {"libc.so.6", "libjansson.so.4", "libtmesh.so.0"},
     "libtmesh-cuda-hook.so": {"libc.so.6", "libtmesh-cuda.so.0"},
     "libtmesh-cuda-torch.so": {"libc.so.6", "libtmesh-cuda.so.0"},
+    "libtmesh-xla.so": {"libc.so.6", "libtmesh.so.0"},
     "libtmesh-model.so": {"libc.so.6", "libjansson.so.4", "libtmesh.so.0", "liburing.so.2"},
 }
 

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Names bound to channels, and turns at them.
+ *
+ * One lock guards the list and what can change in its members. It is not held while a channel is
+ * used: who uses it has the member's turn. A member that is bound anew or unbound leaves the list,
+ * and goes with the last call that still has it.
+ */
+#include "call.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/utf8.h"
+
+/* How long a waiting call does not notice that it was cancelled. */
+#define SLICE_NS 20000000
+#define ARENA_BYTES (1u << 20)
+
+struct bound {
+	struct bound *next; /* in the list */
+	unsigned int refs;
+	char name[TMESH_XLA_NAME_MAX + 1];
+	enum tmesh_channel_role role;
+	struct tmesh_channel *channel;
+	struct tmesh_arena *arena;
+	bool busy;	      /* it is somebody's turn */
+	unsigned int cancels; /* so far */
+	pthread_cond_t turned;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct bound *list;
+static struct tmesh_ctx *context; /* from the first binding on */
+
+static struct bound **find(const char *name)
+{
+	struct bound **at = &list;
+
+	while (*at && strcmp((*at)->name, name))
+		at = &(*at)->next;
+	return at;
+}
+
+static int not_bound(const char *name, struct tmesh_error *err)
+{
+	return tmesh_fail(err, -ENOENT, "no channel is bound to the name \"%.*s\": bind it first",
+			  TMESH_XLA_NAME_MAX, name);
+}
+
+static void bound_put(struct bound *bound)
+{
+	bool last;
+
+	pthread_mutex_lock(&lock);
+	last = !--bound->refs;
+	pthread_mutex_unlock(&lock);
+	if (!last)
+		return;
+	tmesh_channel_unref(bound->channel);
+	tmesh_arena_unref(bound->arena);
+	pthread_cond_destroy(&bound->turned);
+	free(bound);
+}
+
+/* With the lock held. */
+static void cancel(struct bound *bound)
+{
+	bound->cancels++;
+	pthread_cond_broadcast(&bound->turned);
+}
+
+/* The list's reference becomes the caller's. With the lock held. */
+static struct bound *take_out(struct bound **at)
+{
+	struct bound *bound = *at;
+
+	if (!bound)
+		return NULL;
+	*at = bound->next;
+	cancel(bound);
+	return bound;
+}
+
+/* The library's own context, beside those of the process that loads it. */
+static int get_context(struct tmesh_ctx **out, struct tmesh_error *err)
+{
+	int rc = 0;
+
+	pthread_mutex_lock(&lock);
+	if (!context)
+		rc = tmesh_ctx_open(NULL, &context, err);
+	*out = context;
+	pthread_mutex_unlock(&lock);
+	return rc;
+}
+
+static int bound_new(struct tmesh_ctx *ctx, const char *name, const char *token,
+		     enum tmesh_channel_role role, struct bound **out, struct tmesh_error *err)
+{
+	struct bound *bound = calloc(1, sizeof(*bound));
+	pthread_condattr_t monotonic;
+	int rc;
+
+	if (!bound)
+		return tmesh_fail(err, -ENOMEM, "no memory for a binding");
+	rc = tmesh_channel_open(ctx, token, role, NULL, &bound->channel, err);
+	if (!rc && role == TMESH_CHANNEL_SEND)
+		rc = tmesh_arena_create(ctx, ARENA_BYTES, NULL, &bound->arena, err);
+	if (rc) {
+		tmesh_channel_unref(bound->channel);
+		free(bound);
+		return rc;
+	}
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&bound->turned, &monotonic);
+	pthread_condattr_destroy(&monotonic);
+	bound->refs = 1;
+	bound->role = role;
+	memcpy(bound->name, name, strlen(name) + 1);
+	*out = bound;
+	return 0;
+}
+
+int tmesh_xla_bind(const char *name, const char *token, enum tmesh_channel_role role,
+		   struct tmesh_error *err)
+{
+	size_t bytes = name ? strnlen(name, TMESH_XLA_NAME_MAX + 1) : 0;
+	struct bound *bound = NULL, *old, **at;
+	struct tmesh_ctx *ctx;
+	int rc;
+
+	if (!bytes || bytes > TMESH_XLA_NAME_MAX || tmesh_utf8_span(name, bytes, false) != bytes)
+		return tmesh_fail(err, -EINVAL,
+				  "a name has 1 to %d bytes of UTF-8 without control characters",
+				  TMESH_XLA_NAME_MAX);
+	rc = get_context(&ctx, err);
+	if (!rc)
+		rc = bound_new(ctx, name, token, role, &bound, err);
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&lock);
+	at = find(name);
+	old = take_out(at);
+	bound->next = *at;
+	*at = bound;
+	pthread_mutex_unlock(&lock);
+	if (old)
+		bound_put(old);
+	return 0;
+}
+
+int tmesh_xla_unbind(const char *name, struct tmesh_error *err)
+{
+	struct bound *bound;
+
+	pthread_mutex_lock(&lock);
+	bound = take_out(find(name));
+	pthread_mutex_unlock(&lock);
+	if (!bound)
+		return not_bound(name, err);
+	bound_put(bound);
+	return 0;
+}
+
+int tmesh_xla_cancel(const char *name, struct tmesh_error *err)
+{
+	struct bound *bound;
+
+	pthread_mutex_lock(&lock);
+	bound = *find(name);
+	if (bound)
+		cancel(bound);
+	pthread_mutex_unlock(&lock);
+	return bound ? 0 : not_bound(name, err);
+}
+
+static int flush(struct turn *turn, void *data, int64_t timeout_ns, struct tmesh_error *err)
+{
+	return tmesh_channel_flush(turn->channel, timeout_ns, err);
+}
+
+int tmesh_xla_flush(const char *name, int64_t timeout_ns, struct tmesh_error *err)
+{
+	struct turn turn;
+	int rc = xla_turn_begin(&turn, name, TMESH_CHANNEL_SEND, timeout_ns, err);
+
+	if (rc)
+		return rc;
+	rc = xla_turn_wait(&turn, flush, NULL, err);
+	xla_turn_end(&turn);
+	return rc;
+}
+
+int tmesh_xla_stats(struct tmesh_stats *stats, struct tmesh_error *err)
+{
+	struct tmesh_ctx *ctx;
+	size_t size = stats ? stats->size : 0;
+
+	if (size < sizeof(size))
+		return tmesh_fail(err, -EINVAL, "set size to sizeof(struct tmesh_stats)");
+	pthread_mutex_lock(&lock);
+	ctx = context;
+	pthread_mutex_unlock(&lock);
+	if (ctx)
+		return tmesh_stats(ctx, stats);
+	memset((char *)stats + sizeof(size), 0, size - sizeof(size));
+	return 0;
+}
+
+static int cancelled(struct tmesh_error *err)
+{
+	return tmesh_fail(err, -ECANCELED,
+			  "the call was cancelled, or its channel bound anew or unbound");
+}
+
+static int timed_out(enum tmesh_channel_role role, struct tmesh_error *err)
+{
+	return tmesh_fail(err, -ETIMEDOUT,
+			  role == TMESH_CHANNEL_SEND
+				  ? "the channel stayed full: nobody received in time"
+				  : "no message came in time");
+}
+
+/* Until nobody else has it. With the lock held. */
+static int wait_for_turn(struct turn *turn, struct tmesh_error *err)
+{
+	const struct timespec until = {
+		.tv_sec = (time_t)(turn->deadline / 1000000000u),
+		.tv_nsec = (long)(turn->deadline % 1000000000u),
+	};
+	struct bound *bound = turn->bound;
+	int rc = 0;
+
+	while (bound->busy && !rc && turn->cancels == bound->cancels)
+		rc = pthread_cond_timedwait(&bound->turned, &lock, &until);
+	if (turn->cancels != bound->cancels)
+		return cancelled(err);
+	if (bound->busy)
+		return timed_out(bound->role, err);
+	bound->busy = true;
+	turn->ctx = context;
+	turn->channel = bound->channel;
+	turn->arena = bound->arena;
+	return 0;
+}
+
+int xla_turn_begin(struct turn *turn, const char *name, enum tmesh_channel_role role,
+		   int64_t timeout_ns, struct tmesh_error *err)
+{
+	struct bound *bound;
+	int rc;
+
+	*turn = (struct turn){.deadline = UINT64_MAX};
+	if (timeout_ns >= 0)
+		turn->deadline = tmesh_now_ns() + (uint64_t)timeout_ns;
+	pthread_mutex_lock(&lock);
+	bound = *find(name);
+	if (!bound) {
+		rc = not_bound(name, err);
+	} else if (bound->role != role) {
+		rc = tmesh_fail(err, -EBADF,
+				"\"%s\" is bound for %s: push and flush need a channel that "
+				"sends, pop one that receives",
+				name, role == TMESH_CHANNEL_SEND ? "receiving" : "sending");
+	} else {
+		bound->refs++;
+		turn->bound = bound;
+		turn->cancels = bound->cancels;
+		rc = wait_for_turn(turn, err);
+	}
+	pthread_mutex_unlock(&lock);
+	if (rc && turn->bound)
+		bound_put(bound);
+	return rc;
+}
+
+void xla_turn_end(struct turn *turn)
+{
+	pthread_mutex_lock(&lock);
+	turn->bound->busy = false;
+	pthread_cond_broadcast(&turn->bound->turned);
+	pthread_mutex_unlock(&lock);
+	bound_put(turn->bound);
+}
+
+static bool is_cancelled(const struct turn *turn)
+{
+	bool is;
+
+	pthread_mutex_lock(&lock);
+	is = turn->cancels != turn->bound->cancels;
+	pthread_mutex_unlock(&lock);
+	return is;
+}
+
+int xla_turn_wait(struct turn *turn,
+		  int (*act)(struct turn *turn, void *data, int64_t timeout_ns,
+			     struct tmesh_error *err),
+		  void *data, struct tmesh_error *err)
+{
+	uint64_t now, left;
+	int rc;
+
+	do {
+		if (is_cancelled(turn))
+			return cancelled(err);
+		now = tmesh_now_ns();
+		left = now < turn->deadline ? turn->deadline - now : 0;
+		rc = act(turn, data, left < SLICE_NS ? (int64_t)left : SLICE_NS, err);
+		if (rc == -EINTR)
+			return tmesh_fail(err, -ECANCELED, "a signal came while the call waited");
+	} while (rc == -ETIMEDOUT && left > SLICE_NS);
+	return rc == -ETIMEDOUT ? timed_out(turn->bound->role, err) : rc;
+}

@@ -1,0 +1,485 @@
+// SPDX-License-Identifier: MIT
+/* The handlers on a stand-in host: what goes and comes, what is refused and with which code. */
+#include "unit.h"
+
+#include <pthread.h>
+
+#include "host.h"
+
+#define F32 11
+#define INT4 21
+#define TOKEN 17
+
+static struct tmesh_ctx *ctx;
+static struct tmesh_channel *inbox, *outbox; /* this side's ends of "out" and "in" */
+static char out_token[TMESH_TOKEN_SIZE], in_token[TMESH_TOKEN_SIZE];
+
+static struct tmesh_channel *channel_new(enum tmesh_channel_role role, char *token)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 8, .producers = 4};
+	struct tmesh_channel *channel;
+
+	assert_ok(tmesh_channel_create(ctx, role, &opts, &channel, err));
+	assert_ok(tmesh_channel_token(channel, token, err));
+	return channel;
+}
+
+static int setup(void **state)
+{
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	inbox = channel_new(TMESH_CHANNEL_RECV, out_token);
+	outbox = channel_new(TMESH_CHANNEL_SEND, in_token);
+	assert_ok(tmesh_xla_bind("out", out_token, TMESH_CHANNEL_SEND, err));
+	assert_ok(tmesh_xla_bind("in", in_token, TMESH_CHANNEL_RECV, err));
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct tmesh_stats stats = {.size = sizeof(stats)};
+
+	assert_ok(tmesh_xla_unbind("out", err));
+	assert_ok(tmesh_xla_unbind("in", err));
+	tmesh_channel_unref(inbox);
+	tmesh_channel_unref(outbox);
+	tmesh_ctx_unref(ctx);
+	/* Whatever a test did, no memory stays. */
+	assert_ok(tmesh_xla_stats(&stats, err));
+	assert_int_equal(stats.regions_live, 0);
+	return 0;
+}
+
+#define assert_call(host, handler, code_, word)                                        \
+	do {                                                                           \
+		assert_int_equal(host_call(host, handler), code_);                     \
+		if (!strstr(host_error.text, word))                                    \
+			fail_msg("\"%s\" does not say \"%s\"", host_error.text, word); \
+	} while (0)
+
+static void put(float first, int64_t count)
+{
+	struct tmesh_message message = {0};
+	float data[16] = {first};
+
+	assert_ok(
+		tmesh_tensor_put(ctx, TMESH_FLOAT32, 1, &count, data, NULL, &message.tensor, err));
+	assert_ok(tmesh_channel_send(outbox, &message, 1000000000, err));
+	tmesh_tensor_unref(message.tensor);
+}
+
+static struct tmesh_tensor *take(void)
+{
+	struct tmesh_message message = {0};
+
+	assert_ok(tmesh_channel_recv(inbox, &message, 1000000000, err));
+	assert_non_null(message.tensor);
+	return message.tensor;
+}
+
+static float take_float(void)
+{
+	struct tmesh_tensor *tensor = take();
+	float data[16] = {0};
+
+	assert_true(tmesh_tensor_bytes(tensor) <= sizeof(data));
+	assert_ok(tmesh_tensor_read(tensor, data, tmesh_tensor_bytes(tensor), err));
+	tmesh_tensor_unref(tensor);
+	return data[0];
+}
+
+/* A pop of float32[count] into @data. */
+static void pop_frame(struct host *host, uint32_t *sequence, float *data, int64_t *count,
+		      int64_t timeout_ms)
+{
+	host_init(host, "in", timeout_ms);
+	host_operand(host, FFI_U32, sequence, 0, NULL);
+	host_result(host, FFI_U32, sequence, 0, NULL);
+	host_result(host, F32, data, 1, count);
+}
+
+static void push_frame(struct host *host, float *data, int64_t *count, int64_t timeout_ms)
+{
+	host_init(host, "out", timeout_ms);
+	host_operand(host, F32, data, 1, count);
+}
+
+static int version_told(int major, int minor, struct ffi_version *told)
+{
+	struct ffi_metadata metadata = {.struct_size = sizeof(metadata), .traits = 7};
+	struct ffi_metadata_extension extension = {
+		{sizeof(extension), FFI_EXTENSION_METADATA, NULL}, &metadata};
+	struct host host;
+	int code;
+
+	host_init(&host, NULL, 0);
+	host.api.version.major = major;
+	host.api.version.minor = minor;
+	host.frame.extensions = &extension.base;
+	code = host_call(&host, tmesh_xla_push);
+	assert_int_equal(metadata.traits, 0);
+	*told = metadata.version;
+	return code;
+}
+
+static void test_version_is_the_lower(void **state)
+{
+	struct ffi_version told;
+	struct host host;
+
+	assert_int_equal(version_told(0, 1, &told), 0);
+	assert_int_equal(told.minor, 1);
+	assert_int_equal(version_told(0, FFI_MINOR + 1, &told), 0);
+	assert_int_equal(told.minor, FFI_MINOR);
+	/* The host keeps its other handlers; a call says what is wrong. */
+	assert_int_equal(version_told(1, 0, &told), 0);
+	assert_int_equal(told.major, 1);
+	assert_int_equal(told.minor, 0);
+	host_init(&host, "out", 0);
+	host.api.version.major = 1;
+	assert_call(&host, tmesh_xla_push, FFI_UNIMPLEMENTED, "FFI 1.3, and libtmesh-xla 0.3");
+}
+
+static void test_push(void **state)
+{
+	float first[3] = {1.5f}, second[1] = {2.5f};
+	int64_t three = 3, one = 1, none[2] = {0, 4};
+	uint32_t sequence = 41, next = 0;
+	struct tmesh_tensor *tensor;
+	struct host host;
+
+	host_init(&host, "out", 1000);
+	host_operand(&host, FFI_U32, &sequence, 0, NULL);
+	host_operand(&host, F32, first, 1, &three);
+	host_operand(&host, F32, second, 1, &one);
+	host_operand(&host, F32, NULL, 2, none);
+	host_result(&host, FFI_U32, &next, 0, NULL);
+	assert_int_equal(host_call(&host, tmesh_xla_push), 0);
+	assert_int_equal(next, 42);
+	assert_int_equal(sequence, 41);
+	assert_true(take_float() == 1.5f);
+	assert_true(take_float() == 2.5f);
+	tensor = take();
+	assert_int_equal(tmesh_tensor_bytes(tensor), 0);
+	assert_int_equal(tmesh_tensor_layout(tensor)->shape[1], 4);
+	tmesh_tensor_unref(tensor);
+
+	/* Without the sequence a uint32 is a tensor as any other. */
+	host_init(&host, "out", 1000);
+	host_operand(&host, FFI_U32, &sequence, 0, NULL);
+	assert_int_equal(host_call(&host, tmesh_xla_push), 0);
+	tensor = take();
+	assert_int_equal(tmesh_tensor_layout(tensor)->dtype, TMESH_UINT32);
+	tmesh_tensor_unref(tensor);
+}
+
+static void test_pop(void **state)
+{
+	uint32_t sequence = UINT32_MAX;
+	int64_t count = 3, one = 1;
+	float data[3], other;
+	struct host host;
+
+	put(1.5f, 3);
+	pop_frame(&host, &sequence, data, &count, 1000);
+	assert_int_equal(host_call(&host, tmesh_xla_pop), 0);
+	assert_int_equal(sequence, 0); /* it is aliased, and wraps */
+	assert_true(data[0] == 1.5f);
+
+	put(2.5f, 3);
+	put(3.5f, 1);
+	host_init(&host, "in", 1000);
+	host_result(&host, F32, data, 1, &count);
+	host_result(&host, F32, &other, 1, &one);
+	assert_int_equal(host_call(&host, tmesh_xla_pop), 0);
+	assert_true(data[0] == 2.5f && other == 3.5f);
+}
+
+static void test_every_type(void **state)
+{
+	static const int numbers[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 15, 16, 18, 19, 20};
+	unsigned char data[2 * 16] = {0};
+	int64_t count = 2;
+	struct host host;
+
+	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+		struct tmesh_tensor *tensor;
+
+		host_init(&host, "out", 1000);
+		host_operand(&host, numbers[i], data, 1, &count);
+		assert_int_equal(host_call(&host, tmesh_xla_push), 0);
+		tensor = take();
+		assert_string_equal(tmesh_dtype_name(tmesh_tensor_layout(tensor)->dtype),
+				    xla_dtype_name(numbers[i]));
+		tmesh_tensor_unref(tensor);
+	}
+	host_init(&host, "out", 1000);
+	host_operand(&host, INT4, data, 1, &count);
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "XLA's int4");
+	host.in[0].dtype = TOKEN;
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "XLA's token");
+	host.in[0].dtype = 1000;
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "type 1000");
+	host.in[0].dtype = -1;
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "type -1");
+}
+
+static void test_bad_shapes(void **state)
+{
+	int64_t dims[9] = {1, 1, 1, 1, 1, 1, 1, 1, 1};
+	float data = 0;
+	struct host host;
+
+	host_init(&host, "out", 1000);
+	host_operand(&host, F32, &data, 9, dims);
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "at most 8 dimensions, not 9");
+	host.in[0].rank = -1;
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "not -1");
+	host.in[0].rank = 2;
+	dims[1] = -1;
+	assert_int_equal(host_call(&host, tmesh_xla_push), FFI_INVALID_ARGUMENT);
+	dims[0] = dims[1] = INT64_MAX;
+	assert_int_equal(host_call(&host, tmesh_xla_push), FFI_INVALID_ARGUMENT);
+}
+
+static void test_bad_attributes(void **state)
+{
+	char name[TMESH_XLA_NAME_MAX + 2];
+	int64_t count = 1;
+	float data = 0;
+	struct host host;
+
+	host_init(&host, NULL, 1000);
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "channel is missing");
+	memset(name, 'x', sizeof(name) - 1);
+	name[sizeof(name) - 1] = '\0';
+	host_init(&host, name, 1000);
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "1 to 127 bytes");
+	host_init(&host, "", 1000);
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "1 to 127 bytes");
+	host_init(&host, "a\nb", 1000);
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "control characters");
+	host_init(&host, "out", 1000);
+	host.attr_types[0] = FFI_ATTR_SCALAR;
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "channel is a string");
+	push_frame(&host, &data, &count, -1);
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "not -1");
+	push_frame(&host, &data, &count, TMESH_XLA_TIMEOUT_MS_MAX + 1LL);
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "a week");
+	push_frame(&host, &data, &count, 1000);
+	host.timeout.dtype = F32;
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "timeout_ms is an int64");
+	push_frame(&host, &data, &count, 1000);
+	host_attr(&host, "tiemout", FFI_ATTR_SCALAR, &host.timeout);
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "no attribute tiemout");
+}
+
+static void test_bad_sequence(void **state)
+{
+	uint32_t sequence = 0, next = 7;
+	int64_t count = 1;
+	float data = 0;
+	struct host host;
+
+	push_frame(&host, &data, &count, 1000);
+	host_result(&host, FFI_U32, &next, 0, NULL);
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "first operand is the sequence");
+	host_init(&host, "out", 1000);
+	host_result(&host, FFI_U32, &next, 0, NULL);
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "first operand is the sequence");
+	host_init(&host, "in", 1000);
+	host_operand(&host, FFI_U32, &sequence, 0, NULL);
+	host_result(&host, FFI_U32, &next, 1, &count);
+	assert_call(&host, tmesh_xla_pop, FFI_INVALID_ARGUMENT, "first result is the sequence");
+	host_init(&host, "in", 1000);
+	host_operand(&host, FFI_U32, &sequence, 0, NULL);
+	host_operand(&host, FFI_U32, &sequence, 0, NULL);
+	host_result(&host, FFI_U32, &next, 0, NULL);
+	assert_call(&host, tmesh_xla_pop, FFI_INVALID_ARGUMENT, "one operand at most");
+	push_frame(&host, &data, &count, 1000);
+	host_result(&host, FFI_U32, &next, 0, NULL);
+	host_result(&host, FFI_U32, &next, 0, NULL);
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "one result at most");
+	push_frame(&host, &data, &count, 1000);
+	host.in_types[0] = 2;
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "is no buffer");
+	assert_int_equal(next, 7);
+}
+
+static void test_names(void **state)
+{
+	int64_t count = 1;
+	float data = 0;
+	struct host host;
+
+	push_frame(&host, &data, &count, 0);
+	host.channel = (struct ffi_text){"nobody", 6};
+	assert_call(&host, tmesh_xla_push, FFI_NOT_FOUND, "\"nobody\"");
+	host.channel = (struct ffi_text){"in", 2};
+	assert_call(&host, tmesh_xla_push, FFI_FAILED_PRECONDITION, "bound for receiving");
+	host_init(&host, "out", 0);
+	host_result(&host, F32, &data, 1, &count);
+	assert_call(&host, tmesh_xla_pop, FFI_FAILED_PRECONDITION, "bound for sending");
+
+	assert_refused(tmesh_xla_bind("", out_token, TMESH_CHANNEL_SEND, err), -EINVAL, "1 to 127");
+	assert_refused(tmesh_xla_bind(NULL, out_token, TMESH_CHANNEL_SEND, err), -EINVAL,
+		       "1 to 127");
+	assert_refused(tmesh_xla_bind("a\tb", out_token, TMESH_CHANNEL_SEND, err), -EINVAL,
+		       "UTF-8");
+	assert_refused(tmesh_xla_bind("out", "nonsense", TMESH_CHANNEL_SEND, err), -EPROTO, "");
+	assert_refused(tmesh_xla_bind("out", out_token, 7, err), -EINVAL, "");
+	assert_refused(tmesh_xla_unbind("nobody", err), -ENOENT, "nobody");
+	assert_refused(tmesh_xla_cancel("nobody", err), -ENOENT, "nobody");
+	assert_refused(tmesh_xla_flush("nobody", 0, err), -ENOENT, "nobody");
+	assert_refused(tmesh_xla_flush("in", 0, err), -EBADF, "receiving");
+	/* What was refused has changed nothing. */
+	push_frame(&host, &data, &count, 1000);
+	assert_int_equal(host_call(&host, tmesh_xla_push), 0);
+	take_float();
+}
+
+static void test_another_message(void **state)
+{
+	struct tmesh_message bytes = {.bytes = 5};
+	uint32_t sequence = 7;
+	int64_t count = 3;
+	float data[3];
+	struct host host;
+
+	pop_frame(&host, &sequence, data, &count, 1000);
+	put(1, 4);
+	assert_call(&host, tmesh_xla_pop, FFI_INVALID_ARGUMENT,
+		    "expects float32[3], and float32[4] came");
+	put(1, 3);
+	host.out[1].rank = 0;
+	assert_call(&host, tmesh_xla_pop, FFI_INVALID_ARGUMENT,
+		    "expects float32[], and float32[3] came");
+	put(1, 3);
+	host.out[1].rank = 1;
+	host.out[1].dtype = 4;
+	assert_call(&host, tmesh_xla_pop, FFI_INVALID_ARGUMENT,
+		    "expects int32[3], and float32[3] came");
+	assert_ok(tmesh_channel_send(outbox, &bytes, 0, err));
+	assert_call(&host, tmesh_xla_pop, FFI_INVALID_ARGUMENT, "5 bytes without a tensor");
+	assert_int_equal(sequence, 7);
+	/* The next call starts behind them. */
+	put(8, 3);
+	host.out[1].dtype = F32;
+	assert_int_equal(host_call(&host, tmesh_xla_pop), 0);
+	assert_true(data[0] == 8 && sequence == 8);
+}
+
+static void test_timeouts(void **state)
+{
+	uint32_t sequence = 0;
+	int64_t count = 1;
+	float data = 0;
+	struct host host;
+	int sent = 0;
+
+	pop_frame(&host, &sequence, &data, &count, 30);
+	assert_call(&host, tmesh_xla_pop, FFI_DEADLINE_EXCEEDED, "no message came in time");
+	pop_frame(&host, &sequence, &data, &count, 0);
+	assert_call(&host, tmesh_xla_pop, FFI_DEADLINE_EXCEEDED, "no message came in time");
+	push_frame(&host, &data, &count, 0);
+	while (!host_call(&host, tmesh_xla_push) && sent < 1000)
+		sent++;
+	assert_int_equal(sent, 8); /* so many slots there are */
+	assert_call(&host, tmesh_xla_push, FFI_DEADLINE_EXCEEDED, "stayed full");
+	assert_refused(tmesh_xla_flush("out", 30000000, err), -ETIMEDOUT, "");
+	while (sent--)
+		take_float();
+	assert_ok(tmesh_xla_flush("out", 1000000000, err));
+}
+
+static void test_other_end_closed(void **state)
+{
+	uint32_t sequence = 0;
+	int64_t count = 1;
+	float data = 0;
+	struct host host;
+
+	/* Also a reason to bind anew, which makes them work again. */
+	tmesh_channel_unref(inbox);
+	tmesh_channel_unref(outbox);
+	push_frame(&host, &data, &count, 5000);
+	assert_call(&host, tmesh_xla_push, FFI_UNAVAILABLE, "");
+	pop_frame(&host, &sequence, &data, &count, 5000);
+	assert_call(&host, tmesh_xla_pop, FFI_UNAVAILABLE, "");
+	inbox = channel_new(TMESH_CHANNEL_RECV, out_token);
+	outbox = channel_new(TMESH_CHANNEL_SEND, in_token);
+	assert_ok(tmesh_xla_bind("out", out_token, TMESH_CHANNEL_SEND, err));
+	assert_ok(tmesh_xla_bind("in", in_token, TMESH_CHANNEL_RECV, err));
+	push_frame(&host, &data, &count, 5000);
+	assert_int_equal(host_call(&host, tmesh_xla_push), 0);
+	take_float();
+}
+
+static void test_memory_gone(void **state)
+{
+	struct tmesh_message message = {0};
+	int64_t count = 1;
+	uint32_t sequence = 0;
+	float data = 0;
+	struct host host;
+
+	assert_ok(tmesh_tensor_create(ctx, TMESH_FLOAT32, 1, &count, NULL, &message.tensor, err));
+	assert_ok(tmesh_channel_send(outbox, &message, 0, err));
+	/* Its owner leaves the channel without waiting. */
+	tmesh_tensor_unref(message.tensor);
+	tmesh_channel_unref(outbox);
+	pop_frame(&host, &sequence, &data, &count, 1000);
+	assert_int_equal(host_call(&host, tmesh_xla_pop), FFI_DATA_LOSS);
+	outbox = channel_new(TMESH_CHANNEL_SEND, in_token);
+	assert_ok(tmesh_xla_bind("in", in_token, TMESH_CHANNEL_RECV, err));
+}
+
+static void test_large(void **state)
+{
+	int64_t count = 1 << 20;
+	float *data = calloc((size_t)count, sizeof(*data)),
+	      *back = calloc((size_t)count, sizeof(*back));
+	struct tmesh_message message = {0};
+	struct tmesh_stats before = {.size = sizeof(before)}, after = before;
+	uint32_t sequence = 0;
+	struct host host;
+
+	for (int64_t i = 0; i < count; i++)
+		data[i] = (float)i;
+	assert_ok(tmesh_xla_stats(&before, err));
+	push_frame(&host, data, &count, 1000);
+	assert_int_equal(host_call(&host, tmesh_xla_push), 0);
+	message.tensor = take();
+	assert_ok(tmesh_channel_send(outbox, &message, 0, err));
+	pop_frame(&host, &sequence, back, &count, 1000);
+	assert_int_equal(host_call(&host, tmesh_xla_pop), 0);
+	assert_memory_equal(data, back, (size_t)count * sizeof(*data));
+	/* One copy each way. */
+	assert_ok(tmesh_xla_stats(&after, err));
+	assert_int_equal(after.copies - before.copies, 2);
+	assert_int_equal(after.bytes_copied - before.bytes_copied,
+			 2 * (size_t)count * sizeof(*data));
+	tmesh_tensor_unref(message.tensor);
+	free(data);
+	free(back);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(test_version_is_the_lower, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_push, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_pop, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_every_type, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_bad_shapes, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_bad_attributes, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_bad_sequence, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_names, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_another_message, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_timeouts, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_other_end_closed, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_memory_gone, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_large, setup, teardown),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

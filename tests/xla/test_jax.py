@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: MIT
+"""tmesh.xla and tmesh.jax in JAX itself."""
+
+import gc
+import os
+import re
+import threading
+import time
+
+# Before JAX looks at it.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax", reason="jax is not installed, and cannot be had from the package index")
+
+import jax.numpy as jnp
+import tmesh
+import tmesh.jax
+import tmesh.xla as xla
+
+LONG = os.environ.get("TMESH_TEST_LENGTH") == "full"
+VECTOR = jax.ShapeDtypeStruct((3,), "float32")
+SCALAR = jax.ShapeDtypeStruct((), "float32")
+
+
+class Ends:
+    """This side's ends of the channels "out" and "in"."""
+
+    def __init__(self):
+        self.outbox = tmesh.Channel("recv", slots=1024, regions=64, layouts=64, producers=4)
+        self.inbox = tmesh.Channel("send", slots=1024, regions=64, layouts=64)
+        xla.bind("out", self.outbox, "send")
+        xla.bind("in", self.inbox, "recv")
+
+    def put(self, *values, dtype="float32"):
+        for value in values:
+            self.inbox.send(tmesh.put(np.array(value, dtype)))
+
+    def get(self):
+        return np.asarray(self.outbox.recv(timeout=10)).tolist()
+
+    def all(self):
+        """What was sent."""
+        got = []
+        try:
+            while True:
+                got.append(np.asarray(self.outbox.recv(timeout=0)).tolist())
+        except tmesh.PeerTimeoutError:
+            return got
+
+
+@pytest.fixture
+def ends():
+    made = Ends()
+    yield made
+    xla.unbind("out", timeout=0)
+    xla.unbind("in")
+    made.outbox.close()
+    made.inbox.close()
+    assert xla.stats()["regions_live"] == 0
+
+
+def refused(code, *words):
+    return pytest.raises(jax.errors.JaxRuntimeError, match=".*".join(map(re.escape, (code, *words))))
+
+
+def run(function, *args):
+    return jax.block_until_ready(jax.jit(function)(*args))
+
+
+def test_version():
+    print(f"# jax {jax.__version__}")
+
+
+def test_push_and_pop(ends):
+    def twice(sequence):
+        sequence, got = xla.pop(sequence, {"a": VECTOR, "b": [SCALAR]}, channel="in")
+        return xla.push(sequence, (got["a"] * 2, got["b"][0] + 1), channel="out")
+
+    ends.put([1, 2, 3], 4)
+    assert int(run(twice, xla.sequence())) == 2
+    assert ends.all() == [[2, 4, 6], 5]
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "float32",
+                                   "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64"])
+def test_types(ends, dtype):
+    sequence = xla.push(xla.sequence(), jnp.array([0, 1, 1], dtype), channel="out")
+    tensor = ends.outbox.recv(timeout=10)
+    assert tensor.dtype == dtype
+    ends.inbox.send(tensor)
+    _, back = xla.pop(sequence, jax.ShapeDtypeStruct((3,), dtype), channel="in")
+    assert back.dtype == dtype and back.astype("complex64").tolist() == [0, 1, 1]
+
+
+def test_order_along_a_sequence(ends):
+    """What is cheap is written behind what is expensive; without the sequence it goes first."""
+    def mixed(sequence, x, big):
+        for step in range(5):
+            slow = big
+            for _ in range(3):
+                slow = jnp.sin(slow @ big)
+            sequence = xla.push(sequence, slow[0, 0] * 0 + 2 * step, channel="out")
+            sequence = xla.push(sequence, x + 2 * step + 1, channel="out")
+        return sequence
+
+    program = jax.jit(mixed)
+    for _ in range(1000 // 10 if LONG else 20):
+        sequence = jax.block_until_ready(program(xla.sequence(), jnp.float32(0), jnp.ones((100, 100))))
+        assert int(sequence) == 10
+        assert ends.all() == list(range(10))
+
+
+def test_nothing_is_merged_hoisted_or_dropped(ends):
+    def program(sequence, x):
+        xla.push(sequence, x, channel="out")
+        one, a = xla.pop(sequence, SCALAR, channel="in")
+        two, b = xla.pop(sequence, SCALAR, channel="in")
+        jax.lax.fori_loop(0, 5, lambda i, s: xla.push(s, x, channel="out"), sequence)
+        return one + two, a, b
+
+    ends.put(10, 20)
+    _, a, b = run(program, xla.sequence(), 7.0)
+    assert sorted([float(a), float(b)]) == [10, 20]
+    assert ends.all() == [7] * 6
+
+
+def test_scan_and_while(ends):
+    def steps(sequence):
+        return xla.scan(lambda s, c, x: (xla.push(s, c + x, channel="out"), c + x, x * 2), sequence, jnp.float32(0),
+                        jnp.arange(5.0))
+
+    sequence, carry, ys = run(steps, xla.sequence())
+    assert (int(sequence), float(carry), ys.tolist()) == (5, 10, [0, 2, 4, 6, 8])
+    assert ends.all() == [0, 1, 3, 6, 10]
+
+    def until_negative(sequence):
+        def body(sequence, value):
+            sequence, new = xla.pop(sequence, SCALAR, channel="in")
+            return sequence, (new, value[1] + new)
+
+        return xla.while_loop(lambda value: value[0] >= 0, body, sequence, (jnp.float32(0), jnp.float32(0)))
+
+    ends.put(1, 2, 3, -1)
+    sequence, (_, total) = run(until_negative, xla.sequence())
+    assert (int(sequence), float(total)) == (4, 5)
+
+
+def test_cond(ends):
+    def maybe(sequence, yes):
+        return jax.lax.cond(yes, lambda s: xla.push(s, 1.0, channel="out"), lambda s: s, sequence)
+
+    program = jax.jit(maybe)
+    assert [int(program(xla.sequence(), yes)) for yes in (True, False, True)] == [1, 0, 1]
+    assert ends.all() == [1, 1]
+
+
+def test_vmap_is_one_after_the_other(ends):
+    def shared(sequence, xs):
+        return jax.vmap(lambda x: xla.push(sequence, (x, -x), channel="out"), out_axes=None)(xs)
+
+    assert int(run(shared, xla.sequence(), jnp.arange(1.0, 4.0))) == 3
+    assert ends.all() == [1, -1, 2, -2, 3, -3]
+
+    # Where each has a sequence of its own.
+    def own(sequences, xs):
+        return jax.vmap(lambda s, x: xla.push(s, x, channel="out"))(sequences, xs)
+
+    assert run(own, jnp.zeros(3, "uint32"), jnp.arange(3.0)).tolist() == [1, 1, 1]
+    assert ends.all() == [0, 1, 2]
+
+    def pops(sequences):
+        return jax.vmap(lambda s: xla.pop(s, SCALAR, channel="in")[1])(sequences)
+
+    ends.put(10, 20, 30)
+    assert run(pops, jnp.zeros(3, "uint32")).tolist() == [10, 20, 30]
+    # What depends on nothing that is mapped is done once, as JAX has it.
+    ends.put(10)
+    assert run(jax.vmap(lambda x: xla.pop(xla.sequence(), SCALAR, channel="in")[1] + x), jnp.arange(3.0)).tolist() == [
+        10, 11, 12]
+
+    nested = jax.vmap(jax.vmap(lambda x: xla.push(xla.sequence(), x, channel="out"), out_axes=None), out_axes=None)
+    # JAX maps the innermost first, so the outermost varies fastest.
+    assert int(run(nested, jnp.arange(4.0).reshape(2, 2))) == 4
+    assert ends.all() == [0, 2, 1, 3]
+
+
+def test_gradients(ends):
+    """None passes, and those of the rest of the program are as without it."""
+    def loss(x):
+        _, y = xla.pop(xla.push(xla.sequence(), x, channel="out"), SCALAR, channel="in")
+        return x * x * y
+
+    ends.put(5)
+    assert float(run(jax.grad(loss), 3.0)) == 30
+    assert ends.all() == [3]
+    ends.put(5)
+    assert [float(v) for v in jax.jvp(loss, (3.0,), (1.0,))] == [45, 30]
+    assert ends.all() == [3]
+    in_scan = jax.grad(lambda x: xla.scan(lambda s, c, _: (xla.push(s, c, channel="out"), c * x, None), xla.sequence(),
+                                          jnp.float32(1), length=3)[1])
+    assert float(run(in_scan, 2.0)) == 12
+    assert ends.all() == [1, 2, 4]
+    assert run(jax.vmap(jax.grad(lambda x: (xla.push(xla.sequence(), x, channel="out"), x * x)[1])),
+               jnp.arange(3.0)).tolist() == [0, 2, 4]
+    assert ends.all() == [0, 1, 2]
+
+
+def test_custom_vjp_sends_the_cotangent(ends):
+    @jax.custom_vjp
+    def seen(x):
+        xla.push(xla.sequence(), x, channel="out")
+        return x
+
+    def backward(_, cotangent):
+        xla.push(xla.sequence(), cotangent, channel="out")
+        return cotangent,
+
+    seen.defvjp(lambda x: (seen(x), None), backward)
+    assert float(run(jax.grad(lambda x: seen(x * x) * 7), 3.0)) == 42
+    assert sorted(ends.all()) == [7, 9]
+
+
+def test_devices(ends):
+    each = jax.pmap(lambda x: xla.push(xla.sequence(), x, channel="out"))
+    assert np.asarray(jax.block_until_ready(each(jnp.arange(4.0)))).tolist() == [1] * 4
+    assert sorted(ends.all()) == [0, 1, 2, 3]
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("d",))
+    spec = jax.sharding.PartitionSpec("d")
+
+    def local(x):
+        sequence, y = xla.pop(xla.push(xla.sequence(), x, channel="out"), SCALAR, channel="in")
+        return x + y * 0, jnp.reshape(sequence, 1)
+
+    ends.put(1, 2, 3, 4)
+    x, sequences = run(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=(spec, spec), check_vma=False),
+                       jnp.arange(4.0))
+    assert sequences.tolist() == [2] * 4 and x.tolist() == [0, 1, 2, 3]
+    assert sorted(ends.all()) == [[0], [1], [2], [3]]
+
+    # XLA's own refusal, which docs/xla.md explains.
+    sharded = jax.device_put(jnp.arange(4.0), jax.sharding.NamedSharding(mesh, spec))
+    with pytest.raises(Exception, match="[Ss]harding"):
+        run(lambda x: xla.push(xla.sequence(), x, channel="out"), sharded)
+
+
+def test_errors(ends):
+    begin = xla.sequence()
+    with refused("NOT_FOUND", '"nobody"'):
+        run(lambda s: xla.push(s, 1.0, channel="nobody"), begin)
+    with refused("FAILED_PRECONDITION", "bound for receiving"):
+        run(lambda s: xla.push(s, 1.0, channel="in"), begin)
+    pop = jax.jit(lambda s: xla.pop(s, VECTOR, channel="in", timeout=0.05))
+    with refused("DEADLINE_EXCEEDED", "no message came"):
+        jax.block_until_ready(pop(begin))
+    ends.put([1, 2, 3], dtype="float64")
+    with refused("INVALID_ARGUMENT", "expects float32[3], and float64[3] came"):
+        jax.block_until_ready(pop(begin))
+    ends.inbox.send(b"hello")
+    with refused("INVALID_ARGUMENT", "5 bytes without a tensor"):
+        jax.block_until_ready(pop(begin))
+    with refused("INVALID_ARGUMENT", "int4"):
+        run(lambda s: xla.push(s, jnp.ones(4, "int4"), channel="out"), begin)
+    with refused("INVALID_ARGUMENT", "at most 8 dimensions, not 9"):
+        run(lambda s: xla.push(s, jnp.ones((1,) * 9), channel="out"), begin)
+    # The next call works.
+    ends.put([1, 2, 3])
+    assert jax.block_until_ready(pop(begin))[1].tolist() == [1, 2, 3]
+    run(lambda s: xla.push(s, jnp.ones((2, 0)), channel="out"), begin)
+    assert ends.all() == [[[], []]]
+
+
+def test_what_python_refuses(ends):
+    begin = xla.sequence()
+    with pytest.raises(TypeError, match="sequence"):
+        xla.push(1.0, 1.0, channel="out")
+    with pytest.raises(TypeError, match="sequence"):
+        xla.pop(jnp.float32(0), SCALAR, channel="in")
+    with pytest.raises(ValueError, match="no array"):
+        xla.push(begin, [], channel="out")
+    with pytest.raises(ValueError, match="no array"):
+        xla.pop(begin, [], channel="in")
+    with pytest.raises(ValueError, match="week"):
+        xla.push(begin, 1.0, channel="out", timeout=float("inf"))
+    with pytest.raises(ValueError, match="jax_enable_x64"):
+        xla.pop(begin, np.zeros(3), channel="in")
+    with pytest.raises(ValueError, match='"send" or "recv"'):
+        xla.bind("out", ends.outbox, "both")
+    with pytest.raises(tmesh.ProtocolError):
+        xla.bind("out", "nonsense", "send")
+    with pytest.raises(tmesh.InvalidError, match="1 to 127 bytes"):
+        xla.bind("x" * 128, ends.outbox, "send")
+    for call in (xla.unbind, xla.cancel, xla.flush):
+        with pytest.raises(tmesh.NotFoundError, match="nobody"):
+            call("nobody")
+    assert ends.all() == []
+
+
+def test_full_channel(ends):
+    """Its receiver never reads: an error, and the memory is back."""
+    small = tmesh.Channel("recv", slots=2)
+    xla.bind("out", small, "send")
+    push = jax.jit(lambda s: xla.push(s, jnp.ones(100_000), channel="out", timeout=0.05))
+    jax.block_until_ready([push(xla.sequence()) for _ in range(2)])
+    before = xla.stats()["regions_live"]
+    with refused("DEADLINE_EXCEEDED", "stayed full"):
+        jax.block_until_ready(push(xla.sequence()))
+    assert xla.stats()["regions_live"] == before
+    with pytest.raises(tmesh.PeerTimeoutError):
+        xla.unbind("out", timeout=0.05)
+    small.recv(), small.recv()
+    xla.flush("out", timeout=10)
+
+
+def test_bind_anew_without_compiling(ends):
+    program = jax.jit(lambda s, x: xla.push(s, x, channel="out"))
+    program(xla.sequence(), 1.0).block_until_ready()
+    assert ends.all() == [1]
+    other = tmesh.Channel("recv")
+    xla.bind("out", other.token, "send")
+    program(xla.sequence(), 2.0).block_until_ready()
+    assert np.asarray(other.recv(timeout=10)).tolist() == 2
+    other.close()
+    # A thread of the library hears of it.
+    with refused("UNAVAILABLE"):
+        while True:
+            program(xla.sequence(), 3.0).block_until_ready()
+            time.sleep(0.01)
+    xla.unbind("out")
+    with refused("NOT_FOUND"):
+        program(xla.sequence(), 3.0).block_until_ready()
+    xla.bind("out", ends.outbox, "send")
+    program(xla.sequence(), 4.0).block_until_ready()
+    assert ends.all() == [4]
+    assert program._cache_size() == 1
+
+
+def waiting(ends, act):
+    """A pop that would wait for a minute, and what ends it once it waits."""
+    program = jax.jit(lambda s: xla.pop(s, VECTOR, channel="in", timeout=60))
+    ends.put([0, 0, 0])
+    jax.block_until_ready(program(xla.sequence()))
+    timer = threading.Timer(0.3, act)
+    timer.start()
+    try:
+        return jax.block_until_ready(program(xla.sequence()))
+    finally:
+        timer.join()
+
+
+def test_waits_end(ends):
+    with refused("CANCELLED"):
+        waiting(ends, lambda: xla.cancel("in"))
+    with refused("CANCELLED"):
+        waiting(ends, lambda: xla.bind("in", ends.inbox, "recv"))
+    assert waiting(ends, lambda: ends.put([1, 2, 3]))[1].tolist() == [1, 2, 3]
+    with refused("UNAVAILABLE"):
+        waiting(ends, ends.inbox.close)
+
+
+def test_other_threads_go_on(ends):
+    turns = []
+    ended = threading.Event()
+
+    def count():
+        while not ended.wait(0.01):
+            turns.append(1)
+        ends.put([1, 2, 3])
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    waiting(ends, ended.set)
+    thread.join()
+    assert turns
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int32", "float32", "float16", "bfloat16", "float8_e5m2", "complex64"])
+def test_array_is_the_region(dtype):
+    tensor = tmesh.put(np.zeros(4096, "uint8")).view(dtype)
+    array = tmesh.jax.array(tensor)
+    assert array.dtype == dtype and array.unsafe_buffer_pointer() == tensor.view("uint8").numpy().ctypes.data
+    # Donated or not, what is computed lies elsewhere, and the memory stays as it is.
+    result = jax.jit(lambda x: x ^ True if dtype == "bool" else x + 1, donate_argnums=0)(array)
+    assert result.unsafe_buffer_pointer() != tensor.view("uint8").numpy().ctypes.data
+    assert not tensor.view("uint8").numpy().any()
+
+
+def test_array_keeps_the_memory():
+    gc.collect()
+    live = tmesh.stats()["regions_live"]
+    array = tmesh.jax.array(tmesh.put(np.arange(1000, dtype="float32")))
+    assert tmesh.stats()["regions_live"] == live + 1
+    assert float(array.sum()) == 499500
+    del array
+    gc.collect()
+    assert tmesh.stats()["regions_live"] == live
+
+
+def test_array_is_never_a_copy():
+    with pytest.raises(tmesh.UnsupportedError, match="seal"):
+        tmesh.jax.array(tmesh.zeros(4, "float32"))
+    sealed = tmesh.put(np.zeros((64, 64), "float32"))
+    for part in (sealed[:, 1:], sealed[0, 1:9], sealed.T if hasattr(sealed, "T") else sealed[::2, ::2]):
+        with pytest.raises(tmesh.UnsupportedError, match="not contiguous|multiple of 64"):
+            tmesh.jax.array(part)
+    with pytest.raises(tmesh.UnsupportedError, match="jax_enable_x64"):
+        tmesh.jax.array(tmesh.put(np.zeros(4)))
