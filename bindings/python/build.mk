@@ -38,6 +38,10 @@ $(VENV)/mypy.stamp: $(VENV)/venv.stamp
 		$(VPYTHON) -m pip install --quiet --disable-pip-version-check mypy || true
 	@touch $@
 
+# What is kept is kept by the keeper of this build.
+python-check python-arrow-check python-current-check: export TMESH_KEEPER = $(abspath $(B)/tmesh-keeper)
+python-check python-arrow-check python-current-check: $(B)/tmesh-keeper
+
 python-check: $(VENV)/tmesh.stamp $(VENV)/mypy.stamp ## the Python package's tests, as TAP
 	@$(VPYTHON) -P -m pytest --tap $(PYTHON_DIR)/tests
 

@@ -194,9 +194,19 @@ PyObject *bundle_open(struct state *st, struct tmesh_ctx *ctx, const char *text,
 		      uint32_t rights);
 /* Takes over @bundle; its tensors keep @model. */
 PyObject *bundle_of_model(struct state *st, struct tmesh_bundle *bundle, PyObject *model);
+/* Held, which takes over @bundle. */
+PyObject *held_of_bundle(struct state *st, struct tmesh_bundle *bundle);
+/* The library's, borrowed; NULL with an exception: it is none, or was released. */
+struct tmesh_bundle *bundle_of_held(struct state *st, PyObject *object);
 PyObject *module_make_bundle(PyObject *module, PyObject *args);
 PyObject *module_write(PyObject *module, PyObject *args);
 extern PyType_Spec held_spec;
+
+/* keep.c */
+PyObject *module_keep(PyObject *module, PyObject *args);
+PyObject *module_open_kept(PyObject *module, PyObject *args);
+PyObject *module_kept(PyObject *module, PyObject *unused);
+PyObject *module_drop(PyObject *module, PyObject *name);
 
 /* model.c */
 PyObject *module_load_model(PyObject *module, PyObject *args);
@@ -245,6 +255,10 @@ PyObject *module_link_name(PyObject *module, PyObject *name);
 PyObject *module_open_link(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 /* reach.c */
+/* Whether the region says all that there is to know of the tensor. */
+bool tensor_is_whole(struct tmesh_tensor *tensor);
+/* A region as its maker described it, else as bytes. Takes over @region. */
+PyObject *tensor_as_described(struct state *st, struct tmesh_region *region);
 PyObject *tensor_revoke(PyObject *object, PyObject *unused);
 PyObject *tensor_reclaim(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *tensor_lease(PyObject *object, PyObject *args, PyObject *kwargs);

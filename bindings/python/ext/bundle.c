@@ -134,6 +134,27 @@ static PyObject *held_names(PyObject *object, PyObject *unused)
 	return list;
 }
 
+static PyObject *held_types(PyObject *object, PyObject *unused)
+{
+	struct tmesh_bundle *bundle = held_get((struct held *)object);
+	PyObject *list = bundle ? PyList_New(0) : NULL;
+
+	for (size_t i = 0; list && i < tmesh_bundle_count(bundle); i++) {
+		struct tmesh_bundle_entry entry;
+		PyObject *shape, *pair = NULL;
+
+		/* There is an i-th. */
+		tmesh_bundle_entry(bundle, i, &entry, NULL);
+		shape = tuple_from_ints(entry.type_shape, entry.type ? entry.type_ndim : 0);
+		if (shape)
+			pair = Py_BuildValue("zN", entry.type, shape);
+		if (!pair || PyList_Append(list, pair))
+			Py_CLEAR(list);
+		Py_XDECREF(pair);
+	}
+	return list;
+}
+
 static struct tensor *root_of(struct held *self, struct tmesh_region *region)
 {
 	size_t count;
@@ -304,6 +325,9 @@ static PyObject *get_id(PyObject *object, void *unused)
 
 static PyMethodDef methods[] = {
 	{"names", held_names, METH_NOARGS, "names($self, /)\n--\n\nIn their order."},
+	{"types", held_types, METH_NOARGS,
+	 "types($self, /)\n--\n\n"
+	 "(type, shape in its elements) of each; (None, ()) where the dtype says it all."},
 	{"tensor", held_tensor, METH_O, "tensor($self, number, /)\n--\n\nThat one, from 0."},
 	{"regions", held_regions, METH_NOARGS,
 	 "regions($self, /)\n--\n\nThe index and the data regions, as bytes."},
@@ -353,6 +377,19 @@ PyObject *bundle_open(struct state *st, struct tmesh_ctx *ctx, const char *text,
 	result = held ? call_python("tmesh.bundles", "Bundle", held) : NULL;
 	Py_XDECREF(held);
 	return result;
+}
+
+PyObject *held_of_bundle(struct state *st, struct tmesh_bundle *bundle)
+{
+	return held_new(st, bundle, TMESH_READ, NULL);
+}
+
+struct tmesh_bundle *bundle_of_held(struct state *st, PyObject *object)
+{
+	if (Py_TYPE(object) == st->held_type)
+		return held_get((struct held *)object);
+	PyErr_Format(PyExc_TypeError, "%R is not what tmesh.Bundle stands on", object);
+	return NULL;
 }
 
 PyObject *bundle_of_model(struct state *st, struct tmesh_bundle *bundle, PyObject *model)

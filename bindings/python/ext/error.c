@@ -19,6 +19,7 @@ static const struct {
 	{ETIMEDOUT, "PeerTimeoutError"}, {EPIPE, "GoneError"},
 	{EAGAIN, "PeerTimeoutError"},	 {EOWNERDEAD, "GoneError"},
 	{ENFILE, "LimitError"},		 {EBADF, "ReleasedError"},
+	{EEXIST, "ExistsError"},
 };
 
 static const char *class_of(int code)

@@ -318,6 +318,17 @@ static PyMethodDef functions[] = {
 	 "nobody is left there, ProtocolError when something else came."},
 	{"make_bundle", module_make_bundle, METH_VARARGS,
 	 "make_bundle(pairs, metadata, seal, label, /)\n--\n\nOf a tuple of (name, Tensor)."},
+	{"keep", module_keep, METH_VARARGS,
+	 "keep(what, name, replace, lifetime, mode, gid, /)\n--\n\nOf a Tensor or a Held."},
+	{"open_kept", module_open_kept, METH_VARARGS,
+	 "open_kept(name, uid, /)\n--\n\nA Held, or a list of Tensors."},
+	{"kept", module_kept, METH_NOARGS,
+	 "kept()\n--\n\nWhat is kept under a name that this user may open, a dict each, in the order in\n"
+	 "which it was kept; tmeshctl kept --json prints the same. No keeper: nothing is kept."},
+	{"drop", module_drop, METH_O,
+	 "drop(name, /)\n--\n\n"
+	 "Give up a name of this user's. What nobody holds of it is gone when the call returns;\n"
+	 "holders keep theirs. NotFoundError when nothing is kept under it."},
 	{"load_model", module_load_model, METH_VARARGS,
 	 "load_model(path, keep, alone, hash, progress, /)\n--\n\n"
 	 "(Held, report, [(name, type, dtype, shape, place in the file, bytes), ...])."},

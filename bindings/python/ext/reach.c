@@ -307,6 +307,11 @@ static PyObject *tensor_over(struct state *st, struct tmesh_region *region,
 	return rc ? raise_error(st, &err) : tensor_new(st, tensor, NULL, rights);
 }
 
+PyObject *tensor_as_described(struct state *st, struct tmesh_region *region)
+{
+	return tensor_over(st, region, &(struct wanted){.shape = Py_None, .dtype = Py_None}, true);
+}
+
 /* Gather views */
 
 /* A Tensor, whose bytes it is, or (Tensor, offset, bytes), of its region. */
@@ -496,8 +501,7 @@ static int wait_for_socket(struct state *st, int fd, short events, PyObject *tim
 	return -1;
 }
 
-/* Whether the region says all that there is to know of the tensor. */
-static bool is_whole(struct tmesh_tensor *tensor)
+bool tensor_is_whole(struct tmesh_tensor *tensor)
 {
 	const struct tmesh_layout *layout = tmesh_tensor_layout(tensor);
 	struct tmesh_region *region = tmesh_tensor_region(tensor);
@@ -534,7 +538,7 @@ PyObject *tensor_send(PyObject *object, PyObject *args, PyObject *kwargs)
 	tensor = tensor_get(self);
 	if (!tensor)
 		return NULL;
-	if (!is_whole(tensor))
+	if (!tensor_is_whole(tensor))
 		return raise_code(
 			st, EINVAL,
 			"send() hands over a region as its maker described it, and this is a "

@@ -14,7 +14,7 @@ FAMILY = {
     tmesh.BusyError: BufferError, tmesh.StaleError: OSError, tmesh.LimitError: OSError,
     tmesh.OutOfMemoryError: MemoryError, tmesh.ProtocolError: ValueError,
     tmesh.UnsupportedError: NotImplementedError, tmesh.PeerTimeoutError: TimeoutError,
-    tmesh.GoneError: BrokenPipeError, tmesh.ReleasedError: ValueError,
+    tmesh.GoneError: BrokenPipeError, tmesh.ReleasedError: ValueError, tmesh.ExistsError: FileExistsError,
 }
 
 

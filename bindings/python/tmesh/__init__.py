@@ -19,12 +19,14 @@ from ._tmesh import (
     backend,
     caps,
     configure,
+    drop,
     empty,
     from_address,
     from_dlpack,
     from_dmabuf,
     gather,
     holders,
+    kept,
     put,
     recv,
     regions,
@@ -37,6 +39,7 @@ from .errors import (
     AccessError,
     BusyError,
     Error,
+    ExistsError,
     GoneError,
     InvalidError,
     LimitError,
@@ -49,6 +52,7 @@ from .errors import (
     StaleError,
     UnsupportedError,
 )
+from .keeping import keep, open_kept
 from .model import Model, load_model
 from .picture import graph
 from .queue import Queue
@@ -60,6 +64,7 @@ __all__ = [
     "BusyError",
     "Channel",
     "Error",
+    "ExistsError",
     "GoneError",
     "InvalidError",
     "LimitError",
@@ -79,6 +84,7 @@ __all__ = [
     "bundle",
     "caps",
     "configure",
+    "drop",
     "empty",
     "from_address",
     "from_dlpack",
@@ -86,7 +92,10 @@ __all__ = [
     "gather",
     "graph",
     "holders",
+    "keep",
+    "kept",
     "load_model",
+    "open_kept",
     "put",
     "recv",
     "regions",

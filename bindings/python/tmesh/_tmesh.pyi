@@ -125,6 +125,24 @@ class Holder(TypedDict):
     producer: bool
     since_ns: int | None
 
+class Kept(TypedDict):
+    """What is kept under a name, as kept() tells it: times are CLOCK_MONOTONIC, expires_ns None is never."""
+
+    name: str
+    id: str
+    backend: Literal["kernel", "memfd"]
+    regions: int
+    held: int
+    bytes: int
+    kept_ns: int | None
+    used_ns: int | None
+    expires_ns: int | None
+    uid: int
+    gid: int
+    mode: int
+    handles: int
+    cgroup_id: int
+
 @final
 class Tensor:
     @property
@@ -244,6 +262,7 @@ class Held:
     @property
     def id(self) -> str: ...
     def names(self) -> list[str]: ...
+    def types(self) -> list[tuple[str | None, tuple[int, ...]]]: ...
     def tensor(self, number: int, /) -> Tensor: ...
     def private(self) -> list[Tensor]: ...
     def regions(self) -> list[Tensor]: ...
@@ -376,6 +395,12 @@ def put(
 def make_bundle(
     pairs: tuple[tuple[str, Tensor], ...], metadata: str | None, seal: bool, label: str | None, /
 ) -> Held: ...
+def keep(
+    what: Tensor | Held, name: str, replace: bool, lifetime: float | None, mode: int, gid: int | None, /
+) -> None: ...
+def open_kept(name: str, uid: int | None, /) -> Held | list[Tensor]: ...
+def kept() -> list[Kept]: ...
+def drop(name: str, /) -> None: ...
 def load_model(
     path: str | PathLike[str],
     keep: bool,

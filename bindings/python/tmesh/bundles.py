@@ -10,12 +10,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from multiprocessing.reduction import ForkingPickler
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import _tmesh, sent
+from .elements import Entry, to_torch
 from .errors import InvalidError, UnsupportedError
 
 _ALIGN = 256
@@ -73,6 +75,18 @@ class Bundle(Mapping[str, _tmesh.Tensor]):
         written is one's own. Each call makes new views. Only of a sealed bundle."""
         return dict(zip(self, self._held.private()))
 
+    def state_dict(self, *, private: bool = True) -> dict[str, Any]:
+        """All tensors as PyTorch's, without a copy. They are in one copy-on-write view that is new at each call:
+        what is written is one's own, a page at a time. private=False promises not to write: a write ends the
+        process then."""
+        tensors = self.private() if private else self
+        return {name: to_torch(tensors[name], entry) for name, entry in zip(self, self._entries())}
+
+    def _entries(self) -> list[Entry]:
+        """Those of types that only PyTorch has are bytes here, with the type's name and shape."""
+        return [Entry(name, kind or one.dtype, None if kind else one.dtype, shape if kind else one.shape, 0, one.nbytes)
+                for (name, one), (kind, shape) in zip(self.items(), self._held.types())]
+
     def release(self) -> None:
         """Let go. Tensors that were taken from it stay; all other use raises ReleasedError."""
         self._held.release()
@@ -116,8 +130,35 @@ def _received(ref: dict[str, Any], parcels: list[bytes]) -> Any:
 ForkingPickler.register(Bundle, _reduce)
 
 
-def _array(value: object) -> Any:
-    """As NumPy has it, contiguous and of a type that it shares with us; else None."""
+class _Bytes(NamedTuple):
+    """What is copied into a bundle: elements in C order, as bytes."""
+
+    flat: Any  # NumPy, uint8
+    dtype: str
+    shape: tuple[int, ...]
+
+    def place(self) -> tuple[Any, ...]:
+        """Equal for what lies in the same memory, such as tied weights."""
+        return self.flat.__array_interface__["data"][0], self.dtype, self.shape
+
+
+def _bytes_of_torch(torch: Any, tensor: Any) -> _Bytes | None:
+    """Also of types that NumPy has not."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    try:
+        if tensor.device.type != "cpu" or _tmesh.empty(0, dtype).dtype != dtype:
+            return None
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        return _Bytes(plain.reshape(-1).view(torch.uint8).numpy(), dtype, tuple(tensor.shape))
+    except (RuntimeError, InvalidError):
+        return None
+
+
+def _bytes_of(value: object) -> _Bytes | None:
+    """None: NumPy does not know its type, or has none that is ours."""
+    torch = sys.modules.get("torch")
+    if torch and isinstance(value, torch.Tensor):
+        return _bytes_of_torch(torch, value)
     try:
         import numpy
 
@@ -125,23 +166,28 @@ def _array(value: object) -> Any:
         _tmesh.empty(0, array.dtype).numpy()
     except (ImportError, TypeError, InvalidError, UnsupportedError):
         return None
-    return array
+    return _Bytes(array.reshape(-1).view("uint8"), array.dtype.name, array.shape)
 
 
-def _together(arrays: dict[str, Any]) -> dict[str, _tmesh.Tensor]:
-    """Copies of them, one behind the other in one region."""
-    places, end = {}, 0
-    for name, array in arrays.items():
-        places[name] = end
-        end += -(-array.nbytes // _ALIGN) * _ALIGN
+def _together(found: dict[str, _Bytes]) -> dict[str, _tmesh.Tensor]:
+    """Copies, one behind the other in one region; of what shares memory there is one."""
+    offsets: dict[tuple[Any, ...], int] = {}
+    end = 0
+    for one in found.values():
+        if one.place() not in offsets:
+            offsets[one.place()] = end
+            end += -(-one.flat.nbytes // _ALIGN) * _ALIGN
     region = _tmesh.empty(max(end, 1), "uint8")
-    made = {}
-    for name, array in arrays.items():
-        part = region[places[name]:places[name] + array.nbytes]
-        if array.nbytes:
-            _tmesh.write(part, array.reshape(-1).view("uint8"))
-        made[name] = part.view(array.dtype).reshape(array.shape)
-    return made
+    made: dict[tuple[Any, ...], _tmesh.Tensor] = {}
+    for one in found.values():
+        if one.place() in made:
+            continue
+        at = offsets[one.place()]
+        part = region[at:at + one.flat.nbytes]
+        if one.flat.nbytes:
+            _tmesh.write(part, one.flat)
+        made[one.place()] = part.view(one.dtype).reshape(one.shape)
+    return {name: made[one.place()] for name, one in found.items()}
 
 
 def bundle(tensors: Mapping[str, object], *, metadata: str | None = None, seal: bool = True,
@@ -149,7 +195,8 @@ def bundle(tensors: Mapping[str, object], *, metadata: str | None = None, seal: 
     """A Bundle of tensors by their names, in that order, and of text that says more, such as JSON.
 
     Of a Tensor the memory itself goes in, whole regions of it: it is sealed then, unless seal=False.
-    What else put() takes is copied once, all of it into one region where NumPy has its types.
+    What else put() takes is copied once: PyTorch's tensors, and what NumPy has types for, into one region, where
+    what shares memory (tied weights) goes on sharing it.
     label: a name for people."""
     if not isinstance(tensors, Mapping):
         raise TypeError(f"a bundle is made of a dict of names and arrays, not {type(tensors).__name__}")
@@ -161,8 +208,8 @@ def bundle(tensors: Mapping[str, object], *, metadata: str | None = None, seal: 
     for name, value in tensors.items():
         if isinstance(value, _tmesh.Tensor):
             pairs[name] = value
-        elif (array := _array(value)) is not None:
-            pairs[name], arrays[name] = None, array
+        elif (found := _bytes_of(value)) is not None:
+            pairs[name], arrays[name] = None, found
         else:
             pairs[name] = _tmesh.put(value, seal=False)
     copies = _together(arrays) if arrays else {}

@@ -31,6 +31,10 @@ class StaleError(Error):
     """The region was revoked, or the lease of its handle has lapsed (ESTALE)."""
 
 
+class ExistsError(Error, FileExistsError):
+    """Something else is kept under that name (EEXIST)."""
+
+
 class LimitError(Error):
     """A limit of tmesh or of the process would be passed (EDQUOT, EMFILE, ENFILE)."""
 

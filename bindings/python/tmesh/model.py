@@ -8,59 +8,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.reduction import ForkingPickler
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import _tmesh, bundles
-from .errors import UnsupportedError
-
-# As files spell the types whose elements are whole bytes; PyTorch's names.
-TORCH_TYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
-    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
-    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
-    "BOOL": "bool", "C64": "complex64",
-    "F8_E4M3": "float8_e4m3fn", "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2": "float8_e5m2", "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
-}
-
-
-class Entry(NamedTuple):
-    """A tensor as its file describes it: elements in shape, bytes in offset and nbytes."""
-
-    name: str
-    type: str  # "BF16", "Q4_K"
-    dtype: str | None  # None: tmesh has no such type, and the Tensor is of bytes
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-
-
-def to_torch(tensor: _tmesh.Tensor, entry: Entry) -> Any:
-    """A contiguous Tensor as PyTorch's, by its bytes: not all types go through DLPack. A file's type that tmesh
-    has no word for stays bytes. Of a read-only one the caller promises not to write."""
-    torch = importlib.import_module("torch")
-    if not entry.nbytes and entry.type in TORCH_TYPES:
-        return torch.empty(entry.shape, dtype=_torch_type(torch, entry))
-    raw = (tensor if tensor.shape else tensor.reshape(1)).view("uint8").reshape(-1)
-    flat = torch.from_dlpack(raw.dlpack(allow_readonly=True))
-    if entry.dtype is None and entry.type not in TORCH_TYPES:
-        return flat.reshape(tensor.shape)
-    return flat.view(_torch_type(torch, entry)).reshape(entry.shape)
-
-
-def _torch_type(torch: Any, entry: Entry) -> Any:
-    name = TORCH_TYPES.get(entry.type) or str(entry.dtype)
-    if not hasattr(torch, name):
-        raise UnsupportedError(95, f"tensor {entry.name!r} is {entry.type}: PyTorch {torch.__version__} "
-                                   f"has no {name}")
-    return getattr(torch, name)
-
+from .elements import Entry
 
 class Model(Mapping[str, _tmesh.Tensor]):
     """A file's tensors by their names, sealed and shared with all who load the same file. Made by
@@ -127,8 +83,7 @@ class Model(Mapping[str, _tmesh.Tensor]):
         """All tensors as PyTorch's, without a copy. They are in one copy-on-write view that is new at each call:
         what is written is one's own, a page at a time. private=False promises not to write: a write ends the
         process then."""
-        tensors = self.private() if private else self
-        return {name: to_torch(tensors[name], entry) for name, entry in self._entries.items()}
+        return self._bundle.state_dict(private=private)
 
     def release(self) -> None:
         """Let go. Tensors that were taken from it stay; all other use raises ReleasedError."""

@@ -14,6 +14,7 @@ defmodule Tmesh.Error do
   | `:access` | the handle or token has not that right, or no permission on /dev/tmesh |
   | `:sealed` | the memory is sealed |
   | `:busy` | a writer prevents the seal, a binary or other pin the revocation; a channel's end is in use, or its places are taken |
+  | `:exists` | something else is kept under that name |
   | `:stale` | the region was revoked, or its lease has lapsed |
   | `:closed` | the ref has no open handle here: released, or never opened |
   | `:limit_exceeded` | a limit would be passed: tmesh's own, or `max_shared_memory_mb` |
@@ -39,6 +40,7 @@ defmodule Tmesh.Error do
           | :access
           | :sealed
           | :busy
+          | :exists
           | :stale
           | :closed
           | :limit_exceeded
@@ -68,6 +70,7 @@ defmodule Tmesh.Error do
     eacces: :access,
     eperm: :sealed,
     ebusy: :busy,
+    eexist: :exists,
     estale: :stale,
     ebadf: :closed,
     edquot: :limit_exceeded,

@@ -23,8 +23,9 @@ from types import TracebackType
 from typing import Any
 
 from .. import _tmesh
+from ..elements import Entry, to_torch
 from ..errors import InvalidError, ProtocolError, UnsupportedError
-from ..model import Entry, Model, load_model, to_torch
+from ..model import Model, load_model
 
 __all__ = ["SafetensorError", "install", "safe_open", "uninstall"]
 

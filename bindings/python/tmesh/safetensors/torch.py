@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ..model import TORCH_TYPES
+from ..elements import TORCH_TYPES
 from . import Plain, SafetensorError, load_bytes, safe_open, to_bytes, to_file
 
 __all__ = ["load", "load_file", "save", "save_file"]

@@ -454,6 +454,7 @@ defmodule Tmesh.Worker.Process do
     "AccessError" => :access,
     "SealedError" => :sealed,
     "BusyError" => :busy,
+    "ExistsError" => :exists,
     "StaleError" => :stale,
     "LimitError" => :limit_exceeded,
     "OutOfMemoryError" => :no_memory,

@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: MIT */
+/* Kept regions: memory under a name, which outlives every process. */
+#include "binding.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <tmesh/keep.h>
+
+/* NULL with an exception; the library says what else a name must be. */
+static const char *name_from_object(struct state *st, PyObject *object)
+{
+	const char *text;
+	Py_ssize_t length;
+
+	if (!PyUnicode_Check(object)) {
+		PyErr_Format(PyExc_TypeError, "name is a str, not %R", object);
+		return NULL;
+	}
+	text = PyUnicode_AsUTF8AndSize(object, &length);
+	if (text && (Py_ssize_t)strlen(text) != length)
+		return raise_code(st, EINVAL, "the name is not UTF-8 without control characters");
+	return text;
+}
+
+static int lifetime_from_object(struct state *st, PyObject *object, uint64_t *ns)
+{
+	int64_t time;
+
+	*ns = 0;
+	if (object == Py_None)
+		return 0;
+	if (timeout_from_object(st, object, &time))
+		return -1;
+	if (time > 0) {
+		*ns = (uint64_t)time;
+		return 0;
+	}
+	raise_code(st, EINVAL, "lifetime is None, which is for ever, or more than 0 seconds");
+	return -1;
+}
+
+/* The region of a tensor that has nothing else in it, with a reference. */
+static struct tmesh_region *region_of_whole(struct state *st, PyObject *object)
+{
+	struct tmesh_tensor *tensor = tensor_get((struct tensor *)object);
+
+	if (tensor && tensor_is_whole(tensor))
+		return tmesh_region_ref(tmesh_tensor_region(tensor));
+	return tensor ? raise_code(st, EINVAL,
+				   "a region is kept as its maker described it, and this is a part or "
+				   "another view of one: keep the whole, or a bundle of it, as in "
+				   "tmesh.keep({\"x\": t}, name)")
+		      : NULL;
+}
+
+PyObject *module_keep(PyObject *module, PyObject *args)
+{
+	struct tmesh_keep_opts opts = {.size = sizeof(opts)};
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_ctx *ctx = context(st);
+	PyObject *what, *name_object, *lifetime, *gid;
+	struct tmesh_bundle *bundle = NULL;
+	struct tmesh_region *region = NULL;
+	struct tmesh_error err;
+	unsigned int number;
+	const char *name;
+	int replace, rc;
+
+	if (!ctx || !PyArg_ParseTuple(args, "OOpOO&O:keep", &what, &name_object, &replace, &lifetime,
+				      uint_argument, &opts.mode, &gid) ||
+	    lifetime_from_object(st, lifetime, &opts.lifetime_ns))
+		return NULL;
+	name = name_from_object(st, name_object);
+	if (!name || (gid != Py_None && !uint_argument(gid, &number)))
+		return NULL;
+	opts.flags = replace ? TMESH_KEEPING_REPLACE : 0;
+	if (gid != Py_None) {
+		opts.flags |= TMESH_KEEPING_GID;
+		opts.gid = (gid_t)number;
+	}
+	if (Py_TYPE(what) == st->tensor_type)
+		region = region_of_whole(st, what);
+	else
+		bundle = bundle_of_held(st, what);
+	if (!region && !bundle)
+		return NULL;
+	if (bundle)
+		tmesh_bundle_ref(bundle);
+	Py_BEGIN_ALLOW_THREADS;
+	rc = bundle ? tmesh_keep_bundle(ctx, name, bundle, &opts, &err)
+		    : tmesh_keep(ctx, name, &region, 1, &opts, &err);
+	tmesh_bundle_unref(bundle);
+	tmesh_region_unref(region);
+	Py_END_ALLOW_THREADS;
+	if (rc)
+		return raise_error(st, &err);
+	Py_RETURN_NONE;
+}
+
+/* As its maker described it. */
+static bool is_index(struct tmesh_region *region)
+{
+	struct tmesh_region_info info = {.size = sizeof(info)};
+
+	return !tmesh_region_info(region, &info, NULL) &&
+	       strstr(info.description, "\"kind\":\"bundle\"");
+}
+
+/* All of them as Tensors. Takes over their references. */
+static PyObject *tensors_of(struct state *st, struct tmesh_region **regions, size_t count)
+{
+	PyObject *list = PyList_New(0);
+
+	for (size_t i = 0; i < count; i++) {
+		PyObject *tensor = NULL;
+
+		if (list)
+			tensor = tensor_as_described(st, regions[i]);
+		else
+			tmesh_region_unref(regions[i]);
+		if (list && (!tensor || PyList_Append(list, tensor)))
+			Py_CLEAR(list);
+		Py_XDECREF(tensor);
+	}
+	return list;
+}
+
+static PyObject *held_of_regions(struct state *st, struct tmesh_ctx *ctx,
+				 struct tmesh_region **regions, size_t count)
+{
+	struct tmesh_bundle *bundle;
+	struct tmesh_error err;
+	int rc = tmesh_bundle_from_regions(ctx, regions[0], regions + 1, count - 1, &bundle, &err);
+
+	for (size_t i = 0; i < count; i++)
+		tmesh_region_unref(regions[i]);
+	return rc ? raise_error(st, &err) : held_of_bundle(st, bundle);
+}
+
+PyObject *module_open_kept(PyObject *module, PyObject *args)
+{
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_ctx *ctx = context(st);
+	PyObject *name_object, *uid_object, *result;
+	unsigned int uid = (unsigned int)TMESH_KEPT_OWN;
+	struct tmesh_region **regions;
+	struct tmesh_error err;
+	const char *name;
+	size_t count;
+	int rc;
+
+	if (!ctx || !PyArg_ParseTuple(args, "OO:open_kept", &name_object, &uid_object))
+		return NULL;
+	name = name_from_object(st, name_object);
+	if (!name || (uid_object != Py_None && !uint_argument(uid_object, &uid)))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_kept_open(ctx, name, (uid_t)uid, TMESH_READ, &regions, &count, &err);
+	Py_END_ALLOW_THREADS;
+	if (rc)
+		return raise_error(st, &err);
+	result = is_index(regions[0]) ? held_of_regions(st, ctx, regions, count)
+				      : tensors_of(st, regions, count);
+	free(regions);
+	return result;
+}
+
+/* A time that there may not be. */
+static PyObject *time_or_none(uint64_t ns)
+{
+	if (!ns)
+		Py_RETURN_NONE;
+	return PyLong_FromUnsignedLongLong(ns);
+}
+
+static PyObject *dict_from_kept(const struct tmesh_kept_info *info)
+{
+	/* clang-format off */
+	return Py_BuildValue("{s:N,s:N,s:s,s:I,s:I,s:K,s:N,s:N,s:N,s:I,s:I,s:I,s:I,s:K}",
+			     "name", foreign_text(info->name, sizeof(info->name)),
+			     "id", text_from_id(info->id),
+			     "backend", tmesh_backend_name(info->backend),
+			     "regions", info->count,
+			     "held", info->held,
+			     "bytes", (unsigned long long)info->bytes,
+			     "kept_ns", time_or_none(info->kept_ns),
+			     "used_ns", time_or_none(info->used_ns),
+			     "expires_ns", time_or_none(info->expires_ns),
+			     "uid", (unsigned int)info->uid,
+			     "gid", (unsigned int)info->gid,
+			     "mode", info->mode,
+			     "handles", info->handles,
+			     "cgroup_id", (unsigned long long)info->cgroup_id);
+	/* clang-format on */
+}
+
+PyObject *module_kept(PyObject *module, PyObject *unused)
+{
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_ctx *ctx = context(st);
+	struct tmesh_kept_info *infos;
+	struct tmesh_error err;
+	PyObject *list;
+	size_t count;
+	int rc;
+
+	if (!ctx)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_kept_list(ctx, &infos, &count, &err);
+	Py_END_ALLOW_THREADS;
+	if (rc)
+		return raise_error(st, &err);
+	list = PyList_New(0);
+	for (size_t i = 0; list && i < count; i++) {
+		PyObject *dict = dict_from_kept(&infos[i]);
+
+		if (!dict || PyList_Append(list, dict))
+			Py_CLEAR(list);
+		Py_XDECREF(dict);
+	}
+	free(infos);
+	return list;
+}
+
+PyObject *module_drop(PyObject *module, PyObject *object)
+{
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_ctx *ctx = context(st);
+	const char *name = ctx ? name_from_object(st, object) : NULL;
+	struct tmesh_error err;
+	int rc;
+
+	if (!name)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_kept_drop(ctx, name, &err);
+	Py_END_ALLOW_THREADS;
+	if (rc)
+		return raise_error(st, &err);
+	Py_RETURN_NONE;
+}

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: MIT
+"""Memory that stays under a name, with the real keeper (on memfd) or the module."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import tmesh
+from conftest import EMULATED
+
+PATIENCE = 60
+ARRAYS = {"w": np.arange(6.0).reshape(2, 3), "b": np.float32(2.5), "mask": np.array([True, False])}
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays():
+    """A keeper without anything ends by itself."""
+    if not EMULATED and not os.path.exists(os.environ.get("TMESH_KEEPER", "")):
+        pytest.fail("TMESH_KEEPER does not name the keeper: make python-check does")
+    yield
+    gc.collect()
+    for one in tmesh.kept():
+        tmesh.drop(one["name"])
+
+
+def names():
+    return [one["name"] for one in tmesh.kept()]
+
+
+def test_a_strangers_first_program(python):
+    """A state_dict outlives the process that kept it."""
+    pytest.importorskip("torch")
+    made = """
+import torch, tmesh
+torch.manual_seed(3)
+net = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Linear(4, 2)).to({0})
+net[1].weight = torch.nn.Parameter(torch.full((2, 4), 0.5, dtype={0}))
+"""
+    for kind in ("torch.float32", "torch.bfloat16"):
+        python(made.format(kind) + "tmesh.keep(net.state_dict(), 'net', replace=True)")
+        assert python(made.format(kind) + """
+kept = tmesh.open_kept("net")
+weights = kept.state_dict()
+assert [*weights] == [*net.state_dict()] and len({tensor.id for tensor in kept.values()}) == 1
+assert all(torch.equal(weights[name], value) and weights[name].dtype == value.dtype
+           for name, value in net.state_dict().items())
+other = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Linear(4, 2)).to(net[0].weight.dtype)
+other.load_state_dict(weights)
+x = torch.ones(1, 5, dtype=net[0].weight.dtype)
+assert torch.equal(other(x), net(x))
+weights["0.weight"][0, 0] = 7                                # one's own page
+assert torch.equal(tmesh.open_kept("net").state_dict(private=False)["0.weight"], net[0].weight.detach())
+tmesh.drop("net")
+print(tmesh.kept())
+""") == "[]\n"
+
+
+def test_a_killed_process(python):
+    """What it kept is there; what it only held is not."""
+    done = subprocess.run([sys.executable, "-c", """
+import os, signal
+import numpy as np
+import tmesh
+tmesh.keep({"x": np.arange(1000), "y": np.ones(3, "float16")}, "batch")
+os.kill(os.getpid(), signal.SIGKILL)
+"""], timeout=PATIENCE)
+    assert done.returncode == -signal.SIGKILL
+    batch = tmesh.open_kept("batch")
+    assert isinstance(batch, tmesh.Bundle) and [*batch] == ["x", "y"]
+    assert batch["x"].numpy().sum() == 499500 and batch["y"].dtype == "float16" and batch["x"].sealed
+    assert not batch["x"].writable
+    # What is held goes with its holder, not with the name.
+    tmesh.drop("batch")
+    assert names() == [] and batch["x"].numpy().sum() == 499500
+
+
+def test_bundles_and_tensors_go_in_as_they_are():
+    made = tmesh.bundle(ARRAYS, metadata="ü")
+    copies = tmesh.stats()["copies"]
+    assert tmesh.keep(made, "bundle") is made
+    whole = tmesh.put(np.arange(12, dtype="int16").reshape(3, 4))
+    assert tmesh.keep(whole, "tensor") is whole and tmesh.stats()["copies"] == copies + 1
+    assert names() == ["bundle", "tensor"]
+    there = tmesh.open_kept("bundle")
+    assert there.id == made.id and there.metadata == "ü" and there["w"].id == made["w"].id
+    t = tmesh.open_kept("tensor")
+    assert (t.id, t.dtype, t.shape, t.tolist()) == (whole.id, "int16", (3, 4), whole.tolist())
+    assert tmesh.keep([1.5, 2.5], "list").sealed and tmesh.open_kept("list").tolist() == [1.5, 2.5]
+
+
+def test_what_is_told():
+    tmesh.keep(ARRAYS, "told")
+    tmesh.keep(b"x" * 10, "short", lifetime=3600)
+    told, short = tmesh.kept()
+    assert set(told) == {"name", "id", "backend", "regions", "held", "bytes", "kept_ns", "used_ns", "expires_ns", "uid",
+                         "gid", "mode", "handles", "cgroup_id"}
+    assert (told["backend"], told["regions"], told["uid"], told["mode"]) == (tmesh.backend(), 2, os.getuid(), 0o600)
+    assert told["expires_ns"] is None and told["bytes"] >= 4096 and len(told["id"]) == 16
+    assert short["expires_ns"] - short["kept_ns"] == 3600 * 10**9
+    if tmesh.backend() == "memfd":
+        with pytest.raises(tmesh.UnsupportedError):
+            tmesh.open_kept("told", uid=os.getuid() + 1)
+    else:
+        with pytest.raises(tmesh.NotFoundError):
+            tmesh.open_kept("told", uid=os.getuid() + 1)
+
+
+def test_a_name_is_taken_once():
+    first = tmesh.keep([1, 2], "name")
+    with pytest.raises(tmesh.ExistsError) as found:
+        tmesh.keep([3], "name")
+    assert isinstance(found.value, FileExistsError) and tmesh.open_kept("name").id == first.id
+    second = tmesh.keep([3], "name", replace=True)
+    assert tmesh.open_kept("name").id == second.id and first.tolist() == [1, 2]
+    with pytest.raises(tmesh.BusyError):
+        tmesh.keep(second, "other")
+    tmesh.drop("name")
+    for use in (tmesh.open_kept, tmesh.drop):
+        with pytest.raises(tmesh.NotFoundError):
+            use("name")
+
+
+def test_for_a_time():
+    tmesh.keep([1], "brief", lifetime=0.05)
+    end = time.monotonic() + PATIENCE
+    while "brief" in names():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_part_is_refused():
+    t = tmesh.put(np.arange(12).reshape(3, 4))
+    for part in (t[1:], t.view("uint8"), t.reshape(12), t[0]):
+        with pytest.raises(tmesh.InvalidError, match=r"keep\(\{"):
+            tmesh.keep(part, "part")
+    tmesh.keep({"part": t[1:]}, "part")
+    assert tmesh.open_kept("part")["part"].tolist() == t[1:].tolist()
+
+
+def test_what_can_be_written_is_refused():
+    t = tmesh.zeros(3, "int32")
+    with pytest.raises(tmesh.InvalidError, match="not sealed"):
+        tmesh.keep(t, "open")
+    with pytest.raises(tmesh.InvalidError, match="not sealed"):
+        tmesh.keep(tmesh.bundle({"t": t}, seal=False), "open")
+    t.release()
+    with pytest.raises(tmesh.ReleasedError):
+        tmesh.keep(t, "open")
+    gone = tmesh.bundle(ARRAYS)
+    gone.release()
+    with pytest.raises(tmesh.ReleasedError):
+        tmesh.keep(gone, "open")
+    assert names() == []
+
+
+@pytest.mark.parametrize("name, error", [
+    ("", tmesh.InvalidError), ("x" * 64, tmesh.InvalidError), ("a\0b", tmesh.InvalidError), ("a\nb", tmesh.InvalidError),
+    (5, TypeError), (None, TypeError), (b"bytes", TypeError),
+])
+def test_bad_names(name, error):
+    t = tmesh.put(b"x")
+    for use in (lambda: tmesh.keep(t, name), lambda: tmesh.open_kept(name), lambda: tmesh.drop(name)):
+        with pytest.raises(error):
+            use()
+    assert names() == []
+
+
+@pytest.mark.parametrize("more, error", [
+    ({"lifetime": 0}, tmesh.InvalidError), ({"lifetime": -1}, tmesh.InvalidError), ({"lifetime": "x"}, TypeError),
+    ({"mode": 0o777}, tmesh.InvalidError), ({"mode": -1}, OverflowError), ({"gid": "x"}, TypeError),
+    ({"gid": 1 << 32}, OverflowError), ({"uid": 5}, TypeError),
+])
+def test_bad_options(more, error):
+    with pytest.raises(error):
+        tmesh.keep(b"x", "name", **more)
+    assert names() == []
+
+
+def test_bad_things():
+    with pytest.raises((TypeError, tmesh.Error)):
+        tmesh.keep(object(), "name")
+    with pytest.raises(TypeError):
+        tmesh.keep({5: [1]}, "name")
+    with pytest.raises(TypeError):
+        tmesh.open_kept("name", uid="root")
+    assert names() == []
+
+
+def test_a_child_opens_on_its_own():
+    made = tmesh.keep(ARRAYS, "for-the-child")
+    child = os.fork()
+    if not child:
+        try:
+            os._exit(0 if tmesh.open_kept("for-the-child")["w"].tolist() == ARRAYS["w"].tolist() else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0 and made["b"].item() == 2.5
+
+
+def test_without_a_keeper(python, tmp_path):
+    if tmesh.backend() == "kernel":
+        pytest.skip("under the module the kernel keeps")
+    environment = {**os.environ, "TMESH_KEEPER": "/nonexistent/keeper", "TMESH_RUNTIME_DIR": str(tmp_path)}
+    assert python("""
+import tmesh
+print(tmesh.kept())
+for use in (lambda: tmesh.keep(b"x", "name"), lambda: tmesh.open_kept("name"), lambda: tmesh.drop("name")):
+    try:
+        use()
+    except tmesh.NotFoundError as error:
+        print("keeper" in str(error))
+""", env=environment) == "[]\nTrue\nFalse\nFalse\n"
