@@ -49,6 +49,9 @@ struct state {
 	PyTypeObject *channel_type;
 	PyTypeObject *arena_type;
 	PyTypeObject *held_type;
+	/* NULL where libtmesh-model is not compiled in. */
+	PyTypeObject *slot_type;
+	PyTypeObject *slot_reader_type;
 	PyObject *ref_keys[REF_KEYS];
 	PyObject *ndarray; /* numpy.ndarray, NULL until it is needed */
 	PyObject *numpy_dtypes[DTYPES];
@@ -192,7 +195,7 @@ extern PyType_Spec channel_spec;
 /* bundle.c */
 PyObject *bundle_open(struct state *st, struct tmesh_ctx *ctx, const char *text, size_t bytes,
 		      uint32_t rights);
-/* Takes over @bundle; its tensors keep @model. */
+/* Held, which takes over @bundle; its tensors keep @model, whatever that is. */
 PyObject *bundle_of_model(struct state *st, struct tmesh_bundle *bundle, PyObject *model);
 /* Held, which takes over @bundle. */
 PyObject *held_of_bundle(struct state *st, struct tmesh_bundle *bundle);
@@ -208,7 +211,15 @@ PyObject *module_open_kept(PyObject *module, PyObject *args);
 PyObject *module_kept(PyObject *module, PyObject *unused);
 PyObject *module_drop(PyObject *module, PyObject *name);
 
+/* slot.c */
+PyObject *module_make_slot(PyObject *module, PyObject *args);
+PyObject *module_open_slot(PyObject *module, PyObject *token);
+extern PyType_Spec slot_spec;
+extern PyType_Spec slot_reader_spec;
+
 /* model.c */
+/* Where libtmesh-model is not compiled in. */
+void *raise_left_out(struct state *st);
 PyObject *module_load_model(PyObject *module, PyObject *args);
 PyObject *module_parse_model(PyObject *module, PyObject *data);
 

@@ -9,23 +9,23 @@
 
 #ifndef TMESH_MODEL
 
-static PyObject *left_out(PyObject *module)
+void *raise_left_out(struct state *st)
 {
 	return raise_code(
-		PyModule_GetState(module), EOPNOTSUPP,
-		"this tmesh was built without liburing and xxhash, which read files of tensors. On "
+		st, EOPNOTSUPP,
+		"this tmesh was built without liburing and xxhash, which files of tensors, slots and pages need. On "
 		"Debian and Ubuntu: sudo apt install liburing-dev libxxhash-dev, then install "
 		"tmesh again (pip install --force-reinstall)");
 }
 
 PyObject *module_load_model(PyObject *module, PyObject *args)
 {
-	return left_out(module);
+	return raise_left_out(PyModule_GetState(module));
 }
 
 PyObject *module_parse_model(PyObject *module, PyObject *data)
 {
-	return left_out(module);
+	return raise_left_out(PyModule_GetState(module));
 }
 
 #else

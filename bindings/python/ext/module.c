@@ -329,6 +329,9 @@ static PyMethodDef functions[] = {
 	 "drop(name, /)\n--\n\n"
 	 "Give up a name of this user's. What nobody holds of it is gone when the call returns;\n"
 	 "holders keep theirs. NotFoundError when nothing is kept under it."},
+	{"make_slot", module_make_slot, METH_VARARGS,
+	 "make_slot(label, max_ref, /)\n--\n\nA SlotHandle."},
+	{"open_slot", module_open_slot, METH_O, "open_slot(token, /)\n--\n\nA SlotReaderHandle."},
 	{"load_model", module_load_model, METH_VARARGS,
 	 "load_model(path, keep, alone, hash, progress, /)\n--\n\n"
 	 "(Held, report, [(name, type, dtype, shape, place in the file, bytes), ...])."},
@@ -362,6 +365,28 @@ PyObject *call_python(const char *module, const char *function, PyObject *argume
 	return result;
 }
 
+/* Those of libtmesh-model. */
+static int add_model_types(PyObject *module, struct state *st)
+{
+#ifdef TMESH_MODEL
+	const struct {
+		PyTypeObject **type;
+		PyType_Spec *spec;
+	} types[] = {
+		{&st->slot_type, &slot_spec},
+		{&st->slot_reader_type, &slot_reader_spec},
+	};
+
+	for (size_t i = 0; i < sizeof(types) / sizeof(*types); i++) {
+		*types[i].type =
+			(PyTypeObject *)PyType_FromModuleAndSpec(module, types[i].spec, NULL);
+		if (!*types[i].type || PyModule_AddType(module, *types[i].type))
+			return -1;
+	}
+#endif
+	return 0;
+}
+
 static int add_types(PyObject *module, struct state *st)
 {
 	PyTypeObject *sent = (PyTypeObject *)PyType_FromModuleAndSpec(module, &sent_spec, NULL);
@@ -377,6 +402,8 @@ static int add_types(PyObject *module, struct state *st)
 	    !st->held_type)
 		return -1;
 	if (rc || exchange_add(st->tensor_type))
+		return -1;
+	if (add_model_types(module, st))
 		return -1;
 	return PyModule_AddType(module, st->tensor_type) ||
 			       PyModule_AddType(module, st->channel_type) ||
@@ -422,6 +449,8 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
 	Py_VISIT(st->channel_type);
 	Py_VISIT(st->arena_type);
 	Py_VISIT(st->held_type);
+	Py_VISIT(st->slot_type);
+	Py_VISIT(st->slot_reader_type);
 	Py_VISIT(st->ndarray);
 	for (int i = 0; i < DTYPES; i++)
 		Py_VISIT(st->numpy_dtypes[i]);
@@ -438,6 +467,8 @@ static int module_clear(PyObject *module)
 	Py_CLEAR(st->channel_type);
 	Py_CLEAR(st->arena_type);
 	Py_CLEAR(st->held_type);
+	Py_CLEAR(st->slot_type);
+	Py_CLEAR(st->slot_reader_type);
 	Py_CLEAR(st->ndarray);
 	for (int i = 0; i < DTYPES; i++)
 		Py_CLEAR(st->numpy_dtypes[i]);

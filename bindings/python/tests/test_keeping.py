@@ -16,6 +16,9 @@ from conftest import EMULATED
 
 PATIENCE = 60
 ARRAYS = {"w": np.arange(6.0).reshape(2, 3), "b": np.float32(2.5), "mask": np.array([True, False])}
+# What kept() tells, and tmeshctl kept --json.
+KEPT = {"name", "id", "backend", "regions", "held", "bytes", "kept_ns", "used_ns", "expires_ns", "uid", "gid", "mode",
+        "handles", "cgroup_id"}
 
 
 @pytest.fixture(autouse=True)
@@ -98,8 +101,7 @@ def test_what_is_told():
     tmesh.keep(ARRAYS, "told")
     tmesh.keep(b"x" * 10, "short", lifetime=3600)
     told, short = tmesh.kept()
-    assert set(told) == {"name", "id", "backend", "regions", "held", "bytes", "kept_ns", "used_ns", "expires_ns", "uid",
-                         "gid", "mode", "handles", "cgroup_id"}
+    assert set(told) == KEPT
     assert (told["backend"], told["regions"], told["uid"], told["mode"]) == (tmesh.backend(), 2, os.getuid(), 0o600)
     assert told["expires_ns"] is None and told["bytes"] >= 4096 and len(told["id"]) == 16
     assert short["expires_ns"] - short["kept_ns"] == 3600 * 10**9

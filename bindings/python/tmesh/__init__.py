@@ -56,6 +56,7 @@ from .keeping import keep, open_kept
 from .model import Model, load_model
 from .picture import graph
 from .queue import Queue
+from .slots import Slot, SlotReader, SlotValue
 
 __all__ = [
     "AccessError",
@@ -76,6 +77,9 @@ __all__ = [
     "Queue",
     "ReleasedError",
     "SealedError",
+    "Slot",
+    "SlotReader",
+    "SlotValue",
     "StaleError",
     "Tensor",
     "UnsupportedError",

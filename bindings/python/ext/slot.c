@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: MIT */
+/* What tmesh.Slot and tmesh.SlotReader stand on, by libtmesh-model. */
+#include "binding.h"
+
+#include <errno.h>
+
+#ifndef TMESH_MODEL
+
+PyObject *module_make_slot(PyObject *module, PyObject *args)
+{
+	return raise_left_out(PyModule_GetState(module));
+}
+
+PyObject *module_open_slot(PyObject *module, PyObject *token)
+{
+	return raise_left_out(PyModule_GetState(module));
+}
+
+#else
+
+#include <string.h>
+#include <tmesh/slot.h>
+
+#define VALUE "tmesh.slot_value"
+
+struct slot {
+	PyObject_HEAD struct tmesh_slot *slot; /* NULL once closed */
+};
+
+struct reader {
+	PyObject_HEAD struct tmesh_slot_reader *reader; /* NULL once closed */
+	struct tmesh_slot_value *value;			/* the reader's, as @held is of it */
+	uint64_t generation;
+	PyObject *held;
+	bool busy; /* a call is running without the GIL */
+};
+
+static struct state *state_of_object(PyObject *object)
+{
+	return PyType_GetModuleState(Py_TYPE(object));
+}
+
+/* Publishing */
+
+static struct tmesh_slot *slot_get(PyObject *object)
+{
+	struct slot *self = (struct slot *)object;
+
+	if (!self->slot)
+		return raise_named(state_of_object(object), "ReleasedError", EBADF,
+				   "this slot was closed");
+	return self->slot;
+}
+
+PyObject *module_make_slot(PyObject *module, PyObject *args)
+{
+	struct tmesh_slot_opts opts = {.size = sizeof(opts)};
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_ctx *ctx = context(st);
+	struct tmesh_slot *slot;
+	struct tmesh_error err;
+	struct slot *self;
+	int rc;
+
+	if (!ctx || !PyArg_ParseTuple(args, "zO&:make_slot", &opts.label, uint_argument, &opts.max_ref))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_slot_create(ctx, &opts, &slot, &err);
+	Py_END_ALLOW_THREADS;
+	if (rc)
+		return raise_error(st, &err);
+	self = (struct slot *)PyType_GenericAlloc(st->slot_type, 0);
+	if (self)
+		self->slot = slot;
+	else
+		tmesh_slot_unref(slot);
+	return (PyObject *)self;
+}
+
+static void slot_end(struct slot *self)
+{
+	struct tmesh_slot *slot = self->slot;
+
+	self->slot = NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	tmesh_slot_unref(slot);
+	Py_END_ALLOW_THREADS;
+}
+
+static void slot_dealloc(PyObject *object)
+{
+	PyTypeObject *type = Py_TYPE(object);
+
+	slot_end((struct slot *)object);
+	PyObject_Free(object);
+	Py_DECREF(type);
+}
+
+static PyObject *slot_close(PyObject *object, PyObject *unused)
+{
+	slot_end((struct slot *)object);
+	Py_RETURN_NONE;
+}
+
+static PyObject *slot_publish(PyObject *object, PyObject *value)
+{
+	struct tmesh_slot *slot = slot_get(object);
+	struct state *st = state_of_object(object);
+	struct tmesh_bundle *bundle = NULL;
+	struct tmesh_error err;
+	uint64_t generation;
+	int rc;
+
+	if (slot && value != Py_None)
+		bundle = bundle_of_held(st, value);
+	if (!slot || (value != Py_None && !bundle))
+		return NULL;
+	/* Both may be let go by others meanwhile. */
+	tmesh_slot_ref(slot);
+	if (bundle)
+		tmesh_bundle_ref(bundle);
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_slot_publish(slot, bundle, &generation, &err);
+	tmesh_bundle_unref(bundle);
+	tmesh_slot_unref(slot);
+	Py_END_ALLOW_THREADS;
+	return rc ? raise_error(st, &err) : PyLong_FromUnsignedLongLong(generation);
+}
+
+static PyObject *slot_token(PyObject *object, void *unused)
+{
+	struct tmesh_slot *slot = slot_get(object);
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_error err;
+
+	if (!slot)
+		return NULL;
+	if (tmesh_slot_token(slot, token, &err))
+		return raise_error(state_of_object(object), &err);
+	return PyUnicode_FromString(token);
+}
+
+static PyObject *slot_generation(PyObject *object, void *unused)
+{
+	struct tmesh_slot *slot = slot_get(object);
+
+	return slot ? PyLong_FromUnsignedLongLong(tmesh_slot_generation(slot)) : NULL;
+}
+
+static PyObject *slot_closed(PyObject *object, void *unused)
+{
+	return PyBool_FromLong(!((struct slot *)object)->slot);
+}
+
+static PyMethodDef slot_methods[] = {
+	{"publish", slot_publish, METH_O,
+	 "publish($self, value, /)\n--\n\nA Held or None. The new generation."},
+	{"close", slot_close, METH_NOARGS, "close($self, /)\n--\n\nReaders are told."},
+	{NULL},
+};
+
+static PyGetSetDef slot_properties[] = {
+	{"token", slot_token, NULL, "What a reader opens.", NULL},
+	{"generation", slot_generation, NULL, "Of the newest value; 0: none yet.", NULL},
+	{"closed", slot_closed, NULL, "Whether it was closed here.", NULL},
+	{NULL},
+};
+
+static PyType_Slot slot_slots[] = {
+	{Py_tp_dealloc, slot_dealloc},
+	{Py_tp_methods, slot_methods},
+	{Py_tp_getset, slot_properties},
+	{Py_tp_doc, "What tmesh.Slot stands on."},
+	{0},
+};
+
+PyType_Spec slot_spec = {
+	.name = "tmesh._tmesh.SlotHandle",
+	.basicsize = sizeof(struct slot),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+	.slots = slot_slots,
+};
+
+/* Reading */
+
+/* For one call at a time: the library's reader is for one thread. */
+static struct tmesh_slot_reader *reader_get(PyObject *object)
+{
+	struct reader *self = (struct reader *)object;
+
+	if (!self->reader)
+		return raise_named(state_of_object(object), "ReleasedError", EBADF,
+				   "this slot's reader was closed");
+	if (self->busy)
+		return raise_code(state_of_object(object), EBUSY,
+				  "another thread reads the slot by this reader: each takes one of "
+				  "its own");
+	return self->reader;
+}
+
+PyObject *module_open_slot(PyObject *module, PyObject *object)
+{
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_ctx *ctx = context(st);
+	struct tmesh_slot_reader *reader;
+	struct tmesh_error err;
+	struct reader *self;
+	const char *token;
+	Py_ssize_t length;
+	int rc;
+
+	if (!ctx)
+		return NULL;
+	if (!PyUnicode_Check(object)) {
+		PyErr_Format(PyExc_TypeError, "a slot's token is a str, not %R", object);
+		return NULL;
+	}
+	token = PyUnicode_AsUTF8AndSize(object, &length);
+	if (!token)
+		return NULL;
+	if ((Py_ssize_t)strlen(token) != length)
+		return raise_code(st, EPROTO, "not a token: it holds a zero");
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_slot_open(ctx, token, &reader, &err);
+	Py_END_ALLOW_THREADS;
+	if (rc)
+		return raise_error(st, &err);
+	self = (struct reader *)PyType_GenericAlloc(st->slot_reader_type, 0);
+	if (self)
+		self->reader = reader;
+	else
+		tmesh_slot_close(reader);
+	return (PyObject *)self;
+}
+
+static void reader_end(struct reader *self)
+{
+	struct tmesh_slot_reader *reader = self->reader;
+
+	self->reader = NULL;
+	self->value = NULL;
+	Py_CLEAR(self->held);
+	Py_BEGIN_ALLOW_THREADS;
+	tmesh_slot_close(reader);
+	Py_END_ALLOW_THREADS;
+}
+
+static void reader_dealloc(PyObject *object)
+{
+	PyTypeObject *type = Py_TYPE(object);
+
+	reader_end((struct reader *)object);
+	PyObject_Free(object);
+	Py_DECREF(type);
+}
+
+static PyObject *reader_close(PyObject *object, PyObject *unused)
+{
+	struct reader *self = (struct reader *)object;
+
+	if (self->reader && !reader_get(object))
+		return NULL;
+	reader_end(self);
+	Py_RETURN_NONE;
+}
+
+static void capsule_free(PyObject *capsule)
+{
+	struct tmesh_slot_value *value = PyCapsule_GetPointer(capsule, VALUE);
+
+	Py_BEGIN_ALLOW_THREADS;
+	tmesh_slot_value_unref(value);
+	Py_END_ALLOW_THREADS;
+}
+
+/* A Held whose tensors keep the value: a bundle that comes back is not opened again. */
+static PyObject *held_of_value(struct state *st, struct tmesh_slot_value *value)
+{
+	PyObject *capsule = PyCapsule_New(value, VALUE, capsule_free), *held;
+
+	if (!capsule)
+		return NULL;
+	tmesh_slot_value_ref(value);
+	held = bundle_of_model(st, tmesh_bundle_ref(tmesh_slot_value_bundle(value)), capsule);
+	Py_DECREF(capsule);
+	return held;
+}
+
+static PyObject *reader_read(PyObject *object, PyObject *unused)
+{
+	struct reader *self = (struct reader *)object;
+	struct tmesh_slot_reader *reader = reader_get(object);
+	struct state *st = state_of_object(object);
+	struct tmesh_slot_value *value;
+	struct tmesh_error err;
+	PyObject *held, *old;
+	int rc;
+
+	if (!reader)
+		return NULL;
+	self->busy = true;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_slot_read(reader, &value, &err);
+	Py_END_ALLOW_THREADS;
+	self->busy = false;
+	if (rc)
+		return raise_error(st, &err);
+	if (!self->held || value != self->value ||
+	    tmesh_slot_value_generation(value) != self->generation) {
+		held = held_of_value(st, value);
+		if (!held)
+			return NULL;
+		old = self->held;
+		self->held = held;
+		self->value = value;
+		self->generation = tmesh_slot_value_generation(value);
+		Py_XDECREF(old);
+	}
+	return Py_BuildValue("KO", (unsigned long long)self->generation, self->held);
+}
+
+static PyObject *reader_changed(PyObject *object, PyObject *unused)
+{
+	struct tmesh_slot_reader *reader = reader_get(object);
+	int rc = reader ? tmesh_slot_changed(reader) : 0;
+
+	if (!reader)
+		return NULL;
+	if (rc >= 0)
+		return PyBool_FromLong(rc);
+	return raise_code(state_of_object(object), -rc,
+			  rc == -EPIPE ? "the slot's publisher is gone"
+				       : "the reader was inherited through fork(): open one in this "
+					 "process");
+}
+
+static PyObject *reader_fileno(PyObject *object, PyObject *unused)
+{
+	struct tmesh_slot_reader *reader = reader_get(object);
+	struct tmesh_error err;
+	int fd = reader ? tmesh_slot_poll_fd(reader, &err) : 0;
+
+	if (!reader)
+		return NULL;
+	return fd < 0 ? raise_error(state_of_object(object), &err) : PyLong_FromLong(fd);
+}
+
+static PyObject *reader_closed(PyObject *object, void *unused)
+{
+	return PyBool_FromLong(!((struct reader *)object)->reader);
+}
+
+static PyMethodDef reader_methods[] = {
+	{"read", reader_read, METH_NOARGS,
+	 "read($self, /)\n--\n\n(generation, Held), the same Held while nothing is new."},
+	{"changed", reader_changed, METH_NOARGS, "changed($self, /)\n--\n\nWhether there is a newer one."},
+	{"fileno", reader_fileno, METH_NOARGS, "fileno($self, /)\n--\n\nFor select."},
+	{"close", reader_close, METH_NOARGS, "close($self, /)\n--\n\nValues stay."},
+	{NULL},
+};
+
+static PyGetSetDef reader_properties[] = {
+	{"closed", reader_closed, NULL, "Whether it was closed here.", NULL},
+	{NULL},
+};
+
+static PyType_Slot reader_slots[] = {
+	{Py_tp_dealloc, reader_dealloc},
+	{Py_tp_methods, reader_methods},
+	{Py_tp_getset, reader_properties},
+	{Py_tp_doc, "What tmesh.SlotReader stands on."},
+	{0},
+};
+
+PyType_Spec slot_reader_spec = {
+	.name = "tmesh._tmesh.SlotReaderHandle",
+	.basicsize = sizeof(struct reader),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+	.slots = reader_slots,
+};
+
+#endif /* TMESH_MODEL */

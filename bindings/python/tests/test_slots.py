@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: MIT
+"""Slots: a place whose bundle is replaced in one step."""
+
+import gc
+import os
+import pickle
+import select
+import signal
+import threading
+from multiprocessing.reduction import ForkingPickler
+
+import numpy as np
+import pytest
+
+import tmesh
+import tmesh.sent
+from tmesh import _tmesh
+
+pytestmark = pytest.mark.skipif(not hasattr(_tmesh, "SlotHandle"), reason="built without libtmesh-model")
+
+PATIENCE = 60
+
+
+@pytest.fixture(autouse=True)
+def begin_anew():
+    yield
+    gc.collect()
+    tmesh.sent.here = _tmesh.Sent()
+
+
+def weights(number):
+    return {"a": np.full((3, 4), float(number)), "b": np.arange(number, number + 5)}
+
+
+def test_publish_and_read():
+    with tmesh.Slot(label="adapter") as slot, tmesh.Slot.open(slot.token) as reader:
+        assert slot.generation == 0 and slot.token.startswith("tm1") and repr(slot) == "<tmesh.Slot, generation 0>"
+        with pytest.raises(tmesh.NotFoundError, match="empty"):
+            reader.read()
+        assert slot.publish(weights(1)) == 1 == slot.generation
+        first = reader.read()
+        assert isinstance(first, tmesh.SlotValue) and isinstance(first, tmesh.Bundle) and first.generation == 1
+        assert [*first] == ["a", "b"] and first["a"].numpy()[2, 3] == 1 and first["a"].sealed
+        assert "generation 1" in repr(first)
+        assert slot.publish(weights(2)) == 2
+        second = reader.read()
+        assert second.generation == 2 and second["b"].tolist() == [2, 3, 4, 5, 6]
+        # Who holds a generation keeps it.
+        assert first["b"].tolist() == [1, 2, 3, 4, 5] and first["a"].id != second["a"].id
+        slot.publish(None)
+        with pytest.raises(tmesh.NotFoundError, match="empty"):
+            reader.read()
+        assert slot.publish(weights(4)) == 4 and reader.read().generation == 4
+
+
+def test_a_generation_goes_with_its_last_holder():
+    slot = tmesh.Slot()
+    reader = tmesh.Slot.open(slot.token)
+    slot.publish(weights(0))
+    reader.read()
+    live = tmesh.stats()["regions_live"]
+    for number in range(1, 50):
+        slot.publish(weights(number))
+        assert reader.read()["b"][0].item() == number
+        assert tmesh.stats()["regions_live"] == live
+    value = reader.read()
+    tensor = value["a"]
+    slot.publish(weights(50))
+    reader.read()
+    assert tmesh.stats()["regions_live"] > live
+    value.release()
+    with pytest.raises(tmesh.ReleasedError):
+        value["a"]
+    with pytest.raises(tmesh.ReleasedError):
+        value.ref()
+    assert tensor.tolist()[0][0] == 49.0  # a tensor of it holds it too
+    del tensor
+    assert tmesh.stats()["regions_live"] == live
+
+
+def test_releasing_is_ones_own():
+    """Two requests of one process may have the same generation."""
+    slot = tmesh.Slot()
+    slot.publish(weights(1))
+    reader = tmesh.Slot.open(slot.token)
+    with reader.read() as one:
+        other = reader.read()
+        assert one is not other and one["a"].id == other["a"].id
+    with pytest.raises(tmesh.ReleasedError):
+        one["a"]
+    assert other["b"].tolist() == [1, 2, 3, 4, 5] and reader.read()["b"][0].item() == 1
+    with pytest.raises(AttributeError):
+        other.nothing
+
+
+def test_the_same_bundle_is_not_opened_again():
+    slot = tmesh.Slot()
+    a, b = tmesh.bundle(weights(1)), tmesh.bundle(weights(2))
+    reader = tmesh.Slot.open(slot.token)
+    held = []
+    for value in (a, b):
+        slot.publish(value)
+        held.append(reader.read())
+    opened = tmesh.stats()["regions_opened"]
+    for number in range(20):
+        slot.publish((a, b)[number % 2])
+        assert reader.read()["b"][0].item() == number % 2 + 1
+    assert tmesh.stats()["regions_opened"] == opened
+
+
+def test_watching():
+    slot = tmesh.Slot()
+    reader = tmesh.Slot.open(slot.token)
+    assert reader.fileno() >= 0 and reader.changed() is False and reader.wait(0) is False and reader.wait(0.01) is False
+    slot.publish(weights(1))
+    assert select.select([reader], [], [], PATIENCE)[0] == [reader]
+    assert reader.changed() and reader.wait() and reader.changed()
+    assert reader.read().generation == 1 and not reader.changed()
+    timer = threading.Timer(0.05, slot.publish, [weights(2)])
+    timer.start()
+    assert reader.wait(PATIENCE) and reader.read().generation == 2
+    timer.join()
+    slot.close()
+    assert slot.closed
+    with pytest.raises(tmesh.GoneError):
+        reader.wait(PATIENCE)
+    assert reader.read().generation == 2
+
+
+PUBLISHER = """
+import sys
+import numpy as np
+import tmesh
+slot = tmesh.Slot()
+print(slot.token, flush=True)
+for line in sys.stdin:
+    number = int(line)
+    print(slot.publish({"a": np.full((3, 4), float(number)), "b": np.arange(number, number + 5)}), flush=True)
+"""
+
+
+def test_another_process(peer):
+    publisher = peer(PUBLISHER)
+    reader = tmesh.Slot.open(publisher.stdout.readline().strip())
+    for number in (7, 8):
+        print(number, file=publisher.stdin, flush=True)
+        generation = int(publisher.stdout.readline())
+        assert reader.wait(PATIENCE) or generation
+        value = reader.read()
+        assert value.generation == generation and value["b"][0].item() == number
+    publisher.send_signal(signal.SIGKILL)
+    publisher.wait()
+    with pytest.raises(tmesh.GoneError):
+        reader.wait(PATIENCE)
+    assert reader.read().generation == 2 and value["a"].tolist()[0] == [8.0] * 4
+
+
+def test_use_after_close():
+    slot = tmesh.Slot()
+    slot.publish(weights(1))
+    reader = tmesh.Slot.open(slot.token)
+    value = reader.read()
+    reader.close()
+    reader.close()
+    for use in (reader.read, reader.changed, reader.fileno, reader.wait, reader.__enter__):
+        with pytest.raises(tmesh.ReleasedError):
+            use()
+    slot.close()
+    slot.close()
+    for use in (lambda: slot.token, lambda: slot.generation, lambda: slot.publish(None), slot.__enter__):
+        with pytest.raises(tmesh.ReleasedError):
+            use()
+    assert value["b"][0].item() == 1 and repr(slot) == "<tmesh.Slot, closed>" and "closed" in repr(reader)
+
+
+def test_a_slot_is_named_by_its_token():
+    slot = tmesh.Slot()
+    slot.publish(weights(3))
+    reader = tmesh.Slot.open(slot.token)
+    for what in (slot, reader):
+        with pytest.raises(TypeError, match="token"):
+            pickle.dumps(what)
+    # A value is a bundle, and travels as one.
+    there = pickle.loads(ForkingPickler.dumps(reader.read()))
+    assert isinstance(there, tmesh.Bundle) and there["b"][0].item() == 3
+
+
+@pytest.mark.parametrize("token, error", [
+    ("", tmesh.ProtocolError), ("tm1k-nothing", tmesh.ProtocolError), ("a\0b", tmesh.ProtocolError), (5, TypeError),
+    (None, TypeError),
+])
+def test_bad_tokens(token, error):
+    with pytest.raises(error):
+        tmesh.Slot.open(token)
+
+
+def test_bad_input():
+    with pytest.raises(tmesh.Error):
+        tmesh.Slot.open(tmesh.put(b"x").token)
+    slot = tmesh.Slot()
+    token = slot.token
+    for bad in ([1], "text", 5, {5: [1]}):
+        with pytest.raises(TypeError):
+            slot.publish(bad)
+    gone = tmesh.bundle(weights(1))
+    gone.release()
+    with pytest.raises(tmesh.ReleasedError):
+        slot.publish(gone)
+    assert slot.generation == 0
+    with pytest.raises(tmesh.InvalidError):
+        tmesh.Slot(max_ref=1 << 30)
+    with pytest.raises(tmesh.InvalidError, match="max_ref"):
+        tmesh.Slot(max_ref=8).publish(weights(1))
+    with pytest.raises(tmesh.InvalidError):
+        tmesh.Slot.open(token).wait(-1)
+    with pytest.raises(TypeError):
+        tmesh.Slot(label=5)
+    slot.close()
+    with pytest.raises(tmesh.NotFoundError):
+        tmesh.Slot.open(token)
+
+
+def test_a_child_has_its_own():
+    """What was read is there; the slot and its readers are the parent's."""
+    slot = tmesh.Slot()
+    slot.publish(weights(1))
+    reader = tmesh.Slot.open(slot.token)
+    value = reader.read()
+    token = slot.token
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            assert value["b"].tolist() == [1, 2, 3, 4, 5]
+            for use in (lambda: slot.publish(None), reader.changed, reader.fileno):
+                with pytest.raises(tmesh.AccessError):
+                    use()
+            with tmesh.Slot.open(token) as own:
+                assert own.read()["b"][0].item() == 1
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert slot.publish(weights(2)) == 2 and reader.read().generation == 2
+
+
+def test_one_thread_at_a_time():
+    """Many threads, a reader each, while the value changes: each sees whole generations that never go back."""
+    slot = tmesh.Slot()
+    slot.publish(weights(1))
+    wrong = []
+
+    def read():
+        last = 0
+        with tmesh.Slot.open(slot.token) as reader:
+            while last < 200:
+                value = reader.read()
+                number = int(value["b"][0])
+                if value.generation < last or not np.all(value["a"].numpy() == number) or number != value.generation:
+                    wrong.append((value.generation, number))
+                last = value.generation
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for number in range(2, 201):
+        slot.publish(weights(number))
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not wrong and not any(thread.is_alive() for thread in threads)
