@@ -47,10 +47,11 @@ static struct tmesh_region *region_of_whole(struct state *st, PyObject *object)
 
 	if (tensor && tensor_is_whole(tensor))
 		return tmesh_region_ref(tmesh_tensor_region(tensor));
-	return tensor ? raise_code(st, EINVAL,
-				   "a region is kept as its maker described it, and this is a part or "
-				   "another view of one: keep the whole, or a bundle of it, as in "
-				   "tmesh.keep({\"x\": t}, name)")
+	return tensor ? raise_code(
+				st, EINVAL,
+				"a region is kept as its maker described it, and this is a part or "
+				"another view of one: keep the whole, or a bundle of it, as in "
+				"tmesh.keep({\"x\": t}, name)")
 		      : NULL;
 }
 
@@ -67,8 +68,9 @@ PyObject *module_keep(PyObject *module, PyObject *args)
 	const char *name;
 	int replace, rc;
 
-	if (!ctx || !PyArg_ParseTuple(args, "OOpOO&O:keep", &what, &name_object, &replace, &lifetime,
-				      uint_argument, &opts.mode, &gid) ||
+	if (!ctx ||
+	    !PyArg_ParseTuple(args, "OOpOO&O:keep", &what, &name_object, &replace, &lifetime,
+			      uint_argument, &opts.mode, &gid) ||
 	    lifetime_from_object(st, lifetime, &opts.lifetime_ns))
 		return NULL;
 	name = name_from_object(st, name_object);

@@ -13,7 +13,8 @@ void *raise_left_out(struct state *st)
 {
 	return raise_code(
 		st, EOPNOTSUPP,
-		"this tmesh was built without liburing and xxhash, which files of tensors, slots and pages need. On "
+		"this tmesh was built without liburing and xxhash, which files of tensors, slots "
+		"and pages need. On "
 		"Debian and Ubuntu: sudo apt install liburing-dev libxxhash-dev, then install "
 		"tmesh again (pip install --force-reinstall)");
 }

@@ -323,7 +323,8 @@ static PyMethodDef functions[] = {
 	{"open_kept", module_open_kept, METH_VARARGS,
 	 "open_kept(name, uid, /)\n--\n\nA Held, or a list of Tensors."},
 	{"kept", module_kept, METH_NOARGS,
-	 "kept()\n--\n\nWhat is kept under a name that this user may open, a dict each, in the order in\n"
+	 "kept()\n--\n\nWhat is kept under a name that this user may open, a dict each, in the "
+	 "order in\n"
 	 "which it was kept; tmeshctl kept --json prints the same. No keeper: nothing is kept."},
 	{"drop", module_drop, METH_O,
 	 "drop(name, /)\n--\n\n"

@@ -62,7 +62,8 @@ PyObject *module_make_slot(PyObject *module, PyObject *args)
 	struct slot *self;
 	int rc;
 
-	if (!ctx || !PyArg_ParseTuple(args, "zO&:make_slot", &opts.label, uint_argument, &opts.max_ref))
+	if (!ctx ||
+	    !PyArg_ParseTuple(args, "zO&:make_slot", &opts.label, uint_argument, &opts.max_ref))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS;
 	rc = tmesh_slot_create(ctx, &opts, &slot, &err);
@@ -329,9 +330,10 @@ static PyObject *reader_changed(PyObject *object, PyObject *unused)
 	if (rc >= 0)
 		return PyBool_FromLong(rc);
 	return raise_code(state_of_object(object), -rc,
-			  rc == -EPIPE ? "the slot's publisher is gone"
-				       : "the reader was inherited through fork(): open one in this "
-					 "process");
+			  rc == -EPIPE
+				  ? "the slot's publisher is gone"
+				  : "the reader was inherited through fork(): open one in this "
+				    "process");
 }
 
 static PyObject *reader_fileno(PyObject *object, PyObject *unused)
@@ -353,7 +355,8 @@ static PyObject *reader_closed(PyObject *object, void *unused)
 static PyMethodDef reader_methods[] = {
 	{"read", reader_read, METH_NOARGS,
 	 "read($self, /)\n--\n\n(generation, Held), the same Held while nothing is new."},
-	{"changed", reader_changed, METH_NOARGS, "changed($self, /)\n--\n\nWhether there is a newer one."},
+	{"changed", reader_changed, METH_NOARGS,
+	 "changed($self, /)\n--\n\nWhether there is a newer one."},
 	{"fileno", reader_fileno, METH_NOARGS, "fileno($self, /)\n--\n\nFor select."},
 	{"close", reader_close, METH_NOARGS, "close($self, /)\n--\n\nValues stay."},
 	{NULL},
