@@ -26,6 +26,8 @@ NEEDED = {
     "libtmesh-cuda-hook.so": {"libc.so.6", "libtmesh-cuda.so.0"},
     "libtmesh-cuda-torch.so": {"libc.so.6", "libtmesh-cuda.so.0"},
     "libtmesh-xla.so": {"libc.so.6", "libtmesh.so.0"},
+    "libtmesh-engine.so": {"libc.so.6", "libtmesh.so.0"},
+    "tmesh-engine-onnx.so": {"libc.so.6"},
     "libtmesh-model.so": {"libc.so.6", "libjansson.so.4", "libtmesh.so.0", "liburing.so.2"},
 }
 
@@ -113,7 +115,7 @@ def main():
                   if not may_include(room, header, installed)}
         check(wrong, f"{room} includes its own headers, public ones and {COMMON}: {len(files)} files")
 
-    for library in sorted(BUILD.glob("libtmesh*.so")):
+    for library in sorted((*BUILD.glob("libtmesh*.so"), *BUILD.glob("tmesh-engine-*.so"))):
         asked, allowed = needed(library), NEEDED.get(library.name, set())
         check({f"it needs {name}" for name in asked - allowed}, f"{library.name} is linked with {', '.join(sorted(asked))}")
     print(f"1..{count}")

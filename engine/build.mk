@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: MIT
+#
+# libtmesh-engine: graphs on shared tensors, on libtmesh's public face alone; and the engines, plug-ins
+# that it loads. A plug-in has a folder here, and nothing of libtmesh but what lib/common/ has.
+
+ENGINE        := engine
+ENGINE_SONAME := libtmesh-engine.so.0
+ENGINE_SO     := $(B)/libtmesh-engine.so.$(VERSION)
+ENGINE_A      := $(B)/libtmesh-engine.a
+ENGINE_SRC    := $(wildcard $(ENGINE)/*.c)
+ENGINE_HEADERS := include/tmesh/engine.h
+ENGINE_CPPFLAGS := $(COMMON_CPPFLAGS) -iquote $(ENGINE)
+
+ENGINE_ONNX     := $(B)/tmesh-engine-onnx.so
+ENGINE_ONNX_SRC := $(wildcard $(ENGINE)/onnx/*.c)
+ENGINE_PLUGINS  := $(ENGINE_ONNX)
+ENGINE_PLUGIN_DIR = $(LIBDIR)/tmesh
+
+engine: $(B)/libtmesh-engine.so $(ENGINE_A) $(ENGINE_PLUGINS) ## build libtmesh-engine and the engines
+
+# engine_objects(variant, flags): as lib_objects()
+define engine_objects
+ENGINE_OBJ_$(1) := $(ENGINE_SRC:$(ENGINE)/%.c=$(B)/engine-$(1)/%.o)
+ENGINE_ONNX_OBJ_$(1) := $(ENGINE_ONNX_SRC:$(ENGINE)/%.c=$(B)/engine-$(1)/%.o)
+$(B)/engine-$(1)/%.o: $(ENGINE)/%.c $(ENGINE)/build.mk
+	@mkdir -p $$(@D)
+	$$(CC) $$(CPPFLAGS) $$(ENGINE_CPPFLAGS) $$(CFLAGS) $$(WARN) $$(LIB_CFLAGS) $(2) -MMD -MP -c -o $$@ $$<
+-include $(ENGINE_SRC:$(ENGINE)/%.c=$(B)/engine-$(1)/%.d) $(ENGINE_ONNX_SRC:$(ENGINE)/%.c=$(B)/engine-$(1)/%.d)
+endef
+$(eval $(call engine_objects,plain,))
+$(eval $(call engine_objects,asan,$(ASAN_FLAGS)))
+$(eval $(call engine_objects,tsan,$(TSAN_FLAGS)))
+
+$(ENGINE_SO): $(ENGINE_OBJ_plain) $(COMMON_OBJ) $(ENGINE)/libtmesh-engine.map $(B)/libtmesh.so
+	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(ENGINE_SONAME) -Wl,-z,defs \
+		-Wl,-Bsymbolic-functions -Wl,--version-script=$(ENGINE)/libtmesh-engine.map -o $@ \
+		$(ENGINE_OBJ_plain) $(COMMON_OBJ) -L$(B) -ltmesh -pthread
+
+$(B)/libtmesh-engine.so: $(ENGINE_SO)
+	ln -sf $(notdir $(ENGINE_SO)) $(B)/$(ENGINE_SONAME)
+	ln -sf $(ENGINE_SONAME) $@
+
+# A plug-in: what it takes of lib/common/ is its own.
+$(ENGINE_ONNX): $(ENGINE_ONNX_OBJ_plain) $(COMMON_OBJ)
+	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-z,defs -o $@ $^ -ldl
+
+# The static ones have nothing of lib/common/: libtmesh's archive, which they are linked with, has.
+$(ENGINE_A): $(ENGINE_OBJ_plain)
+$(B)/libtmesh-engine-asan.a: $(ENGINE_OBJ_asan)
+$(B)/libtmesh-engine-tsan.a: $(ENGINE_OBJ_tsan)
+$(ENGINE_A) $(B)/libtmesh-engine-asan.a $(B)/libtmesh-engine-tsan.a:
+	rm -f $@
+	$(AR) rcs $@ $^
+
+install-engine: engine
+	$(INSTALL) -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(ENGINE_PLUGIN_DIR)
+	$(INSTALL) -m 755 $(ENGINE_SO) $(DESTDIR)$(LIBDIR)/
+	ln -sf $(notdir $(ENGINE_SO)) $(DESTDIR)$(LIBDIR)/$(ENGINE_SONAME)
+	ln -sf $(ENGINE_SONAME) $(DESTDIR)$(LIBDIR)/libtmesh-engine.so
+	$(INSTALL) -m 644 $(ENGINE_A) $(DESTDIR)$(LIBDIR)/
+	$(INSTALL) -m 644 $(ENGINE_PLUGINS) $(DESTDIR)$(ENGINE_PLUGIN_DIR)/
+	sed -e 's|@prefix@|$(PREFIX)|' -e 's|@libdir@|$(LIBDIR)|' \
+		-e 's|@includedir@|$(INCLUDEDIR)|' -e 's|@version@|$(VERSION)|' \
+		$(ENGINE)/libtmesh-engine.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/libtmesh-engine.pc
+	$(call install_headers,$(ENGINE_HEADERS))
+
+uninstall-engine:
+	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,$(notdir $(ENGINE_SO)) $(ENGINE_SONAME) libtmesh-engine.so \
+		libtmesh-engine.a pkgconfig/libtmesh-engine.pc)
+	rm -f $(addprefix $(DESTDIR)$(ENGINE_PLUGIN_DIR)/,$(notdir $(ENGINE_PLUGINS)))
+	[ ! -d $(DESTDIR)$(ENGINE_PLUGIN_DIR) ] || rmdir --ignore-fail-on-non-empty $(DESTDIR)$(ENGINE_PLUGIN_DIR)
+	$(call uninstall_headers,$(ENGINE_HEADERS))
+
+.PHONY: engine install-engine uninstall-engine

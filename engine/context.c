@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: MIT
+/* Contexts: an engine that was loaded, and what it counted. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine_internal.h"
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static atomic_uint life;
+
+static void child(void)
+{
+	atomic_fetch_add(&life, 1);
+}
+
+static void watch_forks(void)
+{
+	pthread_atfork(NULL, NULL, child);
+}
+
+unsigned int engine_life(void)
+{
+	return atomic_load_explicit(&life, memory_order_relaxed);
+}
+
+int engine_enter(const struct tmesh_engine_context *context, struct tmesh_error *err)
+{
+	if (context->life == engine_life())
+		return 0;
+	return tmesh_fail(
+		err, -EPERM,
+		"the engine was started before fork(), in the parent, and its threads are "
+		"not here: make a context in this process");
+}
+
+int tmesh_engine_context_create(struct tmesh_ctx *ctx, const char *backend,
+				const struct tmesh_engine_context_opts *opts,
+				struct tmesh_engine_context **out, struct tmesh_error *err)
+{
+	struct tmesh_engine_context_opts given;
+	struct tmesh_engine_context *context;
+	int rc = tmesh_read_sized(&given, sizeof(given), opts, err);
+
+	if (rc)
+		return rc;
+	if (given.device_type != TMESH_DEVICE_CPU && given.device_type != TMESH_DEVICE_CUDA)
+		return tmesh_fail(err, -EINVAL, "no device of type %d", given.device_type);
+	if (given.threads > 1024)
+		return tmesh_fail(err, -EINVAL, "%u threads: at most 1024", given.threads);
+	context = calloc(1, sizeof(*context));
+	if (!context)
+		return tmesh_fail(err, -ENOMEM, "no memory for a context");
+	rc = engine_plugin_find(backend, &context->plugin, err);
+	if (rc)
+		goto free_context;
+	pthread_once(&once, watch_forks);
+	context->refs = 1;
+	context->life = engine_life();
+	context->keep = given.sessions ? given.sessions : ENGINE_SESSIONS;
+	context->device = (struct plugin_open){.library = given.library,
+					       .device_type = given.device_type,
+					       .device_id = given.device_id,
+					       .threads = given.threads ? given.threads : 1};
+	strcpy(context->backend, backend);
+	rc = context->plugin->open(&context->device, &context->engine, err);
+	if (rc)
+		goto free_context;
+	context->device.library = NULL; /* the caller's */
+	pthread_mutex_init(&context->lock, NULL);
+	context->ctx = tmesh_ctx_ref(ctx);
+	*out = context;
+	return 0;
+
+free_context:
+	free(context);
+	return rc;
+}
+
+struct tmesh_engine_context *tmesh_engine_context_ref(struct tmesh_engine_context *context)
+{
+	atomic_fetch_add(&context->refs, 1);
+	return context;
+}
+
+void tmesh_engine_context_unref(struct tmesh_engine_context *context)
+{
+	if (!context || atomic_fetch_sub(&context->refs, 1) > 1)
+		return;
+	/* A forked child has the engine's memory and not its threads, which the engine would wait
+	 * for. */
+	if (context->life == engine_life()) {
+		sessions_close(context);
+		context->plugin->close(context->engine);
+	}
+	tmesh_ctx_unref(context->ctx);
+	pthread_mutex_destroy(&context->lock);
+	free(context);
+}
+
+const char *tmesh_engine_context_backend(const struct tmesh_engine_context *context)
+{
+	return context->backend;
+}
+
+const char *tmesh_engine_context_version(const struct tmesh_engine_context *context)
+{
+	return context->plugin->version(context->engine);
+}
+
+int tmesh_engine_stats(struct tmesh_engine_context *context, struct tmesh_engine_stats *out,
+		       struct tmesh_error *err)
+{
+	struct counters *count = &context->counters;
+	struct tmesh_engine_stats stats = {
+		.sessions_opened = count->sessions_opened,
+		.session_hits = count->session_hits,
+		.sessions_evicted = count->sessions_evicted,
+		.dispatches = count->dispatches,
+		.bindings = count->bindings,
+		.reads = count->reads,
+		.bytes_read = count->bytes_read,
+		.writes = count->writes,
+		.bytes_written = count->bytes_written,
+		.outputs_of_engine = count->outputs_of_engine,
+		.bytes_of_engine = count->bytes_of_engine,
+	};
+
+	pthread_mutex_lock(&context->lock);
+	for (struct session *session = context->sessions; session; session = session->next)
+		stats.sessions++;
+	pthread_mutex_unlock(&context->lock);
+	return tmesh_write_sized(out, &stats, sizeof(stats), err);
+}

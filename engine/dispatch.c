@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: MIT
+/* Bindings, and their runs. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "resolve.h"
+
+struct tmesh_engine_binding {
+	atomic_uint refs;
+	struct tmesh_engine_graph *graph;
+	struct resolved values;
+	pthread_mutex_t lock;
+	void *plugin;
+	bool seen; /* that the engine writes where it was told to */
+};
+
+static int bind(struct tmesh_engine_graph *graph, const struct tmesh_engine_value *inputs,
+		size_t input_count, const struct tmesh_engine_value *outputs, size_t output_count,
+		bool engine_outputs, struct tmesh_engine_binding **out, struct tmesh_error *err)
+{
+	struct tmesh_engine_context *context = graph->context;
+	struct tmesh_engine_binding *binding;
+	int rc = engine_enter(context, err);
+
+	if (rc)
+		return rc;
+	binding = calloc(1, sizeof(*binding));
+	if (!binding)
+		return tmesh_fail(err, -ENOMEM, "no memory for a binding");
+	rc = resolve(graph, inputs, input_count, outputs, output_count, engine_outputs,
+		     &binding->values, err);
+	if (rc)
+		goto free_binding;
+	rc = context->plugin->bind(context->engine, &graph->session->plugin, binding->values.arrays,
+				   input_count, binding->values.arrays + input_count, output_count,
+				   &binding->plugin, err);
+	if (rc)
+		goto free_values;
+	binding->refs = 1;
+	binding->graph = tmesh_engine_graph_ref(graph);
+	pthread_mutex_init(&binding->lock, NULL);
+	atomic_fetch_add_explicit(&context->counters.bindings, 1, memory_order_relaxed);
+	*out = binding;
+	return 0;
+
+free_values:
+	resolved_free(&binding->values);
+free_binding:
+	free(binding);
+	return rc;
+}
+
+int tmesh_engine_bind(struct tmesh_engine_graph *graph, const struct tmesh_engine_value *inputs,
+		      size_t input_count, const struct tmesh_engine_value *outputs,
+		      size_t output_count, struct tmesh_engine_binding **out,
+		      struct tmesh_error *err)
+{
+	return bind(graph, inputs, input_count, outputs, output_count, false, out, err);
+}
+
+/* An engine that put an output elsewhere has copied, or kept it from its reader. */
+static int check_places(struct tmesh_engine_binding *binding, struct tmesh_error *err)
+{
+	const struct tmesh_engine_plugin *plugin = binding->graph->context->plugin;
+	const struct resolved *all = &binding->values;
+
+	for (size_t i = all->inputs; i < all->count; i++) {
+		struct plugin_result result;
+		int rc;
+
+		if (!all->arrays[i].data || !all->arrays[i].bytes)
+			continue;
+		rc = plugin->result(binding->plugin, i - all->inputs, &result, err);
+		if (rc)
+			return rc;
+		if (result.data != all->arrays[i].data)
+			return tmesh_fail(err, -EIO,
+					  "the engine wrote output \"%.100s\" to memory of its own "
+					  "instead of where it was bound",
+					  all->arrays[i].name);
+	}
+	binding->seen = true;
+	return 0;
+}
+
+static int run(struct tmesh_engine_binding *binding, struct tmesh_error *err)
+{
+	struct tmesh_engine_context *context = binding->graph->context;
+	const struct resolved *all = &binding->values;
+	int rc = engine_enter(context, err);
+
+	if (rc)
+		return rc;
+	for (size_t i = 0; i < all->count; i++)
+		if (all->tensors[i] &&
+		    atomic_load_explicit(&all->tensors[i]->destroyed, memory_order_relaxed))
+			return tmesh_fail(err, -EBADF, "%s \"%.100s\": the tensor was destroyed",
+					  i < all->inputs ? "input" : "output",
+					  all->arrays[i].name);
+	pthread_mutex_lock(&binding->lock);
+	rc = context->plugin->run(binding->plugin, err);
+	if (!rc && !binding->seen)
+		rc = check_places(binding, err);
+	pthread_mutex_unlock(&binding->lock);
+	if (!rc)
+		atomic_fetch_add_explicit(&context->counters.dispatches, 1, memory_order_relaxed);
+	return rc;
+}
+
+int tmesh_engine_binding_dispatch(struct tmesh_engine_binding *binding, struct tmesh_error *err)
+{
+	return run(binding, err);
+}
+
+struct tmesh_engine_binding *tmesh_engine_binding_ref(struct tmesh_engine_binding *binding)
+{
+	atomic_fetch_add(&binding->refs, 1);
+	return binding;
+}
+
+void tmesh_engine_binding_unref(struct tmesh_engine_binding *binding)
+{
+	struct tmesh_engine_context *context;
+
+	if (!binding || atomic_fetch_sub(&binding->refs, 1) > 1)
+		return;
+	context = binding->graph->context;
+	if (context->life == engine_life())
+		context->plugin->unbind(binding->plugin);
+	resolved_free(&binding->values);
+	tmesh_engine_graph_unref(binding->graph);
+	pthread_mutex_destroy(&binding->lock);
+	free(binding);
+}
+
+/* The outputs that were left to the engine, as device tensors, into @made. */
+static int take_results(struct tmesh_engine_binding *binding, struct tmesh_engine_tensor **made,
+			struct tmesh_error *err)
+{
+	struct tmesh_engine_context *context = binding->graph->context;
+	const struct resolved *all = &binding->values;
+	int rc = 0;
+
+	for (size_t i = all->inputs; !rc && i < all->count; i++) {
+		struct plugin_result result;
+
+		if (all->arrays[i].data)
+			continue;
+		rc = context->plugin->result(binding->plugin, i - all->inputs, &result, err);
+		if (!rc)
+			rc = engine_tensor_of_result(context, &result, &made[i - all->inputs], err);
+	}
+	return rc;
+}
+
+int tmesh_engine_dispatch(struct tmesh_engine_graph *graph, const struct tmesh_engine_value *inputs,
+			  size_t input_count, struct tmesh_engine_value *outputs,
+			  size_t output_count, struct tmesh_error *err)
+{
+	struct tmesh_engine_tensor **made;
+	struct tmesh_engine_binding *binding;
+	int rc = bind(graph, inputs, input_count, outputs, output_count, true, &binding, err);
+
+	if (rc)
+		return rc;
+	made = calloc(output_count, sizeof(struct tmesh_engine_tensor *));
+	if (!made)
+		rc = tmesh_fail(err, -ENOMEM, "no memory for %zu outputs", output_count);
+	if (!rc)
+		rc = run(binding, err);
+	if (!rc)
+		rc = take_results(binding, made, err);
+	for (size_t i = 0; made && i < output_count; i++) {
+		if (rc)
+			tmesh_engine_tensor_unref(made[i]);
+		else if (made[i])
+			outputs[i].tensor = made[i];
+	}
+	free(made);
+	tmesh_engine_binding_unref(binding);
+	return rc;
+}

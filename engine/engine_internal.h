@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the files of libtmesh-engine share.
+ *
+ * Locks: a context's lock guards its sessions, and is held while one is opened; a tensor's guards
+ * its memory against destroy; a binding's is held while it runs. None is taken while another is
+ * held.
+ */
+#ifndef TMESH_ENGINE_INTERNAL_H
+#define TMESH_ENGINE_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "common/error.h"
+#include "common/sized.h"
+#include "plugin.h"
+
+#pragma GCC visibility push(default)
+#include <tmesh/engine.h>
+#pragma GCC visibility pop
+
+#define ENGINE_FLAGS (TMESH_ENGINE_READABLE | TMESH_ENGINE_WRITABLE | TMESH_ENGINE_EXPORTABLE)
+#define ENGINE_SESSIONS 8
+#define ENGINE_MAX_WEIGHTS 65536
+#define ENGINE_NAME_LEN 32
+
+struct session;
+
+struct counters {
+	atomic_ullong sessions_opened, session_hits, sessions_evicted, dispatches, bindings;
+	atomic_ullong reads, bytes_read, writes, bytes_written, outputs_of_engine, bytes_of_engine;
+};
+
+struct tmesh_engine_context {
+	atomic_uint refs;
+	struct tmesh_ctx *ctx;
+	const struct tmesh_engine_plugin *plugin;
+	void *engine;
+	char backend[ENGINE_NAME_LEN + 1];
+	struct plugin_open device;
+	uint32_t keep; /* sessions without a graph, at most */
+	unsigned int life;
+	pthread_mutex_t lock;
+	struct session *sessions; /* the most recently used first */
+	struct counters counters;
+};
+
+/* Memory of a device tensor: a region's, or the engine's own. */
+struct memory {
+	atomic_uint refs;
+	struct tmesh_engine_context *context; /* of which it holds a reference for @result */
+	struct tmesh_tensor *tensor;	      /* NULL: of the engine */
+	void *result;
+	void *address;
+};
+
+struct tmesh_engine_tensor {
+	atomic_uint refs;
+	struct tmesh_engine_context *context;
+	pthread_mutex_t lock;
+	struct memory *memory; /* NULL: destroyed */
+	atomic_bool destroyed;
+	uint32_t flags;
+	uint32_t rights;
+	uint64_t bytes;
+	enum tmesh_dtype dtype;
+	int32_t ndim;
+	int64_t shape[TMESH_MAX_DIMS];
+};
+
+struct tmesh_engine_graph {
+	atomic_uint refs;
+	struct tmesh_engine_context *context;
+	struct session *session;
+};
+
+/* An open session, and what it was opened from. */
+struct session {
+	struct session *next;
+	uint32_t graphs;
+	void *key;
+	size_t key_bytes;
+	struct plugin_session plugin;
+	struct tmesh_tensor **weights;
+	size_t weight_count;
+};
+
+/* plugin.c */
+int engine_plugin_find(const char *name, const struct tmesh_engine_plugin **out,
+		       struct tmesh_error *err);
+
+/* context.c */
+/* How often this process was forked off: objects of another count belong to its parent. */
+unsigned int engine_life(void);
+/* -EPERM: the context is the parent's. */
+int engine_enter(const struct tmesh_engine_context *context, struct tmesh_error *err);
+
+/* session.c: for a graph, which counts there. */
+int session_get(struct tmesh_engine_context *context, const char *path,
+		const struct tmesh_engine_graph_opts *opts, struct session **out,
+		struct tmesh_error *err);
+void session_put(struct tmesh_engine_context *context, struct session *session);
+/* All of them, of a context that ends. */
+void sessions_close(struct tmesh_engine_context *context);
+
+/* tensor.c */
+/* The tensor's memory, with a reference; NULL: it was destroyed, and @err says so. */
+struct memory *engine_tensor_memory(struct tmesh_engine_tensor *tensor, struct tmesh_error *err);
+void memory_unref(struct memory *memory);
+/* A device tensor on what the engine allocated; takes @result over, also when it fails. */
+int engine_tensor_of_result(struct tmesh_engine_context *context,
+			    const struct plugin_result *result, struct tmesh_engine_tensor **out,
+			    struct tmesh_error *err);
+
+#endif /* TMESH_ENGINE_INTERNAL_H */

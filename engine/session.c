@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Open sessions, by what they were opened from. A session that no graph uses stays, for the next
+ * one that wants it, until others were used more recently.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "engine_internal.h"
+
+/* What makes one file another, as far as its owner does not set its times back. */
+struct identity {
+	uint64_t device, inode, size;
+	int64_t mtime[2], ctime[2];
+	uint64_t flags, weights;
+};
+
+/* Behind the identity, one for each weight, its name with a zero behind each. */
+struct weight_key {
+	uint64_t region, offset;
+	int64_t dtype, ndim, shape[TMESH_MAX_DIMS];
+};
+
+static int identify(const char *path, struct identity *out, struct tmesh_error *err)
+{
+	struct stat st;
+
+	if (stat(path, &st)) {
+		int code = errno;
+
+		return tmesh_fail(err, -code, "%.180s: %s", path, strerror(code));
+	}
+	if (!S_ISREG(st.st_mode))
+		return tmesh_fail(err, -EINVAL, "%.180s is no file", path);
+	out->device = st.st_dev;
+	out->inode = st.st_ino;
+	out->size = st.st_size;
+	out->mtime[0] = st.st_mtim.tv_sec;
+	out->mtime[1] = st.st_mtim.tv_nsec;
+	out->ctime[0] = st.st_ctim.tv_sec;
+	out->ctime[1] = st.st_ctim.tv_nsec;
+	return 0;
+}
+
+static int check_weight(const struct tmesh_engine_weight *weights, size_t i,
+			struct tmesh_error *err)
+{
+	const struct tmesh_engine_weight *weight = &weights[i];
+
+	if (!weight->name || !weight->tensor)
+		return tmesh_fail(err, -EINVAL, "weight %zu has no %s", i,
+				  weight->name ? "tensor" : "name");
+	for (size_t n = 0; n < i; n++)
+		if (!strcmp(weights[n].name, weight->name))
+			return tmesh_fail(err, -EINVAL, "weight \"%.100s\" was given twice",
+					  weight->name);
+	if (!tmesh_layout_is_contiguous(tmesh_tensor_layout(weight->tensor)))
+		return tmesh_fail(err, -EINVAL,
+				  "weight \"%.100s\" has strides, and engines take contiguous ones",
+				  weight->name);
+	if (!tmesh_region_is_sealed(tmesh_tensor_region(weight->tensor)))
+		return tmesh_fail(err, -EINVAL,
+				  "weight \"%.100s\" is not sealed: others could write to it while "
+				  "graphs run",
+				  weight->name);
+	return 0;
+}
+
+static void *make_key(const struct identity *identity, const struct tmesh_engine_weight *weights,
+		      size_t count, size_t *bytes)
+{
+	size_t need = sizeof(*identity);
+	char *key, *at;
+
+	for (size_t i = 0; i < count; i++)
+		need += sizeof(struct weight_key) + strlen(weights[i].name) + 1;
+	at = key = malloc(need);
+	if (!key)
+		return NULL;
+	at = mempcpy(at, identity, sizeof(*identity));
+	for (size_t i = 0; i < count; i++) {
+		const struct tmesh_layout *layout = tmesh_tensor_layout(weights[i].tensor);
+		struct weight_key weight = {
+			.region = tmesh_region_id(tmesh_tensor_region(weights[i].tensor)),
+			.offset = layout->offset,
+			.dtype = layout->dtype,
+			.ndim = layout->ndim,
+		};
+
+		memcpy(weight.shape, layout->shape, (size_t)layout->ndim * sizeof(*layout->shape));
+		at = mempcpy(at, &weight, sizeof(weight));
+		at = stpcpy(at, weights[i].name) + 1;
+	}
+	*bytes = need;
+	return key;
+}
+
+static void session_free(struct tmesh_engine_context *context, struct session *session)
+{
+	if (session->plugin.handle)
+		context->plugin->session_close(context->engine, &session->plugin);
+	for (size_t i = 0; i < session->weight_count; i++)
+		tmesh_tensor_unref(session->weights[i]);
+	free(session->weights);
+	free(session->key);
+	free(session);
+}
+
+static int open_plugin(struct tmesh_engine_context *context, struct session *session,
+		       const char *path, const struct tmesh_engine_graph_opts *opts,
+		       struct tmesh_error *err)
+{
+	struct plugin_session_opts given = {
+		.path = path,
+		.prepack = opts->flags & TMESH_ENGINE_PREPACK,
+		.weight_count = opts->weight_count,
+	};
+	struct plugin_array *arrays = calloc(opts->weight_count + 1, sizeof(*arrays));
+	int rc = 0;
+
+	session->weights = calloc(opts->weight_count + 1, sizeof(struct tmesh_tensor *));
+	if (!arrays || !session->weights)
+		rc = tmesh_fail(err, -ENOMEM, "no memory for %zu weights", opts->weight_count);
+	for (size_t i = 0; !rc && i < opts->weight_count; i++) {
+		struct tmesh_tensor *tensor = opts->weights[i].tensor;
+		const struct tmesh_layout *layout = tmesh_tensor_layout(tensor);
+
+		arrays[i] = (struct plugin_array){
+			.name = opts->weights[i].name,
+			.bytes = tmesh_tensor_bytes(tensor),
+			.dtype = layout->dtype,
+			.ndim = layout->ndim,
+			.shape = layout->shape,
+		};
+		rc = tmesh_tensor_data(tensor, TMESH_READ, &arrays[i].data, err);
+		if (!rc)
+			session->weights[session->weight_count++] = tmesh_tensor_ref(tensor);
+	}
+	given.weights = arrays;
+	if (!rc)
+		rc = context->plugin->session_open(context->engine, &given, &session->plugin, err);
+	free(arrays);
+	return rc;
+}
+
+static int session_new(struct tmesh_engine_context *context, const char *path,
+		       const struct tmesh_engine_graph_opts *opts, const struct identity *before,
+		       struct session **out, struct tmesh_error *err)
+{
+	struct session *session = calloc(1, sizeof(*session));
+	struct identity after = *before;
+	int rc;
+
+	if (!session)
+		return tmesh_fail(err, -ENOMEM, "no memory for a session");
+	rc = open_plugin(context, session, path, opts, err);
+	if (!rc)
+		rc = identify(path, &after, err);
+	if (!rc && memcmp(before, &after, sizeof(after)))
+		rc = tmesh_fail(err, -ESTALE, "%.180s changed while it was read", path);
+	if (rc) {
+		session_free(context, session);
+		return rc;
+	}
+	*out = session;
+	return 0;
+}
+
+/* Under the lock. Those beyond the limit, the least recently used first, of which no graph is left.
+ */
+static void evict(struct tmesh_engine_context *context)
+{
+	struct session **at = &context->sessions, *session;
+	uint32_t idle = 0;
+
+	while ((session = *at)) {
+		if (session->graphs || ++idle <= context->keep) {
+			at = &session->next;
+			continue;
+		}
+		*at = session->next;
+		session_free(context, session);
+		atomic_fetch_add(&context->counters.sessions_evicted, 1);
+	}
+}
+
+/* Under the lock: found, and the most recently used now. */
+static struct session *find(struct tmesh_engine_context *context, const void *key, size_t bytes)
+{
+	for (struct session **at = &context->sessions; *at; at = &(*at)->next) {
+		struct session *session = *at;
+
+		if (session->key_bytes != bytes || memcmp(session->key, key, bytes))
+			continue;
+		*at = session->next;
+		session->next = context->sessions;
+		context->sessions = session;
+		return session;
+	}
+	return NULL;
+}
+
+int session_get(struct tmesh_engine_context *context, const char *path,
+		const struct tmesh_engine_graph_opts *opts, struct session **out,
+		struct tmesh_error *err)
+{
+	struct identity identity;
+	struct session *session;
+	size_t bytes;
+	void *key;
+	int rc = 0;
+
+	memset(&identity, 0, sizeof(identity));
+	identity.flags = opts->flags;
+	identity.weights = opts->weight_count;
+	for (size_t i = 0; !rc && i < opts->weight_count; i++)
+		rc = check_weight(opts->weights, i, err);
+	if (!rc)
+		rc = identify(path, &identity, err);
+	if (rc)
+		return rc;
+	key = make_key(&identity, opts->weights, opts->weight_count, &bytes);
+	if (!key)
+		return tmesh_fail(err, -ENOMEM, "no memory for %zu weights", opts->weight_count);
+	pthread_mutex_lock(&context->lock);
+	session = find(context, key, bytes);
+	if (session) {
+		atomic_fetch_add(&context->counters.session_hits, 1);
+	} else {
+		rc = session_new(context, path, opts, &identity, &session, err);
+		if (!rc) {
+			session->key = key;
+			session->key_bytes = bytes;
+			session->next = context->sessions;
+			context->sessions = session;
+			atomic_fetch_add(&context->counters.sessions_opened, 1);
+			key = NULL;
+		}
+	}
+	if (!rc) {
+		session->graphs++;
+		*out = session;
+	}
+	pthread_mutex_unlock(&context->lock);
+	free(key);
+	return rc;
+}
+
+void session_put(struct tmesh_engine_context *context, struct session *session)
+{
+	pthread_mutex_lock(&context->lock);
+	session->graphs--;
+	evict(context);
+	pthread_mutex_unlock(&context->lock);
+}
+
+void sessions_close(struct tmesh_engine_context *context)
+{
+	while (context->sessions) {
+		struct session *session = context->sessions;
+
+		context->sessions = session->next;
+		session_free(context, session);
+	}
+}

@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * libtmesh-engine: graphs run on tensors that processes share. See tmesh/tmesh.h for the
+ * conventions of all calls; link with -ltmesh-engine. Since 0.2.
+ *
+ * The names are those of WebNN (https://www.w3.org/TR/webnn/) where it has one: context, graph,
+ * operand, dispatch, read, write, destroy. An engine is a plug-in, tmesh-engine-NAME.so, that is
+ * looked for when a context is made; docs/engines.md says where, which there are, and what they
+ * were tried with. Engines run in the caller's process: what crashes there ends it.
+ *
+ * Errors that mean the same in all calls here, beside those of tmesh/tmesh.h
+ *
+ *   -EBADF   the tensor was destroyed
+ *   -EIO     the engine failed; the message is the engine's
+ *   -EPERM   the object was made before fork(), in the parent (or memory is sealed)
+ */
+#ifndef TMESH_ENGINE_H
+#define TMESH_ENGINE_H
+
+#include <tmesh/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* An engine, a device that it runs on, and the sessions that it has open. */
+struct tmesh_engine_context;
+/* What is run: a model's file with the weights that it was given. */
+struct tmesh_engine_graph;
+/* A device tensor: where an engine reads and writes. */
+struct tmesh_engine_tensor;
+/* A graph with its inputs and outputs, checked once and run often. */
+struct tmesh_engine_binding;
+
+struct tmesh_engine_context_opts {
+	size_t size;	     /* sizeof(struct tmesh_engine_context_opts) */
+	const char *library; /* the engine's own library, a path; NULL: TMESH_ONNXRUNTIME for
+			      * "onnx", then where the loader and the system have it */
+	enum tmesh_device_type device_type; /* TMESH_DEVICE_CPU */
+	int32_t device_id;
+	uint32_t threads;  /* of one run; 0: 1 */
+	uint32_t sessions; /* kept open without a graph that uses them, at most; 0: 8 */
+};
+
+/*
+ * A context of the engine @backend ("onnx"). Device tensors that it makes lie in regions of @ctx.
+ * Return: 0 and a reference in @out; -EINVAL (@backend is no name, opts); -EOPNOTSUPP: the plug-in
+ * or the engine's library was not found or is too old, or the engine has not that device: the
+ * message says what was looked for; -EPROTO (a plug-in of another version); -EIO, -ENOMEM.
+ */
+int tmesh_engine_context_create(struct tmesh_ctx *ctx, const char *backend,
+				const struct tmesh_engine_context_opts *opts,
+				struct tmesh_engine_context **out, struct tmesh_error *err);
+struct tmesh_engine_context *tmesh_engine_context_ref(struct tmesh_engine_context *context);
+/* Tensors, graphs and bindings keep their context. */
+void tmesh_engine_context_unref(struct tmesh_engine_context *context);
+/* "onnx", and the version of the engine's library: "1.21.0". They live as long as the context. */
+const char *tmesh_engine_context_backend(const struct tmesh_engine_context *context);
+const char *tmesh_engine_context_version(const struct tmesh_engine_context *context);
+
+enum tmesh_engine_flags {
+	TMESH_ENGINE_READABLE = 1 << 0,	  /* tmesh_engine_tensor_read() is allowed */
+	TMESH_ENGINE_WRITABLE = 1 << 1,	  /* tmesh_engine_tensor_write() is allowed */
+	TMESH_ENGINE_EXPORTABLE = 1 << 2, /* tmesh_engine_tensor_export() is allowed */
+};
+
+/*
+ * A device tensor of zeros, contiguous, in a region of its own; graphs may read and write it.
+ * Return: 0; -EINVAL (dtype, shape, @flags); as tmesh_tensor_create().
+ */
+int tmesh_engine_tensor_create(struct tmesh_engine_context *context, enum tmesh_dtype dtype,
+			       int32_t ndim, const int64_t *shape, uint32_t flags,
+			       struct tmesh_engine_tensor **out, struct tmesh_error *err);
+/*
+ * A device tensor on @tensor's own memory, without a copy; takes a reference of its own on @tensor.
+ * @rights: what graphs may do there, TMESH_READ or TMESH_READ | TMESH_WRITE (a graph's output).
+ * Return: 0; -EINVAL (@rights, @flags; WRITABLE without TMESH_WRITE; not contiguous); as
+ * tmesh_tensor_data(): -EACCES, -EPERM (sealed), -ESTALE.
+ */
+int tmesh_engine_tensor_wrap(struct tmesh_engine_context *context, struct tmesh_tensor *tensor,
+			     uint32_t rights, uint32_t flags, struct tmesh_engine_tensor **out,
+			     struct tmesh_error *err);
+struct tmesh_engine_tensor *tmesh_engine_tensor_ref(struct tmesh_engine_tensor *tensor);
+/* The last reference destroys it. */
+void tmesh_engine_tensor_unref(struct tmesh_engine_tensor *tensor);
+/* Give its memory up, when no run uses it and no binding has it any more. All other calls refuse it
+ * then, and so does the dispatch of a binding that has it. Twice is fine. */
+void tmesh_engine_tensor_destroy(struct tmesh_engine_tensor *tensor);
+
+/*
+ * Copy all elements to or from @data, exactly as many bytes. Counted, there and in tmesh_stats() of
+ * the region's context. What a run writes at that moment may be half there. Return: 0; -EACCES (not
+ * READABLE, not WRITABLE), -EBADF, -EINVAL (another number of bytes); as tmesh_tensor_read(),
+ * tmesh_region_write().
+ */
+int tmesh_engine_tensor_read(struct tmesh_engine_tensor *tensor, void *data, uint64_t bytes,
+			     struct tmesh_error *err);
+int tmesh_engine_tensor_write(struct tmesh_engine_tensor *tensor, const void *data, uint64_t bytes,
+			      struct tmesh_error *err);
+/* The tensor whose memory it is, for others to map: a new reference. -EACCES: not EXPORTABLE, which
+ * what an engine allocated never is. -EBADF. */
+int tmesh_engine_tensor_export(struct tmesh_engine_tensor *tensor, struct tmesh_tensor **out,
+			       struct tmesh_error *err);
+
+struct tmesh_engine_tensor_info {
+	size_t size; /* in: sizeof(struct tmesh_engine_tensor_info) */
+	enum tmesh_dtype dtype;
+	int32_t ndim;
+	int64_t shape[TMESH_MAX_DIMS];
+	enum tmesh_device_type device_type;
+	int32_t device_id;
+	uint32_t flags;	 /* enum tmesh_engine_flags */
+	uint32_t rights; /* what graphs may do with it: enum tmesh_rights */
+	uint64_t bytes;
+	const void *address; /* in this process, of the first element */
+	bool of_engine;	     /* memory that the engine allocated, in no region */
+};
+/* -EBADF. */
+int tmesh_engine_tensor_info(struct tmesh_engine_tensor *tensor,
+			     struct tmesh_engine_tensor_info *out, struct tmesh_error *err);
+
+/* A weight: @name is the initializer of the graph that it stands for. */
+struct tmesh_engine_weight {
+	const char *name;
+	struct tmesh_tensor *tensor; /* contiguous, of a sealed region */
+};
+
+enum tmesh_engine_graph_flags {
+	/* The engine may bring weights into an order of its own: faster runs, and a copy of those
+	 * weights in each process. Without it weights are used where they lie. */
+	TMESH_ENGINE_PREPACK = 1 << 0,
+};
+
+struct tmesh_engine_graph_opts {
+	size_t size;				   /* sizeof(struct tmesh_engine_graph_opts) */
+	uint32_t flags;				   /* enum tmesh_engine_graph_flags */
+	const struct tmesh_engine_weight *weights; /* in place of those in the file */
+	size_t weight_count;
+};
+
+/*
+ * The graph of the file @path, for "onnx" an .onnx file. An open session of the same file (device,
+ * inode, size, mtime, ctime) with the same flags and weights is used again; files that this one
+ * refers to are not compared. Weights are kept open as long as the session is.
+ *
+ * Return: 0; -EINVAL (opts; a weight twice, not sealed, not contiguous, or of another dtype or
+ * shape than the graph has); -ENOENT, -EACCES and the like, of the file; -ESTALE: it changed
+ * meanwhile; -EPROTO: it is no model, or a broken one; -EOPNOTSUPP: operands that are no tensors of
+ * tmesh's types, or what the engine has not; -EIO, -ENOMEM.
+ */
+int tmesh_engine_graph_open(struct tmesh_engine_context *context, const char *path,
+			    const struct tmesh_engine_graph_opts *opts,
+			    struct tmesh_engine_graph **out, struct tmesh_error *err);
+struct tmesh_engine_graph *tmesh_engine_graph_ref(struct tmesh_engine_graph *graph);
+/* Its session stays open, for the next who opens the same, as long as the context keeps it. */
+void tmesh_engine_graph_unref(struct tmesh_engine_graph *graph);
+
+/* An input or output of a graph. Strings live as long as the graph. */
+struct tmesh_engine_operand {
+	size_t size; /* in: sizeof(struct tmesh_engine_operand) */
+	const char *name;
+	enum tmesh_dtype dtype;
+	int32_t ndim;
+	int64_t shape[TMESH_MAX_DIMS];	  /* -1: any */
+	const char *dims[TMESH_MAX_DIMS]; /* the name of one that is -1: the same number wherever it
+					   * stands; NULL: none */
+};
+size_t tmesh_engine_graph_inputs(const struct tmesh_engine_graph *graph);
+size_t tmesh_engine_graph_outputs(const struct tmesh_engine_graph *graph);
+/* By index, in the graph's order. -EINVAL: no such one. */
+int tmesh_engine_graph_input(const struct tmesh_engine_graph *graph, size_t index,
+			     struct tmesh_engine_operand *out, struct tmesh_error *err);
+int tmesh_engine_graph_output(const struct tmesh_engine_graph *graph, size_t index,
+			      struct tmesh_engine_operand *out, struct tmesh_error *err);
+
+/*
+ * What an input is read from, or an output is written to. One of three; zero what is not used:
+ *
+ *   @tensor   a device tensor of the graph's context
+ *   @data     the caller's memory, contiguous, with its dtype and shape. Of inputs it is only read
+ *   neither   outputs alone: memory is left to the engine
+ */
+struct tmesh_engine_value {
+	const char *name;
+	struct tmesh_engine_tensor *tensor;
+	void *data;
+	enum tmesh_dtype dtype;
+	int32_t ndim;
+	int64_t shape[TMESH_MAX_DIMS];
+	/* Of an output: the input whose very memory it has, dtype and all. By that the caller says
+	 * that the graph bears it: that nothing reads the input once the output is written, as for
+	 * a past that a scatter makes the present. NULL: it has memory of its own. */
+	const char *in_place;
+};
+
+/*
+ * Run the graph, and come back when it has run. All inputs are to be given; of the outputs those
+ * that are wanted. Everything is checked before anything runs: names, dtypes, shapes, the alignment
+ * of each address to its elements, rights, and that no output overlaps another value but as
+ * @in_place says. Nothing is copied. Where memory was left to the engine, @tensor of that output is
+ * set on success: a new reference on a device tensor, READABLE and WRITABLE.
+ *
+ * Several threads may run one graph at once. An engine's failure leaves outputs half written.
+ *
+ * Return: 0; -ENOENT (the graph has no operand of that name), -EINVAL (one twice or missing,
+ * another dtype, shape or context, alignment, overlap), -EACCES (an output's memory may not be
+ * written), -EBADF, -EPERM, -EIO, -ENOMEM.
+ */
+int tmesh_engine_dispatch(struct tmesh_engine_graph *graph, const struct tmesh_engine_value *inputs,
+			  size_t input_count, struct tmesh_engine_value *outputs,
+			  size_t output_count, struct tmesh_error *err);
+
+/*
+ * Check and bind once, as tmesh_engine_dispatch() does, to run often. The binding keeps the memory
+ * of its device tensors; memory that is the caller's has to stay. Outputs that are left to the
+ * engine are refused with -EINVAL.
+ */
+int tmesh_engine_bind(struct tmesh_engine_graph *graph, const struct tmesh_engine_value *inputs,
+		      size_t input_count, const struct tmesh_engine_value *outputs,
+		      size_t output_count, struct tmesh_engine_binding **out,
+		      struct tmesh_error *err);
+/* Run it. One thread at a time: others wait. Return: 0; -EBADF, -EPERM, -EIO, -ENOMEM. */
+int tmesh_engine_binding_dispatch(struct tmesh_engine_binding *binding, struct tmesh_error *err);
+struct tmesh_engine_binding *tmesh_engine_binding_ref(struct tmesh_engine_binding *binding);
+void tmesh_engine_binding_unref(struct tmesh_engine_binding *binding);
+
+/* Counters since the context was made. */
+struct tmesh_engine_stats {
+	size_t size;	   /* in: sizeof(struct tmesh_engine_stats) */
+	uint64_t sessions; /* open now */
+	uint64_t sessions_opened;
+	uint64_t session_hits;	   /* graphs that found theirs open */
+	uint64_t sessions_evicted; /* closed since others were used more recently */
+	uint64_t dispatches;
+	uint64_t bindings; /* made: by tmesh_engine_bind(), and one for each
+			    * tmesh_engine_dispatch() */
+	uint64_t reads;	   /* tmesh_engine_tensor_read() */
+	uint64_t bytes_read;
+	uint64_t writes; /* tmesh_engine_tensor_write() */
+	uint64_t bytes_written;
+	uint64_t outputs_of_engine; /* outputs whose memory was left to the engine */
+	uint64_t bytes_of_engine;   /* of those, in all */
+};
+int tmesh_engine_stats(struct tmesh_engine_context *context, struct tmesh_engine_stats *out,
+		       struct tmesh_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TMESH_ENGINE_H */

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: MIT
+#
+# Tests of libtmesh-engine: unit tests on an engine that is a fake and says so, and the engine "onnx" with
+# the real ONNX Runtime.
+
+ENGINE_TEST     := tests/engine
+ENGINE_TEST_OUT := $(B)/tests/engine
+ENGINE_TESTS    := test_engine test_ort_abi
+ENGINE_TEST_FLAGS := -std=gnu11 -pthread -Ilib $(COMMON_CPPFLAGS) -I$(ENGINE) -Itests/unit
+
+# engine_test(variant, sanitizers, libtmesh, libtmesh-engine)
+define engine_test
+$(ENGINE_TEST_OUT)/$(1)/%: $(ENGINE_TEST)/%.c $$(wildcard $(ENGINE)/*.h $(ENGINE)/onnx/*.h tests/unit/unit.h) $(4) $(3)
+	@mkdir -p $$(@D)
+	$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(WARN) $$(ENGINE_TEST_FLAGS) $(2) $$< $(4) $(3) -lcmocka $$(LIB_LIBS) -o $$@
+endef
+$(eval $(call engine_test,plain,,$(LIB_A),$(ENGINE_A)))
+$(eval $(call engine_test,asan,$(ASAN_FLAGS),$(LIB_ASAN),$(B)/libtmesh-engine-asan.a))
+$(eval $(call engine_test,tsan,$(TSAN_FLAGS),$(LIB_TSAN),$(B)/libtmesh-engine-tsan.a))
+
+$(ENGINE_TEST_OUT)/engines/tmesh-engine-%.so: $(ENGINE_TEST)/%_engine.c $(ENGINE)/plugin.h $(COMMON_OBJ)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(ENGINE_CPPFLAGS) $(CFLAGS) $(WARN) $(LIB_CFLAGS) -fvisibility=default -shared $< \
+		$(B)/lib-plain/common/error.o -o $@
+
+ENGINE_TEST_ENGINES := $(addprefix $(ENGINE_TEST_OUT)/engines/tmesh-engine-,fake.so old.so)
+
+define engine_run
+@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d) \
+TMESH_ENGINE_PATH=$(abspath $(ENGINE_TEST_OUT)/engines); \
+trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \
+for test in $(2); do $(ENGINE_TEST_OUT)/$(1)/$$test || status=1; done; exit $$status
+endef
+
+engine-check: $(addprefix $(ENGINE_TEST_OUT)/plain/,$(ENGINE_TESTS)) $(ENGINE_TEST_ENGINES) ## libtmesh-engine's unit tests
+	$(call engine_run,plain,$(ENGINE_TESTS))
+
+engine-asan-check: $(ENGINE_TEST_OUT)/asan/test_engine $(ENGINE_TEST_ENGINES) ## ... with sanitizers
+	$(call engine_run,asan,test_engine)
+
+engine-tsan-check: $(ENGINE_TEST_OUT)/tsan/test_engine $(ENGINE_TEST_ENGINES) ## ... with the thread sanitizer
+	$(call engine_run,tsan,test_engine)
+
+# ONNX Runtime is on the package index as Python's package, which has the library in it, and in Debian from 13 on.
+# Without the packages, as on a machine without a network, what needs them is skipped.
+ENGINE_VENV := $(B)/venv-engine
+
+$(ENGINE_VENV)/tools.stamp:
+	$(PYTHON) -m venv --clear $(ENGINE_VENV)
+	$(ENGINE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check numpy pytest onnxruntime onnx || true
+	@touch $@
+
+# The models, and what ONNX Runtime's own plain Run makes of them.
+$(ENGINE_TEST_OUT)/models.stamp: $(ENGINE_TEST)/models.py $(ENGINE_VENV)/tools.stamp
+	@mkdir -p $(@D)
+	@! $(ENGINE_VENV)/bin/python -c 'import onnx, onnxruntime' 2>/dev/null || \
+		$(ENGINE_VENV)/bin/python -B $< $(@D)/models | sed 's/^/# /'
+	@touch $@
+
+# ENGINE_ONNXRUNTIME=/usr/lib/.../libonnxruntime.so.1.21.0 runs the suites on that one.
+ENGINE_ONNXRUNTIME ?= $(lastword $(wildcard $(ENGINE_VENV)/lib/*/site-packages/onnxruntime/capi/libonnxruntime.so.*))
+
+engine-onnx-check: $(ENGINE_TEST_OUT)/plain/test_onnx $(ENGINE_ONNX) $(ENGINE_TEST_OUT)/models.stamp ## the engine "onnx" with ONNX Runtime
+	@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d) \
+	TMESH_ENGINE_PATH=$(abspath $(B)) TMESH_ONNXRUNTIME=$(abspath $(ENGINE_ONNXRUNTIME)); \
+	[ ! -d $(ENGINE_TEST_OUT)/models ] || export TMESH_ENGINE_MODELS=$(abspath $(ENGINE_TEST_OUT)/models); \
+	trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; $(ENGINE_TEST_OUT)/plain/test_onnx
+
+.PHONY: engine-check engine-asan-check engine-tsan-check engine-onnx-check

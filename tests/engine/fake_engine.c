@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: MIT
+/*
+ * The engine "fake": a fake that says it is one. It runs one graph, y = x + b and twice = 2 * x, on
+ * float32, and does on demand what engines should not: the file's text says which.
+ *
+ *   plain    y, twice of x[n, 4], b[4]
+ *   elsewhere  writes y to memory of its own and says so
+ *   fails    runs fail
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/error.h"
+#include "plugin.h"
+
+struct session {
+	char mode[32];
+};
+
+struct binding {
+	struct session *session;
+	struct plugin_array inputs[2], outputs[2];
+	size_t output_count;
+	int64_t shapes[2][TMESH_MAX_DIMS];
+	float *own[2];
+};
+
+static int open_engine(const struct plugin_open *opts, void **engine, struct tmesh_error *err)
+{
+	if (opts->library && !strcmp(opts->library, "none"))
+		return tmesh_fail(err, -EOPNOTSUPP, "the fake has no library");
+	*engine = calloc(1, 1);
+	return 0;
+}
+
+static const char *version(void *engine)
+{
+	return "a fake";
+}
+
+static void session_close(void *engine, struct plugin_session *session)
+{
+	free(session->handle);
+	free(session->inputs);
+	free(session->outputs);
+	*session = (struct plugin_session){0};
+}
+
+static int session_open(void *engine, const struct plugin_session_opts *opts,
+			struct plugin_session *session, struct tmesh_error *err)
+{
+	struct session *own = calloc(1, sizeof(*own));
+	FILE *file = fopen(opts->path, "r");
+	bool known = file && fscanf(file, "%31s", own->mode) == 1;
+
+	if (file)
+		fclose(file);
+	if (known && !strcmp(own->mode, "slow")) {
+		/* The file changes while it is read. */
+		file = fopen(opts->path, "a");
+		fputs(" more", file);
+		fclose(file);
+	}
+	if (!known || !strcmp(own->mode, "broken")) {
+		free(own);
+		return tmesh_fail(err, -EPROTO, "no graph of the fake's");
+	}
+	session->handle = own;
+	session->input_count = session->output_count = 2;
+	session->inputs = calloc(2, sizeof(*session->inputs));
+	session->outputs = calloc(2, sizeof(*session->outputs));
+	session->inputs[0] = (struct plugin_operand){.name = (char *)"x",
+						     .dtype = TMESH_FLOAT32,
+						     .ndim = 2,
+						     .shape = {-1, 4},
+						     .dims = {(char *)"n"}};
+	session->inputs[1] = (struct plugin_operand){
+		.name = (char *)"b", .dtype = TMESH_FLOAT32, .ndim = 1, .shape = {4}};
+	session->outputs[0] = session->inputs[0];
+	session->outputs[0].name = (char *)"y";
+	session->outputs[1] = session->inputs[0];
+	session->outputs[1].name = (char *)"twice";
+	return 0;
+}
+
+static void unbind(void *data)
+{
+	struct binding *binding = data;
+
+	free(binding->own[0]);
+	free(binding->own[1]);
+	free(binding);
+}
+
+static int bind(void *engine, struct plugin_session *session, const struct plugin_array *inputs,
+		size_t input_count, const struct plugin_array *outputs, size_t output_count,
+		void **out, struct tmesh_error *err)
+{
+	struct binding *binding = calloc(1, sizeof(*binding));
+
+	binding->session = session->handle;
+	for (size_t i = 0; i < input_count; i++)
+		binding->inputs[inputs[i].operand] = inputs[i];
+	binding->output_count = output_count;
+	memcpy(binding->shapes[0], binding->inputs[0].shape, sizeof(binding->shapes[0]));
+	memcpy(binding->outputs, outputs, output_count * sizeof(*outputs));
+	*out = binding;
+	return 0;
+}
+
+static int run(void *data, struct tmesh_error *err)
+{
+	struct binding *binding = data;
+	const float *x = binding->inputs[0].data, *b = binding->inputs[1].data;
+	size_t count = binding->inputs[0].bytes / sizeof(float);
+
+	if (!strcmp(binding->session->mode, "fails"))
+		return tmesh_fail(err, -EIO, "the fake fails as it was told");
+	for (size_t o = 0; o < binding->output_count; o++) {
+		struct plugin_array *output = &binding->outputs[o];
+		bool elsewhere = !output->data || !strcmp(binding->session->mode, "elsewhere");
+		float *to = output->data;
+
+		if (elsewhere) {
+			free(binding->own[o]);
+			to = binding->own[o] = malloc(count * sizeof(float) + 1);
+		}
+		for (size_t i = 0; i < count; i++)
+			to[i] = output->operand ? 2 * x[i] : x[i] + b[i % 4];
+	}
+	return 0;
+}
+
+static int result(void *data, size_t output, struct plugin_result *out, struct tmesh_error *err)
+{
+	struct binding *binding = data;
+
+	memset(out, 0, sizeof(*out));
+	out->dtype = TMESH_FLOAT32;
+	out->ndim = 2;
+	memcpy(out->shape, binding->shapes[0], sizeof(out->shape));
+	out->data = binding->own[output] ? binding->own[output] : binding->outputs[output].data;
+	if (!binding->outputs[output].data) {
+		out->handle = binding->own[output];
+		binding->own[output] = NULL;
+	}
+	return 0;
+}
+
+static void release(void *engine, void *handle)
+{
+	free(handle);
+}
+
+extern const struct tmesh_engine_plugin tmesh_engine_plugin;
+const struct tmesh_engine_plugin tmesh_engine_plugin = {
+	.abi = TMESH_ENGINE_PLUGIN_ABI,
+	.alignment = 1,
+	.open = open_engine,
+	.close = free,
+	.version = version,
+	.session_open = session_open,
+	.session_close = session_close,
+	.bind = bind,
+	.run = run,
+	.result = result,
+	.release = release,
+	.unbind = unbind,
+};

@@ -1,0 +1,719 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Device tensors, graphs, bindings and dispatch, on the engine "fake" (fake_engine.c): what the
+ * library itself checks, counts and lets go of. No engine that anybody uses runs here;
+ * engine-onnx-check has one.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <tmesh/engine.h>
+
+#include "unit.h"
+
+#define FLAGS (TMESH_ENGINE_READABLE | TMESH_ENGINE_WRITABLE | TMESH_ENGINE_EXPORTABLE)
+
+static const int64_t shape_x[] = {2, 4}, shape_b[] = {4};
+static char folder[] = "/tmp/tmesh-engine-XXXXXX";
+
+struct fixture {
+	struct tmesh_ctx *ctx;
+	struct tmesh_engine_context *context;
+	struct tmesh_engine_graph *graph;
+	struct tmesh_engine_tensor *x, *b, *y;
+	struct tmesh_engine_value inputs[2], outputs[1];
+};
+
+static const char *file(const char *name, const char *text)
+{
+	static char path[96];
+	FILE *out;
+
+	snprintf(path, sizeof(path), "%s/%s", folder, name);
+	out = fopen(path, "w");
+	assert_non_null(out);
+	fputs(text, out);
+	fclose(out);
+	return path;
+}
+
+static struct tmesh_engine_stats stats(struct fixture *fix)
+{
+	struct tmesh_engine_stats out = {.size = sizeof(out)};
+
+	assert_ok(tmesh_engine_stats(fix->context, &out, err));
+	return out;
+}
+
+static int setup(void **state)
+{
+	struct fixture *fix = calloc(1, sizeof(*fix));
+	const float x[8] = {1, 2, 3, 4, 5, 6, 7, 8}, b[4] = {10, 20, 30, 40};
+
+	assert_ok(tmesh_ctx_open(NULL, &fix->ctx, err));
+	assert_ok(tmesh_engine_context_create(fix->ctx, "fake", NULL, &fix->context, err));
+	assert_ok(tmesh_engine_graph_open(fix->context, file("graph", "plain"), NULL, &fix->graph,
+					  err));
+	assert_ok(tmesh_engine_tensor_create(fix->context, TMESH_FLOAT32, 2, shape_x, FLAGS,
+					     &fix->x, err));
+	assert_ok(tmesh_engine_tensor_create(fix->context, TMESH_FLOAT32, 1, shape_b, FLAGS,
+					     &fix->b, err));
+	assert_ok(tmesh_engine_tensor_create(fix->context, TMESH_FLOAT32, 2, shape_x, FLAGS,
+					     &fix->y, err));
+	assert_ok(tmesh_engine_tensor_write(fix->x, x, sizeof(x), err));
+	assert_ok(tmesh_engine_tensor_write(fix->b, b, sizeof(b), err));
+	fix->inputs[0] = (struct tmesh_engine_value){.name = "x", .tensor = fix->x};
+	fix->inputs[1] = (struct tmesh_engine_value){.name = "b", .tensor = fix->b};
+	fix->outputs[0] = (struct tmesh_engine_value){.name = "y", .tensor = fix->y};
+	*state = fix;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct fixture *fix = *state;
+
+	tmesh_engine_tensor_unref(fix->x);
+	tmesh_engine_tensor_unref(fix->b);
+	tmesh_engine_tensor_unref(fix->y);
+	tmesh_engine_graph_unref(fix->graph);
+	tmesh_engine_context_unref(fix->context);
+	tmesh_ctx_unref(fix->ctx);
+	free(fix);
+	return 0;
+}
+
+static int dispatch(struct fixture *fix, struct tmesh_error *err)
+{
+	return tmesh_engine_dispatch(fix->graph, fix->inputs, 2, fix->outputs, 1, err);
+}
+
+/* The graph was not run, and the binding is refused as the dispatch is. */
+#define assert_not_run(fix, code, word)                                                          \
+	do {                                                                                     \
+		uint64_t before_ = stats(fix).dispatches;                                        \
+		struct tmesh_engine_binding *binding_ = NULL;                                    \
+                                                                                                 \
+		assert_refused(dispatch(fix, err), code, word);                                  \
+		assert_refused(tmesh_engine_bind((fix)->graph, (fix)->inputs, 2, (fix)->outputs, \
+						 1, &binding_, err),                             \
+			       code, word);                                                      \
+		assert_null(binding_);                                                           \
+		assert_int_equal(stats(fix).dispatches, before_);                                \
+	} while (0)
+
+static void assert_y(struct fixture *fix)
+{
+	float y[8];
+
+	assert_ok(tmesh_engine_tensor_read(fix->y, y, sizeof(y), err));
+	for (int i = 0; i < 8; i++)
+		assert_true(y[i] == (float)(i + 1 + 10 * (i % 4 + 1)));
+}
+
+static void test_dispatch(void **state)
+{
+	struct fixture *fix = *state;
+	struct tmesh_stats before = {.size = sizeof(before)}, after = before;
+
+	assert_int_equal(tmesh_stats(fix->ctx, &before), 0);
+	assert_ok(dispatch(fix, err));
+	assert_int_equal(tmesh_stats(fix->ctx, &after), 0);
+	assert_int_equal(after.bytes_copied, before.bytes_copied);
+	assert_y(fix);
+	assert_int_equal(stats(fix).dispatches, 1);
+	assert_int_equal(stats(fix).bindings, 1);
+	assert_int_equal(stats(fix).writes, 2);
+	assert_int_equal(stats(fix).bytes_written, 48);
+	assert_int_equal(stats(fix).reads, 1);
+	assert_int_equal(stats(fix).bytes_read, 32);
+}
+
+static void test_binding(void **state)
+{
+	struct fixture *fix = *state;
+	struct tmesh_engine_binding *binding;
+	float zeros[8] = {0};
+
+	assert_ok(tmesh_engine_bind(fix->graph, fix->inputs, 2, fix->outputs, 1, &binding, err));
+	for (int i = 0; i < 3; i++) {
+		assert_ok(tmesh_engine_tensor_write(fix->y, zeros, sizeof(zeros), err));
+		assert_ok(tmesh_engine_binding_dispatch(binding, err));
+		assert_y(fix);
+	}
+	assert_int_equal(stats(fix).bindings, 1);
+	assert_int_equal(stats(fix).dispatches, 3);
+	/* A tensor that it has goes: the binding says so, and the memory is there until it goes
+	 * too. */
+	tmesh_engine_tensor_destroy(fix->b);
+	assert_refused(tmesh_engine_binding_dispatch(binding, err), -EBADF,
+		       "\"b\": the tensor was destroyed");
+	assert_ptr_equal(tmesh_engine_binding_ref(binding), binding);
+	tmesh_engine_binding_unref(binding);
+	tmesh_engine_binding_unref(binding);
+}
+
+/* Arrays and device tensors in any mixture. */
+static void test_host(void **state)
+{
+	struct fixture *fix = *state;
+	float x[12] = {1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3}, y[12] = {0};
+	struct tmesh_engine_value outputs[2] = {
+		{.name = "y", .data = y, .dtype = TMESH_FLOAT32, .ndim = 2, .shape = {3, 4}},
+		{.name = "twice"}};
+	struct tmesh_engine_tensor_info info = {.size = sizeof(info)};
+	struct tmesh_tensor *none = NULL;
+	float twice[12];
+
+	fix->inputs[0] = (struct tmesh_engine_value){
+		.name = "x", .data = x, .dtype = TMESH_FLOAT32, .ndim = 2, .shape = {3, 4}};
+	assert_ok(tmesh_engine_dispatch(fix->graph, fix->inputs, 2, outputs, 2, err));
+	assert_true(y[0] == 11 && y[7] == 42 && y[11] == 43);
+	assert_non_null(outputs[1].tensor);
+	assert_ok(tmesh_engine_tensor_info(outputs[1].tensor, &info, err));
+	assert_true(info.of_engine && info.bytes == 48 && info.shape[0] == 3 &&
+		    info.dtype == TMESH_FLOAT32);
+	assert_int_equal(info.flags, TMESH_ENGINE_READABLE | TMESH_ENGINE_WRITABLE);
+	assert_ok(tmesh_engine_tensor_read(outputs[1].tensor, twice, sizeof(twice), err));
+	assert_true(twice[11] == 6);
+	assert_refused(tmesh_engine_tensor_export(outputs[1].tensor, &none, err), -EACCES,
+		       "in no region");
+	assert_int_equal(stats(fix).outputs_of_engine, 1);
+	assert_int_equal(stats(fix).bytes_of_engine, 48);
+	/* What the engine allocated is an input as any other, also when the first graph is gone. */
+	fix->inputs[0] = (struct tmesh_engine_value){.name = "x", .tensor = outputs[1].tensor};
+	outputs[0].tensor = NULL;
+	assert_ok(tmesh_engine_dispatch(fix->graph, fix->inputs, 2, outputs, 1, err));
+	assert_true(y[11] == 46);
+	tmesh_engine_tensor_unref(outputs[1].tensor);
+}
+
+static void test_tensor_refusals(void **state)
+{
+	struct fixture *fix = *state;
+	struct tmesh_engine_tensor *tensor = NULL;
+	struct tmesh_engine_tensor_info info = {.size = sizeof(info)};
+	struct tmesh_tensor *region = NULL;
+	float data[8] = {0};
+
+	assert_refused(tmesh_engine_tensor_read(fix->x, data, 28, err), -EINVAL, "28 bytes");
+	assert_refused(tmesh_engine_tensor_write(fix->x, data, 36, err), -EINVAL, "36 bytes");
+	assert_refused(tmesh_engine_tensor_create(fix->context, TMESH_FLOAT32, 2, shape_x, 8,
+						  &tensor, err),
+		       -EINVAL, "flags 0x8");
+	assert_refused(tmesh_engine_tensor_create(fix->context, TMESH_DTYPE_INVALID, 2, shape_x, 0,
+						  &tensor, err),
+		       -EINVAL, "");
+	assert_ok(tmesh_engine_tensor_create(fix->context, TMESH_FLOAT32, 2, shape_x, 0, &tensor,
+					     err));
+	assert_refused(tmesh_engine_tensor_read(tensor, data, 32, err), -EACCES, "to be read");
+	assert_refused(tmesh_engine_tensor_write(tensor, data, 32, err), -EACCES, "to be written");
+	assert_refused(tmesh_engine_tensor_export(tensor, &region, err), -EACCES, "to be exported");
+	tmesh_engine_tensor_unref(tensor);
+	assert_ok(tmesh_engine_tensor_info(fix->x, &info, err));
+	assert_int_equal(info.rights, TMESH_READ | TMESH_WRITE);
+	assert_false(info.of_engine);
+	tmesh_engine_tensor_destroy(fix->x);
+	tmesh_engine_tensor_destroy(fix->x);
+	assert_refused(tmesh_engine_tensor_read(fix->x, data, 32, err), -EBADF, "destroyed");
+	assert_refused(tmesh_engine_tensor_write(fix->x, data, 32, err), -EBADF, "destroyed");
+	assert_refused(tmesh_engine_tensor_export(fix->x, &region, err), -EBADF, "destroyed");
+	assert_refused(tmesh_engine_tensor_info(fix->x, &info, err), -EBADF, "destroyed");
+	assert_not_run(fix, -EBADF, "\"x\": the tensor was destroyed");
+	assert_null(region);
+}
+
+static void test_wrap(void **state)
+{
+	struct fixture *fix = *state;
+	const float x[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+	struct tmesh_engine_tensor_info info = {.size = sizeof(info)};
+	struct tmesh_engine_tensor *tensor = NULL;
+	struct tmesh_tensor *sealed, *columns, *same;
+	struct tmesh_layout layout;
+	float first;
+	void *data;
+
+	assert_ok(tmesh_tensor_put(fix->ctx, TMESH_FLOAT32, 2, shape_x, x, NULL, &sealed, err));
+	assert_refused(tmesh_engine_tensor_wrap(fix->context, sealed, TMESH_READ | TMESH_WRITE, 0,
+						&tensor, err),
+		       -EPERM, "");
+	assert_refused(tmesh_engine_tensor_wrap(fix->context, sealed, TMESH_WRITE, 0, &tensor, err),
+		       -EINVAL, "rights");
+	assert_refused(tmesh_engine_tensor_wrap(fix->context, sealed, TMESH_READ,
+						TMESH_ENGINE_WRITABLE, &tensor, err),
+		       -EINVAL, "TMESH_WRITE");
+	assert_refused(tmesh_engine_tensor_wrap(fix->context, sealed, TMESH_READ, 16, &tensor, err),
+		       -EINVAL, "0x10");
+	layout = *tmesh_tensor_layout(sealed);
+	layout.shape[1] = 2;
+	layout.strides[1] = 2;
+	assert_ok(tmesh_tensor_view(sealed, &layout, &columns, err));
+	assert_refused(tmesh_engine_tensor_wrap(fix->context, columns, TMESH_READ, 0, &tensor, err),
+		       -EINVAL, "strides");
+	assert_null(tensor);
+	assert_ok(tmesh_engine_tensor_wrap(fix->context, sealed, TMESH_READ,
+					   TMESH_ENGINE_EXPORTABLE, &tensor, err));
+	assert_ok(tmesh_tensor_data(sealed, TMESH_READ, &data, err));
+	assert_ok(tmesh_engine_tensor_info(tensor, &info, err));
+	assert_ptr_equal(info.address, data);
+	assert_ok(tmesh_engine_tensor_export(tensor, &same, err));
+	assert_ptr_equal(same, sealed);
+	tmesh_tensor_unref(same);
+	tmesh_tensor_unref(sealed);
+	tmesh_tensor_unref(columns);
+	/* Read by graphs, never written. */
+	fix->inputs[0].tensor = tensor;
+	assert_ok(dispatch(fix, err));
+	assert_y(fix);
+	fix->inputs[0].tensor = fix->x;
+	fix->outputs[0].tensor = tensor;
+	assert_not_run(fix, -EACCES, "may only read");
+	memcpy(&first, info.address, sizeof(first));
+	assert_true(first == 1);
+	tmesh_engine_tensor_unref(tensor);
+}
+
+static void test_names(void **state)
+{
+	struct fixture *fix = *state;
+	struct tmesh_engine_binding *binding = NULL;
+
+	fix->inputs[1].name = "c";
+	assert_not_run(fix, -ENOENT, "no input \"c\"");
+	fix->inputs[1].name = NULL;
+	assert_not_run(fix, -ENOENT, "no input");
+	fix->inputs[1].name = "x";
+	assert_not_run(fix, -EINVAL, "\"x\" was given twice");
+	fix->inputs[1].name = "b";
+	fix->outputs[0].name = "x";
+	assert_not_run(fix, -ENOENT, "no output \"x\"");
+	fix->outputs[0].name = "y";
+	assert_refused(tmesh_engine_dispatch(fix->graph, fix->inputs, 1, fix->outputs, 1, err),
+		       -EINVAL, "\"b\" is missing");
+	assert_refused(tmesh_engine_dispatch(fix->graph, fix->inputs, 2, fix->outputs, 0, err),
+		       -EINVAL, "no output");
+	assert_refused(tmesh_engine_dispatch(fix->graph, fix->inputs, 3, fix->outputs, 1, err),
+		       -EINVAL, "3 inputs");
+	fix->outputs[0].tensor = NULL;
+	assert_refused(
+		tmesh_engine_bind(fix->graph, fix->inputs, 2, fix->outputs, 1, &binding, err),
+		-EINVAL, "no memory");
+	fix->outputs[0].tensor = fix->y;
+	fix->inputs[0].tensor = NULL;
+	assert_not_run(fix, -EINVAL, "\"x\" has no memory");
+	assert_null(binding);
+}
+
+static void test_types(void **state)
+{
+	struct fixture *fix = *state;
+	struct tmesh_engine_tensor *tensor;
+	float data[16] = {0};
+
+	fix->inputs[0] = (struct tmesh_engine_value){
+		.name = "x", .data = data, .dtype = TMESH_INT32, .ndim = 2, .shape = {2, 4}};
+	assert_not_run(fix, -EINVAL, "\"x\" is float32, and int32");
+	fix->inputs[0].dtype = TMESH_FLOAT32;
+	fix->inputs[0].shape[1] = 5;
+	assert_not_run(fix, -EINVAL, "[any, 4], and [2, 5]");
+	fix->inputs[0].ndim = 1;
+	assert_not_run(fix, -EINVAL, "[any, 4], and [2]");
+	fix->inputs[0].ndim = 99;
+	assert_not_run(fix, -EINVAL, "");
+	fix->inputs[0].ndim = 2;
+	fix->inputs[0].shape[0] = -1;
+	assert_not_run(fix, -EINVAL, "");
+	fix->inputs[0].shape[0] = INT64_MAX;
+	fix->inputs[0].shape[1] = 4;
+	assert_not_run(fix, -EOVERFLOW, "");
+	/* "n" is one number. */
+	fix->inputs[0].shape[0] = 3;
+	assert_not_run(fix, -EINVAL, "\"n\" is 3 in \"x\" and 2 in \"y\"");
+	/* Its elements lie between the places of elements. */
+	fix->inputs[0].shape[0] = 2;
+	fix->inputs[0].data = (char *)data + 2;
+	assert_not_run(fix, -EINVAL, "multiple of 4");
+	fix->inputs[0].data = data;
+	assert_ok(dispatch(fix, err));
+	assert_ok(tmesh_engine_tensor_create(fix->context, TMESH_FLOAT64, 2, shape_x, 0, &tensor,
+					     err));
+	fix->outputs[0].tensor = tensor;
+	assert_not_run(fix, -EINVAL, "\"y\" is float32, and float64");
+	fix->outputs[0].data = data;
+	assert_not_run(fix, -EINVAL, "and the caller's memory");
+	tmesh_engine_tensor_unref(tensor);
+}
+
+static void test_contexts(void **state)
+{
+	struct fixture *fix = *state;
+	struct tmesh_engine_context *other;
+	struct tmesh_engine_tensor *tensor;
+
+	assert_ok(tmesh_engine_context_create(fix->ctx, "fake", NULL, &other, err));
+	assert_ok(
+		tmesh_engine_tensor_create(other, TMESH_FLOAT32, 2, shape_x, FLAGS, &tensor, err));
+	fix->inputs[0].tensor = tensor;
+	assert_not_run(fix, -EINVAL, "another context");
+	/* The tensor keeps its context. */
+	tmesh_engine_context_unref(other);
+	tmesh_engine_tensor_unref(tensor);
+}
+
+static void test_overlap(void **state)
+{
+	struct fixture *fix = *state;
+	float data[16] = {1, 2, 3, 4, 5, 6, 7, 8};
+	struct tmesh_engine_value outputs[2];
+
+	fix->outputs[0].tensor = fix->x;
+	assert_not_run(fix, -EINVAL, "overlaps input \"x\"; name that input in in_place");
+	fix->outputs[0].in_place = "b";
+	assert_not_run(fix, -EINVAL, "overlaps input \"x\"");
+	fix->outputs[0].in_place = "nobody";
+	assert_not_run(fix, -EINVAL, "overlaps");
+	fix->outputs[0].tensor = fix->y;
+	assert_not_run(fix, -ENOENT, "\"nobody\", which is no input");
+	fix->outputs[0].in_place = "x";
+	assert_not_run(fix, -EINVAL, "lies elsewhere");
+	fix->outputs[0].tensor = fix->x;
+	assert_ok(dispatch(fix, err));
+	/* By a part of it. */
+	fix->inputs[0] = (struct tmesh_engine_value){
+		.name = "x", .data = data, .dtype = TMESH_FLOAT32, .ndim = 2, .shape = {2, 4}};
+	fix->outputs[0] = (struct tmesh_engine_value){
+		.name = "y", .data = data + 7, .dtype = TMESH_FLOAT32, .ndim = 2, .shape = {2, 4}};
+	assert_not_run(fix, -EINVAL, "overlaps input \"x\"");
+	fix->outputs[0].in_place = "x";
+	assert_not_run(fix, -EINVAL, "lies elsewhere");
+	fix->outputs[0].in_place = NULL;
+	fix->outputs[0].data = data + 8;
+	assert_ok(dispatch(fix, err));
+	/* Two outputs. */
+	outputs[0] = fix->outputs[0];
+	outputs[1] = outputs[0];
+	outputs[1].name = "twice";
+	assert_refused(tmesh_engine_dispatch(fix->graph, fix->inputs, 2, outputs, 2, err), -EINVAL,
+		       "\"twice\" overlaps output \"y\"");
+	outputs[1].in_place = "x";
+	outputs[1].data = data;
+	assert_ok(tmesh_engine_dispatch(fix->graph, fix->inputs, 2, outputs, 2, err));
+}
+
+static void test_operands(void **state)
+{
+	struct fixture *fix = *state;
+	struct tmesh_engine_operand operand = {.size = sizeof(operand)};
+
+	assert_int_equal(tmesh_engine_graph_inputs(fix->graph), 2);
+	assert_int_equal(tmesh_engine_graph_outputs(fix->graph), 2);
+	assert_ok(tmesh_engine_graph_input(fix->graph, 0, &operand, err));
+	assert_string_equal(operand.name, "x");
+	assert_string_equal(operand.dims[0], "n");
+	assert_null(operand.dims[1]);
+	assert_true(operand.shape[0] == -1 && operand.shape[1] == 4 && operand.ndim == 2);
+	assert_ok(tmesh_engine_graph_output(fix->graph, 1, &operand, err));
+	assert_string_equal(operand.name, "twice");
+	assert_refused(tmesh_engine_graph_input(fix->graph, 2, &operand, err), -EINVAL,
+		       "no operand 2");
+	assert_refused(tmesh_engine_graph_output(fix->graph, 2, &operand, err), -EINVAL,
+		       "no operand 2");
+}
+
+static void test_engine_failures(void **state)
+{
+	struct fixture *fix = *state;
+	struct tmesh_engine_graph *plain = fix->graph;
+
+	assert_ok(tmesh_engine_graph_open(fix->context, file("fails", "fails"), NULL, &fix->graph,
+					  err));
+	assert_refused(dispatch(fix, err), -EIO, "as it was told");
+	assert_int_equal(stats(fix).dispatches, 0);
+	tmesh_engine_graph_unref(fix->graph);
+	assert_ok(tmesh_engine_graph_open(fix->context, file("elsewhere", "elsewhere"), NULL,
+					  &fix->graph, err));
+	assert_refused(dispatch(fix, err), -EIO, "memory of its own");
+	tmesh_engine_graph_unref(fix->graph);
+	fix->graph = plain;
+}
+
+static void test_graph_refusals(void **state)
+{
+	struct fixture *fix = *state;
+	struct tmesh_engine_graph *graph = NULL;
+	struct tmesh_engine_graph_opts opts = {.size = sizeof(opts), .flags = 2};
+	char pipe[128];
+
+	assert_refused(tmesh_engine_graph_open(fix->context, "/nowhere/graph", NULL, &graph, err),
+		       -ENOENT, "/nowhere");
+	assert_refused(tmesh_engine_graph_open(fix->context, folder, NULL, &graph, err), -EINVAL,
+		       "is no file");
+	snprintf(pipe, sizeof(pipe), "%s/pipe", folder);
+	assert_int_equal(mkfifo(pipe, 0600), 0);
+	assert_refused(tmesh_engine_graph_open(fix->context, pipe, NULL, &graph, err), -EINVAL,
+		       "is no file");
+	unlink(pipe);
+	assert_refused(tmesh_engine_graph_open(fix->context, NULL, NULL, &graph, err), -EINVAL,
+		       "path");
+	assert_refused(
+		tmesh_engine_graph_open(fix->context, file("broken", "broken"), NULL, &graph, err),
+		-EPROTO, "");
+	assert_refused(
+		tmesh_engine_graph_open(fix->context, file("slow", "slow"), NULL, &graph, err),
+		-ESTALE, "changed");
+	assert_refused(
+		tmesh_engine_graph_open(fix->context, file("graph", "plain"), &opts, &graph, err),
+		-EINVAL, "flags");
+	opts.flags = 0;
+	opts.weight_count = SIZE_MAX;
+	assert_refused(
+		tmesh_engine_graph_open(fix->context, file("graph", "plain"), &opts, &graph, err),
+		-EINVAL, "weights");
+	assert_null(graph);
+	assert_int_equal(stats(fix).sessions, 1);
+}
+
+static void test_weights(void **state)
+{
+	struct fixture *fix = *state;
+	const struct tmesh_region_opts unsealed = {.size = sizeof(unsealed),
+						   .flags = TMESH_REGION_UNSEALED};
+	const float data[8] = {0};
+	struct tmesh_engine_weight weights[2] = {{.name = "w"}, {.name = "w"}};
+	struct tmesh_engine_graph_opts opts = {
+		.size = sizeof(opts), .weights = weights, .weight_count = 1};
+	struct tmesh_engine_graph *graph = NULL, *same;
+	struct tmesh_tensor *open, *sealed, *columns;
+	const char *path = file("graph", "plain");
+	struct tmesh_layout layout;
+
+	assert_ok(
+		tmesh_tensor_put(fix->ctx, TMESH_FLOAT32, 2, shape_x, data, &unsealed, &open, err));
+	assert_ok(tmesh_tensor_put(fix->ctx, TMESH_FLOAT32, 2, shape_x, data, NULL, &sealed, err));
+	layout = *tmesh_tensor_layout(sealed);
+	layout.shape[1] = layout.strides[1] = 2;
+	assert_ok(tmesh_tensor_view(sealed, &layout, &columns, err));
+	assert_refused(tmesh_engine_graph_open(fix->context, path, &opts, &graph, err), -EINVAL,
+		       "no tensor");
+	weights[0].tensor = open;
+	assert_refused(tmesh_engine_graph_open(fix->context, path, &opts, &graph, err), -EINVAL,
+		       "not sealed");
+	weights[0].tensor = columns;
+	assert_refused(tmesh_engine_graph_open(fix->context, path, &opts, &graph, err), -EINVAL,
+		       "strides");
+	weights[0].tensor = weights[1].tensor = sealed;
+	opts.weight_count = 2;
+	assert_refused(tmesh_engine_graph_open(fix->context, path, &opts, &graph, err), -EINVAL,
+		       "twice");
+	opts.weight_count = 1;
+	assert_null(graph);
+	/* They are part of what the session is. */
+	assert_ok(tmesh_engine_graph_open(fix->context, path, &opts, &graph, err));
+	assert_int_equal(stats(fix).sessions, 2);
+	assert_ok(tmesh_engine_graph_open(fix->context, path, &opts, &same, err));
+	assert_int_equal(stats(fix).sessions, 2);
+	assert_int_equal(stats(fix).session_hits, 1);
+	tmesh_engine_graph_unref(graph);
+	tmesh_engine_graph_unref(same);
+	tmesh_tensor_unref(open);
+	tmesh_tensor_unref(sealed);
+	tmesh_tensor_unref(columns);
+}
+
+static void test_sessions(void **state)
+{
+	struct fixture *fix = *state;
+	struct tmesh_engine_context_opts opts = {.size = sizeof(opts), .sessions = 2};
+	struct tmesh_engine_graph_opts packed = {.size = sizeof(packed),
+						 .flags = TMESH_ENGINE_PREPACK};
+	struct tmesh_engine_context *plain = fix->context;
+	struct tmesh_engine_graph *graphs[4], *again;
+	char name[8];
+
+	assert_ok(tmesh_engine_context_create(fix->ctx, "fake", &opts, &fix->context, err));
+	for (int i = 0; i < 4; i++) {
+		snprintf(name, sizeof(name), "%d", i);
+		assert_ok(tmesh_engine_graph_open(fix->context, file(name, "plain"), NULL,
+						  &graphs[i], err));
+	}
+	/* None of those in use is closed. */
+	assert_int_equal(stats(fix).sessions, 4);
+	assert_int_equal(stats(fix).sessions_opened, 4);
+	for (int i = 0; i < 4; i++)
+		tmesh_engine_graph_unref(graphs[i]);
+	assert_int_equal(stats(fix).sessions, 2);
+	assert_int_equal(stats(fix).sessions_evicted, 2);
+	/* 2 and 3 are the two that were used last. 2 is used, so 3 goes for another. */
+	snprintf(name, sizeof(name), "%s", "2");
+	{
+		char path[96];
+
+		snprintf(path, sizeof(path), "%s/2", folder);
+		assert_ok(tmesh_engine_graph_open(fix->context, path, NULL, &again, err));
+		assert_int_equal(stats(fix).session_hits, 1);
+		tmesh_engine_graph_unref(again);
+		assert_ok(tmesh_engine_graph_open(fix->context, path, &packed, &again, err));
+		tmesh_engine_graph_unref(again);
+		assert_int_equal(stats(fix).sessions_opened, 5);
+		assert_int_equal(stats(fix).sessions_evicted, 3);
+		assert_ok(tmesh_engine_graph_open(fix->context, path, NULL, &again, err));
+		assert_int_equal(stats(fix).session_hits, 2);
+		tmesh_engine_graph_unref(again);
+	}
+	/* A file that was written anew is another model. */
+	assert_ok(
+		tmesh_engine_graph_open(fix->context, file("2", "plain again"), NULL, &again, err));
+	assert_int_equal(stats(fix).sessions_opened, 6);
+	tmesh_engine_graph_unref(again);
+	tmesh_engine_context_unref(fix->context);
+	fix->context = plain;
+}
+
+static void test_found(void **state)
+{
+	struct fixture *fix = *state;
+	struct tmesh_engine_context *context = NULL;
+	struct tmesh_engine_context_opts opts = {.size = sizeof(opts), .library = "none"};
+
+	assert_refused(tmesh_engine_context_create(fix->ctx, "nobody", NULL, &context, err),
+		       -EOPNOTSUPP, "tmesh-engine-nobody.so");
+	assert_refused(tmesh_engine_context_create(fix->ctx, "../fake", NULL, &context, err),
+		       -EINVAL, "small letters");
+	assert_refused(tmesh_engine_context_create(fix->ctx, "", NULL, &context, err), -EINVAL,
+		       "small letters");
+	assert_refused(tmesh_engine_context_create(fix->ctx, NULL, NULL, &context, err), -EINVAL,
+		       "small letters");
+	assert_refused(tmesh_engine_context_create(fix->ctx, "old", NULL, &context, err), -EPROTO,
+		       "this version");
+	assert_refused(tmesh_engine_context_create(fix->ctx, "fake", &opts, &context, err),
+		       -EOPNOTSUPP, "no library");
+	opts = (struct tmesh_engine_context_opts){.size = sizeof(opts), .device_type = 7};
+	assert_refused(tmesh_engine_context_create(fix->ctx, "fake", &opts, &context, err), -EINVAL,
+		       "type 7");
+	opts = (struct tmesh_engine_context_opts){.size = sizeof(opts), .threads = 5000};
+	assert_refused(tmesh_engine_context_create(fix->ctx, "fake", &opts, &context, err), -EINVAL,
+		       "threads");
+	assert_null(context);
+	assert_string_equal(tmesh_engine_context_backend(fix->context), "fake");
+	assert_string_equal(tmesh_engine_context_version(fix->context), "a fake");
+}
+
+/* The child has no thread of the engine's: it may let go of all, and start nothing. */
+static void test_fork(void **state)
+{
+	struct fixture *fix = *state;
+	struct tmesh_engine_binding *binding;
+	int status;
+	pid_t pid;
+
+	assert_ok(tmesh_engine_bind(fix->graph, fix->inputs, 2, fix->outputs, 1, &binding, err));
+	pid = fork();
+	if (!pid) {
+		struct tmesh_engine_graph *graph;
+		struct tmesh_engine_tensor *tensor;
+		float data[8];
+		int wrong = 0;
+
+		wrong += tmesh_engine_binding_dispatch(binding, NULL) != -EPERM;
+		wrong += dispatch(fix, NULL) != -EPERM;
+		wrong += tmesh_engine_graph_open(fix->context, "x", NULL, &graph, NULL) != -EPERM;
+		wrong += tmesh_engine_tensor_create(fix->context, TMESH_FLOAT32, 2, shape_x, 0,
+						    &tensor, NULL) != -EPERM;
+		wrong += tmesh_engine_tensor_read(fix->x, data, 32, NULL) != -EPERM;
+		tmesh_engine_binding_unref(binding);
+		teardown(state);
+		unit_leave(wrong);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+	assert_ok(tmesh_engine_binding_dispatch(binding, err));
+	tmesh_engine_binding_unref(binding);
+}
+
+struct runner {
+	struct tmesh_engine_binding *binding;
+	struct fixture *fix;
+	atomic_int failed;
+};
+
+static void *run_often(void *data)
+{
+	struct runner *runner = data;
+
+	for (int i = 0; i < 2000; i++)
+		runner->failed |= tmesh_engine_binding_dispatch(runner->binding, NULL);
+	return NULL;
+}
+
+static void *open_often(void *data)
+{
+	struct runner *runner = data;
+	char path[96];
+
+	snprintf(path, sizeof(path), "%s/graph", folder);
+	for (int i = 0; i < 500; i++) {
+		struct tmesh_engine_graph *graph;
+		struct tmesh_engine_tensor *tensor;
+
+		runner->failed |=
+			tmesh_engine_graph_open(runner->fix->context, path, NULL, &graph, NULL);
+		runner->failed |= tmesh_engine_tensor_create(runner->fix->context, TMESH_FLOAT32, 2,
+							     shape_x, FLAGS, &tensor, NULL);
+		tmesh_engine_tensor_destroy(tensor);
+		tmesh_engine_tensor_unref(tensor);
+		tmesh_engine_graph_unref(graph);
+	}
+	return NULL;
+}
+
+static void test_threads(void **state)
+{
+	struct fixture *fix = *state;
+	struct runner runner = {.fix = fix};
+	pthread_t threads[4];
+
+	assert_ok(tmesh_engine_bind(fix->graph, fix->inputs, 2, fix->outputs, 1, &runner.binding,
+				    err));
+	for (int i = 0; i < 4; i++)
+		assert_int_equal(
+			pthread_create(&threads[i], NULL, i % 2 ? run_often : open_often, &runner),
+			0);
+	for (int i = 0; i < 4; i++)
+		pthread_join(threads[i], NULL);
+	assert_int_equal(runner.failed, 0);
+	assert_int_equal(stats(fix).dispatches, 4000);
+	tmesh_engine_binding_unref(runner.binding);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(test_dispatch, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_binding, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_host, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_tensor_refusals, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_wrap, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_names, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_types, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_contexts, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_overlap, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_operands, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_engine_failures, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_graph_refusals, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_weights, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_sessions, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_found, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_fork, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_threads, setup, teardown),
+	};
+	char command[64];
+	int failed;
+
+	assert_non_null(mkdtemp(folder));
+	failed = cmocka_run_group_tests(tests, NULL, NULL);
+	snprintf(command, sizeof(command), "rm -r %s", folder);
+	return system(command) || failed;
+}
