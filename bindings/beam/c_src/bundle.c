@@ -53,8 +53,8 @@ ERL_NIF_TERM make_bundle(ErlNifEnv *env, struct context *context, struct tmesh_b
 }
 
 /* The caller's reference on the bundle of a term, or NULL with @err filled. */
-static struct tmesh_bundle *get_bundle(ErlNifEnv *env, ERL_NIF_TERM term, struct bundle **bundle,
-				       struct tmesh_error *err)
+static struct tmesh_bundle *take(ErlNifEnv *env, ERL_NIF_TERM term, struct bundle **bundle,
+				 struct tmesh_error *err)
 {
 	struct tmesh_bundle *taken = NULL;
 
@@ -67,6 +67,13 @@ static struct tmesh_bundle *get_bundle(ErlNifEnv *env, ERL_NIF_TERM term, struct
 	if (!taken)
 		refuse(err, -EBADF, "no open bundle: it was released, or is another VM's");
 	return taken;
+}
+
+struct tmesh_bundle *get_bundle(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_error *err)
+{
+	struct bundle *bundle;
+
+	return take(env, term, &bundle, err);
 }
 
 /* Of {name, handle}: the entry has a reference on the tensor, and its name is the caller's. */
@@ -179,7 +186,7 @@ NIF(bundle_info)
 	struct tmesh_error err;
 	ERL_NIF_TERM term;
 
-	taken = get_bundle(env, argv[0], &bundle, &err);
+	taken = take(env, argv[0], &bundle, &err);
 	if (!taken)
 		return make_error(env, &err);
 	for (size_t i = tmesh_bundle_count(taken); i--;)
@@ -208,7 +215,7 @@ NIF(bundle_tensor)
 		refuse(&err, -ENOENT, "a name is a string");
 		return make_error(env, &err);
 	}
-	taken = get_bundle(env, argv[0], &bundle, &err);
+	taken = take(env, argv[0], &bundle, &err);
 	if (!taken)
 		return make_error(env, &err);
 	rc = tmesh_bundle_find(taken, name, &i, &err);
@@ -233,7 +240,7 @@ NIF(bundle_ref)
 
 	if (!get_rights(env, argv[1], &rights, &err))
 		return make_error(env, &err);
-	taken = get_bundle(env, argv[0], &bundle, &err);
+	taken = take(env, argv[0], &bundle, &err);
 	if (!taken)
 		return make_error(env, &err);
 	size = tmesh_bundle_ref_size(taken);

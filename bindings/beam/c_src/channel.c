@@ -383,15 +383,6 @@ NIF(channel_send)
 	return send_message(env, argc, argv);
 }
 
-static bool same_layout(const struct tmesh_layout *a, const struct tmesh_layout *b)
-{
-	bool same = a->dtype == b->dtype && a->ndim == b->ndim && a->offset == b->offset;
-
-	for (int32_t i = 0; same && i < a->ndim; i++)
-		same = a->shape[i] == b->shape[i] && a->strides[i] == b->strides[i];
-	return same;
-}
-
 /* True: @came is the tensor @given, and was let go. */
 static bool is_given(struct tmesh_tensor *came, const struct tmesh_tensor *given)
 {

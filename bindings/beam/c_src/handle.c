@@ -106,6 +106,15 @@ bool make_handle(ErlNifEnv *env, struct context *context, struct tmesh_tensor *t
 	return make_handle_of(env, context, tensor, NULL, term, err);
 }
 
+bool same_layout(const struct tmesh_layout *a, const struct tmesh_layout *b)
+{
+	bool same = a->dtype == b->dtype && a->ndim == b->ndim && a->offset == b->offset;
+
+	for (int32_t i = 0; same && i < a->ndim; i++)
+		same = a->shape[i] == b->shape[i] && a->strides[i] == b->strides[i];
+	return same;
+}
+
 /* How many bytes a contiguous tensor takes. */
 static bool get_bytes(ErlNifEnv *env, ERL_NIF_TERM shape, ERL_NIF_TERM dtype, uint64_t *bytes,
 		      struct tmesh_error *err)

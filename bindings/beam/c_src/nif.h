@@ -175,6 +175,7 @@ bool make_handle(ErlNifEnv *env, struct context *context, struct tmesh_tensor *t
 /* The same of a model's tensor: the handle keeps @origin. */
 bool make_handle_of(ErlNifEnv *env, struct context *context, struct tmesh_tensor *tensor,
 		    struct origin *origin, ERL_NIF_TERM *term, struct tmesh_error *err);
+bool same_layout(const struct tmesh_layout *a, const struct tmesh_layout *b);
 NIF(tensor_create);
 NIF(tensor_put);
 NIF(tensor_open);
@@ -191,6 +192,7 @@ bool begin_opening(struct context *context, struct tmesh_error *err);
 void end_opening(struct context *context);
 
 /* see.c */
+ERL_NIF_TERM make_id(ErlNifEnv *env, uint64_t id);
 NIF(tensor_info);
 NIF(regions);
 NIF(holders);
@@ -199,6 +201,8 @@ NIF(token_id);
 /* bundle.c */
 /* {ok, term} of a bundle, which the term takes over, also on failure. */
 ERL_NIF_TERM make_bundle(ErlNifEnv *env, struct context *context, struct tmesh_bundle *made);
+/* The caller's reference on the bundle of a term, or NULL with @err filled. */
+struct tmesh_bundle *get_bundle(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_error *err);
 NIF(bundle_create);
 NIF(bundle_open);
 NIF(bundle_info);
@@ -215,6 +219,12 @@ NIF(model_bundle);
 NIF(model_release);
 
 /* reach.c */
+/* The layout of a region as its maker described it, else of its bytes. Return: 0 or an error. */
+int describe_region(struct tmesh_region *region, struct tmesh_layout *layout,
+		    struct tmesh_error *err);
+/* A term {handle, ref} of a tensor with that layout, with a reference of its own on @region. */
+bool wrap_region(ErlNifEnv *env, struct context *context, struct tmesh_region *region,
+		 ERL_NIF_TERM *term, struct tmesh_error *err);
 NIF(region_revoke);
 NIF(reclaim);
 NIF(lease);
@@ -227,6 +237,12 @@ NIF(descriptor_close);
 NIF(from_dmabuf);
 NIF(hand_over);
 NIF(take_over);
+
+/* keep.c */
+NIF(keep_region);
+NIF(open_kept);
+NIF(list_kept);
+NIF(drop_kept);
 
 /* arena.c */
 /* Whether a tensor of so many bytes, some of them copied, is made with these options in well below

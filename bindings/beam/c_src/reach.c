@@ -185,44 +185,66 @@ NIF(fence_wait)
 	return make_ok(env, enif_make_uint64(env, reached));
 }
 
-/*
- * {ok, {handle, ref}} of a region, which becomes the handle's: of @shape and @dtype at byte
- * @offset; without them (nil) as its maker described it, or as bytes.
- */
-static ERL_NIF_TERM make_tensor(ErlNifEnv *env, struct context *context,
-				struct tmesh_region *region, ERL_NIF_TERM shape,
-				ERL_NIF_TERM dtype, uint64_t offset)
+int describe_region(struct tmesh_region *region, struct tmesh_layout *layout,
+		    struct tmesh_error *err)
 {
 	struct tmesh_region_info info = {.size = sizeof(info)};
-	struct tmesh_tensor *tensor = NULL;
+	struct tmesh_ref ref;
+	int64_t bytes;
+	int rc;
+
+	rc = tmesh_region_info(region, &info, err);
+	if (rc)
+		return rc;
+	bytes = (int64_t)info.bytes;
+	if (tmesh_ref_decode(info.description, strlen(info.description), &ref, NULL))
+		return tmesh_layout_contiguous(layout, TMESH_UINT8, 1, &bytes, err);
+	*layout = ref.layout;
+	return 0;
+}
+
+static bool wrap(ErlNifEnv *env, struct context *context, struct tmesh_region *region,
+		 const struct tmesh_layout *layout, ERL_NIF_TERM *term, struct tmesh_error *err)
+{
+	struct tmesh_tensor *tensor;
+
+	return !tmesh_tensor_wrap(region, layout, &tensor, err) &&
+	       make_handle(env, context, tensor, term, err);
+}
+
+bool wrap_region(ErlNifEnv *env, struct context *context, struct tmesh_region *region,
+		 ERL_NIF_TERM *term, struct tmesh_error *err)
+{
 	struct tmesh_layout layout;
+
+	return !describe_region(region, &layout, err) &&
+	       wrap(env, context, region, &layout, term, err);
+}
+
+/* The result of a new region: as wrap_region(), unless there is a shape. Takes over @region. */
+static ERL_NIF_TERM make_tensor(ErlNifEnv *env, struct context *context,
+				struct tmesh_region *region, ERL_NIF_TERM shape, ERL_NIF_TERM dtype,
+				uint64_t offset)
+{
 	int64_t dims[TMESH_MAX_DIMS];
+	struct tmesh_layout layout;
 	enum tmesh_dtype type;
 	struct tmesh_error err;
-	struct tmesh_ref ref;
 	ERL_NIF_TERM term;
 	int32_t ndim;
 	bool good;
 
-	if (!enif_is_identical(shape, atoms.nil)) {
+	if (enif_is_identical(shape, atoms.nil)) {
+		good = wrap_region(env, context, region, &term, &err);
+	} else {
 		good = get_dims(env, shape, "shape", dims, &ndim, &err) &&
 		       get_dtype(env, dtype, &type, &err) &&
 		       !tmesh_layout_contiguous(&layout, type, ndim, dims, &err);
 		layout.offset = offset;
-	} else {
-		good = !tmesh_region_info(region, &info, &err);
-		if (good && !tmesh_ref_decode(info.description, strlen(info.description), &ref, NULL)) {
-			layout = ref.layout;
-		} else if (good) {
-			dims[0] = (int64_t)info.bytes;
-			good = !tmesh_layout_contiguous(&layout, TMESH_UINT8, 1, dims, &err);
-		}
+		good = good && wrap(env, context, region, &layout, &term, &err);
 	}
-	good = good && !tmesh_tensor_wrap(region, &layout, &tensor, &err);
 	tmesh_region_unref(region);
-	if (!good || !make_handle(env, context, tensor, &term, &err))
-		return make_error(env, &err);
-	return make_ok(env, term);
+	return good ? make_ok(env, term) : make_error(env, &err);
 }
 
 static void drop_extents(struct tmesh_gather_extent *extents, unsigned int count)

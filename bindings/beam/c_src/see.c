@@ -13,7 +13,7 @@ static ERL_NIF_TERM make_bool(ErlNifEnv *env, bool value)
 	return enif_make_atom(env, value ? "true" : "false");
 }
 
-static ERL_NIF_TERM make_id(ErlNifEnv *env, uint64_t id)
+ERL_NIF_TERM make_id(ErlNifEnv *env, uint64_t id)
 {
 	char text[17];
 

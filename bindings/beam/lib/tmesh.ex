@@ -46,7 +46,7 @@ defmodule Tmesh do
 
   import Tmesh.Bang
 
-  alias Tmesh.{Context, Error, Native}
+  alias Tmesh.{Bundle, Context, Error, Janitor, Model, Native, Options}
   alias Tmesh.ZeroCopy.TensorRef
 
   @typedoc """
@@ -166,12 +166,135 @@ defmodule Tmesh do
   defp no_id(other),
     do: {:error, Error.new(:protocol, "#{inspect(other, limit: 5)} is no ref, id or token")}
 
+  @typedoc """
+  What is kept under a name, as `tmeshctl kept --json` tells it: `name`, `id` (of this keeping), `backend`,
+  `regions` (how many), `held` (how many of them somebody holds now), `bytes`, `kept_ns`, `used_ns`, `expires_ns`
+  (CLOCK_MONOTONIC, or `nil`), `uid`, `gid`, `mode`, `handles`, `cgroup_id`.
+  """
+  @type kept :: %{atom() => term()}
+
+  @typedoc """
+    * `replace` - the name may be taken; what it keeps is replaced in the same step (false)
+    * `lifetime` - ms, after which it is dropped (`:infinity`)
+    * `mode`, `gid` - who may open it by its name (0o600; on memfd no other)
+  """
+  @type keep_option ::
+          {:replace, boolean()}
+          | {:lifetime, timeout()}
+          | {:mode, non_neg_integer()}
+          | {:gid, non_neg_integer() | nil}
+
+  @doc """
+  Keep sealed memory under a name: it stays when every process that held it is gone, until it is dropped,
+  its time is over, or room is needed that nobody holds. Gives back what is kept.
+
+      {:ok, _bundle} = Tmesh.keep(%{"w" => {weights, {768, 768}, {:f, 32}}}, "weights")
+      # later, in another VM, or in Python: tmesh.open_kept("weights")
+      {:ok, bundle} = Tmesh.open_kept("weights")
+      :ok = Tmesh.drop("weights")
+
+  `what` is a ref of a whole region, a `Tmesh.Bundle`, a `Tmesh.Model`, or what `Tmesh.Bundle.put/2` takes, of which a
+  bundle is made. With the module the kernel keeps it. On memfd a small process of this user does, `tmesh-keeper`,
+  which comes with tmeshctl and is started; `docs/keeping.md` says what each promises.
+
+  Errors: `:exists` (the name is taken), `:invalid` (the name; what is not sealed; a part of a region),
+  `:busy` (kept under another name), `:limit_exceeded` (the limit, and all that is kept is held), `:access`,
+  `:not_found` (no keeper runs and none can be started), `:unsupported`, `:closed`.
+  """
+  @spec keep(
+          TensorRef.t() | Bundle.t() | Model.t() | %{String.t() => Bundle.value()},
+          String.t(),
+          [keep_option()]
+        ) :: {:ok, TensorRef.t() | Bundle.t()} | {:error, Error.t()}
+  def keep(what, name, opts \\ []) do
+    known = [replace: false, lifetime: :infinity, mode: 0, gid: nil]
+
+    with {:ok, opts} <- Options.validate(opts, known),
+         {:ok, ns} <- lifetime(opts[:lifetime]),
+         {:ok, what, native} <- keepable(what) do
+      given = {opts[:replace], ns, opts[:mode], opts[:gid]}
+      keep = fn -> Native.keep_region(Context.get(), native, name, given) end
+      with :ok <- keep |> Janitor.retry() |> result(), do: {:ok, what}
+    end
+  end
+
+  defp keepable(%TensorRef{handle: handle} = ref), do: {:ok, ref, handle}
+  defp keepable(%Bundle{native: native} = bundle), do: {:ok, bundle, native}
+
+  defp keepable(%Model{} = model) do
+    with {:ok, bundle} <- Model.bundle(model), do: keepable(bundle)
+  end
+
+  defp keepable(tensors) do
+    with {:ok, bundle} <- Bundle.put(tensors), do: keepable(bundle)
+  end
+
+  @longest_ms div(0xFFFF_FFFF_FFFF_FFFF, 1_000_000)
+
+  defp lifetime(:infinity), do: {:ok, 0}
+  defp lifetime(ms) when is_integer(ms) and ms in 1..@longest_ms, do: {:ok, ms * 1_000_000}
+
+  defp lifetime(_other),
+    do: {:error, Error.new(:invalid, "lifetime must be milliseconds, more than 0, or :infinity")}
+
+  @doc """
+  Open what is kept under a name, for reading: a `Tmesh.Bundle`, a ref, or of several regions that are no bundle,
+  as other programs may keep them, a list of refs.
+
+  Options: `uid` - of another user who admits this one (not on memfd).
+
+  Errors: `:not_found`, `:invalid` (the name), `:unsupported`, `:too_many_files`, `:gone` (the keeper ended meanwhile).
+  """
+  @spec open_kept(String.t(), uid: non_neg_integer()) ::
+          {:ok, Bundle.t() | TensorRef.t() | [TensorRef.t()]} | {:error, Error.t()}
+  def open_kept(name, opts \\ []) do
+    with {:ok, opts} <- Options.validate(opts, uid: nil) do
+      open = fn -> Native.open_kept(Context.get(), name, opts[:uid]) end
+
+      case Janitor.retry(open) do
+        {:ok, [{handle, ref}]} -> {:ok, TensorRef.unnamed(handle, ref)}
+        {:ok, several} when is_list(several) -> {:ok, Enum.map(several, &unnamed/1)}
+        bundle_or_error -> Bundle.made(bundle_or_error)
+      end
+    end
+  end
+
+  defp unnamed({handle, ref}), do: TensorRef.unnamed(handle, ref)
+
+  @doc """
+  What is kept under names that this process may open, in the order in which it was kept. Without a keeper nothing
+  is.
+  """
+  @spec kept() :: {:ok, [kept()]} | {:error, Error.t()}
+  def kept, do: Context.get() |> Native.list_kept() |> result()
+
+  @doc """
+  Give up a name of one's own. Memory that nobody holds is gone then; who holds it keeps it.
+
+  Errors: `:not_found`, `:invalid` (the name).
+  """
+  @spec drop(String.t()) :: :ok | {:error, Error.t()}
+  def drop(name), do: Context.get() |> Native.drop_kept(name) |> result()
+
+  bang keep(
+         what :: TensorRef.t() | Bundle.t() | Model.t() | %{String.t() => Bundle.value()},
+         name :: String.t(),
+         opts :: [keep_option()] \\ []
+       ) :: TensorRef.t() | Bundle.t()
+
+  bang open_kept(name :: String.t(), opts :: [uid: non_neg_integer()] \\ []) ::
+         Bundle.t() | TensorRef.t() | [TensorRef.t()]
+
+  bang kept() :: [kept()]
+  bang drop(name :: String.t()) :: :ok
+
   bang regions() :: [region()]
   bang holders(of :: TensorRef.t() | String.t()) :: [holder()]
   bang backend() :: :kernel | :memfd
   bang caps() :: [cap()]
   bang stats() :: %{atom() => non_neg_integer()}
 
+  defp result(:ok), do: :ok
   defp result({:ok, value}), do: {:ok, value}
   defp result({:error, reason}), do: {:error, Error.from_native(reason)}
 end

@@ -29,6 +29,9 @@ defmodule Tmesh.NativeTest do
     {:ok, bundle_json} = Native.bundle_ref(bundle, :read)
     {:ok, model} = Native.model_load(context, model_file(), false, false, false, "", nil)
 
+    name = "tmesh-native-#{System.pid()}"
+    on_exit(fn -> Tmesh.drop(name) end)
+
     # Where there are none, what is refused for that is refused for other reasons too.
     dmabuf =
       case Native.export_dmabuf(other.handle, 0, 0, :write) do
@@ -77,6 +80,10 @@ defmodule Tmesh.NativeTest do
       bundle_tensor: [bundle, "a"],
       bundle_ref: [bundle, :read],
       bundle_release: [bundle],
+      keep_region: [context, sealed.handle, name, {true, 0, 0, nil}],
+      open_kept: [context, name, nil],
+      list_kept: [context],
+      drop_kept: [context, name],
       model_load: [context, model_file(), false, false, false, "", self()],
       model_info: [model],
       model_metadata: [model],

@@ -90,6 +90,24 @@ defmodule Tmesh.Native do
   @spec token_id(context(), token :: String.t()) :: result(non_neg_integer())
   def token_id(_context, _token), do: :erlang.nif_error(:not_loaded)
 
+  @typedoc "replace, lifetime_ns (0: for ever), mode, gid"
+  @type keep_opts ::
+          {boolean(), non_neg_integer(), non_neg_integer(), non_neg_integer() | nil}
+
+  @spec keep_region(context(), handle() | bundle(), name :: String.t(), keep_opts()) ::
+          :ok | {:error, reason()}
+  def keep_region(_context, _what, _name, _opts), do: :erlang.nif_error(:not_loaded)
+
+  @spec open_kept(context(), name :: String.t(), uid :: non_neg_integer() | nil) ::
+          result(bundle() | [{handle(), ref()}])
+  def open_kept(_context, _name, _uid), do: :erlang.nif_error(:not_loaded)
+
+  @spec list_kept(context()) :: result([map()])
+  def list_kept(_context), do: :erlang.nif_error(:not_loaded)
+
+  @spec drop_kept(context(), name :: String.t()) :: :ok | {:error, reason()}
+  def drop_kept(_context, _name), do: :erlang.nif_error(:not_loaded)
+
   @type model :: reference()
 
   @spec model_load(

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.KeepTest do
+  use Tmesh.Case
+
+  alias Tmesh.{Bundle, Model}
+
+  @vocabulary ~w(name id backend regions held bytes kept_ns used_ns expires_ns uid gid mode handles
+                 cgroup_id)a
+
+  # A user's names are for all processes of the user.
+  setup do
+    name = "tmesh-test-#{System.pid()}-#{System.unique_integer([:positive])}"
+    on_exit(fn -> for last <- ["", "-2"], do: Tmesh.drop(name <> last) end)
+    %{name: name}
+  end
+
+  defp told(name), do: Enum.find(Tmesh.kept!(), &(&1.name == name))
+
+  # Nobody of this VM has it any more.
+  defp forgotten(fun) do
+    result = in_process(fun)
+
+    eventually(fn ->
+      for pid <- Process.list(), do: :erlang.garbage_collect(pid)
+      Tmesh.Native.sweep()
+      stat(:regions_live) == 0
+    end)
+
+    result
+  end
+
+  test "a tensor stays when nobody has it, and is opened by its name", %{name: name} do
+    data = String.duplicate("abcd", 2000)
+
+    forgotten(fn ->
+      ref = ZeroCopy.from_binary!(data, {2000, 4}, :uint8, label: "stays")
+      assert {:ok, ^ref} = Tmesh.keep(ref, name)
+      assert %{regions: 1, held: 1} = told(name)
+    end)
+
+    eventually(fn -> told(name).held == 0 end)
+    assert %{mode: 0o600, expires_ns: nil, bytes: bytes, kept_ns: kept_ns} = info = told(name)
+    assert Enum.sort(Map.keys(info)) == Enum.sort(@vocabulary)
+    assert bytes >= byte_size(data) and is_integer(kept_ns)
+
+    assert %TensorRef{shape: [2000, 4], dtype: :uint8} = ref = Tmesh.open_kept!(name)
+    assert %{label: "stays", sealed: true, rights: [:read]} = ZeroCopy.info!(ref)
+    assert Tmesh.drop(name) == :ok
+    assert told(name) == nil
+    assert ZeroCopy.to_binary!(ref, copy: false) == data
+    assert {:error, %Error{type: :not_found}} = Tmesh.open_kept(name)
+    assert {:error, %Error{type: :not_found}} = Tmesh.drop(name)
+  end
+
+  test "so does a bundle, a map of tensors, and a model", %{name: name} do
+    forgotten(fn ->
+      assert %Bundle{} = Tmesh.keep!(%{"a" => {"abcd", {4}, :u8}, "b" => {"x", {1}, :u8}}, name)
+      :ok
+    end)
+
+    assert %Bundle{names: ["a", "b"]} = bundle = Tmesh.open_kept!(name)
+    assert ZeroCopy.to_binary!(bundle["a"]) == "abcd"
+    assert {:ok, ^bundle} = Tmesh.keep(bundle, name, replace: true)
+    :ok = Bundle.release(bundle)
+
+    path = Path.join(System.tmp_dir!(), name)
+    File.write!(path, Tmesh.ModelFiles.safetensors([{"w", "U8", [4], "wxyz"}]))
+    on_exit(fn -> File.rm!(path) end)
+
+    forgotten(fn ->
+      assert %Bundle{} = Tmesh.keep!(Model.load!(path), name, replace: true)
+      :ok
+    end)
+
+    assert ZeroCopy.to_binary!(Tmesh.open_kept!(name)["w"]) == "wxyz"
+  end
+
+  test "a model that is kept is not read again", %{name: name} do
+    path = Path.join(System.tmp_dir!(), name)
+    File.write!(path, Tmesh.ModelFiles.safetensors([{"w", "U8", [4], "wxyz"}]))
+    on_exit(fn -> File.rm!(path) end)
+    kept = forgotten(fn -> Model.load!(path, keep: true).report.kept end)
+    on_exit(fn -> Tmesh.drop(kept) end)
+    assert %{bytes_read: 0, kept: ^kept} = Model.load!(path).report
+  end
+
+  test "a name that is taken is replaced where that is asked for", %{name: name} do
+    [one, two] = for text <- ["one", "two"], do: ZeroCopy.from_binary!(text, [3], :uint8)
+    Tmesh.keep!(one, name)
+    id = told(name).id
+    assert {:error, %Error{type: :exists, message: message}} = Tmesh.keep(two, name)
+    assert message =~ name
+    assert ZeroCopy.to_binary!(Tmesh.open_kept!(name)) == "one"
+    assert {:ok, ^two} = Tmesh.keep(two, name, replace: true, lifetime: 3_600_000)
+    assert ZeroCopy.to_binary!(Tmesh.open_kept!(name)) == "two"
+    assert %{id: other, expires_ns: expires} = told(name)
+    assert other != id and is_integer(expires)
+    assert {:error, %Error{type: :busy}} = Tmesh.keep(two, name <> "-2")
+  end
+
+  test "what is not sealed, a part, and what is nothing, is not kept", %{name: name} do
+    writable = ZeroCopy.allocate!([4], :uint8)
+    assert {:error, %Error{type: :invalid, message: message}} = Tmesh.keep(writable, name)
+    assert message =~ "sealed"
+    part = Bundle.put!(%{"a" => {"abcd", {4}, :u8}, "b" => {"x", {1}, :u8}})["b"]
+    assert {:error, %Error{type: :invalid, message: message}} = Tmesh.keep(part, name)
+    assert message =~ "part"
+    :ok = ZeroCopy.release(part)
+    assert {:error, %Error{type: :closed}} = Tmesh.keep(part, name)
+
+    for other <- [nil, 7, "text", [:a], %{"a" => 1}],
+        do: assert({:error, %Error{type: :invalid}} = Tmesh.keep(other, name))
+
+    assert told(name) == nil
+  end
+
+  test "what is no name, and no option", %{name: name} do
+    ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
+
+    for no_name <- ["", "a\nb", "a\0b", <<0xFF>>, String.duplicate("x", 64), nil, :name, 7] do
+      assert {:error, %Error{type: :invalid}} = Tmesh.keep(ref, no_name)
+      assert {:error, %Error{type: type}} = Tmesh.open_kept(no_name)
+      assert type in [:invalid, :not_found]
+      assert {:error, %Error{type: type}} = Tmesh.drop(no_name)
+      assert type in [:invalid, :not_found]
+    end
+
+    for opts <- [
+          [replace: 1],
+          [lifetime: 0],
+          [lifetime: 1.5],
+          [lifetime: 0x1_0000_0000_0000_0000],
+          [mode: "0600"],
+          [gid: -1],
+          [colour: 1]
+        ],
+        do: assert({:error, %Error{type: :invalid}} = Tmesh.keep(ref, name, opts))
+
+    for uid <- [-1, "me", 1.5],
+        do: assert({:error, %Error{type: :invalid}} = Tmesh.open_kept(name, uid: uid))
+  end
+end
