@@ -644,8 +644,13 @@ int tmesh_pages_put(struct tmesh_pages *pages, uint32_t page, struct tmesh_error
 
 void tmesh_pages_trim(struct tmesh_pages *pages)
 {
+	uint64_t deadline = tmesh_now_ns() + MODEL_WAIT_NS;
+
 	if (pages_enter(pages, NULL))
 		return;
+	/* Pages that were asked for ahead would be kept ready when they come. */
+	while (pages->wants && !pages->gone && hear_next(pages, deadline, NULL) >= 0)
+		;
 	while (!pages->gone && hear(pages, NULL) >= 0)
 		;
 	while (pages->spares)

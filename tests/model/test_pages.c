@@ -3,6 +3,8 @@
  */
 #include "pages_test.h"
 
+#include "host.h"
+
 #include <signal.h>
 
 static void test_alloc(void **state)
@@ -335,6 +337,38 @@ static void test_prefix(void **state)
 	assert_refused(tmesh_pages_find(other, (const uint64_t(*)[2])longer, 8193, &found, err),
 		       -EINVAL, "8193");
 	tmesh_pages_unref(other);
+	scene_end(&s);
+}
+
+static void *trim(void *pages)
+{
+	tmesh_pages_trim(pages);
+	return NULL;
+}
+
+/* Nor is kept what was asked for ahead: the owner, under its lock, answers when the trimming has begun. */
+static void test_trim(void **state)
+{
+	struct tmesh_page_pool_opts opts = small_pool;
+	struct tmesh_seq *seq;
+	pthread_t thread;
+	struct scene s;
+	int rc;
+
+	/* One slab: there is nothing else to ask for. */
+	opts.slab_pages = opts.max_pages;
+	s = scene_make(&opts);
+	seq = seq_make(s.pages, 4);
+	model_host_lock();
+	/* Of 64 pages 23 are left: fewer than it wants to have. */
+	rc = tmesh_seq_append(seq, 40 * 4, NULL);
+	tmesh_seq_free(seq);
+	assert_int_equal(pthread_create(&thread, NULL, trim, s.pages), 0);
+	usleep(20000);
+	model_host_unlock();
+	pthread_join(thread, NULL);
+	assert_int_equal(rc, 0);
+	assert_true(settles(&s, 0, 0));
 	scene_end(&s);
 }
 
@@ -686,7 +720,8 @@ int main(void)
 		cmocka_unit_test(test_sequence),     cmocka_unit_test(test_fork),
 		cmocka_unit_test(test_tables),	     cmocka_unit_test(test_view),
 		cmocka_unit_test(test_view_ends),    cmocka_unit_test(test_gather),
-		cmocka_unit_test(test_prefix),	     cmocka_unit_test(test_eviction),
+		cmocka_unit_test(test_prefix),	     cmocka_unit_test(test_trim),
+		cmocka_unit_test(test_eviction),
 		cmocka_unit_test(test_tickets),	     cmocka_unit_test(test_many_tickets),
 		cmocka_unit_test(test_tenants),	     cmocka_unit_test(test_devices),
 		cmocka_unit_test(test_recall),	     cmocka_unit_test(test_owner_ends),
