@@ -69,9 +69,9 @@ def beam(tap, name):
 
 
 def library(tap, name):
-    """The unit tests of the library, those of tmeshctl, and those of GPU memory that say something of
+    """The unit tests of the two libraries, those of tmeshctl, and those of GPU memory that say something of
     regions (on a stand-in for the driver), the same way."""
-    in_debian(tap, name, "library", "unit-check", "tools-check", "cuda-backend-check")
+    in_debian(tap, name, "library", "unit-check", "model-check", "tools-check", "cuda-backend-check")
 
 
 def lib_coverage(tap, name):
