@@ -729,6 +729,30 @@ class Model(Base):
         finally:
             os.kill(told["pid"], signal.SIGTERM)
 
+    def kept(self):
+        return {one["name"]: one for one in answer("kept")}
+
+    def test_keep_as(self):
+        path = self.write()
+        tool("load", "--keep-as", "mine", path, "--", "true")
+        os.unlink(path)
+        self.addCleanup(subprocess.run, [TOOL, "drop", "mine"], capture_output=True)
+        # Its index and its tensors; nobody holds them.
+        self.assertEqual((self.kept()["mine"]["regions"], self.kept()["mine"]["held"]), (2, 0))
+        refused("kept already", "load", "--keep-as", "mine", self.write(), "--", "true")
+        refused("a name", "load", "--keep-as", "", self.write(), "--", "true")
+        wrong_usage("exclude", "load", "--keep", "--keep-as", "mine", path)
+        tool("drop", "mine")
+        self.assertEqual(self.kept(), {})
+
+    def test_keep_by_token(self):
+        with held("put", self.file(b"kept by its token")) as names:
+            tool("keep", names["token"], "theirs")
+        self.addCleanup(subprocess.run, [TOOL, "drop", "theirs"], capture_output=True)
+        self.assertEqual((self.kept()["theirs"]["regions"], self.kept()["theirs"]["held"]), (1, 0))
+        tool("drop", "theirs")
+        refused("nothing is kept", "drop", "theirs")
+
     def test_no_program(self):
         for verb in "nosuch", "../x", "LOAD", "load/../load", "a" * 40:
             wrong_usage("no such verb", verb)

@@ -11,6 +11,7 @@ static const struct option_entry options[] = {
 	{"method", 'm', "METHOD", "splice, io_uring, direct or read (default: what is best here)"},
 	{"alone", 'a', NULL, "share with nobody who loads the same file"},
 	{"keep", 'k', NULL, "keep it when all processes are gone: who loads it then does not read"},
+	{"keep-as", 'K', "NAME", "keep it as a bundle under NAME, to be opened by that name"},
 	{"hash", 'c', NULL, "tell the checksum of the region's bytes"},
 	OPTION_BACKEND,
 	OPTION_JSON,
@@ -22,6 +23,7 @@ struct args {
 	const char *path;
 	enum tmesh_backend backend;
 	struct tmesh_model_load_opts opts;
+	const char *keep_as;
 	bool json;
 	struct hold hold;
 };
@@ -53,7 +55,7 @@ static enum tmesh_model_method method_option(const struct verb *verb, const char
 	usage_error(verb, "there is no method \"%s\"", text);
 }
 
-static json_t *report_json(const struct tmesh_model_report *report, const char *hash)
+static json_t *report_json(const struct tmesh_model_report *report, const char *kept, const char *hash)
 {
 	json_t *json = json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:s?, s:b, s:s, s:s}", "bytes",
 				 (json_int_t)report->bytes, "bytes_read",
@@ -64,7 +66,7 @@ static json_t *report_json(const struct tmesh_model_report *report, const char *
 				 tmesh_model_method_name(report->method), "shared", report->shared,
 				 "file_system", report->file_system, "reason", report->reason);
 
-	json_object_set_new(json, "kept", report->kept[0] ? json_string(report->kept) : json_null());
+	json_object_set_new(json, "kept", *kept ? json_string(kept) : json_null());
 	if (*hash)
 		json_object_set_new(json, "xxh3", json_string(hash));
 	return json;
@@ -76,16 +78,18 @@ static int print_loaded(const struct args *args, const struct tmesh_model *model
 	struct tmesh_model_report report = {.size = sizeof(report)};
 	struct tmesh_region *region = tmesh_model_region(model);
 	char size[16], hash[33] = "";
+	const char *kept;
 	json_t *json;
 
 	tmesh_model_report(model, &report, NULL);
+	kept = args->keep_as ? args->keep_as : report.kept;
 	for (int i = 0; args->opts.flags & TMESH_MODEL_HASH && i < 16; i++)
 		snprintf(hash + 2 * i, 3, "%02x", report.hash[i]);
 	if (args->json) {
 		json = json_pack("{s:o, s:s, s:s, s:i, s:o}", "id", json_id(tmesh_region_id(region)),
 				 "token", token, "format",
 				 tmesh_model_format_name(tmesh_model_format(model)), "pid",
-				 (int)getpid(), "report", report_json(&report, hash));
+				 (int)getpid(), "report", report_json(&report, kept, hash));
 		json_object_set_new(json, "tensors", json_integer((json_int_t)tmesh_model_tensors(model)));
 		json_object_set_new(json, "ref", json_loads(ref, 0, NULL));
 		return print_json(json);
@@ -96,8 +100,8 @@ static int print_loaded(const struct args *args, const struct tmesh_model *model
 	printf("method          %s (%s)\ntime            %.3f s\n",
 	       report.method ? tmesh_model_method_name(report.method) : "none", report.reason,
 	       (double)report.ns / 1e9);
-	if (report.kept[0])
-		printf("kept            %s\n", report.kept);
+	if (*kept)
+		printf("kept            %s\n", kept);
 	if (*hash)
 		printf("xxh3            %s\n", hash);
 	printf("ref             %s\npid             %d\n", ref, (int)getpid());
@@ -127,6 +131,15 @@ static char *bundle_ref(struct tmesh_ctx *ctx, const struct tmesh_model *model,
 	free(ref);
 	tmesh_bundle_unref(*bundle);
 	return NULL;
+}
+
+static int keep_as(struct tmesh_ctx *ctx, const char *name, struct tmesh_bundle *bundle)
+{
+	struct tmesh_error err;
+
+	if (name && tmesh_keep_bundle(ctx, name, bundle, NULL, &err))
+		return complain("keeping", &err);
+	return STATUS_OK;
 }
 
 static int load_and_hold(struct args *args)
@@ -159,7 +172,8 @@ static int load_and_hold(struct args *args)
 		snprintf(variable, sizeof(variable), "TMESH_TOKEN=%s", token);
 		if (asprintf(&variables[1], "TMESH_REF=%s", ref) < 0)
 			variables[1] = NULL;
-		if (!args->hold.command)
+		status = keep_as(ctx, args->keep_as, bundle);
+		if (!status && !args->hold.command)
 			status = print_loaded(args, model, token, ref);
 		if (!status)
 			status = hold_until_end(&args->hold, variables);
@@ -192,6 +206,9 @@ static int run(const struct verb *verb, int argc, char **argv)
 		case 'k':
 			args.opts.flags |= TMESH_MODEL_KEEP;
 			break;
+		case 'K':
+			args.keep_as = optarg;
+			break;
 		case 'c':
 			args.opts.flags |= TMESH_MODEL_HASH;
 			break;
@@ -210,6 +227,8 @@ static int run(const struct verb *verb, int argc, char **argv)
 		}
 	}
 	verb_expect_words(verb, argc, 1, 1);
+	if (args.keep_as && (args.opts.flags & TMESH_MODEL_KEEP))
+		usage_error(verb, "--keep and --keep-as exclude each other: a region is kept under one name");
 	args.path = argv[argc - 1];
 	sigaction(SIGINT, &action, NULL);
 	sigaction(SIGTERM, &action, NULL);
