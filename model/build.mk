@@ -80,7 +80,3 @@ uninstall-model-tools:
 	rm -f $(addprefix $(DESTDIR)$(BINDIR)/,$(notdir $(MODEL_TOOLS)))
 
 .PHONY: install-model-tools uninstall-model-tools
-
-$(B)/bench/model_open: tests/bench/model_open.c $(MODEL_A) $(LIB_A)
-	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -pthread $< $(MODEL_A) $(LIB_A) $(MODEL_LIBS) -o $@

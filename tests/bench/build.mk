@@ -4,11 +4,12 @@
 # machine and leaves the figures for it.
 
 BENCH_OUT      := $(B)/bench
-BENCH_PROGRAMS := $(addprefix $(BENCH_OUT)/,tmesh-bench size lookup floor death)
+BENCH_PROGRAMS := $(addprefix $(BENCH_OUT)/,tmesh-bench size lookup floor death pages model_open)
 
+# BENCH='pages model' runs those of the benches whose commands have one of these words, and writes no file.
 bench: bench-deps ## measure, and compare with the bounds (build/bench/bench.{json,svg})
-	@$(MAKE) -s $(BENCH_PROGRAMS) tools python python-arrow beam $(VENV)/iceoryx2.stamp
-	@$(VPYTHON) -B tests/bench/run.py
+	@$(MAKE) -s $(BENCH_PROGRAMS) tools python python-arrow beam $(VENV)/iceoryx2.stamp $(SAFETENSORS_VENV)/tmesh.stamp
+	@$(VPYTHON) -B tests/bench/run.py $(BENCH)
 
 bench-vm: kselftest ## measure the module in a virtual machine, for `make bench`
 	@$(PYTHON) -B tests/bench/vm.py
@@ -29,16 +30,14 @@ $(BENCH_OUT)/tmesh-bench: $(addprefix tests/bench/,tmesh_bench.c handover.c chan
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -pthread $(filter %.c,$^) $(LIB_A) $(LIB_LIBS) -o $@
 
-# Slots and pages, printed beside their floors.
-$(BENCH_OUT)/pages: tests/bench/pages.c tests/bench/harness.c tests/bench/harness.h $(LIB_A) $(MODEL_A)
+# Slots and pages, and files of tensors.
+$(BENCH_OUT)/pages $(BENCH_OUT)/model_open: $(BENCH_OUT)/%: tests/bench/%.c tests/bench/harness.c tests/bench/harness.h \
+		$(LIB_A) $(MODEL_A)
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -pthread $(filter %.c,$^) $(MODEL_A) $(LIB_A) $(MODEL_LIBS) -o $@
 
 # That they are built and do what they are for; how long that takes is nothing to it.
-bench-check: $(BENCH_PROGRAMS) $(BENCH_OUT)/pages ## the benches' programs, once round
+bench-check: $(BENCH_PROGRAMS) ## the benches' programs, once round
 	@$(PYTHON) -B tests/bench/test_bench.py $(BENCH_OUT)/tmesh-bench
 
-bench-pages: $(BENCH_OUT)/pages ## measure slots and pages
-	@$(BENCH_OUT)/pages
-
-.PHONY: bench bench-check bench-vm bench-deps bench-pages
+.PHONY: bench bench-check bench-vm bench-deps

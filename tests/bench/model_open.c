@@ -3,8 +3,9 @@
  * What loading a model takes, in a process of its own, in ns on stdout:
  *
  *   model_open load PATH [METHOD]   from the path to the last tensor's object, alone, every tensor touched
- *   model_open second PATH          the same untouched, while another process holds the model
+ *   model_open second PATH          the same untouched, while another process holds the model or it is kept
  *   model_open hold PATH            hold it until stdin ends; a line when it is there
+ *   model_open keep PATH            keep it, and say under which name instead of how long it took
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,6 +63,8 @@ int main(int argc, char **argv)
 		return 2;
 	if (!strcmp(argv[1], "load"))
 		opts.flags = TMESH_MODEL_ALONE;
+	if (!strcmp(argv[1], "keep"))
+		opts.flags = TMESH_MODEL_KEEP;
 	for (int i = 1; argc > 3 && i < 8; i++) {
 		const char *name = tmesh_model_method_name((enum tmesh_model_method)i);
 
@@ -83,10 +86,13 @@ int main(int argc, char **argv)
 	if (tmesh_model_report(model, &report, &err))
 		return fail(&err);
 	if (!strcmp(argv[1], "second") && report.bytes_read) {
-		fprintf(stderr, "it was read again: nobody holds it\n");
+		fprintf(stderr, "it was read again: nobody holds or keeps it\n");
 		return 1;
 	}
-	printf("%llu\n", (unsigned long long)began);
+	if (opts.flags & TMESH_MODEL_KEEP)
+		puts(report.kept);
+	else
+		printf("%llu\n", (unsigned long long)began);
 	fprintf(stderr, "%s: %s\n", tmesh_model_method_name(report.method) ?: "none", report.reason);
 	if (!strcmp(argv[1], "hold")) {
 		fflush(stdout);

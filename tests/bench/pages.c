@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 /*
  * Slots and pages, each beside its floor in the same loop: a slot's read and a pair of atomic loads
- * behind a call, pages allocated and freed, a fork, a swap of values that are held, and a
- * sequence as one piece of memory beside copying its pages. `pages [MIB]` says how much (256).
+ * behind a call, pages allocated and freed beside malloc() and free(), a fork beside copying its
+ * table, a swap of values that are held, and a sequence as one piece of memory beside copying its
+ * pages. `pages [MIB]` says how much of those (1,024).
  */
 #include "harness.h"
 
@@ -28,18 +29,13 @@ static __attribute__((noinline)) uint64_t pair_of_loads(void)
 	       atomic_load_explicit(&words[8], memory_order_acquire);
 }
 
-static void report(const char *name, struct series *series, uint64_t calls)
+/* What one of @calls takes: of a few nanoseconds each only many can be timed. */
+static void report(const char *topic, const char *name, const struct series *series, double calls)
 {
-	uint64_t *ns = series->ns;
-
-	for (size_t i = 1; i < series->n; i++)
-		for (size_t n = i; n && ns[n] < ns[n - 1]; n--) {
-			uint64_t other = ns[n];
-
-			ns[n] = ns[n - 1];
-			ns[n - 1] = other;
-		}
-	printf("%-44s %12.1f ns\n", name, (double)ns[series->n / 2] / (double)calls);
+	printf("{\"topic\":\"%s\",\"name\":\"%s\",\"ns\":[", topic, name);
+	for (size_t i = 0; i < series->n; i++)
+		printf("%s%.2f", i ? "," : "", (double)series->ns[i] / calls);
+	printf("]}\n");
 }
 
 static struct tmesh_bundle *bundle_of(uint64_t word)
@@ -95,10 +91,10 @@ static void slots(void)
 		series_add(&swap, swapped);
 	}
 	(void)sink;
-	report("a pair of atomic loads", &floor, CALLS);
-	report("slot: read", &read, CALLS);
-	report("slot: publish", &publish, 1000);
-	report("slot: read after a swap, value held", &swap, 1000);
+	report("slot", "loads", &floor, CALLS);
+	report("slot", "read", &read, CALLS);
+	report("slot", "publish", &publish, 1000);
+	report("slot", "swap", &swap, 1000);
 	for (int i = 0; i < 2; i++) {
 		tmesh_slot_value_unref(held[i]);
 		tmesh_bundle_unref(bundles[i]);
@@ -121,7 +117,7 @@ static struct tmesh_pages *open_pool(const struct tmesh_page_pool_opts *opts,
 
 static void allocation(void)
 {
-	static struct series one, many, fork, copy;
+	static struct series heap, one, many, fork, copy;
 	struct tmesh_page_pool_opts opts = {
 		.size = sizeof(opts), .page_bytes = 4096, .max_pages = 8192};
 	struct tmesh_page_pool *pool;
@@ -135,6 +131,13 @@ static void allocation(void)
 	for (int round = 0; round < ROUNDS; round++) {
 		uint64_t start = now_ns();
 
+		for (int i = 0; i < CALLS; i++) {
+			void *volatile block = malloc(opts.page_bytes);
+
+			free(block);
+		}
+		series_add(&heap, now_ns() - start);
+		start = now_ns();
 		for (int i = 0; i < CALLS; i++) {
 			must(tmesh_pages_alloc(pages, &page, NULL), NULL);
 			must(tmesh_pages_put(pages, page, NULL), NULL);
@@ -154,18 +157,19 @@ static void allocation(void)
 		memcpy(got, tmesh_seq_table(seq, NULL), 2048 * sizeof(*got));
 		series_add(&copy, now_ns() - start);
 	}
-	report("page: allocate and free, one", &one, CALLS);
-	report("page: allocate 4,096, then free them; each", &many, 4096);
-	report("fork of 32,768 tokens, 2,048 pages", &fork, 1);
-	report("... copying the table alone", &copy, 1);
+	report("pages", "malloc", &heap, CALLS);
+	report("pages", "one", &one, CALLS);
+	report("pages", "many", &many, 4096);
+	report("pages", "fork", &fork, 1);
+	report("pages", "table", &copy, 1);
 	tmesh_seq_free(seq);
 	tmesh_pages_unref(pages);
 	tmesh_page_pool_unref(pool);
 }
 
-static void one_piece(uint64_t mib, uint64_t page_bytes)
+static void one_piece(uint64_t mib, uint64_t page_bytes, const char *size)
 {
-	static struct series view, copy;
+	struct series view = {0}, copy = {0};
 	uint32_t count = (uint32_t)(mib * MIB / page_bytes), blocks;
 	struct tmesh_page_pool_opts opts = {
 		.size = sizeof(opts), .page_bytes = page_bytes, .max_pages = 2 * count};
@@ -187,7 +191,6 @@ static void one_piece(uint64_t mib, uint64_t page_bytes)
 	for (uint32_t i = 0; i < count; i++)
 		memset(base + (uint64_t)tmesh_seq_table(others[0], &blocks)[i] * page_bytes, 2,
 		       page_bytes);
-	view.n = copy.n = 0;
 	for (int round = 0; round < 7; round++) {
 		const void *at;
 		uint64_t start;
@@ -207,10 +210,10 @@ static void one_piece(uint64_t mib, uint64_t page_bytes)
 			die("the view shows something else");
 		tmesh_seq_free(seq);
 	}
-	snprintf(name, sizeof(name), "%llu MiB in pages of %llu KiB: view", (unsigned long long)mib,
-		 (unsigned long long)(page_bytes >> 10));
-	report(name, &view, 1);
-	report("... copying them", &copy, 1);
+	snprintf(name, sizeof(name), "view-%s", size);
+	report("pages", name, &view, 1);
+	snprintf(name, sizeof(name), "copy-%s", size);
+	report("pages", name, &copy, 1);
 	for (int i = 0; i < 2; i++)
 		tmesh_seq_free(others[i]);
 	tmesh_pages_unref(pages);
@@ -220,7 +223,7 @@ static void one_piece(uint64_t mib, uint64_t page_bytes)
 
 int main(int argc, char **argv)
 {
-	uint64_t mib = argc > 1 ? strtoull(argv[1], NULL, 10) : 256;
+	uint64_t mib = argc > 1 ? strtoull(argv[1], NULL, 10) : 1024;
 
 	if (!mib || mib > 8192)
 		die("usage: pages [MIB]");
@@ -228,8 +231,8 @@ int main(int argc, char **argv)
 	ctx = context(0);
 	slots();
 	allocation();
-	one_piece(mib, 2 * MIB);
-	one_piece(mib, 64 << 10);
+	one_piece(mib, 2 * MIB, "2MiB");
+	one_piece(mib, 64 << 10, "64KiB");
 	tmesh_ctx_unref(ctx);
 	return 0;
 }

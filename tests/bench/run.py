@@ -4,6 +4,10 @@
 
 Writes build/bench/bench.json and build/bench/bench.svg and prints a table. A bound that is
 not met is said, not punished: machines differ, and the exit status is for benches that fail.
+
+usage: tests/bench/run.py [WORD...]
+
+With words only the benches whose commands have one of them are run, and no file is written.
 """
 
 import json
@@ -29,6 +33,9 @@ COMMANDS = (
     [OUT / "size"],
     [OUT / "lookup"],
     [OUT / "death"],
+    [OUT / "pages"],
+    [BUILD / "venv-safetensors/bin/python", "-B", f"{HERE}/model_load.py", OUT / "model_open", BUILD / "tmesh-keeper",
+     BUILD / "tmeshctl", OUT],
     [PYTHON, "-B", f"{HERE}/channel.py"],
     [PYTHON, "-B", f"{HERE}/attach.py"],
     [PYTHON, "-B", f"{HERE}/objects.py"],
@@ -137,20 +144,35 @@ def print_table(sections, series):
             print(f"\n{name}: {record['value']:g} {record['unit']}")
 
 
+def chosen(words):
+    """The commands that have one of the words, all without any."""
+    commands = [command for command in COMMANDS
+                if not words or any(word in str(part) for word in words for part in command)]
+    if not commands:
+        sys.exit(f"bench: no command has {' or '.join(words)}")
+    return commands
+
+
 def main():
+    words = sys.argv[1:]
+    commands = chosen(words)
     facts = machine()
     print(f"tmesh {facts['version']}, {facts['backend']} backend; {facts['cpu']},"
           f" {facts['cpus']} CPUs{', virtual' if facts['virtual'] else ''};"
           f" Linux {facts['kernel']}; load {facts['load']:.1f}"
           f"{', at real-time priority' if facts['real_time'] else ''}\n",
           flush=True)
-    series = module_series()
-    for command in COMMANDS:
+    series = {} if words else module_series()
+    for command in commands:
         series |= run(command)
     sections = [{"title": section.title,
-                 "bounds": [judge(bound, series) for bound in section.bounds]}
+                 "bounds": [judge(bound, series) for bound in section.bounds
+                            if not words or bound.measured in series]}
                 for section in SECTIONS]
+    sections = [section for section in sections if section["bounds"]]
     print_table(sections, series)
+    if words:
+        return
     (OUT / "bench.json").write_text(json.dumps(
         {"machine": facts, "sections": sections, "series": series}, indent=1) + "\n")
     figure.draw(sections, facts, OUT / "bench.svg")
