@@ -34,7 +34,7 @@ static int file_errno(struct tmesh_error *err, const struct model_file *file, co
 	int code = errno;
 	char quoted[MODEL_QUOTE], text[96];
 
-	return tmesh_fail(err, -code, "%s of %s: %s", what, model_quote(quoted, file->path),
+	return tmesh_fail(err, -code, "%s %s: %s", what, model_quote(quoted, file->path),
 			  strerror_r(code, text, sizeof(text)));
 }
 
@@ -48,7 +48,7 @@ static int read_at(const struct model_file *file, uint8_t *to, uint64_t at, uint
 		if (got < 0 && errno == EINTR)
 			continue;
 		if (got < 0)
-			return file_errno(err, file, "read");
+			return file_errno(err, file, "reading");
 		if (!got)
 			return tmesh_fail(err, -EPROTO, "the file ends at byte %llu while it is read",
 					  (unsigned long long)at);
@@ -85,7 +85,7 @@ static int open_file(struct model_file *file, const char *folder, size_t folder_
 	if (file->fd < 0)
 		return file_errno(err, file, "opening");
 	if (fstat(file->fd, &st))
-		return file_errno(err, file, "fstat");
+		return file_errno(err, file, "looking at");
 	if (!S_ISREG(st.st_mode)) {
 		char quoted[MODEL_QUOTE];
 

@@ -501,7 +501,7 @@ int flight_load(struct load *load, struct tmesh_error *err)
 	}
 	load->model->flight = flight;
 	load->model->report.shared = true;
-	if (!load->model->report.method && !load->model->report.kept[0])
+	if (!load->model->report.method && !load->model->report.reason[0])
 		snprintf(load->model->report.reason, sizeof(load->model->report.reason),
 			 "another process has read it");
 	return 0;

@@ -83,12 +83,19 @@ json_t *info_json(const struct tmesh_region_info *info)
 
 char *contents_text(const char *description)
 {
+	json_int_t tensors = bundle_tensors(description);
 	const struct tmesh_layout *layout;
 	struct tmesh_ref ref;
 	char *text = NULL;
 	size_t bytes;
 	FILE *to;
 
+	if (tensors >= 0) {
+		if (asprintf(&text, "bundle of %lld tensor%s", (long long)tensors,
+			     tensors == 1 ? "" : "s") < 0)
+			abort();
+		return text;
+	}
 	if (tmesh_ref_decode(description, strlen(description), &ref, NULL))
 		return strdup(description);
 	layout = &ref.layout;

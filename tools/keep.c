@@ -39,8 +39,8 @@ static int keep_text(const char *text, const struct verb *verb, const char *name
 		status = open_ctx(module ? TMESH_BACKEND_KERNEL : TMESH_BACKEND_MEMFD, &ctx);
 		if (status)
 			return status;
-		if (tmesh_bundle_open(ctx, text, strlen(text), module ? RIGHTS : TMESH_READ, &bundle,
-				      &err)) {
+		if (tmesh_bundle_open(ctx, text, strlen(text), module ? RIGHTS : TMESH_READ,
+				      &bundle, &err)) {
 			status = complain("opening the bundle", &err);
 		} else {
 			if (tmesh_keep_bundle(ctx, name, bundle, opts, &err))
@@ -50,6 +50,12 @@ static int keep_text(const char *text, const struct verb *verb, const char *name
 		tmesh_ctx_unref(ctx);
 		return status;
 	}
+	if (strncmp(text, "tm1", 3) && text[0] != '{' && access(text, F_OK) == 0)
+		usage_error(
+			verb,
+			"\"%s\" is a file: --file keeps its bytes, and tmeshctl load --keep what "
+			"a safetensors or GGUF file holds",
+			text);
 	parse_target(verb, text, &target);
 	if (!target.token[0])
 		usage_error(verb, "keeping needs a token, not an id");
@@ -75,7 +81,7 @@ static int copy_file(const char *path)
 	ssize_t got = from < 0 || to < 0 || fstat(from, &st) ? -1 : 1;
 
 	if (got > 0 && (!S_ISREG(st.st_mode) || !st.st_size)) {
-		errno = EINVAL;
+		errno = S_ISDIR(st.st_mode) ? EISDIR : EINVAL;
 		got = -1;
 	}
 	if (got > 0)

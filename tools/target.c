@@ -25,13 +25,44 @@ int open_ctx(enum tmesh_backend backend, struct tmesh_ctx **ctx)
 	return STATUS_OK;
 }
 
+json_int_t bundle_tensors(const char *text)
+{
+	json_int_t tensors = -1;
+	const char *kind = "";
+	json_t *value = json_loads(text, 0, NULL);
+
+	if (json_unpack(value, "{s:s, s:I}", "kind", &kind, "tensors", &tensors) ||
+	    strcmp(kind, "bundle") || tensors < 0)
+		tensors = -1;
+	json_decref(value);
+	return tensors;
+}
+
+/* Fewer would name too much by chance. */
+#define LEAST_DIGITS 4
+
+static bool is_id(const char *text)
+{
+	size_t digits = strspn(text, "0123456789abcdefABCDEF");
+
+	return !text[digits] && digits >= LEAST_DIGITS && digits <= 16;
+}
+
 void parse_target(const struct verb *verb, const char *text, struct target *target)
 {
 	struct tmesh_error err;
 
 	memset(target, 0, sizeof(*target));
+	target->digits = 16;
 	if (text[0] == '{') {
-		if (tmesh_ref_decode(text, strlen(text), &target->ref, &err))
+		int rc = tmesh_ref_decode(text, strlen(text), &target->ref, &err);
+
+		if (rc && bundle_tensors(text) >= 0)
+			usage_error(verb,
+				    "this is the ref of a bundle, and %s takes one region: name "
+				    "it by its id or token, which the ref has under \"regions\"",
+				    verb->name);
+		if (rc)
 			usage_error(verb, "%s", err.message);
 		target->has_ref = true;
 		target->id = target->ref.id;
@@ -42,11 +73,15 @@ void parse_target(const struct verb *verb, const char *text, struct target *targ
 		strcpy(target->token, text);
 		return;
 	}
-	if (strlen(text) == 16 && strspn(text, "0123456789abcdefABCDEF") == 16) {
+	if (is_id(text)) {
 		target->id = strtoull(text, NULL, 16);
+		target->digits = (unsigned int)strlen(text);
 		return;
 	}
-	usage_error(verb, "\"%s\" is not an id (16 hex digits), a token or a ref", text);
+	usage_error(
+		verb,
+		"\"%s\" is not an id (16 hex digits, or the first %d or more), a token or a ref",
+		text, LEAST_DIGITS);
 }
 
 /* A token says by its beginning which backend it belongs to. */
@@ -95,8 +130,10 @@ static int id_of_token(const struct target *target, uint64_t *id)
 }
 
 struct search {
-	uint64_t id;
-	struct tmesh_ctx *ctx; /* where it was found */
+	uint64_t id; /* its first @digits alone */
+	unsigned int digits;
+	size_t found;
+	struct tmesh_ctx *ctx; /* where the first was found */
 	struct tmesh_region_info *info;
 };
 
@@ -107,12 +144,10 @@ static int look(struct tmesh_ctx *ctx, void *data)
 	struct tmesh_error err;
 	size_t count;
 
-	if (search->ctx)
-		return STATUS_OK;
 	if (tmesh_list(ctx, &infos, &count, &err))
 		return complain("listing regions", &err);
-	for (size_t i = 0; i < count && !search->ctx; i++) {
-		if (infos[i].id != search->id)
+	for (size_t i = 0; i < count; i++) {
+		if (infos[i].id >> 4 * (16 - search->digits) != search->id || search->found++)
 			continue;
 		*search->info = infos[i];
 		search->ctx = tmesh_ctx_ref(ctx);
@@ -123,7 +158,7 @@ static int look(struct tmesh_ctx *ctx, void *data)
 
 int find_target(const struct target *target, struct tmesh_ctx **ctx, struct tmesh_region_info *info)
 {
-	struct search search = {.id = target->id, .info = info};
+	struct search search = {.id = target->id, .digits = target->digits, .info = info};
 	int status = STATUS_OK;
 
 	/* The tool's own handle is closed again first, so that it is not counted. */
@@ -131,14 +166,21 @@ int find_target(const struct target *target, struct tmesh_ctx **ctx, struct tmes
 		status = id_of_token(target, &search.id);
 	if (!status)
 		status = for_backends(backend_of(target->token), look, &search);
+	if (!status && !search.found) {
+		fprintf(stderr, "tmeshctl: there is no region %0*" PRIx64 "%s that you may see\n",
+			(int)search.digits, search.id, search.digits < 16 ? "..." : "");
+		status = STATUS_FAILED;
+	}
+	if (!status && search.found > 1 && search.digits < 16) {
+		fprintf(stderr,
+			"tmeshctl: %zu regions have an id that begins with %0*" PRIx64
+			": give more digits\n",
+			search.found, (int)search.digits, search.id);
+		status = STATUS_FAILED;
+	}
 	if (status) {
 		tmesh_ctx_unref(search.ctx);
 		return status;
-	}
-	if (!search.ctx) {
-		fprintf(stderr, "tmeshctl: there is no region %016" PRIx64 " that you may see\n",
-			search.id);
-		return STATUS_FAILED;
 	}
 	*ctx = search.ctx;
 	return STATUS_OK;

@@ -109,13 +109,16 @@ void table_print(struct table *table);
 
 int open_ctx(enum tmesh_backend backend, struct tmesh_ctx **ctx);
 
-/* An id of 16 hex digits, a token, or a ref. */
+/* An id of 16 hex digits or its first ones, a token, or a ref. */
 struct target {
-	uint64_t id;		      /* of an id or a ref */
+	uint64_t id;		      /* of an id or a ref; its first @digits alone */
+	unsigned int digits;	      /* 16 but for the beginning of an id */
 	char token[TMESH_TOKEN_SIZE]; /* of a token or a ref, else "" */
 	bool has_ref;
 	struct tmesh_ref ref;
 };
+/* How many tensors a bundle has, by its ref or its index's description; -1: of no bundle. */
+json_int_t bundle_tensors(const char *text);
 /* Ends with a usage error when @text is none of them. */
 void parse_target(const struct verb *verb, const char *text, struct target *target);
 /* A region by token or ref (not by id), with a context for its backend. */

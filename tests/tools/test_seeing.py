@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The verbs that draw, count and watch, and those that take back. TAP.
+"""The verbs that show, draw, count and watch, and those that take back. TAP.
 
 usage: tests/tools/test_seeing.py TMESHCTL MAN_DIR
 """
 
+import contextlib
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import unittest
@@ -15,7 +17,7 @@ import xml.etree.ElementTree
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from test_tmeshctl import (BACKEND, TOOL, WAIT_S, Base, answer, eventually, held, main,
+from harness import (BACKEND, HAVE_MODULE, TOOL, WAIT_S, Base, answer, eventually, held, main,
                            refused, tool, wrong_usage)
 
 EVIL = 'a"b\\c {x} <y> \u00e9'
@@ -32,6 +34,150 @@ def drawn():
     dot = tool("graph")[0]
     done = subprocess.run(["dot", "-Tjson0"], input=dot, capture_output=True, check=True)
     return json.loads(done.stdout)
+
+
+class See(Base):
+    def test_show_by_every_name(self):
+        with held("create", "10") as names:
+            by = [answer("show", name) for name in
+                  (names["id"], names["id"].upper(), names["token"], json.dumps(names["ref"]))]
+            self.assertEqual([info["id"] for info in by], [names["id"]] * 4)
+        refused("no region", "show", names["id"])
+
+    def test_the_beginning_of_an_id(self):
+        with contextlib.ExitStack() as several:
+            ids = {several.enter_context(held("create", "1"))["id"] for _ in range(2)}
+            # Two that begin alike: memfds with the names of regions, which need no holder of tmesh's.
+            for number in "dead00000000beef", "dead00000000bee1":
+                fd = os.memfd_create(f"tmesh:1:{number}:10:x", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+                several.callback(os.close, fd)
+                os.truncate(fd, 4096 + 8192)
+            for number in ids:
+                for digits in 8, 15:
+                    self.assertEqual(answer("show", number[:digits])["id"], number)
+                    self.assertTrue(answer("holders", number[:digits].upper()))
+            if BACKEND == "memfd":
+                for verb in "show", "holders":
+                    refused("2 regions have an id that begins with dead00000000", verb, "dead00000000")
+                    tool(verb, "dead00000000bee1")
+        wrong_usage("needs a token", "get", "0" * 8)
+
+    def test_a_bundle_is_not_one_region(self):
+        """Its ref is refused with a way on, and the list says what its index is."""
+        header = json.dumps({"w": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}).encode()
+        path = self.file(struct.pack("<Q", len(header)) + header + b"xy", "m.safetensors")
+        with held("load", path) as names:
+            text = json.dumps(names["ref"])
+            for verb in "show", "holders", "get", "seal", "export", "revoke", "lease":
+                wrong_usage(f"and {verb} takes one region", verb, text)
+            self.assertIn(b"bundle of 1 tensor ", tool("ls")[0])
+            self.assertIn("another process has read it", tool("load", path, "--for", "1")[0].decode())
+
+    def test_what_names_no_region(self):
+        for verb in ("show", "holders"):
+            for name in ("", "0" * 3, "0" * 17, "g" * 16, "0x" + "1" * 14, "+" + "1" * 15,
+                         " " + "1" * 15, "1" * 15 + "\n", "tm2k-" + "0" * 32, "{}"):
+                wrong_usage(f"tmeshctl {verb}", verb, name)
+            refused("no region 0000000000000000", verb, "0" * 16)
+            refused("no region 0000...", verb, "0" * 4)
+            refused("not a token", verb, "tm1m-" + "0" * 31)
+            refused("no such region", verb, "tm1m-" + "0" * 32 + "-" + "0" * 32)
+        refused("not an id", "show", "\x1b[31m", status=2)
+
+    def test_labels_that_nobody_may_give(self):
+        for label in ("a\nb", "\x1b[31m", "a\x7f", "a\x85", b"\xff", b"\xed\xa0\x80", "x" * 64):
+            refused("label", "create", "1", "--label", label, "--for", "1")
+            refused("label", "put", self.file(b"x"), "--label", label, "--for", "1")
+        with held("create", "1", "--label", "ü" * 31) as names:
+            self.assertEqual(answer("show", names["id"])["label"], "ü" * 31)
+
+    def test_show_schema(self):
+        with held("create", "10", "--label", "x") as names:
+            info = answer("show", names["id"])
+        types = {
+            "id": str, "backend": str, "label": str, "bytes": int, "alloc_bytes": int,
+            "backing": str, "views": int, "pinned_bytes": int, "fence_value": int,
+            "fence": str, "cgroup_id": int,
+            "huge_bytes": int, "sealed": bool, "revoked": bool, "uid": int, "gid": int,
+            "mode": int, "node": (int, type(None)), "handles": int, "pinning_handles": int,
+            "exports": int, "attachments": int, "linger_ms": int, "created_ns": int,
+            "tensor": (dict, type(None)), "description": str,
+        }
+        self.assertEqual(set(info), set(types))
+        for key, kind in types.items():
+            self.assertIsInstance(info[key], kind, key)
+        self.assertEqual((info["bytes"], info["uid"]), (10, os.getuid()))
+
+    def test_holders(self):
+        with held("create", "10") as names:
+            holders = answer("holders", names["token"])
+            self.assertEqual({holder["pid"] for holder in holders}, {names["pid"]})
+            self.assertEqual({holder["command"] for holder in holders}, {"tmeshctl"})
+            self.assertEqual(set(holders[0]), {
+                "kind", "pid", "command", "uid", "rights", "mappings", "attachments",
+                "offset", "bytes", "since_ns", "device", "mapped", "view",
+                "lease_ns", "lease_left_ns", "lapsed", "producer",
+            })
+            self.assertIn(str(names["pid"]), tool("holders", names["id"])[0].decode())
+
+    def test_stats(self):
+        before = answer("stats")[BACKEND]
+        with held("put", self.file(bytes(5000))):
+            after = answer("stats")[BACKEND]
+        self.assertGreaterEqual(after["regions"], 1)
+        self.assertEqual(set(before), set(after))
+        self.assertEqual(after["limits"] is None, BACKEND == "memfd")
+        for count in ("bytes", "regions", "handles", "pins") if after["limits"] else ():
+            for form in ("used_%s", "max_%s_per_uid", "used_%s_ipc_ns", "max_%s_per_ipc_ns",
+                         "max_%s"):
+                self.assertIn(form % count, after["limits"])
+        self.assertIn("alloc_bytes", tool("stats")[0].decode())
+
+    def test_doctor(self):
+        found = answer("doctor")
+        self.assertTrue(found["backends"][BACKEND]["works"])
+        for name, backend in found["backends"].items():
+            for cap in backend["capabilities"]:
+                self.assertIn(cap["level"], ("no", "cooperative", "enforced"))
+                self.assertTrue(cap["reason"], f"{name} {cap['name']} has no reason")
+        self.assertEqual(found["machine"]["module"]["value"],
+                         "loaded" if HAVE_MODULE else "not loaded")
+        for fact in found["machine"].values():
+            self.assertTrue(fact["value"])
+        self.assertTrue(found["gpus"]["reason"] or found["gpus"]["devices"])
+        out = tool("doctor")[0].decode()
+        self.assertIn(f"{BACKEND} backend: works", out)
+        self.assertRegex(out, "GPUs: not (tried|supported): |GPU 0: ")
+
+    def test_doctor_shows_the_runtime_directory(self):
+        for name in (b"r\xff\x1b" + b"n" * 200, b"run"):
+            path = os.path.join(os.fsencode(self.dir), name)
+            os.environb[b"TMESH_RUNTIME_DIR"] = path
+            fact = answer("doctor")["machine"]["runtime directory"]
+            self.assertTrue(fact["value"].startswith(self.dir + "/r") and fact["value"].endswith(name[-1:].decode()))
+            self.assertIsNone(fact["advice"])
+        self.assertRegex(tool("doctor")[0].decode(), f"runtime directory +{self.dir}/run")
+
+    def test_doctor_finds_a_bad_runtime_folder(self):
+        os.mkdir(os.path.join(self.dir, "run"))
+        os.chmod(os.path.join(self.dir, "run"), 0o777)
+        out, _ = tool("doctor", status=0 if HAVE_MODULE else 1)
+        self.assertRegex(out.decode(), r"memfd backend: does not work: .*run")
+        self.assertRegex(out.decode(), r"runtime directory +cannot be used +.*chmod 700")
+
+    @unittest.skipIf(BACKEND == "kernel", "the kernel's tokens need no directory")
+    def test_another_runtime_directory_is_named(self):
+        with held("create", "5") as names:
+            os.environ["TMESH_RUNTIME_DIR"] = os.path.join(self.dir, "other")
+            refused(f"is not {self.dir}/other, where it was looked for", "get", names["token"])
+
+    def test_a_full_disk_is_told(self):
+        with held("create", "5") as names, open("/dev/full", "w") as full:
+            for words in (("--help",), ("--version",), ("ls", "--help"), ("ls",), ("ls", "--json"), ("show", names["id"]),
+                          ("holders", names["id"]), ("doctor",), ("stats",), ("graph",), ("top",), ("metrics",),
+                          ("create", "5"), ("create", "5", "--background")):
+                done = subprocess.run([TOOL, *words], stdout=full, stderr=subprocess.PIPE, timeout=WAIT_S)
+                self.assertEqual((done.returncode, done.stderr.count(b"No space left")), (1, 1), words)
 
 
 class Metrics(Base):

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""What tmeshctl writes to terminals: progress, no bytes, nothing that steers them. TAP.
+
+usage: tests/tools/test_terminal.py TMESHCTL MAN_DIR
+"""
+
+import ctypes
+import fcntl
+import json
+import os
+import struct
+import subprocess
+import sys
+import unittest
+
+from harness import (HAVE_MODULE, TOOL, WAIT_S, Base, answer, held, main, refused, tool)
+
+
+class Terminal(Base):
+    def slow_pipe(self, name):
+        """A pipe whose writer takes longer than progress waits for."""
+        path = os.path.join(self.dir, name)
+        os.mkfifo(path)
+        script = f"exec >{path}; for i in 1 2 3 4 5 6; do head -c 2097152 /dev/zero; sleep 0.2; done"
+        writer = subprocess.Popen(["sh", "-c", script])
+        self.addCleanup(writer.wait)
+        self.addCleanup(writer.kill)  # runs first; a reader may never have come
+        return path
+
+    def test_progress_only_on_a_terminal(self):
+        args = ("--shape", str(6 * 2097152), "--", "true")
+        said, status = self.on_terminal("put", self.slow_pipe("a"), *args)
+        self.assertEqual(status, 0)
+        self.assertRegex(said, r"\rput: +\d+% ")
+        self.assertTrue(said.endswith("\r\033[K"), said)
+        out, said = tool("put", self.slow_pipe("b"), *args)
+        self.assertEqual((out, said), (b"", ""))
+
+    def test_no_progress_for_what_is_quick(self):
+        said, status = self.on_terminal("put", self.file(b"x"), "--", "true")
+        self.assertEqual((said, status), ("", 0))
+
+    def test_bytes_do_not_go_to_a_terminal(self):
+        with held("put", self.file(b"plain\x1b")) as names:
+            said, status = self.on_terminal("get", names["token"])
+            self.assertEqual(status, 2)
+            self.assertNotIn("plain", said)
+            said, status = self.on_terminal("get", names["token"], "-o", "-")
+            self.assertEqual((said, status), ("plain\x1b", 0))
+
+    def is_escaped(self, name):
+        """Nothing of what others wrote steers the terminal, or spoils the JSON."""
+        for verb in (("ls",), ("show", name)):
+            done = subprocess.run([TOOL, *verb], capture_output=True, timeout=WAIT_S, check=True)
+            for bad in (b"\x1b", b"\x07", b"\xff", "\u202e".encode()):
+                self.assertNotIn(bad, done.stdout + done.stderr)
+            json.loads(tool(*verb, "--json")[0].decode())
+        self.assertIn(b"red", tool("show", name)[0])
+
+    def test_what_others_wrote_is_escaped(self):
+        """A memfd whose name looks like a region's, with a label no library would set."""
+        os.environ["TMESH_BACKEND"] = "memfd"
+        name = b"tmesh:1:00000000deadbeef:10:\x1b[31mred\x07 \xff\xe2\x80\xae"
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.addCleanup(os.close, fd)
+        os.truncate(fd, 4096 + 8192)
+        self.is_escaped("00000000deadbeef")
+        self.assertIn(b"\\x1b[31mred", tool("ls")[0])
+
+    @unittest.skipUnless(HAVE_MODULE, "no tmesh module")
+    def test_what_others_told_the_module_is_escaped(self):
+        """The module refuses control characters and takes all other bytes; a text about the
+        contents may be anything."""
+        os.environ["TMESH_BACKEND"] = "kernel"
+        label, text = b"\xff red \xe2\x80\xae", b"\x1b[31m\x07\xff\xe2\x80\xae"
+        made = bytearray(struct.pack("=IIQiIII64siIQ", 112, 0, 4096, 0, 0o600, 0, 0, label, 0, 0, 0))
+        device = os.open("/dev/tmesh", os.O_RDWR | os.O_CLOEXEC)
+        self.addCleanup(os.close, device)
+        fcntl.ioctl(device, 0xE701, made)
+        region, _, number = struct.unpack_from("=iIQ", made, 96)
+        self.addCleanup(os.close, region)
+        room = ctypes.create_string_buffer(text)
+        fcntl.ioctl(region, 0xE70B, struct.pack("=IIQQII", 32, 0, 0, ctypes.addressof(room), len(text), 0))
+        self.is_escaped(f"{number:016x}")
+
+    def test_what_only_looks_like_a_region(self):
+        os.environ["TMESH_BACKEND"] = "memfd"
+        for rest in ("00000000deadbeef:0:x", "00000000deadbeef:-1:x", "00000000deadbeef: 1:x",
+                     "00000000deadbeef:0x1:x", "00000000deadbeef:11111111111111111:x",
+                     "00000000deadbeef:1", "00000000DEADBEEF:1:x", "0000000deadbeef:1:x",
+                     "-0000000deadbeef:1:x", "00000000deadbeef:1:" + "x" * 64):
+            fd = os.memfd_create(f"tmesh:1:{rest}", os.MFD_CLOEXEC)
+            os.truncate(fd, 8192)
+            try:
+                self.assertFalse([r for r in answer("ls") if r["id"] == "00000000deadbeef"], rest)
+                refused("no region", "show", "00000000deadbeef")
+            finally:
+                os.close(fd)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
