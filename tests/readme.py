@@ -14,6 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "readme"
 PREFIX = WORK / "prefix"
 EXAMPLE = re.compile(r"<!-- file: ([\w.]+) -->\n```\w+\n(.*?)```", re.S)
+# What one sets for a PREFIX of one's own, by the README.
+OWN_PREFIX = re.compile(r"With a PREFIX of your own: `export ([^`]*)`")
 IN_PAGE = re.compile(r"^# EXAMPLE\n\n```\n(.*?)```", re.S | re.M)
 
 failed = 0
@@ -44,8 +46,15 @@ def output(*command, **env):
     return (done.stdout.strip(), f"status {done.returncode}: {done.stderr.strip()}")
 
 
+def own_prefix():
+    """The environment that the README wants for a PREFIX of one's own."""
+    words = OWN_PREFIX.search((ROOT / "README.md").read_text())[1].replace("$PATH", os.environ["PATH"])
+    return dict(re.sub(r"\bPREFIX\b", str(PREFIX), word).split("=", 1) for word in words.split())
+
+
 def producer_of(name):
-    return subprocess.Popen([WORK / name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen([WORK / name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                            env={**os.environ, **own_prefix()})
 
 
 def main():
@@ -82,10 +91,10 @@ def main():
     (WORK / "page.c").write_text(IN_PAGE.search(page)[1].replace("\\\\", "\\"))
     flags = subprocess.run(["pkg-config", "--cflags", "--libs", "libtmesh"], check=True,
                            capture_output=True, text=True,
-                           env={**os.environ, "PKG_CONFIG_PATH": str(PREFIX / "lib/pkgconfig")})
+                           env={**os.environ, **own_prefix()})
     for name, what in (("share", "share.c"), ("page", "libtmesh(3)'s example")):
         built = subprocess.run(["cc", "-Wall", "-Werror", WORK / f"{name}.c", *flags.stdout.split(),
-                                f"-Wl,-rpath,{PREFIX}/lib", "-o", WORK / name],
+                                "-o", WORK / name],
                                capture_output=True, text=True)
         check(built.returncode == 0, f"{what} compiles with pkg-config's flags", built.stderr)
 
@@ -105,7 +114,7 @@ def main():
         got = output("elixir", "-pa", ROOT / "build/beam/dev/lib/tmesh/ebin", "--app",
                      "tmesh", WORK / "read.exs", ref)
         check(got[0].endswith("4.0"), "read.exs reads what share.c put", got)
-        got = output(PREFIX / "bin/tmeshctl", "ls")
+        got = output("sh", "-c", "tmeshctl ls", **own_prefix())
         check("float32" in got[0], "tmeshctl ls shows it", got)
         producer.communicate("\n")
         check(producer.returncode == 0, "share ends well")

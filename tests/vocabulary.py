@@ -54,6 +54,11 @@ def answer(what, *words):
         return next(region for region in tmesh.regions() if region["id"] == words[0])
     if what == "holder":
         return tmesh.holders(words[0])[0]
+    if what == "default":
+        try:
+            return getattr(tmesh, words[0])((2,)).dtype
+        except TypeError:
+            return None
     if what == "dtype":
         try:
             return tmesh.empty((2,), words[0]).dtype
@@ -210,6 +215,8 @@ def main(tmeshctl, python, ebin, *maps):
         same(members("holder members"),
              {"tmeshctl": tool("holders", names["id"])[0], "Python": py.ask("holder", names["id"]),
               "Elixir": ex.ask("holder", names["id"])}, "a holder is the same for tmeshctl, Python and Elixir")
+        check({f"{name}() takes {got} when nobody says" for name in ("zeros", "empty")
+               if (got := py.ask("default", name))}, "a dtype has no default")
         page = members("ref members")
         refs = {"tmeshctl": names["ref"], "Python": py.ask("ref"), "Elixir": ex.ask("ref")}
         same(page, refs, "a ref is the same for tmeshctl, Python and Elixir", varies=["id", "token"])
