@@ -11,6 +11,7 @@
  *   holder  POLLOUT   there is room in the pipe again: it was emptied, to take the region back
  *           POLLERR   the maker is gone; the region is its holders' now
  */
+#include "common/others.h"
 #include "memfd.h"
 
 #include <fcntl.h>
@@ -224,22 +225,18 @@ int tmesh_memfd_revoke(struct tmesh_region *region, struct tmesh_error *err)
 	return 0;
 }
 
-static int name_holders(struct tmesh_region *region, struct tmesh_error *err)
+static int still_held(struct tmesh_region *region, struct tmesh_error *err)
 {
 	struct tmesh_holder_info *holders = NULL;
-	char text[128] = "";
-	size_t count = 0, used = 0;
+	char text[128];
+	size_t count = 0;
 
 	if (tmesh_proc_holders(region->ctx, region->id, &holders, &count, NULL))
 		count = 0;
-	for (size_t i = 0; i < count && used < sizeof(text); i++)
-		if (holders[i].pid != getpid())
-			used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%d (%.15s)",
-						 used ? ", " : "", (int)holders[i].pid,
-						 holders[i].command);
+	tmesh_name_others(holders, count, "this process itself, or one that cannot be seen here",
+			  text, sizeof(text));
 	free(holders);
-	return tmesh_fail(err, -ETIMEDOUT, "reclaim: not everybody has let go: %s",
-			  *text ? text : "this process itself, or one that cannot be seen here");
+	return tmesh_fail(err, -ETIMEDOUT, "reclaim: not everybody has let go: %s", text);
 }
 
 /* Nobody is forced: holders are told, and let go when they have heard it. */
@@ -258,5 +255,5 @@ int tmesh_memfd_reclaim(struct tmesh_region *region, uint64_t timeout_ns,
 	rc = poll(&poller, 1, tmesh_poll_ms(deadline));
 	if (rc < 0)
 		return tmesh_fail_errno(err, "reclaim");
-	return rc ? 0 : name_holders(region, err);
+	return rc ? 0 : still_held(region, err);
 }

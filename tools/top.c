@@ -25,8 +25,8 @@ struct look {
 	uint64_t bytes;
 };
 
-/* "python3 101, beam.smp 102, ..." */
-static void name_holders(struct tmesh_ctx *ctx, struct region *region)
+/* All that hold it, this process and devices too: "python3 101, beam.smp 102, ..." */
+static void fill_who(struct tmesh_ctx *ctx, struct region *region)
 {
 	struct tmesh_holder_info *holders;
 	struct tmesh_error err;
@@ -66,7 +66,7 @@ static int see(struct tmesh_ctx *ctx, void *data)
 
 		*region = (struct region){.info = infos[i]};
 		look->bytes += infos[i].alloc_bytes;
-		name_holders(ctx, region);
+		fill_who(ctx, region);
 	}
 	free(infos);
 	return STATUS_OK;

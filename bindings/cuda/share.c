@@ -5,6 +5,7 @@
  * The description is the ref of an array of bytes, so that tmeshctl shows it as one, with a member
  * "cuda" that tells importers what the descriptor is of.
  */
+#include "common/others.h"
 #include "internal.h"
 
 #include <inttypes.h>
@@ -339,23 +340,18 @@ int tmesh_cuda_share_ipc(struct tmesh_cuda *cuda, uint64_t pointer,
 	return rc;
 }
 
-static int name_holders(struct tmesh_cuda *cuda, struct tmesh_region *region,
-			struct tmesh_error *err)
+static int still_held(struct tmesh_cuda *cuda, struct tmesh_region *region, struct tmesh_error *err)
 {
 	struct tmesh_holder_info *holders = NULL;
-	char text[160] = "";
-	size_t count = 0, used = 0;
+	char text[160];
+	size_t count = 0;
 
 	if (tmesh_holders(cuda->ctx, tmesh_region_id(region), &holders, &count, NULL))
 		count = 0;
-	for (size_t i = 0; i < count && used < sizeof(text); i++)
-		if (holders[i].pid != getpid())
-			used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%d (%.15s)",
-						 used ? ", " : "", (int)holders[i].pid,
-						 holders[i].command);
+	tmesh_name_others(holders, count, "processes that cannot be seen from here", text,
+			  sizeof(text));
 	free(holders);
-	return tmesh_fail(err, -ETIMEDOUT, "reclaim: still held by %s",
-			  *text ? text : "processes that cannot be seen from here");
+	return tmesh_fail(err, -ETIMEDOUT, "reclaim: still held by %s", text);
 }
 
 /* Holders are told, and let go of themselves. */
@@ -370,7 +366,7 @@ static int take_back(struct tmesh_cuda *cuda, struct tmesh_region *region, uint6
 		return rc;
 	while (!(tmesh_region_events(region) & TMESH_EVENT_ALONE)) {
 		if (tmesh_now_ns() - start >= timeout_ns)
-			return name_holders(cuda, region, err);
+			return still_held(cuda, region, err);
 		nanosleep(&moment, NULL);
 	}
 	return 0;

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef TMESH_COMMON_OTHERS_H
+#define TMESH_COMMON_OTHERS_H
+
+#include "public.h"
+
+/* "101 (python3), 102 (beam.smp)": the holders that are other processes, as many as there is room
+ * for; @nobody where there are none. */
+void tmesh_name_others(const struct tmesh_holder_info *holders, size_t count, const char *nobody,
+		       char *text, size_t size);
+
+#endif /* TMESH_COMMON_OTHERS_H */
