@@ -720,6 +720,7 @@ static int memfd_info(struct tmesh_region *region, struct tmesh_region_info *inf
 	info->node = region->opts.node;
 	info->pinning = region->pinning;
 	info->lease_ns = tmesh_lease_kept_ns(region);
+	info->lapsed = tmesh_lease_lapsed_here(region);
 	if (region->kind & TMESH_KIND_OPAQUE) {
 		info->backing = TMESH_BACKED_BY_OPAQUE;
 		info->revoked = tmesh_memfd_events(region) & TMESH_EVENT_TAKEN;

@@ -217,7 +217,8 @@ bool tmesh_region_is_sealed(struct tmesh_region *region);
  * The handle's descriptor, still the library's, good for O_DIRECT, io_uring and mmap. On the
  * module poll() says POLLHUP when the region was revoked, with POLLERR when this handle's lease
  * has lapsed, POLLOUT while nobody else holds the region, and what tmesh_fence_arm() asked for.
- * On a memfd it can write, as far as the handle may, once this was called; until a seal.
+ * On a memfd it can write, as far as the handle may, once this was called; until a seal. Of a private
+ * view it is the sealed region's: what was written in the view is not to be read from it.
  * Return: the descriptor; -EPERM (inherited through fork()), or why it cannot be opened to write.
  */
 int tmesh_region_fd(struct tmesh_region *region);

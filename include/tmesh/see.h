@@ -47,7 +47,8 @@ struct tmesh_region_info {
 	uint32_t linger_ms;
 	char label[TMESH_LABEL_LEN + 1];
 	char description[TMESH_DESCRIPTION_LEN + 1];
-	/* From here on: module only, else 0; on memfd too: revoked, backing (OPAQUE), lease_ns. */
+	/* From here on: module only, else 0; on memfd too: revoked, backing (OPAQUE), lease_ns,
+	 * lapsed. */
 	enum tmesh_backing backing;
 	bool lapsed;		/* this handle's lease */
 	bool zeros;		/* TMESH_TAKEN_ZERO, this handle */

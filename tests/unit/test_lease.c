@@ -63,6 +63,7 @@ static void test_pinning(void **state)
 /* A lapsed handle is of no use any more; what it had mapped is readable until it is unmapped. */
 static void test_lapse(void **state)
 {
+	struct tmesh_region_info info = {.size = sizeof(info)};
 	struct tmesh_region *region = region_of(*state), *other;
 	char token[TMESH_TOKEN_SIZE];
 	uint8_t byte = 1;
@@ -72,7 +73,11 @@ static void test_lapse(void **state)
 	assert_ok(tmesh_region_map(region, RW, &addr, err));
 	assert_ok(tmesh_lease_set(region, 10 * MS, TMESH_TAKEN_ZERO, err));
 	assert_int_equal(tmesh_lease_touch(region), 0);
+	assert_ok(tmesh_region_info(region, &info, err));
+	assert_false(info.lapsed);
 	wait_until_lapsed(region);
+	assert_ok(tmesh_region_info(region, &info, err));
+	assert_true(info.lapsed);
 	assert_int_equal(tmesh_lease_state(region), TMESH_LEASE_HAS_LAPSED);
 	assert_int_equal(tmesh_lease_touch(region), -ESTALE);
 	assert_int_equal(tmesh_lease_begin(region), -ESTALE);
