@@ -1,22 +1,24 @@
 # SPDX-License-Identifier: MIT
 #
 # One statement of the promises, held against C, Python and Elixir: run.py says how. C's processes
-# have the sanitizers.
+# have the sanitizers. PROMISES='9-reach lease': these alone.
 
 CONFORM     := tests/conformance
 CONFORM_OUT := $(B)/tests/conformance
 CONFORM_BEAM := $(CONFORM_OUT)/Elixir.Tmesh.ConformanceDriver.beam
 
-$(CONFORM_OUT)/driver: $(CONFORM)/driver.c $(wildcard include/tmesh/*.h) $(LIB_ASAN)
+$(CONFORM_OUT)/driver: $(wildcard $(CONFORM)/*.[ch] include/tmesh/*.h) $(LIB_ASAN)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 -pthread $(ASAN_FLAGS) $< $(LIB_ASAN) $(LIB_LIBS) -o $@
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 -pthread $(ASAN_FLAGS) $(filter %.c,$^) $(LIB_ASAN) $(LIB_LIBS) -o $@
 
 $(CONFORM_BEAM): $(CONFORM)/driver.ex | beam
 	@mkdir -p $(@D)
 	elixirc --warnings-as-errors -pa $(B)/beam/dev/lib/tmesh/ebin -o $(@D) $<
 
-conformance-check: $(CONFORM_OUT)/driver $(VENV)/tmesh.stamp beam $(CONFORM_BEAM) ## the promises, in C, Python and Elixir
+conformance-check: export TMESH_KEEPER := $(abspath $(B)/tmesh-keeper)
+conformance-check: $(CONFORM_OUT)/driver $(B)/tmesh-keeper $(VENV)/tmesh.stamp beam $(CONFORM_BEAM) ## the promises, in C, Python and Elixir
 	@$(PYTHON) $(CONFORM)/run.py "c=$(CONFORM_OUT)/driver" "python=$(VPYTHON) -P $(CONFORM)/driver.py" \
-		"elixir=elixir -pa $(B)/beam/dev/lib/tmesh/ebin -pa $(CONFORM_OUT) -e Tmesh.ConformanceDriver.main()"
+		"elixir=elixir -pa $(B)/beam/dev/lib/tmesh/ebin -pa $(CONFORM_OUT) -e Tmesh.ConformanceDriver.main()" \
+		$(if $(PROMISES),-- $(PROMISES))
 
 .PHONY: conformance-check

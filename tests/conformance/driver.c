@@ -4,36 +4,22 @@
  * tabs: a verb, what it is about, options as key=value. Bytes are hex digits. Each is answered by
  * one line: "ok" and a value, or "error", its name and its message. See run.py.
  */
-#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include <tmesh/tmesh.h>
+#include "driver.h"
 
-#define MS INT64_C(1000000)
-#define MIB (UINT64_C(1) << 20)
-#define RW (TMESH_READ | TMESH_WRITE)
 #define MOST 64
 
-/* What a name stands for: one of these. */
-struct object {
-	char name[32];
-	struct tmesh_tensor *tensor;
-	struct tmesh_channel *channel;
-	struct tmesh_arena *arena;
-};
-
-static struct tmesh_ctx *ctx;
+struct tmesh_ctx *ctx;
 static struct object objects[MOST];
-static char *fields[16];
-static int count;
-static struct tmesh_error why;
+char *fields[16];
+int count;
+struct tmesh_error why;
 static char answer[16384];
 
-/* More of the value that is answered. */
-__attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
+void say(const char *format, ...)
 {
 	size_t there = strlen(answer);
 	va_list args;
@@ -43,20 +29,20 @@ __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
 	va_end(args);
 }
 
-_Noreturn static void give_up(const char *what)
+void give_up(const char *what)
 {
 	fprintf(stderr, "driver.c: %s: %s\n", count ? fields[0] : "", what);
 	exit(2);
 }
 
-static const char *field(int i)
+const char *field(int i)
 {
 	if (i >= count)
 		give_up("a field is missing");
 	return fields[i];
 }
 
-static const char *option(const char *key)
+const char *option(const char *key)
 {
 	size_t length = strlen(key);
 
@@ -66,26 +52,26 @@ static const char *option(const char *key)
 	return NULL;
 }
 
-static bool flag(const char *key)
+bool flag(const char *key)
 {
 	const char *value = option(key);
 
 	return value && !strcmp(value, "true");
 }
 
-static uint64_t number(const char *key)
+uint64_t number(const char *key)
 {
 	const char *value = option(key);
 
 	return value ? strtoull(value, NULL, 0) : 0;
 }
 
-static int64_t timeout_ns(void)
+int64_t timeout_ns(void)
 {
 	return option("timeout") ? (int64_t)number("timeout") * MS : -1;
 }
 
-static struct object *find(const char *name)
+struct object *find(const char *name)
 {
 	for (int i = 0; i < MOST; i++)
 		if (!strcmp(objects[i].name, name))
@@ -93,12 +79,12 @@ static struct object *find(const char *name)
 	give_up("no object of that name");
 }
 
-static struct tmesh_tensor *tensor(void)
+struct tmesh_tensor *tensor(void)
 {
 	return find(field(1))->tensor;
 }
 
-static struct tmesh_region *region(void)
+struct tmesh_region *region(void)
 {
 	return tmesh_tensor_region(tensor());
 }
@@ -108,10 +94,14 @@ static void drop(struct object *object)
 	tmesh_tensor_unref(object->tensor);
 	tmesh_channel_unref(object->channel);
 	tmesh_arena_unref(object->arena);
+	tmesh_bundle_unref(object->bundle);
+	tmesh_region_unref(object->pin);
+	if (object->fd)
+		close(object->fd);
 	memset(object, 0, sizeof(*object));
 }
 
-static void keep(const char *name, struct object made)
+void keep(const char *name, struct object made)
 {
 	for (int i = 0; i < MOST; i++)
 		if (!strcmp(objects[i].name, name))
@@ -142,8 +132,7 @@ static size_t unhex(const char *text, unsigned char *data, size_t room)
 	return bytes;
 }
 
-/* "[2,3]" */
-static int32_t numbers(const char *text, int64_t out[16])
+int32_t numbers(const char *text, int64_t out[16])
 {
 	int32_t n = 0;
 	char *end;
@@ -153,8 +142,7 @@ static int32_t numbers(const char *text, int64_t out[16])
 	return n;
 }
 
-/* "uint8 [2,3] sealed" */
-static int look_at(struct tmesh_tensor *it)
+int look_at(struct tmesh_tensor *it)
 {
 	struct tmesh_region_info info = {.size = sizeof(info)};
 	const struct tmesh_layout *layout = tmesh_tensor_layout(it);
@@ -170,8 +158,7 @@ static int look_at(struct tmesh_tensor *it)
 	return 0;
 }
 
-/* What a call has made is kept and shown. */
-static int made(int rc, struct tmesh_tensor **it)
+int made(int rc, struct tmesh_tensor **it)
 {
 	if (rc)
 		return rc;
@@ -233,9 +220,11 @@ static int open_ref(void)
 
 static int ref(void)
 {
+	struct tmesh_bundle *bundle = find(field(1))->bundle;
+	uint32_t rights = flag("writable") ? RW : TMESH_READ;
 	char text[TMESH_REF_SIZE];
-	int rc = tmesh_tensor_ref_encode(tensor(), flag("writable") ? RW : TMESH_READ, text,
-					 sizeof(text), &why);
+	int rc = bundle ? tmesh_bundle_ref_encode(bundle, rights, text, sizeof(text), &why)
+			: tmesh_tensor_ref_encode(tensor(), rights, text, sizeof(text), &why);
 
 	if (!rc)
 		say("%s", text);
@@ -468,35 +457,57 @@ static int backend(void)
 	return 0;
 }
 
-static const struct {
-	const char *name;
-	/* 0 or a negative errno, as the library gives it. */
-	int (*run)(void);
-} verbs[] = {
-	{"create", create}, {"put", put},	    {"open", open_ref},	    {"ref", ref},
-	{"look", look},	    {"read", read_all},	    {"write", write_some},  {"hold", hold},
-	{"seal", seal},	    {"release", release},   {"regions", regions},   {"holders", holders},
-	{"cap", cap},	    {"stats", stats},	    {"arena", arena},	    {"channel", channel},
-	{"join", join},	    {"send", send_message}, {"recv", recv_message}, {"close", release},
-	{"reset", reset},   {"backend", backend},
+static const struct verb verbs[] = {
+	{"create", create},
+	{"put", put},
+	{"open", open_ref},
+	{"ref", ref},
+	{"look", look},
+	{"read", read_all},
+	{"write", write_some},
+	{"hold", hold},
+	{"seal", seal},
+	{"release", release},
+	{"regions", regions},
+	{"holders", holders},
+	{"cap", cap},
+	{"stats", stats},
+	{"arena", arena},
+	{"channel", channel},
+	{"join", join},
+	{"send", send_message},
+	{"recv", recv_message},
+	{"close", release},
+	{"reset", reset},
+	{"backend", backend},
+	{NULL},
+	{"unpin", release},
 };
+
+static const struct verb *verb_of(const struct verb *all, const char *name)
+{
+	for (; all->name; all++)
+		if (!strcmp(all->name, name))
+			return all;
+	return NULL;
+}
 
 static void obey(void)
 {
-	for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++)
-		if (!strcmp(verbs[i].name, fields[0])) {
-			int rc;
+	const struct verb *verb = verb_of(verbs, fields[0]);
+	int rc;
 
-			memset(&why, 0, sizeof(why));
-			answer[0] = '\0';
-			rc = verbs[i].run();
-			if (rc)
-				printf("error\t%s\t%s\n", strerrorname_np(-rc), why.message);
-			else
-				printf("ok\t%s\n", answer);
-			return;
-		}
-	give_up("no such verb");
+	if (!verb)
+		verb = verb_of(reach_verbs, fields[0]);
+	if (!verb)
+		give_up("no such verb");
+	memset(&why, 0, sizeof(why));
+	answer[0] = '\0';
+	rc = verb->run();
+	if (rc)
+		printf("error\t%s\t%s\n", strerrorname_np(-rc), why.message);
+	else
+		printf("ok\t%s\n", answer);
 }
 
 int main(void)
@@ -520,6 +531,7 @@ int main(void)
 	}
 	for (int i = 0; i < MOST; i++)
 		drop(&objects[i]);
+	end_keeper();
 	tmesh_ctx_unref(ctx);
 	free(line);
 	return 0;

@@ -4,7 +4,7 @@ defmodule Tmesh.ConformanceDriver do
   # One process of the conformance suite, by the Elixir application. driver.c says how it is
   # spoken to.
 
-  alias Tmesh.{Arena, Channel, ZeroCopy}
+  alias Tmesh.{Arena, Bundle, Channel, Descriptor, ZeroCopy}
   alias Tmesh.ZeroCopy.TensorRef
 
   def main do
@@ -46,7 +46,10 @@ defmodule Tmesh.ConformanceDriver do
 
   defp option([key, "true"], _objects), do: {String.to_atom(key), true}
   defp option([key, "false"], _objects), do: {String.to_atom(key), false}
-  defp option(["label", text], _objects), do: {:label, text}
+
+  defp option([key, text], _objects) when key in ~w(label metadata),
+    do: {String.to_atom(key), text}
+
   defp option(["mode", text], _objects), do: {:mode, String.to_integer(text, 8)}
 
   defp option([key, name], objects) when key in ~w(arena tensor),
@@ -82,10 +85,11 @@ defmodule Tmesh.ConformanceDriver do
     end
   end
 
-  defp run("ref", [name], [], objects), do: TensorRef.to_json(objects[name])
-
-  defp run("ref", [name], [writable: true], objects) do
-    with {:ok, ref} <- ZeroCopy.grant(objects[name], :write), do: TensorRef.to_json(ref)
+  defp run("ref", [name], options, objects) do
+    case objects[name] do
+      %Bundle{} = bundle -> Bundle.to_json(bundle)
+      ref -> with {:ok, ref} <- grant(ref, options), do: TensorRef.to_json(ref)
+    end
   end
 
   defp run("look", [name], [], objects), do: look(objects[name])
@@ -103,11 +107,10 @@ defmodule Tmesh.ConformanceDriver do
   end
 
   defp run("write", [name, offset, data], [], objects),
-    do:
-      ZeroCopy.write(objects[name], String.to_integer(offset), Base.decode16!(data, case: :lower))
+    do: ZeroCopy.write(objects[name], String.to_integer(offset), Base.decode16!(data, case: :lower))
 
   defp run("seal", [name], [], objects), do: ZeroCopy.seal(objects[name])
-  defp run("release", [name], [], objects), do: ZeroCopy.release(objects[name])
+  defp run("release", [name], [], objects), do: drop(objects[name])
 
   defp run("regions", [id], [], _objects) do
     with {:ok, regions} <- Tmesh.regions() do
@@ -185,16 +188,107 @@ defmodule Tmesh.ConformanceDriver do
     end
   end
 
-  defp run("close", [name], [], objects), do: Channel.close(objects[name])
+  defp run("close", [name], [], objects), do: drop(objects[name])
+  defp run("revoke", [name], [], objects), do: ZeroCopy.revoke(objects[name])
+
+  defp run("reclaim", [name], options, objects),
+    do: ZeroCopy.reclaim(objects[name], options[:timeout] || :infinity)
+
+  # A binary has one, as long as its process.
+  defp run("pin", [name, to], [], objects) do
+    {me, ref} = {self(), objects[name]}
+
+    holder =
+      spawn(fn ->
+        pinned = ZeroCopy.to_binary(ref)
+        send(me, {:pinned, elem(pinned, 0)})
+        Process.sleep(:infinity)
+        pinned
+      end)
+
+    receive do
+      {:pinned, :ok} -> {:ok, "", Map.put(objects, to, holder)}
+    end
+  end
+
+  defp run("unpin", [name], [], objects), do: drop(objects[name])
+
+  defp run("lease", [name, ms], options, objects),
+    do: ZeroCopy.lease(objects[name], String.to_integer(ms), options)
+
+  defp run("touch", [name], [], objects), do: ZeroCopy.touch(objects[name])
+
+  defp run("signal", [name, value], [], objects),
+    do: ZeroCopy.signal(objects[name], String.to_integer(value))
+
+  defp run("wait", [name, value], options, objects) do
+    timeout = options[:timeout] || :infinity
+
+    with {:ok, reached} <- ZeroCopy.wait(objects[name], String.to_integer(value), timeout),
+         do: {:ok, to_string(reached)}
+  end
+
+  defp run("gather", [name, dtype, shape | parts], options, objects) do
+    options = [shape: shape(shape), dtype: String.to_atom(dtype)] ++ options
+
+    with {:ok, ref} <- ZeroCopy.gather(Enum.map(parts, &part(&1, objects)), options),
+         do: keep(name, ref, objects)
+  end
+
+  defp run("export", [name, of], options, objects) do
+    with {:ok, descriptor} <- ZeroCopy.export_dmabuf(objects[of], options),
+         do: {:ok, "", Map.put(objects, name, descriptor)}
+  end
+
+  defp run("import", [name, descriptor, dtype, shape], [], objects) do
+    dtype = String.to_atom(dtype)
+
+    with {:ok, ref} <- ZeroCopy.from_dmabuf(objects[descriptor], shape(shape), dtype),
+         do: keep(name, ref, objects)
+  end
+
+  defp run("listen", [name], [], objects) do
+    at = "tmesh-conformance-#{System.pid()}-#{name}"
+    {:ok, socket} = :socket.open(:local, :stream)
+    :ok = :socket.bind(socket, %{family: :local, path: <<0, at::binary>>})
+    :ok = :socket.listen(socket)
+    {:ok, at, Map.put(objects, name, socket)}
+  end
+
+  defp run("connect", [name, at], [], objects) do
+    {:ok, socket} = :socket.open(:local, :stream)
+    :ok = :socket.connect(socket, %{family: :local, path: <<0, at::binary>>})
+    {:ok, "", Map.put(objects, name, socket)}
+  end
+
+  defp run("accept", [name], [], objects) do
+    {:ok, socket} = :socket.accept(objects[name])
+    :ok = :socket.close(objects[name])
+    {:ok, "", Map.put(objects, name, socket)}
+  end
+
+  defp run("hand", [name, tensor], options, objects),
+    do: ZeroCopy.send(objects[tensor], objects[name], options)
+
+  defp run("take", [name, to], [], objects) do
+    with {:ok, ref} <- ZeroCopy.recv(objects[name]), do: keep(to, ref, objects)
+  end
+
+  defp run("bundle", [name | pairs], options, objects) do
+    named = for [key, tensor] <- Enum.chunk_every(pairs, 2), do: {key, objects[tensor]}
+    named |> Bundle.put(options) |> bundle(name, objects)
+  end
+
+  defp run("unbundle", [name, json], options, objects),
+    do: json |> Bundle.open(options) |> bundle(name, objects)
+
+  defp run("member", [name, of, key], [], objects) do
+    {:ok, ref} = Bundle.fetch(objects[of], key)
+    keep(name, ref, objects)
+  end
 
   defp run("reset", [], [], objects) do
-    for {_name, thing} <- objects do
-      case thing do
-        %TensorRef{} -> ZeroCopy.release(thing)
-        %Channel{} -> Channel.close(thing)
-        %Arena{} -> :ok
-      end
-    end
+    for {_name, thing} <- objects, do: drop(thing)
 
     :erlang.garbage_collect()
     Tmesh.Native.sweep()
@@ -203,6 +297,35 @@ defmodule Tmesh.ConformanceDriver do
 
   defp run("backend", [], [], _objects) do
     with {:ok, backend} <- Tmesh.backend(), do: {:ok, to_string(backend)}
+  end
+
+  defp drop(%TensorRef{} = ref), do: ZeroCopy.release(ref)
+  defp drop(%Channel{} = channel), do: Channel.close(channel)
+  defp drop(%Bundle{} = bundle), do: Bundle.release(bundle)
+  defp drop(%Descriptor{} = descriptor), do: Descriptor.close(descriptor)
+  defp drop({:"$socket", _reference} = socket), do: :socket.close(socket)
+  defp drop(%Arena{}), do: :ok
+
+  defp drop(holder) when is_pid(holder) do
+    Process.exit(holder, :kill)
+    :ok
+  end
+
+  defp grant(ref, writable: true), do: ZeroCopy.grant(ref, :write)
+  defp grant(ref, []), do: {:ok, ref}
+
+  defp part(text, objects) do
+    case String.split(text, "/") do
+      [name] -> objects[name]
+      [name, offset, bytes] -> {objects[name], String.to_integer(offset), String.to_integer(bytes)}
+    end
+  end
+
+  defp bundle(made, name, objects) do
+    with {:ok, bundle} <- made do
+      text = Enum.join(bundle.names ++ [bundle.byte_size, bundle.metadata], " ")
+      {:ok, text, Map.put(objects, name, bundle)}
+    end
   end
 
   defp kind({:ok, _ref}), do: :ok

@@ -3,6 +3,8 @@
 
 import gc
 import json
+import os
+import socket
 import sys
 
 import numpy
@@ -27,7 +29,7 @@ def flags(options):
     """Options as the package takes them: only those that were given."""
     known = {"seal": "true".__eq__, "huge": "true".__eq__, "writable": "true".__eq__, "label": str,
              "mode": lambda text: int(text, 8), "slots": int, "producers": int, "bytes": int,
-             "arena": objects.get, "timeout": lambda ms: int(ms) / 1000}
+             "arena": objects.get, "timeout": lambda ms: int(ms) / 1000, "offset": int, "metadata": str}
     return {key: known[key](value) for key, value in options.items()}
 
 
@@ -155,9 +157,138 @@ def close(name):
     return ""
 
 
+def revoke(name):
+    objects[name].revoke()
+    return ""
+
+
+def reclaim(name, **options):
+    objects[name].reclaim(**flags(options))
+    return ""
+
+
+def pin(name, to):
+    """A private view has one."""
+    objects[to] = objects[name].private()
+    return ""
+
+
+def unpin(name):
+    objects.pop(name).release()
+    return ""
+
+
+def lease(name, ms, process=None):
+    if process is None:
+        objects[name].lease(int(ms) / 1000)
+        return ""
+    descriptor = os.pidfd_open(int(process))
+    try:
+        objects[name].lease(int(ms) / 1000 or None, pidfd=descriptor)
+    finally:
+        os.close(descriptor)
+    return ""
+
+
+def touch(name):
+    objects[name].touch()
+    return ""
+
+
+def signal(name, value):
+    objects[name].signal(int(value))
+    return ""
+
+
+def wait(name, value, **options):
+    return str(objects[name].wait(int(value), **flags(options)))
+
+
+def part(text):
+    name, *place = text.split("/")
+    return (objects[name], *map(int, place)) if place else objects[name]
+
+
+def gather(name, dtype, dims, *parts, **options):
+    return keep(name, tmesh.gather(map(part, parts), shape(dims), dtype, **flags(options)))
+
+
+def private(name, of):
+    keep(name, objects[of].private())
+    return ""
+
+
+class Descriptor:
+    """A file descriptor of this process's own."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def fileno(self):
+        return self.number
+
+    def close(self):
+        os.close(self.number)
+
+
+def export(name, of, **options):
+    return keep(name, Descriptor(objects[of].export_dmabuf(**flags(options))))
+
+
+def import_dmabuf(name, descriptor, dtype, dims):
+    return keep(name, tmesh.from_dmabuf(objects[descriptor], shape(dims), dtype))
+
+
+def listen(name):
+    objects[name] = socket.socket(socket.AF_UNIX)
+    at = f"tmesh-conformance-{os.getpid()}-{name}"
+    objects[name].bind("\0" + at)
+    objects[name].listen(1)
+    return at
+
+
+def connect(name, at):
+    objects[name] = socket.socket(socket.AF_UNIX)
+    objects[name].connect("\0" + at)
+    return ""
+
+
+def accept(name):
+    with objects[name] as listening:
+        objects[name] = listening.accept()[0]
+    return ""
+
+
+def hand(name, tensor, **options):
+    objects[tensor].send(objects[name], **flags(options))
+    return ""
+
+
+def take(name, to):
+    return keep(to, tmesh.recv(objects[name]))
+
+
+def look_bundle(name, held):
+    objects[name] = held
+    return " ".join([*held, str(held.nbytes), held.metadata])
+
+
+def bundle(name, *pairs, **options):
+    named = dict(zip(pairs[::2], map(objects.get, pairs[1::2])))
+    return look_bundle(name, tmesh.bundle(named, **flags(options)))
+
+
+def unbundle(name, ref, **options):
+    return look_bundle(name, tmesh.open(ref, **flags(options)))
+
+
+def member(name, of, key):
+    return keep(name, objects[of][key])
+
+
 def reset():
     for thing in objects.values():
-        if isinstance(thing, tmesh.Channel):
+        if hasattr(thing, "close"):
             thing.close()
     objects.clear()
     gc.collect()
@@ -166,7 +297,9 @@ def reset():
 
 VERBS = {verb.__name__: verb for verb in (
     create, put, ref, look, read, write, hold, seal, release, regions, holders, cap, stats, arena, channel,
-    join, send, recv, close, reset)} | {"open": open_ref, "backend": tmesh.backend}
+    join, send, recv, close, reset, revoke, reclaim, pin, unpin, lease, touch, signal, wait, gather, private, export,
+    listen, connect, accept, hand, take, bundle, unbundle, member)} | {
+        "open": open_ref, "backend": tmesh.backend, "import": import_dmabuf}
 
 
 def main():

@@ -13,6 +13,7 @@ promise. The processes are kept from promise to promise, and hold nothing in bet
 
     promise WORDS           what is promised; the lines below are its steps
     only a=c,python         the languages that a process of this promise may have
+    needs revoke            skipped where the backend has it not, by its own word; lacks revoke: where it has
     a: put t uint8 [2] "ab" -> uint8 [2] sealed
                             process a does it; the answer, word for word. Bytes stand in quotes
     a: ref t -> $r{offset=0}
@@ -54,7 +55,7 @@ VARIABLE = re.compile(r"\$(\w+)(?:\.(\w+))?(\{[^}]*\})?")
 COLUMNS = {"c": 1, "python": 2, "elixir": 3}
 
 Step = collections.namedtuple("Step", "where condition text body")
-Promise = collections.namedtuple("Promise", "name only steps")
+Promise = collections.namedtuple("Promise", "name only caps steps")
 
 
 class Broken(Exception):
@@ -96,11 +97,15 @@ def read_promises():
             where, depth, text = lines.pop(0)
             if depth or not text.startswith("promise "):
                 sys.exit(f"{where}: a promise is expected")
-            only = {}
-            while lines and lines[0][2].startswith("only "):
-                process, languages = lines.pop(0)[2].removeprefix("only ").split("=")
-                only[process] = languages.split(",")
-            promises.append(Promise(f"{path.stem}: {text.removeprefix('promise ')}", only, read_steps(lines, 1)))
+            only, caps = {}, []
+            while lines and (of := re.fullmatch(r"(only|needs|lacks) (\S+)", lines[0][2])):
+                lines.pop(0)
+                if of[1] == "only":
+                    process, languages = of[2].split("=")
+                    only[process] = languages.split(",")
+                else:
+                    caps.append((of[2], of[1] == "needs"))
+            promises.append(Promise(f"{path.stem}: {text.removeprefix('promise ')}", only, caps, read_steps(lines, 1)))
     return promises
 
 
@@ -184,6 +189,15 @@ class Pool:
 
     def give(self, driver):
         self.free[driver.language].insert(0, driver)
+
+    def has(self, cap):
+        """Whether the backend says that it can, on this machine."""
+        driver = self.take(next(iter(self.commands)))
+        level = driver.ask("cap", cap)
+        self.give(driver)
+        if not level:
+            sys.exit(f"there is no capability {cap}")
+        return level != "no"
 
     def end(self):
         for driver in itertools.chain(*self.free.values()):
@@ -359,6 +373,10 @@ def main():
 
         for turn, promise in enumerate(read_promises()):
             if names and not any(name in promise.name for name in names):
+                continue
+            if wrong := [f"the backend {'lacks' if wanted else 'has'} {cap}" for cap, wanted in promise.caps
+                         if pool.has(cap) != wanted]:
+                point(f"{promise.name} # SKIP {wrong[0]}", None)
                 continue
             for mixture in mixtures(processes(promise.steps), list(commands), turn):
                 if all(language in promise.only.get(name, commands) for name, language in zip("abc", mixture)):

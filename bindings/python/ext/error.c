@@ -19,7 +19,7 @@ static const struct {
 	{ETIMEDOUT, "PeerTimeoutError"}, {EPIPE, "GoneError"},
 	{EAGAIN, "PeerTimeoutError"},	 {EOWNERDEAD, "GoneError"},
 	{ENFILE, "LimitError"},		 {EBADF, "ReleasedError"},
-	{EEXIST, "ExistsError"},
+	{EEXIST, "ExistsError"},	 {ELOOP, "InvalidError"},
 };
 
 static const char *class_of(int code)
