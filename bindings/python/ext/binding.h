@@ -52,6 +52,10 @@ struct state {
 	/* NULL where libtmesh-model is not compiled in. */
 	PyTypeObject *slot_type;
 	PyTypeObject *slot_reader_type;
+	PyTypeObject *pool_type;
+	PyTypeObject *pages_type;
+	PyTypeObject *sequence_type;
+	PyTypeObject *span_type;
 	PyObject *ref_keys[REF_KEYS];
 	PyObject *ndarray; /* numpy.ndarray, NULL until it is needed */
 	PyObject *numpy_dtypes[DTYPES];
@@ -216,6 +220,14 @@ PyObject *module_make_slot(PyObject *module, PyObject *args);
 PyObject *module_open_slot(PyObject *module, PyObject *token);
 extern PyType_Spec slot_spec;
 extern PyType_Spec slot_reader_spec;
+
+/* pages.c, sequence.c */
+PyObject *module_make_page_pool(PyObject *module, PyObject *args);
+PyObject *module_open_pages(PyObject *module, PyObject *token);
+extern PyType_Spec pool_spec;
+extern PyType_Spec pages_spec;
+extern PyType_Spec sequence_spec;
+extern PyType_Spec span_spec;
 
 /* model.c */
 /* Where libtmesh-model is not compiled in. */

@@ -333,6 +333,10 @@ static PyMethodDef functions[] = {
 	{"make_slot", module_make_slot, METH_VARARGS,
 	 "make_slot(label, max_ref, /)\n--\n\nA SlotHandle."},
 	{"open_slot", module_open_slot, METH_O, "open_slot(token, /)\n--\n\nA SlotReaderHandle."},
+	{"make_page_pool", module_make_page_pool, METH_VARARGS,
+	 "make_page_pool(page_bytes, page_tokens, slab_pages, max_pages, devices, heads, /)\n--\n\n"
+	 "A PagePoolHandle."},
+	{"open_pages", module_open_pages, METH_O, "open_pages(token, /)\n--\n\nA PagesHandle."},
 	{"load_model", module_load_model, METH_VARARGS,
 	 "load_model(path, keep, alone, hash, progress, /)\n--\n\n"
 	 "(Held, report, [(name, type, dtype, shape, place in the file, bytes), ...])."},
@@ -374,8 +378,9 @@ static int add_model_types(PyObject *module, struct state *st)
 		PyTypeObject **type;
 		PyType_Spec *spec;
 	} types[] = {
-		{&st->slot_type, &slot_spec},
-		{&st->slot_reader_type, &slot_reader_spec},
+		{&st->slot_type, &slot_spec},	      {&st->slot_reader_type, &slot_reader_spec},
+		{&st->pool_type, &pool_spec},	      {&st->pages_type, &pages_spec},
+		{&st->sequence_type, &sequence_spec}, {&st->span_type, &span_spec},
 	};
 
 	for (size_t i = 0; i < sizeof(types) / sizeof(*types); i++) {
@@ -452,6 +457,10 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
 	Py_VISIT(st->held_type);
 	Py_VISIT(st->slot_type);
 	Py_VISIT(st->slot_reader_type);
+	Py_VISIT(st->pool_type);
+	Py_VISIT(st->pages_type);
+	Py_VISIT(st->sequence_type);
+	Py_VISIT(st->span_type);
 	Py_VISIT(st->ndarray);
 	for (int i = 0; i < DTYPES; i++)
 		Py_VISIT(st->numpy_dtypes[i]);
@@ -470,6 +479,10 @@ static int module_clear(PyObject *module)
 	Py_CLEAR(st->held_type);
 	Py_CLEAR(st->slot_type);
 	Py_CLEAR(st->slot_reader_type);
+	Py_CLEAR(st->pool_type);
+	Py_CLEAR(st->pages_type);
+	Py_CLEAR(st->sequence_type);
+	Py_CLEAR(st->span_type);
 	Py_CLEAR(st->ndarray);
 	for (int i = 0; i < DTYPES; i++)
 		Py_CLEAR(st->numpy_dtypes[i]);

@@ -70,7 +70,8 @@ def test_installed():
 def test_stub_has_every_name():
     functions = {node.name for node in stub().body if isinstance(node, ast.FunctionDef)}
     assert functions == {name for name in public(vars(_tmesh)) if not isinstance(getattr(_tmesh, name), type)}
-    of_model = (_tmesh.SlotHandle, _tmesh.SlotReaderHandle) if hasattr(_tmesh, "SlotHandle") else ()
+    of_model = [getattr(_tmesh, name) for name in ("SlotHandle", "SlotReaderHandle", "PagePoolHandle", "PagesHandle",
+                                                  "SequenceHandle") if hasattr(_tmesh, name)]
     for kind in (*of_model, _tmesh.Sent, _tmesh.Held, tmesh.Channel, tmesh.Tensor):
         node = next(node for node in stub().body if getattr(node, "name", "") == kind.__name__)
         members = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
@@ -94,7 +95,8 @@ def test_stub_has_every_member_of_the_dicts():
 def test_everything_is_documented():
     for name in tmesh.__all__:
         assert name == "__version__" or getattr(tmesh, name).__doc__
-    for kind in (tmesh.Bundle, tmesh.Channel, tmesh.Queue, tmesh.Slot, tmesh.SlotReader, tmesh.SlotValue, tmesh.Tensor):
+    for kind in (tmesh.Bundle, tmesh.Channel, tmesh.PagePool, tmesh.Pages, tmesh.pages.Sequence, tmesh.Queue, tmesh.Slot,
+                 tmesh.SlotReader, tmesh.SlotValue, tmesh.Tensor):
         for name in public(vars(kind)):
             assert getattr(kind, name).__doc__
 

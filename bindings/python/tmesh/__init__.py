@@ -54,6 +54,7 @@ from .errors import (
 )
 from .keeping import keep, open_kept
 from .model import Model, load_model
+from .pages import PagePool, Pages
 from .picture import graph
 from .queue import Queue
 from .slots import Slot, SlotReader, SlotValue
@@ -72,6 +73,8 @@ __all__ = [
     "Model",
     "NotFoundError",
     "OutOfMemoryError",
+    "PagePool",
+    "Pages",
     "PeerTimeoutError",
     "ProtocolError",
     "Queue",

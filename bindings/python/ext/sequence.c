@@ -1,0 +1,389 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What tmesh.Sequence stands on, by libtmesh-model. Its memory is seen through spans, which hold
+ * the sequence and are counted: a page that somebody sees is not given back, and one that somebody
+ * may write to is not shared.
+ */
+#include "paging.h"
+
+#ifdef TMESH_MODEL
+
+#include <stdlib.h>
+#include <string.h>
+
+struct sequence {
+	PyObject_HEAD struct tmesh_seq *seq; /* NULL once released */
+	Py_ssize_t spans;
+	Py_ssize_t writable_spans;
+	bool busy; /* a call is running without the GIL */
+};
+
+struct span {
+	PyObject_HEAD struct sequence *of;
+	void *addr;
+	Py_ssize_t bytes;
+	bool writable;
+};
+
+static struct state *state_of_object(PyObject *object)
+{
+	return PyType_GetModuleState(Py_TYPE(object));
+}
+
+PyObject *sequence_new(struct state *st, struct tmesh_seq *seq)
+{
+	struct sequence *self = (struct sequence *)PyType_GenericAlloc(st->sequence_type, 0);
+
+	if (self)
+		self->seq = seq;
+	else
+		tmesh_seq_free(seq);
+	return (PyObject *)self;
+}
+
+static struct tmesh_seq *seq_get(PyObject *object)
+{
+	struct sequence *self = (struct sequence *)object;
+
+	if (!self->seq)
+		return raise_named(state_of_object(object), "ReleasedError", EBADF,
+				   "this sequence was released");
+	if (self->busy)
+		return raise_code(state_of_object(object), EBUSY,
+				  "another thread uses this sequence: one at a time");
+	return self->seq;
+}
+
+/* For what takes pages away: nobody sees them. */
+static struct tmesh_seq *seq_unseen(PyObject *object)
+{
+	if (((struct sequence *)object)->spans)
+		return raise_code(
+			state_of_object(object), EBUSY,
+			"arrays of this sequence's memory still exist: delete them first");
+	return seq_get(object);
+}
+
+/* For what shares pages: nobody writes to them through an array. */
+static struct tmesh_seq *seq_unwritten(PyObject *object)
+{
+	if (((struct sequence *)object)->writable_spans)
+		return raise_code(
+			state_of_object(object), EBUSY,
+			"writable arrays of this sequence's memory still exist: delete them "
+			"before its pages are shared");
+	return seq_get(object);
+}
+
+static PyObject *none_or_error(PyObject *object, int rc, const struct tmesh_error *err)
+{
+	if (rc)
+		return raise_error(state_of_object(object), err);
+	Py_RETURN_NONE;
+}
+
+/* The call without the GIL, as the only one of the sequence. */
+#define ALONE(object, call)                                  \
+	do {                                                 \
+		((struct sequence *)(object))->busy = true;  \
+		Py_BEGIN_ALLOW_THREADS;                      \
+		call;                                        \
+		Py_END_ALLOW_THREADS;                        \
+		((struct sequence *)(object))->busy = false; \
+	} while (0)
+
+static PyObject *seq_append(PyObject *object, PyObject *number)
+{
+	struct tmesh_seq *seq = seq_get(object);
+	unsigned long long tokens;
+	struct tmesh_error err;
+	int rc;
+
+	if (!seq || !size_argument(number, &tokens))
+		return NULL;
+	ALONE(object, rc = tmesh_seq_append(seq, tokens, &err));
+	return none_or_error(object, rc, &err);
+}
+
+static PyObject *seq_truncate(PyObject *object, PyObject *number)
+{
+	struct tmesh_seq *seq = seq_unseen(object);
+	unsigned long long tokens;
+	struct tmesh_error err;
+	int rc;
+
+	if (!seq || !size_argument(number, &tokens))
+		return NULL;
+	ALONE(object, rc = tmesh_seq_truncate(seq, tokens, &err));
+	return none_or_error(object, rc, &err);
+}
+
+static PyObject *seq_fork(PyObject *object, PyObject *unused)
+{
+	struct tmesh_seq *seq = seq_unwritten(object), *other;
+	struct tmesh_error err;
+	int rc;
+
+	if (!seq)
+		return NULL;
+	ALONE(object, rc = tmesh_seq_fork(seq, &other, &err));
+	return rc ? raise_error(state_of_object(object), &err)
+		  : sequence_new(state_of_object(object), other);
+}
+
+static PyObject *seq_share(PyObject *object, PyObject *unused)
+{
+	struct tmesh_seq *seq = seq_unwritten(object);
+	char ticket[TMESH_PAGES_TICKET_SIZE];
+	struct tmesh_error err;
+	int rc;
+
+	if (!seq)
+		return NULL;
+	ALONE(object, rc = tmesh_seq_share(seq, ticket, &err));
+	return rc ? raise_error(state_of_object(object), &err) : PyUnicode_FromString(ticket);
+}
+
+static PyObject *seq_cache(PyObject *object, PyObject *hashes)
+{
+	struct tmesh_seq *seq = seq_unwritten(object);
+	struct tmesh_error err;
+	Py_buffer view;
+	int rc;
+
+	if (!seq || PyObject_GetBuffer(hashes, &view, PyBUF_SIMPLE))
+		return NULL;
+	ALONE(object, rc = tmesh_seq_cache(seq, view.buf, (uint32_t)(view.len / HASH_BYTES), &err));
+	PyBuffer_Release(&view);
+	return none_or_error(object, rc, &err);
+}
+
+static PyObject *seq_release(PyObject *object, PyObject *unused)
+{
+	struct sequence *self = (struct sequence *)object;
+	struct tmesh_seq *seq = self->seq;
+
+	if (seq && !seq_unseen(object))
+		return NULL;
+	self->seq = NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	tmesh_seq_free(seq);
+	Py_END_ALLOW_THREADS;
+	Py_RETURN_NONE;
+}
+
+/* Spans hold the sequence, so there is none now, and no call either. */
+static void seq_dealloc(PyObject *object)
+{
+	PyTypeObject *type = Py_TYPE(object);
+
+	Py_XDECREF(seq_release(object, NULL));
+	PyObject_Free(object);
+	Py_DECREF(type);
+}
+
+/* The block table as bytes of int32; NumPy's callers make an array of it. */
+static PyObject *seq_table(PyObject *object, PyObject *unused)
+{
+	struct tmesh_seq *seq = seq_get(object);
+	const int32_t *table;
+	uint32_t count;
+
+	if (!seq)
+		return NULL;
+	table = tmesh_seq_table(seq, &count);
+	return PyByteArray_FromStringAndSize((const char *)table,
+					     (Py_ssize_t)(count * sizeof(*table)));
+}
+
+/* slots(first, count): bytes of int64 */
+static PyObject *seq_slots(PyObject *object, PyObject *args)
+{
+	struct tmesh_seq *seq = seq_get(object);
+	unsigned long long first, count;
+	struct tmesh_error err;
+	PyObject *bytes;
+
+	if (!seq ||
+	    !PyArg_ParseTuple(args, "O&O&:slots", size_argument, &first, size_argument, &count))
+		return NULL;
+	if (count > tmesh_seq_tokens(seq))
+		return raise_code(state_of_object(object), EINVAL,
+				  "the sequence has %llu tokens, not %llu behind token %llu",
+				  (unsigned long long)tmesh_seq_tokens(seq), count, first);
+	bytes = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(count * sizeof(int64_t)));
+	if (bytes &&
+	    tmesh_seq_slots(seq, first, count, (int64_t *)PyByteArray_AsString(bytes), &err)) {
+		Py_DECREF(bytes);
+		return raise_error(state_of_object(object), &err);
+	}
+	return bytes;
+}
+
+static PyObject *span_new(PyObject *object, const void *addr, uint64_t bytes, bool writable)
+{
+	struct sequence *of = (struct sequence *)object;
+	struct span *self =
+		(struct span *)PyType_GenericAlloc(state_of_object(object)->span_type, 0);
+
+	if (!self)
+		return NULL;
+	self->of = (struct sequence *)Py_NewRef(object);
+	self->addr = (void *)addr;
+	self->bytes = (Py_ssize_t)bytes;
+	self->writable = writable;
+	of->spans++;
+	of->writable_spans += writable;
+	return (PyObject *)self;
+}
+
+/* page(index, device, writable, bytes of a page) */
+static PyObject *seq_page(PyObject *object, PyObject *args)
+{
+	struct tmesh_seq *seq = seq_get(object);
+	unsigned int index, device;
+	unsigned long long bytes;
+	struct tmesh_error err;
+	int writable, rc;
+	void *addr;
+
+	if (!seq || !PyArg_ParseTuple(args, "O&O&pO&:page", uint_argument, &index, uint_argument,
+				      &device, &writable, size_argument, &bytes))
+		return NULL;
+	ALONE(object,
+	      rc = tmesh_seq_page(seq, index, device,
+				  writable ? TMESH_READ | TMESH_WRITE : TMESH_READ, &addr, &err));
+	return rc ? raise_error(state_of_object(object), &err)
+		  : span_new(object, addr, bytes, writable);
+}
+
+/* view(device, max_tokens, bytes of a page) */
+static PyObject *seq_view(PyObject *object, PyObject *args)
+{
+	struct tmesh_seq *seq = seq_get(object);
+	unsigned long long max_tokens, bytes;
+	struct tmesh_error err;
+	unsigned int device;
+	const void *addr;
+	uint32_t count;
+	int rc;
+
+	if (!seq || !PyArg_ParseTuple(args, "O&O&O&:view", uint_argument, &device, size_argument,
+				      &max_tokens, size_argument, &bytes))
+		return NULL;
+	ALONE(object, rc = tmesh_seq_view(seq, device, max_tokens, &addr, &err));
+	if (rc)
+		return raise_error(state_of_object(object), &err);
+	tmesh_seq_table(seq, &count);
+	return span_new(object, addr, count * bytes, false);
+}
+
+static PyObject *seq_gather(PyObject *object, PyObject *number)
+{
+	struct tmesh_seq *seq = seq_get(object);
+	struct tmesh_region *region;
+	struct tmesh_error err;
+	unsigned int device;
+	int rc;
+
+	if (!seq || !uint_argument(number, &device))
+		return NULL;
+	ALONE(object, rc = tmesh_seq_gather(seq, device, &region, &err));
+	return rc ? raise_error(state_of_object(object), &err)
+		  : tensor_as_described(state_of_object(object), region);
+}
+
+static PyObject *seq_tokens(PyObject *object, void *unused)
+{
+	struct tmesh_seq *seq = seq_get(object);
+
+	return seq ? PyLong_FromUnsignedLongLong(tmesh_seq_tokens(seq)) : NULL;
+}
+
+static PyObject *seq_id(PyObject *object, void *unused)
+{
+	struct tmesh_seq *seq = seq_get(object);
+
+	return seq ? PyLong_FromUnsignedLongLong(tmesh_seq_id(seq)) : NULL;
+}
+
+static PyObject *seq_released(PyObject *object, void *unused)
+{
+	return PyBool_FromLong(!((struct sequence *)object)->seq);
+}
+
+static PyMethodDef methods[] = {
+	{"append", seq_append, METH_O, "append($self, tokens, /)\n--\n\nRoom for more."},
+	{"truncate", seq_truncate, METH_O, "truncate($self, tokens, /)\n--\n\nThe first stay."},
+	{"fork", seq_fork, METH_NOARGS, "fork($self, /)\n--\n\nAnother one."},
+	{"share", seq_share, METH_NOARGS, "share($self, /)\n--\n\nA ticket."},
+	{"cache", seq_cache, METH_O, "cache($self, hashes, /)\n--\n\nThe first blocks."},
+	{"table", seq_table, METH_NOARGS, "table($self, /)\n--\n\nBytes of int32."},
+	{"slots", seq_slots, METH_VARARGS, "slots($self, first, count, /)\n--\n\nBytes of int64."},
+	{"page", seq_page, METH_VARARGS,
+	 "page($self, index, device, writable, page_bytes, /)\n--\n\nA buffer."},
+	{"view", seq_view, METH_VARARGS,
+	 "view($self, device, max_tokens, page_bytes, /)\n--\n\nA buffer, to be read."},
+	{"gather", seq_gather, METH_O, "gather($self, device, /)\n--\n\nA Tensor of bytes."},
+	{"release", seq_release, METH_NOARGS, "release($self, /)\n--\n\nLet its pages go."},
+	{NULL},
+};
+
+static PyGetSetDef properties[] = {
+	{"tokens", seq_tokens, NULL, "How many it has.", NULL},
+	{"id", seq_id, NULL, "Its number in this handle.", NULL},
+	{"released", seq_released, NULL, "Whether it was released.", NULL},
+	{NULL},
+};
+
+static PyType_Slot slots[] = {
+	{Py_tp_dealloc, seq_dealloc},
+	{Py_tp_methods, methods},
+	{Py_tp_getset, properties},
+	{Py_tp_doc, "What tmesh.Sequence stands on."},
+	{0},
+};
+
+PyType_Spec sequence_spec = {
+	.name = "tmesh._tmesh.SequenceHandle",
+	.basicsize = sizeof(struct sequence),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+	.slots = slots,
+};
+
+static void span_dealloc(PyObject *object)
+{
+	struct span *self = (struct span *)object;
+	PyTypeObject *type = Py_TYPE(object);
+
+	if (self->of) {
+		self->of->spans--;
+		self->of->writable_spans -= self->writable;
+	}
+	Py_XDECREF((PyObject *)self->of);
+	PyObject_Free(object);
+	Py_DECREF(type);
+}
+
+static int span_getbuffer(PyObject *object, Py_buffer *view, int flags)
+{
+	struct span *self = (struct span *)object;
+
+	return PyBuffer_FillInfo(view, object, self->addr, self->bytes, !self->writable, flags);
+}
+
+static PyType_Slot span_slots[] = {
+	{Py_tp_dealloc, span_dealloc},
+	{Py_bf_getbuffer, span_getbuffer},
+	{Py_tp_doc, "Memory of a sequence, which it holds."},
+	{0},
+};
+
+PyType_Spec span_spec = {
+	.name = "tmesh._tmesh.Span",
+	.basicsize = sizeof(struct span),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+	.slots = span_slots,
+};
+
+#endif /* TMESH_MODEL */
