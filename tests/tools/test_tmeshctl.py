@@ -220,6 +220,22 @@ class Man(Base):
             for option in options:
                 self.assertIn(f"\\fB{option}\\fR", text, f"{verb} {option}")
 
+    def test_all_of_the_module_is_in_its_page(self):
+        """Each ioctl, limit, file for debugging and tracepoint of the sources, and no other."""
+        page = pathlib.Path(ROOT, "docs/man/tmesh.4.scd").read_text()
+        header = pathlib.Path(ROOT, "include/uapi/linux/tmesh.h").read_text()
+        source = {name: pathlib.Path(ROOT, "kmod", name).read_text() for name in ("account.c", "debug.c", "trace.h")}
+        self.assertEqual(set(re.findall(r"\*(TMESH_\w+)\*", page)),
+                         set(re.findall(r"^#define (TMESH_\w+) _IO\(", header, re.M)))
+        self.assertEqual(set(re.findall(r"_(?:/proc/sys/dev/tmesh/)?(max_\w+)_(?=[,\n])", page)),
+                         set(re.findall(r'TMESH_LIMIT\("(\w+)"', source["account.c"])))
+        files = re.search(r"^_/sys/kernel/debug/tmesh/(.*)$", page, re.M)[1]
+        self.assertEqual(re.findall(r"[a-z]+", files), re.findall(r'debugfs_create_file\("(\w+)"', source["debug.c"]))
+        told = re.search(r"Tracepoints for (.*?)\n\n", page, re.S)[1]
+        self.assertEqual(sorted(word for part in re.findall(r"\((.*?)\)", told, re.S) for word in re.findall(r"\w+", part)),
+                         sorted(set(re.findall(r"^(?:TRACE_EVENT|DEFINE_EVENT)\((?:\w+, )?tmesh_(\w+),", source["trace.h"],
+                                               re.M))))
+
     def test_every_call_is_in_a_page(self):
         """In the synopsis of one, as the header declares it, and among its names."""
         shown = []

@@ -37,15 +37,18 @@
  *   EPERM       the region's state or its owner's wish forbids it, for any handle
  *   EINTR       a fatal signal came; nothing has changed (but see TMESH_REVOKE and TMESH_WAIT)
  *   ESTALE      the region was revoked, or this handle's lease has lapsed
- *   EDQUOT      one of tmesh's limits would be passed: bytes, regions, handles, pins,
- *               kept bytes or kept names of this user, of this IPC namespace, or of all users
- * together. TMESH_CAPS shows limits and use; root raises them in /proc/sys/dev/tmesh/. Nothing was
- * allocated. ENOMEM      the system, or the caller's memory control group, has no memory ENOENT a
- * token that is dead, foreign or guessed, an unknown id, or a name that is not kept or not for the
- * caller: the answers are the same on purpose EEXIST      see TMESH_KEEP ENOSPC      see
- * TMESH_KEPT_OPEN EBUSY       see TMESH_SEAL, TMESH_REVOKE, TMESH_LEASE, TMESH_SIGNAL and
- * TMESH_KEEP EBADF       a descriptor in the structure is not open EMFILE      the process has no
- * free descriptor
+ *   EDQUOT      one of tmesh's limits would be passed: bytes, regions, handles, pins, kept
+ *               bytes or kept names of this user, of this IPC namespace, or of all users
+ *               together. TMESH_CAPS shows limits and use; root raises the limits in
+ *               /proc/sys/dev/tmesh/. Nothing was allocated.
+ *   ENOMEM      the system, or the caller's memory control group, has no memory
+ *   ENOENT      a token that is dead, foreign or guessed, an unknown id, or a name that is not
+ *               kept or not for the caller: the answers are the same on purpose
+ *   EEXIST      see TMESH_KEEP
+ *   ENOSPC      see TMESH_KEPT_OPEN
+ *   EBUSY       see TMESH_SEAL, TMESH_REVOKE, TMESH_LEASE, TMESH_SIGNAL and TMESH_KEEP
+ *   EBADF       a descriptor in the structure is not open
+ *   EMFILE      the process has no free descriptor
  */
 #ifndef _UAPI_LINUX_TMESH_H
 #define _UAPI_LINUX_TMESH_H
