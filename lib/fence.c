@@ -22,25 +22,13 @@ int tmesh_fence_signal(struct tmesh_region *region, uint64_t value, struct tmesh
 	return rc ? rc : region->ctx->ops->signal(region, value, err);
 }
 
-static int wait(struct tmesh_region *region, uint64_t value, int64_t timeout_ns, bool arm,
-		uint64_t *reached, struct tmesh_error *err)
-{
-	int rc = check(region, TMESH_READ, "waiting for a fence", err);
-
-	return rc ? rc : region->ctx->ops->wait(region, value, timeout_ns, arm, reached, err);
-}
-
 int tmesh_fence_wait(struct tmesh_region *region, uint64_t value, int64_t timeout_ns,
 		     uint64_t *reached, struct tmesh_error *err)
 {
 	uint64_t ignored;
+	int rc = check(region, TMESH_READ, "waiting for a fence", err);
 
-	return wait(region, value, timeout_ns, false, reached ? reached : &ignored, err);
-}
-
-int tmesh_fence_arm(struct tmesh_region *region, uint64_t value, struct tmesh_error *err)
-{
-	uint64_t ignored;
-
-	return wait(region, value, 0, true, &ignored, err);
+	return rc ? rc
+		  : region->ctx->ops->wait(region, value, timeout_ns, reached ? reached : &ignored,
+					   err);
 }

@@ -375,7 +375,7 @@ struct tmesh_backend_ops {
 			  struct tmesh_error *err);
 	int (*signal)(struct tmesh_region *region, uint64_t value, struct tmesh_error *err);
 	/* @arm: for poll(), without waiting */
-	int (*wait)(struct tmesh_region *region, uint64_t value, int64_t timeout_ns, bool arm,
+	int (*wait)(struct tmesh_region *region, uint64_t value, int64_t timeout_ns,
 		    uint64_t *reached, struct tmesh_error *err);
 
 	int (*list)(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, size_t *count,

@@ -39,7 +39,7 @@ int tmesh_kernel_poll_fd(struct tmesh_region *region, uint32_t events, short *wa
 			 struct tmesh_error *err);
 uint32_t tmesh_kernel_events(struct tmesh_region *region);
 int tmesh_kernel_signal(struct tmesh_region *region, uint64_t value, struct tmesh_error *err);
-int tmesh_kernel_wait(struct tmesh_region *region, uint64_t value, int64_t timeout_ns, bool arm,
+int tmesh_kernel_wait(struct tmesh_region *region, uint64_t value, int64_t timeout_ns,
 		      uint64_t *reached, struct tmesh_error *err);
 
 #endif /* TMESH_KERNEL_H */

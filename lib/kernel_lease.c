@@ -178,12 +178,11 @@ int tmesh_kernel_signal(struct tmesh_region *region, uint64_t value, struct tmes
 			      : tmesh_kernel_fail(err, "signal");
 }
 
-int tmesh_kernel_wait(struct tmesh_region *region, uint64_t value, int64_t timeout_ns, bool arm,
+int tmesh_kernel_wait(struct tmesh_region *region, uint64_t value, int64_t timeout_ns,
 		      uint64_t *reached, struct tmesh_error *err)
 {
 	struct tmesh_wait wait = {
 		.size = sizeof(wait),
-		.flags = arm ? TMESH_WAIT_ARM : 0,
 		.value = value,
 		.timeout_ns = timeout_ns,
 	};

@@ -80,7 +80,10 @@ static int set(struct tmesh_region *region, int pidfd, uint64_t ns, enum tmesh_t
 	if (atomic_load(&region->lease) == &none)
 		atomic_store(&region->lease, NULL);
 	tmesh_region_unlock(region);
-	return tmesh_region_when_taken(region, taken, err);
+	rc = ops->when_taken(region, taken, err);
+	if (!rc)
+		region->zeros = taken == TMESH_TAKEN_ZERO;
+	return rc;
 }
 
 int tmesh_lease_set(struct tmesh_region *region, uint64_t ns, enum tmesh_taken taken,
@@ -98,21 +101,6 @@ int tmesh_lease_bind(struct tmesh_region *region, int pidfd, uint64_t ns, enum t
 	if (pidfd < 0)
 		return tmesh_fail(err, -EBADF, "lease: %d is no pidfd", pidfd);
 	return set(region, pidfd, ns, taken, err);
-}
-
-int tmesh_region_when_taken(struct tmesh_region *region, enum tmesh_taken taken,
-			    struct tmesh_error *err)
-{
-	const struct tmesh_backend_ops *ops = region->ctx->ops;
-	int rc = tmesh_region_may(region, TMESH_READ, "policy", err);
-
-	if (!rc)
-		rc = tmesh_check_taken(taken, err);
-	if (!rc && ops->when_taken)
-		rc = ops->when_taken(region, taken, err);
-	if (!rc)
-		region->zeros = taken == TMESH_TAKEN_ZERO;
-	return rc;
 }
 
 /* The region's lease, looked up once; NULL when that fails, which the next touch tries again. */
@@ -189,6 +177,8 @@ int tmesh_lease_touch(struct tmesh_region *region)
 
 	if (tmesh_region_inherited(region))
 		return -EPERM;
+	/* What was read was read before the state is. */
+	atomic_thread_fence(memory_order_acquire);
 	keeper = lease_of(region);
 	if (keeper == &none)
 		return 0;
@@ -196,18 +186,6 @@ int tmesh_lease_touch(struct tmesh_region *region)
 		return -ESTALE;
 	touch(keeper);
 	return 0;
-}
-
-int tmesh_lease_begin(struct tmesh_region *region)
-{
-	return tmesh_lease_touch(region);
-}
-
-int tmesh_lease_end(struct tmesh_region *region)
-{
-	/* What was read was read before the state is. */
-	atomic_thread_fence(memory_order_acquire);
-	return tmesh_lease_touch(region);
 }
 
 bool tmesh_lease_lapsed_here(struct tmesh_region *region)

@@ -32,12 +32,6 @@ int tmesh_fence_signal(struct tmesh_region *region, uint64_t value, struct tmesh
 int tmesh_fence_wait(struct tmesh_region *region, uint64_t value, int64_t timeout_ns,
 		     uint64_t *reached, struct tmesh_error *err);
 
-/*
- * Let poll() on tmesh_region_fd() say POLLIN when the fence has reached @value, and POLLERR when
- * it never will. One value per handle; arming again replaces it.
- */
-int tmesh_fence_arm(struct tmesh_region *region, uint64_t value, struct tmesh_error *err);
-
 #ifdef __cplusplus
 }
 #endif

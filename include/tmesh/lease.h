@@ -10,14 +10,14 @@
  *
  * How to read under a lease:
  *
- *	if (!tmesh_lease_begin(region)) {
+ *	if (!tmesh_lease_touch(region)) {
  *		use(addr);
- *		if (tmesh_lease_end(region))
+ *		if (tmesh_lease_touch(region))
  *			what was read is to be thrown away
  *	}
  *
- * A bracket never stops a lease from lapsing: memory that goes away in the middle raises SIGBUS,
- * or with TMESH_TAKEN_ZERO reads as zeros, and _end tells.
+ * A touch never stops a lease from lapsing: memory that goes away in the middle raises SIGBUS, or
+ * with TMESH_TAKEN_ZERO reads as zeros, and the second touch tells.
  */
 #ifndef TMESH_LEASE_H
 #define TMESH_LEASE_H
@@ -54,18 +54,12 @@ int tmesh_lease_set(struct tmesh_region *region, uint64_t ns, enum tmesh_taken t
 int tmesh_lease_bind(struct tmesh_region *region, int pidfd, uint64_t ns, enum tmesh_taken taken,
 		     struct tmesh_error *err);
 
-/* What a touch does once memory was taken away, without a lease. memfd: never happens. */
-int tmesh_region_when_taken(struct tmesh_region *region, enum tmesh_taken taken,
-			    struct tmesh_error *err);
-
 /*
  * Touch, without a system call: the module's kernel looks at a counter.
- * Return: 0 also where there is no lease; -ESTALE (not live); -EPERM (inherited).
+ * Return: 0 also where there is no lease; -ESTALE (not live: what was read since the last touch may
+ * be anything); -EPERM (inherited).
  */
 int tmesh_lease_touch(struct tmesh_region *region);
-int tmesh_lease_begin(struct tmesh_region *region);
-/* Touches too. -ESTALE: what was read since _begin may be anything. */
-int tmesh_lease_end(struct tmesh_region *region);
 
 /* Without a touch. */
 enum tmesh_lease_status tmesh_lease_state(struct tmesh_region *region);

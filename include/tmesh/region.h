@@ -76,7 +76,8 @@ void tmesh_region_unref(struct tmesh_region *region);
  * Map the whole region; repeated calls return the same address. @rights is TMESH_READ or
  * TMESH_READ | TMESH_WRITE. Each successful call is paired with one tmesh_region_unmap();
  * the address is good until the last of them. Touching memory of a region that was revoked, or
- * whose lease has lapsed, raises SIGBUS, or does what tmesh_region_when_taken() said.
+ * whose lease has lapsed, raises SIGBUS, or reads zeros where
+ * the context or the lease said TMESH_TAKEN_ZERO.
  *
  * Return: 0; -EINVAL (@rights), -EACCES (not writable), -EPERM (sealed, or inherited), -ESTALE,
  * -ENOMEM, -EOPNOTSUPP (regions that are not mapped: of _from_user, of _from_fd).
@@ -216,9 +217,9 @@ bool tmesh_region_is_sealed(struct tmesh_region *region);
 /*
  * The handle's descriptor, still the library's, good for O_DIRECT, io_uring and mmap. On the
  * module poll() says POLLHUP when the region was revoked, with POLLERR when this handle's lease
- * has lapsed, POLLOUT while nobody else holds the region, and what tmesh_fence_arm() asked for.
- * On a memfd it can write, as far as the handle may, once this was called; until a seal. Of a private
- * view it is the sealed region's: what was written in the view is not to be read from it.
+ * has lapsed, POLLOUT while nobody else holds the region.
+ * On a memfd it can write, as far as the handle may, once this was called; until a seal. Of a
+ * private view it is the sealed region's: what was written in the view is not to be read from it.
  * Return: the descriptor; -EPERM (inherited through fork()), or why it cannot be opened to write.
  */
 int tmesh_region_fd(struct tmesh_region *region);
