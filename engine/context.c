@@ -90,7 +90,7 @@ void tmesh_engine_context_unref(struct tmesh_engine_context *context)
 	/* A forked child has the engine's memory and not its threads, which the engine would wait
 	 * for. */
 	if (context->life == engine_life()) {
-		sessions_close(context);
+		engine_sessions_close(context);
 		context->plugin->close(context->engine);
 	}
 	tmesh_ctx_unref(context->ctx);

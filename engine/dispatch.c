@@ -28,8 +28,8 @@ static int bind(struct tmesh_engine_graph *graph, const struct tmesh_engine_valu
 	binding = calloc(1, sizeof(*binding));
 	if (!binding)
 		return tmesh_fail(err, -ENOMEM, "no memory for a binding");
-	rc = resolve(graph, inputs, input_count, outputs, output_count, engine_outputs,
-		     &binding->values, err);
+	rc = engine_resolve(graph, inputs, input_count, outputs, output_count, engine_outputs,
+			    &binding->values, err);
 	if (rc)
 		goto free_binding;
 	rc = context->plugin->bind(context->engine, &graph->session->plugin, binding->values.arrays,
@@ -45,7 +45,7 @@ static int bind(struct tmesh_engine_graph *graph, const struct tmesh_engine_valu
 	return 0;
 
 free_values:
-	resolved_free(&binding->values);
+	engine_resolved_free(&binding->values);
 free_binding:
 	free(binding);
 	return rc;
@@ -84,6 +84,30 @@ static int check_places(struct tmesh_engine_binding *binding, struct tmesh_error
 	return 0;
 }
 
+/* What may have changed since it was bound: tensors that were destroyed, outputs that were sealed.
+ */
+static int check_still(const struct resolved *all, struct tmesh_error *err)
+{
+	for (size_t i = 0; i < all->count; i++) {
+		const char *kind = i < all->inputs ? "input" : "output";
+		void *data;
+
+		if (!all->tensors[i])
+			continue;
+		if (atomic_load_explicit(&all->tensors[i]->destroyed, memory_order_relaxed))
+			return tmesh_fail(err, -EBADF, "%s \"%.100s\": the tensor was destroyed",
+					  kind, all->arrays[i].name);
+		if (i >= all->inputs && all->memory[i]->tensor &&
+		    tmesh_tensor_data(all->memory[i]->tensor, TMESH_READ | TMESH_WRITE, &data,
+				      NULL))
+			return tmesh_fail(
+				err, -EACCES,
+				"output \"%.100s\": its memory was sealed or taken away since",
+				all->arrays[i].name);
+	}
+	return 0;
+}
+
 static int run(struct tmesh_engine_binding *binding, struct tmesh_error *err)
 {
 	struct tmesh_engine_context *context = binding->graph->context;
@@ -92,12 +116,9 @@ static int run(struct tmesh_engine_binding *binding, struct tmesh_error *err)
 
 	if (rc)
 		return rc;
-	for (size_t i = 0; i < all->count; i++)
-		if (all->tensors[i] &&
-		    atomic_load_explicit(&all->tensors[i]->destroyed, memory_order_relaxed))
-			return tmesh_fail(err, -EBADF, "%s \"%.100s\": the tensor was destroyed",
-					  i < all->inputs ? "input" : "output",
-					  all->arrays[i].name);
+	rc = check_still(all, err);
+	if (rc)
+		return rc;
 	pthread_mutex_lock(&binding->lock);
 	rc = context->plugin->run(binding->plugin, err);
 	if (!rc && !binding->seen)
@@ -128,7 +149,7 @@ void tmesh_engine_binding_unref(struct tmesh_engine_binding *binding)
 	context = binding->graph->context;
 	if (context->life == engine_life())
 		context->plugin->unbind(binding->plugin);
-	resolved_free(&binding->values);
+	engine_resolved_free(&binding->values);
 	tmesh_engine_graph_unref(binding->graph);
 	pthread_mutex_destroy(&binding->lock);
 	free(binding);

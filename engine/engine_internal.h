@@ -97,17 +97,17 @@ unsigned int engine_life(void);
 int engine_enter(const struct tmesh_engine_context *context, struct tmesh_error *err);
 
 /* session.c: for a graph, which counts there. */
-int session_get(struct tmesh_engine_context *context, const char *path,
-		const struct tmesh_engine_graph_opts *opts, struct session **out,
-		struct tmesh_error *err);
-void session_put(struct tmesh_engine_context *context, struct session *session);
+int engine_session_get(struct tmesh_engine_context *context, const char *path,
+		       const struct tmesh_engine_graph_opts *opts, struct session **out,
+		       struct tmesh_error *err);
+void engine_session_put(struct tmesh_engine_context *context, struct session *session);
 /* All of them, of a context that ends. */
-void sessions_close(struct tmesh_engine_context *context);
+void engine_sessions_close(struct tmesh_engine_context *context);
 
 /* tensor.c */
 /* The tensor's memory, with a reference; NULL: it was destroyed, and @err says so. */
 struct memory *engine_tensor_memory(struct tmesh_engine_tensor *tensor, struct tmesh_error *err);
-void memory_unref(struct memory *memory);
+void engine_memory_unref(struct memory *memory);
 /* A device tensor on what the engine allocated; takes @result over, also when it fails. */
 int engine_tensor_of_result(struct tmesh_engine_context *context,
 			    const struct plugin_result *result, struct tmesh_engine_tensor **out,

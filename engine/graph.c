@@ -26,7 +26,7 @@ int tmesh_engine_graph_open(struct tmesh_engine_context *context, const char *pa
 	graph = calloc(1, sizeof(*graph));
 	if (!graph)
 		return tmesh_fail(err, -ENOMEM, "no memory for a graph");
-	rc = session_get(context, path, &given, &graph->session, err);
+	rc = engine_session_get(context, path, &given, &graph->session, err);
 	if (rc) {
 		free(graph);
 		return rc;
@@ -48,7 +48,7 @@ void tmesh_engine_graph_unref(struct tmesh_engine_graph *graph)
 	if (!graph || atomic_fetch_sub(&graph->refs, 1) > 1)
 		return;
 	if (graph->context->life == engine_life())
-		session_put(graph->context, graph->session);
+		engine_session_put(graph->context, graph->session);
 	tmesh_engine_context_unref(graph->context);
 	free(graph);
 }

@@ -248,9 +248,10 @@ static int check_all(struct tmesh_engine_graph *graph, const struct tmesh_engine
 	return rc ? rc : check_dims(operands, all, err);
 }
 
-int resolve(struct tmesh_engine_graph *graph, const struct tmesh_engine_value *inputs,
-	    size_t input_count, const struct tmesh_engine_value *outputs, size_t output_count,
-	    bool engine_outputs, struct resolved *out, struct tmesh_error *err)
+int engine_resolve(struct tmesh_engine_graph *graph, const struct tmesh_engine_value *inputs,
+		   size_t input_count, const struct tmesh_engine_value *outputs,
+		   size_t output_count, bool engine_outputs, struct resolved *out,
+		   struct tmesh_error *err)
 {
 	const struct plugin_session *session = &graph->session->plugin;
 	struct resolved all = {.inputs = input_count, .count = input_count + output_count};
@@ -274,17 +275,17 @@ int resolve(struct tmesh_engine_graph *graph, const struct tmesh_engine_value *i
 		rc = check_all(graph, inputs, outputs, engine_outputs, operands, &all, err);
 	free(operands);
 	if (rc)
-		resolved_free(&all);
+		engine_resolved_free(&all);
 	else
 		*out = all;
 	return rc;
 }
 
-void resolved_free(struct resolved *resolved)
+void engine_resolved_free(struct resolved *resolved)
 {
 	for (size_t i = 0; i < resolved->count; i++) {
 		if (resolved->memory && resolved->memory[i])
-			memory_unref(resolved->memory[i]);
+			engine_memory_unref(resolved->memory[i]);
 		if (resolved->tensors && resolved->tensors[i])
 			tmesh_engine_tensor_unref(resolved->tensors[i]);
 	}

@@ -17,9 +17,10 @@ struct resolved {
 };
 
 /* Nothing is left when it fails. @engine_outputs: outputs may be left to the engine. */
-int resolve(struct tmesh_engine_graph *graph, const struct tmesh_engine_value *inputs,
-	    size_t input_count, const struct tmesh_engine_value *outputs, size_t output_count,
-	    bool engine_outputs, struct resolved *out, struct tmesh_error *err);
-void resolved_free(struct resolved *resolved);
+int engine_resolve(struct tmesh_engine_graph *graph, const struct tmesh_engine_value *inputs,
+		   size_t input_count, const struct tmesh_engine_value *outputs,
+		   size_t output_count, bool engine_outputs, struct resolved *out,
+		   struct tmesh_error *err);
+void engine_resolved_free(struct resolved *resolved);
 
 #endif /* TMESH_ENGINE_RESOLVE_H */

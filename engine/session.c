@@ -202,9 +202,9 @@ static struct session *find(struct tmesh_engine_context *context, const void *ke
 	return NULL;
 }
 
-int session_get(struct tmesh_engine_context *context, const char *path,
-		const struct tmesh_engine_graph_opts *opts, struct session **out,
-		struct tmesh_error *err)
+int engine_session_get(struct tmesh_engine_context *context, const char *path,
+		       const struct tmesh_engine_graph_opts *opts, struct session **out,
+		       struct tmesh_error *err)
 {
 	struct identity identity;
 	struct session *session;
@@ -248,7 +248,7 @@ int session_get(struct tmesh_engine_context *context, const char *path,
 	return rc;
 }
 
-void session_put(struct tmesh_engine_context *context, struct session *session)
+void engine_session_put(struct tmesh_engine_context *context, struct session *session)
 {
 	pthread_mutex_lock(&context->lock);
 	session->graphs--;
@@ -256,7 +256,7 @@ void session_put(struct tmesh_engine_context *context, struct session *session)
 	pthread_mutex_unlock(&context->lock);
 }
 
-void sessions_close(struct tmesh_engine_context *context)
+void engine_sessions_close(struct tmesh_engine_context *context)
 {
 	while (context->sessions) {
 		struct session *session = context->sessions;

@@ -6,7 +6,7 @@
 
 #include "engine_internal.h"
 
-void memory_unref(struct memory *memory)
+void engine_memory_unref(struct memory *memory)
 {
 	struct tmesh_engine_context *context = memory->context;
 
@@ -167,7 +167,7 @@ void tmesh_engine_tensor_destroy(struct tmesh_engine_tensor *tensor)
 	tensor->destroyed = true;
 	pthread_mutex_unlock(&tensor->lock);
 	if (memory)
-		memory_unref(memory);
+		engine_memory_unref(memory);
 }
 
 /* Whether @flag allows a copy of @bytes. */
@@ -206,7 +206,7 @@ int tmesh_engine_tensor_read(struct tmesh_engine_tensor *tensor, void *data, uin
 		atomic_fetch_add(&tensor->context->counters.bytes_read, bytes);
 	}
 unref:
-	memory_unref(memory);
+	engine_memory_unref(memory);
 	return rc;
 }
 
@@ -232,7 +232,7 @@ int tmesh_engine_tensor_write(struct tmesh_engine_tensor *tensor, const void *da
 		atomic_fetch_add(&tensor->context->counters.bytes_written, bytes);
 	}
 unref:
-	memory_unref(memory);
+	engine_memory_unref(memory);
 	return rc;
 }
 
@@ -249,7 +249,7 @@ int tmesh_engine_tensor_export(struct tmesh_engine_tensor *tensor, struct tmesh_
 				memory->tensor ? "" : ": the engine allocated it, in no region");
 	else
 		*out = tmesh_tensor_ref(memory->tensor);
-	memory_unref(memory);
+	engine_memory_unref(memory);
 	return rc;
 }
 
@@ -272,6 +272,6 @@ int tmesh_engine_tensor_info(struct tmesh_engine_tensor *tensor,
 	memcpy(info.shape, tensor->shape, sizeof(info.shape));
 	info.address = memory->address;
 	info.of_engine = !memory->tensor;
-	memory_unref(memory);
+	engine_memory_unref(memory);
 	return tmesh_write_sized(out, &info, sizeof(info), err);
 }

@@ -32,6 +32,7 @@ HOST_SUITES = \
 	python-check \
 	python-arrow-check \
 	python-model-check \
+	python-engine-check \
 	beam-check \
 	beam-dialyzer \
 	beam-package-check \

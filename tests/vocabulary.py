@@ -34,7 +34,7 @@ MADE = {"tensor", "fence"}
 
 PYTHON_SIDE = """
 import json, sys, typing
-import tmesh
+import tmesh, tmesh.engine
 from tmesh import _tmesh
 
 def found(name):

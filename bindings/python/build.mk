@@ -5,7 +5,8 @@
 
 PYTHON_DIR     := bindings/python
 PYTHON_SOURCES := $(wildcard $(PYTHON_DIR)/*.toml $(PYTHON_DIR)/*.py $(PYTHON_DIR)/ext/* \
-		    $(PYTHON_DIR)/tmesh/* $(PYTHON_DIR)/tmesh/*/* lib/*.[ch] lib/common/*.[ch] model/*.[ch] include/*/*.h \
+		    $(PYTHON_DIR)/tmesh/* $(PYTHON_DIR)/tmesh/*/* lib/*.[ch] lib/common/*.[ch] model/*.[ch] \
+		    engine/*.[ch] engine/*/*.[ch] include/*/*.h \
 		    include/uapi/*/*.h) VERSION
 
 python: $(VENV)/tmesh.stamp ## build the Python package into build/venv
@@ -89,6 +90,20 @@ python-model-check: $(SAFETENSORS_VENV)/tmesh.stamp ## files of tensors in Pytho
 	@$(SAFETENSORS_VENV)/bin/python -P -m pytest --tap $(PYTHON_DIR)/tests/test_model.py
 
 .PHONY: python-model-check
+
+# ONNX Runtime and the models, which engine-onnx-check has too.
+$(ENGINE_VENV)/tmesh.stamp: $(VENV)/tmesh.stamp $(ENGINE_VENV)/tools.stamp
+	$(VPYTHON) -c 'import pathlib, tmesh; print(pathlib.Path(tmesh.__file__).parents[1])' \
+		> $(ENGINE_VENV)/lib/python$(shell $(PYTHON) -c \
+		'import sys; print("%d.%d" % sys.version_info[:2])')/site-packages/tmesh.pth
+	@touch $@
+
+# Where there is no network, the environment of the other tests has pytest, to say what is skipped.
+python-engine-check: $(ENGINE_VENV)/tmesh.stamp $(ENGINE_TEST_OUT)/models.stamp ## tmesh.engine with ONNX Runtime
+	@python=$(ENGINE_VENV)/bin/python; $$python -c 'import pytest, numpy' 2>/dev/null || python=$(VPYTHON); \
+	TMESH_ENGINE_MODELS=$(abspath $(ENGINE_TEST_OUT)/models) $$python -P -m pytest --tap $(PYTHON_DIR)/tests/test_engine.py
+
+.PHONY: python-engine-check
 
 # What users have instead of the system's packages: today's, in an environment without the system's.
 # PyTorch is the build for CUDA, gigabytes of it, so this is for check-full. CURRENT_PYTHON says which

@@ -35,8 +35,13 @@ class BuildWithLibrary(build_ext):
     """The library's sources join late: setuptools wants declared ones below this folder."""
 
     def build_extension(self, ext):
+        if ext is engine_onnx:
+            rooms = ["engine/onnx", "lib/common"]
+            ext.sources = [str(path) for room in rooms for path in sorted(ROOT.glob(f"{room}/*.c"))]
+            super().build_extension(ext)
+            return
         self.complain_of_what_is_missing(ext)
-        rooms = [] if SYSTEM_LIBRARY else ["lib", "lib/common"]
+        rooms = [] if SYSTEM_LIBRARY else ["lib", "lib/common", "engine"]
         if self.add_model(ext) and not SYSTEM_LIBRARY:
             rooms.append("model")
         ext.sources = [*ext.sources, *(str(path) for room in rooms for path in sorted(ROOT.glob(f"{room}/*.c")))]
@@ -77,7 +82,10 @@ class BuildWithLibrary(build_ext):
                              f"    sudo apt install {' '.join(package for _, package in missing)}\n")
 
     def get_ext_filename(self, fullname):
-        """By the name that every Python looks for; 3.15 would give it one that it alone knows."""
+        """By the name that every Python looks for; 3.15 would give it one that it alone knows. Engines are no
+        modules: libtmesh-engine looks for them by theirs."""
+        if fullname.endswith("tmesh-engine-onnx"):
+            return os.path.join(*fullname.split(".")) + ".so"
         return re.sub(r"\.abi3[^.]*\.so$", ".abi3.so", super().get_ext_filename(fullname))
 
 
@@ -87,7 +95,8 @@ class SourcesWithLibrary(sdist):
     def make_release_tree(self, base_dir, files):
         super().make_release_tree(base_dir, files)
         self.put(HERE, HERE.glob("ext/*"), Path(base_dir))
-        library = [ROOT / "VERSION", *ROOT.glob("lib/**/*.[ch]"), *ROOT.glob("model/*.[ch]"), *ROOT.glob("include/**/*.h")]
+        library = [ROOT / "VERSION", *ROOT.glob("lib/**/*.[ch]"), *ROOT.glob("model/*.[ch]"),
+                   *ROOT.glob("engine/**/*.[ch]"), *ROOT.glob("include/**/*.h")]
         self.put(ROOT, library, Path(base_dir, DISTRIBUTED.name))
 
     def put(self, top, files, target):
@@ -101,7 +110,7 @@ extension = Extension(
     "tmesh._tmesh",
     sources=sorted(str(path.relative_to(HERE)) for path in HERE.glob("ext/*.c")),
     depends=[str(path) for path in (*HERE.glob("ext/*.h"), *ROOT.glob("lib/**/*.h"), *ROOT.glob("model/*.h"),
-                                    *ROOT.glob("include/**/*.h"), ROOT / "VERSION")],
+                                    *ROOT.glob("engine/*.h"), *ROOT.glob("include/**/*.h"), ROOT / "VERSION")],
     include_dirs=[str(ROOT / "include"), str(ROOT / "include" / "uapi")],
     define_macros=[
         ("_GNU_SOURCE", None),
@@ -110,18 +119,29 @@ extension = Extension(
         ("TMESH_KEEPER_PATH", '"/usr/libexec/tmesh-keeper"'),
         *([("Py_LIMITED_API", "0x030B0000")] if STABLE_ABI else []),
     ],
-    extra_compile_args=[f"-iquote{ROOT / 'lib'}", "-std=gnu11", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra",
-                        "-Wshadow", "-Wno-unused-parameter", "-Wno-missing-field-initializers",
+    extra_compile_args=[f"-iquote{ROOT / 'lib'}", f"-iquote{ROOT / 'engine'}", "-std=gnu11", "-fvisibility=hidden",
+                        "-pthread", "-Wall", "-Wextra", "-Wshadow", "-Wno-unused-parameter", "-Wno-missing-field-initializers",
                         "-Werror=incompatible-pointer-types"],  # as GCC 14 has it
     extra_link_args=["-pthread", f"-Wl,--version-script={HERE / 'ext' / '_tmesh.map'}"],
-    libraries=["tmesh" if SYSTEM_LIBRARY else "jansson"],
+    libraries=["tmesh-engine", "tmesh"] if SYSTEM_LIBRARY else ["jansson"],
     py_limited_api=STABLE_ABI,
+)
+
+# The engine "onnx", which the package's own libtmesh-engine loads. Its one symbol is marked in its source.
+engine_onnx = Extension(
+    "tmesh.tmesh-engine-onnx",
+    sources=[],
+    depends=[str(path) for path in (*ROOT.glob("engine/**/*.[ch]"), *ROOT.glob("lib/common/*.[ch]"))],
+    include_dirs=extension.include_dirs,
+    define_macros=[("_GNU_SOURCE", None)],
+    extra_compile_args=extension.extra_compile_args,
+    extra_link_args=["-pthread"],
 )
 
 BUILD.mkdir(parents=True, exist_ok=True)
 setup(
     version=VERSION,
-    ext_modules=[extension],
+    ext_modules=[extension, *([] if SYSTEM_LIBRARY else [engine_onnx])],
     cmdclass={"build_ext": BuildWithLibrary, "sdist": SourcesWithLibrary},
     options={
         "build": {"build_base": str(BUILD)},

@@ -219,7 +219,8 @@ int tmesh_engine_bind(struct tmesh_engine_graph *graph, const struct tmesh_engin
 		      size_t input_count, const struct tmesh_engine_value *outputs,
 		      size_t output_count, struct tmesh_engine_binding **out,
 		      struct tmesh_error *err);
-/* Run it. One thread at a time: others wait. Return: 0; -EBADF, -EPERM, -EIO, -ENOMEM. */
+/* Run it. One thread at a time: others wait. Return: 0; -EBADF, -EACCES (an output was sealed
+ * since), -EPERM, -EIO, -ENOMEM. */
 int tmesh_engine_binding_dispatch(struct tmesh_engine_binding *binding, struct tmesh_error *err);
 struct tmesh_engine_binding *tmesh_engine_binding_ref(struct tmesh_engine_binding *binding);
 void tmesh_engine_binding_unref(struct tmesh_engine_binding *binding);

@@ -37,7 +37,7 @@ $(BENCH_OUT)/pages $(BENCH_OUT)/model_open: $(BENCH_OUT)/%: tests/bench/%.c test
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -pthread $(filter %.c,$^) $(MODEL_A) $(LIB_A) $(MODEL_LIBS) -o $@
 
 # That they are built and do what they are for; how long that takes is nothing to it.
-bench-check: $(BENCH_PROGRAMS) ## the benches' programs, once round
+bench-check: $(BENCH_PROGRAMS) $(BENCH_OUT)/engine ## the benches' programs, once round
 	@$(PYTHON) -B tests/bench/test_bench.py $(BENCH_OUT)/tmesh-bench
 
 .PHONY: bench bench-check bench-vm bench-deps

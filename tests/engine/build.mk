@@ -67,3 +67,14 @@ engine-onnx-check: $(ENGINE_TEST_OUT)/plain/test_onnx $(ENGINE_ONNX) $(ENGINE_TE
 	trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; $(ENGINE_TEST_OUT)/plain/test_onnx
 
 .PHONY: engine-check engine-asan-check engine-tsan-check engine-onnx-check
+
+# What libtmesh-engine adds to ONNX Runtime's own calls.
+$(B)/bench/engine: tests/bench/engine.c $(ENGINE_ONNX_OBJ_plain) $(ENGINE_A) $(LIB_A)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(ENGINE_CPPFLAGS) $(CFLAGS) $(WARN) -pthread $^ $(LIB_LIBS) -ldl -o $@
+
+bench-engine: $(B)/bench/engine $(ENGINE_ONNX) $(ENGINE_TEST_OUT)/models.stamp ## measure dispatch beside ONNX Runtime's own calls
+	@TMESH_ENGINE_PATH=$(abspath $(B)) TMESH_ONNXRUNTIME=$(abspath $(ENGINE_ONNXRUNTIME)) \
+		$(B)/bench/engine $(ENGINE_TEST_OUT)/models/dynamic.onnx
+
+.PHONY: bench-engine

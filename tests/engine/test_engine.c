@@ -276,6 +276,25 @@ static void test_wrap(void **state)
 	tmesh_engine_tensor_unref(tensor);
 }
 
+/* Sealed after it was bound: the mapping that the engine would write to is read-only then. */
+static void test_sealed_later(void **state)
+{
+	struct fixture *fix = *state;
+	struct tmesh_engine_binding *binding;
+	struct tmesh_tensor *y;
+
+	assert_ok(tmesh_engine_bind(fix->graph, fix->inputs, 2, fix->outputs, 1, &binding, err));
+	assert_ok(tmesh_engine_binding_dispatch(binding, err));
+	assert_ok(tmesh_engine_tensor_export(fix->y, &y, err));
+	assert_ok(tmesh_region_seal(tmesh_tensor_region(y), err));
+	assert_refused(tmesh_engine_binding_dispatch(binding, err), -EACCES,
+		       "\"y\": its memory was sealed");
+	assert_refused(dispatch(fix, err), -EACCES, "\"y\": its memory was sealed");
+	assert_y(fix);
+	tmesh_tensor_unref(y);
+	tmesh_engine_binding_unref(binding);
+}
+
 static void test_names(void **state)
 {
 	struct fixture *fix = *state;
@@ -696,6 +715,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_host, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_tensor_refusals, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_wrap, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_sealed_later, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_names, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_types, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_contexts, setup, teardown),

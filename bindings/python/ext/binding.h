@@ -40,6 +40,15 @@ static const struct tmesh_region_opts unsealed = {
 	.flags = TMESH_REGION_UNSEALED,
 };
 
+/* Types of tmesh.engine's, in state.engine_types. */
+enum engine_type {
+	ENGINE_CONTEXT,
+	ENGINE_TENSOR,
+	ENGINE_GRAPH,
+	ENGINE_BINDING,
+	ENGINE_TYPES,
+};
+
 struct state {
 	struct tmesh_ctx *ctx; /* NULL until configure() or the first use */
 	PyObject *errors;      /* the module tmesh.errors */
@@ -56,6 +65,7 @@ struct state {
 	PyTypeObject *pages_type;
 	PyTypeObject *sequence_type;
 	PyTypeObject *span_type;
+	PyTypeObject *engine_types[ENGINE_TYPES];
 	PyObject *ref_keys[REF_KEYS];
 	PyObject *ndarray; /* numpy.ndarray, NULL until it is needed */
 	PyObject *numpy_dtypes[DTYPES];
@@ -234,6 +244,9 @@ extern PyType_Spec span_spec;
 void *raise_left_out(struct state *st);
 PyObject *module_load_model(PyObject *module, PyObject *args);
 PyObject *module_parse_model(PyObject *module, PyObject *data);
+
+/* engine.c */
+int engine_add_types(PyObject *module, struct state *st);
 
 /* sent.c */
 extern PyType_Spec sent_spec;

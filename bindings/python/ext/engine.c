@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: MIT */
+/* Contexts of engines: what tmesh.engine stands on. */
+#include "engine_types.h"
+
+#include <errno.h>
+#include <string.h>
+
+static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+	struct tmesh_engine_context_opts opts = {.size = sizeof(opts)};
+	struct state *st = PyType_GetModuleState(type);
+	struct tmesh_engine_context *context_;
+	struct engine_context *self;
+	PyObject *library = NULL;
+	struct tmesh_error err;
+	struct tmesh_ctx *ctx;
+	const char *backend;
+	int cuda, rc;
+
+	if (!PyArg_ParseTuple(args, "sO&pO&O&:EngineContext", &backend, PyUnicode_FSConverter,
+			      &library, &cuda, uint_argument, &opts.threads, uint_argument,
+			      &opts.sessions))
+		return NULL;
+	ctx = context(st);
+	if (!ctx) {
+		Py_XDECREF(library);
+		return NULL;
+	}
+	opts.library = PyBytes_AsString(library);
+	if (!*opts.library)
+		opts.library = NULL;
+	opts.device_type = cuda ? TMESH_DEVICE_CUDA : TMESH_DEVICE_CPU;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_engine_context_create(ctx, backend, &opts, &context_, &err);
+	Py_END_ALLOW_THREADS;
+	Py_DECREF(library);
+	if (rc)
+		return raise_error(st, &err);
+	self = (struct engine_context *)PyType_GenericAlloc(type, 0);
+	if (self)
+		self->context = context_;
+	else
+		tmesh_engine_context_unref(context_);
+	return (PyObject *)self;
+}
+
+static void context_dealloc(PyObject *object)
+{
+	PyTypeObject *type = Py_TYPE(object);
+
+	tmesh_engine_context_unref(((struct engine_context *)object)->context);
+	PyObject_Free(object);
+	Py_DECREF(type);
+}
+
+static PyObject *names(PyObject *object, PyObject *unused)
+{
+	struct engine_context *self = (struct engine_context *)object;
+
+	return Py_BuildValue("(ss)", tmesh_engine_context_backend(self->context),
+			     tmesh_engine_context_version(self->context));
+}
+
+static PyObject *stats(PyObject *object, PyObject *unused)
+{
+	struct engine_context *self = (struct engine_context *)object;
+	struct tmesh_engine_stats stats = {.size = sizeof(stats)};
+	struct tmesh_error err;
+
+	if (tmesh_engine_stats(self->context, &stats, &err))
+		return raise_error(PyType_GetModuleState(Py_TYPE(object)), &err);
+	/* clang-format off */
+	return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}",
+			     "sessions", (unsigned long long)stats.sessions,
+			     "sessions_opened", (unsigned long long)stats.sessions_opened,
+			     "session_hits", (unsigned long long)stats.session_hits,
+			     "sessions_evicted", (unsigned long long)stats.sessions_evicted,
+			     "dispatches", (unsigned long long)stats.dispatches,
+			     "bindings", (unsigned long long)stats.bindings,
+			     "reads", (unsigned long long)stats.reads,
+			     "bytes_read", (unsigned long long)stats.bytes_read,
+			     "writes", (unsigned long long)stats.writes,
+			     "bytes_written", (unsigned long long)stats.bytes_written,
+			     "outputs_of_engine", (unsigned long long)stats.outputs_of_engine,
+			     "bytes_of_engine", (unsigned long long)stats.bytes_of_engine);
+	/* clang-format on */
+}
+
+static PyObject *tensor(PyObject *object, PyObject *args)
+{
+	struct engine_context *self = (struct engine_context *)object;
+	struct state *st = PyType_GetModuleState(Py_TYPE(object));
+	struct tmesh_engine_tensor *made;
+	int64_t shape[TMESH_MAX_DIMS];
+	PyObject *dims, *type;
+	enum tmesh_dtype dtype;
+	struct tmesh_error err;
+	unsigned int flags;
+	int32_t ndim;
+	int rc;
+
+	if (!PyArg_ParseTuple(args, "OOO&:tensor", &dims, &type, uint_argument, &flags) ||
+	    shape_from_object(st, dims, &ndim, shape) || dtype_from_object(st, type, &dtype))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_engine_tensor_create(self->context, dtype, ndim, shape, flags, &made, &err);
+	Py_END_ALLOW_THREADS;
+	return rc ? raise_error(st, &err) : engine_tensor_new(st, made);
+}
+
+static PyObject *wrap(PyObject *object, PyObject *args)
+{
+	struct engine_context *self = (struct engine_context *)object;
+	struct state *st = PyType_GetModuleState(Py_TYPE(object));
+	unsigned int flags;
+	PyObject *of;
+	int writable;
+
+	if (!PyArg_ParseTuple(args, "O!pO&:wrap", st->tensor_type, &of, &writable, uint_argument,
+			      &flags))
+		return NULL;
+	return engine_tensor_wrap(st, self->context, (struct tensor *)of, writable, flags);
+}
+
+static PyObject *graph(PyObject *object, PyObject *args)
+{
+	struct engine_context *self = (struct engine_context *)object;
+	struct state *st = PyType_GetModuleState(Py_TYPE(object));
+	PyObject *path = NULL, *weights, *made;
+	int prepack;
+
+	if (!PyArg_ParseTuple(args, "O&O!p:graph", PyUnicode_FSConverter, &path, &PyTuple_Type,
+			      &weights, &prepack))
+		return NULL;
+	made = engine_graph_open(st, self->context, path, weights, prepack);
+	Py_DECREF(path);
+	return made;
+}
+
+static PyMethodDef methods[] = {
+	{"names", names, METH_NOARGS, "names()\n--\n\n(backend, version)."},
+	{"stats", stats, METH_NOARGS, "stats()\n--\n\nWhat it counted, a dict."},
+	{"tensor", tensor, METH_VARARGS, "tensor(shape, dtype, flags, /)\n--\n\nAn EngineTensor."},
+	{"wrap", wrap, METH_VARARGS,
+	 "wrap(tensor, writable, flags, /)\n--\n\nAn EngineTensor on a Tensor's memory."},
+	{"graph", graph, METH_VARARGS,
+	 "graph(path, weights, prepack, /)\n--\n\nAn EngineGraph; weights are (name, Tensor)."},
+	{NULL},
+};
+
+static PyType_Slot slots[] = {
+	{Py_tp_new, context_new},
+	{Py_tp_doc, "EngineContext(backend, library, cuda, threads, sessions, /)\n--\n\n"
+		    "An engine; tmesh.engine.Context is made of it."},
+	{Py_tp_dealloc, context_dealloc},
+	{Py_tp_methods, methods},
+	{0},
+};
+
+PyType_Spec engine_context_spec = {
+	.name = "tmesh._tmesh.EngineContext",
+	.basicsize = sizeof(struct engine_context),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+	.slots = slots,
+};
+
+int engine_add_types(PyObject *module, struct state *st)
+{
+	PyType_Spec *const specs[ENGINE_TYPES] = {
+		[ENGINE_CONTEXT] = &engine_context_spec,
+		[ENGINE_TENSOR] = &engine_tensor_spec,
+		[ENGINE_GRAPH] = &engine_graph_spec,
+		[ENGINE_BINDING] = &engine_binding_spec,
+	};
+
+	for (int i = 0; i < ENGINE_TYPES; i++) {
+		st->engine_types[i] =
+			(PyTypeObject *)PyType_FromModuleAndSpec(module, specs[i], NULL);
+		if (!st->engine_types[i] || PyModule_AddType(module, st->engine_types[i]))
+			return -1;
+	}
+	return 0;
+}

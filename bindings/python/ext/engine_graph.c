@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Graphs and bindings of engines. A value is (name, where, dtype, shape, in_place): where is an
+ * EngineTensor, an object with a contiguous buffer of that dtype and shape, or None for what is
+ * left to the engine.
+ */
+#include "engine_types.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+struct engine_graph {
+	PyObject_HEAD struct tmesh_engine_graph *graph;
+};
+
+/* What is given to a dispatch, and held while it runs or is bound. */
+struct values {
+	size_t inputs, count;
+	struct tmesh_engine_value *list; /* inputs, then outputs */
+	Py_buffer *buffers;		 /* obj is NULL where there is none */
+	struct engine_tensor **tensors;	 /* with references; NULL where there is none */
+	PyObject *source;		 /* the tuples: names are texts of theirs */
+};
+
+struct engine_binding {
+	PyObject_HEAD struct tmesh_engine_binding *binding;
+	struct values values;
+};
+
+static void values_free(struct values *values)
+{
+	for (size_t i = 0; i < values->count; i++) {
+		if (values->buffers && values->buffers[i].obj)
+			PyBuffer_Release(&values->buffers[i]);
+		if (values->tensors)
+			Py_XDECREF((PyObject *)values->tensors[i]);
+	}
+	PyMem_Free(values->list);
+	PyMem_Free(values->buffers);
+	PyMem_Free(values->tensors);
+	Py_XDECREF(values->source);
+	*values = (struct values){0};
+}
+
+/* A buffer, of as many bytes as a tensor of that type has. */
+static int take_buffer(struct state *st, struct values *values, size_t i, PyObject *where,
+		       PyObject *type, PyObject *dims)
+{
+	struct tmesh_engine_value *value = &values->list[i];
+	bool out = i >= values->inputs;
+	struct tmesh_layout layout;
+	struct tmesh_error err;
+	uint64_t bytes;
+
+	if (dtype_from_object(st, type, &value->dtype) ||
+	    shape_from_object(st, dims, &value->ndim, value->shape) ||
+	    PyObject_GetBuffer(where, &values->buffers[i], out ? PyBUF_CONTIG : PyBUF_CONTIG_RO))
+		return -1;
+	if (tmesh_layout_contiguous(&layout, value->dtype, value->ndim, value->shape, &err) ||
+	    tmesh_layout_check(&layout, UINT64_MAX, &bytes, &err)) {
+		raise_error(st, &err);
+		return -1;
+	}
+	if (bytes != (uint64_t)values->buffers[i].len) {
+		raise_code(st, EINVAL, "\"%s\" has a buffer of %zd bytes, and its shape makes %llu",
+			   value->name, values->buffers[i].len, (unsigned long long)bytes);
+		return -1;
+	}
+	value->data = values->buffers[i].buf;
+	return 0;
+}
+
+static int take_one(struct state *st, struct values *values, size_t i, PyObject *item)
+{
+	struct tmesh_engine_value *value = &values->list[i];
+	PyObject *where, *type, *dims;
+
+	if (!PyArg_ParseTuple(item, "sOOOz;a value is (name, where, dtype, shape, in_place)",
+			      &value->name, &where, &type, &dims, &value->in_place))
+		return -1;
+	if (where == Py_None)
+		return 0;
+	if (Py_TYPE(where) != st->engine_types[ENGINE_TENSOR])
+		return take_buffer(st, values, i, where, type, dims);
+	values->tensors[i] = (struct engine_tensor *)Py_NewRef(where);
+	value->tensor = values->tensors[i]->tensor;
+	return 0;
+}
+
+/* (inputs, outputs), each a tuple of values. */
+static int values_take(struct state *st, PyObject *args, struct values *values)
+{
+	PyObject *parts[2];
+
+	*values = (struct values){0};
+	if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &parts[0], &PyTuple_Type, &parts[1]))
+		return -1;
+	values->inputs = (size_t)PyTuple_Size(parts[0]);
+	values->count = values->inputs + (size_t)PyTuple_Size(parts[1]);
+	values->list = PyMem_Calloc(values->count + 1, sizeof(*values->list));
+	values->buffers = PyMem_Calloc(values->count + 1, sizeof(*values->buffers));
+	values->tensors = PyMem_Calloc(values->count + 1, sizeof(*values->tensors));
+	values->source = Py_NewRef(args);
+	if (!values->list || !values->buffers || !values->tensors) {
+		values_free(values);
+		PyErr_NoMemory();
+		return -1;
+	}
+	for (size_t i = 0; i < values->count; i++) {
+		bool in = i < values->inputs;
+		PyObject *item = PyTuple_GetItem(parts[in ? 0 : 1],
+						 (Py_ssize_t)(in ? i : i - values->inputs));
+
+		if (!PyTuple_Check(item)) {
+			PyErr_SetString(PyExc_TypeError, "values are tuples");
+			values_free(values);
+			return -1;
+		}
+		if (take_one(st, values, i, item)) {
+			values_free(values);
+			return -1;
+		}
+	}
+	return 0;
+}
+
+static void values_begin(const struct values *values)
+{
+	for (size_t i = 0; i < values->count; i++)
+		if (values->tensors[i])
+			engine_tensor_begin(values->tensors[i]);
+}
+
+static void values_end(const struct values *values)
+{
+	for (size_t i = 0; i < values->count; i++)
+		if (values->tensors[i])
+			engine_tensor_end(values->tensors[i]);
+}
+
+static PyObject *graph_dispatch(PyObject *object, PyObject *args)
+{
+	struct engine_graph *self = (struct engine_graph *)object;
+	struct state *st = PyType_GetModuleState(Py_TYPE(object));
+	struct values values;
+	struct tmesh_error err;
+	PyObject *results;
+	int rc;
+
+	if (values_take(st, args, &values))
+		return NULL;
+	values_begin(&values);
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_engine_dispatch(self->graph, values.list, values.inputs,
+				   values.list + values.inputs, values.count - values.inputs, &err);
+	Py_END_ALLOW_THREADS;
+	values_end(&values);
+	if (rc) {
+		values_free(&values);
+		return raise_error(st, &err);
+	}
+	results = PyList_New(0);
+	for (size_t i = values.inputs; i < values.count; i++) {
+		PyObject *result;
+
+		/* Those of the engine are new references. */
+		if (values.tensors[i] || values.buffers[i].obj)
+			result = Py_NewRef(Py_None);
+		else
+			result = engine_tensor_new(st, values.list[i].tensor);
+		if (!result || !results || PyList_Append(results, result))
+			Py_CLEAR(results);
+		Py_XDECREF(result);
+	}
+	values_free(&values);
+	return results;
+}
+
+static PyObject *graph_bind(PyObject *object, PyObject *args)
+{
+	struct engine_graph *self = (struct engine_graph *)object;
+	struct state *st = PyType_GetModuleState(Py_TYPE(object));
+	struct tmesh_engine_binding *binding;
+	struct engine_binding *made;
+	struct tmesh_error err;
+	struct values values;
+
+	if (values_take(st, args, &values))
+		return NULL;
+	if (tmesh_engine_bind(self->graph, values.list, values.inputs, values.list + values.inputs,
+			      values.count - values.inputs, &binding, &err)) {
+		values_free(&values);
+		return raise_error(st, &err);
+	}
+	made = (struct engine_binding *)PyType_GenericAlloc(st->engine_types[ENGINE_BINDING], 0);
+	if (made) {
+		made->binding = binding;
+		made->values = values;
+	} else {
+		tmesh_engine_binding_unref(binding);
+		values_free(&values);
+	}
+	return (PyObject *)made;
+}
+
+static PyObject *binding_dispatch(PyObject *object, PyObject *unused)
+{
+	struct engine_binding *self = (struct engine_binding *)object;
+	struct tmesh_error err;
+	int rc;
+
+	values_begin(&self->values);
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_engine_binding_dispatch(self->binding, &err);
+	Py_END_ALLOW_THREADS;
+	values_end(&self->values);
+	if (rc)
+		return raise_error(PyType_GetModuleState(Py_TYPE(object)), &err);
+	Py_RETURN_NONE;
+}
+
+static void binding_dealloc(PyObject *object)
+{
+	struct engine_binding *self = (struct engine_binding *)object;
+	PyTypeObject *type = Py_TYPE(object);
+
+	tmesh_engine_binding_unref(self->binding);
+	values_free(&self->values);
+	PyObject_Free(object);
+	Py_DECREF(type);
+}
+
+static PyObject *operand(struct state *st, const struct tmesh_engine_operand *operand)
+{
+	PyObject *dims = PyTuple_New(operand->ndim);
+
+	for (int32_t i = 0; dims && i < operand->ndim; i++) {
+		PyObject *dim = operand->shape[i] >= 0 ? PyLong_FromLongLong(operand->shape[i])
+				: operand->dims[i]     ? PyUnicode_FromString(operand->dims[i])
+						       : Py_NewRef(Py_None);
+
+		if (!dim || PyTuple_SetItem(dims, i, dim))
+			Py_CLEAR(dims);
+	}
+	if (!dims)
+		return NULL;
+	return Py_BuildValue("(ssN)", operand->name, tmesh_dtype_name(operand->dtype), dims);
+}
+
+static PyObject *operands(PyObject *object, bool output)
+{
+	struct engine_graph *self = (struct engine_graph *)object;
+	struct state *st = PyType_GetModuleState(Py_TYPE(object));
+	size_t count =
+		(output ? tmesh_engine_graph_outputs : tmesh_engine_graph_inputs)(self->graph);
+	PyObject *list = PyList_New(0);
+
+	for (size_t i = 0; list && i < count; i++) {
+		struct tmesh_engine_operand found = {.size = sizeof(found)};
+		struct tmesh_error err;
+		PyObject *item;
+
+		if ((output ? tmesh_engine_graph_output : tmesh_engine_graph_input)(self->graph, i,
+										    &found, &err)) {
+			Py_DECREF(list);
+			return raise_error(st, &err);
+		}
+		item = operand(st, &found);
+		if (!item || PyList_Append(list, item))
+			Py_CLEAR(list);
+		Py_XDECREF(item);
+	}
+	return list;
+}
+
+static PyObject *inputs(PyObject *object, PyObject *unused)
+{
+	return operands(object, false);
+}
+
+static PyObject *outputs(PyObject *object, PyObject *unused)
+{
+	return operands(object, true);
+}
+
+PyObject *engine_graph_open(struct state *st, struct tmesh_engine_context *context, PyObject *path,
+			    PyObject *weights, bool prepack)
+{
+	struct tmesh_engine_graph_opts opts = {.size = sizeof(opts),
+					       .flags = prepack ? TMESH_ENGINE_PREPACK : 0,
+					       .weight_count = (size_t)PyTuple_Size(weights)};
+	struct tmesh_engine_weight *list = PyMem_Calloc(opts.weight_count + 1, sizeof(*list));
+	struct tmesh_engine_graph *graph;
+	struct engine_graph *self;
+	struct tmesh_error err;
+	size_t taken = 0;
+	int rc = -1;
+
+	if (!list)
+		return PyErr_NoMemory();
+	opts.weights = list;
+	for (; taken < opts.weight_count; taken++) {
+		PyObject *item = PyTuple_GetItem(weights, (Py_ssize_t)taken), *tensor;
+		struct tmesh_tensor *own;
+
+		if (!PyArg_ParseTuple(item, "sO!", &list[taken].name, st->tensor_type, &tensor))
+			goto out;
+		own = tensor_get((struct tensor *)tensor);
+		if (!own)
+			goto out;
+		list[taken].tensor = tmesh_tensor_ref(own);
+	}
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_engine_graph_open(context, PyBytes_AsString(path), &opts, &graph, &err);
+	Py_END_ALLOW_THREADS;
+	if (rc)
+		raise_error(st, &err);
+out:
+	while (taken)
+		tmesh_tensor_unref(list[--taken].tensor);
+	PyMem_Free(list);
+	if (rc)
+		return NULL;
+	self = (struct engine_graph *)PyType_GenericAlloc(st->engine_types[ENGINE_GRAPH], 0);
+	if (self)
+		self->graph = graph;
+	else
+		tmesh_engine_graph_unref(graph);
+	return (PyObject *)self;
+}
+
+static void graph_dealloc(PyObject *object)
+{
+	PyTypeObject *type = Py_TYPE(object);
+
+	tmesh_engine_graph_unref(((struct engine_graph *)object)->graph);
+	PyObject_Free(object);
+	Py_DECREF(type);
+}
+
+static PyMethodDef graph_methods[] = {
+	{"inputs", inputs, METH_NOARGS,
+	 "inputs()\n--\n\n[(name, dtype, dims)]; a dim is a number, a name or None."},
+	{"outputs", outputs, METH_NOARGS, "outputs()\n--\n\nAs inputs()."},
+	{"dispatch", graph_dispatch, METH_VARARGS,
+	 "dispatch(inputs, outputs, /)\n--\n\n"
+	 "Run it. A list: for each output an EngineTensor if it was left to the engine, else "
+	 "None."},
+	{"bind", graph_bind, METH_VARARGS, "bind(inputs, outputs, /)\n--\n\nAn EngineBinding."},
+	{NULL},
+};
+
+static PyType_Slot graph_slots[] = {
+	{Py_tp_doc, "A graph; tmesh.engine.Graph is made of it."},
+	{Py_tp_dealloc, graph_dealloc},
+	{Py_tp_methods, graph_methods},
+	{0},
+};
+
+PyType_Spec engine_graph_spec = {
+	.name = "tmesh._tmesh.EngineGraph",
+	.basicsize = sizeof(struct engine_graph),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+	.slots = graph_slots,
+};
+
+static PyMethodDef binding_methods[] = {
+	{"dispatch", binding_dispatch, METH_NOARGS, "dispatch()\n--\n\nRun it."},
+	{NULL},
+};
+
+static PyType_Slot binding_slots[] = {
+	{Py_tp_doc, "What was bound; tmesh.engine.Binding is made of it."},
+	{Py_tp_dealloc, binding_dealloc},
+	{Py_tp_methods, binding_methods},
+	{0},
+};
+
+PyType_Spec engine_binding_spec = {
+	.name = "tmesh._tmesh.EngineBinding",
+	.basicsize = sizeof(struct engine_binding),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+	.slots = binding_slots,
+};

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: MIT */
+/* What the files of tmesh.engine's types share. */
+#ifndef TMESH_BINDING_ENGINE_TYPES_H
+#define TMESH_BINDING_ENGINE_TYPES_H
+
+#include "binding.h"
+
+#include <tmesh/engine.h>
+
+struct engine_context {
+	PyObject_HEAD struct tmesh_engine_context *context;
+};
+
+/*
+ * A device tensor on a Tensor's memory is a view of that Tensor, until it is destroyed and no
+ * dispatch has it any more.
+ */
+struct engine_tensor {
+	PyObject_HEAD struct tmesh_engine_tensor *tensor;
+	struct tensor *of; /* NULL: not of a Tensor, or no view any more */
+	bool writable;	   /* the view */
+	bool destroyed;
+	Py_ssize_t running; /* dispatches that have it */
+};
+
+/* engine_tensor.c */
+/* Takes over @tensor, also on failure. */
+PyObject *engine_tensor_new(struct state *st, struct tmesh_engine_tensor *tensor);
+PyObject *engine_tensor_wrap(struct state *st, struct tmesh_engine_context *context,
+			     struct tensor *of, bool writable, uint32_t flags);
+void engine_tensor_begin(struct engine_tensor *self);
+void engine_tensor_end(struct engine_tensor *self);
+extern PyType_Spec engine_tensor_spec;
+
+/* engine.c */
+extern PyType_Spec engine_context_spec;
+
+/* engine_graph.c */
+PyObject *engine_graph_open(struct state *st, struct tmesh_engine_context *context, PyObject *path,
+			    PyObject *weights, bool prepack);
+extern PyType_Spec engine_graph_spec;
+extern PyType_Spec engine_binding_spec;
+
+#endif /* TMESH_BINDING_ENGINE_TYPES_H */

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: MIT
+"""tmesh.engine with the real ONNX Runtime, on the models that tests/engine/models.py made."""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tmesh
+import tmesh.engine
+
+MODELS = Path(os.environ.get("TMESH_ENGINE_MODELS", "/nonexistent"))
+try:
+    import onnxruntime
+except ImportError:
+    onnxruntime = None
+pytestmark = pytest.mark.skipif(onnxruntime is None or not MODELS.is_dir(),
+                                reason="only with the packages onnxruntime and onnx (python-engine-check)")
+
+D, C, STEPS = 64, 128, 100
+PAIRS = {"x": "next_x", "pos": "next_pos", "past_k": "present_k", "past_v": "present_v"}
+
+
+@pytest.fixture
+def context():
+    return tmesh.engine.Context()
+
+
+def plain(name):
+    """ONNX Runtime by itself, as the engine opens its sessions."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    return onnxruntime.InferenceSession(MODELS / name, options, providers=["CPUExecutionProvider"])
+
+
+def rows(count, value=0.0):
+    return np.full((count, 4), value, np.float32)
+
+
+def test_context(context):
+    assert context.backend == "onnx"
+    assert context.version == onnxruntime.__version__
+    assert "onnx" in repr(context)
+    with pytest.raises(tmesh.UnsupportedError, match="the CPU"):
+        tmesh.engine.Context(device="cuda")
+    with pytest.raises(tmesh.InvalidError, match="tpu"):
+        tmesh.engine.Context(device="tpu")
+    with pytest.raises(tmesh.UnsupportedError, match="tmesh-engine-nobody.so"):
+        tmesh.engine.Context("nobody")
+    with pytest.raises(tmesh.UnsupportedError, match="/nowhere.so"):
+        tmesh.engine.Context(library="/nowhere.so")
+
+
+def test_operands(context):
+    graph = context.graph(MODELS / "dynamic.onnx")
+    assert list(graph.inputs) == ["a", "b"] and list(graph.outputs) == ["sum", "less"]
+    assert graph.inputs["a"] == tmesh.engine.Operand("a", "float32", ("rows", 4))
+    assert repr(graph) == "<tmesh.engine.Graph of a, b to sum, less>"
+
+
+def test_arrays(context):
+    """NumPy in and out, beside ONNX Runtime by itself."""
+    x = np.random.default_rng(1).standard_normal((1, D)).astype(np.float32)
+    ours = context.graph(MODELS / "whole.onnx").dispatch({"x": x})
+    theirs = plain("whole.onnx").run(None, {"x": x})[0]
+    assert list(ours) == ["y"] and ours["y"].dtype == np.float32
+    assert np.array_equal(ours["y"], theirs)
+
+
+def test_mixture(context):
+    """A Tensor, an array; outputs in a Tensor, in an array, to the host and left to the engine."""
+    graph = context.graph(MODELS / "dynamic.onnx")
+    a, b = tmesh.put(rows(3, 5)), rows(3, 2)
+    total, less = tmesh.zeros((3, 4), "float32"), rows(3)
+    copies = tmesh.stats()["bytes_copied"]
+    results = graph.dispatch({"a": a, "b": b}, {"sum": total, "less": less})
+    assert results["sum"] is total and results["less"] is less
+    assert tmesh.stats()["bytes_copied"] == copies and context.stats()["reads"] == 0
+    assert (total.numpy() == 7).all() and (less == 3).all()
+    results = graph.dispatch({"a": a, "b": b}, {"sum": "engine", "less": "host"})
+    assert (results["less"] == 3).all()
+    of_engine = results["sum"]
+    assert of_engine.of_engine and of_engine.shape == (3, 4) and of_engine.device == "cpu"
+    assert (of_engine.read() == 7).all()
+    # What one dispatch left to the engine is another's input.
+    assert (graph.dispatch({"a": of_engine, "b": b}, ["sum"])["sum"] == 9).all()
+    with pytest.raises(tmesh.AccessError, match="in no region"):
+        of_engine.export()
+
+
+def test_device_tensors(context):
+    t = context.tensor((2, 4), "float32", readable=True, writable=True, exportable=True)
+    t.write(rows(2, 3))
+    assert (t.read() == 3).all() and t.nbytes == 32 and t.rights == "rw" and not t.of_engine
+    assert (t.readable, t.writable, t.exportable) == (True, True, True)
+    assert (t.export().numpy() == 3).all()
+    hidden = context.tensor(4, float)
+    for call in hidden.read, lambda: hidden.write(np.zeros(4)), hidden.export:
+        with pytest.raises(tmesh.AccessError):
+            call()
+    with pytest.raises(tmesh.InvalidError, match="16 bytes"):
+        t.write(rows(1))
+    t.destroy()
+    t.destroy()
+    for call in t.read, t.export, lambda: t.dtype, lambda: t.write(rows(2)):
+        with pytest.raises(tmesh.ReleasedError):
+            call()
+    assert repr(t) == "<tmesh.engine.DeviceTensor, destroyed>"
+
+
+def test_refusals(context):
+    graph = context.graph(MODELS / "dynamic.onnx")
+    a, b, out = rows(2), rows(2), rows(2)
+    sealed = tmesh.put(rows(2))
+    read_only = rows(2)
+    read_only.flags.writeable = False
+    with pytest.raises(tmesh.NotFoundError, match='no input "c"'):
+        graph.dispatch({"a": a, "c": b})
+    with pytest.raises(tmesh.NotFoundError, match='no output "c"'):
+        graph.dispatch({"a": a, "b": b}, {"c": "host"})
+    with pytest.raises(tmesh.InvalidError, match='"b" is missing'):
+        graph.dispatch({"a": a})
+    with pytest.raises(tmesh.InvalidError, match="float32, and float64"):
+        graph.dispatch({"a": a.astype(float), "b": b})
+    with pytest.raises(tmesh.InvalidError, match=r"\[any, 4\], and \[2, 5\]"):
+        graph.dispatch({"a": np.zeros((2, 5), np.float32), "b": b})
+    with pytest.raises(tmesh.InvalidError, match='"rows" is 2 in "a" and 3 in "b"'):
+        graph.dispatch({"a": a, "b": rows(3)})
+    with pytest.raises(tmesh.InvalidError, match="contiguous"):
+        graph.dispatch({"a": rows(4)[::2], "b": b})
+    with pytest.raises(tmesh.InvalidError, match="multiple of 4"):
+        graph.dispatch({"a": np.frombuffer(bytearray(33), np.float32, 8, 1).reshape(2, 4), "b": b})
+    with pytest.raises(tmesh.InvalidError, match='overlaps input "a"'):
+        graph.dispatch({"a": a, "b": b}, {"sum": a})
+    with pytest.raises(tmesh.InvalidError, match='overlaps output "sum"'):
+        graph.dispatch({"a": a, "b": b}, {"sum": out, "less": out})
+    with pytest.raises(tmesh.AccessError, match="read-only"):
+        graph.dispatch({"a": a, "b": b}, {"sum": read_only})
+    with pytest.raises(tmesh.SealedError):
+        graph.dispatch({"a": a, "b": b}, {"sum": sealed})
+    with pytest.raises(tmesh.AccessError, match="may only read"):
+        graph.dispatch({"a": a, "b": b}, {"sum": context.wrap(sealed)})
+    with pytest.raises(tmesh.NotFoundError, match="no output here"):
+        graph.dispatch({"a": a, "b": b}, {"sum": out}, in_place={"less": "a"})
+    with pytest.raises(TypeError, match="list"):
+        graph.dispatch({"a": [1], "b": b})
+    with pytest.raises(TypeError, match='"host"'):
+        graph.dispatch({"a": a, "b": b}, {"sum": "somewhere"})
+    with pytest.raises(tmesh.InvalidError, match="no memory"):
+        graph.bind({"a": a, "b": b}, {"sum": "engine"})
+    with pytest.raises(tmesh.InvalidError, match="another context"):
+        graph.dispatch({"a": tmesh.engine.Context().tensor((2, 4), "float32"), "b": b})
+    for name, error in {"garbage": tmesh.ProtocolError, "badtype": tmesh.UnsupportedError,
+                        "missing": tmesh.NotFoundError}.items():
+        with pytest.raises(error):
+            context.graph(MODELS / f"{name}.onnx")
+    assert context.stats()["dispatches"] == 0
+
+
+def test_views(context):
+    """A Tensor that a device tensor is made of stays, and stays writable, until that is destroyed."""
+    t = tmesh.zeros((2, 4), "float32")
+    device = context.wrap(t, "rw")
+    with pytest.raises(tmesh.BusyError):
+        t.seal()
+    with pytest.raises(tmesh.BusyError):
+        t.release()
+    device.destroy()
+    t.seal()
+    graph = context.graph(MODELS / "dynamic.onnx")
+    out = tmesh.zeros((2, 4), "float32")
+    binding = graph.bind({"a": t, "b": rows(2, 1)}, {"sum": out})
+    with pytest.raises(tmesh.BusyError):
+        out.seal()
+    binding.dispatch()
+    assert (out.numpy() == 1).all()
+    del binding
+    gc.collect()
+    out.seal()
+    out.release()
+
+
+def decode_state(context):
+    def state():
+        return {name: context.tensor(*spec, readable=True, writable=True)
+                for name, spec in {"x": ((1, D), "float32"), "pos": ((1,), "int64"),
+                                   "past_k": ((C, D), "float32"), "past_v": ((C, D), "float32")}.items()}
+    even, odd = state(), state()
+    even["x"].write(np.full((1, D), 0.1, np.float32))
+    return even, odd
+
+
+@pytest.mark.parametrize("way", ["ping-pong", "in place"])
+def test_decode(context, way):
+    """100 steps, nothing copied, one transfer to the host: bit for bit what ONNX Runtime's own Run gives."""
+    graph = context.graph(MODELS / "decode.onnx")
+    even, odd = decode_state(context)
+    bindings = []
+    for here, there in (even, odd), (odd, even):
+        if way == "in place":
+            here, there = ({**side, "past_k": even["past_k"], "past_v": even["past_v"]} for side in (here, there))
+        same = {"present_k": "past_k", "present_v": "past_v"} if way == "in place" else None
+        bindings.append(graph.bind(here, {PAIRS[name]: t for name, t in there.items()}, in_place=same))
+    addresses = [t.address for t in (*even.values(), *odd.values())]
+    copied, before = tmesh.stats()["bytes_copied"], context.stats()
+    for step in range(STEPS):
+        bindings[step % 2].dispatch()
+    after = context.stats()
+    assert tmesh.stats()["bytes_copied"] == copied
+    assert after == {**before, "dispatches": before["dispatches"] + STEPS}
+    x = even["x"].read()
+    assert context.stats()["reads"] == before["reads"] + 1
+    assert tmesh.stats()["bytes_copied"] == copied + x.nbytes
+    assert [t.address for t in (*even.values(), *odd.values())] == addresses
+    want = np.fromfile(MODELS / "decode.bin", np.float32)
+    assert np.array_equal(x[0], want[:D])
+    assert np.array_equal(even["past_k"].read().ravel(), want[D:D + C * D])
+    assert np.array_equal(even["past_v"].read().ravel(), want[D + C * D:])
+
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+import numpy as np
+import tmesh, tmesh.engine
+
+def second(models, token, reply):
+    # The second half: a channel brings h, its result goes back; both lie in one region each.
+    graph = tmesh.engine.Context().graph(Path(models, "layer1.onnx"))
+    inbox, outbox = tmesh.Channel.open(token, "recv"), tmesh.Channel.open(reply, "send")
+    y = tmesh.zeros((1, 64), "float32")
+    copied = tmesh.stats()["bytes_copied"]
+    for h in inbox:
+        graph.dispatch({"h": h}, {"y": y})
+        outbox.send(y)
+    assert tmesh.stats()["bytes_copied"] == copied
+
+def memory():
+    # KiB: of regions that are mapped here, and of what is this process's own.
+    sizes, name = dict.fromkeys(("Rss", "Pss", "own"), 0), ""
+    for line in open("/proc/self/smaps"):
+        words = line.split()
+        key = words[0].rstrip(":")
+        if key == words[0]:
+            name = " ".join(words[5:])
+        elif key in sizes and "tmesh:" in name:
+            sizes[key] += int(words[1])
+        elif key == "Anonymous":
+            sizes["own"] += int(words[1])
+    return sizes
+
+def hold(models, ref):
+    # Weights in place: what of this process's memory is the region's, and what is its own.
+    weights = tmesh.open(json.loads(ref))
+    context = tmesh.engine.Context()
+    x, want = (np.load(Path(models, f"weights_{name}.npy")) for name in "xy")
+    context.graph(Path(models, "layer0.onnx"))
+    sizes = [memory()]
+    for prepack in False, True:
+        graph = context.graph(Path(models, "weights.onnx"), weights={"w": weights}, prepack=prepack)
+        y = graph.dispatch({"x": x})["y"]
+        assert np.allclose(y, want, atol=1e-5) if prepack else np.array_equal(y, want)
+        sizes.append(memory())
+    print(json.dumps(sizes), flush=True)
+    sys.stdin.read()
+
+{"second": second, "hold": hold}[sys.argv[1]](*sys.argv[2:])
+"""
+
+
+def start(*words):
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, *map(str, words)], stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE, text=True)
+
+
+def test_pipeline(context):
+    """Two processes, a layer each, on the same tensors: bit for bit as one, over 64 steps."""
+    whole, first = (context.graph(MODELS / name) for name in ("whole.onnx", "layer0.onnx"))
+    outbox, inbox = tmesh.Channel("send"), tmesh.Channel("recv")
+    h = tmesh.zeros((1, D), "float32")
+    x = one = np.random.default_rng(3).standard_normal((1, D)).astype(np.float32)
+    peer = start("second", MODELS, outbox.token, inbox.token)
+    copied = tmesh.stats()["bytes_copied"]
+    for _ in range(64):
+        one = whole.dispatch({"x": one})["y"]
+        first.dispatch({"x": x}, {"h": h})
+        outbox.send(h)
+        x = inbox.recv(timeout=60)
+        assert np.array_equal(x.numpy(), one)
+    # The copies are those of `one`, to the host.
+    assert tmesh.stats()["bytes_copied"] == copied
+    outbox.close()
+    peer.communicate()
+    assert peer.returncode == 0
+
+
+def test_weights_shared():
+    """Two processes have the weights in place, once for both; what prepacking costs is seen beside it."""
+    w = tmesh.put(np.load(MODELS / "weights_w.npy"))
+    kib = w.nbytes // 1024
+    peers, found = [], []
+    for _ in range(2):
+        peers.append(start("hold", MODELS, json.dumps(w.ref())))
+        found.append(json.loads(peers[-1].stdout.readline()))
+    for peer in peers:
+        peer.communicate()
+        assert peer.returncode == 0
+    for before, in_place, packed in found:
+        assert in_place["Rss"] >= kib
+        assert in_place["own"] - before["own"] < kib // 2
+        assert packed["own"] - in_place["own"] > kib // 2
+    # Who came second pays for half of them.
+    assert found[1][1]["Pss"] <= 0.6 * kib
+
+
+def test_weights_refused(context):
+    good = np.load(MODELS / "weights_w.npy")
+    path = MODELS / "weights.onnx"
+    for weights, error, words in [
+            ({"w": tmesh.put(good, seal=False)}, tmesh.InvalidError, "not sealed"),
+            ({"v": tmesh.put(good)}, tmesh.NotFoundError, "no such initializer"),
+            ({"w": tmesh.put(good[:8])}, tmesh.InvalidError, "another dtype or shape"),
+            ({"w": tmesh.put(good.astype(float))}, tmesh.InvalidError, "another dtype or shape")]:
+        with pytest.raises(error, match=words):
+            context.graph(path, weights=weights)
+    with pytest.raises(TypeError):
+        context.graph(path, weights={"w": good})
+
+
+def test_sessions():
+    context = tmesh.engine.Context(sessions=1)
+    for name in "whole", "layer0", "whole":
+        context.graph(MODELS / f"{name}.onnx")
+    stats = context.stats()
+    assert (stats["sessions"], stats["sessions_opened"], stats["sessions_evicted"]) == (1, 3, 2)
+    context.graph(MODELS / "whole.onnx")
+    assert context.stats()["session_hits"] == 1
+
+
+def test_threads(context):
+    """One graph, several threads at once."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    graph = context.graph(MODELS / "dynamic.onnx")
+    with ThreadPoolExecutor(4) as pool:
+        sums = list(pool.map(lambda i: graph.dispatch({"a": rows(2, i), "b": rows(2, 1)}, ["sum"])["sum"], range(200)))
+    assert all((total == i + 1).all() for i, total in enumerate(sums))
+
+
+def test_nothing_leaks(context):
+    graph = context.graph(MODELS / "dynamic.onnx")
+
+    def once():
+        out = tmesh.zeros((2, 4), "float32")
+        graph.bind({"a": rows(2), "b": tmesh.put(rows(2))}, {"sum": out}).dispatch()
+        graph.dispatch({"a": rows(2), "b": out}, {"sum": "engine", "less": "host"})
+        with pytest.raises(tmesh.InvalidError):
+            graph.dispatch({"a": rows(2), "b": out}, {"sum": out})
+
+    for _ in range(3):
+        once()
+    gc.collect()
+    live, descriptors = tmesh.stats()["regions_live"], len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        once()
+    gc.collect()
+    assert tmesh.stats()["regions_live"] == live
+    assert len(os.listdir("/proc/self/fd")) == descriptors

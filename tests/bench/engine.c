@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: MIT
+/*
+ * What libtmesh-engine adds to ONNX Runtime's own calls: a graph of one Add of 4 floats, so that
+ * nothing but the call is measured. One run, alternating, medians.
+ *
+ *     engine MODEL    tests/engine/models.py's dynamic.onnx
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <tmesh/engine.h>
+#include <tmesh/tmesh.h>
+
+#include "onnx/onnx_internal.h"
+
+#define ROUNDS 101
+#define CALLS 2000
+
+static struct tmesh_error err;
+
+#define DO(call)                                                      \
+	do {                                                          \
+		if (call) {                                           \
+			fprintf(stderr, "engine: %s\n", err.message); \
+			exit(1);                                      \
+		}                                                     \
+	} while (0)
+#define ORT(call)                                                                    \
+	do {                                                                         \
+		if (call) {                                                          \
+			fprintf(stderr, "engine: ONNX Runtime failed: " #call "\n"); \
+			exit(1);                                                     \
+		}                                                                    \
+	} while (0)
+
+static const int64_t shape[] = {1, 4};
+static const char *const names[] = {"a", "b", "sum"};
+
+/* ONNX Runtime without us. */
+static struct ort_api ort;
+static struct ort_session *session;
+static struct ort_io_binding *own;
+static struct ort_value *values[3];
+
+/* With us. */
+static struct tmesh_engine_graph *graph;
+static struct tmesh_engine_value inputs[2], output;
+static struct tmesh_engine_binding *binding;
+
+static double now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+static void own_prebound(void)
+{
+	ORT(ort.run_binding(session, NULL, own));
+}
+
+static void own_named(void)
+{
+	struct ort_io_binding *io;
+
+	ORT(ort.create_binding(session, &io));
+	ORT(ort.bind_input(io, names[0], values[0]));
+	ORT(ort.bind_input(io, names[1], values[1]));
+	ORT(ort.bind_output(io, names[2], values[2]));
+	ORT(ort.run_binding(session, NULL, io));
+	ort.release_binding(io);
+}
+
+static void ours_prebound(void)
+{
+	DO(tmesh_engine_binding_dispatch(binding, &err));
+}
+
+static void ours_named(void)
+{
+	DO(tmesh_engine_dispatch(graph, inputs, 2, &output, 1, &err));
+}
+
+static void set_up(const char *model)
+{
+	struct ort_session_options *options;
+	struct tmesh_engine_context *context;
+	struct ort_memory_info *memory;
+	struct tmesh_ctx *ctx;
+	struct ort_env *env;
+	const char *version;
+
+	DO(tmesh_ctx_open(NULL, &ctx, &err));
+	DO(tmesh_engine_context_create(ctx, "onnx", NULL, &context, &err));
+	DO(tmesh_engine_graph_open(context, model, NULL, &graph, &err));
+	DO(onnx_library(NULL, &ort, &version, &err));
+	ORT(ort.create_env(ORT_LOG_FATAL, "bench", &env));
+	ORT(ort.create_options(&options));
+	ORT(ort.intra_threads(options, 1));
+	ORT(ort.inter_threads(options, 1));
+	ORT(ort.config(options, "session.disable_prepacking", "1"));
+	ORT(ort.create_session(env, model, options, &session));
+	ORT(ort.create_cpu_memory(ORT_DEVICE_ALLOCATOR, ORT_MEMORY_DEFAULT, &memory));
+	ORT(ort.create_binding(session, &own));
+	for (int i = 0; i < 3; i++) {
+		struct tmesh_engine_value *value = i < 2 ? &inputs[i] : &output;
+		struct tmesh_engine_tensor_info info = {.size = sizeof(info)};
+
+		value->name = names[i];
+		DO(tmesh_engine_tensor_create(context, TMESH_FLOAT32, 2, shape, 0, &value->tensor,
+					      &err));
+		DO(tmesh_engine_tensor_info(value->tensor, &info, &err));
+		ORT(ort.create_value(memory, (void *)info.address, info.bytes, shape, 2,
+				     ORT_ELEMENT_FLOAT, &values[i]));
+		ORT((i < 2 ? ort.bind_input : ort.bind_output)(own, names[i], values[i]));
+	}
+	DO(tmesh_engine_bind(graph, inputs, 2, &output, 1, &binding, &err));
+	printf("ONNX Runtime %s\n", version);
+}
+
+static int compare(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+int main(int argc, char **argv)
+{
+	static const struct {
+		const char *name;
+		void (*call)(void);
+	} ways[] = {{"ONNX Runtime, bound once", own_prebound},
+		    {"tmesh, bound once", ours_prebound},
+		    {"ONNX Runtime, bound each time", own_named},
+		    {"tmesh, named each time", ours_named}};
+	static double ns[4][ROUNDS];
+
+	if (argc != 2) {
+		fprintf(stderr, "usage: engine MODEL\n");
+		return 2;
+	}
+	set_up(argv[1]);
+	for (int round = 0; round < ROUNDS; round++)
+		for (int way = 0; way < 4; way++) {
+			double start = now();
+
+			for (int i = 0; i < CALLS; i++)
+				ways[way].call();
+			ns[way][round] = (now() - start) / CALLS;
+		}
+	for (int way = 0; way < 4; way++) {
+		qsort(ns[way], ROUNDS, sizeof(double), compare);
+		printf("%-32s %7.0f ns a run\n", ways[way].name, ns[way][ROUNDS / 2]);
+	}
+	printf("bound once: %.2f times ONNX Runtime's own call; named each time: %.2f times\n",
+	       ns[1][ROUNDS / 2] / ns[0][ROUNDS / 2], ns[3][ROUNDS / 2] / ns[2][ROUNDS / 2]);
+	return 0;
+}
