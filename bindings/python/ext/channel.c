@@ -156,6 +156,12 @@ static PyObject *channel_open(PyObject *type, PyObject *args, PyObject *kwargs)
 	Py_BEGIN_ALLOW_THREADS;
 	rc = tmesh_channel_open(ctx, token, role, &opts, &channel, &err);
 	Py_END_ALLOW_THREADS;
+	if (rc == -EACCES || rc == -EPROTO)
+		return raise_code(
+			st, -rc,
+			"%s. What joins a channel is its token, channel.token; a tensor's is "
+			"for tmesh.open()",
+			err.message);
 	if (rc)
 		return raise_error(st, &err);
 	return channel_over((PyTypeObject *)type, channel, role, opts.spin_ns,

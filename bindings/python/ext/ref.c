@@ -379,11 +379,12 @@ PyObject *module_open(PyObject *module, PyObject *const *args, Py_ssize_t count,
 		return NULL;
 	}
 	if (count + named == 2) {
-		int writable = PyObject_IsTrue(args[1]);
-
-		if (writable < 0)
+		/* "r" would be true as well. */
+		if (!PyBool_Check(args[1])) {
+			PyErr_Format(PyExc_TypeError, "writable is True or False, not %R", args[1]);
 			return NULL;
-		rights |= writable ? TMESH_WRITE : 0;
+		}
+		rights |= args[1] == Py_True ? TMESH_WRITE : 0;
 	}
 	return open_any(PyModule_GetState(module), args[0], rights);
 }

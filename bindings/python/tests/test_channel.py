@@ -462,3 +462,10 @@ def test_nothing_stays():
             break
         time.sleep(0.05)
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_a_tensors_token_joins_no_channel(writable):
+    tensor = tmesh.zeros(8192, "uint8")
+    with pytest.raises((tmesh.AccessError, tmesh.ProtocolError), match=r"channel\.token.* tmesh\.open"):
+        tmesh.Channel.open(tensor.ref(writable=writable)["token"], "recv")

@@ -164,3 +164,14 @@ def test_put_what_cannot_be_read():
         tmesh.put(released)
     with pytest.raises(TypeError):
         tmesh.put()
+
+
+@pytest.mark.parametrize("writable", ["rw", "r", "", 1, 0, None, 0o600, [True]])
+def test_rights_are_true_or_false(writable):
+    """"r" is as true as "rw"."""
+    t = tmesh.zeros(3, "uint8")
+    ref = t.ref(writable=True)
+    for use in (lambda: tmesh.open(ref, writable), lambda: tmesh.open(ref, writable=writable)):
+        with pytest.raises(TypeError, match="True or False"):
+            use()
+    assert tmesh.open(ref, True).writable and not tmesh.open(ref, writable=False).writable
