@@ -10,22 +10,24 @@
 #define SMALL_BYTES 65536
 
 /* Handlers are asked for their version when they are registered, and must not tell a newer one than
- * the host's. */
+ * the host's. Hosts of FFI 0.1 ask without saying theirs. */
 static bool answer_metadata(struct ffi_frame *frame)
 {
 	struct ffi_extension *first = frame->extensions;
-	const struct ffi_version *host;
-	struct ffi_metadata *metadata;
+	struct ffi_version *told;
 
 	if (!first || first->type != FFI_EXTENSION_METADATA)
 		return false;
-	metadata = ((struct ffi_metadata_extension *)first)->metadata;
-	host = &frame->api->version;
-	metadata->version.major = host->major;
-	metadata->version.minor = FFI_MINOR;
-	if (host->major != FFI_MAJOR || host->minor < FFI_MINOR)
-		metadata->version.minor = host->minor;
-	metadata->traits = 0;
+	told = &((struct ffi_metadata_extension *)first)->metadata->version;
+	((struct ffi_metadata_extension *)first)->metadata->traits = 0;
+	told->major = FFI_MAJOR;
+	told->minor = FFI_MINOR_FIRST;
+	if (frame->api) {
+		told->major = frame->api->version.major;
+		told->minor = frame->api->version.minor;
+	}
+	if (told->major == FFI_MAJOR && told->minor > FFI_MINOR)
+		told->minor = FFI_MINOR;
 	return true;
 }
 

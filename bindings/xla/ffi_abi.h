@@ -15,6 +15,7 @@
 
 #define FFI_MAJOR 0
 #define FFI_MINOR 3
+#define FFI_MINOR_FIRST 1
 
 #define FFI_EXTENSION_METADATA 1
 #define FFI_BUFFER 1 /* of operands and results the only type */

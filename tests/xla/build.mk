@@ -19,14 +19,36 @@ endef
 $(eval $(call xla_test,asan,$(ASAN_FLAGS)))
 $(eval $(call xla_test,tsan,$(TSAN_FLAGS)))
 
-XLA_PROGRAMS := asan/test_abi asan/test_call
+$(XLA_TEST_OUT)/peer: $(XLA_TESTS)/peer.c $(B)/libtmesh.a
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 $< $(B)/libtmesh.a $(LIB_LIBS) -o $@
 
-xla-check: $(addprefix $(XLA_TEST_OUT)/,$(XLA_PROGRAMS)) $(B)/libtmesh-xla.so $(XLA_VENV)/tmesh.stamp ## libtmesh-xla's tests, on a stand-in for XLA and in JAX
+XLA_PROGRAMS := asan/test_abi asan/test_call asan/test_turns tsan/test_turns
+
+xla_pytest = TMESH_TEST_PEER=$(XLA_TEST_OUT)/peer LD_LIBRARY_PATH=$(CURDIR)/$(B) PYTHONPATH=$(PYTHON_DIR)/tests $(1)/bin/python -B -P -m pytest -p conftest \
+	-c $(PYTHON_DIR)/pyproject.toml --rootdir . --tap $(XLA_TESTS)
+
+xla-check: $(addprefix $(XLA_TEST_OUT)/,$(XLA_PROGRAMS)) $(XLA_TEST_OUT)/peer $(B)/libtmesh-xla.so $(XLA_VENV)/tmesh.stamp ## libtmesh-xla's tests, on a stand-in for XLA and in JAX
 	@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=memfd TMESH_RUNTIME_DIR=$$(mktemp -d); \
 	trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \
 	for test in $(XLA_PROGRAMS); do $(XLA_TEST_OUT)/$$test || status=1; done; \
-	LD_LIBRARY_PATH=$(CURDIR)/$(B) PYTHONPATH=$(PYTHON_DIR)/tests $(XLA_VENV)/bin/python -B -P -m pytest -p conftest \
-		-c $(PYTHON_DIR)/pyproject.toml --rootdir . --tap $(XLA_TESTS) || status=1; \
+	$(call xla_pytest,$(XLA_VENV)) || status=1; \
 	exit $$status
 
-.PHONY: xla-check
+# The same in JAX's versions of each FFI that is served: jaxlib 0.7 has FFI 0.1, 0.9 has 0.2.
+XLA_VERSIONS := 0.7.2 0.9.0
+
+$(B)/venv-jax-%/tmesh.stamp: $(XLA_VENV)/tmesh.stamp
+	$(PYTHON) -m venv --clear --system-site-packages $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check jax==$* jaxlib==$* || true
+	cp $(XLA_VENV)/lib/python3*/site-packages/tmesh.pth $(@D)/lib/python3*/site-packages/
+	@touch $@
+.SECONDARY: $(XLA_VERSIONS:%=$(B)/venv-jax-%/tmesh.stamp)
+
+xla-versions-check: $(XLA_TEST_OUT)/peer $(B)/libtmesh-xla.so $(XLA_VERSIONS:%=$(B)/venv-jax-%/tmesh.stamp) ## tmesh.xla in older versions of JAX
+	@export TMESH_BACKEND=memfd TMESH_RUNTIME_DIR=$$(mktemp -d); \
+	trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \
+	$(foreach version,$(XLA_VERSIONS),echo "# jax $(version)"; $(call xla_pytest,$(B)/venv-jax-$(version)) || status=1;) \
+	exit $$status
+
+.PHONY: xla-check xla-versions-check

@@ -114,6 +114,8 @@ static int version_told(int major, int minor, struct ffi_version *told)
 	host_init(&host, NULL, 0);
 	host.api.version.major = major;
 	host.api.version.minor = minor;
+	if (minor < 0)
+		host.frame.api = NULL;
 	host.frame.extensions = &extension.base;
 	code = host_call(&host, tmesh_xla_push);
 	assert_int_equal(metadata.traits, 0);
@@ -126,6 +128,10 @@ static void test_version_is_the_lower(void **state)
 	struct ffi_version told;
 	struct host host;
 
+	/* This host asks without a table of functions. */
+	assert_int_equal(version_told(0, -1, &told), 0);
+	assert_int_equal(told.major, 0);
+	assert_int_equal(told.minor, 1);
 	assert_int_equal(version_told(0, 1, &told), 0);
 	assert_int_equal(told.minor, 1);
 	assert_int_equal(version_told(0, FFI_MINOR + 1, &told), 0);

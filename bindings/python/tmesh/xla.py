@@ -24,7 +24,8 @@ DEADLINE_EXCEEDED, UNAVAILABLE (nobody is at the other end), CANCELLED, INVALID_
 shape), NOT_FOUND (nothing is bound), FAILED_PRECONDITION (bound for the other direction), DATA_LOSS,
 RESOURCE_EXHAUSTED. The next call works.
 
-`vmap` makes one call after the other; a call that depends on nothing that is mapped is made once. No gradient passes through `push` or `pop`. On several devices use them
+`vmap` makes one call after the other; a call that depends on nothing that is mapped is made once. Before JAX 0.9 each
+of them starts with the same sequence and gives one of its own. No gradient passes through `push` or `pop`. On several devices use them
 inside jax.shard_map or jax.pmap. XLA refuses them in a program that it shards by itself ("Side-effect HLO
 must have sharding"). This module works on the CPU.
 
@@ -213,8 +214,13 @@ def _handler(target: str, results: list[Any], channel: str, timeout: float) -> C
 
     def once(sequence: Any, operands: Any) -> Any:
         given = jax.ffi.ffi_call(target, (jax.ShapeDtypeStruct((), "uint32"), *results), has_side_effect=True,
-                                 input_output_aliases={0: 0})(sequence, *operands, **attributes)
+                                 input_output_aliases={0: 0}, vmap_method="sequential")(
+                                     sequence, *operands, **attributes)
         return given[0], list(given[1:])
+
+    # Its custom_vmap forgets side effects: a push whose sequence goes nowhere would be dropped.
+    if jax.__version_info__ < (0, 9):
+        return once
 
     def each(size: int, batched: Any, sequence: Any, operands: Any) -> Any:
         """One after the other: along one sequence, or where each has its own along that."""
