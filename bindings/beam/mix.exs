@@ -141,6 +141,9 @@ defmodule Tmesh.MixProject do
           Tmesh.Arena,
           Tmesh.Bundle,
           Tmesh.Model,
+          Tmesh.Slot,
+          Tmesh.Slot.Reader,
+          Tmesh.Slot.Value,
           Tmesh.Descriptor
         ],
         "Between processes": [Tmesh.Channel, Tmesh.Stream],

@@ -13,7 +13,7 @@
 
 ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type, *channel_type,
 	*channel_end_type, *arrow_stream_type, *gpu_type, *arena_type, *descriptor_type, *bundle_type,
-	*model_type, *origin_type;
+	*model_type, *origin_type, *slot_type, *slot_reader_type, *slot_end_type;
 
 /* Its address tells this image from any other. */
 static char image;
@@ -46,6 +46,9 @@ static int open_types(ErlNifEnv *env)
 		{&bundle_type, "bundle", {.dtor = bundle_dtor}},
 		{&model_type, "model", {.dtor = model_dtor}},
 		{&origin_type, "origin", {.dtor = origin_dtor}},
+		{&slot_type, "slot", {.dtor = slot_dtor}},
+		{&slot_reader_type, "slot_reader", {.dtor = slot_reader_dtor}},
+		{&slot_end_type, "slot_end", {.dtor = slot_end_dtor, .stop = slot_end_stop}},
 	};
 
 	for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
@@ -98,6 +101,13 @@ static ErlNifFunc functions[] = {
 	{"open_kept", 3, open_kept, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"list_kept", 1, list_kept, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"drop_kept", 2, drop_kept, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"slot_create", 3, slot_create, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"slot_publish", 2, slot_publish, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"slot_generation", 1, slot_generation, 0},
+	{"slot_open", 2, slot_open, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"slot_read", 2, slot_read, 0},
+	{"slot_watch", 2, slot_watch, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"slot_close", 1, slot_close, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"revoke", 1, region_revoke, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"reclaim", 2, reclaim, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"lease", 3, lease, ERL_NIF_DIRTY_JOB_IO_BOUND},

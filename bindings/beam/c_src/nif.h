@@ -15,6 +15,9 @@
  *   descriptor  a descriptor that the caller may give to others, until it is closed
  *   bundle   a tmesh_bundle, until it is released or nobody has the term any more
  *   model    a loaded model's origin, until it is released or nobody has the term any more
+ *   slot     a tmesh_slot, until it is closed or nobody has the term any more
+ *   slot_reader  one that reads a slot, until it is closed or nobody has the term any more; in a
+ *            resource of its own, slot_end, the descriptor that the emulator polls
  *   origin   a tmesh_model, for the model's term and the handles of its tensors; never a term
  *   gpu      memory of libtmesh-cuda, until it is released or nobody has the term any more
  *
@@ -91,7 +94,8 @@ struct origin {
 
 extern ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type,
 	*channel_type, *channel_end_type, *arrow_stream_type, *gpu_type, *arena_type,
-	*descriptor_type, *bundle_type, *model_type, *origin_type;
+	*descriptor_type, *bundle_type, *model_type, *origin_type, *slot_type, *slot_reader_type,
+	*slot_end_type;
 
 void context_dtor(ErlNifEnv *env, void *object);
 void handle_dtor(ErlNifEnv *env, void *object);
@@ -103,6 +107,10 @@ void descriptor_dtor(ErlNifEnv *env, void *object);
 void bundle_dtor(ErlNifEnv *env, void *object);
 void model_dtor(ErlNifEnv *env, void *object);
 void origin_dtor(ErlNifEnv *env, void *object);
+void slot_dtor(ErlNifEnv *env, void *object);
+void slot_reader_dtor(ErlNifEnv *env, void *object);
+void slot_end_dtor(ErlNifEnv *env, void *object);
+void slot_end_stop(ErlNifEnv *env, void *object, ErlNifEvent event, int is_direct_call);
 
 /* garbage.c */
 struct garbage *garbage_alloc(void (*drop)(void *object));
@@ -237,6 +245,15 @@ NIF(descriptor_close);
 NIF(from_dmabuf);
 NIF(hand_over);
 NIF(take_over);
+
+/* slot.c */
+NIF(slot_create);
+NIF(slot_publish);
+NIF(slot_generation);
+NIF(slot_open);
+NIF(slot_read);
+NIF(slot_watch);
+NIF(slot_close);
 
 /* keep.c */
 NIF(keep_region);

@@ -221,12 +221,8 @@ defmodule Tmesh do
   defp keepable(%TensorRef{handle: handle} = ref), do: {:ok, ref, handle}
   defp keepable(%Bundle{native: native} = bundle), do: {:ok, bundle, native}
 
-  defp keepable(%Model{} = model) do
-    with {:ok, bundle} <- Model.bundle(model), do: keepable(bundle)
-  end
-
   defp keepable(tensors) do
-    with {:ok, bundle} <- Bundle.put(tensors), do: keepable(bundle)
+    with {:ok, bundle} <- Bundle.of(tensors), do: keepable(bundle)
   end
 
   @longest_ms div(0xFFFF_FFFF_FFFF_FFFF, 1_000_000)

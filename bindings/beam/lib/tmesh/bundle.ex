@@ -154,6 +154,13 @@ defmodule Tmesh.Bundle do
   bang open(ref :: String.t() | map(), opts :: [writable: boolean()] \\ []) :: t()
   bang to_json(bundle :: t()) :: String.t()
 
+  # Whatever a bundle can be made of.
+  @doc false
+  @spec of(t() | Tmesh.Model.t() | %{String.t() => value()}) :: {:ok, t()} | {:error, Error.t()}
+  def of(%__MODULE__{} = bundle), do: {:ok, bundle}
+  def of(%Tmesh.Model{} = model), do: Tmesh.Model.bundle(model)
+  def of(tensors), do: put(tensors)
+
   @doc false
   @spec made({:ok, Native.bundle()} | {:error, Native.reason()}) ::
           {:ok, t()} | {:error, Error.t()}

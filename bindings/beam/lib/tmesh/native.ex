@@ -90,6 +90,32 @@ defmodule Tmesh.Native do
   @spec token_id(context(), token :: String.t()) :: result(non_neg_integer())
   def token_id(_context, _token), do: :erlang.nif_error(:not_loaded)
 
+  @type slot :: reference()
+  @type slot_reader :: reference()
+
+  @spec slot_create(context(), label :: String.t(), max_ref :: non_neg_integer()) ::
+          result({slot(), token :: String.t()})
+  def slot_create(_context, _label, _max_ref), do: :erlang.nif_error(:not_loaded)
+
+  @spec slot_publish(slot(), bundle() | nil) :: result(generation :: pos_integer())
+  def slot_publish(_slot, _bundle), do: :erlang.nif_error(:not_loaded)
+
+  @spec slot_generation(slot()) :: result(non_neg_integer())
+  def slot_generation(_slot), do: :erlang.nif_error(:not_loaded)
+
+  @spec slot_open(context(), token :: String.t()) :: result(slot_reader())
+  def slot_open(_context, _token), do: :erlang.nif_error(:not_loaded)
+
+  @spec slot_read(slot_reader(), generation :: pos_integer() | nil) ::
+          :same | result({pos_integer(), bundle()})
+  def slot_read(_reader, _generation), do: :erlang.nif_error(:not_loaded)
+
+  @spec slot_watch(slot_reader(), message :: term()) :: :ok | {:error, reason()}
+  def slot_watch(_reader, _message), do: :erlang.nif_error(:not_loaded)
+
+  @spec slot_close(slot() | slot_reader()) :: :ok | {:error, reason()}
+  def slot_close(_slot), do: :erlang.nif_error(:not_loaded)
+
   @typedoc "replace, lifetime_ns (0: for ever), mode, gid"
   @type keep_opts ::
           {boolean(), non_neg_integer(), non_neg_integer(), non_neg_integer() | nil}

@@ -1,0 +1,380 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Slots: bundles that are replaced in one step.
+ *
+ * What the emulator polls it keeps until it is told to stop. So the term of a reader holds another
+ * resource: when nobody has the term any more, reading ends. The library's reader is for one thread
+ * at a time, which a lock sees to; it is held on dirty schedulers, and elsewhere only tried.
+ */
+#include "nif.h"
+
+#include <errno.h>
+#include <tmesh/slot.h>
+
+struct slot {
+	pthread_mutex_t lock;
+	struct tmesh_slot *slot; /* NULL: closed; guarded by @lock */
+	struct garbage *garbage;
+};
+
+struct slot_end {
+	pthread_mutex_t lock;		  /* guards what follows, and calls with the reader */
+	struct tmesh_slot_reader *reader;
+	bool closed;
+	bool selected;			  /* the emulator has had its descriptor */
+	struct context *context;
+	struct garbage *garbage;
+};
+
+/* What terms hold. */
+struct slot_reader {
+	struct slot_end *end;
+};
+
+static void drop_slot(void *object)
+{
+	tmesh_slot_unref(object);
+}
+
+static void drop_reader(void *object)
+{
+	tmesh_slot_close(object);
+}
+
+/* Publishing */
+
+void slot_dtor(ErlNifEnv *env, void *object)
+{
+	struct slot *slot = object;
+
+	if (slot->slot)
+		garbage_put(env, slot->garbage, slot->slot);
+	else
+		garbage_free(slot->garbage);
+	pthread_mutex_destroy(&slot->lock);
+}
+
+/* The caller's reference on the slot of a term, or NULL with @err filled. */
+static struct tmesh_slot *get_slot(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_error *err)
+{
+	struct tmesh_slot *taken = NULL;
+	struct slot *slot;
+
+	if (enif_get_resource(env, term, slot_type, (void **)&slot)) {
+		pthread_mutex_lock(&slot->lock);
+		if (slot->slot)
+			taken = tmesh_slot_ref(slot->slot);
+		pthread_mutex_unlock(&slot->lock);
+	}
+	if (!taken)
+		refuse(err, -EBADF, "no open slot: it was closed, or is another VM's");
+	return taken;
+}
+
+/* slot_create(context, label, max_ref) -> {ok, {slot, token}} */
+NIF(slot_create)
+{
+	struct tmesh_slot_opts opts = {.size = sizeof(opts)};
+	char label[TMESH_LABEL_LEN + 1], token[TMESH_TOKEN_SIZE];
+	struct context *context;
+	struct tmesh_error err;
+	ERL_NIF_TERM term;
+	struct slot *slot;
+
+	if (!get_context(env, argv[0], &context, &err))
+		return make_error(env, &err);
+	if (!get_text(env, argv[1], label, sizeof(label)) ||
+	    !enif_get_uint(env, argv[2], &opts.max_ref)) {
+		refuse(&err, -EINVAL, "a slot has a label of at most %d bytes, and a number of bytes",
+		       TMESH_LABEL_LEN);
+		return make_error(env, &err);
+	}
+	opts.label = *label ? label : NULL;
+	slot = enif_alloc_resource(slot_type, sizeof(*slot));
+	*slot = (struct slot){.garbage = garbage_alloc(drop_slot)};
+	pthread_mutex_init(&slot->lock, NULL);
+	if (!slot->garbage) {
+		refuse(&err, -ENOMEM, "no memory for a slot");
+		term = make_error(env, &err);
+	} else if (tmesh_slot_create(context->ctx, &opts, &slot->slot, &err) ||
+		   tmesh_slot_token(slot->slot, token, &err)) {
+		term = make_error(env, &err);
+	} else {
+		term = make_ok(env, enif_make_tuple2(env, enif_make_resource(env, slot),
+						     make_string(env, token)));
+	}
+	enif_release_resource(slot);
+	return term;
+}
+
+/* slot_publish(slot, bundle | nil) -> {ok, generation} */
+NIF(slot_publish)
+{
+	struct tmesh_bundle *bundle = NULL;
+	struct tmesh_slot *slot;
+	struct tmesh_error err;
+	uint64_t generation;
+	int rc;
+
+	if (!enif_is_identical(argv[1], atoms.nil)) {
+		bundle = get_bundle(env, argv[1], &err);
+		if (!bundle)
+			return make_error(env, &err);
+	}
+	slot = get_slot(env, argv[0], &err);
+	rc = slot ? tmesh_slot_publish(slot, bundle, &generation, &err) : err.code;
+	tmesh_slot_unref(slot);
+	tmesh_bundle_unref(bundle);
+	return rc ? make_error(env, &err) : make_ok(env, enif_make_uint64(env, generation));
+}
+
+/* slot_generation(slot) -> {ok, generation} */
+NIF(slot_generation)
+{
+	struct tmesh_slot *slot;
+	struct tmesh_error err;
+	ERL_NIF_TERM term;
+
+	slot = get_slot(env, argv[0], &err);
+	if (!slot)
+		return make_error(env, &err);
+	term = make_ok(env, enif_make_uint64(env, tmesh_slot_generation(slot)));
+	tmesh_slot_unref(slot);
+	return term;
+}
+
+/* Reading */
+
+/* Nobody selects on the descriptor any more. */
+static void let_go(ErlNifEnv *env, struct slot_end *end)
+{
+	if (end->reader)
+		garbage_put(env, end->garbage, end->reader);
+	else
+		garbage_free(end->garbage);
+	end->reader = NULL;
+	end->garbage = NULL;
+}
+
+void slot_end_stop(ErlNifEnv *env, void *object, ErlNifEvent event, int is_direct_call)
+{
+	let_go(env, object);
+}
+
+void slot_end_dtor(ErlNifEnv *env, void *object)
+{
+	struct slot_end *end = object;
+
+	let_go(env, end);
+	enif_release_resource(end->context);
+	pthread_mutex_destroy(&end->lock);
+}
+
+/* Its lock is not held: the emulator may call slot_end_stop() at once. */
+static void close_end(ErlNifEnv *env, struct slot_end *end)
+{
+	bool closed;
+	int fd = -1;
+
+	pthread_mutex_lock(&end->lock);
+	closed = end->closed;
+	end->closed = true;
+	if (!closed && end->selected)
+		fd = tmesh_slot_poll_fd(end->reader, NULL);
+	else if (!closed)
+		let_go(env, end);
+	pthread_mutex_unlock(&end->lock);
+	if (fd >= 0)
+		enif_select(env, fd, ERL_NIF_SELECT_STOP, end, NULL, atoms.undefined);
+}
+
+void slot_reader_dtor(ErlNifEnv *env, void *object)
+{
+	struct slot_reader *reader = object;
+
+	close_end(env, reader->end);
+	enif_release_resource(reader->end);
+}
+
+/* slot_open(context, token) -> {ok, reader} */
+NIF(slot_open)
+{
+	char token[TMESH_TOKEN_SIZE];
+	struct slot_reader *reader;
+	struct context *context;
+	struct slot_end *end;
+	struct tmesh_error err;
+	ERL_NIF_TERM term;
+
+	if (!get_context(env, argv[0], &context, &err))
+		return make_error(env, &err);
+	if (!get_text(env, argv[1], token, sizeof(token))) {
+		refuse(&err, -EPROTO, "not a slot's token");
+		return make_error(env, &err);
+	}
+	end = enif_alloc_resource(slot_end_type, sizeof(*end));
+	*end = (struct slot_end){.context = context, .garbage = garbage_alloc(drop_reader)};
+	enif_keep_resource(context);
+	pthread_mutex_init(&end->lock, NULL);
+	if (!end->garbage)
+		refuse(&err, -ENOMEM, "no memory for a slot's reader");
+	if (!end->garbage || !begin_opening(context, &err)) {
+		enif_release_resource(end);
+		return make_error(env, &err);
+	}
+	if (tmesh_slot_open(context->ctx, token, &end->reader, &err))
+		end->reader = NULL;
+	end_opening(context);
+	if (!end->reader) {
+		enif_release_resource(end);
+		return make_error(env, &err);
+	}
+	reader = enif_alloc_resource(slot_reader_type, sizeof(*reader));
+	*reader = (struct slot_reader){.end = end};
+	term = make_ok(env, enif_make_resource(env, reader));
+	enif_release_resource(reader);
+	return term;
+}
+
+static bool get_end(ErlNifEnv *env, ERL_NIF_TERM term, struct slot_end **end,
+		    struct tmesh_error *err)
+{
+	struct slot_reader *reader;
+
+	*end = NULL;
+	if (!enif_get_resource(env, term, slot_reader_type, (void **)&reader))
+		return refuse(err, -EBADF, "not a slot's reader of this VM") == 0;
+	*end = reader->end;
+	return true;
+}
+
+/* To be unlocked by the caller. False with @err filled: it was closed. */
+static bool lock_end(ErlNifEnv *env, ERL_NIF_TERM term, struct slot_end **end,
+		     struct tmesh_error *err)
+{
+	if (!get_end(env, term, end, err))
+		return false;
+	pthread_mutex_lock(&(*end)->lock);
+	if (!(*end)->closed)
+		return true;
+	pthread_mutex_unlock(&(*end)->lock);
+	return refuse(err, -EBADF, "the slot's reader was closed") == 0;
+}
+
+/* {ok, {generation, bundle}} of a value, which is the reader's. */
+static ERL_NIF_TERM make_value(ErlNifEnv *env, struct context *context,
+			       struct tmesh_slot_value *value)
+{
+	struct tmesh_bundle *bundle = tmesh_bundle_ref(tmesh_slot_value_bundle(value));
+	ERL_NIF_TERM generation = enif_make_uint64(env, tmesh_slot_value_generation(value));
+	ERL_NIF_TERM made = make_bundle(env, context, bundle);
+	const ERL_NIF_TERM *field;
+	int arity;
+
+	enif_get_tuple(env, made, &arity, &field);
+	if (!enif_is_identical(field[0], atoms.ok))
+		return made;
+	return make_ok(env, enif_make_tuple2(env, generation, field[1]));
+}
+
+static NIF(read_now)
+{
+	struct tmesh_slot_value *value;
+	struct slot_end *end;
+	struct tmesh_error err;
+	ErlNifUInt64 last;
+	ERL_NIF_TERM term;
+
+	if (!lock_end(env, argv[0], &end, &err))
+		return make_error(env, &err);
+	if (tmesh_slot_read(end->reader, &value, &err))
+		term = make_error(env, &err);
+	else if (enif_get_uint64(env, argv[1], &last) && last &&
+		 last == tmesh_slot_value_generation(value))
+		term = enif_make_atom(env, "same");
+	else
+		term = make_value(env, end->context, value);
+	pthread_mutex_unlock(&end->lock);
+	return term;
+}
+
+/* slot_read(reader, generation | nil) -> same | {ok, {generation, bundle}}. Only what is new needs a
+ * dirty scheduler. */
+NIF(slot_read)
+{
+	struct tmesh_slot_value *value;
+	struct slot_end *end;
+	struct tmesh_error err;
+	ErlNifUInt64 last;
+	bool same;
+
+	if (!get_end(env, argv[0], &end, &err))
+		return make_error(env, &err);
+	if (enif_get_uint64(env, argv[1], &last) && last && !pthread_mutex_trylock(&end->lock)) {
+		/* Of one that did not change, reading is a look at a word. */
+		same = !end->closed && !tmesh_slot_changed(end->reader) &&
+		       !tmesh_slot_read(end->reader, &value, &err) &&
+		       last == tmesh_slot_value_generation(value);
+		pthread_mutex_unlock(&end->lock);
+		if (same)
+			return enif_make_atom(env, "same");
+	}
+	return enif_schedule_nif(env, "slot_read", ERL_NIF_DIRTY_JOB_IO_BOUND, read_now, argc, argv);
+}
+
+static ERL_NIF_TERM watch(ErlNifEnv *env, struct slot_end *end, ERL_NIF_TERM message)
+{
+	struct tmesh_error err;
+	ErlNifPid self;
+	int fd = tmesh_slot_poll_fd(end->reader, &err);
+
+	if (fd < 0)
+		return make_error(env, &err);
+	enif_self(env, &self);
+	if (tmesh_slot_changed(end->reader)) {
+		enif_send(env, &self, NULL, message);
+		return atoms.ok;
+	}
+	end->selected = true;
+	if (enif_select_read(env, fd, end, &self, message, NULL) < 0) {
+		refuse(&err, -EIO, "the slot cannot be watched");
+		return make_error(env, &err);
+	}
+	return atoms.ok;
+}
+
+/* slot_watch(reader, message) -> ok. The message comes once, when there may be something to look at. */
+NIF(slot_watch)
+{
+	struct slot_end *end;
+	struct tmesh_error err;
+	ERL_NIF_TERM term;
+
+	if (!lock_end(env, argv[0], &end, &err))
+		return make_error(env, &err);
+	term = watch(env, end, argv[1]);
+	pthread_mutex_unlock(&end->lock);
+	return term;
+}
+
+/* slot_close(slot | reader) -> ok, again and again */
+NIF(slot_close)
+{
+	struct tmesh_slot *taken;
+	struct slot_end *end;
+	struct tmesh_error err;
+	struct slot *slot;
+
+	if (!enif_get_resource(env, argv[0], slot_type, (void **)&slot)) {
+		if (!get_end(env, argv[0], &end, &err))
+			return make_error(env, &err);
+		close_end(env, end);
+		return atoms.ok;
+	}
+	pthread_mutex_lock(&slot->lock);
+	taken = slot->slot;
+	slot->slot = NULL;
+	pthread_mutex_unlock(&slot->lock);
+	tmesh_slot_unref(taken);
+	return atoms.ok;
+}

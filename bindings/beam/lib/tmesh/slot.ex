@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.Slot do
+  @moduledoc """
+  A place whose value, a `Tmesh.Bundle`, is replaced in one step: a model's newest weights, an adapter.
+
+      {:ok, slot} = Tmesh.Slot.create(label: "adapter")         # one process publishes
+      {:ok, 1} = Tmesh.Slot.publish(slot, %{"a" => a, "b" => b})
+
+      {:ok, reader} = Tmesh.Slot.open(slot.token)               # any number read, in any language
+      {:ok, value} = Tmesh.Slot.read(reader)
+      value["a"]                                                # all of one generation, as long as it is held
+
+  Each value has a generation, 1 and upwards. A value that is replaced stays for whoever holds it, or a tensor of
+  it, and is freed with the last of them, however that ends. The slot ends when it is closed, or when no process of
+  this VM has it any more: keep it in the state of a process. Readers keep what they hold then, and are told.
+
+  ## Watching
+
+  `watch/1` has a message sent when there may be something newer:
+
+      def handle_info({:tmesh_slot, tag}, %{reader: %{tag: tag} = reader} = state) do
+        :ok = Tmesh.Slot.watch(reader)
+        {:ok, value} = Tmesh.Slot.read(reader, state.value)
+        {:noreply, %{state | value: value}}
+      end
+  """
+
+  import Tmesh.Bang
+
+  alias Tmesh.{Bundle, Context, Error, Janitor, Model, Native, Options}
+
+  defmodule Reader do
+    @moduledoc """
+    Reads a slot: made by `Tmesh.Slot.open/1`. One of several processes that read by it waits for the other, so
+    each takes its own. `tag` is in the messages of `Tmesh.Slot.watch/1`.
+    """
+    @enforce_keys [:native, :tag]
+    @derive {Inspect, only: []}
+    defstruct @enforce_keys
+
+    @type t :: %__MODULE__{native: Native.slot_reader(), tag: reference()}
+  end
+
+  defmodule Value do
+    @moduledoc """
+    A slot's value: its `bundle`, and which one it is. `value["name"]` is a tensor of the bundle.
+    """
+    @enforce_keys [:generation, :bundle]
+    defstruct @enforce_keys
+
+    @type t :: %__MODULE__{generation: pos_integer(), bundle: Bundle.t()}
+
+    @doc "As `Tmesh.Bundle.fetch/2`: what `value[name]` asks."
+    @spec fetch(t(), String.t()) :: {:ok, Tmesh.ZeroCopy.TensorRef.t()} | :error
+    def fetch(%__MODULE__{bundle: bundle}, name), do: Bundle.fetch(bundle, name)
+  end
+
+  @enforce_keys [:native, :token]
+  @derive {Inspect, only: []}
+  defstruct @enforce_keys
+
+  @type t :: %__MODULE__{native: Native.slot(), token: String.t()}
+
+  @doc """
+  An empty slot, which this VM publishes to. Who has its token may read, as the same user.
+
+  Options: `label` - a name for people; `max_ref` - bytes of the longest bundle's ref (0: 16 KiB, for about 130
+  regions).
+
+  Errors: `:invalid`, `:no_memory`, `:too_many_files`.
+  """
+  @spec create(label: String.t(), max_ref: non_neg_integer()) :: {:ok, t()} | {:error, Error.t()}
+  def create(opts \\ []) do
+    with {:ok, opts} <- Options.validate(opts, label: "", max_ref: 0) do
+      create = fn -> Native.slot_create(Context.get(), opts[:label], opts[:max_ref]) end
+
+      with {:ok, {native, token}} <- create |> Janitor.retry() |> result(),
+           do: {:ok, %__MODULE__{native: native, token: token}}
+    end
+  end
+
+  @doc """
+  From now on this is the value: a bundle, a `Tmesh.Model`, or what `Tmesh.Bundle.put/2` takes, of which a bundle is
+  made; `nil` empties the slot. Readers see the value before or this one, whole. Gives its generation.
+
+  Errors: `:invalid` (the bundle's ref is longer than `max_ref`), `:closed`, and those of `Tmesh.Bundle.put/2`. The
+  value is the one before then.
+  """
+  @spec publish(t(), Bundle.t() | Model.t() | %{String.t() => Bundle.value()} | nil) ::
+          {:ok, pos_integer()} | {:error, Error.t()}
+  def publish(slot, value)
+  def publish(%__MODULE__{} = slot, nil), do: publish_native(slot, nil)
+
+  def publish(%__MODULE__{} = slot, value) do
+    with {:ok, bundle} <- Bundle.of(value), do: publish_native(slot, bundle.native)
+  end
+
+  defp publish_native(%__MODULE__{native: native}, bundle),
+    do: fn -> Native.slot_publish(native, bundle) end |> Janitor.retry() |> result()
+
+  @doc """
+  The newest value's generation, of a slot of one's own; 0: nothing was published yet.
+
+  Errors: `:closed`.
+  """
+  @spec generation(t()) :: {:ok, non_neg_integer()} | {:error, Error.t()}
+  def generation(%__MODULE__{native: native}), do: native |> Native.slot_generation() |> result()
+
+  @doc """
+  Read the slot that has this token.
+
+  Errors: `:not_found` (no such slot, or its publisher is gone), `:protocol` (another token), `:busy` (1,024 readers),
+  `:timeout`, `:too_many_files`.
+  """
+  @spec open(String.t()) :: {:ok, Reader.t()} | {:error, Error.t()}
+  def open(token) do
+    case Janitor.retry(fn -> Native.slot_open(Context.get(), token) end) do
+      {:ok, native} ->
+        {:ok, %Reader{native: native, tag: make_ref()}}
+
+      {:error, {:eagain, _why}} ->
+        Process.sleep(:rand.uniform(5))
+        open(token)
+
+      {:error, reason} ->
+        {:error, Error.from_native(reason)}
+    end
+  end
+
+  @doc """
+  The newest value. Given the value that was read last, it gives that one back while nothing newer was published, by
+  a look at memory.
+
+  Errors: `:not_found` (the slot is empty), `:gone` (there is a newer value, but its publisher is gone, and the
+  value with it), `:timeout` (it is replaced faster than it can be opened), `:closed`, and those of
+  `Tmesh.Bundle.open/2`.
+  """
+  @spec read(Reader.t(), Value.t() | nil) :: {:ok, Value.t()} | {:error, Error.t()}
+  def read(reader, last \\ nil)
+
+  def read(%Reader{native: native}, last) when last == nil or is_struct(last, Value) do
+    case Janitor.retry(fn -> Native.slot_read(native, last && last.generation) end) do
+      :same -> {:ok, last}
+      {:ok, {generation, bundle}} -> value(generation, Bundle.made({:ok, bundle}))
+      {:error, reason} -> {:error, Error.from_native(reason)}
+    end
+  end
+
+  defp value(generation, {:ok, bundle}),
+    do: {:ok, %Value{generation: generation, bundle: bundle}}
+
+  @doc """
+  Have `{:tmesh_slot, reader.tag}` sent to this process once, when there may be a value newer than the one that was
+  read last by this reader, or when the publisher is gone; at once where that is so already.
+
+  Errors: `:closed`.
+  """
+  @spec watch(Reader.t()) :: :ok | {:error, Error.t()}
+  def watch(%Reader{native: native, tag: tag}),
+    do: native |> Native.slot_watch({:tmesh_slot, tag}) |> result()
+
+  @doc """
+  End a slot of one's own, or stop reading one. Values that were read stay. Closing again is fine.
+  """
+  @spec close(t() | Reader.t()) :: :ok
+  def close(%kind{native: native}) when kind in [__MODULE__, Reader] do
+    :ok = Native.slot_close(native)
+  end
+
+  bang create(opts :: [label: String.t(), max_ref: non_neg_integer()] \\ []) :: t()
+
+  bang publish(
+         slot :: t(),
+         value :: Bundle.t() | Model.t() | %{String.t() => Bundle.value()} | nil
+       ) :: pos_integer()
+
+  bang generation(slot :: t()) :: non_neg_integer()
+  bang open(token :: String.t()) :: Reader.t()
+  bang read(reader :: Reader.t(), last :: Value.t() | nil \\ nil) :: Value.t()
+  bang watch(reader :: Reader.t()) :: :ok
+
+  defp result({:error, reason}), do: {:error, Error.from_native(reason)}
+  defp result(success), do: success
+end
