@@ -2,6 +2,7 @@
 /* Kept regions: the rules that both backends share. */
 #include "keep_internal.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,9 +56,9 @@ static int check_region(struct tmesh_ctx *ctx, struct tmesh_region *region, size
 	if (memfd && !(region->kind & TMESH_KIND_OPAQUE) &&
 	    !tmesh_region_is_sealed(region))
 		return tmesh_fail(err, -EINVAL,
-				  "region %zu is not sealed: only what nobody writes any more is "
-				  "kept",
-				  i);
+				  "region %zu, with the id %016" PRIx64 ", is not sealed: only "
+				  "sealed memory is kept, so seal it first",
+				  i, tmesh_region_id(region));
 	return 0;
 }
 

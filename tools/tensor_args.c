@@ -8,28 +8,34 @@
 #include "tensor_args.h"
 
 /* "3,4" or "[3, 4]"; an empty list is a scalar. */
+/* "3,4", or "[3, 4]" as Python and JSON write it; "[]" has no dimensions. */
+static bool read_shape(const char *at, int64_t *shape, int32_t *ndim)
+{
+	bool brackets = *at == '[';
+	char *end;
+
+	*ndim = 0;
+	at += brackets;
+	if (brackets && !strcmp(at, "]"))
+		return true;
+	for (;;) {
+		if (*ndim == TMESH_MAX_DIMS || !isdigit((unsigned char)*at))
+			return false;
+		errno = 0;
+		shape[(*ndim)++] = strtoll(at, &end, 10);
+		if (errno)
+			return false;
+		at = end;
+		if (*at != ',')
+			break;
+		at += 1 + strspn(at + 1, " ");
+	}
+	return !strcmp(at, brackets ? "]" : "");
+}
+
 static void parse_shape(const struct verb *verb, const char *text, struct tensor_args *args)
 {
-	const char *at = text;
-	bool brackets = *at == '[';
-
-	if (brackets)
-		at++;
-	args->ndim = 0;
-	while (*at && *at != ']') {
-		char *end;
-
-		errno = 0;
-		if (args->ndim == TMESH_MAX_DIMS || !isdigit((unsigned char)*at))
-			break;
-		args->shape[args->ndim++] = strtoll(at, &end, 10);
-		at = end;
-		if (errno)
-			break;
-		while (*at == ',' || *at == ' ')
-			at++;
-	}
-	if (brackets ? strcmp(at, "]") : *at)
+	if (!read_shape(text, args->shape, &args->ndim))
 		usage_error(verb, "\"%s\" is not a shape (3,4: at most %d dimensions)", text,
 			    TMESH_MAX_DIMS);
 	args->has_shape = true;

@@ -115,7 +115,8 @@ class Create(Base):
         wrong_usage("whole number", "create", "7", "--dtype", "int16")
         wrong_usage("either BYTES or --shape", "create")
         wrong_usage("either BYTES or --shape", "create", "8", "--shape", "8")
-        for shape in ("x", "1,,x", "[1", "1]", "-1", "1,1,1,1,1,1,1,1,1"):
+        for shape in ("x", "1,,x", "[1", "1]", "-1", "1,1,1,1,1,1,1,1,1", "", ",", "2,", "2,,3", "2 3", "[2", "[2,]",
+                      "9223372036854775808", "99999999999999999999,2"):
             wrong_usage("not a shape", "create", "--shape", shape)
         wrong_usage("not a dtype", "create", "8", "--dtype", "float31")
         wrong_usage("seconds", "create", "8", "--for", "soon")

@@ -178,6 +178,8 @@ class Model(Base):
 
     def test_a_file_is_not_kept_by_its_name(self):
         wrong_usage("is a file: --file keeps its bytes", "keep", self.write(), "x")
+        with held("create", "1") as names:
+            refused(f"{names['id']}, is not sealed", "keep", names["token"], "x")
         refused("Is a directory", "keep", "--file", self.dir, "x")
 
     def test_no_program(self):
