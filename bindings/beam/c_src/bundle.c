@@ -76,27 +76,36 @@ struct tmesh_bundle *get_bundle(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_
 	return take(env, term, &bundle, err);
 }
 
-/* Of {name, handle}: the entry has a reference on the tensor, and its name is the caller's. */
-static bool get_entry(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_bundle_entry *entry,
-		      struct tmesh_error *err)
+/* Of {name, handle, made for it}: the entry has a reference on the tensor, and its name is the caller's. */
+static bool get_entry(ErlNifEnv *env, ERL_NIF_TERM term, bool seal,
+		      struct tmesh_bundle_entry *entry, struct tmesh_error *err)
 {
 	char name[TMESH_BUNDLE_MAX_NAME + 1];
 	const ERL_NIF_TERM *field;
 	struct handle *handle;
 	int arity;
+	bool made;
 
-	if (!enif_get_tuple(env, term, &arity, &field) || arity != 2 ||
+	if (!enif_get_tuple(env, term, &arity, &field) || arity != 3 ||
 	    !get_text(env, field[0], name, sizeof(name)))
 		return refuse(err, -EINVAL, "a tensor of a bundle has a name of at most %d bytes",
 			      TMESH_BUNDLE_MAX_NAME) == 0;
+	if (!get_bool(env, field[2], "made", &made, err))
+		return false;
 	*entry = (struct tmesh_bundle_entry){.tensor = get_tensor(env, field[1], &handle, err)};
 	if (!entry->tensor)
 		return false;
 	entry->name = strdup(name);
-	if (entry->name)
+	if (entry->name && (made || !seal || !handle->in_arena))
 		return true;
+	if (entry->name)
+		refuse(err, -EINVAL,
+		       "a tensor in an arena cannot be sealed, nor a bundle with it: seal: false");
+	else
+		refuse(err, -ENOMEM, "no memory for a name");
+	free((char *)entry->name);
 	tmesh_tensor_unref(entry->tensor);
-	return refuse(err, -ENOMEM, "no memory for a name") == 0;
+	return false;
 }
 
 static void drop_entries(struct tmesh_bundle_entry *entries, unsigned int count)
@@ -108,7 +117,7 @@ static void drop_entries(struct tmesh_bundle_entry *entries, unsigned int count)
 	enif_free(entries);
 }
 
-/* bundle_create(context, [{name, handle}], seal, label, metadata) -> {ok, bundle} */
+/* bundle_create(context, [{name, handle, made}], seal, label, metadata) -> {ok, bundle} */
 NIF(bundle_create)
 {
 	struct tmesh_bundle_opts opts = {.size = sizeof(opts)};
@@ -142,7 +151,7 @@ NIF(bundle_create)
 		return make_error(env, &err);
 	}
 	while (enif_get_list_cell(env, list, &head, &list)) {
-		if (!get_entry(env, head, &entries[count], &err)) {
+		if (!get_entry(env, head, seal, &entries[count], &err)) {
 			drop_entries(entries, count);
 			return make_error(env, &err);
 		}

@@ -77,8 +77,13 @@ static ERL_NIF_TERM make_described(ErlNifEnv *env, struct handle *handle)
 	return enif_make_tuple2(env, enif_make_resource(env, handle), make_ref(env, &ref));
 }
 
-static ERL_NIF_TERM make_created(ErlNifEnv *env, struct handle *handle)
+/* Of a tensor that was made with these options. */
+static ERL_NIF_TERM make_created(ErlNifEnv *env, struct handle *handle,
+				 const struct tmesh_region_opts *opts)
 {
+	/* A large one has a region of its own. */
+	handle->in_arena = opts->arena && tmesh_region_bytes(tmesh_tensor_region(handle->tensor)) >
+						  tmesh_tensor_bytes(handle->tensor);
 	return make_ok(env, make_described(env, handle));
 }
 
@@ -154,7 +159,7 @@ static NIF(create)
 	if (tmesh_tensor_create(context->ctx, dtype, ndim, shape, &opts, &handle->tensor, &err))
 		term = make_error(env, &err);
 	else
-		term = make_created(env, handle);
+		term = make_created(env, handle, &opts);
 	enif_release_resource(handle);
 	return term;
 }
@@ -218,7 +223,7 @@ static NIF(put)
 	    (seal && tmesh_region_seal(tmesh_tensor_region(handle->tensor), &err)))
 		term = make_error(env, &err);
 	else
-		term = make_created(env, handle);
+		term = make_created(env, handle, &opts);
 	enif_release_resource(handle);
 	return term;
 }
@@ -367,7 +372,11 @@ NIF(tensor_seal)
 	tensor = get_tensor(env, argv[0], &handle, &err);
 	if (!tensor)
 		return make_error(env, &err);
-	rc = tmesh_region_seal(tmesh_tensor_region(tensor), &err);
+	if (handle->in_arena)
+		rc = refuse(&err, -EINVAL,
+			    "this tensor lies in an arena: its neighbours would be sealed too");
+	else
+		rc = tmesh_region_seal(tmesh_tensor_region(tensor), &err);
 	tmesh_tensor_unref(tensor);
 	return rc ? make_error(env, &err) : atoms.ok;
 }

@@ -70,6 +70,7 @@ struct handle {
 	char token[TMESH_TOKEN_SIZE]; /* ... for this, which lets others read; "" until then */
 	struct context *context;      /* whose limits apply */
 	struct garbage *garbage;
+	bool in_arena;	  /* beside others: its region is not its own */
 	atomic_bool kept; /* Tmesh.Registry may hold it: releasing has to tell it */
 };
 

@@ -152,6 +152,16 @@ defmodule Tmesh do
   end
 
   defp id(%TensorRef{id: id}), do: id(id)
+
+  defp id(nil) do
+    {:error,
+     Error.new(
+       :protocol,
+       "nil is no id: a new tensor has none until it is handed over (to_map/1, to_json/1, grant/2). " <>
+         "Give the ref itself"
+     )}
+  end
+
   defp id("tm1" <> _rest = token), do: Context.get() |> Native.token_id(token) |> result()
 
   defp id(<<_::binary-size(16)>> = id) do

@@ -2,7 +2,7 @@
 defmodule Tmesh.ArenaTest do
   use ExUnit.Case
 
-  alias Tmesh.{Arena, Channel, Error, ZeroCopy}
+  alias Tmesh.{Arena, Bundle, Channel, Error, ZeroCopy}
 
   doctest Arena
 
@@ -86,15 +86,23 @@ defmodule Tmesh.ArenaTest do
     end
   end
 
-  test "sealing one seals its region, and the arena goes on in another" do
-    {:ok, arena} = Arena.create()
+  test "one of them is not sealed, for its neighbours would be too" do
+    {:ok, arena} = Arena.create(bytes: 4096)
     one = ZeroCopy.from_binary!("one", [3], :uint8, arena: arena)
-    two = ZeroCopy.from_binary!("two", [3], :uint8, arena: arena)
-    :ok = ZeroCopy.seal(one)
-    assert {:error, %Error{type: :sealed}} = ZeroCopy.write(two, 0, "owt")
-    three = ZeroCopy.from_binary!("three", [5], :uint8, arena: arena)
-    assert three.offset == 0 and ZeroCopy.to_binary!(three) == "three"
-    assert ZeroCopy.to_binary!(two, copy: false) == "two"
+    two = ZeroCopy.allocate!([3], :uint8, arena: arena)
+
+    for ref <- [one, two] do
+      assert {:error, %Error{type: :invalid, message: message}} = ZeroCopy.seal(ref)
+      assert message =~ "neighbours would be sealed too"
+      assert {:error, %Error{type: :invalid, message: message}} = Bundle.put(%{"a" => ref})
+      assert message =~ "seal: false"
+    end
+
+    assert ZeroCopy.write(two, 0, "two") == :ok
+    assert %Bundle{} = Bundle.put!(%{"a" => one, "b" => two}, seal: false)
+    # In a region of its own.
+    large = ZeroCopy.allocate!([2000], :uint8, arena: arena)
+    assert ZeroCopy.seal(large) == :ok
   end
 
   test "through a channel, with one open at the other end" do

@@ -25,7 +25,7 @@ defmodule Tmesh.NativeTest do
     # Nothing comes, so that nothing waits.
     alone_fd = Tmesh.Sockets.alone()
 
-    {:ok, bundle} = Native.bundle_create(context, [{"a", sealed.handle}], true, "", "")
+    {:ok, bundle} = Native.bundle_create(context, [{"a", sealed.handle, false}], true, "", "")
     {:ok, bundle_json} = Native.bundle_ref(bundle, :read)
     {:ok, model} = Native.model_load(context, model_file(), false, false, false, "", nil)
 
@@ -77,7 +77,7 @@ defmodule Tmesh.NativeTest do
       seal: [ref.handle],
       release: [ref.handle],
       keep: [ref.handle],
-      bundle_create: [context, [{"a", sealed.handle}], true, "", ""],
+      bundle_create: [context, [{"a", sealed.handle, false}], true, "", ""],
       bundle_open: [context, bundle_json, :read],
       bundle_info: [bundle],
       bundle_tensor: [bundle, "a"],

@@ -87,6 +87,10 @@ defmodule Tmesh.SeeTest do
     assert {:error, %Error{type: :not_found}} = Tmesh.holders(named.token)
     assert {:error, %Error{type: :not_found}} = Tmesh.holders("0000000000000000")
 
+    new = ZeroCopy.allocate!([1], :uint8)
+    assert {:error, %Error{type: :protocol, message: message}} = Tmesh.holders(new.id)
+    assert message =~ "Give the ref itself" and match?({:ok, [_ | _]}, Tmesh.holders(new))
+
     for other <- ["", "xyz", "000000000000000x", nil, 7, "tm1", "tm1m-0", self()],
         do: assert({:error, %Error{type: :protocol}} = Tmesh.holders(other))
   end

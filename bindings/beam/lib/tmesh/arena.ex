@@ -9,10 +9,9 @@ defmodule Tmesh.Arena do
   A region for each would cost a descriptor, a page and, at every receiver, an open. Any process of
   the VM may use it, several at once.
 
-  Tensors of one region share what is the region's: who may open one can reach its neighbours, and
-  sealing one seals all, after which the arena goes on in a new region. Room is given out once; a
-  region's memory goes back with the last of its tensors, wherever they are held, and they outlive
-  the arena.
+  Tensors of one region share what is the region's: who may open one can reach its neighbours. So none of
+  them can be sealed (`:invalid`). Room is given out once; a region's memory goes back with the last of its
+  tensors, wherever they are held, and they outlive the arena.
   """
 
   import Tmesh.Bang

@@ -56,7 +56,7 @@ defmodule Tmesh.Bundle do
 
   Options: `seal: false` leaves the regions as they are; `label`; `metadata` - text.
 
-  Errors: `:invalid` (a name, a name twice, a value), `:busy` (somebody writes to one), `:access` (a region
+  Errors: `:invalid` (a name, a name twice, a value, a ref in an arena without `seal: false`), `:busy` (somebody writes to one), `:access` (a region
   of somebody else's that is not sealed), and those of `Tmesh.ZeroCopy.from_binary/4`.
 
       iex> bundle = Tmesh.Bundle.put!(%{"a" => {"abcd", {2, 2}, :u8}, "b" => {"x", {1}, :u8}})
@@ -71,7 +71,7 @@ defmodule Tmesh.Bundle do
          {:ok, context} <- Context.limited(),
          {:ok, arena} <- Arena.create(label: opts[:label]),
          {:ok, named, made} <- tensors(pairs, arena, [], []) do
-      entries = for {name, ref} <- named, do: {name, ref.handle}
+      entries = for {name, ref, made?} <- named, do: {name, ref.handle, made?}
       arguments = [context, entries, opts[:seal], opts[:label], opts[:metadata]]
       created = Janitor.retry(fn -> apply(Native, :bundle_create, arguments) end)
       # The bundle holds their regions.
@@ -182,8 +182,8 @@ defmodule Tmesh.Bundle do
   # What was made here is let go of when one cannot be.
   defp tensors([{name, value} | rest], arena, named, made) do
     case tensor(value, arena) do
-      {:ok, ref} -> tensors(rest, arena, [{text(name), ref} | named], [ref | made])
-      {:given, ref} -> tensors(rest, arena, [{text(name), ref} | named], made)
+      {:ok, ref} -> tensors(rest, arena, [{text(name), ref, true} | named], [ref | made])
+      {:given, ref} -> tensors(rest, arena, [{text(name), ref, false} | named], made)
       {:error, error} -> refuse(%Error{error | message: "#{inspect(name)}: #{error.message}"}, made)
     end
   end

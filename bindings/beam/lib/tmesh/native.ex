@@ -227,7 +227,7 @@ defmodule Tmesh.Native do
 
   @spec bundle_create(
           context(),
-          [{String.t(), handle()}],
+          [{String.t(), handle(), made :: boolean()}],
           seal :: boolean(),
           label :: String.t(),
           metadata :: String.t()

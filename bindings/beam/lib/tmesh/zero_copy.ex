@@ -265,7 +265,8 @@ defmodule Tmesh.ZeroCopy do
   Make the tensor's region immutable for everybody and for ever.
 
   Errors: `:busy` (somebody has it mapped for writing; nothing has changed), `:access` (only whoever
-  created a region may seal it), `:closed`, `:stale`.
+  created a region may seal it), `:invalid` (a tensor in an arena: its neighbours would be sealed too),
+  `:closed`, `:stale`.
   """
   @spec seal(TensorRef.t()) :: :ok | {:error, Error.t()}
   def seal(%TensorRef{handle: handle}),
