@@ -95,7 +95,7 @@ class SourcesWithLibrary(sdist):
     def make_release_tree(self, base_dir, files):
         super().make_release_tree(base_dir, files)
         self.put(HERE, HERE.glob("ext/*"), Path(base_dir))
-        library = [ROOT / "VERSION", *ROOT.glob("lib/**/*.[ch]"), *ROOT.glob("model/*.[ch]"),
+        library = [ROOT / "VERSION", *ROOT.glob("lib/*.[ch]"), *ROOT.glob("lib/common/*.[ch]"), *ROOT.glob("model/*.[ch]"),
                    *ROOT.glob("engine/**/*.[ch]"), *ROOT.glob("include/**/*.h")]
         self.put(ROOT, library, Path(base_dir, DISTRIBUTED.name))
 
