@@ -356,9 +356,10 @@ def run(promise, mixture, pool, backend, words):
 
 def main():
     arguments = sys.argv[1:]
-    names = arguments[arguments.index("--") + 1:] if "--" in arguments else []
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    names = arguments[end + 1:]
     commands = {language: shlex.split(command) for language, command in
-                (argument.split("=", 1) for argument in arguments[:len(arguments) - len(names) - bool(names)])}
+                (argument.split("=", 1) for argument in arguments[:end])}
     os.environ.setdefault("TMESH_BACKEND", "memfd")
     os.environ["ERL_CRASH_DUMP_BYTES"] = "0"
     words, count, failed = words_of_errors(), 0, False

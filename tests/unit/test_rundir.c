@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: MIT
+/* Runtime directories: which are refused, and what dead producers leave in them. */
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include "producer.h"
+#include "wire.h"
+
+static void refused_dir_as(const char *dir, int code, const char *word)
+{
+	struct tmesh_ctx *ctx = context(dir, 0);
+	struct tmesh_region *region;
+	char token[TMESH_TOKEN_SIZE];
+
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+	assert_refused(tmesh_region_token(region, TMESH_READ, token, err), code, word);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+}
+
+static void refused_dir(const char *dir, const char *word)
+{
+	refused_dir_as(dir, -EACCES, word);
+}
+
+/* Who looked elsewhere is told where; whose producer answered is not sent astray. */
+static void test_two_runtime_dirs(void **state)
+{
+	char base[] = "/tmp/tmesh-unit-XXXXXX", here[64], there[64], token[TMESH_TOKEN_SIZE];
+	struct tmesh_ctx *ctx, *client;
+	struct tmesh_region *region, *got;
+	struct tmesh_error told = {0};
+
+	assert_non_null(mkdtemp(base));
+	snprintf(here, sizeof(here), "%s/here", base);
+	snprintf(there, sizeof(there), "%s/there", base);
+	ctx = context(here, 0);
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	/* Before the directory is there, and when it is. */
+	client = context(there, 0);
+	for (int i = 0; i < 2; i++) {
+		assert_refused(tmesh_region_open(client, token, TMESH_READ, &got, err), -ENOENT,
+			       there);
+		assert_refused(tmesh_region_open(client, token, TMESH_READ, &got, err), -ENOENT,
+			       "XDG_RUNTIME_DIR");
+		mkdir(there, 0700);
+	}
+	tmesh_ctx_unref(client);
+	/* By the whole path: this one holds from one working directory alone. */
+	assert_int_equal(chdir(base), 0);
+	client = context("there", 0);
+	assert_refused(tmesh_region_open(client, token, TMESH_READ, &got, err), -ENOENT, there);
+	assert_int_equal(chdir("/"), 0);
+	tmesh_ctx_unref(client);
+	client = context(here, 0);
+	tmesh_region_unref(region);
+	assert_int_equal(tmesh_region_open(client, token, TMESH_READ, &got, &told), -ENOENT);
+	assert_non_null(strstr(told.message, "its producer has released it or is gone"));
+	assert_null(strstr(told.message, here));
+	tmesh_ctx_unref(client);
+	tmesh_ctx_unref(ctx);
+	rmdir(here);
+	rmdir(there);
+	assert_int_equal(rmdir(base), 0);
+}
+
+static void test_runtime_dir(void **state)
+{
+	char base[] = "/tmp/tmesh-unit-XXXXXX", path[512], token[TMESH_TOKEN_SIZE];
+	struct tmesh_region *region, *got;
+	struct tmesh_ctx *ctx, *client;
+	unsigned int before;
+
+	assert_non_null(mkdtemp(base));
+	snprintf(path, sizeof(path), "%s/link", base);
+	assert_int_equal(symlink("/tmp", path), 0);
+	refused_dir(path, "symlink");
+	unlink(path);
+	close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+	refused_dir(path, "no directory");
+	unlink(path);
+	snprintf(path, sizeof(path), "%s/none/here", base);
+	refused_dir_as(path, -ENOENT, "No such file or directory; set TMESH_RUNTIME_DIR");
+	snprintf(path, sizeof(path), "%s/open", base);
+	assert_int_equal(mkdir(path, 0700), 0);
+	assert_int_equal(chmod(path, 0710), 0);
+	refused_dir(path, "set TMESH_RUNTIME_DIR to one of your own, or chmod 700");
+	if (geteuid() == 0) {
+		assert_int_equal(chmod(path, 0700), 0);
+		assert_int_equal(chown(path, 65534, 65534), 0);
+		refused_dir(path, "another user");
+	}
+	rmdir(path);
+	/* About as long as fits into an address of a socket, for who asks by it. */
+	for (int bytes = 70; bytes < 80; bytes++) {
+		char link[600];
+
+		snprintf(path, sizeof(path), "%s/%0*d", base, bytes - (int)strlen(base) - 1, 1);
+		assert_int_equal(strlen(path), bytes);
+		ctx = context(path, 0);
+		client = context(path, 0);
+		assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+		assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+		snprintf(link, sizeof(link), "%s/%.32s.index", path, token + 5);
+		assert_int_equal(unlink(link), 0);
+		before = unit_open_fds();
+		assert_ok(tmesh_region_open(client, token, TMESH_READ, &got, err));
+		tmesh_region_unref(got);
+		tmesh_peers_drop(client);
+		/* The server's end goes once it has seen that of ours. */
+		for (int n = 0; n < 5000 && unit_open_fds() != before; n++)
+			usleep(1000);
+		assert_int_equal(unit_open_fds(), before);
+		assert_int_equal(stats_of(ctx).tokens_served, 1);
+		tmesh_ctx_unref(client);
+		tmesh_region_unref(region);
+		tmesh_ctx_unref(ctx);
+		assert_int_equal(rmdir(path), 0);
+	}
+	/* Longer than that. */
+	snprintf(path, sizeof(path), "%s/%0150d", base, 1);
+	ctx = context(path, 0);
+	client = context(path, 0);
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	assert_ok(tmesh_region_open(client, token, TMESH_READ, &got, err));
+	tmesh_region_unref(got);
+	tmesh_ctx_unref(client);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+	/* Its socket went with it, and nothing else is there. */
+	assert_int_equal(rmdir(path), 0);
+	assert_int_equal(rmdir(base), 0);
+}
+
+/* A producer that is killed leaves its socket; the next one to start removes it. */
+static void test_sweep(void **state)
+{
+	struct producer dead = producer_start(1), live = producer_start(1);
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	char path[512], link[512], unfinished[520], notes[512], token[TMESH_TOKEN_SIZE];
+	struct tmesh_region *region;
+
+	producer_end(&dead, SIGKILL);
+	assert_true(readlink(link_path(link, dead.tokens[0].text), token, 1) > 0);
+	/* Its link leads nowhere, or to whoever has its number now. */
+	assert_refused(tmesh_region_open(ctx, dead.tokens[0].text, TMESH_READ, &region, err),
+		       -ENOENT, "gone");
+	snprintf(path, sizeof(path), "%s/%.32s", getenv("TMESH_RUNTIME_DIR"),
+		 dead.tokens[0].text + 5);
+	assert_int_equal(access(path, F_OK), 0);
+	/* Killed while it made another link; and what is somebody else's in the same directory. */
+	snprintf(unfinished, sizeof(unfinished), "%s.new", path);
+	assert_int_equal(symlink("/", unfinished), 0);
+	snprintf(notes, sizeof(notes), "%s/notes", getenv("TMESH_RUNTIME_DIR"));
+	close(open(notes, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	tmesh_region_unref(region);
+	assert_int_equal(access(path, F_OK), -1);
+	assert_int_equal(readlink(link, token, 1), -1);
+	assert_int_equal(readlink(unfinished, token, 1), -1);
+	assert_int_equal(unlink(notes), 0);
+	assert_ok(tmesh_region_open(ctx, live.tokens[0].text, TMESH_READ, &region, err));
+	tmesh_region_unref(region);
+	producer_end(&live, 0);
+	tmesh_ctx_unref(ctx);
+}
+
+/* What does not become a link leaves nothing that the next one would stumble over. */
+static void test_link_failed(void **state)
+{
+	static const char name[] = "00112233445566778899aabbccddee00";
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	char path[512];
+	int dir;
+
+	snprintf(path, sizeof(path), "%s/%s.index", getenv("TMESH_RUNTIME_DIR"), name);
+	assert_ok(tmesh_rundir_open(ctx, &dir, err));
+	assert_int_equal(mkdir(path, 0700), 0);
+	assert_int_equal(tmesh_rundir_link(dir, name, 3), -EISDIR);
+	assert_int_equal(rmdir(path), 0);
+	assert_int_equal(tmesh_rundir_link(dir, name, 3), 0);
+	assert_int_equal(unlink(path), 0);
+	tmesh_ctx_unref(ctx);
+}
+
+/* Those of the living stand in nobody's way, however many they are. */
+static void test_sweep_among_many(void **state)
+{
+	enum {
+		LIVE = 300,
+		ALL = 340
+	};
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_region *region;
+	int sockets[ALL], left = 0;
+
+	for (int i = 0; i < ALL; i++) {
+		snprintf(address.sun_path, sizeof(address.sun_path), "%s/%032x",
+			 getenv("TMESH_RUNTIME_DIR"), i);
+		sockets[i] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+		assert_int_equal(bind(sockets[i], (struct sockaddr *)&address, sizeof(address)), 0);
+		if (i >= LIVE)
+			close(sockets[i]);
+	}
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	for (int i = 0; i < ALL; i++) {
+		snprintf(address.sun_path, sizeof(address.sun_path), "%s/%032x",
+			 getenv("TMESH_RUNTIME_DIR"), i);
+		left += unlink(address.sun_path) == 0;
+		if (i < LIVE)
+			close(sockets[i]);
+	}
+	assert_int_equal(left, LIVE);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_runtime_dir), cmocka_unit_test(test_two_runtime_dirs),
+		cmocka_unit_test(test_sweep),	    cmocka_unit_test(test_sweep_among_many),
+		cmocka_unit_test(test_link_failed),
+	};
+
+	return cmocka_run_group_tests_name("runtime directory", tests, unit_memfd_setup, NULL);
+}
