@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Fence: how far the producer of a region is, as a number that only grows from 0. Needs the
- * module. See tmesh/tmesh.h for the conventions of all calls. Since 0.1.
+ * Fence: a number of a region that only grows, from 0, and tells how far its producer is. Needs
+ * the module. See tmesh/tmesh.h for the conventions of all calls. Since 0.1.
  */
 #ifndef TMESH_FENCE_H
 #define TMESH_FENCE_H
@@ -16,17 +16,17 @@ extern "C" {
  * Announce that @value has been reached. Needs WRITE. The first handle that signals is the
  * region's producer until it is released.
  *
- * Return: 0; -EINVAL (not greater than the last); -EBUSY (another producer lives); -EACCES;
- * -EPERM (inherited); -ESTALE; -EOPNOTSUPP (memfd).
+ * Return: 0; -EINVAL (not greater than the last value); -EBUSY (another producer is alive);
+ * -EACCES; -EPERM (inherited); -ESTALE; -EOPNOTSUPP (memfd).
  */
 int tmesh_fence_signal(struct tmesh_region *region, uint64_t value, struct tmesh_error *err);
 
 /*
- * Wait until the fence has reached @value, at most @timeout_ns (0: only look; negative: for
- * ever). @reached (may be NULL) is set to how far it is, also on -ETIMEDOUT, -EOWNERDEAD and
+ * Wait until the fence has reached @value, at most @timeout_ns (0: do not wait; negative: no
+ * limit). @reached (may be NULL) is set to the present value, also on -ETIMEDOUT, -EOWNERDEAD and
  * -EINTR.
  *
- * Return: 0; -ETIMEDOUT; -EOWNERDEAD (the producer is gone and will not reach it); -EINTR;
+ * Return: 0; -ETIMEDOUT; -EOWNERDEAD (the producer is gone, so @value will not be reached); -EINTR;
  * -ESTALE; -EOPNOTSUPP (memfd).
  */
 int tmesh_fence_wait(struct tmesh_region *region, uint64_t value, int64_t timeout_ns,

@@ -20,13 +20,13 @@ struct tmesh_gather_extent {
 };
 
 /*
- * A gather view: parts of regions, one behind the other, as a region of its own. @rights, READ or
- * READ | WRITE, are never more than those of its sources; it keeps them alive and is revoked with
- * any of them. It is not sealed or pinned.
+ * Make a gather view: parts of regions, one behind the other, as a region of its own. @rights is
+ * READ or READ | WRITE, and no source may have less. The view keeps its sources alive, and is
+ * revoked when one of them is revoked. A view cannot be sealed or pinned.
  *
- * Return: 0; -EINVAL (no whole pages, outside, none or more than 1,048,576; a writable view that
- * shows a page twice); -EACCES, -EPERM (rights; inherited); -ELOOP (a view of views);
- * -EOPNOTSUPP (memfd; a source that is no memory of the module's own); -EDQUOT; -ENOMEM.
+ * Return: 0; -EINVAL (not whole pages; outside a source; no parts, or more than 1,048,576; a
+ * writable view that shows a page twice); -EACCES, -EPERM (rights; inherited); -ELOOP (a view of
+ * views); -EOPNOTSUPP (memfd; a source that is not the module's own memory); -EDQUOT; -ENOMEM.
  */
 int tmesh_region_gather(struct tmesh_ctx *ctx, const struct tmesh_gather_extent *extents,
 			size_t count, uint32_t rights, const struct tmesh_region_opts *opts,

@@ -13,10 +13,9 @@ extern "C" {
 #endif
 
 /*
- * A region over a memfd of the caller's, which must carry F_SEAL_SHRINK and
- * F_SEAL_GROW. @bytes 0 means all of it. @fd is duplicated, never taken over.
- * Of @opts, label, mode, gid, linger_ms, GID and NO_PIN apply (memfd: label and NO_PIN).
- * Rights are those of @fd.
+ * Make a region over the caller's memfd, which must have F_SEAL_SHRINK and F_SEAL_GROW. @bytes 0
+ * means all of the memfd. @fd is duplicated; the caller still owns it. Of @opts, label, mode, gid,
+ * linger_ms, GID and NO_PIN apply (memfd: label and NO_PIN). The rights are those of @fd.
  *
  * Return: 0; -EINVAL (not sealed, not a memfd, too short), -EBADF, -EDQUOT, -ENOMEM;
  * -EACCES (memfd: -EINVAL): @fd cannot be read; -EOPNOTSUPP (module: a memfd of huge pages;
@@ -27,27 +26,27 @@ int tmesh_region_from_memfd(struct tmesh_ctx *ctx, int fd, uint64_t bytes,
 			    struct tmesh_error *err);
 
 /*
- * Regions around memory that was made elsewhere; all but _from_fd need the module (-EOPNOTSUPP on
- * memfd). They take label, mode, gid, linger_ms and GID of @opts.
+ * Regions of memory that was made elsewhere. All but _from_fd and _opaque_fd need the module
+ * (-EOPNOTSUPP on memfd). Of @opts, label, mode, gid, linger_ms and GID apply. @fd is duplicated;
+ * the caller still owns it.
  *
- * _from_user: [addr, addr + bytes), whole pages of this process, pinned while the region lives
- * and charged to RLIMIT_MEMLOCK. It is not mapped again and not sealed; it is exported. The
- * process goes on to use the memory where it is.
- * Return: 0; -EINVAL (no whole pages); -EFAULT, -EOPNOTSUPP (cannot be pinned: the message says
+ * _from_user: [addr, addr + bytes), whole pages of this process. They are pinned while the region
+ * exists and charged to RLIMIT_MEMLOCK. The region can be exported, but not mapped again and not
+ * sealed. The process continues to use the memory at its address.
+ * Return: 0; -EINVAL (not whole pages); -EFAULT, -EOPNOTSUPP (cannot be pinned: the message says
  * where and why); -ENOMEM (RLIMIT_MEMLOCK); -EDQUOT.
  *
- * _from_dmabuf: another exporter's dma-buf. Rights are those of @fd; what mapping and exporting
- * give is up to its exporter. It is not sealed.
- * Return: 0; -EBADF, -EINVAL (no dma-buf, or no whole pages); -EACCES (@fd cannot be read); -ELOOP
- * (an export of tmesh's own: open its token).
+ * _from_dmabuf: another exporter's dma-buf. The rights are those of @fd. Whether the region can be
+ * mapped and exported depends on the exporter. It cannot be sealed.
+ * Return: 0; -EBADF, -EINVAL (not a dma-buf, or not whole pages); -EACCES (@fd cannot be read);
+ * -ELOOP (an export by tmesh itself: open its token instead).
  *
- * _from_fd: a character device's descriptor (memfd: any) that only its driver understands, such as
- * a CUDA memory export, of @bytes as its maker knows. It is held, handed over and listed;
- * _opaque_fd gives a descriptor of it back to any holder with WRITE.
+ * _from_fd: the descriptor of a character device (memfd: any descriptor) that only its driver
+ * understands, such as a CUDA memory export. It stands for @bytes bytes, as the caller says. The
+ * region is held, handed over and listed, but not mapped. _opaque_fd gives a holder with WRITE a
+ * descriptor again, which the caller then owns.
  * Return: 0; -EBADF; -EINVAL (@bytes 0; module: a dma-buf); -EOPNOTSUPP (module: another kind of
  * file); -EOVERFLOW.
- *
- * @fd is duplicated, never taken over.
  */
 int tmesh_region_from_user(struct tmesh_ctx *ctx, void *addr, uint64_t bytes, uint32_t rights,
 			   const struct tmesh_region_opts *opts, struct tmesh_region **out,

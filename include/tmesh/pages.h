@@ -151,8 +151,8 @@ int tmesh_pages_alloc(struct tmesh_pages *pages, uint32_t *page, struct tmesh_er
 /* Of a page that this handle holds (-EINVAL). The last reference lets it go. */
 int tmesh_pages_get(struct tmesh_pages *pages, uint32_t page, struct tmesh_error *err);
 int tmesh_pages_put(struct tmesh_pages *pages, uint32_t page, struct tmesh_error *err);
-/* Give the owner what this handle keeps ready, and hear what it has to say. Waits for an answer that is
- * under way, two seconds at most. */
+/* Give the owner what this handle keeps ready, and hear what it has to say. Waits for an answer
+ * that is under way, two seconds at most. */
 void tmesh_pages_trim(struct tmesh_pages *pages);
 
 /* Sequences. Each call takes the lock of its handle; sequences of one handle may be used by

@@ -30,30 +30,30 @@ enum tmesh_rights {
 enum tmesh_region_flags {
 	TMESH_REGION_HUGE = 1 << 0,	     /* 2 MiB pages or -ENOMEM */
 	TMESH_REGION_TRY_HUGE = 1 << 1,	     /* 2 MiB pages if they can be had at once;
-					      * tmesh_region_info() says what it became */
+					      * tmesh_region_info() tells how many it has */
 	TMESH_REGION_NODE = 1 << 2,	     /* memory of opts->node only */
 	TMESH_REGION_GID = 1 << 3,	     /* opts->gid is given */
 	TMESH_REGION_NO_PIN = 1 << 4,	     /* refuse pinning handles */
 	TMESH_REGION_UNINITIALIZED = 1 << 5, /* contents may be what this context itself put
 					      * into a released region: only for callers who
-					      * overwrite all of it before anyone else sees it */
-	TMESH_REGION_UNSEALED = 1 << 6,	     /* a tensor that is put stays writable; what is not
-					      * put is never sealed by its making */
+					      * overwrite all of it before others can see it */
+	TMESH_REGION_UNSEALED = 1 << 6,	     /* tmesh_tensor_put() leaves the tensor writable;
+					      * tmesh_tensor_create() never seals */
 };
 
 struct tmesh_arena;
 
 struct tmesh_region_opts {
-	size_t size;		   /* sizeof(struct tmesh_region_opts) */
-	uint32_t flags;		   /* enum tmesh_region_flags */
-	uint32_t mode;		   /* who may redeem a token: 0600 (the default for 0) or 0640, 0660
-				    * ...; memfd: only 0600, else -EOPNOTSUPP */
-	gid_t gid;		   /* group of the region */
-	int node;		   /* NUMA node */
-	uint32_t linger_ms;	   /* outlive the last holder so long, at most 1000; memfd: only
-				    * 0, else -EOPNOTSUPP */
-	const char *label;	   /* a name for people, at most TMESH_LABEL_LEN bytes of UTF-8
-				    * without control characters */
+	size_t size;	    /* sizeof(struct tmesh_region_opts) */
+	uint32_t flags;	    /* enum tmesh_region_flags */
+	uint32_t mode;	    /* who may open a token: 0600 (the default for 0) or 0640, 0660
+			     * ...; memfd: only 0600, else -EOPNOTSUPP */
+	gid_t gid;	    /* group of the region */
+	int node;	    /* NUMA node */
+	uint32_t linger_ms; /* how long it outlives its last holder, at most 1000; memfd: only
+			     * 0, else -EOPNOTSUPP */
+	const char *label;  /* a name for people, at most TMESH_LABEL_LEN bytes of UTF-8
+			     * without control characters */
 	struct tmesh_arena *arena; /* of a tensor, with all else 0: where it lies
 				    * (tmesh/arena.h). Not for regions */
 };
@@ -69,7 +69,8 @@ int tmesh_region_create(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmes
 			struct tmesh_region **out, struct tmesh_error *err);
 
 struct tmesh_region *tmesh_region_ref(struct tmesh_region *region);
-/* The last one unmaps and closes; a region nobody else can hold may go to the pool. */
+/* The last reference unmaps and closes the region. If no other process can hold it, it may go to
+ * the pool. */
 void tmesh_region_unref(struct tmesh_region *region);
 
 /*
@@ -87,10 +88,9 @@ int tmesh_region_map(struct tmesh_region *region, uint32_t rights, void **addr,
 void tmesh_region_unmap(struct tmesh_region *region, uint32_t rights);
 
 /*
- * Copy bytes in or out without a mapping of the caller's own; counted as copies.
- * Writing takes the cheapest way there is (cold: without faulting page by page; warm and
- * large: past the caches). Reading never raises a signal: memory that has vanished
- * gives -ESTALE.
+ * Copy bytes in or out without a mapping of the caller; counted as copies. Writing uses the
+ * cheapest way (cold memory: without a fault for each page; warm and large: past the caches).
+ * Reading never raises a signal: memory that was taken away gives -ESTALE.
  */
 int tmesh_region_write(struct tmesh_region *region, uint64_t offset, const void *data,
 		       uint64_t bytes, struct tmesh_error *err);
@@ -98,23 +98,23 @@ int tmesh_region_read(struct tmesh_region *region, uint64_t offset, void *data, 
 		      struct tmesh_error *err);
 
 /*
- * Make the region immutable for everybody and for ever. Needs MANAGE. When this
- * region object has the only writable mapping, the mapping stays where it is and becomes
- * read-only: nobody may write through it during or after the call.
+ * Make the region immutable for all processes and for ever. Needs MANAGE. If this region object
+ * has the only writable mapping, the mapping stays at its address and becomes read-only: no thread
+ * may write through it during or after the call.
  *
- * Return: 0 (also when sealed already); -EACCES, -EPERM (inherited), -ESTALE,
- * -EBUSY: another writable mapping, export or pin exists; the message says which
- * can be told; nothing has changed.
+ * Return: 0 (also if the region was sealed already); -EACCES, -EPERM (inherited), -ESTALE; -EBUSY:
+ * another writable mapping, export or pin exists. The message names those that can be found.
  */
 int tmesh_region_seal(struct tmesh_region *region, struct tmesh_error *err);
 
-/* A further handle on the same region with fewer rights. */
+/* Make another handle on the same region, with fewer rights. */
 int tmesh_region_derive(struct tmesh_region *region, uint32_t rights, struct tmesh_region **out,
 			struct tmesh_error *err);
 
 /*
- * A pinning handle: read-only, on a sealed region, which cannot be taken away while
- * it lives. memfd: any sealed region qualifies.
+ * Make a pinning handle on a sealed region: read-only, and the region cannot be taken away while
+ * the handle exists. memfd: works for any sealed region.
+ *
  * Return: 0; -EINVAL (not sealed), -EPERM (its owner refuses pins; module: this handle has a
  * lease), -EOPNOTSUPP (a gather view).
  */
@@ -126,7 +126,7 @@ int tmesh_region_pin(struct tmesh_region *region, struct tmesh_region **out,
  * mapping shows the region's pages until this process writes to one. That page is then the
  * process's own copy, which nobody else sees and which ends with the view. The view keeps
  * the region from being taken away, as a pinning handle does. It is mapped, read and written;
- * all that would hand it to others is refused (-EOPNOTSUPP): put what was written into a new
+ * calls that would hand it to others are refused (-EOPNOTSUPP): put what was written into a new
  * region. A forked child has its own copy of the mapping, as of its other private memory.
  *
  * Return: 0; -EINVAL (not sealed); -EPERM (as tmesh_region_pin(); inherited); -EACCES;
@@ -136,9 +136,10 @@ int tmesh_region_private(struct tmesh_region *region, struct tmesh_region **out,
 			 struct tmesh_error *err);
 
 /*
- * Take the region back from all holders. Needs MANAGE.
- * memfd: regions of tmesh_region_from_fd() alone, by the process that made them; their holders
- * are told, and let go of themselves.
+ * Take the region back from all holders. Needs MANAGE. memfd: only regions of
+ * tmesh_region_from_fd(), and only by the process that made them; the libraries of the holders are
+ * told, and release the region.
+ *
  * Return: 0; -EBUSY (pinned: the message names the holders), -EOPNOTSUPP (memfd).
  */
 int tmesh_region_revoke(struct tmesh_region *region, struct tmesh_error *err);
@@ -152,10 +153,11 @@ struct tmesh_reclaim_report {
 };
 
 /*
- * Take the region back and wait until its memory is really free, at most @timeout_ns. May be
- * called again, also on a region that was revoked. @report may be NULL.
- * Return: as _revoke; -ETIMEDOUT, -EINTR: revoked, but something still uses memory; the message
- * names devices (memfd: processes), @report is filled.
+ * Take the region back and wait until its memory is free, at most @timeout_ns. The call may be
+ * repeated, also on a region that was revoked. @report may be NULL.
+ *
+ * Return: as _revoke; -ETIMEDOUT, -EINTR: the region is revoked, but something still uses memory.
+ * The message names devices (memfd: processes), and @report is filled.
  */
 int tmesh_region_reclaim(struct tmesh_region *region, uint64_t timeout_ns,
 			 struct tmesh_reclaim_report *report, struct tmesh_error *err);
@@ -170,10 +172,10 @@ int tmesh_region_export_dmabuf(struct tmesh_region *region, uint64_t offset, uin
 			       uint32_t rights, int *fd, struct tmesh_error *err);
 
 /*
- * The token that names the region with @rights, as text in @token
- * (TMESH_TOKEN_SIZE bytes). The same rights give the same token. It is good while the
- * region lives (kernel) or while this region object lives (memfd), for the same user or
- * as mode and group allow.
+ * Write the token that names the region with @rights to @token (TMESH_TOKEN_SIZE bytes). The same
+ * rights give the same token. The token is valid as long as the region (module) or this region
+ * object (memfd) exists, for the same user or as mode and group allow.
+ *
  * Return: 0; -EINVAL, -EACCES (@rights), -ESTALE, -EPERM (inherited; module: this handle has a
  * lease); memfd also -EACCES (runtime directory), -EMFILE.
  */
@@ -200,26 +202,27 @@ int tmesh_region_send(struct tmesh_region *region, int socket, uint32_t rights,
 int tmesh_region_recv(struct tmesh_ctx *ctx, int socket, struct tmesh_region **out,
 		      struct tmesh_error *err);
 
-/* What the region holds, for people: at most TMESH_DESCRIPTION_LEN bytes. Needs MANAGE, before the
- * seal. The library writes a tensor's ref without its token here. -EOPNOTSUPP: memfd, a region
- * of tmesh_region_from_memfd(). */
+/* Describe the region's contents for people, in at most TMESH_DESCRIPTION_LEN bytes. Needs MANAGE,
+ * before the seal. For a tensor the library writes the ref without its token. -EOPNOTSUPP: memfd, a
+ * region of tmesh_region_from_memfd(). */
 int tmesh_region_set_description(struct tmesh_region *region, const char *text,
 				 struct tmesh_error *err);
 
-/* What is known of it without a system call: its length as asked at its creation, this handle's
- * rights, and its id. */
+/* Without a system call: the region's length as its maker asked for it, the rights of this handle,
+ * and the id. */
 uint64_t tmesh_region_bytes(const struct tmesh_region *region);
 uint32_t tmesh_region_rights(const struct tmesh_region *region);
 uint64_t tmesh_region_id(const struct tmesh_region *region);
-/* Whether it is sealed, by whomever: at most one system call, and none once it was. */
+/* Whether any process has sealed the region. At most one system call; none after the first true. */
 bool tmesh_region_is_sealed(struct tmesh_region *region);
 
 /*
- * The handle's descriptor, still the library's, good for O_DIRECT, io_uring and mmap. On the
- * module poll() says POLLHUP when the region was revoked, with POLLERR when this handle's lease
- * has lapsed, POLLOUT while nobody else holds the region.
- * On a memfd it can write, as far as the handle may, once this was called; until a seal. Of a
- * private view it is the sealed region's: what was written in the view is not to be read from it.
+ * The handle's descriptor, for O_DIRECT, io_uring and mmap. It still belongs to the library. With
+ * the module poll() returns POLLHUP when the region was revoked, POLLHUP | POLLERR when this
+ * handle's lease has lapsed, and POLLOUT while there is no other holder. On memfd the descriptor
+ * can be written to if the handle has WRITE, until the seal. The descriptor of a private view is
+ * that of the sealed region: bytes written in the view cannot be read from it.
+ *
  * Return: the descriptor; -EPERM (inherited through fork()), or why it cannot be opened to write.
  */
 int tmesh_region_fd(struct tmesh_region *region);

@@ -26,7 +26,7 @@ enum tmesh_backing {
 struct tmesh_region_info {
 	size_t size; /* in: sizeof(struct tmesh_region_info) */
 	uint64_t id;
-	uint64_t bytes;	      /* as asked */
+	uint64_t bytes;	      /* as its maker asked */
 	uint64_t alloc_bytes; /* in whole pages: what can be mapped */
 	uint64_t huge_bytes;  /* of them in huge pages, as far as known */
 	uint64_t created_ns;
@@ -39,8 +39,8 @@ struct tmesh_region_info {
 	bool sealed;
 	bool revoked;
 	bool pinning;	  /* this handle */
-	uint32_t handles; /* memfd: in lists, descriptors found in /proc as far as one may look;
-			   * of one region 0, for counting means to look at every process */
+	uint32_t handles; /* memfd: in lists, the descriptors that the caller may see in /proc; in
+			   * tmesh_region_info() 0, because counting would read all of /proc */
 	uint32_t pinning_handles;
 	uint32_t exports;
 	uint32_t attachments;
@@ -54,7 +54,7 @@ struct tmesh_region_info {
 	bool zeros;		/* TMESH_TAKEN_ZERO, this handle */
 	uint32_t views;		/* gather views that show parts of it */
 	uint64_t lease_ns;	/* of this handle; 0: none, or only bound to a process */
-	uint64_t lease_left_ns; /* it does not lapse before */
+	uint64_t lease_left_ns; /* the lease does not lapse before this time is over */
 	uint64_t fence_value;
 	bool fence_producer;   /* there is a producer */
 	bool fence_dead;       /* its producer is gone */
@@ -70,7 +70,7 @@ enum tmesh_holder_kind {
 	TMESH_HOLDER_IS_EXPORT = 3,
 	TMESH_HOLDER_IS_MAPPING = 4, /* memfd: mapped, its descriptor closed */
 	TMESH_HOLDER_IS_GATHER = 5,  /* a gather view, @view */
-	TMESH_HOLDER_IS_DEVICE = 6,  /* a device attached to the export before it */
+	TMESH_HOLDER_IS_DEVICE = 6,  /* a device attached to the export before it in the list */
 };
 
 struct tmesh_holder_info {
@@ -94,8 +94,9 @@ struct tmesh_holder_info {
 };
 
 /*
- * Seeing: all regions one may open (memfd: that processes of this user hold), and who
- * holds one of them. Arrays are the caller's, to be released with free().
+ * List all regions that the caller may open (memfd: those that processes of this user hold), and
+ * the holders of one region. The caller releases the arrays with free().
+ *
  * Return: 0; -ENOENT (no such region); -EPERM (not its owner).
  */
 int tmesh_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, size_t *count,

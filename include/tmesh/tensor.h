@@ -90,30 +90,31 @@ int tmesh_layout_check(const struct tmesh_layout *layout, uint64_t region_bytes,
 bool tmesh_layout_is_contiguous(const struct tmesh_layout *layout);
 
 /*
- * A new contiguous tensor in a region of its own, made with @opts as by tmesh_region_create(),
- * or in the arena that @opts name (tmesh/arena.h). Tensors without elements are allowed and get a
- * region of one page. The description of a region of its own becomes the tensor's ref without a
- * token, for tmesh_list() and tmeshctl to show.
+ * Make a contiguous tensor of zeros in a region of its own, which is made with @opts as by
+ * tmesh_region_create(), or in the arena that @opts name (tmesh/arena.h). A tensor without elements
+ * is allowed and has a region of one page. A region of its own is described by the tensor's ref
+ * without a token, which tmesh_list() and tmeshctl show.
  */
 int tmesh_tensor_create(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t ndim,
 			const int64_t *shape, const struct tmesh_region_opts *opts,
 			struct tmesh_tensor **out, struct tmesh_error *err);
 
 /*
- * The same, filled from @data: contiguous, exactly as many bytes as the tensor. The one
- * copy is counted. The region is sealed then, unless @opts say UNSEALED; a tensor in an arena is
- * never sealed, since others are still to be put beside it.
+ * The same, filled from @data, which is contiguous and as long as the tensor. The one copy is
+ * counted. Then the region is sealed, unless @opts say UNSEALED. A tensor in an arena is never
+ * sealed, because other tensors will be put beside it.
  */
 int tmesh_tensor_put(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t ndim,
 		     const int64_t *shape, const void *data, const struct tmesh_region_opts *opts,
 		     struct tmesh_tensor **out, struct tmesh_error *err);
 
-/* A tensor over a region one has; takes a reference of its own on the region. Errors as
+/* Make a tensor over an existing region; the tensor takes its own reference on it. Errors as
  * tmesh_layout_check(); -EOPNOTSUPP (a layout on a device). */
 int tmesh_tensor_wrap(struct tmesh_region *region, const struct tmesh_layout *layout,
 		      struct tmesh_tensor **out, struct tmesh_error *err);
 
-/* Another layout over the same region; @layout->offset counts from the region's start. */
+/* Make a tensor with another layout over the same region; @layout->offset counts from the region's
+ * start. */
 int tmesh_tensor_view(struct tmesh_tensor *tensor, const struct tmesh_layout *layout,
 		      struct tmesh_tensor **out, struct tmesh_error *err);
 
@@ -123,7 +124,7 @@ void tmesh_tensor_unref(struct tmesh_tensor *tensor);
  * Return: 0; -EAGAIN: memory would be unmapped or given back, and nothing was done. */
 int tmesh_tensor_try_unref(struct tmesh_tensor *tensor);
 
-/* The tensor's region and layout, good while the tensor lives. */
+/* The tensor's region and layout. They belong to the tensor and are valid as long as it exists. */
 struct tmesh_region *tmesh_tensor_region(const struct tmesh_tensor *tensor);
 const struct tmesh_layout *tmesh_tensor_layout(const struct tmesh_tensor *tensor);
 /* Bytes of its elements: count times element size, without gaps. */
@@ -166,7 +167,7 @@ struct tmesh_ref {
 #define TMESH_REF_SIZE 768
 
 /*
- * Write the tensor's ref, with a token for @rights (TMESH_READ unless more is meant), to
+ * Write the tensor's ref, with a token for @rights (usually TMESH_READ), to
  * @text of @size bytes. Errors as tmesh_region_token(); -ENOSPC when @size is too small;
  * tmesh_ref_encode() gives -EINVAL for what tmesh_ref_decode() would refuse.
  */
@@ -218,11 +219,11 @@ int tmesh_tensor_to_dlpack_versioned(struct tmesh_tensor *tensor, uint32_t right
 /*
  * In: make a tensor of what a DLPack tensor holds.
  *
- * CPU memory that is not already tmesh memory has to be copied into a region once (counted), and is
- * sealed as by tmesh_tensor_put();
- * a managed tensor that this library made in this process is recognised by its deleter, and
- * a further reference on its tensor is given back, without a copy and whatever @ctx and @opts
- * say. @managed stays the caller's in every case.
+ * A managed tensor that this library made in this process is recognised by its deleter; the call
+ * then gives another reference on its tensor, without a copy and whatever @ctx and @opts are. Other
+ * CPU memory is copied into a region once (counted), which is sealed as by tmesh_tensor_put(). The
+ * caller still owns @managed in every case.
+ *
  * Return: 0; -EOPNOTSUPP (device, dtype or lanes; a newer major version; 4-bit elements padded
  * to bytes), -EINVAL, -EOVERFLOW, and as tmesh_tensor_put().
  */
