@@ -38,7 +38,8 @@ enum tmesh_log_level {
 /* What touching a mapping does once its memory was taken away, by a lapse or a revocation. */
 enum tmesh_taken {
 	TMESH_TAKEN_SIGBUS = 0,
-	TMESH_TAKEN_ZERO = 1, /* zeros, private to this handle; ask before you believe them */
+	TMESH_TAKEN_ZERO = 1, /* zeros, private to this handle; tmesh_region_info() tells whether
+			       * they are real */
 };
 
 /* Called from any thread, possibly several at once; @message lives for the call. */
@@ -65,9 +66,9 @@ struct tmesh_ctx_opts {
 /*
  * Open a context.
  *
- * An explicit backend (by @opts or TMESH_BACKEND) is never replaced by another: when
- * it cannot be had the call fails and says why. AUTO logs at INFO which it took, and
- * at WARN when a /dev/tmesh exists that could not be used.
+ * An explicit backend (by @opts or TMESH_BACKEND) is never replaced by another: if it does not
+ * work, the call fails and says why. AUTO logs at INFO which backend it chose, and at WARN if a
+ * /dev/tmesh exists but cannot be used.
  *
  * Return: 0 and a reference in @out; -EINVAL (unknown TMESH_BACKEND), -ENOENT (no
  * /dev/tmesh), -EACCES (no permission on it: the message names the group to join),
@@ -75,11 +76,11 @@ struct tmesh_ctx_opts {
  */
 int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 		   struct tmesh_error *err);
-/* Another max_bytes from now on, as in tmesh_ctx_opts. What is in use stays, even beyond it. */
+/* Change max_bytes of tmesh_ctx_opts. Memory in use stays, even if it exceeds the new limit. */
 void tmesh_ctx_limit(struct tmesh_ctx *ctx, uint64_t max_bytes);
 
 struct tmesh_ctx *tmesh_ctx_ref(struct tmesh_ctx *ctx);
-/* Regions keep their context alive; the last reference ends its server thread. */
+/* Regions keep their context alive. The last reference ends the context's server thread. */
 void tmesh_ctx_unref(struct tmesh_ctx *ctx);
 
 /* TMESH_BACKEND_KERNEL or TMESH_BACKEND_MEMFD. */
@@ -129,7 +130,7 @@ int tmesh_caps(struct tmesh_ctx *ctx, const struct tmesh_cap **caps, size_t *cou
 struct tmesh_stats {
 	size_t size;		  /* in: sizeof(struct tmesh_stats) */
 	uint64_t bytes_copied;	  /* tensor bytes the library itself copied, in or out */
-	uint64_t copies;	  /* how many times it did */
+	uint64_t copies;	  /* number of these copies */
 	uint64_t regions_created; /* not from the pool */
 	uint64_t regions_opened;  /* by token, socket or descriptor */
 	uint64_t regions_live;	  /* created or opened, not yet released */

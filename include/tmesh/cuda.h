@@ -4,7 +4,7 @@
  * libtmesh-cuda, which loads the driver (libcuda.so.1) at run time. See tmesh/tmesh.h for the
  * conventions of all calls. Since 0.1.
  *
- * Whatever the driver refuses is said with the name of the call and of the CUDA error:
+ * Errors of the driver: the message names the driver's call and the CUDA error.
  *
  *   -ENODEV      no driver, no GPU, or not that one
  *   -ENOMEM      CUDA_ERROR_OUT_OF_MEMORY
@@ -16,12 +16,12 @@
  *                before CUDA 12 do not tell what was made anew (docs/cuda.md)
  *   -EIO         anything else
  *
- * The driver does not survive fork(): in the child, whatever was opened before gives -EPERM, and
- * giving it back there lets go of descriptors alone.
+ * The driver does not survive fork(). In the child, objects that were opened before give -EPERM;
+ * dropping the last reference there only closes descriptors.
  *
- * Device numbers are those of this process's driver. Contexts are the devices' primary ones, as
- * the CUDA runtime and the frameworks use them. Pointers are device pointers; a stream is a
- * CUstream (cudaStream_t), NULL the default one.
+ * Device numbers are those of this process's driver. The library uses the devices' primary
+ * contexts, as the CUDA runtime and the frameworks do. Pointers are device pointers. A stream is a
+ * CUstream (cudaStream_t); NULL is the default stream.
  */
 #ifndef TMESH_CUDA_H
 #define TMESH_CUDA_H
@@ -36,7 +36,7 @@ struct tmesh_cuda;
 struct tmesh_cuda_memory;
 struct CUstream_st;
 
-/* In a stream's place: the caller has seen to the order himself. Nothing is recorded, and neither a
+/* In place of a stream: the caller orders the work itself. No event is recorded, and neither a
  * stream nor the host waits. */
 #define TMESH_CUDA_NO_STREAM ((struct CUstream_st *)(intptr_t)-1)
 
@@ -51,11 +51,11 @@ struct tmesh_cuda_opts {
 /* Load the driver. Return: 0; -ENODEV (no driver, no GPU; the message says which). */
 int tmesh_cuda_open(struct tmesh_ctx *ctx, const struct tmesh_cuda_opts *opts,
 		    struct tmesh_cuda **out, struct tmesh_error *err);
-/* This process's own, for parts that do not know of each other: opened by the first call, with
- * default options and a context of its own, and never closed. Not a reference. */
+/* One object for the whole process, for parts that do not know of each other. The first call opens
+ * it with default options and a context of its own; it is never closed. @out is not a reference. */
 int tmesh_cuda_default(struct tmesh_cuda **out, struct tmesh_error *err);
 struct tmesh_cuda *tmesh_cuda_ref(struct tmesh_cuda *cuda);
-/* Memory keeps it alive. */
+/* Memory keeps the object alive. */
 void tmesh_cuda_unref(struct tmesh_cuda *cuda);
 
 struct tmesh_cuda_device_info {
@@ -69,7 +69,7 @@ int tmesh_cuda_device_count(const struct tmesh_cuda *cuda);
 int tmesh_cuda_device_info(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_device_info *info,
 			   struct tmesh_error *err);
 
-/* What a device can do: tried here and now, said by the driver, or not tried. */
+/* What a device can do: tried by this call, reported by the driver, or not tried. */
 enum tmesh_cuda_level {
 	TMESH_CUDA_NOT_TRIED = 0,
 	TMESH_CUDA_NOT_SUPPORTED = 1,
@@ -105,7 +105,7 @@ struct tmesh_cuda_info {
 	int device;	  /* that it is mapped for */
 	int resident;	  /* that has the memory; -1: host memory */
 	uint32_t rights;  /* of what kernels may do */
-	bool taken;	  /* it was taken back: the pointer leads to nothing any more */
+	bool taken;	  /* it was taken back: the pointer is no longer valid */
 	uint64_t pointer; /* device pointer */
 	uint64_t bytes;
 	uint64_t region; /* id of the region that stands for it; 0: none yet */
@@ -116,16 +116,16 @@ uint64_t tmesh_cuda_pointer(const struct tmesh_cuda_memory *memory);
 
 struct tmesh_cuda_memory *tmesh_cuda_memory_ref(struct tmesh_cuda_memory *memory);
 /*
- * The last one gives it back, after all work of its devices: unregistered, unmapped, freed. What
- * other processes still hold of memory that was allocated here is not used again before they let
- * go or end.
+ * The last reference waits for all work of the memory's devices and then unregisters, unmaps or
+ * frees the memory. If other processes still hold memory that was allocated here, it is not used
+ * again before they release it or end.
  */
 void tmesh_cuda_memory_unref(struct tmesh_cuda_memory *memory);
 /*
- * The same in the order of @stream, when nothing but work that was queued there uses the memory any
- * more: nobody waits. Its place is used again by tmesh_cuda_alloc_on() of the same stream at once,
- * and for others when the device was waited for. Memory that was shared, or is not of this kind, is
- * waited for as by tmesh_cuda_memory_unref(). A stream is destroyed when its work is done.
+ * The same in the order of @stream, if only work that is queued there still uses the memory: the
+ * call does not wait. tmesh_cuda_alloc_on() with the same stream can use the memory again at once,
+ * other allocations after the device was waited for. Memory that was shared or was not allocated
+ * here is waited for, as by tmesh_cuda_memory_unref(). Destroy a stream only when its work is done.
  */
 void tmesh_cuda_memory_unref_on(struct tmesh_cuda_memory *memory, struct CUstream_st *stream);
 
@@ -137,14 +137,15 @@ enum tmesh_cuda_flags {
 
 /*
  * Register a region of host memory with the driver, for kernels on @device. @rights is READ or
- * READ | WRITE; a region that is sealed or cannot be written is registered read-only, which takes
- * a device that can. The region must not be sealed with a writable mapping afterwards. Its lease
- * is touched for as long as it is registered. When it lapses all the same, or the region is taken
- * back, the library waits for the device, unregisters and lets go of the region.
+ * READ | WRITE. A region that is sealed or not writable is registered read-only, which not every
+ * device supports. A region that is registered for writing must not be sealed. The library touches
+ * the region's lease as long as the region is registered. If the lease lapses anyway, or the region
+ * is taken back, the library waits for the device, unregisters the region and releases it.
  *
- * With OR_STAGE, where the driver refuses: a copy on the device, which tmesh_cuda_stage() brings
- * up to date; logged, and counted in tmesh_cuda_stats(). The driver moves it through pinned memory
- * of its own, as it does all that is copied from memory which is not registered.
+ * With OR_STAGE, if the driver refuses: a copy on the device, which tmesh_cuda_stage() updates.
+ * This is logged, and counted in tmesh_cuda_stats(). The driver copies through its own pinned
+ * memory, as always with memory that is not registered.
+ *
  * Return: 0; -EINVAL, -EACCES, -EPERM, -ESTALE as tmesh_region_map(), and the driver's errors.
  */
 int tmesh_cuda_register(struct tmesh_cuda *cuda, struct tmesh_region *region, int device,
@@ -154,31 +155,32 @@ int tmesh_cuda_register(struct tmesh_cuda *cuda, struct tmesh_region *region, in
 int tmesh_cuda_stage(struct tmesh_cuda_memory *memory, bool back, struct tmesh_error *err);
 
 /*
- * Memory on a device, aligned to 512 bytes, uninitialized. -ENOMEM when there is none; with
- * OR_HOST a registered region of host memory instead, logged and counted.
+ * Allocate memory on a device, aligned to 512 bytes and not initialized. If the device has no
+ * memory left: -ENOMEM, or with OR_HOST a registered region of host memory, logged and counted.
  */
 int tmesh_cuda_alloc(struct tmesh_cuda *cuda, int device, uint64_t bytes, uint32_t flags,
 		     struct tmesh_cuda_memory **out, struct tmesh_error *err);
-/* The same, to be used in the order of @stream first. */
+/* The same; the first use of the memory must be in the order of @stream. */
 int tmesh_cuda_alloc_on(struct tmesh_cuda *cuda, int device, uint64_t bytes, uint32_t flags,
 			struct CUstream_st *stream, struct tmesh_cuda_memory **out,
 			struct tmesh_error *err);
 /*
- * A part of memory that was allocated here, which is shared, reclaimed and given back by itself: a
- * tensor in a segment of a framework's allocator. When the part was given back here and no other
- * process holds it any more, @release (may be NULL) is called with @data, from any thread: then its
- * place may be used again. Until then it keeps @memory.
+ * Make a part of memory that was allocated here. It is shared, reclaimed and released on its own,
+ * like a tensor in a segment of a framework's allocator. When its last reference here is gone and
+ * no other process holds it, @release (may be NULL) is called with @data, from any thread: then the
+ * place may be used again. Until then the part keeps @memory alive.
+ *
  * Return: 0; -EINVAL (outside, or no memory that was allocated here), -ENOMEM.
  */
 typedef void (*tmesh_cuda_release_fn)(void *data);
 int tmesh_cuda_part(struct tmesh_cuda_memory *memory, uint64_t offset, uint64_t bytes,
 		    tmesh_cuda_release_fn release, void *data, struct tmesh_cuda_memory **out,
 		    struct tmesh_error *err);
-/* The memory, not a part of it, that has this device pointer, with a reference; @offset into it.
- * -ENOENT. */
+/* Find the memory (not a part of it) that contains @pointer, at @offset. The caller owns the
+ * reference in @out. Return: 0; -ENOENT. */
 int tmesh_cuda_find(struct tmesh_cuda *cuda, uint64_t pointer, struct tmesh_cuda_memory **out,
 		    uint64_t *offset, struct tmesh_error *err);
-/* Give blocks that nobody uses back to the driver. */
+/* Give empty blocks back to the driver. */
 void tmesh_cuda_trim(struct tmesh_cuda *cuda);
 
 struct tmesh_cuda_stats {
@@ -197,14 +199,15 @@ struct tmesh_cuda_stats {
 	uint64_t host_waits; /* times the host waited because there are no interprocess events */
 	uint64_t taken;	     /* pieces of memory that were taken back */
 };
-/* @device -1: all together. */
+/* @device -1: the sum of all devices. */
 int tmesh_cuda_stats(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_stats *stats);
 
 /*
- * The region that stands for device memory, made on first demand: an opaque one, of @memory's
- * length. With tmesh_region_send() it goes by socket; with its token, by ref. It is the memory's;
- * unref what this returns. Handing it over gives others the whole block that the memory lies in,
- * which other allocations share unless it was made with ALONE.
+ * The region that stands for device memory: an opaque region of @memory's length, made by the first
+ * call. tmesh_region_send() hands it over by socket, its token by ref. The caller owns the
+ * reference in @out. A receiver gets the whole block that the memory lies in; other allocations may
+ * lie in the same block, unless the memory was made with ALONE.
+ *
  * Return: 0; -EOPNOTSUPP (the device exports no descriptors; EXTERNAL memory); -ESTALE.
  */
 int tmesh_cuda_region(struct tmesh_cuda_memory *memory, struct tmesh_region **out,
@@ -214,13 +217,14 @@ struct tmesh_cuda_import_opts {
 	size_t size;	   /* sizeof(struct tmesh_cuda_import_opts) */
 	uint32_t rights;   /* of kernels; 0: READ */
 	int device;	   /* that kernels run on; -1: the resident one */
-	uint64_t lease_ns; /* 0: none. Without a touch for so long it is taken away here */
+	uint64_t lease_ns; /* 0: none. Without a touch for this time the memory is unmapped here */
 };
 
 /*
- * Map another process's memory, which @region stands for, for @opts->device and for the device
- * that has it. The region must give WRITE: the driver's descriptors know no less; what READ
- * promises is kept by the mapping. Takes a reference of its own on @region.
+ * Map another process's memory, for which @region stands, for @opts->device and for the device
+ * where it resides. The region must give WRITE, because the driver's descriptors always do; READ is
+ * enforced by the mapping. The memory takes its own reference on @region.
+ *
  * Return: 0; -EPROTO (the region stands for something else); -ENODEV (a GPU that is not here, or
  * hidden); -ESTALE; -EOPNOTSUPP (no peer access); the driver's errors.
  */
@@ -229,51 +233,57 @@ int tmesh_cuda_import(struct tmesh_cuda *cuda, struct tmesh_region *region,
 		      struct tmesh_error *err);
 
 /*
- * A ref, as in tmesh/tensor.h, of a tensor in @memory: what @stream does up to now is awaited by
- * who opens it. @layout->offset counts from the memory's start, the device is filled in. The ref
- * has one member more, "cuda", which says how the memory is handed over, and of imported memory
- * that its sender has waited.
- * Room for TMESH_REF_SIZE bytes is enough; on failure @text may have been written to. -EOPNOTSUPP
- * of STAGED memory: share its region; else as tmesh_cuda_region() and tmesh_region_token().
- * -ENOSPC.
+ * Write a ref (tmesh/tensor.h) of a tensor in @memory to @text. A process that opens the ref waits
+ * for the work that is queued on @stream now. @layout->offset counts from the start of the memory;
+ * the call fills in the device. The ref has one more member, "cuda", which says how the memory is
+ * handed over and, for imported memory, that its sender has waited. TMESH_REF_SIZE bytes are
+ * enough.
+ *
+ * Return: 0; -EOPNOTSUPP (STAGED memory: share its region instead); -ENOSPC; errors as
+ * tmesh_cuda_region() and tmesh_region_token(). After an error @text may have been written to.
  */
 int tmesh_cuda_share(struct tmesh_cuda_memory *memory, const struct tmesh_layout *layout,
 		     struct CUstream_st *stream, char *text, size_t size, struct tmesh_error *err);
 /*
- * The same for memory that this library did not allocate, such as cudaMalloc()'s, by cuIpc: its
- * owner must keep it until all who opened the ref are done; the ref says "ipc". @region receives
- * what the ref's token names: the token is good until it is released.
+ * The same for memory that this library did not allocate, such as that of cudaMalloc(), by cuIpc.
+ * The owner must keep the memory until all who opened the ref are done; the ref says "ipc". @region
+ * receives the region that the ref's token names; the token is valid until it is released.
  */
 int tmesh_cuda_share_ipc(struct tmesh_cuda *cuda, uint64_t pointer,
 			 const struct tmesh_layout *layout, struct CUstream_st *stream, char *text,
 			 size_t size, struct tmesh_region **region, struct tmesh_error *err);
 
 /*
- * Open a ref: memory and layout, whose offset counts from the memory's start. What @stream does
- * from now on waits for what the producer's did before it shared. Opening again what is open gives
- * the same memory. A ref to host memory is registered, as tmesh_cuda_register() does it. Also
- * -ENOENT as tmesh_region_open(); -EPROTO.
+ * Open a ref: gives the memory and the layout, whose offset counts from the start of the memory.
+ * Work that is queued on @stream from now on waits for the work of the producer's stream before the
+ * ref was made. A ref that is open already gives the same memory. Host memory is registered, as by
+ * tmesh_cuda_register().
+ *
+ * Return: 0; errors as tmesh_cuda_import(), tmesh_cuda_register() and tmesh_region_open(); -EPROTO.
  */
 int tmesh_cuda_open_ref(struct tmesh_cuda *cuda, const char *text, size_t bytes,
 			const struct tmesh_cuda_import_opts *opts, struct CUstream_st *stream,
 			struct tmesh_cuda_memory **out, struct tmesh_layout *layout,
 			struct tmesh_error *err);
 
-/* For regions that are handed over without a ref: the two halves of what share and open do. */
+/* For regions that are handed over without a ref: the ordering of tmesh_cuda_share() (record) and
+ * of tmesh_cuda_open_ref() (wait). */
 int tmesh_cuda_record(struct tmesh_cuda_memory *memory, struct CUstream_st *stream,
 		      struct tmesh_error *err);
-/* Refused with the driver's error where the producer's event cannot be opened, as in another
- * container may be; with TMESH_CUDA_NO_STREAM nothing is needed of it. */
+/* Gives the driver's error if the producer's event cannot be opened, for example from another
+ * container. With TMESH_CUDA_NO_STREAM the event is not needed. */
 int tmesh_cuda_wait(struct tmesh_cuda_memory *memory, struct CUstream_st *stream,
 		    struct tmesh_error *err);
 
-/* 0; -ESTALE: it was taken back. Touches the lease. */
+/* Touch the lease. Return: 0; -ESTALE (the memory was taken back). */
 int tmesh_cuda_touch(struct tmesh_cuda_memory *memory);
 
 /*
- * Take memory that was allocated here back from all other processes: their libraries wait for
- * their devices, unmap and close. Its tokens die. -ETIMEDOUT after @timeout_ns: the message names
- * who still holds it. -EINVAL: not allocated here.
+ * Take memory that was allocated here back from all other processes: their libraries wait for their
+ * devices, unmap the memory and release it. Its tokens become invalid.
+ *
+ * Return: 0; -ETIMEDOUT after @timeout_ns (the message names the processes that still hold it);
+ * -EINVAL (not allocated here).
  */
 int tmesh_cuda_reclaim(struct tmesh_cuda_memory *memory, uint64_t timeout_ns,
 		       struct tmesh_error *err);
@@ -299,7 +309,7 @@ enum tmesh_cuda_fd {
 	TMESH_CUDA_OPAQUE_FD = 1,
 	TMESH_CUDA_DMABUF_FD = 2, /* few platforms: -EOPNOTSUPP elsewhere */
 };
-/* Memory of an export by CUDA or Vulkan, or of a dma-buf. @fd stays the caller's. */
+/* Import memory that CUDA or Vulkan has exported, or a dma-buf. The caller still owns @fd. */
 int tmesh_cuda_import_fd(struct tmesh_cuda *cuda, int device, enum tmesh_cuda_fd type, int fd,
 			 uint64_t bytes, struct tmesh_cuda_memory **out, struct tmesh_error *err);
 

@@ -40,53 +40,52 @@ struct tmesh_slot_opts {
 };
 
 /*
- * An empty slot, this process its publisher, until the last reference goes.
+ * Make an empty slot. This process is its publisher until the last reference is dropped.
  * Return: 0; -EINVAL, -ENOMEM, -EMFILE.
  */
 int tmesh_slot_create(struct tmesh_ctx *ctx, const struct tmesh_slot_opts *opts,
 		      struct tmesh_slot **out, struct tmesh_error *err);
 struct tmesh_slot *tmesh_slot_ref(struct tmesh_slot *slot);
-/* The last one ends the slot: readers keep what they hold, and are told. */
+/* The last reference ends the slot. Readers keep the values that they hold, and are told. */
 void tmesh_slot_unref(struct tmesh_slot *slot);
-/* The slot's token, TMESH_TOKEN_SIZE bytes: who has it may read, as the same user. Errors as
- * tmesh_region_token(). */
+/* Write the slot's token, TMESH_TOKEN_SIZE bytes. Processes of the same user that have it may read.
+ * Errors as tmesh_region_token(). */
 int tmesh_slot_token(struct tmesh_slot *slot, char *token, struct tmesh_error *err);
 
 /*
- * From now on @bundle is the slot's value; NULL empties it. Readers see the value before or this
- * one, whole, and nothing between, also when this process is killed meanwhile. The slot takes a
- * reference of its own on @bundle and drops the one on the value before. Readers get the right to
- * read. @generation may be NULL.
+ * Make @bundle the slot's value; NULL empties the slot. A reader sees either the previous value or
+ * this one, never a mixture, also if this process is killed during the call. The slot takes its own
+ * reference on @bundle and drops that on the previous value. Readers get the right to read.
+ * @generation may be NULL.
  *
  * Return: 0; -EINVAL (the ref is longer than max_ref); -EPERM (inherited); errors as
- * tmesh_bundle_ref_encode(). On failure the value is the one before.
+ * tmesh_bundle_ref_encode(). After an error the slot has the previous value.
  */
 int tmesh_slot_publish(struct tmesh_slot *slot, struct tmesh_bundle *bundle, uint64_t *generation,
 		       struct tmesh_error *err);
-/* Of the newest value; 0: nothing was published yet. */
+/* The generation of the newest value; 0: nothing was published yet. */
 uint64_t tmesh_slot_generation(const struct tmesh_slot *slot);
 
 /*
- * Read a slot. Calls with one reader are for one thread at a time; threads take a reader each.
- * Values may be used and dropped by any.
- * Return: 0; -ENOENT (no such slot, or its publisher is gone), -EPROTO (another token), -EBUSY
- * (1,024 readers), -ETIMEDOUT, -ENOMEM, -EMFILE.
+ * Open a slot for reading. Only one thread at a time may use a reader, so each thread opens its
+ * own. Any thread may use and drop values. Return: 0; -ENOENT (no such slot, or its publisher is
+ * gone), -EPROTO (another token), -EBUSY (1,024 readers), -ETIMEDOUT, -ENOMEM, -EMFILE.
  */
 int tmesh_slot_open(struct tmesh_ctx *ctx, const char *token, struct tmesh_slot_reader **out,
 		    struct tmesh_error *err);
-/* Values that were referenced stay. */
+/* Values on which the caller has references stay valid. */
 void tmesh_slot_close(struct tmesh_slot_reader *reader);
 
 /*
- * The newest value. It is the reader's: good until the next _read or _close, or longer with a
- * reference. While nothing new was published this is a look at one word in memory, without a
- * system call, a lock or a wait. After a publication the first read opens the new bundle; that is
- * cheap where a value with the same bundle is still referenced.
+ * Get the newest value. It belongs to the reader and is valid until the next _read or _close; take
+ * a reference to keep it longer. If nothing new was published, the call reads one word in memory,
+ * without a system call, a lock or a wait. The first read after a publication opens the new bundle;
+ * this is cheap if a value with the same bundle still has references.
  *
  * Return: 0; -ENOENT (the slot is empty); -EPIPE (there is a newer value, but its publisher
  * is gone and the value with it); -ETIMEDOUT (it is replaced faster than it can be opened);
  * -EPROTO (the publisher wrote nonsense); -EPERM (inherited); errors as tmesh_bundle_open().
- * On failure the value read before stays good.
+ * After an error the value that was read before stays valid.
  */
 int tmesh_slot_read(struct tmesh_slot_reader *reader, struct tmesh_slot_value **value,
 		    struct tmesh_error *err);
@@ -94,13 +93,13 @@ int tmesh_slot_read(struct tmesh_slot_reader *reader, struct tmesh_slot_value **
 struct tmesh_slot_value *tmesh_slot_value_ref(struct tmesh_slot_value *value);
 void tmesh_slot_value_unref(struct tmesh_slot_value *value);
 uint64_t tmesh_slot_value_generation(const struct tmesh_slot_value *value);
-/* The value's bundle, good while the value is. */
+/* The value's bundle. It belongs to the value and is valid as long as that is. */
 struct tmesh_bundle *tmesh_slot_value_bundle(const struct tmesh_slot_value *value);
 
 /*
- * A descriptor for poll(), still the library's: readable when there is something to look at. Then
- * call tmesh_slot_changed(), which arms it again. Readable at once after the first call, and for
- * good when the publisher is gone. Return: the descriptor; -EPERM (inherited).
+ * A descriptor for poll(), which still belongs to the library. When it is readable, call
+ * tmesh_slot_changed(), which arms it again. It is readable at once after the first call, and
+ * remains readable when the publisher is gone. Return: the descriptor; -EPERM (inherited).
  */
 int tmesh_slot_poll_fd(struct tmesh_slot_reader *reader, struct tmesh_error *err);
 /* Return: 1 when there is a value newer than the one read last, 0 when there is none, -EPIPE when
