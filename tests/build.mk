@@ -29,6 +29,7 @@ HOST_SUITES = \
 	engine-onnx-check \
 	cuda-check \
 	xla-check \
+	xla-fuzz-check \
 	python-check \
 	python-arrow-check \
 	python-model-check \

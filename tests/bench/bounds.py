@@ -80,6 +80,12 @@ SECTIONS = (
                                      ("first", "first share", (None, None, None)))
           for size, limit in zip(("4KB", "1MB", "100MB"), limits)),
     )),
+    Section("Out of and into a JAX program", (
+        *(Bound(f"{way}, {size}", f"xla/{size}-{way}-tmesh", f"xla/{size}-{way}-callback",
+                f"io_callback that {does} by tmesh", limit)
+          for size, way, does, limit in (("4KB", "push", "sends", 0.15), ("4KB", "pop", "receives", 0.05),
+                                         ("64MB", "push", "sends", 0.6), ("64MB", "pop", "receives", 1.2))),
+    )),
     Section("An Arrow table of 1 GB that is there, from Elixir to pandas and back", (
         Bound("its ref there and back", "arrow/tmesh", "arrow/file",
               "pyarrow's IPC, a file in /dev/shm", None),

@@ -8,7 +8,7 @@ BENCH_PROGRAMS := $(addprefix $(BENCH_OUT)/,tmesh-bench size lookup floor death 
 
 # BENCH='pages model' runs those of the benches whose commands have one of these words, and writes no file.
 bench: bench-deps ## measure, and compare with the bounds (build/bench/bench.{json,svg})
-	@$(MAKE) -s $(BENCH_PROGRAMS) tools python python-arrow beam $(VENV)/iceoryx2.stamp $(SAFETENSORS_VENV)/tmesh.stamp
+	@$(MAKE) -s $(BENCH_PROGRAMS) tools python python-arrow beam xla $(B)/tests/xla/peer $(VENV)/iceoryx2.stamp $(SAFETENSORS_VENV)/tmesh.stamp
 	@$(VPYTHON) -B tests/bench/run.py $(BENCH)
 
 bench-vm: kselftest ## measure the module in a virtual machine, for `make bench`

@@ -41,6 +41,8 @@ COMMANDS = (
     [PYTHON, "-B", f"{HERE}/objects.py"],
     [PYTHON, "-B", f"{HERE}/torch_share.py"],
     [PYTHON, "-B", f"{HERE}/put.py"],
+    ["env", f"LD_LIBRARY_PATH={BUILD}", BUILD / "venv-arrow/bin/python", "-B", f"{HERE}/xla.py",
+     BUILD / "tests/xla/peer"],
     ["taskset", "-c", "0", "elixir", "--erl", "-logger level warning",
      "-pa", BUILD / "beam/dev/lib/tmesh/ebin", f"{HERE}/from_binary.exs", OUT / "floor"],
     ["taskset", "-c", "0", "elixir", "--erl", "-logger level warning",

@@ -17,7 +17,8 @@ static int fail(const struct tmesh_error *err)
 
 int main(int argc, char **argv)
 {
-	bool sends = argc == 3 && !strcmp(argv[1], "send");
+	bool repeats = argc == 3 && !strcmp(argv[1], "repeat");
+	bool sends = repeats || (argc == 3 && !strcmp(argv[1], "send"));
 	int64_t count = argc == 3 ? atoll(argv[2]) : 0;
 	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_channel *channel;
@@ -35,15 +36,19 @@ int main(int argc, char **argv)
 	fflush(stdout);
 	data = calloc((size_t)count + 1, sizeof(*data));
 	for (;;) {
-		int rc = sends ? tmesh_tensor_put(ctx, TMESH_FLOAT32, 1, &count, data, NULL,
-						  &message.tensor, &err)
-			       : tmesh_channel_recv(channel, &message, -1, &err);
+		int rc = 0;
 
-		if (!rc && sends)
-			rc = tmesh_channel_send(channel, &message, -1, &err);
+		if (sends && !message.tensor)
+			rc = tmesh_tensor_put(ctx, TMESH_FLOAT32, 1, &count, data, NULL,
+					      &message.tensor, &err);
+		if (!rc)
+			rc = sends ? tmesh_channel_send(channel, &message, -1, &err)
+				   : tmesh_channel_recv(channel, &message, -1, &err);
 		if (rc)
 			return fail(&err);
-		tmesh_tensor_unref(message.tensor);
-		message.tensor = NULL;
+		if (!repeats) {
+			tmesh_tensor_unref(message.tensor);
+			message.tensor = NULL;
+		}
 	}
 }
