@@ -5,7 +5,7 @@
 
 ENGINE_TEST     := tests/engine
 ENGINE_TEST_OUT := $(B)/tests/engine
-ENGINE_TESTS    := test_engine test_ort_abi
+ENGINE_TESTS    := test_engine test_initializer test_ort_abi
 ENGINE_TEST_FLAGS := -std=gnu11 -pthread -Ilib $(COMMON_CPPFLAGS) -I$(ENGINE) -Itests/unit
 
 # engine_test(variant, sanitizers, libtmesh, libtmesh-engine)
@@ -14,6 +14,16 @@ $(ENGINE_TEST_OUT)/$(1)/%: $(ENGINE_TEST)/%.c $$(wildcard $(ENGINE)/*.h $(ENGINE
 	@mkdir -p $$(@D)
 	$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(WARN) $$(ENGINE_TEST_FLAGS) $(2) $$< $(4) $(3) -lcmocka $$(LIB_LIBS) -o $$@
 endef
+# The reader of files, without ONNX Runtime.
+define engine_reader_test
+$(ENGINE_TEST_OUT)/$(1)/test_initializer: $(ENGINE_TEST)/test_initializer.c tests/unit/unit.h \
+		$(addprefix $(B)/engine-$(1)/onnx/,initializer.o types.o) $(3)
+	@mkdir -p $$(@D)
+	$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(WARN) $$(ENGINE_TEST_FLAGS) $(2) $$(filter %.c %.o %.a,$$^) -lcmocka $$(LIB_LIBS) -o $$@
+endef
+$(eval $(call engine_reader_test,plain,,$(LIB_A)))
+$(eval $(call engine_reader_test,asan,$(ASAN_FLAGS),$(LIB_ASAN)))
+
 $(eval $(call engine_test,plain,,$(LIB_A),$(ENGINE_A)))
 $(eval $(call engine_test,asan,$(ASAN_FLAGS),$(LIB_ASAN),$(B)/libtmesh-engine-asan.a))
 $(eval $(call engine_test,tsan,$(TSAN_FLAGS),$(LIB_TSAN),$(B)/libtmesh-engine-tsan.a))
@@ -35,8 +45,8 @@ endef
 engine-check: $(addprefix $(ENGINE_TEST_OUT)/plain/,$(ENGINE_TESTS)) $(ENGINE_TEST_ENGINES) ## libtmesh-engine's unit tests
 	$(call engine_run,plain,$(ENGINE_TESTS))
 
-engine-asan-check: $(ENGINE_TEST_OUT)/asan/test_engine $(ENGINE_TEST_ENGINES) ## ... with sanitizers
-	$(call engine_run,asan,test_engine)
+engine-asan-check: $(addprefix $(ENGINE_TEST_OUT)/asan/,test_engine test_initializer) $(ENGINE_TEST_ENGINES) ## ... with sanitizers
+	$(call engine_run,asan,test_engine test_initializer)
 
 engine-tsan-check: $(ENGINE_TEST_OUT)/tsan/test_engine $(ENGINE_TEST_ENGINES) ## ... with the thread sanitizer
 	$(call engine_run,tsan,test_engine)

@@ -42,7 +42,8 @@ def test_sources(dist):
     with tarfile.open(source) as tar:
         names = {name.split("/", 1)[1] for name in tar.getnames() if "/" in name}
     for name in ("setup.py", "ext/binding.h", "ext/_tmesh.map", "tmesh/__init__.py", "README.md",
-                 "library/VERSION", "library/lib/region.c", "library/model/load.c", "tmesh/safetensors/torch.py", "library/include/tmesh/tmesh.h",
+                 "library/VERSION", "library/lib/region.c", "library/model/load.c", "library/engine/onnx/bind.c",
+                 "tmesh/safetensors/torch.py", "library/include/tmesh/tmesh.h",
                  "library/include/uapi/linux/tmesh.h"):
         assert name in names
     assert not [name for name in names if "tests" in name or "/keeper/" in name or name.endswith((".o", ".so"))]
@@ -56,7 +57,7 @@ def test_wheel(dist):
     assert wheel.name.startswith(f"tmesh-{tmesh.__version__}-{tag}")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    for name in ("_tmesh" + suffix, "_tmesh.pyi", "py.typed", "shared_memory.py", "arrow.py"):
+    for name in ("_tmesh" + suffix, "_tmesh.pyi", "py.typed", "shared_memory.py", "arrow.py", "tmesh-engine-onnx.so"):
         assert f"tmesh/{name}" in names
 
 
