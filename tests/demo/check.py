@@ -19,8 +19,11 @@ SAID = {
     "Elixir puts their mean": r"^ +and put their mean, 1536 bytes",
     "ten nearest words": rf"^Nearest to .*\n(  ({WORD} *){{5}}\n){{2}}",
     "and they are near": r"^  dough +0\.40 ",
-    "ls shows the sealed table": rf"^[0-9a-f]{{16}}  44\.7 MiB  {BACKEND} +sealed .*float32 \[30522, 384\]",
+    "ls shows the sealed table": rf"^[0-9a-f]{{16}}  44\.7 MiB +{BACKEND} +sealed .*float32 \[30522, 384\]",
     "tmesh copied nothing but the mean": r"^Bytes that tmesh copied after the first put: Python 0, Elixir 1536 ",
+    "a server reads the model": r"^  started +read +9\d\.\d MB   model there +\d+ ms   answered \"dough\" +\d+ ms$",
+    "killed and started again it reads nothing":
+        r"^  killed, started again +read +0\.0 MB   model there +\d+ ms   answered \"dough\" +\d+ ms$",
     "the hand-overs are timed": r"^  tmesh +\d+\.\d\d ms +\d+\.\d\d ms$",
 }
 

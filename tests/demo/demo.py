@@ -14,6 +14,7 @@ import tmesh
 import handover
 import model
 import peers
+import restart
 
 BOLD, DIM, PLAIN = ("\033[1m", "\033[2m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
 NEAREST = 10
@@ -97,6 +98,7 @@ def main():
         tensor = put_table(weights)
         show(tensor, text, vocabulary, elixir)
         handover.measure(tensor.numpy(), tensor.ref(), elixir)
+        restart.show(weights, text, vocabulary)
     finally:
         elixir.close()
 

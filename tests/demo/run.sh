@@ -22,6 +22,6 @@ quietly() {
 }
 
 packaging/deps.sh demo
-quietly "building" make lib tools python beam
+quietly "building" make lib tools keeper python beam
 tests/demo/fetch.sh "$work"
 exec "$python" -B tests/demo/demo.py "$work" "${*:-${QUERY:-fresh bread and butter}}"
