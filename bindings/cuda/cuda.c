@@ -495,6 +495,36 @@ int tmesh_cuda_info(struct tmesh_cuda_memory *memory, struct tmesh_cuda_info *in
 	return tmesh_write_sized(info, &i, sizeof(i), err);
 }
 
+int tmesh_cuda_zero(struct tmesh_cuda_memory *memory, struct CUstream_st *stream,
+		    struct tmesh_error *err)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+	int rc;
+
+	if (!(memory->rights & TMESH_WRITE))
+		return tmesh_fail(err, -EACCES, "zero: the memory is for reading");
+	rc = cuda_enter(cuda, memory->device, err);
+	if (rc)
+		return rc;
+	/* Marked, so that the watcher does not take the mapping away before the work is queued. */
+	pthread_mutex_lock(&cuda->lock);
+	if (memory->state == LIVE)
+		memory->copies++;
+	else
+		rc = tmesh_fail(err, -ESTALE, "zero: the memory was taken back");
+	pthread_mutex_unlock(&cuda->lock);
+	if (!rc) {
+		rc = cuda_check(cuda, cuda->driver.fill(memory->pointer, 0, memory->bytes, stream),
+				"cuMemsetD8Async", err);
+		pthread_mutex_lock(&cuda->lock);
+		memory->copies--;
+		pthread_mutex_unlock(&cuda->lock);
+		watch_again(cuda);
+	}
+	cuda_leave(cuda);
+	return rc;
+}
+
 int tmesh_cuda_find(struct tmesh_cuda *cuda, uint64_t pointer, struct tmesh_cuda_memory **out,
 		    uint64_t *offset, struct tmesh_error *err)
 {

@@ -167,6 +167,7 @@ struct cu_external_range {
 	X(mem_free, cuMemFree_v2, (cu_ptr ptr))                                                   \
 	X(copy_to_device, cuMemcpyHtoD_v2, (cu_ptr to, const void *from, size_t bytes))           \
 	X(copy_to_host, cuMemcpyDtoH_v2, (void *to, cu_ptr from, size_t bytes))                   \
+	X(fill, cuMemsetD8Async, (cu_ptr at, unsigned char byte, size_t bytes, cu_stream stream)) \
 	X(stream_synchronize, cuStreamSynchronize, (cu_stream stream))                            \
 	X(stream_wait, cuStreamWaitEvent, (cu_stream stream, cu_event event, unsigned int flags)) \
 	X(event_create, cuEventCreate, (cu_event * event, unsigned int flags))                    \

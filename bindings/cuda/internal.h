@@ -128,7 +128,7 @@ struct tmesh_cuda_memory {
 	bool closed;		      /* nobody can open the region any more */
 	uint64_t lease_ns;	      /* 0: the region has no lease */
 	void *host;		      /* HOST, STAGED: the region's mapping */
-	unsigned int copies;	      /* STAGED: that go on: the watcher leaves it alone */
+	unsigned int copies;	      /* and fillings that go on: the watcher leaves it alone */
 	struct chunk *chunk;	      /* that it is, or is a part of */
 	bool ordered;		      /* given back in the order of */
 	cu_stream stream;

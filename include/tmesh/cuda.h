@@ -165,6 +165,12 @@ int tmesh_cuda_alloc_on(struct tmesh_cuda *cuda, int device, uint64_t bytes, uin
 			struct CUstream_st *stream, struct tmesh_cuda_memory **out,
 			struct tmesh_error *err);
 /*
+ * Fill all of it with zeros, in the order of @stream: what is queued there later finds them.
+ * Return: 0; -EACCES (it is for reading), -ESTALE (it was taken back), and the driver's errors.
+ */
+int tmesh_cuda_zero(struct tmesh_cuda_memory *memory, struct CUstream_st *stream,
+		    struct tmesh_error *err);
+/*
  * Make a part of memory that was allocated here. It is shared, reclaimed and released on its own,
  * like a tensor in a segment of a framework's allocator. When its last reference here is gone and
  * no other process holds it, @release (may be NULL) is called with @data, from any thread: then the

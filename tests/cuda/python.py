@@ -60,6 +60,12 @@ def kernel(array, value):
     assert driver.standin_access(0, ctypes.c_uint64(array.pointer), ctypes.byref(byte), 1, True)
 
 
+def seen(array):
+    byte = ctypes.c_char(b"?")
+    assert driver.standin_access(0, ctypes.c_uint64(array.pointer), ctypes.byref(byte), 1, False)
+    return byte.value
+
+
 class Foreign:
     """What CuPy's arrays look like."""
 
@@ -90,6 +96,13 @@ def arrays():
     array.release()
     raises(tmesh.ReleasedError, array.ref, word="[Errno 9]")
     raises(tmesh.InvalidError, tmesh.cuda.empty, 3, "float31")
+    with tmesh.cuda.empty(100, "uint8") as dirty:
+        pointer = dirty.pointer
+        kernel(dirty, b"d")
+    with tmesh.cuda.zeros((4, 25), "uint8") as clean:
+        assert clean.pointer == pointer and seen(clean) == b"\0" and clean.shape == (4, 25)
+        raises(tmesh.InvalidError, clean.reclaim, -1)
+    raises(tmesh.InvalidError, tmesh.cuda.zeros, 3, "float31")
     raises(tmesh.OutOfMemoryError, tmesh.cuda.empty, 1 << 40, word="CUDA_ERROR_OUT_OF_MEMORY")
     raises(tmesh.Error, tmesh.cuda.empty, 1, device=7, word="no GPU 7")
 

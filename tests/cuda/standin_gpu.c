@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* What tests/gpu calls of the driver itself, so that those tests run on the stand-in as well. */
+/* What tests/gpu calls of the driver itself, so that those tests run on the stand-in as well, and what
+ * libtmesh-cuda fills memory with. */
 #include "standin_internal.h"
 
 #include <stdlib.h>
@@ -11,7 +12,6 @@ typedef struct CUmod_st *cu_module;
 typedef struct CUfunc_st *cu_function;
 
 cu_result cuDevicePrimaryCtxReset_v2(cu_device device);
-cu_result cuMemsetD8Async(cu_ptr at, unsigned char value, size_t bytes, cu_stream stream);
 cu_result cuMemcpyDtoD_v2(cu_ptr to, cu_ptr from, size_t bytes);
 cu_result cuMemAllocHost_v2(void **addr, size_t bytes);
 cu_result cuMemFreeHost(void *addr);
@@ -46,7 +46,10 @@ cu_result cuMemsetD8Async(cu_ptr at, unsigned char value, size_t bytes, cu_strea
 {
 	struct fill *what;
 
+	ENTER("cuMemsetD8Async");
 	NEED_CONTEXT();
+	if (!standin_may_access(standin_current(), at, bytes, true))
+		return CU_INVALID_VALUE;
 	what = malloc(sizeof(*what));
 	*what = (struct fill){.at = at, .bytes = bytes, .value = value};
 	return cuLaunchHostFunc(stream, fill, what);

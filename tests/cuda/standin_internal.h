@@ -48,6 +48,7 @@ int standin_enter(const char *symbol);
 			return code_;              \
 	} while (0)
 
+bool standin_may_access(int device, unsigned long long ptr, size_t bytes, bool write);
 bool standin_without(const char *name);
 /* CU_NOT_PERMITTED to whom the devices' node does not let in. */
 cu_result standin_permitted(void);

@@ -502,7 +502,7 @@ cu_result cuPointerGetAttribute(void *value, int attribute, cu_ptr ptr)
 	return rc;
 }
 
-bool standin_access(int device, unsigned long long ptr, void *data, size_t bytes, bool write)
+bool standin_may_access(int device, unsigned long long ptr, size_t bytes, bool write)
 {
 	struct range *range;
 	bool may;
@@ -512,7 +512,12 @@ bool standin_access(int device, unsigned long long ptr, void *data, size_t bytes
 	may = range && (range->access[device] == CU_ACCESS_READ_WRITE ||
 			(!write && range->access[device] == CU_ACCESS_READ));
 	pthread_mutex_unlock(&standin_lock);
-	if (!may && !standin_host((void *)ptr, bytes, write))
+	return may || standin_host((void *)ptr, bytes, write);
+}
+
+bool standin_access(int device, unsigned long long ptr, void *data, size_t bytes, bool write)
+{
+	if (!standin_may_access(device, ptr, bytes, write))
 		return false;
 	if (write)
 		memcpy((void *)ptr, data, bytes);

@@ -47,7 +47,9 @@ static int scenario_share(struct tmesh_error *err)
 
 	if (rc)
 		return rc;
-	rc = tmesh_cuda_share(memory, &layout, NULL, text, sizeof(text), err);
+	rc = tmesh_cuda_zero(memory, NULL, err);
+	if (!rc)
+		rc = tmesh_cuda_share(memory, &layout, NULL, text, sizeof(text), err);
 	if (!rc)
 		rc = tmesh_cuda_open_ref(b.cuda, text, strlen(text), &opts, NULL, &imported,
 					 &layout, err);

@@ -118,6 +118,39 @@ static void test_alone(void **state)
 	tmesh_cuda_memory_unref(b);
 }
 
+static void assert_byte(struct tmesh_cuda_memory *memory, uint64_t at, char want)
+{
+	char byte = '?';
+
+	assert_true(standin_access(0, tmesh_cuda_pointer(memory) + at, &byte, 1, false));
+	assert_int_equal(byte, want);
+}
+
+static void test_zero(void **state)
+{
+	struct bed *bed = *state;
+	struct tmesh_cuda_memory *a = alloc(bed, 0, 1024), *part;
+	char text[1024];
+
+	memset(text, 'x', sizeof(text));
+	assert_true(standin_access(0, tmesh_cuda_pointer(a), text, sizeof(text), true));
+	assert_ok(tmesh_cuda_part(a, 100, 200, NULL, NULL, &part, err));
+	assert_ok(tmesh_cuda_zero(part, NULL, err));
+	assert_byte(a, 99, 'x');
+	assert_byte(a, 100, 0);
+	assert_byte(a, 299, 0);
+	assert_byte(a, 300, 'x');
+	tmesh_cuda_memory_unref(part);
+	standin_fail("cuMemsetD8Async", 2, 0);
+	assert_refused(tmesh_cuda_zero(a, NULL, err), -ENOMEM,
+		       "cuMemsetD8Async: CUDA_ERROR_OUT_OF_MEMORY");
+	assert_byte(a, 1023, 'x');
+	assert_ok(tmesh_cuda_zero(a, NULL, err));
+	assert_byte(a, 0, 0);
+	assert_byte(a, 1023, 0);
+	tmesh_cuda_memory_unref(a);
+}
+
 static void test_no_memory(void **state)
 {
 	struct bed *bed = *state;
@@ -424,13 +457,13 @@ static void test_old_driver(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		standin_test(test_chunks),	  standin_test(test_devices),
-		standin_test(test_random),	  standin_test(test_alone),
-		standin_test(test_no_memory),	  standin_test(test_dlpack),
-		standin_test(test_dmabuf),	  standin_test(test_descriptors),
-		standin_test(test_caps),	  standin_test(test_rdma),
-		standin_test(test_no_driver),	  standin_test(test_old_driver),
-		standin_test(test_dmabuf_import),
+		standin_test(test_chunks),	standin_test(test_devices),
+		standin_test(test_random),	standin_test(test_alone),
+		standin_test(test_zero),	standin_test(test_no_memory),
+		standin_test(test_dlpack),	standin_test(test_dmabuf),
+		standin_test(test_descriptors), standin_test(test_caps),
+		standin_test(test_rdma),	standin_test(test_no_driver),
+		standin_test(test_old_driver),	standin_test(test_dmabuf_import),
 	};
 
 	return cmocka_run_group_tests_name("cuda memory", tests, NULL, NULL);

@@ -27,6 +27,7 @@ import json
 import math
 import os
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -219,10 +220,22 @@ class Array:
         ref: dict[str, Any] = json.loads(text.value)
         return ref
 
-    def reclaim(self, timeout: float = 5.0) -> None:
-        """Take the memory back from all other processes; PeerTimeoutError names who still has it."""
-        self._need()
-        _call("tmesh_cuda_reclaim", self._memory, ctypes.c_uint64(int(timeout * 1e9)))
+    def reclaim(self, timeout: float | None = None) -> None:
+        """Take the memory back from all other processes; PeerTimeoutError names who still has it. timeout: in seconds,
+        None: no limit."""
+        if timeout is not None and not timeout >= 0:
+            raise errors.InvalidError(errno.EINVAL, "timeout is None or at least 0 seconds")
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            self._need()
+            left = max(end - time.monotonic(), 0)
+            try:
+                # A little at a time, so that Ctrl-C is heard.
+                _call("tmesh_cuda_reclaim", self._memory, ctypes.c_uint64(int(min(left, 0.1) * 1e9)))
+                return
+            except errors.PeerTimeoutError:
+                if left <= 0.1:
+                    raise
 
     def touch(self) -> None:
         """Keep the lease; StaleError when the memory was taken back."""
@@ -314,6 +327,16 @@ def empty(shape: int | Sequence[int], dtype: str = "float32", device: int = 0, *
     _call("tmesh_cuda_alloc", _open(), ctypes.c_int(device), ctypes.c_uint64(size),
           ctypes.c_uint32(2 * or_host + 4 * alone), ctypes.byref(memory))
     return Array(memory, layout)
+
+
+def zeros(shape: int | Sequence[int], dtype: str = "float32", device: int = 0, *, alone: bool = False,
+          or_host: bool = False) -> Array:
+    """A new array of zeros; as `empty`. They are there when it returns."""
+    array = empty(shape, dtype, device, alone=alone, or_host=or_host)
+    stream = ctypes.c_void_p(_LEGACY_STREAM)
+    _call("tmesh_cuda_zero", array._memory, stream)
+    _call("tmesh_cuda_record", array._memory, stream)  # new memory has no event: the host waits
+    return array
 
 
 def open(ref: str | dict[str, Any], *, writable: bool = False, device: int | None = None, stream: int = 0,
