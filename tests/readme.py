@@ -83,6 +83,8 @@ def main():
     got = output("man", "-M", PREFIX / "share/man", "-w", "tmesh_region_seal")
     check(got[0] == f"{PREFIX}/share/man/man3/tmesh_region.3", "man finds a call by its name", got)
 
+    lines = (ROOT / "README.md").read_text().count("\n")
+    check(lines <= 250, "the README has at most 250 lines", f"it has {lines}")
     examples = dict(EXAMPLE.findall((ROOT / "README.md").read_text()))
     check(sorted(examples) == ["read.exs", "read.py", "read_gpu.py", "share.c"], "the README has its examples")
     for name, text in examples.items():
