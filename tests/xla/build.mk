@@ -53,15 +53,14 @@ xla-versions-check: $(XLA_TEST_OUT)/peer $(B)/libtmesh-xla.so $(XLA_VERSIONS:%=$
 
 # libFuzzer; the corpus lies beside those of libtmesh.
 XLA_FUZZ_OUT := $(XLA_TEST_OUT)/fuzz
-XLA_FUZZ_OBJ  = $(XLA_SRC:$(XLA)/%.c=$(XLA_FUZZ_OUT)/xla/%.o)
+XLA_FUZZ_OBJ := $(patsubst bindings/xla/%.c,$(XLA_FUZZ_OUT)/xla/%.o,$(wildcard bindings/xla/*.c))
 
 $(XLA_FUZZ_OUT)/xla/%.o: bindings/xla/%.c bindings/xla/build.mk
 	@mkdir -p $(@D)
 	$(FUZZ_CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) $(LIB_CFLAGS) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c -o $@ $<
--include $(wildcard $(XLA_FUZZ_OUT)/xla/*.d)
+-include $(XLA_FUZZ_OBJ:.o=.d)
 
-.SECONDEXPANSION:
-$(XLA_FUZZ_OUT)/xla_frame: $(XLA_TESTS)/fuzz/fuzz_frame.c $(XLA_TESTS)/host.h $$(XLA_FUZZ_OBJ) $$(FUZZ_OBJ)
+$(XLA_FUZZ_OUT)/xla_frame: $(XLA_TESTS)/fuzz/fuzz_frame.c $(XLA_TESTS)/host.h $(XLA_FUZZ_OBJ) $(FUZZ_OBJ)
 	$(FUZZ_CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) -I$(XLA) -std=gnu11 $(WARN) $(FUZZ_FLAGS) -fsanitize=fuzzer \
 		$< $(XLA_FUZZ_OBJ) $(FUZZ_OBJ) $(LIB_LIBS) -o $@
 

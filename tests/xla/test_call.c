@@ -289,6 +289,8 @@ static void test_bad_sequence(void **state)
 	push_frame(&host, &data, &count, 1000);
 	host_result(&host, FFI_U32, &next, 0, NULL);
 	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "first operand is the sequence");
+	host.in[0].rank = 0;
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "first operand is the sequence");
 	host_init(&host, "out", 1000);
 	host_result(&host, FFI_U32, &next, 0, NULL);
 	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "first operand is the sequence");
