@@ -393,6 +393,11 @@ int tmesh_region_write(struct tmesh_region *region, uint64_t offset, const void 
 		rc = write_mapped(region, offset, data, bytes, err);
 	else
 		rc = ops->write_cold(region, offset, data, bytes, err);
+	/* Where taken memory shows zeros, a mapping of it takes what is written, and nobody sees
+	 * it. */
+	if (!rc && region->zeros && ops->events(region) & TMESH_EVENT_TAKEN)
+		rc = tmesh_fail(err, -ESTALE,
+				"write: the region was taken back, or this handle's lease is over");
 	tmesh_region_unlock(region);
 	if (!rc)
 		tmesh_count_copy(region->ctx, bytes);

@@ -90,7 +90,8 @@ void tmesh_region_unmap(struct tmesh_region *region, uint32_t rights);
 /*
  * Copy bytes in or out without a mapping of the caller; counted as copies. Writing uses the
  * cheapest way (cold memory: without a fault for each page; warm and large: past the caches).
- * Reading never raises a signal: memory that was taken away gives -ESTALE.
+ * Reading never raises a signal: memory that was taken away gives -ESTALE. Writing does the same where
+ * such memory reads as zeros (TMESH_TAKEN_ZERO).
  */
 int tmesh_region_write(struct tmesh_region *region, uint64_t offset, const void *data,
 		       uint64_t bytes, struct tmesh_error *err);

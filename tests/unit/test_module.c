@@ -71,10 +71,10 @@ static void test_lease_lapses(void **state)
 static void test_taken_by_context(void **state)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .taken = TMESH_TAKEN_ZERO};
-	struct tmesh_region *region = region_of(*state, PAGE), *other;
+	struct tmesh_region *region = region_of(*state, PAGE), *other, *writer;
 	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_ctx *ctx;
-	uint8_t *addr, byte;
+	uint8_t *addr, byte = 7;
 
 	map_of(region, RW)[0] = 7;
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
@@ -82,7 +82,13 @@ static void test_taken_by_context(void **state)
 	assert_ok(tmesh_region_open(ctx, token, TMESH_READ, &other, err));
 	addr = map_of(other, TMESH_READ);
 	assert_int_equal(addr[0], 7);
+	assert_ok(tmesh_region_token(region, RW, token, err));
+	assert_ok(tmesh_region_open(ctx, token, RW, &writer, err));
+	map_of(writer, RW);
+	assert_ok(tmesh_region_write(writer, 0, &byte, 1, err));
 	assert_ok(tmesh_region_revoke(region, err));
+	assert_refused(tmesh_region_write(writer, 0, &byte, 1, err), -ESTALE, "taken back");
+	tmesh_region_unref(writer);
 	assert_int_equal(*(volatile uint8_t *)addr, 0);
 	assert_refused(tmesh_region_read(other, 0, &byte, 1, err), -ESTALE, "revoked");
 	tmesh_region_unref(other);
