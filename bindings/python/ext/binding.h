@@ -216,6 +216,8 @@ PyObject *held_of_bundle(struct state *st, struct tmesh_bundle *bundle);
 /* The library's, borrowed; NULL with an exception: it is none, or was released. */
 struct tmesh_bundle *bundle_of_held(struct state *st, PyObject *object);
 PyObject *module_make_bundle(PyObject *module, PyObject *args);
+PyObject *module_plan_bundle(PyObject *module, PyObject *pairs);
+PyObject *module_recv_bundle(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *module_write(PyObject *module, PyObject *args);
 extern PyType_Spec held_spec;
 
@@ -306,7 +308,10 @@ PyObject *tensor_export_dmabuf(PyObject *object, PyObject *args, PyObject *kwarg
 PyObject *tensor_send(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *module_gather(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *module_from_dmabuf(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *module_export_memory(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *module_recv(PyObject *module, PyObject *args, PyObject *kwargs);
+/* Until a socket has @events, as poll() has them; -1 with an exception. */
+int wait_for_socket(struct state *st, int fd, short events, PyObject *timeout);
 
 /* see.c */
 PyObject *module_stats(PyObject *module, PyObject *unused);

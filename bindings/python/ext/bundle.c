@@ -3,6 +3,7 @@
 #include "binding.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <tmesh/bundle.h>
@@ -297,6 +298,30 @@ static PyObject *held_ref(PyObject *object, PyObject *writable)
 	return result;
 }
 
+static PyObject *held_send(PyObject *object, PyObject *args)
+{
+	struct held *self = (struct held *)object;
+	struct state *st = state_of_held(self);
+	PyObject *socket, *timeout;
+	struct tmesh_bundle *bundle;
+	struct tmesh_error err;
+	int fd, writable, rc;
+
+	if (!PyArg_ParseTuple(args, "OpO:send", &socket, &writable, &timeout))
+		return NULL;
+	fd = PyObject_AsFileDescriptor(socket);
+	if (fd < 0 || wait_for_socket(st, fd, POLLOUT, timeout) || !held_get(self))
+		return NULL;
+	bundle = tmesh_bundle_ref(self->bundle);
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_bundle_send(bundle, fd, writable ? TMESH_READ | TMESH_WRITE : TMESH_READ, &err);
+	tmesh_bundle_unref(bundle);
+	Py_END_ALLOW_THREADS;
+	if (rc)
+		return raise_error(st, &err);
+	Py_RETURN_NONE;
+}
+
 static PyObject *get_metadata(PyObject *object, void *unused)
 {
 	struct tmesh_bundle *bundle = held_get((struct held *)object);
@@ -333,6 +358,8 @@ static PyMethodDef methods[] = {
 	 "regions($self, /)\n--\n\nThe index and the data regions, as bytes."},
 	{"private", held_private, METH_NOARGS,
 	 "private($self, /)\n--\n\nAll tensors, in one private view of each region."},
+	{"send", held_send, METH_VARARGS,
+	 "send($self, socket, writable, timeout, /)\n--\n\nAs recv_bundle() takes it."},
 	{"ref", held_ref, METH_O, "ref($self, writable, /)\n--\n\nAs JSON."},
 	{"release", held_release, METH_NOARGS, "release($self, /)\n--\n\nTensors of it stay."},
 	{NULL},
@@ -360,23 +387,51 @@ PyType_Spec held_spec = {
 	.slots = slots,
 };
 
+/* Takes over @bundle. */
+static PyObject *bundle_object(struct state *st, struct tmesh_bundle *bundle, uint32_t rights)
+{
+	PyObject *held = held_new(st, bundle, rights, NULL);
+	PyObject *result = held ? call_python("tmesh.bundles", "Bundle", held) : NULL;
+
+	Py_XDECREF(held);
+	return result;
+}
+
 PyObject *bundle_open(struct state *st, struct tmesh_ctx *ctx, const char *text, size_t bytes,
 		      uint32_t rights)
 {
 	struct tmesh_bundle *bundle;
-	PyObject *held, *result;
 	struct tmesh_error err;
 	int rc;
 
 	Py_BEGIN_ALLOW_THREADS;
 	rc = tmesh_bundle_open(ctx, text, bytes, rights, &bundle, &err);
 	Py_END_ALLOW_THREADS;
-	if (rc)
-		return raise_error(st, &err);
-	held = held_new(st, bundle, rights, NULL);
-	result = held ? call_python("tmesh.bundles", "Bundle", held) : NULL;
-	Py_XDECREF(held);
-	return result;
+	return rc ? raise_error(st, &err) : bundle_object(st, bundle, rights);
+}
+
+PyObject *module_recv_bundle(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"", "timeout", NULL};
+	struct state *st = PyModule_GetState(module);
+	PyObject *socket, *timeout = Py_None;
+	struct tmesh_bundle *bundle;
+	struct tmesh_error err;
+	struct tmesh_ctx *ctx;
+	int fd, rc;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$O:recv_bundle", names, &socket,
+					 &timeout))
+		return NULL;
+	fd = PyObject_AsFileDescriptor(socket);
+	ctx = fd < 0 ? NULL : context(st);
+	if (!ctx || wait_for_socket(st, fd, POLLIN, timeout))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_bundle_recv(ctx, fd, &bundle, &err);
+	Py_END_ALLOW_THREADS;
+	/* A tensor of it has no more rights than its region came with. */
+	return rc ? raise_error(st, &err) : bundle_object(st, bundle, TMESH_READ | TMESH_WRITE);
 }
 
 PyObject *held_of_bundle(struct state *st, struct tmesh_bundle *bundle)
@@ -439,6 +494,52 @@ static int entry_from_pair(struct state *st, PyObject *pair, bool seal,
 		return -1;
 	}
 	return 0;
+}
+
+/* plan_bundle(((dtype, shape), ...)): their places in one region, and its bytes. */
+PyObject *module_plan_bundle(PyObject *module, PyObject *pairs)
+{
+	struct state *st = PyModule_GetState(module);
+	PyObject *dtype, *shape, *offsets, *result = NULL;
+	struct tmesh_bundle_entry *entries;
+	struct tmesh_error err;
+	uint64_t bytes;
+	size_t count;
+
+	if (!PyTuple_Check(pairs)) {
+		PyErr_SetString(PyExc_TypeError, "plan_bundle() takes a tuple");
+		return NULL;
+	}
+	count = (size_t)PyTuple_Size(pairs);
+	entries = calloc(count + 1, sizeof(*entries));
+	if (!entries)
+		return PyErr_NoMemory();
+	for (size_t i = 0; i < count; i++) {
+		struct tmesh_layout *layout = &entries[i].layout;
+
+		if (!PyArg_ParseTuple(PyTuple_GetItem(pairs, (Py_ssize_t)i), "OO:plan_bundle",
+				      &dtype, &shape) ||
+		    dtype_from_object(st, dtype, &layout->dtype) ||
+		    shape_from_object(st, shape, &layout->ndim, layout->shape))
+			goto out;
+	}
+	if (tmesh_bundle_plan(entries, count, 0, &bytes, &err)) {
+		raise_error(st, &err);
+		goto out;
+	}
+	offsets = PyList_New(0);
+	for (size_t i = 0; offsets && i < count; i++) {
+		PyObject *offset = PyLong_FromUnsignedLongLong(entries[i].layout.offset);
+
+		if (!offset || PyList_Append(offsets, offset))
+			Py_CLEAR(offsets);
+		Py_XDECREF(offset);
+	}
+	if (offsets)
+		result = Py_BuildValue("NK", offsets, (unsigned long long)bytes);
+out:
+	free(entries);
+	return result;
 }
 
 /* make_bundle([(name, Tensor), ...], metadata, seal, label) */

@@ -316,6 +316,21 @@ static PyMethodDef functions[] = {
 	 "Tensor.send() sends it: as its maker described it, unless a shape and dtype are given. "
 	 "GoneError when\n"
 	 "nobody is left there, ProtocolError when something else came."},
+	{"export_memory", KEYWORDS(module_export_memory), METH_VARARGS | METH_KEYWORDS,
+	 "export_memory(buffer, /, *, writable=False)\n--\n\n"
+	 "A new descriptor of a dma-buf of this process's own memory, in whole pages, without a\n"
+	 "copy; with the module. The pages stay while the descriptor or a driver holds them, and "
+	 "count\n"
+	 "against RLIMIT_MEMLOCK. The descriptor is the caller's."},
+	{"recv_bundle", KEYWORDS(module_recv_bundle), METH_VARARGS | METH_KEYWORDS,
+	 "recv_bundle(socket, /, *, timeout=None)\n--\n\n"
+	 "The bundle that comes next by a connected Unix socket, or its descriptor, as\n"
+	 "Bundle.send() sends it. GoneError when nobody is left there, ProtocolError when "
+	 "something\n"
+	 "else came, or less than a bundle: close the socket then."},
+	{"plan_bundle", module_plan_bundle, METH_O,
+	 "plan_bundle(pairs, /)\n--\n\n"
+	 "Places in one region for a tuple of (dtype, shape), and its bytes."},
 	{"make_bundle", module_make_bundle, METH_VARARGS,
 	 "make_bundle(pairs, metadata, seal, label, /)\n--\n\nOf a tuple of (name, Tensor)."},
 	{"keep", module_keep, METH_VARARGS,

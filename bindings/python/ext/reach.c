@@ -470,10 +470,41 @@ PyObject *module_from_dmabuf(PyObject *module, PyObject *args, PyObject *kwargs)
 	return rc ? raise_error(st, &err) : tensor_over(st, region, &wanted, false);
 }
 
+/* The export holds the pages: the region itself is of no further use, for nobody can map it. */
+PyObject *module_export_memory(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"", "writable", NULL};
+	struct state *st = PyModule_GetState(module);
+	int writable = 0, rc, fd = -1;
+	struct tmesh_region *region;
+	struct tmesh_error err;
+	struct tmesh_ctx *ctx;
+	PyObject *object;
+	uint32_t rights;
+	Py_buffer view;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$p:export_memory", names, &object,
+					 &writable))
+		return NULL;
+	ctx = context(st);
+	if (!ctx || PyObject_GetBuffer(object, &view, writable ? PyBUF_CONTIG : PyBUF_CONTIG_RO))
+		return NULL;
+	rights = writable ? TMESH_READ | TMESH_WRITE : TMESH_READ;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_region_from_user(ctx, view.buf, (uint64_t)view.len, rights, NULL, &region, &err);
+	if (!rc) {
+		rc = tmesh_region_export_dmabuf(region, 0, 0, rights, &fd, &err);
+		tmesh_region_unref(region);
+	}
+	Py_END_ALLOW_THREADS;
+	PyBuffer_Release(&view);
+	return rc ? raise_error(st, &err) : PyLong_FromLong(fd);
+}
+
 /* Hand-over by a socket. The library waits for a peer as long as the context says, for one that is
  * in the middle of a message; before that we do, as long as the caller says. */
 
-static int wait_for_socket(struct state *st, int fd, short events, PyObject *timeout)
+int wait_for_socket(struct state *st, int fd, short events, PyObject *timeout)
 {
 	struct pollfd poller = {.fd = fd, .events = events};
 	int64_t end, left;

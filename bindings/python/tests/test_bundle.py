@@ -8,6 +8,7 @@ import json
 from multiprocessing.reduction import ForkingPickler
 import multiprocessing
 import pickle
+import socket
 
 import numpy as np
 import pytest
@@ -128,6 +129,46 @@ def test_bad_metadata():
     with pytest.raises(tmesh.InvalidError):
         tmesh.bundle({}, metadata="a\0b")
     assert len(tmesh.open(tmesh.bundle({}).ref())) == 0
+
+
+def test_hand_over_by_a_socket():
+    left, right = socket.socketpair()
+    sent = tmesh.bundle({"w": np.arange(6.0).reshape(2, 3), "b": np.arange(3)}, metadata="{}")
+    with left, right:
+        sent.send(left)
+        got = tmesh.recv_bundle(right, timeout=10)
+        assert (got.id, [*got], got.metadata) == (sent.id, ["w", "b"], "{}")
+        assert got["w"].tolist() == [[0, 1, 2], [3, 4, 5]] and not got["w"].writable
+        sent.send(left)
+        sent.release()
+        with pytest.raises(tmesh.ProtocolError, match="tmesh_bundle_recv"):
+            tmesh.recv(right)
+    left, right = socket.socketpair()
+    with left, right:
+        tmesh.put(b"x").send(left)
+        with pytest.raises(tmesh.ProtocolError):
+            tmesh.recv_bundle(right)
+        with pytest.raises(tmesh.PeerTimeoutError):
+            tmesh.recv_bundle(right, timeout=0.01)
+        with pytest.raises(tmesh.ReleasedError):
+            sent.send(left)
+        right.close()
+        with pytest.raises(tmesh.GoneError):
+            tmesh.bundle({"x": np.arange(2)}).send(left)
+    with pytest.raises(TypeError):
+        got.send("x")
+
+
+def test_hand_over_to_write():
+    left, right = socket.socketpair()
+    sent = tmesh.bundle({"x": np.zeros(2)}, seal=False)
+    with left, right:
+        sent.send(left, writable=True)
+        tmesh.recv_bundle(right)["x"].numpy()[1] = 5
+        sent.send(left)
+        with pytest.raises(ValueError):
+            tmesh.recv_bundle(right)["x"].numpy()[1] = 6
+    assert sent["x"].tolist() == [0, 5]
 
 
 def make(number):

@@ -182,6 +182,31 @@ def test_dmabuf():
     os.close(exported)
 
 
+def test_own_memory_as_a_dmabuf():
+    memory = mmap.mmap(-1, 2 * PAGE)
+    array = np.frombuffer(memory, "uint8")
+    if not MODULE:
+        with pytest.raises(tmesh.UnsupportedError, match="module"):
+            tmesh.export_memory(array)
+        return
+    exported = tmesh.export_memory(array, writable=True)
+    with mmap.mmap(exported, 2 * PAGE) as seen:
+        array[PAGE] = 7
+        assert seen[PAGE] == 7
+        seen[1] = 9
+        assert array[1] == 9
+    os.close(exported)
+    for part in (array[1:], array[:100]):
+        with pytest.raises(tmesh.InvalidError, match="whole pages"):
+            tmesh.export_memory(part)
+    with pytest.raises((ValueError, BufferError)):
+        tmesh.export_memory(array[::2])
+    with pytest.raises((ValueError, BufferError)):
+        tmesh.export_memory(bytes(PAGE), writable=True)
+    with pytest.raises(TypeError):
+        tmesh.export_memory(3)
+
+
 def test_send_and_recv(pair):
     left, right = pair
     t = tmesh.put(np.arange(6, dtype="int16").reshape(2, 3), label="handed over")

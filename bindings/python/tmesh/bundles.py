@@ -20,9 +20,6 @@ from . import _tmesh, sent
 from .elements import Entry, to_torch
 from .errors import InvalidError, UnsupportedError
 
-_ALIGN = 256
-
-
 class Bundle(Mapping[str, _tmesh.Tensor]):
     """Named tensors in a few regions, under one ref; made by tmesh.bundle() and tmesh.open(). It never
     changes. A tensor taken from it lives on when it is released."""
@@ -69,6 +66,11 @@ class Bundle(Mapping[str, _tmesh.Tensor]):
         It holds nothing, as a Tensor's."""
         ref: dict[str, Any] = json.loads(self._held.ref(writable))
         return ref
+
+    def send(self, socket: Any, /, *, writable: bool = False, timeout: float | None = None) -> None:
+        """Hand it over by a connected Unix socket, or its descriptor, to recv_bundle(). A socket takes a few
+        hundred regions at once: the peer has to receive meanwhile."""
+        self._held.send(socket, writable, timeout)
 
     def private(self) -> dict[str, _tmesh.Tensor]:
         """All tensors in one copy-on-write view of each region, as Tensor.private() is of one tensor: what is
@@ -171,18 +173,11 @@ def _bytes_of(value: object) -> _Bytes | None:
 
 def _together(found: dict[str, _Bytes]) -> dict[str, _tmesh.Tensor]:
     """Copies, one behind the other in one region; of what shares memory there is one."""
-    offsets: dict[tuple[Any, ...], int] = {}
-    end = 0
-    for one in found.values():
-        if one.place() not in offsets:
-            offsets[one.place()] = end
-            end += -(-one.flat.nbytes // _ALIGN) * _ALIGN
-    region = _tmesh.empty(max(end, 1), "uint8")
+    alone = {one.place(): one for one in found.values()}
+    offsets, end = _tmesh.plan_bundle(tuple((one.dtype, one.shape) for one in alone.values()))
+    region = _tmesh.empty(end, "uint8")
     made: dict[tuple[Any, ...], _tmesh.Tensor] = {}
-    for one in found.values():
-        if one.place() in made:
-            continue
-        at = offsets[one.place()]
+    for one, at in zip(alone.values(), offsets):
         part = region[at:at + one.flat.nbytes]
         if one.flat.nbytes:
             _tmesh.write(part, one.flat)
