@@ -150,9 +150,13 @@ def _bytes_of_torch(torch: Any, tensor: Any) -> _Bytes | None:
     try:
         if tensor.device.type != "cpu" or _tmesh.empty(0, dtype).dtype != dtype:
             return None
+        import numpy
+
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        return _Bytes(plain.reshape(-1).view(torch.uint8).numpy(), dtype, tuple(tensor.shape))
-    except (RuntimeError, InvalidError):
+        # By DLPack, which also works where PyTorch was built for another NumPy than is there.
+        flat = numpy.from_dlpack(plain.reshape(-1).view(torch.uint8))
+        return _Bytes(flat, dtype, tuple(tensor.shape))
+    except (ImportError, RuntimeError, InvalidError):
         return None
 
 

@@ -39,7 +39,8 @@ def _refuse_shared(tensors: Mapping[str, Any]) -> None:
 
 
 def _plain(tensors: Mapping[str, Any]) -> dict[str, Plain]:
-    torch = importlib.import_module("torch")
+    # By DLPack, which also works where PyTorch was built for another NumPy than is there.
+    torch, numpy = importlib.import_module("torch"), importlib.import_module("numpy")
     if not isinstance(tensors, Mapping):
         raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
     for name, tensor in tensors.items():
@@ -56,7 +57,7 @@ def _plain(tensors: Mapping[str, Any]) -> dict[str, Plain]:
     plain = {}
     for name, tensor in tensors.items():
         flat = tensor.detach().to("cpu").reshape(-1).view(torch.uint8)
-        plain[name] = _TYPES[str(tensor.dtype)], tuple(tensor.shape), memoryview(flat.numpy())
+        plain[name] = _TYPES[str(tensor.dtype)], tuple(tensor.shape), memoryview(numpy.from_dlpack(flat))
     return plain
 
 
