@@ -56,6 +56,10 @@ class Programs(unittest.TestCase):
     def test_hash_in_a_name(self):
         self.assertEqual(of_program("1..1\nok 1 - list # of five\n", 0), [])
 
+    def test_blanks_in_a_name(self):
+        """In no more than a moment: what tries each run of blanks anew takes a quarter of an hour."""
+        self.assertEqual(of_program(f"1..2\nok 1 - a{' ' * (1 << 20)}b\nnot ok 2 - b  # what\n", 1), ["p: b   what"])
+
     def test_failed_point(self):
         self.assertEqual(of_program("1..2\nok 1 - a\nnot ok 2 - b\n", 1), ["p: b"])
 

@@ -175,7 +175,7 @@ def test_refused_before_anybody_sees_it(served, tmp_path, config, change, error,
 @pytest.mark.parametrize("text, error", [
     (b"{", tmesh.ProtocolError), (b"[]", tmesh.ProtocolError), (b"\xff", tmesh.ProtocolError),
     (b"[" * 100000, tmesh.ProtocolError), (b" " * (1 << 20) + b"{}", tmesh.ProtocolError), (None, FileNotFoundError),
-])
+], ids=["no end", "a list", "not UTF-8", "deep", "long", "none"])
 def test_broken_configurations(served, tmp_path, text, error):
     net, slot, _ = served
     folder = write(tmp_path / "bad", CONFIG, tensors(1, {"1": 2}))
