@@ -31,7 +31,7 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RESULTS = os.path.join(ROOT, "build", "results")
-LIMIT_S = {"short": 40 * 60, "full": 8 * 3600}
+LIMIT_S = {"short": 60 * 60, "full": 8 * 3600}
 PROGRESS_S = 60
 
 LINE = re.compile(r"(not )?ok\b *(\d+)? *(?:- )?(.*)")
