@@ -5,6 +5,9 @@
  *
  * That library brings a libtmesh and a context of its own. What goes between the two is the text of
  * refs, never an object.
+ *
+ * Who needs more calls than these defines TMESH_CUDA_API_MORE(X), a list of the same kind, before
+ * this file is included. It may name calls of the libtmesh that libtmesh-cuda brings.
  */
 #ifndef TMESH_COMMON_CUDA_API_H
 #define TMESH_COMMON_CUDA_API_H
@@ -18,13 +21,18 @@
 
 /* clang-format off */
 #define TMESH_CUDA_API(X) \
-	X(default) X(device_count) X(device_info) X(caps) X(alloc) X(open_ref) X(share) X(info) \
-	X(memory_ref) X(memory_unref)
+	X(cuda_default) X(cuda_device_count) X(cuda_device_info) X(cuda_caps) X(cuda_alloc) \
+	X(cuda_open_ref) X(cuda_share) X(cuda_info) X(cuda_memory_ref) X(cuda_memory_unref)
 /* clang-format on */
 
+#ifndef TMESH_CUDA_API_MORE
+#define TMESH_CUDA_API_MORE(X)
+#endif
+
 struct tmesh_cuda_api {
-#define TMESH_CUDA_MEMBER(name) __typeof__(tmesh_cuda_##name) *cuda_##name;
+#define TMESH_CUDA_MEMBER(name) __typeof__(tmesh_##name) *name;
 	TMESH_CUDA_API(TMESH_CUDA_MEMBER)
+	TMESH_CUDA_API_MORE(TMESH_CUDA_MEMBER)
 #undef TMESH_CUDA_MEMBER
 };
 
@@ -46,16 +54,16 @@ static inline int tmesh_cuda_api_load(struct tmesh_cuda_api *api, const char *na
 		return err->code;
 	}
 	/* dlsym() gives a pointer to data, which POSIX lets be one to a function. */
-#define TMESH_CUDA_FIND(symbol)                                                 \
-	*(void **)&found.cuda_##symbol = dlsym(library, "tmesh_cuda_" #symbol); \
-	if (!found.cuda_##symbol)                                               \
+#define TMESH_CUDA_FIND(symbol)                                     \
+	*(void **)&found.symbol = dlsym(library, "tmesh_" #symbol); \
+	if (!found.symbol)                                          \
 		missing = #symbol;
 	TMESH_CUDA_API(TMESH_CUDA_FIND)
+	TMESH_CUDA_API_MORE(TMESH_CUDA_FIND)
 #undef TMESH_CUDA_FIND
 	if (missing) {
 		dlclose(library);
-		snprintf(err->message, sizeof(err->message), "%s has no tmesh_cuda_%s", name,
-			 missing);
+		snprintf(err->message, sizeof(err->message), "%s has no tmesh_%s", name, missing);
 		return err->code;
 	}
 	*api = found;

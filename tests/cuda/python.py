@@ -4,14 +4,17 @@
 the loader finds as libcuda.so.1. Prints TAP; every line says "stand-in"."""
 
 import ctypes
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
+import types
 import weakref
 
 import numpy
@@ -288,8 +291,13 @@ def lent():
             break
         time.sleep(0.001)
     assert not gone()
-    tmesh.cuda.lend(Foreign(pointer)).release()
-    assert not tmesh.cuda._lent
+    tensor = Foreign(pointer)
+    gone = weakref.ref(tensor)
+    array = tmesh.cuda.lend(tensor)
+    del tensor
+    assert gone()
+    array.release()
+    assert not gone()
     plugin.tmesh_torch_free(ctypes.c_void_p(pointer), ctypes.c_ssize_t(1 << 20), 0, None)
     raises(tmesh.NotFoundError, tmesh.cuda.lend, Foreign(4096), word="no memory of this library")
 
@@ -320,6 +328,143 @@ def program(how, hook=True):
     env = {**os.environ, **({"LD_PRELOAD": f"{build}/libtmesh-cuda-hook.so"} if hook else {})}
     done = subprocess.run([f"{build}/tests/cuda/program", how], capture_output=True, text=True, check=True, env=env)
     return done.stdout.strip(), done.stderr
+
+
+def once(plugin, pointer, foreign):
+    """What hands arrays over, and what refuses to."""
+    with tmesh.cuda.empty((2, 3), "int16") as array:
+        repr((array, array.shape, array.strides, array.__cuda_array_interface__))
+        array.touch()
+        array.reclaim()
+        ref = array.ref()
+        with tmesh.cuda.open(ref, writable=True, lease=5) as again:
+            tmesh.cuda.share(again)
+        for version in (None, (1, 0)):
+            array.__dlpack__(stream=1, max_version=version)
+        raises(tmesh.InvalidError, array.reclaim, -1)
+    raises(tmesh.ReleasedError, array.ref)
+    raises(tmesh.NotFoundError, tmesh.cuda.open, ref)
+    raises(tmesh.InvalidError, tmesh.cuda.empty, 3, "float31")
+    raises(TypeError, tmesh.cuda.open, ref, stream="0")
+    tmesh.cuda.zeros(5, "uint8").release()
+    tmesh.cuda.share(Foreign(pointer))
+    tmesh.cuda.share(Foreign(foreign))
+    tmesh.cuda.lend(Foreign(pointer)).release()
+    raises(tmesh.InvalidError, tmesh.cuda.lend, Foreign(pointer, shape=(1 << 20,)), word="outside")
+    raises(tmesh.NotFoundError, tmesh.cuda.lend, Foreign(4096))
+    with tmesh.cuda.empty((2, 3), "bfloat16") as array:
+        tmesh.cuda.share(ByDlpack(array))
+
+
+class ByDlpack:
+    def __init__(self, array):
+        self.__dlpack_device__, self.__dlpack__ = array.__dlpack_device__, array.__dlpack__
+
+
+@test
+def nothing_leaks():
+    """Neither Python's memory, nor descriptors, nor references on what every call uses."""
+    plugin = ctypes.CDLL("libtmesh-cuda-torch.so")
+    plugin.tmesh_torch_malloc.restype = ctypes.c_void_p
+    pointer, foreign = plugin.tmesh_torch_malloc(ctypes.c_ssize_t(4096), 0, None), allocated()
+    kept = (tmesh._tmesh.CudaHandle, tmesh._tmesh, None)
+
+    def held():
+        gc.collect()
+        return [sys.getallocatedblocks(), len(os.listdir("/proc/self/fd")), *(sys.getrefcount(one) for one in kept)]
+
+    rounds, before = 200, None
+    for turn in range(2 * rounds):
+        if turn == rounds:
+            before = held()
+        once(plugin, pointer, foreign)
+    grown = [now - then for then, now in zip(before, held())]
+    assert max(grown) < rounds // 4, grown
+    plugin.tmesh_torch_free(ctypes.c_void_p(pointer), ctypes.c_ssize_t(4096), 0, None)
+
+
+@test
+def bad_layouts():
+    for shape in (-1, (3, -1), (1 << 63,), (1 << 40, 1 << 40), (1,) * 9):
+        raises(tmesh.InvalidError, tmesh.cuda.empty, shape)
+    for dtype in ("int4", "float32\0", b"float32", None):
+        raises(tmesh.InvalidError, tmesh.cuda.empty, 3, dtype, word="is no dtype of an array on a GPU")
+    raises(tmesh.InvalidError, tmesh.cuda.share, Foreign(4096, strides=(4,)), word="1 strides for 2 dimensions")
+    raises(tmesh.InvalidError, tmesh.cuda.lend, Foreign(4096, strides=(1 << 62, 1 << 64)), word="64 bits")
+    with tmesh.cuda.empty(3) as array:
+        capsule = array.__dlpack__(max_version=(1, 0))
+    other = types.SimpleNamespace(__dlpack_device__=lambda: (2, 0), __dlpack__=lambda stream: capsule)
+    raises(tmesh.InvalidError, tmesh.cuda.share, other, word="no DLPack capsule")
+
+
+@test
+def threads():
+    """A call keeps what another thread releases meanwhile; one that waits lets the others run."""
+    array = tmesh.cuda.empty(100, "uint8")
+    process = peer()
+    ask(process, array.ref())
+    process.send_signal(signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+    began, said = threading.Event(), []
+
+    def reclaim():
+        began.set()
+        try:
+            array.reclaim()
+        except tmesh.ReleasedError as error:
+            said.append(error)
+        else:
+            said.append(None)
+
+    thread = threading.Thread(target=reclaim)
+    thread.start()
+    began.wait()
+    time.sleep(0.01)
+    array.release()
+    process.kill()
+    process.wait()
+    thread.join()
+    assert len(said) == 1
+
+
+@test
+def without_the_library():
+    script = """
+import sys, tmesh, tmesh.cuda
+assert not tmesh.cuda.available()
+try:
+    tmesh.cuda.empty(1)
+except tmesh.UnsupportedError as error:
+    assert sys.argv[1] in str(error), str(error)
+else:
+    raise AssertionError("loaded")
+"""
+    for name, word in (("libtmesh-nowhere.so", "libtmesh-nowhere.so: cannot open"), ("libc.so.6", "has no tmesh_")):
+        subprocess.run([sys.executable, "-P", "-c", script, word], check=True,
+                       env={**os.environ, "TMESH_CUDA_LIBRARY": name})
+    assert tmesh.cuda.available()
+
+
+@test
+def subinterpreters():
+    import test.support
+
+    with tmesh.cuda.empty(4, "uint8") as array:
+        ref = json.dumps(array.ref())
+        assert test.support.run_in_subinterp(f"""
+import tmesh, tmesh.cuda
+for _ in range(3):
+    with tmesh.cuda.open({ref!r}) as array:
+        array.__dlpack__(stream=1)
+        again = tmesh.cuda.empty((2, 3))
+try:
+    array.ref()
+except tmesh.ReleasedError:
+    again.release()
+else:
+    raise AssertionError("released nothing")
+""") == 0
+        assert array.kind == "own" and tmesh.cuda.share(array)
 
 
 @test
@@ -359,19 +504,25 @@ def doctor():
     assert "GPUs: not supported: cuInit: CUDA_ERROR_NO_DEVICE" in text, text
 
 
-@test
-def foreign_memory():
+def allocated():
+    """Memory that is not tmesh's."""
     context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
     assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
     assert driver.cuCtxPushCurrent_v2(context) == 0
     assert driver.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(4096)) == 0
-    ref = tmesh.cuda.share(Foreign(pointer.value, strides=(12, 4), stream=1))
+    return pointer.value
+
+
+@test
+def foreign_memory():
+    pointer = allocated()
+    ref = tmesh.cuda.share(Foreign(pointer, strides=(12, 4), stream=1))
     assert ref["cuda"]["kind"] == "ipc"
     process = peer()
     assert ask(process, ref)[1] == "ipc"
     # A token takes a descriptor: those of the last 256 places are good.
     before = len(os.listdir("/proc/self/fd"))
-    refs = [tmesh.cuda.share(Foreign(pointer.value + 8 * i)) for i in range(1, 400)]
+    refs = [tmesh.cuda.share(Foreign(pointer + 8 * i)) for i in range(1, 400)]
     assert len(os.listdir("/proc/self/fd")) <= before + 256
     assert ask(process, refs[-256])[1] == "ipc"
     raises(tmesh.NotFoundError, tmesh.cuda.open, refs[0])

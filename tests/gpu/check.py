@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 import traceback
+import weakref
 
 import gpu
 from gpu import Peer, Skip
@@ -65,9 +66,16 @@ def eventually(condition, what):
     raise AssertionError(f"in 10 s it never was so: {what}")
 
 
+class Error(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_int), ("message", ctypes.c_char * 252)]
+
+
 def library():
-    tmesh.cuda._open()
-    return tmesh.cuda._library
+    """libtmesh-cuda, for what tmesh.cuda does not show, and the object of it that tmesh.cuda has."""
+    found, handle, error = ctypes.CDLL("libtmesh-cuda.so.0"), ctypes.c_void_p(), Error()
+    found.tmesh_cuda_trim.restype = None
+    assert found.tmesh_cuda_default(ctypes.byref(handle), ctypes.byref(error)) == 0, error.message
+    return found, handle
 
 
 class Stats(ctypes.Structure):
@@ -78,7 +86,8 @@ class Stats(ctypes.Structure):
 
 def stats():
     all_ = Stats(size=ctypes.sizeof(Stats))
-    assert library().tmesh_cuda_stats(tmesh.cuda._open(), -1, ctypes.byref(all_)) == 0
+    found, handle = library()
+    assert found.tmesh_cuda_stats(handle, -1, ctypes.byref(all_)) == 0
     return all_
 
 
@@ -99,8 +108,8 @@ class Cap(ctypes.Structure):
 
 @test("what the doctor says of each path")
 def doctor(driver):
-    caps, error = (Cap * 11)(), tmesh.cuda._Error()
-    assert library().tmesh_cuda_caps(tmesh.cuda._open(), 0, caps, ctypes.byref(error)) == 0, error.message
+    caps, error, (found, handle) = (Cap * 11)(), Error(), library()
+    assert found.tmesh_cuda_caps(handle, 0, caps, ctypes.byref(error)) == 0, error.message
     levels = {}
     for cap in caps:
         levels[cap.name.decode()] = cap.level
@@ -292,11 +301,11 @@ def bad_input(driver):
     array.release()
     raises(tmesh.NotFoundError, tmesh.cuda.open, ref, word="CUDA_ERROR_INVALID_HANDLE")
     raises(tmesh.Error, tmesh.cuda.empty, 1, device=63, word="CUDA_ERROR_INVALID_DEVICE")
-    memory, error = ctypes.c_void_p(), tmesh.cuda._Error()
+    memory, error, (found, handle) = ctypes.c_void_p(), Error(), library()
     for kind, name in ((1, "OPAQUE_FD"), (2, "DMABUF_FD")):
         with open(os.devnull, "rb") as file:
-            code = library().tmesh_cuda_import_fd(tmesh.cuda._open(), 0, kind, file.fileno(), ctypes.c_uint64(1 << 21),
-                                                  ctypes.byref(memory), ctypes.byref(error))
+            code = found.tmesh_cuda_import_fd(handle, 0, kind, file.fileno(), ctypes.c_uint64(1 << 21),
+                                              ctypes.byref(memory), ctypes.byref(error))
         note(f"/dev/null as {name}: {error.message.decode()}")
         assert code < 0 and b"CUDA_ERROR_" in error.message
 
@@ -437,6 +446,7 @@ def torch_lends_what_it_has_forgotten(driver):
     torch, pool = torch_pool()
     with torch.cuda.use_mem_pool(pool):
         tensor = torch.full((64,), 7, dtype=torch.uint8, device="cuda")
+        gone = weakref.ref(tensor)
         with Peer() as peer:
             with tmesh.cuda.lend(tensor) as array:
                 pointer = array.pointer
@@ -445,7 +455,7 @@ def torch_lends_what_it_has_forgotten(driver):
             others = [torch.zeros(64, dtype=torch.uint8, device="cuda") for _ in range(100)]
             torch.cuda.synchronize()
             assert driver.read(pointer, 64) == b"\7" * 64
-        eventually(lambda: not tmesh.cuda._lent, "the tensor is PyTorch's again")
+        eventually(lambda: not gone(), "the tensor is PyTorch's again")
         del others
 
 
@@ -494,8 +504,9 @@ def compute_sanitizer(driver):
 
 def settled(driver, least):
     """Free memory once it is as much as @least, after at most 10 s."""
+    found, handle = library()
     for _ in range(1000):
-        library().tmesh_cuda_trim(tmesh.cuda._open())
+        found.tmesh_cuda_trim(handle)
         if driver.free_bytes() >= least:
             break
         time.sleep(0.01)

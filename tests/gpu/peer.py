@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The other process of check.py and bench.py: a line of JSON on stdin is an order, a line on stdout its answer."""
 
-import ctypes
 import json
 import os
 import pickle
@@ -82,17 +81,12 @@ def try_write(array, data):
 
 
 def opened_by_c(order):
-    """By the library's functions, without what Python makes of them."""
-    cuda, memory, layout, error = tmesh.cuda, ctypes.c_void_p(), tmesh.cuda._Layout(), tmesh.cuda._Error()
-    handle, text, opts = cuda._open(), json.dumps(order["by_c"]).encode(), cuda._ImportOpts(cuda._OPTS_BYTES, 3, -1, 0)
-    args = (handle, text, ctypes.c_size_t(len(text)), ctypes.byref(opts), None, ctypes.byref(memory),
-            ctypes.byref(layout), ctypes.byref(error))
+    """By the library's function, without the text that Python makes of a dict."""
+    text = json.dumps(order["by_c"])
     start = time.perf_counter_ns()
-    code = cuda._library.tmesh_cuda_open_ref(*args)
+    handle = tmesh._tmesh.cuda_open(text, True, -1, 0, 0)
     took = time.perf_counter_ns() - start
-    if code:
-        raise RuntimeError(error.message.decode())
-    cuda._library.tmesh_cuda_memory_unref(memory)
+    handle.release()
     return {"ns": took}
 
 

@@ -66,6 +66,7 @@ struct state {
 	PyTypeObject *sequence_type;
 	PyTypeObject *span_type;
 	PyTypeObject *engine_types[ENGINE_TYPES];
+	PyTypeObject *cuda_type;
 	PyObject *ref_keys[REF_KEYS];
 	PyObject *ndarray; /* numpy.ndarray, NULL until it is needed */
 	PyObject *numpy_dtypes[DTYPES];
@@ -188,6 +189,11 @@ PyObject *tensor_dlpack_device(PyObject *object, PyObject *unused);
 PyObject *module_from_dlpack(PyObject *module, PyObject *object);
 PyObject *module_from_address(PyObject *module, PyObject *address);
 PyObject *module_find(PyObject *module, PyObject *const *args, Py_ssize_t count);
+/* A capsule that runs the deleter where no consumer took @managed. Takes it over, also on failure. */
+PyObject *capsule_of_plain(struct DLManagedTensor *managed);
+PyObject *capsule_of_versioned(struct DLManagedTensorVersioned *managed);
+/* What an unversioned capsule holds, which it still owns; NULL with an exception. */
+struct DLManagedTensor *plain_of_capsule(struct state *st, PyObject *capsule);
 /* A managed tensor that counts as a view, marked where it is read-only; NULL with an exception. */
 struct DLManagedTensorVersioned *tensor_to_managed(struct tensor *self);
 /* The other way: memory of ours is shared, any other copied. @managed stays the caller's. */
@@ -249,6 +255,9 @@ PyObject *module_parse_model(PyObject *module, PyObject *data);
 
 /* engine.c */
 int engine_add_types(PyObject *module, struct state *st);
+
+/* cuda.c */
+int cuda_add(PyObject *module, struct state *st);
 
 /* sent.c */
 extern PyType_Spec sent_spec;

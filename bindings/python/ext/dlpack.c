@@ -82,18 +82,53 @@ static void delete_versioned(struct DLManagedTensorVersioned *managed)
 	shell_end_view(shell);
 }
 
+/* Without the GIL: memory of a GPU is waited for. */
+static void end_plain(struct DLManagedTensor *managed)
+{
+	Py_BEGIN_ALLOW_THREADS;
+	managed->deleter(managed);
+	Py_END_ALLOW_THREADS;
+}
+
+static void end_versioned(struct DLManagedTensorVersioned *managed)
+{
+	Py_BEGIN_ALLOW_THREADS;
+	managed->deleter(managed);
+	Py_END_ALLOW_THREADS;
+}
+
 /* A consumed capsule was renamed, and its tensor is the consumer's. */
 static void capsule_free(PyObject *capsule)
 {
-	if (PyCapsule_IsValid(capsule, UNVERSIONED)) {
-		struct DLManagedTensor *managed = PyCapsule_GetPointer(capsule, UNVERSIONED);
+	if (PyCapsule_IsValid(capsule, UNVERSIONED))
+		end_plain(PyCapsule_GetPointer(capsule, UNVERSIONED));
+	else if (PyCapsule_IsValid(capsule, VERSIONED))
+		end_versioned(PyCapsule_GetPointer(capsule, VERSIONED));
+}
 
-		managed->deleter(managed);
-	} else if (PyCapsule_IsValid(capsule, VERSIONED)) {
-		struct DLManagedTensorVersioned *managed = PyCapsule_GetPointer(capsule, VERSIONED);
+PyObject *capsule_of_plain(struct DLManagedTensor *managed)
+{
+	PyObject *capsule = PyCapsule_New(managed, UNVERSIONED, capsule_free);
 
-		managed->deleter(managed);
-	}
+	if (!capsule)
+		end_plain(managed);
+	return capsule;
+}
+
+PyObject *capsule_of_versioned(struct DLManagedTensorVersioned *managed)
+{
+	PyObject *capsule = PyCapsule_New(managed, VERSIONED, capsule_free);
+
+	if (!capsule)
+		end_versioned(managed);
+	return capsule;
+}
+
+struct DLManagedTensor *plain_of_capsule(struct state *st, PyObject *capsule)
+{
+	if (PyCapsule_IsValid(capsule, UNVERSIONED))
+		return PyCapsule_GetPointer(capsule, UNVERSIONED);
+	return raise_code(st, EINVAL, "%R is no DLPack capsule, or was used before", capsule);
 }
 
 /* What a capsule is to be. */
@@ -186,19 +221,11 @@ fail:
 static PyObject *capsule_new(struct tensor *self, const struct request *request)
 {
 	struct shell *shell = shell_new(self, request);
-	PyObject *capsule;
 
 	if (!shell)
 		return NULL;
-	if (request->major)
-		capsule = PyCapsule_New(&shell->versioned, VERSIONED, capsule_free);
-	else
-		capsule = PyCapsule_New(&shell->plain, UNVERSIONED, capsule_free);
-	if (!capsule && request->major)
-		delete_versioned(&shell->versioned);
-	else if (!capsule)
-		delete_plain(&shell->plain);
-	return capsule;
+	return request->major ? capsule_of_versioned(&shell->versioned)
+			      : capsule_of_plain(&shell->plain);
 }
 
 struct DLManagedTensorVersioned *tensor_to_managed(struct tensor *self)

@@ -424,7 +424,7 @@ static int add_types(PyObject *module, struct state *st)
 		return -1;
 	if (rc || exchange_add(st->tensor_type))
 		return -1;
-	if (add_model_types(module, st) || engine_add_types(module, st))
+	if (add_model_types(module, st) || engine_add_types(module, st) || cuda_add(module, st))
 		return -1;
 	return PyModule_AddType(module, st->tensor_type) ||
 			       PyModule_AddType(module, st->channel_type) ||
@@ -478,6 +478,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
 	Py_VISIT(st->span_type);
 	for (int i = 0; i < ENGINE_TYPES; i++)
 		Py_VISIT(st->engine_types[i]);
+	Py_VISIT(st->cuda_type);
 	Py_VISIT(st->ndarray);
 	for (int i = 0; i < DTYPES; i++)
 		Py_VISIT(st->numpy_dtypes[i]);
@@ -502,6 +503,7 @@ static int module_clear(PyObject *module)
 	Py_CLEAR(st->span_type);
 	for (int i = 0; i < ENGINE_TYPES; i++)
 		Py_CLEAR(st->engine_types[i]);
+	Py_CLEAR(st->cuda_type);
 	Py_CLEAR(st->ndarray);
 	for (int i = 0; i < DTYPES; i++)
 		Py_CLEAR(st->numpy_dtypes[i]);

@@ -72,7 +72,7 @@ def test_stub_has_every_name():
     assert functions == {name for name in public(vars(_tmesh)) if not isinstance(getattr(_tmesh, name), type)}
     of_model = [getattr(_tmesh, name) for name in ("SlotHandle", "SlotReaderHandle", "PagePoolHandle", "PagesHandle",
                                                   "SequenceHandle") if hasattr(_tmesh, name)]
-    for kind in (*of_model, _tmesh.Sent, _tmesh.Held, tmesh.Channel, tmesh.Tensor):
+    for kind in (*of_model, _tmesh.CudaHandle, _tmesh.Sent, _tmesh.Held, tmesh.Channel, tmesh.Tensor):
         node = next(node for node in stub().body if getattr(node, "name", "") == kind.__name__)
         members = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
         assert public(members) == public(vars(kind))

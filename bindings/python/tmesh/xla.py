@@ -45,7 +45,6 @@ from typing import Any
 
 from . import errors
 from ._tmesh import Channel
-from .cuda import _ERRORS, _Error
 
 __all__ = ["bind", "cancel", "flush", "pop", "push", "scan", "sequence", "stats", "unbind", "while_loop"]
 
@@ -64,6 +63,20 @@ _STATS = ("bytes_copied", "copies", "regions_created", "regions_opened", "region
 _lock = threading.Lock()
 # Its functions have no types that Python knows.
 _found: Any = None
+
+
+_ERRORS = {
+    errno.EINVAL: errors.InvalidError, errno.EOVERFLOW: errors.InvalidError, errno.ENOENT: errors.NotFoundError,
+    errno.EACCES: errors.AccessError, errno.EPERM: errors.AccessError, errno.EBUSY: errors.BusyError,
+    errno.ESTALE: errors.StaleError, errno.EDQUOT: errors.LimitError, errno.EMFILE: errors.LimitError,
+    errno.ENOMEM: errors.OutOfMemoryError, errno.EPROTO: errors.ProtocolError,
+    errno.EOPNOTSUPP: errors.UnsupportedError, errno.ETIMEDOUT: errors.PeerTimeoutError,
+    errno.EPIPE: errors.GoneError,
+}
+
+
+class _Error(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_int), ("message", ctypes.c_char * 252)]
 
 
 class _Stats(ctypes.Structure):

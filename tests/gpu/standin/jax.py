@@ -2,6 +2,7 @@
 """A stand-in for JAX, to test the tests in tests/gpu, on the stand-in for the driver. It shows nothing
 about JAX."""
 
+import ctypes
 import sys
 import types
 
@@ -9,6 +10,17 @@ import numpy as _numpy
 import standin_array
 
 __version__ = "stand-in"
+
+
+class DLTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+                ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
+                ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
+                ("strides", ctypes.POINTER(ctypes.c_int64)), ("offset", ctypes.c_uint64)]
+
+
+_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi))
 
 
 class Array:
@@ -39,13 +51,11 @@ class Bfloat16(Array):
         return (2, 0)
 
     def __dlpack__(self, *, stream=None):
-        import tmesh.cuda
-
         shape = self.values.shape
-        face = tmesh.cuda._DLTensor(data=self.face["data"][0], device_type=2, ndim=1, code=4, bits=16, lanes=1)
-        self.kept = face, (tmesh.cuda.ctypes.c_int64 * 1)(*shape)
+        face = DLTensor(data=self.face["data"][0], device_type=2, ndim=1, code=4, bits=16, lanes=1)
+        self.kept = face, (ctypes.c_int64 * 1)(*shape)
         face.shape = self.kept[1]
-        return tmesh.cuda._new(tmesh.cuda.ctypes.addressof(face), tmesh.cuda._UNVERSIONED, None)
+        return _capsule(ctypes.addressof(face), b"dltensor", None)
 
 
 def devices(kind):

@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Memory of libtmesh-cuda with the layout of the array in it: what tmesh.cuda.Array stands on. A
+ * call has a reference of its own on the memory, which another thread may release meanwhile.
+ */
+#include "cuda_handle.h"
+
+#include <string.h>
+
+/* Ctrl-C is heard as often. */
+#define SLICE_NS 100000000
+
+static void let_go(struct tmesh_cuda_memory *memory)
+{
+	Py_BEGIN_ALLOW_THREADS;
+	cuda_calls.cuda_memory_unref(memory);
+	Py_END_ALLOW_THREADS;
+}
+
+PyObject *cuda_handle_new(struct state *st, struct tmesh_cuda_memory *memory,
+			  const struct tmesh_layout *layout)
+{
+	PyObject *object = PyType_GenericAlloc(st->cuda_type, 0);
+	struct cuda_handle *self = (struct cuda_handle *)object;
+
+	if (!self) {
+		let_go(memory);
+		return NULL;
+	}
+	self->memory = memory;
+	self->layout = *layout;
+	return object;
+}
+
+int stream_argument(PyObject *object, void *stream)
+{
+	*(void **)stream = PyLong_AsVoidPtr(object);
+	return !PyErr_Occurred();
+}
+
+static struct state *state_of_handle(PyObject *object)
+{
+	return PyType_GetModuleState(Py_TYPE(object));
+}
+
+/* The caller's reference on the memory; NULL with an exception. */
+static struct tmesh_cuda_memory *get_memory(PyObject *object)
+{
+	struct cuda_handle *self = (struct cuda_handle *)object;
+
+	if (self->memory)
+		return cuda_calls.cuda_memory_ref(self->memory);
+	return raise_code(state_of_handle(object), EBADF, "the array was released");
+}
+
+static PyObject *done(PyObject *object, int rc, const struct tmesh_error *err)
+{
+	if (rc)
+		return raise_error(state_of_handle(object), err);
+	Py_RETURN_NONE;
+}
+
+static PyObject *handle_release(PyObject *object, PyObject *unused)
+{
+	struct cuda_handle *self = (struct cuda_handle *)object;
+	struct tmesh_cuda_memory *memory = self->memory;
+
+	self->memory = NULL;
+	if (memory)
+		let_go(memory);
+	Py_RETURN_NONE;
+}
+
+static void handle_dealloc(PyObject *object)
+{
+	PyTypeObject *type = Py_TYPE(object);
+
+	if (((struct cuda_handle *)object)->memory)
+		let_go(((struct cuda_handle *)object)->memory);
+	PyObject_Free(object);
+	Py_DECREF(type);
+}
+
+static PyObject *handle_info(PyObject *object, PyObject *unused)
+{
+	static const char *const kinds[] = {
+		[TMESH_CUDA_HOST] = "host", [TMESH_CUDA_STAGED] = "staged",
+		[TMESH_CUDA_OWN] = "own",   [TMESH_CUDA_IMPORTED] = "imported",
+		[TMESH_CUDA_IPC] = "ipc",   [TMESH_CUDA_EXTERNAL] = "external",
+	};
+	const struct tmesh_layout *layout = &((struct cuda_handle *)object)->layout;
+	struct tmesh_cuda_info info = {.size = sizeof(info)};
+	struct tmesh_cuda_memory *memory = get_memory(object);
+	struct tmesh_error err;
+	int rc;
+
+	if (!memory)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = cuda_calls.cuda_info(memory, &info, &err);
+	cuda_calls.cuda_memory_unref(memory);
+	Py_END_ALLOW_THREADS;
+	if (rc)
+		return raise_error(state_of_handle(object), &err);
+	return Py_BuildValue(
+		"(siOOK)", kinds[info.kind], info.resident < 0 ? info.device : info.resident,
+		info.rights & TMESH_WRITE ? Py_True : Py_False, info.taken ? Py_True : Py_False,
+		(unsigned long long)(info.pointer + layout->offset));
+}
+
+static PyObject *handle_share(PyObject *object, PyObject *number)
+{
+	struct cuda_handle *self = (struct cuda_handle *)object;
+	struct tmesh_cuda_memory *memory;
+	struct CUstream_st *stream;
+	char text[TMESH_REF_SIZE];
+	struct tmesh_error err;
+	int rc;
+
+	if (!stream_argument(number, &stream))
+		return NULL;
+	memory = get_memory(object);
+	if (!memory)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = cuda_calls.cuda_share(memory, &self->layout, stream, text, sizeof(text), &err);
+	cuda_calls.cuda_memory_unref(memory);
+	Py_END_ALLOW_THREADS;
+	return rc ? raise_error(state_of_handle(object), &err) : PyUnicode_FromString(text);
+}
+
+static PyObject *handle_zero(PyObject *object, PyObject *number)
+{
+	struct tmesh_cuda_memory *memory;
+	struct CUstream_st *stream;
+	struct tmesh_error err;
+	int rc;
+
+	if (!stream_argument(number, &stream))
+		return NULL;
+	memory = get_memory(object);
+	if (!memory)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = cuda_calls.cuda_zero(memory, stream, &err);
+	/* New memory has no event: the host waits. */
+	if (!rc)
+		rc = cuda_calls.cuda_record(memory, stream, &err);
+	cuda_calls.cuda_memory_unref(memory);
+	Py_END_ALLOW_THREADS;
+	return done(object, rc, &err);
+}
+
+static PyObject *handle_wait(PyObject *object, PyObject *number)
+{
+	struct tmesh_cuda_memory *memory;
+	struct CUstream_st *stream;
+	struct tmesh_error err;
+	int rc;
+
+	if (!stream_argument(number, &stream))
+		return NULL;
+	memory = get_memory(object);
+	if (!memory)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = cuda_calls.cuda_wait(memory, stream, &err);
+	cuda_calls.cuda_memory_unref(memory);
+	Py_END_ALLOW_THREADS;
+	return done(object, rc, &err);
+}
+
+static PyObject *handle_reclaim(PyObject *object, PyObject *timeout)
+{
+	struct state *st = state_of_handle(object);
+	struct tmesh_cuda_memory *memory;
+	struct tmesh_error err;
+	int64_t end, left;
+	int rc;
+
+	if (timeout_from_object(st, timeout, &left))
+		return NULL;
+	memory = get_memory(object);
+	if (!memory)
+		return NULL;
+	end = deadline_after(left);
+	do {
+		bool last = left >= 0 && left <= SLICE_NS;
+
+		Py_BEGIN_ALLOW_THREADS;
+		rc = cuda_calls.cuda_reclaim(memory, last ? (uint64_t)left : SLICE_NS, &err);
+		Py_END_ALLOW_THREADS;
+		if (rc != -ETIMEDOUT || last)
+			break;
+		left = left_until(end);
+	} while (!PyErr_CheckSignals());
+	let_go(memory);
+	return PyErr_Occurred() ? NULL : done(object, rc, &err);
+}
+
+static PyObject *handle_touch(PyObject *object, PyObject *unused)
+{
+	struct tmesh_cuda_info info = {.size = sizeof(info)};
+	struct tmesh_cuda_memory *memory = get_memory(object);
+	struct tmesh_error err;
+	bool taken;
+	int rc;
+
+	if (!memory)
+		return NULL;
+	/* The first tells what else is wrong with the memory. */
+	Py_BEGIN_ALLOW_THREADS;
+	rc = cuda_calls.cuda_info(memory, &info, &err);
+	taken = !rc && cuda_calls.cuda_touch(memory);
+	cuda_calls.cuda_memory_unref(memory);
+	Py_END_ALLOW_THREADS;
+	if (taken)
+		return raise_code(state_of_handle(object), ESTALE, "the memory was taken back");
+	return done(object, rc, &err);
+}
+
+static PyObject *handle_dlpack(PyObject *object, PyObject *versioned)
+{
+	struct cuda_handle *self = (struct cuda_handle *)object;
+	struct DLManagedTensorVersioned *managed;
+	struct tmesh_cuda_memory *memory;
+	struct DLManagedTensor *plain;
+	struct tmesh_error err;
+	int major = PyObject_IsTrue(versioned), rc;
+
+	memory = major < 0 ? NULL : get_memory(object);
+	if (!memory)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	if (major)
+		rc = cuda_calls.cuda_to_dlpack_versioned(memory, &self->layout, 1, &managed, &err);
+	else
+		rc = cuda_calls.cuda_to_dlpack(memory, &self->layout, &plain, &err);
+	cuda_calls.cuda_memory_unref(memory);
+	Py_END_ALLOW_THREADS;
+	if (rc)
+		return raise_error(state_of_handle(object), &err);
+	return major ? capsule_of_versioned(managed) : capsule_of_plain(plain);
+}
+
+static PyObject *get_shape(PyObject *object, void *unused)
+{
+	const struct tmesh_layout *layout = &((struct cuda_handle *)object)->layout;
+
+	return tuple_from_ints(layout->shape, layout->ndim);
+}
+
+static PyObject *get_strides(PyObject *object, void *unused)
+{
+	const struct tmesh_layout *layout = &((struct cuda_handle *)object)->layout;
+
+	return tuple_from_ints(layout->strides, layout->ndim);
+}
+
+static PyObject *get_dtype(PyObject *object, void *unused)
+{
+	return PyUnicode_FromString(tmesh_dtype_name(((struct cuda_handle *)object)->layout.dtype));
+}
+
+static PyObject *get_itemsize(PyObject *object, void *unused)
+{
+	return PyLong_FromLong(tmesh_dtype_bits(((struct cuda_handle *)object)->layout.dtype) / 8);
+}
+
+static PyObject *get_released(PyObject *object, void *unused)
+{
+	return PyBool_FromLong(!((struct cuda_handle *)object)->memory);
+}
+
+static PyMethodDef methods[] = {
+	{"info", handle_info, METH_NOARGS,
+	 "info($self, /)\n--\n\n(kind, GPU, writable, taken, pointer of the first element)."},
+	{"share", handle_share, METH_O, "share($self, stream, /)\n--\n\nA ref, as JSON."},
+	{"zero", handle_zero, METH_O, "zero($self, stream, /)\n--\n\nThe zeros are there then."},
+	{"wait", handle_wait, METH_O, "wait($self, stream, /)\n--\n\nFor what made the array."},
+	{"reclaim", handle_reclaim, METH_O, "reclaim($self, timeout, /)\n--\n\nAs Array's."},
+	{"touch", handle_touch, METH_NOARGS, "touch($self, /)\n--\n\nKeep the lease."},
+	{"dlpack", handle_dlpack, METH_O, "dlpack($self, versioned, /)\n--\n\nA capsule."},
+	{"release", handle_release, METH_NOARGS, "release($self, /)\n--\n\nAgain and again."},
+	{NULL},
+};
+
+static PyGetSetDef properties[] = {
+	{"shape", get_shape, NULL, "A tuple.", NULL},
+	{"strides", get_strides, NULL, "In elements.", NULL},
+	{"dtype", get_dtype, NULL, "Its name.", NULL},
+	{"itemsize", get_itemsize, NULL, "Bytes of an element.", NULL},
+	{"released", get_released, NULL, "Whether it was released here.", NULL},
+	{NULL},
+};
+
+static PyType_Slot slots[] = {
+	{Py_tp_dealloc, handle_dealloc},
+	{Py_tp_methods, methods},
+	{Py_tp_getset, properties},
+	{Py_tp_doc, "What tmesh.cuda.Array stands on."},
+	{0},
+};
+
+PyType_Spec cuda_handle_spec = {
+	.name = "tmesh._tmesh.CudaHandle",
+	.basicsize = sizeof(struct cuda_handle),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+	.slots = slots,
+};
