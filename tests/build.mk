@@ -42,7 +42,7 @@ HOST_SUITES = \
 	packaging-check \
 	demo-check \
 	kmod-check
-HOST_SUITES_FULL = $(HOST_SUITES) python-current-check xla-versions-check kmod-lint
+HOST_SUITES_FULL = $(HOST_SUITES) python-ray-check python-current-check xla-versions-check kmod-lint
 
 comma := ,
 row = $(subst $(subst ,, ),$(comma),$(strip $(1)))

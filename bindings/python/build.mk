@@ -91,6 +91,29 @@ python-model-check: $(SAFETENSORS_VENV)/tmesh.stamp ## files of tensors in Pytho
 
 .PHONY: python-model-check
 
+# Ray, beside the system's PyTorch: the one version whose interface tmesh.ray was tried with. Without it, as on a machine
+# without a network, its tests are skipped. It starts processes by the dozen, so this is for check-full.
+RAY_VENV := $(B)/venv-ray
+
+$(RAY_VENV)/tools.stamp:
+	$(PYTHON) -m venv --clear --system-site-packages $(RAY_VENV)
+	$(RAY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check ray==2.60.0 || true
+	@touch $@
+
+$(RAY_VENV)/tmesh.stamp: $(VENV)/tmesh.stamp $(RAY_VENV)/tools.stamp
+	$(VPYTHON) -c 'import pathlib, tmesh; print(pathlib.Path(tmesh.__file__).parents[1])' \
+		> $(RAY_VENV)/lib/python$(shell $(PYTHON) -c \
+		'import sys; print("%d.%d" % sys.version_info[:2])')/site-packages/tmesh.pth
+	@touch $@
+
+python-ray-check: $(RAY_VENV)/tmesh.stamp ## tmesh.ray in real Ray, on CPUs
+	@$(RAY_VENV)/bin/python -c 'import ray, torch' 2>/dev/null || { \
+		echo "ok 1 - tmesh.ray # SKIP Ray cannot be had from the package index, or PyTorch is not installed"; \
+		echo 1..1; exit; }; \
+	$(RAY_VENV)/bin/python -P -m pytest --tap $(PYTHON_DIR)/tests/test_ray.py
+
+.PHONY: python-ray-check
+
 # ONNX Runtime and the models, which engine-onnx-check has too.
 $(ENGINE_VENV)/tmesh.stamp: $(VENV)/tmesh.stamp $(ENGINE_VENV)/tools.stamp
 	$(VPYTHON) -c 'import pathlib, tmesh; print(pathlib.Path(tmesh.__file__).parents[1])' \

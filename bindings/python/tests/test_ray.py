@@ -1,0 +1,448 @@
+# SPDX-License-Identifier: MIT
+"""tmesh.ray in real Ray: its actors, its driver, its collection, on one machine and on CPUs."""
+
+import gc
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+
+import pytest
+
+import tmesh
+from conftest import EMULATED
+
+if EMULATED:
+    pytest.skip("Ray takes minutes to start in an emulated machine", allow_module_level=True)
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+ray = pytest.importorskip("ray", reason="Ray is not installed: make python-ray-check")
+
+import tmesh.ray  # noqa: E402
+
+# A wait that is longer than this has failed.
+PATIENCE = 60
+
+
+def start(**environment):
+    """Ray in a folder of its own; a socket's path is short."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    folder = tempfile.mkdtemp(prefix="tmesh-ray-", dir="/tmp")
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False,
+             logging_level="ERROR", _temp_dir=folder,
+             runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}, **environment})
+    return folder
+
+
+def stop(folder):
+    ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    tmesh.ray.register()
+    folder = start()
+    yield
+    stop(folder)
+
+
+def actors():
+    """Within a function, so that Ray pickles the classes themselves: its workers do not see this folder."""
+
+    class Base:
+        def pid(self):
+            return os.getpid()
+
+        def begin(self):
+            self.made = self.value = None
+            gc.collect()
+            self.before = tmesh.stats()
+
+        def stats(self):
+            gc.collect()
+            return {name: now - self.before[name] for name, now in tmesh.stats().items()}
+
+        def call(self, function, *args):
+            return function(self, *args)
+
+    class Source(Base):
+        @ray.method(tensor_transport="tmesh")
+        def make(self, function):
+            self.made = function()
+            return self.made
+
+        @ray.method(tensor_transport="tmesh")
+        def forget(self, function):
+            return function()
+
+        @ray.method(tensor_transport="tmesh_tensor")
+        def native(self, function):
+            return function()
+
+    class Sink(Base):
+        def see(self, value, function):
+            return function(value)
+
+        def hold(self, value):
+            self.value = value
+
+        def held(self, function):
+            return function(self.value)
+
+    options = {"num_cpus": 0, "enable_tensor_transport": True}
+    return ray.remote(**options)(Source), ray.remote(**options)(Sink)
+
+
+@pytest.fixture(scope="module")
+def actors_of_all(cluster):
+    Source, Sink = actors()
+    return Source.remote(), Sink.remote()
+
+
+@pytest.fixture
+def pair(actors_of_all):
+    """The same for all tests, since processes with PyTorch start slowly; counters begin anew."""
+    for actor in actors_of_all:
+        get(actor.begin.remote())
+    return actors_of_all
+
+
+def get(ref):
+    return ray.get(ref, timeout=PATIENCE)
+
+
+def until(true):
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def by_value(function):
+    """Ray pickles it with its code: see actors()."""
+    ray.cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
+    return function
+
+
+@by_value
+def file_of(address):
+    """Of the mapping with that address: device, inode and name of its file; who maps privately has 'p'."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            first, last = (int(text, 16) for text in line.split()[0].split("-"))
+            if first <= address < last:
+                _, rights, _, device, inode, *name = line.split()
+                return device, inode, rights[3], "tmesh:" in "".join(name)
+    return None
+
+
+def sealed():
+    return torch.from_dlpack(tmesh.put(torch.arange(100_000, dtype=torch.float32)).dlpack(allow_readonly=True))
+
+
+def test_sealed_memory_is_not_copied(pair):
+    source, sink = pair
+    ref = source.make.remote(sealed)
+    where = get(sink.see.remote(ref, lambda x: (file_of(x.data_ptr()), float(x.sum()))))
+    theirs = get(source.call.remote(lambda self: file_of(self.made.data_ptr())))
+    assert where[0][:2] == theirs[:2] and where[0][2:] == ("p", True)
+    assert where[1] == float(torch.arange(100_000, dtype=torch.float32).sum())
+    # By put(), and by nothing else.
+    assert get(source.stats.remote())["bytes_copied"] == 400_000
+    assert get(sink.stats.remote())["bytes_copied"] == 0
+
+
+def test_other_memory_is_copied_once_where_it_comes_from(pair):
+    source, sink = pair
+    ref = source.make.remote(lambda: {"a": torch.full((1000,), 3.0), "b": [torch.ones(7), "text"]})
+    for _ in range(2):
+        seen = get(sink.see.remote(ref, lambda d: (
+            [file_of(x.data_ptr()) for x in (d["a"], d["b"][0])], float(d["a"].sum()), d["b"][0].tolist(), d["b"][1])))
+        assert seen[1:] == (3000.0, [1.0] * 7, "text")
+        assert seen[0][0] == seen[0][1] and seen[0][0][2:] == ("p", True)
+    stats = get(source.stats.remote())
+    assert (stats["bytes_copied"], stats["regions_live"]) == (4000 + 28, 1)
+    assert get(sink.stats.remote())["bytes_copied"] == 0
+    # As it was when it was returned.
+    get(source.call.remote(lambda self: self.made["a"].zero_().shape))
+    assert get(sink.see.remote(ref, lambda d: float(d["a"].sum()))) == 3000.0
+
+
+def kinds():
+    x = torch.arange(24.0).reshape(4, 6)
+    return [x, x.t(), x[1:3], x.reshape(2, 2, 6).permute(2, 0, 1), torch.tensor(3.5), torch.empty(0),
+            torch.empty(2, 0, 3), torch.ones(1).expand(5), x > 7, x.to(torch.bfloat16), x.to(torch.float16),
+            x.to(torch.complex64), x.to(torch.int64), x.to(torch.uint8)[0]]
+
+
+def test_types_and_strides(pair):
+    source, sink = pair
+    described = get(sink.see.remote(source.make.remote(kinds), lambda many: [
+        (str(x.dtype), tuple(x.shape), x.stride(), x.tolist()) for x in many]))
+    assert described == [(str(x.dtype), tuple(x.shape), x.stride(), x.tolist()) for x in kinds()]
+
+
+def parameters():
+    weight = torch.nn.Parameter(torch.ones(300))
+    weight.mark = "mine"
+    return {"weight": weight, "tied": weight, "over": weight.detach(), "frozen": torch.nn.Parameter(torch.ones(2), False),
+            "leaf": torch.ones(4, requires_grad=True), "sealed": torch.nn.Parameter(sealed())}
+
+
+def test_parameters_and_gradients(pair):
+    source, sink = pair
+
+    def see(d):
+        d["weight"].data[0] = 7
+        (d["weight"].sum() * 2).backward()
+        return ({name: (type(x).__name__, x.requires_grad, x.is_leaf) for name, x in d.items()}, d["weight"].mark,
+                d["tied"] is d["weight"], float(d["over"][0]), d["weight"].grad.tolist()[:2],
+                all(file_of(x.data_ptr())[3] for x in d.values()))
+
+    seen, mark, tied, over, grad, ours = get(sink.see.remote(source.make.remote(parameters), see))
+    assert seen == {"weight": ("Parameter", True, True), "tied": ("Parameter", True, True),
+                    "over": ("Tensor", False, True), "frozen": ("Parameter", False, True),
+                    "leaf": ("Tensor", True, True), "sealed": ("Parameter", True, True)}
+    assert (mark, tied, over, grad, ours) == ("mine", True, 7.0, [2.0, 2.0], True)
+    # 300 and 2 and 4 elements, and what put() copied: nothing twice.
+    assert get(source.stats.remote())["bytes_copied"] == 1200 + 8 + 16 + 400_000
+
+
+@pytest.mark.parametrize("make, words", [
+    (lambda: torch.ones(3, requires_grad=True) * 2, "send tensor.detach()"),
+    (lambda: torch.ones(4, 4)[:, 0], "send tensor.contiguous()"),
+    (lambda: torch.ones(3).to_sparse(), "no plain memory"),
+    (lambda: torch.ones(3, dtype=torch.complex64).conj(), "resolve_conj()"),
+    (lambda: torch.empty(3, device="meta"), "send tensor.cpu()"),
+])
+def test_what_is_refused(pair, make, words):
+    source, sink = pair
+    pid = get(source.pid.remote())
+    with pytest.raises(Exception, match=words.replace("(", r"\(").replace(")", r"\)")):
+        get(sink.see.remote(source.forget.remote(make), lambda x: float(x.sum())))
+    assert get(source.pid.remote()) == pid
+    assert get(sink.see.remote(source.forget.remote(sealed), lambda x: float(x[1]))) == 1.0
+
+
+def test_gaps_in_sealed_memory_cost_nothing(pair):
+    source, sink = pair
+    assert get(sink.see.remote(source.forget.remote(lambda: sealed()[1::3]), lambda x: (x.stride(), x[:3].tolist()))) == (
+        (3,), [1.0, 4.0, 7.0])
+
+
+def test_writes_are_the_receivers_own(pair):
+    source, sink = pair
+    ref = source.make.remote(sealed)
+
+    def write(x):
+        x[:] = 42
+        return float(x[99])
+
+    pid = get(sink.pid.remote())
+    assert get(sink.see.remote(ref, write)) == 42.0
+    assert get(sink.see.remote(ref, lambda x: float(x[99]))) == 99.0
+    assert get(source.call.remote(lambda self: float(self.made[99]))) == 99.0
+    assert get(sink.pid.remote()) == pid
+    # What was received, and written to, is copied when it goes on.
+    mine = get(ref)
+    mine[0] = 5
+    again = ray.put(mine, _tensor_transport="tmesh")
+    assert get(sink.see.remote(again, lambda x: (float(x[0]), float(x[99])))) == (5.0, 99.0)
+    assert float(get(ref)[0]) in (0.0, 5.0)
+    del mine, again, ref
+    gone()
+
+
+def gone():
+    """Ray's threads have let go of what this process put and got."""
+    def true():
+        gc.collect()
+        return not tmesh.stats()["regions_live"] - BEFORE[0]
+    until(true)
+
+
+BEFORE = [0]
+
+
+@pytest.fixture(autouse=True)
+def before(warm):
+    gc.collect()
+    BEFORE[0] = tmesh.stats()["regions_live"]
+    yield
+    gone()
+
+
+def test_the_driver_puts_and_gets(pair):
+    source, sink = pair
+    got = get(source.make.remote(lambda: {"x": torch.arange(5.0), "n": 1}))
+    got["x"].mul_(2)
+    assert got["x"].tolist() == [0, 2, 4, 6, 8] and file_of(got["x"].data_ptr())[2:] == ("p", True)
+    put = ray.put([torch.ones(10), torch.nn.Parameter(torch.ones(2))], _tensor_transport="tmesh")
+    assert get(sink.see.remote(put, lambda many: [type(x).__name__ for x in many])) == ["Tensor", "Parameter"]
+    many = [source.forget.remote(lambda: torch.ones(3)) for _ in range(20)]
+    assert sum(float(x.sum()) for x in get(many)) == 60.0
+    # Ray's object store, where somebody asks for it.
+    assert ray.get(source.forget.remote(sealed), timeout=PATIENCE, _use_object_store=True).shape == (100_000,)
+
+
+def test_memory_is_given_back(pair):
+    source, sink = pair
+    ref = source.forget.remote(lambda: torch.ones(100_000))
+    get(sink.hold.remote(ref))
+    assert get(source.stats.remote())["regions_live"] == 1
+    del ref
+    until(lambda: not get(source.stats.remote())["regions_live"])
+    assert get(sink.held.remote(lambda x: float(x.sum()))) == 100_000.0
+    get(sink.hold.remote(None))
+    until(lambda: not get(sink.stats.remote())["regions_live"])
+
+
+def test_who_has_the_memory_keeps_it(pair):
+    source, sink = actors()[0].remote(), pair[1]
+    ref = source.make.remote(sealed)
+    get(sink.hold.remote(ref))
+    os.kill(get(source.pid.remote()), signal.SIGKILL)
+    pid = get(sink.pid.remote())
+    with pytest.raises(Exception):
+        get(source.pid.remote())
+
+    def write(x):
+        x[0] = 1
+        return x[:3].tolist(), float(x[-1])
+
+    assert get(sink.held.remote(write)) == ([1, 1, 2], 99_999.0)
+    # Who has not is told so, and lives.
+    with pytest.raises(Exception, match="died|dead|gone|GONE"):
+        get(ref)
+    with pytest.raises(Exception, match="died|dead|gone|GONE"):
+        get(sink.see.remote(ref, lambda x: float(x.sum())))
+    assert get(sink.pid.remote()) == pid
+
+
+def test_tensors_of_tmesh(pair):
+    source, sink = pair
+    ref = source.native.remote(lambda: {"t": tmesh.put(torch.arange(6.0)), "n": 1})
+
+    def see(d):
+        try:
+            d["t"].torch()
+        except tmesh.AccessError as error:
+            refused = str(error)
+        mine = d["t"].torch(private=True)
+        mine += 1
+        return type(d["t"]).__name__, d["t"].sealed, d["t"].id, refused, mine.tolist(), d["t"].tolist()
+
+    name, is_sealed, region, refused, written, read = get(sink.see.remote(ref, see))
+    mine = get(ref)["t"]
+    assert (name, is_sealed, region) == ("Tensor", True, mine.id)
+    assert "private=True" in refused and written == [1, 2, 3, 4, 5, 6] and read == [0, 1, 2, 3, 4, 5]
+    assert get(sink.stats.remote())["bytes_copied"] == 0
+    with pytest.raises(Exception, match="put it into a new region"):
+        get(source.native.remote(lambda: tmesh.put(b"x").private()))
+    del mine
+
+
+def test_another_machine_is_refused(pair):
+    """The other machine is a fake: this one, which says that it has another boot id."""
+    source, sink = pair
+
+    def move(self, name):
+        import tmesh.ray
+        tmesh.ray._boot, self.boot = (lambda: name) if name else self.boot, tmesh.ray._boot
+
+    get(source.call.remote(move, "another"))
+    ref = source.make.remote(sealed)
+    words = "memory of another machine.*nixl.*_use_object_store"
+    with pytest.raises(Exception, match=words):
+        get(ref)
+    with pytest.raises(Exception, match=words):
+        get(sink.see.remote(ref, lambda x: 1))
+    get(source.call.remote(move, None))
+    assert get(sink.see.remote(source.make.remote(sealed), lambda x: float(x[1]))) == 1.0
+
+
+def test_buffers_are_refused(pair):
+    source, _ = pair
+    ref = source.make.remote(lambda: [torch.ones(3)])
+    buffer = torch.zeros(3)
+    ray.experimental.set_target_for_ref(ref, [buffer])
+    with pytest.raises(tmesh.UnsupportedError, match=r"buffer\.copy_\(tensor\) copies"):
+        get(ref)
+    assert not buffer.any()
+
+
+def test_an_object_described_again_has_the_same_refs():
+    transport = tmesh.ray.TorchTransport()
+    tensors = [torch.ones(3)]
+    first = transport.extract_tensor_transport_metadata("1", tensors)
+    assert transport.extract_tensor_transport_metadata("1", tensors) is first
+    received = transport.recv_multiple_tensors("1", first, None)
+    transport.garbage_collect("1", first, tensors)
+    transport.garbage_collect("1", first, tensors)
+    assert received[0].tolist() == [1, 1, 1]
+    with pytest.raises(tmesh.NotFoundError, match="its source has died or freed it"):
+        transport.recv_multiple_tensors("1", first, None)
+
+
+@pytest.mark.parametrize("make, words", [
+    (lambda: torch.ones(3, dtype=torch.complex64).conj().imag, "resolve_neg"),
+    (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8), "no plain memory"),
+])
+def test_what_else_is_refused(make, words):
+    with pytest.raises(tmesh.UnsupportedError, match=words):
+        tmesh.ray.TorchTransport().extract_tensor_transport_metadata("1", [make()])
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_part_that_begins_where_the_whole_does(turned):
+    ours = tmesh.put(torch.arange(6.0))
+    both = [torch.from_dlpack(one.dlpack(allow_readonly=True)) for one in ((ours, ours[:3]) if turned else (ours[:3], ours))]
+    part, whole = reversed(both) if turned else both
+    transport = tmesh.ray.TorchTransport()
+    metadata = transport.extract_tensor_transport_metadata("1", [part, whole, whole[2:], part[1:]])
+    received = transport.recv_multiple_tensors("1", metadata, None)
+    assert [x.tolist() for x in received] == [[0, 1, 2], [0, 1, 2, 3, 4, 5], [2, 3, 4, 5], [1, 2]]
+    transport.garbage_collect("1", metadata, [])
+
+
+def test_what_is_received_fits_the_memory():
+    transport = tmesh.ray.TorchTransport()
+    metadata = transport.extract_tensor_transport_metadata("1", [torch.ones(3)])
+    for start, end, strides in (0, 12, (2,)), (0, 8, (1,)), (100, 112, (1,)):
+        place = metadata.places[0]
+        place.start, place.end, place.strides = start, end, strides
+        with pytest.raises(RuntimeError):
+            transport.recv_multiple_tensors("1", metadata, None)
+    transport.garbage_collect("1", metadata, [])
+
+
+def test_registered_twice(pair):
+    source, sink = pair
+    tmesh.ray.register()
+
+    def again(self):
+        import tmesh.ray
+        tmesh.ray.register()
+
+    get(source.call.remote(again))
+    assert get(sink.see.remote(source.forget.remote(lambda: torch.ones(3)), lambda x: float(x.sum()))) == 3.0
+
+
+def test_restarted_actors():
+    """Last, for this is another Ray: each of its workers registers the transports."""
+    ray.shutdown()
+    folder = start(worker_process_setup_hook="tmesh.ray.register")
+    try:
+        Source, Sink = actors()
+        source, sink = Source.options(max_restarts=1, max_task_retries=-1).remote(), Sink.remote()
+        assert get(sink.see.remote(source.forget.remote(sealed), lambda x: float(x[1]))) == 1.0
+        pid = get(source.pid.remote())
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: get(source.pid.remote()) != pid)
+        assert get(sink.see.remote(source.forget.remote(lambda: torch.nn.Parameter(torch.ones(3))),
+                                   lambda x: (type(x).__name__, file_of(x.data_ptr())[3]))) == ("Parameter", True)
+        del source, sink
+    finally:
+        stop(folder)
