@@ -373,13 +373,14 @@ def nothing_leaks():
         gc.collect()
         return [sys.getallocatedblocks(), len(os.listdir("/proc/self/fd")), *(sys.getrefcount(one) for one in kept)]
 
-    rounds, before = 200, None
+    # Of a leak there is at least one for each round; what Python itself keeps ready is less.
+    rounds, before = 300, None
     for turn in range(2 * rounds):
         if turn == rounds:
             before = held()
         once(plugin, pointer, foreign)
     grown = [now - then for then, now in zip(before, held())]
-    assert max(grown) < rounds // 4, grown
+    assert max(grown) < rounds // 2, grown
     plugin.tmesh_torch_free(ctypes.c_void_p(pointer), ctypes.c_ssize_t(4096), 0, None)
 
 
