@@ -53,7 +53,8 @@ class See(Base):
                 several.callback(os.close, fd)
                 os.truncate(fd, 4096 + 8192)
             for number in ids:
-                for digits in 8, 15:
+                # The module counts: its ids are alike but for the end.
+                for digits in (8, 15) if BACKEND == "memfd" else (16,):
                     self.assertEqual(answer("show", number[:digits])["id"], number)
                     self.assertTrue(answer("holders", number[:digits].upper()))
             if BACKEND == "memfd":

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import unittest
 
-from harness import (HAVE_MODULE, MAN, ROOT, TOOL, VERBS, WAIT_S, Base, answer, held, main, refused, tool,
+from harness import (BACKEND, HAVE_MODULE, MAN, ROOT, TOOL, VERBS, WAIT_S, Base, answer, held, main, refused, tool,
                      wrong_usage)
 
 
@@ -142,7 +142,7 @@ class Model(Base):
 
     def test_load(self):
         path = self.write()
-        told = json.loads(tool("load", "--json", "--background", "--for", "20", path)[0])
+        told = json.loads(tool("load", "--json", "--background", "--for", "600", path)[0])
         try:
             self.assertEqual(told["tensors"], 1)
             self.assertEqual(told["report"]["bytes"], 16)
@@ -169,8 +169,12 @@ class Model(Base):
         self.assertEqual(self.kept(), {})
 
     def test_keep_by_token(self):
-        with held("put", self.file(b"kept by its token")) as names:
-            tool("keep", names["token"], "theirs")
+        with held("put", "--unsealed", "--manage-token", self.file(b"kept by its token")) as names:
+            refused(f"{names['id']}, is not sealed", "keep", names["manage_token"], "theirs")
+            tool("seal", names["manage_token"])
+            if BACKEND == "kernel":
+                refused("rights", "keep", names["token"], "theirs")
+            tool("keep", names["manage_token"], "theirs")
         self.addCleanup(subprocess.run, [TOOL, "drop", "theirs"], capture_output=True)
         self.assertEqual((self.kept()["theirs"]["regions"], self.kept()["theirs"]["held"]), (1, 0))
         tool("drop", "theirs")
@@ -178,8 +182,6 @@ class Model(Base):
 
     def test_a_file_is_not_kept_by_its_name(self):
         wrong_usage("is a file: --file keeps its bytes", "keep", self.write(), "x")
-        with held("create", "1") as names:
-            refused(f"{names['id']}, is not sealed", "keep", names["token"], "x")
         refused("Is a directory", "keep", "--file", self.dir, "x")
 
     def test_no_program(self):

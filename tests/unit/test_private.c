@@ -50,8 +50,11 @@ static void test_writes_are_ones_own(void **state)
 	byte = 55;
 	assert_ok(tmesh_region_write(first, 5 * PAGE, &byte, 1, err));
 	assert_int_equal(a[5 * PAGE], 55);
-	assert_int_equal(pread(tmesh_region_fd(first), &byte, 1, 5 * PAGE), 1);
-	assert_int_equal(byte, 6);
+	/* The module's handles are not read by descriptor. */
+	if (!unit_on_kernel()) {
+		assert_int_equal(pread(tmesh_region_fd(first), &byte, 1, 5 * PAGE), 1);
+		assert_int_equal(byte, 6);
+	}
 	assert_ok(tmesh_region_read(region, 5 * PAGE, &byte, 1, err));
 	assert_int_equal(byte, 6);
 	tmesh_region_unmap(first, RW);
