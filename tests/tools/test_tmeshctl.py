@@ -170,7 +170,7 @@ class Model(Base):
 
     def test_keep_by_token(self):
         with held("put", "--unsealed", "--manage-token", self.file(b"kept by its token")) as names:
-            refused(f"{names['id']}, is not sealed", "keep", names["manage_token"], "theirs")
+            refused("sealed", "keep", names["manage_token"], "theirs")
             tool("seal", names["manage_token"])
             if BACKEND == "kernel":
                 refused("rights", "keep", names["token"], "theirs")
