@@ -135,9 +135,10 @@ int run_command(char **command, char *const *variables, int fd)
 
 int hold_until_end(struct hold *hold, char *const *variables)
 {
-	struct timespec limit = {.tv_sec = (time_t)hold->seconds};
+	struct timespec limit = {.tv_sec = (time_t)hold->seconds}, now;
+	int status, got;
 	sigset_t signals;
-	int status;
+	time_t end;
 
 	if (hold->command)
 		return run_command(hold->command, variables, -1);
@@ -147,9 +148,17 @@ int hold_until_end(struct hold *hold, char *const *variables)
 	if (status)
 		return status;
 	end_signals(&signals);
-	if (hold->seconds)
-		sigtimedwait(&signals, NULL, &limit);
-	else
-		sigwaitinfo(&signals, NULL);
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	end = now.tv_sec + limit.tv_sec;
+	/* What a ring of io_uring still has to do interrupts the wait, too. */
+	do {
+		if (!hold->seconds) {
+			got = sigwaitinfo(&signals, NULL);
+			continue;
+		}
+		got = sigtimedwait(&signals, NULL, &limit);
+		clock_gettime(CLOCK_MONOTONIC, &now);
+		limit.tv_sec = end > now.tv_sec ? end - now.tv_sec : 0;
+	} while (got < 0 && errno == EINTR);
 	return STATUS_OK;
 }
