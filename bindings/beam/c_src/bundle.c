@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Bundles: named tensors under one ref. What terms hold is the bundle; each tensor that is taken from
- * it has a handle of its own. */
+/* Bundles: named tensors under one ref. What terms hold is the bundle; each tensor that is taken
+ * from it has a handle of its own. */
 #include "nif.h"
 
 #include <errno.h>
@@ -76,7 +76,8 @@ struct tmesh_bundle *get_bundle(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_
 	return take(env, term, &bundle, err);
 }
 
-/* Of {name, handle, made for it}: the entry has a reference on the tensor, and its name is the caller's. */
+/* Of {name, handle, made for it}: the entry has a reference on the tensor, and its name is the
+ * caller's. */
 static bool get_entry(ErlNifEnv *env, ERL_NIF_TERM term, bool seal,
 		      struct tmesh_bundle_entry *entry, struct tmesh_error *err)
 {

@@ -2,9 +2,9 @@
 /*
  * Files of tensors, by libtmesh-model.
  *
- * Other processes find a loaded model as long as the library's object lives. So the object belongs to
- * an origin, which the term of the model and the handle of each tensor keep; and each mapping that
- * binaries point into has a reference of its own. All binaries of one model share one mapping.
+ * Other processes find a loaded model as long as the library's object lives. So the object belongs
+ * to an origin, which the term of the model and the handle of each tensor keep; and each mapping
+ * that binaries point into has a reference of its own. All binaries of one model share one mapping.
  */
 #include "nif.h"
 
@@ -141,8 +141,8 @@ static int load(struct context *context, const char *path, const struct tmesh_mo
 	return rc;
 }
 
-/* model_load(context, path, keep, alone, hash, label, nil | pid) -> {ok, model}; the process is sent
- * {tmesh_model, path, #{bytes_done => _, bytes_total => _, waiting => _}} */
+/* model_load(context, path, keep, alone, hash, label, nil | pid) -> {ok, model}; the process is
+ * sent {tmesh_model, path, #{bytes_done => _, bytes_total => _, waiting => _}} */
 NIF(model_load)
 {
 	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .progress = watch_progress};

@@ -77,9 +77,7 @@ static ERL_NIF_TERM make_tensor(ErlNifEnv *env, const char *desc)
 
 static ERL_NIF_TERM make_region_info(ErlNifEnv *env, const struct tmesh_region_info *info)
 {
-	const char *fence = info->fence_dead	   ? "dead"
-			    : info->fence_producer ? "producer"
-						   : "idle";
+	const char *fence = info->fence_dead ? "dead" : info->fence_producer ? "producer" : "idle";
 	const struct member members[] = {
 		{"id", make_id(env, info->id)},
 		{"backend", enif_make_atom(env, tmesh_backend_name(info->backend))},

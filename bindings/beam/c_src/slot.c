@@ -18,10 +18,10 @@ struct slot {
 };
 
 struct slot_end {
-	pthread_mutex_t lock;		  /* guards what follows, and calls with the reader */
+	pthread_mutex_t lock; /* guards what follows, and calls with the reader */
 	struct tmesh_slot_reader *reader;
 	bool closed;
-	bool selected;			  /* the emulator has had its descriptor */
+	bool selected; /* the emulator has had its descriptor */
 	struct context *context;
 	struct garbage *garbage;
 };
@@ -85,7 +85,8 @@ NIF(slot_create)
 		return make_error(env, &err);
 	if (!get_text(env, argv[1], label, sizeof(label)) ||
 	    !enif_get_uint(env, argv[2], &opts.max_ref)) {
-		refuse(&err, -EINVAL, "a slot has a label of at most %d bytes, and a number of bytes",
+		refuse(&err, -EINVAL,
+		       "a slot has a label of at most %d bytes, and a number of bytes",
 		       TMESH_LABEL_LEN);
 		return make_error(env, &err);
 	}
@@ -298,8 +299,8 @@ static NIF(read_now)
 	return term;
 }
 
-/* slot_read(reader, generation | nil) -> same | {ok, {generation, bundle}}. Only what is new needs a
- * dirty scheduler. */
+/* slot_read(reader, generation | nil) -> same | {ok, {generation, bundle}}. Only what is new needs
+ * a dirty scheduler. */
 NIF(slot_read)
 {
 	struct tmesh_slot_value *value;
@@ -319,7 +320,8 @@ NIF(slot_read)
 		if (same)
 			return enif_make_atom(env, "same");
 	}
-	return enif_schedule_nif(env, "slot_read", ERL_NIF_DIRTY_JOB_IO_BOUND, read_now, argc, argv);
+	return enif_schedule_nif(env, "slot_read", ERL_NIF_DIRTY_JOB_IO_BOUND, read_now, argc,
+				 argv);
 }
 
 static ERL_NIF_TERM watch(ErlNifEnv *env, struct slot_end *end, ERL_NIF_TERM message)
@@ -343,7 +345,8 @@ static ERL_NIF_TERM watch(ErlNifEnv *env, struct slot_end *end, ERL_NIF_TERM mes
 	return atoms.ok;
 }
 
-/* slot_watch(reader, message) -> ok. The message comes once, when there may be something to look at. */
+/* slot_watch(reader, message) -> ok. The message comes once, when there may be something to look
+ * at. */
 NIF(slot_watch)
 {
 	struct slot_end *end;
