@@ -61,6 +61,15 @@ class Create(Base):
         self.assertGreaterEqual(time.monotonic() - began, 1)
         self.assertFalse(listed(names))
 
+    def test_goes_on_when_its_wait_is_interrupted(self):
+        for more in ((), ("--for", "600")):
+            with held("create", "1", *more) as names:
+                for _ in range(3):
+                    os.kill(names["pid"], signal.SIGSTOP)
+                    os.kill(names["pid"], signal.SIGCONT)
+                    time.sleep(0.05)
+                self.assertTrue(listed(names))
+
     def test_background_for_seconds(self):
         with held("create", "1", "--for", "1") as names:
             self.assertTrue(listed(names))
