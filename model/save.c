@@ -131,6 +131,15 @@ static int check_items(struct save *save, const struct tmesh_model_item *items, 
 	return rc;
 }
 
+static int check_metadata(const char *const *metadata, struct tmesh_error *err)
+{
+	for (; metadata && *metadata; metadata++) {
+		if (!model_is_utf8((const uint8_t *)*metadata, strlen(*metadata)))
+			return tmesh_fail(err, -EINVAL, "a text of the metadata is not UTF-8");
+	}
+	return 0;
+}
+
 /* The header of one shard, spaces behind it so that the data begins at a multiple of TMESH_ALIGN. */
 static uint8_t *make_header(const struct save *save, uint32_t shard, uint64_t *bytes)
 {
@@ -138,12 +147,17 @@ static uint8_t *make_header(const struct save *save, uint32_t shard, uint64_t *b
 	uint64_t at = 0, length;
 	uint8_t *header = NULL;
 	char *text;
+	int rc = 0;
 
 	for (const char *const *pair = save->opts->metadata; pair && pair[0]; pair += 2)
-		json_object_set_new(metadata, pair[0], json_string(pair[1]));
+		rc |= json_object_set_new(metadata, pair[0], json_string(pair[1]));
 	if (json_object_size(metadata))
-		json_object_set(root, "__metadata__", metadata);
+		rc |= json_object_set(root, "__metadata__", metadata);
 	json_decref(metadata);
+	if (rc) {
+		json_decref(root);
+		return NULL;
+	}
 	for (size_t i = 0; i < save->count; i++) {
 		const struct item *item = &save->items[i];
 		const struct tmesh_layout *layout;
@@ -259,7 +273,7 @@ static int write_shard(struct save *save, uint32_t number, struct tmesh_error *e
 	int rc;
 
 	if (!header)
-		return tmesh_fail(err, -ENOMEM, "no memory for the header, or metadata is not UTF-8");
+		return tmesh_fail(err, -ENOMEM, "no memory for the header");
 	bytes = header_bytes;
 	for (size_t i = 0; i < save->count; i++)
 		bytes += save->items[i].shard == number ? save->items[i].bytes : 0;
@@ -286,14 +300,14 @@ static int write_index(struct save *save, struct shard *shard, struct tmesh_erro
 {
 	json_t *map = json_object(), *root;
 	char *text = NULL;
-	int rc;
+	int rc = 0;
 
 	for (size_t i = 0; i < save->count; i++)
-		json_object_set_new(map, save->items[i].name,
-				    json_string(save->shards[save->items[i].shard].name));
+		rc |= json_object_set_new(map, save->items[i].name,
+					  json_string(save->shards[save->items[i].shard].name));
 	root = json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)save->total,
 			 "weight_map", map);
-	if (root)
+	if (root && !rc)
 		text = json_dumps(root, JSON_INDENT(2));
 	json_decref(root);
 	if (!text)
@@ -431,6 +445,8 @@ int tmesh_model_save(const char *path, const struct tmesh_model_item *items, siz
 	folder = name == path ? strdup(".") : strndup(path, (size_t)(name - path));
 	if (!save.stem || !folder)
 		rc = tmesh_fail(err, -ENOMEM, "no memory for a name");
+	if (!rc)
+		rc = check_metadata(own.metadata, err);
 	if (!rc)
 		rc = check_items(&save, items, count, err);
 	if (!rc)

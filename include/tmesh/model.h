@@ -247,7 +247,7 @@ struct tmesh_model_save_opts {
 	/* 0: one file. Else @path NAME.safetensors gives NAME-00001-of-00003.safetensors ... and
 	 * NAME.safetensors.index.json. A shard has at least one tensor, however large. */
 	uint64_t max_shard_bytes;
-	const char *const *metadata; /* key, value, key, value ..., NULL: none */
+	const char *const *metadata; /* key, value, key, value ..., NULL; UTF-8. NULL: none */
 	tmesh_model_progress_fn progress;
 	void *progress_data;
 };
@@ -258,7 +258,7 @@ struct tmesh_model_save_opts {
  * it is written without a name, synced and then renamed. An index appears last.
  *
  * Return: 0; -EINVAL (a name that appears twice, is not UTF-8, or is "__metadata__"; a tensor that
- * is not contiguous; opts), -EOPNOTSUPP (a type that safetensors does not have), -ENOSPC, -EIO,
+ * is not contiguous; metadata that is not UTF-8; opts), -EOPNOTSUPP (a type that safetensors does not have), -ENOSPC, -EIO,
  * -ECANCELED and other errors of writing. After an error no file was made or replaced; only if the
  * last step of several files fails, some of them may have been.
  */

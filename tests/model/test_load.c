@@ -288,6 +288,7 @@ static void test_no_flight(void **state)
 static void test_save(void **state)
 {
 	static const char *const metadata[] = {"format", "pt", NULL};
+	static const char *const wrong[] = {"format", "pt", "a", "\xff", NULL};
 	struct tmesh_model_save_opts opts = {.size = sizeof(opts),
 					     .max_shard_bytes = 1 << 16,
 					     .metadata = metadata};
@@ -322,6 +323,9 @@ static void test_save(void **state)
 	assert_ok(tmesh_tensor_view(tensors[9], &layout, &bad[0].tensor, err));
 	assert_refused(tmesh_model_save(path, bad, 1, NULL, err), -EINVAL, "not contiguous");
 	tmesh_tensor_unref(bad[0].tensor);
+	opts.metadata = wrong;
+	assert_refused(tmesh_model_save(path, items, 1, &opts, err), -EINVAL, "not UTF-8");
+	opts.metadata = NULL;
 	assert_refused(tmesh_model_save("", items, 1, NULL, err), -EINVAL, "no name");
 	assert_refused(tmesh_model_save("/nonexistent/x", items, 1, NULL, err), -ENOENT, "folder");
 	opts.progress = stop;

@@ -92,18 +92,20 @@ static struct origin *get_origin(ErlNifEnv *env, ERL_NIF_TERM term, struct model
 	return origin;
 }
 
-/* Who waits for a model, and who wants to be told how far it is. */
-struct watch {
-	ErlNifEnv *env;
-	ErlNifEnv *message; /* NULL: nobody wants to know */
-	ErlNifPid pid;
-	ERL_NIF_TERM path;
-};
-
-/* A tmesh_model_progress_fn: the loading ends with the process that asked for it. */
-static int watch_progress(void *data, const struct tmesh_model_progress *progress)
+bool get_watch(ErlNifEnv *env, ERL_NIF_TERM term, ERL_NIF_TERM path, struct model_watch *watch)
 {
-	struct watch *watch = data;
+	*watch = (struct model_watch){.env = env, .path = path};
+	if (enif_is_identical(term, atoms.nil))
+		return true;
+	if (!enif_get_local_pid(env, term, &watch->pid))
+		return false;
+	watch->message = enif_alloc_env();
+	return true;
+}
+
+int model_progress(void *data, const struct tmesh_model_progress *progress)
+{
+	struct model_watch *watch = data;
 	ErlNifEnv *message = watch->message;
 	ERL_NIF_TERM map;
 
@@ -126,35 +128,34 @@ static int watch_progress(void *data, const struct tmesh_model_progress *progres
 	return 0;
 }
 
-static int load(struct context *context, const char *path, const struct tmesh_model_load_opts *opts,
-		struct tmesh_model **model, struct tmesh_error *err)
+/* A large file holds its dirty scheduler for long: the others try again without one. */
+bool begin_files(struct context *context, struct tmesh_error *err)
 {
 	unsigned int most = context->max_opening > 1 ? context->max_opening / 2 : 1;
-	int rc = -EAGAIN;
 
-	/* A large file holds its dirty scheduler for long: the others try again without one. */
 	if (atomic_fetch_add(&context->loading, 1) < most)
-		rc = tmesh_model_load(context->ctx, path, opts, model, err);
-	else
-		refuse(err, rc, "enough dirty schedulers load models already");
+		return true;
+	end_files(context);
+	return refuse(err, -EAGAIN, "enough dirty schedulers read or write models already") == 0;
+}
+
+void end_files(struct context *context)
+{
 	atomic_fetch_sub(&context->loading, 1);
-	return rc;
 }
 
 /* model_load(context, path, keep, alone, hash, label, nil | pid) -> {ok, model}; the process is
  * sent {tmesh_model, path, #{bytes_done => _, bytes_total => _, waiting => _}} */
 NIF(model_load)
 {
-	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .progress = watch_progress};
-	struct watch watch = {.env = env, .path = argv[1]};
+	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .progress = model_progress};
 	char label[TMESH_LABEL_LEN + 1], path[4096];
-	bool keep, alone, hash, told;
-	struct tmesh_model *model;
+	struct tmesh_model *model = NULL;
+	struct model_watch watch;
+	bool keep, alone, hash;
 	struct context *context;
 	struct tmesh_error err;
-	int rc;
 
-	told = !enif_is_identical(argv[6], atoms.nil);
 	if (!get_context(env, argv[0], &context, &err) ||
 	    !get_bool(env, argv[2], "keep", &keep, &err) ||
 	    !get_bool(env, argv[3], "alone", &alone, &err) ||
@@ -162,7 +163,7 @@ NIF(model_load)
 		return make_error(env, &err);
 	if (!get_text(env, argv[1], path, sizeof(path)) ||
 	    !get_text(env, argv[5], label, sizeof(label)) ||
-	    (told && !enif_get_local_pid(env, argv[6], &watch.pid))) {
+	    !get_watch(env, argv[6], argv[1], &watch)) {
 		refuse(&err, -EINVAL,
 		       "a model has a path of less than %zu bytes, a label of at most %d, and a "
 		       "process of this VM that is told the progress",
@@ -173,12 +174,14 @@ NIF(model_load)
 		     (hash ? TMESH_MODEL_HASH : 0);
 	opts.label = *label ? label : NULL;
 	opts.progress_data = &watch;
-	if (told)
-		watch.message = enif_alloc_env();
-	rc = load(context, path, &opts, &model, &err);
+	if (begin_files(context, &err)) {
+		if (tmesh_model_load(context->ctx, path, &opts, &model, &err))
+			model = NULL;
+		end_files(context);
+	}
 	if (watch.message)
 		enif_free_env(watch.message);
-	return rc ? make_error(env, &err) : make_model(env, context, model);
+	return model ? make_model(env, context, model) : make_error(env, &err);
 }
 
 static ERL_NIF_TERM make_report(ErlNifEnv *env, const struct tmesh_model_report *report)

@@ -132,6 +132,7 @@ static ErlNifFunc functions[] = {
 	{"model_tensor", 2, model_tensor, 0},
 	{"model_bundle", 1, model_bundle, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"model_release", 1, model_release, 0},
+	{"model_save", 6, model_save, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"release", 1, tensor_release, 0},
 	{"keep", 1, tensor_keep, 0},
 	{"to_binary", 2, tensor_to_binary, 0},

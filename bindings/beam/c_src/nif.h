@@ -50,7 +50,7 @@ struct context {
 	unsigned int max_opening;   /* dirty schedulers that may wait for peers at once */
 	atomic_uint opening;
 	atomic_uint waiting; /* of them at fences and the like */
-	atomic_uint loading; /* dirty schedulers that load models */
+	atomic_uint loading; /* dirty schedulers that load or save models */
 	atomic_bool named; /* a region has had a token, so what answers to them is there */
 	struct garbage *garbage;
 };
@@ -226,6 +226,24 @@ NIF(model_metadata);
 NIF(model_tensor);
 NIF(model_bundle);
 NIF(model_release);
+/* Who waits for files, and who wants to be told how far they are. */
+struct model_watch {
+	ErlNifEnv *env;
+	ErlNifEnv *message; /* NULL: nobody wants to know */
+	ErlNifPid pid;
+	ERL_NIF_TERM path;
+};
+/* nil, or the process that is told. The caller frees the message's environment. */
+bool get_watch(ErlNifEnv *env, ERL_NIF_TERM term, ERL_NIF_TERM path, struct model_watch *watch);
+/* A tmesh_model_progress_fn: the work ends with the process that asked for it. */
+int model_progress(void *data, const struct tmesh_model_progress *progress);
+/* Around what reads or writes files: only some of the dirty schedulers do at once. Return: false
+ * with @err filled (EAGAIN). */
+bool begin_files(struct context *context, struct tmesh_error *err);
+void end_files(struct context *context);
+
+/* model_save.c */
+NIF(model_save);
 
 /* reach.c */
 /* The layout of a region as its maker described it, else of its bytes. Return: 0 or an error. */

@@ -67,16 +67,13 @@ defmodule Tmesh.Bundle do
           {:ok, t()} | {:error, Error.t()}
   def put(tensors, opts \\ []) do
     with {:ok, opts} <- Options.validate(opts, seal: true, label: "", metadata: ""),
-         {:ok, pairs} <- pairs(tensors),
-         {:ok, context} <- Context.limited(),
-         {:ok, arena} <- Arena.create(label: opts[:label]),
-         {:ok, named, made} <- tensors(pairs, arena, [], []) do
-      entries = for {name, ref, made?} <- named, do: {name, ref.handle, made?}
-      arguments = [context, entries, opts[:seal], opts[:label], opts[:metadata]]
-      created = Janitor.retry(fn -> apply(Native, :bundle_create, arguments) end)
-      # The bundle holds their regions.
-      Enum.each(made, &ZeroCopy.release/1)
-      made(created)
+         {:ok, context} <- Context.limited() do
+      with_tensors(tensors, opts[:label], fn named ->
+        entries = for {name, ref, made?} <- named, do: {name, ref.handle, made?}
+        arguments = [context, entries, opts[:seal], opts[:label], opts[:metadata]]
+        # It holds their regions.
+        made(Janitor.retry(fn -> apply(Native, :bundle_create, arguments) end))
+      end)
     end
   end
 
@@ -153,6 +150,24 @@ defmodule Tmesh.Bundle do
 
   bang open(ref :: String.t() | map(), opts :: [writable: boolean()] \\ []) :: t()
   bang to_json(bundle :: t()) :: String.t()
+
+  # What `fun` gives for `{name, ref, made?}` of each; what had to be made for it is let go of then.
+  @doc false
+  @spec with_tensors(
+          %{String.t() => value()} | [{String.t(), value()}],
+          label :: String.t(),
+          ([{term(), TensorRef.t(), made? :: boolean()}] -> result)
+        ) :: result | {:error, Error.t()}
+        when result: term()
+  def with_tensors(tensors, label, fun) do
+    with {:ok, pairs} <- pairs(tensors),
+         {:ok, arena} <- Arena.create(label: label),
+         {:ok, named, made} <- tensors(pairs, arena, [], []) do
+      result = fun.(named)
+      Enum.each(made, &ZeroCopy.release/1)
+      result
+    end
+  end
 
   # Whatever a bundle can be made of.
   @doc false

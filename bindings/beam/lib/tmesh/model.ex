@@ -255,6 +255,73 @@ defmodule Tmesh.Model do
   def bundle(%__MODULE__{native: native}),
     do: fn -> Native.model_bundle(native) end |> Janitor.retry() |> Bundle.made()
 
+  @typedoc """
+    * `metadata` - texts by their names, for the file's header (none)
+    * `max_shard_bytes` - of one file; more tensors go to several files with an index, as `load/2` takes it (0: one
+      file)
+    * `progress` - a process that is sent `{:tmesh_model, path, progress}` as by `load/2`
+  """
+  @type save_option ::
+          {:metadata, %{String.t() => String.t()}}
+          | {:max_shard_bytes, non_neg_integer()}
+          | {:progress, pid() | nil}
+
+  @doc """
+  Write tensors to a safetensors file, from the memory in which they lie: of a model, a bundle, or what
+  `Tmesh.Bundle.put/2` takes. A file appears whole or not at all, in place of an older one: it is written without a name,
+  synced and renamed, an index last. With `max_shard_bytes` the path ends in `.safetensors`, and
+  `NAME.safetensors.index.json` is what `load/2` takes then.
+
+  The metadata of a model is not taken over: give it as `metadata`. Saving ends, and leaves nothing, when the process
+  that called it is ended.
+
+  Errors: `:invalid` (a name, a name twice, a tensor that is not contiguous); `:unsupported` (a type that safetensors has
+  not: the message names the tensor); `:not_found` (the folder); `:closed`; `:system` (`details.errno` is the system's word
+  for it: `:enospc`, `:eacces`); those of `Tmesh.ZeroCopy.from_binary/4`. No file was made or replaced then; of several, some
+  may have been when the last step fails.
+  """
+  @spec save(t() | Bundle.t() | %{String.t() => Bundle.value()}, Path.t(), [save_option()]) ::
+          :ok | {:error, Error.t()}
+  def save(tensors, path, opts \\ []) do
+    with {:ok, opts} <- Options.validate(opts, metadata: %{}, max_shard_bytes: 0, progress: nil),
+         {:ok, metadata} <- texts(opts[:metadata]),
+         {:ok, path} <- path(path),
+         {:ok, context} <- Context.limited() do
+      arguments = [path, opts[:max_shard_bytes], metadata, opts[:progress]]
+
+      save = fn tensors ->
+        saved = in_turn(fn -> apply(Native, :model_save, [context, tensors | arguments]) end)
+        with {:error, reason} <- saved, do: {:error, Error.from_native(reason)}
+      end
+
+      Telemetry.span([:tmesh, :model, :save], %{}, %{path: path}, fn -> save_of(tensors, save) end)
+    end
+  end
+
+  defp save_of(%kind{} = whole, save) when kind in [__MODULE__, Bundle] do
+    with {:ok, bundle} <- Bundle.of(whole) do
+      saved = save.(bundle.native)
+      if kind == __MODULE__, do: Bundle.release(bundle)
+      saved
+    end
+  end
+
+  defp save_of(tensors, save) do
+    Bundle.with_tensors(tensors, "", fn named ->
+      save.(for {name, ref, _made?} <- named, do: {name, ref.handle})
+    end)
+  end
+
+  defp texts(%{} = metadata) when not is_struct(metadata) do
+    texts = Enum.flat_map(metadata, fn {key, value} -> [key, value] end)
+
+    if Enum.all?(texts, &(is_binary(&1) and String.valid?(&1))),
+      do: {:ok, texts},
+      else: {:error, Error.new(:invalid, "metadata is a map of texts to texts")}
+  end
+
+  defp texts(_other), do: {:error, Error.new(:invalid, "metadata is a map of texts to texts")}
+
   @doc "Let go of the model. Tensors that were taken from it stay. Releasing again is fine."
   @spec release(t()) :: :ok
   def release(%__MODULE__{native: native}) do
@@ -266,6 +333,12 @@ defmodule Tmesh.Model do
   bang to_nx(model :: t()) :: %{String.t() => struct()}
   bang read(path :: Path.t(), opts :: [option()] \\ []) :: %{String.t() => struct()}
   bang bundle(model :: t()) :: Bundle.t()
+
+  bang save(
+         tensors :: t() | Bundle.t() | %{String.t() => Bundle.value()},
+         path :: Path.t(),
+         opts :: [save_option()] \\ []
+       ) :: :ok
 end
 
 defimpl Enumerable, for: Tmesh.Model do

@@ -163,6 +163,17 @@ defmodule Tmesh.Native do
   @spec model_release(model()) :: :ok | {:error, reason()}
   def model_release(_model), do: :erlang.nif_error(:not_loaded)
 
+  @spec model_save(
+          context(),
+          bundle() | [{String.t(), handle()}],
+          path :: String.t(),
+          max_shard_bytes :: non_neg_integer(),
+          metadata :: [String.t()],
+          pid() | nil
+        ) :: :ok | {:error, reason()}
+  def model_save(_context, _tensors, _path, _max_shard_bytes, _metadata, _pid),
+    do: :erlang.nif_error(:not_loaded)
+
   @spec revoke(handle()) :: :ok | {:error, reason()}
   def revoke(_handle), do: :erlang.nif_error(:not_loaded)
 

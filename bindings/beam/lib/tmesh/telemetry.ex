@@ -17,6 +17,9 @@ defmodule Tmesh.Telemetry do
   | `[:tmesh, :model, :load, :start]` | `system_time` | `path` |
   | `[:tmesh, :model, :load, :stop]` | `duration`; where it was loaded `bytes` of the region and `bytes_read` from the files | `path`, `result` |
   | `[:tmesh, :model, :load, :exception]` | `duration` | `path`, `kind`, `reason`, `stacktrace` |
+  | `[:tmesh, :model, :save, :start]` | `system_time` | `path` |
+  | `[:tmesh, :model, :save, :stop]` | `duration` | `path`, `result` |
+  | `[:tmesh, :model, :save, :exception]` | `duration` | `path`, `kind`, `reason`, `stacktrace` |
   | `[:tmesh, :worker, :call, :start]` | `system_time`, `payload_bytes` | `pool`, `operation` |
   | `[:tmesh, :worker, :call, :stop]` | `duration` | `pool`, `operation`, `result`: `:ok` or an error's type |
   | `[:tmesh, :worker, :up]` | `duration` of the start | `pool`, `pid` of the system's process |
