@@ -142,7 +142,7 @@ class Array:
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError("tmesh makes no copy, and no other device's memory")
         if stream != _NO_STREAM and not self._ordered:
-            self._memory.wait(0 if stream in (None, _LEGACY_STREAM) else stream)
+            self._memory.wait(0 if stream is None or stream == _LEGACY_STREAM else stream)
         return self._memory.dlpack(max_version is not None and max_version[0] >= 1)
 
     def __repr__(self) -> str:
