@@ -18,8 +18,9 @@ UNIT_KEEPER_plain = $(abspath $(B)/tmesh-keeper)
 UNIT_KEEPER_asan  = $(abspath $(B)/asan/tmesh-keeper)
 UNIT_KEEPER_tsan  = $(UNIT_KEEPER_plain)
 
-$(UNIT_OUT)/plain/test_keep $(UNIT_OUT)/tsan/test_keep: $(B)/tmesh-keeper
-$(UNIT_OUT)/asan/test_keep: $(B)/asan/tmesh-keeper
+UNIT_KEEPS := test_keep test_keep_hostile
+$(foreach variant,plain tsan,$(UNIT_KEEPS:%=$(UNIT_OUT)/$(variant)/%)): $(B)/tmesh-keeper
+$(UNIT_KEEPS:%=$(UNIT_OUT)/asan/%): $(B)/asan/tmesh-keeper
 
 $(UNIT_OUT)/plain/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h lib/common/*.h) $(LIB_A)
 	@mkdir -p $(@D)
@@ -61,7 +62,7 @@ unit-tsan-check: $(addprefix $(UNIT_OUT)/tsan/,$(UNIT_TSAN)) ## ... with the thr
 # What is still reachable is no leak: forked children end with their parent's objects alive. A thousand
 # processes that are killed show valgrind no more than forty do.
 # valgrind has no pidfd_open(), by which the keeper's tests see the keeper end.
-UNIT_NO_VALGRIND := test_keep
+UNIT_NO_VALGRIND := $(UNIT_KEEPS)
 UNIT_VALGRIND    := $(filter-out $(UNIT_NO_VALGRIND),$(UNIT_NAMES))
 
 unit-valgrind-check: export TMESH_TEST_LENGTH := short

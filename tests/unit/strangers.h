@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: MIT */
+/* What the tests with peers that are no libtmesh share: contexts, messages as nobody should send
+ * them. */
+#ifndef TMESH_UNIT_STRANGERS_H
+#define TMESH_UNIT_STRANGERS_H
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+
+#include "unit.h"
+#include "wire.h"
+
+/* For answers that come, however busy the machine is, and for those that never do. */
+#define PATIENT_MS 60000
+#define HASTY_MS 50
+
+static inline struct tmesh_ctx *context(const char *dir, uint64_t timeout_ms)
+{
+	struct tmesh_ctx_opts opts = {
+		.size = sizeof(opts),
+		.backend = TMESH_BACKEND_MEMFD,
+		.runtime_dir = dir,
+		.timeout_ns = timeout_ms * 1000000,
+	};
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	return ctx;
+}
+
+/* sendmsg() as nobody should: @count times the same descriptor. */
+static inline void send_fds(int socket, const void *data, size_t bytes, int fd, int count)
+{
+	static char room[CMSG_SPACE(253 * sizeof(int))];
+	struct iovec part = {(void *)data, bytes};
+	struct msghdr msg = {.msg_iov = &part, .msg_iovlen = 1};
+
+	if (count) {
+		struct cmsghdr *c = (struct cmsghdr *)room;
+
+		msg.msg_control = room;
+		msg.msg_controllen = CMSG_SPACE((size_t)count * sizeof(int));
+		c->cmsg_level = SOL_SOCKET;
+		c->cmsg_type = SCM_RIGHTS;
+		c->cmsg_len = CMSG_LEN((size_t)count * sizeof(int));
+		for (int i = 0; i < count; i++)
+			memcpy(CMSG_DATA(c) + (size_t)i * sizeof(int), &fd, sizeof(fd));
+	}
+	assert_int_equal(sendmsg(socket, &msg, MSG_NOSIGNAL), bytes);
+}
+
+static inline int memfd(size_t bytes, int seals)
+{
+	int fd = memfd_create("strange", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
+	assert_int_equal(fcntl(fd, F_ADD_SEALS, seals), 0);
+	return fd;
+}
+
+static const struct tmesh_wire_region good = {
+	.magic = TMESH_MAGIC_REGION,
+	.version = TMESH_WIRE_VERSION,
+	.backend = TMESH_BACKEND_MEMFD,
+	.rights = TMESH_READ,
+	.id = 1,
+	.bytes = 100,
+};
+
+static inline int dial(const char *token)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	struct timeval patience = {.tv_sec = 2};
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%.32s",
+		 getenv("TMESH_RUNTIME_DIR"), token + 5);
+	assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+	return fd;
+}
+
+#endif /* TMESH_UNIT_STRANGERS_H */
