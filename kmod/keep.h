@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What keep.c, which keeps regions, and reclaim.c, which gives them back, share.
+ * What keep.c, which keeps regions, keep_calls.c, which has the calls for that, and reclaim.c,
+ * which gives regions back, share.
  */
 #ifndef TMESH_KEEP_H
 #define TMESH_KEEP_H
@@ -82,6 +83,18 @@ void tmesh_bundle_busy(struct tmesh_bundle *bundle);
 void tmesh_bundle_idle(struct tmesh_bundle *bundle);
 void tmesh_bundle_take(struct tmesh_bundle *bundle);
 void tmesh_bundle_put_later(struct tmesh_bundle *bundle);
+void tmesh_bundle_put(struct tmesh_bundle *bundle);
+struct tmesh_bundle *tmesh_bundle_new(const struct tmesh_keep *cmd);
+void tmesh_bundle_abandon(struct tmesh_bundle *bundle);
+int tmesh_bundle_publish(struct tmesh_bundle *bundle, const struct tmesh_keep *cmd,
+			 struct tmesh_bundle **old);
+bool tmesh_bundle_drop(struct tmesh_bundle *bundle, enum tmesh_kept_end why);
+u32 tmesh_bundle_access(const struct tmesh_bundle *bundle);
+struct tmesh_bundle *tmesh_bundle_next(u64 *cursor);
+struct tmesh_bundle *tmesh_bundle_get(kuid_t uid, const char *name);
+void tmesh_bundle_unhold(struct tmesh_bundle *bundle);
+struct tmesh_bundle *tmesh_bundle_own(u64 id);
+struct tmesh_bundle *tmesh_bundle_named(const char *name);
 
 /* reclaim.c */
 int tmesh_reclaim_init(void);

@@ -664,12 +664,14 @@ int tmesh_kept_hold(struct tmesh_region *region);
 void tmesh_kept_release(struct tmesh_region *region);
 void tmesh_kept_revoked(struct tmesh_region *region);
 u64 tmesh_kept_id(struct tmesh_region *region);
+int tmesh_kept_init(void);
+void tmesh_kept_exit(void);
+
+/* keep_calls.c */
 int tmesh_ioctl_keep(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_kept_open(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_kept_list(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_kept_drop(struct tmesh_ucmd *ucmd);
-int tmesh_kept_init(void);
-void tmesh_kept_exit(void);
 
 /* query.c */
 u64 tmesh_time_here(u64 ns);
