@@ -495,6 +495,35 @@ int tmesh_cuda_info(struct tmesh_cuda_memory *memory, struct tmesh_cuda_info *in
 	return tmesh_write_sized(info, &i, sizeof(i), err);
 }
 
+int work_begin(struct tmesh_cuda_memory *memory, const char *what, struct tmesh_error *err)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+	int rc = cuda_enter(cuda, memory->device, err);
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&cuda->lock);
+	if (memory->state == LIVE)
+		memory->copies++;
+	else
+		rc = tmesh_fail(err, -ESTALE, "%s: the memory was taken back", what);
+	pthread_mutex_unlock(&cuda->lock);
+	if (rc)
+		cuda_leave(cuda);
+	return rc;
+}
+
+void work_end(struct tmesh_cuda_memory *memory)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+
+	pthread_mutex_lock(&cuda->lock);
+	memory->copies--;
+	pthread_mutex_unlock(&cuda->lock);
+	watch_again(cuda);
+	cuda_leave(cuda);
+}
+
 int tmesh_cuda_zero(struct tmesh_cuda_memory *memory, struct CUstream_st *stream,
 		    struct tmesh_error *err)
 {
@@ -503,25 +532,12 @@ int tmesh_cuda_zero(struct tmesh_cuda_memory *memory, struct CUstream_st *stream
 
 	if (!(memory->rights & TMESH_WRITE))
 		return tmesh_fail(err, -EACCES, "zero: the memory is for reading");
-	rc = cuda_enter(cuda, memory->device, err);
+	rc = work_begin(memory, "zero", err);
 	if (rc)
 		return rc;
-	/* Marked, so that the watcher does not take the mapping away before the work is queued. */
-	pthread_mutex_lock(&cuda->lock);
-	if (memory->state == LIVE)
-		memory->copies++;
-	else
-		rc = tmesh_fail(err, -ESTALE, "zero: the memory was taken back");
-	pthread_mutex_unlock(&cuda->lock);
-	if (!rc) {
-		rc = cuda_check(cuda, cuda->driver.fill(memory->pointer, 0, memory->bytes, stream),
-				"cuMemsetD8Async", err);
-		pthread_mutex_lock(&cuda->lock);
-		memory->copies--;
-		pthread_mutex_unlock(&cuda->lock);
-		watch_again(cuda);
-	}
-	cuda_leave(cuda);
+	rc = cuda_check(cuda, cuda->driver.fill(memory->pointer, 0, memory->bytes, stream),
+			"cuMemsetD8Async", err);
+	work_end(memory);
 	return rc;
 }
 

@@ -106,28 +106,17 @@ int tmesh_cuda_stage(struct tmesh_cuda_memory *memory, bool back, struct tmesh_e
 		return tmesh_fail(err, -EINVAL, "stage: the memory is shared, there is no copy");
 	if (back && !(memory->rights & TMESH_WRITE))
 		return tmesh_fail(err, -EACCES, "stage: the region is for reading");
-	rc = cuda_enter(cuda, memory->device, err);
+	rc = work_begin(memory, "stage", err);
 	if (rc)
 		return rc;
-	/* Marked, so that the watcher does not take the mapping away under the copy. */
-	pthread_mutex_lock(&cuda->lock);
-	if (memory->state == LIVE)
-		memory->copies++;
-	else
-		rc = tmesh_fail(err, -ESTALE, "stage: the region was taken back");
-	pthread_mutex_unlock(&cuda->lock);
+	rc = copy(memory, back, err);
 	if (!rc) {
-		rc = copy(memory, back, err);
 		pthread_mutex_lock(&cuda->lock);
-		memory->copies--;
-		if (!rc) {
-			stats->staged_copies++;
-			stats->staged_bytes += memory->bytes;
-		}
+		stats->staged_copies++;
+		stats->staged_bytes += memory->bytes;
 		pthread_mutex_unlock(&cuda->lock);
-		watch_again(cuda);
 	}
-	cuda_leave(cuda);
+	work_end(memory);
 	return rc;
 }
 

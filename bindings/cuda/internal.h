@@ -172,6 +172,10 @@ int cuda_check_context(struct tmesh_cuda *cuda, int device, struct tmesh_error *
 /* Make a device's context current; each success is paired with cuda_leave(). */
 int cuda_enter(struct tmesh_cuda *cuda, int device, struct tmesh_error *err);
 void cuda_leave(struct tmesh_cuda *cuda);
+/* The same for work on memory, whose mapping the watcher does not take away until work_end().
+ * -ESTALE: it has; the error begins with @what. */
+int work_begin(struct tmesh_cuda_memory *memory, const char *what, struct tmesh_error *err);
+void work_end(struct tmesh_cuda_memory *memory);
 /* Wait for whatever the device does, also for a context that was made after ours was destroyed. */
 void cuda_synchronize(struct tmesh_cuda *cuda, int device);
 struct tmesh_cuda_memory *memory_new(struct tmesh_cuda *cuda, enum tmesh_cuda_kind kind, int device,

@@ -66,15 +66,18 @@ def eventually(condition, what):
     raise AssertionError(f"in 10 s it never was so: {what}")
 
 
-class Error(ctypes.Structure):
-    _fields_ = [("code", ctypes.c_int), ("message", ctypes.c_char * 252)]
+def call(function, *args):
+    """A function whose last argument is a struct tmesh_error."""
+    report = ctypes.create_string_buffer(tmesh._tmesh.ERROR_BYTES)
+    if function(*args, report):
+        tmesh._tmesh.raise_error(report)
 
 
 def library():
     """libtmesh-cuda, for what tmesh.cuda does not show, and the object of it that tmesh.cuda has."""
-    found, handle, error = ctypes.CDLL("libtmesh-cuda.so.0"), ctypes.c_void_p(), Error()
+    found, handle = ctypes.CDLL("libtmesh-cuda.so.0"), ctypes.c_void_p()
     found.tmesh_cuda_trim.restype = None
-    assert found.tmesh_cuda_default(ctypes.byref(handle), ctypes.byref(error)) == 0, error.message
+    call(found.tmesh_cuda_default, ctypes.byref(handle))
     return found, handle
 
 
@@ -108,8 +111,8 @@ class Cap(ctypes.Structure):
 
 @test("what the doctor says of each path")
 def doctor(driver):
-    caps, error, (found, handle) = (Cap * 11)(), Error(), library()
-    assert found.tmesh_cuda_caps(handle, 0, caps, ctypes.byref(error)) == 0, error.message
+    caps, (found, handle) = (Cap * 11)(), library()
+    call(found.tmesh_cuda_caps, handle, 0, caps)
     levels = {}
     for cap in caps:
         levels[cap.name.decode()] = cap.level
@@ -301,13 +304,11 @@ def bad_input(driver):
     array.release()
     raises(tmesh.NotFoundError, tmesh.cuda.open, ref, word="CUDA_ERROR_INVALID_HANDLE")
     raises(tmesh.Error, tmesh.cuda.empty, 1, device=63, word="CUDA_ERROR_INVALID_DEVICE")
-    memory, error, (found, handle) = ctypes.c_void_p(), Error(), library()
-    for kind, name in ((1, "OPAQUE_FD"), (2, "DMABUF_FD")):
+    memory, (found, handle) = ctypes.c_void_p(), library()
+    for kind in (1, 2):  # an opaque descriptor, a dma-buf
         with open(os.devnull, "rb") as file:
-            code = found.tmesh_cuda_import_fd(handle, 0, kind, file.fileno(), ctypes.c_uint64(1 << 21),
-                                              ctypes.byref(memory), ctypes.byref(error))
-        note(f"/dev/null as {name}: {error.message.decode()}")
-        assert code < 0 and b"CUDA_ERROR_" in error.message
+            raises(tmesh.Error, call, found.tmesh_cuda_import_fd, handle, 0, kind, file.fileno(),
+                   ctypes.c_uint64(1 << 21), ctypes.byref(memory), word="CUDA_ERROR_")
 
 
 @test(CONTEXT)

@@ -149,6 +149,21 @@ PyObject *text_from_device(const struct tmesh_layout *layout)
 	return PyUnicode_FromFormat("cuda:%d", (int)layout->device_id);
 }
 
+PyObject *list_of_items(void *items, size_t count, size_t size, PyObject *(*make)(const void *))
+{
+	PyObject *list = PyList_New(0);
+
+	for (size_t i = 0; list && i < count; i++) {
+		PyObject *item = make((const char *)items + i * size);
+
+		if (!item || PyList_Append(list, item))
+			Py_CLEAR(list);
+		Py_XDECREF(item);
+	}
+	free(items);
+	return list;
+}
+
 PyObject *text_from_id(uint64_t id)
 {
 	char text[ID_DIGITS];

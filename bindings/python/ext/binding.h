@@ -105,6 +105,7 @@ void *raise_region_error(struct state *st, struct tmesh_region *region,
 			 const struct tmesh_error *err);
 void *raise_code(struct state *st, int code, const char *format, ...);
 void *raise_named(struct state *st, const char *name, int code, const char *format, ...);
+PyObject *module_raise_error(PyObject *module, PyObject *report);
 
 /* args.c: converters of arguments; -1 with an exception on failure */
 /* For "O&": non-negative integers into unsigned int and unsigned long long. */
@@ -119,6 +120,8 @@ int shape_from_object(struct state *st, PyObject *object, int32_t *ndim, int64_t
 int dtype_from_object(struct state *st, PyObject *object, enum tmesh_dtype *dtype);
 PyObject *tuple_from_ints(const int64_t *values, int32_t count);
 PyObject *text_from_device(const struct tmesh_layout *layout);
+/* What @make gives of each of @items, which are @size bytes each and freed. */
+PyObject *list_of_items(void *items, size_t count, size_t size, PyObject *(*make)(const void *));
 /* Ids are texts of 16 hex digits. */
 PyObject *text_from_id(uint64_t id);
 /* Of other people's bytes, which need not be UTF-8. */

@@ -53,6 +53,13 @@ static struct tmesh_cuda_memory *get_memory(PyObject *object)
 	return raise_code(state_of_handle(object), EBADF, "the array was released");
 }
 
+/* The same with what is said of a stream. */
+static struct tmesh_cuda_memory *get_memory_and_stream(PyObject *object, PyObject *number,
+						       struct CUstream_st **stream)
+{
+	return stream_argument(number, stream) ? get_memory(object) : NULL;
+}
+
 static PyObject *done(PyObject *object, int rc, const struct tmesh_error *err)
 {
 	if (rc)
@@ -117,9 +124,7 @@ static PyObject *handle_share(PyObject *object, PyObject *number)
 	struct tmesh_error err;
 	int rc;
 
-	if (!stream_argument(number, &stream))
-		return NULL;
-	memory = get_memory(object);
+	memory = get_memory_and_stream(object, number, &stream);
 	if (!memory)
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS;
@@ -136,9 +141,7 @@ static PyObject *handle_zero(PyObject *object, PyObject *number)
 	struct tmesh_error err;
 	int rc;
 
-	if (!stream_argument(number, &stream))
-		return NULL;
-	memory = get_memory(object);
+	memory = get_memory_and_stream(object, number, &stream);
 	if (!memory)
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS;
@@ -158,9 +161,7 @@ static PyObject *handle_wait(PyObject *object, PyObject *number)
 	struct tmesh_error err;
 	int rc;
 
-	if (!stream_argument(number, &stream))
-		return NULL;
-	memory = get_memory(object);
+	memory = get_memory_and_stream(object, number, &stream);
 	if (!memory)
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS;

@@ -95,3 +95,19 @@ void *raise_named(struct state *st, const char *name, int code, const char *form
 	va_end(args);
 	return raise_text(st, name, code, text);
 }
+
+PyObject *module_raise_error(PyObject *module, PyObject *report)
+{
+	struct tmesh_error err;
+	Py_buffer buffer;
+
+	if (PyObject_GetBuffer(report, &buffer, PyBUF_SIMPLE))
+		return NULL;
+	if (buffer.len == sizeof(err))
+		memcpy(&err, buffer.buf, sizeof(err));
+	PyBuffer_Release(&buffer);
+	if (buffer.len != sizeof(err))
+		return PyErr_Format(PyExc_ValueError, "a report has %zu bytes, not %zd",
+				    sizeof(err), buffer.len);
+	return raise_error(PyModule_GetState(module), &err);
+}

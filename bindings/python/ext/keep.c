@@ -176,8 +176,10 @@ static PyObject *time_or_none(uint64_t ns)
 	return PyLong_FromUnsignedLongLong(ns);
 }
 
-static PyObject *dict_from_kept(const struct tmesh_kept_info *info)
+static PyObject *dict_from_kept(const void *item)
 {
+	const struct tmesh_kept_info *info = item;
+
 	/* clang-format off */
 	return Py_BuildValue("{s:N,s:N,s:s,s:I,s:I,s:K,s:N,s:N,s:N,s:I,s:I,s:I,s:I,s:K}",
 			     "name", foreign_text(info->name, sizeof(info->name)),
@@ -203,7 +205,6 @@ PyObject *module_kept(PyObject *module, PyObject *unused)
 	struct tmesh_ctx *ctx = context(st);
 	struct tmesh_kept_info *infos;
 	struct tmesh_error err;
-	PyObject *list;
 	size_t count;
 	int rc;
 
@@ -214,16 +215,7 @@ PyObject *module_kept(PyObject *module, PyObject *unused)
 	Py_END_ALLOW_THREADS;
 	if (rc)
 		return raise_error(st, &err);
-	list = PyList_New(0);
-	for (size_t i = 0; list && i < count; i++) {
-		PyObject *dict = dict_from_kept(&infos[i]);
-
-		if (!dict || PyList_Append(list, dict))
-			Py_CLEAR(list);
-		Py_XDECREF(dict);
-	}
-	free(infos);
-	return list;
+	return list_of_items(infos, count, sizeof(*infos), dict_from_kept);
 }
 
 PyObject *module_drop(PyObject *module, PyObject *object)

@@ -366,6 +366,9 @@ static PyMethodDef functions[] = {
 	 "What works here, a dict from name to {\"level\": \"no\", \"cooperative\" or\n"
 	 "\"enforced\", \"reason\": why}."},
 	{"backend", module_backend, METH_NOARGS, "backend()\n--\n\n\"kernel\" or \"memfd\"."},
+	{"raise_error", module_raise_error, METH_O,
+	 "raise_error(report, /)\n--\n\n"
+	 "Raise what a struct tmesh_error says, which another library of ours filled."},
 	{"regions", module_regions, METH_NOARGS,
 	 "regions()\n--\n\nThe regions that this user may open, a dict each. docs/vocabulary.md\n"
 	 "says what the members mean; tmeshctl ls --json prints the same."},
@@ -456,6 +459,8 @@ static int module_exec(PyObject *module)
 	}
 	st->errors = PyImport_ImportModule("tmesh.errors");
 	if (!st->errors || add_types(module, st))
+		return -1;
+	if (PyModule_AddIntConstant(module, "ERROR_BYTES", sizeof(struct tmesh_error)))
 		return -1;
 	return PyModule_AddStringConstant(module, "__version__", tmesh_version());
 }

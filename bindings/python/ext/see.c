@@ -130,15 +130,19 @@ static const char *backing_text(enum tmesh_backing backing)
 }
 
 /* By the names of docs/vocabulary.md. */
-static PyObject *dict_from_info(const struct tmesh_region_info *info)
+static PyObject *dict_from_info(const void *item)
 {
+	const struct tmesh_region_info *info = item;
 	static const struct {
 		const char *name;
 		size_t offset;
 		bool is_wide;
 	} numbers[] = {
 #define WIDE(name) {#name, offsetof(struct tmesh_region_info, name), true}
-#define NARROW(name) {#name, offsetof(struct tmesh_region_info, name), false}
+#define NARROW(name)                                                   \
+	{                                                              \
+#name, offsetof(struct tmesh_region_info, name), false \
+	}
 		WIDE(bytes),	  WIDE(alloc_bytes),   WIDE(huge_bytes),  NARROW(uid),
 		NARROW(gid),	  NARROW(mode),	       NARROW(handles),	  NARROW(pinning_handles),
 		NARROW(exports),  NARROW(attachments), NARROW(views),	  NARROW(linger_ms),
@@ -172,7 +176,6 @@ PyObject *module_regions(PyObject *module, PyObject *unused)
 	struct tmesh_ctx *ctx = context(st);
 	struct tmesh_region_info *infos;
 	struct tmesh_error err;
-	PyObject *list;
 	size_t count;
 	int rc;
 
@@ -183,16 +186,7 @@ PyObject *module_regions(PyObject *module, PyObject *unused)
 	Py_END_ALLOW_THREADS;
 	if (rc)
 		return raise_error(st, &err);
-	list = PyList_New(0);
-	for (size_t i = 0; list && i < count; i++) {
-		PyObject *dict = dict_from_info(&infos[i]);
-
-		if (!dict || PyList_Append(list, dict))
-			Py_CLEAR(list);
-		Py_XDECREF(dict);
-	}
-	free(infos);
-	return list;
+	return list_of_items(infos, count, sizeof(*infos), dict_from_info);
 }
 
 static PyObject *rights_text(uint32_t rights)
@@ -202,8 +196,9 @@ static PyObject *rights_text(uint32_t rights)
 				    rights & TMESH_MANAGE ? "m" : "");
 }
 
-static PyObject *dict_from_holder(const struct tmesh_holder_info *holder)
+static PyObject *dict_from_holder(const void *item)
 {
+	const struct tmesh_holder_info *holder = item;
 	static const char *const kinds[] = {
 		[TMESH_HOLDER_IS_HANDLE] = "handle", [TMESH_HOLDER_IS_PINNING] = "pinning",
 		[TMESH_HOLDER_IS_EXPORT] = "export", [TMESH_HOLDER_IS_MAPPING] = "mapping",
@@ -232,7 +227,6 @@ static PyObject *holders_of(struct state *st, struct tmesh_ctx *ctx, uint64_t id
 {
 	struct tmesh_holder_info *holders;
 	struct tmesh_error err;
-	PyObject *list;
 	size_t count;
 	int rc;
 
@@ -241,16 +235,7 @@ static PyObject *holders_of(struct state *st, struct tmesh_ctx *ctx, uint64_t id
 	Py_END_ALLOW_THREADS;
 	if (rc)
 		return raise_error(st, &err);
-	list = PyList_New(0);
-	for (size_t i = 0; list && i < count; i++) {
-		PyObject *dict = dict_from_holder(&holders[i]);
-
-		if (!dict || PyList_Append(list, dict))
-			Py_CLEAR(list);
-		Py_XDECREF(dict);
-	}
-	free(holders);
-	return list;
+	return list_of_items(holders, count, sizeof(*holders), dict_from_holder);
 }
 
 PyObject *module_holders(PyObject *module, PyObject *object)

@@ -3,10 +3,12 @@
 
 import errno
 import pickle
+import struct
 
 import pytest
 
 import tmesh
+from tmesh import _tmesh
 
 FAMILY = {
     tmesh.InvalidError: ValueError, tmesh.NotFoundError: FileNotFoundError,
@@ -46,3 +48,16 @@ def test_errno_and_message(cause, cls, code):
     assert len(caught.value.strerror) > 10
     again = pickle.loads(pickle.dumps(caught.value))
     assert (type(again), again.args) == (cls, caught.value.args)
+
+
+def test_what_another_library_reports():
+    report = bytearray(_tmesh.ERROR_BYTES)
+    report[:4] = struct.pack("i", -errno.ESTALE)
+    report[4:14] = b"its word \xff"
+    with pytest.raises(tmesh.StaleError, match="its word \ufffd") as caught:
+        _tmesh.raise_error(report)
+    assert caught.value.errno == errno.ESTALE
+    with pytest.raises(ValueError, match=f"{len(report)} bytes"):
+        _tmesh.raise_error(report[:-1])
+    with pytest.raises(TypeError):
+        _tmesh.raise_error("text")

@@ -43,7 +43,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from . import errors
+from . import _tmesh, errors
 from ._tmesh import Channel
 
 __all__ = ["bind", "cancel", "flush", "pop", "push", "scan", "sequence", "stats", "unbind", "while_loop"]
@@ -63,20 +63,6 @@ _STATS = ("bytes_copied", "copies", "regions_created", "regions_opened", "region
 _lock = threading.Lock()
 # Its functions have no types that Python knows.
 _found: Any = None
-
-
-_ERRORS = {
-    errno.EINVAL: errors.InvalidError, errno.EOVERFLOW: errors.InvalidError, errno.ENOENT: errors.NotFoundError,
-    errno.EACCES: errors.AccessError, errno.EPERM: errors.AccessError, errno.EBUSY: errors.BusyError,
-    errno.ESTALE: errors.StaleError, errno.EDQUOT: errors.LimitError, errno.EMFILE: errors.LimitError,
-    errno.ENOMEM: errors.OutOfMemoryError, errno.EPROTO: errors.ProtocolError,
-    errno.EOPNOTSUPP: errors.UnsupportedError, errno.ETIMEDOUT: errors.PeerTimeoutError,
-    errno.EPIPE: errors.GoneError,
-}
-
-
-class _Error(ctypes.Structure):
-    _fields_ = [("code", ctypes.c_int), ("message", ctypes.c_char * 252)]
 
 
 class _Stats(ctypes.Structure):
@@ -101,11 +87,9 @@ def _library() -> Any:
 
 
 def _call(function: str, *args: Any) -> None:
-    error = _Error()
-    code = getattr(_library(), f"tmesh_xla_{function}")(*args, ctypes.byref(error))
-    if code:
-        kind = _ERRORS.get(-code, errors.Error)
-        raise kind(-code, error.message.decode("utf-8", "replace"))
+    report = ctypes.create_string_buffer(_tmesh.ERROR_BYTES)
+    if getattr(_library(), f"tmesh_xla_{function}")(*args, report):
+        _tmesh.raise_error(report)
 
 
 def bind(name: str, channel: Channel | str, role: str) -> None:
