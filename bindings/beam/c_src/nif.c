@@ -13,7 +13,8 @@
 
 ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type, *channel_type,
 	*channel_end_type, *arrow_stream_type, *gpu_type, *arena_type, *descriptor_type, *bundle_type,
-	*model_type, *origin_type, *slot_type, *slot_reader_type, *slot_end_type;
+	*model_type, *origin_type, *slot_type, *slot_reader_type, *slot_end_type, *page_pool_type,
+	*pages_type, *sequence_type;
 
 /* Its address tells this image from any other. */
 static char image;
@@ -48,6 +49,9 @@ static int open_types(ErlNifEnv *env)
 		{&origin_type, "origin", {.dtor = origin_dtor}},
 		{&slot_type, "slot", {.dtor = slot_dtor}},
 		{&slot_reader_type, "slot_reader", {.dtor = slot_reader_dtor}},
+		{&page_pool_type, "page_pool", {.dtor = page_pool_dtor}},
+		{&pages_type, "pages", {.dtor = pages_dtor}},
+		{&sequence_type, "sequence", {.dtor = sequence_dtor}},
 		{&slot_end_type, "slot_end", {.dtor = slot_end_dtor, .stop = slot_end_stop}},
 	};
 
@@ -108,6 +112,31 @@ static ErlNifFunc functions[] = {
 	{"slot_read", 2, slot_read, 0},
 	{"slot_watch", 2, slot_watch, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"slot_close", 1, slot_close, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"page_pool_create", 2, page_pool_create, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"page_pool_tenant", 2, page_pool_tenant, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"page_pool_info", 1, page_pool_info, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"page_pool_close", 1, page_pool_close, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"pages_open", 2, pages_open, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"pages_info", 1, pages_info, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"pages_head", 2, pages_head, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"pages_hash", 3, pages_hash, ERL_NIF_DIRTY_JOB_CPU_BOUND},
+	{"pages_sequence", 1, pages_sequence, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"pages_find", 2, pages_find, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"pages_take", 2, pages_take_shared, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"pages_unshare", 2, pages_unshare, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"pages_trim", 1, pages_trim, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"pages_close", 1, pages_close, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"seq_append", 2, seq_append, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"seq_truncate", 2, seq_truncate, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"seq_fork", 1, seq_fork, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"seq_table", 1, seq_table, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"seq_slots", 3, seq_slots, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"seq_read", 5, seq_read, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"seq_write", 5, seq_write, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"seq_gather", 2, seq_gather, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"seq_cache", 2, seq_cache, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"seq_share", 1, seq_share, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"seq_release", 1, seq_release, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"revoke", 1, region_revoke, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"reclaim", 2, reclaim, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"lease", 3, lease, ERL_NIF_DIRTY_JOB_IO_BOUND},

@@ -18,6 +18,7 @@
  *   slot     a tmesh_slot, until it is closed or nobody has the term any more
  *   slot_reader  one that reads a slot, until it is closed or nobody has the term any more; in a
  *            resource of its own, slot_end, the descriptor that the emulator polls
+ *   page_pool, pages, sequence  the library's, until closed or released, or nobody has the term
  *   origin   a tmesh_model, for the model's term and the handles of its tensors; never a term
  *   gpu      memory of libtmesh-cuda, until it is released or nobody has the term any more
  *
@@ -96,7 +97,7 @@ struct origin {
 extern ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type,
 	*channel_type, *channel_end_type, *arrow_stream_type, *gpu_type, *arena_type,
 	*descriptor_type, *bundle_type, *model_type, *origin_type, *slot_type, *slot_reader_type,
-	*slot_end_type;
+	*slot_end_type, *page_pool_type, *pages_type, *sequence_type;
 
 void context_dtor(ErlNifEnv *env, void *object);
 void handle_dtor(ErlNifEnv *env, void *object);
@@ -111,6 +112,9 @@ void origin_dtor(ErlNifEnv *env, void *object);
 void slot_dtor(ErlNifEnv *env, void *object);
 void slot_reader_dtor(ErlNifEnv *env, void *object);
 void slot_end_dtor(ErlNifEnv *env, void *object);
+void page_pool_dtor(ErlNifEnv *env, void *object);
+void pages_dtor(ErlNifEnv *env, void *object);
+void sequence_dtor(ErlNifEnv *env, void *object);
 void slot_end_stop(ErlNifEnv *env, void *object, ErlNifEvent event, int is_direct_call);
 
 /* garbage.c */
@@ -273,6 +277,35 @@ NIF(slot_open);
 NIF(slot_read);
 NIF(slot_watch);
 NIF(slot_close);
+
+/* page_pool.c */
+NIF(page_pool_create);
+NIF(page_pool_tenant);
+NIF(page_pool_info);
+NIF(page_pool_close);
+NIF(pages_open);
+NIF(pages_info);
+NIF(pages_head);
+NIF(pages_hash);
+NIF(pages_sequence);
+NIF(pages_find);
+NIF(pages_take_shared);
+NIF(pages_unshare);
+NIF(pages_trim);
+NIF(pages_close);
+
+/* sequence.c */
+NIF(seq_append);
+NIF(seq_truncate);
+NIF(seq_fork);
+NIF(seq_table);
+NIF(seq_slots);
+NIF(seq_read);
+NIF(seq_write);
+NIF(seq_gather);
+NIF(seq_cache);
+NIF(seq_share);
+NIF(seq_release);
 
 /* keep.c */
 NIF(keep_region);

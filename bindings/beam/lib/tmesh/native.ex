@@ -116,6 +116,108 @@ defmodule Tmesh.Native do
   @spec slot_close(slot() | slot_reader()) :: :ok | {:error, reason()}
   def slot_close(_slot), do: :erlang.nif_error(:not_loaded)
 
+  @type page_pool :: reference()
+  @type pages :: reference()
+  @type sequence :: reference()
+
+  @typedoc "page_bytes, page_tokens, slab_pages, max_pages, devices, heads"
+  @type page_pool_opts ::
+          {non_neg_integer(), non_neg_integer(), non_neg_integer(), non_neg_integer(),
+           non_neg_integer(), non_neg_integer()}
+
+  @spec page_pool_create(context() | nil, page_pool_opts()) :: result(page_pool())
+  def page_pool_create(_context, _opts), do: :erlang.nif_error(:not_loaded)
+
+  @spec page_pool_tenant(page_pool(), max_pages :: non_neg_integer()) ::
+          result(token :: String.t())
+  def page_pool_tenant(_pool, _max_pages), do: :erlang.nif_error(:not_loaded)
+
+  @spec page_pool_info(page_pool()) :: result(%{atom() => non_neg_integer()})
+  def page_pool_info(_pool), do: :erlang.nif_error(:not_loaded)
+
+  @spec page_pool_close(page_pool()) :: :ok | {:error, reason()}
+  def page_pool_close(_pool), do: :erlang.nif_error(:not_loaded)
+
+  @spec pages_open(context() | nil, token :: String.t()) :: result(pages())
+  def pages_open(_context, _token), do: :erlang.nif_error(:not_loaded)
+
+  @spec pages_info(pages()) :: result(%{atom() => non_neg_integer()})
+  def pages_info(_pages), do: :erlang.nif_error(:not_loaded)
+
+  @spec pages_head(pages(), head :: non_neg_integer()) ::
+          result({device :: non_neg_integer(), place :: non_neg_integer()})
+  def pages_head(_pages, _head), do: :erlang.nif_error(:not_loaded)
+
+  @spec pages_hash(pages(), int32 :: binary(), parent :: binary() | nil) :: result(binary())
+  def pages_hash(_pages, _tokens, _parent), do: :erlang.nif_error(:not_loaded)
+
+  @typedoc "The sequence, and its id."
+  @type new_sequence :: {sequence(), non_neg_integer()}
+
+  @spec pages_sequence(pages()) :: result(new_sequence())
+  def pages_sequence(_pages), do: :erlang.nif_error(:not_loaded)
+
+  @spec pages_find(pages(), hashes :: binary()) :: result(new_sequence())
+  def pages_find(_pages, _hashes), do: :erlang.nif_error(:not_loaded)
+
+  @spec pages_take(pages(), ticket :: String.t()) :: result(new_sequence())
+  def pages_take(_pages, _ticket), do: :erlang.nif_error(:not_loaded)
+
+  @spec pages_unshare(pages(), ticket :: String.t()) :: :ok | {:error, reason()}
+  def pages_unshare(_pages, _ticket), do: :erlang.nif_error(:not_loaded)
+
+  @spec pages_trim(pages()) :: :ok | {:error, reason()}
+  def pages_trim(_pages), do: :erlang.nif_error(:not_loaded)
+
+  @spec pages_close(pages()) :: :ok | {:error, reason()}
+  def pages_close(_pages), do: :erlang.nif_error(:not_loaded)
+
+  @spec seq_append(sequence(), tokens :: non_neg_integer()) :: :ok | {:error, reason()}
+  def seq_append(_sequence, _tokens), do: :erlang.nif_error(:not_loaded)
+
+  @spec seq_truncate(sequence(), tokens :: non_neg_integer()) :: :ok | {:error, reason()}
+  def seq_truncate(_sequence, _tokens), do: :erlang.nif_error(:not_loaded)
+
+  @spec seq_fork(sequence()) :: result(new_sequence())
+  def seq_fork(_sequence), do: :erlang.nif_error(:not_loaded)
+
+  @spec seq_table(sequence()) :: result({int32 :: binary(), tokens :: non_neg_integer()})
+  def seq_table(_sequence), do: :erlang.nif_error(:not_loaded)
+
+  @spec seq_slots(sequence(), first :: non_neg_integer(), count :: non_neg_integer() | nil) ::
+          result(int64 :: binary())
+  def seq_slots(_sequence, _first, _count), do: :erlang.nif_error(:not_loaded)
+
+  @spec seq_read(
+          sequence(),
+          block :: non_neg_integer(),
+          device :: non_neg_integer(),
+          offset :: non_neg_integer(),
+          bytes :: non_neg_integer() | nil
+        ) :: result(binary())
+  def seq_read(_sequence, _block, _device, _offset, _bytes), do: :erlang.nif_error(:not_loaded)
+
+  @spec seq_write(
+          sequence(),
+          block :: non_neg_integer(),
+          device :: non_neg_integer(),
+          offset :: non_neg_integer(),
+          binary()
+        ) :: :ok | {:error, reason()}
+  def seq_write(_sequence, _block, _device, _offset, _bytes), do: :erlang.nif_error(:not_loaded)
+
+  @spec seq_gather(sequence(), device :: non_neg_integer()) :: result({handle(), ref()})
+  def seq_gather(_sequence, _device), do: :erlang.nif_error(:not_loaded)
+
+  @spec seq_cache(sequence(), hashes :: binary()) :: :ok | {:error, reason()}
+  def seq_cache(_sequence, _hashes), do: :erlang.nif_error(:not_loaded)
+
+  @spec seq_share(sequence()) :: result(ticket :: String.t())
+  def seq_share(_sequence), do: :erlang.nif_error(:not_loaded)
+
+  @spec seq_release(sequence()) :: :ok | {:error, reason()}
+  def seq_release(_sequence), do: :erlang.nif_error(:not_loaded)
+
   @typedoc "replace, lifetime_ns (0: for ever), mode, gid"
   @type keep_opts ::
           {boolean(), non_neg_integer(), non_neg_integer(), non_neg_integer() | nil}

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.Pages do
+  @moduledoc """
+  A part in a `Tmesh.PagePool`, as the tenant whose token it is: sequences of pages, which other processes of the tenant
+  may share, in any of tmesh's languages.
+
+      {:ok, pages} = Tmesh.Pages.open(token)
+      {:ok, sequence} = Tmesh.Pages.sequence(pages)
+      :ok = Tmesh.Pages.Sequence.append(sequence, 40)                 # room for 40 tokens: 3 pages of 16
+      :ok = Tmesh.Pages.Sequence.write(sequence, 0, 0, keys)          # into block 0, at its first byte
+      {:ok, other} = Tmesh.Pages.Sequence.fork(sequence)              # the same pages, copied when written
+      {:ok, {tables, lengths}} = Tmesh.Pages.tables([sequence, other])
+
+  The part ends when it is closed, or when no process of this VM has it or a sequence of it any more. All processes of a
+  tenant may write to all of its pages; `docs/pages.md` has what one can do to another.
+  """
+
+  import Tmesh.Bang
+
+  alias Tmesh.{Context, Error, Janitor, Native}
+  alias Tmesh.Pages.Sequence
+
+  @enforce_keys [:native]
+  @derive {Inspect, only: []}
+  defstruct @enforce_keys
+
+  @type t :: %__MODULE__{native: Native.pages()}
+
+  @typedoc """
+  The pool's shape (`page_bytes`, `page_tokens`, `slab_pages`, `max_pages`, `devices`, `heads`), and of this part: pages
+  `held` and `spare`, and pages copied before a write (`copies`, `bytes_copied`).
+  """
+  @type info :: %{atom() => non_neg_integer()}
+
+  @typedoc "What `hash/3` gives: 16 bytes."
+  @type hash :: binary()
+
+  @typedoc "Numbers for a kernel, as `Tmesh.ZeroCopy.from_binary/4` and `Tmesh.Bundle.put/2` take them."
+  @type numbers :: {binary(), [non_neg_integer()], :int32 | :int64}
+
+  @doc """
+  Take part in the pool.
+
+  Errors: `:not_found` (the pool is gone), `:protocol` (another token), `:busy` (as many parts as a pool can have),
+  `:timeout`, `:no_memory`, `:too_many_files`.
+  """
+  @spec open(String.t()) :: {:ok, t()} | {:error, Error.t()}
+  def open(token) do
+    case Janitor.retry(fn -> Native.pages_open(Context.get(), token) end) do
+      {:ok, native} ->
+        {:ok, %__MODULE__{native: native}}
+
+      {:error, {:eagain, _why}} ->
+        Process.sleep(:rand.uniform(5))
+        open(token)
+
+      {:error, reason} ->
+        {:error, Error.from_native(reason)}
+    end
+  end
+
+  @doc """
+  The pool's shape, and what this part holds.
+
+  Errors: `:closed`.
+  """
+  @spec info(t()) :: {:ok, info()} | {:error, Error.t()}
+  def info(%__MODULE__{native: native}), do: native |> Native.pages_info() |> result()
+
+  @doc """
+  Where a head lies: its device, and the how manieth of that device's heads it is.
+
+  Errors: `:invalid`, `:closed`.
+  """
+  @spec head(t(), non_neg_integer()) ::
+          {:ok, {device :: non_neg_integer(), place :: non_neg_integer()}} | {:error, Error.t()}
+  def head(%__MODULE__{native: native}, head), do: native |> Native.pages_head(head) |> result()
+
+  @doc """
+  A sequence without tokens.
+
+  Errors: `:no_memory`, `:closed`.
+  """
+  @spec sequence(t()) :: {:ok, Sequence.t()} | {:error, Error.t()}
+  def sequence(%__MODULE__{native: native}),
+    do: fn -> Native.pages_sequence(native) end |> Janitor.retry() |> Sequence.made()
+
+  @doc """
+  A sequence of the longest prefix that is cached under these hashes (at most 8,192); it may have no block.
+
+  Errors: `:invalid`, `:gone` (the pool), `:timeout`, `:no_memory`, `:closed`.
+  """
+  @spec find(t(), [hash()]) :: {:ok, Sequence.t()} | {:error, Error.t()}
+  def find(%__MODULE__{native: native}, hashes) do
+    with {:ok, joined} <- joined(hashes),
+         do: fn -> Native.pages_find(native, joined) end |> Janitor.retry() |> Sequence.made()
+  end
+
+  @doc """
+  The hash of a block's tokens (integers of 32 bits) behind those whose hash is `parent`, under the tenant's key: the same
+  tokens have another hash for another tenant.
+
+  Errors: `:invalid`, `:closed`.
+  """
+  @spec hash(t(), Enumerable.t(), hash() | nil) :: {:ok, hash()} | {:error, Error.t()}
+  def hash(%__MODULE__{native: native}, tokens, parent \\ nil) do
+    with {:ok, packed} <- packed(tokens),
+         do: native |> Native.pages_hash(packed, parent) |> result()
+  end
+
+  @doc """
+  The sequence that another process of the tenant shares (`Tmesh.Pages.Sequence.share/1`).
+
+  Errors: `:protocol` (no ticket), `:not_found` (it has ended, or is another tenant's), `:gone`, `:timeout`, `:no_memory`,
+  `:closed`.
+  """
+  @spec take(t(), ticket :: String.t()) :: {:ok, Sequence.t()} | {:error, Error.t()}
+  def take(%__MODULE__{native: native}, ticket),
+    do: fn -> Native.pages_take(native, ticket) end |> Janitor.retry() |> Sequence.made()
+
+  @doc """
+  End a ticket of this part's. What was taken by it stays.
+
+  Errors: as `take/2`.
+  """
+  @spec unshare(t(), ticket :: String.t()) :: :ok | {:error, Error.t()}
+  def unshare(%__MODULE__{native: native}, ticket),
+    do: native |> Native.pages_unshare(ticket) |> result()
+
+  @doc """
+  Block tables as paged attention kernels take them: `:int32` of shape `[sequences, width]`, row by row, 0 where a sequence
+  has no more blocks, and `:int32` of `[sequences]`, their lengths in tokens. `width` is the longest sequence's unless
+  it is given.
+
+  Errors: `:invalid` (a sequence is longer than `width`), `:closed`.
+  """
+  @spec tables([Sequence.t()], non_neg_integer() | nil) ::
+          {:ok, {numbers(), numbers()}} | {:error, Error.t()}
+  def tables(sequences, width \\ nil) when is_list(sequences) do
+    with {:ok, rows} <- rows(sequences, []),
+         longest = rows |> Enum.map(fn {row, _tokens} -> blocks(row) end) |> Enum.max(fn -> 0 end),
+         {:ok, width} <- width(width, longest) do
+      tables = for {row, _tokens} <- rows, into: <<>>, do: row <> zeros(width - blocks(row))
+      lengths = for {_row, tokens} <- rows, into: <<>>, do: <<tokens::native-32>>
+      count = length(rows)
+      {:ok, {{tables, [count, width], :int32}, {lengths, [count], :int32}}}
+    end
+  end
+
+  @doc "Give the pool's owner the pages that this part keeps ready. Errors: `:closed`."
+  @spec trim(t()) :: :ok | {:error, Error.t()}
+  def trim(%__MODULE__{native: native}), do: native |> Native.pages_trim() |> result()
+
+  @doc "Leave the pool. Sequences that exist go on until they are released. Closing again is fine."
+  @spec close(t()) :: :ok
+  def close(%__MODULE__{native: native}) do
+    :ok = Native.pages_close(native)
+  end
+
+  bang open(token :: String.t()) :: t()
+  bang info(pages :: t()) :: info()
+  bang head(pages :: t(), head :: non_neg_integer()) :: {non_neg_integer(), non_neg_integer()}
+  bang sequence(pages :: t()) :: Sequence.t()
+  bang find(pages :: t(), hashes :: [hash()]) :: Sequence.t()
+  bang hash(pages :: t(), tokens :: Enumerable.t(), parent :: hash() | nil \\ nil) :: hash()
+  bang take(pages :: t(), ticket :: String.t()) :: Sequence.t()
+  bang unshare(pages :: t(), ticket :: String.t()) :: :ok
+
+  bang tables(sequences :: [Sequence.t()], width :: non_neg_integer() | nil \\ nil) ::
+         {numbers(), numbers()}
+
+  bang trim(pages :: t()) :: :ok
+
+  # Hashes one behind the other.
+  @doc false
+  @spec joined([hash()]) :: {:ok, binary()} | {:error, Error.t()}
+  def joined(hashes) when is_list(hashes) do
+    if Enum.all?(hashes, &(is_binary(&1) and byte_size(&1) == 16)),
+      do: {:ok, IO.iodata_to_binary(hashes)},
+      else: joined(nil)
+  end
+
+  def joined(_other),
+    do: {:error, Error.new(:invalid, "hashes are what Tmesh.Pages.hash/3 gives, 16 bytes each")}
+
+  defp packed(tokens) do
+    Enum.reduce_while(tokens, {:ok, <<>>}, fn
+      token, {:ok, packed} when token in -0x80000000..0x7FFFFFFF ->
+        {:cont, {:ok, <<packed::binary, token::signed-native-32>>}}
+
+      token, _packed ->
+        {:halt, {:error, Error.new(:invalid, "no integer of 32 bits: #{inspect(token, limit: 5)}")}}
+    end)
+  end
+
+  defp rows([%Sequence{} = sequence | rest], rows) do
+    with {:ok, row} <- sequence.native |> Native.seq_table() |> result(),
+         do: rows(rest, [row | rows])
+  end
+
+  defp rows([], rows), do: {:ok, Enum.reverse(rows)}
+
+  defp rows([other | _rest], _rows),
+    do: {:error, Error.new(:invalid, "no sequence: #{inspect(other, limit: 5)}")}
+
+  defp width(nil, longest), do: {:ok, longest}
+  defp width(width, longest) when is_integer(width) and width >= longest, do: {:ok, width}
+
+  defp width(width, longest) do
+    why = "a sequence has #{longest} blocks: that is not within the width #{inspect(width)}"
+    {:error, Error.new(:invalid, why)}
+  end
+
+  defp blocks(row), do: div(byte_size(row), 4)
+  defp zeros(blocks), do: <<0::size(blocks)-unit(32)>>
+
+  defp result({:error, reason}), do: {:error, Error.from_native(reason)}
+  defp result(success), do: success
+end
