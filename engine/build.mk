@@ -8,7 +8,7 @@ ENGINE_SONAME := libtmesh-engine.so.0
 ENGINE_SO     := $(B)/libtmesh-engine.so.$(VERSION)
 ENGINE_A      := $(B)/libtmesh-engine.a
 ENGINE_SRC    := $(wildcard $(ENGINE)/*.c)
-ENGINE_HEADERS := include/tmesh/engine.h
+ENGINE_HEADERS := include/tmesh/engine.h include/tmesh/graph.h
 ENGINE_CPPFLAGS := $(COMMON_CPPFLAGS) -iquote $(ENGINE)
 
 ENGINE_ONNX     := $(B)/tmesh-engine-onnx.so
@@ -34,7 +34,7 @@ $(eval $(call engine_objects,tsan,$(TSAN_FLAGS)))
 $(ENGINE_SO): $(ENGINE_OBJ_plain) $(COMMON_OBJ) $(ENGINE)/libtmesh-engine.map $(B)/libtmesh.so
 	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(ENGINE_SONAME) -Wl,-z,defs \
 		-Wl,-Bsymbolic-functions -Wl,--version-script=$(ENGINE)/libtmesh-engine.map -o $@ \
-		$(ENGINE_OBJ_plain) $(COMMON_OBJ) -L$(B) -ltmesh -pthread
+		$(ENGINE_OBJ_plain) $(COMMON_OBJ) -L$(B) -ltmesh -ljansson -pthread
 
 $(B)/libtmesh-engine.so: $(ENGINE_SO)
 	ln -sf $(notdir $(ENGINE_SO)) $(B)/$(ENGINE_SONAME)

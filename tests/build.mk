@@ -27,6 +27,7 @@ HOST_SUITES = \
 	engine-asan-check \
 	engine-tsan-check \
 	engine-onnx-check \
+	engine-fuzz-check \
 	cuda-check \
 	xla-check \
 	xla-fuzz-check \

@@ -26,7 +26,7 @@ NEEDED = {
     "libtmesh-cuda-hook.so": {"libc.so.6", "libtmesh-cuda.so.0"},
     "libtmesh-cuda-torch.so": {"libc.so.6", "libtmesh-cuda.so.0"},
     "libtmesh-xla.so": {"libc.so.6", "libtmesh.so.0"},
-    "libtmesh-engine.so": {"libc.so.6", "libtmesh.so.0"},
+    "libtmesh-engine.so": {"libc.so.6", "libjansson.so.4", "libtmesh.so.0"},
     "tmesh-engine-onnx.so": {"libc.so.6"},
     "libtmesh-model.so": {"libc.so.6", "libjansson.so.4", "libtmesh.so.0", "liburing.so.2"},
 }

@@ -5,7 +5,7 @@
 
 ENGINE_TEST     := tests/engine
 ENGINE_TEST_OUT := $(B)/tests/engine
-ENGINE_TESTS    := test_engine test_initializer test_ort_abi
+ENGINE_TESTS    := test_engine test_graph test_initializer test_ort_abi
 ENGINE_TEST_FLAGS := -std=gnu11 -pthread -Ilib $(COMMON_CPPFLAGS) -I$(ENGINE) -Itests/unit
 
 # engine_test(variant, sanitizers, libtmesh, libtmesh-engine)
@@ -45,8 +45,8 @@ endef
 engine-check: $(addprefix $(ENGINE_TEST_OUT)/plain/,$(ENGINE_TESTS)) $(ENGINE_TEST_ENGINES) ## libtmesh-engine's unit tests
 	$(call engine_run,plain,$(ENGINE_TESTS))
 
-engine-asan-check: $(addprefix $(ENGINE_TEST_OUT)/asan/,test_engine test_initializer) $(ENGINE_TEST_ENGINES) ## ... with sanitizers
-	$(call engine_run,asan,test_engine test_initializer)
+engine-asan-check: $(addprefix $(ENGINE_TEST_OUT)/asan/,test_engine test_graph test_initializer) $(ENGINE_TEST_ENGINES) ## ... with sanitizers
+	$(call engine_run,asan,test_engine test_graph test_initializer)
 
 engine-tsan-check: $(ENGINE_TEST_OUT)/tsan/test_engine $(ENGINE_TEST_ENGINES) ## ... with the thread sanitizer
 	$(call engine_run,tsan,test_engine)
@@ -88,3 +88,22 @@ bench-engine: $(B)/bench/engine $(ENGINE_ONNX) $(ENGINE_TEST_OUT)/models.stamp #
 		$(B)/bench/engine $(ENGINE_TEST_OUT)/models/dynamic.onnx
 
 .PHONY: bench-engine
+
+# libFuzzer; the corpus lies beside those of libtmesh.
+ENGINE_FUZZ_OUT := $(ENGINE_TEST_OUT)/fuzz
+ENGINE_FUZZ_OBJ := $(patsubst %.c,$(ENGINE_FUZZ_OUT)/%.o,$(wildcard $(ENGINE)/graph_*.c lib/common/*.c))
+
+$(ENGINE_FUZZ_OUT)/%.o: %.c $(ENGINE)/build.mk
+	@mkdir -p $(@D)
+	$(FUZZ_CC) $(CPPFLAGS) $(ENGINE_CPPFLAGS) $(LIB_CFLAGS) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c -o $@ $<
+-include $(ENGINE_FUZZ_OBJ:.o=.d)
+
+$(ENGINE_FUZZ_OUT)/graph: $(ENGINE_TEST)/fuzz/fuzz_graph.c $(ENGINE_FUZZ_OBJ)
+	$(FUZZ_CC) $(CPPFLAGS) $(ENGINE_CPPFLAGS) -std=gnu11 $(WARN) $(FUZZ_FLAGS) -fsanitize=fuzzer \
+		$< $(ENGINE_FUZZ_OBJ) $(LIB_LIBS) -o $@
+.SECONDARY: $(ENGINE_FUZZ_OBJ)
+
+engine-fuzz-check: $(ENGINE_FUZZ_OUT)/graph ## fuzz what reads graphs
+	@$(FUZZ)/run $(ENGINE_FUZZ_OUT) graph
+
+.PHONY: engine-fuzz-check
