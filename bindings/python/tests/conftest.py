@@ -26,7 +26,9 @@ def pytest_addoption(parser):
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config):
     if config.getoption("--tap"):
-        config.pluginmanager.unregister(config.pluginmanager.getplugin("terminalreporter"))
+        # Comparisons of strings in a failed assertion ask for one.
+        reporter = config.pluginmanager.unregister(name="terminalreporter")
+        config.pluginmanager.register(type(reporter)(config, open(os.devnull, "w")), "terminalreporter")
         config.pluginmanager.register(Tap(), "tap")
 
 

@@ -2,6 +2,7 @@
 """Taking back, leases, fences, gather views, dma-bufs, hand-over by a socket: on either backend, and
 what the one without the module says of those that need it."""
 
+import errno
 import mmap
 import os
 import signal
@@ -182,6 +183,10 @@ def test_dmabuf():
     os.close(exported)
 
 
+def ids():
+    return {region["id"] for region in tmesh.regions()}
+
+
 def test_own_memory_as_a_dmabuf():
     memory = mmap.mmap(-1, 2 * PAGE)
     array = np.frombuffer(memory, "uint8")
@@ -189,13 +194,17 @@ def test_own_memory_as_a_dmabuf():
         with pytest.raises(tmesh.UnsupportedError, match="module"):
             tmesh.export_memory(array)
         return
+    before = ids()
     exported = tmesh.export_memory(array, writable=True)
-    with mmap.mmap(exported, 2 * PAGE) as seen:
-        array[PAGE] = 7
-        assert seen[PAGE] == 7
-        seen[1] = 9
-        assert array[1] == 9
+    assert len(ids() - before) == 1
+    assert "dmabuf" in os.readlink(f"/proc/self/fd/{exported}")
+    assert os.lseek(exported, 0, os.SEEK_END) == 2 * PAGE
+    # What drivers read there is in tests/kselftest; a process has no second mapping of it.
+    with pytest.raises(OSError) as refused:
+        mmap.mmap(exported, 2 * PAGE)
+    assert refused.value.errno == errno.EOPNOTSUPP
     os.close(exported)
+    assert ids() == before
     for part in (array[1:], array[:100]):
         with pytest.raises(tmesh.InvalidError, match="whole pages"):
             tmesh.export_memory(part)
