@@ -34,6 +34,7 @@ HOST_SUITES = \
 	python-check \
 	python-arrow-check \
 	python-model-check \
+	python-transformers-check \
 	python-engine-check \
 	beam-check \
 	beam-dialyzer \

@@ -91,6 +91,29 @@ python-model-check: $(SAFETENSORS_VENV)/tmesh.stamp ## files of tensors in Pytho
 
 .PHONY: python-model-check
 
+# transformers, diffusers and PEFT, the newest that bear the system's PyTorch 1.13; the versions of today are
+# python-current-check's. Their own demands are not asked: PEFT's and accelerate's would fetch another PyTorch. Without
+# them, as on a machine without a network, the tests are skipped.
+TRANSFORMERS_VENV  := $(B)/venv-transformers
+TRANSFORMERS_NEEDS := $(PYTHON_DIR)/tests/requirements-transformers.txt
+
+$(TRANSFORMERS_VENV)/tools.stamp: $(TRANSFORMERS_NEEDS)
+	$(PYTHON) -m venv --clear --system-site-packages $(TRANSFORMERS_VENV)
+	$(TRANSFORMERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps \
+		-r $(TRANSFORMERS_NEEDS) || true
+	@touch $@
+
+$(TRANSFORMERS_VENV)/tmesh.stamp: $(VENV)/tmesh.stamp $(TRANSFORMERS_VENV)/tools.stamp
+	$(VPYTHON) -c 'import pathlib, tmesh; print(pathlib.Path(tmesh.__file__).parents[1])' \
+		> $(TRANSFORMERS_VENV)/lib/python$(shell $(PYTHON) -c \
+		'import sys; print("%d.%d" % sys.version_info[:2])')/site-packages/tmesh.pth
+	@touch $@
+
+python-transformers-check: $(TRANSFORMERS_VENV)/tmesh.stamp ## tmesh.safetensors and tmesh.lora with transformers, diffusers, PEFT
+	@$(TRANSFORMERS_VENV)/bin/python -P -m pytest --tap $(PYTHON_DIR)/tests/test_transformers.py
+
+.PHONY: python-transformers-check
+
 # Ray, beside the system's PyTorch: the one version whose interface tmesh.ray was tried with. Without it, as on a machine
 # without a network, its tests are skipped. It starts processes by the dozen, so this is for check-full.
 RAY_VENV := $(B)/venv-ray
@@ -140,7 +163,7 @@ python-current-check: ## the Python package's tests with the package index's new
 	@$(CURRENT_PIP) install --quiet numpy pytest mypy setuptools wheel >&2 || { \
 		echo "ok 1 - current packages # SKIP NumPy and pytest cannot be had from the package index"; \
 		echo 1..1; exit; }; \
-	for package in torch jax onnxruntime pyarrow pandas polars grpcio grpcio-tools; do \
+	for package in torch jax onnxruntime pyarrow pandas polars grpcio grpcio-tools transformers diffusers peft; do \
 		$(CURRENT_PIP) install --quiet --only-binary :all: $$package >&2 || true; \
 	done; \
 	$(CURRENT_PIP) install --quiet --no-build-isolation ./$(PYTHON_DIR) && \

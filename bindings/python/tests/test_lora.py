@@ -152,6 +152,10 @@ A, B = "base_model.model.1.lora_A.weight", "base_model.model.1.lora_B.weight"
     ({"use_dora": True}, None, tmesh.UnsupportedError, "use_dora"),
     ({"fan_in_fan_out": True}, None, tmesh.UnsupportedError, "fan_in_fan_out"),
     ({"modules_to_save": ["1"]}, None, tmesh.UnsupportedError, "modules_to_save"),
+    # Variants whose tensors look like LoRA's, but which are applied otherwise.
+    *(({name: value}, None, tmesh.UnsupportedError, name) for name, value in (
+        ("use_qalora", True), ("use_bdlora", {"target_modules_bd_a": ["1"]}), ("alora_invocation_tokens", [1, 2]),
+        ("arrow_config", {"top_k": 2}), ("kasa_config", {"beta": 1}), ("monteclora_config", {"num_samples": 2}))),
     ({}, lambda made: made.pop(A), tmesh.ProtocolError, "no lora_A"),
     ({}, lambda made: made.pop(B), tmesh.ProtocolError, "no lora_B"),
     ({}, lambda made: made.clear(), tmesh.ProtocolError, "no tensors"),

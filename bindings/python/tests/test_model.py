@@ -2,7 +2,6 @@
 """Files of tensors: tmesh.load_model(), and tmesh.safetensors beside the package safetensors."""
 
 import gc
-import importlib.util
 import json
 import os
 import pickle
@@ -433,21 +432,3 @@ def test_install(file, theirs, torch):
         del sys.modules["a_program"]
     assert program.open_it is theirs.safe_open is their_torch.safe_open is original
     tmesh.safetensors.uninstall()
-
-
-def test_transformers(tmp_path):
-    if not importlib.util.find_spec("transformers"):
-        pytest.skip("transformers is not installed; it wants PyTorch 2")
-    pytest.importorskip("transformers.modeling_utils", reason="transformers does not bear this PyTorch")
-    import transformers
-    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=64)
-    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
-    ids = __import__("torch").tensor([[1, 2, 3]])
-    plain = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)(ids).logits
-    tmesh.safetensors.install()
-    try:
-        model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
-    finally:
-        tmesh.safetensors.uninstall()
-    assert model(ids).logits.equal(plain)
-    assert model.lm_head.weight.data_ptr() == model.transformer.wte.weight.data_ptr()

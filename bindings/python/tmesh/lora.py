@@ -94,7 +94,9 @@ class _Config:
             raise UnsupportedError(95, f"adapter_config.json: peft_type is {said.get('peft_type')!r}, not 'LORA'")
         for name, plain in (("bias", "none"), ("use_dora", False), ("fan_in_fan_out", False), ("modules_to_save", None),
                             ("lora_bias", False), ("layer_replication", None), ("trainable_token_indices", None),
-                            ("target_parameters", None)):
+                            ("target_parameters", None), ("use_qalora", False), ("use_bdlora", None),
+                            ("alora_invocation_tokens", None), ("arrow_config", None), ("kasa_config", None),
+                            ("monteclora_config", None)):
             if said.get(name) not in (plain, None, [], {}):
                 raise UnsupportedError(95, f"adapter_config.json: {name} is {said[name]!r}; adapters with it are not "
                                            f"taken, only with {plain!r}")
