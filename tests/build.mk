@@ -36,6 +36,7 @@ HOST_SUITES = \
 	python-model-check \
 	python-transformers-check \
 	python-engine-check \
+	python-net-check \
 	beam-check \
 	beam-dialyzer \
 	beam-package-check \

@@ -137,6 +137,30 @@ python-ray-check: $(RAY_VENV)/tmesh.stamp ## tmesh.ray in real Ray, on CPUs
 
 .PHONY: python-ray-check
 
+# NIXL and Mooncake's transfer engine: the versions that tmesh.nixl and tmesh.mooncake were tried with, without what they
+# want for GPUs. Without them, as on a machine without a network, their tests are skipped.
+NET_VENV := $(B)/venv-net
+
+$(NET_VENV)/tools.stamp:
+	$(PYTHON) -m venv --clear --system-site-packages $(NET_VENV)
+	$(NET_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		nixl-cu12==1.5.1 mooncake-transfer-engine-non-cuda==0.3.13 || true
+	@touch $@
+
+$(NET_VENV)/tmesh.stamp: $(VENV)/tmesh.stamp $(NET_VENV)/tools.stamp
+	$(VPYTHON) -c 'import pathlib, tmesh; print(pathlib.Path(tmesh.__file__).parents[1])' \
+		> $(NET_VENV)/lib/python$(shell $(PYTHON) -c \
+		'import sys; print("%d.%d" % sys.version_info[:2])')/site-packages/tmesh.pth
+	@touch $@
+
+python-net-check: $(NET_VENV)/tmesh.stamp ## tmesh.nixl and tmesh.mooncake with the real ones, by TCP on CPUs
+	@$(NET_VENV)/bin/python -c 'import nixl_cu12._bindings, mooncake.engine' 2>/dev/null || { \
+		echo "ok 1 - tmesh.nixl, tmesh.mooncake # SKIP NIXL and Mooncake cannot be had from the package index"; \
+		echo 1..1; exit; }; \
+	$(NET_VENV)/bin/python -P -m pytest --tap $(PYTHON_DIR)/tests/test_net.py
+
+.PHONY: python-net-check
+
 # ONNX Runtime and the models, which engine-onnx-check has too.
 $(ENGINE_VENV)/tmesh.stamp: $(VENV)/tmesh.stamp $(ENGINE_VENV)/tools.stamp
 	$(VPYTHON) -c 'import pathlib, tmesh; print(pathlib.Path(tmesh.__file__).parents[1])' \

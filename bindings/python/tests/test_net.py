@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: MIT
+"""tmesh.nixl and tmesh.mooncake: real NIXL and Mooncake between two processes, by TCP and on CPUs."""
+
+import importlib.util
+import json
+from multiprocessing import Pipe
+import os
+from pathlib import Path
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import tmesh
+from conftest import EMULATED
+from tmesh.offers import Offer, Place
+
+TARGET = Path(__file__).with_name("net_target.py")
+PATIENCE = 60
+# NIXL's UCX copies from process to process on one machine by itself; between machines it cannot.
+os.environ.setdefault("UCX_TLS", "tcp")
+os.environ.setdefault("UCX_LOG_LEVEL", "error")
+os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
+
+if EMULATED:
+    pytest.skip("these engines take minutes to start in an emulated machine", allow_module_level=True)
+for package in "nixl_cu12", "mooncake":
+    if not importlib.util.find_spec(package):
+        pytest.skip(f"{package} is not installed: make python-net-check", allow_module_level=True)
+sys.path.insert(0, str(TARGET.parent))
+
+from net_target import mover  # noqa: E402
+
+
+@pytest.fixture(scope="module", params=["nixl", "mooncake"])
+def engine(request):
+    return request.param, *mover(request.param, "initiator")
+
+
+class Target:
+    """A process of net_target.py."""
+
+    count = 0
+
+    def __init__(self, engine):
+        Target.count += 1
+        self.asked, theirs = Pipe()
+        self.process = subprocess.Popen([sys.executable, "-P", str(TARGET), engine, f"target {Target.count}", str(theirs.fileno())],
+                                        pass_fds=[theirs.fileno()])
+        theirs.close()
+
+    def __call__(self, what):
+        self.asked.send(what)
+        assert self.asked.poll(PATIENCE)
+        return self.asked.recv()
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        self.asked.close()
+
+
+@pytest.fixture(scope="module")
+def target(engine):
+    one = Target(engine[0])
+    yield one
+    one.kill()
+
+
+@pytest.fixture
+def mine(engine):
+    """What a peer's bytes are read into."""
+    tensor = tmesh.zeros(1 << 16, "uint32")
+    with engine[2](tensor, writable=True) as registration:
+        yield tensor, registration
+    tensor.release()                # nothing holds the memory any more
+
+
+def test_a_strangers_first_program(engine, target, mine):
+    """What a peer has is read whole, without a copy by tmesh."""
+    offer = target("sealed")
+    place, = engine[1].offered(offer).places
+    assert (place.shape, place.dtype, place.nbytes, place.writable) == ((1 << 16,), "uint32", 4 << 16, False)
+    before = tmesh.stats()["bytes_copied"]
+    with mine[1].peer(offer) as peer:
+        peer.read(mine[0])
+    assert np.array_equal(mine[0].numpy(), np.arange(1 << 16))
+    assert target("copied") == tmesh.stats()["bytes_copied"] - before == 0
+
+
+def test_parts(target, mine):
+    """Many at once, and the other way."""
+    tensor, registration = mine
+    with registration.peer(target("sealed")) as peer:
+        peer.read([(tensor[i * 1024:(i + 1) * 1024], 0, 4096 * (9 - i)) for i in range(4)])
+        peer.read([])
+    assert tensor.numpy()[:5 * 1024:1024].tolist() == [9216, 8192, 7168, 6144, 0]
+    tensor.numpy()[:1024] = np.float32(2.5).view("uint32")
+    with registration.peer(target("rows")) as peer:
+        peer.write(tensor[:1024], offset=3 * 4096)
+        assert target("values")[1] == [0, 0, 0, 2.5, 0, 0, 0, 0]
+        tensor.numpy()[:] = 0
+        peer.write([(tensor[:1024], 0, 3 * 4096)])
+    assert target("values")[1] == [0] * 8
+
+
+def test_sealed_memory_cannot_be_written_to(target, mine):
+    """Neither by this module's peers nor by one that keeps to nothing; who has it lives on, and has what it had."""
+    tensor, registration = mine
+    offer = target("sealed")
+    with registration.peer(offer) as peer, pytest.raises(tmesh.AccessError, match="for reading only"):
+        peer.write(tensor)
+    told = json.loads(offer)
+    told["places"][0]["writable"] = True
+    with registration.peer(json.dumps(told).encode()) as hostile:
+        try:
+            hostile.write(tensor)
+        except tmesh.Error:  # Mooncake says so; NIXL writes to a view that nobody else has
+            pass
+    assert target("values")[0] and target.process.poll() is None
+
+
+def test_what_is_registered(engine, mine):
+    register = engine[2]
+    sealed = tmesh.put(np.arange(4.0))
+    with pytest.raises(tmesh.AccessError, match="reading only"):
+        register(sealed, writable=True)
+    with pytest.raises(tmesh.AccessError, match="not sealed"):
+        register(tmesh.zeros(4, "uint8"))
+    with pytest.raises(tmesh.AccessError, match="reading only"):
+        register(tmesh.open(mine[0].ref()), writable=True)
+    with pytest.raises(tmesh.InvalidError, match="without elements"):
+        register(tmesh.put(np.empty(0)))
+    with pytest.raises(tmesh.InvalidError, match="contiguous"):
+        register(tmesh.put(np.ones((4, 4)))[:, 0])
+    with pytest.raises(tmesh.InvalidError, match="1 to"):
+        register()
+    with pytest.raises(TypeError, match="tmesh.put"):
+        register(np.ones(3))
+
+
+def test_out_of_range(engine, target, mine):
+    tensor, registration = mine
+    with registration.peer(target("sealed")) as peer:
+        for offset in 4, -4, 1 << 62:
+            with pytest.raises(tmesh.InvalidError, match="not within the peer's tensor"):
+                peer.read(tensor, offset=offset)
+        for place in 1, -1:
+            with pytest.raises(tmesh.InvalidError, match="none with the number"):
+                peer.read(tensor, place)
+        with pytest.raises(tmesh.NotFoundError, match="not part of what was registered"):
+            peer.read(tmesh.zeros(4, "uint32"))
+        for timeout in -1, float("nan"):
+            with pytest.raises(tmesh.InvalidError, match="timeout"):
+                peer.read(tensor, timeout=timeout)
+        with engine[2](tmesh.put(np.arange(4, dtype="uint32"))) as sealed, sealed.peer(target("sealed")) as other, \
+                pytest.raises(tmesh.AccessError, match="sealed memory"):
+            other.read(sealed._pieces[0].tensor)
+    assert not tensor.numpy().any()
+    with pytest.raises(tmesh.ReleasedError):
+        peer.read(tensor)
+
+
+def test_what_is_closed(engine, target):
+    tensor = tmesh.zeros(16, "uint32")
+    registration = engine[2](tensor, writable=True)
+    peer = registration.peer(target("sealed"))
+    peer.read(tensor)
+    registration.close()
+    registration.close()
+    with pytest.raises(tmesh.ReleasedError):
+        peer.read(tensor)
+    with pytest.raises(tmesh.ReleasedError):
+        registration.offer()
+    peer.close()
+    peer.close()
+    tensor.release()                # nothing holds the memory any more
+
+
+def test_the_other_engines_offer(engine, mine):
+    other = {"nixl": "mooncake", "mooncake": "nixl"}[engine[0]]
+    with pytest.raises(tmesh.ProtocolError, match="for the engine"):
+        mine[1].peer(Offer(other, "x", b"", (Place(4096, 4, "uint32", (1,), False),)).to_bytes())
+
+
+def test_garbage_for_the_engine(engine, mine):
+    """An offer that is well formed, of nobody."""
+    offer = Offer(engine[0], "127.0.0.1:1", b"nonsense", (Place(4096, 4, "uint32", (1,), False),)).to_bytes()
+    with pytest.raises(tmesh.Error), mine[1].peer(offer) as peer:
+        peer.read(mine[0][:1])
+
+
+def test_the_peer_dies(engine, mine):
+    """At a moment of its own, while it is read."""
+    tensor, registration = mine
+    target = Target(engine[0])
+    try:
+        with registration.peer(target("sealed")) as peer:
+            peer.read(tensor)
+            threading.Timer(0.05, os.kill, (target.process.pid, signal.SIGKILL)).start()
+            end = time.monotonic() + PATIENCE
+            with pytest.raises(tmesh.Error):
+                while time.monotonic() < end:
+                    peer.read(tensor)
+            with pytest.raises(tmesh.GoneError):
+                peer.read(tensor)
+    finally:
+        target.kill()
+
+
+def test_the_example():
+    """examples/nixl_kv_pages.py as it stands."""
+    example = TARGET.parents[3] / "examples" / "nixl_kv_pages.py"
+    # Not how it ends: NIXL's UCX breaks off at the exit now and then, also without tmesh.
+    said = subprocess.run([sys.executable, "-P", str(example)], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert said.stdout == ("fetched 6 of 8 pages; the sequence is [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]\n")
+
+
+@pytest.mark.parametrize("engine", ["mooncake"], indirect=True)
+def test_a_closed_offer(engine, mine):
+    """NIXL over TCP does not look what is registered, and the process that closed may die: docs/nixl.md."""
+    target = Target(engine[0])
+    try:
+        with mine[1].peer(target("sealed")) as peer:
+            peer.read(mine[0])
+            target("close")
+            with pytest.raises(tmesh.GoneError, match="closed what it offered"):
+                peer.read(mine[0])
+            assert target.process.poll() is None and target("values")[0]
+    finally:
+        target.kill()

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: MIT
+"""Memory of tmesh for Mooncake's transfer engine.
+
+    engine = TransferEngine()
+    engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "")
+    with tmesh.mooncake.register(engine, sealed, host="127.0.0.1") as mine:
+        send(mine.offer())                               # by any means: to a process of another machine, say
+
+    with tmesh.mooncake.register(engine, empty, host="127.0.0.1", writable=True) as mine:      # there
+        mine.peer(offer).read(empty)
+
+docs/mooncake.md says what was tried."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _tmesh, offers
+from .errors import Error, GoneError, InvalidError, UnsupportedError
+from .offers import Offer, Place
+from .tried import warn_of_another
+
+__all__ = ["Offer", "Peer", "Place", "Registration", "offered", "register"]
+
+VERSION = "0.3.13"
+warn_of_another("mooncake-transfer-engine-non-cuda", VERSION, "mooncake.md")
+
+
+class Registration(offers.Registration):
+    """See offers.Registration."""
+
+    ENGINE = "mooncake"
+
+    def __init__(self, engine: Any, tensors: tuple[_tmesh.Tensor, ...], host: str, writable: bool) -> None:
+        self._engine, self._host = engine, host
+        if not host or len(host) > 255 or any(character.isspace() for character in host):
+            raise InvalidError(22, f"{host!r} is no host: say what initialize() was told")
+        super().__init__(tensors, writable)
+
+    def _for_reading(self, tensor: _tmesh.Tensor, seen: Any) -> Any:
+        # A peer's write into sealed memory fails at the peer, and nothing happens here.
+        return seen
+
+    def peer(self, offer: bytes) -> Peer:
+        """Who made an offer, for reads into and writes from what is registered here."""
+        return Peer(self, offer)
+
+    def _register(self, spans: list[tuple[int, int]]) -> None:
+        code = self._engine.batch_register_memory([address for address, _ in spans], [nbytes for _, nbytes in spans])
+        if code:
+            raise Error(5, f"Mooncake registers no such memory ({code}); was initialize() called, and did it return 0?")
+
+    def _unregister(self, spans: list[tuple[int, int]]) -> None:
+        code = self._engine.batch_unregister_memory([address for address, _ in spans])
+        if code:
+            raise Error(5, f"Mooncake does not unregister the memory ({code})")
+
+    def _describe(self) -> tuple[str, bytes]:
+        return f"{self._host}:{self._engine.get_rpc_port()}", b""
+
+
+class Peer(offers.Peer):
+    """See offers.Peer. Mooncake's calls wait on their own: timeout is refused."""
+
+    _mine: Registration
+
+    def _transfer(self, operation: str, spans: list[tuple[int, int, int]], timeout: float | None) -> None:
+        if timeout is not None:
+            raise UnsupportedError(95, "Mooncake's transfers have no deadline of the caller's; leave timeout away")
+        engine = self._mine._engine
+        move = engine.batch_transfer_sync_read if operation == "READ" else engine.batch_transfer_sync_write
+        code = move(self.offer.peer, [local for local, _, _ in spans], [remote for _, remote, _ in spans],
+                    [nbytes for _, _, nbytes in spans])
+        if code:
+            raise GoneError(32, f"Mooncake's {operation.lower()} failed ({code}): {self.offer.peer} has died or cannot be reached, or "
+                            "has closed what it offered")
+
+
+def register(engine: Any, *tensors: _tmesh.Tensor, host: str, writable: bool = False) -> Registration:
+    """Register tensors with a TransferEngine until close(), for peers to read. host: what engine.initialize() was
+    told, by which peers reach this process. Sealed memory is not copied, and peers cannot write to it. writable: tensors
+    that are not sealed, which peers may also write to, and which this process can read into. AccessError where the
+    tensors do not fit that."""
+    return Registration(engine, tensors, host, writable)
+
+
+def offered(offer: bytes) -> Offer:
+    """What a peer offers, to make room for it before it is read. ProtocolError where it is no offer."""
+    return Offer.from_bytes(offer, Registration.ENGINE)

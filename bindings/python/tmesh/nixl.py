@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: MIT
+"""Memory of tmesh for NIXL: regions as its registered DRAM.
+
+    agent = nixl_agent("store", nixl_agent_config(backends=["UCX"]))
+    with tmesh.nixl.register(agent, sealed) as mine:
+        send(mine.offer())                               # by any means: to a process of another machine, say
+
+    with tmesh.nixl.register(agent, empty, writable=True) as mine:      # there
+        with mine.peer(offer) as peer:
+            peer.read(empty)
+
+NIXL lets a peer write to whatever is registered, and over TCP such a write into sealed memory ends the process that has it.
+So sealed memory is registered by a copy-on-write view: the write changes pages of that view alone. docs/nixl.md says what
+was tried."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from typing import Any
+
+from . import _tmesh, offers
+from .errors import Error, ExistsError, GoneError, NotFoundError, PeerTimeoutError, ProtocolError
+from .offers import Offer, Place
+from .tried import warn_of_another
+
+__all__ = ["Offer", "Peer", "Place", "Registration", "offered", "register"]
+
+VERSION = "1.5.1"
+_FLAVOURS = "nixl_cu12", "nixl_cu13"
+
+
+def _load() -> tuple[Any, str]:
+    """The bindings of whichever build is installed. The package "nixl" picks by the CUDA that is there, and imports
+    nothing where none is."""
+    for flavour in _FLAVOURS:
+        try:
+            return importlib.import_module(f"{flavour}._bindings"), flavour
+        except ModuleNotFoundError:
+            continue
+    raise ModuleNotFoundError("tmesh.nixl needs NIXL: pip install 'tmesh[nixl]'", name=_FLAVOURS[0])
+
+
+_bindings, _flavour = _load()
+warn_of_another(_flavour.replace("_", "-"), VERSION, "nixl.md")
+
+# A transfer is asked about this often, at first without a pause.
+_SPINS, _PAUSE = 200, 100e-6
+
+
+class Registration(offers.Registration):
+    """See offers.Registration."""
+
+    ENGINE = "nixl"
+
+    def __init__(self, agent: Any, tensors: tuple[_tmesh.Tensor, ...], writable: bool) -> None:
+        self._agent = agent
+        super().__init__(tensors, writable)
+
+    def peer(self, offer: bytes) -> Peer:
+        """Who made an offer, for reads into and writes from what is registered here."""
+        return Peer(self, offer)
+
+    def _register(self, spans: list[tuple[int, int]]) -> None:
+        self._descriptors = self._agent.get_reg_descs([(address, nbytes, 0, "") for address, nbytes in spans], "DRAM")
+        try:
+            self._agent.register_memory(self._descriptors)
+        except Exception as error:
+            raise Error(5, f"NIXL registers no such memory: {error}; the agent needs a backend for DRAM, such as "
+                        "nixl_agent_config(backends=[\"UCX\"])") from error
+
+    def _unregister(self, spans: list[tuple[int, int]]) -> None:
+        self._agent.deregister_memory(self._descriptors)
+
+    def _describe(self) -> tuple[str, bytes]:
+        return self._agent.name, self._agent.get_agent_metadata()
+
+
+class Peer(offers.Peer):
+    """See offers.Peer."""
+
+    _mine: Registration
+
+    def _join(self) -> None:
+        agent = self._mine._agent
+        try:
+            name = agent.add_remote_agent(self.offer.metadata)
+        except _bindings.nixlNotAllowedError as error:
+            raise ExistsError(17, f"another agent named {self.offer.peer!r} is known here, of an earlier process perhaps: close() its "
+                              "Peer, or give each process's agent a name of its own") from error
+        except Exception as error:
+            raise ProtocolError(71, f"NIXL does not take the offer's metadata: {error}") from error
+        name = name.decode() if isinstance(name, bytes) else name
+        if name != self.offer.peer:
+            raise ProtocolError(71, f"this is no offer: it is of {self.offer.peer!r}, and its metadata of {name!r}")
+
+    def _leave(self) -> None:
+        try:
+            self._mine._agent.remove_remote_agent(self.offer.peer)
+        except _bindings.nixlNotFoundError:  # another Peer of the same agent was closed before
+            pass
+
+    def _transfer(self, operation: str, spans: list[tuple[int, int, int]], timeout: float | None) -> None:
+        agent = self._mine._agent
+        here = agent.get_xfer_descs([(local, nbytes, 0) for local, _, nbytes in spans], "DRAM")
+        there = agent.get_xfer_descs([(remote, nbytes, 0) for _, remote, nbytes in spans], "DRAM")
+        try:
+            handle = agent.initialize_xfer(operation, here, there, self.offer.peer)
+            self._finish(agent, handle, timeout)
+        except _bindings.nixlNotFoundError as error:
+            raise NotFoundError(2, f"NIXL does not find the memory of {self.offer.peer!r}, or no backend reaches it: "
+                                f"{error}") from error
+        except _bindings.nixlRemoteDisconnectError as error:
+            raise GoneError(32, f"{self.offer.peer!r} has died, or has closed what it offered: {error}") from error
+        except (_bindings.nixlBackendError, _bindings.nixlCancelledError, _bindings.nixlUnknownError) as error:
+            raise Error(5, f"NIXL could not {operation.lower()}: {error}") from error
+
+    def _finish(self, agent: Any, handle: Any, timeout: float | None) -> None:
+        end = None if timeout is None else time.monotonic() + timeout
+        state = agent.transfer(handle)
+        asked = 0
+        while state == "PROC":
+            if end is not None and time.monotonic() >= end:
+                agent.release_xfer_handle(handle)  # cancels it, or says that it cannot
+                raise PeerTimeoutError(110, f"{self.offer.peer!r} has not answered within {timeout} seconds")
+            asked += 1
+            time.sleep(0 if asked < _SPINS else _PAUSE)
+            state = agent.check_xfer_state(handle)
+        agent.release_xfer_handle(handle)
+        if state != "DONE":
+            raise Error(5, f"NIXL says {state} of the transfer with {self.offer.peer!r}")
+
+
+def register(agent: Any, *tensors: _tmesh.Tensor, writable: bool = False) -> Registration:
+    """Register tensors with an agent until close(), for peers to read. Sealed memory is not copied; a peer's write
+    never reaches it. writable: tensors that are not sealed, which peers may also write to, and which this process can
+    read into. AccessError where the tensors do not fit that."""
+    return Registration(agent, tensors, writable)
+
+
+def offered(offer: bytes) -> Offer:
+    """What a peer offers, to make room for it before it is read. ProtocolError where it is no offer."""
+    return Offer.from_bytes(offer, Registration.ENGINE)

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: MIT
+"""Memory of tmesh registered with an engine that reads and writes the memory of other processes and machines, and what one
+tells a peer of it: what tmesh.nixl and tmesh.mooncake have in common.
+
+These engines know no rights: a peer that knows an address may write to whatever is registered. Sealed memory is therefore
+registered by a private view (copy-on-write), where the engine would else die of such a write, and an offer names the rights
+that this module's peers keep to."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+import json
+import math
+from types import TracebackType
+from typing import Any
+
+from . import _tmesh
+from .errors import AccessError, InvalidError, NotFoundError, ProtocolError, ReleasedError
+
+# What an offer may have at most: a reader allocates by it.
+MAX_OFFER = 1 << 20
+MAX_PLACES = 4096
+MAX_DIMENSIONS = 8
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor in a peer's memory, as the peer describes it."""
+
+    address: int
+    nbytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    writable: bool
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a peer offers: its name among the engine's, the engine's own words about it, and its tensors. Not a secret of
+    tmesh's: whoever has it can reach that memory, as far as the engine lets him."""
+
+    engine: str
+    peer: str
+    metadata: bytes
+    places: tuple[Place, ...]
+
+    def to_bytes(self) -> bytes:
+        """As JSON."""
+        return json.dumps({
+            "v": 1, "engine": self.engine, "peer": self.peer, "metadata": base64.b64encode(self.metadata).decode(),
+            "places": [{"address": place.address, "byte_size": place.nbytes, "dtype": place.dtype,
+                        "shape": list(place.shape), "writable": place.writable} for place in self.places],
+        }).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, engine: str) -> Offer:
+        """ProtocolError unless it is an offer for that engine and all of it is in range."""
+        if len(data) > MAX_OFFER:
+            raise _malformed(f"it has {len(data)} bytes, and may have {MAX_OFFER}")
+        try:
+            told = json.loads(data)
+            if told["v"] != 1:
+                raise _malformed(f"its version is {told['v']!r}, and this tmesh knows version 1")
+            if told["engine"] != engine:
+                raise _malformed(f"it is for the engine {told['engine']!r}, not {engine!r}")
+            if not 0 < len(told["places"]) <= MAX_PLACES:
+                raise _malformed(f"it has {len(told['places'])} tensors, and may have 1 to {MAX_PLACES}")
+            if not isinstance(told["peer"], str) or not told["peer"]:
+                raise _malformed("it names no peer")
+            return cls(engine, told["peer"], base64.b64decode(told["metadata"], validate=True),
+                       tuple(_place(one) for one in told["places"]))
+        except (KeyError, TypeError, ValueError, RecursionError, binascii.Error) as error:
+            if isinstance(error, ProtocolError):
+                raise
+            raise _malformed(f"{type(error).__name__}: {error}") from None
+
+
+def _malformed(why: str) -> ProtocolError:
+    return ProtocolError(71, f"this is no offer: {why}")
+
+
+def _place(told: dict[str, Any]) -> Place:
+    address, nbytes, shape = told["address"], told["byte_size"], told["shape"]
+    numbers = [address, nbytes, *shape]
+    if not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers) or not nbytes:
+        raise _malformed("an address, a length or a shape is out of its range")
+    if not address or address + nbytes > 1 << 63:
+        raise _malformed(f"{nbytes} bytes at {address} are no memory")
+    if len(shape) > MAX_DIMENSIONS or not isinstance(told["dtype"], str) or type(told["writable"]) is not bool:
+        raise _malformed("a tensor's type, shape or right is none")
+    if math.prod(shape) > nbytes * 8:
+        raise _malformed(f"a tensor of shape {tuple(shape)} does not lie in {nbytes} bytes")
+    return Place(address, nbytes, told["dtype"], tuple(shape), told["writable"])
+
+
+def bytes_of(tensor: _tmesh.Tensor) -> Any:
+    """Its bytes as a NumPy array over its memory; InvalidError unless they lie one behind the other."""
+    if not isinstance(tensor, _tmesh.Tensor):
+        raise TypeError(f"a tmesh.Tensor is needed, not {type(tensor).__name__}: tmesh.put() makes one")
+    if not tensor.nbytes:
+        raise InvalidError(22, "a tensor without elements has no memory to register")
+    return tensor.reshape(-1).view("uint8").numpy()
+
+
+@dataclass
+class _Piece:
+    """A registered tensor: its bytes where this process sees them, and where the engine does."""
+
+    tensor: _tmesh.Tensor
+    seen: Any
+    registered: Any
+
+    def spans(self, address: int, nbytes: int) -> bool:
+        return 0 <= address - _address(self.seen) <= int(self.seen.nbytes) - nbytes
+
+
+def _address(array: Any) -> int:
+    return int(array.ctypes.data)
+
+
+class Registration:
+    """Tensors that an engine has registered, until close(); their memory stays that long. Use it with "with". One thread
+    at a time."""
+
+    ENGINE = ""
+
+    def __init__(self, tensors: Sequence[_tmesh.Tensor], writable: bool) -> None:
+        if not 0 < len(tensors) <= MAX_PLACES:
+            raise InvalidError(22, f"1 to {MAX_PLACES} tensors can be registered at once, not {len(tensors)}")
+        self.writable = writable
+        self.closed = False
+        self._pieces = [self._piece(tensor) for tensor in tensors]
+        self._register([(_address(piece.registered), piece.registered.nbytes) for piece in self._pieces])
+
+    def _piece(self, tensor: _tmesh.Tensor) -> _Piece:
+        seen = bytes_of(tensor)
+        if self.writable:
+            if not tensor.writable:
+                raise AccessError(13, "writable=True: this tensor is sealed or was opened for reading; it can be offered for "
+                                  "reading only")
+            return _Piece(tensor, seen, seen)
+        if not tensor.sealed:
+            raise AccessError(13, "a peer can write to whatever the engine has registered, and this tensor is not sealed: "
+                              "seal() it, or say writable=True")
+        return _Piece(tensor, seen, self._for_reading(tensor, seen))
+
+    def _for_reading(self, tensor: _tmesh.Tensor, seen: Any) -> Any:
+        """Of sealed memory what is registered: pages that a peer writes to become this mapping's own, and neither the
+        region nor the process is harmed."""
+        return bytes_of(tensor.private())
+
+    def offer(self) -> bytes:
+        """What a peer needs; send it by any means that keeps it from strangers."""
+        self._open()
+        peer, metadata = self._describe()
+        return Offer(self.ENGINE, peer, metadata, tuple(
+            Place(_address(piece.registered), piece.registered.nbytes, piece.tensor.dtype, piece.tensor.shape, self.writable)
+            for piece in self._pieces)).to_bytes()
+
+    def close(self) -> None:
+        """Ends what was offered: peers' reads fail from now on. Twice is as good as once."""
+        if not self.closed:
+            self.closed = True
+            self._unregister([(_address(piece.registered), piece.registered.nbytes) for piece in self._pieces])
+            self._pieces.clear()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        if self.closed:
+            raise ReleasedError(9, "this registration is closed")
+
+    def local(self, tensor: _tmesh.Tensor, *, writes: bool) -> tuple[int, int]:
+        """Where the engine has a registered tensor, or a part of one: address and bytes. writes: the engine will write."""
+        self._open()
+        array = bytes_of(tensor)
+        at = _address(array)
+        piece = next((piece for piece in self._pieces if piece.spans(at, array.nbytes)), None)
+        if piece is None:
+            raise NotFoundError(2, "this tensor is not part of what was registered here: register() it, and use parts of "
+                                "that very tensor")
+        if writes and not self.writable:
+            raise AccessError(13, "what a peer has cannot be read into sealed memory: read into a tensor of "
+                              "register(..., writable=True)")
+        return _address(piece.registered) + at - _address(piece.seen), array.nbytes
+
+    def _register(self, spans: list[tuple[int, int]]) -> None:
+        raise NotImplementedError
+
+    def _unregister(self, spans: list[tuple[int, int]]) -> None:
+        raise NotImplementedError
+
+    def _describe(self) -> tuple[str, bytes]:
+        raise NotImplementedError
+
+
+# From here to there: a local tensor, the number of a peer's, and bytes into the peer's.
+Move = tuple[_tmesh.Tensor, int, int]
+
+
+class Peer:
+    """Another process that has made an offer, until close(). Reads and writes go by the engine; each call waits until all of
+    it is done. Use it with "with". One thread at a time."""
+
+    def __init__(self, mine: Registration, offer: bytes) -> None:
+        mine._open()
+        self._mine = mine
+        self.offer = Offer.from_bytes(offer, mine.ENGINE)
+        self.closed = False
+        self._join()
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The peer's tensors."""
+        return self.offer.places
+
+    def read(self, into: _tmesh.Tensor | Iterable[Move], place: int = 0, offset: int = 0,
+             timeout: float | None = None) -> None:
+        """The peer's bytes from offset of its tensor place into a registered tensor, or a part of one; or many of
+        (tensor, place, offset) at once. When it fails, what was to be filled may be half filled."""
+        self._move("READ", into, place, offset, timeout)
+
+    def write(self, source: _tmesh.Tensor | Iterable[Move], place: int = 0, offset: int = 0,
+              timeout: float | None = None) -> None:
+        """The other way. AccessError where the peer offers its memory for reading only."""
+        self._move("WRITE", source, place, offset, timeout)
+
+    def _move(self, operation: str, what: _tmesh.Tensor | Iterable[Move], place: int, offset: int,
+              timeout: float | None) -> None:
+        if self.closed:
+            raise ReleasedError(9, "this peer is closed")
+        if timeout is not None and not 0 <= timeout < 1 << 32:
+            raise InvalidError(22, f"a timeout of {timeout} seconds")
+        moves = [(what, place, offset)] if isinstance(what, _tmesh.Tensor) else list(what)
+        spans = []
+        for tensor, number, start in moves:
+            address, nbytes = self._mine.local(tensor, writes=operation == "READ")
+            if not 0 <= number < len(self.places):
+                raise InvalidError(22, f"the peer offers {len(self.places)} tensors, none with the number {number}")
+            there = self.places[number]
+            if not 0 <= start <= there.nbytes - nbytes:
+                raise InvalidError(22, f"{nbytes} bytes from byte {start} are not within the peer's tensor {number}, which has "
+                                   f"{there.nbytes}")
+            if operation == "WRITE" and not there.writable:
+                raise AccessError(13, f"the peer offers its tensor {number} for reading only")
+            spans.append((address, there.address + start, nbytes))
+        if spans:
+            self._transfer(operation, spans, timeout)
+
+    def close(self) -> None:
+        """Lets the engine forget the peer. Twice is as good as once."""
+        if not self.closed:
+            self.closed = True
+            self._leave()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _join(self) -> None:
+        """Makes the peer known to the engine."""
+
+    def _leave(self) -> None:
+        """Undoes that."""
+
+    def _transfer(self, operation: str, spans: list[tuple[int, int, int]], timeout: float | None) -> None:
+        raise NotImplementedError
