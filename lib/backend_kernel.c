@@ -354,7 +354,7 @@ static bool kernel_is_sealed(const struct tmesh_region *region)
 }
 
 static int kernel_set_description(struct tmesh_region *region, const char *text, uint32_t bytes,
-			   struct tmesh_error *err)
+				  struct tmesh_error *err)
 {
 	struct tmesh_desc desc = {
 		.size = sizeof(desc),
@@ -549,7 +549,8 @@ static void get_desc(int fd, uint64_t id, struct tmesh_region_info *info)
 
 	if (ioctl(fd, TMESH_DESC_GET, &desc))
 		desc.bytes = 0;
-	info->description[desc.bytes < TMESH_DESCRIPTION_LEN ? desc.bytes : TMESH_DESCRIPTION_LEN] = '\0';
+	info->description[desc.bytes < TMESH_DESCRIPTION_LEN ? desc.bytes : TMESH_DESCRIPTION_LEN] =
+		'\0';
 }
 
 static int kernel_info(struct tmesh_region *region, struct tmesh_region_info *info,
@@ -581,7 +582,7 @@ static bool kernel_pool_fits(const struct tmesh_region *region, uint64_t bytes,
 	       region->opts.gid == opts->gid && region->opts.linger_ms == opts->linger_ms;
 }
 
-static bool kernel_pool_alone(const struct tmesh_region *region)
+static bool kernel_pool_alone(struct tmesh_region *region)
 {
 	struct tmesh_info info;
 

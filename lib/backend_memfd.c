@@ -556,7 +556,7 @@ static int trailer_set(struct tmesh_region *region, const char *text, uint32_t b
 }
 
 static int memfd_set_description(struct tmesh_region *region, const char *text, uint32_t bytes,
-			  struct tmesh_error *err)
+				 struct tmesh_error *err)
 {
 	if (region->kind & TMESH_KIND_FOREIGN)
 		return tmesh_fail(err, -EOPNOTSUPP,
@@ -682,6 +682,7 @@ static int memfd_token(struct tmesh_region *region, uint32_t rights, char *token
 	if (rc)
 		return rc;
 	tmesh_region_lock(region);
+	region->lent = rights == TMESH_READ && tmesh_memfd_lend(region);
 	pthread_mutex_lock(&region->ctx->lock);
 	rc = region->leash_cut ? tmesh_fail(err, -ESTALE, "token: the region was taken back")
 			       : tmesh_server_token(region, rights, &parts, err);
@@ -745,9 +746,9 @@ static bool memfd_pool_fits(const struct tmesh_region *region, uint64_t bytes,
 	       opts->mode == region->opts.mode && opts->linger_ms == region->opts.linger_ms;
 }
 
-static bool memfd_pool_alone(const struct tmesh_region *region)
+static bool memfd_pool_alone(struct tmesh_region *region)
 {
-	return true;
+	return !region->lent || tmesh_memfd_returned(region);
 }
 
 static int memfd_pool_renew(struct tmesh_region *region, uint64_t bytes,
@@ -759,6 +760,8 @@ static int memfd_pool_renew(struct tmesh_region *region, uint64_t bytes,
 	strcpy(region->label, opts->label);
 	region->opts = *opts;
 	region->opts.label = region->label;
+	memset(region->tokens, 0, sizeof(region->tokens));
+	region->lent = region->fd_stays = false;
 	return trailer_set(region, NULL, 0) ? -errno : 0;
 }
 

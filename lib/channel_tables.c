@@ -79,6 +79,8 @@ static int write_region(struct tmesh_channel *channel, struct tmesh_region *regi
 
 void tmesh_channel_let_go(struct tmesh_channel *channel)
 {
+	struct channel_region *table = channel_regions(channel, channel->lane);
+
 	for (uint32_t i = 0; i < channel->shape.regions; i++) {
 		struct channel_sent_region *sent = &channel->sent_regions[i];
 
@@ -86,6 +88,9 @@ void tmesh_channel_let_go(struct tmesh_channel *channel)
 		    taken(channel, sent->until)) {
 			tmesh_region_unref(sent->region);
 			sent->region = NULL;
+			/* So that receivers who keep it open for nothing let go of it, too. */
+			atomic_store_explicit(&table[i].words[CHANNEL_R_ID], 0,
+					      memory_order_relaxed);
 		}
 	}
 }
@@ -257,6 +262,19 @@ static void make_room(struct tmesh_channel *channel, uint64_t bytes)
 	}
 }
 
+/* Those that their sender has let go of, and whose tensors nobody has here. */
+static void close_returned(struct tmesh_channel *channel, uint32_t lane)
+{
+	struct channel_region *table = channel_regions(channel, channel_lane(channel, lane));
+	struct channel_known_region *known = &channel->known_regions[lane * channel->shape.regions];
+
+	for (uint32_t i = 0; i < channel->shape.regions; i++)
+		if (known[i].region &&
+		    !atomic_load_explicit(&table[i].words[CHANNEL_R_ID], memory_order_relaxed) &&
+		    idle(channel, &known[i]))
+			forget_region(channel, &known[i]);
+}
+
 static int open_region_now(struct tmesh_channel *channel, uint32_t lane, uint32_t entry,
 			   uint64_t id, struct channel_known_region *known, struct tmesh_error *err)
 {
@@ -273,6 +291,7 @@ static int open_region_now(struct tmesh_channel *channel, uint32_t lane, uint32_
 		return nonsense("region", err);
 	if (words[CHANNEL_R_RIGHTS] & ~(uint64_t)(TMESH_READ | TMESH_WRITE))
 		return nonsense("rights", err);
+	close_returned(channel, lane);
 	rc = tmesh_region_open(channel->ctx, token, (uint32_t)words[CHANNEL_R_RIGHTS], &region,
 			       err);
 	if (rc)

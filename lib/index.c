@@ -347,7 +347,9 @@ bool tmesh_index_view_closed(const struct tmesh_index_view *view)
 
 bool tmesh_index_hit_holds(const struct tmesh_index_hit *hit)
 {
-	atomic_thread_fence(memory_order_acquire);
+	/* Either this sees that the entry has gone, or the producer, who looks after that whether
+	 * anybody has the file (memfd_fd.c), sees ours open. */
+	atomic_thread_fence(memory_order_seq_cst);
 	return atomic_load_explicit(&hit->slot->seq, memory_order_relaxed) == hit->seq;
 }
 

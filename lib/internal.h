@@ -145,7 +145,7 @@ int tmesh_read_tensor_opts(const struct tmesh_region_opts *opts, struct tmesh_re
 /* Whether a tensor that is put with these checked options is sealed then. */
 static inline bool tmesh_opts_seal(const struct tmesh_region_opts *opts)
 {
-	return !opts->arena && !(opts->flags & TMESH_REGION_UNSEALED);
+	return !opts->arena && !(opts->flags & (TMESH_REGION_UNSEALED | TMESH_REGION_REUSE));
 }
 
 /* fork.c */
@@ -196,7 +196,7 @@ struct tmesh_region {
 	char label[TMESH_LABEL_LEN + 1];
 	bool created; /* by this context: counts against max_bytes, may go to the pool */
 	bool pinning;
-	bool private; /* what is written through it is this process's own: region.c */
+	bool private;	 /* what is written through it is this process's own: region.c */
 	bool align_huge; /* map at a multiple of 2 MiB and advise huge pages */
 
 	pthread_mutex_t lock; /* guards the rest; take it with region_lock() */
@@ -205,6 +205,7 @@ struct tmesh_region {
 	unsigned int maps;
 	atomic_bool sealed;
 	atomic_bool shared; /* created here, and others may hold the memory: never to the pool */
+	atomic_bool lent;   /* memfd: others have had it for reading only, and may hold it still */
 	atomic_bool reads_only; /* memfd: fd cannot write, whatever the rights: memfd_fd.c */
 	bool fd_stays;		/* memfd: never make it so */
 	bool warm;		/* its pages are there and mapped: write through the mapping */
@@ -316,7 +317,7 @@ struct tmesh_backend_ops {
 	/* Without it: look whether anybody has sealed the region. */
 	bool (*is_sealed)(const struct tmesh_region *region);
 	int (*set_description)(struct tmesh_region *region, const char *text, uint32_t bytes,
-			struct tmesh_error *err);
+			       struct tmesh_error *err);
 
 	int (*read)(struct tmesh_region *region, uint64_t offset, void *data, uint64_t bytes,
 		    struct tmesh_error *err);
@@ -344,7 +345,7 @@ struct tmesh_backend_ops {
 	bool (*pool_fits)(const struct tmesh_region *region, uint64_t bytes,
 			  const struct tmesh_region_opts *opts);
 	/* Nobody else holds it as far as the backend can tell. */
-	bool (*pool_alone)(const struct tmesh_region *region);
+	bool (*pool_alone)(struct tmesh_region *region);
 	/* Give it the identity of a new region; contents are the caller's business. */
 	int (*pool_renew)(struct tmesh_region *region, uint64_t bytes,
 			  const struct tmesh_region_opts *opts);

@@ -72,6 +72,11 @@ int tmesh_memfd_fd_told(struct tmesh_region *region, struct tmesh_error *err);
 /* A descriptor that can write, to be put back before region->lock is released. */
 int tmesh_memfd_writer_get(struct tmesh_region *region, struct tmesh_error *err);
 void tmesh_memfd_writer_put(const struct tmesh_region *region, int fd);
+/* Whether readers may come and go, and the memory serve another region afterwards; region->lock is
+ * held. */
+bool tmesh_memfd_lend(struct tmesh_region *region);
+/* Of a region that no token names any more: no other open file, mapping or message holds it. */
+bool tmesh_memfd_returned(struct tmesh_region *region);
 /* A new descriptor to give away with @rights; one of the locks is held. */
 int tmesh_memfd_handle(struct tmesh_region *region, uint32_t rights, struct tmesh_error *err);
 

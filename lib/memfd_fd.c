@@ -12,6 +12,8 @@
 #include "memfd.h"
 
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 void tmesh_fd_name(char name[TMESH_FD_NAME], int number)
@@ -132,6 +134,43 @@ void tmesh_memfd_writer_put(const struct tmesh_region *region, int fd)
 	if (fd != region->fd)
 		close(fd);
 	errno = code;
+}
+
+/* The mapping is made before the descriptor is opened anew: as what made the file it is no holder
+ * of its own. */
+bool tmesh_memfd_lend(struct tmesh_region *region)
+{
+	if (!(region->opts.flags & TMESH_REGION_REUSE) || region->shared)
+		return false;
+	return region->lent ||
+	       (!region->reads_only && !region->fd_stays &&
+		tmesh_region_map_locked(region, PROT_READ | PROT_WRITE, NULL) == 0);
+}
+
+/*
+ * The kernel gives a lease for writing to the only open file of an inode alone. Readers have the
+ * read-only file that tokens led to, or one of their own, and keep it by a descriptor, by a mapping
+ * or in a message under way. So that file is let go of here first. What made the inode, which the
+ * mapping keeps, counts as no open file.
+ *
+ * Who opens the file while the lease is there waits, and the kernel tells the lease's owner by a
+ * signal: one that does nothing where nobody wants it.
+ */
+bool tmesh_memfd_returned(struct tmesh_region *region)
+{
+	atomic_thread_fence(memory_order_seq_cst); /* tmesh_index_hit_holds() */
+	if (region->reads_only) {
+		int own = tmesh_memfd_reopen(region, O_RDWR, NULL);
+
+		if (own < 0)
+			return false;
+		dup3(own, region->fd, O_CLOEXEC);
+		close(own);
+		region->reads_only = false;
+	}
+	return fcntl(region->fd, F_SETSIG, SIGURG) == 0 &&
+	       fcntl(region->fd, F_SETLEASE, F_WRLCK) == 0 &&
+	       fcntl(region->fd, F_SETLEASE, F_UNLCK) == 0;
 }
 
 int tmesh_memfd_handle(struct tmesh_region *region, uint32_t rights, struct tmesh_error *err)

@@ -12,10 +12,10 @@ int tmesh_check_rights(uint32_t rights, struct tmesh_error *err)
 	return 0;
 }
 
-#define REGION_FLAGS                                                                \
-	((uint32_t)(TMESH_REGION_HUGE | TMESH_REGION_TRY_HUGE | TMESH_REGION_NODE | \
+#define REGION_FLAGS                                                                      \
+	((uint32_t)(TMESH_REGION_HUGE | TMESH_REGION_TRY_HUGE | TMESH_REGION_NODE |       \
 		    TMESH_REGION_GID | TMESH_REGION_NO_PIN | TMESH_REGION_UNINITIALIZED | \
-		    TMESH_REGION_UNSEALED))
+		    TMESH_REGION_UNSEALED | TMESH_REGION_REUSE))
 
 static int check_region_opts(struct tmesh_region_opts *out, struct tmesh_error *err)
 {
@@ -68,9 +68,11 @@ int tmesh_read_tensor_opts(const struct tmesh_region_opts *opts, struct tmesh_re
 	out->size = sizeof(*out);
 	if (!out->arena)
 		return check_region_opts(out, err);
-	if (out->flags & ~(uint32_t)TMESH_REGION_UNSEALED || out->mode || out->gid || out->node || out->linger_ms || out->label)
-		return tmesh_fail(err, -EINVAL,
-				  "a tensor in an arena has what the arena was made with: give no "
-				  "flags but UNSEALED, mode, gid, node, linger_ms or label beside it");
+	if (out->flags & ~(uint32_t)TMESH_REGION_UNSEALED || out->mode || out->gid || out->node ||
+	    out->linger_ms || out->label)
+		return tmesh_fail(
+			err, -EINVAL,
+			"a tensor in an arena has what the arena was made with: give no "
+			"flags but UNSEALED, mode, gid, node, linger_ms or label beside it");
 	return 0;
 }

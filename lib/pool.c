@@ -6,9 +6,12 @@
  *
  * Only memory that nobody else can hold comes here: created by this context, never sent,
  * named by a token, derived, exported, sealed or given out as a descriptor, and not
- * inherited by a child that was forked meanwhile. A region that leaves the pool is zeroed,
- * or, for callers who overwrite it anyway, as the last user in this very context left it,
- * with the rest of its last page zeroed.
+ * inherited by a child that was forked meanwhile. With TMESH_REGION_REUSE it may have been
+ * named by tokens for reading. Then it waits here until the kernel knows of nobody who
+ * still has it; docs/rendezvous.md says why nobody gets it later.
+ *
+ * A region that leaves the pool is zeroed, or, for callers who overwrite it anyway, as the
+ * last user in this very context left it, with the rest of its last page zeroed.
  */
 #include "internal.h"
 
@@ -18,10 +21,16 @@
 /* Bytes bound the pool's memory, this its descriptors and the walk along it. */
 #define POOL_REGIONS 128
 
-static bool alone(const struct tmesh_region *region)
+/* Nobody but those to whom it was lent can have it. */
+static bool ours(const struct tmesh_region *region)
 {
 	return region->created && !region->shared && !region->sealed && region->maps == 0 &&
-	       region->forks == tmesh_fork_count() && region->ctx->ops->pool_alone(region);
+	       region->forks == tmesh_fork_count();
+}
+
+static bool alone(struct tmesh_region *region)
+{
+	return ours(region) && region->ctx->ops->pool_alone(region);
 }
 
 /* Takes what is over the bounds off the tail; the caller destroys it without the lock. */
@@ -52,19 +61,26 @@ static void destroy_all(struct tmesh_region *region)
 	}
 }
 
-bool tmesh_pool_put(struct tmesh_region *region)
+static void put(struct tmesh_ctx *ctx, struct tmesh_region *region)
 {
-	struct tmesh_ctx *ctx = region->ctx;
 	struct tmesh_region *rest;
 
-	if (ctx->pool_max == 0 || region->alloc > ctx->pool_max || !alone(region))
-		return false;
 	pthread_mutex_lock(&ctx->lock);
 	region->pool_next = ctx->pool;
 	ctx->pool = region;
 	rest = trim(ctx);
 	pthread_mutex_unlock(&ctx->lock);
 	destroy_all(rest);
+}
+
+bool tmesh_pool_put(struct tmesh_region *region)
+{
+	struct tmesh_ctx *ctx = region->ctx;
+
+	if (ctx->pool_max == 0 || region->alloc > ctx->pool_max ||
+	    !(region->lent ? ours(region) : alone(region)))
+		return false;
+	put(ctx, region);
 	return true;
 }
 
@@ -106,21 +122,30 @@ static int renew(struct tmesh_region *region, uint64_t bytes, const struct tmesh
 struct tmesh_region *tmesh_pool_get(struct tmesh_ctx *ctx, uint64_t bytes,
 				    const struct tmesh_region_opts *opts)
 {
-	struct tmesh_region *region;
+	struct tmesh_region *region, *held = NULL;
 
 	if (ctx->pool_max == 0)
 		return NULL;
-	while ((region = take(ctx, bytes, opts))) {
-		if (renew(region, bytes, opts) == 0) {
-			atomic_store(&region->refs, 1);
-			region->warm = true;
-			tmesh_count(ctx, COUNT_POOL_HITS, 1);
-			return region;
+	while ((region = take(ctx, bytes, opts)) && renew(region, bytes, opts)) {
+		if (region->lent && ours(region)) {
+			region->pool_next = held;
+			held = region;
+		} else {
+			tmesh_region_destroy(region);
 		}
-		tmesh_region_destroy(region);
 	}
-	tmesh_count(ctx, COUNT_POOL_MISSES, 1);
-	return NULL;
+	while (held) {
+		struct tmesh_region *next = held->pool_next;
+
+		put(ctx, held);
+		held = next;
+	}
+	if (region) {
+		atomic_store(&region->refs, 1);
+		region->warm = true;
+	}
+	tmesh_count(ctx, region ? COUNT_POOL_HITS : COUNT_POOL_MISSES, 1);
+	return region;
 }
 
 bool tmesh_pool_drain(struct tmesh_ctx *ctx)

@@ -23,6 +23,7 @@ struct bound {
 	unsigned int refs;
 	char name[TMESH_XLA_NAME_MAX + 1];
 	enum tmesh_channel_role role;
+	struct tmesh_ctx *ctx;
 	struct tmesh_channel *channel;
 	struct tmesh_arena *arena;
 	bool busy;	      /* it is somebody's turn */
@@ -32,7 +33,9 @@ struct bound {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct bound *list;
-static struct tmesh_ctx *context; /* from the first binding on */
+static struct tmesh_ctx *context; /* while there are bindings */
+static unsigned int bindings;
+static uint64_t limit; /* of the context: max_bytes */
 
 static struct bound **find(const char *name)
 {
@@ -49,6 +52,38 @@ static int not_bound(const char *name, struct tmesh_error *err)
 			  TMESH_XLA_NAME_MAX, name);
 }
 
+/* The library's own context, beside those of the process that loads it. It goes with the last
+ * binding, and with it the memory that was kept for the next push. */
+static int get_context(struct tmesh_ctx **out, struct tmesh_error *err)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .pool_bytes = TMESH_XLA_POOL_BYTES};
+	int rc = 0;
+
+	pthread_mutex_lock(&lock);
+	opts.max_bytes = limit;
+	if (!context)
+		rc = tmesh_ctx_open(&opts, &context, err);
+	if (!rc) {
+		bindings++;
+		*out = context;
+	}
+	pthread_mutex_unlock(&lock);
+	return rc;
+}
+
+static void put_context(void)
+{
+	struct tmesh_ctx *ctx = NULL;
+
+	pthread_mutex_lock(&lock);
+	if (!--bindings) {
+		ctx = context;
+		context = NULL;
+	}
+	pthread_mutex_unlock(&lock);
+	tmesh_ctx_unref(ctx);
+}
+
 static void bound_put(struct bound *bound)
 {
 	bool last;
@@ -60,6 +95,7 @@ static void bound_put(struct bound *bound)
 		return;
 	tmesh_channel_unref(bound->channel);
 	tmesh_arena_unref(bound->arena);
+	put_context();
 	pthread_cond_destroy(&bound->turned);
 	free(bound);
 }
@@ -83,19 +119,6 @@ static struct bound *take_out(struct bound **at)
 	return bound;
 }
 
-/* The library's own context, beside those of the process that loads it. */
-static int get_context(struct tmesh_ctx **out, struct tmesh_error *err)
-{
-	int rc = 0;
-
-	pthread_mutex_lock(&lock);
-	if (!context)
-		rc = tmesh_ctx_open(NULL, &context, err);
-	*out = context;
-	pthread_mutex_unlock(&lock);
-	return rc;
-}
-
 static int bound_new(struct tmesh_ctx *ctx, const char *name, const char *token,
 		     enum tmesh_channel_role role, struct bound **out, struct tmesh_error *err)
 {
@@ -113,6 +136,7 @@ static int bound_new(struct tmesh_ctx *ctx, const char *name, const char *token,
 		free(bound);
 		return rc;
 	}
+	bound->ctx = ctx;
 	pthread_condattr_init(&monotonic);
 	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
 	pthread_cond_init(&bound->turned, &monotonic);
@@ -137,10 +161,13 @@ int tmesh_xla_bind(const char *name, const char *token, enum tmesh_channel_role 
 				  "a name has 1 to %d bytes of UTF-8 without control characters",
 				  TMESH_XLA_NAME_MAX);
 	rc = get_context(&ctx, err);
-	if (!rc)
-		rc = bound_new(ctx, name, token, role, &bound, err);
 	if (rc)
 		return rc;
+	rc = bound_new(ctx, name, token, role, &bound, err);
+	if (rc) {
+		put_context();
+		return rc;
+	}
 	pthread_mutex_lock(&lock);
 	at = find(name);
 	old = take_out(at);
@@ -194,20 +221,29 @@ int tmesh_xla_flush(const char *name, int64_t timeout_ns, struct tmesh_error *er
 	return rc;
 }
 
+void tmesh_xla_limit(uint64_t max_bytes)
+{
+	pthread_mutex_lock(&lock);
+	limit = max_bytes;
+	if (context)
+		tmesh_ctx_limit(context, max_bytes);
+	pthread_mutex_unlock(&lock);
+}
+
 int tmesh_xla_stats(struct tmesh_stats *stats, struct tmesh_error *err)
 {
-	struct tmesh_ctx *ctx;
 	size_t size = stats ? stats->size : 0;
+	int rc = 0;
 
 	if (size < sizeof(size))
 		return tmesh_fail(err, -EINVAL, "set size to sizeof(struct tmesh_stats)");
 	pthread_mutex_lock(&lock);
-	ctx = context;
+	if (context)
+		rc = tmesh_stats(context, stats);
+	else
+		memset((char *)stats + sizeof(size), 0, size - sizeof(size));
 	pthread_mutex_unlock(&lock);
-	if (ctx)
-		return tmesh_stats(ctx, stats);
-	memset((char *)stats + sizeof(size), 0, size - sizeof(size));
-	return 0;
+	return rc;
 }
 
 static int cancelled(struct tmesh_error *err)
@@ -241,7 +277,7 @@ static int wait_for_turn(struct turn *turn, struct tmesh_error *err)
 	if (bound->busy)
 		return timed_out(bound->role, err);
 	bound->busy = true;
-	turn->ctx = context;
+	turn->ctx = bound->ctx;
 	turn->channel = bound->channel;
 	turn->arena = bound->arena;
 	return 0;

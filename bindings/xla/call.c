@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Larger tensors get regions of their own, which are sealed. */
+/* Larger tensors get regions of their own, to be used again, and sealed ones always do. */
 #define SMALL_BYTES 65536
 
 /* Handlers are asked for their version when they are registered, and must not tell a newer one than
@@ -97,13 +97,15 @@ static uint64_t bytes_of(const struct ffi_buffer *buffer)
 	return bytes;
 }
 
-static int copy_out(const struct turn *turn, const struct ffi_buffer *buffer,
+static int copy_out(const struct turn *turn, const struct ffi_buffer *buffer, bool seal,
 		    struct tmesh_message *message, struct tmesh_error *err)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts)};
 
-	if (bytes_of(buffer) <= SMALL_BYTES)
+	if (!seal && bytes_of(buffer) <= SMALL_BYTES)
 		opts.arena = turn->arena;
+	else if (!seal)
+		opts.flags = TMESH_REGION_REUSE;
 	return tmesh_tensor_put(turn->ctx, xla_dtype(buffer->dtype), (int32_t)buffer->rank,
 				buffer->dims, buffer->data, &opts, &message->tensor, err);
 }
@@ -119,7 +121,7 @@ static int push(struct turn *turn, const struct request *request, struct tmesh_e
 		return tmesh_fail(err, -ENOMEM, "no memory for %lld messages",
 				  (long long)request->count);
 	for (i = 0; i < request->count && !rc; i++)
-		rc = copy_out(turn, request->tensors[i], &messages[i], err);
+		rc = copy_out(turn, request->tensors[i], request->seal, &messages[i], err);
 	for (i = 0; i < request->count && !rc; i++)
 		rc = xla_turn_wait(turn, send_some, &messages[i], err);
 	for (i = 0; i < request->count; i++)

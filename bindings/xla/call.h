@@ -24,6 +24,7 @@ const char *xla_dtype_name(int number);
 struct request {
 	char channel[TMESH_XLA_NAME_MAX + 1];
 	int64_t timeout_ns;
+	bool seal;
 	const uint32_t *sequence; /* NULL: none */
 	uint32_t *next;		  /* where it comes back; may be the same place */
 	struct ffi_buffer *const *tensors;

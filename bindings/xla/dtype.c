@@ -8,7 +8,7 @@ static const struct {
 	const char *name;
 	enum tmesh_dtype dtype;
 } types[] = {
-	[1] = {"bool", TMESH_BOOL},
+	[FFI_PRED] = {"bool", TMESH_BOOL},
 	[2] = {"int8", TMESH_INT8},
 	[3] = {"int16", TMESH_INT16},
 	[4] = {"int32", TMESH_INT32},

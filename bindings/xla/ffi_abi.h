@@ -48,6 +48,7 @@ enum ffi_attr_type {
 
 /* Numbers of elements' types; dtype.c has the others' names. */
 enum ffi_dtype {
+	FFI_PRED = 1,
 	FFI_S64 = 5,
 	FFI_U32 = 8,
 };

@@ -50,12 +50,28 @@ static int read_timeout(int type, const void *value, struct request *request,
 	return 0;
 }
 
-static int read_attrs(const struct ffi_attrs *attrs, struct request *request,
-		      struct tmesh_error *err)
+static int read_seal(int type, const void *value, enum tmesh_channel_role role,
+		     struct request *request, struct tmesh_error *err)
+{
+	const struct ffi_scalar *scalar = value;
+	uint8_t seal;
+
+	if (role != TMESH_CHANNEL_SEND)
+		return tmesh_fail(err, -EINVAL, "the attribute seal is a push's, not a pop's");
+	if (type != FFI_ATTR_SCALAR || scalar->dtype != FFI_PRED)
+		return tmesh_fail(err, -EINVAL, "the attribute seal is a bool");
+	memcpy(&seal, scalar->value, sizeof(seal));
+	request->seal = seal;
+	return 0;
+}
+
+static int read_attrs(const struct ffi_attrs *attrs, enum tmesh_channel_role role,
+		      struct request *request, struct tmesh_error *err)
 {
 	int rc = 0;
 
 	request->channel[0] = '\0';
+	request->seal = false;
 	request->timeout_ns = TMESH_XLA_TIMEOUT_MS * INT64_C(1000000);
 	for (int64_t i = 0; i < attrs->count && !rc; i++) {
 		const struct ffi_text *name = attrs->names[i];
@@ -64,9 +80,12 @@ static int read_attrs(const struct ffi_attrs *attrs, struct request *request,
 			rc = read_channel(attrs->types[i], attrs->values[i], request, err);
 		else if (text_is(name, "timeout_ms"))
 			rc = read_timeout(attrs->types[i], attrs->values[i], request, err);
+		else if (text_is(name, "seal"))
+			rc = read_seal(attrs->types[i], attrs->values[i], role, request, err);
 		else
 			rc = tmesh_fail(err, -EINVAL,
-					"there is no attribute %.*s, only channel and timeout_ms",
+					"there is no attribute %.*s, only channel, timeout_ms and "
+					"seal",
 					(int)(name->bytes < 64 ? name->bytes : 64), name->at);
 	}
 	if (!rc && !request->channel[0])
@@ -123,7 +142,7 @@ int xla_request(const struct ffi_frame *frame, enum tmesh_channel_role role,
 	const struct ffi_buffers *others = role == TMESH_CHANNEL_SEND ? out : in;
 	bool sequence = others->count > 0;
 	void *from = NULL, *to = NULL;
-	int rc = read_attrs(&frame->attrs, request, err);
+	int rc = read_attrs(&frame->attrs, role, request, err);
 
 	if (rc)
 		return rc;

@@ -39,6 +39,10 @@ enum tmesh_region_flags {
 					      * overwrite all of it before others can see it */
 	TMESH_REGION_UNSEALED = 1 << 6,	     /* tmesh_tensor_put() leaves the tensor writable;
 					      * tmesh_tensor_create() never seals */
+	TMESH_REGION_REUSE = 1 << 7,	     /* a token for reading does not keep the memory from
+					      * the pool: once the last unref came and the kernel
+					      * knows of no other holder, it may become another
+					      * region (memfd). Tensors are put UNSEALED */
 };
 
 struct tmesh_arena;
@@ -69,8 +73,8 @@ int tmesh_region_create(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmes
 			struct tmesh_region **out, struct tmesh_error *err);
 
 struct tmesh_region *tmesh_region_ref(struct tmesh_region *region);
-/* The last reference unmaps and closes the region. If no other process can hold it, it may go to
- * the pool. */
+/* The last reference unmaps and closes the region. If no other process can hold it, or it was made
+ * with REUSE, it may go to the pool. */
 void tmesh_region_unref(struct tmesh_region *region);
 
 /*
@@ -90,8 +94,8 @@ void tmesh_region_unmap(struct tmesh_region *region, uint32_t rights);
 /*
  * Copy bytes in or out without a mapping of the caller; counted as copies. Writing uses the
  * cheapest way (cold memory: without a fault for each page; warm and large: past the caches).
- * Reading never raises a signal: memory that was taken away gives -ESTALE. Writing does the same where
- * such memory reads as zeros (TMESH_TAKEN_ZERO).
+ * Reading never raises a signal: memory that was taken away gives -ESTALE. Writing does the same
+ * where such memory reads as zeros (TMESH_TAKEN_ZERO).
  */
 int tmesh_region_write(struct tmesh_region *region, uint64_t offset, const void *data,
 		       uint64_t bytes, struct tmesh_error *err);

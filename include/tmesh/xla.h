@@ -28,12 +28,15 @@ struct XLA_FFI_Error;
 /* Of the attribute timeout_ms: its default, and the longest wait, a week. */
 #define TMESH_XLA_TIMEOUT_MS 60000
 #define TMESH_XLA_TIMEOUT_MS_MAX (7 * 24 * 3600 * 1000)
+/* Of memory that receivers have let go of, or still have, kept for the next push. */
+#define TMESH_XLA_POOL_BYTES (512u << 20)
 
 /*
  * The handlers. Attributes of both:
  *
  *   channel     string: a bound name
  *   timeout_ms  int64: longest wait for the whole call, 0 to TMESH_XLA_TIMEOUT_MS_MAX
+ *   seal        bool, of push alone: each tensor in a sealed region of its own; false: see below
  *
  * Any other attribute is refused. The sequence is a uint32 without dimensions. A call that takes it
  * gives it back plus one, so that calls which hand it on happen in this order; where XLA aliases
@@ -44,8 +47,12 @@ struct XLA_FFI_Error;
  *   pop   operands: the sequence, or none. Results: the sequence if there is an operand, then
  *         tensors. One message is received for each; its dtype and shape must be the result's.
  *
- * A tensor is copied once. Messages that have gone or come before an error stay gone or taken. So
- * is a message that does not fit. The next call starts at the message behind it.
+ * A tensor is copied once. What is not sealed its receivers only read, and this library writes it
+ * no more while anybody has it. Tensors of up to 64 KiB lie in an arena; the memory of a larger one
+ * serves a later push once the kernel knows of no other holder (TMESH_REGION_REUSE; memfd). If
+ * receivers keep what they get, each push has new memory. Messages that have gone or come before an
+ * error stay gone or taken. So is a message that does not fit. The next call starts at the message
+ * behind it.
  *
  * Errors, by XLA's codes: INVALID_ARGUMENT (attributes, operands, results; a message of another
  * dtype or shape, both are said; dtypes that channels do not carry; more than TMESH_MAX_DIMS
@@ -83,8 +90,12 @@ int tmesh_xla_cancel(const char *name, struct tmesh_error *err);
  */
 int tmesh_xla_flush(const char *name, int64_t timeout_ns, struct tmesh_error *err);
 
-/* tmesh_stats() of the context that this library has for itself: what was copied, above all. Zeros
- * before the first binding. Return: 0; -EINVAL. */
+/* At most so many bytes under way or held by this library, of all names together; 0: no limit. A
+ * push beyond it gives RESOURCE_EXHAUSTED. */
+void tmesh_xla_limit(uint64_t max_bytes);
+
+/* tmesh_stats() of the context that this library has for itself: what was copied, above all. It
+ * goes with the last binding; then all is zero. Return: 0; -EINVAL. */
 int tmesh_xla_stats(struct tmesh_stats *stats, struct tmesh_error *err);
 
 #ifdef __cplusplus

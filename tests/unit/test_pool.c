@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: MIT
 /* The pool: what may be reused, and what its next user and others may see of it. */
+#include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include "unit.h"
@@ -206,6 +209,173 @@ static void test_shared_never(void **state)
 	tmesh_region_unref(other);
 }
 
+static uint64_t inode_of(const struct tmesh_region *region)
+{
+	struct stat st;
+
+	assert_int_equal(fstat(region->fd, &st), 0);
+	return st.st_ino;
+}
+
+static struct tmesh_region *lent(void *ctx, char *token)
+{
+	struct tmesh_region *region = make(ctx, SIZE, TMESH_REGION_REUSE, "lent");
+	uint8_t byte = 0xaa;
+
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	assert_ok(tmesh_region_write(region, 0, &byte, 1, err));
+	return region;
+}
+
+/* What comes next is the memory of that inode, or is not. */
+static void expect_next(void *ctx, uint64_t inode, bool same)
+{
+	struct tmesh_region *region = make(ctx, SIZE, 0, "next");
+	uint8_t byte = 1;
+
+	assert_int_equal(inode_of(region) == inode, same);
+	assert_ok(tmesh_region_read(region, 0, &byte, 1, err));
+	assert_int_equal(byte, 0);
+	/* Not to be the next one's. */
+	assert_ok(tmesh_region_seal(region, err));
+	tmesh_region_unref(region);
+}
+
+/* Lent memory comes back when its last reader has gone, and its tokens are dead by then. */
+static void test_lent(void **state)
+{
+	struct tmesh_region *region, *reader;
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_ctx *other;
+	uint64_t inode, hits;
+	void *addr;
+
+	if (unit_on_kernel()) {
+		region = lent(*state, token);
+		expect_not_pooled(*state, region);
+		return;
+	}
+	assert_ok(tmesh_ctx_open(NULL, &other, err));
+	for (int turn = 0; turn < 3; turn++) {
+		region = lent(*state, token);
+		inode = inode_of(region);
+		assert_ok(tmesh_region_open(other, token, TMESH_READ, &reader, err));
+		if (turn ==
+		    1) /* the mapping alone holds it, as in a process that closed the rest */
+			assert_ok(tmesh_region_map(reader, TMESH_READ, &addr, err));
+		tmesh_region_unref(region);
+		assert_int_equal(stats_of(*state).pool_bytes, 20480);
+		hits = stats_of(*state).pool_hits;
+		expect_next(*state, inode, false);
+		assert_int_equal(stats_of(*state).pool_hits, hits);
+		assert_int_equal(stats_of(*state).pool_bytes, 20480);
+		if (turn == 1) {
+			close(reader->fd);
+			expect_next(*state, inode, false);
+			reader->fd = open("/dev/null", O_RDONLY);
+		}
+		assert_refused(tmesh_region_open(other, token, TMESH_READ, &region, err), -ENOENT,
+			       "no such region");
+		tmesh_region_unref(reader);
+		expect_next(*state, inode, true);
+		assert_int_equal(stats_of(*state).pool_hits, hits + 1);
+	}
+	/* And once more for the same memory. */
+	region = lent(*state, token);
+	inode = inode_of(region);
+	for (int turn = 0; turn < 3; turn++) {
+		uint64_t id = tmesh_region_id(region);
+
+		assert_ok(tmesh_region_open(other, token, TMESH_READ, &reader, err));
+		assert_true(tmesh_region_id(reader) == id);
+		tmesh_region_unref(reader);
+		tmesh_region_unref(region);
+		region = lent(*state, token);
+		assert_int_equal(inode_of(region), inode);
+		assert_true(tmesh_region_id(region) != id);
+	}
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(other);
+}
+
+/* What opens the token it reads, says so, and keeps what it has. */
+static pid_t reader_start(int *told, int *says)
+{
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_region *region;
+	struct tmesh_ctx *ctx;
+	int tell[2], say[2];
+	pid_t child;
+
+	assert_int_equal(pipe(tell) | pipe(say), 0);
+	child = fork();
+	if (child == 0) {
+		if (read(tell[0], token, sizeof(token)) == sizeof(token) &&
+		    !tmesh_ctx_open(NULL, &ctx, NULL) &&
+		    !tmesh_region_open(ctx, token, TMESH_READ, &region, NULL) &&
+		    write(say[1], "", 1) == 1)
+			pause();
+		_exit(1);
+	}
+	close(tell[0]);
+	close(say[1]);
+	*told = tell[1];
+	*says = say[0];
+	return child;
+}
+
+/* Another process holds what it has until it is killed, and an unread message its descriptor. */
+static void test_lent_to_others(void **state)
+{
+	struct tmesh_region *region, *reader;
+	char token[TMESH_TOKEN_SIZE], byte;
+	int status, pair[2], told, says;
+	struct tmesh_ctx *other;
+	uint64_t inode;
+	pid_t child;
+
+	if (unit_on_kernel())
+		return;
+	child = reader_start(&told, &says);
+	region = lent(*state, token);
+	inode = inode_of(region);
+	assert_int_equal(write(told, token, sizeof(token)), sizeof(token));
+	assert_int_equal(read(says, &byte, 1), 1);
+	tmesh_region_unref(region);
+	expect_next(*state, inode, false);
+	kill(child, SIGKILL);
+	assert_int_equal(waitpid(child, &status, 0), child);
+	expect_next(*state, inode, true);
+	close(told);
+	close(says);
+
+	assert_ok(tmesh_ctx_open(NULL, &other, err));
+	region = lent(*state, token);
+	inode = inode_of(region);
+	assert_ok(tmesh_region_open(other, token, TMESH_READ, &reader, err));
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+	assert_ok(tmesh_region_send(reader, pair[0], TMESH_READ, err));
+	tmesh_region_unref(reader);
+	tmesh_region_unref(region);
+	expect_next(*state, inode, false);
+	close(pair[0]);
+	close(pair[1]);
+	expect_next(*state, inode, true);
+
+	/* Given in any other way it never comes back. */
+	region = lent(*state, token);
+	assert_ok(tmesh_region_token(region, RW, token, err));
+	expect_not_pooled(*state, region);
+	region = lent(*state, token);
+	assert_true(tmesh_region_fd(region) >= 0);
+	expect_not_pooled(*state, region);
+	region = lent(*state, token);
+	assert_ok(tmesh_region_derive(region, TMESH_READ, &reader, err));
+	tmesh_region_unref(reader);
+	expect_not_pooled(*state, region);
+	tmesh_ctx_unref(other);
+}
+
 static void test_bounds(void **state)
 {
 	struct tmesh_region *regions[6], *many[200];
@@ -338,6 +508,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_zeroed, setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_uninitialized, setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_shared_never, setup, unit_ctx_teardown),
+		cmocka_unit_test_setup_teardown(test_lent, setup, unit_ctx_teardown),
+		cmocka_unit_test_setup_teardown(test_lent_to_others, setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_bounds, setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_alike_only, setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_yields, setup, unit_ctx_teardown),

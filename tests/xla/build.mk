@@ -23,7 +23,7 @@ $(XLA_TEST_OUT)/peer: $(XLA_TESTS)/peer.c $(B)/libtmesh.a
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 $< $(B)/libtmesh.a $(LIB_LIBS) -o $@
 
-XLA_PROGRAMS := asan/test_abi asan/test_call asan/test_turns tsan/test_turns
+XLA_PROGRAMS := asan/test_abi asan/test_call asan/test_memory asan/test_turns tsan/test_turns
 
 xla_pytest = TMESH_TEST_PEER=$(XLA_TEST_OUT)/peer LD_LIBRARY_PATH=$(CURDIR)/$(B) PYTHONPATH=$(PYTHON_DIR)/tests $(1)/bin/python -B -P -m pytest -p conftest \
 	-c $(PYTHON_DIR)/pyproject.toml --rootdir . --tap $(XLA_TESTS)

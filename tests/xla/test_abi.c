@@ -64,6 +64,7 @@ static void test_numbers(void **state)
 	assert_int_equal(FFI_ATTR_DICTIONARY, XLA_FFI_AttrType_DICTIONARY);
 	assert_int_equal(FFI_ATTR_SCALAR, XLA_FFI_AttrType_SCALAR);
 	assert_int_equal(FFI_ATTR_STRING, XLA_FFI_AttrType_STRING);
+	assert_int_equal(FFI_PRED, XLA_FFI_DataType_PRED);
 	assert_int_equal(FFI_S64, XLA_FFI_DataType_S64);
 	assert_int_equal(FFI_U32, XLA_FFI_DataType_U32);
 	assert_int_equal(FFI_CANCELLED, XLA_FFI_Error_Code_CANCELLED);

@@ -108,7 +108,7 @@ def test_order_along_a_sequence(ends):
         return sequence
 
     program = jax.jit(mixed)
-    for _ in range(1000 // 10 if LONG else 20):
+    for _ in range(1000 if LONG else 20):
         sequence = jax.block_until_ready(program(xla.sequence(), jnp.float32(0), jnp.ones((100, 100))))
         assert int(sequence) == 10
         assert ends.all() == list(range(10))
@@ -126,6 +126,34 @@ def test_nothing_is_merged_hoisted_or_dropped(ends):
     _, a, b = run(program, xla.sequence(), 7.0)
     assert sorted([float(a), float(b)]) == [10, 20]
     assert ends.all(6) == [7] * 6
+
+
+def test_forms_without_side_effect(ends):
+    """As EXLA writes calls: no side effect, no alias. What hands the sequence on stays, in its order; without that a
+    push that nobody needs is dropped, which Python's calls cannot ask for."""
+    def call(target, results, *operands):
+        return jax.ffi.ffi_call(target, results)(*operands, channel="out" if "push" in target else "in",
+                                                 timeout_ms=np.int64(10_000))
+
+    sequence = jax.ShapeDtypeStruct((), "uint32")
+
+    def kept(now, x):
+        now = jax.lax.fori_loop(0, 5, lambda i, s: call("tmesh_push", sequence, s, x), now)
+        now, a = call("tmesh_pop", (sequence, SCALAR), now)
+        now, b = call("tmesh_pop", (sequence, SCALAR), now)
+        return now, a, b
+
+    ends.put(1, 2)
+    now, a, b = run(kept, xla.sequence(), 7.0)
+    assert (int(now), float(a), float(b)) == (7, 1, 2)
+    assert ends.all() == [7] * 5
+
+    def dropped(now, x):
+        call("tmesh_push", sequence, now, x)
+        return x
+
+    run(dropped, xla.sequence(), 7.0)
+    assert ends.all() == []
 
 
 def test_scan_and_while(ends):
@@ -315,6 +343,33 @@ def test_full_channel(ends):
         xla.unbind("out", timeout=0.05)
     small.recv(), small.recv()
     xla.flush("out", timeout=10)
+
+
+def test_memory_of_pushes(ends):
+    """It is used again once the receiver has let go, unless it is sealed; there is a limit."""
+    def times(count, **how):
+        program = jax.jit(lambda s, x: xla.push(s, x, channel="out", timeout=10, **how))
+        before = xla.stats()["regions_created"]
+        for step in range(count):
+            program(xla.sequence(), jnp.full(100_000, step, "float32")).block_until_ready()
+            got = ends.outbox.recv(timeout=10)
+            assert got.sealed == how.get("seal", False)
+            assert np.asarray(got)[[0, -1]].tolist() == [step, step]
+            got.release()
+        return xla.stats()["regions_created"] - before
+
+    assert times(5, seal=True) == 5
+    assert times(20) <= 4
+    xla.limit(1_000_000)
+    try:
+        pushes = jax.jit(lambda s: xla.push(s, [jnp.zeros(100_000)] * 3, channel="out"))
+        with refused("RESOURCE_EXHAUSTED", "max_bytes"):
+            jax.block_until_ready(pushes(xla.sequence()))
+    finally:
+        xla.limit(0)
+    with pytest.raises(ValueError, match="max_bytes"):
+        xla.limit(-1)
+    assert ends.all() == []
 
 
 def test_bind_anew_without_compiling(ends):

@@ -46,7 +46,7 @@ from typing import Any
 from . import _tmesh, errors
 from ._tmesh import Channel
 
-__all__ = ["bind", "cancel", "flush", "pop", "push", "scan", "sequence", "stats", "unbind", "while_loop"]
+__all__ = ["bind", "cancel", "flush", "limit", "pop", "push", "scan", "sequence", "stats", "unbind", "while_loop"]
 
 try:
     # Not by their names: mypy would read all of JAX, where that is installed.
@@ -130,8 +130,16 @@ def flush(name: str, timeout: float | None = None) -> None:
     _call("flush", _bytes(name), ctypes.c_int64(-1 if timeout is None else int(timeout * 1e9)))
 
 
+def limit(max_bytes: int) -> None:
+    """Let pushes have at most so many bytes under way, of all names together; 0: no limit. One beyond it gets
+    RESOURCE_EXHAUSTED."""
+    if not 0 <= max_bytes < 1 << 64:
+        raise ValueError(f"max_bytes is 0 to 2**64 - 1, not {max_bytes}")
+    _library().tmesh_xla_limit(ctypes.c_uint64(max_bytes))
+
+
 def stats() -> dict[str, int]:
-    """What libtmesh-xla counted, as tmesh.stats(): it has a context of its own."""
+    """What libtmesh-xla counted, as tmesh.stats(): it has a context of its own, while names are bound."""
     counted = _Stats(size=ctypes.sizeof(_Stats))
     _call("stats", ctypes.byref(counted))
     return {name: getattr(counted, name) for name in _STATS}
@@ -149,14 +157,16 @@ def sequence() -> Any:
     return jax.numpy.zeros((), "uint32")
 
 
-def push(sequence: Any, tensors: Any, channel: str, timeout: float = 60.0) -> Any:
+def push(sequence: Any, tensors: Any, channel: str, timeout: float = 60.0, seal: bool = False) -> Any:
     """Send arrays, one message each; gives the next sequence.
 
-    tensors: an array or a tree of arrays, sent in the order of jax.tree.leaves()."""
+    tensors: an array or a tree of arrays, sent in the order of jax.tree.leaves().
+    seal: each in a sealed region of its own, with fresh pages. Otherwise receivers only read, and the memory
+    serves a later push once none of them has it any more."""
     leaves = [jax.lax.stop_gradient(jax.numpy.asarray(leaf)) for leaf in jax.tree.leaves(tensors)]
     if not leaves:
         raise ValueError("there is no array to push")
-    return _handler("tmesh_push", [], channel, timeout)(_check(sequence), leaves)[0]
+    return _handler("tmesh_push", [], channel, timeout, seal=bool(seal))(_check(sequence), leaves)[0]
 
 
 def pop(sequence: Any, like: Any, channel: str, timeout: float = 60.0) -> tuple[Any, Any]:
@@ -202,12 +212,12 @@ def _template(like: Any) -> Any:
     return jax.ShapeDtypeStruct(numpy.shape(like), dtype)
 
 
-def _handler(target: str, results: list[Any], channel: str, timeout: float) -> Callable[..., Any]:
+def _handler(target: str, results: list[Any], channel: str, timeout: float, **more: Any) -> Callable[..., Any]:
     """A function of a sequence and operands that gives the next sequence and results of these shapes."""
     _library()
     if not 0 <= timeout <= 7 * 24 * 3600:
         raise ValueError(f"timeout is 0 to 604800 seconds (a week), not {timeout}")
-    attributes = {"channel": channel, "timeout_ms": numpy.int64(math.ceil(timeout * 1000))}
+    attributes = {"channel": channel, "timeout_ms": numpy.int64(math.ceil(timeout * 1000)), **more}
 
     def once(sequence: Any, operands: Any) -> Any:
         given = jax.ffi.ffi_call(target, (jax.ShapeDtypeStruct((), "uint32"), *results), has_side_effect=True,
