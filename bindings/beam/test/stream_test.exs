@@ -240,6 +240,107 @@ defmodule Tmesh.StreamTest do
     end
   end
 
+  describe "a channel of the infeed" do
+    defp infed(opts \\ []) do
+      stream = stream(opts)
+      {:ok, token} = Stream.attach_channel(stream, feed: :infeed, slots: 2)
+      {:ok, into} = Channel.open(token, :recv)
+      {stream, into}
+    end
+
+    test "makes pushes wait while it is full, and keeps the order" do
+      {stream, into} = infed(infeed_limit: 1)
+      ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
+      :ok = Stream.push_infeed(stream, {ref, "first"})
+      # Two slots, with the outlet, in the infeed.
+      for n <- 1..3, do: :ok = Stream.push_infeed(stream, "#{n}")
+      eventually(fn -> match?({:error, _}, Stream.push_infeed(stream, "no room", 20)) end)
+      late = later(fn -> Stream.push_infeed(stream, "4") end)
+      waiting(stream, 1)
+      assert {:ok, {%TensorRef{} = got, "first"}} = Channel.recv(into)
+      assert ZeroCopy.to_binary!(got) == "abcd"
+      for n <- 1..4, do: assert(Channel.recv(into) == {:ok, "#{n}"})
+      assert Task.await(late) == :ok
+      assert {:error, %Error{type: :timeout}} = Channel.recv(into, 0)
+    end
+
+    test "carries what was pushed before, and keeps what nobody took" do
+      stream = stream()
+      :ok = Stream.push_infeed(stream, "early")
+      {:ok, token} = Stream.attach_channel(stream, feed: :infeed, slots: 1)
+      {:ok, into} = Channel.open(token, :recv)
+      assert {:ok, "early"} = Channel.recv(into)
+      :ok = Channel.close(into)
+
+      eventually(fn ->
+        match?({:error, %Error{type: :gone}}, Stream.push_infeed(stream, "late", 1_000))
+      end)
+
+      {:ok, token} = Stream.attach_channel(stream, feed: :infeed)
+      {:ok, into} = Channel.open(token, :recv)
+      assert {:ok, "late"} = Channel.recv(into, 5_000)
+    end
+
+    test "ends the waits of those who push" do
+      {stream, into} = infed(infeed_limit: 1)
+      tasks = for n <- 1..8, do: later(fn -> Stream.push_infeed(stream, "#{n}") end)
+      waiting(stream, 4)
+      :ok = Channel.close(into)
+      results = Task.await_many(tasks)
+      assert Enum.count(results, &(&1 == :ok)) == 4
+      assert Enum.count(results, &match?({:error, %Error{type: :gone}}, &1)) == 4
+    end
+
+    test "refuses what no channel carries" do
+      {stream, into} = infed()
+      ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
+
+      for bad <- [
+            :atom,
+            %{ref | handle: nil},
+            {ref, :x},
+            {ref, String.duplicate("x", 25)},
+            String.duplicate("x", 57)
+          ] do
+        assert {:error, %Error{type: :invalid}} = Stream.push_infeed(stream, bad)
+      end
+
+      # Its tensor goes while it waits for its turn: said by the next push.
+      ZeroCopy.release!(ref)
+      :ok = Stream.push_infeed(stream, ref)
+      eventually(fn -> :sys.get_state(stream).refused != nil end)
+      assert {:error, %Error{type: :closed}} = Stream.push_infeed(stream, "not sent")
+      :ok = Stream.push_infeed(stream, "good")
+      assert {:ok, "good"} = Channel.recv(into)
+    end
+
+    test "is one, and may be refused" do
+      {stream, _into} = infed()
+      assert {:error, %Error{type: :busy}} = Stream.attach_channel(stream, feed: :infeed)
+      :ok = stop_supervised(Stream)
+      stream = stream()
+      assert {:error, %Error{type: :invalid}} = Stream.attach_channel(stream, feed: :sideways)
+
+      assert {:error, %Error{type: :protocol}} =
+               Stream.attach_channel(stream, feed: :infeed, token: "nonsense")
+
+      :ok = Stream.push_infeed(stream, :any_term)
+      assert {:error, %Error{type: :invalid}} = Stream.attach_channel(stream, feed: :infeed)
+      assert {:ok, :any_term} = Stream.pop_infeed(stream)
+      assert {:ok, _token} = Stream.attach_channel(stream, feed: :infeed)
+    end
+
+    test "ends with the stream" do
+      for reason <- [:normal, :kill] do
+        {:ok, stream} = GenServer.start(Stream, infeed_limit: 1, outfeed_limit: 1)
+        {:ok, token} = Stream.attach_channel(stream, feed: :infeed)
+        {:ok, into} = Channel.open(token, :recv)
+        if reason == :normal, do: GenServer.stop(stream), else: Process.exit(stream, :kill)
+        assert {:error, %Error{type: :gone}} = Channel.recv(into, 5_000)
+      end
+    end
+  end
+
   describe "a channel" do
     @python System.get_env("TMESH_TEST_PYTHON", "python3")
 

@@ -42,6 +42,16 @@ defmodule Tmesh.Stream do
 
   When all who sent are gone, also by being killed, the pop behind their last value gives `:gone`.
 
+  With `feed: :infeed` what is pushed into the infeed goes through the channel to whoever receives
+  there, a JAX program by `tmesh.xla.pop` for example. A push waits while the channel and the infeed are full.
+
+      {:ok, token} = Tmesh.Stream.attach_channel(:my_stream, feed: :infeed)
+      # Python: tmesh.xla.bind("batches", token, "recv")
+      :ok = Tmesh.Stream.push_infeed(:my_stream, Tmesh.ZeroCopy.from_binary!(bytes, shape, :float32))
+
+  Then values are what channels carry, others are refused (`:invalid`). When all who received are gone, pushes
+  give `:gone`. What the channel had not got yet stays in the infeed, and goes to the next channel that is attached.
+
   ## Terms in tensors
 
   To name the process to a computation that only takes tensors, `encode_term/2` makes a tensor's
@@ -53,9 +63,11 @@ defmodule Tmesh.Stream do
   import Tmesh.Bang
 
   alias Tmesh.{Channel, Error}
+  alias Tmesh.ZeroCopy.TensorRef
 
   @type stream :: GenServer.server()
   @type result :: :ok | {:error, Error.t()}
+  @type attach_option :: {:feed, :infeed | :outfeed} | {:token, String.t()} | Channel.option()
 
   @default_limit 16
   # What has passed through a process is garbage there, and held until it is collected: it is when
@@ -122,15 +134,20 @@ defmodule Tmesh.Stream do
     do: ask(stream, {:push, :outfeed, value}, timeout)
 
   @doc """
-  Have what others send through a channel come out of the outfeed; the token is for them.
+  Have what others send through a channel come out of the outfeed; the token is for them. With
+  `feed: :infeed`, have what is pushed into the infeed go to others.
 
-  Options are those of `Tmesh.Channel.create/2`; or `token` and those of `Tmesh.Channel.open/3`, for
-  a channel that somebody else has made. A stream may have several channels.
+  Other options are those of `Tmesh.Channel.create/2`; or `token` and those of `Tmesh.Channel.open/3`, for
+  a channel that somebody else has made. An outfeed may have several channels, an infeed one at a time (`:busy`).
 
   Where a message cannot be had, the pop that would have got it gives the error of
   `Tmesh.Channel.recv/2`. After any but `:not_found` the channel is closed.
 
-  Errors: `:closed`, and those of `create/2` and `open/3`.
+  A value that the infeed's channel refuses, because its tensor was released for example, is lost, and
+  the next push gives the error of `Tmesh.Channel.send/3` in place of being done.
+
+  Errors: `:closed`, `:busy`, `:invalid` (also: the infeed has what no channel carries), and those of `create/2`
+  and `open/3`.
 
       iex> {:ok, stream} = Tmesh.Stream.start_link()
       iex> {:ok, token} = Tmesh.Stream.attach_channel(stream)
@@ -139,12 +156,17 @@ defmodule Tmesh.Stream do
       iex> Tmesh.Stream.pop_outfeed(stream)
       {:ok, "from afar"}
   """
-  @spec attach_channel(stream(), [{:token, String.t()} | Channel.option()]) ::
+  @spec attach_channel(stream(), [attach_option()]) ::
           {:ok, token :: String.t()} | {:error, Error.t()}
   def attach_channel(stream, opts \\ []) do
-    if Keyword.keyword?(opts),
-      do: call(stream, {:attach, opts}),
-      else: {:error, Error.new(:invalid, "options must be a keyword list")}
+    with true <- Keyword.keyword?(opts),
+         {feed, opts} when feed in [:infeed, :outfeed] <- Keyword.pop(opts, :feed, :outfeed) do
+      call(stream, {:attach, feed, opts})
+    else
+      _wrong ->
+        {:error,
+         Error.new(:invalid, "options are a keyword list, and feed: is :infeed or :outfeed")}
+    end
   end
 
   @doc """
@@ -196,7 +218,7 @@ defmodule Tmesh.Stream do
 
   bang attach_channel(
          stream :: stream(),
-         opts :: [{:token, String.t()} | Channel.option()] \\ []
+         opts :: [attach_option()] \\ []
        ) :: String.t()
 
   bang encode_term(term :: term(), size :: pos_integer() \\ 512) :: binary()
@@ -237,12 +259,24 @@ defmodule Tmesh.Stream do
        outfeed: %Queue{limit: limits[:outfeed_limit]},
        # monitor => {queue, :takers or :givers, from, timer}
        waiting: %{},
-       # One for each channel.
-       feeders: []
+       # One for each channel of the outfeed.
+       feeders: [],
+       # Of the infeed's channel: its process, nil, or the error that it ended with.
+       outlet: nil,
+       # Of a value that it did not take: for the next push.
+       refused: nil
      }}
   end
 
   @impl true
+  def handle_call({{:push, :infeed, value}, timeout}, from, state) do
+    case state do
+      %{refused: %Error{} = error} -> {:reply, {:error, error}, %{state | refused: nil}}
+      %{outlet: %Error{} = error} -> {:reply, {:error, error}, state}
+      _open -> push_infeed(value, timeout, from, state)
+    end
+  end
+
   def handle_call({{:push, name, value}, timeout}, from, state),
     do: push(name, {:value, value}, timeout, from, state)
 
@@ -250,7 +284,28 @@ defmodule Tmesh.Stream do
   def handle_call({:fail, error}, from, state),
     do: push(:outfeed, {:error, error}, :infinity, from, state)
 
-  def handle_call({:attach, opts}, from, state) do
+  # The outlet's.
+  def handle_call({:refused, error}, _from, state), do: {:reply, :ok, %{state | refused: error}}
+
+  def handle_call({:ended, values, outlet}, _from, state),
+    do: {:reply, :ok, give_back(%{state | outlet: outlet}, values)}
+
+  def handle_call({:attach, :infeed, opts}, from, state) do
+    cond do
+      is_pid(state.outlet) ->
+        {:reply, {:error, Error.new(:busy, "the infeed has a channel")}, state}
+
+      not Enum.all?(waiting_values(state.infeed), &carried?/1) ->
+        {:reply, {:error, Error.new(:invalid, "the infeed has values that no channel carries")},
+         state}
+
+      true ->
+        stream = self()
+        {:noreply, %{state | outlet: spawn_link(fn -> drain(stream, from, opts) end)}}
+    end
+  end
+
+  def handle_call({:attach, :outfeed, opts}, from, state) do
     stream = self()
     feeder = spawn_link(fn -> feed(stream, from, opts) end)
     {:noreply, %{state | feeders: [feeder | Enum.filter(state.feeders, &Process.alive?/1)]}}
@@ -300,7 +355,49 @@ defmodule Tmesh.Stream do
 
   # An end that is not an error's leaves those that are linked alive.
   @impl true
-  def terminate(_reason, state), do: Enum.each(state.feeders, &Process.exit(&1, :kill))
+  def terminate(_reason, state) do
+    feeders = if is_pid(state.outlet), do: [state.outlet | state.feeders], else: state.feeders
+    Enum.each(feeders, &Process.exit(&1, :kill))
+  end
+
+  defp push_infeed(value, timeout, from, state) do
+    if state.outlet == nil or carried?(value),
+      do: push(:infeed, {:value, value}, timeout, from, state),
+      else:
+        {:reply,
+         {:error, Error.new(:invalid, "a channel carries open refs and short binaries only")},
+         state}
+  end
+
+  defp carried?(%TensorRef{handle: handle}), do: handle != nil
+
+  defp carried?({%TensorRef{handle: handle}, bytes}),
+    do: handle != nil and is_binary(bytes) and byte_size(bytes) <= 24
+
+  defp carried?(bytes), do: is_binary(bytes) and byte_size(bytes) <= 56
+
+  defp waiting_values(queue) do
+    givers = for {_monitor, {:value, value}} <- :queue.to_list(queue.givers), do: value
+    for({:value, value} <- :queue.to_list(queue.values), do: value) ++ givers
+  end
+
+  # To the front, and beyond the bound by one: it has been there already.
+  defp give_back(state, values) do
+    queue = state.infeed
+    front = Enum.reduce(values, queue.values, &:queue.in_r({:value, &1}, &2))
+    queue = %Queue{queue | values: front, size: queue.size + length(values)}
+    givers = for {monitor, _entry} <- :queue.to_list(queue.givers), do: monitor
+    Enum.reduce(givers, %{state | infeed: queue}, &turn_away/2)
+  end
+
+  # Who waits with a value hears why nobody will take it.
+  defp turn_away(monitor, %{outlet: %Error{} = error} = state) do
+    %{^monitor => {_name, _side, from, _timer}} = state.waiting
+    GenServer.reply(from, {:error, error})
+    forget(state, monitor)
+  end
+
+  defp turn_away(_monitor, state), do: state
 
   defp push(name, entry, timeout, from, state) do
     queue = Map.fetch!(state, name)
@@ -315,7 +412,7 @@ defmodule Tmesh.Stream do
 
   # The end of a channel is its process's, and waiting for messages is not the stream's business.
   defp feed(stream, from, opts) do
-    case join(Keyword.pop(opts, :token)) do
+    case join(Keyword.pop(opts, :token), :recv) do
       {:ok, channel} ->
         GenServer.reply(from, {:ok, channel.token})
         pass_on(stream, channel)
@@ -325,8 +422,44 @@ defmodule Tmesh.Stream do
     end
   end
 
-  defp join({nil, opts}), do: Channel.create(:recv, opts)
-  defp join({token, opts}), do: Channel.open(token, :recv, opts)
+  # The same of the infeed.
+  defp drain(stream, from, opts) do
+    case join(Keyword.pop(opts, :token), :send) do
+      {:ok, channel} ->
+        GenServer.reply(from, {:ok, channel.token})
+        pass_in(stream, channel)
+
+      {:error, _error} = failed ->
+        :ok = GenServer.call(stream, {:ended, [], nil}, :infinity)
+        GenServer.reply(from, failed)
+    end
+  end
+
+  defp pass_in(stream, channel) do
+    with {:ok, value} <- next_in(stream) do
+      case Channel.send(channel, value) do
+        :ok ->
+          pass_in(stream, channel)
+
+        {:error, %Error{type: type} = error} when type in [:gone, :protocol] ->
+          GenServer.call(stream, {:ended, [value], error}, :infinity)
+
+        {:error, error} ->
+          :ok = GenServer.call(stream, {:refused, error}, :infinity)
+          pass_in(stream, channel)
+      end
+    end
+  end
+
+  defp next_in(stream) do
+    with {:error, %Error{type: :timeout}} <- pop_infeed(stream, @idle_ms) do
+      :erlang.garbage_collect()
+      pop_infeed(stream)
+    end
+  end
+
+  defp join({nil, opts}, role), do: Channel.create(role, opts)
+  defp join({token, opts}, role), do: Channel.open(token, role, opts)
 
   defp pass_on(stream, channel) do
     case next(channel) do
