@@ -9,22 +9,28 @@ ENGINE_SO     := $(B)/libtmesh-engine.so.$(VERSION)
 ENGINE_A      := $(B)/libtmesh-engine.a
 ENGINE_SRC    := $(wildcard $(ENGINE)/*.c)
 ENGINE_HEADERS := include/tmesh/engine.h include/tmesh/graph.h
-ENGINE_CPPFLAGS := $(COMMON_CPPFLAGS) -iquote $(ENGINE)
+ENGINE_CPPFLAGS = $(COMMON_CPPFLAGS) -iquote $(ENGINE) -DTMESH_ENGINE_DIR='"$(ENGINE_PLUGIN_DIR)"'
 
 ENGINE_ONNX     := $(B)/tmesh-engine-onnx.so
 ENGINE_ONNX_SRC := $(wildcard $(ENGINE)/onnx/*.c)
 ENGINE_PLUGINS  := $(ENGINE_ONNX)
 ENGINE_PLUGIN_DIR = $(LIBDIR)/tmesh
 
-engine: $(B)/libtmesh-engine.so $(ENGINE_A) $(ENGINE_PLUGINS) ## build libtmesh-engine and the engines
+# The program that serves an engine; what it has in common with its clients is linked into both.
+ENGINE_PROCESS     := $(B)/tmesh-engine
+ENGINE_PROCESS_SRC := $(wildcard $(ENGINE)/process/*.c)
+
+engine: $(B)/libtmesh-engine.so $(ENGINE_A) $(ENGINE_PLUGINS) $(ENGINE_PROCESS) ## build libtmesh-engine, the engines and tmesh-engine
 
 # engine_objects(variant, flags): as lib_objects()
 define engine_objects
 ENGINE_OBJ_$(1) := $(ENGINE_SRC:$(ENGINE)/%.c=$(B)/engine-$(1)/%.o)
 ENGINE_ONNX_OBJ_$(1) := $(ENGINE_ONNX_SRC:$(ENGINE)/%.c=$(B)/engine-$(1)/%.o)
+ENGINE_PROCESS_OBJ_$(1) := $(ENGINE_PROCESS_SRC:$(ENGINE)/%.c=$(B)/engine-$(1)/%.o)
 $(B)/engine-$(1)/%.o: $(ENGINE)/%.c $(ENGINE)/build.mk
 	@mkdir -p $$(@D)
 	$$(CC) $$(CPPFLAGS) $$(ENGINE_CPPFLAGS) $$(CFLAGS) $$(WARN) $$(LIB_CFLAGS) $(2) -MMD -MP -c -o $$@ $$<
+-include $(ENGINE_PROCESS_SRC:$(ENGINE)/%.c=$(B)/engine-$(1)/%.d)
 -include $(ENGINE_SRC:$(ENGINE)/%.c=$(B)/engine-$(1)/%.d) $(ENGINE_ONNX_SRC:$(ENGINE)/%.c=$(B)/engine-$(1)/%.d)
 endef
 $(eval $(call engine_objects,plain,))
@@ -44,6 +50,19 @@ $(B)/libtmesh-engine.so: $(ENGINE_SO)
 $(ENGINE_ONNX): $(ENGINE_ONNX_OBJ_plain) $(COMMON_OBJ)
 	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-z,defs -o $@ $^ -ldl
 
+# ENGINE_LIB=build/libtmesh-engine.so and TOOLS_LIB=build/libtmesh.so link the shared ones.
+ENGINE_LIB ?= $(ENGINE_A)
+TOOLS_LIB  ?= $(LIB_A)
+
+$(ENGINE_PROCESS): $(ENGINE_PROCESS_OBJ_plain) $(B)/engine-plain/remote_wire.o $(COMMON_OBJ) $(ENGINE_LIB) $(TOOLS_LIB)
+	$(CC) $(CFLAGS) $(LDFLAGS) $(ENGINE_PROCESS_OBJ_plain) $(if $(filter %.so,$(ENGINE_LIB)),$(B)/engine-plain/remote_wire.o) \
+		$(if $(filter %.so,$(TOOLS_LIB)),$(COMMON_OBJ)) $(ENGINE_LIB) $(TOOLS_LIB) $(LIB_LIBS) -ldl -o $@
+
+# For the tests with hostile clients.
+$(B)/asan/tmesh-engine: $(ENGINE_PROCESS_OBJ_asan) $(B)/libtmesh-engine-asan.a $(LIB_ASAN)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(ASAN_FLAGS) $^ $(LIB_LIBS) -ldl -o $@
+
 # The static ones have nothing of lib/common/: libtmesh's archive, which they are linked with, has.
 $(ENGINE_A): $(ENGINE_OBJ_plain)
 $(B)/libtmesh-engine-asan.a: $(ENGINE_OBJ_asan)
@@ -59,6 +78,9 @@ install-engine: engine
 	ln -sf $(ENGINE_SONAME) $(DESTDIR)$(LIBDIR)/libtmesh-engine.so
 	$(INSTALL) -m 644 $(ENGINE_A) $(DESTDIR)$(LIBDIR)/
 	$(INSTALL) -m 644 $(ENGINE_PLUGINS) $(DESTDIR)$(ENGINE_PLUGIN_DIR)/
+	$(INSTALL) -d $(DESTDIR)$(BINDIR) $(DESTDIR)$(UNITDIR)
+	$(INSTALL) -m 755 $(ENGINE_PROCESS) $(DESTDIR)$(BINDIR)/
+	sed -e 's|@bindir@|$(BINDIR)|' packaging/systemd/tmesh-engine@.service.in > $(DESTDIR)$(UNITDIR)/tmesh-engine@.service
 	sed -e 's|@prefix@|$(PREFIX)|' -e 's|@libdir@|$(LIBDIR)|' \
 		-e 's|@includedir@|$(INCLUDEDIR)|' -e 's|@version@|$(VERSION)|' \
 		$(ENGINE)/libtmesh-engine.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/libtmesh-engine.pc
@@ -67,6 +89,7 @@ install-engine: engine
 uninstall-engine:
 	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,$(notdir $(ENGINE_SO)) $(ENGINE_SONAME) libtmesh-engine.so \
 		libtmesh-engine.a pkgconfig/libtmesh-engine.pc)
+	rm -f $(DESTDIR)$(BINDIR)/tmesh-engine $(DESTDIR)$(UNITDIR)/tmesh-engine@.service
 	rm -f $(addprefix $(DESTDIR)$(ENGINE_PLUGIN_DIR)/,$(notdir $(ENGINE_PLUGINS)))
 	[ ! -d $(DESTDIR)$(ENGINE_PLUGIN_DIR) ] || rmdir --ignore-fail-on-non-empty $(DESTDIR)$(ENGINE_PLUGIN_DIR)
 	$(call uninstall_headers,$(ENGINE_HEADERS))

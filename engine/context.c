@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine_internal.h"
+#include "remote.h"
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static atomic_uint life;
@@ -34,6 +34,29 @@ int engine_enter(const struct tmesh_engine_context *context, struct tmesh_error 
 		"not here: make a context in this process");
 }
 
+/* Without an engine yet. */
+static struct tmesh_engine_context *new_context(struct tmesh_ctx *ctx, uint32_t sessions)
+{
+	struct tmesh_engine_context *context = calloc(1, sizeof(*context));
+
+	if (!context)
+		return NULL;
+	pthread_once(&once, watch_forks);
+	context->refs = 1;
+	context->life = engine_life();
+	context->keep = sessions ? sessions : ENGINE_SESSIONS;
+	pthread_mutex_init(&context->lock, NULL);
+	context->ctx = tmesh_ctx_ref(ctx);
+	return context;
+}
+
+static void free_context(struct tmesh_engine_context *context)
+{
+	tmesh_ctx_unref(context->ctx);
+	pthread_mutex_destroy(&context->lock);
+	free(context);
+}
+
 int tmesh_engine_context_create(struct tmesh_ctx *ctx, const char *backend,
 				const struct tmesh_engine_context_opts *opts,
 				struct tmesh_engine_context **out, struct tmesh_error *err)
@@ -48,33 +71,53 @@ int tmesh_engine_context_create(struct tmesh_ctx *ctx, const char *backend,
 		return tmesh_fail(err, -EINVAL, "no device of type %d", given.device_type);
 	if (given.threads > 1024)
 		return tmesh_fail(err, -EINVAL, "%u threads: at most 1024", given.threads);
-	context = calloc(1, sizeof(*context));
+	context = new_context(ctx, given.sessions);
 	if (!context)
 		return tmesh_fail(err, -ENOMEM, "no memory for a context");
 	rc = engine_plugin_find(backend, &context->plugin, err);
-	if (rc)
-		goto free_context;
-	pthread_once(&once, watch_forks);
-	context->refs = 1;
-	context->life = engine_life();
-	context->keep = given.sessions ? given.sessions : ENGINE_SESSIONS;
+	if (rc) {
+		free_context(context);
+		return rc;
+	}
 	context->device = (struct plugin_open){.library = given.library,
 					       .device_type = given.device_type,
 					       .device_id = given.device_id,
 					       .threads = given.threads ? given.threads : 1};
 	strcpy(context->backend, backend);
 	rc = context->plugin->open(&context->device, &context->engine, err);
-	if (rc)
-		goto free_context;
+	if (rc) {
+		free_context(context);
+		return rc;
+	}
 	context->device.library = NULL; /* the caller's */
-	pthread_mutex_init(&context->lock, NULL);
-	context->ctx = tmesh_ctx_ref(ctx);
 	*out = context;
 	return 0;
+}
 
-free_context:
-	free(context);
-	return rc;
+int tmesh_engine_connect(struct tmesh_ctx *ctx, const char *name,
+			 const struct tmesh_engine_connect_opts *opts,
+			 struct tmesh_engine_context **out, struct tmesh_error *err)
+{
+	struct tmesh_engine_connect_opts given;
+	struct tmesh_engine_context *context;
+	int rc = tmesh_read_sized(&given, sizeof(given), opts, err);
+
+	if (rc)
+		return rc;
+	context = new_context(ctx, given.sessions);
+	if (!context)
+		return tmesh_fail(err, -ENOMEM, "no memory for a context");
+	rc = remote_new(ctx, name, given.timeout_ns, &context->remote, err);
+	if (rc) {
+		free_context(context);
+		return rc;
+	}
+	context->plugin = &remote_plugin;
+	context->engine = context->remote;
+	context->device.device_type = TMESH_DEVICE_CPU;
+	strcpy(context->backend, context->remote->backend);
+	*out = context;
+	return 0;
 }
 
 struct tmesh_engine_context *tmesh_engine_context_ref(struct tmesh_engine_context *context)
@@ -93,9 +136,7 @@ void tmesh_engine_context_unref(struct tmesh_engine_context *context)
 		engine_sessions_close(context);
 		context->plugin->close(context->engine);
 	}
-	tmesh_ctx_unref(context->ctx);
-	pthread_mutex_destroy(&context->lock);
-	free(context);
+	free_context(context);
 }
 
 const char *tmesh_engine_context_backend(const struct tmesh_engine_context *context)
@@ -106,6 +147,11 @@ const char *tmesh_engine_context_backend(const struct tmesh_engine_context *cont
 const char *tmesh_engine_context_version(const struct tmesh_engine_context *context)
 {
 	return context->plugin->version(context->engine);
+}
+
+uint32_t tmesh_engine_context_pid(struct tmesh_engine_context *context)
+{
+	return context->remote ? atomic_load(&context->remote->pid) : 0;
 }
 
 int tmesh_engine_stats(struct tmesh_engine_context *context, struct tmesh_engine_stats *out,

@@ -25,6 +25,7 @@
 #define ENGINE_MAX_WEIGHTS 65536
 #define ENGINE_NAME_LEN 32
 
+struct remote;
 struct session;
 
 struct counters {
@@ -37,6 +38,7 @@ struct tmesh_engine_context {
 	struct tmesh_ctx *ctx;
 	const struct tmesh_engine_plugin *plugin;
 	void *engine;
+	struct remote *remote; /* NULL: the engine runs in this process */
 	char backend[ENGINE_NAME_LEN + 1];
 	struct plugin_open device;
 	uint32_t keep; /* sessions without a graph, at most */

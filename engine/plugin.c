@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* Where engines are found: TMESH_ENGINE_PATH, else beside the object that this is in. */
+/* Where engines are found: TMESH_ENGINE_PATH, else beside the object that this is in, else where
+ * they were installed. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
@@ -65,9 +66,12 @@ int engine_plugin_find(const char *name, const struct tmesh_engine_plugin **out,
 		return rc;
 	if (!folder && !own_folder(own))
 		return tmesh_fail(err, -EOPNOTSUPP, "set TMESH_ENGINE_PATH to the engines' folder");
-	for (size_t i = 0; i < (folder ? 1 : 2); i++) {
+	for (size_t i = 0; i < (folder ? 1 : 3); i++) {
 		if ((size_t)snprintf(path, sizeof(path), "%s%s/tmesh-engine-%s.so",
-				     folder ? folder : own, below[i], name) >= sizeof(path))
+				     folder  ? folder
+				     : i < 2 ? own
+					     : TMESH_ENGINE_DIR,
+				     i < 2 ? below[i] : "", name) >= sizeof(path))
 			return tmesh_fail(err, -ENAMETOOLONG, "the engines' folder: %s",
 					  strerror(ENAMETOOLONG));
 		if (!access(path, F_OK))
@@ -76,5 +80,6 @@ int engine_plugin_find(const char *name, const struct tmesh_engine_plugin **out,
 	return tmesh_fail(err, -EOPNOTSUPP,
 			  "no engine \"%s\": there is no tmesh-engine-%s.so in %.100s%s; "
 			  "TMESH_ENGINE_PATH names another folder",
-			  name, name, folder ? folder : own, folder ? "" : " or its folder tmesh");
+			  name, name, folder ? folder : own,
+			  folder ? "" : ", its folder tmesh or " TMESH_ENGINE_DIR);
 }

@@ -38,6 +38,9 @@ struct plugin_array {
 	enum tmesh_dtype dtype;
 	int32_t ndim;
 	const int64_t *shape;
+	/* Of whose memory it is, NULL: the caller's. For libtmesh-engine itself, which has an
+	 * engine in another process as one more plug-in. */
+	struct tmesh_tensor *tensor;
 };
 
 struct plugin_session_opts {

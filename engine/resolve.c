@@ -82,6 +82,7 @@ static int locate(struct tmesh_engine_graph *graph, const struct tmesh_engine_va
 			"engine that wrote there would crash",
 			value->name);
 	array->data = all->memory[i]->address;
+	array->tensor = all->memory[i]->tensor;
 	array->bytes = tensor->bytes;
 	array->dtype = tensor->dtype;
 	array->ndim = tensor->ndim;

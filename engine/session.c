@@ -133,6 +133,7 @@ static int open_plugin(struct tmesh_engine_context *context, struct session *ses
 			.dtype = layout->dtype,
 			.ndim = layout->ndim,
 			.shape = layout->shape,
+			.tensor = tensor,
 		};
 		rc = tmesh_tensor_data(tensor, TMESH_READ, &arrays[i].data, err);
 		if (!rc)

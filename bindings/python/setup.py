@@ -117,6 +117,7 @@ extension = Extension(
         ("TMESH_VERSION", f'"{VERSION}"'),
         # Where Debian's package has it; the library looks beside itself and in $PATH too.
         ("TMESH_KEEPER_PATH", '"/usr/libexec/tmesh-keeper"'),
+        ("TMESH_ENGINE_DIR", '"/usr/lib/tmesh"'),
         *([("Py_LIMITED_API", "0x030B0000")] if STABLE_ABI else []),
     ],
     extra_compile_args=[f"-iquote{ROOT / 'lib'}", f"-iquote{ROOT / 'engine'}", "-std=gnu11", "-fvisibility=hidden",

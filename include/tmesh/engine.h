@@ -6,7 +6,8 @@
  * The names are those of WebNN (https://www.w3.org/TR/webnn/) where it has one: context, graph,
  * operand, dispatch, read, write, destroy. An engine is a plug-in, tmesh-engine-NAME.so, that is
  * looked for when a context is made; docs/engines.md says where, which there are, and what they
- * were tried with. Engines run in the caller's process: what crashes there ends it.
+ * were tried with. An engine runs in the caller's process, which ends when it crashes, or in a
+ * process of its own, tmesh_engine_connect().
  *
  * Errors that mean the same in all calls here, beside those of tmesh/tmesh.h
  *
@@ -57,6 +58,37 @@ void tmesh_engine_context_unref(struct tmesh_engine_context *context);
 /* "onnx", and the version of the engine's library: "1.21.0". They live as long as the context. */
 const char *tmesh_engine_context_backend(const struct tmesh_engine_context *context);
 const char *tmesh_engine_context_version(const struct tmesh_engine_context *context);
+
+struct tmesh_engine_connect_opts {
+	size_t size;	     /* sizeof(struct tmesh_engine_connect_opts) */
+	uint64_t timeout_ns; /* of each call that asks the engine; 0: no limit but the engine's own
+			      */
+	uint32_t sessions;   /* as in tmesh_engine_context_opts */
+	uint32_t reserved;   /* 0 */
+};
+
+/*
+ * A context of the engine that a process of its own serves as @name: tmesh-engine(1), of the same
+ * user, in the runtime directory of @ctx. All calls are as with an engine in this process, with
+ * these differences:
+ *
+ *   Inputs and outputs are device tensors: -EOPNOTSUPP for the caller's own memory, and for outputs
+ *   left to the engine. Only tokens and layouts go to the process, never an element.
+ *   When the process dies, the call that it had begun gives -EPIPE and its outputs may be half
+ * written. Calls that it had not begun, and all later ones, wait for the process that is started in
+ * its place; graphs and bindings stay good and are made there again, with weights from the same
+ * memory. -ETIMEDOUT: the call did not end within @timeout_ns. When it was running, its process was
+ * ended for it, as after a crash. Calls of one context go one after another; those of several
+ * contexts and processes take turns.
+ *
+ * Return: 0; -EINVAL; -ENOENT: nobody serves @name; -EBUSY: it has as many clients as it takes;
+ * -EACCES: it is another user's; -EPROTO: of another version; -ETIMEDOUT, -EIO, -ENOMEM.
+ */
+int tmesh_engine_connect(struct tmesh_ctx *ctx, const char *name,
+			 const struct tmesh_engine_connect_opts *opts,
+			 struct tmesh_engine_context **out, struct tmesh_error *err);
+/* The process that runs the graphs: of the engine when last it was asked, 0: this one. */
+uint32_t tmesh_engine_context_pid(struct tmesh_engine_context *context);
 
 enum tmesh_engine_flags {
 	TMESH_ENGINE_READABLE = 1 << 0,	  /* tmesh_engine_tensor_read() is allowed */

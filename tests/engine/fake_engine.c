@@ -6,11 +6,15 @@
  *   plain    y, twice of x[n, 4], b[4]
  *   elsewhere  writes y to memory of its own and says so
  *   fails    runs fail
+ *   crashes  runs abort
+ *   hangs    runs never end
+ *   bomb     aborts when it is opened
  */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/error.h"
 #include "plugin.h"
@@ -63,6 +67,8 @@ static int session_open(void *engine, const struct plugin_session_opts *opts,
 		fputs(" more", file);
 		fclose(file);
 	}
+	if (known && !strcmp(own->mode, "bomb"))
+		abort();
 	if (!known || !strcmp(own->mode, "broken")) {
 		free(own);
 		return tmesh_fail(err, -EPROTO, "no graph of the fake's");
@@ -116,6 +122,10 @@ static int run(void *data, struct tmesh_error *err)
 	const float *x = binding->inputs[0].data, *b = binding->inputs[1].data;
 	size_t count = binding->inputs[0].bytes / sizeof(float);
 
+	if (!strcmp(binding->session->mode, "crashes"))
+		abort();
+	while (!strcmp(binding->session->mode, "hangs"))
+		pause();
 	if (!strcmp(binding->session->mode, "fails"))
 		return tmesh_fail(err, -EIO, "the fake fails as it was told");
 	for (size_t o = 0; o < binding->output_count; o++) {

@@ -1,0 +1,419 @@
+// SPDX-License-Identifier: MIT
+/* A client: what it has made here, and its requests. Nothing that it says is believed. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "process.h"
+
+#define MAX_GRAPHS 1024
+#define MAX_BINDINGS 16384
+#define MAX_OPERANDS 65536
+
+/* What a client has by number: a graph or a binding, and how many regions that keeps open. */
+struct thing {
+	void *object;
+	size_t regions;
+};
+
+struct things {
+	struct thing *all;
+	uint32_t room, max;
+};
+
+struct client {
+	struct tmesh_ctx *ctx;
+	struct tmesh_engine_context *context;
+	int socket;
+	struct tmesh_channel *requests, *replies;
+	struct tmesh_tensor *page_tensor;
+	struct wire_page *page;
+	struct things graphs, bindings;
+	size_t regions; /* it may open so many more */
+};
+
+static int things_add(struct things *things, void *object, size_t regions, uint32_t *id,
+		      struct tmesh_error *err)
+{
+	uint32_t room = things->room ? 2 * things->room : 16;
+	struct thing *more;
+
+	for (*id = 0; *id < things->room; ++*id)
+		if (!things->all[*id].object)
+			goto found;
+	if (room > things->max)
+		return tmesh_fail(err, -EDQUOT, "one client has at most %u of these in an engine",
+				  things->max);
+	more = reallocarray(things->all, room, sizeof(*more));
+	if (!more)
+		return tmesh_fail(err, -ENOMEM, "no memory for another of these");
+	memset(more + things->room, 0, (room - things->room) * sizeof(*more));
+	things->all = more;
+	things->room = room;
+found:
+	things->all[*id] = (struct thing){.object = object, .regions = regions};
+	return 0;
+}
+
+static void *things_get(const struct things *things, uint32_t id)
+{
+	return id < things->room ? things->all[id].object : NULL;
+}
+
+static void drop_graph(struct client *client, uint32_t id)
+{
+	struct tmesh_engine_graph *graph = things_get(&client->graphs, id);
+
+	if (!graph)
+		return;
+	tmesh_engine_graph_unref(graph);
+	client->regions += client->graphs.all[id].regions;
+	client->graphs.all[id].object = NULL;
+}
+
+static void drop_binding(struct client *client, uint32_t id)
+{
+	struct tmesh_engine_binding *binding = things_get(&client->bindings, id);
+
+	if (!binding)
+		return;
+	tmesh_engine_binding_unref(binding);
+	client->regions += client->bindings.all[id].regions;
+	client->bindings.all[id].object = NULL;
+}
+
+/* Inputs, then outputs: what a client's plug-in wants to know of a graph. */
+static int describe(const struct tmesh_engine_graph *graph, struct wire *text,
+		    struct tmesh_error *err)
+{
+	for (int side = 0; side < 2; side++) {
+		size_t count =
+			side ? tmesh_engine_graph_outputs(graph) : tmesh_engine_graph_inputs(graph);
+
+		wire_put_u32(text, (uint32_t)count);
+		for (size_t i = 0; i < count; i++) {
+			struct tmesh_engine_operand operand = {.size = sizeof(operand)};
+			int rc = (side ? tmesh_engine_graph_output
+				       : tmesh_engine_graph_input)(graph, i, &operand, err);
+
+			if (rc)
+				return rc;
+			wire_put_text(text, operand.name);
+			wire_put_u32(text, operand.dtype);
+			wire_put_u32(text, (uint32_t)operand.ndim);
+			for (int32_t n = 0; n < operand.ndim; n++) {
+				wire_put_u64(text, (uint64_t)operand.shape[n]);
+				wire_put_text(text, operand.dims[n]);
+			}
+		}
+	}
+	if (text->wrong)
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "the graph's inputs and outputs need more than %u bytes to be "
+				  "described",
+				  WIRE_TEXT);
+	return 0;
+}
+
+static int open_graph(struct client *client, struct wire *request, struct wire *reply, uint32_t *id,
+		      struct tmesh_error *err)
+{
+	const char *path = wire_get_text(request);
+	uint32_t flags = wire_get_u32(request);
+	size_t count = wire_get_u32(request), tensor_count = 0, regions = 0;
+	struct tmesh_engine_graph_opts opts = {
+		.size = sizeof(opts), .flags = flags, .weight_count = count};
+	struct tmesh_engine_weight *weights = NULL;
+	struct wire_tensor *tensors = NULL;
+	struct tmesh_engine_graph *graph;
+	int rc = 0;
+
+	if (request->wrong || *path != '/' || count > MAX_OPERANDS)
+		return tmesh_fail(err, -EPROTO, "a malformed request for a graph");
+	weights = calloc(count + 1, sizeof(*weights));
+	if (!weights)
+		return tmesh_fail(err, -ENOMEM, "no memory for %zu weights", count);
+	for (size_t i = 0; i < count; i++)
+		weights[i].name = wire_get_text(request);
+	rc = wire_get_tensors(request, client->ctx, MAX_OPERANDS, client->regions, &tensors,
+			      &tensor_count, &regions, err);
+	if (!rc && tensor_count != count)
+		rc = tmesh_fail(err, -EPROTO, "%zu names of weights, and %zu tensors", count,
+				tensor_count);
+	for (size_t i = 0; !rc && i < count; i++)
+		weights[i].tensor = tensors[i].tensor;
+	opts.weights = weights;
+	if (!rc)
+		rc = tmesh_engine_graph_open(client->context, path, &opts, &graph, err);
+	wire_tensors_free(tensors, tensor_count);
+	free(weights);
+	if (rc)
+		return rc;
+	rc = describe(graph, reply, err);
+	if (!rc)
+		rc = things_add(&client->graphs, graph, regions, id, err);
+	if (rc)
+		tmesh_engine_graph_unref(graph);
+	else
+		client->regions -= regions;
+	return rc;
+}
+
+static int make_values(struct client *client, const struct wire_tensor *tensors, size_t count,
+		       struct tmesh_engine_value *values, struct tmesh_error *err)
+{
+	int rc = 0;
+
+	for (size_t i = 0; !rc && i < count; i++)
+		rc = tmesh_engine_tensor_wrap(client->context, tensors[i].tensor,
+					      TMESH_READ | (tensors[i].write ? TMESH_WRITE : 0), 0,
+					      &values[i].tensor, err);
+	return rc;
+}
+
+static int bind_values(struct client *client, uint32_t graph_id, struct wire *request, uint32_t *id,
+		       struct tmesh_error *err)
+{
+	struct tmesh_engine_graph *graph = things_get(&client->graphs, graph_id);
+	size_t inputs = wire_get_u32(request), count = wire_get_u32(request), tensor_count = 0;
+	struct tmesh_engine_binding *binding;
+	struct wire_tensor *tensors = NULL;
+	struct tmesh_engine_value *values;
+	size_t regions = 0;
+	int rc;
+
+	if (!graph || request->wrong || inputs > count || count > MAX_OPERANDS)
+		return tmesh_fail(err, -EPROTO, "a malformed request for a binding");
+	values = calloc(count + 1, sizeof(*values));
+	if (!values)
+		return tmesh_fail(err, -ENOMEM, "no memory for %zu operands", count);
+	for (size_t i = 0; i < count; i++) {
+		values[i].name = wire_get_text(request);
+		values[i].in_place = wire_get_text(request);
+		if (!*values[i].in_place)
+			values[i].in_place = NULL;
+	}
+	rc = wire_get_tensors(request, client->ctx, MAX_OPERANDS, client->regions, &tensors,
+			      &tensor_count, &regions, err);
+	if (!rc && tensor_count != count)
+		rc = tmesh_fail(err, -EPROTO, "%zu operands, and %zu tensors", count, tensor_count);
+	if (!rc)
+		rc = make_values(client, tensors, count, values, err);
+	if (!rc)
+		rc = tmesh_engine_bind(graph, values, inputs, values + inputs, count - inputs,
+				       &binding, err);
+	for (size_t i = 0; i < count; i++)
+		if (values[i].tensor)
+			tmesh_engine_tensor_unref(values[i].tensor);
+	wire_tensors_free(tensors, tensor_count);
+	free(values);
+	if (rc)
+		return rc;
+	rc = things_add(&client->bindings, binding, regions, id, err);
+	if (rc)
+		tmesh_engine_binding_unref(binding);
+	else
+		client->regions -= regions;
+	return rc;
+}
+
+static int run(struct client *client, uint32_t id, struct tmesh_error *err)
+{
+	struct tmesh_engine_binding *binding = things_get(&client->bindings, id);
+
+	if (!binding)
+		return tmesh_fail(err, -EPROTO, "a request for a binding that does not exist");
+	return tmesh_engine_binding_dispatch(binding, err);
+}
+
+/* A request whose text is @text, a copy. */
+static int perform(struct client *client, const struct wire_request *request, struct wire *text,
+		   struct wire_reply *reply, struct tmesh_error *err)
+{
+	struct wire answer = {.text = client->page->text, .bytes = WIRE_TEXT};
+	int rc;
+
+	switch (request->op) {
+	case WIRE_GRAPH_OPEN:
+		rc = open_graph(client, text, &answer, &reply->id, err);
+		reply->bytes = (uint32_t)answer.at;
+		return rc;
+	case WIRE_BIND:
+		return bind_values(client, request->id, text, &reply->id, err);
+	case WIRE_RUN:
+		return run(client, request->id, err);
+	default:
+		return tmesh_fail(err, -EPROTO, "an unknown request (%u)", request->op);
+	}
+}
+
+static int answer(struct client *client, const struct wire_reply *reply)
+{
+	struct tmesh_message message = {.bytes = sizeof(*reply)};
+
+	memcpy(message.data, reply, sizeof(*reply));
+	/* There is room for each reply that a client may wait for: who never reads is dropped. */
+	return tmesh_channel_try_send(client->replies, &message, NULL) ? -EPIPE : 1;
+}
+
+static int work(struct client *client, const struct wire_request *request, uint64_t limit,
+		struct watch *watch, struct wire_reply *reply, struct tmesh_error *err)
+{
+	struct wire text = {.bytes = request->bytes};
+	uint64_t now = tmesh_now_ns();
+	int rc;
+
+	if (request->bytes > WIRE_TEXT)
+		return tmesh_fail(err, -EPROTO, "a request of %u bytes: at most %u", request->bytes,
+				  WIRE_TEXT);
+	if (request->deadline && request->deadline <= now)
+		return tmesh_fail(err, -ETIMEDOUT,
+				  "the deadline had passed when the call's turn came");
+	text.text = malloc(text.bytes + 1);
+	if (!text.text)
+		return tmesh_fail(err, -ENOMEM, "no memory for a request of %zu bytes", text.bytes);
+	memcpy(text.text, client->page->text, text.bytes);
+	limit += now;
+	atomic_store(&watch->deadline,
+		     request->deadline && request->deadline < limit ? request->deadline : limit);
+	rc = perform(client, request, &text, reply, err);
+	atomic_store(&watch->deadline, 0);
+	free(text.text);
+	return rc;
+}
+
+int client_turn(struct client *client, struct watch *watch, uint64_t limit_ns)
+{
+	struct wire_request request;
+	struct tmesh_message message;
+	struct tmesh_error err = {0};
+	struct wire_reply reply = {0};
+	int rc = tmesh_channel_try_recv(client->requests, &message, NULL);
+
+	if (rc == -EAGAIN)
+		return 0;
+	if (!rc && message.tensor)
+		tmesh_tensor_unref(message.tensor);
+	if (rc || message.tensor || message.bytes != sizeof(request))
+		return -EPIPE;
+	memcpy(&request, message.data, sizeof(request));
+	if (request.op == WIRE_GRAPH_CLOSE || request.op == WIRE_UNBIND) {
+		(request.op == WIRE_UNBIND ? drop_binding : drop_graph)(client, request.id);
+		return 1;
+	}
+	reply.number = request.number;
+	atomic_store(&client->page->begun, request.number);
+	reply.code = work(client, &request, limit_ns, watch, &reply, &err);
+	if (reply.code) {
+		reply.bytes = (uint32_t)strnlen(err.message, sizeof(err.message) - 1);
+		memcpy(client->page->text, err.message, reply.bytes);
+	}
+	return answer(client, &reply);
+}
+
+int client_bell(const struct client *client)
+{
+	return tmesh_channel_poll_fd(client->requests, NULL);
+}
+
+int client_socket(const struct client *client)
+{
+	return client->socket;
+}
+
+static int make_page(struct client *client, char *token, struct tmesh_error *err)
+{
+	const struct tmesh_region_opts opts = {.size = sizeof(opts),
+					       .label = "tmesh-engine client"};
+	const int64_t bytes = sizeof(struct wire_page);
+	void *data;
+	int rc = tmesh_tensor_create(client->ctx, TMESH_UINT8, 1, &bytes, &opts,
+				     &client->page_tensor, err);
+
+	if (!rc)
+		rc = tmesh_tensor_data(client->page_tensor, TMESH_READ | TMESH_WRITE, &data, err);
+	if (!rc)
+		rc = tmesh_region_token(tmesh_tensor_region(client->page_tensor),
+					TMESH_READ | TMESH_WRITE, token, err);
+	if (!rc)
+		client->page = data;
+	return rc;
+}
+
+static int send_words(int socket, const struct wire_welcome *words)
+{
+	return send(socket, words, sizeof(*words), MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof(*words)
+		       ? 0
+		       : -EPIPE;
+}
+
+int client_new(struct tmesh_ctx *ctx, struct tmesh_engine_context *context, int socket,
+	       size_t max_regions, struct client **out, struct tmesh_error *err)
+{
+	struct tmesh_channel_opts opts = {
+		.size = sizeof(opts), .spin_ns = TMESH_CHANNEL_NO_SPIN, .regions = 1, .layouts = 1};
+	struct wire_welcome words = {.magic = WIRE_MAGIC, .pid = (uint32_t)getpid()};
+	struct client *client = calloc(1, sizeof(*client));
+	int rc;
+
+	if (!client) {
+		close(socket);
+		return tmesh_fail(err, -ENOMEM, "no memory for a client");
+	}
+	client->ctx = ctx;
+	client->context = context;
+	client->socket = socket;
+	client->regions = max_regions;
+	client->graphs.max = MAX_GRAPHS;
+	client->bindings.max = MAX_BINDINGS;
+	snprintf(words.backend, sizeof(words.backend), "%s", tmesh_engine_context_backend(context));
+	snprintf(words.version, sizeof(words.version), "%s", tmesh_engine_context_version(context));
+	rc = tmesh_channel_create(ctx, TMESH_CHANNEL_RECV, &opts, &client->requests, err);
+	if (!rc)
+		rc = tmesh_channel_create(ctx, TMESH_CHANNEL_SEND, &opts, &client->replies, err);
+	if (!rc)
+		rc = tmesh_channel_token(client->requests, words.requests, err);
+	if (!rc)
+		rc = tmesh_channel_token(client->replies, words.replies, err);
+	if (!rc)
+		rc = make_page(client, words.page, err);
+	if (!rc && client_bell(client) < 0)
+		rc = tmesh_fail(err, -EMFILE, "no descriptor for a client's bell");
+	if (!rc)
+		rc = send_words(socket, &words);
+	if (rc)
+		client_free(client);
+	else
+		*out = client;
+	return rc;
+}
+
+void client_free(struct client *client)
+{
+	for (uint32_t i = 0; i < client->bindings.room; i++)
+		drop_binding(client, i);
+	for (uint32_t i = 0; i < client->graphs.room; i++)
+		drop_graph(client, i);
+	free(client->bindings.all);
+	free(client->graphs.all);
+	if (client->requests)
+		tmesh_channel_unref(client->requests);
+	if (client->replies)
+		tmesh_channel_unref(client->replies);
+	tmesh_tensor_unref(client->page_tensor);
+	close(client->socket);
+	free(client);
+}
+
+void client_refuse(int socket, int code, const char *message)
+{
+	struct wire_welcome words = {.magic = WIRE_MAGIC, .code = code, .pid = (uint32_t)getpid()};
+
+	snprintf(words.message, sizeof(words.message), "%s", message);
+	send_words(socket, &words);
+	close(socket);
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: MIT
+/* tmesh-engine: serves one engine, in a process that may crash, to the processes of one user. */
+#include <getopt.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "process.h"
+
+static const char help[] =
+	"usage: tmesh-engine [options] [NAME]\n"
+	"\n"
+	"Serve an engine as NAME (default: the engine's own name) to this user's processes, until "
+	"told to end.\n"
+	"\n"
+	"  -e, --engine=ENGINE   which: onnx (the default), or another plug-in's name\n"
+	"      --library=FILE    the engine's own library\n"
+	"  -m, --models=FOLDER   models may be read below it; may be given several times\n"
+	"  -t, --threads=N       of one run (default 1)\n"
+	"  -c, --clients=N       at a time, at most (default 64)\n"
+	"      --sessions=N      that nobody uses and that stay open, at most (default 8)\n"
+	"  -l, --limit=SECONDS   of one call, beyond which the engine is ended and started anew "
+	"(default 60)\n"
+	"      --unconfined      let the engine open every file of this user\n"
+	"      --with-input      end when the standard input ends\n"
+	"  -h, --help\n"
+	"      --version\n"
+	"\n"
+	"Clients: tmesh_engine_connect(), tmesh.engine.connect(). It prints \"ready NAME\" once it "
+	"serves.\n";
+
+static int usage(const char *what)
+{
+	fprintf(stderr, "tmesh-engine: %s; see tmesh-engine --help\n", what);
+	return 2;
+}
+
+static bool number(const char *text, double most, double *out)
+{
+	char *end;
+
+	*out = strtod(text, &end);
+	return end != text && !*end && *out > 0 && *out <= most;
+}
+
+static bool whole(const char *text, double most, uint32_t *out)
+{
+	double value;
+
+	if (!number(text, most, &value) || value != (double)(uint32_t)value)
+		return false;
+	*out = (uint32_t)value;
+	return true;
+}
+
+enum {
+	LIBRARY = 256,
+	SESSIONS,
+	UNCONFINED,
+	WITH_INPUT,
+	VERSION
+};
+
+int main(int argc, char **argv)
+{
+	static const struct option longs[] = {
+		{"engine", required_argument, NULL, 'e'},
+		{"library", required_argument, NULL, LIBRARY},
+		{"models", required_argument, NULL, 'm'},
+		{"threads", required_argument, NULL, 't'},
+		{"clients", required_argument, NULL, 'c'},
+		{"sessions", required_argument, NULL, SESSIONS},
+		{"limit", required_argument, NULL, 'l'},
+		{"unconfined", no_argument, NULL, UNCONFINED},
+		{"with-input", no_argument, NULL, WITH_INPUT},
+		{"help", no_argument, NULL, 'h'},
+		{"version", no_argument, NULL, VERSION},
+		{0},
+	};
+	struct options options = {.backend = "onnx", .threads = 1, .clients = 64};
+	double seconds = 60;
+	int key;
+
+	while ((key = getopt_long(argc, argv, "e:m:t:c:l:h", longs, NULL)) != -1) {
+		switch (key) {
+		case 'e':
+			options.backend = optarg;
+			break;
+		case LIBRARY:
+			options.library = optarg;
+			break;
+		case 'm':
+			if (options.folder_count == MAX_FOLDERS)
+				return usage("at most 64 folders of models");
+			options.folders[options.folder_count++] = optarg;
+			break;
+		case 't':
+			if (!whole(optarg, 1024, &options.threads))
+				return usage("--threads takes 1 to 1024");
+			break;
+		case 'c':
+			if (!whole(optarg, 1024, &options.clients))
+				return usage("--clients takes 1 to 1024");
+			break;
+		case SESSIONS:
+			if (!whole(optarg, 4096, &options.sessions))
+				return usage("--sessions takes 1 to 4096");
+			break;
+		case 'l':
+			if (!number(optarg, 1e6, &seconds))
+				return usage("--limit takes seconds, at most 1000000");
+			break;
+		case UNCONFINED:
+			options.unconfined = true;
+			break;
+		case WITH_INPUT:
+			options.with_input = true;
+			break;
+		case 'h':
+			fputs(help, stdout);
+			return 0;
+		case VERSION:
+			printf("tmesh-engine %s\n", tmesh_version());
+			return 0;
+		default:
+			return 2;
+		}
+	}
+	if (argc - optind > 1)
+		return usage("one name at most");
+	options.limit_ns = (uint64_t)(seconds * 1e9);
+	options.name = optind < argc ? argv[optind] : options.backend;
+	if (!wire_is_name(options.name))
+		return usage("a name is of 1 to 32 small letters, digits and hyphens");
+	return supervise(&options);
+}

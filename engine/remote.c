@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: MIT
+/* The link to an engine's process: made, used for one call at a time, and made again. */
+#include "remote.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+
+/* To be taken by an engine, which may just be starting and reading its library. */
+#define LINK_NS UINT64_C(30000000000)
+/* The supervisor ends a process that is late; who is later still is not alive. */
+#define LATE_NS UINT64_C(1000000000)
+/* An engine answers steps of a few microseconds: sleeping costs more. */
+#define SPIN_NS UINT64_C(200000)
+
+uint64_t remote_deadline(const struct remote *remote)
+{
+	return remote->timeout_ns ? tmesh_now_ns() + remote->timeout_ns : 0;
+}
+
+int remote_enter(struct remote *remote, uint64_t deadline, struct tmesh_error *err)
+{
+	const struct timespec until = {.tv_sec = (time_t)(deadline / 1000000000),
+				       .tv_nsec = (long)(deadline % 1000000000)};
+	int rc = 0;
+
+	pthread_mutex_lock(&remote->lock);
+	while (remote->busy && !rc)
+		rc = deadline ? pthread_cond_timedwait(&remote->idle, &remote->lock, &until)
+			      : pthread_cond_wait(&remote->idle, &remote->lock);
+	if (!remote->busy) {
+		remote->busy = true;
+		rc = 0;
+	}
+	pthread_mutex_unlock(&remote->lock);
+	return rc ? tmesh_fail(err, -ETIMEDOUT, "other calls of this context did not end in time")
+		  : 0;
+}
+
+void remote_leave(struct remote *remote)
+{
+	pthread_mutex_lock(&remote->lock);
+	remote->busy = false;
+	pthread_cond_signal(&remote->idle);
+	pthread_mutex_unlock(&remote->lock);
+}
+
+static int nobody(const struct remote *remote, int code, const char *why, struct tmesh_error *err)
+{
+	return tmesh_fail(err, code,
+			  "no engine is served as \"%s\" in this runtime directory%s%s: "
+			  "tmesh-engine serves one",
+			  remote->name, *why ? ", " : "", why);
+}
+
+static int connect_socket(struct remote *remote, int *out, struct tmesh_error *err)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	struct ucred peer;
+	socklen_t size = sizeof(peer);
+	int dir, fd, rc;
+
+	rc = tmesh_ctx_runtime_dir(remote->ctx, &dir, err);
+	if (rc)
+		return rc;
+	snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/" WIRE_SOCKET "%s",
+		 dir, remote->name);
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	if (fd < 0) {
+		rc = tmesh_fail_errno(err, "socket");
+		close(dir);
+		return rc;
+	}
+	rc = connect(fd, (struct sockaddr *)&address, sizeof(address)) ? -errno : 0;
+	close(dir);
+	if (!rc && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size))
+		rc = -errno;
+	if (!rc && peer.uid != geteuid())
+		rc = -EACCES;
+	if (!rc) {
+		*out = fd;
+		return 0;
+	}
+	close(fd);
+	if (rc == -ENOENT || rc == -ECONNREFUSED)
+		return nobody(remote, -ENOENT, rc == -ENOENT ? "" : "where one was", err);
+	errno = -rc;
+	return tmesh_fail_errno(err, "connecting to the engine");
+}
+
+/* The first words of the process that took the connection. */
+static int welcome(struct remote *remote, uint64_t deadline, struct wire_welcome *words,
+		   struct tmesh_error *err)
+{
+	struct pollfd fd = {.fd = remote->socket, .events = POLLIN};
+	ssize_t got;
+	int rc;
+
+	do
+		rc = poll(&fd, 1, tmesh_poll_ms(deadline));
+	while (rc < 0 && errno == EINTR);
+	if (!rc)
+		return tmesh_fail(err, -ETIMEDOUT, "the engine \"%s\" took no connection in time",
+				  remote->name);
+	do
+		got = recv(remote->socket, words, sizeof(*words), 0);
+	while (got < 0 && errno == EINTR);
+	if (got <= 0)
+		return REMOTE_AGAIN; /* it died between taking and talking */
+	words->backend[sizeof(words->backend) - 1] = words->version[sizeof(words->version) - 1] =
+		words->message[sizeof(words->message) - 1] = '\0';
+	if (got != sizeof(*words) || words->magic != WIRE_MAGIC ||
+	    !memchr(words->requests, 0, TMESH_TOKEN_SIZE) ||
+	    !memchr(words->replies, 0, TMESH_TOKEN_SIZE) ||
+	    !memchr(words->page, 0, TMESH_TOKEN_SIZE))
+		return tmesh_fail(err, -EPROTO, "\"%s\" is no engine of this version of tmesh",
+				  remote->name);
+	if (words->code)
+		return tmesh_fail(err,
+				  words->code < 0 && words->code > -4096 ? words->code : -EPROTO,
+				  "%s", words->message);
+	return 0;
+}
+
+static int open_page(struct remote *remote, const char *token, struct tmesh_error *err)
+{
+	const int64_t bytes = sizeof(struct wire_page);
+	struct tmesh_layout layout;
+	struct tmesh_region *region;
+	void *data;
+	int rc = tmesh_layout_contiguous(&layout, TMESH_UINT8, 1, &bytes, err);
+
+	if (!rc)
+		rc = tmesh_region_open(remote->ctx, token, TMESH_READ | TMESH_WRITE, &region, err);
+	if (rc)
+		return rc;
+	rc = tmesh_tensor_wrap(region, &layout, &remote->page_tensor, err);
+	tmesh_region_unref(region);
+	if (!rc)
+		rc = tmesh_tensor_data(remote->page_tensor, TMESH_READ | TMESH_WRITE, &data, err);
+	if (!rc)
+		remote->page = data;
+	return rc;
+}
+
+static int join(struct remote *remote, const struct wire_welcome *words, struct tmesh_error *err)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .spin_ns = SPIN_NS};
+	int rc = tmesh_channel_open(remote->ctx, words->requests, TMESH_CHANNEL_SEND, &opts,
+				    &remote->requests, err);
+
+	if (!rc)
+		rc = tmesh_channel_open(remote->ctx, words->replies, TMESH_CHANNEL_RECV, &opts,
+					&remote->replies, err);
+	if (!rc)
+		rc = open_page(remote, words->page, err);
+	/* It died meanwhile, and nothing was asked of it. */
+	if (rc == -ENOENT || rc == -EPIPE || rc == -ETIMEDOUT)
+		rc = REMOTE_AGAIN;
+	if (rc)
+		return rc;
+	remote->pid = words->pid;
+	remote->generation++;
+	remote->number = 0;
+	/* Callers have these, so they stay those of the first process. */
+	if (remote->generation == 1) {
+		strcpy(remote->backend, words->backend);
+		strcpy(remote->version, words->version);
+	}
+	return 0;
+}
+
+int remote_link(struct remote *remote, uint64_t deadline, struct tmesh_error *err)
+{
+	uint64_t until = tmesh_now_ns() + LINK_NS;
+	struct wire_welcome words;
+	int rc;
+
+	if (remote->socket >= 0)
+		return 0;
+	if (deadline && deadline < until)
+		until = deadline;
+	do {
+		rc = connect_socket(remote, &remote->socket, err);
+		if (!rc)
+			rc = welcome(remote, until, &words, err);
+		if (!rc)
+			rc = join(remote, &words, err);
+		if (rc)
+			remote_unlink(remote);
+	} while (rc == REMOTE_AGAIN && tmesh_now_ns() < until);
+	if (rc == REMOTE_AGAIN)
+		rc = tmesh_fail(err, -ETIMEDOUT, "the engine \"%s\" died whenever it was asked",
+				remote->name);
+	/* Once there was one: that is the other end gone. */
+	if (rc == -ENOENT && remote->generation)
+		rc = nobody(remote, -EPIPE, "any more", err);
+	return rc;
+}
+
+void remote_unlink(struct remote *remote)
+{
+	if (remote->socket >= 0)
+		close(remote->socket);
+	remote->socket = -1;
+	if (remote->requests)
+		tmesh_channel_unref(remote->requests);
+	if (remote->replies)
+		tmesh_channel_unref(remote->replies);
+	if (remote->page_tensor)
+		tmesh_tensor_unref(remote->page_tensor);
+	remote->requests = remote->replies = NULL;
+	remote->page_tensor = NULL;
+	remote->page = NULL;
+}
+
+struct wire remote_text(struct remote *remote)
+{
+	return (struct wire){.text = remote->page->text, .bytes = WIRE_TEXT};
+}
+
+/* The other end is gone: what that means for the call with this number. */
+static int died(struct remote *remote, uint64_t number, uint64_t deadline, struct tmesh_error *err)
+{
+	bool begun = atomic_load(&remote->page->begun) >= number;
+	bool late = deadline && tmesh_now_ns() >= deadline;
+	uint32_t pid = remote->pid;
+
+	remote_unlink(remote);
+	if (!begun && !late)
+		return REMOTE_AGAIN;
+	if (late)
+		return tmesh_fail(
+			err, -ETIMEDOUT,
+			"the call did not end by its deadline, and its engine, process %u, "
+			"was ended",
+			pid);
+	return tmesh_fail(err, -EPIPE,
+			  "the engine, process %u, died in this call; outputs may be half written, "
+			  "and the next call gets a new process",
+			  pid);
+}
+
+static int64_t left(uint64_t deadline)
+{
+	uint64_t now = tmesh_now_ns();
+
+	if (!deadline)
+		return -1;
+	return deadline > now ? (int64_t)(deadline - now) : 0;
+}
+
+/* The reply to request @number; others are of calls that were given up. */
+static int await(struct remote *remote, uint64_t number, uint64_t deadline,
+		 struct wire_reply *reply, struct tmesh_error *err)
+{
+	uint64_t until = deadline ? deadline + LATE_NS : 0;
+	struct tmesh_message message;
+	int rc;
+
+	for (;;) {
+		rc = tmesh_channel_recv(remote->replies, &message, left(until), err);
+		if (rc == -EINTR)
+			continue;
+		if (rc == -ETIMEDOUT) {
+			uint32_t pid = remote->pid;
+
+			remote_unlink(remote);
+			return tmesh_fail(err, -ETIMEDOUT,
+					  "the engine, process %u, does not answer; if it goes on "
+					  "some time, it may still write to the outputs",
+					  pid);
+		}
+		if (rc == -EPIPE)
+			return died(remote, number, deadline, err);
+		if (!rc && message.tensor)
+			tmesh_tensor_unref(message.tensor);
+		if (rc || message.tensor || message.bytes != sizeof(*reply)) {
+			remote_unlink(remote);
+			return tmesh_fail(err, -EPROTO, "the engine replied nonsense");
+		}
+		memcpy(reply, message.data, sizeof(*reply));
+		if (reply->number == number)
+			return 0;
+	}
+}
+
+int remote_call(struct remote *remote, uint32_t op, uint32_t id, const struct wire *request,
+		uint64_t deadline, uint32_t *made, struct wire *text, struct tmesh_error *err)
+{
+	struct wire_request words = {
+		.op = op,
+		.id = id,
+		.number = ++remote->number,
+		.deadline = deadline,
+		.bytes = request ? (uint32_t)request->at : 0,
+	};
+	struct tmesh_message message = {.bytes = sizeof(words)};
+	struct wire_reply reply = {0};
+	int rc;
+
+	memcpy(message.data, &words, sizeof(words));
+	do
+		rc = tmesh_channel_send(remote->requests, &message, left(deadline), err);
+	while (rc == -EINTR);
+	if (rc == -EPIPE)
+		return died(remote, words.number, deadline, err);
+	if (!rc)
+		rc = await(remote, words.number, deadline, &reply, err);
+	if (rc)
+		return rc;
+	if (reply.bytes > WIRE_TEXT) {
+		remote_unlink(remote);
+		return tmesh_fail(err, -EPROTO, "the engine replied nonsense");
+	}
+	if (reply.code)
+		return tmesh_fail(err, reply.code < 0 && reply.code > -4096 ? reply.code : -EPROTO,
+				  "%.*s", (int)(reply.bytes < 251 ? reply.bytes : 251),
+				  remote->page->text);
+	if (made)
+		*made = reply.id;
+	if (text)
+		*text = (struct wire){.text = remote->page->text, .bytes = reply.bytes};
+	return 0;
+}
+
+void remote_tell(struct remote *remote, uint32_t op, uint32_t id)
+{
+	struct wire_request words = {.op = op, .id = id, .number = ++remote->number};
+	struct tmesh_message message = {.bytes = sizeof(words)};
+
+	memcpy(message.data, &words, sizeof(words));
+	/* An engine that does not even take that is left: it frees all when the link ends. */
+	if (tmesh_channel_send(remote->requests, &message, (int64_t)LATE_NS, NULL))
+		remote_unlink(remote);
+}
+
+int remote_new(struct tmesh_ctx *ctx, const char *name, uint64_t timeout_ns, struct remote **out,
+	       struct tmesh_error *err)
+{
+	pthread_condattr_t attr;
+	struct remote *remote;
+	int rc;
+
+	if (!wire_is_name(name))
+		return tmesh_fail(err, -EINVAL,
+				  "an engine is served under a name of 1 to %d small letters, "
+				  "digits and hyphens",
+				  WIRE_NAME_LEN);
+	remote = calloc(1, sizeof(*remote));
+	if (!remote)
+		return tmesh_fail(err, -ENOMEM, "no memory for a link to an engine");
+	strcpy(remote->name, name);
+	remote->timeout_ns = timeout_ns;
+	remote->socket = -1;
+	remote->ctx = tmesh_ctx_ref(ctx);
+	pthread_mutex_init(&remote->lock, NULL);
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&remote->idle, &attr);
+	pthread_condattr_destroy(&attr);
+	rc = remote_link(remote, remote_deadline(remote), err);
+	if (rc)
+		remote_free(remote);
+	else
+		*out = remote;
+	return rc;
+}
+
+void remote_free(struct remote *remote)
+{
+	remote_unlink(remote);
+	tmesh_ctx_unref(remote->ctx);
+	pthread_cond_destroy(&remote->idle);
+	pthread_mutex_destroy(&remote->lock);
+	free(remote);
+}

@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: MIT
+/* Sessions and bindings of an engine in another process, as a plug-in has them. */
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "remote.h"
+
+#define MAX_OPERANDS 65536
+
+struct remote_session {
+	struct remote *remote;
+	char *path;
+	bool prepack;
+	char **names;
+	struct wire_tensor *weights;
+	size_t weight_count;
+	/* What the engine said of its operands: another process must say the same. */
+	char *operands;
+	size_t operand_bytes;
+	uint64_t generation;
+	uint32_t id;
+};
+
+struct remote_binding {
+	struct remote *remote;
+	struct remote_session *session;
+	const struct plugin_session *operands;
+	struct wire_tensor *tensors; /* inputs, then outputs, as @places */
+	struct place {
+		size_t operand;
+		const void *data;
+		int64_t in_place; /* of an output: the input that it lies on, or -1 */
+	} * places;
+	size_t inputs, count;
+	uint64_t generation;
+	uint32_t id;
+};
+
+static const char *version(void *engine)
+{
+	return ((struct remote *)engine)->version;
+}
+
+static void close_remote(void *engine)
+{
+	remote_free(engine);
+}
+
+/* The session in the process of the present link. */
+static int session_make(struct remote_session *session, uint64_t deadline, struct tmesh_error *err)
+{
+	struct remote *remote = session->remote;
+	struct wire text;
+	int rc;
+
+	if (remote->socket >= 0 && session->generation == remote->generation)
+		return 0;
+	rc = remote_link(remote, deadline, err);
+	if (rc)
+		return rc;
+	text = remote_text(remote);
+	wire_put_text(&text, session->path);
+	wire_put_u32(&text, session->prepack);
+	wire_put_u32(&text, (uint32_t)session->weight_count);
+	for (size_t i = 0; i < session->weight_count; i++)
+		wire_put_text(&text, session->names[i]);
+	rc = wire_put_tensors(&text, session->weights, session->weight_count, err);
+	if (!rc)
+		rc = remote_call(remote, WIRE_GRAPH_OPEN, 0, &text, deadline, &session->id, &text,
+				 err);
+	if (rc)
+		return rc;
+	if (!session->operands) {
+		session->operands = malloc(text.bytes + 1);
+		if (!session->operands)
+			return tmesh_fail(err, -ENOMEM, "no memory for a graph's description");
+		memcpy(session->operands, text.text, text.bytes);
+		session->operand_bytes = text.bytes;
+	} else if (session->operand_bytes != text.bytes ||
+		   memcmp(session->operands, text.text, text.bytes)) {
+		return tmesh_fail(
+			err, -ESTALE,
+			"%.150s was replaced by a graph with other inputs and outputs, and "
+			"the engine was started anew: open it again",
+			session->path);
+	}
+	session->generation = remote->generation;
+	return 0;
+}
+
+static int read_operands(struct wire *wire, struct plugin_operand **out, size_t *out_count,
+			 struct tmesh_error *err)
+{
+	size_t count = wire_get_u32(wire);
+	struct plugin_operand *operands;
+
+	if (wire->wrong || count > MAX_OPERANDS)
+		return tmesh_fail(err, -EPROTO, "the engine describes a graph in nonsense");
+	operands = calloc(count + 1, sizeof(*operands));
+	if (!operands)
+		return tmesh_fail(err, -ENOMEM, "no memory for a graph's description");
+	*out = operands;
+	for (*out_count = 0; *out_count < count; ++*out_count) {
+		struct plugin_operand *operand = &operands[*out_count];
+
+		operand->name = strdup(wire_get_text(wire));
+		operand->dtype = (enum tmesh_dtype)wire_get_u32(wire);
+		operand->ndim = (int32_t)wire_get_u32(wire);
+		if (!operand->name || operand->ndim < 0 || operand->ndim > TMESH_MAX_DIMS ||
+		    !tmesh_dtype_bits(operand->dtype))
+			wire->wrong = true;
+		for (int32_t n = 0; !wire->wrong && n < operand->ndim; n++) {
+			const char *dim;
+
+			operand->shape[n] = (int64_t)wire_get_u64(wire);
+			dim = wire_get_text(wire);
+			if (*dim)
+				operand->dims[n] = strdup(dim);
+		}
+		if (wire->wrong) {
+			++*out_count; /* what it has is freed with the others */
+			return tmesh_fail(err, -EPROTO, "the engine describes a graph in nonsense");
+		}
+	}
+	return 0;
+}
+
+static void free_operands(struct plugin_operand *operands, size_t count)
+{
+	for (size_t i = 0; operands && i < count; i++) {
+		free(operands[i].name);
+		for (int n = 0; n < TMESH_MAX_DIMS; n++)
+			free(operands[i].dims[n]);
+	}
+	free(operands);
+}
+
+static void session_close(void *engine, struct plugin_session *plugin)
+{
+	struct remote_session *session = plugin->handle;
+	struct remote *remote = engine;
+
+	remote_enter(remote, 0, NULL);
+	if (remote->socket >= 0 && session->generation == remote->generation)
+		remote_tell(remote, WIRE_GRAPH_CLOSE, session->id);
+	remote_leave(remote);
+	for (size_t i = 0; session->names && i < session->weight_count; i++)
+		free(session->names[i]);
+	wire_tensors_free(session->weights, session->weight_count);
+	free_operands(plugin->inputs, plugin->input_count);
+	free_operands(plugin->outputs, plugin->output_count);
+	free(session->names);
+	free(session->operands);
+	free(session->path);
+	free(session);
+	*plugin = (struct plugin_session){0};
+}
+
+static int session_new(struct remote *remote, const struct plugin_session_opts *opts,
+		       struct remote_session *session, struct tmesh_error *err)
+{
+	session->remote = remote;
+	session->prepack = opts->prepack;
+	/* The engine's working directory is another one. */
+	session->path = realpath(opts->path, NULL);
+	if (!session->path)
+		return tmesh_fail_errno(err, opts->path);
+	session->names = calloc(opts->weight_count + 1, sizeof(char *));
+	session->weights = calloc(opts->weight_count + 1, sizeof(*session->weights));
+	if (!session->names || !session->weights)
+		return tmesh_fail(err, -ENOMEM, "no memory for %zu weights", opts->weight_count);
+	for (size_t i = 0; i < opts->weight_count; i++) {
+		session->names[i] = strdup(opts->weights[i].name);
+		session->weights[i].tensor = tmesh_tensor_ref(opts->weights[i].tensor);
+		session->weight_count++;
+		if (!session->names[i])
+			return tmesh_fail(err, -ENOMEM, "no memory for a weight's name");
+	}
+	return 0;
+}
+
+static int session_open(void *engine, const struct plugin_session_opts *opts,
+			struct plugin_session *plugin, struct tmesh_error *err)
+{
+	struct remote *remote = engine;
+	uint64_t deadline = remote_deadline(remote);
+	struct remote_session *session = calloc(1, sizeof(*session));
+	struct wire text;
+	int rc;
+
+	if (!session)
+		return tmesh_fail(err, -ENOMEM, "no memory for a session");
+	plugin->handle = session;
+	rc = session_new(remote, opts, session, err);
+	if (!rc)
+		rc = remote_enter(remote, deadline, err);
+	if (!rc) {
+		do
+			rc = session_make(session, deadline, err);
+		while (rc == REMOTE_AGAIN);
+		remote_leave(remote);
+	}
+	text = (struct wire){.text = session->operands, .bytes = session->operand_bytes};
+	if (!rc)
+		rc = read_operands(&text, &plugin->inputs, &plugin->input_count, err);
+	if (!rc)
+		rc = read_operands(&text, &plugin->outputs, &plugin->output_count, err);
+	if (rc)
+		session_close(engine, plugin);
+	return rc;
+}
+
+static int binding_make(struct remote_binding *binding, uint64_t deadline, struct tmesh_error *err)
+{
+	const struct plugin_session *operands = binding->operands;
+	struct remote *remote = binding->remote;
+	struct wire text;
+	int rc = session_make(binding->session, deadline, err);
+
+	if (rc || binding->generation == remote->generation)
+		return rc;
+	text = remote_text(remote);
+	wire_put_u32(&text, (uint32_t)binding->inputs);
+	wire_put_u32(&text, (uint32_t)binding->count);
+	for (size_t i = 0; i < binding->count; i++) {
+		const struct place *place = &binding->places[i];
+
+		wire_put_text(&text, (i < binding->inputs ? operands->inputs
+							  : operands->outputs)[place->operand]
+					     .name);
+		wire_put_text(
+			&text,
+			place->in_place < 0
+				? ""
+				: operands->inputs[binding->places[place->in_place].operand].name);
+	}
+	rc = wire_put_tensors(&text, binding->tensors, binding->count, err);
+	if (!rc)
+		rc = remote_call(remote, WIRE_BIND, binding->session->id, &text, deadline,
+				 &binding->id, NULL, err);
+	if (!rc)
+		binding->generation = remote->generation;
+	return rc;
+}
+
+static void binding_free(struct remote_binding *binding)
+{
+	wire_tensors_free(binding->tensors, binding->count);
+	free(binding->places);
+	free(binding);
+}
+
+static void unbind(void *data)
+{
+	struct remote_binding *binding = data;
+	struct remote *remote = binding->remote;
+
+	remote_enter(remote, 0, NULL);
+	if (remote->socket >= 0 && binding->generation == remote->generation)
+		remote_tell(remote, WIRE_UNBIND, binding->id);
+	remote_leave(remote);
+	binding_free(binding);
+}
+
+static int place(struct remote_binding *binding, size_t i, const struct plugin_array *array,
+		 struct tmesh_error *err)
+{
+	bool output = i >= binding->inputs;
+
+	if (!array->tensor)
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "\"%.80s\" has no region, and an engine in another process sees "
+				  "regions alone: give a device tensor of this context",
+				  array->name);
+	binding->tensors[i].tensor = tmesh_tensor_ref(array->tensor);
+	binding->tensors[i].write = output;
+	binding->places[i] =
+		(struct place){.operand = array->operand, .data = array->data, .in_place = -1};
+	/* Only what was said to lie there has passed the checks before. */
+	for (size_t j = 0; output && array->bytes && j < binding->inputs; j++)
+		if (binding->places[j].data == array->data)
+			binding->places[i].in_place = (int64_t)j;
+	return 0;
+}
+
+static int bind(void *engine, struct plugin_session *session, const struct plugin_array *inputs,
+		size_t input_count, const struct plugin_array *outputs, size_t output_count,
+		void **out, struct tmesh_error *err)
+{
+	struct remote *remote = engine;
+	uint64_t deadline = remote_deadline(remote);
+	struct remote_binding *binding = calloc(1, sizeof(*binding));
+	size_t count = input_count + output_count;
+	int rc = 0;
+
+	if (!binding)
+		return tmesh_fail(err, -ENOMEM, "no memory for a binding");
+	binding->remote = remote;
+	binding->session = session->handle;
+	binding->operands = session;
+	binding->inputs = input_count;
+	binding->count = count;
+	binding->tensors = calloc(count + 1, sizeof(*binding->tensors));
+	binding->places = calloc(count + 1, sizeof(*binding->places));
+	if (!binding->tensors || !binding->places)
+		rc = tmesh_fail(err, -ENOMEM, "no memory for a binding of %zu operands", count);
+	for (size_t i = 0; !rc && i < count; i++)
+		rc = place(binding, i, i < input_count ? &inputs[i] : &outputs[i - input_count],
+			   err);
+	if (!rc)
+		rc = remote_enter(remote, deadline, err);
+	if (!rc) {
+		do
+			rc = binding_make(binding, deadline, err);
+		while (rc == REMOTE_AGAIN);
+		remote_leave(remote);
+	}
+	if (rc)
+		binding_free(binding);
+	else
+		*out = binding;
+	return rc;
+}
+
+static int run(void *data, struct tmesh_error *err)
+{
+	struct remote_binding *binding = data;
+	struct remote *remote = binding->remote;
+	uint64_t deadline = remote_deadline(remote);
+	int rc = remote_enter(remote, deadline, err);
+
+	if (rc)
+		return rc;
+	do {
+		rc = binding_make(binding, deadline, err);
+		if (!rc)
+			rc = remote_call(remote, WIRE_RUN, binding->id, NULL, deadline, NULL, NULL,
+					 err);
+	} while (rc == REMOTE_AGAIN);
+	remote_leave(remote);
+	return rc;
+}
+
+/* The engine's own library has looked where its outputs are. */
+static int result(void *data, size_t output, struct plugin_result *out, struct tmesh_error *err)
+{
+	struct remote_binding *binding = data;
+
+	*out = (struct plugin_result){
+		.data = (void *)binding->places[binding->inputs + output].data};
+	return 0;
+}
+
+const struct tmesh_engine_plugin remote_plugin = {
+	.abi = TMESH_ENGINE_PLUGIN_ABI,
+	.alignment = 1,
+	.close = close_remote,
+	.version = version,
+	.session_open = session_open,
+	.session_close = session_close,
+	.bind = bind,
+	.run = run,
+	.result = result,
+	.unbind = unbind,
+};

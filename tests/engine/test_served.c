@@ -1,0 +1,710 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Engines in processes of their own: tmesh-engine (TMESH_ENGINE_PROGRAM) with the engine "fake",
+ * which crashes and hangs when it is told to. What the library and the program do about that is
+ * real.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <tmesh/channel.h>
+#include <tmesh/engine.h>
+
+#include "remote_wire.h"
+#include "unit.h"
+
+#define FLAGS (TMESH_ENGINE_READABLE | TMESH_ENGINE_WRITABLE | TMESH_ENGINE_EXPORTABLE)
+#define CLIENTS 4
+#define MS UINT64_C(1000000)
+
+static const int64_t shape_x[] = {2, 4}, shape_b[] = {4};
+static char folder[] = "/tmp/tmesh-served-XXXXXX";
+static pid_t supervisor;
+static int input = -1;
+
+static const char *file(const char *name, const char *text)
+{
+	static char path[128];
+	FILE *out;
+
+	snprintf(path, sizeof(path), "%s/models/%s", folder, name);
+	out = fopen(path, "w");
+	assert_non_null(out);
+	fputs(text, out);
+	fclose(out);
+	return path;
+}
+
+/* tmesh-engine with these arguments, up to a NULL; its first line is in @line. */
+static pid_t run_program(char *const *argv, int *stdin_end, char *line, size_t size)
+{
+	int out[2], in[2];
+	ssize_t got;
+	pid_t pid;
+
+	assert_int_equal(pipe2(out, O_CLOEXEC), 0);
+	assert_int_equal(pipe2(in, O_CLOEXEC), 0);
+	pid = fork();
+	if (!pid) {
+		dup2(in[0], 0);
+		dup2(out[1], 1);
+		execv(getenv("TMESH_ENGINE_PROGRAM"), argv);
+		_exit(127);
+	}
+	close(out[1]);
+	close(in[0]);
+	got = read(out[0], line, size - 1);
+	line[got > 0 ? got : 0] = '\0';
+	close(out[0]);
+	*stdin_end = in[1];
+	return pid;
+}
+
+static void end_program(pid_t pid, int stdin_end)
+{
+	int status;
+
+	close(stdin_end);
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static int serve(void **state)
+{
+	char models[64], line[64];
+	char *argv[] = {(char *)"tmesh-engine",
+			(char *)"--engine=fake",
+			(char *)"--clients=4",
+			(char *)"--limit=0.5",
+			(char *)"--with-input",
+			(char *)"--models",
+			models,
+			(char *)"unit",
+			NULL};
+
+	snprintf(models, sizeof(models), "%s/models", folder);
+	supervisor = run_program(argv, &input, line, sizeof(line));
+	return strcmp(line, "ready unit\n");
+}
+
+static int unserve(void **state)
+{
+	end_program(supervisor, input);
+	return 0;
+}
+
+struct fixture {
+	struct tmesh_ctx *ctx;
+	struct tmesh_engine_context *context;
+	struct tmesh_engine_graph *graph;
+	struct tmesh_engine_tensor *x, *b, *y;
+	struct tmesh_engine_value inputs[2], outputs[1];
+};
+
+static void join(struct fixture *fix, uint64_t timeout_ns)
+{
+	const struct tmesh_engine_connect_opts opts = {.size = sizeof(opts),
+						       .timeout_ns = timeout_ns};
+	const float x[8] = {1, 2, 3, 4, 5, 6, 7, 8}, b[4] = {10, 20, 30, 40};
+
+	assert_ok(tmesh_ctx_open(NULL, &fix->ctx, err));
+	assert_ok(tmesh_engine_connect(fix->ctx, "unit", &opts, &fix->context, err));
+	assert_ok(tmesh_engine_graph_open(fix->context, file("graph", "plain"), NULL, &fix->graph,
+					  err));
+	assert_ok(tmesh_engine_tensor_create(fix->context, TMESH_FLOAT32, 2, shape_x, FLAGS,
+					     &fix->x, err));
+	assert_ok(tmesh_engine_tensor_create(fix->context, TMESH_FLOAT32, 1, shape_b, FLAGS,
+					     &fix->b, err));
+	assert_ok(tmesh_engine_tensor_create(fix->context, TMESH_FLOAT32, 2, shape_x, FLAGS,
+					     &fix->y, err));
+	assert_ok(tmesh_engine_tensor_write(fix->x, x, sizeof(x), err));
+	assert_ok(tmesh_engine_tensor_write(fix->b, b, sizeof(b), err));
+	fix->inputs[0] = (struct tmesh_engine_value){.name = "x", .tensor = fix->x};
+	fix->inputs[1] = (struct tmesh_engine_value){.name = "b", .tensor = fix->b};
+	fix->outputs[0] = (struct tmesh_engine_value){.name = "y", .tensor = fix->y};
+}
+
+static void leave(struct fixture *fix)
+{
+	tmesh_engine_tensor_unref(fix->x);
+	tmesh_engine_tensor_unref(fix->b);
+	tmesh_engine_tensor_unref(fix->y);
+	tmesh_engine_graph_unref(fix->graph);
+	tmesh_engine_context_unref(fix->context);
+	tmesh_ctx_unref(fix->ctx);
+}
+
+static int setup(void **state)
+{
+	*state = calloc(1, sizeof(struct fixture));
+	join(*state, 0);
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	leave(*state);
+	free(*state);
+	return 0;
+}
+
+static int dispatch(struct fixture *fix, struct tmesh_error *err)
+{
+	return tmesh_engine_dispatch(fix->graph, fix->inputs, 2, fix->outputs, 1, err);
+}
+
+static int dispatch_of(struct fixture *fix, const char *mode, struct tmesh_error *error)
+{
+	struct tmesh_engine_graph *graph;
+	int rc;
+
+	assert_ok(tmesh_engine_graph_open(fix->context, file(mode, mode), NULL, &graph, err));
+	rc = tmesh_engine_dispatch(graph, fix->inputs, 2, fix->outputs, 1, error);
+	tmesh_engine_graph_unref(graph);
+	return rc;
+}
+
+static void assert_y(struct fixture *fix)
+{
+	float y[8];
+
+	assert_ok(tmesh_engine_tensor_read(fix->y, y, sizeof(y), err));
+	for (int i = 0; i < 8; i++)
+		assert_true(y[i] == (float)(i + 1 + 10 * (i % 4 + 1)));
+	memset(y, 0, sizeof(y));
+	assert_ok(tmesh_engine_tensor_write(fix->y, y, sizeof(y), err));
+}
+
+static void assert_works(struct fixture *fix)
+{
+	assert_ok(dispatch(fix, err));
+	assert_y(fix);
+}
+
+static uint64_t copied(struct fixture *fix)
+{
+	struct tmesh_stats out = {.size = sizeof(out)};
+
+	assert_int_equal(tmesh_stats(fix->ctx, &out), 0);
+	return out.bytes_copied;
+}
+
+static void test_dispatch(void **state)
+{
+	struct fixture *fix = *state;
+	struct tmesh_engine_binding *binding;
+	uint64_t before = copied(fix);
+
+	assert_string_equal(tmesh_engine_context_backend(fix->context), "fake");
+	assert_string_equal(tmesh_engine_context_version(fix->context), "a fake");
+	assert_int_not_equal(tmesh_engine_context_pid(fix->context), getpid());
+	assert_int_equal(kill((pid_t)tmesh_engine_context_pid(fix->context), 0), 0);
+	assert_ok(dispatch(fix, err));
+	assert_int_equal(copied(fix), before);
+	assert_y(fix);
+	assert_ok(tmesh_engine_bind(fix->graph, fix->inputs, 2, fix->outputs, 1, &binding, err));
+	for (int i = 0; i < 100; i++)
+		assert_ok(tmesh_engine_binding_dispatch(binding, err));
+	assert_y(fix);
+	tmesh_engine_binding_unref(binding);
+}
+
+static void test_operands(void **state)
+{
+	struct fixture *fix = *state;
+	struct tmesh_engine_operand operand = {.size = sizeof(operand)};
+
+	assert_int_equal(tmesh_engine_graph_inputs(fix->graph), 2);
+	assert_int_equal(tmesh_engine_graph_outputs(fix->graph), 2);
+	assert_ok(tmesh_engine_graph_input(fix->graph, 0, &operand, err));
+	assert_string_equal(operand.name, "x");
+	assert_int_equal(operand.dtype, TMESH_FLOAT32);
+	assert_int_equal(operand.ndim, 2);
+	assert_int_equal(operand.shape[0], -1);
+	assert_int_equal(operand.shape[1], 4);
+	assert_string_equal(operand.dims[0], "n");
+	assert_null(operand.dims[1]);
+}
+
+/* An output that lies on an input: one region in the engine, too, so that its own checks see it. */
+static void test_in_place(void **state)
+{
+	struct fixture *fix = *state;
+	float x[8];
+
+	fix->outputs[0].tensor = fix->x;
+	assert_refused(dispatch(fix, err), -EINVAL, "overlaps input");
+	fix->outputs[0].in_place = "x";
+	assert_ok(dispatch(fix, err));
+	assert_ok(tmesh_engine_tensor_read(fix->x, x, sizeof(x), err));
+	assert_true(x[0] == 11 && x[7] == 48);
+}
+
+static void test_refusals(void **state)
+{
+	struct fixture *fix = *state;
+	struct tmesh_engine_value value = fix->inputs[0];
+	struct tmesh_engine_context *context;
+	struct tmesh_engine_graph *graph;
+	float data[8] = {0};
+
+	fix->inputs[0] = (struct tmesh_engine_value){
+		.name = "x", .data = data, .dtype = TMESH_FLOAT32, .ndim = 2, .shape = {2, 4}};
+	assert_refused(dispatch(fix, err), -EOPNOTSUPP, "give a device tensor");
+	fix->inputs[0] = value;
+	fix->outputs[0].tensor = NULL;
+	assert_refused(dispatch(fix, err), -EOPNOTSUPP, "give a device tensor");
+	fix->outputs[0].tensor = fix->y;
+	assert_refused(dispatch_of(fix, "fails", err), -EIO, "as it was told");
+	assert_refused(dispatch_of(fix, "elsewhere", err), -EIO, "memory of its own");
+	assert_refused(
+		tmesh_engine_graph_open(fix->context, file("broken", "broken"), NULL, &graph, err),
+		-EPROTO, "no graph of the fake's");
+	assert_refused(tmesh_engine_connect(fix->ctx, "nobody", NULL, &context, err), -ENOENT,
+		       "no engine is served as \"nobody\"");
+	assert_refused(tmesh_engine_connect(fix->ctx, "../unit", NULL, &context, err), -EINVAL,
+		       "small letters");
+	assert_works(fix);
+}
+
+/* The engine has what it was handed: models below --models, and nothing else of the user's. */
+static void test_confined(void **state)
+{
+	struct fixture *fix = *state;
+	struct tmesh_engine_graph *graph;
+	char path[128];
+	FILE *out;
+
+	if (syscall(SYS_landlock_create_ruleset, NULL, 0, 1) < 1) {
+		print_message("# not tried: this kernel has no Landlock\n");
+		return;
+	}
+	snprintf(path, sizeof(path), "%s/secret", folder);
+	out = fopen(path, "w");
+	fputs("plain", out);
+	fclose(out);
+	/* To the fake a file that cannot be opened is none of its own. */
+	assert_refused(tmesh_engine_graph_open(fix->context, path, NULL, &graph, err), -EPROTO,
+		       "no graph");
+	assert_works(fix);
+}
+
+static void test_killed_between(void **state)
+{
+	struct fixture *fix = *state;
+	struct tmesh_engine_binding *binding;
+
+	assert_ok(tmesh_engine_bind(fix->graph, fix->inputs, 2, fix->outputs, 1, &binding, err));
+	for (int i = 0; i < 3; i++) {
+		uint32_t pid = tmesh_engine_context_pid(fix->context);
+
+		assert_ok(tmesh_engine_binding_dispatch(binding, err));
+		assert_y(fix);
+		assert_int_equal(kill((pid_t)pid, SIGKILL), 0);
+		assert_ok(tmesh_engine_binding_dispatch(binding, err));
+		assert_y(fix);
+		assert_int_not_equal(tmesh_engine_context_pid(fix->context), pid);
+	}
+	tmesh_engine_binding_unref(binding);
+	assert_works(fix);
+}
+
+static void test_crash(void **state)
+{
+	struct fixture *fix = *state;
+	struct tmesh_engine_graph *graph;
+
+	assert_refused(dispatch_of(fix, "crashes", err), -EPIPE, "died in this call");
+	assert_works(fix);
+	assert_refused(
+		tmesh_engine_graph_open(fix->context, file("bomb", "bomb"), NULL, &graph, err),
+		-EPIPE, "died in this call");
+	assert_works(fix);
+}
+
+static void test_hang(void **state)
+{
+	struct fixture timed, *fix = *state;
+
+	join(&timed, 100 * MS);
+	assert_refused(dispatch_of(&timed, "hangs", err), -ETIMEDOUT, "deadline");
+	assert_works(&timed);
+	leave(&timed);
+	/* Nobody gave a deadline: the engine's own limit ends it. */
+	assert_refused(dispatch_of(fix, "hangs", err), -EPIPE, "died in this call");
+	assert_works(fix);
+}
+
+static void test_stopped(void **state)
+{
+	struct fixture timed, *fix = *state;
+
+	join(&timed, 200 * MS);
+	assert_works(&timed);
+	assert_int_equal(kill((pid_t)tmesh_engine_context_pid(timed.context), SIGSTOP), 0);
+	/* It does not even take the call, so that nobody sees a deadline pass in it. */
+	assert_refused(dispatch(&timed, err), -ETIMEDOUT, "does not answer");
+	assert_int_equal(kill((pid_t)tmesh_engine_context_pid(timed.context), SIGKILL), 0);
+	assert_works(&timed);
+	leave(&timed);
+	assert_works(fix);
+}
+
+static void *hang(void *data)
+{
+	struct fixture *fix = data;
+	struct tmesh_error error;
+
+	return (void *)(intptr_t)dispatch_of(fix, "hangs", &error);
+}
+
+/* A call that waits for its turn behind one that hangs is none of the crash's. */
+static void test_innocent(void **state)
+{
+	struct fixture other, *fix = *state;
+	uint32_t pid = tmesh_engine_context_pid(fix->context);
+	pthread_t thread;
+	void *result;
+
+	file("hangs", "hangs"); /* file() is not for two threads */
+	join(&other, 0);
+	pthread_create(&thread, NULL, hang, fix);
+	while (tmesh_engine_context_pid(other.context) == pid)
+		assert_works(&other);
+	assert_works(&other);
+	pthread_join(thread, &result);
+	assert_int_equal((intptr_t)result, -EPIPE);
+	leave(&other);
+	assert_works(fix);
+}
+
+static void test_too_many(void **state)
+{
+	struct tmesh_engine_context *contexts[CLIENTS], *more;
+	struct fixture *fix = *state;
+
+	for (int i = 1; i < CLIENTS; i++)
+		assert_ok(tmesh_engine_connect(fix->ctx, "unit", NULL, &contexts[i], err));
+	assert_refused(tmesh_engine_connect(fix->ctx, "unit", NULL, &more, err), -EBUSY,
+		       "4 clients");
+	assert_works(fix);
+	for (int i = 1; i < CLIENTS; i++)
+		tmesh_engine_context_unref(contexts[i]);
+	/* That they are gone is seen when it looks. */
+	for (int i = 0; i < 500 && tmesh_engine_connect(fix->ctx, "unit", NULL, &more, NULL); i++)
+		usleep(10000);
+	tmesh_engine_context_unref(more);
+}
+
+static unsigned int files_of(uint32_t pid)
+{
+	unsigned int count = 0;
+	char path[64];
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%u/fd", pid);
+	dir = opendir(path);
+	while (dir && readdir(dir))
+		count++;
+	closedir(dir);
+	return count;
+}
+
+/* What a client had is given back when it ends, also when it is killed. */
+static void test_given_back(void **state)
+{
+	struct fixture *fix = *state;
+	uint32_t pid = tmesh_engine_context_pid(fix->context);
+	unsigned int before = 0, now = 0, own;
+
+	/* libtmesh itself remembers the last 32 processes whose memory it opened. */
+	for (int round = 0; round < 60; round++) {
+		struct tmesh_engine_binding *binding;
+		pid_t child = fork();
+
+		if (!child) {
+			struct fixture inner;
+
+			join(&inner, 0);
+			tmesh_engine_bind(inner.graph, inner.inputs, 2, inner.outputs, 1, &binding,
+					  NULL);
+			tmesh_engine_binding_dispatch(binding, NULL);
+			raise(SIGKILL);
+		}
+		assert_int_equal(waitpid(child, NULL, 0), child);
+		assert_works(fix);
+		/* The dead are seen when it looks. */
+		for (int i = 0; i < 500; i++) {
+			now = files_of(pid);
+			if (round < 40 || now <= before)
+				break;
+			usleep(10000);
+		}
+		if (round == 39) {
+			usleep(50000);
+			before = files_of(pid);
+		}
+	}
+	assert_int_equal(tmesh_engine_context_pid(fix->context), pid);
+	assert_true(now <= before);
+	own = unit_open_fds();
+	for (int round = 0; round < 5; round++) {
+		struct fixture inner;
+
+		join(&inner, 0);
+		assert_works(&inner);
+		leave(&inner);
+	}
+	assert_int_equal(unit_open_fds(), own);
+}
+
+static int raw(struct fixture *fix)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int dir, fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+
+	assert_ok(tmesh_ctx_runtime_dir(fix->ctx, &dir, err));
+	snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/engine-unit", dir);
+	assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+	close(dir);
+	return fd;
+}
+
+/* Who speaks the protocol badly is dropped, and the others go on. */
+static void hostile(struct fixture *fix, int kind, unsigned int seed)
+{
+	struct tmesh_channel *requests = NULL, *replies = NULL;
+	struct wire_request words = {.op = WIRE_RUN, .number = 1};
+	struct tmesh_message message = {.bytes = sizeof(words)};
+	struct tmesh_region *region = NULL;
+	struct wire_page *page = NULL;
+	struct wire_welcome welcome;
+	int fd = raw(fix);
+	void *data;
+
+	assert_int_equal(recv(fd, &welcome, sizeof(welcome), 0), sizeof(welcome));
+	assert_int_equal(welcome.code, 0);
+	if (kind == 0) { /* words where none belong */
+		assert_int_equal(send(fd, "hello", 5, MSG_NOSIGNAL), 5);
+		assert_true(recv(fd, &welcome, 1, 0) <= 0);
+		close(fd);
+		return;
+	}
+	assert_ok(tmesh_channel_open(fix->ctx, welcome.requests, TMESH_CHANNEL_SEND, NULL,
+				     &requests, err));
+	assert_ok(
+		tmesh_region_open(fix->ctx, welcome.page, TMESH_READ | TMESH_WRITE, &region, err));
+	assert_ok(tmesh_region_map(region, TMESH_READ | TMESH_WRITE, &data, err));
+	page = data;
+	if (kind == 1) /* a message of another length */
+		message.bytes = 7;
+	if (kind == 2) /* floods, and reads no reply */
+		assert_ok(tmesh_channel_open(fix->ctx, welcome.replies, TMESH_CHANNEL_RECV, NULL,
+					     &replies, err));
+	for (int i = 0; i < (kind == 2 ? 1000 : 200); i++) {
+		memcpy(message.data, &words, sizeof(words));
+		if (tmesh_channel_send(requests, &message, 2000 * (int64_t)MS, NULL))
+			break;
+		words.number++;
+		if (kind != 3)
+			continue;
+		/* Random requests with random texts. */
+		words.op = (uint32_t)rand_r(&seed) % 7;
+		words.id = rand_r(&seed) % 4 ? (uint32_t)rand_r(&seed) % 3 : ~0u;
+		words.bytes = (uint32_t)rand_r(&seed) % 300;
+		words.deadline = rand_r(&seed) % 9 ? 0 : 1;
+		if (rand_r(&seed) % 50 == 0)
+			words.bytes = ~0u;
+		for (uint32_t at = 0; at < 300; at += 4) {
+			uint32_t value = (uint32_t)rand_r(&seed) % (at % 8 ? 9 : 70000);
+
+			memcpy(page->text + at, &value, sizeof(value));
+		}
+		if (rand_r(&seed) % 2) {
+			struct wire text = {.text = page->text, .bytes = WIRE_TEXT};
+
+			wire_put_text(&text,
+				      rand_r(&seed) % 2 ? "/dev/null" : file("graph", "plain"));
+			wire_put_u32(&text, (uint32_t)rand_r(&seed) % 3);
+			wire_put_u32(&text, (uint32_t)rand_r(&seed) % 2);
+			wire_put_u32(&text, (uint32_t)rand_r(&seed) % 2);
+			wire_put_u32(&text, (uint32_t)rand_r(&seed) % 2);
+			words.op = WIRE_GRAPH_OPEN;
+			words.bytes = (uint32_t)text.at;
+		}
+	}
+	tmesh_region_unmap(region, TMESH_READ | TMESH_WRITE);
+	tmesh_region_unref(region);
+	tmesh_channel_unref(requests);
+	tmesh_channel_unref(replies);
+	close(fd);
+}
+
+static void test_hostile(void **state)
+{
+	struct fixture *fix = *state;
+	uint32_t pid = tmesh_engine_context_pid(fix->context);
+
+	for (int kind = 0; kind < 3; kind++) {
+		hostile(fix, kind, 0);
+		assert_works(fix);
+	}
+	for (unsigned int seed = 0; seed < 20; seed++) {
+		hostile(fix, 3, seed);
+		assert_works(fix);
+	}
+	/* The same process: none of it was a crash. */
+	assert_int_equal(tmesh_engine_context_pid(fix->context), pid);
+}
+
+/* Requests that are well made as far as they go, and then wrong in one place. */
+static void test_lies(void **state)
+{
+	struct fixture *fix = *state;
+	struct tmesh_tensor *tensor;
+	struct wire_tensor tensors[2];
+	struct wire_tensor *out;
+	size_t count, regions;
+	char room[4096];
+
+	assert_ok(tmesh_engine_tensor_export(fix->x, &tensor, err));
+	tensors[0] = (struct wire_tensor){.tensor = tensor};
+	tensors[1] = (struct wire_tensor){.tensor = tensor, .write = true};
+	for (int lie = 0; lie < 6; lie++) {
+		struct wire wire = {.text = room, .bytes = sizeof(room)};
+		size_t layouts;
+
+		assert_ok(wire_put_tensors(&wire, tensors, 2, err));
+		layouts = wire.at - 2 * (4 + 4 + 8 + 4 + 4 + 16);
+		wire = (struct wire){.text = room, .bytes = wire.at};
+		if (lie == 1) /* a region that was not named */
+			room[layouts] = 1;
+		if (lie == 2) /* past the region's end */
+			room[layouts + 8 + 4] = 1;
+		if (lie == 3) /* no such dtype */
+			room[layouts + 16] = 99;
+		if (lie == 4) /* too many dimensions */
+			room[layouts + 20] = 9;
+		if (lie == 5) /* written to, and the region is not */
+			room[4] = 0;
+		if (!lie) {
+			assert_ok(wire_get_tensors(&wire, fix->ctx, 8, 8, &out, &count, &regions,
+						   err));
+			assert_int_equal(count, 2);
+			assert_int_equal(regions, 1);
+			/* Of one region, so at one address. */
+			assert_ptr_equal(tmesh_tensor_region(out[0].tensor),
+					 tmesh_tensor_region(out[1].tensor));
+			wire_tensors_free(out, count);
+			wire.at = 0;
+			assert_refused(wire_get_tensors(&wire, fix->ctx, 8, 0, &out, &count,
+							&regions, err),
+				       -EDQUOT, "0 more regions");
+			for (size_t bytes = 0; bytes < wire.bytes; bytes += 3) {
+				struct wire part = {.text = room, .bytes = bytes};
+
+				assert_int_equal(wire_get_tensors(&part, fix->ctx, 8, 8, &out,
+								  &count, &regions, NULL),
+						 -EPROTO);
+			}
+			continue;
+		}
+		assert_int_not_equal(
+			wire_get_tensors(&wire, fix->ctx, 8, 8, &out, &count, &regions, NULL), 0);
+	}
+	tmesh_tensor_unref(tensor);
+}
+
+static void test_program(void **state)
+{
+	static const char *const wrong[] = {"--clients=0", "--limit=x", "--threads=1.5", "No-Name",
+					    "--unknown"};
+	char line[64];
+	int end, status;
+
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
+		char *argv[] = {(char *)"tmesh-engine", (char *)wrong[i], NULL};
+		pid_t pid = run_program(argv, &end, line, sizeof(line));
+
+		assert_int_equal(waitpid(pid, &status, 0), pid);
+		assert_int_equal(WEXITSTATUS(status), 2);
+		assert_string_equal(line, "");
+		close(end);
+	}
+	for (int i = 0; i < 3; i++) {
+		/* A name that is taken, an engine that does not start, one that does not exist. */
+		char *argv[] = {(char *)"tmesh-engine",
+				(char *)(i == 2 ? "--engine=none" : "--engine=fake"),
+				(char *)(i == 1 ? "--library=none" : "--threads=1"),
+				(char *)(i == 0 ? "unit" : "other"), NULL};
+		pid_t pid = run_program(argv, &end, line, sizeof(line));
+
+		assert_int_equal(waitpid(pid, &status, 0), pid);
+		assert_int_equal(WEXITSTATUS(status), 1);
+		assert_string_equal(line, "");
+		close(end);
+	}
+	assert_works(*state);
+}
+
+/* A supervisor that is killed takes its engine along, and the name is free at once. */
+static void test_supervisor_killed(void **state)
+{
+	char *argv[] = {(char *)"tmesh-engine", (char *)"--engine=fake", (char *)"second", NULL};
+	struct tmesh_engine_context *context;
+	struct fixture *fix = *state;
+	int end, status;
+	char line[64];
+	pid_t pid;
+
+	for (int i = 0; i < 2; i++) {
+		pid = run_program(argv, &end, line, sizeof(line));
+		assert_string_equal(line, "ready second\n");
+		assert_ok(tmesh_engine_connect(fix->ctx, "second", NULL, &context, err));
+		kill(pid, i ? SIGTERM : SIGKILL);
+		assert_int_equal(waitpid(pid, &status, 0), pid);
+		for (int n = 0; n < 500 && !kill((pid_t)tmesh_engine_context_pid(context), 0); n++)
+			usleep(10000);
+		assert_int_equal(kill((pid_t)tmesh_engine_context_pid(context), 0), -1);
+		tmesh_engine_context_unref(context);
+		close(end);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(test_dispatch, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_operands, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_in_place, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_refusals, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_confined, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_killed_between, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_crash, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_hang, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_stopped, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_innocent, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_too_many, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_given_back, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_hostile, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_lies, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_program, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_supervisor_killed, setup, teardown),
+	};
+	char path[64];
+	int failed;
+
+	if (!mkdtemp(folder))
+		return 1;
+	snprintf(path, sizeof(path), "%s/models", folder);
+	mkdir(path, 0700);
+	failed = cmocka_run_group_tests_name("served", tests, serve, unserve);
+	snprintf(path, sizeof(path), "rm -rf %s", folder);
+	return system(path) || failed;
+}
