@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -169,6 +170,28 @@ static int start(struct tmesh_ctx *ctx, struct tmesh_error *err)
 	return rc;
 }
 
+/* Also between two lives of a keeper whose descriptors systemd has. */
+static bool has_keeper(const struct tmesh_ctx *ctx)
+{
+	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+	char dir[4096], path[4096 + sizeof("/" TMESH_KEEPER_LOCK)];
+	struct tmesh_error err;
+	struct stat st;
+	bool held;
+	int fd;
+
+	if (tmesh_rundir_path(ctx, dir, sizeof(dir), &err))
+		return false;
+	snprintf(path, sizeof(path), "%s/" TMESH_KEEPER_LOCK, dir);
+	fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	if (fd < 0)
+		return false;
+	held = !fstat(fd, &st) && st.st_uid == ctx->uid && !fcntl(fd, F_OFD_GETLK, &lock) &&
+	       lock.l_type != F_UNLCK;
+	close(fd);
+	return held;
+}
+
 static int connect_error(int rc, struct tmesh_error *err)
 {
 	switch (rc) {
@@ -185,6 +208,13 @@ static int connect_error(int rc, struct tmesh_error *err)
 	}
 }
 
+static int does_not_answer(struct tmesh_error *err)
+{
+	return tmesh_fail(err, -ETIMEDOUT,
+			  "this user's keeper does not answer; if systemd has stopped it: systemctl "
+			  "--user start tmesh-keeper");
+}
+
 int tmesh_keeper_connect(struct tmesh_ctx *ctx, bool may_start, int *out, struct tmesh_error *err)
 {
 	uint64_t deadline = tmesh_now_ns() + START_NS;
@@ -197,10 +227,11 @@ int tmesh_keeper_connect(struct tmesh_ctx *ctx, bool may_start, int *out, struct
 			*out = fd;
 			return 0;
 		}
-		if ((fd != -ENOENT && fd != -ECONNREFUSED) || !may_start ||
-		    tmesh_now_ns() >= deadline)
+		if ((fd != -ENOENT && fd != -ECONNREFUSED) || (!may_start && !has_keeper(ctx)))
 			return connect_error(fd, err);
-		if (!started) {
+		if (tmesh_now_ns() >= deadline)
+			return has_keeper(ctx) ? does_not_answer(err) : connect_error(fd, err);
+		if (may_start && !started) {
 			int rc = start(ctx, err);
 
 			if (rc)

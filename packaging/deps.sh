@@ -24,7 +24,7 @@ check='libcmocka-dev man-db valgrind clang llvm lld libclang-rt-dev sparse cocci
 	python3-pytest python3-prometheus-client graphviz
 	qemu-system-x86 debootstrap busybox-static kmod e2fsprogs cpio rsync xz-utils zstd
 	flex bison bc dwarves libelf-dev libssl-dev socat erlang-dialyzer
-	libdrm-dev'
+	libdrm-dev systemd'
 check="$check libpython$testsuite-testsuite"
 
 case ${1:-all} in

@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -78,16 +77,51 @@ static int open_dir(const char *path)
 	return dir;
 }
 
-/* Who has the lock is the keeper, until it ends. */
-static int take_lock(int dir)
+static int set_lock(int fd, bool wait)
 {
-	int lock = openat(dir, TMESH_KEEPER_LOCK, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
 
-	if (lock >= 0 && flock(lock, LOCK_EX | LOCK_NB)) {
-		close(lock);
+	return fcntl(fd, wait ? F_OFD_SETLKW : F_OFD_SETLK, &lock);
+}
+
+/* Whether @fd is the lock that @lock is, and has it. */
+static bool has_lock(int fd, int lock)
+{
+	struct stat had, now;
+
+	return fd >= 0 && !fstat(fd, &had) && !fstat(lock, &now) && had.st_dev == now.st_dev &&
+	       had.st_ino == now.st_ino && !set_lock(fd, false);
+}
+
+/*
+ * Who has the lock is the keeper, until it ends. systemd's has had it since its first life. Another
+ * one that was started by need is waited for: its groups end with it. A negative result is with
+ * errno.
+ */
+static int take_lock(const struct keeper *keeper)
+{
+	int before = store_lock();
+	int lock = openat(keeper->dir, TMESH_KEEPER_LOCK, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC,
+			  0600);
+	int rc;
+
+	if (lock < 0)
 		return -1;
+	if (has_lock(before, lock)) {
+		close(lock);
+		return before;
 	}
-	return lock;
+	rc = set_lock(lock, false);
+	if (rc && keeper->store.socket >= 0 && errno == EAGAIN) {
+		store_waiting(&keeper->store);
+		rc = set_lock(lock, true);
+	}
+	if (!rc) {
+		store_keep_lock(&keeper->store, lock);
+		return lock;
+	}
+	close(lock);
+	return -1;
 }
 
 static int listen_at(int dir)
@@ -294,12 +328,13 @@ static int serve(struct keeper *keeper)
 
 	set_signals();
 	table->max_fds = raise_fds();
-	keeper->lock = take_lock(keeper->dir);
-	/* Another one keeps: that is as good. */
+	keeper->lock = take_lock(keeper);
+	/* Another one keeps: that is as good. Or it was waited for in vain. */
 	if (keeper->lock < 0)
-		return errno == EWOULDBLOCK ? 0 : refuse("locking the runtime directory");
+		return errno == EAGAIN || errno == EINTR ? 0
+							 : refuse("locking the runtime directory");
 	links_clear(keeper->dir);
-	store_take(&keeper->store, table, tmesh_now_ns());
+	store_take(&keeper->store, table, keeper->lock, tmesh_now_ns());
 	/* What an earlier life gave up last may be back, for systemd had not heard of it. */
 	while (table->used > table->limit && table_evict(table, tmesh_now_ns()))
 		;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * Names in the store: tmesh-ID-m is a group's manifest, a sealed memfd with what the descriptors
- * do not say; tmesh-ID-I-K is descriptor K of region I. The manifest comes last and goes first: a
- * group without one was never kept, or is gone.
+ * Names in the store: tmesh-lock is the lock by which one is the keeper; tmesh-ID-m is a group's
+ * manifest, a sealed memfd with what the descriptors do not say; tmesh-ID-I-K is descriptor K of
+ * region I. The manifest comes last and goes first: a group without one was never kept, or is gone.
  */
 #include "store.h"
 
@@ -19,6 +19,7 @@
 
 #define MANIFEST_MAGIC 0x4d304d54u /* "TM0M" */
 #define LISTEN_START 3
+#define LOCK_NAME "tmesh-lock"
 #define NAME_ROOM 64
 #define NAME_START 23 /* "tmesh-", an id and a dash: the same in all names of a group */
 /* How long systemd may take to answer before the group counts as not kept. */
@@ -70,6 +71,11 @@ void store_ready(const struct store *store)
 {
 	if (store->socket >= 0)
 		tell(store, "READY=1", -1);
+}
+
+void store_waiting(const struct store *store)
+{
+	tell(store, "STATUS=another tmesh-keeper runs: waiting for its end", -1);
 }
 
 /* systemd reads what was sent in order: when it closes the pipe, all before has been taken. */
@@ -313,11 +319,33 @@ static void take_group(const struct store *store, struct table *table, struct st
 	table_adopt(table, group, now);
 }
 
-void store_take(const struct store *store, struct table *table, uint64_t now)
+int store_lock(void)
+{
+	struct stored *all = NULL, *lock;
+	size_t count = listen_fds(&all);
+	int fd = -1;
+
+	lock = find(all, count, LOCK_NAME);
+	if (lock)
+		fd = lock->fd;
+	free(all);
+	return fd;
+}
+
+void store_keep_lock(const struct store *store, int lock)
+{
+	if (store->socket >= 0)
+		put(store, LOCK_NAME, lock);
+}
+
+void store_take(const struct store *store, struct table *table, int lock, uint64_t now)
 {
 	struct stored *all = NULL;
 	size_t count = listen_fds(&all);
+	struct stored *of_lock = find(all, count, LOCK_NAME);
 
+	if (of_lock && of_lock->fd == lock)
+		of_lock->fd = -1;
 	for (size_t i = 0; i < count; i++) {
 		size_t length = strlen(all[i].name);
 

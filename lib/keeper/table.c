@@ -271,13 +271,15 @@ static bool is_elsewhere(const struct table *table, const struct group *group,
 	return false;
 }
 
-static void append(struct table *table, struct group *group)
+/* By their ids, so in the order in which they were kept, in whatever order systemd gives them back.
+ */
+static void insert(struct table *table, struct group *group)
 {
 	struct group **at = &table->groups;
 
-	while (*at)
+	while (*at && (*at)->id < group->id)
 		at = &(*at)->next;
-	group->next = NULL;
+	group->next = *at;
 	*at = group;
 	table->names++;
 	table->used += group->bytes;
@@ -289,7 +291,7 @@ void table_adopt(struct table *table, struct group *group, uint64_t now)
 	group->used_ns = now;
 	if (group->id > table->last_id)
 		table->last_id = group->id;
-	append(table, group);
+	insert(table, group);
 }
 
 int table_keep(struct table *table, struct group *group, uint64_t lifetime_ns, bool replace,
@@ -332,7 +334,7 @@ int table_keep(struct table *table, struct group *group, uint64_t lifetime_ns, b
 		return rc;
 	}
 	/* The new one is safe before the old one goes. */
-	append(table, group);
+	insert(table, group);
 	if (old)
 		table_drop(table, old);
 	return 0;

@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: MIT
 #
-# Kept regions from outside: the keeper under a stand-in for systemd, tmeshctl's verbs, and the
+# Kept regions from outside: the keeper under a stand-in for systemd and under a real one, tmeshctl's verbs, and the
 # protocol as a small model under seeds.
 
-keep-check: tools keeper ## kept regions: the keeper killed and restarted, tmeshctl keep, the model
+KEEP_HASH := $(B)/tests/keep/kept_hash
+
+$(KEEP_HASH): tests/keep/kept_hash.c $(LIB_A)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 -pthread -o $@ $< $(LIB_A) $(LIB_LIBS)
+
+keep-check: tools keeper $(KEEP_HASH) ## kept regions: the keeper killed and restarted, tmeshctl keep, the model
 	@status=0; $(PYTHON) -B tests/sim/keep.py || status=1; \
-	$(PYTHON) -B tests/keep/test_keep.py $(abspath $(B)) || status=1; exit $$status
+	$(PYTHON) -B tests/keep/test_keep.py $(abspath $(B)) || status=1; \
+	$(PYTHON) -B tests/keep/test_systemd.py $(abspath $(B)) || status=1; exit $$status
 
 .PHONY: keep-check

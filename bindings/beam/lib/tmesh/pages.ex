@@ -173,15 +173,14 @@ defmodule Tmesh.Pages do
 
   # Hashes one behind the other.
   @doc false
-  @spec joined([hash()]) :: {:ok, binary()} | {:error, Error.t()}
-  def joined(hashes) when is_list(hashes) do
-    if Enum.all?(hashes, &(is_binary(&1) and byte_size(&1) == 16)),
-      do: {:ok, IO.iodata_to_binary(hashes)},
-      else: joined(nil)
+  @spec joined(term()) :: {:ok, binary()} | {:error, Error.t()}
+  def joined(hashes) do
+    if is_list(hashes) and Enum.all?(hashes, &(is_binary(&1) and byte_size(&1) == 16)) do
+      {:ok, IO.iodata_to_binary(hashes)}
+    else
+      {:error, Error.new(:invalid, "hashes are what Tmesh.Pages.hash/3 gives, 16 bytes each")}
+    end
   end
-
-  def joined(_other),
-    do: {:error, Error.new(:invalid, "hashes are what Tmesh.Pages.hash/3 gives, 16 bytes each")}
 
   defp packed(tokens) do
     Enum.reduce_while(tokens, {:ok, <<>>}, fn
