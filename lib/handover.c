@@ -335,12 +335,5 @@ int tmesh_region_recv(struct tmesh_ctx *ctx, int socket, struct tmesh_region **o
 	region = tmesh_region_new(ctx, err);
 	if (!region)
 		return -ENOMEM;
-	rc = take_region(region, socket, deadline, err);
-	if (rc) {
-		tmesh_region_destroy(region);
-		return rc;
-	}
-	tmesh_count(ctx, COUNT_OPENED, 1);
-	tmesh_region_publish(region, out);
-	return 0;
+	return tmesh_region_opened(region, take_region(region, socket, deadline, err), out);
 }

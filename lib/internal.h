@@ -228,8 +228,13 @@ bool tmesh_region_inherited(const struct tmesh_region *region);
 struct tmesh_region *tmesh_region_new(struct tmesh_ctx *ctx, struct tmesh_error *err);
 /* Undoes tmesh_region_new(): unmaps, closes, frees. */
 void tmesh_region_destroy(struct tmesh_region *region);
+/* The same, entering the context, with the label and the options of its maker. */
+int tmesh_region_begin(struct tmesh_ctx *ctx, const struct tmesh_region_opts *opts,
+		       struct tmesh_region **out, struct tmesh_error *err);
 /* Make it the caller's: counted, and holding its context alive. */
 void tmesh_region_publish(struct tmesh_region *region, struct tmesh_region **out);
+/* The same for one that was opened, or destroy it where that gave @rc. Return: @rc. */
+int tmesh_region_opened(struct tmesh_region *region, int rc, struct tmesh_region **out);
 /* Map without counting; the caller holds the region's lock, or is alone. */
 int tmesh_region_map_locked(struct tmesh_region *region, int prot, struct tmesh_error *err);
 /* Replace the mapping, where it is, by one with other rights; without harm on failure. */
@@ -286,6 +291,10 @@ struct tmesh_token_parts {
 };
 void tmesh_token_format(char *text, const struct tmesh_token_parts *parts);
 int tmesh_token_parse(const char *text, struct tmesh_token_parts *parts, struct tmesh_error *err);
+/* What to do with a token of something else, for messages. */
+#define TMESH_OTHER_TOKENS                                                                \
+	"a slot's token is for tmesh_slot_open(), a channel's for tmesh_channel_open(), " \
+	"that of a pool of pages for tmesh_pages_open()"
 
 /* Backends. Each operation returns 0 or a negative errno with @err filled. */
 struct tmesh_keep_ops;

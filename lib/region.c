@@ -65,8 +65,8 @@ static int may_here(struct tmesh_region *region, uint32_t rights, const char *wh
 				  "token in this process",
 				  what);
 	if (missing)
-		return tmesh_fail(err, -EACCES, "%s: this handle has not the right to%s%s%s", what,
-				  missing & TMESH_READ ? " read" : "",
+		return tmesh_fail(err, -EACCES, "%s: this handle does not have the right to%s%s%s",
+				  what, missing & TMESH_READ ? " read" : "",
 				  missing & TMESH_WRITE ? " write" : "",
 				  missing & TMESH_MANAGE ? " manage" : "");
 	if (tmesh_lease_lapsed_here(region))
@@ -206,6 +206,35 @@ static int make(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmesh_region
 	return tmesh_pool_yields(ctx, rc) ? make_new(ctx, bytes, opts, out, err) : rc;
 }
 
+int tmesh_region_begin(struct tmesh_ctx *ctx, const struct tmesh_region_opts *opts,
+		       struct tmesh_region **out, struct tmesh_error *err)
+{
+	struct tmesh_region *region;
+	int rc = tmesh_ctx_enter(ctx, err);
+
+	if (rc)
+		return rc;
+	region = tmesh_region_new(ctx, err);
+	if (!region)
+		return -ENOMEM;
+	strcpy(region->label, opts->label);
+	region->opts = *opts;
+	region->opts.label = region->label;
+	*out = region;
+	return 0;
+}
+
+int tmesh_region_opened(struct tmesh_region *region, int rc, struct tmesh_region **out)
+{
+	if (rc) {
+		tmesh_region_destroy(region);
+		return rc;
+	}
+	tmesh_count(region->ctx, COUNT_OPENED, 1);
+	tmesh_region_publish(region, out);
+	return 0;
+}
+
 int tmesh_region_create(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmesh_region_opts *opts,
 			struct tmesh_region **out, struct tmesh_error *err)
 {
@@ -216,7 +245,7 @@ int tmesh_region_create(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmes
 	if (rc)
 		return rc;
 	if (bytes == 0)
-		return tmesh_fail(err, -EINVAL, "a region has at least one byte");
+		return tmesh_fail(err, -EINVAL, "bytes is 0: a region has at least one byte");
 	if (bytes > TMESH_BYTES_MAX)
 		return tmesh_fail(err, -EOVERFLOW, "%llu bytes are more than a file can have",
 				  (unsigned long long)bytes);
@@ -247,23 +276,10 @@ int tmesh_region_from_memfd(struct tmesh_ctx *ctx, int fd, uint64_t bytes,
 	if (o.flags & ~(uint32_t)(TMESH_REGION_GID | TMESH_REGION_NO_PIN))
 		return tmesh_fail(err, -EINVAL,
 				  "a region over a memfd takes only the flags GID and NO_PIN");
-	rc = tmesh_ctx_enter(ctx, err);
+	rc = tmesh_region_begin(ctx, &o, &region, err);
 	if (rc)
 		return rc;
-	region = tmesh_region_new(ctx, err);
-	if (!region)
-		return -ENOMEM;
-	strcpy(region->label, o.label);
-	region->opts = o;
-	region->opts.label = region->label;
-	rc = ctx->ops->from_memfd(region, fd, bytes, err);
-	if (rc) {
-		tmesh_region_destroy(region);
-		return rc;
-	}
-	tmesh_count(ctx, COUNT_OPENED, 1);
-	tmesh_region_publish(region, out);
-	return 0;
+	return tmesh_region_opened(region, ctx->ops->from_memfd(region, fd, bytes, err), out);
 }
 
 struct tmesh_region *tmesh_region_ref(struct tmesh_region *region)
@@ -636,19 +652,11 @@ static int open_new(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token
 		    struct tmesh_region **out, struct tmesh_error *err)
 {
 	struct tmesh_region *region = tmesh_region_new(ctx, err);
-	int rc;
 
 	if (!region)
 		return -ENOMEM;
 	region->rights = rights;
-	rc = ctx->ops->open_token(region, token, rights, err);
-	if (rc) {
-		tmesh_region_destroy(region);
-		return rc;
-	}
-	tmesh_count(ctx, COUNT_OPENED, 1);
-	tmesh_region_publish(region, out);
-	return 0;
+	return tmesh_region_opened(region, ctx->ops->open_token(region, token, rights, err), out);
 }
 
 int tmesh_region_open(struct tmesh_ctx *ctx, const char *token, uint32_t rights,

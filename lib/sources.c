@@ -12,7 +12,6 @@ static int begin(struct tmesh_ctx *ctx, const void *op, const char *what, uint32
 		 struct tmesh_error *err)
 {
 	struct tmesh_region_opts o;
-	struct tmesh_region *region;
 	int rc = tmesh_read_region_opts(opts, &o, err);
 
 	if (rc)
@@ -21,29 +20,10 @@ static int begin(struct tmesh_ctx *ctx, const void *op, const char *what, uint32
 		return tmesh_fail(err, -EINVAL, "%s takes only the flag GID", what);
 	if (!op)
 		return tmesh_fail(err, -EOPNOTSUPP, "%s needs the tmesh module", what);
-	rc = tmesh_ctx_enter(ctx, err);
-	if (rc)
-		return rc;
-	region = tmesh_region_new(ctx, err);
-	if (!region)
-		return -ENOMEM;
-	strcpy(region->label, o.label);
-	region->opts = o;
-	region->opts.label = region->label;
-	region->rights = rights;
-	*out = region;
-	return 0;
-}
-
-static int end(struct tmesh_region *region, int rc, struct tmesh_region **out)
-{
-	if (rc) {
-		tmesh_region_destroy(region);
-		return rc;
-	}
-	tmesh_count(region->ctx, COUNT_OPENED, 1);
-	tmesh_region_publish(region, out);
-	return 0;
+	rc = tmesh_region_begin(ctx, &o, out, err);
+	if (!rc)
+		(*out)->rights = rights;
+	return rc;
 }
 
 static int check_read_write(uint32_t rights, const char *what, struct tmesh_error *err)
@@ -73,7 +53,7 @@ int tmesh_region_from_user(struct tmesh_ctx *ctx, void *addr, uint64_t bytes, ui
 	rc = begin(ctx, ctx->ops->from_user, "pinning memory", rights, opts, &region, err);
 	if (rc)
 		return rc;
-	return end(region, ctx->ops->from_user(region, addr, bytes, err), out);
+	return tmesh_region_opened(region, ctx->ops->from_user(region, addr, bytes, err), out);
 }
 
 int tmesh_region_from_dmabuf(struct tmesh_ctx *ctx, int fd, const struct tmesh_region_opts *opts,
@@ -84,7 +64,7 @@ int tmesh_region_from_dmabuf(struct tmesh_ctx *ctx, int fd, const struct tmesh_r
 
 	if (rc)
 		return rc;
-	return end(region, ctx->ops->from_dmabuf(region, fd, err), out);
+	return tmesh_region_opened(region, ctx->ops->from_dmabuf(region, fd, err), out);
 }
 
 int tmesh_region_from_fd(struct tmesh_ctx *ctx, int fd, uint64_t bytes,
@@ -102,7 +82,7 @@ int tmesh_region_from_fd(struct tmesh_ctx *ctx, int fd, uint64_t bytes,
 	rc = begin(ctx, ctx->ops->from_fd, "keeping a descriptor", 0, opts, &region, err);
 	if (rc)
 		return rc;
-	return end(region, ctx->ops->from_fd(region, fd, bytes, err), out);
+	return tmesh_region_opened(region, ctx->ops->from_fd(region, fd, bytes, err), out);
 }
 
 int tmesh_region_opaque_fd(struct tmesh_region *region, int *fd, struct tmesh_error *err)
@@ -137,7 +117,7 @@ int tmesh_region_gather(struct tmesh_ctx *ctx, const struct tmesh_gather_extent 
 		rc = begin(ctx, ctx->ops->gather, "gather", rights, opts, &region, err);
 	if (rc)
 		return rc;
-	rc = end(region, ctx->ops->gather(region, extents, count, err), out);
+	rc = tmesh_region_opened(region, ctx->ops->gather(region, extents, count, err), out);
 	for (size_t i = 0; i < count && !rc; i++)
 		tmesh_region_set_shared(extents[i].region);
 	return rc;
