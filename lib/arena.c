@@ -85,7 +85,7 @@ int tmesh_arena_place(struct tmesh_arena *arena, struct tmesh_ctx *ctx, uint64_t
 	int rc = 0;
 
 	if (ctx != arena->ctx)
-		return tmesh_fail(err, -EINVAL, "the arena is another context's");
+		return tmesh_fail(err, -EINVAL, "the arena belongs to another context");
 	while (!rc && !region) {
 		/* The context's lock, because that is free in a child after fork(). */
 		pthread_mutex_lock(&ctx->lock);

@@ -39,7 +39,8 @@ int tmesh_kernel_fail(struct tmesh_error *err, const char *what)
 		return tmesh_fail(err, -ESTALE,
 				  "%s: the region was revoked, or the lease has lapsed", what);
 	case EACCES:
-		return tmesh_fail(err, -EACCES, "%s: this handle has not that right", what);
+		return tmesh_fail(err, -EACCES,
+				  "%s: this handle does not have the right to do that", what);
 	case ENOTTY:
 		return tmesh_fail(err, -EPROTO, "%s: the descriptor is not a tmesh handle", what);
 	default:

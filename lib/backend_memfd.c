@@ -338,11 +338,12 @@ static int memfd_adopt(struct tmesh_region *region, const int *fds,
 		return tmesh_fail(err, -EPROTO, "the hand-over does not describe a region");
 	if ((uint64_t)st.st_size < behind || wire->bytes > (uint64_t)st.st_size - behind)
 		return tmesh_fail(err, -EPROTO,
-				  "the hand-over speaks of %llu bytes in a file of %lld",
+				  "the hand-over names %llu bytes, but its file has %lld",
 				  (unsigned long long)wire->bytes, (long long)st.st_size);
 	/* Polling another kind of file may make us wait for whoever serves it. */
 	if (more && fcntl(region->leash, F_GETPIPE_SZ) < 0)
-		return tmesh_fail(err, -EPROTO, "the hand-over's leash is no pipe");
+		return tmesh_fail(err, -EPROTO,
+				  "the descriptor that tells of the region's end is not a pipe");
 	region->reopens = is_ours(region->ctx, &st);
 	region->dev = st.st_dev;
 	region->ino = st.st_ino;
@@ -355,7 +356,7 @@ static int memfd_adopt(struct tmesh_region *region, const int *fds,
 	/* Behind the file's last page a touch raises SIGBUS. */
 	if (region->alloc > round_up((uint64_t)st.st_size, tmesh_page_bytes()))
 		return tmesh_fail(err, -EPROTO,
-				  "the hand-over speaks of larger pages than the file has");
+				  "the hand-over names larger pages than its file has");
 	region->sealed = seals & F_SEAL_WRITE;
 	return 0;
 }

@@ -309,10 +309,11 @@ static int may_seal(const struct draft *draft, struct tmesh_error *err)
 		struct tmesh_region *region = draft->regions[i];
 
 		if (!tmesh_region_is_sealed(region) && !(region->rights & TMESH_MANAGE))
-			return tmesh_fail(err, -EACCES,
-					  "the region of the bundle's tensor \"%.64s\" is not "
-					  "sealed, and this handle has not the right to seal it",
-					  tensor_in(draft, i));
+			return tmesh_fail(
+				err, -EACCES,
+				"the region of the bundle's tensor \"%.64s\" is not "
+				"sealed, and this handle does not have the right to seal it",
+				tensor_in(draft, i));
 	}
 	return 0;
 }

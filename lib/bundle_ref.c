@@ -179,8 +179,8 @@ static int open_ref(struct tmesh_ctx *ctx, const struct bundle_ref *ref, uint32_
 	} else if (tmesh_bundle_count(bundle) != ref->tensors ||
 		   tmesh_bundle_bytes(bundle) != ref->byte_size) {
 		rc = tmesh_fail(err, -EPROTO,
-				"the ref speaks of %" PRIu64 " tensors with %" PRIu64
-				" bytes, the bundle has %zu with %" PRIu64,
+				"the ref names %" PRIu64 " tensors with %" PRIu64
+				" bytes, but the bundle has %zu with %" PRIu64,
 				ref->tensors, ref->byte_size, tmesh_bundle_count(bundle),
 				tmesh_bundle_bytes(bundle));
 		tmesh_bundle_unref(bundle);

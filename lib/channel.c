@@ -68,7 +68,8 @@ static int check_shape(struct channel_shape *shape, struct tmesh_error *err)
 	int rc = check_number(&shape->slots, 64, CHANNEL_SLOTS_MAX, "slots", err);
 
 	if (!rc && (shape->slots & (shape->slots - 1)))
-		rc = tmesh_fail(err, -EINVAL, "slots is %u, no power of two", shape->slots);
+		rc = tmesh_fail(err, -EINVAL, "slots is %u, which is not a power of two",
+				shape->slots);
 	if (!rc)
 		rc = check_number(&shape->lanes, 1, CHANNEL_LANES_MAX, "producers", err);
 	if (!rc)
@@ -246,8 +247,9 @@ static int read_shape(struct tmesh_channel *channel, struct tmesh_error *err)
 	if (head->magic != CHANNEL_MAGIC || head->version != CHANNEL_VERSION || !shape->slots ||
 	    !shape->lanes || !shape->regions || !shape->layouts || check_shape(shape, NULL) ||
 	    shape->bytes != bytes)
-		return tmesh_fail(err, -EPROTO,
-				  "the token's memory is no channel's of this version of libtmesh");
+		return tmesh_fail(
+			err, -EPROTO,
+			"the token's region is not a channel that this version of libtmesh knows");
 	return 0;
 }
 
@@ -315,11 +317,11 @@ static int join(struct tmesh_channel *channel, const struct tmesh_token_parts *t
 	case -ENOENT:
 		return tmesh_fail(err, rc, "no such channel: its maker has closed it");
 	case -EBUSY:
-		return tmesh_fail(err, rc, "all places for those who %s are taken",
+		return tmesh_fail(err, rc, "all of the channel's places to %s are taken",
 				  channel->role == TMESH_CHANNEL_SEND ? "send" : "receive");
 	default:
 		return tmesh_fail(err, rc < 0 && rc > -4096 ? rc : -EPROTO,
-				  "the channel's maker gave no proper answer");
+				  "the channel's maker gave a malformed answer");
 	}
 }
 
@@ -335,8 +337,8 @@ int tmesh_channel_open(struct tmesh_ctx *ctx, const char *token, enum tmesh_chan
 
 	if (!rc && (o.slots || o.producers || o.regions || o.layouts))
 		rc = tmesh_fail(err, -EINVAL,
-				"slots, producers, regions and layouts are for whoever makes the "
-				"channel");
+				"slots, producers, regions and layouts are set when the channel is "
+				"made, not when it is opened");
 	if (!rc)
 		rc = tmesh_token_parse(token, &parts, err);
 	if (!rc && parts.backend != TMESH_BACKEND_MEMFD)
@@ -366,7 +368,8 @@ int tmesh_channel_open(struct tmesh_ctx *ctx, const char *token, enum tmesh_chan
 int tmesh_channel_token(struct tmesh_channel *channel, char *token, struct tmesh_error *err)
 {
 	if (!channel->maker)
-		return tmesh_fail(err, -EINVAL, "the channel's token is to be had from its maker");
+		return tmesh_fail(err, -EINVAL,
+				  "only the maker of the channel gives out its token");
 	return tmesh_region_token(channel->memory, RW, token, err);
 }
 

@@ -329,10 +329,10 @@ static int open_region(struct tmesh_channel *channel, uint32_t lane, uint32_t en
 	if (why)
 		return tmesh_fail(err, why,
 				  "receive: the message's region cannot be opened: its producer "
-				  "has released it, is gone, or told nonsense");
+				  "has released it, is gone, or described it wrongly");
 	return tmesh_fail(err, -EINPROGRESS,
-			  "receive: the message's region is not open yet, which "
-			  "tmesh_channel_prepare() does");
+			  "receive: the message's region is not open yet: "
+			  "tmesh_channel_prepare() opens it");
 }
 
 static int read_layout(struct tmesh_channel *channel, uint32_t lane, uint32_t entry,

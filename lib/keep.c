@@ -14,7 +14,7 @@ static int check_name(const char *name, struct tmesh_error *err)
 	size_t bytes = name ? strnlen(name, TMESH_KEPT_NAME_LEN + 1) : 0;
 
 	if (bytes == 0)
-		return tmesh_fail(err, -EINVAL, "what is kept has a name of at least one byte");
+		return tmesh_fail(err, -EINVAL, "the name is empty: what is kept needs one");
 	if (bytes > TMESH_KEPT_NAME_LEN)
 		return tmesh_fail(err, -EINVAL, "the name is longer than %d bytes",
 				  TMESH_KEPT_NAME_LEN);
@@ -53,8 +53,7 @@ static int check_region(struct tmesh_ctx *ctx, struct tmesh_region *region, size
 	if (region->ctx != ctx)
 		return tmesh_fail(err, -EINVAL, "region %zu is of another context", i);
 	/* The module knows of its own which are opaque. */
-	if (memfd && !(region->kind & TMESH_KIND_OPAQUE) &&
-	    !tmesh_region_is_sealed(region))
+	if (memfd && !(region->kind & TMESH_KIND_OPAQUE) && !tmesh_region_is_sealed(region))
 		return tmesh_fail(err, -EINVAL,
 				  "region %zu, with the id %016" PRIx64 ", is not sealed: only "
 				  "sealed memory is kept, so seal it first",

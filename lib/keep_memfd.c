@@ -97,7 +97,7 @@ static int recv_reply(const struct tmesh_ctx *ctx, int fd,
 		return rc;
 	if (reply->magic != TMESH_MAGIC_KEEP || reply->version != TMESH_WIRE_VERSION ||
 	    reply->status > 0)
-		return tmesh_fail(err, -EPROTO, "the keeper's answer is none");
+		return tmesh_fail(err, -EPROTO, "the keeper gave a malformed answer");
 	return reply->status ? refused(request, reply, err) : 0;
 }
 
@@ -172,7 +172,7 @@ static int memfd_kept_open(struct tmesh_ctx *ctx, const char *name, uid_t uid, u
 		return nothing_kept(rc, name, err);
 	if (!reply.count || reply.count > TMESH_KEPT_MAX_REGIONS) {
 		close(fd);
-		return tmesh_fail(err, -EPROTO, "the keeper speaks of %" PRIu32 " regions",
+		return tmesh_fail(err, -EPROTO, "the keeper answered with %" PRIu32 " regions",
 				  reply.count);
 	}
 	regions = calloc(reply.count, sizeof(struct tmesh_region *));
@@ -234,7 +234,7 @@ static int memfd_kept_list(struct tmesh_ctx *ctx, struct tmesh_kept_info **out, 
 		return rc;
 	if (reply.count > TMESH_KEEPER_MAX_NAMES) {
 		close(fd);
-		return tmesh_fail(err, -EPROTO, "the keeper speaks of %" PRIu32 " names",
+		return tmesh_fail(err, -EPROTO, "the keeper answered with %" PRIu32 " names",
 				  reply.count);
 	}
 	infos = calloc(reply.count ? reply.count : 1, sizeof(*infos));

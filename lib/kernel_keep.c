@@ -16,7 +16,8 @@ static int keep_fail(struct tmesh_error *err, const char *name, const char *what
 {
 	switch (errno) {
 	case ENOTTY:
-		return tmesh_fail(err, -EOPNOTSUPP, "this module keeps nothing yet: update it");
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "the loaded tmesh module cannot keep regions: update it");
 	case ENOENT:
 		return tmesh_fail(err, -ENOENT, "nothing is kept as \"%s\"", name);
 	case EEXIST:
@@ -26,7 +27,9 @@ static int keep_fail(struct tmesh_error *err, const char *name, const char *what
 		return tmesh_fail(err, -EBUSY, "a region is kept under another name already");
 	case EINVAL:
 		return tmesh_fail(err, -EINVAL,
-				  "%s: each region is sealed or opaque, and there once", what);
+				  "%s: each region has to be sealed or stand for a "
+				  "descriptor, and may be there once",
+				  what);
 	default:
 		return tmesh_kernel_fail(err, what);
 	}
@@ -193,7 +196,8 @@ static int kernel_keeper_info(struct tmesh_ctx *ctx, struct tmesh_keeper_info *i
 	if (ioctl(ctx->device, TMESH_CAPS, &caps))
 		return tmesh_kernel_fail(err, "asking the module for its limits");
 	if (!(caps.features & TMESH_FEATURE_KEEP))
-		return tmesh_fail(err, -EOPNOTSUPP, "this module keeps nothing yet: update it");
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "the loaded tmesh module cannot keep regions: update it");
 	info->survives_kill = true;
 	info->pressure = true;
 	info->names = (uint32_t)caps.used_kept_names;

@@ -164,12 +164,14 @@ int tmesh_kernel_gather(struct tmesh_region *region, const struct tmesh_gather_e
 				  "gather: parts are whole pages inside their regions, and a "
 				  "writable view shows no page twice");
 	case ELOOP:
-		return tmesh_fail(err, -ELOOP, "gather: a source is a view itself");
+		return tmesh_fail(
+			err, -ELOOP,
+			"gather: a part is a view itself: name the regions that it shows");
 	case EPERM:
 		return tmesh_fail(err, -EPERM, "gather: a source is sealed; ask for READ alone");
 	case EOPNOTSUPP:
 		return tmesh_fail(err, -EOPNOTSUPP,
-				  "gather: a source is no memory of the module's own");
+				  "gather: a part is not memory that the module allocated");
 	default:
 		errno = failed;
 		return tmesh_kernel_fail(err, "gather");

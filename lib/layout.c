@@ -13,12 +13,12 @@ static int check_type(enum tmesh_dtype dtype, int32_t ndim, const int64_t *shape
 		      struct tmesh_error *err)
 {
 	if (!tmesh_dtype_bits(dtype))
-		return tmesh_fail(err, -EINVAL, "%d is no dtype", (int)dtype);
+		return tmesh_fail(err, -EINVAL, "unknown dtype %d", (int)dtype);
 	if (ndim < 0 || ndim > TMESH_MAX_DIMS)
 		return tmesh_fail(err, -EINVAL, "a tensor has 0 to %d dimensions, not %d",
 				  TMESH_MAX_DIMS, (int)ndim);
 	if (ndim && !shape)
-		return tmesh_fail(err, -EINVAL, "%d dimensions, and no shape", (int)ndim);
+		return tmesh_fail(err, -EINVAL, "%d dimensions, but no shape is given", (int)ndim);
 	for (int32_t i = 0; i < ndim; i++) {
 		if (shape[i] < 0)
 			return tmesh_fail(err, -EINVAL, "dimension %d is negative: %" PRId64,
@@ -41,7 +41,7 @@ static int check_device(const struct tmesh_layout *layout, struct tmesh_error *e
 					  (int)layout->device_id);
 		return 0;
 	}
-	return tmesh_fail(err, -EINVAL, "%d is no device type", (int)layout->device_type);
+	return tmesh_fail(err, -EINVAL, "unknown device type %d", (int)layout->device_type);
 }
 
 int tmesh_layout_contiguous(struct tmesh_layout *layout, enum tmesh_dtype dtype, int32_t ndim,

@@ -99,7 +99,7 @@ int tmesh_lease_bind(struct tmesh_region *region, int pidfd, uint64_t ns, enum t
 		return tmesh_fail(err, -EOPNOTSUPP,
 				  "lease: only the module ends a lease with a process");
 	if (pidfd < 0)
-		return tmesh_fail(err, -EBADF, "lease: %d is no pidfd", pidfd);
+		return tmesh_fail(err, -EBADF, "lease: descriptor %d is not a pidfd", pidfd);
 	return set(region, pidfd, ns, taken, err);
 }
 

@@ -96,7 +96,11 @@ int tmesh_opaque_handles(struct tmesh_region *region, uint32_t rights, int *fds,
 			 ? tmesh_reopen(region->ctx, region->leash, O_WRONLY | O_NONBLOCK, err)
 			 : fcntl(region->leash, F_DUPFD_CLOEXEC, 0);
 	if (fds[0] < 0)
-		return is_maker(region) ? fds[0] : tmesh_fail_errno(err, "duplicating a leash");
+		return is_maker(region)
+			       ? fds[0]
+			       : tmesh_fail_errno(
+					 err,
+					 "duplicating the pipe that tells of the region's end");
 	if (!(rights & TMESH_WRITE))
 		return 1;
 	fds[1] = fcntl(region->device, F_DUPFD_CLOEXEC, 0);

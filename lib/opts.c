@@ -7,7 +7,7 @@ int tmesh_check_rights(uint32_t rights, struct tmesh_error *err)
 	if (rights & ~(uint32_t)TMESH_RIGHTS_ALL)
 		return tmesh_fail(err, -EINVAL, "unknown rights 0x%x", rights);
 	if (!(rights & TMESH_READ))
-		return tmesh_fail(err, -EINVAL, "rights 0x%x lack READ, which is part of every set",
+		return tmesh_fail(err, -EINVAL, "rights 0x%x lack READ, which every handle has",
 				  rights);
 	return 0;
 }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Page tables that other processes follow: the tables of all sequences of one handle on pages
- * (tmesh/pages.h) as a log of numbered, checksummed records, and a follower's own copy of them.
- * Part of libtmesh-model. See tmesh/tmesh.h for the conventions of all calls, docs/pages.md for the
- * log's form. Since 0.1.
+ * Page tables that other processes follow. A handle on pages (tmesh/pages.h) writes the block
+ * tables of all its sequences to a log of numbered, checksummed records; a follower keeps its own
+ * copy of the tables. Part of libtmesh-model. See tmesh/tmesh.h for the conventions of all calls,
+ * docs/pages.md for the log's format. Since 0.1.
  *
- * A copy says what the tables were after one record: it holds no page. Who wants to use pages of
- * another handle takes a ticket (tmesh_seq_take()).
+ * A copy is the state of the tables after one record. It holds no pages: a process that wants to
+ * use pages of another handle takes a ticket (tmesh_seq_take()).
  */
 #ifndef TMESH_PAGE_TABLE_H
 #define TMESH_PAGE_TABLE_H
@@ -20,11 +20,11 @@ extern "C" {
 struct tmesh_page_copy;
 
 /*
- * Log what happens to the handle's sequences from now on; what there is comes first. @token
- * (TMESH_TOKEN_SIZE bytes) is for followers, of the same user. The log has two segments of
- * @segment_bytes (4 KiB to 256 MiB, a multiple of 8; 0: 1 MiB), each of which begins with all
- * tables: 4 bytes a block and 64 a sequence must fit well into one. It ends with the handle.
- * Called again it gives the token of the log there is.
+ * Log every change of the handle's sequences from now on, after their present tables. Followers
+ * of the same user open the log by @token (TMESH_TOKEN_SIZE bytes). The log has two segments of
+ * @segment_bytes (4 KiB to 256 MiB, a multiple of 8; 0: 1 MiB). Each begins with all tables, so
+ * that 4 bytes for each block and 64 for each sequence must fit into one with room to spare. The
+ * log ends with the handle. A second call gives the token of the same log.
  *
  * Return: 0; -EINVAL; -ENOSPC (the tables do not fit already); -ENOMEM, -EMFILE, -EPERM
  * (inherited).
@@ -42,30 +42,32 @@ int tmesh_page_copy_open(struct tmesh_ctx *ctx, const char *token, struct tmesh_
 void tmesh_page_copy_close(struct tmesh_page_copy *copy);
 
 /*
- * Take in what was logged since the last time. On failure the copy is what it was after the last
- * record that was whole.
+ * Apply what was logged since the last update. After a failure the copy is as it was after the
+ * last whole record.
  *
- * Return: 0; -EPIPE (nothing new, and the handle is gone); and, each calling for
- * tmesh_page_copy_resync(): -ESTALE (the copy fell behind: records were overwritten); -EPROTO (a
- * record is damaged, missing, or makes no sense: the message says which); -ENOSPC (the tables have
- * outgrown the log, which has ended: no resync helps); -ENOMEM; -EPERM (inherited).
+ * Return: 0; -EPIPE (nothing new, and the handle is gone); -EPERM (inherited); -ENOSPC (the tables
+ * no longer fit into the log, which has ended; a resync does not help). After -ESTALE (the copy
+ * fell behind: records were overwritten), -EPROTO (a record is damaged, missing or contradicts the
+ * others; the message says which) and -ENOMEM, call tmesh_page_copy_resync().
  */
 int tmesh_page_copy_update(struct tmesh_page_copy *copy, struct tmesh_error *err);
 /*
- * Begin anew with all tables as the newest segment has them; the copy stays as it is until an
- * update has them whole. Return: 0; -EPERM.
+ * Start again from the tables at the beginning of the newest segment. The copy does not change
+ * until an update has read all of them. Return: 0; -EPERM.
  */
 int tmesh_page_copy_resync(struct tmesh_page_copy *copy, struct tmesh_error *err);
-/* A descriptor for poll(), still the library's: readable when an update is due, which arms it
- * again. Return: the descriptor; -EPERM. */
+/* A descriptor for poll(), owned by the library. It is readable when an update is due; the update
+ * makes it unreadable again. Return: the descriptor; -EPERM. */
 int tmesh_page_copy_poll_fd(struct tmesh_page_copy *copy, struct tmesh_error *err);
 
 /* Of the last record that the copy has; 0: none. */
 uint64_t tmesh_page_copy_number(const struct tmesh_page_copy *copy);
-/* How many sequences there are, and the id of one, from 0, in the order of ids; 0: no such. */
+/* How many sequences there are; the id of sequence @i (from 0, in the order of ids), or 0 where
+ * there is none. */
 size_t tmesh_page_copy_count(const struct tmesh_page_copy *copy);
 uint64_t tmesh_page_copy_id(const struct tmesh_page_copy *copy, size_t i);
-/* The table of a sequence, @blocks page numbers, good until the next update; NULL: no such. */
+/* The block table of a sequence, @blocks page numbers, valid until the next update; NULL: there is
+ * no such sequence. */
 const int32_t *tmesh_page_copy_table(const struct tmesh_page_copy *copy, uint64_t id,
 				     uint32_t *blocks, uint64_t *tokens);
 

@@ -6,16 +6,17 @@
  *
  * A page pool is made in one process, its owner, which counts who holds which page. Its pages
  * lie in regions (slabs), one for each device. A tenant of the pool has slabs, a limit, prefixes
- * and a key of its own; it can neither map, name nor look up another tenant's. Who has a tenant's
- * token takes part with a handle (struct tmesh_pages).
+ * and a key of its own; it can neither map, name nor look up another tenant's. A process that has
+ * a tenant's token opens a handle on the pool with it (struct tmesh_pages).
  *
- * A handle's tables and counts are in its process's private memory. To the owner it sends messages;
- * the owner believes of them only what it knows itself: a handle gives back, shares and caches
- * pages that it holds, and no others. When a process dies, its pages are free at once, but for
- * those that others hold.
+ * A handle's tables and counts are in the private memory of its process, which sends messages to
+ * the owner. The owner checks each message against its own records: a handle can give back, share
+ * and cache only pages that it holds. When a process dies, its pages are free at once, except those
+ * that others hold.
  *
- * Within a tenant all processes may write to all of the tenant's pages, as they share memory. The
- * calls below never write to a page that somebody else may have: they copy it first, and count it.
+ * All processes of a tenant can write to all of the tenant's pages, because they share the memory.
+ * The calls below never write to a page that another sequence may have: they copy the page first,
+ * and count the copy.
  *
  * Page numbers are those of a pool: page p of device d is at tmesh_pages_base(d) + p * page_bytes
  * in each process, so that a table of numbers indexes one tensor.
@@ -59,15 +60,15 @@ struct tmesh_page_pool_opts {
 	 * least @bytes, can be mapped for reading and writing, and is the pool's then. */
 	int (*place)(void *data, struct tmesh_ctx *ctx, uint32_t device, uint64_t bytes,
 		     struct tmesh_region **out, struct tmesh_error *err);
-	/* A tenant is out of pages. Whether this one, the longest unused, may go; false: look at
-	 * the next. NULL: it may. Called as @place. */
+	/* A tenant is out of pages: may this one, unused for longest, be evicted? false: the next
+	 * one is asked about. NULL: each may. Called as @place is. */
 	bool (*evict)(void *data, const struct tmesh_page_victim *victim);
 	void *data; /* of both */
 };
 
 /*
- * A pool, served by a thread of this process until its last reference goes. Its regions are made
- * when they are needed, with @ctx.
+ * Make a pool. A thread of this process serves it until its last reference is dropped. Its regions
+ * are made with @ctx when they are needed.
  * Return: 0; -EINVAL, -EOVERFLOW, -ENOMEM, -EMFILE.
  */
 int tmesh_page_pool_create(struct tmesh_ctx *ctx, const struct tmesh_page_pool_opts *opts,
@@ -133,12 +134,13 @@ struct tmesh_pages_info {
 int tmesh_pages_info(struct tmesh_pages *pages, struct tmesh_pages_info *info,
 		     struct tmesh_error *err);
 
-/* Where @head lies: its device, and the how manieth of that device's heads it is. Round-robin.
- * Return: 0; -EINVAL. */
+/* Where @head lies: its device, and its index among that device's heads. Heads are dealt
+ * round-robin. Return: 0; -EINVAL. */
 int tmesh_pages_head(const struct tmesh_pages *pages, uint32_t head, uint32_t *device,
 		     uint32_t *place, struct tmesh_error *err);
-/* The address of page 0 on @device, whose page size is tmesh_pages_info()'s; NULL: no such device.
- * Good while the handle lives. Only pages that the handle holds are mapped for certain. */
+/* The address of page 0 on @device, valid while the handle lives; NULL: there is no such device.
+ * tmesh_pages_info() gives the page size. Only pages that the handle holds are mapped for certain.
+ */
 void *tmesh_pages_base(const struct tmesh_pages *pages, uint32_t device);
 
 /*
@@ -148,11 +150,12 @@ void *tmesh_pages_base(const struct tmesh_pages *pages, uint32_t device);
  * -ETIMEDOUT, -ENOMEM (no region for a slab), -EPERM (inherited).
  */
 int tmesh_pages_alloc(struct tmesh_pages *pages, uint32_t *page, struct tmesh_error *err);
-/* Of a page that this handle holds (-EINVAL). The last reference lets it go. */
+/* Add or drop a reference on a page that this handle holds (else -EINVAL). Dropping the last one
+ * gives the page back. */
 int tmesh_pages_get(struct tmesh_pages *pages, uint32_t page, struct tmesh_error *err);
 int tmesh_pages_put(struct tmesh_pages *pages, uint32_t page, struct tmesh_error *err);
-/* Give the owner what this handle keeps ready, and hear what it has to say. Waits for an answer
- * that is under way, two seconds at most. */
+/* Give the owner the pages that this handle keeps ready, and read the owner's messages. Waits at
+ * most two seconds for an answer that is under way. */
 void tmesh_pages_trim(struct tmesh_pages *pages);
 
 /* Sequences. Each call takes the lock of its handle; sequences of one handle may be used by
@@ -195,7 +198,7 @@ int tmesh_seq_page(struct tmesh_seq *seq, uint32_t index, uint32_t device, uint3
  */
 int tmesh_seq_tables(struct tmesh_seq *const *seqs, uint32_t count, int32_t *tables, uint32_t width,
 		     int32_t *lens, struct tmesh_error *err);
-/* Where tokens [@first, @first + @count) go: int64 [count], page * page_tokens + place in it.
+/* Where tokens [@first, @first + @count) go: int64 [count], page * page_tokens + index in the page.
  * Return: 0; -EINVAL (beyond the sequence). */
 int tmesh_seq_slots(const struct tmesh_seq *seq, uint64_t first, uint64_t count, int64_t *slots,
 		    struct tmesh_error *err);
@@ -228,9 +231,10 @@ int tmesh_seq_gather(struct tmesh_seq *seq, uint32_t device, struct tmesh_region
 void tmesh_pages_hash(const struct tmesh_pages *pages, const uint64_t parent[2],
 		      const int32_t *tokens, size_t count, uint64_t hash[2]);
 /*
- * Others of this tenant may find the first @count blocks under these hashes, and they stay cached
- * when the sequence goes, until the room is needed. What is cached already stays as it is. All of
- * these blocks must be full, and are not written any more: who writes gets a copy.
+ * Let other handles of this tenant find the first @count blocks by these hashes. The blocks stay
+ * cached after the sequence is freed, until the room is needed. What is cached already does not
+ * change. All of these blocks must be full. They are not written any more: a later write copies
+ * the page.
  * Return: 0; -EINVAL; -EPIPE, -ETIMEDOUT, -EPERM.
  */
 int tmesh_seq_cache(struct tmesh_seq *seq, const uint64_t (*hashes)[2], uint32_t count,

@@ -21,7 +21,7 @@
  *
  *   -EINVAL      an argument is out of its range
  *   -EOVERFLOW   sizes, offsets or strides overflow 64 bits
- *   -EACCES      the handle or token has not that right, or no permission on the device
+ *   -EACCES      the handle or token does not have that right, or no permission on the device
  *   -EPERM       sealed memory, or a handle inherited through fork()
  *   -ENOENT      the token is dead, foreign or guessed
  *   -ESTALE      the region was revoked, or the lease of the handle has lapsed
@@ -33,10 +33,10 @@
  *   -ETIMEDOUT   a peer did not answer in time
  *   -EMFILE      no free descriptor
  *
- * After fork() the child may go on reading through mappings it inherited. Its first
- * call on an inherited context gives that context a life of its own; inherited
- * regions give -EPERM for everything but mapping for reading, info and unref; the
- * child never answers for its parent.
+ * After fork() the child can still read through the mappings that it inherited. The
+ * first call of the child on an inherited context makes that context the child's own.
+ * Inherited regions can be mapped for reading, asked for info and unreferenced; all
+ * other calls on them give -EPERM. The child never answers for the parent's tokens.
  */
 #ifndef TMESH_TMESH_H
 #define TMESH_TMESH_H

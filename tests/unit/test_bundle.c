@@ -458,7 +458,7 @@ static void test_bad_refs(void **state)
 	BAD_REF("\"kind\":\"bundle\"", "\"kind\":\"tensor\"", -EPROTO, "kind");
 	BAD_REF("\"kind\":\"bundle\"", "\"dtype\":\"int8\"", -EPROTO, "tmesh_ref_decode");
 	BAD_REF("\"v\":1", "\"v\":2", -EPROTO, "version");
-	BAD_REF("\"tensors\":4", "\"tensors\":5", -EPROTO, "speaks of 5");
+	BAD_REF("\"tensors\":4", "\"tensors\":5", -EPROTO, "names 5");
 	BAD_REF("\"byte_size\":", "\"byte_size\":1", -EPROTO, "bytes");
 	BAD_REF("\"regions\":[", "\"regions\":[1,", -EPROTO, "not an object");
 	BAD_REF("\"regions\":[", "\"regions\":[{\"id\":\"0\"},", -EPROTO, "16");

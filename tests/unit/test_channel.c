@@ -122,7 +122,7 @@ static void test_bad_options(void **state)
 		       -EPROTO, "region's");
 	opts = (struct tmesh_channel_opts){.size = sizeof(opts), .slots = 4};
 	assert_refused(tmesh_channel_open(ctx, "tm1m-x", SEND, &opts, &channel, err), -EINVAL,
-		       "whoever makes");
+		       "when the channel is made");
 	assert_ok(tmesh_region_create(ctx, 65536, NULL, &region, err));
 	assert_ok(tmesh_region_token(region, TMESH_READ | TMESH_WRITE, token, err));
 	assert_int_equal(tmesh_channel_open(ctx, token, SEND, NULL, &channel, NULL), -EPROTO);

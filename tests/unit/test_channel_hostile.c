@@ -424,7 +424,7 @@ static void test_bad_memory(void **state)
 		memcpy(addr, &bad[i].head, sizeof(good));
 		assert_ok(tmesh_region_token(region, TMESH_READ | TMESH_WRITE, token, err));
 		assert_refused(tmesh_channel_open(ctx, token, RECV, NULL, &channel, err), -EPROTO,
-			       "no channel's");
+			       "not a channel");
 		tmesh_region_unref(region);
 	}
 	tmesh_ctx_unref(ctx);
