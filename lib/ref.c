@@ -25,7 +25,7 @@ static bool token_is_plain(const char *token)
 	       strspn(token, "abcdefghijklmnopqrstuvwxyz0123456789-") == len;
 }
 
-static int check_byte_size(const struct tmesh_ref *ref, int code, struct tmesh_error *err)
+static int check_numbers(const struct tmesh_ref *ref, int code, struct tmesh_error *err)
 {
 	struct tmesh_error why;
 	uint64_t extent;
@@ -37,6 +37,9 @@ static int check_byte_size(const struct tmesh_ref *ref, int code, struct tmesh_e
 		return tmesh_fail(err, code,
 				  "byte_size is %" PRIu64 ", but shape and dtype make %" PRIu64,
 				  ref->byte_size, extent);
+	if (ref->layout.offset > INT64_MAX)
+		return tmesh_fail(err, code, "offset %" PRIu64 " is beyond 2^63",
+				  ref->layout.offset);
 	return 0;
 }
 
@@ -96,13 +99,10 @@ int tmesh_ref_encode(const struct tmesh_ref *ref, char *text, size_t size, struc
 	int rc;
 
 	if (!token_is_plain(ref->token))
-		return tmesh_fail(err, -EINVAL, "the ref's token has characters no token has");
-	rc = check_byte_size(ref, -EINVAL, err);
+		return tmesh_fail(err, -EINVAL, "the ref's token has characters that no token has");
+	rc = check_numbers(ref, -EINVAL, err);
 	if (rc)
 		return rc;
-	if (layout->offset > INT64_MAX)
-		return tmesh_fail(err, -EINVAL, "offset %" PRIu64 " is beyond 2^63",
-				  layout->offset);
 
 	to = put_text(to, "{\"v\":1,\"id\":\"");
 	to = put_id(to, ref->id);
@@ -136,6 +136,17 @@ int tmesh_ref_encode(const struct tmesh_ref *ref, char *text, size_t size, struc
 	return 0;
 }
 
+static int no_member(const char *name, struct tmesh_error *err)
+{
+	return tmesh_fail(err, -EPROTO, "the ref has no \"%s\"", name);
+}
+
+static int too_long(const char *name, struct tmesh_error *err)
+{
+	return tmesh_fail(err, -EPROTO, "the ref's \"%s\" has more than %d numbers", name,
+			  TMESH_MAX_DIMS);
+}
+
 /* Members are found by name; a message about one names it. */
 int tmesh_ref_get_string(const json_t *ref, const char *name, const char **value,
 			 struct tmesh_error *err)
@@ -143,7 +154,7 @@ int tmesh_ref_get_string(const json_t *ref, const char *name, const char **value
 	const json_t *member = json_object_get(ref, name);
 
 	if (!member)
-		return tmesh_fail(err, -EPROTO, "the ref has no \"%s\"", name);
+		return no_member(name, err);
 	if (!json_is_string(member))
 		return tmesh_fail(err, -EPROTO, "the ref's \"%s\" is not a string", name);
 	*value = json_string_value(member);
@@ -156,7 +167,7 @@ int tmesh_ref_get_uint(const json_t *ref, const char *name, uint64_t *value,
 	const json_t *member = json_object_get(ref, name);
 
 	if (!member)
-		return tmesh_fail(err, -EPROTO, "the ref has no \"%s\"", name);
+		return no_member(name, err);
 	if (!json_is_integer(member) || json_integer_value(member) < 0)
 		return tmesh_fail(err, -EPROTO, "the ref's \"%s\" is not an integer from 0 up",
 				  name);
@@ -172,13 +183,12 @@ static int get_list(const json_t *ref, const char *name, int64_t *list, size_t *
 	size_t i;
 
 	if (!member)
-		return tmesh_fail(err, -EPROTO, "the ref has no \"%s\"", name);
+		return no_member(name, err);
 	if (!json_is_array(member))
 		return tmesh_fail(err, -EPROTO, "the ref's \"%s\" is not a list", name);
 	*count = json_array_size(member);
 	if (*count > TMESH_MAX_DIMS)
-		return tmesh_fail(err, -EPROTO, "the ref's \"%s\" has more than %d numbers", name,
-				  TMESH_MAX_DIMS);
+		return too_long(name, err);
 	json_array_foreach(member, i, number) {
 		if (!json_is_integer(number))
 			return tmesh_fail(err, -EPROTO, "the ref's \"%s\" holds no integer at %zu",
@@ -188,31 +198,45 @@ static int get_list(const json_t *ref, const char *name, int64_t *list, size_t *
 	return 0;
 }
 
+static int check_version(uint64_t version, struct tmesh_error *err)
+{
+	if (version == REF_VERSION)
+		return 0;
+	return tmesh_fail(err, -EPROTO,
+			  "a ref of version %" PRIu64 "; this library reads version %d", version,
+			  REF_VERSION);
+}
+
+static int read_id(const char *text, uint64_t *id, struct tmesh_error *err)
+{
+	if (strlen(text) != ID_DIGITS || strspn(text, "0123456789abcdefABCDEF") != ID_DIGITS)
+		return tmesh_fail(err, -EPROTO, "the ref's \"id\" is not %d hex digits", ID_DIGITS);
+	*id = strtoull(text, NULL, 16);
+	return 0;
+}
+
+static int read_token(const char *text, char *token, struct tmesh_error *err)
+{
+	if (!token_is_plain(text))
+		return tmesh_fail(err, -EPROTO, "the ref's \"token\" is not a token");
+	memcpy(token, text, strlen(text) + 1);
+	return 0;
+}
+
 int tmesh_ref_get_version(const json_t *ref, struct tmesh_error *err)
 {
 	uint64_t version;
-	int rc;
+	int rc = tmesh_ref_get_uint(ref, "v", &version, err);
 
-	rc = tmesh_ref_get_uint(ref, "v", &version, err);
-	if (!rc && version != REF_VERSION)
-		return tmesh_fail(err, -EPROTO,
-				  "a ref of version %" PRIu64 "; this library reads version %d",
-				  version, REF_VERSION);
-	return rc;
+	return rc ? rc : check_version(version, err);
 }
 
 int tmesh_ref_get_id(const json_t *ref, uint64_t *id, struct tmesh_error *err)
 {
 	const char *text;
-	int rc;
+	int rc = tmesh_ref_get_string(ref, "id", &text, err);
 
-	rc = tmesh_ref_get_string(ref, "id", &text, err);
-	if (rc)
-		return rc;
-	if (strlen(text) != ID_DIGITS || strspn(text, "0123456789abcdefABCDEF") != ID_DIGITS)
-		return tmesh_fail(err, -EPROTO, "the ref's \"id\" is not %d hex digits", ID_DIGITS);
-	*id = strtoull(text, NULL, 16);
-	return 0;
+	return rc ? rc : read_id(text, id, err);
 }
 
 /* A description is a ref without a token, so there may be none. */
@@ -225,22 +249,11 @@ int tmesh_ref_get_token(const json_t *ref, char *token, struct tmesh_error *err)
 	if (!json_object_get(ref, "token"))
 		return 0;
 	rc = tmesh_ref_get_string(ref, "token", &text, err);
-	if (rc)
-		return rc;
-	if (!token_is_plain(text))
-		return tmesh_fail(err, -EPROTO, "the ref's \"token\" is not a token");
-	memcpy(token, text, strlen(text) + 1);
-	return 0;
+	return rc ? rc : read_token(text, token, err);
 }
 
-static int get_dtype(const json_t *ref, enum tmesh_dtype *dtype, struct tmesh_error *err)
+static int read_dtype(const char *name, enum tmesh_dtype *dtype, struct tmesh_error *err)
 {
-	const char *name;
-	int rc;
-
-	rc = tmesh_ref_get_string(ref, "dtype", &name, err);
-	if (rc)
-		return rc;
 	*dtype = tmesh_dtype_from_name(name);
 	if (*dtype != TMESH_DTYPE_INVALID)
 		return 0;
@@ -250,16 +263,12 @@ static int get_dtype(const json_t *ref, enum tmesh_dtype *dtype, struct tmesh_er
 	return tmesh_fail(err, -EPROTO, "the ref's \"dtype\" is unknown: \"%.32s\"", name);
 }
 
-static int get_device(const json_t *ref, struct tmesh_layout *layout, struct tmesh_error *err)
+static int read_device(const char *name, struct tmesh_layout *layout, struct tmesh_error *err)
 {
-	const char *name, *digits;
+	const char *digits;
 	size_t count;
 	long number;
-	int rc;
 
-	rc = tmesh_ref_get_string(ref, "device", &name, err);
-	if (rc)
-		return rc;
 	layout->device_type = TMESH_DEVICE_CPU;
 	layout->device_id = 0;
 	if (!strcmp(name, "cpu"))
@@ -278,40 +287,86 @@ static int get_device(const json_t *ref, struct tmesh_layout *layout, struct tme
 	return tmesh_fail(err, -EPROTO, "the ref's \"device\" is neither \"cpu\" nor \"cuda:N\"");
 }
 
-static int read_ref(const json_t *json, struct tmesh_ref *ref, struct tmesh_error *err)
+/* All that does not depend on how the members came. */
+static int read_members(const struct tmesh_ref_members *m, struct tmesh_ref *ref,
+			struct tmesh_error *err)
 {
 	struct tmesh_layout *layout = &ref->layout;
-	size_t dims, strides;
+	int rc;
+
+	if (!m->id || !m->dtype || !m->device)
+		return no_member(!m->id ? "id" : !m->dtype ? "dtype" : "device", err);
+	if (!m->shape || !m->strides)
+		return no_member(!m->shape ? "shape" : "strides", err);
+	if (m->shape_count > TMESH_MAX_DIMS || m->strides_count > TMESH_MAX_DIMS)
+		return too_long(m->shape_count > TMESH_MAX_DIMS ? "shape" : "strides", err);
+	rc = check_version(m->v, err);
+	if (!rc)
+		rc = read_id(m->id, &ref->id, err);
+	if (!rc && m->token)
+		rc = read_token(m->token, ref->token, err);
+	if (!rc)
+		rc = read_dtype(m->dtype, &layout->dtype, err);
+	if (!rc)
+		rc = read_device(m->device, layout, err);
+	if (rc)
+		return rc;
+	if (m->shape_count != m->strides_count)
+		return tmesh_fail(err, -EPROTO, "the ref has %zu dimensions, but %zu strides",
+				  m->shape_count, m->strides_count);
+	layout->offset = m->offset;
+	layout->ndim = (int32_t)m->shape_count;
+	memcpy(layout->shape, m->shape, m->shape_count * sizeof(*m->shape));
+	memcpy(layout->strides, m->strides, m->strides_count * sizeof(*m->strides));
+	ref->byte_size = m->byte_size;
+	return check_numbers(ref, -EPROTO, err);
+}
+
+int tmesh_ref_from_members(const struct tmesh_ref_members *members, struct tmesh_ref *ref,
+			   struct tmesh_error *err)
+{
+	struct tmesh_ref_members m;
+	struct tmesh_ref read = {0};
+	int rc = tmesh_read_sized(&m, sizeof(m), members, err);
+
+	if (!rc)
+		rc = read_members(&m, &read, err);
+	if (!rc)
+		*ref = read;
+	return rc;
+}
+
+/* Members are of their types; the rest is read_members()'s. */
+static int read_ref(const json_t *json, struct tmesh_ref *ref, struct tmesh_error *err)
+{
+	int64_t shape[TMESH_MAX_DIMS], strides[TMESH_MAX_DIMS];
+	struct tmesh_ref_members m = {.shape = shape, .strides = strides};
 	int rc;
 
 	if (!json_is_object(json))
 		return tmesh_fail(err, -EPROTO, "a ref is a JSON object");
 	if (tmesh_ref_is_bundle(json))
 		return tmesh_fail(err, -EPROTO, IS_BUNDLE);
-	rc = tmesh_ref_get_version(json, err);
+	rc = tmesh_ref_get_uint(json, "v", &m.v, err);
 	if (!rc)
-		rc = tmesh_ref_get_id(json, &ref->id, err);
+		rc = check_version(m.v, err);
 	if (!rc)
-		rc = tmesh_ref_get_token(json, ref->token, err);
+		rc = tmesh_ref_get_string(json, "id", &m.id, err);
+	if (!rc && json_object_get(json, "token"))
+		rc = tmesh_ref_get_string(json, "token", &m.token, err);
 	if (!rc)
-		rc = tmesh_ref_get_uint(json, "offset", &layout->offset, err);
+		rc = tmesh_ref_get_uint(json, "offset", &m.offset, err);
 	if (!rc)
-		rc = tmesh_ref_get_uint(json, "byte_size", &ref->byte_size, err);
+		rc = tmesh_ref_get_uint(json, "byte_size", &m.byte_size, err);
 	if (!rc)
-		rc = get_list(json, "shape", layout->shape, &dims, err);
+		rc = get_list(json, "shape", shape, &m.shape_count, err);
 	if (!rc)
-		rc = get_dtype(json, &layout->dtype, err);
+		rc = tmesh_ref_get_string(json, "dtype", &m.dtype, err);
 	if (!rc)
-		rc = get_list(json, "strides", layout->strides, &strides, err);
+		rc = get_list(json, "strides", strides, &m.strides_count, err);
 	if (!rc)
-		rc = get_device(json, layout, err);
-	if (rc)
-		return rc;
-	if (dims != strides)
-		return tmesh_fail(err, -EPROTO, "the ref has %zu dimensions, but %zu strides", dims,
-				  strides);
-	layout->ndim = (int32_t)dims;
-	return check_byte_size(ref, -EPROTO, err);
+		rc = tmesh_ref_get_string(json, "device", &m.device, err);
+	return rc ? rc : read_members(&m, ref, err);
 }
 
 int tmesh_ref_load(const char *text, size_t bytes, json_t **out, struct tmesh_error *err)
@@ -326,6 +381,10 @@ int tmesh_ref_load(const char *text, size_t bytes, json_t **out, struct tmesh_er
 		return tmesh_fail(err, -ENOMEM, "no memory to read a ref");
 	if (json_error_code(&where) == json_error_duplicate_key)
 		return tmesh_fail(err, -EPROTO, "a member of the ref appears twice");
+	if (bytes > 3 && !memcmp(text, "tm1", 3))
+		return tmesh_fail(err, -EPROTO,
+				  "this is a token, not a ref, which begins with {. A tensor or a "
+				  "bundle is opened by its ref: " TMESH_OTHER_TOKENS);
 	return tmesh_fail(err, -EPROTO, "the ref is not JSON from byte %d on", where.position);
 }
 

@@ -29,7 +29,13 @@ static int tensor_over(struct tmesh_region *region, const struct tmesh_layout *l
 
 	rc = tmesh_layout_check(layout, tmesh_region_bytes(region), &bytes, err);
 	if (!rc && layout->device_type != TMESH_DEVICE_CPU)
-		rc = tmesh_fail(err, -EOPNOTSUPP, "regions are host memory, not a device's");
+		rc = tmesh_fail(err, -EOPNOTSUPP,
+				"the layout is on a device, but regions are host memory");
+	/* Of the module's, only mapping tells. */
+	if (!rc && region->kind & TMESH_KIND_OPAQUE)
+		rc = tmesh_fail(err, -EPROTO,
+				"the region stands for a descriptor and has no memory for a "
+				"tensor: " TMESH_OTHER_TOKENS);
 	if (rc)
 		goto drop;
 

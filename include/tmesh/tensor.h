@@ -109,7 +109,8 @@ int tmesh_tensor_put(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t ndim
 		     struct tmesh_tensor **out, struct tmesh_error *err);
 
 /* Make a tensor over an existing region; the tensor takes its own reference on it. Errors as
- * tmesh_layout_check(); -EOPNOTSUPP (a layout on a device). */
+ * tmesh_layout_check(); -EOPNOTSUPP (a layout on a device); -EPROTO (memfd: the region stands for a
+ * descriptor, as that of a slot's token does; of the module's only mapping tells). */
 int tmesh_tensor_wrap(struct tmesh_region *region, const struct tmesh_layout *layout,
 		      struct tmesh_tensor **out, struct tmesh_error *err);
 
@@ -183,6 +184,23 @@ int tmesh_ref_encode(const struct tmesh_ref *ref, char *text, size_t size, struc
  */
 int tmesh_ref_decode(const char *text, size_t bytes, struct tmesh_ref *ref,
 		     struct tmesh_error *err);
+
+/*
+ * The same for members that are no JSON text any more, such as a dict's: what each has to be, and
+ * all of them together, is checked here. Strings end with a zero; NULL, or a list that is NULL:
+ * there is no such member. Only token may be missing. Nothing is kept.
+ */
+struct tmesh_ref_members {
+	size_t size;
+	uint64_t v;
+	const char *id, *token, *dtype, *device;
+	uint64_t offset, byte_size;
+	const int64_t *shape, *strides;
+	size_t shape_count, strides_count;
+};
+
+int tmesh_ref_from_members(const struct tmesh_ref_members *members, struct tmesh_ref *ref,
+			   struct tmesh_error *err);
 
 /*
  * Open the tensor a ref describes. Errors as tmesh_region_open(); -EPROTO when the ref's

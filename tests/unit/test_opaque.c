@@ -96,6 +96,9 @@ static void test_here(void **state)
 static void test_refused(void **state)
 {
 	struct tmesh_region *region, *holder, *plain, *made;
+	const int64_t shape[] = {BYTES};
+	struct tmesh_tensor *tensor;
+	struct tmesh_layout layout;
 	char text[TMESH_TOKEN_SIZE], byte = 0;
 	void *addr;
 	short wait;
@@ -107,6 +110,9 @@ static void test_refused(void **state)
 	assert_ok(tmesh_region_open(*state, text, RW | TMESH_MANAGE, &holder, err));
 	before = unit_open_fds();
 	assert_refused(tmesh_region_map(region, TMESH_READ, &addr, err), -EOPNOTSUPP, "no memory");
+	assert_ok(tmesh_layout_contiguous(&layout, TMESH_UINT8, 1, shape, err));
+	assert_refused(tmesh_tensor_wrap(holder, &layout, &tensor, err), -EPROTO,
+		       "tmesh_slot_open()");
 	assert_refused(tmesh_region_read(region, 0, &byte, 1, err), -EOPNOTSUPP, "no memory");
 	assert_refused(tmesh_region_write(region, 0, &byte, 1, err), -EOPNOTSUPP, "no memory");
 	assert_refused(tmesh_region_seal(region, err), -EOPNOTSUPP, "no memory");
@@ -218,7 +224,7 @@ static void test_strange_leash(void **state)
 	fds[1] = strange;
 	before = unit_open_fds();
 	assert_int_equal(tmesh_wire_send(ends[0], &wire, sizeof(wire), fds, 3, 0), 0);
-	assert_refused(tmesh_region_recv(*state, ends[1], &got, err), -EPROTO, "no pipe");
+	assert_refused(tmesh_region_recv(*state, ends[1], &got, err), -EPROTO, "not a pipe");
 	assert_int_equal(unit_open_fds(), before);
 	for (int i = 0; i < 3; i++)
 		close(fds[i]);

@@ -118,6 +118,7 @@ static void test_decode_refused(void **state)
 		{"{", "not JSON"},
 		{REF "x", "not JSON"},
 		{REF REF, "not JSON"},
+		{"tm1k-0123456789abcdef0123456789abcdef", "tmesh_slot_open()"},
 		{"[]", "object"},
 		{"{}", "\"v\""},
 		{"{\"v\":\"1\"," BODY "}", "\"v\""},
@@ -187,12 +188,68 @@ static void test_decode_limits(void **state)
 	assert_refused(decode(text, &ref, err), -EPROTO, "not JSON");
 }
 
+/* What another decoder has found comes to what the text would. */
+static void test_members(void **state)
+{
+	static const int64_t shape[] = {2, 3, 1, 1, 1, 1, 1, 1, 1}, strides[] = {3, 1};
+	const struct tmesh_ref_members good = {
+		.size = sizeof(good),
+		.v = 1,
+		.id = "0123456789abcdef",
+		.token = TOKEN,
+		.offset = 256,
+		.byte_size = 24,
+		.shape = shape,
+		.shape_count = 2,
+		.dtype = "float32",
+		.strides = strides,
+		.strides_count = 2,
+		.device = "cpu",
+	};
+	struct tmesh_ref_members bad = good;
+	struct tmesh_ref ref = {0}, same = {0};
+
+	assert_ok(decode(REF, &same, err));
+	assert_ok(tmesh_ref_from_members(&good, &ref, err));
+	assert_memory_equal(&ref, &same, sizeof(ref));
+	bad.token = NULL;
+	assert_ok(tmesh_ref_from_members(&bad, &ref, err));
+	assert_string_equal(ref.token, "");
+	ref.id = 42;
+#define BAD(member, value, word)                                                        \
+	do {                                                                            \
+		bad = good;                                                             \
+		bad.member = value;                                                     \
+		assert_refused(tmesh_ref_from_members(&bad, &ref, err), -EPROTO, word); \
+		assert_int_equal(ref.id, 42);                                           \
+	} while (0)
+	BAD(v, 2, "version 2");
+	BAD(id, NULL, "no \"id\"");
+	BAD(id, "0123", "hex");
+	BAD(token, "a/b", "\"token\"");
+	BAD(offset, 1ull << 63, "2^63");
+	BAD(byte_size, 25, "byte_size is 25");
+	BAD(shape, NULL, "no \"shape\"");
+	BAD(shape_count, 9, "more than 8");
+	BAD(shape_count, 1, "1 dimensions");
+	BAD(dtype, NULL, "no \"dtype\"");
+	BAD(dtype, "float31", "\"float31\"");
+	BAD(strides, NULL, "no \"strides\"");
+	BAD(strides_count, SIZE_MAX, "more than 8");
+	BAD(device, NULL, "no \"device\"");
+	BAD(device, "tpu", "\"device\"");
+	bad = good;
+	bad.size = 0;
+	assert_refused(tmesh_ref_from_members(&bad, &ref, err), -EINVAL, "size");
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_encode),	       cmocka_unit_test(test_encode_longest),
 		cmocka_unit_test(test_encode_refused), cmocka_unit_test(test_decode),
 		cmocka_unit_test(test_decode_refused), cmocka_unit_test(test_decode_limits),
+		cmocka_unit_test(test_members),
 	};
 
 	return cmocka_run_group_tests_name("ref", tests, NULL, NULL);

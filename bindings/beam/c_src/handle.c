@@ -503,6 +503,57 @@ NIF(ref_encode)
 	return make_ok(env, make_string(env, text));
 }
 
+/*
+ * ref_from_members({v, id, token, offset, byte_size, shape, dtype, strides, device}) -> {ok, ref}
+ *
+ * As they stand in a map; token: nil where there is none.
+ */
+NIF(ref_from_members)
+{
+	int64_t shape[TMESH_MAX_DIMS], strides[TMESH_MAX_DIMS];
+	char id[32], token[TMESH_TOKEN_SIZE], dtype[32], device[32];
+	struct tmesh_ref_members members = {
+		.size = sizeof(members),
+		.id = id,
+		.dtype = dtype,
+		.device = device,
+		.shape = shape,
+		.strides = strides,
+	};
+	ErlNifUInt64 version, offset, byte_size;
+	int32_t nshape, nstrides;
+	const ERL_NIF_TERM *field;
+	struct tmesh_error err;
+	struct tmesh_ref ref;
+	int arity;
+
+	if (!enif_get_tuple(env, argv[0], &arity, &field) || arity != 9 ||
+	    !enif_get_uint64(env, field[0], &version) || !get_text(env, field[1], id, sizeof(id)) ||
+	    !enif_get_uint64(env, field[3], &offset) ||
+	    !enif_get_uint64(env, field[4], &byte_size) ||
+	    !get_dims(env, field[5], "shape", shape, &nshape, &err) ||
+	    !get_text(env, field[6], dtype, sizeof(dtype)) ||
+	    !get_dims(env, field[7], "strides", strides, &nstrides, &err) ||
+	    !get_text(env, field[8], device, sizeof(device)))
+		goto malformed;
+	if (!enif_is_identical(field[2], atoms.nil)) {
+		if (!get_text(env, field[2], token, sizeof(token)))
+			goto malformed;
+		members.token = token;
+	}
+	members.v = version;
+	members.offset = offset;
+	members.byte_size = byte_size;
+	members.shape_count = (size_t)nshape;
+	members.strides_count = (size_t)nstrides;
+	if (tmesh_ref_from_members(&members, &ref, &err))
+		return make_error(env, &err);
+	return make_ok(env, make_ref(env, &ref));
+malformed:
+	refuse(&err, -EPROTO, "not a ref: a member is missing or of another type");
+	return make_error(env, &err);
+}
+
 /* ref_decode(json) -> {ok, ref} */
 NIF(ref_decode)
 {

@@ -168,6 +168,7 @@ static ErlNifFunc functions[] = {
 	{"arrow_stream", 2, arrow_stream, ERL_NIF_DIRTY_JOB_CPU_BOUND},
 	{"ref_encode", 1, ref_encode, 0},
 	{"ref_decode", 1, ref_decode, 0},
+	{"ref_from_members", 1, ref_from_members, 0},
 	{"json_decode", 1, json_decode, 0},
 	{"worker_connect", 1, worker_connect, 0},
 	{"worker_send", 2, worker_send, 0},

@@ -200,6 +200,7 @@ NIF(tensor_release);
 NIF(tensor_keep);
 NIF(ref_encode);
 NIF(ref_decode);
+NIF(ref_from_members);
 /* Around whatever may wait for a peer on a dirty scheduler. Return: false with @err filled. */
 bool begin_opening(struct context *context, struct tmesh_error *err);
 void end_opening(struct context *context);

@@ -147,6 +147,8 @@ defmodule Tmesh.SlotTest do
     for token <- ["", "tm1", "x", nil, 7, String.duplicate("x", 500)],
         do: assert({:error, %Error{type: :protocol}} = Slot.open(token))
 
+    assert {:error, %Error{type: :protocol, message: message}} = ZeroCopy.open(slot.token)
+    assert message =~ "slot_open"
     {:ok, other} = ZeroCopy.grant(ZeroCopy.allocate!([1], :uint8), :read)
     assert {:error, %Error{}} = Slot.open(other.token)
 

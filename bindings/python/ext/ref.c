@@ -3,7 +3,6 @@
 #include "binding.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -73,8 +72,9 @@ PyObject *tensor_ref(PyObject *object, PyObject *args, PyObject *kwargs)
 }
 
 /*
- * Dicts in. They are read member by member, since a detour through JSON would cost as much
- * as the opening; what the numbers mean together is checked by tmesh_tensor_open().
+ * Dicts in. Their members are taken one by one, since a detour through JSON would cost as much as
+ * the opening. Here it is seen whether each is of its type; tmesh_ref_from_members() knows the
+ * rest.
  */
 
 static int bad_member(struct state *st, enum ref_key key, const char *want)
@@ -84,30 +84,25 @@ static int bad_member(struct state *st, enum ref_key key, const char *want)
 	return -1;
 }
 
-/* Borrowed; NULL with an exception. */
+/* Borrowed; NULL where there is none, or with an exception. */
 static PyObject *member(struct state *st, PyObject *dict, enum ref_key key)
 {
-	PyObject *value = PyDict_GetItemWithError(dict, st->ref_keys[key]);
-
-	if (!value && !PyErr_Occurred())
-		bad_member(st, key, "missing");
-	return value;
+	return PyDict_GetItemWithError(dict, st->ref_keys[key]);
 }
 
-/* Characters good for the length of the dict's value; NULL with an exception. */
-static const char *text_member(struct state *st, PyObject *dict, enum ref_key key,
-			       Py_ssize_t *length)
+/* Characters good for the length of the dict's value; NULL where there is none. */
+static int text_member(struct state *st, PyObject *dict, enum ref_key key, const char **text)
 {
 	PyObject *value = member(st, dict, key);
-	const char *text;
+	Py_ssize_t length;
 
+	*text = NULL;
 	if (!value)
-		return NULL;
-	text = PyUnicode_Check(value) ? PyUnicode_AsUTF8AndSize(value, length) : NULL;
-	if (text && (Py_ssize_t)strlen(text) == *length)
-		return text;
-	bad_member(st, key, "not a string of plain characters");
-	return NULL;
+		return PyErr_Occurred() ? -1 : 0;
+	*text = PyUnicode_Check(value) ? PyUnicode_AsUTF8AndSize(value, &length) : NULL;
+	if (*text && (Py_ssize_t)strlen(*text) == length)
+		return 0;
+	return bad_member(st, key, "not a string of plain characters");
 }
 
 static int uint_member(struct state *st, PyObject *dict, enum ref_key key, uint64_t *number)
@@ -116,7 +111,7 @@ static int uint_member(struct state *st, PyObject *dict, enum ref_key key, uint6
 	long long signed_number;
 
 	if (!value)
-		return -1;
+		return PyErr_Occurred() ? -1 : bad_member(st, key, "missing");
 	if (!PyLong_CheckExact(value))
 		return bad_member(st, key, "not an integer");
 	signed_number = PyLong_AsLongLong(value);
@@ -126,21 +121,21 @@ static int uint_member(struct state *st, PyObject *dict, enum ref_key key, uint6
 	return 0;
 }
 
+/* @numbers have room for TMESH_MAX_DIMS. */
 static int ints_member(struct state *st, PyObject *dict, enum ref_key key, int64_t *numbers,
-		       int32_t *count)
+		       size_t *count)
 {
 	PyObject *value = member(st, dict, key);
 	bool list = value && PyList_Check(value);
 	Py_ssize_t size;
 
 	if (!value)
-		return -1;
+		return PyErr_Occurred() ? -1 : bad_member(st, key, "missing");
 	if (!list && !PyTuple_Check(value))
 		return bad_member(st, key, "not a list");
 	size = list ? PyList_Size(value) : PyTuple_Size(value);
-	if (size > TMESH_MAX_DIMS)
-		return bad_member(st, key, "too long: tensors have at most 8 dimensions");
-	for (Py_ssize_t i = 0; i < size; i++) {
+	*count = (size_t)size;
+	for (Py_ssize_t i = 0; i < size && i < TMESH_MAX_DIMS; i++) {
 		PyObject *item = list ? PyList_GetItem(value, i) : PyTuple_GetItem(value, i);
 
 		if (!item || !PyLong_CheckExact(item))
@@ -149,88 +144,28 @@ static int ints_member(struct state *st, PyObject *dict, enum ref_key key, int64
 		if (numbers[i] == -1 && PyErr_Occurred())
 			return bad_member(st, key, "out of range");
 	}
-	*count = (int32_t)size;
 	return 0;
-}
-
-static int id_member(struct state *st, PyObject *dict, uint64_t *id)
-{
-	Py_ssize_t length;
-	const char *text = text_member(st, dict, REF_ID, &length);
-
-	if (!text)
-		return -1;
-	return id_from_text(text, id) ? bad_member(st, REF_ID, "not 16 hex digits") : 0;
-}
-
-static int token_member(struct state *st, PyObject *dict, char *token)
-{
-	Py_ssize_t length;
-	const char *text = text_member(st, dict, REF_TOKEN, &length);
-
-	if (!text)
-		return -1;
-	if (length >= TMESH_TOKEN_SIZE)
-		return bad_member(st, REF_TOKEN, "too long for a token");
-	memcpy(token, text, (size_t)length + 1);
-	return 0;
-}
-
-static int dtype_member(struct state *st, PyObject *dict, enum tmesh_dtype *dtype)
-{
-	Py_ssize_t length;
-	const char *text = text_member(st, dict, REF_DTYPE, &length);
-
-	if (!text)
-		return -1;
-	*dtype = tmesh_dtype_from_name(text);
-	return *dtype == TMESH_DTYPE_INVALID ? bad_member(st, REF_DTYPE, "unknown") : 0;
-}
-
-static int device_member(struct state *st, PyObject *dict, struct tmesh_layout *layout)
-{
-	Py_ssize_t length;
-	const char *text = text_member(st, dict, REF_DEVICE, &length);
-	char *end;
-
-	if (!text)
-		return -1;
-	layout->device_type = TMESH_DEVICE_CPU;
-	layout->device_id = 0;
-	if (!strcmp(text, "cpu"))
-		return 0;
-	layout->device_type = TMESH_DEVICE_CUDA;
-	if (!strncmp(text, "cuda:", 5) && text[5] >= '0' && text[5] <= '9') {
-		long number = strtol(text + 5, &end, 10);
-
-		layout->device_id = (int32_t)number;
-		if (!*end && number <= INT32_MAX)
-			return 0;
-	}
-	return bad_member(st, REF_DEVICE, "neither \"cpu\" nor \"cuda:N\"");
 }
 
 static int ref_from_dict(struct state *st, PyObject *dict, struct tmesh_ref *ref)
 {
-	struct tmesh_layout *layout = &ref->layout;
-	uint64_t version;
-	int32_t strides;
+	int64_t shape[TMESH_MAX_DIMS], strides[TMESH_MAX_DIMS];
+	struct tmesh_ref_members m = {.size = sizeof(m), .shape = shape, .strides = strides};
+	struct tmesh_error err;
 
-	if (uint_member(st, dict, REF_V, &version))
+	if (uint_member(st, dict, REF_V, &m.v) || text_member(st, dict, REF_ID, &m.id) ||
+	    text_member(st, dict, REF_TOKEN, &m.token) ||
+	    uint_member(st, dict, REF_OFFSET, &m.offset) ||
+	    uint_member(st, dict, REF_BYTE_SIZE, &m.byte_size) ||
+	    ints_member(st, dict, REF_SHAPE, shape, &m.shape_count) ||
+	    text_member(st, dict, REF_DTYPE, &m.dtype) ||
+	    ints_member(st, dict, REF_STRIDES, strides, &m.strides_count) ||
+	    text_member(st, dict, REF_DEVICE, &m.device))
 		return -1;
-	if (version != 1)
-		return bad_member(st, REF_V, "not 1, the version that this tmesh reads");
-	if (id_member(st, dict, &ref->id) || token_member(st, dict, ref->token) ||
-	    uint_member(st, dict, REF_OFFSET, &layout->offset) ||
-	    uint_member(st, dict, REF_BYTE_SIZE, &ref->byte_size) ||
-	    ints_member(st, dict, REF_SHAPE, layout->shape, &layout->ndim) ||
-	    dtype_member(st, dict, &layout->dtype) ||
-	    ints_member(st, dict, REF_STRIDES, layout->strides, &strides) ||
-	    device_member(st, dict, layout))
-		return -1;
-	if (strides != layout->ndim)
-		return bad_member(st, REF_STRIDES, "not as long as its shape");
-	return 0;
+	if (!tmesh_ref_from_members(&m, ref, &err))
+		return 0;
+	raise_error(st, &err);
+	return -1;
 }
 
 PyObject *tensor_open(struct state *st, struct tmesh_ctx *ctx, const struct tmesh_ref *ref,

@@ -388,6 +388,10 @@ defmodule Tmesh.Native do
   @spec ref_decode(binary()) :: result(ref())
   def ref_decode(_json), do: :erlang.nif_error(:not_loaded)
 
+  @doc "{v, id, token, offset, byte_size, shape, dtype, strides, device} of a map, whatever they are"
+  @spec ref_from_members(tuple()) :: result(ref())
+  def ref_from_members(_members), do: :erlang.nif_error(:not_loaded)
+
   @typedoc "A connection to a worker process, of the process that connected."
   @type worker_socket :: reference()
 

@@ -38,7 +38,7 @@ defmodule Tmesh.ZeroCopy.TensorRef do
 
   @dtypes ~w(bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64
              bfloat16 float8_e4m3fn float8_e5m2 complex64 complex128 int4 uint4 float4_e2m1fn)a
-  @dtype_names Map.new(@dtypes, &{Atom.to_string(&1), &1})
+  @members ~w(v id token offset byte_size shape dtype strides device)
 
   @type dtype ::
           :bool
@@ -124,35 +124,18 @@ defmodule Tmesh.ZeroCopy.TensorRef do
   @doc """
   The description in a map as `to_map/1` makes it, or as it was decoded from JSON.
 
-  Anything may be handed to it: a map that no tensor can have gives `:protocol`. Other members are
-  allowed and ignored.
+  Anything may be handed to it: a map that no tensor can have gives `:protocol`. Only the token may be missing, as it
+  is in a description. Other members are allowed and ignored.
 
-      iex> Tmesh.ZeroCopy.TensorRef.from_map(%{"v" => 1, "dtype" => "float31"})
-      {:error, %Tmesh.Error{type: :protocol, message: "not a ref: a member is missing or of another type"}}
+      iex> {:error, error} = Tmesh.ZeroCopy.TensorRef.from_map(%{"v" => 1, "dtype" => "float31"})
+      iex> {error.type, error.message}
+      {:protocol, "not a ref: a member is missing or of another type"}
   """
   @spec from_map(map()) :: {:ok, t()} | {:error, Error.t()}
-  def from_map(
-        %{
-          "v" => 1,
-          "id" => <<id::binary-size(16)>>,
-          "token" => token,
-          "offset" => offset,
-          "byte_size" => byte_size,
-          "shape" => shape,
-          "dtype" => dtype,
-          "strides" => strides,
-          "device" => device
-        } = map
-      )
-      when is_map_key(@dtype_names, dtype) do
-    with {:ok, number} <- parse_id(id),
-         {:ok, device} <- parse_device(device) do
-      native = {number, token, offset, byte_size, shape, @dtype_names[dtype], strides, device}
-
-      case Native.ref_encode(native) do
-        {:ok, _json} -> native |> from_native() |> with_names(map["names"])
-        {:error, {_errno, message}} -> {:error, Error.new(:protocol, message)}
-      end
+  def from_map(%{} = map) do
+    case @members |> Enum.map(&Map.get(map, &1)) |> List.to_tuple() |> Native.ref_from_members() do
+      {:ok, native} -> native |> from_native() |> with_names(map["names"])
+      {:error, reason} -> {:error, Error.from_native(reason)}
     end
   end
 
@@ -297,17 +280,6 @@ defmodule Tmesh.ZeroCopy.TensorRef do
 
   defp device_name(:cpu), do: "cpu"
   defp device_name({:cuda, n}), do: "cuda:#{n}"
-
-  defp parse_device("cpu"), do: {:ok, :cpu}
-
-  defp parse_device("cuda:" <> digits) do
-    case Integer.parse(digits) do
-      {n, ""} when n >= 0 -> {:ok, {:cuda, n}}
-      _other -> malformed()
-    end
-  end
-
-  defp parse_device(_other), do: malformed()
 
   defp malformed do
     {:error, Error.new(:protocol, "not a ref: a member is missing or of another type")}
