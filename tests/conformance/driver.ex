@@ -4,7 +4,7 @@ defmodule Tmesh.ConformanceDriver do
   # One process of the conformance suite, by the Elixir application. driver.c says how it is
   # spoken to.
 
-  alias Tmesh.{Arena, Bundle, Channel, Descriptor, ZeroCopy}
+  alias Tmesh.{Arena, Bundle, Channel, Descriptor, Slot, ZeroCopy}
   alias Tmesh.ZeroCopy.TensorRef
 
   def main do
@@ -287,6 +287,30 @@ defmodule Tmesh.ConformanceDriver do
     keep(name, ref, objects)
   end
 
+  defp run("keep", [name, tensor], options, objects) do
+    with {:ok, _ref} <- Tmesh.keep(objects[tensor], name, options), do: {:ok, ""}
+  end
+
+  defp run("kept", [to, name], [], objects) do
+    case Tmesh.open_kept(name) do
+      {:ok, several} when is_list(several) ->
+        named = for {ref, i} <- Enum.with_index(several), into: objects, do: {"#{to}.#{i}", ref}
+        {:ok, Enum.map_join(several, ", ", &elem(look(&1), 1)), named}
+
+      {:ok, ref} ->
+        keep(to, ref, objects)
+
+      error ->
+        error
+    end
+  end
+
+  defp run("drop", [name], [], _objects), do: Tmesh.drop(name)
+
+  defp run("slot", [name], [], objects) do
+    with {:ok, slot} <- Slot.create(), do: {:ok, slot.token, Map.put(objects, name, slot)}
+  end
+
   defp run("reset", [], [], objects) do
     for {_name, thing} <- objects, do: drop(thing)
 
@@ -304,6 +328,7 @@ defmodule Tmesh.ConformanceDriver do
   defp drop(%Bundle{} = bundle), do: Bundle.release(bundle)
   defp drop(%Descriptor{} = descriptor), do: Descriptor.close(descriptor)
   defp drop({:"$socket", _reference} = socket), do: :socket.close(socket)
+  defp drop(%Slot{} = slot), do: Slot.close(slot)
   defp drop(%Arena{}), do: :ok
 
   defp drop(holder) when is_pid(holder) do

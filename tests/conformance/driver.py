@@ -262,7 +262,15 @@ def keep_under(name, tensor):
 
 
 def kept(to, name):
-    return keep(to, tmesh.open_kept(name))
+    found = tmesh.open_kept(name)
+    if isinstance(found, list):
+        return ", ".join(keep(f"{to}.{i}", tensor) for i, tensor in enumerate(found))
+    return keep(to, found)
+
+
+def slot(name):
+    objects[name] = tmesh.Slot()
+    return objects[name].token
 
 
 def drop(name):
@@ -300,7 +308,7 @@ def reset():
 VERBS = {verb.__name__: verb for verb in (
     create, put, ref, look, read, write, hold, seal, release, regions, holders, cap, stats, arena, channel,
     join, send, recv, close, reset, revoke, reclaim, pin, unpin, lease, touch, signal, wait, gather, private, export,
-    listen, connect, accept, hand, take, bundle, unbundle, member, kept, drop)} | {
+    listen, connect, accept, hand, take, bundle, unbundle, member, kept, drop, slot)} | {
         "open": open_ref, "backend": tmesh.backend, "import": import_dmabuf, "keep": keep_under}
 
 

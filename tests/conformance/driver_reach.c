@@ -225,22 +225,30 @@ static int keep_under(void)
 		.size = sizeof(opts),
 		.flags = flag("replace") ? TMESH_KEEPING_REPLACE : 0,
 	};
-	struct tmesh_region *it = tmesh_tensor_region(find(field(2))->tensor);
+	struct tmesh_region *all[8];
+	size_t n = 0;
 
-	return tmesh_keep(ctx, field(1), &it, 1, &opts, &why);
+	for (int i = 2; i < count && !strchr(fields[i], '='); i++)
+		all[n++] = tmesh_tensor_region(find(fields[i])->tensor);
+	return tmesh_keep(ctx, field(1), all, n, &opts, &why);
 }
 
 static int open_kept(void)
 {
-	struct tmesh_region **all, *it;
+	struct tmesh_region **all;
+	char name[32];
 	size_t n;
 	int rc = tmesh_kept_open(ctx, field(2), TMESH_KEPT_OWN, TMESH_READ, &all, &n, &why);
 
 	if (rc)
 		return rc;
-	it = all[0];
+	for (size_t i = 0; !rc && i < n; i++) {
+		snprintf(name, sizeof(name), n > 1 ? "%s.%zu" : "%s", field(1), i);
+		rc = described(name, all[i]);
+		say(i + 1 < n ? ", " : "");
+	}
 	free(all);
-	return described(field(1), it);
+	return rc;
 }
 
 static int drop_kept(void)

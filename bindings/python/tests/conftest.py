@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -17,6 +18,34 @@ EMULATED = os.environ.get("TMESH_BACKEND") == "kernel"
 # tokens, which one keeps per peer.
 REGION = "tmesh:"
 SLOW_IMPORT = "importing PyTorch takes half a minute and more in an emulated machine"
+
+
+def collide(call, tries=20000):
+    """Two threads make the same call, until one of them is told that the other is at it; what it is told."""
+    told = []
+
+    def run():
+        for _ in range(tries):
+            if told:
+                return
+            try:
+                call()
+            except tmesh.BusyError as error:
+                told.append(error)
+
+    interval = sys.getswitchinterval()
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    # One that waits for the GIL gets it as soon as the other's call gives it away.
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert told, "neither was told of the other"
+    return str(told[0])
 
 
 def pytest_addoption(parser):

@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 import pytest
+from conftest import collide
 
 import tmesh
 from tmesh import _tmesh
@@ -217,6 +218,13 @@ def test_arrays_hold_pages(pages):
     with sequence.fork() as other:
         assert other.page(0)[0] == 3
     sequence.truncate(0)
+
+
+def test_two_threads_on_one_sequence(pages):
+    sequence = filled(pages, 2)
+    # A call that waits for the owner's answer.
+    assert "one at a time" in collide(lambda: pages.unshare(sequence.share()))
+    assert sequence.tokens == 2 * TOKENS
 
 
 def test_one_thread_at_a_time(pages):

@@ -55,6 +55,31 @@ def test_reclaim():
         t.reclaim(timeout="x")
 
 
+class Interrupted(Exception):
+    pass
+
+
+@module_alone
+def test_reclaim_is_interrupted():
+    """A wait without limit ends with what a signal's handler raises, and the tensor is whole."""
+    def interrupt(number, frame):
+        raise Interrupted
+
+    t = tmesh.zeros(PAGE, "uint8")
+    holder = tmesh.open(t)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        # Until it comes while reclaim() waits.
+        signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+        with pytest.raises(Interrupted):
+            t.reclaim()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    holder.release()
+    t.reclaim()
+
+
 def lapse(t):
     while t.lease_state == "live":
         pass

@@ -11,6 +11,7 @@ from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
+from conftest import collide
 
 import tmesh
 import tmesh.sent
@@ -194,6 +195,12 @@ def test_bad_tokens(token, error):
         tmesh.Slot.open(token)
 
 
+@pytest.mark.skipif(tmesh.backend() != "memfd", reason="the module's contexts open no token of a memfd")
+def test_its_token_is_no_tensors():
+    with tmesh.Slot() as slot, pytest.raises(tmesh.ProtocolError, match="slot_open"):
+        tmesh.open(slot.token)
+
+
 def test_bad_input():
     with pytest.raises(tmesh.Error):
         tmesh.Slot.open(tmesh.put(b"x").token)
@@ -242,6 +249,17 @@ def test_a_child_has_its_own():
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
     assert slot.publish(weights(2)) == 2 and reader.read().generation == 2
+
+
+def test_two_threads_on_one_reader():
+    slot, values = tmesh.Slot(), [tmesh.bundle(weights(number)) for number in range(2)]
+    with tmesh.Slot.open(slot.token) as reader:
+        def change_and_read():
+            slot.publish(values[0])
+            slot.publish(values[1])
+            reader.read()
+        assert "one of its own" in collide(change_and_read)
+        assert reader.read().generation == slot.generation
 
 
 def test_one_thread_at_a_time():
