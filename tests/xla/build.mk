@@ -28,7 +28,7 @@ XLA_PROGRAMS := asan/test_abi asan/test_call asan/test_memory asan/test_turns ts
 xla_pytest = TMESH_TEST_PEER=$(XLA_TEST_OUT)/peer LD_LIBRARY_PATH=$(CURDIR)/$(B) PYTHONPATH=$(PYTHON_DIR)/tests $(1)/bin/python -B -P -m pytest -p conftest \
 	-c $(PYTHON_DIR)/pyproject.toml --rootdir . --tap $(XLA_TESTS)
 
-xla-check: $(addprefix $(XLA_TEST_OUT)/,$(XLA_PROGRAMS)) $(XLA_TEST_OUT)/peer $(B)/libtmesh-xla.so $(XLA_VENV)/tmesh.stamp ## libtmesh-xla's tests, on a stand-in for XLA and in JAX
+xla-check: $(addprefix $(XLA_TEST_OUT)/,$(XLA_PROGRAMS)) $(XLA_TEST_OUT)/peer $(B)/libtmesh-xla.so $(XLA_VENV)/tmesh.stamp $(if $(shell command -v elixir),beam) ## libtmesh-xla's tests, on a stand-in for XLA and in JAX
 	@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=memfd TMESH_RUNTIME_DIR=$$(mktemp -d); \
 	trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \
 	for test in $(XLA_PROGRAMS); do $(XLA_TEST_OUT)/$$test || status=1; done; \
