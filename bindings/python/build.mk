@@ -40,8 +40,8 @@ $(VENV)/mypy.stamp: $(VENV)/venv.stamp
 	@touch $@
 
 # What is kept is kept by the keeper of this build.
-python-check python-arrow-check python-current-check: export TMESH_KEEPER = $(abspath $(B)/tmesh-keeper)
-python-check python-arrow-check python-current-check: $(B)/tmesh-keeper
+python-check python-arrow-check python-current-check python-transformers-check: export TMESH_KEEPER = $(abspath $(B)/tmesh-keeper)
+python-check python-arrow-check python-current-check python-transformers-check: $(B)/tmesh-keeper
 
 python-check: $(VENV)/tmesh.stamp $(VENV)/mypy.stamp ## the Python package's tests, as TAP
 	@$(VPYTHON) -P -m pytest --tap $(PYTHON_DIR)/tests
@@ -108,6 +108,9 @@ $(TRANSFORMERS_VENV)/tmesh.stamp: $(VENV)/tmesh.stamp $(TRANSFORMERS_VENV)/tools
 		> $(TRANSFORMERS_VENV)/lib/python$(shell $(PYTHON) -c \
 		'import sys; print("%d.%d" % sys.version_info[:2])')/site-packages/tmesh.pth
 	@touch $@
+
+python-transformers-check python-current-check: export TMESHCTL = $(abspath $(B)/tmeshctl)
+python-transformers-check python-current-check: $(B)/tmeshctl
 
 python-transformers-check: $(TRANSFORMERS_VENV)/tmesh.stamp ## tmesh.safetensors and tmesh.lora with transformers, diffusers, PEFT
 	@$(TRANSFORMERS_VENV)/bin/python -P -m pytest --tap $(PYTHON_DIR)/tests/test_transformers.py

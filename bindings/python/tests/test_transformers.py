@@ -3,6 +3,7 @@
 themselves, on models that are made here; and tmesh.lora beside PEFT."""
 
 import os
+import subprocess
 
 import pytest
 
@@ -146,6 +147,30 @@ def test_what_happens_to_the_file_later(folder, installed, tmp_path):
         harm()
         with torch.no_grad():
             assert model(IDS).logits.equal(stock)
+
+
+@pytest.mark.skipif("TMESHCTL" not in os.environ, reason="TMESHCTL does not say where tmeshctl is: make "
+                                                         "python-transformers-check")
+def test_stock_code_opens_a_kept_file(folder, tmp_path):
+    """No patch: the path that tmeshctl keep --file prints is a file for those who know only files."""
+    def tmeshctl(*words):
+        return subprocess.run([os.environ["TMESHCTL"], *words], check=True, capture_output=True, text=True).stdout.strip()
+
+    stock = logits(folder)
+    path = tmeshctl("keep", "--file", folder / "model.safetensors", "gpt2")
+    try:
+        (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+        (tmp_path / "model.safetensors").symlink_to(path)
+        assert safetensors_torch.load_file(path).keys() == safetensors_torch.load_file(folder / "model.safetensors").keys()
+        model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path, **NO_COPY).eval()
+        with open("/proc/self/maps") as maps:
+            assert any("memfd:" in line and " rw-p " in line for line in maps)
+        with torch.no_grad():
+            assert model(IDS).logits.equal(stock)
+            model.transformer.wte.weight.zero_()        # one's own copy, as of any mapped file
+        assert logits(tmp_path).equal(stock)
+    finally:
+        tmeshctl("drop", "gpt2")
 
 
 def test_diffusers(installed, tmp_path):
