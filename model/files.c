@@ -96,7 +96,7 @@ static int open_file(struct model_file *file, const char *folder, size_t folder_
 	return 0;
 }
 
-static int read_header(struct model_file *file, struct tmesh_error *err)
+static int read_header(struct tmesh_ctx *ctx, struct model_file *file, struct tmesh_error *err)
 {
 	uint64_t need = file->bytes < FIRST_READ ? file->bytes : FIRST_READ, have = 0;
 	uint8_t *data = NULL;
@@ -115,6 +115,10 @@ static int read_header(struct model_file *file, struct tmesh_error *err)
 		if (rc)
 			break;
 		have = need;
+		if (ctx && flight_recall(ctx, file, data, have)) {
+			free(data);
+			return 0;
+		}
 		rc = table_parse(data, have, file->bytes, &file->table, &need, err);
 	} while (rc == -EAGAIN);
 	if (!rc)
@@ -193,7 +197,7 @@ static int open_index(const char *path, struct tmesh_model **out, struct tmesh_e
 	for (size_t i = 0; !rc && i < index.file_count; i++) {
 		rc = open_file(&model->files[i], path, folder, index.files[i], err);
 		if (!rc)
-			rc = read_header(&model->files[i], err);
+			rc = read_header(NULL, &model->files[i], err);
 		if (!rc && model->files[i].table->format != TMESH_MODEL_SAFETENSORS)
 			rc = in_file(err, tmesh_fail(err, -EPROTO, "it is no safetensors file"),
 				     &model->files[i]);
@@ -276,14 +280,14 @@ static int open_splits(struct tmesh_model *model, struct tmesh_error *err)
 		snprintf(end, sizeof(end), "%05zu-of-%05zu.gguf", i + 1, count);
 		rc = open_file(&files[i], files[0].path, place, end, err);
 		if (!rc)
-			rc = read_header(&files[i], err);
+			rc = read_header(NULL, &files[i], err);
 		if (!rc)
 			rc = check_split(&files[i], first, i, err);
 	}
 	return rc;
 }
 
-static int open_single(const char *path, struct tmesh_model **out, struct tmesh_error *err)
+static int open_single(struct tmesh_ctx *ctx, const char *path, struct tmesh_model **out, struct tmesh_error *err)
 {
 	struct tmesh_model *model = model_new(1);
 	const struct table *table;
@@ -293,7 +297,7 @@ static int open_single(const char *path, struct tmesh_model **out, struct tmesh_
 		return tmesh_fail(err, -ENOMEM, "no memory for the model");
 	rc = open_file(&model->files[0], path, strlen(path), "", err);
 	if (!rc)
-		rc = read_header(&model->files[0], err);
+		rc = read_header(ctx, &model->files[0], err);
 	table = model->files[0].table;
 	if (!rc && table->split_count >= 0 && (table->split_no < 0 || table->split_tensors < 0))
 		rc = tmesh_fail(err, -EPROTO,
@@ -314,7 +318,8 @@ static int open_single(const char *path, struct tmesh_model **out, struct tmesh_
 	return 0;
 }
 
-int model_open(const char *path, struct tmesh_model **out, struct tmesh_error *err)
+int model_open(struct tmesh_ctx *ctx, const char *path, struct tmesh_model **out,
+	       struct tmesh_error *err)
 {
 	static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
 	size_t length;
@@ -332,7 +337,7 @@ int model_open(const char *path, struct tmesh_model **out, struct tmesh_error *e
 				return tmesh_fail(err, -ENOMEM, "no memory for a path");
 			rc = access(inside, F_OK) ? -ENOENT : 0;
 			if (!rc)
-				rc = i ? open_index(inside, out, err) : open_single(inside, out, err);
+				rc = i ? open_index(inside, out, err) : open_single(ctx, inside, out, err);
 			free(inside);
 			if (rc != -ENOENT)
 				return rc;
@@ -342,13 +347,13 @@ int model_open(const char *path, struct tmesh_model **out, struct tmesh_error *e
 	}
 	if (length > 5 && !strcmp(path + length - 5, ".json"))
 		return open_index(path, out, err);
-	return open_single(path, out, err);
+	return open_single(ctx, path, out, err);
 }
 
 int tmesh_model_describe(const char *path, struct tmesh_model **out, struct tmesh_error *err)
 {
 	struct tmesh_model *model;
-	int rc = model_open(path, &model, err);
+	int rc = model_open(NULL, path, &model, err);
 
 	if (rc)
 		return rc;

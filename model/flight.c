@@ -11,7 +11,8 @@
  *   16+i  whose slot i is
  *
  * The record at the file's begin says which region is filled, and how far; it is written by who holds
- * lock 0. A slot has a token for that region by one of those who hold it. All is read and written
+ * lock 0. A slot has a token for that region by one of those who hold it. Behind the slots is what the
+ * header of the model's only file says (table_pack.c), so that JSON is read once. All is read and written
  * by pread() and pwrite(), so that a file that is damaged or cut is no signal; a region counts only when
  * it has the model's size and is sealed, or is filled by who holds the lock. The directory is this
  * user's alone: against a process of the same user that lies about how far it has read there is
@@ -32,6 +33,7 @@
 #define SLOTS	  64
 #define SLOTS_AT  4096
 #define SLOT_ROOM 128
+#define TABLE_AT  (SLOTS_AT + SLOTS * SLOT_ROOM)
 #define NAME_ROOM 64
 #define WAIT_NS	  4000000 /* between two looks at who reads */
 #define SWEEP_MAX 64
@@ -102,18 +104,18 @@ void flight_progress(struct flight *flight, uint64_t done)
 		return;
 }
 
-static void flight_name(const struct load *load, char name[NAME_ROOM])
+static void flight_name(struct tmesh_ctx *ctx, const struct model_file *files, size_t count,
+			char name[NAME_ROOM])
 {
-	struct tmesh_model *model = load->model;
-	uint64_t hash[2], backend = tmesh_ctx_backend(load->ctx);
-	uint64_t(*identity)[7] = calloc(model->file_count + 1, sizeof(*identity));
+	uint64_t hash[2], backend = tmesh_ctx_backend(ctx);
+	uint64_t(*identity)[7] = calloc(count + 1, sizeof(*identity));
 
 	if (!identity) {
 		name[0] = '\0';
 		return;
 	}
-	for (size_t i = 0; i < model->file_count; i++) {
-		const struct model_file *file = &model->files[i];
+	for (size_t i = 0; i < count; i++) {
+		const struct model_file *file = &files[i];
 		const uint64_t words[7] = {file->dev,
 					   file->ino,
 					   file->bytes,
@@ -125,12 +127,76 @@ static void flight_name(const struct load *load, char name[NAME_ROOM])
 		memcpy(identity[i], words, sizeof(words));
 	}
 	/* A later version may place tensors otherwise: its region is another. */
-	identity[model->file_count][0] = backend;
-	identity[model->file_count][1] = 1;
-	model_hash(identity, (model->file_count + 1) * sizeof(*identity), hash);
+	identity[count][0] = backend;
+	identity[count][1] = 1;
+	model_hash(identity, (count + 1) * sizeof(*identity), hash);
 	free(identity);
 	snprintf(name, NAME_ROOM, "model-%016llx%016llx.flight", (unsigned long long)hash[0],
 		 (unsigned long long)hash[1]);
+}
+
+static bool is_ours(int fd)
+{
+	struct stat st;
+
+	return !fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_uid == geteuid() && !(st.st_mode & 077);
+}
+
+/* Needs no lock: all who write a table there write the same, and what was written in part has not the
+ * checksum that it says. */
+static struct table *read_table(int fd, uint64_t header_bytes, uint64_t file_bytes)
+{
+	uint8_t head[TABLE_PACK_HEAD], *all;
+	size_t bytes;
+
+	if (pread(fd, head, sizeof(head), TABLE_AT) != (ssize_t)sizeof(head))
+		return NULL;
+	bytes = table_packed_bytes(head, sizeof(head));
+	all = bytes ? malloc(bytes) : NULL;
+	if (!all)
+		return NULL;
+	if (pread(fd, all, bytes, TABLE_AT) != (ssize_t)bytes) {
+		free(all);
+		return NULL;
+	}
+	return table_unpack(all, bytes, header_bytes, file_bytes);
+}
+
+bool flight_recall(struct tmesh_ctx *ctx, struct model_file *file, const uint8_t *data, size_t bytes)
+{
+	uint64_t header = safetensors_header_bytes(data, bytes);
+	char name[NAME_ROOM];
+	int dir, fd;
+
+	if (!header || header > bytes || header > file->bytes)
+		return false;
+	model_hash(data, header, file->header_hash);
+	flight_name(ctx, file, 1, name);
+	if (!name[0] || tmesh_ctx_runtime_dir(ctx, &dir, NULL))
+		return false;
+	fd = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+	close(dir);
+	if (fd < 0)
+		return false;
+	if (is_ours(fd))
+		file->table = read_table(fd, header, file->bytes);
+	close(fd);
+	file->recalled = file->table != NULL;
+	return file->recalled;
+}
+
+/* For those who come later. Who cannot write it costs them the time to read the header themselves. */
+static void flight_remember(const struct flight *flight, const struct tmesh_model *model)
+{
+	size_t bytes;
+	uint8_t *all;
+
+	if (model->file_count != 1 || model->files[0].recalled)
+		return;
+	all = table_pack(model->files[0].table, &bytes);
+	if (all && pwrite(flight->fd, all, bytes, TABLE_AT) != (ssize_t)bytes)
+		pwrite(flight->fd, "", 1, TABLE_AT);
+	free(all);
 }
 
 /* The file of that name is still the one that was opened. */
@@ -182,19 +248,17 @@ static int flight_open(const struct load *load, struct flight **out, struct tmes
 	if (!flight)
 		return tmesh_fail(err, -ENOMEM, "no memory for a flight");
 	flight->fd = flight->dir = flight->slot = -1;
-	flight_name(load, flight->name);
+	flight_name(load->ctx, load->model->files, load->model->file_count, flight->name);
 	rc = flight->name[0] ? tmesh_ctx_runtime_dir(load->ctx, &flight->dir, err)
 			     : tmesh_fail(err, -ENOMEM, "no memory for a flight");
 	while (!rc) {
-		struct stat st;
-
 		flight->fd = openat(flight->dir, flight->name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW,
 				    0600);
-		if (flight->fd < 0 || fstat(flight->fd, &st)) {
+		if (flight->fd < 0) {
 			rc = tmesh_fail_errno(err, "opening the flight's file");
 			break;
 		}
-		if (!S_ISREG(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 077)) {
+		if (!is_ours(flight->fd)) {
 			rc = tmesh_fail(err, -EACCES, "the flight's file %.64s is not this user's alone",
 					flight->name);
 			break;
@@ -499,6 +563,7 @@ int flight_load(struct load *load, struct tmesh_error *err)
 		flight_leave(flight);
 		return rc;
 	}
+	flight_remember(flight, load->model);
 	load->model->flight = flight;
 	load->model->report.shared = true;
 	if (!load->model->report.method && !load->model->report.reason[0])

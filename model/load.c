@@ -121,7 +121,7 @@ int tmesh_model_load(struct tmesh_ctx *ctx, const char *path,
 
 	if (rc)
 		return rc;
-	rc = model_open(path, &load.model, err);
+	rc = model_open(ctx, path, &load.model, err);
 	if (rc)
 		return rc;
 	rc = set_label(load.model, load.opts.label, err);

@@ -67,6 +67,9 @@ struct model_type {
 };
 const struct model_type *model_type_safetensors(const char *name);
 const struct model_type *model_type_gguf(uint32_t number);
+/* The type of a number, which this version alone knows, and the number of a type. */
+const struct model_type *model_type_safetensors_at(uint32_t number);
+uint32_t model_type_safetensors_number(const struct model_type *type);
 /* How the safetensors format spells @dtype, NULL where it has no word for it. */
 const char *model_type_word(enum tmesh_dtype dtype);
 /* Bytes of a tensor, checked. False: they overflow. @even: whole blocks. */
@@ -89,6 +92,25 @@ int table_parse_safetensors(struct table *table, const uint8_t *data, size_t byt
 int table_parse_gguf(struct table *table, const uint8_t *data, size_t bytes, uint64_t file_bytes,
 		     uint64_t *need, struct tmesh_error *err);
 void table_free(struct table *table);
+/* Names that a bundle can have too, each there once. */
+int table_check_names(const struct table *table, struct tmesh_error *err);
+/* What the first bytes of a safetensors file say of its header; 0: it is none, or these are too few. */
+uint64_t safetensors_header_bytes(const uint8_t *data, size_t bytes);
+/* tensor->bytes by its type and shape. */
+int safetensors_tensor_bytes(struct table_tensor *tensor, struct tmesh_error *err);
+/* Puts the tensors in order; from then on their offsets count from the file's first byte. */
+int safetensors_check_offsets(struct table *table, uint64_t data_bytes, struct tmesh_error *err);
+
+/* table_pack.c: a safetensors file's table as bytes, for the next process that loads it. */
+
+#define TABLE_PACK_MAX ((size_t)16 << 20)
+#define TABLE_PACK_HEAD 40
+/* To be released with free(). NULL: it is of another format, too long, or there is no memory. */
+uint8_t *table_pack(const struct table *table, size_t *bytes);
+/* How many bytes it has by what its first TABLE_PACK_HEAD say; 0: it is none. */
+size_t table_packed_bytes(const void *start, size_t bytes);
+/* Takes @all, which malloc() gave. NULL: it is damaged, or not of a file with such lengths. */
+struct table *table_unpack(uint8_t *all, size_t bytes, uint64_t header_bytes, uint64_t file_bytes);
 
 /* index.c */
 
@@ -116,6 +138,7 @@ struct model_file {
 	uint64_t dev, ino;
 	int64_t mtime_ns, ctime_ns;
 	uint64_t header_hash[2];
+	bool recalled; /* the table is another process's */
 };
 
 struct tmesh_model {
@@ -185,6 +208,9 @@ int flight_load(struct load *load, struct tmesh_error *err);
 /* To be told by the reader now and then. */
 void flight_progress(struct flight *flight, uint64_t done);
 void flight_leave(struct flight *flight);
+/* The table of the only file of a model, whose first @bytes are at @data, as a process of its flight has
+ * left it. False: it has not, or these are not its whole header. */
+bool flight_recall(struct tmesh_ctx *ctx, struct model_file *file, const uint8_t *data, size_t bytes);
 /* load.c: a region for load->model. */
 int load_region(struct load *load, struct tmesh_region **out, struct tmesh_error *err);
 /* load.c: load->region is whole and sealed: make it the model's, with no right to write. */
@@ -192,8 +218,10 @@ int load_finish(struct load *load, struct tmesh_error *err);
 /* load.c: a region of one's own, which nobody joins, read and sealed. */
 int load_alone(struct load *load, struct tmesh_error *err);
 
-/* Open and read the headers of all files of @path; they stay open. */
-int model_open(const char *path, struct tmesh_model **out, struct tmesh_error *err);
+/* Open and read the headers of all files of @path; they stay open. @ctx: look whether another process
+ * has read them; NULL: do not. */
+int model_open(struct tmesh_ctx *ctx, const char *path, struct tmesh_model **out,
+	       struct tmesh_error *err);
 void model_close_files(struct tmesh_model *model);
 /* model.c: make the list of all tensors of @model's files. */
 int model_join(struct tmesh_model *model, struct tmesh_error *err);

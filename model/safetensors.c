@@ -53,6 +53,30 @@ static int read_shape(struct table_tensor *tensor, const json_t *shape, const ch
 	return 0;
 }
 
+int safetensors_tensor_bytes(struct table_tensor *tensor, struct tmesh_error *err)
+{
+	char quoted[MODEL_QUOTE];
+	bool even;
+
+	if (!model_type_bytes(tensor->type, tensor->ndim, tensor->shape, &tensor->bytes, &even))
+		return tmesh_fail(err, -EPROTO, "the size of the tensor \"%s\" overflows",
+				  model_quote(quoted, tensor->name));
+	/* A type of less than a byte must fill whole bytes, not whole groups of them. */
+	if (!even) {
+		uint64_t count = 1, bits = tensor->type->block_bytes * 8u;
+
+		for (int32_t i = 0; i < tensor->ndim; i++)
+			count *= (uint64_t)tensor->shape[i];
+		bits /= tensor->type->block_elements;
+		if (count % tensor->type->block_elements * bits % 8)
+			return tmesh_fail(err, -EPROTO,
+					  "the elements of the tensor \"%s\" do not fill whole bytes",
+					  model_quote(quoted, tensor->name));
+		tensor->bytes += count % tensor->type->block_elements * bits / 8;
+	}
+	return 0;
+}
+
 static int read_tensor(struct table_tensor *tensor, const char *name, const json_t *value,
 		       struct tmesh_error *err)
 {
@@ -60,7 +84,6 @@ static int read_tensor(struct table_tensor *tensor, const char *name, const json
 	const json_t *offsets = json_object_get(value, "data_offsets");
 	const json_t *begin = json_array_get(offsets, 0), *end = json_array_get(offsets, 1);
 	char quoted[MODEL_QUOTE], word[MODEL_QUOTE];
-	bool even;
 	int rc;
 
 	model_quote(quoted, name);
@@ -88,21 +111,9 @@ static int read_tensor(struct table_tensor *tensor, const char *name, const json
 		return tmesh_fail(err, -EPROTO,
 				  "the tensor \"%s\" has members beside dtype, shape and data_offsets",
 				  quoted);
-	if (!model_type_bytes(tensor->type, tensor->ndim, tensor->shape, &tensor->bytes, &even))
-		return tmesh_fail(err, -EPROTO, "the size of the tensor \"%s\" overflows", quoted);
-	/* A type of less than a byte must fill whole bytes, not whole groups of them. */
-	if (!even) {
-		uint64_t count = 1, bits = tensor->type->block_bytes * 8u;
-
-		for (int32_t i = 0; i < tensor->ndim; i++)
-			count *= (uint64_t)tensor->shape[i];
-		bits /= tensor->type->block_elements;
-		if (count % tensor->type->block_elements * bits % 8)
-			return tmesh_fail(err, -EPROTO,
-					  "the elements of the tensor \"%s\" do not fill whole bytes",
-					  quoted);
-		tensor->bytes += count % tensor->type->block_elements * bits / 8;
-	}
+	rc = safetensors_tensor_bytes(tensor, err);
+	if (rc)
+		return rc;
 	tensor->file_offset = (uint64_t)json_integer_value(begin);
 	if ((uint64_t)json_integer_value(end) - tensor->file_offset != tensor->bytes)
 		return tmesh_fail(err, -EPROTO,
@@ -155,7 +166,7 @@ static int by_offset(const void *left, const void *right)
 }
 
 /* Every byte belongs to one tensor: each begins where the one before it ends. */
-static int check_offsets(struct table *table, uint64_t data_bytes, struct tmesh_error *err)
+int safetensors_check_offsets(struct table *table, uint64_t data_bytes, struct tmesh_error *err)
 {
 	uint64_t at = 0;
 
@@ -191,6 +202,13 @@ static uint64_t le64(const uint8_t *at)
 	for (int i = 7; i >= 0; i--)
 		value = value << 8 | at[i];
 	return value;
+}
+
+uint64_t safetensors_header_bytes(const uint8_t *data, size_t bytes)
+{
+	uint64_t length = bytes < 8 || !memcmp(data, "GGUF", 4) ? 0 : le64(data);
+
+	return length && length <= MODEL_SAFETENSORS_HEADER_MAX ? 8 + length : 0;
 }
 
 int table_parse_safetensors(struct table *table, const uint8_t *data, size_t bytes,
@@ -245,5 +263,5 @@ int table_parse_safetensors(struct table *table, const uint8_t *data, size_t byt
 		if (rc)
 			return rc;
 	}
-	return check_offsets(table, file_bytes - table->header_bytes, err);
+	return safetensors_check_offsets(table, file_bytes - table->header_bytes, err);
 }

@@ -25,7 +25,7 @@ static bool is_name(const char *name)
 }
 
 /* JSON's keys were checked when they were read; GGUF's tensors are a list. */
-static int check_names(const struct table *table, struct tmesh_error *err)
+int table_check_names(const struct table *table, struct tmesh_error *err)
 {
 	const struct table_tensor **sorted = calloc(table->tensor_count + 1, sizeof(*sorted));
 	char quoted[MODEL_QUOTE];
@@ -77,7 +77,7 @@ int table_parse(const uint8_t *data, size_t bytes, uint64_t file_bytes, struct t
 	else
 		rc = table_parse_safetensors(table, data, bytes, file_bytes, need, err);
 	if (!rc)
-		rc = check_names(table, err);
+		rc = table_check_names(table, err);
 	if (rc) {
 		table_free(table);
 		return rc;

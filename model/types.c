@@ -82,6 +82,16 @@ const struct model_type *model_type_safetensors(const char *name)
 	return NULL;
 }
 
+const struct model_type *model_type_safetensors_at(uint32_t number)
+{
+	return number < COUNT(safetensors_types) ? &safetensors_types[number] : NULL;
+}
+
+uint32_t model_type_safetensors_number(const struct model_type *type)
+{
+	return (uint32_t)(type - safetensors_types);
+}
+
 const struct model_type *model_type_gguf(uint32_t number)
 {
 	return number < COUNT(gguf_types) && gguf_types[number].name ? &gguf_types[number] : NULL;

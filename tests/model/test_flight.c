@@ -307,7 +307,8 @@ static void test_damaged(void **state)
 		for (size_t i = 0; i < sizeof(noise); i++)
 			noise[i] = (uint8_t)rand();
 		assert_true(pwrite(fd, noise, 1 + (size_t)rand() % sizeof(noise),
-				   rand() % 2 ? rand() % 48 : 4096 + rand() % 96) > 0);
+				   (const int[]){rand() % 48, 4096 + rand() % 96,
+						 12288 + rand() % 1500}[rand() % 3]) > 0);
 		if (rand() % 4 == 0)
 			assert_int_equal(ftruncate(fd, rand() % 5000), 0);
 		close(fd);
