@@ -28,7 +28,7 @@ CPPFLAGS += -D_GNU_SOURCE -Iinclude -Iinclude/uapi
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
 
-all: lib keeper cuda xla model engine tools ## build the libraries and the tools
+all: lib keeper cuda xla model engine $(NET_BUILT) tools ## build the libraries and the tools
 
 # The library first: the other rooms use what it defines.
 include lib/build.mk $(filter-out lib/build.mk,$(wildcard */build.mk tests/*/build.mk bindings/*/build.mk))
@@ -42,10 +42,10 @@ demo: ## share a real model's embeddings between Python and Elixir, and show who
 # The loader finds the libraries of /usr/local/lib by its cache alone.
 LDCONFIG := $(if $(DESTDIR)$(filter-out /usr/%,$(LIBDIR)),,ldconfig)
 
-install: install-lib install-keeper install-cuda install-xla install-model install-engine install-tools ## install library, headers, tools, man pages (PREFIX, DESTDIR)
+install: install-lib install-keeper install-cuda install-xla install-model install-engine $(NET_BUILT:%=install-%) install-tools ## install library, headers, tools, man pages (PREFIX, DESTDIR)
 	$(LDCONFIG)
 
-uninstall: uninstall-lib uninstall-keeper uninstall-cuda uninstall-xla uninstall-model uninstall-engine uninstall-tools ## remove what install put there
+uninstall: uninstall-lib uninstall-keeper uninstall-cuda uninstall-xla uninstall-model uninstall-engine uninstall-net uninstall-tools ## remove what install put there
 	$(LDCONFIG)
 
 clean: ## remove everything that was built

@@ -12,7 +12,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-demo='gcc make pkg-config libc6-dev libjansson-dev liburing-dev libxxhash-dev
+demo='gcc make pkg-config libc6-dev libjansson-dev liburing-dev libxxhash-dev libfabric-dev
 	python3 python3-dev python3-venv python3-pip python3-setuptools python3-wheel python3-numpy
 	elixir erlang-dev erlang-nox
 	scdoc bash-completion'

@@ -27,6 +27,9 @@ HOST_SUITES = \
 	engine-asan-check \
 	engine-tsan-check \
 	engine-onnx-check \
+	net-check \
+	net-asan-check \
+	net-fuzz-check \
 	engine-fuzz-check \
 	cuda-check \
 	xla-check \
@@ -73,11 +76,11 @@ runner-check: ## the test runner's own tests
 # A library that installs headers is named with them here.
 rooms-check: all beam-nif python-lists ## what each room includes, and what the libraries are linked with
 	@$(PYTHON) -B tests/rooms.py lib="$(LIB_HEADERS)" bindings/cuda="$(CUDA_HEADERS)" model="$(MODEL_HEADERS)" \
-		bindings/xla="$(XLA_HEADERS)" engine="$(ENGINE_HEADERS)"
+		bindings/xla="$(XLA_HEADERS)" engine="$(ENGINE_HEADERS)" net="$(NET_HEADERS)"
 
 vocabulary-check: tools beam $(VENV)/tmesh.stamp ## docs/vocabulary.md against the headers, tmeshctl, Python and Elixir
 	@$(PYTHON) -B tests/vocabulary.py $(B)/tmeshctl $(VPYTHON) $(B)/beam/dev/lib/tmesh/ebin lib/libtmesh.map \
-		model/libtmesh-model.map bindings/xla/libtmesh-xla.map engine/libtmesh-engine.map
+		model/libtmesh-model.map bindings/xla/libtmesh-xla.map engine/libtmesh-engine.map net/libtmesh-net.map
 
 readme-check: ## install, the README's examples, uninstall
 	@$(PYTHON) tests/readme.py $(STANDIN)

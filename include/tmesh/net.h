@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * libtmesh-net: bytes of sealed regions from one machine to another. See tmesh/tmesh.h for the
+ * conventions of all calls; link with -ltmesh-net. Since 0.1.
+ *
+ * The home offers a sealed region and grants a key for it; whoever has the key and the address
+ * fetches the bytes into a region of its own, by one-sided reads of libfabric. How the two find
+ * each other, and how long a key lasts, is the business of those who use this library: docs/net.md
+ * describes Tmesh.Net, which does it by Erlang distribution.
+ *
+ * Nothing is encrypted, and a key is sent in the clear: trusted networks, or inside WireGuard.
+ *
+ * A net belongs to the process that opened it: a child of fork() does not use it.
+ */
+#ifndef TMESH_NET_H
+#define TMESH_NET_H
+
+#include <tmesh/region.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct tmesh_net;
+
+/* Texts with their terminating zeros. */
+#define TMESH_NET_ID_SIZE 33	   /* of an offer: 128 random bits in hex */
+#define TMESH_NET_KEY_SIZE 17	   /* 64 random bits in hex */
+#define TMESH_NET_CHECKSUM_SIZE 33 /* XXH3 of 128 bits in hex */
+#define TMESH_NET_ADDRESS_SIZE 128 /* "ofi+tcp;ofi_rxm://192.0.2.1:41233" */
+#define TMESH_NET_PEER_SIZE 256	   /* a peer's name */
+
+struct tmesh_net_opts {
+	size_t size;	      /* sizeof(struct tmesh_net_opts) */
+	const char *address;  /* of an interface of this machine, in numbers: "192.0.2.1", "::1".
+			       * Others reach it there and nowhere else */
+	const char *provider; /* of libfabric; NULL: "tcp" */
+	uint64_t max_bytes;   /* of one fetch; 0: no limit but those of regions */
+	uint32_t max_offers;  /* 0: 4096 */
+	uint32_t max_keys;    /* granted at once to all peers together; 0: 256 */
+	uint32_t max_keys_per_peer;	  /* 0: 64 */
+	uint32_t max_fetches;		  /* at once; 0: 16 */
+	uint32_t max_fetches_per_address; /* 0: 8 */
+};
+
+/*
+ * Return: 0 and a reference in @out; -EINVAL (opts; an address that no interface of this machine
+ * has), -EOPNOTSUPP (libfabric has no such provider at that address: the message says what was
+ * asked), -ENOMEM.
+ */
+int tmesh_net_open(struct tmesh_ctx *ctx, const struct tmesh_net_opts *opts, struct tmesh_net **out,
+		   struct tmesh_error *err);
+struct tmesh_net *tmesh_net_ref(struct tmesh_net *net);
+/* The last reference ends all keys and offers. No call may be running then. */
+void tmesh_net_unref(struct tmesh_net *net);
+/* What carries the bytes, as libfabric names it: "tcp;ofi_rxm". Both ends must have the same. It
+ * lives as long as the net. */
+const char *tmesh_net_provider(const struct tmesh_net *net);
+
+struct tmesh_net_offer_info {
+	size_t size; /* in: sizeof(struct tmesh_net_offer_info) */
+	uint64_t bytes;
+	char id[TMESH_NET_ID_SIZE];
+	char checksum[TMESH_NET_CHECKSUM_SIZE];
+};
+
+/*
+ * Offer a sealed region. The net pins it until the offer is withdrawn, and reads it once for its
+ * checksum.
+ * Return: 0; -EINVAL (not sealed), -EDQUOT (max_offers), -EPERM, -EOPNOTSUPP (as
+ * tmesh_region_pin(), tmesh_region_map()), -ENOMEM.
+ */
+int tmesh_net_offer(struct tmesh_net *net, struct tmesh_region *region,
+		    struct tmesh_net_offer_info *info, struct tmesh_error *err);
+/* End an offer with all its keys: on return no peer reads the memory any more, and it is let go.
+ * Return: 0; -ENOENT, -EINVAL. */
+int tmesh_net_withdraw(struct tmesh_net *net, const char *id, struct tmesh_error *err);
+
+/*
+ * Grant @peer, a name for the limit max_keys_per_peer, a key of its own to an offer, at an address
+ * of its own: @key has TMESH_NET_KEY_SIZE bytes, @address TMESH_NET_ADDRESS_SIZE. It reads alone.
+ * Return: 0; -ENOENT (no such offer), -EINVAL (@peer, @id), -EDQUOT (max_keys,
+ * max_keys_per_peer), -EMFILE, -ENOMEM, -EIO (libfabric's words are in the message).
+ */
+int tmesh_net_grant(struct tmesh_net *net, const char *id, const char *peer, char *key,
+		    char *address, struct tmesh_error *err);
+/* End a key: on return nobody reads by it any more. Return: 0; -ENOENT, -EINVAL. */
+int tmesh_net_revoke(struct tmesh_net *net, const char *key, struct tmesh_error *err);
+
+struct tmesh_net_source {
+	size_t size; /* sizeof(struct tmesh_net_source) */
+	const char *address;
+	const char *key;
+	const char *checksum;
+	uint64_t bytes; /* at least 1 */
+};
+
+struct tmesh_net_fetch_opts {
+	size_t size;	     /* sizeof(struct tmesh_net_fetch_opts) */
+	const char *label;   /* of the region; NULL: none */
+	uint64_t timeout_ns; /* longest time without any byte; 0: 10 s */
+	/* Called by the fetching thread at least every 50 ms while it waits, with the bytes that
+	 * are there. Anything but 0 gives the fetch up. NULL: none. */
+	int (*progress)(void *data, uint64_t bytes);
+	void *data;
+};
+
+/*
+ * Fetch what a key opens into a new region, which is sealed: pieces are asked for ahead and summed
+ * up in order. When the connection breaks after some progress it is made again, and the fetch goes
+ * on behind the last piece that is there. @out is the caller's alone until it hands it on; after an
+ * error there is no region. Nothing is known of a home that does not answer but its silence.
+ *
+ * Return: 0; -EINVAL (source, opts), -EDQUOT (max_bytes, max_fetches, max_fetches_per_address, or
+ * the context's), -ENOMEM, -EOPNOTSUPP (an address of another provider), -EPIPE (the home or its
+ * key is gone, or the key is wrong), -ETIMEDOUT, -ECANCELED (by @progress), -EPROTO (other bytes
+ * than the checksum says), -EMFILE, -EIO.
+ */
+int tmesh_net_fetch(struct tmesh_net *net, const struct tmesh_net_source *source,
+		    const struct tmesh_net_fetch_opts *opts, struct tmesh_region **out,
+		    struct tmesh_error *err);
+
+struct tmesh_net_stats {
+	size_t size;	  /* in: sizeof(struct tmesh_net_stats) */
+	uint64_t offers;  /* now */
+	uint64_t keys;	  /* granted now */
+	uint64_t fetches; /* running now */
+	uint64_t fetched; /* since the net was opened */
+	uint64_t failed;
+	uint64_t resumed; /* connections that were made again */
+	uint64_t bytes_fetched;
+};
+int tmesh_net_stats(struct tmesh_net *net, struct tmesh_net_stats *stats);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TMESH_NET_H */

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+/*
+ * One end of libfabric's. Each grant and each fetch has its own, with a domain of its own: when it
+ * is closed, nothing that it had under way touches memory any more, and what a peer does to it
+ * harms no other.
+ */
+#include <errno.h>
+#include <rdma/fi_errno.h>
+#include <string.h>
+
+#include "net_internal.h"
+
+int net_fail_fabric(struct tmesh_error *err, const char *what, int code)
+{
+	switch (-code) {
+	case FI_EMFILE:
+		return tmesh_fail(err, -EMFILE, "%s: no free descriptor", what);
+	case FI_ENOMEM:
+		return tmesh_fail(err, -ENOMEM, "%s: no memory", what);
+	default:
+		return tmesh_fail(err, -EIO, "%s: %s", what, fi_strerror(-code));
+	}
+}
+
+int net_endpoint_find(const char *provider, const char *address, uint64_t caps,
+		      struct fi_info **info, struct tmesh_error *err)
+{
+	struct fi_info *hints = fi_allocinfo();
+	int rc = -FI_ENOMEM;
+
+	if (!hints)
+		return net_fail_fabric(err, "fi_allocinfo", rc);
+	hints->caps = FI_RMA | caps;
+	/* Room for the provider in each request; keys of our choice, offsets from 0. */
+	hints->mode = FI_CONTEXT | FI_CONTEXT2;
+	hints->domain_attr->mr_mode = 0;
+	hints->ep_attr->type = FI_EP_RDM;
+	hints->rx_attr->size = hints->tx_attr->size = 64;
+	hints->fabric_attr->prov_name = strdup(provider);
+	rc = fi_getinfo(NET_FI_VERSION, address, NULL, FI_SOURCE | FI_NUMERICHOST, hints, info);
+	fi_freeinfo(hints);
+	if (rc)
+		return tmesh_fail(err, rc == -FI_ENOMEM ? -ENOMEM : -EOPNOTSUPP,
+				  "libfabric has no provider \"%s\" for remote reads at %s (%s); "
+				  "`fi_info -p %s` tells what it has",
+				  provider, address, fi_strerror(-rc), provider);
+	return 0;
+}
+
+int net_endpoint_open(struct fi_info *info, struct net_endpoint *endpoint, struct tmesh_error *err)
+{
+	struct fi_cq_attr cq = {.format = FI_CQ_FORMAT_CONTEXT, .wait_obj = FI_WAIT_UNSPEC};
+	struct fi_av_attr av = {.type = FI_AV_UNSPEC};
+	struct net_endpoint e = {0};
+	const char *what;
+	int rc;
+
+	what = "fi_fabric";
+	rc = fi_fabric(info->fabric_attr, &e.fabric, NULL);
+	if (rc)
+		goto fail;
+	what = "fi_domain";
+	rc = fi_domain(e.fabric, info, &e.domain, NULL);
+	if (rc)
+		goto fail;
+	what = "fi_av_open";
+	rc = fi_av_open(e.domain, &av, &e.av, NULL);
+	if (rc)
+		goto fail;
+	what = "fi_cq_open";
+	rc = fi_cq_open(e.domain, &cq, &e.cq, NULL);
+	if (rc)
+		goto fail;
+	what = "fi_endpoint";
+	rc = fi_endpoint(e.domain, info, &e.ep, NULL);
+	if (rc)
+		goto fail;
+	what = "fi_ep_bind";
+	rc = fi_ep_bind(e.ep, &e.av->fid, 0);
+	if (!rc)
+		rc = fi_ep_bind(e.ep, &e.cq->fid, FI_TRANSMIT | FI_RECV);
+	if (rc)
+		goto fail;
+	what = "fi_enable";
+	rc = fi_enable(e.ep);
+	if (rc)
+		goto fail;
+	*endpoint = e;
+	return 0;
+fail:
+	net_endpoint_close(&e);
+	return net_fail_fabric(err, what, rc);
+}
+
+void net_endpoint_close(struct net_endpoint *endpoint)
+{
+	if (endpoint->ep)
+		fi_close(&endpoint->ep->fid);
+	if (endpoint->cq)
+		fi_close(&endpoint->cq->fid);
+	if (endpoint->av)
+		fi_close(&endpoint->av->fid);
+	if (endpoint->domain)
+		fi_close(&endpoint->domain->fid);
+	if (endpoint->fabric)
+		fi_close(&endpoint->fabric->fid);
+}

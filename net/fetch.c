@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: MIT
+/*
+ * A fetch: pieces are asked for ahead, so that the next ones are under way while one is summed up.
+ * They are taken in order: what is there is always a beginning, behind which a new connection goes
+ * on.
+ */
+#include <errno.h>
+#include <rdma/fi_errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "net_internal.h"
+
+#define PIECE_BYTES (4u << 20)
+#define AHEAD 8
+#define TIMEOUT_NS UINT64_C(10000000000)
+/* How long a fetch waits before it looks whether it was given up. */
+#define SLICE_MS 20
+#define DRAIN_NS UINT64_C(1000000000)
+/* How long a connection may be without any byte until it is looked whether somebody listens. */
+#define SILENCE_NS UINT64_C(30000000)
+
+struct piece {
+	struct fi_context2 context; /* the first member: libfabric gives it back */
+	uint64_t bytes;
+	bool done;
+};
+
+struct fetch {
+	struct tmesh_net *net;
+	const struct tmesh_net_source *source;
+	struct tmesh_net_fetch_opts opts;
+	union net_sockaddr address;
+	uint64_t key;
+	struct tmesh_region *region;
+	uint8_t *memory;
+	uint64_t bytes;
+	struct net_sum *sum;
+	uint64_t done;		   /* bytes in order */
+	uint64_t asked;		   /* bytes asked for on this connection */
+	uint64_t deadline;	   /* when there was nothing for too long */
+	uint64_t look;		   /* when to look whether anybody listens; 0: there were bytes */
+	unsigned int first, count; /* of pieces under way */
+	struct piece pieces[AHEAD];
+};
+
+static int gone(struct fetch *fetch, const char *why, struct tmesh_error *err)
+{
+	return tmesh_fail(err, -EPIPE,
+			  "the home is gone, has ended the key, or never gave it: %s (%llu of %llu "
+			  "bytes had come)",
+			  why, (unsigned long long)fetch->done, (unsigned long long)fetch->bytes);
+}
+
+/* Ask for as many pieces as may be under way. */
+static int ask(struct fetch *fetch, struct net_endpoint *endpoint, fi_addr_t home,
+	       struct tmesh_error *err)
+{
+	while (fetch->count < AHEAD && fetch->asked < fetch->bytes) {
+		struct piece *piece = &fetch->pieces[(fetch->first + fetch->count) % AHEAD];
+		ssize_t rc;
+
+		piece->bytes = fetch->bytes - fetch->asked;
+		if (piece->bytes > PIECE_BYTES)
+			piece->bytes = PIECE_BYTES;
+		piece->done = false;
+		rc = fi_read(endpoint->ep, fetch->memory + fetch->asked, piece->bytes, NULL, home,
+			     fetch->asked, fetch->key, &piece->context);
+		if (rc == -FI_EAGAIN)
+			return 0;
+		if (rc == -FI_ENOMEM)
+			return net_fail_fabric(err, "fi_read", (int)rc);
+		if (rc)
+			return gone(fetch, fi_strerror((int)-rc), err);
+		fetch->asked += piece->bytes;
+		fetch->count++;
+	}
+	return 0;
+}
+
+static void take(struct fetch *fetch)
+{
+	while (fetch->count && fetch->pieces[fetch->first].done) {
+		struct piece *piece = &fetch->pieces[fetch->first];
+
+		net_sum_add(fetch->sum, fetch->memory + fetch->done, piece->bytes);
+		fetch->done += piece->bytes;
+		fetch->first = (fetch->first + 1) % AHEAD;
+		fetch->count--;
+	}
+}
+
+static int progress(struct fetch *fetch, struct tmesh_error *err)
+{
+	if (fetch->opts.progress && fetch->opts.progress(fetch->opts.data, fetch->done))
+		return tmesh_fail(err, -ECANCELED, "the fetch was given up");
+	return 0;
+}
+
+static int wait_some(struct fetch *fetch, struct net_endpoint *endpoint, struct tmesh_error *err)
+{
+	struct fi_cq_entry entries[AHEAD];
+	struct fi_cq_err_entry failure = {0};
+	int ms = tmesh_poll_ms(fetch->deadline);
+	ssize_t count =
+		fi_cq_sread(endpoint->cq, entries, AHEAD, NULL, ms > SLICE_MS ? SLICE_MS : ms);
+
+	if (count == -FI_EAVAIL) {
+		if (fi_cq_readerr(endpoint->cq, &failure, 0) == 1)
+			fetch->count--;
+		return gone(fetch, fi_strerror(failure.err), err);
+	}
+	if (count < 0 && count != -FI_EAGAIN && count != -FI_EINTR)
+		return net_fail_fabric(err, "fi_cq_sread", (int)count);
+	for (ssize_t i = 0; i < count; i++)
+		((struct piece *)entries[i].op_context)->done = true;
+	if (count > 0) {
+		fetch->deadline = tmesh_now_ns() + fetch->opts.timeout_ns;
+		fetch->look = 0;
+	} else if (tmesh_now_ns() >= fetch->deadline) {
+		return tmesh_fail(err, -ETIMEDOUT,
+				  "nothing came from %s for %llu ms (%llu of %llu bytes had come)",
+				  fetch->source->address,
+				  (unsigned long long)fetch->opts.timeout_ns / 1000000,
+				  (unsigned long long)fetch->done,
+				  (unsigned long long)fetch->bytes);
+	} else if (fetch->look && tmesh_now_ns() >= fetch->look) {
+		if (net_address_refuses(&fetch->address, SLICE_MS))
+			return gone(fetch, "nobody listens there", err);
+		fetch->look = tmesh_now_ns() + SILENCE_NS;
+	}
+	return 0;
+}
+
+/* Requests under way are ended, and told of one by one, before the endpoint is: libfabric 1.17 does
+ * not stand another order. An endpoint that is not done in time is left as it is: without anybody
+ * who asks for its completions it does nothing. Return: whether it can be closed. */
+static bool drain(struct fetch *fetch, struct net_endpoint *endpoint)
+{
+	uint64_t deadline = tmesh_now_ns() + DRAIN_NS;
+	struct fi_cq_err_entry failure;
+	struct fi_cq_entry entry;
+
+	if (fetch->count)
+		net_address_shut(&fetch->address);
+	while (fetch->count && tmesh_now_ns() < deadline) {
+		ssize_t rc = fi_cq_sread(endpoint->cq, &entry, 1, NULL, 1);
+
+		failure = (struct fi_cq_err_entry){0};
+		if (rc == 1 || (rc == -FI_EAVAIL && fi_cq_readerr(endpoint->cq, &failure, 0) == 1))
+			fetch->count--;
+	}
+	return !fetch->count;
+}
+
+/* One connection, from where the fetch is to its end. */
+static int attempt(struct fetch *fetch, struct tmesh_error *err)
+{
+	struct net_endpoint endpoint;
+	fi_addr_t home;
+	int rc = net_endpoint_open(fetch->net->reader, &endpoint, err);
+
+	if (rc)
+		return rc;
+	fetch->asked = fetch->done;
+	fetch->first = fetch->count = 0;
+	fetch->look = tmesh_now_ns() + SILENCE_NS;
+	if (fi_av_insert(endpoint.av, &fetch->address, 1, &home, 0, NULL) != 1)
+		rc = tmesh_fail(err, -EINVAL, "libfabric does not take the address %s",
+				fetch->source->address);
+	while (!rc && fetch->done < fetch->bytes) {
+		rc = ask(fetch, &endpoint, home, err);
+		if (!rc)
+			rc = wait_some(fetch, &endpoint, err);
+		if (!rc) {
+			take(fetch);
+			rc = progress(fetch, err);
+		}
+	}
+	/* Nothing is written to the memory after this. */
+	if (drain(fetch, &endpoint))
+		net_endpoint_close(&endpoint);
+	return rc;
+}
+
+static int fetch_bytes(struct fetch *fetch, struct tmesh_error *err)
+{
+	uint64_t before;
+	int rc;
+
+	fetch->deadline = tmesh_now_ns() + fetch->opts.timeout_ns;
+	do {
+		before = fetch->done;
+		rc = attempt(fetch, err);
+		if (rc == -EPIPE && fetch->done > before) {
+			pthread_mutex_lock(&fetch->net->lock);
+			fetch->net->stats.resumed++;
+			pthread_mutex_unlock(&fetch->net->lock);
+		}
+	} while (rc == -EPIPE && fetch->done > before);
+	return rc;
+}
+
+static int fetch_region(struct fetch *fetch, struct tmesh_error *err)
+{
+	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = fetch->opts.label};
+	char checksum[TMESH_NET_CHECKSUM_SIZE];
+	void *memory;
+	int rc;
+
+	opts.flags = TMESH_REGION_UNINITIALIZED;
+	rc = tmesh_region_create(fetch->net->ctx, fetch->bytes, &opts, &fetch->region, err);
+	if (rc)
+		return rc;
+	rc = tmesh_region_map(fetch->region, TMESH_READ | TMESH_WRITE, &memory, err);
+	if (rc)
+		return rc;
+	fetch->memory = memory;
+	rc = net_sum_begin(&fetch->sum, err);
+	if (!rc) {
+		rc = fetch_bytes(fetch, err);
+		net_sum_end(fetch->sum, checksum);
+	}
+	tmesh_region_unmap(fetch->region, TMESH_READ | TMESH_WRITE);
+	if (rc)
+		return rc;
+	if (strcmp(checksum, fetch->source->checksum))
+		return tmesh_fail(
+			err, -EPROTO,
+			"what came has the checksum %s, and not %s: it was damaged, or is "
+			"something else",
+			checksum, fetch->source->checksum);
+	return tmesh_region_seal(fetch->region, err);
+}
+
+static int check_source(struct fetch *fetch, const struct tmesh_net_source *source,
+			struct tmesh_error *err)
+{
+	int rc = net_address_read(source->address, tmesh_net_provider(fetch->net), &fetch->address,
+				  err);
+
+	if (!rc)
+		rc = net_check_hex("a key", source->key, TMESH_NET_KEY_SIZE - 1, err);
+	if (!rc)
+		rc = net_check_hex("a checksum", source->checksum, TMESH_NET_CHECKSUM_SIZE - 1,
+				   err);
+	if (rc)
+		return rc;
+	if (!source->bytes || source->bytes > SIZE_MAX / 2)
+		return tmesh_fail(err, -EINVAL, "%llu bytes are none or too many",
+				  (unsigned long long)source->bytes);
+	if (fetch->net->opts.max_bytes && source->bytes > fetch->net->opts.max_bytes)
+		return tmesh_fail(err, -EDQUOT, "%llu bytes; a fetch may have %llu",
+				  (unsigned long long)source->bytes,
+				  (unsigned long long)fetch->net->opts.max_bytes);
+	fetch->bytes = source->bytes;
+	fetch->key = strtoull(source->key, NULL, 16);
+	return 0;
+}
+
+static int enter(struct tmesh_net *net, struct net_run *run, struct tmesh_error *err)
+{
+	struct net_run *other;
+	uint32_t same = 0;
+	int rc = 0;
+
+	pthread_mutex_lock(&net->lock);
+	LIST_FOREACH(other, &net->runs, entry)
+	same += !strcmp(other->address, run->address);
+	if (net->stats.fetches >= net->opts.max_fetches) {
+		rc = tmesh_fail(err, -EDQUOT, "%u fetches run already", net->opts.max_fetches);
+	} else if (same >= net->opts.max_fetches_per_address) {
+		rc = tmesh_fail(err, -EDQUOT, "%u fetches from %s run already", same, run->address);
+	} else {
+		net->stats.fetches++;
+		LIST_INSERT_HEAD(&net->runs, run, entry);
+	}
+	pthread_mutex_unlock(&net->lock);
+	return rc;
+}
+
+static void leave(struct tmesh_net *net, struct net_run *run, const struct fetch *fetch, int rc)
+{
+	pthread_mutex_lock(&net->lock);
+	LIST_REMOVE(run, entry);
+	net->stats.fetches--;
+	net->stats.bytes_fetched += fetch->done;
+	if (rc)
+		net->stats.failed++;
+	else
+		net->stats.fetched++;
+	pthread_mutex_unlock(&net->lock);
+}
+
+int tmesh_net_fetch(struct tmesh_net *net, const struct tmesh_net_source *source,
+		    const struct tmesh_net_fetch_opts *opts, struct tmesh_region **out,
+		    struct tmesh_error *err)
+{
+	struct tmesh_net_source given;
+	struct fetch *fetch = calloc(1, sizeof(*fetch));
+	struct net_run run;
+	int rc;
+
+	if (!fetch)
+		return tmesh_fail(err, -ENOMEM, "no memory for a fetch");
+	fetch->net = net;
+	fetch->source = &given;
+	rc = tmesh_read_sized(&given, sizeof(given), source, err);
+	if (!rc)
+		rc = tmesh_read_sized(&fetch->opts, sizeof(fetch->opts), opts, err);
+	if (!rc)
+		rc = check_source(fetch, &given, err);
+	if (rc)
+		goto end;
+	if (!fetch->opts.timeout_ns)
+		fetch->opts.timeout_ns = TIMEOUT_NS;
+	run.address = given.address;
+	rc = enter(net, &run, err);
+	if (rc)
+		goto end;
+	rc = fetch_region(fetch, err);
+	leave(net, &run, fetch, rc);
+	if (rc)
+		tmesh_region_unref(fetch->region);
+	else
+		*out = fetch->region;
+end:
+	free(fetch);
+	return rc;
+}

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the files of libtmesh-net share.
+ *
+ * Locks: a net's lock guards its lists and counters, and is held for no longer than it takes to
+ * change them. A grant or an offer that is ended leaves its list first; then its thread is joined
+ * and its memory let go without the lock.
+ */
+#ifndef TMESH_NET_INTERNAL_H
+#define TMESH_NET_INTERNAL_H
+
+#include <netinet/in.h>
+#include <pthread.h>
+#include <rdma/fabric.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_rma.h>
+#include <stdatomic.h>
+#include <sys/queue.h>
+
+#include "common/error.h"
+#include "common/sized.h"
+
+#pragma GCC visibility push(default)
+#include <tmesh/net.h>
+#pragma GCC visibility pop
+
+#define NET_FI_VERSION FI_VERSION(1, 17)
+#define NET_PROVIDER_LEN 32
+
+union net_sockaddr {
+	struct sockaddr any;
+	struct sockaddr_in in;
+	struct sockaddr_in6 in6;
+};
+
+/* One end of libfabric's, used by one thread. */
+struct net_endpoint {
+	struct fid_fabric *fabric;
+	struct fid_domain *domain;
+	struct fid_av *av;
+	struct fid_cq *cq;
+	struct fid_ep *ep;
+};
+
+struct net_offer {
+	LIST_ENTRY(net_offer) entry;
+	struct tmesh_region *region; /* pinned */
+	const void *memory;
+	uint64_t bytes;
+	char id[TMESH_NET_ID_SIZE];
+	unsigned int users; /* the list's and each grant's */
+};
+
+struct net_grant {
+	LIST_ENTRY(net_grant) entry;
+	struct net_offer *offer;
+	struct net_endpoint endpoint;
+	struct fid_mr *mr;
+	pthread_t thread;
+	atomic_bool end;
+	bool ready; /* else it is being opened, and is its maker's */
+	char key[TMESH_NET_KEY_SIZE];
+	char peer[TMESH_NET_PEER_SIZE];
+};
+
+/* A fetch that runs. */
+struct net_run {
+	LIST_ENTRY(net_run) entry;
+	const char *address;
+};
+
+struct tmesh_net {
+	atomic_uint refs;
+	struct tmesh_ctx *ctx;
+	struct tmesh_net_opts opts; /* with the defaults filled in; its texts are these: */
+	char address[INET6_ADDRSTRLEN];
+	char provider[NET_PROVIDER_LEN];
+	struct fi_info *home, *reader; /* what libfabric has for either side */
+
+	pthread_mutex_t lock;
+	LIST_HEAD(, net_offer) offers;
+	LIST_HEAD(, net_grant) grants;
+	LIST_HEAD(, net_run) runs;
+	struct tmesh_net_stats stats;
+};
+
+/* What libfabric left in @code, a negative number of its own. */
+int net_fail_fabric(struct tmesh_error *err, const char *what, int code);
+
+/* What libfabric has for that: @caps is FI_READ or FI_REMOTE_READ. It takes its time. */
+int net_endpoint_find(const char *provider, const char *address, uint64_t caps,
+		      struct fi_info **info, struct tmesh_error *err);
+int net_endpoint_open(struct fi_info *info, struct net_endpoint *endpoint, struct tmesh_error *err);
+void net_endpoint_close(struct net_endpoint *endpoint);
+
+/* "ofi+PROVIDER://HOST:PORT" of an endpoint. */
+int net_address_write(struct net_endpoint *endpoint, const char *carrier, char *text,
+		      struct tmesh_error *err);
+/* Whether nobody listens there, by an attempt of our own: libfabric tries for ever. It takes at
+ * most
+ * @ms; false when that is not enough. */
+bool net_address_refuses(const union net_sockaddr *address, int ms);
+/* Ends this process's connections to there, behind libfabric's back: it tells then of each request
+ * that was under way. Its own ways of ending them touch freed memory (seen with 1.17). */
+void net_address_shut(const union net_sockaddr *address);
+/* The other way: -EINVAL (malformed), -EOPNOTSUPP (not @carrier). */
+int net_address_read(const char *text, const char *carrier, union net_sockaddr *address,
+		     struct tmesh_error *err);
+
+/* Exactly @digits lower-case hex digits and a zero. */
+int net_check_hex(const char *what, const char *text, size_t digits, struct tmesh_error *err);
+
+struct net_sum;
+int net_sum_begin(struct net_sum **out, struct tmesh_error *err);
+void net_sum_add(struct net_sum *sum, const void *data, size_t bytes);
+/* Ends the sum; @text may be NULL. */
+void net_sum_end(struct net_sum *sum, char text[TMESH_NET_CHECKSUM_SIZE]);
+
+void net_offer_put(struct tmesh_net *net, struct net_offer *offer);
+/* Ends all grants of @offer, or all if it is NULL. */
+void net_grants_end(struct tmesh_net *net, const struct net_offer *offer);
+
+#endif /* TMESH_NET_INTERNAL_H */

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: MIT */
+/* What tmesh-net is told: one JSON object a message. docs/net.md describes them. */
+#ifndef TMESH_NET_COMMAND_H
+#define TMESH_NET_COMMAND_H
+
+#include "common/public.h"
+
+#pragma GCC visibility push(default)
+#include <tmesh/net.h>
+#pragma GCC visibility pop
+
+#define COMMAND_MAX_BYTES 65536
+
+enum command_type {
+	COMMAND_OFFER,
+	COMMAND_WITHDRAW,
+	COMMAND_GRANT,
+	COMMAND_REVOKE,
+	COMMAND_FETCH,
+	COMMAND_CANCEL,
+	COMMAND_RELEASE,
+	COMMAND_STATS,
+};
+
+/* Which members there are is the type's matter; the others are empty. */
+struct command {
+	enum command_type type;
+	int64_t id;	    /* of this command, at least 0 */
+	int64_t of;	    /* of the fetch that is cancelled or released */
+	int64_t bytes;	    /* at least 1 */
+	int64_t timeout_ms; /* at least 1 */
+	char token[TMESH_TOKEN_SIZE];
+	char offer[TMESH_NET_ID_SIZE];
+	char peer[TMESH_NET_PEER_SIZE];
+	char key[TMESH_NET_KEY_SIZE];
+	char address[TMESH_NET_ADDRESS_SIZE];
+	char checksum[TMESH_NET_CHECKSUM_SIZE];
+};
+
+/*
+ * Strict: every member of the type, each once, no other. @id becomes that of the message as soon as
+ * it is known, so that an answer can name it; -1 before. Return: 0; -EPROTO.
+ */
+int command_read(const char *text, size_t bytes, struct command *command, int64_t *id,
+		 struct tmesh_error *err);
+
+#endif /* TMESH_NET_COMMAND_H */

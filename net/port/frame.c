@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: MIT
+/* Framing, as Erlang's ports want it ({packet, 4}). */
+#include "frame.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Return: how much was read, less than @bytes at the end of input; -EIO. */
+static long read_all(int fd, void *data, size_t bytes)
+{
+	size_t done = 0;
+
+	while (done < bytes) {
+		ssize_t got = read(fd, (char *)data + done, bytes - done);
+
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got < 0)
+			return -EIO;
+		if (!got)
+			break;
+		done += got;
+	}
+	return done;
+}
+
+long frame_read(int fd, char *text, size_t size)
+{
+	uint32_t head = 0;
+	long got = read_all(fd, &head, sizeof(head));
+	size_t bytes = be32toh(head);
+
+	if (got <= 0)
+		return got;
+	if (got != sizeof(head) || !bytes || bytes > size)
+		return -EPROTO;
+	got = read_all(fd, text, bytes);
+	return got == (long)bytes || got < 0 ? got : -EPROTO;
+}
+
+static void write_all(int fd, const void *data, size_t bytes)
+{
+	while (bytes) {
+		ssize_t put = write(fd, data, bytes);
+
+		if (put < 0 && errno == EINTR)
+			continue;
+		if (put <= 0)
+			return;
+		data = (const char *)data + put;
+		bytes -= put;
+	}
+}
+
+void frame_write(int fd, json_t *message)
+{
+	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+	size_t bytes = message ? json_dumpb(message, NULL, 0, JSON_COMPACT) : 0;
+	char *text = bytes ? malloc(sizeof(uint32_t) + bytes) : NULL;
+	uint32_t head = htobe32(bytes);
+
+	/* Without an answer whoever waits for it would wait for ever. */
+	if (!text)
+		abort();
+	memcpy(text, &head, sizeof(head));
+	json_dumpb(message, text + sizeof(head), bytes, JSON_COMPACT);
+	json_decref(message);
+	pthread_mutex_lock(&lock);
+	write_all(fd, text, sizeof(head) + bytes);
+	pthread_mutex_unlock(&lock);
+	free(text);
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: MIT
+/* tmesh-net: a machine's fetcher, for a program that speaks with it by stdin and stdout. */
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "frame.h"
+#include "port.h"
+
+#define NAME "tmesh-net"
+#define LOCK "net.lock"
+
+static const char usage[] =
+	"usage: " NAME " --address ADDRESS [--provider NAME] [--max-bytes BYTES]\n"
+	"\n"
+	"Offer regions of this machine to others, and fetch theirs. Commands and answers are JSON\n"
+	"on stdin and stdout, each behind four bytes of length; tmesh-net(1) has them. It ends "
+	"with\n"
+	"its input. Bytes travel without encryption: trusted networks, or inside WireGuard.\n"
+	"\n"
+	"  --address ADDRESS  of the interface that leads to the others, in numbers\n"
+	"  --provider NAME    of libfabric (tcp)\n"
+	"  --max-bytes BYTES  of one fetch (no limit)\n"
+	"  --help, --version\n";
+
+static int read_options(int argc, char **argv, struct tmesh_net_opts *opts)
+{
+	static const struct option options[] = {
+		{"address", required_argument, NULL, 'a'},
+		{"provider", required_argument, NULL, 'p'},
+		{"max-bytes", required_argument, NULL, 'b'},
+		{"help", no_argument, NULL, 'h'},
+		{"version", no_argument, NULL, 'v'},
+		{0},
+	};
+	char *end;
+	int c;
+
+	while ((c = getopt_long(argc, argv, "", options, NULL)) != -1) {
+		switch (c) {
+		case 'a':
+			opts->address = optarg;
+			break;
+		case 'p':
+			opts->provider = optarg;
+			break;
+		case 'b':
+			errno = 0;
+			opts->max_bytes = strtoull(optarg, &end, 10);
+			if (errno || *end || end == optarg || *optarg == '-' || !opts->max_bytes) {
+				fprintf(stderr, NAME ": %s is no number of bytes\n", optarg);
+				return 2;
+			}
+			break;
+		case 'h':
+			fputs(usage, stdout);
+			exit(0);
+		case 'v':
+			printf(NAME " %s\n", tmesh_version());
+			exit(0);
+		default:
+			fputs(usage, stderr);
+			return 2;
+		}
+	}
+	if (optind < argc || !opts->address) {
+		fputs(usage, stderr);
+		return 2;
+	}
+	return 0;
+}
+
+/* One fetcher for each runtime directory: two would fetch the same twice. The lock ends with the
+ * process. */
+static int lock(struct tmesh_ctx *ctx, struct tmesh_error *err)
+{
+	int dir, fd, rc = tmesh_ctx_runtime_dir(ctx, &dir, err);
+
+	if (rc)
+		return rc;
+	fd = openat(dir, LOCK, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+	close(dir);
+	if (fd >= 0 && !flock(fd, LOCK_EX | LOCK_NB))
+		return 0;
+	rc = -errno;
+	snprintf(err->message, sizeof(err->message),
+		 rc == -EWOULDBLOCK ? "another " NAME " runs for this runtime directory"
+				    : "cannot lock " LOCK ": %s",
+		 strerror(-rc));
+	return rc;
+}
+
+static void greet(const struct tmesh_net *net)
+{
+	frame_write(STDOUT_FILENO,
+		    json_pack("{si ss si ss ss}", "v", 1, "type", "hello", "pid", (int)getpid(),
+			      "provider", tmesh_net_provider(net), "version", tmesh_version()));
+}
+
+static int serve(struct port *port)
+{
+	static char text[COMMAND_MAX_BYTES];
+	long bytes;
+
+	while ((bytes = frame_read(STDIN_FILENO, text, sizeof(text))) > 0)
+		port_message(port, text, bytes);
+	if (bytes < 0)
+		fprintf(stderr, NAME ": %s\n",
+			bytes == -EPROTO ? "a message on stdin is empty, too long or cut off"
+					 : "stdin cannot be read");
+	return bytes ? 1 : 0;
+}
+
+int main(int argc, char **argv)
+{
+	struct tmesh_net_opts opts = {.size = sizeof(opts)};
+	struct tmesh_error err = {0};
+	struct tmesh_ctx *ctx;
+	struct tmesh_net *net;
+	struct port port;
+	int rc = read_options(argc, argv, &opts);
+
+	if (rc)
+		return rc;
+	signal(SIGPIPE, SIG_IGN);
+	/* No messages are sent, so no room for them; and connections are looked after more often
+	 * than 100 times a second. Whoever has set these has set them. */
+	setenv("FI_OFI_RXM_BUFFER_SIZE", "1024", 0);
+	setenv("FI_OFI_RXM_CM_PROGRESS_INTERVAL", "500", 0);
+	if (tmesh_ctx_open(NULL, &ctx, &err) || lock(ctx, &err) ||
+	    tmesh_net_open(ctx, &opts, &net, &err)) {
+		fprintf(stderr, NAME ": %s\n", err.message);
+		return 1;
+	}
+	port_open(&port, ctx, net, STDOUT_FILENO);
+	greet(net);
+	rc = serve(&port);
+	port_close(&port);
+	return rc;
+}

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Commands. What takes long, an offer's checksum and a fetch, has a thread; all else is done at
+ * once. What was fetched is kept under a name made of its checksum, by the rules of kept regions,
+ * and is found there by the next who wants the same bytes.
+ */
+#include "port.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "common/error.h"
+#include "frame.h"
+
+#define PROGRESS_NS UINT64_C(100000000)
+
+static void answer_error(struct port *port, int64_t id, const struct tmesh_error *err)
+{
+	const char *name = strerrorname_np(-err->code);
+
+	frame_write(port->out, json_pack("{si ss so ss ss}", "v", 1, "type", "error", "id",
+					 id < 0 ? json_null() : json_integer(id), "errno",
+					 name ? name : "EIO", "message", err->message));
+}
+
+static void answer_done(struct port *port, int64_t id)
+{
+	frame_write(port->out, json_pack("{si ss sI}", "v", 1, "type", "done", "id", id));
+}
+
+static void kept_name(const struct command *command, char name[TMESH_KEPT_NAME_LEN + 1])
+{
+	snprintf(name, TMESH_KEPT_NAME_LEN + 1, "net-%s", command->checksum);
+}
+
+static struct tmesh_region *find_kept(struct job *job)
+{
+	char name[TMESH_KEPT_NAME_LEN + 1];
+	struct tmesh_region **regions, *found = NULL;
+	size_t count;
+
+	kept_name(&job->command, name);
+	/* Whatever is in the way of finding it is in the way of keeping it, and told then. */
+	if (tmesh_kept_open(job->port->ctx, name, TMESH_KEPT_OWN, TMESH_READ, &regions, &count,
+			    NULL))
+		return NULL;
+	if (count == 1 && tmesh_region_bytes(regions[0]) == (uint64_t)job->command.bytes)
+		found = regions[0];
+	for (size_t i = 0; i < count; i++)
+		if (regions[i] != found)
+			tmesh_region_unref(regions[i]);
+	free(regions);
+	return found;
+}
+
+static int tell_progress(void *data, uint64_t bytes)
+{
+	struct job *job = data;
+	uint64_t now = tmesh_now_ns();
+	bool cancelled;
+
+	pthread_mutex_lock(&job->port->lock);
+	cancelled = job->cancelled;
+	pthread_mutex_unlock(&job->port->lock);
+	if (bytes > job->told_bytes && now - job->told_ns >= PROGRESS_NS) {
+		job->told_bytes = bytes;
+		job->told_ns = now;
+		frame_write(job->port->out,
+			    json_pack("{si ss sI sI}", "v", 1, "type", "progress", "id",
+				      job->command.id, "bytes", (json_int_t)bytes));
+	}
+	return cancelled;
+}
+
+static int fetch(struct job *job, struct tmesh_region **region, struct tmesh_error *err)
+{
+	const struct command *command = &job->command;
+	struct tmesh_net_source source = {
+		.size = sizeof(source),
+		.address = command->address,
+		.key = command->key,
+		.checksum = command->checksum,
+		.bytes = command->bytes,
+	};
+	struct tmesh_net_fetch_opts opts = {
+		.size = sizeof(opts),
+		.label = "net",
+		.timeout_ns = command->timeout_ms > INT32_MAX
+				      ? UINT64_C(1000000) * INT32_MAX
+				      : UINT64_C(1000000) * command->timeout_ms,
+		.progress = tell_progress,
+		.data = job,
+	};
+
+	return tmesh_net_fetch(job->port->net, &source, &opts, region, err);
+}
+
+/* The answer to a fetch, with the reason where the region could not be kept. */
+static json_t *run_fetch(struct job *job, struct tmesh_region **region, struct tmesh_error *err)
+{
+	char name[TMESH_KEPT_NAME_LEN + 1], token[TMESH_TOKEN_SIZE], id[17];
+	struct tmesh_error why = {0};
+	bool found, kept = true;
+
+	*region = find_kept(job);
+	found = *region;
+	if (!found && fetch(job, region, err))
+		return NULL;
+	if (!found) {
+		kept_name(&job->command, name);
+		kept = !tmesh_keep(job->port->ctx, name, region, 1, NULL, &why);
+	}
+	if (tmesh_region_token(*region, TMESH_READ, token, err))
+		return NULL;
+	snprintf(id, sizeof(id), "%016llx", (unsigned long long)tmesh_region_id(*region));
+	return json_pack("{si ss sI ss ss sb sb ss}", "v", 1, "type", "fetched", "id",
+			 job->command.id, "token", token, "region", id, "found", found, "kept",
+			 kept, "why", why.message);
+}
+
+static json_t *run_offer(struct job *job, struct tmesh_error *err)
+{
+	struct tmesh_net_offer_info info = {.size = sizeof(info)};
+	struct tmesh_region *region;
+	int rc = tmesh_region_open(job->port->ctx, job->command.token, TMESH_READ, &region, err);
+
+	if (rc)
+		return NULL;
+	rc = tmesh_net_offer(job->port->net, region, &info, err);
+	tmesh_region_unref(region);
+	if (rc)
+		return NULL;
+	return json_pack("{si ss sI ss ss sI}", "v", 1, "type", "offered", "id", job->command.id,
+			 "offer", info.id, "checksum", info.checksum, "bytes",
+			 (json_int_t)info.bytes);
+}
+
+static void *run(void *data)
+{
+	struct job *job = data;
+	struct port *port = job->port;
+	struct tmesh_region *region = NULL;
+	struct tmesh_error err = {0};
+	bool fetches = job->command.type == COMMAND_FETCH;
+	int64_t id = job->command.id;
+	json_t *answer = fetches ? run_fetch(job, &region, &err) : run_offer(job, &err);
+	bool hold = answer && fetches;
+
+	if (!hold)
+		tmesh_region_unref(region);
+	/* Before the answer: whoever has read it may release what the job holds. */
+	pthread_mutex_lock(&port->lock);
+	job->ended = true;
+	job->region = hold ? region : NULL;
+	if (!hold) {
+		LIST_REMOVE(job, entry);
+		free(job);
+	}
+	pthread_mutex_unlock(&port->lock);
+	if (answer)
+		frame_write(port->out, answer);
+	else
+		answer_error(port, id, &err);
+	pthread_mutex_lock(&port->lock);
+	port->running--;
+	pthread_cond_signal(&port->ended);
+	pthread_mutex_unlock(&port->lock);
+	return NULL;
+}
+
+static int begin(struct port *port, const struct command *command, struct tmesh_error *err)
+{
+	struct job *job = calloc(1, sizeof(*job)), *other;
+	pthread_attr_t attr;
+	pthread_t thread;
+	int rc;
+
+	if (!job)
+		return tmesh_fail(err, -ENOMEM, "no memory for a command");
+	job->port = port;
+	job->command = *command;
+	pthread_mutex_lock(&port->lock);
+	LIST_FOREACH(other, &port->jobs, entry)
+	if (other->command.id == command->id)
+		break;
+	if (!other) {
+		LIST_INSERT_HEAD(&port->jobs, job, entry);
+		port->running++;
+	}
+	pthread_mutex_unlock(&port->lock);
+	if (other) {
+		free(job);
+		return tmesh_fail(err, -EINVAL, "the id is that of another command");
+	}
+	pthread_attr_init(&attr);
+	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+	rc = pthread_create(&thread, &attr, run, job);
+	pthread_attr_destroy(&attr);
+	if (!rc)
+		return 0;
+	pthread_mutex_lock(&port->lock);
+	LIST_REMOVE(job, entry);
+	port->running--;
+	pthread_mutex_unlock(&port->lock);
+	free(job);
+	return tmesh_fail(err, -ENOMEM, "no thread for a command: %s", strerror(rc));
+}
+
+/* A fetch that runs is told to end; what one that has ended holds is let go. */
+static int end(struct port *port, const struct command *command, struct tmesh_error *err)
+{
+	struct job *job;
+	int rc = 0;
+
+	pthread_mutex_lock(&port->lock);
+	LIST_FOREACH(job, &port->jobs, entry)
+	if (job->command.id == command->of)
+		break;
+	if (!job) {
+		rc = tmesh_fail(err, -ENOENT, "no fetch has that id");
+	} else if (command->type == COMMAND_CANCEL) {
+		job->cancelled = true;
+	} else if (!job->ended) {
+		rc = tmesh_fail(err, -EBUSY, "the fetch runs; cancel it");
+	} else {
+		LIST_REMOVE(job, entry);
+		tmesh_region_unref(job->region);
+		free(job);
+	}
+	pthread_mutex_unlock(&port->lock);
+	return rc;
+}
+
+static int grant(struct port *port, const struct command *command, struct tmesh_error *err)
+{
+	char key[TMESH_NET_KEY_SIZE], address[TMESH_NET_ADDRESS_SIZE];
+	int rc = tmesh_net_grant(port->net, command->offer, command->peer, key, address, err);
+
+	if (!rc)
+		frame_write(port->out,
+			    json_pack("{si ss sI ss ss}", "v", 1, "type", "granted", "id",
+				      command->id, "key", key, "address", address));
+	return rc;
+}
+
+static void answer_stats(struct port *port, int64_t id)
+{
+	struct tmesh_net_stats stats = {.size = sizeof(stats)};
+
+	tmesh_net_stats(port->net, &stats);
+	frame_write(port->out,
+		    json_pack("{si ss sI sI sI sI sI sI sI sI}", "v", 1, "type", "stats", "id", id,
+			      "offers", stats.offers, "keys", stats.keys, "fetches", stats.fetches,
+			      "fetched", stats.fetched, "failed", stats.failed, "resumed",
+			      stats.resumed, "bytes_fetched", stats.bytes_fetched));
+}
+
+void port_message(struct port *port, const char *text, size_t bytes)
+{
+	struct tmesh_error err = {0};
+	struct command command;
+	int64_t id;
+	int rc = command_read(text, bytes, &command, &id, &err);
+
+	if (rc) {
+		answer_error(port, id, &err);
+		return;
+	}
+	switch (command.type) {
+	case COMMAND_OFFER:
+	case COMMAND_FETCH:
+		rc = begin(port, &command, &err);
+		break;
+	case COMMAND_GRANT:
+		rc = grant(port, &command, &err);
+		break;
+	case COMMAND_WITHDRAW:
+		rc = tmesh_net_withdraw(port->net, command.offer, &err);
+		if (!rc)
+			answer_done(port, id);
+		break;
+	case COMMAND_REVOKE:
+		rc = tmesh_net_revoke(port->net, command.key, &err);
+		if (!rc)
+			answer_done(port, id);
+		break;
+	case COMMAND_CANCEL:
+	case COMMAND_RELEASE:
+		rc = end(port, &command, &err);
+		if (!rc)
+			answer_done(port, id);
+		break;
+	case COMMAND_STATS:
+		answer_stats(port, id);
+		break;
+	}
+	if (rc)
+		answer_error(port, id, &err);
+}
+
+void port_open(struct port *port, struct tmesh_ctx *ctx, struct tmesh_net *net, int out)
+{
+	*port = (struct port){.ctx = ctx, .net = net, .out = out};
+	pthread_mutex_init(&port->lock, NULL);
+	pthread_cond_init(&port->ended, NULL);
+}
+
+void port_close(struct port *port)
+{
+	struct job *job;
+
+	pthread_mutex_lock(&port->lock);
+	LIST_FOREACH(job, &port->jobs, entry)
+	job->cancelled = true;
+	while (port->running)
+		pthread_cond_wait(&port->ended, &port->lock);
+	pthread_mutex_unlock(&port->lock);
+	while ((job = LIST_FIRST(&port->jobs))) {
+		LIST_REMOVE(job, entry);
+		tmesh_region_unref(job->region);
+		free(job);
+	}
+	tmesh_net_unref(port->net);
+	tmesh_ctx_unref(port->ctx);
+}

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: MIT
+#
+# Tests of libtmesh-net and tmesh-net: unit tests with a home and a reader in one process, machines as
+# processes with runtime directories of their own, a fuzz target.
+
+NET_TEST     := tests/net
+NET_TEST_OUT := $(B)/tests/net
+
+# net_test(variant, sanitizers, libtmesh, libtmesh-net)
+define net_test
+$(NET_TEST_OUT)/$(1)/%: $(NET_TEST)/%.c include/tmesh/net.h tests/unit/unit.h $(4) $(3)
+	@mkdir -p $$(@D)
+	$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(WARN) -std=gnu11 -pthread -Ilib $$(COMMON_CPPFLAGS) -Itests/unit $(2) $$< \
+		$(4) $(3) -lcmocka $$(LIB_LIBS) $$(NET_LIBS) -o $$@
+endef
+$(eval $(call net_test,plain,,$(LIB_A),$(NET_A)))
+$(eval $(call net_test,asan,$(ASAN_FLAGS),$(LIB_ASAN),$(B)/libtmesh-net-asan.a))
+
+define net_run
+@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d) \
+FI_OFI_RXM_BUFFER_SIZE=1024 FI_OFI_RXM_CM_PROGRESS_INTERVAL=500; \
+trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; $(NET_TEST_OUT)/$(1)/test_net
+endef
+
+net-check: $(NET_TEST_OUT)/plain/test_net ## libtmesh-net's unit tests
+	$(call net_run,plain)
+
+net-asan-check: $(NET_TEST_OUT)/asan/test_net ## ... with sanitizers
+	$(call net_run,asan)
+
+NET_FUZZ_OUT := $(NET_TEST_OUT)/fuzz
+$(NET_FUZZ_OUT)/net_command: $(NET_TEST)/fuzz_command.c $(NET)/port/command.c $(NET)/port/command.h $(FUZZ_OBJ)
+	@mkdir -p $(@D)
+	$(FUZZ_CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) -I$(NET) -std=gnu11 $(WARN) $(FUZZ_FLAGS) -fsanitize=fuzzer \
+		$(filter %.c %.o,$^) $(LIB_LIBS) -o $@
+
+net-fuzz-check: $(NET_FUZZ_OUT)/net_command ## fuzz what tmesh-net is told
+	@$(FUZZ)/run $(NET_FUZZ_OUT) net_command
+
+.PHONY: net-check net-asan-check net-fuzz-check

@@ -1,0 +1,466 @@
+// SPDX-License-Identifier: MIT
+/* libtmesh-net: a home and a reader in one process, by libfabric's tcp on the loopback. */
+#include <arpa/inet.h>
+#include <stdatomic.h>
+#include <sys/socket.h>
+
+#include "unit.h"
+
+#include <tmesh/net.h>
+
+#define BYTES 5000003 /* more than a piece, and no whole number of them */
+
+struct home {
+	struct tmesh_ctx *ctx;
+	struct tmesh_net *net;
+	struct tmesh_region *region;
+	struct tmesh_net_offer_info info;
+	char key[TMESH_NET_KEY_SIZE], address[TMESH_NET_ADDRESS_SIZE];
+};
+
+static struct tmesh_net_opts opts_of(const char *address)
+{
+	return (struct tmesh_net_opts){.size = sizeof(struct tmesh_net_opts), .address = address};
+}
+
+static struct tmesh_region *make(struct tmesh_ctx *ctx, uint64_t bytes, bool seal)
+{
+	struct tmesh_region *region;
+	uint8_t *memory;
+
+	assert_ok(tmesh_region_create(ctx, bytes, NULL, &region, err));
+	assert_ok(tmesh_region_map(region, TMESH_READ | TMESH_WRITE, (void **)&memory, err));
+	for (uint64_t i = 0; i < bytes; i++)
+		memory[i] = i * 31 + i / 251;
+	tmesh_region_unmap(region, TMESH_READ | TMESH_WRITE);
+	if (seal)
+		assert_ok(tmesh_region_seal(region, err));
+	return region;
+}
+
+static void begin_with(struct home *home, struct tmesh_net_opts opts, uint64_t bytes)
+{
+	*home = (struct home){.info.size = sizeof(home->info)};
+	assert_ok(tmesh_ctx_open(NULL, &home->ctx, err));
+	assert_ok(tmesh_net_open(home->ctx, &opts, &home->net, err));
+	home->region = make(home->ctx, bytes, true);
+	assert_ok(tmesh_net_offer(home->net, home->region, &home->info, err));
+	assert_ok(
+		tmesh_net_grant(home->net, home->info.id, "reader", home->key, home->address, err));
+}
+
+static void begin(struct home *home)
+{
+	begin_with(home, opts_of("127.0.0.1"), BYTES);
+}
+
+static struct tmesh_net_source source_of(const struct home *home)
+{
+	return (struct tmesh_net_source){
+		.size = sizeof(struct tmesh_net_source),
+		.address = home->address,
+		.key = home->key,
+		.checksum = home->info.checksum,
+		.bytes = home->info.bytes,
+	};
+}
+
+static struct tmesh_net_stats stats_of(const struct home *home)
+{
+	struct tmesh_net_stats stats = {.size = sizeof(stats)};
+
+	assert_int_equal(tmesh_net_stats(home->net, &stats), 0);
+	return stats;
+}
+
+static uint64_t live(const struct home *home)
+{
+	struct tmesh_stats stats = {.size = sizeof(stats)};
+
+	assert_int_equal(tmesh_stats(home->ctx, &stats), 0);
+	return stats.regions_live;
+}
+
+static void finish(struct home *home)
+{
+	tmesh_net_unref(home->net);
+	tmesh_region_unref(home->region);
+	assert_int_equal(live(home), 0);
+	tmesh_ctx_unref(home->ctx);
+}
+
+static void same(struct tmesh_region *one, struct tmesh_region *other)
+{
+	void *a, *b;
+
+	assert_int_equal(tmesh_region_bytes(one), tmesh_region_bytes(other));
+	assert_ok(tmesh_region_map(one, TMESH_READ, &a, err));
+	assert_ok(tmesh_region_map(other, TMESH_READ, &b, err));
+	assert_memory_equal(a, b, tmesh_region_bytes(one));
+	tmesh_region_unmap(one, TMESH_READ);
+	tmesh_region_unmap(other, TMESH_READ);
+}
+
+static void test_fetch(void **state)
+{
+	static const uint64_t sizes[] = {1, 4095, 4 << 20, (4 << 20) + 1, BYTES};
+
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+		struct tmesh_net_source source;
+		struct tmesh_region *got;
+		struct home home;
+
+		begin_with(&home, opts_of("127.0.0.1"), sizes[i]);
+		assert_int_equal(home.info.bytes, sizes[i]);
+		source = source_of(&home);
+		assert_ok(tmesh_net_fetch(home.net, &source, NULL, &got, err));
+		assert_true(tmesh_region_is_sealed(got));
+		same(home.region, got);
+		tmesh_region_unref(got);
+		assert_int_equal(stats_of(&home).fetched, 1);
+		assert_int_equal(stats_of(&home).bytes_fetched, sizes[i]);
+		finish(&home);
+	}
+}
+
+static void test_opts(void **state)
+{
+	struct tmesh_net_opts opts = opts_of(NULL);
+	struct tmesh_net *net;
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_refused(tmesh_net_open(ctx, NULL, &net, err), -EINVAL, "no address");
+	assert_refused(tmesh_net_open(ctx, &opts, &net, err), -EINVAL, "no address");
+	opts.address = "localhost";
+	assert_refused(tmesh_net_open(ctx, &opts, &net, err), -EINVAL, "no address in numbers");
+	opts = opts_of("203.0.113.77");
+	assert_refused(tmesh_net_open(ctx, &opts, &net, err), -EINVAL, "203.0.113.77");
+	opts = opts_of("127.0.0.1");
+	opts.provider = "carrier-pigeon";
+	assert_refused(tmesh_net_open(ctx, &opts, &net, err), -EOPNOTSUPP, "carrier-pigeon");
+	opts.provider = "";
+	assert_refused(tmesh_net_open(ctx, &opts, &net, err), -EINVAL, "provider's name");
+	tmesh_ctx_unref(ctx);
+}
+
+static void test_unsealed(void **state)
+{
+	struct tmesh_region *region;
+	struct home home;
+
+	begin(&home);
+	region = make(home.ctx, 100, false);
+	assert_refused(tmesh_net_offer(home.net, region, &home.info, err), -EINVAL, "not sealed");
+	assert_int_equal(stats_of(&home).offers, 1);
+	tmesh_region_unref(region);
+	finish(&home);
+}
+
+/* A key and an offer that are ended open nothing, and neither do those that never were. */
+static void test_ended(void **state)
+{
+	struct tmesh_net_source source;
+	struct tmesh_region *got = NULL;
+	struct home home;
+	uint64_t before;
+
+	begin(&home);
+	before = live(&home);
+	source = source_of(&home);
+	source.key = "0123456789abcdef";
+	assert_refused(tmesh_net_fetch(home.net, &source, NULL, &got, err), -EPIPE, "key");
+	source.key = home.key;
+	assert_ok(tmesh_net_revoke(home.net, home.key, err));
+	assert_refused(tmesh_net_fetch(home.net, &source, NULL, &got, err), -EPIPE, "gone");
+	assert_refused(tmesh_net_revoke(home.net, home.key, err), -ENOENT, "no such key");
+	assert_ok(tmesh_net_grant(home.net, home.info.id, "reader", home.key, home.address, err));
+	assert_ok(tmesh_net_withdraw(home.net, home.info.id, err));
+	assert_refused(tmesh_net_fetch(home.net, &source, NULL, &got, err), -EPIPE, "gone");
+	assert_refused(tmesh_net_withdraw(home.net, home.info.id, err), -ENOENT, "no such offer");
+	assert_refused(
+		tmesh_net_grant(home.net, home.info.id, "reader", home.key, home.address, err),
+		-ENOENT, "no such offer");
+	assert_refused(tmesh_net_revoke(home.net, home.key, err), -ENOENT, "no such key");
+	assert_null(got);
+	assert_int_equal(stats_of(&home).offers, 0);
+	assert_int_equal(stats_of(&home).keys, 0);
+	assert_int_equal(stats_of(&home).failed, 3);
+	/* What failed has left nothing; the pin of the offer is gone. */
+	assert_int_equal(live(&home), before - 1);
+	finish(&home);
+}
+
+static void test_checksum(void **state)
+{
+	struct tmesh_net_source source;
+	struct tmesh_region *got;
+	struct home home;
+	uint64_t before;
+
+	begin(&home);
+	before = live(&home);
+	source = source_of(&home);
+	source.checksum = "00000000000000000000000000000000";
+	assert_refused(tmesh_net_fetch(home.net, &source, NULL, &got, err), -EPROTO, "checksum");
+	source.checksum = home.info.checksum;
+	source.bytes--;
+	assert_refused(tmesh_net_fetch(home.net, &source, NULL, &got, err), -EPROTO, "checksum");
+	source.bytes += 2;
+	assert_refused(tmesh_net_fetch(home.net, &source, NULL, &got, err), -EPIPE, "key");
+	assert_int_equal(live(&home), before);
+	finish(&home);
+}
+
+static void test_hostile_source(void **state)
+{
+	static const char *const addresses[] = {
+		"",
+		"127.0.0.1:1",
+		"ofi+",
+		"ofi+tcp;ofi_rxm",
+		"ofi+tcp;ofi_rxm://",
+		"ofi+tcp;ofi_rxm://127.0.0.1",
+		"ofi+tcp;ofi_rxm://:1",
+		"ofi+tcp;ofi_rxm://127.0.0.1:",
+		"ofi+tcp;ofi_rxm://127.0.0.1:0",
+		"ofi+tcp;ofi_rxm://127.0.0.1:65536",
+		"ofi+tcp;ofi_rxm://127.0.0.1:-1",
+		"ofi+tcp;ofi_rxm://127.0.0.1:1 ",
+		"ofi+tcp;ofi_rxm://127.0.0.256:1",
+		"ofi+tcp;ofi_rxm://localhost:1",
+		"ofi+tcp;ofi_rxm://[::1:1",
+		"ofi+tcp;ofi_rxm://[127.0.0.1]:1",
+		"ofi+tcp;ofi_rxm://[]:1",
+	};
+	struct tmesh_net_source source;
+	struct tmesh_region *got;
+	struct home home;
+	char longest[300];
+
+	begin(&home);
+	source = source_of(&home);
+	for (size_t i = 0; i < sizeof(addresses) / sizeof(addresses[0]); i++) {
+		source.address = addresses[i];
+		assert_refused(tmesh_net_fetch(home.net, &source, NULL, &got, err), -EINVAL,
+			       "not an address");
+	}
+	memset(longest, '1', sizeof(longest) - 1);
+	longest[sizeof(longest) - 1] = 0;
+	memcpy(longest, "ofi+", 4);
+	source.address = longest;
+	assert_refused(tmesh_net_fetch(home.net, &source, NULL, &got, err), -EINVAL, "address");
+	source.address = "ofi+verbs://127.0.0.1:1";
+	assert_refused(tmesh_net_fetch(home.net, &source, NULL, &got, err), -EOPNOTSUPP, "verbs");
+	source = source_of(&home);
+	source.key = "0123456789ABCDEF";
+	assert_refused(tmesh_net_fetch(home.net, &source, NULL, &got, err), -EINVAL, "a key");
+	source.key = NULL;
+	assert_refused(tmesh_net_fetch(home.net, &source, NULL, &got, err), -EINVAL, "a key");
+	source = source_of(&home);
+	source.checksum = "short";
+	assert_refused(tmesh_net_fetch(home.net, &source, NULL, &got, err), -EINVAL, "a checksum");
+	source = source_of(&home);
+	source.bytes = 0;
+	assert_refused(tmesh_net_fetch(home.net, &source, NULL, &got, err), -EINVAL, "bytes");
+	source.bytes = UINT64_MAX;
+	assert_refused(tmesh_net_fetch(home.net, &source, NULL, &got, err), -EINVAL, "bytes");
+	assert_refused(tmesh_net_grant(home.net, "zz", "reader", home.key, home.address, err),
+		       -EINVAL, "id");
+	assert_refused(tmesh_net_grant(home.net, home.info.id, "", home.key, home.address, err),
+		       -EINVAL, "peer");
+	assert_refused(tmesh_net_revoke(home.net, NULL, err), -EINVAL, "a key");
+	assert_int_equal(stats_of(&home).fetches, 0);
+	finish(&home);
+}
+
+static void test_limits(void **state)
+{
+	struct tmesh_net_opts opts = opts_of("127.0.0.1");
+	char key[TMESH_NET_KEY_SIZE], address[TMESH_NET_ADDRESS_SIZE];
+	struct tmesh_net_source source;
+	struct tmesh_region *got;
+	struct home home;
+
+	opts.max_offers = 1;
+	opts.max_keys = 3;
+	opts.max_keys_per_peer = 2;
+	opts.max_bytes = BYTES - 1;
+	begin_with(&home, opts, BYTES);
+	assert_refused(tmesh_net_offer(home.net, home.region, &home.info, err), -EDQUOT,
+		       "offered already");
+	assert_ok(tmesh_net_grant(home.net, home.info.id, "reader", key, address, err));
+	assert_refused(tmesh_net_grant(home.net, home.info.id, "reader", key, address, err),
+		       -EDQUOT, "reader has 2");
+	assert_ok(tmesh_net_grant(home.net, home.info.id, "other", key, address, err));
+	assert_refused(tmesh_net_grant(home.net, home.info.id, "third", key, address, err), -EDQUOT,
+		       "3 keys");
+	assert_ok(tmesh_net_revoke(home.net, key, err));
+	assert_ok(tmesh_net_grant(home.net, home.info.id, "third", key, address, err));
+	source = source_of(&home);
+	assert_refused(tmesh_net_fetch(home.net, &source, NULL, &got, err), -EDQUOT, "may have");
+	finish(&home);
+}
+
+/* Who listens and says nothing: the fetch's own deadline ends it, and a wish to give up before. */
+static int give_up(void *data, uint64_t bytes)
+{
+	return ++*(int *)data > 3;
+}
+
+static void test_silent(void **state)
+{
+	struct sockaddr_in place = {.sin_family = AF_INET,
+				    .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	struct tmesh_net_fetch_opts opts = {.size = sizeof(opts), .timeout_ns = 300000000};
+	socklen_t bytes = sizeof(place);
+	struct tmesh_net_source source;
+	struct tmesh_region *got;
+	struct home home;
+	int fd = socket(AF_INET, SOCK_STREAM, 0), asked = 0;
+
+	assert_int_equal(bind(fd, (struct sockaddr *)&place, sizeof(place)), 0);
+	assert_int_equal(listen(fd, 5), 0);
+	assert_int_equal(getsockname(fd, (struct sockaddr *)&place, &bytes), 0);
+	begin(&home);
+	snprintf(home.address, sizeof(home.address), "ofi+%s://127.0.0.1:%u",
+		 tmesh_net_provider(home.net), ntohs(place.sin_port));
+	source = source_of(&home);
+	assert_refused(tmesh_net_fetch(home.net, &source, &opts, &got, err), -ETIMEDOUT, "300 ms");
+	opts.timeout_ns = 0;
+	opts.progress = give_up;
+	opts.data = &asked;
+	assert_refused(tmesh_net_fetch(home.net, &source, &opts, &got, err), -ECANCELED,
+		       "given up");
+	close(fd);
+	finish(&home);
+}
+
+/* The key ends while its bytes are on their way: an error, and the key can be ended at once. */
+static int revoke_key(void *data, uint64_t bytes)
+{
+	struct home *home = data;
+
+	if (bytes && home->key[0]) {
+		assert_ok(tmesh_net_revoke(home->net, home->key, err));
+		home->key[0] = 0;
+	}
+	return 0;
+}
+
+static void test_revoke_in_the_middle(void **state)
+{
+	struct tmesh_net_fetch_opts opts = {.size = sizeof(opts), .progress = revoke_key};
+	char key[TMESH_NET_KEY_SIZE];
+	struct tmesh_net_source source;
+	struct tmesh_region *got;
+	struct home home;
+	uint64_t before;
+
+	begin_with(&home, opts_of("127.0.0.1"), 96 << 20);
+	before = live(&home);
+	source = source_of(&home);
+	strcpy(key, home.key);
+	source.key = key;
+	opts.data = &home;
+	assert_refused(tmesh_net_fetch(home.net, &source, &opts, &got, err), -EPIPE, "had come");
+	assert_int_equal(live(&home), before);
+	assert_int_equal(stats_of(&home).resumed, 1);
+	finish(&home);
+}
+
+static int give_up_later(void *data, uint64_t bytes)
+{
+	return bytes != 0;
+}
+
+static void test_cancel_in_the_middle(void **state)
+{
+	struct tmesh_net_fetch_opts opts = {.size = sizeof(opts), .progress = give_up_later};
+	struct tmesh_net_source source;
+	struct tmesh_region *got;
+	struct home home;
+	uint64_t before;
+
+	begin_with(&home, opts_of("127.0.0.1"), 96 << 20);
+	before = live(&home);
+	source = source_of(&home);
+	for (int round = 0; round < 10; round++)
+		assert_refused(tmesh_net_fetch(home.net, &source, &opts, &got, err), -ECANCELED,
+			       "given up");
+	assert_int_equal(live(&home), before);
+	assert_ok(tmesh_net_fetch(home.net, &source, NULL, &got, err));
+	tmesh_region_unref(got);
+	finish(&home);
+}
+
+/* Strangers' bytes on the port of a key harm nobody: the key goes on. */
+static void test_garbage(void **state)
+{
+	struct sockaddr_in place = {.sin_family = AF_INET,
+				    .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	struct tmesh_net_source source;
+	struct tmesh_region *got;
+	struct home home;
+	char bytes[4096];
+
+	begin(&home);
+	srand(1);
+	place.sin_port = htons(atoi(strrchr(home.address, ':') + 1));
+	for (int round = 0; round < 50; round++) {
+		int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+		for (size_t i = 0; i < sizeof(bytes); i++)
+			bytes[i] = round % 3 ? rand() : round;
+		assert_int_equal(connect(fd, (struct sockaddr *)&place, sizeof(place)), 0);
+		if (round % 5)
+			(void)!send(fd, bytes, 1 + rand() % sizeof(bytes), MSG_NOSIGNAL);
+		close(fd);
+	}
+	source = source_of(&home);
+	assert_ok(tmesh_net_fetch(home.net, &source, NULL, &got, err));
+	same(home.region, got);
+	tmesh_region_unref(got);
+	finish(&home);
+}
+
+static void test_descriptors(void **state)
+{
+	unsigned int before = 0;
+
+	for (int round = 0; round < 6; round++) {
+		struct tmesh_net_source source;
+		struct tmesh_region *got;
+		struct home home;
+
+		begin(&home);
+		source = source_of(&home);
+		assert_ok(tmesh_net_fetch(home.net, &source, NULL, &got, err));
+		tmesh_region_unref(got);
+		finish(&home);
+		/* libfabric opens some once. */
+		if (round == 1)
+			before = unit_open_fds();
+	}
+	assert_int_equal(unit_open_fds(), before);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_fetch),
+		cmocka_unit_test(test_opts),
+		cmocka_unit_test(test_unsealed),
+		cmocka_unit_test(test_ended),
+		cmocka_unit_test(test_checksum),
+		cmocka_unit_test(test_hostile_source),
+		cmocka_unit_test(test_limits),
+		cmocka_unit_test(test_silent),
+		cmocka_unit_test(test_garbage),
+		cmocka_unit_test(test_revoke_in_the_middle),
+		cmocka_unit_test(test_cancel_in_the_middle),
+		cmocka_unit_test(test_descriptors),
+	};
+
+	return cmocka_run_group_tests_name("net", tests, NULL, NULL);
+}
