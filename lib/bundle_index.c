@@ -205,7 +205,7 @@ int tmesh_bundle_index_check(const void *data, size_t bytes, const uint64_t *reg
 			return damaged(err, "its tensors have more than 2^63 bytes");
 	}
 	if (cursor != v.head->text_bytes)
-		return damaged(err, "there is text that is no tensor's");
+		return damaged(err, "there is text that belongs to no tensor");
 	rc = check_order(&v, err);
 	if (rc)
 		return rc;

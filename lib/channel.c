@@ -34,7 +34,7 @@ static int read_opts(const struct tmesh_channel_opts *opts, enum tmesh_channel_r
 		return rc;
 	if (role != TMESH_CHANNEL_SEND && role != TMESH_CHANNEL_RECV)
 		return tmesh_fail(err, -EINVAL,
-				  "a channel's handle sends or receives; %d is no role", (int)role);
+				  "a channel's handle sends or receives; %d is neither", (int)role);
 	if (!out->rights)
 		out->rights = TMESH_READ;
 	if (out->rights != TMESH_READ && out->rights != RW)

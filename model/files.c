@@ -89,7 +89,7 @@ static int open_file(struct model_file *file, const char *folder, size_t folder_
 	if (!S_ISREG(st.st_mode)) {
 		char quoted[MODEL_QUOTE];
 
-		return tmesh_fail(err, S_ISDIR(st.st_mode) ? -EISDIR : -EINVAL, "%s is no file",
+		return tmesh_fail(err, S_ISDIR(st.st_mode) ? -EISDIR : -EINVAL, "%s is not a regular file",
 				  model_quote(quoted, file->path));
 	}
 	remember(file, &st);
@@ -199,7 +199,7 @@ static int open_index(const char *path, struct tmesh_model **out, struct tmesh_e
 		if (!rc)
 			rc = read_header(NULL, &model->files[i], err);
 		if (!rc && model->files[i].table->format != TMESH_MODEL_SAFETENSORS)
-			rc = in_file(err, tmesh_fail(err, -EPROTO, "it is no safetensors file"),
+			rc = in_file(err, tmesh_fail(err, -EPROTO, "it is not a safetensors file"),
 				     &model->files[i]);
 	}
 	if (!rc)

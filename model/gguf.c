@@ -214,7 +214,7 @@ static int take_tensor(struct cursor *cursor, char **names, struct table_tensor 
 				  quoted, (unsigned long long)type);
 	if (fastest % tensor->type->block_elements)
 		return tmesh_fail(cursor->err, -EPROTO,
-				  "rows of the tensor \"%s\" are no whole number of %s's blocks of %u",
+				  "rows of the tensor \"%s\" are not a whole number of %s's blocks of %u",
 				  quoted, tensor->type->name, tensor->type->block_elements);
 	if (!model_type_bytes(tensor->type, tensor->ndim, tensor->shape, &tensor->bytes, &even))
 		return tmesh_fail(cursor->err, -EPROTO, "the size of the tensor \"%s\" overflows",
@@ -246,11 +246,11 @@ static int read_rules(struct table *table, uint64_t *alignment, struct tmesh_err
 	*alignment = 32;
 	if (value) {
 		if (value->type != TMESH_MODEL_UINT32)
-			return tmesh_fail(err, -EPROTO, "general.alignment is no uint32");
+			return tmesh_fail(err, -EPROTO, "general.alignment is not a uint32");
 		*alignment = little(value->data, 4);
 		if (*alignment < 8 || *alignment > ALIGNMENT_MAX || (*alignment & (*alignment - 1)))
 			return tmesh_fail(err, -EPROTO,
-					  "general.alignment is %llu, no power of two from 8 to %u",
+					  "general.alignment is %llu, not a power of two from 8 to %u",
 					  (unsigned long long)*alignment, ALIGNMENT_MAX);
 	}
 	for (size_t i = 0; i < 3; i++) {

@@ -36,7 +36,7 @@ int shard_index_parse(const char *text, size_t bytes, struct shard_index *index,
 				  INDEX_MAX);
 	index->root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &why);
 	if (!index->root)
-		return tmesh_fail(err, -EPROTO, "the index is no JSON: %s (at byte %d)",
+		return tmesh_fail(err, -EPROTO, "the index is not JSON: %s (at byte %d)",
 				  model_quote(quoted, why.text), why.position);
 	index->map = json_object_get(index->root, "weight_map");
 	if (!json_is_object(index->map) || !json_object_size(index->map))
@@ -48,7 +48,7 @@ int shard_index_parse(const char *text, size_t bytes, struct shard_index *index,
 	{
 		if (!json_is_string(value) || !is_file_name(json_string_value(value)))
 			return tmesh_fail(err, -EPROTO,
-					  "the index puts \"%s\" into what is no name of a file in the "
+					  "the index puts \"%s\" into what is not the name of a file in the "
 					  "same folder",
 					  model_quote(quoted, name));
 		index->files[count++] = json_string_value(value);

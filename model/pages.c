@@ -25,7 +25,7 @@ int pages_check_shape(const struct pages_shape *shape, struct tmesh_error *err)
 	    (shape->page_bytes & (shape->page_bytes - 1)) || shape->page_bytes % tmesh_page_bytes())
 		return tmesh_fail(
 			err, -EINVAL,
-			"page_bytes is %llu, no power of two from 4 KiB to 2 MiB in whole "
+			"page_bytes is %llu, not a power of two from 4 KiB to 2 MiB in whole "
 			"pages of this machine",
 			(unsigned long long)shape->page_bytes);
 	if (!shape->page_tokens || shape->page_tokens > 65536)

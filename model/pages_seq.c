@@ -423,7 +423,7 @@ static int read_ticket(const char *ticket, struct pages_head *head, struct tmesh
 	if (strnlen(ticket, TMESH_PAGES_TICKET_SIZE) != prefix + 2 * sizeof(name) ||
 	    memcmp(ticket, TICKET_PREFIX, prefix) ||
 	    !tmesh_unhex(name, ticket + prefix, sizeof(name)))
-		return tmesh_fail(err, -EPROTO, "this is no ticket of a sequence");
+		return tmesh_fail(err, -EPROTO, "this is not a ticket of a sequence");
 	memcpy(&head->a, name, 8);
 	memcpy(&head->b, name + 8, 8);
 	return 0;

@@ -124,7 +124,7 @@ static int log_start(struct tmesh_pages *pages, uint32_t bytes, struct tmesh_err
 
 	if (bytes < LOG_SEGMENT_LEAST || bytes > LOG_SEGMENT_MOST || bytes % 8)
 		return tmesh_fail(err, -EINVAL,
-				  "segment_bytes is %u, no multiple of 8 from 4 KiB to 256 MiB",
+				  "segment_bytes is %u, not a multiple of 8 from 4 KiB to 256 MiB",
 				  bytes);
 	log = calloc(1, sizeof(*log));
 	if (!log)

@@ -46,7 +46,7 @@ static int read_shape(struct table_tensor *tensor, const json_t *shape, const ch
 
 		if (!json_is_integer(dim) || json_integer_value(dim) < 0)
 			return tmesh_fail(err, -EPROTO,
-					  "dimension %zu of the tensor \"%s\" is no number >= 0", i,
+					  "dimension %zu of the tensor \"%s\" is not a number >= 0", i,
 					  quoted);
 		tensor->shape[i] = json_integer_value(dim);
 	}
@@ -131,7 +131,7 @@ static int read_metadata(struct table *table, const json_t *metadata, struct tme
 	const json_t *value;
 
 	if (!json_is_object(metadata))
-		return tmesh_fail(err, -EPROTO, "__metadata__ is no object");
+		return tmesh_fail(err, -EPROTO, "__metadata__ is not an object");
 	table->values = calloc(json_object_size(metadata) + 1, sizeof(*table->values));
 	if (!table->values)
 		return tmesh_fail(err, -ENOMEM, "no memory for the metadata");
@@ -140,7 +140,7 @@ static int read_metadata(struct table *table, const json_t *metadata, struct tme
 		char quoted[MODEL_QUOTE];
 
 		if (!json_is_string(value))
-			return tmesh_fail(err, -EPROTO, "\"%s\" in __metadata__ is no string",
+			return tmesh_fail(err, -EPROTO, "\"%s\" in __metadata__ is not a string",
 					  model_quote(quoted, key));
 		table->values[table->value_count++] = (struct table_value){
 			.key = key,
@@ -231,7 +231,7 @@ int table_parse_safetensors(struct table *table, const uint8_t *data, size_t byt
 	if (length > MODEL_SAFETENSORS_HEADER_MAX)
 		return tmesh_fail(err, -EPROTO,
 				  "the header has %llu bytes, by what its first 8 say; %u are the "
-				  "most: this is no safetensors file",
+				  "most: this is not a safetensors file",
 				  (unsigned long long)length, MODEL_SAFETENSORS_HEADER_MAX);
 	if (length > file_bytes - 8)
 		return tmesh_fail(err, -EPROTO,
@@ -248,7 +248,7 @@ int table_parse_safetensors(struct table *table, const uint8_t *data, size_t byt
 	if (!table->root) {
 		char quoted[MODEL_QUOTE];
 
-		return tmesh_fail(err, -EPROTO, "the header is no JSON: %s (at byte %d)",
+		return tmesh_fail(err, -EPROTO, "the header is not JSON: %s (at byte %d)",
 				  model_quote(quoted, why.text), why.position + 8);
 	}
 	table->tensors = calloc(json_object_size(table->root) + 1, sizeof(*table->tensors));

@@ -24,7 +24,7 @@ static int run(const struct verb *verb, int argc, char **argv)
 
 		if (!bytes || __builtin_mul_overflow(bytes, 8, &count) || count % bits ||
 		    count / bits > INT64_MAX)
-			usage_error(verb, "%s bytes are no whole number of elements from 1 up",
+			usage_error(verb, "%s bytes are not a whole number of elements from 1 up",
 				    argv[optind]);
 		args.ndim = 1;
 		args.shape[0] = (int64_t)(count / bits);

@@ -37,7 +37,7 @@ size_t npy_length(const uint8_t prefix[NPY_PREFIX], const char **why)
 {
 	size_t text = 0, at;
 
-	*why = "it is no .npy file";
+	*why = "it is not a .npy file";
 	if (memcmp(prefix, MAGIC, MAGIC_BYTES))
 		return 0;
 	*why = "its version of the .npy format is unknown";

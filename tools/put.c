@@ -148,7 +148,7 @@ static int measure(struct tensor_args *args, struct source *source, uint64_t *by
 			there = source->ahead_bytes;
 		if (__builtin_mul_overflow(there, 8, &elements) || elements % bits) {
 			fprintf(stderr,
-				"tmeshctl: its %" PRIu64 " bytes are no whole number of %s\n",
+				"tmeshctl: its %" PRIu64 " bytes are not a whole number of %s\n",
 				there, tmesh_dtype_name(args->dtype));
 			return STATUS_FAILED;
 		}

@@ -39,13 +39,13 @@ COUNT = int(os.environ.get("COUNT", 60000 if os.environ.get("TMESH_TEST_LENGTH")
 # Why this reader refuses what the package takes. The words are those of the message.
 STRICTER = {
     "safetensors": {
-        "duplicate keys": r"no JSON: duplicate object key",
+        "duplicate keys": r"not JSON: duplicate object key",
         "a zero in a name": r"\\u0000 is not allowed|NUL byte",
         "members that the format does not know": r"has members beside",
         "more dimensions than tmesh has": r"dimensions; 8 are the most",
         "names that are empty or have control characters": r"has control characters",
         "numbers of 2^63 and more": r"too big integer",
-        "__metadata__ that is null": r"__metadata__ is no object",
+        "__metadata__ that is null": r"__metadata__ is not an object",
     },
     "gguf": {
         "version 2": r"GGUF of version 2",
@@ -56,7 +56,7 @@ STRICTER = {
         "holes": r"there is a hole before it|belong to no tensor",
         "booleans other than 0 and 1": r"neither 0 nor 1",
         "an alignment below 8 or above 1 MiB": r"general.alignment is",
-        "rows that are no whole blocks": r"no whole number of",
+        "rows that are no whole blocks": r"not a whole number of",
         "a split's values of another type, or negative": r"^split\.",
         "more than 4 dimensions": r"dimensions; 4 are the most",
         "sizes that overflow": r"overflows|out of range",

@@ -92,8 +92,8 @@ static void test_safetensors_refused(void **state)
 		const char *word;
 	} bad[] = {
 		{" {" A "}", 8, -EPROTO, "does not begin with"},
-		{"{" A, 8, -EPROTO, "no JSON"},
-		{"{" A "}x", 8, -EPROTO, "no JSON"},
+		{"{" A, 8, -EPROTO, "not JSON"},
+		{"{" A "}x", 8, -EPROTO, "not JSON"},
 		{"{" A "," A "}", 8, -EPROTO, "duplicate"},
 		{"{" A "}", 9, -EPROTO, "1 bytes that belong to no tensor"},
 		{"{" A "}", 7, -EPROTO, "beyond the end"},
@@ -117,13 +117,13 @@ static void test_safetensors_refused(void **state)
 		{"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4]}}", 4, -EPROTO, "needs 8"},
 		{"{" A ",\"b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[7,8]}}", 8, -EPROTO, "overlaps"},
 		{"{" A ",\"b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[9,10]}}", 10, -EPROTO, "hole"},
-		{"{\"__metadata__\":[]}", 0, -EPROTO, "no object"},
+		{"{\"__metadata__\":[]}", 0, -EPROTO, "not an object"},
 		{"{\"__metadata__\":{\"k\":1}}", 0, -EPROTO, "\"k\""},
 		{"{\"a\\u001bb\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, -EPROTO,
 		 "control characters"},
 		{"{\"\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, -EPROTO, "is empty"},
-		{"{\"a\\u0000b\":1}", 0, -EPROTO, "no JSON"},
-		{"{\"a\x1b[2J\":1}", 0, -EPROTO, "no JSON"},
+		{"{\"a\\u0000b\":1}", 0, -EPROTO, "not JSON"},
+		{"{\"a\x1b[2J\":1}", 0, -EPROTO, "not JSON"},
 	};
 	struct tmesh_model *model;
 	uint64_t need;
@@ -465,7 +465,7 @@ static void test_no_files(void **state)
 	assert_refused(describe("nothing", &model, err), -ENOENT, "nothing");
 	snprintf(path, sizeof(path), "%s/pipe", folder);
 	assert_int_equal(mkfifo(path, 0600), 0);
-	assert_refused(describe("pipe", &model, err), -EINVAL, "no file");
+	assert_refused(describe("pipe", &model, err), -EINVAL, "not a regular file");
 }
 
 static int make_folder(void **state)

@@ -447,8 +447,8 @@ static void test_tickets(void **state)
 	assert_refused(tmesh_pages_unshare(s.pages, ticket, err), -ENOENT, "ended");
 	assert_refused(tmesh_seq_take(other, ticket, &taken, err), -ENOENT, "ended");
 	ticket[8] = 'x';
-	assert_refused(tmesh_seq_take(other, ticket, &taken, err), -EPROTO, "no ticket");
-	assert_refused(tmesh_seq_take(other, "", &taken, err), -EPROTO, "no ticket");
+	assert_refused(tmesh_seq_take(other, ticket, &taken, err), -EPROTO, "not a ticket");
+	assert_refused(tmesh_seq_take(other, "", &taken, err), -EPROTO, "not a ticket");
 	tmesh_seq_free(again);
 	/* With the handle that gave it a ticket ends. */
 	assert_int_equal(pool_info(&s).tickets, 1);

@@ -235,7 +235,7 @@ class Npy(Base):
         good = npy(self.HEADER, bytes(24))
         for data, word in (
                 (b"", "ends within"), (good[:11], "ends within"), (good[:40], "ends within"),
-                (b"x" * 100, "no .npy file"), (good.replace(b"\x01\x00", b"\x04\x00", 1), "version"),
+                (b"x" * 100, "not a .npy file"), (good.replace(b"\x01\x00", b"\x04\x00", 1), "version"),
                 (npy(self.HEADER, length=5000), "too long"), (npy(self.HEADER, length=3), "too short"),
                 (npy(self.HEADER, version=2, length=0xFFFFFFFF), "too long"),
                 (good + b"x", "behind its header"), (good[:-1], "behind its header")):

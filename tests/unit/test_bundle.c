@@ -644,7 +644,7 @@ static void test_damage_by_name(void **state)
 	DAMAGE(metadata[0] = '\xff', "metadata");
 	DAMAGE(metadata[3] = '\0', "metadata");
 	DAMAGE(metadata[bundle->view.head->metadata_bytes] = 'x', "metadata");
-	DAMAGE((head->text_bytes++, head->metadata_bytes--), "text that is no tensor's");
+	DAMAGE((head->text_bytes++, head->metadata_bytes--), "text that belongs to no tensor");
 	DAMAGE(({
 		       for (int i = 0; i < 3; i++) {
 			       rows[i].shape[0] = INT64_MAX / 4;

@@ -114,7 +114,7 @@ static void test_bad_options(void **state)
 			       bad[i].word);
 	}
 	assert_refused(tmesh_channel_create(ctx, (enum tmesh_channel_role)3, NULL, &channel, err),
-		       -EINVAL, "role");
+		       -EINVAL, "neither");
 	assert_refused(tmesh_channel_open(ctx, "tm1m-x", SEND, NULL, &channel, err), -EPROTO,
 		       "token");
 	assert_refused(tmesh_channel_open(ctx, "tm1k-00112233445566778899aabbccddeeff", SEND, NULL,
