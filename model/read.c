@@ -58,8 +58,13 @@ int load_verify(const struct load *load, struct tmesh_error *err)
 		char quoted[MODEL_QUOTE];
 		struct stat st;
 
-		if (fstat(file->fd, &st))
-			return tmesh_fail_errno(err, "fstat of a file that was read");
+		/* A network file system may say so of a file that is gone. */
+		if (fstat(file->fd, &st)) {
+			int code = errno;
+
+			return tmesh_fail(err, -code, "looking at %s after it was read: %s",
+					  model_quote(quoted, file->path), strerrordesc_np(code));
+		}
 		if ((uint64_t)st.st_size != file->bytes || !st.st_nlink ||
 		    st.st_mtim.tv_sec * 1000000000ll + st.st_mtim.tv_nsec != file->mtime_ns ||
 		    st.st_ctim.tv_sec * 1000000000ll + st.st_ctim.tv_nsec != file->ctime_ns)

@@ -21,7 +21,7 @@ bench='python3-torch python3-matplotlib'
 # Python 3.13, Debian 12 3.11.
 testsuite=$(. /etc/os-release 2>/dev/null && [ "${VERSION_ID:-}" = 13 ] && echo 3.13 || echo 3.11)
 check='libcmocka-dev man-db valgrind clang llvm lld libclang-rt-dev sparse coccinelle
-	python3-pytest python3-prometheus-client graphviz
+	python3-pytest python3-prometheus-client graphviz python3-fusepy
 	qemu-system-x86 debootstrap busybox-static kmod e2fsprogs cpio rsync xz-utils zstd
 	flex bison bc dwarves libelf-dev libssl-dev socat erlang-dialyzer
 	libdrm-dev systemd'

@@ -19,6 +19,7 @@ HOST_SUITES = \
 	bench-check \
 	keep-check \
 	model-check \
+	model-faults-check \
 	model-asan-check \
 	model-tsan-check \
 	model-peers-check \

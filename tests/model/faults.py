@@ -5,8 +5,11 @@
     faults.py BUILD_DIR
 
 faults.so makes reads of the model's file fail (EIO), end early or come in small pieces; what goes by
-io_uring cannot be made to fail so, and is left out. Nothing may be left but what was there before.
+io_uring it does not see. A FUSE file system (fuse_file.py; without it a skip) makes the reads of each way fail, and
+counts how large they are. Nothing may be left but what was there before.
 """
+import contextlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -22,6 +25,8 @@ BUILD = pathlib.Path(sys.argv[1]).resolve()
 OUT = BUILD / "tests" / "model"
 ROUNDS = int(os.environ.get("ROUNDS", 400 if os.environ.get("TMESH_TEST_LENGTH") == "full" else 25))
 BYTES = 24 << 20
+SOURCE = pathlib.Path(__file__).resolve().parent
+METHODS = ["splice", "io_uring", "direct", "read"]
 failed = number = 0
 
 
@@ -57,7 +62,7 @@ def start(path, *args, **fault):
                             text=True)
 
 
-def finish(process):
+def reported(process):
     """What it says of what it loaded; then it may let go. Or its status and why it did not."""
     said = ""
     for line in process.stdout:
@@ -68,9 +73,14 @@ def finish(process):
             continue
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
-        return 0, told["report"]["xxh3"]
+        return 0, told["report"]
     _, why = process.communicate(timeout=60)
     return process.returncode, why
+
+
+def finish(process):
+    status, said = reported(process)
+    return status, said if status else said["xxh3"]
 
 
 def load(path, *args, **fault):
@@ -79,6 +89,67 @@ def load(path, *args, **fault):
 
 def left(folder):
     return sorted(os.listdir(folder))
+
+
+@contextlib.contextmanager
+def mounted(folder, path, *fault):
+    """The model's file behind FUSE, and the log of what is read of it."""
+    point, log = os.path.join(folder, "fuse"), os.path.join(folder, "log")
+    os.makedirs(point, exist_ok=True)
+    server = subprocess.Popen([sys.executable, "-B", SOURCE / "fuse_file.py", point, path, log, *map(str, fault)],
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    inside = os.path.join(point, os.path.basename(path))
+    try:
+        while not os.path.exists(inside):
+            if server.poll() is not None:
+                raise NoFuse(f"a FUSE file system cannot be mounted: {server.stdout.read().strip()[-80:]}")
+            time.sleep(0.01)
+        yield inside, log
+    finally:
+        # Who is not root has fusermount.
+        if subprocess.run(["umount", "-l", point], stderr=subprocess.DEVNULL).returncode:
+            subprocess.run(["fusermount", "-uz", point], stderr=subprocess.DEVNULL)
+        server.kill()
+        server.communicate()
+
+
+class NoFuse(Exception):
+    pass
+
+
+def reads(log):
+    with open(log) as lines:
+        return [int(line.split()[1]) for line in lines]
+
+
+FUSE_FAULTS = (("eio", "Input/output error"), ("end", "shrunk"), ("changed", "changed while it was read"),
+               ("gone", "No such file"), ("dead", "connect"))
+
+
+def through_fuse(folder, path, whole):
+    with mounted(folder, path) as (inside, log):
+        status, report = reported(start(inside))
+        check(status == 0 and report["xxh3"] == whole, "FUSE: the same bytes", report)
+        check(status == 0 and (report["method"], report["file_system"]) == ("read", "fuse") and "FUSE" in report["reason"],
+              "FUSE: what is chosen, and why", report)
+        # 128 KiB is the most that the kernel asks a server of this kind for; the header's 64 KiB come first.
+        sizes = reads(log)
+        check(sum(sizes) < 1.05 * BYTES and len(sizes) < 1.2 * BYTES / (128 << 10),
+              f"FUSE: {len(sizes)} reads of {sum(sizes) // len(sizes)} bytes on average", sorted(sizes)[:20])
+    for method in METHODS:
+        for fault, words in FUSE_FAULTS:
+            with mounted(folder, path, fault, 9 << 20) as (inside, _):
+                status, said = load(inside, "--method", method)
+                check(status == 1 and words in said, f"FUSE, {method}: {fault}", f"{status}: {said}")
+
+
+def quota(runtime, path):
+    """What may not be kept is not loaded either, and not left."""
+    env = dict(os.environ, TMESH_KEEPER_BYTES=str(1 << 20))
+    told = subprocess.run([BUILD / "tmeshctl-load", path, "--keep", "--for", "60"], capture_output=True, text=True, env=env)
+    check(told.returncode == 1 and "limit" in told.stderr, "more than may be kept", told.stderr + told.stdout)
+    kept = subprocess.run([BUILD / "tmeshctl", "kept", "--json"], capture_output=True, text=True)
+    check(kept.returncode == 0 and "model-" not in kept.stdout, "nothing of it is kept", kept.stdout + kept.stderr)
 
 
 def storm(path, runtime, whole):
@@ -105,7 +176,8 @@ def storm(path, runtime, whole):
 
 def main():
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as runtime:
-        os.environ |= {"TMESH_RUNTIME_DIR": runtime, "TMESH_BACKEND": os.environ.get("TMESH_BACKEND", "memfd")}
+        os.environ |= {"TMESH_RUNTIME_DIR": runtime, "TMESH_KEEPER": str(BUILD / "tmesh-keeper"),
+                       "TMESH_BACKEND": os.environ.get("TMESH_BACKEND", "memfd")}
         path = make(folder)
         status, whole = load(path)
         check(status == 0, "nothing is wrong", whole)
@@ -121,8 +193,16 @@ def main():
             status, said = load(path, "--method", method)
             if "cannot be had" in said or "has no O_DIRECT" in said:
                 check(True, f"{method} # SKIP {said.strip()}")
+                METHODS.remove(method)
                 continue
             check(status == 0 and said == whole, f"{method}: the same bytes", said)
+        try:
+            if not importlib.util.find_spec("fusepy"):
+                raise NoFuse("python3-fusepy is not installed")
+            through_fuse(folder, path, whole)
+        except NoFuse as why:
+            check(True, f"FUSE # SKIP {why}")
+        quota(runtime, path)
         check(not [name for name in left(runtime) if name.endswith(".flight")], "no flight is left", left(runtime))
         why, good, killed = storm(path, runtime, whole)
         check(not why, f"a storm of kills: {killed} killed, {good} had the whole model", why)
