@@ -5,6 +5,9 @@
  * open already, memory that clients hand over, and sockets of their tokens stay as they are.
  */
 #include <dirent.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/landlock.h>
@@ -85,6 +88,41 @@ static int allow_runtime(int ruleset, struct tmesh_ctx *ctx, uint64_t access,
 	return rc;
 }
 
+/* What every program of the system may read, and libraries need: nothing there is a user's. */
+static const char *const system_files[] = {
+	"/usr",		"/lib",		"/lib64",	  "/etc/ld.so.cache", "/dev/null",
+	"/dev/urandom", "/proc/self",	"/proc/cpuinfo",  "/proc/meminfo",    "/proc/stat",
+	"/proc/sys",	"/sys/devices", "/sys/fs/cgroup",
+};
+
+/* The folder of a file, such as a library, which may load others from beside it. */
+static int allow_folder_of(int ruleset, const char *path, struct tmesh_error *err)
+{
+	char folder[PATH_MAX], *slash = NULL;
+
+	if (path && realpath(path, folder))
+		slash = strrchr(folder, '/');
+	if (!slash || slash == folder)
+		return 0;
+	*slash = '\0';
+	return allow_path(ruleset, folder, FS_READ_FILE | FS_READ_DIR, false, err);
+}
+
+/* The engine's own, and the plug-in's. */
+static int allow_libraries(int ruleset, const struct options *options, struct tmesh_error *err)
+{
+	const char *plugins = secure_getenv("TMESH_ENGINE_PATH");
+	int rc = allow_folder_of(ruleset, options->library, err);
+
+	if (!rc)
+		rc = allow_folder_of(ruleset, secure_getenv("TMESH_ONNXRUNTIME"), err);
+	if (!rc)
+		rc = allow_folder_of(ruleset, "/proc/self/exe", err);
+	if (!rc && plugins)
+		rc = allow_path(ruleset, plugins, FS_READ_FILE | FS_READ_DIR, false, err);
+	return rc;
+}
+
 static int add_rules(int ruleset, uint64_t all, const struct options *options,
 		     struct tmesh_ctx *ctx, struct tmesh_error *err)
 {
@@ -93,6 +131,10 @@ static int add_rules(int ruleset, uint64_t all, const struct options *options,
 	for (size_t i = 0; !rc && i < options->folder_count; i++)
 		rc = allow_path(ruleset, options->folders[i], FS_READ_FILE | FS_READ_DIR, true,
 				err);
+	for (size_t i = 0; !rc && i < sizeof(system_files) / sizeof(*system_files); i++)
+		rc = allow_path(ruleset, system_files[i], FS_READ_FILE | FS_READ_DIR, false, err);
+	if (!rc)
+		rc = allow_libraries(ruleset, options, err);
 	if (!rc)
 		rc = allow_path(ruleset, "/dev/tmesh",
 				(FS_READ_FILE | FS_WRITE_FILE | FS_IOCTL_DEV) & all, false, err);
@@ -114,8 +156,9 @@ int confine(const struct options *options, struct tmesh_ctx *ctx, const char **w
 		return 0;
 	}
 	if (!alone()) {
-		*why = "the engine's library has started threads, which no rules bind: the engine "
-		       "can open every file of its user";
+		*why = "threads run already, which no rules would bind: the engine can open every "
+		       "file "
+		       "of its user";
 		return 0;
 	}
 	if (abi >= 2)

@@ -36,8 +36,8 @@ struct watch {
 /* supervise.c: until it is told to end. Return: the exit status. */
 int supervise(const struct options *options);
 
-/* confine.c: from here on the process opens no file but below the folders. @why: what this kernel
- * has not, or NULL. */
+/* confine.c: from here on the process opens no file of a user's but below the folders. @why: what
+ * this kernel has not, or NULL. */
 int confine(const struct options *options, struct tmesh_ctx *ctx, const char **why,
 	    struct tmesh_error *err);
 

@@ -184,11 +184,12 @@ _Noreturn void serve(const struct options *options, int listener, int ready, str
 		give_up(ready, &err);
 	}
 	rc = tmesh_ctx_open(&ctx_opts, &server.ctx, &err);
+	/* Before the engine's library starts threads. */
+	if (!rc && !options->unconfined)
+		rc = confine(options, server.ctx, &why, &err);
 	if (!rc)
 		rc = tmesh_engine_context_create(server.ctx, options->backend, &opts,
 						 &server.context, &err);
-	if (!rc && !options->unconfined)
-		rc = confine(options, server.ctx, &why, &err);
 	if (rc)
 		give_up(ready, &err);
 	if (why)

@@ -38,9 +38,18 @@ struct supervisor {
 	char socket[sizeof(WIRE_SOCKET) + WIRE_NAME_LEN];
 };
 
+/* Why it does not start; with --with-input a program waits for that on the standard output. */
+static FILE *words;
+
+static int refuse(const char *why)
+{
+	fprintf(words, "tmesh-engine: %s\n", why);
+	return -1;
+}
+
 static int complain(const char *what)
 {
-	fprintf(stderr, "tmesh-engine: %s: %s\n", what, strerror(errno));
+	fprintf(words, "tmesh-engine: %s: %s\n", what, strerror(errno));
 	return -1;
 }
 
@@ -57,17 +66,15 @@ static int take_name(struct supervisor *own)
 		rc = tmesh_ctx_runtime_dir(ctx, &own->dir, &err);
 		tmesh_ctx_unref(ctx);
 	}
-	if (rc) {
-		fprintf(stderr, "tmesh-engine: %s\n", err.message);
-		return -1;
-	}
+	if (rc)
+		return refuse(err.message);
 	snprintf(own->socket, sizeof(own->socket), WIRE_SOCKET "%s", own->options->name);
 	snprintf(name, sizeof(name), "%s.lock", own->socket);
 	own->lock = openat(own->dir, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
 	if (own->lock < 0)
 		return complain(name);
 	if (flock(own->lock, LOCK_EX | LOCK_NB)) {
-		fprintf(stderr, "tmesh-engine: an engine is served as \"%s\" already\n",
+		fprintf(words, "tmesh-engine: an engine is served as \"%s\" already\n",
 			own->options->name);
 		return -1;
 	}
@@ -154,10 +161,9 @@ static int start(struct supervisor *own)
 	if (got == 1 && !*why)
 		return 0;
 	why[got > 0 ? got : 0] = '\0';
-	fprintf(stderr, "tmesh-engine: %s\n", got > 0 ? why : "the engine died while it started");
 	waitpid(own->pid, NULL, 0);
 	own->pid = 0;
-	return -1;
+	return refuse(got > 0 ? why : "the engine died while it started");
 }
 
 /* Return: whether it has died; the next one runs then, or @status says why none does. */
@@ -249,10 +255,12 @@ int supervise(const struct options *options)
 	struct supervisor own = {.options = options, .dir = -1};
 	int status;
 
+	words = options->with_input ? stdout : stderr;
 	if (take_name(&own) || watch_signals(&own) || start(&own))
 		return 1;
 	printf("ready %s\n", options->name);
 	fflush(stdout);
+	words = stderr;
 	status = watch_over(&own);
 	if (own.pid) {
 		kill(own.pid, SIGKILL);

@@ -5,12 +5,22 @@
 #include <errno.h>
 #include <string.h>
 
+static PyObject *context_of(PyTypeObject *type, struct tmesh_engine_context *made)
+{
+	struct engine_context *self = (struct engine_context *)PyType_GenericAlloc(type, 0);
+
+	if (self)
+		self->context = made;
+	else
+		tmesh_engine_context_unref(made);
+	return (PyObject *)self;
+}
+
 static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
 	struct tmesh_engine_context_opts opts = {.size = sizeof(opts)};
 	struct state *st = PyType_GetModuleState(type);
 	struct tmesh_engine_context *context_;
-	struct engine_context *self;
 	PyObject *library = NULL;
 	struct tmesh_error err;
 	struct tmesh_ctx *ctx;
@@ -34,14 +44,42 @@ static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 	rc = tmesh_engine_context_create(ctx, backend, &opts, &context_, &err);
 	Py_END_ALLOW_THREADS;
 	Py_DECREF(library);
-	if (rc)
-		return raise_error(st, &err);
-	self = (struct engine_context *)PyType_GenericAlloc(type, 0);
-	if (self)
-		self->context = context_;
-	else
-		tmesh_engine_context_unref(context_);
-	return (PyObject *)self;
+	return rc ? raise_error(st, &err) : context_of(type, context_);
+}
+
+static PyObject *connect_to(PyObject *type, PyObject *args)
+{
+	struct tmesh_engine_connect_opts opts = {.size = sizeof(opts)};
+	struct state *st = PyType_GetModuleState((PyTypeObject *)type);
+	struct tmesh_engine_context *made;
+	struct tmesh_error err;
+	struct tmesh_ctx *ctx;
+	const char *name;
+	PyObject *timeout;
+	int64_t ns;
+	int rc;
+
+	if (!PyArg_ParseTuple(args, "sOO&:connect", &name, &timeout, uint_argument,
+			      &opts.sessions) ||
+	    timeout_from_object(st, timeout, &ns))
+		return NULL;
+	if (!ns)
+		return raise_code(st, EINVAL, "timeout is None or more than 0 seconds");
+	ctx = context(st);
+	if (!ctx)
+		return NULL;
+	opts.timeout_ns = ns < 0 ? 0 : (uint64_t)ns;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_engine_connect(ctx, name, &opts, &made, &err);
+	Py_END_ALLOW_THREADS;
+	return rc ? raise_error(st, &err) : context_of((PyTypeObject *)type, made);
+}
+
+static PyObject *pid(PyObject *object, PyObject *unused)
+{
+	struct engine_context *self = (struct engine_context *)object;
+
+	return PyLong_FromUnsignedLong(tmesh_engine_context_pid(self->context));
 }
 
 static void context_dealloc(PyObject *object)
@@ -138,6 +176,9 @@ static PyObject *graph(PyObject *object, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
+	{"connect", connect_to, METH_VARARGS | METH_CLASS,
+	 "connect(name, timeout, sessions, /)\n--\n\nOf an engine in a process of its own."},
+	{"pid", pid, METH_NOARGS, "pid()\n--\n\nThat process, 0: this one."},
 	{"names", names, METH_NOARGS, "names()\n--\n\n(backend, version)."},
 	{"stats", stats, METH_NOARGS, "stats()\n--\n\nWhat it counted, a dict."},
 	{"tensor", tensor, METH_VARARGS, "tensor(shape, dtype, flags, /)\n--\n\nAn EngineTensor."},

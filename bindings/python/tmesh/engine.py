@@ -8,6 +8,9 @@
     step = graph.bind({"x": tensor}, {"y": other})         # checked once
     step.dispatch()                                        # run often
 
+    with tmesh.engine.serve(models="models") as server:     # an engine in a process of its own
+        context = server.connect()                         # or, in any process, tmesh.engine.connect(server.name)
+
 The names are WebNN's: context, graph, operand, dispatch, read, write, destroy. docs/engines.md says what is promised
 and what there is not.
 """
@@ -16,7 +19,10 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import itertools
 import os
+import shutil
+import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +30,7 @@ from typing import Any
 
 from . import _tmesh, errors
 
-__all__ = ["Binding", "Context", "DeviceTensor", "Graph", "Operand"]
+__all__ = ["Binding", "Context", "DeviceTensor", "Graph", "Operand", "Server", "connect", "serve"]
 
 _READABLE, _WRITABLE, _EXPORTABLE = 1, 2, 4
 HOST, ENGINE = "host", "engine"
@@ -146,6 +152,8 @@ class Context:
             raise errors.InvalidError(errno.EINVAL, f"no device {device!r}: \"cpu\" or \"cuda\"")
         path = _library() if library is None and backend == "onnx" else os.fspath(library or "")
         self._handle = _tmesh.EngineContext(backend, path, device == "cuda", threads, sessions)
+        self._served: tuple[str, float | None, int] | None = None
+        self._server: Server | None = None
 
     @property
     def backend(self) -> str:
@@ -155,6 +163,11 @@ class Context:
     def version(self) -> str:
         """Of the engine's library."""
         return self._handle.names()[1]
+
+    @property
+    def pid(self) -> int | None:
+        """The process that runs the graphs, None: this one. Another one after a crash."""
+        return self._handle.pid() or None
 
     def stats(self) -> dict[str, int]:
         """What it counted so far."""
@@ -180,8 +193,15 @@ class Context:
         engine may copy weights into an order of its own, for faster runs and more memory."""
         return Graph(self, self._handle.graph(path, tuple((weights or {}).items()), prepack))
 
+    def __reduce__(self) -> Any:
+        if self._served is None:
+            raise TypeError("an engine of this process cannot be pickled: make a Context where it is used, or connect() to "
+                            "one that is served")
+        return connect, self._served
+
     def __repr__(self) -> str:
-        return f"<tmesh.engine.Context {self.backend} {self.version}>"
+        where = f" in process {self.pid}, served as {self._served[0]!r}" if self._served else ""
+        return f"<tmesh.engine.Context {self.backend} {self.version}{where}>"
 
 
 class Graph:
@@ -231,6 +251,8 @@ class Graph:
             outputs = self.outputs
         if not isinstance(outputs, Mapping) or outputs is self.outputs:
             outputs = {name: HOST for name in outputs}
+        if self._context._served:
+            return self._dispatch_served(inputs, outputs, in_place)
         results = self._handle.dispatch(*self._values(inputs, outputs, in_place))
         out: dict[str, Any] = {}
         for (name, where), handle in zip(outputs.items(), results):
@@ -238,6 +260,45 @@ class Graph:
             if handle is not None:
                 made = DeviceTensor(handle)
                 out[name] = made if where == ENGINE else made.read()
+        return out
+
+    def _place(self, name: str, where: Any, sizes: dict[str, int]) -> DeviceTensor:
+        """A device tensor for an output that is to be an array here; its shape follows from the inputs' dimensions."""
+        operand = self.outputs.get(name)
+        if operand is None:
+            raise errors.NotFoundError(errno.ENOENT, f"the graph has no output {name!r}")
+        if isinstance(where, str):
+            shape = tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in operand.shape)
+            if not all(isinstance(dim, int) for dim in shape):
+                raise errors.UnsupportedError(errno.EOPNOTSUPP, f"how large {name!r} will be does not follow from the inputs "
+                                              f"({operand.shape}), and a served engine allocates nothing: give a tensor")
+        else:
+            shape = where.shape
+        return self._context.tensor(shape, operand.dtype if isinstance(where, str) else where.dtype, readable=True)
+
+    def _dispatch_served(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any],
+                         in_place: Mapping[str, str] | None) -> dict[str, Any]:
+        """The engine sees regions alone: arrays are copied there and back, which the device tensors count."""
+        given, places, sizes = dict(inputs), dict(outputs), {}
+        for name, where in inputs.items():
+            for dim, size in zip(self.inputs[name].shape if name in self.inputs else (), getattr(where, "shape", ())):
+                if isinstance(dim, str):
+                    sizes[dim] = size
+            if not isinstance(where, (DeviceTensor, _tmesh.Tensor)):
+                self._value(name, where, False)  # refuses what is no contiguous array
+                given[name] = self._context.tensor(where.shape, where.dtype, writable=True)
+                given[name].write(where)
+        for name, where in outputs.items():
+            if not isinstance(where, (DeviceTensor, _tmesh.Tensor)):
+                self._value(name, where, True)
+                places[name] = self._place(name, where, sizes)
+        self._handle.dispatch(*self._values(given, places, in_place))
+        out: dict[str, Any] = {}
+        for name, where in outputs.items():
+            host = not isinstance(where, (DeviceTensor, _tmesh.Tensor, str))
+            out[name] = where if places[name] is where else places[name]
+            if host or where == HOST:
+                out[name] = places[name].read(where if host else None)
         return out
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], *,
@@ -258,3 +319,98 @@ class Binding:
     def dispatch(self) -> None:
         """Run the graph on what was bound."""
         self._handle.dispatch()
+
+
+_numbers = itertools.count(1)
+
+
+def connect(name: str = "onnx", timeout: float | None = None, sessions: int = 8) -> Context:
+    """A Context of the engine that a process of this user serves as `name`: serve(), or tmesh-engine(1).
+
+    It is used as one of this process. A crash there costs the call that was running, which raises GoneError; the next
+    call goes to the process that was started in its place. timeout: seconds that a call may take, None: as long as the
+    engine allows. Arrays are copied to device tensors and back; only device tensors and Tensors can be bound. Sent to
+    another process by pickle, it connects there."""
+    context = Context.__new__(Context)
+    context._handle = _tmesh.EngineContext.connect(name, timeout, sessions)
+    context._served = name, timeout, sessions
+    context._server = None
+    return context
+
+
+def _program() -> str:
+    program = os.environ.get("TMESH_ENGINE_PROGRAM") or shutil.which("tmesh-engine")
+    if not program:
+        raise errors.UnsupportedError(errno.EOPNOTSUPP, "there is no program tmesh-engine in PATH: it comes with tmesh's "
+                                      "tools (Debian: tmesh-tools), not with the Python package; TMESH_ENGINE_PROGRAM names "
+                                      "another place")
+    return program
+
+
+class Server:
+    """An engine in a process of its own, as long as this object or a Context of its connect() lives. Made by serve()."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        self.name = name
+        self._process = process
+        self._owner = os.getpid()
+
+    def connect(self, timeout: float | None = None, sessions: int = 8) -> Context:
+        """As tmesh.engine.connect(); the Context keeps the server."""
+        context = connect(self.name, timeout, sessions)
+        context._server = self
+        return context
+
+    @property
+    def pid(self) -> int:
+        """Of the supervisor; Context.pid is the engine's."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """End it. Calls of all its clients raise GoneError then. Twice is fine; in a forked child it does nothing."""
+        if self._owner != os.getpid() or self._process.stdin is None:
+            return
+        self._process.stdin.close()
+        self._process.wait()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_owner"):
+            self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Server belongs to the process that started it: send its name, and connect() there")
+
+    def __repr__(self) -> str:
+        ended = ", ended" if self._process.returncode is not None else ""
+        return f"<tmesh.engine.Server {self.name!r}, process {self.pid}{ended}>"
+
+
+def serve(backend: str = "onnx", *, models: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
+          name: str | None = None, library: str | os.PathLike[str] | None = None, threads: int = 1, clients: int = 64,
+          limit: float = 60.0) -> Server:
+    """Start tmesh-engine(1), which serves an engine in a process of its own, and starts it anew when it crashes.
+
+    models: folders from which it may read models; it opens no other file, where the kernel has Landlock. name: under which
+    it is served, by default one of its own. limit: seconds that a call may take. It ends with this process, at the latest."""
+    folders = [models] if isinstance(models, (str, os.PathLike)) else list(models)
+    name = name or f"{backend}-{os.getpid()}-{next(_numbers)}"
+    path = _library() if library is None and backend == "onnx" else os.fspath(library or "")
+    command = [_program(), "--with-input", f"--engine={backend}", f"--threads={threads}", f"--clients={clients}",
+               f"--limit={limit}", *(f"--models={os.fspath(folder)}" for folder in folders)]
+    process = subprocess.Popen([*command, *([f"--library={path}"] if path else []), "--", name],
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    line = process.stdout.readline().decode(errors="replace").strip()
+    if line != f"ready {name}":
+        process.communicate()
+        if process.returncode == 2:
+            raise errors.InvalidError(errno.EINVAL, "tmesh-engine refused its arguments, and said why on the standard error")
+        raise errors.UnsupportedError(errno.EOPNOTSUPP, line or "tmesh-engine did not start")
+    process.stdout.close()
+    return Server(name, process)

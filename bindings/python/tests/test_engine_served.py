@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: MIT
+"""tmesh.engine in a process of its own, with the real ONNX Runtime, on the models of tests/engine/models.py."""
+
+import gc
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tmesh
+import tmesh.engine
+
+MODELS = Path(os.environ.get("TMESH_ENGINE_MODELS", "/nonexistent"))
+FULL = os.environ.get("TMESH_TEST_LENGTH") == "full"
+try:
+    import onnxruntime
+except ImportError:
+    onnxruntime = None
+pytestmark = pytest.mark.skipif(onnxruntime is None or not MODELS.is_dir(),
+                                reason="only with the packages onnxruntime and onnx (python-engine-check)")
+
+D, C, STEPS = 64, 128, 100
+PAIRS = {"x": "next_x", "pos": "next_pos", "past_k": "present_k", "past_v": "present_v"}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with tmesh.engine.serve(models=MODELS, limit=20) as server:
+        yield server
+
+
+def rows(count, value=0.0):
+    return np.full((count, 4), value, np.float32)
+
+
+def add(context, value=1.0):
+    return context.graph(MODELS / "dynamic.onnx").dispatch({"a": rows(2, value), "b": rows(2, 1)}, ["sum"])["sum"]
+
+
+def loop():
+    shapes = {"x": ((1, D), "float32"), "pos": ((1,), "int64"), "past_k": ((C, D), "float32"), "past_v": ((C, D), "float32")}
+    state = [{name: tmesh.zeros(*shape) for name, shape in shapes.items()} for _ in range(2)]
+    state[0]["x"].numpy()[:] = 0.1
+    return state
+
+
+def plain():
+    """ONNX Runtime by itself, as the engine opens its sessions."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    session = onnxruntime.InferenceSession(MODELS / "decode.onnx", options, providers=["CPUExecutionProvider"])
+    state = {name: tensor.numpy().copy() for name, tensor in loop()[0].items()}
+    for _ in range(STEPS):
+        state = dict(zip(PAIRS, session.run(list(PAIRS.values()), state)))
+    return state
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_decode(server, killed):
+    """Bit for bit what plain Run makes, with no byte copied; also when the engine is killed between steps."""
+    context = server.connect()
+    graph = context.graph(MODELS / "decode.onnx")
+    state = loop()
+    steps = [graph.bind(state[side], {out: state[1 - side][name] for name, out in PAIRS.items()}) for side in range(2)]
+    before = tmesh.stats()["bytes_copied"]
+    for step in range(STEPS):
+        if killed and step % 30 == 10:
+            os.kill(context.pid, signal.SIGKILL)
+        steps[step % 2].dispatch()
+    assert tmesh.stats()["bytes_copied"] == before
+    for name, want in plain().items():
+        assert (state[0][name].numpy() == want).all(), name
+
+
+def test_weights_in_place(server):
+    """Of two engines' processes each has the region's pages, and no copy of them; also the one that comes after."""
+    weight = np.load(MODELS / "weights_w.npy")
+    sealed = tmesh.put(weight)
+    with tmesh.engine.serve(models=MODELS) as second:
+        contexts = [server.connect(), second.connect()]
+        results = []
+        for context in [*contexts, contexts[1]]:
+            if results[1:]:
+                os.kill(context.pid, signal.SIGKILL)
+            graph = context.graph(MODELS / "weights.onnx", weights={"w": sealed})
+            x = np.linspace(0, 1, weight.shape[0], dtype=np.float32)[None]
+            results.append(graph.dispatch({next(iter(graph.inputs)): x}))
+            maps = Path(f"/proc/{context.pid}/maps").read_text()
+            assert any(f"{sealed.id}" in line and "r--s" in line for line in maps.splitlines()), "mapped for reading only"
+            assert not any(f"{sealed.id}" in line and "w" in line.split()[1] for line in maps.splitlines())
+        for result in results[1:]:
+            for name, value in results[0].items():
+                assert (value == result[name]).all()
+
+
+def test_arrays_and_names(server):
+    context = server.connect()
+    graph = context.graph(MODELS / "dynamic.onnx")
+    total = np.empty((3, 4), np.float32)
+    out = graph.dispatch({"a": rows(3, 1), "b": rows(3, 2)}, {"sum": total, "less": "engine"})
+    assert out["sum"] is total and (total == 3).all()
+    assert isinstance(out["less"], tmesh.engine.DeviceTensor) and (out["less"].read() == -1).all()
+    with pytest.raises(tmesh.UnsupportedError, match="give a device tensor"):
+        graph.bind({"a": rows(3), "b": rows(3)}, {"sum": tmesh.zeros((3, 4), "float32")})
+    with pytest.raises(tmesh.NotFoundError, match="no output 'no'"):
+        graph.dispatch({"a": rows(3), "b": rows(3)}, ["no"])
+    with pytest.raises(tmesh.NotFoundError, match="no input"):
+        graph.dispatch({"a": rows(3), "c": rows(3)}, ["sum"])
+    with pytest.raises(tmesh.InvalidError, match="rows"):
+        graph.dispatch({"a": rows(3), "b": rows(2)}, ["sum"])
+    with pytest.raises(tmesh.InvalidError, match="not contiguous"):
+        graph.dispatch({"a": np.zeros((4, 3), np.float32).T, "b": rows(3)}, ["sum"])
+
+
+def made():
+    return tmesh.engine.serve(models=MODELS).connect()
+
+
+def test_stranger(server):
+    """Returned from a function, printed, pickled, used after the with."""
+    context = server.connect()
+    own = made()  # the Context keeps its server
+    gc.collect()
+    assert (add(own) == 2).all()
+    pid = own.pid
+    assert f"process {pid}" in repr(own) and "onnx" in repr(own)
+    del own
+    gc.collect()
+    for _ in range(500):
+        if not Path(f"/proc/{pid}").exists():
+            break
+        time.sleep(0.01)
+    assert not Path(f"/proc/{pid}").exists()
+
+    assert (add(pickle.loads(pickle.dumps(context))) == 2).all()
+    with pytest.raises(TypeError, match="connect\\(\\)"):
+        pickle.dumps(tmesh.engine.Context())
+    with pytest.raises(TypeError, match="send its name"):
+        pickle.dumps(server)
+    with pytest.raises(TypeError):
+        pickle.dumps(context.graph(MODELS / "dynamic.onnx"))
+
+    with tmesh.engine.serve(models=MODELS) as short:
+        left = short.connect()
+        assert (add(left) == 2).all()
+        assert repr(short) == f"<tmesh.engine.Server {short.name!r}, process {short.pid}>"
+    assert "ended" in repr(short)
+    with pytest.raises(tmesh.GoneError, match="any more"):
+        add(left)
+    with pytest.raises(tmesh.NotFoundError, match="no engine is served"):
+        short.connect()
+    short.close()
+
+
+def test_fork(server):
+    """A child has connections of its own, and does not end its parent's server."""
+    context = server.connect()
+    graph = context.graph(MODELS / "dynamic.onnx")
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            with pytest.raises(tmesh.Error, match="before fork"):
+                graph.dispatch({"a": rows(2), "b": rows(2)}, ["sum"])
+            status = 0 if (add(tmesh.engine.connect(server.name)) == 2).all() else 2
+            server.close()
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (add(context) == 2).all()
+
+
+def test_another_process(server):
+    code = f"""
+import numpy as np, tmesh.engine
+context = tmesh.engine.connect({server.name!r}, timeout=20)
+a = np.ones((2, 4), np.float32)
+assert (context.graph({str(MODELS / 'dynamic.onnx')!r}).dispatch(dict(a=a, b=a), ["sum"])["sum"] == 2).all()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_refused(server):
+    with pytest.raises(tmesh.NotFoundError, match="no engine is served as \"nobody\""):
+        tmesh.engine.connect("nobody")
+    with pytest.raises(tmesh.InvalidError, match="more than 0"):
+        tmesh.engine.connect(server.name, timeout=0)
+    with pytest.raises(tmesh.UnsupportedError, match="served as .* already"):
+        tmesh.engine.serve(name=server.name)
+    with pytest.raises(tmesh.UnsupportedError, match="/nowhere.so"):
+        tmesh.engine.serve(library="/nowhere.so")
+    with pytest.raises(tmesh.InvalidError):
+        tmesh.engine.serve(threads=0)
+    with tmesh.engine.serve(clients=1, models=[MODELS]) as small:
+        first = small.connect()
+        with pytest.raises(tmesh.BusyError, match="1 clients"):
+            small.connect()
+        assert (add(first) == 2).all()
+
+
+def test_nothing_else_is_read(server, tmp_path):
+    """A model of this user's beside those that the engine was handed."""
+    context = server.connect()
+    other = tmp_path / "dynamic.onnx"
+    other.write_bytes((MODELS / "dynamic.onnx").read_bytes())
+    status = Path(f"/proc/{context.pid}/status").read_text()
+    assert "NoNewPrivs:\t1" in status
+    try:
+        context.graph(other)
+    except tmesh.Error:
+        pass
+    else:
+        pytest.skip("this kernel has no Landlock: the engine can open all files of its user, and said so")
+    assert (add(context) == 2).all()
+
+
+def test_storm():
+    """Kills at random moments, while four threads work: each call is right or raises GoneError, and all is given back."""
+    rng = random.Random(18)
+    rounds = 300 if FULL else 30
+    with tmesh.engine.serve(models=MODELS) as server:
+        contexts = [server.connect() for _ in range(4)]
+        stop, wrong, done = threading.Event(), [], [0] * 4
+
+        def work(number):
+            context = contexts[number]
+            graph = context.graph(MODELS / "dynamic.onnx")
+            a, b, out = tmesh.put(rows(2, number)), tmesh.put(rows(2, 1)), tmesh.zeros((2, 4), "float32")
+            step = graph.bind({"a": a, "b": b}, {"sum": out})
+            while not stop.is_set():
+                out.numpy()[:] = -1
+                try:
+                    step.dispatch()
+                except tmesh.GoneError:
+                    continue
+                except Exception as error:
+                    wrong.append(error)
+                    return
+                done[number] += 1
+                if not (out.numpy() == number + 1).all():
+                    wrong.append(out.numpy().copy())
+                    return
+
+        # What is open while it is idle, the same before and after; the engines' own is seen in the newest.
+        for context in contexts:
+            add(context)
+        gc.collect()
+        live, descriptors = tmesh.stats()["regions_live"], len(os.listdir("/proc/self/fd"))
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        killed = 0
+        while killed < rounds and not wrong:
+            time.sleep(rng.random() * 0.02)
+            try:
+                os.kill(contexts[rng.randrange(4)].pid, signal.SIGKILL)
+                killed += 1
+            except ProcessLookupError:
+                pass  # nobody has asked the new one yet
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        assert not wrong, wrong[0]
+        assert all(done)
+        del threads, work
+        for context in contexts:
+            assert (add(context) == 2).all()
+        gc.collect()
+        assert tmesh.stats()["regions_live"] == live
+        # The library remembers the last 32 processes that it asked for memory, with two descriptors each.
+        assert len(os.listdir("/proc/self/fd")) <= descriptors + 64
