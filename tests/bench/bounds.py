@@ -80,6 +80,13 @@ SECTIONS = (
                                      ("first", "first share", (None, None, None)))
           for size, limit in zip(("4KB", "1MB", "100MB"), limits)),
     )),
+    Section("From one Ray actor to another", (
+        *(Bound(f"{kind} in a region, {size}", f"ray/{kind.lower()}-tmesh-{size}", f"ray/{kind.lower()}-store-{size}",
+                "Ray's object store", limit)
+          for kind, size, limit in (("NumPy", "1MB", 1.0), ("NumPy", "100MB", 0.4), ("Torch", "1MB", 1.0), ("Torch", "100MB", 0.1))),
+        *(Bound(f"Torch in a region, {size}", f"ray/torch-tmesh-{size}", f"ray/torch-gloo-{size}", "Gloo in Ray", 1.0)
+          for size in ("1MB", "100MB")),
+    )),
     Section("Out of and into a JAX program", (
         *(Bound(f"{way}, {size}", f"xla/{size}-{way}-tmesh", f"xla/{size}-{way}-callback",
                 f"io_callback that {does} by tmesh", limit)

@@ -8,8 +8,12 @@ BENCH_PROGRAMS := $(addprefix $(BENCH_OUT)/,tmesh-bench size lookup floor death 
 
 # BENCH='pages model' runs those of the benches whose commands have one of these words, and writes no file.
 bench: bench-deps ## measure, and compare with the bounds (build/bench/bench.{json,svg})
-	@$(MAKE) -s $(BENCH_PROGRAMS) tools python python-arrow beam xla $(B)/tests/xla/peer $(VENV)/iceoryx2.stamp $(SAFETENSORS_VENV)/tmesh.stamp
+	@$(MAKE) -s $(BENCH_PROGRAMS) tools python python-arrow beam xla $(B)/tests/xla/peer $(VENV)/iceoryx2.stamp $(SAFETENSORS_VENV)/tmesh.stamp $(RAY_VENV)/tmesh.stamp
 	@$(VPYTHON) -B tests/bench/run.py $(BENCH)
+
+bench-ray: ## tensors between Ray's actors, beside its object store and Gloo
+	@$(MAKE) -s $(RAY_VENV)/tmesh.stamp
+	@$(VPYTHON) -B tests/bench/run.py ray_transport
 
 bench-vm: kselftest ## measure the module in a virtual machine, for `make bench`
 	@$(PYTHON) -B tests/bench/vm.py
@@ -40,4 +44,4 @@ $(BENCH_OUT)/pages $(BENCH_OUT)/model_open: $(BENCH_OUT)/%: tests/bench/%.c test
 bench-check: $(BENCH_PROGRAMS) $(BENCH_OUT)/engine ## the benches' programs, once round
 	@$(PYTHON) -B tests/bench/test_bench.py $(BENCH_OUT)/tmesh-bench
 
-.PHONY: bench bench-check bench-vm bench-deps
+.PHONY: bench bench-check bench-ray bench-vm bench-deps

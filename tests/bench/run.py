@@ -41,6 +41,7 @@ COMMANDS = (
     [PYTHON, "-B", f"{HERE}/objects.py"],
     [PYTHON, "-B", f"{HERE}/torch_share.py"],
     [PYTHON, "-B", f"{HERE}/put.py"],
+    [BUILD / "venv-ray/bin/python", "-B", f"{HERE}/ray_transport.py"],
     ["env", f"LD_LIBRARY_PATH={BUILD}", BUILD / "venv-arrow/bin/python", "-B", f"{HERE}/xla.py",
      BUILD / "tests/xla/peer"],
     ["taskset", "-c", "0", "elixir", "--erl", "-logger level warning",

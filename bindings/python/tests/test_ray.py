@@ -226,6 +226,35 @@ def test_what_is_refused(pair, make, words):
     assert get(sink.see.remote(source.forget.remote(sealed), lambda x: float(x[1]))) == 1.0
 
 
+def test_other_classes_are_refused(pair):
+    """Ray would send them by its object store and say nothing. Without a transport they go as before."""
+    source, sink = pair
+
+    def subclass():
+        import torch
+
+        class Mine(torch.Tensor):
+            pass
+
+        return torch.ones(3).as_subclass(Mine)
+
+    with pytest.raises(Exception, match=r"class Mine.*as_subclass\(torch.Tensor\)"):
+        get(sink.see.remote(source.forget.remote(subclass), float))
+    with pytest.raises(Exception, match=r"class Mine.*as_subclass\(torch.Tensor\)"):
+        get(sink.see.remote(source.forget.remote(lambda: {"x": [subclass()]}), float))
+    assert get(source.call.remote(lambda self: type(subclass()).__name__)) == "Mine"
+    assert get(sink.see.remote(source.forget.remote(sealed), lambda x: float(x[1]))) == 1.0
+
+
+def test_tensors_of_the_other_kind_are_refused(pair):
+    source, sink = pair
+    get(source.forget.remote(sealed))
+    with pytest.raises(Exception, match='tensor_transport="tmesh"'):
+        get(source.native.remote(lambda: {"t": tmesh.put(b"x"), "x": torch.ones(3)}))
+    with pytest.raises(Exception, match='tensor_transport="tmesh_tensor"'):
+        get(source.forget.remote(lambda: {"t": tmesh.put(b"x"), "x": torch.ones(3)}))
+
+
 def test_gaps_in_sealed_memory_cost_nothing(pair):
     source, sink = pair
     assert get(sink.see.remote(source.forget.remote(lambda: sealed()[1::3]), lambda x: (x.stride(), x[:3].tolist()))) == (

@@ -30,19 +30,25 @@ from typing import Any
 
 from . import _tmesh
 from .errors import Error, InvalidError, UnsupportedError
+from .tried import warn_of_another
 
 __all__ = ["register"]
+
+VERSION = "2.60.0"
 
 # Not by their names: mypy would read all of PyTorch and Ray, where those are installed.
 try:
     torch: Any = importlib.import_module("torch")
     experimental: Any = importlib.import_module("ray.experimental")
     serialization: Any = importlib.import_module("ray.util.serialization")
+    pickler: Any = importlib.import_module("ray.cloudpickle").CloudPickler
+    worker: Any = importlib.import_module("ray._private.worker")
 except ModuleNotFoundError as problem:
     raise ModuleNotFoundError(f"tmesh.ray needs PyTorch and Ray ({problem}): pip install torch 'tmesh[ray]'",
                               name=problem.name) from None
+warn_of_another("ray", VERSION, "ray.md")
 if not hasattr(experimental, "register_tensor_transport"):
-    raise ImportError("this Ray takes no tensor transports of others: pip install 'tmesh[ray]'")
+    raise ImportError(f"this Ray takes no tensor transports of others: pip install ray=={VERSION}")
 
 _Parameter: Any = torch.nn.Parameter
 _STRIDED: Any = torch.strided
@@ -85,6 +91,9 @@ def _refuse(why: str) -> UnsupportedError:
 
 def _check(tensor: Any) -> None:
     """UnsupportedError unless another process can have the same by its bytes and layout."""
+    if not isinstance(tensor, torch.Tensor):
+        raise _refuse("a tmesh.Tensor was returned beside tensors of PyTorch: tensor.torch(private=True), or return them by "
+                      "methods of their own, those of tmesh with tensor_transport=\"tmesh_tensor\"")
     if tensor.device.type != "cpu":
         raise _refuse(f"a tensor of {tensor.device} was returned: send tensor.cpu(), or use a transport of Ray for that "
                       "device")
@@ -270,6 +279,10 @@ class TensorTransport(_Transport):
     NAME = "TMESH_TENSOR"
 
     def _describe(self, tensors: list[Any], label: str) -> tuple[Metadata, list[_tmesh.Tensor]]:
+        for tensor in tensors:
+            if not isinstance(tensor, _tmesh.Tensor):
+                raise _refuse("a tensor of PyTorch was returned by a method with tensor_transport=\"tmesh_tensor\": "
+                              "tmesh.put(tensor), or tensor_transport=\"tmesh\"")
         return Metadata(tensor_meta=[(tensor.shape, tensor.dtype) for tensor in tensors], tensor_device="cpu", boot=_boot(),
                         refs=[tensor.ref() for tensor in tensors]), tensors
 
@@ -291,6 +304,29 @@ def _put_together(parts: tuple[Any, bool, dict[str, Any]]) -> Any:
 # Ray knows a transport's type and no other: without this a Parameter would go by the object store, and nothing would
 # say so. An actor that Ray tells of the transport imports this module and calls nothing in it.
 serialization.register_serializer(_Parameter, serializer=_taken_apart, deserializer=_put_together)
+
+
+class _Subclasses(dict[Any, Any]):
+    """How classes of tensors are pickled that have no serializer of their own, as a last table of Ray's pickler."""
+
+    def __missing__(self, kind: Any) -> Any:
+        if issubclass(kind, torch.Tensor) and kind is not torch.Tensor:
+            return _reduce_subclass
+        raise KeyError(kind)
+
+
+def _reduce_subclass(tensor: Any) -> Any:
+    """Like a Parameter it would go by the object store, and nothing would say so; what its class means, only the class
+    knows."""
+    context = worker.global_worker.get_serialization_context()
+    if getattr(context._thread_local, "use_external_transport", False):
+        raise _refuse(f"a tensor of the class {type(tensor).__name__} was returned, which Ray's transports do not carry: send "
+                      "tensor.as_subclass(torch.Tensor), or return it from a method without tensor_transport")
+    return tensor.__reduce_ex__(5)
+
+
+if not any(isinstance(table, _Subclasses) for table in pickler.dispatch_table.maps):
+    pickler.dispatch_table.maps.append(_Subclasses())
 
 
 def register() -> None:
