@@ -41,6 +41,7 @@ HOST_SUITES = \
 	python-transformers-check \
 	python-engine-check \
 	python-net-check \
+	python-ray-check \
 	beam-check \
 	beam-dialyzer \
 	beam-package-check \
@@ -49,7 +50,7 @@ HOST_SUITES = \
 	packaging-check \
 	demo-check \
 	kmod-check
-HOST_SUITES_FULL = $(HOST_SUITES) python-ray-check python-current-check xla-versions-check kmod-lint
+HOST_SUITES_FULL = $(HOST_SUITES) python-lmcache-check python-current-check xla-versions-check kmod-lint
 
 comma := ,
 row = $(subst $(subst ,, ),$(comma),$(strip $(1)))

@@ -118,7 +118,8 @@ python-transformers-check: $(TRANSFORMERS_VENV)/tmesh.stamp ## tmesh.safetensors
 .PHONY: python-transformers-check
 
 # Ray, beside the system's PyTorch: the one version whose interface tmesh.ray was tried with. Without it, as on a machine
-# without a network, its tests are skipped. It starts processes by the dozen, so this is for check-full.
+# without a network, its tests are skipped. It starts processes by the dozen: the test that wants a second Ray is for
+# check-full.
 RAY_VENV := $(B)/venv-ray
 
 $(RAY_VENV)/tools.stamp:
@@ -136,7 +137,8 @@ python-ray-check: $(RAY_VENV)/tmesh.stamp ## tmesh.ray in real Ray, on CPUs
 	@$(RAY_VENV)/bin/python -c 'import ray, torch' 2>/dev/null || { \
 		echo "ok 1 - tmesh.ray # SKIP Ray cannot be had from the package index, or PyTorch is not installed"; \
 		echo 1..1; exit; }; \
-	$(RAY_VENV)/bin/python -P -m pytest --tap $(PYTHON_DIR)/tests/test_ray.py
+	$(RAY_VENV)/bin/python -P -m pytest --tap $(PYTHON_DIR)/tests/test_ray.py \
+		$(if $(filter short,$(TMESH_TEST_LENGTH)),-k "not test_restarted_actors")
 
 .PHONY: python-ray-check
 
@@ -163,6 +165,30 @@ python-net-check: $(NET_VENV)/tmesh.stamp ## tmesh.nixl and tmesh.mooncake with 
 	$(NET_VENV)/bin/python -P -m pytest --tap $(PYTHON_DIR)/tests/test_net.py
 
 .PHONY: python-net-check
+
+# LMCache, whose extensions want today's PyTorch, the build for CUDA and gigabytes of it: for check-full.
+LMCACHE_VENV := $(B)/venv-lmcache
+
+$(LMCACHE_VENV)/tools.stamp: $(PYTHON_DIR)/tests/lmcache-requirements.txt
+	$(PYTHON) -m venv --clear $(LMCACHE_VENV)
+	$(LMCACHE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $< && \
+	$(LMCACHE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps lmcache==0.5.6 || true
+	@touch $@
+
+$(LMCACHE_VENV)/tmesh.stamp: $(VENV)/tmesh.stamp $(LMCACHE_VENV)/tools.stamp
+	$(VPYTHON) -c 'import pathlib, tmesh; print(pathlib.Path(tmesh.__file__).parents[1])' \
+		> $(LMCACHE_VENV)/lib/python$(shell $(PYTHON) -c \
+		'import sys; print("%d.%d" % sys.version_info[:2])')/site-packages/tmesh.pth
+	@touch $@
+
+python-lmcache-check: export TMESH_KEEPER = $(abspath $(B)/tmesh-keeper)
+python-lmcache-check: $(LMCACHE_VENV)/tmesh.stamp $(B)/tmesh-keeper ## tmesh.lmcache in LMCache's storage manager
+	@$(LMCACHE_VENV)/bin/python -c 'import pytest, lmcache' 2>/dev/null || { \
+		echo "ok 1 - tmesh.lmcache # SKIP LMCache and PyTorch cannot be had from the package index"; \
+		echo 1..1; exit; }; \
+	$(LMCACHE_VENV)/bin/python -P -m pytest --tap $(PYTHON_DIR)/tests/test_lmcache.py
+
+.PHONY: python-lmcache-check
 
 # ONNX Runtime and the models, which engine-onnx-check has too.
 $(ENGINE_VENV)/tmesh.stamp: $(VENV)/tmesh.stamp $(ENGINE_VENV)/tools.stamp

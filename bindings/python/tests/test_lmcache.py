@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: MIT
+"""tmesh.lmcache below LMCache's real storage manager, without an engine and without a GPU."""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tmesh
+from conftest import EMULATED
+
+if EMULATED:
+    pytest.skip("LMCache takes minutes to start in an emulated machine", allow_module_level=True)
+pytest.importorskip("torch", reason="PyTorch is not installed")
+pytest.importorskip("lmcache", reason="LMCache is not installed: make python-lmcache-check")
+
+ENGINE = Path(__file__).with_name("lmcache_engine.py")
+sys.path.insert(0, str(ENGINE.parent))
+
+import lmcache_engine as side  # noqa: E402
+from lmcache.v1.distributed.api import ObjectKey  # noqa: E402
+from tmesh.lmcache import Adapter  # noqa: E402
+
+# As the keeper counts them.
+KEPT_BYTES = side.BYTES + 8192
+PATIENCE = 120
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays():
+    yield
+    gc.collect()
+    for one in tmesh.kept():
+        tmesh.drop(one["name"])
+
+
+@pytest.fixture
+def key_file(tmp_path):
+    return str(tmp_path / "tenant.key")
+
+
+@pytest.fixture
+def engine(request, key_file):
+    """Of this process."""
+    one = side.Engine({"key_file": key_file, **getattr(request, "param", {})})
+    yield one
+    one.close()
+
+
+def run(parameters, *words):
+    """The same in another process, which says what it found."""
+    return subprocess.Popen([sys.executable, "-P", str(ENGINE), json.dumps(parameters), *map(str, words)],
+                            stdout=subprocess.PIPE, text=True)
+
+
+def said(process):
+    return json.loads(process.communicate(timeout=PATIENCE)[0])
+
+
+def test_a_strangers_first_program(engine, key_file):
+    """What one process stores another one loads, and the first one once more."""
+    engine.store(0, 8)
+    assert [(one["regions"], one["bytes"]) for one in tmesh.kept()] == [(1, KEPT_BYTES)] * 8
+    assert engine.fetch(0, 8) == [*range(8)]
+    assert engine.fetch(6, 4) == [6, 7]
+    assert said(run({"key_file": key_file}, "fetch", 0, 9)) == [*range(8)]
+    assert engine.adapter._locked == {}
+
+
+def test_a_restart(engine, key_file):
+    """Also of a process that is killed: what it stored is there, and what is open stays."""
+    other = run({"key_file": key_file}, "die", 0, 5)
+    assert other.stdout.readline() == "5\n"
+    other.kill()
+    other.wait()
+    other.stdout.close()
+    assert engine.fetch(0, 5) == [*range(5)]
+    status = engine.adapter.report_status()
+    assert (status["stored_object_count"], status["used_bytes"]) == (5, 5 * KEPT_BYTES)
+
+
+def test_tenants_are_kept_apart(engine, tmp_path):
+    """Who has another key finds nothing, and none of his names is one of the other's."""
+    engine.store(0, 3)
+    mine = {one["name"] for one in tmesh.kept()}
+    parameters = {"key_file": str(tmp_path / "other.key")}
+    assert said(run(parameters, "fetch", 0, 3)) == []
+    other = Adapter(parameters)
+    assert other.report_status()["stored_object_count"] == 0
+    other.delete(side.keys(0, 3))
+    assert {one["name"] for one in tmesh.kept()} == mine
+    assert said(run(parameters, "store", 0, 3)) == 3 == other.report_status()["stored_object_count"]
+    theirs = {one["name"] for one in tmesh.kept()} - mine
+    for part in 1, 2:
+        assert not {name.split("-")[part] for name in mine} & {name.split("-")[part] for name in theirs}
+    other.delete(side.keys(0, 3))
+    assert {one["name"] for one in tmesh.kept()} == mine
+    other.close()
+    assert engine.fetch(0, 3) == [0, 1, 2]
+    # LMCache's own salts are tenants too.
+    assert engine.fetch(0, 3, salt="somebody") == []
+    engine.store(0, 1, salt="somebody")
+    assert engine.fetch(0, 1, salt="somebody") == [0] and len(tmesh.kept()) == 4
+
+
+@pytest.mark.parametrize("engine", [{"max_bytes": 4 * KEPT_BYTES}], indirect=True)
+def test_a_limit(engine, key_file):
+    """The longest unused go, by whomever they were stored; what is in use stays."""
+    said(run({"key_file": key_file}, "store", 0, 3))
+    adapter = engine.adapter
+    wanted = side.keys(0, 1)
+    task = adapter.submit_lookup_and_lock_task(wanted, {})
+    assert side.Engine.until(lambda: adapter.query_lookup_and_lock_result(task)).popcount() == 1
+    engine.store(3, 2)
+    assert adapter.report_status()["used_bytes"] == 4 * KEPT_BYTES
+    assert [engine.fetch(number, 1) for number in range(5)] == [[0], [], [2], [3], [4]]
+    # More than there can be: nothing of it, and nothing goes.
+    engine.store(10, 5)
+    assert [engine.fetch(number, 1) for number in (0, 2, 3, 4, 10)] == [[0], [2], [3], [4], []]
+    # What is locked cannot make room.
+    others = side.keys(2, 3)
+    task = adapter.submit_lookup_and_lock_task(others, {})
+    assert side.Engine.until(lambda: adapter.query_lookup_and_lock_result(task)).popcount() == 3
+    engine.store(20, 1)
+    assert adapter.report_status()["stored_object_count"] == 4 and engine.fetch(20, 1) == []
+    adapter.submit_unlock(wanted + others)
+    engine.store(20, 1)
+    assert adapter.report_status()["stored_object_count"] == 4 and engine.fetch(20, 1) == [20]
+
+
+def test_what_lmcache_counts(engine, key_file):
+    """Its own figures follow what is there, also where others drop it."""
+    engine.store(0, 4)
+    assert engine.adapter.get_usage().total_bytes_used == 4 * side.BYTES
+    engine.adapter.delete(side.keys(0, 1))
+    engine.adapter.delete(side.keys(0, 1))
+    assert engine.adapter.get_usage().total_bytes_used == 3 * side.BYTES
+    tmesh.drop(tmesh.kept()[0]["name"])
+    engine.store(9, 1)
+    assert engine.adapter.get_usage().total_bytes_used == 3 * side.BYTES
+    assert engine.fetch(0, 1) == [] and engine.fetch(9, 1) == [9]
+
+
+def test_what_is_locked_stays(engine):
+    """Also when its name is dropped meanwhile."""
+    engine.store(0, 1)
+    adapter, wanted = engine.adapter, side.keys(0, 1)
+    for _ in range(2):
+        task = adapter.submit_lookup_and_lock_task(wanted, {})
+        assert side.Engine.until(lambda: adapter.query_lookup_and_lock_result(task)).popcount() == 1
+    adapter.delete(wanted)
+
+    class Memory:
+        byte_array = memoryview(bytearray(side.BYTES))
+
+    for unlocked in 0, 1, 2:
+        task = adapter.submit_load_task(wanted, [Memory])
+        bits = side.Engine.until(lambda: adapter.query_load_result(task))
+        assert bits.popcount() == (unlocked < 2)
+        adapter.submit_unlock(wanted)
+
+
+def test_other_bytes_than_expected(engine):
+    """A buffer of another length is not filled: the key was used for something else."""
+    engine.store(0, 1)
+
+    class Memory:
+        byte_array = memoryview(bytearray(side.BYTES - 2))
+
+    task = engine.adapter.submit_load_task(side.keys(0, 1), [Memory])
+    assert side.Engine.until(lambda: engine.adapter.query_load_result(task)).popcount() == 0
+    assert not any(Memory.byte_array)
+
+
+def test_hostile_keys(engine):
+    """All of a key counts, and its parts cannot be moved from one to the other."""
+    names = engine.adapter._names
+    many = [ObjectKey(*key) for key in (
+        (b"", "", 0), (b"a", "b", 0), (b"ab", "", 0), (b"", "ab", 0), (b"a", "b", 1), (b"a", "b", -1), (b"a", "b", 1 << 80),
+        (b"a", "b", 0, 1), (b"a", "b", 0, 0, "c"), (b"a", "bc", 0), (b"\0" * 1000, "/../" * 1000, 0), (b"a", "\ud800\0\n", 0))]
+    made = {names.of(key) for key in many}
+    assert len(made) == len(many) and all(len(name) <= 63 and name.isascii() for name in made)
+
+
+@pytest.mark.parametrize("parameters, words", [
+    ({}, "key_file is missing"), ({"key_file": 5}, "key_file is missing"), ({"key_file": ""}, "key_file is missing"),
+    ({"max_bytes": 0}, "max_bytes is 0"), ({"max_bytes": "1G"}, "max_bytes is '1G'"), ({"max_bytes": True}, "max_bytes is True"),
+    ({"maxbytes": 1}, "unknown: 'maxbytes'"),
+])
+def test_bad_parameters(parameters, words, key_file):
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(tmesh.InvalidError, match=words):
+        Adapter({"key_file": key_file, **parameters} if "key_file" not in parameters and parameters else parameters)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_bad_key_files(tmp_path, key_file):
+    Adapter({"key_file": key_file}).close()
+    assert os.stat(key_file).st_mode & 0o777 == 0o600 and os.listdir(tmp_path) == ["tenant.key"]
+    os.chmod(key_file, 0o640)
+    with pytest.raises(tmesh.AccessError, match="chmod 600"):
+        Adapter({"key_file": key_file})
+    os.chmod(key_file, 0o600)
+    os.symlink(key_file, tmp_path / "link")
+    with pytest.raises(OSError):
+        Adapter({"key_file": str(tmp_path / "link")})
+    with pytest.raises(OSError):
+        Adapter({"key_file": str(tmp_path / "none" / "key")})
+    for content in b"", b"x" * 31, b"x" * 33:
+        Path(key_file).write_bytes(content)
+        with pytest.raises(tmesh.InvalidError, match="has 32 bytes"):
+            Adapter({"key_file": key_file})
+
+
+def test_without_a_keeper(tmp_path, key_file):
+    """A store fails aloud, and the engine goes on."""
+    process = subprocess.run([sys.executable, "-P", "-c", f"""
+import sys
+sys.path.insert(0, {str(ENGINE.parent)!r})
+import lmcache_engine
+engine = lmcache_engine.Engine({{"key_file": {key_file!r}}})
+engine.store(0, 1)
+print(engine.fetch(0, 1))
+engine.close()
+"""], env={**os.environ, "TMESH_KEEPER": "/nonexistent", "TMESH_RUNTIME_DIR": str(tmp_path)}, capture_output=True, text=True,
+        timeout=PATIENCE, check=True)
+    assert process.stdout == "[]\n" and "a task failed" in process.stderr and "keeper" in process.stderr
