@@ -13,7 +13,9 @@ ENGINE_CPPFLAGS = $(COMMON_CPPFLAGS) -iquote $(ENGINE) -DTMESH_ENGINE_DIR='"$(EN
 
 ENGINE_ONNX     := $(B)/tmesh-engine-onnx.so
 ENGINE_ONNX_SRC := $(wildcard $(ENGINE)/onnx/*.c)
-ENGINE_PLUGINS  := $(ENGINE_ONNX)
+ENGINE_GGML     := $(B)/tmesh-engine-ggml.so
+ENGINE_GGML_SRC := $(wildcard $(ENGINE)/ggml/*.c)
+ENGINE_PLUGINS  := $(ENGINE_ONNX) $(ENGINE_GGML)
 ENGINE_PLUGIN_DIR = $(LIBDIR)/tmesh
 
 # The program that serves an engine; what it has in common with its clients is linked into both.
@@ -27,11 +29,13 @@ define engine_objects
 ENGINE_OBJ_$(1) := $(ENGINE_SRC:$(ENGINE)/%.c=$(B)/engine-$(1)/%.o)
 ENGINE_ONNX_OBJ_$(1) := $(ENGINE_ONNX_SRC:$(ENGINE)/%.c=$(B)/engine-$(1)/%.o)
 ENGINE_PROCESS_OBJ_$(1) := $(ENGINE_PROCESS_SRC:$(ENGINE)/%.c=$(B)/engine-$(1)/%.o)
+ENGINE_GGML_OBJ_$(1) := $(ENGINE_GGML_SRC:$(ENGINE)/%.c=$(B)/engine-$(1)/%.o)
 $(B)/engine-$(1)/%.o: $(ENGINE)/%.c $(ENGINE)/build.mk
 	@mkdir -p $$(@D)
 	$$(CC) $$(CPPFLAGS) $$(ENGINE_CPPFLAGS) $$(CFLAGS) $$(WARN) $$(LIB_CFLAGS) $(2) -MMD -MP -c -o $$@ $$<
 -include $(ENGINE_PROCESS_SRC:$(ENGINE)/%.c=$(B)/engine-$(1)/%.d)
 -include $(ENGINE_SRC:$(ENGINE)/%.c=$(B)/engine-$(1)/%.d) $(ENGINE_ONNX_SRC:$(ENGINE)/%.c=$(B)/engine-$(1)/%.d)
+-include $(ENGINE_GGML_SRC:$(ENGINE)/%.c=$(B)/engine-$(1)/%.d)
 endef
 $(eval $(call engine_objects,plain,))
 $(eval $(call engine_objects,asan,$(ASAN_FLAGS)))
@@ -62,6 +66,11 @@ $(ENGINE_PROCESS): $(ENGINE_PROCESS_OBJ_plain) $(B)/engine-plain/remote_wire.o $
 $(B)/asan/tmesh-engine: $(ENGINE_PROCESS_OBJ_asan) $(B)/libtmesh-engine-asan.a $(LIB_ASAN)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(ASAN_FLAGS) $^ $(LIB_LIBS) -ldl -o $@
+
+# This one has what reads graphs, which is libtmesh-engine's too: one symbol is seen.
+$(ENGINE_GGML): $(ENGINE_GGML_OBJ_plain) $(filter $(B)/engine-plain/graph_%.o,$(ENGINE_OBJ_plain)) $(COMMON_OBJ) $(ENGINE)/plugin.map
+	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-z,defs -Wl,--version-script=$(ENGINE)/plugin.map -o $@ \
+		$(filter %.o,$^) -ljansson -lm -ldl
 
 # The static ones have nothing of lib/common/: libtmesh's archive, which they are linked with, has.
 $(ENGINE_A): $(ENGINE_OBJ_plain)

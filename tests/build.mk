@@ -32,6 +32,7 @@ HOST_SUITES = \
 	net-asan-check \
 	net-fuzz-check \
 	engine-fuzz-check \
+	engine-ggml-abi-check \
 	cuda-check \
 	xla-check \
 	xla-fuzz-check \
@@ -42,6 +43,7 @@ HOST_SUITES = \
 	python-engine-check \
 	python-net-check \
 	python-ray-check \
+	python-graph-check \
 	beam-check \
 	beam-dialyzer \
 	beam-package-check \

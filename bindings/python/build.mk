@@ -205,6 +205,13 @@ python-engine-check: $(ENGINE_VENV)/tmesh.stamp $(ENGINE_TEST_OUT)/models.stamp 
 
 .PHONY: python-engine-check
 
+# Graphs on ggml, beside NumPy.
+python-graph-check: $(ENGINE_VENV)/tmesh.stamp ## graphs on the engine "ggml", beside NumPy
+	@python=$(ENGINE_VENV)/bin/python; $$python -c 'import pytest, numpy' 2>/dev/null || python=$(VPYTHON); \
+	$$python -P -m pytest --tap $(PYTHON_DIR)/tests/test_graph.py
+
+.PHONY: python-graph-check
+
 # What users have instead of the system's packages: today's, in an environment without the system's.
 # PyTorch is the build for CUDA, gigabytes of it, so this is for check-full. CURRENT_PYTHON says which
 # Python; what has no wheel for it is said to be missing by the tests that want it.

@@ -35,9 +35,11 @@ class BuildWithLibrary(build_ext):
     """The library's sources join late: setuptools wants declared ones below this folder."""
 
     def build_extension(self, ext):
-        if ext is engine_onnx:
-            rooms = ["engine/onnx", "lib/common"]
-            ext.sources = [str(path) for room in rooms for path in sorted(ROOT.glob(f"{room}/*.c"))]
+        if ext in engines:
+            wanted = [f"engine/{ext.name.rpartition('-')[2]}/*.c", "lib/common/*.c"]
+            if ext is engine_ggml:
+                wanted.append("engine/graph_*.c")
+            ext.sources = [str(path) for pattern in wanted for path in sorted(ROOT.glob(pattern))]
             super().build_extension(ext)
             return
         self.complain_of_what_is_missing(ext)
@@ -84,7 +86,7 @@ class BuildWithLibrary(build_ext):
     def get_ext_filename(self, fullname):
         """By the name that every Python looks for; 3.15 would give it one that it alone knows. Engines are no
         modules: libtmesh-engine looks for them by theirs."""
-        if fullname.endswith("tmesh-engine-onnx"):
+        if "tmesh-engine-" in fullname:
             return os.path.join(*fullname.split(".")) + ".so"
         return re.sub(r"\.abi3[^.]*\.so$", ".abi3.so", super().get_ext_filename(fullname))
 
@@ -96,7 +98,7 @@ class SourcesWithLibrary(sdist):
         super().make_release_tree(base_dir, files)
         self.put(HERE, HERE.glob("ext/*"), Path(base_dir))
         library = [ROOT / "VERSION", *ROOT.glob("lib/*.[ch]"), *ROOT.glob("lib/common/*.[ch]"), *ROOT.glob("model/*.[ch]"),
-                   *ROOT.glob("engine/**/*.[ch]"), *ROOT.glob("include/**/*.h")]
+                   *ROOT.glob("engine/**/*.[ch]"), *ROOT.glob("engine/*.map"), *ROOT.glob("include/**/*.h")]
         self.put(ROOT, library, Path(base_dir, DISTRIBUTED.name))
 
     def put(self, top, files, target):
@@ -128,21 +130,30 @@ extension = Extension(
     py_limited_api=STABLE_ABI,
 )
 
-# The engine "onnx", which the package's own libtmesh-engine loads. Its one symbol is marked in its source.
-engine_onnx = Extension(
-    "tmesh.tmesh-engine-onnx",
-    sources=[],
-    depends=[str(path) for path in (*ROOT.glob("engine/**/*.[ch]"), *ROOT.glob("lib/common/*.[ch]"))],
-    include_dirs=extension.include_dirs,
-    define_macros=[("_GNU_SOURCE", None)],
-    extra_compile_args=extension.extra_compile_args,
-    extra_link_args=["-pthread"],
-)
+
+
+def engine(name, libraries):
+    """An engine, which the package's own libtmesh-engine loads: one symbol of it is seen."""
+    return Extension(
+        f"tmesh.tmesh-engine-{name}",
+        sources=[],
+        depends=[str(path) for path in (*ROOT.glob("engine/**/*.[ch]"), *ROOT.glob("lib/common/*.[ch]"),
+                                        *ROOT.glob("include/**/*.h"))],
+        include_dirs=extension.include_dirs,
+        define_macros=[("_GNU_SOURCE", None)],
+        extra_compile_args=extension.extra_compile_args,
+        extra_link_args=["-pthread", f"-Wl,--version-script={ROOT / 'engine' / 'plugin.map'}"],
+        libraries=libraries,
+    )
+
+
+engine_ggml = engine("ggml", ["jansson", "m"])
+engines = [engine("onnx", []), engine_ggml]
 
 BUILD.mkdir(parents=True, exist_ok=True)
 setup(
     version=VERSION,
-    ext_modules=[extension, *([] if SYSTEM_LIBRARY else [engine_onnx])],
+    ext_modules=[extension, *([] if SYSTEM_LIBRARY else engines)],
     cmdclass={"build_ext": BuildWithLibrary, "sdist": SourcesWithLibrary},
     options={
         "build": {"build_base": str(BUILD)},

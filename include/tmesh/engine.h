@@ -36,7 +36,8 @@ struct tmesh_engine_binding;
 struct tmesh_engine_context_opts {
 	size_t size;	     /* sizeof(struct tmesh_engine_context_opts) */
 	const char *library; /* the engine's own library, a path; NULL: TMESH_ONNXRUNTIME for
-			      * "onnx", then where the loader and the system have it */
+			      * "onnx", TMESH_GGML for "ggml", then where the loader and the system
+			      * have it */
 	enum tmesh_device_type device_type; /* TMESH_DEVICE_CPU */
 	int32_t device_id;
 	uint32_t threads;  /* of one run; 0: 1 */
@@ -44,10 +45,10 @@ struct tmesh_engine_context_opts {
 };
 
 /*
- * A context of the engine @backend ("onnx"). Device tensors that it makes lie in regions of @ctx.
- * Return: 0 and a reference in @out; -EINVAL (@backend is no name, opts); -EOPNOTSUPP: the plug-in
- * or the engine's library was not found or is too old, or the engine has not that device: the
- * message says what was looked for; -EPROTO (a plug-in of another version); -EIO, -ENOMEM.
+ * A context of the engine @backend ("onnx", "ggml"). Device tensors that it makes lie in regions of
+ * @ctx. Return: 0 and a reference in @out; -EINVAL (@backend is no name, opts); -EOPNOTSUPP: the
+ * plug-in or the engine's library was not found or is too old, or the engine has not that device:
+ * the message says what was looked for; -EPROTO (a plug-in of another version); -EIO, -ENOMEM.
  */
 int tmesh_engine_context_create(struct tmesh_ctx *ctx, const char *backend,
 				const struct tmesh_engine_context_opts *opts,
@@ -171,9 +172,10 @@ struct tmesh_engine_graph_opts {
 };
 
 /*
- * The graph of the file @path, for "onnx" an .onnx file. An open session of the same file (device,
- * inode, size, mtime, ctime) with the same flags and weights is used again; files that this one
- * refers to are not compared. Weights are kept open as long as the session is.
+ * The graph of the file @path, for "onnx" an .onnx file, for "ggml" one that
+ * tmesh_graph_read() reads, with all of its weights in @opts. An open session of the same file
+ * (device, inode, size, mtime, ctime) with the same flags and weights is used again; files that
+ * this one refers to are not compared. Weights are kept open as long as the session is.
  *
  * Return: 0; -EINVAL (opts; a weight twice, not sealed, not contiguous, or of another dtype or
  * shape than the graph has); -ENOENT, -EACCES and the like, of the file; -ESTALE: it changed

@@ -55,9 +55,11 @@ engine-tsan-check: $(addprefix $(ENGINE_TEST_OUT)/tsan/,test_engine test_served)
 # Without the packages, as on a machine without a network, what needs them is skipped.
 ENGINE_VENV := $(B)/venv-engine
 
-$(ENGINE_VENV)/tools.stamp:
+$(ENGINE_VENV)/tools.stamp: $(ENGINE_TEST)/requirements.txt
 	$(PYTHON) -m venv --clear $(ENGINE_VENV)
 	$(ENGINE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check numpy pytest onnxruntime onnx || true
+	$(ENGINE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+		--only-binary :all: --requirement $(ENGINE_TEST)/requirements.txt || true
 	@touch $@
 
 # The models, and what ONNX Runtime's own plain Run makes of them.
@@ -76,6 +78,16 @@ engine-onnx-check: $(ENGINE_TEST_OUT)/plain/test_onnx $(ENGINE_ONNX) $(ENGINE_TE
 	[ ! -d $(ENGINE_TEST_OUT)/models ] || export TMESH_ENGINE_MODELS=$(abspath $(ENGINE_TEST_OUT)/models); \
 	trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; $(ENGINE_TEST_OUT)/plain/test_onnx
 
+# ggml's own headers come with Python's package.
+ENGINE_GGML_HEADERS = $(lastword $(wildcard $(ENGINE_VENV)/lib/*/site-packages/libggml/include))
+
+engine-ggml-abi-check: $(ENGINE_VENV)/tools.stamp ## ggml_api.h beside ggml's headers
+	@mkdir -p $(ENGINE_TEST_OUT)/plain
+	@$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(ENGINE_TEST_FLAGS) $(if $(ENGINE_GGML_HEADERS),-isystem $(ENGINE_GGML_HEADERS)) \
+		$(ENGINE_TEST)/test_ggml_abi.c -o $(ENGINE_TEST_OUT)/plain/test_ggml_abi
+	@$(ENGINE_TEST_OUT)/plain/test_ggml_abi
+
+.PHONY: engine-ggml-abi-check
 .PHONY: engine-check engine-asan-check engine-tsan-check engine-onnx-check
 
 # What libtmesh-engine adds to ONNX Runtime's own calls.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Graphs run on tensors that processes share, by ONNX Runtime.
+"""Graphs run on tensors that processes share, by ONNX Runtime or ggml.
 
     context = tmesh.engine.Context()                       # needs the package onnxruntime, or its library
     graph = context.graph("decode.onnx")
@@ -40,16 +40,24 @@ def _flags(readable: bool, writable: bool, exportable: bool) -> int:
     return _READABLE * readable | _WRITABLE * writable | _EXPORTABLE * exportable
 
 
-def _library() -> str:
-    """That of the package onnxruntime, which is not imported: it has a copy of its own."""
-    if os.environ.get("TMESH_ONNXRUNTIME"):
+# Of an engine: the variable that names its library, a package that has it, and where in it.
+_LIBRARIES = {
+    "onnx": ("TMESH_ONNXRUNTIME", "onnxruntime", "capi/libonnxruntime.so*"),
+    "ggml": ("TMESH_GGML", "libggml", "lib*/libggml.so.0"),
+}
+
+
+def _library(backend: str) -> str:
+    """That of the package, which is not imported: onnxruntime has a copy of its own."""
+    variable, package, place = _LIBRARIES.get(backend, ("", "", ""))
+    if not package or os.environ.get(variable):
         return ""
     try:
-        spec = importlib.util.find_spec("onnxruntime")
+        spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
         return ""
     folders = list(spec.submodule_search_locations or ()) if spec else []
-    found = sorted(path for folder in folders for path in Path(folder, "capi").glob("libonnxruntime.so*"))
+    found = sorted(path for folder in folders for path in Path(folder).glob(place))
     return str(found[-1]) if found else ""
 
 
@@ -142,15 +150,15 @@ class DeviceTensor:
 class Context:
     """An engine, and the sessions that it has open.
 
-    library: the file of ONNX Runtime's library; by default TMESH_ONNXRUNTIME, else that of the package onnxruntime,
-    else the system's. threads: of one run. sessions: how many stay open that no Graph uses. UnsupportedError says
+    backend: "onnx", or "ggml" for graphs of tmesh. library: the file of the engine's library; by default TMESH_ONNXRUNTIME
+    (TMESH_GGML), else that of the package onnxruntime (libggml-python), else the system's. threads: of one run. sessions: how many stay open that no Graph uses. UnsupportedError says
     what is missing."""
 
     def __init__(self, backend: str = "onnx", *, device: str = "cpu", library: str | os.PathLike[str] | None = None,
                  threads: int = 1, sessions: int = 8) -> None:
         if device not in ("cpu", "cuda"):
             raise errors.InvalidError(errno.EINVAL, f"no device {device!r}: \"cpu\" or \"cuda\"")
-        path = _library() if library is None and backend == "onnx" else os.fspath(library or "")
+        path = _library(backend) if library is None else os.fspath(library or "")
         self._handle = _tmesh.EngineContext(backend, path, device == "cuda", threads, sessions)
         self._served: tuple[str, float | None, int] | None = None
         self._server: Server | None = None
@@ -189,8 +197,8 @@ class Context:
 
     def graph(self, path: str | os.PathLike[str], *, weights: Mapping[str, _tmesh.Tensor] | None = None,
               prepack: bool = False) -> Graph:
-        """The graph of an .onnx file. weights: sealed Tensors in place of the file's, used where they lie. prepack: the
-        engine may copy weights into an order of its own, for faster runs and more memory."""
+        """The graph of an .onnx file, or for "ggml" of a file of a tmesh.graph. weights: sealed Tensors in place of the
+        file's (for "ggml" all there are), used where they lie. prepack: the engine may copy weights into an order of its own, for faster runs and more memory."""
         return Graph(self, self._handle.graph(path, tuple((weights or {}).items()), prepack))
 
     def __reduce__(self) -> Any:

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: MIT
+"""Graphs on the engine "ggml", beside NumPy."""
+
+import importlib.util
+
+import pytest
+
+numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
+
+import tmesh  # noqa: E402
+import tmesh.engine  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not importlib.util.find_spec("libggml"),
+                                reason="ggml cannot be had: the package libggml-python is not installed")
+
+VOCABULARY, WIDTH, HEADS, GROUPS, HIDDEN, LAYERS, ROOM = 256, 128, 4, 2, 352, 3, 128
+HEAD = WIDTH // HEADS
+EPS = 1e-5
+
+
+class Opener:
+    """Graphs of texts, in a context that is gone before leaks are looked for."""
+
+    def __init__(self, folder):
+        self.context = tmesh.engine.Context("ggml")
+        self.path = folder / "graph"
+
+    def __call__(self, text, weights=None, **options):
+        self.path.write_text("graph test\n" + text)
+        sealed = {name: tmesh.put(array, seal=True) if isinstance(array, numpy.ndarray) else array
+                  for name, array in (weights or {}).items()}
+        return self.context.graph(self.path, weights=sealed, **options)
+
+
+@pytest.fixture
+def opened(tmp_path):
+    opener = Opener(tmp_path)
+    yield opener
+    opener.context = None
+
+
+def run(graph, inputs, outputs=None):
+    """With each input in a region: NumPy's own memory may be aligned to less than ggml takes."""
+    return graph.dispatch({name: tmesh.put(array) for name, array in inputs.items()}, outputs)
+
+
+def random(*shape, dtype="float32", seed=0):
+    return numpy.random.default_rng([seed, *shape]).standard_normal(shape).astype(dtype)
+
+
+# A llama of random weights, one token at a time.
+
+def llama(dtype, cache):
+    """Its text, and its weights."""
+    weights = {"token_embd": random(VOCABULARY, WIDTH, dtype=dtype), "output_norm": numpy.ones(WIDTH, "float32"),
+               "output": (random(VOCABULARY, WIDTH, seed=1) * WIDTH ** -.5).astype(dtype)}
+    text = ["token = input : int32[1]", "position = input : int32[1]", "row = input : int64[1]",
+            "x0 = get_rows(token_embd, token)"]
+    for layer in range(LAYERS):
+        b = f"{layer}."
+        for name, *shape in (("q", WIDTH, WIDTH), ("k", GROUPS * HEAD, WIDTH), ("v", GROUPS * HEAD, WIDTH),
+                             ("o", WIDTH, WIDTH), ("gate", HIDDEN, WIDTH), ("up", HIDDEN, WIDTH), ("down", WIDTH, HIDDEN)):
+            weights[b + name] = (random(*shape, seed=len(weights)) * 2 * shape[1] ** -.5).astype(dtype)
+        weights |= {b + name: 1 + random(WIDTH, seed=len(weights)) / 10 for name in ("norm", "ffn_norm")}
+        text += [
+            *(f"{b}past_{kind} = input cache=keep : {cache}[{ROOM},{GROUPS * HEAD}]" for kind in "kv"),
+            f"{b}h = rms_norm(x{layer}, {b}norm) eps={EPS}",
+            f"{b}hq = matmul({b}h, {b}q)", f"{b}hk = matmul({b}h, {b}k)", f"{b}hv = matmul({b}h, {b}v)",
+            f"{b}rq = reshape({b}hq) : float32[1,{HEADS},{HEAD}]", f"{b}tq = rope({b}rq, position) halves=true",
+            f"{b}rk = reshape({b}hk) : float32[1,{GROUPS},{HEAD}]", f"{b}tk = rope({b}rk, position) halves=true",
+            f"{b}nk = reshape({b}tk) : float32[1,{GROUPS * HEAD}]",
+            f"{b}present_k = set_rows({b}past_k, {b}nk, row)", f"{b}present_v = set_rows({b}past_v, {b}hv, row)",
+            *(f"{b}a{kind} = reshape({b}present_{kind}) : {cache}[{ROOM},{GROUPS},{HEAD}]" for kind in "kv"),
+            f"{b}a = attention({b}tq, {b}ak, {b}av, position)", f"{b}ra = reshape({b}a) : float32[1,{WIDTH}]",
+            f"{b}ao = matmul({b}ra, {b}o)", f"{b}x = add(x{layer}, {b}ao)",
+            f"{b}f = rms_norm({b}x, {b}ffn_norm) eps={EPS}",
+            f"{b}fg = matmul({b}f, {b}gate)", f"{b}fs = silu({b}fg)", f"{b}fu = matmul({b}f, {b}up)",
+            f"{b}fm = mul({b}fs, {b}fu)", f"{b}fd = matmul({b}fm, {b}down)", f"x{layer + 1} = add({b}x, {b}fd)",
+            *(f"output {b}present_{kind} = {b}present_{kind}" for kind in "kv")]
+    text += [f"n = rms_norm(x{LAYERS}, output_norm) eps={EPS}", "logits = matmul(n, output)", "output logits = logits"]
+    text += [f"{name} = weight : {array.dtype}{list(array.shape)}".replace(", ", ",") for name, array in weights.items()]
+    return "\n".join(text) + "\n", weights
+
+
+class Reference:
+    """The same in NumPy, in float32, from the same weights."""
+
+    def __init__(self, weights):
+        self.w = {name: array.astype("float32") for name, array in weights.items()}
+        self.past = [([], []) for _ in range(LAYERS)]
+
+    def step(self, token, position):
+        def norm(x, scale):
+            return x / numpy.sqrt((x * x).mean() + EPS) * scale
+
+        def turn(x):
+            angle = position * 10000.0 ** (-numpy.arange(0, HEAD, 2) / HEAD)
+            cos, sin = numpy.cos(angle), numpy.sin(angle)
+            one, two = x[:, :HEAD // 2], x[:, HEAD // 2:]
+            return numpy.concatenate([one * cos - two * sin, one * sin + two * cos], -1)
+
+        w = self.w
+        x = w["token_embd"][token]
+        for layer, (keys, values) in enumerate(self.past):
+            b = f"{layer}."
+            h = norm(x, w[b + "norm"])
+            q = turn((w[b + "q"] @ h).reshape(HEADS, HEAD))
+            keys.append(turn((w[b + "k"] @ h).reshape(GROUPS, HEAD)))
+            values.append((w[b + "v"] @ h).reshape(GROUPS, HEAD))
+            k, v = (numpy.repeat(numpy.stack(each, 1), HEADS // GROUPS, 0) for each in (keys, values))
+            score = numpy.einsum("hd,hjd->hj", q, k) * HEAD ** -.5
+            score = numpy.exp(score - score.max(-1, keepdims=True))
+            score /= score.sum(-1, keepdims=True)
+            x = x + w[b + "o"] @ numpy.einsum("hj,hjd->hd", score, v).reshape(-1)
+            f = norm(x, w[b + "ffn_norm"])
+            gate = w[b + "gate"] @ f
+            x = x + w[b + "down"] @ (gate / (1 + numpy.exp(-gate)) * (w[b + "up"] @ f))
+        return w["output"] @ norm(x, w["output_norm"])
+
+
+@pytest.mark.parametrize("dtype, cache, most", [("float32", "float32", 1e-3), ("float16", "float32", .1),
+                                                ("float16", "float16", .2)])
+def test_decode(opened, dtype, cache, most, record_property):
+    """127 steps: logits near NumPy's, the same token the likeliest, nothing copied, everything where it was bound."""
+    text, weights = llama(dtype, cache)
+    graph = opened(text, weights)
+    now = {"token": tmesh.zeros(1, "int32"), "position": tmesh.zeros(1, "int32"), "row": tmesh.zeros(1, "int64")}
+    past = {f"{layer}.past_{kind}": tmesh.zeros((ROOM, GROUPS * HEAD), cache) for layer in range(LAYERS) for kind in "kv"}
+    logits = tmesh.zeros((1, VOCABULARY), "float32")
+    present = {name.replace("past", "present"): tensor for name, tensor in past.items()}
+    copied = tmesh.stats()["bytes_copied"]
+    step = graph.bind({**now, **past}, {"logits": logits, **present},
+                      in_place={name.replace("past", "present"): name for name in past})
+    arrays = {name: tensor.numpy() for name, tensor in now.items()}
+    reference, token, worst = Reference(weights), 3, 0
+    for position in range(ROOM - 1):
+        arrays["token"][0], arrays["position"][0], arrays["row"][0] = token, position, position
+        step.dispatch()
+        expected, got = reference.step(token, position), logits.numpy()[0]
+        worst = max(worst, float(abs(expected - got).max()))
+        best = int(expected.argmax())
+        # Where two are as likely but for the rounding of the weights' type, either may come first.
+        assert got.argmax() == best or expected[best] - expected[got.argmax()] < 2 * worst < 2 * most
+        assert dtype != "float32" or got.argmax() == best
+        token = best if position % 3 else position
+    record_property("127 steps, largest difference of a logit", f"{worst:.6f}")
+    assert worst < most
+    assert tmesh.stats()["bytes_copied"] == copied
+
+
+def blocks(array):
+    """Rows of Q8_0, and what they stand for."""
+    parts = array.reshape(*array.shape[:-1], -1, 32)
+    scale = (abs(parts).max(-1, keepdims=True) / 127).astype("float16")
+    whole = numpy.round(parts / scale.astype("float32")).astype("int8")
+    packed = numpy.concatenate([scale.view("uint8"), whole.view("uint8")], -1)
+    return packed.reshape(*array.shape[:-1], -1), (whole * scale.astype("float32")).reshape(array.shape)
+
+
+def layer_norm(x, scale=1, bias=0):
+    return (x - x.mean(-1, keepdims=True)) / numpy.sqrt(x.var(-1, keepdims=True) + .5) * scale + bias
+
+
+def gelu(x):
+    return x / 2 * (1 + numpy.tanh((2 / numpy.pi) ** .5 * (x + .044715 * x ** 3)))
+
+
+def softmax(x):
+    x = numpy.exp(x - x.max(-1, keepdims=True))
+    return x / x.sum(-1, keepdims=True)
+
+
+def rope(x, positions, halves, factors=1):
+    angle = positions[:, None, None] * 10000.0 ** (-numpy.arange(0, 8, 2) / 8) / factors
+    cos, sin = numpy.cos(angle), numpy.sin(angle)
+    out = x.copy()
+    one, two = (slice(0, 4), slice(4, 8)) if halves else (slice(0, 8, 2), slice(1, 8, 2))
+    out[..., one] = x[..., one] * cos - x[..., two] * sin
+    out[..., two] = x[..., one] * sin + x[..., two] * cos
+    return out
+
+
+X, S, P = random(3, 4, 8), random(8), numpy.array([5, 0, 2], "int32")
+F = abs(random(4)) + 1
+MORE = "x = input : float32[3,4,8]\ns = weight : float32[8]\np = input : int32[3]\nf = weight : float32[4]\n"
+
+
+@pytest.mark.parametrize("node, expected", [
+    ("rms_norm(x) eps=0.5", X / numpy.sqrt((X * X).mean(-1, keepdims=True) + .5)),
+    ("rms_norm(x, s) eps=0.5", X / numpy.sqrt((X * X).mean(-1, keepdims=True) + .5) * S),
+    ("layer_norm(x) eps=0.5", layer_norm(X)),
+    ("layer_norm(x, s, s) eps=0.5", layer_norm(X, S, S)),
+    ("softmax(x)", softmax(X)),
+    ("softmax(x) scale=0.25", softmax(X / 4)),
+    ("add(x, s)", X + S), ("mul(x, s)", X * S), ("add(x, x)", X + X),
+    ("silu(x)", X / (1 + numpy.exp(-X))), ("gelu(x)", gelu(X)),
+    ("rope(x, p)", rope(X, P, False)), ("rope(x, p) halves=true", rope(X, P, True)),
+    ("rope(x, p, f) halves=true", rope(X, P, True, F)),
+    ("reshape(x) : float32[6,16]", X.reshape(6, 16)),
+    ("transpose(x) axes=1,0,2", X.transpose(1, 0, 2)), ("transpose(x) axes=2,0,1", X.transpose(2, 0, 1)),
+    ("transpose(x) axes=1,2,0", X.transpose(1, 2, 0)), ("transpose(x) axes=2,1,0", X.transpose(2, 1, 0)),
+    ("concat(x, x, x) axis=0", numpy.concatenate([X] * 3, 0)), ("concat(x, x) axis=1", numpy.concatenate([X] * 2, 1)),
+    ("concat(x, x) axis=2", numpy.concatenate([X] * 2, 2)),
+    ("matmul(x, x)", X @ X.transpose(0, 2, 1)),
+])
+def test_operators(opened, node, expected):
+    graph = opened(f"{MORE}y = {node}\nk = silu(s)\nm = mul(x, s)\nz = silu(f)\noutput y = y\n", {"s": S, "f": F})
+    got = run(graph, {"x": X, "p": P})["y"]
+    assert got.shape == expected.shape
+    numpy.testing.assert_allclose(got, expected, atol=2e-3)
+
+
+def test_rows(opened):
+    """Rows of each type of weights, and products with them."""
+    table, rows = random(10, 64), numpy.array([9, 0, 3], "int32")
+    packed, stands_for = blocks(table)
+    for kind, array, real in (("float32", table, table), ("float16", table.astype("float16"), table.astype("float16")),
+                              ("quant=Q8_0", packed, stands_for)):
+        spec = f"{kind} : float32[10,64]" if "=" in kind else f": {kind}[10,64]"
+        graph = opened(f"t = weight {spec}\nr = input : int32[3]\nx = input : float32[3,64]\ne = get_rows(t, r)\n"
+                       "m = matmul(x, t)\noutput e = e\noutput m = m\n", {"t": array})
+        x = random(3, 64, seed=5)
+        got = run(graph, {"r": rows, "x": x})
+        numpy.testing.assert_allclose(got["e"], real[rows].astype("float32"), atol=1e-6)
+        numpy.testing.assert_allclose(got["m"], x @ real.T.astype("float32"), atol=.2 if "=" in kind else 2e-2)
+    with pytest.raises(tmesh.InvalidError, match="another dtype or shape"):
+        opened("t = weight quant=Q8_0 : float32[10,64]\ny = silu(t2)\nt2 = input : float32[1]\noutput y = y\n",
+               {"t": packed[:9]})
+
+
+def test_outputs(opened):
+    """A value that is an output twice, a view as an output, one that is left to the engine, some of them only."""
+    graph = opened("x = input : float32[2,16]\na = silu(x)\nb = reshape(a) : float32[32]\nc = add(a, a)\n"
+                   "output a = a\noutput again = a\noutput b = b\noutput c = c\n")
+    x = random(2, 16)
+    a = x / (1 + numpy.exp(-x))
+    place = tmesh.zeros((2, 16), "float32")
+    got = run(graph, {"x": x}, {"a": place, "again": "host", "b": "engine", "c": "host"})
+    assert got["a"] is place and got["b"].of_engine
+    for value in (place.numpy(), got["again"], got["b"].read().reshape(2, 16), got["c"] / 2):
+        numpy.testing.assert_allclose(value, a, atol=1e-4)
+    assert list(run(graph, {"x": x}, ["c"])) == ["c"]
+
+
+CACHE = ("past = input : float32[4,8]\nx = input : float32[1,8]\nrow = input : int64[1]\nnew = set_rows(past, x, row)\n"
+         "output new = new\n")
+
+
+def test_in_place(opened):
+    graph = opened(CACHE + "y = silu(x)\noutput y = y\n")
+    past, x, row = tmesh.zeros((4, 8), "float32"), tmesh.put(random(1, 8)), tmesh.zeros(1, "int64")
+    given = {"past": past, "x": x, "row": row}
+    with pytest.raises(tmesh.InvalidError, match="in_place"):
+        graph.dispatch(given, {"new": tmesh.zeros((4, 8), "float32")})
+    with pytest.raises(tmesh.InvalidError, match="in_place"):
+        graph.dispatch(given, ["new"])
+    with pytest.raises(tmesh.InvalidError, match="has to be an output"):
+        graph.dispatch(given, ["y"])
+    with pytest.raises(tmesh.InvalidError, match="overlap|lies"):
+        graph.dispatch(given, {"new": past})
+    row.numpy()[0] = 2
+    graph.dispatch(given, {"new": past}, in_place={"new": "past"})
+    assert (past.numpy()[2] == x.numpy()[0]).all() and not past.numpy()[[0, 1, 3]].any()
+    for bad in (-1, 4, 2**62):
+        row.numpy()[0] = bad
+        with pytest.raises(tmesh.InvalidError, match=r'"row" has .*, and node "new" takes 0 to 3'):
+            graph.dispatch(given, {"new": past}, in_place={"new": "past"})
+    sealed = tmesh.put(numpy.zeros((4, 8), "float32"), seal=True)
+    with pytest.raises((tmesh.AccessError, tmesh.SealedError)):
+        graph.dispatch({**given, "past": sealed}, {"new": sealed}, in_place={"new": "past"})
+
+
+@pytest.mark.parametrize("text, error, words", [
+    (CACHE + "y = silu(past)\noutput y = y\n", "UnsupportedError", 'node "y" reads "past", whose rows "new" replaces'),
+    (CACHE + "two = set_rows(past, x, row)\noutput two = two\n", "UnsupportedError", "replaces"),
+    ("x = input : float32[1,1,1,1,2]\ny = silu(x)\noutput y = y\n", "UnsupportedError", 'node "x".*more than 4 dimensions'),
+    ("x = input : float32[2147483648]\ny = silu(x)\noutput y = y\n", "UnsupportedError", "a dimension is more than"),
+    ("x = input : float32[4,8]\nw = weight : int32[2]\ny = get_rows(x, w)\noutput y = y\n", "UnsupportedError",
+     'node "y".*have to be an input'),
+    ("x = input : float32[4,8]\n", "ProtocolError", "no outputs"),
+    ("x = input : float32[4,8]\nw = weight : float32[8]\ny = add(x, w)\noutput y = y\n", "InvalidError", "was not given"),
+    ("x = input : float32[4,8]\ny = add(y, x)\noutput y = y\n", "ProtocolError", "cycle"),
+])
+def test_refused(opened, text, error, words):
+    weights = {"w": numpy.zeros(2, "int32")} if "int32[2]" in text else {}
+    with pytest.raises(getattr(tmesh, error), match=words):
+        opened(text, weights)
+
+
+def test_weights_refused(opened):
+    text = "x = input : float32[4,8]\nw = weight : float32[8]\ny = add(x, w)\noutput y = y\n"
+    with pytest.raises(tmesh.NotFoundError, match='"v": the graph has none'):
+        opened(text, {"w": random(8), "v": random(8)})
+    with pytest.raises(tmesh.NotFoundError, match='"x": the graph has none'):
+        opened(text, {"w": random(8), "x": random(4, 8)})
+    for array in (random(9), random(8, dtype="float16"), random(2, 4)):
+        with pytest.raises(tmesh.InvalidError, match='"w": the graph\'s is of another dtype or shape'):
+            opened(text, {"w": array})
+    whole = tmesh.put(random(16), seal=True)
+    with pytest.raises(tmesh.InvalidError, match="not aligned to 32 bytes"):
+        opened(text, {"w": whole[1:9]})
+    with pytest.raises(tmesh.UnsupportedError, match="in place alone"):
+        opened(text, {"w": whole[:8]}, prepack=True)
+
+
+def test_library():
+    with pytest.raises(tmesh.UnsupportedError, match="is no ggml"):
+        tmesh.engine.Context("ggml", library="libc.so.6")
+    with pytest.raises(tmesh.UnsupportedError, match="CPU"):
+        tmesh.engine.Context("ggml", device="cuda")

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: MIT
+/* Bindings: a graph of ggml's whose inputs and outputs are the caller's memory. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ggml_internal.h"
+
+#define HALF_MINUS_INFINITY 0xfc00
+
+void ggml_unbind(void *data)
+{
+	struct ggml_lowered *lowered = data;
+
+	ggml_lowered_close(lowered);
+	free(lowered);
+}
+
+static int place(struct ggml_lowered *lowered, struct ggml_tensor *tensor, void *data,
+		 const char *name, struct tmesh_error *err)
+{
+	const struct ggml_engine *engine = lowered->engine;
+
+	if (engine->api.backend_tensor_alloc(engine->memory, tensor, data) != GGML_SUCCESS)
+		return tmesh_fail(err, -EIO, "ggml did not take the memory of \"%s\"", name);
+	return 0;
+}
+
+/* Zeros, aligned. */
+static void *memory(uint64_t bytes)
+{
+	uint64_t whole = (bytes / GGML_WEIGHT_ALIGN + 1) * GGML_WEIGHT_ALIGN;
+	void *data = aligned_alloc(GGML_WEIGHT_ALIGN, whole);
+
+	return data ? memset(data, 0, whole) : NULL;
+}
+
+/* The node of input @operand. */
+static uint32_t input_node(const struct tmesh_graph *graph, size_t operand)
+{
+	uint32_t at = 0;
+
+	while (graph->nodes[at].op != TMESH_GRAPH_INPUT || operand--)
+		at++;
+	return at;
+}
+
+static int bind_input(struct ggml_lowered *lowered, const struct plugin_array *array,
+		      struct tmesh_error *err)
+{
+	uint32_t at = input_node(lowered->session->graph, array->operand);
+	struct ggml_index *index = &lowered->indices[at];
+
+	if (array->dtype != TMESH_INT32 && array->dtype != TMESH_INT64)
+		return place(lowered, lowered->values[at], array->data, array->name, err);
+	index->from = array->data;
+	index->count = (int64_t)(array->bytes / (array->dtype == TMESH_INT32 ? 4 : 8));
+	index->own = memory(array->bytes);
+	if (!index->own)
+		return tmesh_fail(err, -ENOMEM, "no memory for \"%s\"", array->name);
+	return place(lowered, lowered->values[at], index->own, array->name, err);
+}
+
+/* Where the caller wants it, or in memory of the engine's. */
+static int place_output(struct ggml_lowered *lowered, struct ggml_out *out,
+			const struct plugin_array *array, struct tmesh_error *err)
+{
+	const struct ggml_api *api = &lowered->engine->api;
+	const struct tmesh_graph_node *node = &lowered->session->graph->nodes[out->node];
+	void *data = array->data;
+
+	/* A value that is a view, or is somewhere already, is brought there. */
+	if (node->op == TMESH_GRAPH_RESHAPE || node->op == TMESH_GRAPH_TRANSPOSE ||
+	    api->get_data(out->value)) {
+		out->value = api->cont(lowered->context, out->value);
+		if (!api->backend_supports_op(lowered->backend, out->value))
+			return tmesh_fail(err, -EOPNOTSUPP,
+					  "node \"%s\": ggml cannot make its view an output",
+					  node->name);
+	}
+	if (!data)
+		data = out->own = memory(lowered->engine->api.nbytes(out->value));
+	if (!data)
+		return tmesh_fail(err, -ENOMEM, "no memory for \"%s\"", array->name);
+	api->set_output(out->value);
+	return place(lowered, out->value, data, array->name, err);
+}
+
+static int bind_output(struct ggml_lowered *lowered, struct ggml_out *out,
+		       const struct plugin_array *array, struct tmesh_error *err)
+{
+	const struct ggml_api *api = &lowered->engine->api;
+	const struct tmesh_graph *graph = lowered->session->graph;
+	const struct tmesh_graph_node *node;
+	int rc = 0;
+
+	out->node = graph->outputs[array->operand].node;
+	out->value = lowered->values[out->node];
+	node = &graph->nodes[out->node];
+	if (node->op != TMESH_GRAPH_SET_ROWS)
+		rc = place_output(lowered, out, array, err);
+	else if (array->data != api->get_data(lowered->values[node->inputs[0]]))
+		rc = tmesh_fail(err, -EINVAL,
+				"output \"%s\" lies in the memory of \"%s\": bind it there, with "
+				"in_place",
+				array->name, graph->nodes[node->inputs[0]].name);
+	if (!rc)
+		api->build_forward_expand(lowered->graph, out->value);
+	return rc;
+}
+
+/* Memory that is written has been bound as an output: that is where rights are checked. */
+static int check_pasts(const struct ggml_lowered *lowered, const struct plugin_array *outputs,
+		       size_t count, struct tmesh_error *err)
+{
+	const struct tmesh_graph *graph = lowered->session->graph;
+
+	for (uint32_t at = 0; at < graph->node_count; at++) {
+		bool bound = graph->nodes[at].op != TMESH_GRAPH_SET_ROWS;
+
+		for (size_t i = 0; !bound && i < count; i++)
+			bound = graph->outputs[outputs[i].operand].node == at;
+		if (!bound)
+			return tmesh_fail(
+				err, -EINVAL,
+				"\"%s\" writes into its past: it has to be an output that "
+				"is bound",
+				graph->nodes[at].name);
+	}
+	return 0;
+}
+
+static int place_masks(struct ggml_lowered *lowered, struct tmesh_error *err)
+{
+	int rc = 0;
+
+	for (size_t i = 0; !rc && i < lowered->mask_count; i++) {
+		struct ggml_mask *mask = &lowered->masks[i];
+		int64_t queries = lowered->indices[mask->positions].count;
+
+		mask->data = memory((uint64_t)(queries + GGML_MASK_PAD) * (uint64_t)mask->rows * 2);
+		rc = mask->data ? place(lowered, mask->tensor, mask->data, "a mask", err)
+				: tmesh_fail(err, -ENOMEM, "no memory for a mask");
+	}
+	return rc;
+}
+
+int ggml_bind(void *data, struct plugin_session *session, const struct plugin_array *inputs,
+	      size_t input_count, const struct plugin_array *outputs, size_t output_count,
+	      void **out, struct tmesh_error *err)
+{
+	struct ggml_lowered *lowered = calloc(1, sizeof(*lowered));
+	struct ggml_engine *engine = data;
+	const struct ggml_api *api = &engine->api;
+	int rc;
+
+	if (!lowered)
+		return tmesh_fail(err, -ENOMEM, "no memory for a binding");
+	rc = ggml_lowered_open(lowered, engine, session->handle, err);
+	if (!rc)
+		rc = check_pasts(lowered, outputs, output_count, err);
+	for (size_t i = 0; !rc && i < input_count; i++)
+		rc = bind_input(lowered, &inputs[i], err);
+	if (!rc)
+		rc = place_masks(lowered, err);
+	for (size_t i = 0; !rc && i < output_count; i++)
+		rc = bind_output(lowered, &lowered->outputs[i], &outputs[i], err);
+	if (!rc) {
+		lowered->allocator =
+			api->gallocr_new(api->backend_get_default_buffer_type(lowered->backend));
+		if (!lowered->allocator ||
+		    !api->gallocr_alloc_graph(lowered->allocator, lowered->graph))
+			rc = tmesh_fail(err, -ENOMEM,
+					"no memory for a graph's intermediate values");
+	}
+	if (rc)
+		ggml_unbind(lowered);
+	else
+		*out = lowered;
+	return rc;
+}
+
+/* Integers as they are now, in memory that nobody else writes to. */
+static int read_index(const struct ggml_index *index, const struct tmesh_graph_node *node,
+		      struct tmesh_error *err)
+{
+	bool wide = node->dtype == TMESH_INT64;
+
+	memcpy(index->own, index->from, (size_t)index->count * (wide ? 8 : 4));
+	for (int64_t i = 0; index->why && i < index->count; i++) {
+		int64_t value = wide ? ((int64_t *)index->own)[i] : ((int32_t *)index->own)[i];
+
+		if (value < 0 || value >= index->below)
+			return tmesh_fail(err, -EINVAL,
+					  "input \"%s\" has %" PRId64
+					  ", and node \"%s\" takes 0 to "
+					  "%" PRId64,
+					  node->name, value, index->why, index->below - 1);
+	}
+	return 0;
+}
+
+static void fill_mask(const struct ggml_mask *mask, const struct ggml_index *positions)
+{
+	const int32_t *seen = positions->own;
+
+	for (int64_t i = 0; i < positions->count; i++)
+		for (int64_t row = 0; row < mask->rows; row++)
+			mask->data[i * mask->rows + row] = row <= seen[i] ? 0 : HALF_MINUS_INFINITY;
+}
+
+int ggml_run(void *data, struct tmesh_error *err)
+{
+	struct ggml_lowered *lowered = data;
+	const struct tmesh_graph *graph = lowered->session->graph;
+	int rc = 0, status;
+
+	for (size_t i = 0; !rc && i < graph->node_count; i++)
+		if (lowered->indices[i].own)
+			rc = read_index(&lowered->indices[i], &graph->nodes[i], err);
+	if (rc)
+		return rc;
+	for (size_t i = 0; i < lowered->mask_count; i++)
+		fill_mask(&lowered->masks[i], &lowered->indices[lowered->masks[i].positions]);
+	status = lowered->engine->api.backend_graph_compute(lowered->backend, lowered->graph);
+	return status == GGML_SUCCESS ? 0 : tmesh_fail(err, -EIO, "ggml failed: status %d", status);
+}
+
+int ggml_result(void *data, size_t output, struct plugin_result *result, struct tmesh_error *err)
+{
+	struct ggml_lowered *lowered = data;
+	struct ggml_out *out = &lowered->outputs[output];
+	const struct tmesh_graph_node *node = &lowered->session->graph->nodes[out->node];
+
+	*result = (struct plugin_result){
+		.handle = out->own,
+		.data = lowered->engine->api.get_data(out->value),
+		.dtype = node->dtype,
+		.ndim = node->ndim,
+	};
+	memcpy(result->shape, node->shape, sizeof(result->shape));
+	out->own = NULL;
+	return 0;
+}
+
+void ggml_release(void *engine, void *handle)
+{
+	free(handle);
+}

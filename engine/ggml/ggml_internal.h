@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: MIT */
+/* What the files of tmesh-engine-ggml share. */
+#ifndef TMESH_ENGINE_GGML_INTERNAL_H
+#define TMESH_ENGINE_GGML_INTERNAL_H
+
+#include "ggml_api.h"
+#include "graph_internal.h"
+#include "plugin.h"
+
+/* Of an address: what ggml asks of a buffer's beginning; what malloc() gives. */
+#define GGML_WEIGHT_ALIGN 32
+#define GGML_ALIGN 16
+#define GGML_DIMS 4
+/* Of a mask: older versions want a multiple of so many queries. */
+#define GGML_MASK_PAD 64
+
+struct ggml_engine {
+	struct ggml_api api;
+	uint32_t threads;
+	/* All memory of the process: where in it tensors lie was checked, and is nobody else's. */
+	struct ggml_backend_buffer *memory;
+};
+
+struct ggml_session {
+	struct tmesh_graph *graph;
+	struct ggml_context *context; /* of the weights */
+	struct ggml_tensor **weights; /* by node; NULL: no weight */
+};
+
+/* A mask of positions against rows, filled before each run. */
+struct ggml_mask {
+	uint32_t positions; /* the node */
+	int64_t rows;
+	uint16_t *data; /* of float16 */
+	struct ggml_tensor *tensor;
+};
+
+/* Integers of an input, which are read once for each run: what they were checked for stays so. */
+struct ggml_index {
+	const void *from; /* where the caller has them */
+	void *own;
+	int64_t count;
+	int64_t below;	 /* each is at least 0 and less */
+	const char *why; /* the node that asks for it; NULL: none */
+};
+
+struct ggml_out {
+	uint32_t node;
+	struct ggml_tensor *value;
+	void *own; /* memory that was left to the engine; NULL: it was given */
+};
+
+/* A graph of ggml's on given memory. */
+struct ggml_lowered {
+	const struct ggml_engine *engine;
+	const struct ggml_session *session;
+	struct ggml_backend *backend;
+	struct ggml_context *context;
+	struct ggml_cgraph *graph;
+	struct ggml_gallocr *allocator;
+	struct ggml_tensor **values; /* by node */
+	struct ggml_index *indices;  /* by node; used where the node is an input of integers */
+	struct ggml_mask *masks;
+	size_t mask_count;
+	struct ggml_out *outputs; /* in the order of the binding */
+};
+
+/* library.c */
+int ggml_library(const char *path, struct ggml_api *api, struct tmesh_error *err);
+
+/* session.c */
+int ggml_session_open(void *engine, const struct plugin_session_opts *opts,
+		      struct plugin_session *session, struct tmesh_error *err);
+void ggml_session_close(void *engine, struct plugin_session *session);
+
+/* lower.c: nothing is placed. @fail names the node that this ggml cannot run. */
+int ggml_lower(struct ggml_lowered *lowered, struct tmesh_error *err);
+/* ggml's number; -1: none. */
+int ggml_type_of(const struct tmesh_graph_node *node);
+struct ggml_tensor *ggml_tensor_of(const struct ggml_engine *engine, struct ggml_context *context,
+				   const struct tmesh_graph_node *node);
+/* A backend of one thread's, with the engine's number of threads. NULL: no memory. */
+struct ggml_backend *ggml_backend_of(const struct ggml_engine *engine);
+int ggml_lowered_open(struct ggml_lowered *lowered, const struct ggml_engine *engine,
+		      const struct ggml_session *session, struct tmesh_error *err);
+void ggml_lowered_close(struct ggml_lowered *lowered);
+
+/* bind.c */
+int ggml_bind(void *engine, struct plugin_session *session, const struct plugin_array *inputs,
+	      size_t input_count, const struct plugin_array *outputs, size_t output_count,
+	      void **binding, struct tmesh_error *err);
+int ggml_run(void *binding, struct tmesh_error *err);
+int ggml_result(void *binding, size_t output, struct plugin_result *result,
+		struct tmesh_error *err);
+void ggml_release(void *engine, void *handle);
+void ggml_unbind(void *binding);
+
+#endif /* TMESH_ENGINE_GGML_INTERNAL_H */

@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: MIT
+/* From our nodes to ggml's. ggml's first dimension is our last, and it has four of them. */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "ggml_internal.h"
+
+/* ggml's nodes for one of ours, at most: a concatenation and what makes its inputs contiguous. */
+#define STEPS (2 * TMESH_GRAPH_MAX_INPUTS)
+
+struct site {
+	struct ggml_lowered *lowered;
+	const struct ggml_api *api;
+	struct ggml_context *context;
+	const struct tmesh_graph_node *node;
+	struct tmesh_error *err;
+	int rc;
+};
+
+int ggml_type_of(const struct tmesh_graph_node *node)
+{
+	if (node->quant)
+		return graph_quant(node->quant)->gguf;
+	switch (node->dtype) {
+	case TMESH_FLOAT32:
+		return GGML_F32;
+	case TMESH_FLOAT16:
+		return GGML_F16;
+	case TMESH_BFLOAT16:
+		return GGML_BF16;
+	case TMESH_INT32:
+		return GGML_I32;
+	case TMESH_INT64:
+		return GGML_I64;
+	default:
+		return -1;
+	}
+}
+
+static void extents(const struct tmesh_graph_node *node, int64_t *ne)
+{
+	for (int i = 0; i < GGML_DIMS; i++)
+		ne[i] = i < node->ndim ? node->shape[node->ndim - 1 - i] : 1;
+}
+
+struct ggml_tensor *ggml_tensor_of(const struct ggml_engine *engine, struct ggml_context *context,
+				   const struct tmesh_graph_node *node)
+{
+	int64_t ne[GGML_DIMS];
+
+	extents(node, ne);
+	return engine->api.new_tensor_4d(context, (unsigned int)ggml_type_of(node), ne[0], ne[1],
+					 ne[2], ne[3]);
+}
+
+struct ggml_backend *ggml_backend_of(const struct ggml_engine *engine)
+{
+	const struct ggml_api *api = &engine->api;
+	struct ggml_backend *backend = api->backend_init_by_type(GGML_DEVICE_CPU, NULL);
+	ggml_threads_function set_threads;
+
+	if (!backend)
+		return NULL;
+	*(void **)&set_threads = api->backend_reg_get_proc_address(
+		api->backend_dev_backend_reg(api->backend_get_device(backend)),
+		"ggml_backend_set_n_threads");
+	if (set_threads)
+		set_threads(backend, (int)engine->threads);
+	return backend;
+}
+
+static void cannot(struct site *site, const char *why)
+{
+	if (!site->rc)
+		site->rc = tmesh_fail(site->err, -EOPNOTSUPP,
+				      "node \"%s\": ggml cannot run this %s: %s", site->node->name,
+				      graph_op(site->node->op)->name, why);
+}
+
+/* A step that computes. */
+static struct ggml_tensor *step(struct site *site, struct ggml_tensor *tensor)
+{
+	if (!site->api->backend_supports_op(site->lowered->backend, tensor))
+		cannot(site, "its backend for the CPU has it not for these types and shapes");
+	return tensor;
+}
+
+static struct ggml_tensor *contiguous(struct site *site, struct ggml_tensor *tensor)
+{
+	if (site->api->is_contiguous(tensor))
+		return tensor;
+	return step(site, site->api->cont(site->context, tensor));
+}
+
+static struct ggml_tensor *in(struct site *site, uint32_t i)
+{
+	return contiguous(site, site->lowered->values[site->node->inputs[i]]);
+}
+
+/* Rows and positions: integers that are checked before each run, each at least 0 and less. */
+static struct ggml_tensor *index_in(struct site *site, uint32_t i, int64_t below)
+{
+	uint32_t at = site->node->inputs[i];
+	struct ggml_index *index = &site->lowered->indices[at];
+
+	if (site->lowered->session->graph->nodes[at].op != TMESH_GRAPH_INPUT)
+		cannot(site, "its rows or positions have to be an input of the graph");
+	if (!index->why || below < index->below) {
+		index->below = below;
+		index->why = site->node->name;
+	}
+	return site->lowered->values[at];
+}
+
+static struct ggml_tensor *norm(struct site *site)
+{
+	const struct ggml_api *api = site->api;
+	const struct tmesh_graph_node *node = site->node;
+	struct ggml_tensor *x = in(site, 0);
+
+	x = step(site, node->op == TMESH_GRAPH_RMS_NORM ? api->rms_norm(site->context, x, node->eps)
+							: api->norm(site->context, x, node->eps));
+	if (node->input_count > 1)
+		x = step(site, api->mul(site->context, x, in(site, 1)));
+	if (node->input_count > 2)
+		x = step(site, api->add(site->context, x, in(site, 2)));
+	return x;
+}
+
+static struct ggml_tensor *transpose(struct site *site)
+{
+	const struct tmesh_graph_node *node = site->node;
+	int to[GGML_DIMS] = {0, 1, 2, 3};
+
+	for (int i = 0; i < node->ndim; i++)
+		to[node->ndim - 1 - node->axes[i]] = node->ndim - 1 - i;
+	return site->api->permute(site->context, in(site, 0), to[0], to[1], to[2], to[3]);
+}
+
+static struct ggml_tensor *concat(struct site *site)
+{
+	struct ggml_tensor *all = in(site, 0);
+
+	for (uint32_t i = 1; i < site->node->input_count; i++)
+		all = step(site, site->api->concat(site->context, all, in(site, i),
+						   site->node->ndim - 1 - site->node->axis));
+	return all;
+}
+
+static struct ggml_tensor *mask_of(struct site *site, uint32_t positions, int64_t rows,
+				   int64_t queries)
+{
+	struct ggml_lowered *lowered = site->lowered;
+	struct ggml_mask *mask;
+
+	for (size_t i = 0; i < lowered->mask_count; i++)
+		if (lowered->masks[i].positions == positions && lowered->masks[i].rows == rows)
+			return lowered->masks[i].tensor;
+	mask = &lowered->masks[lowered->mask_count++];
+	mask->positions = positions;
+	mask->rows = rows;
+	mask->tensor = site->api->new_tensor_4d(
+		site->context, GGML_F16, rows,
+		(queries + GGML_MASK_PAD - 1) / GGML_MASK_PAD * GGML_MASK_PAD, 1, 1);
+	return mask->tensor;
+}
+
+static struct ggml_tensor *attention(struct site *site)
+{
+	const struct ggml_api *api = site->api;
+	const struct tmesh_graph_node *nodes = site->lowered->session->graph->nodes;
+	const struct tmesh_graph_node *k = &nodes[site->node->inputs[1]], *node = site->node;
+	float scale = node->scale ? node->scale : 1 / sqrtf((float)node->shape[2]);
+	struct ggml_tensor *part[3], *mask, *out;
+
+	index_in(site, 3, k->shape[0]);
+	for (uint32_t i = 0; i < 3; i++)
+		part[i] = api->permute(site->context, in(site, i), 0, 2, 1, 3);
+	mask = mask_of(site, node->inputs[3], k->shape[0], node->shape[0]);
+	out = api->flash_attn_ext(site->context, part[0], part[1], part[2], mask, scale, 0, 0);
+	api->flash_attn_ext_set_prec(out, GGML_PRECISION_F32);
+	return step(site, out);
+}
+
+static struct ggml_tensor *rope(struct site *site)
+{
+	const struct tmesh_graph_node *node = site->node;
+
+	return step(site,
+		    site->api->rope_ext(site->context, in(site, 0), index_in(site, 1, INT32_MAX),
+					node->input_count > 2 ? in(site, 2) : NULL, (int)node->dims,
+					node->halves ? GGML_ROPE_NEOX : GGML_ROPE_NORMAL, 0,
+					node->base, 1, 0, 1, 32, 1));
+}
+
+static struct ggml_tensor *lower(struct site *site, uint32_t at)
+{
+	const struct ggml_api *api = site->api;
+	const struct tmesh_graph_node *node = site->node;
+	const struct tmesh_graph_node *nodes = site->lowered->session->graph->nodes;
+	struct ggml_context *context = site->context;
+	int64_t ne[GGML_DIMS];
+
+	extents(node, ne);
+	switch (node->op) {
+	case TMESH_GRAPH_INPUT:
+		return ggml_tensor_of(site->lowered->engine, context, node);
+	case TMESH_GRAPH_WEIGHT:
+		return site->lowered->session->weights[at];
+	case TMESH_GRAPH_MATMUL:
+		return step(site, api->mul_mat(context, in(site, 1), in(site, 0)));
+	case TMESH_GRAPH_RMS_NORM:
+	case TMESH_GRAPH_LAYER_NORM:
+		return norm(site);
+	case TMESH_GRAPH_ROPE:
+		return rope(site);
+	case TMESH_GRAPH_SOFTMAX:
+		return step(site, api->soft_max_ext(context, in(site, 0), NULL,
+						    node->scale ? node->scale : 1, 0));
+	case TMESH_GRAPH_ADD:
+		return step(site, api->add(context, in(site, 0), in(site, 1)));
+	case TMESH_GRAPH_MUL:
+		return step(site, api->mul(context, in(site, 0), in(site, 1)));
+	case TMESH_GRAPH_SILU:
+		return step(site, api->silu(context, in(site, 0)));
+	case TMESH_GRAPH_GELU:
+		return step(site, api->gelu(context, in(site, 0)));
+	case TMESH_GRAPH_GET_ROWS:
+		return step(site,
+			    api->get_rows(context, in(site, 0),
+					  index_in(site, 1, nodes[node->inputs[0]].shape[0])));
+	case TMESH_GRAPH_SET_ROWS:
+		return step(site, api->set_rows(context, in(site, 0), in(site, 1),
+						index_in(site, 2, node->shape[0])));
+	case TMESH_GRAPH_RESHAPE:
+		return api->reshape_4d(context, in(site, 0), ne[0], ne[1], ne[2], ne[3]);
+	case TMESH_GRAPH_TRANSPOSE:
+		return transpose(site);
+	case TMESH_GRAPH_CONCAT:
+		return concat(site);
+	case TMESH_GRAPH_ATTENTION:
+		return attention(site);
+	}
+	return NULL; /* tmesh_graph_add() has looked */
+}
+
+/* Dimensions that ggml has not are said before it is asked: it would abort. */
+static bool fits(struct site *site)
+{
+	if (site->node->ndim > GGML_DIMS)
+		cannot(site, "it has more than 4 dimensions");
+	for (int i = 0; i < site->node->ndim; i++)
+		if (site->node->shape[i] > INT32_MAX)
+			cannot(site, "a dimension is more than 2^31 - 1");
+	return !site->rc;
+}
+
+int ggml_lower(struct ggml_lowered *lowered, struct tmesh_error *err)
+{
+	const struct tmesh_graph *graph = lowered->session->graph;
+	struct site site = {
+		.lowered = lowered,
+		.api = &lowered->engine->api,
+		.context = lowered->context,
+		.err = err,
+	};
+
+	for (uint32_t i = 0; !site.rc && i < graph->node_count; i++) {
+		site.node = &graph->nodes[i];
+		if (fits(&site))
+			lowered->values[i] = lower(&site, i);
+	}
+	return site.rc;
+}
+
+int ggml_lowered_open(struct ggml_lowered *lowered, const struct ggml_engine *engine,
+		      const struct ggml_session *session, struct tmesh_error *err)
+{
+	size_t nodes = session->graph->node_count, outputs = session->graph->output_count;
+	const struct ggml_api *api = &engine->api;
+	size_t steps = nodes * STEPS + 2 * outputs + 64;
+
+	lowered->engine = engine;
+	lowered->session = session;
+	lowered->values = calloc(nodes + 1, sizeof(*lowered->values));
+	lowered->indices = calloc(nodes + 1, sizeof(*lowered->indices));
+	lowered->masks = calloc(nodes + 1, sizeof(*lowered->masks));
+	lowered->outputs = calloc(outputs + 1, sizeof(*lowered->outputs));
+	lowered->backend = ggml_backend_of(engine);
+	if (!lowered->values || !lowered->indices || !lowered->masks || !lowered->outputs ||
+	    !lowered->backend)
+		return tmesh_fail(err, -ENOMEM, "no memory for a graph of %zu nodes", nodes);
+	lowered->context = api->init((struct ggml_params){
+		.mem_size =
+			api->tensor_overhead() * steps + api->graph_overhead_custom(steps, false),
+		.no_alloc = true,
+	});
+	if (!lowered->context)
+		return tmesh_fail(err, -ENOMEM, "no memory for a graph of %zu nodes", nodes);
+	lowered->graph = api->new_graph_custom(lowered->context, steps, false);
+	return ggml_lower(lowered, err);
+}
+
+void ggml_lowered_close(struct ggml_lowered *lowered)
+{
+	const struct ggml_api *api = &lowered->engine->api;
+	const struct tmesh_graph *graph = lowered->session->graph;
+
+	if (lowered->allocator)
+		api->gallocr_free(lowered->allocator);
+	if (lowered->context)
+		api->free(lowered->context);
+	if (lowered->backend)
+		api->backend_free(lowered->backend);
+	for (size_t i = 0; lowered->indices && i < graph->node_count; i++)
+		free(lowered->indices[i].own);
+	for (size_t i = 0; i < lowered->mask_count; i++)
+		free(lowered->masks[i].data);
+	for (size_t i = 0; lowered->outputs && i < graph->output_count; i++)
+		free(lowered->outputs[i].own);
+	free(lowered->values);
+	free(lowered->indices);
+	free(lowered->masks);
+	free(lowered->outputs);
+}

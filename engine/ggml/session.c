@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: MIT
+/* Sessions: a graph's file, its weights where they lie, and what its inputs and outputs are. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ggml_internal.h"
+
+static void free_operands(struct plugin_operand *operands, size_t count)
+{
+	for (size_t i = 0; operands && i < count; i++)
+		free(operands[i].name);
+	free(operands);
+}
+
+void ggml_session_close(void *data, struct plugin_session *session)
+{
+	struct ggml_session *own = session->handle;
+	struct ggml_engine *engine = data;
+
+	if (own->context)
+		engine->api.free(own->context);
+	free_operands(session->inputs, session->input_count);
+	free_operands(session->outputs, session->output_count);
+	tmesh_graph_unref(own->graph);
+	free(own->weights);
+	free(own);
+	*session = (struct plugin_session){0};
+}
+
+static int describe(const struct tmesh_graph_node *node, const char *name,
+		    struct plugin_operand *operand, struct tmesh_error *err)
+{
+	operand->name = strdup(name);
+	if (!operand->name)
+		return tmesh_fail(err, -ENOMEM, "no memory for a graph's description");
+	operand->dtype = node->dtype;
+	operand->ndim = node->ndim;
+	memcpy(operand->shape, node->shape, sizeof(operand->shape));
+	return 0;
+}
+
+static int read_operands(const struct tmesh_graph *graph, struct plugin_session *session,
+			 struct tmesh_error *err)
+{
+	int rc = 0;
+
+	session->inputs = calloc(graph->node_count + 1, sizeof(*session->inputs));
+	session->outputs = calloc(graph->output_count + 1, sizeof(*session->outputs));
+	if (!session->inputs || !session->outputs)
+		return tmesh_fail(err, -ENOMEM, "no memory for a graph's description");
+	for (size_t i = 0; !rc && i < graph->node_count; i++)
+		if (graph->nodes[i].op == TMESH_GRAPH_INPUT)
+			rc = describe(&graph->nodes[i], graph->nodes[i].name,
+				      &session->inputs[session->input_count++], err);
+	for (size_t i = 0; !rc && i < graph->output_count; i++)
+		rc = describe(&graph->nodes[graph->outputs[i].node], graph->outputs[i].name,
+			      &session->outputs[session->output_count++], err);
+	return rc;
+}
+
+/* A past that is replaced is read by nothing else: it would see half of both. */
+static int check_pasts(const struct tmesh_graph *graph, struct tmesh_error *err)
+{
+	uint32_t *writers = calloc(graph->node_count + 1, sizeof(*writers));
+	int rc = 0;
+
+	if (!writers)
+		return tmesh_fail(err, -ENOMEM, "no memory for a graph");
+	for (uint32_t i = 0; i < graph->node_count; i++)
+		if (graph->nodes[i].op == TMESH_GRAPH_SET_ROWS)
+			writers[graph->nodes[i].inputs[0]] = i;
+	for (uint32_t i = 0; !rc && i < graph->node_count; i++) {
+		const struct tmesh_graph_node *node = &graph->nodes[i];
+
+		for (uint32_t n = 0; !rc && n < node->input_count; n++) {
+			uint32_t past = node->inputs[n];
+
+			if (!writers[past] || (writers[past] == i && !n))
+				continue;
+			rc = tmesh_fail(err, -EOPNOTSUPP,
+					"node \"%s\" reads \"%s\", whose rows \"%s\" replaces: "
+					"it can read that",
+					node->name, graph->nodes[past].name,
+					graph->nodes[writers[past]].name);
+		}
+	}
+	free(writers);
+	return rc;
+}
+
+static int check_weight(const struct tmesh_graph_node *node, const struct plugin_array *array,
+			struct tmesh_error *err)
+{
+	const struct graph_quant *quant = graph_quant(node->quant);
+	uint64_t elements = 1;
+
+	if ((uintptr_t)array->data % GGML_WEIGHT_ALIGN)
+		return tmesh_fail(err, -EINVAL, "weight \"%s\" is not aligned to %d bytes",
+				  node->name, GGML_WEIGHT_ALIGN);
+	for (int i = 0; i < node->ndim; i++)
+		elements *= (uint64_t)node->shape[i];
+	if (quant ? array->dtype != TMESH_UINT8 ||
+			    array->bytes != elements / quant->block_elements * quant->block_bytes
+		  : array->dtype != node->dtype || array->ndim != node->ndim ||
+			    memcmp(array->shape, node->shape,
+				   sizeof(node->shape[0]) * (size_t)node->ndim))
+		return tmesh_fail(err, -EINVAL,
+				  "weight \"%s\": the graph's is of another dtype or shape",
+				  node->name);
+	return 0;
+}
+
+static int place_weights(const struct ggml_engine *engine, struct ggml_session *own,
+			 const struct plugin_session_opts *opts, struct tmesh_error *err)
+{
+	const struct tmesh_graph *graph = own->graph;
+	const struct ggml_api *api = &engine->api;
+	uint32_t at;
+	int rc;
+
+	own->weights = calloc(graph->node_count + 1, sizeof(*own->weights));
+	if (!own->weights)
+		return tmesh_fail(err, -ENOMEM, "no memory for %zu weights", opts->weight_count);
+	own->context = api->init((struct ggml_params){
+		.mem_size = api->tensor_overhead() * (opts->weight_count + 1),
+		.no_alloc = true,
+	});
+	if (!own->context)
+		return tmesh_fail(err, -ENOMEM, "no memory for %zu weights", opts->weight_count);
+	for (size_t i = 0; i < opts->weight_count; i++) {
+		const struct plugin_array *array = &opts->weights[i];
+		const struct tmesh_graph_node *node;
+
+		if (tmesh_graph_find(graph, array->name, &at, NULL) ||
+		    graph->nodes[at].op != TMESH_GRAPH_WEIGHT)
+			return tmesh_fail(err, -ENOENT, "weight \"%.100s\": the graph has none",
+					  array->name);
+		node = &graph->nodes[at];
+		if (node->ndim > GGML_DIMS)
+			return tmesh_fail(err, -EOPNOTSUPP,
+					  "node \"%s\": ggml has no more than 4 dimensions",
+					  node->name);
+		rc = check_weight(node, array, err);
+		if (rc)
+			return rc;
+		own->weights[at] = ggml_tensor_of(engine, own->context, node);
+		if (api->backend_tensor_alloc(engine->memory, own->weights[at], array->data) !=
+		    GGML_SUCCESS)
+			return tmesh_fail(err, -EIO, "ggml did not take weight \"%s\"", node->name);
+	}
+	for (size_t i = 0; i < graph->node_count; i++)
+		if (graph->nodes[i].op == TMESH_GRAPH_WEIGHT && !own->weights[i])
+			return tmesh_fail(err, -EINVAL, "weight \"%s\" was not given",
+					  graph->nodes[i].name);
+	return 0;
+}
+
+/* Whether this ggml runs all of it is asked once, here. */
+static int try_it(const struct ggml_engine *engine, const struct ggml_session *own,
+		  struct tmesh_error *err)
+{
+	struct ggml_lowered lowered = {0};
+	int rc = ggml_lowered_open(&lowered, engine, own, err);
+
+	ggml_lowered_close(&lowered);
+	return rc;
+}
+
+int ggml_session_open(void *data, const struct plugin_session_opts *opts,
+		      struct plugin_session *session, struct tmesh_error *err)
+{
+	struct ggml_engine *engine = data;
+	struct ggml_session *own = calloc(1, sizeof(*own));
+	int rc;
+
+	if (!own)
+		return tmesh_fail(err, -ENOMEM, "no memory for a session");
+	session->handle = own;
+	if (opts->prepack)
+		rc = tmesh_fail(err, -EOPNOTSUPP,
+				"the engine \"ggml\" uses weights in place alone");
+	else
+		rc = tmesh_graph_read(opts->path, &own->graph, err);
+	if (!rc && !own->graph->output_count)
+		rc = tmesh_fail(err, -EPROTO, "the graph has no outputs");
+	if (!rc)
+		rc = check_pasts(own->graph, err);
+	if (!rc)
+		rc = place_weights(engine, own, opts, err);
+	if (!rc)
+		rc = try_it(engine, own, err);
+	if (!rc)
+		rc = read_operands(own->graph, session, err);
+	if (rc)
+		ggml_session_close(engine, session);
+	return rc;
+}
