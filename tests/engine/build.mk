@@ -95,9 +95,17 @@ $(B)/bench/engine: tests/bench/engine.c $(ENGINE_ONNX_OBJ_plain) $(ENGINE_A) $(L
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(ENGINE_CPPFLAGS) $(CFLAGS) $(WARN) -pthread $^ $(LIB_LIBS) -ldl -o $@
 
-bench-engine: $(B)/bench/engine $(ENGINE_ONNX) $(ENGINE_TEST_OUT)/models.stamp ## measure dispatch beside ONNX Runtime's own calls
+# And what a process of its own adds.
+$(B)/bench/engine_served: tests/bench/engine_served.c $(ENGINE_A) $(LIB_A)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -pthread $^ $(LIB_LIBS) -ldl -o $@
+
+bench-engine: $(B)/bench/engine $(B)/bench/engine_served $(ENGINE_PROCESS) $(ENGINE_ONNX) $(ENGINE_TEST_OUT)/models.stamp ## measure dispatch beside ONNX Runtime's own calls
 	@TMESH_ENGINE_PATH=$(abspath $(B)) TMESH_ONNXRUNTIME=$(abspath $(ENGINE_ONNXRUNTIME)) \
 		$(B)/bench/engine $(ENGINE_TEST_OUT)/models/dynamic.onnx
+	@export TMESH_RUNTIME_DIR=$$(mktemp -d); trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; \
+		TMESH_ENGINE_PATH=$(abspath $(B)) TMESH_ONNXRUNTIME=$(abspath $(ENGINE_ONNXRUNTIME)) \
+		TMESH_ENGINE_PROGRAM=$(abspath $(ENGINE_PROCESS)) $(B)/bench/engine_served $(abspath $(ENGINE_TEST_OUT)/models)
 
 .PHONY: bench-engine
 
