@@ -5,7 +5,7 @@
 XLA         := bindings/xla
 XLA_SONAME  := libtmesh-xla.so.0
 XLA_SO      := $(B)/libtmesh-xla.so.$(VERSION)
-XLA_SRC     := $(addprefix $(XLA)/,bound.c call.c dtype.c frame.c)
+XLA_SRC     := $(addprefix $(XLA)/,bound.c call.c dtype.c frame.c register.c)
 XLA_HEADERS := include/tmesh/xla.h
 
 xla: $(B)/libtmesh-xla.so ## build libtmesh-xla, by which JAX's programs send and receive tensors

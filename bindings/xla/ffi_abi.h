@@ -109,13 +109,41 @@ struct ffi_attrs {
 	void **values;
 };
 
-/* Its version comes first in all versions, and the maker of errors behind internal_api. */
+struct ffi_error_message_args {
+	size_t struct_size;
+	struct ffi_extension *extensions;
+	struct XLA_FFI_Error *error;
+	const char *message; /* out; the error's */
+};
+
+struct ffi_error_destroy_args {
+	size_t struct_size;
+	struct ffi_extension *extensions;
+	struct XLA_FFI_Error *error;
+};
+
+struct XLA_FFI_CallFrame;
+typedef struct XLA_FFI_Error *ffi_handler(struct XLA_FFI_CallFrame *frame);
+
+struct ffi_handler_args {
+	size_t struct_size;
+	struct ffi_extension *extensions;
+	struct ffi_text name;
+	struct ffi_text platform;
+	ffi_handler *instantiate, *prepare, *initialize, *execute;
+	uint32_t traits;
+};
+
+/* Its version comes first in all versions, and then what is behind internal_api. */
 struct ffi_api {
 	size_t struct_size;
 	struct ffi_extension *extensions;
 	struct ffi_version version;
 	const struct XLA_FFI_InternalApi *internal_api;
 	struct XLA_FFI_Error *(*make_error)(struct ffi_error_args *args);
+	void (*error_message)(struct ffi_error_message_args *args);
+	void (*error_destroy)(struct ffi_error_destroy_args *args);
+	struct XLA_FFI_Error *(*add_handler)(struct ffi_handler_args *args);
 };
 
 struct ffi_frame {

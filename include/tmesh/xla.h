@@ -66,6 +66,19 @@ struct XLA_FFI_Error;
 struct XLA_FFI_Error *tmesh_xla_push(struct XLA_FFI_CallFrame *frame);
 struct XLA_FFI_Error *tmesh_xla_pop(struct XLA_FFI_CallFrame *frame);
 
+/* What EXLA brings. */
+#define TMESH_XLA_HOST_LIBRARY "libxla_extension.so"
+
+/*
+ * Make the handlers known, as "tmesh_push" and "tmesh_pop" for the platform "Host", to the XLA in
+ * @library, which is loaded in this process already and exports xla::ffi::GetXlaFfiApi(); NULL:
+ * TMESH_XLA_HOST_LIBRARY. Doing it again is fine. JAX has its own call, and needs none of this.
+ *
+ * Return: 0; -ENOENT (@library is not loaded), -EOPNOTSUPP (it exports no such function, or speaks
+ * another major version of FFI), -EPROTO (XLA refuses a handler; its reason is said).
+ */
+int tmesh_xla_register(const char *library, struct tmesh_error *err);
+
 /*
  * Join the channel of @token and let @name mean it from now on. SEND is for push, RECV for pop.
  * Waits under an earlier meaning of @name end with CANCELLED; what was sent and not received is

@@ -23,13 +23,19 @@ $(XLA_TEST_OUT)/peer: $(XLA_TESTS)/peer.c $(B)/libtmesh.a
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 $< $(B)/libtmesh.a $(LIB_LIBS) -o $@
 
-XLA_PROGRAMS := asan/test_abi asan/test_call asan/test_memory asan/test_turns tsan/test_turns
+# A stand-in for EXLA's library, under that one's name.
+XLA_STANDIN := $(XLA_TEST_OUT)/libxla_extension.so
+$(XLA_STANDIN): $(XLA_TESTS)/standin.c $(XLA_TESTS)/host.h bindings/xla/ffi_abi.h
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(XLA_TEST_FLAGS) -fPIC -shared -Wl,-soname,$(@F) $< -o $@
+
+XLA_PROGRAMS := asan/test_abi asan/test_call asan/test_memory asan/test_register asan/test_turns tsan/test_turns
 
 xla_pytest = TMESH_TEST_PEER=$(XLA_TEST_OUT)/peer LD_LIBRARY_PATH=$(CURDIR)/$(B) PYTHONPATH=$(PYTHON_DIR)/tests $(1)/bin/python -B -P -m pytest -p conftest \
 	-c $(PYTHON_DIR)/pyproject.toml --rootdir . --tap $(XLA_TESTS)
 
-xla-check: $(addprefix $(XLA_TEST_OUT)/,$(XLA_PROGRAMS)) $(XLA_TEST_OUT)/peer $(B)/libtmesh-xla.so $(XLA_VENV)/tmesh.stamp $(if $(shell command -v elixir),beam) ## libtmesh-xla's tests, on a stand-in for XLA and in JAX
-	@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=memfd TMESH_RUNTIME_DIR=$$(mktemp -d); \
+xla-check: $(addprefix $(XLA_TEST_OUT)/,$(XLA_PROGRAMS)) $(XLA_TEST_OUT)/peer $(XLA_STANDIN) $(B)/libtmesh-xla.so $(XLA_VENV)/tmesh.stamp $(if $(shell command -v elixir),beam) ## libtmesh-xla's tests, on a stand-in for XLA and in JAX
+	@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=memfd TMESH_TEST_XLA_STANDIN=$(CURDIR)/$(XLA_STANDIN) TMESH_RUNTIME_DIR=$$(mktemp -d); \
 	trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \
 	for test in $(XLA_PROGRAMS); do $(XLA_TEST_OUT)/$$test || status=1; done; \
 	$(call xla_pytest,$(XLA_VENV)) || status=1; \
@@ -45,8 +51,8 @@ $(B)/venv-jax-%/tmesh.stamp: $(XLA_VENV)/tmesh.stamp
 	@touch $@
 .SECONDARY: $(XLA_VERSIONS:%=$(B)/venv-jax-%/tmesh.stamp)
 
-xla-versions-check: $(XLA_TEST_OUT)/peer $(B)/libtmesh-xla.so $(XLA_VERSIONS:%=$(B)/venv-jax-%/tmesh.stamp) ## tmesh.xla in older versions of JAX
-	@export TMESH_BACKEND=memfd TMESH_RUNTIME_DIR=$$(mktemp -d); \
+xla-versions-check: $(XLA_TEST_OUT)/peer $(XLA_STANDIN) $(B)/libtmesh-xla.so $(XLA_VERSIONS:%=$(B)/venv-jax-%/tmesh.stamp) ## tmesh.xla in older versions of JAX
+	@export TMESH_BACKEND=memfd TMESH_TEST_XLA_STANDIN=$(CURDIR)/$(XLA_STANDIN) TMESH_RUNTIME_DIR=$$(mktemp -d); \
 	trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \
 	$(foreach version,$(XLA_VERSIONS),echo "# jax $(version)"; $(call xla_pytest,$(B)/venv-jax-$(version)) || status=1;) \
 	exit $$status

@@ -42,6 +42,17 @@ static void test_structures(void **state)
 	SAME(ffi_attrs, values, XLA_FFI_Attrs, attrs);
 	SAME(ffi_api, version, XLA_FFI_Api, api_version);
 	SAME(ffi_api, make_error, XLA_FFI_Api, XLA_FFI_Error_Create);
+	SAME(ffi_api, error_message, XLA_FFI_Api, XLA_FFI_Error_GetMessage);
+	SAME(ffi_api, error_destroy, XLA_FFI_Api, XLA_FFI_Error_Destroy);
+	SAME(ffi_api, add_handler, XLA_FFI_Api, XLA_FFI_Handler_Register);
+	SAME(ffi_error_message_args, error, XLA_FFI_Error_GetMessage_Args, error);
+	SAME(ffi_error_message_args, message, XLA_FFI_Error_GetMessage_Args, message);
+	SAME(ffi_error_destroy_args, error, XLA_FFI_Error_Destroy_Args, error);
+	SAME(ffi_handler_args, name, XLA_FFI_Handler_Register_Args, name);
+	SAME(ffi_handler_args, platform, XLA_FFI_Handler_Register_Args, platform);
+	SAME(ffi_handler_args, instantiate, XLA_FFI_Handler_Register_Args, bundle.instantiate);
+	SAME(ffi_handler_args, execute, XLA_FFI_Handler_Register_Args, bundle.execute);
+	SAME(ffi_handler_args, traits, XLA_FFI_Handler_Register_Args, traits);
 	SAME(ffi_frame, api, XLA_FFI_CallFrame, api);
 	SAME(ffi_frame, context, XLA_FFI_CallFrame, ctx);
 	SAME(ffi_frame, stage, XLA_FFI_CallFrame, stage);

@@ -187,6 +187,12 @@ static ErlNifFunc functions[] = {
 	{"gpu_ref", 1, gpu_ref, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"gpu_info", 1, gpu_info, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"gpu_release", 1, gpu_release, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"xla_register", 1, xla_register, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"xla_bind", 3, xla_bind, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"xla_unbind", 1, xla_unbind, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"xla_cancel", 1, xla_cancel, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"xla_flush", 2, xla_flush, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"xla_limit", 1, xla_limit, ERL_NIF_DIRTY_JOB_IO_BOUND},
 };
 
 ERL_NIF_INIT(Elixir.Tmesh.Native, functions, load, NULL, upgrade, NULL)

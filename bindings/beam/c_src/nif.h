@@ -359,4 +359,12 @@ NIF(gpu_ref);
 NIF(gpu_info);
 NIF(gpu_release);
 
+/* xla.c */
+NIF(xla_register);
+NIF(xla_bind);
+NIF(xla_unbind);
+NIF(xla_cancel);
+NIF(xla_flush);
+NIF(xla_limit);
+
 #endif /* TMESH_NIF_H */

@@ -477,4 +477,22 @@ defmodule Tmesh.Native do
 
   @spec gpu_release(gpu()) :: :ok | {:error, reason()}
   def gpu_release(_gpu), do: :erlang.nif_error(:not_loaded)
+
+  @spec xla_register(String.t() | nil) :: :ok | {:error, reason()}
+  def xla_register(_library), do: :erlang.nif_error(:not_loaded)
+
+  @spec xla_bind(String.t(), String.t(), :send | :recv) :: :ok | {:error, reason()}
+  def xla_bind(_name, _token, _role), do: :erlang.nif_error(:not_loaded)
+
+  @spec xla_unbind(String.t()) :: :ok | {:error, reason()}
+  def xla_unbind(_name), do: :erlang.nif_error(:not_loaded)
+
+  @spec xla_cancel(String.t()) :: :ok | {:error, reason()}
+  def xla_cancel(_name), do: :erlang.nif_error(:not_loaded)
+
+  @spec xla_flush(String.t(), ns :: non_neg_integer()) :: :ok | {:error, reason()}
+  def xla_flush(_name, _ns), do: :erlang.nif_error(:not_loaded)
+
+  @spec xla_limit(non_neg_integer()) :: :ok | {:error, reason()}
+  def xla_limit(_max_bytes), do: :erlang.nif_error(:not_loaded)
 end

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: MIT */
+/* Channels' names for the XLA in this VM, by libtmesh-xla, which is loaded when somebody asks. */
+#include "nif.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <string.h>
+
+#include <tmesh/xla.h>
+
+#define LIBRARY "libtmesh-xla.so.0"
+#define NAME_BYTES (TMESH_XLA_NAME_MAX + 2)
+
+static struct {
+	pthread_mutex_t lock; /* guards the loading; what is loaded stays */
+	bool loaded;
+	__typeof__(tmesh_xla_register) *enter;
+	__typeof__(tmesh_xla_bind) *bind;
+	__typeof__(tmesh_xla_unbind) *unbind;
+	__typeof__(tmesh_xla_cancel) *cancel;
+	__typeof__(tmesh_xla_flush) *flush;
+	__typeof__(tmesh_xla_limit) *limit;
+} api = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static bool find(void *library, const char *name, void *function)
+{
+	/* dlsym() gives a pointer to data, which POSIX lets be one to a function. */
+	*(void **)function = dlsym(library, name);
+	return *(void **)function;
+}
+
+/* What it lacks may come: the next call tries again. */
+static bool load(struct tmesh_error *err)
+{
+	char name[256] = LIBRARY;
+	size_t size = sizeof(name);
+	void *library;
+
+	if (enif_getenv("TMESH_XLA_LIBRARY", name, &size))
+		strcpy(name, LIBRARY);
+	pthread_mutex_lock(&api.lock);
+	if (!api.loaded) {
+		library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+		api.loaded = library && find(library, "tmesh_xla_register", &api.enter) &&
+			     find(library, "tmesh_xla_bind", &api.bind) &&
+			     find(library, "tmesh_xla_unbind", &api.unbind) &&
+			     find(library, "tmesh_xla_cancel", &api.cancel) &&
+			     find(library, "tmesh_xla_flush", &api.flush) &&
+			     find(library, "tmesh_xla_limit", &api.limit);
+		if (!api.loaded)
+			refuse(err, -EOPNOTSUPP, "XLA's channels need libtmesh-xla: %s", dlerror());
+		if (library && !api.loaded)
+			dlclose(library);
+	}
+	pthread_mutex_unlock(&api.lock);
+	return api.loaded;
+}
+
+static ERL_NIF_TERM answer(ErlNifEnv *env, int rc, struct tmesh_error *err)
+{
+	return rc ? make_error(env, err) : enif_make_atom(env, "ok");
+}
+
+static bool get_name(ErlNifEnv *env, ERL_NIF_TERM term, char *name, struct tmesh_error *err)
+{
+	if (get_text(env, term, name, NAME_BYTES))
+		return true;
+	refuse(err, -EINVAL, "a name has 1 to %d bytes of UTF-8 without control characters",
+	       TMESH_XLA_NAME_MAX);
+	return false;
+}
+
+NIF(xla_register)
+{
+	struct tmesh_error err;
+	char library[4096];
+	bool own = !enif_is_atom(env, argv[0]); /* nil */
+
+	if (own && !get_text(env, argv[0], library, sizeof(library))) {
+		refuse(&err, -EINVAL, "a library is a file's name");
+		return make_error(env, &err);
+	}
+	return answer(env, !load(&err) || api.enter(own ? library : NULL, &err), &err);
+}
+
+NIF(xla_bind)
+{
+	char name[NAME_BYTES], token[TMESH_TOKEN_SIZE];
+	struct tmesh_error err;
+	char role[8];
+
+	if (!get_name(env, argv[0], name, &err))
+		return make_error(env, &err);
+	if (!get_text(env, argv[1], token, sizeof(token))) {
+		refuse(&err, -EPROTO, "a channel's token is a string as its maker has it");
+		return make_error(env, &err);
+	}
+	if (!enif_get_atom(env, argv[2], role, sizeof(role), ERL_NIF_LATIN1) ||
+	    (strcmp(role, "send") && strcmp(role, "recv"))) {
+		refuse(&err, -EINVAL, "a role is :send or :recv");
+		return make_error(env, &err);
+	}
+	return answer(env,
+		      !load(&err) || api.bind(name, token,
+					      strcmp(role, "send") ? TMESH_CHANNEL_RECV
+								   : TMESH_CHANNEL_SEND,
+					      &err),
+		      &err);
+}
+
+NIF(xla_unbind)
+{
+	struct tmesh_error err;
+	char name[NAME_BYTES];
+
+	return answer(env,
+		      !get_name(env, argv[0], name, &err) || !load(&err) || api.unbind(name, &err),
+		      &err);
+}
+
+NIF(xla_cancel)
+{
+	struct tmesh_error err;
+	char name[NAME_BYTES];
+
+	return answer(env,
+		      !get_name(env, argv[0], name, &err) || !load(&err) || api.cancel(name, &err),
+		      &err);
+}
+
+/* Elixir waits in slices: a dirty scheduler is not held for longer than that. */
+NIF(xla_flush)
+{
+	struct tmesh_error err;
+	char name[NAME_BYTES];
+	ErlNifSInt64 ns;
+
+	if (!enif_get_int64(env, argv[1], &ns))
+		return enif_make_badarg(env);
+	return answer(env,
+		      !get_name(env, argv[0], name, &err) || !load(&err) ||
+			      api.flush(name, ns, &err),
+		      &err);
+}
+
+NIF(xla_limit)
+{
+	struct tmesh_error err;
+	ErlNifUInt64 bytes;
+
+	if (!enif_get_uint64(env, argv[0], &bytes)) {
+		refuse(&err, -EINVAL, "max_bytes is a number from 0 to 2**64 - 1");
+		return make_error(env, &err);
+	}
+	if (!load(&err))
+		return make_error(env, &err);
+	api.limit(bytes);
+	return enif_make_atom(env, "ok");
+}

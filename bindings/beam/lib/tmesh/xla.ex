@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.XLA do
+  @moduledoc """
+  Channels' names for the XLA of this VM, which is EXLA's: inside a compiled program `push` sends
+  tensors into a channel, and `pop` takes the next ones from a channel, by libtmesh-xla.
+
+  **None of this has run in EXLA itself**, which cannot be had where the tests run. They register with a
+  stand-in for its library, implement its protocol as EXLA 0.12 and 0.13 have it, and run the StableHLO that follows
+  from that in JAX's XLA. To try it: add `exla` and `tmesh` to a project, install libtmesh-xla, and
+
+      :ok = Tmesh.XLA.register()                                # once EXLA has loaded its library
+      {:ok, stream} = Tmesh.Stream.start_link(name: :my_stream)
+      {:ok, token} = Tmesh.Stream.attach_channel(:my_stream)
+      :ok = Tmesh.XLA.bind("losses", token, :send)
+
+  In a `defn` that EXLA compiles for the host, a block is the call. What comes back is the sequence: a
+  call that takes it happens after the one that gave it. Without that XLA may drop or merge calls.
+
+      Nx.block(%Tmesh.XLA.Push{channel: "losses"}, [sequence, loss], sequence, default)
+      Nx.block(%Tmesh.XLA.Pop{channel: "batches"}, [sequence], {sequence, like}, default)
+
+  The sequence is a `u32` scalar, at first 0. `default` is what Nx runs where EXLA does not: let it raise.
+  """
+
+  import Tmesh.Bang
+
+  alias Tmesh.{Error, Native}
+
+  defmodule Push do
+    @moduledoc """
+    The tag of a block that sends: its inputs are the sequence and tensors, its output the sequence.
+    `seal`: each tensor in a sealed region of its own.
+    """
+    @enforce_keys [:channel]
+    defstruct [:channel, timeout_ms: 60_000, seal: false]
+
+    @type t :: %__MODULE__{
+            channel: String.t(),
+            timeout_ms: non_neg_integer(),
+            seal: boolean()
+          }
+  end
+
+  defmodule Pop do
+    @moduledoc """
+    The tag of a block that receives: its input is the sequence, its outputs are the sequence and tensors.
+    """
+    @enforce_keys [:channel]
+    defstruct [:channel, timeout_ms: 60_000]
+
+    @type t :: %__MODULE__{channel: String.t(), timeout_ms: non_neg_integer()}
+  end
+
+  # How long a scheduler waits before it looks after others.
+  @slice_ms 100
+
+  @doc """
+  Make `tmesh_push` and `tmesh_pop` known to the XLA in a library that this VM has loaded, EXLA's by default. Doing
+  it again is fine.
+
+  Errors: `:not_found` (it is not loaded), `:unsupported` (no XLA, another version, or libtmesh-xla is not installed),
+  `:protocol` (XLA refuses).
+  """
+  @spec register(String.t() | nil) :: :ok | {:error, Error.t()}
+  def register(library \\ nil), do: native(Native.xla_register(library))
+
+  @doc """
+  Join a channel by its token and let `name` mean it in this VM's programs, from now on: `:send` for a push, `:recv` for
+  a pop. What the name meant before is left, and its waits end.
+
+  Errors: `:invalid`, `:unsupported`, and those of `Tmesh.Channel.open/3`.
+  """
+  @spec bind(String.t(), String.t(), :send | :recv) :: :ok | {:error, Error.t()}
+  def bind(name, token, role), do: native(Native.xla_bind(name, token, role))
+
+  @doc """
+  Leave the channel. What nobody received yet is lost: `flush/2` waits for that.
+
+  Errors: `:not_found` (nothing is bound to the name).
+  """
+  @spec unbind(String.t()) :: :ok | {:error, Error.t()}
+  def unbind(name), do: native(Native.xla_unbind(name))
+
+  @doc """
+  End the calls that wait under the name at this moment.
+
+  Errors: `:not_found`.
+  """
+  @spec cancel(String.t()) :: :ok | {:error, Error.t()}
+  def cancel(name), do: native(Native.xla_cancel(name))
+
+  @doc """
+  Wait until all that was pushed under the name was received, at most `timeout` ms.
+
+  Errors: `:not_found`, `:timeout`, `:gone`, `:closed` (the name is bound for receiving).
+  """
+  @spec flush(String.t(), timeout()) :: :ok | {:error, Error.t()}
+  def flush(name, timeout \\ :infinity)
+      when timeout == :infinity or (is_integer(timeout) and timeout >= 0) do
+    slice = if is_integer(timeout), do: min(timeout, @slice_ms), else: @slice_ms
+
+    with {:error, %Error{type: :timeout}} = late <-
+           native(Native.xla_flush(name, slice * 1_000_000)) do
+      cond do
+        timeout == :infinity -> flush(name, timeout)
+        timeout > slice -> flush(name, timeout - slice)
+        true -> late
+      end
+    end
+  end
+
+  @doc """
+  Let pushes have at most so many bytes under way, of all names together; 0: no limit. A push beyond it fails.
+
+  Errors: `:invalid`, `:unsupported`.
+  """
+  @spec limit(non_neg_integer()) :: :ok | {:error, Error.t()}
+  def limit(max_bytes), do: native(Native.xla_limit(max_bytes))
+
+  bang register(library :: String.t() | nil \\ nil) :: :ok
+  bang bind(name :: String.t(), token :: String.t(), role :: :send | :recv) :: :ok
+  bang unbind(name :: String.t()) :: :ok
+  bang cancel(name :: String.t()) :: :ok
+  bang flush(name :: String.t(), timeout :: timeout() \\ :infinity) :: :ok
+  bang limit(max_bytes :: non_neg_integer()) :: :ok
+
+  defp native({:error, {_errno, _why} = reason}), do: {:error, Error.from_native(reason)}
+  defp native(:ok), do: :ok
+end
