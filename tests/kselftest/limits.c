@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <sys/stat.h>
 
-#include "t.h"
+#include "cgroup.h"
 
 #define ALICE 1001
 #define BOB 1002
@@ -394,29 +394,6 @@ TEST(pins_paid, "who pins somebody else's region pays for it too")
 
 /* The memory control group */
 
-#define CGROUP "/sys/fs/cgroup/tmesh-test"
-
-static void enter_cgroup(const char *limit)
-{
-	if (access("/sys/fs/cgroup/cgroup.controllers", F_OK))
-		t_skip("no cgroup2 at /sys/fs/cgroup");
-	t_write_file("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
-	REQUIRE(!mkdir(CGROUP, 0755) || errno == EEXIST);
-	if (access(CGROUP "/memory.max", F_OK))
-		t_skip("no memory controller in cgroup2");
-	REQUIRE(t_write_file(CGROUP "/memory.max", limit));
-	t_write_file(CGROUP "/memory.swap.max", "0");
-	REQUIRE(t_write_file(CGROUP "/cgroup.procs", "0"));
-}
-
-/* After the last process of the group. */
-static void remove_cgroup(void)
-{
-	for (int i = 0; i < 500 && rmdir(CGROUP) && errno == EBUSY; i++)
-		usleep(20000);
-	CHECK(access(CGROUP, F_OK));
-}
-
 static void try_memcg(__u32 flags)
 {
 	int dev = t_dev(), fd;
@@ -426,19 +403,17 @@ static void try_memcg(__u32 flags)
 		t_skip("this kernel has no transparent huge pages");
 	T_CHILD(pid) {
 		struct tmesh_caps_query q;
-		char kills[32];
 
-		enter_cgroup("33554432");
+		cgroup_enter(CGROUP, "33554432");
 		CHECK_ERR(t_create(dev, 128 * MB, flags), ENOMEM);
 		q = t_caps(dev);
 		CHECK_EQ(q.used_bytes, 0);
 		CHECK_EQ(q.used_regions, 0);
 		CHECK_OK(fd = t_create(dev, 8 * MB, flags));
-		REQUIRE(t_file_value(CGROUP "/memory.events", "oom_kill", kills, sizeof(kills)));
-		CHECK_EQ(atoi(kills), 0);
+		CHECK_EQ(cgroup_events(CGROUP, "oom_kill"), 0);
 	}
 	t_wait(pid);
-	remove_cgroup();
+	cgroup_remove(CGROUP);
 }
 
 TEST(memcg, "past the memory cgroup's limit ENOMEM, and nobody is killed")
@@ -461,23 +436,20 @@ TEST(memcg_charge, "a region is charged to its creator's memory cgroup, which IN
 	pid_t pid;
 
 	T_CHILD(pid) {
-		char text[32];
 		int dev = t_dev(), fd;
 		struct stat st;
 		long before;
 
-		enter_cgroup("max");
-		REQUIRE(t_read_file(CGROUP "/memory.current", text, sizeof(text)));
-		before = atol(text);
+		cgroup_enter(CGROUP, "max");
+		before = cgroup_charged(CGROUP);
 		fd = REQUIRE_OK(t_create(dev, 16 * MB, 0));
 		REQUIRE_OK(stat(CGROUP, &st));
 		CHECK_EQ(t_info(fd).cgroup_id, st.st_ino);
-		REQUIRE(t_read_file(CGROUP "/memory.current", text, sizeof(text)));
 		/* Each processor keeps a few pages that are charged in advance. */
-		CHECK(atol(text) - before >= (long)(15 * MB));
+		CHECK(cgroup_charged(CGROUP) - before >= (long)(15 * MB));
 	}
 	t_wait(pid);
-	remove_cgroup();
+	cgroup_remove(CGROUP);
 }
 
 static long reclaimable_slab(void)
@@ -500,7 +472,7 @@ TEST(memcg_zeros, "where pages of zeros stand is charged to the memory cgroup as
 		long before;
 		int fd;
 
-		enter_cgroup("max");
+		cgroup_enter(CGROUP, "max");
 		fd = REQUIRE_OK(t_create(t_dev(), bytes, 0));
 		REQUIRE_OK(ioctl(fd, TMESH_POLICY, &policy));
 		p = t_map(fd, bytes, PROT_READ);
@@ -512,7 +484,7 @@ TEST(memcg_zeros, "where pages of zeros stand is charged to the memory cgroup as
 		CHECK(reclaimable_slab() - before >= (long)(bytes / step * 256));
 	}
 	t_wait(pid);
-	remove_cgroup();
+	cgroup_remove(CGROUP);
 }
 
 /* Lingering */

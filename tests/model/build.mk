@@ -10,7 +10,7 @@ MODEL_TEST_FLAGS := -std=gnu11 -pthread -Ilib $(COMMON_CPPFLAGS) -I$(MODEL) -Ite
 
 # model_test(variant, sanitizers, libtmesh, libtmesh-model)
 define model_test
-$(MODEL_TEST_OUT)/$(1)/%: $(MODEL_TEST)/%.c $$(wildcard $(MODEL_TEST)/*.h $(MODEL)/*.h tests/unit/unit.h) $(4) $(3)
+$(MODEL_TEST_OUT)/$(1)/%: $(MODEL_TEST)/%.c $$(wildcard $(MODEL_TEST)/*.h $(MODEL)/*.h tests/unit/unit.h tests/unit/failing.h) $(4) $(3)
 	@mkdir -p $$(@D)
 	$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(WARN) $$(MODEL_TEST_FLAGS) $(2) $$< $(4) $(3) -lcmocka $$(MODEL_LIBS) -o $$@
 endef
@@ -26,7 +26,7 @@ for test in $(2); do $(MODEL_TEST_OUT)/$(1)/$$test || status=1; done; exit $$sta
 endef
 
 # The keeper that the library starts.
-$(foreach test,test_kept test_restart,$(MODEL_TEST_OUT)/plain/$(test) $(MODEL_TEST_OUT)/asan/$(test)): $(B)/tmesh-keeper
+$(foreach test,test_failures test_kept test_restart,$(MODEL_TEST_OUT)/plain/$(test) $(MODEL_TEST_OUT)/asan/$(test)): $(B)/tmesh-keeper
 
 model-check: $(addprefix $(MODEL_TEST_OUT)/plain/,$(MODEL_TESTS)) ## libtmesh-model's unit tests
 	$(call model_run,plain,$(MODEL_TESTS))

@@ -172,12 +172,159 @@ static void test_answers(void **state)
 	}
 }
 
+/* An owner of our own making, from the token on: what it says first, and a slab of 16 pages. */
+
+static struct liar {
+	struct model_meet meet;
+	struct pages_message welcome;
+	size_t bytes;
+	char slab[TMESH_TOKEN_SIZE];
+	int socket;
+} liar;
+
+static void say_all(int socket, uint32_t op, const void *more, size_t bytes, uint32_t count)
+{
+	struct {
+		struct pages_head head;
+		char more[256];
+	} message = {.head = {.op = op, .count = count}};
+
+	if (bytes)
+		memcpy(message.more, more, bytes);
+	if (model_meet_send(socket, &message, sizeof(message.head) + bytes, -1))
+		abort();
+}
+
+/* On the host's thread. The answers to what a handle asks first lie there before it asks. Then
+ * comes nonsense, by which it ends. */
+static void welcome_it(struct model_meet *meet, int socket)
+{
+	const uint32_t pages[] = {15, 0, liar.welcome.shape.max_pages - 1, UINT32_MAX, 16};
+
+	liar.socket = socket;
+	if (model_meet_send(socket, &liar.welcome, liar.bytes, -1))
+		abort();
+	say_all(socket, PAGES_GRANT, pages, sizeof(pages), 5);
+	for (int i = 0; i < 5; i++)
+		say_all(socket, PAGES_SLAB_IS, liar.slab, sizeof(liar.slab), 1);
+	say_all(socket, 1000, NULL, 0, 0);
+}
+
+/* Whatever it is told, a handle touches no memory but a region's. Return: what opening gave. */
+static int meet_liar(struct tmesh_ctx *ctx, const char *token)
+{
+	struct tmesh_pages_info info = {.size = sizeof(info)};
+	struct tmesh_pages *pages;
+	uint32_t page;
+	struct tmesh_error why;
+	int rc = tmesh_pages_open(ctx, token, &pages, &why);
+
+	if (!rc) {
+		assert_ok(tmesh_pages_info(pages, &info, err));
+		assert_int_equal(info.max_pages % info.slab_pages, 0);
+		for (int i = 0; i < 6; i++) {
+			if (tmesh_pages_alloc(pages, &page, NULL))
+				continue;
+			assert_in_range(page, 0, info.max_pages - 1);
+			for (uint32_t d = 0; d < info.devices; d++)
+				memset((uint8_t *)tmesh_pages_base(pages, d) +
+					       page * info.page_bytes,
+				       0xee, info.page_bytes);
+		}
+		tmesh_pages_unref(pages);
+	} else {
+		assert_int_equal(rc, -EPROTO);
+		assert_non_null(strstr(why.message, "not of a pool"));
+	}
+	close(liar.socket);
+	return rc;
+}
+
+static void test_welcomes(void **state)
+{
+	static const struct pages_shape good = {.magic = PAGES_MAGIC,
+						.version = PAGES_VERSION,
+						.page_bytes = 4096,
+						.page_tokens = 4,
+						.slab_pages = 16,
+						.max_pages = 64,
+						.devices = 1,
+						.heads = 1};
+	static const uint64_t values[] = {0,
+					  1,
+					  3,
+					  15,
+					  17,
+					  32,
+					  4095,
+					  4097,
+					  8192,
+					  65536,
+					  65537,
+					  2 << 20,
+					  4 << 20,
+					  TMESH_PAGES_MAX,
+					  TMESH_PAGES_MAX + 1,
+					  INT32_MAX,
+					  UINT32_MAX,
+					  1ull << 32,
+					  (1ull << 32) + 4096,
+					  INT64_MAX,
+					  UINT64_MAX};
+	/* Offsets of 4 bytes; page_bytes, of 8, has two of them. */
+	const size_t words = offsetof(struct pages_shape, key) / sizeof(uint32_t);
+	struct pages_shape *shape = &liar.welcome.shape;
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_region *slab;
+	struct tmesh_ctx *ctx;
+	unsigned int open = 0;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_ok(tmesh_region_create(ctx, 16 * 4096, NULL, &slab, err));
+	assert_ok(tmesh_region_token(slab, TMESH_READ | TMESH_WRITE, liar.slab, err));
+	liar.meet.joined = welcome_it;
+	assert_ok(model_meet_open(&liar.meet, ctx, "liar", err));
+	assert_ok(model_meet_token(&liar.meet, token, err));
+	liar.welcome.head = (struct pages_head){.op = PAGES_WELCOME};
+	liar.bytes = sizeof(liar.welcome.head) + sizeof(good);
+	*shape = good;
+	assert_int_equal(meet_liar(ctx, token), 0);
+	for (size_t bit = 0; bit < 8 * sizeof(good); bit++) {
+		*shape = good;
+		((uint8_t *)shape)[bit / 8] ^= (uint8_t)(1 << bit % 8);
+		open += !meet_liar(ctx, token);
+	}
+	for (size_t at = 0; at < words; at++) {
+		for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
+			*shape = good;
+			memcpy((char *)shape + at * sizeof(uint32_t), &values[i],
+			       at * sizeof(uint32_t) == offsetof(struct pages_shape, page_bytes)
+				       ? sizeof(uint64_t)
+				       : sizeof(uint32_t));
+			open += !meet_liar(ctx, token);
+		}
+	}
+	assert_true(open > 256);
+	*shape = good;
+	for (liar.bytes = 0; liar.bytes < sizeof(liar.welcome.head) + sizeof(good);
+	     liar.bytes += 13)
+		if (liar.bytes)
+			assert_int_equal(meet_liar(ctx, token), -EPROTO);
+	liar.welcome.head.op = PAGES_GRANT;
+	liar.bytes = sizeof(liar.welcome.head) + sizeof(good);
+	assert_int_equal(meet_liar(ctx, token), -EPROTO);
+	model_meet_close(&liar.meet);
+	tmesh_region_unref(slab);
+	tmesh_ctx_unref(ctx);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_not_its_own),
 		cmocka_unit_test(test_messages),
 		cmocka_unit_test(test_answers),
+		cmocka_unit_test(test_welcomes),
 	};
 
 	return cmocka_run_group_tests_name("pages_hostile", tests, NULL, NULL);

@@ -3,212 +3,11 @@
  * Every system call and allocation fails once: a scenario runs again and again, each time with
  * the next call of this thread failing, until nothing is left to fail. Whatever fails, the
  * error says so, nothing crashes, and no descriptor stays (the sanitizer and valgrind look
- * for memory). The functions below stand in for the C library's in this program.
+ * for memory). The functions of failing.h stand in for the C library's in this program.
  */
-#include <dirent.h>
-#include <fcntl.h>
-#include <poll.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <sys/epoll.h>
-#include <sys/mman.h>
-#include <sys/random.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-
-#include "unit.h"
+#include "failing.h"
 
 #define RW (TMESH_READ | TMESH_WRITE)
-
-static __thread long fail_at; /* 0: nothing fails */
-static __thread long calls;
-static const char *failed;
-
-static bool fails(const char *name)
-{
-	if (!fail_at || ++calls != fail_at)
-		return false;
-	failed = name;
-	return true;
-}
-
-#define STAND_IN(name, code, ...)                             \
-	do {                                                  \
-		if (fails(#name)) {                           \
-			errno = code;                         \
-			return -1;                            \
-		}                                             \
-		return (int)syscall(SYS_##name, __VA_ARGS__); \
-	} while (0)
-
-int memfd_create(const char *name, unsigned int flags)
-{
-	STAND_IN(memfd_create, EMFILE, name, flags);
-}
-
-int ftruncate(int fd, off_t size)
-{
-	STAND_IN(ftruncate, ENOMEM, fd, size);
-}
-
-int fchmod(int fd, mode_t mode)
-{
-	STAND_IN(fchmod, EIO, fd, mode);
-}
-
-int fstat(int fd, struct stat *st)
-{
-	STAND_IN(fstat, EIO, fd, st);
-}
-
-int madvise(void *addr, size_t bytes, int advice)
-{
-	STAND_IN(madvise, EINVAL, addr, bytes, advice);
-}
-
-int socket(int domain, int type, int protocol)
-{
-	STAND_IN(socket, EMFILE, domain, type, protocol);
-}
-
-int pipe2(int ends[2], int flags)
-{
-	STAND_IN(pipe2, EMFILE, ends, flags);
-}
-
-int socketpair(int domain, int type, int protocol, int ends[2])
-{
-	STAND_IN(socketpair, EMFILE, domain, type, protocol, ends);
-}
-
-int bind(int fd, const struct sockaddr *address, socklen_t size)
-{
-	STAND_IN(bind, EADDRINUSE, fd, address, size);
-}
-
-int listen(int fd, int backlog)
-{
-	STAND_IN(listen, EADDRINUSE, fd, backlog);
-}
-
-int connect(int fd, const struct sockaddr *address, socklen_t size)
-{
-	STAND_IN(connect, ENOBUFS, fd, address, size);
-}
-
-int getsockopt(int fd, int level, int name, void *value, socklen_t *size)
-{
-	STAND_IN(getsockopt, ENOBUFS, fd, level, name, value, size);
-}
-
-int epoll_create1(int flags)
-{
-	STAND_IN(epoll_create1, EMFILE, flags);
-}
-
-int dup3(int from, int to, int flags)
-{
-	return (int)syscall(SYS_dup3, from, to, flags);
-}
-
-int poll(struct pollfd *fds, nfds_t count, int ms)
-{
-	STAND_IN(poll, ENOMEM, fds, count, ms);
-}
-
-ssize_t sendmsg(int fd, const struct msghdr *msg, int flags)
-{
-	STAND_IN(sendmsg, ENOBUFS, fd, msg, flags);
-}
-
-ssize_t recvmsg(int fd, struct msghdr *msg, int flags)
-{
-	STAND_IN(recvmsg, ENOMEM, fd, msg, flags);
-}
-
-ssize_t getrandom(void *buffer, size_t bytes, unsigned int flags)
-{
-	STAND_IN(getrandom, ENOSYS, buffer, bytes, flags);
-}
-
-static size_t most = SIZE_MAX; /* bytes that a call takes */
-
-ssize_t pwrite(int fd, const void *data, size_t bytes, off_t offset)
-{
-	if (fails("pwrite")) {
-		errno = ENOSPC;
-		return -1;
-	}
-	return syscall(SYS_pwrite64, fd, data, bytes < most ? bytes : most, offset);
-}
-
-ssize_t pread(int fd, void *data, size_t bytes, off_t offset)
-{
-	if (fails("pread")) {
-		errno = EIO;
-		return -1;
-	}
-	return syscall(SYS_pread64, fd, data, bytes < most ? bytes : most, offset);
-}
-
-int fcntl(int fd, int command, ...)
-{
-	va_list args;
-	long argument;
-
-	va_start(args, command);
-	argument = va_arg(args, long);
-	va_end(args);
-	STAND_IN(fcntl, EIO, fd, command, argument);
-}
-
-int open(const char *path, int flags, ...)
-{
-	STAND_IN(openat, EMFILE, AT_FDCWD, path, flags, 0600);
-}
-
-int openat(int dir, const char *path, int flags, ...)
-{
-	STAND_IN(openat, EMFILE, dir, path, flags, 0600);
-}
-
-ssize_t readlink(const char *path, char *text, size_t size)
-{
-	STAND_IN(readlinkat, EIO, AT_FDCWD, path, text, size);
-}
-
-int symlinkat(const char *target, int dir, const char *path)
-{
-	STAND_IN(symlinkat, ENOSPC, target, dir, path);
-}
-
-int renameat(int dir, const char *path, int to_dir, const char *to)
-{
-	STAND_IN(renameat, ENOSPC, dir, path, to_dir, to);
-}
-
-#ifndef __SANITIZE_ADDRESS__
-void *mmap(void *addr, size_t bytes, int prot, int flags, int fd, off_t offset)
-{
-	if (fails("mmap")) {
-		errno = ENOMEM;
-		return MAP_FAILED;
-	}
-	return (void *)syscall(SYS_mmap, addr, bytes, prot, flags, fd, offset);
-}
-
-extern void *__libc_calloc(size_t count, size_t size);
-
-void *calloc(size_t count, size_t size)
-{
-	if (fails("calloc")) {
-		errno = ENOMEM;
-		return NULL;
-	}
-	return __libc_calloc(count, size);
-}
-#endif
 
 /* What a region goes through, in one process; the first failure ends it. Looking around in
  * /proc is left out: how many calls that takes depends on the machine. */
@@ -344,20 +143,6 @@ static void prepare(struct scene *s)
 	assert_int_equal(fcntl(s->memfd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
 }
 
-/* What a program that is started meanwhile would have. */
-static unsigned int fds_for_others(void)
-{
-	DIR *dir = opendir("/proc/self/fd");
-	struct dirent *entry;
-	unsigned int count = 0;
-
-	while ((entry = readdir(dir)))
-		count += entry->d_name[0] != '.' &&
-			 !(fcntl(atoi(entry->d_name), F_GETFD) & FD_CLOEXEC);
-	closedir(dir);
-	return count;
-}
-
 static void test_each_call_fails(void **state)
 {
 	static struct scene s;
@@ -369,14 +154,9 @@ static void test_each_call_fails(void **state)
 		int rc;
 
 		prepare(&s);
-		failed = NULL;
-		calls = 0;
-		fail_at = n;
+		failing_begin(n);
 		rc = act(&s, &err);
-		fail_at = 0;
-		if (rc && (rc != err.code || strlen(err.message) < 10))
-			fail_msg("call %ld (%s): %d but \"%s\" (%d)", n, failed, rc, err.message,
-				 err.code);
+		failing_end(n, rc, &err);
 		if (fds_for_others() != inherited)
 			fail_msg("call %ld (%s): a descriptor is not closed on exec", n, failed);
 		clear(&s);

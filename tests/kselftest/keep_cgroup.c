@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: MIT
+/* Kept regions and memory control groups: who pays for what stays, and what a group's limit takes.
+ */
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include "cgroup.h"
+#include "keep.h"
+
+#define CHILD CGROUP "/loader"
+/* What a processor has been charged for in advance, and what the test itself takes. */
+#define SLACK ((long)(2 * MB))
+
+static bool is_kept(int dev, const char *name)
+{
+	struct tmesh_kept k;
+
+	return kept_find(dev, name, &k);
+}
+
+static void leave(int dev, const char *name, __u64 bytes)
+{
+	int fd = keep_region(dev, bytes, 0, 3);
+
+	REQUIRE_OK(keep(dev, name, &fd, 1, 0));
+	close(fd);
+}
+
+/* Charges that are given back come a little later. */
+static bool falls_below(const char *group, long bytes)
+{
+	for (int i = 0; i < 500 && cgroup_charged(group) >= bytes; i++)
+		usleep(20000);
+	return cgroup_charged(group) < bytes;
+}
+
+TEST(removed, "a loader's group that is removed leaves the charge of what it kept to its parent")
+{
+	__u64 bytes = 16 * MB;
+	int dev = t_dev();
+	struct tmesh_kept k;
+	struct stat st;
+	long before;
+	pid_t pid;
+
+	cgroup_make(CGROUP, "max");
+	before = cgroup_charged(CGROUP);
+	T_CHILD(pid) {
+		cgroup_enter(CHILD, "max");
+		leave(dev, "weights", bytes);
+		CHECK(cgroup_charged(CHILD) >= (long)bytes - SLACK);
+	}
+	t_wait(pid);
+	REQUIRE_OK(stat(CHILD, &st));
+	REQUIRE(kept_find(dev, "weights", &k));
+	CHECK_EQ(k.cgroup_id, st.st_ino);
+	cgroup_remove(CHILD);
+	CHECK(is_kept(dev, "weights"));
+	CHECK(cgroup_charged(CGROUP) - before >= (long)bytes - SLACK);
+	/* Another loader uses it, and pays nothing for that. */
+	T_CHILD(pid) {
+		int fd;
+
+		cgroup_enter(CHILD, "8388608");
+		REQUIRE(kept_open(dev, "weights", R_READ, 0, &fd, 1) == 1);
+		CHECK(keep_same(fd, bytes, 3));
+		CHECK(cgroup_charged(CHILD) < (long)bytes / 2);
+	}
+	t_wait(pid);
+	CHECK_OK(kept_drop(dev, "weights"));
+	CHECK(falls_below(CGROUP, before + (long)bytes / 2));
+	cgroup_remove(CHILD);
+	cgroup_remove(CGROUP);
+}
+
+TEST(removed_memfd,
+     "the pages of a memfd stay charged too, to the groups above the one that is removed")
+{
+	size_t bytes = 16 * MB;
+	int pair[2], fd;
+	long before;
+	pid_t pid;
+
+	REQUIRE_OK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
+	cgroup_make(CGROUP, "max");
+	before = cgroup_charged(CGROUP);
+	T_CHILD(pid) {
+		void *p;
+
+		cgroup_enter(CHILD, "max");
+		fd = REQUIRE_OK(memfd_create("weights", MFD_CLOEXEC));
+		REQUIRE_OK(ftruncate(fd, (off_t)bytes));
+		p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+		REQUIRE(p != MAP_FAILED);
+		memset(p, 3, bytes);
+		t_send_fd(pair[0], fd);
+	}
+	/* As a keeper has it, which is in no group of the loader's. */
+	fd = t_recv_fd(pair[1]);
+	t_wait(pid);
+	cgroup_remove(CHILD);
+	CHECK(cgroup_charged(CGROUP) - before >= (long)bytes - SLACK);
+	close(fd);
+	CHECK(falls_below(CGROUP, before + (long)bytes / 2));
+	cgroup_remove(CGROUP);
+	close(pair[0]);
+	close(pair[1]);
+}
+
+/*
+ * The kernel asks shrinkers that do not keep a list for each group only when the machine is short.
+ * What happens at a group's own limit is promised here so that nobody learns it from an OOM kill.
+ */
+TEST(limit, "at a group's own limit its kept regions stay; new memory is refused, also of regions")
+{
+	__u64 bytes = 32 * MB;
+	int dev = t_dev(), fd, status;
+	pid_t pid, eater;
+
+	T_CHILD(pid) {
+		cgroup_enter(CGROUP, "50331648");
+		leave(dev, "weights", bytes);
+		CHECK_ERR(t_create(dev, bytes, 0), ENOMEM);
+		CHECK(is_kept(dev, "weights"));
+		CHECK_EQ(cgroup_events(CGROUP, "oom_kill"), 0);
+		eater = REQUIRE_OK(fork());
+		if (!eater) {
+			char *p = malloc(bytes);
+
+			t_write_file("/proc/self/oom_score_adj", "1000");
+			for (__u64 i = 0; p && i < bytes; i += PAGE)
+				((volatile char *)p)[i] = 1;
+			_exit(0);
+		}
+		REQUIRE(waitpid(eater, &status, 0) == eater);
+		CHECK(WIFSIGNALED(status));
+		CHECK(is_kept(dev, "weights"));
+		/* Whoever runs the group makes room by dropping it. */
+		CHECK_OK(kept_drop(dev, "weights"));
+		CHECK_OK(fd = t_create(dev, bytes, 0));
+	}
+	t_wait(pid);
+	t_drop_kept();
+	cgroup_remove(CGROUP);
+}
+
+int main(void)
+{
+	return t_main();
+}
