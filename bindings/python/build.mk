@@ -143,7 +143,8 @@ python-ray-check: $(RAY_VENV)/tmesh.stamp ## tmesh.ray in real Ray, on CPUs
 .PHONY: python-ray-check
 
 # NIXL and Mooncake's transfer engine: the versions that tmesh.nixl and tmesh.mooncake were tried with, without what they
-# want for GPUs. Without them, as on a machine without a network, their tests are skipped.
+# want for GPUs. Without them, as on a machine without a network, their tests are skipped. NIXL's UCX breaks off at a
+# process's exit now and then, so pytest ends without one.
 NET_VENV := $(B)/venv-net
 
 $(NET_VENV)/tools.stamp:
@@ -162,7 +163,8 @@ python-net-check: $(NET_VENV)/tmesh.stamp ## tmesh.nixl and tmesh.mooncake with 
 	@$(NET_VENV)/bin/python -c 'import nixl_cu12._bindings, mooncake.engine' 2>/dev/null || { \
 		echo "ok 1 - tmesh.nixl, tmesh.mooncake # SKIP NIXL and Mooncake cannot be had from the package index"; \
 		echo 1..1; exit; }; \
-	$(NET_VENV)/bin/python -P -m pytest --tap $(PYTHON_DIR)/tests/test_net.py
+	$(NET_VENV)/bin/python -P -c 'import os, sys, pytest; status = pytest.main(sys.argv[1:]); sys.stdout.flush(); os._exit(status)' \
+		--tap $(PYTHON_DIR)/tests/test_net.py
 
 .PHONY: python-net-check
 

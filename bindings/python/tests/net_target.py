@@ -41,6 +41,7 @@ def main():
                 "sealed": reading.offer,
                 "rows": writing.offer,
                 "close": reading.close,
+                "dropped": lambda: register(tmesh.put(np.arange(1 << 16, dtype="uint32"))).offer(),
                 "values": lambda: (sealed.numpy().tolist() == list(range(1 << 16)), rows.numpy()[:, 0].tolist()),
                 "copied": lambda: tmesh.stats()["bytes_copied"] - before,
             }[what]())

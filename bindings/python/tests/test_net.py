@@ -143,6 +143,23 @@ def test_what_is_registered(engine, mine):
         register(np.ones(3))
 
 
+def test_a_registration_that_nobody_has(engine, mine):
+    """It stays until it is closed, or the engine would give peers memory that is gone."""
+    target = Target(engine[0])
+    try:
+        with mine[1].peer(target("dropped")) as peer:
+            peer.read(mine[0])
+        assert mine[0].numpy()[-1] == (1 << 16) - 1 and target("values")[0]
+    finally:
+        target.kill()
+
+
+@pytest.mark.parametrize("what", [np.ones(3), [1], 5, [(np.ones(3), 0, 0)], [(1, 2)], [("x", "y", "z")]])
+def test_what_cannot_be_read_into(target, mine, what):
+    with mine[1].peer(target("sealed")) as peer, pytest.raises(TypeError, match="a tmesh.Tensor is needed"):
+        peer.read(what)
+
+
 def test_out_of_range(engine, target, mine):
     tensor, registration = mine
     with registration.peer(target("sealed")) as peer:

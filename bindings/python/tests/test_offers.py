@@ -38,7 +38,7 @@ def changed(**members):
     changed(writable=1), changed(shape=[-1, -4]), changed(shape=[1 << 40, 1 << 40]), changed(shape=[1] * 9), changed(shape=None),
 ])
 def test_what_is_no_offer(data):
-    with pytest.raises(tmesh.ProtocolError, match="this is no offer"):
+    with pytest.raises(tmesh.ProtocolError, match="this is not an offer"):
         Offer.from_bytes(data, "nixl")
 
 

@@ -34,7 +34,7 @@ class Registration(offers.Registration):
     def __init__(self, engine: Any, tensors: tuple[_tmesh.Tensor, ...], host: str, writable: bool) -> None:
         self._engine, self._host = engine, host
         if not host or len(host) > 255 or any(character.isspace() for character in host):
-            raise InvalidError(22, f"{host!r} is no host: say what initialize() was told")
+            raise InvalidError(22, f"{host!r} is not a host: say what initialize() was told")
         super().__init__(tensors, writable)
 
     def _for_reading(self, tensor: _tmesh.Tensor, seen: Any) -> Any:
@@ -48,7 +48,7 @@ class Registration(offers.Registration):
     def _register(self, spans: list[tuple[int, int]]) -> None:
         code = self._engine.batch_register_memory([address for address, _ in spans], [nbytes for _, nbytes in spans])
         if code:
-            raise Error(5, f"Mooncake registers no such memory ({code}); was initialize() called, and did it return 0?")
+            raise Error(5, f"Mooncake does not register this memory ({code}); was initialize() called, and did it return 0?")
 
     def _unregister(self, spans: list[tuple[int, int]]) -> None:
         code = self._engine.batch_unregister_memory([address for address, _ in spans])
@@ -85,5 +85,5 @@ def register(engine: Any, *tensors: _tmesh.Tensor, host: str, writable: bool = F
 
 
 def offered(offer: bytes) -> Offer:
-    """What a peer offers, to make room for it before it is read. ProtocolError where it is no offer."""
+    """What a peer offers, to make room for it before it is read. ProtocolError where it is not an offer."""
     return Offer.from_bytes(offer, Registration.ENGINE)

@@ -66,7 +66,7 @@ class Registration(offers.Registration):
         try:
             self._agent.register_memory(self._descriptors)
         except Exception as error:
-            raise Error(5, f"NIXL registers no such memory: {error}; the agent needs a backend for DRAM, such as "
+            raise Error(5, f"NIXL does not register this memory: {error}; the agent needs a backend for DRAM, such as "
                         "nixl_agent_config(backends=[\"UCX\"])") from error
 
     def _unregister(self, spans: list[tuple[int, int]]) -> None:
@@ -92,7 +92,7 @@ class Peer(offers.Peer):
             raise ProtocolError(71, f"NIXL does not take the offer's metadata: {error}") from error
         name = name.decode() if isinstance(name, bytes) else name
         if name != self.offer.peer:
-            raise ProtocolError(71, f"this is no offer: it is of {self.offer.peer!r}, and its metadata of {name!r}")
+            raise ProtocolError(71, f"this is not an offer: it is of {self.offer.peer!r}, and its metadata of {name!r}")
 
     def _leave(self) -> None:
         try:
@@ -139,5 +139,5 @@ def register(agent: Any, *tensors: _tmesh.Tensor, writable: bool = False) -> Reg
 
 
 def offered(offer: bytes) -> Offer:
-    """What a peer offers, to make room for it before it is read. ProtocolError where it is no offer."""
+    """What a peer offers, to make room for it before it is read. ProtocolError where it is not an offer."""
     return Offer.from_bytes(offer, Registration.ENGINE)

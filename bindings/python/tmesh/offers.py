@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 import json
 import math
+import operator
 from types import TracebackType
 from typing import Any
 
@@ -79,7 +80,7 @@ class Offer:
 
 
 def _malformed(why: str) -> ProtocolError:
-    return ProtocolError(71, f"this is no offer: {why}")
+    return ProtocolError(71, f"this is not an offer: {why}")
 
 
 def _place(told: dict[str, Any]) -> Place:
@@ -88,9 +89,9 @@ def _place(told: dict[str, Any]) -> Place:
     if not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers) or not nbytes:
         raise _malformed("an address, a length or a shape is out of its range")
     if not address or address + nbytes > 1 << 63:
-        raise _malformed(f"{nbytes} bytes at {address} are no memory")
+        raise _malformed(f"{nbytes} bytes at {address} cannot be memory")
     if len(shape) > MAX_DIMENSIONS or not isinstance(told["dtype"], str) or type(told["writable"]) is not bool:
-        raise _malformed("a tensor's type, shape or right is none")
+        raise _malformed("a tensor's type, shape or right is malformed")
     if math.prod(shape) > nbytes * 8:
         raise _malformed(f"a tensor of shape {tuple(shape)} does not lie in {nbytes} bytes")
     return Place(address, nbytes, told["dtype"], tuple(shape), told["writable"])
@@ -121,6 +122,10 @@ def _address(array: Any) -> int:
     return int(array.ctypes.data)
 
 
+# What is not closed. The engine has its memory, also where the program has dropped the Registration: peers may read.
+_registered: set[Registration] = set()
+
+
 class Registration:
     """Tensors that an engine has registered, until close(); their memory stays that long. Use it with "with". One thread
     at a time."""
@@ -134,6 +139,7 @@ class Registration:
         self.closed = False
         self._pieces = [self._piece(tensor) for tensor in tensors]
         self._register([(_address(piece.registered), piece.registered.nbytes) for piece in self._pieces])
+        _registered.add(self)
 
     def _piece(self, tensor: _tmesh.Tensor) -> _Piece:
         seen = bytes_of(tensor)
@@ -166,6 +172,7 @@ class Registration:
             self.closed = True
             self._unregister([(_address(piece.registered), piece.registered.nbytes) for piece in self._pieces])
             self._pieces.clear()
+            _registered.discard(self)
 
     def __enter__(self) -> Any:
         return self
@@ -205,6 +212,14 @@ class Registration:
 Move = tuple[_tmesh.Tensor, int, int]
 
 
+def _moves(what: Any) -> list[Move]:
+    try:
+        moves = [(tensor, operator.index(place), operator.index(offset)) for tensor, place, offset in what]
+    except (TypeError, ValueError):
+        raise TypeError("a tmesh.Tensor is needed, or many of (tmesh.Tensor, place, offset)") from None
+    return moves
+
+
 class Peer:
     """Another process that has made an offer, until close(). Reads and writes go by the engine; each call waits until all of
     it is done. Use it with "with". One thread at a time."""
@@ -238,9 +253,8 @@ class Peer:
             raise ReleasedError(9, "this peer is closed")
         if timeout is not None and not 0 <= timeout < 1 << 32:
             raise InvalidError(22, f"a timeout of {timeout} seconds")
-        moves = [(what, place, offset)] if isinstance(what, _tmesh.Tensor) else list(what)
         spans = []
-        for tensor, number, start in moves:
+        for tensor, number, start in [(what, place, offset)] if isinstance(what, _tmesh.Tensor) else _moves(what):
             address, nbytes = self._mine.local(tensor, writes=operation == "READ")
             if not 0 <= number < len(self.places):
                 raise InvalidError(22, f"the peer offers {len(self.places)} tensors, none with the number {number}")
