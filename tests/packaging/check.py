@@ -1,6 +1,7 @@
 #!/usr/bin/python3 -B
 # SPDX-License-Identifier: MIT
-"""The packaging's tests, as TAP; TMESH_TEST_LENGTH=full also builds, installs and removes the packages."""
+"""The packaging's tests, as TAP; TMESH_TEST_LENGTH=full also builds, installs and removes the packages, and
+installs the Python package from its sources."""
 import signal
 import sys
 
@@ -8,6 +9,7 @@ import releases  # first: it makes the modules of tests/vm known
 import boot
 import lint
 import packages
+import python_source
 from cache import locked
 from tap import Tap
 
@@ -21,6 +23,7 @@ def main():
         with locked(boot.BUILD / "packaging"):
             for release in releases.RELEASES:
                 packages.run(tap, release)
+                python_source.run(tap, release)
     return tap.end()
 
 
