@@ -40,8 +40,8 @@ static int try_connect(const struct tmesh_ctx *ctx)
 	return rc;
 }
 
-/* In a build folder, or in a tree that was installed: from lib/ or bin/ into the libexec/ of the same
- * tree, wherever that was put. */
+/* In a build folder, or in a tree that was installed: from lib/ or bin/ into the libexec/ of the
+ * same tree, wherever that was put. */
 static bool beside(char *path, size_t size, const char *file)
 {
 	static const char *const places[] = {"", "/../libexec"};
@@ -210,9 +210,10 @@ static int connect_error(int rc, struct tmesh_error *err)
 
 static int does_not_answer(struct tmesh_error *err)
 {
-	return tmesh_fail(err, -ETIMEDOUT,
-			  "this user's keeper does not answer; if systemd has stopped it: systemctl "
-			  "--user start tmesh-keeper");
+	return tmesh_fail(
+		err, -ETIMEDOUT,
+		"this user's keeper does not answer; if systemd has stopped it: systemctl "
+		"--user start tmesh-keeper");
 }
 
 int tmesh_keeper_connect(struct tmesh_ctx *ctx, bool may_start, int *out, struct tmesh_error *err)

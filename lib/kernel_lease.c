@@ -32,8 +32,8 @@ int tmesh_kernel_lease_set(struct tmesh_region *region, uint64_t ns, int pidfd,
 			return tmesh_fail(
 				err, -EINVAL,
 				region->pinning ? "lease: a pinning handle cannot have one"
-				: pidfd >= 0	? "lease: the descriptor is not the pidfd of a process"
-						: "lease: a period is 10 ms to 1 h");
+				: pidfd >= 0 ? "lease: the descriptor is not the pidfd of a process"
+					     : "lease: a period is 10 ms to 1 h");
 		case EOPNOTSUPP:
 			return tmesh_fail(err, -EOPNOTSUPP,
 					  "lease: the mappings of this region belong to another "

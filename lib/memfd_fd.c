@@ -142,9 +142,8 @@ bool tmesh_memfd_lend(struct tmesh_region *region)
 {
 	if (!(region->opts.flags & TMESH_REGION_REUSE) || region->shared)
 		return false;
-	return region->lent ||
-	       (!region->reads_only && !region->fd_stays &&
-		tmesh_region_map_locked(region, PROT_READ | PROT_WRITE, NULL) == 0);
+	return region->lent || (!region->reads_only && !region->fd_stays &&
+				tmesh_region_map_locked(region, PROT_READ | PROT_WRITE, NULL) == 0);
 }
 
 /*

@@ -142,7 +142,8 @@ static void read_trailer(int fd, uint64_t at, struct tmesh_region_info *info)
 	info->id = head.id;
 	info->bytes = head.bytes;
 	memcpy(info->label, head.label, sizeof(info->label));
-	got = pread(fd, info->description, head.description_bytes, (off_t)(at + TMESH_TRAILER_TEXT));
+	got = pread(fd, info->description, head.description_bytes,
+		    (off_t)(at + TMESH_TRAILER_TEXT));
 	info->description[got > 0 ? got : 0] = '\0';
 }
 

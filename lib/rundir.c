@@ -20,8 +20,7 @@
 /* A start removes so many sockets of producers that died, and leaves the rest to the next. */
 #define SWEEP_MAX 256
 
-int tmesh_rundir_path(const struct tmesh_ctx *ctx, char *path, size_t size,
-		       struct tmesh_error *err)
+int tmesh_rundir_path(const struct tmesh_ctx *ctx, char *path, size_t size, struct tmesh_error *err)
 {
 	const char *dir = ctx->runtime_dir;
 	int length;
