@@ -8,31 +8,12 @@
 
 static const struct option_entry options[] = {OPTION_JSON, {NULL}};
 
-static const char *kind_text(enum tmesh_holder_kind kind)
-{
-	switch (kind) {
-	case TMESH_HOLDER_IS_HANDLE:
-		return "handle";
-	case TMESH_HOLDER_IS_PINNING:
-		return "pinning";
-	case TMESH_HOLDER_IS_EXPORT:
-		return "export";
-	case TMESH_HOLDER_IS_MAPPING:
-		return "mapping";
-	case TMESH_HOLDER_IS_GATHER:
-		return "view";
-	case TMESH_HOLDER_IS_DEVICE:
-		return "device";
-	}
-	return "unknown";
-}
-
 static json_t *holder_json(const struct tmesh_holder_info *holder)
 {
 	char rights[4];
 	json_t *value = json_object();
 
-	json_object_set_new(value, "kind", json_string(kind_text(holder->kind)));
+	json_object_set_new(value, "kind", json_string(tmesh_holder_kind_name(holder->kind)));
 	json_object_set_new(value, "pid", holder->pid ? json_integer(holder->pid) : json_null());
 	json_object_set_new(value, "command", json_text(holder->command));
 	json_object_set_new(value, "uid", json_integer(holder->uid));
@@ -102,7 +83,7 @@ static void print_holders(const struct tmesh_holder_info *holders, size_t count)
 	for (size_t i = 0; i < count; i++) {
 		table_addf(&table, "%d", (int)holders[i].pid);
 		table_add(&table, holders[i].command);
-		table_add(&table, kind_text(holders[i].kind));
+		table_add(&table, tmesh_holder_kind_name(holders[i].kind));
 		table_add(&table, rights_text(holders[i].rights, rights));
 		table_addf(&table, "%u", holders[i].mappings);
 		table_addf(&table, "%u", holders[i].uid);

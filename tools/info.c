@@ -27,24 +27,6 @@ static json_t *tensor_json(const char *description)
 			 (json_int_t)ref.layout.offset, "byte_size", (json_int_t)ref.byte_size);
 }
 
-const char *backing_text(enum tmesh_backing backing)
-{
-	switch (backing) {
-	case TMESH_BACKED_BY_PAGES:
-		return "pages";
-	case TMESH_BACKED_BY_USER:
-		return "user";
-	case TMESH_BACKED_BY_DMABUF:
-		return "dmabuf";
-	case TMESH_BACKED_BY_OPAQUE:
-		return "descriptor";
-	case TMESH_BACKED_BY_GATHER:
-		return "view";
-	default:
-		return "memfd";
-	}
-}
-
 json_t *info_json(const struct tmesh_region_info *info)
 {
 	json_t *value = json_object();
@@ -67,7 +49,7 @@ json_t *info_json(const struct tmesh_region_info *info)
 	json_object_set_new(value, "attachments", json_integer(info->attachments));
 	json_object_set_new(value, "linger_ms", json_integer(info->linger_ms));
 	json_object_set_new(value, "created_ns", json_integer((json_int_t)info->created_ns));
-	json_object_set_new(value, "backing", json_string(backing_text(info->backing)));
+	json_object_set_new(value, "backing", json_string(tmesh_backing_name(info->backing)));
 	json_object_set_new(value, "views", json_integer(info->views));
 	json_object_set_new(value, "pinned_bytes", json_integer((json_int_t)info->pinned_bytes));
 	json_object_set_new(value, "fence_value", json_integer((json_int_t)info->fence_value));

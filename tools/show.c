@@ -55,7 +55,7 @@ static void print_info(const struct tmesh_region_info *info)
 	row_number(&table, "attachments", info->attachments);
 	row_number(&table, "linger ms", info->linger_ms);
 	table_add(&table, "backing");
-	table_add(&table, backing_text(info->backing));
+	table_add(&table, tmesh_backing_name(info->backing));
 	if (info->backend == TMESH_BACKEND_KERNEL) {
 		row_number(&table, "views", info->views);
 		table_add(&table, "fence");

@@ -104,6 +104,10 @@ int tmesh_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, size_t *
 int tmesh_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_info **holders,
 		  size_t *count, struct tmesh_error *err);
 
+/* What docs/vocabulary.md calls them, "pages" or "handle"; "unknown" for any other number. */
+const char *tmesh_backing_name(enum tmesh_backing backing);
+const char *tmesh_holder_kind_name(enum tmesh_holder_kind kind);
+
 #ifdef __cplusplus
 }
 #endif

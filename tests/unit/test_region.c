@@ -453,7 +453,8 @@ static void test_from_memfd(void **state)
 	if (unit_on_kernel())
 		assert_ok(tmesh_region_set_description(region, "x", err));
 	else
-		assert_refused(tmesh_region_set_description(region, "x", err), -EOPNOTSUPP, "no room");
+		assert_refused(tmesh_region_set_description(region, "x", err), -EOPNOTSUPP,
+			       "no room");
 	assert_ok(tmesh_holders(*state, info.id, &holders, &count, err));
 	assert_int_equal(count, unit_on_kernel() ? 1 : 2);
 	free(holders);
@@ -555,6 +556,18 @@ static void test_see(void **state)
 }
 
 /* Many, each with a mapping, are each seen once, in order, and have one handle. */
+static void test_names(void **state)
+{
+	for (int backing = TMESH_BACKED_BY_MEMFD_BACKEND; backing <= TMESH_BACKED_BY_GATHER;
+	     backing++)
+		assert_string_not_equal(tmesh_backing_name((enum tmesh_backing)backing), "unknown");
+	for (int kind = TMESH_HOLDER_IS_HANDLE; kind <= TMESH_HOLDER_IS_DEVICE; kind++)
+		assert_string_not_equal(tmesh_holder_kind_name((enum tmesh_holder_kind)kind),
+					"unknown");
+	assert_string_equal(tmesh_backing_name((enum tmesh_backing)99), "unknown");
+	assert_string_equal(tmesh_holder_kind_name((enum tmesh_holder_kind)0), "unknown");
+}
+
 static void test_see_many(void **state)
 {
 	enum {
@@ -630,6 +643,7 @@ int main(void)
 		cmocka_unit_test(test_desc),
 		cmocka_unit_test(test_from_memfd),
 		cmocka_unit_test(test_see),
+		cmocka_unit_test(test_names),
 	};
 
 	const struct CMUnitTest memfds[] = {

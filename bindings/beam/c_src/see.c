@@ -34,26 +34,6 @@ static ERL_NIF_TERM make_rights(ErlNifEnv *env, uint32_t rights)
 	return list;
 }
 
-static const char *backing_name(enum tmesh_backing backing)
-{
-	switch (backing) {
-	case TMESH_BACKED_BY_MEMFD_BACKEND:
-	case TMESH_BACKED_BY_MEMFD:
-		return "memfd";
-	case TMESH_BACKED_BY_PAGES:
-		return "pages";
-	case TMESH_BACKED_BY_USER:
-		return "user";
-	case TMESH_BACKED_BY_DMABUF:
-		return "dmabuf";
-	case TMESH_BACKED_BY_OPAQUE:
-		return "descriptor";
-	case TMESH_BACKED_BY_GATHER:
-		return "view";
-	}
-	return "unknown";
-}
-
 /* A description that is a tensor's; nil for any other. */
 static ERL_NIF_TERM make_tensor(ErlNifEnv *env, const char *desc)
 {
@@ -81,7 +61,7 @@ static ERL_NIF_TERM make_region_info(ErlNifEnv *env, const struct tmesh_region_i
 	const struct member members[] = {
 		{"id", make_id(env, info->id)},
 		{"backend", enif_make_atom(env, tmesh_backend_name(info->backend))},
-		{"backing", enif_make_atom(env, backing_name(info->backing))},
+		{"backing", enif_make_atom(env, tmesh_backing_name(info->backing))},
 		{"label", make_string(env, info->label)},
 		{"description", make_string(env, info->description)},
 		{"tensor", make_tensor(env, info->description)},
@@ -160,31 +140,12 @@ NIF(regions)
 	return make_ok(env, list);
 }
 
-static const char *kind_name(enum tmesh_holder_kind kind)
-{
-	switch (kind) {
-	case TMESH_HOLDER_IS_HANDLE:
-		return "handle";
-	case TMESH_HOLDER_IS_PINNING:
-		return "pinning";
-	case TMESH_HOLDER_IS_EXPORT:
-		return "export";
-	case TMESH_HOLDER_IS_MAPPING:
-		return "mapping";
-	case TMESH_HOLDER_IS_GATHER:
-		return "view";
-	case TMESH_HOLDER_IS_DEVICE:
-		return "device";
-	}
-	return "unknown";
-}
-
 static ERL_NIF_TERM make_holder(ErlNifEnv *env, const struct tmesh_holder_info *holder)
 {
 	bool device = holder->kind == TMESH_HOLDER_IS_DEVICE;
 	bool view = holder->kind == TMESH_HOLDER_IS_GATHER;
 	const struct member members[] = {
-		{"kind", enif_make_atom(env, kind_name(holder->kind))},
+		{"kind", enif_make_atom(env, tmesh_holder_kind_name(holder->kind))},
 		{"pid", holder->pid ? enif_make_int(env, holder->pid) : atoms.nil},
 		{"command", make_string(env, holder->command)},
 		{"uid", enif_make_uint(env, holder->uid)},

@@ -116,19 +116,6 @@ static const char *fence_text(const struct tmesh_region_info *info)
 	return info->fence_dead ? "dead" : info->fence_producer ? "producer" : "idle";
 }
 
-static const char *backing_text(enum tmesh_backing backing)
-{
-	static const char *const names[] = {
-		[TMESH_BACKED_BY_MEMFD_BACKEND] = "memfd", [TMESH_BACKED_BY_PAGES] = "pages",
-		[TMESH_BACKED_BY_MEMFD] = "memfd",	   [TMESH_BACKED_BY_USER] = "user",
-		[TMESH_BACKED_BY_DMABUF] = "dmabuf",	   [TMESH_BACKED_BY_OPAQUE] = "descriptor",
-		[TMESH_BACKED_BY_GATHER] = "view",
-	};
-	size_t index = (size_t)backing;
-
-	return index < sizeof(names) / sizeof(*names) ? names[index] : NULL;
-}
-
 /* By the names of docs/vocabulary.md. */
 static PyObject *dict_from_info(const void *item)
 {
@@ -152,8 +139,8 @@ static PyObject *dict_from_info(const void *item)
 	};
 	PyObject *dict = Py_BuildValue(
 		"{sNssszsNsNsNsNsNsNss}", "id", text_from_id(info->id), "backend",
-		tmesh_backend_name(info->backend), "backing", backing_text(info->backing), "label",
-		foreign_text(info->label, sizeof(info->label)), "description",
+		tmesh_backend_name(info->backend), "backing", tmesh_backing_name(info->backing),
+		"label", foreign_text(info->label, sizeof(info->label)), "description",
 		foreign_text(info->description, sizeof(info->description)), "tensor",
 		tensor_of_text(info->description, sizeof(info->description)), "sealed",
 		PyBool_FromLong(info->sealed), "revoked", PyBool_FromLong(info->revoked), "node",
@@ -199,15 +186,11 @@ static PyObject *rights_text(uint32_t rights)
 static PyObject *dict_from_holder(const void *item)
 {
 	const struct tmesh_holder_info *holder = item;
-	static const char *const kinds[] = {
-		[TMESH_HOLDER_IS_HANDLE] = "handle", [TMESH_HOLDER_IS_PINNING] = "pinning",
-		[TMESH_HOLDER_IS_EXPORT] = "export", [TMESH_HOLDER_IS_MAPPING] = "mapping",
-		[TMESH_HOLDER_IS_GATHER] = "view",   [TMESH_HOLDER_IS_DEVICE] = "device",
-	};
 	bool is_device = holder->kind == TMESH_HOLDER_IS_DEVICE;
 
 	return Py_BuildValue(
-		"{sssNsNsIsNsIsIsKsKsNsNsNsKsKsNsNsN}", "kind", kinds[holder->kind], "pid",
+		"{sssNsNsIsNsIsIsKsKsNsNsNsKsKsNsNsN}", "kind",
+		tmesh_holder_kind_name(holder->kind), "pid",
 		number_or_none((uint64_t)holder->pid, holder->pid > 0), "command",
 		foreign_text(holder->command, sizeof(holder->command)), "uid", holder->uid,
 		"rights", rights_text(holder->rights), "mappings", holder->mappings, "attachments",
