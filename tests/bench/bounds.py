@@ -92,6 +92,14 @@ SECTIONS = (
                 f"io_callback that {does} by tmesh", limit)
           for size, way, does, limit in (("4KB", "push", "sends", 0.15), ("4KB", "pop", "receives", 0.05),
                                          ("64MB", "push", "sends", 0.6), ("64MB", "pop", "receives", 1.2))),
+        Bound("a training's step that pushes its loss", "xla/train-pushing", "xla/train-plain",
+              "the same without", 1.02),
+        Bound("the error after the sender was killed", "xla/end-killed", "xla/end-pipe", "a killed process's pipe ends",
+              None, most_ns=50e6),
+        Bound("the error after cancel()", "xla/end-cancelled", "xla/end-pipe", "a killed process's pipe ends",
+              None, most_ns=50e6),
+        Bound("the error after Ctrl-C", "xla/end-interrupted", "xla/end-pipe", "a killed process's pipe ends",
+              None, most_ns=100e6),
     )),
     Section("An Arrow table of 1 GB that is there, from Elixir to pandas and back", (
         Bound("its ref there and back", "arrow/tmesh", "arrow/file",

@@ -4,12 +4,16 @@ sends, or receives, by tmesh in Python. A step of a compiled loop each, with wha
 
   4KB    200 steps a sample
   64MB   one step
+  train  a training's step, 50 a sample, with and without a push of its loss
+  end    how long a call waits on: after its sender was killed, tmesh.xla.cancel(), Ctrl-C
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from time import perf_counter_ns
 
 try:
@@ -20,6 +24,8 @@ except ImportError:
     for size in ("4KB", "64MB"):
         for way in ("push", "pop"):
             print(json.dumps({"topic": "xla", "name": f"{size}-{way}-tmesh", "skip": "JAX is not installed"}))
+    for name in ("train-pushing", "end-killed", "end-cancelled", "end-interrupted", "end-pipe", "train-plain"):
+        print(json.dumps({"topic": "xla", "name": name, "skip": "JAX is not installed"}))
     sys.exit()
 
 import numpy as np
@@ -74,6 +80,78 @@ def ways(count):
     return steps, [process for process, _ in peers.values()]
 
 
+def train(series):
+    """The same steps with and without a push of the loss, in turn."""
+    sink, token = peer("recv", 0)
+    tmesh.xla.bind("loss", token, "send")
+    batch = jax.random.normal(jax.random.key(0), (256, 512))
+    weights = jax.random.normal(jax.random.key(1), (512, 512))
+
+    def loss_of(weights):
+        return jnp.mean((jnp.tanh(batch @ weights) @ weights - batch) ** 2)
+
+    def steps(pushes):
+        def step(_, both):
+            sequence, weights = both
+            loss, gradient = jax.value_and_grad(loss_of)(weights)
+            if pushes:
+                sequence = tmesh.xla.push(sequence, loss, channel="loss")
+            return sequence, weights - 0.01 * gradient
+
+        return jax.jit(lambda: jax.lax.fori_loop(0, 50, step, (tmesh.xla.sequence(), weights)))
+
+    programs = {"train-pushing": steps(True), "train-plain": steps(False)}
+    for turn in range(-1, 12):
+        for name, program in programs.items():
+            began = perf_counter_ns()
+            jax.block_until_ready(program())
+            if turn >= 0:
+                series.add(name, (perf_counter_ns() - began) // 50)
+    sink.kill()
+    sink.wait()
+
+
+SILENT = "import sys, tmesh; box = tmesh.Channel('send'); print(box.token, flush=True); sys.stdin.read()"
+
+
+def end(series):
+    """From what ends a wait to the error, in the thread that JAX calls from."""
+    program = jax.jit(lambda s: tmesh.xla.pop(s, jax.ShapeDtypeStruct((), "float32"), channel="silent"))
+    for name in ("killed", "cancelled", "interrupted") * 10:
+        sender = subprocess.Popen([sys.executable, "-c", SILENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        tmesh.xla.bind("silent", sender.stdout.readline().strip(), "recv")
+        began = []
+
+        def act():
+            began.append(perf_counter_ns())
+            if name == "killed":
+                sender.kill()
+            elif name == "cancelled":
+                tmesh.xla.cancel("silent")
+            else:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        timer = threading.Timer(0.2, act)
+        timer.start()
+        try:
+            jax.block_until_ready(program(tmesh.xla.sequence()))
+        except (RuntimeError, ValueError, KeyboardInterrupt):
+            series.add(f"end-{name}", perf_counter_ns() - began[0])
+        timer.join()
+        sender.kill()
+        sender.wait()
+    tmesh.xla.unbind("silent", timeout=0)
+    for _ in range(10):
+        sender = subprocess.Popen([sys.executable, "-c", SILENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        sender.stdout.readline()
+        began = []
+        timer = threading.Timer(0.2, lambda: (began.append(perf_counter_ns()), sender.kill()))
+        timer.start()
+        os.read(sender.stdout.fileno(), 1)
+        series.add("end-pipe", perf_counter_ns() - began[0])
+        sender.wait()
+
+
 def main():
     series = Series("xla")
     for size, (count, each, rounds) in SIZES.items():
@@ -89,6 +167,8 @@ def main():
         for process in peers:
             process.kill()
             process.wait()
+    train(series)
+    end(series)
     series.print()
 
 

@@ -21,7 +21,7 @@ import tmesh.xla as xla
 # JAX 0.7 raises a ValueError with the same text where it waits for an array.
 FAILURE = (jax.errors.JaxRuntimeError, ValueError) if jax.__version_info__ < (0, 8) else jax.errors.JaxRuntimeError
 LONG = os.environ.get("TMESH_TEST_LENGTH") == "full"
-ROUNDS = 300 if LONG else 20
+ROUNDS = 300 if LONG else 30
 PEER = os.environ["TMESH_TEST_PEER"]
 SMALL, LARGE = 16, 100_000
 

@@ -15,6 +15,7 @@ import pytest
 
 jax = pytest.importorskip("jax", reason="jax is not installed, and cannot be had from the package index")
 
+import jax.export
 import jax.numpy as jnp
 import tmesh
 import tmesh.jax
@@ -432,6 +433,39 @@ def test_other_threads_go_on(ends):
     waiting(ends, ended.set)
     thread.join()
     assert turns
+
+
+def test_devices_do_not_wait_for_each_other(ends):
+    """All but one wait for a message, in any thread that XLA has; the last one computes and sends."""
+    devices = jax.devices()
+    pop = jax.jit(lambda s: xla.pop(s, SCALAR, channel="in", timeout=60))
+    push = jax.jit(lambda s, x: xla.push(s, (x @ x).sum(), channel="out"))
+    got = []
+
+    def wait(device):
+        got.append(float(pop(jax.device_put(xla.sequence(), device))[1]))
+
+    threads = [threading.Thread(target=wait, args=(device,)) for device in devices[:-1]]
+    for thread in threads:
+        thread.start()
+    for _ in range(3):
+        x = jax.device_put(jnp.ones((8, 8)), devices[-1])
+        push(jax.device_put(xla.sequence(), devices[-1]), x).block_until_ready()
+    assert ends.all() == [512] * 3 and not got
+    ends.put(*range(len(threads)))
+    for thread in threads:
+        thread.join()
+    assert sorted(got) == list(range(len(threads)))
+
+
+def test_zero_size_and_dynamic_shapes(ends):
+    """Nothing of no bytes is lost on its way; a shape that is not known has no place in a program."""
+    ends.inbox.send(tmesh.put(np.zeros((0, 3), "float32")))
+    _, got = run(lambda s: xla.pop(s, jax.ShapeDtypeStruct((0, 3), "float32"), channel="in"), xla.sequence())
+    assert got.shape == (0, 3)
+    rows = jax.export.symbolic_shape("rows")[0]
+    with pytest.raises(Exception, match="rows|symbolic|dimension"):
+        xla.pop(xla.sequence(), jax.ShapeDtypeStruct((rows,), "float32"), channel="in")
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int32", "float32", "float16", "bfloat16", "float8_e5m2", "complex64"])
