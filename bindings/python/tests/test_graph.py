@@ -2,6 +2,7 @@
 """Graphs on the engine "ggml", beside NumPy."""
 
 import importlib.util
+import struct
 
 import pytest
 
@@ -9,6 +10,7 @@ numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
 
 import tmesh  # noqa: E402
 import tmesh.engine  # noqa: E402
+import tmesh.graph  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("libggml"),
                                 reason="ggml cannot be had: the package libggml-python is not installed")
@@ -146,6 +148,116 @@ def test_decode(opened, dtype, cache, most, record_property):
     record_property("127 steps, largest difference of a logit", f"{worst:.6f}")
     assert worst < most
     assert tmesh.stats()["bytes_copied"] == copied
+
+
+# The same model as GGUF, and the graph that is built for it.
+
+NAMES = {"norm": "attn_norm", "q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output", "gate": "ffn_gate", "up": "ffn_up",
+         "down": "ffn_down", "ffn_norm": "ffn_norm"}
+
+
+def gguf(path, architecture, tensors, **values):
+    """docs/gguf.md of ggml: header, metadata, what each tensor is, and their bytes at multiples of 32."""
+    def text(value):
+        return struct.pack("<Q", len(value)) + value.encode()
+
+    keys = {"general.architecture": architecture, **{f"{architecture}.{key}": value for key, value in values.items()}}
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys))
+    for key, value in keys.items():
+        kind = {str: 8, int: 4, float: 6}[type(value)]
+        head += text(key) + struct.pack("<I", kind)
+        head += text(value) if kind == 8 else struct.pack("<I" if kind == 4 else "<f", value)
+    data = b""
+    for name, array in tensors.items():
+        kind = {"float32": 0, "float16": 1, "uint8": 8}[str(array.dtype)]
+        shape = [*array.shape[:-1], array.shape[-1] // 34 * 32] if kind == 8 else array.shape
+        head += text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape[::-1], kind, len(data))
+        data += array.tobytes() + bytes(-array.nbytes % 32)
+    path.write_bytes(head + bytes(-len(head) % 32) + data)
+
+
+def as_gguf(path, architecture, weights, pack=lambda name, array: array, **values):
+    tensors = {}
+    for name, array in weights.items():
+        layer, _, part = name.rpartition(".")
+        tensors[(f"blk.{layer}.{NAMES[part]}" if layer else name) + ".weight"] = pack(name, array)
+    gguf(path, architecture, tensors, block_count=LAYERS, embedding_length=WIDTH, **{
+        "attention.head_count": HEADS, "attention.head_count_kv": GROUPS, "attention.layer_norm_rms_epsilon": EPS} | values)
+
+
+def neighbours(weights):
+    """q and k as the architecture llama has them: the halves of a head interleaved."""
+    out = dict(weights)
+    for name, array in weights.items():
+        if name.endswith((".q", ".k")):
+            parts = array.reshape(-1, 2, HEAD // 2, array.shape[-1])
+            out[name] = numpy.ascontiguousarray(parts.swapaxes(1, 2)).reshape(array.shape)
+    return out
+
+
+@pytest.mark.parametrize("architecture, quantised", [("qwen2", False), ("llama", False), ("qwen2", True)])
+def test_of_model(opened, tmp_path, architecture, quantised):
+    """A GGUF file, its graph, a prompt of five tokens in one run and ten more one by one."""
+    _, weights = llama("float32", "float32")
+    expected, file = dict(weights), tmp_path / "model.gguf"
+
+    def pack(name, array):
+        if not quantised or array.ndim < 2:
+            return array
+        packed, expected[name] = blocks(array)
+        return packed
+
+    as_gguf(file, architecture, neighbours(weights) if architecture == "llama" else weights, pack)
+    reference = Reference(expected)
+    model = tmesh.load_model(file, alone=True)
+    past = {f"past_{kind}.{layer}": tmesh.zeros((64, GROUPS * HEAD), "float32") for layer in range(LAYERS) for kind in "kv"}
+    position = 0
+    for tokens in (5, *[1] * 10):
+        g = tmesh.graph.of_model(model, rows=64, tokens=tokens, cache="float32")
+        assert g.in_place == {name.replace("past", "present"): name for name in past}
+        graph = opened(g.text().partition("\n")[2], {name: model[name] for name in g.weights})
+        at = numpy.arange(position, position + tokens)
+        given = {"token": (at * 37 % VOCABULARY).astype("int32"), "position": at.astype("int32"), "row": at.astype("int64")}
+        present = {name.replace("past", "present"): tensor for name, tensor in past.items()}
+        got = graph.dispatch({**{name: tmesh.put(array) for name, array in given.items()}, **past},
+                             {"logits": "host", **present}, in_place=g.in_place)["logits"]
+        for row, token in zip(got, given["token"]):
+            wanted = reference.step(int(token), position)
+            numpy.testing.assert_allclose(row, wanted, atol=.3 if quantised else 1e-3)
+            position += 1
+    model.release()
+
+
+@pytest.mark.parametrize("architecture, values, words", [
+    ("gpt2", {}, "'gpt2' is none of llama"),
+    ("llama", {"expert_count": 8}, "experts"),
+    ("llama", {"rope.scaling.type": "yarn"}, "scaled"),
+    ("llama", {"attention.sliding_window": 16}, "window of 16"),
+    ("llama", {"attention.value_length": 16}, "another width"),
+])
+def test_of_model_refused(tmp_path, architecture, values, words):
+    as_gguf(tmp_path / "m.gguf", architecture, {"output_norm": random(WIDTH)}, **values)
+    with tmesh.load_model(tmp_path / "m.gguf", alone=True) as model:
+        with pytest.raises(tmesh.UnsupportedError, match=words):
+            tmesh.graph.of_model(model, rows=64)
+
+
+def test_build(opened):
+    g = tmesh.graph.Graph("g")
+    x, w = g.input("x", "float32", (2, 8), cache="stream"), g.weight("w", "float32", (4, 8))
+    y = g.add("matmul", x, w)
+    g.output("y", g.add("transpose", y, axes=(1, 0), name="t"))
+    assert (y, g.inputs, g.weights, g.outputs) == ("matmul.1", ["x"], ["w"], {"y": "t"})
+    a, b = random(2, 8), random(4, 8)
+    got = run(opened(g.text().partition("\n")[2], {"w": b}), {"x": a})["y"]
+    numpy.testing.assert_allclose(got, (a @ b.T).T, atol=1e-4)
+    with pytest.raises(tmesh.InvalidError, match="together"):
+        g.add("reshape", x, shape=(4, 4))
+    with pytest.raises(tmesh.InvalidError, match="line ends"):
+        g.add("silu", x, name="a\nb")
+    for bad in ({"rows": 0}, {"rows": 1, "tokens": 0}, {"rows": 1, "cache": "int8"}):
+        with pytest.raises(tmesh.InvalidError, match="at least 1"):
+            tmesh.graph.of_model(None, **bad)
 
 
 def blocks(array):

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: MIT
+"""Graphs for engines: nodes by calls, or of a GGUF model that is like a llama.
+
+    g = tmesh.graph.Graph("g")
+    x, w = g.input("x", "float32", (1, 64)), g.weight("w", "float16", (32, 64))
+    g.output("y", g.add("matmul", x, w))
+    g.save("g.graph")
+
+    model = tmesh.load_model("model.gguf")
+    g = tmesh.graph.of_model(model, rows=512)              # a step of one token, with a cache of 512 rows
+    g.save("step.graph")
+    step = tmesh.engine.Context("ggml").graph("step.graph", weights={name: model[name] for name in g.weights})
+
+The engine that opens the file checks it; docs/engines.md has the operators, and include/tmesh/graph.h what each takes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import errors
+
+if TYPE_CHECKING:
+    from .model import Model
+
+__all__ = ["Graph", "of_model"]
+
+
+class Graph:
+    """What an engine is to compute. A node is known by its name, which the calls that make one return."""
+
+    def __init__(self, name: str) -> None:
+        self._lines = [f"graph {name}"]
+        self._made = 0
+        self.inputs: list[str] = []
+        self.weights: list[str] = []
+        self.outputs: dict[str, str] = {}
+        #: Of outputs that lie in an input's memory, that input: what Graph.bind() of tmesh.engine wants as in_place.
+        self.in_place: dict[str, str] = {}
+
+    def input(self, name: str, dtype: str, shape: Sequence[int], *, cache: str | None = None) -> str:
+        """What each run is given. cache: "keep" (later runs read it again) or "stream", a hint."""
+        self.inputs.append(name)
+        return self._node(name, "input", (), {"cache": cache}, dtype, shape)
+
+    def weight(self, name: str, dtype: str, shape: Sequence[int], *, quant: str | None = None) -> str:
+        """What the graph is opened with. quant: blocks of that type of GGUF, of dtype "float32"."""
+        self.weights.append(name)
+        return self._node(name, "weight", (), {"quant": quant}, dtype, shape)
+
+    def add(self, op: str, *inputs: str, name: str | None = None, dtype: str | None = None,
+            shape: Sequence[int] | None = None, **attributes: Any) -> str:
+        """A node that computes. dtype and shape are inferred where they are not given; "reshape" wants both. Attributes:
+        eps, scale, base, dims, halves, axis, axes, cache."""
+        self._made += 1
+        return self._node(name or f"{op}.{self._made}", op, inputs, attributes, dtype, shape)
+
+    def output(self, name: str, node: str, *, in_place: str | None = None) -> None:
+        """The value of a node is an output. in_place: the input whose memory it has, for "set_rows"."""
+        self.outputs[name] = node
+        if in_place is not None:
+            self.in_place[name] = in_place
+
+    def text(self) -> str:
+        """The graph as text."""
+        return "\n".join([*self._lines, *(f"output {name} = {node}" for name, node in self.outputs.items()), ""])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the text to a file, for an engine to open."""
+        Path(path).write_text(self.text(), encoding="ascii")
+
+    def _node(self, name: str, op: str, inputs: Sequence[str], attributes: dict[str, Any], dtype: str | None,
+              shape: Sequence[int] | None) -> str:
+        if (dtype is None) != (shape is None):
+            raise errors.InvalidError(errno.EINVAL, f"node {name!r}: dtype and shape are given together")
+        words = [f"{name} = {op}" + (f"({', '.join(inputs)})" if inputs else "")]
+        for key, value in attributes.items():
+            if isinstance(value, bool):
+                value = str(value).lower()
+            elif isinstance(value, (list, tuple)):
+                value = ",".join(map(str, value))
+            if value is not None:
+                words.append(f"{key}={value}")
+        if shape is not None:
+            words.append(f": {dtype}[{','.join(str(int(n)) for n in shape)}]")
+        line = " ".join(words)
+        if set("\r\n#") & set(line):
+            raise errors.InvalidError(errno.EINVAL, f"node {name!r}: neither line ends nor \"#\" in a node")
+        self._lines.append(line)
+        return name
+
+    def __repr__(self) -> str:
+        return f"<tmesh.graph.Graph of {', '.join(self.inputs)} to {', '.join(self.outputs)}>"
+
+
+# Architectures of GGUF that are computed as a llama, and whether RoPE turns halves of a row (or neighbours).
+_HALVES = {"llama": False, "qwen2": True, "qwen3": True}
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+class _Decoder:
+    """One graph of one model, while it is built."""
+
+    def __init__(self, model: Model, tokens: int, rows: int, cache: str) -> None:
+        self.model, self.tokens, self.rows, self.cache = model, tokens, rows, cache
+        self.entries, self.values = model.entries, model.metadata
+        self.architecture = self.values.get("general.architecture")
+        if self.architecture not in _HALVES:
+            raise errors.UnsupportedError(errno.EOPNOTSUPP, f"the architecture {self.architecture!r} is none of "
+                                          f"{', '.join(_HALVES)}, which graphs can be built for")
+        self.graph = Graph(str(self.architecture))
+        self.width = int(self.value("embedding_length"))
+        self.heads = int(self.value("attention.head_count"))
+        self.groups = int(self.value("attention.head_count_kv", self.heads))
+        self.head = int(self.value("attention.key_length", self.width // self.heads))
+        self.eps = float(self.value("attention.layer_norm_rms_epsilon"))
+        self.refuse()
+
+    def value(self, key: str, otherwise: Any = None) -> Any:
+        found = self.values.get(f"{self.architecture}.{key}", otherwise)
+        if found is None or isinstance(found, (list, dict)):
+            raise errors.UnsupportedError(errno.EOPNOTSUPP, f"the model does not say {self.architecture}.{key}, or not as "
+                                          "one number")
+        return found
+
+    def refuse(self) -> None:
+        """What would be computed as something else."""
+        window = int(self.value("attention.sliding_window", 0))
+        reasons = {
+            "it has experts": int(self.value("expert_count", 0)) > 0,
+            "its positions are scaled (rope.scaling)": self.value("rope.scaling.type", "none") not in ("none", ""),
+            f"its window of {window} rows is shorter than the cache": 0 < window < self.rows,
+            "its values are of another width than its keys": self.value("attention.value_length", self.head) != self.head,
+        }
+        for reason, true in reasons.items():
+            if true:
+                raise errors.UnsupportedError(errno.EOPNOTSUPP, f"no graph can be built for this model: {reason}")
+
+    def weight(self, name: str) -> str:
+        if name not in self.entries:
+            raise errors.NotFoundError(errno.ENOENT, f"the model has no tensor {name!r}")
+        if name not in self.graph.weights:
+            entry = self.entries[name]
+            quant = None if entry.type in _DTYPES else entry.type
+            self.graph.weight(name, _DTYPES.get(entry.type, "float32"), entry.shape, quant=quant)
+        return name
+
+    def linear(self, x: str, name: str) -> str:
+        y = self.graph.add("matmul", x, self.weight(f"{name}.weight"))
+        return self.graph.add("add", y, self.weight(f"{name}.bias")) if f"{name}.bias" in self.entries else y
+
+    def norm(self, x: str, name: str) -> str:
+        return self.graph.add("rms_norm", x, self.weight(f"{name}.weight"), eps=self.eps)
+
+    def turned(self, x: str, heads: int, norm: str) -> str:
+        g = self.graph
+        x = g.add("reshape", x, dtype="float32", shape=(self.tokens, heads, self.head))
+        if f"{norm}.weight" in self.entries:
+            x = self.norm(x, norm)
+        factors = [self.weight("rope_freqs.weight")] if "rope_freqs.weight" in self.entries else []
+        return g.add("rope", x, "position", *factors, base=float(self.value("rope.freq_base", 10000.0)),
+                     dims=int(self.value("rope.dimension_count", self.head)), halves=_HALVES[str(self.architecture)])
+
+    def attention(self, x: str, layer: int) -> str:
+        g, b, width = self.graph, f"blk.{layer}.", self.groups * self.head
+        h = self.norm(x, b + "attn_norm")
+        q = self.turned(self.linear(h, b + "attn_q"), self.heads, b + "attn_q_norm")
+        k = self.turned(self.linear(h, b + "attn_k"), self.groups, b + "attn_k_norm")
+        new = {"k": g.add("reshape", k, dtype="float32", shape=(self.tokens, width)), "v": self.linear(h, b + "attn_v")}
+        seen = []
+        for kind, value in new.items():
+            past = g.input(f"past_{kind}.{layer}", self.cache, (self.rows, width), cache="keep")
+            present = g.add("set_rows", past, value, "row", name=f"present_{kind}.{layer}")
+            g.output(present, present, in_place=past)
+            seen.append(g.add("reshape", present, dtype=self.cache, shape=(self.rows, self.groups, self.head)))
+        y = g.add("attention", q, *seen, "position")
+        y = g.add("reshape", y, dtype="float32", shape=(self.tokens, self.heads * self.head))
+        return g.add("add", x, self.linear(y, b + "attn_output"))
+
+    def build(self) -> Graph:
+        g = self.graph
+        for name, dtype in (("token", "int32"), ("position", "int32"), ("row", "int64")):
+            g.input(name, dtype, (self.tokens,))
+        x = g.add("get_rows", self.weight("token_embd.weight"), "token")
+        for layer in range(int(self.value("block_count"))):
+            b = f"blk.{layer}."
+            x = self.attention(x, layer)
+            f = self.norm(x, b + "ffn_norm")
+            gate = g.add("silu", self.linear(f, b + "ffn_gate"))
+            x = g.add("add", x, self.linear(g.add("mul", gate, self.linear(f, b + "ffn_up")), b + "ffn_down"))
+        x = self.norm(x, "output_norm")
+        output = "output.weight" if "output.weight" in self.entries else "token_embd.weight"
+        g.output("logits", g.add("matmul", x, self.weight(output)))
+        return g
+
+
+def of_model(model: Model, *, rows: int, tokens: int = 1, cache: str = "float16") -> Graph:
+    """A run of a GGUF model of the architecture llama, qwen2 or qwen3: so many tokens in, their logits out.
+
+    Inputs: token int32[tokens], position int32[tokens], row int64[tokens] (where in the cache each token's keys and values
+    go), past_k.N and past_v.N [rows, ...]. Outputs: logits float32[tokens, ...], present_k.N and present_v.N, each in its
+    past's memory (in_place). A token sees rows 0 to its position, so row is the position unless the caller arranges
+    otherwise. UnsupportedError: an architecture, or something of the model, that would be computed as another."""
+    if rows < 1 or tokens < 1 or cache not in ("float16", "float32"):
+        raise errors.InvalidError(errno.EINVAL, 'rows and tokens are at least 1, cache is "float16" or "float32"')
+    return _Decoder(model, tokens, rows, cache).build()
