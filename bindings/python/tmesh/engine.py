@@ -158,7 +158,7 @@ class Context:
                  threads: int = 1, sessions: int = 8) -> None:
         if device not in ("cpu", "cuda"):
             raise errors.InvalidError(errno.EINVAL, f"no device {device!r}: \"cpu\" or \"cuda\"")
-        path = _library(backend) if library is None else os.fspath(library or "")
+        path = _library(backend) if library is None else os.fspath(library)
         self._handle = _tmesh.EngineContext(backend, path, device == "cuda", threads, sessions)
         self._served: tuple[str, float | None, int] | None = None
         self._server: Server | None = None
@@ -408,7 +408,7 @@ def serve(backend: str = "onnx", *, models: str | os.PathLike[str] | Iterable[st
     it is served, by default one of its own. limit: seconds that a call may take. It ends with this process, at the latest."""
     folders = [models] if isinstance(models, (str, os.PathLike)) else list(models)
     name = name or f"{backend}-{os.getpid()}-{next(_numbers)}"
-    path = _library() if library is None and backend == "onnx" else os.fspath(library or "")
+    path = _library(backend) if library is None else os.fspath(library)
     command = [_program(), "--with-input", f"--engine={backend}", f"--threads={threads}", f"--clients={clients}",
                f"--limit={limit}", *(f"--models={os.fspath(folder)}" for folder in folders)]
     process = subprocess.Popen([*command, *([f"--library={path}"] if path else []), "--", name],
