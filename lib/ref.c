@@ -225,7 +225,7 @@ static int read_token(const char *text, char *token, struct tmesh_error *err)
 
 int tmesh_ref_get_version(const json_t *ref, struct tmesh_error *err)
 {
-	uint64_t version;
+	uint64_t version = 0;
 	int rc = tmesh_ref_get_uint(ref, "v", &version, err);
 
 	return rc ? rc : check_version(version, err);
@@ -233,7 +233,7 @@ int tmesh_ref_get_version(const json_t *ref, struct tmesh_error *err)
 
 int tmesh_ref_get_id(const json_t *ref, uint64_t *id, struct tmesh_error *err)
 {
-	const char *text;
+	const char *text = "";
 	int rc = tmesh_ref_get_string(ref, "id", &text, err);
 
 	return rc ? rc : read_id(text, id, err);
@@ -242,7 +242,7 @@ int tmesh_ref_get_id(const json_t *ref, uint64_t *id, struct tmesh_error *err)
 /* A description is a ref without a token, so there may be none. */
 int tmesh_ref_get_token(const json_t *ref, char *token, struct tmesh_error *err)
 {
-	const char *text;
+	const char *text = "";
 	int rc;
 
 	token[0] = '\0';
