@@ -140,8 +140,6 @@ class Model(Base):
         wrong_usage("load --help", "load")
         wrong_usage("magic", "load", "--method", "magic", path)
 
-    @unittest.skipIf(BACKEND == "kernel", "what holds a model in the background ended early there now and then; mended in "
-                                          "tools/hold.c, and not seen on the module since")
     def test_load(self):
         path = self.write()
         told = json.loads(tool("load", "--json", "--background", "--for", "600", path)[0])
