@@ -5,7 +5,7 @@
 
 # vm-KERNEL-SUITE, for `make check`, and what `make check-full` adds. Those of the checkout build in
 # one copy of it, one after another. Python and Elixir on the debug kernel would take hours.
-VM_CHECKOUT := $(addprefix vm-,6.12-python 6.12-beam 6.12-library 6.12-demo)
+VM_CHECKOUT := $(addprefix vm-,6.12-library 6.12-beam 6.12-python 6.12-demo)
 VM_MODULE := $(addprefix vm-,debug-kselftest debug-seeded 6.1-kselftest 6.12-kselftest 7.2-kselftest)
 VM_SUITES := vm-judge $(VM_CHECKOUT) $(VM_MODULE)
 VM_LONG := vm-debug-fuzz vm-6.12-races
