@@ -24,12 +24,15 @@ beam: $(BEAM_NIF) ## build the Elixir application
 beam-nif: $(BEAM_NIF)
 
 # The loader finds the stand-in for the CUDA driver.
-beam-check: $(BEAM_NIF) $(B)/tmesh-keeper $(BEAM_PEER) $(BEAM_CONSUMER) $(STANDIN) $(B)/libtmesh-cuda.so $(B)/libtmesh-xla.so ## run the Elixir tests
+beam-check: $(BEAM_NIF) $(B)/tmesh-keeper $(BEAM_PEER) $(BEAM_CONSUMER) $(STANDIN) $(B)/libtmesh-cuda.so $(B)/libtmesh-xla.so \
+		$(ENGINE_PROCESS) $(ENGINE_ONNX) $(B)/tests/engine/models.stamp ## run the Elixir tests
 	@$(BEAM_MIX) MIX_BUILD_PATH=$(CURDIR)/$(B)/beam/test MIX_ENV=test \
 		LD_LIBRARY_PATH=$(CURDIR)/$(dir $(STANDIN)):$(CURDIR)/$(B) \
 		TMESH_TEST_PEER=$(CURDIR)/$(BEAM_PEER) TMESH_KEEPER=$(CURDIR)/$(B)/tmesh-keeper \
 		TMESH_TEST_ARROW_CONSUMER=$(CURDIR)/$(BEAM_CONSUMER) TMESH_TEST_PYTHON=$(CURDIR)/$(VPYTHON) \
 		TMESH_TEST_ARROW_PYTHON=$(CURDIR)/$(ARROW_VENV)/bin/python \
+		TMESH_ENGINE_PROGRAM=$(CURDIR)/$(ENGINE_PROCESS) TMESH_ENGINE_MODELS=$(CURDIR)/$(B)/tests/engine/models \
+		TMESH_ONNXRUNTIME=$(addprefix $(CURDIR)/,$(ENGINE_ONNXRUNTIME)) \
 		TMESH_TEST_TAP=1 mix do compile --warnings-as-errors, test
 
 # The first time takes minutes: what it learns of Erlang and Elixir themselves is kept.
@@ -38,12 +41,13 @@ beam-dialyzer: beam ## look for mistakes in the Elixir code with dialyzer
 
 beam-package: ## lay out the Elixir package, in build/beam/tmesh-VERSION
 	@rm -rf $(BEAM_PACKAGE)
-	@mkdir -p $(addprefix $(BEAM_PACKAGE)/c_src/tmesh/,lib/common model include/uapi/linux)
+	@mkdir -p $(addprefix $(BEAM_PACKAGE)/c_src/tmesh/,lib/common model engine include/uapi/linux)
 	@cp -r $(addprefix bindings/beam/,lib mix.exs .formatter.exs README.md) VERSION LICENSES $(BEAM_PACKAGE)
 	@cp bindings/beam/c_src/*.[ch] bindings/beam/c_src/Makefile $(BEAM_PACKAGE)/c_src
 	@cp lib/*.[ch] $(BEAM_PACKAGE)/c_src/tmesh/lib
 	@cp lib/common/*.[ch] $(BEAM_PACKAGE)/c_src/tmesh/lib/common
 	@cp model/*.[ch] $(BEAM_PACKAGE)/c_src/tmesh/model
+	@cp engine/*.[ch] $(BEAM_PACKAGE)/c_src/tmesh/engine
 	@cp -r include/tmesh $(BEAM_PACKAGE)/c_src/tmesh/include
 	@cp include/uapi/linux/tmesh.h $(BEAM_PACKAGE)/c_src/tmesh/include/uapi/linux
 
@@ -57,9 +61,9 @@ $(B)/beam/obj/%.o: bindings/beam/c_src/%.c bindings/beam/build.mk
 -include $(BEAM_OBJ:.o=.d)
 
 # nodelete: see c_src/nif.c.
-$(BEAM_NIF): $(BEAM_OBJ) $(MODEL_A) $(LIB_A)
+$(BEAM_NIF): $(BEAM_OBJ) $(MODEL_A) $(ENGINE_A) $(LIB_A)
 	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-z,nodelete -Wl,--exclude-libs,ALL \
-		-o $@ $(BEAM_OBJ) $(MODEL_A) $(LIB_A) $(MODEL_LIBS)
+		-o $@ $(BEAM_OBJ) $(MODEL_A) $(ENGINE_A) $(LIB_A) $(MODEL_LIBS)
 
 $(BEAM_CONSUMER): bindings/beam/test/support/arrow_consumer.c lib/common/arrow_abi.h
 	@mkdir -p $(@D)

@@ -19,6 +19,7 @@
  *   slot_reader  one that reads a slot, until it is closed or nobody has the term any more; in a
  *            resource of its own, slot_end, the descriptor that the emulator polls
  *   page_pool, pages, sequence  the library's, until closed or released, or nobody has the term
+ *   engine   a context, graph or binding of libtmesh-engine, until nobody has the term any more
  *   origin   a tmesh_model, for the model's term and the handles of its tensors; never a term
  *   gpu      memory of libtmesh-cuda, until it is released or nobody has the term any more
  *
@@ -97,7 +98,7 @@ struct origin {
 extern ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type,
 	*channel_type, *channel_end_type, *arrow_stream_type, *gpu_type, *arena_type,
 	*descriptor_type, *bundle_type, *model_type, *origin_type, *slot_type, *slot_reader_type,
-	*slot_end_type, *page_pool_type, *pages_type, *sequence_type;
+	*slot_end_type, *page_pool_type, *pages_type, *sequence_type, *engine_type;
 
 void context_dtor(ErlNifEnv *env, void *object);
 void handle_dtor(ErlNifEnv *env, void *object);
@@ -269,6 +270,15 @@ NIF(descriptor_close);
 NIF(from_dmabuf);
 NIF(hand_over);
 NIF(take_over);
+
+/* engine.c */
+void engine_dtor(ErlNifEnv *env, void *object);
+NIF(engine_connect);
+NIF(engine_info);
+NIF(engine_graph);
+NIF(engine_operands);
+NIF(engine_bind);
+NIF(engine_dispatch);
 
 /* slot.c */
 NIF(slot_create);

@@ -90,6 +90,31 @@ defmodule Tmesh.Native do
   @spec token_id(context(), token :: String.t()) :: result(non_neg_integer())
   def token_id(_context, _token), do: :erlang.nif_error(:not_loaded)
 
+  @type engine :: reference()
+
+  @spec engine_connect(context(), name :: String.t(), timeout_ns :: non_neg_integer()) ::
+          result(engine())
+  def engine_connect(_context, _name, _timeout), do: :erlang.nif_error(:not_loaded)
+
+  @spec engine_info(engine()) ::
+          result({backend :: String.t(), version :: String.t(), pid :: non_neg_integer()})
+  def engine_info(_engine), do: :erlang.nif_error(:not_loaded)
+
+  @spec engine_graph(engine(), path :: String.t(), [{String.t(), handle()}], prepack :: boolean()) ::
+          result(engine())
+  def engine_graph(_engine, _path, _weights, _prepack), do: :erlang.nif_error(:not_loaded)
+
+  @spec engine_operands(engine()) :: result({[tuple()], [tuple()]})
+  def engine_operands(_graph), do: :erlang.nif_error(:not_loaded)
+
+  @spec engine_bind(engine(), graph :: engine(), [{String.t(), handle()}], [
+          {String.t(), handle(), in_place :: String.t() | nil}
+        ]) :: result(engine())
+  def engine_bind(_engine, _graph, _inputs, _outputs), do: :erlang.nif_error(:not_loaded)
+
+  @spec engine_dispatch(engine()) :: :ok | {:error, reason()}
+  def engine_dispatch(_binding), do: :erlang.nif_error(:not_loaded)
+
   @type slot :: reference()
   @type slot_reader :: reference()
 

@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Engines in processes of their own: contexts, graphs and bindings of libtmesh-engine. No engine
+ * runs in the emulator: a context is made by connecting alone.
+ */
+#include "nif.h"
+
+#include <errno.h>
+#include <string.h>
+#include <tmesh/engine.h>
+
+#define NAME_SIZE 512
+#define MAX_VALUES 65536
+
+struct engine {
+	enum kind {
+		CONTEXT,
+		GRAPH,
+		BINDING
+	} kind;
+	void *object;
+	struct context *context; /* whose limits apply */
+	struct garbage *garbage;
+};
+
+/* What lists name: {name, handle} or {name, handle, in_place | nil}. */
+struct named {
+	char name[NAME_SIZE], in_place[NAME_SIZE];
+	struct tmesh_tensor *tensor; /* with a reference */
+};
+
+static void drop_context(void *object)
+{
+	tmesh_engine_context_unref(object);
+}
+
+static void drop_graph(void *object)
+{
+	tmesh_engine_graph_unref(object);
+}
+
+static void drop_binding(void *object)
+{
+	tmesh_engine_binding_unref(object);
+}
+
+static void (*const drops[])(void *object) = {drop_context, drop_graph, drop_binding};
+
+void engine_dtor(ErlNifEnv *env, void *object)
+{
+	struct engine *engine = object;
+
+	if (engine->object)
+		garbage_put(env, engine->garbage, engine->object);
+	else
+		garbage_free(engine->garbage);
+	enif_release_resource(engine->context);
+}
+
+/* {ok, term}; takes @object over, also on failure. */
+static ERL_NIF_TERM make_engine(ErlNifEnv *env, struct context *context, enum kind kind,
+				void *object)
+{
+	struct engine *engine = enif_alloc_resource(engine_type, sizeof(*engine));
+	struct tmesh_error err;
+	ERL_NIF_TERM term;
+
+	*engine = (struct engine){
+		.kind = kind, .context = context, .garbage = garbage_alloc(drops[kind])};
+	enif_keep_resource(context);
+	if (engine->garbage) {
+		engine->object = object;
+		term = make_ok(env, enif_make_resource(env, engine));
+	} else {
+		drops[kind](object);
+		refuse(&err, -ENOMEM, "no memory for what an engine has");
+		term = make_error(env, &err);
+	}
+	enif_release_resource(engine);
+	return term;
+}
+
+static bool get_engine(ErlNifEnv *env, ERL_NIF_TERM term, enum kind kind, struct engine **engine,
+		       struct tmesh_error *err)
+{
+	static const char *const what[] = {"an engine", "a graph", "a binding"};
+
+	if (enif_get_resource(env, term, engine_type, (void **)engine) && (*engine)->kind == kind)
+		return true;
+	return refuse(err, -EBADF, "not %s of this VM", what[kind]) == 0;
+}
+
+/* engine_connect(context, name, timeout_ns) -> {ok, engine} */
+NIF(engine_connect)
+{
+	struct tmesh_engine_connect_opts opts = {.size = sizeof(opts)};
+	struct tmesh_engine_context *made;
+	struct context *context;
+	struct tmesh_error err;
+	ErlNifUInt64 timeout;
+	char name[64];
+	int rc;
+
+	if (!get_context(env, argv[0], &context, &err))
+		return make_error(env, &err);
+	if (!get_text(env, argv[1], name, sizeof(name)) ||
+	    !enif_get_uint64(env, argv[2], &timeout)) {
+		refuse(&err, -EINVAL, "an engine has a name of at most 32 bytes, and a timeout");
+		return make_error(env, &err);
+	}
+	opts.timeout_ns = timeout;
+	if (!begin_opening(context, &err))
+		return make_error(env, &err);
+	rc = tmesh_engine_connect(context->ctx, name, &opts, &made, &err);
+	end_opening(context);
+	return rc ? make_error(env, &err) : make_engine(env, context, CONTEXT, made);
+}
+
+/* engine_info(engine) -> {ok, {backend, version, pid}} */
+NIF(engine_info)
+{
+	struct engine *engine;
+	struct tmesh_error err;
+
+	if (!get_engine(env, argv[0], CONTEXT, &engine, &err))
+		return make_error(env, &err);
+	return make_ok(env,
+		       enif_make_tuple3(
+			       env, make_string(env, tmesh_engine_context_backend(engine->object)),
+			       make_string(env, tmesh_engine_context_version(engine->object)),
+			       enif_make_uint(env, tmesh_engine_context_pid(engine->object))));
+}
+
+static bool get_one(ErlNifEnv *env, ERL_NIF_TERM term, struct named *out, struct tmesh_error *err)
+{
+	const ERL_NIF_TERM *field;
+	struct handle *handle;
+	int arity;
+
+	if (!enif_get_tuple(env, term, &arity, &field) || arity < 2 || arity > 3 ||
+	    !get_text(env, field[0], out->name, sizeof(out->name)))
+		return refuse(err, -EINVAL, "a graph's values have names of at most %d bytes",
+			      NAME_SIZE - 1) == 0;
+	*out->in_place = '\0';
+	if (arity == 3 && !enif_is_identical(field[2], atoms.nil) &&
+	    !get_text(env, field[2], out->in_place, sizeof(out->in_place)))
+		return refuse(err, -EINVAL, "in_place names an input") == 0;
+	out->tensor = get_tensor(env, field[1], &handle, err);
+	return out->tensor;
+}
+
+static void free_named(struct named *named, unsigned int count)
+{
+	for (unsigned int i = 0; i < count; i++)
+		tmesh_tensor_unref(named[i].tensor);
+	enif_free(named);
+}
+
+/* NULL with @err filled. */
+static struct named *get_named(ErlNifEnv *env, ERL_NIF_TERM list, unsigned int *count,
+			       struct tmesh_error *err)
+{
+	struct named *named;
+	unsigned int length;
+	ERL_NIF_TERM head;
+
+	*count = 0;
+	if (!enif_get_list_length(env, list, &length) || length > MAX_VALUES) {
+		refuse(err, -EINVAL, "a graph's values are a list of at most %d", MAX_VALUES);
+		return NULL;
+	}
+	named = enif_alloc((length + (size_t)1) * sizeof(*named));
+	if (!named) {
+		refuse(err, -ENOMEM, "no memory for %u values", length);
+		return NULL;
+	}
+	while (enif_get_list_cell(env, list, &head, &list)) {
+		if (!get_one(env, head, &named[*count], err)) {
+			free_named(named, *count);
+			return NULL;
+		}
+		++*count;
+	}
+	return named;
+}
+
+/* engine_graph(engine, path, [{name, handle}], prepack) -> {ok, graph} */
+NIF(engine_graph)
+{
+	struct tmesh_engine_graph_opts opts = {.size = sizeof(opts)};
+	struct tmesh_engine_weight *weights;
+	struct tmesh_engine_graph *graph;
+	struct named *named = NULL;
+	struct engine *engine;
+	struct tmesh_error err;
+	char path[4096];
+	unsigned int count;
+	bool prepack;
+	int rc;
+
+	if (!get_engine(env, argv[0], CONTEXT, &engine, &err) ||
+	    !get_bool(env, argv[3], "prepack", &prepack, &err))
+		return make_error(env, &err);
+	if (!get_text(env, argv[1], path, sizeof(path))) {
+		refuse(&err, -EINVAL, "a graph has a path of at most 4095 bytes");
+		return make_error(env, &err);
+	}
+	named = get_named(env, argv[2], &count, &err);
+	if (!named)
+		return make_error(env, &err);
+	weights = enif_alloc((count + (size_t)1) * sizeof(*weights));
+	for (unsigned int i = 0; weights && i < count; i++)
+		weights[i] = (struct tmesh_engine_weight){.name = named[i].name,
+							  .tensor = named[i].tensor};
+	opts.flags = prepack ? TMESH_ENGINE_PREPACK : 0;
+	opts.weights = weights;
+	opts.weight_count = count;
+	if (!weights) {
+		rc = refuse(&err, -ENOMEM, "no memory for %u weights", count);
+	} else if (!begin_opening(engine->context, &err)) {
+		rc = err.code;
+	} else {
+		rc = tmesh_engine_graph_open(engine->object, path, &opts, &graph, &err);
+		end_opening(engine->context);
+	}
+	enif_free(weights);
+	free_named(named, count);
+	return rc ? make_error(env, &err) : make_engine(env, engine->context, GRAPH, graph);
+}
+
+static ERL_NIF_TERM make_operand(ErlNifEnv *env, const struct tmesh_engine_operand *operand)
+{
+	ERL_NIF_TERM dims[TMESH_MAX_DIMS];
+
+	for (int32_t n = 0; n < operand->ndim; n++)
+		dims[n] = operand->shape[n] >= 0 ? enif_make_int64(env, operand->shape[n])
+			  : operand->dims[n]	 ? make_string(env, operand->dims[n])
+						 : atoms.nil;
+	return enif_make_tuple3(env, make_string(env, operand->name), atoms.dtypes[operand->dtype],
+				enif_make_list_from_array(env, dims, (unsigned int)operand->ndim));
+}
+
+/* engine_operands(graph) -> {ok, {inputs, outputs}}, lists of {name, dtype, [dimension]} */
+NIF(engine_operands)
+{
+	ERL_NIF_TERM lists[2];
+	struct engine *graph;
+	struct tmesh_error err;
+
+	if (!get_engine(env, argv[0], GRAPH, &graph, &err))
+		return make_error(env, &err);
+	for (int side = 0; side < 2; side++) {
+		size_t count = side ? tmesh_engine_graph_outputs(graph->object)
+				    : tmesh_engine_graph_inputs(graph->object);
+
+		lists[side] = enif_make_list(env, 0);
+		while (count--) {
+			struct tmesh_engine_operand operand = {.size = sizeof(operand)};
+
+			if ((side ? tmesh_engine_graph_output
+				  : tmesh_engine_graph_input)(graph->object, count, &operand, &err))
+				return make_error(env, &err);
+			lists[side] =
+				enif_make_list_cell(env, make_operand(env, &operand), lists[side]);
+		}
+	}
+	return make_ok(env, enif_make_tuple2(env, lists[0], lists[1]));
+}
+
+/* Device tensors on the memory of @named. */
+static int make_values(struct engine *engine, const struct named *named, unsigned int count,
+		       bool output, struct tmesh_engine_value *values, struct tmesh_error *err)
+{
+	int rc = 0;
+
+	for (unsigned int i = 0; !rc && i < count; i++) {
+		values[i].name = named[i].name;
+		values[i].in_place = *named[i].in_place ? named[i].in_place : NULL;
+		rc = tmesh_engine_tensor_wrap(engine->object, named[i].tensor,
+					      TMESH_READ | (output ? TMESH_WRITE : 0), 0,
+					      &values[i].tensor, err);
+	}
+	return rc;
+}
+
+static int bind_all(struct engine *engine, struct engine *graph, const struct named *inputs,
+		    unsigned int input_count, const struct named *outputs,
+		    unsigned int output_count, struct tmesh_engine_binding **out,
+		    struct tmesh_error *err)
+{
+	size_t count = (size_t)input_count + output_count;
+	struct tmesh_engine_value *values = enif_alloc((count + 1) * sizeof(*values));
+	int rc;
+
+	if (!values)
+		return refuse(err, -ENOMEM, "no memory for %zu values", count);
+	memset(values, 0, (count + 1) * sizeof(*values));
+	rc = make_values(engine, inputs, input_count, false, values, err);
+	if (!rc)
+		rc = make_values(engine, outputs, output_count, true, values + input_count, err);
+	if (!rc && !begin_opening(engine->context, err)) {
+		rc = err->code;
+	} else if (!rc) {
+		rc = tmesh_engine_bind(graph->object, values, input_count, values + input_count,
+				       output_count, out, err);
+		end_opening(engine->context);
+	}
+	for (size_t i = 0; i < count; i++)
+		if (values[i].tensor)
+			tmesh_engine_tensor_unref(values[i].tensor);
+	enif_free(values);
+	return rc;
+}
+
+/* engine_bind(engine, graph, [{name, handle}], [{name, handle, in_place | nil}]) -> {ok, binding}
+ */
+NIF(engine_bind)
+{
+	struct named *inputs = NULL, *outputs = NULL;
+	unsigned int input_count, output_count;
+	struct tmesh_engine_binding *binding;
+	struct engine *engine, *graph;
+	struct tmesh_error err;
+	int rc;
+
+	if (!get_engine(env, argv[0], CONTEXT, &engine, &err) ||
+	    !get_engine(env, argv[1], GRAPH, &graph, &err))
+		return make_error(env, &err);
+	inputs = get_named(env, argv[2], &input_count, &err);
+	if (!inputs)
+		return make_error(env, &err);
+	outputs = get_named(env, argv[3], &output_count, &err);
+	rc = outputs ? bind_all(engine, graph, inputs, input_count, outputs, output_count, &binding,
+				&err)
+		     : err.code;
+	free_named(inputs, input_count);
+	if (outputs)
+		free_named(outputs, output_count);
+	return rc ? make_error(env, &err) : make_engine(env, engine->context, BINDING, binding);
+}
+
+/* engine_dispatch(binding) -> ok */
+NIF(engine_dispatch)
+{
+	struct engine *binding;
+	struct tmesh_error err;
+	int rc;
+
+	if (!get_engine(env, argv[0], BINDING, &binding, &err) ||
+	    !begin_opening(binding->context, &err))
+		return make_error(env, &err);
+	rc = tmesh_engine_binding_dispatch(binding->object, &err);
+	end_opening(binding->context);
+	return rc ? make_error(env, &err) : atoms.ok;
+}

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.Engine do
+  @moduledoc """
+  Graphs run on shared tensors, by an engine in a process of its own. No engine ever runs in the BEAM.
+
+      children = [{Tmesh.Engine.Server, name: "decode", models: ["models"]}]    # in a supervisor: starts tmesh-engine
+
+      {:ok, engine} = Tmesh.Engine.connect("decode")
+      {:ok, graph} = Tmesh.Engine.graph(engine, "models/add.onnx")
+      {:ok, out} = Tmesh.ZeroCopy.allocate([2, 4], :float32)
+      :ok = Tmesh.Engine.dispatch(graph, %{"a" => a, "b" => b}, %{"sum" => out})
+
+  Inputs and outputs are tensors of `Tmesh.ZeroCopy`. Their elements never go to the engine: tokens do. Outputs are
+  written where they lie. An engine that crashes costs the call that it was running (`:gone`), with its outputs perhaps
+  half written; the next call goes to the process that was started in its place, and graphs and bindings stay good.
+
+  What runs often is bound once: `bind/3`, then `dispatch/1`. Calls of one engine go one after another; a
+  process that is not to wait for others connects by itself. `docs/engines.md` says what is promised.
+  """
+
+  import Tmesh.Bang
+
+  alias Tmesh.{Context, Error, Janitor, Native, Options}
+  alias Tmesh.ZeroCopy.TensorRef
+
+  defmodule Graph do
+    @moduledoc """
+    What is run: made by `Tmesh.Engine.graph/3`. `inputs` and `outputs` are lists of `{name, dtype, shape}`; a dimension
+    is a number, a name (the same number wherever it stands) or `nil`.
+    """
+    @enforce_keys [:native, :engine, :inputs, :outputs]
+    @derive {Inspect, only: [:inputs, :outputs]}
+    defstruct @enforce_keys
+
+    @type operand ::
+            {String.t(), Tmesh.ZeroCopy.dtype(), [non_neg_integer() | String.t() | nil]}
+    @type t :: %__MODULE__{
+            native: Native.engine(),
+            engine: Native.engine(),
+            inputs: [operand()],
+            outputs: [operand()]
+          }
+  end
+
+  defmodule Binding do
+    @moduledoc "Inputs and outputs of a graph, checked, which it keeps: made by `Tmesh.Engine.bind/4`."
+    @enforce_keys [:native]
+    @derive {Inspect, only: []}
+    defstruct @enforce_keys
+
+    @type t :: %__MODULE__{native: Native.engine()}
+  end
+
+  @enforce_keys [:native, :name]
+  @derive {Inspect, only: [:name]}
+  defstruct @enforce_keys
+
+  @type t :: %__MODULE__{native: Native.engine(), name: String.t()}
+  @type tensors :: %{String.t() => TensorRef.t()}
+
+  @doc """
+  The engine that a process of this user serves as `name`: a `Tmesh.Engine.Server`, or `tmesh-engine`.
+
+  Options: `timeout` - milliseconds that a call may take (`:infinity`: as long as the engine allows).
+
+  Errors: `:not_found` (nobody serves it), `:busy` (it has as many clients as it takes), `:invalid`, `:timeout`.
+  """
+  @spec connect(String.t(), timeout: timeout()) :: {:ok, t()} | {:error, Error.t()}
+  def connect(name, opts \\ []) do
+    with {:ok, opts} <- Options.validate(opts, timeout: :infinity),
+         {:ok, ns} <- timeout_ns(opts[:timeout]),
+         {:ok, native} <- call(fn -> Native.engine_connect(Context.get(), name, ns) end),
+         do: {:ok, %__MODULE__{native: native, name: name}}
+  end
+
+  defp timeout_ns(:infinity), do: {:ok, 0}
+
+  defp timeout_ns(ms) when is_integer(ms) and ms > 0 and ms < 1_000_000_000_000,
+    do: {:ok, ms * 1_000_000}
+
+  defp timeout_ns(_other),
+    do: {:error, Error.new(:invalid, "timeout is milliseconds, at least 1, or :infinity")}
+
+  @doc """
+  Which engine it is, the version of its library, and the process that runs the graphs: another one after a crash.
+  """
+  @spec info(t()) :: %{backend: String.t(), version: String.t(), pid: pos_integer()}
+  def info(%__MODULE__{native: native}) do
+    {:ok, {backend, version, pid}} = Native.engine_info(native)
+    %{backend: backend, version: version, pid: pid}
+  end
+
+  @doc """
+  The graph of a file, which the engine opens.
+
+  Options: `weights` - sealed tensors in place of the file's, by name, used where they lie; `prepack` - the engine may copy
+  weights into an order of its own, for faster runs and more memory (`false`).
+
+  Errors: `:not_found`, `:access` (not below the engine's folders of models), `:protocol` (no model), `:invalid`
+  (weights), `:gone` (it crashed), `:timeout`, `:unsupported`.
+  """
+  @spec graph(t(), Path.t(), weights: tensors(), prepack: boolean()) ::
+          {:ok, Graph.t()} | {:error, Error.t()}
+  def graph(%__MODULE__{native: engine}, path, opts \\ []) do
+    with {:ok, opts} <- Options.validate(opts, weights: %{}, prepack: false),
+         weights = for({name, ref} <- opts[:weights], do: {name, ref.handle}),
+         path = Path.expand(path),
+         {:ok, native} <-
+           call(fn -> Native.engine_graph(engine, path, weights, opts[:prepack]) end),
+         {:ok, {inputs, outputs}} <- call(fn -> Native.engine_operands(native) end),
+         do: {:ok, %Graph{native: native, engine: engine, inputs: inputs, outputs: outputs}}
+  end
+
+  @doc """
+  Check once, to run often. The binding keeps the tensors' memory.
+
+  Options: `in_place` - of an output that lies on an input's memory, that input: `%{"present" => "past"}`. The caller says by
+  it that the graph bears that.
+
+  Errors: `:not_found` (no such input or output), `:invalid` (dtype, shape, overlap, one is missing), `:access`, `:sealed`
+  (an output that cannot be written), `:gone`, `:timeout`.
+  """
+  @spec bind(Graph.t(), tensors(), tensors(), in_place: %{String.t() => String.t()}) ::
+          {:ok, Binding.t()} | {:error, Error.t()}
+  def bind(%Graph{} = graph, inputs, outputs, opts \\ []) do
+    with {:ok, opts} <- Options.validate(opts, in_place: %{}),
+         :ok <- known(opts[:in_place], outputs) do
+      ins = for {name, ref} <- inputs, do: {name, ref.handle}
+      outs = for {name, ref} <- outputs, do: {name, ref.handle, opts[:in_place][name]}
+
+      with {:ok, native} <-
+             call(fn -> Native.engine_bind(graph.engine, graph.native, ins, outs) end),
+           do: {:ok, %Binding{native: native}}
+    end
+  end
+
+  defp known(in_place, outputs) do
+    case Map.keys(in_place) -- Map.keys(outputs) do
+      [] -> :ok
+      [name | _more] -> {:error, Error.new(:not_found, "in_place names no output: #{name}")}
+    end
+  end
+
+  @doc """
+  Run what was bound, and come back when it has run.
+
+  Errors: `:gone` (the engine died in this call), `:timeout` (it did not end in time, and was ended), `:system` (the engine's own
+  words), `:sealed`, `:access`.
+  """
+  @spec dispatch(Binding.t()) :: :ok | {:error, Error.t()}
+  def dispatch(%Binding{native: native}), do: call(fn -> Native.engine_dispatch(native) end)
+
+  @doc "Bind and run once. Options and errors: as `bind/4` and `dispatch/1`."
+  @spec dispatch(Graph.t(), tensors(), tensors(), in_place: %{String.t() => String.t()}) ::
+          :ok | {:error, Error.t()}
+  def dispatch(%Graph{} = graph, inputs, outputs, opts \\ []) do
+    with {:ok, binding} <- bind(graph, inputs, outputs, opts), do: dispatch(binding)
+  end
+
+  bang connect(name :: String.t(), opts :: [timeout: timeout()] \\ []) :: t()
+
+  bang graph(
+         engine :: t(),
+         path :: Path.t(),
+         opts :: [weights: tensors(), prepack: boolean()] \\ []
+       ) :: Graph.t()
+
+  bang bind(
+         graph :: Graph.t(),
+         inputs :: tensors(),
+         outputs :: tensors(),
+         opts :: [in_place: %{String.t() => String.t()}] \\ []
+       ) :: Binding.t()
+
+  bang dispatch(binding :: Binding.t()) :: :ok
+
+  # As many as may wait for others at once do: this one comes again.
+  defp call(native) do
+    case Janitor.retry(native) do
+      {:error, {:eagain, _why}} ->
+        Process.sleep(:rand.uniform(5))
+        call(native)
+
+      {:error, reason} ->
+        {:error, Error.from_native(reason)}
+
+      success ->
+        success
+    end
+  end
+end

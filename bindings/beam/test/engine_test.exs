@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.EngineTest do
+  @moduledoc false
+  # With the real ONNX Runtime, in a process of its own.
+  use Tmesh.Case
+
+  alias Tmesh.Engine
+
+  @models System.get_env("TMESH_ENGINE_MODELS", "/nonexistent")
+  unless System.get_env("TMESH_ONNXRUNTIME", "") != "" and File.dir?(@models) do
+    @moduletag skip: "only with ONNX Runtime and the models that tests/engine/models.py makes"
+  end
+
+  setup do
+    name = "beam-#{System.pid()}-#{System.unique_integer([:positive])}"
+    start_supervised!({Engine.Server, name: name, models: [@models], limit: 30})
+    %{name: name}
+  end
+
+  defp model(file), do: Path.join(@models, file)
+  defp rows(value), do: for(_i <- 1..8, into: <<>>, do: <<value::float-32-native>>)
+  defp tensor(value), do: ZeroCopy.from_binary!(rows(value), [2, 4], :float32)
+
+  defp kill(engine) do
+    # It may be dead from the last time, where nobody has asked the new one yet.
+    System.cmd("kill", ["-KILL", "#{Engine.info(engine).pid}"], stderr_to_stdout: true)
+  end
+
+  test "a graph runs in another process, on the tensors' own memory", %{name: name} do
+    engine = Engine.connect!(name, timeout: 30_000)
+    assert %{backend: "onnx", version: version, pid: pid} = Engine.info(engine)
+    assert version =~ "." and Integer.to_string(pid) != System.pid()
+    assert inspect(engine) =~ name
+
+    graph = Engine.graph!(engine, model("dynamic.onnx"))
+    assert [{"a", :float32, ["rows", 4]}, {"b", :float32, ["rows", 4]}] = graph.inputs
+    assert Enum.any?(graph.outputs, &match?({"sum", :float32, _shape}, &1))
+
+    out = ZeroCopy.allocate!([2, 4], :float32)
+    copied = stat(:bytes_copied)
+    assert Engine.dispatch(graph, %{"a" => tensor(1.5), "b" => tensor(2.0)}, %{"sum" => out}) == :ok
+    # What made the two inputs, and nothing else.
+    assert stat(:bytes_copied) - copied == 64
+    assert ZeroCopy.to_binary!(out) == rows(3.5)
+
+    binding =
+      Engine.bind!(graph, %{"a" => out, "b" => tensor(1.0)}, %{"sum" => out},
+        in_place: %{"sum" => "a"}
+      )
+
+    for _step <- 1..10, do: assert(Engine.dispatch(binding) == :ok)
+    assert ZeroCopy.to_binary!(out) == rows(13.5)
+  end
+
+  test "weights are used where they lie, also by the process that comes after", %{name: name} do
+    engine = Engine.connect!(name)
+
+    <<_magic::binary-8, length::16-little, header::binary-size(length), weight::binary>> =
+      File.read!(model("weights_w.npy"))
+
+    [_all, rows, columns] = Regex.run(~r/\((\d+), (\d+)\)/, header)
+    shape = [String.to_integer(rows), String.to_integer(columns)]
+    sealed = ZeroCopy.from_binary!(weight, shape, :float32)
+    graph = Engine.graph!(engine, model("weights.onnx"), weights: %{"w" => sealed})
+    [{input, :float32, dims}] = graph.inputs
+    [{output, :float32, out_dims}] = graph.outputs
+    fixed = fn dims -> Enum.map(dims, &if(is_integer(&1), do: &1, else: 1)) end
+    x = ZeroCopy.allocate!(fixed.(dims), :float32)
+    out = ZeroCopy.allocate!(fixed.(out_dims), :float32)
+    binding = Engine.bind!(graph, %{input => x}, %{output => out})
+    assert Engine.dispatch!(binding) == :ok
+    first = ZeroCopy.to_binary!(out)
+    kill(engine)
+    assert Engine.dispatch!(binding) == :ok
+    assert ZeroCopy.to_binary!(out) == first
+    id = TensorRef.to_map(sealed)["id"]
+    maps = File.read!("/proc/#{Engine.info(engine).pid}/maps")
+    assert maps |> String.split("\n") |> Enum.any?(&(&1 =~ id and &1 =~ "r--s"))
+
+    unsealed = ZeroCopy.allocate!(shape, :float32)
+
+    assert {:error, %Error{type: :invalid, message: message}} =
+             Engine.graph(engine, model("weights.onnx"), weights: %{"w" => unsealed})
+
+    assert message =~ "not sealed"
+  end
+
+  test "a killed engine costs at most the call that it was running", %{name: name} do
+    engine = Engine.connect!(name)
+    graph = Engine.graph!(engine, model("dynamic.onnx"))
+    out = ZeroCopy.allocate!([2, 4], :float32)
+    binding = Engine.bind!(graph, %{"a" => tensor(1.0), "b" => tensor(1.0)}, %{"sum" => out})
+
+    for _round <- 1..5 do
+      pid = Engine.info(engine).pid
+      kill(engine)
+      assert Engine.dispatch(binding) == :ok
+      assert Engine.info(engine).pid != pid
+    end
+
+    # While it works: each result is right, or the call is gone.
+    killer =
+      Task.async(fn ->
+        for _round <- 1..5,
+            do:
+              (
+                Process.sleep(40)
+                kill(engine)
+              )
+      end)
+
+    for _step <- 1..1000 do
+      case Engine.dispatch(binding) do
+        :ok -> assert ZeroCopy.to_binary!(out) == rows(2.0)
+        {:error, %Error{type: :gone}} -> :ok
+      end
+    end
+
+    Task.await(killer)
+    assert Engine.dispatch(binding) == :ok
+  end
+
+  test "what is wrong is refused, in words", %{name: name} do
+    engine = Engine.connect!(name)
+    graph = Engine.graph!(engine, model("dynamic.onnx"))
+    {a, out} = {tensor(1.0), ZeroCopy.allocate!([2, 4], :float32)}
+    long = ZeroCopy.allocate!([3, 4], :float32)
+
+    for {inputs, outputs, opts, type, words} <- [
+          {%{"a" => a}, %{"sum" => out}, [], :invalid, "missing"},
+          {%{"a" => a, "c" => a}, %{"sum" => out}, [], :not_found, "no input"},
+          {%{"a" => a, "b" => a}, %{"no" => out}, [], :not_found, "no output"},
+          {%{"a" => a, "b" => a}, %{"sum" => long}, [], :invalid, "rows"},
+          {%{"a" => out, "b" => a}, %{"sum" => out}, [], :invalid, "overlaps"},
+          {%{"a" => a, "b" => a}, %{"sum" => a}, [], :sealed, "sealed"},
+          {%{"a" => a, "b" => a}, %{"sum" => out}, [in_place: %{"x" => "a"}], :not_found, "x"},
+          {%{"a" => a, "b" => a}, %{"sum" => out}, [wrong: 1], :invalid, "wrong"}
+        ] do
+      assert {:error, %Error{type: ^type, message: message}} =
+               Engine.dispatch(graph, inputs, outputs, opts)
+
+      assert message =~ words
+    end
+
+    assert {:error, %Error{type: :not_found, message: message}} = Engine.connect("nobody")
+    assert message =~ "no engine is served"
+    assert {:error, %Error{type: :invalid}} = Engine.connect(name, timeout: 0)
+    assert {:error, %Error{type: :invalid}} = Engine.connect("No Name")
+    assert {:error, %Error{type: :not_found}} = Engine.graph(engine, model("none.onnx"))
+    assert Engine.dispatch(graph, %{"a" => a, "b" => a}, %{"sum" => out}) == :ok
+  end
+
+  test "the server ends with its supervisor, and says why it does not start", %{name: name} do
+    engine = Engine.connect!(name)
+    graph = Engine.graph!(engine, model("dynamic.onnx"))
+    a = tensor(1.0)
+    Process.flag(:trap_exit, true)
+    assert {:error, %Error{message: message}} = Engine.Server.start_link(name: name)
+    assert message =~ "already"
+    assert {:error, %Error{type: :invalid}} = Engine.Server.start_link(engine: "onnx")
+    assert {:error, %Error{type: :invalid}} = Engine.Server.start_link(wrong: 1)
+    assert {:error, %Error{message: message}} = Engine.Server.start_link(name: "x", engine: "none")
+    assert message =~ "tmesh-engine-none.so"
+    stop_supervised!(Engine.Server)
+    out = ZeroCopy.allocate!([2, 4], :float32)
+
+    eventually(fn ->
+      match?(
+        {:error, %Error{type: :gone}},
+        Engine.dispatch(graph, %{"a" => a, "b" => a}, %{"sum" => out})
+      )
+    end)
+  end
+end
