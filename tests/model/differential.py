@@ -26,8 +26,8 @@ try:
     import safetensors
     import safetensors.numpy
 except ImportError as error:
-    print("1..2")
-    for number, name in enumerate(("safetensors", "gguf"), 1):
+    print("1..3")
+    for number, name in enumerate(("safetensors", "gguf", "gguf quantised"), 1):
         print(f"ok {number} - {name} # SKIP {error}: it cannot be had from the package index")
     sys.exit()
 
@@ -176,6 +176,10 @@ def safetensors_ours(data):
 
 # ---- gguf ----
 
+# All that the package knows, integers and BF16 among them.
+QUANTS = sorted(quant.name for quant in gguf.GGML_QUANT_SIZES if quant.name not in ("F32", "F16"))
+
+
 def gguf_valid(rng, path):
     writer = gguf.GGUFWriter(path, "llama")
     if rng.random() < 0.4:
@@ -188,7 +192,7 @@ def gguf_valid(rng, path):
                     lambda: writer.add_int64(key, -2)))()
     for index in range(rng.randrange(1, 5)):
         rows = rng.choice((1, 2, 3))
-        kind = rng.choice(("f32", "f16", "Q4_0", "Q8_0", "Q4_K", "BF16"))
+        kind = rng.choice(("f32", "f16", *QUANTS))
         if kind in ("f32", "f16"):
             array = numpy.zeros([rng.choice((1, 3, 4)) for _ in range(rng.randrange(1, 5))],
                                 numpy.float32 if kind == "f32" else numpy.float16)
@@ -228,6 +232,40 @@ def gguf_peer(data, path):
 def gguf_ours(data):
     tensors, _ = tmesh_model.parse(data)
     return {t["name"]: (t["type"], t["shape"], t["bytes"], t["offset"]) for t in tensors}
+
+
+def gguf_quantised(path):
+    """Weights quantised by the package into each type that it can make; what is wrong when they are found by this
+    reader's offsets. And one tensor of each type that the package knows."""
+    weights = numpy.random.default_rng(SEED).normal(size=(6, 512)).astype(numpy.float32)
+    made, writer = {}, gguf.GGUFWriter(path, "llama")
+    for name in QUANTS:
+        quant = gguf.GGMLQuantizationType[name]
+        try:
+            raw = gguf.quants.quantize(weights, quant)
+            made[name] = raw
+        except NotImplementedError:
+            raw = numpy.zeros((2, 2 * gguf.GGML_QUANT_SIZES[quant][1]), numpy.uint8)
+        writer.add_tensor(f"{name}.weight", raw, raw_dtype=quant)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with open(path, "rb") as file:
+        data = file.read()
+    found = gguf_ours(data)
+    wrong = [f"{found} here, {peer} there" for peer in [gguf_peer(data, path)] if found != peer]
+    for name, raw in made.items():
+        kind, shape, size, offset = found[f"{name}.weight"]
+        back = numpy.frombuffer(data[offset:offset + size], numpy.uint8).reshape(len(raw), -1)
+        again = gguf.quants.dequantize(back, gguf.GGMLQuantizationType[name])
+        if (kind, shape) != (name, [*weights.shape]) or not numpy.array_equal(
+                again, gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[name])):
+            wrong.append(f"{name}: {kind} {shape}, other weights")
+    for line in wrong[:8]:
+        print(f"# {line}")
+    print(f"# {len(QUANTS)} types; quantised from weights: {', '.join(made)}")
+    return not wrong and len(made) > 4
 
 
 # ---- both ----
@@ -276,7 +314,7 @@ def main():
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGALRM, end)
-    print("1..2")
+    print("1..3")
     failed = False
     rng = random.Random(SEED)
     mutants = [safetensors_mutant(rng) for _ in range(COUNT)]
@@ -293,7 +331,10 @@ def main():
             base = rng.choice(valid)
             mutants.append(mutate_bytes(rng, base, max(64, int(len(base) * 0.5))))
         good = compare("gguf", mutants, gguf_ours, lambda data: gguf_peer(data, path))
-    print(f"{'ok' if good else 'not ok'} 2 - gguf: {len(mutants)} files, seed {SEED}")
+        print(f"{'ok' if good else 'not ok'} 2 - gguf: {len(mutants)} files, seed {SEED}")
+        failed |= not good
+        good = gguf_quantised(path)
+    print(f"{'ok' if good else 'not ok'} 3 - gguf quantised")
     return failed | (not good)
 
 
