@@ -190,15 +190,29 @@ struct load {
 	uint64_t done;
 	uint64_t told; /* when progress was told: of done */
 	bool populate; /* make huge pages before they are written to */
+	bool cold;     /* most of it is not in the page cache, and the file system is a local one */
+	struct ahead *ahead;
 };
 /* Choose how, and read from load->done to the end. */
 int load_read(struct load *load, struct tmesh_error *err);
 /* Everything before load->done is in the region. -ECANCELED. */
 int load_tell(struct load *load, uint64_t done, bool waiting, struct tmesh_error *err);
+/* One piece of at most @most bytes that begins at @done and ends before @end. */
+struct piece {
+	const struct model_run *run;
+	uint64_t file_offset, offset, bytes;
+};
+struct piece load_piece_at(const struct tmesh_model *model, uint64_t done, uint64_t end, uint64_t most);
 /* Adds to the report's reason. */
 void load_say(struct load *load, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* The files are still what they were when their headers were read. */
 int load_verify(const struct load *load, struct tmesh_error *err);
+
+/* ahead.c: brings the files into the page cache, from load->done to @end, while the load goes on. NULL: it
+ * cannot be had, and the load is slower. It ends before the call that began it. */
+struct ahead *ahead_start(const struct load *load, uint64_t end);
+void ahead_tell(struct ahead *ahead, uint64_t done);
+void ahead_stop(struct ahead *ahead);
 
 /* flight.c: those that load the same files at once read them once. */
 

@@ -43,6 +43,7 @@ int load_tell(struct load *load, uint64_t done, bool waiting, struct tmesh_error
 static int advance(struct load *load, uint64_t done, struct tmesh_error *err)
 {
 	load->done = done;
+	ahead_tell(load->ahead, done);
 	if (done - load->told < TELL && done < load->model->run_bytes)
 		return 0;
 	load->told = done;
@@ -102,14 +103,7 @@ static const struct model_run *run_at(const struct tmesh_model *model, uint64_t 
 	return &model->runs[low];
 }
 
-/* One piece of at most @most bytes that begins at @done and ends before @end. */
-struct piece {
-	const struct model_run *run;
-	uint64_t file_offset, offset, bytes;
-};
-
-static struct piece piece_at(const struct tmesh_model *model, uint64_t done, uint64_t end,
-			     uint64_t most)
+struct piece load_piece_at(const struct tmesh_model *model, uint64_t done, uint64_t end, uint64_t most)
 {
 	const struct model_run *run = run_at(model, done);
 	uint64_t in = done - run->begin, bytes = run->bytes - in;
@@ -135,7 +129,7 @@ static void populate(const struct load *load, uint8_t *memory, const struct piec
 static int read_plain(struct load *load, uint64_t end, uint8_t *memory, struct tmesh_error *err)
 {
 	while (load->done < end) {
-		struct piece piece = piece_at(load->model, load->done, end, PIECE_LARGE);
+		struct piece piece = load_piece_at(load->model, load->done, end, PIECE_LARGE);
 		int rc;
 
 		populate(load, memory, &piece);
@@ -207,7 +201,7 @@ static int read_splice(struct load *load, uint64_t end, uint8_t *memory, struct 
 	/* A smaller one is as good, and only slower. */
 	fcntl(pipe_fds[0], F_SETPIPE_SZ, (int)PIECE);
 	while (!rc && load->done < end) {
-		struct piece piece = piece_at(load->model, load->done, end, PIECE);
+		struct piece piece = load_piece_at(load->model, load->done, end, PIECE);
 
 		populate(load, memory, &piece);
 		rc = splice_piece(load, &piece, pipe_fds, out, err);
@@ -259,7 +253,7 @@ static int ring_begin(struct load *load, struct ring *ring, uint64_t at, uint64_
 		      uint64_t *bytes, struct tmesh_error *err)
 {
 	struct request *request = &ring->requests[ring->next % DEPTH];
-	struct piece piece = piece_at(load->model, at, end, PIECE);
+	struct piece piece = load_piece_at(load->model, at, end, PIECE);
 
 	*request = (struct request){.piece = piece, .begin = piece.file_offset, .want = piece.bytes};
 	if (ring->fds) {
@@ -400,6 +394,8 @@ static int read_by(struct load *load, enum tmesh_model_method method, uint64_t e
 		rc = tmesh_region_map(load->region, TMESH_READ | TMESH_WRITE, &memory, err);
 	if (rc)
 		return rc;
+	if (load->cold && method != TMESH_MODEL_DIRECT)
+		load->ahead = ahead_start(load, end);
 	switch (method) {
 	case TMESH_MODEL_SPLICE:
 		rc = read_splice(load, end, memory, err);
@@ -411,6 +407,8 @@ static int read_by(struct load *load, enum tmesh_model_method method, uint64_t e
 	default:
 		rc = read_plain(load, end, memory, err);
 	}
+	ahead_stop(load->ahead);
+	load->ahead = NULL;
 	if (maps)
 		tmesh_region_unmap(load->region, TMESH_READ | TMESH_WRITE);
 	load->model->report.bytes_read += load->done - before;
@@ -533,6 +531,8 @@ static int choose(struct load *load, enum tmesh_model_method *method, struct tme
 
 	if (!fstatfs(model->files[0].fd, &fs))
 		remote = is_remote(fs.f_type, model->report.file_system);
+	cached = cached_percent(model);
+	load->cold = !remote && cached >= 0 && cached < 50;
 	*method = load->opts.method;
 	if (*method) {
 		load_say(load, "as asked");
@@ -544,7 +544,6 @@ static int choose(struct load *load, enum tmesh_model_method *method, struct tme
 		    model->report.file_system);
 		return 0;
 	}
-	cached = cached_percent(model);
 	*method = buffered;
 	if (cached < 0) {
 		load_say(load, "buffered: this kernel does not say what is cached");

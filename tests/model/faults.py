@@ -87,6 +87,13 @@ def load(path, *args, **fault):
     return finish(start(path, *args, **fault))
 
 
+def cold(path):
+    """Reading ahead is for these. On a file system that lives in memory they stay where they are."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def left(folder):
     return sorted(os.listdir(folder))
 
@@ -196,6 +203,14 @@ def main():
                 METHODS.remove(method)
                 continue
             check(status == 0 and said == whole, f"{method}: the same bytes", said)
+        for method in METHODS:
+            cold(path)
+            status, said = load(path, "--method", method)
+            check(status == 0 and said == whole, f"{method}: of a file that is in no cache", said)
+        for fault, words in ("eio", "Input/output error"), ("end", "shrunk"):
+            cold(path)
+            status, said = load(path, "--method", "splice", fault=fault, fault_after=12 << 20)
+            check(status == 1 and words in said, f"the same, {fault}", said)
         try:
             if not importlib.util.find_spec("fusepy"):
                 raise NoFuse("python3-fusepy is not installed")

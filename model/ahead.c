@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Reading ahead of a buffered load, by a thread of its own. One thread alone waits for the disk, and then
+ * for the pages of the region: the disk is idle half of the time, as the kernel's own read-ahead is a
+ * few hundred KiB. What this thread reads it throws away; the page cache has it then. Best effort: where
+ * it cannot read, the load itself meets the error.
+ */
+#include "model_internal.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+#define BUFFER ((size_t)256 << 10)
+#define MOST   ((uint64_t)64 << 20) /* ahead: more could be evicted again before it is used */
+
+struct ahead {
+	const struct tmesh_model *model;
+	uint64_t from, end;
+	_Atomic uint64_t done; /* by the load */
+	atomic_bool stop;
+	pthread_t thread;
+	uint8_t buffer[BUFFER];
+};
+
+static void *run(void *data)
+{
+	static const struct timespec nap = {0, 1000000};
+	struct ahead *ahead = data;
+	uint64_t at = ahead->from;
+
+	while (at < ahead->end && !atomic_load_explicit(&ahead->stop, memory_order_relaxed)) {
+		uint64_t done = atomic_load_explicit(&ahead->done, memory_order_relaxed);
+		struct piece piece;
+		ssize_t got;
+
+		if (at < done)
+			at = done;
+		if (at - done > MOST) {
+			nanosleep(&nap, NULL);
+			continue;
+		}
+		if (at >= ahead->end)
+			break;
+		piece = load_piece_at(ahead->model, at, ahead->end, BUFFER);
+		got = pread(ahead->model->files[piece.run->file].fd, ahead->buffer, piece.bytes,
+			    (off_t)piece.file_offset);
+		if (got <= 0)
+			break;
+		at += (uint64_t)got;
+	}
+	return NULL;
+}
+
+/* Signals are the application's: none is to be handled on this thread. */
+struct ahead *ahead_start(const struct load *load, uint64_t end)
+{
+	struct ahead *ahead = malloc(sizeof(*ahead));
+	sigset_t all, old;
+	int rc;
+
+	if (!ahead)
+		return NULL;
+	ahead->model = load->model;
+	ahead->from = load->done;
+	ahead->end = end;
+	atomic_init(&ahead->done, load->done);
+	atomic_init(&ahead->stop, false);
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	rc = pthread_create(&ahead->thread, NULL, run, ahead);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	if (!rc)
+		return ahead;
+	free(ahead);
+	return NULL;
+}
+
+void ahead_tell(struct ahead *ahead, uint64_t done)
+{
+	if (ahead)
+		atomic_store_explicit(&ahead->done, done, memory_order_relaxed);
+}
+
+void ahead_stop(struct ahead *ahead)
+{
+	if (!ahead)
+		return;
+	atomic_store_explicit(&ahead->stop, true, memory_order_relaxed);
+	pthread_join(ahead->thread, NULL);
+	free(ahead);
+}
