@@ -32,6 +32,13 @@ defmodule Tmesh.NativeTest do
     {:ok, {slot, slot_token}} = Native.slot_create(context, "slot", 0)
     {:ok, reader} = Native.slot_open(context, slot_token)
     {:ok, _generation} = Native.slot_publish(slot, bundle)
+
+    {:ok, pool} = Native.page_pool_create(context, {4096, 4, 16, 64, 1, 1})
+    {:ok, tenant} = Native.page_pool_tenant(pool, 0)
+    {:ok, pages} = Native.pages_open(context, tenant)
+    {:ok, {sequence, _id}} = Native.pages_sequence(pages)
+    :ok = Native.seq_append(sequence, 8)
+    {:ok, ticket} = Native.seq_share(sequence)
     name = "tmesh-native-#{System.pid()}"
     on_exit(fn -> Tmesh.drop(name) end)
 
@@ -100,6 +107,33 @@ defmodule Tmesh.NativeTest do
       model_tensor: [model, 0],
       model_bundle: [model],
       model_release: [model],
+      # Of several files the name has to end as it should: what takes its place is none's.
+      model_save: [context, [{"a", sealed.handle}], model_file("saved"), 1, ["k", "v"], self()],
+      page_pool_create: [context, {4096, 4, 16, 64, 1, 1}],
+      page_pool_tenant: [pool, 0],
+      page_pool_info: [pool],
+      pages_open: [context, tenant],
+      pages_info: [pages],
+      pages_head: [pages, 0],
+      pages_hash: [pages, <<1::native-32>>, nil],
+      pages_sequence: [pages],
+      pages_find: [pages, <<0::128>>],
+      pages_take: [pages, ticket],
+      pages_unshare: [pages, ticket],
+      seq_append: [sequence, 1],
+      seq_fork: [sequence],
+      seq_table: [sequence],
+      seq_slots: [sequence, 0, 8],
+      seq_read: [sequence, 0, 0, 0, 4096],
+      seq_write: [sequence, 0, 0, 0, "abcd"],
+      seq_gather: [sequence, 0],
+      seq_cache: [sequence, <<0::128>>],
+      seq_share: [sequence],
+      seq_truncate: [sequence, 1],
+      seq_release: [sequence],
+      pages_trim: [pages],
+      pages_close: [pages],
+      page_pool_close: [pool],
       touch: [other.handle],
       fence_signal: [other.handle, 1],
       fence_wait: [other.handle, 1, 0],
@@ -120,8 +154,8 @@ defmodule Tmesh.NativeTest do
     ]
   end
 
-  defp model_file do
-    path = Path.join(System.tmp_dir!(), "tmesh-native-#{System.pid()}.safetensors")
+  defp model_file(what \\ "loaded") do
+    path = Path.join(System.tmp_dir!(), "tmesh-native-#{what}-#{System.pid()}.safetensors")
     on_exit(fn -> File.rm(path) end)
 
     if not File.exists?(path),
@@ -165,7 +199,15 @@ defmodule Tmesh.NativeTest do
     end
   end
 
-  @modules [:fence_signal, :fence_wait, :gather, :export_dmabuf, :from_dmabuf, :descriptor_close]
+  @modules [
+    :fence_signal,
+    :fence_wait,
+    :gather,
+    :seq_gather,
+    :export_dmabuf,
+    :from_dmabuf,
+    :descriptor_close
+  ]
   @and_these [:revoke, :reclaim]
 
   defp refused?(:take_over, {:error, {:epipe, _why}}), do: true
