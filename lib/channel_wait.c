@@ -230,6 +230,14 @@ static int try_now(struct tmesh_channel *channel, const struct attempt *a, const
 	return rc == -EAGAIN ? tmesh_fail(err, rc, "%s", why) : rc;
 }
 
+/* The word steps on behind the flag: who has looked at the flag before does not fall asleep. */
+void tmesh_channel_wake(struct tmesh_channel *channel)
+{
+	atomic_store(&channel->woken, true);
+	atomic_fetch_add(word_of(channel), CHANNEL_EPOCH);
+	wake(word_of(channel));
+}
+
 /* What was tried first had to wait. */
 static int wait_for(struct tmesh_channel *channel, const struct attempt *a, int64_t timeout_ns,
 		    const char *why, struct tmesh_error *err)
@@ -242,10 +250,12 @@ static int wait_for(struct tmesh_channel *channel, const struct attempt *a, int6
 
 	for (;;) {
 		if (!spin(channel, deadline, brief) && !brief &&
-		    !arm(channel, CHANNEL_SLEEPS, &value))
+		    !arm(channel, CHANNEL_SLEEPS, &value) && !atomic_load(&channel->woken))
 			rc = sleep_on(word_of(channel), value, deadline);
 		if (rc == -EINTR)
 			return tmesh_fail(err, rc, "%s: a signal came", why);
+		if (atomic_exchange(&channel->woken, false))
+			return tmesh_fail(err, -ECANCELED, "%s, and the wait was ended", why);
 		rc = a->now(channel, a, err);
 		if (rc != -EAGAIN)
 			return rc;

@@ -14,8 +14,6 @@
 
 #include "common/utf8.h"
 
-/* How long a waiting call does not notice that it was cancelled. */
-#define SLICE_NS 20000000
 #define ARENA_BYTES (1u << 20)
 
 struct bound {
@@ -105,6 +103,7 @@ static void cancel(struct bound *bound)
 {
 	bound->cancels++;
 	pthread_cond_broadcast(&bound->turned);
+	tmesh_channel_wake(bound->channel);
 }
 
 /* The list's reference becomes the caller's. With the lock held. */
@@ -337,17 +336,20 @@ int xla_turn_wait(struct turn *turn,
 			     struct tmesh_error *err),
 		  void *data, struct tmesh_error *err)
 {
-	uint64_t now, left;
+	int64_t left = -1;
+	uint64_t now;
 	int rc;
 
+	/* A call that was woken for an earlier one's sake waits on. */
 	do {
 		if (is_cancelled(turn))
 			return cancelled(err);
 		now = tmesh_now_ns();
-		left = now < turn->deadline ? turn->deadline - now : 0;
-		rc = act(turn, data, left < SLICE_NS ? (int64_t)left : SLICE_NS, err);
-		if (rc == -EINTR)
-			return tmesh_fail(err, -ECANCELED, "a signal came while the call waited");
-	} while (rc == -ETIMEDOUT && left > SLICE_NS);
+		if (turn->deadline != UINT64_MAX)
+			left = now < turn->deadline ? (int64_t)(turn->deadline - now) : 0;
+		rc = act(turn, data, left, err);
+	} while (rc == -ECANCELED);
+	if (rc == -EINTR)
+		return tmesh_fail(err, -ECANCELED, "a signal came while the call waited");
 	return rc == -ETIMEDOUT ? timed_out(turn->bound->role, err) : rc;
 }

@@ -55,8 +55,8 @@ int xla_turn_begin(struct turn *turn, const char *name, enum tmesh_channel_role 
 		   int64_t timeout_ns, struct tmesh_error *err);
 void xla_turn_end(struct turn *turn);
 
-/* Do @act, which waits no longer than it is told, until it does not time out, the turn's time is
- * over, or somebody cancels. Return: as @act; -ECANCELED, also after a signal. */
+/* Do @act, which waits no longer than it is told, as long as the turn's time lasts and nobody
+ * cancels. Return: as @act; -ECANCELED, also after a signal. */
 int xla_turn_wait(struct turn *turn,
 		  int (*act)(struct turn *turn, void *data, int64_t timeout_ns,
 			     struct tmesh_error *err),

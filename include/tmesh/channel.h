@@ -5,7 +5,7 @@
  * all calls. Since 0.1.
  *
  * Each handle sends or receives. Only one thread at a time may use a handle, except for _ref,
- * _unref and _token; each thread that sends or receives needs a handle of its own.
+ * _unref, _wake and _token; each thread that sends or receives needs a handle of its own.
  *
  * Messages of one producer arrive in the order in which they were sent. Each goes to one consumer;
  * a message that a consumer took before it died is lost.
@@ -119,6 +119,12 @@ int tmesh_channel_send_batch(struct tmesh_channel *channel, const struct tmesh_m
 /* Wait until all messages of this handle were taken, and release their regions. Return: as
  * tmesh_channel_send(). */
 int tmesh_channel_flush(struct tmesh_channel *channel, int64_t timeout_ns, struct tmesh_error *err);
+
+/*
+ * End the wait of the thread that uses this handle, or the next one if none waits now, with
+ * -ECANCELED; what needs no wait is still done. From any thread that holds a reference.
+ */
+void tmesh_channel_wake(struct tmesh_channel *channel);
 
 /*
  * Receive one message. A region not yet known is opened; later messages about it cost no system

@@ -108,6 +108,41 @@ static void test_let_go(void **state)
 	pair_end(&p);
 }
 
+static void *wake_later(void *data)
+{
+	usleep(20000);
+	tmesh_channel_wake(data);
+	return NULL;
+}
+
+/* A wait is ended by another thread, the one of this moment or the next one, and only one; what
+ * needs no wait is done. */
+static void test_woken(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 1};
+	struct pair p = pair_make(SEND, &opts);
+	struct tmesh_message message = number(1), got;
+	pthread_t thread;
+
+	for (int i = 0; i < 20; i++) {
+		pthread_create(&thread, NULL, wake_later, p.other);
+		assert_refused(tmesh_channel_recv(p.other, &got, -1, err), -ECANCELED, "ended");
+		pthread_join(thread, NULL);
+	}
+	tmesh_channel_wake(p.other);
+	assert_refused(tmesh_channel_recv(p.other, &got, -1, err), -ECANCELED, "ended");
+	assert_refused(tmesh_channel_recv(p.other, &got, 1000000, err), -ETIMEDOUT, "");
+	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+	tmesh_channel_wake(p.maker);
+	assert_refused(tmesh_channel_send(p.maker, &message, -1, err), -ECANCELED, "ended");
+	pthread_create(&thread, NULL, wake_later, p.maker);
+	assert_refused(tmesh_channel_flush(p.maker, -1, err), -ECANCELED, "ended");
+	pthread_join(thread, NULL);
+	tmesh_channel_wake(p.other);
+	assert_ok(tmesh_channel_recv(p.other, &got, -1, err));
+	pair_end(&p);
+}
+
 /* Event loops. */
 
 static void *send_later(void *data)
@@ -237,6 +272,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_sleepers),    cmocka_unit_test(test_left_asleep),
 		cmocka_unit_test(test_let_go),	    cmocka_unit_test(test_poll),
+		cmocka_unit_test(test_woken),	    cmocka_unit_test(test_poll),
 		cmocka_unit_test(test_poll_shared),
 	};
 
