@@ -164,6 +164,17 @@ def test_what_is_locked_stays(engine):
         adapter.submit_unlock(wanted)
 
 
+def test_another_process_is_faster(engine, monkeypatch, caplog):
+    """It has stored the same after this one looked: no error."""
+    engine.store(0, 2)
+    engine.manager.clear(force=True)
+    monkeypatch.setattr(engine.adapter, "_kept", lambda: [])
+    engine.store(0, 3)
+    monkeypatch.undo()
+    assert not caplog.records and engine.adapter.report_status()["stored_object_count"] == 3
+    assert engine.fetch(0, 3) == [0, 1, 2]
+
+
 def test_other_bytes_than_expected(engine):
     """A buffer of another length is not filled: the key was used for something else."""
     engine.store(0, 1)

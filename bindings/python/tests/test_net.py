@@ -204,6 +204,15 @@ def test_the_other_engines_offer(engine, mine):
         mine[1].peer(Offer(other, "x", b"", (Place(4096, 4, "uint32", (1,), False),)).to_bytes())
 
 
+@pytest.mark.parametrize("engine", ["nixl"], indirect=True)
+def test_a_false_name(engine, target, mine):
+    """The metadata say who it is, and a transfer would go to that one."""
+    told = json.loads(target("sealed"))
+    told["peer"] = "somebody else"
+    with pytest.raises(tmesh.ProtocolError, match="somebody else"):
+        mine[1].peer(json.dumps(told).encode())
+
+
 def test_garbage_for_the_engine(engine, mine):
     """An offer that is well formed, of nobody."""
     offer = Offer(engine[0], "127.0.0.1:1", b"nonsense", (Place(4096, 4, "uint32", (1,), False),)).to_bytes()

@@ -24,7 +24,7 @@ def changed(**members):
 
 
 @pytest.mark.parametrize("data", [
-    b"", b"[]", b"null", b"{}", b"\xff", b"[" * 5000, b" " * (MAX_OFFER + 1),
+    b"", b"[]", b"null", b"{}", b"\xff", b"[" * 5000, OFFER.to_bytes() + b" " * MAX_OFFER,
     OFFER.to_bytes().replace(b'"v": 1', b'"v": 2'),
     OFFER.to_bytes().replace(b'"nixl"', b'"other"'),
     OFFER.to_bytes().replace(b'"there"', b'""'),
@@ -35,7 +35,7 @@ def changed(**members):
     Offer("nixl", "there", b"", (OFFER.places[0],) * 4097).to_bytes(),
     changed(address=0), changed(address=-4096), changed(address=1 << 63), changed(address=(1 << 63) - 1), changed(address=1.5),
     changed(address=True), changed(byte_size=0), changed(byte_size=-1), changed(byte_size="64"), changed(dtype=4),
-    changed(writable=1), changed(shape=[-1, -4]), changed(shape=[1 << 40, 1 << 40]), changed(shape=[1] * 9), changed(shape=None),
+    changed(writable=1), changed(shape=[-1, -4]), changed(shape=[1 << 40, 1 << 40]), changed(shape=[0, 1 << 63]), changed(byte_size=0, shape=[0]), changed(shape=[1] * 9), changed(shape=None),
 ])
 def test_what_is_no_offer(data):
     with pytest.raises(tmesh.ProtocolError, match="this is not an offer"):
