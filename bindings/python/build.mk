@@ -200,7 +200,7 @@ $(ENGINE_VENV)/tmesh.stamp: $(VENV)/tmesh.stamp $(ENGINE_VENV)/tools.stamp
 	@touch $@
 
 # Where there is no network, the environment of the other tests has pytest, to say what is skipped.
-python-engine-check: $(ENGINE_VENV)/tmesh.stamp $(ENGINE_TEST_OUT)/models.stamp $(ENGINE_PROCESS) ## tmesh.engine with ONNX Runtime
+python-engine-check: $(ENGINE_VENV)/tmesh.stamp $(ENGINE_TEST_OUT)/models.stamp $(ENGINE_PROCESS) $(ENGINE_PLUGINS) ## tmesh.engine with ONNX Runtime
 	@python=$(ENGINE_VENV)/bin/python; $$python -c 'import pytest, numpy' 2>/dev/null || python=$(VPYTHON); \
 	TMESH_ENGINE_MODELS=$(abspath $(ENGINE_TEST_OUT)/models) TMESH_ENGINE_PROGRAM=$(abspath $(ENGINE_PROCESS)) \
 	$$python -P -m pytest --tap $(PYTHON_DIR)/tests/test_engine.py $(PYTHON_DIR)/tests/test_engine_served.py

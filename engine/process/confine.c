@@ -117,6 +117,8 @@ static int allow_libraries(int ruleset, const struct options *options, struct tm
 	if (!rc)
 		rc = allow_folder_of(ruleset, secure_getenv("TMESH_ONNXRUNTIME"), err);
 	if (!rc)
+		rc = allow_folder_of(ruleset, secure_getenv("TMESH_GGML"), err);
+	if (!rc)
 		rc = allow_folder_of(ruleset, "/proc/self/exe", err);
 	if (!rc && plugins)
 		rc = allow_path(ruleset, plugins, FS_READ_FILE | FS_READ_DIR, false, err);

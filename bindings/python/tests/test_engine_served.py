@@ -223,6 +223,29 @@ def test_nothing_else_is_read(server, tmp_path):
     assert (add(context) == 2).all()
 
 
+def test_ggml(tmp_path):
+    """The engine "ggml" the same way, beside itself in this process, and again after a kill."""
+    pytest.importorskip("libggml", reason="ggml cannot be had: the package libggml-python is not installed")
+    path = tmp_path / "graph"
+    path.write_text("graph test\nx = input : float32[2,32]\nw = weight : float32[8,32]\ny = matmul(x, w)\n"
+                    "z = silu(y)\noutput z = z\n")
+    numbers = np.random.default_rng(18)
+    w = tmesh.put(numbers.standard_normal((8, 32)).astype("float32"))
+    x = tmesh.put(numbers.standard_normal((2, 32)).astype("float32"))
+    with tmesh.engine.serve("ggml", models=tmp_path) as server:
+        results = []
+        for context in tmesh.engine.Context("ggml"), server.connect():
+            out = tmesh.zeros((2, 8), "float32")
+            step = context.graph(path, weights={"w": w}).bind({"x": x}, {"z": out})
+            step.dispatch()
+            results.append(out.numpy().copy())
+        assert results[0].any() and (results[0] == results[1]).all()
+        os.kill(context.pid, signal.SIGKILL)
+        out.numpy()[:] = 0
+        step.dispatch()
+        assert (out.numpy() == results[0]).all()
+
+
 def test_storm():
     """Kills at random moments, while four threads work: each call is right or raises GoneError, and all is given back."""
     rng = random.Random(18)
