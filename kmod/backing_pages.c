@@ -11,7 +11,7 @@
 
 static void tmesh_pages_put(struct tmesh_mem *mem, unsigned long done)
 {
-	struct tmesh_release release = { };
+	struct tmesh_release release = {};
 	unsigned long i, step;
 
 	for (i = 0; i < done; i += step) {
@@ -92,7 +92,7 @@ static struct folio *tmesh_folio_alloc(unsigned int order, int node)
 static int tmesh_pages_fill(struct tmesh_mem *mem, u32 flags, int node)
 {
 	bool huge = IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE) && !(flags & TMESH_CREATE_NOHUGE);
-	unsigned int order = huge ? TMESH_HUGE_ORDER : 0, i;
+	unsigned int most = huge ? TMESH_HUGE_ORDER : 0, order = most, i;
 	unsigned long done = 0;
 	struct folio *folio;
 	int rc;
@@ -104,9 +104,10 @@ static int tmesh_pages_fill(struct tmesh_mem *mem, u32 flags, int node)
 		rc = -ENOMEM;
 		folio = tmesh_folio_alloc(order, node);
 		if (!folio) {
-			if (!order || flags & TMESH_CREATE_HUGE)
+			if (flags & TMESH_CREATE_HUGE || (!order && !tmesh_reclaim_group()))
 				goto release;
-			order--;
+			/* What went back may be in large pieces. */
+			order = order ? order - 1 : most;
 			continue;
 		}
 		/*

@@ -54,8 +54,13 @@ int tmesh_check_gid(u32 flags, u32 id, kgid_t *gid)
 	return in_egroup_p(*gid) ? 0 : -EPERM;
 }
 
-/* The group whose memory controller the caller's allocations are charged to. */
-static u64 tmesh_cgroup_id(void)
+/**
+ * tmesh_cgroup_id() - whose memory controller the caller's allocations are charged to
+ *
+ * Context: process context.
+ * Return: the group's id as user space has it, or 0.
+ */
+u64 tmesh_cgroup_id(void)
 {
 	u64 id = 0;
 #ifdef CONFIG_MEMCG

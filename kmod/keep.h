@@ -96,7 +96,7 @@ void tmesh_bundle_unhold(struct tmesh_bundle *bundle);
 struct tmesh_bundle *tmesh_bundle_own(u64 id);
 struct tmesh_bundle *tmesh_bundle_named(const char *name);
 
-/* reclaim.c */
+/* reclaim.c, beside what tmesh.h has of it */
 int tmesh_reclaim_init(void);
 void tmesh_reclaim_exit(void);
 

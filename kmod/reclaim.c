@@ -6,6 +6,7 @@
  * whole, so what was asked for adds up until it is worth one. Then the kernel is to look whether it
  * needs more, before the next one goes.
  */
+#include <linux/ktime.h>
 #include <linux/mm.h>
 #include <linux/shrinker.h>
 
@@ -112,6 +113,62 @@ static unsigned long tmesh_kept_scan(struct shrinker *s, struct shrink_control *
 	}
 	spin_unlock(&tmesh_kept_lock);
 	tmesh_reclaimed(freed);
+	return freed;
+}
+
+/* Of those that a group is charged for, the one that was used longest ago, before a time. */
+static struct tmesh_bundle *tmesh_reclaim_of(u64 group, u64 before)
+{
+	struct tmesh_bundle *bundle;
+
+	lockdep_assert_held(&tmesh_kept_lock);
+	list_for_each_entry(bundle, &tmesh_kept_idle, idle) {
+		if (bundle->used_ns >= before)
+			break;
+		if (bundle->regions[0]->cgroup_id != group)
+			continue;
+		kref_get(&bundle->ref);
+		tmesh_bundle_busy(bundle);
+		return bundle;
+	}
+	return NULL;
+}
+
+/**
+ * tmesh_reclaim_group() - make room below the limit of the caller's memory control group
+ *
+ * The kernel asks shrinkers that have no list for each group when the machine is short of memory,
+ * not when a group is. So who makes a region takes what the group is charged for, and nobody holds.
+ * One bundle at a time, each at most once.
+ *
+ * Context: process context, may sleep; no locks of ours are held.
+ * Return: pages that went back, 0: there was nothing.
+ */
+unsigned long tmesh_reclaim_group(void)
+{
+	u64 group = tmesh_cgroup_id(), now = ktime_get_ns();
+	struct tmesh_bundle *bundle;
+	unsigned long freed = 0;
+	bool pinned, take;
+
+	if (!group)
+		return 0;
+	spin_lock(&tmesh_kept_lock);
+	while (!freed && (bundle = tmesh_reclaim_of(group, now))) {
+		spin_unlock(&tmesh_kept_lock);
+		pinned = tmesh_bundle_pinned(bundle);
+		spin_lock(&tmesh_kept_lock);
+		take = tmesh_reclaim_end(bundle, pinned);
+		spin_unlock(&tmesh_kept_lock);
+		if (take) {
+			freed = tmesh_reclaim_pages(bundle);
+			/* The name's. */
+			tmesh_bundle_put_later(bundle);
+		}
+		tmesh_bundle_put_later(bundle);
+		spin_lock(&tmesh_kept_lock);
+	}
+	spin_unlock(&tmesh_kept_lock);
 	return freed;
 }
 

@@ -504,7 +504,11 @@ void tmesh_names_remove(struct tmesh_region *region);
 int tmesh_registry_init(void);
 void tmesh_registry_exit(void);
 
+/* reclaim.c */
+unsigned long tmesh_reclaim_group(void);
+
 /* create.c */
+u64 tmesh_cgroup_id(void);
 /**
  * struct tmesh_spec - what all calls that make a region have in common
  * @bytes:     length asked for

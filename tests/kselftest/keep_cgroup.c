@@ -111,22 +111,49 @@ TEST(removed_memfd,
 	close(pair[1]);
 }
 
+TEST(limit, "at a group's limit a new region takes what was kept from the group, and nobody holds")
+{
+	int dev = t_dev(), held, fd;
+	pid_t pid;
+
+	leave(dev, "another's", 4 * MB);
+	T_CHILD(pid) {
+		cgroup_enter(CGROUP, "67108864");
+		held = keep_region(dev, 16 * MB, 0, 7);
+		REQUIRE_OK(keep(dev, "held", &held, 1, 0));
+		leave(dev, "older", 8 * MB);
+		leave(dev, "newer", 16 * MB);
+		/* What went first is enough. */
+		CHECK_OK(fd = t_create(dev, 28 * MB, 0));
+		CHECK(!is_kept(dev, "older"));
+		CHECK(is_kept(dev, "newer"));
+		CHECK_ERR(t_create(dev, 48 * MB, 0), ENOMEM);
+		CHECK(!is_kept(dev, "newer"));
+		CHECK(is_kept(dev, "held"));
+		CHECK(is_kept(dev, "another's"));
+		CHECK(keep_same(held, 16 * MB, 7));
+		CHECK_EQ(cgroup_events(CGROUP, "oom_kill"), 0);
+	}
+	t_wait(pid);
+	CHECK(is_kept(dev, "held"));
+	t_drop_kept();
+	CHECK_EQ(t_caps(dev).used_bytes, 0);
+	cgroup_remove(CGROUP);
+}
+
 /*
- * The kernel asks shrinkers that do not keep a list for each group only when the machine is short.
- * What happens at a group's own limit is promised here so that nobody learns it from an OOM kill.
+ * The kernel asks shrinkers that have no list for each group only when the machine is short of
+ * memory. This says so before an OOM kill does.
  */
-TEST(limit, "at a group's own limit its kept regions stay; new memory is refused, also of regions")
+TEST(limit_of_others, "at a group's limit what processes need takes nothing of what is kept")
 {
 	__u64 bytes = 32 * MB;
-	int dev = t_dev(), fd, status;
+	int dev = t_dev(), status;
 	pid_t pid, eater;
 
 	T_CHILD(pid) {
 		cgroup_enter(CGROUP, "50331648");
 		leave(dev, "weights", bytes);
-		CHECK_ERR(t_create(dev, bytes, 0), ENOMEM);
-		CHECK(is_kept(dev, "weights"));
-		CHECK_EQ(cgroup_events(CGROUP, "oom_kill"), 0);
 		eater = REQUIRE_OK(fork());
 		if (!eater) {
 			char *p = malloc(bytes);
@@ -139,9 +166,6 @@ TEST(limit, "at a group's own limit its kept regions stay; new memory is refused
 		REQUIRE(waitpid(eater, &status, 0) == eater);
 		CHECK(WIFSIGNALED(status));
 		CHECK(is_kept(dev, "weights"));
-		/* Whoever runs the group makes room by dropping it. */
-		CHECK_OK(kept_drop(dev, "weights"));
-		CHECK_OK(fd = t_create(dev, bytes, 0));
 	}
 	t_wait(pid);
 	t_drop_kept();

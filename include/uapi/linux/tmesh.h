@@ -784,7 +784,8 @@ struct tmesh_wait {
  * users do not get in its way. What it keeps stays until TMESH_KEPT_DROP, until its time is
  * over, until one of the regions is revoked, until the last process has left the IPC namespace,
  * until the module is unloaded, or until the machine needs memory: of what nobody holds, the
- * kernel takes back what was used longest ago, a name and all of its regions together. A
+ * kernel takes back what was used longest ago, a name and all of its regions together. So does
+ * TMESH_CREATE in a memory control group that is full, of what that group is charged for. A
  * region is held while there is a handle, mapping, export or view of it; what is held, or has
  * pages that a device or the kernel has pinned, is not taken back for memory. Where the name
  * goes while somebody holds a region, that holder has it as before.
