@@ -5,14 +5,14 @@
 
 ENGINE_TEST     := tests/engine
 ENGINE_TEST_OUT := $(B)/tests/engine
-ENGINE_TESTS    := test_engine test_served test_graph test_initializer test_ort_abi
+ENGINE_TESTS    := test_engine test_served test_graph test_initializer test_ort_abi test_placement
 ENGINE_TEST_FLAGS := -std=gnu11 -pthread -Ilib $(COMMON_CPPFLAGS) -I$(ENGINE) -Itests/unit
 
 # engine_test(variant, sanitizers, libtmesh, libtmesh-engine)
 define engine_test
 $(ENGINE_TEST_OUT)/$(1)/%: $(ENGINE_TEST)/%.c $$(wildcard $(ENGINE)/*.h $(ENGINE)/onnx/*.h tests/unit/unit.h) $(4) $(3)
 	@mkdir -p $$(@D)
-	$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(WARN) $$(ENGINE_TEST_FLAGS) $(2) $$< $(4) $(3) -lcmocka $$(LIB_LIBS) -o $$@
+	$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(WARN) $$(ENGINE_TEST_FLAGS) $(2) $$< $(4) $(3) -lcmocka $$(LIB_LIBS) -lm -o $$@
 endef
 # The reader of files, without ONNX Runtime.
 define engine_reader_test
@@ -45,8 +45,8 @@ endef
 engine-check: $(addprefix $(ENGINE_TEST_OUT)/plain/,$(ENGINE_TESTS)) $(ENGINE_TEST_ENGINES) $(ENGINE_PROCESS) ## libtmesh-engine's unit tests
 	$(call engine_run,plain,$(ENGINE_TESTS),$(ENGINE_PROCESS))
 
-engine-asan-check: $(addprefix $(ENGINE_TEST_OUT)/asan/,test_engine test_served test_graph test_initializer) $(ENGINE_TEST_ENGINES) $(B)/asan/tmesh-engine ## ... with sanitizers
-	$(call engine_run,asan,test_engine test_served test_graph test_initializer,$(B)/asan/tmesh-engine)
+engine-asan-check: $(addprefix $(ENGINE_TEST_OUT)/asan/,test_engine test_served test_graph test_placement test_initializer) $(ENGINE_TEST_ENGINES) $(B)/asan/tmesh-engine ## ... with sanitizers
+	$(call engine_run,asan,test_engine test_served test_graph test_placement test_initializer,$(B)/asan/tmesh-engine)
 
 engine-tsan-check: $(addprefix $(ENGINE_TEST_OUT)/tsan/,test_engine test_served) $(ENGINE_TEST_ENGINES) $(ENGINE_PROCESS) ## ... with the thread sanitizer
 	$(call engine_run,tsan,test_engine test_served,$(ENGINE_PROCESS))
@@ -108,6 +108,15 @@ bench-engine: $(B)/bench/engine $(B)/bench/engine_served $(ENGINE_PROCESS) $(ENG
 		TMESH_ENGINE_PROGRAM=$(abspath $(ENGINE_PROCESS)) $(B)/bench/engine_served $(abspath $(ENGINE_TEST_OUT)/models)
 
 .PHONY: bench-engine
+
+$(B)/bench/placement: tests/bench/placement.c $(ENGINE_A) $(LIB_A)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $^ $(LIB_LIBS) -lm -o $@
+
+bench-placement: $(B)/bench/placement ## measure placement beside a long search
+	@$(B)/bench/placement
+
+.PHONY: bench-placement
 
 # libFuzzer; the corpus lies beside those of libtmesh.
 ENGINE_FUZZ_OUT := $(ENGINE_TEST_OUT)/fuzz
