@@ -36,7 +36,7 @@ def changed(**members):
     changed(address=0), changed(address=-4096), changed(address=1 << 63), changed(address=(1 << 63) - 1), changed(address=1.5),
     changed(address=True), changed(byte_size=0), changed(byte_size=-1), changed(byte_size="64"), changed(dtype=4),
     changed(writable=1), changed(shape=[-1, -4]), changed(shape=[1 << 40, 1 << 40]), changed(shape=[0, 1 << 63]), changed(byte_size=0, shape=[0]), changed(shape=[1] * 9), changed(shape=None),
-])
+], ids=lambda data: f"{len(data)} bytes")
 def test_what_is_no_offer(data):
     with pytest.raises(tmesh.ProtocolError, match="this is not an offer"):
         Offer.from_bytes(data, "nixl")
