@@ -15,9 +15,7 @@ jax = pytest.importorskip("jax", reason="jax is not installed, and cannot be had
 import tmesh
 import tmesh.xla as xla
 from jax._src import xla_bridge
-from jax._src.interpreters import mlir
 from jaxlib import xla_client
-from jaxlib.mlir import ir
 
 ROOT = Path(__file__).resolve().parents[2]
 EBIN = ROOT / "build/beam/dev/lib/tmesh/ebin"
@@ -42,9 +40,7 @@ def run(text, *arguments):
     """A program in StableHLO, compiled by jaxlib as EXLA has it compiled: no side effects are said, and no aliases."""
     backend = xla_bridge.get_backend("cpu")
     devices = backend.local_devices()[:1]
-    with mlir.make_ir_context():
-        program = backend.compile_and_load(ir.Module.parse(text), xla_client.DeviceList(tuple(devices)),
-                                           xla_client.CompileOptions())
+    program = backend.compile_and_load(text, devices, xla_client.CompileOptions())
     results = program.execute_sharded([jax.device_put(argument, devices[0]) for argument in arguments])
     return [np.asarray(arrays[0]) for arrays in results.disassemble_into_single_device_arrays()]
 
@@ -54,14 +50,16 @@ def test_what_elixir_tells_runs_in_xla():
     outbox, inbox = tmesh.Channel("recv"), tmesh.Channel("send")
     xla.bind("out", outbox, "send")
     xla.bind(CHANNEL, inbox, "recv")
-    call = '"stablehlo.custom_call"(%s) {call_target_name = "%s", api_version = 4 : i32, backend_config = {%s}}'
-    inbox.send(tmesh.put(np.arange(4, dtype="float32")))
-    values = run(f"""module @m {{ func.func public @main(%arg0: tensor<ui32>) -> (tensor<4xf32>, tensor<ui32>) {{
-      %0:2 = {call % ("%arg0", pop, pop_attributes)} : (tensor<ui32>) -> (tensor<ui32>, tensor<4xf32>)
-      %1 = {call % ("%0#0, %0#1", push, push_attributes)} : (tensor<ui32>, tensor<4xf32>) -> tensor<ui32>
-      return %0#1, %1 : tensor<4xf32>, tensor<ui32> }} }}""", np.uint32(0))
-    assert values[0].tolist() == [0, 1, 2, 3] and int(values[1]) == 2
-    with outbox.recv(timeout=10) as sent:
-        assert sent.sealed and np.asarray(sent).tolist() == [0, 1, 2, 3]
-    for name in ("out", CHANNEL):
-        xla.unbind(name)
+    try:
+        call = '"stablehlo.custom_call"(%s) {call_target_name = "%s", api_version = 4 : i32, backend_config = {%s}}'
+        inbox.send(tmesh.put(np.arange(4, dtype="float32")))
+        values = run(f"""module @m {{ func.func public @main(%arg0: tensor<ui32>) -> (tensor<4xf32>, tensor<ui32>) {{
+          %0:2 = {call % ("%arg0", pop, pop_attributes)} : (tensor<ui32>) -> (tensor<ui32>, tensor<4xf32>)
+          %1 = {call % ("%0#0, %0#1", push, push_attributes)} : (tensor<ui32>, tensor<4xf32>) -> tensor<ui32>
+          return %0#1, %1 : tensor<4xf32>, tensor<ui32> }} }}""", np.uint32(0))
+        assert values[0].tolist() == [0, 1, 2, 3] and int(values[1]) == 2
+        with outbox.recv(timeout=10) as sent:
+            assert sent.sealed and np.asarray(sent).tolist() == [0, 1, 2, 3]
+    finally:
+        for name in ("out", CHANNEL):
+            xla.unbind(name, timeout=0)
