@@ -285,10 +285,19 @@ def inside():
         unit.write(template.read().replace("@libexecdir@", os.path.dirname(KEEPER)))
     os.environ |= {"XDG_RUNTIME_DIR": RUN, "SYSTEMD_UNIT_PATH": units + ":/usr/lib/systemd/user", "TMESH_BACKEND": "memfd",
                    "TMESH_KEEPER": KEEPER, "TMESH_RUNTIME_DIR": RUN + "/tmesh", "HOME": "/run"}
+    before = os.listdir("/sys/fs/cgroup")
     SYSTEMD = subprocess.Popen([MANAGER, "--user", "--log-target=console", "--log-level=warning"], stderr=subprocess.DEVNULL)
     wait_until("systemd", lambda: systemctl("is-system-running", check=False).strip() in ("running", "degraded"))
     systemctl("start", UNIT)
-    return test_keep.main(TESTS)
+    try:
+        return test_keep.main(TESTS)
+    finally:
+        SYSTEMD.terminate()
+        SYSTEMD.wait(PATIENCE)
+        # The groups that it made outlive it.
+        for top in set(os.listdir("/sys/fs/cgroup")) - set(before):
+            for group, _, _ in os.walk(os.path.join("/sys/fs/cgroup", top), topdown=False):
+                os.rmdir(group)
 
 
 def main():
