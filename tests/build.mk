@@ -31,6 +31,7 @@ HOST_SUITES = \
 	net-check \
 	net-asan-check \
 	net-fuzz-check \
+	net-machines-check \
 	engine-fuzz-check \
 	engine-ggml-abi-check \
 	cuda-check \

@@ -151,6 +151,7 @@ defmodule Tmesh.MixProject do
           Tmesh.Descriptor
         ],
         "Between processes": [Tmesh.Channel, Tmesh.Stream],
+        "Between machines": [Tmesh.Net],
         "Python workers": [Tmesh.Worker, Tmesh.Worker.Call, Tmesh.ZeroCopy.AutoDetect],
         "Other libraries": [
           Tmesh.Nx,

@@ -35,6 +35,7 @@ static const struct {
 	[COMMAND_WITHDRAW] = {"withdraw", {TEXT(offer)}},
 	[COMMAND_GRANT] = {"grant", {TEXT(offer), TEXT(peer)}},
 	[COMMAND_REVOKE] = {"revoke", {TEXT(key)}},
+	[COMMAND_FIND] = {"find", {TEXT(checksum), NUMBER(bytes, 1)}},
 	[COMMAND_FETCH] = {"fetch",
 			   {TEXT(address), TEXT(key), TEXT(checksum), NUMBER(bytes, 1),
 			    NUMBER(timeout_ms, 1)}},

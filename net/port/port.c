@@ -36,24 +36,26 @@ static void kept_name(const struct command *command, char name[TMESH_KEPT_NAME_L
 	snprintf(name, TMESH_KEPT_NAME_LEN + 1, "net-%s", command->checksum);
 }
 
-static struct tmesh_region *find_kept(struct job *job)
+static int find_kept(struct job *job, struct tmesh_region **region, struct tmesh_error *err)
 {
 	char name[TMESH_KEPT_NAME_LEN + 1];
-	struct tmesh_region **regions, *found = NULL;
+	struct tmesh_region **regions;
 	size_t count;
+	int rc;
 
 	kept_name(&job->command, name);
-	/* Whatever is in the way of finding it is in the way of keeping it, and told then. */
-	if (tmesh_kept_open(job->port->ctx, name, TMESH_KEPT_OWN, TMESH_READ, &regions, &count,
-			    NULL))
-		return NULL;
+	rc = tmesh_kept_open(job->port->ctx, name, TMESH_KEPT_OWN, TMESH_READ, &regions, &count,
+			     err);
+	if (rc)
+		return rc;
 	if (count == 1 && tmesh_region_bytes(regions[0]) == (uint64_t)job->command.bytes)
-		found = regions[0];
+		*region = tmesh_region_ref(regions[0]);
+	else
+		rc = tmesh_fail(err, -ENOENT, "what is kept as %s is something else", name);
 	for (size_t i = 0; i < count; i++)
-		if (regions[i] != found)
-			tmesh_region_unref(regions[i]);
+		tmesh_region_unref(regions[i]);
 	free(regions);
-	return found;
+	return rc;
 }
 
 static int tell_progress(void *data, uint64_t bytes)
@@ -98,27 +100,24 @@ static int fetch(struct job *job, struct tmesh_region **region, struct tmesh_err
 	return tmesh_net_fetch(job->port->net, &source, &opts, region, err);
 }
 
-/* The answer to a fetch, with the reason where the region could not be kept. */
+/* The answer to a find or a fetch, with the reason where the region could not be kept. */
 static json_t *run_fetch(struct job *job, struct tmesh_region **region, struct tmesh_error *err)
 {
 	char name[TMESH_KEPT_NAME_LEN + 1], token[TMESH_TOKEN_SIZE], id[17];
+	bool finds = job->command.type == COMMAND_FIND, kept = true;
 	struct tmesh_error why = {0};
-	bool found, kept = true;
 
-	*region = find_kept(job);
-	found = *region;
-	if (!found && fetch(job, region, err))
+	if (finds ? find_kept(job, region, err) : fetch(job, region, err))
 		return NULL;
-	if (!found) {
-		kept_name(&job->command, name);
+	kept_name(&job->command, name);
+	if (!finds)
 		kept = !tmesh_keep(job->port->ctx, name, region, 1, NULL, &why);
-	}
 	if (tmesh_region_token(*region, TMESH_READ, token, err))
 		return NULL;
 	snprintf(id, sizeof(id), "%016llx", (unsigned long long)tmesh_region_id(*region));
-	return json_pack("{si ss sI ss ss sb sb ss}", "v", 1, "type", "fetched", "id",
-			 job->command.id, "token", token, "region", id, "found", found, "kept",
-			 kept, "why", why.message);
+	return json_pack("{si ss sI ss ss sb ss}", "v", 1, "type", finds ? "found" : "fetched",
+			 "id", job->command.id, "token", token, "region", id, "kept", kept, "why",
+			 why.message);
 }
 
 static json_t *run_offer(struct job *job, struct tmesh_error *err)
@@ -144,7 +143,7 @@ static void *run(void *data)
 	struct port *port = job->port;
 	struct tmesh_region *region = NULL;
 	struct tmesh_error err = {0};
-	bool fetches = job->command.type == COMMAND_FETCH;
+	bool fetches = job->command.type != COMMAND_OFFER;
 	int64_t id = job->command.id;
 	json_t *answer = fetches ? run_fetch(job, &region, &err) : run_offer(job, &err);
 	bool hold = answer && fetches;
@@ -271,6 +270,7 @@ void port_message(struct port *port, const char *text, size_t bytes)
 	}
 	switch (command.type) {
 	case COMMAND_OFFER:
+	case COMMAND_FIND:
 	case COMMAND_FETCH:
 		rc = begin(port, &command, &err);
 		break;

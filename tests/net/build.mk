@@ -38,3 +38,8 @@ net-fuzz-check: $(NET_FUZZ_OUT)/net_command ## fuzz what tmesh-net is told
 	@$(FUZZ)/run $(NET_FUZZ_OUT) net_command
 
 .PHONY: net-check net-asan-check net-fuzz-check
+
+net-machines-check: net keeper beam ## Tmesh.Net between nodes: on the loopback and in network namespaces, kills and cuts
+	@$(PYTHON) -B $(NET_TEST)/test_machines.py $(B)
+
+.PHONY: net-machines-check

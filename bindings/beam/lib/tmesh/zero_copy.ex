@@ -44,6 +44,7 @@ defmodule Tmesh.ZeroCopy do
     Error,
     Janitor,
     Native,
+    Net,
     Options,
     Registry,
     Telemetry
@@ -169,7 +170,7 @@ defmodule Tmesh.ZeroCopy do
   end
 
   def open(map, opts) when is_map(map) and not is_struct(map) do
-    with {:ok, ref} <- TensorRef.from_map(map), do: open(ref, opts)
+    with {:ok, ref} <- TensorRef.from_map(map), do: ref |> open(opts) |> Net.name_home(map)
   end
 
   def open(%TensorRef{token: nil, handle: nil}, _opts),

@@ -1,0 +1,537 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.Net.Server do
+  @moduledoc false
+  # A node's net: home of what it offers, reader of what others do. tests/sim/sim_net.py is its protocol
+  # as a model.
+  #
+  # Between nets, each {:tmesh_net, 1, message}:
+  #
+  #   {:lease, reader, number, offer}                      a reader asks; number is a reference of its own
+  #   {:answer, home, number, {:ok, key, address} | {:error, type, text}}
+  #   {:renew, reader, key}, {:done, reader, key}
+
+  use GenServer
+  require Logger
+
+  alias Tmesh.Error
+  alias Tmesh.Net.Fetcher
+
+  @impl true
+  def init(options) do
+    Process.flag(:trap_exit, true)
+
+    case Fetcher.open(options) do
+      {:ok, port} ->
+        {:ok,
+         %{
+           options: options,
+           port: port,
+           began: now(),
+           next_id: 1,
+           # By the command's id: what its answer is for.
+           asked: %{},
+           # Home: offers by our id, with the fetcher's once it has one; leases by key.
+           offers: %{},
+           leases: %{},
+           # Reader: fetches by checksum; what was fetched and is held until all have opened it, by id.
+           fetches: %{},
+           held: %{}
+         }}
+
+      {:error, error} ->
+        {:stop, error}
+    end
+  end
+
+  ## Calls of this node
+
+  @impl true
+  def handle_call({:offer, token}, {owner, _tag} = from, state) do
+    id = Base.encode16(:crypto.strong_rand_bytes(16), case: :lower)
+    offer = %{token: token, owner: Process.monitor(owner), native: nil}
+    state = put_in(state.offers[id], offer)
+    {:noreply, ask(state, {:offer, id, from}, "offer", token: token)}
+  end
+
+  def handle_call({:withdraw, id}, from, state) do
+    case state.offers do
+      %{^id => %{native: native}} when native != nil -> {:noreply, withdraw(state, id, from)}
+      _other -> {:reply, {:error, not_offered()}, state}
+    end
+  end
+
+  def handle_call({:open, wanted, timeout}, {pid, _tag} = from, state) do
+    waiter = {from, Process.monitor(pid)}
+
+    case state.fetches[wanted.checksum] do
+      nil ->
+        {:noreply, begin(state, wanted, timeout, waiter)}
+
+      fetch ->
+        fetch = %{fetch | waiters: [waiter | fetch.waiters]}
+        {:noreply, put_in(state.fetches[wanted.checksum], fetch)}
+    end
+  end
+
+  def handle_call(:stats, from, state), do: {:noreply, ask(state, {:stats, from}, "stats", [])}
+
+  @impl true
+  def handle_cast({:opened, {id, monitor}}, state) do
+    Process.demonitor(monitor, [:flush])
+    {:noreply, let_go(state, id, monitor)}
+  end
+
+  ## The fetcher
+
+  @impl true
+  def handle_info({port, {:data, text}}, %{port: port} = state) do
+    case Fetcher.read(text) do
+      {:ok, %{"id" => id} = message} when is_map_key(state.asked, id) ->
+        {:noreply, take(state, id, message)}
+
+      _other ->
+        {:stop, Error.new(:protocol, "tmesh-net said what nobody asked for"), state}
+    end
+  end
+
+  def handle_info({port, {:exit_status, status}}, %{port: port} = state), do: ended(state, status)
+
+  ## Other nets
+
+  def handle_info({:tmesh_net, 1, {:lease, reader, number, id}}, state) when is_pid(reader) do
+    case state.offers do
+      %{^id => %{native: native}} when native != nil ->
+        {:noreply,
+         ask(state, {:grant, reader, number}, "grant", offer: native, peer: "#{node(reader)}")}
+
+      _other ->
+        answer(reader, number, not_offered())
+        {:noreply, state}
+    end
+  end
+
+  def handle_info({:tmesh_net, 1, {:renew, reader, key}}, state) do
+    case state.leases do
+      %{^key => %{reader: ^reader} = lease} ->
+        Process.cancel_timer(lease.timer)
+        {:noreply, put_in(state.leases[key], %{lease | timer: lease_timer(state, key)})}
+
+      _other ->
+        {:noreply, state}
+    end
+  end
+
+  def handle_info({:tmesh_net, 1, {:done, reader, key}}, state) do
+    case state.leases do
+      %{^key => %{reader: ^reader}} -> {:noreply, end_lease(state, key)}
+      _other -> {:noreply, state}
+    end
+  end
+
+  def handle_info({:tmesh_net, 1, {:answer, home, number, answer}}, state) do
+    waits = Enum.find(state.fetches, fn {_sum, f} -> f.state == {:asking, number} end)
+
+    case {waits, answer} do
+      {{checksum, fetch}, {:ok, key, address}} ->
+        {:noreply, read(state, checksum, fetch, home, key, address)}
+
+      {{checksum, _fetch}, {:error, type, text}} ->
+        {:noreply, failed(state, checksum, Error.new(type, text))}
+
+      # Too late: given back, unless it came twice and is in use.
+      {nil, {:ok, key, _address}} ->
+        unless Enum.any?(state.fetches, fn {_sum, f} ->
+                 match?({:reading, _id, ^key, _home}, f.state)
+               end),
+               do: tell(home, {:done, self(), key})
+
+        {:noreply, state}
+
+      {nil, _error} ->
+        {:noreply, state}
+    end
+  end
+
+  ## Ends
+
+  def handle_info({:lapsed, key}, state) do
+    if state.leases[key],
+      do: Logger.info("tmesh: a lease of #{node(state.leases[key].reader)} lapsed")
+
+    {:noreply, end_lease(state, key)}
+  end
+
+  def handle_info({:silent, checksum, number}, state) do
+    case state.fetches do
+      %{^checksum => %{state: {:asking, ^number}} = fetch} ->
+        {:noreply,
+         failed(state, checksum, Error.new(:timeout, "#{fetch.wanted.home} did not answer in time"))}
+
+      _other ->
+        {:noreply, state}
+    end
+  end
+
+  def handle_info({:DOWN, monitor, :process, _pid, reason}, state) do
+    lease = Enum.find(state.leases, fn {_key, lease} -> lease.monitor == monitor end)
+    offer = Enum.find(state.offers, fn {_id, offer} -> offer.owner == monitor end)
+    asking = Enum.find(state.fetches, fn {_sum, fetch} -> fetch.monitor == monitor end)
+    held = Enum.find(state.held, fn {_id, monitors} -> monitor in monitors end)
+
+    cond do
+      lease -> {:noreply, end_lease(state, elem(lease, 0))}
+      offer -> {:noreply, owner_ended(state, elem(offer, 0))}
+      asking -> {:noreply, home_ended(state, asking, reason)}
+      held -> {:noreply, let_go(state, elem(held, 0), monitor)}
+      true -> {:noreply, waiter_ended(state, monitor)}
+    end
+  end
+
+  def handle_info(_other, state), do: {:noreply, state}
+
+  # The end of its input ends the fetcher.
+  @impl true
+  def terminate(_reason, %{port: port}), do: send(port, {self(), :close})
+
+  ## Home
+
+  defp take(state, id, %{"type" => "progress"}) do
+    {:fetch, checksum} = state.asked[id]
+    progress(state, checksum)
+  end
+
+  defp take(state, id, message) do
+    {what, asked} = Map.pop!(state.asked, id)
+    state = %{state | asked: asked}
+
+    case what do
+      {_find_or_fetch, checksum} when is_binary(checksum) -> fetched(state, id, checksum, message)
+      _other -> answered(state, what, message)
+    end
+  end
+
+  defp answered(state, {:offer, id, from}, %{"type" => "offered"} = message) do
+    case state.offers do
+      %{^id => offer} ->
+        if from, do: GenServer.reply(from, {:ok, offered(id, message)})
+        put_in(state.offers[id], %{offer | native: message["offer"]})
+
+      # Its owner has ended meanwhile.
+      _none ->
+        ask(state, :nothing, "withdraw", offer: message["offer"])
+    end
+  end
+
+  defp answered(state, {:offer, id, from}, message) do
+    {offer, offers} = Map.pop(state.offers, id)
+    if offer, do: Process.demonitor(offer.owner, [:flush])
+    error = Fetcher.error(message)
+
+    if from,
+      do: GenServer.reply(from, {:error, error}),
+      else: Logger.warning("tmesh: an offer is gone with the fetcher: #{error.message}")
+
+    %{state | offers: offers}
+  end
+
+  defp answered(state, {:grant, reader, number}, %{"type" => "granted", "key" => key} = message) do
+    answer(reader, number, {:ok, key, message["address"]})
+    lease = %{reader: reader, monitor: Process.monitor(reader), timer: lease_timer(state, key)}
+    put_in(state.leases[key], lease)
+  end
+
+  defp answered(state, {:grant, reader, number}, message) do
+    answer(reader, number, Fetcher.error(message))
+    state
+  end
+
+  defp answered(state, {:reply, from}, %{"type" => "error"} = message) do
+    GenServer.reply(from, {:error, Fetcher.error(message)})
+    state
+  end
+
+  defp answered(state, {:reply, from}, _done) do
+    GenServer.reply(from, :ok)
+    state
+  end
+
+  defp answered(state, {:stats, from}, message) do
+    names = ~w(offers keys fetches fetched failed resumed bytes_fetched)a
+    stats = Map.new(names, &{&1, message[Atom.to_string(&1)]})
+    GenServer.reply(from, {:ok, stats})
+    state
+  end
+
+  # Of what is ended nothing more is wanted: a key or an offer may be gone already.
+  defp answered(state, :nothing, _message), do: state
+
+  defp offered(id, message) do
+    %{
+      "home" => Atom.to_string(node()),
+      "offer" => id,
+      "checksum" => message["checksum"],
+      "region_bytes" => message["bytes"]
+    }
+  end
+
+  defp owner_ended(state, id) do
+    case state.offers[id] do
+      %{native: nil} -> %{state | offers: Map.delete(state.offers, id)}
+      _offer -> withdraw(state, id, nil)
+    end
+  end
+
+  defp withdraw(state, id, from) do
+    {offer, offers} = Map.pop!(state.offers, id)
+    Process.demonitor(offer.owner, [:flush])
+
+    ask(%{state | offers: offers}, if(from, do: {:reply, from}, else: :nothing), "withdraw",
+      offer: offer.native
+    )
+  end
+
+  defp end_lease(state, key) do
+    case Map.pop(state.leases, key) do
+      {nil, _leases} ->
+        state
+
+      {lease, leases} ->
+        Process.demonitor(lease.monitor, [:flush])
+        Process.cancel_timer(lease.timer)
+        ask(%{state | leases: leases}, :nothing, "revoke", key: key)
+    end
+  end
+
+  defp lease_timer(state, key),
+    do: Process.send_after(self(), {:lapsed, key}, state.options[:lease_ms])
+
+  defp answer(reader, number, {:ok, _key, _address} = answer),
+    do: tell(reader, {:answer, self(), number, answer})
+
+  defp answer(reader, number, %Error{type: type, message: text}),
+    do: tell(reader, {:answer, self(), number, {:error, type, text}})
+
+  defp not_offered, do: Error.new(:not_found, "#{node()} does not offer that, or not any more")
+
+  ## Reader
+
+  # What is kept here is not fetched, and its home is not asked.
+  defp begin(state, wanted, timeout, waiter) do
+    found = {:finding, state.next_id}
+    fetch = %{wanted: wanted, timeout: timeout, waiters: [waiter], monitor: nil, state: found}
+
+    put_in(state.fetches[wanted.checksum], fetch)
+    |> ask({:find, wanted.checksum}, "find", checksum: wanted.checksum, bytes: wanted.bytes)
+  end
+
+  defp ask_home(state, checksum, %{wanted: wanted} = fetch) do
+    # A ref is no reason to make an atom, or a connection.
+    case Enum.find([node() | Node.list(:connected)], &(Atom.to_string(&1) == wanted.home)) do
+      nil ->
+        name = inspect(wanted.home, printable_limit: 255)
+        why = "its home #{name} is not connected to #{node()}: Node.connect/1 does that"
+        failed(state, checksum, Error.new(:not_found, why))
+
+      home ->
+        number = make_ref()
+        monitor = Process.monitor({Tmesh.Net, home})
+        tell({Tmesh.Net, home}, {:lease, self(), number, wanted.offer})
+        Process.send_after(self(), {:silent, checksum, number}, fetch.timeout)
+        put_in(state.fetches[checksum], %{fetch | monitor: monitor, state: {:asking, number}})
+    end
+  end
+
+  defp read(state, checksum, fetch, home, key, address) do
+    Process.demonitor(fetch.monitor, [:flush])
+    fetch = %{fetch | monitor: nil, state: {:reading, state.next_id, key, home}}
+
+    put_in(state.fetches[checksum], fetch)
+    |> ask({:fetch, checksum}, "fetch",
+      address: address,
+      key: key,
+      checksum: checksum,
+      bytes: fetch.wanted.bytes,
+      timeout_ms: fetch.timeout
+    )
+  end
+
+  defp progress(state, checksum) do
+    with %{state: {:reading, _id, key, home}} <- state.fetches[checksum],
+         do: tell(home, {:renew, self(), key})
+
+    state
+  end
+
+  defp fetched(state, id, checksum, %{"type" => type} = message)
+       when type in ["fetched", "found"] do
+    unless message["kept"],
+      do: Logger.warning("tmesh: what was fetched is not kept: #{message["why"]}")
+
+    case pop_fetch(state, id, checksum) do
+      {nil, state} ->
+        ask(state, :nothing, "release", of: id)
+
+      {fetch, state} ->
+        monitors =
+          for {from, monitor} <- fetch.waiters do
+            GenServer.reply(from, {:ok, message["token"], message["region"], {id, monitor}})
+            monitor
+          end
+
+        put_in(state.held[id], monitors)
+    end
+  end
+
+  # Why it was not found among what is kept is of no interest: keeping it will say so.
+  defp fetched(state, id, checksum, message) do
+    case state.fetches[checksum] do
+      %{state: {:finding, ^id}} = fetch ->
+        ask_home(state, checksum, fetch)
+
+      _other ->
+        {fetch, state} = pop_fetch(state, id, checksum)
+        if fetch, do: reply(fetch, Fetcher.error(message))
+        state
+    end
+  end
+
+  # Unless all waiters have gone, and it was cancelled: another of the same bytes may have begun.
+  defp pop_fetch(state, id, checksum) do
+    case state.fetches[checksum] do
+      %{state: {:reading, ^id, key, home}} = fetch ->
+        tell(home, {:done, self(), key})
+        {fetch, %{state | fetches: Map.delete(state.fetches, checksum)}}
+
+      %{state: {:finding, ^id}} = fetch ->
+        {fetch, %{state | fetches: Map.delete(state.fetches, checksum)}}
+
+      _other ->
+        {nil, state}
+    end
+  end
+
+  # Before it reads.
+  defp failed(state, checksum, error) do
+    {fetch, fetches} = Map.pop!(state.fetches, checksum)
+    if fetch.monitor, do: Process.demonitor(fetch.monitor, [:flush])
+    reply(fetch, error)
+    %{state | fetches: fetches}
+  end
+
+  defp reply(fetch, error) do
+    for {from, monitor} <- fetch.waiters do
+      Process.demonitor(monitor, [:flush])
+      GenServer.reply(from, {:error, error})
+    end
+  end
+
+  defp home_ended(state, {checksum, fetch}, reason) do
+    type = if reason == :noproc, do: :not_started, else: :gone
+
+    failed(
+      state,
+      checksum,
+      Error.new(type, "Tmesh.Net of #{fetch.wanted.home}: #{inspect(reason)}")
+    )
+  end
+
+  # The last one to go takes the fetch along.
+  defp waiter_ended(state, monitor) do
+    case Enum.find(state.fetches, fn {_sum, f} -> List.keymember?(f.waiters, monitor, 1) end) do
+      nil ->
+        state
+
+      {checksum, fetch} ->
+        case List.keydelete(fetch.waiters, monitor, 1) do
+          [] -> give_up(state, checksum, fetch)
+          rest -> put_in(state.fetches[checksum], %{fetch | waiters: rest})
+        end
+    end
+  end
+
+  defp give_up(state, checksum, %{state: {:asking, _number}}),
+    do: failed(state, checksum, Error.new(:cancelled, "nobody waits"))
+
+  defp give_up(state, checksum, fetch) do
+    id = elem(fetch.state, 1)
+    {_fetch, state} = pop_fetch(state, id, checksum)
+    ask(state, :nothing, "cancel", of: id)
+  end
+
+  defp let_go(state, id, monitor) do
+    case state.held do
+      %{^id => [^monitor]} ->
+        ask(%{state | held: Map.delete(state.held, id)}, :nothing, "release", of: id)
+
+      %{^id => monitors} ->
+        put_in(state.held[id], List.delete(monitors, monitor))
+
+      _none ->
+        state
+    end
+  end
+
+  ## The fetcher's end
+
+  # Whoever waits is told; offers are made again by their tokens, while their owners have them.
+  defp ended(state, status) do
+    Logger.warning("tmesh: the fetcher ended with status #{status}")
+    error = Error.new(:gone, "the fetcher of #{node()} ended with status #{status}")
+    for {_id, what} <- state.asked, do: lost(what, error)
+
+    for {_sum, fetch} <- state.fetches,
+        not match?({:asking, _number}, fetch.state),
+        do: reply(fetch, error)
+
+    for {_key, lease} <- state.leases do
+      Process.demonitor(lease.monitor, [:flush])
+      Process.cancel_timer(lease.timer)
+    end
+
+    for {_sum, %{state: {:reading, _id, key, home}}} <- state.fetches,
+        do: tell(home, {:done, self(), key})
+
+    asking =
+      Map.filter(state.fetches, fn {_sum, fetch} -> match?({:asking, _number}, fetch.state) end)
+
+    made =
+      for {id, %{native: native} = offer} <- state.offers,
+          native,
+          into: %{},
+          do: {id, %{offer | native: nil}}
+
+    state = %{state | asked: %{}, leases: %{}, held: %{}, fetches: asking, offers: made}
+
+    with true <- now() - state.began > 1_000,
+         {:ok, port} <- Fetcher.open(state.options) do
+      state = %{state | port: port, began: now()}
+
+      {:noreply,
+       Enum.reduce(made, state, fn {id, offer}, state ->
+         ask(state, {:offer, id, nil}, "offer", token: offer.token)
+       end)}
+    else
+      false -> {:stop, error, state}
+      {:error, error} -> {:stop, error, state}
+    end
+  end
+
+  defp lost({:offer, _id, from}, error) when from != nil, do: GenServer.reply(from, {:error, error})
+  defp lost({:reply, from}, error), do: GenServer.reply(from, {:error, error})
+  defp lost({:stats, from}, error), do: GenServer.reply(from, {:error, error})
+  defp lost({:grant, reader, number}, error), do: answer(reader, number, error)
+  defp lost(_what, _error), do: :ok
+
+  ## Both
+
+  defp ask(state, what, type, members) do
+    id = state.next_id
+    Fetcher.command(state.port, type, id, members)
+    %{state | next_id: id + 1, asked: Map.put(state.asked, id, what)}
+  end
+
+  # A node that is gone is not connected again by this.
+  defp tell(to, message), do: :erlang.send(to, {:tmesh_net, 1, message}, [:noconnect])
+
+  defp now, do: System.monotonic_time(:millisecond)
+end

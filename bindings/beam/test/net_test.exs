@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.NetTest do
+  # What a node does by itself. tests/net/test_machines.py has nodes on several machines.
+  use Tmesh.Case
+  alias Tmesh.Net
+
+  @offer %{
+    "v" => 1,
+    "id" => "0123456789abcdef",
+    "token" => "tm1m-00000000000000000000000000000000-00000000000000000000000000000000",
+    "offset" => 0,
+    "byte_size" => 4,
+    "shape" => [4],
+    "dtype" => "uint8",
+    "strides" => [1],
+    "device" => "cpu",
+    "home" => "elsewhere@192.0.2.1",
+    "offer" => String.duplicate("0", 32),
+    "checksum" => String.duplicate("0", 32),
+    "region_bytes" => 4
+  }
+
+  test "without a net an open says so, and an ordinary one names the home" do
+    ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
+    assert {:error, %Error{type: :not_started}} = Net.offer(ref)
+    assert {:error, %Error{type: :not_started}} = Net.withdraw(@offer)
+    assert {:error, %Error{type: :not_started}} = Net.stats()
+    map = Map.merge(@offer, Map.take(TensorRef.to_map(ref), ~w(token)))
+    ZeroCopy.release!(ref)
+    assert {:error, %Error{type: :not_started}} = Net.open(map)
+    assert {:error, %Error{type: :not_found, message: message}} = ZeroCopy.open(map)
+    assert message =~ "elsewhere@192.0.2.1" and message =~ "Tmesh.Net.open/1"
+    assert {:error, %Error{message: message}} = ZeroCopy.open(Map.delete(map, "home"))
+    refute message =~ "home is"
+  end
+
+  test "what is no offer is refused" do
+    for offer <- [%{}, "", "[]", "{", Map.delete(@offer, "token"), Map.put(@offer, "shape", [5])] do
+      assert {:error, %Error{type: :protocol}} = Net.open(offer)
+    end
+
+    ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
+    map = Map.merge(@offer, Map.take(TensorRef.to_map(ref), ~w(token)))
+    ZeroCopy.release!(ref)
+
+    for {name, value} <- [
+          {"home", nil},
+          {"home", 1},
+          {"offer", %{}},
+          {"checksum", "short"},
+          {"region_bytes", 0},
+          {"region_bytes", "4"}
+        ] do
+      assert {:error, %Error{type: :protocol}} = Net.open(Map.put(map, name, value))
+    end
+
+    assert {:error, %Error{type: :invalid}} = Net.open(map, timeout: 0)
+    assert {:error, %Error{type: :invalid}} = Net.open(map, patience: 1)
+    assert {:error, %Error{type: :protocol}} = Net.withdraw(%{})
+  end
+
+  test "bad options" do
+    for options <- [[], [address: 1], [address: "::1", lease_ms: 0], [address: "::1", port: 1]] do
+      assert {:error, %Error{type: :invalid}} = Net.start_link(options)
+    end
+
+    Process.flag(:trap_exit, true)
+    missing = [address: "127.0.0.1", program: "/nowhere/tmesh-net"]
+    assert {:error, %Error{type: :not_found}} = Net.start_link(missing)
+
+    assert {:error, %Error{type: :gone}} =
+             Net.start_link(address: "127.0.0.1", program: "/bin/false")
+  end
+end

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: MIT
+# A machine's node: does what the lines of its input say, and answers each with a line. Terms are
+# in base64. It ends with its input.
+#
+#   elixir --name NODE -pa EBIN machine.exs ADDRESS
+
+defmodule Machine do
+  alias Tmesh.ZeroCopy
+
+  def main([address]) do
+    {:ok, _} = Application.ensure_all_started(:tmesh)
+    net = {Tmesh.Net, address: address, lease_ms: 3_000}
+    {:ok, _} = Supervisor.start_link([net], strategy: :one_for_one, max_restarts: 100)
+    say("ready")
+    loop([])
+  end
+
+  defp loop(held) do
+    case IO.gets("") do
+      :eof -> :ok
+      line -> line |> String.split() |> act(held) |> loop()
+    end
+  end
+
+  defp act(["connect", node], held) do
+    say("#{Node.connect(String.to_atom(node))}")
+    held
+  end
+
+  defp act(["offer", bytes, seed], held) do
+    bytes = String.to_integer(bytes)
+    data = binary_part(String.duplicate(:crypto.hash(:sha512, seed), div(bytes, 64) + 1), 0, bytes)
+    ref = ZeroCopy.from_binary!(data, [bytes], :uint8)
+
+    {:ok, offer} = Tmesh.Net.offer(ref)
+    say("#{encode(offer)} #{digest(data)}")
+    [{ref, offer} | held]
+  end
+
+  defp act(["withdraw", offer], held) do
+    case Tmesh.Net.withdraw(decode(offer)) do
+      :ok -> say("ok")
+      {:error, error} -> say("error #{error.type}")
+    end
+
+    held
+  end
+
+  # So many processes at once; each looks at the bytes.
+  defp act(["open", count, timeout, offer], held) do
+    offer = decode(offer)
+    timeout = String.to_integer(timeout)
+
+    1..String.to_integer(count)
+    |> Enum.map(fn _number -> Task.async(fn -> open(offer, timeout) end) end)
+    |> Task.await_many(:infinity)
+    |> Enum.uniq()
+    |> Enum.join(" ")
+    |> say()
+
+    held
+  end
+
+  # Without a net's help: how long it takes to see the first byte.
+  defp act(["plain", offer], held) do
+    case ZeroCopy.open(decode(offer)) do
+      {:ok, _ref} -> say("ok")
+      {:error, error} -> say("#{error.type} #{encode(error.message)}")
+    end
+
+    held
+  end
+
+  defp act(["stats"], held) do
+    case Tmesh.Net.stats() do
+      {:ok, stats} -> say(Enum.map_join(stats, " ", fn {name, count} -> "#{name}=#{count}" end))
+      {:error, error} -> say("error #{error.type}")
+    end
+
+    held
+  end
+
+  # Nothing is offered, held or kept any more.
+  defp act(["clean"], held) do
+    for {ref, offer} <- held, do: {Tmesh.Net.withdraw(offer), ZeroCopy.release(ref)}
+    for kept <- Tmesh.kept!(), do: Tmesh.drop(kept.name)
+    Enum.each(Process.list(), &:erlang.garbage_collect/1)
+    say("ok")
+    []
+  end
+
+  defp act(["kept"], held) do
+    say("#{length(Tmesh.kept!())}")
+    held
+  end
+
+  defp open(offer, timeout) do
+    case Tmesh.Net.open(offer, timeout: timeout) do
+      {:ok, ref} ->
+        sum = digest(ZeroCopy.to_binary!(ref, copy: false))
+        ZeroCopy.release!(ref)
+        sum
+
+      {:error, error} ->
+        "error:#{error.type}"
+    end
+  end
+
+  defp digest(data), do: data |> :erlang.md5() |> Base.encode16(case: :lower)
+  defp encode(term), do: term |> :erlang.term_to_binary() |> Base.encode64()
+  defp decode(text), do: text |> Base.decode64!() |> :erlang.binary_to_term()
+  defp say(text), do: IO.puts("> " <> text)
+end
+
+Machine.main(System.argv())

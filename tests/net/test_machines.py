@@ -1,0 +1,304 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Tmesh.Net between machines: nodes with runtime directories of their own, first on the loopback, then in
+network namespaces (topology.sh). Prints TAP.
+
+    test_machines.py BUILD
+"""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+BUILD = Path(sys.argv[1]).resolve()
+FULL = os.environ.get("TMESH_TEST_LENGTH") == "full"
+EBIN = BUILD / "beam/dev/lib/tmesh/ebin"
+SECRET = f"c{random.randrange(10**12)}"
+SECONDS = 60  # the longest that anything here may take; nothing is measured
+
+count = failed = 0
+
+
+def report(name, wrong=None, skip=None):
+    global count, failed
+    count += 1
+    failed += bool(wrong)
+    print(f"{'not ok' if wrong else 'ok'} {count} - {name}" + (f" # SKIP {skip}" if skip else ""), flush=True)
+    for line in (wrong or "").splitlines():
+        print(f"# {line}", flush=True)
+
+
+def eventually(condition, what):
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"{what()} did not come about"
+        time.sleep(0.05)
+
+
+class Machine:
+    def __init__(self, name, address, netns, epmd_port):
+        self.address, self.epmd_port = address, epmd_port
+        self.inside = ["ip", "netns", "exec", netns] if netns else []
+        self.node = f"{name}@{address}"
+        self.dir = Path(tempfile.mkdtemp(prefix="tmesh-net-"))
+        self.beam = None
+        self.start()
+
+    def start(self):
+        env = {**os.environ, "TMESH_BACKEND": "memfd", "TMESH_RUNTIME_DIR": str(self.dir),
+               "TMESH_NET": str(BUILD / "tmesh-net"), "TMESH_KEEPER": str(BUILD / "tmesh-keeper"),
+               "ERL_EPMD_PORT": str(self.epmd_port)}
+        self.log = open(self.dir / "log", "ab")
+        self.beam = subprocess.Popen(
+            [*self.inside, "elixir", "--name", self.node, "--cookie", SECRET, "--erl", "-start_epmd false",
+             "-pa", str(EBIN), str(HERE / "machine.exs"), self.address],
+            env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True)
+        self.read()
+
+    def read(self):
+        for line in self.beam.stdout:
+            if line.startswith("> "):
+                return line[2:].strip()
+            self.log.write(line.encode())
+        raise AssertionError(f"{self.node} has ended: {(self.dir / 'log').read_text()[-2000:]}")
+
+    def send(self, *words):
+        print(*words, file=self.beam.stdin, flush=True)
+
+    def ask(self, *words):
+        self.send(*words)
+        return self.read()
+
+    def offer(self, size, seed):
+        return self.ask("offer", size, seed).split()
+
+    def stats(self):
+        """Nothing while the fetcher is between two lives."""
+        answer = self.ask("stats")
+        return {} if answer.startswith("error") else {name: int(number) for name, number in (word.split("=") for word in answer.split())}
+
+    def processes(self, command):
+        """Of this machine, by the runtime directory in their environment."""
+        for proc in Path("/proc").glob("[0-9]*"):
+            try:
+                if (proc / "comm").read_text().strip() == command[:15] and \
+                        f"TMESH_RUNTIME_DIR={self.dir}\0".encode() in (proc / "environ").read_bytes():
+                    yield int(proc.name)
+            except OSError:
+                pass
+
+    def kill(self, command):
+        for pid in self.processes(command):
+            os.kill(pid, signal.SIGKILL)
+
+    def die(self):
+        """As when the power goes: the node and its fetcher at once."""
+        for command in ("beam.smp", "tmesh-net"):
+            self.kill(command)
+        self.beam.kill()
+        self.beam.wait()
+
+    def regions(self):
+        """How many descriptors of regions this machine's processes have."""
+        links = []
+        for command in ("beam.smp", "tmesh-net", "tmesh-keeper"):
+            for pid in self.processes(command):
+                for link in Path(f"/proc/{pid}/fd").iterdir():
+                    try:
+                        links.append(os.readlink(link))
+                    except OSError:
+                        pass
+        return [link for link in links if link.startswith("/memfd:tmesh") and "index" not in link]
+
+    def nothing_left(self):
+        left = []
+
+        def clean():
+            self.ask("clean")
+            stats = self.stats()
+            if not stats:
+                return False
+            left[:] = stats["offers"], stats["keys"], stats["fetches"], self.regions(), int(self.ask("kept"))
+            return not any(left)
+        eventually(clean, lambda: f"an end of everything on {self.node}: {left}")
+
+    def end(self):
+        if self.beam.poll() is None:
+            try:
+                self.ask("clean")
+                self.beam.stdin.close()
+                self.beam.wait(SECONDS)
+            except (AssertionError, OSError, subprocess.TimeoutExpired):
+                self.beam.kill()
+        for command in ("beam.smp", "tmesh-net", "tmesh-keeper"):
+            self.kill(command)
+        self.log.close()
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+
+def test_open(home, reader):
+    """A ref opens like any other, and its bytes come once."""
+    offer, digest = home.offer(9_000_001, "open")
+    assert reader.ask("open", 8, 10000, offer) == digest
+    assert reader.stats()["fetched"] == 1
+    assert reader.ask("open", 2, 10000, offer) == digest, "what is kept opens again"
+    assert reader.stats()["fetched"] == 1
+    assert home.ask("open", 1, 10000, offer) == digest, "at home it opens too"
+    assert home.stats()["fetched"] == 0
+
+
+def test_home_is_named(home, reader):
+    """An ordinary open of a ref from elsewhere says where its home is."""
+    import base64
+    offer, _digest = home.offer(1000, "named")
+    what, message = reader.ask("plain", offer).split()
+    assert what == "not_found" and home.node.encode() in base64.b64decode(message)
+
+
+def test_withdrawn(home, reader):
+    offer, _digest = home.offer(5000, "withdrawn")
+    assert home.ask("withdraw", offer) == "ok"
+    assert home.ask("withdraw", offer) == "error not_found"
+    assert reader.ask("open", 1, 10000, offer) == "error:not_found"
+
+
+def test_many(home, reader):
+    offers = [home.offer(700_000 + number, f"many{number}") for number in range(6)]
+    for offer, digest in offers:
+        assert reader.ask("open", 3, 10000, offer) == digest
+    eventually(lambda: home.stats().get("keys") == 0, lambda: "the end of the leases")
+
+
+def test_fetcher_killed(home, reader):
+    """The home's and the reader's: whoever waits is told, and both begin anew."""
+    for victim in (home, reader):
+        offer, digest = home.offer(64 << 20, f"fetcher{victim.node}")
+        reader.send("open", 2, 5000, offer)
+        time.sleep(random.random() * 0.3)
+        victim.kill("tmesh-net")
+        result = reader.read()
+        assert result in (digest, "error:gone", "error:timeout", "error:not_found"), result
+        # An offer is made again by the new fetcher.
+        eventually(lambda: reader.ask("open", 1, 5000, offer) == digest, lambda: "an open after that")
+
+
+def storm(home, reader, rounds, rng):
+    """Somebody is killed at a random moment of a fetch: an error or the right bytes, and nothing is left."""
+    for number in range(rounds):
+        offer, digest = home.offer(rng.choice((1 << 20, 24 << 20, 48 << 20)), f"storm{number}{rng.random()}")
+        reader.send("open", 2, 3000, offer)
+        time.sleep(rng.random() * 0.25)
+        victim = rng.choice(("home", "home's fetcher", "reader's fetcher", "reader"))
+        if victim == "home":
+            home.die()
+        elif victim == "reader":
+            reader.die()
+        else:
+            (home if victim == "home's fetcher" else reader).kill("tmesh-net")
+        if victim != "reader":
+            result = reader.read()
+            assert result == digest or result in ("error:gone", "error:timeout", "error:not_found", "error:not_started"), \
+                f"round {number}, {victim}: {result}"
+        for one in (home, reader):
+            if one.beam.poll() is not None:
+                one.start()
+        eventually(lambda: reader.ask("connect", home.node) == "true", lambda: "a connection")
+        for one in (home, reader):
+            one.nothing_left()
+
+
+def test_partition(home, reader, cut):
+    """The cable is pulled in the middle: an error by the reader's deadline, and the home's lease lapses."""
+    offer, digest = home.offer(256 << 20, "partition")
+    reader.send("open", 1, 1000, offer)
+    time.sleep(0.2)
+    cut("cut")
+    result = reader.read()
+    assert result in (digest, "error:timeout", "error:gone"), result
+    # As one sees it on that machine: 3 s without progress.
+    eventually(lambda: home.stats().get("keys") == 0, lambda: "the end of the lease")
+    cut("join")
+    eventually(lambda: reader.ask("connect", home.node) == "true", lambda: "a connection")
+    eventually(lambda: reader.ask("open", 1, 5000, offer) == digest, lambda: "an open after that")
+
+
+def play(place, home, reader, tests):
+    for test, args in tests:
+        name = f"{place}: {(test.__doc__ or test.__name__[5:]).splitlines()[0]}"
+        try:
+            test(home, reader, *args)
+            for one in (home, reader):
+                one.nothing_left()
+            report(name)
+        except Exception:
+            report(name, traceback.format_exc())
+            return
+
+
+def epmd(inside, port):
+    return subprocess.Popen([*inside, "epmd", "-port", str(port), "-relaxed_command_check"],
+                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def on_loopback():
+    port = random.randrange(20000, 30000)
+    daemon = epmd([], port)
+    machines = []
+    try:
+        for name in ("home", "reader"):
+            machines.append(Machine(name, "127.0.0.1", None, port))
+        assert machines[1].ask("connect", machines[0].node) == "true"
+        seed = int(os.environ.get("TMESH_TEST_SEED", random.randrange(10**9)))
+        print(f"# TMESH_TEST_SEED={seed}", flush=True)
+        play("loopback", *machines, [
+            (test_open, ()), (test_home_is_named, ()), (test_withdrawn, ()), (test_many, ()), (test_fetcher_killed, ()),
+            (storm, (300 if FULL else 30, random.Random(seed)))])
+    finally:
+        for machine in machines:
+            machine.end()
+        daemon.kill()
+        daemon.wait()
+
+
+def in_namespaces():
+    name, topology = f"tmn{os.getpid()}", str(HERE / "topology.sh")
+    made = subprocess.run([topology, "up", name, "2"], capture_output=True, text=True)
+    if made.returncode:
+        subprocess.run([topology, "down", name, "2"])
+        report("namespaces", skip=f"no network namespaces here: {made.stderr.strip().splitlines()[-1]}")
+        return
+    machines, daemons = [], []
+    try:
+        for number in (1, 2):
+            inside = ["ip", "netns", "exec", f"{name}-{number}"]
+            daemons.append(epmd(inside, 4369))
+            machines.append(Machine("home" if number == 1 else "reader", f"10.77.0.{number}", f"{name}-{number}", 4369))
+        assert machines[1].ask("connect", machines[0].node) == "true"
+        play("namespaces", *machines, [
+            (test_open, ()), (test_many, ()), (test_fetcher_killed, ()),
+            (test_partition, (lambda what: subprocess.run([topology, what, name, "1"], check=True),))])
+    finally:
+        for machine in machines:
+            machine.end()
+        for daemon in daemons:
+            daemon.kill()
+            daemon.wait()
+        subprocess.run([topology, "down", name, "2"])
+
+
+if __name__ == "__main__":
+    for place in (on_loopback, in_namespaces):
+        try:
+            place()
+        except Exception:
+            report(place.__name__, traceback.format_exc())
+    print(f"1..{count}")
+    sys.exit(1 if failed else 0)
