@@ -163,7 +163,7 @@ class Model(Base):
         # Its index and its tensors; nobody holds them.
         self.assertEqual((self.kept()["mine"]["regions"], self.kept()["mine"]["held"]), (2, 0))
         refused("kept already", "load", "--keep-as", "mine", self.write(), "--", "true")
-        refused("a name", "load", "--keep-as", "", self.write(), "--", "true")
+        refused("the name is empty", "load", "--keep-as", "", self.write(), "--", "true")
         wrong_usage("exclude", "load", "--keep", "--keep-as", "mine", path)
         tool("drop", "mine")
         self.assertEqual(self.kept(), {})
