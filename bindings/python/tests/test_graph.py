@@ -420,3 +420,15 @@ def test_library():
         tmesh.engine.Context("ggml", library="libc.so.6")
     with pytest.raises(tmesh.UnsupportedError, match="CPU"):
         tmesh.engine.Context("ggml", device="cuda")
+
+
+def test_served(tmp_path):
+    """The same engine in a process of its own, which finds ggml's library by the package too."""
+    (tmp_path / "g").write_text("graph g\nx = input : float32[2,8]\nw = weight : float32[4,8]\ny = matmul(x, w)\noutput y = y\n")
+    a, b = random(2, 8), random(4, 8)
+    with tmesh.engine.serve("ggml", models=tmp_path) as server:
+        context = server.connect()
+        assert context.backend == "ggml" and context.version == tmesh.engine.Context("ggml").version
+        got = run(context.graph(tmp_path / "g", weights={"w": tmesh.put(b, seal=True)}), {"x": a})["y"]
+        numpy.testing.assert_allclose(got, a @ b.T, atol=1e-4)
+        context = None
