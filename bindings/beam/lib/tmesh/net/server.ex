@@ -113,7 +113,7 @@ defmodule Tmesh.Net.Server do
   def handle_info({:tmesh_net, 1, {:renew, reader, key}}, state) do
     case state.leases do
       %{^key => %{reader: ^reader} = lease} ->
-        Process.cancel_timer(lease.timer)
+        :ok = Process.cancel_timer(lease.timer, async: true, info: false)
         {:noreply, put_in(state.leases[key], %{lease | timer: lease_timer(state, key)})}
 
       _other ->
@@ -297,7 +297,7 @@ defmodule Tmesh.Net.Server do
 
       {lease, leases} ->
         Process.demonitor(lease.monitor, [:flush])
-        Process.cancel_timer(lease.timer)
+        :ok = Process.cancel_timer(lease.timer, async: true, info: false)
         ask(%{state | leases: leases}, :nothing, "revoke", key: key)
     end
   end
@@ -419,10 +419,10 @@ defmodule Tmesh.Net.Server do
   end
 
   defp reply(fetch, error) do
-    for {from, monitor} <- fetch.waiters do
+    Enum.each(fetch.waiters, fn {from, monitor} ->
       Process.demonitor(monitor, [:flush])
       GenServer.reply(from, {:error, error})
-    end
+    end)
   end
 
   defp home_ended(state, {checksum, fetch}, reason) do
@@ -485,7 +485,7 @@ defmodule Tmesh.Net.Server do
 
     for {_key, lease} <- state.leases do
       Process.demonitor(lease.monitor, [:flush])
-      Process.cancel_timer(lease.timer)
+      :ok = Process.cancel_timer(lease.timer, async: true, info: false)
     end
 
     for {_sum, %{state: {:reading, _id, key, home}}} <- state.fetches,
