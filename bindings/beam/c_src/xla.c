@@ -135,8 +135,10 @@ NIF(xla_flush)
 	char name[NAME_BYTES];
 	ErlNifSInt64 ns;
 
-	if (!enif_get_int64(env, argv[1], &ns))
-		return enif_make_badarg(env);
+	if (!enif_get_int64(env, argv[1], &ns)) {
+		refuse(&err, -EINVAL, "a time is a number of nanoseconds below 2**63");
+		return make_error(env, &err);
+	}
 	return answer(env,
 		      !get_name(env, argv[0], name, &err) || !load(&err) ||
 			      api.flush(name, ns, &err),

@@ -174,6 +174,13 @@ defmodule Tmesh.Engine do
 
   bang dispatch(binding :: Binding.t()) :: :ok
 
+  bang dispatch(
+         graph :: Graph.t(),
+         inputs :: tensors(),
+         outputs :: tensors(),
+         opts :: [in_place: %{String.t() => String.t()}] \\ []
+       ) :: :ok
+
   # As many as may wait for others at once do: this one comes again.
   defp call(native) do
     case Janitor.retry(native) do

@@ -31,6 +31,8 @@ defmodule Tmesh.Net do
     * `lease_ms` - how long a key stays without progress, at a home (60,000)
   """
 
+  import Tmesh.Bang
+
   alias Tmesh.{Error, Native, Options, ZeroCopy}
   alias Tmesh.Net.Server
   alias Tmesh.ZeroCopy.TensorRef
@@ -169,6 +171,11 @@ defmodule Tmesh.Net do
   @doc "What this node's fetcher has now, and has done."
   @spec stats() :: {:ok, %{atom() => non_neg_integer()}} | {:error, Error.t()}
   def stats, do: call(:stats)
+
+  bang offer(ref :: TensorRef.t()) :: offer()
+  bang withdraw(offer :: offer()) :: :ok
+  bang open(offer :: offer() | String.t(), opts :: [timeout: pos_integer()] \\ []) :: TensorRef.t()
+  bang stats() :: %{atom() => non_neg_integer()}
 
   defp call(request) do
     GenServer.call(__MODULE__, request, :infinity)
