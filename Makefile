@@ -28,10 +28,11 @@ CPPFLAGS += -D_GNU_SOURCE -Iinclude -Iinclude/uapi
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
 
-all: lib keeper cuda xla model engine $(NET_BUILT) tools ## build the libraries and the tools
-
 # The library first: the other rooms use what it defines.
 include lib/build.mk $(filter-out lib/build.mk,$(wildcard */build.mk tests/*/build.mk bindings/*/build.mk))
+
+# What can be built here is known by now.
+all: lib keeper cuda xla model engine $(NET_BUILT) tools ## build the libraries and the tools
 
 deps: ## install the Debian packages that building, the demo and the tests need (as root or with sudo)
 	packaging/deps.sh all
