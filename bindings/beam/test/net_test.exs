@@ -71,4 +71,24 @@ defmodule Tmesh.NetTest do
     assert {:error, %Error{type: :gone}} =
              Net.start_link(address: "127.0.0.1", program: "/bin/false")
   end
+
+  test "a fetcher that reads no more has ended, also when its end is not told" do
+    program = Path.join(System.tmp_dir!(), "tmesh-net-deaf-#{System.pid()}")
+
+    File.write!(program, """
+    #!/bin/sh
+    # A stand-in: it says hello, and reads nothing.
+    exec 0<&-
+    printf '\\000\\000\\000\\026{"v":1,"type":"hello"}'
+    exec sleep 30
+    """)
+
+    File.chmod!(program, 0o700)
+    on_exit(fn -> File.rm(program) end)
+    Process.flag(:trap_exit, true)
+    {:ok, net} = Net.start_link(address: "127.0.0.1", program: program)
+    assert {:error, %Error{type: :gone}} = Net.stats()
+    assert_receive {:EXIT, ^net, %Error{type: :gone, message: message}}, 5_000
+    assert message =~ "reads no more"
+  end
 end

@@ -19,7 +19,7 @@ defmodule Tmesh.Net.Fetcher do
         :exit_status,
         packet: 4,
         args: args,
-        env: [{'TMESH_BACKEND', Atom.to_charlist(backend)}]
+        env: [{~c"TMESH_BACKEND", Atom.to_charlist(backend)}]
       ])
 
     receive do

@@ -94,7 +94,12 @@ defmodule Tmesh.Net.Server do
     end
   end
 
-  def handle_info({port, {:exit_status, status}}, %{port: port} = state), do: ended(state, status)
+  def handle_info({port, {:exit_status, status}}, %{port: port} = state),
+    do: ended(state, "ended with status #{status}")
+
+  # A command met an end that was not told yet: then no status comes.
+  def handle_info({:EXIT, port, reason}, %{port: port} = state),
+    do: ended(state, "reads no more: #{inspect(reason)}")
 
   ## Other nets
 
@@ -474,9 +479,9 @@ defmodule Tmesh.Net.Server do
   ## The fetcher's end
 
   # Whoever waits is told; offers are made again by their tokens, while their owners have them.
-  defp ended(state, status) do
-    Logger.warning("tmesh: the fetcher ended with status #{status}")
-    error = Error.new(:gone, "the fetcher of #{node()} ended with status #{status}")
+  defp ended(state, how) do
+    Logger.warning("tmesh: the fetcher #{how}")
+    error = Error.new(:gone, "the fetcher of #{node()} #{how}")
     for {_id, what} <- state.asked, do: lost(what, error)
 
     for {_sum, fetch} <- state.fetches,
