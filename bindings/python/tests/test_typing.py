@@ -2,7 +2,9 @@
 """The stubs: they say what the module has, and mypy accepts them and a user's program."""
 
 import ast
+import inspect
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +102,12 @@ def test_everything_is_documented():
                  tmesh.SlotReader, tmesh.SlotValue, tmesh.Tensor):
         for name in public(vars(kind)):
             assert getattr(kind, name).__doc__
+
+
+def test_no_module_takes_a_functions_name():
+    """Importing tmesh.NAME would put the module in the function's place."""
+    modules = {module.name for module in pkgutil.iter_modules(tmesh.__path__)}
+    assert not [name for name in tmesh.__all__ if name in modules and inspect.isroutine(getattr(tmesh, name))]
 
 
 @pytest.fixture(scope="module")

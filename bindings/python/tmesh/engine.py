@@ -197,7 +197,7 @@ class Context:
 
     def graph(self, path: str | os.PathLike[str], *, weights: Mapping[str, _tmesh.Tensor] | None = None,
               prepack: bool = False) -> Graph:
-        """The graph of an .onnx file, or for "ggml" of a file of a tmesh.graph. weights: sealed Tensors in place of the
+        """The graph of an .onnx file, or for "ggml" of a file of tmesh.graphs. weights: sealed Tensors in place of the
         file's (for "ggml" all there are), used where they lie. prepack: the engine may copy weights into an order of its own, for faster runs and more memory."""
         return Graph(self, self._handle.graph(path, tuple((weights or {}).items()), prepack))
 

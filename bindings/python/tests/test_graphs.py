@@ -10,7 +10,7 @@ numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
 
 import tmesh  # noqa: E402
 import tmesh.engine  # noqa: E402
-import tmesh.graph  # noqa: E402
+import tmesh.graphs  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("libggml"),
                                 reason="ggml cannot be had: the package libggml-python is not installed")
@@ -213,7 +213,7 @@ def test_of_model(opened, tmp_path, architecture, quantised):
     past = {f"past_{kind}.{layer}": tmesh.zeros((64, GROUPS * HEAD), "float32") for layer in range(LAYERS) for kind in "kv"}
     position = 0
     for tokens in (5, *[1] * 10):
-        g = tmesh.graph.of_model(model, rows=64, tokens=tokens, cache="float32")
+        g = tmesh.graphs.of_model(model, rows=64, tokens=tokens, cache="float32")
         assert g.in_place == {name.replace("past", "present"): name for name in past}
         graph = opened(g.text().partition("\n")[2], {name: model[name] for name in g.weights})
         at = numpy.arange(position, position + tokens)
@@ -239,11 +239,11 @@ def test_of_model_refused(tmp_path, architecture, values, words):
     as_gguf(tmp_path / "m.gguf", architecture, {"output_norm": random(WIDTH)}, **values)
     with tmesh.load_model(tmp_path / "m.gguf", alone=True) as model:
         with pytest.raises(tmesh.UnsupportedError, match=words):
-            tmesh.graph.of_model(model, rows=64)
+            tmesh.graphs.of_model(model, rows=64)
 
 
 def test_build(opened):
-    g = tmesh.graph.Graph("g")
+    g = tmesh.graphs.Graph("g")
     x, w = g.input("x", "float32", (2, 8), cache="stream"), g.weight("w", "float32", (4, 8))
     y = g.add("matmul", x, w)
     g.output("y", g.add("transpose", y, axes=(1, 0), name="t"))
@@ -257,7 +257,7 @@ def test_build(opened):
         g.add("silu", x, name="a\nb")
     for bad in ({"rows": 0}, {"rows": 1, "tokens": 0}, {"rows": 1, "cache": "int8"}):
         with pytest.raises(tmesh.InvalidError, match="at least 1"):
-            tmesh.graph.of_model(None, **bad)
+            tmesh.graphs.of_model(None, **bad)
 
 
 def blocks(array):

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Graphs for engines: nodes by calls, or of a GGUF model that is like a llama.
 
-    g = tmesh.graph.Graph("g")
+    g = tmesh.graphs.Graph("g")
     x, w = g.input("x", "float32", (1, 64)), g.weight("w", "float16", (32, 64))
     g.output("y", g.add("matmul", x, w))
     g.save("g.graph")
 
     model = tmesh.load_model("model.gguf")
-    g = tmesh.graph.of_model(model, rows=512)              # a step of one token, with a cache of 512 rows
+    g = tmesh.graphs.of_model(model, rows=512)              # a step of one token, with a cache of 512 rows
     g.save("step.graph")
     step = tmesh.engine.Context("ggml").graph("step.graph", weights={name: model[name] for name in g.weights})
 
@@ -94,7 +94,7 @@ class Graph:
         return name
 
     def __repr__(self) -> str:
-        return f"<tmesh.graph.Graph of {', '.join(self.inputs)} to {', '.join(self.outputs)}>"
+        return f"<tmesh.graphs.Graph of {', '.join(self.inputs)} to {', '.join(self.outputs)}>"
 
 
 # Architectures of GGUF that are computed as a llama, and whether RoPE turns halves of a row (or neighbours).
