@@ -6,6 +6,7 @@ import gc
 from multiprocessing.reduction import ForkingPickler
 import pickle
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import test_exchange
 from conftest import EMULATED
 
 TIMES = 50 if EMULATED else 200
+LEAK = TIMES * 3 // 4
 T = np.arange(100, dtype="float32")
 
 
@@ -117,7 +119,17 @@ def test_act(act):
         references, blocks = sys.getrefcount(t), sys.getallocatedblocks()
         for _ in range(TIMES):
             ACTS[act](t)
-        gc.collect()
-        growth.append(sys.getallocatedblocks() - blocks)
+        growth.append(grown_since(blocks))
     assert sys.getrefcount(t) == references
-    assert min(growth) < TIMES * 3 // 4
+    assert min(growth) < LEAK
+
+
+def grown_since(blocks):
+    """Imported memory is given back on the library's thread, which is behind on a busy machine."""
+    deadline = time.monotonic() + 10
+    while True:
+        gc.collect()
+        growth = sys.getallocatedblocks() - blocks
+        if growth < LEAK or time.monotonic() > deadline:
+            return growth
+        time.sleep(0.05)
