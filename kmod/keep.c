@@ -60,8 +60,7 @@ static struct tmesh_bundle *tmesh_bundle_find(kuid_t uid, const struct ipc_names
 	struct tmesh_bundle *bundle;
 
 	lockdep_assert_held(&tmesh_kept_lock);
-	hash_for_each_possible(bundle_names, bundle, node, tmesh_bundle_key(uid, name))
-	{
+	hash_for_each_possible(bundle_names, bundle, node, tmesh_bundle_key(uid, name)) {
 		if (uid_eq(bundle->user->uid, uid) && bundle->user->ipc_ns == ipc_ns &&
 		    !strcmp(bundle->name, name))
 			return bundle;
@@ -642,8 +641,7 @@ void tmesh_kept_exit(void)
 	cancel_delayed_work_sync(&tick_work);
 	while ((bundle = tmesh_bundle_next(&cursor))) {
 		if (told++ < TMESH_TOLD)
-			pr_notice("tmesh: unloaded, dropped \"%*pE\" of uid %u: %u regions, %llu "
-				  "bytes\n",
+			pr_notice("tmesh: unloaded, dropped \"%*pE\" of uid %u: %u regions, %llu bytes\n",
 				  (int)strlen(bundle->name), bundle->name,
 				  __kuid_val(bundle->user->uid), bundle->nr_regions, bundle->bytes);
 		tmesh_bundle_drop(bundle, TMESH_KEPT_UNLOADED);

@@ -33,7 +33,7 @@ defmodule Tmesh.Engine do
     defstruct @enforce_keys
 
     @type operand ::
-            {String.t(), Tmesh.ZeroCopy.dtype(), [non_neg_integer() | String.t() | nil]}
+            {String.t(), Tmesh.ZeroCopy.TensorRef.dtype(), [non_neg_integer() | String.t() | nil]}
     @type t :: %__MODULE__{
             native: Native.engine(),
             engine: Native.engine(),
