@@ -316,6 +316,7 @@ static int open_region(struct tmesh_channel *channel, uint32_t lane, uint32_t en
 		       struct channel_known_region *known, struct tmesh_error *err)
 {
 	int why = known->refused == id ? known->why : 0;
+	char text[64];
 
 	known->why = 0;
 	if (channel->opens) {
@@ -329,7 +330,8 @@ static int open_region(struct tmesh_channel *channel, uint32_t lane, uint32_t en
 	if (why)
 		return tmesh_fail(err, why,
 				  "receive: the message's region cannot be opened: its producer "
-				  "has released it, is gone, or described it wrongly");
+				  "has released it, is gone, or described it wrongly (%s)",
+				  strerror_r(-why, text, sizeof(text)));
 	return tmesh_fail(err, -EINPROGRESS,
 			  "receive: the message's region is not open yet: "
 			  "tmesh_channel_prepare() opens it");
