@@ -12,7 +12,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-demo='gcc make pkg-config libc6-dev libjansson-dev liburing-dev libxxhash-dev libfabric-dev
+demo='gcc make pkg-config libc6-dev libjansson-dev liburing-dev libxxhash-dev
 	python3 python3-dev python3-venv python3-pip python3-setuptools python3-wheel python3-numpy
 	elixir erlang-dev erlang-nox
 	scdoc bash-completion'
@@ -24,7 +24,7 @@ check='libcmocka-dev man-db valgrind clang llvm lld libclang-rt-dev sparse cocci
 	python3-pytest python3-prometheus-client graphviz python3-fusepy
 	qemu-system-x86 debootstrap busybox-static kmod e2fsprogs cpio rsync xz-utils zstd
 	flex bison bc dwarves libelf-dev libssl-dev socat erlang-dialyzer
-	libdrm-dev systemd'
+	libdrm-dev libfabric-dev systemd'
 check="$check libpython$testsuite-testsuite"
 
 case ${1:-all} in
