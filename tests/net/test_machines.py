@@ -260,7 +260,7 @@ def on_loopback():
         print(f"# TMESH_TEST_SEED={seed}", flush=True)
         play("loopback", *machines, [
             (test_open, ()), (test_home_is_named, ()), (test_withdrawn, ()), (test_many, ()), (test_fetcher_killed, ()),
-            (storm, (300 if FULL else 30, random.Random(seed)))])
+            (storm, (300 if FULL else 12, random.Random(seed)))])
     finally:
         for machine in machines:
             machine.end()
