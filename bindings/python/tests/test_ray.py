@@ -55,8 +55,11 @@ def actors():
         def pid(self):
             return os.getpid()
 
-        def begin(self):
+        def drop(self):
             self.made = self.value = None
+
+        def begin(self):
+            self.drop()
             gc.collect()
             self.before = tmesh.stats()
 
@@ -102,11 +105,22 @@ def actors_of_all(cluster):
 
 
 @pytest.fixture
-def pair(actors_of_all):
-    """The same for all tests, since processes with PyTorch start slowly; counters begin anew."""
+def fresh(actors_of_all):
+    """The same for all tests, since processes with PyTorch start slowly; counters begin anew. Ray keeps what was
+    returned and refused, so tests of the two transports' mistakes wait for no memory."""
     for actor in actors_of_all:
         get(actor.begin.remote())
     return actors_of_all
+
+
+@pytest.fixture
+def pair(fresh):
+    """And Ray, which does that in its own time, has let go of what the test made before the next one counts."""
+    yield fresh
+    source, sink = fresh
+    get(source.drop.remote()), get(sink.drop.remote())
+    for actor in fresh:
+        until(lambda: get(actor.stats.remote())["regions_live"] <= 0)
 
 
 def get(ref):
@@ -246,8 +260,8 @@ def test_other_classes_are_refused(pair):
     assert get(sink.see.remote(source.forget.remote(sealed), lambda x: float(x[1]))) == 1.0
 
 
-def test_tensors_of_the_other_kind_are_refused(pair):
-    source, sink = pair
+def test_tensors_of_the_other_kind_are_refused(fresh):
+    source, sink = fresh
     get(source.forget.remote(sealed))
     with pytest.raises(Exception, match='tensor_transport="tmesh"'):
         get(source.native.remote(lambda: {"t": tmesh.put(b"x"), "x": torch.ones(3)}))
@@ -350,8 +364,8 @@ def test_who_has_the_memory_keeps_it(pair):
     assert get(sink.pid.remote()) == pid
 
 
-def test_tensors_of_tmesh(pair):
-    source, sink = pair
+def test_tensors_of_tmesh(fresh):
+    source, sink = fresh
     ref = source.native.remote(lambda: {"t": tmesh.put(torch.arange(6.0)), "n": 1})
 
     def see(d):
