@@ -200,7 +200,7 @@ struct tmesh_channel {
 	uint32_t rights;
 	uint32_t gone_mask; /* of head->state */
 	atomic_uint over;   /* nobody is left; told by the watch */
-	atomic_bool woken; /* by tmesh_channel_wake() */
+	atomic_bool woken;  /* by tmesh_channel_wake() */
 	bool polls;
 	bool opens; /* regions, whenever a message needs one */
 	uint64_t spin_max;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 /*
- * Reading ahead of a buffered load, by a thread of its own. One thread alone waits for the disk, and then
- * for the pages of the region: the disk is idle half of the time, as the kernel's own read-ahead is a
- * few hundred KiB. What this thread reads it throws away; the page cache has it then. Best effort: where
- * it cannot read, the load itself meets the error.
+ * Reading ahead of a buffered load, by a thread of its own. One thread alone waits for the disk,
+ * and then for the pages of the region: the disk is idle half of the time, as the kernel's own
+ * read-ahead is a few hundred KiB. What this thread reads it throws away; the page cache has it
+ * then. Best effort: where it cannot read, the load itself meets the error.
  */
 #include "model_internal.h"
 
@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #define BUFFER ((size_t)256 << 10)
-#define MOST   ((uint64_t)64 << 20) /* ahead: more could be evicted again before it is used */
+#define MOST ((uint64_t)64 << 20) /* ahead: more could be evicted again before it is used */
 
 struct ahead {
 	const struct tmesh_model *model;

@@ -50,7 +50,8 @@ static int read_at(const struct model_file *file, uint8_t *to, uint64_t at, uint
 		if (got < 0)
 			return file_errno(err, file, "reading");
 		if (!got)
-			return tmesh_fail(err, -EPROTO, "the file ends at byte %llu while it is read",
+			return tmesh_fail(err, -EPROTO,
+					  "the file ends at byte %llu while it is read",
 					  (unsigned long long)at);
 		to += got;
 		at += (uint64_t)got;
@@ -89,8 +90,8 @@ static int open_file(struct model_file *file, const char *folder, size_t folder_
 	if (!S_ISREG(st.st_mode)) {
 		char quoted[MODEL_QUOTE];
 
-		return tmesh_fail(err, S_ISDIR(st.st_mode) ? -EISDIR : -EINVAL, "%s is not a regular file",
-				  model_quote(quoted, file->path));
+		return tmesh_fail(err, S_ISDIR(st.st_mode) ? -EISDIR : -EINVAL,
+				  "%s is not a regular file", model_quote(quoted, file->path));
 	}
 	remember(file, &st);
 	return 0;
@@ -152,21 +153,21 @@ static int check_index(const struct tmesh_model *model, const struct shard_index
 	for (size_t i = 0; i < model->entry_count; i++) {
 		const struct model_entry *entry = &model->entries[i];
 		const char *there = model->files[entry->file].name;
-		const char *said = json_string_value(json_object_get(index->map, entry->tensor->name));
+		const char *said =
+			json_string_value(json_object_get(index->map, entry->tensor->name));
 
 		if (!said || strcmp(said, there))
-			return tmesh_fail(err, -EPROTO,
-					  "%s has the tensor \"%s\", which the index %s",
-					  model_quote(file, there),
-					  model_quote(quoted, entry->tensor->name),
-					  said ? "puts elsewhere" : "does not name");
+			return tmesh_fail(
+				err, -EPROTO, "%s has the tensor \"%s\", which the index %s",
+				model_quote(file, there), model_quote(quoted, entry->tensor->name),
+				said ? "puts elsewhere" : "does not name");
 	}
-	json_object_foreach(index->map, name, value)
-	{
+	json_object_foreach(index->map, name, value) {
 		size_t at;
 
 		if (tmesh_model_find(model, name, &at, NULL))
-			return tmesh_fail(err, -EPROTO, "the index puts \"%s\" into %s, which lacks it",
+			return tmesh_fail(err, -EPROTO,
+					  "the index puts \"%s\" into %s, which lacks it",
 					  model_quote(quoted, name),
 					  model_quote(file, json_string_value(value)));
 	}
@@ -287,7 +288,8 @@ static int open_splits(struct tmesh_model *model, struct tmesh_error *err)
 	return rc;
 }
 
-static int open_single(struct tmesh_ctx *ctx, const char *path, struct tmesh_model **out, struct tmesh_error *err)
+static int open_single(struct tmesh_ctx *ctx, const char *path, struct tmesh_model **out,
+		       struct tmesh_error *err)
 {
 	struct tmesh_model *model = model_new(1);
 	const struct table *table;
@@ -308,7 +310,8 @@ static int open_single(struct tmesh_ctx *ctx, const char *path, struct tmesh_mod
 		rc = model_join(model, err);
 	table = model->files[0].table;
 	if (!rc && table->split_count >= 0 && (size_t)table->split_tensors != model->entry_count)
-		rc = tmesh_fail(err, -EPROTO, "the files have %zu tensors, split.tensors.count is %lld",
+		rc = tmesh_fail(err, -EPROTO,
+				"the files have %zu tensors, split.tensors.count is %lld",
 				model->entry_count, (long long)table->split_tensors);
 	if (rc) {
 		tmesh_model_unref(model);
@@ -337,7 +340,8 @@ int model_open(struct tmesh_ctx *ctx, const char *path, struct tmesh_model **out
 				return tmesh_fail(err, -ENOMEM, "no memory for a path");
 			rc = access(inside, F_OK) ? -ENOENT : 0;
 			if (!rc)
-				rc = i ? open_index(inside, out, err) : open_single(ctx, inside, out, err);
+				rc = i ? open_index(inside, out, err)
+				       : open_single(ctx, inside, out, err);
 			free(inside);
 			if (rc != -ENOENT)
 				return rc;

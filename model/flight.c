@@ -2,22 +2,22 @@
 /*
  * One flight: processes of one user that load the same files read them once.
  *
- * They meet in a file of the runtime directory, named after the files' identity. Its locks (OFD locks,
- * which end with the process) are single bytes:
+ * They meet in a file of the runtime directory, named after the files' identity. Its locks (OFD
+ * locks, which end with the process) are single bytes:
  *
  *   0     who reads, exclusive
- *   1     who is there, shared: waits or holds the model; exclusive by the last, who removes the file
+ *   1     who is there, shared: waits or holds the model; exclusive by the last, who removes it
  *   2     who is between looking for a token and giving one, shared
  *   16+i  whose slot i is
  *
- * The record at the file's begin says which region is filled, and how far; it is written by who holds
- * lock 0. A slot has a token for that region by one of those who hold it. Behind the slots is what the
- * header of the model's only file says (table_pack.c), so that JSON is read once. All is read and written
- * by pread() and pwrite(), so that a file that is damaged or cut is no signal; a region counts only when
- * it has the model's size and is sealed, or is filled by who holds the lock. The directory is this
- * user's alone: against a process of the same user that lies about how far it has read there is
- * no help, as there is none against its ptrace(). tests/sim/sim_flight.py plays this protocol; its steps
- * have the names of the functions here.
+ * The record at the file's begin says which region is filled, and how far; it is written by who
+ * holds lock 0. A slot has a token for that region by one of those who hold it. Behind the slots is
+ * what the header of the model's only file says (table_pack.c), so that JSON is read once. All is
+ * read and written by pread() and pwrite(), so that a file that is damaged or cut is no signal; a
+ * region counts only when it has the model's size and is sealed, or is filled by who holds the
+ * lock. The directory is this user's alone: against a process of the same user that lies about how
+ * far it has read there is no help, as there is none against its ptrace(). tests/sim/sim_flight.py
+ * plays this protocol; its steps have the names of the functions here.
  */
 #include "model_internal.h"
 
@@ -29,17 +29,26 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MAGIC	  0x31746c666d746d74ull /* "tmtmflt1" */
-#define SLOTS	  64
-#define SLOTS_AT  4096
+#define MAGIC 0x31746c666d746d74ull /* "tmtmflt1" */
+#define SLOTS 64
+#define SLOTS_AT 4096
 #define SLOT_ROOM 128
-#define TABLE_AT  (SLOTS_AT + SLOTS * SLOT_ROOM)
+#define TABLE_AT (SLOTS_AT + SLOTS * SLOT_ROOM)
 #define NAME_ROOM 64
-#define WAIT_NS	  4000000 /* between two looks at who reads */
+#define WAIT_NS 4000000 /* between two looks at who reads */
 #define SWEEP_MAX 64
 
-enum { LOCK_READER = 0, LOCK_PRESENT = 1, LOCK_JOINING = 2, LOCK_SLOT = 16 };
-enum { STATE_EMPTY = 0, STATE_READING = 1, STATE_DONE = 2 };
+enum {
+	LOCK_READER = 0,
+	LOCK_PRESENT = 1,
+	LOCK_JOINING = 2,
+	LOCK_SLOT = 16
+};
+enum {
+	STATE_EMPTY = 0,
+	STATE_READING = 1,
+	STATE_DONE = 2
+};
 
 struct record {
 	uint64_t magic;
@@ -139,11 +148,12 @@ static bool is_ours(int fd)
 {
 	struct stat st;
 
-	return !fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_uid == geteuid() && !(st.st_mode & 077);
+	return !fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_uid == geteuid() &&
+	       !(st.st_mode & 077);
 }
 
-/* Needs no lock: all who write a table there write the same, and what was written in part has not the
- * checksum that it says. */
+/* Needs no lock: all who write a table there write the same, and what was written in part has not
+ * the checksum that it says. */
 static struct table *read_table(int fd, uint64_t header_bytes, uint64_t file_bytes)
 {
 	uint8_t head[TABLE_PACK_HEAD], *all;
@@ -162,7 +172,8 @@ static struct table *read_table(int fd, uint64_t header_bytes, uint64_t file_byt
 	return table_unpack(all, bytes, header_bytes, file_bytes);
 }
 
-bool flight_recall(struct tmesh_ctx *ctx, struct model_file *file, const uint8_t *data, size_t bytes)
+bool flight_recall(struct tmesh_ctx *ctx, struct model_file *file, const uint8_t *data,
+		   size_t bytes)
 {
 	uint64_t header = safetensors_header_bytes(data, bytes);
 	char name[NAME_ROOM];
@@ -185,7 +196,8 @@ bool flight_recall(struct tmesh_ctx *ctx, struct model_file *file, const uint8_t
 	return file->recalled;
 }
 
-/* For those who come later. Who cannot write it costs them the time to read the header themselves. */
+/* For those who come later. Who cannot write it costs them the time to read
+ * the header themselves. */
 static void flight_remember(const struct flight *flight, const struct tmesh_model *model)
 {
 	size_t bytes;
@@ -208,7 +220,8 @@ static bool is_named(const struct flight *flight)
 	       here.st_ino == there.st_ino && here.st_dev == there.st_dev;
 }
 
-/* What processes that were killed left behind: files of other flights in which nobody is any more. */
+/* What processes that were killed left behind: files of other flights in which nobody
+ * is any more. */
 static void sweep(const struct flight *flight)
 {
 	int copy = openat(flight->dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -228,7 +241,8 @@ static void sweep(const struct flight *flight)
 			continue;
 		looked++;
 		strcpy(other.name, entry->d_name);
-		other.fd = openat(flight->dir, other.name, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+		other.fd = openat(flight->dir, other.name,
+				  O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 		if (other.fd < 0)
 			continue;
 		if (!lock(&other, F_WRLCK, LOCK_PRESENT) && is_named(&other))
@@ -252,14 +266,15 @@ static int flight_open(const struct load *load, struct flight **out, struct tmes
 	rc = flight->name[0] ? tmesh_ctx_runtime_dir(load->ctx, &flight->dir, err)
 			     : tmesh_fail(err, -ENOMEM, "no memory for a flight");
 	while (!rc) {
-		flight->fd = openat(flight->dir, flight->name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW,
-				    0600);
+		flight->fd = openat(flight->dir, flight->name,
+				    O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
 		if (flight->fd < 0) {
 			rc = tmesh_fail_errno(err, "opening the flight's file");
 			break;
 		}
 		if (!is_ours(flight->fd)) {
-			rc = tmesh_fail(err, -EACCES, "the flight's file %.64s is not this user's alone",
+			rc = tmesh_fail(err, -EACCES,
+					"the flight's file %.64s is not this user's alone",
 					flight->name);
 			break;
 		}
@@ -270,7 +285,8 @@ static int flight_open(const struct load *load, struct flight **out, struct tmes
 		close(flight->fd);
 		flight->fd = -1;
 		if (rc && rc != -EAGAIN) {
-			rc = tmesh_fail(err, rc, "locking in the runtime directory: %s", strerror(-rc));
+			rc = tmesh_fail(err, rc, "locking in the runtime directory: %s",
+					strerror(-rc));
 			break;
 		}
 		if (rc)
@@ -302,7 +318,8 @@ void flight_leave(struct flight *flight)
 	free(flight);
 }
 
-/* A token of one's own, for those who come later. Without a free slot others have to give theirs. */
+/* A token of one's own, for those who come later. Without a free slot others have
+ * to give theirs. */
 static void flight_publish(struct flight *flight, struct tmesh_region *region, uint32_t rights)
 {
 	struct slot slot = {.region = tmesh_region_id(region)};
@@ -349,7 +366,8 @@ static bool flight_join(struct load *load, struct flight *flight, const struct r
 		}
 		tmesh_region_unref(load->region);
 		load->region = region;
-		/* Of the finished one flight_wait() does, before it lets go of the reader's lock. */
+		/* Of the finished one flight_wait() does, before it lets go of
+		 * the reader's lock. */
 		if (record->state == STATE_READING)
 			flight_publish(flight, region, rights);
 		break;
@@ -390,7 +408,8 @@ static int flight_fill(struct load *load, struct flight *flight, struct record *
 /* The flight's name, without its ending. */
 static void kept_name(const struct flight *flight, char name[TMESH_KEPT_NAME_LEN + 1])
 {
-	snprintf(name, TMESH_KEPT_NAME_LEN + 1, "%.*s", (int)strcspn(flight->name, "."), flight->name);
+	snprintf(name, TMESH_KEPT_NAME_LEN + 1, "%.*s", (int)strcspn(flight->name, "."),
+		 flight->name);
 }
 
 /* What was kept under this identity, if it is what it should be. */
@@ -433,7 +452,8 @@ static int flight_keep(struct load *load, const struct flight *flight, struct tm
 		struct tmesh_region **regions;
 		size_t count;
 
-		if (tmesh_kept_open(load->ctx, name, TMESH_KEPT_OWN, TMESH_READ, &regions, &count, err))
+		if (tmesh_kept_open(load->ctx, name, TMESH_KEPT_OWN, TMESH_READ, &regions, &count,
+				    err))
 			return rc;
 		for (size_t i = 0; i < count; i++)
 			tmesh_region_unref(regions[i]);
@@ -477,7 +497,8 @@ static int flight_begin(struct load *load, struct flight *flight, struct record 
 	return rc ? rc : flight_fill(load, flight, record, err);
 }
 
-/* With the reader's lock. Return: 0: the model is there; -EAGAIN: look again; or what went wrong. */
+/* With the reader's lock. Return: 0: the model is there; -EAGAIN: look again; or
+ * what went wrong. */
 static int flight_turn(struct load *load, struct flight *flight, struct tmesh_error *err)
 {
 	struct record record;
@@ -527,7 +548,8 @@ static int flight_wait(struct load *load, struct flight *flight, struct tmesh_er
 			if (rc != -EAGAIN)
 				return rc;
 		} else if (rc != -EAGAIN) {
-			return tmesh_fail(err, rc, "locking in the runtime directory: %s", strerror(-rc));
+			return tmesh_fail(err, rc, "locking in the runtime directory: %s",
+					  strerror(-rc));
 		} else {
 			read_record(flight, load->model, &record);
 			/* To hold it, should the reader die. */

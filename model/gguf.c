@@ -4,9 +4,11 @@
  * https://github.com/ggml-org/ggml, and where it leaves a limit open, those of its own reader
  * (src/gguf.cpp):
  *
- *   "GGUF", u32 3, u64 tensors, u64 values; the values: key, u32 type, value; the tensors: name, u32
- *   dimensions (at most 4, the fastest first), u64 each, u32 type, u64 offset; padding to
- *   general.alignment (32); the tensors' bytes, each tensor padded.
+ *   "GGUF", u32 3, u64 tensors, u64 values;
+ *   the values: key, u32 type, value;
+ *   the tensors: name, u32 dimensions (at most 4, the fastest first), u64 each, u32 type,
+ *     u64 offset;
+ *   padding to general.alignment (32); the tensors' bytes, each tensor padded.
  *
  * A tensor's offset is the padded sum of those before it: no overlap, no hole.
  */
@@ -14,12 +16,12 @@
 
 #include <string.h>
 
-#define DIMS_MAX      4
+#define DIMS_MAX 4
 #define NAME_MAX_GGUF 64
-#define KEY_MAX	      65535
+#define KEY_MAX 65535
 #define ALIGNMENT_MAX (1u << 20)
-#define TENSOR_LEAST  24 /* bytes of the shortest description: an empty name, no dimension */
-#define VALUE_LEAST   13
+#define TENSOR_LEAST 24 /* bytes of the shortest description: an empty name, no dimension */
+#define VALUE_LEAST 13
 
 struct cursor {
 	const uint8_t *data;
@@ -198,7 +200,8 @@ static int take_tensor(struct cursor *cursor, char **names, struct table_tensor 
 			return rc;
 		if (dim > INT64_MAX)
 			return tmesh_fail(cursor->err, -EPROTO,
-					  "a dimension of the tensor \"%s\" is out of range", quoted);
+					  "a dimension of the tensor \"%s\" is out of range",
+					  quoted);
 		tensor->shape[i] = (int64_t)dim;
 		if (i == tensor->ndim - 1)
 			fastest = dim;
@@ -210,12 +213,14 @@ static int take_tensor(struct cursor *cursor, char **names, struct table_tensor 
 		return rc;
 	tensor->type = model_type_gguf((uint32_t)type);
 	if (!tensor->type)
-		return tmesh_fail(cursor->err, -EPROTO, "the tensor \"%s\" has the unknown type %llu",
-				  quoted, (unsigned long long)type);
-	if (fastest % tensor->type->block_elements)
 		return tmesh_fail(cursor->err, -EPROTO,
-				  "rows of the tensor \"%s\" are not a whole number of %s's blocks of %u",
-				  quoted, tensor->type->name, tensor->type->block_elements);
+				  "the tensor \"%s\" has the unknown type %llu", quoted,
+				  (unsigned long long)type);
+	if (fastest % tensor->type->block_elements)
+		return tmesh_fail(
+			cursor->err, -EPROTO,
+			"rows of the tensor \"%s\" are not a whole number of %s's blocks of %u",
+			quoted, tensor->type->name, tensor->type->block_elements);
 	if (!model_type_bytes(tensor->type, tensor->ndim, tensor->shape, &tensor->bytes, &even))
 		return tmesh_fail(cursor->err, -EPROTO, "the size of the tensor \"%s\" overflows",
 				  quoted);
@@ -249,9 +254,10 @@ static int read_rules(struct table *table, uint64_t *alignment, struct tmesh_err
 			return tmesh_fail(err, -EPROTO, "general.alignment is not a uint32");
 		*alignment = little(value->data, 4);
 		if (*alignment < 8 || *alignment > ALIGNMENT_MAX || (*alignment & (*alignment - 1)))
-			return tmesh_fail(err, -EPROTO,
-					  "general.alignment is %llu, not a power of two from 8 to %u",
-					  (unsigned long long)*alignment, ALIGNMENT_MAX);
+			return tmesh_fail(
+				err, -EPROTO,
+				"general.alignment is %llu, not a power of two from 8 to %u",
+				(unsigned long long)*alignment, ALIGNMENT_MAX);
 	}
 	for (size_t i = 0; i < 3; i++) {
 		*out[i] = -1;
@@ -278,7 +284,8 @@ static int check_offsets(struct table *table, uint64_t begin, uint64_t alignment
 	if (!table->tensor_count) {
 		table->header_bytes = file_bytes < begin ? file_bytes : begin;
 		if (file_bytes > begin)
-			return tmesh_fail(err, -EPROTO, "the file has bytes that belong to no tensor");
+			return tmesh_fail(err, -EPROTO,
+					  "the file has bytes that belong to no tensor");
 		return 0;
 	}
 	table->header_bytes = begin;
@@ -351,8 +358,9 @@ static int read_all(struct table *table, struct cursor *cursor, uint64_t *alignm
 	rc = take_number(cursor, 4, "its first bytes", &version);
 	if (!rc && version != 3)
 		return tmesh_fail(err, -EOPNOTSUPP,
-				  version == 0x3000000 ? "the file is a big-endian GGUF"
-						       : "the file is GGUF of version %llu; 3 is read",
+				  version == 0x3000000
+					  ? "the file is a big-endian GGUF"
+					  : "the file is GGUF of version %llu; 3 is read",
 				  (unsigned long long)version);
 	if (!rc)
 		rc = take_number(cursor, 8, "its first bytes", &tensors);
@@ -396,7 +404,8 @@ int table_parse_gguf(struct table *table, const uint8_t *data, size_t bytes, uin
 	rc = read_all(table, &cursor, &alignment);
 	if (rc == -EAGAIN) {
 		/* By doubling, so that a long header is not read again for each of its strings. */
-		uint64_t twice = 2 * (uint64_t)bytes < file_bytes ? 2 * (uint64_t)bytes : file_bytes;
+		uint64_t twice =
+			2 * (uint64_t)bytes < file_bytes ? 2 * (uint64_t)bytes : file_bytes;
 
 		*need = cursor.need > twice ? cursor.need : twice;
 		if (*need > MODEL_GGUF_HEADER_MAX)

@@ -3,7 +3,8 @@
  * The host: one thread of this process that serves its slots, logs and pools of pages, and the
  * lock under which all of them stand. It starts with the first of them and ends with the last.
  *
- * Order of locks: the lock of a handle on pages (pages_internal.h) -> the host's lock -> libtmesh's own.
+ * Order of locks: the lock of a handle on pages (pages_internal.h) -> the host's lock -> libtmesh's
+ * own.
  */
 #ifndef MODEL_HOST_H
 #define MODEL_HOST_H

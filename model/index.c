@@ -44,13 +44,13 @@ int shard_index_parse(const char *text, size_t bytes, struct shard_index *index,
 	index->files = calloc(json_object_size(index->map), sizeof(*index->files));
 	if (!index->files)
 		return tmesh_fail(err, -ENOMEM, "no memory for the index");
-	json_object_foreach(index->map, name, value)
-	{
+	json_object_foreach(index->map, name, value) {
 		if (!json_is_string(value) || !is_file_name(json_string_value(value)))
-			return tmesh_fail(err, -EPROTO,
-					  "the index puts \"%s\" into what is not the name of a file in the "
-					  "same folder",
-					  model_quote(quoted, name));
+			return tmesh_fail(
+				err, -EPROTO,
+				"the index puts \"%s\" into what is not the name of a file in the "
+				"same folder",
+				model_quote(quoted, name));
 		index->files[count++] = json_string_value(value);
 	}
 	qsort(index->files, count, sizeof(*index->files), by_name);

@@ -104,7 +104,8 @@ static int set_label(struct tmesh_model *model, const char *label, struct tmesh_
 	char quoted[MODEL_QUOTE];
 
 	if (label && strlen(label) > TMESH_LABEL_LEN)
-		return tmesh_fail(err, -EINVAL, "the label is longer than %d bytes", TMESH_LABEL_LEN);
+		return tmesh_fail(err, -EINVAL, "the label is longer than %d bytes",
+				  TMESH_LABEL_LEN);
 	if (!label)
 		label = model_quote(quoted, model->files[0].name);
 	snprintf(model->label, sizeof(model->label), "%s", label);
@@ -163,8 +164,8 @@ static int bytes_layout(const struct table_tensor *tensor, struct tmesh_layout *
 
 	memcpy(shape, tensor->shape, sizeof(shape));
 	if (ndim && shape[ndim - 1] % tensor->type->block_elements == 0) {
-		shape[ndim - 1] = shape[ndim - 1] / tensor->type->block_elements *
-				  tensor->type->block_bytes;
+		shape[ndim - 1] =
+			shape[ndim - 1] / tensor->type->block_elements * tensor->type->block_bytes;
 	} else if (ndim || tensor->bytes != 1) {
 		ndim = 1;
 		shape[0] = (int64_t)tensor->bytes;
@@ -179,8 +180,8 @@ static int layout_of(const struct model_entry *entry, struct tmesh_layout *layou
 	int rc;
 
 	if (tensor->type->dtype)
-		rc = tmesh_layout_contiguous(layout, tensor->type->dtype, tensor->ndim, tensor->shape,
-					     err);
+		rc = tmesh_layout_contiguous(layout, tensor->type->dtype, tensor->ndim,
+					     tensor->shape, err);
 	else
 		rc = bytes_layout(tensor, layout, err);
 	if (!rc)
@@ -188,8 +189,8 @@ static int layout_of(const struct model_entry *entry, struct tmesh_layout *layou
 	return rc;
 }
 
-int tmesh_model_tensor_open(const struct tmesh_model *model, size_t index, struct tmesh_tensor **out,
-			    struct tmesh_error *err)
+int tmesh_model_tensor_open(const struct tmesh_model *model, size_t index,
+			    struct tmesh_tensor **out, struct tmesh_error *err)
 {
 	struct tmesh_layout layout;
 	int rc;
@@ -197,7 +198,8 @@ int tmesh_model_tensor_open(const struct tmesh_model *model, size_t index, struc
 	if (!model->region)
 		return tmesh_fail(err, -EINVAL, "the model was described, not loaded");
 	if (index >= model->entry_count)
-		return tmesh_fail(err, -EINVAL, "the model has %zu tensors, none with the number %zu",
+		return tmesh_fail(err, -EINVAL,
+				  "the model has %zu tensors, none with the number %zu",
 				  model->entry_count, index);
 	rc = layout_of(&model->entries[index], &layout, err);
 	return rc ? rc : tmesh_tensor_wrap(model->region, &layout, out, err);

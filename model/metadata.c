@@ -30,7 +30,8 @@ static json_t *text_json(const uint8_t *text, uint64_t bytes)
 			if (k == length)
 				length = 0;
 		}
-		memcpy(clean + at, length ? (const char *)text + i : replacement, length ? length : 3);
+		memcpy(clean + at, length ? (const char *)text + i : replacement,
+		       length ? length : 3);
 		at += length ? length : 3;
 		i += length ? length : 1;
 	}

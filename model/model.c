@@ -82,8 +82,8 @@ static bool has_value(const struct tmesh_model *model, const char *key)
 	return false;
 }
 
-/* GGUF keeps a split model's metadata in its first file; of safetensors' all files may have some, and
- * there is little of it. */
+/* GGUF keeps a split model's metadata in its first file; of safetensors' all files may have some,
+ * and there is little of it. */
 static int join_values(struct tmesh_model *model, struct tmesh_error *err)
 {
 	size_t files = model->format == TMESH_MODEL_GGUF ? 1 : model->file_count;
@@ -113,7 +113,8 @@ int model_join(struct tmesh_model *model, struct tmesh_error *err)
 	for (size_t i = 0; i < model->file_count; i++)
 		count += model->files[i].table->tensor_count;
 	if (count > UINT32_MAX)
-		return tmesh_fail(err, -EOPNOTSUPP, "the model has more than %u tensors", UINT32_MAX);
+		return tmesh_fail(err, -EOPNOTSUPP, "the model has more than %u tensors",
+				  UINT32_MAX);
 	model->entries = calloc(count + 1, sizeof(*model->entries));
 	model->sorted = calloc(count + 1, sizeof(*model->sorted));
 	if (!model->entries || !model->sorted)
@@ -178,14 +179,15 @@ size_t tmesh_model_tensors(const struct tmesh_model *model)
 	return model->entry_count;
 }
 
-int tmesh_model_tensor(const struct tmesh_model *model, size_t index, struct tmesh_model_tensor *out,
-		       struct tmesh_error *err)
+int tmesh_model_tensor(const struct tmesh_model *model, size_t index,
+		       struct tmesh_model_tensor *out, struct tmesh_error *err)
 {
 	struct tmesh_model_tensor info = {0};
 	const struct table_tensor *tensor;
 
 	if (index >= model->entry_count)
-		return tmesh_fail(err, -EINVAL, "the model has %zu tensors, none with the number %zu",
+		return tmesh_fail(err, -EINVAL,
+				  "the model has %zu tensors, none with the number %zu",
 				  model->entry_count, index);
 	tensor = model->entries[index].tensor;
 	info.name = tensor->name;
@@ -220,7 +222,8 @@ int tmesh_model_find(const struct tmesh_model *model, const char *name, size_t *
 		else
 			high = middle;
 	}
-	return tmesh_fail(err, -ENOENT, "the model has no tensor \"%s\"", model_quote(quoted, name));
+	return tmesh_fail(err, -ENOENT, "the model has no tensor \"%s\"",
+			  model_quote(quoted, name));
 }
 
 size_t tmesh_model_files(const struct tmesh_model *model)

@@ -2,8 +2,8 @@
 /*
  * What the files of libtmesh-model share. Nothing here is seen outside the library.
  *
- * A table is what the header of one file says; reading it does no I/O. A model is one table for each
- * of its files, in one order, and, once loaded, the region with the tensors' bytes.
+ * A table is what the header of one file says; reading it does no I/O. A model is one table for
+ * each of its files, in one order, and, once loaded, the region with the tensors' bytes.
  */
 #ifndef TMESH_MODEL_INTERNAL_H
 #define TMESH_MODEL_INTERNAL_H
@@ -79,7 +79,7 @@ bool model_type_bytes(const struct model_type *type, int32_t ndim, const int64_t
 /* safetensors.c, gguf.c */
 
 #define MODEL_SAFETENSORS_HEADER_MAX 100000000u
-#define MODEL_GGUF_HEADER_MAX	     (1u << 30)
+#define MODEL_GGUF_HEADER_MAX (1u << 30)
 
 /*
  * Read the header of a file of @file_bytes whose first @bytes are at @data.
@@ -94,7 +94,8 @@ int table_parse_gguf(struct table *table, const uint8_t *data, size_t bytes, uin
 void table_free(struct table *table);
 /* Names that a bundle can have too, each there once. */
 int table_check_names(const struct table *table, struct tmesh_error *err);
-/* What the first bytes of a safetensors file say of its header; 0: it is none, or these are too few. */
+/* What the first bytes of a safetensors file say of its header; 0: it is none, or these are too
+ * few. */
 uint64_t safetensors_header_bytes(const uint8_t *data, size_t bytes);
 /* tensor->bytes by its type and shape. */
 int safetensors_tensor_bytes(struct table_tensor *tensor, struct tmesh_error *err);
@@ -151,7 +152,7 @@ struct tmesh_model {
 		const struct table_tensor *tensor;
 		uint32_t file;
 		uint64_t offset; /* loaded: from the region's first byte */
-	} *entries;
+	} * entries;
 	size_t entry_count;
 	uint32_t *sorted; /* the entries' indices by name */
 	const struct table_value **values;
@@ -202,14 +203,15 @@ struct piece {
 	const struct model_run *run;
 	uint64_t file_offset, offset, bytes;
 };
-struct piece load_piece_at(const struct tmesh_model *model, uint64_t done, uint64_t end, uint64_t most);
+struct piece load_piece_at(const struct tmesh_model *model, uint64_t done, uint64_t end,
+			   uint64_t most);
 /* Adds to the report's reason. */
 void load_say(struct load *load, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* The files are still what they were when their headers were read. */
 int load_verify(const struct load *load, struct tmesh_error *err);
 
-/* ahead.c: brings the files into the page cache, from load->done to @end, while the load goes on. NULL: it
- * cannot be had, and the load is slower. It ends before the call that began it. */
+/* ahead.c: brings the files into the page cache, from load->done to @end, while the load goes on.
+ * NULL: it cannot be had, and the load is slower. It ends before the call that began it. */
 struct ahead *ahead_start(const struct load *load, uint64_t end);
 void ahead_tell(struct ahead *ahead, uint64_t done);
 void ahead_stop(struct ahead *ahead);
@@ -222,9 +224,10 @@ int flight_load(struct load *load, struct tmesh_error *err);
 /* To be told by the reader now and then. */
 void flight_progress(struct flight *flight, uint64_t done);
 void flight_leave(struct flight *flight);
-/* The table of the only file of a model, whose first @bytes are at @data, as a process of its flight has
- * left it. False: it has not, or these are not its whole header. */
-bool flight_recall(struct tmesh_ctx *ctx, struct model_file *file, const uint8_t *data, size_t bytes);
+/* The table of the only file of a model, whose first @bytes are at @data, as a process of its
+ * flight has left it. False: it has not, or these are not its whole header. */
+bool flight_recall(struct tmesh_ctx *ctx, struct model_file *file, const uint8_t *data,
+		   size_t bytes);
 /* load.c: a region for load->model. */
 int load_region(struct load *load, struct tmesh_region **out, struct tmesh_error *err);
 /* load.c: load->region is whole and sealed: make it the model's, with no right to write. */
@@ -232,8 +235,8 @@ int load_finish(struct load *load, struct tmesh_error *err);
 /* load.c: a region of one's own, which nobody joins, read and sealed. */
 int load_alone(struct load *load, struct tmesh_error *err);
 
-/* Open and read the headers of all files of @path; they stay open. @ctx: look whether another process
- * has read them; NULL: do not. */
+/* Open and read the headers of all files of @path; they stay open. @ctx: look whether another
+ * process has read them; NULL: do not. */
 int model_open(struct tmesh_ctx *ctx, const char *path, struct tmesh_model **out,
 	       struct tmesh_error *err);
 void model_close_files(struct tmesh_model *model);

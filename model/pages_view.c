@@ -147,7 +147,8 @@ static int gather(struct tmesh_seq *seq, uint32_t device, struct tmesh_region **
 	int rc;
 
 	if (device >= shape->devices || !seq->count)
-		return tmesh_fail(err, -EINVAL, "the pool has no device %u, or the sequence no block", device);
+		return tmesh_fail(err, -EINVAL,
+				  "the pool has no device %u, or the sequence no block", device);
 	extents = calloc(seq->count, sizeof(*extents));
 	if (!extents)
 		return tmesh_fail(err, -ENOMEM, "no memory for a list of %u blocks", seq->count);

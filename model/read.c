@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * The bytes of the files, into the region. A file is never mapped: one that shrinks is a short read,
- * not a signal. What was measured for the choice between the methods is in docs/models.md.
+ * The bytes of the files, into the region. A file is never mapped: one that shrinks is a short
+ * read, not a signal. What was measured for the choice between the methods is in docs/models.md.
  */
 #include "model_internal.h"
 
@@ -16,14 +16,14 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#define PIECE	    ((uint64_t)1 << 20)
+#define PIECE ((uint64_t)1 << 20)
 #define PIECE_LARGE ((uint64_t)8 << 20) /* where each request is a journey */
-#define DEPTH	    8
-#define PROBE	    ((uint64_t)32 << 20)
+#define DEPTH 8
+#define PROBE ((uint64_t)32 << 20)
 #define PROBE_LEAST ((uint64_t)512 << 20) /* below, measuring costs more than it gains */
-#define TELL	    ((uint64_t)32 << 20)
+#define TELL ((uint64_t)32 << 20)
 #define DIRECT_ALIGN 4096u
-#define HUGE_BYTES   ((uint64_t)2 << 20)
+#define HUGE_BYTES ((uint64_t)2 << 20)
 
 int load_tell(struct load *load, uint64_t done, bool waiting, struct tmesh_error *err)
 {
@@ -103,7 +103,8 @@ static const struct model_run *run_at(const struct tmesh_model *model, uint64_t 
 	return &model->runs[low];
 }
 
-struct piece load_piece_at(const struct tmesh_model *model, uint64_t done, uint64_t end, uint64_t most)
+struct piece load_piece_at(const struct tmesh_model *model, uint64_t done, uint64_t end,
+			   uint64_t most)
 {
 	const struct model_run *run = run_at(model, done);
 	uint64_t in = done - run->begin, bytes = run->bytes - in;
@@ -152,15 +153,15 @@ static int read_plain(struct load *load, uint64_t end, uint8_t *memory, struct t
 }
 
 /* File to pipe to memfd: the page cache's pages are referred to, then copied once. */
-static int splice_piece(struct load *load, const struct piece *piece, const int pipe_fds[2], int out,
-			struct tmesh_error *err)
+static int splice_piece(struct load *load, const struct piece *piece, const int pipe_fds[2],
+			int out, struct tmesh_error *err)
 {
 	loff_t from = (loff_t)piece->file_offset, to = (loff_t)piece->offset;
 	uint64_t left = piece->bytes;
 
 	while (left) {
-		ssize_t got = splice(load->model->files[piece->run->file].fd, &from, pipe_fds[1], NULL,
-				     left, 0);
+		ssize_t got = splice(load->model->files[piece->run->file].fd, &from, pipe_fds[1],
+				     NULL, left, 0);
 
 		if (got < 0 && errno == EINTR)
 			continue;
@@ -174,7 +175,8 @@ static int splice_piece(struct load *load, const struct piece *piece, const int 
 				continue;
 			if (put <= 0)
 				return put ? tmesh_fail_errno(err, "writing to the region")
-					   : tmesh_fail(err, -EIO, "the region takes no more bytes");
+					   : tmesh_fail(err, -EIO,
+							"the region takes no more bytes");
 			got -= put;
 		}
 	}
@@ -249,17 +251,19 @@ static int ring_queue(struct load *load, struct ring *ring, struct request *requ
 	return rc < 0 ? tmesh_fail(err, rc, "io_uring_submit: %s", strerror(-rc)) : 0;
 }
 
-static int ring_begin(struct load *load, struct ring *ring, uint64_t at, uint64_t end, uint8_t *memory,
-		      uint64_t *bytes, struct tmesh_error *err)
+static int ring_begin(struct load *load, struct ring *ring, uint64_t at, uint64_t end,
+		      uint8_t *memory, uint64_t *bytes, struct tmesh_error *err)
 {
 	struct request *request = &ring->requests[ring->next % DEPTH];
 	struct piece piece = load_piece_at(load->model, at, end, PIECE);
 
-	*request = (struct request){.piece = piece, .begin = piece.file_offset, .want = piece.bytes};
+	*request =
+		(struct request){.piece = piece, .begin = piece.file_offset, .want = piece.bytes};
 	if (ring->fds) {
 		request->begin &= ~(uint64_t)(DIRECT_ALIGN - 1);
-		request->want = (piece.file_offset + piece.bytes - request->begin + DIRECT_ALIGN - 1) &
-				~(uint64_t)(DIRECT_ALIGN - 1);
+		request->want =
+			(piece.file_offset + piece.bytes - request->begin + DIRECT_ALIGN - 1) &
+			~(uint64_t)(DIRECT_ALIGN - 1);
 		request->to = ring->buffers + ring->next % DEPTH * (PIECE + 2 * DIRECT_ALIGN);
 	} else {
 		populate(load, memory, &piece);
@@ -324,7 +328,8 @@ static int ring_run(struct load *load, struct ring *ring, uint64_t end, uint8_t 
 			rc = ring_reap(load, ring, err);
 		while (!rc && ring->first < ring->next &&
 		       ring->requests[ring->first % DEPTH].finished) {
-			rc = advance(load, load->done + ring->requests[ring->first % DEPTH].piece.bytes,
+			rc = advance(load,
+				     load->done + ring->requests[ring->first % DEPTH].piece.bytes,
 				     err);
 			ring->first++;
 		}
@@ -367,7 +372,8 @@ static int read_ring(struct load *load, bool direct, uint64_t end, uint8_t *memo
 			snprintf(path, sizeof(path), "/proc/self/fd/%d", load->model->files[i].fd);
 			ring.fds[i] = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
 			if (ring.fds[i] < 0)
-				rc = tmesh_fail(err, -EOPNOTSUPP, "this file system has no O_DIRECT");
+				rc = tmesh_fail(err, -EOPNOTSUPP,
+						"this file system has no O_DIRECT");
 		}
 	}
 	if (!rc)
@@ -423,13 +429,22 @@ static bool is_remote(long type, char name[16])
 		const char *name;
 		bool remote;
 	} known[] = {
-		{EXT4_SUPER_MAGIC, "ext4", false}, {XFS_SUPER_MAGIC, "xfs", false},
-		{BTRFS_SUPER_MAGIC, "btrfs", false}, {TMPFS_MAGIC, "tmpfs", false},
-		{OVERLAYFS_SUPER_MAGIC, "overlay", false}, {F2FS_SUPER_MAGIC, "f2fs", false},
-		{0x2fc12fc1, "zfs", false}, {NFS_SUPER_MAGIC, "nfs", true},
-		{FUSE_SUPER_MAGIC, "fuse", true}, {0xff534d42, "cifs", true}, {0xfe534d42, "smb2", true},
-		{CEPH_SUPER_MAGIC, "ceph", true}, {V9FS_MAGIC, "9p", true},
-		{AFS_SUPER_MAGIC, "afs", true}, {0x0bd00bd0, "lustre", true}, {0x47504653, "gpfs", true},
+		{EXT4_SUPER_MAGIC, "ext4", false},
+		{XFS_SUPER_MAGIC, "xfs", false},
+		{BTRFS_SUPER_MAGIC, "btrfs", false},
+		{TMPFS_MAGIC, "tmpfs", false},
+		{OVERLAYFS_SUPER_MAGIC, "overlay", false},
+		{F2FS_SUPER_MAGIC, "f2fs", false},
+		{0x2fc12fc1, "zfs", false},
+		{NFS_SUPER_MAGIC, "nfs", true},
+		{FUSE_SUPER_MAGIC, "fuse", true},
+		{0xff534d42, "cifs", true},
+		{0xfe534d42, "smb2", true},
+		{CEPH_SUPER_MAGIC, "ceph", true},
+		{V9FS_MAGIC, "9p", true},
+		{AFS_SUPER_MAGIC, "afs", true},
+		{0x0bd00bd0, "lustre", true},
+		{0x47504653, "gpfs", true},
 		{0x19830326, "beegfs", true},
 	};
 
@@ -516,8 +531,8 @@ static int measure(struct load *load, enum tmesh_model_method buffered,
 	if (report->direct_rate > report->buffered_rate)
 		*method = TMESH_MODEL_DIRECT;
 	load_say(load, "cold; measured on this file: O_DIRECT %llu MB/s, buffered %llu MB/s",
-	    (unsigned long long)(report->direct_rate / 1000000),
-	    (unsigned long long)(report->buffered_rate / 1000000));
+		 (unsigned long long)(report->direct_rate / 1000000),
+		 (unsigned long long)(report->buffered_rate / 1000000));
 	return 0;
 }
 
@@ -541,7 +556,7 @@ static int choose(struct load *load, enum tmesh_model_method *method, struct tme
 	if (remote) {
 		*method = TMESH_MODEL_READ;
 		load_say(load, "%s is a network or FUSE file system: pieces of 8 MiB",
-		    model->report.file_system);
+			 model->report.file_system);
 		return 0;
 	}
 	*method = buffered;
@@ -551,7 +566,7 @@ static int choose(struct load *load, enum tmesh_model_method *method, struct tme
 	}
 	if (cached >= 50 || model->run_bytes - load->done < PROBE_LEAST) {
 		load_say(load, "buffered: %d %% of it is in the page cache%s", cached,
-		    cached < 50 ? ", and it is too small to measure more" : "");
+			 cached < 50 ? ", and it is too small to measure more" : "");
 		return 0;
 	}
 	return measure(load, buffered, method, err);
@@ -562,7 +577,8 @@ static bool wants_populate(const struct load *load)
 	char text[128] = "";
 	int fd;
 
-	if (tmesh_ctx_backend(load->ctx) != TMESH_BACKEND_MEMFD || load->model->region_bytes < HUGE_BYTES)
+	if (tmesh_ctx_backend(load->ctx) != TMESH_BACKEND_MEMFD ||
+	    load->model->region_bytes < HUGE_BYTES)
 		return false;
 	fd = open("/sys/kernel/mm/transparent_hugepage/shmem_enabled", O_RDONLY | O_CLOEXEC);
 	if (fd < 0)

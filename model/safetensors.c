@@ -3,8 +3,9 @@
  * The header of a safetensors file. The rules are those of "Format" in the README of
  * https://github.com/huggingface/safetensors:
  *
- *   u64 little-endian N <= 100,000,000; N bytes of JSON that begin with '{'; then the tensors' bytes,
- *   each of which belongs to exactly one tensor. Offsets count from the first byte after the JSON.
+ *   u64 little-endian N <= 100,000,000; N bytes of JSON that begin with '{'; then the tensors'
+ * bytes, each of which belongs to exactly one tensor. Offsets count from the first byte after the
+ * JSON.
  *
  * Beyond what the reference checks, this refuses duplicate keys, members that the format does not
  * know, and names with a zero in them (docs/models.md lists all of it).
@@ -46,8 +47,8 @@ static int read_shape(struct table_tensor *tensor, const json_t *shape, const ch
 
 		if (!json_is_integer(dim) || json_integer_value(dim) < 0)
 			return tmesh_fail(err, -EPROTO,
-					  "dimension %zu of the tensor \"%s\" is not a number >= 0", i,
-					  quoted);
+					  "dimension %zu of the tensor \"%s\" is not a number >= 0",
+					  i, quoted);
 		tensor->shape[i] = json_integer_value(dim);
 	}
 	return 0;
@@ -69,9 +70,10 @@ int safetensors_tensor_bytes(struct table_tensor *tensor, struct tmesh_error *er
 			count *= (uint64_t)tensor->shape[i];
 		bits /= tensor->type->block_elements;
 		if (count % tensor->type->block_elements * bits % 8)
-			return tmesh_fail(err, -EPROTO,
-					  "the elements of the tensor \"%s\" do not fill whole bytes",
-					  model_quote(quoted, tensor->name));
+			return tmesh_fail(
+				err, -EPROTO,
+				"the elements of the tensor \"%s\" do not fill whole bytes",
+				model_quote(quoted, tensor->name));
 		tensor->bytes += count % tensor->type->block_elements * bits / 8;
 	}
 	return 0;
@@ -103,25 +105,27 @@ static int read_tensor(struct table_tensor *tensor, const char *name, const json
 	if (!json_is_array(offsets) || json_array_size(offsets) != 2 || !json_is_integer(begin) ||
 	    !json_is_integer(end) || json_integer_value(begin) < 0 ||
 	    json_integer_value(end) < json_integer_value(begin))
-		return tmesh_fail(err, -EPROTO,
-				  "data_offsets of the tensor \"%s\" are not two numbers, the end not "
-				  "before the begin",
-				  quoted);
+		return tmesh_fail(
+			err, -EPROTO,
+			"data_offsets of the tensor \"%s\" are not two numbers, the end not "
+			"before the begin",
+			quoted);
 	if (json_object_size(value) != 3)
-		return tmesh_fail(err, -EPROTO,
-				  "the tensor \"%s\" has members beside dtype, shape and data_offsets",
-				  quoted);
+		return tmesh_fail(
+			err, -EPROTO,
+			"the tensor \"%s\" has members beside dtype, shape and data_offsets",
+			quoted);
 	rc = safetensors_tensor_bytes(tensor, err);
 	if (rc)
 		return rc;
 	tensor->file_offset = (uint64_t)json_integer_value(begin);
 	if ((uint64_t)json_integer_value(end) - tensor->file_offset != tensor->bytes)
-		return tmesh_fail(err, -EPROTO,
-				  "the tensor \"%s\" needs %llu bytes by dtype and shape, its "
-				  "data_offsets have %llu",
-				  quoted, (unsigned long long)tensor->bytes,
-				  (unsigned long long)(json_integer_value(end) -
-						       json_integer_value(begin)));
+		return tmesh_fail(
+			err, -EPROTO,
+			"the tensor \"%s\" needs %llu bytes by dtype and shape, its "
+			"data_offsets have %llu",
+			quoted, (unsigned long long)tensor->bytes,
+			(unsigned long long)(json_integer_value(end) - json_integer_value(begin)));
 	return 0;
 }
 
@@ -135,8 +139,7 @@ static int read_metadata(struct table *table, const json_t *metadata, struct tme
 	table->values = calloc(json_object_size(metadata) + 1, sizeof(*table->values));
 	if (!table->values)
 		return tmesh_fail(err, -ENOMEM, "no memory for the metadata");
-	json_object_foreach((json_t *)metadata, key, value)
-	{
+	json_object_foreach((json_t *)metadata, key, value) {
 		char quoted[MODEL_QUOTE];
 
 		if (!json_is_string(value))
@@ -254,8 +257,7 @@ int table_parse_safetensors(struct table *table, const uint8_t *data, size_t byt
 	table->tensors = calloc(json_object_size(table->root) + 1, sizeof(*table->tensors));
 	if (!table->tensors)
 		return tmesh_fail(err, -ENOMEM, "no memory for the tensors' table");
-	json_object_foreach(table->root, name, value)
-	{
+	json_object_foreach(table->root, name, value) {
 		if (!strcmp(name, "__metadata__"))
 			rc = read_metadata(table, value, err);
 		else

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * Tensors to safetensors files, out of their mappings. A file is written without a name (O_TMPFILE), so
- * that nothing stays when the writer is killed, and gets its name by a rename when it is on the
- * disk. Where a file system has no such files, it has another name until then.
+ * Tensors to safetensors files, out of their mappings. A file is written without a name
+ * (O_TMPFILE), so that nothing stays when the writer is killed, and gets its name by a rename when
+ * it is on the disk. Where a file system has no such files, it has another name until then.
  */
 #include "model_internal.h"
 
@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define PIECE	 ((uint64_t)8 << 20)
+#define PIECE ((uint64_t)8 << 20)
 #define SHARDS_MAX 99999
 
 struct item {
@@ -27,7 +27,7 @@ struct item {
 
 struct shard {
 	int fd;
-	char *name; /* to be */
+	char *name;	 /* to be */
 	char *temporary; /* NULL: it has none yet */
 	bool named;
 };
@@ -69,7 +69,8 @@ static bool is_name(const char *name)
 	return *name && strcmp(name, "__metadata__") != 0;
 }
 
-static int check_item(const struct tmesh_model_item *from, struct item *item, struct tmesh_error *err)
+static int check_item(const struct tmesh_model_item *from, struct item *item,
+		      struct tmesh_error *err)
 {
 	const struct tmesh_layout *layout;
 	char quoted[MODEL_QUOTE];
@@ -85,11 +86,12 @@ static int check_item(const struct tmesh_model_item *from, struct item *item, st
 		return tmesh_fail(err, -EINVAL, "\"%s\" has no tensor", quoted);
 	layout = tmesh_tensor_layout(from->tensor);
 	if (layout->device_type != TMESH_DEVICE_CPU || !model_type_word(layout->dtype))
-		return tmesh_fail(err, -EOPNOTSUPP, "\"%s\": safetensors has no tensors of %s%s", quoted,
-				  tmesh_dtype_name(layout->dtype),
+		return tmesh_fail(err, -EOPNOTSUPP, "\"%s\": safetensors has no tensors of %s%s",
+				  quoted, tmesh_dtype_name(layout->dtype),
 				  layout->device_type ? " on a device" : "");
 	if (!tmesh_layout_is_contiguous(layout))
-		return tmesh_fail(err, -EINVAL, "\"%s\" is not contiguous; make a copy that is", quoted);
+		return tmesh_fail(err, -EINVAL, "\"%s\" is not contiguous; make a copy that is",
+				  quoted);
 	item->name = from->name;
 	item->bits = tmesh_dtype_bits(layout->dtype);
 	item->bytes = tmesh_tensor_bytes(from->tensor);
@@ -140,7 +142,8 @@ static int check_metadata(const char *const *metadata, struct tmesh_error *err)
 	return 0;
 }
 
-/* The header of one shard, spaces behind it so that the data begins at a multiple of TMESH_ALIGN. */
+/* The header of one shard, spaces behind it so that the data begins at a
+ * multiple of TMESH_ALIGN. */
 static uint8_t *make_header(const struct save *save, uint32_t shard, uint64_t *bytes)
 {
 	json_t *root = json_object(), *metadata = json_object();
@@ -249,7 +252,8 @@ static int open_new(const struct save *save, struct shard *shard, struct tmesh_e
 	shard->temporary = temporary_name(shard->name, err);
 	if (!shard->temporary)
 		return err && err->code ? err->code : -ENOMEM;
-	shard->fd = openat(save->dir, shard->temporary, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666);
+	shard->fd =
+		openat(save->dir, shard->temporary, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666);
 	if (shard->fd >= 0)
 		return 0;
 	free(shard->temporary);
@@ -288,8 +292,8 @@ static int write_shard(struct save *save, uint32_t number, struct tmesh_error *e
 	free(header);
 	for (size_t i = 0; i < save->count && !rc; i++) {
 		if (save->items[i].shard == number)
-			rc = write_all(save, shard->fd, save->items[i].data, save->items[i].bytes, true,
-				       err);
+			rc = write_all(save, shard->fd, save->items[i].data, save->items[i].bytes,
+				       true, err);
 	}
 	if (!rc && fsync(shard->fd))
 		rc = tmesh_fail_errno(err, "syncing the file");
@@ -367,17 +371,19 @@ static int plan_shards(struct save *save, const char *name, struct tmesh_error *
 	for (size_t i = 0; i <= save->shard_count; i++)
 		save->shards[i].fd = -1;
 	for (size_t i = 0; i < save->shard_count; i++) {
-		int length = save->shard_count == 1
-				     ? asprintf(&save->shards[i].name, "%s", name)
-				     : asprintf(&save->shards[i].name, "%s-%05zu-of-%05zu.safetensors",
-						save->stem, i + 1, save->shard_count);
+		int length =
+			save->shard_count == 1
+				? asprintf(&save->shards[i].name, "%s", name)
+				: asprintf(&save->shards[i].name, "%s-%05zu-of-%05zu.safetensors",
+					   save->stem, i + 1, save->shard_count);
 
 		if (length < 0) {
 			save->shards[i].name = NULL;
 			return tmesh_fail(err, -ENOMEM, "no memory for a name");
 		}
 	}
-	if (asprintf(&save->shards[save->shard_count].name, "%s.safetensors.index.json", save->stem) < 0) {
+	if (asprintf(&save->shards[save->shard_count].name, "%s.safetensors.index.json",
+		     save->stem) < 0) {
 		save->shards[save->shard_count].name = NULL;
 		return tmesh_fail(err, -ENOMEM, "no memory for a name");
 	}

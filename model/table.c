@@ -37,10 +37,11 @@ int table_check_names(const struct table *table, struct tmesh_error *err)
 		sorted[i] = &table->tensors[i];
 		/* What a bundle cannot have is better said before anything is read. */
 		if (!is_name(sorted[i]->name))
-			rc = tmesh_fail(err, -EPROTO,
-					"the name \"%s\" is empty, has control characters or more than "
-					"%d bytes",
-					model_quote(quoted, sorted[i]->name), TMESH_BUNDLE_MAX_NAME);
+			rc = tmesh_fail(
+				err, -EPROTO,
+				"the name \"%s\" is empty, has control characters or more than "
+				"%d bytes",
+				model_quote(quoted, sorted[i]->name), TMESH_BUNDLE_MAX_NAME);
 	}
 	if (rc) {
 		free(sorted);

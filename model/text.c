@@ -19,7 +19,7 @@ bool model_is_utf8(const uint8_t *text, size_t bytes)
 	static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
 
 	for (size_t i = 0; i < bytes;) {
-		unsigned int count = text[i] < 0x80	       ? 1
+		unsigned int count = text[i] < 0x80		? 1
 				     : (text[i] & 0xe0) == 0xc0 ? 2
 				     : (text[i] & 0xf0) == 0xe0 ? 3
 				     : (text[i] & 0xf8) == 0xf0 ? 4

@@ -4,7 +4,10 @@
 
 #include <string.h>
 
-#define PLAIN(word, type, size) {word, type, 1, size}
+#define PLAIN(word, type, size)     \
+	{                           \
+		word, type, 1, size \
+	}
 
 /* https://github.com/huggingface/safetensors, safetensors/src/tensor.rs, enum Dtype. */
 static const struct model_type safetensors_types[] = {

@@ -39,9 +39,8 @@ struct verb {
 };
 
 extern const struct verb verb_doctor, verb_ls, verb_show, verb_holders, verb_create, verb_put,
-	verb_get, verb_export, verb_import, verb_seal, verb_lease, verb_revoke, verb_keep, verb_kept,
-	verb_drop, verb_stats,
-	verb_top, verb_graph, verb_metrics;
+	verb_get, verb_export, verb_import, verb_seal, verb_lease, verb_revoke, verb_keep,
+	verb_kept, verb_drop, verb_stats, verb_top, verb_graph, verb_metrics;
 
 /* The next option's key, -1 after the last. Answers --help and ends on unknown options. */
 int verb_option(const struct verb *verb, int argc, char **argv);

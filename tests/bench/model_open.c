@@ -2,9 +2,9 @@
 /*
  * What loading a model takes, in a process of its own, in ns on stdout:
  *
- *   model_open load PATH [METHOD]   from the path to the last tensor's object, alone, every tensor touched
- *   model_open second PATH          the same untouched, while another process holds the model or it is kept
- *   model_open hold PATH            hold it until stdin ends; a line when it is there
+ *   model_open load PATH [METHOD]   from the path to the last tensor's object, alone, every tensor
+ * touched model_open second PATH          the same untouched, while another process holds the model
+ * or it is kept model_open hold PATH            hold it until stdin ends; a line when it is there
  *   model_open keep PATH            keep it, and say under which name instead of how long it took
  */
 #include <stdio.h>
@@ -93,7 +93,8 @@ int main(int argc, char **argv)
 		puts(report.kept);
 	else
 		printf("%llu\n", (unsigned long long)began);
-	fprintf(stderr, "%s: %s\n", tmesh_model_method_name(report.method) ?: "none", report.reason);
+	fprintf(stderr, "%s: %s\n", tmesh_model_method_name(report.method) ?: "none",
+		report.reason);
 	if (!strcmp(argv[1], "hold")) {
 		fflush(stdout);
 		getchar();

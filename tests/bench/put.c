@@ -37,7 +37,8 @@ static struct tmesh_ctx *pooled, *poolless;
 
 static struct tmesh_tensor *put(struct tmesh_ctx *ctx, uint32_t flags)
 {
-	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = flags | TMESH_REGION_UNSEALED};
+	struct tmesh_region_opts opts = {.size = sizeof(opts),
+					 .flags = flags | TMESH_REGION_UNSEALED};
 	struct tmesh_tensor *tensor;
 
 	must(tmesh_tensor_put(ctx, TMESH_UINT8, 1, shape, source, &opts, &tensor, &err), &err);

@@ -457,6 +457,8 @@ static int backend(void)
 	return 0;
 }
 
+/* A line for each. */
+/* clang-format off */
 static const struct verb verbs[] = {
 	{"create", create},
 	{"put", put},
@@ -483,6 +485,7 @@ static const struct verb verbs[] = {
 	{"unpin", release},
 	{NULL},
 };
+/* clang-format on */
 
 static const struct verb *verb_of(const struct verb *all, const char *name)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* What tests/gpu calls of the driver itself, so that those tests run on the stand-in as well, and what
- * libtmesh-cuda fills memory with. */
+/* What tests/gpu calls of the driver itself, so that those tests run on the stand-in as well, and
+ * what libtmesh-cuda fills memory with. */
 #include "standin_internal.h"
 
 #include <stdlib.h>

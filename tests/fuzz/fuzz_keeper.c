@@ -4,8 +4,8 @@
  * when the client is gone and what was kept is dropped, no byte is counted and no descriptor open.
  *
  * The input is messages, each behind two bytes: its length, and how many descriptors of which kind
- * (highest bit: the message is made a request or a region, so that more of it is read; the next one:
- * with the one descriptor that a region ought to have).
+ * (highest bit: the message is made a request or a region, so that more of it is read; the next
+ * one: with the one descriptor that a region ought to have).
  */
 #include <poll.h>
 #include <signal.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* How many tensors a kept bundle has, and the SHA-256 of their bytes one behind the other: kept_hash NAME. */
+/* How many tensors a kept bundle has, and the SHA-256 of their bytes one behind the other:
+ * kept_hash NAME. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <tmesh/keep.h>

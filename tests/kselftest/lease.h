@@ -123,7 +123,8 @@ static inline int polled(int fd, int timeout_ms)
 /* Waits until a lease is not live any more, and all mappings that shared it are gone. */
 static inline void await_end(const struct lease *l, int handle)
 {
-	struct tmesh_holders list = {.size = sizeof(list), .entry_bytes = sizeof(struct tmesh_holder)};
+	struct tmesh_holders list = {.size = sizeof(list),
+				     .entry_bytes = sizeof(struct tmesh_holder)};
 	struct pollfd p = {.fd = handle};
 
 	while (lease_state(l) == TMESH_LEASE_LIVE)

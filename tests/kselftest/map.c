@@ -24,7 +24,7 @@
 /* Newer than Debian 12's headers. */
 #ifndef UFFD_FEATURE_WP_ASYNC
 #define UFFD_FEATURE_WP_UNPOPULATED (1 << 13)
-#define UFFD_FEATURE_WP_ASYNC	    (1 << 15)
+#define UFFD_FEATURE_WP_ASYNC (1 << 15)
 #endif
 #define RW (PROT_READ | PROT_WRITE)
 #define BYTES (8 * MB)

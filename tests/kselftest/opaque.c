@@ -175,9 +175,9 @@ TEST(unfit, "other files, which may hold files themselves or be memory, give EOP
 
 TEST(devices, "files of various drivers are taken, and go")
 {
-	static const char *const paths[] = {"/dev/null", "/dev/ptmx", "/dev/urandom", "/dev/fuse",
-					    "/dev/net/tun", "/dev/dri/card0", "/dev/kvm",
-					    "/dev/video0"};
+	static const char *const paths[] = {"/dev/null", "/dev/ptmx",	 "/dev/urandom",
+					    "/dev/fuse", "/dev/net/tun", "/dev/dri/card0",
+					    "/dev/kvm",	 "/dev/video0"};
 	int dev = t_dev();
 
 	for (size_t i = 0; i < ARRAY_SIZE(paths); i++) {

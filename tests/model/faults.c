@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * LD_PRELOAD for the tests of libtmesh-model: system calls on the file that FAULT_PATH names fail as
- * FAULT says from the FAULT_AFTER'th byte on: eio, end, or short (in small pieces, which is no failure).
- * What goes by io_uring is not seen here.
+ * LD_PRELOAD for the tests of libtmesh-model: system calls on the file that FAULT_PATH names fail
+ * as FAULT says from the FAULT_AFTER'th byte on: eio, end, or short (in small pieces, which is no
+ * failure). What goes by io_uring is not seen here.
  */
 #include <dlfcn.h>
 #include <errno.h>

@@ -14,7 +14,7 @@
 #include "model_internal.h"
 
 #define TENSORS 16
-#define BYTES	((size_t)4 << 20)
+#define BYTES ((size_t)4 << 20)
 #define PROCESSES 6
 
 static char folder[64];
@@ -26,7 +26,7 @@ static struct shared {
 	atomic_uint ready, good, holders;
 	_Atomic uint64_t region[PROCESSES];
 	atomic_bool leave;
-} *shared;
+} * shared;
 
 static int make_model(void **state)
 {
@@ -46,7 +46,8 @@ static int make_model(void **state)
 			data[k] = (uint8_t)(k / 4096 * 31 + (size_t)i);
 		snprintf(names[i], sizeof(names[i]), "t%d", i);
 		items[i].name = names[i];
-		if (tmesh_tensor_put(ctx, TMESH_UINT8, 1, &shape, data, NULL, &items[i].tensor, NULL))
+		if (tmesh_tensor_put(ctx, TMESH_UINT8, 1, &shape, data, NULL, &items[i].tensor,
+				     NULL))
 			return -1;
 	}
 	snprintf(model_path, sizeof(model_path), "%s/m.safetensors", folder);
@@ -55,7 +56,8 @@ static int make_model(void **state)
 		tmesh_tensor_unref(items[i].tensor);
 	tmesh_ctx_unref(ctx);
 	free(data);
-	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+		      0);
 	return rc;
 }
 
@@ -298,8 +300,8 @@ static void test_damaged(void **state)
 		dir = opendir(getenv("TMESH_RUNTIME_DIR"));
 		while ((entry = readdir(dir))) {
 			if (strstr(entry->d_name, ".flight"))
-				snprintf(path, sizeof(path), "%s/%.64s", getenv("TMESH_RUNTIME_DIR"),
-					 entry->d_name);
+				snprintf(path, sizeof(path), "%s/%.64s",
+					 getenv("TMESH_RUNTIME_DIR"), entry->d_name);
 		}
 		closedir(dir);
 		fd = open(path, O_RDWR | O_CLOEXEC);

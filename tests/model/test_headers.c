@@ -99,29 +99,41 @@ static void test_safetensors_refused(void **state)
 		{"{" A "}", 7, -EPROTO, "beyond the end"},
 		{"{\"a\":[]}", 0, -EPROTO, "not described"},
 		{"{\"a\":{\"shape\":[2],\"data_offsets\":[0,8]}}", 8, -EPROTO, "no dtype"},
-		{"{\"a\":{\"dtype\":\"F33\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, -EPROTO, "F33"},
+		{"{\"a\":{\"dtype\":\"F33\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, -EPROTO,
+		 "F33"},
 		{"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,8]}}", 8, -EPROTO, "no shape"},
-		{"{\"a\":{\"dtype\":\"F32\",\"shape\":[2.0],\"data_offsets\":[0,8]}}", 8, -EPROTO, "dimension"},
-		{"{\"a\":{\"dtype\":\"F32\",\"shape\":[-0,1],\"data_offsets\":[0,0]}}", 0, -EPROTO, "negative"},
-		{"{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}", 4,
-		 -EOPNOTSUPP, "9 dimensions"},
-		{"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0]}}", 8, -EPROTO, "two numbers"},
-		{"{\"a\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[8,0]}}", 8, -EPROTO, "two numbers"},
-		{"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8],\"x\":1}}", 8, -EPROTO,
-		 "members beside"},
-		{"{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904,4],\"data_offsets\":[0,0]}}", 0,
-		 -EPROTO, "overflows"},
-		{"{\"a\":{\"dtype\":\"F64\",\"shape\":[2305843009213693952],\"data_offsets\":[0,0]}}", 0,
-		 -EPROTO, "overflows"},
-		{"{\"a\":{\"dtype\":\"F4\",\"shape\":[3],\"data_offsets\":[0,1]}}", 1, -EPROTO, "whole bytes"},
-		{"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4]}}", 4, -EPROTO, "needs 8"},
-		{"{" A ",\"b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[7,8]}}", 8, -EPROTO, "overlaps"},
-		{"{" A ",\"b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[9,10]}}", 10, -EPROTO, "hole"},
+		{"{\"a\":{\"dtype\":\"F32\",\"shape\":[2.0],\"data_offsets\":[0,8]}}", 8, -EPROTO,
+		 "dimension"},
+		{"{\"a\":{\"dtype\":\"F32\",\"shape\":[-0,1],\"data_offsets\":[0,0]}}", 0, -EPROTO,
+		 "negative"},
+		{"{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}",
+		 4, -EOPNOTSUPP, "9 dimensions"},
+		{"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0]}}", 8, -EPROTO,
+		 "two numbers"},
+		{"{\"a\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[8,0]}}", 8, -EPROTO,
+		 "two numbers"},
+		{"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8],\"x\":1}}", 8,
+		 -EPROTO, "members beside"},
+		{"{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904,4],\"data_offsets\":[0,"
+		 "0]}}",
+		 0, -EPROTO, "overflows"},
+		{"{\"a\":{\"dtype\":\"F64\",\"shape\":[2305843009213693952],\"data_offsets\":[0,0]}"
+		 "}",
+		 0, -EPROTO, "overflows"},
+		{"{\"a\":{\"dtype\":\"F4\",\"shape\":[3],\"data_offsets\":[0,1]}}", 1, -EPROTO,
+		 "whole bytes"},
+		{"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4]}}", 4, -EPROTO,
+		 "needs 8"},
+		{"{" A ",\"b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[7,8]}}", 8,
+		 -EPROTO, "overlaps"},
+		{"{" A ",\"b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[9,10]}}", 10,
+		 -EPROTO, "hole"},
 		{"{\"__metadata__\":[]}", 0, -EPROTO, "not an object"},
 		{"{\"__metadata__\":{\"k\":1}}", 0, -EPROTO, "\"k\""},
-		{"{\"a\\u001bb\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, -EPROTO,
-		 "control characters"},
-		{"{\"\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, -EPROTO, "is empty"},
+		{"{\"a\\u001bb\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1,
+		 -EPROTO, "control characters"},
+		{"{\"\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, -EPROTO,
+		 "is empty"},
 		{"{\"a\\u0000b\":1}", 0, -EPROTO, "not JSON"},
 		{"{\"a\x1b[2J\":1}", 0, -EPROTO, "not JSON"},
 	};
@@ -129,16 +141,21 @@ static void test_safetensors_refused(void **state)
 	uint64_t need;
 
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
-		assert_refused(parse_st(bad[i].json, bad[i].bytes, &model, err), bad[i].code, bad[i].word);
-	assert_refused(tmesh_model_parse("\1\0\0\0\0", 5, 5, &model, &need, err), -EPROTO, "5 bytes");
-	assert_refused(tmesh_model_parse("\1\0\0\0\0", 5, 3, &model, &need, err), -EINVAL, "more bytes");
-	assert_refused(tmesh_model_parse("\1\xe1\xf5\5\0\0\0\0", 8, 1u << 30, &model, &need, err), -EPROTO,
-		       "100000000 are the most");
+		assert_refused(parse_st(bad[i].json, bad[i].bytes, &model, err), bad[i].code,
+			       bad[i].word);
+	assert_refused(tmesh_model_parse("\1\0\0\0\0", 5, 5, &model, &need, err), -EPROTO,
+		       "5 bytes");
+	assert_refused(tmesh_model_parse("\1\0\0\0\0", 5, 3, &model, &need, err), -EINVAL,
+		       "more bytes");
+	assert_refused(tmesh_model_parse("\1\xe1\xf5\5\0\0\0\0", 8, 1u << 30, &model, &need, err),
+		       -EPROTO, "100000000 are the most");
 	assert_refused(tmesh_model_parse("\x10\0\0\0\0\0\0\0", 8, 20, &model, &need, err), -EPROTO,
 		       "only 12");
-	assert_refused(tmesh_model_parse("\x10\0\0\0\0\0\0\0", 8, 24, &model, &need, err), -EAGAIN, "24");
+	assert_refused(tmesh_model_parse("\x10\0\0\0\0\0\0\0", 8, 24, &model, &need, err), -EAGAIN,
+		       "24");
 	assert_int_equal(need, 24);
-	assert_refused(tmesh_model_parse("\0\0\0\0\0\0\0\0", 8, 8, &model, &need, err), -EPROTO, "begin");
+	assert_refused(tmesh_model_parse("\0\0\0\0\0\0\0\0", 8, 8, &model, &need, err), -EPROTO,
+		       "begin");
 }
 
 /* GGUF is written by these. */
@@ -170,14 +187,16 @@ static void put_head(struct gguf *file, uint64_t tensors, uint64_t values)
 	put(file, values, 8);
 }
 
-static void put_u32(struct gguf *file, const char *key, uint32_t type, uint64_t value, unsigned int bytes)
+static void put_u32(struct gguf *file, const char *key, uint32_t type, uint64_t value,
+		    unsigned int bytes)
 {
 	put_text(file, key);
 	put(file, type, 4);
 	put(file, value, bytes);
 }
 
-static void put_tensor(struct gguf *file, const char *name, uint64_t dim, uint32_t type, uint64_t offset)
+static void put_tensor(struct gguf *file, const char *name, uint64_t dim, uint32_t type,
+		       uint64_t offset)
 {
 	put_text(file, name);
 	put(file, 1, 4);
@@ -234,8 +253,9 @@ static void test_gguf(void **state)
 	assert_int_equal(tensor.shape[0], 5);
 	assert_int_equal(tensor.shape[1], 3);
 	assert_ok(tmesh_model_metadata_json(model, 0, &text, err));
-	assert_string_equal(text, "{\"general.alignment\":64,\"b\":true,\"words\":[\"x\",\"\xef\xbf\xbd\"],"
-				  "\"u\":1.8446744073709552e19,\"nan\":null,\"i\":-3}");
+	assert_string_equal(
+		text, "{\"general.alignment\":64,\"b\":true,\"words\":[\"x\",\"\xef\xbf\xbd\"],"
+		      "\"u\":1.8446744073709552e19,\"nan\":null,\"i\":-3}");
 	free(text);
 	assert_ok(tmesh_model_metadata_json(model, 1, &text, err));
 	assert_non_null(strstr(text, "[\"x\",null]"));
@@ -244,12 +264,13 @@ static void test_gguf(void **state)
 	/* The last tensor's padding may be there or not, half of it too; more is a hole. */
 	assert_ok(parse_gguf(&file, 128, 64, &model, err));
 	tmesh_model_unref(model);
-	assert_refused(parse_gguf(&file, 129, 64, &model, err), -EPROTO, "1 bytes that belong to no");
+	assert_refused(parse_gguf(&file, 129, 64, &model, err), -EPROTO,
+		       "1 bytes that belong to no");
 	assert_refused(parse_gguf(&file, 123, 64, &model, err), -EPROTO, "beyond the end");
 }
 
-static void refuse_value(uint32_t type, uint64_t value, unsigned int bytes, const char *key, int code,
-			 const char *word)
+static void refuse_value(uint32_t type, uint64_t value, unsigned int bytes, const char *key,
+			 int code, const char *word)
 {
 	struct tmesh_model *model;
 	struct gguf file;
@@ -259,8 +280,8 @@ static void refuse_value(uint32_t type, uint64_t value, unsigned int bytes, cons
 	assert_refused(parse_gguf(&file, 0, 1, &model, err), code, word);
 }
 
-static void refuse_tensor(const char *name, uint64_t dim, uint32_t type, uint64_t offset, size_t data,
-			  const char *word)
+static void refuse_tensor(const char *name, uint64_t dim, uint32_t type, uint64_t offset,
+			  size_t data, const char *word)
 {
 	struct tmesh_model *model;
 	struct gguf file;
@@ -287,7 +308,8 @@ static void test_gguf_refused(void **state)
 	refuse_value(TMESH_MODEL_UINT32, 1u << 21, 4, "general.alignment", -EPROTO, "power of two");
 	refuse_value(TMESH_MODEL_UINT64, 64, 8, "general.alignment", -EPROTO, "uint32");
 	refuse_value(TMESH_MODEL_UINT8, 1, 1, "split.no", -EPROTO, "another type");
-	refuse_value(TMESH_MODEL_INT32, (uint32_t)-1, 4, "split.tensors.count", -EPROTO, "negative");
+	refuse_value(TMESH_MODEL_INT32, (uint32_t)-1, 4, "split.tensors.count", -EPROTO,
+		     "negative");
 	refuse_tensor("", 1, 0, 0, 4, "a tensor's name has 0");
 	memset(name, 'n', sizeof(name));
 	name[65] = 0;
@@ -344,8 +366,8 @@ static void test_gguf_refused(void **state)
 	put_text(&file, "k");
 	put(&file, TMESH_MODEL_STRING, 4);
 	put(&file, 1ull << 40, 8);
-	assert_refused(tmesh_model_parse(file.data, file.bytes, 1ull << 41, &model, &need, err), -EPROTO,
-		       "more than 1073741824");
+	assert_refused(tmesh_model_parse(file.data, file.bytes, 1ull << 41, &model, &need, err),
+		       -EPROTO, "more than 1073741824");
 }
 
 static int describe(const char *name, struct tmesh_model **model, struct tmesh_error *err)
@@ -405,7 +427,10 @@ static void test_sharded(void **state)
 	assert_refused(describe(INDEX, &model, err), -EPROTO, "which lacks it");
 	write_index("{\"b\":\"s1\",\"a\":\"s2\"}");
 	assert_refused(describe(INDEX, &model, err), -EPROTO, "puts elsewhere");
-	write_st("s2", "{" B "," "\"z\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}", 1);
+	write_st("s2",
+		 "{" B ","
+		 "\"z\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}",
+		 1);
 	write_index("{\"b\":\"s2\",\"a\":\"s1\"}");
 	assert_refused(describe(INDEX, &model, err), -EPROTO, "does not name");
 	write_st("s2", "{" A "}", 8);
@@ -447,7 +472,8 @@ static void test_split(void **state)
 	tmesh_model_unref(model);
 	assert_refused(describe("m-00002-of-00002.gguf", &model, err), -EINVAL, "name its first");
 	write_split(1, 2, 2, 0);
-	assert_refused(describe(SPLIT, &model, err), -EPROTO, "m-00002-of-00002.gguf: its split.no");
+	assert_refused(describe(SPLIT, &model, err), -EPROTO,
+		       "m-00002-of-00002.gguf: its split.no");
 	write_split(1, 2, 3, 1);
 	assert_refused(describe(SPLIT, &model, err), -EPROTO, "split.tensors.count");
 	write_split(0, 2, 3, 0);

@@ -20,7 +20,8 @@ static uint8_t byte_at(size_t at)
 
 static int make_model(void **state)
 {
-	static const char json[] = "{\"w\":{\"dtype\":\"U8\",\"shape\":[3145728],\"data_offsets\":[0,3145728]}}";
+	static const char json[] =
+		"{\"w\":{\"dtype\":\"U8\",\"shape\":[3145728],\"data_offsets\":[0,3145728]}}";
 	uint64_t length = sizeof(json) - 1;
 	uint8_t *data = malloc(BYTES);
 	int fd;
@@ -42,7 +43,8 @@ static int remove_model(void **state)
 	return unlink(path);
 }
 
-static struct tmesh_model *load(struct tmesh_ctx *ctx, uint32_t flags, struct tmesh_model_report *report)
+static struct tmesh_model *load(struct tmesh_ctx *ctx, uint32_t flags,
+				struct tmesh_model_report *report)
 {
 	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .flags = flags};
 	struct tmesh_model *model;

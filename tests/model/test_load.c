@@ -39,7 +39,8 @@ static int make_model(void **state)
 		uint8_t *data = malloc(bytes + 1);
 
 		if (i == 5)
-			shape[0] = 3, dtype = TMESH_INT8, bytes = 3 << 20, data = realloc(data, bytes);
+			shape[0] = 3, dtype = TMESH_INT8, bytes = 3 << 20,
+			data = realloc(data, bytes);
 		for (uint64_t k = 0; k < bytes; k++)
 			data[k] = (uint8_t)(k * 7 + (uint64_t)i);
 		if (tmesh_tensor_put(ctx, dtype, 2, shape, data, NULL, &tensors[i], NULL))
@@ -118,16 +119,16 @@ static void test_methods(void **state)
 	uint8_t first[16];
 
 	for (size_t i = 0; i < 5; i++) {
-		struct tmesh_model_load_opts opts = {.size = sizeof(opts),
-						     .flags = TMESH_MODEL_HASH,
-						     .method = methods[i]};
+		struct tmesh_model_load_opts opts = {
+			.size = sizeof(opts), .flags = TMESH_MODEL_HASH, .method = methods[i]};
 		struct tmesh_model_report report = {.size = sizeof(report)};
 		struct tmesh_error why = {0};
 		struct tmesh_model *model;
 		int rc = tmesh_model_load(ctx, model_path, &opts, &model, &why);
 
 		if (rc == -EOPNOTSUPP && methods[i] != TMESH_MODEL_AUTO) {
-			print_message("# %s: %s\n", tmesh_model_method_name(methods[i]), why.message);
+			print_message("# %s: %s\n", tmesh_model_method_name(methods[i]),
+				      why.message);
 			continue;
 		}
 		if (rc)
@@ -157,7 +158,8 @@ static void test_bundle(void **state)
 	assert_ok(tmesh_model_load(ctx, model_path, NULL, &model, err));
 	assert_ok(tmesh_model_bundle(ctx, model, &bundle, err));
 	ref = malloc(tmesh_bundle_ref_size(bundle));
-	assert_ok(tmesh_bundle_ref_encode(bundle, TMESH_READ, ref, tmesh_bundle_ref_size(bundle), err));
+	assert_ok(tmesh_bundle_ref_encode(bundle, TMESH_READ, ref, tmesh_bundle_ref_size(bundle),
+					  err));
 	assert_ok(tmesh_bundle_open(ctx, ref, strlen(ref), TMESH_READ, &again, err));
 	tmesh_model_unref(model);
 	assert_int_equal(tmesh_bundle_count(again), COUNT);
@@ -247,9 +249,11 @@ static void test_refused(void **state)
 	struct tmesh_model *model;
 
 	assert_int_equal(tmesh_stats(ctx, &before), 0);
-	assert_refused(tmesh_model_load(ctx, model_path, &opts, &model, err), -ECANCELED, "cancelled");
+	assert_refused(tmesh_model_load(ctx, model_path, &opts, &model, err), -ECANCELED,
+		       "cancelled");
 	opts.flags = TMESH_MODEL_ALONE;
-	assert_refused(tmesh_model_load(ctx, model_path, &opts, &model, err), -ECANCELED, "cancelled");
+	assert_refused(tmesh_model_load(ctx, model_path, &opts, &model, err), -ECANCELED,
+		       "cancelled");
 	opts.progress = change;
 	for (int i = 0; i < 3; i++) {
 		opts.flags = i % 2 ? TMESH_MODEL_ALONE : 0;
@@ -289,9 +293,8 @@ static void test_save(void **state)
 {
 	static const char *const metadata[] = {"format", "pt", NULL};
 	static const char *const wrong[] = {"format", "pt", "a", "\xff", NULL};
-	struct tmesh_model_save_opts opts = {.size = sizeof(opts),
-					     .max_shard_bytes = 1 << 16,
-					     .metadata = metadata};
+	struct tmesh_model_save_opts opts = {
+		.size = sizeof(opts), .max_shard_bytes = 1 << 16, .metadata = metadata};
 	struct tmesh_model_item bad[2] = {items[0], items[0]};
 	struct tmesh_layout layout = *tmesh_tensor_layout(tensors[9]);
 	struct tmesh_model *model;
@@ -367,9 +370,10 @@ static void test_full(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_methods),	  cmocka_unit_test(test_second),   cmocka_unit_test(test_bundle),
-		cmocka_unit_test(test_refused),	  cmocka_unit_test(test_no_flight),
-		cmocka_unit_test(test_save),	  cmocka_unit_test(test_full),
+		cmocka_unit_test(test_methods),	  cmocka_unit_test(test_second),
+		cmocka_unit_test(test_bundle),	  cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_no_flight), cmocka_unit_test(test_save),
+		cmocka_unit_test(test_full),
 	};
 
 	return cmocka_run_group_tests_name("model load", tests, make_model, remove_model);

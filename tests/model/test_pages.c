@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* Pools of pages and sequences over them: what each call promises, between handles of one process.
- */
+/* Pools of pages and sequences over them: what each call promises, between handles
+ * of one process. */
 #include "pages_test.h"
 
 #include "host.h"
@@ -346,7 +346,8 @@ static void *trim(void *pages)
 	return NULL;
 }
 
-/* Nor is kept what was asked for ahead: the owner, under its lock, answers when the trimming has begun. */
+/* Nor is kept what was asked for ahead: the owner, under its lock, answers when the trimming has
+ * begun. */
 static void test_trim(void **state)
 {
 	struct tmesh_page_pool_opts opts = small_pool;
@@ -721,12 +722,11 @@ int main(void)
 		cmocka_unit_test(test_tables),	     cmocka_unit_test(test_view),
 		cmocka_unit_test(test_view_ends),    cmocka_unit_test(test_gather),
 		cmocka_unit_test(test_prefix),	     cmocka_unit_test(test_trim),
-		cmocka_unit_test(test_eviction),
-		cmocka_unit_test(test_tickets),	     cmocka_unit_test(test_many_tickets),
-		cmocka_unit_test(test_tenants),	     cmocka_unit_test(test_devices),
-		cmocka_unit_test(test_recall),	     cmocka_unit_test(test_owner_ends),
-		cmocka_unit_test(test_other_tokens), cmocka_unit_test(test_inherited),
-		cmocka_unit_test(test_random),
+		cmocka_unit_test(test_eviction),     cmocka_unit_test(test_tickets),
+		cmocka_unit_test(test_many_tickets), cmocka_unit_test(test_tenants),
+		cmocka_unit_test(test_devices),	     cmocka_unit_test(test_recall),
+		cmocka_unit_test(test_owner_ends),   cmocka_unit_test(test_other_tokens),
+		cmocka_unit_test(test_inherited),    cmocka_unit_test(test_random),
 	};
 
 	return cmocka_run_group_tests_name("pages", tests, NULL, NULL);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * A model of 300 tensors after all processes that had it are killed, and its file removed: the next one
- * has the same bytes by its name alone. Ten processes with one model have one copy in memory, and
- * nothing of their own. TMESH_TEST_LENGTH=full takes 1 GB, where the machine has room for it.
+ * A model of 300 tensors after all processes that had it are killed, and its file removed: the next
+ * one has the same bytes by its name alone. Ten processes with one model have one copy in memory,
+ * and nothing of their own. TMESH_TEST_LENGTH=full takes 1 GB, where the machine has room for it.
  */
 #include "unit.h"
 
@@ -15,10 +15,10 @@
 
 #include "model_internal.h"
 
-#define TENSORS	 300
+#define TENSORS 300
 #define REPLICAS 10
-#define NAME	 "restart-test"
-#define NEEDED	 (UINT64_C(8) << 30)
+#define NAME "restart-test"
+#define NEEDED (UINT64_C(8) << 30)
 
 static char path[64];
 static size_t words; /* of a tensor */
@@ -48,7 +48,9 @@ static int make_model(void **state)
 	fd = mkstemp(path);
 	assert_true(fd >= 0 && json && data);
 	for (size_t i = 0; i < TENSORS; i++)
-		end += sprintf(end, "%c\"layer.%03zu\":{\"dtype\":\"U64\",\"shape\":[%zu],\"data_offsets\":[%zu,%zu]}",
+		end += sprintf(end,
+			       "%c\"layer.%03zu\":{\"dtype\":\"U64\",\"shape\":[%zu],\"data_"
+			       "offsets\":[%zu,%zu]}",
 			       i ? ',' : '{', i, words, 8 * words * i, 8 * words * (i + 1));
 	*end++ = '}';
 	bytes = (uint64_t)(end - json);
@@ -76,7 +78,8 @@ static bool is_right(struct tmesh_tensor *tensor, size_t number)
 	uint64_t wrong = 0;
 	void *data;
 
-	if (tmesh_tensor_bytes(tensor) != 8 * words || tmesh_tensor_data(tensor, TMESH_READ, &data, NULL))
+	if (tmesh_tensor_bytes(tensor) != 8 * words ||
+	    tmesh_tensor_data(tensor, TMESH_READ, &data, NULL))
 		return false;
 	for (size_t at = 0; at < words; at++)
 		wrong |= ((const uint64_t *)data)[at] ^ word_at(number, at);
@@ -125,8 +128,8 @@ static void serve(int told)
 		if (fork())
 			continue;
 		die_with(loader);
-		if (tmesh_ctx_open(NULL, &ctx, NULL) || tmesh_model_load(ctx, path, NULL, &model, NULL) ||
-		    write(told, "h", 1) != 1)
+		if (tmesh_ctx_open(NULL, &ctx, NULL) ||
+		    tmesh_model_load(ctx, path, NULL, &model, NULL) || write(told, "h", 1) != 1)
 			unit_leave(1);
 		pause();
 	}

@@ -757,8 +757,8 @@ static void test_listed(void **state)
 	assert_non_null(strstr(info.description, "\"kind\":\"bundle\""));
 	assert_non_null(strstr(info.description, "\"tensors\":4"));
 	assert_null(strstr(info.description, "token"));
-	assert_refused(tmesh_ref_decode(info.description, strlen(info.description), &ref, err), -EPROTO,
-		       "bundle");
+	assert_refused(tmesh_ref_decode(info.description, strlen(info.description), &ref, err),
+		       -EPROTO, "bundle");
 	tmesh_bundle_unref(bundle);
 }
 

@@ -30,16 +30,16 @@ static void test_trailer(void **state)
 	int small = memfd(TMESH_TRAILER_BYTES, F_SEAL_SHRINK | F_SEAL_GROW);
 	struct tmesh_region_info info;
 
-#define TRAILER(change, id_)                                                            \
-	do {                                                                            \
-		struct tmesh_trailer h = good_head;                                     \
-		change;                                                                 \
-		assert_int_equal(pwrite(fd, &h, sizeof(h), 4096), sizeof(h));           \
+#define TRAILER(change, id_)                                                                   \
+	do {                                                                                   \
+		struct tmesh_trailer h = good_head;                                            \
+		change;                                                                        \
+		assert_int_equal(pwrite(fd, &h, sizeof(h), 4096), sizeof(h));                  \
 		info = (struct tmesh_region_info){.id = 1, .bytes = 4096, .description = "?"}; \
-		assert_int_equal(tmesh_memfd_describe(fd, 0, &info), 0);                \
-		assert_int_equal(info.id, id_);                                         \
-		assert_int_equal(info.bytes, (id_) == 7 ? 4000 : 4096);                 \
-		assert_int_equal(info.alloc_bytes, 4096);                               \
+		assert_int_equal(tmesh_memfd_describe(fd, 0, &info), 0);                       \
+		assert_int_equal(info.id, id_);                                                \
+		assert_int_equal(info.bytes, (id_) == 7 ? 4000 : 4096);                        \
+		assert_int_equal(info.alloc_bytes, 4096);                                      \
 	} while (0)
 	assert_int_equal(pwrite(fd, "this and more", 13, 4096 + TMESH_TRAILER_TEXT), 13);
 	TRAILER((void)h, 7);

@@ -55,16 +55,17 @@ static enum tmesh_model_method method_option(const struct verb *verb, const char
 	usage_error(verb, "there is no method \"%s\"", text);
 }
 
-static json_t *report_json(const struct tmesh_model_report *report, const char *kept, const char *hash)
+static json_t *report_json(const struct tmesh_model_report *report, const char *kept,
+			   const char *hash)
 {
-	json_t *json = json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:s?, s:b, s:s, s:s}", "bytes",
-				 (json_int_t)report->bytes, "bytes_read",
-				 (json_int_t)report->bytes_read, "bytes_copied",
-				 (json_int_t)report->bytes_copied, "tensors_moved",
-				 (json_int_t)report->tensors_moved, "huge_bytes",
-				 (json_int_t)report->huge_bytes, "ns", (json_int_t)report->ns, "method",
-				 tmesh_model_method_name(report->method), "shared", report->shared,
-				 "file_system", report->file_system, "reason", report->reason);
+	json_t *json =
+		json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:s?, s:b, s:s, s:s}", "bytes",
+			  (json_int_t)report->bytes, "bytes_read", (json_int_t)report->bytes_read,
+			  "bytes_copied", (json_int_t)report->bytes_copied, "tensors_moved",
+			  (json_int_t)report->tensors_moved, "huge_bytes",
+			  (json_int_t)report->huge_bytes, "ns", (json_int_t)report->ns, "method",
+			  tmesh_model_method_name(report->method), "shared", report->shared,
+			  "file_system", report->file_system, "reason", report->reason);
 
 	json_object_set_new(json, "kept", *kept ? json_string(kept) : json_null());
 	if (*hash)
@@ -86,15 +87,17 @@ static int print_loaded(const struct args *args, const struct tmesh_model *model
 	for (int i = 0; args->opts.flags & TMESH_MODEL_HASH && i < 16; i++)
 		snprintf(hash + 2 * i, 3, "%02x", report.hash[i]);
 	if (args->json) {
-		json = json_pack("{s:o, s:s, s:s, s:i, s:o}", "id", json_id(tmesh_region_id(region)),
-				 "token", token, "format",
+		json = json_pack("{s:o, s:s, s:s, s:i, s:o}", "id",
+				 json_id(tmesh_region_id(region)), "token", token, "format",
 				 tmesh_model_format_name(tmesh_model_format(model)), "pid",
 				 (int)getpid(), "report", report_json(&report, kept, hash));
-		json_object_set_new(json, "tensors", json_integer((json_int_t)tmesh_model_tensors(model)));
+		json_object_set_new(json, "tensors",
+				    json_integer((json_int_t)tmesh_model_tensors(model)));
 		json_object_set_new(json, "ref", json_loads(ref, 0, NULL));
 		return print_json(json);
 	}
-	printf("id              %016" PRIx64 "\ntoken           %s\n", tmesh_region_id(region), token);
+	printf("id              %016" PRIx64 "\ntoken           %s\n", tmesh_region_id(region),
+	       token);
 	printf("tensors         %zu\nbytes           %s\n", tmesh_model_tensors(model),
 	       human_bytes(report.bytes, size));
 	printf("method          %s (%s)\ntime            %.3f s\n",
@@ -228,7 +231,9 @@ static int run(const struct verb *verb, int argc, char **argv)
 	}
 	verb_expect_words(verb, argc, 1, 1);
 	if (args.keep_as && (args.opts.flags & TMESH_MODEL_KEEP))
-		usage_error(verb, "--keep and --keep-as exclude each other: a region is kept under one name");
+		usage_error(
+			verb,
+			"--keep and --keep-as exclude each other: a region is kept under one name");
 	args.path = argv[argc - 1];
 	sigaction(SIGINT, &action, NULL);
 	sigaction(SIGTERM, &action, NULL);

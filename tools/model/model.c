@@ -24,8 +24,7 @@ static void print_metadata(const struct tmesh_model *model)
 		return;
 	all = json_loads(text, 0, NULL);
 	free(text);
-	json_object_foreach(all, key, value)
-	{
+	json_object_foreach(all, key, value) {
 		char *written = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
 		char *name = escaped(key), *safe = written ? escaped(written) : NULL;
 

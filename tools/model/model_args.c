@@ -23,14 +23,14 @@ static json_t *tensor_json(const struct tmesh_model_tensor *tensor)
 
 	for (int32_t i = 0; i < tensor->ndim; i++)
 		json_array_append_new(shape, json_integer(tensor->shape[i]));
-	json = json_pack("{s:o, s:s, s:s?, s:o, s:I, s:i, s:I}", "name", json_text(tensor->name), "type",
-			 tensor->type, "dtype", tmesh_dtype_name(tensor->dtype), "shape", shape,
-			 "byte_size", (json_int_t)tensor->bytes, "file", (int)tensor->file, "file_offset",
-			 (json_int_t)tensor->file_offset);
+	json = json_pack("{s:o, s:s, s:s?, s:o, s:I, s:i, s:I}", "name", json_text(tensor->name),
+			 "type", tensor->type, "dtype", tmesh_dtype_name(tensor->dtype), "shape",
+			 shape, "byte_size", (json_int_t)tensor->bytes, "file", (int)tensor->file,
+			 "file_offset", (json_int_t)tensor->file_offset);
 	if (tensor->dtype == TMESH_DTYPE_INVALID)
-		json_object_set_new(json, "block",
-				    json_pack("[i, i]", (int)tensor->block_elements,
-					      (int)tensor->block_bytes));
+		json_object_set_new(
+			json, "block",
+			json_pack("[i, i]", (int)tensor->block_elements, (int)tensor->block_bytes));
 	return json;
 }
 
@@ -43,8 +43,8 @@ json_t *model_json(const struct tmesh_model *model)
 	for (size_t i = 0; i < tmesh_model_files(model); i++) {
 		const char *path = tmesh_model_file(model, i, &bytes);
 
-		json_array_append_new(files, json_pack("{s:o, s:I}", "path", json_text(path), "bytes",
-						       (json_int_t)bytes));
+		json_array_append_new(files, json_pack("{s:o, s:I}", "path", json_text(path),
+						       "bytes", (json_int_t)bytes));
 	}
 	for (size_t i = 0; i < tmesh_model_tensors(model); i++) {
 		struct tmesh_model_tensor tensor = {.size = sizeof(tensor)};

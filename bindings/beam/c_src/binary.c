@@ -26,7 +26,7 @@
 struct guarded {
 	struct tmesh_region *region;
 	struct tmesh_model *model; /* of whose tensors it is, or NULL */
-	void *start; /* of all of it, guards included */
+	void *start;		   /* of all of it, guards included */
 	size_t bytes;
 };
 

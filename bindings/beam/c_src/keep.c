@@ -12,7 +12,8 @@ static bool get_name(ErlNifEnv *env, ERL_NIF_TERM term, char name[TMESH_KEPT_NAM
 {
 	return get_text(env, term, name, TMESH_KEPT_NAME_LEN + 1) ||
 	       refuse(err, -EINVAL,
-		      "a kept name is a string of 1 to %d bytes of UTF-8 without control characters",
+		      "a kept name is a string of 1 to %d bytes of UTF-8 without control "
+		      "characters",
 		      TMESH_KEPT_NAME_LEN) == 0;
 }
 
@@ -32,7 +33,8 @@ static bool get_opts(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_keep_opts *
 	    !enif_get_uint(env, field[2], &opts->mode) ||
 	    (!enif_is_identical(field[3], atoms.nil) && !enif_get_uint(env, field[3], &gid)))
 		return refuse(err, -EINVAL,
-			      "mode must be permission bits such as 0o600, gid a group's number") == 0;
+			      "mode must be permission bits such as 0o600, gid a group's number") ==
+		       0;
 	if (!get_bool(env, field[0], "replace", &replace, err))
 		return false;
 	opts->lifetime_ns = lifetime_ns;

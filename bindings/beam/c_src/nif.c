@@ -12,9 +12,9 @@
 #include <stdio.h>
 
 ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type, *channel_type,
-	*channel_end_type, *arrow_stream_type, *gpu_type, *arena_type, *descriptor_type, *bundle_type,
-	*model_type, *origin_type, *slot_type, *slot_reader_type, *slot_end_type, *page_pool_type,
-	*pages_type, *sequence_type, *engine_type;
+	*channel_end_type, *arrow_stream_type, *gpu_type, *arena_type, *descriptor_type,
+	*bundle_type, *model_type, *origin_type, *slot_type, *slot_reader_type, *slot_end_type,
+	*page_pool_type, *pages_type, *sequence_type, *engine_type;
 
 /* Its address tells this image from any other. */
 static char image;

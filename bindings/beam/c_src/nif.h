@@ -53,7 +53,7 @@ struct context {
 	atomic_uint opening;
 	atomic_uint waiting; /* of them at fences and the like */
 	atomic_uint loading; /* dirty schedulers that load or save models */
-	atomic_bool named; /* a region has had a token, so what answers to them is there */
+	atomic_bool named;   /* a region has had a token, so what answers to them is there */
 	struct garbage *garbage;
 };
 

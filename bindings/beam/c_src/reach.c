@@ -100,7 +100,8 @@ NIF(lease)
 	ErlNifUInt64 ns;
 
 	if (!enif_get_uint64(env, argv[1], &ns) || !enif_get_int(env, argv[2], &pid) || pid < 0) {
-		refuse(&err, -EINVAL, "a lease has a number of nanoseconds, and a process's number");
+		refuse(&err, -EINVAL,
+		       "a lease has a number of nanoseconds, and a process's number");
 		return make_error(env, &err);
 	}
 	tensor = get_tensor(env, argv[0], &handle, &err);
@@ -153,7 +154,8 @@ NIF(fence_signal)
 	tensor = get_tensor(env, argv[0], &handle, &err);
 	if (!tensor)
 		return make_error(env, &err);
-	return done(env, tensor, tmesh_fence_signal(tmesh_tensor_region(tensor), value, &err), &err);
+	return done(env, tensor, tmesh_fence_signal(tmesh_tensor_region(tensor), value, &err),
+		    &err);
 }
 
 /* fence_wait(handle, value, ns) -> {ok, reached} */

@@ -192,7 +192,8 @@ PyObject *tensor_dlpack_device(PyObject *object, PyObject *unused);
 PyObject *module_from_dlpack(PyObject *module, PyObject *object);
 PyObject *module_from_address(PyObject *module, PyObject *address);
 PyObject *module_find(PyObject *module, PyObject *const *args, Py_ssize_t count);
-/* A capsule that runs the deleter where no consumer took @managed. Takes it over, also on failure. */
+/* A capsule that runs the deleter where no consumer took @managed. Takes it over,
+ * also on failure. */
 PyObject *capsule_of_plain(struct DLManagedTensor *managed);
 PyObject *capsule_of_versioned(struct DLManagedTensorVersioned *managed);
 /* What an unversioned capsule holds, which it still owns; NULL with an exception. */

@@ -321,7 +321,8 @@ static PyMethodDef functions[] = {
 	 "A new descriptor of a dma-buf of this process's own memory, in whole pages, without a\n"
 	 "copy; with the module. The pages stay while the descriptor or a driver holds them, and "
 	 "count\n"
-	 "against RLIMIT_MEMLOCK. Drivers import the descriptor; mmap() of it is EOPNOTSUPP, for the\n"
+	 "against RLIMIT_MEMLOCK. Drivers import the descriptor; mmap() of it is EOPNOTSUPP, for "
+	 "the\n"
 	 "memory is mapped here already. The descriptor is the caller's."},
 	{"recv_bundle", KEYWORDS(module_recv_bundle), METH_VARARGS | METH_KEYWORDS,
 	 "recv_bundle(socket, /, *, timeout=None)\n--\n\n"

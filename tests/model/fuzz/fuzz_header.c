@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * Any bytes as a file: refused with a reason, or a table in which no tensor leaves the file or overlaps
- * another. Also as the beginning of a longer file: whoever gives the bytes that are asked for comes to
- * an end. The programs safetensors and gguf are both this; each has its own corpus.
+ * Any bytes as a file: refused with a reason, or a table in which no tensor leaves the file or
+ * overlaps another. Also as the beginning of a longer file: whoever gives the bytes that are asked
+ * for comes to an end. The programs safetensors and gguf are both this; each has its own corpus.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* Any text as the index of a sharded model: refused with a reason, or names of files in its folder. */
+/* Any text as the index of a sharded model: refused with a reason, or names of files
+ * in its folder. */
 #include <stdlib.h>
 #include <string.h>
 
