@@ -7,6 +7,7 @@ JOBS ?= 2
 
 HOST_SUITES = \
 	runner-check \
+	format-check \
 	rooms-check \
 	vocabulary-check \
 	sim-check \
@@ -78,6 +79,22 @@ check-deps:
 runner-check: ## the test runner's own tests
 	@$(PYTHON) tests/test_run.py
 
+# One version everywhere, Debian 12's: another formats differently. .clang-format is the measure.
+FORMAT_VENV    := $(B)/venv-format
+FORMAT_VERSION := 14.0.6
+
+$(FORMAT_VENV)/tools-$(FORMAT_VERSION).stamp:
+	$(PYTHON) -m venv --clear $(FORMAT_VENV)
+	$(FORMAT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		clang-format==$(FORMAT_VERSION) || true
+	@touch $@
+
+format-check: $(FORMAT_VENV)/tools-$(FORMAT_VERSION).stamp ## whether the C files look as .clang-format says
+	@$(PYTHON) -B tests/format.py $(FORMAT_VENV)/bin/clang-format
+
+format: $(FORMAT_VENV)/tools-$(FORMAT_VERSION).stamp ## format the C files that do not look as .clang-format says
+	@$(PYTHON) -B tests/format.py $(FORMAT_VENV)/bin/clang-format --write
+
 # A library that installs headers is named with them here.
 rooms-check: all beam-nif python-lists ## what each room includes, and what the libraries are linked with
 	@$(PYTHON) -B tests/rooms.py lib="$(LIB_HEADERS)" bindings/cuda="$(CUDA_HEADERS)" model="$(MODEL_HEADERS)" \
@@ -90,4 +107,4 @@ vocabulary-check: tools beam $(VENV)/tmesh.stamp ## docs/vocabulary.md against t
 readme-check: ## install, the README's examples, uninstall
 	@$(PYTHON) tests/readme.py $(STANDIN)
 
-.PHONY: check check-full check-report check-deps runner-check rooms-check vocabulary-check readme-check
+.PHONY: check check-full check-report check-deps runner-check format-check format rooms-check vocabulary-check readme-check
