@@ -43,10 +43,11 @@ model-tsan-check: $(addprefix $(MODEL_TEST_OUT)/tsan/,$(MODEL_TSAN)) ## ... with
 # The formats' own packages are on the package index alone; without them what needs them is skipped.
 MODEL_VENV := $(B)/venv-model
 
-$(MODEL_VENV)/tools.stamp:
+$(MODEL_VENV)/tools.stamp: tests/engine/requirements.txt
 	$(PYTHON) -m venv --clear $(MODEL_VENV)
 	$(MODEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 		numpy safetensors gguf || true
+	$(MODEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/engine/requirements.txt || true
 	@touch $@
 
 model-peers-check: $(MODEL_VENV)/tools.stamp $(B)/libtmesh-model.so ## the readers beside the formats' own packages

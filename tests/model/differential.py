@@ -26,11 +26,12 @@ try:
     import safetensors
     import safetensors.numpy
 except ImportError as error:
-    print("1..3")
-    for number, name in enumerate(("safetensors", "gguf", "gguf quantised"), 1):
+    print("1..4")
+    for number, name in enumerate(("safetensors", "gguf", "gguf quantised", "libggml"), 1):
         print(f"ok {number} - {name} # SKIP {error}: it cannot be had from the package index")
     sys.exit()
 
+import libggml_reader
 import tmesh_model
 
 SEED = int(os.environ.get("SEED", 1))
@@ -66,6 +67,8 @@ STRICTER = {
         "a type of elements of an empty array that is none": r"has an unknown type",
     },
 }
+# It asks for no data, so that a file which ends within them is taken.
+STRICTER["libggml"] = STRICTER["gguf"]
 
 
 def mutate_bytes(rng, data, header):
@@ -176,6 +179,8 @@ def safetensors_ours(data):
 
 # ---- gguf ----
 
+# Of this one the package tells 40 bytes, and ggml, whose type it is, 36. No file has it.
+gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType.Q8_1] = (32, 36)
 # All that the package knows, integers and BF16 among them.
 QUANTS = sorted(quant.name for quant in gguf.GGML_QUANT_SIZES if quant.name not in ("F32", "F16"))
 
@@ -232,6 +237,22 @@ def gguf_peer(data, path):
 def gguf_ours(data):
     tensors, _ = tmesh_model.parse(data)
     return {t["name"]: (t["type"], t["shape"], t["bytes"], t["offset"]) for t in tensors}
+
+
+def gguf_of_libggml(mutants):
+    """The same files beside libggml's own reader, which a program of its own asks; None where there is none."""
+    if libggml_reader.found():
+        return None
+    reader = libggml_reader.Reader()
+
+    def ours(data):
+        return {name: (kind, libggml_reader.stripped(shape), *rest)
+                for name, (kind, shape, *rest) in gguf_ours(data).items()}
+
+    good = compare("libggml", mutants, ours, lambda data: reader.tensors(data))
+    reader.close()
+    print(f"#   libggml crashed on {reader.crashes} of them")
+    return good
 
 
 def gguf_quantised(path):
@@ -314,7 +335,7 @@ def main():
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGALRM, end)
-    print("1..3")
+    print("1..4")
     failed = False
     rng = random.Random(SEED)
     mutants = [safetensors_mutant(rng) for _ in range(COUNT)]
@@ -335,7 +356,14 @@ def main():
         failed |= not good
         good = gguf_quantised(path)
     print(f"{'ok' if good else 'not ok'} 3 - gguf quantised")
-    return failed | (not good)
+    failed |= not good
+    good = gguf_of_libggml(mutants)
+    if good is None:
+        print(f"ok 4 - libggml # SKIP {libggml_reader.found()}")
+    else:
+        print(f"{'ok' if good else 'not ok'} 4 - libggml: {len(mutants)} files, seed {SEED}")
+        failed |= not good
+    return failed
 
 
 if __name__ == "__main__":
