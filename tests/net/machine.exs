@@ -29,12 +29,69 @@ defmodule Machine do
 
   defp act(["offer", bytes, seed], held) do
     bytes = String.to_integer(bytes)
-    data = binary_part(String.duplicate(:crypto.hash(:sha512, seed), div(bytes, 64) + 1), 0, bytes)
+    data = data(bytes, seed)
     ref = ZeroCopy.from_binary!(data, [bytes], :uint8)
 
     {:ok, offer} = Tmesh.Net.offer(ref)
     say("#{encode(offer)} #{digest(data)}")
     [{ref, offer} | held]
+  end
+
+  # A bundle of tensors in regions of their own.
+  defp act(["publish", name, count, bytes, seed], held) do
+    bytes = String.to_integer(bytes)
+
+    tensors =
+      for number <- 1..String.to_integer(count) do
+        data = data(bytes + number, "#{seed}#{number}")
+        {"tensor#{number}", ZeroCopy.from_binary!(data, [bytes + number], :uint8)}
+      end
+
+    bundle = Tmesh.Bundle.put!(tensors, metadata: seed)
+    Enum.each(tensors, fn {_name, ref} -> ZeroCopy.release!(ref) end)
+
+    case Tmesh.Net.publish(name, bundle) do
+      :ok -> say("ok #{digest(bundle)}")
+      {:error, error} -> say("error:#{error.type}")
+    end
+
+    [bundle | held]
+  end
+
+  # By a process that ends.
+  defp act(["publish_briefly", name], held) do
+    task =
+      Task.async(fn -> Tmesh.Net.publish!(name, ZeroCopy.from_binary!("brief", [5], :uint8)) end)
+
+    say("#{Task.await(task)}")
+    held
+  end
+
+  defp act(["unpublish", name], held) do
+    case Tmesh.Net.unpublish(name) do
+      :ok -> say("ok")
+      {:error, error} -> say("error:#{error.type}")
+    end
+
+    held
+  end
+
+  defp act(["names"], held) do
+    say(Enum.join(Tmesh.Net.names(), " "))
+    held
+  end
+
+  defp act(["open_name", name, timeout], held) do
+    case Tmesh.Net.open_name(name, timeout: String.to_integer(timeout)) do
+      {:ok, %Tmesh.Bundle{} = bundle} ->
+        say("#{digest(bundle)} #{bundle.metadata}")
+        Tmesh.Bundle.release(bundle)
+
+      {:error, error} ->
+        say("error:#{error.type}")
+    end
+
+    held
   end
 
   defp act(["withdraw", offer], held) do
@@ -83,6 +140,8 @@ defmodule Machine do
   # Nothing is offered, held or kept any more.
   defp act(["clean"], held) do
     for {ref, offer} <- held, do: {Tmesh.Net.withdraw(offer), ZeroCopy.release(ref)}
+    for %Tmesh.Bundle{} = bundle <- held, do: Tmesh.Bundle.release(bundle)
+    Enum.each(Tmesh.Net.names(), &Tmesh.Net.unpublish/1)
     for kept <- Tmesh.kept!(), do: Tmesh.drop(kept.name)
     Enum.each(Process.list(), &:erlang.garbage_collect/1)
     say("ok")
@@ -104,6 +163,15 @@ defmodule Machine do
       {:error, error} ->
         "error:#{error.type}"
     end
+  end
+
+  defp data(bytes, seed),
+    do: binary_part(String.duplicate(:crypto.hash(:sha512, seed), div(bytes, 64) + 1), 0, bytes)
+
+  defp digest(%Tmesh.Bundle{} = bundle) do
+    bundle
+    |> Enum.map(fn {name, ref} -> [name, ZeroCopy.to_binary!(ref, copy: false)] end)
+    |> digest()
   end
 
   defp digest(data), do: data |> :erlang.md5() |> Base.encode16(case: :lower)

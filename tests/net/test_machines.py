@@ -170,6 +170,38 @@ def test_withdrawn(home, reader):
     assert reader.ask("open", 1, 10000, offer) == "error:not_found"
 
 
+def test_names(home, reader, other):
+    """A bundle by name, from two who have it and from the one who is left; other bytes are refused."""
+    eventually(lambda: other.ask("connect", home.node) == "true" == other.ask("connect", reader.node), lambda: "a connection")
+    answer, digest = home.ask("publish", "llama", 12, 300_000, "llama").split()
+    assert answer == "ok" and other.ask("publish", "llama", 12, 300_000, "other") == "error:exists"
+    assert other.ask("publish", "llama", 12, 300_000, "llama") == f"ok {digest}", "the same bytes are the same name"
+    assert home.ask("publish", "llama", 12, 300_000, "llama") == "error:exists", "once a node"
+    assert reader.ask("names") == "llama"
+    before = reader.stats()["fetched"]
+    assert reader.ask("open_name", "llama", 10000) == f"{digest} llama"
+    assert reader.stats()["fetched"] == before + 13, "12 regions and the index"
+    assert reader.ask("open_name", "llama", 10000) == f"{digest} llama"
+    assert reader.stats()["fetched"] == before + 13, "what is kept is not fetched"
+    assert home.ask("open_name", "llama", 10000) == f"{digest} llama", "at home nothing is fetched"
+    assert home.stats()["fetched"] == 0 == other.stats()["fetched"]
+    reader.ask("clean")
+    # Its fetcher offers them again; until then the other one has them.
+    home.kill("tmesh-net")
+    assert reader.ask("open_name", "llama", 5000) == f"{digest} llama"
+    reader.ask("clean")
+    home.die()
+    assert reader.ask("open_name", "llama", 5000) == f"{digest} llama"
+    home.start()
+    for machine in (reader, other):
+        eventually(lambda: machine.ask("connect", home.node) == "true", lambda: "a connection")
+    assert other.ask("unpublish", "llama") == "ok" and other.ask("unpublish", "llama") == "error:not_found"
+    assert reader.ask("open_name", "llama", 5000) == "error:not_found"
+    assert home.ask("publish_briefly", "brief") == "ok"
+    eventually(lambda: reader.ask("open_name", "brief", 5000) == "error:not_found", lambda: "the end of a name")
+    other.nothing_left()
+
+
 def test_many(home, reader):
     offers = [home.offer(700_000 + number, f"many{number}") for number in range(6)]
     for offer, digest in offers:
@@ -253,13 +285,14 @@ def on_loopback():
     daemon = epmd([], port)
     machines = []
     try:
-        for name in ("home", "reader"):
+        for name in ("home", "reader", "other"):
             machines.append(Machine(name, "127.0.0.1", None, port))
         assert machines[1].ask("connect", machines[0].node) == "true"
         seed = int(os.environ.get("TMESH_TEST_SEED", random.randrange(10**9)))
         print(f"# TMESH_TEST_SEED={seed}", flush=True)
-        play("loopback", *machines, [
-            (test_open, ()), (test_home_is_named, ()), (test_withdrawn, ()), (test_many, ()), (test_fetcher_killed, ()),
+        play("loopback", *machines[:2], [
+            (test_open, ()), (test_home_is_named, ()), (test_withdrawn, ()), (test_many, ()), (test_names, machines[2:]),
+            (test_fetcher_killed, ()),
             (storm, (300 if FULL else 12, random.Random(seed)))])
     finally:
         for machine in machines:

@@ -59,6 +59,73 @@ defmodule Tmesh.NetTest do
     assert {:error, %Error{type: :protocol}} = Net.withdraw(%{})
   end
 
+  test "an offer of a bundle that does not add up is refused, and each shard has another home first" do
+    alias Net.Offer
+    shard = %{"checksum" => String.duplicate("0", 32), "region_bytes" => 1}
+
+    bundle = %{
+      "kind" => "bundle",
+      "regions" => [%{}, %{}],
+      "shards" => [shard, shard, shard],
+      "home" => "a",
+      "offers" => ~w(a0 a1 a2),
+      "other_homes" => [%{"home" => "b", "offers" => ~w(b0 b1 b2)}]
+    }
+
+    assert {:ok, wanted} = Offer.wanted(bundle)
+    homes = for one <- wanted, do: one.sources |> hd() |> elem(0)
+    assert homes in [~w(a b a), ~w(b a b)]
+
+    for {one, number} <- Enum.with_index(wanted),
+        do: assert(Enum.sort(one.sources) == [{"a", "a#{number}"}, {"b", "b#{number}"}])
+
+    for {name, value} <- [
+          {"kind", "model"},
+          {"regions", [%{}]},
+          {"regions", nil},
+          {"shards", []},
+          {"shards", [shard, shard]},
+          {"shards", [shard, shard, %{shard | "region_bytes" => 0}]},
+          {"shards", [shard, shard, %{shard | "region_bytes" => 1.0e300}]},
+          {"shards", [shard, shard, %{shard | "region_bytes" => 0x8000_0000_0000_0000}]},
+          {"shards", List.duplicate(shard, 3) ++ [nil]},
+          {"home", 1},
+          {"offers", ~w(a0 a1)},
+          {"offers", ["a0", "a1", nil]},
+          {"offers", %{}},
+          {"other_homes", %{}},
+          {"other_homes", [nil]},
+          {"other_homes", [%{"home" => "b", "offers" => ~w(b0)}]},
+          {"other_homes", List.duplicate(%{"home" => "b", "offers" => ~w(b0 b1 b2)}, 1024)}
+        ] do
+      assert {:error, %Error{type: :protocol}} = Offer.wanted(Map.put(bundle, name, value))
+    end
+  end
+
+  test "names: bad ones, without a net, and a bundle's home" do
+    for name <- ["", :llama, nil, "a\0b", <<255>>, String.duplicate("a", 256)] do
+      assert {:error, %Error{type: :invalid}} = Net.publish(name, self())
+      assert {:error, %Error{type: :invalid}} = Net.lookup(name)
+      assert {:error, %Error{type: :invalid}} = Net.open_name(name)
+    end
+
+    assert {:error, %Error{type: :invalid}} = Net.publish("llama", :nobody)
+    assert {:error, %Error{type: :not_started}} = Net.publish("llama", self())
+    assert {:error, %Error{type: :not_started}} = Net.unpublish("llama")
+    assert {:error, %Error{type: :not_found}} = Net.open_name("llama")
+    assert Net.names() == []
+
+    bundle = Tmesh.Bundle.put!(%{"a" => {"abcd", [4], :u8}})
+    map = bundle |> Tmesh.Bundle.to_map() |> Map.put("home", "elsewhere@192.0.2.1")
+    Tmesh.Bundle.release(bundle)
+    assert {:error, %Error{type: :not_found, message: message}} = Tmesh.Bundle.open(map)
+    assert message =~ "elsewhere@192.0.2.1"
+    assert {:error, %Error{type: :protocol}} = Net.open(map)
+    shard = %{"checksum" => String.duplicate("0", 32), "region_bytes" => 4}
+    map = Map.merge(map, %{"offers" => ~w(a b), "shards" => [shard, shard]})
+    assert {:error, %Error{type: :not_started}} = Net.open(map)
+  end
+
   test "bad options" do
     for options <- [[], [address: 1], [address: "::1", lease_ms: 0], [address: "::1", port: 1]] do
       assert {:error, %Error{type: :invalid}} = Net.start_link(options)

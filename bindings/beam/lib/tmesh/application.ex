@@ -9,6 +9,8 @@ defmodule Tmesh.Application do
       Tmesh.Registry,
       Tmesh.Janitor,
       Tmesh.Context,
+      # Who has published what (Tmesh.Net.publish/2).
+      %{id: Tmesh.Net.Names, start: {:pg, :start_link, [Tmesh.Net.Names]}},
       {DynamicSupervisor, name: Tmesh.WorkerSupervisor}
     ]
 

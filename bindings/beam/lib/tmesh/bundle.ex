@@ -27,7 +27,7 @@ defmodule Tmesh.Bundle do
 
   import Tmesh.Bang
 
-  alias Tmesh.{Arena, Context, Error, Janitor, Native, Options, ZeroCopy}
+  alias Tmesh.{Arena, Context, Error, Janitor, Native, Net, Options, ZeroCopy}
   alias Tmesh.ZeroCopy.TensorRef
 
   @enforce_keys [:native, :names, :byte_size, :metadata]
@@ -97,7 +97,7 @@ defmodule Tmesh.Bundle do
 
   def open(%{"kind" => "bundle"} = map, opts) do
     case Tmesh.Worker.Payload.encode(map) do
-      {:ok, %{json: json}} -> json |> IO.iodata_to_binary() |> open(opts)
+      {:ok, %{json: json}} -> json |> IO.iodata_to_binary() |> open(opts) |> Net.name_home(map)
       {:error, error} -> {:error, %Error{error | type: :protocol}}
     end
   end

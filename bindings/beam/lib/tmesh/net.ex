@@ -16,8 +16,21 @@ defmodule Tmesh.Net do
   **Bytes travel without encryption**, also where distribution uses TLS: trusted networks, or inside
   WireGuard. `docs/net.md` says what is promised and what is not.
 
-  An offer is a map of strings and numbers, as `Tmesh.ZeroCopy.TensorRef.to_map/1` makes it, with the
-  members `home`, `offer`, `checksum` and `region_bytes` beside. It also travels as JSON.
+  An offer is a map of strings and numbers, as `Tmesh.ZeroCopy.TensorRef.to_map/1` or `Tmesh.Bundle.to_map/1`
+  makes it, with members beside that say where its bytes are. It also travels as JSON.
+
+  ## Names
+
+      # on each node that has the model
+      {:ok, model} = Tmesh.Model.load("model.safetensors")
+      :ok = Tmesh.Net.publish("llama", model)
+      # on one that does not
+      {:ok, bundle} = Tmesh.Net.open_name("llama")
+      bundle["embeddings.weight"]
+
+  A bundle's regions come in parallel, each from another of the nodes that have it, and from the next when one
+  cannot give it. A name means the same bytes on all nodes: other bytes under a name that is taken are
+  refused. Names are groups of `:pg`. A stream (`Tmesh.Stream`) is published by its process; `lookup/1` gives it.
 
   One fetch serves all who want the same bytes at a time. What came is kept as
   `net-CHECKSUM`, by the rules of `Tmesh.keep/3`, and is found there by the next, also after the home has
@@ -33,11 +46,14 @@ defmodule Tmesh.Net do
 
   import Tmesh.Bang
 
-  alias Tmesh.{Error, Native, Options, ZeroCopy}
-  alias Tmesh.Net.Server
+  alias Tmesh.{Bundle, Error, Model, Native, Options, ZeroCopy}
+  alias Tmesh.Net.{Apart, Names, Offer, Server}
   alias Tmesh.ZeroCopy.TensorRef
 
   @type offer :: %{String.t() => term()}
+
+  # Of a bundle's, at a time.
+  @regions_at_once 8
 
   @doc false
   @spec child_spec(keyword()) :: Supervisor.child_spec()
@@ -94,20 +110,54 @@ defmodule Tmesh.Net do
   defp program(_other), do: invalid("program must be a path")
 
   @doc """
-  Offer a sealed tensor's region to other nodes, until `withdraw/1` or the end of the calling process.
+  Offer a sealed tensor, a bundle or a model to other nodes, until `withdraw/1` or the end of the calling process.
 
-  The whole region is offered, and read once for its checksum. The fetcher pins it: it stays while it
-  is offered, also after `Tmesh.ZeroCopy.release/1`.
+  Whole regions are offered, and read once for their checksums. The fetcher pins them: they stay while they
+  are offered, also after `Tmesh.ZeroCopy.release/1`.
 
   Errors: `:invalid` (not sealed), `:not_started`, `:limit_exceeded`, `:closed`, `:unsupported` (memory
   that refuses pins), `:gone` (the fetcher ended).
   """
-  @spec offer(TensorRef.t()) :: {:ok, offer()} | {:error, Error.t()}
+  @spec offer(TensorRef.t() | Bundle.t() | Model.t()) :: {:ok, offer()} | {:error, Error.t()}
   def offer(%TensorRef{} = ref) do
     with {:ok, ref} <- TensorRef.named(ref),
          {:ok, offered} <- call({:offer, ref.token}),
          do: {:ok, Map.merge(TensorRef.to_map(ref), offered)}
   end
+
+  def offer(%Bundle{} = bundle) do
+    with {:ok, json} <- Bundle.to_json(bundle),
+         {:ok, map} = Native.json_decode(json),
+         {:ok, offered} <- offer_all([map | map["regions"]], []) do
+      {:ok,
+       Map.merge(map, %{
+         "home" => Atom.to_string(node()),
+         "offers" => Enum.map(offered, & &1["offer"]),
+         "shards" => Enum.map(offered, &Map.take(&1, ~w(checksum region_bytes)))
+       })}
+    end
+  end
+
+  def offer(%Model{} = model) do
+    with {:ok, bundle} <- Model.bundle(model) do
+      offered = offer(bundle)
+      Bundle.release(bundle)
+      offered
+    end
+  end
+
+  defp offer_all([%{"token" => token} | rest], offered) do
+    case call({:offer, token}) do
+      {:ok, one} ->
+        offer_all(rest, [one | offered])
+
+      {:error, error} ->
+        Enum.each(offered, &withdraw/1)
+        {:error, error}
+    end
+  end
+
+  defp offer_all([], offered), do: {:ok, Enum.reverse(offered)}
 
   @doc """
   End an offer of this node: on return no other reads the memory any more. Fetches of it that run
@@ -116,22 +166,32 @@ defmodule Tmesh.Net do
   Errors: `:not_found`, `:protocol`, `:not_started`.
   """
   @spec withdraw(offer()) :: :ok | {:error, Error.t()}
+  def withdraw(%{"offers" => ids}) when is_list(ids) do
+    if Enum.all?(ids, &is_binary/1) do
+      ids
+      |> Enum.map(&call({:withdraw, &1}))
+      |> Enum.find(:ok, &(&1 != :ok))
+    else
+      {:error, Error.new(:protocol, "not an offer")}
+    end
+  end
+
   def withdraw(%{"offer" => id}) when is_binary(id), do: call({:withdraw, id})
   def withdraw(_other), do: {:error, Error.new(:protocol, "not an offer")}
 
   @doc """
-  Open an offered tensor, a map or JSON: as `Tmesh.ZeroCopy.open/2` where its memory or a copy of it is
-  on this machine, else after a fetch.
+  Open what is offered, a map or JSON: as `Tmesh.ZeroCopy.open/2` or `Tmesh.Bundle.open/2` where its memory or a
+  copy of it is on this machine, else after a fetch.
 
-  Options: `timeout` - the longest time without an answer or a byte, in milliseconds (10,000).
+  Options: `timeout` - the longest time without an answer or a byte, in milliseconds, of each home (10,000).
 
   Errors: as `Tmesh.ZeroCopy.open/2`; `:not_found` (withdrawn; the home is not connected to this node),
   `:gone` (the home, its fetcher or this one ended meanwhile), `:timeout`, `:not_started` (no net runs
   here, or at home), `:protocol` (not an offer; what came is damaged), `:limit_exceeded`,
-  `:no_memory`.
+  `:no_memory`. With several homes it is the last one's; of a bundle there is all or nothing.
   """
   @spec open(offer() | String.t(), timeout: pos_integer()) ::
-          {:ok, TensorRef.t()} | {:error, Error.t()}
+          {:ok, TensorRef.t() | Bundle.t()} | {:error, Error.t()}
   def open(offer, opts \\ [])
 
   def open(json, opts) when is_binary(json) do
@@ -141,12 +201,21 @@ defmodule Tmesh.Net do
     end
   end
 
+  def open(%{"kind" => "bundle"} = map, opts) do
+    with {:ok, timeout} <- timeout(opts) do
+      ref = Map.take(map, ~w(v kind id token tensors byte_size regions))
+
+      with {:error, %Error{type: :not_found}} <- Bundle.open(ref),
+           {:ok, wanted} <- Offer.wanted(map),
+           do: open_bundle(ref, wanted, timeout)
+    end
+  end
+
   def open(%{} = map, opts) do
-    with {:ok, opts} <- Options.validate(opts, timeout: 10_000),
-         {:ok, timeout} <- timeout(opts[:timeout]),
+    with {:ok, timeout} <- timeout(opts),
          {:ok, ref} <- TensorRef.from_map(map),
          {:error, %Error{type: :not_found}} <- ZeroCopy.open(ref),
-         {:ok, wanted} <- wanted(map),
+         {:ok, [wanted]} <- Offer.wanted(map),
          {:ok, token, region, hold} <- call({:open, wanted, timeout}) do
       opened = ZeroCopy.open(%TensorRef{ref | token: token, id: region})
       GenServer.cast(__MODULE__, {:opened, hold})
@@ -154,38 +223,147 @@ defmodule Tmesh.Net do
     end
   end
 
-  defp timeout(ms) when is_integer(ms) and ms in 1..0x7FFF_FFFF, do: {:ok, ms}
-  defp timeout(_other), do: invalid("timeout must be milliseconds, more than 0")
+  # The fetched regions are held for the process that asked for them, until the bundle holds them.
+  defp open_bundle(ref, wanted, timeout) do
+    requests = for one <- wanted, do: {:open, one, timeout}
 
-  defp wanted(%{
-         "home" => home,
-         "offer" => offer,
-         "checksum" => <<checksum::binary-size(32)>>,
-         "region_bytes" => bytes
-       })
-       when is_binary(home) and is_binary(offer) and is_integer(bytes) and bytes > 0,
-       do: {:ok, %{home: home, offer: offer, checksum: checksum, bytes: bytes}}
+    opened =
+      Apart.run(fn watch ->
+        with {:ok, [index | regions]} <-
+               Apart.all(watch, __MODULE__, requests, @regions_at_once) do
+          regions = Enum.map(regions, &here/1)
+          ref |> Map.merge(here(index)) |> Map.put("regions", regions) |> Bundle.open()
+        end
+      end)
 
-  defp wanted(_map), do: {:error, Error.new(:protocol, "not an offer: a ref that names no home")}
+    case opened do
+      {:ended, reason} -> {:error, ended({reason, nil})}
+      result -> result
+    end
+  end
+
+  defp here({:ok, token, region, _hold}), do: %{"token" => token, "id" => region}
+
+  defp timeout(opts) do
+    with {:ok, opts} <- Options.validate(opts, timeout: 10_000) do
+      if is_integer(opts[:timeout]) and opts[:timeout] in 1..0x7FFF_FFFF,
+        do: {:ok, opts[:timeout]},
+        else: invalid("timeout must be milliseconds, more than 0")
+    end
+  end
+
+  @doc """
+  Offer something under a name, until `unpublish/1` or the end of the calling process. Also a `Tmesh.Stream`, by its
+  pid or name.
+
+  Nodes may publish the same bytes under a name, and are all asked for them.
+
+  Errors: `:exists` (something else is published under that name, or this node has published it), `:timeout` (a
+  connected node does not say what it has published), `:busy`, `:invalid` (the name, or no such process), and those
+  of `offer/1`.
+  """
+  @spec publish(String.t(), TensorRef.t() | Bundle.t() | Model.t() | GenServer.server()) ::
+          :ok | {:error, Error.t()}
+  def publish(name, what) do
+    with :ok <- Names.check(name),
+         {:ok, offered} <- offered(what) do
+      with {:error, error} <-
+             Names.publish(name, offered, fn -> call({:publish, name, offered}) end) do
+        if is_map(offered), do: withdraw(offered)
+        {:error, error}
+      end
+    end
+  end
+
+  defp offered(%kind{} = what) when kind in [TensorRef, Bundle, Model], do: offer(what)
+
+  defp offered(server) do
+    case GenServer.whereis(server) do
+      pid when is_pid(pid) -> {:ok, pid}
+      _none -> invalid("neither a tensor, a bundle, a model nor a process that runs")
+    end
+  end
+
+  @doc """
+  Take a name back that this node has published, and its offer. What others have fetched stays.
+
+  Errors: `:not_found`, `:not_started`.
+  """
+  @spec unpublish(String.t()) :: :ok | {:error, Error.t()}
+  def unpublish(name) do
+    with {:ok, what} <- call({:unpublish, name}) do
+      if is_map(what), do: withdraw(what)
+      :ok
+    end
+  end
+
+  @doc """
+  What is published under a name, by this node or those it is connected to: an offer for `open/2`, which names all who
+  have it, or a stream's pid.
+
+  Errors: `:not_found`, `:exists` (nodes that did not know of each other have published different things), `:timeout`,
+  `:invalid`.
+  """
+  @spec lookup(String.t()) :: {:ok, offer() | pid()} | {:error, Error.t()}
+  def lookup(name) do
+    with :ok <- Names.check(name), do: Names.lookup(name)
+  end
+
+  @doc "The names that this node knows to be published now. A new one is known to others a moment later."
+  @spec names() :: [String.t()]
+  def names, do: Names.all()
+
+  @doc """
+  `lookup/1` and `open/2` in one call.
+
+  Errors: of both; `:invalid` (a stream's name).
+  """
+  @spec open_name(String.t(), timeout: pos_integer()) ::
+          {:ok, TensorRef.t() | Bundle.t()} | {:error, Error.t()}
+  def open_name(name, opts \\ []) do
+    case lookup(name) do
+      {:ok, pid} when is_pid(pid) ->
+        invalid("#{inspect(name)} is a stream: lookup/1 gives its process")
+
+      {:ok, offer} ->
+        open(offer, opts)
+
+      {:error, error} ->
+        {:error, error}
+    end
+  end
 
   @doc "What this node's fetcher has now, and has done."
   @spec stats() :: {:ok, %{atom() => non_neg_integer()}} | {:error, Error.t()}
   def stats, do: call(:stats)
 
-  bang offer(ref :: TensorRef.t()) :: offer()
+  bang offer(what :: TensorRef.t() | Bundle.t() | Model.t()) :: offer()
   bang withdraw(offer :: offer()) :: :ok
-  bang open(offer :: offer() | String.t(), opts :: [timeout: pos_integer()] \\ []) :: TensorRef.t()
+
+  bang open(offer :: offer() | String.t(), opts :: [timeout: pos_integer()] \\ []) ::
+         TensorRef.t() | Bundle.t()
+
+  bang publish(
+         name :: String.t(),
+         what :: TensorRef.t() | Bundle.t() | Model.t() | GenServer.server()
+       ) :: :ok
+
+  bang unpublish(name :: String.t()) :: :ok
+  bang lookup(name :: String.t()) :: offer() | pid()
+
+  bang open_name(name :: String.t(), opts :: [timeout: pos_integer()] \\ []) ::
+         TensorRef.t() | Bundle.t()
+
   bang stats() :: %{atom() => non_neg_integer()}
 
   defp call(request) do
     GenServer.call(__MODULE__, request, :infinity)
   catch
-    :exit, {:noproc, _call} ->
-      {:error, Error.new(:not_started, "no Tmesh.Net runs on #{node()}")}
-
-    :exit, {_reason, _call} ->
-      {:error, Error.new(:gone, "Tmesh.Net of #{node()} ended")}
+    :exit, reason -> {:error, ended(reason)}
   end
+
+  defp ended({:noproc, _call}), do: Error.new(:not_started, "no Tmesh.Net runs on #{node()}")
+  defp ended({_reason, _call}), do: Error.new(:gone, "Tmesh.Net of #{node()} ended")
 
   @doc false
   # An ordinary open of a ref that carries its home says where the memory is.

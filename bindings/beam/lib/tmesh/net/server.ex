@@ -14,7 +14,10 @@ defmodule Tmesh.Net.Server do
   require Logger
 
   alias Tmesh.Error
-  alias Tmesh.Net.Fetcher
+  alias Tmesh.Net.{Fetcher, Names}
+
+  # Fetches that ask or read: what a fetcher takes from one address. Others wait their turn.
+  @at_once 8
 
   @impl true
   def init(options) do
@@ -35,7 +38,9 @@ defmodule Tmesh.Net.Server do
            leases: %{},
            # Reader: fetches by checksum; what was fetched and is held until all have opened it, by id.
            fetches: %{},
-           held: %{}
+           held: %{},
+           # What is published here, by name.
+           names: %{}
          }}
 
       {:error, error} ->
@@ -68,8 +73,37 @@ defmodule Tmesh.Net.Server do
         {:noreply, begin(state, wanted, timeout, waiter)}
 
       fetch ->
-        fetch = %{fetch | waiters: [waiter | fetch.waiters]}
+        # Homes that this one knows of and the first did not.
+        more = Enum.reject(wanted.sources, &(&1 in fetch.wanted.sources))
+        wanted = %{fetch.wanted | sources: fetch.wanted.sources ++ more}
+        waiters = [waiter | fetch.waiters]
+        fetch = %{fetch | waiters: waiters, wanted: wanted, sources: fetch.sources ++ more}
         {:noreply, put_in(state.fetches[wanted.checksum], fetch)}
+    end
+  end
+
+  def handle_call({:publish, name, what}, {owner, _tag}, state) do
+    if state.names[name] do
+      {:reply, {:error, Error.new(:exists, "#{node()} has published that name already")}, state}
+    else
+      :ok = :pg.join(Names, name, self())
+      published = %{what: what, owner: Process.monitor(owner)}
+      {:reply, :ok, put_in(state.names[name], published)}
+    end
+  end
+
+  def handle_call({:unpublish, name}, _from, state) do
+    case state.names do
+      %{^name => %{what: what}} -> {:reply, {:ok, what}, forget_name(state, name)}
+      _none -> {:reply, {:error, Error.new(:not_found, "not published by #{node()}")}, state}
+    end
+  end
+
+  # Also other nodes ask.
+  def handle_call({:published, name}, _from, state) do
+    case state.names do
+      %{^name => %{what: what}} -> {:reply, {:ok, what}, state}
+      _none -> {:reply, :none, state}
     end
   end
 
@@ -141,7 +175,7 @@ defmodule Tmesh.Net.Server do
         {:noreply, read(state, checksum, fetch, home, key, address)}
 
       {{checksum, _fetch}, {:error, type, text}} ->
-        {:noreply, failed(state, checksum, Error.new(type, text))}
+        {:noreply, next_home(state, checksum, Error.new(type, text))}
 
       # Too late: given back, unless it came twice and is in use.
       {nil, {:ok, key, _address}} ->
@@ -169,8 +203,8 @@ defmodule Tmesh.Net.Server do
   def handle_info({:silent, checksum, number}, state) do
     case state.fetches do
       %{^checksum => %{state: {:asking, ^number}} = fetch} ->
-        {:noreply,
-         failed(state, checksum, Error.new(:timeout, "#{fetch.wanted.home} did not answer in time"))}
+        why = Error.new(:timeout, "#{fetch.home} did not answer in time")
+        {:noreply, next_home(state, checksum, why)}
 
       _other ->
         {:noreply, state}
@@ -182,8 +216,10 @@ defmodule Tmesh.Net.Server do
     offer = Enum.find(state.offers, fn {_id, offer} -> offer.owner == monitor end)
     asking = Enum.find(state.fetches, fn {_sum, fetch} -> fetch.monitor == monitor end)
     held = Enum.find(state.held, fn {_id, monitors} -> monitor in monitors end)
+    name = Enum.find(state.names, fn {_name, published} -> published.owner == monitor end)
 
     cond do
+      name -> {:noreply, forget_name(state, elem(name, 0))}
       lease -> {:noreply, end_lease(state, elem(lease, 0))}
       offer -> {:noreply, owner_ended(state, elem(offer, 0))}
       asking -> {:noreply, home_ended(state, asking, reason)}
@@ -322,27 +358,69 @@ defmodule Tmesh.Net.Server do
 
   # What is kept here is not fetched, and its home is not asked.
   defp begin(state, wanted, timeout, waiter) do
-    found = {:finding, state.next_id}
-    fetch = %{wanted: wanted, timeout: timeout, waiters: [waiter], monitor: nil, state: found}
+    fetch = %{
+      wanted: wanted,
+      # Homes that were not asked yet, and the one that is.
+      sources: wanted.sources,
+      home: nil,
+      timeout: timeout,
+      waiters: [waiter],
+      monitor: nil,
+      state: {:finding, state.next_id}
+    }
 
     put_in(state.fetches[wanted.checksum], fetch)
     |> ask({:find, wanted.checksum}, "find", checksum: wanted.checksum, bytes: wanted.bytes)
   end
 
-  defp ask_home(state, checksum, %{wanted: wanted} = fetch) do
+  defp ask_in_turn(state, checksum) do
+    if Enum.count(state.fetches, fn {_sum, f} -> elem(f.state, 0) in [:asking, :reading] end) <
+         @at_once,
+       do: next_home(state, checksum, Error.new(:not_found, "nobody has it")),
+       else: put_in(state.fetches[checksum].state, {:queued, state.next_id})
+  end
+
+  # A place is free: whoever has waited longest.
+  defp ask_queued(state) do
+    waiting = for {sum, %{state: {:queued, since}}} <- state.fetches, do: {since, sum}
+
+    case Enum.min(waiting, fn -> nil end) do
+      nil -> state
+      {_since, checksum} -> ask_in_turn(state, checksum)
+    end
+  end
+
+  # The one before could not, for this reason.
+  defp next_home(state, checksum, error) do
+    fetch = state.fetches[checksum]
+    if fetch.monitor, do: Process.demonitor(fetch.monitor, [:flush])
+
+    case fetch.sources do
+      [] ->
+        failed(put_in(state.fetches[checksum].monitor, nil), checksum, error)
+
+      [source | rest] ->
+        ask_home(state, checksum, %{fetch | sources: rest, monitor: nil}, source)
+    end
+  end
+
+  defp ask_home(state, checksum, fetch, {name, offer}) do
+    state = put_in(state.fetches[checksum], %{fetch | home: name})
+
     # A ref is no reason to make an atom, or a connection.
-    case Enum.find([node() | Node.list(:connected)], &(Atom.to_string(&1) == wanted.home)) do
+    case Enum.find([node() | Node.list(:connected)], &(Atom.to_string(&1) == name)) do
       nil ->
-        name = inspect(wanted.home, printable_limit: 255)
+        name = inspect(name, printable_limit: 255)
         why = "its home #{name} is not connected to #{node()}: Node.connect/1 does that"
-        failed(state, checksum, Error.new(:not_found, why))
+        next_home(state, checksum, Error.new(:not_found, why))
 
       home ->
         number = make_ref()
         monitor = Process.monitor({Tmesh.Net, home})
-        tell({Tmesh.Net, home}, {:lease, self(), number, wanted.offer})
+        tell({Tmesh.Net, home}, {:lease, self(), number, offer})
         Process.send_after(self(), {:silent, checksum, number}, fetch.timeout)
-        put_in(state.fetches[checksum], %{fetch | monitor: monitor, state: {:asking, number}})
+        fetch = %{fetch | home: name, monitor: monitor, state: {:asking, number}}
+        put_in(state.fetches[checksum], fetch)
     end
   end
 
@@ -383,19 +461,21 @@ defmodule Tmesh.Net.Server do
             monitor
           end
 
-        put_in(state.held[id], monitors)
+        ask_queued(put_in(state.held[id], monitors))
     end
   end
 
   # Why it was not found among what is kept is of no interest: keeping it will say so.
   defp fetched(state, id, checksum, message) do
     case state.fetches[checksum] do
-      %{state: {:finding, ^id}} = fetch ->
-        ask_home(state, checksum, fetch)
+      %{state: {:finding, ^id}} ->
+        ask_in_turn(state, checksum)
 
-      _other ->
-        {fetch, state} = pop_fetch(state, id, checksum)
-        if fetch, do: reply(fetch, Fetcher.error(message))
+      %{state: {:reading, ^id, key, home}} ->
+        tell(home, {:done, self(), key})
+        next_home(state, checksum, Fetcher.error(message))
+
+      _cancelled ->
         state
     end
   end
@@ -415,12 +495,12 @@ defmodule Tmesh.Net.Server do
     end
   end
 
-  # Before it reads.
+  # While nothing reads.
   defp failed(state, checksum, error) do
     {fetch, fetches} = Map.pop!(state.fetches, checksum)
     if fetch.monitor, do: Process.demonitor(fetch.monitor, [:flush])
     reply(fetch, error)
-    %{state | fetches: fetches}
+    ask_queued(%{state | fetches: fetches})
   end
 
   defp reply(fetch, error) do
@@ -432,12 +512,7 @@ defmodule Tmesh.Net.Server do
 
   defp home_ended(state, {checksum, fetch}, reason) do
     type = if reason == :noproc, do: :not_started, else: :gone
-
-    failed(
-      state,
-      checksum,
-      Error.new(type, "Tmesh.Net of #{fetch.wanted.home}: #{inspect(reason)}")
-    )
+    next_home(state, checksum, Error.new(type, "Tmesh.Net of #{fetch.home}: #{inspect(reason)}"))
   end
 
   # The last one to go takes the fetch along.
@@ -454,13 +529,13 @@ defmodule Tmesh.Net.Server do
     end
   end
 
-  defp give_up(state, checksum, %{state: {:asking, _number}}),
+  defp give_up(state, checksum, %{state: {how, _number}}) when how in [:asking, :queued],
     do: failed(state, checksum, Error.new(:cancelled, "nobody waits"))
 
   defp give_up(state, checksum, fetch) do
     id = elem(fetch.state, 1)
     {_fetch, state} = pop_fetch(state, id, checksum)
-    ask(state, :nothing, "cancel", of: id)
+    state |> ask(:nothing, "cancel", of: id) |> ask_queued()
   end
 
   defp let_go(state, id, monitor) do
@@ -474,6 +549,15 @@ defmodule Tmesh.Net.Server do
       _none ->
         state
     end
+  end
+
+  ## Names
+
+  defp forget_name(state, name) do
+    {published, names} = Map.pop!(state.names, name)
+    Process.demonitor(published.owner, [:flush])
+    :ok = :pg.leave(Names, name, self())
+    %{state | names: names}
   end
 
   ## The fetcher's end

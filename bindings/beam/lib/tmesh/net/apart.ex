@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.Net.Apart do
+  @moduledoc false
+  # Several requests to a server at a time, in a process that ends with the caller, whose end takes back
+  # what it has asked for.
+
+  @type watch :: reference()
+
+  @doc "The result of `fun`, which is given what `all/4` needs."
+  @spec run((watch() -> result)) :: result | {:ended, term()} when result: term()
+  def run(fun) do
+    caller = self()
+
+    {_pid, monitor} = spawn_monitor(fn -> exit({__MODULE__, fun.(Process.monitor(caller))}) end)
+
+    receive do
+      {:DOWN, ^monitor, :process, _pid, {__MODULE__, result}} -> result
+      {:DOWN, ^monitor, :process, _pid, reason} -> {:ended, reason}
+    end
+  end
+
+  @doc "The answers to the requests in their order, `width` of them under way at a time; the first that is no `{:ok, ...}` ends it."
+  @spec all(watch(), GenServer.server(), [term()], pos_integer()) :: {:ok, [tuple()]} | term()
+  def all(watch, server, requests, width) do
+    {first, rest} = requests |> Enum.with_index() |> Enum.split(width)
+    collect(watch, server, Map.new(first, &ask(server, &1)), rest, [])
+  end
+
+  defp ask(server, {request, number}), do: {:gen_server.send_request(server, request), number}
+
+  defp collect(_watch, _server, asked, [], got) when asked == %{},
+    do: {:ok, for({_number, answer} <- Enum.sort(got), do: answer)}
+
+  defp collect(watch, server, asked, rest, got) do
+    receive do
+      {:DOWN, ^watch, :process, _pid, _reason} ->
+        exit(:normal)
+
+      message ->
+        answer =
+          Enum.find_value(asked, fn {request, number} ->
+            case :gen_server.check_response(message, request) do
+              :no_reply -> nil
+              answer -> {request, number, answer}
+            end
+          end)
+
+        case answer do
+          nil ->
+            collect(watch, server, asked, rest, got)
+
+          {request, number, {:reply, good}} when elem(good, 0) == :ok ->
+            {next, rest} = Enum.split(rest, 1)
+            asked = asked |> Map.delete(request) |> Map.merge(Map.new(next, &ask(server, &1)))
+            collect(watch, server, asked, rest, [{number, good} | got])
+
+          {_request, _number, {:reply, bad}} ->
+            bad
+
+          {_request, _number, {:error, {reason, _server}}} ->
+            {:ended, reason}
+        end
+    end
+  end
+end

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.Net.Offer do
+  @moduledoc false
+  # An offer, as a map that comes from anybody: what is to be fetched, and from whom. A tensor has one
+  # shard, a bundle one for its index and one for each of its regions, in this order.
+
+  alias Tmesh.Error
+
+  @type wanted :: %{
+          checksum: String.t(),
+          bytes: pos_integer(),
+          sources: [{home :: String.t(), offer :: String.t()}, ...]
+        }
+
+  # Of a bundle: its regions and its index.
+  @max_shards 1025
+  @max_homes 1024
+
+  @spec wanted(map()) :: {:ok, [wanted(), ...]} | {:error, Error.t()}
+  def wanted(map) do
+    with {:ok, shards} <- shards(map),
+         {:ok, homes} <- homes(map, length(shards)) do
+      # Each shard has another home first, and each node another order.
+      turn = :erlang.phash2(node())
+
+      {:ok,
+       for {{checksum, bytes}, number} <- Enum.with_index(shards) do
+         sources = for {home, offers} <- homes, do: {home, elem(offers, number)}
+         {last, first} = Enum.split(sources, rem(turn + number, length(sources)))
+         %{checksum: checksum, bytes: bytes, sources: first ++ last}
+       end}
+    else
+      :error -> {:error, Error.new(:protocol, "not an offer: a ref that names no home")}
+    end
+  end
+
+  defp shards(%{"kind" => "bundle", "shards" => shards, "regions" => regions})
+       when is_list(shards) and is_list(regions) and length(shards) in 1..@max_shards and
+              length(shards) == length(regions) + 1,
+       do: each(shards, &shard/1)
+
+  defp shards(%{"kind" => _other}), do: :error
+  defp shards(map), do: each([map], &shard/1)
+
+  defp shard(%{"checksum" => <<checksum::binary-size(32)>>, "region_bytes" => bytes})
+       when is_integer(bytes) and bytes in 1..0x7FFF_FFFF_FFFF_FFFF,
+       do: {:ok, {checksum, bytes}}
+
+  defp shard(_other), do: :error
+
+  defp homes(map, count) do
+    with others when is_list(others) and length(others) < @max_homes <-
+           Map.get(map, "other_homes", []),
+         do: each([map | others], &home(&1, count)),
+         else: (_other -> :error)
+  end
+
+  defp home(%{"home" => home, "offers" => offers}, count)
+       when is_binary(home) and is_list(offers) and length(offers) == count do
+    if Enum.all?(offers, &is_binary/1), do: {:ok, {home, List.to_tuple(offers)}}, else: :error
+  end
+
+  defp home(%{"home" => home, "offer" => offer}, 1) when is_binary(home) and is_binary(offer),
+    do: {:ok, {home, {offer}}}
+
+  defp home(_other, _count), do: :error
+
+  defp each(list, fun) do
+    list
+    |> Enum.reduce_while([], fn item, done ->
+      case fun.(item) do
+        {:ok, good} -> {:cont, [good | done]}
+        :error -> {:halt, :error}
+      end
+    end)
+    |> case do
+      :error -> :error
+      done -> {:ok, Enum.reverse(done)}
+    end
+  end
+end
