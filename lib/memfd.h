@@ -54,6 +54,20 @@ bool tmesh_memfd_is_hugetlb(int fd);
  */
 int tmesh_memfd_describe(int fd, uint32_t kind, struct tmesh_region_info *info);
 
+/* memfd_make.c */
+
+/* Bytes of the file for a region's @bytes, without the trailer. */
+uint64_t tmesh_memfd_alloc(const struct tmesh_region *region, uint64_t bytes);
+int tmesh_memfd_create(struct tmesh_region *region, uint64_t bytes, struct tmesh_error *err);
+int tmesh_memfd_from_memfd(struct tmesh_region *region, int fd, uint64_t bytes,
+			   struct tmesh_error *err);
+/* A region that stands for @fd, which is no memory. */
+int tmesh_memfd_from_fd(struct tmesh_region *region, int fd, uint64_t bytes,
+			struct tmesh_error *err);
+/* Takes the descriptors over, also on failure. */
+int tmesh_memfd_adopt(struct tmesh_region *region, const int *fds,
+		      const struct tmesh_wire_region *wire, struct tmesh_error *err);
+
 /* memfd_fd.c */
 
 /* @number in decimal, as a name in /proc/PID/fd. */

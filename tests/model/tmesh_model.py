@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""What the tests need of libtmesh-model, by ctypes: what a file's bytes or a path describe."""
+"""What the tests need of libtmesh-model: what a file's bytes or a path describe.
+
+By ctypes and the layouts of <tmesh/context.h> and <tmesh/model.h>, not by the Python package: the library alone is what
+is compared with the formats' own packages, and the environment with those has no tmesh. _look() fails if the layout of
+an error is another one.
+"""
 import ctypes
 import os
 import pathlib
