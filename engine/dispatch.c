@@ -116,11 +116,10 @@ static int run(struct tmesh_engine_binding *binding, struct tmesh_error *err)
 
 	if (rc)
 		return rc;
-	rc = check_still(all, err);
-	if (rc)
-		return rc;
 	pthread_mutex_lock(&binding->lock);
-	rc = context->plugin->run(binding->plugin, err);
+	rc = check_still(all, err);
+	if (!rc)
+		rc = context->plugin->run(binding->plugin, err);
 	if (!rc && !binding->seen)
 		rc = check_places(binding, err);
 	pthread_mutex_unlock(&binding->lock);
@@ -132,6 +131,100 @@ static int run(struct tmesh_engine_binding *binding, struct tmesh_error *err)
 int tmesh_engine_binding_dispatch(struct tmesh_engine_binding *binding, struct tmesh_error *err)
 {
 	return run(binding, err);
+}
+
+/* What the binding has at @i, as its caller gave it. */
+static struct tmesh_engine_value value_of(const struct resolved *all, size_t i)
+{
+	const struct plugin_array *array = &all->arrays[i];
+	struct tmesh_engine_value value = {
+		.name = array->name,
+		.tensor = all->tensors[i],
+		.data = all->tensors[i] ? NULL : array->data,
+		.dtype = array->dtype,
+		.ndim = array->ndim,
+	};
+
+	memcpy(value.shape, array->shape, sizeof(value.shape));
+	/* What has passed the checks lies on an input only where that was said. */
+	for (size_t j = 0; i >= all->inputs && array->bytes && j < all->inputs; j++)
+		if (all->arrays[j].data == array->data && all->arrays[j].bytes)
+			value.in_place = all->arrays[j].name;
+	return value;
+}
+
+/* The binding's values with some replaced; which, in @changed. */
+static int replace(const struct resolved *all, const struct tmesh_engine_value *inputs,
+		   size_t count, struct tmesh_engine_value *values, size_t *changed,
+		   struct tmesh_error *err)
+{
+	for (size_t i = 0; i < all->count; i++)
+		values[i] = value_of(all, i);
+	for (size_t n = 0; n < count; n++) {
+		size_t i = 0;
+
+		while (i < all->inputs &&
+		       (!inputs[n].name || strcmp(values[i].name, inputs[n].name)))
+			i++;
+		if (i == all->inputs)
+			return tmesh_fail(err, -ENOENT, "the graph has no input \"%.60s\"",
+					  inputs[n].name ? inputs[n].name : "");
+		for (size_t m = 0; m < n; m++)
+			if (changed[m] == i)
+				return tmesh_fail(err, -EINVAL, "input \"%.100s\" was given twice",
+						  values[i].name);
+		changed[n] = i;
+		values[i] = inputs[n];
+	}
+	return 0;
+}
+
+static int rebind(struct tmesh_engine_binding *binding, const struct tmesh_engine_value *inputs,
+		  size_t count, struct tmesh_error *err)
+{
+	struct tmesh_engine_context *context = binding->graph->context;
+	struct resolved *all = &binding->values, fresh;
+	struct tmesh_engine_value *values = calloc(all->count + 1, sizeof(*values));
+	size_t *changed = calloc(count + 1, sizeof(*changed));
+	int rc;
+
+	if (!values || !changed)
+		rc = tmesh_fail(err, -ENOMEM, "no memory for %zu operands", all->count);
+	else
+		rc = replace(all, inputs, count, values, changed, err);
+	if (!rc)
+		rc = engine_resolve(binding->graph, values, all->inputs, values + all->inputs,
+				    all->count - all->inputs, false, &fresh, err);
+	free(values);
+	if (!rc) {
+		rc = context->plugin->rebind(binding->plugin, fresh.arrays, changed, count, err);
+		engine_resolved_free(rc ? &fresh : all);
+		if (!rc)
+			*all = fresh;
+	}
+	free(changed);
+	return rc;
+}
+
+int tmesh_engine_binding_rebind(struct tmesh_engine_binding *binding,
+				const struct tmesh_engine_value *inputs, size_t count,
+				struct tmesh_error *err)
+{
+	const struct tmesh_engine_context *context = binding->graph->context;
+	int rc = engine_enter(context, err);
+
+	if (rc)
+		return rc;
+	if (!context->plugin->rebind)
+		return tmesh_fail(err, -EOPNOTSUPP, "the engine \"%s\" cannot replace inputs",
+				  context->backend);
+	if (count > binding->values.inputs)
+		return tmesh_fail(err, -EINVAL, "%zu inputs were given, and the graph has %zu",
+				  count, binding->values.inputs);
+	pthread_mutex_lock(&binding->lock);
+	rc = rebind(binding, inputs, count, err);
+	pthread_mutex_unlock(&binding->lock);
+	return rc;
 }
 
 struct tmesh_engine_binding *tmesh_engine_binding_ref(struct tmesh_engine_binding *binding)

@@ -108,6 +108,29 @@ static int matmul(struct site *site)
 	return 0;
 }
 
+static bool matrix_of(const struct tmesh_graph_node *node, int64_t rows, int64_t columns)
+{
+	return node->ndim == 2 && node->shape[0] == rows && node->shape[1] == columns &&
+	       is_float(node);
+}
+
+static int lora(struct site *site)
+{
+	const struct tmesh_graph_node *x = site->in[0], *w = site->in[1], *a = site->in[2];
+	int64_t rank = a->ndim ? a->shape[0] : 0;
+
+	if (x->ndim < 2 || x->dtype != TMESH_FLOAT32 || x->quant || w->ndim != 2 ||
+	    !matrix_of(w, w->shape[0], last(x)) || !matrix_of(a, rank, last(x)) ||
+	    !matrix_of(site->in[3], w->shape[0], rank))
+		return wrong(site,
+			     "it takes x[..., T, K] of float32, w[N, K], a[R, K] and b[N, R]");
+	if (site->node->input_count > 4 && !vector_of(site->in[4], TMESH_FLOAT32, 1))
+		return wrong(site, "its scale is float32[1]");
+	becomes(site, x->ndim, x->shape);
+	site->node->shape[x->ndim - 1] = w->shape[0];
+	return 0;
+}
+
 static int norm(struct site *site)
 {
 	const struct tmesh_graph_node *x = site->in[0];
@@ -304,6 +327,8 @@ static int infer(struct site *site)
 		return concat(site);
 	case TMESH_GRAPH_ATTENTION:
 		return attention(site);
+	case TMESH_GRAPH_LORA:
+		return lora(site);
 	}
 	return -EINVAL; /* tmesh_graph_add() has looked */
 }

@@ -20,6 +20,7 @@ static const struct graph_op ops[] = {
 	[TMESH_GRAPH_GELU] = {"gelu", 1, 1, 0},
 	[TMESH_GRAPH_GET_ROWS] = {"get_rows", 2, 2, 0},
 	[TMESH_GRAPH_SET_ROWS] = {"set_rows", 3, 3, 0},
+	[TMESH_GRAPH_LORA] = {"lora", 4, 5, 0},
 	[TMESH_GRAPH_RESHAPE] = {"reshape", 1, 1, ATTR_SHAPE},
 	[TMESH_GRAPH_TRANSPOSE] = {"transpose", 1, 1, ATTR_AXES},
 	[TMESH_GRAPH_CONCAT] = {"concat", 2, TMESH_GRAPH_MAX_INPUTS, ATTR_AXIS},

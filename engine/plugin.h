@@ -13,7 +13,7 @@
 #include "common/public.h"
 
 /* To be raised with every change of what stands here. */
-#define TMESH_ENGINE_PLUGIN_ABI 1
+#define TMESH_ENGINE_PLUGIN_ABI 2
 
 struct plugin_open {
 	const char *library; /* NULL: found by the plug-in */
@@ -87,6 +87,10 @@ struct tmesh_engine_plugin {
 		      struct tmesh_error *err);
 	void (*release)(void *engine, void *handle);
 	void (*unbind)(void *binding);
+	/* NULL: it cannot. @inputs: all, in the order of bind(); @changed: which of them have
+	 * another address or shape than before. After an error the binding is as it was. */
+	int (*rebind)(void *binding, const struct plugin_array *inputs, const size_t *changed,
+		      size_t count, struct tmesh_error *err);
 };
 
 #endif /* TMESH_ENGINE_PLUGIN_H */

@@ -264,16 +264,21 @@ static void unbind(void *data)
 	binding_free(binding);
 }
 
+static int no_region(const char *name, struct tmesh_error *err)
+{
+	return tmesh_fail(err, -EOPNOTSUPP,
+			  "\"%.80s\" has no region, and an engine in another process sees regions "
+			  "alone: give a device tensor of this context",
+			  name);
+}
+
 static int place(struct remote_binding *binding, size_t i, const struct plugin_array *array,
 		 struct tmesh_error *err)
 {
 	bool output = i >= binding->inputs;
 
 	if (!array->tensor)
-		return tmesh_fail(err, -EOPNOTSUPP,
-				  "\"%.80s\" has no region, and an engine in another process sees "
-				  "regions alone: give a device tensor of this context",
-				  array->name);
+		return no_region(array->name, err);
 	binding->tensors[i].tensor = tmesh_tensor_ref(array->tensor);
 	binding->tensors[i].write = output;
 	binding->places[i] =
@@ -324,6 +329,68 @@ static int bind(void *engine, struct plugin_session *session, const struct plugi
 	return rc;
 }
 
+/* Tell the engine, whose binding is of the present link. */
+static int rebind_there(struct remote_binding *binding, const struct plugin_array *inputs,
+			const size_t *changed, const struct wire_tensor *tensors, size_t count,
+			uint64_t deadline, struct tmesh_error *err)
+{
+	struct wire text = remote_text(binding->remote);
+	int rc;
+
+	wire_put_u32(&text, (uint32_t)count);
+	for (size_t i = 0; i < count; i++)
+		wire_put_text(&text, inputs[changed[i]].name);
+	rc = wire_put_tensors(&text, tensors, count, err);
+	if (!rc)
+		rc = remote_call(binding->remote, WIRE_REBIND, binding->id, &text, deadline, NULL,
+				 NULL, err);
+	/* It died before it began: the next process gets the binding as it is now. */
+	return rc == REMOTE_AGAIN ? 0 : rc;
+}
+
+static void exchange(struct remote_binding *binding, const size_t *changed,
+		     struct wire_tensor *tensors, size_t count)
+{
+	for (size_t i = 0; i < count; i++) {
+		struct wire_tensor before = binding->tensors[changed[i]];
+
+		binding->tensors[changed[i]] = tensors[i];
+		tensors[i] = before;
+	}
+}
+
+static int rebind(void *data, const struct plugin_array *inputs, const size_t *changed,
+		  size_t count, struct tmesh_error *err)
+{
+	struct remote_binding *binding = data;
+	struct remote *remote = binding->remote;
+	uint64_t deadline = remote_deadline(remote);
+	struct wire_tensor *tensors = calloc(count + 1, sizeof(*tensors));
+	int rc = 0;
+
+	if (!tensors)
+		return tmesh_fail(err, -ENOMEM, "no memory for %zu operands", count);
+	for (size_t i = 0; !rc && i < count; i++) {
+		if (!inputs[changed[i]].tensor)
+			rc = no_region(inputs[changed[i]].name, err);
+		else
+			tensors[i].tensor = tmesh_tensor_ref(inputs[changed[i]].tensor);
+	}
+	if (!rc)
+		rc = remote_enter(remote, deadline, err);
+	if (!rc) {
+		if (remote->socket >= 0 && binding->generation == remote->generation)
+			rc = rebind_there(binding, inputs, changed, tensors, count, deadline, err);
+		if (!rc)
+			exchange(binding, changed, tensors, count);
+		for (size_t i = 0; !rc && i < count; i++)
+			binding->places[changed[i]].data = inputs[changed[i]].data;
+		remote_leave(remote);
+	}
+	wire_tensors_free(tensors, count);
+	return rc;
+}
+
 static int run(void *data, struct tmesh_error *err)
 {
 	struct remote_binding *binding = data;
@@ -364,4 +431,5 @@ const struct tmesh_engine_plugin remote_plugin = {
 	.run = run,
 	.result = result,
 	.unbind = unbind,
+	.rebind = rebind,
 };

@@ -56,6 +56,7 @@ enum wire_op {
 	WIRE_BIND = 3,	      /* id of a graph; values; gives an id */
 	WIRE_UNBIND = 4,      /* id; no reply */
 	WIRE_RUN = 5,	      /* id of a binding */
+	WIRE_REBIND = 6,      /* id of a binding; values: inputs in others' place */
 };
 
 struct wire_request {

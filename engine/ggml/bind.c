@@ -46,13 +46,18 @@ static uint32_t input_node(const struct tmesh_graph *graph, size_t operand)
 	return at;
 }
 
+static bool is_index(const struct plugin_array *array)
+{
+	return array->dtype == TMESH_INT32 || array->dtype == TMESH_INT64;
+}
+
 static int bind_input(struct ggml_lowered *lowered, const struct plugin_array *array,
 		      struct tmesh_error *err)
 {
 	uint32_t at = input_node(lowered->session->graph, array->operand);
 	struct ggml_index *index = &lowered->indices[at];
 
-	if (array->dtype != TMESH_INT32 && array->dtype != TMESH_INT64)
+	if (!is_index(array))
 		return place(lowered, lowered->values[at], array->data, array->name, err);
 	index->from = array->data;
 	index->count = (int64_t)(array->bytes / (array->dtype == TMESH_INT32 ? 4 : 8));
@@ -179,6 +184,58 @@ int ggml_bind(void *data, struct plugin_session *session, const struct plugin_ar
 	else
 		*out = lowered;
 	return rc;
+}
+
+/* The first node that has a view of the input, whose address was taken when it was bound. */
+static const struct tmesh_graph_node *viewer(const struct tmesh_graph *graph, uint32_t input)
+{
+	for (size_t i = 0; i < graph->node_count; i++) {
+		const struct tmesh_graph_node *node = &graph->nodes[i];
+
+		if (node->op != TMESH_GRAPH_RESHAPE && node->op != TMESH_GRAPH_TRANSPOSE &&
+		    node->op != TMESH_GRAPH_SET_ROWS && node->op != TMESH_GRAPH_ATTENTION)
+			continue;
+		for (uint32_t n = 0; n < node->input_count; n++)
+			if (node->inputs[n] == input)
+				return node;
+	}
+	return NULL;
+}
+
+int ggml_rebind(void *data, const struct plugin_array *inputs, const size_t *changed, size_t count,
+		struct tmesh_error *err)
+{
+	struct ggml_lowered *lowered = data;
+	const struct tmesh_graph *graph = lowered->session->graph;
+	size_t at = lowered->engine->address_at;
+
+	for (size_t i = 0; i < count; i++) {
+		const struct plugin_array *array = &inputs[changed[i]];
+		const struct tmesh_graph_node *node;
+
+		if (is_index(array))
+			continue;
+		if (!at)
+			return tmesh_fail(err, -EOPNOTSUPP,
+					  "where this ggml has addresses was not found: bind anew");
+		node = viewer(graph, input_node(graph, array->operand));
+		if (node)
+			return tmesh_fail(
+				err, -EOPNOTSUPP,
+				"input \"%s\": node \"%s\", a %s, has a view of it: bind anew",
+				array->name, node->name, tmesh_graph_op_name(node->op));
+	}
+	for (size_t i = 0; i < count; i++) {
+		const struct plugin_array *array = &inputs[changed[i]];
+		uint32_t node = input_node(graph, array->operand);
+
+		if (is_index(array))
+			lowered->indices[node].from = array->data;
+		else
+			memcpy((char *)lowered->values[node] + at, &array->data,
+			       sizeof(array->data));
+	}
+	return 0;
 }
 
 /* Integers as they are now, in memory that nobody else writes to. */

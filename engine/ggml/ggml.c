@@ -2,6 +2,7 @@
 /* The engine "ggml": graphs of tmesh/graph.h on the CPU. */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ggml_internal.h"
 
@@ -12,6 +13,40 @@ static void ggml_close(void *data)
 	if (engine->memory)
 		engine->api.backend_buffer_free(engine->memory);
 	free(engine);
+}
+
+/*
+ * ggml has a call that gives a tensor its address once, and none that gives it another. Its
+ * structure is not for us to know, so the place is looked for: a word that is the address which a
+ * tensor was given, and which ggml itself reads it from. Not found: inputs cannot be replaced.
+ */
+static size_t find_address(const struct ggml_engine *engine)
+{
+	const struct ggml_api *api = &engine->api;
+	size_t found = 0, bytes = api->tensor_overhead();
+	struct ggml_context *context =
+		api->init((struct ggml_params){.mem_size = 4 * bytes, .no_alloc = true});
+	const uintptr_t first = 0x5a5a5a5a5a40, second = 0x3c3c3c3c3c40;
+	struct ggml_tensor *tensor;
+
+	if (!context)
+		return 0;
+	tensor = api->new_tensor_4d(context, GGML_F32, 4, 1, 1, 1);
+	if (api->backend_tensor_alloc(engine->memory, tensor, (void *)first) != GGML_SUCCESS)
+		bytes = 0;
+	for (size_t at = 0; at + sizeof(uintptr_t) <= bytes; at += sizeof(uintptr_t)) {
+		uintptr_t word;
+
+		memcpy(&word, (char *)tensor + at, sizeof(word));
+		if (word != first)
+			continue;
+		memcpy((char *)tensor + at, &second, sizeof(second));
+		if (api->get_data(tensor) == (void *)second)
+			found = at;
+		memcpy((char *)tensor + at, &first, sizeof(first));
+	}
+	api->free(context);
+	return found;
 }
 
 static int ggml_open(const struct plugin_open *opts, void **out, struct tmesh_error *err)
@@ -32,6 +67,8 @@ static int ggml_open(const struct plugin_open *opts, void **out, struct tmesh_er
 			(void *)(uintptr_t)4096, (size_t)PTRDIFF_MAX - 4096);
 		if (!engine->memory)
 			rc = tmesh_fail(err, -ENOMEM, "no memory for an engine");
+		else
+			engine->address_at = find_address(engine);
 	}
 	if (rc)
 		ggml_close(engine);
@@ -59,4 +96,5 @@ const struct tmesh_engine_plugin tmesh_engine_plugin = {
 	.result = ggml_result,
 	.release = ggml_release,
 	.unbind = ggml_unbind,
+	.rebind = ggml_rebind,
 };

@@ -19,6 +19,8 @@ struct ggml_engine {
 	uint32_t threads;
 	/* All memory of the process: where in it tensors lie was checked, and is nobody else's. */
 	struct ggml_backend_buffer *memory;
+	/* Where in a tensor of ggml's its address is, as found out; 0: it was not. */
+	size_t address_at;
 };
 
 struct ggml_session {
@@ -94,5 +96,7 @@ int ggml_result(void *binding, size_t output, struct plugin_result *result,
 		struct tmesh_error *err);
 void ggml_release(void *engine, void *handle);
 void ggml_unbind(void *binding);
+int ggml_rebind(void *binding, const struct plugin_array *inputs, const size_t *changed,
+		size_t count, struct tmesh_error *err);
 
 #endif /* TMESH_ENGINE_GGML_INTERNAL_H */

@@ -183,6 +183,20 @@ static struct ggml_tensor *attention(struct site *site)
 	return step(site, out);
 }
 
+static struct ggml_tensor *lora(struct site *site)
+{
+	const struct ggml_api *api = site->api;
+	struct ggml_tensor *x = in(site, 0), *change;
+
+	change = step(site, api->mul_mat(site->context, in(site, 2), x));
+	if (site->node->input_count > 4)
+		change = step(site, api->mul(site->context, change, in(site, 4)));
+	change = step(site, api->mul_mat(site->context, in(site, 3), change));
+	return step(site,
+		    api->add(site->context, step(site, api->mul_mat(site->context, in(site, 1), x)),
+			     change));
+}
+
 static struct ggml_tensor *rope(struct site *site)
 {
 	const struct tmesh_graph_node *node = site->node;
@@ -241,6 +255,8 @@ static struct ggml_tensor *lower(struct site *site, uint32_t at)
 		return concat(site);
 	case TMESH_GRAPH_ATTENTION:
 		return attention(site);
+	case TMESH_GRAPH_LORA:
+		return lora(site);
 	}
 	return NULL; /* tmesh_graph_add() has looked */
 }

@@ -79,6 +79,43 @@ int onnx_bind(void *data, struct plugin_session *session, const struct plugin_ar
 	return rc;
 }
 
+int onnx_rebind(void *data, const struct plugin_array *inputs, const size_t *changed, size_t count,
+		struct tmesh_error *err)
+{
+	struct onnx_binding *binding = data;
+	const struct onnx_engine *engine = binding->engine;
+	struct ort_value **fresh = calloc(count + 1, sizeof(struct ort_value *));
+	int rc = 0;
+
+	if (!fresh)
+		return tmesh_fail(err, -ENOMEM, "no memory for %zu inputs", count);
+	for (size_t i = 0; !rc && i < count; i++)
+		rc = onnx_value(engine, &inputs[changed[i]], &fresh[i], err);
+	for (size_t i = 0; !rc && i < count; i++)
+		rc = onnx_check(
+			engine,
+			engine->ort.bind_input(binding->ort, inputs[changed[i]].name, fresh[i]),
+			inputs[changed[i]].name, err);
+	for (size_t i = 0; i < count; i++) {
+		struct ort_value **old = &binding->values[changed[i]], *unused = fresh[i];
+
+		/* A name that was bound once is bound again. */
+		if (rc)
+			onnx_check(
+				engine,
+				engine->ort.bind_input(binding->ort, inputs[changed[i]].name, *old),
+				"rebind", NULL);
+		else {
+			unused = *old;
+			*old = fresh[i];
+		}
+		if (unused)
+			engine->ort.release_value(unused);
+	}
+	free(fresh);
+	return rc;
+}
+
 int onnx_run(void *data, struct tmesh_error *err)
 {
 	struct onnx_binding *binding = data;

@@ -115,4 +115,5 @@ const struct tmesh_engine_plugin tmesh_engine_plugin = {
 	.result = onnx_result,
 	.release = onnx_release,
 	.unbind = onnx_unbind,
+	.rebind = onnx_rebind,
 };

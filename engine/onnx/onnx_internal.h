@@ -48,5 +48,7 @@ int onnx_result(void *binding, size_t output, struct plugin_result *result,
 		struct tmesh_error *err);
 void onnx_release(void *engine, void *handle);
 void onnx_unbind(void *binding);
+int onnx_rebind(void *binding, const struct plugin_array *inputs, const size_t *changed,
+		size_t count, struct tmesh_error *err);
 
 #endif /* TMESH_ENGINE_ONNX_INTERNAL_H */

@@ -14,10 +14,11 @@
 #define MAX_BINDINGS 16384
 #define MAX_OPERANDS 65536
 
-/* What a client has by number: a graph or a binding, and how many regions that keeps open. */
+/* What a client has by number: a graph or a binding, and how many regions that keeps open. A
+ * binding keeps one for each operand at most, however often it is rebound. */
 struct thing {
 	void *object;
-	size_t regions;
+	size_t regions, operands;
 };
 
 struct things {
@@ -214,11 +215,53 @@ static int bind_values(struct client *client, uint32_t graph_id, struct wire *re
 	if (rc)
 		return rc;
 	rc = things_add(&client->bindings, binding, regions, id, err);
-	if (rc)
+	if (rc) {
 		tmesh_engine_binding_unref(binding);
-	else
+	} else {
+		client->bindings.all[*id].operands = count;
 		client->regions -= regions;
+	}
 	return rc;
+}
+
+static int rebind_values(struct client *client, uint32_t id, struct wire *request,
+			 struct tmesh_error *err)
+{
+	struct tmesh_engine_binding *binding = things_get(&client->bindings, id);
+	size_t count = wire_get_u32(request), tensor_count = 0, regions = 0;
+	struct wire_tensor *tensors = NULL;
+	struct tmesh_engine_value *values;
+	struct thing *thing;
+	int rc;
+
+	if (!binding || request->wrong || count > MAX_OPERANDS)
+		return tmesh_fail(err, -EPROTO, "a malformed request to rebind");
+	values = calloc(count + 1, sizeof(*values));
+	if (!values)
+		return tmesh_fail(err, -ENOMEM, "no memory for %zu operands", count);
+	for (size_t i = 0; i < count; i++)
+		values[i].name = wire_get_text(request);
+	rc = wire_get_tensors(request, client->ctx, MAX_OPERANDS, client->regions, &tensors,
+			      &tensor_count, &regions, err);
+	if (!rc && tensor_count != count)
+		rc = tmesh_fail(err, -EPROTO, "%zu operands, and %zu tensors", count, tensor_count);
+	if (!rc)
+		rc = make_values(client, tensors, count, values, err);
+	if (!rc)
+		rc = tmesh_engine_binding_rebind(binding, values, count, err);
+	for (size_t i = 0; i < count; i++)
+		if (values[i].tensor)
+			tmesh_engine_tensor_unref(values[i].tensor);
+	wire_tensors_free(tensors, tensor_count);
+	free(values);
+	if (rc)
+		return rc;
+	thing = &client->bindings.all[id];
+	if (regions > thing->operands - thing->regions)
+		regions = thing->operands - thing->regions;
+	thing->regions += regions;
+	client->regions -= regions;
+	return 0;
 }
 
 static int run(struct client *client, uint32_t id, struct tmesh_error *err)
@@ -244,6 +287,8 @@ static int perform(struct client *client, const struct wire_request *request, st
 		return rc;
 	case WIRE_BIND:
 		return bind_values(client, request->id, text, &reply->id, err);
+	case WIRE_REBIND:
+		return rebind_values(client, request->id, text, err);
 	case WIRE_RUN:
 		return run(client, request->id, err);
 	default:

@@ -256,6 +256,16 @@ int tmesh_engine_bind(struct tmesh_engine_graph *graph, const struct tmesh_engin
 /* Run it. One thread at a time: others wait. Return: 0; -EBADF, -EACCES (an output was sealed
  * since), -EPERM, -EIO, -ENOMEM. */
 int tmesh_engine_binding_dispatch(struct tmesh_engine_binding *binding, struct tmesh_error *err);
+/*
+ * Replace inputs of the binding, by name, all of them or, after an error, none; the others and the
+ * outputs stay. Nothing is opened or built anew: the next run reads the new memory. As for a LoRA
+ * adapter that a slot has a new generation of. Runs in other threads end before. Checks and errors
+ * are those of tmesh_engine_bind(); -EOPNOTSUPP: the engine cannot move this input (the engine
+ * "ggml": what a reshape, transpose, set_rows or attention reads first).
+ */
+int tmesh_engine_binding_rebind(struct tmesh_engine_binding *binding,
+				const struct tmesh_engine_value *inputs, size_t count,
+				struct tmesh_error *err);
 struct tmesh_engine_binding *tmesh_engine_binding_ref(struct tmesh_engine_binding *binding);
 void tmesh_engine_binding_unref(struct tmesh_engine_binding *binding);
 

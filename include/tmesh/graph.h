@@ -59,6 +59,10 @@ enum tmesh_graph_op {
 	/* q[T, H, D], k[C, G, D], v[C, G, D], positions int32[T] -> [T, H, D]: query t sees the
 	 * rows 0 to positions[t]. H is a multiple of G. @scale (0: 1 / sqrt(D)). */
 	TMESH_GRAPH_ATTENTION = 17,
+	/* x[..., T, K], w[N, K], a[R, K], b[N, R], scale float32[1] (may be left out: 1) ->
+	 * [..., T, N]: a matmul of x and w, and scale times that of x by a, then by b. a, b and
+	 * scale are inputs usually, which tmesh_engine_binding_rebind() replaces. */
+	TMESH_GRAPH_LORA = 18,
 };
 /* "matmul"; NULL: no such operator. 0: no operator of that name. */
 const char *tmesh_graph_op_name(enum tmesh_graph_op op);

@@ -116,6 +116,18 @@ static int bind(void *engine, struct plugin_session *session, const struct plugi
 	return 0;
 }
 
+static int rebind(void *data, const struct plugin_array *inputs, const size_t *changed,
+		  size_t count, struct tmesh_error *err)
+{
+	struct binding *binding = data;
+
+	if (!strcmp(binding->session->mode, "fails"))
+		return tmesh_fail(err, -EIO, "the fake fails as it was told");
+	for (size_t i = 0; i < count; i++)
+		binding->inputs[inputs[changed[i]].operand] = inputs[changed[i]];
+	return 0;
+}
+
 static int run(void *data, struct tmesh_error *err)
 {
 	struct binding *binding = data;
@@ -178,4 +190,5 @@ const struct tmesh_engine_plugin tmesh_engine_plugin = {
 	.result = result,
 	.release = release,
 	.unbind = unbind,
+	.rebind = rebind,
 };

@@ -155,6 +155,56 @@ static void test_binding(void **state)
 	tmesh_engine_binding_unref(binding);
 }
 
+/* Inputs in others' place, one session and one binding; what is refused changes nothing. */
+static void test_rebind(void **state)
+{
+	struct fixture *fix = *state;
+	const float nines[8] = {9, 9, 9, 9, 9, 9, 9, 9};
+	struct tmesh_engine_binding *binding;
+	struct tmesh_engine_tensor *other, *small;
+	struct tmesh_engine_value values[3] = {{.name = "b"}, {.name = "x"}, {.name = "x"}};
+	const int64_t three = 3;
+	float y[8];
+
+	assert_ok(tmesh_engine_tensor_create(fix->context, TMESH_FLOAT32, 1, shape_b, FLAGS, &other,
+					     err));
+	assert_ok(tmesh_engine_tensor_create(fix->context, TMESH_FLOAT32, 1, &three, FLAGS, &small,
+					     err));
+	assert_ok(tmesh_engine_tensor_write(other, nines, 16, err));
+	assert_ok(tmesh_engine_bind(fix->graph, fix->inputs, 2, fix->outputs, 1, &binding, err));
+	values[0].tensor = other;
+	assert_ok(tmesh_engine_binding_rebind(binding, values, 1, err));
+	/* It is held, and what was bound before is not. */
+	tmesh_engine_tensor_destroy(fix->b);
+	assert_ok(tmesh_engine_binding_dispatch(binding, err));
+	assert_ok(tmesh_engine_tensor_read(fix->y, y, sizeof(y), err));
+	for (int i = 0; i < 8; i++)
+		assert_true(y[i] == (float)(i + 10));
+	values[1].tensor = values[2].tensor = fix->x;
+	assert_refused(tmesh_engine_binding_rebind(binding, values, 3, err), -EINVAL, "2");
+	assert_refused(tmesh_engine_binding_rebind(binding, values + 1, 2, err), -EINVAL, "twice");
+	values[1].name = "y";
+	assert_refused(tmesh_engine_binding_rebind(binding, values, 2, err), -ENOENT, "\"y\"");
+	values[1].name = NULL;
+	assert_refused(tmesh_engine_binding_rebind(binding, values, 2, err), -ENOENT, "no input");
+	values[1] = (struct tmesh_engine_value){.name = "x", .tensor = fix->y};
+	assert_refused(tmesh_engine_binding_rebind(binding, values, 2, err), -EINVAL, "overlaps");
+	values[0].tensor = small;
+	assert_refused(tmesh_engine_binding_rebind(binding, values, 1, err), -EINVAL, "shape");
+	values[0].tensor = fix->b;
+	assert_refused(tmesh_engine_binding_rebind(binding, values, 1, err), -EBADF, "destroyed");
+	assert_ok(tmesh_engine_binding_rebind(binding, NULL, 0, err));
+	assert_ok(tmesh_engine_binding_dispatch(binding, err));
+	assert_ok(tmesh_engine_tensor_read(fix->y, y, sizeof(y), err));
+	for (int i = 0; i < 8; i++)
+		assert_true(y[i] == (float)(i + 10));
+	assert_int_equal(stats(fix).bindings, 1);
+	assert_int_equal(stats(fix).sessions_opened, 1);
+	tmesh_engine_binding_unref(binding);
+	tmesh_engine_tensor_unref(other);
+	tmesh_engine_tensor_unref(small);
+}
+
 /* Arrays and device tensors in any mixture. */
 static void test_host(void **state)
 {
@@ -712,6 +762,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_dispatch, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_binding, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_rebind, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_host, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_tensor_refusals, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_wrap, setup, teardown),

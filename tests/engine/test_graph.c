@@ -32,6 +32,10 @@ static const char text[] = "graph g  # a name\n"
 			   "si = silu(c)\n"
 			   "ge = gelu(si)\n"
 			   "mu = mul(ge, si)\n"
+			   "la = input : float16[4,64]\n"
+			   "lb = input : float32[64,4]\n"
+			   "one = input : float32[1]\n"
+			   "lo = lora(m, w, la, lb, one)\n"
 			   "y = softmax(mu) scale=0.25\n"
 			   "output y = y\n"
 			   "output present = present\n";
@@ -72,7 +76,8 @@ static void test_infer(void **state)
 	uint32_t at;
 
 	assert_string_equal(tmesh_graph_name(graph), "g");
-	assert_int_equal(tmesh_graph_nodes(graph), 24);
+	assert_int_equal(tmesh_graph_nodes(graph), 28);
+	assert_shape(graph, "lo", TMESH_FLOAT32, 2, (int64_t[]){2, 64});
 	assert_shape(graph, "e", TMESH_FLOAT32, 2, (int64_t[]){2, 64});
 	assert_shape(graph, "l", TMESH_FLOAT32, 2, (int64_t[]){2, 64});
 	assert_shape(graph, "m", TMESH_FLOAT32, 2, (int64_t[]){2, 64});
@@ -219,6 +224,12 @@ static void test_refused(void **state)
 		{"c", "c = concat(t, at) axis=2", "dimensions but axis"},
 		{"c", "c = concat(t, t) axis=3", "axis is a dimension"},
 		{"c", "c = concat(t,t,t,t,t,t,t,t,t) axis=2", "too many inputs"},
+		{"lo", "lo = lora(m, w, lb, lb)", "a[R, K] and b[N, R]"},
+		{"lo", "lo = lora(m, w, la, la)", "a[R, K] and b[N, R]"},
+		{"lo", "lo = lora(m, s, la, lb)", "w[N, K]"},
+		{"lo", "lo = lora(past, w, la, lb)", "x[..., T, K] of float32"},
+		{"lo", "lo = lora(m, w, la, lb, s)", "float32[1]"},
+		{"lo", "lo = lora(m, w, la)", "4 to 5 inputs"},
 		{"y", "output z = nobody", "no node \"nobody\""},
 		{"y", "y = silu(m)\noutput present = m", "two outputs \"present\""},
 		{"y", "y = silu(m)\noutput w = w", "is no result"},

@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct engine_graph {
 	PyObject_HEAD struct tmesh_engine_graph *graph;
@@ -25,6 +26,7 @@ struct values {
 struct engine_binding {
 	PyObject_HEAD struct tmesh_engine_binding *binding;
 	struct values values;
+	int runs; /* that have not ended; -1: it is being rebound */
 };
 
 static void values_free(struct values *values)
@@ -209,13 +211,70 @@ static PyObject *binding_dispatch(PyObject *object, PyObject *unused)
 	struct tmesh_error err;
 	int rc;
 
+	if (self->runs < 0)
+		return raise_code(PyType_GetModuleState(Py_TYPE(object)), EBUSY,
+				  "the binding is being rebound");
+	self->runs++;
 	values_begin(&self->values);
 	Py_BEGIN_ALLOW_THREADS;
 	rc = tmesh_engine_binding_dispatch(self->binding, &err);
 	Py_END_ALLOW_THREADS;
 	values_end(&self->values);
+	self->runs--;
 	if (rc)
 		return raise_error(PyType_GetModuleState(Py_TYPE(object)), &err);
+	Py_RETURN_NONE;
+}
+
+/* Those of @fresh in place of what was held under their names, which goes to @fresh. */
+static void values_exchange(struct values *held, struct values *fresh)
+{
+	for (size_t i = 0; i < fresh->count; i++)
+		for (size_t n = 0; n < held->inputs; n++)
+			if (!strcmp(held->list[n].name, fresh->list[i].name)) {
+				Py_buffer buffer = held->buffers[n];
+				struct engine_tensor *tensor = held->tensors[n];
+
+				held->buffers[n] = fresh->buffers[i];
+				held->tensors[n] = fresh->tensors[i];
+				fresh->buffers[i] = buffer;
+				fresh->tensors[i] = tensor;
+				break;
+			}
+}
+
+static PyObject *binding_rebind(PyObject *object, PyObject *args)
+{
+	struct engine_binding *self = (struct engine_binding *)object;
+	struct state *st = PyType_GetModuleState(Py_TYPE(object));
+	PyObject *inputs, *none, *both;
+	struct tmesh_error err;
+	struct values fresh;
+	int rc;
+
+	if (!PyArg_ParseTuple(args, "O!", &PyTuple_Type, &inputs))
+		return NULL;
+	none = PyTuple_New(0);
+	both = none ? PyTuple_Pack(2, inputs, none) : NULL;
+	Py_XDECREF(none);
+	rc = both ? values_take(st, both, &fresh) : -1;
+	Py_XDECREF(both);
+	if (rc)
+		return NULL;
+	if (self->runs) {
+		values_free(&fresh);
+		return raise_code(st, EBUSY, "the binding runs, in another thread");
+	}
+	self->runs = -1;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_engine_binding_rebind(self->binding, fresh.list, fresh.count, &err);
+	Py_END_ALLOW_THREADS;
+	self->runs = 0;
+	if (!rc)
+		values_exchange(&self->values, &fresh);
+	values_free(&fresh);
+	if (rc)
+		return raise_error(st, &err);
 	Py_RETURN_NONE;
 }
 
@@ -366,6 +425,8 @@ PyType_Spec engine_graph_spec = {
 
 static PyMethodDef binding_methods[] = {
 	{"dispatch", binding_dispatch, METH_NOARGS, "dispatch()\n--\n\nRun it."},
+	{"rebind", binding_rebind, METH_VARARGS,
+	 "rebind(inputs, /)\n--\n\nInputs in others' place."},
 	{NULL},
 };
 

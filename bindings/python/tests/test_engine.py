@@ -186,6 +186,27 @@ def test_views(context):
     out.release()
 
 
+def test_rebind(context):
+    """Inputs in others' place, also of another shape where the output still fits; what is refused changes nothing."""
+    graph = context.graph(MODELS / "dynamic.onnx")
+    out = tmesh.zeros((2, 4), "float32")
+    step = graph.bind({"a": rows(2, 1), "b": rows(2, 1)}, {"sum": out})
+    step.rebind({"b": tmesh.put(rows(2, 5))})
+    step.dispatch()
+    assert (out.numpy() == rows(2, 1) + rows(2, 5)).all()
+    for inputs, error in (({"b": rows(2, 7), "c": rows(2)}, tmesh.NotFoundError), ({"b": rows(3, 7)}, tmesh.InvalidError),
+                          ({"a": rows(2, 7), "b": out}, tmesh.InvalidError)):
+        with pytest.raises(error):
+            step.rebind(inputs)
+        step.dispatch()
+        assert (out.numpy() == rows(2, 1) + rows(2, 5)).all()
+    step.rebind({"a": rows(2, 2), "b": rows(2, 3)})
+    gc.collect()
+    step.dispatch()
+    assert (out.numpy() == rows(2, 2) + rows(2, 3)).all()
+    assert context.stats()["bindings"] == 1
+
+
 def decode_state(context):
     def state():
         return {name: context.tensor(*spec, readable=True, writable=True)

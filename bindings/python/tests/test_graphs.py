@@ -162,6 +162,7 @@ def gguf(path, architecture, tensors, **values):
         return struct.pack("<Q", len(value)) + value.encode()
 
     keys = {"general.architecture": architecture, **{f"{architecture}.{key}": value for key, value in values.items()}}
+    keys = keys if architecture else values
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys))
     for key, value in keys.items():
         kind = {str: 8, int: 4, float: 6}[type(value)]

@@ -327,6 +327,7 @@ class EngineGraph:
 @final
 class EngineBinding:
     def dispatch(self) -> None: ...
+    def rebind(self, inputs: tuple[_EngineValue, ...], /) -> None: ...
 
 @final
 class SlotHandle:

@@ -312,7 +312,7 @@ class Graph:
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], *,
              in_place: Mapping[str, str] | None = None) -> Binding:
         """Check once, to run often. Outputs have memory of their own: Tensors, DeviceTensors, arrays."""
-        return Binding(self._handle.bind(*self._values(inputs, outputs, in_place)))
+        return Binding(self, self._handle.bind(*self._values(inputs, outputs, in_place)))
 
     def __repr__(self) -> str:
         return f"<tmesh.engine.Graph of {', '.join(self.inputs)} to {', '.join(self.outputs)}>"
@@ -321,12 +321,19 @@ class Graph:
 class Binding:
     """Inputs and outputs of a graph, which it keeps. Made by Graph.bind()."""
 
-    def __init__(self, handle: _tmesh.EngineBinding) -> None:
+    def __init__(self, graph: Graph, handle: _tmesh.EngineBinding) -> None:
+        self._graph = graph
         self._handle = handle
 
     def dispatch(self) -> None:
         """Run the graph on what was bound."""
         self._handle.dispatch()
+
+    def rebind(self, inputs: Mapping[str, Any]) -> None:
+        """Other inputs in these ones' place, all of them or, after an error, none; the next dispatch() reads them. Nothing
+        is opened or built anew. UnsupportedError: the engine cannot move this input ("ggml": what a reshape, transpose,
+        set_rows or attention reads first). BusyError: it runs, in another thread."""
+        self._handle.rebind(tuple(self._graph._value(name, where, False) for name, where in inputs.items()))
 
 
 _numbers = itertools.count(1)

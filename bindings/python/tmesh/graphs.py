@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,8 @@ class Graph:
         self.outputs: dict[str, str] = {}
         #: Of outputs that lie in an input's memory, that input: what Graph.bind() of tmesh.engine wants as in_place.
         self.in_place: dict[str, str] = {}
+        #: Of lora nodes whose matrices are the inputs NAME.A, NAME.B and NAME.scale: (out, rank, in).
+        self.lora: dict[str, tuple[int, int, int]] = {}
 
     def input(self, name: str, dtype: str, shape: Sequence[int], *, cache: str | None = None) -> str:
         """What each run is given. cache: "keep" (later runs read it again) or "stream", a hint."""
@@ -58,6 +60,14 @@ class Graph:
         eps, scale, base, dims, halves, axis, axes, cache."""
         self._made += 1
         return self._node(name or f"{op}.{self._made}", op, inputs, attributes, dtype, shape)
+
+    def adapted(self, x: str, weight: str, shape: tuple[int, int], name: str, rank: int) -> str:
+        """A node "lora": a matmul of x and the weight of that shape (out, in), and an adapter of at most that rank, which
+        tmesh.adapters binds as the inputs NAME.A, NAME.B and NAME.scale."""
+        out, width = shape
+        a, b = self.input(f"{name}.A", "float32", (rank, width)), self.input(f"{name}.B", "float32", (out, rank))
+        self.lora[name] = out, rank, width
+        return self.add("lora", x, weight, a, b, self.input(f"{name}.scale", "float32", (1,)))
 
     def output(self, name: str, node: str, *, in_place: str | None = None) -> None:
         """The value of a node is an output. in_place: the input whose memory it has, for "set_rows"."""
@@ -99,13 +109,15 @@ class Graph:
 
 # Architectures of GGUF that are computed as a llama, and whether RoPE turns halves of a row (or neighbours).
 _HALVES = {"llama": False, "qwen2": True, "qwen3": True}
+_LINEARS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 class _Decoder:
     """One graph of one model, while it is built."""
 
-    def __init__(self, model: Model, tokens: int, rows: int, cache: str) -> None:
+    def __init__(self, model: Model, tokens: int, rows: int, cache: str, lora: Mapping[str, int]) -> None:
+        self.lora = lora
         self.model, self.tokens, self.rows, self.cache = model, tokens, rows, cache
         self.entries, self.values = model.entries, model.metadata
         self.architecture = self.values.get("general.architecture")
@@ -150,7 +162,12 @@ class _Decoder:
         return name
 
     def linear(self, x: str, name: str) -> str:
-        y = self.graph.add("matmul", x, self.weight(f"{name}.weight"))
+        weight, part = self.weight(f"{name}.weight"), name.rpartition(".")[2]
+        if part in self.lora:
+            out, width = self.entries[weight].shape
+            y = self.graph.adapted(x, weight, (out, width), name, self.lora[part])
+        else:
+            y = self.graph.add("matmul", x, weight)
         return self.graph.add("add", y, self.weight(f"{name}.bias")) if f"{name}.bias" in self.entries else y
 
     def norm(self, x: str, name: str) -> str:
@@ -198,13 +215,18 @@ class _Decoder:
         return g
 
 
-def of_model(model: Model, *, rows: int, tokens: int = 1, cache: str = "float16") -> Graph:
+def of_model(model: Model, *, rows: int, tokens: int = 1, cache: str = "float16",
+             lora: Mapping[str, int] | None = None) -> Graph:
     """A run of a GGUF model of the architecture llama, qwen2 or qwen3: so many tokens in, their logits out.
 
     Inputs: token int32[tokens], position int32[tokens], row int64[tokens] (where in the cache each token's keys and values
     go), past_k.N and past_v.N [rows, ...]. Outputs: logits float32[tokens, ...], present_k.N and present_v.N, each in its
     past's memory (in_place). A token sees rows 0 to its position, so row is the position unless the caller arranges
-    otherwise. UnsupportedError: an architecture, or something of the model, that would be computed as another."""
+    otherwise. lora: layers that tmesh.adapters may adapt, by the end of their names, and the highest rank: {"attn_q": 8}; of
+    attn_q, attn_k, attn_v, attn_output, ffn_gate, ffn_up, ffn_down. UnsupportedError: an architecture, or something of the model, that would be computed as another."""
     if rows < 1 or tokens < 1 or cache not in ("float16", "float32"):
         raise errors.InvalidError(errno.EINVAL, 'rows and tokens are at least 1, cache is "float16" or "float32"')
-    return _Decoder(model, tokens, rows, cache).build()
+    unknown = set(lora or {}) - set(_LINEARS)
+    if unknown or any(isinstance(rank, bool) or not isinstance(rank, int) or rank < 1 for rank in (lora or {}).values()):
+        raise errors.InvalidError(errno.EINVAL, f"lora is a dict of ranks, at least 1, by {', '.join(_LINEARS)}")
+    return _Decoder(model, tokens, rows, cache, lora or {}).build()
