@@ -12,20 +12,12 @@
 #include "common/clock.h"
 #include "net_internal.h"
 
-#define PIECE_BYTES (4u << 20)
-#define AHEAD 8
 #define TIMEOUT_NS UINT64_C(10000000000)
 /* How long a fetch waits before it looks whether it was given up. */
 #define SLICE_MS 20
 #define DRAIN_NS UINT64_C(1000000000)
 /* How long a connection may be without any byte until it is looked whether somebody listens. */
 #define SILENCE_NS UINT64_C(30000000)
-
-struct piece {
-	struct fi_context2 context; /* the first member: libfabric gives it back */
-	uint64_t bytes;
-	bool done;
-};
 
 struct fetch {
 	struct tmesh_net *net;
@@ -34,15 +26,15 @@ struct fetch {
 	union net_sockaddr address;
 	uint64_t key;
 	struct tmesh_region *region;
-	uint8_t *memory;
+	struct net_window *window;
 	uint64_t bytes;
 	struct net_sum *sum;
-	uint64_t done;		   /* bytes in order */
-	uint64_t asked;		   /* bytes asked for on this connection */
-	uint64_t deadline;	   /* when there was nothing for too long */
-	uint64_t look;		   /* when to look whether anybody listens; 0: there were bytes */
-	unsigned int first, count; /* of pieces under way */
-	struct piece pieces[AHEAD];
+	uint64_t done;	    /* bytes in order */
+	uint64_t asked;	    /* bytes asked for on this connection */
+	uint64_t deadline;  /* when there was nothing for too long */
+	uint64_t look;	    /* when to look whether anybody listens; 0: there were bytes */
+	unsigned int count; /* of pieces under way */
+	bool idle;	    /* nothing is left of earlier connections */
 };
 
 static int gone(struct fetch *fetch, const char *why, struct tmesh_error *err)
@@ -57,38 +49,49 @@ static int gone(struct fetch *fetch, const char *why, struct tmesh_error *err)
 static int ask(struct fetch *fetch, struct net_endpoint *endpoint, fi_addr_t home,
 	       struct tmesh_error *err)
 {
-	while (fetch->count < AHEAD && fetch->asked < fetch->bytes) {
-		struct piece *piece = &fetch->pieces[(fetch->first + fetch->count) % AHEAD];
+	struct net_piece *piece;
+
+	while (fetch->asked < fetch->bytes && (piece = net_window_room(fetch->window))) {
 		ssize_t rc;
 
+		piece->offset = fetch->asked;
 		piece->bytes = fetch->bytes - fetch->asked;
-		if (piece->bytes > PIECE_BYTES)
-			piece->bytes = PIECE_BYTES;
-		piece->done = false;
-		rc = fi_read(endpoint->ep, fetch->memory + fetch->asked, piece->bytes, NULL, home,
-			     fetch->asked, fetch->key, &piece->context);
+		if (piece->bytes > NET_PIECE_BYTES)
+			piece->bytes = NET_PIECE_BYTES;
+		rc = fi_read(endpoint->ep, piece->memory, piece->bytes, NULL, home, fetch->asked,
+			     fetch->key, &piece->context);
 		if (rc == -FI_EAGAIN)
 			return 0;
 		if (rc == -FI_ENOMEM)
 			return net_fail_fabric(err, "fi_read", (int)rc);
 		if (rc)
 			return gone(fetch, fi_strerror((int)-rc), err);
+		net_window_asked(fetch->window);
 		fetch->asked += piece->bytes;
 		fetch->count++;
 	}
 	return 0;
 }
 
-static void take(struct fetch *fetch)
+/* What has come in order. While all of it waits to be written nothing is asked for: that is not the
+ * home's silence. */
+static int take(struct fetch *fetch, struct tmesh_error *err)
 {
-	while (fetch->count && fetch->pieces[fetch->first].done) {
-		struct piece *piece = &fetch->pieces[fetch->first];
+	uint64_t before = fetch->done;
+	struct net_piece *piece;
+	int rc;
 
-		net_sum_add(fetch->sum, fetch->memory + fetch->done, piece->bytes);
+	while ((piece = net_window_next(fetch->window))) {
+		net_sum_add(fetch->sum, piece->memory, piece->bytes);
 		fetch->done += piece->bytes;
-		fetch->first = (fetch->first + 1) % AHEAD;
-		fetch->count--;
+		net_window_summed(fetch->window);
 	}
+	if (fetch->count)
+		return net_window_wait(fetch->window, NET_PIECES, err);
+	rc = net_window_wait(fetch->window, fetch->done < fetch->bytes ? NET_PIECES - 1 : 0, err);
+	if (fetch->done > before)
+		fetch->deadline = tmesh_now_ns() + fetch->opts.timeout_ns;
+	return rc;
 }
 
 static int progress(struct fetch *fetch, struct tmesh_error *err)
@@ -100,11 +103,10 @@ static int progress(struct fetch *fetch, struct tmesh_error *err)
 
 static int wait_some(struct fetch *fetch, struct net_endpoint *endpoint, struct tmesh_error *err)
 {
-	struct fi_cq_entry entries[AHEAD];
+	struct fi_cq_entry entries[8];
 	struct fi_cq_err_entry failure = {0};
 	int ms = tmesh_poll_ms(fetch->deadline);
-	ssize_t count =
-		fi_cq_sread(endpoint->cq, entries, AHEAD, NULL, ms > SLICE_MS ? SLICE_MS : ms);
+	ssize_t count = fi_cq_sread(endpoint->cq, entries, 8, NULL, ms > SLICE_MS ? SLICE_MS : ms);
 
 	if (count == -FI_EAVAIL) {
 		if (fi_cq_readerr(endpoint->cq, &failure, 0) == 1)
@@ -114,8 +116,9 @@ static int wait_some(struct fetch *fetch, struct net_endpoint *endpoint, struct 
 	if (count < 0 && count != -FI_EAGAIN && count != -FI_EINTR)
 		return net_fail_fabric(err, "fi_cq_sread", (int)count);
 	for (ssize_t i = 0; i < count; i++)
-		((struct piece *)entries[i].op_context)->done = true;
+		((struct net_piece *)entries[i].op_context)->come = true;
 	if (count > 0) {
+		fetch->count -= count;
 		fetch->deadline = tmesh_now_ns() + fetch->opts.timeout_ns;
 		fetch->look = 0;
 	} else if (tmesh_now_ns() >= fetch->deadline) {
@@ -164,7 +167,8 @@ static int attempt(struct fetch *fetch, struct tmesh_error *err)
 	if (rc)
 		return rc;
 	fetch->asked = fetch->done;
-	fetch->first = fetch->count = 0;
+	fetch->count = 0;
+	net_window_again(fetch->window);
 	fetch->look = tmesh_now_ns() + SILENCE_NS;
 	if (fi_av_insert(endpoint.av, &fetch->address, 1, &home, 0, NULL) != 1)
 		rc = tmesh_fail(err, -EINVAL, "libfabric does not take the address %s",
@@ -173,14 +177,16 @@ static int attempt(struct fetch *fetch, struct tmesh_error *err)
 		rc = ask(fetch, &endpoint, home, err);
 		if (!rc)
 			rc = wait_some(fetch, &endpoint, err);
-		if (!rc) {
-			take(fetch);
+		if (!rc)
+			rc = take(fetch, err);
+		if (!rc)
 			rc = progress(fetch, err);
-		}
 	}
 	/* Nothing is written to the memory after this. */
 	if (drain(fetch, &endpoint))
 		net_endpoint_close(&endpoint);
+	else
+		fetch->idle = false;
 	return rc;
 }
 
@@ -193,12 +199,12 @@ static int fetch_bytes(struct fetch *fetch, struct tmesh_error *err)
 	do {
 		before = fetch->done;
 		rc = attempt(fetch, err);
-		if (rc == -EPIPE && fetch->done > before) {
+		if (rc == -EPIPE && fetch->done > before && fetch->idle) {
 			pthread_mutex_lock(&fetch->net->lock);
 			fetch->net->stats.resumed++;
 			pthread_mutex_unlock(&fetch->net->lock);
 		}
-	} while (rc == -EPIPE && fetch->done > before);
+	} while (rc == -EPIPE && fetch->done > before && fetch->idle);
 	return rc;
 }
 
@@ -206,23 +212,22 @@ static int fetch_region(struct fetch *fetch, struct tmesh_error *err)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = fetch->opts.label};
 	char checksum[TMESH_NET_CHECKSUM_SIZE];
-	void *memory;
 	int rc;
 
 	opts.flags = TMESH_REGION_UNINITIALIZED;
 	rc = tmesh_region_create(fetch->net->ctx, fetch->bytes, &opts, &fetch->region, err);
 	if (rc)
 		return rc;
-	rc = tmesh_region_map(fetch->region, TMESH_READ | TMESH_WRITE, &memory, err);
+	rc = net_window_open(fetch->region, &fetch->window, err);
 	if (rc)
 		return rc;
-	fetch->memory = memory;
+	fetch->idle = true;
 	rc = net_sum_begin(&fetch->sum, err);
 	if (!rc) {
 		rc = fetch_bytes(fetch, err);
 		net_sum_end(fetch->sum, checksum);
 	}
-	tmesh_region_unmap(fetch->region, TMESH_READ | TMESH_WRITE);
+	net_window_close(fetch->window, fetch->idle);
 	if (rc)
 		return rc;
 	if (strcmp(checksum, fetch->source->checksum))

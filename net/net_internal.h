@@ -112,6 +112,36 @@ int net_address_read(const char *text, const char *carrier, union net_sockaddr *
 /* Exactly @digits lower-case hex digits and a zero. */
 int net_check_hex(const char *what, const char *text, size_t digits, struct tmesh_error *err);
 
+/* A piece of a fetch, in a buffer of the window's. */
+struct net_piece {
+	struct fi_context2 context; /* the first member: libfabric gives it back */
+	uint8_t *memory;
+	uint64_t offset, bytes;
+	bool come;
+};
+
+#define NET_PIECE_BYTES (1u << 20)
+#define NET_PIECES 8 /* on their way or waiting to be written, at most */
+
+/* Of one fetch, used by its thread. */
+struct net_window;
+int net_window_open(struct tmesh_region *region, struct net_window **out, struct tmesh_error *err);
+/* @idle: nobody else writes to its buffers any more. */
+void net_window_close(struct net_window *window, bool idle);
+/* Where the next piece can be received, NULL while there is no room. */
+struct net_piece *net_window_room(struct net_window *window);
+/* That piece was asked for; its offset and bytes are filled in. */
+void net_window_asked(struct net_window *window);
+/* The next piece in order, NULL if it has not come. */
+struct net_piece *net_window_next(struct net_window *window);
+/* That piece was summed up, and is written now or later. */
+void net_window_summed(struct net_window *window);
+/* What was asked for and not summed up is asked for again. */
+void net_window_again(struct net_window *window);
+/* Wait until at most @pieces are to be written. Return: 0; what tmesh_region_write() said, as soon
+ * as it is known. */
+int net_window_wait(struct net_window *window, unsigned int pieces, struct tmesh_error *err);
+
 struct net_sum;
 int net_sum_begin(struct net_sum **out, struct tmesh_error *err);
 void net_sum_add(struct net_sum *sum, const void *data, size_t bytes);

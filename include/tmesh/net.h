@@ -114,7 +114,7 @@ struct tmesh_net_fetch_opts {
  * Return: 0; -EINVAL (source, opts), -EDQUOT (max_bytes, max_fetches, max_fetches_per_address, or
  * the context's), -ENOMEM, -EOPNOTSUPP (an address of another provider), -EPIPE (the home or its
  * key is gone, or the key is wrong), -ETIMEDOUT, -ECANCELED (by @progress), -EPROTO (other bytes
- * than the checksum says), -EMFILE, -EIO.
+ * than the checksum says), -EMFILE, -EIO, and what tmesh_region_write() returns.
  */
 int tmesh_net_fetch(struct tmesh_net *net, const struct tmesh_net_source *source,
 		    const struct tmesh_net_fetch_opts *opts, struct tmesh_region **out,
