@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: MIT
 /* libtmesh-net: a home and a reader in one process, by libfabric's tcp on the loopback. */
 #include <arpa/inet.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "unit.h"
 
@@ -424,6 +429,261 @@ static void test_garbage(void **state)
 	finish(&home);
 }
 
+/*
+ * A wire between the reader and the home: it counts what the home sends, can break once, and can
+ * change a byte.
+ */
+struct wire {
+	int listener;
+	uint16_t home_port;
+	uint64_t break_after, forge_at; /* bytes from the home; 0: never */
+	atomic_ullong sent;
+	atomic_uint connections;
+	char address[TMESH_NET_ADDRESS_SIZE];
+	pthread_t thread;
+};
+
+static bool pass(struct wire *wire, int from, int to, bool from_home)
+{
+	static uint8_t data[65536];
+	ssize_t got = recv(from, data, sizeof(data), 0);
+
+	if (got <= 0)
+		return false;
+	if (from_home) {
+		uint64_t before = atomic_fetch_add(&wire->sent, got);
+
+		if (wire->forge_at >= before && wire->forge_at < before + got && wire->forge_at)
+			data[wire->forge_at - before] ^= 1;
+		if (wire->break_after && before + got > wire->break_after) {
+			wire->break_after = 0;
+			return false;
+		}
+	}
+	for (ssize_t done = 0, put; done < got; done += put) {
+		put = send(to, data + done, got - done, MSG_NOSIGNAL);
+		if (put <= 0)
+			return false;
+	}
+	return true;
+}
+
+static void *carry(void *data)
+{
+	struct sockaddr_in place = {.sin_family = AF_INET,
+				    .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	struct wire *wire = data;
+	int reader;
+
+	place.sin_port = htons(wire->home_port);
+	while ((reader = accept(wire->listener, NULL, NULL)) >= 0) {
+		int home = socket(AF_INET, SOCK_STREAM, 0);
+		struct pollfd ends[2] = {{reader, POLLIN, 0}, {home, POLLIN, 0}};
+		bool goes_on = !connect(home, (struct sockaddr *)&place, sizeof(place));
+
+		atomic_fetch_add(&wire->connections, 1);
+		while (goes_on && poll(ends, 2, -1) > 0) {
+			if (ends[0].revents)
+				goes_on = pass(wire, reader, home, false);
+			if (goes_on && ends[1].revents)
+				goes_on = pass(wire, home, reader, true);
+		}
+		close(home);
+		close(reader);
+	}
+	return NULL;
+}
+
+static void wire_up(struct wire *wire, const struct home *home)
+{
+	struct sockaddr_in place = {.sin_family = AF_INET,
+				    .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t bytes = sizeof(place);
+
+	wire->home_port = atoi(strrchr(home->address, ':') + 1);
+	wire->listener = socket(AF_INET, SOCK_STREAM, 0);
+	assert_int_equal(bind(wire->listener, (struct sockaddr *)&place, sizeof(place)), 0);
+	assert_int_equal(listen(wire->listener, 5), 0);
+	assert_int_equal(getsockname(wire->listener, (struct sockaddr *)&place, &bytes), 0);
+	snprintf(wire->address, sizeof(wire->address), "ofi+%s://127.0.0.1:%u",
+		 tmesh_net_provider(home->net), ntohs(place.sin_port));
+	assert_int_equal(pthread_create(&wire->thread, NULL, carry, wire), 0);
+}
+
+static void wire_down(struct wire *wire)
+{
+	shutdown(wire->listener, SHUT_RDWR);
+	assert_int_equal(pthread_join(wire->thread, NULL), 0);
+	close(wire->listener);
+}
+
+/* A fetch whose connection breaks goes on where it was: what had come is not sent again. */
+static void test_resume(void **state)
+{
+	const uint64_t bytes = 64 << 20, broken_at = 48 << 20;
+	struct wire wire = {.break_after = broken_at};
+	struct tmesh_net_source source;
+	struct tmesh_region *got;
+	struct home home;
+
+	begin_with(&home, opts_of("127.0.0.1"), bytes);
+	wire_up(&wire, &home);
+	source = source_of(&home);
+	source.address = wire.address;
+	assert_ok(tmesh_net_fetch(home.net, &source, NULL, &got, err));
+	same(home.region, got);
+	tmesh_region_unref(got);
+	assert_int_equal(stats_of(&home).resumed, 1);
+	assert_int_equal(stats_of(&home).fetched, 1);
+	assert_int_equal(stats_of(&home).bytes_fetched, bytes);
+	wire_down(&wire);
+	/* From the beginning it would be these two; what was under way is sent again. */
+	assert_true(atomic_load(&wire.sent) < bytes + broken_at - (16 << 20));
+	assert_true(atomic_load(&wire.sent) >= bytes);
+	finish(&home);
+}
+
+/* A byte that was changed on its way: no region. */
+static void test_forged(void **state)
+{
+	struct wire wire = {.forge_at = 5 << 20};
+	struct tmesh_net_source source;
+	struct tmesh_region *got = NULL;
+	struct home home;
+	uint64_t before;
+
+	begin_with(&home, opts_of("127.0.0.1"), 8 << 20);
+	before = live(&home);
+	wire_up(&wire, &home);
+	source = source_of(&home);
+	source.address = wire.address;
+	assert_refused(tmesh_net_fetch(home.net, &source, NULL, &got, err), -EPROTO, "damaged");
+	assert_null(got);
+	assert_int_equal(live(&home), before);
+	wire_down(&wire);
+	finish(&home);
+}
+
+/* The fetches that run at a time, and of them those from one address: all are in the middle. */
+struct running {
+	struct home *home;
+	struct tmesh_net_source source;
+	atomic_bool *begun, *go;
+	int rc;
+};
+
+static int hold(void *data, uint64_t bytes)
+{
+	struct running *running = data;
+
+	atomic_store(running->begun, true);
+	return atomic_load(running->go);
+}
+
+static void *run(void *data)
+{
+	struct running *running = data;
+	struct tmesh_net_fetch_opts opts = {.size = sizeof(opts), .progress = hold, .data = data};
+	struct tmesh_error error;
+	struct tmesh_region *got;
+
+	opts.timeout_ns = UINT64_C(60000000000);
+	running->rc = tmesh_net_fetch(running->home->net, &running->source, &opts, &got, &error);
+	return NULL;
+}
+
+static void check_fetches(struct tmesh_net_opts opts, const char *words)
+{
+	struct sockaddr_in place = {.sin_family = AF_INET,
+				    .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	atomic_bool begun[2] = {false, false}, go = false;
+	struct running running[2];
+	char silent[TMESH_NET_ADDRESS_SIZE];
+	socklen_t bytes = sizeof(place);
+	struct tmesh_region *got;
+	pthread_t threads[2];
+	struct home home;
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	assert_int_equal(bind(fd, (struct sockaddr *)&place, sizeof(place)), 0);
+	assert_int_equal(listen(fd, 5), 0);
+	assert_int_equal(getsockname(fd, (struct sockaddr *)&place, &bytes), 0);
+	begin_with(&home, opts, 1000);
+	snprintf(silent, sizeof(silent), "ofi+%s://127.0.0.1:%u", tmesh_net_provider(home.net),
+		 ntohs(place.sin_port));
+	for (int i = 0; i < 2; i++) {
+		running[i] = (struct running){&home, source_of(&home), &begun[i], &go, 0};
+		running[i].source.address = silent;
+		assert_int_equal(pthread_create(&threads[i], NULL, run, &running[i]), 0);
+	}
+	while (!atomic_load(&begun[0]) || !atomic_load(&begun[1]))
+		usleep(1000);
+	assert_int_equal(stats_of(&home).fetches, 2);
+	assert_refused(tmesh_net_fetch(home.net, &running[0].source, NULL, &got, err), -EDQUOT,
+		       words);
+	assert_int_equal(stats_of(&home).fetches, 2);
+	if (opts.max_fetches != 2) {
+		/* Another address has room. */
+		struct tmesh_net_source source = source_of(&home);
+
+		assert_ok(tmesh_net_fetch(home.net, &source, NULL, &got, err));
+		tmesh_region_unref(got);
+	}
+	atomic_store(&go, true);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(pthread_join(threads[i], NULL), 0);
+		assert_int_equal(running[i].rc, -ECANCELED);
+	}
+	close(fd);
+	finish(&home);
+}
+
+static void test_max_fetches(void **state)
+{
+	struct tmesh_net_opts opts = opts_of("127.0.0.1");
+
+	opts.max_fetches = 2;
+	check_fetches(opts, "2 fetches run already");
+	opts = opts_of("127.0.0.1");
+	opts.max_fetches_per_address = 2;
+	check_fetches(opts, "2 fetches from");
+}
+
+/* Memory that is not to be had in the middle is an error, and nothing is left. */
+static int no_more_memory(void *data, uint64_t bytes)
+{
+	if (bytes >= 8 << 20)
+		assert_int_equal(setrlimit(RLIMIT_FSIZE, &(struct rlimit){1 << 20, RLIM_INFINITY}),
+				 0);
+	return 0;
+}
+
+static void test_memory_ends(void **state)
+{
+	struct tmesh_net_fetch_opts opts = {.size = sizeof(opts), .progress = no_more_memory};
+	struct tmesh_net_source source;
+	struct tmesh_region *got;
+	struct rlimit before;
+	struct home home;
+	uint64_t regions;
+
+	begin_with(&home, opts_of("127.0.0.1"), 64 << 20);
+	if (tmesh_ctx_backend(home.ctx) != TMESH_BACKEND_MEMFD) {
+		finish(&home);
+		return;
+	}
+	regions = live(&home);
+	source = source_of(&home);
+	assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+	signal(SIGXFSZ, SIG_IGN);
+	assert_refused(tmesh_net_fetch(home.net, &source, &opts, &got, err), -EFBIG, "write");
+	assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+	assert_int_equal(live(&home), regions);
+	assert_ok(tmesh_net_fetch(home.net, &source, NULL, &got, err));
+	tmesh_region_unref(got);
+	finish(&home);
+}
+
 static void test_descriptors(void **state)
 {
 	unsigned int before = 0;
@@ -459,6 +719,10 @@ int main(void)
 		cmocka_unit_test(test_garbage),
 		cmocka_unit_test(test_revoke_in_the_middle),
 		cmocka_unit_test(test_cancel_in_the_middle),
+		cmocka_unit_test(test_max_fetches),
+		cmocka_unit_test(test_memory_ends),
+		cmocka_unit_test(test_resume),
+		cmocka_unit_test(test_forged),
 		cmocka_unit_test(test_descriptors),
 	};
 
