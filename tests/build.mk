@@ -31,6 +31,7 @@ HOST_SUITES = \
 	engine-onnx-check \
 	net-check \
 	net-asan-check \
+	net-port-check \
 	net-fuzz-check \
 	net-machines-check \
 	engine-fuzz-check \

@@ -28,6 +28,9 @@ net-check: $(NET_TEST_OUT)/plain/test_net ## libtmesh-net's unit tests
 net-asan-check: $(NET_TEST_OUT)/asan/test_net ## ... with sanitizers
 	$(call net_run,asan)
 
+net-port-check: $(B)/tmesh-net ## tmesh-net spoken to badly: frames, floods, limits, a second one
+	@$(PYTHON) -B $(NET_TEST)/test_port.py $(B)
+
 NET_FUZZ_OUT := $(NET_TEST_OUT)/fuzz
 $(NET_FUZZ_OUT)/net_command: $(NET_TEST)/fuzz_command.c $(NET)/port/command.c $(NET)/port/command.h $(FUZZ_OBJ)
 	@mkdir -p $(@D)
@@ -37,7 +40,7 @@ $(NET_FUZZ_OUT)/net_command: $(NET_TEST)/fuzz_command.c $(NET)/port/command.c $(
 net-fuzz-check: $(NET_FUZZ_OUT)/net_command ## fuzz what tmesh-net is told
 	@$(FUZZ)/run $(NET_FUZZ_OUT) net_command
 
-.PHONY: net-check net-asan-check net-fuzz-check
+.PHONY: net-check net-asan-check net-port-check net-fuzz-check
 
 net-machines-check: net keeper beam ## Tmesh.Net between nodes: on the loopback and in network namespaces, kills and cuts
 	@$(PYTHON) -B $(NET_TEST)/test_machines.py $(B)
