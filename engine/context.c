@@ -68,9 +68,13 @@ int tmesh_engine_context_create(struct tmesh_ctx *ctx, const char *backend,
 	if (rc)
 		return rc;
 	if (given.device_type != TMESH_DEVICE_CPU && given.device_type != TMESH_DEVICE_CUDA)
-		return tmesh_fail(err, -EINVAL, "no device of type %d", given.device_type);
+		return tmesh_fail(err, -EINVAL,
+				  "there is no device of type %d: choose TMESH_DEVICE_CPU or "
+				  "TMESH_DEVICE_CUDA",
+				  given.device_type);
 	if (given.threads > 1024)
-		return tmesh_fail(err, -EINVAL, "%u threads: at most 1024", given.threads);
+		return tmesh_fail(err, -EINVAL, "%u threads are too many: choose at most 1024",
+				  given.threads);
 	context = new_context(ctx, given.sessions);
 	if (!context)
 		return tmesh_fail(err, -ENOMEM, "no memory for a context");

@@ -100,10 +100,10 @@ static int check_still(const struct resolved *all, struct tmesh_error *err)
 		if (i >= all->inputs && all->memory[i]->tensor &&
 		    tmesh_tensor_data(all->memory[i]->tensor, TMESH_READ | TMESH_WRITE, &data,
 				      NULL))
-			return tmesh_fail(
-				err, -EACCES,
-				"output \"%.100s\": its memory was sealed or taken away since",
-				all->arrays[i].name);
+			return tmesh_fail(err, -EACCES,
+					  "output \"%.100s\": its memory was sealed or taken away "
+					  "since it was bound: bind another",
+					  all->arrays[i].name);
 	}
 	return 0;
 }

@@ -21,7 +21,8 @@ int tmesh_engine_graph_open(struct tmesh_engine_context *context, const char *pa
 	if (!path || given.flags & ~TMESH_ENGINE_PREPACK ||
 	    given.weight_count > ENGINE_MAX_WEIGHTS || (given.weight_count && !given.weights))
 		return tmesh_fail(err, -EINVAL,
-				  "a graph needs a path, known flags and at most %d weights",
+				  "a graph is opened by a path, with at most %d weights and no "
+				  "other flag than TMESH_ENGINE_PREPACK",
 				  ENGINE_MAX_WEIGHTS);
 	graph = calloc(1, sizeof(*graph));
 	if (!graph)

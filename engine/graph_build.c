@@ -18,7 +18,9 @@ int graph_grow(void **list, size_t count, size_t *room, size_t item, size_t most
 	if (count < *room)
 		return 0;
 	if (count >= most)
-		return tmesh_fail(err, -E2BIG, "a graph has at most %zu of these", most);
+		return tmesh_fail(err, -E2BIG,
+				  "the graph has too many nodes, inputs or outputs: at most %zu",
+				  most);
 	grown = realloc(*list, wanted * item);
 	if (!grown)
 		return tmesh_fail(err, -ENOMEM, "no memory for a graph");
@@ -120,7 +122,8 @@ int tmesh_graph_add(struct tmesh_graph *graph, const struct tmesh_graph_node *gi
 	if (!graph_name_ok(node.name))
 		return tmesh_fail(err, -EINVAL, "a node's name is " NAME_RULE);
 	if (!graph_op(node.op))
-		return tmesh_fail(err, -EINVAL, "node \"%s\": no such operator", node.name);
+		return tmesh_fail(err, -EINVAL, "node \"%s\": there is no such operator",
+				  node.name);
 	if (!tmesh_graph_find(graph, node.name, &there, NULL))
 		return tmesh_fail(err, -EINVAL, "there are two nodes \"%s\"", node.name);
 	rc = graph_infer(graph, &node, err);
@@ -158,8 +161,10 @@ int tmesh_graph_add_output(struct tmesh_graph *graph, const char *name, uint32_t
 	if (index >= graph->node_count)
 		return tmesh_fail(err, -EINVAL, "output \"%s\": there is no node %u", name, index);
 	if (!graph->nodes[index].input_count)
-		return tmesh_fail(err, -EINVAL, "output \"%s\": \"%s\" is no result", name,
-				  graph->nodes[index].name);
+		return tmesh_fail(err, -EINVAL,
+				  "output \"%s\": node \"%s\" computes nothing: an input or a "
+				  "weight cannot be an output",
+				  name, graph->nodes[index].name);
 	for (size_t i = 0; i < graph->output_count; i++)
 		if (!strcmp(graph->outputs[i].name, name))
 			return tmesh_fail(err, -EINVAL, "there are two outputs \"%s\"", name);

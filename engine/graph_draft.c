@@ -122,8 +122,10 @@ static int visit(const struct order *order, uint32_t start, struct tmesh_graph *
 					  "node \"%.63s\": there is no node \"%.63s\"",
 					  node->node.name, node->inputs[order->next[at] - 1]);
 		if (order->state[input - order->nodes] == OPEN)
-			return tmesh_fail(err, -EPROTO, "a cycle: \"%.63s\" needs itself",
-					  input->node.name);
+			return tmesh_fail(
+				err, -EPROTO,
+				"the graph has a cycle: node \"%.63s\" needs its own result",
+				input->node.name);
 		if (order->state[input - order->nodes] == NEW)
 			order->path[depth++] = (uint32_t)(input - order->nodes);
 	}
@@ -222,8 +224,8 @@ int tmesh_graph_read(const char *path, struct tmesh_graph **out, struct tmesh_er
 		return tmesh_fail_errno(err, path);
 	if (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_size > GRAPH_MAX_BYTES) {
 		close(fd);
-		return tmesh_fail(err, -E2BIG, "%.200s is no file of at most %d MiB", path,
-				  GRAPH_MAX_BYTES >> 20);
+		return tmesh_fail(err, -E2BIG, "%.200s is not a regular file of at most %d MiB",
+				  path, GRAPH_MAX_BYTES >> 20);
 	}
 	text = malloc((size_t)st.st_size + 1);
 	while (text && got > 0 && done < (size_t)st.st_size) {

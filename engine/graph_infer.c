@@ -357,13 +357,14 @@ static int check_attrs(const struct tmesh_graph_node *node, struct tmesh_error *
 	if (node->quant && !(op->attrs & ATTR_QUANT))
 		name = "quant";
 	if (name)
-		return tmesh_fail(err, -EINVAL, "node \"%s\": %s has no %s", node->name, op->name,
-				  name);
+		return tmesh_fail(err, -EINVAL, "node \"%s\": the operator %s has no attribute %s",
+				  node->name, op->name, name);
 	if (node->quant && !graph_quant(node->quant))
-		return tmesh_fail(err, -EINVAL, "node \"%s\": no type of blocks \"%.32s\"",
+		return tmesh_fail(err, -EINVAL, "node \"%s\": there is no quantized type \"%.32s\"",
 				  node->name, node->quant);
 	if (!graph_cache_name(node->cache))
-		return tmesh_fail(err, -EINVAL, "node \"%s\": no such cache hint", node->name);
+		return tmesh_fail(err, -EINVAL, "node \"%s\": there is no such cache hint",
+				  node->name);
 	return 0;
 }
 
@@ -398,10 +399,10 @@ int graph_infer(const struct tmesh_graph *graph, struct tmesh_graph_node *node,
 	    (claimed.ndim &&
 	     (claimed.ndim != node->ndim ||
 	      memcmp(claimed.shape, node->shape, sizeof(node->shape[0]) * (size_t)node->ndim))))
-		return tmesh_fail(err, -EINVAL, "node \"%s\" is %s%s, not %s%s as it says",
-				  node->name, graph_dtype_name(node->dtype),
-				  graph_shape_text(node, is), graph_dtype_name(claimed.dtype) ?: "",
-				  graph_shape_text(&claimed, said));
+		return tmesh_fail(
+			err, -EINVAL, "node \"%s\" is %s%s, but its description says %s%s",
+			node->name, graph_dtype_name(node->dtype), graph_shape_text(node, is),
+			graph_dtype_name(claimed.dtype) ?: "", graph_shape_text(&claimed, said));
 	for (int i = node->ndim; i < TMESH_MAX_DIMS; i++)
 		node->shape[i] = 0;
 	return 0;

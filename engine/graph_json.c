@@ -20,8 +20,10 @@
 
 static int malformed(struct tmesh_error *err, const char *node, const char *member)
 {
-	return tmesh_fail(err, -EPROTO, "node \"%.63s\": \"%.32s\" is not what it should be", node,
-			  member);
+	return tmesh_fail(
+		err, -EPROTO,
+		"node \"%.63s\": the value of \"%.32s\" has a wrong type or is out of range", node,
+		member);
 }
 
 static bool read_ints(json_t *value, int64_t least, int64_t most, int64_t *out, int32_t *count)
@@ -87,7 +89,8 @@ static int read_member(const char *key, json_t *value, struct draft_node *draft,
 	} else if (!strcmp(key, "op")) {
 		node->op = tmesh_graph_op_from_name(text);
 		if (!node->op)
-			return tmesh_fail(err, -EPROTO, "node \"%.63s\": no operator \"%.32s\"",
+			return tmesh_fail(err, -EPROTO,
+					  "node \"%.63s\": there is no operator \"%.32s\"",
 					  node->name, text ?: "");
 	} else if (!strcmp(key, "inputs")) {
 		return read_inputs(value, draft, err);
@@ -138,7 +141,7 @@ static int read_node(json_t *value, struct draft *draft, struct tmesh_error *err
 
 	if (!json_is_object(value) || !graph_name_ok(name))
 		return tmesh_fail(err, -EPROTO,
-				  "node %zu is no object with a name of 1 to %d "
+				  "node %zu is not an object with a name of 1 to %d "
 				  "letters, digits and \"_.-/\"",
 				  draft->node_count, TMESH_GRAPH_NAME_LEN);
 	node = draft_add(draft, err);
@@ -165,7 +168,7 @@ static int read_root(json_t *root, struct draft *draft, struct tmesh_error *err)
 	int rc = 0;
 
 	if (!json_is_integer(version) || json_integer_value(version) != VERSION)
-		return tmesh_fail(err, -EPROTO, "this is no graph: \"tmesh_graph\" is not %d",
+		return tmesh_fail(err, -EPROTO, "this is not a graph: it needs \"tmesh_graph\": %d",
 				  VERSION);
 	if (!name || !json_is_array(nodes) || !json_is_object(outputs) ||
 	    json_object_size(root) != 4)
@@ -182,7 +185,10 @@ static int read_root(json_t *root, struct draft *draft, struct tmesh_error *err)
 	}
 	json_object_foreach(outputs, key, value) {
 		if (!json_is_string(value))
-			return tmesh_fail(err, -EPROTO, "output \"%.63s\" is no node's name", key);
+			return tmesh_fail(err, -EPROTO,
+					  "output \"%.63s\" does not name a node: write "
+					  "{\"output\": \"node\"}",
+					  key);
 		rc = draft_add_output(draft, key, json_string_value(value), err);
 		if (rc)
 			return rc;

@@ -186,8 +186,8 @@ static int read_node(struct line *line, struct draft_node *draft)
 
 	draft->node.op = tmesh_graph_op_from_name(op);
 	if (!draft->node.op)
-		rc = tmesh_fail(line->err, -EPROTO, "line %zu: no operator \"%.32s\"", line->number,
-				op ?: "");
+		rc = tmesh_fail(line->err, -EPROTO, "line %zu: there is no operator \"%.32s\"",
+				line->number, op ?: "");
 	else
 		rc = read_inputs(line, draft);
 	free((char *)op);
@@ -279,14 +279,15 @@ static int read_lines(const char *text, size_t bytes, struct draft *draft, struc
 
 		line.number++;
 		if (length >= LINE || memchr(text + at, '\0', length))
-			return wrong(&line, "this is no graph: a line is too long, or has a NUL");
+			return wrong(&line,
+				     "this is not a graph: a line is too long, or has a NUL");
 		memcpy(line.text, text + at, length);
 		line.text[length] = '\0';
 		rc = read_line(&line, draft);
 		at += length + 1;
 	}
 	if (!rc && !draft->name)
-		rc = tmesh_fail(err, -EPROTO, "this is no graph: it is empty");
+		rc = tmesh_fail(err, -EPROTO, "this is not a graph: the text is empty");
 	return rc;
 }
 

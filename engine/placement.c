@@ -292,7 +292,7 @@ static int check_node(const struct tmesh_placement_problem *p, size_t i, struct 
 	for (size_t d = 0; d < p->device_count; d++) {
 		if (!isfinite(node->seconds[d]))
 			return tmesh_fail(err, -EINVAL,
-					  "node %zu: its time on device %zu is no number", i, d);
+					  "node %zu: its time on device %zu is not a number", i, d);
 		runs |= node->seconds[d] >= 0;
 	}
 	if (!runs)
@@ -309,11 +309,12 @@ static int check(const struct tmesh_placement_problem *p, struct tmesh_error *er
 	    p->device_count > TMESH_PLACEMENT_MAX_DEVICES ||
 	    p->node_count > TMESH_PLACEMENT_MAX_NODES)
 		return tmesh_fail(err, -EINVAL,
-				  "a placement is of 1 to %d nodes on 1 to %d devices",
+				  "a placement takes 1 to %d nodes and 1 to %d devices",
 				  TMESH_PLACEMENT_MAX_NODES, TMESH_PLACEMENT_MAX_DEVICES);
 	for (size_t d = 0; d < p->device_count; d++)
 		if (!isfinite(p->devices[d].latency) || p->devices[d].latency < 0)
-			return tmesh_fail(err, -EINVAL, "device %zu: its latency is no time", d);
+			return tmesh_fail(err, -EINVAL,
+					  "device %zu: its latency is not a time, 0 or more", d);
 	for (size_t i = 0; i < p->device_count * p->device_count; i++) {
 		const struct tmesh_placement_link *link = &p->links[i];
 

@@ -31,11 +31,15 @@ static int load(const char *path, const struct tmesh_engine_plugin **out, struct
 	const struct tmesh_engine_plugin *plugin;
 
 	if (!object)
-		return tmesh_fail(err, -EOPNOTSUPP, "%s", dlerror());
+		return tmesh_fail(err, -EOPNOTSUPP, "the engine's plug-in cannot be loaded: %s",
+				  dlerror());
 	plugin = dlsym(object, "tmesh_engine_plugin");
 	if (!plugin || plugin->abi != TMESH_ENGINE_PLUGIN_ABI) {
 		dlclose(object);
-		return tmesh_fail(err, -EPROTO, "%s is no engine of this version of tmesh", path);
+		return tmesh_fail(err, -EPROTO,
+				  "%s is not an engine of this version of tmesh: install both from "
+				  "one release",
+				  path);
 	}
 	*out = plugin;
 	return 0;
@@ -65,15 +69,19 @@ int engine_plugin_find(const char *name, const struct tmesh_engine_plugin **out,
 	if (rc)
 		return rc;
 	if (!folder && !own_folder(own))
-		return tmesh_fail(err, -EOPNOTSUPP, "set TMESH_ENGINE_PATH to the engines' folder");
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "where the engines are is not known: set TMESH_ENGINE_PATH to "
+				  "their folder");
 	for (size_t i = 0; i < (folder ? 1 : 3); i++) {
 		if ((size_t)snprintf(path, sizeof(path), "%s%s/tmesh-engine-%s.so",
 				     folder  ? folder
 				     : i < 2 ? own
 					     : TMESH_ENGINE_DIR,
 				     i < 2 ? below[i] : "", name) >= sizeof(path))
-			return tmesh_fail(err, -ENAMETOOLONG, "the engines' folder: %s",
-					  strerror(ENAMETOOLONG));
+			return tmesh_fail(
+				err, -ENAMETOOLONG,
+				"the path of the engines' folder: %s; TMESH_ENGINE_PATH names it",
+				strerror(ENAMETOOLONG));
 		if (!access(path, F_OK))
 			return load(path, out, err);
 	}

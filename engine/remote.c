@@ -41,7 +41,9 @@ int remote_enter(struct remote *remote, uint64_t deadline, struct tmesh_error *e
 		rc = 0;
 	}
 	pthread_mutex_unlock(&remote->lock);
-	return rc ? tmesh_fail(err, -ETIMEDOUT, "other calls of this context did not end in time")
+	return rc ? tmesh_fail(err, -ETIMEDOUT,
+			       "other calls of this context did not end before the deadline: give "
+			       "a later one")
 		  : 0;
 }
 
@@ -108,7 +110,8 @@ static int welcome(struct remote *remote, uint64_t deadline, struct wire_welcome
 		rc = poll(&fd, 1, tmesh_poll_ms(deadline));
 	while (rc < 0 && errno == EINTR);
 	if (!rc)
-		return tmesh_fail(err, -ETIMEDOUT, "the engine \"%s\" took no connection in time",
+		return tmesh_fail(err, -ETIMEDOUT,
+				  "the engine \"%s\" accepted no connection before the deadline",
 				  remote->name);
 	do
 		got = recv(remote->socket, words, sizeof(*words), 0);
@@ -121,7 +124,9 @@ static int welcome(struct remote *remote, uint64_t deadline, struct wire_welcome
 	    !memchr(words->requests, 0, TMESH_TOKEN_SIZE) ||
 	    !memchr(words->replies, 0, TMESH_TOKEN_SIZE) ||
 	    !memchr(words->page, 0, TMESH_TOKEN_SIZE))
-		return tmesh_fail(err, -EPROTO, "\"%s\" is no engine of this version of tmesh",
+		return tmesh_fail(err, -EPROTO,
+				  "\"%s\" is not served by this version of tmesh: start "
+				  "tmesh-engine from the same release",
 				  remote->name);
 	if (words->code)
 		return tmesh_fail(err,
@@ -285,7 +290,9 @@ static int await(struct remote *remote, uint64_t number, uint64_t deadline,
 			tmesh_tensor_unref(message.tensor);
 		if (rc || message.tensor || message.bytes != sizeof(*reply)) {
 			remote_unlink(remote);
-			return tmesh_fail(err, -EPROTO, "the engine replied nonsense");
+			return tmesh_fail(err, -EPROTO,
+					  "the engine's process sent a malformed reply: start it "
+					  "anew, from the same release as this library");
 		}
 		memcpy(reply, message.data, sizeof(*reply));
 		if (reply->number == number)
@@ -319,7 +326,9 @@ int remote_call(struct remote *remote, uint32_t op, uint32_t id, const struct wi
 		return rc;
 	if (reply.bytes > WIRE_TEXT) {
 		remote_unlink(remote);
-		return tmesh_fail(err, -EPROTO, "the engine replied nonsense");
+		return tmesh_fail(err, -EPROTO,
+				  "the engine's process sent a malformed reply: start it anew, "
+				  "from the same release as this library");
 	}
 	if (reply.code)
 		return tmesh_fail(err, reply.code < 0 && reply.code > -4096 ? reply.code : -EPROTO,

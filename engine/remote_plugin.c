@@ -97,7 +97,9 @@ static int read_operands(struct wire *wire, struct plugin_operand **out, size_t 
 	struct plugin_operand *operands;
 
 	if (wire->wrong || count > MAX_OPERANDS)
-		return tmesh_fail(err, -EPROTO, "the engine describes a graph in nonsense");
+		return tmesh_fail(err, -EPROTO,
+				  "the engine's process sent a malformed description of the graph: "
+				  "start it anew, from the same release as this library");
 	operands = calloc(count + 1, sizeof(*operands));
 	if (!operands)
 		return tmesh_fail(err, -ENOMEM, "no memory for a graph's description");
@@ -121,7 +123,10 @@ static int read_operands(struct wire *wire, struct plugin_operand **out, size_t 
 		}
 		if (wire->wrong) {
 			++*out_count; /* what it has is freed with the others */
-			return tmesh_fail(err, -EPROTO, "the engine describes a graph in nonsense");
+			return tmesh_fail(
+				err, -EPROTO,
+				"the engine's process sent a malformed description of the graph: "
+				"start it anew, from the same release as this library");
 		}
 	}
 	return 0;

@@ -64,11 +64,14 @@ static int locate(struct tmesh_engine_graph *graph, const struct tmesh_engine_va
 		return 0;
 	}
 	if (value->data)
-		return tmesh_fail(err, -EINVAL, "%s \"%.100s\" is a tensor and the caller's memory",
+		return tmesh_fail(err, -EINVAL,
+				  "%s \"%.100s\" has a device tensor and memory of the caller: "
+				  "give one of the two",
 				  kind_of(all, i), value->name);
 	if (tensor->context != graph->context)
 		return tmesh_fail(err, -EINVAL,
-				  "%s \"%.100s\": the tensor is of another context than the graph",
+				  "%s \"%.100s\": the tensor belongs to another context than the "
+				  "graph: make it in the graph's",
 				  kind_of(all, i), value->name);
 	all->memory[i] = engine_tensor_memory(tensor, err);
 	if (!all->memory[i])
@@ -121,7 +124,8 @@ static int check_alignment(const struct tmesh_engine_plugin *plugin, const struc
 		need = plugin->alignment;
 	if (need < 2 || !array->bytes || (uintptr_t)array->data % need == 0)
 		return 0;
-	return tmesh_fail(err, -EINVAL, "%s \"%.100s\" does not lie at a multiple of %u bytes",
+	return tmesh_fail(err, -EINVAL,
+			  "%s \"%.100s\": the memory does not begin at a multiple of %u bytes",
 			  kind_of(all, i), name, (unsigned int)need);
 }
 
@@ -175,22 +179,21 @@ static int check_overlap(const struct plugin_operand *const *operands, const str
 			return tmesh_fail(
 				err, -EINVAL,
 				"output \"%.80s\" is said to be in place of input \"%.80s\", "
-				"and lies elsewhere or has another type",
+				"and has other memory or another dtype or shape",
 				operands[i]->name, in_place);
 		found |= meant;
 		if (!meant && overlap(&all->arrays[i], &all->arrays[j]))
-			return tmesh_fail(
-				err, -EINVAL, "output \"%.60s\" overlaps %s \"%.60s\"%s",
-				operands[i]->name, kind_of(all, j), operands[j]->name,
-				j < all->inputs
-					? "; name that input in in_place if the graph bears it"
-					: "");
+			return tmesh_fail(err, -EINVAL, "output \"%.60s\" overlaps %s \"%.60s\"%s",
+					  operands[i]->name, kind_of(all, j), operands[j]->name,
+					  j < all->inputs ? "; name that input in in_place if the "
+							    "graph may overwrite it"
+							  : "");
 	}
 	if (!found)
-		return tmesh_fail(
-			err, -ENOENT,
-			"output \"%.80s\" is said to be in place of \"%.80s\", which is no input",
-			operands[i]->name, in_place);
+		return tmesh_fail(err, -ENOENT,
+				  "output \"%.80s\" is said to be in place of \"%.80s\", which is "
+				  "not an input",
+				  operands[i]->name, in_place);
 	return 0;
 }
 
@@ -221,7 +224,8 @@ static int check_all(struct tmesh_engine_graph *graph, const struct tmesh_engine
 						  kind_of(all, i), value->name);
 		if (!value->tensor && !value->data) {
 			if (in || !engine_outputs)
-				return tmesh_fail(err, -EINVAL, "%s \"%.100s\" has no memory",
+				return tmesh_fail(err, -EINVAL,
+						  "%s \"%.100s\" was given without memory",
 						  kind_of(all, i), value->name);
 			continue;
 		}
@@ -245,7 +249,7 @@ static int check_all(struct tmesh_engine_graph *graph, const struct tmesh_engine
 					session->inputs[i].name);
 	}
 	if (!rc && all->count == all->inputs)
-		rc = tmesh_fail(err, -EINVAL, "no output is wanted: there is nothing to run");
+		rc = tmesh_fail(err, -EINVAL, "no output was given: name one at least");
 	return rc ? rc : check_dims(operands, all, err);
 }
 

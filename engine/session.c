@@ -33,7 +33,7 @@ static int identify(const char *path, struct identity *out, struct tmesh_error *
 		return tmesh_fail(err, -code, "%.180s: %s", path, strerror(code));
 	}
 	if (!S_ISREG(st.st_mode))
-		return tmesh_fail(err, -EINVAL, "%.180s is no file", path);
+		return tmesh_fail(err, -EINVAL, "%.180s is not a regular file", path);
 	out->device = st.st_dev;
 	out->inode = st.st_ino;
 	out->size = st.st_size;
@@ -58,12 +58,13 @@ static int check_weight(const struct tmesh_engine_weight *weights, size_t i,
 					  weight->name);
 	if (!tmesh_layout_is_contiguous(tmesh_tensor_layout(weight->tensor)))
 		return tmesh_fail(err, -EINVAL,
-				  "weight \"%.100s\" has strides, and engines take contiguous ones",
+				  "weight \"%.100s\" has strides, and engines take contiguous "
+				  "ones: copy it first",
 				  weight->name);
 	if (!tmesh_region_is_sealed(tmesh_tensor_region(weight->tensor)))
 		return tmesh_fail(err, -EINVAL,
 				  "weight \"%.100s\" is not sealed: others could write to it while "
-				  "graphs run",
+				  "graphs run; seal it first",
 				  weight->name);
 	return 0;
 }
@@ -160,7 +161,8 @@ static int session_new(struct tmesh_engine_context *context, const char *path,
 	if (!rc)
 		rc = identify(path, &after, err);
 	if (!rc && memcmp(before, &after, sizeof(after)))
-		rc = tmesh_fail(err, -ESTALE, "%.180s changed while it was read", path);
+		rc = tmesh_fail(err, -ESTALE, "%.180s changed while it was read: open it again",
+				path);
 	if (rc) {
 		session_free(context, session);
 		return rc;

@@ -99,13 +99,17 @@ int tmesh_engine_tensor_wrap(struct tmesh_engine_context *context, struct tmesh_
 	if (flags & ~ENGINE_FLAGS)
 		return tmesh_fail(err, -EINVAL, "unknown flags %#x", flags & ~ENGINE_FLAGS);
 	if (rights != TMESH_READ && rights != (TMESH_READ | TMESH_WRITE))
-		return tmesh_fail(err, -EINVAL,
-				  "rights of graphs are TMESH_READ, or that and TMESH_WRITE");
+		return tmesh_fail(
+			err, -EINVAL,
+			"the rights of graphs are TMESH_READ, or TMESH_READ and TMESH_WRITE");
 	if (flags & TMESH_ENGINE_WRITABLE && !(rights & TMESH_WRITE))
-		return tmesh_fail(err, -EINVAL, "a writable tensor needs TMESH_WRITE");
-	if (!tmesh_layout_is_contiguous(layout))
 		return tmesh_fail(err, -EINVAL,
-				  "engines take contiguous tensors, and this one has strides");
+				  "a device tensor that is to be written needs a tensor with the "
+				  "right TMESH_WRITE");
+	if (!tmesh_layout_is_contiguous(layout))
+		return tmesh_fail(
+			err, -EINVAL,
+			"engines take contiguous tensors, and this one has strides: copy it first");
 	/* The mapping stays as long as the tensor. */
 	rc = tmesh_tensor_data(tensor, rights, &address, err);
 	if (rc)
@@ -181,7 +185,8 @@ static int check_copy(struct tmesh_engine_tensor *tensor, uint32_t flag, const c
 	if (!(tensor->flags & flag))
 		return tmesh_fail(err, -EACCES, "the tensor was not made to be %s", verb);
 	if (bytes != tensor->bytes)
-		return tmesh_fail(err, -EINVAL, "%llu bytes were given, and the tensor has %llu",
+		return tmesh_fail(err, -EINVAL,
+				  "%llu bytes were given, and the tensor has %llu: give as many",
 				  (unsigned long long)bytes, (unsigned long long)tensor->bytes);
 	return 0;
 }

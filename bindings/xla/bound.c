@@ -248,7 +248,7 @@ int tmesh_xla_stats(struct tmesh_stats *stats, struct tmesh_error *err)
 static int cancelled(struct tmesh_error *err)
 {
 	return tmesh_fail(err, -ECANCELED,
-			  "the call was cancelled, or its channel bound anew or unbound");
+			  "the call was cancelled, or its channel was unbound or bound anew");
 }
 
 static int timed_out(enum tmesh_channel_role role, struct tmesh_error *err)
@@ -297,8 +297,9 @@ int xla_turn_begin(struct turn *turn, const char *name, enum tmesh_channel_role 
 		rc = not_bound(name, err);
 	} else if (bound->role != role) {
 		rc = tmesh_fail(err, -EBADF,
-				"\"%s\" is bound for %s: push and flush need a channel that "
-				"sends, pop one that receives",
+				"\"%s\" is bound for %s: bind a channel that sends for push and "
+				"flush, one that "
+				"receives for pop",
 				name, role == TMESH_CHANNEL_SEND ? "receiving" : "sending");
 	} else {
 		bound->refs++;

@@ -19,12 +19,12 @@ static int read_channel(int type, const void *value, struct request *request,
 
 	if (type != FFI_ATTR_STRING)
 		return tmesh_fail(err, -EINVAL,
-				  "the attribute channel is a string, the name that "
+				  "the attribute channel must be a string, the name that "
 				  "a channel is bound to");
 	if (!text->bytes || text->bytes > TMESH_XLA_NAME_MAX ||
 	    tmesh_utf8_span(text->at, text->bytes, false) != text->bytes)
 		return tmesh_fail(err, -EINVAL,
-				  "the attribute channel is a name of 1 to %d bytes of UTF-8 "
+				  "the attribute channel must be a name of 1 to %d bytes of UTF-8 "
 				  "without control characters",
 				  TMESH_XLA_NAME_MAX);
 	memcpy(request->channel, text->at, text->bytes);
@@ -39,13 +39,14 @@ static int read_timeout(int type, const void *value, struct request *request,
 	int64_t ms;
 
 	if (type != FFI_ATTR_SCALAR || scalar->dtype != FFI_S64)
-		return tmesh_fail(err, -EINVAL, "the attribute timeout_ms is an int64");
+		return tmesh_fail(err, -EINVAL, "the attribute timeout_ms must be an int64");
 	memcpy(&ms, scalar->value, sizeof(ms));
 	if (ms < 0 || ms > TMESH_XLA_TIMEOUT_MS_MAX)
-		return tmesh_fail(err, -EINVAL,
-				  "the attribute timeout_ms is 0 to %d (a week), not %lld: a wait "
-				  "without end could not be told from a program that hangs",
-				  TMESH_XLA_TIMEOUT_MS_MAX, (long long)ms);
+		return tmesh_fail(
+			err, -EINVAL,
+			"the attribute timeout_ms must be 0 to %d (a week), not %lld: a wait "
+			"without end could not be told from a program that hangs",
+			TMESH_XLA_TIMEOUT_MS_MAX, (long long)ms);
 	request->timeout_ns = ms * 1000000;
 	return 0;
 }
@@ -57,9 +58,9 @@ static int read_seal(int type, const void *value, enum tmesh_channel_role role,
 	uint8_t seal;
 
 	if (role != TMESH_CHANNEL_SEND)
-		return tmesh_fail(err, -EINVAL, "the attribute seal is a push's, not a pop's");
+		return tmesh_fail(err, -EINVAL, "a pop has no attribute seal: give it to the push");
 	if (type != FFI_ATTR_SCALAR || scalar->dtype != FFI_PRED)
-		return tmesh_fail(err, -EINVAL, "the attribute seal is a bool");
+		return tmesh_fail(err, -EINVAL, "the attribute seal must be a bool");
 	memcpy(&seal, scalar->value, sizeof(seal));
 	request->seal = seal;
 	return 0;
@@ -84,7 +85,8 @@ static int read_attrs(const struct ffi_attrs *attrs, enum tmesh_channel_role rol
 			rc = read_seal(attrs->types[i], attrs->values[i], role, request, err);
 		else
 			rc = tmesh_fail(err, -EINVAL,
-					"there is no attribute %.*s, only channel, timeout_ms and "
+					"there is no attribute %.*s: the attributes are channel, "
+					"timeout_ms and "
 					"seal",
 					(int)(name->bytes < 64 ? name->bytes : 64), name->at);
 	}
@@ -128,7 +130,7 @@ static int take_sequence(const struct ffi_buffers *list, const char *what, void 
 
 	if (!buffer || buffer->dtype != FFI_U32 || buffer->rank)
 		return tmesh_fail(err, -EINVAL,
-				  "the first %s is the sequence, a uint32 without dimensions",
+				  "the first %s must be the sequence, a uint32 without dimensions",
 				  what);
 	*place = buffer->data;
 	return 0;
@@ -149,10 +151,12 @@ int xla_request(const struct ffi_frame *frame, enum tmesh_channel_role role,
 	if (others->count > 1)
 		return tmesh_fail(err, -EINVAL,
 				  role == TMESH_CHANNEL_SEND
-					  ? "a push has one result at most, the sequence"
-					  : "a pop has one operand at most, the sequence");
+					  ? "a push has at most one result, the sequence"
+					  : "a pop has at most one operand, the sequence");
 	if (!all_buffers(in) || !all_buffers(out))
-		return tmesh_fail(err, -EINVAL, "an operand or result is no buffer");
+		return tmesh_fail(err, -EINVAL,
+				  "an operand or result is not a buffer: only tensors can be sent "
+				  "and received");
 	if (sequence &&
 	    (take_sequence(in, "operand", &from, err) || take_sequence(out, "result", &to, err)))
 		return -EINVAL;

@@ -19,17 +19,20 @@ static int find_api(const char *library, const struct ffi_api **api, struct tmes
 	const struct ffi_api *(*get)(void) = NULL;
 
 	if (!handle)
-		return tmesh_fail(err, -ENOENT,
-				  "%.100s is not loaded in this process: start what brings XLA "
-				  "first, EXLA for example",
-				  library);
+		return tmesh_fail(
+			err, -ENOENT,
+			"%.100s is not loaded in this process: load the library that has XLA "
+			"first, EXLA for example",
+			library);
 	/* dlsym() gives a pointer to data, which POSIX lets be one to a function. */
 	*(void **)&get = dlsym(handle, GET_API);
 	*api = get ? get() : NULL;
 	if (!get)
 		dlclose(handle);
 	if (!*api)
-		return tmesh_fail(err, -EOPNOTSUPP, "%.100s has no %s, by which XLA is asked",
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "%.100s has no %s, by which handlers are registered: another "
+				  "version of XLA is needed",
 				  library, GET_API);
 	if ((*api)->version.major != FFI_MAJOR ||
 	    (*api)->struct_size <
@@ -61,7 +64,7 @@ static int add(const struct ffi_api *api, const char *name,
 	if (!message.error)
 		return 0;
 	api->error_message(&message);
-	rc = tmesh_fail(err, -EPROTO, "XLA refuses the handler %s: %.160s", name, message.message);
+	rc = tmesh_fail(err, -EPROTO, "XLA refused the handler %s: %.160s", name, message.message);
 	api->error_destroy(&destroy);
 	return rc;
 }

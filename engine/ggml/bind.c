@@ -23,7 +23,7 @@ static int place(struct ggml_lowered *lowered, struct ggml_tensor *tensor, void 
 	const struct ggml_engine *engine = lowered->engine;
 
 	if (engine->api.backend_tensor_alloc(engine->memory, tensor, data) != GGML_SUCCESS)
-		return tmesh_fail(err, -EIO, "ggml did not take the memory of \"%s\"", name);
+		return tmesh_fail(err, -EIO, "ggml refused the memory of \"%s\"", name);
 	return 0;
 }
 

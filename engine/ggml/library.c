@@ -74,7 +74,7 @@ int ggml_library(const char *path, struct ggml_api *api, struct tmesh_error *err
 #undef FIND
 	if (missing) {
 		dlclose(library);
-		return tmesh_fail(err, -EOPNOTSUPP, "%.160s is no ggml, or too old: it has no %s",
+		return tmesh_fail(err, -EOPNOTSUPP, "%.160s is not ggml, or too old: it has no %s",
 				  path ? path : "libggml", missing);
 	}
 	/* It stays for good, and what goes wrong is in each call's status. */

@@ -80,7 +80,7 @@ static int check_pasts(const struct tmesh_graph *graph, struct tmesh_error *err)
 				continue;
 			rc = tmesh_fail(err, -EOPNOTSUPP,
 					"node \"%s\" reads \"%s\", whose rows \"%s\" replaces: "
-					"it can read that",
+					"let it read the result of that node",
 					node->name, graph->nodes[past].name,
 					graph->nodes[writers[past]].name);
 		}
@@ -96,7 +96,9 @@ static int check_weight(const struct tmesh_graph_node *node, const struct plugin
 	uint64_t elements = 1;
 
 	if ((uintptr_t)array->data % GGML_WEIGHT_ALIGN)
-		return tmesh_fail(err, -EINVAL, "weight \"%s\" is not aligned to %d bytes",
+		return tmesh_fail(err, -EINVAL,
+				  "weight \"%s\" does not begin at a multiple of %d bytes: copy it "
+				  "to memory that does",
 				  node->name, GGML_WEIGHT_ALIGN);
 	for (int i = 0; i < node->ndim; i++)
 		elements *= (uint64_t)node->shape[i];
@@ -106,7 +108,7 @@ static int check_weight(const struct tmesh_graph_node *node, const struct plugin
 			    memcmp(array->shape, node->shape,
 				   sizeof(node->shape[0]) * (size_t)node->ndim))
 		return tmesh_fail(err, -EINVAL,
-				  "weight \"%s\": the graph's is of another dtype or shape",
+				  "weight \"%s\": the graph's weight has another dtype or shape",
 				  node->name);
 	return 0;
 }
@@ -134,25 +136,28 @@ static int place_weights(const struct ggml_engine *engine, struct ggml_session *
 
 		if (tmesh_graph_find(graph, array->name, &at, NULL) ||
 		    graph->nodes[at].op != TMESH_GRAPH_WEIGHT)
-			return tmesh_fail(err, -ENOENT, "weight \"%.100s\": the graph has none",
+			return tmesh_fail(err, -ENOENT,
+					  "weight \"%.100s\": the graph has no weight of that name",
 					  array->name);
 		node = &graph->nodes[at];
 		if (node->ndim > GGML_DIMS)
 			return tmesh_fail(err, -EOPNOTSUPP,
-					  "node \"%s\": ggml has no more than 4 dimensions",
-					  node->name);
+					  "node \"%s\": ggml has at most 4 dimensions", node->name);
 		rc = check_weight(node, array, err);
 		if (rc)
 			return rc;
 		own->weights[at] = ggml_tensor_of(engine, own->context, node);
 		if (api->backend_tensor_alloc(engine->memory, own->weights[at], array->data) !=
 		    GGML_SUCCESS)
-			return tmesh_fail(err, -EIO, "ggml did not take weight \"%s\"", node->name);
+			return tmesh_fail(err, -EIO, "ggml refused the memory of weight \"%s\"",
+					  node->name);
 	}
 	for (size_t i = 0; i < graph->node_count; i++)
 		if (graph->nodes[i].op == TMESH_GRAPH_WEIGHT && !own->weights[i])
-			return tmesh_fail(err, -EINVAL, "weight \"%s\" was not given",
-					  graph->nodes[i].name);
+			return tmesh_fail(
+				err, -EINVAL,
+				"weight \"%s\" is missing: give it when the graph is opened",
+				graph->nodes[i].name);
 	return 0;
 }
 
@@ -179,7 +184,8 @@ int ggml_session_open(void *data, const struct plugin_session_opts *opts,
 	session->handle = own;
 	if (opts->prepack)
 		rc = tmesh_fail(err, -EOPNOTSUPP,
-				"the engine \"ggml\" uses weights in place alone");
+				"the engine \"ggml\" uses weights in place: open the graph without "
+				"TMESH_ENGINE_PREPACK");
 	else
 		rc = tmesh_graph_read(opts->path, &own->graph, err);
 	if (!rc && !own->graph->output_count)

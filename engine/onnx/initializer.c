@@ -52,7 +52,7 @@ struct initializer {
 
 static int broken(struct tmesh_error *err)
 {
-	return tmesh_fail(err, -EPROTO, "the file is no ONNX model, or ends early");
+	return tmesh_fail(err, -EPROTO, "the file is not an ONNX model, or is cut short");
 }
 
 static int read_varint(struct reader *reader, uint64_t *out, struct tmesh_error *err)
@@ -193,9 +193,10 @@ static int compare(const struct initializer *found, const struct plugin_array *w
 		    found->ndim == (size_t)weight->ndim &&
 		    !memcmp(found->dims, weight->shape, found->ndim * sizeof(*found->dims)))
 			continue;
-		return tmesh_fail(err, -EINVAL,
-				  "weight \"%.100s\": the graph's is of another dtype or shape",
-				  weight->name);
+		return tmesh_fail(
+			err, -EINVAL,
+			"weight \"%.100s\": the graph's weight has another dtype or shape",
+			weight->name);
 	}
 	return 0;
 }

@@ -42,7 +42,8 @@ int onnx_value(const struct onnx_engine *engine, const struct plugin_array *arra
 	int element = onnx_element(array->dtype);
 
 	if (!element)
-		return tmesh_fail(err, -EOPNOTSUPP, "\"%.100s\": ONNX Runtime has no such elements",
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "\"%.100s\" has a dtype that ONNX Runtime does not have",
 				  array->name);
 	return onnx_check(engine,
 			  engine->ort.create_value(engine->memory, array->data, array->bytes,

@@ -106,7 +106,7 @@ static int read_operand(const struct onnx_engine *engine, struct ort_session *se
 		rc = onnx_check(engine, ort->onnx_type(type, &kind), operand->name, err);
 	if (!rc && kind != ORT_TYPE_TENSOR)
 		rc = tmesh_fail(err, -EOPNOTSUPP,
-				"\"%.100s\" is no tensor, and nothing else can be bound",
+				"\"%.100s\" is not a tensor, and only tensors can be bound",
 				operand->name);
 	if (!rc)
 		rc = onnx_check(engine, ort->cast_tensor(type, &info), operand->name, err);
@@ -116,7 +116,8 @@ static int read_operand(const struct onnx_engine *engine, struct ort_session *se
 		operand->dtype = onnx_dtype(element);
 		if (!operand->dtype)
 			rc = tmesh_fail(err, -EOPNOTSUPP,
-					"\"%.100s\" has elements of a type that tmesh has not (%d)",
+					"\"%.100s\" has a type of elements that tmesh does not "
+					"have (ONNX's number %d)",
 					operand->name, element);
 	}
 	if (!rc)

@@ -47,11 +47,12 @@ static int things_add(struct things *things, void *object, size_t regions, uint3
 		if (!things->all[*id].object)
 			goto found;
 	if (room > things->max)
-		return tmesh_fail(err, -EDQUOT, "one client has at most %u of these in an engine",
+		return tmesh_fail(err, -EDQUOT,
+				  "one client may have at most %u open at a time: close one first",
 				  things->max);
 	more = reallocarray(things->all, room, sizeof(*more));
 	if (!more)
-		return tmesh_fail(err, -ENOMEM, "no memory for another of these");
+		return tmesh_fail(err, -ENOMEM, "no memory for another graph or binding");
 	memset(more + things->room, 0, (room - things->room) * sizeof(*more));
 	things->all = more;
 	things->room = room;
@@ -134,7 +135,7 @@ static int open_graph(struct client *client, struct wire *request, struct wire *
 	int rc = 0;
 
 	if (request->wrong || *path != '/' || count > MAX_OPERANDS)
-		return tmesh_fail(err, -EPROTO, "a malformed request for a graph");
+		return tmesh_fail(err, -EPROTO, "the client sent a malformed request for a graph");
 	weights = calloc(count + 1, sizeof(*weights));
 	if (!weights)
 		return tmesh_fail(err, -ENOMEM, "no memory for %zu weights", count);
@@ -188,7 +189,8 @@ static int bind_values(struct client *client, uint32_t graph_id, struct wire *re
 	int rc;
 
 	if (!graph || request->wrong || inputs > count || count > MAX_OPERANDS)
-		return tmesh_fail(err, -EPROTO, "a malformed request for a binding");
+		return tmesh_fail(err, -EPROTO,
+				  "the client sent a malformed request for a binding");
 	values = calloc(count + 1, sizeof(*values));
 	if (!values)
 		return tmesh_fail(err, -ENOMEM, "no memory for %zu operands", count);
@@ -269,7 +271,7 @@ static int run(struct client *client, uint32_t id, struct tmesh_error *err)
 	struct tmesh_engine_binding *binding = things_get(&client->bindings, id);
 
 	if (!binding)
-		return tmesh_fail(err, -EPROTO, "a request for a binding that does not exist");
+		return tmesh_fail(err, -EPROTO, "the client named a binding that does not exist");
 	return tmesh_engine_binding_dispatch(binding, err);
 }
 

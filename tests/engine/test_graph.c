@@ -168,18 +168,18 @@ static void test_refused(void **state)
 		{"a", "a = sub(x, e)", "no operator \"sub\""},
 		{"a", "x = add(x, e)", "two nodes \"x\""},
 		{"a", "a = add(x)", "takes 2 to 2 inputs, not 1"},
-		{"a", "a = add(x, e) eps=1", "add has no eps"},
-		{"a", "a = add(x, e) scale=1", "add has no scale"},
-		{"a", "a = add(x, e) base=1", "add has no base"},
-		{"a", "a = add(x, e) dims=1", "add has no dims"},
-		{"a", "a = add(x, e) halves=true", "add has no halves"},
-		{"a", "a = add(x, e) axis=1", "add has no axis"},
-		{"a", "a = add(x, e) axes=1,0", "add has no axes"},
-		{"a", "a = add(x, e) quant=Q8_0", "add has no quant"},
+		{"a", "a = add(x, e) eps=1", "add has no attribute eps"},
+		{"a", "a = add(x, e) scale=1", "add has no attribute scale"},
+		{"a", "a = add(x, e) base=1", "add has no attribute base"},
+		{"a", "a = add(x, e) dims=1", "add has no attribute dims"},
+		{"a", "a = add(x, e) halves=true", "add has no attribute halves"},
+		{"a", "a = add(x, e) axis=1", "add has no attribute axis"},
+		{"a", "a = add(x, e) axes=1,0", "add has no attribute axes"},
+		{"a", "a = add(x, e) quant=Q8_0", "add has no attribute quant"},
 		{"a", "a = add(x, e) colour=red", "no such attribute"},
 		{"a", "a = add(x, e) cache=often", "not such a value"},
-		{"a", "a = add(x, e) : float32[2,32]", "not float32[2,32] as it says"},
-		{"a", "a = add(x, e) : float16[2,64]", "not float16[2,64] as it says"},
+		{"a", "a = add(x, e) : float32[2,32]", "its description says float32[2,32]"},
+		{"a", "a = add(x, e) : float16[2,64]", "its description says float16[2,64]"},
 		{"a", "a = add(x, s) : float32[2,64] more", "more than a node"},
 		{"a", "a = add(x, s", "\")\" is missing"},
 		{"a", "a = add(x, f)", "dimensions of the second"},
@@ -194,7 +194,7 @@ static void test_refused(void **state)
 		{"x", "x = input : float32[99999999999999999999]", "a type is as"},
 		{"x", "x = input : float32[1,1,1,1,1,1,1,1,1]", "a type is as"},
 		{"x", "x = input", "its dtype is"},
-		{"x", "x = input quant=Q8_0 : float32[2,64]", "input has no quant"},
+		{"x", "x = input quant=Q8_0 : float32[2,64]", "input has no attribute quant"},
 		{"table", "table = weight quant=Q9 : float32[10,64]", "not such a value"},
 		{"table", "table = weight quant=Q8_0 : float32[10,63]", "a whole number"},
 		{"table", "table = weight quant=Q8_0 : float16[10,64]", "blocks are of float32"},
@@ -232,7 +232,7 @@ static void test_refused(void **state)
 		{"lo", "lo = lora(m, w, la)", "4 to 5 inputs"},
 		{"y", "output z = nobody", "no node \"nobody\""},
 		{"y", "y = silu(m)\noutput present = m", "two outputs \"present\""},
-		{"y", "y = silu(m)\noutput w = w", "is no result"},
+		{"y", "y = silu(m)\noutput w = w", "computes nothing"},
 		{"y", "y = silu(m)\noutput z m", "an output is as"},
 		{"y", "y", "a node is as"},
 	};
@@ -245,7 +245,7 @@ static void test_refused(void **state)
 			       cases[i].word);
 		free(bad);
 	}
-	assert_refused(tmesh_graph_parse("", 0, &graph, err), -EPROTO, "it is empty");
+	assert_refused(tmesh_graph_parse("", 0, &graph, err), -EPROTO, "the text is empty");
 	assert_refused(tmesh_graph_parse("grape g", 7, &graph, err), -EPROTO, "begins with");
 	assert_refused(tmesh_graph_parse("graph g\n\0", 9, &graph, err), -EPROTO, "NUL");
 	assert_refused(tmesh_graph_parse("graph g", (16 << 20) + 1, &graph, err), -E2BIG, "16 MiB");
@@ -257,30 +257,39 @@ static void test_json(void **state)
 		const char *json, *word;
 	} cases[] = {
 		{"{", "line 1"},
-		{"{}", "this is no graph"},
-		{"{\"tmesh_graph\":2,\"name\":\"g\",\"nodes\":[],\"outputs\":{}}", "is not 1"},
+		{"{}", "this is not a graph"},
+		{"{\"tmesh_graph\":2,\"name\":\"g\",\"nodes\":[],\"outputs\":{}}",
+		 "it needs \"tmesh_graph\": 1"},
 		{"{\"tmesh_graph\":1,\"name\":\"g\",\"nodes\":{},\"outputs\":{}}", "a list"},
 		{"{\"tmesh_graph\":1,\"name\":\"g\",\"nodes\":[],\"outputs\":{},\"a\":1}",
 		 "no more"},
 		{"{\"tmesh_graph\":1,\"name\":\"g g\",\"nodes\":[],\"outputs\":{}}",
 		 "graph's name"},
 		{"{\"tmesh_graph\":1,\"name\":\"g\",\"nodes\":[],\"outputs\":{\"y\":1}}",
-		 "no node's"},
+		 "does not name a node"},
 #define NODE(members) "{\"tmesh_graph\":1,\"name\":\"g\",\"nodes\":[" members "],\"outputs\":{}}"
-		{NODE("1"), "no object with a name"},
-		{NODE("{\"op\":\"silu\"}"), "no object with a name"},
+		{NODE("1"), "not an object with a name"},
+		{NODE("{\"op\":\"silu\"}"), "not an object with a name"},
 		{NODE("{\"name\":\"x\"}"), "has no \"op\""},
 		{NODE("{\"name\":\"x\",\"op\":1}"), "no operator"},
-		{NODE("{\"name\":\"x\",\"op\":\"input\",\"inputs\":1}"), "\"inputs\" is not"},
-		{NODE("{\"name\":\"x\",\"op\":\"silu\",\"inputs\":[1]}"), "\"inputs\" is not"},
-		{NODE("{\"name\":\"x\",\"op\":\"input\",\"shape\":[1.5]}"), "\"shape\" is not"},
-		{NODE("{\"name\":\"x\",\"op\":\"input\",\"shape\":[-1]}"), "\"shape\" is not"},
+		{NODE("{\"name\":\"x\",\"op\":\"input\",\"inputs\":1}"),
+		 "value of \"inputs\" has a wrong type"},
+		{NODE("{\"name\":\"x\",\"op\":\"silu\",\"inputs\":[1]}"),
+		 "value of \"inputs\" has a wrong type"},
+		{NODE("{\"name\":\"x\",\"op\":\"input\",\"shape\":[1.5]}"),
+		 "value of \"shape\" has a wrong type"},
+		{NODE("{\"name\":\"x\",\"op\":\"input\",\"shape\":[-1]}"),
+		 "value of \"shape\" has a wrong type"},
 		{NODE("{\"name\":\"x\",\"op\":\"input\",\"shape\":[1,1,1,1,1,1,1,1,1]}"),
 		 "\"shape\""},
-		{NODE("{\"name\":\"x\",\"op\":\"input\",\"dims\":-1}"), "\"dims\" is not"},
-		{NODE("{\"name\":\"x\",\"op\":\"input\",\"eps\":1e99}"), "\"eps\" is not"},
-		{NODE("{\"name\":\"x\",\"op\":\"input\",\"halves\":1}"), "\"halves\" is not"},
-		{NODE("{\"name\":\"x\",\"op\":\"input\",\"cache\":\"x\"}"), "\"cache\" is not"},
+		{NODE("{\"name\":\"x\",\"op\":\"input\",\"dims\":-1}"),
+		 "value of \"dims\" has a wrong type"},
+		{NODE("{\"name\":\"x\",\"op\":\"input\",\"eps\":1e99}"),
+		 "value of \"eps\" has a wrong type"},
+		{NODE("{\"name\":\"x\",\"op\":\"input\",\"halves\":1}"),
+		 "value of \"halves\" has a wrong type"},
+		{NODE("{\"name\":\"x\",\"op\":\"input\",\"cache\":\"x\"}"),
+		 "value of \"cache\" has a wrong type"},
 		{NODE("{\"name\":\"x\",\"op\":\"input\",\"size\":1}"), "no member \"size\""},
 		{NODE("{\"name\":\"x\",\"op\":\"input\",\"op\":\"input\"}"), "duplicate"},
 	};
@@ -313,7 +322,7 @@ static void test_build(void **state)
 	assert_refused(tmesh_graph_add(graph, &y, &at, err), -EINVAL, "no node 0");
 	assert_ok(tmesh_graph_add(graph, &x, &at, err));
 	assert_refused(tmesh_graph_add(graph, &x, &at, err), -EINVAL, "two nodes");
-	assert_refused(tmesh_graph_add_output(graph, "x", 0, err), -EINVAL, "no result");
+	assert_refused(tmesh_graph_add_output(graph, "x", 0, err), -EINVAL, "computes nothing");
 	assert_refused(tmesh_graph_add_output(graph, "x", 1, err), -EINVAL, "no node 1");
 	y.op = 99;
 	assert_refused(tmesh_graph_add(graph, &y, &at, err), -EINVAL, "no such operator");
@@ -348,7 +357,7 @@ static void test_read(void **state)
 	tmesh_graph_unref(graph);
 	assert_int_equal(ftruncate(fd, (16 << 20) + 1), 0);
 	assert_refused(tmesh_graph_read(path, &graph, err), -E2BIG, "16 MiB");
-	assert_refused(tmesh_graph_read("/dev/zero", &graph, err), -E2BIG, "is no file");
+	assert_refused(tmesh_graph_read("/dev/zero", &graph, err), -E2BIG, "is not a regular file");
 	close(fd);
 	unlink(path);
 	assert_refused(tmesh_graph_read(path, &graph, err), -ENOENT, path);

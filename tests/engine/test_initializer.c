@@ -154,10 +154,10 @@ static void test_limits(void **state)
 	assert_refused(check(&model, &good, err), -EINVAL, "another dtype or shape");
 	model.count = 0;
 	add(&model, huge, sizeof(huge));
-	assert_refused(check(&model, &good, err), -EPROTO, "no ONNX model");
+	assert_refused(check(&model, &good, err), -EPROTO, "not an ONNX model");
 	model.count = 0;
 	add(&model, endless, sizeof(endless));
-	assert_refused(check(&model, &good, err), -EPROTO, "no ONNX model");
+	assert_refused(check(&model, &good, err), -EPROTO, "not an ONNX model");
 }
 
 static void test_mutations(void **state)

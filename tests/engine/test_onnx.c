@@ -363,7 +363,7 @@ static void test_weights(void **state)
 		-ENOENT, "no such initializer");
 	assert_refused(
 		tmesh_engine_graph_open(fix->context, model("garbage.onnx"), &opts, &graph, err),
-		-EPROTO, "no ONNX model");
+		-EPROTO, "not an ONNX model");
 	weight.name = "w";
 	tmesh_tensor_unref(weight.tensor);
 	assert_ok(tmesh_tensor_put(fix->ctx, TMESH_FLOAT32, 1, flat, w, NULL, &weight.tensor, err));

@@ -273,14 +273,14 @@ static void test_bad_attributes(void **state)
 	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "control characters");
 	host_init(&host, "out", 1000);
 	host.attr_types[0] = FFI_ATTR_SCALAR;
-	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "channel is a string");
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "channel must be a string");
 	push_frame(&host, &data, &count, -1);
 	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "not -1");
 	push_frame(&host, &data, &count, TMESH_XLA_TIMEOUT_MS_MAX + 1LL);
 	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "a week");
 	push_frame(&host, &data, &count, 1000);
 	host.timeout.dtype = F32;
-	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "timeout_ms is an int64");
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "timeout_ms must be an int64");
 	push_frame(&host, &data, &count, 1000);
 	host_attr(&host, "tiemout", FFI_ATTR_SCALAR, &host.timeout);
 	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "no attribute tiemout");
@@ -295,28 +295,32 @@ static void test_bad_sequence(void **state)
 
 	push_frame(&host, &data, &count, 1000);
 	host_result(&host, FFI_U32, &next, 0, NULL);
-	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "first operand is the sequence");
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT,
+		    "first operand must be the sequence");
 	host.in[0].rank = 0;
-	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "first operand is the sequence");
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT,
+		    "first operand must be the sequence");
 	host_init(&host, "out", 1000);
 	host_result(&host, FFI_U32, &next, 0, NULL);
-	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "first operand is the sequence");
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT,
+		    "first operand must be the sequence");
 	host_init(&host, "in", 1000);
 	host_operand(&host, FFI_U32, &sequence, 0, NULL);
 	host_result(&host, FFI_U32, &next, 1, &count);
-	assert_call(&host, tmesh_xla_pop, FFI_INVALID_ARGUMENT, "first result is the sequence");
+	assert_call(&host, tmesh_xla_pop, FFI_INVALID_ARGUMENT,
+		    "first result must be the sequence");
 	host_init(&host, "in", 1000);
 	host_operand(&host, FFI_U32, &sequence, 0, NULL);
 	host_operand(&host, FFI_U32, &sequence, 0, NULL);
 	host_result(&host, FFI_U32, &next, 0, NULL);
-	assert_call(&host, tmesh_xla_pop, FFI_INVALID_ARGUMENT, "one operand at most");
+	assert_call(&host, tmesh_xla_pop, FFI_INVALID_ARGUMENT, "at most one operand");
 	push_frame(&host, &data, &count, 1000);
 	host_result(&host, FFI_U32, &next, 0, NULL);
 	host_result(&host, FFI_U32, &next, 0, NULL);
-	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "one result at most");
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "at most one result");
 	push_frame(&host, &data, &count, 1000);
 	host.in_types[0] = 2;
-	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "is no buffer");
+	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "is not a buffer");
 	assert_int_equal(next, 7);
 }
 

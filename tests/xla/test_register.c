@@ -39,7 +39,7 @@ static void test_registers(void **state)
 	assert_refused(tmesh_xla_register(standin, err), -EOPNOTSUPP, "another version");
 	standin_set(0, 0, "tmesh_push");
 	assert_refused(tmesh_xla_register(standin, err), -EPROTO,
-		       "XLA refuses the handler tmesh_push: the stand-in says: no such thing here");
+		       "XLA refused the handler tmesh_push: the stand-in says: no such thing here");
 	assert_int_equal(standin_count(), 0);
 	standin_set(0, 0, NULL);
 	assert_ok(tmesh_xla_register(standin, err));
