@@ -8,7 +8,8 @@ ENGINE_SONAME := libtmesh-engine.so.0
 ENGINE_SO     := $(B)/libtmesh-engine.so.$(VERSION)
 ENGINE_A      := $(B)/libtmesh-engine.a
 ENGINE_SRC    := $(wildcard $(ENGINE)/*.c)
-ENGINE_HEADERS := include/tmesh/engine.h include/tmesh/graph.h include/tmesh/placement.h
+ENGINE_HEADERS := include/tmesh/engine.h include/tmesh/graph.h include/tmesh/placement.h \
+		  include/tmesh/devices.h
 ENGINE_CPPFLAGS = $(COMMON_CPPFLAGS) -iquote $(ENGINE) -DTMESH_ENGINE_DIR='"$(ENGINE_PLUGIN_DIR)"'
 
 ENGINE_ONNX     := $(B)/tmesh-engine-onnx.so
@@ -71,6 +72,26 @@ $(B)/asan/tmesh-engine: $(ENGINE_PROCESS_OBJ_asan) $(B)/libtmesh-engine-asan.a $
 $(ENGINE_GGML): $(ENGINE_GGML_OBJ_plain) $(filter $(B)/engine-plain/graph_%.o,$(ENGINE_OBJ_plain)) $(COMMON_OBJ) $(ENGINE)/plugin.map
 	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-z,defs -Wl,--version-script=$(ENGINE)/plugin.map -o $@ \
 		$(filter %.o,$^) -ljansson -lm -ldl
+
+# tmeshctl's verb of this room: a program of its own, so that engines that are loaded are not in tmeshctl.
+ENGINE_TOOLS     := $(B)/tmeshctl-devices
+ENGINE_TOOLS_OBJ := $(addprefix $(B)/tools/,options.o text.o target.o progress.o hold.o)
+
+tools: $(ENGINE_TOOLS)
+-include $(wildcard $(B)/tools/engine/*.d)
+$(ENGINE_TOOLS): $(B)/tmeshctl-%: $(B)/tools/engine/%.o $(ENGINE_TOOLS_OBJ) $(ENGINE_LIB) $(TOOLS_LIB)
+	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LIB_LIBS) -ldl
+
+install-tools: install-engine-tools
+install-engine-tools: $(ENGINE_TOOLS)
+	$(INSTALL) -d $(DESTDIR)$(BINDIR)
+	$(INSTALL) -m 755 $(ENGINE_TOOLS) $(DESTDIR)$(BINDIR)/
+
+uninstall-tools: uninstall-engine-tools
+uninstall-engine-tools:
+	rm -f $(addprefix $(DESTDIR)$(BINDIR)/,$(notdir $(ENGINE_TOOLS)))
+
+.PHONY: install-engine-tools uninstall-engine-tools
 
 # The static ones have nothing of lib/common/: libtmesh's archive, which they are linked with, has.
 $(ENGINE_A): $(ENGINE_OBJ_plain)

@@ -91,6 +91,8 @@ struct session {
 /* plugin.c */
 int engine_plugin_find(const char *name, const struct tmesh_engine_plugin **out,
 		       struct tmesh_error *err);
+/* Those that can be found, and ours in any case; a name may come twice. */
+void engine_plugin_names(void (*each)(const char *name, void *data), void *data);
 
 /* context.c */
 /* How often this process was forked off: objects of another count belong to its parent. */

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 /* Where engines are found: TMESH_ENGINE_PATH, else beside the object that this is in, else where
  * they were installed. */
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
+#include <link.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,13 +47,16 @@ static int load(const char *path, const struct tmesh_engine_plugin **out, struct
 	return 0;
 }
 
-/* The folder of the object that this function is in. */
+/* The folder of the object that this function is in. Of a program the loader knows no more than
+ * what it was called as, which need not be a path. */
 static bool own_folder(char *path)
 {
+	struct link_map *object;
 	char *slash = NULL;
 	Dl_info info;
 
-	if (dladdr((void *)check_name, &info) && info.dli_fname && realpath(info.dli_fname, path))
+	if (dladdr1((void *)check_name, &info, (void **)&object, RTLD_DL_LINKMAP) &&
+	    realpath(*object->l_name ? object->l_name : "/proc/self/exe", path))
 		slash = strrchr(path, '/');
 	if (slash)
 		*slash = '\0';
@@ -90,4 +95,42 @@ int engine_plugin_find(const char *name, const struct tmesh_engine_plugin **out,
 			  "TMESH_ENGINE_PATH names another folder",
 			  name, name, folder ? folder : own,
 			  folder ? "" : ", its folder tmesh or " TMESH_ENGINE_DIR);
+}
+
+static void names_in(const char *folder, void (*each)(const char *name, void *data), void *data)
+{
+	struct dirent **found;
+	int count = scandir(folder, &found, NULL, alphasort);
+
+	for (int i = 0; i < count; i++) {
+		char name[ENGINE_NAME_LEN + 1];
+		int end = 0;
+
+		if (sscanf(found[i]->d_name, "tmesh-engine-%32[a-z0-9-].so%n", name, &end) == 1 &&
+		    end && !found[i]->d_name[end])
+			each(name, data);
+		free(found[i]);
+	}
+	if (count >= 0)
+		free(found);
+}
+
+void engine_plugin_names(void (*each)(const char *name, void *data), void *data)
+{
+	const char *given = secure_getenv("TMESH_ENGINE_PATH");
+	char own[PATH_MAX], below[PATH_MAX + 16];
+
+	if (given) {
+		names_in(given, each, data);
+	} else {
+		if (own_folder(own)) {
+			names_in(own, each, data);
+			snprintf(below, sizeof(below), "%s/tmesh", own);
+			names_in(below, each, data);
+		}
+		names_in(TMESH_ENGINE_DIR, each, data);
+	}
+	/* That they are not there is worth a word. */
+	each("ggml", data);
+	each("onnx", data);
 }

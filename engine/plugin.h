@@ -68,6 +68,13 @@ struct plugin_result {
 	int64_t shape[TMESH_MAX_DIMS];
 };
 
+/* What an open engine is; texts live as long as it. */
+struct plugin_description {
+	const char *library; /* the file; NULL: unknown */
+	const char *reads;   /* "graph", "onnx" */
+	uint64_t dtypes;     /* 1 << enum tmesh_dtype, of inputs and outputs */
+};
+
 struct tmesh_engine_plugin {
 	uint32_t abi;	    /* TMESH_ENGINE_PLUGIN_ABI */
 	uint32_t alignment; /* of all addresses, beside that to the elements; a power of two */
@@ -91,6 +98,7 @@ struct tmesh_engine_plugin {
 	 * another address or shape than before. After an error the binding is as it was. */
 	int (*rebind)(void *binding, const struct plugin_array *inputs, const size_t *changed,
 		      size_t count, struct tmesh_error *err);
+	void (*describe)(void *engine, struct plugin_description *out); /* may be NULL */
 };
 
 #endif /* TMESH_ENGINE_PLUGIN_H */

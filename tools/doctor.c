@@ -261,7 +261,8 @@ static json_t *examination_json(const struct examination *found)
 }
 
 static int print_all_json(const struct examination *found, size_t backends,
-			  const struct fact *facts, size_t count, const struct gpu_report *gpus)
+			  const struct fact *facts, size_t count, const struct gpu_report *gpus,
+			  json_t *engines)
 {
 	json_t *answer = json_object(), *machine = json_object(), *list = json_object();
 
@@ -276,6 +277,7 @@ static int print_all_json(const struct examination *found, size_t backends,
 	json_object_set_new(answer, "machine", machine);
 	json_object_set_new(answer, "backends", list);
 	json_object_set_new(answer, "gpus", gpus_json(gpus));
+	json_object_set(answer, "engines", engines);
 	return print_json(answer);
 }
 
@@ -314,6 +316,7 @@ static int run(const struct verb *verb, int argc, char **argv)
 	static struct gpu_report gpus;
 	static struct fact facts[16];
 	struct examination found[2];
+	json_t *engines;
 	bool json = false, works = false;
 	size_t count;
 	int status = STATUS_OK;
@@ -329,12 +332,15 @@ static int run(const struct verb *verb, int argc, char **argv)
 	}
 	count += runtime_dir_fact(&found[1], &facts[count]);
 	examine_gpus(&gpus);
+	engines = examine_engines();
 	if (json) {
-		status = print_all_json(found, 2, facts, count, &gpus);
+		status = print_all_json(found, 2, facts, count, &gpus, engines);
 	} else {
 		print_all(found, 2, facts, count);
 		print_gpus(&gpus);
+		print_engines(engines);
 	}
+	json_decref(engines);
 	for (int i = 0; i < 2; i++)
 		tmesh_ctx_unref(found[i].ctx);
 	return works ? status : STATUS_FAILED;

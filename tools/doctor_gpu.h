@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* GPUs as doctor shows them: doctor_gpu.c */
+/* GPUs and engines as doctor shows them: doctor_gpu.c, doctor_engines.c */
 #ifndef DOCTOR_GPU_H
 #define DOCTOR_GPU_H
 
@@ -23,5 +23,9 @@ struct gpu_report {
 void examine_gpus(struct gpu_report *report);
 json_t *gpus_json(const struct gpu_report *report);
 void print_gpus(const struct gpu_report *report);
+
+/* {"reason", "devices", "engines"}, as tmeshctl devices --json has them. */
+json_t *examine_engines(void);
+void print_engines(const json_t *told);
 
 #endif /* DOCTOR_GPU_H */

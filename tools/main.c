@@ -29,8 +29,7 @@ static bool is_verb(const char *word)
 	return length && length < VERB_MAX && !word[length];
 }
 
-/* The folder of this program with a slash behind it, "" where it cannot be told. */
-static void own_folder(char *folder, size_t size)
+void own_folder(char *folder, size_t size)
 {
 	ssize_t got = readlink("/proc/self/exe", folder, size - 1);
 	char *slash;

@@ -72,6 +72,9 @@ enum tmesh_backend backend_option(const struct verb *verb, const char *text);
 			"what works)"                                    \
 	}
 
+/* main.c: the folder of this program with a slash behind it, "" where it cannot be told. */
+void own_folder(char *folder, size_t size);
+
 /* text.c: output for people and for programs. Everything that others may have written is
  * escaped: labels, descriptions, names of processes. */
 

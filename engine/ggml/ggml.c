@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* The engine "ggml": graphs of tmesh/graph.h on the CPU. */
+#include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,6 +83,22 @@ static const char *ggml_version(void *engine)
 	return ((struct ggml_engine *)engine)->api.version();
 }
 
+/* What an input or a weight may be. */
+static const enum tmesh_dtype dtypes[] = {TMESH_FLOAT32, TMESH_FLOAT16, TMESH_BFLOAT16, TMESH_INT32,
+					  TMESH_INT64};
+
+static void ggml_describe(void *data, struct plugin_description *out)
+{
+	struct ggml_engine *engine = data;
+	Dl_info info;
+
+	out->reads = "graph";
+	for (size_t i = 0; i < sizeof(dtypes) / sizeof(*dtypes); i++)
+		out->dtypes |= 1ull << dtypes[i];
+	if (dladdr(*(void *const *)&engine->api.backend_init_by_type, &info))
+		out->library = info.dli_fname;
+}
+
 __attribute__((visibility("default"))) extern const struct tmesh_engine_plugin tmesh_engine_plugin;
 const struct tmesh_engine_plugin tmesh_engine_plugin = {
 	.abi = TMESH_ENGINE_PLUGIN_ABI,
@@ -97,4 +114,5 @@ const struct tmesh_engine_plugin tmesh_engine_plugin = {
 	.release = ggml_release,
 	.unbind = ggml_unbind,
 	.rebind = ggml_rebind,
+	.describe = ggml_describe,
 };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* The engine "onnx": ONNX Runtime on the CPU. */
+#include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
 
@@ -102,6 +103,19 @@ static const char *onnx_version(void *engine)
 	return ((struct onnx_engine *)engine)->version;
 }
 
+static void onnx_describe(void *data, struct plugin_description *out)
+{
+	struct onnx_engine *engine = data;
+	Dl_info info;
+
+	out->reads = "onnx";
+	for (int i = 1; i < 64; i++)
+		if (onnx_element((enum tmesh_dtype)i))
+			out->dtypes |= 1ull << i;
+	if (dladdr(*(void *const *)&engine->ort.create_env, &info))
+		out->library = info.dli_fname;
+}
+
 __attribute__((visibility("default"))) extern const struct tmesh_engine_plugin tmesh_engine_plugin;
 const struct tmesh_engine_plugin tmesh_engine_plugin = {
 	.abi = TMESH_ENGINE_PLUGIN_ABI,
@@ -117,4 +131,5 @@ const struct tmesh_engine_plugin tmesh_engine_plugin = {
 	.release = onnx_release,
 	.unbind = onnx_unbind,
 	.rebind = onnx_rebind,
+	.describe = onnx_describe,
 };

@@ -36,7 +36,7 @@ $(CUDA_OUT)/test_%: $(CUDA_TESTS)/test_%.c $(CUDA_TESTS)/cuda_unit.h $(CUDA_TEST
 	$(CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) -Ibindings/cuda -isystem $(CUDA_HOME)/include $(CFLAGS) $(WARN) -std=gnu11 -pthread $(ASAN_FLAGS) $< \
 		$(CUDA_ASAN) $(LIB_ASAN) -lcmocka $(LIB_LIBS) -ldl -o $@
 
-cuda-check: $(STANDIN) $(CUDA_OUT)/libcuda-old.so $(B)/libtmesh-cuda.so $(CUDA_PLUGINS) $(CUDA_OUT)/program $(B)/tmeshctl $(VENV)/tmesh.stamp $(addprefix $(CUDA_OUT)/,$(CUDA_NAMES)) ## libtmesh-cuda's tests, on a stand-in for the driver
+cuda-check: $(STANDIN) $(CUDA_OUT)/libcuda-old.so $(B)/libtmesh-cuda.so $(CUDA_PLUGINS) $(CUDA_OUT)/program $(B)/tmeshctl $(ENGINE_TOOLS) $(VENV)/tmesh.stamp $(addprefix $(CUDA_OUT)/,$(CUDA_NAMES)) ## libtmesh-cuda's tests, on a stand-in for the driver
 	@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=memfd TMESH_RUNTIME_DIR=$$(mktemp -d) \
 		TMESH_TEST_LIBCUDA=$(CURDIR)/$(STANDIN) TMESH_TEST_OLD_LIBCUDA=$(CURDIR)/$(CUDA_OUT)/libcuda-old.so; \
 	trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \

@@ -493,6 +493,10 @@ def doctor():
     assert [device["name"] for device in devices] == ["stand-in 0", "stand-in 1"]
     for device in devices:
         assert {path["name"]: path["level"] for path in device["paths"]}["vmm"] == "works"
+    found = json.loads(subprocess.run([f"{tool}-devices", "--json"], stdout=subprocess.PIPE, check=True).stdout)["devices"]
+    assert [(gpu["id"], gpu["name"], gpu["engines"]) for gpu in found if gpu["kind"] == "cuda"] == [
+        ("cuda:0", "stand-in 0", []), ("cuda:1", "stand-in 1", [])], found
+    assert all(gpu["memory"] > 0 and gpu["memory_free"] is None and gpu["reason"] for gpu in found if gpu["kind"] == "cuda")
     env = {**os.environ, "TMESH_STANDIN": "without=vmm,without=read-only"}
     text = subprocess.run([tool, "doctor"], stdout=subprocess.PIPE, check=True, env=env, text=True).stdout
     assert "GPU 1: stand-in 1" in text

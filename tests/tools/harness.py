@@ -17,7 +17,7 @@ import unittest
 TOOL, MAN = (os.path.abspath(path) for path in sys.argv[1:3])
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 VERBS = ("doctor ls show holders top graph create put get export import seal lease "
-         "revoke keep kept drop stats metrics load model").split()
+         "revoke keep kept drop stats metrics devices load model").split()
 WAIT_S = 60
 BACKEND = os.environ.get("TMESH_BACKEND") or "memfd"
 HAVE_MODULE = os.path.exists("/dev/tmesh")

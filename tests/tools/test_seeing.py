@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -149,6 +150,35 @@ class See(Base):
         out = tool("doctor")[0].decode()
         self.assertIn(f"{BACKEND} backend: works", out)
         self.assertRegex(out, "GPUs: not (tried|supported): |GPU 0: ")
+        self.assertIsNone(found["engines"]["reason"])
+        self.assertLessEqual({"ggml", "onnx"}, {engine["name"] for engine in found["engines"]["engines"]})
+        self.assertRegex(out, r"engines\n +ggml +(works|does not work) ")
+
+    def test_devices(self):
+        found = answer("devices")
+        cpu = found["devices"][0]
+        self.assertEqual((cpu["kind"], cpu["id"][:4]), ("cpu", "cpu:"))
+        self.assertTrue(0 < cpu["memory_free"] <= cpu["memory"])
+        for engine in found["engines"]:
+            self.assertEqual(engine["version"] is None, engine["reason"] is not None)
+        out = tool("devices")[0].decode()
+        self.assertRegex(out, rf"DEVICE +MEMORY.*\n{cpu['id']} ")
+        self.assertRegex(out, "engine ggml( [0-9.]+|: cannot be used): .")
+        os.environ["TMESH_GGML"] = os.path.join(self.dir, "no\x1blibrary")
+        self.assertRegex(tool("devices")[0].decode(), r"engine ggml: cannot be used: .*no\\x1blibrary")
+
+    def test_doctor_without_the_program_for_engines(self):
+        """It is of a package of its own."""
+        alone = shutil.copy(TOOL, self.dir)
+        env = dict(os.environ, PATH=self.dir)
+        done = subprocess.run([alone, "doctor"], capture_output=True, env=env, timeout=60)
+        self.assertIn(b"engines: not tried: tmeshctl-devices is not installed", done.stdout)
+        program = os.path.join(self.dir, "tmeshctl-devices")
+        with open(program, "w") as file:
+            file.write("#!/bin/sh\necho '{\"engines\": []}'; kill -SEGV $$\n")
+        os.chmod(program, 0o755)
+        done = subprocess.run([alone, "doctor"], capture_output=True, env=env, timeout=60)
+        self.assertIn(b"engines: not known: tmeshctl-devices failed", done.stdout)
 
     def test_doctor_shows_the_runtime_directory(self):
         for name in (b"r\xff\x1b" + b"n" * 200, b"run"):

@@ -3,7 +3,9 @@
 #include "engine_types.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
+#include <tmesh/devices.h>
 
 static PyObject *context_of(PyTypeObject *type, struct tmesh_engine_context *made)
 {
@@ -205,6 +207,55 @@ PyType_Spec engine_context_spec = {
 	.slots = slots,
 };
 
+#define LIBRARIES_MAX 16
+
+/* engine_devices(libraries, root) -> JSON. Engines are loaded without the lock. */
+static PyObject *devices(PyObject *module, PyObject *args)
+{
+	struct tmesh_devices_library libraries[LIBRARIES_MAX];
+	struct tmesh_devices_opts opts = {.size = sizeof(opts), .libraries = libraries};
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_devices *found;
+	struct tmesh_error err;
+	PyObject *list, *text;
+	char *json;
+	int rc;
+
+	if (!PyArg_ParseTuple(args, "O!z:engine_devices", &PyTuple_Type, &list, &opts.root))
+		return NULL;
+	opts.library_count = (size_t)PyTuple_Size(list);
+	if (opts.library_count > LIBRARIES_MAX)
+		return raise_code(st, EINVAL, "libraries of at most 16 engines");
+	for (size_t i = 0; i < opts.library_count; i++) {
+		PyObject *item = PyTuple_GetItem(list, (Py_ssize_t)i);
+
+		if (!PyTuple_Check(item)) {
+			PyErr_SetString(PyExc_TypeError, "libraries are (engine, file)");
+			return NULL;
+		}
+		if (!PyArg_ParseTuple(item, "ss", &libraries[i].engine, &libraries[i].library))
+			return NULL;
+	}
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_devices_find(&opts, &found, &err);
+	Py_END_ALLOW_THREADS;
+	if (rc)
+		return raise_error(st, &err);
+	json = tmesh_devices_to_json(found);
+	tmesh_devices_unref(found);
+	if (!json)
+		return PyErr_NoMemory();
+	text = PyUnicode_DecodeUTF8(json, (Py_ssize_t)strlen(json), "replace");
+	free(json);
+	return text;
+}
+
+static PyMethodDef functions[] = {
+	{"engine_devices", devices, METH_VARARGS,
+	 "engine_devices(libraries, root, /)\n--\n\nDevices and engines, as JSON."},
+	{NULL},
+};
+
 int engine_add_types(PyObject *module, struct state *st)
 {
 	PyType_Spec *const specs[ENGINE_TYPES] = {
@@ -220,5 +271,5 @@ int engine_add_types(PyObject *module, struct state *st)
 		if (!st->engine_types[i] || PyModule_AddType(module, st->engine_types[i]))
 			return -1;
 	}
-	return 0;
+	return PyModule_AddFunctions(module, functions);
 }

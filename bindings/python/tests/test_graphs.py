@@ -120,6 +120,19 @@ class Reference:
         return w["output"] @ norm(x, w["output_norm"])
 
 
+def test_devices():
+    """This machine's processors, and ggml with what it runs: the operators are tried on it."""
+    device = tmesh.engine.devices()[0]
+    assert device.kind == "cpu" and device.id.startswith("cpu:") and device.processors > 0 and device.reason is None
+    assert 0 <= device.memory_free <= device.memory and "ggml" in device.engines
+    engines = {engine.name: engine for engine in tmesh.engine.engines()}
+    ggml = engines["ggml"]
+    assert ggml.version == tmesh.engine.Context("ggml").version and ggml.reason is None and "libggml" in ggml.library
+    assert ggml.reads == "graph" and "float16" in ggml.dtypes
+    assert len(ggml.operators) == 16 and set(ggml.operators["matmul"]) >= {"float32", "float16"}
+    assert ggml.operators["add"] == ("float32",)
+
+
 @pytest.mark.parametrize("dtype, cache, most", [("float32", "float32", 1e-3), ("float16", "float32", .1),
                                                 ("float16", "float16", .2)])
 def test_decode(opened, dtype, cache, most, record_property):

@@ -20,6 +20,7 @@ from __future__ import annotations
 import errno
 import importlib.util
 import itertools
+import json
 import os
 import shutil
 import subprocess
@@ -30,7 +31,8 @@ from typing import Any
 
 from . import _tmesh, errors
 
-__all__ = ["Binding", "Context", "DeviceTensor", "Graph", "Operand", "Server", "connect", "serve"]
+__all__ = ["Binding", "Context", "Device", "DeviceTensor", "Engine", "Graph", "Operand", "Server", "connect", "devices", "engines",
+           "serve"]
 
 _READABLE, _WRITABLE, _EXPORTABLE = 1, 2, 4
 HOST, ENGINE = "host", "engine"
@@ -68,6 +70,55 @@ class Operand:
     name: str
     dtype: str
     shape: tuple[int | str | None, ...]
+
+
+@dataclass(frozen=True)
+class Device:
+    """What computes: the processors of a NUMA node ("cpu:0") or a GPU ("cuda:0"). What is not known is None."""
+
+    id: str
+    kind: str
+    name: str
+    node: int | None
+    processors: int
+    memory: int
+    memory_free: int | None
+    engines: tuple[str, ...]
+    #: Why no engine runs there.
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine that was looked for. `operators`: of one that reads "graph", those that it runs, with the dtypes of the operand
+    that may have several; tried, not declared."""
+
+    name: str
+    version: str | None
+    library: str | None
+    reads: str | None
+    dtypes: tuple[str, ...]
+    operators: dict[str, tuple[str, ...]]
+    #: Why it cannot be used.
+    reason: str | None
+
+
+def _look() -> dict[str, Any]:
+    libraries = tuple((name, path) for name in _LIBRARIES if (path := _library(name)))
+    found: dict[str, Any] = json.loads(_tmesh.engine_devices(libraries, None))
+    return found
+
+
+def devices() -> list[Device]:
+    """What this machine computes with. The engines that are found are loaded into this process, for good."""
+    return [Device(**{**device, "engines": tuple(device["engines"])}) for device in _look()["devices"]]
+
+
+def engines() -> list[Engine]:
+    """The engines that are found, and why one cannot be used. They are loaded as by devices()."""
+    return [Engine(**{**found, "dtypes": tuple(found["dtypes"]),
+                      "operators": {op: tuple(dtypes) for op, dtypes in found["operators"].items()}})
+            for found in _look()["engines"]]
 
 
 class DeviceTensor:

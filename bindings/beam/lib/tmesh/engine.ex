@@ -82,6 +82,19 @@ defmodule Tmesh.Engine do
     do: {:error, Error.new(:invalid, "timeout is milliseconds, at least 1, or :infinity")}
 
   @doc """
+  What this machine computes with (`devices`: the processors of each NUMA node with their memory, GPUs) and the `engines` that
+  were found, with the operators that each runs, or the `reason` why it cannot be used. The program `tmeshctl-devices` looks:
+  nothing is loaded into the emulator. A member that is not known is `nil`.
+
+  Options: `program` - where that is (`TMESH_DEVICES_PROGRAM`, then PATH).
+
+  Errors: `:unsupported` (there is no such program, or it failed), `:protocol` (it printed something else), `:invalid`.
+  """
+  @spec devices(program: Path.t()) ::
+          {:ok, %{devices: [map()], engines: [map()]}} | {:error, Error.t()}
+  def devices(opts \\ []), do: Tmesh.Engine.Devices.find(opts)
+
+  @doc """
   Which engine it is, the version of its library, and the process that runs the graphs: another one after a crash.
   """
   @spec info(t()) :: %{backend: String.t(), version: String.t(), pid: pos_integer()}
@@ -156,6 +169,8 @@ defmodule Tmesh.Engine do
   def dispatch(%Graph{} = graph, inputs, outputs, opts \\ []) do
     with {:ok, binding} <- bind(graph, inputs, outputs, opts), do: dispatch(binding)
   end
+
+  bang devices(opts :: [program: Path.t()] \\ []) :: %{devices: [map()], engines: [map()]}
 
   bang connect(name :: String.t(), opts :: [timeout: timeout()] \\ []) :: t()
 

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: MIT
+/* Devices of machines that are folders: NUMA nodes, what is malformed; engines that are fakes. */
+#include <errno.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <tmesh/devices.h>
+
+#include "unit.h"
+
+static char root[64];
+
+static void put(const char *name, const char *text)
+{
+	char path[256];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s%s", root, name);
+	for (char *at = path + strlen(root) + 1; (at = strchr(at, '/')); *at++ = '/') {
+		*at = '\0';
+		mkdir(path, 0700);
+	}
+	file = fopen(path, "we");
+	assert_non_null(file);
+	fputs(text, file);
+	fclose(file);
+}
+
+static int make_root(void **state)
+{
+	strcpy(root, "/tmp/tmesh-devices-XXXXXX");
+	return mkdtemp(root) ? 0 : -1;
+}
+
+static int remove_root(void **state)
+{
+	char command[128];
+
+	snprintf(command, sizeof(command), "rm -rf %s", root);
+	return system(command);
+}
+
+static int find(struct tmesh_devices **out, struct tmesh_error *err)
+{
+	struct tmesh_devices_opts opts = {.size = sizeof(opts), .root = root};
+
+	return tmesh_devices_find(&opts, out, err);
+}
+
+/* Three nodes, of which one has no processors; numbers need not follow each other. */
+static void test_nodes(void **state)
+{
+	struct tmesh_devices_device device = {.size = sizeof(device)};
+	struct tmesh_devices *devices;
+	char *json;
+
+	put("/proc/cpuinfo", "processor\t: 0\nmodel name\t: Made \"up\" 3000\n");
+	put("/sys/devices/system/node/online", "0,4-5\n");
+	put("/sys/devices/system/node/node0/meminfo",
+	    "Node 0 MemTotal:       1000 kB\nNode 0 MemFree:        100 kB\n"
+	    "Node 0 Inactive:        999 kB\nNode 0 Active(file):     20 kB\n"
+	    "Node 0 Inactive(file):    3 kB\n");
+	put("/sys/devices/system/node/node0/cpulist", "0-3,8\n");
+	put("/sys/devices/system/node/node4/meminfo", "Node 4 MemTotal: 2000 kB\n");
+	put("/sys/devices/system/node/node4/cpulist", "4-5\n");
+	put("/sys/devices/system/node/node5/meminfo", "Node 5 MemTotal: 9000 kB\n");
+	put("/sys/devices/system/node/node5/cpulist", "\n");
+	assert_ok(find(&devices, err));
+	assert_int_equal(tmesh_devices_count(devices), 2);
+	assert_ok(tmesh_devices_device(devices, 0, &device, err));
+	assert_string_equal(device.id, "cpu:0");
+	assert_string_equal(device.name, "Made \"up\" 3000");
+	assert_int_equal(device.processors, 5);
+	assert_int_equal(device.memory, 1000 << 10);
+	assert_int_equal(device.memory_free, 123 << 10);
+	assert_ok(tmesh_devices_device(devices, 1, &device, err));
+	assert_string_equal(device.id, "cpu:4");
+	assert_int_equal(device.node, 4);
+	assert_int_equal(device.memory_free, 0);
+	assert_refused(tmesh_devices_device(devices, 2, &device, err), -EINVAL, "no device 2 of 2");
+	json = tmesh_devices_to_json(devices);
+	assert_non_null(strstr(json, "Made \\\"up\\\" 3000"));
+	free(json);
+	assert_ptr_equal(tmesh_devices_ref(devices), devices);
+	tmesh_devices_unref(devices);
+	tmesh_devices_unref(devices);
+	tmesh_devices_unref(NULL);
+}
+
+/* What a kernel without NUMA says; a list of nodes that is none is as if there were none. */
+static void test_one_node(void **state)
+{
+	static const char *const lists[] = {"", "0-", "5-2", "x", "0-99999999999", "4294967295"};
+	struct tmesh_devices_device device = {.size = sizeof(device)};
+	struct tmesh_devices *devices;
+
+	put("/proc/meminfo", "MemTotal:  4096 kB\nMemFree: 1 kB\nMemAvailable:  2048 kB\n");
+	put("/sys/devices/system/cpu/online", "0-1\n");
+	for (size_t i = 0; i < sizeof(lists) / sizeof(*lists); i++) {
+		put("/sys/devices/system/node/online", lists[i]);
+		assert_ok(find(&devices, err));
+		assert_int_equal(tmesh_devices_count(devices), 1);
+		assert_ok(tmesh_devices_device(devices, 0, &device, err));
+		assert_int_equal(device.memory, 4 << 20);
+		assert_int_equal(device.memory_free, 2 << 20);
+		assert_int_equal(device.processors, 2);
+		tmesh_devices_unref(devices);
+	}
+}
+
+static void test_refused(void **state)
+{
+	struct tmesh_devices_opts opts = {.size = sizeof(opts), .library_count = 1};
+	struct tmesh_devices_library library = {.engine = "fake"};
+	struct tmesh_devices *devices;
+
+	assert_refused(find(&devices, err), -EIO, "tell of no memory");
+	put("/proc/meminfo", "MemTotal:  18446744073709551615 kB\n");
+	assert_refused(find(&devices, err), -EIO, "tell of no memory");
+	assert_refused(tmesh_devices_find(&opts, &devices, err), -EINVAL, "no list of them");
+	opts.libraries = &library;
+	assert_refused(tmesh_devices_find(&opts, &devices, err), -EINVAL,
+		       "library 0 has no engine");
+}
+
+/* The fake runs here; the old one is of another version; ours are not in that folder. */
+static void test_engines(void **state)
+{
+	struct tmesh_devices_device device = {.size = sizeof(device)};
+	struct tmesh_devices_engine engine = {.size = sizeof(engine)};
+	struct tmesh_devices *devices;
+	char *json;
+	int seen = 0;
+
+	put("/proc/meminfo", "MemTotal:  4096 kB\n");
+	assert_ok(find(&devices, err));
+	assert_ok(tmesh_devices_device(devices, 0, &device, err));
+	for (size_t i = 0; i < tmesh_devices_engines(devices); i++) {
+		assert_ok(tmesh_devices_engine(devices, i, &engine, err));
+		if (!strcmp(engine.name, "fake")) {
+			assert_string_equal(engine.reason, "");
+			assert_string_not_equal(engine.version, "");
+			assert_string_equal(engine.reads, "");
+		} else if (!strcmp(engine.name, "old")) {
+			assert_non_null(strstr(engine.reason, "no engine of this version"));
+		} else {
+			assert_non_null(strstr(engine.reason, "TMESH_ENGINE_PATH names another"));
+			assert_string_equal(engine.version, "");
+		}
+		assert_int_equal(device.engines >> i & 1, !strcmp(engine.name, "fake"));
+		seen++;
+	}
+	assert_int_equal(seen, 4);
+	assert_string_equal(device.reason, "");
+	assert_refused(tmesh_devices_engine(devices, 4, &engine, err), -EINVAL, "no engine 4 of 4");
+	json = tmesh_devices_to_json(devices);
+	assert_non_null(strstr(json, "\"fake\""));
+	free(json);
+	tmesh_devices_unref(devices);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(test_nodes, make_root, remove_root),
+		cmocka_unit_test_setup_teardown(test_one_node, make_root, remove_root),
+		cmocka_unit_test_setup_teardown(test_refused, make_root, remove_root),
+		cmocka_unit_test_setup_teardown(test_engines, make_root, remove_root),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Engines as doctor shows them: what tmeshctl-devices says, a program of its own, so that an engine
+ * that crashes or prints does it there.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <spawn.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "doctor_gpu.h"
+#include "tmeshctl.h"
+
+#define PROGRAM "tmeshctl-devices"
+
+static json_t *no_engines(const char *reason)
+{
+	return json_pack("{s:s, s:[], s:[]}", "reason", reason, "devices", "engines");
+}
+
+/* Its output to read, -1: it cannot be started. */
+static int start(pid_t *pid)
+{
+	char path[4096 + sizeof(PROGRAM)], *words[] = {path, "--json", NULL};
+	posix_spawn_file_actions_t actions;
+	int ends[2], rc;
+
+	own_folder(path, 4096);
+	strcat(path, PROGRAM);
+	if (access(path, X_OK))
+		strcpy(path, PROGRAM);
+	if (pipe2(ends, O_CLOEXEC))
+		return -1;
+	posix_spawn_file_actions_init(&actions);
+	posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+	posix_spawn_file_actions_adddup2(&actions, ends[1], 1);
+	posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0);
+	rc = posix_spawnp(pid, path, &actions, NULL, words, environ);
+	posix_spawn_file_actions_destroy(&actions);
+	close(ends[1]);
+	if (!rc)
+		return ends[0];
+	close(ends[0]);
+	errno = rc;
+	return -1;
+}
+
+json_t *examine_engines(void)
+{
+	int from, status = 0;
+	json_t *told;
+	pid_t pid;
+
+	from = start(&pid);
+	if (from < 0)
+		return no_engines(errno == ENOENT ? "not tried: " PROGRAM " is not installed"
+						  : "not tried: " PROGRAM " cannot be started");
+	told = json_loadfd(from, 0, NULL);
+	close(from);
+	while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+		;
+	if (status || !json_is_array(json_object_get(told, "engines"))) {
+		json_decref(told);
+		return no_engines("not known: " PROGRAM " failed; run it to see why");
+	}
+	json_object_set_new(told, "reason", json_null());
+	return told;
+}
+
+void print_engines(const json_t *told)
+{
+	const char *reason = json_string_value(json_object_get(told, "reason"));
+	struct table table = {.columns = 4};
+	const json_t *engine;
+	size_t i;
+
+	if (reason) {
+		printf("\nengines: %s\n", reason);
+		return;
+	}
+	printf("\nengines\n");
+	json_array_foreach(json_object_get(told, "engines"), i, engine) {
+		const char *version = json_string_value(json_object_get(engine, "version"));
+		const char *why = json_string_value(json_object_get(engine, "reason"));
+
+		table_addf(&table, "  %s", json_string_value(json_object_get(engine, "name")));
+		table_add(&table, why ? "does not work" : "works");
+		table_add(&table, version ?: "-");
+		table_add(&table, why ?: "");
+	}
+	table_print(&table);
+}
