@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * Placement: a greedy list placement (each node in its turn where it would end first), then local
- * search (one node to another device, two nodes change places) until nothing gets better, then
- * restarts from places that were shaken. Nodes run in the caller's order, which has inputs first.
+ * Placement: a greedy list placement (each node in its turn where it would end first), local search
+ * from there, then annealing (placement_search.c) from the best so far, again and again while there
+ * is time. Nodes run in the caller's order, which has inputs first.
  */
 #include <errno.h>
 #include <float.h>
@@ -12,102 +12,10 @@
 #include <string.h>
 
 #include "common/clock.h"
-#include "common/error.h"
-#include "common/sized.h"
-
-#pragma GCC visibility push(default)
-#include <tmesh/placement.h>
-#pragma GCC visibility pop
+#include "placement_internal.h"
 
 #define RESTARTS 200
 #define TIME_NS 40000000ull
-/* Of the nodes, how many a restart moves: one in so many, and one at least. */
-#define SHAKEN 6
-/* How much the mean of all ends counts beside the last one: most moves do not change the last. */
-#define EARLY 0.005
-
-struct search {
-	const struct tmesh_placement_problem *problem;
-	size_t nodes, devices;
-	uint32_t *at;	 /* by node: the device that is being tried */
-	uint32_t *best;	 /* the best placement so far */
-	double *end;	 /* by node, of the last cost() */
-	double last;	 /* of them all */
-	double *free_at; /* by device */
-	uint64_t *used;	 /* bytes by device, of @at */
-	uint64_t random;
-	uint64_t deadline;
-};
-
-static double seconds_on(const struct search *s, size_t node, size_t device)
-{
-	return s->problem->nodes[node].seconds[device];
-}
-
-/* When what a node reads is on a device. */
-static double ready(const struct search *s, size_t node, size_t device)
-{
-	const struct tmesh_placement_node *n = &s->problem->nodes[node];
-	double when = 0;
-
-	for (uint32_t i = 0; i < n->input_count; i++) {
-		uint32_t from = n->inputs[i];
-		double there = s->end[from];
-
-		if (s->at[from] != device) {
-			const struct tmesh_placement_link *link =
-				&s->problem->links[s->at[from] * s->devices + device];
-
-			there += link->latency +
-				 (double)s->problem->nodes[from].bytes / link->bandwidth;
-		}
-		if (there > when)
-			when = there;
-	}
-	return when;
-}
-
-static double ends(const struct search *s, size_t node, size_t device)
-{
-	double begin = ready(s, node, device);
-
-	if (s->free_at[device] > begin)
-		begin = s->free_at[device];
-	return begin + s->problem->devices[device].latency + seconds_on(s, node, device);
-}
-
-/* What is searched for: the end of @at, and a little of all ends. Given up where it gets no better
- * than @most. */
-static double cost(struct search *s, double most)
-{
-	double last = 0, sum = 0;
-
-	memset(s->free_at, 0, s->devices * sizeof(*s->free_at));
-	for (size_t i = 0; i < s->nodes; i++) {
-		s->end[i] = s->free_at[s->at[i]] = ends(s, i, s->at[i]);
-		sum += s->end[i];
-		if (s->end[i] > last)
-			last = s->end[i];
-		if (last >= most)
-			return DBL_MAX;
-	}
-	s->last = last;
-	return last + sum * EARLY / (double)s->nodes;
-}
-
-static bool fits(const struct search *s, size_t node, size_t device)
-{
-	return seconds_on(s, node, device) >= 0 &&
-	       s->problem->nodes[node].memory <=
-		       s->problem->devices[device].memory - s->used[device];
-}
-
-static void put(struct search *s, size_t node, uint32_t device)
-{
-	s->used[s->at[node]] -= s->problem->nodes[node].memory;
-	s->used[device] += s->problem->nodes[node].memory;
-	s->at[node] = device;
-}
 
 /* A step back, one deep: a device that would run the node gives one of its nodes away. */
 static bool make_room(struct search *s, size_t node, size_t *device)
@@ -115,7 +23,7 @@ static bool make_room(struct search *s, size_t node, size_t *device)
 	const struct tmesh_placement_node *nodes = s->problem->nodes;
 
 	for (size_t d = 0; d < s->devices; d++) {
-		if (seconds_on(s, node, d) < 0)
+		if (s->run[node * s->devices + d] < 0)
 			continue;
 		for (size_t other = 0; other < node; other++) {
 			uint64_t left = s->problem->devices[d].memory - s->used[d];
@@ -123,9 +31,9 @@ static bool make_room(struct search *s, size_t node, size_t *device)
 			if (s->at[other] != d || nodes[node].memory > left + nodes[other].memory)
 				continue;
 			for (uint32_t to = 0; to < s->devices; to++) {
-				if (to == d || !fits(s, other, to))
+				if (to == d || !search_fits(s, other, to))
 					continue;
-				put(s, other, to);
+				search_put(s, other, to);
 				*device = d;
 				return true;
 			}
@@ -146,7 +54,7 @@ static int greedy(struct search *s, struct tmesh_error *err)
 		double first = DBL_MAX;
 
 		for (size_t d = 0; d < s->devices; d++) {
-			double when = fits(s, i, d) ? ends(s, i, d) : DBL_MAX;
+			double when = search_fits(s, i, d) ? search_ends(s, s->end, i, d) : DBL_MAX;
 
 			if (when < first) {
 				first = when;
@@ -167,114 +75,9 @@ static int greedy(struct search *s, struct tmesh_error *err)
 		}
 		s->at[i] = (uint32_t)best;
 		s->used[best] += p->nodes[i].memory;
-		s->end[i] = s->free_at[best] = ends(s, i, best);
+		s->end[i] = s->free_at[best] = search_ends(s, s->end, i, best);
 	}
 	return 0;
-}
-
-static bool late(const struct search *s)
-{
-	return tmesh_now_ns() > s->deadline;
-}
-
-static bool move_one(struct search *s, size_t node, double *now)
-{
-	uint32_t was = s->at[node], best = was;
-
-	for (uint32_t d = 0; d < s->devices; d++) {
-		double tried;
-
-		if (d == was || !fits(s, node, d))
-			continue;
-		s->at[node] = d;
-		tried = cost(s, *now);
-		if (tried < *now) {
-			*now = tried;
-			best = d;
-		}
-	}
-	s->at[node] = was;
-	put(s, node, best);
-	return best != was;
-}
-
-static bool exchange(struct search *s, size_t one, size_t two, double *now)
-{
-	const struct tmesh_placement_node *nodes = s->problem->nodes;
-	uint32_t a = s->at[one], b = s->at[two];
-	double tried;
-
-	if (a == b || seconds_on(s, one, b) < 0 || seconds_on(s, two, a) < 0 ||
-	    s->used[a] - nodes[one].memory + nodes[two].memory > s->problem->devices[a].memory ||
-	    s->used[b] - nodes[two].memory + nodes[one].memory > s->problem->devices[b].memory)
-		return false;
-	s->at[one] = b;
-	s->at[two] = a;
-	tried = cost(s, *now);
-	if (tried < *now) {
-		s->used[a] += nodes[two].memory - nodes[one].memory;
-		s->used[b] += nodes[one].memory - nodes[two].memory;
-		*now = tried;
-		return true;
-	}
-	s->at[one] = a;
-	s->at[two] = b;
-	return false;
-}
-
-/* To the end of @at when nothing near is better. */
-static double improve(struct search *s)
-{
-	double now = cost(s, DBL_MAX);
-	bool better = true;
-
-	while (better && !late(s)) {
-		better = false;
-		for (size_t i = 0; i < s->nodes && !late(s); i++)
-			better |= move_one(s, i, &now);
-		/* Dearer, and only where single moves end. */
-		for (size_t i = 0; !better && i < s->nodes && !late(s); i++)
-			for (size_t j = i + 1; j < s->nodes; j++)
-				better |= exchange(s, i, j, &now);
-	}
-	cost(s, DBL_MAX);
-	return s->last;
-}
-
-/* xorshift64*: Marsaglia, "Xorshift RNGs", 2003; Vigna, 2016. */
-static uint64_t draw(struct search *s, uint64_t below)
-{
-	s->random ^= s->random >> 12;
-	s->random ^= s->random << 25;
-	s->random ^= s->random >> 27;
-	return (s->random * 0x2545f4914f6cdd1dull >> 32) % below;
-}
-
-/* Move some nodes anywhere; two change places where there is no room. Few mostly, at times many. */
-static void shake(struct search *s)
-{
-	size_t moves = 1 + draw(s, draw(s, 4) ? s->nodes / SHAKEN + 1 : s->nodes);
-
-	while (moves--) {
-		size_t node = draw(s, s->nodes), other = draw(s, s->nodes);
-		uint32_t device = (uint32_t)draw(s, s->devices), was = s->at[node];
-		double any = DBL_MAX;
-
-		if (device == was)
-			continue;
-		if (fits(s, node, device))
-			put(s, node, device);
-		else
-			exchange(s, node, other, &any);
-	}
-}
-
-static void take(struct search *s, const uint32_t *from)
-{
-	memcpy(s->at, from, s->nodes * sizeof(*s->at));
-	memset(s->used, 0, s->devices * sizeof(*s->used));
-	for (size_t i = 0; i < s->nodes; i++)
-		s->used[s->at[i]] += s->problem->nodes[i].memory;
 }
 
 static int check_node(const struct tmesh_placement_problem *p, size_t i, struct tmesh_error *err)
@@ -331,30 +134,6 @@ static int check(const struct tmesh_placement_problem *p, struct tmesh_error *er
 	return rc;
 }
 
-static void search_close(struct search *s)
-{
-	free(s->at);
-	free(s->best);
-	free(s->end);
-	free(s->free_at);
-	free(s->used);
-}
-
-static int search_open(struct search *s, const struct tmesh_placement_problem *p,
-		       struct tmesh_error *err)
-{
-	*s = (struct search){.problem = p, .nodes = p->node_count, .devices = p->device_count};
-	s->at = calloc(s->nodes, sizeof(*s->at));
-	s->best = calloc(s->nodes, sizeof(*s->best));
-	s->end = calloc(s->nodes, sizeof(*s->end));
-	s->free_at = calloc(s->devices, sizeof(*s->free_at));
-	s->used = calloc(s->devices, sizeof(*s->used));
-	if (s->at && s->best && s->end && s->free_at && s->used)
-		return 0;
-	search_close(s);
-	return tmesh_fail(err, -ENOMEM, "no memory for a placement");
-}
-
 static uint64_t bytes_moved(const struct search *s)
 {
 	uint64_t bytes = 0;
@@ -390,25 +169,20 @@ int tmesh_placement_find(const struct tmesh_placement_problem *given, uint32_t *
 		search_close(&s);
 		return rc;
 	}
-	cost(&s, DBL_MAX);
-	found.seconds = found.greedy = s.last;
-	memcpy(s.best, s.at, s.nodes * sizeof(*s.at));
+	search_cost(&s);
+	found.greedy = s.last;
 	s.random = problem.seed ? problem.seed : 1;
 	s.deadline = tmesh_now_ns() + (problem.time_ns ? problem.time_ns : TIME_NS);
-	for (; found.searches <= (problem.restarts ? problem.restarts : RESTARTS) && !late(&s);
+	search_improve(&s);
+	for (found.searches = 1;
+	     found.searches <= (problem.restarts ? problem.restarts : RESTARTS) && !s.late;
 	     found.searches++) {
-		double seconds;
-
-		take(&s, s.best);
-		if (found.searches)
-			shake(&s);
-		seconds = improve(&s);
-		if (seconds < found.seconds) {
-			found.seconds = seconds;
-			memcpy(s.best, s.at, s.nodes * sizeof(*s.at));
-		}
+		search_take(&s, s.best);
+		search_anneal(&s, found.searches - 1);
+		search_improve(&s);
 	}
-	take(&s, s.best);
+	found.seconds = s.best_last;
+	search_take(&s, s.best);
 	found.bytes_moved = bytes_moved(&s);
 	if (out)
 		rc = tmesh_write_sized(out, &found, sizeof(found), err);
@@ -436,10 +210,10 @@ int tmesh_placement_cost(const struct tmesh_placement_problem *given, const uint
 		if (device[i] >= s.devices)
 			rc = tmesh_fail(err, -EINVAL, "node %zu: there is no device %u", i,
 					device[i]);
-		else if (seconds_on(&s, i, device[i]) < 0)
+		else if (problem.nodes[i].seconds[device[i]] < 0)
 			rc = tmesh_fail(err, -EOPNOTSUPP, "device %u does not run node %zu",
 					device[i], i);
-		else if (!fits(&s, i, device[i]))
+		else if (!search_fits(&s, i, device[i]))
 			rc = tmesh_fail(err, -ENOSPC,
 					"node %zu of %" PRIu64 " bytes does not fit on device %u: "
 					"%" PRIu64 " of %" PRIu64 " are used",
@@ -451,7 +225,7 @@ int tmesh_placement_cost(const struct tmesh_placement_problem *given, const uint
 		s.used[device[i]] += problem.nodes[i].memory;
 	}
 	if (!rc) {
-		cost(&s, DBL_MAX);
+		search_cost(&s);
 		found.seconds = found.greedy = s.last;
 		found.bytes_moved = bytes_moved(&s);
 		rc = tmesh_write_sized(out, &found, sizeof(found), err);

@@ -36,6 +36,7 @@ HOST_SUITES = \
 	net-machines-check \
 	engine-fuzz-check \
 	engine-ggml-abi-check \
+	engine-oracle-check \
 	cuda-check \
 	xla-check \
 	xla-fuzz-check \

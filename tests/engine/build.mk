@@ -55,11 +55,13 @@ engine-tsan-check: $(addprefix $(ENGINE_TEST_OUT)/tsan/,test_engine test_served)
 # Without the packages, as on a machine without a network, what needs them is skipped.
 ENGINE_VENV := $(B)/venv-engine
 
-$(ENGINE_VENV)/tools.stamp: $(ENGINE_TEST)/requirements.txt
+$(ENGINE_VENV)/tools.stamp: $(ENGINE_TEST)/requirements.txt $(ENGINE_TEST)/requirements-oracle.txt
 	$(PYTHON) -m venv --clear $(ENGINE_VENV)
 	$(ENGINE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check numpy pytest onnxruntime onnx || true
 	$(ENGINE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
 		--only-binary :all: --requirement $(ENGINE_TEST)/requirements.txt || true
+	$(ENGINE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+		--only-binary :all: --requirement $(ENGINE_TEST)/requirements-oracle.txt || true
 	@touch $@
 
 # The models, and what ONNX Runtime's own plain Run makes of them.
@@ -113,10 +115,16 @@ $(B)/bench/placement: tests/bench/placement.c $(ENGINE_A) $(LIB_A)
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $^ $(LIB_LIBS) -lm -o $@
 
-bench-placement: $(B)/bench/placement ## measure placement beside a long search
-	@$(B)/bench/placement
+ENGINE_ORACLE = LD_LIBRARY_PATH=$(B) $(ENGINE_VENV)/bin/python -B $(ENGINE_TEST)/oracle.py $(B)/libtmesh-engine.so
 
-.PHONY: bench-placement
+bench-placement: $(B)/bench/placement $(ENGINE_VENV)/tools.stamp $(B)/libtmesh-engine.so ## measure placement beside a long search, and HiGHS
+	@$(B)/bench/placement
+	@$(ENGINE_ORACLE) 40 12 3 20
+
+engine-oracle-check: $(ENGINE_VENV)/tools.stamp $(B)/libtmesh-engine.so ## placement beside what HiGHS proves to be the best
+	@$(ENGINE_ORACLE)
+
+.PHONY: bench-placement engine-oracle-check
 
 # libFuzzer; the corpus lies beside those of libtmesh.
 ENGINE_FUZZ_OUT := $(ENGINE_TEST_OUT)/fuzz
