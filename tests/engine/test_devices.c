@@ -141,7 +141,7 @@ static void test_engines(void **state)
 			assert_string_not_equal(engine.version, "");
 			assert_string_equal(engine.reads, "");
 		} else if (!strcmp(engine.name, "old")) {
-			assert_non_null(strstr(engine.reason, "no engine of this version"));
+			assert_non_null(strstr(engine.reason, "not an engine of this version"));
 		} else {
 			assert_non_null(strstr(engine.reason, "TMESH_ENGINE_PATH names another"));
 			assert_string_equal(engine.version, "");
