@@ -58,6 +58,8 @@ ENGINE_VENV := $(B)/venv-engine
 $(ENGINE_VENV)/tools.stamp: $(ENGINE_TEST)/requirements.txt $(ENGINE_TEST)/requirements-oracle.txt
 	$(PYTHON) -m venv --clear $(ENGINE_VENV)
 	$(ENGINE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check numpy pytest onnxruntime onnx || true
+	$(ENGINE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check safetensors sentencepiece pyyaml tqdm || true
+	$(ENGINE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps tokenizers==0.23.3 gguf==0.19.0 || true
 	$(ENGINE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
 		--only-binary :all: --requirement $(ENGINE_TEST)/requirements.txt || true
 	$(ENGINE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: MIT
+"""tmesh.tokens and tmesh.generate, with the model that this repository trains, in each of its forms."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
+
+import tmesh  # noqa: E402
+import tmesh.adapters  # noqa: E402
+import tmesh.engine  # noqa: E402
+import tmesh.generate  # noqa: E402
+import tmesh.graphs  # noqa: E402
+import tmesh.tokens  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[3]
+SMALL = ROOT / "examples/small_model"
+MODEL = SMALL / "small.gguf"
+
+
+def needs(*packages):
+    missing = [name for name in packages if not importlib.util.find_spec(name)]
+    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)} (python-graph-check has them)")
+
+
+@pytest.fixture
+def model():
+    with tmesh.load_model(MODEL) as loaded:
+        yield loaded
+
+
+def text():
+    return (ROOT / "docs/slots.md").read_text()
+
+
+@needs("tokenizers")
+def test_bytes_in_pairs(model):
+    """All of a document, and letters that the model never saw."""
+    tokenizer = tmesh.tokens.of_model(model)
+    for some in text(), "naïve 猫 \N{GRINNING FACE}\t  \n\n", "":
+        ids = tokenizer.encode(some).ids
+        assert ids[0] == model.metadata["tokenizer.ggml.bos_token_id"] and max(ids) < 512
+        assert tokenizer.decode(ids) == some
+    assert len(tokenizer.encode(text()).ids) < len(text()) / 1.5
+    assert tokenizer.encode("<|end|>").ids == [0, 0]
+
+
+@needs("tokenizers", "sentencepiece", "gguf")
+def test_sentencepiece(tmp_path):
+    """The same numbers as SentencePiece itself makes of the lines of a document."""
+    import gguf
+    import sentencepiece
+
+    (tmp_path / "text").write_text(text())
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "text"), model_prefix=str(tmp_path / "m"), vocab_size=600, model_type="bpe", byte_fallback=True,
+        character_coverage=.99, normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2)
+    other = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "m.model"))
+    every = range(other.get_piece_size())
+    out = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    out.add_tokenizer_model("llama")
+    out.add_token_list([other.id_to_piece(i) for i in every])
+    out.add_token_scores([other.get_score(i) for i in every])
+    out.add_token_types([6 if other.is_byte(i) else 2 if other.is_unknown(i) else 3 if other.is_control(i) else 1
+                         for i in every])
+    out.add_unk_token_id(other.unk_id())
+    out.add_bos_token_id(other.bos_id())
+    out.add_tensor("output_norm.weight", numpy.ones(8, "float32"))
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+    with tmesh.load_model(tmp_path / "m.gguf", alone=True) as model:
+        tokenizer = tmesh.tokens.of_model(model)
+    for line in [*text().splitlines(), "猫 two  spaces"]:
+        if line:
+            ids = tokenizer.encode(line).ids
+            assert ids == [other.bos_id(), *other.encode(line)], line
+            assert tokenizer.decode(ids) == line
+
+
+@needs("tokenizers")
+@pytest.mark.parametrize("change, words", [
+    ({"tokenizer.ggml.model": "bert"}, "'bert'"), ({"tokenizer.ggml.pre": "other"}, "'other'"),
+    ({"tokenizer.ggml.tokens": []}, "none"), ({"tokenizer.ggml.tokens": ["a", "a"]}, "twice"),
+    ({"tokenizer.ggml.model": "llama"}, "0 scores")])
+def test_tokenizer_refused(model, change, words):
+    class Other:
+        metadata = model.metadata | change
+
+    with pytest.raises(tmesh.Error, match=words):
+        tmesh.tokens.of_model(Other())
+
+
+def test_choose():
+    logits, random = numpy.array([1., 3., 2., -5.], "float32"), numpy.random.default_rng(1)
+    assert tmesh.generate.choose(logits) == 1
+    seen = [{tmesh.generate.choose(logits, temperature=1, random=random, **options) for _ in range(400)}
+            for options in ({}, {"top_k": 2}, {"top_k": 1}, {"top_p": .9}, {"top_p": .5})]
+    assert {0, 1, 2} <= seen[0] and seen[1:] == [{1, 2}, {1}, {1, 2}, {1}]
+
+
+def reference(tensors, config, tokens):
+    """The logits after each token, in NumPy, from tensors with transformers' names."""
+    w = {name: tensor.numpy().astype("float32") for name, tensor in tensors.items()}
+    heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
+    head, count = config["head_dim"], len(tokens)
+    angle = numpy.arange(count)[:, None] * config["rope_theta"] ** (-numpy.arange(0, head, 2) / head)
+    cos, sin = numpy.cos(angle)[:, None], numpy.sin(angle)[:, None]
+    mask = numpy.triu(numpy.full((count, count), -numpy.inf), 1)
+
+    def norm(x, name):
+        return x / numpy.sqrt((x * x).mean(-1, keepdims=True) + config["rms_norm_eps"]) * w[f"{name}.weight"]
+
+    def linear(x, name):
+        return x @ w[f"{name}.weight"].T
+
+    def turn(x):
+        one, two = x[..., :head // 2], x[..., head // 2:]
+        return numpy.concatenate([one * cos - two * sin, one * sin + two * cos], -1)
+
+    x = w["model.embed_tokens.weight"][tokens]
+    for layer in range(config["num_hidden_layers"]):
+        b = f"model.layers.{layer}."
+        h = norm(x, b + "input_layernorm")
+        q = turn(linear(h, b + "self_attn.q_proj").reshape(count, heads, head))
+        k = turn(linear(h, b + "self_attn.k_proj").reshape(count, groups, head)).repeat(heads // groups, 1)
+        v = linear(h, b + "self_attn.v_proj").reshape(count, groups, head).repeat(heads // groups, 1)
+        score = numpy.einsum("ihd,jhd->hij", q, k) * head ** -.5 + mask
+        score = numpy.exp(score - score.max(-1, keepdims=True))
+        score /= score.sum(-1, keepdims=True)
+        x = x + linear(numpy.einsum("hij,jhd->ihd", score, v).reshape(count, -1), b + "self_attn.o_proj")
+        h = norm(x, b + "post_attention_layernorm")
+        gate = linear(h, b + "mlp.gate_proj")
+        x = x + linear(gate / (1 + numpy.exp(-gate)) * linear(h, b + "mlp.up_proj"), b + "mlp.down_proj")
+    return norm(x, "model.norm") @ w["model.embed_tokens.weight"].T
+
+
+@needs("libggml", "onnx", "onnxruntime", "gguf", "safetensors", "tokenizers")
+def test_forms(model, tmp_path, record_property):
+    """GGUF by ggml, safetensors by NumPy, ONNX by ONNX Runtime on the safetensors file's memory: the same logits."""
+    import json
+
+    for folder in "one", "two":
+        subprocess.run([sys.executable, "-B", SMALL / "forms.py", tmp_path / folder, MODEL], check=True, timeout=300)
+    for name in "small.safetensors", "small.onnx", "config.json":
+        one, two = ((tmp_path / folder / name).read_bytes() for folder in ("one", "two"))
+        assert one == two and len(one) < 1_000_000, name
+
+    tokens = tmesh.tokens.of_model(model).encode(text()).ids[:128]
+    sequence = tmesh.generate.Sequence(model, rows=128, cache="float32")
+    by_ggml = numpy.stack([sequence.run([token]).copy() for token in tokens])
+    with tmesh.load_model(tmp_path / "one/small.safetensors", alone=True) as other:
+        by_numpy = reference(other, json.loads((tmp_path / "one/config.json").read_text()), tokens)
+        graph = tmesh.engine.Context("onnx").graph(tmp_path / "one/small.onnx", weights=dict(other))
+        by_onnx = graph.dispatch({"tokens": numpy.array(tokens)})["logits"]
+    for name, logits, most in ("ONNX Runtime", by_onnx, 1e-3), ("ggml", by_ggml, .1):
+        worst = float(abs(logits - by_numpy).max())
+        record_property(f"{name} beside NumPy, 128 tokens, largest difference of a logit", f"{worst:.6f}")
+        assert worst < most
+        # Where two are as likely but for rounding, either may come first.
+        best, found = by_numpy.max(-1), by_numpy[range(len(tokens)), logits.argmax(-1)]
+        assert (best - found <= 2 * worst).all() and ((best == found).mean() == 1 or name == "ggml")
+    record_property("tokens whose likeliest follower ggml and NumPy agree on",
+                    f"{int((by_ggml.argmax(-1) == by_numpy.argmax(-1)).sum())} of {len(tokens)}")
+    # It has learnt something: a document's next token is among its likeliest five more often than not.
+    near = (numpy.argsort(-by_numpy[:-1])[:, :5] == numpy.array(tokens)[1:, None]).any(1).mean()
+    record_property("followers in a document that are among the likeliest five", f"{near:.2f}")
+    assert near > .5
+
+
+@needs("libggml")
+def test_sequence(model):
+    """A prompt in parts as token by token; a full cache; nothing copied."""
+    tokens = [0, *range(100, 170)]
+    one, two = (tmesh.generate.Sequence(model, rows=72, cache="float32") for _ in range(2))
+    for token in tokens:
+        logits = one.run([token])
+    numpy.testing.assert_allclose(two.run(tokens), logits, atol=.02)
+    assert one.position == two.position == len(tokens)
+    copied = tmesh.stats()["bytes_copied"]
+    one.run([5])
+    assert tmesh.stats()["bytes_copied"] == copied
+    with pytest.raises(tmesh.LimitError, match="73 tokens, and the cache has 72"):
+        one.run([5])
+    with pytest.raises(tmesh.InvalidError, match="at least one"):
+        two.run([])
+
+
+@needs("libggml", "tokenizers")
+def test_adapter(model):
+    """What the adapter was trained on is likelier with it, from the run on that follows its publication."""
+    source = (ROOT / "bindings/beam/lib/tmesh/slot.ex").read_text()
+    tokens = tmesh.tokens.of_model(model).encode(source).ids[:200]
+    ranks = dict.fromkeys(("attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"), 8)
+
+    def loss(sequence):
+        total = 0.
+        for token, follower in zip(tokens, tokens[1:]):
+            logits = sequence.run([token]).astype(float)
+            total += numpy.log(numpy.exp(logits - logits.max()).sum()) + logits.max() - logits[follower]
+        return total / len(tokens)
+
+    with tmesh.Slot() as slot, tmesh.load_model(SMALL / "elixir.gguf") as adapter:
+        plain, swapped = (tmesh.generate.Sequence(model, rows=200, lora=ranks, slot=slot.token) for _ in range(2))
+        before = loss(plain)
+        tmesh.adapters.publish(slot, adapter, tmesh.graphs.of_model(model, rows=1, lora=ranks))
+        assert loss(swapped) < before - .2
+        swapped = plain = None
+    with pytest.raises(tmesh.InvalidError, match="together"):
+        tmesh.generate.Sequence(model, rows=8, lora=ranks)
+
+
+def halves(g, layer, boundary):
+    """A graph cut in two before a layer: what computes a node, and what reads it."""
+    lines = {line.split(" = ")[0]: line for line in g.text().splitlines()[1:] if not line.startswith("output ")}
+
+    def reads(line):
+        head, bracket, tail = line.split(" = ")[1].partition("(")
+        return [name.strip() for name in tail.partition(")")[0].split(",")] if bracket else []
+
+    last = [name for name in g.outputs if name == "logits" or int(name.rpartition(".")[2]) >= layer]
+
+    def closure(wanted):
+        found, left = [], list(wanted)
+        while left:
+            name = left.pop()
+            if name not in found:
+                found.append(name)
+                left += reads(lines[name])
+        return [name for name in lines if name in found]
+
+    first = [name for name in g.outputs if name not in last]
+    parts = closure([boundary, *(g.outputs[name] for name in first)])
+    rest = [name for name in closure(g.outputs[name] for name in last) if name not in parts or reads(lines[name]) == []]
+    one = "\n".join(["graph one", *(lines[name] for name in parts), f"output h = {boundary}",
+                     *(f"output {name} = {g.outputs[name]}" for name in first), ""])
+    two = "\n".join(["graph two", f"{boundary} = input : float32[1,128]",
+                     *(lines[name] for name in rest if reads(lines[name]) or any(name in reads(lines[at]) for at in rest)),
+                     *(f"output {name} = {g.outputs[name]}" for name in last), ""])
+    return one, two, first, last
+
+
+@needs("libggml")
+def test_pipeline(model, tmp_path):
+    """Two engines' processes, each with a part of the layers, on the same tensors: bit for bit as one, over 64 steps."""
+    g = tmesh.graphs.of_model(model, rows=64)
+    boundary = next(line.partition("rms_norm(")[2].partition(",")[0] for line in g.text().splitlines()
+                    if "blk.2.attn_norm.weight" in line and "rms_norm" in line)
+    one, two, first, last = halves(g, 2, boundary)
+    now = {name: tmesh.zeros(1, kind) for name, kind in (("token", "int32"), ("position", "int32"), ("row", "int64"))}
+    past = {name: tmesh.zeros((64, 64), "float16") for name in g.inputs if name.startswith("past_")}
+    between, logits = tmesh.zeros((1, 128), "float32"), tmesh.zeros((1, 512), "float32")
+    whole = tmesh.generate.Sequence(model, rows=64)
+    servers = [tmesh.engine.serve("ggml", models=tmp_path) for _ in range(2)]
+    try:
+        steps = []
+        for server, part, outputs in (servers[0], one, first), (servers[1], two, last):
+            path = tmp_path / f"{len(steps)}.graph"
+            path.write_text(part)
+            weights = {name: model[name] for name in g.weights if f"{name} = weight" in part}
+            graph = server.connect(timeout=60).graph(path, weights=weights)
+            places = {**now, **past, boundary: between}
+            in_place = {name: g.in_place[name] for name in outputs if name in g.in_place}
+            given = {name: past[of] for name, of in in_place.items()}
+            given["logits" if "logits" in outputs else "h"] = logits if "logits" in outputs else between
+            steps.append(graph.bind({name: places[name] for name in graph.inputs}, given, in_place=in_place))
+        copied, token = tmesh.stats()["bytes_copied"], 0
+        for position in range(64):
+            for name, value in (("token", token), ("position", position), ("row", position)):
+                now[name].numpy()[0] = value
+            for step in steps:
+                step.dispatch()
+            wanted = whole.run([token])
+            assert (logits.numpy()[0] == wanted).all(), f"step {position}"
+            token = int(wanted.argmax()) if position % 3 else position
+        assert tmesh.stats()["bytes_copied"] == copied
+        steps = graph = None
+    finally:
+        for server in servers:
+            server.close()
+
+
+def run(*words, status=0):
+    done = subprocess.run([sys.executable, "-m", "tmesh.generate", *map(str, words)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == status, done.stderr
+    return done.stdout if not status else done.stderr
+
+
+@needs("libggml", "tokenizers")
+def test_command(tmp_path):
+    """The same text each time, by an engine of this process or of its own."""
+    words = MODEL, "--prompt", "The module ", "--seed", 1, "--tokens", 40
+    got = run(*words)
+    assert got.startswith("The module ") and len(got) > 40
+    assert run(*words, "--process", "--quiet") == got
+    assert len(run(MODEL, "--prompt", "x", "--rows", 8, "--tokens", 40)) < 60
+    adapted = run(*words, "--adapter", SMALL / "elixir.gguf")
+    assert adapted.startswith("The module ") and adapted != got
+    assert "no LoRA adapter" in run(MODEL, "--prompt", "x", "--adapter", MODEL, status=1)
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(60))
+    assert "bad.gguf" in run(tmp_path / "bad.gguf", "--prompt", "x", status=1)
+    assert "at least 1" in run(MODEL, "--prompt", "x", "--tokens", 0, status=2)
+    assert "rows" in run(MODEL, "--prompt", "a text of more tokens", "--rows", 2, status=1)
+    assert "usage: python -m tmesh.generate" in run("--help")
