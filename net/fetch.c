@@ -105,8 +105,9 @@ static int wait_some(struct fetch *fetch, struct net_endpoint *endpoint, struct 
 {
 	struct fi_cq_entry entries[8];
 	struct fi_cq_err_entry failure = {0};
-	int ms = tmesh_poll_ms(fetch->deadline);
-	ssize_t count = fi_cq_sread(endpoint->cq, entries, 8, NULL, ms > SLICE_MS ? SLICE_MS : ms);
+	/* Without a request under way it connects, and is asked again soon. */
+	int slice = fetch->count ? SLICE_MS : 1, ms = tmesh_poll_ms(fetch->deadline);
+	ssize_t count = fi_cq_sread(endpoint->cq, entries, 8, NULL, ms > slice ? slice : ms);
 
 	if (count == -FI_EAVAIL) {
 		if (fi_cq_readerr(endpoint->cq, &failure, 0) == 1)
@@ -162,8 +163,12 @@ static int attempt(struct fetch *fetch, struct tmesh_error *err)
 {
 	struct net_endpoint endpoint;
 	fi_addr_t home;
-	int rc = net_endpoint_open(fetch->net->reader, &endpoint, err);
+	int rc;
 
+	/* A connection that broke: most often the home has died, and libfabric would try on. */
+	if (fetch->done && net_address_refuses(&fetch->address, SLICE_MS))
+		return gone(fetch, "nobody listens there", err);
+	rc = net_endpoint_open(fetch->net->reader, &endpoint, err);
 	if (rc)
 		return rc;
 	fetch->asked = fetch->done;

@@ -16,7 +16,7 @@ demo='gcc make pkg-config libc6-dev libjansson-dev liburing-dev libxxhash-dev
 	python3 python3-dev python3-venv python3-pip python3-setuptools python3-wheel python3-numpy
 	elixir erlang-dev erlang-nox
 	scdoc bash-completion'
-bench='python3-torch python3-matplotlib'
+bench='python3-torch python3-matplotlib iperf3'
 # The tests of the system's own Python, which have no package without a version: Debian 13 has
 # Python 3.13, Debian 12 3.11.
 testsuite=$(. /etc/os-release 2>/dev/null && [ "${VERSION_ID:-}" = 13 ] && echo 3.13 || echo 3.11)

@@ -87,6 +87,14 @@ SECTIONS = (
         *(Bound(f"Torch in a region, {size}", f"ray/torch-tmesh-{size}", f"ray/torch-gloo-{size}", "Gloo in Ray", 1.0)
           for size in ("1MB", "100MB")),
     )),
+    Section("From one machine to another (two network namespaces)", (
+        *(Bound("256 MiB, sealed at the end", "net/fetch", f"net/{name}", what, limit)
+          for name, what, limit in (("iperf3", "iperf3, which keeps nothing", 1.0), ("nixl", "NIXL over TCP", 1 / 1.3),
+                                    ("mooncake", "Mooncake over TCP", 1 / 1.3), ("erlang", "Erlang distribution", 1 / 1.5))),
+        Bound("4 KiB by a key that is there", "net/small", "net/round-trip", "a byte there and back", 3.0),
+        Bound("the error after the home was killed", "net/death", "net/round-trip", "a byte there and back", None, most_ns=50e6),
+        Bound("beyond a silent home's deadline", "net/silent", "net/round-trip", "a byte there and back", None, most_ns=10e6),
+    )),
     Section("Out of and into a JAX program", (
         *(Bound(f"{way}, {size}", f"xla/{size}-{way}-tmesh", f"xla/{size}-{way}-callback",
                 f"io_callback that {does} by tmesh", limit)

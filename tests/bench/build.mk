@@ -9,6 +9,7 @@ BENCH_PROGRAMS := $(addprefix $(BENCH_OUT)/,tmesh-bench size lookup floor death 
 # BENCH='pages model' runs those of the benches whose commands have one of these words, and writes no file.
 bench: bench-deps ## measure, and compare with the bounds (build/bench/bench.{json,svg})
 	@$(MAKE) -s $(BENCH_PROGRAMS) tools python python-arrow beam xla $(B)/tests/xla/peer $(VENV)/iceoryx2.stamp $(SAFETENSORS_VENV)/tmesh.stamp $(RAY_VENV)/tmesh.stamp
+	@$(MAKE) -s $(NET_VENV)/tools.stamp $(NET_BUILT:%=$(BENCH_OUT)/%)
 	@$(VPYTHON) -B tests/bench/run.py $(BENCH)
 
 bench-ray: ## tensors between Ray's actors, beside its object store and Gloo
@@ -39,6 +40,10 @@ $(BENCH_OUT)/pages $(BENCH_OUT)/model_open: $(BENCH_OUT)/%: tests/bench/%.c test
 		$(LIB_A) $(MODEL_A)
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -pthread $(filter %.c,$^) $(MODEL_A) $(LIB_A) $(MODEL_LIBS) -o $@
+
+$(BENCH_OUT)/net: tests/bench/net.c tests/bench/harness.c tests/bench/harness.h $(LIB_A) $(NET_A)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -pthread $(filter %.c,$^) $(NET_A) $(LIB_A) $(LIB_LIBS) $(NET_LIBS) -o $@
 
 # That they are built and do what they are for; how long that takes is nothing to it.
 bench-check: $(BENCH_PROGRAMS) $(BENCH_OUT)/engine ## the benches' programs, once round

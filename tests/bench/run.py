@@ -42,6 +42,7 @@ COMMANDS = (
     [PYTHON, "-B", f"{HERE}/torch_share.py"],
     [PYTHON, "-B", f"{HERE}/put.py"],
     [BUILD / "venv-ray/bin/python", "-B", f"{HERE}/ray_transport.py"],
+    [PYTHON, "-B", f"{HERE}/net_fetch.py", BUILD],
     ["env", f"LD_LIBRARY_PATH={BUILD}", BUILD / "venv-arrow/bin/python", "-B", f"{HERE}/xla.py",
      BUILD / "tests/xla/peer"],
     ["taskset", "-c", "0", "elixir", "--erl", "-logger level warning",
