@@ -211,7 +211,7 @@ python-engine-check: $(ENGINE_VENV)/tmesh.stamp $(ENGINE_TEST_OUT)/models.stamp 
 python-graph-check: $(ENGINE_VENV)/tmesh.stamp $(ENGINE_PROCESS) ## graphs and text by the engine "ggml", beside NumPy
 	@python=$(ENGINE_VENV)/bin/python; $$python -c 'import pytest, numpy' 2>/dev/null || python=$(VPYTHON); \
 	TMESH_ENGINE_PROGRAM=$(abspath $(ENGINE_PROCESS)) $$python -P -m pytest --tap \
-	$(addprefix $(PYTHON_DIR)/tests/,test_graphs.py test_adapters.py test_generate.py)
+	$(addprefix $(PYTHON_DIR)/tests/,test_graphs.py test_adapters.py test_placed.py test_generate.py)
 
 .PHONY: python-graph-check
 

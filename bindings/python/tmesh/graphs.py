@@ -35,6 +35,8 @@ class Graph:
 
     def __init__(self, name: str) -> None:
         self._lines = [f"graph {name}"]
+        self._nodes: dict[str, tuple[str, tuple[str, ...], str]] = {}
+        self.name = name
         self._made = 0
         self.inputs: list[str] = []
         self.weights: list[str] = []
@@ -75,6 +77,11 @@ class Graph:
         if in_place is not None:
             self.in_place[name] = in_place
 
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of all nodes that compute, in the order in which they were added."""
+        return tuple(name for name, (op, _, _) in self._nodes.items() if op not in ("input", "weight"))
+
     def text(self) -> str:
         """The graph as text."""
         return "\n".join([*self._lines, *(f"output {name} = {node}" for name, node in self.outputs.items()), ""])
@@ -101,6 +108,7 @@ class Graph:
         if set("\r\n#") & set(line):
             raise errors.InvalidError(errno.EINVAL, f"node {name!r}: neither line ends nor \"#\" in a node")
         self._lines.append(line)
+        self._nodes[name] = op, tuple(inputs), line
         return name
 
     def __repr__(self) -> str:

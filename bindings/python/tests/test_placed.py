@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: MIT
+"""Graphs over several engines "ggml", beside one."""
+
+import importlib.util
+import random
+
+import pytest
+
+numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
+
+import tmesh  # noqa: E402
+import tmesh.engine  # noqa: E402
+import tmesh.graphs  # noqa: E402
+import tmesh.placed  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not importlib.util.find_spec("libggml"),
+                                reason="ggml cannot be had: the package libggml-python is not installed")
+
+WIDTH, HEADS, ROOM, LAYERS, STEPS = 64, 2, 96, 2, 64
+
+
+def make():
+    """Attention over a cache in two layers, one token at a time; the same of a second path, added; its weights."""
+    g, weights, numbers = tmesh.graphs.Graph("layers"), {}, numpy.random.default_rng(7)
+
+    def weight(name):
+        weights[name] = tmesh.put((numbers.standard_normal((WIDTH, WIDTH)) / 8).astype("float32"), seal=True)
+        return g.weight(name, "float32", (WIDTH, WIDTH))
+
+    x = g.input("x", "float32", (1, WIDTH))
+    position, row = g.input("position", "int32", (1,)), g.input("row", "int64", (1,))
+    for layer in range(LAYERS):
+        present = []
+        for kind in "kv":
+            past = g.input(f"{layer}.past_{kind}", "float32", (ROOM, WIDTH), cache="keep")
+            new = g.add("matmul", x, weight(f"{layer}.{kind}"))
+            present.append(g.add("set_rows", past, new, row, name=f"{layer}.present_{kind}"))
+            g.output(f"{layer}.{kind}", present[-1], in_place=past)
+        q, k, v = (g.add("reshape", of, dtype="float32", shape=(rows, HEADS, WIDTH // HEADS)) for of, rows in
+                   ((g.add("matmul", x, weight(f"{layer}.q")), 1), (present[0], ROOM), (present[1], ROOM)))
+        a = g.add("reshape", g.add("attention", q, k, v, position), dtype="float32", shape=(1, WIDTH))
+        side = g.add("gelu", g.add("matmul", x, weight(f"{layer}.side")))
+        x = g.add("rms_norm", g.add("add", g.add("add", x, a), side), eps=1e-5)
+    g.output("y", x)
+    return g, weights
+
+
+class Run:
+    """64 steps, of which each reads what the one before gave."""
+
+    def __init__(self, g, bind):
+        self.now = {"x": tmesh.zeros((1, WIDTH), "float32"), "position": tmesh.zeros(1, "int32"),
+                    "row": tmesh.zeros(1, "int64")}
+        past = {name: tmesh.zeros((ROOM, WIDTH), "float32") for name in g.inputs if "past" in name}
+        self.y = tmesh.zeros((1, WIDTH), "float32")
+        present = {name: past[of] for name, of in g.in_place.items()}
+        self.step = bind({**self.now, **past}, {"y": self.y, **present})
+
+    def __call__(self, steps=STEPS):
+        arrays, y, seen = {name: tensor.numpy() for name, tensor in self.now.items()}, self.y.numpy(), []
+        arrays["x"][:] = 1
+        for at in range(steps):
+            arrays["position"][0] = arrays["row"][0] = at
+            self.step.dispatch()
+            seen.append(y.copy())
+            arrays["x"][:] = y
+        return numpy.stack(seen)
+
+
+def alone(tmp_path):
+    """The graph, its weights, and what one engine makes of it."""
+    g, weights = make()
+    g.save(tmp_path / "whole.graph")
+    whole = tmesh.engine.Context("ggml").graph(tmp_path / "whole.graph", weights=weights)
+    return g, weights, Run(g, lambda inputs, outputs: whole.bind(inputs, outputs, in_place=g.in_place))()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_placement(tmp_path, seed):
+    """Nodes anywhere on three engines: the same bits, and nothing copied."""
+    g, weights, wanted = alone(tmp_path)
+    contexts = {n: tmesh.engine.Context("ggml") for n in range(3)}
+    draw = random.Random(seed)
+    placed = tmesh.placed.Placed(g, {name: draw.randrange(3) for name in g.nodes}, contexts, weights=weights)
+    assert len(placed.parts) > 3 and {part.device for part in placed.parts} == {0, 1, 2}
+    run = Run(g, placed.bind)
+    copied = tmesh.stats()["bytes_copied"]
+    got = run()
+    assert tmesh.stats()["bytes_copied"] == copied
+    assert numpy.array_equal(got.view("uint32"), wanted.view("uint32"))
+    assert all(context.stats()["bytes_written"] == 0 for context in contexts.values())
+
+
+def test_two_processes(tmp_path):
+    """A half in each of two engines in processes of their own: the same bits."""
+    g, weights, wanted = alone(tmp_path)
+    with tmesh.engine.serve("ggml", models=tmp_path) as one, tmesh.engine.serve("ggml", models=tmp_path) as two:
+        contexts = {"one": one.connect(), "two": two.connect()}
+        half = len(g.nodes) // 2
+        at = {name: "one" if n < half else "two" for n, name in enumerate(g.nodes)}
+        placed = tmesh.placed.Placed(g, at, contexts, weights=weights, folder=tmp_path)
+        assert [part.device for part in placed.parts] == ["one", "two"]
+        run = Run(g, placed.bind)
+        copied = tmesh.stats()["bytes_copied"]
+        assert numpy.array_equal(run().view("uint32"), wanted.view("uint32"))
+        assert tmesh.stats()["bytes_copied"] == copied
+
+
+def test_refused(tmp_path):
+    g, weights, _ = alone(tmp_path)
+    contexts = {"a": tmesh.engine.Context("ggml")}
+    at = dict.fromkeys(g.nodes, "a")
+    with pytest.raises(tmesh.InvalidError, match="on no device that has a context: give one of a"):
+        tmesh.placed.Placed(g, at | {g.nodes[0]: "b"}, contexts, weights=weights)
+    with pytest.raises(tmesh.InvalidError, match="weight '0.k' was not given"):
+        tmesh.placed.Placed(g, at, contexts)
+    placed = tmesh.placed.Placed(g, at, contexts, weights=weights)
+    assert len(placed.parts) == 1 and "1 parts" in repr(placed)
+    with pytest.raises(tmesh.InvalidError, match="input 'x' was not given"):
+        placed.bind({}, {})
+    given = {name: tmesh.zeros((ROOM, WIDTH), "float32") for name in g.inputs}
+    with pytest.raises(tmesh.NotFoundError, match="no output 'z'"):
+        placed.bind(given, {"z": given["x"]})
+    with pytest.raises(tmesh.InvalidError, match="'0.k' lies in the memory of"):
+        placed.bind(given, {"0.k": tmesh.zeros((ROOM, WIDTH), "float32")})
+    g.output("more", g.add("mul", "0.past_k", "0.past_k"))
+    with pytest.raises(tmesh.InvalidError, match="whose rows '0.present_k' replaces, is read by another node"):
+        tmesh.placed.Placed(g, at | {g.nodes[-1]: "a"}, contexts, weights=weights)
+    bad = tmesh.graphs.Graph("bad")
+    bad.output("y", bad.add("silu", "nothing"))
+    with pytest.raises(tmesh.InvalidError, match="reads 'nothing', which is no node"):
+        tmesh.placed.Placed(bad, {bad.nodes[0]: "a"}, contexts)
