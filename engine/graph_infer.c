@@ -211,9 +211,10 @@ static int set_rows(struct site *site)
 {
 	const struct tmesh_graph_node *past = site->in[0], *fresh = site->in[1];
 
-	if (past->op != TMESH_GRAPH_INPUT || past->ndim != 2 ||
-	    (past->dtype != TMESH_FLOAT32 && past->dtype != TMESH_FLOAT16) || fresh->ndim != 2 ||
-	    fresh->dtype != TMESH_FLOAT32 || fresh->quant || fresh->shape[1] != past->shape[1] ||
+	if ((past->op != TMESH_GRAPH_INPUT && past->op != TMESH_GRAPH_SET_ROWS) ||
+	    past->ndim != 2 || (past->dtype != TMESH_FLOAT32 && past->dtype != TMESH_FLOAT16) ||
+	    fresh->ndim != 2 || fresh->dtype != TMESH_FLOAT32 || fresh->quant ||
+	    fresh->shape[1] != past->shape[1] ||
 	    !vector_of(site->in[2], TMESH_INT64, fresh->shape[0]))
 		return wrong(site, "it takes an input past[C, D] of float32 or float16, new[T, D] "
 				   "of float32 and rows int64[T]");
@@ -280,10 +281,42 @@ static int concat(struct site *site)
 	return 0;
 }
 
+/* Blocks of rows, and tables of them: what the sequences may have in all is a value too. */
+static int paged(struct site *site)
+{
+	const struct tmesh_graph_node *q = site->in[0], *k = site->in[1], *v = site->in[2];
+	const struct tmesh_graph_node *tables = site->in[4];
+	int64_t count;
+
+	if (q->ndim != 3 || k->ndim != 4 || v->ndim != 4 || q->dtype != TMESH_FLOAT32 || q->quant ||
+	    (k->dtype != TMESH_FLOAT32 && k->dtype != TMESH_FLOAT16) || k->quant || v->quant ||
+	    v->dtype != k->dtype || memcmp(k->shape, v->shape, 4 * sizeof(k->shape[0])) ||
+	    q->shape[2] != k->shape[3] || q->shape[1] % k->shape[2] ||
+	    !vector_of(site->in[3], TMESH_INT32, q->shape[0]))
+		return wrong(site,
+			     "with tables it takes q[T, H, D] of float32, k and v[P, B, G, D] "
+			     "of float32 or float16, H a multiple of G, and positions int32[T]");
+	for (uint32_t i = 4; i < site->node->input_count; i++)
+		if (site->in[i]->ndim != 2 || site->in[i]->dtype != TMESH_INT32 ||
+		    memcmp(site->in[i]->shape, tables->shape, 2 * sizeof(tables->shape[0])) ||
+		    q->shape[0] % tables->shape[0])
+			return wrong(site, "its tables are int32[S, M], T a multiple of S");
+	if (__builtin_mul_overflow(elements(tables), k->shape[1] * k->shape[2] * k->shape[3],
+				   &count) ||
+	    count > GRAPH_MAX_ELEMENTS)
+		return tmesh_fail(site->err, -EOVERFLOW,
+				  "node \"%s\": its tables name more than 2^48 elements",
+				  site->node->name);
+	becomes(site, 3, q->shape);
+	return check_scale(site);
+}
+
 static int attention(struct site *site)
 {
 	const struct tmesh_graph_node *q = site->in[0], *k = site->in[1], *v = site->in[2];
 
+	if (site->node->input_count > 4)
+		return paged(site);
 	if (q->ndim != 3 || k->ndim != 3 || v->ndim != 3 || q->dtype != TMESH_FLOAT32 || q->quant ||
 	    (k->dtype != TMESH_FLOAT32 && k->dtype != TMESH_FLOAT16) || k->quant || v->quant ||
 	    v->dtype != k->dtype || memcmp(k->shape, v->shape, 3 * sizeof(k->shape[0])) ||

@@ -24,7 +24,7 @@ static const struct graph_op ops[] = {
 	[TMESH_GRAPH_RESHAPE] = {"reshape", 1, 1, ATTR_SHAPE},
 	[TMESH_GRAPH_TRANSPOSE] = {"transpose", 1, 1, ATTR_AXES},
 	[TMESH_GRAPH_CONCAT] = {"concat", 2, TMESH_GRAPH_MAX_INPUTS, ATTR_AXIS},
-	[TMESH_GRAPH_ATTENTION] = {"attention", 4, 4, ATTR_SCALE},
+	[TMESH_GRAPH_ATTENTION] = {"attention", 4, 6, ATTR_SCALE},
 };
 #define OPS (sizeof(ops) / sizeof(ops[0]))
 

@@ -77,6 +77,7 @@ static int place_output(struct ggml_lowered *lowered, struct ggml_out *out,
 
 	/* A value that is a view, or is somewhere already, is brought there. */
 	if (node->op == TMESH_GRAPH_RESHAPE || node->op == TMESH_GRAPH_TRANSPOSE ||
+	    (node->op == TMESH_GRAPH_ATTENTION && node->input_count > 4) ||
 	    api->get_data(out->value)) {
 		out->value = api->cont(lowered->context, out->value);
 		if (!api->backend_supports_op(lowered->backend, out->value))
@@ -105,11 +106,11 @@ static int bind_output(struct ggml_lowered *lowered, struct ggml_out *out,
 	node = &graph->nodes[out->node];
 	if (node->op != TMESH_GRAPH_SET_ROWS)
 		rc = place_output(lowered, out, array, err);
-	else if (array->data != api->get_data(lowered->values[node->inputs[0]]))
+	else if (array->data != api->get_data(lowered->values[ggml_past(graph, out->node)]))
 		rc = tmesh_fail(err, -EINVAL,
 				"output \"%s\" lies in the memory of \"%s\": bind it there, with "
 				"in_place",
-				array->name, graph->nodes[node->inputs[0]].name);
+				array->name, graph->nodes[ggml_past(graph, out->node)].name);
 	if (!rc)
 		api->build_forward_expand(lowered->graph, out->value);
 	return rc;
@@ -124,8 +125,13 @@ static int check_pasts(const struct ggml_lowered *lowered, const struct plugin_a
 	for (uint32_t at = 0; at < graph->node_count; at++) {
 		bool bound = graph->nodes[at].op != TMESH_GRAPH_SET_ROWS;
 
-		for (size_t i = 0; !bound && i < count; i++)
-			bound = graph->outputs[outputs[i].operand].node == at;
+		/* The output that lies in the same past is bound for all that write there. */
+		for (size_t i = 0; !bound && i < count; i++) {
+			uint32_t node = graph->outputs[outputs[i].operand].node;
+
+			bound = graph->nodes[node].op == TMESH_GRAPH_SET_ROWS &&
+				ggml_past(graph, node) == ggml_past(graph, at);
+		}
 		if (!bound)
 			return tmesh_fail(
 				err, -EINVAL,
@@ -144,9 +150,19 @@ static int place_masks(struct ggml_lowered *lowered, struct tmesh_error *err)
 		struct ggml_mask *mask = &lowered->masks[i];
 		int64_t queries = lowered->indices[mask->positions].count;
 
-		mask->data = memory((uint64_t)(queries + GGML_MASK_PAD) * (uint64_t)mask->rows * 2);
+		queries += mask->sequences * GGML_MASK_PAD;
+		mask->data = memory((uint64_t)queries * (uint64_t)mask->rows * 2);
 		rc = mask->data ? place(lowered, mask->tensor, mask->data, "a mask", err)
 				: tmesh_fail(err, -ENOMEM, "no memory for a mask");
+	}
+	for (size_t i = 0; !rc && i < lowered->gather_count; i++) {
+		struct ggml_gather *gather = &lowered->gathers[i];
+
+		gather->data = memory((uint64_t)gather->sequences * (uint64_t)gather->blocks *
+				      (uint64_t)gather->block_rows * sizeof(*gather->data));
+		rc = gather->data
+			     ? place(lowered, gather->tensor, gather->data, "rows of blocks", err)
+			     : tmesh_fail(err, -ENOMEM, "no memory for rows of blocks");
 	}
 	return rc;
 }
@@ -261,10 +277,36 @@ static int read_index(const struct ggml_index *index, const struct tmesh_graph_n
 static void fill_mask(const struct ggml_mask *mask, const struct ggml_index *positions)
 {
 	const int32_t *seen = positions->own;
+	int64_t queries = positions->count / mask->sequences;
+	int64_t lines = (queries + GGML_MASK_PAD - 1) / GGML_MASK_PAD * GGML_MASK_PAD;
 
-	for (int64_t i = 0; i < positions->count; i++)
+	for (int64_t i = 0; i < positions->count; i++) {
+		uint16_t *line = mask->data + (i / queries * lines + i % queries) * mask->rows;
+
 		for (int64_t row = 0; row < mask->rows; row++)
-			mask->data[i * mask->rows + row] = row <= seen[i] ? 0 : HALF_MINUS_INFINITY;
+			line[row] = row <= seen[i] ? 0 : HALF_MINUS_INFINITY;
+	}
+}
+
+/* Behind the last row that a sequence's queries see, nothing but its first block is read. */
+static void fill_gather(const struct ggml_gather *gather, const struct ggml_index *positions,
+			const struct ggml_index *tables)
+{
+	int64_t queries = positions->count / gather->sequences;
+	const int32_t *seen = positions->own, *table = tables->own;
+	int32_t *row = gather->data;
+
+	for (int64_t s = 0; s < gather->sequences; s++, seen += queries, table += gather->blocks) {
+		int64_t last = 0;
+
+		for (int64_t i = 0; i < queries; i++)
+			last = seen[i] > last ? seen[i] : last;
+		for (int64_t m = 0; m < gather->blocks; m++)
+			for (int64_t i = 0; i < gather->block_rows; i++)
+				*row++ = (int32_t)(table[m * gather->block_rows <= last ? m : 0] *
+							   gather->block_rows +
+						   i);
+	}
 }
 
 int ggml_run(void *data, struct tmesh_error *err)
@@ -280,6 +322,9 @@ int ggml_run(void *data, struct tmesh_error *err)
 		return rc;
 	for (size_t i = 0; i < lowered->mask_count; i++)
 		fill_mask(&lowered->masks[i], &lowered->indices[lowered->masks[i].positions]);
+	for (size_t i = 0; i < lowered->gather_count; i++)
+		fill_gather(&lowered->gathers[i], &lowered->indices[lowered->gathers[i].positions],
+			    &lowered->indices[lowered->gathers[i].tables]);
 	status = lowered->engine->api.backend_graph_compute(lowered->backend, lowered->graph);
 	return status == GGML_SUCCESS ? 0 : tmesh_fail(err, -EIO, "ggml failed: status %d", status);
 }

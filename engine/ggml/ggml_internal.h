@@ -33,7 +33,16 @@ struct ggml_session {
 struct ggml_mask {
 	uint32_t positions; /* the node */
 	int64_t rows;
+	int64_t sequences;
 	uint16_t *data; /* of float16 */
+	struct ggml_tensor *tensor;
+};
+
+/* Rows that block tables name, filled before each run. */
+struct ggml_gather {
+	uint32_t positions, tables; /* the nodes */
+	int64_t sequences, blocks, block_rows;
+	int32_t *data; /* [sequences, blocks, block_rows] */
 	struct ggml_tensor *tensor;
 };
 
@@ -64,8 +73,13 @@ struct ggml_lowered {
 	struct ggml_index *indices;  /* by node; used where the node is an input of integers */
 	struct ggml_mask *masks;
 	size_t mask_count;
+	struct ggml_gather *gathers;
+	size_t gather_count;
 	struct ggml_out *outputs; /* in the order of the binding */
 };
+
+/* Where the rows that a set_rows replaces lie: an input. */
+uint32_t ggml_past(const struct tmesh_graph *graph, uint32_t node);
 
 /* library.c */
 int ggml_library(const char *path, struct ggml_api *api, struct tmesh_error *err);

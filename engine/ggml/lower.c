@@ -148,22 +148,90 @@ static struct ggml_tensor *concat(struct site *site)
 	return all;
 }
 
+static int64_t padded(int64_t queries)
+{
+	return (queries + GGML_MASK_PAD - 1) / GGML_MASK_PAD * GGML_MASK_PAD;
+}
+
+/* Of @queries of each of @sequences. */
 static struct ggml_tensor *mask_of(struct site *site, uint32_t positions, int64_t rows,
-				   int64_t queries)
+				   int64_t queries, int64_t sequences)
 {
 	struct ggml_lowered *lowered = site->lowered;
 	struct ggml_mask *mask;
 
 	for (size_t i = 0; i < lowered->mask_count; i++)
-		if (lowered->masks[i].positions == positions && lowered->masks[i].rows == rows)
+		if (lowered->masks[i].positions == positions && lowered->masks[i].rows == rows &&
+		    lowered->masks[i].sequences == sequences)
 			return lowered->masks[i].tensor;
 	mask = &lowered->masks[lowered->mask_count++];
 	mask->positions = positions;
 	mask->rows = rows;
-	mask->tensor = site->api->new_tensor_4d(
-		site->context, GGML_F16, rows,
-		(queries + GGML_MASK_PAD - 1) / GGML_MASK_PAD * GGML_MASK_PAD, 1, 1);
+	mask->sequences = sequences;
+	mask->tensor = site->api->new_tensor_4d(site->context, GGML_F16, rows, padded(queries), 1,
+						sequences);
 	return mask->tensor;
+}
+
+/* The rows that the tables name, as [sequence][group][row][D]. */
+static struct ggml_tensor *gathered(struct site *site, uint32_t i, uint32_t tables_in)
+{
+	const struct ggml_api *api = site->api;
+	struct ggml_lowered *lowered = site->lowered;
+	const struct tmesh_graph_node *nodes = lowered->session->graph->nodes;
+	const struct tmesh_graph_node *k = &nodes[site->node->inputs[i]];
+	const struct tmesh_graph_node *tables = &nodes[site->node->inputs[tables_in]];
+	struct ggml_gather *gather = &lowered->gathers[lowered->gather_count++];
+	struct ggml_tensor *all;
+	int64_t rows;
+
+	index_in(site, tables_in, k->shape[0]);
+	gather->positions = site->node->inputs[3];
+	gather->tables = site->node->inputs[tables_in];
+	gather->sequences = tables->shape[0];
+	gather->blocks = tables->shape[1];
+	gather->block_rows = k->shape[1];
+	rows = gather->blocks * gather->block_rows;
+	gather->tensor =
+		api->new_tensor_4d(site->context, GGML_I32, gather->sequences * rows, 1, 1, 1);
+	all = api->reshape_4d(site->context, in(site, i), k->shape[2] * k->shape[3],
+			      k->shape[0] * k->shape[1], 1, 1);
+	all = step(site, api->get_rows(site->context, all, gather->tensor));
+	all = api->reshape_4d(site->context, all, k->shape[3], k->shape[2], rows,
+			      gather->sequences);
+	return api->permute(site->context, all, 0, 2, 1, 3);
+}
+
+static struct ggml_tensor *paged(struct site *site)
+{
+	const struct ggml_api *api = site->api;
+	const struct tmesh_graph_node *node = site->node;
+	const struct tmesh_graph_node *nodes = site->lowered->session->graph->nodes;
+	const struct tmesh_graph_node *k = &nodes[node->inputs[1]];
+	const struct tmesh_graph_node *tables = &nodes[node->inputs[4]];
+	int64_t sequences = tables->shape[0], rows = tables->shape[1] * k->shape[1], size;
+	int64_t queries = node->shape[0] / sequences;
+	float scale = node->scale ? node->scale : 1 / sqrtf((float)node->shape[2]);
+	struct ggml_tensor *q, *keys, *values, *out;
+
+	if (rows > INT32_MAX || sequences * rows > INT32_MAX ||
+	    k->shape[0] * k->shape[1] > INT32_MAX ||
+	    __builtin_mul_overflow(padded(queries) * sequences, rows, &size) || size > INT32_MAX)
+		cannot(site, "its tables name more than 2^31 - 1 rows, or their mask is as large");
+	if (site->rc)
+		return NULL;
+	index_in(site, 3, rows);
+	keys = gathered(site, 1, 4);
+	values = gathered(site, 2, node->input_count > 5 ? 5 : 4);
+	q = api->reshape_4d(site->context, in(site, 0), node->shape[2], node->shape[1], queries,
+			    sequences);
+	q = api->permute(site->context, q, 0, 2, 1, 3);
+	out = api->flash_attn_ext(site->context, q, keys, values,
+				  mask_of(site, node->inputs[3], rows, queries, sequences), scale,
+				  0, 0);
+	api->flash_attn_ext_set_prec(out, GGML_PRECISION_F32);
+	return api->reshape_4d(site->context, step(site, out), node->shape[2], node->shape[1],
+			       node->shape[0], 1);
 }
 
 static struct ggml_tensor *attention(struct site *site)
@@ -174,10 +242,12 @@ static struct ggml_tensor *attention(struct site *site)
 	float scale = node->scale ? node->scale : 1 / sqrtf((float)node->shape[2]);
 	struct ggml_tensor *part[3], *mask, *out;
 
+	if (node->input_count > 4)
+		return paged(site);
 	index_in(site, 3, k->shape[0]);
 	for (uint32_t i = 0; i < 3; i++)
 		part[i] = api->permute(site->context, in(site, i), 0, 2, 1, 3);
-	mask = mask_of(site, node->inputs[3], k->shape[0], node->shape[0]);
+	mask = mask_of(site, node->inputs[3], k->shape[0], node->shape[0], 1);
 	out = api->flash_attn_ext(site->context, part[0], part[1], part[2], mask, scale, 0, 0);
 	api->flash_attn_ext_set_prec(out, GGML_PRECISION_F32);
 	return step(site, out);
@@ -302,10 +372,11 @@ int ggml_lowered_open(struct ggml_lowered *lowered, const struct ggml_engine *en
 	lowered->values = calloc(nodes + 1, sizeof(*lowered->values));
 	lowered->indices = calloc(nodes + 1, sizeof(*lowered->indices));
 	lowered->masks = calloc(nodes + 1, sizeof(*lowered->masks));
+	lowered->gathers = calloc(2 * nodes + 1, sizeof(*lowered->gathers));
 	lowered->outputs = calloc(outputs + 1, sizeof(*lowered->outputs));
 	lowered->backend = ggml_backend_of(engine);
-	if (!lowered->values || !lowered->indices || !lowered->masks || !lowered->outputs ||
-	    !lowered->backend)
+	if (!lowered->values || !lowered->indices || !lowered->masks || !lowered->gathers ||
+	    !lowered->outputs || !lowered->backend)
 		return tmesh_fail(err, -ENOMEM, "no memory for a graph of %zu nodes", nodes);
 	lowered->context = api->init((struct ggml_params){
 		.mem_size =
@@ -333,10 +404,13 @@ void ggml_lowered_close(struct ggml_lowered *lowered)
 		free(lowered->indices[i].own);
 	for (size_t i = 0; i < lowered->mask_count; i++)
 		free(lowered->masks[i].data);
+	for (size_t i = 0; i < lowered->gather_count; i++)
+		free(lowered->gathers[i].data);
 	for (size_t i = 0; lowered->outputs && i < graph->output_count; i++)
 		free(lowered->outputs[i].own);
 	free(lowered->values);
 	free(lowered->indices);
 	free(lowered->masks);
+	free(lowered->gathers);
 	free(lowered->outputs);
 }

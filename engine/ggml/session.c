@@ -59,33 +59,92 @@ static int read_operands(const struct tmesh_graph *graph, struct plugin_session 
 	return rc;
 }
 
-/* A past that is replaced is read by nothing else: it would see half of both. */
-static int check_pasts(const struct tmesh_graph *graph, struct tmesh_error *err)
+uint32_t ggml_past(const struct tmesh_graph *graph, uint32_t node)
 {
-	uint32_t *writers = calloc(graph->node_count + 1, sizeof(*writers));
-	int rc = 0;
+	while (graph->nodes[node].op == TMESH_GRAPH_SET_ROWS)
+		node = graph->nodes[node].inputs[0];
+	return node;
+}
 
-	if (!writers)
-		return tmesh_fail(err, -ENOMEM, "no memory for a graph");
-	for (uint32_t i = 0; i < graph->node_count; i++)
-		if (graph->nodes[i].op == TMESH_GRAPH_SET_ROWS)
-			writers[graph->nodes[i].inputs[0]] = i;
-	for (uint32_t i = 0; !rc && i < graph->node_count; i++) {
+/* What @writer needs, in @needed: by nodes below it. */
+static void find_needed(const struct tmesh_graph *graph, uint32_t writer, bool *needed)
+{
+	memset(needed, 0, writer + 1);
+	needed[writer] = true;
+	for (uint32_t i = writer + 1; i-- > 0;)
+		for (uint32_t n = 0; needed[i] && n < graph->nodes[i].input_count; n++)
+			needed[graph->nodes[i].inputs[n]] = true;
+}
+
+/* A view has no memory of its own: who reads it reads what it is of. */
+static bool is_view(const struct tmesh_graph_node *node)
+{
+	return node->op == TMESH_GRAPH_RESHAPE || node->op == TMESH_GRAPH_TRANSPOSE;
+}
+
+/*
+ * Rows are replaced when all who read them as they were have read them: an input has no reader but
+ * the set_rows, the value of a set_rows those that the next one needs.
+ */
+static int check_writer(const struct tmesh_graph *graph, uint32_t writer, bool *needed, bool *same,
+			struct tmesh_error *err)
+{
+	uint32_t past = graph->nodes[writer].inputs[0];
+	bool input = graph->nodes[past].op == TMESH_GRAPH_INPUT;
+
+	find_needed(graph, writer, needed);
+	memset(same, 0, graph->node_count);
+	same[past] = true;
+	for (uint32_t i = past + 1; i < graph->node_count; i++) {
 		const struct tmesh_graph_node *node = &graph->nodes[i];
 
-		for (uint32_t n = 0; !rc && n < node->input_count; n++) {
-			uint32_t past = node->inputs[n];
-
-			if (!writers[past] || (writers[past] == i && !n))
+		for (uint32_t n = 0; n < node->input_count; n++) {
+			if (!same[node->inputs[n]] || (i == writer && !n))
 				continue;
-			rc = tmesh_fail(err, -EOPNOTSUPP,
-					"node \"%s\" reads \"%s\", whose rows \"%s\" replaces: "
-					"let it read the result of that node",
-					node->name, graph->nodes[past].name,
-					graph->nodes[writers[past]].name);
+			if (!input && i != writer && i < writer && needed[i]) {
+				same[i] |= is_view(node);
+				continue;
+			}
+			if (!input && is_view(node)) {
+				same[i] = true;
+				continue;
+			}
+			return tmesh_fail(err, -EOPNOTSUPP,
+					  "node \"%s\" reads \"%s\", whose rows \"%s\" replaces: "
+					  "let it read the result of that node",
+					  node->name, graph->nodes[past].name,
+					  graph->nodes[writer].name);
 		}
 	}
-	free(writers);
+	for (size_t i = 0; !input && i < graph->output_count; i++)
+		if (same[graph->outputs[i].node])
+			return tmesh_fail(err, -EOPNOTSUPP,
+					  "output \"%s\" is \"%s\", whose rows \"%s\" replaces",
+					  graph->outputs[i].name, graph->nodes[past].name,
+					  graph->nodes[writer].name);
+	return 0;
+}
+
+#define MAX_WRITERS 4096
+
+static int check_pasts(const struct tmesh_graph *graph, struct tmesh_error *err)
+{
+	bool *marks = calloc(2 * graph->node_count + 1, sizeof(*marks));
+	size_t writers = 0;
+	int rc = 0;
+
+	if (!marks)
+		return tmesh_fail(err, -ENOMEM, "no memory for a graph");
+	for (uint32_t i = 0; !rc && i < graph->node_count; i++) {
+		if (graph->nodes[i].op != TMESH_GRAPH_SET_ROWS)
+			continue;
+		if (++writers > MAX_WRITERS)
+			rc = tmesh_fail(err, -EOPNOTSUPP, "more than %d nodes replace rows",
+					MAX_WRITERS);
+		else
+			rc = check_writer(graph, i, marks, marks + graph->node_count, err);
+	}
+	free(marks);
 	return rc;
 }
 

@@ -50,14 +50,19 @@ enum tmesh_graph_op {
 	TMESH_GRAPH_GELU = 11, /* by its tanh approximation */
 	/* table[N, D], rows int32[T] -> [T, D] */
 	TMESH_GRAPH_GET_ROWS = 12,
-	/* past[C, D] (an input), new[T, D], rows int64[T] -> [C, D]: the past with those rows
-	 * replaced. It lies in the past's memory: the binding says so with in_place. */
+	/* past[C, D] (an input, or another set_rows), new[T, D], rows int64[T] -> [C, D]: the past
+	 * with those rows replaced. It lies in the past's memory: the binding says so with in_place,
+	 * of the last one where several replace rows of one past. */
 	TMESH_GRAPH_SET_ROWS = 13,
 	TMESH_GRAPH_RESHAPE = 14,   /* x -> @shape */
 	TMESH_GRAPH_TRANSPOSE = 15, /* x -> dimension i is x's dimension @axes[i] */
 	TMESH_GRAPH_CONCAT = 16,    /* two or more of one shape but for dimension @axis */
 	/* q[T, H, D], k[C, G, D], v[C, G, D], positions int32[T] -> [T, H, D]: query t sees the
-	 * rows 0 to positions[t]. H is a multiple of G. @scale (0: 1 / sqrt(D)). */
+	 * rows 0 to positions[t]. H is a multiple of G. @scale (0: 1 / sqrt(D)).
+	 * By block tables: k[P, B, G, D], v[P, B, G, D] are blocks of B rows, and two inputs more,
+	 * tables int32[S, M] and those of v (may be left out: the same), name those of S sequences.
+	 * The T queries are T / S of each sequence, in order; row n of sequence s is row n % B of
+	 * block tables[s, n / B]. */
 	TMESH_GRAPH_ATTENTION = 17,
 	/* x[..., T, K], w[N, K], a[R, K], b[N, R], scale float32[1] (may be left out: 1) ->
 	 * [..., T, N]: a matmul of x and w, and scale times that of x by a, then by b. a, b and

@@ -32,6 +32,10 @@ static const char text[] = "graph g  # a name\n"
 			   "si = silu(c)\n"
 			   "ge = gelu(si)\n"
 			   "mu = mul(ge, si)\n"
+			   "kb = reshape(present) : float16[4,4,4,16]\n"
+			   "tb = input : int32[2,3]\n"
+			   "pg = attention(q, kb, kb, pos, tb, tb)\n"
+			   "p2 = set_rows(present, m, rows)\n"
 			   "la = input : float16[4,64]\n"
 			   "lb = input : float32[64,4]\n"
 			   "one = input : float32[1]\n"
@@ -76,7 +80,9 @@ static void test_infer(void **state)
 	uint32_t at;
 
 	assert_string_equal(tmesh_graph_name(graph), "g");
-	assert_int_equal(tmesh_graph_nodes(graph), 28);
+	assert_int_equal(tmesh_graph_nodes(graph), 32);
+	assert_shape(graph, "pg", TMESH_FLOAT32, 3, (int64_t[]){2, 4, 16});
+	assert_shape(graph, "p2", TMESH_FLOAT16, 2, (int64_t[]){16, 64});
 	assert_shape(graph, "lo", TMESH_FLOAT32, 2, (int64_t[]){2, 64});
 	assert_shape(graph, "e", TMESH_FLOAT32, 2, (int64_t[]){2, 64});
 	assert_shape(graph, "l", TMESH_FLOAT32, 2, (int64_t[]){2, 64});
@@ -224,6 +230,13 @@ static void test_refused(void **state)
 		{"c", "c = concat(t, at) axis=2", "dimensions but axis"},
 		{"c", "c = concat(t, t) axis=3", "axis is a dimension"},
 		{"c", "c = concat(t,t,t,t,t,t,t,t,t) axis=2", "too many inputs"},
+		{"pg", "pg = attention(q, k, k, pos, tb)", "k and v[P, B, G, D]"},
+		{"pg", "pg = attention(q, kb, kb, rows, tb)", "positions int32[T]"},
+		{"pg", "pg = attention(q, kb, kb, pos, rows)", "int32[S, M]"},
+		{"pg", "pg = attention(q, kb, kb, pos, tb, pos)", "int32[S, M]"},
+		{"tb", "tb = input : int32[3,2]", "T a multiple of S"},
+		{"tb", "tb = input : int32[2,100000000000000]", "more than 2^48"},
+		{"p2", "p2 = set_rows(m, m, rows)", "an input past"},
 		{"lo", "lo = lora(m, w, lb, lb)", "a[R, K] and b[N, R]"},
 		{"lo", "lo = lora(m, w, la, la)", "a[R, K] and b[N, R]"},
 		{"lo", "lo = lora(m, s, la, lb)", "w[N, K]"},

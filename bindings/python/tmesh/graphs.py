@@ -27,7 +27,7 @@ from . import errors
 if TYPE_CHECKING:
     from .model import Model
 
-__all__ = ["Graph", "of_model"]
+__all__ = ["Graph", "Pages", "of_model", "of_pages"]
 
 
 class Graph:
@@ -121,11 +121,57 @@ _LINEARS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
+class Pages:
+    """How keys and values lie in a pool of pages (tmesh.PagePool), and how many sequences a run has.
+
+    A page has, of each layer, the keys of its tokens and then their values. rows() and tables() say for each input of a graph
+    of of_pages() what the pages of sequences make of it."""
+
+    def __init__(self, info: Mapping[str, int], sequences: int, blocks: int) -> None:
+        self.page_bytes, self.page_tokens, self.max_pages = info["page_bytes"], info["page_tokens"], info["max_pages"]
+        self.sequences, self.blocks = sequences, blocks
+        self.layers = self.parts = 0
+
+    def fit(self, layers: int, width: int, item: int) -> None:
+        """InvalidError: the pool's pages are too small for that many layers, or rows do not divide them."""
+        part = self.page_tokens * width * item
+        if self.page_bytes % part or self.page_bytes // part < 2 * layers:
+            raise errors.InvalidError(errno.EINVAL, f"pages of {self.page_bytes} bytes do not fit: {2 * layers} parts of {part} "
+                                      f"bytes ({self.page_tokens} tokens) go into a page, and whole ones only")
+        self.layers, self.parts = layers, self.page_bytes // part
+
+    @staticmethod
+    def least(layers: int, width: int, item: int, page_tokens: int) -> int:
+        """page_bytes of a pool for such a model: a power of two."""
+        return max(1 << (2 * layers * page_tokens * width * item - 1).bit_length(), 4096)
+
+    def names(self, kind: str) -> list[str]:
+        """Inputs "row" or "table", in the order of the parts of a page."""
+        return [f"{kind}_{side}.{layer}" for layer in range(self.layers) for side in "kv"]
+
+    def rows(self, slots: Any) -> Any:
+        """For slots (int64 [tokens], of Sequence.slot_mapping()): int64 [2 * layers, tokens], a row for each name."""
+        import numpy
+
+        slots = numpy.asarray(slots, "int64")
+        page, place = numpy.divmod(slots, self.page_tokens)
+        part = numpy.arange(2 * self.layers)[:, None]
+        return (page * self.parts + part) * self.page_tokens + place
+
+    def tables(self, tables: Any) -> Any:
+        """For block tables (int32 [sequences, blocks], of tmesh.Pages.tables()): int32 [2 * layers, sequences, blocks]."""
+        import numpy
+
+        part = numpy.arange(2 * self.layers, dtype="int32")[:, None, None]
+        return numpy.asarray(tables, "int32") * numpy.int32(self.parts) + part
+
+
 class _Decoder:
     """One graph of one model, while it is built."""
 
-    def __init__(self, model: Model, tokens: int, rows: int, cache: str, lora: Mapping[str, int]) -> None:
-        self.lora = lora
+    def __init__(self, model: Model, tokens: int, rows: int, cache: str, lora: Mapping[str, int],
+                 pages: Pages | None = None) -> None:
+        self.lora, self.pages, self.present = lora, pages, ""
         self.model, self.tokens, self.rows, self.cache = model, tokens, rows, cache
         self.entries, self.values = model.entries, model.metadata
         self.architecture = self.values.get("general.architecture")
@@ -195,6 +241,11 @@ class _Decoder:
         h = self.norm(x, b + "attn_norm")
         q = self.turned(self.linear(h, b + "attn_q"), self.heads, b + "attn_q_norm")
         k = self.turned(self.linear(h, b + "attn_k"), self.groups, b + "attn_k_norm")
+        if self.pages:
+            y = self.paged(q, g.add("reshape", k, dtype="float32", shape=(self.tokens, width)),
+                           self.linear(h, b + "attn_v"), layer)
+            y = g.add("reshape", y, dtype="float32", shape=(self.tokens, self.heads * self.head))
+            return g.add("add", x, self.linear(y, b + "attn_output"))
         new = {"k": g.add("reshape", k, dtype="float32", shape=(self.tokens, width)), "v": self.linear(h, b + "attn_v")}
         seen = []
         for kind, value in new.items():
@@ -206,9 +257,25 @@ class _Decoder:
         y = g.add("reshape", y, dtype="float32", shape=(self.tokens, self.heads * self.head))
         return g.add("add", x, self.linear(y, b + "attn_output"))
 
+    def paged(self, q: str, k: str, v: str, layer: int) -> str:
+        g, p, tables = self.graph, self.pages, []
+        assert p is not None
+        for kind, value in (("k", k), ("v", v)):
+            row = g.input(f"row_{kind}.{layer}", "int64", (self.tokens,))
+            self.present = g.add("set_rows", self.present, value, row, name=f"present_{kind}.{layer}")
+            tables.append(g.input(f"table_{kind}.{layer}", "int32", (p.sequences, p.blocks)))
+        blocks = g.add("reshape", self.present, dtype=self.cache,
+                       shape=(p.max_pages * p.parts, p.page_tokens, self.groups, self.head))
+        return g.add("attention", q, blocks, blocks, "position", *tables)
+
     def build(self) -> Graph:
         g = self.graph
-        for name, dtype in (("token", "int32"), ("position", "int32"), ("row", "int64")):
+        if self.pages:
+            p = self.pages
+            p.fit(int(self.value("block_count")), self.groups * self.head, 2 if self.cache == "float16" else 4)
+            self.present = g.input("pages", self.cache, (p.max_pages * p.parts * p.page_tokens, self.groups * self.head),
+                                   cache="keep")
+        for name, dtype in (("token", "int32"), ("position", "int32"), *((("row", "int64"),) if not self.pages else ())):
             g.input(name, dtype, (self.tokens,))
         x = g.add("get_rows", self.weight("token_embd.weight"), "token")
         for layer in range(int(self.value("block_count"))):
@@ -219,8 +286,16 @@ class _Decoder:
             x = g.add("add", x, self.linear(g.add("mul", gate, self.linear(f, b + "ffn_up")), b + "ffn_down"))
         x = self.norm(x, "output_norm")
         output = "output.weight" if "output.weight" in self.entries else "token_embd.weight"
+        if self.pages:
+            g.output("pages", self.present, in_place="pages")
         g.output("logits", g.add("matmul", x, self.weight(output)))
         return g
+
+
+def _check_lora(lora: Mapping[str, int] | None) -> None:
+    unknown = set(lora or {}) - set(_LINEARS)
+    if unknown or any(isinstance(rank, bool) or not isinstance(rank, int) or rank < 1 for rank in (lora or {}).values()):
+        raise errors.InvalidError(errno.EINVAL, f"lora is a dict of ranks, at least 1, by {', '.join(_LINEARS)}")
 
 
 def of_model(model: Model, *, rows: int, tokens: int = 1, cache: str = "float16",
@@ -234,7 +309,18 @@ def of_model(model: Model, *, rows: int, tokens: int = 1, cache: str = "float16"
     attn_q, attn_k, attn_v, attn_output, ffn_gate, ffn_up, ffn_down. UnsupportedError: an architecture, or something of the model, that would be computed as another."""
     if rows < 1 or tokens < 1 or cache not in ("float16", "float32"):
         raise errors.InvalidError(errno.EINVAL, 'rows and tokens are at least 1, cache is "float16" or "float32"')
-    unknown = set(lora or {}) - set(_LINEARS)
-    if unknown or any(isinstance(rank, bool) or not isinstance(rank, int) or rank < 1 for rank in (lora or {}).values()):
-        raise errors.InvalidError(errno.EINVAL, f"lora is a dict of ranks, at least 1, by {', '.join(_LINEARS)}")
+    _check_lora(lora)
     return _Decoder(model, tokens, rows, cache, lora or {}).build()
+
+
+def of_pages(model: Model, pages: Pages, *, tokens: int = 1, cache: str = "float16",
+             lora: Mapping[str, int] | None = None) -> Graph:
+    """As of_model(), with keys and values in pages: a run of so many tokens of each of pages.sequences sequences.
+
+    Inputs: token, position int32[sequences * tokens], those of a sequence one behind the other; pages, the pool's memory;
+    row_k.N, row_v.N and table_k.N, table_v.N of each layer, as pages.rows() and pages.tables() give them. Outputs: logits,
+    and pages in its own memory (in_place). A token sees the rows 0 to its position of its sequence's blocks."""
+    if tokens < 1 or pages.sequences < 1 or pages.blocks < 1 or cache not in ("float16", "float32"):
+        raise errors.InvalidError(errno.EINVAL, 'tokens, sequences and blocks are at least 1, cache is "float16" or "float32"')
+    _check_lora(lora)
+    return _Decoder(model, tokens * pages.sequences, pages.blocks * pages.page_tokens, cache, lora or {}, pages).build()
