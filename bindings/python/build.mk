@@ -211,9 +211,13 @@ python-engine-check: $(ENGINE_VENV)/tmesh.stamp $(ENGINE_TEST_OUT)/models.stamp 
 python-graph-check: $(ENGINE_VENV)/tmesh.stamp $(ENGINE_PROCESS) ## graphs and text by the engine "ggml", beside NumPy
 	@python=$(ENGINE_VENV)/bin/python; $$python -c 'import pytest, numpy' 2>/dev/null || python=$(VPYTHON); \
 	TMESH_ENGINE_PROGRAM=$(abspath $(ENGINE_PROCESS)) $$python -P -m pytest --tap \
-	$(addprefix $(PYTHON_DIR)/tests/,test_graphs.py test_adapters.py test_placed.py test_generate.py)
+	$(addprefix $(PYTHON_DIR)/tests/,test_graphs.py test_adapters.py test_placed.py test_generate.py \
+	test_paged.py test_generator.py)
 
-.PHONY: python-graph-check
+bench-generate: $(ENGINE_VENV)/tmesh.stamp ## measure tokens per second beside ggml's own calls, and of eight requests at once
+	@$(ENGINE_VENV)/bin/python -P tests/bench/generate.py $(PYTHON_DIR)/tests
+
+.PHONY: python-graph-check bench-generate
 
 # What users have instead of the system's packages: today's, in an environment without the system's.
 # PyTorch is the build for CUDA, gigabytes of it, so this is for check-full. CURRENT_PYTHON says which

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: MIT
+"""Decode steps of many requests in one run, on the engine "ggml": as one by one, by turns, and with clients that die."""
+
+import collections
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
+
+import tmesh  # noqa: E402
+import tmesh.generator  # noqa: E402
+from test_graphs import VOCABULARY, Reference, as_gguf, llama  # noqa: E402
+from tmesh.generator import Client, Generator, Server  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not importlib.util.find_spec("libggml"),
+                                reason="ggml cannot be had: the package libggml-python is not installed")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("generator") / "model.gguf"
+    as_gguf(path, "qwen2", llama("float32", "float32")[1])
+    return path
+
+
+@pytest.fixture
+def model(file):
+    with tmesh.load_model(file, alone=True) as loaded:
+        yield loaded
+
+
+def generator(model, **options):
+    return Generator(model, **{"lanes": 4, "max_tokens": 48, "page_tokens": 4, "cache": "float32", **options})
+
+
+def prompt(seed, length):
+    return [int(token) for token in numpy.random.default_rng(seed).integers(0, VOCABULARY, length)]
+
+
+def alone(model, requests, **options):
+    """Each by itself, in a generator that has nothing else to do."""
+    out = []
+    for tokens, count in requests:
+        with generator(model, **options) as one:
+            request = one.submit(tokens, count)
+            while not request.done:
+                one.step()
+            out.append(request.tokens)
+    return out
+
+
+def test_numpy(model):
+    """What is the likeliest for the generator is so for NumPy, prompts of pages and of single tokens."""
+    weights = llama("float32", "float32")[1]
+    for tokens, got in zip((prompt(1, 13), prompt(2, 3)), alone(model, [(prompt(1, 13), 6), (prompt(2, 3), 6)])):
+        reference, logits = Reference(weights), None
+        for at, token in enumerate(tokens + got[:-1]):
+            logits = reference.step(token, at)
+            if at >= len(tokens) - 1:
+                chosen = got[at - len(tokens) + 1]
+                assert logits.max() - logits[chosen] < 1e-3
+
+
+def test_join_and_leave(model):
+    """Twelve requests of many lengths on four lanes, which come while others run: all as one by one."""
+    requests = [(prompt(seed, 1 + seed * 5 % 23), 2 + seed * 7 % 15) for seed in range(12)]
+    with generator(model) as many:
+        made = [many.submit(*each) for each in requests[:5]]
+        most = 0
+        while many.busy:
+            many.step()
+            most = max(most, many.info()["running"])
+            if len(made) < 12:
+                made.append(many.submit(*requests[len(made)]))
+        info = many.info()
+        assert most == 4 and info["pages_held"] == 0 and info["pages_free"] == 4 * 12 and info["waiting"] == 0
+        assert info["together"] > 2 * info["steps"], info
+        assert all(request.done == "length" for request in made)
+    assert [request.tokens for request in made] == alone(model, requests)
+
+
+def test_prefix(model):
+    """A beginning that is common is computed once, also for one that comes when the first is gone."""
+    common = prompt(3, 17)
+    requests = [(common + prompt(seed, 3), 5) for seed in (4, 5, 6)]
+    with generator(model) as many:
+        made = []
+        for each in requests:
+            made.append(many.submit(*each))
+            while not made[-1].done:
+                many.step()
+        assert [request.shared for request in made] == [0, 16, 16]
+        assert many.counts["prompt_pages"] == 4
+        same = many.submit(common + prompt(4, 3), 5)
+        while many.busy:
+            many.step()
+        assert same.tokens == made[0].tokens
+    assert [request.tokens for request in made] == alone(model, requests)
+
+
+def test_turns(model):
+    """A client with many requests does not keep another one's out; a large one is not overtaken for ever."""
+    with generator(model, lanes=1, pages=12) as one:
+        flood = [one.submit(prompt(seed, 2), 2, client="flood") for seed in range(6)]
+        late = one.submit(prompt(9, 2), 2, client="late")
+        order = []
+        while one.busy:
+            order += [request for request in one.step() if request.done]
+        assert order.index(late) == 1 and len(order) == 7 and order[0] is flood[0]
+    with generator(model, lanes=3, pages=12) as some:
+        small = collections.deque(some.submit(prompt(seed, 2), 6, client=seed) for seed in range(2))
+        large = some.submit(prompt(7, 40), 8, client="large")
+        steps = 0
+        while not large.done:
+            some.step()
+            small.append(some.submit(prompt(steps, 2), 6, client=steps))
+            steps += 1
+            assert steps < 100
+        assert large.done == "length"
+
+
+def test_stop_sample_cancel(model):
+    tokens = alone(model, [(prompt(1, 5), 12)])[0]
+    with generator(model) as many:
+        stopped = many.submit(prompt(1, 5), 12, stop=[tokens[3]])
+        sampled = many.submit(prompt(1, 5), 4, sample=lambda logits: int(logits.argsort()[-2]))
+        running, waiting = many.submit(prompt(2, 5), 12), [many.submit(prompt(seed, 5), 12) for seed in (3, 4)]
+        many.step()
+        many.cancel(running)
+        many.cancel(waiting[-1])
+        many.cancel(running)
+        while many.busy:
+            many.step()
+        assert stopped.done == "stop" and stopped.tokens == tokens[:tokens.index(tokens[3]) + 1]
+        assert sampled.done == "length" and sampled.tokens[0] != tokens[0]
+        assert running.done == waiting[1].done == "cancelled" and waiting[0].done == "length"
+        assert many.info()["pages_free"] == 48 and many.info()["pages_held"] == 0
+
+
+def test_refused(model):
+    with generator(model) as many:
+        for bad, count, words in (([], 1, "at least one token"), ([VOCABULARY], 1, "0 to 255"), ([-1], 1, "0 to 255"),
+                                  ([1.5], 1, "0 to 255"), ([True], 1, "0 to 255"), ([1], 0, "max_tokens"), ([1], 48, "above"),
+                                  ([1], None, "max_tokens")):
+            with pytest.raises(tmesh.InvalidError, match=words):
+                many.submit(bad, count)
+        assert not many.busy
+    with pytest.raises(tmesh.InvalidError, match="needs 12 pages, there are 11"):
+        generator(model, pages=11)
+
+
+@pytest.fixture
+def served(model, tmp_path):
+    with generator(model) as many:
+        server = Server(many, tmp_path / "s")
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        yield tmp_path / "s", many
+        server.stop()
+        thread.join()
+        server.close()
+    assert not (tmp_path / "s").exists()
+
+
+CLIENT = """
+import sys
+from tmesh.generator import Client
+with Client(sys.argv[1]) as client:
+    for token in client.generate(eval(sys.argv[2]), int(sys.argv[3])):
+        print(token, flush=True)
+"""
+
+
+def ask(path, tokens, count):
+    return subprocess.Popen([sys.executable, "-c", CLIENT, str(path), repr(tokens), str(count)], stdout=subprocess.PIPE, text=True)
+
+
+def test_served(model, served):
+    """Six processes at once, each as it would be alone."""
+    requests = [(prompt(seed, 3 + 2 * seed), 8 + seed) for seed in range(6)]
+    made = [ask(served[0], *each) for each in requests]
+    got = [[int(line) for line in each.stdout] for each in made]
+    assert [each.wait() for each in made] == [0] * 6
+    assert got == alone(model, requests)
+
+
+def wait_for(true):
+    """Until it is so; a minute at most, on a machine that is busy."""
+    done = threading.Event()
+    for _ in range(6000):
+        if true():
+            return
+        done.wait(.01)
+    assert true()
+
+
+def test_client_dies(model, served):
+    """Killed in the middle of a request, with others waiting: its lanes and pages are free, and others go on."""
+    path, many = served
+    with Client(path) as other:
+        running = other.generate(prompt(1, 3), 40)
+        first = next(running)
+        dead = ask(path, prompt(2, 3), 44)
+        dead.stdout.readline()
+        silent = socket.socket(socket.AF_UNIX)
+        silent.connect(str(path))
+        for number in range(8):
+            silent.sendall(json.dumps({"id": number, "prompt": prompt(number, 4), "max_tokens": 40}).encode() + b"\n")
+        dead.send_signal(signal.SIGKILL)
+        dead.wait()
+        silent.close()
+        assert [first, *running] == alone(model, [(prompt(1, 3), 40)])[0]
+    wait_for(lambda: not many.busy)
+    assert many.info()["pages_free"] == 48 and many.info()["pages_held"] == 0
+
+
+@pytest.mark.parametrize("line", [b"no json\n", b"[]\n", b"{}\n", b'{"id": -1}\n', b'{"id": true}\n', b"\xff\n", b"[" * 5000 + b"\n",
+                                  b"x" * (2 << 20)])
+def test_malformed(served, line):
+    """A client that says what is no request is dropped; others are not."""
+    path, many = served
+    with Client(path) as good, socket.socket(socket.AF_UNIX) as bad:
+        bad.connect(str(path))
+        try:
+            bad.sendall(line)
+            assert bad.recv(1) == b""
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        assert len(list(good.generate([1], 3))) == 3
+
+
+def test_said(served):
+    """What is a request and cannot be served is an error of that request alone; ends early, samples by a seed."""
+    path, many = served
+    with Client(path) as client:
+        for bad, words in (({"prompt": []}, "at least one"), ({"max_tokens": 1 << 30}, "max_tokens"), ({"stop": [-1]}, "stop"),
+                           ({"temperature": -1}, "temperature"), ({"seed": -1}, "seed")):
+            with pytest.raises(tmesh.InvalidError, match=words):
+                list(client.generate(**{"prompt": [1], "max_tokens": 2, **bad}))
+        for token in client.generate([1, 2], 40):
+            break
+        one, two, three = (list(client.generate([1, 2], 8, temperature=2, seed=seed)) for seed in (1, 1, 2))
+        assert one == two != three
+    raw = socket.socket(socket.AF_UNIX)
+    raw.connect(str(path))
+    with raw, raw.makefile("rb") as lines:
+        raw.sendall(b'{"id": 1, "prompt": 5, "max_tokens": 1}\n{"id": 2, "prompt": [1], "max_tokens": 1, "x": 1}\n'
+                    b'{"id": 3, "prompt": [1], "max_tokens": 40}\n{"id": 3, "prompt": [1], "max_tokens": 1}\n{"id": 3, "cancel": true}\n')
+        said = []
+        while not said or said[-1].get("done") != "cancelled":
+            said.append(json.loads(lines.readline()))
+    wrong = [each["error"] for each in said if "error" in each]
+    assert len(wrong) == 3 and "lists" in wrong[0] and "unknown" in wrong[1] and "in use" in wrong[2]
+    wait_for(lambda: not many.busy)
+
+
+def test_program(file, tmp_path):
+    """python -m tmesh.generator, as its page says."""
+    program = subprocess.Popen([sys.executable, "-m", "tmesh.generator", str(file), f"--socket={tmp_path / 's'}", "--max-tokens=32"],
+                               stdout=subprocess.PIPE, text=True)
+    try:
+        assert program.stdout.readline() == "ready\n"
+        assert os.stat(tmp_path / "s").st_mode & 0o777 == 0o600
+        with Client(tmp_path / "s") as client:
+            assert len(list(client.generate([5, 6, 7], 9))) == 9
+            program.terminate()
+            assert program.wait() == 0
+            with pytest.raises(tmesh.GoneError):
+                list(client.generate([5], 9))
+    finally:
+        program.kill()
+        program.wait()
+    missing = subprocess.run([sys.executable, "-m", "tmesh.generator", str(file) + "x", f"--socket={tmp_path / 's'}"],
+                             capture_output=True, text=True)
+    assert missing.returncode == 1 and "tmesh.generator:" in missing.stderr

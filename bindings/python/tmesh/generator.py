@@ -1,0 +1,553 @@
+# SPDX-License-Identifier: MIT
+"""Continuous batching on the engine "ggml": decode steps of many requests, of many processes, as one run of a graph.
+
+    model = tmesh.load_model("model.gguf")
+    with tmesh.generator.Generator(model, lanes=8, max_tokens=512) as generator:
+        request = generator.submit([1, 15043], 32)            # tokens in; requests join and leave between steps
+        while not request.done:
+            generator.step()
+        request.tokens
+
+    python -m tmesh.generator model.gguf --socket=/run/user/1000/generate       # serves it; from any process of this user:
+    with tmesh.generator.Client("/run/user/1000/generate") as client:
+        for token in client.generate([1, 15043], 32):
+            ...
+
+Keys and values lie in pages of a tmesh.PagePool, and requests with a common beginning share its pages. There are no texts here: a
+tokeniser is the caller's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import ctypes
+import errno
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from . import engine, errors, graphs
+from ._tmesh import zeros
+from .model import Model, load_model
+from .pages import PagePool, Pages, Sequence
+
+__all__ = ["Client", "Generator", "Request", "Server"]
+
+_LINE = 1 << 20
+_WAITING = 256  # requests of one client that have not ended
+
+
+class Request:
+    """What is to be generated, and what was so far; made by Generator.submit()."""
+
+    def __init__(self, prompt: list[int], max_tokens: int, stop: frozenset[int], sample: Callable[[Any], int] | None,
+                 client: object) -> None:
+        self.prompt, self.max_tokens, self.stop, self.client = prompt, max_tokens, stop, client
+        self._sample = sample
+        self._sequence: Sequence | None = None
+        self._pages = 0
+        #: What was generated so far.
+        self.tokens: list[int] = []
+        #: "stop" (the last token is one of stop), "length" or "cancelled"; None: not yet.
+        self.done: str | None = None
+        #: Tokens of the prompt that were found in shared pages, and not computed.
+        self.shared = 0
+
+    def _next(self, position: int) -> int:
+        return self.prompt[position] if position < len(self.prompt) else self.tokens[position - len(self.prompt)]
+
+    def __repr__(self) -> str:
+        return f"<tmesh.generator.Request, {len(self.tokens)} of {self.max_tokens} tokens, {self.done or 'not done'}>"
+
+
+class _Run:
+    """A graph of so many tokens of each of so many sequences, bound once."""
+
+    def __init__(self, context: engine.Context, model: Model, handle: Pages, memory: Any, cache: str, sequences: int,
+                 tokens: int, blocks: int) -> None:
+        self.shape = shape = graphs.Pages(handle.info(), sequences, blocks)
+        g = graphs.of_pages(model, shape, tokens=tokens, cache=cache)
+        with tempfile.NamedTemporaryFile("w", suffix=".graph") as file:
+            file.write(g.text())
+            file.flush()
+            graph = context.graph(file.name, weights={name: model[name] for name in g.weights})
+        many = sequences * tokens
+        self._many, self._sequences, self._blocks = many, sequences, blocks
+        token, position = zeros((many,), "int32"), zeros((many,), "int32")
+        rows = zeros((2 * shape.layers, many + many % 2), "int64")
+        tables = zeros((2 * shape.layers, -(-sequences * blocks // 4) * 4), "int32")
+        logits = zeros([int(dim or 0) for dim in graph.outputs["logits"].shape], "float32")
+        inputs = {"token": token, "position": position, "pages": memory,
+                  **{name: rows[i, :many] for i, name in enumerate(shape.names("row"))},
+                  **{name: tables[i, :sequences * blocks].reshape(sequences, blocks)
+                     for i, name in enumerate(shape.names("table"))}}
+        self._binding = graph.bind(inputs, {"logits": logits, "pages": memory}, in_place=g.in_place)
+        self._token, self._position, self._rows, self._tables, self.logits = (
+            each.numpy() for each in (token, position, rows, tables, logits))
+
+    def __call__(self, token: list[int], position: list[int], slots: list[int], tables: Any) -> None:
+        self._token[:], self._position[:] = token, position
+        self._rows[:, :self._many] = self.shape.rows(slots)
+        self._tables[:, :self._sequences * self._blocks] = self.shape.tables(tables).reshape(2 * self.shape.layers, -1)
+        self._binding.dispatch()
+
+
+def _whole(name: str, value: Any, least: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise errors.InvalidError(errno.EINVAL, f"{name} is a number from {least} to {most}, not {value!r}")
+    return value
+
+
+class Generator:
+    """Runs a GGUF model for up to `lanes` requests at once. For one thread.
+
+    max_tokens: of one request, its prompt included. pages: of the pool; by default every lane has room for a request of that
+    length. A request waits until a lane and the pages for all that it may become are free; then it stays in until its end. Those
+    that wait are taken by turns of their clients."""
+
+    def __init__(self, model: Model, *, lanes: int = 8, max_tokens: int = 512, page_tokens: int = 16, pages: int | None = None,
+                 cache: str = "float16", threads: int = 1, library: str | None = None) -> None:
+        for name, value in (("lanes", lanes), ("max_tokens", max_tokens), ("page_tokens", page_tokens)):
+            _whole(name, value, 1, 1 << 20)
+        self._blocks = -(-max_tokens // page_tokens)
+        count = lanes * self._blocks if pages is None else pages
+        if count < self._blocks:
+            raise errors.InvalidError(errno.EINVAL, f"a request of {max_tokens} tokens needs {self._blocks} pages, there are {count}")
+        decoder = graphs._Decoder(model, 1, max_tokens, cache, {})
+        width, item, layers = decoder.groups * decoder.head, 2 if cache == "float16" else 4, int(decoder.value("block_count"))
+        self._page_tokens, self._max_tokens, self._free_pages = page_tokens, max_tokens, count
+        self._pool = PagePool(page_bytes=graphs.Pages.least(layers, width, item, page_tokens), page_tokens=page_tokens,
+                              slab_pages=count + 1, max_pages=count + 1)
+        self._handle = Pages.open(self._pool.tenant())
+        self._idle = self._handle.sequence()  # where lanes without a request write
+        self._idle.append(1)
+        info = self._handle.info()
+        rows = info["max_pages"] * (info["page_bytes"] // (width * item))
+        import numpy
+
+        kind = numpy.dtype("float16" if item == 2 else "float32")
+        block = (ctypes.c_char * (rows * width * item)).from_address(self._handle.base())
+        memory = numpy.frombuffer(memoryview(block), kind).reshape(rows, width)
+        context = engine.Context("ggml", threads=threads, library=library)
+        self._decode = _Run(context, model, self._handle, memory, cache, lanes, 1, self._blocks)
+        self._prompt = _Run(context, model, self._handle, memory, cache, 1, page_tokens, self._blocks)
+        self._vocabulary = int(self._decode.logits.shape[1])
+        self._lanes: list[Request | None] = [None] * lanes
+        self._waiting: collections.OrderedDict[object, collections.deque[Request]] = collections.OrderedDict()
+        self._turn = 0
+        #: Runs so far, the tokens that came of them, the requests that were in, added up over the runs of steps.
+        self.counts = {"steps": 0, "prompt_pages": 0, "tokens": 0, "together": 0}
+
+    def submit(self, prompt: Iterable[int], max_tokens: int, *, stop: Iterable[int] = (), client: object = None,
+               sample: Callable[[Any], int] | None = None) -> Request:
+        """A request for at most so many tokens behind the prompt's. stop: tokens after which it ends. sample: takes the logits,
+        a NumPy array that is good during the call, and gives a token; by default the likeliest is taken. client: who asks, for
+        the turns. InvalidError: tokens that the model has not, or more than max_tokens in all."""
+        tokens = [_whole("a token of the prompt", token, 0, self._vocabulary - 1) for token in prompt]
+        if not tokens:
+            raise errors.InvalidError(errno.EINVAL, "a prompt has at least one token")
+        _whole("max_tokens", max_tokens, 1, 1 << 20)
+        if len(tokens) + max_tokens > self._max_tokens:
+            raise errors.InvalidError(errno.EINVAL, f"{len(tokens)} tokens and {max_tokens} more are above the generator's "
+                                      f"max_tokens, {self._max_tokens}")
+        ends = frozenset(_whole("a token of stop", token, 0, self._vocabulary - 1) for token in stop)
+        request = Request(tokens, max_tokens, ends, sample, client)
+        self._waiting.setdefault(client, collections.deque()).append(request)
+        return request
+
+    def cancel(self, request: Request) -> None:
+        """It leaves at once, and its pages go back."""
+        if request.done:
+            return
+        if request in self._lanes:
+            self._leave(request, "cancelled")
+            return
+        queue = self._waiting.get(request.client)
+        if queue is None or request not in queue:
+            raise errors.NotFoundError(errno.ENOENT, "the request is not this generator's")
+        queue.remove(request)
+        if not queue:
+            del self._waiting[request.client]
+        request.done = "cancelled"
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is a request that has not ended."""
+        return bool(self._waiting) or any(self._lanes)
+
+    def info(self) -> dict[str, int]:
+        """Numbers: lanes, running, waiting, free pages, pages held, and counts."""
+        return {"lanes": len(self._lanes), "running": sum(lane is not None for lane in self._lanes),
+                "waiting": sum(map(len, self._waiting.values())), "pages_free": self._free_pages,
+                "pages_held": self._handle.info()["held"] - 1, **self.counts}
+
+    def _leave(self, request: Request, why: str) -> None:
+        self._lanes[self._lanes.index(request)] = None
+        assert request._sequence is not None
+        request._sequence.release()
+        request._sequence, request.done = None, why
+        self._free_pages += request._pages
+
+    def _hashes(self, request: Request) -> list[bytes]:
+        """Of the pages that the prompt fills, but for its last token, whose logits are needed."""
+        size, out = self._page_tokens, list[bytes]()
+        for end in range(size, len(request.prompt), size):
+            out.append(self._handle.hash(request.prompt[end - size:end], out[-1] if out else None))
+        return out
+
+    def _join(self) -> None:
+        while self._waiting and None in self._lanes:
+            client, queue = next(iter(self._waiting.items()))
+            need = -(-(len(queue[0].prompt) + queue[0].max_tokens) // self._page_tokens)
+            if need > self._free_pages:
+                return  # nobody overtakes: what is large comes in too
+            request = queue.popleft()
+            del self._waiting[client]
+            if queue:
+                self._waiting[client] = queue  # behind the others
+            request._pages = need
+            self._free_pages -= need
+            request._sequence = self._handle.find(self._hashes(request))
+            request.shared = request._sequence.tokens
+            self._lanes[self._lanes.index(None)] = request
+
+    def _page(self, request: Request) -> None:
+        """A page of its prompt in one run."""
+        sequence, size = request._sequence, self._page_tokens
+        assert sequence is not None
+        first = sequence.tokens
+        sequence.append(size)
+        tables, _ = self._handle.tables([sequence], self._blocks)
+        self._prompt(request.prompt[first:first + size], list(range(first, first + size)),
+                     list(sequence.slot_mapping(first, size)), tables)
+        self.counts["prompt_pages"] += 1
+        sequence.cache(self._hashes(request)[:sequence.tokens // size])
+
+    def step(self) -> list[Request]:
+        """One run of the requests that are in, after those that wait have joined, and at most one page of one prompt before it.
+        Those that got a token, some of them done by it."""
+        self._join()
+        size, lanes = self._page_tokens, self._lanes
+        reading = [r for r in lanes if r and r._sequence and r._sequence.tokens + size < len(r.prompt)]
+        if reading:
+            self._turn += 1
+            self._page(reading[self._turn % len(reading)])
+        now = [r if r and r not in reading else None for r in lanes]
+        if not any(now):
+            return []
+        token, position, slots, sequences = [], [], [], []
+        for request in now:
+            sequence = self._idle if request is None else request._sequence
+            assert sequence is not None
+            at = 0 if request is None else sequence.tokens
+            if request is not None:
+                sequence.append(1)
+            token.append(0 if request is None else request._next(at))
+            position.append(at)
+            slots.append(int(sequence.slot_mapping(at, 1)[0]))
+            sequences.append(sequence)
+        self._decode(token, position, slots, self._handle.tables(sequences, self._blocks)[0])
+        self.counts["steps"] += 1
+        self.counts["together"] += sum(r is not None for r in now)
+        out = []
+        for lane, request in enumerate(now):
+            if request is None or position[lane] + 1 < len(request.prompt):
+                continue
+            logits = self._decode.logits[lane]
+            chosen = int(logits.argmax() if request._sample is None else request._sample(logits))
+            request.tokens.append(_whole("a sampled token", chosen, 0, self._vocabulary - 1))
+            self.counts["tokens"] += 1
+            out.append(request)
+            if chosen in request.stop:
+                self._leave(request, "stop")
+            elif len(request.tokens) == request.max_tokens:
+                self._leave(request, "length")
+        return out
+
+    def close(self) -> None:
+        """End it, and all requests."""
+        for request in [r for r in self._lanes if r] + [r for queue in self._waiting.values() for r in queue]:
+            self.cancel(request)
+        del self._decode, self._prompt
+        self._idle.release()
+        self._handle.close()
+        self._pool.close()
+
+    def __enter__(self) -> Generator:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None = None, error: BaseException | None = None,
+                 traceback: TracebackType | None = None) -> None:
+        self.close()
+
+
+def _sampler(temperature: Any, seed: Any) -> Callable[[Any], int] | None:
+    """By the logits divided by the temperature; 0: the likeliest."""
+    import numpy
+
+    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not 0 <= temperature <= 100:
+        raise errors.InvalidError(errno.EINVAL, f"temperature is a number from 0 to 100, not {temperature!r}")
+    dice = numpy.random.default_rng(_whole("seed", seed, 0, (1 << 63) - 1))
+    if not temperature:
+        return None
+
+    def sample(logits: Any) -> int:
+        odds = numpy.exp((logits - logits.max()).astype("float64") / temperature)
+        return int(dice.choice(len(odds), p=odds / odds.sum()))
+
+    return sample
+
+
+class _Peer:
+    """A client's end, and its requests by number."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.read, self.unsent = b"", b""
+        self.requests: dict[int, Request] = {}
+
+    def say(self, words: Mapping[str, Any]) -> None:
+        self.unsent += json.dumps(words).encode() + b"\n"
+
+
+class Server:
+    """Serves a generator at a Unix socket to processes of this user. A request is a line of JSON: {"id", "prompt", "max_tokens",
+    "stop", "temperature", "seed"}, the last three may be left out, or {"id", "cancel": true}; answers are {"id", "token"} for each
+    token, at last {"id", "done"} with "stop", "length" or "cancelled", or {"id", "error"}. A client that hangs up, however it ends,
+    is out before the next run; one that sends what is no request, or does not read, is dropped."""
+
+    def __init__(self, generator: Generator, path: str | os.PathLike[str]) -> None:
+        self._generator, self._path = generator, os.fspath(path)
+        self._selector = selectors.DefaultSelector()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._peers: dict[socket.socket, _Peer] = {}
+        self._wake, self._bell = socket.socketpair()
+        before = os.umask(0o177)
+        try:
+            self._listener.bind(self._path)
+        except OSError:
+            for each in (self._listener, self._wake, self._bell):
+                each.close()
+            raise
+        finally:
+            os.umask(before)
+        self._listener.listen(64)
+        for each in (self._listener, self._bell):
+            each.setblocking(False)
+            self._selector.register(each, selectors.EVENT_READ)
+
+    def run(self) -> None:
+        """Serve until stop()."""
+        while True:
+            for key, _ in self._selector.select(0 if self._generator.busy else None):
+                if key.fileobj is self._bell:
+                    return
+                if key.fileobj is self._listener:
+                    self._accept()
+                else:
+                    self._hear(self._peers[key.fileobj])  # type: ignore[index]
+            if self._generator.busy:
+                for request in self._generator.step():
+                    self._tell(request)
+            for peer in list(self._peers.values()):
+                self._send(peer)
+
+    def stop(self) -> None:
+        """run() returns; from any thread, or a signal's handler."""
+        self._wake.send(b"\0")
+
+    def close(self) -> None:
+        """End the socket and all connections; the generator stays."""
+        for peer in list(self._peers.values()):
+            self._drop(peer)
+        self._selector.close()
+        for each in (self._listener, self._wake, self._bell):
+            each.close()
+        try:
+            os.unlink(self._path)
+        except FileNotFoundError:
+            pass
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        uid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+        if uid != os.geteuid():
+            connection.close()
+            return
+        connection.setblocking(False)
+        self._peers[connection] = _Peer(connection)
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _drop(self, peer: _Peer) -> None:
+        if self._peers.pop(peer.socket, None) is None:
+            return
+        self._selector.unregister(peer.socket)
+        peer.socket.close()
+        for request in peer.requests.values():
+            self._generator.cancel(request)
+        peer.requests.clear()
+
+    def _hear(self, peer: _Peer) -> None:
+        try:
+            got = peer.socket.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            got = b""
+        *lines, peer.read = (peer.read + got).split(b"\n")
+        if not got or len(peer.read) > _LINE:
+            self._drop(peer)
+            return
+        for line in lines:
+            if not self._take(peer, line):
+                self._drop(peer)
+                return
+
+    def _take(self, peer: _Peer, line: bytes) -> bool:
+        """Whether it was a request."""
+        try:
+            said = json.loads(line)
+            number = _whole("id", said["id"], 0, (1 << 53) - 1)
+        except (ValueError, TypeError, KeyError, RecursionError, errors.InvalidError):
+            return False
+        if said.get("cancel") is True:
+            request = peer.requests.pop(number, None)
+            if request:
+                self._generator.cancel(request)
+                peer.say({"id": number, "done": "cancelled"})
+            return True
+        try:
+            if number in peer.requests or len(peer.requests) >= _WAITING:
+                raise errors.BusyError(errno.EBUSY, f"the id is in use, or {_WAITING} requests have not ended")
+            unknown = set(said) - {"id", "prompt", "max_tokens", "stop", "temperature", "seed"}
+            lists = [said.get("prompt"), said.get("stop", [])]
+            if unknown or not all(isinstance(each, list) for each in lists):
+                raise errors.InvalidError(errno.EINVAL, f"unknown: {sorted(unknown)}" if unknown else "prompt and stop are lists")
+            sample = _sampler(said.get("temperature", 0), said.get("seed", 0))
+            peer.requests[number] = self._generator.submit(lists[0], said.get("max_tokens"), stop=lists[1],
+                                                           client=peer, sample=sample)
+        except errors.Error as error:
+            peer.say({"id": number, "error": str(error.strerror)})
+        return True
+
+    def _tell(self, request: Request) -> None:
+        peer = request.client
+        assert isinstance(peer, _Peer)
+        number = next(number for number, each in peer.requests.items() if each is request)
+        peer.say({"id": number, "token": request.tokens[-1]})
+        if request.done:
+            peer.say({"id": number, "done": request.done})
+            del peer.requests[number]
+
+    def _send(self, peer: _Peer) -> None:
+        try:
+            while peer.unsent:
+                peer.unsent = peer.unsent[peer.socket.send(peer.unsent):]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._drop(peer)
+            return
+        if len(peer.unsent) > _LINE:
+            self._drop(peer)
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
+        if self._selector.get_key(peer.socket).events != wanted:
+            self._selector.modify(peer.socket, wanted)
+
+
+class Client:
+    """A connection to a Server. For one thread, one generate() at a time."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.connect(os.fspath(path))
+        except OSError:
+            self._socket.close()
+            raise
+        self._file = self._socket.makefile("rb")
+        self._number = 0
+
+    def generate(self, prompt: Iterable[int], max_tokens: int, *, stop: Iterable[int] = (), temperature: float = 0,
+                 seed: int = 0) -> Iterator[int]:
+        """Tokens as they come; ending the loop early cancels the rest. temperature 0: the likeliest. InvalidError: what the
+        server refused, with its reason. GoneError: it ended."""
+        self._number += 1
+        number, over = self._number, False
+        self._say({"id": number, "prompt": [int(token) for token in prompt], "max_tokens": max_tokens,
+                   "stop": [int(token) for token in stop], "temperature": temperature, "seed": seed})
+        try:
+            while True:
+                line = self._file.readline()
+                if not line:
+                    over = True
+                    raise errors.GoneError(errno.EPIPE, "the generator's server ended, or dropped this client")
+                said = json.loads(line)
+                if said["id"] != number:
+                    continue
+                over = "token" not in said
+                if "error" in said:
+                    raise errors.InvalidError(errno.EINVAL, said["error"])
+                if over:
+                    return
+                yield said["token"]
+        finally:
+            if not over:
+                self._say({"id": number, "cancel": True})
+
+    def _say(self, words: Mapping[str, Any]) -> None:
+        try:
+            self._socket.sendall(json.dumps(words).encode() + b"\n")
+        except (BrokenPipeError, ConnectionResetError):
+            raise errors.GoneError(errno.EPIPE, "the generator's server ended, or dropped this client") from None
+
+    def close(self) -> None:
+        """Hang up."""
+        self._file.close()
+        self._socket.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None = None, error: BaseException | None = None,
+                 traceback: TracebackType | None = None) -> None:
+        self.close()
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tmesh.generator", description="Serve a GGUF model's tokens at a Unix socket.")
+    parser.add_argument("model")
+    parser.add_argument("--socket", required=True, help="path of the socket, which must not exist")
+    parser.add_argument("--lanes", type=int, default=8, help="requests at once (8)")
+    parser.add_argument("--max-tokens", type=int, default=512, help="of a request, its prompt included (512)")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cache", choices=("float16", "float32"), default="float16")
+    given = parser.parse_args()
+    try:
+        with load_model(given.model) as model, Generator(model, lanes=given.lanes, max_tokens=given.max_tokens,
+                                                         threads=given.threads, cache=given.cache) as generator:
+            server = Server(generator, given.socket)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda *_: server.stop())
+            print("ready", flush=True)
+            server.run()
+            server.close()
+    except (errors.Error, OSError) as error:
+        sys.exit(f"tmesh.generator: {error}")
+
+
+if __name__ == "__main__":
+    _main()

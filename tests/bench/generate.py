@@ -1,0 +1,201 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Tokens per second of a llama of random weights on the engine "ggml", in one process, medians of ROUNDS interleaved rounds:
+
+    ggml        the library's own calls, a step of one sequence with a cache of ROWS rows, no tmesh
+    dispatch    the same step as a graph of tmesh.graphs.of_model(), bound once
+    one stream  tmesh.generator with one lane, one request
+    one by one  eight requests on one lane
+    batched     eight requests on eight lanes
+
+    generate.py TESTS     the folder of the Python tests, whose writer of GGUF it uses
+"""
+
+import ctypes
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy
+import tmesh
+import tmesh.engine
+import tmesh.generator
+import tmesh.graphs
+
+sys.path.insert(0, sys.argv[1])
+from test_graphs import gguf  # noqa: E402
+
+WIDTH, HEADS, GROUPS, HIDDEN, LAYERS, VOCABULARY, ROWS = 512, 8, 4, 1408, 8, 4096, 128
+HEAD, EPS, STEPS, ROUNDS = WIDTH // HEADS, 1e-5, 64, 5
+
+
+def weights():
+    rng = numpy.random.default_rng(1)
+    out = {"token_embd": rng.standard_normal((VOCABULARY, WIDTH)), "output": rng.standard_normal((VOCABULARY, WIDTH)) * WIDTH ** -.5}
+    for layer in range(LAYERS):
+        for name, *shape in (("attn_q", WIDTH, WIDTH), ("attn_k", GROUPS * HEAD, WIDTH), ("attn_v", GROUPS * HEAD, WIDTH),
+                             ("attn_output", WIDTH, WIDTH), ("ffn_gate", HIDDEN, WIDTH), ("ffn_up", HIDDEN, WIDTH),
+                             ("ffn_down", WIDTH, HIDDEN)):
+            out[f"blk.{layer}.{name}"] = rng.standard_normal(shape) * shape[1] ** -.5
+    made = {f"{name}.weight": array.astype("float16") for name, array in out.items()}
+    norms = ["output_norm", *(f"blk.{layer}.{name}" for layer in range(LAYERS) for name in ("attn_norm", "ffn_norm"))]
+    return made | {f"{name}.weight": numpy.ones(WIDTH, "float32") for name in norms}
+
+
+class Direct:
+    """The step by ggml's own calls, on the same weights in the same memory."""
+
+    def __init__(self, model):
+        import libggml
+
+        folder = Path(libggml.__file__).parent / "lib64"
+        base, cpu = (ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL) for name in ("libggml-base.so.0", "libggml-cpu.so.0"))
+        pointer, f, i, i64, size = ctypes.c_void_p, ctypes.c_float, ctypes.c_int, ctypes.c_int64, ctypes.c_size_t
+
+        def call(library, name, result, *types):
+            function = getattr(library, f"ggml_{name}")
+            function.restype, function.argtypes = result, types
+            return function
+
+        def op(name, *types):
+            function = call(base, name, pointer, pointer, *types)
+            return lambda *values: function(self.context, *values)
+
+        class Params(ctypes.Structure):
+            _fields_ = [("size", size), ("buffer", pointer), ("no_alloc", ctypes.c_bool)]
+
+        self.backend = call(cpu, "backend_cpu_init", pointer)()
+        call(cpu, "backend_cpu_set_n_threads", None, pointer, i)(self.backend, 1)
+        self.context = call(base, "init", pointer, Params)(Params(1 << 22, None, True))
+        memory = call(base, "backend_cpu_buffer_from_ptr", pointer, pointer, size)(4096, 2 ** 63 - 1 - 4096)
+        place = call(base, "backend_tensor_alloc", i, pointer, pointer, pointer)
+        new = op("new_tensor_4d", i, i64, i64, i64, i64)
+        kinds = {"float32": 0, "float16": 1, "int32": 26, "int64": 27}
+        self.kept = []
+
+        def tensor(array):
+            self.kept.append(array)
+            made = new(kinds[str(array.dtype)], *(list(array.shape[::-1]) + [1] * 4)[:4])
+            assert place(memory, made, array.ctypes.data) == 0
+            return made
+
+        two, one = (pointer, pointer), (pointer,)
+        mul_mat, add, mul, get_rows, silu = (op(name, *types) for name, types in (
+            ("mul_mat", two), ("add", two), ("mul", two), ("get_rows", two), ("silu", one)))
+        norm, set_rows = op("rms_norm", pointer, f), op("set_rows", pointer, pointer, pointer)
+        reshape = op("reshape_4d", pointer, i64, i64, i64, i64)
+        permute = op("permute", pointer, i, i, i, i)
+        rope = op("rope_ext", pointer, pointer, pointer, i, i, i, f, f, f, f, f, f)
+        flash = op("flash_attn_ext", pointer, pointer, pointer, pointer, f, f, f)
+        precise = call(base, "flash_attn_ext_set_prec", None, pointer, i)
+
+        def zeros(*shape, dtype):
+            return tmesh.zeros(shape, dtype).numpy()
+
+        w = {name: tensor(value.numpy()) for name, value in model.items()}
+        self.token, self.position, self.row = zeros(1, dtype="int32"), zeros(1, dtype="int32"), zeros(1, dtype="int64")
+        self.mask, self.logits = zeros(64, ROWS, dtype="float16"), zeros(1, VOCABULARY, dtype="float32")
+        token, position, row, mask = map(tensor, (self.token, self.position, self.row, self.mask))
+        x = get_rows(w["token_embd.weight"], token)
+        for layer in range(LAYERS):
+            b = f"blk.{layer}."
+            h = mul(norm(x, EPS), w[b + "attn_norm.weight"])
+            q, k, v = (mul_mat(w[f"{b}attn_{kind}.weight"], h) for kind in "qkv")
+            q, k = (rope(reshape(value, HEAD, heads, 1, 1), position, None, HEAD, 2, 0, 10000, 1, 0, 1, 32, 1)
+                    for value, heads in ((q, HEADS), (k, GROUPS)))
+            parts = [permute(q, 0, 2, 1, 3)]
+            for value in (reshape(k, GROUPS * HEAD, 1, 1, 1), v):
+                past = tensor(zeros(ROWS, GROUPS * HEAD, dtype="float16"))
+                parts.append(permute(reshape(set_rows(past, value, row), HEAD, GROUPS, ROWS, 1), 0, 2, 1, 3))
+            a = flash(*parts, mask, HEAD ** -.5, 0, 0)
+            precise(a, 10)
+            x = add(x, mul_mat(w[b + "attn_output.weight"], reshape(a, WIDTH, 1, 1, 1)))
+            h = mul(norm(x, EPS), w[b + "ffn_norm.weight"])
+            gate = mul(silu(mul_mat(w[b + "ffn_gate.weight"], h)), mul_mat(w[b + "ffn_up.weight"], h))
+            x = add(x, mul_mat(w[b + "ffn_down.weight"], gate))
+        x = mul_mat(w["output.weight"], mul(norm(x, EPS), w["output_norm.weight"]))
+        assert place(memory, x, self.logits.ctypes.data) == 0
+        self.graph = op("new_graph")()
+        call(base, "build_forward_expand", None, pointer, pointer)(self.graph, x)
+        kind = call(base, "backend_get_default_buffer_type", pointer, pointer)(self.backend)
+        self.allocator = call(base, "gallocr_new", pointer, pointer)(kind)
+        assert call(base, "gallocr_alloc_graph", ctypes.c_bool, pointer, pointer)(self.allocator, self.graph)
+        self.compute = call(base, "backend_graph_compute", i, pointer, pointer)
+
+    def step(self, token, position):
+        self.token[0], self.position[0], self.row[0] = token, position, position
+        self.mask[0, :position + 1], self.mask[0, position + 1:] = 0, -numpy.inf
+        assert self.compute(self.backend, self.graph) == 0
+        return int(self.logits[0].argmax())
+
+
+class Bound:
+    def __init__(self, model, folder):
+        g = tmesh.graphs.of_model(model, rows=ROWS)
+        g.save(folder / "step.graph")
+        graph = tmesh.engine.Context("ggml").graph(folder / "step.graph", weights={name: model[name] for name in g.weights})
+        now = {"token": tmesh.zeros((1,), "int32"), "position": tmesh.zeros((1,), "int32"), "row": tmesh.zeros((1,), "int64")}
+        past = {name: tmesh.zeros((ROWS, GROUPS * HEAD), "float16") for name in g.in_place.values()}
+        logits = tmesh.zeros((1, VOCABULARY), "float32")
+        self.binding = graph.bind({**now, **past}, {"logits": logits, **{out: past[name] for out, name in g.in_place.items()}},
+                                  in_place=g.in_place)
+        self.now, self.logits = [now[name].numpy() for name in ("token", "position", "row")], logits.numpy()
+
+    def step(self, token, position):
+        for array, value in zip(self.now, (token, position, position)):
+            array[0] = value
+        self.binding.dispatch()
+        return int(self.logits[0].argmax())
+
+
+def alone(stepper):
+    def once():
+        token, out, begun = 1, [], time.perf_counter()
+        for position in range(STEPS):
+            token = stepper.step(token, position)
+            out.append(token)
+        return STEPS / (time.perf_counter() - begun), [out]
+    return once
+
+
+def generated(generator, count):
+    def once():
+        begun = time.perf_counter()
+        requests = [generator.submit([1 + n], STEPS) for n in range(count)]
+        while generator.busy:
+            generator.step()
+        return count * STEPS / (time.perf_counter() - begun), [request.tokens for request in requests]
+    return once
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.gguf"
+        gguf(path, "qwen2", weights(), block_count=LAYERS, embedding_length=WIDTH, **{
+            "attention.head_count": HEADS, "attention.head_count_kv": GROUPS, "attention.layer_norm_rms_epsilon": EPS})
+        model = tmesh.load_model(path, alone=True)
+        one, many = (tmesh.generator.Generator(model, lanes=lanes, max_tokens=ROWS) for lanes in (1, 8))
+        ways = {"ggml": alone(Direct(model)), "dispatch": alone(Bound(model, Path(folder))), "one stream": generated(one, 1),
+                "one by one": generated(one, 8), "batched": generated(many, 8)}
+        rates, tokens = {name: [] for name in ways}, {}
+        for round_ in range(ROUNDS + 1):
+            for name, once in ways.items():
+                rate, tokens[name] = once()
+                if round_:
+                    rates[name].append(rate)
+        rate = {name: statistics.median(each) for name, each in rates.items()}
+        print(f"# {path.stat().st_size >> 20} MiB of float16, {LAYERS} layers of {WIDTH}, {STEPS} tokens, 1 thread; load "
+              f"{os.getloadavg()[0]:.1f}")
+        for name, each in rate.items():
+            print(f"{name:12}{each:10.1f} tokens/s   {min(rates[name]):.1f} to {max(rates[name]):.1f}")
+        print(f"dispatch beside ggml      {rate['dispatch'] / rate['ggml']:.3f}")
+        print(f"one stream beside ggml    {rate['one stream'] / rate['ggml']:.3f}")
+        print(f"batched beside one by one {rate['batched'] / rate['one by one']:.3f}")
+        print(f"same tokens: ggml and dispatch {tokens['ggml'] == tokens['dispatch']}, batched and one by one "
+              f"{tokens['batched'] == tokens['one by one']}")
+
+
+main()
