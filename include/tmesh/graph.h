@@ -51,8 +51,8 @@ enum tmesh_graph_op {
 	/* table[N, D], rows int32[T] -> [T, D] */
 	TMESH_GRAPH_GET_ROWS = 12,
 	/* past[C, D] (an input, or another set_rows), new[T, D], rows int64[T] -> [C, D]: the past
-	 * with those rows replaced. It lies in the past's memory: the binding says so with in_place,
-	 * of the last one where several replace rows of one past. */
+	 * with those rows replaced. It lies in the past's memory: the binding says so with
+	 * in_place, of the last one where several replace rows of one past. */
 	TMESH_GRAPH_SET_ROWS = 13,
 	TMESH_GRAPH_RESHAPE = 14,   /* x -> @shape */
 	TMESH_GRAPH_TRANSPOSE = 15, /* x -> dimension i is x's dimension @axes[i] */
