@@ -104,7 +104,7 @@ class _Run:
 def _whole(name: str, value: Any, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise errors.InvalidError(errno.EINVAL, f"{name} is a number from {least} to {most}, not {value!r}")
-    return value
+    return int(value)
 
 
 class Generator:
