@@ -24,6 +24,14 @@ SAID = {
     "a server reads the model": r"^  started +read +9\d\.\d MB   model there +\d+ ms   answered \"dough\" +\d+ ms$",
     "killed and started again it reads nothing":
         r"^  killed, started again +read +0\.0 MB   model there +\d+ ms   answered \"dough\" +\d+ ms$",
+    "two engines have the weights in one region": r"^  0\.95 MB of weights, float16, in one region; two engines \(ggml \S+\) ready",
+    "both generate, and Elixir chooses": r"^  300 tokens in \d+\.\d\d s, both at once, each chosen by Elixir",
+    "no byte was copied for it": r"^  Bytes that tmesh copied for it, in Python: 0$",
+    "an adapter is swapped, an engine killed and back": r"^  A \| A region (.*\n)*?.*\[adapter\](.*\n)*?.*\[killed\]",
+    "the other one goes on": r"^  B \| Elixir (.*\n)*?.*\[adapter\]",
+    "the next token comes of another process": r"^  Engine A, process \d+, was killed \(SIGKILL\): calls lost [01], its next token after \d+ ms",
+    "each engine has all of the weights, for reading": r"^(  engine [AB], process \d+ +0\.9\d MB +0\.\d\d MB   r\n){2}",
+    "and all together one copy": r"^  all together +(0\.9\d|1\.0\d) MB$",
     "the hand-overs are timed": r"^  tmesh +\d+\.\d\d ms +\d+\.\d\d ms$",
 }
 

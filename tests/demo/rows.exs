@@ -55,6 +55,24 @@ defmodule Rows do
     {"", []}
   end
 
+  # The second act: logits that an engine writes, and a token by chance, of the likeliest 40.
+  defp answer("logits", body, held) do
+    [name, json] = :binary.split(body, "\n")
+    {:ok, ref} = TensorRef.from_json(json)
+    {"", [{name, ZeroCopy.open!(ref)} | held]}
+  end
+
+  defp answer("sample", name, held) do
+    {^name, logits} = List.keyfind(held, name, 0)
+    values = for <<x::float-32-native <- ZeroCopy.to_binary!(logits)>>, do: x
+    {Integer.to_string(choose(values)), held}
+  end
+
+  defp answer("forget", _body, held) do
+    for {_name, ref} <- held, do: ZeroCopy.release!(ref)
+    {"", []}
+  end
+
   # For the table of hand-overs: the first value of a tensor that came as bytes, or as a ref.
   defp answer("bytes", body, held), do: {binary_part(body, 0, 4), held}
 
@@ -64,6 +82,18 @@ defmodule Rows do
     value = ref |> ZeroCopy.to_binary!(copy: false) |> binary_part(0, 4) |> :binary.copy()
     ZeroCopy.release!(ref)
     {value, held}
+  end
+
+  defp choose(values) do
+    best = values |> Enum.with_index() |> Enum.sort(:desc) |> Enum.take(40)
+    {top, _token} = hd(best)
+    chances = for {x, token} <- best, do: {:math.exp((x - top) / 0.6), token}
+    sum = chances |> Enum.map(&elem(&1, 0)) |> Enum.sum()
+
+    Enum.reduce_while(chances, :rand.uniform() * sum, fn {chance, token}, left ->
+      if left <= chance, do: {:halt, token}, else: {:cont, left - chance}
+    end)
+    |> then(&if is_integer(&1), do: &1, else: elem(hd(best), 1))
   end
 
   defp mean(rows) do

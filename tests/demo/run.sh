@@ -22,6 +22,8 @@ quietly() {
 }
 
 packaging/deps.sh demo
-quietly "building" make lib tools keeper python beam
+quietly "building" make lib tools keeper python beam engine
 tests/demo/fetch.sh "$work"
+PYTHONPATH=$PWD/$work/packages
+export PYTHONPATH
 exec "$python" -B tests/demo/demo.py "$work" "${*:-${QUERY:-fresh bread and butter}}"

@@ -98,6 +98,11 @@ class Sequence:
         self._steps[count] = made
         return made
 
+    @property
+    def logits(self) -> _tmesh.Tensor:
+        """What run() of one token writes, [1, tokens that there are]: for other processes to read."""
+        return self._step(1).logits
+
     def run(self, tokens: _Listed[int]) -> Any:
         """Append tokens. The logits of what may follow the last one: a NumPy array, which the next run overwrites.
         LimitError: more than the cache has rows for."""

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: MIT
+"""The second act: a language model's weights in one region, two engine processes that generate from it at once, Elixir that
+chooses the tokens, an adapter swapped meanwhile, one engine killed and back."""
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import tempfile
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import tmesh
+import tmesh.adapters
+import tmesh.engine
+import tmesh.generate
+import tmesh.graphs
+import tmesh.tokens
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ROOT / "examples/small_model"
+PROMPTS = "A region ", "Elixir "
+TOKENS, ADAPT_AT, KILL_AT = 150, 50, 100
+RANKS = dict.fromkeys(("attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"), 8)
+
+
+def missing():
+    """Why the act cannot be shown here, in words; empty if it can."""
+    packages = [name for name in ("libggml", "tokenizers") if not importlib.util.find_spec(name)]
+    return f"the packages that it needs could not be had: {', '.join(packages)}" if packages else ""
+
+
+def share(pid, regions):
+    """Of a process: bytes of the regions that it has in memory, its share of them (PSS), whether any can be written."""
+    rss = pss = 0
+    ours = writable = False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        head = re.match(r"[0-9a-f]+-[0-9a-f]+ (\S+) ", line)
+        if head:
+            ours = any(region in line for region in regions)
+            writable |= ours and "w" in head[1]
+        elif ours and line.startswith("Rss:"):
+            rss += int(line.split()[1]) * 1024
+        elif ours and line.startswith("Pss:"):
+            pss += int(line.split()[1]) * 1024
+    return rss, pss, writable
+
+
+class Stream:
+    """A text that grows, on an engine process."""
+
+    def __init__(self, number, server, model, tokenizer, folder, slot, elixir):
+        self.name, self.context = "AB"[number], server.connect(timeout=60)
+        self.sequence = tmesh.generate.Sequence(model, rows=256, context=self.context, folder=folder, lora=RANKS, slot=slot)
+        self.tokens = tokenizer.encode(PROMPTS[number]).ids
+        self.first, self.lost, self.marks, self.times = len(self.tokens), 0, {}, []
+        self.elixir = elixir
+        elixir("logits", f"{self.name}\n{json.dumps(self.sequence.logits.ref())}".encode())
+        for token in self.tokens[:-1]:
+            self.sequence.run([token])
+
+    def step(self):
+        """One token more; the call that an engine's death costs is made again."""
+        while True:
+            try:
+                self.sequence.run(self.tokens[-1:])
+                break
+            except tmesh.GoneError:
+                self.lost += 1
+        self.tokens.append(int(self.elixir("sample", self.name.encode())))
+        self.times.append(time.perf_counter())
+
+    def new(self):
+        return len(self.tokens) - self.first
+
+    def text(self, tokenizer):
+        """With a mark where something happened."""
+        parts, start = [], 0
+        for at, mark in sorted(self.marks.items()):
+            parts += [tokenizer.decode(self.tokens[start:at]), f" [{mark}] "]
+            start = at
+        return "".join([*parts, tokenizer.decode(self.tokens[start:])])
+
+
+def generate(streams, publish):
+    """All at once, a thread each. When both have 50 tokens the adapter is published; when both have 100 one kills the other's
+    engine. When that was."""
+    killed, failed, together = [], [], threading.Barrier(len(streams))
+
+    def work(stream, other):
+        try:
+            for number in range(TOKENS):
+                if number in (ADAPT_AT, KILL_AT):
+                    together.wait(60)
+                if stream is streams[0] and number == ADAPT_AT:
+                    publish()
+                    for one in streams:
+                        one.marks[len(one.tokens)] = "adapter"
+                if stream is streams[1] and number == KILL_AT:
+                    os.kill(other.context.pid, signal.SIGKILL)
+                    killed.append(time.perf_counter())
+                    other.marks[len(other.tokens)] = "killed"
+                if number == ADAPT_AT:
+                    together.wait(60)
+                stream.step()
+        except BaseException as error:
+            failed.append(error)
+            together.abort()
+
+    threads = [threading.Thread(target=work, args=(stream, other)) for stream, other in zip(streams, streams[::-1])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+    return killed[0]
+
+
+def table(model, contexts):
+    regions = {model[name].id for name in model}
+    rows = [("engine A", contexts[0].pid), ("engine B", contexts[1].pid)]
+    print(f"  {'weights, by /proc/PID/smaps':<30}{'in memory':>12}{'its share':>12}   rights")
+    total = 0
+    for name, pid in rows:
+        rss, pss, writable = share(pid, regions)
+        total += pss
+        print(f"  {f'{name}, process {pid}':<30}{rss / 1e6:>9.2f} MB{pss / 1e6:>9.2f} MB   {'rw' if writable else 'r'}")
+    rss, pss, _ = share(os.getpid(), regions)
+    if rss:
+        print(f"  {f'this process, {os.getpid()}':<30}{rss / 1e6:>9.2f} MB{pss / 1e6:>9.2f} MB   r")
+    print(f"  {'all together':<30}{'':>12}{(total + pss) / 1e6:>9.2f} MB")
+
+
+def show(elixir):
+    """All of it. Without what it needs: why not."""
+    why = missing()
+    print("\nA language model, trained on this repository's documents (examples/small_model), in two engine processes:\n")
+    if why:
+        print(f"  not shown: {why}")
+        return
+    lock = threading.Lock()
+
+    def ask(request, body=b""):
+        with lock:
+            return elixir.ask(request, body)
+
+    os.environ.setdefault("TMESH_ENGINE_PROGRAM", str(ROOT / "build/tmesh-engine"))
+    began = time.perf_counter()
+    model = tmesh.load_model(SMALL / "small.gguf")
+    tokenizer = tmesh.tokens.of_model(model)
+    servers = []
+    with tempfile.TemporaryDirectory() as folder, tmesh.Slot(label="adapter") as slot:
+        try:
+            servers += [tmesh.engine.serve("ggml", models=folder) for _ in range(2)]
+            tmesh.adapters.publish(slot, None, tmesh.graphs.of_model(model, rows=1, lora=RANKS))
+            streams = [Stream(number, server, model, tokenizer, folder, slot.token, ask)
+                       for number, server in enumerate(servers)]
+            pids = [stream.context.pid for stream in streams]
+            print(f"  {model.nbytes / 1e6:.2f} MB of weights, float16, in one region; two engines (ggml "
+                  f"{streams[0].context.version}) ready after {1000 * (time.perf_counter() - began):.0f} ms")
+
+            def publish():
+                with tmesh.load_model(SMALL / "elixir.gguf") as adapter:
+                    tmesh.adapters.publish(slot, adapter, tmesh.graphs.of_model(model, rows=1, lora=RANKS))
+
+            start, copied = time.perf_counter(), tmesh.stats()["bytes_copied"]
+            killed = generate(streams, publish)
+            spent, copied = time.perf_counter() - start, tmesh.stats()["bytes_copied"] - copied
+            print(f"  {sum(stream.new() for stream in streams)} tokens in {spent:.2f} s, both at once, each chosen by Elixir from the"
+                  f" engine's logits\n  Bytes that tmesh copied for it, in Python: {copied}\n")
+            for stream in streams:
+                text = re.sub(r"\s+", " ", stream.text(tokenizer)).strip()
+                for number, line in enumerate(textwrap.wrap(text, 100, break_on_hyphens=False)):
+                    print(f"  {' ' if number else stream.name} | {line}")
+            print()
+            after = min(when for when in streams[0].times if when > killed)
+            print(f"  The adapter (74 kB, trained on Elixir sources) was swapped by a slot between two tokens: no graph was built anew.\n"
+                  f"  Engine A, process {pids[0]}, was killed (SIGKILL): calls lost {streams[0].lost}, its next token after "
+                  f"{1000 * (after - killed):.0f} ms, from\n  process {streams[0].context.pid}, on the same weights and the same cache; "
+                  f"engine B went on.\n")
+            assert streams[0].context.pid != pids[0] and streams[1].context.pid == pids[1]
+            table(model, [stream.context for stream in streams])
+            ask("forget")
+            del streams
+        finally:
+            for server in servers:
+                server.close()
+    model.release()
