@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cancel.h"
 #include "resolve.h"
 
 struct tmesh_engine_binding {
@@ -11,8 +12,16 @@ struct tmesh_engine_binding {
 	struct tmesh_engine_graph *graph;
 	struct resolved values;
 	pthread_mutex_t lock;
+	pthread_cond_t idle;
+	struct turn *running; /* whose turn it is; NULL: nobody's */
 	void *plugin;
 	bool seen; /* that the engine writes where it was told to */
+};
+
+/* A dispatch of a binding: one at a time runs, others wait. */
+struct turn {
+	struct tmesh_engine_binding *binding;
+	struct cancel_hook hook;
 };
 
 static int bind(struct tmesh_engine_graph *graph, const struct tmesh_engine_value *inputs,
@@ -40,6 +49,7 @@ static int bind(struct tmesh_engine_graph *graph, const struct tmesh_engine_valu
 	binding->refs = 1;
 	binding->graph = tmesh_engine_graph_ref(graph);
 	pthread_mutex_init(&binding->lock, NULL);
+	pthread_cond_init(&binding->idle, NULL);
 	atomic_fetch_add_explicit(&context->counters.bindings, 1, memory_order_relaxed);
 	*out = binding;
 	return 0;
@@ -108,29 +118,94 @@ static int check_still(const struct resolved *all, struct tmesh_error *err)
 	return 0;
 }
 
+/* It was called off: who waits is woken, and the engine is told of what runs. */
+static void wake_turn(void *data)
+{
+	struct turn *turn = data;
+	struct tmesh_engine_binding *binding = turn->binding;
+	const struct tmesh_engine_plugin *plugin = binding->graph->context->plugin;
+
+	pthread_mutex_lock(&binding->lock);
+	pthread_cond_broadcast(&binding->idle);
+	if (binding->running == turn && plugin->cancel)
+		plugin->cancel(binding->plugin, true);
+	pthread_mutex_unlock(&binding->lock);
+}
+
+static int begin_turn(struct turn *turn, struct tmesh_error *err)
+{
+	struct tmesh_engine_binding *binding = turn->binding;
+	int rc;
+
+	cancel_hook_begin(&turn->hook, wake_turn, turn);
+	pthread_mutex_lock(&binding->lock);
+	while (!(rc = cancel_check(err)) && binding->running)
+		pthread_cond_wait(&binding->idle, &binding->lock);
+	if (!rc)
+		binding->running = turn;
+	pthread_mutex_unlock(&binding->lock);
+	if (rc)
+		cancel_hook_end(&turn->hook);
+	return rc;
+}
+
+static void end_turn(struct turn *turn)
+{
+	struct tmesh_engine_binding *binding = turn->binding;
+	const struct tmesh_engine_plugin *plugin = binding->graph->context->plugin;
+
+	/* Nobody calls it off any more, and the next turn is another's. */
+	cancel_hook_end(&turn->hook);
+	pthread_mutex_lock(&binding->lock);
+	if (plugin->cancel && cancel_check(NULL))
+		plugin->cancel(binding->plugin, false);
+	binding->running = NULL;
+	/* Not one alone: that may be one that is called off, and goes. */
+	pthread_cond_broadcast(&binding->idle);
+	pthread_mutex_unlock(&binding->lock);
+}
+
 static int run(struct tmesh_engine_binding *binding, struct tmesh_error *err)
 {
 	struct tmesh_engine_context *context = binding->graph->context;
 	const struct resolved *all = &binding->values;
+	struct turn turn = {.binding = binding};
 	int rc = engine_enter(context, err);
 
 	if (rc)
 		return rc;
-	pthread_mutex_lock(&binding->lock);
+	rc = begin_turn(&turn, err);
+	if (rc)
+		return rc;
 	rc = check_still(all, err);
 	if (!rc)
 		rc = context->plugin->run(binding->plugin, err);
 	if (!rc && !binding->seen)
 		rc = check_places(binding, err);
-	pthread_mutex_unlock(&binding->lock);
+	else if (rc == -EIO && cancel_check(NULL))
+		rc = tmesh_fail(err, -ECANCELED,
+				"the call was cancelled while it ran: its outputs may be half "
+				"written");
+	end_turn(&turn);
 	if (!rc)
 		atomic_fetch_add_explicit(&context->counters.dispatches, 1, memory_order_relaxed);
 	return rc;
 }
 
+int tmesh_engine_binding_dispatch_cancellable(struct tmesh_engine_binding *binding,
+					      struct tmesh_engine_cancellable *cancellable,
+					      struct tmesh_error *err)
+{
+	struct tmesh_engine_cancellable *before = cancel_enter(cancellable);
+	int rc = run(binding, err);
+
+	cancel_enter(before);
+	return rc;
+}
+
 int tmesh_engine_binding_dispatch(struct tmesh_engine_binding *binding, struct tmesh_error *err)
 {
-	return run(binding, err);
+	return tmesh_engine_binding_dispatch_cancellable(binding, NULL, err);
 }
 
 /* What the binding has at @i, as its caller gave it. */
@@ -211,6 +286,7 @@ int tmesh_engine_binding_rebind(struct tmesh_engine_binding *binding,
 				struct tmesh_error *err)
 {
 	const struct tmesh_engine_context *context = binding->graph->context;
+	struct turn turn = {.binding = binding};
 	int rc = engine_enter(context, err);
 
 	if (rc)
@@ -221,9 +297,11 @@ int tmesh_engine_binding_rebind(struct tmesh_engine_binding *binding,
 	if (count > binding->values.inputs)
 		return tmesh_fail(err, -EINVAL, "%zu inputs were given, and the graph has %zu",
 				  count, binding->values.inputs);
-	pthread_mutex_lock(&binding->lock);
+	rc = begin_turn(&turn, err);
+	if (rc)
+		return rc;
 	rc = rebind(binding, inputs, count, err);
-	pthread_mutex_unlock(&binding->lock);
+	end_turn(&turn);
 	return rc;
 }
 
@@ -245,6 +323,7 @@ void tmesh_engine_binding_unref(struct tmesh_engine_binding *binding)
 	engine_resolved_free(&binding->values);
 	tmesh_engine_graph_unref(binding->graph);
 	pthread_mutex_destroy(&binding->lock);
+	pthread_cond_destroy(&binding->idle);
 	free(binding);
 }
 
@@ -268,9 +347,9 @@ static int take_results(struct tmesh_engine_binding *binding, struct tmesh_engin
 	return rc;
 }
 
-int tmesh_engine_dispatch(struct tmesh_engine_graph *graph, const struct tmesh_engine_value *inputs,
-			  size_t input_count, struct tmesh_engine_value *outputs,
-			  size_t output_count, struct tmesh_error *err)
+static int dispatch(struct tmesh_engine_graph *graph, const struct tmesh_engine_value *inputs,
+		    size_t input_count, struct tmesh_engine_value *outputs, size_t output_count,
+		    struct tmesh_error *err)
 {
 	struct tmesh_engine_tensor **made;
 	struct tmesh_engine_binding *binding;
@@ -294,4 +373,25 @@ int tmesh_engine_dispatch(struct tmesh_engine_graph *graph, const struct tmesh_e
 	free(made);
 	tmesh_engine_binding_unref(binding);
 	return rc;
+}
+
+int tmesh_engine_dispatch_cancellable(struct tmesh_engine_graph *graph,
+				      const struct tmesh_engine_value *inputs, size_t input_count,
+				      struct tmesh_engine_value *outputs, size_t output_count,
+				      struct tmesh_engine_cancellable *cancellable,
+				      struct tmesh_error *err)
+{
+	struct tmesh_engine_cancellable *before = cancel_enter(cancellable);
+	int rc = dispatch(graph, inputs, input_count, outputs, output_count, err);
+
+	cancel_enter(before);
+	return rc;
+}
+
+int tmesh_engine_dispatch(struct tmesh_engine_graph *graph, const struct tmesh_engine_value *inputs,
+			  size_t input_count, struct tmesh_engine_value *outputs,
+			  size_t output_count, struct tmesh_error *err)
+{
+	return tmesh_engine_dispatch_cancellable(graph, inputs, input_count, outputs, output_count,
+						 NULL, err);
 }

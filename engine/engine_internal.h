@@ -3,8 +3,8 @@
  * What the files of libtmesh-engine share.
  *
  * Locks: a context's lock guards its sessions, and is held while one is opened; a tensor's guards
- * its memory against destroy; a binding's is held while it runs. None is taken while another is
- * held.
+ * its memory against destroy; a binding's, whose turn it is. None of these is taken while another
+ * is held. A cancellable's guards its hooks, and is held while they are called: cancel.h.
  */
 #ifndef TMESH_ENGINE_INTERNAL_H
 #define TMESH_ENGINE_INTERNAL_H

@@ -13,7 +13,7 @@
 #include "common/public.h"
 
 /* To be raised with every change of what stands here. */
-#define TMESH_ENGINE_PLUGIN_ABI 2
+#define TMESH_ENGINE_PLUGIN_ABI 3
 
 struct plugin_open {
 	const char *library; /* NULL: found by the plug-in */
@@ -99,6 +99,10 @@ struct tmesh_engine_plugin {
 	int (*rebind)(void *binding, const struct plugin_array *inputs, const size_t *changed,
 		      size_t count, struct tmesh_error *err);
 	void (*describe)(void *engine, struct plugin_description *out); /* may be NULL */
+	/* May be NULL: a run goes to its end. From another thread than that of run(): with @on the
+	 * run that is under way, or the next one where none is, ends as soon as it can, with -EIO.
+	 * Without @on: later ones do not. */
+	void (*cancel)(void *binding, bool on);
 };
 
 #endif /* TMESH_ENGINE_PLUGIN_H */

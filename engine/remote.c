@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <time.h>
@@ -20,38 +21,86 @@
 #define LATE_NS UINT64_C(1000000000)
 /* An engine answers steps of a few microseconds: sleeping costs more. */
 #define SPIN_NS UINT64_C(200000)
+/* Who waits for a turn looks so often whether a signal came, where its program wants to know. */
+#define LOOK_NS UINT64_C(100000000)
 
 uint64_t remote_deadline(const struct remote *remote)
 {
 	return remote->timeout_ns ? tmesh_now_ns() + remote->timeout_ns : 0;
 }
 
-int remote_enter(struct remote *remote, uint64_t deadline, struct tmesh_error *err)
+/* The call is called off, wherever it waits: for its turn, a link, or the other end of a channel.
+ * Another's that is woken by that goes on waiting. */
+static void wake(void *data)
 {
-	const struct timespec until = {.tv_sec = (time_t)(deadline / 1000000000),
-				       .tv_nsec = (long)(deadline % 1000000000)};
-	int rc = 0;
+	struct remote *remote = data;
+	const uint64_t one = 1;
 
 	pthread_mutex_lock(&remote->lock);
-	while (remote->busy && !rc)
-		rc = deadline ? pthread_cond_timedwait(&remote->idle, &remote->lock, &until)
-			      : pthread_cond_wait(&remote->idle, &remote->lock);
-	if (!remote->busy) {
-		remote->busy = true;
-		rc = 0;
-	}
+	pthread_cond_broadcast(&remote->idle);
+	if (remote->requests)
+		tmesh_channel_wake(remote->requests);
+	if (remote->replies)
+		tmesh_channel_wake(remote->replies);
+	if (write(remote->bell, &one, sizeof(one)) < 0)
+		errno = 0; /* it has been rung so often that it is full */
 	pthread_mutex_unlock(&remote->lock);
-	return rc ? tmesh_fail(err, -ETIMEDOUT,
-			       "other calls of this context did not end before the deadline: give "
-			       "a later one")
-		  : 0;
 }
 
-void remote_leave(struct remote *remote)
+/* Return: 0, or ETIMEDOUT. */
+static int wait_for_turn(struct remote *remote, uint64_t deadline)
 {
+	uint64_t until = deadline;
+	struct timespec time;
+	int rc;
+
+	if (cancel_interruptible() && (!until || until > tmesh_now_ns() + LOOK_NS))
+		until = tmesh_now_ns() + LOOK_NS;
+	time = (struct timespec){.tv_sec = (time_t)(until / 1000000000),
+				 .tv_nsec = (long)(until % 1000000000)};
+	rc = until ? pthread_cond_timedwait(&remote->idle, &remote->lock, &time)
+		   : pthread_cond_wait(&remote->idle, &remote->lock);
+	if (rc && until != deadline) {
+		pthread_mutex_unlock(&remote->lock);
+		cancel_interrupted();
+		pthread_mutex_lock(&remote->lock);
+		rc = 0;
+	}
+	return rc;
+}
+
+int remote_enter(struct remote *remote, struct cancel_hook *hook, uint64_t deadline,
+		 struct tmesh_error *err)
+{
+	int late = 0, rc = 0;
+
+	cancel_hook_begin(hook, wake, remote);
+	pthread_mutex_lock(&remote->lock);
+	/* A signal's handler, in a wait of this very thread. */
+	if (remote->busy && pthread_equal(remote->owner, pthread_self()))
+		rc = tmesh_fail(err, -EDEADLK, "this thread's own call to the engine waits below");
+	while (!rc && !(rc = cancel_check(err)) && remote->busy && !late)
+		late = wait_for_turn(remote, deadline);
+	if (!rc && remote->busy)
+		rc = tmesh_fail(err, -ETIMEDOUT,
+				"other calls of this context did not end before the deadline: give "
+				"a later one");
+	if (!rc) {
+		remote->busy = true;
+		remote->owner = pthread_self();
+	}
+	pthread_mutex_unlock(&remote->lock);
+	if (rc)
+		cancel_hook_end(hook);
+	return rc;
+}
+
+void remote_leave(struct remote *remote, struct cancel_hook *hook)
+{
+	cancel_hook_end(hook);
 	pthread_mutex_lock(&remote->lock);
 	remote->busy = false;
-	pthread_cond_signal(&remote->idle);
+	pthread_cond_broadcast(&remote->idle);
 	pthread_mutex_unlock(&remote->lock);
 }
 
@@ -98,21 +147,45 @@ static int connect_socket(struct remote *remote, int *out, struct tmesh_error *e
 	return tmesh_fail_errno(err, "connecting to the engine");
 }
 
+/* Until the engine has said something. */
+static int wait_for_words(struct remote *remote, uint64_t deadline, struct tmesh_error *err)
+{
+	struct pollfd fds[] = {{.fd = remote->socket, .events = POLLIN},
+			       {.fd = remote->bell, .events = POLLIN}};
+	uint64_t rung;
+	int rc;
+
+	for (;;) {
+		rc = cancel_check(err);
+		if (rc)
+			return rc;
+		rc = poll(fds, 2, tmesh_poll_ms(deadline));
+		if (!rc)
+			return tmesh_fail(
+				err, -ETIMEDOUT,
+				"the engine \"%s\" accepted no connection before the deadline",
+				remote->name);
+		if (rc < 0 && errno != EINTR)
+			return tmesh_fail_errno(err, "poll");
+		if (rc < 0)
+			cancel_interrupted();
+		else if (fds[0].revents)
+			return 0;
+		/* Also when the call that it was rung for is over. */
+		else if (read(remote->bell, &rung, sizeof(rung)) < 0)
+			errno = 0;
+	}
+}
+
 /* The first words of the process that took the connection. */
 static int welcome(struct remote *remote, uint64_t deadline, struct wire_welcome *words,
 		   struct tmesh_error *err)
 {
-	struct pollfd fd = {.fd = remote->socket, .events = POLLIN};
 	ssize_t got;
-	int rc;
+	int rc = wait_for_words(remote, deadline, err);
 
-	do
-		rc = poll(&fd, 1, tmesh_poll_ms(deadline));
-	while (rc < 0 && errno == EINTR);
-	if (!rc)
-		return tmesh_fail(err, -ETIMEDOUT,
-				  "the engine \"%s\" accepted no connection before the deadline",
-				  remote->name);
+	if (rc)
+		return rc;
 	do
 		got = recv(remote->socket, words, sizeof(*words), 0);
 	while (got < 0 && errno == EINTR);
@@ -159,12 +232,17 @@ static int open_page(struct remote *remote, const char *token, struct tmesh_erro
 static int join(struct remote *remote, const struct wire_welcome *words, struct tmesh_error *err)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .spin_ns = SPIN_NS};
+	struct tmesh_channel *requests = NULL, *replies = NULL;
 	int rc = tmesh_channel_open(remote->ctx, words->requests, TMESH_CHANNEL_SEND, &opts,
-				    &remote->requests, err);
+				    &requests, err);
 
 	if (!rc)
 		rc = tmesh_channel_open(remote->ctx, words->replies, TMESH_CHANNEL_RECV, &opts,
-					&remote->replies, err);
+					&replies, err);
+	pthread_mutex_lock(&remote->lock);
+	remote->requests = requests;
+	remote->replies = replies;
+	pthread_mutex_unlock(&remote->lock);
 	if (!rc)
 		rc = open_page(remote, words->page, err);
 	/* It died meanwhile, and nothing was asked of it. */
@@ -213,16 +291,22 @@ int remote_link(struct remote *remote, uint64_t deadline, struct tmesh_error *er
 
 void remote_unlink(struct remote *remote)
 {
+	struct tmesh_channel *requests, *replies;
+
 	if (remote->socket >= 0)
 		close(remote->socket);
 	remote->socket = -1;
-	if (remote->requests)
-		tmesh_channel_unref(remote->requests);
-	if (remote->replies)
-		tmesh_channel_unref(remote->replies);
+	pthread_mutex_lock(&remote->lock);
+	requests = remote->requests;
+	replies = remote->replies;
+	remote->requests = remote->replies = NULL;
+	pthread_mutex_unlock(&remote->lock);
+	if (requests)
+		tmesh_channel_unref(requests);
+	if (replies)
+		tmesh_channel_unref(replies);
 	if (remote->page_tensor)
 		tmesh_tensor_unref(remote->page_tensor);
-	remote->requests = remote->replies = NULL;
 	remote->page_tensor = NULL;
 	remote->page = NULL;
 }
@@ -232,16 +316,31 @@ struct wire remote_text(struct remote *remote)
 	return (struct wire){.text = remote->page->text, .bytes = WIRE_TEXT};
 }
 
-/* The other end is gone: what that means for the call with this number. */
-static int died(struct remote *remote, uint64_t number, uint64_t deadline, struct tmesh_error *err)
+/* A request that is under way. */
+struct request {
+	uint32_t op;
+	uint64_t number;
+	uint64_t deadline;
+	uint64_t until; /* the engine is not alive if it has not answered by then; 0: never */
+	bool cancelled; /* it was called off, and the engine told so */
+};
+
+/* The other end is gone: what that means for the call. */
+static int died(struct remote *remote, const struct request *request, struct tmesh_error *err)
 {
-	bool begun = atomic_load(&remote->page->begun) >= number;
-	bool late = deadline && tmesh_now_ns() >= deadline;
+	bool begun = atomic_load(&remote->page->begun) >= request->number;
+	bool late = request->deadline && tmesh_now_ns() >= request->deadline;
 	uint32_t pid = remote->pid;
 
 	remote_unlink(remote);
 	if (!begun && !late)
 		return REMOTE_AGAIN;
+	if (request->cancelled)
+		return tmesh_fail(
+			err, -ECANCELED,
+			"the call was cancelled, and its engine, process %u, ended by that; "
+			"outputs may be half written",
+			pid);
 	if (late)
 		return tmesh_fail(
 			err, -ETIMEDOUT,
@@ -263,29 +362,90 @@ static int64_t left(uint64_t deadline)
 	return deadline > now ? (int64_t)(deadline - now) : 0;
 }
 
-/* The reply to request @number; others are of calls that were given up. */
-static int await(struct remote *remote, uint64_t number, uint64_t deadline,
-		 struct wire_reply *reply, struct tmesh_error *err)
+/* The call was called off: from here on the engine is waited for no longer than it may take to
+ * stop. */
+static void tell_cancelled(struct remote *remote, struct request *request)
 {
-	uint64_t until = deadline ? deadline + LATE_NS : 0;
+	const struct wire_cancel words = {.magic = WIRE_MAGIC, .number = request->number};
+	uint64_t until = tmesh_now_ns() + WIRE_STOP_NS + LATE_NS;
+
+	request->cancelled = true;
+	if (!request->until || until < request->until)
+		request->until = until;
+	/* An engine that cannot even take that is not alive, which is seen then. */
+	if (send(remote->socket, &words, sizeof(words), MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+		errno = 0;
+}
+
+/* What comes of a call that was called off. Return: 0, try for its reply; -ECANCELED, there is
+ * nothing to wait for; -ETIMEDOUT. */
+static int await_cancelled(struct remote *remote, const struct request *request,
+			   struct tmesh_error *err)
+{
+	struct pollfd fds[] = {
+		{.fd = tmesh_channel_poll_fd(remote->replies, NULL), .events = POLLIN},
+		{.fd = remote->socket, .events = POLLIN}};
+	struct wire_cancel words = {0};
+	int rc = poll(fds, 2, tmesh_poll_ms(request->until));
+
+	if (!rc)
+		return -ETIMEDOUT;
+	if (rc < 0 || !fds[1].revents ||
+	    recv(remote->socket, &words, sizeof(words), MSG_DONTWAIT) != sizeof(words) ||
+	    words.number != request->number)
+		return 0;
+	/* What writes to no tensor is not waited for: its link ends, with all that the engine has
+	 * for it. */
+	if (words.what == WIRE_HAS_BEGUN && request->op != WIRE_RUN)
+		remote_unlink(remote);
+	else if (words.what != WIRE_NEVER_BEGINS)
+		return 0;
+	return tmesh_fail(err, -ECANCELED, "the call was cancelled before it ran");
+}
+
+static int no_answer(struct remote *remote, const struct request *request, struct tmesh_error *err)
+{
+	bool late = request->deadline && tmesh_now_ns() >= request->deadline;
+	uint32_t pid = remote->pid;
+
+	remote_unlink(remote);
+	return tmesh_fail(err, request->cancelled && !late ? -ECANCELED : -ETIMEDOUT,
+			  "the engine, process %u, does not answer; if it goes on "
+			  "some time, it may still write to the outputs",
+			  pid);
+}
+
+/* The reply to @request; others are of calls that were given up. */
+static int await(struct remote *remote, struct request *request, struct wire_reply *reply,
+		 struct tmesh_error *err)
+{
 	struct tmesh_message message;
 	int rc;
 
 	for (;;) {
-		rc = tmesh_channel_recv(remote->replies, &message, left(until), err);
-		if (rc == -EINTR)
-			continue;
-		if (rc == -ETIMEDOUT) {
-			uint32_t pid = remote->pid;
-
-			remote_unlink(remote);
-			return tmesh_fail(err, -ETIMEDOUT,
-					  "the engine, process %u, does not answer; if it goes on "
-					  "some time, it may still write to the outputs",
-					  pid);
+		if (!request->cancelled && cancel_check(NULL))
+			tell_cancelled(remote, request);
+		if (!request->cancelled)
+			rc = tmesh_channel_recv(remote->replies, &message, left(request->until),
+						err);
+		else
+			rc = tmesh_channel_try_recv(remote->replies, &message, err);
+		if (rc == -EAGAIN) {
+			rc = await_cancelled(remote, request, err);
+			if (rc == -ECANCELED)
+				return rc;
+			if (!rc)
+				continue;
 		}
+		if (rc == -EINTR)
+			cancel_interrupted();
+		/* Cancelled: it is seen above, or it was of a call that is over. */
+		if (rc == -EINTR || rc == -ECANCELED)
+			continue;
+		if (rc == -ETIMEDOUT)
+			return no_answer(remote, request, err);
 		if (rc == -EPIPE)
-			return died(remote, number, deadline, err);
+			return died(remote, request, err);
 		if (!rc && message.tensor)
 			tmesh_tensor_unref(message.tensor);
 		if (rc || message.tensor || message.bytes != sizeof(*reply)) {
@@ -295,33 +455,44 @@ static int await(struct remote *remote, uint64_t number, uint64_t deadline,
 					  "anew, from the same release as this library");
 		}
 		memcpy(reply, message.data, sizeof(*reply));
-		if (reply->number == number)
+		if (reply->number == request->number)
 			return 0;
 	}
 }
 
-int remote_call(struct remote *remote, uint32_t op, uint32_t id, const struct wire *request,
-		uint64_t deadline, uint32_t *made, struct wire *text, struct tmesh_error *err)
+int remote_call(struct remote *remote, uint32_t op, uint32_t id, const struct wire *text,
+		uint64_t deadline, uint32_t *made, struct wire *answer, struct tmesh_error *err)
 {
+	struct request request = {
+		.op = op,
+		.number = ++remote->number,
+		.deadline = deadline,
+		.until = deadline ? deadline + LATE_NS : 0,
+	};
 	struct wire_request words = {
 		.op = op,
 		.id = id,
-		.number = ++remote->number,
+		.number = request.number,
 		.deadline = deadline,
-		.bytes = request ? (uint32_t)request->at : 0,
+		.bytes = text ? (uint32_t)text->at : 0,
 	};
 	struct tmesh_message message = {.bytes = sizeof(words)};
 	struct wire_reply reply = {0};
 	int rc;
 
 	memcpy(message.data, &words, sizeof(words));
-	do
+	do {
+		rc = cancel_check(err);
+		if (rc)
+			return rc;
 		rc = tmesh_channel_send(remote->requests, &message, left(deadline), err);
-	while (rc == -EINTR);
+		if (rc == -EINTR)
+			cancel_interrupted();
+	} while (rc == -EINTR || rc == -ECANCELED);
 	if (rc == -EPIPE)
-		return died(remote, words.number, deadline, err);
+		return died(remote, &request, err);
 	if (!rc)
-		rc = await(remote, words.number, deadline, &reply, err);
+		rc = await(remote, &request, &reply, err);
 	if (rc)
 		return rc;
 	if (reply.bytes > WIRE_TEXT) {
@@ -336,8 +507,8 @@ int remote_call(struct remote *remote, uint32_t op, uint32_t id, const struct wi
 				  remote->page->text);
 	if (made)
 		*made = reply.id;
-	if (text)
-		*text = (struct wire){.text = remote->page->text, .bytes = reply.bytes};
+	if (answer)
+		*answer = (struct wire){.text = remote->page->text, .bytes = reply.bytes};
 	return 0;
 }
 
@@ -345,10 +516,14 @@ void remote_tell(struct remote *remote, uint32_t op, uint32_t id)
 {
 	struct wire_request words = {.op = op, .id = id, .number = ++remote->number};
 	struct tmesh_message message = {.bytes = sizeof(words)};
+	int rc;
 
 	memcpy(message.data, &words, sizeof(words));
 	/* An engine that does not even take that is left: it frees all when the link ends. */
-	if (tmesh_channel_send(remote->requests, &message, (int64_t)LATE_NS, NULL))
+	do
+		rc = tmesh_channel_send(remote->requests, &message, (int64_t)LATE_NS, NULL);
+	while (rc == -ECANCELED); /* of a call that is over */
+	if (rc)
 		remote_unlink(remote);
 }
 
@@ -370,6 +545,11 @@ int remote_new(struct tmesh_ctx *ctx, const char *name, uint64_t timeout_ns, str
 	strcpy(remote->name, name);
 	remote->timeout_ns = timeout_ns;
 	remote->socket = -1;
+	remote->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (remote->bell < 0) {
+		free(remote);
+		return tmesh_fail_errno(err, "eventfd");
+	}
 	remote->ctx = tmesh_ctx_ref(ctx);
 	pthread_mutex_init(&remote->lock, NULL);
 	pthread_condattr_init(&attr);
@@ -390,5 +570,6 @@ void remote_free(struct remote *remote)
 	tmesh_ctx_unref(remote->ctx);
 	pthread_cond_destroy(&remote->idle);
 	pthread_mutex_destroy(&remote->lock);
+	close(remote->bell);
 	free(remote);
 }

@@ -12,7 +12,7 @@
 
 #include <tmesh/channel.h>
 
-#include "engine_internal.h"
+#include "cancel.h"
 #include "remote_wire.h"
 
 struct remote {
@@ -23,12 +23,14 @@ struct remote {
 	pthread_mutex_t lock;
 	pthread_cond_t idle;
 	bool busy;
+	pthread_t owner; /* whose turn it is */
+	int bell;	 /* an eventfd: rung when the call that waits for a link is called off */
 	/* The link; its socket is -1 where there is none. */
 	int socket;
 	_Atomic uint32_t pid; /* of the newest link, read without the lock */
 	char backend[WIRE_NAME_LEN + 1];
 	char version[64];
-	struct tmesh_channel *requests, *replies;
+	struct tmesh_channel *requests, *replies; /* set and cleared with the lock */
 	struct tmesh_tensor *page_tensor;
 	struct wire_page *page;
 	uint64_t generation; /* of links: what was made by an older one is gone */
@@ -40,20 +42,25 @@ struct remote {
 
 /* An absolute time, 0: never. */
 uint64_t remote_deadline(const struct remote *remote);
-/* One call at a time: the caller's turn, without limit when @deadline is 0. -ETIMEDOUT. */
-int remote_enter(struct remote *remote, uint64_t deadline, struct tmesh_error *err);
-void remote_leave(struct remote *remote);
-/* In its turn, in each of these. A link, if there is none. -EPIPE: nobody serves the name. */
+/* One call at a time: the caller's turn, without limit when @deadline is 0. @hook stays
+ * until it leaves. -ETIMEDOUT, -ECANCELED; -EDEADLK: in a signal's handler. */
+int remote_enter(struct remote *remote, struct cancel_hook *hook, uint64_t deadline,
+		 struct tmesh_error *err);
+void remote_leave(struct remote *remote, struct cancel_hook *hook);
+/* In its turn, in each of these. A link, if there is none. -EPIPE: nobody serves the name;
+ * -ECANCELED. */
 int remote_link(struct remote *remote, uint64_t deadline, struct tmesh_error *err);
 void remote_unlink(struct remote *remote);
 /* Where a request's text goes. */
 struct wire remote_text(struct remote *remote);
 /*
- * One request, and its reply. @text (may be NULL): the reply's, in the page until the next request.
- * REMOTE_AGAIN; -EPIPE: the engine died in this call; -ETIMEDOUT; what the engine replied.
+ * One request, and its reply. @answer (may be NULL): the reply's text, in the page until the next
+ * request.
+ * REMOTE_AGAIN; -EPIPE: the engine died in this call; -ETIMEDOUT; -ECANCELED; what the engine
+ * replied.
  */
-int remote_call(struct remote *remote, uint32_t op, uint32_t id, const struct wire *request,
-		uint64_t deadline, uint32_t *made, struct wire *text, struct tmesh_error *err);
+int remote_call(struct remote *remote, uint32_t op, uint32_t id, const struct wire *text,
+		uint64_t deadline, uint32_t *made, struct wire *answer, struct tmesh_error *err);
 /* A request that has no reply. The engine's death is noticed by the next call. */
 void remote_tell(struct remote *remote, uint32_t op, uint32_t id);
 

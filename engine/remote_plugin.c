@@ -144,13 +144,18 @@ static void free_operands(struct plugin_operand *operands, size_t count)
 
 static void session_close(void *engine, struct plugin_session *plugin)
 {
+	struct tmesh_engine_cancellable *before = cancel_enter(NULL);
 	struct remote_session *session = plugin->handle;
 	struct remote *remote = engine;
+	struct cancel_hook hook;
 
-	remote_enter(remote, 0, NULL);
-	if (remote->socket >= 0 && session->generation == remote->generation)
-		remote_tell(remote, WIRE_GRAPH_CLOSE, session->id);
-	remote_leave(remote);
+	/* In a signal's handler the engine is not told: it has it until the link ends. */
+	if (!remote_enter(remote, &hook, 0, NULL)) {
+		if (remote->socket >= 0 && session->generation == remote->generation)
+			remote_tell(remote, WIRE_GRAPH_CLOSE, session->id);
+		remote_leave(remote, &hook);
+	}
+	cancel_enter(before);
 	for (size_t i = 0; session->names && i < session->weight_count; i++)
 		free(session->names[i]);
 	wire_tensors_free(session->weights, session->weight_count);
@@ -192,6 +197,7 @@ static int session_open(void *engine, const struct plugin_session_opts *opts,
 	struct remote *remote = engine;
 	uint64_t deadline = remote_deadline(remote);
 	struct remote_session *session = calloc(1, sizeof(*session));
+	struct cancel_hook hook;
 	struct wire text;
 	int rc;
 
@@ -200,12 +206,12 @@ static int session_open(void *engine, const struct plugin_session_opts *opts,
 	plugin->handle = session;
 	rc = session_new(remote, opts, session, err);
 	if (!rc)
-		rc = remote_enter(remote, deadline, err);
+		rc = remote_enter(remote, &hook, deadline, err);
 	if (!rc) {
 		do
 			rc = session_make(session, deadline, err);
 		while (rc == REMOTE_AGAIN);
-		remote_leave(remote);
+		remote_leave(remote, &hook);
 	}
 	text = (struct wire){.text = session->operands, .bytes = session->operand_bytes};
 	if (!rc)
@@ -259,13 +265,18 @@ static void binding_free(struct remote_binding *binding)
 
 static void unbind(void *data)
 {
+	struct tmesh_engine_cancellable *before = cancel_enter(NULL);
 	struct remote_binding *binding = data;
 	struct remote *remote = binding->remote;
+	struct cancel_hook hook;
 
-	remote_enter(remote, 0, NULL);
-	if (remote->socket >= 0 && binding->generation == remote->generation)
-		remote_tell(remote, WIRE_UNBIND, binding->id);
-	remote_leave(remote);
+	/* Also when the call that it was made for is called off. */
+	if (!remote_enter(remote, &hook, 0, NULL)) {
+		if (remote->socket >= 0 && binding->generation == remote->generation)
+			remote_tell(remote, WIRE_UNBIND, binding->id);
+		remote_leave(remote, &hook);
+	}
+	cancel_enter(before);
 	binding_free(binding);
 }
 
@@ -303,6 +314,7 @@ static int bind(void *engine, struct plugin_session *session, const struct plugi
 	uint64_t deadline = remote_deadline(remote);
 	struct remote_binding *binding = calloc(1, sizeof(*binding));
 	size_t count = input_count + output_count;
+	struct cancel_hook hook;
 	int rc = 0;
 
 	if (!binding)
@@ -320,12 +332,12 @@ static int bind(void *engine, struct plugin_session *session, const struct plugi
 		rc = place(binding, i, i < input_count ? &inputs[i] : &outputs[i - input_count],
 			   err);
 	if (!rc)
-		rc = remote_enter(remote, deadline, err);
+		rc = remote_enter(remote, &hook, deadline, err);
 	if (!rc) {
 		do
 			rc = binding_make(binding, deadline, err);
 		while (rc == REMOTE_AGAIN);
-		remote_leave(remote);
+		remote_leave(remote, &hook);
 	}
 	if (rc)
 		binding_free(binding);
@@ -371,6 +383,7 @@ static int rebind(void *data, const struct plugin_array *inputs, const size_t *c
 	struct remote *remote = binding->remote;
 	uint64_t deadline = remote_deadline(remote);
 	struct wire_tensor *tensors = calloc(count + 1, sizeof(*tensors));
+	struct cancel_hook hook;
 	int rc = 0;
 
 	if (!tensors)
@@ -382,7 +395,7 @@ static int rebind(void *data, const struct plugin_array *inputs, const size_t *c
 			tensors[i].tensor = tmesh_tensor_ref(inputs[changed[i]].tensor);
 	}
 	if (!rc)
-		rc = remote_enter(remote, deadline, err);
+		rc = remote_enter(remote, &hook, deadline, err);
 	if (!rc) {
 		if (remote->socket >= 0 && binding->generation == remote->generation)
 			rc = rebind_there(binding, inputs, changed, tensors, count, deadline, err);
@@ -390,7 +403,7 @@ static int rebind(void *data, const struct plugin_array *inputs, const size_t *c
 			exchange(binding, changed, tensors, count);
 		for (size_t i = 0; !rc && i < count; i++)
 			binding->places[changed[i]].data = inputs[changed[i]].data;
-		remote_leave(remote);
+		remote_leave(remote, &hook);
 	}
 	wire_tensors_free(tensors, count);
 	return rc;
@@ -401,7 +414,8 @@ static int run(void *data, struct tmesh_error *err)
 	struct remote_binding *binding = data;
 	struct remote *remote = binding->remote;
 	uint64_t deadline = remote_deadline(remote);
-	int rc = remote_enter(remote, deadline, err);
+	struct cancel_hook hook;
+	int rc = remote_enter(remote, &hook, deadline, err);
 
 	if (rc)
 		return rc;
@@ -411,7 +425,7 @@ static int run(void *data, struct tmesh_error *err)
 			rc = remote_call(remote, WIRE_RUN, binding->id, NULL, deadline, NULL, NULL,
 					 err);
 	} while (rc == REMOTE_AGAIN);
-	remote_leave(remote);
+	remote_leave(remote, &hook);
 	return rc;
 }
 

@@ -3,9 +3,9 @@
  * Between a client of an engine's process and that process. docs/engines.md has the way of a call.
  *
  * The client connects to the Unix socket engine-NAME (SEQPACKET) of the runtime directory. The
- * engine sends one welcome; from then on the socket carries nothing: its hang-up is the end. Calls
- * go by two channels and one page, all three made by the engine, so that it never waits for a
- * client to join:
+ * engine sends one welcome; from then on the socket carries struct wire_cancel from the client, for
+ * the engine to read while a call runs, and nothing else: its hang-up is the end. Calls go by two
+ * channels and one page, all three made by the engine, so that it never waits for a client to join:
  *
  *   requests  client to engine: struct wire_request
  *   replies   engine to client: struct wire_reply, one for each request that wants one
@@ -23,9 +23,11 @@
 
 #include "common/error.h"
 
-#define WIRE_MAGIC UINT32_C(0x31454d54) /* "TME1" */
+#define WIRE_MAGIC UINT32_C(0x32454d54) /* "TME2" */
 #define WIRE_SOCKET "engine-"
 #define WIRE_NAME_LEN 32
+/* A run that was called off and does not end has its process ended after this long. */
+#define WIRE_STOP_NS UINT64_C(1000000000)
 /* Room for the text of one request or reply. */
 #define WIRE_TEXT ((1u << 20) - 64)
 
@@ -40,6 +42,22 @@ struct wire_welcome {
 	char replies[TMESH_TOKEN_SIZE];
 	char page[TMESH_TOKEN_SIZE];
 	char message[252];
+};
+
+/*
+ * From the client: the calls of this link up to @number are called off, the one that runs, and one
+ * that waits. The engine answers with the same and what comes of that one: it never begins, and its
+ * reply, which will come, has no text; or it runs or has run, and its reply tells.
+ */
+struct wire_cancel {
+	uint32_t magic;
+	uint32_t what; /* enum wire_cancel_what; of the client 0 */
+	uint64_t number;
+};
+
+enum wire_cancel_what {
+	WIRE_NEVER_BEGINS = 1,
+	WIRE_HAS_BEGUN = 2,
 };
 
 struct wire_page {

@@ -203,7 +203,7 @@ $(ENGINE_VENV)/tmesh.stamp: $(VENV)/tmesh.stamp $(ENGINE_VENV)/tools.stamp
 python-engine-check: $(ENGINE_VENV)/tmesh.stamp $(ENGINE_TEST_OUT)/models.stamp $(ENGINE_PROCESS) $(ENGINE_PLUGINS) ## tmesh.engine with ONNX Runtime
 	@python=$(ENGINE_VENV)/bin/python; $$python -c 'import pytest, numpy' 2>/dev/null || python=$(VPYTHON); \
 	TMESH_ENGINE_MODELS=$(abspath $(ENGINE_TEST_OUT)/models) TMESH_ENGINE_PROGRAM=$(abspath $(ENGINE_PROCESS)) \
-	$$python -P -m pytest --tap $(PYTHON_DIR)/tests/test_engine.py $(PYTHON_DIR)/tests/test_engine_served.py
+	$$python -P -m pytest --tap $(addprefix $(PYTHON_DIR)/tests/test_engine,.py _served.py _cancel.py)
 
 .PHONY: python-engine-check
 

@@ -167,6 +167,25 @@ static int place_masks(struct ggml_lowered *lowered, struct tmesh_error *err)
 	return rc;
 }
 
+/* ggml asks between two nodes. */
+static bool is_cancelled(void *data)
+{
+	return atomic_load_explicit(&((struct ggml_lowered *)data)->cancelled,
+				    memory_order_relaxed);
+}
+
+static void watch_cancelled(struct ggml_lowered *lowered)
+{
+	const struct ggml_api *api = &lowered->engine->api;
+	ggml_set_abort_function set_abort;
+
+	*(void **)&set_abort = api->backend_reg_get_proc_address(
+		api->backend_dev_backend_reg(api->backend_get_device(lowered->backend)),
+		"ggml_backend_set_abort_callback");
+	if (set_abort)
+		set_abort(lowered->backend, is_cancelled, lowered);
+}
+
 int ggml_bind(void *data, struct plugin_session *session, const struct plugin_array *inputs,
 	      size_t input_count, const struct plugin_array *outputs, size_t output_count,
 	      void **out, struct tmesh_error *err)
@@ -179,6 +198,8 @@ int ggml_bind(void *data, struct plugin_session *session, const struct plugin_ar
 	if (!lowered)
 		return tmesh_fail(err, -ENOMEM, "no memory for a binding");
 	rc = ggml_lowered_open(lowered, engine, session->handle, err);
+	if (!rc)
+		watch_cancelled(lowered);
 	if (!rc)
 		rc = check_pasts(lowered, outputs, output_count, err);
 	for (size_t i = 0; !rc && i < input_count; i++)
@@ -326,7 +347,16 @@ int ggml_run(void *data, struct tmesh_error *err)
 		fill_gather(&lowered->gathers[i], &lowered->indices[lowered->gathers[i].positions],
 			    &lowered->indices[lowered->gathers[i].tables]);
 	status = lowered->engine->api.backend_graph_compute(lowered->backend, lowered->graph);
+	if (status == GGML_ABORTED)
+		return tmesh_fail(err, -EIO, "the run was cancelled");
 	return status == GGML_SUCCESS ? 0 : tmesh_fail(err, -EIO, "ggml failed: status %d", status);
+}
+
+void ggml_cancel(void *data, bool on)
+{
+	struct ggml_lowered *lowered = data;
+
+	atomic_store(&lowered->cancelled, on);
 }
 
 int ggml_result(void *data, size_t output, struct plugin_result *result, struct tmesh_error *err)

@@ -115,4 +115,5 @@ const struct tmesh_engine_plugin tmesh_engine_plugin = {
 	.unbind = ggml_unbind,
 	.rebind = ggml_rebind,
 	.describe = ggml_describe,
+	.cancel = ggml_cancel,
 };

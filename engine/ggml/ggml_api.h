@@ -37,6 +37,7 @@ enum {
 
 	GGML_DEVICE_CPU = 0,
 	GGML_SUCCESS = 0,
+	GGML_ABORTED = 1,
 	GGML_PRECISION_F32 = 10,
 	GGML_ROPE_NORMAL = 0,
 	GGML_ROPE_NEOX = 2,
@@ -44,6 +45,10 @@ enum {
 
 typedef void (*ggml_log_function)(unsigned int level, const char *text, void *data);
 typedef void (*ggml_threads_function)(struct ggml_backend *backend, int threads);
+
+typedef bool (*ggml_abort_function)(void *data);
+typedef void (*ggml_set_abort_function)(struct ggml_backend *backend, ggml_abort_function abort,
+					void *data);
 
 #define GGML_CTX struct ggml_context *
 #define GGML_T struct ggml_tensor *

@@ -3,6 +3,8 @@
 #ifndef TMESH_ENGINE_GGML_INTERNAL_H
 #define TMESH_ENGINE_GGML_INTERNAL_H
 
+#include <stdatomic.h>
+
 #include "ggml_api.h"
 #include "graph_internal.h"
 #include "plugin.h"
@@ -76,6 +78,7 @@ struct ggml_lowered {
 	struct ggml_gather *gathers;
 	size_t gather_count;
 	struct ggml_out *outputs; /* in the order of the binding */
+	atomic_bool cancelled;
 };
 
 /* Where the rows that a set_rows replaces lie: an input. */
@@ -106,6 +109,7 @@ int ggml_bind(void *engine, struct plugin_session *session, const struct plugin_
 	      size_t input_count, const struct plugin_array *outputs, size_t output_count,
 	      void **binding, struct tmesh_error *err);
 int ggml_run(void *binding, struct tmesh_error *err);
+void ggml_cancel(void *binding, bool on);
 int ggml_result(void *binding, size_t output, struct plugin_result *result,
 		struct tmesh_error *err);
 void ggml_release(void *engine, void *handle);

@@ -10,7 +10,8 @@ struct onnx_binding {
 	struct onnx_engine *engine;
 	struct ort_session *session;
 	struct ort_io_binding *ort;
-	struct ort_value **values; /* inputs, then outputs; NULL: left to the engine */
+	struct ort_run_options *run; /* where a run is told to end */
+	struct ort_value **values;   /* inputs, then outputs; NULL: left to the engine */
 	size_t count;
 };
 
@@ -21,6 +22,8 @@ void onnx_unbind(void *data)
 
 	if (binding->ort)
 		ort->release_binding(binding->ort);
+	if (binding->run)
+		ort->release_run(binding->run);
 	for (size_t i = 0; i < binding->count; i++)
 		if (binding->values[i])
 			ort->release_value(binding->values[i]);
@@ -68,6 +71,9 @@ int onnx_bind(void *data, struct plugin_session *session, const struct plugin_ar
 	rc = onnx_check(binding->engine,
 			binding->engine->ort.create_binding(binding->session, &binding->ort),
 			"bind", err);
+	if (!rc)
+		rc = onnx_check(binding->engine, binding->engine->ort.create_run(&binding->run),
+				"bind", err);
 	for (size_t i = 0; !rc && i < input_count; i++)
 		rc = bind_one(binding, &inputs[i], false, i, err);
 	for (size_t i = 0; !rc && i < output_count; i++)
@@ -121,8 +127,18 @@ int onnx_run(void *data, struct tmesh_error *err)
 	struct onnx_binding *binding = data;
 	struct onnx_engine *engine = binding->engine;
 
-	return onnx_check(engine, engine->ort.run_binding(binding->session, NULL, binding->ort),
+	return onnx_check(engine,
+			  engine->ort.run_binding(binding->session, binding->run, binding->ort),
 			  "run", err);
+}
+
+void onnx_cancel(void *data, bool on)
+{
+	struct onnx_binding *binding = data;
+	const struct ort_api *ort = &binding->engine->ort;
+
+	onnx_check(binding->engine, (on ? ort->terminate : ort->unterminate)(binding->run),
+		   "cancel", NULL);
 }
 
 static int describe(const struct onnx_engine *engine, struct ort_value *value,

@@ -132,4 +132,5 @@ const struct tmesh_engine_plugin tmesh_engine_plugin = {
 	.unbind = onnx_unbind,
 	.rebind = onnx_rebind,
 	.describe = onnx_describe,
+	.cancel = onnx_cancel,
 };

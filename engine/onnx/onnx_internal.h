@@ -44,6 +44,7 @@ int onnx_bind(void *engine, struct plugin_session *session, const struct plugin_
 	      size_t input_count, const struct plugin_array *outputs, size_t output_count,
 	      void **binding, struct tmesh_error *err);
 int onnx_run(void *binding, struct tmesh_error *err);
+void onnx_cancel(void *binding, bool on);
 int onnx_result(void *binding, size_t output, struct plugin_result *result,
 		struct tmesh_error *err);
 void onnx_release(void *engine, void *handle);

@@ -18,6 +18,7 @@ struct ort_status;
 struct ort_env;
 struct ort_session;
 struct ort_session_options;
+struct ort_run_options;
 struct ort_value;
 struct ort_allocator;
 struct ort_memory_info;
@@ -91,6 +92,9 @@ enum {
 	  (const struct ort_session *, size_t, struct ort_allocator *, char **)) \
 	X(output_name, SessionGetOutputName, 37, struct ort_status *, \
 	  (const struct ort_session *, size_t, struct ort_allocator *, char **)) \
+	X(create_run, CreateRunOptions, 39, struct ort_status *, (struct ort_run_options **)) \
+	X(terminate, RunOptionsSetTerminate, 46, struct ort_status *, (struct ort_run_options *)) \
+	X(unterminate, RunOptionsUnsetTerminate, 47, struct ort_status *, (struct ort_run_options *)) \
 	X(create_value, CreateTensorWithDataAsOrtValue, 49, struct ort_status *, \
 	  (const struct ort_memory_info *, void *data, size_t bytes, const int64_t *shape, size_t ndim, int element, \
 	   struct ort_value **)) \
@@ -114,13 +118,14 @@ enum {
 	X(release_memory_info, ReleaseMemoryInfo, 94, void, (struct ort_memory_info *)) \
 	X(release_session, ReleaseSession, 95, void, (struct ort_session *)) \
 	X(release_value, ReleaseValue, 96, void, (struct ort_value *)) \
+	X(release_run, ReleaseRunOptions, 97, void, (struct ort_run_options *)) \
 	X(release_type, ReleaseTypeInfo, 98, void, (struct ort_type_info *)) \
 	X(release_tensor_info, ReleaseTensorTypeAndShapeInfo, 99, void, (struct ort_tensor_info *)) \
 	X(release_options, ReleaseSessionOptions, 100, void, (struct ort_session_options *)) \
 	X(config, AddSessionConfigEntry, 130, struct ort_status *, \
 	  (struct ort_session_options *, const char *key, const char *value)) \
 	X(run_binding, RunWithBinding, 133, struct ort_status *, \
-	  (struct ort_session *, const void *options, const struct ort_io_binding *)) \
+	  (struct ort_session *, const struct ort_run_options *, const struct ort_io_binding *)) \
 	X(create_binding, CreateIoBinding, 134, struct ort_status *, \
 	  (struct ort_session *, struct ort_io_binding **)) \
 	X(release_binding, ReleaseIoBinding, 135, void, (struct ort_io_binding *)) \

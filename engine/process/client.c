@@ -29,6 +29,8 @@ struct things {
 struct client {
 	struct tmesh_ctx *ctx;
 	struct tmesh_engine_context *context;
+	struct calls *calls;
+	struct caller caller;
 	int socket;
 	struct tmesh_channel *requests, *replies;
 	struct tmesh_tensor *page_tensor;
@@ -266,18 +268,20 @@ static int rebind_values(struct client *client, uint32_t id, struct wire *reques
 	return 0;
 }
 
-static int run(struct client *client, uint32_t id, struct tmesh_error *err)
+static int run(struct client *client, uint32_t id, struct tmesh_engine_cancellable *cancellable,
+	       struct tmesh_error *err)
 {
 	struct tmesh_engine_binding *binding = things_get(&client->bindings, id);
 
 	if (!binding)
 		return tmesh_fail(err, -EPROTO, "the client named a binding that does not exist");
-	return tmesh_engine_binding_dispatch(binding, err);
+	return tmesh_engine_binding_dispatch_cancellable(binding, cancellable, err);
 }
 
 /* A request whose text is @text, a copy. */
 static int perform(struct client *client, const struct wire_request *request, struct wire *text,
-		   struct wire_reply *reply, struct tmesh_error *err)
+		   struct tmesh_engine_cancellable *cancellable, struct wire_reply *reply,
+		   struct tmesh_error *err)
 {
 	struct wire answer = {.text = client->page->text, .bytes = WIRE_TEXT};
 	int rc;
@@ -292,7 +296,7 @@ static int perform(struct client *client, const struct wire_request *request, st
 	case WIRE_REBIND:
 		return rebind_values(client, request->id, text, err);
 	case WIRE_RUN:
-		return run(client, request->id, err);
+		return run(client, request->id, cancellable, err);
 	default:
 		return tmesh_fail(err, -EPROTO, "an unknown request (%u)", request->op);
 	}
@@ -307,38 +311,59 @@ static int answer(struct client *client, const struct wire_reply *reply)
 	return tmesh_channel_try_send(client->replies, &message, NULL) ? -EPIPE : 1;
 }
 
-static int work(struct client *client, const struct wire_request *request, uint64_t limit,
-		struct watch *watch, struct wire_reply *reply, struct tmesh_error *err)
+static int work(struct client *client, const struct wire_request *request,
+		struct tmesh_engine_cancellable *cancellable, struct wire_reply *reply,
+		struct tmesh_error *err)
 {
 	struct wire text = {.bytes = request->bytes};
-	uint64_t now = tmesh_now_ns();
 	int rc;
 
 	if (request->bytes > WIRE_TEXT)
 		return tmesh_fail(err, -EPROTO, "a request of %u bytes: at most %u", request->bytes,
 				  WIRE_TEXT);
-	if (request->deadline && request->deadline <= now)
+	if (request->deadline && request->deadline <= tmesh_now_ns())
 		return tmesh_fail(err, -ETIMEDOUT,
 				  "the deadline had passed when the call's turn came");
 	text.text = malloc(text.bytes + 1);
 	if (!text.text)
 		return tmesh_fail(err, -ENOMEM, "no memory for a request of %zu bytes", text.bytes);
 	memcpy(text.text, client->page->text, text.bytes);
-	limit += now;
-	atomic_store(&watch->deadline,
-		     request->deadline && request->deadline < limit ? request->deadline : limit);
-	rc = perform(client, request, &text, reply, err);
-	atomic_store(&watch->deadline, 0);
+	rc = perform(client, request, &text, cancellable, reply, err);
 	free(text.text);
 	return rc;
 }
 
-int client_turn(struct client *client, struct watch *watch, uint64_t limit_ns)
+/* One that was called off before has a reply without a text: the page is its client's again. */
+static int turn(struct client *client, const struct wire_request *request, uint64_t limit)
+{
+	struct call call = {
+		.number = request->number, .deadline = limit, .stops = request->op == WIRE_RUN};
+	struct wire_reply reply = {.number = request->number};
+	struct tmesh_error err = {0};
+	int rc;
+
+	/* One that has passed ends nobody: work() says so. */
+	if (request->deadline > tmesh_now_ns() && request->deadline < limit)
+		call.deadline = request->deadline;
+	reply.code = calls_begin(client->calls, &client->caller, &call, &err);
+	if (reply.code)
+		return answer(client, &reply);
+	atomic_store(&client->page->begun, request->number);
+	reply.code = work(client, request, call.cancellable, &reply, &err);
+	if (reply.code) {
+		reply.bytes = (uint32_t)strnlen(err.message, sizeof(err.message) - 1);
+		memcpy(client->page->text, err.message, reply.bytes);
+	}
+	calls_ran(client->calls);
+	rc = answer(client, &reply);
+	calls_end(client->calls);
+	return rc;
+}
+
+int client_turn(struct client *client, uint64_t limit_ns)
 {
 	struct wire_request request;
 	struct tmesh_message message;
-	struct tmesh_error err = {0};
-	struct wire_reply reply = {0};
 	int rc = tmesh_channel_try_recv(client->requests, &message, NULL);
 
 	if (rc == -EAGAIN)
@@ -352,14 +377,7 @@ int client_turn(struct client *client, struct watch *watch, uint64_t limit_ns)
 		(request.op == WIRE_UNBIND ? drop_binding : drop_graph)(client, request.id);
 		return 1;
 	}
-	reply.number = request.number;
-	atomic_store(&client->page->begun, request.number);
-	reply.code = work(client, &request, limit_ns, watch, &reply, &err);
-	if (reply.code) {
-		reply.bytes = (uint32_t)strnlen(err.message, sizeof(err.message) - 1);
-		memcpy(client->page->text, err.message, reply.bytes);
-	}
-	return answer(client, &reply);
+	return turn(client, &request, tmesh_now_ns() + limit_ns);
 }
 
 int client_bell(const struct client *client)
@@ -398,8 +416,8 @@ static int send_words(int socket, const struct wire_welcome *words)
 		       : -EPIPE;
 }
 
-int client_new(struct tmesh_ctx *ctx, struct tmesh_engine_context *context, int socket,
-	       size_t max_regions, struct client **out, struct tmesh_error *err)
+int client_new(struct tmesh_ctx *ctx, struct tmesh_engine_context *context, struct calls *calls,
+	       int socket, size_t max_regions, struct client **out, struct tmesh_error *err)
 {
 	struct tmesh_channel_opts opts = {
 		.size = sizeof(opts), .spin_ns = TMESH_CHANNEL_NO_SPIN, .regions = 1, .layouts = 1};
@@ -413,6 +431,7 @@ int client_new(struct tmesh_ctx *ctx, struct tmesh_engine_context *context, int 
 	}
 	client->ctx = ctx;
 	client->context = context;
+	client->calls = calls;
 	client->socket = socket;
 	client->regions = max_regions;
 	client->graphs.max = MAX_GRAPHS;
@@ -430,6 +449,8 @@ int client_new(struct tmesh_ctx *ctx, struct tmesh_engine_context *context, int 
 		rc = make_page(client, words.page, err);
 	if (!rc && client_bell(client) < 0)
 		rc = tmesh_fail(err, -EMFILE, "no descriptor for a client's bell");
+	if (!rc && calls_add(calls, &client->caller, socket))
+		rc = tmesh_fail(err, -ENOMEM, "a client's socket cannot be listened to");
 	if (!rc)
 		rc = send_words(socket, &words);
 	if (rc)
@@ -441,6 +462,7 @@ int client_new(struct tmesh_ctx *ctx, struct tmesh_engine_context *context, int 
 
 void client_free(struct client *client)
 {
+	calls_remove(client->calls, &client->caller);
 	for (uint32_t i = 0; i < client->bindings.room; i++)
 		drop_binding(client, i);
 	for (uint32_t i = 0; i < client->graphs.room; i++)

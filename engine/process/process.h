@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * tmesh-engine: a supervisor, which listens and watches and has no engine, and below it one process
- * at a time that has. That one is a single thread which takes requests from its clients by turns.
+ * at a time that has. That one works in a single thread which takes requests from its clients by
+ * turns; a second one listens for who calls off what runs.
  */
 #ifndef TMESH_ENGINE_PROCESS_H
 #define TMESH_ENGINE_PROCESS_H
@@ -45,18 +46,47 @@ int confine(const struct options *options, struct tmesh_ctx *ctx, const char **w
  * not. */
 _Noreturn void serve(const struct options *options, int listener, int ready, struct watch *watch);
 
+/* calls.c: what runs, and the thread that ends it when its caller says so or has gone. */
+struct calls;
+/* Whose calls they are. */
+struct caller {
+	struct caller *next;
+	uint64_t serial;    /* 0: not listened to */
+	uint64_t cancelled; /* up to which number its calls are called off */
+	uint64_t ended;	    /* up to which they have been replied to */
+	int socket;
+};
+/* Starts the thread: it lives as long as the process. */
+int calls_new(struct watch *watch, struct calls **out, struct tmesh_error *err);
+int calls_add(struct calls *calls, struct caller *caller, int socket);
+void calls_remove(struct calls *calls, struct caller *caller);
+/* A call of @caller: its @number, until when it runs at most, and whether it ends when it is called
+ * off; @cancellable is for it. */
+struct call {
+	uint64_t number, deadline;
+	bool stops;
+	struct tmesh_engine_cancellable *cancellable;
+};
+/* From here to calls_end(), when its reply is sent, it runs. -ECANCELED: it was called off before.
+ */
+int calls_begin(struct calls *calls, struct caller *caller, struct call *call,
+		struct tmesh_error *err);
+/* Its time is not watched any more. */
+void calls_ran(struct calls *calls);
+void calls_end(struct calls *calls);
+
 /* client.c */
 struct client;
 /* A client on @socket, which is taken over; with its welcome under way. */
-int client_new(struct tmesh_ctx *ctx, struct tmesh_engine_context *context, int socket,
-	       size_t max_regions, struct client **out, struct tmesh_error *err);
+int client_new(struct tmesh_ctx *ctx, struct tmesh_engine_context *context, struct calls *calls,
+	       int socket, size_t max_regions, struct client **out, struct tmesh_error *err);
 void client_free(struct client *client);
-/* To poll(): readable when there is a request; readable when it has gone. */
+/* To poll(): readable when there is a request; what hangs up when it has gone. */
 int client_bell(const struct client *client);
 int client_socket(const struct client *client);
 /* Its next request, if there is one, done and answered. Return: whether there was one; -EPIPE: it
  * is to be dropped. */
-int client_turn(struct client *client, struct watch *watch, uint64_t limit_ns);
+int client_turn(struct client *client, uint64_t limit_ns);
 /* To who connected and is not taken. */
 void client_refuse(int socket, int code, const char *message);
 

@@ -31,6 +31,7 @@ struct server {
 	struct tmesh_engine_context *context;
 	int listener;
 	struct watch *watch;
+	struct calls *calls;
 	struct client **clients; /* options->clients of them */
 	struct pollfd *fds;	 /* the listener, then two for each client */
 	uint32_t count, first;	 /* who is first in the next round */
@@ -52,7 +53,7 @@ static bool round_of_turns(struct server *server)
 	server->first = count ? (server->first + 1) % count : 0;
 	for (uint32_t n = 0; n < count && server->count; n++) {
 		uint32_t i = (server->first + n) % server->count;
-		int rc = client_turn(server->clients[i], server->watch, server->options->limit_ns);
+		int rc = client_turn(server->clients[i], server->options->limit_ns);
 
 		any |= rc;
 		if (rc < 0)
@@ -85,7 +86,8 @@ static void take(struct server *server)
 		client_refuse(fd, -EBUSY, message);
 		return;
 	}
-	rc = client_new(server->ctx, server->context, fd, server->max_regions, &client, &err);
+	rc = client_new(server->ctx, server->context, server->calls, fd, server->max_regions,
+			&client, &err);
 	if (!rc)
 		server->clients[server->count++] = client;
 	else if (rc != -EPIPE)
@@ -101,13 +103,13 @@ static void look(struct server *server, int timeout)
 	for (uint32_t i = 0; i < count; i++) {
 		server->fds[1 + 2 * i] =
 			(struct pollfd){.fd = client_bell(server->clients[i]), .events = POLLIN};
-		server->fds[2 + 2 * i] =
-			(struct pollfd){.fd = client_socket(server->clients[i]), .events = POLLIN};
+		server->fds[2 + 2 * i] = (struct pollfd){.fd = client_socket(server->clients[i]),
+							 .events = POLLRDHUP};
 	}
 	if (poll(server->fds, 1 + 2 * count, timeout) <= 0)
 		return;
 	/* From behind: the last one takes the place of who is dropped. What a client says on its
-	 * socket is nothing that it should. */
+	 * socket is the other thread's to hear. */
 	for (uint32_t i = count; i--;)
 		if (server->fds[2 + 2 * i].revents)
 			drop(server, i);
@@ -190,6 +192,8 @@ _Noreturn void serve(const struct options *options, int listener, int ready, str
 	if (!rc)
 		rc = tmesh_engine_context_create(server.ctx, options->backend, &opts,
 						 &server.context, &err);
+	if (!rc)
+		rc = calls_new(watch, &server.calls, &err);
 	if (rc)
 		give_up(ready, &err);
 	if (why)

@@ -269,6 +269,46 @@ int tmesh_engine_binding_rebind(struct tmesh_engine_binding *binding,
 struct tmesh_engine_binding *tmesh_engine_binding_ref(struct tmesh_engine_binding *binding);
 void tmesh_engine_binding_unref(struct tmesh_engine_binding *binding);
 
+/*
+ * Calling off, from any thread. A dispatch that was given a cancellable ends with -ECANCELED once
+ * that is cancelled: at once where it waits, and when the engine can stop where it runs, with its
+ * outputs perhaps half written. ONNX Runtime and ggml look between two nodes. One that has run
+ * returns 0 nevertheless. An engine in a process of its own that does not stop within a second is
+ * ended, as after a crash: that costs no other call. Once cancelled a cancellable stays so: all
+ * later calls with it end at once.
+ */
+struct tmesh_engine_cancellable;
+
+struct tmesh_engine_cancellable_opts {
+	size_t size; /* sizeof(struct tmesh_engine_cancellable_opts) */
+	/* A signal's handler has run while the dispatching thread waited for an engine in another
+	 * process; called there. Another value than 0 cancels. NULL: waits go on after signals. */
+	int (*interrupted)(void *data);
+	void *data;
+};
+
+/* Return: 0; -EINVAL (opts), -ENOMEM. @opts may be NULL. */
+int tmesh_engine_cancellable_create(const struct tmesh_engine_cancellable_opts *opts,
+				    struct tmesh_engine_cancellable **out, struct tmesh_error *err);
+struct tmesh_engine_cancellable *
+tmesh_engine_cancellable_ref(struct tmesh_engine_cancellable *cancellable);
+/* NULL is fine. */
+void tmesh_engine_cancellable_unref(struct tmesh_engine_cancellable *cancellable);
+/* Twice is fine. Not from a signal's handler. */
+void tmesh_engine_cancel(struct tmesh_engine_cancellable *cancellable);
+bool tmesh_engine_cancelled(const struct tmesh_engine_cancellable *cancellable);
+
+/* As tmesh_engine_dispatch() and tmesh_engine_binding_dispatch(), and -ECANCELED. @cancellable may
+ * be NULL. */
+int tmesh_engine_dispatch_cancellable(struct tmesh_engine_graph *graph,
+				      const struct tmesh_engine_value *inputs, size_t input_count,
+				      struct tmesh_engine_value *outputs, size_t output_count,
+				      struct tmesh_engine_cancellable *cancellable,
+				      struct tmesh_error *err);
+int tmesh_engine_binding_dispatch_cancellable(struct tmesh_engine_binding *binding,
+					      struct tmesh_engine_cancellable *cancellable,
+					      struct tmesh_error *err);
+
 /* Counters since the context was made. */
 struct tmesh_engine_stats {
 	size_t size;	   /* in: sizeof(struct tmesh_engine_stats) */

@@ -5,12 +5,12 @@
 
 ENGINE_TEST     := tests/engine
 ENGINE_TEST_OUT := $(B)/tests/engine
-ENGINE_TESTS    := test_engine test_served test_graph test_initializer test_ort_abi test_placement test_devices
+ENGINE_TESTS    := test_engine test_served test_cancelled test_graph test_initializer test_ort_abi test_placement test_devices
 ENGINE_TEST_FLAGS := -std=gnu11 -pthread -Ilib $(COMMON_CPPFLAGS) -I$(ENGINE) -Itests/unit
 
 # engine_test(variant, sanitizers, libtmesh, libtmesh-engine)
 define engine_test
-$(ENGINE_TEST_OUT)/$(1)/%: $(ENGINE_TEST)/%.c $$(wildcard $(ENGINE)/*.h $(ENGINE)/onnx/*.h tests/unit/unit.h) $(4) $(3)
+$(ENGINE_TEST_OUT)/$(1)/%: $(ENGINE_TEST)/%.c $$(wildcard $(ENGINE)/*.h $(ENGINE)/onnx/*.h tests/unit/unit.h $(ENGINE_TEST)/*.h) $(4) $(3)
 	@mkdir -p $$(@D)
 	$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(WARN) $$(ENGINE_TEST_FLAGS) $(2) $$< $(4) $(3) -lcmocka $$(LIB_LIBS) -lm -o $$@
 endef
@@ -45,11 +45,11 @@ endef
 engine-check: $(addprefix $(ENGINE_TEST_OUT)/plain/,$(ENGINE_TESTS)) $(ENGINE_TEST_ENGINES) $(ENGINE_PROCESS) ## libtmesh-engine's unit tests
 	$(call engine_run,plain,$(ENGINE_TESTS),$(ENGINE_PROCESS))
 
-engine-asan-check: $(addprefix $(ENGINE_TEST_OUT)/asan/,test_engine test_served test_graph test_placement test_devices test_initializer) $(ENGINE_TEST_ENGINES) $(B)/asan/tmesh-engine ## ... with sanitizers
-	$(call engine_run,asan,test_engine test_served test_graph test_placement test_devices test_initializer,$(B)/asan/tmesh-engine)
+engine-asan-check: $(addprefix $(ENGINE_TEST_OUT)/asan/,test_engine test_served test_cancelled test_graph test_placement test_devices test_initializer) $(ENGINE_TEST_ENGINES) $(B)/asan/tmesh-engine ## ... with sanitizers
+	$(call engine_run,asan,test_engine test_served test_cancelled test_graph test_placement test_devices test_initializer,$(B)/asan/tmesh-engine)
 
-engine-tsan-check: $(addprefix $(ENGINE_TEST_OUT)/tsan/,test_engine test_served) $(ENGINE_TEST_ENGINES) $(ENGINE_PROCESS) ## ... with the thread sanitizer
-	$(call engine_run,tsan,test_engine test_served,$(ENGINE_PROCESS))
+engine-tsan-check: $(addprefix $(ENGINE_TEST_OUT)/tsan/,test_engine test_served test_cancelled) $(ENGINE_TEST_ENGINES) $(ENGINE_PROCESS) ## ... with the thread sanitizer
+	$(call engine_run,tsan,test_engine test_served test_cancelled,$(ENGINE_PROCESS))
 
 # ONNX Runtime is on the package index as Python's package, which has the library in it, and in Debian from 13 on.
 # Without the packages, as on a machine without a network, what needs them is skipped.

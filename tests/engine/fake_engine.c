@@ -7,10 +7,12 @@
  *   elsewhere  writes y to memory of its own and says so
  *   fails    runs fail
  *   crashes  runs abort
- *   hangs    runs never end
+ *   hangs    runs never end; y begins with -1
+ *   long     runs end when they are called off; y begins with -1
  *   bomb     aborts when it is opened
  */
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +31,7 @@ struct binding {
 	size_t output_count;
 	int64_t shapes[2][TMESH_MAX_DIMS];
 	float *own[2];
+	atomic_bool cancelled;
 };
 
 static int open_engine(const struct plugin_open *opts, void **engine, struct tmesh_error *err)
@@ -136,8 +139,14 @@ static int run(void *data, struct tmesh_error *err)
 
 	if (!strcmp(binding->session->mode, "crashes"))
 		abort();
+	if (!strcmp(binding->session->mode, "hangs") || !strcmp(binding->session->mode, "long"))
+		*(volatile float *)binding->outputs[0].data = -1;
 	while (!strcmp(binding->session->mode, "hangs"))
 		pause();
+	while (!strcmp(binding->session->mode, "long") && !atomic_load(&binding->cancelled))
+		usleep(1000);
+	if (atomic_load(&binding->cancelled))
+		return tmesh_fail(err, -EIO, "the fake was cancelled");
 	if (!strcmp(binding->session->mode, "fails"))
 		return tmesh_fail(err, -EIO, "the fake fails as it was told");
 	for (size_t o = 0; o < binding->output_count; o++) {
@@ -153,6 +162,11 @@ static int run(void *data, struct tmesh_error *err)
 			to[i] = output->operand ? 2 * x[i] : x[i] + b[i % 4];
 	}
 	return 0;
+}
+
+static void cancel(void *data, bool on)
+{
+	atomic_store(&((struct binding *)data)->cancelled, on);
 }
 
 static int result(void *data, size_t output, struct plugin_result *out, struct tmesh_error *err)
@@ -191,4 +205,5 @@ const struct tmesh_engine_plugin tmesh_engine_plugin = {
 	.release = release,
 	.unbind = unbind,
 	.rebind = rebind,
+	.cancel = cancel,
 };

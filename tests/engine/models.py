@@ -8,6 +8,7 @@
     weights.onnx   its weight lies in a file of its own, weights.bin
     dynamic.onnx   a number of rows that is a name
     badtype.onnx   an input of strings
+    long.onnx      runs as long as its input says: y = x + trips
     *.bin          expected results
 """
 
@@ -107,10 +108,19 @@ def small(folder):
     (folder / "garbage.onnx").write_bytes(rng.bytes(4096))
 
 
+def long(folder):
+    n, inputs = h.make_node, [("trips", T.INT64, [1]), ("x", T.FLOAT, [2, 4])]
+    body = h.make_graph([n("Identity", ["on"], ["go"]), n("Add", ["v", "one"], ["w"])], "body",
+                        [h.make_tensor_value_info(*i) for i in (("i", T.INT64, []), ("on", T.BOOL, []), ("v", T.FLOAT, [2, 4]))],
+                        [h.make_tensor_value_info(*o) for o in (("go", T.BOOL, []), ("w", T.FLOAT, [2, 4]))])
+    save(folder / "long.onnx", [n("Loop", ["trips", "", "x"], ["y"], body=body)], inputs, [("y", T.FLOAT, [2, 4])],
+         [("one", np.ones((2, 4), np.float32))])
+
+
 def main():
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    for make in decode, layers, weights, small:
+    for make in decode, layers, weights, small, long:
         make(folder)
     print(f"onnxruntime {onnxruntime.__version__}, onnx {onnx.__version__}")
 

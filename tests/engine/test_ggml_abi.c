@@ -17,6 +17,11 @@ SAME(GGML_I64, GGML_TYPE_I64);
 SAME(GGML_BF16, GGML_TYPE_BF16);
 SAME(GGML_DEVICE_CPU, GGML_BACKEND_DEVICE_TYPE_CPU);
 SAME(GGML_SUCCESS, GGML_STATUS_SUCCESS);
+SAME(GGML_ABORTED, GGML_STATUS_ABORTED);
+_Static_assert(__builtin_types_compatible_p(ggml_abort_function, ggml_abort_callback), "abort");
+_Static_assert(__builtin_types_compatible_p(ggml_set_abort_function,
+					    ggml_backend_set_abort_callback_t),
+	       "set abort");
 SAME(GGML_PRECISION_F32, GGML_PREC_F32);
 SAME(GGML_ROPE_NORMAL, GGML_ROPE_TYPE_NORMAL);
 SAME(GGML_ROPE_NEOX, GGML_ROPE_TYPE_NEOX);

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """Calls to an engine's process: clients that call and give up, a process that crashes in a call, is killed at any
-moment or hangs, and a supervisor that starts the next.
+moment or hangs, and a supervisor that starts the next. Callers call off what waits or runs: by a word on the link's socket,
+which a thread of the engine's process reads while a call runs.
 
 Steps are those of engine/remote.c (client) and engine/process/ (the rest). A link is one client's connection to one
 process: a queue of requests, one of replies, and the page's number of the request that was begun. Between any two
@@ -12,6 +13,7 @@ from sim import main, must
 
 CLIENTS = 3
 LIMIT = 60  # steps of the world that a call may run
+STOP = 20  # ... once it was called off
 
 
 class Link:
@@ -19,6 +21,10 @@ class Link:
         self.process = process
         self.requests, self.replies = [], []
         self.begun = 0
+        self.words = []  # numbers of calls that are called off
+        self.cancelled = 0  # up to which the engine knows that
+        self.said = []  # what it said to that: (number, never), never: that call will not begin
+        self.ended = 0
         self.waited = 0  # turns of others since the first request in the queue came
 
 
@@ -28,7 +34,26 @@ class Process:
     def __init__(self, world):
         self.world, self.alive, self.links = world, True, []
         self.deadline = None
+        self.running = None  # (link, number, call)
+        self.stop, self.stopped = False, None  # what runs, and since when
         self.steps = self.run()
+
+    def listen(self):
+        """The other thread: one step, which its lock makes whole."""
+        for link in self.links:
+            if not link.words:
+                continue
+            number = link.words.pop(0)
+            if self.world.bug == "any-number":
+                number = 1 << 30
+            link.cancelled = max(link.cancelled, number)
+            runs = self.running and self.running[0] is link
+            link.said.append((number, not runs and number > link.ended or self.world.bug == "never-anyway"))
+            if self.running and (self.running[0] is link or self.world.bug == "anybody") and \
+                    (self.running[1] <= link.cancelled or self.world.bug == "anybody"):
+                self.stop, self.stopped = True, self.world.now
+                if self.deadline is not None and self.world.bug != "no-stop-watch":
+                    self.deadline = min(self.deadline, self.world.now + STOP)
 
     def run(self):
         world, turn = self.world, 0
@@ -54,10 +79,16 @@ class Process:
         if world.bug != "begun-after":
             link.begun = number
         yield
+        if number <= link.cancelled and world.bug != "no-look":
+            link.replies.append((number, "cancelled"))
+            return
         if call.deadline is not None and world.now >= call.deadline:
+            link.ended = number
             link.replies.append((number, "late"))
             return
         self.deadline = world.now + LIMIT if call.deadline is None else min(call.deadline, world.now + LIMIT)
+        must(number > link.cancelled, "a call began that had been called off")
+        self.running, self.stop, self.stopped = (link, number, call), False, None
         call.runs += 1
         must(call.runs == 1, "a call ran twice")
         call.writer = self
@@ -66,19 +97,23 @@ class Process:
             yield
         while call.kind == "hang":
             yield
-        for _ in range(world.rng.randrange(4)):
+        for _ in range(world.rng.randrange(4) + 10 * (call.kind == "long")):
+            if self.stop:
+                break
             yield
-        call.writer = None
+        call.writer, stopped = None, self.stop
         if world.bug == "begun-after":
             link.begun = number
         self.deadline = None
         yield
-        link.replies.append((number, "done"))
+        link.replies.append((number, "cancelled" if stopped else "done"))
+        self.running, link.ended = None, number
 
 
 class Call:
-    def __init__(self, kind, deadline):
+    def __init__(self, kind, deadline, off=None):
         self.kind, self.deadline = kind, deadline
+        self.off = off  # when its caller calls it off
         self.begun, self.runs, self.writer = False, 0, None
 
 
@@ -91,13 +126,16 @@ class Client:
     def run(self):
         rng = self.world.rng
         for _ in range(rng.randint(1, 6)):
-            kind = rng.choices(["works", "crash", "hang"], [6, 1, 1])[0]
+            kind = rng.choices(["works", "long", "crash", "hang"], [5, 1, 1, 1])[0]
             deadline = self.world.now + rng.randint(5, 40) if rng.random() < 0.4 else None
-            call = Call(kind, deadline)
+            off = self.world.now + rng.randint(0, 60) if rng.random() < 0.3 else None
+            call = Call(kind, deadline, off)
             result = yield from self.call(call)
-            must(result in ("done", "gone", "late"), "a call ended in nothing")
+            must(result in ("done", "gone", "late", "cancelled"), "a call ended in nothing")
             if result == "done":
-                must(call.runs == 1 and kind == "works", "a call that did not run is done")
+                must(call.runs == 1 and kind in ("works", "long"), "a call that did not run is done")
+            if result == "cancelled":
+                must(off is not None and self.world.now >= off, "a call was called off by nobody")
             if result == "gone":
                 must(call.begun, "a call failed that no process had begun")
             if result == "late":
@@ -107,7 +145,14 @@ class Client:
 
     def call(self, call):
         world = self.world
+
+        def off():
+            return call.off is not None and world.now >= call.off
+
         while True:
+            if off():
+                return "cancelled"
+            told = False
             while self.link is None:
                 if world.process and world.process.alive:
                     self.link = Link(world.process)
@@ -123,21 +168,33 @@ class Client:
                 # Its replies first: what an engine said before it died counts.
                 if link.replies:
                     got, result = link.replies.pop(0)
-                    must(got == number, "a reply to another request")
-                    return result
+                    must(got == number or (got < number and result == "cancelled"), "a reply to another request")
+                    if got == number:
+                        return result
+                    continue
+                if told and link.said:
+                    got, never = link.said.pop(0)
+                    if got == number and never:
+                        return "cancelled"
+                    continue
                 if not link.process.alive and not link.replies:
                     self.link = None
                     late = call.deadline is not None and world.now >= call.deadline
                     if link.begun >= number and world.bug != "again":
-                        return "late" if late else "gone"
+                        return "cancelled" if told else "late" if late else "gone"
                     if late:
                         return "late"
                     if world.bug == "never-again":
                         return "gone"
                     break
+                if off() and not told:
+                    told = True
+                    link.words.append(number)
+                    if world.bug == "no-wait-off":
+                        return "cancelled"
                 if call.deadline is not None and world.now >= call.deadline and world.bug == "no-wait":
                     return "late"
-                if call.deadline is not None and world.now >= call.deadline + LIMIT * 2:
+                if call.deadline is not None and world.now >= call.deadline + LIMIT * 4 * CLIENTS:
                     must(False, "the supervisor did not end a call that was late")
                 yield
 
@@ -161,6 +218,8 @@ class World:
                 self.process.links.append(self.flood)
         elif process.deadline is not None and self.now >= process.deadline + 2 and self.bug != "no-watch":
             self.kill(process)
+        if process and process.alive and process.running and process.running[2].writer and process.stopped is not None:
+            must(self.now < process.stopped + STOP + 2, "what was called off goes on and on")
         if self.flooded and not self.flood.requests:
             self.flood.requests = [(number, Call("works", None)) for number in range(30)]
             self.flood.replies.clear()
@@ -174,7 +233,7 @@ def run(rng, bug):
         if kills and world.process and rng.random() < 0.01:
             kills -= 1
             world.kill(world.process)
-        choice = rng.randrange(CLIENTS + 3)
+        choice = rng.randrange(CLIENTS + 4)
         if choice < CLIENTS:
             client = world.clients[choice]
             if not client.finished:
@@ -182,7 +241,10 @@ def run(rng, bug):
         elif choice == CLIENTS:
             world.supervise()
         elif world.process and world.process.alive:
-            next(world.process.steps)
+            if choice == CLIENTS + 1:
+                world.process.listen()
+            else:
+                next(world.process.steps)
         if all(client.finished for client in world.clients):
             return
     must(False, "a call never ended")
@@ -196,4 +258,10 @@ if __name__ == "__main__":
         "no-wait": "a call that is late waits for its engine's end",
         "no-turns": "clients have turns",
         "no-watch": "the supervisor ends what is late",
+        "no-look": "what was called off while it waited does not begin",
+        "never-anyway": "that a call will not begin is said where none has begun",
+        "any-number": "a word calls off one call and not the next",
+        "anybody": "a word calls off its own client's call",
+        "no-stop-watch": "what was called off and does not end is ended",
+        "no-wait-off": "a call that is called off waits for its engine's end",
     }, seeds=2000, full=40000)

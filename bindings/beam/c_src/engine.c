@@ -16,7 +16,8 @@ struct engine {
 	enum kind {
 		CONTEXT,
 		GRAPH,
-		BINDING
+		BINDING,
+		CANCELLABLE
 	} kind;
 	void *object;
 	struct context *context; /* whose limits apply */
@@ -44,7 +45,13 @@ static void drop_binding(void *object)
 	tmesh_engine_binding_unref(object);
 }
 
-static void (*const drops[])(void *object) = {drop_context, drop_graph, drop_binding};
+static void drop_cancellable(void *object)
+{
+	tmesh_engine_cancellable_unref(object);
+}
+
+static void (*const drops[])(void *object) = {drop_context, drop_graph, drop_binding,
+					      drop_cancellable};
 
 void engine_dtor(ErlNifEnv *env, void *object)
 {
@@ -83,7 +90,7 @@ static ERL_NIF_TERM make_engine(ErlNifEnv *env, struct context *context, enum ki
 static bool get_engine(ErlNifEnv *env, ERL_NIF_TERM term, enum kind kind, struct engine **engine,
 		       struct tmesh_error *err)
 {
-	static const char *const what[] = {"an engine", "a graph", "a binding"};
+	static const char *const what[] = {"an engine", "a graph", "a binding", "a cancellable"};
 
 	if (enif_get_resource(env, term, engine_type, (void **)engine) && (*engine)->kind == kind)
 		return true;
@@ -339,17 +346,55 @@ NIF(engine_bind)
 	return rc ? make_error(env, &err) : make_engine(env, engine->context, BINDING, binding);
 }
 
-/* engine_dispatch(binding) -> ok */
+/* A process died in a dispatch, which nobody waits for any more. */
+void engine_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor)
+{
+	tmesh_engine_cancel(((struct engine *)object)->object);
+}
+
+/* engine_cancellable(context) -> {ok, cancellable} */
+NIF(engine_cancellable)
+{
+	struct tmesh_engine_cancellable *made;
+	struct context *context;
+	struct tmesh_error err;
+
+	if (!get_context(env, argv[0], &context, &err) ||
+	    tmesh_engine_cancellable_create(NULL, &made, &err))
+		return make_error(env, &err);
+	return make_engine(env, context, CANCELLABLE, made);
+}
+
+/* engine_cancel(cancellable) -> ok */
+NIF(engine_cancel)
+{
+	struct engine *cancellable;
+	struct tmesh_error err;
+
+	if (!get_engine(env, argv[0], CANCELLABLE, &cancellable, &err))
+		return make_error(env, &err);
+	tmesh_engine_cancel(cancellable->object);
+	return atoms.ok;
+}
+
+/* engine_dispatch(binding, cancellable) -> ok */
 NIF(engine_dispatch)
 {
-	struct engine *binding;
+	struct engine *binding, *cancellable;
 	struct tmesh_error err;
+	ErlNifMonitor monitor;
+	ErlNifPid self;
+	bool watched;
 	int rc;
 
 	if (!get_engine(env, argv[0], BINDING, &binding, &err) ||
+	    !get_engine(env, argv[1], CANCELLABLE, &cancellable, &err) ||
 	    !begin_opening(binding->context, &err))
 		return make_error(env, &err);
-	rc = tmesh_engine_binding_dispatch(binding->object, &err);
+	watched = enif_self(env, &self) && !enif_monitor_process(env, cancellable, &self, &monitor);
+	rc = tmesh_engine_binding_dispatch_cancellable(binding->object, cancellable->object, &err);
+	if (watched)
+		enif_demonitor_process(env, cancellable, &monitor);
 	end_opening(binding->context);
 	return rc ? make_error(env, &err) : atoms.ok;
 }

@@ -52,7 +52,7 @@ static int open_types(ErlNifEnv *env)
 		{&page_pool_type, "page_pool", {.dtor = page_pool_dtor}},
 		{&pages_type, "pages", {.dtor = pages_dtor}},
 		{&sequence_type, "sequence", {.dtor = sequence_dtor}},
-		{&engine_type, "engine", {.dtor = engine_dtor}},
+		{&engine_type, "engine", {.dtor = engine_dtor, .down = engine_down}},
 		{&slot_end_type, "slot_end", {.dtor = slot_end_dtor, .stop = slot_end_stop}},
 	};
 
@@ -111,7 +111,9 @@ static ErlNifFunc functions[] = {
 	{"engine_graph", 4, engine_graph, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"engine_operands", 1, engine_operands, 0},
 	{"engine_bind", 4, engine_bind, ERL_NIF_DIRTY_JOB_IO_BOUND},
-	{"engine_dispatch", 1, engine_dispatch, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"engine_dispatch", 2, engine_dispatch, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"engine_cancellable", 1, engine_cancellable, 0},
+	{"engine_cancel", 1, engine_cancel, 0},
 	{"slot_create", 3, slot_create, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"slot_publish", 2, slot_publish, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"slot_generation", 1, slot_generation, 0},

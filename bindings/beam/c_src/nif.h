@@ -279,6 +279,9 @@ NIF(engine_graph);
 NIF(engine_operands);
 NIF(engine_bind);
 NIF(engine_dispatch);
+NIF(engine_cancellable);
+NIF(engine_cancel);
+void engine_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor);
 
 /* slot.c */
 NIF(slot_create);

@@ -171,4 +171,46 @@ defmodule Tmesh.EngineTest do
       )
     end)
   end
+
+  defp long(name) do
+    engine = Engine.connect!(name)
+    trips = ZeroCopy.from_binary!(<<1_099_511_627_776::64-native>>, [1], :int64)
+    graph = Engine.graph!(engine, model("long.onnx"))
+    out = ZeroCopy.allocate!([2, 4], :float32)
+    binding = Engine.bind!(graph, %{"trips" => trips, "x" => tensor(0.0)}, %{"y" => out})
+    {engine, binding}
+  end
+
+  defp works?(name) do
+    out = ZeroCopy.allocate!([2, 4], :float32)
+    graph = name |> Engine.connect!() |> Engine.graph!(model("dynamic.onnx"))
+    :ok = Engine.dispatch!(graph, %{"a" => tensor(1.0), "b" => tensor(2.0)}, %{"sum" => out})
+    ZeroCopy.to_binary!(out) == rows(3.0)
+  end
+
+  test "a call is called off from another process", %{name: name} do
+    {engine, binding} = long(name)
+    pid = Engine.info(engine).pid
+    stop = Engine.cancellable!()
+    waits = Task.async(fn -> Engine.dispatch(binding, cancellable: stop) end)
+    Process.sleep(50)
+    assert Engine.cancel(stop) == :ok
+    assert {:error, %Error{type: :cancelled}} = Task.await(waits, 60_000)
+    assert {:error, %Error{type: :cancelled}} = Engine.dispatch(binding, cancellable: stop)
+    assert {:error, %Error{type: :invalid}} = Engine.dispatch(binding, cancellable: :stop)
+    assert works?(name)
+    assert Engine.info(engine).pid == pid
+  end
+
+  test "a process that is killed takes its call along", %{name: name} do
+    {engine, binding} = long(name)
+    pid = Engine.info(engine).pid
+    caller = spawn(fn -> Engine.dispatch(binding) end)
+    Process.sleep(200)
+    Process.exit(caller, :kill)
+
+    # It waits for its turn behind that call, which nothing else would end within the engine's 30 seconds.
+    assert works?(name)
+    assert Engine.info(engine).pid == pid
+  end
 end

@@ -40,6 +40,7 @@ defmodule Tmesh.NativeTest do
     :ok = Native.seq_append(sequence, 8)
     {:ok, ticket} = Native.seq_share(sequence)
     {:ok, members} = Native.json_decode(json)
+    {:ok, cancellable} = Native.engine_cancellable(context)
     name = "tmesh-native-#{System.pid()}"
     on_exit(fn -> Tmesh.drop(name) end)
 
@@ -159,7 +160,9 @@ defmodule Tmesh.NativeTest do
       engine_graph: [ref.handle, model_file(), [{"a", sealed.handle}], true],
       engine_operands: [ref.handle],
       engine_bind: [ref.handle, ref.handle, [{"a", sealed.handle}], [{"b", other.handle, nil}]],
-      engine_dispatch: [ref.handle],
+      engine_dispatch: [ref.handle, cancellable],
+      engine_cancellable: [context],
+      engine_cancel: [cancellable],
       xla_register: [nil],
       xla_bind: [name, token, :send],
       xla_flush: [name, 0],

@@ -263,6 +263,7 @@ int engine_add_types(PyObject *module, struct state *st)
 		[ENGINE_TENSOR] = &engine_tensor_spec,
 		[ENGINE_GRAPH] = &engine_graph_spec,
 		[ENGINE_BINDING] = &engine_binding_spec,
+		[ENGINE_CANCELLABLE] = &engine_cancellable_spec,
 	};
 
 	for (int i = 0; i < ENGINE_TYPES; i++) {

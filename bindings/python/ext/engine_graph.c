@@ -89,14 +89,18 @@ static int take_one(struct state *st, struct values *values, size_t i, PyObject 
 	return 0;
 }
 
-/* (inputs, outputs), each a tuple of values. */
-static int values_take(struct state *st, PyObject *args, struct values *values)
+/* (inputs, outputs), each a tuple of values, and for a dispatch a Cancellable or None. */
+static int values_take(struct state *st, PyObject *args, struct values *values,
+		       PyObject **cancellable)
 {
-	PyObject *parts[2];
+	PyObject *parts[2], *more = Py_None;
 
 	*values = (struct values){0};
-	if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &parts[0], &PyTuple_Type, &parts[1]))
+	if (!PyArg_ParseTuple(args, cancellable ? "O!O!O" : "O!O!", &PyTuple_Type, &parts[0],
+			      &PyTuple_Type, &parts[1], &more))
 		return -1;
+	if (cancellable)
+		*cancellable = more;
 	values->inputs = (size_t)PyTuple_Size(parts[0]);
 	values->count = values->inputs + (size_t)PyTuple_Size(parts[1]);
 	values->list = PyMem_Calloc(values->count + 1, sizeof(*values->list));
@@ -144,22 +148,32 @@ static PyObject *graph_dispatch(PyObject *object, PyObject *args)
 {
 	struct engine_graph *self = (struct engine_graph *)object;
 	struct state *st = PyType_GetModuleState(Py_TYPE(object));
-	struct values values;
+	PyObject *results, *cancellable;
+	struct engine_dispatch dispatch;
 	struct tmesh_error err;
-	PyObject *results;
+	struct values values;
+	bool ran = false;
 	int rc;
 
-	if (values_take(st, args, &values))
+	if (values_take(st, args, &values, &cancellable))
 		return NULL;
 	values_begin(&values);
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_engine_dispatch(self->graph, values.list, values.inputs,
-				   values.list + values.inputs, values.count - values.inputs, &err);
-	Py_END_ALLOW_THREADS;
+	rc = engine_dispatch_begin(st, cancellable, &dispatch);
+	if (!rc) {
+		rc = tmesh_engine_dispatch_cancellable(
+			self->graph, values.list, values.inputs, values.list + values.inputs,
+			values.count - values.inputs, dispatch.cancellable, &err);
+		ran = !rc;
+		rc = engine_dispatch_end(st, &dispatch, rc, &err);
+	}
 	values_end(&values);
 	if (rc) {
+		/* A signal's handler may have raised when it had run. */
+		for (size_t i = values.inputs; ran && i < values.count; i++)
+			if (!values.tensors[i] && !values.buffers[i].obj)
+				tmesh_engine_tensor_unref(values.list[i].tensor);
 		values_free(&values);
-		return raise_error(st, &err);
+		return NULL;
 	}
 	results = PyList_New(0);
 	for (size_t i = values.inputs; i < values.count; i++) {
@@ -187,7 +201,7 @@ static PyObject *graph_bind(PyObject *object, PyObject *args)
 	struct tmesh_error err;
 	struct values values;
 
-	if (values_take(st, args, &values))
+	if (values_take(st, args, &values, NULL))
 		return NULL;
 	if (tmesh_engine_bind(self->graph, values.list, values.inputs, values.list + values.inputs,
 			      values.count - values.inputs, &binding, &err)) {
@@ -205,24 +219,28 @@ static PyObject *graph_bind(PyObject *object, PyObject *args)
 	return (PyObject *)made;
 }
 
-static PyObject *binding_dispatch(PyObject *object, PyObject *unused)
+static PyObject *binding_dispatch(PyObject *object, PyObject *cancellable)
 {
 	struct engine_binding *self = (struct engine_binding *)object;
+	struct state *st = PyType_GetModuleState(Py_TYPE(object));
+	struct engine_dispatch dispatch;
 	struct tmesh_error err;
 	int rc;
 
 	if (self->runs < 0)
-		return raise_code(PyType_GetModuleState(Py_TYPE(object)), EBUSY,
-				  "the binding is being rebound");
+		return raise_code(st, EBUSY, "the binding is being rebound");
 	self->runs++;
 	values_begin(&self->values);
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_engine_binding_dispatch(self->binding, &err);
-	Py_END_ALLOW_THREADS;
+	rc = engine_dispatch_begin(st, cancellable, &dispatch);
+	if (!rc) {
+		rc = tmesh_engine_binding_dispatch_cancellable(self->binding, dispatch.cancellable,
+							       &err);
+		rc = engine_dispatch_end(st, &dispatch, rc, &err);
+	}
 	values_end(&self->values);
 	self->runs--;
 	if (rc)
-		return raise_error(PyType_GetModuleState(Py_TYPE(object)), &err);
+		return NULL;
 	Py_RETURN_NONE;
 }
 
@@ -257,7 +275,7 @@ static PyObject *binding_rebind(PyObject *object, PyObject *args)
 	none = PyTuple_New(0);
 	both = none ? PyTuple_Pack(2, inputs, none) : NULL;
 	Py_XDECREF(none);
-	rc = both ? values_take(st, both, &fresh) : -1;
+	rc = both ? values_take(st, both, &fresh, NULL) : -1;
 	Py_XDECREF(both);
 	if (rc)
 		return NULL;
@@ -402,7 +420,7 @@ static PyMethodDef graph_methods[] = {
 	 "inputs()\n--\n\n[(name, dtype, dims)]; a dim is a number, a name or None."},
 	{"outputs", outputs, METH_NOARGS, "outputs()\n--\n\nAs inputs()."},
 	{"dispatch", graph_dispatch, METH_VARARGS,
-	 "dispatch(inputs, outputs, /)\n--\n\n"
+	 "dispatch(inputs, outputs, cancellable, /)\n--\n\n"
 	 "Run it. A list: for each output an EngineTensor if it was left to the engine, else "
 	 "None."},
 	{"bind", graph_bind, METH_VARARGS, "bind(inputs, outputs, /)\n--\n\nAn EngineBinding."},
@@ -424,7 +442,7 @@ PyType_Spec engine_graph_spec = {
 };
 
 static PyMethodDef binding_methods[] = {
-	{"dispatch", binding_dispatch, METH_NOARGS, "dispatch()\n--\n\nRun it."},
+	{"dispatch", binding_dispatch, METH_O, "dispatch(cancellable, /)\n--\n\nRun it."},
 	{"rebind", binding_rebind, METH_VARARGS,
 	 "rebind(inputs, /)\n--\n\nInputs in others' place."},
 	{NULL},

@@ -32,6 +32,16 @@ void engine_tensor_begin(struct engine_tensor *self);
 void engine_tensor_end(struct engine_tensor *self);
 extern PyType_Spec engine_tensor_spec;
 
+/* engine_cancel.c: around a dispatch, which runs without the GIL. @given: a Cancellable or None. */
+struct engine_dispatch {
+	struct tmesh_engine_cancellable *cancellable;
+};
+int engine_dispatch_begin(struct state *st, PyObject *given, struct engine_dispatch *dispatch);
+/* Return: 0; -1 with an exception set: what @rc and @err say, or a signal's handler raised. */
+int engine_dispatch_end(struct state *st, struct engine_dispatch *dispatch, int rc,
+			const struct tmesh_error *err);
+extern PyType_Spec engine_cancellable_spec;
+
 /* engine.c */
 extern PyType_Spec engine_context_spec;
 

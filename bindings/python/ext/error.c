@@ -20,6 +20,7 @@ static const struct {
 	{EAGAIN, "PeerTimeoutError"},	 {EOWNERDEAD, "GoneError"},
 	{ENFILE, "LimitError"},		 {EBADF, "ReleasedError"},
 	{EEXIST, "ExistsError"},	 {ELOOP, "InvalidError"},
+	{ECANCELED, "CancelledError"},
 };
 
 static const char *class_of(int code)

@@ -3,6 +3,7 @@
 
 import importlib.util
 import struct
+import threading
 
 import pytest
 
@@ -446,3 +447,20 @@ def test_served(tmp_path):
         got = run(context.graph(tmp_path / "g", weights={"w": tmesh.put(b, seal=True)}), {"x": a})["y"]
         numpy.testing.assert_allclose(got, a @ b.T, atol=1e-4)
         context = None
+
+
+def test_cancelled(opened):
+    """ggml looks between two nodes."""
+    lines = ["x = input : float32[512,1024]", "w = weight : float32[1024,1024]", "n0 = matmul(x, w)"]
+    lines += [f"n{i + 1} = matmul(n{i}, w)" for i in range(400)]
+    graph = opened("\n".join([*lines, "output y = n400"]), {"w": numpy.eye(1024, dtype="float32")})
+    x, y = tmesh.put(random(512, 1024)), tmesh.zeros((512, 1024), "float32")
+    step = graph.bind({"x": x}, {"y": y})
+    stop = tmesh.engine.Cancellable()
+    timer = threading.Timer(0.05, stop.cancel)
+    timer.start()
+    with pytest.raises(tmesh.CancelledError, match="half written"):
+        step.dispatch(stop)
+    timer.join()
+    small = opened("x = input : float32[4]\ny = silu(x)\noutput y = y")
+    assert numpy.isfinite(run(small, {"x": random(4)})["y"]).all()

@@ -40,6 +40,7 @@ from .bundles import Bundle, bundle
 from .errors import (
     AccessError,
     BusyError,
+    CancelledError,
     Error,
     ExistsError,
     GoneError,
@@ -66,6 +67,7 @@ __all__ = [
     "Arena",
     "Bundle",
     "BusyError",
+    "CancelledError",
     "Channel",
     "Error",
     "ExistsError",

@@ -30,9 +30,10 @@ from pathlib import Path
 from typing import Any
 
 from . import _tmesh, errors
+from ._tmesh import Cancellable
 
-__all__ = ["Binding", "Context", "Device", "DeviceTensor", "Engine", "Graph", "Operand", "Server", "connect", "devices", "engines",
-           "serve"]
+__all__ = ["Binding", "Cancellable", "Context", "Device", "DeviceTensor", "Engine", "Graph", "Operand", "Server", "connect",
+           "devices", "engines", "serve"]
 
 _READABLE, _WRITABLE, _EXPORTABLE = 1, 2, 4
 HOST, ENGINE = "host", "engine"
@@ -300,9 +301,11 @@ class Graph:
                 tuple(self._value(name, where, True, (in_place or {}).get(name)) for name, where in outputs.items()))
 
     def dispatch(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | Iterable[str] | None = None, *,
-                 in_place: Mapping[str, str] | None = None) -> dict[str, Any]:
+                 in_place: Mapping[str, str] | None = None, cancellable: Cancellable | None = None) -> dict[str, Any]:
         """Run it. outputs: where each goes, or names of those wanted, as "host"; by default all. in_place: of an output
-        that lies on an input's memory, that input; the caller says by it that the graph bears that.
+        that lies on an input's memory, that input; the caller says by it that the graph bears that. cancellable: its cancel(), in another thread, ends this
+        call with CancelledError; so does a signal's handler that raises, as that of Ctrl-C, with what it raises, where the
+        engine is in a process of its own.
 
         A dict: of each output what was given, or what came of "host" and "engine". Everything is checked before anything
         runs, and nothing is copied but to "host"."""
@@ -311,8 +314,8 @@ class Graph:
         if not isinstance(outputs, Mapping) or outputs is self.outputs:
             outputs = {name: HOST for name in outputs}
         if self._context._served:
-            return self._dispatch_served(inputs, outputs, in_place)
-        results = self._handle.dispatch(*self._values(inputs, outputs, in_place))
+            return self._dispatch_served(inputs, outputs, in_place, cancellable)
+        results = self._handle.dispatch(*self._values(inputs, outputs, in_place), cancellable)
         out: dict[str, Any] = {}
         for (name, where), handle in zip(outputs.items(), results):
             out[name] = where
@@ -336,7 +339,7 @@ class Graph:
         return self._context.tensor(shape, operand.dtype if isinstance(where, str) else where.dtype, readable=True)
 
     def _dispatch_served(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any],
-                         in_place: Mapping[str, str] | None) -> dict[str, Any]:
+                         in_place: Mapping[str, str] | None, cancellable: Cancellable | None) -> dict[str, Any]:
         """The engine sees regions alone: arrays are copied there and back, which the device tensors count."""
         given, places, sizes = dict(inputs), dict(outputs), {}
         for name, where in inputs.items():
@@ -351,7 +354,7 @@ class Graph:
             if not isinstance(where, (DeviceTensor, _tmesh.Tensor)):
                 self._value(name, where, True)
                 places[name] = self._place(name, where, sizes)
-        self._handle.dispatch(*self._values(given, places, in_place))
+        self._handle.dispatch(*self._values(given, places, in_place), cancellable)
         out: dict[str, Any] = {}
         for name, where in outputs.items():
             host = not isinstance(where, (DeviceTensor, _tmesh.Tensor, str))
@@ -376,9 +379,9 @@ class Binding:
         self._graph = graph
         self._handle = handle
 
-    def dispatch(self) -> None:
-        """Run the graph on what was bound."""
-        self._handle.dispatch()
+    def dispatch(self, cancellable: Cancellable | None = None) -> None:
+        """Run the graph on what was bound. cancellable: as of Graph.dispatch()."""
+        self._handle.dispatch(cancellable)
 
     def rebind(self, inputs: Mapping[str, Any]) -> None:
         """Other inputs in these ones' place, all of them or, after an error, none; the next dispatch() reads them. Nothing

@@ -62,5 +62,9 @@ class GoneError(Error, BrokenPipeError):
     """Nobody is left at the other end: of a channel, of a socket, or of a fence (EPIPE)."""
 
 
+class CancelledError(Error):
+    """The call was given up: an engine's dispatch by its Cancellable (ECANCELED)."""
+
+
 class ReleasedError(Error, ValueError):
     """The tensor was released, or the channel closed (EBADF)."""

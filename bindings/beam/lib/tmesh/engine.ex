@@ -51,6 +51,15 @@ defmodule Tmesh.Engine do
     @type t :: %__MODULE__{native: Native.engine()}
   end
 
+  defmodule Cancellable do
+    @moduledoc "Given to dispatches that `Tmesh.Engine.cancel/1` may call off: made by `Tmesh.Engine.cancellable/0`."
+    @enforce_keys [:native]
+    @derive {Inspect, only: []}
+    defstruct @enforce_keys
+
+    @type t :: %__MODULE__{native: Native.engine()}
+  end
+
   @enforce_keys [:native, :name]
   @derive {Inspect, only: [:name]}
   defstruct @enforce_keys
@@ -155,19 +164,55 @@ defmodule Tmesh.Engine do
   end
 
   @doc """
-  Run what was bound, and come back when it has run.
-
-  Errors: `:gone` (the engine died in this call), `:timeout` (it did not end in time, and was ended), `:system` (the engine's own
-  words), `:sealed`, `:access`.
+  What `cancel/1` takes: it is given to dispatches as `cancellable`, to any number of them.
   """
-  @spec dispatch(Binding.t()) :: :ok | {:error, Error.t()}
-  def dispatch(%Binding{native: native}), do: call(fn -> Native.engine_dispatch(native) end)
+  @spec cancellable() :: {:ok, Cancellable.t()} | {:error, Error.t()}
+  def cancellable do
+    with {:ok, native} <- call(fn -> Native.engine_cancellable(Context.get()) end),
+         do: {:ok, %Cancellable{native: native}}
+  end
 
-  @doc "Bind and run once. Options and errors: as `bind/4` and `dispatch/1`."
-  @spec dispatch(Graph.t(), tensors(), tensors(), in_place: %{String.t() => String.t()}) ::
+  @doc """
+  Call off: all dispatches that have it, those under way and those to come, end with `:cancelled`. From any process of
+  this node; it does not wait for them.
+  """
+  @spec cancel(Cancellable.t()) :: :ok
+  def cancel(%Cancellable{native: native}), do: Native.engine_cancel(native)
+
+  @doc """
+  Run what was bound, and come back when it has run. A process that is killed meanwhile takes its call along: the engine
+  ends it, and others have their turns.
+
+  Options: `cancellable` - of `cancellable/0`, to call it off by `cancel/1`. It is cancelled too when the calling process
+  dies in the call.
+
+  Errors: `:gone` (the engine died in this call), `:timeout` (it did not end in time, and was ended), `:cancelled` (outputs
+  may be half written), `:system` (the engine's own words), `:sealed`, `:access`.
+  """
+  @spec dispatch(Binding.t(), cancellable: Cancellable.t() | nil) :: :ok | {:error, Error.t()}
+  def dispatch(%Binding{} = binding, opts \\ []) do
+    with {:ok, opts} <- Options.validate(opts, cancellable: nil),
+         {:ok, cancellable} <- cancellable_of(opts[:cancellable]),
+         do: call(fn -> Native.engine_dispatch(binding.native, cancellable.native) end)
+  end
+
+  defp cancellable_of(nil), do: cancellable()
+  defp cancellable_of(%Cancellable{} = cancellable), do: {:ok, cancellable}
+
+  defp cancellable_of(_other),
+    do: {:error, Error.new(:invalid, "cancellable is what Tmesh.Engine.cancellable() gives")}
+
+  @doc "Bind and run once. Options and errors: as `bind/4` and `dispatch/2`."
+  @spec dispatch(Graph.t(), tensors(), tensors(),
+          in_place: %{String.t() => String.t()},
+          cancellable: Cancellable.t() | nil
+        ) ::
           :ok | {:error, Error.t()}
   def dispatch(%Graph{} = graph, inputs, outputs, opts \\ []) do
-    with {:ok, binding} <- bind(graph, inputs, outputs, opts), do: dispatch(binding)
+    {cancellable, opts} = Keyword.split(opts, [:cancellable])
+
+    with {:ok, binding} <- bind(graph, inputs, outputs, opts),
+         do: dispatch(binding, cancellable)
   end
 
   bang devices(opts :: [program: Path.t()] \\ []) :: %{devices: [map()], engines: [map()]}
@@ -187,13 +232,16 @@ defmodule Tmesh.Engine do
          opts :: [in_place: %{String.t() => String.t()}] \\ []
        ) :: Binding.t()
 
-  bang dispatch(binding :: Binding.t()) :: :ok
+  bang cancellable() :: Cancellable.t()
+
+  bang dispatch(binding :: Binding.t(), opts :: [cancellable: Cancellable.t() | nil] \\ []) ::
+         :ok
 
   bang dispatch(
          graph :: Graph.t(),
          inputs :: tensors(),
          outputs :: tensors(),
-         opts :: [in_place: %{String.t() => String.t()}] \\ []
+         opts :: [in_place: %{String.t() => String.t()}, cancellable: Cancellable.t() | nil] \\ []
        ) :: :ok
 
   # As many as may wait for others at once do: this one comes again.

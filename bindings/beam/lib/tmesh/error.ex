@@ -81,6 +81,7 @@ defmodule Tmesh.Error do
     einval: :invalid,
     eoverflow: :invalid,
     etimedout: :timeout,
+    ecanceled: :cancelled,
     eagain: :timeout,
     eopnotsupp: :unsupported,
     enodev: :no_device,

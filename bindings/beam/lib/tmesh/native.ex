@@ -112,8 +112,14 @@ defmodule Tmesh.Native do
         ]) :: result(engine())
   def engine_bind(_engine, _graph, _inputs, _outputs), do: :erlang.nif_error(:not_loaded)
 
-  @spec engine_dispatch(engine()) :: :ok | {:error, reason()}
-  def engine_dispatch(_binding), do: :erlang.nif_error(:not_loaded)
+  @spec engine_dispatch(engine(), cancellable :: engine()) :: :ok | {:error, reason()}
+  def engine_dispatch(_binding, _cancellable), do: :erlang.nif_error(:not_loaded)
+
+  @spec engine_cancellable(context()) :: result(engine())
+  def engine_cancellable(_context), do: :erlang.nif_error(:not_loaded)
+
+  @spec engine_cancel(engine()) :: :ok | {:error, reason()}
+  def engine_cancel(_cancellable), do: :erlang.nif_error(:not_loaded)
 
   @type slot :: reference()
   @type slot_reader :: reference()

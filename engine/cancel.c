@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT
+/* Cancellables: flags that wake who waits. */
+#include "cancel.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+struct tmesh_engine_cancellable {
+	atomic_uint refs;
+	atomic_bool cancelled;
+	unsigned int life;
+	int (*interrupted)(void *data);
+	void *data;
+	pthread_mutex_t lock;
+	struct cancel_hook *hooks;
+};
+
+static _Thread_local struct tmesh_engine_cancellable *current;
+
+int tmesh_engine_cancellable_create(const struct tmesh_engine_cancellable_opts *opts,
+				    struct tmesh_engine_cancellable **out, struct tmesh_error *err)
+{
+	struct tmesh_engine_cancellable_opts own;
+	struct tmesh_engine_cancellable *made;
+	int rc = tmesh_read_sized(&own, sizeof(own), opts, err);
+
+	if (rc)
+		return rc;
+	made = calloc(1, sizeof(*made));
+	if (!made)
+		return tmesh_fail(err, -ENOMEM, "no memory for a cancellable");
+	made->refs = 1;
+	made->life = engine_life();
+	made->interrupted = own.interrupted;
+	made->data = own.data;
+	pthread_mutex_init(&made->lock, NULL);
+	*out = made;
+	return 0;
+}
+
+struct tmesh_engine_cancellable *
+tmesh_engine_cancellable_ref(struct tmesh_engine_cancellable *cancellable)
+{
+	atomic_fetch_add(&cancellable->refs, 1);
+	return cancellable;
+}
+
+void tmesh_engine_cancellable_unref(struct tmesh_engine_cancellable *cancellable)
+{
+	if (!cancellable || atomic_fetch_sub(&cancellable->refs, 1) > 1)
+		return;
+	pthread_mutex_destroy(&cancellable->lock);
+	free(cancellable);
+}
+
+void tmesh_engine_cancel(struct tmesh_engine_cancellable *cancellable)
+{
+	if (atomic_exchange(&cancellable->cancelled, true) || cancellable->life != engine_life())
+		return;
+	pthread_mutex_lock(&cancellable->lock);
+	for (struct cancel_hook *hook = cancellable->hooks; hook; hook = hook->next)
+		hook->wake(hook->data);
+	pthread_mutex_unlock(&cancellable->lock);
+}
+
+bool tmesh_engine_cancelled(const struct tmesh_engine_cancellable *cancellable)
+{
+	return atomic_load(&cancellable->cancelled);
+}
+
+struct tmesh_engine_cancellable *cancel_enter(struct tmesh_engine_cancellable *cancellable)
+{
+	struct tmesh_engine_cancellable *before = current;
+
+	current = cancellable;
+	return before;
+}
+
+int cancel_check(struct tmesh_error *err)
+{
+	if (!current || !tmesh_engine_cancelled(current))
+		return 0;
+	return tmesh_fail(err, -ECANCELED, "the call was cancelled before it ran");
+}
+
+bool cancel_interruptible(void)
+{
+	return current && current->interrupted;
+}
+
+void cancel_interrupted(void)
+{
+	if (cancel_interruptible() && current->interrupted(current->data))
+		tmesh_engine_cancel(current);
+}
+
+void cancel_hook_begin(struct cancel_hook *hook, void (*wake)(void *data), void *data)
+{
+	*hook = (struct cancel_hook){.wake = wake, .data = data, .of = current};
+	if (!current)
+		return;
+	pthread_mutex_lock(&current->lock);
+	hook->next = current->hooks;
+	current->hooks = hook;
+	if (tmesh_engine_cancelled(current))
+		wake(data);
+	pthread_mutex_unlock(&current->lock);
+}
+
+void cancel_hook_end(struct cancel_hook *hook)
+{
+	struct cancel_hook **at;
+
+	if (!hook->of)
+		return;
+	pthread_mutex_lock(&hook->of->lock);
+	for (at = &hook->of->hooks; *at != hook; at = &(*at)->next)
+		;
+	*at = hook->next;
+	pthread_mutex_unlock(&hook->of->lock);
+}

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: MIT
+/*
+ * What runs, for a second thread to end it: when its client calls it off, by a word on its socket,
+ * or has gone. The thread that works reads no socket meanwhile.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "process.h"
+
+#define EVENTS 16
+/* Between two looks: a client that says cancel without end costs no more than this. */
+#define PAUSE_US 500
+
+struct calls {
+	pthread_mutex_t lock;
+	int epoll;
+	struct watch *watch;
+	struct caller *callers;
+	uint64_t serial;
+	/* The call that runs: NULL, none does. */
+	struct caller *running;
+	struct call *call;
+	struct tmesh_engine_cancellable *cancellable;
+};
+
+int calls_add(struct calls *calls, struct caller *caller, int socket)
+{
+	struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP};
+	int rc;
+
+	pthread_mutex_lock(&calls->lock);
+	*caller = (struct caller){
+		.next = calls->callers, .serial = ++calls->serial, .socket = socket};
+	event.data.u64 = caller->serial;
+	rc = epoll_ctl(calls->epoll, EPOLL_CTL_ADD, socket, &event) ? -errno : 0;
+	if (!rc)
+		calls->callers = caller;
+	else
+		caller->serial = 0;
+	pthread_mutex_unlock(&calls->lock);
+	return rc;
+}
+
+void calls_remove(struct calls *calls, struct caller *caller)
+{
+	struct caller **at = &calls->callers;
+
+	if (!caller->serial)
+		return;
+	pthread_mutex_lock(&calls->lock);
+	epoll_ctl(calls->epoll, EPOLL_CTL_DEL, caller->socket, NULL);
+	while (*at != caller)
+		at = &(*at)->next;
+	*at = caller->next;
+	pthread_mutex_unlock(&calls->lock);
+}
+
+int calls_begin(struct calls *calls, struct caller *caller, struct call *call,
+		struct tmesh_error *err)
+{
+	int rc = 0;
+
+	pthread_mutex_lock(&calls->lock);
+	if (!calls->cancellable)
+		rc = tmesh_engine_cancellable_create(NULL, &calls->cancellable, err);
+	if (!rc && caller->cancelled >= call->number)
+		rc = tmesh_fail(err, -ECANCELED, "the call was cancelled before it ran");
+	if (!rc) {
+		calls->running = caller;
+		calls->call = call;
+		call->cancellable = calls->cancellable;
+		atomic_store(&calls->watch->deadline, call->deadline);
+	}
+	pthread_mutex_unlock(&calls->lock);
+	return rc;
+}
+
+void calls_ran(struct calls *calls)
+{
+	pthread_mutex_lock(&calls->lock);
+	atomic_store(&calls->watch->deadline, 0);
+	pthread_mutex_unlock(&calls->lock);
+}
+
+void calls_end(struct calls *calls)
+{
+	pthread_mutex_lock(&calls->lock);
+	calls->running->ended = calls->call->number;
+	calls->running = NULL;
+	if (calls->cancellable && tmesh_engine_cancelled(calls->cancellable)) {
+		tmesh_engine_cancellable_unref(calls->cancellable);
+		calls->cancellable = NULL;
+	}
+	pthread_mutex_unlock(&calls->lock);
+}
+
+/* With the lock. The calls of @caller up to @number are called off. */
+static void call_off(struct calls *calls, struct caller *caller, uint64_t number)
+{
+	uint64_t until = tmesh_now_ns() + WIRE_STOP_NS;
+
+	if (number > caller->cancelled)
+		caller->cancelled = number;
+	if (calls->running != caller || calls->call->number > caller->cancelled ||
+	    !calls->call->stops || tmesh_engine_cancelled(calls->cancellable))
+		return;
+	tmesh_engine_cancel(calls->cancellable);
+	/* It ends, or its process does. */
+	if (until < atomic_load(&calls->watch->deadline))
+		atomic_store(&calls->watch->deadline, until);
+}
+
+/* With the lock. Who has gone, or says what is none of ours, has no more calls; the other thread
+ * sees the socket's end and drops it. */
+static void hear(struct calls *calls, struct caller *caller, uint32_t events)
+{
+	struct wire_cancel words = {0};
+	ssize_t got = 0;
+
+	if (!(events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)))
+		got = recv(caller->socket, &words, sizeof(words), MSG_DONTWAIT | MSG_TRUNC);
+	if (got < 0 && (errno == EAGAIN || errno == EINTR))
+		return;
+	if (got == sizeof(words) && words.magic == WIRE_MAGIC && !words.what) {
+		words.what = calls->running != caller && words.number > caller->ended
+				     ? WIRE_NEVER_BEGINS
+				     : WIRE_HAS_BEGUN;
+		call_off(calls, caller, words.number);
+		/* One that does not take the answer waits longer. */
+		if (send(caller->socket, &words, sizeof(words), MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+			errno = 0;
+		return;
+	}
+	call_off(calls, caller, UINT64_MAX);
+	epoll_ctl(calls->epoll, EPOLL_CTL_DEL, caller->socket, NULL);
+	shutdown(caller->socket, SHUT_RDWR);
+}
+
+static void *listen_for_words(void *data)
+{
+	struct epoll_event events[EVENTS];
+	struct calls *calls = data;
+
+	for (;;) {
+		int count = epoll_wait(calls->epoll, events, EVENTS, -1);
+
+		pthread_mutex_lock(&calls->lock);
+		for (int i = 0; i < count; i++) {
+			struct caller *caller = calls->callers;
+
+			while (caller && caller->serial != events[i].data.u64)
+				caller = caller->next;
+			if (caller)
+				hear(calls, caller, events[i].events);
+		}
+		pthread_mutex_unlock(&calls->lock);
+		usleep(PAUSE_US);
+	}
+	return NULL;
+}
+
+int calls_new(struct watch *watch, struct calls **out, struct tmesh_error *err)
+{
+	struct calls *calls = calloc(1, sizeof(*calls));
+	pthread_t thread;
+	int rc;
+
+	if (!calls)
+		return tmesh_fail(err, -ENOMEM, "no memory for what runs");
+	calls->watch = watch;
+	pthread_mutex_init(&calls->lock, NULL);
+	calls->epoll = epoll_create1(EPOLL_CLOEXEC);
+	if (calls->epoll < 0)
+		return tmesh_fail_errno(err, "epoll");
+	rc = pthread_create(&thread, NULL, listen_for_words, calls);
+	if (rc)
+		return tmesh_fail(err, -rc, "no thread: %s", strerror(rc));
+	pthread_detach(thread);
+	*out = calls;
+	return 0;
+}
