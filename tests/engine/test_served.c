@@ -153,7 +153,7 @@ static void test_hang(void **state)
 {
 	struct fixture timed, *fix = *state;
 
-	join(&timed, 100 * MS);
+	join(&timed, 400 * MS);
 	assert_refused(dispatch_of(&timed, "hangs", err), -ETIMEDOUT, "deadline");
 	assert_works(&timed);
 	leave(&timed);
