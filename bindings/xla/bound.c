@@ -9,6 +9,7 @@
 #include "call.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,6 +35,7 @@ static struct bound *list;
 static struct tmesh_ctx *context; /* while there are bindings */
 static unsigned int bindings;
 static uint64_t limit; /* of the context: max_bytes */
+static _Atomic(bool (*)(void)) interrupted;
 
 static struct bound **find(const char *name)
 {
@@ -229,6 +231,28 @@ void tmesh_xla_limit(uint64_t max_bytes)
 	pthread_mutex_unlock(&lock);
 }
 
+void tmesh_xla_ask(bool (*came)(void))
+{
+	atomic_store(&interrupted, came);
+}
+
+/* What handled a signal a moment before a thread slept leaves no mark that a sleep would see.
+ * Without our lock: whoever is asked may wait for a lock of its own. */
+static bool is_interrupted(void)
+{
+	bool (*came)(void) = atomic_load(&interrupted);
+
+	return came && came();
+}
+
+/* How long to sleep at most before somebody is asked. */
+static int64_t until_asked(int64_t left)
+{
+	if (!atomic_load(&interrupted) || (left >= 0 && left <= TMESH_XLA_ASK_NS))
+		return left;
+	return TMESH_XLA_ASK_NS;
+}
+
 int tmesh_xla_stats(struct tmesh_stats *stats, struct tmesh_error *err)
 {
 	size_t size = stats ? stats->size : 0;
@@ -259,18 +283,49 @@ static int timed_out(enum tmesh_channel_role role, struct tmesh_error *err)
 				  : "no message came in time");
 }
 
-/* Until nobody else has it. With the lock held. */
+static int signalled(struct tmesh_error *err)
+{
+	return tmesh_fail(err, -ECANCELED, "a signal came while the call waited");
+}
+
+/* Negative: the call may wait for ever. */
+static int64_t time_left(const struct turn *turn)
+{
+	uint64_t now = tmesh_now_ns();
+
+	if (turn->deadline == UINT64_MAX)
+		return -1;
+	return now < turn->deadline ? (int64_t)(turn->deadline - now) : 0;
+}
+
+/* Until somebody's turn ends or one should look why not. With the lock held. */
+static void wait_a_piece(struct bound *bound, int64_t left)
+{
+	int64_t piece = until_asked(left);
+	uint64_t end = piece < 0 ? INT64_MAX : tmesh_now_ns() + (uint64_t)piece;
+	const struct timespec until = {
+		.tv_sec = (time_t)(end / 1000000000u),
+		.tv_nsec = (long)(end % 1000000000u),
+	};
+
+	pthread_cond_timedwait(&bound->turned, &lock, &until);
+}
+
+/* Until nobody else has it. With the lock held, which is let go of meanwhile. */
 static int wait_for_turn(struct turn *turn, struct tmesh_error *err)
 {
-	const struct timespec until = {
-		.tv_sec = (time_t)(turn->deadline / 1000000000u),
-		.tv_nsec = (long)(turn->deadline % 1000000000u),
-	};
 	struct bound *bound = turn->bound;
-	int rc = 0;
+	int64_t left;
+	bool ends;
 
-	while (bound->busy && !rc && turn->cancels == bound->cancels)
-		rc = pthread_cond_timedwait(&bound->turned, &lock, &until);
+	while (bound->busy && (left = time_left(turn)) && turn->cancels == bound->cancels) {
+		wait_a_piece(bound, left);
+		pthread_mutex_unlock(&lock);
+		ends = is_interrupted();
+		pthread_mutex_lock(&lock);
+		if (ends)
+			return signalled(err);
+	}
 	if (turn->cancels != bound->cancels)
 		return cancelled(err);
 	if (bound->busy)
@@ -337,20 +392,20 @@ int xla_turn_wait(struct turn *turn,
 			     struct tmesh_error *err),
 		  void *data, struct tmesh_error *err)
 {
-	int64_t left = -1;
-	uint64_t now;
+	int64_t left, piece;
 	int rc;
 
 	/* A call that was woken for an earlier one's sake waits on. */
 	do {
 		if (is_cancelled(turn))
 			return cancelled(err);
-		now = tmesh_now_ns();
-		if (turn->deadline != UINT64_MAX)
-			left = now < turn->deadline ? (int64_t)(turn->deadline - now) : 0;
-		rc = act(turn, data, left, err);
+		left = time_left(turn);
+		piece = until_asked(left);
+		rc = act(turn, data, piece, err);
+		if (rc == -ETIMEDOUT && piece != left)
+			rc = is_interrupted() ? -EINTR : -ECANCELED;
 	} while (rc == -ECANCELED);
 	if (rc == -EINTR)
-		return tmesh_fail(err, -ECANCELED, "a signal came while the call waited");
+		return signalled(err);
 	return rc == -ETIMEDOUT ? timed_out(turn->bound->role, err) : rc;
 }

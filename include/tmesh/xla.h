@@ -14,6 +14,8 @@
 #ifndef TMESH_XLA_H
 #define TMESH_XLA_H
 
+#include <stdbool.h>
+
 #include <tmesh/channel.h>
 
 #ifdef __cplusplus
@@ -28,6 +30,7 @@ struct XLA_FFI_Error;
 /* Of the attribute timeout_ms: its default, and the longest wait, a week. */
 #define TMESH_XLA_TIMEOUT_MS 60000
 #define TMESH_XLA_TIMEOUT_MS_MAX (7 * 24 * 3600 * 1000)
+#define TMESH_XLA_ASK_NS 50000000
 /* Of memory that receivers have let go of, or still have, kept for the next push. */
 #define TMESH_XLA_POOL_BYTES (512u << 20)
 
@@ -102,6 +105,17 @@ int tmesh_xla_cancel(const char *name, struct tmesh_error *err);
  * or a signal came while asleep); errors as tmesh_channel_flush().
  */
 int tmesh_xla_flush(const char *name, int64_t timeout_ns, struct tmesh_error *err);
+
+/*
+ * Ask @came in each thread that waits, every TMESH_XLA_ASK_NS; true ends its wait with CANCELLED,
+ * and with -ECANCELED in tmesh_xla_flush(). NULL: nobody is asked. No lock of this library is held
+ * then.
+ *
+ * A signal ends a wait by itself where its handler runs in the sleeping thread. A language whose
+ * handlers only make a note of it needs this for those that come in the moment before the sleep, or
+ * in another thread.
+ */
+void tmesh_xla_ask(bool (*came)(void));
 
 /* At most so many bytes under way or held by this library, of all names together; 0: no limit. A
  * push beyond it gives RESOURCE_EXHAUSTED. */

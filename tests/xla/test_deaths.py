@@ -122,37 +122,67 @@ def test_jax_is_killed():
 
 
 WAITING = """
-import signal, sys
+import os, random, signal, sys, threading, time
 import jax, tmesh
 import tmesh.xla as xla
 
-def once(*_):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise KeyboardInterrupt
-
-signal.signal(signal.SIGINT, once)  # also where the tests run in the background
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
 box = tmesh.Channel("send")
 xla.bind("in", box, "recv")
 like = jax.ShapeDtypeStruct((), "float32")
 program = jax.jit(lambda s: xla.pop(s, like, channel="in", timeout=600))
-box.send(tmesh.put(jax.numpy.float32(1).__array__()))
+send = lambda value: box.send(tmesh.put(jax.numpy.float32(value).__array__()))
+send(1)
 jax.block_until_ready(program(xla.sequence()))
+"""
+
+STORM = WAITING + """
+# At any moment, before the call sleeps above all. Each is heard, once.
+numbers = random.Random(int(sys.argv[1]))
+pause = time.sleep
+
+def act(after):
+    pause(after)
+    os.kill(os.getpid(), signal.SIGINT)
+
+for turn in range(int(sys.argv[2])):
+    thread = threading.Thread(target=act, args=(numbers.uniform(0, 0.003),))
+    try:
+        thread.start()
+        jax.block_until_ready(program(xla.sequence()))
+    except KeyboardInterrupt:
+        thread.join()
+    else:
+        sys.exit("the wait ended without a word")
+send(2)
+print(float(program(xla.sequence())[1]))
+"""
+
+ELSEWHERE = WAITING + """
+# Its handler runs in another thread, so that nothing wakes the one that waits.
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+
+def act():
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(1)
+
+thread = threading.Thread(target=act)
 try:
-    print("waits", flush=True)
+    thread.start()
     jax.block_until_ready(program(xla.sequence()))
 except KeyboardInterrupt:
-    box.send(tmesh.put(jax.numpy.float32(2).__array__()))
-    print(float(program(xla.sequence())[1]), flush=True)
+    thread.join()
+send(2)
+print(float(program(xla.sequence())[1]))
 """
 
 
-def test_interrupt_ends_a_wait():
-    """Where the thread that JAX calls from waits; and the next call works."""
-    process = subprocess.Popen([sys.executable, "-P", "-c", WAITING], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "waits\n"
-    # What comes before it sleeps is heard by Python alone, and not before the wait is over.
-    while process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.2)
-    assert process.communicate()[0] == "2.0\n"
-    assert process.returncode == 0
+@pytest.mark.parametrize("source", [STORM, ELSEWHERE], ids=["storm", "elsewhere"])
+def test_interrupt_ends_a_wait(source):
+    """Where the thread that JAX calls from waits, whenever the signal comes; and the next call works."""
+    done = subprocess.run([sys.executable, "-P", "-c", source, "1", "1000" if LONG else "40"], stdout=subprocess.PIPE,
+                          text=True, timeout=240)
+    assert done.returncode == 0
+    assert done.stdout == "2.0\n"

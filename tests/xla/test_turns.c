@@ -235,6 +235,53 @@ static void *change(void *data)
 	return NULL;
 }
 
+static atomic_bool came;
+static atomic_uint asked;
+
+static bool has_come(void)
+{
+	/* Nothing of ours is locked: this would wait for ever. */
+	assert_int_equal(tmesh_xla_cancel("nobody", NULL), -ENOENT);
+	atomic_fetch_add(&asked, 1);
+	return atomic_load(&came);
+}
+
+static void wait_asked(void)
+{
+	unsigned int before = atomic_load(&asked);
+
+	while (atomic_load(&asked) - before < 2 * THREADS)
+		usleep(1000);
+}
+
+/* Who waits for a message and who waits for a turn asks; a wait goes on until there is something.
+ */
+static void test_asked(void **state)
+{
+	struct tmesh_channel *outbox = channel_new(TMESH_CHANNEL_SEND, "in");
+	struct caller callers[THREADS];
+	float value;
+
+	tmesh_xla_ask(has_come);
+	start(callers, 60000);
+	wait_asked();
+	atomic_store(&came, true);
+	join(callers, FFI_CANCELLED);
+	assert_int_equal(pop_one(&value, 60000), FFI_CANCELLED);
+	atomic_store(&came, false);
+	/* The time of the whole call counts, and a cancel is heard between two questions. */
+	assert_int_equal(pop_one(&value, 120), FFI_DEADLINE_EXCEEDED);
+	start(callers, 60000);
+	wait_asked();
+	assert_ok(tmesh_xla_cancel("in", err));
+	join(callers, FFI_CANCELLED);
+	tmesh_xla_ask(NULL);
+	atomic_store(&came, true);
+	assert_int_equal(pop_one(&value, 120), FFI_DEADLINE_EXCEEDED);
+	assert_ok(tmesh_xla_unbind("in", err));
+	tmesh_channel_unref(outbox);
+}
+
 /* What a name means changes all the time: each call ends, and well or with what fits. */
 static void test_changes_storm(void **state)
 {
@@ -274,6 +321,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_threads_pop, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_waits_end, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_signal, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_asked, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_changes_storm, setup, teardown),
 	};
 

@@ -3,6 +3,8 @@
 #include "binding.h"
 
 #include <errno.h>
+#include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -232,6 +234,32 @@ static PyObject *module_put(PyObject *module, PyObject *args, PyObject *kwargs)
 	return sealed;
 }
 
+/* Python's signal handlers run in one thread, between instructions of Python. */
+static pthread_t handling;
+
+/* Has Ctrl-C come, and Python not handled it yet? For a call that waits in that thread. What this
+ * looks at is taken and put back, for there is no other way. */
+static bool is_interrupted(void)
+{
+	PyGILState_STATE state;
+	bool came;
+
+	if (!pthread_equal(pthread_self(), handling) || !Py_IsInitialized())
+		return false;
+	state = PyGILState_Ensure();
+	came = PyOS_InterruptOccurred();
+	if (came)
+		PyErr_SetInterrupt();
+	PyGILState_Release(state);
+	return came;
+}
+
+static PyObject *module_interrupted(PyObject *module, PyObject *thread)
+{
+	handling = (pthread_t)PyLong_AsUnsignedLong(thread);
+	return PyErr_Occurred() ? NULL : PyLong_FromVoidPtr((void *)is_interrupted);
+}
+
 #define KEYWORDS(function) ((PyCFunction)(void (*)(void))(function))
 
 static PyMethodDef functions[] = {
@@ -371,6 +399,9 @@ static PyMethodDef functions[] = {
 	{"raise_error", module_raise_error, METH_O,
 	 "raise_error(report, /)\n--\n\n"
 	 "Raise what a struct tmesh_error says, which another library of ours filled."},
+	{"interrupted", module_interrupted, METH_O,
+	 "interrupted(main_thread, /)\n--\n\n"
+	 "For another library of ours: where a function is that says whether Ctrl-C came."},
 	{"regions", module_regions, METH_NOARGS,
 	 "regions()\n--\n\nThe regions that this user may open, a dict each. docs/vocabulary.md\n"
 	 "says what the members mean; tmeshctl ls --json prints the same."},

@@ -79,6 +79,8 @@ def _library() -> Any:
                 library = ctypes.CDLL(name)
             except OSError as problem:
                 raise errors.UnsupportedError(errno.EOPNOTSUPP, f"{name} is not installed: {problem}") from None
+            # Ctrl-C is heard by Python alone if it comes before a call sleeps, or in another thread.
+            library.tmesh_xla_ask(ctypes.c_void_p(_tmesh.interrupted(threading.main_thread().ident)))
             for handler in ("push", "pop"):
                 jax.ffi.register_ffi_target(f"tmesh_{handler}", jax.ffi.pycapsule(getattr(library, f"tmesh_xla_{handler}")),
                                             platform="cpu")
