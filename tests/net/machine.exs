@@ -118,6 +118,19 @@ defmodule Machine do
     held
   end
 
+  # Open, and stay open; and what is there later.
+  defp act(["hold", offer], held) do
+    ref = Tmesh.Net.open!(decode(offer))
+    say(digest(ZeroCopy.to_binary!(ref, copy: false)))
+    [{:held, ref} | held]
+  end
+
+  defp act(["look"], held) do
+    {:held, ref} = List.keyfind!(held, :held, 0)
+    say(digest(ZeroCopy.to_binary!(ref, copy: false)))
+    held
+  end
+
   # Without a net's help: how long it takes to see the first byte.
   defp act(["plain", offer], held) do
     case ZeroCopy.open(decode(offer)) do
@@ -139,7 +152,11 @@ defmodule Machine do
 
   # Nothing is offered, held or kept any more.
   defp act(["clean"], held) do
-    for {ref, offer} <- held, do: {Tmesh.Net.withdraw(offer), ZeroCopy.release(ref)}
+    for {:held, ref} <- held, do: ZeroCopy.release(ref)
+
+    for {ref, offer} when ref != :held <- held,
+        do: {Tmesh.Net.withdraw(offer), ZeroCopy.release(ref)}
+
     for %Tmesh.Bundle{} = bundle <- held, do: Tmesh.Bundle.release(bundle)
     Enum.each(Tmesh.Net.names(), &Tmesh.Net.unpublish/1)
     for kept <- Tmesh.kept!(), do: Tmesh.drop(kept.name)

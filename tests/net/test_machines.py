@@ -44,8 +44,9 @@ def eventually(condition, what):
 
 
 class Machine:
-    def __init__(self, name, address, netns, epmd_port):
+    def __init__(self, name, address, netns, epmd_port, tls=None):
         self.address, self.epmd_port = address, epmd_port
+        self.tls = f" -proto_dist inet_tls -ssl_dist_optfile {tls}" if tls else ""
         self.inside = ["ip", "netns", "exec", netns] if netns else []
         self.node = f"{name}@{address}"
         self.dir = Path(tempfile.mkdtemp(prefix="tmesh-net-"))
@@ -58,7 +59,7 @@ class Machine:
                "ERL_EPMD_PORT": str(self.epmd_port)}
         self.log = open(self.dir / "log", "ab")
         self.beam = subprocess.Popen(
-            [*self.inside, "elixir", "--name", self.node, "--cookie", SECRET, "--erl", "-start_epmd false",
+            [*self.inside, "elixir", "--name", self.node, "--cookie", SECRET, "--erl", f"-start_epmd false{self.tls}",
              "-pa", str(EBIN), str(HERE / "machine.exs"), self.address],
             env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True)
         self.read()
@@ -248,18 +249,42 @@ def storm(home, reader, rounds, rng):
 
 
 def test_partition(home, reader, cut):
-    """The cable is pulled in the middle: an error by the reader's deadline, and the home's lease lapses."""
-    offer, digest = home.offer(256 << 20, "partition")
-    reader.send("open", 1, 1000, offer)
+    """The cable is pulled in the middle: both sides end by their clocks, and who has the memory open keeps it."""
+    offer, digest = home.offer(5_000_000, "held")
+    for machine in (home, reader):
+        assert machine.ask("hold", offer) == digest
+    moving, moved = home.offer(256 << 20, "partition")
+    # Its reader on the home's own machine.
+    assert home.ask("open", 1, 1000, moving) == moved
+    reader.send("open", 1, 1000, moving)
     time.sleep(0.2)
     cut("cut")
     result = reader.read()
-    assert result in (digest, "error:timeout", "error:gone"), result
+    assert result in (moved, "error:timeout", "error:gone"), result
     # As one sees it on that machine: 3 s without progress.
     eventually(lambda: home.stats().get("keys") == 0, lambda: "the end of the lease")
+    eventually(lambda: reader.stats().get("fetches") == 0, lambda: "the end of the fetch")
+    assert home.ask("withdraw", offer) == "ok"
+    for machine in (home, reader):
+        assert machine.ask("look") == digest
+    assert home.ask("open", 1, 1000, moving) == moved
     cut("join")
     eventually(lambda: reader.ask("connect", home.node) == "true", lambda: "a connection")
-    eventually(lambda: reader.ask("open", 1, 5000, offer) == digest, lambda: "an open after that")
+    eventually(lambda: reader.ask("open", 1, 5000, moving) == moved, lambda: "an open after that")
+    for machine in (home, reader):
+        assert machine.ask("look") == digest
+
+
+def test_tls(home, reader, strangers):
+    """By TLS distribution: an open by name; who has no certificate, or a stranger's, is not let in."""
+    for stranger in strangers:
+        for machine in (home, reader):
+            assert stranger.ask("connect", machine.node) == "false", stranger.node
+            assert machine.ask("connect", stranger.node) == "false", stranger.node
+    answer, digest = home.ask("publish", "secret", 3, 500_000, "secret").split()
+    assert answer == "ok" and reader.ask("open_name", "secret", 10000) == f"{digest} secret"
+    for stranger in strangers:
+        assert stranger.ask("open_name", "secret", 1000) == "error:not_found"
 
 
 def play(place, home, reader, tests):
@@ -301,6 +326,25 @@ def on_loopback():
         daemon.wait()
 
 
+def with_tls():
+    port = random.randrange(20000, 30000)
+    daemon = epmd([], port)
+    machines = []
+    directory = Path(tempfile.mkdtemp(prefix="tmesh-net-tls-"))
+    try:
+        subprocess.run(["elixir", str(HERE / "certificates.exs"), str(directory), "127.0.0.1"], check=True)
+        for name, tls in (("home", "good"), ("reader", "good"), ("strange", "strange"), ("plain", None)):
+            machines.append(Machine(name, "127.0.0.1", None, port, tls and directory / f"{tls}.conf"))
+        assert machines[1].ask("connect", machines[0].node) == "true"
+        play("TLS", *machines[:2], [(test_tls, (machines[2:],))])
+    finally:
+        for machine in machines:
+            machine.end()
+        daemon.kill()
+        daemon.wait()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def in_namespaces():
     name, topology = f"tmn{os.getpid()}", str(HERE / "topology.sh")
     made = subprocess.run([topology, "up", name, "2"], capture_output=True, text=True)
@@ -328,7 +372,7 @@ def in_namespaces():
 
 
 if __name__ == "__main__":
-    for place in (on_loopback, in_namespaces):
+    for place in (on_loopback, with_tls, in_namespaces):
         try:
             place()
         except Exception:
