@@ -11,7 +11,7 @@ NET_A      := $(B)/libtmesh-net.a
 NET_SRC    := $(wildcard $(NET)/*.c)
 NET_PORT_SRC := $(wildcard $(NET)/port/*.c)
 NET_HEADERS := include/tmesh/net.h
-NET_LIBS    = $(shell pkg-config --libs libfabric) -pthread
+NET_LIBS    = $(shell pkg-config --libs libfabric) -ljansson -pthread
 
 # A look at the file: nothing may be asked of programs before `make deps` has installed them.
 NET_BUILT := $(if $(wildcard /usr/include/rdma/fabric.h),net)

@@ -28,7 +28,7 @@ NEEDED = {
     "libtmesh-xla.so": {"libc.so.6", "libtmesh.so.0"},
     "libtmesh-engine.so": {"libc.so.6", "libjansson.so.4", "libtmesh.so.0"},
     "tmesh-engine-onnx.so": {"libc.so.6"},
-    "libtmesh-net.so": {"libc.so.6", "libtmesh.so.0", "libfabric.so.1"},
+    "libtmesh-net.so": {"libc.so.6", "libjansson.so.4", "libtmesh.so.0", "libfabric.so.1"},
     "tmesh-engine-ggml.so": {"libc.so.6", "libjansson.so.4", "libm.so.6"},
     "libtmesh-model.so": {"libc.so.6", "libjansson.so.4", "libtmesh.so.0", "liburing.so.2"},
 }

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -96,11 +97,23 @@ static int lock(struct tmesh_ctx *ctx, struct tmesh_error *err)
 	return rc;
 }
 
-static void greet(const struct tmesh_net *net)
+static int greet(struct tmesh_ctx *ctx, const struct tmesh_net *net, struct tmesh_error *err)
 {
+	char link[32], path[PATH_MAX];
+	ssize_t length;
+	int dir, rc = tmesh_ctx_runtime_dir(ctx, &dir, err);
+
+	if (rc)
+		return rc;
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", dir);
+	length = readlink(link, path, sizeof(path) - 1);
+	close(dir);
+	path[length < 0 ? 0 : length] = 0;
 	frame_write(STDOUT_FILENO,
-		    json_pack("{si ss si ss ss}", "v", 1, "type", "hello", "pid", (int)getpid(),
-			      "provider", tmesh_net_provider(net), "version", tmesh_version()));
+		    json_pack("{si ss si ss ss ss}", "v", 1, "type", "hello", "pid", (int)getpid(),
+			      "provider", tmesh_net_provider(net), "version", tmesh_version(),
+			      "runtime_dir", path));
+	return 0;
 }
 
 static int serve(struct port *port)
@@ -134,12 +147,11 @@ int main(int argc, char **argv)
 	setenv("FI_OFI_RXM_BUFFER_SIZE", "1024", 0);
 	setenv("FI_OFI_RXM_CM_PROGRESS_INTERVAL", "500", 0);
 	if (tmesh_ctx_open(NULL, &ctx, &err) || lock(ctx, &err) ||
-	    tmesh_net_open(ctx, &opts, &net, &err)) {
+	    tmesh_net_open(ctx, &opts, &net, &err) || greet(ctx, net, &err)) {
 		fprintf(stderr, NAME ": %s\n", err.message);
 		return 1;
 	}
 	port_open(&port, ctx, net, STDOUT_FILENO);
-	greet(net);
 	rc = serve(&port);
 	port_close(&port);
 	return rc;

@@ -42,7 +42,11 @@ net-fuzz-check: $(NET_FUZZ_OUT)/net_command ## fuzz what tmesh-net is told
 
 .PHONY: net-check net-asan-check net-port-check net-fuzz-check
 
-net-machines-check: net keeper beam ## Tmesh.Net between nodes: on the loopback and in network namespaces, kills and cuts
-	@$(PYTHON) -B $(NET_TEST)/test_machines.py $(B)
+$(NET_TEST_OUT)/open_local: $(NET_TEST)/open_local.c include/tmesh/net.h $(NET_A) $(LIB_A)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 -pthread $< $(NET_A) $(LIB_A) $(LIB_LIBS) $(NET_LIBS) -o $@
+
+net-machines-check: net keeper beam $(NET_TEST_OUT)/open_local $(VENV)/tmesh.stamp ## Tmesh.Net between nodes: on the loopback and in network namespaces, kills and cuts
+	@$(PYTHON) -B $(NET_TEST)/test_machines.py $(B) $(VPYTHON)
 
 .PHONY: net-machines-check

@@ -118,6 +118,13 @@ defmodule Machine do
     held
   end
 
+  # As other programs get it.
+  defp act(["json", offer], held) do
+    {:ok, %{json: json}} = offer |> decode() |> Tmesh.Worker.Payload.encode()
+    say(IO.iodata_to_binary(json))
+    held
+  end
+
   # Open, and stay open; and what is there later.
   defp act(["hold", offer], held) do
     ref = Tmesh.Net.open!(decode(offer))

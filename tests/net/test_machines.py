@@ -3,13 +3,16 @@
 """Tmesh.Net between machines: nodes with runtime directories of their own, first on the loopback, then in
 network namespaces (topology.sh). Prints TAP.
 
-    test_machines.py BUILD
+    test_machines.py BUILD PYTHON
 """
 
+import hashlib
 import os
 import random
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -19,6 +22,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 BUILD = Path(sys.argv[1]).resolve()
+PYTHON = sys.argv[2]  # one that has the package
 FULL = os.environ.get("TMESH_TEST_LENGTH") == "full"
 EBIN = BUILD / "beam/dev/lib/tmesh/ebin"
 SECRET = f"c{random.randrange(10**12)}"
@@ -54,7 +58,7 @@ class Machine:
         self.start()
 
     def start(self):
-        env = {**os.environ, "TMESH_BACKEND": "memfd", "TMESH_RUNTIME_DIR": str(self.dir),
+        env = self.env = {**os.environ, "TMESH_BACKEND": "memfd", "TMESH_RUNTIME_DIR": str(self.dir),
                "TMESH_NET": str(BUILD / "tmesh-net"), "TMESH_KEEPER": str(BUILD / "tmesh-keeper"),
                "ERL_EPMD_PORT": str(self.epmd_port)}
         self.log = open(self.dir / "log", "ab")
@@ -77,6 +81,11 @@ class Machine:
     def ask(self, *words):
         self.send(*words)
         return self.read()
+
+    def opened_by(self, *command):
+        """What a program of this machine sees, as the digest of its output or as its error."""
+        out = subprocess.run([*self.inside, *command], env=self.env, stdout=subprocess.PIPE, check=True, timeout=SECONDS).stdout
+        return out.decode() if out.startswith(b"error:") else hashlib.md5(out).hexdigest()
 
     def offer(self, size, seed):
         return self.ask("offer", size, seed).split()
@@ -203,6 +212,140 @@ def test_names(home, reader, other):
     other.nothing_left()
 
 
+BY_PYTHON = """
+import sys, tmesh.net
+kind, how, text = sys.argv[1:]
+try:
+    opened = (tmesh.net.open_name if how == "name" else tmesh.net.open)(text)
+except tmesh.Error as error:
+    import errno
+    print(f"error:{errno.errorcode[error.errno]} {error.strerror}")
+    raise SystemExit
+write = sys.stdout.buffer.write
+if kind == "bundle":
+    for name, tensor in opened.items():
+        write(name.encode() + bytes(memoryview(tensor)))
+else:
+    write(bytes(memoryview(opened)))
+"""
+
+
+def test_programs(home, reader):
+    """C and Python programs open by their machine's net: refs and names, from elsewhere and at home."""
+    offer, digest = home.offer(3_000_001, "programs")
+    before, at_home = reader.stats()["fetched"], home.stats()["fetched"]
+    json = home.ask("json", offer)
+    _ok, bundle = home.ask("publish", "programs", 4, 200_000, "programs").split()
+    for program in ([str(BUILD / "tests/net/open_local")], [PYTHON, "-P", "-c", BY_PYTHON]):
+        for machine in (reader, home):
+            assert machine.opened_by(*program, "tensor", "ref", json) == digest
+            assert machine.opened_by(*program, "bundle", "name", "programs") == bundle
+        # One fetch for both programs, and for Elixir.
+        assert reader.stats()["fetched"] == before + 6 and home.stats()["fetched"] == at_home
+        assert reader.ask("open", 1, 10000, offer) == digest
+        wrong = json.replace('"shape":[3000001]', '"shape":[3000002]')
+        assert wrong != json
+        for text, error in ((wrong, "EPROTO"), ("{", "EPROTO"), ("[]", "EPROTO"), ("{}", "EPROTO")):
+            assert reader.opened_by(*program, "tensor", "ref", text).startswith(f"error:{error} "), text
+        for text, error in (("nobody", "ENOENT"), ("x" * 256, "EINVAL")):
+            assert reader.opened_by(*program, "bundle", "name", text).startswith(f"error:{error} "), text
+    reader.kill("beam.smp")
+    reader.beam.wait()
+    for program in ([str(BUILD / "tests/net/open_local")], [PYTHON, "-P", "-c", BY_PYTHON]):
+        why = reader.opened_by(*program, "tensor", "ref", json)
+        assert why.startswith("error:ENOENT ") and home.node in why, why
+    reader.start()
+    eventually(lambda: reader.ask("connect", home.node) == "true", lambda: "a connection")
+
+
+def test_hostile_programs(home, reader):
+    """Programs that say nothing, garbage, half a message or much, or go in the middle, keep nobody from opening."""
+    offer, digest = home.offer(1_000_000, "hostile")
+    json = home.ask("json", offer)
+
+    def connect():
+        client = socket.socket(socket.AF_UNIX)
+        client.settimeout(SECONDS)
+        client.connect(str(reader.dir / "net.sock"))
+        return client
+
+    def request(text):
+        return struct.pack(">I", len(text)) + text
+
+    rng = random.Random(0)
+    good = b'{"v":1,"type":"open","timeout_ms":10000,"ref":' + json.encode() + b"}"
+    texts = [b"", b"{", b"[]", b"null", b"{}" * 100, rng.randbytes(5000), b"[" * 100_000, b'{"v":1}', good[:-1] + b',"more":1}',
+             good.replace(b"10000", b"0"), good.replace(b"10000", b"1e99"), good.replace(b"10000", b'"soon"'),
+             good.replace(b'"v":1', b'"v":2'), b'{"v":1,"type":"open","timeout_ms":1,"name":["llama"]}',
+             b'{"v":1,"type":"open","timeout_ms":1,"name":""}', b'{"v":1,"type":"open","timeout_ms":1,"ref":{"kind":"bundle"}}']
+    for text in texts:
+        with connect() as client:
+            client.sendall(request(text))
+            answer = client.recv(1 << 16)
+            # What is no message at all is not answered.
+            assert not answer or b'"type":"error"' in answer, (text[:100], answer)
+    for raw in (b"\xff\xff\xff\xff", struct.pack(">I", (4 << 20) + 1) + b"x" * 100, b"\0\0"):
+        with connect() as client:
+            client.sendall(raw)
+            client.shutdown(socket.SHUT_WR)
+            assert client.recv(100) == b""
+    # More than one request, and one that does not wait.
+    with connect() as client:
+        client.sendall(request(good) * 3)
+    for _ in range(20):
+        with connect() as client:
+            client.sendall(request(good))
+    # As many as are let in but one, in silence; and what holds an open one without reading.
+    silent = [connect() for _ in range(62)]
+    holding = connect()
+    holding.sendall(request(good))
+    assert reader.opened_by(str(BUILD / "tests/net/open_local"), "tensor", "ref", json) == digest
+    for client in (*silent, holding):
+        client.close()
+    assert reader.ask("open", 1, 10000, offer) == digest
+
+
+def in_a_folder():
+    """What serves net.sock and is no Tmesh.Net: C and Python say so, and do not wait for ever."""
+    def frame(text, length=None):
+        return struct.pack(">I", len(text) if length is None else length) + text
+
+    waiting = frame(b'{"v":1,"type":"waiting"}')
+    answers = [
+        (b"", "EPIPE"), (b"\0\0", "EPIPE"), (frame(b"", 0), "EPROTO"), (frame(b"", 0xFFFFFFFF), "EPROTO"),
+        (frame(b"{", 1000), "EPIPE"), (waiting * 3, "EPIPE"), (frame(b"{"), "EPROTO"), (frame(b"[]"), "EPROTO"),
+        (frame(b"[" * 100_000), "EPROTO"), (frame(b"{}"), "EPROTO"), (frame(b'{"type":"opened"}'), "EPROTO"),
+        (frame(b'{"type":"opened","ref":{}}'), "EPROTO"), (frame(b'{"type":"opened","ref":{"kind":"bundle"}}'), "EPROTO"),
+        (frame(b'{"type":"error","errno":"EDQUOT","message":"much"}'), "EDQUOT"),
+        (waiting + frame(b'{"type":"error","errno":"EXYZ"}'), "EIO"), (frame(b'{"type":"error","errno":1,"message":[]}'), "EIO"),
+    ]
+    programs = [BUILD / "tests/net/open_local"], [PYTHON, "-P", "-c", BY_PYTHON]
+    wrong = []
+    with tempfile.TemporaryDirectory(prefix="tmesh-net-") as directory, socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{directory}/net.sock")
+        server.listen()
+        server.settimeout(SECONDS)
+        env = {**os.environ, "TMESH_BACKEND": "memfd", "TMESH_RUNTIME_DIR": directory}
+        for answer, expected in answers:
+            for program in programs:
+                client = subprocess.Popen([*program, "tensor", "name", "x"], env=env, stdout=subprocess.PIPE)
+                connection, _peer = server.accept()
+                with connection:
+                    length = struct.unpack(">I", connection.recv(4))[0]
+                    while length:
+                        length -= len(connection.recv(length))
+                    connection.sendall(answer)
+                said = client.communicate(timeout=SECONDS)[0].decode()
+                if client.returncode or not said.startswith(f"error:{expected} "):
+                    wrong.append(f"{answer[:60]}: {said} and not {expected}")
+        server.close()
+        for program in programs:
+            said = subprocess.run([*program, "tensor", "name", "x"], env=env, stdout=subprocess.PIPE, timeout=SECONDS).stdout
+            if not said.startswith(b"error:ENOENT "):
+                wrong.append(f"nobody listens: {said}")
+    report("what is no net", "\n".join(wrong))
+
+
 def test_many(home, reader):
     offers = [home.offer(700_000 + number, f"many{number}") for number in range(6)]
     for offer, digest in offers:
@@ -317,7 +460,7 @@ def on_loopback():
         print(f"# TMESH_TEST_SEED={seed}", flush=True)
         play("loopback", *machines[:2], [
             (test_open, ()), (test_home_is_named, ()), (test_withdrawn, ()), (test_many, ()), (test_names, machines[2:]),
-            (test_fetcher_killed, ()),
+            (test_programs, ()), (test_hostile_programs, ()), (test_fetcher_killed, ()),
             (storm, (300 if FULL else 12, random.Random(seed)))])
     finally:
         for machine in machines:
@@ -372,7 +515,7 @@ def in_namespaces():
 
 
 if __name__ == "__main__":
-    for place in (on_loopback, with_tls, in_namespaces):
+    for place in (in_a_folder, on_loopback, with_tls, in_namespaces):
         try:
             place()
         except Exception:

@@ -141,17 +141,21 @@ defmodule Tmesh.NetTest do
 
   test "a fetcher that reads no more has ended, also when its end is not told" do
     program = Path.join(System.tmp_dir!(), "tmesh-net-deaf-#{System.pid()}")
+    dir = program <> ".dir"
+    File.mkdir_p!(dir)
+    hello = ~s({"v":1,"type":"hello","runtime_dir":"#{dir}"})
+    length = hello |> byte_size() |> Integer.to_string(8)
 
     File.write!(program, """
     #!/bin/sh
     # A stand-in: it says hello, and reads nothing.
     exec 0<&-
-    printf '\\000\\000\\000\\026{"v":1,"type":"hello"}'
+    printf '\\000\\000\\000\\#{length}#{hello}'
     exec sleep 30
     """)
 
     File.chmod!(program, 0o700)
-    on_exit(fn -> File.rm(program) end)
+    on_exit(fn -> for path <- [program, dir], do: File.rm_rf(path) end)
     Process.flag(:trap_exit, true)
     {:ok, net} = Net.start_link(address: "127.0.0.1", program: program)
     assert {:error, %Error{type: :gone}} = Net.stats()

@@ -8,7 +8,8 @@ defmodule Tmesh.Net.Fetcher do
 
   @start_ms 30_000
 
-  @spec open(keyword()) :: {:ok, port()} | {:error, Error.t()}
+  @doc "The port, and the runtime directory that it is for."
+  @spec open(keyword()) :: {:ok, port(), Path.t()} | {:error, Error.t()}
   def open(options) do
     args = ["--address", options[:address], "--provider", options[:provider]]
     {:ok, backend} = Tmesh.backend()
@@ -25,8 +26,8 @@ defmodule Tmesh.Net.Fetcher do
     receive do
       {^port, {:data, text}} ->
         case read(text) do
-          {:ok, %{"type" => "hello"}} ->
-            {:ok, port}
+          {:ok, %{"type" => "hello", "runtime_dir" => dir}} when is_binary(dir) ->
+            {:ok, port, dir}
 
           _other ->
             {:error, Error.new(:protocol, "#{options[:program]} is no tmesh-net of this version")}

@@ -14,7 +14,7 @@ defmodule Tmesh.Net.Server do
   require Logger
 
   alias Tmesh.Error
-  alias Tmesh.Net.{Fetcher, Names}
+  alias Tmesh.Net.{Fetcher, Local, Names}
 
   # Fetches that ask or read: what a fetcher takes from one address. Others wait their turn.
   @at_once 8
@@ -24,7 +24,9 @@ defmodule Tmesh.Net.Server do
     Process.flag(:trap_exit, true)
 
     case Fetcher.open(options) do
-      {:ok, port} ->
+      {:ok, port, dir} ->
+        :ok = Local.start(dir)
+
         {:ok,
          %{
            options: options,
@@ -227,6 +229,10 @@ defmodule Tmesh.Net.Server do
       true -> {:noreply, waiter_ended(state, monitor)}
     end
   end
+
+  # One of those that serve other programs.
+  def handle_info({:EXIT, pid, reason}, state) when is_pid(pid) and reason != :normal,
+    do: {:stop, reason, state}
 
   def handle_info(_other, state), do: {:noreply, state}
 
@@ -592,7 +598,7 @@ defmodule Tmesh.Net.Server do
     state = %{state | asked: %{}, leases: %{}, held: %{}, fetches: asking, offers: made}
 
     with true <- now() - state.began > 1_000,
-         {:ok, port} <- Fetcher.open(state.options) do
+         {:ok, port, _dir} <- Fetcher.open(state.options) do
       state = %{state | port: port, began: now()}
 
       {:noreply,

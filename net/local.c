@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Asking the machine's Tmesh.Net: net.sock in the runtime directory, whose protocol is described in
+ * bindings/beam/lib/tmesh/net/local.ex. Its answer is checked as a stranger's would be.
+ */
+#include <errno.h>
+#include <jansson.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "net_internal.h"
+
+#define SOCKET "net.sock"
+#define ANSWER_MAX (1u << 20) /* more than the longest ref */
+#define NSEC UINT64_C(1000000000)
+#define DEFAULT_NS (10 * NSEC)
+/* It says each second that it lives. */
+#define SILENCE_NS (30 * NSEC)
+
+/* The words of its errors. */
+static const int errnos[] = {EACCES, EPERM,  EBUSY,  EEXIST,	ESTALE,	    EDQUOT, ENOMEM,
+			     EMFILE, ENOENT, EPROTO, EINVAL,	ETIMEDOUT, EOPNOTSUPP, EPIPE};
+
+static int no_net(const struct tmesh_net_wanted *wanted, struct tmesh_error *err)
+{
+	json_t *ref = wanted->ref ? json_loadb(wanted->ref, wanted->ref_bytes, 0, NULL) : NULL;
+	const char *home = json_string_value(json_object_get(ref, "home"));
+
+	if (home)
+		tmesh_fail(err, -ENOENT,
+			   "no Tmesh.Net serves this runtime directory; the ref's home is %.200s",
+			   home);
+	else
+		tmesh_fail(err, -ENOENT,
+			   "no Tmesh.Net serves this runtime directory: an Elixir node of this "
+			   "user that runs it does");
+	json_decref(ref);
+	return -ENOENT;
+}
+
+static int connect_net(struct tmesh_ctx *ctx, const struct tmesh_net_wanted *wanted, int *out,
+		       struct tmesh_error *err)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	struct ucred peer = {0};
+	socklen_t length = sizeof(peer);
+	int dir, fd, rc = tmesh_ctx_runtime_dir(ctx, &dir, err);
+
+	if (rc)
+		return rc;
+	/* However long the directory's path is. */
+	snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/" SOCKET, dir);
+	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (fd < 0)
+		rc = tmesh_fail_errno(err, "socket");
+	else if (connect(fd, (struct sockaddr *)&address, sizeof(address)))
+		rc = errno == ENOENT || errno == ECONNREFUSED
+			     ? no_net(wanted, err)
+			     : tmesh_fail_errno(err, "connect");
+	else if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length))
+		rc = tmesh_fail_errno(err, "SO_PEERCRED");
+	else if (peer.uid != geteuid() && peer.uid != 0)
+		rc = tmesh_fail(err, -EACCES, "user %u serves " SOCKET ", and not this one",
+				(unsigned int)peer.uid);
+	close(dir);
+	if (rc && fd >= 0)
+		close(fd);
+	if (!rc)
+		*out = fd;
+	return rc;
+}
+
+/* All of it, in or out, while something moves. */
+static int transfer(int fd, char *bytes, size_t count, bool out, uint64_t patience,
+		    struct tmesh_error *err)
+{
+	uint64_t deadline = tmesh_now_ns() + patience;
+
+	while (count) {
+		struct pollfd ready = {.fd = fd, .events = out ? POLLOUT : POLLIN};
+		uint64_t now = tmesh_now_ns();
+		ssize_t done;
+
+		if (now >= deadline)
+			return tmesh_fail(err, -ETIMEDOUT, "Tmesh.Net does not answer");
+		if (poll(&ready, 1, (deadline - now) / 1000000 + 1) <= 0)
+			continue;
+		done = out ? send(fd, bytes, count, MSG_NOSIGNAL | MSG_DONTWAIT)
+			   : recv(fd, bytes, count, MSG_DONTWAIT);
+		if (done < 0 && (errno == EAGAIN || errno == EINTR))
+			continue;
+		if (done <= 0)
+			return tmesh_fail(err, -EPIPE, "Tmesh.Net ended meanwhile");
+		bytes += done;
+		count -= done;
+		deadline = tmesh_now_ns() + patience;
+	}
+	return 0;
+}
+
+static int ask(int fd, const struct tmesh_net_wanted *wanted, struct tmesh_error *err)
+{
+	uint64_t timeout = wanted->timeout_ns ? wanted->timeout_ns : DEFAULT_NS;
+	json_int_t ms = timeout / 1000000 > INT32_MAX ? INT32_MAX : timeout / 1000000;
+	json_t *what = wanted->ref ? json_loadb(wanted->ref, wanted->ref_bytes,
+						JSON_REJECT_DUPLICATES, NULL)
+				   : json_string(wanted->name);
+	json_t *request;
+	size_t length;
+	char *text;
+	int rc;
+
+	if (!what)
+		return wanted->ref ? tmesh_fail(err, -EPROTO, "not an offer: no JSON")
+				   : tmesh_fail(err, -EINVAL, "a name is UTF-8");
+	request = json_pack("{si ss sI so}", "v", 1, "type", "open", "timeout_ms", ms ? ms : 1,
+			    wanted->ref ? "ref" : "name", what);
+	text = request ? json_dumps(request, JSON_COMPACT) : NULL;
+	json_decref(request);
+	if (!text)
+		return tmesh_fail(err, -ENOMEM, "no memory for a request");
+	length = strlen(text);
+	if (length > UINT32_MAX / 2) {
+		rc = tmesh_fail(err, -EPROTO, "an offer of %zu bytes", length);
+	} else {
+		char head[4] = {length >> 24, length >> 16, length >> 8, length};
+
+		rc = transfer(fd, head, sizeof(head), true, SILENCE_NS, err);
+		if (!rc)
+			rc = transfer(fd, text, length, true, SILENCE_NS, err);
+	}
+	free(text);
+	return rc;
+}
+
+static int read_answer(int fd, json_t **out, struct tmesh_error *err)
+{
+	unsigned char head[4];
+	size_t length;
+	json_t *answer;
+	char *text;
+	int rc = transfer(fd, (char *)head, sizeof(head), false, SILENCE_NS, err);
+
+	if (rc)
+		return rc;
+	length = (size_t)head[0] << 24 | head[1] << 16 | head[2] << 8 | head[3];
+	if (!length || length > ANSWER_MAX)
+		return tmesh_fail(err, -EPROTO, "an answer of %zu bytes", length);
+	text = malloc(length);
+	if (!text)
+		return tmesh_fail(err, -ENOMEM, "no memory for an answer");
+	rc = transfer(fd, text, length, false, SILENCE_NS, err);
+	answer = rc ? NULL : json_loadb(text, length, JSON_REJECT_DUPLICATES, NULL);
+	free(text);
+	if (!rc && !json_is_object(answer)) {
+		json_decref(answer);
+		rc = tmesh_fail(err, -EPROTO, "Tmesh.Net answers what is no JSON object");
+	}
+	if (!rc)
+		*out = answer;
+	return rc;
+}
+
+static int told_error(const json_t *answer, struct tmesh_error *err)
+{
+	const char *name = json_string_value(json_object_get(answer, "errno"));
+	const char *message = json_string_value(json_object_get(answer, "message"));
+	int code = EIO;
+
+	for (size_t i = 0; name && i < sizeof(errnos) / sizeof(errnos[0]); i++)
+		if (!strcmp(strerrorname_np(errnos[i]), name))
+			code = errnos[i];
+	return tmesh_fail(err, -code, "%s", message ? message : "Tmesh.Net does not say why");
+}
+
+/* Whose ref it is that @fd's other end holds until @fd is closed. */
+static int await(int fd, char **ref, struct tmesh_error *err)
+{
+	for (;;) {
+		const char *type;
+		json_t *answer = NULL;
+		int rc = read_answer(fd, &answer, err);
+
+		if (rc)
+			return rc;
+		type = json_string_value(json_object_get(answer, "type"));
+		if (type && !strcmp(type, "waiting")) {
+			json_decref(answer);
+			continue;
+		}
+		if (type && !strcmp(type, "error")) {
+			rc = told_error(answer, err);
+		} else if (type && !strcmp(type, "opened")) {
+			*ref = json_dumps(json_object_get(answer, "ref"), JSON_COMPACT);
+			if (!*ref)
+				rc = tmesh_fail(err, -EPROTO, "Tmesh.Net opens, and gives no ref");
+		} else {
+			rc = tmesh_fail(err, -EPROTO, "Tmesh.Net is of another version");
+		}
+		json_decref(answer);
+		return rc;
+	}
+}
+
+static int get(struct tmesh_ctx *ctx, const struct tmesh_net_wanted *given, int *fd, char **ref,
+	       struct tmesh_error *err)
+{
+	struct tmesh_net_wanted wanted;
+	int rc = tmesh_read_sized(&wanted, sizeof(wanted), given, err);
+
+	if (rc)
+		return rc;
+	if (!wanted.ref == !wanted.name)
+		return tmesh_fail(err, -EINVAL, "either an offer or a name is needed");
+	rc = connect_net(ctx, &wanted, fd, err);
+	if (rc)
+		return rc;
+	rc = ask(*fd, &wanted, err);
+	if (!rc)
+		rc = await(*fd, ref, err);
+	if (rc)
+		close(*fd);
+	return rc;
+}
+
+int tmesh_net_open_tensor(struct tmesh_ctx *ctx, const struct tmesh_net_wanted *wanted,
+			  struct tmesh_tensor **out, struct tmesh_error *err)
+{
+	struct tmesh_ref ref;
+	char *text;
+	int fd, rc = get(ctx, wanted, &fd, &text, err);
+
+	if (rc)
+		return rc;
+	rc = tmesh_ref_decode(text, strlen(text), &ref, err);
+	if (!rc)
+		rc = tmesh_tensor_open(ctx, &ref, TMESH_READ, out, err);
+	free(text);
+	close(fd);
+	return rc;
+}
+
+int tmesh_net_open_bundle(struct tmesh_ctx *ctx, const struct tmesh_net_wanted *wanted,
+			  struct tmesh_bundle **out, struct tmesh_error *err)
+{
+	char *text;
+	int fd, rc = get(ctx, wanted, &fd, &text, err);
+
+	if (rc)
+		return rc;
+	rc = tmesh_bundle_open(ctx, text, strlen(text), TMESH_READ, out, err);
+	free(text);
+	close(fd);
+	return rc;
+}
