@@ -24,8 +24,8 @@
 #define SILENCE_NS (30 * NSEC)
 
 /* The words of its errors. */
-static const int errnos[] = {EACCES, EPERM,  EBUSY,  EEXIST,	ESTALE,	    EDQUOT, ENOMEM,
-			     EMFILE, ENOENT, EPROTO, EINVAL,	ETIMEDOUT, EOPNOTSUPP, EPIPE};
+static const int errnos[] = {EACCES, EPERM,  EBUSY,  EEXIST, ESTALE,	EDQUOT,	    ENOMEM,
+			     EMFILE, ENOENT, EPROTO, EINVAL, ETIMEDOUT, EOPNOTSUPP, EPIPE};
 
 static int no_net(const struct tmesh_net_wanted *wanted, struct tmesh_error *err)
 {
@@ -60,9 +60,8 @@ static int connect_net(struct tmesh_ctx *ctx, const struct tmesh_net_wanted *wan
 	if (fd < 0)
 		rc = tmesh_fail_errno(err, "socket");
 	else if (connect(fd, (struct sockaddr *)&address, sizeof(address)))
-		rc = errno == ENOENT || errno == ECONNREFUSED
-			     ? no_net(wanted, err)
-			     : tmesh_fail_errno(err, "connect");
+		rc = errno == ENOENT || errno == ECONNREFUSED ? no_net(wanted, err)
+							      : tmesh_fail_errno(err, "connect");
 	else if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length))
 		rc = tmesh_fail_errno(err, "SO_PEERCRED");
 	else if (peer.uid != geteuid() && peer.uid != 0)

@@ -121,13 +121,14 @@ int tmesh_net_fetch(struct tmesh_net *net, const struct tmesh_net_source *source
 		    struct tmesh_error *err);
 
 /*
- * Opening by the machine's Tmesh.Net (docs/net.md): a program that has what an Elixir node offers, or
- * knows its name, asks the node of its own machine that runs for the same user and runtime directory.
- * Memory that is on this machine already is opened without a fetch. No struct tmesh_net is needed.
+ * Opening by the machine's Tmesh.Net (docs/net.md): a program that has what an Elixir node offers,
+ * or knows its name, asks the node of its own machine that runs for the same user and runtime
+ * directory. Memory that is on this machine already is opened without a fetch. No struct tmesh_net
+ * is needed.
  */
 struct tmesh_net_wanted {
-	size_t size;	     /* sizeof(struct tmesh_net_wanted) */
-	const char *ref;     /* an offer's JSON, of @ref_bytes bytes; or NULL, and */
+	size_t size;	 /* sizeof(struct tmesh_net_wanted) */
+	const char *ref; /* an offer's JSON, of @ref_bytes bytes; or NULL, and */
 	size_t ref_bytes;
 	const char *name;    /* what Tmesh.Net.publish/2 was given */
 	uint64_t timeout_ns; /* longest time without an answer or a byte; 0: 10 s */
@@ -135,10 +136,11 @@ struct tmesh_net_wanted {
 
 /*
  * Return: 0; -EINVAL (@wanted: one of ref and name, and not both; no UTF-8); -ENOENT (no Tmesh.Net
- * serves this runtime directory: the message names the ref's home; or nobody has that name, or it was
- * withdrawn), -EPIPE (the home or the net has ended), -ETIMEDOUT, -EPROTO (not an offer; the other
- * call opens it; damaged), -EDQUOT, -EEXIST (two things have that name), -EACCES (somebody else
- * serves the socket), -ENOMEM, -EMFILE, and those of tmesh_tensor_open() and tmesh_bundle_open().
+ * serves this runtime directory: the message names the ref's home; or nobody has that name, or it
+ * was withdrawn), -EPIPE (the home or the net has ended), -ETIMEDOUT, -EPROTO (not an offer; the
+ * other call opens it; damaged), -EDQUOT, -EEXIST (two things have that name), -EACCES (somebody
+ * else serves the socket), -ENOMEM, -EMFILE, and those of tmesh_tensor_open() and
+ * tmesh_bundle_open().
  */
 int tmesh_net_open_tensor(struct tmesh_ctx *ctx, const struct tmesh_net_wanted *wanted,
 			  struct tmesh_tensor **out, struct tmesh_error *err);

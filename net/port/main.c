@@ -109,10 +109,9 @@ static int greet(struct tmesh_ctx *ctx, const struct tmesh_net *net, struct tmes
 	length = readlink(link, path, sizeof(path) - 1);
 	close(dir);
 	path[length < 0 ? 0 : length] = 0;
-	frame_write(STDOUT_FILENO,
-		    json_pack("{si ss si ss ss ss}", "v", 1, "type", "hello", "pid", (int)getpid(),
-			      "provider", tmesh_net_provider(net), "version", tmesh_version(),
-			      "runtime_dir", path));
+	frame_write(STDOUT_FILENO, json_pack("{si ss si ss ss ss}", "v", 1, "type", "hello", "pid",
+					     (int)getpid(), "provider", tmesh_net_provider(net),
+					     "version", tmesh_version(), "runtime_dir", path));
 	return 0;
 }
 

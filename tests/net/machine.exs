@@ -118,6 +118,24 @@ defmodule Machine do
     held
   end
 
+  # All keys that a home gives to one reader, as one that asks and never comes takes them.
+  defp act(["take_keys", home, offer], held) do
+    %{"offer" => id} = decode(offer)
+    home = {Tmesh.Net, String.to_existing_atom(home)}
+    # They end with this process, or with the lease.
+    for _ <- 1..80, do: send(home, {:tmesh_net, 1, {:lease, self(), make_ref(), id}})
+
+    answers =
+      for _ <- 1..80 do
+        receive do
+          {:tmesh_net, 1, {:answer, _home, _number, answer}} -> elem(answer, 0)
+        end
+      end
+
+    say("#{Enum.count(answers, &(&1 == :ok))}")
+    held
+  end
+
   # As other programs get it.
   defp act(["json", offer], held) do
     {:ok, %{json: json}} = offer |> decode() |> Tmesh.Worker.Payload.encode()

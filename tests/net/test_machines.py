@@ -212,6 +212,15 @@ def test_names(home, reader, other):
     other.nothing_left()
 
 
+def test_busy(home, reader):
+    """A home that has no key left for a reader is asked again: an error by the reader's deadline, or the bytes."""
+    offer, digest = home.offer(100_000, "busy")
+    # Until their leases lapse, after 3 s.
+    assert reader.ask("take_keys", home.node, offer) == "64"
+    assert reader.ask("open", 1, 300, offer) == "error:limit_exceeded"
+    assert reader.ask("open", 2, SECONDS * 1000, offer) == digest
+
+
 BY_PYTHON = """
 import sys, tmesh.net
 kind, how, text = sys.argv[1:]
@@ -460,7 +469,7 @@ def on_loopback():
         print(f"# TMESH_TEST_SEED={seed}", flush=True)
         play("loopback", *machines[:2], [
             (test_open, ()), (test_home_is_named, ()), (test_withdrawn, ()), (test_many, ()), (test_names, machines[2:]),
-            (test_programs, ()), (test_hostile_programs, ()), (test_fetcher_killed, ()),
+            (test_busy, ()), (test_programs, ()), (test_hostile_programs, ()), (test_fetcher_killed, ()),
             (storm, (300 if FULL else 12, random.Random(seed)))])
     finally:
         for machine in machines:

@@ -18,6 +18,9 @@ defmodule Tmesh.Net.Server do
 
   # Fetches that ask or read: what a fetcher takes from one address. Others wait their turn.
   @at_once 8
+  # A home that has no key left is asked again, after so long, then twice as long, and so on.
+  @again_ms 100
+  @again_most_ms 5_000
 
   @impl true
   def init(options) do
@@ -177,6 +180,7 @@ defmodule Tmesh.Net.Server do
         {:noreply, read(state, checksum, fetch, home, key, address)}
 
       {{checksum, _fetch}, {:error, type, text}} ->
+        state = put_in(state.fetches[checksum].busy, type == :limit_exceeded)
         {:noreply, next_home(state, checksum, Error.new(type, text))}
 
       # Too late: given back, unless it came twice and is in use.
@@ -207,6 +211,17 @@ defmodule Tmesh.Net.Server do
       %{^checksum => %{state: {:asking, ^number}} = fetch} ->
         why = Error.new(:timeout, "#{fetch.home} did not answer in time")
         {:noreply, next_home(state, checksum, why)}
+
+      _other ->
+        {:noreply, state}
+    end
+  end
+
+  def handle_info({:again, checksum, number}, state) do
+    case state.fetches do
+      %{^checksum => %{state: {:again, ^number}} = fetch} ->
+        state = put_in(state.fetches[checksum].sources, fetch.wanted.sources)
+        {:noreply, next_home(state, checksum, Error.new(:not_found, "nobody has it"))}
 
       _other ->
         {:noreply, state}
@@ -369,6 +384,10 @@ defmodule Tmesh.Net.Server do
       # Homes that were not asked yet, and the one that is.
       sources: wanted.sources,
       home: nil,
+      # Whether the last home has no key left, how often that was so, and until when it may be.
+      busy: false,
+      times: 0,
+      until: nil,
       timeout: timeout,
       waiters: [waiter],
       monitor: nil,
@@ -380,7 +399,9 @@ defmodule Tmesh.Net.Server do
   end
 
   defp ask_in_turn(state, checksum) do
-    if Enum.count(state.fetches, fn {_sum, f} -> elem(f.state, 0) in [:asking, :reading] end) <
+    if Enum.count(state.fetches, fn {_sum, f} ->
+         elem(f.state, 0) in [:asking, :reading, :again]
+       end) <
          @at_once,
        do: next_home(state, checksum, Error.new(:not_found, "nobody has it")),
        else: put_in(state.fetches[checksum].state, {:queued, state.next_id})
@@ -401,13 +422,35 @@ defmodule Tmesh.Net.Server do
     fetch = state.fetches[checksum]
     if fetch.monitor, do: Process.demonitor(fetch.monitor, [:flush])
 
-    case fetch.sources do
-      [] ->
-        failed(put_in(state.fetches[checksum].monitor, nil), checksum, error)
+    fetch = %{fetch | monitor: nil}
+    until = fetch.until || now() + fetch.timeout
 
+    case fetch.sources do
       [source | rest] ->
-        ask_home(state, checksum, %{fetch | sources: rest, monitor: nil}, source)
+        ask_home(state, checksum, %{fetch | sources: rest}, source)
+
+      [] when fetch.busy ->
+        if now() < until,
+          do: put_in(state.fetches[checksum], again(%{fetch | until: until}, checksum)),
+          else: failed(put_in(state.fetches[checksum], fetch), checksum, error)
+
+      [] ->
+        failed(put_in(state.fetches[checksum], fetch), checksum, error)
     end
+  end
+
+  # All of its homes, later.
+  defp again(fetch, checksum) do
+    number = make_ref()
+    most = min(@again_most_ms, @again_ms * Integer.pow(2, min(fetch.times, 10)))
+
+    Process.send_after(
+      self(),
+      {:again, checksum, number},
+      div(most, 2) + :rand.uniform(div(most, 2))
+    )
+
+    %{fetch | state: {:again, number}, times: fetch.times + 1, busy: false}
   end
 
   defp ask_home(state, checksum, fetch, {name, offer}) do
@@ -535,7 +578,7 @@ defmodule Tmesh.Net.Server do
     end
   end
 
-  defp give_up(state, checksum, %{state: {how, _number}}) when how in [:asking, :queued],
+  defp give_up(state, checksum, %{state: {how, _number}}) when how in [:asking, :queued, :again],
     do: failed(state, checksum, Error.new(:cancelled, "nobody waits"))
 
   defp give_up(state, checksum, fetch) do
