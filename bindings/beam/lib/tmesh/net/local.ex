@@ -75,13 +75,17 @@ defmodule Tmesh.Net.Local do
         :gen_tcp.close(socket)
         forget()
         :erlang.garbage_collect()
+        accept(listen)
+
+      # The net has ended.
+      {:error, :closed} ->
+        :ok
 
       # No descriptor is free, for one.
       {:error, _why} ->
         Process.sleep(100)
+        accept(listen)
     end
-
-    accept(listen)
   end
 
   # What the socket still said.
