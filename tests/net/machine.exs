@@ -118,22 +118,37 @@ defmodule Machine do
     held
   end
 
-  # All keys that a home gives to one reader, as one that asks and never comes takes them.
+  # All keys that a home gives to one reader, until they are given back or this node ends.
   defp act(["take_keys", home, offer], held) do
     %{"offer" => id} = decode(offer)
     home = {Tmesh.Net, String.to_existing_atom(home)}
-    # They end with this process, or with the lease.
-    for _ <- 1..80, do: send(home, {:tmesh_net, 1, {:lease, self(), make_ref(), id}})
+    me = self()
 
-    answers =
-      for _ <- 1..80 do
-        receive do
-          {:tmesh_net, 1, {:answer, _home, _number, answer}} -> elem(answer, 0)
-        end
-      end
+    holder =
+      spawn(fn ->
+        for _ <- 1..80, do: send(home, {:tmesh_net, 1, {:lease, self(), make_ref(), id}})
 
-    say("#{Enum.count(answers, &(&1 == :ok))}")
-    held
+        keys =
+          for _ <- 1..80,
+              {:ok, key, _address} <- [
+                receive(do: ({:tmesh_net, 1, {:answer, _h, _n, answer}} -> answer))
+              ],
+              do: key
+
+        send(me, {:keys, length(keys)})
+        renew(home, keys)
+      end)
+
+    receive(do: ({:keys, count} -> say("#{count}")))
+    [{:holder, holder} | held]
+  end
+
+  # Somebody waits already when they are given back.
+  defp act(["open_and_give_back", timeout, offer], held) do
+    {:holder, holder} = List.keyfind!(held, :holder, 0)
+    spawn(fn -> Process.sleep(1_000) && Process.exit(holder, :kill) end)
+    say(open(decode(offer), String.to_integer(timeout)))
+    List.keydelete(held, :holder, 0)
   end
 
   # As other programs get it.
@@ -179,7 +194,7 @@ defmodule Machine do
   defp act(["clean"], held) do
     for {:held, ref} <- held, do: ZeroCopy.release(ref)
 
-    for {ref, offer} when ref != :held <- held,
+    for {ref, offer} when ref not in [:held, :holder] <- held,
         do: {Tmesh.Net.withdraw(offer), ZeroCopy.release(ref)}
 
     for %Tmesh.Bundle{} = bundle <- held, do: Tmesh.Bundle.release(bundle)
@@ -193,6 +208,12 @@ defmodule Machine do
   defp act(["kept"], held) do
     say("#{length(Tmesh.kept!())}")
     held
+  end
+
+  defp renew(home, keys) do
+    for key <- keys, do: send(home, {:tmesh_net, 1, {:renew, self(), key}})
+    Process.sleep(500)
+    renew(home, keys)
   end
 
   defp open(offer, timeout) do
