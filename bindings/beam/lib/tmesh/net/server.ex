@@ -65,8 +65,16 @@ defmodule Tmesh.Net.Server do
 
   def handle_call({:withdraw, id}, from, state) do
     case state.offers do
-      %{^id => %{native: native}} when native != nil -> {:noreply, withdraw(state, id, from)}
-      _other -> {:reply, {:error, not_offered()}, state}
+      %{^id => %{native: native}} when native != nil ->
+        {:noreply, withdraw(state, id, from)}
+
+      # A new fetcher is about to offer it again, and will be told to end that.
+      %{^id => %{owner: owner}} ->
+        Process.demonitor(owner, [:flush])
+        {:reply, :ok, %{state | offers: Map.delete(state.offers, id)}}
+
+      _other ->
+        {:reply, {:error, not_offered()}, state}
     end
   end
 
