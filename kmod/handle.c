@@ -280,6 +280,12 @@ int tmesh_ioctl_open(struct tmesh_ucmd *ucmd)
 	if (rc < 0)
 		goto put;
 	cmd->fd = rc;
+	/* It may have died, and the region been renewed, before this handle was a claim. */
+	if (!tmesh_name_stands(region, cmd->token)) {
+		tmesh_handle_cancel(cmd->fd, file);
+		rc = -ENOENT;
+		goto put;
+	}
 	cmd->id = region->id;
 	cmd->bytes = region->bytes;
 	cmd->alloc_bytes = (u64)region->nr_pages << PAGE_SHIFT;

@@ -95,6 +95,7 @@ static const struct tmesh_op tmesh_ops[] = {
 		 tmesh_ioctl_kept_list),
 	TMESH_OP(TMESH_KEPT_DROP, tmesh_kept_drop, id, TMESH_KEPT_ID, TMESH_ON_DEVICE,
 		 tmesh_ioctl_kept_drop),
+	TMESH_OP(TMESH_RENEW, tmesh_renew, flags, 0, TMESH_ON_HANDLE, tmesh_ioctl_renew),
 };
 
 union tmesh_cmd {
@@ -127,6 +128,7 @@ union tmesh_cmd {
 	struct tmesh_kept_open kept_open;
 	struct tmesh_kept_list kept_list;
 	struct tmesh_kept_drop kept_drop;
+	struct tmesh_renew renew;
 };
 
 /**

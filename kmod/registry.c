@@ -153,6 +153,9 @@ struct tmesh_region *tmesh_registry_next(u64 *cursor, bool all)
  * @token:  any TMESH_TOKEN_BYTES
  * @rights: set to what the token stands for
  *
+ * The token may be dead by the time that this returns: see tmesh_name_stands(). A name may even be
+ * another token's by then; the look-up notices that its place in the table has changed.
+ *
  * Return: a reference; NULL for a token that is unknown or not for the caller.
  */
 struct tmesh_region *tmesh_registry_redeem(const u8 *token, u32 *rights)
@@ -205,8 +208,31 @@ int tmesh_name_get(struct tmesh_region *region, u32 rights, u8 *token)
 }
 
 /**
+ * tmesh_name_stands() - is a token still one of a region's?
+ * @region: the region that it was found to name
+ * @token:  TMESH_TOKEN_BYTES
+ *
+ * Context: takes claims_lock.
+ * Return: false once tmesh_names_remove() has been there.
+ */
+bool tmesh_name_stands(struct tmesh_region *region, const u8 *token)
+{
+	bool stands = false;
+	unsigned int i;
+
+	mutex_lock(&region->claims_lock);
+	for (i = 0; i < TMESH_NAMES; i++) {
+		const struct tmesh_name *name = &region->names[i];
+
+		stands |= name->rights && !memcmp(name->token, token, sizeof(name->token));
+	}
+	mutex_unlock(&region->claims_lock);
+	return stands;
+}
+
+/**
  * tmesh_names_remove() - let the tokens of a region die
- * @region: revoked, or without references
+ * @region: revoked, without references, or to be renewed
  *
  * Context: claims_lock is held, or nobody else can reach @region.
  */

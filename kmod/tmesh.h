@@ -163,9 +163,9 @@ struct tmesh_use {
  * struct tmesh_name - a token of a region
  * @node:   in the table of names; guarded by RCU for look-up
  * @region: whose name it is
- * @rights: TMESH_RIGHT_* that it stands for; 0 until it is asked for. Guarded by the
- *          region's claims_lock
- * @token:  random, constant once @rights is set
+ * @rights: TMESH_RIGHT_* that it stands for; 0 until it is asked for, and once it is dead.
+ *          Guarded by the region's claims_lock
+ * @token:  random, constant while @rights is set
  */
 struct tmesh_name {
 	struct rhash_head node;
@@ -500,6 +500,7 @@ struct tmesh_region *tmesh_registry_find(u64 id);
 struct tmesh_region *tmesh_registry_next(u64 *cursor, bool all);
 struct tmesh_region *tmesh_registry_redeem(const u8 *token, u32 *rights);
 int tmesh_name_get(struct tmesh_region *region, u32 rights, u8 *token);
+bool tmesh_name_stands(struct tmesh_region *region, const u8 *token);
 void tmesh_names_remove(struct tmesh_region *region);
 int tmesh_registry_init(void);
 void tmesh_registry_exit(void);
@@ -571,6 +572,7 @@ int tmesh_ioctl_import(struct tmesh_ucmd *ucmd);
 void tmesh_region_put(struct tmesh_region *region);
 bool tmesh_region_sealed(const struct tmesh_region *region);
 int tmesh_ioctl_seal(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_renew(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_desc_set(struct tmesh_ucmd *ucmd);
 
 /* revoke.c */

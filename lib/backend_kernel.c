@@ -82,6 +82,7 @@ static int kernel_open(struct tmesh_ctx *ctx, struct tmesh_error *err)
 				  TMESH_ABI_VERSION);
 	}
 	ctx->device = device;
+	ctx->renews = caps.features & TMESH_FEATURE_RENEW;
 	return 0;
 }
 
@@ -483,6 +484,22 @@ static int kernel_export(struct tmesh_region *region, uint64_t offset, uint64_t 
 	return 0;
 }
 
+/* May the memory come back although there is a token? A linger is for a token that outlives all
+ * holders, and the pool is one. */
+static bool lends(const struct tmesh_region *region, uint32_t rights)
+{
+	return rights == TMESH_READ && region->opts.flags & TMESH_REGION_REUSE && region->created &&
+	       !region->shared && !region->opts.linger_ms && region->ctx->renews;
+}
+
+/* Whatever the answer, the region's tokens are dead afterwards. */
+static bool renews(const struct tmesh_region *region)
+{
+	struct tmesh_renew renew = {.size = sizeof(renew)};
+
+	return ioctl(region->fd, TMESH_RENEW, &renew) == 0;
+}
+
 static int kernel_token(struct tmesh_region *region, uint32_t rights, char *token,
 			struct tmesh_error *err)
 {
@@ -495,6 +512,7 @@ static int kernel_token(struct tmesh_region *region, uint32_t rights, char *toke
 					    "token: a handle with a lease gives none; ask for it "
 					    "before, or send the handle")
 			       : tmesh_kernel_fail(err, "token");
+	region->lent = lends(region, rights);
 	memcpy(parts.secret, call.token, sizeof(parts.secret));
 	tmesh_token_format(token, &parts);
 	return 0;
@@ -568,6 +586,8 @@ static int kernel_info(struct tmesh_region *region, struct tmesh_region_info *in
 
 static void kernel_release(struct tmesh_region *region)
 {
+	if (region->lent)
+		renews(region);
 }
 
 /* Length and label of a region are the module's and never change: only like serves like, and
@@ -587,6 +607,8 @@ static bool kernel_pool_alone(struct tmesh_region *region)
 {
 	struct tmesh_info info;
 
+	if (region->lent && !renews(region))
+		return false;
 	return tmesh_kernel_info(region->fd, &info) == 0 && info.handles == 1 &&
 	       info.exports == 0 && info.state == 0;
 }
@@ -594,6 +616,7 @@ static bool kernel_pool_alone(struct tmesh_region *region)
 static int kernel_pool_renew(struct tmesh_region *region, uint64_t bytes,
 			     const struct tmesh_region_opts *opts)
 {
+	region->lent = false;
 	return region->description_bytes ? kernel_set_description(region, NULL, 0, NULL) : 0;
 }
 

@@ -19,7 +19,12 @@ int tmesh_fence_signal(struct tmesh_region *region, uint64_t value, struct tmesh
 {
 	int rc = check(region, TMESH_WRITE, "signal", err);
 
-	return rc ? rc : region->ctx->ops->signal(region, value, err);
+	if (!rc)
+		rc = region->ctx->ops->signal(region, value, err);
+	/* The number never goes back: no other region's. */
+	if (!rc)
+		tmesh_region_set_shared(region);
+	return rc;
 }
 
 int tmesh_fence_wait(struct tmesh_region *region, uint64_t value, int64_t timeout_ns,

@@ -114,6 +114,7 @@ struct tmesh_ctx {
 	struct tmesh_watch *watch;
 
 	int device;			    /* kernel: an open /dev/tmesh */
+	bool renews;			    /* kernel: it has TMESH_RENEW */
 	_Atomic(struct tmesh_ctx *) beside; /* kernel: the memfd context of its channels, or NULL */
 };
 
@@ -205,7 +206,7 @@ struct tmesh_region {
 	unsigned int maps;
 	atomic_bool sealed;
 	atomic_bool shared; /* created here, and others may hold the memory: never to the pool */
-	atomic_bool lent;   /* memfd: others have had it for reading only, and may hold it still */
+	atomic_bool lent;   /* others have had it for reading only, and may hold it still */
 	atomic_bool reads_only; /* memfd: fd cannot write, whatever the rights: memfd_fd.c */
 	bool fd_stays;		/* memfd: never make it so */
 	bool warm;		/* its pages are there and mapped: write through the mapping */

@@ -643,7 +643,7 @@ int tmesh_region_token(struct tmesh_region *region, uint32_t rights, char *token
 		rc = region->ctx->ops->token(region, rights, token, err);
 	if (tmesh_pool_yields(region->ctx, rc))
 		rc = region->ctx->ops->token(region, rights, token, err);
-	if (!rc && !region->lent)
+	if (!rc && !(rights == TMESH_READ && region->lent))
 		tmesh_region_set_shared(region);
 	return rc;
 }

@@ -40,9 +40,10 @@ enum tmesh_region_flags {
 	TMESH_REGION_UNSEALED = 1 << 6,	     /* tmesh_tensor_put() leaves the tensor writable;
 					      * tmesh_tensor_create() never seals */
 	TMESH_REGION_REUSE = 1 << 7,	     /* a token for reading does not keep the memory from
-					      * the pool: once the last unref came and the kernel
-					      * knows of no other holder, it may become another
-					      * region (memfd). Tensors are put UNSEALED */
+					      * the pool: with the last unref the token dies,
+					      * and once the kernel knows of no other holder the
+					      * memory may become another region. Tensors are
+					      * put UNSEALED */
 };
 
 struct tmesh_arena;

@@ -52,7 +52,7 @@ struct XLA_FFI_Error;
  *
  * A tensor is copied once. What is not sealed its receivers only read, and this library writes it
  * no more while anybody has it. Tensors of up to 64 KiB lie in an arena; the memory of a larger one
- * serves a later push once the kernel knows of no other holder (TMESH_REGION_REUSE; memfd). If
+ * serves a later push once the kernel knows of no other holder (TMESH_REGION_REUSE). If
  * receivers keep what they get, each push has new memory. Messages that have gone or come before an
  * error stay gone or taken. So is a message that does not fit. The next call starts at the message
  * behind it.

@@ -47,6 +47,7 @@ PUBLISHED(tmesh_kept_open, id, 104);
 PUBLISHED(tmesh_kept, cgroup_id, 144);
 PUBLISHED(tmesh_kept_list, pad, 40);
 PUBLISHED(tmesh_kept_drop, id, 80);
+PUBLISHED(tmesh_renew, flags, 8);
 
 TEST(exact_size, "the published size is accepted by every call")
 {
@@ -196,7 +197,8 @@ TEST(read_only_result, "a result that cannot be written back leaves nothing behi
 	REQUIRE(page != MAP_FAILED);
 	FOR_EACH_CALL(c) {
 		if (c->nr == TMESH_SEAL || c->nr == TMESH_DESC_SET || c->nr == TMESH_REVOKE ||
-		    c->nr == TMESH_SIGNAL || c->nr == TMESH_POLICY || c->nr == TMESH_KEPT_DROP)
+		    c->nr == TMESH_SIGNAL || c->nr == TMESH_POLICY || c->nr == TMESH_KEPT_DROP ||
+		    c->nr == TMESH_RENEW)
 			continue; /* nothing to hand over, or done once it is told */
 		set_up();
 		union args a = valid(c);

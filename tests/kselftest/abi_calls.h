@@ -270,6 +270,12 @@ static void fill_kept_drop(union args *a)
 	strcpy(a->kept_drop.name, "kept");
 }
 
+/* It succeeds where nobody else has the memory: the export goes. */
+static void fill_renew(union args *a)
+{
+	REQUIRE_OK(dup2(stage->null, stage->dmabuf));
+}
+
 static void fill_import(union args *a)
 {
 	a->import.source = stage->null;
@@ -356,6 +362,7 @@ static const struct call {
 	 PAD(tmesh_kept_list), 0, 0, fill_kept_list},
 	{"KEPT_DROP", TMESH_KEPT_DROP, DEVICE, 80, sizeof(struct tmesh_kept_drop), TMESH_KEPT_ID, 0,
 	 0, 0, fill_kept_drop},
+	{"RENEW", TMESH_RENEW, HANDLE, 8, sizeof(struct tmesh_renew), 0, 0, 0, 0, fill_renew},
 };
 
 static int file_for(const struct call *c)

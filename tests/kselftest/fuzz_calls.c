@@ -400,6 +400,7 @@ static const struct op ops[] = {
 	{"kept_drop", CALL(TMESH_KEPT_DROP, tmesh_kept_drop), .on_device = true,
 	 .fields = {HEAD(tmesh_kept_drop, TMESH_KEPT_ID), F(tmesh_kept_drop, name, NAME),
 		    F(tmesh_kept_drop, id, ID)}},
+	{"renew", CALL(TMESH_RENEW, tmesh_renew), .fields = {HEAD(tmesh_renew, 0)}},
 };
 
 int fuzz_ops(void)

@@ -209,10 +209,13 @@ static void test_shared_never(void **state)
 	tmesh_region_unref(other);
 }
 
+/* What tells memory apart. A region of the module has its id for ever. */
 static uint64_t inode_of(const struct tmesh_region *region)
 {
 	struct stat st;
 
+	if (unit_on_kernel())
+		return region->id;
 	assert_int_equal(fstat(region->fd, &st), 0);
 	return st.st_ino;
 }
@@ -230,7 +233,9 @@ static struct tmesh_region *lent(void *ctx, char *token)
 /* What comes next is the memory of that inode, or is not. */
 static void expect_next(void *ctx, uint64_t inode, bool same)
 {
-	struct tmesh_region *region = make(ctx, SIZE, 0, "next");
+	bool like = unit_on_kernel(); /* only like serves like there */
+	struct tmesh_region *region =
+		make(ctx, SIZE, like ? TMESH_REGION_REUSE : 0, like ? "lent" : "next");
 	uint8_t byte = 1;
 
 	assert_int_equal(inode_of(region) == inode, same);
@@ -250,11 +255,6 @@ static void test_lent(void **state)
 	uint64_t inode, hits;
 	void *addr;
 
-	if (unit_on_kernel()) {
-		region = lent(*state, token);
-		expect_not_pooled(*state, region);
-		return;
-	}
 	assert_ok(tmesh_ctx_open(NULL, &other, err));
 	for (int turn = 0; turn < 3; turn++) {
 		region = lent(*state, token);
@@ -292,7 +292,8 @@ static void test_lent(void **state)
 		tmesh_region_unref(region);
 		region = lent(*state, token);
 		assert_int_equal(inode_of(region), inode);
-		assert_true(tmesh_region_id(region) != id);
+		/* On the module the id names the memory. */
+		assert_int_equal(tmesh_region_id(region) == id, unit_on_kernel());
 	}
 	tmesh_region_unref(region);
 	tmesh_ctx_unref(other);
@@ -334,8 +335,6 @@ static void test_lent_to_others(void **state)
 	uint64_t inode;
 	pid_t child;
 
-	if (unit_on_kernel())
-		return;
 	child = reader_start(&told, &says);
 	region = lent(*state, token);
 	inode = inode_of(region);
@@ -373,7 +372,28 @@ static void test_lent_to_others(void **state)
 	assert_ok(tmesh_region_derive(region, TMESH_READ, &reader, err));
 	tmesh_region_unref(reader);
 	expect_not_pooled(*state, region);
+	/* Nor after a fence, whose number stays. */
+	if (unit_on_kernel()) {
+		region = lent(*state, token);
+		assert_ok(tmesh_fence_signal(region, 1, err));
+		expect_not_pooled(*state, region);
+	}
 	tmesh_ctx_unref(other);
+}
+
+/* The order in which tokens are asked for makes no difference. */
+static void test_lent_and_given(void **state)
+{
+	char token[TMESH_TOKEN_SIZE], given[TMESH_TOKEN_SIZE];
+	struct tmesh_region *region = make(*state, SIZE, TMESH_REGION_REUSE, "lent");
+
+	assert_ok(tmesh_region_token(region, RW, given, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	expect_not_pooled(*state, region);
+	region = lent(*state, token);
+	assert_ok(tmesh_region_token(region, RW, given, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	expect_not_pooled(*state, region);
 }
 
 static void test_bounds(void **state)
@@ -510,6 +530,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_shared_never, setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_lent, setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_lent_to_others, setup, unit_ctx_teardown),
+		cmocka_unit_test_setup_teardown(test_lent_and_given, setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_bounds, setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_alike_only, setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_yields, setup, unit_ctx_teardown),

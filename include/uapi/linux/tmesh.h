@@ -46,7 +46,7 @@
  *               kept or not for the caller: the answers are the same on purpose
  *   EEXIST      see TMESH_KEEP
  *   ENOSPC      see TMESH_KEPT_OPEN
- *   EBUSY       see TMESH_SEAL, TMESH_REVOKE, TMESH_LEASE, TMESH_SIGNAL and TMESH_KEEP
+ *   EBUSY       see TMESH_SEAL, TMESH_REVOKE, TMESH_LEASE, TMESH_SIGNAL, TMESH_KEEP and TMESH_RENEW
  *   EBADF       a descriptor in the structure is not open
  *   EMFILE      the process has no free descriptor
  */
@@ -125,6 +125,7 @@
 #define TMESH_FEATURE_FENCE (1ull << 10)   /* TMESH_SIGNAL, TMESH_WAIT */
 #define TMESH_FEATURE_KEEP (1ull << 11)	   /* TMESH_KEEP, TMESH_KEPT_* */
 #define TMESH_FEATURE_PRIVATE (1ull << 12) /* mmap(MAP_PRIVATE) of what is sealed */
+#define TMESH_FEATURE_RENEW (1ull << 13)   /* TMESH_RENEW */
 
 struct tmesh_caps_query {
 	__u32 size;
@@ -292,7 +293,7 @@ struct tmesh_derive {
 /*
  * TMESH_TOKEN (handle): the token that names this region with these rights.
  *
- * Asking again gives the same token. It dies with the region. Rights must be a
+ * Asking again gives the same token. It dies with the region, or by TMESH_RENEW. Rights must be a
  * subset of the handle's (EACCES). A handle with a lease gives none (EPERM).
  */
 struct tmesh_token {
@@ -909,5 +910,24 @@ struct tmesh_kept_drop {
 	__aligned_u64 id;
 };
 #define TMESH_KEPT_DROP _IO(TMESH_IOC_MAGIC, 0x19)
+
+/*
+ * TMESH_RENEW (handle, needs WRITE and MANAGE): may its memory be used for something else?
+ *
+ * The region's tokens die, whatever the answer; TMESH_TOKEN gives new ones. 0 says that nobody
+ * else has any of the memory, nor can get it but by what is given out from now on: there is no
+ * other handle, lapsed or not, no export and no view of the region, it is not kept, and no device
+ * and no kernel has a page of it pinned. Mappings and descriptors in messages under way are
+ * handles that are there. Who shares this very handle (by dup(), fork(), or because it was sent as
+ * it is) is not told apart from the caller. Contents, description, fence and id stay.
+ *
+ * EBUSY when somebody has it, or pages are in use for a moment; EPERM when it is sealed;
+ * EOPNOTSUPP unless it is of TMESH_BACKING_PAGES.
+ */
+struct tmesh_renew {
+	__u32 size;
+	__u32 flags; /* 0 */
+};
+#define TMESH_RENEW _IO(TMESH_IOC_MAGIC, 0x1a)
 
 #endif /* _UAPI_LINUX_TMESH_H */
