@@ -208,7 +208,7 @@ python-engine-check: $(ENGINE_VENV)/tmesh.stamp $(ENGINE_TEST_OUT)/models.stamp 
 .PHONY: python-engine-check
 
 # Graphs on ggml, beside NumPy.
-python-graph-check: $(ENGINE_VENV)/tmesh.stamp $(ENGINE_PROCESS) ## graphs and text by the engine "ggml", beside NumPy
+python-graph-check: $(ENGINE_VENV)/tmesh.stamp $(ENGINE_PROCESS) $(ENGINE_PLUGINS) ## graphs and text by the engine "ggml", beside NumPy
 	@python=$(ENGINE_VENV)/bin/python; $$python -c 'import pytest, numpy' 2>/dev/null || python=$(VPYTHON); \
 	TMESH_ENGINE_PROGRAM=$(abspath $(ENGINE_PROCESS)) $$python -P -m pytest --tap \
 	$(addprefix $(PYTHON_DIR)/tests/,test_graphs.py test_adapters.py test_placed.py test_generate.py \

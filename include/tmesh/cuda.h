@@ -288,6 +288,8 @@ int tmesh_cuda_touch(struct tmesh_cuda_memory *memory);
  * Take memory that was allocated here back from all other processes: their libraries wait for their
  * devices, unmap the memory and release it. Its tokens become invalid.
  *
+ * Signals do not end the wait.
+ *
  * Return: 0; -ETIMEDOUT after @timeout_ns (the message names the processes that still hold it);
  * -EINVAL (not allocated here).
  */

@@ -3,6 +3,7 @@
 #include "cuda_unit.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <sys/stat.h>
 
@@ -230,6 +231,14 @@ static void test_part(void **state)
 	bed_close(bed);
 }
 
+/* Interrupts the thread that reclaims. */
+static atomic_uint interrupts;
+
+static void interrupted(int number)
+{
+	atomic_fetch_add(&interrupts, 1);
+}
+
 struct reclaimer {
 	struct tmesh_cuda_memory *memory;
 	int rc;
@@ -239,7 +248,7 @@ static void *reclaim(void *data)
 {
 	struct reclaimer *reclaimer = data;
 
-	reclaimer->rc = tmesh_cuda_reclaim(reclaimer->memory, 10 * SECOND, NULL);
+	reclaimer->rc = tmesh_cuda_reclaim(reclaimer->memory, 60 * SECOND, NULL);
 	return NULL;
 }
 
@@ -248,6 +257,7 @@ static void test_reclaim(void **state)
 	ALONE_SET_UP(bed, helper_start(RW, -1), helper_start(RW, -1));
 	struct tmesh_cuda_memory *memory = alloc(bed, 0, 5000, 'a'), *other;
 	struct reclaimer reclaimer = {.memory = memory};
+	struct sigaction act = {.sa_handler = interrupted};
 	struct tmesh_error told = {0};
 	pthread_t thread;
 	char text[TMESH_REF_SIZE], answer[2048], pid[16];
@@ -272,8 +282,13 @@ static void test_reclaim(void **state)
 	if (!strstr(told.message, pid))
 		fail_msg("\"%s\" does not name %s", told.message, pid);
 	/* While one waits for him others are shared. */
+	sigaction(SIGUSR1, &act, NULL);
 	pthread_create(&thread, NULL, reclaim, &reclaimer);
-	usleep(20000);
+	/* Signals do not end the wait. */
+	for (unsigned int seen = 0; seen < 5; seen = atomic_load(&interrupts)) {
+		pthread_kill(thread, SIGUSR1);
+		usleep(1000);
+	}
 	other = alloc(bed, 0, 5000, 'o');
 	share(other, text);
 	tmesh_cuda_memory_unref(other);

@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 
 #include "unit.h"
@@ -345,6 +346,36 @@ static void test_taken_back(void **state)
 	tmesh_region_unref(region);
 }
 
+static void interrupt(int number)
+{
+}
+
+/* A signal ends the wait, and nothing else: the region is taken back, and another wait may follow.
+ */
+static void test_reclaim_interrupted(void **state)
+{
+	struct tmesh_reclaim_report report = {.size = sizeof(report)};
+	struct itimerval often = {{0, 10000}, {0, 10000}}, never = {0};
+	struct sigaction act = {.sa_handler = interrupt}, before;
+	struct tmesh_region *region;
+	struct holder holder = spawn();
+	struct order what;
+
+	region = make(*state, &what.ino);
+	hold(&holder, region, &what);
+	sigaction(SIGALRM, &act, &before);
+	/* Again and again, as the first may come before the wait begins. */
+	setitimer(ITIMER_REAL, &often, NULL);
+	assert_refused(tmesh_region_reclaim(region, UINT64_MAX, &report, err), -EINTR, "reclaim");
+	setitimer(ITIMER_REAL, &never, NULL);
+	sigaction(SIGALRM, &before, NULL);
+	assert_int_equal(tmesh_region_events(region), TMESH_EVENT_TAKEN);
+	assert_int_equal(write(holder.socket, "t", 1), 1);
+	assert_ok(tmesh_region_reclaim(region, UINT64_MAX, &report, err));
+	assert_int_equal(end_of(&holder), 0);
+	tmesh_region_unref(region);
+}
+
 static void test_holder_killed(void **state)
 {
 	struct holder holder = spawn();
@@ -477,6 +508,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_strange_leash, unit_ctx_setup,
 						unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_taken_back, unit_ctx_setup, unit_ctx_teardown),
+		cmocka_unit_test_setup_teardown(test_reclaim_interrupted, unit_ctx_setup,
+						unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_holder_killed, unit_ctx_setup,
 						unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_maker_gone, unit_ctx_setup, unit_ctx_teardown),
