@@ -137,6 +137,7 @@ void tmesh_cap_set(struct tmesh_ctx *ctx, enum tmesh_cap_index cap, enum tmesh_c
 /* opts.c */
 
 int tmesh_check_rights(uint32_t rights, struct tmesh_error *err);
+int tmesh_check_mode(uint32_t mode, struct tmesh_error *err);
 /* Validates all that does not depend on the backend. @opts may be NULL. */
 int tmesh_read_region_opts(const struct tmesh_region_opts *opts, struct tmesh_region_opts *out,
 			   struct tmesh_error *err);

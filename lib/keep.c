@@ -34,11 +34,7 @@ static int read_opts(const struct tmesh_keep_opts *opts, struct tmesh_keep_opts 
 		return tmesh_fail(err, -EINVAL, "unknown flags 0x%x", out->flags);
 	if (out->mode == 0)
 		out->mode = 0600;
-	if ((out->mode & ~0660u) || !(out->mode & 0400))
-		return tmesh_fail(err, -EINVAL,
-				  "mode 0%o is not made of 0400, 0200, 0040 and 0020 with 0400",
-				  out->mode);
-	return 0;
+	return tmesh_check_mode(out->mode, err);
 }
 
 static int check_region(struct tmesh_ctx *ctx, struct tmesh_region *region, size_t i,

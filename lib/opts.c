@@ -12,6 +12,15 @@ int tmesh_check_rights(uint32_t rights, struct tmesh_error *err)
 	return 0;
 }
 
+int tmesh_check_mode(uint32_t mode, struct tmesh_error *err)
+{
+	if ((mode & ~0660u) || !(mode & 0400))
+		return tmesh_fail(err, -EINVAL,
+				  "mode 0%o is not made of 0400, 0200, 0040 and 0020 with 0400",
+				  mode);
+	return 0;
+}
+
 #define REGION_FLAGS                                                                      \
 	((uint32_t)(TMESH_REGION_HUGE | TMESH_REGION_TRY_HUGE | TMESH_REGION_NODE |       \
 		    TMESH_REGION_GID | TMESH_REGION_NO_PIN | TMESH_REGION_UNINITIALIZED | \
@@ -19,6 +28,8 @@ int tmesh_check_rights(uint32_t rights, struct tmesh_error *err)
 
 static int check_region_opts(struct tmesh_region_opts *out, struct tmesh_error *err)
 {
+	int rc;
+
 	if (out->flags & ~REGION_FLAGS)
 		return tmesh_fail(err, -EINVAL, "unknown region flags 0x%x",
 				  out->flags & ~REGION_FLAGS);
@@ -32,10 +43,9 @@ static int check_region_opts(struct tmesh_region_opts *out, struct tmesh_error *
 		out->gid = 0;
 	if (out->mode == 0)
 		out->mode = 0600;
-	if ((out->mode & ~0660u) || !(out->mode & 0400))
-		return tmesh_fail(err, -EINVAL,
-				  "mode 0%o is not made of 0400, 0200, 0040 and 0020 with 0400",
-				  out->mode);
+	rc = tmesh_check_mode(out->mode, err);
+	if (rc)
+		return rc;
 	if (out->linger_ms > 1000)
 		return tmesh_fail(err, -EINVAL, "linger_ms is %u; 1000 is the most",
 				  out->linger_ms);

@@ -292,14 +292,10 @@ static int check_offsets(struct table *table, uint64_t begin, uint64_t alignment
 	for (size_t i = 0; i < table->tensor_count; i++) {
 		struct table_tensor *tensor = &table->tensors[i];
 		char quoted[MODEL_QUOTE];
+		int rc = model_check_begin(tensor, at, err);
 
-		if (tensor->file_offset != at)
-			return tmesh_fail(err, -EPROTO,
-					  "the tensor \"%s\" begins at %llu of the data; %s",
-					  model_quote(quoted, tensor->name),
-					  (unsigned long long)tensor->file_offset,
-					  tensor->file_offset < at ? "it overlaps the one before it"
-								   : "there is a hole before it");
+		if (rc)
+			return rc;
 		if (__builtin_add_overflow(at, tensor->bytes, &end) ||
 		    __builtin_add_overflow(end, alignment - 1, &padded) ||
 		    __builtin_add_overflow(begin, padded, &total) || end > file_bytes ||

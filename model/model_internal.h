@@ -252,6 +252,8 @@ void model_hash(const void *data, size_t bytes, uint64_t hash[2]);
 /* @text, clipped and without what could steer a terminal, for a message. */
 #define MODEL_QUOTE 72
 const char *model_quote(char quoted[MODEL_QUOTE], const char *text);
+/* Every byte belongs to one tensor: it begins at @at, where the one before it ends. */
+int model_check_begin(const struct table_tensor *tensor, uint64_t at, struct tmesh_error *err);
 bool model_is_utf8(const uint8_t *text, size_t bytes);
 
 #endif /* TMESH_MODEL_INTERNAL_H */

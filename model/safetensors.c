@@ -177,14 +177,10 @@ int safetensors_check_offsets(struct table *table, uint64_t data_bytes, struct t
 	for (size_t i = 0; i < table->tensor_count; i++) {
 		struct table_tensor *tensor = &table->tensors[i];
 		char quoted[MODEL_QUOTE];
+		int rc = model_check_begin(tensor, at, err);
 
-		if (tensor->file_offset != at)
-			return tmesh_fail(err, -EPROTO,
-					  "the tensor \"%s\" begins at %llu of the data; %s",
-					  model_quote(quoted, tensor->name),
-					  (unsigned long long)tensor->file_offset,
-					  tensor->file_offset < at ? "it overlaps the one before it"
-								   : "there is a hole before it");
+		if (rc)
+			return rc;
 		if (__builtin_add_overflow(at, tensor->bytes, &at) || at > data_bytes)
 			return tmesh_fail(err, -EPROTO,
 					  "the tensor \"%s\" ends beyond the end of the file",

@@ -44,3 +44,16 @@ bool model_is_utf8(const uint8_t *text, size_t bytes)
 	}
 	return true;
 }
+
+int model_check_begin(const struct table_tensor *tensor, uint64_t at, struct tmesh_error *err)
+{
+	char quoted[MODEL_QUOTE];
+
+	if (tensor->file_offset == at)
+		return 0;
+	return tmesh_fail(err, -EPROTO, "the tensor \"%s\" begins at %llu of the data; %s",
+			  model_quote(quoted, tensor->name),
+			  (unsigned long long)tensor->file_offset,
+			  tensor->file_offset < at ? "it overlaps the one before it"
+						   : "there is a hole before it");
+}

@@ -84,7 +84,8 @@ $(UNIT_OUT)/cov/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h) $(COV_A)
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $< $(COV_A) $(UNIT_LIBS) --coverage -o $@
 
-lib-coverage: $(addprefix $(UNIT_OUT)/cov/,$(UNIT_NAMES)) ## print which lines and branches of libtmesh its unit tests run
-	@$(PYTHON) -B $(UNIT)/lib_coverage.py $(B)/lib-cov $^
+lib-coverage: export TMESH_KEEPER := $(UNIT_KEEPER_plain)
+lib-coverage: $(addprefix $(UNIT_OUT)/cov/,$(UNIT_NAMES)) $(B)/tmesh-keeper ## print which lines and branches of libtmesh its unit tests run
+	@$(PYTHON) -B $(UNIT)/lib_coverage.py $(B)/lib-cov $(filter-out %/tmesh-keeper,$^)
 
 .PHONY: unit-check unit-asan-check unit-tsan-check unit-valgrind-check lib-coverage
