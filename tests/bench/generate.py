@@ -4,7 +4,7 @@
 
     ggml        the library's own calls, a step of one sequence with a cache of ROWS rows, no tmesh
     dispatch    the same step as a graph of tmesh.graphs.of_model(), bound once
-    one stream  tmesh.generator with one lane, one request
+    one stream  tmesh.batching with one lane, one request
     one by one  eight requests on one lane
     batched     eight requests on eight lanes
 
@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy
 import tmesh
 import tmesh.engine
-import tmesh.generator
+import tmesh.batching
 import tmesh.graphs
 
 sys.path.insert(0, sys.argv[1])
@@ -177,7 +177,7 @@ def main():
         gguf(path, "qwen2", weights(), block_count=LAYERS, embedding_length=WIDTH, **{
             "attention.head_count": HEADS, "attention.head_count_kv": GROUPS, "attention.layer_norm_rms_epsilon": EPS})
         model = tmesh.load_model(path, alone=True)
-        one, many = (tmesh.generator.Generator(model, lanes=lanes, max_tokens=ROWS) for lanes in (1, 8))
+        one, many = (tmesh.batching.Generator(model, lanes=lanes, max_tokens=ROWS) for lanes in (1, 8))
         ways = {"ggml": alone(Direct(model)), "dispatch": alone(Bound(model, Path(folder))), "one stream": generated(one, 1),
                 "one by one": generated(one, 8), "batched": generated(many, 8)}
         rates, tokens = {name: [] for name in ways}, {}

@@ -2,19 +2,19 @@
 """Continuous batching on the engine "ggml": decode steps of many requests, of many processes, as one run of a graph.
 
     model = tmesh.load_model("model.gguf")
-    with tmesh.generator.Generator(model, lanes=8, max_tokens=512) as generator:
+    with tmesh.batching.Generator(model, lanes=8, max_tokens=512) as generator:
         request = generator.submit([1, 15043], 32)            # tokens in; requests join and leave between steps
         while not request.done:
             generator.step()
         request.tokens
 
-    python -m tmesh.generator model.gguf --socket=/run/user/1000/generate       # serves it; from any process of this user:
-    with tmesh.generator.Client("/run/user/1000/generate") as client:
+    python -m tmesh.batching model.gguf --socket=/run/user/1000/generate       # serves it; from any process of this user:
+    with tmesh.batching.Client("/run/user/1000/generate") as client:
         for token in client.generate([1, 15043], 32):
             ...
 
-Keys and values lie in pages of a tmesh.PagePool, and requests with a common beginning share its pages. There are no texts here: a
-tokeniser is the caller's.
+Keys and values lie in pages of a tmesh.PagePool, and requests with a common beginning share its pages. There are no texts here:
+tmesh.tokens makes tokens of them, and texts of tokens.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Request:
         return self.prompt[position] if position < len(self.prompt) else self.tokens[position - len(self.prompt)]
 
     def __repr__(self) -> str:
-        return f"<tmesh.generator.Request, {len(self.tokens)} of {self.max_tokens} tokens, {self.done or 'not done'}>"
+        return f"<tmesh.batching.Request, {len(self.tokens)} of {self.max_tokens} tokens, {self.done or 'not done'}>"
 
 
 class _Run:
@@ -528,7 +528,7 @@ class Client:
 
 
 def _main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tmesh.generator", description="Serve a GGUF model's tokens at a Unix socket.")
+    parser = argparse.ArgumentParser(prog="python -m tmesh.batching", description="Serve a GGUF model's tokens at a Unix socket.")
     parser.add_argument("model")
     parser.add_argument("--socket", required=True, help="path of the socket, which must not exist")
     parser.add_argument("--lanes", type=int, default=8, help="requests at once (8)")
@@ -546,7 +546,7 @@ def _main() -> None:
             server.run()
             server.close()
     except (errors.Error, OSError) as error:
-        sys.exit(f"tmesh.generator: {error}")
+        sys.exit(f"tmesh.batching: {error}")
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ import pytest
 numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
 
 import tmesh  # noqa: E402
-import tmesh.generator  # noqa: E402
+import tmesh.batching  # noqa: E402
 from test_graphs import VOCABULARY, Reference, as_gguf, llama  # noqa: E402
-from tmesh.generator import Client, Generator, Server  # noqa: E402
+from tmesh.batching import Client, Generator, Server  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("libggml"),
                                 reason="ggml cannot be had: the package libggml-python is not installed")
@@ -172,7 +172,7 @@ def served(model, tmp_path):
 
 CLIENT = """
 import sys
-from tmesh.generator import Client
+from tmesh.batching import Client
 with Client(sys.argv[1]) as client:
     for token in client.generate(eval(sys.argv[2]), int(sys.argv[3])):
         print(token, flush=True)
@@ -263,8 +263,8 @@ def test_said(served):
 
 
 def test_program(file, tmp_path):
-    """python -m tmesh.generator, as its page says."""
-    program = subprocess.Popen([sys.executable, "-m", "tmesh.generator", str(file), f"--socket={tmp_path / 's'}", "--max-tokens=32"],
+    """python -m tmesh.batching, as its page says."""
+    program = subprocess.Popen([sys.executable, "-m", "tmesh.batching", str(file), f"--socket={tmp_path / 's'}", "--max-tokens=32"],
                                stdout=subprocess.PIPE, text=True)
     try:
         assert program.stdout.readline() == "ready\n"
@@ -278,6 +278,6 @@ def test_program(file, tmp_path):
     finally:
         program.kill()
         program.wait()
-    missing = subprocess.run([sys.executable, "-m", "tmesh.generator", str(file) + "x", f"--socket={tmp_path / 's'}"],
+    missing = subprocess.run([sys.executable, "-m", "tmesh.batching", str(file) + "x", f"--socket={tmp_path / 's'}"],
                              capture_output=True, text=True)
-    assert missing.returncode == 1 and "tmesh.generator:" in missing.stderr
+    assert missing.returncode == 1 and "tmesh.batching:" in missing.stderr
