@@ -2,7 +2,7 @@
 #
 # tmeshctl as a user meets it, on the memfd backend.
 
-tools-check: tools keeper ## test tmeshctl, its completion and the man pages
+tools-check: tools keeper $(ENGINE_PLUGINS) ## test tmeshctl, its completion and the man pages
 	@status=0; for part in tmeshctl regions seeing terminal; do \
 		$(PYTHON) -B tests/tools/test_$$part.py $(B)/tmeshctl $(B)/man || status=1; \
 	done; exit $$status

@@ -192,7 +192,7 @@ class Model(Base):
 def declarations(text):
     """The functions that a header or a synopsis declares, each in a line."""
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
-    return [re.sub(r"\s+", " ", one) for one in re.findall(r"^[a-z][^;{}]*?\btmesh_\w+\([^;{}]*\);", text, re.M)]
+    return [re.sub(r"\s+", " ", one).replace("* tmesh", "*tmesh") for one in re.findall(r"^[a-z][^;{}]*?\btmesh_\w+\([^;{}]*\);", text, re.M)]
 
 
 def called(declaration):
