@@ -59,8 +59,10 @@ $(ENGINE_ONNX): $(ENGINE_ONNX_OBJ_plain) $(COMMON_OBJ)
 ENGINE_LIB ?= $(ENGINE_A)
 TOOLS_LIB  ?= $(LIB_A)
 
-$(ENGINE_PROCESS): $(ENGINE_PROCESS_OBJ_plain) $(B)/engine-plain/remote_wire.o $(COMMON_OBJ) $(ENGINE_LIB) $(TOOLS_LIB)
-	$(CC) $(CFLAGS) $(LDFLAGS) $(ENGINE_PROCESS_OBJ_plain) $(if $(filter %.so,$(ENGINE_LIB)),$(B)/engine-plain/remote_wire.o) \
+ENGINE_PROCESS_WITH := $(B)/engine-plain/remote_wire.o $(B)/engine-plain/plugin.o
+
+$(ENGINE_PROCESS): $(ENGINE_PROCESS_OBJ_plain) $(ENGINE_PROCESS_WITH) $(COMMON_OBJ) $(ENGINE_LIB) $(TOOLS_LIB)
+	$(CC) $(CFLAGS) $(LDFLAGS) $(ENGINE_PROCESS_OBJ_plain) $(if $(filter %.so,$(ENGINE_LIB)),$(ENGINE_PROCESS_WITH)) \
 		$(if $(filter %.so,$(TOOLS_LIB)),$(COMMON_OBJ)) $(ENGINE_LIB) $(TOOLS_LIB) $(LIB_LIBS) -ldl -o $@
 
 # For the tests with hostile clients.

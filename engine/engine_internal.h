@@ -91,6 +91,8 @@ struct session {
 /* plugin.c */
 int engine_plugin_find(const char *name, const struct tmesh_engine_plugin **out,
 		       struct tmesh_error *err);
+/* Folders where engines may be, the first first, until one was enough. Return: whether one was. */
+bool engine_plugin_folders(bool (*each)(const char *folder, void *data), void *data);
 /* Those that can be found, and ours in any case; a name may come twice. */
 void engine_plugin_names(void (*each)(const char *name, void *data), void *data);
 

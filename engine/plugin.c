@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* Where engines are found: TMESH_ENGINE_PATH, else beside the object that this is in, else where
- * they were installed. */
+/* Where engines are found: TMESH_ENGINE_PATH, else beside the object that this is in or in lib/ of
+ * its tree, else where they were installed. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -63,42 +63,67 @@ static bool own_folder(char *path)
 	return slash;
 }
 
+bool engine_plugin_folders(bool (*each)(const char *folder, void *data), void *data)
+{
+	/* As in a build folder; as libraries are installed; from bin/ of a tree that was put
+	 * anywhere. */
+	static const char *const places[] = {"", "/tmesh", "/../lib/tmesh"};
+	const char *given = secure_getenv("TMESH_ENGINE_PATH");
+	char own[PATH_MAX], folder[PATH_MAX + 16];
+
+	if (given)
+		return each(given, data);
+	for (size_t i = 0; own_folder(own) && i < sizeof(places) / sizeof(*places); i++) {
+		snprintf(folder, sizeof(folder), "%s%s", own, places[i]);
+		if (each(folder, data))
+			return true;
+	}
+	return each(TMESH_ENGINE_DIR, data);
+}
+
+struct search {
+	const char *name;
+	char path[2 * PATH_MAX];
+};
+
+static bool has(const char *folder, void *data)
+{
+	struct search *search = data;
+	int length = snprintf(search->path, sizeof(search->path), "%s/tmesh-engine-%s.so", folder,
+			      search->name);
+
+	return (size_t)length < sizeof(search->path) && !access(search->path, F_OK);
+}
+
 int engine_plugin_find(const char *name, const struct tmesh_engine_plugin **out,
 		       struct tmesh_error *err)
 {
-	const char *folder = secure_getenv("TMESH_ENGINE_PATH");
-	char own[PATH_MAX], path[2 * PATH_MAX];
-	const char *below[] = {"", "/tmesh"};
+	const char *given = secure_getenv("TMESH_ENGINE_PATH");
+	struct search search = {.name = name};
+	char own[PATH_MAX];
 	int rc = check_name(name, err);
 
 	if (rc)
 		return rc;
-	if (!folder && !own_folder(own))
-		return tmesh_fail(err, -EOPNOTSUPP,
-				  "where the engines are is not known: set TMESH_ENGINE_PATH to "
-				  "their folder");
-	for (size_t i = 0; i < (folder ? 1 : 3); i++) {
-		if ((size_t)snprintf(path, sizeof(path), "%s%s/tmesh-engine-%s.so",
-				     folder  ? folder
-				     : i < 2 ? own
-					     : TMESH_ENGINE_DIR,
-				     i < 2 ? below[i] : "", name) >= sizeof(path))
-			return tmesh_fail(
-				err, -ENAMETOOLONG,
-				"the path of the engines' folder: %s; TMESH_ENGINE_PATH names it",
-				strerror(ENAMETOOLONG));
-		if (!access(path, F_OK))
-			return load(path, out, err);
-	}
+	if (engine_plugin_folders(has, &search))
+		return load(search.path, out, err);
+	if (!given && !own_folder(own))
+		snprintf(own, sizeof(own), "the program's folder");
 	return tmesh_fail(err, -EOPNOTSUPP,
 			  "no engine \"%s\": there is no tmesh-engine-%s.so in %.100s%s; "
 			  "TMESH_ENGINE_PATH names another folder",
-			  name, name, folder ? folder : own,
-			  folder ? "" : ", its folder tmesh or " TMESH_ENGINE_DIR);
+			  name, name, given ? given : own,
+			  given ? "" : ", its folder tmesh or " TMESH_ENGINE_DIR);
 }
 
-static void names_in(const char *folder, void (*each)(const char *name, void *data), void *data)
+struct names {
+	void (*each)(const char *name, void *data);
+	void *data;
+};
+
+static bool names_in(const char *folder, void *data)
 {
+	const struct names *names = data;
 	struct dirent **found;
 	int count = scandir(folder, &found, NULL, alphasort);
 
@@ -108,28 +133,19 @@ static void names_in(const char *folder, void (*each)(const char *name, void *da
 
 		if (sscanf(found[i]->d_name, "tmesh-engine-%32[a-z0-9-].so%n", name, &end) == 1 &&
 		    end && !found[i]->d_name[end])
-			each(name, data);
+			names->each(name, names->data);
 		free(found[i]);
 	}
 	if (count >= 0)
 		free(found);
+	return false;
 }
 
 void engine_plugin_names(void (*each)(const char *name, void *data), void *data)
 {
-	const char *given = secure_getenv("TMESH_ENGINE_PATH");
-	char own[PATH_MAX], below[PATH_MAX + 16];
+	struct names names = {.each = each, .data = data};
 
-	if (given) {
-		names_in(given, each, data);
-	} else {
-		if (own_folder(own)) {
-			names_in(own, each, data);
-			snprintf(below, sizeof(below), "%s/tmesh", own);
-			names_in(below, each, data);
-		}
-		names_in(TMESH_ENGINE_DIR, each, data);
-	}
+	engine_plugin_folders(names_in, &names);
 	/* That they are not there is worth a word. */
 	each("ggml", data);
 	each("onnx", data);

@@ -118,6 +118,11 @@ def main():
         check(got[0].endswith("4.0"), "read.exs reads what share.c put", got)
         got = output("sh", "-c", "tmeshctl ls", **own_prefix())
         check("float32" in got[0], "tmeshctl ls shows it", got)
+        # It is confined by then: what it cannot read it cannot load.
+        got = output("sh", "-c", "tmesh-engine --engine=onnx --models=. readme", TMESH_ONNXRUNTIME="/nowhere/onnx.so", **own_prefix())
+        check("/nowhere/onnx.so" in got[1], "tmesh-engine finds its engines where they were put", got)
+        got = output("sh", "-c", "command -v tmesh-keeper", **own_prefix())
+        check(got[0] == f"{PREFIX}/libexec/tmesh-keeper", "the keeper is found by packages of other folders", got)
         producer.communicate("\n")
         check(producer.returncode == 0, "share ends well")
     got = output(ROOT / "build/venv/bin/python", WORK / "read.py", ref)

@@ -15,6 +15,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "engine_internal.h"
 #include "process.h"
 
 /* Of the kernel's ABI (linux/landlock.h); this compiler's header may be older than the kernel that
@@ -108,10 +109,24 @@ static int allow_folder_of(int ruleset, const char *path, struct tmesh_error *er
 	return allow_path(ruleset, folder, FS_READ_FILE | FS_READ_DIR, false, err);
 }
 
+struct rules {
+	int ruleset, rc;
+	struct tmesh_error *err;
+};
+
+static bool allow_plugins(const char *folder, void *data)
+{
+	struct rules *rules = data;
+
+	rules->rc =
+		allow_path(rules->ruleset, folder, FS_READ_FILE | FS_READ_DIR, false, rules->err);
+	return rules->rc;
+}
+
 /* The engine's own, and the plug-in's. */
 static int allow_libraries(int ruleset, const struct options *options, struct tmesh_error *err)
 {
-	const char *plugins = secure_getenv("TMESH_ENGINE_PATH");
+	struct rules rules = {.ruleset = ruleset, .err = err};
 	int rc = allow_folder_of(ruleset, options->library, err);
 
 	if (!rc)
@@ -120,9 +135,9 @@ static int allow_libraries(int ruleset, const struct options *options, struct tm
 		rc = allow_folder_of(ruleset, secure_getenv("TMESH_GGML"), err);
 	if (!rc)
 		rc = allow_folder_of(ruleset, "/proc/self/exe", err);
-	if (!rc && plugins)
-		rc = allow_path(ruleset, plugins, FS_READ_FILE | FS_READ_DIR, false, err);
-	return rc;
+	if (!rc)
+		engine_plugin_folders(allow_plugins, &rules);
+	return rc ? rc : rules.rc;
 }
 
 static int add_rules(int ruleset, uint64_t all, const struct options *options,
