@@ -17,6 +17,7 @@ FAMILY = {
     tmesh.OutOfMemoryError: MemoryError, tmesh.ProtocolError: ValueError,
     tmesh.UnsupportedError: NotImplementedError, tmesh.PeerTimeoutError: TimeoutError,
     tmesh.GoneError: BrokenPipeError, tmesh.ReleasedError: ValueError, tmesh.ExistsError: FileExistsError,
+    tmesh.CancelledError: OSError,
 }
 
 
