@@ -15,8 +15,8 @@
 #include "process.h"
 
 /* A client that does not answer for its memory costs the others no longer than this for each of its
- * regions. */
-#define PEER_NS UINT64_C(100000000)
+ * regions. On a machine with much to do an honest one may take a tenth of a second. */
+#define PEER_NS UINT64_C(500000000)
 /* After a request the next one is near: sleeping costs both sides more than this. */
 #define SPIN_NS UINT64_C(200000)
 /* While it does not sleep it looks so often for who came and who went. */
