@@ -269,7 +269,7 @@ defmodule Tmesh.Net do
          {:ok, offered} <- offered(what) do
       with {:error, error} <-
              Names.publish(name, offered, fn -> call({:publish, name, offered}) end) do
-        if is_map(offered), do: withdraw(offered)
+        _ = if is_map(offered), do: withdraw(offered)
         {:error, error}
       end
     end
@@ -292,7 +292,7 @@ defmodule Tmesh.Net do
   @spec unpublish(String.t()) :: :ok | {:error, Error.t()}
   def unpublish(name) do
     with {:ok, what} <- call({:unpublish, name}) do
-      if is_map(what), do: withdraw(what)
+      _ = if is_map(what), do: withdraw(what)
       :ok
     end
   end

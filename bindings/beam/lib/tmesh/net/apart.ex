@@ -9,15 +9,17 @@ defmodule Tmesh.Net.Apart do
   @doc "The result of `fun`, which is given what `all/4` needs."
   @spec run((watch() -> result)) :: result | {:ended, term()} when result: term()
   def run(fun) do
-    caller = self()
-
-    {_pid, monitor} = spawn_monitor(fn -> exit({__MODULE__, fun.(Process.monitor(caller))}) end)
+    {_pid, monitor} = spawn_monitor(__MODULE__, :answer, [fun, self()])
 
     receive do
       {:DOWN, ^monitor, :process, _pid, {__MODULE__, result}} -> result
       {:DOWN, ^monitor, :process, _pid, reason} -> {:ended, reason}
     end
   end
+
+  @doc false
+  @spec answer((watch() -> term()), pid()) :: no_return()
+  def answer(fun, caller), do: exit({__MODULE__, fun.(Process.monitor(caller))})
 
   @doc "The answers to the requests in their order, `width` of them under way at a time; the first that is no `{:ok, ...}` ends it."
   @spec all(watch(), GenServer.server(), [term()], pos_integer()) :: {:ok, [tuple()]} | term()

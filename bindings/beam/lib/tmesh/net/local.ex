@@ -71,7 +71,7 @@ defmodule Tmesh.Net.Local do
   defp accept(listen) do
     case :gen_tcp.accept(listen) do
       {:ok, socket} ->
-        serve(socket)
+        _ = serve(socket)
         :gen_tcp.close(socket)
         forget()
         :erlang.garbage_collect()
@@ -101,13 +101,17 @@ defmodule Tmesh.Net.Local do
     with {:ok, text} <- :gen_tcp.recv(socket, 0, @request_ms),
          {:ok, what, timeout} <- read(text),
          :ok <- :inet.setopts(socket, active: :once) do
-      {pid, monitor} = spawn_monitor(fn -> exit({__MODULE__, open(what, timeout)}) end)
+      {pid, monitor} = spawn_monitor(__MODULE__, :answer, [what, timeout])
       wait(socket, pid, monitor)
     else
       {:error, %Error{} = error} -> say_error(socket, error)
       {:error, _closed} -> :ok
     end
   end
+
+  @doc false
+  @spec answer({:ref, map()} | {:name, String.t()}, timeout()) :: no_return()
+  def answer(what, timeout), do: exit({__MODULE__, open(what, timeout)})
 
   # A client that goes takes its wait along.
   defp wait(socket, pid, monitor) do
@@ -186,11 +190,12 @@ defmodule Tmesh.Net.Local do
   defp say_error(socket, error) do
     errno = Map.get(@errnos, error.type, "EIO")
 
-    say(socket, [
-      ~s({"v":1,"type":"error","errno":"#{errno}","message":),
-      Payload.string(error.message),
-      "}"
-    ])
+    _ =
+      say(socket, [
+        ~s({"v":1,"type":"error","errno":"#{errno}","message":),
+        Payload.string(error.message),
+        "}"
+      ])
 
     :ok
   end
