@@ -14,7 +14,7 @@ COPY = BUILD / "vm/repo"
 
 
 def copy(with_model):
-    """A copy of the checkout, which keeps what an earlier run built there. The demo's model is
+    """A copy of the checkout, which keeps what an earlier run built there. The demo's model and packages are
     fetched by the host, for neither the root nor the guest need reach PyPI."""
     COPY.mkdir(parents=True, exist_ok=True)
     sh("rsync", "-a", "--delete", "--exclude=/build", "--exclude=/.git", f"{TOP}/", COPY)
@@ -22,7 +22,7 @@ def copy(with_model):
         for tree in (TOP, COPY):
             (tree / "build/demo").mkdir(parents=True, exist_ok=True)
         sh(TOP / "tests/demo/fetch.sh", TOP / "build/demo")
-        sh("rsync", "-a", "--include=*.whl", "--exclude=*", f"{TOP}/build/demo/", COPY / "build/demo")
+        sh("rsync", "-a", "--include=/*.whl", "--include=/packages/***", "--exclude=*", f"{TOP}/build/demo/", COPY / "build/demo")
     return COPY
 
 
