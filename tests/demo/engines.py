@@ -33,15 +33,21 @@ def missing():
     return f"the packages that it needs could not be had: {', '.join(packages)}" if packages else ""
 
 
-def share(pid, regions):
+def of_ours(line, start, end, sizes):
+    """Whether a mapping is of a region. A memfd has the region's id in its name; the module names no region, so there
+    the size tells."""
+    return any(region in line for region in sizes) or (" /tmesh" in line and end - start in sizes.values())
+
+
+def share(pid, sizes):
     """Of a process: bytes of the regions that it has in memory, its share of them (PSS), whether any can be written."""
     rss = pss = 0
     ours = writable = False
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-        head = re.match(r"[0-9a-f]+-[0-9a-f]+ (\S+) ", line)
+        head = re.match(r"([0-9a-f]+)-([0-9a-f]+) (\S+) ", line)
         if head:
-            ours = any(region in line for region in regions)
-            writable |= ours and "w" in head[1]
+            ours = of_ours(line, int(head[1], 16), int(head[2], 16), sizes)
+            writable |= ours and "w" in head[3]
         elif ours and line.startswith("Rss:"):
             rss += int(line.split()[1]) * 1024
         elif ours and line.startswith("Pss:"):
@@ -121,15 +127,16 @@ def generate(streams, publish):
 
 
 def table(model, contexts):
-    regions = {model[name].id for name in model}
+    ids = {model[name].id for name in model}
+    sizes = {region["id"]: region["alloc_bytes"] for region in tmesh.regions() if region["id"] in ids}
     rows = [("engine A", contexts[0].pid), ("engine B", contexts[1].pid)]
     print(f"  {'weights, by /proc/PID/smaps':<30}{'in memory':>12}{'its share':>12}   rights")
     total = 0
     for name, pid in rows:
-        rss, pss, writable = share(pid, regions)
+        rss, pss, writable = share(pid, sizes)
         total += pss
         print(f"  {f'{name}, process {pid}':<30}{rss / 1e6:>9.2f} MB{pss / 1e6:>9.2f} MB   {'rw' if writable else 'r'}")
-    rss, pss, _ = share(os.getpid(), regions)
+    rss, pss, _ = share(os.getpid(), sizes)
     if rss:
         print(f"  {f'this process, {os.getpid()}':<30}{rss / 1e6:>9.2f} MB{pss / 1e6:>9.2f} MB   r")
     print(f"  {'all together':<30}{'':>12}{(total + pss) / 1e6:>9.2f} MB")
