@@ -10,7 +10,8 @@ defmodule Tmesh.Channel do
 
   A message is a binary of at most 56 bytes, a ref with a handle, or a tuple of such a ref and a
   binary of at most 24 bytes; what is sent comes out. Of a tensor only the description moves,
-  whatever its size, and the sender may release it at once.
+  whatever its size, and the sender may release it at once. Keep the end that sends until the tensor
+  was received: one under way that nobody else holds is lost with it.
 
   An end belongs to the Erlang process that created or opened it: it is closed when that one ends, or
   when nobody has it any more, and only one process at a time may use it or wait at it (`:busy`).
