@@ -545,6 +545,23 @@ NIF(channel_call)
 	return call(env, argc, argv);
 }
 
+/* channel_flush(channel) -> ok | full (messages are still there). Lets go of their regions. */
+NIF(channel_flush)
+{
+	struct channel_end *end;
+	struct tmesh_error err;
+	int rc;
+
+	end = get_end(env, argv[0], &err);
+	if (!end)
+		return make_error(env, &err);
+	rc = tmesh_channel_flush(end->channel, 0, &err);
+	put_end(env, end);
+	if (rc == -ETIMEDOUT)
+		return enif_make_atom(env, "full");
+	return rc ? make_error(env, &err) : atoms.ok;
+}
+
 /* channel_cancel(channel) -> ok. No message comes any more; one may have come. */
 NIF(channel_cancel)
 {

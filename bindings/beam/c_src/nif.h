@@ -362,6 +362,7 @@ NIF(channel_open);
 NIF(channel_send);
 NIF(channel_recv);
 NIF(channel_call);
+NIF(channel_flush);
 NIF(channel_cancel);
 NIF(channel_close);
 

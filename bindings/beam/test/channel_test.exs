@@ -44,6 +44,34 @@ defmodule Tmesh.ChannelTest do
     end
   end
 
+  test "a flush keeps a tensor that nobody else holds until it was received" do
+    {:ok, into} = Channel.create(:recv)
+
+    flushing =
+      Task.async(fn ->
+        {:ok, out} = Channel.open(into.token, :send)
+        {:ok, ref} = ZeroCopy.from_binary("abcd", [4], :uint8)
+        :ok = Channel.send(out, ref)
+        :ok = ZeroCopy.release(ref)
+        Channel.flush(out)
+      end)
+
+    assert {:ok, ref} = Channel.recv(into, 60_000)
+    assert Task.await(flushing, 60_000) == :ok
+    assert ZeroCopy.to_binary!(ref) == "abcd"
+  end
+
+  test "flush tells what it cannot do" do
+    {out, into} = ends()
+    :ok = Channel.send(out, "one")
+    assert {:error, %Error{type: :timeout}} = Channel.flush(out, 10)
+    assert {:error, %Error{type: :invalid}} = Channel.flush(into, 0)
+    :ok = Channel.close(into)
+    assert {:error, %Error{type: :gone}} = Channel.flush(out)
+    :ok = Channel.close(out)
+    assert {:error, %Error{type: :closed}} = Channel.flush(out)
+  end
+
   test "an end goes with its process, and the other one knows" do
     {:ok, into} = Channel.create(:recv)
 

@@ -11,7 +11,7 @@ defmodule Tmesh.Channel do
   A message is a binary of at most 56 bytes, a ref with a handle, or a tuple of such a ref and a
   binary of at most 24 bytes; what is sent comes out. Of a tensor only the description moves,
   whatever its size, and the sender may release it at once. Keep the end that sends until the tensor
-  was received: one under way that nobody else holds is lost with it.
+  was received, for which `flush/2` waits: one under way that nobody else holds is lost with the end.
 
   An end belongs to the Erlang process that created or opened it: it is closed when that one ends, or
   when nobody has it any more, and only one process at a time may use it or wait at it (`:busy`).
@@ -235,15 +235,40 @@ defmodule Tmesh.Channel do
     end
   end
 
+  @doc """
+  Wait until all that was sent by this end was received, at most `timeout` ms.
+
+  Before the end is closed, or its process ends: tensors under way that nobody else holds are lost then.
+
+      iex> {:ok, into} = Tmesh.Channel.create(:recv)
+      iex> {:ok, out} = Tmesh.Channel.open(into.token, :send)
+      iex> :ok = Tmesh.Channel.send(out, "one")
+      iex> {:error, %Tmesh.Error{type: :timeout}} = Tmesh.Channel.flush(out, 0)
+      iex> "one" = Tmesh.Channel.recv!(into)
+      iex> Tmesh.Channel.flush(out)
+      :ok
+
+  Errors: `:timeout`, `:gone` (nobody is there to receive), `:invalid`, `:closed`, `:busy`.
+  """
+  @spec flush(t(), timeout()) :: :ok | {:error, Error.t()}
+  def flush(%__MODULE__{} = channel, timeout \\ :infinity) when is_timeout(timeout) do
+    try = fn -> Native.channel_flush(channel.native) end
+    try.() |> wait(channel, try, deadline(timeout)) |> native()
+  end
+
   bang create(role :: role(), opts :: [option()] \\ []) :: t()
   bang open(token :: String.t(), role :: role(), opts :: [end_option()] \\ []) :: t()
   bang send(channel :: t(), message :: message(), timeout :: timeout() \\ :infinity) :: :ok
+  bang flush(channel :: t(), timeout :: timeout() \\ :infinity) :: :ok
   bang recv(channel :: t(), timeout :: timeout() \\ :infinity) :: message()
 
   bang call(out :: t(), into :: t(), message :: message(), timeout :: timeout() \\ :infinity) ::
          message()
 
-  @doc "Leave the channel. What was sent can still be received. Closing again is fine."
+  @doc """
+  Leave the channel. What was sent can still be received, but tensors that nobody else holds: `flush/2`
+  first waits for them. Closing again is fine.
+  """
   @spec close(t()) :: :ok
   def close(%__MODULE__{native: native}), do: Native.channel_close(native)
 
@@ -311,7 +336,9 @@ defmodule Tmesh.Channel do
     end
   end
 
-  defp over, do: {:error, Error.new(:timeout, "the channel gave no message, or had no room")}
+  defp over,
+    do:
+      {:error, Error.new(:timeout, "the channel gave no message, had no room, or was not emptied")}
 
   defp deadline(:infinity), do: :infinity
   defp deadline(ms), do: System.monotonic_time(:millisecond) + ms

@@ -483,6 +483,9 @@ defmodule Tmesh.Native do
           :given | result(channel_message()) | {:sent, :eagain | :again} | :eagain | :full
   def channel_call(_out, _into, _handle, _bytes), do: :erlang.nif_error(:not_loaded)
 
+  @spec channel_flush(channel()) :: :ok | :full | {:error, reason()}
+  def channel_flush(_channel), do: :erlang.nif_error(:not_loaded)
+
   @spec channel_cancel(channel()) :: :ok
   def channel_cancel(_channel), do: :erlang.nif_error(:not_loaded)
 
