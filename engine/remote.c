@@ -481,6 +481,7 @@ int remote_call(struct remote *remote, uint32_t op, uint32_t id, const struct wi
 	int rc;
 
 	memcpy(message.data, &words, sizeof(words));
+	atomic_store_explicit(&remote->page->asked, request.number, memory_order_relaxed);
 	do {
 		rc = cancel_check(err);
 		if (rc)

@@ -64,7 +64,10 @@ struct wire_page {
 	/* By the engine, before it does anything for a request: the request's number. What has a
 	 * higher one when the engine dies was never begun. */
 	_Atomic uint64_t begun;
-	uint64_t reserved[7];
+	/* By the client, before it sends a request: the request's number. For those who want to
+	 * know whether one waits; the engine does nothing by it. */
+	_Atomic uint64_t asked;
+	uint64_t reserved[6];
 	char text[WIRE_TEXT];
 };
 

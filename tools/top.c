@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* tmeshctl top: the largest regions and who holds them, again and again. */
+/* tmeshctl top: the largest regions and who holds them, and engines, again and again. */
 #include <getopt.h>
 #include <inttypes.h>
 #include <string.h>
@@ -7,11 +7,13 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "tmeshctl.h"
+#include "top_engines.h"
 
 static const struct option_entry options[] = {
 	{"interval", 'i', "SECONDS", "from one look to the next (default: 2)"},
-	{"count", 'c', "NUMBER", "look so often (default: until SIGINT; not on a terminal: once)"},
+	{"count", 'c', "NUMBER",
+	 "look so often (default: until SIGINT; not on a terminal, or --json: once)"},
+	OPTION_JSON,
 	OPTION_BACKEND,
 	{NULL},
 };
@@ -23,6 +25,7 @@ struct look {
 	} * regions;
 	size_t count;
 	uint64_t bytes;
+	json_t *engines;
 };
 
 /* All that hold it, this process and devices too: "python3 101, beam.smp 102, ..." */
@@ -54,6 +57,9 @@ static int see(struct tmesh_ctx *ctx, void *data)
 	struct region *more;
 	size_t count;
 
+	/* The runtime directory is the same with all backends. */
+	if (!look->engines)
+		look->engines = find_engines(ctx);
 	if (tmesh_list(ctx, &infos, &count, &err))
 		return complain("listing regions", &err);
 	more = count ? realloc(look->regions, (look->count + count) * sizeof(*more)) : NULL;
@@ -112,6 +118,27 @@ static void print(const struct look *look, size_t rows)
 	table_print(&table);
 }
 
+static int print_look(const struct look *look)
+{
+	json_t *regions = json_array();
+
+	for (size_t i = 0; i < look->count; i++) {
+		json_t *region = info_json(&look->regions[i].info);
+
+		json_object_set_new(region, "held_by", json_text(look->regions[i].who));
+		json_array_append_new(regions, region);
+	}
+	return print_json(json_pack("{s:o, s:O}", "regions", regions, "engines", look->engines));
+}
+
+/* Where engines are shown they have their lines, and regions what is left. */
+static size_t region_rows(size_t rows, const json_t *engines)
+{
+	size_t taken = json_array_size(engines) ? json_array_size(engines) + 2 : 0;
+
+	return rows > taken + 1 ? rows - taken : 1;
+}
+
 static size_t terminal_rows(void)
 {
 	struct winsize size;
@@ -121,7 +148,7 @@ static size_t terminal_rows(void)
 	return size.ws_row - 4u;
 }
 
-static int once(enum tmesh_backend backend, bool terminal)
+static int once(enum tmesh_backend backend, bool terminal, bool json)
 {
 	struct look look = {0};
 	int status = for_backends(backend, see, &look);
@@ -129,14 +156,23 @@ static int once(enum tmesh_backend backend, bool terminal)
 	if (!status) {
 		if (look.count)
 			qsort(look.regions, look.count, sizeof(*look.regions), larger);
+	}
+	if (!look.engines)
+		look.engines = json_array();
+	if (!status && json) {
+		status = print_look(&look);
+	} else if (!status) {
 		/* A narrow terminal cuts lines off meanwhile: wrapped ones would scroll. */
 		if (terminal)
 			fputs("\033[H\033[J\033[?7l", stdout);
-		print(&look, terminal ? terminal_rows() : SIZE_MAX);
+		print(&look, terminal ? region_rows(terminal_rows(), look.engines) : SIZE_MAX);
+		print_served(look.engines);
 		if (terminal)
 			fputs("\033[?7h", stdout);
-		status = flush_answer();
 	}
+	if (!status)
+		status = flush_answer();
+	json_decref(look.engines);
 	free(look.regions);
 	return status;
 }
@@ -146,8 +182,9 @@ static int run(const struct verb *verb, int argc, char **argv)
 	enum tmesh_backend backend = TMESH_BACKEND_AUTO;
 	bool terminal = isatty(STDOUT_FILENO);
 	struct timespec interval = {.tv_sec = 2};
-	uint64_t count = terminal ? UINT64_MAX : 1;
+	uint64_t count = 0;
 	int key, status = STATUS_OK;
+	bool json = false;
 
 	while ((key = verb_option(verb, argc, argv)) != -1) {
 		switch (key) {
@@ -157,18 +194,24 @@ static int run(const struct verb *verb, int argc, char **argv)
 		case 'c':
 			count = number_option(verb, optarg, "a number of times", 1, UINT64_MAX);
 			break;
+		case 'j':
+			json = true;
+			break;
 		case 'b':
 			backend = backend_option(verb, optarg);
 			break;
 		}
 	}
 	verb_expect_words(verb, argc, 0, 0);
+	if (!count)
+		count = terminal && !json ? UINT64_MAX : 1;
 	for (uint64_t i = 0; i < count && !status; i++) {
 		if (i)
 			nanosleep(&interval, NULL);
-		status = once(backend, terminal);
+		status = once(backend, terminal && !json, json);
 	}
 	return status;
 }
 
-const struct verb verb_top = {"top", "", "show the largest regions, live", options, run};
+const struct verb verb_top = {"top", "", "show the largest regions and the engines, live", options,
+			      run};

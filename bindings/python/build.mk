@@ -200,7 +200,8 @@ $(ENGINE_VENV)/tmesh.stamp: $(VENV)/tmesh.stamp $(ENGINE_VENV)/tools.stamp
 	@touch $@
 
 # Where there is no network, the environment of the other tests has pytest, to say what is skipped.
-python-engine-check: $(ENGINE_VENV)/tmesh.stamp $(ENGINE_TEST_OUT)/models.stamp $(ENGINE_PROCESS) $(ENGINE_PLUGINS) ## tmesh.engine with ONNX Runtime
+python-engine-check python-graph-check: export TMESHCTL = $(abspath $(B)/tmeshctl)
+python-engine-check: $(ENGINE_VENV)/tmesh.stamp $(ENGINE_TEST_OUT)/models.stamp $(ENGINE_PROCESS) $(ENGINE_PLUGINS) $(B)/tmeshctl ## tmesh.engine with ONNX Runtime
 	@python=$(ENGINE_VENV)/bin/python; $$python -c 'import pytest, numpy' 2>/dev/null || python=$(VPYTHON); \
 	TMESH_ENGINE_MODELS=$(abspath $(ENGINE_TEST_OUT)/models) TMESH_ENGINE_PROGRAM=$(abspath $(ENGINE_PROCESS)) \
 	$$python -P -m pytest --tap $(addprefix $(PYTHON_DIR)/tests/test_engine,.py _served.py _cancel.py)
@@ -208,7 +209,7 @@ python-engine-check: $(ENGINE_VENV)/tmesh.stamp $(ENGINE_TEST_OUT)/models.stamp 
 .PHONY: python-engine-check
 
 # Graphs on ggml, beside NumPy.
-python-graph-check: $(ENGINE_VENV)/tmesh.stamp $(ENGINE_PROCESS) $(ENGINE_PLUGINS) ## graphs and text by the engine "ggml", beside NumPy
+python-graph-check: $(ENGINE_VENV)/tmesh.stamp $(ENGINE_PROCESS) $(ENGINE_PLUGINS) $(B)/tmeshctl ## graphs and text by the engine "ggml", beside NumPy
 	@python=$(ENGINE_VENV)/bin/python; $$python -c 'import pytest, numpy' 2>/dev/null || python=$(VPYTHON); \
 	TMESH_ENGINE_PROGRAM=$(abspath $(ENGINE_PROCESS)) $$python -P -m pytest --tap \
 	$(addprefix $(PYTHON_DIR)/tests/,test_graphs.py test_adapters.py test_placed.py test_generate.py \

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -15,12 +16,17 @@
 #include "process.h"
 
 #define EVENTS 16
+/* How often who waits is counted while there is something to do, and how often in vain. */
+#define COUNT_MS 100
+#define COUNTS 10
 /* Between two looks: a client that says cancel without end costs no more than this. */
 #define PAUSE_US 500
 
 struct calls {
 	pthread_mutex_t lock;
 	int epoll;
+	int bell; /* an eventfd, rung for the second thread when it sleeps without limit */
+	bool asleep;
 	struct watch *watch;
 	struct caller *callers;
 	uint64_t serial;
@@ -30,14 +36,16 @@ struct calls {
 	struct tmesh_engine_cancellable *cancellable;
 };
 
-int calls_add(struct calls *calls, struct caller *caller, int socket)
+int calls_add(struct calls *calls, struct caller *caller, int socket, const struct wire_page *page)
 {
 	struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP};
 	int rc;
 
 	pthread_mutex_lock(&calls->lock);
-	*caller = (struct caller){
-		.next = calls->callers, .serial = ++calls->serial, .socket = socket};
+	*caller = (struct caller){.next = calls->callers,
+				  .serial = ++calls->serial,
+				  .asked = &page->asked,
+				  .socket = socket};
 	event.data.u64 = caller->serial;
 	rc = epoll_ctl(calls->epoll, EPOLL_CTL_ADD, socket, &event) ? -errno : 0;
 	if (!rc)
@@ -65,6 +73,7 @@ void calls_remove(struct calls *calls, struct caller *caller)
 int calls_begin(struct calls *calls, struct caller *caller, struct call *call,
 		struct tmesh_error *err)
 {
+	const uint64_t one = 1;
 	int rc = 0;
 
 	pthread_mutex_lock(&calls->lock);
@@ -77,15 +86,19 @@ int calls_begin(struct calls *calls, struct caller *caller, struct call *call,
 		calls->call = call;
 		call->cancellable = calls->cancellable;
 		atomic_store(&calls->watch->deadline, call->deadline);
+		status_began(calls->watch->status, call->deadline);
+		if (calls->asleep && write(calls->bell, &one, sizeof(one)) == sizeof(one))
+			calls->asleep = false;
 	}
 	pthread_mutex_unlock(&calls->lock);
 	return rc;
 }
 
-void calls_ran(struct calls *calls)
+void calls_ran(struct calls *calls, int code)
 {
 	pthread_mutex_lock(&calls->lock);
 	atomic_store(&calls->watch->deadline, 0);
+	status_ended(calls->watch->status, code, calls->call->stops, calls->call->tokens);
 	pthread_mutex_unlock(&calls->lock);
 }
 
@@ -143,23 +156,42 @@ static void hear(struct calls *calls, struct caller *caller, uint32_t events)
 	shutdown(caller->socket, SHUT_RDWR);
 }
 
+/* With the lock. Who waits, for those who look. Return: in how many ms again, -1: when a call
+ * begins. */
+static int count_waiting(struct calls *calls, int *vain)
+{
+	uint32_t waiting = 0;
+
+	for (struct caller *caller = calls->callers; caller; caller = caller->next)
+		waiting += atomic_load(caller->asked) > atomic_load(&caller->seen);
+	calls->watch->status->waiting = waiting;
+	*vain = waiting || calls->running ? 0 : *vain + 1;
+	calls->asleep = *vain > COUNTS;
+	return calls->asleep ? -1 : COUNT_MS;
+}
+
 static void *listen_for_words(void *data)
 {
 	struct epoll_event events[EVENTS];
 	struct calls *calls = data;
+	int timeout = COUNT_MS, vain = 0;
+	uint64_t rung;
 
 	for (;;) {
-		int count = epoll_wait(calls->epoll, events, EVENTS, -1);
+		int count = epoll_wait(calls->epoll, events, EVENTS, timeout);
 
 		pthread_mutex_lock(&calls->lock);
 		for (int i = 0; i < count; i++) {
 			struct caller *caller = calls->callers;
 
+			if (!events[i].data.u64 && read(calls->bell, &rung, sizeof(rung)) > 0)
+				vain = 0;
 			while (caller && caller->serial != events[i].data.u64)
 				caller = caller->next;
 			if (caller)
 				hear(calls, caller, events[i].events);
 		}
+		timeout = count_waiting(calls, &vain);
 		pthread_mutex_unlock(&calls->lock);
 		usleep(PAUSE_US);
 	}
@@ -169,6 +201,7 @@ static void *listen_for_words(void *data)
 int calls_new(struct watch *watch, struct calls **out, struct tmesh_error *err)
 {
 	struct calls *calls = calloc(1, sizeof(*calls));
+	struct epoll_event event = {.events = EPOLLIN}; /* of no caller */
 	pthread_t thread;
 	int rc;
 
@@ -179,6 +212,9 @@ int calls_new(struct watch *watch, struct calls **out, struct tmesh_error *err)
 	calls->epoll = epoll_create1(EPOLL_CLOEXEC);
 	if (calls->epoll < 0)
 		return tmesh_fail_errno(err, "epoll");
+	calls->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (calls->bell < 0 || epoll_ctl(calls->epoll, EPOLL_CTL_ADD, calls->bell, &event))
+		return tmesh_fail_errno(err, "eventfd");
 	rc = pthread_create(&thread, NULL, listen_for_words, calls);
 	if (rc)
 		return tmesh_fail(err, -rc, "no thread: %s", strerror(rc));

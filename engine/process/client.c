@@ -19,6 +19,7 @@
 struct thing {
 	void *object;
 	size_t regions, operands;
+	uint64_t tokens; /* that a run of it takes in */
 };
 
 struct things {
@@ -167,6 +168,27 @@ static int open_graph(struct client *client, struct wire *request, struct wire *
 	return rc;
 }
 
+/* The elements of the first input whose name says that it is of tokens' numbers. */
+static uint64_t count_tokens(const struct tmesh_engine_value *inputs, size_t count,
+			     const struct wire_tensor *tensors)
+{
+	static const char *const names[] = {"token", "tokens", "input_ids"};
+
+	for (size_t i = 0; i < count; i++) {
+		for (size_t n = 0; n < sizeof(names) / sizeof(*names); n++) {
+			const struct tmesh_layout *layout = tmesh_tensor_layout(tensors[i].tensor);
+			uint64_t elements = 1;
+
+			if (strcmp(inputs[i].name, names[n]) != 0)
+				continue;
+			for (int32_t dim = 0; dim < layout->ndim; dim++)
+				elements *= (uint64_t)layout->shape[dim];
+			return elements;
+		}
+	}
+	return 0;
+}
+
 static int make_values(struct client *client, const struct wire_tensor *tensors, size_t count,
 		       struct tmesh_engine_value *values, struct tmesh_error *err)
 {
@@ -187,6 +209,7 @@ static int bind_values(struct client *client, uint32_t graph_id, struct wire *re
 	struct tmesh_engine_binding *binding;
 	struct wire_tensor *tensors = NULL;
 	struct tmesh_engine_value *values;
+	uint64_t tokens = 0;
 	size_t regions = 0;
 	int rc;
 
@@ -211,6 +234,8 @@ static int bind_values(struct client *client, uint32_t graph_id, struct wire *re
 	if (!rc)
 		rc = tmesh_engine_bind(graph, values, inputs, values + inputs, count - inputs,
 				       &binding, err);
+	if (!rc)
+		tokens = count_tokens(values, inputs, tensors);
 	for (size_t i = 0; i < count; i++)
 		if (values[i].tensor)
 			tmesh_engine_tensor_unref(values[i].tensor);
@@ -223,6 +248,7 @@ static int bind_values(struct client *client, uint32_t graph_id, struct wire *re
 		tmesh_engine_binding_unref(binding);
 	} else {
 		client->bindings.all[*id].operands = count;
+		client->bindings.all[*id].tokens = tokens;
 		client->regions -= regions;
 	}
 	return rc;
@@ -342,6 +368,8 @@ static int turn(struct client *client, const struct wire_request *request, uint6
 	struct tmesh_error err = {0};
 	int rc;
 
+	if (call.stops && things_get(&client->bindings, request->id))
+		call.tokens = client->bindings.all[request->id].tokens;
 	/* One that has passed ends nobody: work() says so. */
 	if (request->deadline > tmesh_now_ns() && request->deadline < limit)
 		call.deadline = request->deadline;
@@ -354,7 +382,7 @@ static int turn(struct client *client, const struct wire_request *request, uint6
 		reply.bytes = (uint32_t)strnlen(err.message, sizeof(err.message) - 1);
 		memcpy(client->page->text, err.message, reply.bytes);
 	}
-	calls_ran(client->calls);
+	calls_ran(client->calls, reply.code);
 	rc = answer(client, &reply);
 	calls_end(client->calls);
 	return rc;
@@ -373,6 +401,7 @@ int client_turn(struct client *client, uint64_t limit_ns)
 	if (rc || message.tensor || message.bytes != sizeof(request))
 		return -EPIPE;
 	memcpy(&request, message.data, sizeof(request));
+	client->caller.seen = request.number;
 	if (request.op == WIRE_GRAPH_CLOSE || request.op == WIRE_UNBIND) {
 		(request.op == WIRE_UNBIND ? drop_binding : drop_graph)(client, request.id);
 		return 1;
@@ -449,7 +478,7 @@ int client_new(struct tmesh_ctx *ctx, struct tmesh_engine_context *context, stru
 		rc = make_page(client, words.page, err);
 	if (!rc && client_bell(client) < 0)
 		rc = tmesh_fail(err, -EMFILE, "no descriptor for a client's bell");
-	if (!rc && calls_add(calls, &client->caller, socket))
+	if (!rc && calls_add(calls, &client->caller, socket, client->page))
 		rc = tmesh_fail(err, -ENOMEM, "a client's socket cannot be listened to");
 	if (!rc)
 		rc = send_words(socket, &words);

@@ -10,6 +10,7 @@
 #include <tmesh/channel.h>
 #include <tmesh/engine.h>
 
+#include "common/engine_status.h"
 #include "remote_wire.h"
 
 #define MAX_FOLDERS 64
@@ -32,10 +33,20 @@ struct options {
 struct watch {
 	_Atomic uint64_t deadline; /* of the request that is worked on; 0: none */
 	int bell;		   /* an eventfd, which the process rings when it wakes */
+	struct engine_status *status;
 };
 
 /* supervise.c: until it is told to end. Return: the exit status. */
 int supervise(const struct options *options);
+
+/* status.c: what is told to whoever looks. The file's beginning, of zeros, as memory. Return: 0, or
+ * -1 and errno. */
+int status_map(int fd, struct engine_status **out);
+/* A call begins, and ends; @step: it was a run, which took @tokens in. */
+void status_began(struct engine_status *status, uint64_t deadline);
+void status_ended(struct engine_status *status, int code, bool step, uint64_t tokens);
+/* The process has died, and with it the call that ran. */
+void status_buried(struct engine_status *status);
 
 /* confine.c: from here on the process opens no file of a user's but below the folders. @why: what
  * this kernel has not, or NULL. */
@@ -51,28 +62,31 @@ struct calls;
 /* Whose calls they are. */
 struct caller {
 	struct caller *next;
-	uint64_t serial;    /* 0: not listened to */
-	uint64_t cancelled; /* up to which number its calls are called off */
-	uint64_t ended;	    /* up to which they have been replied to */
+	uint64_t serial;	       /* 0: not listened to */
+	uint64_t cancelled;	       /* up to which number its calls are called off */
+	uint64_t ended;		       /* up to which they have been replied to */
+	_Atomic uint64_t seen;	       /* up to which they have had their turn */
+	const _Atomic uint64_t *asked; /* up to which its client says that it called */
 	int socket;
 };
 /* Starts the thread: it lives as long as the process. */
 int calls_new(struct watch *watch, struct calls **out, struct tmesh_error *err);
-int calls_add(struct calls *calls, struct caller *caller, int socket);
+int calls_add(struct calls *calls, struct caller *caller, int socket, const struct wire_page *page);
 void calls_remove(struct calls *calls, struct caller *caller);
 /* A call of @caller: its @number, until when it runs at most, and whether it ends when it is called
  * off; @cancellable is for it. */
 struct call {
 	uint64_t number, deadline;
-	bool stops;
+	bool stops; /* it is a run */
+	uint64_t tokens;
 	struct tmesh_engine_cancellable *cancellable;
 };
 /* From here to calls_end(), when its reply is sent, it runs. -ECANCELED: it was called off before.
  */
 int calls_begin(struct calls *calls, struct caller *caller, struct call *call,
 		struct tmesh_error *err);
-/* Its time is not watched any more. */
-void calls_ran(struct calls *calls);
+/* Its time is not watched any more, and it is counted. */
+void calls_ran(struct calls *calls, int code);
 void calls_end(struct calls *calls);
 
 /* client.c */

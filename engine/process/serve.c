@@ -42,6 +42,7 @@ static void drop(struct server *server, uint32_t i)
 {
 	client_free(server->clients[i]);
 	server->clients[i] = server->clients[--server->count];
+	server->watch->status->clients = server->count;
 }
 
 /* One request of each client that has one. Return: whether there was any. */
@@ -66,7 +67,6 @@ static void take(struct server *server)
 {
 	int fd = accept4(server->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 	struct tmesh_error err = {0};
-	struct client *client;
 	struct ucred peer;
 	socklen_t size = sizeof(peer);
 	int rc;
@@ -87,9 +87,9 @@ static void take(struct server *server)
 		return;
 	}
 	rc = client_new(server->ctx, server->context, server->calls, fd, server->max_regions,
-			&client, &err);
+			&server->clients[server->count], &err);
 	if (!rc)
-		server->clients[server->count++] = client;
+		server->watch->status->clients = ++server->count;
 	else if (rc != -EPIPE)
 		fprintf(stderr, "tmesh-engine: a client could not be taken: %s\n", err.message);
 }
@@ -196,6 +196,10 @@ _Noreturn void serve(const struct options *options, int listener, int ready, str
 		rc = calls_new(watch, &server.calls, &err);
 	if (rc)
 		give_up(ready, &err);
+	snprintf(watch->status->backend, sizeof(watch->status->backend), "%s",
+		 tmesh_engine_context_backend(server.context));
+	snprintf(watch->status->version, sizeof(watch->status->version), "%s",
+		 tmesh_engine_context_version(server.context));
 	if (why)
 		fprintf(stderr, "tmesh-engine: %s\n", why);
 	if (write(ready, "", 1) < 0)

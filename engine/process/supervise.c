@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
@@ -33,6 +32,7 @@ struct supervisor {
 	const struct options *options;
 	int dir, lock, listener, signals;
 	struct watch *watch;
+	struct engine_status *status;
 	pid_t pid;
 	bool late; /* it was ended for that */
 	char socket[sizeof(WIRE_SOCKET) + WIRE_NAME_LEN];
@@ -56,7 +56,8 @@ static int complain(const char *what)
 /* The name is this supervisor's as long as it lives: what an older one left there is nobody's. */
 static int take_name(struct supervisor *own)
 {
-	char name[sizeof(own->socket) + sizeof(".lock")];
+	char name[sizeof(own->socket) + sizeof(ENGINE_STATUS_SUFFIX)];
+	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	struct tmesh_error err;
 	struct tmesh_ctx *ctx;
@@ -69,15 +70,20 @@ static int take_name(struct supervisor *own)
 	if (rc)
 		return refuse(err.message);
 	snprintf(own->socket, sizeof(own->socket), WIRE_SOCKET "%s", own->options->name);
-	snprintf(name, sizeof(name), "%s.lock", own->socket);
+	snprintf(name, sizeof(name), "%s" ENGINE_STATUS_SUFFIX, own->socket);
 	own->lock = openat(own->dir, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
 	if (own->lock < 0)
 		return complain(name);
-	if (flock(own->lock, LOCK_EX | LOCK_NB)) {
+	/* Of this process alone: whoever asks about the lock is told its number. */
+	if (fcntl(own->lock, F_SETLK, &lock)) {
+		if (errno != EAGAIN && errno != EACCES)
+			return complain(name);
 		fprintf(words, "tmesh-engine: an engine is served as \"%s\" already\n",
 			own->options->name);
 		return -1;
 	}
+	if (status_map(own->lock, &own->status))
+		return complain(name);
 	unlinkat(own->dir, own->socket, 0);
 	snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/%s", own->dir,
 		 own->socket);
@@ -108,6 +114,7 @@ static int watch_signals(struct supervisor *own)
 			  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (own->watch == MAP_FAILED)
 		return complain("a page");
+	own->watch->status = own->status;
 	own->watch->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	return own->watch->bell < 0 ? complain("eventfd") : 0;
 }
@@ -158,8 +165,11 @@ static int start(struct supervisor *own)
 		got = read(ready[0], why, sizeof(why) - 1);
 	while (got < 0 && errno == EINTR);
 	close(ready[0]);
-	if (got == 1 && !*why)
+	if (got == 1 && !*why) {
+		own->status->pid = (uint32_t)own->pid;
+		own->status->magic = ENGINE_STATUS_MAGIC;
 		return 0;
+	}
 	why[got > 0 ? got : 0] = '\0';
 	waitpid(own->pid, NULL, 0);
 	own->pid = 0;
@@ -184,6 +194,9 @@ static bool bury(struct supervisor *own, int *status)
 	else
 		fprintf(stderr, "tmesh-engine: process %d exited with %d; a new one starts\n",
 			own->pid, WEXITSTATUS(how));
+	own->status->pid = 0;
+	own->status->restarts++;
+	status_buried(own->status);
 	*status = start(own) ? 1 : 0;
 	return true;
 }

@@ -5,7 +5,7 @@
 
 ENGINE_TEST     := tests/engine
 ENGINE_TEST_OUT := $(B)/tests/engine
-ENGINE_TESTS    := test_engine test_served test_cancelled test_graph test_initializer test_ort_abi test_placement test_devices
+ENGINE_TESTS    := test_engine test_served test_top test_cancelled test_graph test_initializer test_ort_abi test_placement test_devices
 ENGINE_TEST_FLAGS := -std=gnu11 -pthread -Ilib $(COMMON_CPPFLAGS) -I$(ENGINE) -Itests/unit
 
 # engine_test(variant, sanitizers, libtmesh, libtmesh-engine)
@@ -37,12 +37,12 @@ ENGINE_TEST_ENGINES := $(addprefix $(ENGINE_TEST_OUT)/engines/tmesh-engine-,fake
 
 define engine_run
 @export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d) \
-TMESH_ENGINE_PATH=$(abspath $(ENGINE_TEST_OUT)/engines) TMESH_ENGINE_PROGRAM=$(abspath $(3)); \
+TMESH_ENGINE_PATH=$(abspath $(ENGINE_TEST_OUT)/engines) TMESH_ENGINE_PROGRAM=$(abspath $(3)) TMESHCTL=$(abspath $(B)/tmeshctl); \
 trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \
 for test in $(2); do $(ENGINE_TEST_OUT)/$(1)/$$test || status=1; done; exit $$status
 endef
 
-engine-check: $(addprefix $(ENGINE_TEST_OUT)/plain/,$(ENGINE_TESTS)) $(ENGINE_TEST_ENGINES) $(ENGINE_PROCESS) ## libtmesh-engine's unit tests
+engine-check: $(addprefix $(ENGINE_TEST_OUT)/plain/,$(ENGINE_TESTS)) $(ENGINE_TEST_ENGINES) $(ENGINE_PROCESS) $(B)/tmeshctl ## libtmesh-engine's unit tests
 	$(call engine_run,plain,$(ENGINE_TESTS),$(ENGINE_PROCESS))
 
 engine-asan-check: $(addprefix $(ENGINE_TEST_OUT)/asan/,test_engine test_served test_cancelled test_graph test_placement test_devices test_initializer) $(ENGINE_TEST_ENGINES) $(B)/asan/tmesh-engine ## ... with sanitizers

@@ -10,6 +10,7 @@
  *   hangs    runs never end; y begins with -1
  *   long     runs end when they are called off; y begins with -1
  *   bomb     aborts when it is opened
+ *   tokens   as plain, with x called tokens
  */
 #include <errno.h>
 #include <stdatomic.h>
@@ -85,6 +86,8 @@ static int session_open(void *engine, const struct plugin_session_opts *opts,
 						     .ndim = 2,
 						     .shape = {-1, 4},
 						     .dims = {(char *)"n"}};
+	if (!strcmp(own->mode, "tokens"))
+		session->inputs[0].name = (char *)"tokens";
 	session->inputs[1] = (struct plugin_operand){
 		.name = (char *)"b", .dtype = TMESH_FLOAT32, .ndim = 1, .shape = {4}};
 	session->outputs[0] = session->inputs[0];

@@ -2,9 +2,11 @@
 """tmesh.engine in a process of its own, with the real ONNX Runtime, on the models of tests/engine/models.py."""
 
 import gc
+import json
 import os
 import pickle
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -221,6 +223,34 @@ def test_nothing_else_is_read(server, tmp_path):
     else:
         pytest.skip("this kernel has no Landlock: the engine can open all files of its user, and said so")
     assert (add(context) == 2).all()
+
+
+@pytest.mark.skipif("TMESHCTL" not in os.environ, reason="TMESHCTL does not say where tmeshctl is: make python-engine-check does")
+def test_top(server):
+    """What tmeshctl top shows of the real engine, also of a stopped one; its members are those of docs/vocabulary.md."""
+    def shown(of):
+        done = subprocess.run([os.environ["TMESHCTL"], "top", "--json"], stdout=subprocess.PIPE, check=True, timeout=120)
+        return next(engine for engine in json.loads(done.stdout)["engines"] if engine["name"] == of.name)
+
+    with tmesh.engine.serve(models=MODELS) as own:
+        context = own.connect()
+        for _ in range(3):
+            add(context)
+        engine = shown(own)
+        assert (engine["backend"], engine["version"], engine["pid"]) == (context.backend, context.version, context.pid)
+        assert (engine["state"], engine["steps"], engine["tokens"], engine["restarts"]) == ("idle", 3, 0, 0)
+        page = (Path(__file__).parents[3] / "docs/vocabulary.md").read_text()
+        page = page.split("<!-- engine members -->")[1].split("<!-- /engine members -->")[0]
+        cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("|")][2:]
+        assert set(re.findall("`([^`]+)`", " ".join(cells))) == set(engine)
+        os.kill(context.pid, signal.SIGSTOP)
+        until = time.monotonic() + 60
+        while shown(own)["state"] != "hung":
+            assert time.monotonic() < until
+        os.kill(context.pid, signal.SIGKILL)
+        add(context)
+        engine = shown(own)
+        assert (engine["state"], engine["steps"], engine["restarts"], engine["pid"]) == ("idle", 4, 1, context.pid)
 
 
 def test_ggml(tmp_path):

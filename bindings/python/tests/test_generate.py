@@ -2,6 +2,8 @@
 """tmesh.tokens and tmesh.generate, with the model that this repository trains, in each of its forms."""
 
 import importlib.util
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -279,6 +281,12 @@ def test_pipeline(model, tmp_path):
             assert (logits.numpy()[0] == wanted).all(), f"step {position}"
             token = int(wanted.argmax()) if position % 3 else position
         assert tmesh.stats()["bytes_copied"] == copied
+        if tool := os.environ.get("TMESHCTL"):  # python-graph-check
+            shown = json.loads(subprocess.run([tool, "top", "--json"], stdout=subprocess.PIPE, check=True, timeout=120).stdout)
+            shown = {engine["name"]: engine for engine in shown["engines"]}
+            shown = [shown[server.name] for server in servers]
+            # The first reads the tokens, the second what the first made of them.
+            assert [(engine["backend"], engine["steps"], engine["tokens"]) for engine in shown] == [("ggml", 64, 64), ("ggml", 64, 0)]
         steps = graph = None
     finally:
         for server in servers:
