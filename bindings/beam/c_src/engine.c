@@ -346,6 +346,43 @@ NIF(engine_bind)
 	return rc ? make_error(env, &err) : make_engine(env, engine->context, BINDING, binding);
 }
 
+/* engine_rebind(engine, binding, [{name, handle}]) -> ok */
+NIF(engine_rebind)
+{
+	struct tmesh_engine_value *values;
+	struct engine *engine, *binding;
+	struct tmesh_error err;
+	struct named *named;
+	unsigned int count;
+	int rc;
+
+	if (!get_engine(env, argv[0], CONTEXT, &engine, &err) ||
+	    !get_engine(env, argv[1], BINDING, &binding, &err))
+		return make_error(env, &err);
+	named = get_named(env, argv[2], &count, &err);
+	if (!named)
+		return make_error(env, &err);
+	values = enif_alloc((count + (size_t)1) * sizeof(*values));
+	if (values) {
+		memset(values, 0, (count + (size_t)1) * sizeof(*values));
+		rc = make_values(engine, named, count, false, values, &err);
+		if (!rc && !begin_opening(binding->context, &err)) {
+			rc = err.code;
+		} else if (!rc) {
+			rc = tmesh_engine_binding_rebind(binding->object, values, count, &err);
+			end_opening(binding->context);
+		}
+		for (unsigned int i = 0; i < count; i++)
+			if (values[i].tensor)
+				tmesh_engine_tensor_unref(values[i].tensor);
+		enif_free(values);
+	} else {
+		rc = refuse(&err, -ENOMEM, "no memory for %u values", count);
+	}
+	free_named(named, count);
+	return rc ? make_error(env, &err) : atoms.ok;
+}
+
 /* A process died in a dispatch, which nobody waits for any more. */
 void engine_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor)
 {

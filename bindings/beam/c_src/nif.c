@@ -112,6 +112,7 @@ static ErlNifFunc functions[] = {
 	{"engine_operands", 1, engine_operands, 0},
 	{"engine_bind", 4, engine_bind, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"engine_dispatch", 2, engine_dispatch, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"engine_rebind", 3, engine_rebind, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"engine_cancellable", 1, engine_cancellable, 0},
 	{"engine_cancel", 1, engine_cancel, 0},
 	{"slot_create", 3, slot_create, ERL_NIF_DIRTY_JOB_IO_BOUND},

@@ -280,6 +280,7 @@ NIF(engine_operands);
 NIF(engine_bind);
 NIF(engine_dispatch);
 NIF(engine_cancellable);
+NIF(engine_rebind);
 NIF(engine_cancel);
 void engine_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor);
 

@@ -161,6 +161,7 @@ defmodule Tmesh.NativeTest do
       engine_operands: [ref.handle],
       engine_bind: [ref.handle, ref.handle, [{"a", sealed.handle}], [{"b", other.handle, nil}]],
       engine_dispatch: [ref.handle, cancellable],
+      engine_rebind: [ref.handle, ref.handle, [{"a", sealed.handle}]],
       engine_cancellable: [context],
       engine_cancel: [cancellable],
       xla_register: [nil],
@@ -233,7 +234,8 @@ defmodule Tmesh.NativeTest do
   ]
   @and_these [:revoke, :reclaim]
 
-  @engine_objects [:engine_info, :engine_graph, :engine_operands, :engine_bind, :engine_dispatch]
+  @engine_objects [:engine_info, :engine_graph, :engine_operands, :engine_bind] ++
+                    [:engine_rebind, :engine_dispatch]
 
   # There is no engine of that name, no XLA in this VM.
   defp refused?(name, {:error, {:enoent, _why}}) when name in [:engine_connect, :xla_register],

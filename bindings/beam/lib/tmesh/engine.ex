@@ -14,7 +14,9 @@ defmodule Tmesh.Engine do
   written where they lie. An engine that crashes costs the call that it was running (`:gone`), with its outputs perhaps
   half written; the next call goes to the process that was started in its place, and graphs and bindings stay good.
 
-  What runs often is bound once: `bind/3`, then `dispatch/1`. Calls of one engine go one after another; a
+  The engine "ggml" runs graphs of our own, which `Tmesh.Graph` builds.
+
+  What runs often is bound once: `bind/3`, then `dispatch/1`; `rebind/2` replaces inputs. Calls of one engine go one after another; a
   process that is not to wait for others connects by itself. `docs/engines.md` says what is promised.
   """
 
@@ -44,11 +46,11 @@ defmodule Tmesh.Engine do
 
   defmodule Binding do
     @moduledoc "Inputs and outputs of a graph, checked, which it keeps: made by `Tmesh.Engine.bind/4`."
-    @enforce_keys [:native]
+    @enforce_keys [:native, :engine]
     @derive {Inspect, only: []}
     defstruct @enforce_keys
 
-    @type t :: %__MODULE__{native: Native.engine()}
+    @type t :: %__MODULE__{native: Native.engine(), engine: Native.engine()}
   end
 
   defmodule Cancellable do
@@ -152,8 +154,21 @@ defmodule Tmesh.Engine do
 
       with {:ok, native} <-
              call(fn -> Native.engine_bind(graph.engine, graph.native, ins, outs) end),
-           do: {:ok, %Binding{native: native}}
+           do: {:ok, %Binding{native: native, engine: graph.engine}}
     end
+  end
+
+  @doc """
+  Other inputs in these ones' place, all of them or, after an error, none; the next `dispatch/2` reads them. Nothing is
+  opened or built anew: as for a LoRA adapter that is swapped. A run of this binding in another process ends before.
+
+  Errors: those of `bind/4`; `:unsupported` (the engine cannot move this input; the engine "ggml": what a `reshape`,
+  `transpose`, `set_rows` or `attention` reads first).
+  """
+  @spec rebind(Binding.t(), tensors()) :: :ok | {:error, Error.t()}
+  def rebind(%Binding{} = binding, inputs) do
+    inputs = for {name, ref} <- inputs, do: {name, ref.handle}
+    call(fn -> Native.engine_rebind(binding.engine, binding.native, inputs) end)
   end
 
   defp known(in_place, outputs) do
@@ -231,6 +246,8 @@ defmodule Tmesh.Engine do
          outputs :: tensors(),
          opts :: [in_place: %{String.t() => String.t()}] \\ []
        ) :: Binding.t()
+
+  bang rebind(binding :: Binding.t(), inputs :: tensors()) :: :ok
 
   bang cancellable() :: Cancellable.t()
 

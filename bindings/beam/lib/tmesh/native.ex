@@ -112,6 +112,10 @@ defmodule Tmesh.Native do
         ]) :: result(engine())
   def engine_bind(_engine, _graph, _inputs, _outputs), do: :erlang.nif_error(:not_loaded)
 
+  @spec engine_rebind(engine(), binding :: engine(), [{String.t(), handle()}]) ::
+          :ok | {:error, reason()}
+  def engine_rebind(_engine, _binding, _inputs), do: :erlang.nif_error(:not_loaded)
+
   @spec engine_dispatch(engine(), cancellable :: engine()) :: :ok | {:error, reason()}
   def engine_dispatch(_binding, _cancellable), do: :erlang.nif_error(:not_loaded)
 
