@@ -25,14 +25,14 @@ beam-nif: $(BEAM_NIF)
 
 # The loader finds the stand-in for the CUDA driver.
 beam-check: $(BEAM_NIF) $(B)/tmesh-keeper $(BEAM_PEER) $(BEAM_CONSUMER) $(STANDIN) $(B)/libtmesh-cuda.so $(B)/libtmesh-xla.so \
-		$(ENGINE_PROCESS) $(ENGINE_TOOLS) $(ENGINE_ONNX) $(B)/tests/engine/models.stamp ## run the Elixir tests
+		$(ENGINE_PROCESS) $(ENGINE_TOOLS) $(ENGINE_PLUGINS) $(B)/tests/engine/models.stamp ## run the Elixir tests
 	@$(BEAM_MIX) MIX_BUILD_PATH=$(CURDIR)/$(B)/beam/test MIX_ENV=test \
 		LD_LIBRARY_PATH=$(CURDIR)/$(dir $(STANDIN)):$(CURDIR)/$(B) \
 		TMESH_TEST_PEER=$(CURDIR)/$(BEAM_PEER) TMESH_KEEPER=$(CURDIR)/$(B)/tmesh-keeper \
 		TMESH_TEST_ARROW_CONSUMER=$(CURDIR)/$(BEAM_CONSUMER) TMESH_TEST_PYTHON=$(CURDIR)/$(VPYTHON) \
 		TMESH_TEST_ARROW_PYTHON=$(CURDIR)/$(ARROW_VENV)/bin/python \
 		TMESH_ENGINE_PROGRAM=$(CURDIR)/$(ENGINE_PROCESS) TMESH_ENGINE_MODELS=$(CURDIR)/$(B)/tests/engine/models \
-		TMESH_ONNXRUNTIME=$(abspath $(ENGINE_ONNXRUNTIME)) TMESH_DEVICES_PROGRAM=$(CURDIR)/$(ENGINE_TOOLS) \
+		TMESH_ONNXRUNTIME=$(abspath $(ENGINE_ONNXRUNTIME)) TMESH_GGML=$(abspath $(ENGINE_GGML_LIBRARY)) TMESH_DEVICES_PROGRAM=$(CURDIR)/$(ENGINE_TOOLS) \
 		TMESH_TEST_TAP=1 mix do compile --warnings-as-errors, test
 
 # The first time takes minutes: what it learns of Erlang and Elixir themselves is kept.

@@ -145,6 +145,7 @@ defmodule Tmesh.MixProject do
           Tmesh.Engine.Binding,
           Tmesh.Engine.Graph,
           Tmesh.Engine.Server,
+          Tmesh.Graph,
           Tmesh.Slot,
           Tmesh.Slot.Reader,
           Tmesh.Slot.Value,

@@ -84,6 +84,7 @@ engine-onnx-check: $(ENGINE_TEST_OUT)/plain/test_onnx $(ENGINE_ONNX) $(ENGINE_TE
 
 # ggml's own headers come with Python's package.
 ENGINE_GGML_HEADERS = $(lastword $(wildcard $(ENGINE_VENV)/lib/*/site-packages/libggml/include))
+ENGINE_GGML_LIBRARY = $(lastword $(wildcard $(ENGINE_VENV)/lib/*/site-packages/libggml/lib*/libggml.so.0))
 
 engine-ggml-abi-check: $(ENGINE_VENV)/tools.stamp ## ggml_api.h beside ggml's headers
 	@mkdir -p $(ENGINE_TEST_OUT)/plain

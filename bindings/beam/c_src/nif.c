@@ -14,7 +14,7 @@
 ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type, *channel_type,
 	*channel_end_type, *arrow_stream_type, *gpu_type, *arena_type, *descriptor_type,
 	*bundle_type, *model_type, *origin_type, *slot_type, *slot_reader_type, *slot_end_type,
-	*page_pool_type, *pages_type, *sequence_type, *engine_type;
+	*page_pool_type, *pages_type, *sequence_type, *engine_type, *graph_type;
 
 /* Its address tells this image from any other. */
 static char image;
@@ -52,6 +52,7 @@ static int open_types(ErlNifEnv *env)
 		{&page_pool_type, "page_pool", {.dtor = page_pool_dtor}},
 		{&pages_type, "pages", {.dtor = pages_dtor}},
 		{&sequence_type, "sequence", {.dtor = sequence_dtor}},
+		{&graph_type, "graph", {.dtor = graph_dtor}},
 		{&engine_type, "engine", {.dtor = engine_dtor, .down = engine_down}},
 		{&slot_end_type, "slot_end", {.dtor = slot_end_dtor, .stop = slot_end_stop}},
 	};
@@ -111,10 +112,15 @@ static ErlNifFunc functions[] = {
 	{"engine_graph", 4, engine_graph, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"engine_operands", 1, engine_operands, 0},
 	{"engine_bind", 4, engine_bind, ERL_NIF_DIRTY_JOB_IO_BOUND},
-	{"engine_dispatch", 2, engine_dispatch, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"engine_rebind", 3, engine_rebind, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"engine_dispatch", 2, engine_dispatch, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"engine_cancellable", 1, engine_cancellable, 0},
 	{"engine_cancel", 1, engine_cancel, 0},
+	{"graph_create", 1, graph_create, 0},
+	{"graph_parse", 1, graph_parse, ERL_NIF_DIRTY_JOB_CPU_BOUND},
+	{"graph_read", 1, graph_read, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"graph_add", 4, graph_add, ERL_NIF_DIRTY_JOB_CPU_BOUND},
+	{"graph_write", 4, graph_write, ERL_NIF_DIRTY_JOB_CPU_BOUND},
 	{"slot_create", 3, slot_create, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"slot_publish", 2, slot_publish, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"slot_generation", 1, slot_generation, 0},

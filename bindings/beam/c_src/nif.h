@@ -20,6 +20,7 @@
  *            resource of its own, slot_end, the descriptor that the emulator polls
  *   page_pool, pages, sequence  the library's, until closed or released, or nobody has the term
  *   engine   a context, graph or binding of libtmesh-engine, until nobody has the term any more
+ *   graph    a tmesh_graph that is built, until nobody has the term any more
  *   origin   a tmesh_model, for the model's term and the handles of its tensors; never a term
  *   gpu      memory of libtmesh-cuda, until it is released or nobody has the term any more
  *
@@ -98,7 +99,7 @@ struct origin {
 extern ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type,
 	*channel_type, *channel_end_type, *arrow_stream_type, *gpu_type, *arena_type,
 	*descriptor_type, *bundle_type, *model_type, *origin_type, *slot_type, *slot_reader_type,
-	*slot_end_type, *page_pool_type, *pages_type, *sequence_type, *engine_type;
+	*slot_end_type, *page_pool_type, *pages_type, *sequence_type, *engine_type, *graph_type;
 
 void context_dtor(ErlNifEnv *env, void *object);
 void handle_dtor(ErlNifEnv *env, void *object);
@@ -116,6 +117,7 @@ void slot_end_dtor(ErlNifEnv *env, void *object);
 void page_pool_dtor(ErlNifEnv *env, void *object);
 void pages_dtor(ErlNifEnv *env, void *object);
 void sequence_dtor(ErlNifEnv *env, void *object);
+void graph_dtor(ErlNifEnv *env, void *object);
 void slot_end_stop(ErlNifEnv *env, void *object, ErlNifEvent event, int is_direct_call);
 
 /* garbage.c */
@@ -278,11 +280,18 @@ NIF(engine_info);
 NIF(engine_graph);
 NIF(engine_operands);
 NIF(engine_bind);
+NIF(engine_rebind);
 NIF(engine_dispatch);
 NIF(engine_cancellable);
-NIF(engine_rebind);
 NIF(engine_cancel);
 void engine_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor);
+
+/* graph.c */
+NIF(graph_create);
+NIF(graph_parse);
+NIF(graph_read);
+NIF(graph_add);
+NIF(graph_write);
 
 /* slot.c */
 NIF(slot_create);

@@ -41,6 +41,7 @@ defmodule Tmesh.NativeTest do
     {:ok, ticket} = Native.seq_share(sequence)
     {:ok, members} = Native.json_decode(json)
     {:ok, cancellable} = Native.engine_cancellable(context)
+    {:ok, {graph, "g", 1, 0}} = Native.graph_parse("graph g\nx = input : float32[2]\n")
     name = "tmesh-native-#{System.pid()}"
     on_exit(fn -> Tmesh.drop(name) end)
 
@@ -160,10 +161,15 @@ defmodule Tmesh.NativeTest do
       engine_graph: [ref.handle, model_file(), [{"a", sealed.handle}], true],
       engine_operands: [ref.handle],
       engine_bind: [ref.handle, ref.handle, [{"a", sealed.handle}], [{"b", other.handle, nil}]],
-      engine_dispatch: [ref.handle, cancellable],
       engine_rebind: [ref.handle, ref.handle, [{"a", sealed.handle}]],
+      engine_dispatch: [ref.handle, cancellable],
       engine_cancellable: [context],
       engine_cancel: [cancellable],
+      graph_create: ["g"],
+      graph_parse: ["graph g\nx = input : float32[2]\n"],
+      graph_read: [graph_file()],
+      graph_add: [graph, 1, 0, {"y", :softmax, ["x"], [scale: 0.5, cache: :keep]}],
+      graph_write: [graph, 1, 0, :json],
       xla_register: [nil],
       xla_bind: [name, token, :send],
       xla_flush: [name, 0],
@@ -185,6 +191,13 @@ defmodule Tmesh.NativeTest do
     if not File.exists?(path),
       do: File.write!(path, Tmesh.ModelFiles.safetensors([{"a", "U8", [1], "a"}]))
 
+    path
+  end
+
+  defp graph_file do
+    path = Path.join(System.tmp_dir!(), "tmesh-native-#{System.pid()}.graph")
+    on_exit(fn -> File.rm(path) end)
+    File.write!(path, "graph g\n")
     path
   end
 

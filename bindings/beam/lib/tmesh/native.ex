@@ -125,6 +125,36 @@ defmodule Tmesh.Native do
   @spec engine_cancel(engine()) :: :ok | {:error, reason()}
   def engine_cancel(_cancellable), do: :erlang.nif_error(:not_loaded)
 
+  @type graph :: reference()
+  @type graph_made ::
+          {graph(), name :: String.t(), nodes :: non_neg_integer(), outputs :: non_neg_integer()}
+
+  @spec graph_create(name :: String.t()) :: result(graph_made())
+  def graph_create(_name), do: :erlang.nif_error(:not_loaded)
+
+  @spec graph_parse(binary()) :: result(graph_made())
+  def graph_parse(_text), do: :erlang.nif_error(:not_loaded)
+
+  @spec graph_read(path :: String.t()) :: result(graph_made())
+  def graph_read(_path), do: :erlang.nif_error(:not_loaded)
+
+  @spec graph_add(
+          graph(),
+          nodes :: non_neg_integer(),
+          outputs :: non_neg_integer(),
+          {name :: String.t(), op :: atom(), inputs :: [String.t()], keyword()}
+          | {output :: String.t(), node :: String.t()}
+        ) :: result(graph_made())
+  def graph_add(_graph, _nodes, _outputs, _what), do: :erlang.nif_error(:not_loaded)
+
+  @spec graph_write(
+          graph(),
+          nodes :: non_neg_integer(),
+          outputs :: non_neg_integer(),
+          :json | :text | :dot
+        ) :: result(String.t())
+  def graph_write(_graph, _nodes, _outputs, _form), do: :erlang.nif_error(:not_loaded)
+
   @type slot :: reference()
   @type slot_reader :: reference()
 
