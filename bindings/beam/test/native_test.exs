@@ -77,6 +77,7 @@ defmodule Tmesh.NativeTest do
       json_decode: [~s({"a":1})],
       channel_create: [context, :send, @channel],
       channel_open: [context, token, :recv, @channel],
+      channel_flush: [out],
       channel_send: [out, nil, "abc"],
       channel_call: [back, into, nil, "abc"],
       channel_cancel: [into],
