@@ -190,11 +190,63 @@ defmodule Machine do
     held
   end
 
+  # A stream by name, and who pushes so many tensors into its outfeed.
+  defp act(["feed", name, count, bytes, seed], held) do
+    bytes = String.to_integer(bytes)
+    {:ok, stream} = Tmesh.Stream.start_link(outfeed_limit: 1)
+    :ok = Tmesh.Net.publish(name, stream)
+    all = for number <- 1..String.to_integer(count), do: data(bytes, "#{seed}#{number}")
+
+    spawn_link(fn ->
+      for data <- all do
+        ref = ZeroCopy.from_binary!(data, [bytes], :uint8)
+        Tmesh.Stream.push_outfeed(stream, %{"x" => {ref, byte_size(data)}})
+      end
+    end)
+
+    say(Enum.map_join(all, " ", &digest/1))
+    [{:stream, stream} | held]
+  end
+
+  defp act(["follow", name, ahead], held) do
+    {:ok, stream} = Tmesh.Stream.start_link(from: name, ahead: String.to_integer(ahead))
+    say("ok")
+    [{:stream, stream} | held]
+  end
+
+  defp act(["pop", count], held) do
+    {:stream, stream} = List.keyfind!(held, :stream, 0)
+
+    1..String.to_integer(count)
+    |> Enum.map_join(" ", fn _number ->
+      case Tmesh.Stream.pop_outfeed(stream, 60_000) do
+        {:ok, %{"x" => {ref, bytes}}} ->
+          ^bytes = ref.byte_size
+          sum = digest(ZeroCopy.to_binary!(ref, copy: false))
+          ZeroCopy.release!(ref)
+          sum
+
+        {:error, error} ->
+          "error:#{error.type}"
+      end
+    end)
+    |> say()
+
+    held
+  end
+
+  defp act(["unfollow"], held) do
+    {:stream, stream} = List.keyfind!(held, :stream, 0)
+    say("#{GenServer.stop(stream)}")
+    List.keydelete(held, :stream, 0)
+  end
+
   # Nothing is offered, held or kept any more.
   defp act(["clean"], held) do
     for {:held, ref} <- held, do: ZeroCopy.release(ref)
+    for {:stream, stream} <- held, do: GenServer.stop(stream)
 
-    for {ref, offer} when ref not in [:held, :holder] <- held,
+    for {ref, offer} when ref not in [:held, :holder, :stream] <- held,
         do: {Tmesh.Net.withdraw(offer), ZeroCopy.release(ref)}
 
     for %Tmesh.Bundle{} = bundle <- held, do: Tmesh.Bundle.release(bundle)

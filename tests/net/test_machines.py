@@ -220,6 +220,31 @@ def test_busy(home, reader):
     assert reader.ask("open_and_give_back", SECONDS * 1000, offer) == digest
 
 
+def test_stream(home, reader):
+    """A stream is followed from another node: its tensors in order, so many fetched ahead; what is not popped goes back."""
+    digests = home.ask("feed", "batches", 8, 300_000, "stream").split()
+    fetched = reader.stats()["fetched"]
+
+    def ahead(count):
+        eventually(lambda: reader.stats().get("fetched") == fetched + count, lambda: f"{count} fetches")
+    assert reader.ask("follow", "batches", 2) == "ok"
+    ahead(2)
+    assert reader.ask("pop", 3).split() == digests[:3]
+    ahead(5)
+    assert reader.ask("kept") == "0", "what passes by is not kept"
+    assert reader.ask("unfollow") == "ok"
+    eventually(lambda: home.stats().get("offers") == 0, lambda: "an end of the offers")
+    assert reader.stats()["fetched"] == fetched + 5, "no more than two are fetched ahead"
+    # The fourth and the fifth again; and the node's end behind the last one that was fetched.
+    assert reader.ask("follow", "batches", 3) == "ok"
+    assert reader.ask("pop", 4).split() == digests[3:7]
+    ahead(5 + 5)
+    home.die()
+    assert reader.ask("pop", 3).split() == [digests[7], "error:gone", "error:gone"]
+    home.start()
+    eventually(lambda: reader.ask("connect", home.node) == "true", lambda: "a connection")
+
+
 BY_PYTHON = """
 import sys, tmesh.net
 kind, how, text = sys.argv[1:]
@@ -468,7 +493,7 @@ def on_loopback():
         print(f"# TMESH_TEST_SEED={seed}", flush=True)
         play("loopback", *machines[:2], [
             (test_open, ()), (test_home_is_named, ()), (test_withdrawn, ()), (test_many, ()), (test_names, machines[2:]),
-            (test_busy, ()), (test_programs, ()), (test_hostile_programs, ()), (test_fetcher_killed, ()),
+            (test_busy, ()), (test_stream, ()), (test_programs, ()), (test_hostile_programs, ()), (test_fetcher_killed, ()),
             (storm, (300 if FULL else 12, random.Random(seed)))])
     finally:
         for machine in machines:

@@ -531,4 +531,77 @@ defmodule Tmesh.StreamTest do
       assert {:ok, {:a, 1}} = Stream.decode_term(bytes)
     end
   end
+
+  describe "a stream that follows another" do
+    # Between nodes, with tensors: tests/net/test_machines.py.
+    test "has its values in their order, and no more ahead than it may" do
+      home = stream(outfeed_limit: 1)
+      {:ok, here} = Stream.start_link(from: home, ahead: 2)
+      for value <- 1..3, do: :ok = Stream.push_outfeed(home, value, 60_000)
+      # Two are here, one waits at home, and that is all that there is room for.
+      eventually(fn -> :queue.len(:sys.get_state(here).outfeed.values) == 2 end, 600)
+      assert {:error, %Error{type: :timeout}} = Stream.push_outfeed(home, 4, 50)
+      assert Stream.pop_outfeed(here, 60_000) == {:ok, 1}
+      assert :ok = Stream.push_outfeed(home, 4, 60_000)
+      for value <- 2..4, do: assert(Stream.pop_outfeed(here, 60_000) == {:ok, value})
+      assert {:error, %Error{type: :timeout}} = Stream.pop_outfeed(here, 10)
+      waits = later(fn -> Stream.pop_outfeed(here, 60_000) end)
+      waiting(here, 1)
+      :ok = Stream.push_outfeed(home, {:tuple, [%{5 => 5} | 6]})
+      assert Task.await(waits, 60_000) == {:ok, {:tuple, [%{5 => 5} | 6]}}
+    end
+
+    test "gives back what was not popped" do
+      home = stream()
+      {:ok, here} = Stream.start_link(from: home, ahead: 3)
+      for value <- 1..6, do: :ok = Stream.push_outfeed(home, value)
+      assert Stream.pop_outfeed(here, 60_000) == {:ok, 1}
+      eventually(fn -> :queue.len(:sys.get_state(here).outfeed.values) == 3 end, 600)
+      :ok = GenServer.stop(here)
+      eventually(fn -> :queue.len(:sys.get_state(home).outfeed.values) == 5 end, 600)
+      for value <- 2..6, do: assert(Stream.pop_outfeed(home) == {:ok, value})
+      # One who stops while it waits takes nothing along.
+      {:ok, here} = Stream.start_link(from: home)
+      waiting(home, 1)
+      :ok = GenServer.stop(here)
+      waiting(home, 0)
+      :ok = Stream.push_outfeed(home, 7)
+      assert Stream.pop_outfeed(home, 0) == {:ok, 7}
+
+      for value <- 1..50 do
+        {:ok, here} = Stream.start_link(from: home, ahead: 1)
+        stops = later(fn -> GenServer.stop(here) end)
+        :ok = Stream.push_outfeed(home, value)
+        assert Task.await(stops, 60_000) == :ok
+        assert Stream.pop_outfeed(home, 60_000) == {:ok, value}
+      end
+    end
+
+    test "says that the other has ended, behind its last value, or is not there" do
+      {:ok, home} = Stream.start_link()
+      {:ok, here} = Stream.start_link(from: home)
+      for value <- 1..2, do: :ok = Stream.push_outfeed(home, value)
+      eventually(fn -> :queue.len(:sys.get_state(here).outfeed.values) == 2 end, 600)
+      :ok = GenServer.stop(home)
+      for value <- 1..2, do: assert(Stream.pop_outfeed(here, 60_000) == {:ok, value})
+      for _ <- 1..2, do: assert({:error, %Error{type: :closed}} = Stream.pop_outfeed(here, 60_000))
+
+      for {from, type} <- [{:nobody, :closed}, {{:nobody, node()}, :closed}, {"none", :not_found}] do
+        {:ok, here} = Stream.start_link(from: from)
+        assert {:error, %Error{type: ^type}} = Stream.pop_outfeed(here, 60_000)
+      end
+
+      for bad <- [[from: 1], [from: home, ahead: 0], [from: home, ahead: 65], [from: {1, 2}]],
+          do: assert({:error, %Error{type: :invalid}} = Stream.start_link(bad))
+    end
+
+    test "gives the error of a value that cannot be opened in its place" do
+      home = stream()
+      {:ok, here} = Stream.start_link(from: home)
+      :ok = Stream.push_outfeed(home, %{x: ZeroCopy.from_binary!("x", [1], :uint8)})
+      :ok = Stream.push_outfeed(home, :next)
+      assert {:error, %Error{type: :not_started}} = Stream.pop_outfeed(here, 60_000)
+      assert Stream.pop_outfeed(here, 60_000) == {:ok, :next}
+    end
+  end
 end

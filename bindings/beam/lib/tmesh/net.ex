@@ -30,7 +30,8 @@ defmodule Tmesh.Net do
 
   A bundle's regions come in parallel, each from another of the nodes that have it, and from the next when one
   cannot give it. A name means the same bytes on all nodes: other bytes under a name that is taken are
-  refused. Names are groups of `:pg`. A stream (`Tmesh.Stream`) is published by its process; `lookup/1` gives it.
+  refused. Names are groups of `:pg`. A stream (`Tmesh.Stream`) is published by its process; `lookup/1` gives it, and
+  `Tmesh.Stream.start_link/1` with `from:` follows it.
 
   One fetch serves all who want the same bytes at a time. What came is kept as
   `net-CHECKSUM`, by the rules of `Tmesh.keep/3`, and is found there by the next, also after the home has

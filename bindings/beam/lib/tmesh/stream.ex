@@ -52,6 +52,27 @@ defmodule Tmesh.Stream do
   Then values are what channels carry, others are refused (`:invalid`). When all who received are gone, pushes
   give `:gone`. What the channel had not got yet stays in the infeed, and goes to the next channel that is attached.
 
+  ## Other nodes
+
+  With `from:` a stream follows the outfeed of another, on this or another node: what comes out there comes out here,
+  in its order, its tensors as refs of this node.
+
+      # at home, where Tmesh.Net runs
+      {:ok, stream} = Tmesh.Stream.start_link(name: :batches)
+      :ok = Tmesh.Net.publish("batches", stream)
+      # on another node, where it runs too
+      {:ok, batches} = Tmesh.Stream.start_link(from: "batches", ahead: 4)
+      {:ok, %{x: %Tmesh.ZeroCopy.TensorRef{}}} = Tmesh.Stream.pop_outfeed(batches)
+
+  Sealed refs and bundles, also in tuples, lists and maps, are opened by `Tmesh.Net`; others, and any error of
+  `Tmesh.Net.offer/1` and `Tmesh.Net.open/2`, are the error of the pop that would have got the value, and the next pop
+  gets the next value. At most `ahead` values are fetched before they are popped; so the pushes at home wait as ever. A
+  fetched copy is not kept beyond the consumer's refs.
+
+  When the stream here ends, what was not popped goes back to the front of the outfeed at home. When that one ends, what
+  was fetched still comes, then each pop gives `:closed`; `:gone` when the node is gone or cannot be reached. Begin anew
+  with `start_link/1`: a value that was popped in the moment in which the nodes lost each other comes again.
+
   ## Terms in tensors
 
   To name the process to a computation that only takes tensors, `encode_term/2` makes a tensor's
@@ -63,6 +84,7 @@ defmodule Tmesh.Stream do
   import Tmesh.Bang
 
   alias Tmesh.{Channel, Error}
+  alias Tmesh.Net.FarStream
   alias Tmesh.ZeroCopy.TensorRef
 
   @type stream :: GenServer.server()
@@ -70,6 +92,7 @@ defmodule Tmesh.Stream do
   @type attach_option :: {:feed, :infeed | :outfeed} | {:token, String.t()} | Channel.option()
 
   @default_limit 16
+  @most_ahead 64
   # What has passed through a process is garbage there, and held until it is collected: it is when
   # nothing comes for so long.
   @idle_ms 1_000
@@ -78,19 +101,23 @@ defmodule Tmesh.Stream do
     @moduledoc false
     # `values` and those who wait for one, or for room: never both waiters at once. An entry is
     # {:value, value}, {:lost, count} of values that nobody could be made to wait with, or
-    # {:error, error} of a channel.
+    # {:error, error} of a channel, {:far, number, result} of the stream that this one follows.
     defstruct [:limit, size: 0, values: :queue.new(), takers: :queue.new(), givers: :queue.new()]
   end
 
   @doc """
   Start a stream.
 
-  Options: `name`, and the queues' bounds, `infeed_limit` and `outfeed_limit` (#{@default_limit} values each).
+  Options: `name`, and the queues' bounds, `infeed_limit` and `outfeed_limit` (#{@default_limit} values each). `from`: the
+  stream to follow, a pid, `{name, node}` or what `Tmesh.Net.publish/2` was given; and `ahead`, how many values are
+  fetched before they are popped (2; at most #{@most_ahead}). That there is no such stream is told by the pops.
   """
   @spec start_link(
           name: GenServer.name(),
           infeed_limit: pos_integer(),
-          outfeed_limit: pos_integer()
+          outfeed_limit: pos_integer(),
+          from: stream() | String.t(),
+          ahead: pos_integer()
         ) :: GenServer.on_start() | {:error, Error.t()}
   def start_link(opts \\ []) do
     with {:ok, opts} <- options(opts) do
@@ -225,19 +252,31 @@ defmodule Tmesh.Stream do
   bang decode_term(bytes :: binary()) :: term()
 
   defp options(opts) do
-    known = [name: nil, infeed_limit: @default_limit, outfeed_limit: @default_limit]
+    limits = [infeed_limit: @default_limit, outfeed_limit: @default_limit]
+    known = [name: nil, from: nil, ahead: 2] ++ limits
 
     with true <- Keyword.keyword?(opts),
          {:ok, opts} <- Keyword.validate(opts, known),
          true <-
-           Enum.all?([:infeed_limit, :outfeed_limit], &(is_integer(opts[&1]) and opts[&1] > 0)) do
+           Enum.all?(
+             [:infeed_limit, :outfeed_limit, :ahead],
+             &(is_integer(opts[&1]) and opts[&1] > 0)
+           ),
+         true <- opts[:ahead] <= @most_ahead and followed?(opts[:from]) do
       {:ok, Enum.reject(opts, &(&1 == {:name, nil}))}
     else
       _wrong ->
         {:error,
-         Error.new(:invalid, "options are name:, infeed_limit: and outfeed_limit:, of at least 1")}
+         Error.new(
+           :invalid,
+           "options are name:, infeed_limit: and outfeed_limit:, of at least 1, from: (a pid, {name, node}, a name " <>
+             "that is published) and ahead:, 1 to #{@most_ahead}"
+         )}
     end
   end
+
+  defp followed?({name, node}), do: is_atom(name) and is_atom(node)
+  defp followed?(from), do: is_pid(from) or is_atom(from) or is_binary(from)
 
   # The stream itself keeps the time: it knows whether a value went to this caller or to none.
   defp ask(stream, request, timeout)
@@ -253,6 +292,9 @@ defmodule Tmesh.Stream do
 
   @impl true
   def init(limits) do
+    stream = self()
+    {from, ahead} = {limits[:from], limits[:ahead]}
+
     {:ok,
      %{
        infeed: %Queue{limit: limits[:infeed_limit]},
@@ -264,7 +306,10 @@ defmodule Tmesh.Stream do
        # Of the infeed's channel: its process, nil, or the error that it ended with.
        outlet: nil,
        # Of a value that it did not take: for the next push.
-       refused: nil
+       refused: nil,
+       # Who brings what the stream that is followed has, and why no more comes.
+       source: from && spawn_link(fn -> FarStream.read(stream, from, ahead) end),
+       ended: nil
      }}
   end
 
@@ -311,12 +356,31 @@ defmodule Tmesh.Stream do
     {:noreply, %{state | feeders: [feeder | Enum.filter(state.feeders, &Process.alive?/1)]}}
   end
 
+  # A stream that follows this one.
+  def handle_call({:attach_far, reader}, _from, state) when is_pid(reader) do
+    stream = self()
+    sender = spawn_link(fn -> FarStream.serve(stream, reader) end)
+    feeders = [sender | Enum.filter(state.feeders, &Process.alive?/1)]
+    {:reply, {:ok, sender}, %{state | feeders: feeders}}
+  end
+
+  # What its sender could not bring to anybody; it pops no more.
+  def handle_call({:return, results}, {sender, _tag}, state) do
+    pops = for {monitor, {_queue, _side, {^sender, _}, _timer}} <- state.waiting, do: monitor
+    state = Enum.reduce(pops, state, &forget(&2, &1))
+    {:reply, :ok, return(Enum.map(results, &entry/1), state)}
+  end
+
   def handle_call({{:pop, name}, timeout}, from, state) do
     case :queue.out(Map.fetch!(state, name).values) do
       {{:value, entry}, values} ->
         queue = Map.fetch!(state, name)
         queue = %Queue{queue | values: values, size: queue.size - 1}
+        told(entry, state.source)
         {:reply, answer(entry), state |> Map.put(name, queue) |> admit(name)}
+
+      {:empty, _values} when name == :outfeed and state.ended != nil ->
+        {:reply, {:error, state.ended}, state}
 
       {:empty, _values} when timeout == 0 ->
         {:reply, late(name, :takers), state}
@@ -335,6 +399,26 @@ defmodule Tmesh.Stream do
       queue.size < queue.limit -> {:noreply, %{state | outfeed: enter(queue, {:value, value})}}
       true -> {:noreply, %{state | outfeed: lose(queue)}}
     end
+  end
+
+  # Its reader sends no more than were asked for.
+  def handle_info({:tmesh_far, source, number, result}, %{source: source} = state) do
+    entry = {:far, number, result}
+
+    if :queue.is_empty(state.outfeed.takers),
+      do: {:noreply, %{state | outfeed: enter(state.outfeed, entry)}},
+      else: {:noreply, hand_over(state, :outfeed, entry)}
+  end
+
+  def handle_info({:tmesh_far_end, source, error}, %{source: source} = state) do
+    takers = for {monitor, _entry} <- :queue.to_list(state.outfeed.takers), do: monitor
+
+    {:noreply,
+     Enum.reduce(takers, %{state | source: nil, ended: error}, fn monitor, state ->
+       %{^monitor => {_name, _side, from, _timer}} = state.waiting
+       GenServer.reply(from, {:error, error})
+       forget(state, monitor)
+     end)}
   end
 
   def handle_info({:late, monitor}, state) do
@@ -356,8 +440,9 @@ defmodule Tmesh.Stream do
   # An end that is not an error's leaves those that are linked alive.
   @impl true
   def terminate(_reason, state) do
-    feeders = if is_pid(state.outlet), do: [state.outlet | state.feeders], else: state.feeders
-    Enum.each(feeders, &Process.exit(&1, :kill))
+    [state.outlet, state.source | state.feeders]
+    |> Enum.filter(&is_pid/1)
+    |> Enum.each(&Process.exit(&1, :kill))
   end
 
   defp push_infeed(value, timeout, from, state) do
@@ -389,6 +474,30 @@ defmodule Tmesh.Stream do
     givers = for {monitor, _entry} <- :queue.to_list(queue.givers), do: monitor
     Enum.reduce(givers, %{state | infeed: queue}, &turn_away/2)
   end
+
+  # To those who wait, or to the front.
+  defp return([entry | rest] = entries, state) do
+    if :queue.is_empty(state.outfeed.takers) do
+      queue = state.outfeed
+      front = entries |> Enum.reverse() |> Enum.reduce(queue.values, &:queue.in_r/2)
+      %{state | outfeed: %Queue{queue | values: front, size: queue.size + length(entries)}}
+    else
+      return(rest, hand_over(state, :outfeed, entry))
+    end
+  end
+
+  defp return([], state), do: state
+
+  # What a pop gave, as it was.
+  defp entry({:ok, value}), do: {:value, value}
+  defp entry({:error, %Error{details: %{lost: count}}}), do: {:lost, count}
+  defp entry({:error, error}), do: {:error, error}
+
+  # The reader fetches another in its place.
+  defp told({:far, number, _result}, source) when is_pid(source),
+    do: send(source, {:popped, number})
+
+  defp told(_entry, _source), do: :ok
 
   # Who waits with a value hears why nobody will take it.
   defp turn_away(monitor, %{outlet: %Error{} = error} = state) do
@@ -482,6 +591,7 @@ defmodule Tmesh.Stream do
 
   defp answer({:value, value}), do: {:ok, value}
   defp answer({:error, error}), do: {:error, error}
+  defp answer({:far, _number, result}), do: result
 
   defp answer({:lost, count}) do
     message = "#{count} values from native code were lost: the outfeed was full"
@@ -512,6 +622,7 @@ defmodule Tmesh.Stream do
     {{:value, {monitor, nil}}, takers} = :queue.out(queue.takers)
     %{^monitor => {_name, _side, from, _timer}} = state.waiting
     GenServer.reply(from, answer(entry))
+    told(entry, state.source)
     state |> Map.put(name, %Queue{queue | takers: takers}) |> forget(monitor)
   end
 
