@@ -96,18 +96,18 @@ defmodule Tmesh.Net.FarStream do
   defp give_back(state) do
     :ok = GenServer.call(state.stream, {:return, []}, :infinity)
 
-    state =
-      if state.pop do
-        case :gen_server.receive_response(state.pop, 0) do
-          {:reply, result} -> %{state | sent: state.sent ++ [{state.next, result, []}]}
-          _none -> state
-        end
-      else
-        state
-      end
-
+    state = last_pop(state)
     Enum.each(state.sent, &withdraw/1)
     :ok = GenServer.call(state.stream, {:return, for({_n, r, _o} <- state.sent, do: r)}, :infinity)
+  end
+
+  defp last_pop(%{pop: nil} = state), do: state
+
+  defp last_pop(%{pop: pop} = state) do
+    case :gen_server.receive_response(pop, 0) do
+      {:reply, result} -> %{state | sent: state.sent ++ [{state.next, result, []}]}
+      _none -> state
+    end
   end
 
   ## Reader
