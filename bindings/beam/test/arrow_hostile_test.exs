@@ -3,7 +3,7 @@ defmodule Tmesh.ArrowHostileTest do
   @moduledoc false
   # Values that are not of their type, and streams that others wrote wrongly.
 
-  use Tmesh.Case
+  use Tmesh.Case, backend: :any
   alias Tmesh.Arrow
   alias Tmesh.Arrow.{Flatbuffer, TableRef}
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.EngineDevicesTest do
   @moduledoc false
-  use Tmesh.Case
+  use Tmesh.Case, backend: :any
 
   alias Tmesh.Engine
 

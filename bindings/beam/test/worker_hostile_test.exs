@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.WorkerHostileTest do
-  use Tmesh.Case
+  use Tmesh.Case, backend: :any
 
   import ExUnit.CaptureLog
   alias Tmesh.{PythonPool, Telemetry, Worker}

@@ -17,6 +17,8 @@ EMULATED = os.environ.get("TMESH_BACKEND") == "kernel"
 # In a descriptor's or mapping's name; not in that of the device itself, nor in that of an index of
 # tokens, which one keeps per peer.
 REGION = "tmesh:"
+# For what a guest would only do again, ten times slower.
+ANY_BACKEND = pytest.mark.skipif(EMULATED, reason="says nothing of the backend; run on memfds")
 SLOW_IMPORT = "importing PyTorch takes half a minute and more in an emulated machine"
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import tmesh
+from conftest import ANY_BACKEND
 from test_worker import (  # noqa: F401
     OPS,
     address,
@@ -27,6 +28,8 @@ from test_worker import (  # noqa: F401
     worker,
 )
 from worker_client import Client, tensor
+
+pytestmark = ANY_BACKEND
 
 CALL = {"v": 1, "type": "call", "id": 1, "operation": "math.sqrt", "payload": [4]}
 

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Case do
   @moduledoc false
-  # What the tests share.
+  # What the tests share. With `backend: :any` they say nothing of the backend: a guest would only do
+  # them again, ten times slower.
 
   use ExUnit.CaseTemplate
 
-  using do
+  using opts do
     quote do
+      if unquote(opts)[:backend] == :any and Tmesh.backend() == {:ok, :kernel} do
+        @moduletag skip: "says nothing of the backend; run on memfds"
+      end
+
       import Tmesh.Case
       alias Tmesh.{Error, Peer, ZeroCopy}
       alias Tmesh.ZeroCopy.TensorRef
