@@ -75,8 +75,8 @@ $(ENGINE_GGML): $(ENGINE_GGML_OBJ_plain) $(filter $(B)/engine-plain/graph_%.o,$(
 	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-z,defs -Wl,--version-script=$(ENGINE)/plugin.map -o $@ \
 		$(filter %.o,$^) -ljansson -lm -ldl
 
-# tmeshctl's verb of this room: a program of its own, so that engines that are loaded are not in tmeshctl.
-ENGINE_TOOLS     := $(B)/tmeshctl-devices
+# tmeshctl's verbs of this room: programs of their own, so that engines that are loaded are not in tmeshctl.
+ENGINE_TOOLS     := $(addprefix $(B)/tmeshctl-,devices graph)
 ENGINE_TOOLS_OBJ := $(addprefix $(B)/tools/,options.o text.o target.o progress.o hold.o)
 
 tools: $(ENGINE_TOOLS)

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT
-/* tmeshctl graph: who holds what, as a drawing. Graphviz does the drawing. */
+/*
+ * tmeshctl graph: who holds what, as a drawing. Graphviz does the drawing. A file's graph is
+ * another program's.
+ */
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
@@ -12,7 +15,10 @@
 #include "tmeshctl.h"
 
 static const struct option_entry options[] = {
-	{"svg", 's', NULL, "an SVG, by dot(1) of Graphviz, instead of its input"},
+	{"dot", 'd', NULL,
+	 "input for dot(1) of Graphviz (default without a FILE; of one its text)"},
+	{"svg", 's', NULL, "an SVG, by dot(1); of a FILE: tmeshctl graph --dot FILE | dot -Tsvg"},
+	{"json", 'j', NULL, "print a FILE's graph as JSON"},
 	OPTION_BACKEND,
 	{NULL},
 };
@@ -170,10 +176,24 @@ static int draw(enum tmesh_backend backend)
 	return status;
 }
 
+/* The library that reads graphs is not in this program. */
+static int print_file(char *path, char *form)
+{
+	char dashes[] = "--",
+	     *words[] = {NULL, NULL, form ?: dashes, form ? dashes : path, form ? path : NULL,
+			 NULL};
+
+	if (run_program("graph", words) == -ENOENT)
+		fprintf(stderr, "tmeshctl graph: tmeshctl-graph is not installed: it comes with "
+				"libtmesh-engine\n");
+	return STATUS_FAILED;
+}
+
 static int run(const struct verb *verb, int argc, char **argv)
 {
 	enum tmesh_backend backend = TMESH_BACKEND_AUTO;
-	bool svg = false;
+	char dot[] = "--dot", json[] = "--json", *form = NULL;
+	bool svg = false, chosen = false;
 	int key;
 
 	while ((key = verb_option(verb, argc, argv)) != -1) {
@@ -183,11 +203,27 @@ static int run(const struct verb *verb, int argc, char **argv)
 			break;
 		case 'b':
 			backend = backend_option(verb, optarg);
+			chosen = true;
+			break;
+		case 'd':
+			form = dot;
+			break;
+		case 'j':
+			form = json;
 			break;
 		}
 	}
-	verb_expect_words(verb, argc, 0, 0);
+	verb_expect_words(verb, argc, 0, 1);
+	if (optind < argc && (svg || chosen))
+		usage_error(verb, "a file's graph has no backend, and dot(1) makes its SVG: "
+				  "tmeshctl graph --dot FILE | dot -Tsvg");
+	if (optind < argc)
+		return print_file(argv[optind], form);
+	if (form == json)
+		usage_error(verb, "--json is of a file's graph");
 	return svg ? draw(backend) : graph(stdout, backend);
 }
 
-const struct verb verb_graph = {"graph", "", "draw who holds what (DOT, SVG)", options, run};
+const struct verb verb_graph = {"graph", "[FILE]",
+				"draw who holds what (DOT, SVG); print a graph for engines",
+				options, run};

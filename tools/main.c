@@ -45,9 +45,19 @@ static int by_name(const struct dirent **left, const struct dirent **right)
 	return strcmp((*left)->d_name, (*right)->d_name);
 }
 
+/* A part of a verb of this program is no verb by itself. */
+static bool is_own(const char *word)
+{
+	for (size_t i = 0; i < VERBS; i++)
+		if (!strcmp(word, verbs[i]->name))
+			return true;
+	return false;
+}
+
 static int is_program(const struct dirent *entry)
 {
-	return !strncmp(entry->d_name, "tmeshctl-", 9) && is_verb(entry->d_name + 9);
+	return !strncmp(entry->d_name, "tmeshctl-", 9) && is_verb(entry->d_name + 9) &&
+	       !is_own(entry->d_name + 9);
 }
 
 static void help_programs(FILE *to)
@@ -68,8 +78,7 @@ static void help_programs(FILE *to)
 		free(entries);
 }
 
-/* Does not return when there is such a program. */
-static void run_program(const char *word, char **argv)
+int run_program(const char *word, char **argv)
 {
 	char path[4096 + 16 + VERB_MAX], folder[4096];
 
@@ -81,8 +90,10 @@ static void run_program(const char *word, char **argv)
 		snprintf(path, sizeof(path), "tmeshctl-%s", word);
 		execvp(path, argv + 1);
 	}
-	if (errno != ENOENT)
-		complain_errno(path);
+	if (errno == ENOENT)
+		return -ENOENT;
+	complain_errno(path);
+	return -EACCES;
 }
 
 static void help(FILE *to)

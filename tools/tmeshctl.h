@@ -74,6 +74,9 @@ enum tmesh_backend backend_option(const struct verb *verb, const char *text);
 
 /* main.c: the folder of this program with a slash behind it, "" where it cannot be told. */
 void own_folder(char *folder, size_t size);
+/* Become tmeshctl-@word, beside this program or in PATH, with the words from @argv[2] on. Returns
+ * when that cannot be: ENOENT, there is none; else it was said. */
+int run_program(const char *word, char **argv);
 
 /* text.c: output for people and for programs. Everything that others may have written is
  * escaped: labels, descriptions, names of processes. */

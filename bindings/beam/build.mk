@@ -32,7 +32,7 @@ beam-check: $(BEAM_NIF) $(B)/tmesh-keeper $(BEAM_PEER) $(BEAM_CONSUMER) $(STANDI
 		TMESH_TEST_ARROW_CONSUMER=$(CURDIR)/$(BEAM_CONSUMER) TMESH_TEST_PYTHON=$(CURDIR)/$(VPYTHON) \
 		TMESH_TEST_ARROW_PYTHON=$(CURDIR)/$(ARROW_VENV)/bin/python \
 		TMESH_ENGINE_PROGRAM=$(CURDIR)/$(ENGINE_PROCESS) TMESH_ENGINE_MODELS=$(CURDIR)/$(B)/tests/engine/models \
-		TMESH_ONNXRUNTIME=$(abspath $(ENGINE_ONNXRUNTIME)) TMESH_GGML=$(abspath $(ENGINE_GGML_LIBRARY)) TMESH_DEVICES_PROGRAM=$(CURDIR)/$(ENGINE_TOOLS) \
+		TMESH_ONNXRUNTIME=$(abspath $(ENGINE_ONNXRUNTIME)) TMESH_GGML=$(abspath $(ENGINE_GGML_LIBRARY)) TMESH_DEVICES_PROGRAM=$(CURDIR)/$(B)/tmeshctl-devices \
 		TMESH_TEST_TAP=1 mix do compile --warnings-as-errors, test
 
 # The first time takes minutes: what it learns of Erlang and Elixir themselves is kept.

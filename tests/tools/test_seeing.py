@@ -268,6 +268,59 @@ class Graph(Base):
         refused("graphviz", "graph", "--svg", env=dict(os.environ, PATH="/nonexistent"))
 
 
+class GraphFile(Base):
+    """A graph for engines, by the program tmeshctl-graph."""
+
+    TEXT = b"graph g\nh = matmul(x, w)\nx = input : float32[2,4]\nw = weight : float16[3,4]\noutput y = h\n"
+    WHOLE = b"graph g\nx = input : float32[2,4]\nw = weight : float16[3,4]\nh = matmul(x, w) : float32[2,3]\noutput y = h\n"
+
+    def test_every_form_of_every_form(self):
+        path = self.file(self.TEXT, "g.graph")
+        self.assertEqual(tool("graph", path)[0], self.WHOLE)
+        found = answer("graph", path)
+        self.assertEqual([node["shape"] for node in found["nodes"] if node["name"] == "h"], [[2, 3]])
+        self.assertEqual(tool("graph", self.file(tool("graph", path, "--json")[0], "g.json"))[0], self.WHOLE)
+        dot = tool("graph", "--dot", path)[0]
+        done = subprocess.run(["dot", "-Tjson0"], input=dot, capture_output=True, check=True)
+        self.assertTrue(any("matmul" in node.get("label", "") for node in json.loads(done.stdout)["objects"]))
+        # A name that looks like an option.
+        os.rename(path, os.path.join(self.dir, "--json"))
+        self.assertEqual(tool("graph", "--", "--json", cwd=self.dir)[0], self.WHOLE)
+
+    def test_what_is_no_graph(self):
+        hostile = {"cycle": (b"graph g\na = silu(b)\nb = silu(a)\noutput y = a\n", "cycle"),
+                   "shape": (self.TEXT.replace(b"[3,4]", b"[3,5]"), 'node "h"'),
+                   "huge": (self.TEXT.replace(b"[3,4]", b"[99999999999,99999999999]"), "2^48"),
+                   "operator": (b"graph g\nx = \x1b[31m : float32[1]\n", "line 2"),
+                   "json": (b'{"tmesh_graph": 1, "name": "g", "nodes": [{"name": "x\\u001b"}], "outputs": {}}', "node 0"),
+                   "zero": (b"graph g\n\0\0", ""), "empty": (b"", ""),
+                   "gguf": (b"GGUF" + bytes(60), "tmesh.graphs.of_model()")}
+        for name, (data, word) in hostile.items():
+            out, said = tool("graph", self.file(data, name), status=1)
+            self.assertEqual((out, "\x1b" in said), (b"", False), name)
+            self.assertIn(word, said, name)
+        large = self.file(b"graph g\n", "large")
+        os.truncate(large, (16 << 20) + 1)
+        fifo = os.path.join(self.dir, "fifo")
+        os.mkfifo(fifo)
+        for path, word in ((large, "16 MiB"), (fifo, "regular file"), (self.dir, self.dir), ("/dev/zero", "regular file"),
+                           (os.path.join(self.dir, "none"), "No such file")):
+            refused(word, "graph", path)
+
+    def test_usage(self):
+        path = self.file(self.TEXT, "g.graph")
+        wrong_usage("dot -Tsvg", "graph", "--svg", path)
+        wrong_usage("no backend", "graph", "--backend", "memfd", path)
+        wrong_usage("a file's graph", "graph", "--json")
+        self.assertEqual(tool("graph", "--dot")[0][:13], b"digraph tmesh")
+
+    def test_without_the_program(self):
+        alone = shutil.copy(TOOL, self.dir)
+        done = subprocess.run([alone, "graph", "g"], capture_output=True, env=dict(os.environ, PATH=self.dir), timeout=60)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(b"tmeshctl-graph is not installed", done.stderr)
+
+
 class Top(Base):
     def test_once_without_a_terminal(self):
         with held("create", "1M", "--label", "larger") as large, held("create", "5000") as small:
