@@ -9,7 +9,7 @@ ENGINE_SO     := $(B)/libtmesh-engine.so.$(VERSION)
 ENGINE_A      := $(B)/libtmesh-engine.a
 ENGINE_SRC    := $(wildcard $(ENGINE)/*.c)
 ENGINE_HEADERS := include/tmesh/engine.h include/tmesh/graph.h include/tmesh/placement.h \
-		  include/tmesh/devices.h
+		  include/tmesh/devices.h include/tmesh/costs.h
 ENGINE_CPPFLAGS = $(COMMON_CPPFLAGS) -iquote $(ENGINE) -DTMESH_ENGINE_DIR='"$(ENGINE_PLUGIN_DIR)"'
 
 ENGINE_ONNX     := $(B)/tmesh-engine-onnx.so
@@ -82,7 +82,8 @@ ENGINE_TOOLS_OBJ := $(addprefix $(B)/tools/,options.o text.o target.o progress.o
 tools: $(ENGINE_TOOLS)
 -include $(wildcard $(B)/tools/engine/*.d)
 $(ENGINE_TOOLS): $(B)/tmeshctl-%: $(B)/tools/engine/%.o $(ENGINE_TOOLS_OBJ) $(ENGINE_LIB) $(TOOLS_LIB)
-	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LIB_LIBS) -ldl
+	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $(filter %.o,$^) $(filter-out %.o,$^) $(LIB_LIBS) -ldl
+$(B)/tmeshctl-devices: $(B)/tools/engine/costs.o
 
 install-tools: install-engine-tools
 install-engine-tools: $(ENGINE_TOOLS)

@@ -139,9 +139,11 @@ int tmesh_devices_find(const struct tmesh_devices_opts *given, struct tmesh_devi
 	if (!devices)
 		return tmesh_fail(err, -ENOMEM, "no memory for a list of devices");
 	devices->refs = 1;
-	rc = devices_find_host(devices, opts.root ?: "", err);
+	devices->root = strdup(opts.root ?: "");
+	rc = devices->root ? devices_find_host(devices, devices->root, err)
+			   : tmesh_fail(err, -ENOMEM, "no memory for a list of devices");
 	if (rc) {
-		free(devices);
+		tmesh_devices_unref(devices);
 		return rc;
 	}
 	find_gpus(devices);
@@ -166,8 +168,10 @@ struct tmesh_devices *tmesh_devices_ref(struct tmesh_devices *devices)
 
 void tmesh_devices_unref(struct tmesh_devices *devices)
 {
-	if (devices && atomic_fetch_sub(&devices->refs, 1) == 1)
-		free(devices);
+	if (!devices || atomic_fetch_sub(&devices->refs, 1) != 1)
+		return;
+	free(devices->root);
+	free(devices);
 }
 
 size_t tmesh_devices_count(const struct tmesh_devices *devices)

@@ -143,6 +143,21 @@ static bool of_node(const char *root, uint32_t node, struct tmesh_devices_device
 	return device->memory;
 }
 
+static void add_processor(uint32_t number, void *data)
+{
+	CPU_SET(number, (cpu_set_t *)data);
+}
+
+bool devices_processors(const struct tmesh_devices *devices, int32_t node, cpu_set_t *set)
+{
+	char text[4096], name[96];
+
+	CPU_ZERO(set);
+	snprintf(name, sizeof(name), "/sys/devices/system/node/node%d/cpulist", node);
+	return read_text(devices->root, name, text, sizeof(text)) &&
+	       list(text, CPU_SETSIZE, add_processor, set);
+}
+
 int devices_find_host(struct tmesh_devices *devices, const char *root, struct tmesh_error *err)
 {
 	struct nodes nodes = {0};

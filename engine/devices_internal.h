@@ -4,6 +4,7 @@
 #define TMESH_ENGINE_DEVICES_INTERNAL_H
 
 #include <jansson.h>
+#include <sched.h>
 
 #include "engine_internal.h"
 
@@ -19,10 +20,13 @@ struct tmesh_devices {
 	size_t device_count;
 	struct tmesh_devices_engine engines[TMESH_DEVICES_MAX_ENGINES];
 	size_t engine_count;
+	char *root; /* of the machine's files; "" usually */
 };
 
 /* devices_host.c: the processors, by the files below @root. */
 int devices_find_host(struct tmesh_devices *devices, const char *root, struct tmesh_error *err);
+/* The processors of a NUMA node of this list; false: unknown. */
+bool devices_processors(const struct tmesh_devices *devices, int32_t node, cpu_set_t *set);
 /* devices_probe.c: which operators an open engine runs. */
 void devices_probe(const struct tmesh_engine_plugin *plugin, void *engine,
 		   struct tmesh_devices_engine *out);

@@ -167,6 +167,25 @@ class See(Base):
         os.environ["TMESH_GGML"] = os.path.join(self.dir, "no\x1blibrary")
         self.assertRegex(tool("devices")[0].decode(), r"engine ggml: cannot be used: .*no\\x1blibrary")
 
+    @unittest.skipIf(BACKEND == "kernel", "copies are measured on memfds, which is enough")
+    def test_costs(self):
+        """Without engines: what they take is tested with them, in Python."""
+        env = dict(os.environ, XDG_CACHE_HOME=os.path.join(self.dir, "cache"), TMESH_ENGINE_PATH=self.dir)
+        self.assertIn("nothing was measured on this machine: measure with: tmeshctl devices --measure",
+                      tool("devices", "--costs", status=1, env=env)[1])
+        out = tool("devices", "--measure", env=env)[0].decode()
+        self.assertRegex(out, r"FROM +TO +BANDWIDTH.*\n(cpu:\d+ +cpu:\d+ +[0-9.]+ [KMGT]iB/s +[0-9.]+ [nu]s\n)+\nno engine was")
+        self.assertIn("medians of 9, copies of 32.0 MiB, one thread", out)
+        [name] = os.listdir(os.path.join(self.dir, "cache", "tmesh"))
+        path = os.path.join(self.dir, "cache", "tmesh", name)
+        self.assertEqual(os.stat(path).st_mode & 0o7777, 0o600)
+        self.assertEqual(tool("devices", "--costs", env=env)[0].decode(), out)
+        with open(path) as file:
+            self.assertEqual(answer("devices", "--costs", env=env), json.load(file))
+        os.chmod(path, 0o622)
+        self.assertIn("others may write it", tool("devices", "--costs", status=1, env=env)[1])
+        tool("devices", "--costs", "--measure", status=2, env=env)
+
     def test_doctor_without_the_program_for_engines(self):
         """It is of a package of its own."""
         alone = shutil.copy(TOOL, self.dir)

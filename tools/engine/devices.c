@@ -6,8 +6,11 @@
 #include <tmesh/devices.h>
 
 #include "../tmeshctl.h"
+#include "devices_costs.h"
 
 static const struct option_entry options[] = {
+	{"measure", 'm', NULL, "measure what devices, links and engines take, and keep that"},
+	{"costs", 'c', NULL, "print what was measured and kept"},
 	OPTION_JSON,
 	{NULL},
 };
@@ -89,15 +92,24 @@ static int run(const struct verb *verb, int argc, char **argv)
 	struct tmesh_devices_opts opts = {.size = sizeof(opts)};
 	struct tmesh_devices *devices;
 	struct tmesh_error err;
-	bool json = false;
+	bool json = false, measure = false, costs = false;
 	int key, status = STATUS_OK;
 
-	while ((key = verb_option(verb, argc, argv)) >= 0)
+	while ((key = verb_option(verb, argc, argv)) >= 0) {
 		json |= key == 'j';
+		measure |= key == 'm';
+		costs |= key == 'c';
+	}
 	verb_expect_words(verb, argc, 0, 0);
+	if (measure && costs)
+		usage_error(verb, "--measure prints what it measured: --costs is for later");
 	if (tmesh_devices_find(&opts, &devices, &err))
 		return complain("devices", &err);
-	if (json) {
+	if (measure) {
+		status = measure_costs(devices, json);
+	} else if (costs) {
+		status = show_costs(devices, json);
+	} else if (json) {
 		char *text = tmesh_devices_to_json(devices);
 
 		status = print_json(text ? json_loads(text, 0, NULL) : NULL);
