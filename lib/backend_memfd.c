@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 static int memfd_open(struct tmesh_ctx *ctx, struct tmesh_error *err)
@@ -160,6 +161,31 @@ static int memfd_mmap(struct tmesh_region *region, int prot, void **addr, struct
 }
 
 /*
+ * The kernel says EBUSY also where somebody looks at a page for a moment (compaction, say), or a
+ * mapping is just going away: where nobody is found who writes, it is asked again for a while. It
+ * waits itself for pages that are pinned, as those of an export are.
+ */
+static int seal_writes(const struct tmesh_region *region, int writer, struct tmesh_error *err)
+{
+	const struct timespec pause = {.tv_nsec = 10 * 1000 * 1000};
+	uint64_t end = tmesh_now_ns() + 200 * 1000 * 1000;
+	char who[128];
+
+	for (bool last = false;; last = tmesh_now_ns() >= end) {
+		if (!fcntl(writer, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SEAL))
+			return 0;
+		if (errno != EBUSY)
+			return tmesh_fail_errno(err, "seal");
+		tmesh_proc_writers(region->fd, who, sizeof(who));
+		if (*who || last)
+			return tmesh_fail(err, -EBUSY,
+					  "seal: a writable mapping or export exists%s%s",
+					  *who ? ", in process " : "", who);
+		nanosleep(&pause, NULL);
+	}
+}
+
+/*
  * A writable mapping of ours would keep F_SEAL_WRITE at EBUSY, and so would a read-only one
  * of a descriptor that can write: it might be made writable. Ours is therefore replaced in
  * place by one of a read-only descriptor, which then takes the old one's number too.
@@ -183,21 +209,11 @@ static int memfd_seal(struct tmesh_region *region, struct tmesh_error *err)
 	if (region->addr && mmap(region->addr, region->alloc, PROT_READ, MAP_SHARED | MAP_FIXED,
 				 reader, 0) == MAP_FAILED)
 		rc = tmesh_fail_errno(err, "mapping the region read-only");
-	if (!rc && fcntl(writer, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SEAL)) {
-		int code = errno;
-
-		if (code == EBUSY) {
-			char who[128];
-
-			tmesh_proc_writers(region->fd, who, sizeof(who));
-			rc = tmesh_fail(err, -EBUSY,
-					"seal: a writable mapping or export exists%s%s",
-					*who ? ", in process " : "", who);
-		} else {
-			rc = tmesh_fail_errno(err, "seal");
-		}
-		if (region->addr && mmap(region->addr, region->alloc, region->prot,
-					 MAP_SHARED | MAP_FIXED, writer, 0) == MAP_FAILED)
+	if (!rc) {
+		rc = seal_writes(region, writer, err);
+		if (rc && region->addr &&
+		    mmap(region->addr, region->alloc, region->prot, MAP_SHARED | MAP_FIXED, writer,
+			 0) == MAP_FAILED)
 			tmesh_log(region->ctx, TMESH_LOG_ERROR,
 				  "a failed seal left the mapping of a region read-only");
 	}

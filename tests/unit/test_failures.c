@@ -5,6 +5,7 @@
  * error says so, nothing crashes, and no descriptor stays (the sanitizer and valgrind look
  * for memory). The functions of failing.h stand in for the C library's in this program.
  */
+#include <limits.h>
 #include "failing.h"
 
 #define RW (TMESH_READ | TMESH_WRITE)
@@ -196,11 +197,35 @@ static void test_in_pieces(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+/* As when the kernel has taken a page aside for a moment. */
+static void test_busy_seal(void **state)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD};
+	struct tmesh_region *region;
+	struct tmesh_ctx *ctx;
+	void *addr;
+
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	assert_ok(tmesh_region_create(ctx, 6000, NULL, &region, err));
+	assert_ok(tmesh_region_map(region, TMESH_READ | TMESH_WRITE, &addr, err));
+	busy_seals = INT_MAX;
+	assert_refused(tmesh_region_seal(region, err), -EBUSY,
+		       "a writable mapping or export exists");
+	busy_seals = 0;
+	strcpy(addr, "writable still");
+	busy_seals = 1;
+	assert_ok(tmesh_region_seal(region, err));
+	assert_int_equal(busy_seals, 0);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_each_call_fails),
 		cmocka_unit_test(test_in_pieces),
+		cmocka_unit_test(test_busy_seal),
 	};
 
 	return cmocka_run_group_tests_name("failures", tests, NULL, NULL);
