@@ -449,6 +449,8 @@ defmodule Tmesh.WorkerTest do
       for _n <- 1..4, do: assert({:ok, 1} = Worker.execute("operations.echo", [1]))
     end
 
+    any_backend()
+
     test "end with their process when nothing else ends them" do
       options = Tmesh.PythonPool.options(name: Stuck, size: 1)
       start_supervised!({Worker, options})
@@ -458,6 +460,8 @@ defmodule Tmesh.WorkerTest do
       eventually(fn -> not File.exists?("/proc/#{pid}") end)
       assert {:ok, 1} = Worker.execute("operations.echo", [1], pool: Stuck)
     end
+
+    any_backend()
 
     test "end with their pool, and so does what they run" do
       {:ok, pool} = Worker.start_pool(Tmesh.PythonPool.options(name: Stuck, size: 1))
@@ -530,12 +534,16 @@ defmodule Tmesh.WorkerTest do
       end
     end
 
+    any_backend()
+
     test "are cancelled by the end of their caller" do
       pid = spawn(fn -> Worker.execute("operations.until_cancelled", [], timeout: :infinity) end)
       Process.sleep(100)
       Process.exit(pid, :kill)
       for _n <- 1..4, do: assert({:ok, 1} = Worker.execute("operations.echo", [1], timeout: 30_000))
     end
+
+    any_backend()
 
     test "are not begun when nobody waits for them any more" do
       start_supervised!({Worker, Tmesh.PythonPool.options(name: Noting, size: 1)})
@@ -560,6 +568,8 @@ defmodule Tmesh.WorkerTest do
       assert {:ok, 1} = Worker.execute("operations.echo", [1])
     end
 
+    any_backend()
+
     test "come one at a time to a worker that ended while it was idle" do
       start_supervised!({Worker, Tmesh.PythonPool.options(name: Idle, size: 1)})
 
@@ -575,6 +585,8 @@ defmodule Tmesh.WorkerTest do
       assert [{:ok, pid}, {:ok, pid}, {:ok, pid}] =
                for({:ok, call} <- calls, do: Worker.await(call))
     end
+
+    any_backend()
 
     test "are not ended by clocks that were set for something else" do
       start_supervised!({Worker, Tmesh.PythonPool.options(name: Clocks, size: 1)})
@@ -613,6 +625,8 @@ defmodule Tmesh.WorkerTest do
       assert {:ok, _pid} = Worker.execute("operations.pid", [], pool: Kept, timeout: 30_000)
     end
 
+    any_backend()
+
     test "wait for a worker, and no more of them than may" do
       options = Tmesh.PythonPool.options(name: Short, size: 1, max_waiting: 1)
       start_supervised!({Worker, options})
@@ -641,6 +655,8 @@ defmodule Tmesh.WorkerTest do
       refute Enum.any?(Process.get_keys(), &match?({Worker, _reply}, &1))
       refute_received {:DOWN, _monitor, :process, ^pool, _reason}
     end
+
+    any_backend()
 
     test "are looked for busily where the pool's options say so" do
       start_supervised!({Worker, Tmesh.PythonPool.options(name: Busy, size: 1, spin_us: 100)})
