@@ -5,9 +5,12 @@
 #include <getopt.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <linux/landlock.h>
+#include <linux/seccomp.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "doctor_gpu.h"
@@ -130,6 +133,24 @@ static const char *keeper_advice(struct fact *fact)
 				    "tmesh-keeper";
 }
 
+/* What tmesh-engine can take from its engines on this kernel. */
+static const char *engine_advice(struct fact *fact)
+{
+	const uint32_t action = SECCOMP_RET_KILL_PROCESS;
+	bool filters = !syscall(SYS_seccomp, SECCOMP_GET_ACTION_AVAIL, 0, &action);
+	long abi = syscall(SYS_landlock_create_ruleset, NULL, 0, LANDLOCK_CREATE_RULESET_VERSION);
+	char files[64] = "files not confined";
+
+	if (abi > 0)
+		snprintf(files, sizeof(files), "files confined (Landlock ABI %ld)", abi);
+	snprintf(fact->value, sizeof(fact->value), "%s, system calls %s", files,
+		 filters ? "filtered (seccomp)" : "not filtered");
+	if (abi <= 0)
+		return "tmesh-engine serves engines that can open every file of their user: boot "
+		       "a kernel with Landlock, and landlock in its lsm= list";
+	return filters ? NULL : "tmesh-engine serves engines that can make every system call";
+}
+
 static size_t gather_facts(struct fact *facts)
 {
 	struct fact *fact = facts;
@@ -175,6 +196,10 @@ static size_t gather_facts(struct fact *facts)
 
 	fact->name = "keeper";
 	fact->advice = keeper_advice(fact);
+	fact++;
+
+	fact->name = "engine processes";
+	fact->advice = engine_advice(fact);
 	fact++;
 	return (size_t)(fact - facts);
 }

@@ -53,6 +53,9 @@ void status_buried(struct engine_status *status);
 int confine(const struct options *options, struct tmesh_ctx *ctx, const char **why,
 	    struct tmesh_error *err);
 
+/* filter.c: from here on it makes no system call that an engine has no use for. @why: as above. */
+int filter_calls(const char **why, struct tmesh_error *err);
+
 /* serve.c: the engine's process. A byte into @ready once it takes connections, or the reason why
  * not. */
 _Noreturn void serve(const struct options *options, int listener, int ready, struct watch *watch);

@@ -174,7 +174,7 @@ _Noreturn void serve(const struct options *options, int listener, int ready, str
 						 .sessions = options->sessions};
 	struct server server = {.options = options, .listener = listener, .watch = watch};
 	struct tmesh_error err = {0};
-	const char *why = NULL;
+	const char *why = NULL, *why_calls = NULL;
 	int rc;
 
 	prctl(PR_SET_NAME, "tmesh-engine-io", 0, 0, 0);
@@ -189,6 +189,8 @@ _Noreturn void serve(const struct options *options, int listener, int ready, str
 	/* Before the engine's library starts threads. */
 	if (!rc && !options->unconfined)
 		rc = confine(options, server.ctx, &why, &err);
+	if (!rc && !options->unconfined)
+		rc = filter_calls(&why_calls, &err);
 	if (!rc)
 		rc = tmesh_engine_context_create(server.ctx, options->backend, &opts,
 						 &server.context, &err);
@@ -202,6 +204,8 @@ _Noreturn void serve(const struct options *options, int listener, int ready, str
 		 tmesh_engine_context_version(server.context));
 	if (why)
 		fprintf(stderr, "tmesh-engine: %s\n", why);
+	if (why_calls)
+		fprintf(stderr, "tmesh-engine: %s\n", why_calls);
 	if (write(ready, "", 1) < 0)
 		_exit(1);
 	close(ready);

@@ -11,6 +11,8 @@
  *   long     runs end when they are called off; y begins with -1
  *   bomb     aborts when it is opened
  *   tokens   as plain, with x called tokens
+ *   probe    runs make system calls that are denied, and fail when one is not (probe.h)
+ *   foreign  runs make a system call of another architecture
  */
 #include <errno.h>
 #include <stdatomic.h>
@@ -21,6 +23,7 @@
 
 #include "common/error.h"
 #include "plugin.h"
+#include "probe.h"
 
 struct session {
 	char mode[32];
@@ -106,9 +109,10 @@ static void unbind(void *data)
 	free(binding);
 }
 
-static int bind(void *engine, struct plugin_session *session, const struct plugin_array *inputs,
-		size_t input_count, const struct plugin_array *outputs, size_t output_count,
-		void **out, struct tmesh_error *err)
+static int bind_values(void *engine, struct plugin_session *session,
+		       const struct plugin_array *inputs, size_t input_count,
+		       const struct plugin_array *outputs, size_t output_count, void **out,
+		       struct tmesh_error *err)
 {
 	struct binding *binding = calloc(1, sizeof(*binding));
 
@@ -140,6 +144,10 @@ static int run(void *data, struct tmesh_error *err)
 	const float *x = binding->inputs[0].data, *b = binding->inputs[1].data;
 	size_t count = binding->inputs[0].bytes / sizeof(float);
 
+	if (!strcmp(binding->session->mode, "probe") && probe_calls(err))
+		return -EIO;
+	if (!strcmp(binding->session->mode, "foreign"))
+		probe_foreign();
 	if (!strcmp(binding->session->mode, "crashes"))
 		abort();
 	if (!strcmp(binding->session->mode, "hangs") || !strcmp(binding->session->mode, "long"))
@@ -202,7 +210,7 @@ const struct tmesh_engine_plugin tmesh_engine_plugin = {
 	.version = version,
 	.session_open = session_open,
 	.session_close = session_close,
-	.bind = bind,
+	.bind = bind_values,
 	.run = run,
 	.result = result,
 	.release = release,

@@ -146,6 +146,9 @@ class See(Base):
                          "loaded" if HAVE_MODULE else "not loaded")
         for fact in found["machine"].values():
             self.assertTrue(fact["value"])
+        self.assertRegex(found["machine"]["engine processes"]["value"],
+                         r"^files (not confined|confined \(Landlock ABI [0-9]+\)), "
+                         r"system calls (not filtered|filtered \(seccomp\))$")
         self.assertTrue(found["gpus"]["reason"] or found["gpus"]["devices"])
         out = tool("doctor")[0].decode()
         self.assertIn(f"{BACKEND} backend: works", out)
