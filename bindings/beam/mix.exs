@@ -152,7 +152,7 @@ defmodule Tmesh.MixProject do
           Tmesh.Descriptor
         ],
         "Between processes": [Tmesh.Channel, Tmesh.Stream],
-        "Between machines": [Tmesh.Net],
+        "Between machines": [Tmesh.Net, Tmesh.Net.Pages],
         "Python workers": [Tmesh.Worker, Tmesh.Worker.Call, Tmesh.ZeroCopy.AutoDetect],
         "Other libraries": [
           Tmesh.Nx,

@@ -241,12 +241,88 @@ defmodule Machine do
     List.keydelete(held, :stream, 0)
   end
 
+  # A sequence of pages, the first `common` blocks of which are the same whoever publishes them.
+  defp act(["pages", name, blocks, common, seed], held) do
+    {pool, pages} = pool(held)
+    sequence = Tmesh.Pages.sequence!(pages)
+    {blocks, common} = {String.to_integer(blocks), String.to_integer(common)}
+    :ok = fill(sequence, 0, blocks, common, seed)
+    log = Tmesh.Net.Pages.publish!(name, pages, sequence, tokens: tokens(blocks, common, seed))
+    say(digest(sequence))
+    [{:pages, log, sequence, common, seed}, {:pool, pool, pages} | List.keydelete(held, :pool, 0)]
+  end
+
+  # The last published: so many blocks more.
+  defp act(["grow", blocks], held) do
+    {:pages, log, sequence, common, seed} = List.keyfind!(held, :pages, 0)
+    had = length(Tmesh.Pages.Sequence.block_table!(sequence))
+    blocks = had + String.to_integer(blocks)
+    :ok = fill(sequence, had, blocks, common, seed)
+    tokens = tokens(blocks, common, seed)
+    say("#{Tmesh.Net.Pages.update!(log, sequence, tokens: tokens)} #{digest(sequence)}")
+    held
+  end
+
+  defp act(["follow_pages", name], held) do
+    {pool, pages} = pool(held)
+    follower = Tmesh.Net.Pages.follow!(name, pages)
+    say("ok")
+    [{:follower, follower}, {:pool, pool, pages} | List.keydelete(held, :pool, 0)]
+  end
+
+  # What is whole here, and how many pages came.
+  defp act(["sequence", number], held) do
+    {:follower, follower} = List.keyfind!(held, :follower, 0)
+
+    case Tmesh.Net.Pages.sequence(follower, String.to_integer(number)) do
+      {:ok, sequence} ->
+        info = Tmesh.Net.Pages.info!(follower)
+        say("#{digest(sequence)} #{info.fetched} #{info.had}")
+        Tmesh.Pages.Sequence.release(sequence)
+
+      {:error, error} ->
+        say("error:#{error.type}")
+    end
+
+    held
+  end
+
+  # It goes on here, by this node's own.
+  defp act(["go_on", blocks], held) do
+    {:follower, follower} = List.keyfind!(held, :follower, 0)
+    sequence = Tmesh.Net.Pages.sequence!(follower)
+    had = length(Tmesh.Pages.Sequence.block_table!(sequence))
+    :ok = fill(sequence, had, had + String.to_integer(blocks), 0, "own")
+    say("#{had} #{digest(sequence)}")
+    Tmesh.Pages.Sequence.release(sequence)
+    held
+  end
+
+  defp act(["leave_pages"], held) do
+    {:follower, follower} = List.keyfind!(held, :follower, 0)
+    say("#{Tmesh.Net.Pages.close(follower)}")
+    List.keydelete(held, :follower, 0)
+  end
+
+  defp act(["held_pages"], held) do
+    {:pool, pool, pages} = List.keyfind!(held, :pool, 0)
+    Tmesh.Pages.trim!(pages)
+    say("#{Tmesh.PagePool.info!(pool).held}")
+    held
+  end
+
   # Nothing is offered, held or kept any more.
   defp act(["clean"], held) do
     for {:held, ref} <- held, do: ZeroCopy.release(ref)
     for {:stream, stream} <- held, do: GenServer.stop(stream)
+    for {:follower, follower} <- held, do: Tmesh.Net.Pages.close(follower)
 
-    for {ref, offer} when ref not in [:held, :holder, :stream] <- held,
+    for {:pages, log, sequence, _common, _seed} <- held,
+        do: {Tmesh.Net.Pages.close(log), Tmesh.Pages.Sequence.release(sequence)}
+
+    for {:pool, pool, pages} <- held, do: {Tmesh.Pages.close(pages), Tmesh.PagePool.close(pool)}
+
+    for {ref, offer} when ref not in [:held, :holder, :stream, :follower] <- held,
         do: {Tmesh.Net.withdraw(offer), ZeroCopy.release(ref)}
 
     for %Tmesh.Bundle{} = bundle <- held, do: Tmesh.Bundle.release(bundle)
@@ -280,6 +356,36 @@ defmodule Machine do
     end
   end
 
+  # One for all sequences of this machine.
+  defp pool(held) do
+    case List.keyfind(held, :pool, 0) do
+      {:pool, pool, pages} ->
+        {pool, pages}
+
+      nil ->
+        pool = Tmesh.PagePool.create!(page_bytes: 4096, page_tokens: 2, max_pages: 1024)
+        {pool, Tmesh.Pages.open!(Tmesh.PagePool.tenant!(pool))}
+    end
+  end
+
+  defp fill(sequence, first, blocks, common, seed) do
+    :ok = Tmesh.Pages.Sequence.append(sequence, (blocks - first) * 2)
+
+    for block <- first..(blocks - 1)//1 do
+      seed = if block < common, do: "common", else: seed
+      :ok = Tmesh.Pages.Sequence.write(sequence, block, 0, data(4096, "#{seed}#{block}"))
+    end
+
+    :ok
+  end
+
+  defp tokens(blocks, common, seed) do
+    for block <- 0..(blocks - 1), half <- 0..1 do
+      seed = if block < common, do: "common", else: seed
+      :erlang.phash2({seed, block, half})
+    end
+  end
+
   defp data(bytes, seed),
     do: binary_part(String.duplicate(:crypto.hash(:sha512, seed), div(bytes, 64) + 1), 0, bytes)
 
@@ -287,6 +393,11 @@ defmodule Machine do
     bundle
     |> Enum.map(fn {name, ref} -> [name, ZeroCopy.to_binary!(ref, copy: false)] end)
     |> digest()
+  end
+
+  defp digest(%Tmesh.Pages.Sequence{} = sequence) do
+    blocks = sequence |> Tmesh.Pages.Sequence.block_table!() |> Enum.with_index()
+    digest(for {_page, block} <- blocks, do: Tmesh.Pages.Sequence.read!(sequence, block))
   end
 
   defp digest(data), do: data |> :erlang.md5() |> Base.encode16(case: :lower)

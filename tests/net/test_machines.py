@@ -245,6 +245,41 @@ def test_stream(home, reader):
     eventually(lambda: reader.ask("connect", home.node) == "true", lambda: "a connection")
 
 
+def test_pages(home, reader):
+    """A sequence of pages goes on elsewhere: only what is missing comes, whole or not at all, and stays when the home is gone."""
+    first = home.ask("pages", "first", 80, 30, "first")
+    assert reader.ask("follow_pages", "first") == "ok"
+    assert reader.ask("sequence", 1) == f"{first} 80 0"
+    # Another one begins with the same tokens.
+    second = home.ask("pages", "second", 90, 30, "second")
+    assert reader.ask("follow_pages", "second") == "ok"
+    assert reader.ask("sequence", 1) == f"{second} 60 30"
+    number, longer = home.ask("grow", 20).split()
+    assert number == "2" and reader.ask("sequence", 2) == f"{longer} 80 120"
+    assert reader.ask("kept") == "0", "the pool has them"
+    # A follower of another life finds all of them in the pool.
+    assert reader.ask("leave_pages") == "ok" == reader.ask("follow_pages", "second")
+    assert reader.ask("sequence", 1) == f"{longer} 0 110"
+    had, own = reader.ask("go_on", 5).split()
+    assert had == "110" and own != longer and reader.ask("sequence", 1) == f"{longer} 0 110", "its own is nobody else's"
+    # The home's fetcher is killed: it begins anew.
+    home.kill("tmesh-net")
+    number, longer = home.ask("grow", 10).split()
+    assert number == "3" and reader.ask("sequence", 3).split()[0] == longer
+    held = reader.ask("held_pages")
+    # The home dies while its pages are on their way: that is an error, and what is whole stays.
+    for fetcher in home.processes("tmesh-net"):
+        os.kill(fetcher, signal.SIGSTOP)
+    assert home.ask("grow", 40).startswith("4 ")
+    reader.send("sequence", 4)
+    home.die()
+    assert reader.read() == "error:gone"
+    assert reader.ask("sequence", 3).split()[0] == longer
+    eventually(lambda: reader.ask("held_pages") == held, lambda: "an end of what was half there")
+    home.start()
+    eventually(lambda: reader.ask("connect", home.node) == "true", lambda: "a connection")
+
+
 BY_PYTHON = """
 import sys, tmesh.net
 kind, how, text = sys.argv[1:]
@@ -493,7 +528,7 @@ def on_loopback():
         print(f"# TMESH_TEST_SEED={seed}", flush=True)
         play("loopback", *machines[:2], [
             (test_open, ()), (test_home_is_named, ()), (test_withdrawn, ()), (test_many, ()), (test_names, machines[2:]),
-            (test_busy, ()), (test_stream, ()), (test_programs, ()), (test_hostile_programs, ()), (test_fetcher_killed, ()),
+            (test_busy, ()), (test_stream, ()), (test_pages, ()), (test_programs, ()), (test_hostile_programs, ()), (test_fetcher_killed, ()),
             (storm, (300 if FULL else 12, random.Random(seed)))])
     finally:
         for machine in machines:

@@ -324,7 +324,9 @@ defmodule Tmesh.Net do
   def open_name(name, opts \\ []) do
     case lookup(name) do
       {:ok, pid} when is_pid(pid) ->
-        invalid("#{inspect(name)} is a stream: lookup/1 gives its process")
+        invalid(
+          "#{inspect(name)} is a process: Tmesh.Stream.start_link/1 follows a stream, Tmesh.Net.Pages.follow/3 pages"
+        )
 
       {:ok, offer} ->
         open(offer, opts)
