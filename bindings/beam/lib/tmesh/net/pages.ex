@@ -66,7 +66,7 @@ defmodule Tmesh.Net.Pages do
         {:ok, log}
       else
         error ->
-          GenServer.stop(log)
+          close(log)
           error
       end
     end
@@ -80,7 +80,11 @@ defmodule Tmesh.Net.Pages do
   @spec update(pid(), Sequence.t(), tokens: tokens()) ::
           {:ok, number :: pos_integer()} | {:error, Error.t()}
   def update(log, %Sequence{} = sequence, opts \\ []) do
-    with {:ok, update} <- snapshot(sequence, opts), do: call(log, {:update, update})
+    with {:ok, update} <- snapshot(sequence, opts),
+         {:error, error} <- call(log, {:update, update}) do
+      Sequence.release(elem(update, 0))
+      {:error, error}
+    end
   end
 
   @doc """
@@ -112,7 +116,7 @@ defmodule Tmesh.Net.Pages do
       {:ok, follower} = GenServer.start(Follower, args, hibernate_after: 1_000)
 
       with {:error, error} <- call(follower, :begin) do
-        GenServer.stop(follower)
+        close(follower)
         {:error, error}
       else
         :ok -> {:ok, follower}

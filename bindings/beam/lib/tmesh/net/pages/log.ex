@@ -146,7 +146,7 @@ defmodule Tmesh.Net.Pages.Log do
   # Pages go at once, and not when this process is collected.
   @impl true
   def terminate(_reason, state) do
-    for {follower, _entry} <- state.followers, do: done(state, follower)
+    Enum.each(state.followers, fn {follower, _entry} -> done(state, follower) end)
     for {_pid, %{sent: %{fork: fork}}} <- state.followers, do: Sequence.release(fork)
     _ = if state.now.fork, do: Sequence.release(state.now.fork)
     :ok
