@@ -209,20 +209,15 @@ PyType_Spec engine_context_spec = {
 
 #define LIBRARIES_MAX 16
 
-/* engine_devices(libraries, root) -> JSON. Engines are loaded without the lock. */
-static PyObject *devices(PyObject *module, PyObject *args)
+struct tmesh_devices *engine_find_devices(struct state *st, PyObject *list, const char *root)
 {
 	struct tmesh_devices_library libraries[LIBRARIES_MAX];
-	struct tmesh_devices_opts opts = {.size = sizeof(opts), .libraries = libraries};
-	struct state *st = PyModule_GetState(module);
+	struct tmesh_devices_opts opts = {
+		.size = sizeof(opts), .libraries = libraries, .root = root};
 	struct tmesh_devices *found;
 	struct tmesh_error err;
-	PyObject *list, *text;
-	char *json;
 	int rc;
 
-	if (!PyArg_ParseTuple(args, "O!z:engine_devices", &PyTuple_Type, &list, &opts.root))
-		return NULL;
 	opts.library_count = (size_t)PyTuple_Size(list);
 	if (opts.library_count > LIBRARIES_MAX)
 		return raise_code(st, EINVAL, "libraries of at most 16 engines");
@@ -239,8 +234,22 @@ static PyObject *devices(PyObject *module, PyObject *args)
 	Py_BEGIN_ALLOW_THREADS;
 	rc = tmesh_devices_find(&opts, &found, &err);
 	Py_END_ALLOW_THREADS;
-	if (rc)
-		return raise_error(st, &err);
+	return rc ? raise_error(st, &err) : found;
+}
+
+/* engine_devices(libraries, root) -> JSON. Engines are loaded without the lock. */
+static PyObject *devices(PyObject *module, PyObject *args)
+{
+	struct tmesh_devices *found;
+	PyObject *list, *text;
+	const char *root;
+	char *json;
+
+	if (!PyArg_ParseTuple(args, "O!z:engine_devices", &PyTuple_Type, &list, &root))
+		return NULL;
+	found = engine_find_devices(PyModule_GetState(module), list, root);
+	if (!found)
+		return NULL;
 	json = tmesh_devices_to_json(found);
 	tmesh_devices_unref(found);
 	if (!json)
@@ -253,6 +262,18 @@ static PyObject *devices(PyObject *module, PyObject *args)
 static PyMethodDef functions[] = {
 	{"engine_devices", devices, METH_VARARGS,
 	 "engine_devices(libraries, root, /)\n--\n\nDevices and engines, as JSON."},
+	{"engine_costs_measure", engine_costs_measure, METH_VARARGS,
+	 "engine_costs_measure(libraries, served, samples, bytes, /)\n--\n\n"
+	 "Measured; served is (engine, name, folder) each."},
+	{"engine_costs_read", engine_costs_read, METH_VARARGS,
+	 "engine_costs_read(libraries, path, /)\n--\n\nWhat was kept."},
+	{"engine_costs_write", engine_costs_write, METH_VARARGS,
+	 "engine_costs_write(costs, path, /)\n--\n\nKeep it."},
+	{"engine_costs_json", engine_costs_json, METH_O,
+	 "engine_costs_json(costs, /)\n--\n\nAs the file has it."},
+	{"engine_costs_find", engine_costs_find, METH_VARARGS,
+	 "engine_costs_find(costs, graph, places, /)\n--\n\n"
+	 "({node: place}, seconds, bytes moved); places are (engine, device, served, memory)."},
 	{NULL},
 };
 

@@ -42,7 +42,17 @@ int engine_dispatch_end(struct state *st, struct engine_dispatch *dispatch, int 
 			const struct tmesh_error *err);
 extern PyType_Spec engine_cancellable_spec;
 
+/* engine_costs.c */
+PyObject *engine_costs_measure(PyObject *module, PyObject *args);
+PyObject *engine_costs_read(PyObject *module, PyObject *args);
+PyObject *engine_costs_write(PyObject *module, PyObject *args);
+PyObject *engine_costs_json(PyObject *module, PyObject *capsule);
+PyObject *engine_costs_find(PyObject *module, PyObject *args);
+
 /* engine.c */
+struct tmesh_devices;
+/* @list: a tuple of (engine, file). NULL with an exception. */
+struct tmesh_devices *engine_find_devices(struct state *st, PyObject *list, const char *root);
 extern PyType_Spec engine_context_spec;
 
 /* engine_graph.c */

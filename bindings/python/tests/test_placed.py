@@ -9,6 +9,7 @@ import pytest
 numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
 
 import tmesh  # noqa: E402
+import tmesh.costs  # noqa: E402
 import tmesh.engine  # noqa: E402
 import tmesh.graphs  # noqa: E402
 import tmesh.placed  # noqa: E402
@@ -130,3 +131,35 @@ def test_refused(tmp_path):
     bad.output("y", bad.add("silu", "nothing"))
     with pytest.raises(tmesh.InvalidError, match="reads 'nothing', which is no node"):
         tmesh.placed.Placed(bad, {bad.nodes[0]: "a"}, contexts)
+
+
+def test_measured_costs(tmp_path, monkeypatch):
+    """Measured, kept, read; a graph that has room nowhere but on both engines is on both, and gives the same bits."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(tmesh.NotFoundError, match="nothing was measured on this machine"):
+        tmesh.costs.read()
+    costs = tmesh.costs.measure(served=True, samples=3, copy_bytes=1 << 20)
+    ggml = costs.engines["ggml"]
+    assert ggml.launch > 0 and ggml.launch_served > 0 and ggml.node >= 0
+    assert list(ggml.matmul) == [1, 32, 256] and min(ggml.matmul.values()) > 0
+    assert ("onnx" in costs.engines) == bool(importlib.util.find_spec("onnxruntime"))
+    assert all(link.bandwidth > 0 and link.latency > 0 for link in costs.links.values()) and costs.links
+    kept = tmesh.costs.read()
+    assert (kept.engines, kept.links, kept.how) == (costs.engines, costs.links, costs.how) and kept.how["samples"] == 3
+    g, weights, wanted = alone(tmp_path)
+    contexts = {key: tmesh.engine.Context("ggml") for key in "ab"}
+    room = sum(weight.nbytes for weight in weights.values()) + sum(4 * ROOM * WIDTH for name in g.inputs if "past" in name)
+    at = kept.place(g, contexts, memory=dict.fromkeys(contexts, room * 3 // 5))
+    assert set(at.values()) == {"a", "b"}
+    got = Run(g, tmesh.placed.Placed(g, at, contexts, weights=weights).bind)()
+    assert numpy.array_equal(got.view("uint32"), wanted.view("uint32"))
+    with pytest.raises(tmesh.Error, match=r"has room for node .* need \d+ bytes, the 2 devices have 2"):
+        kept.place(g, contexts, memory=dict.fromkeys(contexts, 1))
+    [path] = (tmp_path / "tmesh").iterdir()
+    path.chmod(0o622)
+    with pytest.raises(tmesh.AccessError, match="others may write it"):
+        tmesh.costs.read()
+    path.chmod(0o600)
+    path.write_text(path.read_text().replace('"ggml": "', '"ggml": "9'))
+    with pytest.raises(tmesh.StaleError, match="its engines: .* measure with: tmeshctl devices --measure"):
+        tmesh.costs.read()

@@ -104,9 +104,12 @@ class Engine:
     reason: str | None
 
 
+def _libraries() -> tuple[tuple[str, str], ...]:
+    return tuple((name, path) for name in _LIBRARIES if (path := _library(name)))
+
+
 def _look() -> dict[str, Any]:
-    libraries = tuple((name, path) for name in _LIBRARIES if (path := _library(name)))
-    found: dict[str, Any] = json.loads(_tmesh.engine_devices(libraries, None))
+    found: dict[str, Any] = json.loads(_tmesh.engine_devices(_libraries(), None))
     return found
 
 
