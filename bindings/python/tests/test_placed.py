@@ -142,7 +142,8 @@ def test_measured_costs(tmp_path, monkeypatch):
     ggml = costs.engines["ggml"]
     assert ggml.launch > 0 and ggml.launch_served > 0 and ggml.node >= 0
     assert list(ggml.matmul) == [1, 32, 256] and min(ggml.matmul.values()) > 0
-    assert ("onnx" in costs.engines) == bool(importlib.util.find_spec("onnxruntime"))
+    # Without that package there may be the system's library.
+    assert "onnx" in costs.engines or not importlib.util.find_spec("onnxruntime")
     assert all(link.bandwidth > 0 and link.latency > 0 for link in costs.links.values()) and costs.links
     kept = tmesh.costs.read()
     assert (kept.engines, kept.links, kept.how) == (costs.engines, costs.links, costs.how) and kept.how["samples"] == 3
