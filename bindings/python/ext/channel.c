@@ -212,15 +212,28 @@ static PyObject *channel_exit(PyObject *object, PyObject *args)
 
 /* Messages: bytes, a Tensor, or both */
 
+/* What would come out as bytes without its dtype and shape is not sent as bytes. */
+static bool is_bytes(PyObject *object, const Py_buffer *view)
+{
+	return PyBytes_Check(object) || PyByteArray_Check(object) ||
+	       (PyMemoryView_Check(object) && view->ndim == 1 &&
+		(!view->format || !strcmp(view->format, "B")));
+}
+
 static int bytes_into(struct state *st, PyObject *object, size_t room,
 		      struct tmesh_message *message)
 {
 	Py_buffer view;
 	int rc = -1;
 
-	if (PyObject_GetBuffer(object, &view, PyBUF_SIMPLE))
+	if (PyObject_GetBuffer(object, &view, PyBUF_FORMAT | PyBUF_ND))
 		return -1;
-	if ((size_t)view.len <= room) {
+	if (!is_bytes(object, &view)) {
+		PyErr_Format(PyExc_TypeError,
+			     "%R would arrive as bytes without its dtype and shape: send a tensor, "
+			     "as of tmesh.put(), or bytes()",
+			     Py_TYPE(object));
+	} else if ((size_t)view.len <= room) {
 		memcpy(message->data, view.buf, (size_t)view.len);
 		message->bytes = (uint32_t)view.len;
 		rc = 0;

@@ -189,11 +189,36 @@ static struct tmesh_tensor *put_through_numpy(struct state *st, PyObject *object
 	return tensor;
 }
 
+/* Of a NumPy array in which something is masked: its buffer knows nothing of that. */
+static bool is_masked(PyObject *object)
+{
+	PyObject *mask = NULL, *any = NULL;
+	int masked = 0;
+
+	if (!PyObject_HasAttrString(object, "fill_value"))
+		return false;
+	mask = PyObject_GetAttrString(object, "mask");
+	if (mask)
+		any = PyObject_CallMethod(mask, "any", NULL);
+	if (any)
+		masked = PyObject_IsTrue(any);
+	Py_XDECREF(any);
+	Py_XDECREF(mask);
+	PyErr_Clear();
+	return masked > 0;
+}
+
 static struct tmesh_tensor *put_any(struct state *st, PyObject *object,
 				    const struct tmesh_region_opts *opts)
 {
 	if (Py_TYPE(object) == st->tensor_type)
 		return put_tensor(st, (struct tensor *)object, opts);
+	if (is_masked(object)) {
+		PyErr_SetString(PyExc_TypeError,
+				"a masked array would lose its mask: put() its filled(), and its "
+				"mask beside that");
+		return NULL;
+	}
 	if (PyObject_CheckBuffer(object))
 		return put_buffer(st, object, opts);
 	if (PyObject_HasAttrString(object, "__dlpack__"))

@@ -47,6 +47,11 @@ static int ref_of(struct tensor *self, uint32_t rights, struct tmesh_ref *ref)
 	if (!tensor_get(self))
 		return -1;
 	region = tmesh_tensor_region(self->tensor);
+	if (rights & TMESH_WRITE && tmesh_region_is_sealed(region)) {
+		raise_named(state_of(self), "SealedError", EPERM,
+			    "ref: the region is sealed, and nobody who opens the ref could write");
+		return -1;
+	}
 	ref->id = tmesh_region_id(region);
 	ref->byte_size = tmesh_tensor_bytes(self->tensor);
 	ref->layout = *tmesh_tensor_layout(self->tensor);

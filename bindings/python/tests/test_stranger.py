@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What somebody writes first: tensors returned from functions, pools and "with", printed, pickled."""
 
+import array
 import concurrent.futures
 import copy
 import gc
@@ -300,3 +301,32 @@ def test_parent_of_a_fork_is_told_what_to_do():
     with os.fdopen(reader) as pipe:
         assert "fork" in pipe.read()
     os.waitpid(pid, 0)
+
+
+def test_an_array_is_no_bytes_of_a_message():
+    """They would arrive without their dtype and shape."""
+    out = tmesh.Channel("send")
+    into = tmesh.Channel.open(out.token, "recv")
+    for wrong in (np.arange(3), np.zeros(3, np.uint8), memoryview(np.arange(3)), array.array("d", [1.5]),
+                  memoryview(b"abcd").cast("B", (2, 2))):
+        with pytest.raises(TypeError, match="tmesh.put"):
+            out.send(wrong)
+        with pytest.raises(TypeError, match="tmesh.put"):
+            out.send((tmesh.put([1]), wrong))
+    for right in (b"abc", bytearray(b"abc"), memoryview(b"abc")):
+        out.send(right)
+        assert into.recv(timeout=60) == b"abc"
+
+
+def test_a_masked_array_keeps_its_mask_or_is_refused():
+    masked = np.ma.array([1, 2, 3], mask=[False, True, False])
+    with pytest.raises(TypeError, match="filled"):
+        tmesh.put(masked)
+    assert tmesh.put(masked.filled(0)).tolist() == [1, 0, 3]
+    assert tmesh.put(np.ma.array([1, 2, 3])).tolist() == [1, 2, 3]
+
+
+def test_a_sealed_tensor_has_no_writable_ref():
+    with pytest.raises(tmesh.SealedError, match="sealed"):
+        tmesh.put([1]).ref(writable=True)
+    assert tmesh.open(tmesh.put([1], seal=False).ref(writable=True), writable=True).writable
