@@ -33,7 +33,9 @@ def attempt(path, *command, binds=()):
         script += f'mount --rbind "{source}" "$root{target}"\n'
     script += 'exec chroot "$root" "$@"'
     env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/root",
-           "DEBIAN_FRONTEND": "noninteractive"}
+           "DEBIAN_FRONTEND": "noninteractive",
+           # Where a root does not reach PyPI, what it asks of it is optional: no 40 seconds to find out.
+           "PIP_RETRIES": "1"}
     env.update((name, os.environ[name]) for name in PASSED if name in os.environ)
     return subprocess.run(["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-euc", script, "sh",
                            path, *map(str, command)], env=env, text=True, errors="replace",
