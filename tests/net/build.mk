@@ -49,4 +49,7 @@ $(NET_TEST_OUT)/open_local: $(NET_TEST)/open_local.c include/tmesh/net.h $(NET_A
 net-machines-check: net keeper beam $(NET_TEST_OUT)/open_local $(VENV)/tmesh.stamp ## Tmesh.Net between nodes: on the loopback and in network namespaces, kills and cuts
 	@$(PYTHON) -B $(NET_TEST)/test_machines.py $(B) $(VPYTHON)
 
-.PHONY: net-machines-check
+net-weather-check: net keeper beam ## ... over bad links and in WireGuard's tunnels, where the kernel has netem and wireguard
+	@$(PYTHON) -B $(NET_TEST)/test_machines.py $(B) $(VPYTHON) in_guest
+
+.PHONY: net-machines-check net-weather-check

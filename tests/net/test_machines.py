@@ -3,9 +3,12 @@
 """Tmesh.Net between machines: nodes with runtime directories of their own, first on the loopback, then in
 network namespaces (topology.sh). Prints TAP.
 
-    test_machines.py BUILD PYTHON
+    test_machines.py BUILD PYTHON [PLACE...]
+
+A place is one of those at the end of this file; by default all that need nothing of the kernel but namespaces.
 """
 
+import contextlib
 import hashlib
 import os
 import random
@@ -26,7 +29,8 @@ PYTHON = sys.argv[2]  # one that has the package
 FULL = os.environ.get("TMESH_TEST_LENGTH") == "full"
 EBIN = BUILD / "beam/dev/lib/tmesh/ebin"
 SECRET = f"c{random.randrange(10**12)}"
-SECONDS = 60  # the longest that anything here may take; nothing is measured
+EMULATED = os.environ.get("TMESH_BACKEND") == "kernel"  # a guest, which is ten times slower
+SECONDS = 600 if EMULATED else 60  # the longest that anything here may take; nothing is measured
 
 count = failed = 0
 
@@ -48,8 +52,8 @@ def eventually(condition, what):
 
 
 class Machine:
-    def __init__(self, name, address, netns, epmd_port, tls=None):
-        self.address, self.epmd_port = address, epmd_port
+    def __init__(self, name, address, netns, epmd_port, tls=None, backend="memfd"):
+        self.address, self.epmd_port, self.backend = address, epmd_port, backend
         self.tls = f" -proto_dist inet_tls -ssl_dist_optfile {tls}" if tls else ""
         self.inside = ["ip", "netns", "exec", netns] if netns else []
         self.node = f"{name}@{address}"
@@ -58,7 +62,7 @@ class Machine:
         self.start()
 
     def start(self):
-        env = self.env = {**os.environ, "TMESH_BACKEND": "memfd", "TMESH_RUNTIME_DIR": str(self.dir),
+        env = self.env = {**os.environ, "TMESH_BACKEND": self.backend, "TMESH_RUNTIME_DIR": str(self.dir),
                "TMESH_NET": str(BUILD / "tmesh-net"), "TMESH_KEEPER": str(BUILD / "tmesh-keeper"),
                "ERL_EPMD_PORT": str(self.epmd_port)}
         self.log = open(self.dir / "log", "ab")
@@ -126,7 +130,8 @@ class Machine:
                         links.append(os.readlink(link))
                     except OSError:
                         pass
-        return [link for link in links if link.startswith("/memfd:tmesh") and "index" not in link]
+        region = "/memfd:tmesh", "/tmesh"  # the module's have no other name
+        return [link for link in links if link.startswith(region) and "index" not in link]
 
     def nothing_left(self):
         left = []
@@ -557,37 +562,117 @@ def with_tls():
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def in_namespaces():
+@contextlib.contextmanager
+def two_machines(place, network="10.77.0", more=(), backends=("memfd", "memfd")):
+    """Two machines in namespaces, connected; what topology.sh does to them. None where the kernel has no such thing."""
     name, topology = f"tmn{os.getpid()}", str(HERE / "topology.sh")
-    made = subprocess.run([topology, "up", name, "2"], capture_output=True, text=True)
-    if made.returncode:
-        subprocess.run([topology, "down", name, "2"])
-        report("namespaces", skip=f"no network namespaces here: {made.stderr.strip().splitlines()[-1]}")
-        return
+
+    def do(what, *words):
+        return subprocess.run([topology, what, name, *words], capture_output=True, text=True, check=True)
+
     machines, daemons = [], []
     try:
-        for number in (1, 2):
+        try:
+            do("up", "2")
+            for words in more:
+                do(*words)
+        except subprocess.CalledProcessError as error:
+            report(place, skip=f"not on this kernel: {' '.join(error.stderr.split())}")
+            yield None
+            return
+        for number, backend in zip((1, 2), backends):
             inside = ["ip", "netns", "exec", f"{name}-{number}"]
             daemons.append(epmd(inside, 4369))
-            machines.append(Machine("home" if number == 1 else "reader", f"10.77.0.{number}", f"{name}-{number}", 4369))
+            machines.append(Machine("home" if number == 1 else "reader", f"{network}.{number}", f"{name}-{number}", 4369,
+                                    backend=backend))
         assert machines[1].ask("connect", machines[0].node) == "true"
-        play("namespaces", *machines, [
-            (test_open, ()), (test_many, ()), (test_fetcher_killed, ()),
-            (test_partition, (lambda what: subprocess.run([topology, what, name, "1"], check=True),))])
+        yield *machines, do
     finally:
         for machine in machines:
             machine.end()
         for daemon in daemons:
             daemon.kill()
             daemon.wait()
-        subprocess.run([topology, "down", name, "2"])
+        do("down", "2")
 
+
+def in_namespaces():
+    with two_machines("namespaces") as made:
+        if made:
+            home, reader, do = made
+            play("namespaces", home, reader, [(test_open, ()), (test_many, ()), (test_fetcher_killed, ()),
+                                              (test_partition, (lambda what: do(what, "1"),))])
+
+
+# What netem does to the packets that go to the reader.
+WEATHER = [
+    "delay 20ms", "delay 10ms 5ms distribution normal", "loss 2%", "delay 10ms reorder 25% 50%", "duplicate 2%",
+    "delay 5ms loss 1% duplicate 1% reorder 25% 50% rate 50mbit",
+]
+
+
+def test_weather(home, reader, do):
+    """Loss, delay, another order, copies and little room on the way: the bytes are right, in the end."""
+    for number, weather in enumerate(WEATHER):
+        for machine in "1", "2":
+            do("shape", machine, *weather.split())
+        offer, digest = home.offer(4_000_001, f"weather{number}")
+        eventually(lambda: reader.ask("open", 2, 60_000, offer) == digest, lambda: f"an open with {weather}")
+    # It gets worse while the bytes move, to nothing, and well again.
+    offer, digest = home.offer(24 << 20, "storm")
+    for weather in "rate 50mbit", "loss 30%", "loss 100%":
+        do("shape", "2", *weather.split())
+        reader.send("open", 1, 2000, offer)
+        result = reader.read()
+        assert result in (digest, "error:timeout", "error:gone"), f"{weather}: {result}"
+    for machine in "1", "2":
+        do("shape", machine, "delay", "0ms")
+    eventually(lambda: reader.ask("connect", home.node) == "true", lambda: "a connection")
+    eventually(lambda: reader.ask("open", 1, 60_000, offer) == digest, lambda: "an open after that")
+
+
+def in_weather(backends=("memfd", "memfd")):
+    place = f"netem, {' and '.join(backends)}"
+    with two_machines(place, more=[("shape", "1", "delay", "0ms")], backends=backends) as made:
+        if made:
+            home, reader, do = made
+            play(place, home, reader, [(test_open, ()), (test_weather, (do,)), (test_fetcher_killed, ())])
+
+
+def test_tunnel(home, reader, inside):
+    """What is fetched goes by the tunnel."""
+    def received():
+        words = subprocess.run([*inside, "wg", "show", "wg0", "transfer"], capture_output=True, text=True, check=True)
+        return int(words.stdout.split()[1])
+    before = received()
+    offer, digest = home.offer(3_000_000, "tunnel")
+    assert reader.ask("open", 1, 60_000, offer) == digest
+    assert received() - before > 3_000_000
+
+
+def in_wireguard(backends=("memfd", "memfd")):
+    place = f"WireGuard, {' and '.join(backends)}"
+    with two_machines(place, network="10.78.0", more=[("tunnel", "2")], backends=backends) as made:
+        if made:
+            home, reader, do = made
+            play(place, home, reader, [(test_open, ()), (test_tunnel, (reader.inside,)), (test_fetcher_killed, ()),
+                                       (test_partition, (lambda what: do(what, "1"),))])
+
+
+def in_guest():
+    """With the module, by which one machine has its memory, or both."""
+    both = ("kernel", "kernel") if EMULATED else ("memfd", "memfd")
+    in_weather(both)
+    in_wireguard((both[0], "memfd"))
+
+
+PLACES = {place.__name__: place for place in (in_a_folder, on_loopback, with_tls, in_namespaces, in_guest)}
 
 if __name__ == "__main__":
-    for place in (in_a_folder, on_loopback, with_tls, in_namespaces):
+    for place in sys.argv[3:] or [name for name in PLACES if name != "in_guest"]:
         try:
-            place()
+            PLACES[place]()
         except Exception:
-            report(place.__name__, traceback.format_exc())
+            report(place, traceback.format_exc())
     print(f"1..{count}")
     sys.exit(1 if failed else 0)

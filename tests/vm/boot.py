@@ -56,10 +56,10 @@ class Outcome:
     trouble: str
 
 
-def run(name, suite, *, module, script=None, programs=(), files=(), disks=(), arguments=()):
+def run(name, suite, *, module, script=None, programs=(), files=(), disks=(), arguments=(), modules=()):
     """Boot a kernel or variant with one suite; module is the .ko file that the suite loads, script
     what runs in the guest where that is not called like the suite. Programs are executable,
-    files are not; both keep their names."""
+    files are not; both keep their names. modules: what the guest loads beside GUEST_MODULES."""
     kernel = kernels.prepare(kernel_of(name))
     _, more = VARIANTS.get(name, (name, []))
     left = logs(name, suite)
@@ -69,7 +69,7 @@ def run(name, suite, *, module, script=None, programs=(), files=(), disks=(), ar
     archive.add_file("init", HERE / "guest/init", 0o755)
     archive.add_file("suite", HERE / f"guest/{script or suite}.sh")
     archive.add_file(module.name, module)
-    order = {file.name.removesuffix(".xz"): file for file in kernel.modules(GUEST_MODULES)}
+    order = {file.name.removesuffix(".xz"): file for file in kernel.modules((*GUEST_MODULES, *modules))}
     for file_name, file in order.items():
         archive.add_file(f"modules/{file_name}", file)
     archive.add("modules/order", "".join(f"{file_name}\n" for file_name in order).encode())

@@ -9,7 +9,7 @@ VM_CHECKOUT := $(addprefix vm-,6.12-library 6.12-beam 6.12-python 6.12-demo)
 VM_MODULE := $(addprefix vm-,debug-kselftest debug-seeded 6.1-kselftest 6.12-kselftest 7.2-kselftest)
 VM_SUITES := vm-judge $(VM_CHECKOUT) $(VM_MODULE)
 VM_LONG := vm-debug-fuzz vm-6.12-races
-VM_CHECKOUT_FULL := $(VM_CHECKOUT) $(addprefix vm-,debug-library 7.2-python 7.2-beam)
+VM_CHECKOUT_FULL := $(VM_CHECKOUT) $(addprefix vm-,debug-library 7.2-python 7.2-beam 6.12-net)
 VM_MODULE_FULL := $(VM_MODULE) $(VM_LONG) $(addprefix vm-,6.18-kselftest debug-swiotlb-kselftest)
 VM_SUITES_FULL := vm-judge $(VM_CHECKOUT_FULL) $(VM_MODULE_FULL)
 

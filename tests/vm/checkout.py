@@ -26,14 +26,14 @@ def copy(with_model):
     return COPY
 
 
-def on_memfd(target, repo):
+def on_memfd(target, repo, packages=()):
     """Make a target in the root. Returns its output and exit status."""
-    return roots.attempt(debian13.root(), "make", "-s", "--no-print-directory", "-C", REPO, target,
+    return roots.attempt(debian13.root(packages), "make", "-s", "--no-print-directory", "-C", REPO, target,
                          binds=[(repo, REPO)])
 
 
-def disks(repo):
+def disks(repo, packages=()):
     """(image, device) of the guest's root, and of the copy with what the targets built."""
     image = COPY.with_suffix(".img")
     debian13.write_image(repo, image)
-    return [(path, "virtio-blk-pci") for path in (debian13.image(), image)]
+    return [(path, "virtio-blk-pci") for path in (debian13.image(packages), image)]

@@ -14,22 +14,26 @@ PACKAGES = (
     "scdoc", "man-db", "bash-completion", "valgrind", "graphviz", "python3-prometheus-client",
     "elixir", "erlang-dev", "erlang-nox", "erlang-eunit",
 )
-KEY = hashlib.sha256(" ".join(PACKAGES).encode()).hexdigest()[:12]
+# What some suites need besides has a root of its own, which `make check` does not make.
+NET = ("libfabric-dev", "iproute2", "wireguard-tools")
 
 
-def make(path):
-    roots.bootstrap(path, "trixie", PACKAGES)
-    (path / "repo").mkdir()
-    shutil.rmtree(path / "var/lib/apt/lists")
+def key(more):
+    return "debian13-" + hashlib.sha256(" ".join((*PACKAGES, *more)).encode()).hexdigest()[:12]
 
 
-def root():
-    return keep(f"debian13-{KEY}/root", make)
+def root(more=()):
+    def make(path):
+        roots.bootstrap(path, "trixie", (*PACKAGES, *more))
+        (path / "repo").mkdir()
+        shutil.rmtree(path / "var/lib/apt/lists")
+
+    return keep(f"{key(more)}/root", make)
 
 
-def image():
+def image(more=()):
     """The root as an ext4 image."""
-    return keep(f"debian13-{KEY}/image", lambda path: write_image(root(), path / "ext4")) / "ext4"
+    return keep(f"{key(more)}/image", lambda path: write_image(root(more), path / "ext4")) / "ext4"
 
 
 def write_image(tree, path):

@@ -8,6 +8,7 @@ import sys
 import boot
 import checkout
 import coverage
+import debian13
 import detectors
 import kernels
 import modules
@@ -47,15 +48,16 @@ def kselftest(tap, name):
               arguments=["TMESH_REPLAY=1"] if replay else [])
 
 
-def in_debian(tap, name, suite, *targets, with_model=False):
-    """Suites of the checkout in Debian 13, without the module and with it."""
+def in_debian(tap, name, suite, *targets, with_model=False, packages=(), modules=()):
+    """Suites of the checkout in Debian 13, without the module and with it. packages, modules: of Debian's and of
+    the kernel's, what these suites need besides."""
     with locked(checkout.COPY):
         repo = checkout.copy(with_model)
         for target in targets:
-            done = checkout.on_memfd(target, repo)
+            done = checkout.on_memfd(target, repo, packages)
             program(tap, f"Debian 13 without the module: {target}", done.stdout.splitlines(), done.returncode)
-        on_module(tap, name, suite, script="checkout", disks=checkout.disks(repo),
-                  arguments=[f"TMESH_TARGETS={','.join(targets)}"])
+        on_module(tap, name, suite, script="checkout", disks=checkout.disks(repo, packages),
+                  arguments=[f"TMESH_TARGETS={','.join(targets)}"], modules=modules)
 
 
 def python(tap, name):
@@ -72,6 +74,12 @@ def library(tap, name):
     """The unit tests of the two libraries, those of tmeshctl, and those of GPU memory that say something of
     regions (on a stand-in for the driver), the same way."""
     in_debian(tap, name, "library", "unit-check", "model-check", "tools-check", "cuda-backend-check")
+
+
+def net(tap, name):
+    """Tmesh.Net between machines on bad links and in WireGuard's tunnels, which the host's kernel may lack."""
+    in_debian(tap, name, "net", "net-check", "net-weather-check", packages=debian13.NET,
+              modules=("veth", "bridge", "sch_netem", "wireguard"))
 
 
 def lib_coverage(tap, name):
@@ -93,6 +101,7 @@ SUITES = {
     "python": python,
     "beam": beam,
     "demo": demo,
+    "net": net,
     "lib-coverage": lib_coverage,
     "seeded": detectors.run,
 }
