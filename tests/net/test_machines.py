@@ -56,6 +56,9 @@ class Machine:
         self.address, self.epmd_port, self.backend = address, epmd_port, backend
         self.tls = f" -proto_dist inet_tls -ssl_dist_optfile {tls}" if tls else ""
         self.inside = ["ip", "netns", "exec", netns] if netns else []
+        # What the module gives a token for is open in one IPC namespace, and other machines have none of ours.
+        if backend == "kernel":
+            self.inside += ["unshare", "--ipc"]
         self.node = f"{name}@{address}"
         self.dir = Path(tempfile.mkdtemp(prefix="tmesh-net-"))
         self.beam = None
