@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "devices_internal.h"
 
@@ -125,6 +126,9 @@ static bool whole(const char *root, struct tmesh_devices_device *device)
 	device->memory = kilobytes(text, "MemTotal");
 	device->memory_free = kilobytes(text, "MemAvailable");
 	device->processors = processors_of(root, "/sys/devices/system/cpu/online");
+	/* As in a container that has no sysfs: the C library knows other ways. */
+	if (!device->processors && !*root)
+		device->processors = (uint32_t)sysconf(_SC_NPROCESSORS_ONLN);
 	return device->memory;
 }
 
