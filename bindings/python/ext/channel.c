@@ -212,23 +212,27 @@ static PyObject *channel_exit(PyObject *object, PyObject *args)
 
 /* Messages: bytes, a Tensor, or both */
 
-/* What would come out as bytes without its dtype and shape is not sent as bytes. */
+/* Not what would come out as bytes without its dtype and shape. */
+static bool may_be_bytes(PyObject *object)
+{
+	return PyBytes_Check(object) || PyByteArray_Check(object) || PyMemoryView_Check(object);
+}
+
 static bool is_bytes(PyObject *object, const Py_buffer *view)
 {
-	return PyBytes_Check(object) || PyByteArray_Check(object) ||
-	       (PyMemoryView_Check(object) && view->ndim == 1 &&
-		(!view->format || !strcmp(view->format, "B")));
+	return !PyMemoryView_Check(object) ||
+	       (view->ndim == 1 && (!view->format || !strcmp(view->format, "B")));
 }
 
 static int bytes_into(struct state *st, PyObject *object, size_t room,
 		      struct tmesh_message *message)
 {
-	Py_buffer view;
+	Py_buffer view = {0};
 	int rc = -1;
 
-	if (PyObject_GetBuffer(object, &view, PyBUF_FORMAT | PyBUF_ND))
+	if (may_be_bytes(object) && PyObject_GetBuffer(object, &view, PyBUF_FORMAT | PyBUF_ND))
 		return -1;
-	if (!is_bytes(object, &view)) {
+	if (!may_be_bytes(object) || !is_bytes(object, &view)) {
 		PyErr_Format(PyExc_TypeError,
 			     "%R would arrive as bytes without its dtype and shape: send a tensor, "
 			     "as of tmesh.put(), or bytes()",

@@ -423,8 +423,14 @@ def test_argument_that_closes(pair):
             out.close()
             return memoryview(b"x")
 
-    with pytest.raises(tmesh.ReleasedError):
+    class BytesTrap(bytes):
+        __buffer__ = Trap.__buffer__
+
+    with pytest.raises(TypeError):
         out.send(Trap())
+    out.send(b"it was not asked")
+    with pytest.raises(tmesh.ReleasedError):
+        out.send(BytesTrap())
 
 
 def test_argument_that_closes_by_float(pair):
