@@ -5,6 +5,8 @@
  * the process may open is Landlock's to say (confine.c).
  */
 #include <errno.h>
+#include <fcntl.h>
+#include <asm/sockios.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/sched.h>
@@ -123,6 +125,10 @@ static const int own_alone[] = {
 	SYS_process_vm_writev,
 };
 
+/* Words for the terminal that it was started from; signals to others by a descriptor's owner. */
+static const uint32_t ioctls[] = {TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP};
+static const uint32_t owners[] = {F_SETOWN, F_SETOWN_EX};
+
 #define NAMESPACES                                                                     \
 	(CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | \
 	 CLONE_NEWPID | CLONE_NEWNET)
@@ -173,10 +179,14 @@ static void only(struct filter *filter, uint32_t value)
 	deny(filter);
 }
 
-static void all_but(struct filter *filter, uint32_t one, uint32_t other)
+/* What follows is for this call alone: with any of @values as its second argument it is denied. */
+static void never_with(struct filter *filter, int number, const uint32_t *values, uint8_t count)
 {
-	put(filter, BPF_JMP | BPF_JEQ | BPF_K, one, 1, 0);
-	put(filter, BPF_JMP | BPF_JEQ | BPF_K, other, 0, 1);
+	for_call(filter, number, (uint8_t)(count + 3));
+	load_argument(filter, 1);
+	for (uint8_t i = 0; i < count; i++)
+		put(filter, BPF_JMP | BPF_JEQ | BPF_K, values[i], (uint8_t)(count - 1 - i),
+		    i == count - 1);
 	deny(filter);
 	end(filter, SECCOMP_RET_ALLOW);
 }
@@ -217,10 +227,8 @@ static void write_filter(struct filter *filter)
 	for_call(filter, SYS_socket, 4);
 	load_argument(filter, 0);
 	only(filter, AF_UNIX);
-	/* Words for the terminal that it was started from. */
-	for_call(filter, SYS_ioctl, 5);
-	load_argument(filter, 1);
-	all_but(filter, TIOCSTI, TIOCLINUX);
+	never_with(filter, SYS_ioctl, ioctls, sizeof(ioctls) / sizeof(*ioctls));
+	never_with(filter, SYS_fcntl, owners, sizeof(owners) / sizeof(*owners));
 	/* Threads. */
 	for_call(filter, SYS_clone, 5);
 	load_argument(filter, 0);

@@ -7,6 +7,8 @@
 #define TMESH_TEST_PROBE_H
 
 #include <errno.h>
+#include <fcntl.h>
+#include <asm/sockios.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -151,6 +153,10 @@ static inline int probe_calls(struct tmesh_error *err)
 		PROBE(socket, AF_NETLINK, SOCK_RAW),
 		PROBE(ioctl, -1, TIOCSTI),
 		PROBE(ioctl, -1, TIOCLINUX),
+		PROBE(ioctl, -1, FIOSETOWN),
+		PROBE(ioctl, -1, SIOCSPGRP),
+		PROBE(fcntl, -1, F_SETOWN),
+		PROBE(fcntl, -1, F_SETOWN_EX),
 	};
 	const char *what = probe_allowed();
 

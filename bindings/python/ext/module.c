@@ -189,14 +189,15 @@ static struct tmesh_tensor *put_through_numpy(struct state *st, PyObject *object
 	return tensor;
 }
 
-/* Of a NumPy array in which something is masked: its buffer knows nothing of that. */
-static bool is_masked(PyObject *object)
+/* Whether it is a NumPy array in which something is masked, of which its buffer knows nothing; -1
+ * with an exception of the object's own code. */
+static int is_masked(PyObject *object)
 {
 	PyObject *mask = NULL, *any = NULL;
 	int masked = 0;
 
 	if (!PyObject_HasAttrString(object, "fill_value"))
-		return false;
+		return 0;
 	mask = PyObject_GetAttrString(object, "mask");
 	if (mask)
 		any = PyObject_CallMethod(mask, "any", NULL);
@@ -204,16 +205,24 @@ static bool is_masked(PyObject *object)
 		masked = PyObject_IsTrue(any);
 	Py_XDECREF(any);
 	Py_XDECREF(mask);
+	if (any || !PyErr_ExceptionMatches(PyExc_AttributeError))
+		return any ? masked : -1;
+	/* It is another kind of array. */
 	PyErr_Clear();
-	return masked > 0;
+	return 0;
 }
 
 static struct tmesh_tensor *put_any(struct state *st, PyObject *object,
 				    const struct tmesh_region_opts *opts)
 {
+	int masked;
+
 	if (Py_TYPE(object) == st->tensor_type)
 		return put_tensor(st, (struct tensor *)object, opts);
-	if (is_masked(object)) {
+	masked = is_masked(object);
+	if (masked < 0)
+		return NULL;
+	if (masked) {
 		PyErr_SetString(PyExc_TypeError,
 				"a masked array would lose its mask: put() its filled(), and its "
 				"mask beside that");

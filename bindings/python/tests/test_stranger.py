@@ -325,6 +325,20 @@ def test_a_masked_array_keeps_its_mask_or_is_refused():
     assert tmesh.put(masked.filled(0)).tolist() == [1, 0, 3]
     assert tmesh.put(np.ma.array([1, 2, 3])).tolist() == [1, 2, 3]
 
+    class Interrupted(np.ndarray):
+        fill_value = 0
+
+        @property
+        def mask(self):
+            raise KeyboardInterrupt
+
+    class Sparse(np.ndarray):
+        fill_value = 0
+
+    with pytest.raises(KeyboardInterrupt):
+        tmesh.put(np.arange(3).view(Interrupted))
+    assert tmesh.put(np.arange(3).view(Sparse)).tolist() == [0, 1, 2]
+
 
 def test_a_sealed_tensor_has_no_writable_ref():
     with pytest.raises(tmesh.SealedError, match="sealed"):

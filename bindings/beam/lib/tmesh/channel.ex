@@ -266,8 +266,8 @@ defmodule Tmesh.Channel do
          message()
 
   @doc """
-  Leave the channel. What was sent can still be received, but tensors that nobody else holds: `flush/2`
-  first waits for them. Closing again is fine.
+  Leave the channel. What was sent can still be received, except tensors that nobody else holds: call
+  `flush/2` before, which waits for the receiver. Closing again is fine.
   """
   @spec close(t()) :: :ok
   def close(%__MODULE__{native: native}), do: Native.channel_close(native)
