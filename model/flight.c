@@ -310,7 +310,9 @@ void flight_leave(struct flight *flight)
 {
 	if (!flight)
 		return;
-	/* The last one; a lock that cannot be had means that somebody else is there. */
+	/* The last one removes the file. One's own presence ends first: of two that leave at once
+	 * and are both still present, each would take the other for one who stays. */
+	lock(flight, F_UNLCK, LOCK_PRESENT);
 	if (!lock(flight, F_WRLCK, LOCK_PRESENT) && is_named(flight))
 		unlinkat(flight->dir, flight->name, 0);
 	close(flight->fd);

@@ -141,13 +141,17 @@ class Process:
         self.hold(None)
         yield
         file.slots = [slot for slot in file.slots if slot[0] is not self]
-        if self.bug == "alone" or file.present == {self.number}:
+        if self.bug != "leaving":
+            file.present.discard(self.number)
+            yield
+        if self.bug == "alone" or (file.alone is None and file.present <= {self.number}):
             file.alone = self.number
             yield
-            file.linked = False
-            if self.world.files.get(identity) is file:
+            if file.linked:
+                file.linked = False
                 del self.world.files[identity]
             file.alone = None
+        yield
         file.present.discard(self.number)
         self.file = None
 
@@ -265,6 +269,7 @@ BUGS = {
     "verify": "a second look at the model's file",
     "seal": "the seal before the record says done",
     "alone": "being alone before the file is removed",
+    "leaving": "being no longer present before the look whether others are",
     "joining": "being seen while joining",
     "again": "a second look for tokens",
 }
