@@ -371,7 +371,7 @@ def test_cancel_running(client):
     id = client.start(OPS + "until_cancelled")
     time.sleep(0.1)
     client.send(type="cancel", id=id)
-    assert client.receive()["value"] == "noticed"
+    assert client.receive()["error"]["type"] == "cancelled"
     client.send(type="cancel", id=id)  # over: nothing to do
     assert client.call(OPS + "add", [1]) == 2
 
@@ -455,7 +455,7 @@ def test_cancel_stream(client):
 
 
 def test_timeout(client):
-    assert client.call(OPS + "until_cancelled", timeout_ms=50) == "noticed"
+    assert client.error(OPS + "until_cancelled", timeout_ms=50)["type"] == "timeout"
     client.start(OPS + "nap", [0.3])
     client.start(OPS + "add", [1], timeout_ms=50)
     assert client.receive()["type"] == "result"

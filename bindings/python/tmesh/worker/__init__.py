@@ -30,9 +30,13 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 def cancelled() -> bool:
     """Whether the running call was given up by its client or has run out of time.
 
-    For operations that take long: nothing but their own code can end them early."""
+    For operations that take long: nothing but their own code can end them early. What one returns
+    after it was told so is dropped: the answer is the error "cancelled" or "timeout"."""
     call = _calls.running
-    return call is not None and call.over()
+    if call is None or not call.over():
+        return False
+    call.noticed = True
+    return True
 
 
 def takes_tensors(function: _Function) -> _Function:

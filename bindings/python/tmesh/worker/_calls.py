@@ -84,6 +84,7 @@ class Call:
         self.deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         self.changed = threading.Condition()
         self.cancelled = False
+        self.noticed = False  # by the operation
         self.unreleased = 0
 
     def cancel(self) -> None:
@@ -122,6 +123,8 @@ class Call:
         as_tensors = getattr(function, "__tmesh_takes_tensors__", False)
         args, kwargs = _codec.arguments(_codec.load(self.payload, as_tensors))
         result = function(*args, **kwargs)
+        if self.noticed:  # what it gives then is not what was asked for
+            raise OverError
         if self.stream:
             return self.send_items(result if isinstance(result, Iterator) else iter([result]))
         if inspect.isgenerator(result):
