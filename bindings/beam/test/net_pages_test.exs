@@ -109,6 +109,40 @@ defmodule Tmesh.NetPagesTest do
     Enum.each([at_home, here, small], &PagePool.close/1)
   end
 
+  test "an update does not wait for a net that stands still" do
+    {pool, pages} = pool()
+    sequence = sequence(pages, 2)
+    log = log(pages, sequence, nil)
+    # It answers offers, and nothing else.
+    net = spawn_link(&offers/0)
+    Process.register(net, Tmesh.Net)
+    say = &send(log, {:tmesh_pages, 1, &1})
+    say.({:follow, self(), 1, :sys.get_state(log).shape})
+    assert_receive {:tmesh_pages, 1, {:followed, 1, :ok}}
+    say.({:next, self(), 0})
+    assert_receive {:tmesh_pages, 1, {:record, %{number: 1}}}
+    say.({:pages, self(), self(), 1, 1, [0, 1]})
+    assert_receive {:tmesh_pages, 1, {:offer, 1, {:ok, _offer}}}
+    say.({:done, self()})
+    assert {:ok, 2} = Tmesh.Net.Pages.update(log, sequence)
+    :ok = Tmesh.Net.Pages.close(log)
+    Process.unlink(net)
+    Process.exit(net, :kill)
+    PagePool.close(pool)
+  end
+
+  defp offers do
+    receive do
+      {:"$gen_call", from, {:offer, _token}} ->
+        GenServer.reply(from, {:ok, %{"offer" => "1", "checksum" => "2", "region_bytes" => 3}})
+
+      _other ->
+        :nothing
+    end
+
+    offers()
+  end
+
   test "bad arguments, other shapes, processes that publish nothing" do
     {pool, pages} = pool()
     {_other_pool, other} = pool(Keyword.put(@shape, :page_bytes, 8192))

@@ -180,6 +180,11 @@ defmodule Tmesh.Net do
   def withdraw(%{"offer" => id}) when is_binary(id), do: call({:withdraw, id})
   def withdraw(_other), do: {:error, Error.new(:protocol, "not an offer")}
 
+  @doc false
+  # The same without a wait for the fetcher, for memory that its maker does not write to any more.
+  @spec withdraw_later(offer()) :: :ok
+  def withdraw_later(%{"offer" => id}), do: GenServer.cast(__MODULE__, {:withdraw, id})
+
   @doc """
   Open what is offered, a map or JSON: as `Tmesh.ZeroCopy.open/2` or `Tmesh.Bundle.open/2` where its memory or a
   copy of it is on this machine, else after a fetch.

@@ -123,6 +123,11 @@ defmodule Tmesh.Net.Server do
   def handle_call(:stats, from, state), do: {:noreply, ask(state, {:stats, from}, "stats", [])}
 
   @impl true
+  def handle_cast({:withdraw, id}, state) when is_map_key(state.offers, id),
+    do: {:noreply, owner_ended(state, id)}
+
+  def handle_cast({:withdraw, _gone}, state), do: {:noreply, state}
+
   def handle_cast({:opened, {id, monitor}}, state) do
     Process.demonitor(monitor, [:flush])
     {:noreply, let_go(state, id, monitor)}
@@ -346,8 +351,12 @@ defmodule Tmesh.Net.Server do
 
   defp owner_ended(state, id) do
     case state.offers[id] do
-      %{native: nil} -> %{state | offers: Map.delete(state.offers, id)}
-      _offer -> withdraw(state, id, nil)
+      %{native: nil, owner: owner} ->
+        Process.demonitor(owner, [:flush])
+        %{state | offers: Map.delete(state.offers, id)}
+
+      _offer ->
+        withdraw(state, id, nil)
     end
   end
 

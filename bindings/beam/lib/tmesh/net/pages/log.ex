@@ -259,7 +259,8 @@ defmodule Tmesh.Net.Pages.Log do
         state
 
       {offer, ref} ->
-        _ = Net.withdraw(offer)
+        # Whoever updates does not wait for a fetcher that stands still.
+        :ok = Net.withdraw_later(offer)
         _ = ZeroCopy.release(ref)
         put_in(state.followers[follower].offer, nil)
     end
