@@ -378,7 +378,10 @@ def test_cancel_running(client):
 
 def sleeps(pid, task):
     """How often a thread has gone to sleep."""
-    text = Path(f"/proc/{pid}/task/{task}/status").read_text()
+    try:
+        text = Path(f"/proc/{pid}/task/{task}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        return 0
     return int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
 
 
