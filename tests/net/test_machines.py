@@ -62,6 +62,7 @@ class Machine:
         self.node = f"{name}@{address}"
         self.dir = Path(tempfile.mkdtemp(prefix="tmesh-net-"))
         self.beam = None
+        self.last = ""  # answer
         self.start()
 
     def start(self):
@@ -78,7 +79,8 @@ class Machine:
     def read(self):
         for line in self.beam.stdout:
             if line.startswith("> "):
-                return line[2:].strip()
+                self.last = line[2:].strip()
+                return self.last
             self.log.write(line.encode())
         raise AssertionError(f"{self.node} has ended: {(self.dir / 'log').read_text()[-2000:]}")
 
@@ -518,7 +520,8 @@ def play(place, home, reader, tests):
                 one.nothing_left()
             report(name)
         except Exception:
-            report(name, traceback.format_exc())
+            said = "".join(f"\n{one.node} said at last: {one.last[:200]}" for one in (home, reader))
+            report(name, traceback.format_exc() + said)
             return
 
 

@@ -70,7 +70,7 @@ static void test_lapse(void **state)
 	int fd;
 
 	assert_ok(tmesh_region_map(region, RW, &addr, err));
-	assert_ok(tmesh_lease_set(region, 10 * MS, TMESH_TAKEN_ZERO, err));
+	assert_ok(tmesh_lease_set(region, 1000 * MS, TMESH_TAKEN_ZERO, err));
 	assert_int_equal(tmesh_lease_touch(region), 0);
 	assert_ok(tmesh_region_info(region, &info, err));
 	assert_false(info.lapsed);
