@@ -9,7 +9,7 @@ defmodule Machine do
 
   def main([address]) do
     {:ok, _} = Application.ensure_all_started(:tmesh)
-    net = {Tmesh.Net, address: address, lease_ms: 3_000}
+    net = {Tmesh.Net, address: address, lease_ms: 10_000}
     {:ok, _} = Supervisor.start_link([net], strategy: :one_for_one, max_restarts: 100)
     say("ready")
     loop([])

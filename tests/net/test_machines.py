@@ -485,7 +485,7 @@ def test_partition(home, reader, cut):
     cut("cut")
     result = reader.read()
     assert result in (moved, "error:timeout", "error:gone"), result
-    # As one sees it on that machine: 3 s without progress.
+    # As one sees it on that machine: 10 s without progress.
     eventually(lambda: home.stats().get("keys") == 0, lambda: "the end of the lease")
     eventually(lambda: reader.stats().get("fetches") == 0, lambda: "the end of the fetch")
     assert home.ask("withdraw", offer) == "ok"
