@@ -479,7 +479,7 @@ def test_partition(home, reader, cut):
         assert machine.ask("hold", offer) == digest
     moving, moved = home.offer(256 << 20, "partition")
     # Its reader on the home's own machine.
-    assert home.ask("open", 1, 1000, moving) == moved
+    assert home.ask("open", 1, SECONDS * 1000, moving) == moved
     reader.send("open", 1, 1000, moving)
     time.sleep(0.2)
     cut("cut")
@@ -491,7 +491,7 @@ def test_partition(home, reader, cut):
     assert home.ask("withdraw", offer) == "ok"
     for machine in (home, reader):
         assert machine.ask("look") == digest
-    assert home.ask("open", 1, 1000, moving) == moved
+    assert home.ask("open", 1, SECONDS * 1000, moving) == moved
     cut("join")
     eventually(lambda: reader.ask("connect", home.node) == "true", lambda: "a connection")
     eventually(lambda: reader.ask("open", 1, 5000, moving) == moved, lambda: "an open after that")
