@@ -128,12 +128,18 @@ defmodule Machine do
       spawn(fn ->
         for _ <- 1..80, do: send(home, {:tmesh_net, 1, {:lease, self(), make_ref(), id}})
 
+        # Each is renewed while the others are made, which may take long.
         keys =
-          for _ <- 1..80,
-              {:ok, key, _address} <- [
-                receive(do: ({:tmesh_net, 1, {:answer, _h, _n, answer}} -> answer))
-              ],
-              do: key
+          Enum.reduce(1..80, [], fn _, keys ->
+            keys =
+              case receive(do: ({:tmesh_net, 1, {:answer, _h, _n, answer}} -> answer)) do
+                {:ok, key, _address} -> [key | keys]
+                _none_left -> keys
+              end
+
+            for key <- keys, do: send(home, {:tmesh_net, 1, {:renew, self(), key}})
+            keys
+          end)
 
         send(me, {:keys, length(keys)})
         renew(home, keys)

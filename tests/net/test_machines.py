@@ -226,7 +226,8 @@ def test_busy(home, reader):
     """A home that has no key left for a reader is asked again: an error by the reader's deadline, or the bytes."""
     offer, digest = home.offer(100_000, "busy")
     assert reader.ask("take_keys", home.node, offer) == "64"
-    assert reader.ask("open", 1, 5000, offer) == "error:limit_exceeded"
+    answer = reader.ask("open", 1, 5000, offer)
+    assert answer == "error:limit_exceeded", answer
     assert reader.ask("open_and_give_back", SECONDS * 1000, offer) == digest
 
 
@@ -442,7 +443,8 @@ def test_fetcher_killed(home, reader):
         time.sleep(random.random() * 0.3)
         victim.kill("tmesh-net")
         result = reader.read()
-        assert result in (digest, "error:gone", "error:timeout", "error:not_found"), result
+        # Of two who open, one may have it already.
+        assert {*result.split()} <= {digest, "error:gone", "error:timeout", "error:not_found"}, result
         # An offer is made again by the new fetcher.
         eventually(lambda: reader.ask("open", 1, 5000, offer) == digest, lambda: "an open after that")
 
