@@ -64,6 +64,7 @@ struct slot {
 };
 
 struct flight {
+	pid_t owner;
 	int dir;
 	int fd;
 	int slot; /* -1: none is free */
@@ -262,6 +263,7 @@ static int flight_open(const struct load *load, struct flight **out, struct tmes
 	if (!flight)
 		return tmesh_fail(err, -ENOMEM, "no memory for a flight");
 	flight->fd = flight->dir = flight->slot = -1;
+	flight->owner = getpid();
 	flight_name(load->ctx, load->model->files, load->model->file_count, flight->name);
 	rc = flight->name[0] ? tmesh_ctx_runtime_dir(load->ctx, &flight->dir, err)
 			     : tmesh_fail(err, -ENOMEM, "no memory for a flight");
@@ -311,10 +313,13 @@ void flight_leave(struct flight *flight)
 	if (!flight)
 		return;
 	/* The last one removes the file. One's own presence ends first: of two that leave at once
-	 * and are both still present, each would take the other for one who stays. */
-	lock(flight, F_UNLCK, LOCK_PRESENT);
-	if (!lock(flight, F_WRLCK, LOCK_PRESENT) && is_named(flight))
-		unlinkat(flight->dir, flight->name, 0);
+	 * and are both still present, each would take the other for one who stays. A forked child
+	 * has its parent's locks, and leaves them alone. */
+	if (flight->owner == getpid()) {
+		lock(flight, F_UNLCK, LOCK_PRESENT);
+		if (!lock(flight, F_WRLCK, LOCK_PRESENT) && is_named(flight))
+			unlinkat(flight->dir, flight->name, 0);
+	}
 	close(flight->fd);
 	close(flight->dir);
 	free(flight);

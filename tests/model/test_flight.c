@@ -170,6 +170,29 @@ static void test_one_read(void **state)
 	assert_int_equal(flights(), 0);
 }
 
+/* A forked child that drops what it has inherited ends nobody's presence. */
+static void test_forked(void **state)
+{
+	struct tmesh_model *model;
+	struct tmesh_ctx *ctx;
+	pid_t child;
+	int status;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_ok(tmesh_model_load(ctx, model_path, NULL, &model, err));
+	child = fork();
+	if (!child) {
+		tmesh_model_unref(model);
+		unit_leave(0);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	assert_int_equal(flights(), 1);
+	tmesh_model_unref(model);
+	assert_int_equal(flights(), 0);
+	tmesh_ctx_unref(ctx);
+}
+
 static int count(const char *length, int few, int many)
 {
 	const char *rounds = getenv("ROUNDS");
@@ -326,9 +349,8 @@ static void test_damaged(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_one_read),
-		cmocka_unit_test(test_killed),
-		cmocka_unit_test(test_goes_on),
+		cmocka_unit_test(test_one_read), cmocka_unit_test(test_forked),
+		cmocka_unit_test(test_killed),	 cmocka_unit_test(test_goes_on),
 		cmocka_unit_test(test_damaged),
 	};
 
