@@ -154,6 +154,7 @@ static void test_stopped(void **state)
 	struct tmesh_ctx *patient = context(NULL, 0);
 	struct tmesh_region *region;
 	char link[512];
+	uint64_t start;
 	int status;
 
 	kill(p.pid, SIGSTOP);
@@ -162,8 +163,11 @@ static void test_stopped(void **state)
 	assert_ok(tmesh_region_open(other, p.tokens[0].text, TMESH_READ, &region, err));
 	tmesh_region_unref(region);
 	assert_int_equal(unlink(link_path(link, p.tokens[0].text)), 0);
+	start = tmesh_now_ns();
 	assert_refused(tmesh_region_open(ctx, p.tokens[0].text, TMESH_READ, &region, err),
 		       -ETIMEDOUT, "stopped");
+	/* By its own 200 ms, and not by the 2 s of whoever says nothing. */
+	assert_true(tmesh_now_ns() - start < 2000000000);
 	kill(p.pid, SIGCONT);
 	/* It has to get its turn first. */
 	assert_ok(tmesh_region_open(patient, p.tokens[0].text, TMESH_READ, &region, err));
