@@ -125,11 +125,12 @@ NIF(context_caps)
 	while (count--) {
 		const struct tmesh_cap *cap = &caps[count];
 
-		list = enif_make_list_cell(env,
-					   enif_make_tuple3(env, make_string(env, cap->name),
-							    enif_make_atom(env, levels[cap->level]),
-							    make_string(env, cap->reason)),
-					   list);
+		list = enif_make_list_cell(
+			env,
+			enif_make_tuple3(env, make_string(env, cap->name),
+					 make_word(env, WORD_OF(levels, cap->level)),
+					 make_string(env, cap->reason)),
+			list);
 	}
 	return make_ok(env, list);
 }

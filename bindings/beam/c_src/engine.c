@@ -319,6 +319,19 @@ static int bind_all(struct engine *engine, struct engine *graph, const struct na
 	return rc;
 }
 
+/* Of memory that is written to: an output that is sealed is why. */
+static ERL_NIF_TERM make_bind_error(ErlNifEnv *env, const struct named *outputs, unsigned int count,
+				    const struct tmesh_error *err)
+{
+	for (unsigned int i = 0; i < count; i++) {
+		struct tmesh_region *region = tmesh_tensor_region(outputs[i].tensor);
+
+		if (tmesh_region_is_sealed(region))
+			return make_region_error(env, region, err);
+	}
+	return make_error(env, err);
+}
+
 /* engine_bind(engine, graph, [{name, handle}], [{name, handle, in_place | nil}]) -> {ok, binding}
  */
 NIF(engine_bind)
@@ -328,7 +341,7 @@ NIF(engine_bind)
 	struct tmesh_engine_binding *binding;
 	struct engine *engine, *graph;
 	struct tmesh_error err;
-	int rc;
+	ERL_NIF_TERM term;
 
 	if (!get_engine(env, argv[0], CONTEXT, &engine, &err) ||
 	    !get_engine(env, argv[1], GRAPH, &graph, &err))
@@ -337,13 +350,17 @@ NIF(engine_bind)
 	if (!inputs)
 		return make_error(env, &err);
 	outputs = get_named(env, argv[3], &output_count, &err);
-	rc = outputs ? bind_all(engine, graph, inputs, input_count, outputs, output_count, &binding,
-				&err)
-		     : err.code;
+	if (!outputs)
+		term = make_error(env, &err);
+	else if (bind_all(engine, graph, inputs, input_count, outputs, output_count, &binding,
+			  &err))
+		term = make_bind_error(env, outputs, output_count, &err);
+	else
+		term = make_engine(env, engine->context, BINDING, binding);
 	free_named(inputs, input_count);
 	if (outputs)
 		free_named(outputs, output_count);
-	return rc ? make_error(env, &err) : make_engine(env, engine->context, BINDING, binding);
+	return term;
 }
 
 /* engine_rebind(engine, binding, [{name, handle}]) -> ok */

@@ -222,7 +222,7 @@ NIF(gpu_info)
 		const char *name;
 		ERL_NIF_TERM value;
 	} members[] = {
-		{"kind", enif_make_atom(env, kinds[info.kind])},
+		{"kind", make_word(env, WORD_OF(kinds, info.kind))},
 		{"device", make_device(env, info.device)},
 		{"resident", make_device(env, info.resident)},
 		{"writable", enif_make_atom(env, info.rights & TMESH_WRITE ? "true" : "false")},

@@ -404,6 +404,7 @@ NIF(tensor_write)
 	struct tmesh_error err;
 	ErlNifUInt64 offset;
 	ErlNifBinary data;
+	ERL_NIF_TERM term;
 	int rc;
 
 	if (!enif_get_uint64(env, argv[1], &offset) || !enif_inspect_binary(env, argv[2], &data)) {
@@ -414,8 +415,9 @@ NIF(tensor_write)
 	if (!tensor)
 		return make_error(env, &err);
 	rc = write_bytes(tensor, offset, &data, &err);
+	term = rc ? make_region_error(env, tmesh_tensor_region(tensor), &err) : atoms.ok;
 	tmesh_tensor_unref(tensor);
-	return rc ? make_error(env, &err) : atoms.ok;
+	return term;
 }
 
 static ERL_NIF_TERM released(ErlNifEnv *env, const struct handle *handle)

@@ -149,7 +149,13 @@ void make_atoms(ErlNifEnv *env);
  * leave the reason in @err, for a term of another shape. */
 ERL_NIF_TERM make_ok(ErlNifEnv *env, ERL_NIF_TERM term);
 ERL_NIF_TERM make_error(ErlNifEnv *env, const struct tmesh_error *err);
+ERL_NIF_TERM make_region_error(ErlNifEnv *env, struct tmesh_region *region,
+			       const struct tmesh_error *err);
 ERL_NIF_TERM make_string(ErlNifEnv *env, const char *text);
+ERL_NIF_TERM make_word(ErlNifEnv *env, const char *word);
+/* Of an array of words, that with the number @n; NULL where it has none. */
+#define WORD_OF(words, n) \
+	((size_t)(n) < sizeof(words) / sizeof((words)[0]) ? (words)[(size_t)(n)] : NULL)
 ERL_NIF_TERM make_ref(ErlNifEnv *env, const struct tmesh_ref *ref);
 ERL_NIF_TERM make_dims(ErlNifEnv *env, const int64_t *dims, int32_t ndim);
 struct member {

@@ -13,8 +13,11 @@
 static ERL_NIF_TERM done(ErlNifEnv *env, struct tmesh_tensor *tensor, int rc,
 			 const struct tmesh_error *err)
 {
+	ERL_NIF_TERM term =
+		rc ? make_region_error(env, tmesh_tensor_region(tensor), err) : atoms.ok;
+
 	tmesh_tensor_unref(tensor);
-	return rc ? make_error(env, err) : atoms.ok;
+	return term;
 }
 
 /*
@@ -294,7 +297,6 @@ NIF(gather)
 	struct tmesh_error err;
 	unsigned int length, count = 0;
 	uint32_t rights;
-	int rc;
 
 	if (!get_context(env, argv[0], &context, &err) ||
 	    !get_rights(env, argv[2], &rights, &err) ||
@@ -316,10 +318,17 @@ NIF(gather)
 		}
 		count++;
 	}
-	rc = tmesh_region_gather(context->ctx, extents, count, rights, &opts, &region, &err);
+	if (tmesh_region_gather(context->ctx, extents, count, rights, &opts, &region, &err)) {
+		unsigned int sealed = 0;
+
+		while (sealed < count && !tmesh_region_is_sealed(extents[sealed].region))
+			sealed++;
+		head = sealed < count ? make_region_error(env, extents[sealed].region, &err)
+				      : make_error(env, &err);
+		drop_extents(extents, count);
+		return head;
+	}
 	drop_extents(extents, count);
-	if (rc)
-		return make_error(env, &err);
 	return make_tensor(env, context, region, argv[3], argv[4], 0);
 }
 

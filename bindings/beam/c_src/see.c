@@ -60,8 +60,8 @@ static ERL_NIF_TERM make_region_info(ErlNifEnv *env, const struct tmesh_region_i
 	const char *fence = info->fence_dead ? "dead" : info->fence_producer ? "producer" : "idle";
 	const struct member members[] = {
 		{"id", make_id(env, info->id)},
-		{"backend", enif_make_atom(env, tmesh_backend_name(info->backend))},
-		{"backing", enif_make_atom(env, tmesh_backing_name(info->backing))},
+		{"backend", make_word(env, tmesh_backend_name(info->backend))},
+		{"backing", make_word(env, tmesh_backing_name(info->backing))},
 		{"label", make_string(env, info->label)},
 		{"description", make_string(env, info->description)},
 		{"tensor", make_tensor(env, info->description)},
@@ -145,7 +145,7 @@ static ERL_NIF_TERM make_holder(ErlNifEnv *env, const struct tmesh_holder_info *
 	bool device = holder->kind == TMESH_HOLDER_IS_DEVICE;
 	bool view = holder->kind == TMESH_HOLDER_IS_GATHER;
 	const struct member members[] = {
-		{"kind", enif_make_atom(env, tmesh_holder_kind_name(holder->kind))},
+		{"kind", make_word(env, tmesh_holder_kind_name(holder->kind))},
 		{"pid", holder->pid ? enif_make_int(env, holder->pid) : atoms.nil},
 		{"command", make_string(env, holder->command)},
 		{"uid", enif_make_uint(env, holder->uid)},

@@ -38,6 +38,12 @@ ERL_NIF_TERM make_string(ErlNifEnv *env, const char *text)
 	return term;
 }
 
+/* The atom of a kind or level; NULL is one of a newer module or library. */
+ERL_NIF_TERM make_word(ErlNifEnv *env, const char *word)
+{
+	return enif_make_atom(env, word ? word : "unknown");
+}
+
 /* {error, {enoent, <<"why">>}} */
 ERL_NIF_TERM make_error(ErlNifEnv *env, const struct tmesh_error *err)
 {
@@ -52,6 +58,17 @@ ERL_NIF_TERM make_error(ErlNifEnv *env, const struct tmesh_error *err)
 	return enif_make_tuple2(
 		env, enif_make_atom(env, "error"),
 		enif_make_tuple2(env, enif_make_atom(env, atom), make_string(env, err->message)));
+}
+
+/* Of what @region refused: EPERM is the seal's where it is sealed, and else a permission's. */
+ERL_NIF_TERM make_region_error(ErlNifEnv *env, struct tmesh_region *region,
+			       const struct tmesh_error *err)
+{
+	if (err->code != -EPERM || !tmesh_region_is_sealed(region))
+		return make_error(env, err);
+	return enif_make_tuple2(env, enif_make_atom(env, "error"),
+				enif_make_tuple2(env, enif_make_atom(env, "sealed"),
+						 make_string(env, err->message)));
 }
 
 /* Fill @err as the library would. Return: @code. */

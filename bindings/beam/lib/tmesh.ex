@@ -133,18 +133,7 @@ defmodule Tmesh do
   """
   @spec holders(TensorRef.t() | String.t()) :: {:ok, [holder()]} | {:error, Error.t()}
   def holders(of) do
-    with {:ok, id} <- id(of), do: holders_of(id)
-  end
-
-  # Whoever is not permitted has not met a seal.
-  defp holders_of(id) do
-    case Native.holders(Context.get(), id) do
-      {:error, {:eperm, _message} = reason} ->
-        {:error, %Error{Error.from_native(reason) | type: :access}}
-
-      other ->
-        result(other)
-    end
+    with {:ok, id} <- id(of), do: Context.get() |> Native.holders(id) |> result()
   end
 
   defp id(%TensorRef{handle: handle}) when is_reference(handle) do

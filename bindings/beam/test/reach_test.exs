@@ -89,6 +89,30 @@ defmodule Tmesh.ReachTest do
     assert %{lease_ns: 0} = ZeroCopy.info!(other)
   end
 
+  test "what is not permitted met no seal, and what is sealed did" do
+    assert %Error{type: :access, details: %{errno: :eperm}} =
+             Error.from_native({:eperm, "the driver does not permit it"})
+
+    ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
+
+    assert {:error, %Error{type: :sealed, details: %{errno: :eperm}}} = ZeroCopy.write(ref, 0, "x")
+  end
+
+  if match?({:ok, :kernel}, Tmesh.backend()) do
+    test "a handle with a lease, which gives no token, is not sealed" do
+      ref = ZeroCopy.allocate!([@page], :uint8)
+      :ok = ZeroCopy.lease(ref, 60_000)
+      assert {:error, %Error{type: :access, message: message}} = ZeroCopy.grant(ref, :read)
+      assert message =~ "lease"
+    end
+
+    test "what would write to sealed memory says that it is sealed" do
+      ref = ZeroCopy.from_binary!(String.duplicate("a", @page), [@page], :uint8)
+      assert {:error, %Error{type: :sealed}} = ZeroCopy.export_dmabuf(ref, writable: true)
+      assert {:error, %Error{type: :sealed}} = ZeroCopy.gather([ref], writable: true)
+    end
+  end
+
   test "what no fence comes to" do
     ref = ZeroCopy.allocate!([@page], :uint8)
 

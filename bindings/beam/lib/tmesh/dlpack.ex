@@ -176,10 +176,6 @@ defmodule Tmesh.DLPack do
 
   defp made(error), do: result(error)
 
-  # What the driver does not permit has nothing to do with seals.
-  defp result({:error, {:eperm, _message} = reason}),
-    do: {:error, %Error{Error.from_native(reason) | type: :access}}
-
   defp result({:error, reason}), do: {:error, Error.from_native(reason)}
   defp result(success), do: success
 

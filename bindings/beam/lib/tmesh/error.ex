@@ -11,7 +11,7 @@ defmodule Tmesh.Error do
   | type | meaning |
   | --- | --- |
   | `:not_found` | the token is dead, foreign or guessed |
-  | `:access` | the handle or token has not that right, or no permission on /dev/tmesh |
+  | `:access` | the handle or token has not that right, the system or the region's owner does not permit it, or no permission on /dev/tmesh |
   | `:sealed` | the memory is sealed |
   | `:busy` | a writer prevents the seal, a binary or other pin the revocation; a channel's end is in use, or its places are taken |
   | `:exists` | something else is kept under that name |
@@ -68,7 +68,8 @@ defmodule Tmesh.Error do
   @types %{
     enoent: :not_found,
     eacces: :access,
-    eperm: :sealed,
+    # Where a seal is the reason, the NIFs say so.
+    eperm: :access,
     ebusy: :busy,
     eexist: :exists,
     estale: :stale,
@@ -104,6 +105,9 @@ defmodule Tmesh.Error do
 
   @doc false
   @spec from_native(Tmesh.Native.reason()) :: t()
+  def from_native({:sealed, message}),
+    do: %__MODULE__{type: :sealed, message: message, details: %{errno: :eperm}}
+
   def from_native({errno, message}) do
     %__MODULE__{
       type: Map.get(@types, errno, :system),
