@@ -122,6 +122,10 @@ void tmesh_memfd_caps(struct tmesh_ctx *ctx);
 
 /* see_proc.c */
 
+struct stat;
+/* The file at a descriptor of another process, by O_PATH, which opens nothing. -1: it is no file.
+ */
+int tmesh_proc_at(int dir, int number, struct stat *st);
 /*
  * The file at a descriptor of another process, whose /proc/PID/fd is @dir, opened for reading. What
  * a process has there, and how that is called, is up to the process, and to open anything but a

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <time.h>
@@ -21,8 +22,6 @@
 #define PEERS 32
 /* A connection may be dropped under us when its server has many; a dead server refuses. */
 #define TRIES 8
-/* A producer may be another program by now, its descriptor a pipe with a name or a terminal. */
-#define NO_WAIT (O_NONBLOCK | O_NOCTTY)
 
 /* Guarded by ctx->lock. */
 struct tmesh_peer {
@@ -32,6 +31,7 @@ struct tmesh_peer {
 	pid_t pid; /* of who is at its other end; 0: not known here */
 	int proc;  /* /proc/PID/fd, -1 until needed */
 	int pidfd; /* opened with it, or -1 */
+	bool kept; /* ptrace_scope: it gives no duplicates */
 	int index; /* descriptor of an index not mapped yet, or -1 */
 	uint64_t index_number;
 	struct tmesh_index_view view;
@@ -139,6 +139,7 @@ static bool proc_open(struct tmesh_peer *peer, pid_t pid)
 	if (peer->proc < 0)
 		return false;
 	peer->pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+	peer->kept = false;
 	return true;
 }
 
@@ -168,11 +169,45 @@ static bool index_map(struct tmesh_peer *peer, int fd)
 	return false;
 }
 
+/* /proc says that this is an index, or was one a moment ago. */
+static bool called_index(int dir, const char *name)
+{
+	static const char index[] = "/memfd:" TMESH_INDEX_NAME " (deleted)";
+	char text[sizeof(index)];
+	ssize_t length = readlinkat(dir, name, text, sizeof(text));
+
+	return length == sizeof(index) - 1 && memcmp(text, index, (size_t)length) == 0;
+}
+
+/*
+ * The process may be any, this one too. To open a device sets it going, and to close a file ends
+ * this process's locks on it; so nothing is opened before it is known to be an index, and that is
+ * looked at again once it cannot become another file.
+ */
+static int index_open(struct tmesh_ctx *ctx, int dir, int index)
+{
+	char number[TMESH_FD_NAME], path[32];
+	struct stat st;
+	int at, fd = -1;
+
+	tmesh_fd_name(number, index);
+	if (!called_index(dir, number))
+		return -1;
+	at = tmesh_proc_at(dir, index, &st);
+	if (at < 0)
+		return -1;
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", at);
+	if (called_index(AT_FDCWD, path))
+		fd = tmesh_reopen(ctx, at, O_RDONLY | O_NONBLOCK, NULL);
+	close(at);
+	return fd;
+}
+
 /* Nothing that the link says is believed: what it leads to has the producer's name in it, or
  * it is the wrong process. */
 static bool index_by_link(struct tmesh_ctx *ctx, struct tmesh_peer *peer)
 {
-	char name[33], number[TMESH_FD_NAME];
+	char name[33];
 	int index, fd = -1;
 	pid_t pid;
 	bool good;
@@ -180,10 +215,8 @@ static bool index_by_link(struct tmesh_ctx *ctx, struct tmesh_peer *peer)
 	tmesh_hex(name, peer->name, sizeof(peer->name));
 	if (!tmesh_rundir_follow(ctx, name, &pid, &index))
 		return false;
-	if (proc_open(peer, pid)) {
-		tmesh_fd_name(number, index);
-		fd = openat(peer->proc, number, O_RDONLY | NO_WAIT | O_CLOEXEC);
-	}
+	if (proc_open(peer, pid))
+		fd = index_open(ctx, peer->proc, index);
 	good = fd >= 0 && index_map(peer, fd);
 	peer_close(&fd);
 	if (!good) {
@@ -212,26 +245,38 @@ static bool index_ready(struct tmesh_ctx *ctx, struct tmesh_peer *peer)
 	return index_by_link(ctx, peer);
 }
 
+static bool is_hit(const struct stat *st, const struct tmesh_index_hit *hit)
+{
+	return S_ISREG(st->st_mode) && st->st_dev == hit->dev && st->st_ino == hit->ino;
+}
+
 /* A descriptor of the producer's: a duplicate where that gives the rights asked for, no more, and
- * the system allows it (ptrace_scope), else opened anew through /proc. */
-static int open_fd_of(struct tmesh_peer *peer, const struct tmesh_index_hit *hit, uint32_t rights)
+ * the system allows it (ptrace_scope), else opened anew through /proc. What is not the entry's file
+ * is left alone, as what is no index. */
+static int open_fd_of(struct tmesh_ctx *ctx, struct tmesh_peer *peer,
+		      const struct tmesh_index_hit *hit, uint32_t rights)
 {
 	bool writes = rights != TMESH_READ;
 	char number[TMESH_FD_NAME];
+	struct stat st;
+	int at, fd = -1;
 
-	if (writes != hit->read_only && peer->pidfd >= 0) {
-		int fd = (int)syscall(SYS_pidfd_getfd, peer->pidfd, hit->fd, 0);
-
+	tmesh_fd_name(number, hit->fd);
+	if (fstatat(peer->proc, number, &st, 0) || !is_hit(&st, hit))
+		return -1;
+	if (writes != hit->read_only && peer->pidfd >= 0 && !peer->kept) {
+		fd = (int)syscall(SYS_pidfd_getfd, peer->pidfd, hit->fd, 0);
 		/* A token for reading that was given after this one has lowered the descriptor. */
 		if (fd >= 0 && (!writes || (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR))
 			return fd;
-		if (fd < 0 && (errno == EPERM || errno == ENOSYS))
-			peer_close(&peer->pidfd);
+		peer->kept = fd < 0 && (errno == EPERM || errno == ENOSYS);
 		peer_close(&fd);
 	}
-	tmesh_fd_name(number, hit->fd);
-	return openat(peer->proc, number,
-		      (rights == TMESH_READ ? O_RDONLY : O_RDWR) | NO_WAIT | O_CLOEXEC);
+	at = tmesh_proc_at(peer->proc, hit->fd, &st);
+	if (at >= 0 && is_hit(&st, hit))
+		fd = tmesh_reopen(ctx, at, (writes ? O_RDWR : O_RDONLY) | O_NONBLOCK, NULL);
+	peer_close(&at);
+	return fd;
 }
 
 /*
@@ -248,7 +293,7 @@ static bool open_without_wake(struct tmesh_peer *peer, struct tmesh_region *regi
 	if (!index_ready(region->ctx, peer) || !tmesh_index_view_find(&peer->view, secret, &hit) ||
 	    (rights & ~hit.region.rights) || hit.fd < 0 || (hit.region.kind & TMESH_KIND_OPAQUE))
 		return false;
-	fd = open_fd_of(peer, &hit, rights);
+	fd = open_fd_of(region->ctx, peer, &hit, rights);
 	hit.region.rights = rights;
 	if (fd >= 0 && region->ctx->ops->adopt(region, &fd, &hit.region, NULL) == 0 &&
 	    region->dev == hit.dev && region->ino == hit.ino && tmesh_index_hit_holds(&hit) &&

@@ -16,21 +16,31 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-int tmesh_proc_open(int dir, int number)
+int tmesh_proc_at(int dir, int number, struct stat *st)
 {
-	char name[TMESH_FD_NAME], path[32];
-	int fd = -1, at;
-	struct stat st;
+	char name[TMESH_FD_NAME];
+	int at;
 
 	tmesh_fd_name(name, number);
 	at = openat(dir, name, O_PATH | O_CLOEXEC);
+	if (at >= 0 && (fstat(at, st) || !S_ISREG(st->st_mode))) {
+		close(at);
+		at = -1;
+	}
+	return at;
+}
+
+int tmesh_proc_open(int dir, int number)
+{
+	struct stat st;
+	char path[32];
+	int fd, at = tmesh_proc_at(dir, number, &st);
+
 	if (at < 0)
 		return -1;
-	if (!fstat(at, &st) && S_ISREG(st.st_mode)) {
-		snprintf(path, sizeof(path), "/proc/self/fd/%d", at);
-		/* Nor is there to be a wait for who has a lease on the file. */
-		fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-	}
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", at);
+	/* Nor is there to be a wait for who has a lease on the file. */
+	fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	close(at);
 	return fd;
 }
