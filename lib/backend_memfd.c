@@ -425,6 +425,8 @@ static void memfd_release(struct tmesh_region *region)
 {
 	pthread_mutex_lock(&region->ctx->lock);
 	tmesh_server_forget(region);
+	if (!region->created && region->ctx->peers)
+		tmesh_peers_sweep(region->ctx);
 	pthread_mutex_unlock(&region->ctx->lock);
 }
 

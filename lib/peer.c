@@ -9,6 +9,7 @@
 
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -108,6 +109,42 @@ void tmesh_peers_drop(struct tmesh_ctx *ctx)
 
 		ctx->peers = peer->next;
 		peer_free(peer);
+	}
+}
+
+/* By what polling its connection and its pidfd says: the producer has ended, or nothing is known of
+ * it. A server that has many clients closes connections. */
+static bool peer_gone(struct tmesh_peer *peer, const struct pollfd polled[2])
+{
+	if (polled[0].revents)
+		peer_close(&peer->conn);
+	if (peer->pidfd >= 0)
+		return polled[1].revents;
+	return peer->proc >= 0 ? faccessat(peer->proc, "../stat", F_OK, 0) : peer->conn < 0;
+}
+
+void tmesh_peers_sweep(struct tmesh_ctx *ctx)
+{
+	struct pollfd polls[PEERS][2];
+	struct tmesh_peer **at;
+	nfds_t count = 0;
+
+	for (struct tmesh_peer *peer = ctx->peers; peer; peer = peer->next, count++) {
+		polls[count][0] = (struct pollfd){.fd = peer->conn};
+		polls[count][1] = (struct pollfd){.fd = peer->pidfd, .events = POLLIN};
+	}
+	if (poll(polls[0], 2 * count, 0) < 0)
+		return;
+	at = &ctx->peers;
+	for (nfds_t i = 0; i < count; i++) {
+		struct tmesh_peer *peer = *at;
+
+		if (peer_gone(peer, polls[i])) {
+			*at = peer->next;
+			peer_free(peer);
+		} else {
+			at = &peer->next;
+		}
 	}
 }
 
@@ -549,6 +586,9 @@ int tmesh_peer_open(struct tmesh_region *region, const struct tmesh_token_parts 
 	bool found = false;
 
 	pthread_mutex_lock(&ctx->lock);
+	/* Whose token is not of the one asked last may be about to take a dead one's place. */
+	if (ctx->peers && memcmp(ctx->peers->name, token->name, sizeof(token->name)))
+		tmesh_peers_sweep(ctx);
 	peer = peer_get(ctx, token->name);
 	if (peer) {
 		found = open_without_wake(peer, region, token->secret, rights);

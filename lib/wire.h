@@ -226,6 +226,8 @@ int tmesh_peer_open(struct tmesh_region *region, const struct tmesh_token_parts 
 int tmesh_peer_connect(struct tmesh_ctx *ctx, const uint8_t *name, uint64_t deadline, int *out,
 		       struct tmesh_error *err);
 void tmesh_peers_drop(struct tmesh_ctx *ctx);
+/* Of those that have ended nothing is kept; ctx->lock is held. */
+void tmesh_peers_sweep(struct tmesh_ctx *ctx);
 
 /* channel_members.c; the watch of a context's channels, as the server for its tokens */
 

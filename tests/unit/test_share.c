@@ -327,6 +327,62 @@ static void test_many_producers(void **state)
 	}
 }
 
+/* Of producers that have ended nothing stays open: who opens from the next ones, or lets go of what
+ * it had, looks. */
+static void test_dead_producers(void **state)
+{
+	enum {
+		AT_ONCE = 6,
+		ROUNDS = 5
+	};
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	struct tmesh_region *held[AT_ONCE], *region;
+	struct producer producers[AT_ONCE];
+	unsigned int before = 0, most = 0;
+	char link[512];
+
+	for (int round = 0; round < ROUNDS; round++) {
+		for (int i = 0; i < AT_ONCE; i++)
+			producers[i] = producer_start(1);
+		/* Those asked by socket are known by their connection. */
+		if (round % 2)
+			assert_int_equal(unlink(link_path(link, producers[0].tokens[0].text)), 0);
+		for (int i = 0; i < AT_ONCE; i++) {
+			assert_ok(tmesh_region_open(ctx, producers[i].tokens[0].text, TMESH_READ,
+						    &held[i], err));
+			assert_ok(tmesh_region_open(ctx, producers[i].tokens[0].text, TMESH_READ,
+						    &region, err));
+			tmesh_region_unref(region);
+		}
+		if (round == 1)
+			most = unit_open_fds();
+		for (int i = 0; i < AT_ONCE; i++)
+			producer_end(&producers[i], SIGKILL);
+		for (int i = 0; i < AT_ONCE; i++)
+			tmesh_region_unref(held[i]);
+		if (round == 0)
+			before = unit_open_fds();
+		assert_int_equal(unit_open_fds(), before);
+		assert_null(ctx->peers);
+	}
+	assert_true(most > before + AT_ONCE);
+
+	/* The next one's token is enough, while what the dead made is still held. */
+	producers[0] = producer_start(1);
+	producers[1] = producer_start(1);
+	assert_ok(tmesh_region_open(ctx, producers[0].tokens[0].text, TMESH_READ, &held[0], err));
+	most = unit_open_fds();
+	producer_end(&producers[0], SIGKILL);
+	assert_int_equal(unit_open_fds(), most - 1);
+	assert_ok(tmesh_region_open(ctx, producers[1].tokens[0].text, TMESH_READ, &held[1], err));
+	assert_int_equal(unit_open_fds(), most);
+	expect(held[0], "region 0");
+	tmesh_region_unref(held[0]);
+	tmesh_region_unref(held[1]);
+	producer_end(&producers[1], SIGKILL);
+	tmesh_ctx_unref(ctx);
+}
+
 struct opening {
 	struct tmesh_ctx *ctx;
 	const char *token;
@@ -531,7 +587,7 @@ int main(void)
 	const struct CMUnitTest rendezvous[] = {
 		cmocka_unit_test(test_stopped),	      cmocka_unit_test(test_wrong_link),
 		cmocka_unit_test(test_many),	      cmocka_unit_test(test_many_producers),
-		cmocka_unit_test(test_asked_at_once),
+		cmocka_unit_test(test_asked_at_once), cmocka_unit_test(test_dead_producers),
 	};
 	const struct CMUnitTest others[] = {cmocka_unit_test(test_other_user)};
 	const struct CMUnitTest others_ask[] = {cmocka_unit_test(test_other_user_asks)};
