@@ -89,6 +89,7 @@ static int open_backend(struct tmesh_ctx *ctx, enum tmesh_backend wanted, struct
 static void ctx_free(struct tmesh_ctx *ctx)
 {
 	pthread_mutex_destroy(&ctx->lock);
+	tmesh_live_end(ctx);
 	free(ctx->caps);
 	free(ctx->runtime_dir);
 	free(ctx);
@@ -118,6 +119,7 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 		return tmesh_fail(err, -ENOMEM, "no memory for a context");
 	atomic_init(&ctx->refs, 1);
 	pthread_mutex_init(&ctx->lock, NULL);
+	tmesh_live_init(ctx);
 	tmesh_ctx_limit(ctx, o.max_bytes);
 	ctx->pool_max = o.pool_bytes;
 	ctx->timeout_ns = o.timeout_ns ? o.timeout_ns : DEFAULT_TIMEOUT_NS;

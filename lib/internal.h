@@ -100,6 +100,10 @@ struct tmesh_ctx {
 	struct tmesh_region *pool;
 	uint64_t pool_bytes;
 	uint64_t pool_max;
+	struct tmesh_region **live; /* live.c: heads by id */
+	uint32_t live_buckets;
+	uint32_t live_count;
+	struct tmesh_region *live_few[64];
 
 	atomic_uint_fast64_t memory; /* memfd: bytes this machine has, 0 until needed */
 
@@ -196,7 +200,7 @@ struct tmesh_region {
 	atomic_bool leash_cut;		  /* by its maker: taken back */
 	struct tmesh_region_opts opts;	  /* as created; label points to the next */
 	char label[TMESH_LABEL_LEN + 1];
-	bool created; /* by this context: counts against max_bytes, may go to the pool */
+	bool created; /* by this context: may go to the pool */
 	bool pinning;
 	bool private;	 /* what is written through it is this process's own: region.c */
 	bool align_huge; /* map at a multiple of 2 MiB and advise huge pages */
@@ -217,6 +221,11 @@ struct tmesh_region {
 		uint8_t secret[TMESH_SECRET_BYTES];
 	} tokens[4]; /* memfd: one per set of rights; under ctx->lock */
 	struct tmesh_region *pool_next;
+	/* live.c; under ctx->lock */
+	struct tmesh_region *ring_next, *ring_prev; /* handles of the same region */
+	struct tmesh_region *live_next;		    /* of a head: the bucket's next one */
+	uint64_t live_bytes;			    /* of a head: as it was counted */
+	uint64_t charged;			    /* of the context's max_bytes */
 	struct tmesh_channel *channel; /* made here, whose memory it is; under ctx->lock */
 
 	_Atomic(struct tmesh_lease_keeper *) lease; /* lease.c; NULL: not looked for yet */
@@ -268,6 +277,15 @@ void tmesh_lease_unmap(struct tmesh_lease_pages *pages);
 uint64_t tmesh_lease_kept_ns(const struct tmesh_region *region);
 /* The region object ends; the lease stays with its other handles. */
 void tmesh_lease_forget(struct tmesh_region *region);
+
+/* live.c */
+
+void tmesh_live_init(struct tmesh_ctx *ctx);
+void tmesh_live_end(struct tmesh_ctx *ctx);
+/* From here to tmesh_live_remove() its id stays. */
+void tmesh_live_add(struct tmesh_region *region);
+/* Return: what is not charged any more, of a region's last handle; others inherit it. */
+uint64_t tmesh_live_remove(struct tmesh_region *region);
 
 /* pool.c */
 

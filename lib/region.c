@@ -134,8 +134,7 @@ void tmesh_region_destroy(struct tmesh_region *region)
 void tmesh_region_publish(struct tmesh_region *region, struct tmesh_region **out)
 {
 	tmesh_ctx_ref(region->ctx);
-	tmesh_count(region->ctx, COUNT_LIVE, 1);
-	tmesh_count(region->ctx, COUNT_BYTES_LIVE, region->alloc);
+	tmesh_live_add(region);
 	*out = region;
 }
 
@@ -147,9 +146,8 @@ static uint64_t charge_of(uint64_t bytes)
 	return (bytes + page - 1) & ~(page - 1);
 }
 
-static int charge(struct tmesh_ctx *ctx, uint64_t bytes, struct tmesh_error *err)
+static int charge(struct tmesh_ctx *ctx, uint64_t amount, struct tmesh_error *err)
 {
-	uint64_t amount = charge_of(bytes);
 	uint64_t used = atomic_load(&ctx->bytes_owned);
 	uint64_t limit = atomic_load(&ctx->max_bytes);
 
@@ -162,11 +160,6 @@ static int charge(struct tmesh_ctx *ctx, uint64_t bytes, struct tmesh_error *err
 					  (unsigned long long)used);
 	} while (!atomic_compare_exchange_weak(&ctx->bytes_owned, &used, used + amount));
 	return 0;
-}
-
-static void uncharge(struct tmesh_ctx *ctx, uint64_t bytes)
-{
-	atomic_fetch_sub(&ctx->bytes_owned, charge_of(bytes));
 }
 
 /* A region object and whatever the backend makes of it. */
@@ -251,14 +244,15 @@ int tmesh_region_create(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmes
 				  (unsigned long long)bytes);
 	rc = tmesh_ctx_enter(ctx, err);
 	if (!rc)
-		rc = charge(ctx, bytes, err);
+		rc = charge(ctx, charge_of(bytes), err);
 	if (rc)
 		return rc;
 	rc = make(ctx, bytes, &o, &region, err);
 	if (rc) {
-		uncharge(ctx, bytes);
+		atomic_fetch_sub(&ctx->bytes_owned, charge_of(bytes));
 		return rc;
 	}
+	region->charged = charge_of(bytes);
 	tmesh_region_publish(region, out);
 	return 0;
 }
@@ -295,10 +289,7 @@ void tmesh_region_unref(struct tmesh_region *region)
 	if (!region || atomic_fetch_sub_explicit(&region->refs, 1, memory_order_acq_rel) != 1)
 		return;
 	ctx = region->ctx;
-	tmesh_count(ctx, COUNT_LIVE, (uint64_t)-1);
-	tmesh_count(ctx, COUNT_BYTES_LIVE, -region->alloc);
-	if (region->created)
-		uncharge(ctx, region->bytes);
+	atomic_fetch_sub(&ctx->bytes_owned, tmesh_live_remove(region));
 	if (!tmesh_region_inherited(region))
 		ctx->ops->release(region);
 	if (!tmesh_pool_put(region))

@@ -51,8 +51,9 @@ struct tmesh_ctx_opts {
 	const char *runtime_dir;    /* memfd sockets; NULL: TMESH_RUNTIME_DIR, then
 				     * XDG_RUNTIME_DIR/tmesh, then a folder of this user
 				     * under the temporary directory */
-	uint64_t max_bytes;	    /* bytes of live regions this context creates; 0: no limit.
-				     * Passing it gives -EDQUOT */
+	uint64_t max_bytes;	    /* bytes of live regions this context creates, each as long as
+				     * the context has a handle on it; 0: no limit. Passing it
+				     * gives -EDQUOT */
 	uint64_t pool_bytes;	    /* bytes kept for reuse after the last unref; 0: no pool.
 				     * Given back before a region that is created, opened,
 				     * derived, exported or named is refused for want of them or
@@ -133,7 +134,8 @@ struct tmesh_stats {
 	uint64_t copies;	  /* number of these copies */
 	uint64_t regions_created; /* not from the pool */
 	uint64_t regions_opened;  /* by token, socket or descriptor */
-	uint64_t regions_live;	  /* created or opened, not yet released */
+	uint64_t regions_live;	  /* created or opened, not yet released; one with several
+				   * handles is one */
 	uint64_t bytes_live;	  /* of those, in whole pages */
 	uint64_t pool_hits;	  /* creations served from the pool */
 	uint64_t pool_misses;

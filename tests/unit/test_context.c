@@ -228,6 +228,69 @@ static void test_quota(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+static void expect_live(struct tmesh_ctx *ctx, uint64_t regions, uint64_t bytes)
+{
+	struct tmesh_stats stats = {.size = sizeof(stats)};
+
+	assert_int_equal(tmesh_stats(ctx, &stats), 0);
+	assert_int_equal(stats.regions_live, regions);
+	assert_int_equal(stats.bytes_live, bytes);
+}
+
+/* A region is one, whatever number of handles there are on it, and is charged until the last of
+ * them is gone, in whatever order they go. */
+static void test_handles_count_once(void **state)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .max_bytes = 4 * 4096};
+	struct tmesh_region *region, *handles[3], *none;
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	for (int first = 0; first < 4; first++) {
+		assert_ok(tmesh_region_create(ctx, 3 * 4096, NULL, &region, err));
+		assert_ok(tmesh_region_seal(region, err));
+		assert_ok(tmesh_region_pin(region, &handles[0], err));
+		assert_ok(tmesh_region_derive(region, TMESH_READ, &handles[1], err));
+		assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+		assert_ok(tmesh_region_open(ctx, token, TMESH_READ, &handles[2], err));
+		expect_live(ctx, 1, 3 * 4096);
+		for (int i = 0; i < 4; i++) {
+			int which = (first + i) % 4;
+
+			assert_refused(tmesh_region_create(ctx, 2 * 4096, NULL, &none, err),
+				       -EDQUOT, "max_bytes");
+			tmesh_region_unref(which == 3 ? region : handles[which]);
+			expect_live(ctx, i < 3, i < 3 ? 3 * 4096 : 0);
+		}
+	}
+	tmesh_ctx_unref(ctx);
+}
+
+/* Of many regions, more than the table begins with, each is found. */
+static void test_many_live(void **state)
+{
+	enum {
+		COUNT = 300
+	};
+	struct tmesh_region *regions[COUNT], *twins[COUNT];
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	for (int i = 0; i < COUNT; i++)
+		assert_ok(tmesh_region_create(ctx, 4096, NULL, &regions[i], err));
+	for (int i = 0; i < COUNT; i++)
+		assert_ok(tmesh_region_derive(regions[i], TMESH_READ, &twins[i], err));
+	expect_live(ctx, COUNT, COUNT * 4096);
+	for (int i = 0; i < COUNT; i++)
+		tmesh_region_unref(i % 2 ? regions[i] : twins[i]);
+	expect_live(ctx, COUNT, COUNT * 4096);
+	for (int i = 0; i < COUNT; i++)
+		tmesh_region_unref(i % 2 ? twins[i] : regions[i]);
+	expect_live(ctx, 0, 0);
+	tmesh_ctx_unref(ctx);
+}
+
 /* The module's accounts, of this user and of its IPC namespace; memfds have none. */
 static void test_limits(void **state)
 {
@@ -284,11 +347,12 @@ static void test_lifetime(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_choice),	 cmocka_unit_test(test_module),
-		cmocka_unit_test(test_options),	 cmocka_unit_test(test_newer_caller),
-		cmocka_unit_test(test_poll_ms),	 cmocka_unit_test(test_longest_timeout),
-		cmocka_unit_test(test_names),	 cmocka_unit_test(test_caps),
-		cmocka_unit_test(test_quota),	 cmocka_unit_test(test_limits),
+		cmocka_unit_test(test_choice),	  cmocka_unit_test(test_module),
+		cmocka_unit_test(test_options),	  cmocka_unit_test(test_newer_caller),
+		cmocka_unit_test(test_poll_ms),	  cmocka_unit_test(test_longest_timeout),
+		cmocka_unit_test(test_names),	  cmocka_unit_test(test_caps),
+		cmocka_unit_test(test_quota),	  cmocka_unit_test(test_handles_count_once),
+		cmocka_unit_test(test_many_live), cmocka_unit_test(test_limits),
 		cmocka_unit_test(test_lifetime),
 	};
 
