@@ -12,6 +12,7 @@
 #include <linux/dma-buf.h>
 
 #include "drm.h"
+#include "peer.h"
 #include "t.h"
 #include "v4l2.h"
 
@@ -130,6 +131,32 @@ TEST(read_only, "a read-only export refuses every writable mapping")
 	fcntl(fd, F_SETFL, O_RDWR);
 	CHECK_ERR(t_map(fd, BYTES, RW), EACCES);
 	CHECK_EQ(p[8], 0);
+}
+
+TEST(read_only_import,
+     "nor does it become writable where an importer's file maps it that can write")
+{
+	int h = region(0), fd = REQUIRE_OK(t_export(h, 0, 0, 0)), peer = open_peer();
+	unsigned char *p = numbered(h), *q;
+
+	REQUIRE_OK(peer_import(peer, fd, PEER_WAITS));
+	CHECK_ERR(t_map(peer, BYTES, RW), EACCES);
+	q = t_map(peer, BYTES, PROT_READ);
+	REQUIRE(q != MAP_FAILED);
+	CHECK(numbers_from(q, BYTES, 0));
+	CHECK_ERR(mprotect(q, BYTES, RW), EACCES);
+	CHECK_EQ(t_write(q + 8, 1), SIGSEGV);
+	CHECK_EQ(p[8], 0);
+
+	/* A writable export does, by the same way. */
+	munmap(q, BYTES);
+	fd = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
+	REQUIRE_OK(peer_import(peer, fd, PEER_WAITS));
+	q = t_map(peer, BYTES, PROT_READ);
+	REQUIRE(q != MAP_FAILED);
+	CHECK_OK(mprotect(q, BYTES, RW));
+	CHECK_EQ(t_write(q + 8, 1), 0);
+	CHECK_EQ(p[8], 1);
 }
 
 TEST(private, "private mappings of an export give EINVAL")

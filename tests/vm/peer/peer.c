@@ -284,6 +284,19 @@ static int peer_change(struct peer *peer, unsigned int cmd)
 	return rc;
 }
 
+/* As drivers do: the file that is mapped is theirs, and may be open for writing. */
+static int peer_mmap(struct file *file, struct vm_area_struct *vma)
+{
+	struct peer *peer = file->private_data;
+	int rc = -ENOENT;
+
+	mutex_lock(&peer->lock);
+	if (peer->dmabuf)
+		rc = dma_buf_mmap(peer->dmabuf, vma, vma->vm_pgoff);
+	mutex_unlock(&peer->lock);
+	return rc;
+}
+
 static int peer_open(struct inode *inode, struct file *file)
 {
 	struct peer *peer = kzalloc(sizeof(*peer), GFP_KERNEL);
@@ -333,6 +346,7 @@ static const struct file_operations peer_fops = {
 	.open = peer_open,
 	.release = peer_close,
 	.unlocked_ioctl = peer_ioctl,
+	.mmap = peer_mmap,
 };
 
 static struct miscdevice peer_device = {

@@ -50,4 +50,6 @@ struct peer_import {
 #define PEER_UNMAP _IO('P', 7)
 #define PEER_MAPPED _IO('P', 8)
 
+/* mmap() of the file shows what was attached, by its exporter's means. */
+
 #endif
