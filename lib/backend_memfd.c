@@ -4,6 +4,7 @@
  * their last holder; what it does not do for us (rights between processes of one user,
  * leases) is kept by good behaviour, and tmesh_caps() says so.
  */
+#include "hold.h"
 #include "memfd.h"
 #include "keep_internal.h"
 
@@ -76,24 +77,26 @@ static int memfd_derive(struct tmesh_region *derived, struct tmesh_region *from,
 static int memfd_open_token(struct tmesh_region *region, const struct tmesh_token_parts *token,
 			    uint32_t rights, struct tmesh_error *err)
 {
-	const struct tmesh_index_entry *entry;
+	struct tmesh_served entry;
 	struct tmesh_ctx *ctx = region->ctx;
 	struct tmesh_wire_region wire = {.backend = TMESH_BACKEND_MEMFD, .rights = rights};
 	int fds[TMESH_WIRE_FDS] = {-1};
 	int rc = 0;
 
 	pthread_mutex_lock(&ctx->lock);
-	entry = tmesh_server_find(ctx, token);
-	if (entry && (rights & ~entry->rights)) {
-		rc = tmesh_fail(err, -EACCES, "the token does not give all the rights asked for");
-	} else if (entry) {
-		wire.kind = entry->region->kind;
-		wire.id = entry->region->id;
-		wire.bytes = entry->region->bytes;
-		fds[0] = tmesh_memfd_handle(entry->region, rights, err);
-		rc = fds[0] < 0 ? fds[0] : 0;
-		if (!rc && (wire.kind & TMESH_KIND_OPAQUE))
-			rc = tmesh_opaque_handles(entry->region, rights, &fds[1], err);
+	if (tmesh_server_find(ctx, token, &entry)) {
+		wire.kind = entry.region->kind;
+		wire.id = entry.region->id;
+		wire.bytes = entry.region->bytes;
+		if (rights & ~entry.rights)
+			rc = tmesh_fail(err, -EACCES,
+					"the token does not give all the rights asked for");
+		else
+			rc = fds[0] = tmesh_memfd_handle(entry.region, rights, err);
+		if (rc >= 0 && (wire.kind & TMESH_KIND_OPAQUE))
+			rc = tmesh_opaque_handles(entry.region, rights, &fds[1], err);
+		if (rc >= 0 && entry.hold)
+			tmesh_hold_opened(entry.hold);
 	}
 	pthread_mutex_unlock(&ctx->lock);
 	if (rc < 0) {

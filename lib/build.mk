@@ -13,7 +13,7 @@ LIB_ASAN   := $(B)/libtmesh-asan.a
 LIB_TSAN   := $(B)/libtmesh-tsan.a
 
 LIB_SRC := $(wildcard lib/*.c lib/common/*.c)
-LIB_HEADERS := $(addprefix include/tmesh/,arena.h bundle.h channel.h context.h event.h fence.h gather.h import.h keep.h lease.h \
+LIB_HEADERS := $(addprefix include/tmesh/,arena.h bundle.h channel.h context.h event.h fence.h gather.h hold.h import.h keep.h lease.h \
 		 region.h see.h tensor.h tmesh.h)
 # The library's calls of its own functions are its own: no way round by a table.
 LIB_CFLAGS = -std=gnu11 -fPIC -fvisibility=hidden -fno-semantic-interposition -pthread \
@@ -44,7 +44,7 @@ COMMON_OBJ      := $(filter $(B)/lib-plain/common/%,$(LIB_OBJ_plain))
 COMMON_CPPFLAGS := -iquote lib
 
 $(LIB_SO): $(LIB_OBJ_plain) lib/libtmesh.map
-	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(LIB_SONAME) -Wl,-z,defs \
+	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(LIB_SONAME) -Wl,-z,defs -Wl,-z,nodelete \
 		-Wl,-Bsymbolic-functions -Wl,--version-script=lib/libtmesh.map -o $@ $(LIB_OBJ_plain) $(LIB_LIBS)
 
 $(B)/libtmesh.so: $(LIB_SO)

@@ -21,14 +21,22 @@ size_t tmesh_bundle_ref_size(const struct tmesh_bundle *bundle)
 	return HEAD_ROOM + bundle->count * REGION_ROOM;
 }
 
-static int put_regions(struct tmesh_bundle *bundle, uint32_t rights, char *to,
+/* A region's token, and one that holds it where @hold is a time. */
+static int token_of(struct tmesh_region *region, uint32_t rights, const uint64_t *hold, char *token,
+		    struct tmesh_error *err)
+{
+	return hold ? tmesh_region_hold(region, rights, *hold, token, err)
+		    : tmesh_region_token(region, rights, token, err);
+}
+
+static int put_regions(struct tmesh_bundle *bundle, uint32_t rights, const uint64_t *hold, char *to,
 		       struct tmesh_error *err)
 {
 	char token[TMESH_TOKEN_SIZE];
 
 	for (size_t i = 0; i < bundle->count; i++) {
 		struct tmesh_region *region = bundle->regions[i];
-		int rc = tmesh_region_token(region, rights, token, err);
+		int rc = token_of(region, rights, hold, token, err);
 
 		if (rc)
 			return rc;
@@ -39,15 +47,15 @@ static int put_regions(struct tmesh_bundle *bundle, uint32_t rights, char *to,
 	return 0;
 }
 
-int tmesh_bundle_ref_encode(struct tmesh_bundle *bundle, uint32_t rights, char *text, size_t size,
-			    struct tmesh_error *err)
+static int encode(struct tmesh_bundle *bundle, uint32_t rights, const uint64_t *hold, char *text,
+		  size_t size, struct tmesh_error *err)
 {
 	char token[TMESH_TOKEN_SIZE];
 	size_t bytes;
 	char *whole;
 	int length, rc;
 
-	rc = tmesh_region_token(bundle->index, TMESH_READ | (rights & TMESH_MANAGE), token, err);
+	rc = token_of(bundle->index, TMESH_READ | (rights & TMESH_MANAGE), hold, token, err);
 	if (rc)
 		return rc;
 	whole = malloc(tmesh_bundle_ref_size(bundle));
@@ -58,7 +66,7 @@ int tmesh_bundle_ref_encode(struct tmesh_bundle *bundle, uint32_t rights, char *
 		"{\"v\":1,\"kind\":\"bundle\",\"id\":\"%016" PRIx64
 		"\",\"token\":\"%s\",\"tensors\":%zu,\"byte_size\":%" PRIu64 ",\"regions\":[",
 		bundle->index->id, token, tmesh_bundle_count(bundle), tmesh_bundle_bytes(bundle));
-	rc = put_regions(bundle, rights, whole + length, err);
+	rc = put_regions(bundle, rights, hold, whole + length, err);
 	bytes = rc ? 0 : strlen(whole) + 1;
 	if (bytes > size)
 		rc = tmesh_fail(err, -ENOSPC,
@@ -68,6 +76,21 @@ int tmesh_bundle_ref_encode(struct tmesh_bundle *bundle, uint32_t rights, char *
 		memcpy(text, whole, bytes);
 	free(whole);
 	return rc;
+}
+
+int tmesh_bundle_ref_encode(struct tmesh_bundle *bundle, uint32_t rights, char *text, size_t size,
+			    struct tmesh_error *err)
+{
+	return encode(bundle, rights, NULL, text, size, err);
+}
+
+/* What cannot be written down is not held. */
+int tmesh_bundle_ref_hold(struct tmesh_bundle *bundle, uint32_t rights, uint64_t ns, char *text,
+			  size_t size, struct tmesh_error *err)
+{
+	int rc = encode(bundle, rights, NULL, text, size, err);
+
+	return rc ? rc : encode(bundle, rights, &ns, text, size, err);
 }
 
 /* What a ref says, its regions apart. */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Contexts: choice of the backend, limits, counters. */
-#include "internal.h"
+#include "hold.h"
 
 #include <fcntl.h>
 #include <stdarg.h>
@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 #define DEFAULT_TIMEOUT_NS 2000000000u
+#define DEFAULT_LINGER_NS 5000000000u
+#define LONGEST_LINGER_NS 3600000000000u
 /* Added to the time, it gives a time to come. */
 #define LONGEST_TIMEOUT_NS ((uint64_t)INT64_MAX)
 
@@ -67,6 +69,30 @@ static int wanted_backend(enum tmesh_backend option, enum tmesh_backend *out,
 	return 0;
 }
 
+/* TMESH_LINGER is in seconds. */
+static int wanted_linger(uint64_t option, uint64_t *out, struct tmesh_error *err)
+{
+	const char *text = getenv("TMESH_LINGER");
+	char *end;
+	double seconds;
+
+	if (option) {
+		*out = option == TMESH_NO_LINGER ? 0 : option;
+	} else if (!text || !*text) {
+		*out = DEFAULT_LINGER_NS;
+	} else {
+		seconds = strtod(text, &end);
+		if (*end || !(seconds >= 0 && seconds <= LONGEST_LINGER_NS / 1e9))
+			return tmesh_fail(err, -EINVAL,
+					  "TMESH_LINGER is \"%.32s\"; it is seconds from 0 to %d",
+					  text, (int)(LONGEST_LINGER_NS / 1000000000u));
+		*out = (uint64_t)(seconds * 1e9);
+	}
+	if (*out > LONGEST_LINGER_NS)
+		return tmesh_fail(err, -EINVAL, "linger_ns is more than an hour");
+	return 0;
+}
+
 static int open_backend(struct tmesh_ctx *ctx, enum tmesh_backend wanted, struct tmesh_error *err)
 {
 	struct tmesh_error why;
@@ -88,6 +114,7 @@ static int open_backend(struct tmesh_ctx *ctx, enum tmesh_backend wanted, struct
 
 static void ctx_free(struct tmesh_ctx *ctx)
 {
+	tmesh_holds_free(ctx);
 	pthread_mutex_destroy(&ctx->lock);
 	tmesh_live_end(ctx);
 	free(ctx->caps);
@@ -106,12 +133,15 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 	struct tmesh_ctx_opts o;
 	enum tmesh_backend wanted;
 	struct tmesh_ctx *ctx;
+	uint64_t linger_ns = 0;
 	int rc = tmesh_read_sized(&o, sizeof(o), opts, err);
 
 	if (!rc)
 		rc = wanted_backend(o.backend, &wanted, err);
 	if (!rc)
 		rc = tmesh_check_taken(o.taken, err);
+	if (!rc)
+		rc = wanted_linger(o.linger_ns, &linger_ns, err);
 	if (rc)
 		return rc;
 	ctx = calloc(1, sizeof(*ctx));
@@ -125,6 +155,8 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 	ctx->timeout_ns = o.timeout_ns ? o.timeout_ns : DEFAULT_TIMEOUT_NS;
 	if (ctx->timeout_ns > LONGEST_TIMEOUT_NS)
 		ctx->timeout_ns = LONGEST_TIMEOUT_NS;
+	ctx->linger_ns = linger_ns;
+	ctx->max_held_bytes = o.max_held_bytes;
 	ctx->log = o.log;
 	ctx->log_data = o.log_data;
 	ctx->taken = o.taken;
@@ -195,8 +227,10 @@ int tmesh_ctx_enter(struct tmesh_ctx *ctx, struct tmesh_error *err)
 			__atomic_store_n(&ctx->life, life, __ATOMIC_RELEASE);
 	}
 	pthread_mutex_unlock(&ctx->lock);
-	if (!rc)
+	if (!rc) {
 		tmesh_pool_drain(ctx);
+		tmesh_holds_disown(ctx);
+	}
 	return rc;
 }
 

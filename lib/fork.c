@@ -7,7 +7,7 @@
  *
  * The list is the library's only state outside contexts: handlers have no argument.
  */
-#include "internal.h"
+#include "hold.h"
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct tmesh_ctx *contexts; /* under list_lock */
@@ -38,8 +38,10 @@ static void parent(void)
 static void child(void)
 {
 	atomic_fetch_add(&tmesh_life, 1);
-	for (struct tmesh_ctx *ctx = contexts; ctx; ctx = ctx->next)
+	for (struct tmesh_ctx *ctx = contexts; ctx; ctx = ctx->next) {
+		tmesh_holds_forked(ctx);
 		ctx->ops->forked(ctx);
+	}
 	parent();
 }
 
@@ -69,4 +71,36 @@ void tmesh_fork_forget(struct tmesh_ctx *ctx)
 		at = &(*at)->next;
 	*at = ctx->next;
 	pthread_mutex_unlock(&list_lock);
+}
+
+/* The context after @last, NULL: the first, with a reference. What ends just now is left out. */
+static struct tmesh_ctx *after(const struct tmesh_ctx *last)
+{
+	struct tmesh_ctx *ctx = last ? last->next : contexts;
+
+	for (; ctx; ctx = ctx->next) {
+		unsigned int refs = atomic_load(&ctx->refs);
+
+		while (refs)
+			if (atomic_compare_exchange_weak(&ctx->refs, &refs, refs + 1))
+				return ctx;
+	}
+	return NULL;
+}
+
+/* With its reference a context stays in the list, and so does its place in it. */
+void tmesh_fork_each(void (*f)(struct tmesh_ctx *ctx, void *data), void *data)
+{
+	struct tmesh_ctx *last = NULL, *ctx;
+
+	do {
+		if (pthread_mutex_trylock(&list_lock))
+			return;
+		ctx = after(last);
+		pthread_mutex_unlock(&list_lock);
+		tmesh_ctx_unref(last);
+		if (ctx)
+			f(ctx, data);
+		last = ctx;
+	} while (ctx);
 }

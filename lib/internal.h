@@ -74,6 +74,8 @@ struct tmesh_server; /* answers for the tokens of a context: server.c */
 struct tmesh_peer;   /* another process's server: peer.c */
 struct tmesh_watch;  /* of the channels' connections: channel_members.c */
 struct tmesh_wire_region;
+struct tmesh_holds; /* what is held for others: hold.c */
+struct tmesh_hold;
 
 struct tmesh_ctx {
 	atomic_uint refs;
@@ -84,6 +86,8 @@ struct tmesh_ctx {
 
 	atomic_uint_fast64_t max_bytes;
 	uint64_t timeout_ns;
+	uint64_t linger_ns;
+	uint64_t max_held_bytes; /* as given */
 	tmesh_log_fn log;
 	void *log_data;
 	enum tmesh_taken taken;
@@ -104,6 +108,8 @@ struct tmesh_ctx {
 	uint32_t live_buckets;
 	uint32_t live_count;
 	struct tmesh_region *live_few[64];
+	struct tmesh_holds *holds;	     /* made with the first */
+	struct tmesh_holds *inherited_holds; /* of the parent's, to be let go of */
 
 	atomic_uint_fast64_t memory; /* memfd: bytes this machine has, 0 until needed */
 
@@ -165,6 +171,9 @@ static inline uint32_t tmesh_fork_life(void)
 	return atomic_load_explicit(&tmesh_life, memory_order_relaxed);
 }
 uint32_t tmesh_fork_count(void); /* grows with every fork() of this process */
+/* Calls @f with every context, which is alive meanwhile, and without a lock. Not at all where
+ * another thread has the list's lock for good. */
+void tmesh_fork_each(void (*f)(struct tmesh_ctx *ctx, void *data), void *data);
 
 /* region.c */
 
@@ -227,6 +236,12 @@ struct tmesh_region {
 	uint64_t live_bytes;			    /* of a head: as it was counted */
 	uint64_t charged;			    /* of the context's max_bytes */
 	struct tmesh_channel *channel; /* made here, whose memory it is; under ctx->lock */
+
+	/* Tokens that hold it or have held it; under ctx->lock */
+	struct tmesh_hold *hold;
+	uint32_t holds; /* how many do */
+	bool outlives;	/* the kernel keeps it as long, should this process end */
+	uint64_t outlives_until;
 
 	_Atomic(struct tmesh_lease_keeper *) lease; /* lease.c; NULL: not looked for yet */
 	bool zeros; /* taken memory reads as zeros: what was read needs a second look */
@@ -367,6 +382,10 @@ struct tmesh_backend_ops {
 	/* The caller is to know region->fd: give it all that the rights allow, for good. NULL:
 	 * it always has that. */
 	int (*fd_told)(struct tmesh_region *region, struct tmesh_error *err);
+	/* Keep it for @ns, whatever becomes of this process; false: that cannot be had. Again for
+	 * another time. ctx->lock is held. NULL: never (memfd). */
+	bool (*hold)(struct tmesh_region *region, uint64_t ns);
+	void (*unhold)(struct tmesh_region *region);
 	/* The region's tokens die; its descriptor and mapping are still there. */
 	void (*release)(struct tmesh_region *region);
 

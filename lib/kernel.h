@@ -16,6 +16,10 @@ int tmesh_kernel_learn(struct tmesh_region *region, struct tmesh_error *err);
 int tmesh_kernel_pinned(const struct tmesh_revoke *revoke, const struct tmesh_holder *pins,
 			uint32_t room, struct tmesh_error *err);
 
+/* kernel_keep.c */
+bool tmesh_kernel_hold(struct tmesh_region *region, uint64_t ns);
+void tmesh_kernel_unhold(struct tmesh_region *region);
+
 /* kernel_sources.c */
 int tmesh_kernel_from_user(struct tmesh_region *region, void *addr, uint64_t bytes,
 			   struct tmesh_error *err);

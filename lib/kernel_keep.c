@@ -2,6 +2,7 @@
 /* Keeping on the module: the kernel does it. */
 #include "kernel.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -186,6 +187,31 @@ static int kernel_kept_drop(struct tmesh_ctx *ctx, const char *name, struct tmes
 
 	memcpy(drop.name, name, strlen(name));
 	return ioctl(ctx->device, TMESH_KEPT_DROP, &drop) ? keep_fail(err, name, "drop") : 0;
+}
+
+/* What is held for others (hold.c) is kept as other regions are. The name is this process's own. */
+static void hold_name(const struct tmesh_region *region, char *name)
+{
+	snprintf(name, TMESH_KEPT_NAME_LEN + 1, "hold-%016llx-%d", (unsigned long long)region->id,
+		 (int)getpid());
+}
+
+bool tmesh_kernel_hold(struct tmesh_region *region, uint64_t ns)
+{
+	const struct tmesh_keep_opts opts = {.flags = TMESH_KEEPING_REPLACE, .lifetime_ns = ns};
+	char name[TMESH_KEPT_NAME_LEN + 1];
+
+	hold_name(region, name);
+	return region->sealed && kernel_keep(region->ctx, name, &region, 1, &opts, NULL) == 0;
+}
+
+void tmesh_kernel_unhold(struct tmesh_region *region)
+{
+	char name[TMESH_KEPT_NAME_LEN + 1];
+
+	hold_name(region, name);
+	/* Its time may be over just now. */
+	kernel_kept_drop(region->ctx, name, NULL);
 }
 
 static int kernel_keeper_info(struct tmesh_ctx *ctx, struct tmesh_keeper_info *info,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Regions: the rules that both backends share; what differs is behind ctx->ops. */
-#include "internal.h"
+#include "hold.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -290,8 +290,10 @@ void tmesh_region_unref(struct tmesh_region *region)
 		return;
 	ctx = region->ctx;
 	atomic_fetch_sub(&ctx->bytes_owned, tmesh_live_remove(region));
-	if (!tmesh_region_inherited(region))
+	if (!tmesh_region_inherited(region)) {
+		tmesh_hold_forget(region);
 		ctx->ops->release(region);
+	}
 	if (!tmesh_pool_put(region))
 		tmesh_region_destroy(region);
 	tmesh_ctx_unref(ctx);

@@ -6,6 +6,7 @@
  * their connection; when there are too many the one unused for longest goes, and asks
  * again when it needs to.
  */
+#include "hold.h"
 #include "memfd.h"
 
 #include <fcntl.h>
@@ -79,15 +80,27 @@ static struct client *free_place(struct tmesh_server *server)
 	return free_place(server);
 }
 
+static bool find(struct tmesh_server *server, const uint8_t *secret, struct tmesh_served *found)
+{
+	const struct tmesh_index_entry *entry = tmesh_index_find(server->index, secret);
+
+	*found = (struct tmesh_served){.hold = entry ? NULL : tmesh_hold_find(server->ctx, secret)};
+	if (entry) {
+		found->region = entry->region;
+		found->rights = entry->rights;
+	} else if (found->hold) {
+		found->region = tmesh_hold_region(found->hold);
+		found->rights = tmesh_hold_rights(found->hold);
+	}
+	return found->region;
+}
+
 /* Return: the number of descriptors in @fds, or a negative errno. */
-static int grant(struct tmesh_server *server, const struct tmesh_wire_request *request,
+static int grant(const struct tmesh_served *entry, const struct tmesh_wire_request *request,
 		 struct tmesh_wire_region *region, int *fds)
 {
-	const struct tmesh_index_entry *entry = tmesh_index_find(server->index, request->secret);
 	int more = 0;
 
-	if (!entry)
-		return -ENOENT;
 	if (request->rights & ~entry->rights)
 		return -EACCES;
 	*region = (struct tmesh_wire_region){
@@ -117,6 +130,7 @@ static bool answer(struct tmesh_server *server, struct client *client,
 		.version = TMESH_WIRE_VERSION,
 		.index = tmesh_index_number(server->index),
 	};
+	struct tmesh_served entry = {.region = NULL};
 	int fds[TMESH_WIRE_FDS];
 	unsigned int own, count;
 	int rc;
@@ -125,8 +139,10 @@ static bool answer(struct tmesh_server *server, struct client *client,
 		rc = -EPROTO;
 	else if (tmesh_check_rights(request->rights, NULL))
 		rc = -EINVAL;
+	else if (!find(server, request->secret, &entry))
+		rc = -ENOENT;
 	else
-		rc = grant(server, request, &reply.region, fds);
+		rc = grant(&entry, request, &reply.region, fds);
 	own = count = rc < 0 ? 0 : (unsigned int)rc;
 	if (rc < 0) {
 		reply.status = rc;
@@ -138,8 +154,11 @@ static bool answer(struct tmesh_server *server, struct client *client,
 	rc = tmesh_wire_send(client->fd, &reply, sizeof(reply), fds, count, MSG_DONTWAIT);
 	for (unsigned int i = 0; i < own; i++)
 		close(fds[i]);
-	if (rc == 0 && own)
+	if (rc == 0 && own) {
 		tmesh_count(server->ctx, COUNT_SERVED, 1);
+		if (entry.hold)
+			tmesh_hold_opened(entry.hold);
+	}
 	return rc == 0;
 }
 
@@ -430,12 +449,11 @@ void tmesh_server_set_writable(struct tmesh_region *region)
 						 region->tokens[set].secret);
 }
 
-const struct tmesh_index_entry *tmesh_server_find(struct tmesh_ctx *ctx,
-						  const struct tmesh_token_parts *token)
+bool tmesh_server_find(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token,
+		       struct tmesh_served *found)
 {
-	if (!ctx->server || memcmp(ctx->server->name, token->name, sizeof(token->name)))
-		return NULL;
-	return tmesh_index_find(ctx->server->index, token->secret);
+	return ctx->server && !memcmp(ctx->server->name, token->name, sizeof(token->name)) &&
+	       find(ctx->server, token->secret, found);
 }
 
 void tmesh_server_stop(struct tmesh_ctx *ctx)

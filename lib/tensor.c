@@ -275,20 +275,34 @@ int tmesh_tensor_data(struct tmesh_tensor *tensor, uint32_t rights, void **data,
 	return 0;
 }
 
-int tmesh_tensor_ref_encode(struct tmesh_tensor *tensor, uint32_t rights, char *text, size_t size,
-			    struct tmesh_error *err)
+static struct tmesh_ref ref_of(const struct tmesh_tensor *tensor)
 {
-	struct tmesh_ref ref = {
+	return (struct tmesh_ref){
 		.id = tmesh_region_id(tensor->region),
 		.byte_size = tensor->bytes,
 		.layout = tensor->layout,
 	};
-	int rc;
+}
 
-	rc = tmesh_region_token(tensor->region, rights, ref.token, err);
-	if (rc)
-		return rc;
-	return tmesh_ref_encode(&ref, text, size, err);
+int tmesh_tensor_ref_encode(struct tmesh_tensor *tensor, uint32_t rights, char *text, size_t size,
+			    struct tmesh_error *err)
+{
+	struct tmesh_ref ref = ref_of(tensor);
+	int rc = tmesh_region_token(tensor->region, rights, ref.token, err);
+
+	return rc ? rc : tmesh_ref_encode(&ref, text, size, err);
+}
+
+/* What cannot be written down is not held: all tokens of a backend are equally long. */
+int tmesh_tensor_ref_hold(struct tmesh_tensor *tensor, uint32_t rights, uint64_t ns, char *text,
+			  size_t size, struct tmesh_error *err)
+{
+	struct tmesh_ref ref = ref_of(tensor);
+	int rc = tmesh_tensor_ref_encode(tensor, rights, text, size, err);
+
+	if (!rc)
+		rc = tmesh_region_hold(tensor->region, rights, ns, ref.token, err);
+	return rc ? rc : tmesh_ref_encode(&ref, text, size, err);
 }
 
 /* Whether the region that the token named is the one that the ref speaks of. */

@@ -211,9 +211,14 @@ int tmesh_server_token(struct tmesh_region *region, uint32_t rights,
 void tmesh_server_forget(struct tmesh_region *region);
 /* Nobody takes the region's descriptor for one that cannot write from now on. */
 void tmesh_server_set_writable(struct tmesh_region *region);
-/* This process's own entry for the token, or NULL. */
-const struct tmesh_index_entry *tmesh_server_find(struct tmesh_ctx *ctx,
-						  const struct tmesh_token_parts *token);
+/* What a token of this process names. */
+struct tmesh_served {
+	struct tmesh_region *region;
+	uint32_t rights;
+	struct tmesh_hold *hold; /* it is one that holds, or has held */
+};
+bool tmesh_server_find(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token,
+		       struct tmesh_served *found);
 void tmesh_server_stop(struct tmesh_ctx *ctx);
 void tmesh_server_forked(struct tmesh_ctx *ctx);
 

@@ -45,6 +45,8 @@ enum tmesh_taken {
 /* Called from any thread, possibly several at once; @message lives for the call. */
 typedef void (*tmesh_log_fn)(void *data, enum tmesh_log_level level, const char *message);
 
+#define TMESH_NO_LINGER UINT64_MAX
+
 struct tmesh_ctx_opts {
 	size_t size;		    /* sizeof(struct tmesh_ctx_opts) */
 	enum tmesh_backend backend; /* AUTO asks TMESH_BACKEND=kernel|memfd first */
@@ -62,6 +64,12 @@ struct tmesh_ctx_opts {
 	tmesh_log_fn log;	    /* NULL: nothing is logged */
 	void *log_data;
 	enum tmesh_taken taken; /* of every handle that this context gets; one call each (module) */
+	uint32_t reserved;	/* 0 */
+	uint64_t linger_ns;	/* how long exit() waits, at most, for what is held to be opened
+				 * (tmesh/hold.h), up to an hour; 0: TMESH_LINGER, in seconds, else
+				 * 5 s; TMESH_NO_LINGER: it does not wait */
+	uint64_t
+		max_held_bytes; /* of regions that are held; 0: a quarter of the machine's memory */
 };
 
 /*
@@ -81,7 +89,8 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 void tmesh_ctx_limit(struct tmesh_ctx *ctx, uint64_t max_bytes);
 
 struct tmesh_ctx *tmesh_ctx_ref(struct tmesh_ctx *ctx);
-/* Regions keep their context alive. The last reference ends the context's server thread. */
+/* Regions keep their context alive, also those that are held (tmesh/hold.h). The last reference
+ * ends the context's server thread. */
 void tmesh_ctx_unref(struct tmesh_ctx *ctx);
 
 /* TMESH_BACKEND_KERNEL or TMESH_BACKEND_MEMFD. */

@@ -15,7 +15,8 @@
  *   - Sizes and offsets are in bytes, strides in elements, times in nanoseconds of
  *     CLOCK_MONOTONIC.
  *   - Objects may be used from several threads at once unless a function says
- *     otherwise. The library never writes to stdout or stderr and never exits.
+ *     otherwise. The library never writes to stdout and never exits; to stderr it writes when
+ *     the process ends and memory that it holds for others is lost (tmesh/hold.h).
  *
  * Errors that mean the same everywhere
  *
@@ -49,6 +50,7 @@
 #include <tmesh/fence.h>
 #include <tmesh/keep.h>
 #include <tmesh/gather.h>
+#include <tmesh/hold.h>
 #include <tmesh/import.h>
 #include <tmesh/lease.h>
 #include <tmesh/region.h>

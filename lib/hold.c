@@ -1,0 +1,514 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Holds: regions that their context keeps for whoever has a token and has not opened it yet.
+ *
+ * A token that holds is not in the index, so that all who open it ask the server (server.c), which
+ * tells us. On the module the kernel redeems tokens, and what survives this process is kept by it.
+ *
+ * A thread of the context, which is there while something is held, lets go: of what was opened and
+ * of what nobody has opened in time. It has a reference to the context, which may be the last one.
+ */
+#include "hold.h"
+
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CHAINS 256u
+
+struct tmesh_hold {
+	struct tmesh_hold *chain;    /* with the same first byte of the secret */
+	struct tmesh_hold *sibling;  /* of the same region */
+	struct tmesh_hold *over;     /* of those whose reference is to be dropped */
+	struct tmesh_region *region; /* a reference until that is done */
+	uint8_t secret[TMESH_SECRET_BYTES];
+	uint32_t rights;
+	bool held;
+	bool pending; /* a reference is there */
+	uint64_t deadline;
+};
+
+/* Guarded by ctx->lock. */
+struct tmesh_holds {
+	pthread_cond_t changed;
+	bool runs; /* the thread, with a reference to the context */
+	uint32_t held;
+	uint32_t mortal; /* of them: end with this process */
+	uint64_t bytes;
+	uint64_t mortal_bytes;
+	uint64_t expired;
+	struct tmesh_hold *over;
+	struct tmesh_hold *chains[CHAINS];
+};
+
+static struct tmesh_hold **chain_of(struct tmesh_holds *holds, const uint8_t *secret)
+{
+	return &holds->chains[secret[0] % CHAINS];
+}
+
+struct tmesh_hold *tmesh_hold_find(struct tmesh_ctx *ctx, const uint8_t *secret)
+{
+	struct tmesh_hold *hold = ctx->holds ? *chain_of(ctx->holds, secret) : NULL;
+
+	while (hold && memcmp(hold->secret, secret, sizeof(hold->secret)))
+		hold = hold->chain;
+	return hold;
+}
+
+struct tmesh_region *tmesh_hold_region(const struct tmesh_hold *hold)
+{
+	return hold->region;
+}
+
+uint32_t tmesh_hold_rights(const struct tmesh_hold *hold)
+{
+	return hold->rights;
+}
+
+static void wait_until(struct tmesh_ctx *ctx, uint64_t deadline)
+{
+	struct timespec until = {
+		.tv_sec = (time_t)(deadline / 1000000000u),
+		.tv_nsec = (long)(deadline % 1000000000u),
+	};
+
+	if (deadline == UINT64_MAX)
+		pthread_cond_wait(&ctx->holds->changed, &ctx->lock);
+	else
+		pthread_cond_timedwait(&ctx->holds->changed, &ctx->lock, &until);
+}
+
+/* It counts no more; the thread drops the reference. */
+static void end(struct tmesh_holds *holds, struct tmesh_hold *hold)
+{
+	struct tmesh_region *region = hold->region;
+
+	hold->held = false;
+	hold->over = holds->over;
+	holds->over = hold;
+	holds->held--;
+	if (!--region->holds) {
+		holds->bytes -= region->alloc;
+		if (!region->outlives)
+			holds->mortal_bytes -= region->alloc;
+	}
+	if (!region->outlives)
+		holds->mortal--;
+	pthread_cond_broadcast(&holds->changed);
+}
+
+void tmesh_hold_opened(struct tmesh_hold *hold)
+{
+	if (hold->held)
+		end(hold->region->ctx->holds, hold);
+}
+
+static void remove_entry(struct tmesh_holds *holds, struct tmesh_hold *hold)
+{
+	struct tmesh_hold **at = chain_of(holds, hold->secret);
+
+	while (*at != hold)
+		at = &(*at)->chain;
+	*at = hold->chain;
+	free(hold);
+}
+
+void tmesh_hold_forget(struct tmesh_region *region)
+{
+	struct tmesh_ctx *ctx = region->ctx;
+
+	if (!region->hold)
+		return;
+	pthread_mutex_lock(&ctx->lock);
+	while (region->hold) {
+		struct tmesh_hold *hold = region->hold;
+
+		region->hold = hold->sibling;
+		remove_entry(ctx->holds, hold);
+	}
+	pthread_mutex_unlock(&ctx->lock);
+}
+
+/* Ends what has waited too long. Return: when to look again. */
+static uint64_t end_late(struct tmesh_holds *holds)
+{
+	uint64_t now = tmesh_now_ns(), next = UINT64_MAX;
+
+	for (uint32_t i = 0; i < CHAINS; i++) {
+		for (struct tmesh_hold *hold = holds->chains[i]; hold; hold = hold->chain) {
+			if (!hold->held)
+				continue;
+			if (hold->deadline <= now) {
+				holds->expired++;
+				end(holds, hold);
+			} else if (hold->deadline < next) {
+				next = hold->deadline;
+			}
+		}
+	}
+	return next;
+}
+
+/* The lock is let go of: the last reference gives memory back, and takes the lock itself. */
+static void drop_one(struct tmesh_ctx *ctx)
+{
+	struct tmesh_hold *hold = ctx->holds->over;
+	struct tmesh_region *region = hold->region;
+
+	ctx->holds->over = hold->over;
+	hold->pending = false;
+	if (region->outlives && !region->holds) {
+		region->outlives = false;
+		ctx->ops->unhold(region);
+	}
+	pthread_mutex_unlock(&ctx->lock);
+	tmesh_region_unref(region);
+	pthread_mutex_lock(&ctx->lock);
+}
+
+static void *run(void *data)
+{
+	struct tmesh_ctx *ctx = data;
+	struct tmesh_holds *holds = ctx->holds;
+
+	pthread_mutex_lock(&ctx->lock);
+	while (holds->held || holds->over) {
+		uint64_t next = end_late(holds);
+
+		if (holds->over)
+			drop_one(ctx);
+		else
+			wait_until(ctx, next);
+	}
+	holds->runs = false;
+	pthread_cond_broadcast(&holds->changed);
+	pthread_mutex_unlock(&ctx->lock);
+	tmesh_ctx_unref(ctx);
+	return NULL;
+}
+
+/* Signals are the application's: none is to be handled on this thread. Nobody waits for it: it may
+ * be what ends the context. */
+static int start_thread(struct tmesh_ctx *ctx, struct tmesh_error *err)
+{
+	pthread_attr_t attr;
+	sigset_t all, old;
+	pthread_t thread;
+	int rc;
+
+	if (ctx->holds->runs)
+		return 0;
+	tmesh_ctx_ref(ctx);
+	sigfillset(&all);
+	pthread_attr_init(&attr);
+	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	rc = pthread_create(&thread, &attr, run, ctx);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	pthread_attr_destroy(&attr);
+	if (rc) {
+		/* The caller has another one. */
+		atomic_fetch_sub(&ctx->refs, 1);
+		return tmesh_fail(err, -rc, "cannot start the thread that ends holds");
+	}
+	ctx->holds->runs = true;
+	return 0;
+}
+
+static int holds_new(struct tmesh_ctx *ctx, struct tmesh_error *err)
+{
+	struct tmesh_holds *holds;
+	pthread_condattr_t attr;
+
+	if (ctx->holds)
+		return 0;
+	holds = calloc(1, sizeof(*holds));
+	if (!holds)
+		return tmesh_fail(err, -ENOMEM, "no memory to hold regions");
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&holds->changed, &attr);
+	pthread_condattr_destroy(&attr);
+	ctx->holds = holds;
+	return 0;
+}
+
+static uint64_t max_bytes(const struct tmesh_ctx *ctx)
+{
+	if (ctx->max_held_bytes)
+		return ctx->max_held_bytes;
+	return (uint64_t)sysconf(_SC_PHYS_PAGES) / 4 * tmesh_page_bytes();
+}
+
+static int check_limits(struct tmesh_region *region, struct tmesh_error *err)
+{
+	const struct tmesh_holds *holds = region->ctx->holds;
+	uint64_t most = max_bytes(region->ctx), more = region->holds ? 0 : region->alloc;
+
+	if (holds->held >= TMESH_HOLD_MAX)
+		return tmesh_fail(err, -EDQUOT,
+				  "hold: %u tokens of this context hold already, which nobody has "
+				  "opened; tmesh_ctx_flush() waits for that",
+				  holds->held);
+	if (more > most || holds->bytes > most - more)
+		return tmesh_fail(
+			err, -EDQUOT,
+			"hold: %" PRIu64 " more bytes pass this context's limit of %" PRIu64
+			" (max_held_bytes), of which %" PRIu64 " are held and nobody has opened",
+			more, most, holds->bytes);
+	return 0;
+}
+
+/* A token that has held and was opened may hold again: so there are never more than were under way
+ * at a time. */
+static struct tmesh_hold *entry_for(struct tmesh_region *region, uint32_t rights,
+				    struct tmesh_error *err)
+{
+	struct tmesh_hold *hold = region->hold;
+
+	while (hold && (hold->pending || hold->rights != rights))
+		hold = hold->sibling;
+	if (hold)
+		return hold;
+	hold = calloc(1, sizeof(*hold));
+	if (!hold) {
+		tmesh_fail(err, -ENOMEM, "no memory to hold a region");
+		return NULL;
+	}
+	if (tmesh_random(hold->secret, sizeof(hold->secret), err)) {
+		free(hold);
+		return NULL;
+	}
+	hold->region = region;
+	hold->rights = rights;
+	hold->sibling = region->hold;
+	region->hold = hold;
+	hold->chain = *chain_of(region->ctx->holds, hold->secret);
+	*chain_of(region->ctx->holds, hold->secret) = hold;
+	return hold;
+}
+
+/* The kernel keeps it as long as the last of its holds, should this process end. */
+static void outlive(struct tmesh_region *region, uint64_t now, uint64_t deadline)
+{
+	struct tmesh_holds *holds = region->ctx->holds;
+	bool survives;
+
+	if (!region->ctx->ops->hold || (region->outlives && region->outlives_until >= deadline))
+		return;
+	survives = region->ctx->ops->hold(region, deadline - now);
+	if (survives)
+		region->outlives_until = deadline;
+	if (survives == region->outlives || !survives)
+		return;
+	region->outlives = true;
+	if (region->holds) {
+		holds->mortal -= region->holds;
+		holds->mortal_bytes -= region->alloc;
+	}
+}
+
+static int begin(struct tmesh_region *region, uint32_t rights, uint64_t ns, uint8_t *secret,
+		 struct tmesh_error *err)
+{
+	struct tmesh_ctx *ctx = region->ctx;
+	struct tmesh_holds *holds;
+	struct tmesh_hold *hold;
+	uint64_t now = tmesh_now_ns();
+	int rc = holds_new(ctx, err);
+
+	if (!rc)
+		rc = check_limits(region, err);
+	if (rc)
+		return rc;
+	holds = ctx->holds;
+	hold = entry_for(region, rights, err);
+	if (!hold)
+		return -ENOMEM;
+	rc = start_thread(ctx, err);
+	if (rc)
+		return rc;
+	outlive(region, now, now + ns);
+	if (!region->holds++) {
+		holds->bytes += region->alloc;
+		if (!region->outlives)
+			holds->mortal_bytes += region->alloc;
+	}
+	holds->held++;
+	if (!region->outlives)
+		holds->mortal++;
+	hold->held = hold->pending = true;
+	hold->deadline = now + ns;
+	tmesh_region_ref(region);
+	memcpy(secret, hold->secret, sizeof(hold->secret));
+	/* It may be the first to end. */
+	pthread_cond_broadcast(&holds->changed);
+	return 0;
+}
+
+int tmesh_region_hold(struct tmesh_region *region, uint32_t rights, uint64_t ns, char *token,
+		      struct tmesh_error *err)
+{
+	struct tmesh_ctx *ctx = region->ctx;
+	struct tmesh_token_parts parts;
+	char text[TMESH_TOKEN_SIZE];
+	uint8_t secret[TMESH_SECRET_BYTES];
+	int rc;
+
+	if (ns > TMESH_HOLD_MAX_NS)
+		return tmesh_fail(err, -EINVAL, "hold: %" PRIu64 " ns are more than a day", ns);
+	/* All that a token needs is there from then on. */
+	rc = tmesh_region_token(region, rights, text, err);
+	if (!rc)
+		rc = tmesh_token_parse(text, &parts, err);
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&ctx->lock);
+	rc = begin(region, rights, ns ? ns : TMESH_HOLD_NS, secret, err);
+	pthread_mutex_unlock(&ctx->lock);
+	if (rc)
+		return rc;
+	if (parts.backend == TMESH_BACKEND_MEMFD)
+		memcpy(parts.secret, secret, sizeof(secret));
+	tmesh_token_format(token, &parts);
+	return 0;
+}
+
+static void look(const struct tmesh_ctx *ctx, struct tmesh_flushed *left)
+{
+	*left = (struct tmesh_flushed){.size = sizeof(*left)};
+	if (!ctx->holds)
+		return;
+	left->held = ctx->holds->held;
+	left->held_bytes = ctx->holds->bytes;
+	left->held_expired = ctx->holds->expired;
+}
+
+int tmesh_ctx_flush(struct tmesh_ctx *ctx, int64_t timeout_ns, struct tmesh_flushed *left,
+		    struct tmesh_error *err)
+{
+	uint64_t deadline = timeout_ns < 0 ? UINT64_MAX : tmesh_now_ns() + (uint64_t)timeout_ns;
+	struct tmesh_flushed there;
+	int rc = tmesh_ctx_enter(ctx, err), wrote = 0;
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&ctx->lock);
+	while (ctx->holds && ctx->holds->held && tmesh_now_ns() < deadline)
+		wait_until(ctx, deadline);
+	look(ctx, &there);
+	pthread_mutex_unlock(&ctx->lock);
+	if (there.held)
+		rc = tmesh_fail(err, -ETIMEDOUT,
+				"flush: %" PRIu64 " tokens hold %" PRIu64
+				" bytes, and nobody has opened them",
+				there.held, there.held_bytes);
+	if (left)
+		wrote = tmesh_write_sized(left, &there, sizeof(there), err);
+	return wrote ? wrote : rc;
+}
+
+/* The end of the process. Nothing here waits longer than the time that is stated: somebody may
+ * have called exit() in the middle of anything. */
+
+static bool lock_until(struct tmesh_ctx *ctx, uint64_t deadline)
+{
+	struct timespec until = {
+		.tv_sec = (time_t)(deadline / 1000000000u),
+		.tv_nsec = (long)(deadline % 1000000000u),
+	};
+
+	return pthread_mutex_trylock(&ctx->lock) == 0 ||
+	       pthread_mutex_clocklock(&ctx->lock, CLOCK_MONOTONIC, &until) == 0;
+}
+
+static void tell_lost(const struct tmesh_ctx *ctx)
+{
+	dprintf(STDERR_FILENO,
+		"tmesh: process %d ends; %u of the tokens that it gave out hold memory and were "
+		"not opened within %.3g s (linger): %" PRIu64 " bytes are lost\n",
+		(int)getpid(), ctx->holds->mortal, (double)ctx->linger_ns / 1e9,
+		ctx->holds->mortal_bytes);
+}
+
+/* What the process has told nobody yet nobody can open: @flush says it first. */
+struct farewell {
+	uint64_t start;
+	bool flush;
+};
+
+static void linger(struct tmesh_ctx *ctx, void *data)
+{
+	struct farewell *farewell = data;
+	uint64_t deadline = farewell->start + ctx->linger_ns;
+
+	if (!lock_until(ctx, deadline))
+		return;
+	if (farewell->flush && ctx->holds && ctx->holds->mortal) {
+		farewell->flush = false;
+		pthread_mutex_unlock(&ctx->lock);
+		fflush(NULL);
+		if (!lock_until(ctx, deadline))
+			return;
+	}
+	while (ctx->holds && ctx->holds->mortal && tmesh_now_ns() < deadline)
+		wait_until(ctx, deadline);
+	if (ctx->holds && ctx->holds->mortal)
+		tell_lost(ctx);
+	pthread_mutex_unlock(&ctx->lock);
+}
+
+void tmesh_linger(void)
+{
+	struct farewell farewell = {.start = tmesh_now_ns()};
+
+	tmesh_fork_each(linger, &farewell);
+}
+
+/* Before exit() writes what lies in the buffers of stdio. */
+__attribute__((destructor)) static void at_exit(void)
+{
+	struct farewell farewell = {.start = tmesh_now_ns(), .flush = true};
+
+	tmesh_fork_each(linger, &farewell);
+}
+
+void tmesh_holds_forked(struct tmesh_ctx *ctx)
+{
+	/* Of a grandchild its grandparent's are not to be seen any more. */
+	if (!ctx->inherited_holds)
+		ctx->inherited_holds = ctx->holds;
+	ctx->holds = NULL;
+}
+
+void tmesh_holds_disown(struct tmesh_ctx *ctx)
+{
+	struct tmesh_holds *holds = ctx->inherited_holds;
+
+	ctx->inherited_holds = NULL;
+	for (uint32_t i = 0; holds && i < CHAINS; i++) {
+		while (holds->chains[i]) {
+			struct tmesh_hold *hold = holds->chains[i];
+
+			holds->chains[i] = hold->chain;
+			if (hold->pending)
+				tmesh_region_unref(hold->region);
+			free(hold);
+		}
+	}
+	if (holds && holds->runs)
+		tmesh_ctx_unref(ctx);
+	free(holds);
+}
+
+void tmesh_holds_free(struct tmesh_ctx *ctx)
+{
+	if (!ctx->holds)
+		return;
+	pthread_cond_destroy(&ctx->holds->changed);
+	free(ctx->holds);
+}

@@ -1,0 +1,437 @@
+// SPDX-License-Identifier: MIT
+/* Tokens that hold: memory stays until it was opened, or for as long as was asked. */
+#include <fcntl.h>
+#include <sys/wait.h>
+
+#include "producer.h"
+
+#include <tmesh/hold.h>
+
+#define SECOND 1000000000ull
+#define LONG (600 * SECOND)
+
+static const char *self;
+
+/* This program again, in another role: see main(). Its output, or what it says on stderr. */
+struct role {
+	pid_t pid;
+	FILE *out, *errors;
+};
+
+static struct role start(const char *what, const char *argument, const char *linger)
+{
+	int out[2], errors[2];
+	struct role role;
+
+	assert_int_equal(pipe2(out, O_CLOEXEC), 0);
+	assert_int_equal(pipe2(errors, O_CLOEXEC), 0);
+	role.pid = fork();
+	if (role.pid == 0) {
+		dup2(out[1], STDOUT_FILENO);
+		dup2(errors[1], STDERR_FILENO);
+		setenv("TMESH_LINGER", linger, 1);
+		execl(self, self, what, argument, NULL);
+		_exit(127);
+	}
+	close(out[1]);
+	close(errors[1]);
+	role.out = fdopen(out[0], "r");
+	role.errors = fdopen(errors[0], "r");
+	return role;
+}
+
+/* Its exit status; what it wrote on stderr in @text. */
+static int ended(struct role *role, char text[512])
+{
+	int status;
+
+	text[fread(text, 1, 511, role->errors)] = '\0';
+	fclose(role->errors);
+	fclose(role->out);
+	assert_int_equal(waitpid(role->pid, &status, 0), role->pid);
+	return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static int opens_elsewhere(const char *ref)
+{
+	struct role role = start("open", ref, "");
+	char text[512];
+	int status = ended(&role, text);
+
+	if (status && status != 2)
+		fail_msg("%s", text);
+	return status;
+}
+
+static const int32_t numbers[4] = {1, 2, 3, 4};
+
+static struct tmesh_tensor *put(struct tmesh_ctx *ctx)
+{
+	const int64_t shape[] = {4};
+	struct tmesh_tensor *tensor = NULL;
+
+	assert_ok(tmesh_tensor_put(ctx, TMESH_INT32, 1, shape, numbers, NULL, &tensor, err));
+	return tensor;
+}
+
+static void hold(struct tmesh_ctx *ctx, uint64_t ns, char ref[TMESH_REF_SIZE])
+{
+	struct tmesh_tensor *tensor = put(ctx);
+
+	assert_ok(tmesh_tensor_ref_hold(tensor, TMESH_READ, ns, ref, TMESH_REF_SIZE, err));
+	tmesh_tensor_unref(tensor);
+}
+
+static uint64_t held(struct tmesh_ctx *ctx)
+{
+	struct tmesh_flushed left = {.size = sizeof(left)};
+
+	tmesh_ctx_flush(ctx, 0, &left, NULL);
+	return left.held;
+}
+
+/* The thread that lets go does so a moment after the hold has ended. */
+static void expect_free(struct tmesh_ctx *ctx)
+{
+	while (stats_of(ctx).regions_live)
+		usleep(1000);
+}
+
+/* A function that makes a tensor and returns its ref: what everybody tries first. */
+static void test_returned(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	char ref[TMESH_REF_SIZE];
+
+	hold(ctx, LONG, ref);
+	assert_int_equal(held(ctx), 1);
+	assert_int_equal(opens_elsewhere(ref), 0);
+	if (!unit_on_kernel()) {
+		assert_int_equal(held(ctx), 0);
+		expect_free(ctx);
+		assert_int_equal(opens_elsewhere(ref), 2);
+		tmesh_ctx_unref(ctx);
+		return;
+	}
+	/* The module does not say who opens. */
+	assert_int_equal(opens_elsewhere(ref), 0);
+	tmesh_ctx_unref(ctx);
+}
+
+static void test_here(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	struct tmesh_tensor *tensor = NULL;
+	char text[TMESH_REF_SIZE];
+	struct tmesh_ref ref;
+
+	hold(ctx, LONG, text);
+	assert_ok(tmesh_ref_decode(text, strlen(text), &ref, err));
+	assert_ok(tmesh_tensor_open(ctx, &ref, TMESH_READ, &tensor, err));
+	assert_int_equal(held(ctx), 0);
+	tmesh_tensor_unref(tensor);
+	expect_free(ctx);
+	tmesh_ctx_unref(ctx);
+}
+
+/* With the last reference of the caller's the context lives on, and answers. */
+static void test_without_its_context(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	char ref[TMESH_REF_SIZE];
+
+	hold(ctx, LONG, ref);
+	tmesh_ctx_unref(ctx);
+	assert_int_equal(opens_elsewhere(ref), 0);
+	assert_int_equal(opens_elsewhere(ref), 2);
+}
+
+static void test_time(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	struct tmesh_flushed left = {.size = sizeof(left)};
+	char ref[TMESH_REF_SIZE];
+
+	hold(ctx, 1, ref);
+	assert_ok(tmesh_ctx_flush(ctx, -1, &left, err));
+	assert_int_equal(left.held, 0);
+	assert_int_equal(left.held_expired, 1);
+	expect_free(ctx);
+	assert_int_equal(opens_elsewhere(ref), 2);
+	tmesh_ctx_unref(ctx);
+}
+
+/* What is held for two is held until both have opened it. */
+static void test_two(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	struct tmesh_tensor *tensor = put(ctx);
+	struct tmesh_flushed left = {.size = sizeof(left)};
+	char refs[2][TMESH_REF_SIZE], again[TMESH_REF_SIZE];
+
+	for (int i = 0; i < 2; i++)
+		assert_ok(tmesh_tensor_ref_hold(tensor, TMESH_READ, LONG, refs[i], TMESH_REF_SIZE,
+						err));
+	assert_string_not_equal(refs[0], refs[1]);
+	assert_refused(tmesh_ctx_flush(ctx, 0, &left, err), -ETIMEDOUT, "2 tokens hold");
+	assert_int_equal(left.held, 2);
+	assert_int_equal(left.held_bytes, sysconf(_SC_PAGESIZE));
+	assert_int_equal(opens_elsewhere(refs[0]), 0);
+	assert_int_equal(opens_elsewhere(refs[0]), 0);
+	assert_int_equal(held(ctx), 1);
+	/* As long as the region is there the token is good, and holds again when it is asked to.
+	 */
+	while (atomic_load(&tmesh_tensor_region(tensor)->refs) != 2)
+		usleep(1000);
+	assert_ok(tmesh_tensor_ref_hold(tensor, TMESH_READ, LONG, again, TMESH_REF_SIZE, err));
+	assert_string_equal(again, refs[0]);
+	tmesh_tensor_unref(tensor);
+	assert_int_equal(opens_elsewhere(again), 0);
+	assert_int_equal(held(ctx), 1);
+	assert_int_equal(opens_elsewhere(refs[1]), 0);
+	assert_int_equal(held(ctx), 0);
+	expect_free(ctx);
+	tmesh_ctx_unref(ctx);
+}
+
+static void test_rights(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	struct tmesh_region *region = NULL, *other = NULL;
+	char token[TMESH_TOKEN_SIZE], plain[TMESH_TOKEN_SIZE];
+
+	assert_ok(tmesh_region_create(ctx, 100, NULL, &region, err));
+	assert_refused(tmesh_region_hold(region, TMESH_WRITE, 0, token, err), -EINVAL, "READ");
+	assert_refused(tmesh_region_hold(region, TMESH_READ, TMESH_HOLD_MAX_NS + 1, token, err),
+		       -EINVAL, "day");
+	assert_int_equal(held(ctx), 0);
+	assert_ok(tmesh_region_hold(region, TMESH_READ, 0, token, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, plain, err));
+	/* Who opens another token has not opened this one. */
+	assert_ok(tmesh_region_open(ctx, plain, TMESH_READ, &other, err));
+	tmesh_region_unref(other);
+	assert_int_equal(held(ctx), 1);
+	assert_refused(tmesh_region_open(ctx, token, RW, &other, err), -EACCES, "rights");
+	assert_int_equal(held(ctx), 1);
+	tmesh_region_unref(region);
+	assert_ok(tmesh_region_open(ctx, token, TMESH_READ, &other, err));
+	assert_int_equal(held(ctx), 0);
+	tmesh_region_unref(other);
+	expect_free(ctx);
+	tmesh_ctx_unref(ctx);
+}
+
+static void test_limits(void **state)
+{
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .max_held_bytes = page};
+	struct tmesh_ctx *ctx = NULL;
+	struct tmesh_tensor *tensor, *other;
+	struct tmesh_region *opened;
+	static char tokens[TMESH_HOLD_MAX][TMESH_TOKEN_SIZE];
+	char ref[TMESH_REF_SIZE];
+
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	tensor = put(ctx);
+	other = put(ctx);
+	for (uint32_t i = 0; i < TMESH_HOLD_MAX; i++) {
+		assert_ok(tmesh_region_hold(tmesh_tensor_region(tensor), TMESH_READ, LONG,
+					    tokens[i], err));
+		if (!i)
+			assert_refused(tmesh_tensor_ref_hold(other, TMESH_READ, LONG, ref,
+							     sizeof(ref), err),
+				       -EDQUOT, "max_held_bytes");
+	}
+	assert_refused(tmesh_tensor_ref_hold(tensor, TMESH_READ, LONG, ref, sizeof(ref), err),
+		       -EDQUOT, "4096 tokens");
+	tmesh_tensor_unref(tensor);
+	assert_int_equal(held(ctx), TMESH_HOLD_MAX);
+	for (uint32_t i = 0; i < TMESH_HOLD_MAX; i++) {
+		assert_ok(tmesh_region_open(ctx, tokens[i], TMESH_READ, &opened, err));
+		tmesh_region_unref(opened);
+	}
+	assert_int_equal(held(ctx), 0);
+	assert_refused(tmesh_tensor_ref_hold(other, TMESH_READ, LONG, ref, 10, err), -ENOSPC,
+		       "room");
+	assert_int_equal(held(ctx), 0);
+	tmesh_tensor_unref(other);
+	expect_free(ctx);
+	tmesh_ctx_unref(ctx);
+}
+
+/* What the parent holds is no business of the child's. */
+static void test_fork(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	char ref[TMESH_REF_SIZE];
+	int status;
+	pid_t pid;
+
+	hold(ctx, LONG, ref);
+	pid = fork();
+	if (pid == 0) {
+		if (held(ctx) || stats_of(ctx).regions_live != 0)
+			unit_leave(1);
+		tmesh_linger();
+		unit_leave(0);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+	assert_int_equal(held(ctx), 1);
+	assert_int_equal(opens_elsewhere(ref), 0);
+	tmesh_ctx_unref(ctx);
+}
+
+static void test_bundle(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	struct tmesh_tensor *tensors[2] = {put(ctx), put(ctx)};
+	const struct tmesh_bundle_entry entries[] = {
+		{.name = "a", .tensor = tensors[0]},
+		{.name = "b", .tensor = tensors[1]},
+	};
+	struct tmesh_bundle *bundle = NULL, *opened = NULL;
+	char *ref;
+
+	assert_ok(tmesh_bundle_create(ctx, entries, 2, NULL, &bundle, err));
+	ref = malloc(tmesh_bundle_ref_size(bundle));
+	assert_refused(tmesh_bundle_ref_hold(bundle, TMESH_READ, LONG, ref, 10, err), -ENOSPC,
+		       "room");
+	assert_int_equal(held(ctx), 0);
+	assert_ok(tmesh_bundle_ref_hold(bundle, TMESH_READ, LONG, ref,
+					tmesh_bundle_ref_size(bundle), err));
+	assert_int_equal(held(ctx), 3);
+	tmesh_bundle_unref(bundle);
+	for (int i = 0; i < 2; i++)
+		tmesh_tensor_unref(tensors[i]);
+	assert_ok(tmesh_bundle_open(ctx, ref, strlen(ref), TMESH_READ, &opened, err));
+	assert_int_equal(held(ctx), 0);
+	free(ref);
+	tmesh_bundle_unref(opened);
+	expect_free(ctx);
+	tmesh_ctx_unref(ctx);
+}
+
+/* A worker that makes something and ends. */
+static void test_exit(void **state)
+{
+	struct role role = start("hold", "600000", "600");
+	char ref[TMESH_REF_SIZE], text[512];
+
+	assert_non_null(fgets(ref, sizeof(ref), role.out));
+	assert_int_equal(opens_elsewhere(ref), 0);
+	assert_int_equal(ended(&role, text), 0);
+	assert_string_equal(text, "");
+}
+
+static void test_exit_too_late(void **state)
+{
+	struct role role = start("hold", "600000", "0.01");
+	char ref[TMESH_REF_SIZE], text[512];
+
+	assert_non_null(fgets(ref, sizeof(ref), role.out));
+	assert_int_equal(ended(&role, text), 0);
+	if (unit_on_kernel()) {
+		assert_string_equal(text, "");
+		assert_int_equal(opens_elsewhere(ref), 0);
+		return;
+	}
+	if (!strstr(text, "1 of the tokens") || !strstr(text, "lost"))
+		fail_msg("\"%s\" does not say what was lost", text);
+	assert_int_equal(opens_elsewhere(ref), 2);
+}
+
+/* What nobody could open any more is not waited for. */
+static void test_exit_in_time(void **state)
+{
+	struct role role = start("hold", "1", "600");
+	char ref[TMESH_REF_SIZE], text[512];
+
+	assert_non_null(fgets(ref, sizeof(ref), role.out));
+	assert_int_equal(ended(&role, text), 0);
+	assert_string_equal(text, "");
+}
+
+static void test_linger_option(void **state)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts)};
+	struct tmesh_ctx *ctx = NULL;
+
+	setenv("TMESH_LINGER", "soon", 1);
+	assert_refused(tmesh_ctx_open(&opts, &ctx, err), -EINVAL, "TMESH_LINGER is \"soon\"");
+	setenv("TMESH_LINGER", "1.5", 1);
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	assert_int_equal(ctx->linger_ns, 1500000000);
+	tmesh_ctx_unref(ctx);
+	opts.linger_ns = TMESH_NO_LINGER;
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	assert_int_equal(ctx->linger_ns, 0);
+	tmesh_ctx_unref(ctx);
+	opts.linger_ns = 3601 * SECOND;
+	assert_refused(tmesh_ctx_open(&opts, &ctx, err), -EINVAL, "hour");
+	unsetenv("TMESH_LINGER");
+}
+
+/* Roles. Status 2: there is no such region. */
+static int open_ref(const char *text)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts)};
+	struct tmesh_tensor *tensor = NULL;
+	struct tmesh_ctx *ctx = NULL;
+	struct tmesh_error err;
+	struct tmesh_ref ref;
+	int32_t got[4] = {0};
+	int rc = tmesh_ctx_open(&opts, &ctx, &err);
+
+	if (!rc)
+		rc = tmesh_ref_decode(text, strcspn(text, "\n"), &ref, &err);
+	if (!rc)
+		rc = tmesh_tensor_open(ctx, &ref, TMESH_READ, &tensor, &err);
+	if (!rc)
+		rc = tmesh_tensor_read(tensor, got, sizeof(got), &err);
+	if (rc)
+		fprintf(stderr, "%s", err.message);
+	else if (memcmp(got, numbers, sizeof(got)))
+		fprintf(stderr, "other numbers");
+	tmesh_tensor_unref(tensor);
+	tmesh_ctx_unref(ctx);
+	return rc == -ENOENT ? 2 : rc || memcmp(got, numbers, sizeof(got));
+}
+
+static int hold_and_end(const char *ms)
+{
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	char ref[TMESH_REF_SIZE];
+
+	hold(ctx, strtoull(ms, NULL, 10) * 1000000, ref);
+	tmesh_ctx_unref(ctx);
+	puts(ref);
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	static const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_returned),      cmocka_unit_test(test_without_its_context),
+		cmocka_unit_test(test_time),	      cmocka_unit_test(test_exit),
+		cmocka_unit_test(test_exit_too_late), cmocka_unit_test(test_exit_in_time),
+		cmocka_unit_test(test_linger_option),
+	};
+	/* Where the opens are seen. */
+	static const struct CMUnitTest seen[] = {
+		cmocka_unit_test(test_here),   cmocka_unit_test(test_two),
+		cmocka_unit_test(test_rights), cmocka_unit_test(test_limits),
+		cmocka_unit_test(test_fork),   cmocka_unit_test(test_bundle),
+	};
+	int failed;
+
+	self = argv[0];
+	if (argc == 3)
+		return !strcmp(argv[1], "open") ? open_ref(argv[2]) : hold_and_end(argv[2]);
+	failed = cmocka_run_group_tests(tests, NULL, NULL);
+	if (unit_on_kernel())
+		UNIT_SKIP(seen, "the module does not tell who opens a token");
+	else
+		failed += cmocka_run_group_tests(seen, NULL, NULL);
+	return failed;
+}
