@@ -6,8 +6,9 @@
  * nobody has that any more, the end is closed.
  *
  * Nothing here waits on a normal scheduler but for the short busy look that was asked for: what
- * cannot be done now gives eagain, and {select, event, undefined, ready_input} says when to try
- * again: when the end is closed, too. A region that a message needs is opened on a dirty scheduler.
+ * cannot be done now gives eagain. After channel_wait, {select, _, ref, ready_input} with the
+ * caller's ref says when to try again: when the end is closed, too. A region that a message needs
+ * is opened on a dirty scheduler.
  */
 #include "nif.h"
 
@@ -29,6 +30,8 @@ struct channel_end {
 	bool selected; /* the emulator has had its descriptor */
 	bool waits;    /* who works with it is the waiter when that is done */
 	_Atomic ERL_NIF_TERM waiter;
+	ErlNifEnv *env;		 /* of what follows */
+	ERL_NIF_TERM ref;	 /* in the message that the waiter is told by */
 	uint64_t spin_max;	 /* 0: none */
 	uint64_t spin_ns;	 /* what it is worth at present */
 	struct context *context; /* whose limits apply */
@@ -61,6 +64,8 @@ void channel_end_dtor(ErlNifEnv *env, void *object)
 	struct channel_end *end = object;
 
 	let_go(env, end);
+	if (end->env)
+		enif_free_env(end->env);
 	enif_release_resource(end->context);
 }
 
@@ -77,7 +82,8 @@ static void finish(ErlNifEnv *env, struct channel_end *end)
 	if (atomic_load(&end->state) & END_AWAITED)
 		enif_send(env, &waiter, NULL,
 			  enif_make_tuple4(env, enif_make_atom(env, "select"),
-					   enif_make_resource(env, end), atoms.undefined,
+					   enif_make_resource(env, end),
+					   enif_make_copy(env, end->ref),
 					   enif_make_atom(env, "ready_input")));
 	if (end->selected)
 		enif_select(env, tmesh_channel_poll_fd(end->channel, NULL), ERL_NIF_SELECT_STOP,
@@ -201,35 +207,36 @@ static struct channel_end *end_new(struct context *context, const struct tmesh_c
 {
 	struct channel_end *end = enif_alloc_resource(channel_end_type, sizeof(*end));
 
-	*end = (struct channel_end){.context = context, .garbage = garbage_alloc(drop_channel)};
+	*end = (struct channel_end){.context = context,
+				    .env = enif_alloc_env(),
+				    .garbage = garbage_alloc(drop_channel)};
 	if (opts->spin_ns != TMESH_CHANNEL_NO_SPIN)
 		end->spin_max = end->spin_ns = opts->spin_ns;
 	enif_keep_resource(context);
-	if (end->garbage)
+	if (end->garbage && end->env)
 		return end;
 	refuse(err, -ENOMEM, "no memory for a channel");
 	enif_release_resource(end);
 	return NULL;
 }
 
-/* The term of an end, which closes it when it is garbage, and that of the end itself, which comes
- * with the emulator's messages. */
-static void make_end(ErlNifEnv *env, struct channel_end *end, ERL_NIF_TERM *term,
-		     ERL_NIF_TERM *event)
+/* The term of an end, which closes it when it is garbage. */
+static ERL_NIF_TERM make_end(ErlNifEnv *env, struct channel_end *end)
 {
 	struct channel *channel = enif_alloc_resource(channel_type, sizeof(*channel));
+	ERL_NIF_TERM term;
 	ErlNifPid self;
 
 	enif_keep_resource(end);
 	*channel = (struct channel){.end = end};
-	*term = enif_make_resource(env, channel);
+	term = enif_make_resource(env, channel);
 	enif_release_resource(channel);
-	*event = enif_make_resource(env, end);
 	enif_self(env, &self);
 	enif_monitor_process(env, end, &self, NULL);
+	return term;
 }
 
-/* channel_create(context, role, opts) -> {ok, {channel, event, token}} */
+/* channel_create(context, role, opts) -> {ok, {channel, token}} */
 NIF(channel_create)
 {
 	char token[TMESH_TOKEN_SIZE];
@@ -238,7 +245,7 @@ NIF(channel_create)
 	struct channel_end *end;
 	struct context *context;
 	struct tmesh_error err;
-	ERL_NIF_TERM term, event;
+	ERL_NIF_TERM term;
 
 	if (!get_context(env, argv[0], &context, &err) || !get_role(env, argv[1], &role, &err) ||
 	    !get_opts(env, argv[2], &opts, &err))
@@ -247,17 +254,16 @@ NIF(channel_create)
 	if (!end)
 		return make_error(env, &err);
 	if (tmesh_channel_create(context->ctx, role, &opts, &end->channel, &err) ||
-	    tmesh_channel_token(end->channel, token, &err)) {
+	    tmesh_channel_token(end->channel, token, &err))
 		term = make_error(env, &err);
-	} else {
-		make_end(env, end, &term, &event);
-		term = make_ok(env, enif_make_tuple3(env, term, event, make_string(env, token)));
-	}
+	else
+		term = make_ok(env,
+			       enif_make_tuple2(env, make_end(env, end), make_string(env, token)));
 	enif_release_resource(end);
 	return term;
 }
 
-/* channel_open(context, token, role, opts) -> {ok, {channel, event}} */
+/* channel_open(context, token, role, opts) -> {ok, channel} */
 NIF(channel_open)
 {
 	struct tmesh_channel_opts opts;
@@ -267,7 +273,7 @@ NIF(channel_open)
 	struct tmesh_error err;
 	ErlNifBinary text;
 	char token[TMESH_TOKEN_SIZE] = "";
-	ERL_NIF_TERM term, event;
+	ERL_NIF_TERM term;
 
 	if (!get_context(env, argv[0], &context, &err) || !get_role(env, argv[2], &role, &err) ||
 	    !get_opts(env, argv[3], &opts, &err))
@@ -280,32 +286,12 @@ NIF(channel_open)
 	end = end_new(context, &opts, &err);
 	if (!end)
 		return make_error(env, &err);
-	if (tmesh_channel_open(context->ctx, token, role, &opts, &end->channel, &err)) {
+	if (tmesh_channel_open(context->ctx, token, role, &opts, &end->channel, &err))
 		term = make_error(env, &err);
-	} else {
-		make_end(env, end, &term, &event);
-		term = make_ok(env, enif_make_tuple2(env, term, event));
-	}
+	else
+		term = make_ok(env, make_end(env, end));
 	enif_release_resource(end);
 	return term;
-}
-
-/* eagain, and a message when it is worth to try; or full, where no descriptor tells of room. */
-static ERL_NIF_TERM again(ErlNifEnv *env, struct channel_end *end)
-{
-	struct tmesh_error err;
-	ErlNifPid self;
-	int fd = tmesh_channel_poll_fd(end->channel, &err);
-
-	if (fd == -EOPNOTSUPP)
-		return enif_make_atom(env, "full");
-	if (fd < 0)
-		return make_error(env, &err);
-	end->selected = true;
-	end->waits = true;
-	atomic_store(&end->waiter, enif_self(env, &self)->pid);
-	enif_select(env, fd, ERL_NIF_SELECT_READ, end, NULL, atoms.undefined);
-	return atoms.eagain;
 }
 
 /* A message to be sent: its tensor is the caller's reference. False: @err is filled. */
@@ -330,7 +316,7 @@ static bool get_message(ErlNifEnv *env, ERL_NIF_TERM tensor, ERL_NIF_TERM bytes,
 	return message->tensor;
 }
 
-/* ok | eagain | full | an error; the end is the caller's. */
+/* ok | eagain | an error; the end is the caller's. */
 static ERL_NIF_TERM send_now(ErlNifEnv *env, struct channel_end *end,
 			     const struct tmesh_message *message)
 {
@@ -341,7 +327,7 @@ static ERL_NIF_TERM send_now(ErlNifEnv *env, struct channel_end *end,
 		atomic_store(&end->context->named, true);
 	if (!rc)
 		return atoms.ok;
-	return rc == -EAGAIN ? again(env, end) : make_error(env, &err);
+	return rc == -EAGAIN ? atoms.eagain : make_error(env, &err);
 }
 
 /* Whether @term is a tensor of a context that has given no token yet: what has to be started for
@@ -374,7 +360,7 @@ static NIF(send_message)
 	return term;
 }
 
-/* channel_send(channel, nil | handle, bytes) -> ok | eagain | full */
+/* channel_send(channel, nil | handle, bytes) -> ok | eagain */
 NIF(channel_send)
 {
 	if (is_first(env, argv[1]))
@@ -465,7 +451,7 @@ static ERL_NIF_TERM recv_now(ErlNifEnv *env, struct channel_end *end,
 	case 0:
 		return make_message(env, end, &message, given);
 	case -EAGAIN:
-		return again(env, end);
+		return atoms.eagain;
 	case -EINPROGRESS:
 		return atoms.again;
 	default:
@@ -535,7 +521,7 @@ static NIF(call)
 
 /*
  * channel_call(out, into, nil | handle, bytes) -> given | {ok, message} |
- * {sent, what receiving gave} | eagain | full (not sent)
+ * {sent, what receiving gave} | eagain (not sent)
  */
 NIF(channel_call)
 {
@@ -560,6 +546,50 @@ NIF(channel_flush)
 	if (rc == -ETIMEDOUT)
 		return enif_make_atom(env, "full");
 	return rc ? make_error(env, &err) : atoms.ok;
+}
+
+/* What is asked for of an end that is the caller's. */
+static ERL_NIF_TERM wait_for(ErlNifEnv *env, struct channel_end *end, ERL_NIF_TERM ref)
+{
+	struct tmesh_error err;
+	ErlNifPid self;
+	int fd = tmesh_channel_poll_fd(end->channel, &err);
+
+	if (fd == -EOPNOTSUPP)
+		return enif_make_atom(env, "full");
+	if (fd < 0)
+		return make_error(env, &err);
+	enif_clear_env(end->env);
+	end->ref = enif_make_copy(end->env, ref);
+	end->selected = true;
+	end->waits = true;
+	atomic_store(&end->waiter, enif_self(env, &self)->pid);
+	enif_select(env, fd, ERL_NIF_SELECT_READ, end, NULL, ref);
+	return atoms.ok;
+}
+
+/*
+ * channel_wait(channel, ref) -> ok | full (no descriptor tells of room)
+ *
+ * After eagain: a message with @ref says when it is worth to try again. The caller made it just
+ * before, so that the emulator looks for it among later messages alone.
+ */
+NIF(channel_wait)
+{
+	struct channel_end *end;
+	struct tmesh_error err;
+	ERL_NIF_TERM term;
+
+	if (!enif_is_ref(env, argv[1])) {
+		refuse(&err, -EINVAL, "a wait has a reference");
+		return make_error(env, &err);
+	}
+	end = get_end(env, argv[0], &err);
+	if (!end)
+		return make_error(env, &err);
+	term = wait_for(env, end, argv[1]);
+	put_end(env, end);
+	return term;
 }
 
 /* channel_cancel(channel) -> ok. No message comes any more; one may have come. */

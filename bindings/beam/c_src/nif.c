@@ -197,6 +197,7 @@ static ErlNifFunc functions[] = {
 	{"channel_recv", 2, channel_recv, 0},
 	{"channel_call", 4, channel_call, 0},
 	{"channel_flush", 1, channel_flush, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"channel_wait", 2, channel_wait, 0},
 	{"channel_cancel", 1, channel_cancel, 0},
 	{"channel_close", 1, channel_close, 0},
 	{"gpu_alloc", 4, gpu_alloc, ERL_NIF_DIRTY_JOB_IO_BOUND},

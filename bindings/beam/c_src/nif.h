@@ -379,6 +379,7 @@ NIF(channel_send);
 NIF(channel_recv);
 NIF(channel_call);
 NIF(channel_flush);
+NIF(channel_wait);
 NIF(channel_cancel);
 NIF(channel_close);
 

@@ -44,6 +44,41 @@ defmodule Tmesh.ChannelTest do
     end
   end
 
+  test "who waits looks at none of the messages that it had before" do
+    {_result, scan} =
+      with_backlog(fn ->
+        receive do
+          :nothing -> :ok
+        after
+          0 -> :ok
+        end
+      end)
+
+    assert scan > 200_000
+
+    {timeout, looked_at} = with_backlog(fn -> Channel.recv(Channel.create!(:recv), 1) end)
+
+    assert {:error, %Error{type: :timeout}} = timeout
+    assert looked_at < 100_000
+
+    {came, looked_at} =
+      with_backlog(fn ->
+        {:ok, into} = Channel.create(:recv)
+        waiting = self()
+
+        spawn_link(fn ->
+          {:ok, out} = Channel.open(into.token, :send)
+          eventually(fn -> {:status, :waiting} == Process.info(waiting, :status) end)
+          Channel.send!(out, "woken")
+        end)
+
+        Channel.recv(into)
+      end)
+
+    assert came == {:ok, "woken"}
+    assert looked_at < 100_000
+  end
+
   test "a flush keeps a tensor that nobody else holds until it was received" do
     {:ok, into} = Channel.create(:recv)
 

@@ -14,9 +14,9 @@ defmodule Tmesh.NativeTest do
     {:ok, native} = ref |> ZeroCopy.grant!(:read) |> TensorRef.to_native()
     {:ok, json} = TensorRef.to_json(ref)
     context = Tmesh.Context.get()
-    {:ok, {into, _event, token}} = Native.channel_create(context, :recv, @channel)
-    {:ok, {out, _event}} = Native.channel_open(context, token, :send, @channel)
-    {:ok, {back, _event, _token}} = Native.channel_create(context, :send, @channel)
+    {:ok, {into, token}} = Native.channel_create(context, :recv, @channel)
+    {:ok, out} = Native.channel_open(context, token, :send, @channel)
+    {:ok, {back, _token}} = Native.channel_create(context, :send, @channel)
     {:ok, arena} = Native.arena_create(context, 0, @region)
     {:ok, gpu} = Tmesh.DLPack.import_gpu_tensor(json)
     sealed = ZeroCopy.from_binary!("abcd", [4], :uint8)
@@ -80,6 +80,7 @@ defmodule Tmesh.NativeTest do
       channel_flush: [out],
       channel_send: [out, nil, "abc"],
       channel_call: [back, into, nil, "abc"],
+      channel_wait: [into, make_ref()],
       channel_cancel: [into],
       channel_close: [out],
       arrow_stream: [

@@ -135,6 +135,16 @@ defmodule Tmesh.WorkerTest do
       assert stat(:regions_live) == live
     end
 
+    test "who waits looks at none of the messages that it had before" do
+      {answer, looked_at} = with_backlog(fn -> Worker.execute("operations.echo", [1]) end)
+      assert answer == {:ok, 1}
+      assert looked_at < 100_000
+
+      {answer, looked_at} = with_backlog(fn -> Worker.execute("operations.no_such", []) end)
+      assert {:error, %Error{}} = answer
+      assert looked_at < 100_000
+    end
+
     test "wrong calls" do
       for {operation, payload, opts} <- [
             {"", [], []},

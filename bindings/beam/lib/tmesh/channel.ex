@@ -35,7 +35,7 @@ defmodule Tmesh.Channel do
   alias Tmesh.{Context, Error, Janitor, Native, Options}
   alias Tmesh.ZeroCopy.TensorRef
 
-  @enforce_keys [:native, :event, :token, :role]
+  @enforce_keys [:native, :token, :role]
   @derive {Inspect, only: [:role]}
   defstruct @enforce_keys
 
@@ -43,7 +43,6 @@ defmodule Tmesh.Channel do
   @type message :: binary() | TensorRef.t() | {TensorRef.t(), binary()}
   @type t :: %__MODULE__{
           native: Native.channel(),
-          event: Native.channel_event(),
           token: String.t(),
           role: role()
         }
@@ -94,9 +93,9 @@ defmodule Tmesh.Channel do
   def create(role, opts \\ []) do
     with {:ok, opts} <- options(opts, @of_channel ++ @of_end),
          {:ok, context} <- Context.limited(),
-         {:ok, {native, event, token}} <-
+         {:ok, {native, token}} <-
            native(Janitor.retry(fn -> Native.channel_create(context, role, opts) end)) do
-      {:ok, %__MODULE__{native: native, event: event, token: token, role: role}}
+      {:ok, %__MODULE__{native: native, token: token, role: role}}
     end
   end
 
@@ -109,8 +108,8 @@ defmodule Tmesh.Channel do
   @spec open(String.t(), role(), [end_option()]) :: {:ok, t()} | {:error, Error.t()}
   def open(token, role, opts \\ []) do
     with {:ok, opts} <- options(opts, @of_end),
-         {:ok, {native, event}} <- native(Native.channel_open(Context.get(), token, role, opts)) do
-      {:ok, %__MODULE__{native: native, event: event, token: token, role: role}}
+         {:ok, native} <- native(Native.channel_open(Context.get(), token, role, opts)) do
+      {:ok, %__MODULE__{native: native, token: token, role: role}}
     end
   end
 
@@ -276,9 +275,7 @@ defmodule Tmesh.Channel do
   defp wait(tried, channel, try, deadline) do
     case tried do
       :eagain ->
-        if told?(channel, left(deadline)),
-          do: wait(try.(), channel, try, deadline),
-          else: give_up(channel, try)
+        doze(channel, try, deadline)
 
       # No descriptor tells one of several producers of room, and schedulers that open regions
       # are scarce.
@@ -288,13 +285,33 @@ defmodule Tmesh.Channel do
       :again ->
         wait(try.(), channel, try, deadline)
 
-      {:error, _reason} = error ->
-        # Who waits when the end is closed may be told of that and of a message.
-        told?(channel, 0)
-        error
+      done_or_error ->
+        done_or_error
+    end
+  end
 
-      done ->
-        done
+  # The reference comes into being and is waited for here, so that the emulator looks at no message
+  # that was in the mailbox before, however many there are. The last who looks is this function, too:
+  # behind that the emulator knows no more from where.
+  defp doze(%__MODULE__{native: native} = channel, try, deadline) do
+    ref = make_ref()
+
+    case Native.channel_wait(native, ref) do
+      :ok ->
+        tried =
+          receive do
+            {:select, _end, ^ref, :ready_input} -> try.()
+          after
+            left(deadline) -> give_up(native, try)
+          end
+
+        # Who gives up may have been told meanwhile, and who waits when the end is closed of that and
+        # of a message.
+        forget(ref)
+        wait(tried, channel, try, deadline)
+
+      full_or_error ->
+        wait(full_or_error, channel, try, deadline)
     end
   end
 
@@ -304,35 +321,24 @@ defmodule Tmesh.Channel do
   end
 
   # What comes at the last moment is not lost, and no message comes later.
-  defp give_up(channel, try) do
-    cancel(channel)
+  defp give_up(native, try) do
+    :ok = Native.channel_cancel(native)
+    last(try)
+  end
 
+  defp last(try) do
     case try.() do
-      :eagain ->
-        cancel(channel)
-        over()
-
-      waits when waits in [:full, :busy] ->
-        over()
-
-      :again ->
-        give_up(channel, try)
-
-      done ->
-        done
+      waits when waits in [:eagain, :busy] -> over()
+      :again -> last(try)
+      done -> done
     end
   end
 
-  defp cancel(%__MODULE__{native: native} = channel) do
-    :ok = Native.channel_cancel(native)
-    told?(channel, 0)
-  end
-
-  defp told?(%__MODULE__{event: event}, timeout) do
+  defp forget(ref) do
     receive do
-      {:select, ^event, :undefined, :ready_input} -> true
+      {:select, _end, ^ref, :ready_input} -> :ok
     after
-      timeout -> false
+      0 -> :ok
     end
   end
 

@@ -489,20 +489,16 @@ defmodule Tmesh.Native do
           {non_neg_integer(), non_neg_integer(), non_neg_integer(), non_neg_integer(), boolean(),
            non_neg_integer(), non_neg_integer(), non_neg_integer()}
 
-  @typedoc "What the messages of the emulator carry about an end."
-  @type channel_event :: reference()
-
   @spec channel_create(context() | nil, :send | :recv, channel_opts()) ::
-          result({channel(), channel_event(), token :: String.t()})
+          result({channel(), token :: String.t()})
   def channel_create(_context, _role, _opts), do: :erlang.nif_error(:not_loaded)
 
   @spec channel_open(context() | nil, token :: String.t(), :send | :recv, channel_opts()) ::
-          result({channel(), channel_event()})
+          result(channel())
   def channel_open(_context, _token, _role, _opts), do: :erlang.nif_error(:not_loaded)
 
-  # After eagain, {:select, event, :undefined, :ready_input} says when to try again.
-  @spec channel_send(channel(), handle() | nil, binary()) ::
-          :ok | :eagain | :full | {:error, reason()}
+  # After eagain, channel_wait/2.
+  @spec channel_send(channel(), handle() | nil, binary()) :: :ok | :eagain | {:error, reason()}
   def channel_send(_channel, _handle, _bytes), do: :erlang.nif_error(:not_loaded)
 
   @type channel_message :: {nil | :given | {handle(), ref()}, binary()}
@@ -514,11 +510,15 @@ defmodule Tmesh.Native do
   def channel_recv(_channel, _handle), do: :erlang.nif_error(:not_loaded)
 
   @spec channel_call(channel(), channel(), handle() | nil, binary()) ::
-          :given | result(channel_message()) | {:sent, :eagain | :again} | :eagain | :full
+          :given | result(channel_message()) | {:sent, :eagain | :again} | :eagain
   def channel_call(_out, _into, _handle, _bytes), do: :erlang.nif_error(:not_loaded)
 
   @spec channel_flush(channel()) :: :ok | :full | {:error, reason()}
   def channel_flush(_channel), do: :erlang.nif_error(:not_loaded)
+
+  # {:select, _, ref, :ready_input} says when to try again; after full nothing does.
+  @spec channel_wait(channel(), reference()) :: :ok | :full | {:error, reason()}
+  def channel_wait(_channel, _ref), do: :erlang.nif_error(:not_loaded)
 
   @spec channel_cancel(channel()) :: :ok
   def channel_cancel(_channel), do: :erlang.nif_error(:not_loaded)

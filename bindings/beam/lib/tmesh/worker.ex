@@ -200,7 +200,7 @@ defmodule Tmesh.Worker do
   """
   @spec execute(String.t(), map() | list(), [option()]) :: {:ok, term()} | {:error, Error.t()}
   def execute(operation, payload, opts \\ []) do
-    with {:ok, call} <- start(operation, payload, opts), do: await(call)
+    start_call(operation, payload, opts, :result)
   end
 
   @doc """
@@ -208,7 +208,7 @@ defmodule Tmesh.Worker do
   must `await/1` or `cancel/1` it; its end cancels it too.
   """
   @spec start(String.t(), map() | list(), [option()]) :: {:ok, Call.t()} | {:error, Error.t()}
-  def start(operation, payload, opts \\ []), do: start_call(operation, payload, opts, false)
+  def start(operation, payload, opts \\ []), do: start_call(operation, payload, opts, :call)
 
   @doc """
   Wait for the result of a call that this process started, once.
@@ -219,13 +219,13 @@ defmodule Tmesh.Worker do
   @spec await(Call.t()) :: {:ok, term()} | {:error, Error.t()}
   def await(%Call{} = call) do
     if Process.get({__MODULE__, call.reply}),
-      do: await_answer(call),
+      do: await_answer(call, call.reply),
       else: invalid("this process has no such call, or not any more")
   end
 
-  defp await_answer(%Call{reply: reply} = call) do
+  defp await_answer(call, reply) do
     result =
-      case next(call) do
+      case next(reply, call.deadline) do
         {^reply, {:result, value, hold}} -> take(call, value, hold)
         {^reply, {:error, error}} -> {:error, error}
         other -> ended(other)
@@ -233,7 +233,7 @@ defmodule Tmesh.Worker do
 
     # Does nothing to a call that has ended.
     if not match?({:ok, _value}, result), do: Pool.cancel(call.pool, reply)
-    finish(call, result)
+    finish(call, reply, result)
   end
 
   @doc """
@@ -243,7 +243,7 @@ defmodule Tmesh.Worker do
   @spec cancel(Call.t()) :: :ok
   def cancel(%Call{} = call) do
     Pool.cancel(call.pool, call.reply)
-    _result = finish(call, {:error, Error.new(:cancelled, "cancelled")})
+    _result = finish(call, call.reply, {:error, Error.new(:cancelled, "cancelled")})
     :ok
   end
 
@@ -258,7 +258,7 @@ defmodule Tmesh.Worker do
   def stream(operation, payload, opts \\ []) do
     Stream.resource(
       fn ->
-        case start_call(operation, payload, opts, true) do
+        case start_call(operation, payload, opts, :stream) do
           {:ok, call} -> call
           {:error, error} -> raise error
         end
@@ -273,7 +273,7 @@ defmodule Tmesh.Worker do
   end
 
   defp next_item(%Call{reply: reply} = call) do
-    case next(call) do
+    case next(reply, call.deadline) do
       {^reply, {:item, value, hold}} ->
         case take(call, value, hold) do
           {:ok, item} -> {[item], call}
@@ -281,7 +281,7 @@ defmodule Tmesh.Worker do
         end
 
       {^reply, :end} ->
-        _result = finish(call, {:ok, nil})
+        _result = finish(call, reply, {:ok, nil})
         {:halt, :over}
 
       {^reply, {:error, error}} ->
@@ -295,7 +295,7 @@ defmodule Tmesh.Worker do
 
   defp fail(call, error) do
     Pool.cancel(call.pool, call.reply)
-    _result = finish(call, {:error, error})
+    _result = finish(call, call.reply, {:error, error})
     {:halt, {:failed, error}}
   end
 
@@ -315,7 +315,8 @@ defmodule Tmesh.Worker do
   # docs/worker.md allows 16 MiB, of which the head of a call takes less than the rest.
   @body_bytes 16 * 1_048_576 - 4096
 
-  defp start_call(operation, payload, opts, stream) do
+  # What is wanted of it: its :result at once, the :call, or that of a :stream.
+  defp start_call(operation, payload, opts, wanted) do
     with {:ok, opts} <- Options.validate(opts, pool: __MODULE__, timeout: 60_000, grace_ms: 5_000),
          :ok <- check_call(operation, payload, opts),
          {:ok, pool} <- pool(opts[:pool]),
@@ -329,21 +330,18 @@ defmodule Tmesh.Worker do
         IO.iodata_to_binary([
           ~s(,"payload":),
           encoded.json,
-          ~s(,"stream":#{stream},"inline":#{encoded.inline},"threshold_bytes":#{threshold}})
+          ~s(,"stream":#{wanted == :stream},"inline":#{encoded.inline},"threshold_bytes":#{threshold}})
         ])
 
       if byte_size(body) <= @body_bytes do
-        call = %Call{
-          reply: :erlang.monitor(:process, pool, alias: :explicit_unalias),
+        submit(pool, wanted, body, encoded, opts[:grace_ms], %{
           pool: opts[:pool],
           operation: operation,
           began: System.monotonic_time(),
           deadline: if(opts[:timeout] != :infinity, do: now() + opts[:timeout]),
           made: encoded.made,
           inline_above: if(encoded.inline, do: threshold)
-        }
-
-        submit(pool, call, body, encoded.held, opts[:grace_ms])
+        })
       else
         Payload.release(encoded.made)
 
@@ -356,10 +354,17 @@ defmodule Tmesh.Worker do
     end
   end
 
-  defp submit(pool, %Call{reply: reply, operation: operation} = call, body, held, grace_ms) do
+  # The reference comes into being in this function, and goes to where it is waited for as it is, not
+  # as a member of the call: so the emulator looks at no message that was in the mailbox before,
+  # however many there are.
+  defp submit(pool, wanted, body, encoded, grace_ms, call) do
+    reply = :erlang.monitor(:process, pool, alias: :explicit_unalias)
+    call = struct!(Call, Map.put(call, :reply, reply))
+    operation = call.operation
+
     # A root for the garbage collector: what was sent must be held, whatever becomes of the caller's
     # variables.
-    Process.put({__MODULE__, reply}, held)
+    Process.put({__MODULE__, reply}, encoded.held)
 
     Telemetry.execute(
       [:tmesh, :worker, :call, :start],
@@ -378,13 +383,14 @@ defmodule Tmesh.Worker do
     }
 
     case Pool.submit(pool, request) do
+      :ok when wanted == :result -> await_answer(call, reply)
       :ok -> {:ok, call}
-      {:error, error} -> finish(call, {:error, error})
+      {:error, error} -> finish(call, reply, {:error, error})
     end
   end
 
   # The next message of a call; :timeout.
-  defp next(%Call{reply: reply, deadline: deadline}) do
+  defp next(reply, deadline) do
     timeout = if deadline, do: max(0, deadline - now()), else: :infinity
 
     receive do
@@ -417,9 +423,9 @@ defmodule Tmesh.Worker do
   end
 
   # Nothing more of this call is heard, and nothing held.
-  defp finish(%Call{reply: reply} = call, result) do
+  defp finish(call, reply, result) do
     :erlang.unalias(reply)
-    Process.demonitor(reply, [:flush])
+    Process.demonitor(reply)
     forget_answers(reply)
     Process.delete({__MODULE__, reply})
     Payload.release(call.made)
@@ -443,6 +449,7 @@ defmodule Tmesh.Worker do
   defp forget_answers(reply) do
     receive do
       {^reply, _answer} -> forget_answers(reply)
+      {:DOWN, ^reply, :process, _pool, _reason} -> forget_answers(reply)
     after
       0 -> :ok
     end

@@ -123,6 +123,33 @@ defmodule Tmesh.Case do
     {"", 0} = System.cmd("prlimit", ["--pid=#{System.pid()}", "--nofile=#{files}"])
   end
 
+  @doc """
+  What `fun` gives in a process in whose mailbox 200,000 messages wait, and how many of them it looked at, at
+  most: each look costs a reduction. Without a backlog it takes some thousand reductions itself.
+  """
+  def with_backlog(fun) do
+    in_process(fn ->
+      # A module that is loaded looks through the mailbox for the answer of the code server.
+      load()
+      # What is not on the heap is not collected: that costs reductions, too.
+      Process.flag(:message_queue_data, :off_heap)
+      for n <- 1..200_000, do: send(self(), n)
+      {:message_queue_len, 200_000} = Process.info(self(), :message_queue_len)
+      before = reductions()
+      result = fun.()
+      looked_at = reductions() - before
+      {:message_queue_len, 200_000} = Process.info(self(), :message_queue_len)
+      {result, looked_at}
+    end)
+  end
+
+  defp load do
+    {:ok, modules} = :application.get_key(:tmesh, :modules)
+    :ok = :code.ensure_modules_loaded(modules)
+  end
+
+  defp reductions, do: self() |> Process.info(:reductions) |> elem(1)
+
   @doc "How many descriptors of tmesh this VM has open."
   def open_files do
     for name <- File.ls!("/proc/self/fd"),
