@@ -19,9 +19,6 @@
 #include "tmesh.h"
 #include "trace.h"
 
-/* How long a revocation waits in all for work that importers had already queued. */
-#define TMESH_DEVICE_WAIT HZ
-
 /**
  * struct tmesh_dma_mapping - what one device has mapped
  * @sgt:  what the device was told
@@ -366,6 +363,74 @@ static const struct dma_buf_ops tmesh_dmabuf_ro_ops = {
 	TMESH_DMABUF_OPS,
 };
 
+static u32 *tmesh_export_count(struct tmesh_region *region)
+{
+	return &region->nr_exports;
+}
+
+/*
+ * Reaches importers that can be told. The others keep what they have mapped, and what they map
+ * keeps the memory.
+ */
+static void tmesh_export_cut(struct tmesh_claim *claim)
+{
+	struct dma_buf *dmabuf = to_dmabuf(claim)->dmabuf;
+
+	tmesh_zap(claim);
+	dma_resv_lock(dmabuf->resv, NULL);
+	tmesh_dma_buf_invalidate(dmabuf);
+	dma_resv_unlock(dmabuf->resv);
+}
+
+static u32 tmesh_export_devices(struct tmesh_claim *claim, struct tmesh_holder *holder, u32 room)
+{
+	struct tmesh_dmabuf *export = to_dmabuf(claim);
+	struct tmesh_attachment *attachment;
+	u32 total = 0;
+
+	mutex_lock(&export->lock);
+	list_for_each_entry(attachment, &export->attachments, node) {
+		if (total++ >= room)
+			continue;
+		holder->size = sizeof(*holder);
+		holder->kind = TMESH_HOLDER_DEVICE;
+		holder->rights = claim->rights;
+		holder->offset = (u64)claim->first << PAGE_SHIFT;
+		holder->bytes = (u64)claim->nr_pages << PAGE_SHIFT;
+		holder->mapped = attachment->mapped;
+		strscpy(holder->device, dev_name(attachment->dev), sizeof(holder->device));
+		holder++;
+	}
+	mutex_unlock(&export->lock);
+	return total;
+}
+
+/*
+ * The dma-buf stays until our lock is free; its file may be gone, for a descriptor made with O_PATH
+ * keeps the one without the other.
+ */
+static struct dma_fence *tmesh_export_pending(struct tmesh_claim *claim)
+{
+	struct tmesh_dmabuf *export = to_dmabuf(claim);
+	struct dma_fence *fence;
+
+	if (export->waited)
+		return NULL;
+	export->waited = true;
+	/* Without memory for it nobody is waited for, as when the time is over. */
+	if (dma_resv_get_singleton(export->dmabuf->resv, DMA_RESV_USAGE_BOOKKEEP, &fence))
+		return NULL;
+	return fence;
+}
+
+static const struct tmesh_claim_ops tmesh_export_claim_ops = {
+	.writes = true,
+	.count = tmesh_export_count,
+	.cut = tmesh_export_cut,
+	.devices = tmesh_export_devices,
+	.pending = tmesh_export_pending,
+};
+
 /**
  * tmesh_dmabuf_publish() - make a dma-buf of an export
  * @export:   begun; freed where this fails
@@ -394,8 +459,8 @@ struct dma_buf *tmesh_dmabuf_publish(struct tmesh_dmabuf *export, struct dma_buf
 	}
 	export->dmabuf = dmabuf;
 	/* The inode is put before the dma-buf is released; the claim holds it. */
-	tmesh_claim_init(&export->claim, through->region, TMESH_HOLDER_EXPORT,
-			 TMESH_RIGHT_READ | (writable ? TMESH_RIGHT_WRITE : 0),
+	tmesh_claim_init(&export->claim, &tmesh_export_claim_ops, through->region,
+			 TMESH_HOLDER_EXPORT, TMESH_RIGHT_READ | (writable ? TMESH_RIGHT_WRITE : 0),
 			 file_inode(dmabuf->file));
 	export->claim.first = first;
 	export->claim.nr_pages = nr_pages;
@@ -468,109 +533,4 @@ int tmesh_ioctl_export(struct tmesh_ucmd *ucmd)
 put_fd:
 	put_unused_fd(fd);
 	return rc;
-}
-
-/**
- * tmesh_export_devices() - write down which devices are attached to an export
- * @claim:  of an export
- * @holder: where to begin
- * @room:   how many there is room for
- *
- * Return: how many there are.
- */
-u32 tmesh_export_devices(struct tmesh_claim *claim, struct tmesh_holder *holder, u32 room)
-{
-	struct tmesh_dmabuf *export = to_dmabuf(claim);
-	struct tmesh_attachment *attachment;
-	u32 total = 0;
-
-	mutex_lock(&export->lock);
-	list_for_each_entry(attachment, &export->attachments, node) {
-		if (total++ >= room)
-			continue;
-		holder->size = sizeof(*holder);
-		holder->kind = TMESH_HOLDER_DEVICE;
-		holder->rights = claim->rights;
-		holder->offset = (u64)claim->first << PAGE_SHIFT;
-		holder->bytes = (u64)claim->nr_pages << PAGE_SHIFT;
-		holder->mapped = attachment->mapped;
-		strscpy(holder->device, dev_name(attachment->dev), sizeof(holder->device));
-		holder++;
-	}
-	mutex_unlock(&export->lock);
-	return total;
-}
-
-/**
- * tmesh_export_invalidate() - tell importers that the region is revoked
- * @claim: of an export, in the region's list
- *
- * Reaches importers that can be told. The others keep what they have mapped, and what they
- * map keeps the memory.
- *
- * Context: claims_lock is held; takes the reservation lock.
- */
-void tmesh_export_invalidate(struct tmesh_claim *claim)
-{
-	struct dma_buf *dmabuf = to_dmabuf(claim)->dmabuf;
-
-	dma_resv_lock(dmabuf->resv, NULL);
-	tmesh_dma_buf_invalidate(dmabuf);
-	dma_resv_unlock(dmabuf->resv);
-}
-
-/*
- * What importers of the next export have queued, in one fence. The dma-buf stays until our lock is
- * free; its file may be gone, for a descriptor made with O_PATH keeps the one without the other.
- */
-static struct dma_fence *tmesh_exports_next_fence(struct tmesh_region *region)
-{
-	struct dma_fence *fence = NULL;
-	struct tmesh_dmabuf *export;
-	struct tmesh_claim *claim;
-
-	mutex_lock(&region->claims_lock);
-	list_for_each_entry(claim, &region->claims, node) {
-		if (claim->kind != TMESH_HOLDER_EXPORT)
-			continue;
-		export = to_dmabuf(claim);
-		if (export->waited)
-			continue;
-		export->waited = true;
-		/* Without memory for it nobody is waited for, as when the time is over. */
-		if (dma_resv_get_singleton(export->dmabuf->resv, DMA_RESV_USAGE_BOOKKEEP, &fence))
-			fence = NULL;
-		if (fence)
-			break;
-		cond_resched();
-	}
-	mutex_unlock(&region->claims_lock);
-	return fence;
-}
-
-/**
- * tmesh_exports_wait() - wait for work that importers of a revoked region had queued
- * @region: revoked
- *
- * For all exports together no longer than TMESH_DEVICE_WAIT, and a signal ends it. Nothing
- * depends on it but how much of the work is over when TMESH_REVOKE returns.
- *
- * Context: may sleep; no lock of ours is held.
- */
-void tmesh_exports_wait(struct tmesh_region *region)
-{
-	unsigned long end = jiffies + TMESH_DEVICE_WAIT;
-	struct dma_fence *fence;
-	long left = TMESH_DEVICE_WAIT;
-
-	while (left > 0) {
-		fence = tmesh_exports_next_fence(region);
-		if (!fence)
-			return;
-		left = dma_fence_wait_timeout(fence, true, left);
-		dma_fence_put(fence);
-		/* Looking for the next one takes time too, and anybody may have made many. */
-		if (left > 0)
-			left = end - jiffies;
-	}
 }

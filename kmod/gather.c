@@ -116,16 +116,22 @@ static const struct tmesh_backing_ops tmesh_gather_ops = {
 	.release = tmesh_gather_release,
 };
 
-/**
- * tmesh_gather_revoke() - a source is revoked, or the lease has lapsed through which it was lent
- * @claim: of a view, in the list of the source's claims
- *
+static u32 *tmesh_gather_count(struct tmesh_region *region)
+{
+	return &region->nr_gathers;
+}
+
+static int tmesh_gather_check(const struct tmesh_claim *claim, const struct tmesh_claim *through)
+{
+	return claim->region->nr_gathers == TMESH_GATHER_VIEWS ? -EDQUOT : 0;
+}
+
+/*
+ * A source is revoked, or the lease has lapsed through which it was lent: no view of it is left.
  * The view's struct stays while the source's claims_lock is held, since the view takes that to
  * unlink itself. It may be about to go: then it takes no notice.
- *
- * Context: the source's claims_lock is held; takes that of the view.
  */
-void tmesh_gather_revoke(const struct tmesh_claim *claim)
+static void tmesh_gather_cut(struct tmesh_claim *claim)
 {
 	struct tmesh_region *view = to_link(claim)->view;
 
@@ -135,38 +141,30 @@ void tmesh_gather_revoke(const struct tmesh_claim *claim)
 	mutex_unlock(&view->claims_lock);
 }
 
-/**
- * tmesh_gather_view() - which view does a claim belong to?
- * @claim: of kind TMESH_HOLDER_GATHER
- *
- * Return: the id of the view's region.
- */
-u64 tmesh_gather_view(const struct tmesh_claim *claim)
+static void tmesh_gather_describe(const struct tmesh_claim *claim, struct tmesh_holder *holder)
 {
-	return to_link(claim)->view->id;
+	holder->view = to_link(claim)->view->id;
 }
 
-/**
- * tmesh_gather_in_use() - do devices or the kernel have something of a region by way of a view?
- * @claim: in the list of the region's claims
- *
- * Context: claims_lock is held; takes the view's uses_lock.
- * Return: true when the claim is a view's and they do.
- */
-bool tmesh_gather_in_use(const struct tmesh_claim *claim)
+static bool tmesh_gather_in_use(const struct tmesh_claim *claim)
 {
-	struct tmesh_region *view;
+	struct tmesh_region *view = to_link(claim)->view;
 	bool in_use;
 
-	lockdep_assert_held(&claim->region->claims_lock);
-	if (claim->kind != TMESH_HOLDER_GATHER)
-		return false;
-	view = to_link(claim)->view;
 	mutex_lock(&view->uses_lock);
 	in_use = !list_empty(&view->uses);
 	mutex_unlock(&view->uses_lock);
 	return in_use;
 }
+
+static const struct tmesh_claim_ops tmesh_gather_claim_ops = {
+	.writes = true,
+	.count = tmesh_gather_count,
+	.check = tmesh_gather_check,
+	.cut = tmesh_gather_cut,
+	.describe = tmesh_gather_describe,
+	.in_use = tmesh_gather_in_use,
+};
 
 static struct tmesh_source *tmesh_gather_source(struct tmesh_gathering *g,
 						const struct tmesh_region *region)
@@ -219,7 +217,8 @@ static struct tmesh_link *tmesh_gather_link(struct tmesh_gathering *g,
 	link = kzalloc(sizeof(*link), GFP_KERNEL_ACCOUNT);
 	if (!link)
 		return ERR_PTR(-ENOMEM);
-	tmesh_claim_init(&link->claim, region, TMESH_HOLDER_GATHER, g->rights, NULL);
+	tmesh_claim_init(&link->claim, &tmesh_gather_claim_ops, region, TMESH_HOLDER_GATHER,
+			 g->rights, NULL);
 	link->view = g->view;
 	list_add_tail(&link->node, &g->links);
 	rc = tmesh_claim_add(&link->claim, through);

@@ -133,6 +133,31 @@ static const struct file_operations tmesh_handle_fops = {
 	.llseek = noop_llseek,
 };
 
+static u32 *tmesh_handle_count(struct tmesh_region *region)
+{
+	return &region->nr_handles;
+}
+
+/* What a pinning handle needs of its region. */
+static int tmesh_handle_check(const struct tmesh_claim *claim, const struct tmesh_claim *through)
+{
+	const struct tmesh_region *region = claim->region;
+
+	if (claim->kind != TMESH_HOLDER_PINNING)
+		return 0;
+	if (region->backing == TMESH_BACKING_GATHER)
+		return -EOPNOTSUPP;
+	if (region->flags & TMESH_CREATE_NOPIN || (through && through->lease))
+		return -EPERM;
+	return region->state & TMESH_STATE_SEALED ? 0 : -EINVAL;
+}
+
+static const struct tmesh_claim_ops tmesh_handle_claim_ops = {
+	.count = tmesh_handle_count,
+	.check = tmesh_handle_check,
+	.cut = tmesh_zap,
+};
+
 static struct file *tmesh_handle_file(struct tmesh_region *region, u32 rights, bool pinning)
 {
 	int mode = rights & TMESH_RIGHT_WRITE ? O_RDWR : O_RDONLY, rc;
@@ -165,7 +190,7 @@ static struct file *tmesh_handle_file(struct tmesh_region *region, u32 rights, b
 		rc = PTR_ERR(file);
 		goto unpin;
 	}
-	tmesh_claim_init(&handle->claim, region,
+	tmesh_claim_init(&handle->claim, &tmesh_handle_claim_ops, region,
 			 pinning ? TMESH_HOLDER_PINNING : TMESH_HOLDER_HANDLE, rights, inode);
 	file->private_data = handle;
 	return file;

@@ -99,7 +99,7 @@ static void tmesh_lease_cut(struct tmesh_region *region, struct tmesh_tenure *le
 	list_for_each_entry(claim, &lease->claims, lease_node) {
 		region->nr_live--;
 		tmesh_fence_abandon(claim);
-		tmesh_claim_cut(claim);
+		claim->ops->cut(claim);
 	}
 	trace_tmesh_lapse(region->id, lease->period_ns, lease->pid);
 }

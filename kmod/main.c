@@ -132,22 +132,6 @@ union tmesh_cmd {
 };
 
 /**
- * tmesh_respond() - write a call's structure back
- * @ucmd: the call
- * @size: of the structure
- *
- * Writes what the caller has room for. To be called before the first step that cannot be
- * undone, such as installing a descriptor.
- *
- * Return: 0 or -EFAULT.
- */
-int tmesh_respond(struct tmesh_ucmd *ucmd, size_t size)
-{
-	return copy_to_user(ucmd->ubuffer, ucmd->cmd, min_t(size_t, ucmd->user_size, size)) ?
-		       -EFAULT : 0;
-}
-
-/**
  * tmesh_ioctl() - dispatch a call
  * @handle: the handle it was made on, or NULL on the device
  * @cmd:    its number

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Calls that only look: capabilities, info, list, holders, description.
+ * Calls that only look: capabilities, info, list, description.
  */
 #include <linux/capability.h>
 #include <linux/cred.h>
@@ -123,22 +123,6 @@ static void tmesh_fill_info(struct tmesh_info *info, struct tmesh_region *region
 	info->fence_value = tmesh_fence_look(region, &info->fence_state);
 }
 
-/* On a handle the id must be 0, and its region is meant; on the device it names one. */
-static struct tmesh_region *tmesh_get_named(struct tmesh_ucmd *ucmd, u64 id)
-{
-	struct tmesh_region *region;
-
-	if (ucmd->handle) {
-		if (id)
-			return ERR_PTR(-EINVAL);
-		region = ucmd->handle->claim.region;
-		kref_get(&region->ref);
-		return region;
-	}
-	region = tmesh_registry_find(id);
-	return region ? region : ERR_PTR(-ENOENT);
-}
-
 /**
  * tmesh_ioctl_info() - TMESH_INFO
  * @ucmd: the call
@@ -207,47 +191,6 @@ int tmesh_ioctl_list(struct tmesh_ucmd *ucmd)
 		cmd->count++;
 	}
 	return tmesh_respond(ucmd, sizeof(*cmd));
-}
-
-/**
- * tmesh_ioctl_holders() - TMESH_HOLDERS
- * @ucmd: the call
- *
- * Return: 0 or a negative error.
- */
-int tmesh_ioctl_holders(struct tmesh_ucmd *ucmd)
-{
-	struct tmesh_holders *cmd = ucmd->cmd;
-	struct tmesh_holder *holders = NULL;
-	struct tmesh_region *region;
-	u32 room = cmd->count;
-	int rc;
-
-	if (cmd->pad)
-		return -EINVAL;
-	rc = tmesh_check_stride(room, cmd->entry_bytes, offsetofend(struct tmesh_holder, comm));
-	if (rc)
-		return rc;
-	region = tmesh_get_named(ucmd, cmd->id);
-	if (IS_ERR(region))
-		return PTR_ERR(region);
-	rc = -EPERM;
-	if (!uid_eq(current_euid(), region->uid) && !capable(CAP_SYS_ADMIN))
-		goto put;
-	rc = -EINTR;
-	if (mutex_lock_killable(&region->claims_lock))
-		goto put;
-	rc = tmesh_holders_alloc(region, &room, &holders);
-	if (!rc)
-		cmd->count = tmesh_claims_describe(region, 0, holders, room, &cmd->total);
-	mutex_unlock(&region->claims_lock);
-put:
-	/* Before user memory is touched: whose fault takes its time holds no region. */
-	tmesh_region_put(region);
-	if (!rc)
-		rc = tmesh_put_holders(cmd->entries, cmd->entry_bytes, holders, cmd->count);
-	kvfree(holders);
-	return rc ? rc : tmesh_respond(ucmd, sizeof(*cmd));
 }
 
 /**

@@ -2,11 +2,16 @@
 /*
  * Revocation: a region is taken back from everybody.
  */
+#include <linux/dma-fence.h>
+#include <linux/jiffies.h>
 #include <linux/mm.h>
 #include <linux/slab.h>
 
 #include "tmesh.h"
 #include "trace.h"
+
+/* How long a revocation waits in all for work that importers had already queued. */
+#define TMESH_DEVICE_WAIT HZ
 
 /* Flags the region, so that nobody starts anew, and takes its memory off it. */
 static struct tmesh_mem *tmesh_revoke_begin(struct tmesh_region *region)
@@ -32,30 +37,13 @@ static struct tmesh_mem *tmesh_revoke_begin(struct tmesh_region *region)
 	return mem;
 }
 
-/**
- * tmesh_claim_cut() - take away what a claim has of its region
- * @claim: in the region's list, and refused what it asks for anew
- *
- * Context: claims_lock is held; takes that of views.
- */
-void tmesh_claim_cut(struct tmesh_claim *claim)
-{
-	if (claim->kind == TMESH_HOLDER_GATHER) {
-		tmesh_gather_revoke(claim);
-		return;
-	}
-	tmesh_zap(claim);
-	if (claim->kind == TMESH_HOLDER_EXPORT)
-		tmesh_export_invalidate(claim);
-}
-
 /* Takes every mapping away and tells importers. Nothing here waits for a device. */
 static void tmesh_revoke_claims(struct tmesh_region *region)
 {
 	struct tmesh_claim *claim;
 
 	list_for_each_entry(claim, &region->claims, node)
-		tmesh_claim_cut(claim);
+		claim->ops->cut(claim);
 }
 
 /**
@@ -103,6 +91,48 @@ void tmesh_region_close(struct tmesh_region *region)
 	mutex_unlock(&region->claims_lock);
 }
 
+/* What devices have queued on the next claim, in one fence. */
+static struct dma_fence *tmesh_devices_next_fence(struct tmesh_region *region)
+{
+	struct dma_fence *fence = NULL;
+	struct tmesh_claim *claim;
+
+	mutex_lock(&region->claims_lock);
+	list_for_each_entry(claim, &region->claims, node) {
+		if (!claim->ops->pending)
+			continue;
+		fence = claim->ops->pending(claim);
+		if (fence)
+			break;
+		cond_resched();
+	}
+	mutex_unlock(&region->claims_lock);
+	return fence;
+}
+
+/*
+ * Waits for work that devices had queued on a revoked region: for all of them together no longer
+ * than TMESH_DEVICE_WAIT, and a signal ends it. Nothing depends on it but how much of the work is
+ * over when TMESH_REVOKE returns.
+ */
+static void tmesh_devices_wait(struct tmesh_region *region)
+{
+	unsigned long end = jiffies + TMESH_DEVICE_WAIT;
+	struct dma_fence *fence;
+	long left = TMESH_DEVICE_WAIT;
+
+	while (left > 0) {
+		fence = tmesh_devices_next_fence(region);
+		if (!fence)
+			return;
+		left = dma_fence_wait_timeout(fence, true, left);
+		dma_fence_put(fence);
+		/* Looking for the next one takes time too, and anybody may have made many. */
+		if (left > 0)
+			left = end - jiffies;
+	}
+}
+
 /* Tells what still pins memory, and who may. */
 static int tmesh_revoke_report(struct tmesh_ucmd *ucmd, u32 kind, struct tmesh_holder *holders,
 			       u32 room)
@@ -111,12 +141,12 @@ static int tmesh_revoke_report(struct tmesh_ucmd *ucmd, u32 kind, struct tmesh_h
 	struct tmesh_revoke *cmd = ucmd->cmd;
 
 	mutex_lock(&region->claims_lock);
-	cmd->count = tmesh_claims_describe(region, kind, holders, room, &cmd->total);
+	cmd->count = tmesh_holders_describe(region, kind, holders, room, &cmd->total);
 	cmd->exports = region->nr_exports;
 	cmd->attachments = atomic_read(&region->attachments);
 	mutex_unlock(&region->claims_lock);
 	cmd->pinned_bytes = tmesh_pinned_bytes(region);
-	if (tmesh_put_holders(cmd->entries, cmd->entry_bytes, holders, cmd->count))
+	if (tmesh_holders_put(cmd->entries, cmd->entry_bytes, holders, cmd->count))
 		return -EFAULT;
 	return tmesh_respond(ucmd, sizeof(*cmd));
 }
@@ -169,7 +199,7 @@ int tmesh_ioctl_revoke(struct tmesh_ucmd *ucmd)
 	if (!rc) {
 		tmesh_drain(region);
 		/* What devices worked on may be free by then. */
-		tmesh_exports_wait(region);
+		tmesh_devices_wait(region);
 		tmesh_drain(region);
 		if (wait)
 			rc = tmesh_drain_wait(region, cmd->timeout_ns);

@@ -41,6 +41,7 @@
 #define TMESH_HUGE_PAGES BIT(TMESH_HUGE_ORDER)
 #define TMESH_NAMES 4 /* sets of rights that a token may stand for: READ is in each */
 
+struct dma_fence;
 struct ipc_namespace;
 struct tmesh_account;
 struct tmesh_block;
@@ -297,7 +298,35 @@ struct tmesh_region {
 };
 
 /**
- * struct tmesh_claim - what a handle and an export have in common
+ * struct tmesh_claim_ops - in what handles, exports and views differ
+ * @writes:   its right to write alone makes it a writer: what devices and views do cannot be seen.
+ *            A handle writes by its mappings
+ * @count:    where its region counts claims of its kind
+ * @check:    may it be added? Called with the region's lock held for reading; NULL where always
+ * @cut:      takes away what it has of its region, when it is refused what it asks for anew
+ * @describe: adds what only its kind knows to a holder; NULL for nothing
+ * @devices:  writes down the devices attached to it, in so much room; how many there are. NULL for
+ *            none
+ * @in_use:   have devices or the kernel something mapped by way of it? NULL where @devices says it
+ * @pending:  a reference to a fence of what devices have queued on it, NULL for nothing; asked
+ *            once, by a revocation. NULL where devices do not know it
+ *
+ * All but @check are called with the region's claims_lock held.
+ */
+struct tmesh_claim_ops {
+	bool writes;
+	u32 *(*count)(struct tmesh_region *region);
+	int (*check)(const struct tmesh_claim *claim, const struct tmesh_claim *through);
+	void (*cut)(struct tmesh_claim *claim);
+	void (*describe)(const struct tmesh_claim *claim, struct tmesh_holder *holder);
+	u32 (*devices)(struct tmesh_claim *claim, struct tmesh_holder *holders, u32 room);
+	bool (*in_use)(const struct tmesh_claim *claim);
+	struct dma_fence *(*pending)(struct tmesh_claim *claim);
+};
+
+/**
+ * struct tmesh_claim - what a handle, an export and a view have in common
+ * @ops:         by its kind
  * @region:      reference
  * @node:        in region->claims; empty when it was not added
  * @kind:        TMESH_HOLDER_*
@@ -323,6 +352,7 @@ struct tmesh_region {
  * All before @lease are constant.
  */
 struct tmesh_claim {
+	const struct tmesh_claim_ops *ops;
 	struct tmesh_region *region;
 	struct list_head node;
 	u32 kind;
@@ -425,9 +455,14 @@ struct tmesh_ucmd {
 	struct tmesh_handle *handle;
 };
 
+/* ucmd.c */
+struct tmesh_region *tmesh_get_named(struct tmesh_ucmd *ucmd, u64 id);
+int tmesh_respond(struct tmesh_ucmd *ucmd, size_t size);
+int tmesh_check_stride(u32 count, u32 stride, size_t min_size);
+int tmesh_put_entry(u64 entries, u32 stride, u32 index, const void *entry, size_t size);
+
 /* main.c */
 long tmesh_ioctl(struct tmesh_handle *handle, unsigned int cmd, unsigned long arg);
-int tmesh_respond(struct tmesh_ucmd *ucmd, size_t size);
 extern struct workqueue_struct *tmesh_wq;
 
 /* account.c */
@@ -577,7 +612,6 @@ int tmesh_ioctl_desc_set(struct tmesh_ucmd *ucmd);
 
 /* revoke.c */
 int tmesh_region_revoke(struct tmesh_region *region);
-void tmesh_claim_cut(struct tmesh_claim *claim);
 void tmesh_region_close(struct tmesh_region *region);
 int tmesh_ioctl_revoke(struct tmesh_ucmd *ucmd);
 
@@ -588,17 +622,18 @@ void tmesh_device_opened(struct tmesh_user *user);
 void tmesh_device_closed(struct tmesh_user *user);
 
 /* claim.c */
-void tmesh_claim_init(struct tmesh_claim *claim, struct tmesh_region *region, u32 kind,
-		      u32 rights, struct inode *inode);
+void tmesh_claim_init(struct tmesh_claim *claim, const struct tmesh_claim_ops *ops,
+		      struct tmesh_region *region, u32 kind, u32 rights, struct inode *inode);
 int tmesh_claim_add(struct tmesh_claim *claim, const struct tmesh_claim *through);
 void tmesh_claim_fini(struct tmesh_claim *claim);
 int tmesh_claim_allows(const struct tmesh_claim *claim, u32 rights);
+
+/* holders.c */
 int tmesh_holders_alloc(struct tmesh_region *region, u32 *room, struct tmesh_holder **holders);
-u32 tmesh_claims_describe(struct tmesh_region *region, u32 kind, struct tmesh_holder *holders,
-			  u32 room, u32 *total);
-int tmesh_check_stride(u32 count, u32 stride, size_t min_size);
-int tmesh_put_entry(u64 entries, u32 stride, u32 index, const void *entry, size_t size);
-int tmesh_put_holders(u64 entries, u32 stride, struct tmesh_holder *holders, u32 count);
+u32 tmesh_holders_describe(struct tmesh_region *region, u32 kind, struct tmesh_holder *holders,
+			   u32 room, u32 *total);
+int tmesh_holders_put(u64 entries, u32 stride, struct tmesh_holder *holders, u32 count);
+int tmesh_ioctl_holders(struct tmesh_ucmd *ucmd);
 
 /* handle.c */
 int tmesh_handle_new(struct tmesh_region *region, u32 rights, bool pinning,
@@ -646,9 +681,6 @@ void tmesh_zeros_free(struct tmesh_claim *claim);
 
 /* export.c */
 int tmesh_ioctl_export(struct tmesh_ucmd *ucmd);
-u32 tmesh_export_devices(struct tmesh_claim *claim, struct tmesh_holder *holder, u32 room);
-void tmesh_export_invalidate(struct tmesh_claim *claim);
-void tmesh_exports_wait(struct tmesh_region *region);
 
 /* fence.c */
 void tmesh_fence_init(struct tmesh_fence *fence);
@@ -660,9 +692,6 @@ int tmesh_ioctl_signal(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_wait(struct tmesh_ucmd *ucmd);
 
 /* gather.c */
-void tmesh_gather_revoke(const struct tmesh_claim *claim);
-u64 tmesh_gather_view(const struct tmesh_claim *claim);
-bool tmesh_gather_in_use(const struct tmesh_claim *claim);
 int tmesh_ioctl_gather(struct tmesh_ucmd *ucmd);
 
 /* keep.c */
@@ -684,7 +713,6 @@ u64 tmesh_time_here(u64 ns);
 int tmesh_ioctl_caps(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_info(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_list(struct tmesh_ucmd *ucmd);
-int tmesh_ioctl_holders(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_desc_get(struct tmesh_ucmd *ucmd);
 
 /* debug.c */
