@@ -19,6 +19,18 @@ defmodule Tmesh.StreamTest do
     for i <- 1..10, do: assert(Stream.pop_outfeed(:my_stream) == {:ok, -i})
   end
 
+  test "several are children of one supervisor, by their names" do
+    start_supervised!({Stream, name: :words})
+    start_supervised!({Stream, name: :pictures})
+    :ok = Stream.push_infeed(:words, "word")
+    :ok = Stream.push_infeed(:pictures, "picture")
+    assert Stream.pop_infeed(:pictures) == {:ok, "picture"}
+    assert Stream.pop_infeed(:words) == {:ok, "word"}
+    assert {:error, _reason} = start_supervised({Stream, [:no_options]})
+
+    assert %{id: "upscale"} = Tmesh.Engine.Server.child_spec(name: "upscale")
+  end
+
   test "a tensor goes through without a copy" do
     stream = stream()
     ref = ZeroCopy.from_binary!(:binary.copy(<<1>>, 100_000), [100_000], :uint8)
@@ -281,6 +293,22 @@ defmodule Tmesh.StreamTest do
       assert {:ok, "late"} = Channel.recv(into, 5_000)
     end
 
+    test "says whose error it was" do
+      stream = stream()
+      {:ok, token} = Stream.attach_channel(stream, feed: :infeed)
+      {:ok, into} = Channel.open(token, :recv)
+      :ok = Channel.close(into)
+      error = eventually_gone(stream)
+      assert error.details.token == token
+    end
+
+    defp eventually_gone(stream) do
+      case Stream.push_infeed(stream, "late", 60_000) do
+        {:error, %Error{type: :gone} = error} -> error
+        :ok -> eventually_gone(stream)
+      end
+    end
+
     test "ends the waits of those who push" do
       {stream, into} = infed(infeed_limit: 1)
       tasks = for n <- 1..8, do: later(fn -> Stream.push_infeed(stream, "#{n}") end)
@@ -380,7 +408,9 @@ defmodule Tmesh.StreamTest do
       :ok = Channel.send(out, "last")
       :ok = Channel.close(out)
       assert {:ok, "last"} = Stream.pop_outfeed(stream)
-      assert {:error, %Error{type: :gone}} = Stream.pop_outfeed(stream)
+      assert {:error, %Error{type: :gone, details: %{token: token}}} = Stream.pop_outfeed(stream)
+      # Which of those that are attached.
+      assert token == out.token
       assert {:error, %Error{type: :timeout}} = Stream.pop_outfeed(stream, 0)
 
       # The stream goes on, and others may come.

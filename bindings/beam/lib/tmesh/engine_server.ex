@@ -19,6 +19,15 @@ defmodule Tmesh.Engine.Server do
              [program: nil, server: nil, name: nil]
 
   @doc """
+  For a supervisor: the child's id is the name under which it serves, so that several can be children of one.
+  """
+  @spec child_spec(keyword()) :: Supervisor.child_spec()
+  def child_spec(opts) do
+    named = Keyword.keyword?(opts) and opts[:name]
+    %{id: named || __MODULE__, start: {__MODULE__, :start_link, [opts]}}
+  end
+
+  @doc """
   Start it; it serves when this returns.
 
   Errors: `:invalid`, `:unsupported` (there is no such program, engine or library, or the name is taken: the message says

@@ -127,6 +127,17 @@ defmodule Tmesh.Stream do
   end
 
   @doc """
+  For a supervisor: the child's id is the stream's name, so that several can be children of one.
+
+      children = [{Tmesh.Stream, name: :words}, {Tmesh.Stream, name: :pictures}]
+  """
+  @spec child_spec(keyword()) :: Supervisor.child_spec()
+  def child_spec(opts) do
+    named = Keyword.keyword?(opts) and opts[:name]
+    %{id: named || __MODULE__, start: {__MODULE__, :start_link, [opts]}}
+  end
+
+  @doc """
   Give the computation a value.
 
       iex> {:ok, stream} = Tmesh.Stream.start_link(infeed_limit: 1)
@@ -168,10 +179,11 @@ defmodule Tmesh.Stream do
   a channel that somebody else has made. An outfeed may have several channels, an infeed one at a time (`:busy`).
 
   Where a message cannot be had, the pop that would have got it gives the error of
-  `Tmesh.Channel.recv/2`. After any but `:not_found` the channel is closed.
+  `Tmesh.Channel.recv/2`, with the channel's token in `details.token`. After any but `:not_found` the channel
+  is closed.
 
   A value that the infeed's channel refuses, because its tensor was released for example, is lost, and
-  the next push gives the error of `Tmesh.Channel.send/3` in place of being done.
+  the next push gives the error of `Tmesh.Channel.send/3`, with the token too, in place of being done.
 
   Errors: `:closed`, `:busy`, `:invalid` (also: the infeed has what no channel carries), and those of `create/2`
   and `open/3`.
@@ -551,10 +563,10 @@ defmodule Tmesh.Stream do
           pass_in(stream, channel)
 
         {:error, %Error{type: type} = error} when type in [:gone, :protocol] ->
-          GenServer.call(stream, {:ended, [value], error}, :infinity)
+          GenServer.call(stream, {:ended, [value], of(error, channel)}, :infinity)
 
         {:error, error} ->
-          :ok = GenServer.call(stream, {:refused, error}, :infinity)
+          :ok = GenServer.call(stream, {:refused, of(error, channel)}, :infinity)
           pass_in(stream, channel)
       end
     end
@@ -576,11 +588,15 @@ defmodule Tmesh.Stream do
         with :ok <- push_outfeed(stream, message, :infinity), do: pass_on(stream, channel)
 
       {:error, error} ->
-        with :ok <- call(stream, {:fail, error}),
+        with :ok <- call(stream, {:fail, of(error, channel)}),
              :not_found <- error.type,
              do: pass_on(stream, channel)
     end
   end
+
+  # Several channels may be attached.
+  defp of(%Error{details: details} = error, channel),
+    do: %Error{error | details: Map.put(details, :token, channel.token)}
 
   defp next(channel) do
     with {:error, %Error{type: :timeout}} <- Channel.recv(channel, @idle_ms) do

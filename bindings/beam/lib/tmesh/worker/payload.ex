@@ -291,7 +291,7 @@ defmodule Tmesh.Worker.Payload do
   def inline_bytes(_other, _threshold), do: 0
 
   @doc "A string of valid UTF-8 as JSON."
-  @spec string(String.t()) :: iodata()
+  @spec string(String.t()) :: iolist()
   def string(text), do: [?", escape(text, text, 0, 0, []), ?"]
 
   # Slices of what stands for itself, and escapes between them.
