@@ -78,8 +78,9 @@ check-report: ## each suite's last result, without running any
 check-deps:
 	packaging/deps.sh check
 
-runner-check: ## the test runner's own tests
-	@$(PYTHON) tests/test_run.py
+runner-check: ## the tests of what runs and judges tests
+	@status=0; for test in tests/test_run.py tests/mutation/test_guards.py; do \
+		$(PYTHON) -B $$test || status=1; done; exit $$status
 
 # One version everywhere, Debian 12's: another formats differently. .clang-format is the measure.
 FORMAT_VENV    := $(B)/venv-format
