@@ -181,16 +181,27 @@ int id_from_text(const char *text, uint64_t *id)
 	return 0;
 }
 
-/* 0 when @object has no such attribute, or has it as anything but @want. */
+/* Forget an exception that says no more than that an object is not what it was tried as; -1 where
+ * it is another, which stays: an interrupt, say, or no memory. */
+static int forget_unfit(void)
+{
+	if (!PyErr_Occurred())
+		return 0;
+	if (!PyErr_ExceptionMatches(PyExc_AttributeError) &&
+	    !PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_ValueError))
+		return -1;
+	PyErr_Clear();
+	return 0;
+}
+
+/* 0 when @object has no such attribute, or has it as anything but @want; -1 with an exception. */
 static int attribute_is(PyObject *object, const char *name, PyObject *want)
 {
 	PyObject *value = PyObject_GetAttrString(object, name);
 	int is = value == want;
 
-	if (!value)
-		PyErr_Clear();
 	Py_XDECREF(value);
-	return is;
+	return forget_unfit() ? -1 : is;
 }
 
 /* Names that NumPy and Python have for types beside ours. */
@@ -248,20 +259,21 @@ static PyObject *dtype_name(PyObject *object)
 		return object;
 	}
 	name = PyObject_GetAttrString(object, PyType_Check(object) ? "__name__" : "name");
-	if (!name) {
-		PyErr_Clear();
+	if (!name && !forget_unfit())
 		name = PyObject_Str(object);
-	}
 	return name;
 }
 
 int dtype_from_object(struct state *st, PyObject *object, enum tmesh_dtype *dtype)
 {
+	int foreign = attribute_is(object, "isnative", Py_False);
 	PyObject *name;
 	const char *text;
 
+	if (foreign < 0)
+		return -1;
 	/* The name of a big-endian NumPy dtype does not tell. */
-	if (attribute_is(object, "isnative", Py_False)) {
+	if (foreign) {
 		raise_code(st, EINVAL, "%R has a foreign byte order; tensors are little-endian",
 			   object);
 		return -1;
@@ -274,8 +286,8 @@ int dtype_from_object(struct state *st, PyObject *object, enum tmesh_dtype *dtyp
 	if (text && *dtype == TMESH_DTYPE_INVALID)
 		*dtype = dtype_from_numpy(text);
 	Py_XDECREF(name);
-	if (PyErr_Occurred())
-		PyErr_Clear();
+	if (forget_unfit())
+		return -1;
 	if (*dtype == TMESH_DTYPE_INVALID) {
 		raise_code(st, EINVAL,
 			   "unknown dtype %R; names are as in \"float32\", \"bfloat16\", \"f4\"",

@@ -175,3 +175,35 @@ def test_rights_are_true_or_false(writable):
         with pytest.raises(TypeError, match="True or False"):
             use()
     assert tmesh.open(ref, True).writable and not tmesh.open(ref, writable=False).writable
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, MemoryError, SystemExit])
+@pytest.mark.parametrize("where", ["isnative", "name", "__str__"])
+def test_what_a_dtype_raises_arrives(where, raised):
+    class Dtype:
+        def __getattr__(self, name):
+            if name == where:
+                raise raised
+            raise AttributeError(name)
+
+        def __str__(self):
+            if where == "__str__":
+                raise raised
+            return "float32"
+
+    with pytest.raises(raised):
+        tmesh.empty(3, Dtype())
+
+
+@pytest.mark.parametrize("raised", [AttributeError, TypeError, ValueError])
+def test_a_dtype_that_tells_nothing_is_unknown(raised):
+    class Dtype:
+        def __str__(self):
+            raise raised
+
+    with pytest.raises(tmesh.InvalidError, match="unknown dtype"):
+        tmesh.empty(3, Dtype)
+    instance = Dtype()
+    Dtype.__repr__ = lambda self: "odd"
+    with pytest.raises(tmesh.InvalidError, match="unknown dtype odd"):
+        tmesh.empty(3, instance)
