@@ -36,6 +36,8 @@ struct array {
 	struct ArrowArray levels[TMESH_MAX_DIMS];
 	struct ArrowArray *children[TMESH_MAX_DIMS];
 	const void *buffers[2]; /* no bitmap, for nothing is null; the numbers */
+	struct late late;
+	PyInterpreterState *home;
 	struct tensor *tensor;
 	bool writable;
 	atomic_int unreleased; /* levels */
@@ -52,15 +54,11 @@ static void schema_release(struct ArrowSchema *self)
 		free(schema);
 }
 
-static void array_free(struct array *array)
+static void array_late(struct late *late)
 {
-	PyGILState_STATE gil;
+	struct array *array = (struct array *)((char *)late - offsetof(struct array, late));
 
-	if (Py_IsInitialized()) {
-		gil = PyGILState_Ensure();
-		tensor_view_end(array->tensor, array->writable);
-		PyGILState_Release(gil);
-	}
+	tensor_view_end(array->tensor, array->writable);
 	free(array);
 }
 
@@ -72,8 +70,8 @@ static void array_release(struct ArrowArray *self)
 	if (self->n_children && self->children[0]->release)
 		self->children[0]->release(self->children[0]);
 	self->release = NULL;
-	if (atomic_fetch_sub(&array->unreleased, 1) == 1)
-		array_free(array);
+	if (atomic_fetch_sub(&array->unreleased, 1) == 1 && !gil_run(&array->late, array->home))
+		free(array);
 }
 
 static void schema_capsule_free(PyObject *capsule)
@@ -88,9 +86,11 @@ static void schema_capsule_free(PyObject *capsule)
 static void array_capsule_free(PyObject *capsule)
 {
 	struct ArrowArray *array = PyCapsule_GetPointer(capsule, "arrow_array");
+	bool before = gil_hold();
 
 	if (array->release)
 		array->release(array);
+	gil_unhold(before);
 	free(array);
 }
 
@@ -149,6 +149,8 @@ static PyObject *array_capsule(struct tensor *self)
 	if (tensor_view_begin(self, VIEW_READ, &data, &array->writable))
 		goto fail;
 	array->tensor = self;
+	array->home = PyInterpreterState_Get();
+	array->late.run = array_late;
 	array->buffers[1] = data;
 	for (int i = 0; i < layout->ndim; i++) {
 		bool list = i + 1 < layout->ndim;

@@ -201,6 +201,8 @@ PyObject *capsule_of_versioned(struct DLManagedTensorVersioned *managed);
 struct DLManagedTensor *plain_of_capsule(struct state *st, PyObject *capsule);
 /* A managed tensor that counts as a view, marked where it is read-only; NULL with an exception. */
 struct DLManagedTensorVersioned *tensor_to_managed(struct tensor *self);
+/* ... given back by who has the GIL. */
+void end_versioned(struct DLManagedTensorVersioned *managed);
 /* The other way: memory of ours is shared, any other copied. @managed stays the caller's. */
 PyObject *tensor_from_managed(struct state *st, struct DLManagedTensorVersioned *managed);
 /* A new tensor with the contents of what object.__dlpack__() gives. */
@@ -209,6 +211,20 @@ struct tmesh_tensor *put_dlpack(struct state *st, PyObject *object,
 /* A new tensor with the contents of @self. */
 struct tmesh_tensor *put_tensor(struct state *st, struct tensor *self,
 				const struct tmesh_region_opts *opts);
+
+/* gil.c: the end of what C consumers have */
+struct late {
+	struct late *next;
+	void (*run)(struct late *late); /* with the GIL */
+};
+/* Run it with the GIL, now or soon, for what was made in the interpreter @home. May be called by
+ * any thread, with the GIL or not. False: there is no interpreter any more, and nothing was run. */
+bool gil_run(struct late *late, PyInterpreterState *home);
+/* Around what may call gil_run() where this thread has the GIL. */
+bool gil_hold(void);
+void gil_unhold(bool before);
+/* What was left to be run soon; the caller has the GIL. */
+void gil_run_late(void);
 
 /* arrow.c */
 PyObject *tensor_arrow(PyObject *object, PyObject *args, PyObject *kwargs);

@@ -20,6 +20,8 @@ struct shell {
 		struct DLManagedTensor *inner;
 		struct DLManagedTensorVersioned *inner_versioned;
 	};
+	struct late late;
+	PyInterpreterState *home;
 	struct tensor *tensor;
 	void *data;
 	bool writable;
@@ -52,18 +54,20 @@ static void shell_unlist(struct shell *shell)
 		*list_at(state_of(shell->tensor), shell->data) = shell->next;
 }
 
+static void shell_late(struct late *late)
+{
+	struct shell *shell = (struct shell *)((char *)late - offsetof(struct shell, late));
+
+	shell_unlist(shell);
+	tensor_view_end(shell->tensor, shell->writable);
+	free(shell);
+}
+
 /* A consumer may be done in any thread, and even after the interpreter. */
 static void shell_end_view(struct shell *shell)
 {
-	PyGILState_STATE gil;
-
-	if (Py_IsInitialized()) {
-		gil = PyGILState_Ensure();
-		shell_unlist(shell);
-		tensor_view_end(shell->tensor, shell->writable);
-		PyGILState_Release(gil);
-	}
-	free(shell);
+	if (!gil_run(&shell->late, shell->home))
+		free(shell);
 }
 
 static void delete_plain(struct DLManagedTensor *managed)
@@ -82,16 +86,32 @@ static void delete_versioned(struct DLManagedTensorVersioned *managed)
 	shell_end_view(shell);
 }
 
-/* Without the GIL: memory of a GPU is waited for. */
+/* Memory of a GPU is waited for, which is done without the GIL; ours, and then it stays, with. */
 static void end_plain(struct DLManagedTensor *managed)
 {
+	bool before;
+
+	if (managed->deleter == delete_plain) {
+		before = gil_hold();
+		managed->deleter(managed);
+		gil_unhold(before);
+		return;
+	}
 	Py_BEGIN_ALLOW_THREADS;
 	managed->deleter(managed);
 	Py_END_ALLOW_THREADS;
 }
 
-static void end_versioned(struct DLManagedTensorVersioned *managed)
+void end_versioned(struct DLManagedTensorVersioned *managed)
 {
+	bool before;
+
+	if (managed->deleter == delete_versioned) {
+		before = gil_hold();
+		managed->deleter(managed);
+		gil_unhold(before);
+		return;
+	}
 	Py_BEGIN_ALLOW_THREADS;
 	managed->deleter(managed);
 	Py_END_ALLOW_THREADS;
@@ -191,6 +211,8 @@ static struct shell *shell_new(struct tensor *self, const struct request *reques
 		return NULL;
 	}
 	shell->tensor = self;
+	shell->home = PyInterpreterState_Get();
+	shell->late.run = shell_late;
 	if (!shell->writable && !request->allow_readonly && (!request->major || request->torch)) {
 		raise_code(
 			st, EACCES,

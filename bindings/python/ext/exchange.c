@@ -48,7 +48,7 @@ static int to_object(struct DLManagedTensorVersioned *managed, void **object)
 	*object = st ? tensor_from_managed(st, managed) : NULL;
 	/* It was handed over, also where it could not be used. */
 	if (managed->deleter)
-		managed->deleter(managed);
+		end_versioned(managed);
 	return *object ? 0 : -1;
 }
 
@@ -65,14 +65,14 @@ static int peek(void *object, struct dl_tensor *out)
 	if (managed->flags & DL_FLAG_READ_ONLY) {
 		raise_code(state_of(self), EACCES,
 			   "a bare DLTensor cannot say that its memory is read-only");
-		managed->deleter(managed);
+		end_versioned(managed);
 		return -1;
 	}
 	layout = tmesh_tensor_layout(self->tensor);
 	*out = managed->dl_tensor;
 	out->shape = (int64_t *)layout->shape;
 	out->strides = (int64_t *)layout->strides;
-	managed->deleter(managed);
+	end_versioned(managed);
 	return 0;
 }
 

@@ -166,10 +166,12 @@ void tensor_view_end(struct tensor *self, bool writable)
 static PyObject *tensor_seal(PyObject *object, PyObject *unused)
 {
 	struct tensor *self = (struct tensor *)object, *root = self->root;
-	struct tmesh_tensor *tensor = tensor_get(self);
+	struct tmesh_tensor *tensor;
 	struct tmesh_error err;
 	int rc;
 
+	gil_run_late();
+	tensor = tensor_get(self);
 	if (!tensor)
 		return NULL;
 	if (root->in_arena)
@@ -204,6 +206,7 @@ static PyObject *tensor_release(PyObject *object, PyObject *unused)
 {
 	struct tensor *self = (struct tensor *)object;
 
+	gil_run_late();
 	if (self->left)
 		Py_RETURN_NONE;
 	if (self->views)
