@@ -89,6 +89,7 @@ static int home_of(struct tmesh_ctx *ctx, struct tmesh_ctx **out, struct tmesh_e
 		.backend = TMESH_BACKEND_MEMFD,
 		.runtime_dir = ctx->runtime_dir,
 		.timeout_ns = ctx->timeout_ns,
+		.spare_files = ctx->spare_files,
 		.log = ctx->log,
 		.log_data = ctx->log_data,
 	};

@@ -157,6 +157,7 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 		ctx->timeout_ns = LONGEST_TIMEOUT_NS;
 	ctx->linger_ns = linger_ns;
 	ctx->max_held_bytes = o.max_held_bytes;
+	ctx->spare_files = o.spare_files;
 	ctx->log = o.log;
 	ctx->log_data = o.log_data;
 	ctx->taken = o.taken;

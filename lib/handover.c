@@ -329,6 +329,8 @@ int tmesh_region_recv(struct tmesh_ctx *ctx, int socket, struct tmesh_region **o
 	struct tmesh_region *region;
 	int rc = tmesh_ctx_enter(ctx, err);
 
+	if (!rc)
+		rc = tmesh_spare_files(ctx, err);
 	if (rc)
 		return rc;
 	/* Now, not once the message is there: it would be lost without memory, and late with it. */

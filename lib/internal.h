@@ -91,7 +91,8 @@ struct tmesh_ctx {
 	tmesh_log_fn log;
 	void *log_data;
 	enum tmesh_taken taken;
-	uid_t uid;	   /* of who opened it: asking each time would be a call per region */
+	uid_t uid; /* of who opened it: asking each time would be a call per region */
+	uint32_t spare_files;
 	char *runtime_dir; /* as given, or NULL */
 
 	uint64_t id_key[2]; /* ids are a keyed hash of a counter: random, without a call */
@@ -313,6 +314,9 @@ bool tmesh_pool_put(struct tmesh_region *region);
 bool tmesh_pool_drain(struct tmesh_ctx *ctx);
 /* Who was refused what the pool may hold, by @rc, gets it: whether to try once more. */
 bool tmesh_pool_yields(struct tmesh_ctx *ctx, int rc);
+
+/* Before a descriptor is taken for a region. Return: 0; -EMFILE (tmesh_ctx_opts.spare_files). */
+int tmesh_spare_files(struct tmesh_ctx *ctx, struct tmesh_error *err);
 
 /* copy.c: memcpy() that goes past the caches when @n is large. */
 void tmesh_copy(void *dst, const void *src, size_t n);

@@ -166,9 +166,12 @@ static int charge(struct tmesh_ctx *ctx, uint64_t amount, struct tmesh_error *er
 static int make_new(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmesh_region_opts *opts,
 		    struct tmesh_region **out, struct tmesh_error *err)
 {
-	struct tmesh_region *region = tmesh_region_new(ctx, err);
-	int rc;
+	int rc = tmesh_spare_files(ctx, err);
+	struct tmesh_region *region;
 
+	if (rc)
+		return rc;
+	region = tmesh_region_new(ctx, err);
 	if (!region)
 		return -ENOMEM;
 	strcpy(region->label, opts->label);
@@ -205,6 +208,8 @@ int tmesh_region_begin(struct tmesh_ctx *ctx, const struct tmesh_region_opts *op
 	struct tmesh_region *region;
 	int rc = tmesh_ctx_enter(ctx, err);
 
+	if (!rc)
+		rc = tmesh_spare_files(ctx, err);
 	if (rc)
 		return rc;
 	region = tmesh_region_new(ctx, err);
@@ -486,9 +491,12 @@ static int derive_new(struct tmesh_region *region, uint32_t rights, enum derived
 		      struct tmesh_region **out, struct tmesh_error *err)
 {
 	bool pin = what != DERIVED_HANDLE;
-	struct tmesh_region *derived = tmesh_region_new(region->ctx, err);
-	int rc;
+	int rc = tmesh_spare_files(region->ctx, err);
+	struct tmesh_region *derived;
 
+	if (rc)
+		return rc;
+	derived = tmesh_region_new(region->ctx, err);
 	if (!derived)
 		return -ENOMEM;
 	derived->rights = rights;
@@ -644,8 +652,12 @@ int tmesh_region_token(struct tmesh_region *region, uint32_t rights, char *token
 static int open_new(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token, uint32_t rights,
 		    struct tmesh_region **out, struct tmesh_error *err)
 {
-	struct tmesh_region *region = tmesh_region_new(ctx, err);
+	int rc = tmesh_spare_files(ctx, err);
+	struct tmesh_region *region;
 
+	if (rc)
+		return rc;
+	region = tmesh_region_new(ctx, err);
 	if (!region)
 		return -ENOMEM;
 	region->rights = rights;

@@ -64,7 +64,8 @@ struct tmesh_ctx_opts {
 	tmesh_log_fn log;	    /* NULL: nothing is logged */
 	void *log_data;
 	enum tmesh_taken taken; /* of every handle that this context gets; one call each (module) */
-	uint32_t reserved;	/* 0 */
+	uint32_t spare_files;	/* descriptors below RLIMIT_NOFILE, at most a quarter of them, that
+				 * no region takes: for the process's files and sockets. 0: none */
 	uint64_t linger_ns;	/* how long exit() waits, at most, for what is held to be opened
 				 * (tmesh/hold.h), up to an hour; 0: TMESH_LINGER, in seconds, else
 				 * 5 s; TMESH_NO_LINGER: it does not wait */

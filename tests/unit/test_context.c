@@ -2,6 +2,7 @@
 /* Contexts: the backend's choice, options, capabilities, limits, counters. */
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
@@ -180,6 +181,53 @@ static void test_caps(void **state)
 	assert_ptr_equal(caps, again);
 }
 
+/* Regions leave descriptors to others: those below the limit, which are then to be had. */
+static void test_spare_files(void **state)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .spare_files = 16};
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_channel_opts few = {.size = sizeof(few)};
+	struct tmesh_region *made[128], *named, *more = NULL;
+	struct tmesh_channel *channel, *other = NULL;
+	int taken[16], count = 0;
+	struct rlimit usual, low;
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	assert_ok(tmesh_region_create(ctx, 1, NULL, &named, err));
+	assert_ok(tmesh_region_token(named, TMESH_READ, token, err));
+	/* Whatever a channel needs but its own descriptors is there. */
+	assert_ok(tmesh_channel_create(ctx, TMESH_CHANNEL_SEND, &few, &channel, err));
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &usual), 0);
+	low = usual;
+	low.rlim_cur = (rlim_t)dup(0) + 64;
+	close((int)low.rlim_cur - 64);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+	while (count < 128 && !tmesh_region_create(ctx, 1, NULL, &made[count], NULL))
+		count++;
+	assert_refused(tmesh_region_create(ctx, 1, NULL, &more, err), -EMFILE, "RLIMIT_NOFILE");
+	assert_refused(tmesh_region_derive(named, TMESH_READ, &more, err), -EMFILE, "left to");
+	assert_refused(tmesh_region_open(ctx, token, TMESH_READ, &more, err), -EMFILE, "left to");
+	assert_refused(tmesh_channel_create(ctx, TMESH_CHANNEL_SEND, &few, &other, err), -EMFILE,
+		       "left to");
+	assert_null(more);
+	assert_null(other);
+	for (int i = 0; i < 16; i++)
+		assert_true((taken[i] = dup(0)) >= 0);
+	for (int i = 0; i < 16; i++)
+		close(taken[i]);
+	/* One given back is one to be had. */
+	tmesh_region_unref(made[--count]);
+	assert_ok(tmesh_region_create(ctx, 1, NULL, &made[count], err));
+	count++;
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &usual), 0);
+	while (count)
+		tmesh_region_unref(made[--count]);
+	tmesh_channel_unref(channel);
+	tmesh_region_unref(named);
+	tmesh_ctx_unref(ctx);
+}
+
 static void test_quota(void **state)
 {
 	struct tmesh_ctx_opts opts = {
@@ -353,7 +401,7 @@ int main(void)
 		cmocka_unit_test(test_names),	  cmocka_unit_test(test_caps),
 		cmocka_unit_test(test_quota),	  cmocka_unit_test(test_handles_count_once),
 		cmocka_unit_test(test_many_live), cmocka_unit_test(test_limits),
-		cmocka_unit_test(test_lifetime),
+		cmocka_unit_test(test_lifetime),  cmocka_unit_test(test_spare_files),
 	};
 
 	return cmocka_run_group_tests_name("context", tests, unit_ctx_setup, unit_ctx_teardown);

@@ -3,6 +3,10 @@
 
 #include <errno.h>
 
+/* Without one of them the VM reads no file, opens no socket and, while it is no release, loads no
+ * module. */
+#define SPARE_FILES 128
+
 static void drop_context(void *object)
 {
 	tmesh_ctx_unref(object);
@@ -32,8 +36,10 @@ bool get_context(ErlNifEnv *env, ERL_NIF_TERM term, struct context **context,
 /* context_open({backend, max_bytes, pool_bytes, timeout_ns, max_opening}) -> {ok, context} */
 NIF(context_open)
 {
-	struct tmesh_ctx_opts opts = {
-		.size = sizeof(opts), .log = log_keep, .taken = TMESH_TAKEN_ZERO};
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts),
+				      .log = log_keep,
+				      .taken = TMESH_TAKEN_ZERO,
+				      .spare_files = SPARE_FILES};
 	ErlNifUInt64 max_bytes, pool_bytes, timeout_ns;
 	unsigned int max_opening;
 	const ERL_NIF_TERM *field;

@@ -134,6 +134,48 @@ defmodule Tmesh.StrangerTest do
     for ref <- refs, do: assert(ZeroCopy.to_binary!(ref) == "abcd")
   end
 
+  test "regions leave descriptors to files, sockets and processes" do
+    highest = Enum.max(for name <- File.ls!("/proc/self/fd"), do: String.to_integer(name))
+    limit_files(soft: highest + 100)
+    refs = many([])
+    assert {:ok, _text} = File.read("/proc/version")
+    assert {:ok, socket} = :gen_tcp.listen(0, [])
+    :gen_tcp.close(socket)
+    assert {"", 0} = System.cmd("true", [])
+
+    # In an arena is room.
+    :ok = refs |> hd() |> ZeroCopy.release()
+    assert {:ok, arena} = Tmesh.Arena.create()
+    assert {:ok, first} = ZeroCopy.allocate([1], :uint8, arena: arena)
+    assert {:ok, second} = ZeroCopy.allocate([1], :uint8, arena: arena)
+    Enum.each([first, second | refs], &ZeroCopy.release!/1)
+  end
+
+  defp many(refs) do
+    case ZeroCopy.allocate([1], :uint8) do
+      {:ok, ref} ->
+        many([ref | refs])
+
+      {:error, error} ->
+        assert error.type == :too_many_files
+        assert error.message =~ "left to"
+        refs
+    end
+  end
+
+  test "all modules are there when the application has started" do
+    # Otherwise that without which nothing can be said would be looked for without descriptors.
+    module = Tmesh.Bang
+    # What was left of an earlier one, and then this.
+    :code.purge(module)
+    true = :code.delete(module)
+    :code.purge(module)
+    refute :code.is_loaded(module)
+    configure([])
+    {:ok, modules} = :application.get_key(:tmesh, :modules)
+    assert Enum.reject(modules, &:code.is_loaded/1) == []
+  end
+
   test "a list, a shape that is a number and the like are refused in words" do
     for {try, words} <- [
           {fn -> ZeroCopy.from_binary([1, 2], [2], :uint8) end, "one binary of 2 bytes"},

@@ -5,6 +5,20 @@ defmodule Tmesh.Application do
 
   @impl true
   def start(_type, _args) do
+    with :ok <- load(), do: start()
+  end
+
+  # Now, not when one is called first: it may be the one that says that no descriptor is free.
+  defp load do
+    {:ok, modules} = :application.get_key(:tmesh, :modules)
+
+    case :code.ensure_modules_loaded(modules) do
+      :ok -> :ok
+      {:error, failed} -> {:error, {:not_loaded, failed}}
+    end
+  end
+
+  defp start do
     children = [
       Tmesh.Registry,
       Tmesh.Janitor,

@@ -19,7 +19,7 @@ defmodule Tmesh.Error do
   | `:closed` | the ref has no open handle here: released, or never opened |
   | `:limit_exceeded` | a limit would be passed: tmesh's own, or `max_shared_memory_mb` |
   | `:no_memory` | the system has no memory |
-  | `:too_many_files` | no file descriptor is free |
+  | `:too_many_files` | no file descriptor is free but the last 128 (of a low limit a quarter), which tmesh leaves to the VM's files and sockets: release tensors, use an arena, or raise RLIMIT_NOFILE |
   | `:protocol` | a malformed ref or token, or one whose numbers do not fit its region |
   | `:invalid` | an argument is out of its range |
   | `:timeout` | a peer did not answer in time |

@@ -109,8 +109,8 @@ defmodule Tmesh.Case do
     end
   end
 
-  # Lower, for the rest of the test.
-  defp limit_files(soft: soft) do
+  @doc "Lower the number of files, for the rest of the test."
+  def limit_files(soft: soft) do
     [_, now, most] = Regex.run(~r/Max open files +(\d+) +(\d+)/, File.read!("/proc/self/limits"))
 
     if soft < String.to_integer(now) do
@@ -129,8 +129,6 @@ defmodule Tmesh.Case do
   """
   def with_backlog(fun) do
     in_process(fn ->
-      # A module that is loaded looks through the mailbox for the answer of the code server.
-      load()
       # What is not on the heap is not collected: that costs reductions, too.
       Process.flag(:message_queue_data, :off_heap)
       for n <- 1..200_000, do: send(self(), n)
@@ -141,11 +139,6 @@ defmodule Tmesh.Case do
       {:message_queue_len, 200_000} = Process.info(self(), :message_queue_len)
       {result, looked_at}
     end)
-  end
-
-  defp load do
-    {:ok, modules} = :application.get_key(:tmesh, :modules)
-    :ok = :code.ensure_modules_loaded(modules)
   end
 
   defp reductions, do: self() |> Process.info(:reductions) |> elem(1)
