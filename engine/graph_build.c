@@ -121,6 +121,8 @@ int tmesh_graph_add(struct tmesh_graph *graph, const struct tmesh_graph_node *gi
 		return rc;
 	if (!graph_name_ok(node.name))
 		return tmesh_fail(err, -EINVAL, "a node's name is " NAME_RULE);
+	if (node.reserved)
+		return tmesh_fail(err, -EINVAL, "node \"%s\": reserved is not 0", node.name);
 	if (!graph_op(node.op))
 		return tmesh_fail(err, -EINVAL, "node \"%s\": there is no such operator",
 				  node.name);

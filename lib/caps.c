@@ -3,8 +3,10 @@
 #include "internal.h"
 
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define REASON_SIZE 240
 
@@ -12,6 +14,12 @@
 struct cap_table {
 	struct tmesh_cap caps[CAPS];
 	char reasons[CAPS][REASON_SIZE];
+};
+
+struct tmesh_caps_copy {
+	struct tmesh_caps_copy *next;
+	size_t cap_bytes;
+	_Alignas(max_align_t) uint8_t caps[];
 };
 
 static const char *const names[CAPS] = {
@@ -49,31 +57,71 @@ void tmesh_cap_set(struct tmesh_ctx *ctx, enum tmesh_cap_index cap, enum tmesh_c
 	table->caps[cap].level = level;
 }
 
-int tmesh_caps(struct tmesh_ctx *ctx, const struct tmesh_cap **caps, size_t *count)
+static void find(struct tmesh_ctx *ctx)
 {
+	struct cap_table *table = calloc(1, sizeof(*table));
+
+	if (!table)
+		return;
+	for (int i = 0; i < CAPS; i++) {
+		table->caps[i].name = names[i];
+		table->caps[i].reason = table->reasons[i];
+	}
+	ctx->caps = table->caps;
+	ctx->ops->caps(ctx);
+}
+
+/* For callers that were compiled with another size: a copy for each such size. */
+static const struct tmesh_cap *resized(struct tmesh_ctx *ctx, size_t cap_bytes)
+{
+	struct tmesh_caps_copy *copy = ctx->caps_copies;
+	size_t both = cap_bytes < sizeof(struct tmesh_cap) ? cap_bytes : sizeof(struct tmesh_cap);
+
+	while (copy && copy->cap_bytes != cap_bytes)
+		copy = copy->next;
+	if (!copy) {
+		copy = calloc(1, sizeof(*copy) + CAPS * cap_bytes);
+		if (!copy)
+			return NULL;
+		copy->cap_bytes = cap_bytes;
+		for (int i = 0; i < CAPS; i++)
+			memcpy(copy->caps + (size_t)i * cap_bytes, &ctx->caps[i], both);
+		copy->next = ctx->caps_copies;
+		ctx->caps_copies = copy;
+	}
+	return (const struct tmesh_cap *)copy->caps;
+}
+
+int tmesh_caps_sized(struct tmesh_ctx *ctx, size_t cap_bytes, const struct tmesh_cap **caps,
+		     size_t *count)
+{
+	const struct tmesh_cap *found = NULL;
 	int rc = tmesh_ctx_enter(ctx, NULL);
 
+	if (!rc)
+		rc = tmesh_check_element(sizeof(**caps), cap_bytes, NULL);
 	if (rc)
 		return rc;
 	pthread_mutex_lock(&ctx->lock);
-	if (!ctx->caps) {
-		struct cap_table *table = calloc(1, sizeof(*table));
-
-		if (table) {
-			for (int i = 0; i < CAPS; i++) {
-				table->caps[i].name = names[i];
-				table->caps[i].reason = table->reasons[i];
-			}
-			ctx->caps = table->caps;
-			ctx->ops->caps(ctx);
-		}
-	}
-	if (ctx->caps) {
-		*caps = ctx->caps;
-		*count = CAPS;
-	} else {
-		rc = -ENOMEM;
-	}
+	if (!ctx->caps)
+		find(ctx);
+	if (ctx->caps)
+		found = cap_bytes == sizeof(*found) ? ctx->caps : resized(ctx, cap_bytes);
 	pthread_mutex_unlock(&ctx->lock);
-	return rc;
+	if (!found)
+		return -ENOMEM;
+	*caps = found;
+	*count = CAPS;
+	return 0;
+}
+
+void tmesh_caps_free(struct tmesh_ctx *ctx)
+{
+	while (ctx->caps_copies) {
+		struct tmesh_caps_copy *copy = ctx->caps_copies;
+
+		ctx->caps_copies = copy->next;
+		free(copy);
+	}
+	free(ctx->caps);
 }

@@ -117,7 +117,7 @@ static void ctx_free(struct tmesh_ctx *ctx)
 	tmesh_holds_free(ctx);
 	pthread_mutex_destroy(&ctx->lock);
 	tmesh_live_end(ctx);
-	free(ctx->caps);
+	tmesh_caps_free(ctx);
 	free(ctx->runtime_dir);
 	free(ctx);
 }

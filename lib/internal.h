@@ -102,6 +102,7 @@ struct tmesh_ctx {
 
 	/* guarded by lock */
 	struct tmesh_cap *caps; /* made when first asked for */
+	struct tmesh_caps_copy *caps_copies;
 	struct tmesh_region *pool;
 	uint64_t pool_bytes;
 	uint64_t pool_max;
@@ -141,6 +142,7 @@ uint64_t tmesh_new_id(struct tmesh_ctx *ctx);
 /* Every call that needs the context alive begins with this: after a fork it gives the
  * child's context its own life. */
 int tmesh_ctx_enter(struct tmesh_ctx *ctx, struct tmesh_error *err);
+void tmesh_caps_free(struct tmesh_ctx *ctx);
 /* caps.c: what a backend's caps operation calls, once for each. */
 void tmesh_cap_set(struct tmesh_ctx *ctx, enum tmesh_cap_index cap, enum tmesh_cap_level level,
 		   const char *fmt, ...) __attribute__((format(printf, 4, 5)));

@@ -119,12 +119,25 @@ int tmesh_kept_open_bundle(struct tmesh_ctx *ctx, const char *name, uid_t uid,
 	return rc;
 }
 
-int tmesh_kept_list(struct tmesh_ctx *ctx, struct tmesh_kept_info **infos, size_t *count,
-		    struct tmesh_error *err)
+int tmesh_kept_list_sized(struct tmesh_ctx *ctx, size_t info_bytes, struct tmesh_kept_info **infos,
+			  size_t *count, struct tmesh_error *err)
 {
+	struct tmesh_kept_info *all = NULL;
+	size_t found;
 	int rc = tmesh_ctx_enter(ctx, err);
 
-	return rc ? rc : ctx->ops->keep->list(ctx, infos, count, err);
+	if (!rc)
+		rc = ctx->ops->keep->list(ctx, &all, &found, err);
+	if (!rc)
+		rc = tmesh_resize_elements((void **)&all, found, sizeof(*all), info_bytes, true,
+					   err);
+	if (rc) {
+		free(all);
+		return rc;
+	}
+	*infos = all;
+	*count = found;
+	return 0;
 }
 
 int tmesh_kept_drop(struct tmesh_ctx *ctx, const char *name, struct tmesh_error *err)

@@ -721,22 +721,6 @@ int tmesh_region_info(struct tmesh_region *region, struct tmesh_region_info *inf
 	return rc;
 }
 
-int tmesh_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, size_t *count,
-	       struct tmesh_error *err)
-{
-	int rc = tmesh_ctx_enter(ctx, err);
-
-	return rc ? rc : ctx->ops->list(ctx, infos, count, err);
-}
-
-int tmesh_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_info **holders,
-		  size_t *count, struct tmesh_error *err)
-{
-	int rc = tmesh_ctx_enter(ctx, err);
-
-	return rc ? rc : ctx->ops->holders(ctx, id, holders, count, err);
-}
-
 int tmesh_region_fd(struct tmesh_region *region)
 {
 	int rc = 0;

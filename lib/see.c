@@ -1,6 +1,51 @@
 // SPDX-License-Identifier: MIT
-/* The words for what is seen of regions and their holders: docs/vocabulary.md. */
+/* Seeing regions and their holders: lists, as their callers were compiled, and the words for what
+ * is in them (docs/vocabulary.md). */
 #include "internal.h"
+
+#include <stdlib.h>
+
+int tmesh_list_sized(struct tmesh_ctx *ctx, size_t info_bytes, struct tmesh_region_info **infos,
+		     size_t *count, struct tmesh_error *err)
+{
+	struct tmesh_region_info *all = NULL;
+	size_t found;
+	int rc = tmesh_ctx_enter(ctx, err);
+
+	if (!rc)
+		rc = ctx->ops->list(ctx, &all, &found, err);
+	if (!rc)
+		rc = tmesh_resize_elements((void **)&all, found, sizeof(*all), info_bytes, true,
+					   err);
+	if (rc) {
+		free(all);
+		return rc;
+	}
+	*infos = all;
+	*count = found;
+	return 0;
+}
+
+int tmesh_holders_sized(struct tmesh_ctx *ctx, uint64_t id, size_t holder_bytes,
+			struct tmesh_holder_info **holders, size_t *count, struct tmesh_error *err)
+{
+	struct tmesh_holder_info *all = NULL;
+	size_t found;
+	int rc = tmesh_ctx_enter(ctx, err);
+
+	if (!rc)
+		rc = ctx->ops->holders(ctx, id, &all, &found, err);
+	if (!rc)
+		rc = tmesh_resize_elements((void **)&all, found, sizeof(*all), holder_bytes, false,
+					   err);
+	if (rc) {
+		free(all);
+		return rc;
+	}
+	*holders = all;
+	*count = found;
+	return 0;
+}
 
 const char *tmesh_backing_name(enum tmesh_backing backing)
 {

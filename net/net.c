@@ -40,6 +40,8 @@ static int read_opts(struct tmesh_net *net, const struct tmesh_net_opts *opts,
 
 	if (rc)
 		return rc;
+	if (own->reserved)
+		return tmesh_fail(err, -EINVAL, "reserved is not 0");
 	if (!own->address)
 		return tmesh_fail(err, -EINVAL,
 				  "no address: name that of an interface of this machine which "

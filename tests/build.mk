@@ -15,6 +15,7 @@ HOST_SUITES = \
 	unit-asan-check \
 	unit-tsan-check \
 	unit-valgrind-check \
+	grown-check \
 	fuzz-check \
 	tools-check \
 	bench-check \

@@ -33,7 +33,8 @@ void examine_gpus(struct gpu_report *report)
 
 		gpu->info.size = sizeof(gpu->info);
 		if (calls.cuda_device_info(cuda, i, &gpu->info, &err) ||
-		    calls.cuda_caps(cuda, i, gpu->caps, &err))
+		    calls.cuda_caps_sized(cuda, i, gpu->caps, TMESH_CUDA_CAPS, sizeof(gpu->caps[0]),
+					  &err))
 			snprintf(gpu->reason, sizeof(gpu->reason), "%s", err.message);
 	}
 }

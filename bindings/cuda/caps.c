@@ -164,14 +164,11 @@ static void peers(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_cap *ca
 	}
 }
 
-int tmesh_cuda_caps(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_cap *caps,
-		    struct tmesh_error *err)
+static void find(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_cap caps[TMESH_CUDA_CAPS])
 {
 	struct tmesh_error why = {0};
-	int rc = cuda_check_device(cuda, device, err);
+	int rc;
 
-	if (rc)
-		return rc;
 	rc = try_register(cuda, device, TMESH_READ | TMESH_WRITE, &why);
 	set(&caps[0], "host-register", rc, &why, "tried with a region");
 	rc = try_register(cuda, device, TMESH_READ, &why);
@@ -182,5 +179,26 @@ int tmesh_cuda_caps(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_cap *
 	set(&caps[9], "ipc-event", rc, &why, "the driver says so");
 	rc = try_ipc(cuda, device, &why);
 	set(&caps[10], "ipc-memory", rc, &why, "exported here; not imported by another process");
+}
+
+int tmesh_cuda_caps_sized(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_cap *out,
+			  size_t count, size_t cap_bytes, struct tmesh_error *err)
+{
+	size_t both = cap_bytes < sizeof(*out) ? cap_bytes : sizeof(*out);
+	struct tmesh_cuda_cap caps[TMESH_CUDA_CAPS] = {0};
+	const struct tmesh_cuda_cap none = {.name = "unknown"};
+	int rc = cuda_check_device(cuda, device, err);
+
+	if (!rc)
+		rc = tmesh_check_element(sizeof(*out), cap_bytes, err);
+	if (rc)
+		return rc;
+	find(cuda, device, caps);
+	for (size_t i = 0; i < count; i++) {
+		uint8_t *to = (uint8_t *)out + i * cap_bytes;
+
+		memset(to, 0, cap_bytes);
+		memcpy(to, i < TMESH_CUDA_CAPS ? &caps[i] : &none, both);
+	}
 	return 0;
 }

@@ -134,8 +134,15 @@ struct tmesh_cap {
 			     * words on who enforces it */
 };
 
-/* The array and its strings live as long as @ctx. */
-int tmesh_caps(struct tmesh_ctx *ctx, const struct tmesh_cap **caps, size_t *count);
+/* The array and its strings live as long as @ctx. Its elements are as the caller was compiled:
+ * @cap_bytes is for the inline function below. */
+int tmesh_caps_sized(struct tmesh_ctx *ctx, size_t cap_bytes, const struct tmesh_cap **caps,
+		     size_t *count);
+
+static inline int tmesh_caps(struct tmesh_ctx *ctx, const struct tmesh_cap **caps, size_t *count)
+{
+	return tmesh_caps_sized(ctx, sizeof(struct tmesh_cap), caps, count);
+}
 
 /* Counters since the context was opened. Cheap; a snapshot, not a transaction. */
 struct tmesh_stats {

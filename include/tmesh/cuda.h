@@ -85,9 +85,18 @@ struct tmesh_cuda_cap {
 };
 #define TMESH_CUDA_CAPS 11
 
-/* Fills @caps, an array of TMESH_CUDA_CAPS. Tries with one granule of memory. */
-int tmesh_cuda_caps(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_cap *caps,
-		    struct tmesh_error *err);
+/* Fills @caps, an array of @count elements of @cap_bytes, as the caller was compiled. Tries with
+ * one granule of memory. Those that this library does not know have the name "unknown". */
+int tmesh_cuda_caps_sized(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_cap *caps,
+			  size_t count, size_t cap_bytes, struct tmesh_error *err);
+
+/* @caps is an array of TMESH_CUDA_CAPS. */
+static inline int tmesh_cuda_caps(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_cap *caps,
+				  struct tmesh_error *err)
+{
+	return tmesh_cuda_caps_sized(cuda, device, caps, TMESH_CUDA_CAPS,
+				     sizeof(struct tmesh_cuda_cap), err);
+}
 
 /* What a piece of memory is. */
 enum tmesh_cuda_kind {

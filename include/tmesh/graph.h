@@ -103,6 +103,7 @@ struct tmesh_graph_node {
 	 * float32. NULL: none. */
 	const char *quant;
 	enum tmesh_graph_cache cache;
+	uint32_t reserved; /* 0 */
 };
 
 /*

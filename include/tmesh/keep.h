@@ -77,7 +77,7 @@ int tmesh_kept_open_bundle(struct tmesh_ctx *ctx, const char *name, uid_t uid,
 
 /* What is kept under a name. */
 struct tmesh_kept_info {
-	size_t size; /* in lists: as this library has it */
+	size_t size; /* set in lists */
 	uint64_t id; /* of this keeping: another one has another, also under the same name */
 	char name[TMESH_KEPT_NAME_LEN + 1];
 	enum tmesh_backend backend;
@@ -95,9 +95,17 @@ struct tmesh_kept_info {
 };
 
 /* All that the caller may open by name (root on the module: all), in the order in which they were
- * kept; an array to be released with free(). No keeper: nothing is kept. */
-int tmesh_kept_list(struct tmesh_ctx *ctx, struct tmesh_kept_info **infos, size_t *count,
-		    struct tmesh_error *err);
+ * kept; an array to be released with free(), its elements as the caller was compiled. No keeper:
+ * nothing is kept. */
+int tmesh_kept_list_sized(struct tmesh_ctx *ctx, size_t info_bytes, struct tmesh_kept_info **infos,
+			  size_t *count, struct tmesh_error *err);
+
+static inline int tmesh_kept_list(struct tmesh_ctx *ctx, struct tmesh_kept_info **infos,
+				  size_t *count, struct tmesh_error *err)
+{
+	return tmesh_kept_list_sized(ctx, sizeof(struct tmesh_kept_info), infos, count, err);
+}
+
 /* Give up a name of one's own. Regions of it that nobody holds are gone when the call returns.
  * Return: 0; -ENOENT. */
 int tmesh_kept_drop(struct tmesh_ctx *ctx, const char *name, struct tmesh_error *err);

@@ -41,6 +41,7 @@ struct tmesh_net_opts {
 	uint32_t max_keys_per_peer;	  /* 0: 64 */
 	uint32_t max_fetches;		  /* at once; 0: 16 */
 	uint32_t max_fetches_per_address; /* 0: 8 */
+	uint32_t reserved;		  /* 0 */
 };
 
 /*

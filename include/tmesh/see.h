@@ -24,7 +24,7 @@ enum tmesh_backing {
 };
 
 struct tmesh_region_info {
-	size_t size; /* in: sizeof(struct tmesh_region_info) */
+	size_t size; /* in: sizeof(struct tmesh_region_info); in lists it is set */
 	uint64_t id;
 	uint64_t bytes;	      /* as its maker asked */
 	uint64_t alloc_bytes; /* in whole pages: what can be mapped */
@@ -95,14 +95,28 @@ struct tmesh_holder_info {
 
 /*
  * List all regions that the caller may open (memfd: those that processes of this user hold), and
- * the holders of one region. The caller releases the arrays with free().
+ * the holders of one region. The caller releases the arrays with free(). The elements are as the
+ * caller was compiled: @info_bytes and @holder_bytes are for the inline functions below.
  *
  * Return: 0; -ENOENT (no such region); -EPERM (not its owner).
  */
-int tmesh_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, size_t *count,
-	       struct tmesh_error *err);
-int tmesh_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_info **holders,
-		  size_t *count, struct tmesh_error *err);
+int tmesh_list_sized(struct tmesh_ctx *ctx, size_t info_bytes, struct tmesh_region_info **infos,
+		     size_t *count, struct tmesh_error *err);
+int tmesh_holders_sized(struct tmesh_ctx *ctx, uint64_t id, size_t holder_bytes,
+			struct tmesh_holder_info **holders, size_t *count, struct tmesh_error *err);
+
+static inline int tmesh_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, size_t *count,
+			     struct tmesh_error *err)
+{
+	return tmesh_list_sized(ctx, sizeof(struct tmesh_region_info), infos, count, err);
+}
+
+static inline int tmesh_holders(struct tmesh_ctx *ctx, uint64_t id,
+				struct tmesh_holder_info **holders, size_t *count,
+				struct tmesh_error *err)
+{
+	return tmesh_holders_sized(ctx, id, sizeof(struct tmesh_holder_info), holders, count, err);
+}
 
 /* What docs/vocabulary.md calls them, "pages" or "handle"; "unknown" for any other number. */
 const char *tmesh_backing_name(enum tmesh_backing backing);

@@ -11,7 +11,9 @@
  *   - Objects are opaque and counted: `_ref` adds a reference and returns its
  *     argument, `_unref` drops one (NULL is fine) and may be called from any thread.
  *   - Option structures begin with their size; NULL means the defaults. Members
- *     added later read as zero for callers compiled earlier.
+ *     added later read as zero for callers compiled earlier. Structures that are filled in begin
+ *     with theirs too, and elements of arrays that the library gives have their caller's, which
+ *     inline functions pass to a function `_sized`. Other structures do not change.
  *   - Sizes and offsets are in bytes, strides in elements, times in nanoseconds of
  *     CLOCK_MONOTONIC.
  *   - Objects may be used from several threads at once unless a function says

@@ -21,7 +21,7 @@
 
 /* clang-format off */
 #define TMESH_CUDA_API(X) \
-	X(cuda_default) X(cuda_device_count) X(cuda_device_info) X(cuda_caps) X(cuda_alloc) \
+	X(cuda_default) X(cuda_device_count) X(cuda_device_info) X(cuda_caps_sized) X(cuda_alloc) \
 	X(cuda_open_ref) X(cuda_share) X(cuda_info) X(cuda_memory_ref) X(cuda_memory_unref)
 /* clang-format on */
 

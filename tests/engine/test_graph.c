@@ -335,6 +335,9 @@ static void test_build(void **state)
 	assert_refused(tmesh_graph_add(graph, &y, &at, err), -EINVAL, "no node 0");
 	assert_ok(tmesh_graph_add(graph, &x, &at, err));
 	assert_refused(tmesh_graph_add(graph, &x, &at, err), -EINVAL, "two nodes");
+	y.reserved = 1;
+	assert_refused(tmesh_graph_add(graph, &y, &at, err), -EINVAL, "reserved");
+	y.reserved = 0;
 	assert_refused(tmesh_graph_add_output(graph, "x", 0, err), -EINVAL, "computes nothing");
 	assert_refused(tmesh_graph_add_output(graph, "x", 1, err), -EINVAL, "no node 1");
 	y.op = 99;

@@ -112,7 +112,7 @@ class Cap(ctypes.Structure):
 @test("what the doctor says of each path")
 def doctor(driver):
     caps, (found, handle) = (Cap * 11)(), library()
-    call(found.tmesh_cuda_caps, handle, 0, caps)
+    call(found.tmesh_cuda_caps_sized, handle, 0, caps, ctypes.c_size_t(len(caps)), ctypes.c_size_t(ctypes.sizeof(Cap)))
     levels = {}
     for cap in caps:
         levels[cap.name.decode()] = cap.level

@@ -136,6 +136,9 @@ static void test_opts(void **state)
 
 	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_refused(tmesh_net_open(ctx, NULL, &net, err), -EINVAL, "no address");
+	opts.reserved = 1;
+	assert_refused(tmesh_net_open(ctx, &opts, &net, err), -EINVAL, "reserved");
+	opts.reserved = 0;
 	assert_refused(tmesh_net_open(ctx, &opts, &net, err), -EINVAL, "no address");
 	opts.address = "localhost";
 	assert_refused(tmesh_net_open(ctx, &opts, &net, err), -EINVAL, "no address in numbers");
