@@ -174,10 +174,10 @@ def errors(elixir):
         [py], [ex] = words(py), words(ex)
         for number in numbers.split(", "):
             assert hasattr(errno, number), number
-            # EPERM is of sealed memory where it is not of an inherited handle.
+            # EPERM is of sealed memory where the region at hand is sealed: what the languages look at themselves.
             if classes.get(number) != py and not (py == "SealedError" and f'"{py}"' in source):
                 wrong["Python"].add(f"{number}, {word}, is {classes.get(number, 'Error')}, not {py}")
-            if (got := elixir.ask("error", number.lower())) != ex.strip(":"):
+            if (got := elixir.ask("error", word if word == "sealed" else number.lower())) != ex.strip(":"):
                 wrong["Elixir"].add(f"{number}, {word}, is :{got}, not {ex}")
     for side, lines in wrong.items():
         check(lines, f"{side} names the errors as the page does")
