@@ -625,6 +625,38 @@ defmodule Tmesh.StreamTest do
           do: assert({:error, %Error{type: :invalid}} = Stream.start_link(bad))
     end
 
+    test "goes on while a net stands still that what was opened is to be withdrawn from" do
+      # It answers offers, and nothing else.
+      net = spawn_link(&offers/0)
+      Process.register(net, Tmesh.Net)
+      home = stream()
+      {:ok, sender} = GenServer.call(home, {:attach_far, self()})
+      tell = &send(sender, {:tmesh_stream, 1, &1})
+      tell.({:more, 3})
+
+      for number <- 1..3 do
+        ref = ZeroCopy.from_binary!("x", [1], :uint8)
+        :ok = Stream.push_outfeed(home, %{x: ref})
+        assert_receive {:tmesh_stream, 1, {:value, ^number, {:ok, _packed}}}
+        tell.(if number == 1, do: {:opened, number}, else: {:popped, number})
+      end
+
+      Process.unlink(net)
+      Process.exit(net, :kill)
+    end
+
+    defp offers do
+      receive do
+        {:"$gen_call", from, {:offer, _token}} ->
+          GenServer.reply(from, {:ok, %{"offer" => "1", "checksum" => "2", "region_bytes" => 3}})
+
+        _other ->
+          :nothing
+      end
+
+      offers()
+    end
+
     test "gives the error of a value that cannot be opened in its place" do
       home = stream()
       {:ok, here} = Stream.start_link(from: home)

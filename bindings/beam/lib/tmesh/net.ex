@@ -183,6 +183,9 @@ defmodule Tmesh.Net do
   @doc false
   # The same without a wait for the fetcher, for memory that its maker does not write to any more.
   @spec withdraw_later(offer()) :: :ok
+  def withdraw_later(%{"offers" => ids}),
+    do: Enum.each(ids, &GenServer.cast(__MODULE__, {:withdraw, &1}))
+
   def withdraw_later(%{"offer" => id}), do: GenServer.cast(__MODULE__, {:withdraw, id})
 
   @doc """

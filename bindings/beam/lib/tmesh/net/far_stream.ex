@@ -90,7 +90,8 @@ defmodule Tmesh.Net.FarStream do
 
   defp opened(entry, _number), do: entry
 
-  defp withdraw({_number, _result, offers}), do: Enum.each(offers, &Net.withdraw/1)
+  # The stream goes on while a fetcher stands still.
+  defp withdraw({_number, _result, offers}), do: Enum.each(offers, &Net.withdraw_later/1)
 
   # In their order, before what has come since; also one that was on its way here.
   defp give_back(state) do
@@ -216,7 +217,7 @@ defmodule Tmesh.Net.FarStream do
     {{:ok, packed}, offers}
   catch
     {:tmesh_no_offer, error, offers} ->
-      Enum.each(offers, &Net.withdraw/1)
+      Enum.each(offers, &Net.withdraw_later/1)
       {{:error, error}, []}
   end
 
