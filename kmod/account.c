@@ -76,10 +76,10 @@ static struct tmesh_account *tmesh_account_get(struct xarray *accounts, unsigned
 	int rc;
 
 	if (!account) {
-		account = kzalloc(sizeof(*account), GFP_KERNEL_ACCOUNT);
+		account = kzalloc(sizeof(*account), TMESH_GFP);
 		if (!account)
 			return NULL;
-		rc = xa_err(xa_store(accounts, key, account, GFP_KERNEL_ACCOUNT));
+		rc = xa_err(xa_store(accounts, key, account, TMESH_GFP));
 		if (rc) {
 			kfree(account);
 			return NULL;
@@ -110,7 +110,7 @@ static unsigned long tmesh_user_key(kuid_t uid, const struct ipc_namespace *ipc_
 
 static struct tmesh_user *tmesh_user_new(kuid_t uid, struct ipc_namespace *ipc_ns)
 {
-	struct tmesh_user *user = kzalloc(sizeof(*user), GFP_KERNEL_ACCOUNT);
+	struct tmesh_user *user = kzalloc(sizeof(*user), TMESH_GFP);
 	int rc = -ENOMEM;
 
 	if (!user)
@@ -127,7 +127,7 @@ static struct tmesh_user *tmesh_user_new(kuid_t uid, struct ipc_namespace *ipc_n
 	user->accounts[TMESH_PER_IPC_NS] = tmesh_account_get(&ipc_ns_accounts, ipc_ns->ns.inum);
 	if (!user->accounts[TMESH_PER_IPC_NS])
 		goto put_uid;
-	rc = xa_err(xa_store(&users, tmesh_user_key(uid, ipc_ns), user, GFP_KERNEL_ACCOUNT));
+	rc = xa_err(xa_store(&users, tmesh_user_key(uid, ipc_ns), user, TMESH_GFP));
 	if (rc)
 		goto put_ipc_ns;
 	get_ipc_ns(ipc_ns);

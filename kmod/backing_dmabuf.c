@@ -83,7 +83,7 @@ struct tmesh_mem *tmesh_import_create(struct tmesh_user *user, struct dma_buf *d
 	struct tmesh_import_mem *import;
 	int rc;
 
-	import = kzalloc(sizeof(*import), GFP_KERNEL_ACCOUNT);
+	import = kzalloc(sizeof(*import), TMESH_GFP);
 	if (!import)
 		return ERR_PTR(-ENOMEM);
 	rc = tmesh_mem_init(&import->mem, &tmesh_import_ops, user, 0);

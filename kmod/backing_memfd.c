@@ -243,7 +243,7 @@ struct tmesh_mem *tmesh_memfd_create(struct tmesh_user *user, struct file *file,
 	struct tmesh_memfd_mem *memfd;
 	int rc;
 
-	memfd = kzalloc(sizeof(*memfd), GFP_KERNEL_ACCOUNT);
+	memfd = kzalloc(sizeof(*memfd), TMESH_GFP);
 	if (!memfd)
 		return ERR_PTR(-ENOMEM);
 	memfd->alias = tmesh_memfd_alias(file);

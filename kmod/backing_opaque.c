@@ -63,7 +63,7 @@ struct tmesh_mem *tmesh_opaque_create(struct tmesh_user *user, struct file *file
 	struct tmesh_opaque_mem *opaque;
 	int rc;
 
-	opaque = kzalloc(sizeof(*opaque), GFP_KERNEL_ACCOUNT);
+	opaque = kzalloc(sizeof(*opaque), TMESH_GFP);
 	if (!opaque)
 		return ERR_PTR(-ENOMEM);
 	rc = tmesh_mem_init(&opaque->mem, &tmesh_opaque_ops, user, 0);

@@ -149,7 +149,7 @@ struct tmesh_mem *tmesh_pages_create(struct tmesh_user *user, unsigned long nr_p
 	struct tmesh_mem *mem;
 	int rc;
 
-	mem = kzalloc(sizeof(*mem), GFP_KERNEL_ACCOUNT);
+	mem = kzalloc(sizeof(*mem), TMESH_GFP);
 	if (!mem)
 		return ERR_PTR(-ENOMEM);
 	rc = tmesh_mem_init(mem, &tmesh_pages_ops, user, nr_pages);

@@ -182,7 +182,7 @@ struct tmesh_mem *tmesh_range_create(struct tmesh_user *user, struct tmesh_creat
 	struct tmesh_range *range;
 	int rc;
 
-	range = kzalloc(sizeof(*range), GFP_KERNEL_ACCOUNT);
+	range = kzalloc(sizeof(*range), TMESH_GFP);
 	if (!range)
 		return ERR_PTR(-ENOMEM);
 	range->mm = current->mm;

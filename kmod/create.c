@@ -95,7 +95,7 @@ static struct tmesh_region *tmesh_region_new(struct tmesh_user *user,
 	rc = tmesh_charge(user, TMESH_REGIONS, 1);
 	if (rc)
 		return ERR_PTR(rc);
-	region = kzalloc(sizeof(*region), GFP_KERNEL_ACCOUNT);
+	region = kzalloc(sizeof(*region), TMESH_GFP);
 	if (!region) {
 		rc = -ENOMEM;
 		goto uncharge;

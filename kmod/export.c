@@ -73,7 +73,7 @@ int tmesh_dmabuf_attach(struct dma_buf *dmabuf, struct dma_buf_attachment *attac
 	rc = tmesh_claim_allows(&export->claim, TMESH_RIGHT_READ);
 	if (rc)
 		return rc;
-	attachment = kzalloc(sizeof(*attachment), GFP_KERNEL);
+	attachment = kzalloc(sizeof(*attachment), TMESH_GFP);
 	if (!attachment)
 		return -ENOMEM;
 	attachment->dev = attach->dev;
@@ -124,7 +124,7 @@ static struct sg_table *tmesh_dmabuf_map(struct dma_buf_attachment *attach,
 
 	if (!(claim->rights & TMESH_RIGHT_WRITE) && dir != DMA_TO_DEVICE)
 		return ERR_PTR(-EACCES);
-	mapping = kzalloc(sizeof(*mapping), GFP_KERNEL);
+	mapping = kzalloc(sizeof(*mapping), TMESH_GFP);
 	if (!mapping)
 		return ERR_PTR(-ENOMEM);
 	mapping->dev = attach->dev;
@@ -136,7 +136,7 @@ static struct sg_table *tmesh_dmabuf_map(struct dma_buf_attachment *attach,
 	max_segment = max_t(size_t, PAGE_SIZE, dma_get_max_seg_size(attach->dev));
 	rc = sg_alloc_table_from_pages_segment(&mapping->sgt, mem->pages + claim->first,
 					       claim->nr_pages, 0, claim->nr_pages << PAGE_SHIFT,
-					       max_segment, GFP_KERNEL);
+					       max_segment, TMESH_GFP);
 	if (rc)
 		goto end_use;
 	/* Not under the region's lock, which page faults want: an IOMMU may take long. */
@@ -238,8 +238,8 @@ int tmesh_dmabuf_vmap_dummy(struct tmesh_dmabuf *export, struct iosys_map *map)
 	struct page **pages;
 	void *vaddr = NULL;
 
-	pages = kvmalloc_array(nr_pages, sizeof(*pages), GFP_KERNEL);
-	export->vmap_dummy = alloc_page(GFP_KERNEL | __GFP_ZERO);
+	pages = kvmalloc_array(nr_pages, sizeof(*pages), TMESH_GFP);
+	export->vmap_dummy = alloc_page(TMESH_GFP | __GFP_ZERO);
 	if (pages && export->vmap_dummy) {
 		for (i = 0; i < nr_pages; i++)
 			pages[i] = export->vmap_dummy;
@@ -309,7 +309,7 @@ static void tmesh_dmabuf_vunmap(struct dma_buf *dmabuf, struct iosys_map *map)
  */
 struct tmesh_dmabuf *tmesh_dmabuf_alloc(void)
 {
-	struct tmesh_dmabuf *export = kzalloc(sizeof(*export), GFP_KERNEL_ACCOUNT);
+	struct tmesh_dmabuf *export = kzalloc(sizeof(*export), TMESH_GFP);
 
 	if (!export)
 		return NULL;
@@ -510,6 +510,9 @@ int tmesh_ioctl_export(struct tmesh_ucmd *ucmd)
 	if (!cmd->bytes)
 		cmd->bytes = size - cmd->offset;
 	rc = tmesh_claim_allows(claim, TMESH_RIGHT_READ | (writable ? TMESH_RIGHT_WRITE : 0));
+	if (rc)
+		return rc;
+	rc = tmesh_room();
 	if (rc)
 		return rc;
 	fd = get_unused_fd_flags(O_CLOEXEC);

@@ -15,8 +15,6 @@
 #include "tmesh.h"
 #include "trace.h"
 
-#define TMESH_GATHER_GFP (GFP_KERNEL_ACCOUNT | __GFP_RETRY_MAYFAIL | __GFP_NOWARN)
-
 /**
  * struct tmesh_link - what a view has of a source
  * @claim: on the source
@@ -174,16 +172,16 @@ static struct tmesh_source *tmesh_gather_source(struct tmesh_gathering *g,
 
 	if (source)
 		return source;
-	source = kzalloc(sizeof(*source), GFP_KERNEL_ACCOUNT);
+	source = kzalloc(sizeof(*source), TMESH_GFP);
 	if (!source)
 		return ERR_PTR(-ENOMEM);
 	if (g->rights & TMESH_RIGHT_WRITE) {
 		source->taken = kvcalloc(BITS_TO_LONGS(region->nr_pages), sizeof(long),
-					 TMESH_GATHER_GFP);
+					 TMESH_GFP);
 		if (!source->taken)
 			goto free;
 	}
-	rc = xa_err(xa_store(&g->sources, region->id, source, GFP_KERNEL_ACCOUNT));
+	rc = xa_err(xa_store(&g->sources, region->id, source, TMESH_GFP));
 	if (!rc)
 		return source;
 	kvfree(source->taken);
@@ -214,7 +212,7 @@ static struct tmesh_link *tmesh_gather_link(struct tmesh_gathering *g,
 		return ERR_CAST(source);
 	if (source->plain && !READ_ONCE(through->lease))
 		return source->plain;
-	link = kzalloc(sizeof(*link), GFP_KERNEL_ACCOUNT);
+	link = kzalloc(sizeof(*link), TMESH_GFP);
 	if (!link)
 		return ERR_PTR(-ENOMEM);
 	tmesh_claim_init(&link->claim, &tmesh_gather_claim_ops, region, TMESH_HOLDER_GATHER,
@@ -247,7 +245,7 @@ static struct tmesh_link *tmesh_gather_resolve(struct tmesh_gathering *g, s32 fd
 	fput(file);
 	if (IS_ERR(link))
 		return link;
-	rc = xa_err(xa_store(&g->by_fd, (u32)fd, link, GFP_KERNEL_ACCOUNT));
+	rc = xa_err(xa_store(&g->by_fd, (u32)fd, link, TMESH_GFP));
 	return rc ? ERR_PTR(rc) : link;
 }
 
@@ -347,7 +345,7 @@ static struct tmesh_mem *tmesh_gather_mem(struct tmesh_gathering *g, struct tmes
 	struct tmesh_view *view;
 	int rc;
 
-	view = kzalloc(sizeof(*view), GFP_KERNEL_ACCOUNT);
+	view = kzalloc(sizeof(*view), TMESH_GFP);
 	if (!view)
 		return ERR_PTR(-ENOMEM);
 	INIT_LIST_HEAD(&view->links);
@@ -416,7 +414,7 @@ int tmesh_ioctl_gather(struct tmesh_ucmd *ucmd)
 		return rc;
 	if (cmd->rights & TMESH_RIGHT_MANAGE || !cmd->count || cmd->count > TMESH_GATHER_MAX)
 		return -EINVAL;
-	g.parts = kvmalloc_array(cmd->count, sizeof(*g.parts), TMESH_GATHER_GFP);
+	g.parts = kvmalloc_array(cmd->count, sizeof(*g.parts), TMESH_GFP);
 	if (!g.parts)
 		return -ENOMEM;
 	/* Its length is known when all parts are. */

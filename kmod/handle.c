@@ -165,7 +165,7 @@ static struct file *tmesh_handle_file(struct tmesh_region *region, u32 rights, b
 	struct inode *inode;
 	struct file *file;
 
-	handle = kzalloc(sizeof(*handle), GFP_KERNEL_ACCOUNT);
+	handle = kzalloc(sizeof(*handle), TMESH_GFP);
 	if (!handle)
 		return ERR_PTR(-ENOMEM);
 	rc = tmesh_handle_charge(handle, region, pinning);
@@ -221,6 +221,9 @@ int tmesh_handle_new(struct tmesh_region *region, u32 rights, bool pinning,
 	struct tmesh_handle *handle;
 	int fd, rc;
 
+	rc = tmesh_room();
+	if (rc)
+		return rc;
 	fd = get_unused_fd_flags(O_CLOEXEC);
 	if (fd < 0)
 		return fd;

@@ -28,7 +28,7 @@ int tmesh_holders_alloc(struct tmesh_region *region, u32 *room, struct tmesh_hol
 			   atomic_read(&region->attachments));
 	*holders = NULL;
 	if (*room)
-		*holders = kvcalloc(*room, sizeof(**holders), GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
+		*holders = kvcalloc(*room, sizeof(**holders), TMESH_GFP);
 	return *room && !*holders ? -ENOMEM : 0;
 }
 

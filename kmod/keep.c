@@ -423,8 +423,7 @@ struct tmesh_bundle *tmesh_bundle_new(const struct tmesh_keep *cmd)
 		return ERR_PTR(rc);
 	if (cmd->mode & ~0660 || cmd->lifetime_ns > KTIME_MAX)
 		return ERR_PTR(-EINVAL);
-	bundle = kvzalloc(struct_size(bundle, regions, cmd->count),
-			  GFP_KERNEL_ACCOUNT | __GFP_RETRY_MAYFAIL | __GFP_NOWARN);
+	bundle = kvzalloc(struct_size(bundle, regions, cmd->count), TMESH_GFP);
 	if (!bundle)
 		return ERR_PTR(-ENOMEM);
 	kref_init(&bundle->ref);
@@ -440,7 +439,7 @@ struct tmesh_bundle *tmesh_bundle_new(const struct tmesh_keep *cmd)
 		goto free;
 	}
 	bundle->id = atomic64_inc_return(&last_id);
-	rc = xa_reserve(&bundles, bundle->id, GFP_KERNEL_ACCOUNT);
+	rc = xa_reserve(&bundles, bundle->id, TMESH_GFP);
 	if (rc)
 		goto put_user;
 	return bundle;

@@ -119,7 +119,7 @@ int tmesh_ioctl_keep(struct tmesh_ucmd *ucmd)
 	if (IS_ERR(bundle))
 		return PTR_ERR(bundle);
 	rc = -ENOMEM;
-	files = kvcalloc(cmd->count, sizeof(*files), GFP_KERNEL_ACCOUNT);
+	files = kvcalloc(cmd->count, sizeof(*files), TMESH_GFP);
 	if (!files)
 		goto put;
 	rc = tmesh_keep_resolve(bundle, cmd, files);
@@ -193,7 +193,7 @@ static int tmesh_kept_open(struct tmesh_ucmd *ucmd, const struct tmesh_bundle *b
 	cmd->id = bundle->id;
 	if (room < bundle->nr_regions)
 		return tmesh_respond(ucmd, sizeof(*cmd)) ? -EFAULT : -ENOSPC;
-	opened = kvcalloc(bundle->nr_regions, sizeof(*opened), GFP_KERNEL_ACCOUNT);
+	opened = kvcalloc(bundle->nr_regions, sizeof(*opened), TMESH_GFP);
 	if (!opened)
 		return -ENOMEM;
 	rc = tmesh_kept_make(ucmd, bundle, opened, &done);
@@ -278,7 +278,7 @@ static void tmesh_fill_kept(struct tmesh_kept *kept, struct tmesh_bundle *bundle
  */
 int tmesh_ioctl_kept_list(struct tmesh_ucmd *ucmd)
 {
-	bool all = capable(CAP_SYS_ADMIN), shown;
+	bool all = tmesh_sees_all(), shown;
 	struct tmesh_kept_list *cmd = ucmd->cmd;
 	struct tmesh_bundle *bundle;
 	u64 cursor = cmd->cursor;

@@ -20,7 +20,7 @@
 #include "trace.h"
 
 #define TMESH_LEASE_BYTES (2 * PAGE_SIZE)
-#define TMESH_LEASE_GFP (GFP_KERNEL_ACCOUNT | __GFP_ZERO | __GFP_RETRY_MAYFAIL | __GFP_NOWARN)
+#define TMESH_LEASE_GFP (TMESH_GFP | __GFP_ZERO)
 
 /* How many there are, for debugfs. */
 static atomic_long_t tmesh_leases;
@@ -306,7 +306,7 @@ static struct tmesh_tenure *tmesh_lease_new(const struct tmesh_lease *cmd)
 	struct tmesh_tenure *lease;
 	int rc = -ENOMEM;
 
-	lease = kzalloc(sizeof(*lease), GFP_KERNEL_ACCOUNT);
+	lease = kzalloc(sizeof(*lease), TMESH_GFP);
 	if (!lease)
 		return ERR_PTR(-ENOMEM);
 	kref_init(&lease->ref);
@@ -513,6 +513,9 @@ int tmesh_ioctl_lease(struct tmesh_ucmd *ucmd)
 		return rc;
 	if (!get && claim->kind == TMESH_HOLDER_PINNING)
 		return -EINVAL;
+	rc = tmesh_room();
+	if (rc)
+		return rc;
 	lease = get ? tmesh_lease_of(claim) : tmesh_lease_new(cmd);
 	if (IS_ERR(lease))
 		return PTR_ERR(lease);

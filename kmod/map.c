@@ -219,6 +219,9 @@ static int tmesh_check_map(const struct tmesh_claim *claim, struct vm_area_struc
 	lockdep_assert_held_read(&region->lock);
 	if (!region->mem || tmesh_claim_lapsed(claim))
 		return -ESTALE;
+	/* Handles are on a filesystem that says so; an export's does not. */
+	if (vma->vm_flags & VM_EXEC)
+		return -EPERM;
 	/*
 	 * What somebody may still write to would show in a private mapping, or not, as it happens.
 	 * A dma-buf is mapped by devices' rules, which know of no copies.
@@ -280,7 +283,8 @@ static void tmesh_mmap_own(struct tmesh_claim *claim, const struct tmesh_mem *me
  * Context: mmap_lock is held for writing; takes the region's lock.
  * Return: 0; -EINVAL for one that leaves the claim, and for a private one of an export, or of a
  * region that is not sealed; -EACCES for a writable one without the right; -EPERM for a writable
- * one of a sealed region; -ESTALE where the region was revoked or the lease has lapsed;
+ * one of a sealed region, and for an executable one; -ESTALE where the region was revoked or the
+ * lease has lapsed;
  * -EOPNOTSUPP where the memory cannot be mapped, or not through a leased handle.
  */
 int tmesh_mmap(struct tmesh_claim *claim, struct vm_area_struct *vma)
@@ -295,6 +299,7 @@ int tmesh_mmap(struct tmesh_claim *claim, struct vm_area_struct *vma)
 	rc = tmesh_check_map(claim, vma);
 	if (rc)
 		goto unlock;
+	vm_flags_clear(vma, VM_MAYEXEC);
 	/* An importer may map an export with a file that is open for writing. */
 	if (!(claim->rights & TMESH_RIGHT_WRITE) && !tmesh_vma_private(vma))
 		vm_flags_clear(vma, VM_MAYWRITE);

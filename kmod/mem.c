@@ -2,6 +2,7 @@
 /*
  * Memory as all backings have it: pages, and who is charged for them.
  */
+#include <linux/fdtable.h>
 #include <linux/slab.h>
 
 #include "tmesh.h"
@@ -29,12 +30,8 @@ int tmesh_mem_init(struct tmesh_mem *mem, const struct tmesh_backing_ops *ops,
 	rc = tmesh_charge(user, TMESH_BYTES, charge << PAGE_SHIFT);
 	if (rc)
 		return rc;
-	/*
-	 * No warning: the limits may be set so high that the array itself is too long. No OOM
-	 * killer either, as for the pages.
-	 */
-	mem->pages = kvcalloc(nr_pages, sizeof(*mem->pages),
-			      GFP_KERNEL_ACCOUNT | __GFP_RETRY_MAYFAIL | __GFP_NOWARN);
+	/* The limits may be set so high that the array itself is too long. */
+	mem->pages = kvcalloc(nr_pages, sizeof(*mem->pages), TMESH_GFP);
 	if (!mem->pages) {
 		tmesh_uncharge(user, TMESH_BYTES, charge << PAGE_SHIFT);
 		return -ENOMEM;
@@ -45,6 +42,51 @@ int tmesh_mem_init(struct tmesh_mem *mem, const struct tmesh_backing_ops *ops,
 	mem->nr_pages = nr_pages;
 	mem->charged = charge;
 	return 0;
+}
+
+/* What the core may allocate for a file: itself, dentry, inode, dma-buf. */
+#define TMESH_ROOM_PAGES 8
+
+/* How much a table of twice as many descriptors takes, where the next one needs it. */
+static size_t tmesh_room_for_descriptors(struct files_struct *files)
+{
+	const struct fdtable *fdt;
+	size_t bytes = 0;
+
+	rcu_read_lock();
+	fdt = files_fdtable(files);
+	if (find_next_zero_bit(fdt->open_fds, fdt->max_fds, READ_ONCE(files->next_fd)) >=
+	    fdt->max_fds)
+		bytes = 2UL * fdt->max_fds * (sizeof(struct file *) + 1);
+	rcu_read_unlock();
+	return bytes;
+}
+
+/**
+ * tmesh_room() - is there room for what the core allocates for a new file and its descriptor?
+ *
+ * It charges the caller's memory control group as well, but where that is full it kills. What is
+ * had for a moment and given back is there a moment later, unless others of the group take it.
+ *
+ * Context: may sleep; before the descriptor is reserved.
+ * Return: 0 or -ENOMEM.
+ */
+int tmesh_room(void)
+{
+	size_t bytes = tmesh_room_for_descriptors(current->files);
+	void *table = bytes ? kvmalloc(bytes, TMESH_GFP) : NULL;
+	struct page *pages[TMESH_ROOM_PAGES];
+	unsigned int nr = 0;
+
+	while (nr < TMESH_ROOM_PAGES) {
+		pages[nr] = alloc_page(TMESH_GFP);
+		if (!pages[nr])
+			break;
+		nr++;
+	}
+	release_pages(pages, nr);
+	kvfree(table);
+	return nr == TMESH_ROOM_PAGES && (table || !bytes) ? 0 : -ENOMEM;
 }
 
 /**

@@ -154,7 +154,7 @@ static struct sg_table *tmesh_proxy_map(struct dma_buf_attachment *attach,
 							      TMESH_RIGHT_WRITE);
 	if (rc)
 		return ERR_PTR(rc);
-	mapping = kzalloc(sizeof(*mapping), GFP_KERNEL);
+	mapping = kzalloc(sizeof(*mapping), TMESH_GFP);
 	if (!mapping)
 		return ERR_PTR(-ENOMEM);
 	rc = PTR_ERR_OR_ZERO(tmesh_dmabuf_use(claim, &mapping->use));
@@ -165,7 +165,7 @@ static struct sg_table *tmesh_proxy_map(struct dma_buf_attachment *attach,
 	if (rc)
 		goto end_use;
 	nents = tmesh_cut(mapping->original, offset, bytes, NULL);
-	rc = nents ? sg_alloc_table(&mapping->sgt, nents, GFP_KERNEL) : -EIO;
+	rc = nents ? sg_alloc_table(&mapping->sgt, nents, TMESH_GFP) : -EIO;
 	if (rc)
 		goto unmap;
 	tmesh_cut(mapping->original, offset, bytes, mapping->sgt.sgl);

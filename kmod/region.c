@@ -206,7 +206,7 @@ int tmesh_ioctl_desc_set(struct tmesh_ucmd *ucmd)
 	if (rc)
 		return rc;
 	if (cmd->bytes) {
-		desc = kmalloc(cmd->bytes, GFP_KERNEL_ACCOUNT);
+		desc = kmalloc(cmd->bytes, TMESH_GFP);
 		if (!desc)
 			return -ENOMEM;
 		if (copy_from_user(desc, u64_to_user_ptr(cmd->data), cmd->bytes)) {

@@ -32,7 +32,7 @@ static const struct rhashtable_params names_params = {
 int tmesh_registry_reserve(struct tmesh_region *region)
 {
 	region->id = atomic64_inc_return(&last_id);
-	return xa_reserve(&regions, region->id, GFP_KERNEL_ACCOUNT);
+	return xa_reserve(&regions, region->id, TMESH_GFP);
 }
 
 /**

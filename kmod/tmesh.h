@@ -39,6 +39,11 @@
 #define TMESH_RIGHTS_ALL (TMESH_RIGHT_READ | TMESH_RIGHT_WRITE | TMESH_RIGHT_MANAGE)
 #define TMESH_HUGE_ORDER (PMD_SHIFT - PAGE_SHIFT)
 #define TMESH_HUGE_PAGES BIT(TMESH_HUGE_ORDER)
+/*
+ * Charged to the memory control group of who asks. Where that is full, or the machine is, there is
+ * no memory, and nobody is killed for it.
+ */
+#define TMESH_GFP (GFP_KERNEL_ACCOUNT | __GFP_RETRY_MAYFAIL | __GFP_NOWARN)
 #define TMESH_NAMES 4 /* sets of rights that a token may stand for: READ is in each */
 
 struct dma_fence;
@@ -484,6 +489,7 @@ void tmesh_account_exit(void);
 int tmesh_mem_init(struct tmesh_mem *mem, const struct tmesh_backing_ops *ops,
 		   struct tmesh_user *user, unsigned long nr_pages);
 void tmesh_mem_fini(struct tmesh_mem *mem);
+int tmesh_room(void);
 
 /**
  * struct tmesh_release - references that are dropped together
@@ -710,6 +716,7 @@ int tmesh_ioctl_kept_drop(struct tmesh_ucmd *ucmd);
 
 /* query.c */
 u64 tmesh_time_here(u64 ns);
+bool tmesh_sees_all(void);
 int tmesh_ioctl_caps(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_info(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_list(struct tmesh_ucmd *ucmd);

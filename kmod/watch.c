@@ -203,7 +203,7 @@ int tmesh_watch_init(struct tmesh_tenure *lease)
 	if (!lease->period_ns)
 		return 0;
 	/* One to spare: where it goes must not need memory. */
-	lease->spare = kmalloc(sizeof(*lease->spare), GFP_KERNEL_ACCOUNT);
+	lease->spare = kmalloc(sizeof(*lease->spare), TMESH_GFP);
 	if (!lease->spare)
 		return -ENOMEM;
 	lease->class = &classes[ilog2(div64_u64(lease->period_ns, TMESH_CLASS_NS))];

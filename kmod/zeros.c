@@ -62,7 +62,7 @@ static struct page *tmesh_own_page(struct xarray *own, unsigned long index, stru
 			return NULL;
 		if (from)
 			copy_highpage(page, from);
-		old = xa_cmpxchg(own, index, NULL, page, GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
+		old = xa_cmpxchg(own, index, NULL, page, TMESH_GFP);
 		if (old) {
 			tmesh_own_free(page);
 			if (xa_is_err(old))

@@ -194,6 +194,21 @@ static int times(const char *path, const char *what)
 	return n;
 }
 
+/* How often a process of ours, as a line begins with, has come to a probe for CAP_SYS_ADMIN. */
+static int probed(pid_t pid, const char *probe)
+{
+	FILE *f = fopen(TRACE "/trace", "re");
+	char line[400], who[24];
+	int n = 0;
+
+	snprintf(who, sizeof(who), "-%d ", pid);
+	while (f && fgets(line, sizeof(line), f))
+		n += strstr(line, who) && strstr(line, probe) && strstr(line, "cap=21");
+	if (f)
+		fclose(f);
+	return n;
+}
+
 struct event {
 	const char *name, *more;
 	int times; /* 0: at least once */
@@ -223,6 +238,35 @@ static void trace_end(__u64 id, const struct event *wants, size_t n)
 			t_note("%d times: %s", found, want);
 	}
 	CHECK_OK(rmdir(TRACE));
+}
+
+#define PROBES TRACEFS "/kprobe_events"
+
+TEST(audit, "lists do not ask for a capability in a way that audit logs tell of")
+{
+	pid_t pid;
+
+	need_filesystem(TRACEFS, TRACEFS_MAGIC);
+	if (access(PROBES, F_OK))
+		t_skip("this kernel has no kprobes");
+	REQUIRE_OK(mkdir(TRACE, 0700));
+	CHECK(t_write_file(TRACE "/trace_options", "norecord-cmd"));
+	CHECK(t_write_file(PROBES, "p:tmesh_test/told capable cap=%di:s32\n"
+				   "p:tmesh_test/quiet ns_capable_noaudit cap=%si:s32\n"));
+	CHECK(t_write_file(TRACE "/events/tmesh_test/enable", "1"));
+	T_CHILD(pid) {
+		struct tmesh_kept_list k = {.size = sizeof(k)};
+
+		t_become(1001, 1001, 0);
+		CHECK_EQ(t_listed(t_dev()), 0);
+		CHECK_OK(ioctl(t_dev(), TMESH_KEPT_LIST, &k));
+	}
+	t_wait(pid);
+	CHECK(t_write_file(TRACE "/events/tmesh_test/enable", "0"));
+	CHECK_EQ(probed(pid, "told: "), 0);
+	CHECK(probed(pid, "quiet: ") >= 2);
+	CHECK_OK(rmdir(TRACE));
+	CHECK(t_write_file(PROBES, "\n"));
 }
 
 TEST(traces, "each tracepoint fires once for what it tells of")

@@ -167,6 +167,27 @@ TEST(private, "private mappings of an export give EINVAL")
 	CHECK_ERR(mmap(NULL, PAGE, RW, MAP_PRIVATE, fd, 0), EINVAL);
 }
 
+TEST(executable, "nothing of a region is mapped executable, nor becomes so, by handles and exports")
+{
+	int h = region(0), memfd = REQUIRE_OK(memfd_create("export", MFD_ALLOW_SEALING));
+	struct tmesh_create_memfd c = {.size = sizeof(c), .memfd = memfd};
+	int files[4] = {h, REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE))};
+
+	REQUIRE_OK(ftruncate(memfd, BYTES));
+	REQUIRE_OK(fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK));
+	REQUIRE_OK(ioctl(t_dev(), TMESH_CREATE_MEMFD, &c));
+	files[2] = c.fd;
+	files[3] = REQUIRE_OK(t_export(c.fd, 0, 0, 0));
+	for (size_t i = 0; i < ARRAY_SIZE(files); i++) {
+		unsigned char *p = t_map(files[i], BYTES, PROT_READ);
+
+		REQUIRE(p != MAP_FAILED);
+		CHECK_ERR(mprotect(p, BYTES, PROT_READ | PROT_EXEC), EACCES);
+		CHECK_EQ(t_read(p), 0);
+		CHECK_ERR(t_map(files[i], BYTES, PROT_READ | PROT_EXEC), EPERM);
+	}
+}
+
 TEST(holds, "an export holds the region after the last handle")
 {
 	int h = region(0), fd = REQUIRE_OK(t_export(h, PAGE, 2 * PAGE, 0));

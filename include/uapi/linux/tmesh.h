@@ -69,7 +69,8 @@
  * another, or a token asked of one, has a subset of its rights. READ is always
  * part of the set, and asking for a set without it gives EINVAL.
  *
- * A handle is mapped with mmap(MAP_SHARED), executable mappings give EPERM. A mapping through a
+ * A handle is mapped with mmap(MAP_SHARED), executable mappings, those of exports too, give EPERM,
+ * and making one executable EACCES. A mapping through a
  * handle without WRITE never becomes writable (EACCES). Once the region is sealed writable mappings
  * give EPERM, and making an older mapping writable gives EACCES. A mapping counts as a writer from
  * when it first may write until it is unmapped, even where mprotect() took that away again:
@@ -85,6 +86,7 @@
  *   POLLHUP | POLLERR  this handle's lease has lapsed
  *   POLLOUT            nobody else holds the region: no other handle, export or view whose
  *                      lease has not lapsed, no device is attached to it, it is not kept
+ *   POLLPRI            a page of it has an uncorrectable memory error
  *   POLLIN             the fence has reached what TMESH_WAIT_ARM asked for
  *   POLLERR            it never will: its producer is gone
  */

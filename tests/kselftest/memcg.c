@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: MIT
+/* A memory control group: what is charged to it beside pages, and calls when it is full. */
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+
+#include "cgroup.h"
+#include "peer.h"
+#include "t.h"
+
+/* Parts of a view that no two of them can be one entry of a table: the page goes back and forth. */
+#define PARTS (1u << 16)
+
+TEST(tables, "what an importer needs to map an export is charged to its control group")
+{
+	int dev = t_dev(), peer = open_peer(), h, v, export;
+	struct tmesh_extent *parts = malloc(PARTS * sizeof(*parts));
+	pid_t pid;
+
+	REQUIRE(parts);
+	h = REQUIRE_OK(t_create(dev, 2 * PAGE, TMESH_CREATE_NOHUGE));
+	for (unsigned int i = 0; i < PARTS; i++)
+		parts[i] = t_extent(h, i % 2, 1);
+	v = REQUIRE_OK(t_gather(dev, parts, PARTS, R_READ));
+	export = REQUIRE_OK(t_export(v, 0, 0, 0));
+	T_CHILD(pid) {
+		long before;
+
+		cgroup_enter(CGROUP, "max");
+		before = cgroup_charged(CGROUP);
+		REQUIRE_OK(peer_import(peer, export, 0));
+		/* At least 16 bytes for each. */
+		CHECK(cgroup_charged(CGROUP) - before >= (long)PARTS * 16);
+		peer_let_go(peer);
+	}
+	t_wait(pid);
+	cgroup_remove(CGROUP);
+}
+
+/* Calls until there is no memory left, which the caller lives to see. */
+static void fill(int (*call)(int dev, int handle))
+{
+	struct rlimit files = {1 << 19, 1 << 19};
+	pid_t pid;
+
+	T_CHILD(pid) {
+		int out, dev, handle, why;
+		long calls = 0;
+
+		REQUIRE_OK(setrlimit(RLIMIT_NOFILE, &files));
+		out = REQUIRE_OK(open(CGROUPS "/cgroup.procs", O_WRONLY | O_CLOEXEC));
+		cgroup_enter(CGROUP, "50331648");
+		dev = t_dev();
+		handle = REQUIRE_OK(t_create(dev, PAGE, 0));
+		while (call(dev, handle) >= 0)
+			calls++;
+		why = errno;
+		/* What follows needs memory of the process's own. */
+		REQUIRE(write(out, "0", 1) == 1);
+		CHECK_EQ(why, ENOMEM);
+		t_note("%ld calls", calls);
+		CHECK(calls > 1000);
+		CHECK_EQ(cgroup_events(CGROUP, "oom_kill"), 0);
+	}
+	t_wait(pid);
+	cgroup_remove(CGROUP);
+}
+
+static int create(int dev, int handle)
+{
+	(void)handle;
+	return t_create(dev, PAGE, 0);
+}
+
+static int derive(int dev, int handle)
+{
+	(void)dev;
+	return t_derive(handle, R_READ, 0);
+}
+
+static int export(int dev, int handle)
+{
+	(void)dev;
+	return t_export(handle, 0, 0, 0);
+}
+
+static int view(int dev, int handle)
+{
+	static int source = -1;
+	static unsigned int views;
+	struct tmesh_extent part;
+
+	/* A source has so many views and no more. */
+	if (views++ % 512 == 0 && (source = t_create(dev, PAGE, 0)) < 0)
+		return -1;
+	(void)handle;
+	part = t_extent(source, 0, 1);
+	return t_gather(dev, &part, 1, R_READ);
+}
+
+static int lease(int dev, int handle)
+{
+	struct tmesh_lease l = {.size = sizeof(l), .period_ns = 3600 * 1000000000ull};
+	int h = derive(dev, handle);
+
+	return h < 0 || ioctl(h, TMESH_LEASE, &l) ? -1 : l.fd;
+}
+
+TEST(create, "CREATE in a full control group gives ENOMEM, and nobody is killed")
+{
+	fill(create);
+}
+
+TEST(derive, "so does DERIVE")
+{
+	fill(derive);
+}
+
+TEST(export, "so does EXPORT")
+{
+	fill(export);
+}
+
+TEST(gather, "so does GATHER")
+{
+	fill(view);
+}
+
+TEST(lease, "so does LEASE")
+{
+	fill(lease);
+}
+
+int main(void)
+{
+	return t_main();
+}
