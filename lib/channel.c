@@ -90,6 +90,7 @@ static int home_of(struct tmesh_ctx *ctx, struct tmesh_ctx **out, struct tmesh_e
 		.runtime_dir = ctx->runtime_dir,
 		.timeout_ns = ctx->timeout_ns,
 		.spare_files = ctx->spare_files,
+		.linger_ns = ctx->linger_ns ? ctx->linger_ns : TMESH_NO_LINGER,
 		.log = ctx->log,
 		.log_data = ctx->log_data,
 	};
@@ -115,7 +116,7 @@ static int home_of(struct tmesh_ctx *ctx, struct tmesh_ctx **out, struct tmesh_e
 	return 0;
 }
 
-static void channel_free(struct tmesh_channel *channel)
+void tmesh_channel_free(struct tmesh_channel *channel)
 {
 	tmesh_channel_leave(channel);
 	tmesh_channel_tables_free(channel);
@@ -203,7 +204,7 @@ static int create(struct tmesh_ctx *ctx, enum tmesh_channel_role role,
 	if (!rc)
 		rc = begin(channel, err);
 	if (rc)
-		channel_free(channel);
+		tmesh_channel_free(channel);
 	else
 		*out = channel;
 	return rc;
@@ -360,7 +361,7 @@ int tmesh_channel_open(struct tmesh_ctx *ctx, const char *token, enum tmesh_chan
 	if (!rc)
 		rc = begin(channel, err);
 	if (rc)
-		channel_free(channel);
+		tmesh_channel_free(channel);
 	else
 		*out = channel;
 	return rc;
@@ -382,6 +383,7 @@ struct tmesh_channel *tmesh_channel_ref(struct tmesh_channel *channel)
 
 void tmesh_channel_unref(struct tmesh_channel *channel)
 {
-	if (channel && atomic_fetch_sub_explicit(&channel->refs, 1, memory_order_acq_rel) == 1)
-		channel_free(channel);
+	if (channel && atomic_fetch_sub_explicit(&channel->refs, 1, memory_order_acq_rel) == 1 &&
+	    !tmesh_channel_part(channel))
+		tmesh_channel_free(channel);
 }

@@ -29,6 +29,7 @@
 /* State, written by the channel's maker */
 #define CHANNEL_NO_PRODUCERS 1u
 #define CHANNEL_NO_CONSUMERS 2u
+#define CHANNEL_MAKER_ALONE 4u /* nobody but the maker receives */
 
 struct channel_head {
 	uint32_t magic;
@@ -113,6 +114,7 @@ struct channel_shape {
 struct channel_sent_region {
 	struct tmesh_region *region; /* a reference, or NULL */
 	uint64_t until;
+	bool handed; /* its receiver has it, whatever becomes of us */
 };
 struct channel_sent_layout {
 	struct tmesh_layout layout;
@@ -146,6 +148,12 @@ struct channel_known_tensor {
 	struct tmesh_tensor *tensor; /* a reference, or NULL */
 	uint32_t lane;
 	uint64_t payload[CHANNEL_W_BESIDE]; /* that spoke of it, and was found good */
+};
+/* ... and what it was handed and has not opened yet: channel_hand.c */
+struct channel_handed {
+	struct tmesh_wire_region wire;
+	int fds[1];
+	unsigned int count; /* 0: nothing */
 };
 /* Either side remembers as many tensors. */
 #define CHANNEL_TENSORS 64
@@ -215,6 +223,8 @@ struct tmesh_channel {
 	struct channel_sent_tensor *sent_tensors;
 	uint32_t last_region;
 	uint32_t last_layout;
+	atomic_uint_fast64_t tensors; /* behind the last message about a tensor */
+	atomic_uint_fast64_t owed;    /* behind the last message about a region not handed over */
 
 	/* receiver */
 	uint32_t next_lane;
@@ -228,6 +238,9 @@ struct tmesh_channel {
 	struct channel_known_tensor *known_tensors;
 
 	/* guarded by home->lock */
+	struct channel_handed *handed; /* receiver */
+	bool parting;		       /* sender: closed, and owes something */
+	uint64_t parting_until;	       /* where nobody comes to receive it */
 	struct tmesh_channel *next;
 	int conn; /* to the maker, -1 in it */
 	uint64_t watch;
@@ -332,6 +345,9 @@ static inline int channel_describe(struct tmesh_channel *channel, const struct t
 	}
 	region->until = position + 1;
 	form->until = position + 1;
+	atomic_store_explicit(&channel->tensors, position + 1, memory_order_relaxed);
+	if (!region->handed)
+		atomic_store_explicit(&channel->owed, position + 1, memory_order_relaxed);
 	channel_copy_in(to, sent->payload, CHANNEL_W_BESIDE);
 	return 0;
 }
@@ -360,6 +376,23 @@ static inline int channel_resolve(struct tmesh_channel *channel, uint32_t lane,
 	*out = tmesh_tensor_ref_own(known->tensor);
 	return 0;
 }
+
+/* channel_hand.c */
+
+int tmesh_channel_hands_new(struct tmesh_channel *channel, struct tmesh_error *err);
+/* Receiver: give up what was handed over and not opened. */
+void tmesh_channel_hands_drop(struct tmesh_channel *channel);
+/* Sender: give the region to the only receiver now. False: there is none, or not one alone, or it
+ * has many already. */
+bool tmesh_channel_hand_over(struct tmesh_channel *channel, struct tmesh_region *region,
+			     uint32_t entry);
+/* Receiver: take what came by a connection; home->lock is held. */
+void tmesh_channel_collect(struct tmesh_channel *channel, int conn);
+/* Receiver: open a region that was handed over. -ENOENT: it was not. */
+int tmesh_channel_handed(struct tmesh_channel *channel, uint32_t lane, uint32_t entry, uint64_t id,
+			 uint32_t rights, struct tmesh_region **out);
+/* Sender: something was sent that only this process can give its receiver; home->lock is held. */
+bool tmesh_channel_owes(const struct tmesh_channel *channel);
 
 /* channel_wait.c */
 
@@ -400,6 +433,10 @@ int tmesh_channel_resume(struct tmesh_channel *channel, uint32_t lane, struct tm
 /* Make a channel's handle known to its context, whose lock is held. @err as usual. */
 int tmesh_channel_watch(struct tmesh_channel *channel, struct tmesh_error *err);
 void tmesh_channel_leave(struct tmesh_channel *channel);
+/* The last reference has gone. True: the watch frees it once it owes nothing. */
+bool tmesh_channel_part(struct tmesh_channel *channel);
+/* channel.c */
+void tmesh_channel_free(struct tmesh_channel *channel);
 int tmesh_channel_members_new(struct tmesh_channel *channel, struct tmesh_error *err);
 
 #endif /* TMESH_CHANNEL_INTERNAL_H */

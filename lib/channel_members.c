@@ -22,8 +22,19 @@ struct tmesh_watch {
 	int epoll;
 	int stop;
 	pthread_t thread;
-	uint64_t last; /* number given to a connection; 0 is the stop */
+	uint64_t last; /* number given to a connection */
+	int nudge;     /* something parts */
+	bool orphan;   /* the context has ended, by what this thread let go of */
 };
+
+/* What epoll says beside the numbers of connections, which begin after these. */
+enum {
+	SAYS_STOP,
+	SAYS_NUDGE,
+	SAYS_LAST,
+};
+/* Nobody tells the watch that something was received. */
+#define TICK_MS 5
 
 static void close_fd(int *fd)
 {
@@ -34,7 +45,8 @@ static void close_fd(int *fd)
 
 static int watch_add(struct tmesh_watch *watch, int fd, uint64_t *number)
 {
-	struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.u64 = ++watch->last};
+	/* What comes by it is for who receives: channel_hand.c */
+	struct epoll_event event = {.events = EPOLLRDHUP, .data.u64 = ++watch->last};
 
 	*number = event.data.u64;
 	return epoll_ctl(watch->epoll, EPOLL_CTL_ADD, fd, &event) ? -errno : 0;
@@ -49,6 +61,8 @@ static void update(struct tmesh_channel *channel)
 		state |= CHANNEL_NO_PRODUCERS;
 	if (channel->had_consumer && !channel->consumers)
 		state |= CHANNEL_NO_CONSUMERS;
+	if (channel->role == TMESH_CHANNEL_RECV && channel->consumers == 1)
+		state |= CHANNEL_MAKER_ALONE;
 	atomic_store(&channel->head->state, state);
 	atomic_store(&channel->over,
 		     state & (channel->role == TMESH_CHANNEL_SEND ? CHANNEL_NO_CONSUMERS
@@ -75,13 +89,14 @@ static struct channel_member *member_of(struct tmesh_channel *channel, uint64_t 
 	return NULL;
 }
 
-/* A connection has ended, or says something, which nobody does. */
+/* A connection has ended. What came by it before is still good. */
 static void ended(struct tmesh_ctx *ctx, uint64_t number)
 {
 	for (struct tmesh_channel *channel = ctx->channels; channel; channel = channel->next) {
 		struct channel_member *member = member_of(channel, number);
 
 		if (member) {
+			tmesh_channel_collect(channel, member->fd);
 			close_fd(&member->fd);
 			count(channel, member->role, -1);
 			/* Others look after what it was told of and did not do. */
@@ -89,6 +104,7 @@ static void ended(struct tmesh_ctx *ctx, uint64_t number)
 			return;
 		}
 		if (channel->conn >= 0 && channel->watch == number) {
+			tmesh_channel_collect(channel, channel->conn);
 			close_fd(&channel->conn);
 			atomic_store(&channel->over, 1);
 			tmesh_channel_tell_all(channel);
@@ -97,31 +113,108 @@ static void ended(struct tmesh_ctx *ctx, uint64_t number)
 	}
 }
 
+/* One that has parted and owes nothing any more, or whose time is over. @more: others part. */
+static struct tmesh_channel *parted(struct tmesh_ctx *ctx, bool *more)
+{
+	uint64_t now = tmesh_now_ns();
+
+	*more = false;
+	for (struct tmesh_channel *channel = ctx->channels; channel; channel = channel->next) {
+		if (!channel->parting)
+			continue;
+		if (!tmesh_channel_owes(channel))
+			return channel;
+		if (channel->maker && !channel->had_consumer && now >= channel->parting_until) {
+			tmesh_log(ctx, TMESH_LOG_WARN,
+				  "a channel was closed, and nobody came to receive what was sent");
+			return channel;
+		}
+		*more = true;
+	}
+	return NULL;
+}
+
+static void watch_free(struct tmesh_watch *watch);
+
+/* ctx->lock is held, and let go of meanwhile. Return: whether anything is left to be looked at;
+ * then the context may have ended with what was let go of, as watch->orphan says. */
+static bool see_off(struct tmesh_watch *watch)
+{
+	struct tmesh_ctx *ctx = watch->ctx;
+	struct tmesh_channel *channel;
+	bool more;
+
+	while ((channel = parted(ctx, &more))) {
+		tmesh_ctx_ref(ctx);
+		pthread_mutex_unlock(&ctx->lock);
+		tmesh_channel_free(channel);
+		tmesh_ctx_unref(ctx);
+		if (watch->orphan)
+			return false;
+		pthread_mutex_lock(&ctx->lock);
+	}
+	return more;
+}
+
 static void *run(void *data)
 {
 	struct tmesh_watch *watch = data;
 	struct epoll_event events[EVENTS];
-	bool stop = false;
+	bool stop = false, more = false;
+	uint64_t count;
 
 	while (!stop) {
-		int got = epoll_wait(watch->epoll, events, EVENTS, -1);
+		int got = epoll_wait(watch->epoll, events, EVENTS, more ? TICK_MS : -1);
 
 		pthread_mutex_lock(&watch->ctx->lock);
 		for (int i = 0; i < got; i++) {
-			if (events[i].data.u64)
+			if (events[i].data.u64 >= SAYS_LAST)
 				ended(watch->ctx, events[i].data.u64);
-			else
+			else if (events[i].data.u64 == SAYS_STOP)
 				stop = true;
+			else if (read(watch->nudge, &count, sizeof(count)) < 0)
+				break; /* nobody else reads it */
+		}
+		more = see_off(watch);
+		if (watch->orphan) {
+			watch_free(watch);
+			return NULL;
 		}
 		pthread_mutex_unlock(&watch->ctx->lock);
 	}
 	return NULL;
 }
 
+static void nudge(struct tmesh_ctx *ctx)
+{
+	const uint64_t one = 1;
+
+	/* One that is full has been heard. */
+	if (write(ctx->watch->nudge, &one, sizeof(one)) < 0)
+		return;
+}
+
+bool tmesh_channel_part(struct tmesh_channel *channel)
+{
+	struct tmesh_ctx *home = channel->home;
+	bool parts;
+
+	pthread_mutex_lock(&home->lock);
+	parts = home->watch && tmesh_channel_owes(channel);
+	channel->parting = parts;
+	channel->parting_until = tmesh_now_ns() + home->linger_ns;
+	if (parts)
+		nudge(home);
+	pthread_mutex_unlock(&home->lock);
+	/* The watch may have freed it by now. */
+	return parts;
+}
+
 static void watch_free(struct tmesh_watch *watch)
 {
 	close_fd(&watch->epoll);
 	close_fd(&watch->stop);
+	close_fd(&watch->nudge);
 	free(watch);
 }
 
@@ -129,7 +222,8 @@ static void watch_free(struct tmesh_watch *watch)
 static int start(struct tmesh_ctx *ctx, struct tmesh_error *err)
 {
 	struct tmesh_watch *watch = calloc(1, sizeof(*watch));
-	struct epoll_event event = {.events = EPOLLIN};
+	struct epoll_event event = {.events = EPOLLIN, .data.u64 = SAYS_STOP};
+	struct epoll_event says_nudge = {.events = EPOLLIN, .data.u64 = SAYS_NUDGE};
 	sigset_t all, old;
 	int rc = 0;
 
@@ -138,8 +232,11 @@ static int start(struct tmesh_ctx *ctx, struct tmesh_error *err)
 	watch->ctx = ctx;
 	watch->epoll = epoll_create1(EPOLL_CLOEXEC);
 	watch->stop = eventfd(0, EFD_CLOEXEC);
-	if (watch->epoll < 0 || watch->stop < 0 ||
-	    epoll_ctl(watch->epoll, EPOLL_CTL_ADD, watch->stop, &event))
+	watch->nudge = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	watch->last = SAYS_LAST;
+	if (watch->epoll < 0 || watch->stop < 0 || watch->nudge < 0 ||
+	    epoll_ctl(watch->epoll, EPOLL_CTL_ADD, watch->stop, &event) ||
+	    epoll_ctl(watch->epoll, EPOLL_CTL_ADD, watch->nudge, &says_nudge))
 		rc = tmesh_fail_errno(err, "cannot watch a channel's peers");
 	if (!rc) {
 		sigfillset(&all);
@@ -164,6 +261,12 @@ void tmesh_watch_stop(struct tmesh_ctx *ctx)
 
 	if (!ctx->watch)
 		return;
+	if (pthread_equal(pthread_self(), ctx->watch->thread)) {
+		pthread_detach(ctx->watch->thread);
+		ctx->watch->orphan = true;
+		ctx->watch = NULL;
+		return;
+	}
 	/* An empty eventfd takes it at once. */
 	if (write(ctx->watch->stop, &one, sizeof(one)) == sizeof(one))
 		pthread_join(ctx->watch->thread, NULL);
@@ -192,6 +295,7 @@ void tmesh_watch_forked(struct tmesh_ctx *ctx)
 	for (struct tmesh_channel *channel = ctx->channels; channel; channel = channel->next) {
 		connections_close(channel);
 		bells_close(channel);
+		tmesh_channel_hands_drop(channel);
 	}
 	ctx->channels = NULL;
 	if (ctx->watch)
@@ -285,6 +389,9 @@ int tmesh_channel_admit(struct tmesh_channel *channel, int conn, uint32_t role, 
 
 	if (role != TMESH_CHANNEL_SEND && role != TMESH_CHANNEL_RECV)
 		return -EINVAL;
+	/* Closed, but for those who receive what it had. */
+	if (role == TMESH_CHANNEL_SEND && channel->parting)
+		return -ENOENT;
 	if (role == TMESH_CHANNEL_SEND)
 		number = free_lane(channel);
 	if (number < 0 || !member ||
@@ -301,5 +408,8 @@ int tmesh_channel_admit(struct tmesh_channel *channel, int conn, uint32_t role, 
 	fds[1] = channel->bells[channel_own_bell(member->role)].ring;
 	fds[2] = channel->bells[channel_own_bell(member->role)].wait;
 	count(channel, member->role, 1);
+	/* What was handed to the only one may go to another now. */
+	if (channel->role == TMESH_CHANNEL_RECV && channel->consumers > 1)
+		tmesh_channel_hands_drop(channel);
 	return 0;
 }

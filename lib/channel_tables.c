@@ -30,7 +30,8 @@ int tmesh_channel_tables_new(struct tmesh_channel *channel, struct tmesh_error *
 		channel->known_tensors = calloc(CHANNEL_TENSORS, sizeof(*channel->known_tensors));
 		good = channel->known_regions && channel->known_layouts && channel->known_tensors;
 	}
-	return good ? 0 : tmesh_fail(err, -ENOMEM, "no memory for a channel's tables");
+	return good ? tmesh_channel_hands_new(channel, err)
+		    : tmesh_fail(err, -ENOMEM, "no memory for a channel's tables");
 }
 
 void tmesh_channel_tables_free(struct tmesh_channel *channel)
@@ -43,6 +44,8 @@ void tmesh_channel_tables_free(struct tmesh_channel *channel)
 		tmesh_region_unref(channel->known_regions[i].region);
 	for (uint32_t i = 0; channel->sent_regions && i < shape->regions; i++)
 		tmesh_region_unref(channel->sent_regions[i].region);
+	tmesh_channel_hands_drop(channel);
+	free(channel->handed);
 	free(channel->known_tensors);
 	free(channel->known_layouts);
 	free(channel->known_regions);
@@ -74,6 +77,7 @@ static int write_region(struct tmesh_channel *channel, struct tmesh_region *regi
 			CHANNEL_R_WORDS);
 	tmesh_region_unref(sent->region);
 	sent->region = tmesh_region_ref(region);
+	sent->handed = tmesh_channel_hand_over(channel, region, entry);
 	return 0;
 }
 
@@ -292,8 +296,11 @@ static int open_region_now(struct tmesh_channel *channel, uint32_t lane, uint32_
 	if (words[CHANNEL_R_RIGHTS] & ~(uint64_t)(TMESH_READ | TMESH_WRITE))
 		return nonsense("rights", err);
 	close_returned(channel, lane);
-	rc = tmesh_region_open(channel->ctx, token, (uint32_t)words[CHANNEL_R_RIGHTS], &region,
-			       err);
+	rc = tmesh_channel_handed(channel, lane, entry, id, (uint32_t)words[CHANNEL_R_RIGHTS],
+				  &region);
+	if (rc)
+		rc = tmesh_region_open(channel->ctx, token, (uint32_t)words[CHANNEL_R_RIGHTS],
+				       &region, err);
 	if (rc)
 		return rc;
 	if (tmesh_region_id(region) != id) {

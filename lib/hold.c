@@ -9,6 +9,7 @@
  * of what nobody has opened in time. It has a reference to the context, which may be the last one.
  */
 #include "hold.h"
+#include "wire.h"
 
 #include <inttypes.h>
 #include <signal.h>
@@ -378,14 +379,38 @@ int tmesh_region_hold(struct tmesh_region *region, uint32_t rights, uint64_t ns,
 	return 0;
 }
 
-static void look(const struct tmesh_ctx *ctx, struct tmesh_flushed *left)
+/* The context of the channels' own memory: this one, one beside it, or NULL. */
+static struct tmesh_ctx *home_of(struct tmesh_ctx *ctx)
 {
+	return ctx->ops->backend == TMESH_BACKEND_MEMFD ? ctx : atomic_load(&ctx->beside);
+}
+
+static void look(struct tmesh_ctx *ctx, struct tmesh_flushed *left)
+{
+	struct tmesh_ctx *home = home_of(ctx);
+
 	*left = (struct tmesh_flushed){.size = sizeof(*left)};
-	if (!ctx->holds)
+	pthread_mutex_lock(&ctx->lock);
+	if (ctx->holds) {
+		left->held = ctx->holds->held;
+		left->held_bytes = ctx->holds->bytes;
+		left->held_expired = ctx->holds->expired;
+	}
+	pthread_mutex_unlock(&ctx->lock);
+	if (!home)
 		return;
-	left->held = ctx->holds->held;
-	left->held_bytes = ctx->holds->bytes;
-	left->held_expired = ctx->holds->expired;
+	pthread_mutex_lock(&home->lock);
+	left->messages = tmesh_channels_unread(home);
+	pthread_mutex_unlock(&home->lock);
+}
+
+/* Nobody tells a sender that does not sleep on its queue that something was received. */
+static void pause_until(uint64_t deadline)
+{
+	const struct timespec pause = {.tv_nsec = 1000000};
+
+	if (tmesh_now_ns() < deadline)
+		nanosleep(&pause, NULL);
 }
 
 int tmesh_ctx_flush(struct tmesh_ctx *ctx, int64_t timeout_ns, struct tmesh_flushed *left,
@@ -400,13 +425,15 @@ int tmesh_ctx_flush(struct tmesh_ctx *ctx, int64_t timeout_ns, struct tmesh_flus
 	pthread_mutex_lock(&ctx->lock);
 	while (ctx->holds && ctx->holds->held && tmesh_now_ns() < deadline)
 		wait_until(ctx, deadline);
-	look(ctx, &there);
 	pthread_mutex_unlock(&ctx->lock);
-	if (there.held)
+	for (look(ctx, &there); there.messages && tmesh_now_ns() < deadline; look(ctx, &there))
+		pause_until(deadline);
+	if (there.held || there.messages)
 		rc = tmesh_fail(err, -ETIMEDOUT,
 				"flush: %" PRIu64 " tokens hold %" PRIu64
-				" bytes, and nobody has opened them",
-				there.held, there.held_bytes);
+				" bytes that nobody has opened, and %" PRIu64
+				" messages of channels were not received",
+				there.held, there.held_bytes, there.messages);
 	if (left)
 		wrote = tmesh_write_sized(left, &there, sizeof(there), err);
 	return wrote ? wrote : rc;
@@ -426,13 +453,22 @@ static bool lock_until(struct tmesh_ctx *ctx, uint64_t deadline)
 	       pthread_mutex_clocklock(&ctx->lock, CLOCK_MONOTONIC, &until) == 0;
 }
 
-static void tell_lost(const struct tmesh_ctx *ctx)
+static void tell_lost(struct tmesh_ctx *ctx)
 {
-	dprintf(STDERR_FILENO,
-		"tmesh: process %d ends; %u of the tokens that it gave out hold memory and were "
-		"not opened within %.3g s (linger): %" PRIu64 " bytes are lost\n",
-		(int)getpid(), ctx->holds->mortal, (double)ctx->linger_ns / 1e9,
-		ctx->holds->mortal_bytes);
+	uint64_t channels = tmesh_channels_owe(ctx);
+	double seconds = (double)ctx->linger_ns / 1e9;
+
+	if (ctx->holds && ctx->holds->mortal)
+		dprintf(STDERR_FILENO,
+			"tmesh: process %d ends; %u of the tokens that it gave out hold memory and "
+			"were not opened within %.3g s (linger): %" PRIu64 " bytes are lost\n",
+			(int)getpid(), ctx->holds->mortal, seconds, ctx->holds->mortal_bytes);
+	if (channels)
+		dprintf(STDERR_FILENO,
+			"tmesh: process %d ends; what it sent by %" PRIu64
+			" of its channels was not received within %.3g s (linger): %" PRIu64
+			" messages may be lost\n",
+			(int)getpid(), channels, seconds, tmesh_channels_unread(ctx));
 }
 
 /* What the process has told nobody yet nobody can open: @flush says it first. */
@@ -448,7 +484,7 @@ static void linger(struct tmesh_ctx *ctx, void *data)
 
 	if (!lock_until(ctx, deadline))
 		return;
-	if (farewell->flush && ctx->holds && ctx->holds->mortal) {
+	if (farewell->flush && ((ctx->holds && ctx->holds->mortal) || tmesh_channels_owe(ctx))) {
 		farewell->flush = false;
 		pthread_mutex_unlock(&ctx->lock);
 		fflush(NULL);
@@ -457,8 +493,13 @@ static void linger(struct tmesh_ctx *ctx, void *data)
 	}
 	while (ctx->holds && ctx->holds->mortal && tmesh_now_ns() < deadline)
 		wait_until(ctx, deadline);
-	if (ctx->holds && ctx->holds->mortal)
-		tell_lost(ctx);
+	while (tmesh_channels_owe(ctx) && tmesh_now_ns() < deadline) {
+		pthread_mutex_unlock(&ctx->lock);
+		pause_until(deadline);
+		if (!lock_until(ctx, deadline + 1000000))
+			return;
+	}
+	tell_lost(ctx);
 	pthread_mutex_unlock(&ctx->lock);
 }
 

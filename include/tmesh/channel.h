@@ -12,6 +12,10 @@
  *
  * At most 64 handles receive at a time; the maker sets the number of senders (64 at most).
  *
+ * A tensor that was sent is received, whatever its sender does then: while one handle alone
+ * receives, its process is given the region at once. In other cases exit() waits as for what is
+ * held (tmesh/hold.h), and SIGKILL loses what only the sender had.
+ *
  * A channel lives as long as the handle that made it. When that handle, or all handles of the
  * other direction, are closed or their processes dead, sending gives -EPIPE at once, and receiving
  * gives it when the queue is empty. Calls wait for a direction that no handle has joined yet.
@@ -93,14 +97,18 @@ int tmesh_channel_open(struct tmesh_ctx *ctx, const char *token, enum tmesh_chan
 		       struct tmesh_error *err);
 
 struct tmesh_channel *tmesh_channel_ref(struct tmesh_channel *channel);
-/* The last unref leaves the channel. Sent messages can still be received, except tensors whose
- * region has no holder any more: call tmesh_channel_flush() first to wait for the receivers. */
+/*
+ * The last unref leaves the channel. What was sent can still be received: what only this handle
+ * could give stays, without the caller, until it was received or nobody is left to receive it.
+ * Where the handle made the channel and nobody has come, it stays for linger_ns of tmesh_ctx_opts.
+ * docs/channels.md tells who loses what when a process ends.
+ */
 void tmesh_channel_unref(struct tmesh_channel *channel);
 
 /*
  * Send one message. Only @message is copied. The first message about a region carries its token.
- * The handle holds a tensor's region until the receiver has it, or longer while the caller holds
- * it too. @timeout_ns negative: wait without limit.
+ * The handle holds a tensor's region until it was received, or longer while the caller holds it
+ * too. @timeout_ns negative: wait without limit.
  *
  * Return: 0; -EAGAIN (_try_: the queue is full); -ETIMEDOUT; -EPIPE (nobody is there to
  * receive); -EINTR (a signal came while asleep); -EINVAL (too many bytes; a handle that receives,

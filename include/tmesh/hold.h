@@ -58,20 +58,22 @@ struct tmesh_flushed {
 	uint64_t held;	       /* holds that nobody has opened yet */
 	uint64_t held_bytes;   /* of their regions, in whole pages */
 	uint64_t held_expired; /* holds since the context was opened whose time was over first */
+	uint64_t messages;     /* sent by channels of this context and not received yet */
 };
 
 /*
- * Wait until everything that is held was opened, or its time is over. @timeout_ns negative:
- * without limit but theirs; 0: only look. @left may be NULL.
- * Return: 0; -ETIMEDOUT: @left and the message tell what nobody has opened.
+ * Wait until everything that is held was opened, or its time is over, and everything that was sent
+ * by channels of this context was received, or nobody is left to receive it. @timeout_ns negative:
+ * without limit; 0: only look. @left may be NULL.
+ * Return: 0; -ETIMEDOUT: @left and the message tell what nobody has opened or received.
  */
 int tmesh_ctx_flush(struct tmesh_ctx *ctx, int64_t timeout_ns, struct tmesh_flushed *left,
 		    struct tmesh_error *err);
 
 /*
  * What exit() does, for a process that ends in another way (_exit()): wait, for each context at
- * most its linger_ns, until nothing is held that would be lost with this process. What is lost all
- * the same is told on stderr.
+ * most its linger_ns, until nothing is held, and nothing sent by channels is under way, that would
+ * be lost with this process. What is lost all the same is told on stderr.
  */
 void tmesh_linger(void);
 

@@ -664,9 +664,10 @@ static void test_late_region(void **state)
 	assert_ok(tmesh_ctx_open(&memfd, &ctx, err));
 	assert_ok(tmesh_channel_create(p.ctx, SEND, NULL, &p.maker, err));
 	assert_ok(tmesh_channel_token(p.maker, p.token, err));
-	assert_ok(tmesh_channel_open(ctx, p.token, RECV, NULL, &p.other, err));
+	/* Before anybody is there to whom it could be handed over. */
 	message.tensor = tensor(p.ctx, 1);
 	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+	assert_ok(tmesh_channel_open(ctx, p.token, RECV, NULL, &p.other, err));
 	/* By socket, which nobody answers at. */
 	snprintf(link, sizeof(link), "%s/%.32s.index", getenv("TMESH_RUNTIME_DIR"), p.token + 5);
 	assert_int_equal(unlink(link), 0);

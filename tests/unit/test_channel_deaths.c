@@ -274,13 +274,15 @@ static void test_gone_before_opened(void **state)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .flags = TMESH_CHANNEL_NO_OPEN};
 	struct tmesh_ctx *ctx = context();
-	struct tmesh_channel *channel;
+	struct tmesh_channel *channel, *other;
 	struct tmesh_message message;
 	char token[TMESH_TOKEN_SIZE];
 	pid_t child;
 
 	assert_ok(tmesh_channel_create(ctx, RECV, &opts, &channel, err));
 	assert_ok(tmesh_channel_token(channel, token, err));
+	/* Where several receive, nobody is handed anything. */
+	assert_ok(tmesh_channel_open(ctx, token, RECV, NULL, &other, err));
 	child = fork();
 	if (child == 0) {
 		struct tmesh_ctx *own = context();
@@ -305,6 +307,7 @@ static void test_gone_before_opened(void **state)
 	assert_ok(tmesh_channel_recv(channel, &message, -1, err));
 	assert_true(is_whole(&message));
 	assert_refused(tmesh_channel_recv(channel, &message, -1, err), -EPIPE, "");
+	tmesh_channel_unref(other);
 	tmesh_channel_unref(channel);
 	tmesh_ctx_unref(ctx);
 }

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: MIT
+/*
+ * What is sent through a channel is handed over at once, where one handle alone receives: the
+ * region's descriptor goes by the connection between that handle's process and the sender's, and
+ * lies there until it is received. So it reaches the receiver whatever becomes of its sender. In
+ * other cases a sender that leaves, or whose process ends, waits until it was received.
+ */
+#include "channel_internal.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#define MAGIC_HANDED 0x48304d54u /* "TM0H"; a region's message else, of which pad is a place */
+/* More than the entries of all tables there is nothing to be found by a well-behaved sender. */
+#define LOOKS 4096
+
+static uint32_t places(const struct tmesh_channel *channel)
+{
+	return channel->shape.lanes * channel->shape.regions;
+}
+
+int tmesh_channel_hands_new(struct tmesh_channel *channel, struct tmesh_error *err)
+{
+	if (channel->role == TMESH_CHANNEL_SEND)
+		return 0;
+	channel->handed = calloc(places(channel), sizeof(*channel->handed));
+	return channel->handed ? 0 : tmesh_fail(err, -ENOMEM, "no memory for a channel's tables");
+}
+
+static void drop(struct channel_handed *handed)
+{
+	while (handed->count)
+		close(handed->fds[--handed->count]);
+}
+
+void tmesh_channel_hands_drop(struct tmesh_channel *channel)
+{
+	for (uint32_t i = 0; channel->handed && i < places(channel); i++)
+		drop(&channel->handed[i]);
+}
+
+/* The connection to the only receiver, or -1; home->lock is held. */
+static int receiver_of(const struct tmesh_channel *channel)
+{
+	if (!channel->maker)
+		return atomic_load(&channel->head->state) & CHANNEL_MAKER_ALONE ? channel->conn
+										: -1;
+	if (channel->consumers != 1)
+		return -1;
+	for (uint32_t i = 0; i < CHANNEL_MEMBERS; i++)
+		if (channel->members[i].fd >= 0 && channel->members[i].role == TMESH_CHANNEL_RECV)
+			return channel->members[i].fd;
+	return -1;
+}
+
+/* The lane's number, of our own. */
+static uint32_t lane_of(const struct tmesh_channel *channel)
+{
+	uint64_t at = (uint64_t)((char *)channel->lane - (char *)channel_lane(channel, 0));
+
+	return (uint32_t)(at / channel->shape.lane_bytes);
+}
+
+bool tmesh_channel_hand_over(struct tmesh_channel *channel, struct tmesh_region *region,
+			     uint32_t entry)
+{
+	struct tmesh_wire_region wire = {
+		.magic = MAGIC_HANDED,
+		.version = TMESH_WIRE_VERSION,
+		.backend = region->ctx->ops->backend,
+		.rights = channel->rights,
+		.kind = region->kind,
+		.pad = lane_of(channel) << 16 | entry,
+		.id = region->id,
+		.bytes = region->bytes,
+	};
+	int fd, to, rc = -EPIPE;
+
+	if (region->kind & TMESH_KIND_OPAQUE ||
+	    region->ctx->ops->handle_fd(region, channel->rights, &fd, NULL))
+		return false;
+	pthread_mutex_lock(&channel->home->lock);
+	to = receiver_of(channel);
+	if (to >= 0)
+		rc = tmesh_wire_send(to, &wire, sizeof(wire), &fd, 1, MSG_DONTWAIT);
+	pthread_mutex_unlock(&channel->home->lock);
+	if (fd != region->fd)
+		close(fd);
+	return rc == 0;
+}
+
+/* Whatever it is that somebody sends, it can do no more than lie in its place. */
+static void keep(struct tmesh_channel *channel, const struct tmesh_wire_region *wire,
+		 const int *fds, unsigned int count)
+{
+	uint32_t lane = wire->pad >> 16, entry = wire->pad & 0xffff;
+	struct channel_handed *place;
+
+	if (wire->magic != MAGIC_HANDED || wire->version != TMESH_WIRE_VERSION ||
+	    wire->kind & TMESH_KIND_OPAQUE || count != 1 || lane >= channel->shape.lanes ||
+	    entry >= channel->shape.regions) {
+		while (count)
+			close(fds[--count]);
+		return;
+	}
+	place = &channel->handed[lane * channel->shape.regions + entry];
+	drop(place);
+	place->wire = *wire;
+	place->wire.magic = TMESH_MAGIC_REGION;
+	place->wire.pad = 0;
+	place->fds[0] = fds[0];
+	place->count = 1;
+}
+
+void tmesh_channel_collect(struct tmesh_channel *channel, int conn)
+{
+	struct tmesh_wire_region wire;
+	int fds[TMESH_WIRE_FDS];
+
+	for (int i = 0; channel->handed && conn >= 0 && i < LOOKS; i++) {
+		int got = tmesh_wire_recv(conn, &wire, sizeof(wire), fds, TMESH_WIRE_FDS, 0);
+
+		if (got == -EAGAIN || got == -EPIPE)
+			return;
+		if (got >= 0)
+			keep(channel, &wire, fds, (unsigned int)got);
+	}
+}
+
+/* Of a lane: it is the maker's own, or somebody's connection has it. */
+static void collect_lane(struct tmesh_channel *channel, uint32_t lane)
+{
+	if (!channel->maker) {
+		tmesh_channel_collect(channel, channel->conn);
+		return;
+	}
+	for (uint32_t i = 0; i < CHANNEL_MEMBERS; i++) {
+		const struct channel_member *member = &channel->members[i];
+
+		if (member->fd >= 0 && member->role == TMESH_CHANNEL_SEND && member->lane == lane)
+			tmesh_channel_collect(channel, member->fd);
+	}
+}
+
+int tmesh_channel_handed(struct tmesh_channel *channel, uint32_t lane, uint32_t entry, uint64_t id,
+			 uint32_t rights, struct tmesh_region **out)
+{
+	struct channel_region *table = channel_regions(channel, channel_lane(channel, lane));
+	struct channel_handed *places = &channel->handed[lane * channel->shape.regions];
+	struct channel_handed mine = {.count = 0};
+	struct tmesh_region *region;
+
+	pthread_mutex_lock(&channel->home->lock);
+	collect_lane(channel, lane);
+	for (uint32_t i = 0; i < channel->shape.regions; i++) {
+		uint64_t there =
+			atomic_load_explicit(&table[i].words[CHANNEL_R_ID], memory_order_relaxed);
+
+		if (i == entry && places[i].count && places[i].wire.id == id) {
+			mine = places[i];
+			places[i].count = 0;
+		} else if (places[i].count && places[i].wire.id != there) {
+			/* What others have received, or nobody will. */
+			drop(&places[i]);
+		}
+	}
+	pthread_mutex_unlock(&channel->home->lock);
+	if (!mine.count || mine.wire.rights != rights ||
+	    mine.wire.backend != channel->ctx->ops->backend) {
+		drop(&mine);
+		return -ENOENT;
+	}
+	region = tmesh_region_new(channel->ctx, NULL);
+	if (!region) {
+		drop(&mine);
+		return -ENOENT;
+	}
+	return tmesh_region_opened(
+		region, channel->ctx->ops->adopt(region, mine.fds, &mine.wire, NULL), out);
+}
+
+/* What the sender has accepted and nobody would have if it were gone. */
+bool tmesh_channel_owes(const struct tmesh_channel *channel)
+{
+	uint64_t head, owed;
+
+	if (channel->role != TMESH_CHANNEL_SEND || !channel->lane ||
+	    channel->life != tmesh_fork_life() || channel_gone(channel))
+		return false;
+	head = atomic_load_explicit(&channel->lane->head, memory_order_acquire);
+	if (channel->maker && !channel->had_consumer)
+		/* Who has not come yet does not find the maker's memory. */
+		owed = atomic_load_explicit(&channel->lane->tail, memory_order_acquire);
+	else if (receiver_of(channel) < 0)
+		/* Whoever it was handed to, others may receive it now. */
+		owed = atomic_load_explicit(&channel->tensors, memory_order_acquire);
+	else
+		owed = atomic_load_explicit(&channel->owed, memory_order_acquire);
+	return (int64_t)(owed - head) > 0 && owed - head <= channel->shape.slots;
+}
+
+uint64_t tmesh_channels_unread(struct tmesh_ctx *ctx)
+{
+	uint64_t count = 0;
+
+	for (struct tmesh_channel *channel = ctx->channels; channel; channel = channel->next) {
+		uint64_t left;
+
+		if (channel->role != TMESH_CHANNEL_SEND || channel_gone(channel))
+			continue;
+		left = atomic_load_explicit(&channel->lane->tail, memory_order_acquire) -
+		       atomic_load_explicit(&channel->lane->head, memory_order_acquire);
+		/* What a peer has scribbled into either is no number of messages. */
+		count += left <= channel->shape.slots ? left : 0;
+	}
+	return count;
+}
+
+uint64_t tmesh_channels_owe(struct tmesh_ctx *ctx)
+{
+	uint64_t count = 0;
+
+	for (struct tmesh_channel *channel = ctx->channels; channel; channel = channel->next)
+		count += tmesh_channel_owes(channel);
+	return count;
+}

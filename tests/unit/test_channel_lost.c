@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: MIT
+/* What was sent is received, whatever its sender does afterwards. */
+#include <fcntl.h>
+
+#include "channels.h"
+
+#include <tmesh/hold.h>
+
+#define COUNT 10
+
+/* Of this test's processes, a pipe by which one tells another to go on. */
+struct step {
+	int read, write;
+};
+
+static struct step step_make(void)
+{
+	int ends[2];
+
+	assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+	return (struct step){ends[0], ends[1]};
+}
+
+static void go_on(const struct step *step)
+{
+	if (write(step->write, "", 1) != 1)
+		abort();
+}
+
+static void wait_for(const struct step *step)
+{
+	char byte;
+
+	if (read(step->read, &byte, 1) != 1)
+		abort();
+}
+
+static void step_end(const struct step *step)
+{
+	close(step->read);
+	close(step->write);
+}
+
+/* A tensor of its own for each number, which nobody holds once it is sent. */
+static int send_tensors(struct tmesh_ctx *ctx, struct tmesh_channel *to)
+{
+	const int64_t one[] = {1};
+
+	for (uint64_t i = 0; i < COUNT; i++) {
+		struct tmesh_message message = {0};
+		int rc = tmesh_tensor_put(ctx, TMESH_UINT64, 1, one, &i, NULL, &message.tensor,
+					  NULL);
+
+		if (!rc)
+			rc = tmesh_channel_send(to, &message, 60 * SECOND, NULL);
+		tmesh_tensor_unref(message.tensor);
+		if (rc)
+			return rc;
+	}
+	return 0;
+}
+
+static void receive_one(struct tmesh_channel *from, uint64_t want)
+{
+	struct tmesh_message message;
+	uint64_t got = UINT64_MAX;
+
+	assert_ok(tmesh_channel_recv(from, &message, 60 * SECOND, err));
+	assert_ok(tmesh_tensor_read(message.tensor, &got, sizeof(got), err));
+	assert_int_equal(got, want);
+	tmesh_tensor_unref(message.tensor);
+}
+
+static void receive_all(struct tmesh_channel *from)
+{
+	struct tmesh_message message;
+
+	for (uint64_t i = 0; i < COUNT; i++)
+		receive_one(from, i);
+	assert_refused(tmesh_channel_recv(from, &message, 60 * SECOND, err), -EPIPE, "");
+}
+
+static void expect_free(struct tmesh_ctx *ctx)
+{
+	struct tmesh_stats stats = {.size = sizeof(stats)};
+
+	do {
+		usleep(1000);
+		assert_int_equal(tmesh_stats(ctx, &stats), 0);
+	} while (stats.regions_live);
+}
+
+static void killed(pid_t child)
+{
+	int status;
+
+	assert_int_equal(waitpid(child, &status, 0), child);
+	if (!WIFSIGNALED(status))
+		fail_msg("the child ended with status %#x", (unsigned int)status);
+}
+
+static void test_killed_sender(void **state)
+{
+	struct tmesh_ctx *ctx = context();
+	struct tmesh_channel *channel, *to;
+	char token[TMESH_TOKEN_SIZE];
+	pid_t child;
+
+	assert_ok(tmesh_channel_create(ctx, RECV, NULL, &channel, err));
+	assert_ok(tmesh_channel_token(channel, token, err));
+	child = fork();
+	if (child == 0) {
+		struct tmesh_ctx *own = context();
+
+		CHECK(!tmesh_channel_open(own, token, SEND, NULL, &to, NULL));
+		CHECK(!send_tensors(own, to));
+		kill(getpid(), SIGKILL);
+	}
+	killed(child);
+	receive_all(channel);
+	tmesh_channel_unref(channel);
+	expect_free(ctx);
+	tmesh_ctx_unref(ctx);
+}
+
+static void test_killed_maker(void **state)
+{
+	struct step joined = step_make(), told = step_make();
+	struct tmesh_ctx *ctx = context();
+	struct tmesh_channel *channel;
+	char token[TMESH_TOKEN_SIZE];
+	pid_t child = fork();
+
+	if (child == 0) {
+		struct tmesh_ctx *own = context();
+
+		CHECK(!tmesh_channel_create(own, SEND, NULL, &channel, NULL));
+		CHECK(!tmesh_channel_token(channel, token, NULL));
+		CHECK(write(told.write, token, sizeof(token)) == sizeof(token));
+		wait_for(&joined);
+		CHECK(!send_tensors(own, channel));
+		kill(getpid(), SIGKILL);
+	}
+	assert_int_equal(read(told.read, token, sizeof(token)), sizeof(token));
+	assert_ok(tmesh_channel_open(ctx, token, RECV, NULL, &channel, err));
+	go_on(&joined);
+	killed(child);
+	receive_all(channel);
+	tmesh_channel_unref(channel);
+	tmesh_ctx_unref(ctx);
+	step_end(&joined);
+	step_end(&told);
+}
+
+/* A sender that made the channel has gone before anybody came: it stays for who does. */
+static void test_closed_before_anybody_came(void **state)
+{
+	struct tmesh_ctx *ctx = context(), *other = context();
+	struct tmesh_channel *channel, *from;
+	char token[TMESH_TOKEN_SIZE];
+
+	assert_ok(tmesh_channel_create(ctx, SEND, NULL, &channel, err));
+	assert_ok(tmesh_channel_token(channel, token, err));
+	assert_int_equal(send_tensors(ctx, channel), 0);
+	tmesh_channel_unref(channel);
+	tmesh_ctx_unref(ctx);
+	assert_refused(tmesh_channel_open(other, token, SEND, NULL, &from, err), -ENOENT, "closed");
+	assert_ok(tmesh_channel_open(other, token, RECV, NULL, &from, err));
+	receive_all(from);
+	tmesh_channel_unref(from);
+	tmesh_ctx_unref(other);
+}
+
+/* What may go to the one or to the other is handed to neither. */
+static void test_closed_for_two(void **state)
+{
+	struct pair p = pair_make(RECV, NULL);
+	struct tmesh_channel *second = pair_open(&p, RECV);
+	struct tmesh_flushed left = {.size = sizeof(left)};
+	struct tmesh_message message;
+
+	assert_int_equal(send_tensors(p.ctx, p.other), 0);
+	assert_refused(tmesh_ctx_flush(p.ctx, 0, &left, err), -ETIMEDOUT, "10 messages");
+	assert_int_equal(left.messages, COUNT);
+	tmesh_channel_unref(p.other);
+	for (uint64_t i = 0; i < COUNT; i++)
+		receive_one(i % 2 ? second : p.maker, i);
+	assert_refused(tmesh_channel_recv(second, &message, 60 * SECOND, err), -EPIPE, "");
+	assert_ok(tmesh_ctx_flush(p.ctx, -1, NULL, err));
+	tmesh_channel_unref(second);
+	tmesh_channel_unref(p.maker);
+	expect_free(p.ctx);
+	tmesh_ctx_unref(p.ctx);
+}
+
+/* It was handed to one, and another one may receive it now. */
+static void test_one_became_two(void **state)
+{
+	struct tmesh_ctx *ctx = context();
+	struct pair p = pair_make(RECV, NULL);
+	struct tmesh_channel *second;
+	struct tmesh_message message;
+
+	assert_int_equal(send_tensors(p.ctx, p.other), 0);
+	assert_ok(tmesh_channel_open(ctx, p.token, RECV, NULL, &second, err));
+	tmesh_channel_unref(p.other);
+	for (uint64_t i = 0; i < COUNT; i++)
+		receive_one(second, i);
+	assert_refused(tmesh_channel_recv(second, &message, 60 * SECOND, err), -EPIPE, "");
+	tmesh_channel_unref(second);
+	tmesh_channel_unref(p.maker);
+	expect_free(p.ctx);
+	tmesh_ctx_unref(p.ctx);
+	tmesh_ctx_unref(ctx);
+}
+
+static void test_nobody_came(void **state)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .linger_ns = 1};
+	struct tmesh_ctx *ctx;
+	struct tmesh_channel *channel;
+
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	assert_ok(tmesh_channel_create(ctx, SEND, NULL, &channel, err));
+	assert_int_equal(send_tensors(ctx, channel), 0);
+	tmesh_channel_unref(channel);
+	expect_free(ctx);
+	tmesh_ctx_unref(ctx);
+}
+
+/* The end of a process that has closed nothing. */
+static const char *self;
+
+static pid_t send_and_exit(const char *linger, struct step *out, struct step *errors)
+{
+	pid_t child = fork();
+
+	if (child == 0) {
+		setenv("TMESH_LINGER", linger, 1);
+		dup2(out->write, STDOUT_FILENO);
+		dup2(errors->write, STDERR_FILENO);
+		execl(self, self, "send", NULL);
+		_exit(127);
+	}
+	close(out->write);
+	close(errors->write);
+	return child;
+}
+
+static void test_exit(void **state)
+{
+	struct step out = step_make(), errors = step_make();
+	struct tmesh_ctx *ctx = context();
+	struct tmesh_channel *from;
+	char token[TMESH_TOKEN_SIZE], text[512];
+	pid_t child = send_and_exit("600", &out, &errors);
+
+	assert_int_equal(read(out.read, token, sizeof(token)), sizeof(token));
+	assert_ok(tmesh_channel_open(ctx, token, RECV, NULL, &from, err));
+	receive_all(from);
+	join(child);
+	assert_int_equal(read(errors.read, text, sizeof(text)), 0);
+	tmesh_channel_unref(from);
+	tmesh_ctx_unref(ctx);
+	close(out.read);
+	close(errors.read);
+}
+
+static void test_exit_too_late(void **state)
+{
+	struct step out = step_make(), errors = step_make();
+	char text[512] = "";
+	pid_t child = send_and_exit("0.01", &out, &errors);
+
+	join(child);
+	assert_true(read(errors.read, text, sizeof(text) - 1) > 0);
+	if (!strstr(text, "10 messages may be lost"))
+		fail_msg("\"%s\" does not say what was lost", text);
+	close(out.read);
+	close(errors.read);
+}
+
+static int send_role(void)
+{
+	/* What is never closed is no leak. */
+	static struct tmesh_ctx *ctx;
+	static struct tmesh_channel *channel;
+	char token[TMESH_TOKEN_SIZE];
+
+	ctx = context();
+	assert_ok(tmesh_channel_create(ctx, SEND, NULL, &channel, err));
+	assert_ok(tmesh_channel_token(channel, token, err));
+	if (send_tensors(ctx, channel) || !fwrite(token, sizeof(token), 1, stdout))
+		return 1;
+	/* Nothing is closed. */
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_killed_sender),
+		cmocka_unit_test(test_killed_maker),
+		cmocka_unit_test(test_closed_before_anybody_came),
+		cmocka_unit_test(test_closed_for_two),
+		cmocka_unit_test(test_one_became_two),
+		cmocka_unit_test(test_nobody_came),
+		cmocka_unit_test(test_exit),
+		cmocka_unit_test(test_exit_too_late),
+	};
+
+	self = argv[0];
+	if (argc == 2)
+		return send_role();
+	return cmocka_run_group_tests_name("channel_lost", tests, NULL, NULL);
+}
