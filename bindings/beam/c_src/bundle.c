@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <tmesh/hold.h>
 
 struct bundle {
 	struct tmesh_bundle *bundle; /* NULL: released; guarded by @lock */
@@ -237,18 +238,20 @@ NIF(bundle_tensor)
 	return make_ok(env, term);
 }
 
-/* bundle_ref(bundle, read | write) -> {ok, json} */
+/* bundle_ref(bundle, read | write, nil | hold_ns) -> {ok, json} */
 NIF(bundle_ref)
 {
 	struct tmesh_bundle *taken;
 	struct bundle *bundle;
 	struct tmesh_error err;
 	ERL_NIF_TERM term;
+	uint64_t hold_ns;
 	uint32_t rights;
 	size_t size;
 	char *text;
+	int rc;
 
-	if (!get_rights(env, argv[1], &rights, &err))
+	if (!get_rights(env, argv[1], &rights, &err) || !get_hold(env, argv[2], &hold_ns, &err))
 		return make_error(env, &err);
 	taken = take(env, argv[0], &bundle, &err);
 	if (!taken)
@@ -256,11 +259,12 @@ NIF(bundle_ref)
 	size = tmesh_bundle_ref_size(taken);
 	text = enif_alloc(size);
 	if (!text)
-		refuse(&err, -ENOMEM, "no memory for a ref of %zu bytes", size);
-	if (text && !tmesh_bundle_ref_encode(taken, rights, text, size, &err))
-		term = make_ok(env, make_string(env, text));
+		rc = refuse(&err, -ENOMEM, "no memory for a ref of %zu bytes", size);
+	else if (hold_ns)
+		rc = tmesh_bundle_ref_hold(taken, rights, hold_ns, text, size, &err);
 	else
-		term = make_error(env, &err);
+		rc = tmesh_bundle_ref_encode(taken, rights, text, size, &err);
+	term = rc ? make_error(env, &err) : make_ok(env, make_string(env, text));
 	if (text)
 		enif_free(text);
 	tmesh_bundle_unref(taken);

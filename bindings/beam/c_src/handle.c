@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <string.h>
+#include <tmesh/hold.h>
 
 static void drop_tensor(void *object)
 {
@@ -285,8 +286,8 @@ NIF(tensor_open)
 
 /* By way of its text: the one form in which the library gives id and token without looking for
  * other holders. */
-static bool describe(ErlNifEnv *env, ERL_NIF_TERM term, uint32_t rights, struct handle **handle,
-		     struct tmesh_ref *ref, struct tmesh_error *err)
+static bool describe(ErlNifEnv *env, ERL_NIF_TERM term, uint32_t rights, uint64_t hold_ns,
+		     struct handle **handle, struct tmesh_ref *ref, struct tmesh_error *err)
 {
 	struct tmesh_tensor *tensor = get_tensor(env, term, handle, err);
 	char text[TMESH_REF_SIZE];
@@ -294,21 +295,23 @@ static bool describe(ErlNifEnv *env, ERL_NIF_TERM term, uint32_t rights, struct 
 
 	if (!tensor)
 		return false;
-	rc = tmesh_tensor_ref_encode(tensor, rights, text, sizeof(text), err);
+	rc = hold_ns ? tmesh_tensor_ref_hold(tensor, rights, hold_ns, text, sizeof(text), err)
+		     : tmesh_tensor_ref_encode(tensor, rights, text, sizeof(text), err);
 	tmesh_tensor_unref(tensor);
 	return !rc && !tmesh_ref_decode(text, strlen(text), ref, err);
 }
 
-/* ref(handle, read | write) -> {ok, ref} */
+/* ref(handle, read | write, nil | hold_ns) -> {ok, ref} */
 NIF(tensor_ref)
 {
 	struct handle *handle;
 	struct tmesh_error err;
 	struct tmesh_ref ref;
+	uint64_t hold_ns;
 	uint32_t rights;
 
-	if (!get_rights(env, argv[1], &rights, &err) ||
-	    !describe(env, argv[0], rights, &handle, &ref, &err))
+	if (!get_rights(env, argv[1], &rights, &err) || !get_hold(env, argv[2], &hold_ns, &err) ||
+	    !describe(env, argv[0], rights, hold_ns, &handle, &ref, &err))
 		return make_error(env, &err);
 	return make_ok(env, make_ref(env, &ref));
 }
@@ -326,7 +329,7 @@ static ERL_NIF_TERM name_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[]
 	struct tmesh_ref ref;
 
 	(void)argc;
-	if (!describe(env, argv[0], TMESH_READ, &handle, &ref, &err))
+	if (!describe(env, argv[0], TMESH_READ, 0, &handle, &ref, &err))
 		return make_error(env, &err);
 	pthread_mutex_lock(&handle->lock);
 	handle->id = ref.id;

@@ -221,6 +221,11 @@ NIF(regions);
 NIF(holders);
 NIF(token_id);
 
+/* hold.c */
+/* How long a ref holds its memory: nil, which is 0 and not at all, or nanoseconds. */
+bool get_hold(ErlNifEnv *env, ERL_NIF_TERM term, uint64_t *ns, struct tmesh_error *err);
+NIF(context_flush);
+
 /* bundle.c */
 /* {ok, term} of a bundle, which the term takes over, also on failure. */
 ERL_NIF_TERM make_bundle(ErlNifEnv *env, struct context *context, struct tmesh_bundle *made);

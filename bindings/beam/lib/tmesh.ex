@@ -87,6 +87,40 @@ defmodule Tmesh do
   @spec stats() :: {:ok, %{atom() => non_neg_integer()}} | {:error, Error.t()}
   def stats, do: Context.get() |> Native.context_stats() |> result()
 
+  @doc """
+  Wait until everything that this VM holds for others, by the option `hold` of `Tmesh.ZeroCopy.TensorRef.to_json/2`
+  and the like, was opened or its time is over; at most `timeout` ms.
+
+  Errors: `:timeout`, with the numbers of what nobody has opened, `held` and `held_bytes`, in `details`.
+
+      iex> Tmesh.flush(0)
+      :ok
+  """
+  @spec flush(timeout()) :: :ok | {:error, Error.t()}
+  def flush(timeout \\ :infinity)
+      when timeout == :infinity or (is_integer(timeout) and timeout >= 0),
+      do: flush_until(if(timeout != :infinity, do: System.monotonic_time(:millisecond) + timeout))
+
+  # Nobody tells of the last that was opened, and no scheduler waits for it.
+  @look_ms 5
+
+  defp flush_until(deadline) do
+    with {:ok, {held, bytes, _expired}} <- Context.get() |> Native.context_flush() |> result() do
+      cond do
+        held == 0 ->
+          :ok
+
+        deadline != nil and System.monotonic_time(:millisecond) >= deadline ->
+          why = "#{held} refs with #{bytes} bytes are held that nobody has opened"
+          {:error, %Error{Error.new(:timeout, why) | details: %{held: held, held_bytes: bytes}}}
+
+        true ->
+          Process.sleep(@look_ms)
+          flush_until(deadline)
+      end
+    end
+  end
+
   @typedoc """
   A region, as `tmeshctl ls --json` tells it:
 
@@ -283,6 +317,7 @@ defmodule Tmesh do
   bang kept() :: [kept()]
   bang drop(name :: String.t()) :: :ok
 
+  bang flush(timeout :: timeout() \\ :infinity) :: :ok
   bang regions() :: [region()]
   bang holders(of :: TensorRef.t() | String.t()) :: [holder()]
   bang backend() :: :kernel | :memfd

@@ -273,6 +273,78 @@ defmodule Tmesh.LifetimeTest do
     end
   end
 
+  describe "hold" do
+    # The answer of a function that makes a tensor, by a process that is gone with all that it held.
+    defp answer(encode) do
+      json = in_process(fn -> encode.(sealed()) end)
+      for _i <- 1..3, do: collect()
+      json
+    end
+
+    test "keeps what was handed over until somebody has opened it" do
+      for encode <- [
+            &TensorRef.to_json!(&1, hold: true),
+            &TensorRef.to_map(&1, hold: 60_000),
+            &TensorRef.to_map(ZeroCopy.grant!(&1, :read, hold: 60_000))
+          ] do
+        assert {:error, %Error{type: :not_found}} = ZeroCopy.open(answer(&TensorRef.to_json!/1))
+
+        description = answer(encode)
+        assert {:error, %Error{type: :timeout, details: details}} = Tmesh.flush(0)
+        assert %{held: 1, held_bytes: bytes} = details
+        assert bytes >= byte_size(data())
+        assert in_process(fn -> ZeroCopy.to_binary!(ZeroCopy.open!(description)) end) == data()
+        assert Tmesh.flush() == :ok
+
+        eventually(fn ->
+          collect()
+          match?({:error, %Error{type: :not_found}}, ZeroCopy.open(description))
+        end)
+      end
+    end
+
+    test "keeps a bundle" do
+      json =
+        answer(fn ref ->
+          Tmesh.Bundle.to_json!(Tmesh.Bundle.put!(%{"x" => ref}), hold: true)
+        end)
+
+      assert {:error, %Error{type: :timeout}} = Tmesh.flush(0)
+      assert ZeroCopy.to_binary!(Tmesh.Bundle.open!(json)["x"]) == data()
+      assert Tmesh.flush() == :ok
+    end
+
+    test "is over when its time is" do
+      description = answer(&TensorRef.to_json!(&1, hold: 1))
+      assert Tmesh.flush() == :ok
+      assert {:error, %Error{type: :not_found}} = ZeroCopy.open(description)
+    end
+
+    test "is for a time, and for what is there" do
+      ref = sealed()
+
+      for wrong <- [0, -1, 24 * 3_600_000 + 1, :infinity, 1.5, nil] do
+        assert {:error, %Error{type: :invalid}} = TensorRef.to_json(ref, hold: wrong)
+        assert {:error, %Error{type: :invalid}} = ZeroCopy.grant(ref, :read, hold: wrong)
+      end
+
+      assert {:error, %Error{type: :invalid}} = TensorRef.to_json(ref, linger: 1)
+      :ok = ZeroCopy.release(ref)
+      assert {:error, %Error{type: :closed}} = TensorRef.to_json(ref, hold: true)
+      assert Tmesh.flush(0) == :ok
+    end
+  end
+
+  describe "stats/0" do
+    test "counts a region once, however many handles there are" do
+      ref = ZeroCopy.grant!(sealed(), :read)
+      {live, bytes} = {stat(:regions_live), stat(:bytes_live)}
+      again = for _ <- 1..3, do: ZeroCopy.open!(ref)
+      assert {stat(:regions_live), stat(:bytes_live)} == {live, bytes}
+      Enum.each([ref | again], &ZeroCopy.release!/1)
+    end
+  end
+
   describe "keep/2" do
     test "holds a tensor for a process that does not have the ref" do
       owner = spawn(fn -> Process.sleep(:infinity) end)

@@ -26,7 +26,7 @@ defmodule Tmesh.NativeTest do
     alone_fd = Tmesh.Sockets.alone()
 
     {:ok, bundle} = Native.bundle_create(context, [{"a", sealed.handle, false}], true, "", "")
-    {:ok, bundle_json} = Native.bundle_ref(bundle, :read)
+    {:ok, bundle_json} = Native.bundle_ref(bundle, :read, nil)
     {:ok, model} = Native.model_load(context, model_file(), false, false, false, "", nil)
 
     {:ok, {slot, slot_token}} = Native.slot_create(context, "slot", 0)
@@ -58,12 +58,13 @@ defmodule Tmesh.NativeTest do
       context_backend: [context],
       context_caps: [context],
       context_stats: [context],
+      context_flush: [context],
       arena_create: [context, 4096, @region],
       create: [context, [4], :uint8, @region],
       put: [context, "abcd", [4], :uint8, @region, true],
       put: [context, "abcd", [4], :uint8, arena, false],
       open: [context, native, :read],
-      ref: [ref.handle, :read],
+      ref: [ref.handle, :read, 1_000_000],
       name: [ref.handle],
       write: [ref.handle, 0, "abcd"],
       info: [ref.handle],
@@ -94,7 +95,7 @@ defmodule Tmesh.NativeTest do
       bundle_open: [context, bundle_json, :read],
       bundle_info: [bundle],
       bundle_tensor: [bundle, "a"],
-      bundle_ref: [bundle, :read],
+      bundle_ref: [bundle, :read, 1_000_000],
       bundle_release: [bundle],
       slot_create: [context, "slot", 0],
       slot_generation: [slot],

@@ -123,17 +123,23 @@ defmodule Tmesh.Bundle do
     end
   end
 
-  @doc "The bundle's ref as JSON, for every of tmesh's languages."
-  @spec to_json(t()) :: {:ok, String.t()} | {:error, Error.t()}
-  def to_json(%__MODULE__{native: native}) do
-    with {:error, reason} <- Janitor.retry(fn -> Native.bundle_ref(native, :read) end),
-         do: {:error, Error.from_native(reason)}
+  @doc """
+  The bundle's ref as JSON, for every of tmesh's languages. `hold` as of `Tmesh.ZeroCopy.TensorRef.to_json/2`.
+  """
+  @spec to_json(t(), [TensorRef.hold_option()]) :: {:ok, String.t()} | {:error, Error.t()}
+  def to_json(%__MODULE__{native: native}, opts \\ []) do
+    with {:ok, hold} <- Options.hold(opts) do
+      case Janitor.retry(fn -> Native.bundle_ref(native, :read, hold) end) do
+        {:ok, json} -> {:ok, json}
+        {:error, reason} -> {:error, Error.from_native(reason)}
+      end
+    end
   end
 
-  @doc "The bundle's ref as a map with string keys, for any encoder. Raises `Tmesh.Error`."
-  @spec to_map(t()) :: %{String.t() => term()}
-  def to_map(%__MODULE__{} = bundle) do
-    {:ok, map} = bundle |> to_json!() |> Native.json_decode()
+  @doc "The same as a map with string keys, for any encoder. Raises `Tmesh.Error`."
+  @spec to_map(t(), [TensorRef.hold_option()]) :: %{String.t() => term()}
+  def to_map(%__MODULE__{} = bundle, opts \\ []) do
+    {:ok, map} = bundle |> to_json!(opts) |> Native.json_decode()
     map
   end
 
@@ -149,7 +155,7 @@ defmodule Tmesh.Bundle do
        ) :: t()
 
   bang open(ref :: String.t() | map(), opts :: [writable: boolean()] \\ []) :: t()
-  bang to_json(bundle :: t()) :: String.t()
+  bang to_json(bundle :: t(), opts :: [TensorRef.hold_option()] \\ []) :: String.t()
 
   # What `fun` gives for `{name, ref, made?}` of each; what had to be made for it is let go of then.
   @doc false

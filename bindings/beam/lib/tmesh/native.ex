@@ -52,6 +52,12 @@ defmodule Tmesh.Native do
   @spec context_stats(context()) :: result(%{atom() => non_neg_integer()})
   def context_stats(_context), do: :erlang.nif_error(:not_loaded)
 
+  @spec context_flush(context() | nil) ::
+          result(
+            {held :: non_neg_integer(), bytes :: non_neg_integer(), expired :: non_neg_integer()}
+          )
+  def context_flush(_context), do: :erlang.nif_error(:not_loaded)
+
   @spec arena_create(context(), bytes :: non_neg_integer(), region_opts()) :: result(arena())
   def arena_create(_context, _bytes, _opts), do: :erlang.nif_error(:not_loaded)
 
@@ -66,8 +72,11 @@ defmodule Tmesh.Native do
   @spec open(context(), ref(), :read | :write) :: result(handle())
   def open(_context, _ref, _rights), do: :erlang.nif_error(:not_loaded)
 
-  @spec ref(handle(), :read | :write) :: result(ref())
-  def ref(_handle, _rights), do: :erlang.nif_error(:not_loaded)
+  @typedoc "How long a ref holds its memory, in nanoseconds."
+  @type hold :: pos_integer() | nil
+
+  @spec ref(handle(), :read | :write, hold()) :: result(ref())
+  def ref(_handle, _rights, _hold), do: :erlang.nif_error(:not_loaded)
 
   @spec name(handle()) :: result({non_neg_integer(), String.t()})
   def name(_handle), do: :erlang.nif_error(:not_loaded)
@@ -422,8 +431,8 @@ defmodule Tmesh.Native do
   @spec bundle_tensor(bundle(), name :: String.t()) :: result({handle(), ref()})
   def bundle_tensor(_bundle, _name), do: :erlang.nif_error(:not_loaded)
 
-  @spec bundle_ref(bundle(), :read | :write) :: result(json :: String.t())
-  def bundle_ref(_bundle, _rights), do: :erlang.nif_error(:not_loaded)
+  @spec bundle_ref(bundle(), :read | :write, hold()) :: result(json :: String.t())
+  def bundle_ref(_bundle, _rights, _hold), do: :erlang.nif_error(:not_loaded)
 
   @spec bundle_release(bundle()) :: :ok | {:error, reason()}
   def bundle_release(_bundle), do: :erlang.nif_error(:not_loaded)

@@ -15,4 +15,27 @@ defmodule Tmesh.Options do
       {:error, keys} -> {:error, Error.new(:invalid, "unknown options: #{inspect(keys)}")}
     end
   end
+
+  @hold_ms 60_000
+  @longest_hold_ms 24 * 3_600_000
+
+  @doc "What the option `hold` says: for how many nanoseconds a ref holds its memory, or nil."
+  @spec hold(term()) :: {:ok, pos_integer() | nil} | {:error, Error.t()}
+  def hold(options) do
+    with {:ok, options} <- validate(options, hold: false) do
+      case options[:hold] do
+        false ->
+          {:ok, nil}
+
+        true ->
+          {:ok, @hold_ms * 1_000_000}
+
+        ms when is_integer(ms) and ms in 1..@longest_hold_ms ->
+          {:ok, ms * 1_000_000}
+
+        _wrong ->
+          {:error, Error.new(:invalid, "hold is true, false, or milliseconds up to a day")}
+      end
+    end
+  end
 end

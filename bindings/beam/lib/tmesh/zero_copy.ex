@@ -275,12 +275,16 @@ defmodule Tmesh.ZeroCopy do
 
   @doc """
   The same ref with a token for these rights. Refs that are handed out otherwise carry the `:read`
-  one; with the `:write` one a peer may write until the region is sealed.
+  one; with the `:write` one a peer may write until the region is sealed. With `hold` the memory is held until
+  somebody has opened it by this token, as `t:Tmesh.ZeroCopy.TensorRef.hold_option/0` says.
 
-  Errors: `:access` (this handle cannot write), `:closed`, `:stale`.
+  Errors: `:access` (this handle cannot write), `:closed`, `:stale`, `:invalid`, `:limit_exceeded` (too much is held).
   """
-  @spec grant(TensorRef.t(), :read | :write) :: {:ok, TensorRef.t()} | {:error, Error.t()}
-  def grant(%TensorRef{} = ref, rights), do: TensorRef.named(ref, rights)
+  @spec grant(TensorRef.t(), :read | :write, [TensorRef.hold_option()]) ::
+          {:ok, TensorRef.t()} | {:error, Error.t()}
+  def grant(%TensorRef{} = ref, rights, opts \\ []) do
+    with {:ok, hold} <- Options.hold(opts), do: TensorRef.named(ref, rights, hold)
+  end
 
   @doc """
   Hold the tensor until `owner` ends or `release/1`, whether or not any process still has the ref.
@@ -711,7 +715,13 @@ defmodule Tmesh.ZeroCopy do
   bang to_binary(ref :: TensorRef.t(), opts :: [copy: boolean()] \\ []) :: binary()
   bang write(ref :: TensorRef.t(), offset :: non_neg_integer(), binary :: binary()) :: :ok
   bang seal(ref :: TensorRef.t()) :: :ok
-  bang grant(ref :: TensorRef.t(), rights :: :read | :write) :: TensorRef.t()
+
+  bang grant(
+         ref :: TensorRef.t(),
+         rights :: :read | :write,
+         opts :: [TensorRef.hold_option()] \\ []
+       ) :: TensorRef.t()
+
   bang keep(ref :: TensorRef.t() | GPUTensorRef.t(), owner :: pid() \\ self()) :: :ok
   bang info(ref :: TensorRef.t()) :: map()
   bang release(ref :: TensorRef.t() | GPUTensorRef.t()) :: :ok

@@ -33,7 +33,7 @@ defmodule Tmesh.ZeroCopy.TensorRef do
 
   import Tmesh.Bang
 
-  alias Tmesh.{Error, Janitor, Native}
+  alias Tmesh.{Error, Janitor, Native, Options}
   alias Tmesh.Worker.Payload
 
   @dtypes ~w(bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64
@@ -88,6 +88,19 @@ defmodule Tmesh.ZeroCopy.TensorRef do
   @spec dtypes() :: [dtype(), ...]
   def dtypes, do: @dtypes
 
+  @typedoc """
+  `hold` - the memory is held until somebody has opened what is handed over, or so many milliseconds, at most a
+  day (`true`: 60,000; `false`). For whoever makes a tensor, hands over its description and lets go of it:
+
+      def handle_call(:batch, _from, state),
+        do: {:reply, next_batch() |> TensorRef.to_json!(hold: true), state}
+
+  Otherwise the memory is there while a ref or binary of this VM holds it. On the module sealed memory is held
+  also when this VM ends; on memfd its end waits for what is held, up to 5 s (`TMESH_LINGER`), but for a kill.
+  `Tmesh.flush/1` waits until all was opened.
+  """
+  @type hold_option :: {:hold, boolean() | pos_integer()}
+
   @doc """
   The description as a map with string keys, for any encoder. Raises `Tmesh.Error` when a new
   tensor cannot be named, because it was released or no descriptor is free.
@@ -97,10 +110,10 @@ defmodule Tmesh.ZeroCopy.TensorRef do
       iex> {map["shape"], map["dtype"], map["strides"], map["byte_size"], map["device"]}
       {[2, 3], "int16", [3, 1], 12, "cpu"}
   """
-  @spec to_map(t()) :: %{String.t() => term()}
-  def to_map(%__MODULE__{} = ref) do
+  @spec to_map(t(), [hold_option()]) :: %{String.t() => term()}
+  def to_map(%__MODULE__{} = ref, opts \\ []) do
     ref =
-      case named(ref) do
+      case handed_over(ref, opts) do
         {:ok, ref} -> ref
         {:error, error} -> raise error
       end
@@ -159,11 +172,16 @@ defmodule Tmesh.ZeroCopy.TensorRef do
   The description as JSON, on one line.
 
   Errors: `:closed` (a tensor that has no token yet and was released), `:too_many_files`, `:invalid`
-  (names of axes that are too long).
+  (names of axes that are too long), `:limit_exceeded` (too much is held that nobody has opened).
+
+      iex> json = Tmesh.ZeroCopy.from_binary!("abc", [3], :uint8) |> Tmesh.ZeroCopy.TensorRef.to_json!(hold: 5_000)
+      iex> :erlang.garbage_collect()
+      iex> Tmesh.ZeroCopy.to_binary!(Tmesh.ZeroCopy.open!(json))
+      "abc"
   """
-  @spec to_json(t()) :: {:ok, String.t()} | {:error, Error.t()}
-  def to_json(%__MODULE__{} = ref) do
-    with {:ok, ref} <- named(ref),
+  @spec to_json(t(), [hold_option()]) :: {:ok, String.t()} | {:error, Error.t()}
+  def to_json(%__MODULE__{} = ref, opts \\ []) do
+    with {:ok, ref} <- handed_over(ref, opts),
          {:ok, native} <- to_native(ref) do
       case Native.ref_encode(native) do
         {:ok, json} -> json_names(json, ref.names)
@@ -197,7 +215,7 @@ defmodule Tmesh.ZeroCopy.TensorRef do
   end
 
   bang from_map(map :: map()) :: t()
-  bang to_json(ref :: t()) :: String.t()
+  bang to_json(ref :: t(), opts :: [hold_option()] \\ []) :: String.t()
   bang from_json(json :: String.t()) :: t()
 
   @doc false
@@ -232,11 +250,20 @@ defmodule Tmesh.ZeroCopy.TensorRef do
     }
   end
 
+  # With a token of its own, to read, where that is to hold.
+  defp handed_over(ref, opts) do
+    case Options.hold(opts) do
+      {:ok, nil} -> named(ref)
+      {:ok, hold} -> named(ref, :read, hold)
+      error -> error
+    end
+  end
+
   # The ref with its id and token.
   @doc false
-  @spec named(t(), :read | :write) :: {:ok, t()} | {:error, Error.t()}
-  def named(%__MODULE__{handle: handle} = ref, rights) do
-    case Janitor.retry(fn -> Native.ref(handle, rights) end) do
+  @spec named(t(), :read | :write, Native.hold()) :: {:ok, t()} | {:error, Error.t()}
+  def named(%__MODULE__{handle: handle} = ref, rights, hold) do
+    case Janitor.retry(fn -> Native.ref(handle, rights, hold) end) do
       {:ok, native} ->
         %__MODULE__{id: id, token: token} = from_native(native)
         {:ok, %__MODULE__{ref | id: id, token: token}}
