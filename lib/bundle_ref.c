@@ -253,7 +253,8 @@ int tmesh_bundle_send(struct tmesh_bundle *bundle, int socket, uint32_t rights,
 	for (size_t i = 0; !rc && i < bundle->count; i++)
 		rc = tmesh_region_may(bundle->regions[i], rights, "send", err);
 	if (!rc)
-		rc = tmesh_region_may(bundle->index, TMESH_READ, "send", err);
+		rc = tmesh_region_may(bundle->index, TMESH_READ | (rights & TMESH_MANAGE), "send",
+				      err);
 	if (!rc)
 		rc = tmesh_wire_send_waiting(bundle->ctx, socket, &head, sizeof(head), NULL, 0,
 					     err);
