@@ -84,10 +84,8 @@ static int read_index(struct tmesh_region *index, void **data, size_t *bytes,
 {
 	const struct tmesh_backend_ops *ops = index->ctx->ops;
 	struct tmesh_bundle_head head;
-	int rc = tmesh_region_may(index, TMESH_READ, "open a bundle", err);
+	int rc;
 
-	if (rc)
-		return rc;
 	if (!tmesh_region_is_sealed(index))
 		return tmesh_fail(err, -EPROTO, "not a bundle's index: the region is not sealed");
 	if (index->bytes < sizeof(head))

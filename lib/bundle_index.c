@@ -136,10 +136,9 @@ static int check_row(const struct tmesh_bundle_row *row, const char *name,
 	struct tmesh_layout layout;
 	struct tmesh_error why;
 
-	if (row->region >= regions || row->pad || row->ndim > TMESH_MAX_DIMS ||
-	    row->dtype > INT32_MAX || row->type_ndim > TMESH_MAX_DIMS ||
-	    !is_zero(row->shape, row->ndim) || !is_zero(row->strides, row->ndim) ||
-	    !is_zero(row->type_shape, row->type_ndim) ||
+	/* Of ndim, dtype and type_ndim the checks of the layout and of the type take any value. */
+	if (row->region >= regions || row->pad || !is_zero(row->shape, row->ndim) ||
+	    !is_zero(row->strides, row->ndim) || !is_zero(row->type_shape, row->type_ndim) ||
 	    check_type(row->type_bytes ? "" : NULL, row->type_ndim, row->type_shape))
 		return tmesh_fail(err, -EPROTO, "the bundle's tensor \"%.64s\" is damaged", name);
 	tmesh_bundle_row_layout(row, &layout);
@@ -199,9 +198,10 @@ int tmesh_bundle_index_check(const void *data, size_t bytes, const uint64_t *reg
 		rc = check_row(row, v.text + row->name, v.regions, regions, &extent, err);
 		if (rc)
 			return rc;
-		/* Views of the same bytes may add up to more than there are in the world. */
-		if (__builtin_add_overflow(v.elements, extent, &v.elements) ||
-		    v.elements > INT64_MAX)
+		/* Views of the same bytes may add up to more than there are in the world; neither
+		 * number is more than 2^63. */
+		v.elements += extent;
+		if (v.elements > INT64_MAX)
 			return damaged(err, "its tensors have more than 2^63 bytes");
 	}
 	if (cursor != v.head->text_bytes)
@@ -269,7 +269,8 @@ static int check_entry(const struct tmesh_bundle_entry *entry, size_t i, uint64_
 	if (rc)
 		return tmesh_fail(err, rc, "the bundle's tensor \"%.64s\": %s", entry->name,
 				  why.message);
-	if (__builtin_add_overflow(*elements, extent, elements) || *elements > INT64_MAX)
+	*elements += extent; /* neither is more than 2^63 */
+	if (*elements > INT64_MAX)
 		return tmesh_fail(err, -EOVERFLOW,
 				  "the bundle's tensors have more than 2^63 bytes");
 	return 0;

@@ -143,8 +143,6 @@ static int import_layout(const struct dl_tensor *dl, struct tmesh_layout *layout
 				  "DLPack type (code %u, %u bits, %u lanes) is not supported: view "
 				  "it as uint8",
 				  dl->dtype.code, dl->dtype.bits, dl->dtype.lanes);
-	if (dl->ndim > 0 && !dl->shape)
-		return tmesh_fail(err, -EINVAL, "the DLPack tensor has no shape");
 
 	rc = tmesh_layout_contiguous(layout, dtype, dl->ndim, dl->shape, err);
 	if (rc)
