@@ -403,12 +403,23 @@ static void test_bad_memory(void **state)
 		.regions = 16,
 		.layouts = 16,
 	};
-	const struct {
+	struct pair p = pair_make(SEND, NULL);
+	uint64_t bytes = p.maker->shape.bytes;
+	struct {
 		struct channel_head head;
 		uint64_t bytes;
 	} bad[] = {
-		{good, 1},	 {good, CHANNEL_HEAD_BYTES}, {good, CHANNEL_HEAD_BYTES + 4096},
-		{good, 1 << 20}, {{.magic = 1}, 65536},	     {{.magic = CHANNEL_MAGIC}, 65536},
+		{good, 1},
+		{good, CHANNEL_HEAD_BYTES},
+		{good, CHANNEL_HEAD_BYTES + 4096},
+		{good, bytes - 1},
+		{good, bytes + 1},
+		{good, bytes},
+		{good, bytes},
+		{good, bytes},
+		{good, bytes},
+		{good, bytes},
+		{good, bytes},
 	};
 	struct tmesh_ctx_opts memfd = {.size = sizeof(memfd), .backend = TMESH_BACKEND_MEMFD};
 	char token[TMESH_TOKEN_SIZE];
@@ -417,6 +428,15 @@ static void test_bad_memory(void **state)
 	struct tmesh_ctx *ctx;
 	void *addr;
 
+	/* Nothing but one number of the head is wrong: 0 is a preset's place when a channel is
+	 * made, and none in memory. */
+	bad[5].head.magic ^= 1;
+	bad[6].head.version++;
+	bad[7].head.slots = 0;
+	bad[8].head.lanes = 0;
+	bad[9].head.regions = 0;
+	bad[10].head.layouts = 0;
+	pair_end(&p);
 	assert_ok(tmesh_ctx_open(&memfd, &ctx, err));
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		assert_ok(tmesh_region_create(ctx, bad[i].bytes, NULL, &region, err));

@@ -294,6 +294,21 @@ static void test_in_refused(void **state)
 	bad = good;
 	bad.dl_tensor.strides = SHAPE(INT64_MIN / 2, 1);
 	assert_import_refused(-EOVERFLOW, "address space");
+	bad = good;
+	bad.dl_tensor.data = (void *)(UINTPTR_MAX - 7);
+	assert_import_refused(-EOVERFLOW, "address space");
+	/* One element again and again, more often than there is memory. */
+	bad = good;
+	bad.dl_tensor.shape = SHAPE(INT64_MAX / 4, 1);
+	bad.dl_tensor.strides = SHAPE(0, 1);
+	assert_true(tmesh_tensor_from_dlpack_versioned(*state, &bad, NULL, &tensor, NULL) < 0);
+	/* Nothing needs no memory. */
+	bad = good;
+	bad.dl_tensor.data = NULL;
+	bad.dl_tensor.shape = SHAPE(0, 3);
+	assert_ok(tmesh_tensor_from_dlpack_versioned(*state, &bad, NULL, &tensor, err));
+	assert_int_equal(tmesh_tensor_bytes(tensor), 0);
+	tmesh_tensor_unref(tensor);
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, unit_ctx_setup, unit_ctx_teardown)

@@ -206,8 +206,10 @@ static void test_silent_clients(void **state)
 	tmesh_region_unref(region);
 }
 
-/* Keepers that lie: a listener of ours in its place. */
-static void lie(struct tmesh_ctx *ctx, const void *answer, size_t bytes, bool with_region)
+/* Keepers that lie: a listener of ours in its place. What is kept, and the list of it, are refused
+ * with @code, and the message of the list has @word in it. */
+static void lie(struct tmesh_ctx *ctx, const void *answer, size_t bytes, bool with_region, int code,
+		const char *word)
 {
 	struct sockaddr_un address;
 	struct tmesh_keeper_request request;
@@ -239,9 +241,9 @@ static void lie(struct tmesh_ctx *ctx, const void *answer, size_t bytes, bool wi
 		}
 		unit_leave(0);
 	}
-	assert_true(tmesh_kept_open(ctx, "a", TMESH_KEPT_OWN, TMESH_READ, &regions, &count, NULL) <
-		    0);
-	assert_true(tmesh_kept_list(ctx, &infos, &count, NULL) < 0);
+	assert_refused(tmesh_kept_open(ctx, "a", TMESH_KEPT_OWN, TMESH_READ, &regions, &count, err),
+		       code, word);
+	assert_refused(tmesh_kept_list(ctx, &infos, &count, err), code, word);
 	assert_null(regions);
 	assert_null(infos);
 	assert_int_equal(waitpid(pid, &status, 0), pid);
@@ -259,20 +261,23 @@ static void test_lying_keeper(void **state)
 	};
 	struct tmesh_keeper_reply reply = good;
 
-	lie(*state, "short", 5, false);
-	lie(*state, "", 0, false);
+	lie(*state, "short", 5, false, -EPROTO, "was expected");
+	lie(*state, "", 0, false, -EPIPE, "the keeper ended");
 	reply.magic = 0;
-	lie(*state, &reply, sizeof(reply), false);
+	lie(*state, &reply, sizeof(reply), false, -EPROTO, "malformed");
+	reply = good;
+	reply.version++;
+	lie(*state, &reply, sizeof(reply), false, -EPROTO, "malformed");
 	reply = good;
 	reply.status = 5;
-	lie(*state, &reply, sizeof(reply), false);
+	lie(*state, &reply, sizeof(reply), false, -EPROTO, "malformed");
 	reply.status = INT32_MIN;
-	lie(*state, &reply, sizeof(reply), false);
-	lie(*state, &good, sizeof(good), false);
-	lie(*state, &good, sizeof(good), true);
+	lie(*state, &reply, sizeof(reply), false, -EPROTO, "the keeper");
+	lie(*state, &good, sizeof(good), false, -EPIPE, "nobody");
+	lie(*state, &good, sizeof(good), true, -EPROTO, "was expected");
 	reply = good;
 	reply.count = UINT32_MAX;
-	lie(*state, &reply, sizeof(reply), true);
+	lie(*state, &reply, sizeof(reply), true, -EPROTO, "answered with 4294967295");
 }
 
 int main(void)

@@ -172,6 +172,39 @@ static void test_sweep(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+static void count_sweeps(void *data, enum tmesh_log_level level, const char *message)
+{
+	*(int *)data += level == TMESH_LOG_INFO && strstr(message, "removed 1 sockets");
+	if (strstr(message, "removed 0"))
+		fail_msg("%s", message);
+}
+
+/* What was removed is told, once. */
+static void test_sweep_told(void **state)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int told = 0, end = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%032x",
+		 getenv("TMESH_RUNTIME_DIR"), 1);
+	assert_int_equal(bind(end, (struct sockaddr *)&address, sizeof(address)), 0);
+	close(end);
+	for (int i = 0; i < 2; i++) {
+		struct tmesh_ctx_opts opts = {
+			.size = sizeof(opts), .log = count_sweeps, .log_data = &told};
+		char token[TMESH_TOKEN_SIZE];
+		struct tmesh_region *region;
+		struct tmesh_ctx *ctx;
+
+		assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+		assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+		assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+		tmesh_region_unref(region);
+		tmesh_ctx_unref(ctx);
+		assert_int_equal(told, 1);
+	}
+}
+
 /* What does not become a link leaves nothing that the next one would stumble over. */
 static void test_link_failed(void **state)
 {
@@ -188,6 +221,46 @@ static void test_link_failed(void **state)
 	assert_int_equal(tmesh_rundir_link(dir, name, 3), 0);
 	assert_int_equal(unlink(path), 0);
 	tmesh_ctx_unref(ctx);
+}
+
+/* A link that is not as a producer writes it leads nowhere. */
+static void test_strange_links(void **state)
+{
+	static const char name[] = "00112233445566778899aabbccddee01";
+	static const char *const strange[] = {
+		"/proc/0/fd/3",	      "/proc/-7/fd/3",	 "/proc/7/fd/-3",
+		"/proc/07/fd/3",      "/proc/7/fd/03",	 "/proc/7/fd/3x",
+		"/proc/7/fd/",	      "/proc/self/fd/3", "/proc/4294967303/fd/3",
+		"/proc/7/fd/3/../..", "proc/7/fd/3",	 "/proc/7/fd/99999999999",
+	};
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	char path[512];
+	int dir, index;
+	pid_t pid;
+
+	snprintf(path, sizeof(path), "%s/%s.index", getenv("TMESH_RUNTIME_DIR"), name);
+	assert_ok(tmesh_rundir_open(ctx, &dir, err));
+	for (size_t i = 0; i < sizeof(strange) / sizeof(strange[0]); i++) {
+		assert_int_equal(symlink(strange[i], path), 0);
+		assert_false(tmesh_rundir_follow(ctx, name, &pid, &index));
+		assert_int_equal(unlink(path), 0);
+	}
+	assert_false(tmesh_rundir_follow(ctx, name, &pid, &index));
+	assert_int_equal(symlink("/proc/7/fd/3", path), 0);
+	assert_true(tmesh_rundir_follow(ctx, name, &pid, &index));
+	assert_int_equal(pid, 7);
+	assert_int_equal(index, 3);
+	assert_int_equal(unlink(path), 0);
+	tmesh_ctx_unref(ctx);
+}
+
+/* What mkdir() says is told, not that the directory is then still missing. */
+static void test_not_made(void **state)
+{
+	static const char path[] = "/sys/tmesh-unit";
+
+	assert_int_equal(mkdir(path, 0700), -1);
+	refused_dir_as(path, -errno, path);
 }
 
 /* Those of the living stand in nobody's way, however many they are. */
@@ -230,7 +303,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_runtime_dir), cmocka_unit_test(test_two_runtime_dirs),
 		cmocka_unit_test(test_sweep),	    cmocka_unit_test(test_sweep_among_many),
-		cmocka_unit_test(test_link_failed),
+		cmocka_unit_test(test_link_failed), cmocka_unit_test(test_strange_links),
+		cmocka_unit_test(test_not_made),    cmocka_unit_test(test_sweep_told),
 	};
 
 	return cmocka_run_group_tests_name("runtime directory", tests, unit_memfd_setup, NULL);
