@@ -7,6 +7,7 @@
  */
 #include "channel_internal.h"
 
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -89,6 +90,15 @@ static struct channel_member *member_of(struct tmesh_channel *channel, uint64_t 
 	return NULL;
 }
 
+static void member_ended(struct tmesh_channel *channel, struct channel_member *member)
+{
+	tmesh_channel_collect(channel, member->fd);
+	close_fd(&member->fd);
+	count(channel, member->role, -1);
+	/* Others look after what it was told of and did not do. */
+	tmesh_channel_tell_all(channel);
+}
+
 /* A connection has ended. What came by it before is still good. */
 static void ended(struct tmesh_ctx *ctx, uint64_t number)
 {
@@ -96,11 +106,7 @@ static void ended(struct tmesh_ctx *ctx, uint64_t number)
 		struct channel_member *member = member_of(channel, number);
 
 		if (member) {
-			tmesh_channel_collect(channel, member->fd);
-			close_fd(&member->fd);
-			count(channel, member->role, -1);
-			/* Others look after what it was told of and did not do. */
-			tmesh_channel_tell_all(channel);
+			member_ended(channel, member);
 			return;
 		}
 		if (channel->conn >= 0 && channel->watch == number) {
@@ -356,10 +362,23 @@ void tmesh_channel_leave(struct tmesh_channel *channel)
 	free(channel->members);
 }
 
-/* A lane that nobody has: its number or -1. The maker has the first, where it sends. */
+/* Its last owner's messages are all taken. */
+static bool is_empty(const struct tmesh_channel *channel, uint32_t number)
+{
+	struct channel_lane *lane = channel_lane(channel, number);
+	uint64_t head = atomic_load_explicit(&lane->head, memory_order_acquire);
+
+	return !channel_published(atomic_load_explicit(&channel_slot(channel, lane, head)->word,
+						       memory_order_acquire),
+				  head);
+}
+
+/* A lane that nobody has, an empty one first: its number or -1. The maker has the first, where it
+ * sends. */
 static int free_lane(const struct tmesh_channel *channel)
 {
 	uint64_t used = channel->role == TMESH_CHANNEL_SEND;
+	int found = -1;
 
 	for (uint32_t i = 0; i < CHANNEL_MEMBERS; i++) {
 		const struct channel_member *member = &channel->members[i];
@@ -367,10 +386,15 @@ static int free_lane(const struct tmesh_channel *channel)
 		if (member->fd >= 0 && member->role == TMESH_CHANNEL_SEND)
 			used |= 1ull << member->lane;
 	}
-	for (uint32_t i = 0; i < channel->shape.lanes; i++)
-		if (!(used >> i & 1))
+	for (uint32_t i = 0; i < channel->shape.lanes; i++) {
+		if (used >> i & 1)
+			continue;
+		if (is_empty(channel, i))
 			return (int)i;
-	return -1;
+		if (found < 0)
+			found = (int)i;
+	}
+	return found;
 }
 
 static struct channel_member *free_place(struct tmesh_channel *channel)
@@ -381,22 +405,42 @@ static struct channel_member *free_place(struct tmesh_channel *channel)
 	return NULL;
 }
 
+/* The places of those who have gone and of whom the watch has not heard yet. */
+static void end_gone(struct tmesh_channel *channel)
+{
+	for (uint32_t i = 0; i < CHANNEL_MEMBERS; i++) {
+		struct pollfd poller = {.fd = channel->members[i].fd, .events = POLLRDHUP};
+
+		if (poller.fd >= 0 && poll(&poller, 1, 0) == 1)
+			member_ended(channel, &channel->members[i]);
+	}
+}
+
+static bool has_place(struct tmesh_channel *channel, uint32_t role, int *lane,
+		      struct channel_member **member)
+{
+	*member = free_place(channel);
+	*lane = role == TMESH_CHANNEL_SEND ? free_lane(channel) : 0;
+	return *member && *lane >= 0 &&
+	       (role == TMESH_CHANNEL_SEND || channel->consumers < CHANNEL_CONSUMERS_MAX);
+}
+
 int tmesh_channel_admit(struct tmesh_channel *channel, int conn, uint32_t role, uint32_t *lane,
 			int fds[TMESH_JOIN_FDS])
 {
-	struct channel_member *member = free_place(channel);
-	int number = 0, rc;
+	struct channel_member *member;
+	int number, rc;
 
 	if (role != TMESH_CHANNEL_SEND && role != TMESH_CHANNEL_RECV)
 		return -EINVAL;
 	/* Closed, but for those who receive what it had. */
 	if (role == TMESH_CHANNEL_SEND && channel->parting)
 		return -ENOENT;
-	if (role == TMESH_CHANNEL_SEND)
-		number = free_lane(channel);
-	if (number < 0 || !member ||
-	    (role == TMESH_CHANNEL_RECV && channel->consumers >= CHANNEL_CONSUMERS_MAX))
-		return -EBUSY;
+	if (!has_place(channel, role, &number, &member)) {
+		end_gone(channel);
+		if (!has_place(channel, role, &number, &member))
+			return -EBUSY;
+	}
 	rc = watch_add(channel->home->watch, conn, &member->watch);
 	if (rc)
 		return rc;

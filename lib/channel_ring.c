@@ -330,6 +330,23 @@ bool tmesh_channel_ready(struct tmesh_channel *channel)
 	return false;
 }
 
+/* A message that is still there names entries, which stay until it was taken. */
+static void leave_named(struct tmesh_channel *channel, uint64_t position)
+{
+	const struct channel_slot *slot = channel_slot(channel, channel->lane, position);
+	uint64_t word = atomic_load_explicit(&slot->word, memory_order_acquire);
+	uint64_t names =
+		atomic_load_explicit(&slot->payload[CHANNEL_W_NAMES], memory_order_relaxed);
+	uint32_t region = names & 0xffff, layout = names >> 16 & 0xffff;
+
+	if (!(word & CHANNEL_KIND_TENSOR))
+		return;
+	if (region < channel->shape.regions)
+		channel->sent_regions[region].until = position + 1;
+	if (layout < channel->shape.layouts)
+		channel->sent_layouts[layout].until = position + 1;
+}
+
 /* The tail in memory lags behind by what its owner had published before it died. */
 int tmesh_channel_resume(struct tmesh_channel *channel, uint32_t number, struct tmesh_error *err)
 {
@@ -359,10 +376,11 @@ int tmesh_channel_resume(struct tmesh_channel *channel, uint32_t number, struct 
 	channel->lane = lane;
 	channel->tail = tail;
 	channel->seen = head;
-	/* What the tables hold may be named by messages that are still there. */
 	for (uint32_t i = 0; i < channel->shape.regions; i++)
-		channel->sent_regions[i].until = tail;
+		channel->sent_regions[i].until = head;
 	for (uint32_t i = 0; i < channel->shape.layouts; i++)
-		channel->sent_layouts[i].until = tail;
+		channel->sent_layouts[i].until = head;
+	for (uint64_t i = head; i != tail; i++)
+		leave_named(channel, i);
 	return 0;
 }

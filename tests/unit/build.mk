@@ -50,7 +50,7 @@ unit-asan-check: $(addprefix $(UNIT_OUT)/asan/,$(UNIT_NAMES)) ## ... with saniti
 
 # The sanitizer's runtime does not follow threads that a forked child starts, and needs the
 # malloc() that test_failures makes fail.
-UNIT_NO_TSAN := test_channel_deaths test_channel_lost test_channel_quiet test_failures test_fork
+UNIT_NO_TSAN := test_channel_deaths test_channel_lanes test_channel_lost test_channel_quiet test_failures test_fork
 UNIT_TSAN    := $(filter-out $(UNIT_NO_TSAN),$(UNIT_NAMES))
 
 unit-tsan-check: $(addprefix $(UNIT_OUT)/tsan/,$(UNIT_TSAN)) ## ... with the thread sanitizer

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: MIT
+/* A sender that comes after another one, whose messages nobody has received yet. */
+#include "channels.h"
+
+static struct tmesh_tensor *tensor(struct tmesh_ctx *ctx, uint64_t n)
+{
+	const int64_t one[] = {1};
+	struct tmesh_tensor *made = NULL;
+
+	assert_ok(tmesh_tensor_put(ctx, TMESH_UINT64, 1, one, &n, NULL, &made, err));
+	return made;
+}
+
+static void send_one(struct tmesh_ctx *ctx, struct tmesh_channel *to, uint64_t n)
+{
+	struct tmesh_message message = {.tensor = tensor(ctx, n)};
+
+	assert_ok(tmesh_channel_try_send(to, &message, err));
+	tmesh_tensor_unref(message.tensor);
+}
+
+static void receive_one(struct tmesh_channel *from, uint64_t want)
+{
+	struct tmesh_message message;
+	uint64_t got = UINT64_MAX;
+
+	assert_ok(tmesh_channel_try_recv(from, &message, err));
+	assert_ok(tmesh_tensor_read(message.tensor, &got, sizeof(got), err));
+	assert_int_equal(got, want);
+	tmesh_tensor_unref(message.tensor);
+}
+
+/* Of 16 places for regions one is taken, and of 64 slots too: there is room for more. */
+static void test_room_behind_the_dead(void **state)
+{
+	struct tmesh_ctx *ctx = context();
+	struct tmesh_channel *channel, *second;
+	char token[TMESH_TOKEN_SIZE];
+	pid_t child;
+
+	assert_ok(tmesh_channel_create(ctx, RECV, NULL, &channel, err));
+	assert_ok(tmesh_channel_token(channel, token, err));
+	child = fork();
+	if (child == 0) {
+		struct tmesh_ctx *own = context();
+		struct tmesh_channel *first;
+
+		CHECK(!tmesh_channel_open(own, token, SEND, NULL, &first, NULL));
+		send_one(own, first, 0);
+		kill(getpid(), SIGKILL);
+	}
+	assert_int_equal(waitpid(child, NULL, 0), child);
+	/* Its place is free, whoever has heard of its end. */
+	assert_ok(tmesh_channel_open(ctx, token, SEND, NULL, &second, err));
+	for (uint64_t n = 1; n < 16; n++)
+		send_one(ctx, second, n);
+	for (uint64_t n = 0; n < 16; n++)
+		receive_one(channel, n);
+	tmesh_channel_unref(second);
+	tmesh_channel_unref(channel);
+	tmesh_ctx_unref(ctx);
+}
+
+/* What the dead have sent stays good though others send behind it. */
+static void test_all_places_named(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .regions = 2};
+	struct pair p = pair_make(RECV, &opts);
+	struct tmesh_message message = {0};
+
+	send_one(p.ctx, p.other, 0);
+	send_one(p.ctx, p.other, 1);
+	tmesh_channel_unref(p.other);
+	p.other = pair_open(&p, SEND);
+	message.tensor = tensor(p.ctx, 2);
+	assert_refused(tmesh_channel_try_send(p.other, &message, err), -EAGAIN, "full");
+	receive_one(p.maker, 0);
+	assert_ok(tmesh_channel_try_send(p.other, &message, err));
+	receive_one(p.maker, 1);
+	receive_one(p.maker, 2);
+	tmesh_tensor_unref(message.tensor);
+	pair_end(&p);
+}
+
+static void test_empty_lane_first(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 4, .producers = 2};
+	struct pair p = pair_make(RECV, &opts);
+
+	for (uint64_t n = 0; n < 4; n++)
+		send_one(p.ctx, p.other, n);
+	tmesh_channel_unref(p.other);
+	p.other = pair_open(&p, SEND);
+	send_one(p.ctx, p.other, 4);
+	receive_one(p.maker, 0);
+	receive_one(p.maker, 4);
+	pair_end(&p);
+}
+
+static void test_one_after_the_other(void **state)
+{
+	struct pair p = pair_make(RECV, NULL);
+
+	for (uint64_t n = 0; n < 300; n++) {
+		send_one(p.ctx, p.other, n);
+		tmesh_channel_unref(p.other);
+		/* Never busy: the one before has gone. */
+		p.other = pair_open(&p, SEND);
+		receive_one(p.maker, n);
+	}
+	pair_end(&p);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_room_behind_the_dead),
+		cmocka_unit_test(test_all_places_named),
+		cmocka_unit_test(test_empty_lane_first),
+		cmocka_unit_test(test_one_after_the_other),
+	};
+
+	return cmocka_run_group_tests_name("channel_lanes", tests, NULL, NULL);
+}
