@@ -2,7 +2,7 @@
 defmodule Tmesh.WorkerHostileTest do
   use Tmesh.Case, backend: :any
 
-  import ExUnit.CaptureLog
+  import ExUnit.{CaptureIO, CaptureLog}
   alias Tmesh.{PythonPool, Telemetry, Worker}
 
   @hostile Path.expand("support/hostile_worker.py", __DIR__)
@@ -12,16 +12,15 @@ defmodule Tmesh.WorkerHostileTest do
     env = [{"HOSTILE", how}, {"SEED", "#{opts[:seed]}"}]
     options = [name: HostilePool, python: @hostile, allow: ["x"], size: 1, env: env]
 
-    {:ok, pool} =
-      Worker.start_pool([start_timeout_ms: opts[:start_timeout_ms] || 20_000] ++ options)
-
+    start_timeout_ms = opts[:start_timeout_ms] || 20_000
+    start_supervised!({Worker, [start_timeout_ms: start_timeout_ms] ++ options})
     ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
 
     try do
       Worker.execute("x.y", [ref], [pool: HostilePool] ++ Keyword.take(opts, [:timeout]))
     after
       assert ZeroCopy.to_binary!(ref) == "abcd"
-      :ok = Worker.stop_pool(pool)
+      :ok = stop_supervised(HostilePool)
     end
   end
 
@@ -35,8 +34,33 @@ defmodule Tmesh.WorkerHostileTest do
   for how <- ["exit", "ready without a socket"] do
     test "a worker that cannot be started: #{how}" do
       assert {:error, %Error{type: :worker_down, message: "no worker can be started" <> _}} =
-               quietly(fn -> call(unquote(how)) end)
+               quietly(fn -> call(unquote(how), start_timeout_ms: 1_000) end)
     end
+  end
+
+  test "a pool of workers that cannot be started is none, and the error quotes why" do
+    said = fn ->
+      capture_io(:standard_error, fn ->
+        options = [python: PythonPool.python(), allow: ["no_such_module_of_anybody"], size: 2]
+        result = quietly(fn -> Worker.start_pool([name: Unstartable] ++ options) end)
+        assert {:error, %Error{type: :worker_down, message: message}} = result
+        assert message =~ "exit status 2"
+        assert message =~ "No module named 'no_such_module_of_anybody'"
+      end)
+    end
+
+    if PythonPool.available?(), do: assert(said.() =~ "no_such_module_of_anybody")
+    assert Process.whereis(Unstartable) == nil
+
+    # Without Python's package, or for any other reason before it runs.
+    result =
+      quietly(fn ->
+        env = [{"HOSTILE", "exit"}]
+        Worker.start_pool(name: Unstartable, python: @hostile, allow: ["x"], size: 1, env: env)
+      end)
+
+    assert {:error, %Error{type: :worker_down, message: message}} = result
+    assert message =~ "exit status 3"
   end
 
   for how <- ["silent", "chatty"] do

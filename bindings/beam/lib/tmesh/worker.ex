@@ -138,7 +138,13 @@ defmodule Tmesh.Worker do
   @type option ::
           {:pool, atom()} | {:timeout, timeout()} | {:grace_ms, non_neg_integer()}
 
-  @doc "Start a pool under the `:tmesh` application. Its pid is for `stop_pool/1`."
+  @doc """
+  Start a pool under the `:tmesh` application, and wait until one of its workers is up. Its pid is for
+  `stop_pool/1`.
+
+  Errors: `:worker_down` (no worker can be started, because a module is missing for example: the message has the
+  last lines of its standard error), `:invalid`, `:not_started`.
+  """
   @spec start_pool([pool_option()]) :: {:ok, pid()} | {:error, Error.t()}
   def start_pool(options) do
     with {:ok, options} <- pool_options(options),
@@ -147,7 +153,12 @@ defmodule Tmesh.Worker do
 
       case DynamicSupervisor.start_child(Tmesh.WorkerSupervisor, spec) do
         {:ok, pid} ->
-          {:ok, pid}
+          with {:error, error} <- Pool.started(options.name) do
+            _ended = stop_pool(pid)
+            {:error, error}
+          else
+            :ok -> {:ok, pid}
+          end
 
         {:error, {:shutdown, {:failed_to_start_child, Tmesh.Worker.Pool, {:already_started, _}}}} ->
           {:error, Error.new(:invalid, "#{inspect(options.name)} is running already: name another")}

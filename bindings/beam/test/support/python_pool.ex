@@ -9,6 +9,8 @@ defmodule Tmesh.PythonPool do
     match?({_output, 0}, System.cmd("sh", ["-c", "#{@python} -c 'import tmesh, numpy' 2>&1"]))
   end
 
+  def python, do: @python
+
   @doc "The one that has pyarrow, where there is one."
   def arrow, do: System.get_env("TMESH_TEST_ARROW_PYTHON", "python3")
 

@@ -48,7 +48,12 @@ def main() -> int:
     parser.add_argument("--spin-us", type=spin_us, default=0,
                         metavar="N", help="look busily for the next message for N microseconds, at "
                                           f"most {SPIN_MAX_US}, before sleeping until it comes")
+    parser.add_argument("--stderr-fd", type=int, metavar="FD",
+                        help="a descriptor that becomes standard error once it is ready: what it says until "
+                             "then tells whoever started it why it could not")
     args = parser.parse_args()
+    if args.stderr_fd is not None:
+        os.set_inheritable(args.stderr_fd, False)
 
     # Kept for that one line: what modules print while they are imported is not to come before it.
     ready = os.dup(1)
@@ -76,6 +81,11 @@ def main() -> int:
     with contextlib.suppress(BrokenPipeError):
         os.write(ready, b"ready\n")
     os.close(ready)
+    if args.stderr_fd is not None:
+        sys.stderr.flush()
+        for fd in 1, 2:
+            os.dup2(args.stderr_fd, fd)
+        os.close(args.stderr_fd)
     with contextlib.suppress(KeyboardInterrupt):
         server.run()
     if not args.socket.startswith("@"):

@@ -11,6 +11,14 @@ defmodule Tmesh.Worker.Pool do
   @spec start_link(map()) :: GenServer.on_start()
   def start_link(%{name: name} = options), do: GenServer.start_link(__MODULE__, options, name: name)
 
+  @doc "Wait until a worker is up, or none can be started."
+  @spec started(GenServer.server()) :: :ok | {:error, Error.t()}
+  def started(pool) do
+    GenServer.call(pool, :started, :infinity)
+  catch
+    :exit, _reason -> {:error, Error.new(:worker_down, "the pool has ended while it was started")}
+  end
+
   @spec submit(GenServer.server(), Worker.call()) :: :ok | {:error, Error.t()}
   def submit(pool, call) do
     GenServer.call(pool, {:submit, call}, :infinity)
@@ -36,10 +44,24 @@ defmodule Tmesh.Worker.Pool do
   @impl true
   def init(options) do
     {:ok,
-     %{options: options, workers: %{}, idle: :queue.new(), waiting: :queue.new(), running: %{}}}
+     %{
+       options: options,
+       workers: %{},
+       idle: :queue.new(),
+       waiting: :queue.new(),
+       running: %{},
+       # A worker has been up, or who waits for the first.
+       started: false,
+       starters: []
+     }}
   end
 
   @impl true
+  def handle_call(:started, _from, %{started: true} = state), do: {:reply, :ok, state}
+
+  def handle_call(:started, from, state),
+    do: {:noreply, fail_waiting(%{state | starters: [from | state.starters]})}
+
   def handle_call({:submit, call}, _from, state) do
     cond do
       failure = all_failed(state) ->
@@ -55,7 +77,8 @@ defmodule Tmesh.Worker.Pool do
 
   @impl true
   def handle_cast({:idle, worker}, state) do
-    state = state |> watch(worker) |> mark(worker, :idle)
+    state = state |> watch(worker) |> mark(worker, :idle) |> tell_starters(:ok)
+    state = %{state | started: true}
     {:noreply, dispatch(%{state | idle: :queue.in(worker, state.idle)})}
   end
 
@@ -137,15 +160,20 @@ defmodule Tmesh.Worker.Pool do
         for call <- :queue.to_list(state.waiting),
             do: send(call.reply, {call.reply, {:error, error}})
 
-        %{state | waiting: :queue.new()}
+        tell_starters(%{state | waiting: :queue.new()}, {:error, error})
     end
+  end
+
+  defp tell_starters(state, outcome) do
+    Enum.each(state.starters, &GenServer.reply(&1, outcome))
+    %{state | starters: []}
   end
 
   defp all_failed(state) do
     failed = for {_worker, {:failed, reason}} <- state.workers, do: reason
 
     if length(failed) == state.options.size do
-      Error.new(:worker_down, "no worker can be started: #{hd(failed)}; standard error says more")
+      Error.new(:worker_down, "no worker can be started: #{hd(failed)}")
     end
   end
 end

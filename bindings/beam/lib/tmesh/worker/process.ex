@@ -64,6 +64,9 @@ defmodule Tmesh.Worker.Process do
       asked: false,
       name: nil,
       port: nil,
+      # What it has said on its standard error until it was ready, the last lines first.
+      said: [],
+      partial: "",
       socket: nil,
       out: :queue.new(),
       next_id: 1,
@@ -133,18 +136,12 @@ defmodule Tmesh.Worker.Process do
   @impl true
   def handle_info(:start, state), do: start(state)
 
-  def handle_info({port, {:data, {:eol, "ready"}}}, %{port: port, socket: nil} = state) do
-    case Native.worker_connect(state.name) do
-      {:ok, socket} -> receive_all(%{state | socket: socket})
-      {:error, {_errno, message}} -> down(state, message)
-    end
-  end
-
-  def handle_info({port, {:data, _line}}, %{port: port} = state), do: {:noreply, state}
+  def handle_info({port, {:data, data}}, %{port: port} = state), do: hear(state, data)
 
   # What it had still to say comes first.
   def handle_info({port, {:exit_status, status}}, %{port: port} = state) do
     reason = "exit status #{status}"
+    state = if state.up, do: state, else: hear_out(state)
 
     case state.socket && receive_all(state) do
       {:noreply, %{port: ^port} = state} -> down(state, reason)
@@ -193,14 +190,18 @@ defmodule Tmesh.Worker.Process do
     name = "tmesh-worker-" <> Base.encode16(:crypto.strong_rand_bytes(16), case: :lower)
     began = System.monotonic_time()
     state = %{state | life: life, name: name, began: began, up: false, asked: false}
-    args = ["-m", "tmesh.worker", "--until-eof", "--socket", "@" <> name]
+    state = %{state | said: [], partial: ""}
+    # Until it is ready its standard error comes here, then goes where ours does.
+    args = ["-c", ~S(exec "$0" "$@" 3>&2 2>&1), python, "-m", "tmesh.worker", "--stderr-fd", "3"]
+    args = args ++ ["--until-eof", "--socket", "@" <> name]
     args = args ++ ["--spin-us", "#{spin_us}"] ++ Enum.flat_map(allow, &["--allow", &1])
 
     try do
       port =
-        Port.open({:spawn_executable, python}, [
+        Port.open({:spawn_executable, "/bin/sh"}, [
           :binary,
           :exit_status,
+          :eof,
           line: 1024,
           args: args,
           env: env
@@ -239,7 +240,8 @@ defmodule Tmesh.Worker.Process do
     })
 
     Logger.warning("tmesh: a worker of #{inspect(state.options.name)} ended: #{reason}")
-    Pool.down(state.pool, self(), if(state.up, do: :restarting, else: {:failed, reason}))
+    how = if(state.up, do: :restarting, else: {:failed, reason <> quoted(state.said)})
+    Pool.down(state.pool, self(), how)
     pause_ms = if good?(state), do: @first_pause_ms, else: state.pause_ms
     Process.send_after(self(), :start, pause_ms)
 
@@ -271,6 +273,61 @@ defmodule Tmesh.Worker.Process do
     # Nothing to a port that has closed already, which can be at any moment.
     if port, do: send(port, {self(), :close})
   end
+
+  # It is said on, as it would be without us, and the last lines are kept.
+  @kept_lines 10
+  @longest_line 4096
+
+  defp hear(state, {:noeol, part}) do
+    line = state.partial <> part
+    bytes = min(byte_size(line), @longest_line)
+    {:noreply, %{state | partial: binary_part(line, byte_size(line), -bytes)}}
+  end
+
+  defp hear(%{partial: partial} = state, {:eol, line}) do
+    state = %{state | partial: ""}
+    line = partial <> line
+
+    # A module may have printed something before it on the same line, or this very word.
+    if state.socket == nil and String.ends_with?(line, "ready") do
+      case Native.worker_connect(state.name) do
+        {:ok, socket} ->
+          state = say(state, binary_part(line, 0, byte_size(line) - 5))
+          receive_all(%{state | socket: socket})
+
+        {:error, {_errno, message}} ->
+          {:noreply, state |> say(line) |> say(message)}
+      end
+    else
+      {:noreply, say(state, line)}
+    end
+  end
+
+  defp say(state, ""), do: state
+
+  defp say(state, line) do
+    line = if String.valid?(line), do: line, else: inspect(line)
+    IO.puts(:standard_error, line)
+    %{state | said: Enum.take([line | state.said], @kept_lines)}
+  end
+
+  # The port tells that the process has ended at once, and what it has said when it was read.
+  defp hear_out(%{port: port} = state) do
+    receive do
+      {^port, {:data, data}} ->
+        {:noreply, state} = hear(%{state | socket: :ended}, data)
+        hear_out(%{state | socket: nil})
+
+      {^port, :eof} ->
+        say(state, state.partial)
+    after
+      # Somebody else has its standard error open.
+      200 -> say(state, state.partial)
+    end
+  end
+
+  defp quoted([]), do: ""
+  defp quoted(said), do: ". It said: " <> (said |> Enum.reverse() |> Enum.join("\n"))
 
   defp down_error(reason), do: Error.new(:worker_down, "the worker ended: #{reason}")
 
