@@ -14,30 +14,35 @@
 #include <linux/pagemap.h>
 #include <linux/shmem_fs.h>
 #include <linux/slab.h>
+#include <linux/workqueue.h>
 
 #include "tmesh.h"
 
 /**
  * struct tmesh_memfd_mem - memory of a memfd
- * @mem:   the common part
- * @file:  the memfd; reference
- * @alias: the same pages, as the file of mappings; reference
- * @node:  among the writers
+ * @mem:    the common part
+ * @file:   the memfd; reference
+ * @alias:  the same pages, as the file of mappings; reference
+ * @node:   among all, by inode; guarded by memfds_lock, as are the following
+ * @writes: it may be written by way of its region
+ * @joined: how many others of the same memfd came that may be
  */
 struct tmesh_memfd_mem {
 	struct tmesh_mem mem;
 	struct file *file;
 	struct file *alias;
 	struct hlist_node node;
+	bool writes;
+	u64 joined;
 };
 
 /*
- * Memory that may be written by way of its region, by inode: one region's seal is no other's, but
- * the memfd is theirs in common. The lock guards our F_SEAL_WRITE too: who is added finds it, or
- * is found.
+ * All memory of memfds, by inode: one region's seal is no other's, but the memfd is theirs in
+ * common, and so are the references of its pages: what stands here has one on each of its pages.
+ * The lock guards our F_SEAL_WRITE too: who is added finds it, or is found.
  */
-static DEFINE_HASHTABLE(writers, 10);
-static DEFINE_SPINLOCK(writers_lock);
+static DEFINE_HASHTABLE(memfds, 10);
+static DEFINE_SPINLOCK(memfds_lock);
 
 static struct tmesh_memfd_mem *to_memfd(const struct tmesh_mem *mem)
 {
@@ -49,9 +54,9 @@ static void tmesh_memfd_release(struct tmesh_mem *mem)
 	struct tmesh_memfd_mem *memfd = to_memfd(mem);
 	unsigned long i;
 
-	spin_lock(&writers_lock);
+	spin_lock(&memfds_lock);
 	hash_del(&memfd->node);
-	spin_unlock(&writers_lock);
+	spin_unlock(&memfds_lock);
 	for (i = 0; i < mem->nr_pages; i++) {
 		put_page(mem->pages[i]);
 		cond_resched();
@@ -115,7 +120,7 @@ static int tmesh_memfd_mmap(struct tmesh_mem *mem, struct vm_area_struct *vma)
 	return tmesh_file_mmap(memfd->file, vma);
 }
 
-/* The page cache has references of its own, so that counting tells nothing. */
+/* The page cache has references of its own; a seal, which has the time, counts those too. */
 static bool tmesh_memfd_in_use(struct tmesh_mem *mem, struct folio *folio)
 {
 	return folio_maybe_dma_pinned(folio);
@@ -127,9 +132,9 @@ static bool tmesh_memfd_shared(const struct tmesh_memfd_mem *memfd)
 	const struct inode *inode = file_inode(memfd->file);
 	const struct tmesh_memfd_mem *other;
 
-	lockdep_assert_held(&writers_lock);
-	hash_for_each_possible(writers, other, node, (unsigned long)inode) {
-		if (other != memfd && file_inode(other->file) == inode)
+	lockdep_assert_held(&memfds_lock);
+	hash_for_each_possible(memfds, other, node, (unsigned long)inode) {
+		if (other != memfd && file_inode(other->file) == inode && other->writes)
 			return true;
 	}
 	return false;
@@ -138,25 +143,139 @@ static bool tmesh_memfd_shared(const struct tmesh_memfd_mem *memfd)
 /* Somebody may have sealed it since the rights were looked up. */
 static void tmesh_memfd_join(struct tmesh_memfd_mem *memfd, u32 *rights)
 {
-	spin_lock(&writers_lock);
+	struct inode *inode = file_inode(memfd->file);
+	struct tmesh_memfd_mem *other;
+
+	spin_lock(&memfds_lock);
 	if (tmesh_memfd_sealed(&memfd->mem))
 		*rights &= ~TMESH_RIGHT_WRITE;
-	if (*rights & TMESH_RIGHT_WRITE)
-		hash_add(writers, &memfd->node, (unsigned long)file_inode(memfd->file));
-	spin_unlock(&writers_lock);
+	memfd->writes = *rights & TMESH_RIGHT_WRITE;
+	hash_for_each_possible(memfds, other, node, (unsigned long)inode) {
+		if (file_inode(other->file) == inode)
+			other->joined += memfd->writes;
+	}
+	hash_add(memfds, &memfd->node, (unsigned long)inode);
+	spin_unlock(&memfds_lock);
+}
+
+/* References of regions on a folio of a memfd. None of them goes before it leaves the table. */
+static int tmesh_memfd_refs(const struct inode *inode, struct folio *folio)
+{
+	const struct tmesh_memfd_mem *other;
+	unsigned long i, end;
+	int refs = 0;
+
+	lockdep_assert_held(&memfds_lock);
+	hash_for_each_possible(memfds, other, node, (unsigned long)inode) {
+		if (file_inode(other->file) != inode)
+			continue;
+		end = min(folio->index + folio_nr_pages(folio), other->mem.nr_pages);
+		for (i = folio->index; i < end; i++)
+			refs += page_folio(other->mem.pages[i]) == folio;
+	}
+	return refs;
 }
 
 /*
- * Adds F_SEAL_WRITE as fcntl(F_ADD_SEALS) would. That call itself always fails on our memfd,
- * because it takes our references for pins; we know them and look for real pins instead.
+ * A folio that the file has. Beside what is accounted for, and one of the caller's, it has no
+ * reference: neither of a pin, nor a plain one, as direct I/O takes before 6.3 and udmabuf before
+ * 6.11. Nor do pages count for which something else has come, which devices would go on seeing.
  */
-static int tmesh_memfd_seal(struct tmesh_mem *mem)
+static int tmesh_memfd_look(const struct tmesh_memfd_mem *memfd, struct tmesh_sealing *sealing,
+			    struct folio *folio)
 {
-	struct file *file = to_memfd(mem)->file;
-	struct inode *inode = file_inode(file);
-	unsigned int *seals = tmesh_memfd_seals(file);
-	unsigned long i;
+	unsigned long end = folio->index + folio_nr_pages(folio), i;
+	bool referenced;
+	int known;
+
+	if (sealing->found < memfd->mem.nr_pages) {
+		if (folio->index != sealing->found)
+			return -EBUSY;
+		for (i = folio->index; i < min(end, memfd->mem.nr_pages); i++) {
+			if (memfd->mem.pages[i] != folio_page(folio, i - folio->index))
+				return -EBUSY;
+		}
+		sealing->found = end;
+	}
+	/* It was sealed by others, who have looked. */
+	if (!sealing->begun)
+		return 0;
+	spin_lock(&memfds_lock);
+	known = tmesh_memfd_refs(file_inode(memfd->file), folio) + folio_nr_pages(folio) + 1;
+	referenced = tmesh_folio_referenced(folio, known);
+	spin_unlock(&memfds_lock);
+	return referenced ? -EAGAIN : 0;
+}
+
+static int tmesh_memfd_look_at_piece(const struct tmesh_memfd_mem *memfd,
+				     struct tmesh_sealing *sealing)
+{
+	struct folio_batch batch;
+	unsigned int looks = 0, i;
+	pgoff_t end = ULONG_MAX;
 	int rc = 0;
+
+	if (!sealing->begun)
+		end = memfd->mem.nr_pages - 1;
+	folio_batch_init(&batch);
+	while (!rc && looks < TMESH_PIECE) {
+		if (!filemap_get_folios(memfd->file->f_mapping, &sealing->next, end, &batch))
+			return sealing->found < memfd->mem.nr_pages ? -EBUSY : 0;
+		for (i = 0; i < folio_batch_count(&batch) && !rc; i++)
+			rc = tmesh_memfd_look(memfd, sealing, batch.folios[i]);
+		looks += i;
+		folio_batch_release(&batch);
+		cond_resched();
+	}
+	return rc ? rc : 1;
+}
+
+/* Gives up references that the CPU keeps for a while on pages that somebody has just used. */
+static long tmesh_memfd_settle_here(void *folio)
+{
+	struct folio_batch batch;
+
+	folio_get(folio);
+	folio_batch_init(&batch);
+	folio_batch_add(&batch, folio);
+	folio_batch_release(&batch);
+	return 0;
+}
+
+static void tmesh_memfd_settle(struct tmesh_mem *mem)
+{
+	int cpu;
+
+	for_each_online_cpu(cpu)
+		work_on_cpu_safe(cpu, tmesh_memfd_settle_here, page_folio(mem->pages[0]));
+}
+
+/* Nobody may write from here on until the look is over, and pages stay where they are. */
+static int tmesh_memfd_deny(struct tmesh_memfd_mem *memfd, struct tmesh_sealing *sealing)
+{
+	unsigned int seals = *tmesh_memfd_seals(memfd->file);
+	bool shared;
+
+	/* Others have denied it for good. */
+	if (seals & F_SEAL_WRITE)
+		return 0;
+	if (seals & F_SEAL_SEAL || !(memfd->file->f_mode & FMODE_WRITE))
+		return -EBUSY;
+	/* First of all: what is mapped by way of another region is not asked for leave. */
+	spin_lock(&memfds_lock);
+	shared = tmesh_memfd_shared(memfd);
+	sealing->joined = memfd->joined;
+	spin_unlock(&memfds_lock);
+	if (shared || mapping_deny_writable(memfd->file->f_mapping))
+		return -EBUSY;
+	sealing->begun = true;
+	return 0;
+}
+
+static int tmesh_memfd_seal_begin(struct tmesh_memfd_mem *memfd, struct tmesh_sealing *sealing)
+{
+	struct inode *inode = file_inode(memfd->file);
+	int rc;
 
 	/*
 	 * Who writes to it holds this lock while his own memory is faulted in, for which he needs
@@ -165,29 +284,44 @@ static int tmesh_memfd_seal(struct tmesh_mem *mem)
 	 */
 	if (!inode_trylock(inode))
 		return -EAGAIN;
-	if (*seals & F_SEAL_WRITE)
-		goto unlock;
-	rc = -EBUSY;
-	if (*seals & F_SEAL_SEAL || !(file->f_mode & FMODE_WRITE))
-		goto unlock;
-	rc = mapping_deny_writable(file->f_mapping);
-	if (rc)
-		goto unlock;
-	for (i = 0; i < mem->nr_pages && !rc; i++) {
-		if (tmesh_memfd_in_use(mem, page_folio(mem->pages[i])))
-			rc = -EBUSY;
-		cond_resched();
-	}
-	spin_lock(&writers_lock);
-	if (tmesh_memfd_shared(to_memfd(mem)))
-		rc = -EBUSY;
-	if (!rc)
-		*seals |= F_SEAL_WRITE;
-	spin_unlock(&writers_lock);
-	if (rc)
+	rc = tmesh_memfd_deny(memfd, sealing);
+	if (!sealing->begun)
+		inode_unlock(inode);
+	tmesh_memfd_settle_here(page_folio(memfd->mem.pages[0]));
+	return rc;
+}
+
+static void tmesh_memfd_seal_end(struct tmesh_mem *mem)
+{
+	struct file *file = to_memfd(mem)->file;
+
+	if (!(*tmesh_memfd_seals(file) & F_SEAL_WRITE))
 		mapping_allow_writable(file->f_mapping);
-unlock:
-	inode_unlock(inode);
+	inode_unlock(file_inode(file));
+}
+
+/*
+ * Adds F_SEAL_WRITE as fcntl(F_ADD_SEALS) would. That call itself always fails on our memfd,
+ * because it takes our references for pins; we know them and look for others instead, on every page
+ * of the file, since all of it is sealed.
+ */
+static int tmesh_memfd_seal(struct tmesh_mem *mem, struct tmesh_sealing *sealing)
+{
+	struct tmesh_memfd_mem *memfd = to_memfd(mem);
+	int rc = 0;
+
+	if (!sealing->next)
+		rc = tmesh_memfd_seal_begin(memfd, sealing);
+	if (!rc)
+		rc = tmesh_memfd_look_at_piece(memfd, sealing);
+	if (rc || !sealing->begun)
+		return rc;
+	spin_lock(&memfds_lock);
+	if (memfd->joined != sealing->joined)
+		rc = -EBUSY;
+	else
+		*tmesh_memfd_seals(memfd->file) |= F_SEAL_WRITE;
+	spin_unlock(&memfds_lock);
 	return rc;
 }
 
@@ -196,6 +330,8 @@ static const struct tmesh_backing_ops tmesh_memfd_ops = {
 	.release = tmesh_memfd_release,
 	.mmap = tmesh_memfd_mmap,
 	.seal = tmesh_memfd_seal,
+	.seal_end = tmesh_memfd_seal_end,
+	.settle = tmesh_memfd_settle,
 	.sealed = tmesh_memfd_sealed,
 	.in_use = tmesh_memfd_in_use,
 };

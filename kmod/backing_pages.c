@@ -37,9 +37,8 @@ static void tmesh_pages_release(struct tmesh_mem *mem)
 /*
  * Is a folio referenced by more than our list and page tables? Somebody has then pinned it
  * for I/O, with FOLL_PIN or, as direct I/O does before 6.3, with a plain reference. Counting
- * covers both, and unlike folio_maybe_dma_pinned() is not misled by a thousand readers. A mapping
- * that comes or goes meanwhile may hide a plain reference, but no pin: it counts as 1,024
- * references, or has a count of its own in a large folio.
+ * covers both, and unlike folio_maybe_dma_pinned() is not misled by a thousand readers. A pin of a
+ * large folio has a count of its own.
  */
 static bool tmesh_folio_in_use(struct tmesh_mem *mem, struct folio *folio)
 {
@@ -48,24 +47,27 @@ static bool tmesh_folio_in_use(struct tmesh_mem *mem, struct folio *folio)
 	/* A fault that took the folio but has not mapped it yet holds its lock. */
 	if (mem->pmd && !folio_trylock(folio))
 		return true;
-	in_use = folio_ref_count(folio) != tmesh_folio_mapcount(folio) + 1 ||
+	in_use = tmesh_folio_referenced(folio, 1) ||
 		 (folio_test_large(folio) && folio_maybe_dma_pinned(folio));
 	if (mem->pmd)
 		folio_unlock(folio);
 	return in_use;
 }
 
-static int tmesh_pages_seal(struct tmesh_mem *mem)
+static int tmesh_pages_seal(struct tmesh_mem *mem, struct tmesh_sealing *sealing)
 {
-	unsigned long i;
+	struct folio *folio;
+	unsigned int looks;
 
-	for (i = 0; i < mem->nr_pages; i += folio_nr_pages(page_folio(mem->pages[i]))) {
+	for (looks = 0; looks < TMESH_PIECE && sealing->next < mem->nr_pages; looks++) {
+		folio = page_folio(mem->pages[sealing->next]);
 		/* A reader that is unmapping drops its counts one after the other. */
-		if (tmesh_folio_in_use(mem, page_folio(mem->pages[i])))
+		if (tmesh_folio_in_use(mem, folio))
 			return -EAGAIN;
+		sealing->next += folio_nr_pages(folio);
 		cond_resched();
 	}
-	return 0;
+	return sealing->next < mem->nr_pages;
 }
 
 static const struct tmesh_backing_ops tmesh_pages_ops = {

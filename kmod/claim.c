@@ -89,8 +89,10 @@ int tmesh_claim_add(struct tmesh_claim *claim, const struct tmesh_claim *through
 		goto unlock;
 	down_read(&region->lock);
 	rc = tmesh_claim_check(claim, through);
-	if (!rc && tmesh_claim_writes(claim))
+	if (!rc && tmesh_claim_writes(claim)) {
 		atomic_inc(&region->writers);
+		atomic64_inc(&region->wrote);
+	}
 	up_read(&region->lock);
 	if (rc) {
 		if (first)

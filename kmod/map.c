@@ -131,8 +131,11 @@ static void tmesh_count_writer(struct tmesh_claim *claim, int n)
 {
 	lockdep_assert_held_read(&claim->region->lock);
 	atomic_add(n, &claim->writers);
-	if (!tmesh_claim_lapsed(claim))
-		atomic_add(n, &claim->region->writers);
+	if (tmesh_claim_lapsed(claim))
+		return;
+	atomic_add(n, &claim->region->writers);
+	if (n > 0)
+		atomic64_inc(&claim->region->wrote);
 }
 
 static void tmesh_vma_count_writer(const struct vm_area_struct *vma, int n)
@@ -306,6 +309,8 @@ int tmesh_mmap(struct tmesh_claim *claim, struct vm_area_struct *vma)
 	if (region->mem->ops->mmap) {
 		foreign = region->mem;
 		atomic_inc(&foreign->escaped);
+		if (writable && !tmesh_vma_private(vma))
+			atomic64_inc(&region->wrote);
 	} else {
 		tmesh_mmap_own(claim, region->mem, vma);
 	}

@@ -3,6 +3,7 @@
  * Memory as all backings have it: pages, and who is charged for them.
  */
 #include <linux/fdtable.h>
+#include <linux/pagemap.h>
 #include <linux/slab.h>
 
 #include "tmesh.h"
@@ -87,6 +88,43 @@ int tmesh_room(void)
 	release_pages(pages, nr);
 	kvfree(table);
 	return nr == TMESH_ROOM_PAGES && (table || !bytes) ? 0 : -ENOMEM;
+}
+
+/* Of a folio that is mapped so many looks in a row have to say the same. */
+#define TMESH_FOLIO_LOOKS 8
+
+/**
+ * tmesh_folio_referenced() - has anybody a reference on a folio that nothing explains?
+ * @folio: on which the caller has a reference
+ * @known: references that are accounted for, those of page table entries apart
+ *
+ * An entry has its reference before it counts as a mapping and until after that, so that there are
+ * never fewer references than mappings: of a folio without mappings one look tells. The two
+ * numbers of a mapped one are read one after the other. A mapping that goes between the two and is
+ * back when they are read again would hide a plain reference: not eight times in a row.
+ *
+ * Return: true if so, and also when mappings come and go too fast to tell.
+ */
+bool tmesh_folio_referenced(struct folio *folio, int known)
+{
+	int mapped = tmesh_folio_mapcount(folio), good = 0, looks, again, refs;
+
+	for (looks = 0; looks < 4 * TMESH_FOLIO_LOOKS; looks++) {
+		/* One after the other. The counts change with atomics, which order them. */
+		smp_rmb();
+		refs = folio_ref_count(folio);
+		/* Likewise. */
+		smp_rmb();
+		again = tmesh_folio_mapcount(folio);
+		if (again != mapped)
+			good = 0;
+		else if (refs != known + mapped)
+			return true;
+		else if (!mapped || ++good == TMESH_FOLIO_LOOKS)
+			return false;
+		mapped = again;
+	}
+	return true;
 }
 
 /**

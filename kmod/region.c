@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Regions: how they are described, sealed and freed.
+ * Regions: how they are described, lent again and freed.
  */
-#include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
 #include "tmesh.h"
 #include "trace.h"
-
-/* A seal waits this often, 1, 2, 4, ... ms, for readers that are just being unmapped. */
-#define TMESH_SEAL_TRIES 6
 
 static void tmesh_region_release(struct kref *ref)
 {
@@ -51,83 +47,6 @@ bool tmesh_region_sealed(const struct tmesh_region *region)
 
 	lockdep_assert_held(&region->lock);
 	return region->state & TMESH_STATE_SEALED || (mem->ops->sealed && mem->ops->sealed(mem));
-}
-
-/*
- * Mappings by the backing's own means are its file's: it counts them, but only once they are
- * linked, after our ->mmap() has returned. Until then the core counts them on the handle.
- */
-static bool tmesh_mapping_in_flight(struct tmesh_region *region)
-{
-	struct tmesh_claim *claim;
-
-	lockdep_assert_held(&region->claims_lock);
-	list_for_each_entry(claim, &region->claims, node) {
-		if (mapping_writably_mapped(claim->inode->i_mapping))
-			return true;
-	}
-	return false;
-}
-
-static int tmesh_try_seal(const struct tmesh_claim *claim)
-{
-	struct tmesh_region *region = claim->region;
-	int rc = 0;
-
-	lockdep_assert_held(&region->claims_lock);
-	if (down_write_killable(&region->lock))
-		return -EINTR;
-	if (region->state & TMESH_STATE_REVOKED || tmesh_claim_lapsed(claim))
-		rc = -ESTALE;
-	else if (region->state & TMESH_STATE_SEALED)
-		;
-	else if (!region->mem->ops->seal)
-		rc = -EOPNOTSUPP;
-	else if (atomic_read(&region->writers))
-		rc = -EBUSY;
-	else if (region->mem->ops->mmap && tmesh_mapping_in_flight(region))
-		rc = -EAGAIN;
-	else
-		rc = region->mem->ops->seal(region->mem);
-	if (!rc)
-		WRITE_ONCE(region->state, region->state | TMESH_STATE_SEALED);
-	up_write(&region->lock);
-	return rc;
-}
-
-/**
- * tmesh_ioctl_seal() - TMESH_SEAL
- * @ucmd: the call
- *
- * New writers are kept out by the lock. Without a writable mapping no page table lets
- * anybody take a page for writing; what was taken before shows in the page's counts.
- *
- * Return: 0 or a negative error.
- */
-int tmesh_ioctl_seal(struct tmesh_ucmd *ucmd)
-{
-	struct tmesh_claim *claim = &ucmd->handle->claim;
-	unsigned int try;
-	int rc;
-
-	rc = tmesh_claim_allows(claim, TMESH_RIGHT_MANAGE);
-	if (rc)
-		return rc;
-	for (try = 0; ; try++) {
-		if (mutex_lock_killable(&claim->region->claims_lock))
-			return -EINTR;
-		rc = tmesh_try_seal(claim);
-		mutex_unlock(&claim->region->claims_lock);
-		if (rc != -EAGAIN || try == TMESH_SEAL_TRIES)
-			break;
-		schedule_timeout_killable(msecs_to_jiffies(1 << try));
-		if (fatal_signal_pending(current))
-			return -EINTR;
-	}
-	if (rc == -EAGAIN)
-		rc = -EBUSY;
-	trace_tmesh_seal(claim->region->id, rc);
-	return rc;
 }
 
 /* Has nobody but the holder of a claim any of the memory? */

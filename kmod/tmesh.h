@@ -54,6 +54,7 @@ struct tmesh_bundle;
 struct tmesh_claim;
 struct tmesh_class;
 struct tmesh_mem;
+struct tmesh_sealing;
 
 /* What is counted and limited, and for whom. */
 enum tmesh_count {
@@ -100,9 +101,12 @@ struct tmesh_user {
  *             Called with mmap_lock held for writing, and none of ours, because another
  *             driver may take its reservation lock; rights and bounds are checked, vm_pgoff
  *             counts from the start of @mem
- * @seal:      makes sure that nobody writes: -EAGAIN where that may be a passing state,
- *             another error where not. Called with the region's lock held for writing,
- *             when no writable mapping or export of ours exists. NULL where nobody could
+ * @seal:      makes sure that nobody writes, a piece at a time: 1 when there is more to look at,
+ *             -EAGAIN where what it found may be a passing state, another error where not.
+ *             Called with the region's lock held for writing, when no writable mapping or
+ *             export of ours exists; with 0 nobody writes any more. NULL where nobody could
+ * @seal_end:  undoes what @seal began, where it did not seal; without locks. May be NULL
+ * @settle:    lets passing states pass before another look; without locks, may sleep. May be NULL
  * @sealed:    did others seal it, so that nothing may begin to write? NULL where they cannot
  * @in_use:    does anybody beside us and page tables have a reference on a folio? NULL where
  *             only uses count, and a revoked region's memory is given back as a whole
@@ -112,7 +116,9 @@ struct tmesh_backing_ops {
 	bool borrowed;
 	void (*release)(struct tmesh_mem *mem);
 	int (*mmap)(struct tmesh_mem *mem, struct vm_area_struct *vma);
-	int (*seal)(struct tmesh_mem *mem);
+	int (*seal)(struct tmesh_mem *mem, struct tmesh_sealing *sealing);
+	void (*seal_end)(struct tmesh_mem *mem);
+	void (*settle)(struct tmesh_mem *mem);
 	bool (*sealed)(const struct tmesh_mem *mem);
 	bool (*in_use)(struct tmesh_mem *mem, struct folio *folio);
 };
@@ -147,6 +153,27 @@ struct tmesh_mem {
 	unsigned long named;
 	bool nomap;
 	atomic_t escaped;
+};
+
+/* How many pages or folios, whichever takes longer, are looked at before locks are let go. */
+#define TMESH_PIECE 1024
+
+/**
+ * struct tmesh_sealing - a look at all pages before a seal, in pieces
+ * @mem:    what is looked at; NULL before the first piece
+ * @wrote:  the region's count of those who could write, at the first piece
+ * @next:   page that the next piece begins with
+ * @begun:  the backing has begun what its seal_end undoes
+ * @found:  of a memfd: up to here the file has the region's pages
+ * @joined: of a memfd: count of regions that could write to it, at the first piece
+ */
+struct tmesh_sealing {
+	struct tmesh_mem *mem;
+	s64 wrote;
+	unsigned long next;
+	bool begun;
+	unsigned long found;
+	u64 joined;
 };
 
 /**
@@ -221,6 +248,8 @@ struct tmesh_fence {
  * @desc_bytes:  its length
  * @writers:     mappings and exports that can write. Goes from zero to one under @lock for
  *               reading; a seal looks under @lock for writing
+ * @wrote:       how often one of them, or a writable mapping that is another file's, began.
+ *               Rises under @lock for reading
  * @attachments: devices attached to exports
  * @claims_lock: guards @claims, @leases, @names and the counts; held throughout a revocation
  * @claims:      all handles, exports and views
@@ -274,6 +303,7 @@ struct tmesh_region {
 	u32 desc_bytes;
 
 	atomic_t writers;
+	atomic64_t wrote;
 	atomic_t attachments;
 
 	struct mutex claims_lock;
@@ -490,6 +520,7 @@ int tmesh_mem_init(struct tmesh_mem *mem, const struct tmesh_backing_ops *ops,
 		   struct tmesh_user *user, unsigned long nr_pages);
 void tmesh_mem_fini(struct tmesh_mem *mem);
 int tmesh_room(void);
+bool tmesh_folio_referenced(struct folio *folio, int known);
 
 /**
  * struct tmesh_release - references that are dropped together
@@ -612,9 +643,11 @@ int tmesh_ioctl_import(struct tmesh_ucmd *ucmd);
 /* region.c */
 void tmesh_region_put(struct tmesh_region *region);
 bool tmesh_region_sealed(const struct tmesh_region *region);
-int tmesh_ioctl_seal(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_renew(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_desc_set(struct tmesh_ucmd *ucmd);
+
+/* seal.c */
+int tmesh_ioctl_seal(struct tmesh_ucmd *ucmd);
 
 /* revoke.c */
 int tmesh_region_revoke(struct tmesh_region *region);

@@ -18,6 +18,13 @@
 #include <linux/uaccess.h>
 #include <linux/version.h>
 
+/* 7.1: batches of folios have a header of their own name. */
+#if LINUX_VERSION_CODE < KERNEL_VERSION(7, 1, 0)
+#include <linux/pagevec.h>
+#else
+#include <linux/folio_batch.h>
+#endif
+
 struct folio;
 struct page;
 struct shrink_control;

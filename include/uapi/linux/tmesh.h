@@ -436,8 +436,9 @@ struct tmesh_holders {
  *
  * EBUSY while anything could still write: a writable mapping of any handle or
  * export, a writable export, a device attached for writing, or a page that a
- * driver may have pinned for I/O. Nothing is changed then. The description is
- * frozen too. Sealing a sealed region succeeds.
+ * driver may have pinned for I/O; over a memfd, any page of the file, and where the
+ * file has other pages than the region (a hole was punched). Nothing is changed then.
+ * The description is frozen too. Sealing a sealed region succeeds.
  */
 struct tmesh_seal {
 	__u32 size;

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: MIT */
+/* An io_uring, whose registered buffers are pages pinned for writing, and are written to later. */
+#ifndef TMESH_KSELFTEST_RING_H
+#define TMESH_KSELFTEST_RING_H
+
+#include <string.h>
+#include <unistd.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <linux/io_uring.h>
+
+#include "t.h"
+
+struct ring {
+	int fd;
+	unsigned int *sq_tail, *sq_array, *cq_head, *cq_tail;
+	unsigned int sq_mask, cq_mask;
+	struct io_uring_sqe *sqes;
+	struct io_uring_cqe *cqes;
+};
+
+/* An empty ring, or the test is skipped. */
+static inline struct ring ring_open(void)
+{
+	struct io_uring_params p = {0};
+	struct ring r = {.fd = syscall(SYS_io_uring_setup, 4, &p)};
+	size_t bytes = p.cq_off.cqes + p.cq_entries * sizeof(struct io_uring_cqe);
+	unsigned char *rings;
+
+	if (r.fd < 0)
+		t_skip("io_uring_setup: %s", strerror(errno));
+	REQUIRE(p.features & IORING_FEAT_SINGLE_MMAP);
+	rings = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, r.fd, IORING_OFF_SQ_RING);
+	r.sqes = mmap(NULL, p.sq_entries * sizeof(*r.sqes), PROT_READ | PROT_WRITE, MAP_SHARED,
+		      r.fd, IORING_OFF_SQES);
+	REQUIRE(rings != MAP_FAILED && (void *)r.sqes != MAP_FAILED);
+	r.sq_tail = (unsigned int *)(rings + p.sq_off.tail);
+	r.sq_array = (unsigned int *)(rings + p.sq_off.array);
+	r.sq_mask = *(unsigned int *)(rings + p.sq_off.ring_mask);
+	r.cq_head = (unsigned int *)(rings + p.cq_off.head);
+	r.cq_tail = (unsigned int *)(rings + p.cq_off.tail);
+	r.cq_mask = *(unsigned int *)(rings + p.cq_off.ring_mask);
+	r.cqes = (struct io_uring_cqe *)(rings + p.cq_off.cqes);
+	return r;
+}
+
+/* Pins memory until ring_unpin(); it may be unmapped meanwhile. */
+static inline int ring_pin(struct ring *r, void *at, size_t bytes)
+{
+	struct iovec io = {at, bytes};
+
+	return syscall(SYS_io_uring_register, r->fd, IORING_REGISTER_BUFFERS, &io, 1);
+}
+
+/* The kernel lets go by and by. */
+static inline int ring_unpin(struct ring *r)
+{
+	return syscall(SYS_io_uring_register, r->fd, IORING_UNREGISTER_BUFFERS, NULL, 0);
+}
+
+/* Reads from a file into what is pinned, at the address that it was pinned at. */
+static inline int ring_read(struct ring *r, int fd, void *at, unsigned int bytes)
+{
+	unsigned int tail = *r->sq_tail, head = *r->cq_head;
+
+	r->sqes[tail & r->sq_mask] = (struct io_uring_sqe){
+		.opcode = IORING_OP_READ_FIXED,
+		.fd = fd,
+		.addr = (__u64)(unsigned long)at,
+		.len = bytes,
+	};
+	r->sq_array[tail & r->sq_mask] = tail & r->sq_mask;
+	__atomic_store_n(r->sq_tail, tail + 1, __ATOMIC_RELEASE);
+	REQUIRE(syscall(SYS_io_uring_enter, r->fd, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0) == 1);
+	REQUIRE(__atomic_load_n(r->cq_tail, __ATOMIC_ACQUIRE) != head);
+	__atomic_store_n(r->cq_head, head + 1, __ATOMIC_RELEASE);
+	return r->cqes[head & r->cq_mask].res;
+}
+
+#endif
