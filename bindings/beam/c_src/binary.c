@@ -24,9 +24,10 @@
 #define HUGE_BYTES (2u << 20)
 
 struct guarded {
-	struct tmesh_region *region;
-	struct tmesh_model *model; /* of whose tensors it is, or NULL */
-	void *start;		   /* of all of it, guards included */
+	struct tmesh_region *region; /* that pins */
+	struct tmesh_region *of;     /* whose tokens stay good with it */
+	struct tmesh_model *model;   /* of whose tensors it is, or NULL */
+	void *start;		     /* of all of it, guards included */
 	size_t bytes;
 };
 
@@ -36,6 +37,7 @@ static void drop_mapping(void *object)
 
 	munmap(mapping->start, mapping->bytes);
 	tmesh_region_unref(mapping->region);
+	tmesh_region_unref(mapping->of);
 	tmesh_model_unref(mapping->model);
 	enif_free(mapping);
 }
@@ -61,6 +63,7 @@ static struct guarded *map_guarded(struct tmesh_region *region, unsigned char **
 		return NULL;
 	}
 	mapping->region = region;
+	mapping->of = NULL;
 	mapping->model = NULL;
 	mapping->bytes = info.alloc_bytes + 3 * (size_t)HUGE_BYTES;
 	mapping->start = mmap(NULL, mapping->bytes, PROT_READ,
@@ -150,6 +153,7 @@ static int pin_region(struct tmesh_tensor *tensor, struct pinned **out, struct t
 		tmesh_region_unref(region);
 		return err->code;
 	}
+	mapping->of = tmesh_region_ref(tmesh_tensor_region(tensor));
 	pinned = enif_alloc_resource(pinned_type, sizeof(*pinned));
 	*pinned = (struct pinned){.garbage = garbage_alloc(drop_mapping)};
 	if (!pinned->garbage) {

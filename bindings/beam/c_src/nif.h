@@ -6,7 +6,8 @@
  *
  *   context  a tmesh_ctx
  *   handle   a tmesh_tensor, until it is released or nobody has the term any more
- *   pinned   a pinning region and its mapping, which binaries point into. Never a term
+ *   pinned   a pinning region and its mapping, which binaries point into, and the region that it
+ *            was made of, for its tokens. Never a term
  *            by itself: a binary that doubles as a handle could not be released
  *   socket   the connection to a worker process
  *   channel  one end of a channel, until it is closed or nobody has the term any more; in a

@@ -104,6 +104,19 @@ defmodule Tmesh.LifetimeTest do
       assert stat(:regions_live) > live
     end
 
+    test "leaves tokens good while a binary points into the memory" do
+      ref = ZeroCopy.grant!(sealed(), :read)
+      description = TensorRef.to_map(ref)
+      binary = ZeroCopy.to_binary!(ref, copy: false)
+      part = binary_part(binary, 16, 128)
+      :ok = ZeroCopy.release(ref)
+      Tmesh.Native.sweep()
+      assert in_process(fn -> ZeroCopy.to_binary!(ZeroCopy.open!(description)) end) == data()
+      # Used until here.
+      assert part == :binary.copy("0123456789abcdef", 8)
+      assert byte_size(binary) == byte_size(data())
+    end
+
     test "keeps up with thousands of handles and binaries" do
       live = stat(:regions_live)
       files = open_files()

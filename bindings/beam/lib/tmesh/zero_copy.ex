@@ -327,8 +327,9 @@ defmodule Tmesh.ZeroCopy do
   Let go of the tensor, here and for all processes of this VM that share this handle. Binaries made
   of it stay good. Releasing again is fine.
 
-  The memory is freed, and tokens of a tensor made here die, when nobody holds the region any more:
-  no handle, no binary, no peer.
+  The memory is freed when nobody holds the region any more: no handle, no binary, no peer. Tokens of a tensor
+  made here are good while this VM holds it: by a handle, a binary that points into it, or a ref that was made
+  with `hold`.
 
   Errors: `:closed` (a ref that never had a handle holds nothing).
   """
