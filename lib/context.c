@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 /* Contexts: choice of the backend, limits, counters. */
 #include "hold.h"
+#include "wire.h"
 
 #include <fcntl.h>
 #include <stdarg.h>
@@ -166,14 +167,9 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 	atomic_init(&ctx->proc, -1);
 	ctx->uid = geteuid();
 	ctx->device = -1;
-	if (o.runtime_dir) {
-		ctx->runtime_dir = strdup(o.runtime_dir);
-		if (!ctx->runtime_dir) {
-			ctx_free(ctx);
-			return tmesh_fail(err, -ENOMEM, "no memory for a context");
-		}
-	}
-	rc = tmesh_random(ctx->id_key, sizeof(ctx->id_key), err);
+	rc = tmesh_rundir_settle(ctx, o.runtime_dir, err);
+	if (!rc)
+		rc = tmesh_random(ctx->id_key, sizeof(ctx->id_key), err);
 	if (!rc)
 		rc = open_backend(ctx, wanted, err);
 	if (rc) {

@@ -93,7 +93,7 @@ struct tmesh_ctx {
 	enum tmesh_taken taken;
 	uid_t uid; /* of who opened it: asking each time would be a call per region */
 	uint32_t spare_files;
-	char *runtime_dir; /* as given, or NULL */
+	char *runtime_dir; /* absolute; NULL: by the environment, which says an absolute one */
 
 	uint64_t id_key[2]; /* ids are a keyed hash of a counter: random, without a call */
 	atomic_uint_fast64_t id_count;

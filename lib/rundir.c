@@ -41,6 +41,33 @@ int tmesh_rundir_path(const struct tmesh_ctx *ctx, char *path, size_t size, stru
 	return 0;
 }
 
+int tmesh_rundir_settle(struct tmesh_ctx *ctx, const char *given, struct tmesh_error *err)
+{
+	char path[4096], *here = NULL;
+	int rc = 0;
+
+	if (given) {
+		ctx->runtime_dir = strdup(given);
+		if (!ctx->runtime_dir)
+			return tmesh_fail(err, -ENOMEM, "no memory for a context");
+	}
+	/* One that is too long is told to who needs it. */
+	if (tmesh_rundir_path(ctx, path, sizeof(path), NULL) || *path == '/')
+		return 0;
+	free(ctx->runtime_dir);
+	ctx->runtime_dir = NULL;
+	here = getcwd(NULL, 0);
+	if (!here)
+		rc = tmesh_fail_errno(err, "the working directory, which the runtime directory is "
+					   "relative to");
+	else if (asprintf(&ctx->runtime_dir, "%s/%s", here, path) < 0) {
+		ctx->runtime_dir = NULL;
+		rc = tmesh_fail(err, -ENOMEM, "no memory for a context");
+	}
+	free(here);
+	return rc;
+}
+
 static int verify(int dir, const char *path, struct tmesh_error *err)
 {
 	struct stat st;

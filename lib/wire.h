@@ -184,6 +184,9 @@ bool tmesh_index_view_writes(const struct tmesh_index_view *view, int fd, uint64
 
 /* rundir.c */
 
+/* Of a new context, whose caller named @given or NULL: the directory stays the same wherever the
+ * process goes. */
+int tmesh_rundir_settle(struct tmesh_ctx *ctx, const char *given, struct tmesh_error *err);
 /* The verified runtime directory, made when missing; ctx->lock is held. */
 int tmesh_rundir_open(struct tmesh_ctx *ctx, int *dir, struct tmesh_error *err);
 /* Its path, as given or found; nothing is looked at. */

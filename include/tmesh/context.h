@@ -52,7 +52,8 @@ struct tmesh_ctx_opts {
 	enum tmesh_backend backend; /* AUTO asks TMESH_BACKEND=kernel|memfd first */
 	const char *runtime_dir;    /* memfd sockets; NULL: TMESH_RUNTIME_DIR, then
 				     * XDG_RUNTIME_DIR/tmesh, then a folder of this user
-				     * under the temporary directory */
+				     * under the temporary directory. A relative one is relative to
+				     * the working directory of this call */
 	uint64_t max_bytes;	    /* bytes of live regions this context creates, each as long as
 				     * the context has a handle on it; 0: no limit. Passing it
 				     * gives -EDQUOT */

@@ -10,6 +10,53 @@
 #include "producer.h"
 #include "wire.h"
 
+/* A relative directory is the one that it was when the context was made, wherever the process has
+ * gone since, by the environment too. */
+static void test_relative_dir(void **state)
+{
+	char base[] = "/tmp/tmesh-unit-XXXXXX", before[4096], token[TMESH_TOKEN_SIZE], path[64];
+	char *set = strdup(getenv("TMESH_RUNTIME_DIR"));
+	struct tmesh_region *region, *got;
+	struct tmesh_ctx *makers[2], *client;
+	struct stat st;
+
+	assert_non_null(getcwd(before, sizeof(before)));
+	assert_non_null(mkdtemp(base));
+	assert_int_equal(chdir(base), 0);
+	makers[0] = context("here", 0);
+	client = context("./here", 0);
+	setenv("TMESH_RUNTIME_DIR", "here", 1);
+	makers[1] = context(NULL, 0);
+	setenv("TMESH_RUNTIME_DIR", set, 1);
+	assert_int_equal(chdir("/"), 0);
+	for (int i = 0; i < 2; i++) {
+		assert_ok(tmesh_region_create(makers[i], 10, NULL, &region, err));
+		assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+		assert_ok(tmesh_region_open(client, token, TMESH_READ, &got, err));
+		tmesh_region_unref(got);
+		tmesh_region_unref(region);
+		tmesh_ctx_unref(makers[i]);
+	}
+	tmesh_ctx_unref(client);
+	snprintf(path, sizeof(path), "%s/here", base);
+	assert_int_equal(stat(path, &st), 0);
+	assert_int_equal(stat("/here", &st), -1);
+	assert_int_equal(rmdir(path), 0);
+	assert_int_equal(rmdir(base), 0);
+	/* A working directory that is gone has no path. */
+	strcpy(base + strlen(base) - 6, "XXXXXX");
+	assert_non_null(mkdtemp(base));
+	assert_int_equal(chdir(base), 0);
+	assert_int_equal(rmdir(base), 0);
+	assert_refused(
+		tmesh_ctx_open(&(struct tmesh_ctx_opts){.size = sizeof(struct tmesh_ctx_opts),
+							.runtime_dir = "here"},
+			       &client, err),
+		-ENOENT, "working directory");
+	assert_int_equal(chdir(before), 0);
+	free(set);
+}
+
 static void refused_dir_as(const char *dir, int code, const char *word)
 {
 	struct tmesh_ctx *ctx = context(dir, 0);
@@ -51,7 +98,7 @@ static void test_two_runtime_dirs(void **state)
 		mkdir(there, 0700);
 	}
 	tmesh_ctx_unref(client);
-	/* By the whole path: this one holds from one working directory alone. */
+	/* By the whole path, also of a relative one. */
 	assert_int_equal(chdir(base), 0);
 	client = context("there", 0);
 	assert_refused(tmesh_region_open(client, token, TMESH_READ, &got, err), -ENOENT, there);
@@ -301,10 +348,11 @@ static void test_sweep_among_many(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_runtime_dir), cmocka_unit_test(test_two_runtime_dirs),
-		cmocka_unit_test(test_sweep),	    cmocka_unit_test(test_sweep_among_many),
-		cmocka_unit_test(test_link_failed), cmocka_unit_test(test_strange_links),
-		cmocka_unit_test(test_not_made),    cmocka_unit_test(test_sweep_told),
+		cmocka_unit_test(test_relative_dir),	 cmocka_unit_test(test_runtime_dir),
+		cmocka_unit_test(test_two_runtime_dirs), cmocka_unit_test(test_sweep),
+		cmocka_unit_test(test_sweep_among_many), cmocka_unit_test(test_link_failed),
+		cmocka_unit_test(test_strange_links),	 cmocka_unit_test(test_not_made),
+		cmocka_unit_test(test_sweep_told),
 	};
 
 	return cmocka_run_group_tests_name("runtime directory", tests, unit_memfd_setup, NULL);
