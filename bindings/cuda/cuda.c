@@ -96,27 +96,47 @@ int cuda_check_life(const struct tmesh_cuda *cuda, struct tmesh_error *err)
 	return 0;
 }
 
+/* The process's own object; the lock is held while it is opened. */
+static struct {
+	pthread_once_t once;
+	pthread_mutex_t lock;
+	struct tmesh_cuda *cuda;
+	int watched; /* what pthread_atfork() said */
+} own = {PTHREAD_ONCE_INIT, PTHREAD_MUTEX_INITIALIZER, NULL, 0};
+
+/* A thread that the child does not have may hold the lock, and be in the driver, for seconds:
+ * fork() cannot wait for it, also as a driver may fork by itself while it is opened. */
+static void own_forked(void)
+{
+	pthread_mutex_init(&own.lock, NULL);
+	own.cuda = NULL;
+}
+
+static void own_watch(void)
+{
+	own.watched = pthread_atfork(NULL, NULL, own_forked);
+}
+
 /* What fails is tried again by the next call: a driver may be there by then. */
 int tmesh_cuda_default(struct tmesh_cuda **out, struct tmesh_error *err)
 {
-	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-	static struct tmesh_cuda *own;
 	struct tmesh_ctx *ctx;
 	int rc = 0;
 
-	pthread_mutex_lock(&lock);
-	if (own && cuda_inherited(own))
-		own = NULL;
-	if (!own) {
+	pthread_once(&own.once, own_watch);
+	if (own.watched)
+		return tmesh_fail(err, -own.watched, "no memory to watch for fork()");
+	pthread_mutex_lock(&own.lock);
+	if (!own.cuda) {
 		rc = tmesh_ctx_open(NULL, &ctx, err);
 		if (!rc) {
-			rc = tmesh_cuda_open(ctx, NULL, &own, err);
+			rc = tmesh_cuda_open(ctx, NULL, &own.cuda, err);
 			tmesh_ctx_unref(ctx);
 		}
 	}
 	if (!rc)
-		*out = own;
-	pthread_mutex_unlock(&lock);
+		*out = own.cuda;
+	pthread_mutex_unlock(&own.lock);
 	return rc;
 }
 
