@@ -109,6 +109,7 @@ static struct tmesh_region *tmesh_region_new(struct tmesh_user *user,
 	init_waitqueue_head(&region->wait);
 	tmesh_linger_init(region);
 	tmesh_drain_init(region);
+	tmesh_poison_init(region);
 	region->bytes = spec->bytes;
 	region->nr_pages = spec->nr_pages;
 	region->created_ns = ktime_get_ns();

@@ -28,6 +28,8 @@ static const char *tmesh_state_name(u32 state)
 		return "revoked";
 	if (state & TMESH_STATE_LAPSED)
 		return "lapsed";
+	if (state & TMESH_STATE_POISONED)
+		return "poisoned";
 	return state & TMESH_STATE_SEALED ? "sealed" : "live";
 }
 

@@ -133,6 +133,9 @@ static struct sg_table *tmesh_dmabuf_map(struct dma_buf_attachment *attach,
 	rc = PTR_ERR_OR_ZERO(mem);
 	if (rc)
 		goto free;
+	rc = tmesh_poison_check(claim->region, mem, claim->first, claim->nr_pages);
+	if (rc)
+		goto end_use;
 	max_segment = max_t(size_t, PAGE_SIZE, dma_get_max_seg_size(attach->dev));
 	rc = sg_alloc_table_from_pages_segment(&mapping->sgt, mem->pages + claim->first,
 					       claim->nr_pages, 0, claim->nr_pages << PAGE_SHIFT,
@@ -224,7 +227,7 @@ int tmesh_dmabuf_mmap(struct dma_buf *dmabuf, struct vm_area_struct *vma)
 }
 
 /**
- * tmesh_dmabuf_vmap_dummy() - map zeros into the kernel in place of revoked memory
+ * tmesh_dmabuf_vmap_dummy() - map zeros into the kernel in place of revoked or bad memory
  * @export: an export
  * @map:    set to the mapping
  *
@@ -280,6 +283,11 @@ static int tmesh_dmabuf_vmap(struct dma_buf *dmabuf, struct iosys_map *map)
 		return tmesh_dmabuf_vmap_dummy(export, map);
 	if (IS_ERR(mem))
 		return PTR_ERR(mem);
+	/* The kernel would not survive reading such a page. */
+	if (tmesh_poison_check(claim->region, mem, claim->first, claim->nr_pages)) {
+		tmesh_use_end(claim->region, &export->vmap_use);
+		return tmesh_dmabuf_vmap_dummy(export, map);
+	}
 	vaddr = vmap(mem->pages + claim->first, claim->nr_pages, VM_MAP, PAGE_KERNEL);
 	if (!vaddr) {
 		tmesh_use_end(claim->region, &export->vmap_use);

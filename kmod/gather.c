@@ -108,10 +108,21 @@ static void tmesh_gather_release(struct tmesh_mem *mem)
 	kfree(view);
 }
 
+/* The links stay as long as the memory does. */
+static void tmesh_gather_ask_sources(struct tmesh_mem *mem)
+{
+	struct tmesh_view *view = container_of(mem, struct tmesh_view, mem);
+	const struct tmesh_link *link;
+
+	list_for_each_entry(link, &view->links, node)
+		tmesh_poison_found(link->claim.region);
+}
+
 static const struct tmesh_backing_ops tmesh_gather_ops = {
 	.backing = TMESH_BACKING_GATHER,
 	.borrowed = true,
 	.release = tmesh_gather_release,
+	.poisoned = tmesh_gather_ask_sources,
 };
 
 static u32 *tmesh_gather_count(struct tmesh_region *region)
@@ -139,6 +150,17 @@ static void tmesh_gather_cut(struct tmesh_claim *claim)
 	mutex_unlock(&view->claims_lock);
 }
 
+/* A source has bad pages, which the view may show. */
+static void tmesh_gather_poisoned(const struct tmesh_claim *claim)
+{
+	struct tmesh_region *view = to_link(claim)->view;
+
+	lockdep_assert_held(&claim->region->claims_lock);
+	mutex_lock_nested(&view->claims_lock, SINGLE_DEPTH_NESTING);
+	tmesh_poison_cut(view);
+	mutex_unlock(&view->claims_lock);
+}
+
 static void tmesh_gather_describe(const struct tmesh_claim *claim, struct tmesh_holder *holder)
 {
 	holder->view = to_link(claim)->view->id;
@@ -161,6 +183,7 @@ static const struct tmesh_claim_ops tmesh_gather_claim_ops = {
 	.check = tmesh_gather_check,
 	.cut = tmesh_gather_cut,
 	.describe = tmesh_gather_describe,
+	.poisoned = tmesh_gather_poisoned,
 	.in_use = tmesh_gather_in_use,
 };
 

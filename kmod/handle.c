@@ -112,6 +112,8 @@ static __poll_t tmesh_handle_poll(struct file *file, poll_table *wait)
 	else if (READ_ONCE(region->nr_live) == 1 && !atomic_read(&region->attachments) &&
 		 !READ_ONCE(region->kept))
 		mask |= EPOLLOUT;
+	if (READ_ONCE(region->state) & TMESH_STATE_POISONED)
+		mask |= EPOLLPRI;
 	return mask;
 }
 

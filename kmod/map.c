@@ -35,6 +35,11 @@ static vm_fault_t tmesh_fault_batch(struct vm_fault *vmf, struct tmesh_claim *cl
 	batch = max(batch, TMESH_BATCH_MIN);
 	nr = min_t(unsigned long, batch, claim->nr_pages - vmf->pgoff);
 	nr = min(nr, (vma->vm_end - vmf->address) >> PAGE_SHIFT);
+	nr = tmesh_clean_pages(pages + vmf->pgoff, nr);
+	if (!nr) {
+		tmesh_poison_found(claim->region);
+		return VM_FAULT_HWPOISON;
+	}
 
 	left = nr;
 	rc = vm_insert_pages(vma, vmf->address, pages + vmf->pgoff, &left);
@@ -83,6 +88,45 @@ static vm_fault_t tmesh_fault_gone(struct vm_fault *vmf, struct tmesh_claim *cla
 	return 0;
 }
 
+/*
+ * The core maps the page, by a PMD where it can, after our lock is gone. It holds the folio's lock
+ * until then, and a revocation waits for that before it unmaps.
+ *
+ * A bad page must not get there: the core would unmap it by way of its mapping, which it has not
+ * got, and an error is marked before it takes the folio's lock. It maps no folio whole that is
+ * marked to have one.
+ */
+static vm_fault_t tmesh_fault_page(struct vm_fault *vmf, struct tmesh_claim *claim,
+				   struct page *page)
+{
+	bool whole = pmd_none(READ_ONCE(*vmf->pmd)), bad;
+
+	get_page(page);
+	lock_page(page);
+	bad = PageHWPoison(page);
+	if (bad || (vmf->flags & FAULT_FLAG_UNSHARE && whole)) {
+		vmf->page = bad ? NULL : tmesh_copy_page(claim, vmf->pgoff, page);
+		unlock_page(page);
+		put_page(page);
+		if (bad) {
+			tmesh_poison_found(claim->region);
+			return VM_FAULT_HWPOISON;
+		}
+		if (!vmf->page)
+			return VM_FAULT_SIGBUS;
+		lock_page(vmf->page);
+	} else {
+		vmf->page = page;
+		if (whole && PageCompound(page) && tmesh_folio_poisoned(page_folio(page))) {
+			tmesh_poison_found(claim->region);
+			folio_set_has_hwpoisoned(page_folio(page));
+		}
+	}
+	trace_tmesh_fault(claim->region->id, (u64)(claim->first + vmf->pgoff) << PAGE_SHIFT,
+			  folio_size(page_folio(vmf->page)), false);
+	return VM_FAULT_LOCKED;
+}
+
 static vm_fault_t tmesh_fault(struct vm_fault *vmf)
 {
 	struct tmesh_claim *claim = tmesh_vma_claim(vmf->vma);
@@ -99,25 +143,10 @@ static vm_fault_t tmesh_fault(struct vm_fault *vmf)
 	}
 	pages = region->mem->pages + claim->first;
 	/* A first write to a private mapping: the core copies the page, and maps the copy alone. */
-	if (vmf->vma->vm_flags & VM_MIXEDMAP && !vmf->cow_page) {
+	if (vmf->vma->vm_flags & VM_MIXEDMAP && !vmf->cow_page)
 		ret = tmesh_fault_batch(vmf, claim, pages);
-		goto unlock;
-	}
-	/*
-	 * The core maps the page, by a PMD where it can, after our lock is gone. It holds the
-	 * folio's lock until then, and a revocation waits for that before it unmaps.
-	 */
-	vmf->page = pages[vmf->pgoff];
-	if (vmf->flags & FAULT_FLAG_UNSHARE && pmd_none(READ_ONCE(*vmf->pmd)))
-		vmf->page = tmesh_copy_page(claim, vmf->pgoff, vmf->page);
 	else
-		get_page(vmf->page);
-	if (!vmf->page)
-		goto unlock;
-	lock_page(vmf->page);
-	trace_tmesh_fault(region->id, (u64)(claim->first + vmf->pgoff) << PAGE_SHIFT,
-			  folio_size(page_folio(vmf->page)), false);
-	ret = VM_FAULT_LOCKED;
+		ret = tmesh_fault_page(vmf, claim, pages[vmf->pgoff]);
 unlock:
 	up_read(&region->lock);
 	return ret;

@@ -133,10 +133,13 @@ bool tmesh_folio_referenced(struct folio *folio, int known)
  * @page:    the page; of a large folio any one
  *
  * Pages that are freed together cost less: locks are taken and control groups
- * uncharged once for all of them.
+ * uncharged once for all of them. A large folio with a bad page is never freed, for the core would
+ * hand that page out again; a single one it puts aside itself.
  */
 void tmesh_release_page(struct tmesh_release *release, struct page *page)
 {
+	if (PageCompound(page) && tmesh_folio_poisoned(page_folio(page)))
+		return;
 	release->pages[release->nr++] = page;
 	if (release->nr == ARRAY_SIZE(release->pages))
 		tmesh_release_end(release);

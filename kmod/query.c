@@ -150,6 +150,8 @@ int tmesh_ioctl_info(struct tmesh_ucmd *ucmd)
 
 	if (IS_ERR(region))
 		return PTR_ERR(region);
+	if (flags & TMESH_INFO_PINS)
+		tmesh_poison_look(region);
 	tmesh_fill_info(cmd, region, ucmd->handle);
 	cmd->size = size;
 	if (flags & TMESH_INFO_PINS)

@@ -110,6 +110,8 @@ struct tmesh_user {
  * @sealed:    did others seal it, so that nothing may begin to write? NULL where they cannot
  * @in_use:    does anybody beside us and page tables have a reference on a folio? NULL where
  *             only uses count, and a revoked region's memory is given back as a whole
+ * @poisoned:  has those look for bad pages who lent theirs. Called with uses_lock held; NULL where
+ *             nobody did
  */
 struct tmesh_backing_ops {
 	u32 backing;
@@ -121,6 +123,7 @@ struct tmesh_backing_ops {
 	void (*settle)(struct tmesh_mem *mem);
 	bool (*sealed)(const struct tmesh_mem *mem);
 	bool (*in_use)(struct tmesh_mem *mem, struct folio *folio);
+	void (*poisoned)(struct tmesh_mem *mem);
 };
 
 /**
@@ -260,7 +263,7 @@ struct tmesh_fence {
  * @nr_live:     claims whose lease has not lapsed
  * @leases:      leases of claims
  * @names:       tokens, by their rights
- * @uses_lock:   guards @uses, @nr_uses, @gone, @pinned and @drain_delay
+ * @uses_lock:   guards @uses, @nr_uses, @gone, @pinned, @drain_delay and @poisoned
  * @uses:        what devices and the kernel have mapped
  * @nr_uses:     how many
  * @gone:        the memory of a revoked region, until nobody has any of it
@@ -268,6 +271,8 @@ struct tmesh_fence {
  * @pinned:      pages of it that somebody had when it was looked at last
  * @drain:       looks again; owns no reference, cancelled with the last one
  * @drain_delay: how long it waited before that
+ * @poison:      looks for pages with memory errors; pending work owns a reference
+ * @poisoned:    how many are known
  * @fence:       how far its producer is
  * @wait:        pollers of handles, and waits for the fence and for the memory of a revoked
  *               region
@@ -324,6 +329,8 @@ struct tmesh_region {
 	unsigned long pinned;
 	struct delayed_work drain;
 	unsigned long drain_delay;
+	struct work_struct poison;
+	unsigned long poisoned;
 
 	struct tmesh_fence fence;
 	wait_queue_head_t wait;
@@ -345,6 +352,7 @@ struct tmesh_region {
  * @in_use:   have devices or the kernel something mapped by way of it? NULL where @devices says it
  * @pending:  a reference to a fence of what devices have queued on it, NULL for nothing; asked
  *            once, by a revocation. NULL where devices do not know it
+ * @poisoned: the region has bad pages: takes those away that it shows; NULL where mappings are all
  *
  * All but @check are called with the region's claims_lock held.
  */
@@ -357,6 +365,7 @@ struct tmesh_claim_ops {
 	u32 (*devices)(struct tmesh_claim *claim, struct tmesh_holder *holders, u32 room);
 	bool (*in_use)(const struct tmesh_claim *claim);
 	struct dma_fence *(*pending)(struct tmesh_claim *claim);
+	void (*poisoned)(const struct tmesh_claim *claim);
 };
 
 /**
@@ -688,6 +697,16 @@ int tmesh_ioctl_token(struct tmesh_ucmd *ucmd);
 int tmesh_mmap(struct tmesh_claim *claim, struct vm_area_struct *vma);
 void tmesh_zap(struct tmesh_claim *claim);
 void tmesh_flush_faults(struct tmesh_mem *mem);
+
+/* poison.c */
+bool tmesh_folio_poisoned(struct folio *folio);
+unsigned long tmesh_clean_pages(struct page **pages, unsigned long nr);
+void tmesh_poison_cut(struct tmesh_region *region);
+void tmesh_poison_look(struct tmesh_region *region);
+void tmesh_poison_found(struct tmesh_region *region);
+int tmesh_poison_check(struct tmesh_region *region, struct tmesh_mem *mem, unsigned long first,
+		       unsigned long nr_pages);
+void tmesh_poison_init(struct tmesh_region *region);
 
 /* lease.c */
 int tmesh_ioctl_lease(struct tmesh_ucmd *ucmd);

@@ -106,6 +106,17 @@
 #define TMESH_STATE_SEALED (1u << 0)
 #define TMESH_STATE_REVOKED (1u << 1)
 #define TMESH_STATE_LAPSED (1u << 2) /* of a handle: its lease has lapsed */
+#define TMESH_STATE_POISONED \
+	(1u << 3) /* a page of it has an uncorrectable memory error, see below */
+
+/*
+ * A region is POISONED once somebody came upon a page of it that the kernel has marked as bad: by a
+ * touch, by a device that maps an export, or by TMESH_INFO_PINS, which looks at every page. To
+ * touch such a page raises SIGBUS with BUS_MCEERR_AR and its address; calls that the kernel makes
+ * with it give EFAULT, or EHWPOISON as an importer's mapping of an export does. Pages beside it
+ * stay good. By the time that the state is set each mapping of the page has been taken away, and
+ * pages beside it are mapped anew when they are touched. What a device has mapped it keeps.
+ */
 
 #define TMESH_IOC_MAGIC 0xE7
 
@@ -314,8 +325,8 @@ struct tmesh_token {
  * names a region, of which one learns only what TMESH_LIST would show: ENOENT
  * unless one may open it, or has CAP_SYS_ADMIN.
  *
- * With TMESH_INFO_PINS @pinned_bytes is counted, which looks at every page; else it is
- * known only for a revoked region, and 0.
+ * With TMESH_INFO_PINS @pinned_bytes is counted, which looks at every page, also whether it is
+ * bad; else it is known only for a revoked region, and 0.
  */
 #define TMESH_INFO_PINS (1u << 31)
 

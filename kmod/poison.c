@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Pages with an uncorrectable memory error.
+ *
+ * The core marks such a page and tells us nothing. It can neither unmap it nor split its folio,
+ * since our folios belong to no mapping: one folio is mapped by way of many inodes, and the list of
+ * pages relies on its size. So whoever gives pages out looks at them first, and the first to come
+ * upon a bad one has everything unmapped that shows it.
+ */
+#include <linux/mm.h>
+#include <linux/xarray.h>
+
+#include "tmesh.h"
+
+/**
+ * tmesh_folio_poisoned() - has a folio a page with a memory error?
+ * @folio: the folio
+ *
+ * The core's own mark on the folio as a whole is missing where it gave up early.
+ *
+ * Return: true when it has.
+ */
+bool tmesh_folio_poisoned(struct folio *folio)
+{
+	unsigned long i, nr = folio_nr_pages(folio);
+
+	for (i = 0; i < nr; i++) {
+		if (PageHWPoison(folio_page(folio, i)))
+			return true;
+	}
+	return false;
+}
+
+/**
+ * tmesh_clean_pages() - how many pages follow each other without a memory error?
+ * @pages: the first of them
+ * @nr:    how many to look at
+ *
+ * Return: @nr, or how many come before a bad one.
+ */
+unsigned long tmesh_clean_pages(struct page **pages, unsigned long nr)
+{
+	unsigned long i;
+
+	for (i = 0; i < nr && !PageHWPoison(pages[i]); i++) {
+		if (!((i + 1) % 4096))
+			cond_resched();
+	}
+	return i;
+}
+
+static unsigned long tmesh_count_poisoned(const struct tmesh_mem *mem)
+{
+	unsigned long i = 0, nr = 0;
+
+	while (i < mem->nr_pages) {
+		if (xa_is_value(mem->pages[i])) {
+			i += xa_to_value(mem->pages[i]);
+			continue;
+		}
+		nr += PageHWPoison(mem->pages[i++]);
+		if (!(i % 4096))
+			cond_resched();
+	}
+	return nr;
+}
+
+/* Faults may be under way that saw no mark. None comes after them that does not see it. */
+static void tmesh_poison_unmap(struct tmesh_region *region)
+{
+	struct tmesh_claim *claim;
+
+	/* Without a claim the pages may go at any moment. With one there is no revocation now. */
+	if (list_empty(&region->claims))
+		return;
+	down_write(&region->lock);
+	up_write(&region->lock);
+	tmesh_flush_faults(region->mem);
+	list_for_each_entry(claim, &region->claims, node) {
+		if (!claim->ops->poisoned)
+			tmesh_zap(claim);
+	}
+}
+
+/**
+ * tmesh_poison_cut() - unmap a region that has more bad pages than were known, and tell its holders
+ * @region: the region
+ *
+ * They are told when it is done: what they touch then is mapped anew, or refused.
+ *
+ * Context: claims_lock is held, for a view also inside that of its source.
+ */
+void tmesh_poison_cut(struct tmesh_region *region)
+{
+	unsigned long nr = 0;
+	bool more;
+
+	lockdep_assert_held(&region->claims_lock);
+	mutex_lock(&region->uses_lock);
+	if (region->mem)
+		nr = tmesh_count_poisoned(region->mem);
+	more = nr > region->poisoned;
+	if (more)
+		region->poisoned = nr;
+	if (more && region->mem->ops->poisoned)
+		region->mem->ops->poisoned(region->mem);
+	mutex_unlock(&region->uses_lock);
+	if (!more)
+		return;
+	tmesh_poison_unmap(region);
+	down_write(&region->lock);
+	WRITE_ONCE(region->state, region->state | TMESH_STATE_POISONED);
+	up_write(&region->lock);
+	wake_up_all(&region->wait);
+}
+
+/**
+ * tmesh_poison_look() - look for bad pages of a region
+ * @region: the region
+ *
+ * What is mapped is unmapped once for each; what is mapped anew is without them. Looks at every
+ * page. The sources of a view look for themselves, later.
+ *
+ * Context: may sleep, and long; takes claims_lock.
+ */
+void tmesh_poison_look(struct tmesh_region *region)
+{
+	struct tmesh_claim *claim;
+
+	mutex_lock(&region->claims_lock);
+	tmesh_poison_cut(region);
+	list_for_each_entry(claim, &region->claims, node) {
+		if (claim->ops->poisoned)
+			claim->ops->poisoned(claim);
+	}
+	mutex_unlock(&region->claims_lock);
+}
+
+static void tmesh_poison_work(struct work_struct *work)
+{
+	struct tmesh_region *region = container_of(work, struct tmesh_region, poison);
+
+	tmesh_poison_look(region);
+	tmesh_region_put(region);
+}
+
+/**
+ * tmesh_poison_init() - prepare a new region
+ * @region: the region
+ */
+void tmesh_poison_init(struct tmesh_region *region)
+{
+	INIT_WORK(&region->poison, tmesh_poison_work);
+}
+
+/**
+ * tmesh_poison_found() - somebody came upon a bad page
+ * @region: where; the caller has a reference
+ *
+ * Context: any that may take a reference and queue work, under whatever lock.
+ */
+void tmesh_poison_found(struct tmesh_region *region)
+{
+	kref_get(&region->ref);
+	if (!queue_work(tmesh_wq, &region->poison))
+		tmesh_region_put(region);
+}
+
+/**
+ * tmesh_poison_check() - may a device or the kernel have a part of a region?
+ * @region:   the region
+ * @mem:      its memory, of which the caller has a use
+ * @first:    first page
+ * @nr_pages: how many
+ *
+ * Return: 0, or -EHWPOISON where a page of it is bad.
+ */
+int tmesh_poison_check(struct tmesh_region *region, struct tmesh_mem *mem, unsigned long first,
+		       unsigned long nr_pages)
+{
+	if (tmesh_clean_pages(mem->pages + first, nr_pages) == nr_pages)
+		return 0;
+	tmesh_poison_found(region);
+	return -EHWPOISON;
+}

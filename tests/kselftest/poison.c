@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: MIT
+/* Pages with an uncorrectable memory error, as MADV_HWPOISON makes them. */
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+
+#include "peer.h"
+#include "t.h"
+
+#ifndef MADV_HWPOISON
+#define MADV_HWPOISON 100
+#endif
+#define RW (PROT_READ | PROT_WRITE)
+#define BYTES (2 * HUGE)
+#define BAD 5	  /* the page with the error */
+#define GOOD 7	  /* one beside it, in the same 2 MiB */
+#define OTHER 700 /* one in other 2 MiB */
+
+static int dev;
+
+/* How the kernel deals with the error does not matter: the page is marked in any case. */
+static void poison(int fd)
+{
+	unsigned char *p = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, fd, BAD * PAGE);
+	int rc;
+
+	REQUIRE(p != MAP_FAILED);
+	CHECK_EQ(t_read(p), 0);
+	rc = madvise(p, PAGE, MADV_HWPOISON);
+	if (rc && errno != EBUSY && errno != EHWPOISON)
+		t_skip("this kernel makes no memory errors: %s", strerrorname_np(errno));
+	munmap(p, PAGE);
+}
+
+static int region(__u32 flags)
+{
+	dev = t_dev();
+	if (flags & TMESH_CREATE_HUGE && !t_has_huge(dev))
+		t_skip("this kernel has no transparent huge pages");
+	return REQUIRE_OK(t_create(dev, BYTES, flags));
+}
+
+static unsigned char *view(int fd, int prot)
+{
+	unsigned char *p = t_map(fd, BYTES, prot);
+
+	REQUIRE(p != MAP_FAILED);
+	return p;
+}
+
+/* Waits until a holder is told. */
+static bool told(int h)
+{
+	struct pollfd p = {.fd = h, .events = POLLPRI};
+
+	return poll(&p, 1, 120000) == 1 && p.revents & POLLPRI &&
+	       t_info(h).state & TMESH_STATE_POISONED;
+}
+
+static void is_bad(const unsigned char *p)
+{
+	CHECK_EQ(t_read(p + BAD * PAGE), SIGBUS);
+	CHECK_EQ(t_read(p + GOOD * PAGE), 0);
+	CHECK_EQ(t_read(p + OTHER * PAGE), 0);
+}
+
+static void try_fault(__u32 flags)
+{
+	int h = region(flags), ro = REQUIRE_OK(t_derive(h, R_READ, 0));
+	unsigned char *p = view(h, RW), *q = view(ro, PROT_READ);
+
+	CHECK_EQ(t_write(p + BAD * PAGE, 'b'), 0);
+	CHECK_EQ(t_write(p + GOOD * PAGE, 'g'), 0);
+	CHECK_EQ(t_read(p + OTHER * PAGE), 0);
+	poison(h);
+	CHECK(!(t_info(ro).state & TMESH_STATE_POISONED));
+	is_bad(q);
+	CHECK_EQ(q[GOOD * PAGE], 'g');
+	CHECK(told(h));
+	CHECK(told(ro));
+	/* What was mapped before has been taken away. */
+	is_bad(p);
+	CHECK_EQ(t_write(p + BAD * PAGE, 'b'), SIGBUS);
+	CHECK_EQ(t_write(p + GOOD * PAGE, 'h'), 0);
+	CHECK_EQ(q[GOOD * PAGE], 'h');
+}
+
+TEST(fault, "a touch of a bad page is a SIGBUS, of pages beside it is none; holders are told")
+{
+	try_fault(TMESH_CREATE_NOHUGE);
+}
+
+TEST(fault_huge, "the same within 2 MiB, which are not mapped whole any more")
+{
+	try_fault(TMESH_CREATE_HUGE);
+}
+
+static long copy_out(const unsigned char *p)
+{
+	static unsigned char to[PAGE];
+	struct iovec mine = {to, PAGE}, theirs = {(void *)p, PAGE};
+
+	return process_vm_readv(getpid(), &mine, 1, &theirs, 1, 0);
+}
+
+static void try_gup(__u32 flags)
+{
+	int h = region(flags);
+	unsigned char *p;
+
+	poison(h);
+	p = view(h, PROT_READ);
+	CHECK_ERR(copy_out(p + BAD * PAGE), EFAULT);
+	CHECK_EQ(copy_out(p + GOOD * PAGE), PAGE);
+	CHECK(told(h));
+}
+
+TEST(gup, "the kernel does not get a bad page for a call: EFAULT")
+{
+	try_gup(TMESH_CREATE_NOHUGE);
+}
+
+TEST(gup_huge, "nor one within 2 MiB")
+{
+	try_gup(TMESH_CREATE_HUGE);
+}
+
+static void try_private(__u32 flags)
+{
+	int h = region(flags);
+	unsigned char *p;
+
+	/* Before: the kernel keeps a reference on such a page, which looks like a pin. */
+	REQUIRE_OK(t_seal(h));
+	poison(h);
+	p = mmap(NULL, BYTES, RW, MAP_PRIVATE, h, 0);
+	REQUIRE(p != MAP_FAILED);
+	CHECK_EQ(t_write(p + BAD * PAGE, 1), SIGBUS);
+	CHECK_EQ(t_write(p + GOOD * PAGE, 1), 0);
+	CHECK(told(h));
+}
+
+TEST(private, "a first write to a private mapping copies no bad page")
+{
+	try_private(TMESH_CREATE_NOHUGE);
+}
+
+TEST(private_huge, "nor one within 2 MiB")
+{
+	try_private(TMESH_CREATE_HUGE);
+}
+
+static void try_importer(int h)
+{
+	int peer = open_peer(), other = open_peer(), export = REQUIRE_OK(t_export(h, 0, 0, 0));
+	int slice = REQUIRE_OK(t_export(h, (BAD + 1) * PAGE, 4 * PAGE, 0));
+
+	poison(h);
+	CHECK_ERR(peer_import(peer, export, 0), EHWPOISON);
+	CHECK(told(h));
+	CHECK_OK(peer_import(other, slice, 0));
+	peer_let_go(other);
+}
+
+TEST(importer, "no device maps a bad page: EHWPOISON; a slice without it is good")
+{
+	try_importer(region(TMESH_CREATE_NOHUGE));
+}
+
+TEST(importer_huge, "nor one within 2 MiB")
+{
+	try_importer(region(TMESH_CREATE_HUGE));
+}
+
+TEST(importer_memfd, "nor one of a memfd")
+{
+	int memfd = REQUIRE_OK(memfd_create("poison", MFD_ALLOW_SEALING | MFD_CLOEXEC));
+	struct tmesh_create_memfd c = {.size = sizeof(c), .memfd = memfd};
+
+	dev = t_dev();
+	REQUIRE_OK(ftruncate(memfd, BYTES));
+	REQUIRE_OK(fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK));
+	REQUIRE_OK(ioctl(dev, TMESH_CREATE_MEMFD, &c));
+	try_importer(c.fd);
+}
+
+static void try_revoke(__u32 flags)
+{
+	int h = region(flags), export = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
+	unsigned char *p = view(h, RW), *q = view(export, PROT_READ);
+
+	memset(p, 1, BYTES);
+	poison(h);
+	is_bad(q);
+	CHECK_OK(t_revoke(h));
+	CHECK_EQ(t_read(p + BAD * PAGE), SIGBUS);
+	CHECK_EQ(t_read(p + GOOD * PAGE), SIGBUS);
+	CHECK_EQ(t_read(q + OTHER * PAGE), SIGBUS);
+	CHECK(t_info(h).state & TMESH_STATE_REVOKED);
+}
+
+TEST(revoke, "a region with a bad page is revoked as any other")
+{
+	try_revoke(TMESH_CREATE_NOHUGE);
+}
+
+TEST(revoke_huge, "so are 2 MiB with one")
+{
+	try_revoke(TMESH_CREATE_HUGE);
+}
+
+static void try_look(__u32 flags)
+{
+	int h = region(flags);
+	struct tmesh_info i = {.size = sizeof(i), .flags = TMESH_INFO_PINS};
+	unsigned char *p = view(h, RW);
+
+	memset(p, 1, BYTES);
+	poison(h);
+	CHECK(!(t_info(h).state & TMESH_STATE_POISONED));
+	REQUIRE_OK(ioctl(h, TMESH_INFO, &i));
+	CHECK(i.state & TMESH_STATE_POISONED);
+	is_bad(p);
+}
+
+TEST(look, "INFO with PINS finds a bad page that nobody has touched, and takes it away")
+{
+	try_look(TMESH_CREATE_NOHUGE);
+}
+
+TEST(look_huge, "also within 2 MiB")
+{
+	try_look(TMESH_CREATE_HUGE);
+}
+
+static void try_view(__u32 flags, bool by_view)
+{
+	int h = region(flags), v, without;
+	struct tmesh_extent all = t_extent(h, 0, BYTES / PAGE), one = t_extent(h, GOOD, 1);
+	unsigned char *p, *q;
+
+	v = REQUIRE_OK(t_gather(dev, &all, 1, R_READ));
+	without = REQUIRE_OK(t_gather(dev, &one, 1, R_READ));
+	p = view(h, PROT_READ);
+	q = view(v, PROT_READ);
+	CHECK_EQ(t_read(p + BAD * PAGE), 0);
+	CHECK_EQ(t_read(q + BAD * PAGE), 0);
+	poison(h);
+	REQUIRE(munmap(by_view ? q : p, BYTES) == 0);
+	if (by_view)
+		q = view(v, PROT_READ);
+	else
+		p = view(h, PROT_READ);
+	is_bad(by_view ? q : p);
+	CHECK(told(h));
+	CHECK(told(v));
+	is_bad(by_view ? p : q);
+	CHECK(!(t_info(without).state & TMESH_STATE_POISONED));
+}
+
+TEST(source, "who holds a view is told of its source's bad pages, if the view shows them")
+{
+	try_view(TMESH_CREATE_NOHUGE, false);
+	try_view(TMESH_CREATE_HUGE, false);
+}
+
+TEST(by_view, "who holds the source is told of what is found by way of a view")
+{
+	try_view(TMESH_CREATE_NOHUGE, true);
+	try_view(TMESH_CREATE_HUGE, true);
+}
+
+int main(void)
+{
+	return t_main();
+}
