@@ -422,12 +422,15 @@ static int kernel_read(struct tmesh_region *region, uint64_t offset, void *data,
 	return rc;
 }
 
+static int kernel_write_ready(struct tmesh_region *region, struct tmesh_error *err)
+{
+	return tmesh_region_map_locked(region, PROT_READ | PROT_WRITE, err);
+}
+
 static int kernel_write_cold(struct tmesh_region *region, uint64_t offset, const void *data,
 			     uint64_t bytes, struct tmesh_error *err)
 {
-	int rc = tmesh_region_map_locked(region, PROT_READ | PROT_WRITE, err);
-
-	return rc ? rc : copy_by_kernel(region, offset, (void *)data, bytes, false, err);
+	return copy_by_kernel(region, offset, (void *)data, bytes, false, err);
 }
 
 int tmesh_kernel_pinned(const struct tmesh_revoke *revoke, const struct tmesh_holder *pins,
@@ -759,6 +762,7 @@ const struct tmesh_backend_ops tmesh_kernel_ops = {
 	.is_sealed = kernel_is_sealed,
 	.set_description = kernel_set_description,
 	.read = kernel_read,
+	.write_ready = kernel_write_ready,
 	.write_cold = kernel_write_cold,
 	.revoke = kernel_revoke,
 	.export_dmabuf = kernel_export,

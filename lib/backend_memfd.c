@@ -320,23 +320,26 @@ static int memfd_read(struct tmesh_region *region, uint64_t offset, void *data, 
 	return 0;
 }
 
-/* write() allocates and fills pages without the fault that each would cost in a mapping. */
-static int memfd_write_cold(struct tmesh_region *region, uint64_t offset, const void *data,
-			    uint64_t bytes, struct tmesh_error *err)
+/* The descriptor stays one that writes until the copy is done: region->writers. */
+static int memfd_write_ready(struct tmesh_region *region, struct tmesh_error *err)
 {
 	int rc = tmesh_opaque_refuse(region, "write", err);
 
 	if (rc)
 		return rc;
+	return region->kind & TMESH_KIND_HUGETLB
+		       ? tmesh_region_map_locked(region, PROT_READ | PROT_WRITE, err)
+		       : tmesh_memfd_lift(region, err);
+}
+
+/* write() allocates and fills pages without the fault that each would cost in a mapping. */
+static int memfd_write_cold(struct tmesh_region *region, uint64_t offset, const void *data,
+			    uint64_t bytes, struct tmesh_error *err)
+{
 	if (region->kind & TMESH_KIND_HUGETLB) {
-		rc = tmesh_region_map_locked(region, PROT_READ | PROT_WRITE, err);
-		if (!rc)
-			tmesh_copy((uint8_t *)region->addr + offset, data, bytes);
-		return rc;
+		tmesh_copy((uint8_t *)region->addr + offset, data, bytes);
+		return 0;
 	}
-	rc = tmesh_memfd_lift(region, err);
-	if (rc)
-		return rc;
 	while (bytes) {
 		ssize_t put = pwrite(region->fd, data, bytes, (off_t)offset);
 
@@ -515,6 +518,7 @@ const struct tmesh_backend_ops tmesh_memfd_ops = {
 	.is_sealed = memfd_is_sealed,
 	.set_description = memfd_set_description,
 	.read = memfd_read,
+	.write_ready = memfd_write_ready,
 	.write_cold = memfd_write_cold,
 	.revoke = tmesh_memfd_revoke,
 	.reclaim = tmesh_memfd_reclaim,

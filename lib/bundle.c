@@ -363,9 +363,7 @@ static int make_index(struct tmesh_ctx *ctx, const void *data, size_t bytes,
 	if (rc)
 		return rc;
 	/* Not an element of anybody's: not counted as a copy. */
-	tmesh_region_lock(index);
-	rc = ctx->ops->write_cold(index, 0, data, bytes, err);
-	tmesh_region_unlock(index);
+	rc = tmesh_region_fill(index, 0, data, bytes, err);
 	if (rc) {
 		tmesh_region_unref(index);
 		return rc;

@@ -433,6 +433,9 @@ int tmesh_channel_resume(struct tmesh_channel *channel, uint32_t lane, struct tm
 /* Make a channel's handle known to its context, whose lock is held. @err as usual. */
 int tmesh_channel_watch(struct tmesh_channel *channel, struct tmesh_error *err);
 void tmesh_channel_leave(struct tmesh_channel *channel);
+/* Drop a reference, NULL or one of the context's; what that gives back is given back by the watch:
+ * a sender may be a thread that must not wait. */
+void tmesh_channel_drop_later(struct tmesh_channel *channel, struct tmesh_region *region);
 /* The last reference has gone. True: the watch frees it once it owes nothing. */
 bool tmesh_channel_part(struct tmesh_channel *channel);
 /* channel.c */

@@ -142,6 +142,25 @@ static struct tmesh_channel *parted(struct tmesh_ctx *ctx, bool *more)
 
 static void watch_free(struct tmesh_watch *watch);
 
+static void drop_all(struct tmesh_region *later)
+{
+	while (later) {
+		struct tmesh_region *next = later->later;
+
+		tmesh_region_unref(later);
+		later = next;
+	}
+}
+
+void tmesh_later_drain(struct tmesh_ctx *ctx)
+{
+	struct tmesh_ctx *home =
+		ctx->ops->backend == TMESH_BACKEND_MEMFD ? ctx : atomic_load(&ctx->beside);
+
+	if (home && atomic_load_explicit(&home->later, memory_order_relaxed))
+		drop_all(atomic_exchange(&home->later, NULL));
+}
+
 /* ctx->lock is held, and let go of meanwhile. Return: whether anything is left to be looked at;
  * then the context may have ended with what was let go of, as watch->orphan says. */
 static bool see_off(struct tmesh_watch *watch)
@@ -150,10 +169,18 @@ static bool see_off(struct tmesh_watch *watch)
 	struct tmesh_channel *channel;
 	bool more;
 
-	while ((channel = parted(ctx, &more))) {
+	struct tmesh_region *later;
+
+	for (;;) {
+		later = atomic_exchange(&ctx->later, NULL);
+		channel = later ? NULL : parted(ctx, &more);
+		if (!later && !channel)
+			break;
 		tmesh_ctx_ref(ctx);
 		pthread_mutex_unlock(&ctx->lock);
-		tmesh_channel_free(channel);
+		drop_all(later);
+		if (channel)
+			tmesh_channel_free(channel);
 		tmesh_ctx_unref(ctx);
 		if (watch->orphan)
 			return false;
@@ -198,6 +225,22 @@ static void nudge(struct tmesh_ctx *ctx)
 	/* One that is full has been heard. */
 	if (write(ctx->watch->nudge, &one, sizeof(one)) < 0)
 		return;
+}
+
+void tmesh_channel_drop_later(struct tmesh_channel *channel, struct tmesh_region *region)
+{
+	struct tmesh_ctx *home = channel->home;
+	struct tmesh_region *first;
+
+	if (!region || tmesh_drop_one(&region->refs))
+		return;
+	/* The last reference is this one alone, so nobody else lays it there. */
+	first = atomic_load(&home->later);
+	do
+		region->later = first;
+	while (!atomic_compare_exchange_weak(&home->later, &first, region));
+	if (!first)
+		nudge(home);
 }
 
 bool tmesh_channel_part(struct tmesh_channel *channel)

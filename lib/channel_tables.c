@@ -75,7 +75,7 @@ static int write_region(struct tmesh_channel *channel, struct tmesh_region *regi
 	memcpy(&words[CHANNEL_R_TOKEN], token, sizeof(token));
 	channel_copy_in(channel_regions(channel, channel->lane)[entry].words, words,
 			CHANNEL_R_WORDS);
-	tmesh_region_unref(sent->region);
+	tmesh_channel_drop_later(channel, sent->region);
 	sent->region = tmesh_region_ref(region);
 	sent->handed = tmesh_channel_hand_over(channel, region, entry);
 	return 0;
@@ -90,7 +90,7 @@ void tmesh_channel_let_go(struct tmesh_channel *channel)
 
 		if (sent->region && atomic_load(&sent->region->refs) == 1 &&
 		    taken(channel, sent->until)) {
-			tmesh_region_unref(sent->region);
+			tmesh_channel_drop_later(channel, sent->region);
 			sent->region = NULL;
 			/* So that receivers who keep it open for nothing let go of it, too. */
 			atomic_store_explicit(&table[i].words[CHANNEL_R_ID], 0,

@@ -227,6 +227,7 @@ int tmesh_ctx_enter(struct tmesh_ctx *ctx, struct tmesh_error *err)
 	if (!rc) {
 		tmesh_pool_drain(ctx);
 		tmesh_holds_disown(ctx);
+		tmesh_later_drain(ctx);
 	}
 	return rc;
 }

@@ -5,7 +5,7 @@
  * Locks, in the order in which they may be taken:
  *
  *   fork.c's list lock -> ctx->lock              (all contexts', only around fork())
- *   region->lock       -> ctx->lock
+ *   region->copies     -> region->lock       -> ctx->lock
  *
  * No lock is held while waiting for another process. Around fork() all context locks are
  * held, so that the child finds them free and what they guard whole. Region locks are not:
@@ -124,6 +124,7 @@ struct tmesh_ctx {
 	struct tmesh_region *opaque; /* memfd: its regions that stand for a descriptor */
 	struct tmesh_channel *channels;
 	struct tmesh_watch *watch;
+	_Atomic(struct tmesh_region *) later; /* whose last reference is to go; without the lock */
 
 	int device;			    /* kernel: an open /dev/tmesh */
 	bool renews;			    /* kernel: it has TMESH_RENEW */
@@ -217,7 +218,11 @@ struct tmesh_region {
 	bool private;	 /* what is written through it is this process's own: region.c */
 	bool align_huge; /* map at a multiple of 2 MiB and advise huge pages */
 
-	pthread_mutex_t lock; /* guards the rest; take it with region_lock() */
+	pthread_rwlock_t copies; /* who copies into it shares it, a seal has it alone */
+	atomic_uint writers;	 /* by its descriptor, or its mapping */
+
+	pthread_mutex_t lock; /* guards the rest, never for as long as a copy takes; take it with
+			       * region_lock() */
 	void *addr;	      /* the one mapping, kept until the end; set last */
 	int prot;	      /* PROT_* of it */
 	unsigned int maps;
@@ -233,6 +238,7 @@ struct tmesh_region {
 		uint8_t secret[TMESH_SECRET_BYTES];
 	} tokens[4]; /* memfd: one per set of rights; under ctx->lock */
 	struct tmesh_region *pool_next;
+	struct tmesh_region *later; /* channel_members.c: of those whose last reference is to go */
 	/* live.c; under ctx->lock */
 	struct tmesh_region *ring_next, *ring_prev; /* handles of the same region */
 	struct tmesh_region *live_next;		    /* of a head: the bucket's next one */
@@ -253,6 +259,18 @@ struct tmesh_region {
 /* The region's context, good while the region lives. */
 struct tmesh_ctx *tmesh_region_ctx(const struct tmesh_region *region);
 bool tmesh_region_inherited(const struct tmesh_region *region);
+/* Drops a reference unless it is the last; then what others did with theirs has been done. */
+static inline bool tmesh_drop_one(atomic_uint *refs)
+{
+	unsigned int now = atomic_load_explicit(refs, memory_order_acquire);
+
+	while (now > 1)
+		if (atomic_compare_exchange_weak_explicit(refs, &now, now - 1, memory_order_acq_rel,
+							  memory_order_acquire))
+			return true;
+	return false;
+}
+
 /* A region object with no descriptor yet. */
 struct tmesh_region *tmesh_region_new(struct tmesh_ctx *ctx, struct tmesh_error *err);
 /* Undoes tmesh_region_new(): unmaps, closes, frees. */
@@ -264,6 +282,9 @@ int tmesh_region_begin(struct tmesh_ctx *ctx, const struct tmesh_region_opts *op
 void tmesh_region_publish(struct tmesh_region *region, struct tmesh_region **out);
 /* The same for one that was opened, or destroy it where that gave @rc. Return: @rc. */
 int tmesh_region_opened(struct tmesh_region *region, int rc, struct tmesh_region **out);
+/* Write without a count of the copy, and without a look at the rights and the range. */
+int tmesh_region_fill(struct tmesh_region *region, uint64_t offset, const void *data,
+		      uint64_t bytes, struct tmesh_error *err);
 /* Map without counting; the caller holds the region's lock, or is alone. */
 int tmesh_region_map_locked(struct tmesh_region *region, int prot, struct tmesh_error *err);
 /* Replace the mapping, where it is, by one with other rights; without harm on failure. */
@@ -275,6 +296,10 @@ void tmesh_region_set_shared(struct tmesh_region *region);
 /* -EPERM in a forked child, then -EACCES without all of @rights. */
 int tmesh_region_may(struct tmesh_region *region, uint32_t rights, const char *what,
 		     struct tmesh_error *err);
+
+/* channel_members.c: lets go of what the watch of the context's channels has not come to, so that
+ * it is never more than what was let go of since the last region came. */
+void tmesh_later_drain(struct tmesh_ctx *ctx);
 
 /* memfd_opaque.c: closes what such a region has, if it is one. */
 void tmesh_opaque_close(struct tmesh_region *region);
@@ -371,7 +396,9 @@ struct tmesh_backend_ops {
 
 	int (*read)(struct tmesh_region *region, uint64_t offset, void *data, uint64_t bytes,
 		    struct tmesh_error *err);
-	/* Write to memory that is not mapped yet, cheaply; NULL: map it and copy. */
+	/* Write to memory that is not mapped yet, cheaply: what that needs, under the region's
+	 * lock, and without it the copy, which a seal waits for. */
+	int (*write_ready)(struct tmesh_region *region, struct tmesh_error *err);
 	int (*write_cold)(struct tmesh_region *region, uint64_t offset, const void *data,
 			  uint64_t bytes, struct tmesh_error *err);
 	int (*revoke)(struct tmesh_region *region, struct tmesh_error *err);

@@ -73,7 +73,7 @@ bool tmesh_memfd_lower(struct tmesh_region *region)
 {
 	int own;
 
-	if (region->fd_stays || !region->reopens)
+	if (region->fd_stays || !region->reopens || atomic_load(&region->writers))
 		return false;
 	own = tmesh_memfd_reopen(region, O_RDONLY, NULL);
 	if (own < 0)

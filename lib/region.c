@@ -110,6 +110,7 @@ struct tmesh_region *tmesh_region_new(struct tmesh_ctx *ctx, struct tmesh_error 
 	memset(region, 0, sizeof(*region));
 	atomic_init(&region->refs, 1);
 	pthread_mutex_init(&region->lock, NULL);
+	region->copies = (pthread_rwlock_t)PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
 	region->ctx = ctx;
 	region->life = tmesh_fork_life();
 	region->forks = tmesh_fork_count();
@@ -127,6 +128,7 @@ void tmesh_region_destroy(struct tmesh_region *region)
 	if (region->fd >= 0)
 		close(region->fd);
 	tmesh_opaque_close(region);
+	pthread_rwlock_destroy(&region->copies);
 	pthread_mutex_destroy(&region->lock);
 	free(region);
 }
@@ -224,6 +226,7 @@ int tmesh_region_begin(struct tmesh_ctx *ctx, const struct tmesh_region_opts *op
 
 int tmesh_region_opened(struct tmesh_region *region, int rc, struct tmesh_region **out)
 {
+	tmesh_later_drain(region->ctx);
 	if (rc) {
 		tmesh_region_destroy(region);
 		return rc;
@@ -248,6 +251,8 @@ int tmesh_region_create(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmes
 		return tmesh_fail(err, -EOVERFLOW, "%llu bytes are more than a file can have",
 				  (unsigned long long)bytes);
 	rc = tmesh_ctx_enter(ctx, err);
+	if (!rc)
+		tmesh_later_drain(ctx);
 	if (!rc)
 		rc = charge(ctx, charge_of(bytes), err);
 	if (rc)
@@ -378,33 +383,32 @@ void tmesh_region_unmap(struct tmesh_region *region, uint32_t rights)
 	tmesh_region_unlock(region);
 }
 
-/* The lock is held while copying, so that a seal cannot take the mapping's right to write
- * away under it. */
-static int write_mapped(struct tmesh_region *region, uint64_t offset, const void *data,
-			uint64_t bytes, struct tmesh_error *err)
+/* What a copy needs, for as long as the region lives; then the lock need not be held. */
+static int write_ready(struct tmesh_region *region, struct tmesh_error *err)
 {
-	int rc = tmesh_region_map_locked(region, PROT_READ | PROT_WRITE, err);
+	int rc;
 
-	if (!rc)
-		tmesh_copy((uint8_t *)region->addr + offset, data, bytes);
-	return rc;
-}
-
-int tmesh_region_write(struct tmesh_region *region, uint64_t offset, const void *data,
-		       uint64_t bytes, struct tmesh_error *err)
-{
-	const struct tmesh_backend_ops *ops = region->ctx->ops;
-	int rc = may_here(region, TMESH_WRITE, "write", err);
-
-	if (!rc)
-		rc = check_range(region, offset, bytes, err);
-	if (rc || bytes == 0)
-		return rc;
 	tmesh_region_lock(region);
 	if (region->sealed)
 		rc = tmesh_fail(err, -EPERM, "write: the region is sealed");
 	else if (region->warm || region->align_huge || region->private)
-		rc = write_mapped(region, offset, data, bytes, err);
+		rc = tmesh_region_map_locked(region, PROT_READ | PROT_WRITE, err);
+	else
+		rc = region->ctx->ops->write_ready(region, err);
+	if (!rc)
+		atomic_fetch_add(&region->writers, 1);
+	tmesh_region_unlock(region);
+	return rc;
+}
+
+static int write_now(struct tmesh_region *region, uint64_t offset, const void *data, uint64_t bytes,
+		     struct tmesh_error *err)
+{
+	const struct tmesh_backend_ops *ops = region->ctx->ops;
+	int rc = 0;
+
+	if (region->warm || region->align_huge || region->private)
+		tmesh_copy((uint8_t *)region->addr + offset, data, bytes);
 	else
 		rc = ops->write_cold(region, offset, data, bytes, err);
 	/* Where taken memory shows zeros, a mapping of it takes what is written, and nobody sees
@@ -412,7 +416,36 @@ int tmesh_region_write(struct tmesh_region *region, uint64_t offset, const void 
 	if (!rc && region->zeros && ops->events(region) & TMESH_EVENT_TAKEN)
 		rc = tmesh_fail(err, -ESTALE,
 				"write: the region was taken back, or this handle's lease is over");
-	tmesh_region_unlock(region);
+	return rc;
+}
+
+/* A seal waits for copies, so that it does not take the mapping's right to write away under them.
+ * Nobody else does: tokens are given and descriptors handed out meanwhile. */
+int tmesh_region_fill(struct tmesh_region *region, uint64_t offset, const void *data,
+		      uint64_t bytes, struct tmesh_error *err)
+{
+	int rc;
+
+	pthread_rwlock_rdlock(&region->copies);
+	rc = write_ready(region, err);
+	if (!rc) {
+		rc = write_now(region, offset, data, bytes, err);
+		atomic_fetch_sub(&region->writers, 1);
+	}
+	pthread_rwlock_unlock(&region->copies);
+	return rc;
+}
+
+int tmesh_region_write(struct tmesh_region *region, uint64_t offset, const void *data,
+		       uint64_t bytes, struct tmesh_error *err)
+{
+	int rc = may_here(region, TMESH_WRITE, "write", err);
+
+	if (!rc)
+		rc = check_range(region, offset, bytes, err);
+	if (rc || bytes == 0)
+		return rc;
+	rc = tmesh_region_fill(region, offset, data, bytes, err);
 	if (!rc)
 		tmesh_count_copy(region->ctx, bytes);
 	return rc;
@@ -426,9 +459,9 @@ static int read_mapped(struct tmesh_region *region, uint64_t offset, void *data,
 
 	tmesh_region_lock(region);
 	rc = tmesh_region_map_locked(region, PROT_READ, err);
+	tmesh_region_unlock(region);
 	if (!rc)
 		memcpy(data, (const char *)region->addr + offset, bytes);
-	tmesh_region_unlock(region);
 	return rc;
 }
 
@@ -464,6 +497,7 @@ int tmesh_region_seal(struct tmesh_region *region, struct tmesh_error *err)
 
 	if (rc)
 		return rc;
+	pthread_rwlock_wrlock(&region->copies);
 	tmesh_region_lock(region);
 	if (!region->sealed) {
 		rc = region->ctx->ops->seal(region, err);
@@ -471,6 +505,7 @@ int tmesh_region_seal(struct tmesh_region *region, struct tmesh_error *err)
 			region->sealed = true;
 	}
 	tmesh_region_unlock(region);
+	pthread_rwlock_unlock(&region->copies);
 	return rc;
 }
 

@@ -205,24 +205,12 @@ void tmesh_tensor_unref(struct tmesh_tensor *tensor)
 	free(tensor);
 }
 
-/* Drops a reference unless it is the last; then what others did with theirs has been done. */
-static bool drop_one(atomic_uint *refs)
-{
-	unsigned int now = atomic_load_explicit(refs, memory_order_acquire);
-
-	while (now > 1)
-		if (atomic_compare_exchange_weak_explicit(refs, &now, now - 1, memory_order_acq_rel,
-							  memory_order_acquire))
-			return true;
-	return false;
-}
-
 int tmesh_tensor_try_unref(struct tmesh_tensor *tensor)
 {
-	if (!tensor || drop_one(&tensor->refs))
+	if (!tensor || tmesh_drop_one(&tensor->refs))
 		return 0;
 	/* The last reference is the caller's alone, so that it stays the last. */
-	if (tensor->mapped[0] || tensor->mapped[1] || !drop_one(&tensor->region->refs))
+	if (tensor->mapped[0] || tensor->mapped[1] || !tmesh_drop_one(&tensor->region->refs))
 		return -EAGAIN;
 	free(tensor);
 	return 0;

@@ -224,9 +224,9 @@ static void test_one_entry(void **state)
 		tmesh_tensor_unref(tensor);
 		tmesh_region_unref(region);
 	}
-	/* One at either end, and the channel's own memory. */
+	/* One at either end, and the channel's own memory; what was let go of last may be going. */
 	assert_int_equal(tmesh_stats(p.ctx, &stats), 0);
-	assert_in_range(stats.regions_live, 2, 4);
+	assert_in_range(stats.regions_live, 2, 6);
 	pair_end(&p);
 }
 
