@@ -320,6 +320,7 @@ NIF(tensor_to_binary)
 			bytes = tmesh_tensor_bytes(handle->tensor);
 		}
 		pthread_mutex_unlock(&handle->lock);
+		held_used(env, &handle->held);
 	}
 	if (!pinned)
 		return enif_schedule_nif(env, "to_binary", ERL_NIF_DIRTY_JOB_CPU_BOUND,

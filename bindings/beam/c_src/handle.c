@@ -23,6 +23,7 @@ void handle_dtor(ErlNifEnv *env, void *object)
 {
 	struct handle *handle = object;
 
+	held_remove(&handle->held);
 	let_go(handle->pinned, handle->origin);
 	enif_release_resource(handle->context);
 	if (tmesh_tensor_try_unref(handle->tensor))
@@ -33,13 +34,14 @@ void handle_dtor(ErlNifEnv *env, void *object)
 }
 
 /* An empty handle, or NULL with @err filled. */
-static struct handle *handle_new(struct context *context, struct tmesh_error *err)
+static struct handle *handle_new(ErlNifEnv *env, struct context *context, struct tmesh_error *err)
 {
 	struct handle *handle = enif_alloc_resource(handle_type, sizeof(*handle));
 
 	*handle = (struct handle){.context = context, .garbage = garbage_alloc(drop_tensor)};
 	enif_keep_resource(context);
 	pthread_mutex_init(&handle->lock, NULL);
+	held_add(env, &handle->held);
 	if (handle->garbage)
 		return handle;
 	refuse(err, -ENOMEM, "no memory for a handle");
@@ -58,6 +60,7 @@ struct tmesh_tensor *get_tensor(ErlNifEnv *env, ERL_NIF_TERM term, struct handle
 		if ((*handle)->tensor)
 			tensor = tmesh_tensor_ref((*handle)->tensor);
 		pthread_mutex_unlock(&(*handle)->lock);
+		held_used(env, &(*handle)->held);
 	}
 	if (!tensor)
 		refuse(err, -EBADF,
@@ -91,7 +94,7 @@ static ERL_NIF_TERM make_created(ErlNifEnv *env, struct handle *handle,
 bool make_handle_of(ErlNifEnv *env, struct context *context, struct tmesh_tensor *tensor,
 		    struct origin *origin, ERL_NIF_TERM *term, struct tmesh_error *err)
 {
-	struct handle *handle = handle_new(context, err);
+	struct handle *handle = handle_new(env, context, err);
 
 	if (!handle) {
 		tmesh_tensor_unref(tensor);
@@ -154,7 +157,7 @@ static NIF(create)
 	    !get_dtype(env, argv[2], &dtype, &err) ||
 	    !get_region_opts(env, argv[3], &opts, label, &err))
 		return make_error(env, &err);
-	handle = handle_new(context, &err);
+	handle = handle_new(env, context, &err);
 	if (!handle)
 		return make_error(env, &err);
 	if (tmesh_tensor_create(context->ctx, dtype, ndim, shape, &opts, &handle->tensor, &err))
@@ -215,7 +218,7 @@ static NIF(put)
 		       (unsigned long long)bytes, (unsigned long long)data.size);
 		return make_error(env, &err);
 	}
-	handle = handle_new(context, &err);
+	handle = handle_new(env, context, &err);
 	if (!handle)
 		return make_error(env, &err);
 	opts.flags |= TMESH_REGION_UNSEALED;
@@ -271,7 +274,7 @@ NIF(tensor_open)
 	if (!get_context(env, argv[0], &context, &err) || !get_ref(env, argv[1], &ref, &err) ||
 	    !get_rights(env, argv[2], &rights, &err))
 		return make_error(env, &err);
-	handle = handle_new(context, &err);
+	handle = handle_new(env, context, &err);
 	if (!handle)
 		return make_error(env, &err);
 	if (begin_opening(context, &err)) {

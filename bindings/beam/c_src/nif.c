@@ -85,6 +85,7 @@ static int upgrade(ErlNifEnv *env, void **priv_data, void **old_priv_data, ERL_N
 /* Copying is CPU work; what may ask the kernel or wait for a peer is I/O. */
 static ErlNifFunc functions[] = {
 	{"janitor", 0, janitor, 0},
+	{"held_by", 0, held_by, 0},
 	{"sweep", 0, sweep, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"context_open", 1, context_open, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"context_limit", 2, context_limit, 0},

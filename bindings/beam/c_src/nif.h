@@ -65,7 +65,16 @@ struct arena {
 	struct garbage *garbage;
 };
 
+/* In a handle: who may have it (held.c). */
+struct held {
+	struct held *next;
+	struct held *previous;
+	_Atomic ERL_NIF_TERM maker;
+	_Atomic ERL_NIF_TERM user;
+};
+
 struct handle {
+	struct held held;
 	pthread_mutex_t lock;	      /* guards the next five; held for pointer work only */
 	struct tmesh_tensor *tensor;  /* NULL: released */
 	struct pinned *pinned;	      /* what the first binary made; later ones share it */
@@ -221,6 +230,12 @@ NIF(tensor_info);
 NIF(regions);
 NIF(holders);
 NIF(token_id);
+
+/* held.c */
+void held_add(ErlNifEnv *env, struct held *held);
+void held_remove(struct held *held);
+void held_used(ErlNifEnv *env, struct held *held);
+NIF(held_by);
 
 /* hold.c */
 /* How long a ref holds its memory: nil, which is 0 and not at all, or nanoseconds. */

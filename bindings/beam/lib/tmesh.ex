@@ -15,6 +15,7 @@ defmodule Tmesh do
         gpu_enabled: true,
         arrow_enabled: true,
         cleanup_interval_ms: 5_000,
+        idle_gc_mb: 128,
         max_shared_memory_mb: 4096,
         pool_mb: 128,
         timeout_ms: 2_000,
@@ -32,6 +33,10 @@ defmodule Tmesh do
     * `cleanup_interval_ms` - how often the janitor looks for what was left behind and for the
       library's log lines, beside when it is told; 0 for never. A new value counts from its next
       look on
+    * `idle_gc_mb` - from so many MiB of regions in use on, the janitor has the garbage of processes collected that
+      made or used a tensor and do nothing: the emulator does that only when a process allocates, and does not see
+      how large what it has forgotten is. Once for each, until it does something again; 0 for never. A process that
+      got a ref in a message and never used it is not known, and a hibernating one has no garbage
     * `max_shared_memory_mb` - MiB of regions this VM may have created at once, and the most that
       one `Tmesh.ZeroCopy.to_binary/2` may copy out of memory that is not sealed; 0 for no limit.
       Passing it gives `:limit_exceeded`, after garbage was collected that counted.

@@ -286,6 +286,61 @@ defmodule Tmesh.LifetimeTest do
     end
   end
 
+  describe "an idle process that has forgotten its tensors" do
+    defp forgetful(make) do
+      test = self()
+
+      pid =
+        spawn_link(fn ->
+          make.()
+          send(test, :idle)
+          Process.sleep(:infinity)
+        end)
+
+      assert_receive :idle
+      pid
+    end
+
+    test "is made to let go of them while much is in use" do
+      configure(idle_gc_mb: 1, cleanup_interval_ms: 20, pool_mb: 0)
+      mib = :binary.copy("x", 1_048_576)
+      kept = ZeroCopy.from_binary!(mib, [1_048_576], :uint8)
+      live = stat(:regions_live)
+
+      makers =
+        for _ <- 1..5,
+            do: forgetful(fn -> ZeroCopy.from_binary!(mib, [1_048_576], :uint8) end)
+
+      # It got what another has made.
+      ref = ZeroCopy.from_binary!(mib, [1_048_576], :uint8)
+      description = TensorRef.to_map(ref)
+
+      reader =
+        forgetful(fn -> <<"x", _::binary>> = ZeroCopy.to_binary!(ZeroCopy.open!(description)) end)
+
+      :ok = ZeroCopy.release(ref)
+      # Nobody here collects garbage: only the janitor does.
+      eventually(fn -> stat(:regions_live) == live end)
+      assert Enum.all?([reader | makers], &Process.alive?/1)
+      ZeroCopy.release!(kept)
+    end
+
+    test "is left alone otherwise" do
+      configure(idle_gc_mb: 0, cleanup_interval_ms: 20)
+      one = forgetful(fn -> ZeroCopy.allocate!([1_048_576], :uint8) end)
+      before = Process.info(one, :reductions)
+      # The second look would collect it.
+      %{looked: first} = :sys.get_state(Tmesh.Janitor)
+
+      eventually(fn ->
+        send(Tmesh.Janitor, :sweep)
+        :sys.get_state(Tmesh.Janitor).looked > first + 100
+      end)
+
+      assert Process.info(one, :reductions) == before
+    end
+  end
+
   describe "hold" do
     # The answer of a function that makes a tensor, by a process that is gone with all that it held.
     defp answer(encode) do

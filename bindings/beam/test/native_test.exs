@@ -274,7 +274,7 @@ defmodule Tmesh.NativeTest do
     # Those of workers want one: worker_hostile_test.exs. What channel_recv gives is for
     # channel_test.exs.
     workers = ~w(worker_connect worker_send worker_recv worker_kill worker_close)a
-    covered = [:janitor, :sweep, :channel_recv] ++ workers ++ Keyword.keys(calls())
+    covered = [:janitor, :sweep, :held_by, :channel_recv] ++ workers ++ Keyword.keys(calls())
     functions = Native.__info__(:functions) |> Keyword.drop([:load]) |> Keyword.keys()
     assert Enum.sort(functions) == covered |> Enum.uniq() |> Enum.sort()
   end

@@ -12,6 +12,7 @@ defmodule Tmesh.Config do
     arrow_enabled: {true, :switch},
     threshold_bytes: {1_000_000, :amount},
     cleanup_interval_ms: {5_000, :amount},
+    idle_gc_mb: {128, :amount},
     max_shared_memory_mb: {4096, :amount},
     pool_mb: {128, :amount},
     timeout_ms: {2_000, :amount},
@@ -24,6 +25,7 @@ defmodule Tmesh.Config do
           | :arrow_enabled
           | :threshold_bytes
           | :cleanup_interval_ms
+          | :idle_gc_mb
           | :max_shared_memory_mb
           | :pool_mb
           | :timeout_ms

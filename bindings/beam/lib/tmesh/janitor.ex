@@ -2,12 +2,12 @@
 defmodule Tmesh.Janitor do
   @moduledoc false
   # Drops what the destructors of handles and binaries leave behind, off the normal schedulers
-  # where those run, and gives the library's log lines to Logger.
+  # where those run, gives the library's log lines to Logger, and has an eye on idle processes.
 
   use GenServer
   require Logger
 
-  alias Tmesh.{Config, Telemetry}
+  alias Tmesh.{Config, Idle, Telemetry}
 
   @spec start_link(term()) :: GenServer.on_start()
   def start_link(_arg), do: GenServer.start_link(__MODULE__, [], name: __MODULE__)
@@ -42,7 +42,8 @@ defmodule Tmesh.Janitor do
     # Those who make garbage do not keep it from the one who drops it.
     Process.flag(:priority, :high)
     :ok = Tmesh.Native.janitor()
-    {:ok, Config.default(:cleanup_interval_ms), {:continue, :sweep}}
+    state = %{interval_ms: Config.default(:cleanup_interval_ms), looked: now(), seen: %{}}
+    {:ok, state, {:continue, :sweep}}
   end
 
   @impl true
@@ -54,29 +55,43 @@ defmodule Tmesh.Janitor do
     sweep(state)
   end
 
+  # What comes of it has come as garbage.
+  def handle_info({:garbage_collect, {Idle, pid}, _done}, state),
+    do: wait(%{state | seen: Idle.collected(state.seen, pid)})
+
   # At the end of an interval; a message that is none of ours is as good a reason.
   def handle_info(_other, state), do: sweep(state)
 
   # Garbage may come with the collection of the caller's heap: its message came before this one.
   @impl true
   def handle_call(:sweep, from, state) do
-    state = sweep(state)
+    swept = sweep(state)
     GenServer.reply(from, :ok)
-    state
+    swept
   end
 
   # Log lines of the library's own threads wake nobody, so they are looked for again and again, and
   # so is garbage, should its message have been lost.
-  defp sweep(interval_ms) do
+  defp sweep(state) do
     began = System.monotonic_time()
     for {level, message} <- Tmesh.Native.sweep(), do: Logger.log(level, "tmesh: " <> message)
     duration = System.monotonic_time() - began
     Telemetry.execute([:tmesh, :janitor, :sweep], %{duration: duration}, %{})
-    interval_ms = interval(interval_ms)
-    # At most what a timer takes, and 0 for never.
-    {:noreply, interval_ms,
-     if(interval_ms == 0, do: :infinity, else: min(interval_ms, 0xFFFF_FFFF))}
+    wait(look(%{state | interval_ms: interval(state.interval_ms)}))
   end
+
+  # At most what a timer takes, and 0 for never.
+  defp wait(%{interval_ms: ms} = state),
+    do: {:noreply, state, if(ms == 0, do: :infinity, else: min(ms, 0xFFFF_FFFF))}
+
+  # Once in an interval, however often somebody asks for a sweep.
+  defp look(%{interval_ms: ms, looked: looked} = state) do
+    if ms > 0 and now() - looked >= ms,
+      do: %{state | looked: now(), seen: Idle.look(state.seen)},
+      else: state
+  end
+
+  defp now, do: System.monotonic_time(:millisecond)
 
   # A wrong value leaves the last good one in force.
   defp interval(last) do

@@ -33,6 +33,10 @@ defmodule Tmesh.Native do
   @spec sweep() :: [{:error | :warning | :info | :debug, String.t()}]
   def sweep, do: :erlang.nif_error(:not_loaded)
 
+  # Some of them several times.
+  @spec held_by() :: [pid()]
+  def held_by, do: :erlang.nif_error(:not_loaded)
+
   @spec context_open(
           {:auto | :kernel | :memfd, max_bytes :: non_neg_integer(),
            pool_bytes :: non_neg_integer(), timeout_ns :: non_neg_integer(),

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.Idle do
+  @moduledoc false
+  # The emulator collects garbage where a process allocates, and knows nothing of the memory behind a
+  # handle: a process that forgets 50 MB and then waits holds them for ever. While this VM has many
+  # bytes of regions the janitor looks, once in an interval, at the processes that are known to have
+  # or have had handles, and has the garbage of each one that did nothing since the last look
+  # collected: once, until it does something again.
+
+  alias Tmesh.{Config, Context, Native}
+
+  @mib 1_048_576
+  # Of an interval: what somebody else's questions and a tick or two cost is still idle.
+  @idle_reductions 500
+
+  @typedoc "Of each: its reductions at the last look, and whether it was collected then."
+  @type seen :: %{pid() => {non_neg_integer(), :active | :asked | :collected}}
+
+  @spec look(seen()) :: seen()
+  def look(seen) do
+    if pressure?(),
+      do:
+        Native.held_by()
+        |> Enum.uniq()
+        |> List.delete(self())
+        |> Enum.reduce(%{}, &see(&1, &2, seen)),
+      else: %{}
+  end
+
+  defp pressure? do
+    with {:ok, mib} when mib > 0 <- Config.get(:idle_gc_mb),
+         {:ok, %{bytes_live: bytes}} <- Native.context_stats(Context.get()) do
+      bytes >= mib * @mib
+    else
+      _none_or_wrong -> false
+    end
+  end
+
+  defp see(pid, now, seen) do
+    case Process.info(pid, :reductions) do
+      {:reductions, reductions} -> Map.put(now, pid, state(pid, reductions, seen[pid]))
+      nil -> now
+    end
+  end
+
+  defp state(pid, reductions, {before, :active}) when reductions - before <= @idle_reductions do
+    # The answer comes when it is done, which may take long: nobody waits for it.
+    :erlang.garbage_collect(pid, async: {__MODULE__, pid})
+    {reductions, :asked}
+  end
+
+  # Collecting costs reductions too: what it has then counts.
+  defp state(_pid, reductions, {before, how})
+       when how != :active and reductions - before <= @idle_reductions,
+       do: {before, how}
+
+  defp state(_pid, _reductions, {before, :asked}), do: {before, :asked}
+  defp state(_pid, reductions, _before), do: {reductions, :active}
+
+  @doc "A process that was asked has collected its garbage, or is gone."
+  @spec collected(seen(), pid()) :: seen()
+  def collected(seen, pid) do
+    case {seen, Process.info(pid, :reductions)} do
+      {%{^pid => {_before, :asked}}, {:reductions, now}} -> %{seen | pid => {now, :collected}}
+      _gone -> Map.delete(seen, pid)
+    end
+  end
+end
