@@ -39,11 +39,17 @@ $(VENV)/mypy.stamp: $(VENV)/venv.stamp
 		$(VPYTHON) -m pip install --quiet --disable-pip-version-check mypy || true
 	@touch $@
 
+# ... and without loky that of its pools.
+$(VENV)/loky.stamp: $(VENV)/venv.stamp
+	@$(VPYTHON) -c 'import loky' 2>/dev/null || \
+		$(VPYTHON) -m pip install --quiet --disable-pip-version-check loky || true
+	@touch $@
+
 # What is kept is kept by the keeper of this build.
 python-check python-arrow-check python-current-check python-transformers-check: export TMESH_KEEPER = $(abspath $(B)/tmesh-keeper)
 python-check python-arrow-check python-current-check python-transformers-check: $(B)/tmesh-keeper
 
-python-check: $(VENV)/tmesh.stamp $(VENV)/mypy.stamp ## the Python package's tests, as TAP
+python-check: $(VENV)/tmesh.stamp $(VENV)/mypy.stamp $(VENV)/loky.stamp ## the Python package's tests, as TAP
 	@$(VPYTHON) -P -m pytest --tap $(PYTHON_DIR)/tests
 
 # Arrow's users want a newer NumPy than the system's PyTorch bears, and gRPC's another protobuf, so they get an

@@ -79,12 +79,14 @@ struct tensor {
 	 * first. It counts the writable views of all Tensors on the region object. */
 	struct tensor *root;
 	uint32_t rights;
-	PyObject *id;	    /* of the root: what never changes, NULL until somebody asks */
-	PyObject *label;    /* of the root */
-	bool sealed;	    /* of the root: known to be sealed */
-	bool sealing;	    /* of the root: seal() is running without the GIL */
-	bool in_arena;	    /* of the root: others lie in the region */
-	bool left;	    /* its "with" has ended: it goes with its last view */
+	PyObject *id;	 /* of the root: what never changes, NULL until somebody asks */
+	PyObject *label; /* of the root */
+	bool sealed;	 /* of the root: known to be sealed */
+	bool sealing;	 /* of the root: seal() is running without the GIL */
+	bool in_arena;	 /* of the root: others lie in the region */
+	bool left;	 /* its "with" has ended: it goes with its last view */
+	/* Why what was unpickled could not be opened, which any use of it tells; else NULL. */
+	struct tmesh_error *lost;
 	Py_ssize_t writers; /* of the root */
 	Py_ssize_t views;
 	PyObject *model; /* of the root: what a loaded model's tensors keep, else NULL */
@@ -169,6 +171,8 @@ struct state *state_of(struct tensor *self);
 /* Takes over @tensor, also on failure. @root is NULL for a region object seen first. */
 PyObject *tensor_new(struct state *st, struct tmesh_tensor *tensor, struct tensor *root,
 		     uint32_t rights);
+/* A Tensor of no memory, whose use raises @err. */
+PyObject *tensor_lost(struct state *st, const struct tmesh_error *err);
 /* The library's tensor, borrowed until other code may run, which may release it: an argument's,
  * say. NULL with an exception when it was released. */
 struct tmesh_tensor *tensor_get(struct tensor *self);
@@ -225,6 +229,10 @@ bool gil_hold(void);
 void gil_unhold(bool before);
 /* What was left to be run soon; the caller has the GIL. */
 void gil_run_late(void);
+
+/* hold.c */
+PyObject *module_flush_held(PyObject *module, PyObject *timeout);
+PyObject *module_linger(PyObject *module, PyObject *unused);
 
 /* arrow.c */
 PyObject *tensor_arrow(PyObject *object, PyObject *args, PyObject *kwargs);
@@ -315,6 +323,11 @@ int tensor_bool(PyObject *object);
 
 /* ref.c */
 PyObject *tensor_ref(PyObject *object, PyObject *args, PyObject *kwargs);
+/* What __reduce__() gives, and its function, which opens it or gives one that is lost. */
+PyObject *tensor_reduce(PyObject *object, PyObject *unused);
+PyObject *module_unpickle(PyObject *module, PyObject *args);
+/* Seconds, or None for no hold (0), as nanoseconds; -1 with an exception. */
+int hold_from_object(struct state *st, PyObject *object, uint64_t *ns);
 /* What @ref names, opened without the GIL. */
 PyObject *tensor_open(struct state *st, struct tmesh_ctx *ctx, const struct tmesh_ref *ref,
 		      uint32_t rights);

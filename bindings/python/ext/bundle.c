@@ -274,23 +274,28 @@ static PyObject *held_regions(PyObject *object, PyObject *unused)
 	return list;
 }
 
-static PyObject *held_ref(PyObject *object, PyObject *writable)
+static PyObject *held_ref(PyObject *object, PyObject *args)
 {
 	struct held *self = (struct held *)object;
+	PyObject *hold, *result;
 	struct tmesh_error err;
-	PyObject *result;
+	uint32_t rights;
 	size_t size;
 	char *text;
-	int write = PyObject_IsTrue(writable);
+	uint64_t ns;
+	int write, rc;
 
-	if (write < 0 || !held_get(self))
+	if (!PyArg_ParseTuple(args, "pO:ref", &write, &hold) ||
+	    hold_from_object(state_of_held(self), hold, &ns) || !held_get(self))
 		return NULL;
+	rights = write ? TMESH_READ | TMESH_WRITE : TMESH_READ;
 	size = tmesh_bundle_ref_size(self->bundle);
 	text = malloc(size);
 	if (!text)
 		return PyErr_NoMemory();
-	if (tmesh_bundle_ref_encode(self->bundle, write ? TMESH_READ | TMESH_WRITE : TMESH_READ,
-				    text, size, &err))
+	rc = ns ? tmesh_bundle_ref_hold(self->bundle, rights, ns, text, size, &err)
+		: tmesh_bundle_ref_encode(self->bundle, rights, text, size, &err);
+	if (rc)
 		result = raise_error(state_of_held(self), &err);
 	else
 		result = PyUnicode_FromString(text);
@@ -360,7 +365,7 @@ static PyMethodDef methods[] = {
 	 "private($self, /)\n--\n\nAll tensors, in one private view of each region."},
 	{"send", held_send, METH_VARARGS,
 	 "send($self, socket, writable, timeout, /)\n--\n\nAs recv_bundle() takes it."},
-	{"ref", held_ref, METH_O, "ref($self, writable, /)\n--\n\nAs JSON."},
+	{"ref", held_ref, METH_VARARGS, "ref($self, writable, hold, /)\n--\n\nAs JSON."},
 	{"release", held_release, METH_NOARGS, "release($self, /)\n--\n\nTensors of it stay."},
 	{NULL},
 };

@@ -341,6 +341,15 @@ static PyMethodDef functions[] = {
 	 "NotFoundError when the token is dead, foreign or guessed, AccessError when\n"
 	 "writable=True needs a token from ref(writable=True), ProtocolError when it is\n"
 	 "malformed, PeerTimeoutError when the producer hangs. The GIL is released meanwhile."},
+	{"unpickle", module_unpickle, METH_O,
+	 "unpickle(value, /)\n--\n\nThe tensor of what its __reduce__() gave, which may be lost."},
+	{"flush_held", module_flush_held, METH_O,
+	 "flush_held(timeout, /)\n--\n\n"
+	 "Wait until what refs hold was opened, or its time is over; how many nobody has opened\n"
+	 "after timeout seconds, and their bytes."},
+	{"linger", module_linger, METH_NOARGS,
+	 "linger(/)\n--\n\n"
+	 "What the process's end does, for one that ends by os._exit(): wait for what refs hold."},
 	{"from_dlpack", module_from_dlpack, METH_O,
 	 "from_dlpack(object, /)\n--\n\n"
 	 "A tensor from an object with __dlpack__ or a capsule. Memory of tmesh itself is\n"

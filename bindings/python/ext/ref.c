@@ -3,6 +3,7 @@
 #include "binding.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -39,7 +40,27 @@ static PyObject *dict_from_ref(struct state *st, const struct tmesh_ref *ref)
 	return dict;
 }
 
-static int ref_of(struct tensor *self, uint32_t rights, struct tmesh_ref *ref)
+int hold_from_object(struct state *st, PyObject *object, uint64_t *ns)
+{
+	double seconds;
+
+	*ns = 0;
+	if (object == Py_None)
+		return 0;
+	seconds = PyBool_Check(object) ? -1 : PyFloat_AsDouble(object);
+	if (seconds == -1 && PyErr_Occurred())
+		return -1;
+	if (!(seconds > 0 && seconds <= TMESH_HOLD_MAX_NS / 1e9)) {
+		raise_code(st, EINVAL, "hold is None, or more than 0 seconds and at most a day");
+		return -1;
+	}
+	*ns = (uint64_t)(seconds * 1e9);
+	*ns += !*ns;
+	return 0;
+}
+
+/* Held for @hold ns; 0: not at all. */
+static int ref_of(struct tensor *self, uint32_t rights, uint64_t hold, struct tmesh_ref *ref)
 {
 	struct tmesh_region *region;
 	struct tmesh_error err;
@@ -55,7 +76,8 @@ static int ref_of(struct tensor *self, uint32_t rights, struct tmesh_ref *ref)
 	ref->id = tmesh_region_id(region);
 	ref->byte_size = tmesh_tensor_bytes(self->tensor);
 	ref->layout = *tmesh_tensor_layout(self->tensor);
-	if (!tmesh_region_token(region, rights, ref->token, &err))
+	if (hold ? !tmesh_region_hold(region, rights, hold, ref->token, &err)
+		 : !tmesh_region_token(region, rights, ref->token, &err))
 		return 0;
 	raise_region_error(state_of(self), region, &err);
 	return -1;
@@ -63,17 +85,43 @@ static int ref_of(struct tensor *self, uint32_t rights, struct tmesh_ref *ref)
 
 PyObject *tensor_ref(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-	static char *names[] = {"writable", NULL};
+	static char *names[] = {"writable", "hold", NULL};
 	struct tensor *self = (struct tensor *)object;
 	struct state *st = state_of(self);
+	PyObject *hold = Py_None;
 	struct tmesh_ref ref;
 	int writable = 0;
+	uint64_t ns;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$p:ref", names, &writable))
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$pO:ref", names, &writable, &hold) ||
+	    hold_from_object(st, hold, &ns))
 		return NULL;
-	if (ref_of(self, writable ? TMESH_READ | TMESH_WRITE : TMESH_READ, &ref))
+	if (ref_of(self, writable ? TMESH_READ | TMESH_WRITE : TMESH_READ, ns, &ref))
 		return NULL;
 	return dict_from_ref(st, &ref);
+}
+
+/* Whoever unpickles it may be late; the pickle of what is lost is lost. */
+PyObject *tensor_reduce(PyObject *object, PyObject *unused)
+{
+	struct tensor *self = (struct tensor *)object;
+	struct state *st = state_of(self);
+	PyObject *value = NULL, *function;
+	struct tmesh_ref ref;
+
+	if (self->lost && !self->left)
+		value = Py_BuildValue(
+			"(iN)", self->lost->code,
+			foreign_text(self->lost->message, sizeof(self->lost->message)));
+	else if (!ref_of(self, TMESH_READ, TMESH_HOLD_NS, &ref))
+		value = dict_from_ref(st, &ref);
+	if (!value)
+		return NULL;
+	function = PyObject_GetAttrString(PyType_GetModule(Py_TYPE(object)), "unpickle");
+	if (function)
+		return Py_BuildValue("N(N)", function, value);
+	Py_DECREF(value);
+	return NULL;
 }
 
 /*
@@ -186,6 +234,43 @@ PyObject *tensor_open(struct state *st, struct tmesh_ctx *ctx, const struct tmes
 	return rc ? raise_error(st, &err) : tensor_new(st, tensor, NULL, rights);
 }
 
+static PyObject *lost_from_tuple(struct state *st, PyObject *tuple)
+{
+	struct tmesh_error err = {0};
+	const char *text;
+
+	if (!PyArg_ParseTuple(tuple, "is:unpickle", &err.code, &text))
+		return NULL;
+	snprintf(err.message, sizeof(err.message), "%s", text);
+	return tensor_lost(st, &err);
+}
+
+/* Here nobody would know what to do with an exception: it breaks pools and queues. */
+PyObject *module_unpickle(PyObject *module, PyObject *value)
+{
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_ctx *ctx = context(st);
+	struct tmesh_tensor *tensor;
+	struct tmesh_error err;
+	struct tmesh_ref ref;
+	int rc;
+
+	if (!ctx)
+		return NULL;
+	if (PyTuple_Check(value))
+		return lost_from_tuple(st, value);
+	if (!PyDict_Check(value)) {
+		PyErr_SetString(PyExc_TypeError, "unpickle() takes what __reduce__() gave");
+		return NULL;
+	}
+	if (ref_from_dict(st, value, &ref))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_tensor_open(ctx, &ref, TMESH_READ, &tensor, &err);
+	Py_END_ALLOW_THREADS;
+	return rc ? tensor_lost(st, &err) : tensor_new(st, tensor, NULL, TMESH_READ);
+}
+
 /* A token says nothing about elements: its region as bytes. Without the GIL. */
 static int open_bytes(struct tmesh_ctx *ctx, const char *token, uint32_t rights,
 		      struct tmesh_tensor **tensor, struct tmesh_error *err)
@@ -281,7 +366,7 @@ static PyObject *open_any(struct state *st, PyObject *object, uint32_t rights)
 	if (!ctx)
 		return NULL;
 	if (Py_TYPE(object) == st->tensor_type)
-		return ref_of((struct tensor *)object, rights, &ref)
+		return ref_of((struct tensor *)object, rights, 0, &ref)
 			       ? NULL
 			       : tensor_open(st, ctx, &ref, rights);
 	if (PyDict_Check(object) && is_bundle(object))

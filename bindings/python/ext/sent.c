@@ -7,6 +7,7 @@
 #include "binding.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -358,7 +359,8 @@ static int take(struct sent *self, struct tmesh_ctx *ctx, const struct parcel *p
 	return PyErr_Occurred() ? -1 : 0;
 }
 
-static PyObject *sent_open(PyObject *object, PyObject *bytes)
+/* @late: what cannot be opened is a tensor that is lost, not an exception. */
+static PyObject *open_parcel(PyObject *object, PyObject *bytes, bool late)
 {
 	struct sent *self = (struct sent *)object;
 	struct state *st = state_of_sent(self);
@@ -366,6 +368,7 @@ static PyObject *sent_open(PyObject *object, PyObject *bytes)
 	struct tmesh_tensor *opened;
 	struct tmesh_error err;
 	struct parcel parcel;
+	struct tmesh_error why;
 	PyObject *tensor;
 	int rc;
 
@@ -375,16 +378,29 @@ static PyObject *sent_open(PyObject *object, PyObject *bytes)
 	Py_BEGIN_ALLOW_THREADS;
 	rc = tmesh_tensor_open(ctx, &parcel.ref, parcel.rights, &opened, &err);
 	Py_END_ALLOW_THREADS;
-	if (rc == -ENOENT)
-		return raise_code(
-			st, ENOENT,
-			"%s. A tensor that was sent is to be taken before its sender ends: "
-			"get() comes before join()",
-			err.message);
+	if (rc == -ENOENT) {
+		why = err;
+		snprintf(err.message, sizeof(err.message),
+			 "what was sent is to be taken before its sender ends, so get() comes "
+			 "before join(): %s",
+			 why.message);
+	}
+	if (rc && late)
+		return tensor_lost(st, &err);
 	tensor = rc ? raise_error(st, &err) : tensor_new(st, opened, NULL, parcel.rights);
 	if (tensor && take(self, ctx, &parcel))
 		Py_CLEAR(tensor);
 	return tensor;
+}
+
+static PyObject *sent_open(PyObject *object, PyObject *bytes)
+{
+	return open_parcel(object, bytes, false);
+}
+
+static PyObject *sent_unpickle(PyObject *object, PyObject *bytes)
+{
+	return open_parcel(object, bytes, true);
 }
 
 static PyObject *sent_give_up(PyObject *object, PyObject *bytes)
@@ -412,6 +428,10 @@ static PyMethodDef methods[] = {
 	{"open", sent_open, METH_O,
 	 "open($self, parcel, /)\n--\n\n"
 	 "The tensor that another's send() gave, whose sender need not hold it any more."},
+	{"unpickle", sent_unpickle, METH_O,
+	 "unpickle($self, parcel, /)\n--\n\n"
+	 "open(), but what cannot be opened is a tensor that is lost: an exception in the middle\n"
+	 "of another's unpickling would break it."},
 	{"give_up", sent_give_up, METH_O,
 	 "give_up($self, parcel, /)\n--\n\nNobody will open it: its sender need not hold it."},
 	{"under_way", sent_under_way, METH_NOARGS,

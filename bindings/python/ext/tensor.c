@@ -3,6 +3,7 @@
 #include "binding.h"
 
 #include <errno.h>
+#include <stdlib.h>
 
 /* Unmapping this much takes long enough for others to want the GIL. */
 #define SLOW_UNMAP_BYTES (1u << 20)
@@ -34,6 +35,24 @@ PyObject *tensor_new(struct state *st, struct tmesh_tensor *tensor, struct tenso
 		self->strides[i] =
 			(Py_ssize_t)((size_t)layout->strides[i] * (size_t)self->itemsize);
 	}
+	return (PyObject *)self;
+}
+
+PyObject *tensor_lost(struct state *st, const struct tmesh_error *err)
+{
+	struct tmesh_error *lost = malloc(sizeof(*lost));
+	struct tensor *self;
+
+	if (!lost)
+		return PyErr_NoMemory();
+	self = (struct tensor *)PyType_GenericAlloc(st->tensor_type, 0);
+	if (!self) {
+		free(lost);
+		return NULL;
+	}
+	*lost = *err;
+	self->root = self;
+	self->lost = lost;
 	return (PyObject *)self;
 }
 
@@ -73,6 +92,7 @@ static void tensor_dealloc(PyObject *object)
 	Py_XDECREF(self->id);
 	Py_XDECREF(self->label);
 	Py_XDECREF(self->model);
+	free(self->lost);
 	PyObject_Free(self);
 	Py_DECREF(type);
 }
@@ -85,6 +105,8 @@ struct state *state_of(struct tensor *self)
 
 struct tmesh_tensor *tensor_get(struct tensor *self)
 {
+	if (self->lost && !self->left)
+		return raise_error(state_of(self), self->lost);
 	if (!self->tensor || self->left)
 		return raise_named(state_of(self), "ReleasedError", EBADF,
 				   "this tensor was released, or its \"with\" has ended: open its "
@@ -216,6 +238,7 @@ static PyObject *tensor_release(PyObject *object, PyObject *unused)
 			"%s alive: delete them before the release",
 			self->views, self->views == 1 ? "" : "s", self->views == 1 ? "is" : "are");
 	drop(self);
+	self->left = self->left || self->lost;
 	Py_RETURN_NONE;
 }
 
@@ -237,18 +260,6 @@ static PyObject *tensor_exit(PyObject *object, PyObject *args)
 	if (!self->views)
 		drop(self);
 	Py_RETURN_NONE;
-}
-
-static PyObject *tensor_reduce(PyObject *object, PyObject *unused)
-{
-	PyObject *module = PyType_GetModule(Py_TYPE(object));
-	PyObject *function = PyObject_GetAttrString(module, "open");
-	PyObject *ref = function ? PyObject_CallMethod(object, "ref", NULL) : NULL;
-	PyObject *reduced = ref ? Py_BuildValue("O(O)", function, ref) : NULL;
-
-	Py_XDECREF(ref);
-	Py_XDECREF(function);
-	return reduced;
 }
 
 /* A deep copy is a copy: the memory too. As sealed as this one. */
@@ -391,7 +402,12 @@ static PyObject *get_released(PyObject *object, void *unused)
 {
 	struct tensor *self = (struct tensor *)object;
 
-	return PyBool_FromLong(!self->tensor || self->left);
+	return PyBool_FromLong((!self->tensor && !self->lost) || self->left);
+}
+
+static PyObject *get_lost(PyObject *object, void *unused)
+{
+	return PyBool_FromLong(((struct tensor *)object)->lost != NULL);
 }
 
 static PyObject *tensor_repr(PyObject *object)
@@ -400,6 +416,8 @@ static PyObject *tensor_repr(PyObject *object)
 	PyObject *shape, *label, *text;
 	bool has_label;
 
+	if (self->lost && !self->left)
+		return PyUnicode_FromString("<tmesh.Tensor, lost>");
 	if (!self->tensor || self->left)
 		return PyUnicode_FromString("<tmesh.Tensor, released>");
 	shape = get_shape(object, NULL);
@@ -440,11 +458,13 @@ static PyMethodDef methods[] = {
 	 "__array__($self, dtype=None, copy=None)\n--\n\nNumPy's door, where the buffer "
 	 "protocol cannot serve."},
 	{"ref", KEYWORDS(tensor_ref), METH_VARARGS | METH_KEYWORDS,
-	 "ref($self, /, *, writable=False)\n--\n\n"
+	 "ref($self, /, *, writable=False, hold=None)\n--\n\n"
 	 "What another process needs to open this tensor: a dict of plain values for JSON or\n"
 	 "pickle. It opens the memory for reading, with writable=True also for writing. It\n"
 	 "keeps nothing alive: without the kernel module it is good while this tensor or a\n"
-	 "view made from it lives. Strides are in elements, offset and byte_size in bytes."},
+	 "view made from it lives. With hold, in seconds (at most a day), the memory is held\n"
+	 "until somebody opened it, or so long; LimitError where too much is held. Strides are in "
+	 "elements, offset and byte_size in bytes."},
 	{"seal", tensor_seal, METH_NOARGS,
 	 "seal($self, /)\n--\n\n"
 	 "Make the memory immutable, for everybody and for ever; return the tensor.\n\n"
@@ -554,8 +574,9 @@ static PyMethodDef methods[] = {
 	 "__deepcopy__($self, memo, /)\n--\n\nput() of the tensor, sealed if it is."},
 	{"__reduce__", tensor_reduce, METH_NOARGS,
 	 "__reduce__($self, /)\n--\n\n"
-	 "Pickled as its ref, which holds nothing: unpickling opens it for reading, while\n"
-	 "somebody has it. What multiprocessing sends is held until it is taken."},
+	 "Pickled as a ref that holds for a minute: unpickling opens it for reading. What\n"
+	 "multiprocessing sends is held until it is taken. What cannot be opened any more is\n"
+	 "unpickled as a tensor whose lost is True, and whose use raises NotFoundError."},
 	{NULL},
 };
 
@@ -577,6 +598,9 @@ static PyGetSetDef properties[] = {
 	{"__array_interface__", get_array_interface, NULL,
 	 "NumPy's older protocol; its data is an object with the buffer protocol.", NULL},
 	{"released", get_released, NULL, "Whether release() was called.", NULL},
+	{"lost", get_lost, NULL,
+	 "Whether it was unpickled too late: its memory is gone, and any use raises the error.",
+	 NULL},
 	{NULL},
 };
 

@@ -5,6 +5,7 @@ import array
 import concurrent.futures
 import copy
 import gc
+import json
 import multiprocessing
 from multiprocessing.reduction import ForkingPickler
 import os
@@ -133,8 +134,19 @@ def test_taken_too_late():
     worker.join(PATIENCE)
     if tmesh.backend() == "kernel":
         pytest.skip("the module keeps nothing longer either, but when a process's memory goes is the kernel's")
+    lost = queue.get(timeout=PATIENCE)
+    assert lost.lost and not lost.released and repr(lost) == "<tmesh.Tensor, lost>"
+    for use in (lambda: lost.shape, lost.numpy, lost.ref, lost.dlpack, lambda: memoryview(lost), lambda: lost[0],
+                lambda: np.asarray(lost), lambda: copy.deepcopy(lost), lambda: tmesh.put(lost), lambda: len(lost)):
+        with pytest.raises(tmesh.NotFoundError, match=r"get\(\) comes before join\(\)"):
+            use()
+    again = pickle.loads(ForkingPickler.dumps(pickle.loads(pickle.dumps(lost))))
     with pytest.raises(tmesh.NotFoundError, match=r"get\(\) comes before join\(\)"):
-        queue.get(timeout=PATIENCE)
+        again.tolist()
+    lost.release()
+    with pytest.raises(tmesh.ReleasedError):
+        lost.shape
+    assert lost.released
 
 
 def test_held_until_it_is_taken():
@@ -149,13 +161,79 @@ def test_held_until_it_is_taken():
     assert tmesh.stats()["regions_live"] == live
 
 
-def test_by_pickle_itself_it_is_a_ref():
+def test_by_pickle_itself_it_is_a_ref_that_holds():
     t = tmesh.put(b"abc")
     data = pickle.dumps(t)
-    assert bytes(pickle.loads(data)) == b"abc"
     t.release()
+    with pytest.raises(tmesh.PeerTimeoutError, match="nobody has opened 1"):
+        tmesh.flush(timeout=0)
+    opened = pickle.loads(data)
+    tmesh.flush()
+    assert bytes(opened) == b"abc" and not opened.lost
+    opened.release()
+    while not (lost := pickle.loads(data)).lost:  # a thread lets go of what was held
+        lost.release()
     with pytest.raises(tmesh.NotFoundError, match="released|is gone"):
-        pickle.loads(data)
+        bytes(lost)
+
+
+def test_a_bundle_that_is_lost():
+    made = tmesh.bundle({"x": np.ones(3)})
+    data = pickle.dumps(made)
+    made.release()
+    opened = pickle.loads(data)
+    tmesh.flush()
+    assert opened["x"].tolist() == [1, 1, 1] and not opened.lost
+    opened.release()
+    while not (lost := pickle.loads(data)).lost:
+        lost.release()
+    lost = pickle.loads(ForkingPickler.dumps(lost))
+    assert lost.lost and repr(lost) == "<tmesh.Bundle, lost>"
+    for use in (lambda: lost["x"], lost.ref, lambda: [*lost], lambda: "x" in lost, lost.state_dict, lambda: len(lost)):
+        with pytest.raises(tmesh.NotFoundError):
+            use()
+
+
+def test_a_ref_that_holds():
+    def made(**kwargs):
+        return json.dumps(tmesh.put(np.arange(4)).ref(**kwargs))
+
+    with pytest.raises(tmesh.NotFoundError):
+        tmesh.open(made())
+    assert tmesh.open(made(hold=60)).tolist() == [0, 1, 2, 3]
+    t = tmesh.zeros(2, "uint8")
+    ref = t.ref(writable=True, hold=60)
+    t.release()
+    tmesh.open(ref, writable=True)[0] = 1
+    assert made(hold=0.001)
+    tmesh.flush()  # until its time is over
+    for bad in (0, -1, float("nan"), float("inf"), 86401, True):
+        with pytest.raises(tmesh.InvalidError, match="hold"):
+            made(hold=bad)
+    with pytest.raises(TypeError):
+        made(hold="1")
+    bundle = tmesh.bundle({"x": np.ones(3)})
+    ref = bundle.ref(hold=60)
+    bundle.release()
+    assert tmesh.open(ref)["x"].tolist() == [1, 1, 1]
+    tmesh.flush()
+
+
+def held_by_text(queue):
+    queue.put(json.dumps(make(4).ref(hold=60)))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_process_lingers_for_what_its_refs_hold(method):
+    processes = multiprocessing.get_context(method)
+    queue = processes.Queue()
+    worker = processes.Process(target=held_by_text, args=(queue,))
+    worker.start()
+    ref = queue.get(timeout=PATIENCE)
+    worker.join(0.3)  # it would have ended meanwhile
+    assert total(tmesh.open(ref)) == 4000
+    worker.join(PATIENCE)
+    assert worker.exitcode == 0
 
 
 def test_copy():

@@ -146,6 +146,7 @@ def test_pickle_opens_for_reading():
     o = pickle.loads(pickle.dumps(t))
     assert bytes(o) == b"abc" and not o.writable
     assert bytes(copy.copy(t)) == b"abc"
+    tmesh.flush()
 
 
 def test_view():

@@ -60,6 +60,7 @@ from .model import Model, load_model
 from .pages import PagePool, Pages
 from .picture import graph
 from .queue import Queue
+from .sent import flush
 from .slots import Slot, SlotReader, SlotValue
 
 __all__ = [
@@ -98,6 +99,7 @@ __all__ = [
     "drop",
     "empty",
     "export_memory",
+    "flush",
     "from_address",
     "from_dlpack",
     "from_dmabuf",

@@ -14,11 +14,15 @@ import sys
 from collections.abc import Iterator, Mapping
 from multiprocessing.reduction import ForkingPickler
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from . import _tmesh, sent
 from .elements import Entry, to_torch
-from .errors import InvalidError, UnsupportedError
+from .errors import Error, InvalidError, UnsupportedError
+
+# How long pickle holds one, in seconds, as it holds Tensors.
+_HOLD = 60.0
+
 
 class Bundle(Mapping[str, _tmesh.Tensor]):
     """Named tensors in a few regions, under one ref; made by tmesh.bundle() and tmesh.open(). It never
@@ -61,10 +65,10 @@ class Bundle(Mapping[str, _tmesh.Tensor]):
         """Of the region that says what is where."""
         return self._held.id
 
-    def ref(self, *, writable: bool = False) -> dict[str, Any]:
+    def ref(self, *, writable: bool = False, hold: float | None = None) -> dict[str, Any]:
         """What opens it elsewhere, by tmesh.open(): a dict of plain values, for reading unless writable.
-        It holds nothing, as a Tensor's."""
-        ref: dict[str, Any] = json.loads(self._held.ref(writable))
+        It holds nothing but for so many seconds, or until somebody opened it, as a Tensor's."""
+        ref: dict[str, Any] = json.loads(self._held.ref(writable, hold))
         return ref
 
     def send(self, socket: Any, /, *, writable: bool = False, timeout: float | None = None) -> None:
@@ -102,14 +106,58 @@ class Bundle(Mapping[str, _tmesh.Tensor]):
         self.release()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _tmesh.open, (self.ref(),)
+        held: object = self._held
+        if isinstance(held, _Lost):
+            return _lost, (held.error,)
+        return _unpickled, (self.ref(hold=_HOLD),)
+
+    @property
+    def lost(self) -> bool:
+        """Whether it was unpickled too late: its memory is gone, and any use raises the error."""
+        held: object = self._held
+        return isinstance(held, _Lost)
 
     def __repr__(self) -> str:
+        if self.lost:
+            return "<tmesh.Bundle, lost>"
         return f"<tmesh.Bundle of {len(self)} tensors: {', '.join([*self][:4])}{', ...' * (len(self) > 4)}>"
+
+
+class _Lost:
+    """What a Bundle has in the place of both its members when it is lost: any use raises."""
+
+    def __init__(self, error: Error) -> None:
+        self.error = error
+
+    def _raise(self, *_: Any) -> NoReturn:
+        raise type(self.error)(*self.error.args)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self._raise()
+
+    __getitem__ = __contains__ = __iter__ = __len__ = _raise
+
+
+def _lost(error: Error) -> Bundle:
+    bundle = Bundle.__new__(Bundle)
+    # For all to see as what it would be.
+    nothing: Any = _Lost(error)
+    bundle._held = bundle._numbers = nothing
+    return bundle
+
+
+def _unpickled(ref: dict[str, Any]) -> Any:
+    """An exception in the middle of another's unpickling would break it."""
+    try:
+        return _tmesh.open(ref)
+    except Error as error:
+        return _lost(error)
 
 
 def _reduce(bundle: Bundle) -> tuple[Any, ...]:
     """Held until it is taken, region by region."""
+    if bundle.lost:
+        return bundle.__reduce__()
     ref, parcels = bundle.ref(), []
     sent.here.look()
     try:
@@ -123,7 +171,7 @@ def _reduce(bundle: Bundle) -> tuple[Any, ...]:
 
 
 def _received(ref: dict[str, Any], parcels: list[bytes]) -> Any:
-    bundle = _tmesh.open(ref)
+    bundle = _unpickled(ref)
     for parcel in parcels:
         sent.here.give_up(parcel)
     return bundle

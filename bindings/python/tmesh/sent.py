@@ -2,22 +2,32 @@
 """What this process has sent by ref and nobody has taken yet: it is held until then.
 
 So travels a Tensor through whatever pickles as multiprocessing does: queues, pipes, pools and
-concurrent.futures. pickle itself knows no receiver, so there a Tensor is its ref, which holds
-nothing."""
+concurrent.futures. pickle itself knows no receiver, so there a Tensor is a ref that holds for a
+minute. What cannot be opened any more arrives as a Tensor that is lost: an exception would break
+whatever unpickles."""
 
 from __future__ import annotations
 
-import functools
+import errno
 from multiprocessing import parent_process, util
 from multiprocessing.reduction import ForkingPickler
 import os
+import sys
 import time
 from typing import Any
 
 from . import _tmesh
+from .errors import PeerTimeoutError
 
-# How long a process that ends waits for what it sent to be opened.
-PATIENCE = 2.0
+def _patience() -> float:
+    try:
+        return max(float(os.environ.get("TMESH_LINGER", "")), 0.0)
+    except ValueError:
+        return 5.0
+
+
+# How long a process that ends waits for what it sent to be opened, in seconds.
+PATIENCE = _patience()
 
 here = _tmesh.Sent()
 
@@ -30,26 +40,65 @@ def wait(timeout: float) -> None:
         time.sleep(0.001)
 
 
-@functools.cache
+def flush(timeout: float | None = None) -> None:
+    """Wait until others have opened all that this process holds for them: what it sent by pickling,
+    and what refs hold (Tensor.ref(hold=)) until their time is over. PeerTimeoutError, which says
+    how much nobody has opened, after timeout seconds."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    held, _ = _tmesh.flush_held(timeout)
+    wait(float("inf") if deadline is None else deadline - time.monotonic())
+    count = held + here.under_way()
+    if count:
+        raise PeerTimeoutError(errno.ETIMEDOUT, f"nobody has opened {count} of the tensors that this process holds for "
+                               "others: wait longer, or see who should open them")
+
+
+def _at_exit() -> None:
+    """A child of multiprocessing ends by os._exit(), so it waits for what refs hold here too."""
+    if parent_process() is None and os.getpid() not in _waiting:
+        return
+    wait(PATIENCE)
+    lost = here.under_way()
+    if lost:
+        print(f"tmesh: process {os.getpid()} ends, and nobody has opened {lost} of the tensors that it sent within "
+              f"{PATIENCE:g} s (TMESH_LINGER): they are lost", file=sys.stderr, flush=True)
+    _tmesh.linger()
+
+
+_asked: tuple[int, util.Finalize] | None = None
+_waiting: set[int] = set()
+
+
+def _ask() -> None:
+    """multiprocessing forgets in a child what the parent asked for, if it was forked."""
+    global _asked
+    if not _asked or _asked[0] != os.getpid() or not _asked[1].still_active():
+        _asked = os.getpid(), util.Finalize(None, _at_exit, exitpriority=-6)
+
+
 def wait_at_exit(pid: int) -> None:
     """What was taken by then may not be opened yet."""
-    util.Finalize(None, wait, (PATIENCE,), exitpriority=-6)
+    _waiting.add(pid)
+    _ask()
 
 
-# A queue's thread may send while its process ends already, too late to ask for that: so at the start. A
-# process without a parent has seen its children end by the time it would wait.
-util.register_after_fork(wait, lambda _: wait_at_exit(os.getpid()))
-if parent_process() is not None:
-    wait_at_exit(os.getpid())
+# A queue's thread may send while its process ends already, too late to ask for that: so at the start, when a
+# process that was spawned does not know its parent yet. One without a parent has seen its children end by the
+# time it would wait.
+util.register_after_fork(wait, lambda _: _ask())
+os.register_at_fork(after_in_child=_ask)
+_ask()
 
 
 def _reduce(tensor: _tmesh.Tensor) -> tuple[Any, ...]:
+    if tensor.lost:
+        return tensor.__reduce__()  # type: ignore[return-value]
     here.look()
     return _received, (here.send(tensor, False),)
 
 
 def _received(parcel: bytes) -> _tmesh.Tensor:
-    return here.open(parcel)
+    return here.unpickle(parcel)
 
 
 ForkingPickler.register(_tmesh.Tensor, _reduce)

@@ -26,10 +26,10 @@ from __future__ import annotations
 import errno
 import importlib
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, NoReturn
 
 from . import _tmesh, sent
-from .errors import AccessError, InvalidError
+from .errors import AccessError, InvalidError, NotFoundError
 
 __all__ = ["register"]
 
@@ -135,9 +135,32 @@ def _reduce(tensor: Any) -> tuple[Any, ...]:
     return _rebuild, (parcel,)
 
 
+class Lost(torch.Tensor):  # type: ignore[misc]
+    """What came too late: its memory is gone, and any use raises. An exception in the middle of another's
+    unpickling would break it."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        raise NotFoundError(errno.ENOENT, "this tensor is lost: what was sent is to be taken before its sender ends, so "
+                            "get() comes before join()")
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _lost, ()
+
+    def __repr__(self, **_: Any) -> str:
+        return "<a tensor that is lost>"
+
+
+def _lost() -> Any:
+    return torch.Tensor._make_subclass(Lost, torch.empty(0))
+
+
 def _rebuild(parcel: bytes, layout: Any = None, is_parameter: bool = False,
              requires_grad: bool = False) -> Any:
-    tensor = _over(sent.here.open(parcel))
+    ours = sent.here.unpickle(parcel)
+    if ours.lost:
+        return _lost()
+    tensor = _over(ours)
     if layout:
         tensor = _laid_out(tensor, *layout)
     if is_parameter:

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: MIT */
+/* What this process holds for whoever opens its refs. */
+#include "binding.h"
+
+#include <errno.h>
+
+/* Between two looks for signals. */
+#define SLICE_NS 50000000
+
+PyObject *module_flush_held(PyObject *module, PyObject *timeout)
+{
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_flushed left = {.size = sizeof(left)};
+	struct tmesh_error err;
+	int64_t ns, end;
+	int rc;
+
+	if (timeout_from_object(st, timeout, &ns))
+		return NULL;
+	if (!st->ctx)
+		return Py_BuildValue("ii", 0, 0);
+	end = deadline_after(ns);
+	do {
+		ns = left_until(end);
+		Py_BEGIN_ALLOW_THREADS;
+		rc = tmesh_ctx_flush(st->ctx, ns < 0 || ns > SLICE_NS ? SLICE_NS : ns, &left, &err);
+		Py_END_ALLOW_THREADS;
+		if (PyErr_CheckSignals())
+			return NULL;
+	} while (rc == -ETIMEDOUT && left_until(end));
+	if (rc && rc != -ETIMEDOUT)
+		return raise_error(st, &err);
+	return Py_BuildValue("KK", (unsigned long long)left.held,
+			     (unsigned long long)left.held_bytes);
+}
+
+PyObject *module_linger(PyObject *module, PyObject *unused)
+{
+	Py_BEGIN_ALLOW_THREADS;
+	tmesh_linger();
+	Py_END_ALLOW_THREADS;
+	Py_RETURN_NONE;
+}

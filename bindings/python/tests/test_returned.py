@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: MIT
+"""New tensors that workers return, by whatever carries results: each worker ends as soon as it may."""
+
+import concurrent.futures
+import gc
+import importlib.util
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import tmesh
+import tmesh.sent
+from tmesh import _tmesh
+from conftest import EMULATED
+
+PATIENCE = 600
+
+pytestmark = pytest.mark.skipif(EMULATED, reason="fresh interpreters take minutes in an emulated machine")
+
+
+@pytest.fixture(autouse=True)
+def begin_anew():
+    """What senders' slots this process has open, it gives back."""
+    yield
+    gc.collect()
+    tmesh.sent.here = _tmesh.Sent()
+
+
+def make(number):
+    return tmesh.put(np.full(1000, number))
+
+
+def make_and_put(queue, number):
+    queue.put(make(number))
+
+
+def put_and_die(queue):
+    """When the queue's thread has sent it."""
+    make_and_put(queue, 1)
+    queue.close()
+    queue.join_thread()
+    os._exit(1)
+
+
+def total(tensor):
+    return int(tensor.numpy().sum())
+
+
+@pytest.fixture(params=["fork", "spawn", "forkserver"])
+def processes(request):
+    return multiprocessing.get_context(request.param)
+
+
+def test_pool(processes):
+    with processes.Pool(2, maxtasksperchild=1) as pool:
+        assert [total(t) for t in pool.map(make, range(3), chunksize=1)] == [0, 1000, 2000]
+
+
+def test_executor(processes):
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=processes) as pool:
+        futures = [pool.submit(make, number) for number in range(3)]
+    # Its workers have ended.
+    assert [total(future.result()) for future in futures] == [0, 1000, 2000]
+
+
+def test_queue_of_a_process_that_ends_at_once(processes):
+    queue = processes.Queue()
+    worker = processes.Process(target=make_and_put, args=(queue, 3))
+    worker.start()
+    while not queue._reader.poll(1):
+        assert worker.is_alive()
+    worker.join(0.3)  # it would have ended meanwhile
+    assert total(queue.get(timeout=PATIENCE)) == 3000
+    worker.join(PATIENCE)
+    assert worker.exitcode == 0
+
+
+def test_what_is_lost_is_an_error_at_use(processes):
+    if tmesh.backend() == "kernel":
+        pytest.skip("sealed memory of the module may outlive its maker")
+    queue = processes.Queue()
+    worker = processes.Process(target=put_and_die, args=(queue,))
+    worker.start()
+    worker.join(PATIENCE)
+    lost = queue.get(timeout=PATIENCE)
+    assert isinstance(lost, tmesh.Tensor) and lost.lost
+    with pytest.raises(tmesh.NotFoundError, match=r"get\(\) comes before join\(\)"):
+        total(lost)
+
+
+class Rows:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, number):
+        return make(number)
+
+
+def as_one(rows):
+    return tmesh.put(np.stack([row.numpy() for row in rows]))
+
+
+def test_data_loader(processes):
+    data = pytest.importorskip("torch.utils.data", reason="PyTorch is not installed")
+    loader = data.DataLoader(Rows(), batch_size=None, num_workers=1, multiprocessing_context=processes)
+    assert [total(t) for t in loader] == [0, 1000, 2000, 3000]
+    loader = data.DataLoader(Rows(), batch_size=2, collate_fn=as_one, num_workers=1, multiprocessing_context=processes)
+    assert [total(t) for t in [*loader]] == [1000, 5000]
+
+
+def test_loky(python):
+    if not importlib.util.find_spec("loky"):
+        pytest.skip("loky is not installed")
+    assert python("""
+import loky
+import numpy as np
+import tmesh
+
+def make(number):
+    return tmesh.put(np.full(1000, number))
+
+pool = loky.ProcessPoolExecutor(1, timeout=1)
+futures = [pool.submit(make, number) for number in range(3)]
+pool.shutdown()
+print([int(future.result().numpy().sum()) for future in futures])
+""") == "[0, 1000, 2000]\n"
+
+
+def test_torch_tensor_that_is_lost():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    import tmesh.torch
+    lost = tmesh.torch._lost()
+    for again in (lost, pickle.loads(pickle.dumps(lost))):
+        assert isinstance(again, torch.Tensor) and "lost" in repr(again)
+        for use in (lambda: again.shape, lambda: again + 1, again.numpy, lambda: torch.sum(again)):
+            with pytest.raises(tmesh.NotFoundError, match=r"get\(\) comes before join\(\)"):
+                use()
+
+
+@pytest.mark.skipif(os.environ.get("TMESH_BACKEND") == "kernel", reason="sealed memory of the module survives its maker")
+def test_what_is_lost_at_the_end_is_said():
+    """On stderr, after the time that TMESH_LINGER states."""
+    done = subprocess.run([sys.executable, "-c", """
+import multiprocessing, os
+import tmesh, tmesh.sent
+def work(queue):
+    queue.put(tmesh.put([1, 2]))
+processes = multiprocessing.get_context("fork")
+queue = processes.Queue()
+worker = processes.Process(target=work, args=(queue,))
+worker.start()
+worker.join()
+"""], env={**os.environ, "TMESH_LINGER": "0.1"}, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0 and "nobody has opened 1" in done.stderr and "0.1 s" in done.stderr
