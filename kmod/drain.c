@@ -5,7 +5,8 @@
  *
  * A use is a part of the memory that a device or the kernel has mapped through an export. What
  * others have pinned shows in the references of a folio. The rest of a revoked region is freed
- * at once; after that somebody has to look again and again, since nobody tells when a pin ends.
+ * at once. The end of a use is told; where a pin holds memory somebody has to look again and again,
+ * since nobody tells when it ends.
  */
 #include <linux/list_sort.h>
 #include <linux/sched/signal.h>
@@ -151,33 +152,58 @@ static unsigned long tmesh_count_uses(struct tmesh_region *region)
 	return pinned;
 }
 
-/* Counts pages in folios that somebody has; drops the others when told to. */
-static unsigned long tmesh_sweep(struct tmesh_region *region, struct tmesh_mem *mem, bool drop)
+/**
+ * struct tmesh_sweep - a walk over a region's memory, in pieces
+ * @next:       page that the next piece begins with; each page where one ended stays in the list
+ *              of pages, or its length in its place
+ * @pinned:     pages in folios that somebody has, as far as it came
+ * @referenced: those of them that no use covers, so that nobody tells when they are let go
+ */
+struct tmesh_sweep {
+	unsigned long next;
+	unsigned long pinned;
+	unsigned long referenced;
+};
+
+/*
+ * Counts pages in folios that somebody has, in at most so many folios; drops the others when told
+ * to. Is there more?
+ */
+static bool tmesh_sweep(struct tmesh_region *region, struct tmesh_mem *mem,
+			struct tmesh_sweep *sweep, bool drop, unsigned long most)
 {
-	unsigned long pinned = 0, dropped = 0, gap = 0, gap_end = 0, i, nr;
+	unsigned long dropped = 0, gap = 0, gap_end = 0, i, nr;
 	struct tmesh_release release = { };
 	struct tmesh_cover cover;
 	struct folio *folio;
 
-	if (!mem->ops->in_use)
-		return tmesh_count_uses(region);
+	if (!mem->ops->in_use) {
+		sweep->pinned = tmesh_count_uses(region);
+		return false;
+	}
 	tmesh_cover_begin(&cover, region);
-	for (i = 0; i < mem->nr_pages; i += nr) {
+	for (i = sweep->next; i < mem->nr_pages && most; i += nr, most--) {
 		if (xa_is_value(mem->pages[i])) {
 			nr = xa_to_value(mem->pages[i]);
 		} else {
 			cond_resched();
 			folio = page_folio(mem->pages[i]);
 			nr = folio_nr_pages(folio);
-			if (tmesh_cover_reaches(&cover, i, i + nr) ||
-			    mem->ops->in_use(mem, folio)) {
-				pinned += nr;
+			if (tmesh_cover_reaches(&cover, i, i + nr)) {
+				sweep->pinned += nr;
+				continue;
+			}
+			if (mem->ops->in_use(mem, folio)) {
+				sweep->pinned += nr;
+				sweep->referenced += nr;
 				continue;
 			}
 			if (!drop)
 				continue;
 			tmesh_release_page(&release, &folio->page);
 			dropped += nr;
+			/* Another sweep may have stopped here. */
+			mem->pages[i] = xa_mk_value(nr);
 		}
 		/* One length for all that follow each other: the next look passes by at once. */
 		if (gap_end != i)
@@ -188,31 +214,60 @@ static unsigned long tmesh_sweep(struct tmesh_region *region, struct tmesh_mem *
 	tmesh_release_end(&release);
 	mem->charged -= dropped;
 	tmesh_uncharge(mem->user, TMESH_BYTES, (u64)dropped << PAGE_SHIFT);
-	return pinned;
+	sweep->next = i;
+	return i < mem->nr_pages;
+}
+
+/*
+ * All was looked at. Of what only uses cover the end of the last one tells, which starts the work;
+ * for the rest it looks again.
+ */
+static void tmesh_drain_later(struct tmesh_region *region, const struct tmesh_sweep *sweep,
+			      bool again)
+{
+	lockdep_assert_held(&region->uses_lock);
+	if (!sweep->referenced)
+		return;
+	if (again) {
+		region->drain_delay = min(region->drain_delay * 2, 0UL + TMESH_DRAIN_MAX);
+		/* Not later than the end of a use, between two pieces, has asked for. */
+		queue_delayed_work(tmesh_wq, &region->drain, region->drain_delay);
+	} else {
+		region->drain_delay = TMESH_DRAIN_MIN;
+		mod_delayed_work(tmesh_wq, &region->drain, region->drain_delay);
+	}
 }
 
 static void tmesh_drain_step(struct tmesh_region *region, bool again)
 {
+	struct tmesh_sweep sweep = { };
 	struct tmesh_mem *mem;
+	bool more;
 
-	mutex_lock(&region->uses_lock);
-	mem = region->gone;
-	if (mem) {
-		WRITE_ONCE(region->pinned, tmesh_sweep(region, mem, true));
-		trace_tmesh_drain(region->id, (u64)region->pinned << PAGE_SHIFT);
-		if (region->pinned) {
-			region->drain_delay = again ? min(region->drain_delay * 2,
-							  0UL + TMESH_DRAIN_MAX)
-						    : TMESH_DRAIN_MIN;
-			mod_delayed_work(tmesh_wq, &region->drain, region->drain_delay);
+	do {
+		mutex_lock(&region->uses_lock);
+		mem = region->gone;
+		more = mem && tmesh_sweep(region, mem, &sweep, true, TMESH_PIECE);
+		if (more && fatal_signal_pending(current)) {
+			/* The work does the rest. */
+			mod_delayed_work(tmesh_wq, &region->drain, 0);
+			more = false;
 			mem = NULL;
-		} else {
-			WRITE_ONCE(region->freeing, true);
-			/* For tmesh_drain_wait(), which looks at both. */
-			smp_store_release(&region->gone, NULL);
+		} else if (mem && !more) {
+			WRITE_ONCE(region->pinned, sweep.pinned);
+			trace_tmesh_drain(region->id, (u64)region->pinned << PAGE_SHIFT);
+			if (region->pinned) {
+				tmesh_drain_later(region, &sweep, again);
+				mem = NULL;
+			} else {
+				WRITE_ONCE(region->freeing, true);
+				/* For tmesh_drain_wait(), which looks at both. */
+				smp_store_release(&region->gone, NULL);
+			}
 		}
-	}
-	mutex_unlock(&region->uses_lock);
+		mutex_unlock(&region->uses_lock);
+		cond_resched();
+	} while (more);
 	if (!mem)
 		return;
 	mem->ops->release(mem);
@@ -302,25 +357,31 @@ int tmesh_drain_wait(struct tmesh_region *region, u64 timeout_ns)
 /**
  * tmesh_pinned_bytes() - how much of a region's memory devices or the kernel have
  * @region: the region
+ * @bytes:  told, in whole folios
  *
- * Looks at every folio.
+ * Looks at every folio, a piece at a time.
  *
- * Return: bytes, in whole folios.
+ * Return: 0; -EINTR for a fatal signal.
  */
-u64 tmesh_pinned_bytes(struct tmesh_region *region)
+int tmesh_pinned_bytes(struct tmesh_region *region, u64 *bytes)
 {
+	struct tmesh_sweep sweep = { };
 	struct tmesh_mem *mem;
-	unsigned long pinned = 0;
+	bool more;
 
-	mutex_lock(&region->uses_lock);
-	/* A revocation may begin meanwhile; the memory stays until our lock is free. */
-	down_read(&region->lock);
-	mem = region->mem ? region->mem : region->gone;
-	up_read(&region->lock);
-	if (mem)
-		pinned = tmesh_sweep(region, mem, false);
-	mutex_unlock(&region->uses_lock);
-	return (u64)pinned << PAGE_SHIFT;
+	do {
+		if (fatal_signal_pending(current) || mutex_lock_killable(&region->uses_lock))
+			return -EINTR;
+		/* A revocation may begin meanwhile; the memory stays until our lock is free. */
+		down_read(&region->lock);
+		mem = region->mem ? region->mem : region->gone;
+		up_read(&region->lock);
+		more = mem && tmesh_sweep(region, mem, &sweep, false, TMESH_PIECE);
+		mutex_unlock(&region->uses_lock);
+		cond_resched();
+	} while (more);
+	*bytes = mem ? (u64)sweep.pinned << PAGE_SHIFT : 0;
+	return 0;
 }
 
 /**
@@ -336,6 +397,7 @@ u64 tmesh_pinned_bytes(struct tmesh_region *region)
  */
 unsigned long tmesh_drain_unheld(struct tmesh_region *region, bool drop)
 {
+	struct tmesh_sweep sweep = { };
 	unsigned long charged, pages;
 	struct tmesh_mem *mem;
 
@@ -350,9 +412,8 @@ unsigned long tmesh_drain_unheld(struct tmesh_region *region, bool drop)
 	pages = 0;
 	if (mem) {
 		charged = mem->charged;
-		pages = tmesh_sweep(region, mem, drop);
-		if (drop)
-			pages = charged - mem->charged;
+		tmesh_sweep(region, mem, &sweep, drop, ULONG_MAX);
+		pages = drop ? charged - mem->charged : sweep.pinned;
 	}
 	mutex_unlock(&region->uses_lock);
 	return pages;

@@ -147,6 +147,7 @@ int tmesh_ioctl_info(struct tmesh_ucmd *ucmd)
 	struct tmesh_info *cmd = ucmd->cmd;
 	struct tmesh_region *region = tmesh_get_named(ucmd, cmd->id);
 	u32 size = cmd->size, flags = cmd->flags;
+	int rc = 0;
 
 	if (IS_ERR(region))
 		return PTR_ERR(region);
@@ -155,9 +156,9 @@ int tmesh_ioctl_info(struct tmesh_ucmd *ucmd)
 	tmesh_fill_info(cmd, region, ucmd->handle);
 	cmd->size = size;
 	if (flags & TMESH_INFO_PINS)
-		cmd->pinned_bytes = tmesh_pinned_bytes(region);
+		rc = tmesh_pinned_bytes(region, &cmd->pinned_bytes);
 	tmesh_region_put(region);
-	return tmesh_respond(ucmd, sizeof(*cmd));
+	return rc ? rc : tmesh_respond(ucmd, sizeof(*cmd));
 }
 
 /**

@@ -2,6 +2,7 @@
 /*
  * Regions: how they are described, lent again and freed.
  */
+#include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
@@ -66,6 +67,8 @@ static int tmesh_region_alone(const struct tmesh_claim *claim)
 		folio = page_folio(mem->pages[i]);
 		if (mem->ops->in_use(mem, folio))
 			return -EBUSY;
+		if (fatal_signal_pending(current))
+			return -EINTR;
 		cond_resched();
 	}
 	return 0;

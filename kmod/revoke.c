@@ -145,7 +145,8 @@ static int tmesh_revoke_report(struct tmesh_ucmd *ucmd, u32 kind, struct tmesh_h
 	cmd->exports = region->nr_exports;
 	cmd->attachments = atomic_read(&region->attachments);
 	mutex_unlock(&region->claims_lock);
-	cmd->pinned_bytes = tmesh_pinned_bytes(region);
+	if (tmesh_pinned_bytes(region, &cmd->pinned_bytes))
+		return -EINTR;
 	if (tmesh_holders_put(cmd->entries, cmd->entry_bytes, holders, cmd->count))
 		return -EFAULT;
 	return tmesh_respond(ucmd, sizeof(*cmd));

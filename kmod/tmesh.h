@@ -554,7 +554,7 @@ void tmesh_drain(struct tmesh_region *region);
 void tmesh_drain_begin(struct tmesh_region *region, struct tmesh_mem *mem);
 int tmesh_drain_wait(struct tmesh_region *region, u64 timeout_ns);
 void tmesh_drain_end(struct tmesh_region *region);
-u64 tmesh_pinned_bytes(struct tmesh_region *region);
+int tmesh_pinned_bytes(struct tmesh_region *region, u64 *bytes);
 unsigned long tmesh_drain_unheld(struct tmesh_region *region, bool drop);
 
 /* backing_*.c */

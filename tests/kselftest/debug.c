@@ -7,11 +7,13 @@
 #include <unistd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/uio.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <linux/magic.h>
 
 #include "drm.h"
+#include "peer.h"
 #include "lease.h"
 #include "t.h"
 
@@ -365,6 +367,61 @@ TEST(traces_device, "the tracepoints of devices, and what they keep of a revoked
 	close(export);
 	CHECK_OK(ioctl(fd, TMESH_REVOKE, &r));
 	trace_end(t_info(fd).id, wants, ARRAY_SIZE(wants));
+}
+
+static int drains(__u64 id)
+{
+	char what[60];
+
+	snprintf(what, sizeof(what), "tmesh_drain: id=%llu ", id);
+	return times(TRACE "/trace", what);
+}
+
+TEST(drain_sleeps, "memory that only devices have is not looked at until one lets go")
+{
+	int fd = REQUIRE_OK(t_create(t_dev(), 4 * PAGE, TMESH_CREATE_NOHUGE)), pipes[2], looks;
+	struct tmesh_revoke r = {
+		.size = sizeof(r),
+		.flags = TMESH_REVOKE_WAIT,
+		.timeout_ns = 60000000000,
+	};
+	int peer = open_peer(), export = REQUIRE_OK(t_export(fd, 0, 2 * PAGE, TMESH_EXPORT_WRITE));
+	unsigned char *p = t_map(fd, 4 * PAGE, PROT_READ | PROT_WRITE);
+	__u64 id = t_info(fd).id;
+	struct iovec io = {p + 3 * PAGE, PAGE};
+
+	REQUIRE(p != MAP_FAILED);
+	trace_begin();
+	CHECK_OK(peer_import(peer, export, PEER_WRITES));
+	CHECK_OK(t_revoke(fd));
+	looks = drains(id);
+	CHECK(looks > 0);
+	/* By now it would have looked six times. */
+	usleep(700000);
+	CHECK_EQ(drains(id), looks);
+	peer_let_go(peer);
+	CHECK_OK(ioctl(fd, TMESH_REVOKE, &r));
+	CHECK_EQ(r.pinned_bytes, 0);
+	close(export);
+	close(fd);
+
+	/* Nobody tells when a pin ends. */
+	munmap(p, 4 * PAGE);
+	fd = REQUIRE_OK(t_create(t_dev(), 4 * PAGE, TMESH_CREATE_NOHUGE));
+	io.iov_base = t_map(fd, PAGE, PROT_READ | PROT_WRITE);
+	id = t_info(fd).id;
+	REQUIRE_OK(pipe(pipes));
+	REQUIRE(!t_write(io.iov_base, 1) && vmsplice(pipes[1], &io, 1, 0) == (ssize_t)PAGE);
+	CHECK_OK(t_revoke(fd));
+	looks = drains(id);
+	for (int i = 0; i < 1000 && drains(id) < looks + 3; i++)
+		usleep(20000);
+	CHECK(drains(id) >= looks + 3);
+	close(pipes[0]);
+	close(pipes[1]);
+	CHECK_OK(ioctl(fd, TMESH_REVOKE, &r));
+	CHECK(t_write_file(TRACE "/events/tmesh/enable", "0"));
+	CHECK_OK(rmdir(TRACE));
 }
 
 int main(void)

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -454,6 +455,73 @@ TEST(passing_memfd, "the same on a memfd")
 TEST(passing_region, "the same by way of another region of the memfd")
 {
 	check_passing(another_region, true);
+}
+
+/* A seal that is killed, in the middle of its look at least once, has changed nothing. */
+static void check_killed(bool over_memfd)
+{
+	double until = t_now() + 40, span = 0;
+	const size_t bytes = 64 * MB;
+	unsigned int seed = 1234;
+	int dev = t_dev(), unsealed = 0, rounds;
+
+	for (rounds = 0; !unsealed && t_now() < until && !t_failed(); rounds++) {
+		int memfd = -1, h, sv[2];
+		unsigned char *p;
+		double begin;
+		pid_t pid;
+
+		if (over_memfd) {
+			memfd = new_memfd(bytes);
+			h = REQUIRE_OK(create(dev, memfd, 0));
+		} else {
+			h = REQUIRE_OK(t_create(dev, bytes, TMESH_CREATE_NOHUGE));
+		}
+		t_pair(sv);
+		pid = REQUIRE_OK(fork());
+		if (!pid) {
+			t_say(sv[1]);
+			t_seal(h);
+			_exit(0);
+		}
+		t_hear(sv[0]);
+		begin = t_now();
+		if (rounds) {
+			double at = begin + span * (500 + t_random(&seed) % 400) / 1000;
+
+			while (t_now() < at)
+				;
+			kill(pid, SIGKILL);
+		}
+		REQUIRE(waitpid(pid, NULL, 0) == pid);
+		if (!rounds)
+			span = t_now() - begin;
+		if (!(t_info(h).state & TMESH_STATE_SEALED)) {
+			unsealed++;
+			p = t_map(h, bytes, RW);
+			CHECK(p != MAP_FAILED && !t_write(p, 1));
+			munmap(p, bytes);
+			if (over_memfd)
+				CHECK_EQ(pwrite(memfd, "a", 1, 0), 1);
+			CHECK_OK(t_seal(h));
+		}
+		close(sv[0]);
+		close(sv[1]);
+		close(memfd);
+		close(h);
+	}
+	t_note("%d rounds", rounds);
+	CHECK(unsealed);
+}
+
+TEST(killed, "a seal can be killed while it looks at pages")
+{
+	check_killed(false);
+}
+
+TEST(killed_memfd, "the same over a memfd, which can be written again")
+{
+	check_killed(true);
 }
 
 int main(void)
