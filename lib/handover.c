@@ -66,9 +66,8 @@ static int wait_readable(int socket, uint64_t deadline)
 	while (rc < 0 && errno == EINTR);
 	if (rc < 0)
 		return -errno;
-	if (rc == 0)
-		return -ETIMEDOUT;
-	return poller.revents & POLLNVAL ? -EBADF : 0;
+	/* What is no socket, or no descriptor, recvmsg() says. */
+	return rc ? 0 : -ETIMEDOUT;
 }
 
 /* Only a stream goes on after a part of a message. */

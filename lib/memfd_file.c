@@ -55,7 +55,7 @@ bool tmesh_memfd_name_parse(const char *text, struct tmesh_memfd_name *parts)
 	text += 17;
 	/* strtoull() alone would take a sign and spaces too. */
 	length = strspn(text, "0123456789abcdef");
-	if (length == 0 || length > 16 || text[length] != ':')
+	if (length > 16 || text[length] != ':')
 		return false;
 	parts->bytes = strtoull(text, NULL, 16);
 	if (parts->bytes == 0)
