@@ -15,6 +15,7 @@ static void test_create(void **state)
 	check_all(bundle);
 	assert_ok(tmesh_bundle_tensor(bundle, 1, &tensor, err));
 	tmesh_bundle_unref(tmesh_bundle_ref(bundle));
+	tmesh_bundle_unref(NULL);
 	tmesh_bundle_unref(bundle);
 	/* It outlives the bundle. */
 	assert_ok(tmesh_tensor_data(tensor, TMESH_READ, &data, err));

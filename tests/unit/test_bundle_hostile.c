@@ -41,6 +41,8 @@ static void test_bad_refs(void **state)
 	BAD_REF("\"kind\":\"bundle\"", "\"kind\":\"tensor\"", -EPROTO, "kind");
 	BAD_REF("\"kind\":\"bundle\"", "\"dtype\":\"int8\"", -EPROTO, "tmesh_ref_decode");
 	BAD_REF("\"v\":1", "\"v\":2", -EPROTO, "version");
+	BAD_REF("\"id\"", "\"i\"", -EPROTO, "has no \"id\"");
+	BAD_REF("\"tensors\"", "\"t\"", -EPROTO, "has no \"tensors\"");
 	BAD_REF("\"tensors\":4", "\"tensors\":5", -EPROTO, "names 5");
 	BAD_REF("\"byte_size\":", "\"byte_size\":1", -EPROTO, "bytes");
 	BAD_REF("\"regions\":[", "\"regions\":[1,", -EPROTO, "not an object");
@@ -143,6 +145,11 @@ static void test_no_index(void **state)
 	assert_refused(tmesh_bundle_from_regions(*state, region, NULL, 0, &none, err), -EPROTO,
 		       "too short");
 	tmesh_region_unref(region);
+	region = sealed_head(*state, &head, 4096);
+	assert_refused(tmesh_bundle_from_regions(*state, region, NULL, 0, &none, err), -EPROTO,
+		       "the region is not a bundle's index");
+	tmesh_region_unref(region);
+	head.bytes = 1 << 20;
 	region = sealed_head(*state, &head, 4096);
 	assert_refused(tmesh_bundle_from_regions(*state, region, NULL, 0, &none, err), -EPROTO,
 		       "the region is not a bundle's index");

@@ -113,6 +113,8 @@ static void test_bad_options(void **state)
 		assert_refused(tmesh_channel_create(ctx, SEND, &opts, &channel, err), -EINVAL,
 			       bad[i].word);
 	}
+	opts = (struct tmesh_channel_opts){.size = 1};
+	assert_refused(tmesh_channel_create(ctx, SEND, &opts, &channel, err), -EINVAL, "size");
 	assert_refused(tmesh_channel_create(ctx, (enum tmesh_channel_role)3, NULL, &channel, err),
 		       -EINVAL, "neither");
 	assert_refused(tmesh_channel_open(ctx, "tm1m-x", SEND, NULL, &channel, err), -EPROTO,

@@ -456,6 +456,7 @@ struct maker {
 	struct tmesh_wire_reply reply;
 	int fd;
 	unsigned int count; /* as often it goes with the reply */
+	bool silent;	    /* it hangs up instead */
 };
 
 static void *answer(void *data)
@@ -465,10 +466,11 @@ static void *answer(void *data)
 	int fds[] = {maker->fd, maker->fd, maker->fd};
 	char request[256];
 
-	if (recv(conn, request, sizeof(request), 0) > 0)
+	if (recv(conn, request, sizeof(request), 0) > 0 && !maker->silent) {
 		tmesh_wire_send(conn, &maker->reply, sizeof(maker->reply), fds, maker->count, 0);
-	/* Until who asked lets go. */
-	recv(conn, request, 1, 0);
+		/* Until who asked lets go. */
+		recv(conn, request, 1, 0);
+	}
 	close(conn);
 	return NULL;
 }
@@ -503,6 +505,7 @@ static void test_bad_maker(void **state)
 		     bad;
 	char token[TMESH_TOKEN_SIZE], path[33];
 	struct sockaddr_un address;
+	struct tmesh_channel *channel;
 	struct tmesh_index *index;
 	struct tmesh_ctx *ctx;
 	unsigned int before;
@@ -544,8 +547,11 @@ static void test_bad_maker(void **state)
 	BAD_ANSWER(reply.status, -ENOENT, -ENOENT);
 	BAD_ANSWER(reply.status, -EBUSY, -EBUSY);
 	BAD_ANSWER(reply.status, -EMFILE, -EMFILE);
+	BAD_ANSWER(silent, true, -ENOENT);
 	close(good.fd);
 	close(good.listener);
+	/* Its memory is found, and nobody answers for it. */
+	assert_refused(tmesh_channel_open(ctx, token, SEND, NULL, &channel, err), -ENOENT, "gone");
 	tmesh_index_free(index);
 	tmesh_rundir_remove(dir, path);
 	tmesh_ctx_unref(ctx);

@@ -209,6 +209,132 @@ static void test_types(void **state)
 	pair_end(&p);
 }
 
+/* Layouts of which one has all that the other has, and one dimension more. */
+static void test_dimensions(void **state)
+{
+	struct pair p = pair_make(SEND, NULL);
+	struct tmesh_region *region = region_of(p.ctx, 4096);
+	struct tmesh_tensor *tensors[2];
+
+	for (int i = 0; i < 2; i++) {
+		struct tmesh_layout layout;
+
+		assert_ok(tmesh_layout_contiguous(&layout, TMESH_INT32, 1 + i, (int64_t[]){16, 1},
+						  err));
+		assert_ok(tmesh_tensor_wrap(region, &layout, &tensors[i], err));
+	}
+	for (int i = 0; i < 6; i++)
+		assert_passes(&p, tensors[i % 2]);
+	for (int i = 0; i < 2; i++)
+		tmesh_tensor_unref(tensors[i]);
+	tmesh_region_unref(region);
+	pair_end(&p);
+}
+
+/* A channel whose receiver opens no more than @opts lets it. */
+static struct pair pair_receiving(const struct tmesh_channel_opts *opts)
+{
+	struct pair p = {.ctx = context()};
+
+	assert_ok(tmesh_channel_create(p.ctx, SEND, NULL, &p.maker, err));
+	assert_ok(tmesh_channel_token(p.maker, p.token, err));
+	assert_ok(tmesh_channel_open(p.ctx, p.token, RECV, opts, &p.other, err));
+	return p;
+}
+
+/* Two regions where one may be open: the other one goes, and comes again. */
+static void test_room_for_one(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .max_regions = 1};
+	struct pair p = pair_receiving(&opts);
+	struct tmesh_tensor *tensors[2];
+
+	for (int i = 0; i < 2; i++) {
+		struct tmesh_region *region = region_of(p.ctx, 4096);
+
+		tensors[i] = view(region, 3, 4, 0);
+		tmesh_region_unref(region);
+	}
+	for (int i = 0; i < 6; i++) {
+		assert_passes(&p, tensors[i % 2]);
+		assert_int_equal(p.other->open_regions, 1);
+		assert_int_equal(p.other->open_bytes, 4096);
+	}
+	for (int i = 0; i < 2; i++)
+		tmesh_tensor_unref(tensors[i]);
+	pair_end(&p);
+}
+
+/* Too many bytes are no reason to close what is held, for that gives none back. */
+static void test_room_in_bytes(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .max_bytes = 4096};
+	struct pair p = pair_receiving(&opts);
+	struct tmesh_tensor *tensors[3];
+	struct tmesh_message message, held;
+
+	for (int i = 0; i < 3; i++) {
+		struct tmesh_region *region = region_of(p.ctx, 4096);
+
+		tensors[i] = view(region, 3, 4, 0);
+		tmesh_region_unref(region);
+	}
+	message = (struct tmesh_message){.tensor = tensors[0]};
+	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+	assert_ok(tmesh_channel_try_recv(p.other, &held, err));
+	assert_passes(&p, tensors[1]);
+	assert_int_equal(p.other->open_regions, 2);
+	tmesh_tensor_unref(held.tensor);
+	assert_passes(&p, tensors[2]);
+	assert_int_equal(p.other->open_regions, 1);
+	for (int i = 0; i < 3; i++)
+		tmesh_tensor_unref(tensors[i]);
+	pair_end(&p);
+}
+
+/* What its sender has let go of, and nobody has here, is closed when the next one comes. */
+static void test_let_go(void **state)
+{
+	struct pair p = pair_make(SEND, NULL);
+
+	for (int i = 0; i < 3; i++) {
+		struct tmesh_region *region = region_of(p.ctx, 4096);
+		struct tmesh_tensor *tensor = view(region, 3, 4, 0);
+
+		tmesh_region_unref(region);
+		assert_passes(&p, tensor);
+		assert_int_equal(p.other->open_regions, 1);
+		tmesh_tensor_unref(tensor);
+	}
+	pair_end(&p);
+}
+
+/* A message that somebody else has taken is not prepared, though it still lies there. */
+static void test_prepare_taken(void **state)
+{
+	struct tmesh_channel_opts one = {.size = sizeof(one), .slots = 1};
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .flags = TMESH_CHANNEL_NO_OPEN};
+	struct pair p = {.ctx = context()};
+	struct tmesh_region *region;
+	struct tmesh_message message = {0};
+	struct tmesh_channel *other;
+
+	assert_ok(tmesh_channel_create(p.ctx, SEND, &one, &p.maker, err));
+	assert_ok(tmesh_channel_token(p.maker, p.token, err));
+	assert_ok(tmesh_channel_open(p.ctx, p.token, RECV, &opts, &p.other, err));
+	other = pair_open(&p, RECV);
+	region = region_of(p.ctx, 4096);
+	message.tensor = view(region, 3, 4, 0);
+	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+	assert_comes(other, message.tensor);
+	assert_ok(tmesh_channel_prepare(p.other, err));
+	assert_int_equal(p.other->open_regions, 0);
+	tmesh_tensor_unref(message.tensor);
+	tmesh_region_unref(region);
+	tmesh_channel_unref(other);
+	pair_end(&p);
+}
+
 /* Regions that follow each other in one entry, with tensors that are alike but for that. */
 static void test_one_entry(void **state)
 {
@@ -390,6 +516,7 @@ static void test_no_descriptor(void **state)
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &usual), 0);
 	none = (struct rlimit){.rlim_cur = (rlim_t)next, .rlim_max = usual.rlim_max};
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+	assert_int_equal(tmesh_channel_prepare(p.other, NULL), -EMFILE);
 	assert_int_equal(tmesh_channel_try_recv(p.other, &got, NULL), -EMFILE);
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &usual), 0);
 	assert_comes(p.other, message.tensor);
@@ -406,6 +533,9 @@ int main(void)
 		cmocka_unit_test(test_sent_on),	      cmocka_unit_test(test_types),
 		cmocka_unit_test(test_one_entry),     cmocka_unit_test(test_not_taken),
 		cmocka_unit_test(test_next_producer), cmocka_unit_test(test_entries_held),
+		cmocka_unit_test(test_dimensions),    cmocka_unit_test(test_room_for_one),
+		cmocka_unit_test(test_room_in_bytes), cmocka_unit_test(test_let_go),
+		cmocka_unit_test(test_prepare_taken),
 	};
 	const struct CMUnitTest memfds[] = {cmocka_unit_test(test_rival)};
 	const struct CMUnitTest limited[] = {cmocka_unit_test(test_no_descriptor)};

@@ -42,6 +42,18 @@ static void join(pid_t child)
 	assert_int_equal(WEXITSTATUS(status), 0);
 }
 
+/* A context that has given no token has nobody who answers for one, and its child lives. */
+static void test_no_token(void **state)
+{
+	struct tmesh_ctx *ctx = context();
+	pid_t child = fork();
+
+	if (child == 0)
+		unit_leave(0);
+	join(child);
+	tmesh_ctx_unref(ctx);
+}
+
 static void test_inherited(void **state)
 {
 	struct tmesh_region_info info = {.size = sizeof(info)};
@@ -358,7 +370,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_inherited),  cmocka_unit_test(test_inherited_locked),
 		cmocka_unit_test(test_own_life),   cmocka_unit_test(test_no_ghost),
-		cmocka_unit_test(test_while_busy),
+		cmocka_unit_test(test_while_busy), cmocka_unit_test(test_no_token),
 	};
 
 	const struct CMUnitTest memfds[] = {cmocka_unit_test(test_cut_off)};

@@ -123,6 +123,8 @@ static void test_index_says_so(void **state)
 	assert_int_equal(st.st_mode & 0777, 0600);
 	assert_ok(tmesh_index_add(&index, &entry, err));
 	assert_int_equal(tmesh_index_view_open(&view, tmesh_index_fd(index)), 0);
+	/* Without a key of its own its tags would tell tokens to who guesses. */
+	assert_true(view.head->key[0] || view.head->key[1]);
 	assert_true(tmesh_index_view_find(&view, entry.secret, &hit) && hit.read_only);
 	tmesh_index_set_writable(index, entry.secret);
 	assert_false(tmesh_index_hit_holds(&hit));
@@ -146,6 +148,11 @@ static void test_index_grows(void **state)
 
 	assert_ok(tmesh_region_create(*state, 100, NULL, &entry.region, err));
 	assert_ok(tmesh_index_new(name, 1, 16, &index, err));
+	/* What is not there takes no place with it when it goes. */
+	tmesh_index_remove(index, absent);
+	assert_ok(tmesh_index_add(&index, &entry, err));
+	assert_int_equal(tmesh_index_number(index), 1);
+	tmesh_index_remove(index, entry.secret);
 	alarm(20);
 	for (uint8_t i = 0; i < 100; i++) {
 		entry.secret[0] = i;
@@ -158,6 +165,8 @@ static void test_index_grows(void **state)
 		for (uint8_t i = 0; i < 100; i++) {
 			entry.secret[0] = i;
 			assert_non_null(tmesh_index_find(index, entry.secret));
+			assert_ptr_equal(tmesh_index_find(index, entry.secret)->region,
+					 entry.region);
 			tmesh_index_remove(index, entry.secret);
 			assert_null(tmesh_index_find(index, entry.secret));
 		}

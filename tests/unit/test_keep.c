@@ -137,6 +137,9 @@ static void test_refused(void **state)
 	assert_refused(tmesh_keep(*state, "a", &region, 1, &opts, err), -EINVAL, "mode");
 	opts.mode = 0640;
 	assert_refused(tmesh_keep(*state, "a", &region, 1, &opts, err), -EOPNOTSUPP, "module");
+	opts.mode = 0600;
+	opts.flags = TMESH_KEEPING_GID;
+	assert_refused(tmesh_keep(*state, "a", &region, 1, &opts, err), -EOPNOTSUPP, "group");
 	assert_refused(tmesh_keep(*state, "a", none, 0, NULL, err), -EINVAL, "1 to");
 	assert_refused(tmesh_keep(*state, "a", none, TMESH_KEPT_MAX_REGIONS + 1, NULL, err),
 		       -EINVAL, "1 to");
@@ -160,6 +163,11 @@ static void test_refused(void **state)
 		tmesh_kept_open(*state, "a", geteuid() + 1, TMESH_READ, &regions, &count, err),
 		-EOPNOTSUPP, "module");
 	assert_null(regions);
+	/* This user, by name. */
+	assert_ok(tmesh_kept_open(*state, "a", geteuid(), TMESH_READ, &regions, &count, err));
+	assert_int_equal(count, 1);
+	tmesh_region_unref(regions[0]);
+	free(regions);
 	tmesh_region_unref(reader);
 	tmesh_region_unref(region);
 }

@@ -206,16 +206,20 @@ static void test_silent_clients(void **state)
 	tmesh_region_unref(region);
 }
 
-/* Keepers that lie: a listener of ours in its place. What is kept, and the list of it, are refused
- * with @code, and the message of the list has @word in it. */
-static void lie(struct tmesh_ctx *ctx, const void *answer, size_t bytes, bool with_region, int code,
-		const char *word)
+/* Keepers that lie: a listener of ours in its place. What is kept is refused with @code and @word,
+ * and so is the list of it, unless that is empty then, and what the keeper says of itself, unless
+ * the head of its answer is @good. */
+static void lie(struct tmesh_ctx *ctx, const void *answer, size_t bytes, bool with_region,
+		bool good, int code, const char *word)
 {
 	struct sockaddr_un address;
 	struct tmesh_keeper_request request;
 	int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), dir, fd;
 	struct tmesh_region **regions = NULL;
+	const struct tmesh_keeper_reply *reply = answer;
+	struct tmesh_keeper_info info = {.size = sizeof(info)};
 	struct tmesh_kept_info *infos = NULL;
+	unsigned int before;
 	size_t count = 0;
 	int status;
 	pid_t pid;
@@ -230,7 +234,7 @@ static void lie(struct tmesh_ctx *ctx, const void *answer, size_t bytes, bool wi
 	assert_int_equal(listen(listener, 4), 0);
 	pid = fork();
 	if (!pid) {
-		for (int i = 0; i < 2; i++) {
+		for (int i = 0; i < 3; i++) {
 			fd = accept(listener, NULL, NULL);
 			if (recv(fd, &request, sizeof(request), 0) < 0)
 				unit_leave(1);
@@ -241,9 +245,22 @@ static void lie(struct tmesh_ctx *ctx, const void *answer, size_t bytes, bool wi
 		}
 		unit_leave(0);
 	}
+	before = unit_open_fds();
 	assert_refused(tmesh_kept_open(ctx, "a", TMESH_KEPT_OWN, TMESH_READ, &regions, &count, err),
 		       code, word);
-	assert_refused(tmesh_kept_list(ctx, &infos, &count, err), code, word);
+	if (good && !reply->count) {
+		assert_ok(tmesh_kept_list(ctx, &infos, &count, err));
+		assert_int_equal(count, 0);
+		free(infos);
+		infos = NULL;
+	} else {
+		assert_refused(tmesh_kept_list(ctx, &infos, &count, err), code, word);
+	}
+	if (good)
+		assert_ok(tmesh_keeper_info(ctx, &info, err));
+	else
+		assert_refused(tmesh_keeper_info(ctx, &info, err), code, word);
+	assert_int_equal(unit_open_fds(), before);
 	assert_null(regions);
 	assert_null(infos);
 	assert_int_equal(waitpid(pid, &status, 0), pid);
@@ -260,24 +277,30 @@ static void test_lying_keeper(void **state)
 		.count = 1,
 	};
 	struct tmesh_keeper_reply reply = good;
+	struct tmesh_region **none;
+	size_t count;
 
-	lie(*state, "short", 5, false, -EPROTO, "was expected");
-	lie(*state, "", 0, false, -EPIPE, "the keeper ended");
+	assert_refused(tmesh_kept_open(*state, "a", TMESH_KEPT_OWN, TMESH_READ, &none, &count, err),
+		       -ENOENT, "nothing is kept as \"a\"");
+	lie(*state, "short", 5, false, false, -EPROTO, "was expected");
+	lie(*state, "", 0, false, false, -EPIPE, "the keeper ended");
 	reply.magic = 0;
-	lie(*state, &reply, sizeof(reply), false, -EPROTO, "malformed");
+	lie(*state, &reply, sizeof(reply), false, false, -EPROTO, "malformed");
 	reply = good;
 	reply.version++;
-	lie(*state, &reply, sizeof(reply), false, -EPROTO, "malformed");
+	lie(*state, &reply, sizeof(reply), false, false, -EPROTO, "malformed");
 	reply = good;
 	reply.status = 5;
-	lie(*state, &reply, sizeof(reply), false, -EPROTO, "malformed");
+	lie(*state, &reply, sizeof(reply), false, false, -EPROTO, "malformed");
 	reply.status = INT32_MIN;
-	lie(*state, &reply, sizeof(reply), false, -EPROTO, "the keeper");
-	lie(*state, &good, sizeof(good), false, -EPIPE, "nobody");
-	lie(*state, &good, sizeof(good), true, -EPROTO, "was expected");
+	lie(*state, &reply, sizeof(reply), false, false, -EPROTO, "the keeper");
+	lie(*state, &good, sizeof(good), false, true, -EPIPE, "nobody");
+	lie(*state, &good, sizeof(good), true, true, -EPROTO, "was expected");
 	reply = good;
 	reply.count = UINT32_MAX;
-	lie(*state, &reply, sizeof(reply), true, -EPROTO, "answered with 4294967295");
+	lie(*state, &reply, sizeof(reply), true, true, -EPROTO, "answered with 4294967295");
+	reply.count = 0;
+	lie(*state, &reply, sizeof(reply), false, true, -EPROTO, "answered with 0 regions");
 }
 
 int main(void)

@@ -99,6 +99,9 @@ static void test_is_contiguous(void **state)
 	assert_true(tmesh_layout_is_contiguous(&made));
 	made = layout(TMESH_INT16, 1, LIST(4), LIST(0), 0);
 	assert_false(tmesh_layout_is_contiguous(&made));
+	/* 2^64 elements below it are not none. */
+	made = layout(TMESH_INT16, 3, LIST(2, INT64_C(1) << 62, 4), LIST(0, 4, 1), 0);
+	assert_false(tmesh_layout_is_contiguous(&made));
 }
 
 static void test_check_edges(void **state)

@@ -65,6 +65,7 @@ static void test_memfd_names(void **state)
 		"tmesh:2:0123456789abcdef:10:x", "tmesh:1:0123456789abcde:10:x",
 		"tmesh:1:0123456789abcdeg:10:x", "tmesh:1:0123456789abcdef:0:x",
 		"tmesh:1:0123456789abcdef::x",	 "tmesh:1:0123456789abcdef:+1:x",
+		"tmesh:1:0123456789abcdef.10:x", "tmesh:1:0",
 		"tmesh:1:0123456789abcdef:10",	 "tmesh:1:0123456789abcdef:00000000000000010:x",
 	};
 	struct tmesh_memfd_name name;

@@ -120,11 +120,11 @@ static void test_decode_refused(void **state)
 		{REF REF, "not JSON"},
 		{"tm1k-0123456789abcdef0123456789abcdef", "tmesh_slot_open()"},
 		{"[]", "object"},
-		{"{}", "\"v\""},
+		{"{}", "has no \"v\""},
 		{"{\"v\":\"1\"," BODY "}", "\"v\""},
 		{"{\"v\":1.0," BODY "}", "\"v\""},
 		{"{\"v\":2," BODY "}", "version 2"},
-		{"{\"v\":1," BODY "}", "\"id\""},
+		{"{\"v\":1," BODY "}", "has no \"id\""},
 		{"{\"v\":1,\"id\":7," BODY "}", "\"id\""},
 		{"{\"v\":1,\"id\":\"0x23456789abcdef\"," BODY "}", "hex"},
 		{"{\"v\":1,\"id\":\"0123456789abcdef0\"," BODY "}", "hex"},
@@ -134,7 +134,10 @@ static void test_decode_refused(void **state)
 		{HEAD BODY ",\"offset\":256}", "twice"},
 		{HEAD BODY ",\"x\":\"\\u0000\"}", "not JSON"},
 		{HEAD BODY ",\"x\":\"\xff\"}", "not JSON"},
-		{HEAD "\"byte_size\":24,\"shape\":[2,3]}", "\"offset\""},
+		{HEAD "\"byte_size\":24,\"shape\":[2,3]}", "has no \"offset\""},
+		{HEAD "\"offset\":0,\"byte_size\":24}", "has no \"shape\""},
+		{HEAD "\"offset\":0,\"byte_size\":24,\"shape\":[2],\"dtype\":\"int8\"}",
+		 "has no \"strides\""},
 		{WITH("-1", "24", "[2,3]", F32, "[3,1]", CPU), "\"offset\""},
 		{WITH("1e3", "24", "[2,3]", F32, "[3,1]", CPU), "\"offset\""},
 		{WITH("9223372036854775808", "24", "[2,3]", F32, "[3,1]", CPU), "not JSON"},
@@ -174,14 +177,31 @@ static void test_decode_refused(void **state)
 
 static void test_decode_limits(void **state)
 {
-	char text[TMESH_REF_SIZE + 2];
+	char text[TMESH_REF_SIZE + 2], *longest;
 	struct tmesh_ref ref;
+	int start;
 
 	/* Padded to the limit it is read, beyond it is not. */
 	snprintf(text, sizeof(text), "%-*s", TMESH_REF_SIZE, REF);
 	assert_ok(decode(text, &ref, err));
 	snprintf(text, sizeof(text), "%-*s", TMESH_REF_SIZE + 1, REF);
 	assert_refused(decode(text, &ref, err), -EPROTO, "at most");
+
+	/* So many dimensions that they would reach far beyond what is kept for them. */
+	start = snprintf(text, sizeof(text), HEAD "\"offset\":0,\"byte_size\":1,\"shape\":[1");
+	while (start < TMESH_REF_SIZE - 2)
+		start += snprintf(text + start, sizeof(text) - (size_t)start, ",1");
+	snprintf(text + start, sizeof(text) - (size_t)start, "]}");
+	assert_refused(decode(text, &ref, err), -EPROTO, "more than 8");
+
+	/* Nor is a bundle's looked at that is longer than any. */
+	longest = malloc(TMESH_BUNDLE_MAX_REF + 2);
+	snprintf(longest, TMESH_BUNDLE_MAX_REF + 2, "%-*s", TMESH_BUNDLE_MAX_REF + 1,
+		 "{\"kind\":\"bundle\"}");
+	assert_refused(decode(longest, &ref, err), -EPROTO, "at most");
+	longest[TMESH_BUNDLE_MAX_REF] = '\0';
+	assert_refused(decode(longest, &ref, err), -EPROTO, "tmesh_bundle_open");
+	free(longest);
 
 	memset(text, '[', TMESH_REF_SIZE);
 	text[TMESH_REF_SIZE] = '\0';

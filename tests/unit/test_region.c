@@ -437,6 +437,13 @@ static void test_from_memfd(void **state)
 	assert_refused(tmesh_region_from_memfd(*state, fd, 0, &opts, &region, err), -EINVAL,
 		       "NO_PIN");
 	opts.flags = 0;
+	/* What the module could give, and a memfd of somebody's cannot. */
+	if (!unit_on_kernel()) {
+		opts.linger_ms = 1000;
+		assert_refused(tmesh_region_from_memfd(*state, fd, 0, &opts, &region, err),
+			       -EOPNOTSUPP, "linger_ms");
+		opts.linger_ms = 0;
+	}
 	assert_ok(tmesh_region_from_memfd(*state, fd, 0, &opts, &region, err));
 	assert_ok(tmesh_region_from_memfd(*state, fd, 100, &opts, &twin, err));
 	/* The module's regions are its own; on memfd the memfd is the region. */

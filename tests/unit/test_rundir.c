@@ -119,6 +119,7 @@ static void test_two_runtime_dirs(void **state)
 static void test_runtime_dir(void **state)
 {
 	char base[] = "/tmp/tmesh-unit-XXXXXX", path[512], token[TMESH_TOKEN_SIZE];
+	char longest[5000];
 	struct tmesh_region *region, *got;
 	struct tmesh_ctx *ctx, *client;
 	unsigned int before;
@@ -131,6 +132,9 @@ static void test_runtime_dir(void **state)
 	close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
 	refused_dir(path, "no directory");
 	unlink(path);
+	memset(longest, 'x', sizeof(longest) - 1);
+	longest[sizeof(longest) - 1] = '\0';
+	refused_dir_as(longest, -ENAMETOOLONG, "too long");
 	snprintf(path, sizeof(path), "%s/none/here", base);
 	refused_dir_as(path, -ENOENT, "No such file or directory; set TMESH_RUNTIME_DIR");
 	snprintf(path, sizeof(path), "%s/open", base);
@@ -257,7 +261,7 @@ static void test_link_failed(void **state)
 {
 	static const char name[] = "00112233445566778899aabbccddee00";
 	struct tmesh_ctx *ctx = context(NULL, 0);
-	char path[512];
+	char path[512], unfinished[512];
 	int dir;
 
 	snprintf(path, sizeof(path), "%s/%s.index", getenv("TMESH_RUNTIME_DIR"), name);
@@ -265,8 +269,48 @@ static void test_link_failed(void **state)
 	assert_int_equal(mkdir(path, 0700), 0);
 	assert_int_equal(tmesh_rundir_link(dir, name, 3), -EISDIR);
 	assert_int_equal(rmdir(path), 0);
+	/* Nor does anything that lies where it is made become one. */
+	snprintf(unfinished, sizeof(unfinished), "%s/%s.new", getenv("TMESH_RUNTIME_DIR"), name);
+	assert_int_equal(symlink("/", unfinished), 0);
+	assert_int_equal(tmesh_rundir_link(dir, name, 3), -EEXIST);
+	assert_int_equal(access(path, F_OK), -1);
+	assert_int_equal(unlink(unfinished), 0);
 	assert_int_equal(tmesh_rundir_link(dir, name, 3), 0);
 	assert_int_equal(unlink(path), 0);
+	tmesh_ctx_unref(ctx);
+}
+
+/* Where nothing is said the user's own directories are looked at, in their order. */
+static void test_presets(void **state)
+{
+	const char *names[] = {"TMESH_RUNTIME_DIR", "XDG_RUNTIME_DIR", "TMPDIR"};
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	char *kept[3], path[512], own[64];
+
+	for (int i = 0; i < 3; i++) {
+		kept[i] = getenv(names[i]) ? strdup(getenv(names[i])) : NULL;
+		setenv(names[i], "", 1);
+	}
+	snprintf(own, sizeof(own), "/tmp/tmesh-%u", geteuid());
+	assert_ok(tmesh_rundir_path(ctx, path, sizeof(path), err));
+	assert_string_equal(path, own);
+	setenv("TMPDIR", "/var/tmp", 1);
+	snprintf(own, sizeof(own), "/var/tmp/tmesh-%u", geteuid());
+	assert_ok(tmesh_rundir_path(ctx, path, sizeof(path), err));
+	assert_string_equal(path, own);
+	setenv("XDG_RUNTIME_DIR", "/run/user/7", 1);
+	assert_ok(tmesh_rundir_path(ctx, path, sizeof(path), err));
+	assert_string_equal(path, "/run/user/7/tmesh");
+	setenv("TMESH_RUNTIME_DIR", "/here", 1);
+	assert_ok(tmesh_rundir_path(ctx, path, sizeof(path), err));
+	assert_string_equal(path, "/here");
+	for (int i = 0; i < 3; i++) {
+		if (kept[i])
+			setenv(names[i], kept[i], 1);
+		else
+			unsetenv(names[i]);
+		free(kept[i]);
+	}
 	tmesh_ctx_unref(ctx);
 }
 
@@ -352,7 +396,7 @@ int main(void)
 		cmocka_unit_test(test_two_runtime_dirs), cmocka_unit_test(test_sweep),
 		cmocka_unit_test(test_sweep_among_many), cmocka_unit_test(test_link_failed),
 		cmocka_unit_test(test_strange_links),	 cmocka_unit_test(test_not_made),
-		cmocka_unit_test(test_sweep_told),
+		cmocka_unit_test(test_sweep_told),	 cmocka_unit_test(test_presets),
 	};
 
 	return cmocka_run_group_tests_name("runtime directory", tests, unit_memfd_setup, NULL);

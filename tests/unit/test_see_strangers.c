@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: MIT
+/* Lists of regions, and of who holds one, where strangers hold what is called a region and is none.
+ */
+#include <sched.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "strangers.h"
+
+static bool put(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY | O_CLOEXEC);
+	bool done = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+
+	close(fd);
+	return done;
+}
+
+/* A pipe with a name that /proc shows as a region's: it lies at the top of a file system that is
+ * not mounted any more. Any user may have one who may make namespaces. */
+static bool hold_false_region(void)
+{
+	char dir[512], path[600], map[32];
+	uid_t uid = geteuid();
+	gid_t gid = getegid();
+
+	snprintf(dir, sizeof(dir), "%s/false", getenv("TMESH_RUNTIME_DIR"));
+	snprintf(path, sizeof(path), "%s/memfd:tmesh:1:0123456789abcdef:1000:false", dir);
+	if (mkdir(dir, 0700) || unshare(CLONE_NEWUSER | CLONE_NEWNS))
+		return false;
+	snprintf(map, sizeof(map), "0 %u 1", uid);
+	if (!put("/proc/self/uid_map", map) || !put("/proc/self/setgroups", "deny"))
+		return false;
+	snprintf(map, sizeof(map), "0 %u 1", gid);
+	return put("/proc/self/gid_map", map) && !mount("false", dir, "tmpfs", 0, NULL) &&
+	       !mkfifo(path, 0600) && open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC) >= 0 &&
+	       !umount2(dir, MNT_DETACH);
+}
+
+/* Who looks for regions opens what others call one, and waits for nobody. */
+static void test_false_region(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
+	struct tmesh_region_info *infos;
+	int pair[2], status;
+	char holds = 0;
+	size_t count;
+	pid_t pid;
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+	pid = fork();
+	if (pid == 0) {
+		close(pair[0]);
+		holds = hold_false_region();
+		if (write(pair[1], &holds, 1) != 1 || read(pair[1], &holds, 1))
+			_exit(1);
+		_exit(0);
+	}
+	close(pair[1]);
+	assert_int_equal(read(pair[0], &holds, 1), 1);
+	assert_true(holds);
+	assert_ok(tmesh_list(ctx, &infos, &count, err));
+	free(infos);
+	close(pair[0]);
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	tmesh_ctx_unref(ctx);
+}
+
+/* Memory that is called a region and is none, or is called as a region is that is another file. */
+static void test_false_names(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
+	struct tmesh_holder_info *holders;
+	struct tmesh_region_info *infos;
+	struct tmesh_region *region;
+	int none = memfd_create("tmesh:1:nonsense", MFD_CLOEXEC), twin;
+	char name[64], token[TMESH_TOKEN_SIZE];
+	size_t count;
+
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+	snprintf(name, sizeof(name), "tmesh:1:%016llx:a:", (unsigned long long)region->id);
+	twin = memfd_create(name, MFD_CLOEXEC);
+	assert_true(none >= 0 && twin >= 0);
+	assert_ok(tmesh_list(ctx, &infos, &count, err));
+	for (size_t i = 0; i < count; i++)
+		assert_int_not_equal(infos[i].size, 0);
+	free(infos);
+	/* One of both, whichever is seen first, and not what each of them has. */
+	assert_ok(tmesh_holders(ctx, region->id, &holders, &count, err));
+	assert_int_equal(count, 1);
+	free(holders);
+	close(twin);
+	/* Nothing that was looked at stays open. */
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	for (int i = 0; i < 2; i++) {
+		unsigned int before = unit_open_fds();
+
+		assert_ok(tmesh_list(ctx, &infos, &count, err));
+		free(infos);
+		assert_ok(tmesh_holders(ctx, region->id, &holders, &count, err));
+		assert_int_equal(holders[0].rights, TMESH_READ | TMESH_WRITE);
+		free(holders);
+		assert_int_equal(unit_open_fds(), before);
+	}
+	close(none);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+}
+
+static bool has_namespaces(void)
+{
+	pid_t child = fork();
+	int status;
+
+	if (child == 0)
+		_exit(unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0);
+	return waitpid(child, &status, 0) == child && !status;
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {cmocka_unit_test(test_false_names)};
+	const struct CMUnitTest namespaces[] = {cmocka_unit_test(test_false_region)};
+	int failed;
+
+	mkdir(getenv("TMESH_RUNTIME_DIR"), 0700);
+	failed = cmocka_run_group_tests_name("see_strangers", tests, NULL, NULL);
+	if (has_namespaces())
+		return failed + cmocka_run_group_tests_name("namespaces", namespaces, NULL, NULL);
+	return failed + UNIT_SKIP(namespaces, "no user namespaces here");
+}
