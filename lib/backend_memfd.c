@@ -4,7 +4,7 @@
  * their last holder; what it does not do for us (rights between processes of one user,
  * leases) is kept by good behaviour, and tmesh_caps() says so.
  */
-#include "hold.h"
+#include "held.h"
 #include "memfd.h"
 #include "keep_internal.h"
 

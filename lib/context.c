@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Contexts: choice of the backend, limits, counters. */
-#include "hold.h"
+#include "held.h"
 #include "wire.h"
 
 #include <fcntl.h>

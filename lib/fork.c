@@ -7,7 +7,7 @@
  *
  * The list is the library's only state outside contexts: handlers have no argument.
  */
-#include "hold.h"
+#include "held.h"
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct tmesh_ctx *contexts; /* under list_lock */

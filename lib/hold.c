@@ -8,7 +8,7 @@
  * A thread of the context, which is there while something is held, lets go: of what was opened and
  * of what nobody has opened in time. It has a reference to the context, which may be the last one.
  */
-#include "hold.h"
+#include "held.h"
 #include "wire.h"
 
 #include <inttypes.h>

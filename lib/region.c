@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Regions: the rules that both backends share; what differs is behind ctx->ops. */
-#include "hold.h"
+#include "held.h"
 
 #include <stdlib.h>
 #include <string.h>

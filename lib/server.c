@@ -6,7 +6,7 @@
  * their connection; when there are too many the one unused for longest goes, and asks
  * again when it needs to.
  */
-#include "hold.h"
+#include "held.h"
 #include "memfd.h"
 
 #include <fcntl.h>

@@ -194,7 +194,11 @@ static void test_ended(void **state)
 	assert_int_equal(stats_of(&home).offers, 0);
 	assert_int_equal(stats_of(&home).keys, 0);
 	assert_int_equal(stats_of(&home).failed, 3);
-	/* What failed has left nothing; the pin of the offer is gone. */
+	/* What failed has left nothing. */
+	assert_int_equal(live(&home), before);
+	/* The offer's handle is gone: this is the last one on the region. */
+	tmesh_region_unref(home.region);
+	home.region = NULL;
 	assert_int_equal(live(&home), before - 1);
 	finish(&home);
 }

@@ -190,8 +190,10 @@ class Model(Base):
 
 
 def declarations(text):
-    """The functions that a header or a synopsis declares, each in a line."""
+    """The functions that a header or a synopsis declares, each in a line. What inline ones pass sizes to is none."""
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
+    text = re.sub(r"^static inline ([^;{}]*?)\s*\{.*?^\}", r"\1;", text, flags=re.S | re.M)
+    text = re.sub(r"^int tmesh_\w+_sized\([^;]*;", "", text, flags=re.M)
     return [re.sub(r"\s+", " ", one).replace("* tmesh", "*tmesh") for one in re.findall(r"^[a-z][^;{}]*?\btmesh_\w+\([^;{}]*\);", text, re.M)]
 
 

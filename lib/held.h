@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Tokens that hold: what a context keeps for those who will open it. hold.c */
-#ifndef TMESH_LIB_HOLD_H
-#define TMESH_LIB_HOLD_H
+#ifndef TMESH_LIB_HELD_H
+#define TMESH_LIB_HELD_H
 
 #include "internal.h"
 
@@ -26,4 +26,4 @@ void tmesh_holds_disown(struct tmesh_ctx *ctx);
 /* The context ends; nothing is held any more. */
 void tmesh_holds_free(struct tmesh_ctx *ctx);
 
-#endif /* TMESH_LIB_HOLD_H */
+#endif /* TMESH_LIB_HELD_H */
