@@ -10,6 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define POOL_IDLE_NS 30000000000u
+#define POOL_LOOK_MS 10000
 #define DEFAULT_TIMEOUT_NS 2000000000u
 #define DEFAULT_LINGER_NS 5000000000u
 #define LONGEST_LINGER_NS 3600000000000u
@@ -153,6 +155,8 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 	tmesh_live_init(ctx);
 	tmesh_ctx_limit(ctx, o.max_bytes);
 	ctx->pool_max = o.pool_bytes;
+	ctx->pool_idle_ns = POOL_IDLE_NS;
+	ctx->pool_look_ms = o.pool_bytes ? POOL_LOOK_MS : -1;
 	ctx->timeout_ns = o.timeout_ns ? o.timeout_ns : DEFAULT_TIMEOUT_NS;
 	if (ctx->timeout_ns > LONGEST_TIMEOUT_NS)
 		ctx->timeout_ns = LONGEST_TIMEOUT_NS;
@@ -197,7 +201,7 @@ void tmesh_ctx_unref(struct tmesh_ctx *ctx)
 	if (!ctx || atomic_fetch_sub_explicit(&ctx->refs, 1, memory_order_acq_rel) != 1)
 		return;
 	tmesh_fork_forget(ctx);
-	tmesh_pool_drain(ctx);
+	tmesh_ctx_trim(ctx);
 	ctx->ops->close(ctx);
 	tmesh_ctx_unref(ctx->beside);
 	ctx_free(ctx);
@@ -225,7 +229,7 @@ int tmesh_ctx_enter(struct tmesh_ctx *ctx, struct tmesh_error *err)
 	}
 	pthread_mutex_unlock(&ctx->lock);
 	if (!rc) {
-		tmesh_pool_drain(ctx);
+		tmesh_ctx_trim(ctx);
 		tmesh_holds_disown(ctx);
 		tmesh_later_drain(ctx);
 	}

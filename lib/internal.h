@@ -106,6 +106,8 @@ struct tmesh_ctx {
 	struct tmesh_region *pool;
 	uint64_t pool_bytes;
 	uint64_t pool_max;
+	uint64_t pool_idle_ns;	    /* so long a region lies there */
+	int pool_look_ms;	    /* so often the server's thread looks; -1: there is no pool */
 	struct tmesh_region **live; /* live.c: heads by id */
 	uint32_t live_buckets;
 	uint32_t live_count;
@@ -239,6 +241,7 @@ struct tmesh_region {
 	} tokens[4]; /* memfd: one per set of rights; under ctx->lock */
 	struct tmesh_region *pool_next;
 	struct tmesh_region *later; /* channel_members.c: of those whose last reference is to go */
+	uint64_t pool_since;
 	/* live.c; under ctx->lock */
 	struct tmesh_region *ring_next, *ring_prev; /* handles of the same region */
 	struct tmesh_region *live_next;		    /* of a head: the bucket's next one */
@@ -337,8 +340,8 @@ struct tmesh_region *tmesh_pool_get(struct tmesh_ctx *ctx, uint64_t bytes,
 				    const struct tmesh_region_opts *opts);
 /* True: the pool has taken the region that nobody uses any more. */
 bool tmesh_pool_put(struct tmesh_region *region);
-/* Whether anything was in it. */
-bool tmesh_pool_drain(struct tmesh_ctx *ctx);
+/* What has lain there for too long goes. */
+void tmesh_pool_age(struct tmesh_ctx *ctx);
 /* Who was refused what the pool may hold, by @rc, gets it: whether to try once more. */
 bool tmesh_pool_yields(struct tmesh_ctx *ctx, int rc);
 

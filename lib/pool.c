@@ -10,6 +10,9 @@
  * named by tokens for reading. Then it waits here until the kernel knows of nobody who
  * still has it; docs/rendezvous.md says why nobody gets it later.
  *
+ * What nobody has asked for in a while goes, with the next region that comes here, or
+ * by the thread that answers for tokens, where there is one.
+ *
  * A region that leaves the pool is zeroed, or, for callers who overwrite it anyway, as the
  * last user in this very context left it, with the rest of its last page zeroed.
  */
@@ -33,14 +36,16 @@ static bool alone(struct tmesh_region *region)
 	return ours(region) && region->ctx->ops->pool_alone(region);
 }
 
-/* Takes what is over the bounds off the tail; the caller destroys it without the lock. */
+/* Takes what is over the bounds, or has lain there for too long, off the tail; the caller destroys
+ * it without the lock. */
 static struct tmesh_region *trim(struct tmesh_ctx *ctx)
 {
 	struct tmesh_region **at = &ctx->pool, *rest;
-	uint64_t bytes = 0;
+	uint64_t bytes = 0, now = *at ? tmesh_now_ns() : 0;
 	unsigned int count = 0;
 
-	while (*at && count < POOL_REGIONS && (*at)->alloc <= ctx->pool_max - bytes) {
+	while (*at && count < POOL_REGIONS && (*at)->alloc <= ctx->pool_max - bytes &&
+	       now - (*at)->pool_since < ctx->pool_idle_ns) {
 		bytes += (*at)->alloc;
 		count++;
 		at = &(*at)->pool_next;
@@ -67,6 +72,7 @@ static void put(struct tmesh_ctx *ctx, struct tmesh_region *region)
 
 	pthread_mutex_lock(&ctx->lock);
 	region->pool_next = ctx->pool;
+	region->pool_since = tmesh_now_ns();
 	ctx->pool = region;
 	rest = trim(ctx);
 	pthread_mutex_unlock(&ctx->lock);
@@ -148,21 +154,33 @@ struct tmesh_region *tmesh_pool_get(struct tmesh_ctx *ctx, uint64_t bytes,
 	return region;
 }
 
-bool tmesh_pool_drain(struct tmesh_ctx *ctx)
+void tmesh_pool_age(struct tmesh_ctx *ctx)
+{
+	struct tmesh_region *rest;
+
+	pthread_mutex_lock(&ctx->lock);
+	rest = trim(ctx);
+	pthread_mutex_unlock(&ctx->lock);
+	destroy_all(rest);
+}
+
+uint64_t tmesh_ctx_trim(struct tmesh_ctx *ctx)
 {
 	struct tmesh_region *all;
+	uint64_t bytes;
 
 	pthread_mutex_lock(&ctx->lock);
 	all = ctx->pool;
+	bytes = ctx->pool_bytes;
 	ctx->pool = NULL;
 	ctx->pool_bytes = 0;
 	pthread_mutex_unlock(&ctx->lock);
 	destroy_all(all);
-	return all;
+	return bytes;
 }
 
 bool tmesh_pool_yields(struct tmesh_ctx *ctx, int rc)
 {
 	return (rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM || rc == -EDQUOT) &&
-	       tmesh_pool_drain(ctx);
+	       tmesh_ctx_trim(ctx);
 }

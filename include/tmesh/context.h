@@ -57,7 +57,8 @@ struct tmesh_ctx_opts {
 	uint64_t max_bytes;	    /* bytes of live regions this context creates, each as long as
 				     * the context has a handle on it; 0: no limit. Passing it
 				     * gives -EDQUOT */
-	uint64_t pool_bytes;	    /* bytes kept for reuse after the last unref; 0: no pool.
+	uint64_t pool_bytes;	    /* bytes kept for reuse after the last unref, for 30 s (see
+				     * tmesh_ctx_trim()); 0: no pool.
 				     * Given back before a region that is created, opened,
 				     * derived, exported or named is refused for want of them or
 				     * of their descriptors */
@@ -89,6 +90,11 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 		   struct tmesh_error *err);
 /* Change max_bytes of tmesh_ctx_opts. Memory in use stays, even if it exceeds the new limit. */
 void tmesh_ctx_limit(struct tmesh_ctx *ctx, uint64_t max_bytes);
+
+/* Give back what the pool keeps (pool_bytes), at once. What nobody has asked for in 30 s goes by
+ * itself: with the next region that comes there, and within 10 s more in a context that has made a
+ * token (memfd). Return: the bytes that were given back. */
+uint64_t tmesh_ctx_trim(struct tmesh_ctx *ctx);
 
 struct tmesh_ctx *tmesh_ctx_ref(struct tmesh_ctx *ctx);
 /* Regions keep their context alive, also those that are held (tmesh/hold.h). The last reference

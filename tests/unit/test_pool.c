@@ -396,6 +396,67 @@ static void test_lent_and_given(void **state)
 	expect_not_pooled(*state, region);
 }
 
+static void set_idle(struct tmesh_ctx *ctx, uint64_t ns)
+{
+	pthread_mutex_lock(&ctx->lock);
+	ctx->pool_idle_ns = ns;
+	pthread_mutex_unlock(&ctx->lock);
+}
+
+/* What nobody asks for goes, and all of it on request, with its descriptors. */
+static void test_given_back(void **state)
+{
+	struct tmesh_region *one = make(*state, SIZE, 0, ""), *two = make(*state, SIZE, 0, "");
+	unsigned int before;
+
+	assert_int_equal(tmesh_ctx_trim(*state), 0);
+	before = unit_open_fds();
+	set_idle(*state, UINT64_MAX);
+	tmesh_region_unref(one);
+	tmesh_region_unref(two);
+	tmesh_pool_age(*state);
+	assert_int_equal(stats_of(*state).pool_bytes, 2 * 20480);
+	assert_int_equal(tmesh_ctx_trim(*state), 2 * 20480);
+	assert_int_equal(stats_of(*state).pool_bytes, 0);
+	assert_int_equal(unit_open_fds(), before - 2);
+
+	tmesh_region_unref(make(*state, SIZE, 0, ""));
+	assert_int_equal(stats_of(*state).pool_bytes, 20480);
+	set_idle(*state, 0);
+	tmesh_pool_age(*state);
+	assert_int_equal(stats_of(*state).pool_bytes, 0);
+	assert_int_equal(unit_open_fds(), before - 2);
+	/* Who releases a region looks after the others. */
+	set_idle(*state, UINT64_MAX);
+	tmesh_region_unref(make(*state, SIZE, 0, ""));
+	two = make(*state, 2 * SIZE, 0, "");
+	assert_int_equal(stats_of(*state).pool_bytes, 20480);
+	set_idle(*state, 0);
+	tmesh_region_unref(two);
+	assert_int_equal(stats_of(*state).pool_bytes, 0);
+}
+
+/* In a process that does nothing more, by the thread that answers for its tokens. */
+static void test_given_back_by_thread(void **state)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .pool_bytes = 1 << 20};
+	struct tmesh_region *region;
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	ctx->pool_look_ms = 10;
+	region = lent(ctx, token);
+	tmesh_region_unref(region);
+	assert_int_equal(stats_of(ctx).pool_bytes, 20480);
+	set_idle(ctx, 0);
+	alarm(60);
+	while (stats_of(ctx).pool_bytes)
+		usleep(1000);
+	alarm(0);
+	tmesh_ctx_unref(ctx);
+}
+
 static void test_bounds(void **state)
 {
 	struct tmesh_region *regions[6], *many[200];
@@ -531,6 +592,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_lent, setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_lent_to_others, setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_lent_and_given, setup, unit_ctx_teardown),
+		cmocka_unit_test_setup_teardown(test_given_back, setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_bounds, setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_alike_only, setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_yields, setup, unit_ctx_teardown),
@@ -538,6 +600,7 @@ int main(void)
 
 	const struct CMUnitTest memfds[] = {
 		cmocka_unit_test_setup_teardown(test_not_instead, setup, unit_ctx_teardown),
+		cmocka_unit_test(test_given_back_by_thread),
 	};
 	int failed = cmocka_run_group_tests_name("pool", tests, NULL, NULL);
 
