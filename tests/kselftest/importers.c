@@ -46,6 +46,19 @@ static int wait_free(int handle, struct tmesh_revoke *r, __u64 timeout_ns)
 	return ioctl(handle, TMESH_REVOKE, r);
 }
 
+TEST(sealed, "a sealed region goes to a device that reads, and to none that asks to write")
+{
+	int h = region(), reads = open_peer(), writes = open_peer(), dmabuf;
+
+	REQUIRE_OK(t_seal(h));
+	dmabuf = REQUIRE_OK(t_export(h, 0, 0, 0));
+	CHECK_ERR(peer_import(writes, dmabuf, PEER_WRITES), EACCES);
+	CHECK_OK(peer_import(reads, dmabuf, 0));
+	CHECK_EQ(ioctl(reads, PEER_MAPPED), 1);
+	CHECK_ERR(t_export(h, 0, 0, TMESH_EXPORT_WRITE), EPERM);
+	peer_let_go(reads);
+}
+
 #define TOLD (PEER_TOLD | PEER_LETS_GO | PEER_WRITES)
 
 TEST(told, "a device that can be told is told once, and has the memory no more")

@@ -149,6 +149,39 @@ TEST(read_only, "a descriptor that cannot write makes a handle that cannot")
 	CHECK_OK(t_export(h, 0, 0, 0));
 }
 
+/* Opens the file of a mapping again, as root may: /proc/self/map_files/START-END. */
+static int reopened(const void *p, size_t bytes)
+{
+	char path[80];
+
+	snprintf(path, sizeof(path), "/proc/self/map_files/%lx-%lx", (unsigned long)p,
+		 (unsigned long)p + bytes);
+	return open(path, O_RDWR | O_CLOEXEC);
+}
+
+TEST(map_files,
+     "root opens a memfd again by a mapping; sealed it cannot write, and no other region")
+{
+	int memfd = REQUIRE_OK(memfd_create("memfd", MFD_ALLOW_SEALING | MFD_CLOEXEC)), h, fd;
+	struct tmesh_create_memfd c = {.size = sizeof(c), .memfd = memfd};
+	unsigned char *p, *q;
+
+	REQUIRE_OK(ftruncate(memfd, PAGE));
+	REQUIRE_OK(fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK));
+	REQUIRE_OK(ioctl(t_dev(), TMESH_CREATE_MEMFD, &c));
+	p = t_map(c.fd, PAGE, PROT_READ);
+	REQUIRE(p != MAP_FAILED);
+	fd = REQUIRE_OK(reopened(p, PAGE));
+	CHECK_OK(t_seal(c.fd));
+	CHECK_ERR(pwrite(fd, "x", 1, 0), EPERM);
+	CHECK_EQ(p[0], 0);
+
+	h = REQUIRE_OK(t_create(t_dev(), PAGE, 0));
+	q = t_map(h, PAGE, PROT_READ);
+	REQUIRE(q != MAP_FAILED);
+	CHECK_EQ(reopened(q, PAGE), -1);
+}
+
 TEST(write_sealed, "a memfd sealed against writing makes a handle that cannot write")
 {
 	static const unsigned int seals[] = {F_SEAL_WRITE, F_SEAL_FUTURE_WRITE};
