@@ -13,6 +13,11 @@
 
 #include "compat.h"
 
+/* Not #warning, which is an error where the kernel is built with CONFIG_WERROR. */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(7, 3, 0)
+#pragma message("warning: tmesh is tested up to Linux 7.2, and this kernel is newer")
+#endif
+
 /**
  * tmesh_put_ipc_ns() - drop a reference on an IPC namespace
  * @ns: the namespace
