@@ -38,6 +38,11 @@ int tmesh_kernel_fail(struct tmesh_error *err, const char *what)
 	case ESTALE:
 		return tmesh_fail(err, -ESTALE,
 				  "%s: the region was revoked, or the lease has lapsed", what);
+	case EHWPOISON:
+		return tmesh_fail(err, -EIO,
+				  "%s: a page of the region has a memory error; its other pages "
+				  "are good, and who made it has to make it anew",
+				  what);
 	case EACCES:
 		return tmesh_fail(err, -EACCES,
 				  "%s: this handle does not have the right to do that", what);
@@ -379,6 +384,18 @@ static bool is_gone(const struct tmesh_region *region)
 	       info.state & (TMESH_STATE_REVOKED | TMESH_STATE_LAPSED);
 }
 
+/* Why the kernel could not copy. The module looks at every page now, if it has not been told. */
+static int why_no_copy(const struct tmesh_region *region)
+{
+	struct tmesh_info info = {.size = sizeof(info), .flags = TMESH_INFO_PINS};
+
+	if (ioctl(region->fd, TMESH_INFO, &info))
+		return EFAULT;
+	if (info.state & (TMESH_STATE_REVOKED | TMESH_STATE_LAPSED))
+		return ESTALE;
+	return info.state & TMESH_STATE_POISONED ? EHWPOISON : EFAULT;
+}
+
 /*
  * By the kernel's copy instead of ours, memory that has been revoked meanwhile is an error
  * and no signal. The mapping stays as long as the region object does.
@@ -393,9 +410,8 @@ static int copy_by_kernel(struct tmesh_region *region, uint64_t offset, void *da
 		ssize_t done = out ? process_vm_readv(getpid(), &local, 1, &remote, 1, 0)
 				   : process_vm_writev(getpid(), &local, 1, &remote, 1, 0);
 
-		if (done < 0 && errno == EFAULT) {
-			errno = is_gone(region) ? ESTALE : EFAULT;
-		}
+		if (done < 0 && errno == EFAULT)
+			errno = why_no_copy(region);
 		if (done <= 0)
 			return tmesh_kernel_fail(err, out ? "read" : "write");
 		data = (uint8_t *)data + done;
@@ -557,6 +573,7 @@ static void fill_info(struct tmesh_region_info *to, const struct tmesh_info *fro
 	to->fence_dead = from->fence_state == TMESH_FENCE_DEAD;
 	to->pinned_bytes = from->pinned_bytes;
 	to->cgroup_id = from->cgroup_id;
+	to->poisoned = from->state & TMESH_STATE_POISONED;
 }
 
 /* A region that is gone meanwhile, or revoked, has no description. */

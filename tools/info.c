@@ -27,6 +27,15 @@ static json_t *tensor_json(const char *description)
 			 (json_int_t)ref.layout.offset, "byte_size", (json_int_t)ref.byte_size);
 }
 
+const char *info_state(const struct tmesh_region_info *info)
+{
+	if (info->revoked)
+		return "revoked";
+	if (info->poisoned)
+		return "poisoned";
+	return info->sealed ? "sealed" : "open";
+}
+
 json_t *info_json(const struct tmesh_region_info *info)
 {
 	json_t *value = json_object();
@@ -39,6 +48,7 @@ json_t *info_json(const struct tmesh_region_info *info)
 	json_object_set_new(value, "huge_bytes", json_integer((json_int_t)info->huge_bytes));
 	json_object_set_new(value, "sealed", json_boolean(info->sealed));
 	json_object_set_new(value, "revoked", json_boolean(info->revoked));
+	json_object_set_new(value, "poisoned", json_boolean(info->poisoned));
 	json_object_set_new(value, "uid", json_integer(info->uid));
 	json_object_set_new(value, "gid", json_integer(info->gid));
 	json_object_set_new(value, "mode", json_integer(info->mode));

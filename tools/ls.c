@@ -20,7 +20,7 @@ static void add_row(struct table *table, const struct tmesh_region_info *info)
 	table_addf(table, "%016" PRIx64, info->id);
 	table_add(table, human_bytes(info->bytes, size));
 	table_add(table, tmesh_backend_name(info->backend));
-	table_add(table, info->revoked ? "revoked" : info->sealed ? "sealed" : "open");
+	table_add(table, info_state(info));
 	table_addf(table, "%u", info->handles + info->exports);
 	table_addf(table, "%u", info->uid);
 	table_add(table, contents);

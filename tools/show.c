@@ -36,7 +36,7 @@ static void print_info(const struct tmesh_region_info *info)
 	table_add(&table, "backend");
 	table_add(&table, tmesh_backend_name(info->backend));
 	table_add(&table, "state");
-	table_add(&table, info->revoked ? "revoked" : info->sealed ? "sealed" : "open");
+	table_add(&table, info_state(info));
 	row_bytes(&table, "bytes", info->bytes);
 	row_bytes(&table, "allocated", info->alloc_bytes);
 	row_bytes(&table, "in huge pages", info->huge_bytes);

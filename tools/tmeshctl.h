@@ -137,6 +137,7 @@ int for_backends(enum tmesh_backend only, int (*each)(struct tmesh_ctx *ctx, voi
 		 void *data);
 
 /* info.c: regions and tensors, described. */
+const char *info_state(const struct tmesh_region_info *info); /* a word */
 json_t *info_json(const struct tmesh_region_info *info);
 /* "float32 [2, 3]" from a description, or the description itself. The caller frees it. */
 char *contents_text(const char *description);

@@ -86,11 +86,6 @@ static int larger(const void *a, const void *b)
 	       (one->info.alloc_bytes > two->info.alloc_bytes);
 }
 
-static const char *state_text(const struct tmesh_region_info *info)
-{
-	return info->revoked ? "revoked" : info->sealed ? "sealed" : "open";
-}
-
 static void print(const struct look *look, size_t rows)
 {
 	static const char *const titles[] = {"ID",    "SIZE",	"STATE", "HANDLES", "EXPORTS",
@@ -107,7 +102,7 @@ static void print(const struct look *look, size_t rows)
 
 		table_addf(&table, "%016" PRIx64, info->id);
 		table_add(&table, human_bytes(info->bytes, size));
-		table_add(&table, state_text(info));
+		table_add(&table, info_state(info));
 		table_addf(&table, "%u", info->handles);
 		table_addf(&table, "%u", info->exports);
 		table_addf(&table, "%u", info->views);

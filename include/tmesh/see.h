@@ -60,6 +60,7 @@ struct tmesh_region_info {
 	bool fence_dead;       /* its producer is gone */
 	uint64_t pinned_bytes; /* of a revoked region */
 	uint64_t cgroup_id;    /* whose memory control group is charged; 0: unknown */
+	bool poisoned;	       /* somebody came upon a page of it that has a memory error */
 };
 int tmesh_region_info(struct tmesh_region *region, struct tmesh_region_info *info,
 		      struct tmesh_error *err);

@@ -92,6 +92,7 @@ class Region(TypedDict):
     huge_bytes: int
     sealed: bool
     revoked: bool
+    poisoned: bool
     uid: int
     gid: int
     mode: int
