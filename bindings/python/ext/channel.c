@@ -639,6 +639,16 @@ static PyObject *channel_recv_async(PyObject *object, PyObject *unused)
 	return call_python("tmesh.channel", "recv", object);
 }
 
+static PyObject *channel_send_async(PyObject *object, PyObject *message)
+{
+	PyObject *module = PyImport_ImportModule("tmesh.channel");
+	PyObject *coroutine =
+		module ? PyObject_CallMethod(module, "send", "(OO)", object, message) : NULL;
+
+	Py_XDECREF(module);
+	return coroutine;
+}
+
 static PyObject *channel_aiter(PyObject *object)
 {
 	return call_python("tmesh.channel", "iterate", object);
@@ -714,7 +724,12 @@ static PyMethodDef methods[] = {
 	{"recv_async", channel_recv_async, METH_NOARGS,
 	 "recv_async($self, /)\n--\n\n"
 	 "recv() for asyncio: to be awaited, by one task at a time, and meanwhile the channel\n"
-	 "cannot be closed (BusyError). async for goes on until nobody is left to send."},
+	 "cannot be closed (BusyError). async for goes on until nobody is left to send; what it\n"
+	 "raises for one message, such as NotFoundError, is no end: the next one comes behind it."},
+	{"send_async", channel_send_async, METH_O,
+	 "send_async($self, message, /)\n--\n\n"
+	 "send() for asyncio: to be awaited, by one task at a time, and meanwhile the channel\n"
+	 "cannot be closed (BusyError)."},
 	{"fileno", channel_fileno, METH_NOARGS,
 	 "fileno($self, /)\n--\n\n"
 	 "A descriptor for select and asyncio: readable when it is worth to try. Try until\n"
@@ -730,9 +745,9 @@ static PyMethodDef methods[] = {
 	 "_end_wait($self, /)\n--\n\nIt does not any more."},
 	{"close", channel_close, METH_NOARGS,
 	 "close($self, /)\n--\n\n"
-	 "Leave the channel. Those who have joined it can still receive what was sent, but for\n"
-	 "tensors that nobody holds any more: flush() waits for that. When its maker closes it\n"
-	 "nobody can join any more. Closing twice is fine."},
+	 "Leave the channel. Others can still receive what was sent. Where its maker closes it\n"
+	 "and nobody has joined, one may do so for as long as a process lingers (TMESH_LINGER).\n"
+	 "Closing twice is fine."},
 	{"__reduce__", channel_reduce, METH_NOARGS,
 	 "__reduce__($self, /)\n--\n\nTypeError: a token is what travels."},
 	{"__enter__", channel_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nThe channel."},

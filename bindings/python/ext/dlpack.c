@@ -214,11 +214,13 @@ static struct shell *shell_new(struct tensor *self, const struct request *reques
 	shell->home = PyInterpreterState_Get();
 	shell->late.run = shell_late;
 	if (!shell->writable && !request->allow_readonly && (!request->major || request->torch)) {
-		raise_code(
-			st, EACCES,
-			"this consumer would not know that the memory is read-only, and a write "
-			"would kill the process: take numpy(), or dlpack(allow_readonly=True) if "
-			"nobody will write, or copy");
+		raise_code(st, EACCES,
+			   "this consumer would not know that the memory is read-only, and a write "
+			   "would kill the process. For PyTorch take t.torch(private=True), or "
+			   "torch.from_dlpack(t.dlpack(allow_readonly=True)) if nobody will write; "
+			   "for "
+			   "JAX jax.device_put(t.numpy()); else t.numpy(), or a copy by "
+			   "tmesh.put(t, seal=False)");
 		goto fail;
 	}
 	if (request->torch && has_negative_stride(self)) {

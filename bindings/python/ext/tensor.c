@@ -610,6 +610,7 @@ static PyType_Slot slots[] = {
 		    "into the memory itself is theirs to order."},
 	{Py_tp_dealloc, tensor_dealloc},
 	{Py_tp_repr, tensor_repr},
+	{Py_tp_iter, PySeqIter_New},
 	{Py_tp_methods, methods},
 	{Py_tp_getset, properties},
 	{Py_mp_length, tensor_length},

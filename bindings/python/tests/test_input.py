@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Bad input: a documented error that says what is wrong, nothing changed, nothing leaked."""
 
+from collections.abc import Iterable
 import inspect
 import json
 
@@ -207,3 +208,13 @@ def test_a_dtype_that_tells_nothing_is_unknown(raised):
     Dtype.__repr__ = lambda self: "odd"
     with pytest.raises(tmesh.InvalidError, match="unknown dtype odd"):
         tmesh.empty(3, instance)
+
+
+def test_what_refuses_read_only_memory_names_what_works(good):
+    with pytest.raises(tmesh.AccessError, match=r"jax\.device_put\(t\.numpy\(\)\)"):
+        tmesh.put([1.0]).__dlpack__()
+
+
+def test_a_tensor_is_iterable():
+    t = tmesh.put([[1, 2], [3, 4]])
+    assert isinstance(t, Iterable) and [row.tolist() for row in t] == [[1, 2], [3, 4]]

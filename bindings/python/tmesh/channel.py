@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import AsyncIterator
+from collections.abc import AsyncIterator
+from typing import Any
 
 from ._tmesh import Channel, Tensor
 from .errors import GoneError
@@ -22,13 +23,23 @@ async def recv(channel: Channel) -> bytes | Tensor | tuple[Tensor, bytes]:
             return message
 
 
-async def iterate(channel: Channel) -> AsyncIterator[bytes | Tensor | tuple[Tensor, bytes]]:
-    """What ``async for`` does, until nobody is left to send."""
-    try:
-        while True:
-            yield await recv(channel)
-    except GoneError:
-        return
+class iterate(AsyncIterator[bytes | Tensor | tuple[Tensor, bytes]]):
+    """What ``async for`` does, until nobody is left to send. No generator, which an error of one message would end."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    async def __anext__(self) -> bytes | Tensor | tuple[Tensor, bytes]:
+        try:
+            return await recv(self._channel)
+        except GoneError:
+            raise StopAsyncIteration from None
+
+
+async def send(channel: Channel, message: Any) -> None:
+    """What Channel.send_async() does."""
+    while not channel.try_send(message):
+        await _readable(channel)
 
 
 async def _opened(channel: Channel) -> None:
