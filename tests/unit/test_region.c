@@ -324,7 +324,7 @@ static void test_revoke(void **state)
 	void *addr;
 
 	if (!unit_on_kernel()) {
-		assert_refused(tmesh_region_revoke(region, err), -EOPNOTSUPP, "module");
+		assert_refused(tmesh_region_revoke(region, err), -EOPNOTSUPP, "memory of a memfd");
 		tmesh_region_unref(region);
 		return;
 	}

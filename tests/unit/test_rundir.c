@@ -134,7 +134,7 @@ static void test_runtime_dir(void **state)
 	unlink(path);
 	memset(longest, 'x', sizeof(longest) - 1);
 	longest[sizeof(longest) - 1] = '\0';
-	refused_dir_as(longest, -ENAMETOOLONG, "too long");
+	refused_dir_as(longest, -ENAMETOOLONG, "path is too long");
 	snprintf(path, sizeof(path), "%s/none/here", base);
 	refused_dir_as(path, -ENOENT, "No such file or directory; set TMESH_RUNTIME_DIR");
 	snprintf(path, sizeof(path), "%s/open", base);

@@ -85,7 +85,7 @@ static void test_false_names(void **state)
 	assert_true(none >= 0 && twin >= 0);
 	assert_ok(tmesh_list(ctx, &infos, &count, err));
 	for (size_t i = 0; i < count; i++)
-		assert_int_not_equal(infos[i].size, 0);
+		assert_int_not_equal(infos[i].id, 0);
 	free(infos);
 	/* One of both, whichever is seen first, and not what each of them has. */
 	assert_ok(tmesh_holders(ctx, region->id, &holders, &count, err));

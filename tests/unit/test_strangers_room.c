@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <valgrind/valgrind.h>
 
+#include "memfd.h"
 #include "strangers.h"
 
 /* No room for more than @more descriptors any more, where the free ones are the highest; give
@@ -211,13 +212,35 @@ static void test_send_under_way(void **state)
 	assert_int_equal(status, ETIMEDOUT << 8);
 }
 
+/* A region whose descriptor cannot be lowered for want of another one is not told to strangers as
+ * one that can only be read. */
+static void test_lower_without_room(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
+	struct tmesh_region *first, *region;
+	char token[TMESH_TOKEN_SIZE];
+	struct rlimit limit;
+
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &first, err));
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+	assert_ok(tmesh_region_token(first, TMESH_READ, token, err));
+	assert_true(tmesh_memfd_reads_only(first));
+	limit = exhaust_fds(0);
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	release_fds(limit);
+	assert_int_equal(fcntl(region->fd, F_GETFL) & O_ACCMODE, O_RDWR);
+	assert_false(tmesh_memfd_reads_only(region));
+	tmesh_region_unref(first);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+}
+
 int main(void)
 {
 	const struct CMUnitTest limited[] = {
-		cmocka_unit_test(test_recv_without_room),
-		cmocka_unit_test(test_open_without_room),
-		cmocka_unit_test(test_serve_without_room),
-		cmocka_unit_test(test_send_under_way),
+		cmocka_unit_test(test_recv_without_room),  cmocka_unit_test(test_open_without_room),
+		cmocka_unit_test(test_serve_without_room), cmocka_unit_test(test_send_under_way),
+		cmocka_unit_test(test_lower_without_room),
 	};
 
 	/* Writing to who has hung up is part of it. */
