@@ -18,7 +18,7 @@ bool get_hold(ErlNifEnv *env, ERL_NIF_TERM term, uint64_t *ns, struct tmesh_erro
 	return true;
 }
 
-/* context_flush(context) -> {ok, {held, held_bytes, held_expired}}, at once */
+/* context_flush(context) -> {ok, {held, held_bytes, messages}}, at once */
 NIF(context_flush)
 {
 	struct tmesh_flushed left = {.size = sizeof(left)};
@@ -33,5 +33,5 @@ NIF(context_flush)
 		return make_error(env, &err);
 	return make_ok(env, enif_make_tuple3(env, enif_make_uint64(env, left.held),
 					     enif_make_uint64(env, left.held_bytes),
-					     enif_make_uint64(env, left.held_expired)));
+					     enif_make_uint64(env, left.messages)));
 }

@@ -94,11 +94,13 @@ defmodule Tmesh do
 
   @doc """
   Wait until everything that this VM holds for others, by the option `hold` of `Tmesh.ZeroCopy.TensorRef.to_json/2`
-  and the like, was opened or its time is over; at most `timeout` ms.
+  and the like, was opened or its time is over, and what it sent by channels was received, or nobody is left to
+  receive it; at most `timeout` ms.
 
-  Errors: `:timeout`, with the numbers of what nobody has opened, `held` and `held_bytes`, in `details`.
+  Errors: `:timeout`, with the numbers of what nobody has opened or received, `held`, `held_bytes` and `messages`, in
+  `details`.
 
-      iex> Tmesh.flush(0)
+      iex> Tmesh.flush(60_000)
       :ok
   """
   @spec flush(timeout()) :: :ok | {:error, Error.t()}
@@ -110,14 +112,18 @@ defmodule Tmesh do
   @look_ms 5
 
   defp flush_until(deadline) do
-    with {:ok, {held, bytes, _expired}} <- Context.get() |> Native.context_flush() |> result() do
+    with {:ok, {held, bytes, messages}} <- Context.get() |> Native.context_flush() |> result() do
       cond do
-        held == 0 ->
+        held == 0 and messages == 0 ->
           :ok
 
         deadline != nil and System.monotonic_time(:millisecond) >= deadline ->
-          why = "#{held} refs with #{bytes} bytes are held that nobody has opened"
-          {:error, %Error{Error.new(:timeout, why) | details: %{held: held, held_bytes: bytes}}}
+          why =
+            "nobody has opened #{held} refs with #{bytes} bytes that are held, or received " <>
+              "#{messages} messages of channels"
+
+          left = %{held: held, held_bytes: bytes, messages: messages}
+          {:error, %Error{Error.new(:timeout, why) | details: left}}
 
         true ->
           Process.sleep(@look_ms)

@@ -96,10 +96,28 @@ defmodule Tmesh.ChannelTest do
     assert ZeroCopy.to_binary!(ref) == "abcd"
   end
 
+  test "what was sent is received when its end was closed, and its process is gone" do
+    {:ok, into} = Channel.create(:recv)
+
+    in_process(fn ->
+      {:ok, out} = Channel.open(into.token, :send)
+      {:ok, ref} = ZeroCopy.from_binary("abcd", [4], :uint8)
+      :ok = Channel.send(out, ref)
+      :ok = ZeroCopy.release(ref)
+      :ok = Channel.close(out)
+    end)
+
+    Tmesh.Native.sweep()
+    assert {:ok, ref} = Channel.recv(into, 60_000)
+    assert ZeroCopy.to_binary!(ref) == "abcd"
+  end
+
   test "flush tells what it cannot do" do
     {out, into} = ends()
     :ok = Channel.send(out, "one")
     assert {:error, %Error{type: :timeout}} = Channel.flush(out, 10)
+    assert {:error, %Error{type: :timeout, details: %{messages: messages}}} = Tmesh.flush(0)
+    assert messages > 0
     assert {:error, %Error{type: :invalid}} = Channel.flush(into, 0)
     :ok = Channel.close(into)
     assert {:error, %Error{type: :gone}} = Channel.flush(out)

@@ -399,7 +399,7 @@ defmodule Tmesh.LifetimeTest do
       assert {:error, %Error{type: :invalid}} = TensorRef.to_json(ref, linger: 1)
       :ok = ZeroCopy.release(ref)
       assert {:error, %Error{type: :closed}} = TensorRef.to_json(ref, hold: true)
-      assert Tmesh.flush(0) == :ok
+      assert Tmesh.flush() == :ok
     end
   end
 

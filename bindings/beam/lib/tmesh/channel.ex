@@ -10,8 +10,8 @@ defmodule Tmesh.Channel do
 
   A message is a binary of at most 56 bytes, a ref with a handle, or a tuple of such a ref and a
   binary of at most 24 bytes; what is sent comes out. Of a tensor only the description moves,
-  whatever its size, and the sender may release it at once. Keep the end that sends until the tensor
-  was received, for which `flush/2` waits: one under way that nobody else holds is lost with the end.
+  whatever its size, and the sender may release it at once. What was sent is received also when the end that sent
+  it is closed or its process ends, and in most cases when the VM does: docs/channels.md has the table.
 
   An end belongs to the Erlang process that created or opened it: it is closed when that one ends, or
   when nobody has it any more, and only one process at a time may use it or wait at it (`:busy`).
@@ -237,7 +237,7 @@ defmodule Tmesh.Channel do
   @doc """
   Wait until all that was sent by this end was received, at most `timeout` ms.
 
-  Before the end is closed, or its process ends: tensors under way that nobody else holds are lost then.
+  Before the VM ends, for certainty; `Tmesh.flush/1` does it for all ends, closed ones too.
 
       iex> {:ok, into} = Tmesh.Channel.create(:recv)
       iex> {:ok, out} = Tmesh.Channel.open(into.token, :send)
@@ -265,8 +265,8 @@ defmodule Tmesh.Channel do
          message()
 
   @doc """
-  Leave the channel. What was sent can still be received, except tensors that nobody else holds: call
-  `flush/2` before, which waits for the receiver. Closing again is fine.
+  Leave the channel. What was sent can still be received, while there is somebody to receive it; where this end
+  made the channel and nobody has come yet, for 5 s (`TMESH_LINGER`). Closing again is fine.
   """
   @spec close(t()) :: :ok
   def close(%__MODULE__{native: native}), do: Native.channel_close(native)

@@ -58,7 +58,7 @@ defmodule Tmesh.Native do
 
   @spec context_flush(context() | nil) ::
           result(
-            {held :: non_neg_integer(), bytes :: non_neg_integer(), expired :: non_neg_integer()}
+            {held :: non_neg_integer(), bytes :: non_neg_integer(), messages :: non_neg_integer()}
           )
   def context_flush(_context), do: :erlang.nif_error(:not_loaded)
 
