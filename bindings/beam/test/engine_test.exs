@@ -161,7 +161,7 @@ defmodule Tmesh.EngineTest do
     assert {:error, %Error{type: :invalid}} = Engine.Server.start_link(wrong: 1)
     assert {:error, %Error{message: message}} = Engine.Server.start_link(name: "x", engine: "none")
     assert message =~ "tmesh-engine-none.so"
-    stop_supervised!(Engine.Server)
+    stop_supervised!(name)
     out = ZeroCopy.allocate!([2, 4], :float32)
 
     eventually(fn ->
