@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "common/dlpack_abi.h"
 
@@ -25,6 +26,7 @@ struct shell {
 	struct tensor *tensor;
 	void *data;
 	bool writable;
+	bool is_versioned;
 	struct shell *next, *previous; /* of those that the module has given out */
 };
 
@@ -176,6 +178,7 @@ static int wrap(struct shell *shell, const struct request *request, struct tmesh
 		shell->plain.deleter = delete_plain;
 		return 0;
 	}
+	shell->is_versioned = true;
 	rc = tmesh_tensor_to_dlpack_versioned(tensor, rights, request->major,
 					      &shell->inner_versioned, err);
 	if (rc)
@@ -552,6 +555,74 @@ PyObject *tensor_from_managed(struct state *st, struct DLManagedTensorVersioned 
 		  : tensor_new(st, tensor, NULL, TMESH_READ | TMESH_WRITE | TMESH_MANAGE);
 }
 
+/* What @capsule shows, which still owns it; NULL for anything else. */
+static const struct dl_tensor *shown(PyObject *capsule)
+{
+	if (PyCapsule_IsValid(capsule, VERSIONED)) {
+		struct DLManagedTensorVersioned *managed = PyCapsule_GetPointer(capsule, VERSIONED);
+
+		return &managed->dl_tensor;
+	} else if (PyCapsule_IsValid(capsule, UNVERSIONED)) {
+		struct DLManagedTensor *managed = PyCapsule_GetPointer(capsule, UNVERSIONED);
+
+		return &managed->dl_tensor;
+	}
+	return NULL;
+}
+
+static const struct dl_data_type *shell_type(const struct shell *shell)
+{
+	return shell->is_versioned ? &shell->versioned.dl_tensor.dtype
+				   : &shell->plain.dl_tensor.dtype;
+}
+
+/* The one of those that consumers have whose memory @data lies in. */
+static struct shell *shell_around(struct state *st, uintptr_t data)
+{
+	for (int i = 0; i < SHELL_LISTS; i++)
+		for (struct shell *shell = st->shells[i]; shell; shell = shell->next) {
+			uintptr_t start = (uintptr_t)shell->data;
+
+			if (data >= start &&
+			    data - start < tmesh_tensor_bytes(shell->tensor->tensor) &&
+			    tmesh_layout_is_contiguous(tmesh_tensor_layout(shell->tensor->tensor)))
+				return shell;
+		}
+	return NULL;
+}
+
+/* A consumer's view of our memory, as a tensor over it. NULL without an exception: it is none. */
+static PyObject *view_of_ours(struct state *st, const struct dl_tensor *view)
+{
+	struct tmesh_layout layout;
+	struct tmesh_tensor *tensor;
+	enum tmesh_dtype dtype;
+	struct shell *shell;
+	struct tmesh_error err;
+	uintptr_t data;
+
+	if (view->device.type != DL_DEVICE_CPU || !view->data || view->dtype.lanes != 1 ||
+	    view->ndim < 0 || view->ndim > TMESH_MAX_DIMS)
+		return NULL;
+	data = (uintptr_t)view->data + view->byte_offset;
+	shell = shell_around(st, data);
+	if (!shell)
+		return NULL;
+	/* Its maker keeps the type but in rare cases; others are copied. */
+	dtype = tmesh_tensor_layout(shell->tensor->tensor)->dtype;
+	if (memcmp(&view->dtype, shell_type(shell), sizeof(view->dtype)))
+		return NULL;
+	if (tmesh_layout_contiguous(&layout, dtype, view->ndim, view->shape, &err))
+		return NULL;
+	for (int i = 0; view->strides && i < view->ndim; i++)
+		layout.strides[i] = view->strides[i];
+	layout.offset = tmesh_tensor_layout(shell->tensor->tensor)->offset +
+			(data - (uintptr_t)shell->data);
+	if (tmesh_tensor_wrap(tmesh_tensor_region(shell->tensor->tensor), &layout, &tensor, &err))
+		return NULL;
+	return tensor_new(st, tensor, shell->tensor->root, shell->tensor->rights);
+}
+
 PyObject *module_from_dlpack(PyObject *module, PyObject *object)
 {
 	struct state *st = PyModule_GetState(module);
@@ -569,7 +640,9 @@ PyObject *module_from_dlpack(PyObject *module, PyObject *object)
 	ours = tensor_of(capsule);
 	if (ours)
 		result = tensor_again(ours);
-	else
+	else if (shown(capsule))
+		result = view_of_ours(st, shown(capsule));
+	if (!result && !PyErr_Occurred())
 		result = tensor_new(st, take(st, capsule, &unsealed), NULL,
 				    TMESH_READ | TMESH_WRITE | TMESH_MANAGE);
 	Py_DECREF(capsule);

@@ -353,7 +353,8 @@ static PyMethodDef functions[] = {
 	{"from_dlpack", module_from_dlpack, METH_O,
 	 "from_dlpack(object, /)\n--\n\n"
 	 "A tensor from an object with __dlpack__ or a capsule. Memory of tmesh itself is\n"
-	 "shared; any other is copied once, as put(object, seal=False) does."},
+	 "shared, also a part of a contiguous tensor's that keeps its dtype, such as a slice made\n"
+	 "by PyTorch; any other is copied once, as put(object, seal=False) does."},
 	{"from_address", module_from_address, METH_O,
 	 "from_address(address, /)\n--\n\n"
 	 "The tensor whose memory a DLPack consumer has at that address, or None: for tensors of\n"

@@ -280,3 +280,20 @@ def test_put_copies_even_what_is_ours():
 
 def test_nothing():
     assert torch.from_dlpack(tmesh.empty((0, 3), "float32")).shape == (0, 3)
+
+
+def test_a_consumers_views_are_shared():
+    t = tmesh.zeros((4, 6), "float32")
+    theirs = torch.from_dlpack(t)
+    copies = tmesh.stats()["copies"]
+    for view in (theirs[1:], theirs[:, 2], theirs.t(), theirs[2, 3:], theirs.view(-1)[5:]):
+        ours = tmesh.from_dlpack(view)
+        assert ours.id == t.id and (ours.shape, ours.strides) == (tuple(view.shape), view.stride())
+        view.fill_(view.numel())
+        assert ours.numpy().tolist() == view.tolist()
+        with pytest.raises(tmesh.BusyError):
+            t.seal()
+    assert tmesh.stats()["copies"] == copies
+    bits = tmesh.from_dlpack(theirs.view(torch.int32)[1:])
+    assert bits.id != t.id and tmesh.stats()["copies"] == copies + 1
+    del theirs, view
