@@ -5,6 +5,7 @@
  * The region holds the pages, for devices. Memory mappings are the memfd's own: pages of a
  * page cache that something else mapped would break when a hole is punched.
  */
+#include <linux/cpu.h>
 #include <linux/fcntl.h>
 #include <linux/file.h>
 #include <linux/fs.h>
@@ -246,8 +247,10 @@ static void tmesh_memfd_settle(struct tmesh_mem *mem)
 {
 	int cpu;
 
+	cpus_read_lock();
 	for_each_online_cpu(cpu)
-		work_on_cpu_safe(cpu, tmesh_memfd_settle_here, page_folio(mem->pages[0]));
+		work_on_cpu(cpu, tmesh_memfd_settle_here, page_folio(mem->pages[0]));
+	cpus_read_unlock();
 }
 
 /* Nobody may write from here on until the look is over, and pages stay where they are. */
