@@ -19,6 +19,9 @@
 
 #include "tmesh.h"
 
+/* Regions of a memfd. */
+#define TMESH_MEMFD_REGIONS 1024
+
 /**
  * struct tmesh_memfd_mem - memory of a memfd
  * @mem:    the common part
@@ -141,13 +144,23 @@ static bool tmesh_memfd_shared(const struct tmesh_memfd_mem *memfd)
 	return false;
 }
 
-/* Somebody may have sealed it since the rights were looked up. */
-static void tmesh_memfd_join(struct tmesh_memfd_mem *memfd, u32 *rights)
+/*
+ * Somebody may have sealed it since the rights were looked up. Others have to go through all
+ * regions of the memfd when they seal it, so there are not too many.
+ */
+static int tmesh_memfd_join(struct tmesh_memfd_mem *memfd, u32 *rights)
 {
 	struct inode *inode = file_inode(memfd->file);
 	struct tmesh_memfd_mem *other;
+	unsigned int others = 0;
+	int rc = -EDQUOT;
 
 	spin_lock(&memfds_lock);
+	hash_for_each_possible(memfds, other, node, (unsigned long)inode)
+		others += file_inode(other->file) == inode;
+	if (others >= TMESH_MEMFD_REGIONS)
+		goto unlock;
+	rc = 0;
 	if (tmesh_memfd_sealed(&memfd->mem))
 		*rights &= ~TMESH_RIGHT_WRITE;
 	memfd->writes = *rights & TMESH_RIGHT_WRITE;
@@ -156,7 +169,9 @@ static void tmesh_memfd_join(struct tmesh_memfd_mem *memfd, u32 *rights)
 			other->joined += memfd->writes;
 	}
 	hash_add(memfds, &memfd->node, (unsigned long)inode);
+unlock:
 	spin_unlock(&memfds_lock);
+	return rc;
 }
 
 /* References of regions on a folio of a memfd. None of them goes before it leaves the table. */
@@ -397,7 +412,11 @@ struct tmesh_mem *tmesh_memfd_create(struct tmesh_user *user, struct file *file,
 	if (rc)
 		goto fini;
 	memfd->file = get_file(file);
-	tmesh_memfd_join(memfd, rights);
+	rc = tmesh_memfd_join(memfd, rights);
+	if (rc) {
+		tmesh_memfd_release(&memfd->mem);
+		return ERR_PTR(rc);
+	}
 	/* Whoever holds the memfd may have it mapped. */
 	atomic_set(&memfd->mem.escaped, 1);
 	return &memfd->mem;

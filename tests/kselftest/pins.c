@@ -12,6 +12,7 @@
 #include <unistd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <linux/udmabuf.h>
@@ -342,6 +343,25 @@ TEST(hidden, "who maps and unmaps a page hides no reference on it")
 TEST(hidden_large, "nor one on a large folio")
 {
 	check_hidden(0, MB);
+}
+
+TEST(many, "1,024 regions of one memfd at most: EDQUOT; readers' ones stop no seal")
+{
+	int dev = t_dev(), memfd = new_memfd(2 * PAGE), ro = read_only(memfd), h, last = -1;
+	struct rlimit files = {2000, 2000};
+
+	REQUIRE_OK(setrlimit(RLIMIT_NOFILE, &files));
+	h = REQUIRE_OK(create(dev, memfd, 0));
+	for (int i = 1; i < 1024; i++)
+		last = REQUIRE_OK(create(dev, ro, i % 2 ? PAGE : 2 * PAGE));
+	CHECK_ERR(create(dev, memfd, 0), EDQUOT);
+	CHECK_ERR(create(dev, ro, PAGE), EDQUOT);
+	CHECK_OK(create(dev, new_memfd(PAGE), 0));
+	close(last);
+	CHECK_OK(create(dev, ro, PAGE));
+	CHECK_ERR(create(dev, ro, PAGE), EDQUOT);
+	CHECK_OK(t_seal(h));
+	CHECK_EQ(t_caps(dev).used_regions, 1025);
 }
 
 /*

@@ -241,7 +241,7 @@ struct tmesh_create {
  * Mappings of the handle are mappings of the memfd: they outlive the region, are not
  * counted for TMESH_HOLDERS, and keep for good the protection they were made with.
  * EOPNOTSUPP for a memfd of huge pages (MFD_HUGETLB), EACCES for a descriptor that
- * cannot read.
+ * cannot read, EDQUOT for more than 1,024 regions of one memfd.
  *
  * @flags: TMESH_CREATE_GID, TMESH_CREATE_NOPIN.
  */
