@@ -56,6 +56,13 @@ def send(t):
     tmesh.sent.here = _tmesh.Sent()
 
 
+def reduce(t):
+    """Held until it is opened."""
+    function, args = t.__reduce__()
+    function(*args)
+    tmesh.flush()
+
+
 class NoBuffer(np.ndarray):
     """As JAX's bfloat16 arrays are: of datetimes there is none."""
 
@@ -87,7 +94,7 @@ ACTS = {
     "truth": lambda t: refuse(tmesh.InvalidError, t.__bool__),
     "views": lambda t: (t[None], t[1:], t.view("uint8"), t.reshape(10, 10)),
     "properties": lambda t: [getattr(t.seal(), name) for name in dir(t) if not name.startswith("__")],
-    "reduce": lambda t: t.__reduce__(),
+    "reduce": reduce,
     "new properties": lambda t: [getattr(tmesh.put(T, label="new"), name)
                                  for name in ("id", "label", "token")],
     "iterate": lambda t: next(reversed(t.view("uint8"))),

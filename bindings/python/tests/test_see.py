@@ -58,8 +58,9 @@ def test_stats():
     after = tmesh.stats()
     changes = {key: after[key] - before[key] for key in after}
     assert (changes["copies"], changes["bytes_copied"]) == (1, 5000)
-    assert (changes["regions_created"], changes["regions_opened"], changes["regions_live"]) == (1, 1, 2)
-    assert changes["bytes_live"] == 2 * 8192
+    # A region counts once, whatever number of handles there is.
+    assert (changes["regions_created"], changes["regions_opened"], changes["regions_live"]) == (1, 1, 1)
+    assert changes["bytes_live"] == 8192
     o.numpy(), t.numpy(), t[5:].numpy()
     assert tmesh.stats()["bytes_copied"] == after["bytes_copied"]
 
