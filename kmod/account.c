@@ -13,7 +13,7 @@
 #include <linux/sysctl.h>
 #include <linux/xarray.h>
 
-#include "tmesh.h"
+#include "account.h"
 
 /**
  * struct tmesh_account - what a uid, a namespace, or everybody holds

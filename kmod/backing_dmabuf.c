@@ -8,7 +8,8 @@
 #include <linux/dma-buf.h>
 #include <linux/slab.h>
 
-#include "tmesh.h"
+#include "backing.h"
+#include "mem.h"
 
 /**
  * struct tmesh_import_mem - memory of a foreign dma-buf

@@ -17,7 +17,8 @@
 #include <linux/slab.h>
 #include <linux/workqueue.h>
 
-#include "tmesh.h"
+#include "backing.h"
+#include "mem.h"
 
 /* Regions of a memfd. */
 #define TMESH_MEMFD_REGIONS 1024

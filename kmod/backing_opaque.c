@@ -9,7 +9,9 @@
 #include <linux/fs.h>
 #include <linux/slab.h>
 
-#include "tmesh.h"
+#include "backing.h"
+#include "claim.h"
+#include "mem.h"
 
 /**
  * struct tmesh_opaque_mem - what stands for memory that is not ours

@@ -7,7 +7,9 @@
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 
-#include "tmesh.h"
+#include "backing.h"
+#include "mem.h"
+#include "reclaim.h"
 
 static void tmesh_pages_put(struct tmesh_mem *mem, unsigned long done)
 {

@@ -13,7 +13,8 @@
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 
-#include "tmesh.h"
+#include "backing.h"
+#include "mem.h"
 
 /* Pages that are pinned at a time. */
 #define TMESH_PIN_CHUNK 512UL

@@ -8,7 +8,13 @@
 #include <linux/pid.h>
 #include <linux/sched.h>
 
-#include "tmesh.h"
+#include "claim.h"
+#include "fence.h"
+#include "keep.h"
+#include "lease.h"
+#include "linger.h"
+#include "region.h"
+#include "zeros.h"
 
 /**
  * tmesh_claim_init() - fill a claim in

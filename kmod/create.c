@@ -12,8 +12,18 @@
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
-#include "tmesh.h"
+#include "account.h"
+#include "backing.h"
+#include "create.h"
+#include "drain.h"
+#include "fence.h"
+#include "handle.h"
+#include "linger.h"
+#include "poison.h"
+#include "region.h"
+#include "registry.h"
 #include "trace.h"
+#include "ucmd.h"
 
 /**
  * tmesh_check_label() - is a label, or a name, one?

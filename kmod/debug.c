@@ -7,7 +7,12 @@
 #include <linux/fs.h>
 #include <linux/seq_file.h>
 
-#include "tmesh.h"
+#include "account.h"
+#include "debug.h"
+#include "lease.h"
+#include "region.h"
+#include "registry.h"
+#include "watch.h"
 
 #define CREATE_TRACE_POINTS
 #include "trace.h"

@@ -11,7 +11,10 @@
 #include <linux/list_sort.h>
 #include <linux/sched/signal.h>
 
-#include "tmesh.h"
+#include "account.h"
+#include "drain.h"
+#include "main.h"
+#include "mem.h"
 #include "trace.h"
 
 /* Between two looks at memory that somebody has pinned: twice as long each time. */

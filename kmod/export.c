@@ -15,9 +15,15 @@
 #include <linux/slab.h>
 #include <linux/vmalloc.h>
 
+#include "claim.h"
+#include "drain.h"
 #include "export.h"
-#include "tmesh.h"
+#include "lease.h"
+#include "map.h"
+#include "mem.h"
+#include "poison.h"
 #include "trace.h"
+#include "ucmd.h"
 
 /**
  * struct tmesh_dma_mapping - what one device has mapped

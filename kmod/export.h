@@ -65,4 +65,7 @@ void tmesh_dmabuf_release(struct dma_buf *dmabuf);
 struct dma_buf *tmesh_proxy_new(const struct tmesh_claim *through, unsigned long first,
 				unsigned long nr_pages, bool writable);
 
+/* export.c */
+int tmesh_ioctl_export(struct tmesh_ucmd *ucmd);
+
 #endif /* TMESH_EXPORT_H */

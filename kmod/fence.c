@@ -9,8 +9,10 @@
 #include <linux/poll.h>
 #include <linux/sched/signal.h>
 
-#include "tmesh.h"
+#include "claim.h"
+#include "fence.h"
 #include "trace.h"
+#include "ucmd.h"
 
 /**
  * tmesh_fence_init() - nobody has signalled yet

@@ -12,8 +12,16 @@
 #include <linux/uaccess.h>
 #include <linux/xarray.h>
 
-#include "tmesh.h"
+#include "claim.h"
+#include "create.h"
+#include "drain.h"
+#include "gather.h"
+#include "handle.h"
+#include "mem.h"
+#include "poison.h"
+#include "revoke.h"
 #include "trace.h"
+#include "ucmd.h"
 
 /**
  * struct tmesh_link - what a view has of a source

@@ -11,8 +11,19 @@
 #include <linux/pseudo_fs.h>
 #include <linux/slab.h>
 
-#include "tmesh.h"
+#include "account.h"
+#include "claim.h"
+#include "debug.h"
+#include "fence.h"
+#include "handle.h"
+#include "lease.h"
+#include "main.h"
+#include "map.h"
+#include "mem.h"
+#include "region.h"
+#include "registry.h"
 #include "trace.h"
+#include "ucmd.h"
 
 #define TMESH_FS_MAGIC 0x746d7368
 

@@ -8,7 +8,12 @@
 #include <linux/pid_namespace.h>
 #include <linux/slab.h>
 
-#include "tmesh.h"
+#include "fence.h"
+#include "holders.h"
+#include "lease.h"
+#include "query.h"
+#include "region.h"
+#include "ucmd.h"
 
 /**
  * tmesh_holders_alloc() - make room to write down who holds a region

@@ -21,7 +21,13 @@
 #include <linux/uaccess.h>
 #include <linux/xarray.h>
 
+#include "account.h"
+#include "create.h"
 #include "keep.h"
+#include "main.h"
+#include "region.h"
+#include "registry.h"
+#include "revoke.h"
 #include "trace.h"
 
 /* How often it is asked whether an IPC namespace has processes left, and what the time is. */

@@ -11,8 +11,14 @@
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
+#include "claim.h"
+#include "create.h"
+#include "handle.h"
 #include "keep.h"
+#include "keep_calls.h"
+#include "query.h"
 #include "trace.h"
+#include "ucmd.h"
 
 /* May a handle's region be kept? */
 static int tmesh_keep_check(const struct tmesh_claim *claim)

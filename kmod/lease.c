@@ -16,8 +16,17 @@
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 
-#include "tmesh.h"
+#include "account.h"
+#include "claim.h"
+#include "fence.h"
+#include "lease.h"
+#include "main.h"
+#include "map.h"
+#include "mem.h"
+#include "region.h"
 #include "trace.h"
+#include "ucmd.h"
+#include "watch.h"
 
 #define TMESH_LEASE_BYTES (2 * PAGE_SIZE)
 #define TMESH_LEASE_GFP (TMESH_GFP | __GFP_ZERO)

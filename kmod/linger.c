@@ -6,7 +6,9 @@
  * owner's list, so that all of them can be let go when the owner has no /dev/tmesh open any
  * more. The user's lock makes each step whole.
  */
-#include "tmesh.h"
+#include "linger.h"
+#include "main.h"
+#include "region.h"
 
 static void tmesh_linger_work(struct work_struct *work)
 {

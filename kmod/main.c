@@ -11,7 +11,27 @@
 #include <linux/nospec.h>
 #include <linux/uaccess.h>
 
-#include "tmesh.h"
+#include "account.h"
+#include "backing.h"
+#include "create.h"
+#include "debug.h"
+#include "export.h"
+#include "fence.h"
+#include "gather.h"
+#include "handle.h"
+#include "holders.h"
+#include "keep.h"
+#include "keep_calls.h"
+#include "lease.h"
+#include "linger.h"
+#include "main.h"
+#include "query.h"
+#include "region.h"
+#include "registry.h"
+#include "revoke.h"
+#include "seal.h"
+#include "watch.h"
+#include "zeros.h"
 
 /* For work that may drop the last reference to a region: unloading waits for it. */
 struct workqueue_struct *tmesh_wq;

@@ -5,8 +5,12 @@
  */
 #include <linux/pagemap.h>
 
-#include "tmesh.h"
+#include "lease.h"
+#include "map.h"
+#include "poison.h"
+#include "region.h"
 #include "trace.h"
+#include "zeros.h"
 
 /* Pages that a fault maps: so few at first that a first byte is cheap, then twice as many. */
 #define TMESH_BATCH_MIN 16U

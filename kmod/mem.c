@@ -6,7 +6,9 @@
 #include <linux/pagemap.h>
 #include <linux/slab.h>
 
-#include "tmesh.h"
+#include "account.h"
+#include "mem.h"
+#include "poison.h"
 
 /**
  * tmesh_mem_init() - charge memory and make room for its pages

@@ -10,7 +10,10 @@
 #include <linux/mm.h>
 #include <linux/xarray.h>
 
-#include "tmesh.h"
+#include "main.h"
+#include "map.h"
+#include "poison.h"
+#include "region.h"
 
 /**
  * tmesh_folio_poisoned() - has a folio a page with a memory error?

@@ -11,8 +11,10 @@
 #include <linux/scatterlist.h>
 #include <linux/slab.h>
 
+#include "backing.h"
+#include "claim.h"
+#include "drain.h"
 #include "export.h"
-#include "tmesh.h"
 #include "trace.h"
 
 /**

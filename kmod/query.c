@@ -10,7 +10,16 @@
 #include <linux/uaccess.h>
 #include <linux/user_namespace.h>
 
-#include "tmesh.h"
+#include "account.h"
+#include "drain.h"
+#include "fence.h"
+#include "keep.h"
+#include "lease.h"
+#include "poison.h"
+#include "query.h"
+#include "region.h"
+#include "registry.h"
+#include "ucmd.h"
 
 /**
  * tmesh_time_here() - a time as the caller's clock shows it

@@ -10,7 +10,10 @@
 #include <linux/mm.h>
 #include <linux/shrinker.h>
 
+#include "create.h"
+#include "drain.h"
 #include "keep.h"
+#include "reclaim.h"
 
 static struct shrinker *shrinker;
 

@@ -6,7 +6,13 @@
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
-#include "tmesh.h"
+#include "account.h"
+#include "claim.h"
+#include "drain.h"
+#include "lease.h"
+#include "region.h"
+#include "registry.h"
+#include "revoke.h"
 #include "trace.h"
 
 static void tmesh_region_release(struct kref *ref)

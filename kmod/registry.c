@@ -10,7 +10,7 @@
 #include <linux/sched.h>
 #include <linux/xarray.h>
 
-#include "tmesh.h"
+#include "registry.h"
 
 static DEFINE_XARRAY_FLAGS(regions, XA_FLAGS_ACCOUNT);
 static atomic64_t last_id;

@@ -7,8 +7,16 @@
 #include <linux/mm.h>
 #include <linux/slab.h>
 
-#include "tmesh.h"
+#include "claim.h"
+#include "drain.h"
+#include "holders.h"
+#include "keep.h"
+#include "lease.h"
+#include "map.h"
+#include "registry.h"
+#include "revoke.h"
 #include "trace.h"
+#include "ucmd.h"
 
 /* How long a revocation waits in all for work that importers had already queued. */
 #define TMESH_DEVICE_WAIT HZ

@@ -9,7 +9,9 @@
  */
 #include <linux/sched/signal.h>
 
-#include "tmesh.h"
+#include "claim.h"
+#include "lease.h"
+#include "seal.h"
 #include "trace.h"
 
 /* It waits this often, 1, 2, 4, ... ms, for readers that are just being unmapped. */

@@ -5,7 +5,8 @@
  */
 #include <linux/uaccess.h>
 
-#include "tmesh.h"
+#include "registry.h"
+#include "ucmd.h"
 
 /**
  * tmesh_get_named() - the region that a call is about

@@ -21,7 +21,9 @@
 #include <linux/prefetch.h>
 #include <linux/slab.h>
 
-#include "tmesh.h"
+#include "lease.h"
+#include "main.h"
+#include "watch.h"
 
 #define TMESH_LOOKS 4 /* in the shortest period of a class */
 #define TMESH_EASY_NS (40 * NSEC_PER_USEC) /* for each look, which takes up to a hundredth of it */

@@ -13,7 +13,8 @@
 #include <linux/sched.h>
 #include <linux/xarray.h>
 
-#include "tmesh.h"
+#include "account.h"
+#include "zeros.h"
 
 static struct page *tmesh_own_new(void)
 {

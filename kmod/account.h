@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Who pays for what, and how much there may be.
+ */
+#ifndef TMESH_ACCOUNT_H
+#define TMESH_ACCOUNT_H
+
+#include "tmesh.h"
+
+struct tmesh_user *tmesh_user_get(kuid_t uid);
+void tmesh_user_hold(struct tmesh_user *user);
+void tmesh_user_put(struct tmesh_user *user);
+int tmesh_charge(struct tmesh_user *user, enum tmesh_count count, u64 more);
+void tmesh_uncharge(struct tmesh_user *user, enum tmesh_count count, u64 less);
+int tmesh_exchange(struct tmesh_user *user, enum tmesh_count count, u64 less, u64 more);
+bool tmesh_ipc_ns_ended(const struct tmesh_user *user);
+int tmesh_charge_kept(struct tmesh_user *user, u64 bytes);
+void tmesh_uncharge_kept(struct tmesh_user *user, u64 bytes);
+u64 tmesh_limit(const struct tmesh_user *user, enum tmesh_level level, enum tmesh_count count);
+u64 tmesh_used(const struct tmesh_user *user, enum tmesh_level level, enum tmesh_count count);
+int tmesh_account_init(void);
+void tmesh_account_exit(void);
+
+#endif /* TMESH_ACCOUNT_H */

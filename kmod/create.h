@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * How regions are made.
+ */
+#ifndef TMESH_CREATE_H
+#define TMESH_CREATE_H
+
+#include "tmesh.h"
+
+u64 tmesh_cgroup_id(void);
+/**
+ * struct tmesh_spec - what all calls that make a region have in common
+ * @bytes:     length asked for
+ * @nr_pages:  length in pages
+ * @flags:     TMESH_CREATE_*
+ * @mode:      as given by the caller
+ * @gid:       as given by the caller
+ * @linger_ms: as given by the caller
+ * @node:      NUMA node or NUMA_NO_NODE
+ * @label:     as given by the caller
+ */
+struct tmesh_spec {
+	u64 bytes;
+	unsigned long nr_pages;
+	u32 flags;
+	u32 mode;
+	u32 gid;
+	u32 linger_ms;
+	int node;
+	const char *label;
+};
+
+/* The words that the calls which make a region share. */
+#define TMESH_SPEC(cmd)                        \
+	{                                      \
+		.bytes = (cmd)->bytes,         \
+		.flags = (cmd)->flags,         \
+		.mode = (cmd)->mode,           \
+		.gid = (cmd)->gid,             \
+		.linger_ms = (cmd)->linger_ms, \
+		.node = NUMA_NO_NODE,          \
+		.label = (cmd)->label,         \
+	}
+
+/**
+ * struct tmesh_birth - a region that is being made
+ * @user:   who pays; reference
+ * @region: not visible to anybody; reference
+ * @file:   its first handle, NULL before there is one
+ * @fd:     the handle's descriptor
+ */
+struct tmesh_birth {
+	struct tmesh_user *user;
+	struct tmesh_region *region;
+	struct file *file;
+	int fd;
+};
+
+int tmesh_check_label(const char *label);
+int tmesh_check_gid(u32 flags, u32 id, kgid_t *gid);
+int tmesh_birth_begin(struct tmesh_birth *birth, const struct tmesh_spec *spec);
+int tmesh_birth_handle(struct tmesh_birth *birth, struct tmesh_mem *mem, u32 rights);
+int tmesh_birth_end(struct tmesh_birth *birth, int rc);
+int tmesh_ioctl_create(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_create_memfd(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_create_user(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_import(struct tmesh_ucmd *ucmd);
+
+#endif /* TMESH_CREATE_H */

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Files on regions.
+ */
+#ifndef TMESH_HANDLE_H
+#define TMESH_HANDLE_H
+
+#include "tmesh.h"
+
+int tmesh_handle_new(struct tmesh_region *region, u32 rights, bool pinning,
+		     const struct tmesh_claim *through, struct file **file);
+const struct tmesh_handle *tmesh_handle_of(const struct file *file);
+void tmesh_handle_cancel(int fd, struct file *file);
+int tmesh_check_rights(u32 rights);
+int tmesh_ioctl_open(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_derive(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_token(struct tmesh_ucmd *ucmd);
+
+#endif /* TMESH_HANDLE_H */

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Pages and their charge.
+ */
+#ifndef TMESH_MEM_H
+#define TMESH_MEM_H
+
+#include "tmesh.h"
+
+int tmesh_mem_init(struct tmesh_mem *mem, const struct tmesh_backing_ops *ops,
+		   struct tmesh_user *user, unsigned long nr_pages);
+void tmesh_mem_fini(struct tmesh_mem *mem);
+int tmesh_room(void);
+bool tmesh_folio_referenced(struct folio *folio, int known);
+
+/**
+ * struct tmesh_release - references that are dropped together
+ * @nr:    how many
+ * @pages: a page of each folio
+ */
+struct tmesh_release {
+	unsigned int nr;
+	struct page *pages[32];
+};
+
+void tmesh_release_page(struct tmesh_release *release, struct page *page);
+void tmesh_release_end(struct tmesh_release *release);
+
+#endif /* TMESH_MEM_H */

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Calls that only look.
+ */
+#ifndef TMESH_QUERY_H
+#define TMESH_QUERY_H
+
+#include "tmesh.h"
+
+u64 tmesh_time_here(u64 ns);
+bool tmesh_sees_all(void);
+int tmesh_ioctl_caps(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_info(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_list(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_desc_get(struct tmesh_ucmd *ucmd);
+
+#endif /* TMESH_QUERY_H */

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Taking a region back from everybody.
+ */
+#ifndef TMESH_REVOKE_H
+#define TMESH_REVOKE_H
+
+#include "tmesh.h"
+
+int tmesh_region_revoke(struct tmesh_region *region);
+void tmesh_region_close(struct tmesh_region *region);
+int tmesh_ioctl_revoke(struct tmesh_ucmd *ucmd);
+
+#endif /* TMESH_REVOKE_H */

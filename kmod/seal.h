@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Seals, and memory that is renewed.
+ */
+#ifndef TMESH_SEAL_H
+#define TMESH_SEAL_H
+
+#include "tmesh.h"
+
+int tmesh_ioctl_seal(struct tmesh_ucmd *ucmd);
+
+#endif /* TMESH_SEAL_H */
