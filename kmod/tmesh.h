@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * The objects of tmesh.ko. What a file offers to others is in the header of its name.
- * docs/locking.md has the
- * lock order.
+ * docs/locking.md has the lock order.
  *
  *	tmesh_user    a uid in an IPC namespace: whom something is charged to
  *	tmesh_mem     pages and their charge; belongs to a region
