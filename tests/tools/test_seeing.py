@@ -81,7 +81,7 @@ class See(Base):
                          " " + "1" * 15, "1" * 15 + "\n", "tm2k-" + "0" * 32, "{}"):
                 wrong_usage(f"tmeshctl {verb}", verb, name)
             refused("no region 0000000000000000", verb, "0" * 16)
-            refused("no region 0000...", verb, "0" * 4)
+            refused("no region ffff...", verb, "f" * 4)  # the module counts from 1
             refused("not a token", verb, "tm1m-" + "0" * 31)
             refused("no such region", verb, "tm1m-" + "0" * 32 + "-" + "0" * 32)
         refused("not an id", "show", "\x1b[31m", status=2)
