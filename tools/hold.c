@@ -145,7 +145,8 @@ int hold_until_end(struct hold *hold, char *const *variables)
 	status = flush_answer();
 	if (!status && hold->background)
 		status = detach(hold);
-	if (status)
+	/* The ref holds: what is to be waited for, exit() does. */
+	if (status || hold->opened)
 		return status;
 	end_signals(&signals);
 	clock_gettime(CLOCK_MONOTONIC, &now);

@@ -15,14 +15,24 @@ static void log_line(void *data, enum tmesh_log_level level, const char *message
 	complain(level == TMESH_LOG_WARN ? "warning" : "error", &err);
 }
 
-int open_ctx(enum tmesh_backend backend, struct tmesh_ctx **ctx)
+int open_ctx_linger(enum tmesh_backend backend, uint64_t seconds, struct tmesh_ctx **ctx)
 {
-	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = backend, .log = log_line};
+	struct tmesh_ctx_opts opts = {
+		.size = sizeof(opts),
+		.backend = backend,
+		.log = log_line,
+		.linger_ns = seconds * 1000000000u,
+	};
 	struct tmesh_error err;
 
 	if (tmesh_ctx_open(&opts, ctx, &err))
 		return complain("opening a context", &err);
 	return STATUS_OK;
+}
+
+int open_ctx(enum tmesh_backend backend, struct tmesh_ctx **ctx)
+{
+	return open_ctx_linger(backend, 0, ctx);
 }
 
 json_int_t bundle_tensors(const char *text)

@@ -7,7 +7,6 @@
 
 #include "tensor_args.h"
 
-/* "3,4" or "[3, 4]"; an empty list is a scalar. */
 /* "3,4", or "[3, 4]" as Python and JSON write it; "[]" has no dimensions. */
 static bool read_shape(const char *at, int64_t *shape, int32_t *ndim)
 {
@@ -76,6 +75,11 @@ bool tensor_option(const struct verb *verb, struct tensor_args *args, int key, c
 	case 'f':
 		args->hold.seconds = seconds_option(verb, value);
 		break;
+	case 'H':
+		args->hold.opened =
+			number_option(verb, value, "a number of seconds up to 3600", 1, 3600);
+		args->hold.background = true;
+		break;
 	default:
 		return false;
 	}
@@ -87,6 +91,11 @@ void tensor_check(const struct verb *verb, const struct tensor_args *args)
 	if (args->seal && args->token_rights != TMESH_READ)
 		usage_error(verb, "a sealed region has only readers: --writable-token and "
 				  "--manage-token need --unsealed");
+	if (args->hold.opened && (args->hold.command || args->hold.seconds))
+		usage_error(verb, "--hold says how long: it excludes --for and a command");
+	if (args->hold.opened && args->token_rights != TMESH_READ)
+		usage_error(verb, "--hold is of one token: it excludes --writable-token and "
+				  "--manage-token");
 	if (args->hold.command && args->hold.background)
 		usage_error(verb, "a command is held for as long as it runs: it excludes "
 				  "--background");
@@ -115,7 +124,7 @@ int tensor_new(const struct tensor_args *args, struct tmesh_ctx **ctx, struct tm
 	struct tmesh_error err;
 	int status;
 
-	status = open_ctx(args->backend, ctx);
+	status = open_ctx_linger(args->backend, args->hold.opened, ctx);
 	if (status)
 		return status;
 	if (tmesh_tensor_create(*ctx, args->dtype, args->ndim, args->shape, &opts, tensor, &err)) {
@@ -130,6 +139,21 @@ struct names {
 	char token[TMESH_TOKEN_SIZE];
 	char shared[TMESH_TOKEN_SIZE]; /* with more rights, where asked for */
 };
+
+/* The ref and its token, which hold. */
+static int name_held(struct tmesh_tensor *tensor, uint64_t seconds, struct names *names)
+{
+	struct tmesh_error err;
+	struct tmesh_ref ref;
+
+	if (tmesh_tensor_ref_hold(tensor, TMESH_READ, seconds * 1000000000u, names->ref,
+				  sizeof(names->ref), &err) ||
+	    tmesh_ref_decode(names->ref, strlen(names->ref), &ref, &err))
+		return complain("holding the region", &err);
+	memcpy(names->token, ref.token, sizeof(names->token));
+	names->shared[0] = '\0';
+	return STATUS_OK;
+}
 
 static int name_tensor(struct tmesh_tensor *tensor, uint32_t rights, struct names *names)
 {
@@ -172,8 +196,12 @@ static int hold_named(struct tensor_args *args, struct tmesh_tensor *tensor)
 	struct tmesh_ref parsed;
 	int status;
 
-	hold_signals();
-	status = name_tensor(tensor, args->token_rights, &names);
+	if (args->hold.opened) {
+		status = name_held(tensor, args->hold.opened, &names);
+	} else {
+		hold_signals();
+		status = name_tensor(tensor, args->token_rights, &names);
+	}
 	if (status)
 		return status;
 	tmesh_ref_decode(names.ref, strlen(names.ref), &parsed, NULL);

@@ -34,7 +34,8 @@ struct tensor_args {
 		{"manage-token", 'm', NULL, "also print one that lets others write and seal"}, \
 		OPTION_BACKEND, OPTION_JSON, HOLD_OPTIONS
 
-/* Takes an option of TENSOR_OPTIONS, or of put's: 'U' is --unsealed. False: it is another. */
+/* Takes an option of TENSOR_OPTIONS, or of put's: 'U' is --unsealed, 'H' --hold. False: it is
+ * another. */
 bool tensor_option(const struct verb *verb, struct tensor_args *args, int key, const char *value);
 void tensor_check(const struct verb *verb, const struct tensor_args *args);
 int tensor_bytes(const struct tensor_args *args, uint64_t *bytes);

@@ -113,6 +113,8 @@ void table_print(struct table *table);
 /* target.c: contexts and what the user named. */
 
 int open_ctx(enum tmesh_backend backend, struct tmesh_ctx **ctx);
+/* exit() waits so long at most for what is held to be opened; 0: as the library does. */
+int open_ctx_linger(enum tmesh_backend backend, uint64_t seconds, struct tmesh_ctx **ctx);
 
 /* An id of 16 hex digits or its first ones, a token, or a ref. */
 struct target {
@@ -147,6 +149,7 @@ char *contents_text(const char *description);
 struct hold {
 	bool background;
 	uint64_t seconds; /* 0: until told */
+	uint64_t opened;  /* not 0: until somebody has opened it, at most so many seconds */
 	char **command;	  /* NULL: none */
 	int ready;	  /* background: tell the waiting parent here; else -1 */
 };

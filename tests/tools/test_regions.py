@@ -5,6 +5,7 @@
 usage: tests/tools/test_regions.py TMESHCTL MAN_DIR
 """
 
+import contextlib
 import fcntl
 import importlib.util
 import json
@@ -183,6 +184,51 @@ class Put(Base):
             self.assertEqual(tensor, {"dtype": "float32", "shape": [2, 3], "strides": [3, 1],
                                       "offset": 0, "byte_size": 24})
             self.assertIn("float32 [2, 3]", tool("ls")[0].decode())
+
+
+class Hold(Base):
+    def held(self, *args):
+        """Names that hold, and what the kernel keeps for them is given up in the end."""
+        names = answer("put", self.file(b"abcd"), "--hold", *args)
+        name = f"hold-{names['id']}-{names['pid']}"
+        self.addCleanup(subprocess.run, [TOOL, "drop", name], capture_output=True)
+        return names
+
+    def test_until_it_was_opened(self):
+        for how in ("token", "ref"):
+            names = self.held("600")
+            if BACKEND == "kernel":
+                eventually(lambda: gone(names["pid"]), "nobody stays for what the kernel keeps")
+            elif how == "token":
+                self.assertFalse(gone(names["pid"]))
+                self.assertEqual(os.readlink(f"/proc/{names['pid']}/cwd"), "/")
+            name = names["token"] if how == "token" else json.dumps(names["ref"])
+            self.assertEqual(tool("get", name)[0], b"abcd")
+            eventually(lambda: gone(names["pid"]), "who held it ends")
+            if BACKEND == "memfd":
+                refused("no such region", "get", name)
+
+    def test_unsealed_memory_has_a_holder(self):
+        names = self.held("600", "--unsealed")
+        self.assertFalse(gone(names["pid"]))
+        self.assertEqual(tool("get", names["token"])[0], b"abcd")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(names["pid"], signal.SIGTERM)
+        eventually(lambda: gone(names["pid"]), "who held it ends")
+        refused("no such region", "get", names["token"])
+
+    def test_at_most_so_long(self):
+        names = self.held("1")
+        eventually(lambda: gone(names["pid"]) and not listed(names), "its time is over")
+        refused("no such region", "get", names["token"])
+
+    def test_contradictions(self):
+        path = self.file(b"abcd")
+        for text in ("0", "soon", "3601"):
+            wrong_usage("up to 3600", "put", path, "--hold", text)
+        wrong_usage("--hold", "put", path, "--hold", "1", "--for", "1")
+        wrong_usage("--hold", "put", path, "--hold", "1", "--", "true")
+        wrong_usage("--hold", "put", path, "--hold", "1", "--unsealed", "--writable-token")
 
 
 def npy(text, data=b"", version=1, length=None):
