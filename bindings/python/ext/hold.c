@@ -31,7 +31,7 @@ PyObject *module_flush_held(PyObject *module, PyObject *timeout)
 	if (rc && rc != -ETIMEDOUT)
 		return raise_error(st, &err);
 	return Py_BuildValue("KK", (unsigned long long)left.held,
-			     (unsigned long long)left.held_bytes);
+			     (unsigned long long)left.messages);
 }
 
 PyObject *module_linger(PyObject *module, PyObject *unused)

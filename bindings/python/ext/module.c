@@ -345,8 +345,9 @@ static PyMethodDef functions[] = {
 	 "unpickle(value, /)\n--\n\nThe tensor of what its __reduce__() gave, which may be lost."},
 	{"flush_held", module_flush_held, METH_O,
 	 "flush_held(timeout, /)\n--\n\n"
-	 "Wait until what refs hold was opened, or its time is over; how many nobody has opened\n"
-	 "after timeout seconds, and their bytes."},
+	 "Wait until what refs hold was opened, or its time is over, and what channels sent was\n"
+	 "received; how many refs nobody has opened, and messages nobody received, after timeout\n"
+	 "seconds."},
 	{"linger", module_linger, METH_NOARGS,
 	 "linger(/)\n--\n\n"
 	 "What the process's end does, for one that ends by os._exit(): wait for what refs hold."},

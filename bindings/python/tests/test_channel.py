@@ -82,6 +82,16 @@ def test_what_a_receiver_keeps_open():
             assert tmesh.stats()["regions_live"] - before <= most, limit
 
 
+def test_flush_of_all_channels():
+    out, into = ends(slots=2)
+    with out, into:
+        out.send(tmesh.zeros(4, "uint8"))
+        with pytest.raises(tmesh.PeerTimeoutError, match="received 1 messages"):
+            tmesh.flush(0)
+        into.recv()
+        tmesh.flush()
+
+
 def test_full_and_empty():
     out, into = ends(slots=2)
     with out, into:

@@ -42,15 +42,17 @@ def wait(timeout: float) -> None:
 
 def flush(timeout: float | None = None) -> None:
     """Wait until others have opened all that this process holds for them: what it sent by pickling,
-    and what refs hold (Tensor.ref(hold=)) until their time is over. PeerTimeoutError, which says
-    how much nobody has opened, after timeout seconds."""
+    and what refs hold (Tensor.ref(hold=)) until their time is over; and until what it sent by
+    channels was received, or nobody is left to receive it. PeerTimeoutError, which says how much is
+    left, after timeout seconds."""
     deadline = None if timeout is None else time.monotonic() + timeout
-    held, _ = _tmesh.flush_held(timeout)
+    held, messages = _tmesh.flush_held(timeout)
     wait(float("inf") if deadline is None else deadline - time.monotonic())
     count = held + here.under_way()
-    if count:
+    if count or messages:
         raise PeerTimeoutError(errno.ETIMEDOUT, f"nobody has opened {count} of the tensors that this process holds for "
-                               "others: wait longer, or see who should open them")
+                               f"others, or received {messages} messages of its channels: wait longer, or see who "
+                               "should open and receive them")
 
 
 def _at_exit() -> None:
