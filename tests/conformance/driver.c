@@ -223,12 +223,23 @@ static int ref(void)
 	struct tmesh_bundle *bundle = find(field(1))->bundle;
 	uint32_t rights = flag("writable") ? RW : TMESH_READ;
 	char text[TMESH_REF_SIZE];
-	int rc = bundle ? tmesh_bundle_ref_encode(bundle, rights, text, sizeof(text), &why)
-			: tmesh_tensor_ref_encode(tensor(), rights, text, sizeof(text), &why);
+	uint64_t ns = number("hold") * MS;
+	int rc;
 
+	if (ns)
+		rc = bundle ? tmesh_bundle_ref_hold(bundle, rights, ns, text, sizeof(text), &why)
+			    : tmesh_tensor_ref_hold(tensor(), rights, ns, text, sizeof(text), &why);
+	else
+		rc = bundle ? tmesh_bundle_ref_encode(bundle, rights, text, sizeof(text), &why)
+			    : tmesh_tensor_ref_encode(tensor(), rights, text, sizeof(text), &why);
 	if (!rc)
 		say("%s", text);
 	return rc;
+}
+
+static int flush(void)
+{
+	return tmesh_ctx_flush(ctx, timeout_ns(), NULL, &why);
 }
 
 static int look(void)
@@ -464,6 +475,7 @@ static const struct verb verbs[] = {
 	{"put", put},
 	{"open", open_ref},
 	{"ref", ref},
+	{"flush", flush},
 	{"look", look},
 	{"read", read_all},
 	{"write", write_some},

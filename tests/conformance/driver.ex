@@ -70,10 +70,12 @@ defmodule Tmesh.ConformanceDriver do
   end
 
   defp run("open", [name, json], options, objects) do
-    # As text and as a map, which come to the same.
+    {once, options} = Keyword.pop(options, :once)
+
+    # As text and as a map, which come to the same; once: one that is good for that alone.
     forms =
       case Tmesh.Native.json_decode(json) do
-        {:ok, %{} = map} -> [TensorRef.from_json(json), TensorRef.from_map(map)]
+        {:ok, %{} = map} when once == nil -> [TensorRef.from_json(json), TensorRef.from_map(map)]
         _none -> [TensorRef.from_json(json)]
       end
 
@@ -87,10 +89,12 @@ defmodule Tmesh.ConformanceDriver do
 
   defp run("ref", [name], options, objects) do
     case objects[name] do
-      %Bundle{} = bundle -> Bundle.to_json(bundle)
+      %Bundle{} = bundle -> Bundle.to_json(bundle, options)
       ref -> with {:ok, ref} <- grant(ref, options), do: TensorRef.to_json(ref)
     end
   end
+
+  defp run("flush", [], options, _objects), do: Tmesh.flush(options[:timeout] || :infinity)
 
   defp run("look", [name], [], objects), do: look(objects[name])
 
@@ -337,6 +341,7 @@ defmodule Tmesh.ConformanceDriver do
   end
 
   defp grant(ref, writable: true), do: ZeroCopy.grant(ref, :write)
+  defp grant(ref, hold: ms), do: ZeroCopy.grant(ref, :read, hold: ms)
   defp grant(ref, []), do: {:ok, ref}
 
   defp part(text, objects) do

@@ -31,7 +31,7 @@ def flags(options):
     true = "true".__eq__
     known = {"seal": true, "huge": true, "replace": true, "writable": true, "label": str,
              "mode": lambda text: int(text, 8), "slots": int, "producers": int, "bytes": int,
-             "arena": objects.get, "timeout": lambda ms: int(ms) / 1000, "offset": int, "metadata": str}
+             "arena": objects.get, "timeout": lambda ms: int(ms) / 1000, "hold": lambda ms: int(ms) / 1000, "offset": int, "metadata": str}
     return {key: known[key](value) for key, value in options.items()}
 
 
@@ -59,10 +59,10 @@ def forms(ref):
         yield decoded
 
 
-def open_ref(name, ref, **options):
-    """In each form, which all come to the same."""
+def open_ref(name, ref, once=None, **options):
+    """In each form, which all come to the same; once: one that is good for that alone."""
     came = []
-    for form in forms(ref):
+    for form in [ref] if once else forms(ref):
         try:
             came.append(tmesh.open(form, **flags(options)))
         except tmesh.Error as error:
@@ -76,6 +76,11 @@ def open_ref(name, ref, **options):
 
 def ref(name, **options):
     return json.dumps(objects[name].ref(**flags(options)))
+
+
+def flush(**options):
+    tmesh.flush(**flags(options))
+    return ""
 
 
 def read(name):
@@ -307,7 +312,7 @@ def reset():
 
 
 VERBS = {verb.__name__: verb for verb in (
-    create, put, ref, look, read, write, hold, seal, release, regions, holders, cap, stats, arena, channel,
+    create, put, ref, flush, look, read, write, hold, seal, release, regions, holders, cap, stats, arena, channel,
     join, send, recv, close, reset, revoke, reclaim, pin, unpin, lease, touch, signal, wait, gather, private, export,
     listen, connect, accept, hand, take, bundle, unbundle, member, kept, drop, slot)} | {
         "open": open_ref, "backend": tmesh.backend, "import": import_dmabuf, "keep": keep_under}
