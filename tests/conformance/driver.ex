@@ -89,7 +89,7 @@ defmodule Tmesh.ConformanceDriver do
 
   defp run("ref", [name], options, objects) do
     case objects[name] do
-      %Bundle{} = bundle -> Bundle.to_json(bundle, options)
+      %Bundle{} = bundle -> Bundle.to_json(bundle, Keyword.take(options, [:hold]))
       ref -> with {:ok, ref} <- grant(ref, options), do: TensorRef.to_json(ref)
     end
   end

@@ -279,9 +279,8 @@ class Run:
         """What a word of a step stands for."""
         if token.startswith('"'):
             return json.loads(token).encode("latin-1").hex()
-        if "$" in token:
-            return VARIABLE.sub(self.variable, token)
-        return re.sub(r"@(\w)\b", lambda found: str(self.drivers[found[1]].pid), token).replace('"', "")
+        token = re.sub(r"@(\w)\b", lambda found: str(self.drivers[found[1]].pid), token)
+        return VARIABLE.sub(self.variable, token) if "$" in token else token.replace('"', "")
 
     def variable(self, found):
         name, member, change = found.groups()
