@@ -337,6 +337,7 @@ int tmesh_ioctl_open(struct tmesh_ucmd *ucmd)
 		tmesh_handle_cancel(cmd->fd, file);
 		goto put;
 	}
+	atomic64_inc(&region->opens);
 	trace_tmesh_open(region->id, cmd->rights, cmd->flags & TMESH_OPEN_PIN);
 	fd_install(cmd->fd, file);
 put:

@@ -142,6 +142,7 @@ static void tmesh_fill_info(struct tmesh_info *info, struct tmesh_region *region
 	info->cgroup_id = region->cgroup_id;
 	memcpy(info->label, region->label, sizeof(info->label));
 	info->kept = tmesh_kept_id(region);
+	info->opens = atomic64_read(&region->opens);
 	info->fence_value = tmesh_fence_look(region, &info->fence_state);
 }
 

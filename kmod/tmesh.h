@@ -254,6 +254,7 @@ struct tmesh_fence {
  * @wrote:       how often one of them, or a writable mapping that is another file's, began.
  *               Rises under @lock for reading
  * @attachments: devices attached to exports
+ * @opens:       how often a token was redeemed
  * @claims_lock: guards @claims, @leases, @names and the counts; held throughout a revocation
  * @claims:      all handles, exports and views
  * @nr_handles:  pinning ones included
@@ -310,6 +311,7 @@ struct tmesh_region {
 	atomic_t writers;
 	atomic64_t wrote;
 	atomic_t attachments;
+	atomic64_t opens;
 
 	struct mutex claims_lock;
 	struct list_head claims;

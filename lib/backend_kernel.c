@@ -788,6 +788,7 @@ const struct tmesh_backend_ops tmesh_kernel_ops = {
 	.info = kernel_info,
 	.hold = tmesh_kernel_hold,
 	.unhold = tmesh_kernel_unhold,
+	.opens = tmesh_kernel_opens,
 	.release = kernel_release,
 	.pool_fits = kernel_pool_fits,
 	.pool_alone = kernel_pool_alone,

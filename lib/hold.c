@@ -3,7 +3,8 @@
  * Holds: regions that their context keeps for whoever has a token and has not opened it yet.
  *
  * A token that holds is not in the index, so that all who open it ask the server (server.c), which
- * tells us. On the module the kernel redeems tokens, and what survives this process is kept by it.
+ * tells us. On the module the kernel redeems tokens and counts how often for each region: it is
+ * asked while something is held, and keeps what is to survive this process.
  *
  * A thread of the context, which is there while something is held, lets go: of what was opened and
  * of what nobody has opened in time. It has a reference to the context, which may be the last one.
@@ -20,6 +21,8 @@
 #include <unistd.h>
 
 #define CHAINS 256u
+/* How long after an open on the module its hold ends, at most. */
+#define LOOK_NS 50000000u
 
 struct tmesh_hold {
 	struct tmesh_hold *chain;    /* with the same first byte of the secret */
@@ -31,6 +34,7 @@ struct tmesh_hold {
 	bool held;
 	bool pending; /* a reference is there */
 	uint64_t deadline;
+	uint64_t opens; /* module: over once the region was opened so often */
 };
 
 /* Guarded by ctx->lock. */
@@ -134,16 +138,30 @@ void tmesh_hold_forget(struct tmesh_region *region)
 	pthread_mutex_unlock(&ctx->lock);
 }
 
-/* Ends what has waited too long. Return: when to look again. */
-static uint64_t end_late(struct tmesh_holds *holds)
+static bool was_opened(const struct tmesh_hold *hold)
 {
+	const struct tmesh_backend_ops *ops = hold->region->ctx->ops;
+
+	return ops->opens && ops->opens(hold->region) >= hold->opens;
+}
+
+/* Ends what has waited too long, and what the module says was opened. Return: when to look again.
+ */
+static uint64_t end_over(struct tmesh_ctx *ctx)
+{
+	struct tmesh_holds *holds = ctx->holds;
 	uint64_t now = tmesh_now_ns(), next = UINT64_MAX;
+
+	if (ctx->ops->opens && holds->held)
+		next = now + LOOK_NS;
 
 	for (uint32_t i = 0; i < CHAINS; i++) {
 		for (struct tmesh_hold *hold = holds->chains[i]; hold; hold = hold->chain) {
 			if (!hold->held)
 				continue;
-			if (hold->deadline <= now) {
+			if (was_opened(hold)) {
+				end(holds, hold);
+			} else if (hold->deadline <= now) {
 				holds->expired++;
 				end(holds, hold);
 			} else if (hold->deadline < next) {
@@ -178,7 +196,7 @@ static void *run(void *data)
 
 	pthread_mutex_lock(&ctx->lock);
 	while (holds->held || holds->over) {
-		uint64_t next = end_late(holds);
+		uint64_t next = end_over(ctx);
 
 		if (holds->over)
 			drop_one(ctx);
@@ -334,6 +352,8 @@ static int begin(struct tmesh_region *region, uint32_t rights, uint64_t ns, uint
 	if (rc)
 		return rc;
 	outlive(region, now, now + ns);
+	if (ctx->ops->opens)
+		hold->opens = ctx->ops->opens(region) + region->holds + 1;
 	if (!region->holds++) {
 		holds->bytes += region->alloc;
 		if (!region->outlives)

@@ -422,6 +422,8 @@ struct tmesh_backend_ops {
 	 * another time. ctx->lock is held. NULL: never (memfd). */
 	bool (*hold)(struct tmesh_region *region, uint64_t ns);
 	void (*unhold)(struct tmesh_region *region);
+	/* How often its tokens were opened so far, where nobody tells each time. With @hold. */
+	uint64_t (*opens)(struct tmesh_region *region);
 	/* The region's tokens die; its descriptor and mapping are still there. */
 	void (*release)(struct tmesh_region *region);
 

@@ -19,6 +19,7 @@ int tmesh_kernel_pinned(const struct tmesh_revoke *revoke, const struct tmesh_ho
 /* kernel_keep.c */
 bool tmesh_kernel_hold(struct tmesh_region *region, uint64_t ns);
 void tmesh_kernel_unhold(struct tmesh_region *region);
+uint64_t tmesh_kernel_opens(struct tmesh_region *region);
 
 /* kernel_sources.c */
 int tmesh_kernel_from_user(struct tmesh_region *region, void *addr, uint64_t bytes,

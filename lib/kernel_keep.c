@@ -214,6 +214,13 @@ void tmesh_kernel_unhold(struct tmesh_region *region)
 	kernel_kept_drop(region->ctx, name, NULL);
 }
 
+uint64_t tmesh_kernel_opens(struct tmesh_region *region)
+{
+	struct tmesh_info info;
+
+	return tmesh_kernel_info(region->fd, &info) ? 0 : info.opens;
+}
+
 static int kernel_keeper_info(struct tmesh_ctx *ctx, struct tmesh_keeper_info *info,
 			      struct tmesh_error *err)
 {

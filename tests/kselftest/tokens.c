@@ -44,6 +44,24 @@ static int opens(int dev, const __u8 *token, __u32 rights)
 	return 0;
 }
 
+TEST(counted, "redeemed tokens of a region are counted, refused ones and other handles are not")
+{
+	int dev = t_dev(), fd = create(dev, 0, 0), other = create(dev, 0, 0);
+	__u8 token[TMESH_TOKEN_BYTES], reader[TMESH_TOKEN_BYTES];
+
+	CHECK_EQ(t_info(fd).opens, 0);
+	REQUIRE_OK(t_token(fd, R_ALL, token));
+	REQUIRE_OK(t_token(fd, R_READ, reader));
+	CHECK_EQ(opens(dev, token, R_READ), 0);
+	CHECK_EQ(opens(dev, reader, R_READ), 0);
+	CHECK_EQ(opens(dev, reader, R_ALL), EACCES);
+	close(REQUIRE_OK(t_derive(fd, R_READ, 0)));
+	CHECK_EQ(t_info(fd).opens, 2);
+	CHECK_EQ(t_info(other).opens, 0);
+	close(other);
+	close(fd);
+}
+
 TEST(open, "a token opens its region and tells what it is")
 {
 	int dev = t_dev(), fd = create(dev, 0, 0);

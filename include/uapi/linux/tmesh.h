@@ -362,7 +362,8 @@ struct tmesh_info {
 	__u32 gathers;		     /* views that show parts of it */
 	__u32 fence_state;	     /* TMESH_FENCE_* */
 	__u32 pad;
-	__aligned_u64 kept; /* id of what keeps it, see TMESH_KEEP; 0: nothing does */
+	__aligned_u64 kept;  /* id of what keeps it, see TMESH_KEEP; 0: nothing does */
+	__aligned_u64 opens; /* how often one of its tokens was redeemed */
 };
 #define TMESH_INFO _IO(TMESH_IOC_MAGIC, 0x06)
 
