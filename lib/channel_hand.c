@@ -39,17 +39,26 @@ void tmesh_channel_hands_drop(struct tmesh_channel *channel)
 		drop(&channel->handed[i]);
 }
 
-/* The connection to the only receiver, or -1; home->lock is held. */
-static int receiver_of(const struct tmesh_channel *channel)
+/*
+ * The connection to the only receiver, or -1; home->lock is held. @who is never 0, and another one
+ * for another receiver, or for the maker once it was not the only one: it drops what it has then.
+ */
+static int receiver_of(const struct tmesh_channel *channel, uint64_t *who)
 {
-	if (!channel->maker)
-		return atomic_load(&channel->head->state) & CHANNEL_MAKER_ALONE ? channel->conn
-										: -1;
+	*who = 1;
+	if (!channel->maker) {
+		uint32_t state = atomic_load(&channel->head->state);
+
+		*who += state / CHANNEL_MAKER_SHARED;
+		return state & CHANNEL_MAKER_ALONE ? channel->conn : -1;
+	}
 	if (channel->consumers != 1)
 		return -1;
 	for (uint32_t i = 0; i < CHANNEL_MEMBERS; i++)
-		if (channel->members[i].fd >= 0 && channel->members[i].role == TMESH_CHANNEL_RECV)
+		if (channel->members[i].fd >= 0 && channel->members[i].role == TMESH_CHANNEL_RECV) {
+			*who = channel->members[i].watch;
 			return channel->members[i].fd;
+		}
 	return -1;
 }
 
@@ -59,6 +68,23 @@ static uint32_t lane_of(const struct tmesh_channel *channel)
 	uint64_t at = (uint64_t)((char *)channel->lane - (char *)channel_lane(channel, 0));
 
 	return (uint32_t)(at / channel->shape.lane_bytes);
+}
+
+/* What somebody else was handed is owed again. */
+static void handed_to(struct tmesh_channel *channel, uint64_t who)
+{
+	uint64_t before = atomic_load_explicit(&channel->handed_to, memory_order_relaxed);
+
+	if (before == who)
+		return;
+	if (before) {
+		for (uint32_t i = 0; i < channel->shape.regions; i++)
+			channel->sent_regions[i].handed = false;
+		atomic_store_explicit(&channel->owed,
+				      atomic_load_explicit(&channel->tensors, memory_order_relaxed),
+				      memory_order_relaxed);
+	}
+	atomic_store_explicit(&channel->handed_to, who, memory_order_release);
 }
 
 bool tmesh_channel_hand_over(struct tmesh_channel *channel, struct tmesh_region *region,
@@ -75,17 +101,20 @@ bool tmesh_channel_hand_over(struct tmesh_channel *channel, struct tmesh_region 
 		.bytes = region->bytes,
 	};
 	int fd, to, rc = -EPIPE;
+	uint64_t who;
 
 	if (region->kind & TMESH_KIND_OPAQUE ||
 	    region->ctx->ops->handle_fd(region, channel->rights, &fd, NULL))
 		return false;
 	pthread_mutex_lock(&channel->home->lock);
-	to = receiver_of(channel);
+	to = receiver_of(channel, &who);
 	if (to >= 0)
 		rc = tmesh_wire_send(to, &wire, sizeof(wire), &fd, 1, MSG_DONTWAIT);
 	pthread_mutex_unlock(&channel->home->lock);
 	if (fd != region->fd)
 		close(fd);
+	if (!rc)
+		handed_to(channel, who);
 	return rc == 0;
 }
 
@@ -182,7 +211,7 @@ int tmesh_channel_handed(struct tmesh_channel *channel, uint32_t lane, uint32_t 
 /* What the sender has accepted and nobody would have if it were gone. */
 bool tmesh_channel_owes(const struct tmesh_channel *channel)
 {
-	uint64_t head, owed;
+	uint64_t head, owed, who;
 
 	if (channel->role != TMESH_CHANNEL_SEND || !channel->lane ||
 	    channel->life != tmesh_fork_life() || channel_gone(channel))
@@ -191,7 +220,8 @@ bool tmesh_channel_owes(const struct tmesh_channel *channel)
 	if (channel->maker && !channel->had_consumer)
 		/* Who has not come yet does not find the maker's memory. */
 		owed = atomic_load_explicit(&channel->lane->tail, memory_order_acquire);
-	else if (receiver_of(channel) < 0)
+	else if (receiver_of(channel, &who) < 0 ||
+		 atomic_load_explicit(&channel->handed_to, memory_order_acquire) != who)
 		/* Whoever it was handed to, others may receive it now. */
 		owed = atomic_load_explicit(&channel->tensors, memory_order_acquire);
 	else

@@ -29,7 +29,8 @@
 /* State, written by the channel's maker */
 #define CHANNEL_NO_PRODUCERS 1u
 #define CHANNEL_NO_CONSUMERS 2u
-#define CHANNEL_MAKER_ALONE 4u /* nobody but the maker receives */
+#define CHANNEL_MAKER_ALONE 4u	/* nobody but the maker receives */
+#define CHANNEL_MAKER_SHARED 8u /* added each time somebody beside the maker comes to receive */
 
 struct channel_head {
 	uint32_t magic;
@@ -114,7 +115,7 @@ struct channel_shape {
 struct channel_sent_region {
 	struct tmesh_region *region; /* a reference, or NULL */
 	uint64_t until;
-	bool handed; /* its receiver has it, whatever becomes of us */
+	bool handed; /* the channel's handed_to has it, whatever becomes of us */
 };
 struct channel_sent_layout {
 	struct tmesh_layout layout;
@@ -223,8 +224,9 @@ struct tmesh_channel {
 	struct channel_sent_tensor *sent_tensors;
 	uint32_t last_region;
 	uint32_t last_layout;
-	atomic_uint_fast64_t tensors; /* behind the last message about a tensor */
-	atomic_uint_fast64_t owed;    /* behind the last message about a region not handed over */
+	atomic_uint_fast64_t tensors;	/* behind the last message about a tensor */
+	atomic_uint_fast64_t owed;	/* behind the last message about a region not handed over */
+	atomic_uint_fast64_t handed_to; /* who has what is not owed; 0: nobody has anything */
 
 	/* receiver */
 	uint32_t next_lane;
@@ -250,6 +252,7 @@ struct tmesh_channel {
 	uint32_t consumers;
 	bool had_producer;
 	bool had_consumer;
+	uint32_t shared; /* in steps of CHANNEL_MAKER_SHARED */
 };
 
 #define CHANNEL_MEMBERS (CHANNEL_LANES_MAX + CHANNEL_CONSUMERS_MAX)

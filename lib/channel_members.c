@@ -56,7 +56,7 @@ static int watch_add(struct tmesh_watch *watch, int fd, uint64_t *number)
 /* What the maker knows for certain, told to itself and, by memory, to the others. */
 static void update(struct tmesh_channel *channel)
 {
-	uint32_t state = 0;
+	uint32_t state = channel->shared;
 
 	if (channel->had_producer && !channel->producers)
 		state |= CHANNEL_NO_PRODUCERS;
@@ -78,6 +78,8 @@ static void count(struct tmesh_channel *channel, enum tmesh_channel_role role, i
 	} else {
 		channel->consumers += (uint32_t)change;
 		channel->had_consumer = true;
+		if (change > 0)
+			channel->shared += CHANNEL_MAKER_SHARED;
 	}
 	update(channel);
 }
