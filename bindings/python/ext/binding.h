@@ -304,6 +304,8 @@ extern PyType_Spec export_spec;
 PyObject *call_python(const char *module, const char *function, PyObject *argument);
 
 /* view.c */
+PyObject *module_layout(PyObject *module, PyObject *object);
+PyObject *module_part(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *tensor_view(PyObject *object, PyObject *dtype);
 PyObject *tensor_reshape(PyObject *object, PyObject *args);
 PyObject *tensor_getitem(PyObject *object, PyObject *key);

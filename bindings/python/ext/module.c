@@ -351,6 +351,13 @@ static PyMethodDef functions[] = {
 	{"linger", module_linger, METH_NOARGS,
 	 "linger(/)\n--\n\n"
 	 "What the process's end does, for one that ends by os._exit(): wait for what refs hold."},
+	{"layout", module_layout, METH_O,
+	 "layout(tensor, /)\n--\n\n"
+	 "Its dtype, shape, strides and offset in its region: what part() takes."},
+	{"part", KEYWORDS(module_part), METH_FASTCALL,
+	 "part(tensor, dtype, shape, strides, offset, /)\n--\n\n"
+	 "Another tensor of the same region, which lies where layout() says: a view of the first.\n"
+	 "InvalidError: it would not lie in the region."},
 	{"from_dlpack", module_from_dlpack, METH_O,
 	 "from_dlpack(object, /)\n--\n\n"
 	 "A tensor from an object with __dlpack__ or a capsule. Memory of tmesh itself is\n"

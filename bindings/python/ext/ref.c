@@ -105,16 +105,12 @@ PyObject *tensor_ref(PyObject *object, PyObject *args, PyObject *kwargs)
 PyObject *tensor_reduce(PyObject *object, PyObject *unused)
 {
 	struct tensor *self = (struct tensor *)object;
-	struct state *st = state_of(self);
-	PyObject *value = NULL, *function;
-	struct tmesh_ref ref;
+	PyObject *value, *function;
 
-	if (self->lost && !self->left)
-		value = Py_BuildValue(
-			"(iN)", self->lost->code,
-			foreign_text(self->lost->message, sizeof(self->lost->message)));
-	else if (!ref_of(self, TMESH_READ, TMESH_HOLD_NS, &ref))
-		value = dict_from_ref(st, &ref);
+	if (!self->lost || self->left)
+		return tensor_get(self) ? call_python("tmesh.sent", "reduce_held", object) : NULL;
+	value = Py_BuildValue("(iN)", self->lost->code,
+			      foreign_text(self->lost->message, sizeof(self->lost->message)));
 	if (!value)
 		return NULL;
 	function = PyObject_GetAttrString(PyType_GetModule(Py_TYPE(object)), "unpickle");

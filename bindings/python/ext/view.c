@@ -28,6 +28,60 @@ static PyObject *over_contiguous(struct tensor *self, enum tmesh_dtype dtype, in
 	return over(self, &layout);
 }
 
+PyObject *module_layout(PyObject *module, PyObject *object)
+{
+	struct state *st = PyModule_GetState(module);
+	const struct tmesh_layout *layout;
+	struct tmesh_tensor *tensor;
+
+	if (Py_TYPE(object) != st->tensor_type) {
+		PyErr_SetString(PyExc_TypeError, "layout() takes a tmesh.Tensor");
+		return NULL;
+	}
+	tensor = tensor_get((struct tensor *)object);
+	if (!tensor)
+		return NULL;
+	layout = tmesh_tensor_layout(tensor);
+	return Py_BuildValue("sNNK", tmesh_dtype_name(layout->dtype),
+			     tuple_from_ints(layout->shape, layout->ndim),
+			     tuple_from_ints(layout->strides, layout->ndim),
+			     (unsigned long long)layout->offset);
+}
+
+PyObject *module_part(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+	struct state *st = PyModule_GetState(module);
+	int64_t shape[TMESH_MAX_DIMS], strides[TMESH_MAX_DIMS];
+	int32_t ndim, stride_count;
+	struct tmesh_layout layout;
+	enum tmesh_dtype dtype;
+	struct tmesh_error err;
+	uint64_t offset;
+
+	if (count != 5 || Py_TYPE(args[0]) != st->tensor_type) {
+		PyErr_SetString(PyExc_TypeError,
+				"part() takes a tmesh.Tensor, a dtype, a shape, strides and an "
+				"offset");
+		return NULL;
+	}
+	if (dtype_from_object(st, args[1], &dtype) ||
+	    shape_from_object(st, args[2], &ndim, shape) ||
+	    shape_from_object(st, args[3], &stride_count, strides))
+		return NULL;
+	offset = PyLong_AsUnsignedLongLong(args[4]);
+	if (PyErr_Occurred())
+		return NULL;
+	if (ndim != stride_count)
+		return raise_code(st, EINVAL, "part(): %d dimensions and %d strides", ndim,
+				  stride_count);
+	if (tmesh_layout_contiguous(&layout, dtype, ndim, shape, &err))
+		return raise_error(st, &err);
+	for (int32_t i = 0; i < ndim; i++)
+		layout.strides[i] = strides[i];
+	layout.offset = offset;
+	return over((struct tensor *)args[0], &layout);
+}
+
 PyObject *tensor_view(PyObject *object, PyObject *dtype)
 {
 	struct tensor *self = (struct tensor *)object;

@@ -114,7 +114,7 @@ def _to_torch(tensor: _tmesh.Tensor, flags: int) -> Any:
     return made.requires_grad_() if flags & _GRAD else made
 
 
-def _reopen(parcel: bytes) -> _tmesh.Tensor:
+def _reopen(parcel: bytes, _: Any = None) -> _tmesh.Tensor:
     return sent.here.open(parcel)
 
 
@@ -125,17 +125,18 @@ class _Pickler(ForkingPickler):
         super().__init__(file)
         self.parcels: list[bytes] = []
 
+    def _send(self, tensor: _tmesh.Tensor, writable: bool) -> bytes:
+        self.parcels.append(sent.here.send(tensor, writable))
+        return self.parcels[-1]
+
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if kind is _tmesh.Tensor:
-            self.parcels.append(sent.here.send(obj, obj.writable))
-            return _reopen, (self.parcels[-1],)
-        if not _is_torch(kind):
-            return NotImplemented
-        reduced = _ours()._reduce(obj)
-        if reduced[0] is _ours()._rebuild:
-            self.parcels.append(reduced[1][0])
-        return reduced
+            writable = obj.writable
+            return sent.reduce_once(obj, "queue", writable, _reopen, lambda: self._send(obj, writable))
+        if kind is sent.Writable:
+            return sent.received, (self._send(obj.tensor, True),)
+        return _ours()._reduce(obj) if _is_torch(kind) else NotImplemented
 
 
 def _message_of(kind: bytes, data: bytes | memoryview, arena: _tmesh.Arena) -> _Message:
@@ -179,6 +180,7 @@ def _pack(obj: Any, known: dict[str, None],
         pickler.dump(obj)
         return _message_of(_PICKLED, file.getbuffer(), arena), pickler.parcels
     except BaseException:
+        pickler.clear_memo()  # the exception may keep the pickler, but the message is over
         _give_up(pickler.parcels)
         raise
 

@@ -8,13 +8,16 @@ whatever unpickles."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import errno
 from multiprocessing import parent_process, util
 from multiprocessing.reduction import ForkingPickler
 import os
 import sys
+import threading
 import time
 from typing import Any
+import weakref
 
 from . import _tmesh
 from .errors import PeerTimeoutError
@@ -28,6 +31,9 @@ def _patience() -> float:
 
 # How long a process that ends waits for what it sent to be opened, in seconds.
 PATIENCE = _patience()
+
+# ... and how long what pickle pickled is held.
+_HELD = 60.0
 
 here = _tmesh.Sent()
 
@@ -92,15 +98,84 @@ os.register_at_fork(after_in_child=_ask)
 _ask()
 
 
+class First:
+    """To what of a message the others refer that share its memory. Pickled beside that, so that it lives as long as
+    the pickler: by that the others know that theirs is the same message."""
+
+    __slots__ = "what", "__weakref__"
+
+    def __init__(self, what: Any) -> None:
+        self.what = what
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ()
+
+
+class _Message(threading.local):
+    """What this thread has pickled of it, by region."""
+
+    def __init__(self) -> None:
+        self.firsts: weakref.WeakValueDictionary[Any, First] = weakref.WeakValueDictionary()
+
+
+_message = _Message()
+
+
+def first_of(what: Any, *key: Any) -> Any:
+    """What of this message, and with that key, came first; None: nothing did but what itself."""
+    first = _message.firsts.get(key)
+    return None if first is None or first.what is what else first.what
+
+
+def is_first(what: Any, *key: Any) -> First:
+    """It is what came first. Pickle what is returned with it."""
+    first = _message.firsts[key] = First(what)
+    return first
+
+
+def reduce_once(tensor: _tmesh.Tensor, way: str, writable: bool, opened: Callable[..., Any],
+                send: Callable[[], Any]) -> tuple[Any, ...]:
+    """What opens its region with opened(send()); where the message has a tensor of that already, a part of it."""
+    key = way, tensor.id, writable
+    first = first_of(tensor, *key)
+    if first is not None:
+        return part, (first, *_tmesh.layout(tensor))
+    sent = send()
+    return opened, (sent, is_first(tensor, *key))
+
+
+def part(first: _tmesh.Tensor, *layout: Any) -> _tmesh.Tensor:
+    return first if first.lost else _tmesh.part(first, *layout)
+
+
+class Writable:
+    """A tensor that arrives as one to write to."""
+
+    def __init__(self, tensor: _tmesh.Tensor) -> None:
+        self.tensor = tensor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return received, (here.send(self.tensor, True),)
+
+
 def _reduce(tensor: _tmesh.Tensor) -> tuple[Any, ...]:
     if tensor.lost:
         return tensor.__reduce__()  # type: ignore[return-value]
     here.look()
-    return _received, (here.send(tensor, False),)
+    return reduce_once(tensor, "sent", False, received, lambda: here.send(tensor, False))
 
 
-def _received(parcel: bytes) -> _tmesh.Tensor:
+def received(parcel: bytes, _: Any = None) -> _tmesh.Tensor:
     return here.unpickle(parcel)
+
+
+def reduce_held(tensor: _tmesh.Tensor) -> tuple[Any, ...]:
+    """For pickle itself, which knows no receiver."""
+    return reduce_once(tensor, "held", False, _held, lambda: tensor.ref(hold=_HELD))
+
+
+def _held(ref: _tmesh.Ref, _: Any = None) -> _tmesh.Tensor:
+    return _tmesh.unpickle(ref)
 
 
 ForkingPickler.register(_tmesh.Tensor, _reduce)

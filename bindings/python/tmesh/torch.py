@@ -10,7 +10,8 @@ copies it once, and both sides then have the same memory and may both write. A t
 memory (torch.from_dlpack(tmesh.zeros(...))) and one that was sent before are not copied at all.
 What differs:
 
-  - Only the tensor that was sent moves. Others that shared its storage keep the old memory.
+  - Only what was sent moves. Tensors of one message that share a storage go on sharing it, at both ends (a slice
+    beside its whole, tied weights); others that shared it keep the old memory.
   - To move is a change in place, in autograd's eyes: send before the forward pass that needs the
     tensor for its backward pass, or after both.
   - Nothing is left in /dev/shm, and no descriptors pass through a server thread of the sender.
@@ -58,10 +59,9 @@ def _is_plain(tensor: Any) -> bool:
                 and not (tensor.is_neg() or tensor.is_conj() or tensor.is_quantized))
 
 
-def _bytes_of(tensor: Any) -> Any:
-    """All of its storage."""
-    count = _storage(tensor).nbytes() // tensor.element_size()
-    return tensor.detach().as_strided((count,), (1,), 0).view(torch.uint8)
+def _bytes_of(storage: Any) -> Any:
+    """All of it."""
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 def _as_ours(tensor: Any, ours: _tmesh.Tensor) -> _tmesh.Tensor | None:
@@ -86,20 +86,66 @@ def _over(ours: _tmesh.Tensor) -> Any:
 
 
 def _laid_out(data: Any, dtype: Any, size: Any, stride: Any, offset: int) -> Any:
-    return data.view(dtype).as_strided(size, stride, offset)
+    """data is all of a storage, of which the last element of that dtype may end before the end."""
+    rest = data.numel() % torch.empty(0, dtype=dtype).element_size()
+    whole = data[:-rest] if rest else data
+    return whole.view(dtype).as_strided(size, stride, offset)
+
+
+def _layout(tensor: Any) -> tuple[Any, ...]:
+    return tensor.dtype, tuple(tensor.size()), tensor.stride(), tensor.storage_offset()
+
+
+def _move(tensor: Any, data: Any) -> None:
+    """To another storage that has the same in it."""
+    # What was made in this mode can be changed in it only; leaves that want gradients can be too.
+    with torch.inference_mode():
+        tensor.set_(_laid_out(data, *_layout(tensor)))
+
+
+class _Storage:
+    """A storage in a message, all of whose tensors get one where it arrives, and have one here. From now on it is
+    tmesh's: the first of them moved, and those move after it that the message has too."""
+
+    def __init__(self, tensor: Any) -> None:
+        storage = _storage(tensor)
+        ours = _tmesh.from_address(storage.data_ptr())
+        self.data: Any = None
+        # Its address is of none other meanwhile; the memory itself may go.
+        self.weak = reductions.StorageWeakRef(storage)
+        if ours is None:
+            ours = _tmesh.put(_bytes_of(storage), seal=False)
+            with torch.inference_mode():
+                self.data = _over(ours)
+            _move(tensor, self.data)
+            storage = _storage(tensor)
+            self.moved = reductions.StorageWeakRef(storage)
+        _refuse_readers(ours)
+        self.ours = _tmesh.part(ours, "uint8", (storage.nbytes(),), (1,), _tmesh.layout(ours)[3])
+
+    def follow(self, tensor: Any) -> None:
+        if self.data is not None and _storage(tensor)._cdata != self.moved.cdata:
+            _move(tensor, self.data)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        key = "torch", self.ours.id
+        region = sent.first_of(None, *key)
+        mark = None
+        if region is None:
+            region = sent.Writable(self.ours)
+            mark = sent.is_first(region, *key)
+        return _restored, (region, _tmesh.layout(self.ours), mark)
 
 
 def _share(tensor: Any) -> _tmesh.Tensor:
     """The memory of its storage, which from now on is tmesh's."""
-    ours = _tmesh.from_address(_storage(tensor).data_ptr())
-    if ours is not None:
-        return ours
-    ours = _tmesh.put(_bytes_of(tensor), seal=False)
-    layout = tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset()
-    # What was made in this mode can be changed in it only; leaves that want gradients can be too.
-    with torch.inference_mode():
-        tensor.set_(_laid_out(_over(ours), *layout))
-    return ours
+    return _Storage(tensor).ours
+
+
+def _refuse_readers(ours: _tmesh.Tensor) -> None:
+    if not ours.writable:
+        raise AccessError(errno.EACCES, "this tensor lies in read-only memory, which PyTorch could "
+                          "not know over there: send the tmesh.Tensor")
 
 
 def _placed(tensor: Any) -> tuple[_tmesh.Tensor, bool] | None:
@@ -111,28 +157,24 @@ def _placed(tensor: Any) -> tuple[_tmesh.Tensor, bool] | None:
     # Most are what torch.from_dlpack() made, as they were made.
     found = _tmesh.find(address, _NAMES.get(tensor.dtype, ""), tensor.shape, tensor.stride())
     ours = _share(tensor) if found is None else found
-    if not ours.writable:
-        raise AccessError(errno.EACCES, "this tensor lies in read-only memory, which PyTorch could "
-                          "not know over there: send the tmesh.Tensor")
+    _refuse_readers(ours)
     laid_out = _as_ours(tensor, ours) if found is None else found
     return (ours, False) if laid_out is None else (laid_out, True)
 
 
 def _reduce(tensor: Any) -> tuple[Any, ...]:
-    placed = _placed(tensor)
-    if not placed:
+    if not _is_plain(tensor) or not tensor.data_ptr():
         return reductions.reduce_tensor(tensor)  # type: ignore[no-any-return]
-    ours, has_layout = placed
-    layout = None
-    if not has_layout:
-        layout = tensor.dtype, tuple(tensor.size()), tensor.stride(), tensor.storage_offset()
-        ours = ours if ours.dtype == "uint8" else ours.reshape(-1).view("uint8")
-    is_parameter = type(tensor) is _Parameter
     sent.here.look()
-    parcel = sent.here.send(ours, True)
-    if layout or is_parameter or tensor.requires_grad:
-        return _rebuild, (parcel, layout, is_parameter, tensor.requires_grad)
-    return _rebuild, (parcel,)
+    key = "storage", _storage(tensor)._cdata
+    storage = sent.first_of(None, *key)
+    marks: tuple[sent.First, ...] = ()
+    if storage is None:
+        storage = _Storage(tensor)
+        marks = sent.is_first(storage, *key), sent.is_first(storage, "storage", _storage(tensor)._cdata)
+    else:
+        storage.follow(tensor)
+    return _rebuild, (storage, _layout(tensor), type(tensor) is _Parameter, tensor.requires_grad, *marks)
 
 
 class Lost(torch.Tensor):  # type: ignore[misc]
@@ -155,14 +197,14 @@ def _lost() -> Any:
     return torch.Tensor._make_subclass(Lost, torch.empty(0))
 
 
-def _rebuild(parcel: bytes, layout: Any = None, is_parameter: bool = False,
-             requires_grad: bool = False) -> Any:
-    ours = sent.here.unpickle(parcel)
-    if ours.lost:
+def _restored(region: _tmesh.Tensor, layout: tuple[Any, ...], _: Any) -> Any:
+    return _lost() if region.lost else _over(sent.part(region, *layout))
+
+
+def _rebuild(data: Any, layout: Any, is_parameter: bool, requires_grad: bool, *_: Any) -> Any:
+    if type(data) is Lost:
         return _lost()
-    tensor = _over(ours)
-    if layout:
-        tensor = _laid_out(tensor, *layout)
+    tensor = _laid_out(data, *layout)
     if is_parameter:
         return _Parameter(tensor, requires_grad)
     return tensor.requires_grad_() if requires_grad else tensor
