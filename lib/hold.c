@@ -145,6 +145,14 @@ static bool was_opened(const struct tmesh_hold *hold)
 	return ops->opens && ops->opens(hold->region) >= hold->opens;
 }
 
+/* Before another hold of the region begins: those of it that are over are not waited for. */
+static void end_opened(struct tmesh_region *region)
+{
+	for (struct tmesh_hold *hold = region->hold; hold; hold = hold->sibling)
+		if (hold->held && was_opened(hold))
+			end(region->ctx->holds, hold);
+}
+
 /* Ends what has waited too long, and what the module says was opened. Return: when to look again.
  */
 static uint64_t end_over(struct tmesh_ctx *ctx)
@@ -340,8 +348,10 @@ static int begin(struct tmesh_region *region, uint32_t rights, uint64_t ns, uint
 	uint64_t now = tmesh_now_ns();
 	int rc = holds_new(ctx, err);
 
-	if (!rc)
-		rc = check_limits(region, err);
+	if (rc)
+		return rc;
+	end_opened(region);
+	rc = check_limits(region, err);
 	if (rc)
 		return rc;
 	holds = ctx->holds;

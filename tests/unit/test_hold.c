@@ -136,6 +136,26 @@ static void test_here(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+/* Each hold ends with the open of its ref, however soon the next one begins. */
+static void test_one_after_another(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	struct tmesh_tensor *tensor = put(ctx), *opened = NULL;
+	char text[TMESH_REF_SIZE];
+	struct tmesh_ref ref;
+
+	for (int i = 0; i < 20; i++) {
+		assert_ok(tmesh_tensor_ref_hold(tensor, TMESH_READ, LONG, text, sizeof(text), err));
+		assert_ok(tmesh_ref_decode(text, strlen(text), &ref, err));
+		assert_ok(tmesh_tensor_open(ctx, &ref, TMESH_READ, &opened, err));
+		tmesh_tensor_unref(opened);
+	}
+	expect_none_held(ctx);
+	tmesh_tensor_unref(tensor);
+	expect_free(ctx);
+	tmesh_ctx_unref(ctx);
+}
+
 /* With the last reference of the caller's the context lives on, and answers. */
 static void test_without_its_context(void **state)
 {
@@ -420,7 +440,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_time),	      cmocka_unit_test(test_exit),
 		cmocka_unit_test(test_exit_too_late), cmocka_unit_test(test_exit_in_time),
 		cmocka_unit_test(test_linger_option), cmocka_unit_test(test_here),
-		cmocka_unit_test(test_bundle),
+		cmocka_unit_test(test_bundle),	      cmocka_unit_test(test_one_after_another),
 	};
 	/* Where each token has an open of its own. */
 	static const struct CMUnitTest seen[] = {

@@ -349,13 +349,21 @@ defmodule Tmesh.LifetimeTest do
       json
     end
 
+    # What lets go takes a moment.
+    defp lost(description) do
+      eventually(fn ->
+        collect()
+        match?({:error, %Error{type: :not_found}}, ZeroCopy.open(description))
+      end)
+    end
+
     test "keeps what was handed over until somebody has opened it" do
       for encode <- [
             &TensorRef.to_json!(&1, hold: true),
             &TensorRef.to_map(&1, hold: 60_000),
             &TensorRef.to_map(ZeroCopy.grant!(&1, :read, hold: 60_000))
           ] do
-        assert {:error, %Error{type: :not_found}} = ZeroCopy.open(answer(&TensorRef.to_json!/1))
+        lost(answer(&TensorRef.to_json!/1))
 
         description = answer(encode)
         assert {:error, %Error{type: :timeout, details: details}} = Tmesh.flush(0)
@@ -364,10 +372,7 @@ defmodule Tmesh.LifetimeTest do
         assert in_process(fn -> ZeroCopy.to_binary!(ZeroCopy.open!(description)) end) == data()
         assert Tmesh.flush() == :ok
 
-        eventually(fn ->
-          collect()
-          match?({:error, %Error{type: :not_found}}, ZeroCopy.open(description))
-        end)
+        lost(description)
       end
     end
 
@@ -385,7 +390,7 @@ defmodule Tmesh.LifetimeTest do
     test "is over when its time is" do
       description = answer(&TensorRef.to_json!(&1, hold: 1))
       assert Tmesh.flush() == :ok
-      assert {:error, %Error{type: :not_found}} = ZeroCopy.open(description)
+      lost(description)
     end
 
     test "is for a time, and for what is there" do

@@ -23,14 +23,13 @@ ANY_BACKEND = pytest.mark.skipif(EMULATED, reason="says nothing of the backend; 
 SLOW_IMPORT = "importing PyTorch takes half a minute and more in an emulated machine"
 
 
-def collide(call, tries=20000):
+def collide(call):
     """Two threads make the same call, until one of them is told that the other is at it; what it is told."""
     told = []
+    end = time.monotonic() + 120
 
     def run():
-        for _ in range(tries):
-            if told:
-                return
+        while not told and time.monotonic() < end:
             try:
                 call()
             except tmesh.BusyError as error:
