@@ -124,6 +124,7 @@ static struct view look(void)
 
 	memset(&v, 0, sizeof(v));
 	v.info = t_info(set.handle);
+	v.info.opens = 0; /* counts what succeeded, and never goes back */
 	v.sealed = t_info(set.sealed);
 	v.bytes = q.used_bytes;
 	v.regions = q.used_regions;
