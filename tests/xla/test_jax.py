@@ -278,6 +278,20 @@ def test_devices(ends):
         run(lambda x: xla.push(xla.sequence(), x, channel="out"), sharded)
 
 
+def test_sealed_memory():
+    """What JAX 0.10 is refused, and that the refusal names what shares."""
+    tensor = tmesh.put(np.arange(64, dtype="float32"))
+    try:
+        direct = jnp.from_dlpack(tensor)
+    except tmesh.AccessError as refusal:
+        assert "jax.device_put(t.numpy())" in str(refusal)
+    else:
+        assert direct.unsafe_buffer_pointer() == tensor.numpy().ctypes.data
+    shared = jax.device_put(tensor.numpy())
+    assert shared.unsafe_buffer_pointer() == tensor.numpy().ctypes.data
+    assert float(shared.sum()) == 64 * 63 / 2
+
+
 def test_errors(ends):
     begin = xla.sequence()
     with refused("NOT_FOUND", '"nobody"'):
