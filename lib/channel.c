@@ -43,9 +43,10 @@ static int read_opts(const struct tmesh_channel_opts *opts, enum tmesh_channel_r
 		out->spin_ns = SPIN_NS;
 	else if (out->spin_ns == TMESH_CHANNEL_NO_SPIN)
 		out->spin_ns = 0;
-	if ((out->flags & ~(uint32_t)TMESH_CHANNEL_NO_OPEN) || out->reserved)
-		return tmesh_fail(err, -EINVAL, "unknown flags 0x%x, or reserved is not 0",
-				  out->flags);
+	if (out->flags & ~(uint32_t)TMESH_CHANNEL_NO_OPEN)
+		return tmesh_fail(err, -EINVAL, "unknown flags 0x%x", out->flags);
+	if (out->limit && role != TMESH_CHANNEL_SEND)
+		return tmesh_fail(err, -EINVAL, "limit is for handles that send");
 	if (out->spin_ns > SPIN_MAX_NS)
 		return tmesh_fail(err, -EINVAL, "spin_ns is more than a second");
 	return check_number(&out->max_regions, 64, UINT32_MAX, "max_regions", err);
@@ -146,6 +147,7 @@ static int channel_new(struct tmesh_ctx *ctx, enum tmesh_channel_role role,
 	channel->home = tmesh_ctx_ref(home);
 	channel->rights = o->rights;
 	channel->opens = !(o->flags & TMESH_CHANNEL_NO_OPEN);
+	channel->limit = o->limit;
 	channel->max_regions = o->max_regions;
 	channel->max_bytes = o->max_bytes ? o->max_bytes : MAX_BYTES;
 	channel->spin = channel->spin_max = o->spin_ns;

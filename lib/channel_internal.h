@@ -218,7 +218,8 @@ struct tmesh_channel {
 	/* sender */
 	struct channel_lane *lane;
 	uint64_t tail;
-	uint64_t seen; /* the head, when last looked at */
+	uint64_t seen;	/* the head, when last looked at */
+	uint32_t limit; /* of messages under way */
 	struct channel_sent_region *sent_regions;
 	struct channel_sent_layout *sent_layouts;
 	struct channel_sent_tensor *sent_tensors;
@@ -428,6 +429,10 @@ bool tmesh_channel_ready(struct tmesh_channel *channel);
 /* Sender: look at the head anew. 0, or -EPROTO for one that cannot be; then the lane counts as
  * full. */
 int tmesh_channel_look(struct tmesh_channel *channel, struct tmesh_error *err);
+/* Messages of all lanes that nobody has taken, and of a sender how many more it may have under way.
+ * Both only read the channel's memory, also beside a thread that uses the handle. */
+int tmesh_channel_waiting(struct tmesh_channel *channel, uint64_t *out, struct tmesh_error *err);
+uint32_t tmesh_channel_room(struct tmesh_channel *channel);
 /* A new producer of a lane goes on where the last one ended. */
 int tmesh_channel_resume(struct tmesh_channel *channel, uint32_t lane, struct tmesh_error *err);
 

@@ -39,16 +39,21 @@ int tmesh_channel_look(struct tmesh_channel *channel, struct tmesh_error *err)
 	return corrupt("head", err);
 }
 
-/* Slots that are free; the head is looked at only when the last look does not say enough. */
+/* Of a dead sender there may be more under way than the limit of who has its lane now. */
+static uint32_t free_slots(const struct tmesh_channel *channel, uint64_t under_way)
+{
+	return under_way < channel->limit ? channel->limit - (uint32_t)under_way : 0;
+}
+
+/* The head is looked at only when the last look does not say enough. */
 static int room(struct tmesh_channel *channel, uint32_t wanted, uint32_t *out,
 		struct tmesh_error *err)
 {
-	uint32_t slots = channel->shape.slots;
 	int rc = 0;
 
-	if (slots - (channel->tail - channel->seen) < wanted)
+	if (free_slots(channel, channel->tail - channel->seen) < wanted)
 		rc = tmesh_channel_look(channel, err);
-	*out = slots - (uint32_t)(channel->tail - channel->seen);
+	*out = free_slots(channel, channel->tail - channel->seen);
 	return rc;
 }
 
@@ -330,6 +335,46 @@ bool tmesh_channel_ready(struct tmesh_channel *channel)
 	return false;
 }
 
+/* The tail in memory lags behind by what its owner published last, or before it died; consumers may
+ * have taken that already. */
+static uint64_t published_tail(const struct tmesh_channel *channel, struct channel_lane *lane,
+			       uint64_t head)
+{
+	uint64_t tail = atomic_load_explicit(&lane->tail, memory_order_acquire);
+
+	if ((int64_t)(head - tail) > 0)
+		tail = head;
+	while (tail - head < channel->shape.slots && published(channel, lane, tail, 1))
+		tail++;
+	return tail;
+}
+
+/* A tail that is read after its head may have gone on by more than there are slots. */
+int tmesh_channel_waiting(struct tmesh_channel *channel, uint64_t *out, struct tmesh_error *err)
+{
+	uint32_t slots = channel->shape.slots;
+
+	*out = 0;
+	for (uint32_t i = 0; i < channel->shape.lanes; i++) {
+		struct channel_lane *lane = channel_lane(channel, i);
+		uint64_t head = atomic_load_explicit(&lane->head, memory_order_acquire);
+		uint64_t there = published_tail(channel, lane, head) - head;
+
+		if (there > slots &&
+		    atomic_load_explicit(&lane->head, memory_order_acquire) == head)
+			return corrupt("tail", err);
+		*out += there < slots ? there : slots;
+	}
+	return 0;
+}
+
+uint32_t tmesh_channel_room(struct tmesh_channel *channel)
+{
+	uint64_t head = atomic_load_explicit(&channel->lane->head, memory_order_acquire);
+
+	return free_slots(channel, published_tail(channel, channel->lane, head) - head);
+}
+
 /* A message that is still there names entries, which stay until it was taken. */
 static void leave_named(struct tmesh_channel *channel, uint64_t position)
 {
@@ -347,24 +392,20 @@ static void leave_named(struct tmesh_channel *channel, uint64_t position)
 		channel->sent_layouts[layout].until = position + 1;
 }
 
-/* The tail in memory lags behind by what its owner had published before it died. */
 int tmesh_channel_resume(struct tmesh_channel *channel, uint32_t number, struct tmesh_error *err)
 {
 	struct channel_lane *lane = channel_lane(channel, number);
-	uint64_t tail = atomic_load_explicit(&lane->tail, memory_order_acquire);
 	uint64_t head = atomic_load_explicit(&lane->head, memory_order_acquire);
+	uint64_t tail = published_tail(channel, lane, head);
 	uint32_t slots = channel->shape.slots;
 
-	/* A consumer may have taken what the tail does not count yet. */
-	if ((int64_t)(head - tail) > 0)
-		tail = head;
 	if (tail - head > slots)
 		return corrupt("tail", err);
-	while (tail - head < slots &&
-	       channel_published(atomic_load_explicit(&channel_slot(channel, lane, tail)->word,
-						      memory_order_acquire),
-				 tail))
-		tail++;
+	if (channel->limit > slots)
+		return tmesh_fail(err, -EINVAL, "limit is %u, and the channel has %u slots",
+				  channel->limit, slots);
+	if (!channel->limit)
+		channel->limit = slots;
 	/* Behind the first gap may be the rest of a batch that its owner did not live to publish.
 	 */
 	for (uint64_t i = tail; i - head < slots; i++) {

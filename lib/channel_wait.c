@@ -209,17 +209,23 @@ static int taken_now(struct tmesh_channel *channel, const struct attempt *a,
 				     : -EAGAIN;
 }
 
-static int check_use(const struct tmesh_channel *channel, enum tmesh_channel_role role,
-		     const char *what, struct tmesh_error *err)
+static int check_life(const struct tmesh_channel *channel, const char *what,
+		      struct tmesh_error *err)
 {
-	if (channel->role != role)
-		return tmesh_fail(err, -EINVAL, "%s: this handle is for the other direction", what);
 	if (channel->life != tmesh_fork_life())
 		return tmesh_fail(err, -EPERM,
 				  "%s: the channel was inherited through fork(); open it by its "
 				  "token in this process",
 				  what);
 	return 0;
+}
+
+static int check_use(const struct tmesh_channel *channel, enum tmesh_channel_role role,
+		     const char *what, struct tmesh_error *err)
+{
+	if (channel->role != role)
+		return tmesh_fail(err, -EINVAL, "%s: this handle is for the other direction", what);
+	return check_life(channel, what, err);
 }
 
 static int try_now(struct tmesh_channel *channel, const struct attempt *a, const char *why,
@@ -230,6 +236,21 @@ static int try_now(struct tmesh_channel *channel, const struct attempt *a, const
 	if (rc == -EAGAIN && channel->polls && arm_poll(channel))
 		rc = a->now(channel, a, err);
 	return rc == -EAGAIN ? tmesh_fail(err, rc, "%s", why) : rc;
+}
+
+int tmesh_channel_level(struct tmesh_channel *channel, uint64_t *waiting, uint32_t *room,
+			struct tmesh_error *err)
+{
+	uint64_t unused;
+	int rc = check_life(channel, "level", err);
+
+	if (room)
+		*room = 0;
+	if (!rc)
+		rc = tmesh_channel_waiting(channel, waiting ? waiting : &unused, err);
+	if (!rc && room && channel->role == TMESH_CHANNEL_SEND)
+		*room = tmesh_channel_room(channel);
+	return rc;
 }
 
 /* The word steps on behind the flag: who has looked at the flag before does not fall asleep. */

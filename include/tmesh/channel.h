@@ -5,7 +5,7 @@
  * all calls. Since 0.1.
  *
  * Each handle sends or receives. Only one thread at a time may use a handle, except for _ref,
- * _unref, _wake and _token; each thread that sends or receives needs a handle of its own.
+ * _unref, _wake, _level and _token; each thread that sends or receives needs a handle of its own.
  *
  * Messages of one producer arrive in the order in which they were sent. Each goes to one consumer;
  * a message that a consumer took before it died is lost.
@@ -58,7 +58,8 @@ struct tmesh_channel_opts {
 	uint64_t max_bytes;   /* receiving: of them, beyond which those go that the caller holds
 			       * no tensor of; 0: 1 GiB */
 	uint32_t flags;	      /* enum tmesh_channel_flags */
-	uint32_t reserved;    /* 0 */
+	uint32_t limit;	      /* sending: messages that this handle has under way at most, where it
+			       * may not use all slots; 0: all */
 	uint64_t spin_ns;     /* longest busy wait before sleeping, at most 1 s; 0: 20 us;
 			       * TMESH_CHANNEL_NO_SPIN: none. It gets shorter by itself where it
 			       * does not help. A wait with no longer a timeout never sleeps */
@@ -128,6 +129,16 @@ int tmesh_channel_send_batch(struct tmesh_channel *channel, const struct tmesh_m
 /* Wait until all messages of this handle were taken, and let go of their regions. Return: as
  * tmesh_channel_send(). */
 int tmesh_channel_flush(struct tmesh_channel *channel, int64_t timeout_ns, struct tmesh_error *err);
+
+/*
+ * How full the channel is at this moment; the other ends go on meanwhile. @waiting: messages of all
+ * senders, dead ones too, that nobody has taken. @room: sending: how many more this handle may have
+ * under way, as long as its tables have room too; receiving: 0. Either may be NULL.
+ * From any thread that holds a reference.
+ * Return: 0; -EPERM (handle inherited through fork()); -EPROTO (the channel's memory is corrupt).
+ */
+int tmesh_channel_level(struct tmesh_channel *channel, uint64_t *waiting, uint32_t *room,
+			struct tmesh_error *err);
 
 /*
  * End the wait of the thread that uses this handle, or the next one if none waits now, with

@@ -85,6 +85,72 @@ static void test_full(void **state)
 	pair_end(&p);
 }
 
+static void assert_level(struct tmesh_channel *channel, uint64_t waiting, uint32_t room)
+{
+	uint64_t is_waiting;
+	uint32_t has_room;
+
+	assert_ok(tmesh_channel_level(channel, &is_waiting, &has_room, err));
+	assert_int_equal(is_waiting, waiting);
+	assert_int_equal(has_room, room);
+	assert_ok(tmesh_channel_level(channel, NULL, NULL, err));
+}
+
+static void *take_one(void *channel)
+{
+	struct tmesh_message got;
+
+	usleep(10000);
+	assert_ok(tmesh_channel_recv((struct tmesh_channel *)channel, &got, -1, err));
+	return NULL;
+}
+
+/* A handle may use fewer slots than there are; both ends see what is there. */
+static void test_level(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 8, .producers = 2};
+	struct tmesh_channel_opts limited = {.size = sizeof(opts), .limit = 3};
+	struct pair p = pair_make(RECV, &opts);
+	struct tmesh_channel *from = NULL, *none;
+	struct tmesh_message message = number(7), many[8];
+	pthread_t thread;
+
+	assert_refused(tmesh_channel_open(p.ctx, p.token, RECV, &limited, &none, err), -EINVAL,
+		       "handles that send");
+	assert_ok(tmesh_channel_open(p.ctx, p.token, SEND, &limited, &from, err));
+	for (int turn = 0; turn < 20; turn++) {
+		for (uint32_t i = 0; i < 3; i++) {
+			assert_level(from, i, 3 - i);
+			assert_ok(tmesh_channel_try_send(from, &message, err));
+		}
+		assert_level(from, 3, 0);
+		assert_level(p.maker, 3, 0);
+		assert_refused(tmesh_channel_try_send(from, &message, err), -EAGAIN, "full");
+		assert_refused(tmesh_channel_send(from, &message, 2000000, err), -ETIMEDOUT, "");
+		assert_int_equal(tmesh_channel_recv_batch(p.maker, many, 8, 0, NULL), 3);
+		for (uint32_t i = 0; i < 8; i++)
+			many[i] = message;
+		assert_int_equal(tmesh_channel_send_batch(from, many, 8, 0, NULL), 3);
+		assert_level(p.other, 3, 8);
+		assert_ok(tmesh_channel_send(p.other, &message, 0, err));
+		assert_level(p.other, 4, 7);
+		assert_level(from, 4, 0);
+		for (uint32_t i = 4; i; i--) {
+			assert_level(p.maker, i, 0);
+			assert_int_equal(tmesh_channel_recv_batch(p.maker, many, 1, 0, NULL), 1);
+		}
+		assert_level(from, 0, 3);
+	}
+	for (uint32_t i = 0; i < 3; i++)
+		assert_ok(tmesh_channel_try_send(from, &message, err));
+	assert_int_equal(pthread_create(&thread, NULL, take_one, p.maker), 0);
+	assert_ok(tmesh_channel_send(from, &message, -1, err));
+	pthread_join(thread, NULL);
+	assert_level(from, 3, 0);
+	tmesh_channel_unref(from);
+	pair_end(&p);
+}
+
 static void test_bad_options(void **state)
 {
 	static const struct {
@@ -99,7 +165,7 @@ static void test_bad_options(void **state)
 		{{.rights = TMESH_WRITE}, "rights"},
 		{{.rights = TMESH_READ | TMESH_MANAGE}, "rights"},
 		{{.spin_ns = 2 * SECOND}, "second"},
-		{{.reserved = 1}, "reserved"},
+		{{.slots = 4, .limit = 5}, "limit is 5"},
 	};
 	struct tmesh_ctx *ctx = context();
 	struct tmesh_channel_opts opts;
@@ -696,23 +762,15 @@ static void test_late_region(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_order),
-		cmocka_unit_test(test_bytes),
-		cmocka_unit_test(test_full),
-		cmocka_unit_test(test_bad_options),
-		cmocka_unit_test(test_places),
-		cmocka_unit_test(test_gone),
-		cmocka_unit_test(test_receivers),
-		cmocka_unit_test(test_late),
-		cmocka_unit_test(test_tensors),
-		cmocka_unit_test(test_no_open),
-		cmocka_unit_test(test_rights),
-		cmocka_unit_test(test_layouts),
-		cmocka_unit_test(test_regions_bounded),
-		cmocka_unit_test(test_bytes_bounded),
-		cmocka_unit_test(test_lanes),
-		cmocka_unit_test(test_many),
-		cmocka_unit_test(test_late_region),
+		cmocka_unit_test(test_order),	      cmocka_unit_test(test_bytes),
+		cmocka_unit_test(test_full),	      cmocka_unit_test(test_level),
+		cmocka_unit_test(test_bad_options),   cmocka_unit_test(test_places),
+		cmocka_unit_test(test_gone),	      cmocka_unit_test(test_receivers),
+		cmocka_unit_test(test_late),	      cmocka_unit_test(test_tensors),
+		cmocka_unit_test(test_no_open),	      cmocka_unit_test(test_rights),
+		cmocka_unit_test(test_layouts),	      cmocka_unit_test(test_regions_bounded),
+		cmocka_unit_test(test_bytes_bounded), cmocka_unit_test(test_lanes),
+		cmocka_unit_test(test_many),	      cmocka_unit_test(test_late_region),
 	};
 
 	return cmocka_run_group_tests_name("channel", tests, NULL, NULL);

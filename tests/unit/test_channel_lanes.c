@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 /* A sender that comes after another one, whose messages nobody has received yet. */
 #include "channels.h"
+#include "channel_internal.h"
 
 static struct tmesh_tensor *tensor(struct tmesh_ctx *ctx, uint64_t n)
 {
@@ -97,6 +98,38 @@ static void test_empty_lane_first(void **state)
 	pair_end(&p);
 }
 
+/* What the dead have under way is counted, and may be more than who comes next may have. */
+static void test_level_behind_the_dead(void **state)
+{
+	struct tmesh_channel_opts limited = {.size = sizeof(limited), .limit = 2};
+	struct pair p = pair_make(RECV, NULL);
+	struct tmesh_message message = number(0), got;
+	uint64_t waiting = 0;
+	uint32_t room = 7;
+
+	for (int i = 0; i < 4; i++)
+		assert_ok(tmesh_channel_try_send(p.other, &message, err));
+	tmesh_channel_unref(p.other);
+	assert_ok(tmesh_channel_level(p.maker, &waiting, NULL, err));
+	assert_int_equal(waiting, 4);
+	assert_ok(tmesh_channel_open(p.ctx, p.token, SEND, &limited, &p.other, err));
+	for (uint64_t i = 4; i > 1; i--) {
+		assert_ok(tmesh_channel_level(p.other, &waiting, &room, err));
+		assert_int_equal(waiting, i);
+		assert_int_equal(room, 0);
+		assert_refused(tmesh_channel_try_send(p.other, &message, err), -EAGAIN, "full");
+		assert_ok(tmesh_channel_try_recv(p.maker, &got, err));
+	}
+	assert_ok(tmesh_channel_try_send(p.other, &message, err));
+	/* A sender that died before it counted its last message. */
+	atomic_fetch_sub(&channel_lane(p.other, 0)->tail, 1);
+	assert_ok(tmesh_channel_level(p.maker, &waiting, &room, err));
+	assert_int_equal(waiting, 2);
+	atomic_fetch_add(&channel_lane(p.other, 0)->tail, 65);
+	assert_refused(tmesh_channel_level(p.maker, &waiting, &room, err), -EPROTO, "tail");
+	pair_end(&p);
+}
+
 static void test_one_after_the_other(void **state)
 {
 	struct pair p = pair_make(RECV, NULL);
@@ -117,6 +150,7 @@ int main(void)
 		cmocka_unit_test(test_room_behind_the_dead),
 		cmocka_unit_test(test_all_places_named),
 		cmocka_unit_test(test_empty_lane_first),
+		cmocka_unit_test(test_level_behind_the_dead),
 		cmocka_unit_test(test_one_after_the_other),
 	};
 
