@@ -118,6 +118,27 @@ defmodule Machine do
     held
   end
 
+  # So many processes that wait for what is offered or published, until they are killed.
+  defp act(["wait", count, how, what], held) do
+    open =
+      case how do
+        "ref" -> fn -> Tmesh.Net.open(decode(what), timeout: 600_000) end
+        "name" -> fn -> Tmesh.Net.open_name(what, timeout: 600_000) end
+      end
+
+    pids = for _number <- 1..String.to_integer(count), do: spawn(open)
+    say("ok")
+    [{:waiting, pids} | held]
+  end
+
+  defp act(["kill_waiters", count], held) do
+    {:waiting, pids} = List.keyfind!(held, :waiting, 0)
+    {dead, rest} = Enum.split(pids, String.to_integer(count))
+    for pid <- dead, do: Process.exit(pid, :kill)
+    say("#{length(rest)}")
+    List.keyreplace(held, :waiting, 0, {:waiting, rest})
+  end
+
   # All keys that a home gives to one reader, until they are given back or this node ends.
   defp act(["take_keys", home, offer], held) do
     %{"offer" => id} = decode(offer)
@@ -334,7 +355,9 @@ defmodule Machine do
 
     for {:pool, pool, pages} <- held, do: {Tmesh.Pages.close(pages), Tmesh.PagePool.close(pool)}
 
-    for {ref, offer} when ref not in [:held, :holder, :stream, :follower] <- held,
+    for {:waiting, pids} <- held, pid <- pids, do: Process.exit(pid, :kill)
+
+    for {ref, offer} when ref not in [:held, :holder, :stream, :follower, :waiting] <- held,
         do: {Tmesh.Net.withdraw(offer), ZeroCopy.release(ref)}
 
     for %Tmesh.Bundle{} = bundle <- held, do: Tmesh.Bundle.release(bundle)

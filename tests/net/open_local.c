@@ -3,7 +3,7 @@
  * A program of a machine that opens by its Tmesh.Net: the bytes to stdout, or an error's name and
  * message.
  *
- *   open_local tensor|bundle ref|name TEXT
+ *   open_local tensor|bundle ref|name TEXT [SECONDS]
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,8 +33,10 @@ int main(int argc, char **argv)
 	struct tmesh_ctx *ctx;
 	int rc;
 
-	if (argc != 4)
+	if (argc != 4 && argc != 5)
 		return 2;
+	if (argc == 5)
+		wanted.timeout_ns = strtoull(argv[4], NULL, 10) * 1000000000;
 	if (!strcmp(argv[2], "name"))
 		wanted.name = argv[3];
 	else

@@ -91,6 +91,10 @@ class Machine:
         self.send(*words)
         return self.read()
 
+    def waiting(self, *command):
+        """A program of this machine that is not waited for."""
+        return subprocess.Popen([*self.inside, *command], env=self.env, stdout=subprocess.DEVNULL)
+
     def opened_by(self, *command):
         """What a program of this machine sees, as the digest of its output or as its error."""
         out = subprocess.run([*self.inside, *command], env=self.env, stdout=subprocess.PIPE, check=True, timeout=SECONDS).stdout
@@ -115,8 +119,11 @@ class Machine:
                 pass
 
     def kill(self, command):
+        self.signal(command, signal.SIGKILL)
+
+    def signal(self, command, number):
         for pid in self.processes(command):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
 
     def die(self):
         """As when the power goes: the node and its fetcher at once."""
@@ -151,6 +158,7 @@ class Machine:
         eventually(clean, lambda: f"an end of everything on {self.node}: {left}")
 
     def end(self):
+        self.signal("tmesh-net", signal.SIGCONT)
         if self.beam.poll() is None:
             try:
                 self.ask("clean")
@@ -296,9 +304,9 @@ def test_pages(home, reader):
 
 BY_PYTHON = """
 import sys, tmesh.net
-kind, how, text = sys.argv[1:]
+kind, how, text, *seconds = sys.argv[1:]
 try:
-    opened = (tmesh.net.open_name if how == "name" else tmesh.net.open)(text)
+    opened = (tmesh.net.open_name if how == "name" else tmesh.net.open)(text, timeout=float(*seconds or [10]))
 except tmesh.Error as error:
     import errno
     print(f"error:{errno.errorcode[error.errno]} {error.strerror}")
@@ -449,6 +457,95 @@ def test_fetcher_killed(home, reader):
         eventually(lambda: reader.ask("open", 1, 5000, offer) == digest, lambda: "an open after that")
 
 
+def half_fetched(home, reader, make, wait):
+    """What `make` gives, and the programs that wait for it. Its fetch, which `wait` has begun, stays half there: the home's fetcher is
+    stopped. What comes too quickly is made again."""
+    for _attempt in range(100):
+        made = make()
+        before = reader.stats()["fetched"]
+        programs = wait(made)
+        eventually(lambda: reader.stats()["fetches"] or reader.stats()["fetched"] > before, lambda: "a fetch")
+        home.signal("tmesh-net", signal.SIGSTOP)
+        # What was in the sockets arrives.
+        time.sleep(0.5)
+        if reader.stats()["fetches"]:
+            assert reader.regions()
+            return made, programs
+        home.signal("tmesh-net", signal.SIGCONT)
+        for program in programs:
+            program.wait(SECONDS)
+    raise AssertionError("each fetch is done at once")
+
+
+def test_waiters_gone(home, reader):
+    """The last one who waits takes the fetch along, with what was half there: Elixir's processes, C and Python programs, the node."""
+    large, seeds = 128 << 20, iter(range(10**9))
+    by_c, by_python = [str(BUILD / "tests/net/open_local")], [PYTHON, "-P", "-c", BY_PYTHON]
+
+    def ref():
+        offer, digest = home.offer(large, f"waiters{next(seeds)}")
+        return offer, digest, home.ask("json", offer)
+
+    def name():
+        name = f"waiters{next(seeds)}"
+        assert home.ask("publish", name, 1, large, name).startswith("ok ")
+        return name
+
+    def wait(*programs, processes=0):
+        def begin(made):
+            if processes:
+                assert reader.ask("wait", processes, "ref", made[0]) == "ok"
+            return [reader.waiting(*program, "tensor", "ref", made[2], "600") for program in programs]
+        return begin
+
+    def wait_for_name(name):
+        assert reader.ask("wait", 1, "name", name) == "ok"
+        return []
+
+    def gone():
+        """While the home still says nothing. What was whole, a bundle's index, is kept until it is dropped."""
+        eventually(lambda: not reader.stats()["fetches"], lambda: "an end of the fetch")
+        assert reader.ask("clean") == "ok"
+        eventually(lambda: not reader.regions(), lambda: f"an end of what was half fetched: {reader.regions()}")
+        home.signal("tmesh-net", signal.SIGCONT)
+        for one in (home, reader):
+            one.nothing_left()
+
+    def kill(programs):
+        for program in programs:
+            program.kill()
+            program.wait()
+
+    for program in (by_c, by_python):
+        kill(half_fetched(home, reader, ref, wait(program))[1])
+        gone()
+    half_fetched(home, reader, name, wait_for_name)
+    assert reader.ask("kill_waiters", 1) == "0"
+    gone()
+    # Of several the last one.
+    _made, programs = half_fetched(home, reader, ref, wait(by_c, by_python, processes=3))
+    kill(programs)
+    assert reader.ask("kill_waiters", 2) == "1"
+    assert reader.stats()["fetches"] == 1, "one waits still"
+    assert reader.ask("kill_waiters", 1) == "0"
+    gone()
+    # Who is left has the bytes, by the same fetch.
+    (offer, digest, _json), programs = half_fetched(home, reader, ref, wait(by_c, processes=1))
+    fetched = reader.stats()["fetched"]
+    kill(programs)
+    home.signal("tmesh-net", signal.SIGCONT)
+    assert reader.ask("open", 1, SECONDS * 1000, offer) == digest and reader.stats()["fetched"] == fetched + 1
+    # The node with all who wait: its fetcher goes by itself.
+    half_fetched(home, reader, ref, wait(processes=2))
+    reader.kill("beam.smp")
+    reader.beam.wait()
+    eventually(lambda: not [*reader.processes("tmesh-net")], lambda: "an end of the fetcher")
+    home.signal("tmesh-net", signal.SIGCONT)
+    eventually(lambda: home.stats().get("keys") == 0, lambda: "an end of the lease")
+    reader.start()
+    eventually(lambda: reader.ask("connect", home.node) == "true", lambda: "a connection")
+
+
 def storm(home, reader, rounds, rng):
     """Somebody is killed at a random moment of a fetch: an error or the right bytes, and nothing is left."""
     for number in range(rounds):
@@ -544,7 +641,8 @@ def on_loopback():
         print(f"# TMESH_TEST_SEED={seed}", flush=True)
         play("loopback", *machines[:2], [
             (test_open, ()), (test_home_is_named, ()), (test_withdrawn, ()), (test_many, ()), (test_names, machines[2:]),
-            (test_busy, ()), (test_stream, ()), (test_pages, ()), (test_programs, ()), (test_hostile_programs, ()), (test_fetcher_killed, ()),
+            (test_busy, ()), (test_stream, ()), (test_pages, ()), (test_programs, ()), (test_hostile_programs, ()), (test_waiters_gone, ()),
+            (test_fetcher_killed, ()),
             (storm, (300 if FULL else 12, random.Random(seed)))])
     finally:
         for machine in machines:
