@@ -133,6 +133,16 @@ ssize_t getrandom(void *buffer, size_t bytes, unsigned int flags)
 }
 
 static size_t most __attribute__((unused)) = SIZE_MAX; /* bytes that a call takes */
+static int interrupts;				       /* so many calls a signal ends */
+
+static bool interrupted(void)
+{
+	if (!interrupts)
+		return false;
+	interrupts--;
+	errno = EINTR;
+	return true;
+}
 
 ssize_t pwrite(int fd, const void *data, size_t bytes, off_t offset)
 {
@@ -140,6 +150,8 @@ ssize_t pwrite(int fd, const void *data, size_t bytes, off_t offset)
 		errno = ENOSPC;
 		return -1;
 	}
+	if (interrupted())
+		return -1;
 	return syscall(SYS_pwrite64, fd, data, bytes < most ? bytes : most, offset);
 }
 
@@ -149,10 +161,13 @@ ssize_t pread(int fd, void *data, size_t bytes, off_t offset)
 		errno = EIO;
 		return -1;
 	}
+	if (interrupted())
+		return -1;
 	return syscall(SYS_pread64, fd, data, bytes < most ? bytes : most, offset);
 }
 
 static int busy_seals; /* so often a seal against writing is refused, though nobody writes */
+static int seal_code = EBUSY;
 
 int fcntl(int fd, int command, ...)
 {
@@ -164,14 +179,19 @@ int fcntl(int fd, int command, ...)
 	va_end(args);
 	if (command == F_ADD_SEALS && argument & F_SEAL_WRITE && busy_seals) {
 		busy_seals--;
-		errno = EBUSY;
+		errno = seal_code;
 		return -1;
 	}
 	STAND_IN(fcntl, EIO, fd, command, argument);
 }
 
+static const char *other_path; /* is what @other_is says, or is not there */
+static const char *other_is;
+
 int open(const char *path, int flags, ...)
 {
+	if (other_path && !strcmp(path, other_path))
+		path = other_is ? other_is : "/nonexistent";
 	STAND_IN(openat, EMFILE, AT_FDCWD, path, flags, 0600);
 }
 

@@ -35,6 +35,18 @@ static void test_choice(void **state)
 
 	setenv("TMESH_BACKEND", "floppy", 1);
 	assert_refused(tmesh_ctx_open(NULL, &ctx, err), -EINVAL, "kernel and memfd");
+	setenv("TMESH_BACKEND", "kernel", 1);
+	if (have_module()) {
+		assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+		assert_int_equal(tmesh_ctx_backend(ctx), TMESH_BACKEND_KERNEL);
+		tmesh_ctx_unref(ctx);
+	} else {
+		assert_refused(tmesh_ctx_open(NULL, &ctx, err), -ENOENT, "not loaded");
+	}
+	setenv("TMESH_BACKEND", "", 1); /* as if it were not set */
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	tmesh_ctx_unref(ctx);
+	setenv("TMESH_BACKEND", "floppy", 1);
 	opts.backend = TMESH_BACKEND_MEMFD; /* the option is asked first */
 	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
 	assert_int_equal(tmesh_ctx_backend(ctx), TMESH_BACKEND_MEMFD);
@@ -179,6 +191,28 @@ static void test_caps(void **state)
 	}
 	assert_int_equal(tmesh_caps(*state, &again, &count), 0);
 	assert_ptr_equal(caps, again);
+	/* Elements as no caller has them. */
+	again = NULL;
+	assert_int_equal(tmesh_caps_sized(*state, 0, &again, &count), -EINVAL);
+	assert_int_equal(tmesh_caps_sized(*state, 1 << 20, &again, &count), -EINVAL);
+	assert_null(again);
+}
+
+/* A promise of nodes is kept: where there is none no region is on one. */
+static void test_caps_node(void **state)
+{
+	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = TMESH_REGION_NODE};
+	struct tmesh_region *region = NULL;
+	const struct tmesh_cap *caps;
+	size_t count, at = 0;
+	int rc;
+
+	assert_int_equal(tmesh_caps(*state, &caps, &count), 0);
+	while (strcmp(caps[at].name, "numa"))
+		at++;
+	rc = tmesh_region_create(*state, 1, &opts, &region, NULL);
+	assert_int_equal(rc == 0, caps[at].level != TMESH_CAP_NO);
+	tmesh_region_unref(region);
 }
 
 /* Regions leave descriptors to others: those below the limit, which are then to be had. */
@@ -395,13 +429,21 @@ static void test_lifetime(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_choice),	  cmocka_unit_test(test_module),
-		cmocka_unit_test(test_options),	  cmocka_unit_test(test_newer_caller),
-		cmocka_unit_test(test_poll_ms),	  cmocka_unit_test(test_longest_timeout),
-		cmocka_unit_test(test_names),	  cmocka_unit_test(test_caps),
-		cmocka_unit_test(test_quota),	  cmocka_unit_test(test_handles_count_once),
-		cmocka_unit_test(test_many_live), cmocka_unit_test(test_limits),
-		cmocka_unit_test(test_lifetime),  cmocka_unit_test(test_spare_files),
+		cmocka_unit_test(test_choice),
+		cmocka_unit_test(test_module),
+		cmocka_unit_test(test_options),
+		cmocka_unit_test(test_newer_caller),
+		cmocka_unit_test(test_poll_ms),
+		cmocka_unit_test(test_longest_timeout),
+		cmocka_unit_test(test_names),
+		cmocka_unit_test(test_caps),
+		cmocka_unit_test(test_caps_node),
+		cmocka_unit_test(test_quota),
+		cmocka_unit_test(test_handles_count_once),
+		cmocka_unit_test(test_many_live),
+		cmocka_unit_test(test_limits),
+		cmocka_unit_test(test_lifetime),
+		cmocka_unit_test(test_spare_files),
 	};
 
 	return cmocka_run_group_tests_name("context", tests, unit_ctx_setup, unit_ctx_teardown);

@@ -24,6 +24,11 @@ struct scene {
 	int pair[2], memfd;
 };
 
+static bool is_open(int fd)
+{
+	return syscall(SYS_fcntl, fd, F_GETFD) >= 0;
+}
+
 static int act(struct scene *s, struct tmesh_error *err)
 {
 	struct tmesh_ctx_opts opts = {
@@ -83,9 +88,11 @@ static int act(struct scene *s, struct tmesh_error *err)
 	STEP(tmesh_region_pin(s->region, &s->pinned, err));
 	s->info.size = sizeof(s->info);
 	STEP(tmesh_region_info(s->region, &s->info, err));
+	assert_true(s->info.sealed);
 	STEP(tmesh_region_from_memfd(s->client, s->memfd, 0, NULL, &s->foreign, err));
 	STEP(tmesh_region_from_fd(s->producer, s->memfd, 4096, NULL, &s->card, err));
 	STEP(tmesh_region_derive(s->card, RW, &s->cards[0], err));
+	assert_true(is_open(s->cards[0]->leash) && is_open(s->cards[0]->device));
 	STEP(tmesh_region_token(s->card, RW, token, err));
 	STEP(tmesh_region_open(s->producer, token, RW, &s->cards[1], err));
 	STEP(tmesh_region_open(s->client, token, RW, &s->cards[2], err));
@@ -193,6 +200,16 @@ static void test_in_pieces(void **state)
 	assert_memory_equal(back, there, sizeof(there));
 	assert_ok(tmesh_region_map(region, TMESH_READ, &addr, err));
 	assert_memory_equal((uint8_t *)addr + 700, there, sizeof(there));
+	/* A signal is no reason, and memory that has no more bytes is one. */
+	interrupts = 1;
+	assert_ok(tmesh_region_write(region, 0, there + 1, sizeof(there) - 1, err));
+	interrupts = 1;
+	assert_ok(tmesh_region_read(region, 0, back, sizeof(back) - 1, err));
+	assert_int_equal(interrupts, 0);
+	assert_memory_equal(back, there + 1, sizeof(there) - 1);
+	most = 0;
+	assert_refused(tmesh_region_read(region, 0, back, 1, err), -ESTALE, "vanished");
+	most = SIZE_MAX;
 	tmesh_region_unref(region);
 	tmesh_ctx_unref(ctx);
 }
@@ -213,6 +230,11 @@ static void test_busy_seal(void **state)
 		       "a writable mapping or export exists");
 	busy_seals = 0;
 	strcpy(addr, "writable still");
+	busy_seals = INT_MAX;
+	seal_code = EIO;
+	assert_refused(tmesh_region_seal(region, err), -EIO, "seal");
+	seal_code = EBUSY;
+	strcpy(addr, "writable still");
 	busy_seals = 1;
 	assert_ok(tmesh_region_seal(region, err));
 	assert_int_equal(busy_seals, 0);
@@ -220,12 +242,103 @@ static void test_busy_seal(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+/* Memory that ends while somebody asks what the machine can is no reason to crash. */
+static void test_caps_without_memory(void **state)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD};
+	const size_t sizes[] = {sizeof(struct tmesh_cap), sizeof(struct tmesh_cap) - 8};
+
+	for (size_t i = 0; i < 2; i++) {
+		int rc, refusals = 0;
+		long n = 0;
+
+		do {
+			const struct tmesh_cap *caps = NULL;
+			struct tmesh_ctx *ctx;
+			size_t count;
+
+			assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+			failing_begin(++n);
+			rc = tmesh_caps_sized(ctx, sizes[i], &caps, &count);
+			fail_at = 0;
+			assert_true(rc == 0 || rc == -ENOMEM);
+			assert_true((rc == 0) == (caps != NULL));
+			refusals += rc != 0;
+			tmesh_ctx_unref(ctx);
+		} while (failed);
+#ifndef __SANITIZE_ADDRESS__
+		assert_int_equal(refusals, 1 + i);
+#endif
+	}
+}
+
+/* What the kernel says of huge pages of shared memory, what of it becomes a promise, and that a
+ * region which asked for them lies where they fit. */
+static void test_huge_pages(void **state)
+{
+	static const struct {
+		const char *says, *reason;
+		bool huge;
+	} kernels[] = {
+		{"always within_size [advise] never deny force", "on request", true},
+		{"[always] within_size advise never deny force", "on request", true},
+		{"always [within_size] advise never deny force", "on request", true},
+		{"always within_size advise never deny [force]", "on request", true},
+		{"always within_size advise [never] deny force", "are off", false},
+		{NULL, "has no huge pages", false},
+	};
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD};
+	struct tmesh_region_opts try = {.size = sizeof(try), .flags = TMESH_REGION_TRY_HUGE};
+	char path[] = "/tmp/tmesh-huge-XXXXXX";
+	int fd = mkstemp(path);
+
+	assert_true(fd >= 0);
+	other_path = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+	for (size_t i = 0; i < sizeof(kernels) / sizeof(kernels[0]); i++) {
+		struct tmesh_region *region, *derived;
+		const struct tmesh_cap *caps;
+		struct tmesh_ctx *ctx;
+		void *addr, *other;
+		size_t count, at = 0;
+
+		other_is = kernels[i].says ? path : NULL;
+		if (kernels[i].says) {
+			assert_int_equal(ftruncate(fd, 0), 0);
+			assert_true(pwrite(fd, kernels[i].says, strlen(kernels[i].says), 0) > 0);
+		}
+		assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+		assert_int_equal(tmesh_caps(ctx, &caps, &count), 0);
+		while (strcmp(caps[at].name, "huge-pages"))
+			at++;
+		assert_int_equal(caps[at].level,
+				 kernels[i].huge ? TMESH_CAP_ENFORCED : TMESH_CAP_NO);
+		assert_non_null(strstr(caps[at].reason, kernels[i].reason));
+		/* Two of them: one could lie there by chance. */
+		assert_ok(tmesh_region_create(ctx, (4 << 20) + 1, &try, &region, err));
+		assert_ok(tmesh_region_map(region, RW, &addr, err));
+		assert_ok(tmesh_region_derive(region, RW, &derived, err));
+		assert_ok(tmesh_region_map(derived, RW, &other, err));
+		if (kernels[i].huge) {
+			assert_int_equal((uintptr_t)addr & ((2 << 20) - 1), 0);
+			assert_int_equal((uintptr_t)other & ((2 << 20) - 1), 0);
+		}
+		strcpy(addr, "the same");
+		assert_string_equal(other, "the same");
+		tmesh_region_unref(derived);
+		tmesh_region_unref(region);
+		tmesh_ctx_unref(ctx);
+	}
+	other_path = NULL;
+	unlink(path);
+	close(fd);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_each_call_fails),
-		cmocka_unit_test(test_in_pieces),
-		cmocka_unit_test(test_busy_seal),
+		cmocka_unit_test(test_each_call_fails), cmocka_unit_test(test_in_pieces),
+		cmocka_unit_test(test_busy_seal),	cmocka_unit_test(test_caps_without_memory),
+		cmocka_unit_test(test_huge_pages),
 	};
 
 	return cmocka_run_group_tests_name("failures", tests, NULL, NULL);

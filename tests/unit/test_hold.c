@@ -383,6 +383,16 @@ static void test_linger_option(void **state)
 
 	setenv("TMESH_LINGER", "soon", 1);
 	assert_refused(tmesh_ctx_open(&opts, &ctx, err), -EINVAL, "TMESH_LINGER is \"soon\"");
+	for (int i = 0; i < 5; i++) {
+		const char *const wrong[] = {"-1", "nan", "3601", "1e300", "1s"};
+
+		setenv("TMESH_LINGER", wrong[i], 1);
+		assert_refused(tmesh_ctx_open(&opts, &ctx, err), -EINVAL, "seconds from 0 to");
+	}
+	setenv("TMESH_LINGER", "", 1); /* as if it were not set */
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	assert_int_equal(ctx->linger_ns, 5 * SECOND);
+	tmesh_ctx_unref(ctx);
 	setenv("TMESH_LINGER", "1.5", 1);
 	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
 	assert_int_equal(ctx->linger_ns, 1500000000);
