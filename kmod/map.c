@@ -93,12 +93,33 @@ static vm_fault_t tmesh_fault_gone(struct vm_fault *vmf, struct tmesh_claim *cla
 }
 
 /*
+ * Maps a good page of a folio that has a bad one, and no other. Whoever maps pages of the folio has
+ * its lock, so that no PMD is there that was not when we looked.
+ */
+static vm_fault_t tmesh_fault_beside(struct vm_fault *vmf, struct page *page)
+{
+	vm_fault_t ret;
+
+	if (pmd_trans_huge(READ_ONCE(*vmf->pmd))) {
+		/* Mapped whole before the error: it is about to be taken away. */
+		ret = VM_FAULT_NOPAGE;
+	} else {
+		ret = tmesh_map_one(vmf, page);
+		if (ret & VM_FAULT_LOCKED)
+			return ret;
+	}
+	unlock_page(page);
+	put_page(page);
+	return ret;
+}
+
+/*
  * The core maps the page, by a PMD where it can, after our lock is gone. It holds the folio's lock
  * until then, and a revocation waits for that before it unmaps.
  *
  * A bad page must not get there: the core would unmap it by way of its mapping, which it has not
- * got, and an error is marked before it takes the folio's lock. It maps no folio whole that is
- * marked to have one.
+ * got, and an error is marked before it takes the folio's lock. Nor must one that the core would
+ * map beside the page that is touched.
  */
 static vm_fault_t tmesh_fault_page(struct vm_fault *vmf, struct tmesh_claim *claim,
 				   struct page *page)
@@ -121,9 +142,14 @@ static vm_fault_t tmesh_fault_page(struct vm_fault *vmf, struct tmesh_claim *cla
 		lock_page(vmf->page);
 	} else {
 		vmf->page = page;
-		if (whole && PageCompound(page) && tmesh_folio_poisoned(page_folio(page))) {
+		/* A copy is made of the page alone. */
+		if (!vmf->cow_page && PageCompound(page) && (whole || TMESH_CORE_MAPS_BESIDE) &&
+		    tmesh_folio_poisoned(page_folio(page))) {
 			tmesh_poison_found(claim->region);
-			folio_set_has_hwpoisoned(page_folio(page));
+			trace_tmesh_fault(claim->region->id,
+					  (u64)(claim->first + vmf->pgoff) << PAGE_SHIFT,
+					  PAGE_SIZE, false);
+			return tmesh_fault_beside(vmf, page);
 		}
 	}
 	trace_tmesh_fault(claim->region->id, (u64)(claim->first + vmf->pgoff) << PAGE_SHIFT,

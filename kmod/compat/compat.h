@@ -167,6 +167,32 @@ static inline unsigned int tmesh_ipc_ns_refs(const struct ipc_namespace *ns)
 #endif
 }
 
+/*
+ * 6.15: a mapping that may have PMDs can be given a single page. 6.17: where the core cannot map a
+ * folio whole it maps all of its pages, by single entries. Before, a mark keeps it from mapping the
+ * folio whole, and it maps one page.
+ *
+ * Maps a page that is locked and referenced: what the fault handler returns. With VM_FAULT_LOCKED
+ * the core does it.
+ */
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 15, 0)
+#define TMESH_CORE_MAPS_BESIDE false
+
+static inline vm_fault_t tmesh_map_one(struct vm_fault *vmf, struct page *page)
+{
+	folio_set_has_hwpoisoned(page_folio(page));
+	vmf->page = page;
+	return VM_FAULT_LOCKED;
+}
+#else
+#define TMESH_CORE_MAPS_BESIDE true
+
+static inline vm_fault_t tmesh_map_one(struct vm_fault *vmf, struct page *page)
+{
+	return vmf_insert_page_mkwrite(vmf, page, vmf->flags & FAULT_FLAG_WRITE);
+}
+#endif
+
 struct shrinker *tmesh_shrinker_new(const char *name,
 				    unsigned long (*count)(struct shrinker *s,
 							   struct shrink_control *sc),

@@ -4,7 +4,6 @@
  * memory.
  */
 #include <fcntl.h>
-#include <glob.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +18,7 @@
 #include <linux/io_uring.h>
 #include <linux/userfaultfd.h>
 
+#include "disk.h"
 #include "t.h"
 
 /* Newer than Debian 12's headers. */
@@ -224,29 +224,6 @@ static unsigned char *plain(size_t bytes)
 
 	REQUIRE(p != MAP_FAILED);
 	return p;
-}
-
-/* The disk that a guest brings for this: its serial number is "tmesh". */
-static int open_disk(void)
-{
-	glob_t found = {0};
-	char serial[32], path[64];
-	int disk = -1;
-
-	glob("/sys/block/*/serial", 0, NULL, &found);
-	glob("/sys/block/*/device/serial", GLOB_APPEND, NULL, &found);
-	for (size_t i = 0; i < found.gl_pathc && disk < 0; i++) {
-		if (!t_read_file(found.gl_pathv[i], serial, sizeof(serial)) ||
-		    strncmp(serial, "tmesh", 5))
-			continue;
-		REQUIRE(sscanf(found.gl_pathv[i], "/sys/block/%31[^/]", serial) == 1);
-		snprintf(path, sizeof(path), "/dev/%s", serial);
-		disk = REQUIRE_OK(open(path, O_RDWR | O_DIRECT | O_CLOEXEC));
-	}
-	globfree(&found);
-	if (disk < 0)
-		t_skip("no disk with the serial number tmesh");
-	return disk;
 }
 
 static void try_direct(__u32 flags)

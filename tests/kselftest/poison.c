@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <sys/uio.h>
 
+#include "disk.h"
 #include "peer.h"
 #include "t.h"
 
@@ -85,13 +86,19 @@ static void try_fault(__u32 flags)
 	CHECK(told(ro));
 	/* What was mapped before has been taken away. */
 	is_bad(p);
-	/* A kernel later than 6.12 maps all of the folio with the good page, by single entries. */
-	if (flags & TMESH_CREATE_HUGE && t_kernel_at_least(6, 13))
-		t_note("the bad page may be mapped again beside the good one");
-	else
-		CHECK_EQ(t_write(p + BAD * PAGE, 'b'), SIGBUS);
+	/* Nor is it mapped with the good ones beside it, which are there by now. */
+	CHECK_EQ(t_write(p + BAD * PAGE, 'b'), SIGBUS);
+	CHECK_EQ(t_read(q + BAD * PAGE), SIGBUS);
 	CHECK_EQ(t_write(p + GOOD * PAGE, 'h'), 0);
 	CHECK_EQ(q[GOOD * PAGE], 'h');
+	CHECK_EQ(t_write(p + (BAD + 1) * PAGE, 'n'), 0);
+	CHECK_EQ(t_write(p + BAD * PAGE, 'b'), SIGBUS);
+	/* The other 2 MiB are mapped whole as before. */
+	if (flags & TMESH_CREATE_HUGE)
+		CHECK_EQ(t_pmd_mapped(p, BYTES), HUGE / KB);
+	CHECK_OK(t_revoke(h));
+	CHECK_EQ(t_read(p + GOOD * PAGE), SIGBUS);
+	CHECK_EQ(t_read(q + (BAD + 1) * PAGE), SIGBUS);
 }
 
 TEST(fault, "a touch of a bad page is a SIGBUS, of pages beside it is none; holders are told")
@@ -122,6 +129,7 @@ static void try_gup(__u32 flags)
 	CHECK_ERR(copy_out(p + BAD * PAGE), EFAULT);
 	CHECK_EQ(copy_out(p + GOOD * PAGE), PAGE);
 	CHECK(told(h));
+	CHECK_ERR(copy_out(p + BAD * PAGE), EFAULT);
 }
 
 TEST(gup, "the kernel does not get a bad page for a call: EFAULT")
@@ -132,6 +140,34 @@ TEST(gup, "the kernel does not get a bad page for a call: EFAULT")
 TEST(gup_huge, "nor one within 2 MiB")
 {
 	try_gup(TMESH_CREATE_HUGE);
+}
+
+/* By pins of its own, GUP-fast first, which finds what is mapped. */
+static void try_direct(__u32 flags)
+{
+	int disk = open_disk(), h = region(flags);
+	unsigned char *p = view(h, RW);
+
+	memset(p, 1, BYTES);
+	poison(h);
+	CHECK_ERR(copy_out(view(h, PROT_READ) + BAD * PAGE), EFAULT);
+	CHECK(told(h));
+	CHECK_EQ(pwrite(disk, p + GOOD * PAGE, PAGE, 0), PAGE);
+	CHECK_ERR(pwrite(disk, p + BAD * PAGE, PAGE, 0), EFAULT);
+	CHECK_ERR(pread(disk, p + BAD * PAGE, PAGE, 0), EFAULT);
+	CHECK_EQ(pread(disk, p + (BAD + 1) * PAGE, PAGE, 0), PAGE);
+	CHECK_EQ(pwrite(disk, p + OTHER * PAGE, PAGE, 0), PAGE);
+	CHECK_ERR(pwrite(disk, p + BAD * PAGE, PAGE, 0), EFAULT);
+}
+
+TEST(direct, "nor for O_DIRECT, from it or into it")
+{
+	try_direct(TMESH_CREATE_NOHUGE);
+}
+
+TEST(direct_huge, "nor within 2 MiB")
+{
+	try_direct(TMESH_CREATE_HUGE);
 }
 
 static void try_private(__u32 flags)
