@@ -143,13 +143,17 @@ int tmesh_kernel_reclaim(struct tmesh_region *region, uint64_t timeout_ns,
 int tmesh_kernel_poll_fd(struct tmesh_region *region, uint32_t events, short *wait,
 			 struct tmesh_error *err)
 {
-	*wait = events & TMESH_EVENT_ALONE ? POLLOUT : 0;
+	*wait = 0;
+	if (events & TMESH_EVENT_ALONE)
+		*wait |= POLLOUT;
+	if (events & TMESH_EVENT_POISONED)
+		*wait |= POLLPRI;
 	return region->fd;
 }
 
 uint32_t tmesh_kernel_events(struct tmesh_region *region)
 {
-	struct pollfd poller = {.fd = region->fd, .events = POLLOUT};
+	struct pollfd poller = {.fd = region->fd, .events = POLLOUT | POLLPRI};
 	struct tmesh_info info;
 	uint32_t events = 0;
 
@@ -157,6 +161,8 @@ uint32_t tmesh_kernel_events(struct tmesh_region *region)
 		return 0;
 	if (poller.revents & POLLHUP)
 		events |= TMESH_EVENT_TAKEN;
+	if (poller.revents & POLLPRI)
+		events |= TMESH_EVENT_POISONED;
 	/* Of a region that was taken back poll() does not say whether it is alone. */
 	if (poller.revents & POLLOUT ||
 	    ((events & TMESH_EVENT_TAKEN) && !tmesh_kernel_info(region->fd, &info) &&

@@ -178,6 +178,9 @@ int tmesh_memfd_poll_fd(struct tmesh_region *region, uint32_t events, short *wai
 		return tmesh_fail(
 			err, -EOPNOTSUPP,
 			"poll: nothing happens to memory of a memfd; it needs the module");
+	if (events & TMESH_EVENT_POISONED)
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "poll: nobody tells of memory errors; it needs the module");
 	/* Nobody tells the maker what it does itself. */
 	if (events & (is_maker(region) ? TMESH_EVENT_TAKEN : TMESH_EVENT_ALONE))
 		return tmesh_fail(err, -EOPNOTSUPP,

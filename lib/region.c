@@ -626,8 +626,11 @@ int tmesh_region_reclaim(struct tmesh_region *region, uint64_t timeout_ns,
 int tmesh_region_poll_fd(struct tmesh_region *region, uint32_t events, short *wait,
 			 struct tmesh_error *err)
 {
-	if (!events || (events & ~(uint32_t)(TMESH_EVENT_TAKEN | TMESH_EVENT_ALONE)))
-		return tmesh_fail(err, -EINVAL, "poll: TAKEN or ALONE can be waited for, not 0x%x",
+	const uint32_t awaited = TMESH_EVENT_TAKEN | TMESH_EVENT_ALONE | TMESH_EVENT_POISONED;
+
+	if (!events || (events & ~awaited))
+		return tmesh_fail(err, -EINVAL,
+				  "poll: TAKEN, ALONE or POISONED can be waited for, not 0x%x",
 				  events);
 	if (tmesh_region_inherited(region))
 		return tmesh_region_may(region, 0, "poll", err);

@@ -28,7 +28,7 @@ static const char *const state_names[STATES] = {"open", "sealed", "revoked"};
 struct backend {
 	const char *name;
 	uint64_t regions[STATES], bytes[STATES];
-	uint64_t handles, pinning, exports, attachments, views, pinned_bytes, huge_bytes;
+	uint64_t handles, pinning, exports, attachments, views, pinned_bytes, huge_bytes, poisoned;
 	struct tmesh_limits limits;
 	bool has_limits;
 	struct tmesh_region_info *infos;
@@ -71,6 +71,7 @@ static int collect(struct tmesh_ctx *ctx, void *data)
 		to->views += info->views;
 		to->pinned_bytes += info->pinned_bytes;
 		to->huge_bytes += info->huge_bytes;
+		to->poisoned += info->poisoned;
 	}
 	rc = tmesh_limits(ctx, &to->limits, &err);
 	if (rc && rc != -EOPNOTSUPP)
@@ -115,6 +116,8 @@ static const struct {
 	 offsetof(struct backend, pinned_bytes)},
 	{"tmesh_huge_bytes", "bytes", "Memory in 2 MiB pages.",
 	 offsetof(struct backend, huge_bytes)},
+	{"tmesh_poisoned_regions", NULL, "Regions of which a page has a memory error.",
+	 offsetof(struct backend, poisoned)},
 };
 
 static const struct {

@@ -10,7 +10,7 @@ static const struct option_entry options[] = {OPTION_JSON, OPTION_BACKEND, {NULL
 
 struct totals {
 	uint64_t regions, sealed, bytes, alloc_bytes, huge_bytes, handles, pinning, exports,
-		attachments;
+		attachments, poisoned;
 };
 
 static const struct {
@@ -27,6 +27,7 @@ static const struct {
 	{"pinning_handles", offsetof(struct totals, pinning), false},
 	{"exports", offsetof(struct totals, exports), false},
 	{"attachments", offsetof(struct totals, attachments), false},
+	{"poisoned", offsetof(struct totals, poisoned), false},
 };
 
 static const struct {
@@ -81,6 +82,7 @@ static int count(struct tmesh_ctx *ctx, struct totals *totals)
 		totals->pinning += infos[i].pinning_handles;
 		totals->exports += infos[i].exports;
 		totals->attachments += infos[i].attachments;
+		totals->poisoned += infos[i].poisoned;
 	}
 	free(infos);
 	return STATUS_OK;

@@ -17,14 +17,17 @@ enum tmesh_region_event {
 	TMESH_EVENT_TAKEN = 1 << 0,    /* it was taken back, or this handle's lease has lapsed */
 	TMESH_EVENT_ALONE = 1 << 1,    /* there is no other holder */
 	TMESH_EVENT_ORPHANED = 1 << 2, /* memfd: its maker is gone, its holders keep it */
+	TMESH_EVENT_POISONED = 1 << 3, /* module: somebody came upon a memory error in it */
 };
 
 /*
- * To wait for any of @events, TAKEN or ALONE, poll() the returned descriptor for @wait. The
- * descriptor stays the library's. When poll() returns, tmesh_region_events() gives the present
+ * To wait for any of @events, TAKEN, ALONE or POISONED, poll() the returned descriptor for @wait.
+ * The descriptor stays the library's. When poll() returns, tmesh_region_events() gives the present
  * state. On memfd this works for regions of tmesh_region_from_fd(): their maker waits for ALONE,
  * their holders for TAKEN, and poll() also returns for ORPHANED, which is final. A region that was
- * ALONE may be opened by a token the moment after; only after a revocation it stays ALONE.
+ * ALONE may be opened by a token the moment after; only after a revocation it stays ALONE. One that
+ * is POISONED stays so: to touch the page with the error raises SIGBUS, to copy it gives
+ * -EIO, and its other pages are good.
  *
  * Return: the descriptor; -EINVAL (@events); -EPERM (inherited); -EOPNOTSUPP (other regions on
  * memfd; an event that this process cannot wait for).

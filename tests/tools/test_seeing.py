@@ -6,7 +6,10 @@ usage: tests/tools/test_seeing.py TMESHCTL MAN_DIR
 """
 
 import contextlib
+import errno
+import fcntl
 import json
+import mmap
 import os
 import re
 import shutil
@@ -134,6 +137,36 @@ class See(Base):
                          "max_%s"):
                 self.assertIn(form % count, after["limits"])
         self.assertIn("alloc_bytes", tool("stats")[0].decode())
+
+    def test_memory_errors_are_counted(self):
+        """Of which nothing tells without the module, and what it tells of memfds is 0."""
+        def count():
+            sample, = (s for s in metrics()["tmesh_poisoned_regions"].samples if s.labels["backend"] == BACKEND)
+            self.assertEqual(sample.value, answer("stats")[BACKEND]["poisoned"])
+            return sample.value
+
+        before = count()
+        if BACKEND == "memfd":
+            self.assertEqual(before, 0)
+            return
+        call = bytearray(struct.pack("<IIQiIII64siIQ", 112, 0, 8192, 0, 0, 0, 0, b"", 0, 0, 0))
+        with open("/dev/tmesh", "rb") as device:
+            fcntl.ioctl(device, 0xe701, call)
+        fd, _, number = struct.unpack_from("<iIQ", call, 96)
+        self.addCleanup(os.close, fd)
+        memory = mmap.mmap(fd, 8192)
+        memory[:] = b"x" * 8192
+        try:
+            memory.madvise(100, 0, 4096)  # MADV_HWPOISON
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.EINVAL):
+                self.skipTest(f"this kernel makes no memory errors: {error}")
+        self.assertEqual(count(), before)
+        # A call of the kernel touches it, where it is not mapped yet.
+        with open("/dev/zero", "rb", buffering=0) as zeros, self.assertRaises(OSError):
+            zeros.readinto(memoryview(mmap.mmap(fd, 8192))[:4096])
+        eventually(lambda: count() == before + 1, "a region with a memory error is counted")
+        self.assertTrue(answer("show", f"{number:016x}")["poisoned"])
 
     def test_doctor(self):
         found = answer("doctor")

@@ -15,6 +15,10 @@
 #define RW (TMESH_READ | TMESH_WRITE)
 #define PAGE 4096u
 
+#ifndef MADV_HWPOISON
+#define MADV_HWPOISON 100
+#endif
+
 static struct tmesh_region *region_of(void *ctx, uint64_t bytes)
 {
 	struct tmesh_region *region;
@@ -354,6 +358,48 @@ static void test_fence(void **state)
 	tmesh_region_unref(producer);
 }
 
+/* Who holds a region, in whatever way, is told of a page with a memory error, once somebody came
+ * upon it; the pages beside it stay good. */
+static void test_poisoned(void **state)
+{
+	struct tmesh_region *region = region_of(*state, 2 * PAGE), *held;
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	uint8_t *addr = map_of(region, RW), byte = 0;
+	struct pollfd poller;
+
+	memset(addr, 7, 2 * PAGE);
+	assert_ok(tmesh_region_derive(region, TMESH_READ, &held, err));
+	assert_int_equal(tmesh_region_events(held), 0);
+	poller.fd = tmesh_region_poll_fd(held, TMESH_EVENT_POISONED, &poller.events, NULL);
+	assert_true(poller.fd >= 0);
+	/* How the kernel deals with its mapping does not matter. */
+	if (madvise(addr, PAGE, MADV_HWPOISON) && errno != EBUSY && errno != EHWPOISON) {
+		assert_true(errno == EPERM || errno == EINVAL);
+		tmesh_region_unref(held);
+		tmesh_region_unref(region);
+		skip();
+	}
+	assert_int_equal(poll(&poller, 1, 0), 0);
+	assert_refused(tmesh_region_read(held, 0, &byte, 1, err), -EIO, "memory error");
+	assert_int_equal(poll(&poller, 1, -1), 1);
+	assert_int_equal(poller.revents, POLLPRI);
+	assert_int_equal(tmesh_region_events(held), TMESH_EVENT_POISONED);
+	assert_int_equal(tmesh_region_events(region), TMESH_EVENT_POISONED);
+	assert_ok(tmesh_region_info(region, &info, err));
+	assert_true(info.poisoned);
+	assert_ok(tmesh_region_read(held, PAGE, &byte, 1, err));
+	assert_int_equal(byte, 7);
+	/* Who waits for something else does not hear of it. */
+	poller.fd = tmesh_region_poll_fd(held, TMESH_EVENT_TAKEN | TMESH_EVENT_ALONE,
+					 &poller.events, NULL);
+	assert_int_equal(poll(&poller, 1, 0), 0);
+	assert_ok(tmesh_region_revoke(region, err));
+	assert_int_equal(poll(&poller, 1, -1), 1);
+	assert_int_equal(tmesh_region_events(held), TMESH_EVENT_TAKEN | TMESH_EVENT_POISONED);
+	tmesh_region_unref(held);
+	tmesh_region_unref(region);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -368,6 +414,7 @@ int main(void)
 		cmocka_unit_test(test_imports),
 		cmocka_unit_test(test_view),
 		cmocka_unit_test(test_fence),
+		cmocka_unit_test(test_poisoned),
 	};
 
 	return cmocka_run_group_tests_name("module", tests, unit_ctx_setup, unit_ctx_teardown);

@@ -129,8 +129,12 @@ static void test_refused(void **state)
 		       "this process's");
 	assert_refused(tmesh_region_poll_fd(holder, TMESH_EVENT_ALONE, &wait, err), -EOPNOTSUPP,
 		       "only its maker");
-	assert_refused(tmesh_region_poll_fd(holder, 0, &wait, err), -EINVAL, "TAKEN or ALONE");
-	assert_refused(tmesh_region_poll_fd(holder, 8, &wait, err), -EINVAL, "0x8");
+	assert_refused(tmesh_region_poll_fd(holder, 0, &wait, err), -EINVAL, "TAKEN, ALONE");
+	assert_refused(tmesh_region_poll_fd(holder, TMESH_EVENT_POISONED, &wait, err), -EOPNOTSUPP,
+		       "memory errors");
+	assert_refused(tmesh_region_poll_fd(holder, TMESH_EVENT_ORPHANED, &wait, err), -EINVAL,
+		       "0x4");
+	assert_refused(tmesh_region_poll_fd(holder, 16, &wait, err), -EINVAL, "0x10");
 	assert_refused(tmesh_region_from_fd(*state, -1, BYTES, NULL, &made, err), -EBADF, "open");
 	assert_refused(tmesh_region_from_fd(*state, 0, 0, NULL, &made, err), -EINVAL, "bytes");
 	assert_refused(tmesh_region_from_fd(*state, 0, UINT64_MAX, NULL, &made, err), -EOVERFLOW,
