@@ -7,6 +7,7 @@
 #include "held.h"
 #include "memfd.h"
 #include "keep_internal.h"
+#include "watch.h"
 
 #include <fcntl.h>
 #include <linux/udmabuf.h>

@@ -72,7 +72,7 @@ enum tmesh_cap_index {
 
 struct tmesh_server; /* answers for the tokens of a context: server.c */
 struct tmesh_peer;   /* another process's server: peer.c */
-struct tmesh_watch;  /* of the channels' connections: channel_members.c */
+struct tmesh_watch;  /* does what no call does: watch.c */
 struct tmesh_wire_region;
 struct tmesh_holds; /* what is held for others: hold.c */
 struct tmesh_hold;
@@ -240,7 +240,7 @@ struct tmesh_region {
 		uint8_t secret[TMESH_SECRET_BYTES];
 	} tokens[4]; /* memfd: one per set of rights; under ctx->lock */
 	struct tmesh_region *pool_next;
-	struct tmesh_region *later; /* channel_members.c: of those whose last reference is to go */
+	struct tmesh_region *later; /* watch.c: of those whose last reference is to go */
 	uint64_t pool_since;
 	/* live.c; under ctx->lock */
 	struct tmesh_region *ring_next, *ring_prev; /* handles of the same region */
@@ -300,7 +300,7 @@ void tmesh_region_set_shared(struct tmesh_region *region);
 int tmesh_region_may(struct tmesh_region *region, uint32_t rights, const char *what,
 		     struct tmesh_error *err);
 
-/* channel_members.c: lets go of what the watch of the context's channels has not come to, so that
+/* watch.c: lets go of what the watch of the context's channels has not come to, so that
  * it is never more than what was let go of since the last region came. */
 void tmesh_later_drain(struct tmesh_ctx *ctx);
 

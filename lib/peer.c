@@ -6,6 +6,7 @@
  * index along, and the number that its process has here, for the next time.
  */
 #include "memfd.h"
+#include "watch.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -181,7 +182,7 @@ static bool proc_open(struct tmesh_peer *peer, pid_t pid)
 }
 
 /* As long as the connection stands, the number that came with it is the producer's. */
-static bool proc_by_connection(struct tmesh_peer *peer)
+static bool proc_by_connection(struct tmesh_ctx *ctx, struct tmesh_peer *peer)
 {
 	char byte;
 
@@ -190,8 +191,10 @@ static bool proc_by_connection(struct tmesh_peer *peer)
 	if (peer->pid <= 0 || peer->conn < 0)
 		return false;
 	if (proc_open(peer, peer->pid) && recv(peer->conn, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 &&
-	    errno == EAGAIN)
+	    errno == EAGAIN) {
+		tmesh_watch_peer(ctx, peer->pidfd);
 		return true;
+	}
 	proc_close(peer);
 	return false;
 }
@@ -261,6 +264,7 @@ static bool index_by_link(struct tmesh_ctx *ctx, struct tmesh_peer *peer)
 		return false;
 	}
 	peer->index_number = peer->view.head->number;
+	tmesh_watch_peer(ctx, peer->pidfd);
 	return true;
 }
 
@@ -278,7 +282,7 @@ static bool index_ready(struct tmesh_ctx *ctx, struct tmesh_peer *peer)
 	if (peer->view.head && tmesh_index_view_closed(&peer->view))
 		index_forget(peer);
 	if (peer->view.head || index_by_answer(peer))
-		return proc_by_connection(peer);
+		return proc_by_connection(ctx, peer);
 	return index_by_link(ctx, peer);
 }
 
@@ -506,6 +510,7 @@ static void learn(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token, 
 	if (peer->conn < 0) {
 		peer->conn = *conn;
 		*conn = -1;
+		tmesh_watch_peer(ctx, peer->conn);
 	}
 	peer->pid = pid;
 	if (answer->index >= 0) {

@@ -237,7 +237,7 @@ void tmesh_peers_drop(struct tmesh_ctx *ctx);
 /* Of those that have ended nothing is kept; ctx->lock is held. */
 void tmesh_peers_sweep(struct tmesh_ctx *ctx);
 
-/* channel_members.c; the watch of a context's channels, as the server for its tokens */
+/* channel_members.c */
 
 /*
  * Somebody asks by @conn to join; ctx->lock is held. On success the connection is the channel's,
@@ -246,11 +246,9 @@ void tmesh_peers_sweep(struct tmesh_ctx *ctx);
 #define TMESH_JOIN_FDS 3
 int tmesh_channel_admit(struct tmesh_channel *channel, int conn, uint32_t role, uint32_t *lane,
 			int fds[TMESH_JOIN_FDS]);
-void tmesh_watch_stop(struct tmesh_ctx *ctx);
 /* channel_hand.c, with ctx->lock held: messages that were sent here and not received yet; channels
  * that owe something which would be lost with this process. */
 uint64_t tmesh_channels_unread(struct tmesh_ctx *ctx);
 uint64_t tmesh_channels_owe(struct tmesh_ctx *ctx);
-void tmesh_watch_forked(struct tmesh_ctx *ctx);
 
 #endif /* TMESH_WIRE_H */

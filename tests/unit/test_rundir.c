@@ -8,6 +8,7 @@
 #include <sys/un.h>
 
 #include "producer.h"
+#include "watch.h"
 #include "wire.h"
 
 /* A relative directory is the one that it was when the context was made, wherever the process has
@@ -162,6 +163,7 @@ static void test_runtime_dir(void **state)
 		before = unit_open_fds();
 		assert_ok(tmesh_region_open(client, token, TMESH_READ, &got, err));
 		tmesh_region_unref(got);
+		tmesh_watch_stop(client);
 		tmesh_peers_drop(client);
 		/* The server's end goes once it has seen that of ours. */
 		for (int n = 0; n < 5000 && unit_open_fds() != before; n++)

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 
 #include "strangers.h"
+#include "watch.h"
 
 static void receive(struct tmesh_ctx *ctx, int type, const void *data, size_t bytes, int fd,
 		    int count, int code)
@@ -366,6 +367,7 @@ static void against(struct tmesh_ctx *ctx, const void *reply, size_t bytes, int 
 	before = unit_open_fds();
 	assert_int_equal(tmesh_region_open(ctx, token, TMESH_READ, &region, NULL), code);
 	assert_ptr_equal(region, ctx);
+	tmesh_watch_stop(ctx);
 	tmesh_peers_drop(ctx); /* a kept connection would keep the other end waiting */
 	pthread_join(fake.thread, NULL);
 	assert_int_equal(unit_open_fds(), before);

@@ -10,12 +10,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define SLOTS_MAX 4096
 /* As many are looked at one at a time. */
 #define LOOKS 8
-/* Of so many senders their slots stay open. */
+/* Of so many senders their slots stay mapped. */
 #define SENDERS 16
 #define READ_WRITE (TMESH_READ | TMESH_WRITE)
 
@@ -50,11 +51,10 @@ struct sender {
 	struct way way[SLOTS_MAX];
 };
 
-/* Another's slots. */
+/* Another's slots: mapped, and no more, so that one that has ended keeps no descriptor here. */
 struct known {
 	char token[TMESH_TOKEN_SIZE];
-	struct tmesh_region *region; /* NULL: none */
-	int64_t *taken;
+	int64_t *taken; /* NULL: none */
 	uint64_t count;
 };
 
@@ -83,8 +83,9 @@ static void sender_free(struct sender *sender)
 
 static void known_drop(struct known *known)
 {
-	tmesh_region_unref(known->region);
-	known->region = NULL;
+	if (known->taken)
+		munmap(known->taken, known->count * sizeof(*known->taken));
+	known->taken = NULL;
 }
 
 static void forget(struct sent *self)
@@ -309,31 +310,47 @@ static int parcel_from_object(struct state *st, PyObject *object, struct parcel 
 	return -1;
 }
 
-/* The sender's slots, opened if need be. */
+static int map_slots(struct tmesh_region *region, struct known *known, struct tmesh_error *err)
+{
+	int fd = tmesh_region_fd(region);
+	void *at;
+
+	known->count = tmesh_region_bytes(region) / sizeof(*known->taken);
+	at = fd < 0 || !known->count ? MAP_FAILED
+				     : mmap(NULL, known->count * sizeof(*known->taken),
+					    PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (at != MAP_FAILED) {
+		known->taken = at;
+		return 0;
+	}
+	err->code = fd < 0 ? fd : !known->count ? -EPROTO : -errno;
+	snprintf(err->message, sizeof(err->message), "cannot map what a sender is told by: %s",
+		 strerror(-err->code));
+	return err->code;
+}
+
+/* The sender's slots, mapped if need be. */
 static int open_slots(struct sent *self, struct tmesh_ctx *ctx, const char *token,
 		      struct known **out, struct tmesh_error *err)
 {
-	struct known known = {.region = NULL};
-	void *data = NULL;
+	struct tmesh_region *region = NULL;
+	struct known known = {.taken = NULL};
 	int rc;
 
 	for (int i = 0; i < SENDERS; i++) {
 		*out = &self->known[i];
-		if ((*out)->region && !memcmp((*out)->token, token, TMESH_TOKEN_SIZE))
+		if ((*out)->taken && !memcmp((*out)->token, token, TMESH_TOKEN_SIZE))
 			return 0;
 	}
 	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_region_open(ctx, token, READ_WRITE, &known.region, err);
+	rc = tmesh_region_open(ctx, token, READ_WRITE, &region, err);
 	if (!rc)
-		rc = tmesh_region_map(known.region, READ_WRITE, &data, err);
+		rc = map_slots(region, &known, err);
+	tmesh_region_unref(region);
 	Py_END_ALLOW_THREADS;
-	if (rc) {
-		tmesh_region_unref(known.region);
+	if (rc)
 		return rc;
-	}
 	memcpy(known.token, token, TMESH_TOKEN_SIZE);
-	known.taken = data;
-	known.count = tmesh_region_bytes(known.region) / sizeof(*known.taken);
 	*out = &self->known[self->oldest++ % SENDERS];
 	known_drop(*out);
 	**out = known;

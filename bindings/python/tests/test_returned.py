@@ -113,6 +113,56 @@ def test_data_loader(processes):
     assert [total(t) for t in [*loader]] == [1000, 5000]
 
 
+def test_workers_that_have_ended_keep_nothing_open(python):
+    """As many descriptors after twelve epochs, each with workers of its own, as after the first, though nothing more
+    is called."""
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    assert python("""
+import gc, os, time
+import numpy as np
+import torch.utils.data
+import tmesh
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, number):
+        return tmesh.put(np.full(1000, number))
+
+def epoch():
+    loader = torch.utils.data.DataLoader(Rows(), batch_size=None, num_workers=2, multiprocessing_context="fork")
+    sums = []
+    for row in loader:
+        sums.append(int(row.numpy().sum()))
+        del row  # nothing is let go of after the workers' end
+    return sums
+
+def opened():
+    names = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            names.append(os.readlink(f"/proc/self/fd/{name}"))
+        except FileNotFoundError:
+            pass
+    return names
+
+assert epoch() == [1000 * number for number in range(8)]
+gc.collect()
+end = time.monotonic() + 60
+while any("pidfd" in name for name in opened()) and time.monotonic() < end:
+    time.sleep(0.01)
+first = len(opened())
+assert not any("pidfd" in name for name in opened()), opened()
+for _ in range(11):
+    epoch()
+gc.collect()
+while len(opened()) > first and time.monotonic() < end:
+    time.sleep(0.01)
+assert len(opened()) <= first, opened()
+print("good")
+""") == "good\n"
+
+
 def test_loky(python):
     if not importlib.util.find_spec("loky"):
         pytest.skip("loky is not installed")
