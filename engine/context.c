@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "remote.h"
 
@@ -156,6 +157,23 @@ const char *tmesh_engine_context_version(const struct tmesh_engine_context *cont
 uint32_t tmesh_engine_context_pid(struct tmesh_engine_context *context)
 {
 	return context->remote ? atomic_load(&context->remote->pid) : 0;
+}
+
+int tmesh_engine_context_keep(struct tmesh_engine_context *context, struct tmesh_region *region,
+			      struct tmesh_error *err)
+{
+	int fd, rc = engine_enter(context, err);
+
+	if (rc)
+		return rc;
+	rc = tmesh_region_opaque_fd(region, &fd, err);
+	if (rc == -EOPNOTSUPP)
+		return tmesh_fail(err, -EINVAL,
+				  "the region is memory; it stands for no descriptor");
+	if (rc)
+		return rc;
+	close(fd);
+	return context->remote ? remote_keep(context->remote, region, err) : 0;
 }
 
 int tmesh_engine_stats(struct tmesh_engine_context *context, struct tmesh_engine_stats *out,

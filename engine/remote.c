@@ -277,6 +277,8 @@ int remote_link(struct remote *remote, uint64_t deadline, struct tmesh_error *er
 			rc = welcome(remote, until, &words, err);
 		if (!rc)
 			rc = join(remote, &words, err);
+		if (!rc)
+			rc = remote_tell_kept(remote, err);
 		if (rc)
 			remote_unlink(remote);
 	} while (rc == REMOTE_AGAIN && tmesh_now_ns() < until);
@@ -568,6 +570,8 @@ int remote_new(struct tmesh_ctx *ctx, const char *name, uint64_t timeout_ns, str
 void remote_free(struct remote *remote)
 {
 	remote_unlink(remote);
+	for (size_t i = 0; i < remote->kept_count; i++)
+		tmesh_region_unref(remote->kept[i]);
 	tmesh_ctx_unref(remote->ctx);
 	pthread_cond_destroy(&remote->idle);
 	pthread_mutex_destroy(&remote->lock);

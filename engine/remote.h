@@ -35,6 +35,9 @@ struct remote {
 	struct wire_page *page;
 	uint64_t generation; /* of links: what was made by an older one is gone */
 	uint64_t number;     /* of the last request */
+	/* What the engine's process keeps open: told on each link. In its caller's turn. */
+	struct tmesh_region *kept[WIRE_KEPT];
+	size_t kept_count;
 };
 
 /* A call that the engine had not begun when it died: to be made again on a new link. */
@@ -63,6 +66,11 @@ int remote_call(struct remote *remote, uint32_t op, uint32_t id, const struct wi
 		uint64_t deadline, uint32_t *made, struct wire *answer, struct tmesh_error *err);
 /* A request that has no reply. The engine's death is noticed by the next call. */
 void remote_tell(struct remote *remote, uint32_t op, uint32_t id);
+
+/* remote_keep.c: one more that the engine keeps; takes a turn. */
+int remote_keep(struct remote *remote, struct tmesh_region *region, struct tmesh_error *err);
+/* All that is kept, on a link that is new. REMOTE_AGAIN. */
+int remote_tell_kept(struct remote *remote, struct tmesh_error *err);
 
 int remote_new(struct tmesh_ctx *ctx, const char *name, uint64_t timeout_ns, struct remote **out,
 	       struct tmesh_error *err);

@@ -4,6 +4,7 @@
 
 #include <endian.h>
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -262,6 +263,13 @@ void wire_tensors_free(struct wire_tensor *tensors, size_t count)
 	for (size_t i = 0; tensors && i < count; i++)
 		tmesh_tensor_unref(tensors[i].tensor);
 	free(tensors);
+}
+
+bool wire_hung_up(int fd)
+{
+	struct pollfd poller = {.fd = fd};
+
+	return poll(&poller, 1, 0) > 0 && poller.revents;
 }
 
 bool wire_is_name(const char *name)

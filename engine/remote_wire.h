@@ -4,8 +4,9 @@
  *
  * The client connects to the Unix socket engine-NAME (SEQPACKET) of the runtime directory. The
  * engine sends one welcome; from then on the socket carries struct wire_cancel from the client, for
- * the engine to read while a call runs, and nothing else: its hang-up is the end. Calls go by two
- * channels and one page, all three made by the engine, so that it never waits for a client to join:
+ * the engine to read while a call runs, and descriptors to keep: its hang-up is the end. Calls go
+ * by two channels and one page, all three made by the engine, so that it never waits for a client
+ * to join:
  *
  *   requests  client to engine: struct wire_request
  *   replies   engine to client: struct wire_reply, one for each request that wants one
@@ -48,17 +49,23 @@ struct wire_welcome {
  * From the client: the calls of this link up to @number are called off, the one that runs, and one
  * that waits. The engine answers with the same and what comes of that one: it never begins, and its
  * reply, which will come, has no text; or it runs or has run, and its reply tells.
+ *
+ * With WIRE_KEEP and one descriptor: the engine has that open until it has dropped the client. What
+ * it has not read yet is open too, as long as the socket is.
  */
 struct wire_cancel {
 	uint32_t magic;
-	uint32_t what; /* enum wire_cancel_what; of the client 0 */
+	uint32_t what; /* enum wire_cancel_what; of the client 0 or WIRE_KEEP */
 	uint64_t number;
 };
 
 enum wire_cancel_what {
 	WIRE_NEVER_BEGINS = 1,
 	WIRE_HAS_BEGUN = 2,
+	WIRE_KEEP = 3,
 };
+/* Descriptors that one client may have kept, those that hung up not counted. */
+#define WIRE_KEPT 8
 
 struct wire_page {
 	/* By the engine, before it does anything for a request: the request's number. What has a
@@ -134,6 +141,9 @@ int wire_get_tensors(struct wire *wire, struct tmesh_ctx *ctx, size_t max, size_
 		     struct wire_tensor **out, size_t *count, size_t *regions,
 		     struct tmesh_error *err);
 void wire_tensors_free(struct wire_tensor *tensors, size_t count);
+
+/* Whether the other end of a descriptor is gone. */
+bool wire_hung_up(int fd);
 
 /* 1 to 32 small letters, digits and hyphens. */
 bool wire_is_name(const char *name);

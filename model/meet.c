@@ -175,6 +175,20 @@ void model_meet_close(struct model_meet *meet)
 	model_host_leave();
 }
 
+int model_meet_card(struct tmesh_ctx *ctx, int socket, const char *label, struct tmesh_region **out,
+		    struct tmesh_error *err)
+{
+	const struct tmesh_region_opts opts = {.size = sizeof(opts), .label = label};
+	struct tmesh_ctx *home;
+	int rc = home_of(ctx, &home, err);
+
+	if (rc)
+		return rc;
+	rc = tmesh_region_from_fd(home, socket, 1, &opts, out, err);
+	tmesh_ctx_unref(home);
+	return rc;
+}
+
 int model_meet_token(struct model_meet *meet, char *token, struct tmesh_error *err)
 {
 	return tmesh_region_token(meet->card, RW, token, err);

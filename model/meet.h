@@ -27,6 +27,9 @@ int model_meet_open(struct model_meet *meet, struct tmesh_ctx *ctx, const char *
 		    struct tmesh_error *err);
 void model_meet_close(struct model_meet *meet);
 int model_meet_token(struct model_meet *meet, char *token, struct tmesh_error *err);
+/* A region that stands for @socket, whose caller keeps its own. */
+int model_meet_card(struct tmesh_ctx *ctx, int socket, const char *label, struct tmesh_region **out,
+		    struct tmesh_error *err);
 /* -ENOENT: its owner is gone; -EPROTO: the token is something else's. */
 int model_meet_join(struct tmesh_ctx *ctx, const char *token, int *socket, struct tmesh_error *err);
 

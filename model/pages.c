@@ -10,6 +10,7 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #define BATCH 64u      /* pages that are asked for at once */
@@ -450,6 +451,9 @@ static void pages_free(struct tmesh_pages *pages)
 
 	if (here) {
 		model_host_lock();
+		/* Others may have the connection too, by the lifeline. */
+		if (pages->socket.fd >= 0)
+			shutdown(pages->socket.fd, SHUT_RDWR);
 		model_fd_close(&pages->socket);
 		model_host_unlock();
 	}

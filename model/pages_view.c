@@ -2,7 +2,8 @@
 /*
  * A sequence as one piece of memory: address space is reserved once, and its blocks' pages are
  * mapped into it, runs of neighbours at once. Nothing is copied, and what is mapped follows the
- * table: it shows no page that the sequence does not have.
+ * table: it shows no page that the sequence does not have. And what other processes get of a
+ * handle.
  */
 #include "pages_internal.h"
 
@@ -172,5 +173,35 @@ int tmesh_seq_gather(struct tmesh_seq *seq, uint32_t device, struct tmesh_region
 		return rc;
 	rc = gather(seq, device, out, err);
 	pages_leave(seq->pages);
+	return rc;
+}
+
+int tmesh_pages_slab(struct tmesh_pages *pages, uint32_t slab, uint32_t device,
+		     struct tmesh_region **out, struct tmesh_error *err)
+{
+	int rc = pages_enter(pages, err);
+
+	if (rc)
+		return rc;
+	if (slab >= pages->slabs || device >= pages->shape.devices)
+		rc = tmesh_fail(err, -EINVAL, "the pool has %u slabs on each of %u devices",
+				pages->slabs, pages->shape.devices);
+	else if (!pages->regions[slab][device])
+		rc = tmesh_fail(err, -ENOENT, "this handle had no page of slab %u so far", slab);
+	else
+		*out = tmesh_region_ref(pages->regions[slab][device]);
+	pages_leave(pages);
+	return rc;
+}
+
+int tmesh_pages_lifeline(struct tmesh_pages *pages, struct tmesh_region **out,
+			 struct tmesh_error *err)
+{
+	int rc = pages_enter(pages, err);
+
+	if (rc)
+		return rc;
+	rc = model_meet_card(pages->ctx, pages->socket.fd, "lifeline of pages", out, err);
+	pages_leave(pages);
 	return rc;
 }

@@ -67,6 +67,8 @@ void calls_remove(struct calls *calls, struct caller *caller)
 	while (*at != caller)
 		at = &(*at)->next;
 	*at = caller->next;
+	while (caller->kept_count)
+		close(caller->kept[--caller->kept_count]);
 	pthread_mutex_unlock(&calls->lock);
 }
 
@@ -130,18 +132,76 @@ static void call_off(struct calls *calls, struct caller *caller, uint64_t number
 		atomic_store(&calls->watch->deadline, until);
 }
 
+/* With the lock. One more descriptor to keep. Return: whether there is room for it. */
+static bool keep(struct caller *caller, int fd)
+{
+	uint32_t left = 0;
+
+	for (uint32_t i = 0; i < caller->kept_count; i++) {
+		if (wire_hung_up(caller->kept[i]))
+			close(caller->kept[i]);
+		else
+			caller->kept[left++] = caller->kept[i];
+	}
+	caller->kept_count = left;
+	if (left == WIRE_KEPT)
+		return false;
+	caller->kept[caller->kept_count++] = fd;
+	return true;
+}
+
+/* A message, and a descriptor with it, or -1. Others that it has are closed. */
+static ssize_t receive(int socket, struct wire_cancel *words, int *fd)
+{
+	struct iovec vector = {.iov_base = words, .iov_len = sizeof(*words)};
+	union {
+		char room[CMSG_SPACE(4 * sizeof(int))];
+		struct cmsghdr align;
+	} control;
+	struct msghdr message = {.msg_iov = &vector,
+				 .msg_iovlen = 1,
+				 .msg_control = control.room,
+				 .msg_controllen = sizeof(control.room)};
+	ssize_t got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_TRUNC | MSG_CMSG_CLOEXEC);
+
+	*fd = -1;
+	for (struct cmsghdr *head = got < 0 ? NULL : CMSG_FIRSTHDR(&message); head;
+	     head = CMSG_NXTHDR(&message, head)) {
+		size_t count = (head->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+
+		for (size_t i = 0; head->cmsg_type == SCM_RIGHTS && i < count; i++) {
+			int came;
+
+			memcpy(&came, CMSG_DATA(head) + i * sizeof(int), sizeof(came));
+			if (*fd < 0)
+				*fd = came;
+			else
+				close(came);
+		}
+	}
+	return got;
+}
+
 /* With the lock. Who has gone, or says what is none of ours, has no more calls; the other thread
  * sees the socket's end and drops it. */
 static void hear(struct calls *calls, struct caller *caller, uint32_t events)
 {
 	struct wire_cancel words = {0};
 	ssize_t got = 0;
+	int fd = -1;
+	bool ours;
 
+	/* What it said before it went stays unread, and open until its socket is closed. */
 	if (!(events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)))
-		got = recv(caller->socket, &words, sizeof(words), MSG_DONTWAIT | MSG_TRUNC);
+		got = receive(caller->socket, &words, &fd);
 	if (got < 0 && (errno == EAGAIN || errno == EINTR))
 		return;
-	if (got == sizeof(words) && words.magic == WIRE_MAGIC && !words.what) {
+	ours = got == sizeof(words) && words.magic == WIRE_MAGIC;
+	if (ours && words.what == WIRE_KEEP && fd >= 0 && keep(caller, fd))
+		return;
+	if (fd >= 0)
+		close(fd);
+	if (ours && !words.what) {
 		words.what = calls->running != caller && words.number > caller->ended
 				     ? WIRE_NEVER_BEGINS
 				     : WIRE_HAS_BEGUN;

@@ -71,6 +71,8 @@ struct caller {
 	_Atomic uint64_t seen;	       /* up to which they have had their turn */
 	const _Atomic uint64_t *asked; /* up to which its client says that it called */
 	int socket;
+	int kept[WIRE_KEPT]; /* descriptors that are open as long as it is a caller */
+	uint32_t kept_count;
 };
 /* Starts the thread: it lives as long as the process. */
 int calls_new(struct watch *watch, struct calls **out, struct tmesh_error *err);

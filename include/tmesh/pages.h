@@ -144,6 +144,26 @@ int tmesh_pages_head(const struct tmesh_pages *pages, uint32_t head, uint32_t *d
 void *tmesh_pages_base(const struct tmesh_pages *pages, uint32_t device);
 
 /*
+ * The region of pages [@slab * slab_pages, (@slab + 1) * slab_pages) on @device, as this handle has
+ * it, to be read and written: a new reference. By its token another process that works for this one
+ * maps the same memory, as an engine of tmesh/engine.h. Who maps it sees all pages of the slab,
+ * whoever holds them.
+ * Return: 0; -EINVAL (no such slab or device), -ENOENT (this handle had no page of it so far),
+ * -EPERM (inherited).
+ */
+int tmesh_pages_slab(struct tmesh_pages *pages, uint32_t slab, uint32_t device,
+		     struct tmesh_region **out, struct tmesh_error *err);
+/*
+ * A region that stands for this handle's connection to the owner (tmesh_region_opaque_fd()). When
+ * this process dies, the owner gives the handle's pages to others only once nobody has the
+ * connection open: a process that writes to pages for this one keeps it until it has stopped, as
+ * tmesh_engine_context_keep() makes an engine do. The last tmesh_pages_unref() ends the connection
+ * for all who have it. Return: 0; -EMFILE, -ENOMEM, -EPERM (inherited).
+ */
+int tmesh_pages_lifeline(struct tmesh_pages *pages, struct tmesh_region **out,
+			 struct tmesh_error *err);
+
+/*
  * One page, with one reference, whose content is whatever the tenant left in it. Costs no message
  * where the handle has one ready, as after a page that was let go.
  * Return: 0; -EDQUOT (the tenant has no page left: all are held); -EPIPE (the owner is gone),

@@ -150,12 +150,19 @@ static int run(void *data, struct tmesh_error *err)
 		probe_foreign();
 	if (!strcmp(binding->session->mode, "crashes"))
 		abort();
-	if (!strcmp(binding->session->mode, "hangs") || !strcmp(binding->session->mode, "long"))
+	if (!strcmp(binding->session->mode, "hangs") || !strcmp(binding->session->mode, "long") ||
+	    !strcmp(binding->session->mode, "lags"))
 		*(volatile float *)binding->outputs[0].data = -1;
 	while (!strcmp(binding->session->mode, "hangs"))
 		pause();
 	while (!strcmp(binding->session->mode, "long") && !atomic_load(&binding->cancelled))
 		usleep(1000);
+	while (!strcmp(binding->session->mode, "lags") && !atomic_load(&binding->cancelled))
+		usleep(1000);
+	if (!strcmp(binding->session->mode, "lags")) {
+		usleep(200000);
+		*(volatile float *)binding->outputs[0].data = -2;
+	}
 	if (atomic_load(&binding->cancelled))
 		return tmesh_fail(err, -EIO, "the fake was cancelled");
 	if (!strcmp(binding->session->mode, "fails"))

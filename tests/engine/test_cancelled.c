@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 /* Calls that are called off, in this process and in an engine's own: whatever they wait for. */
 #include <stdatomic.h>
+#include <sys/socket.h>
+#include <tmesh/import.h>
 
 #include "served.h"
 
@@ -233,6 +235,66 @@ static void test_dies(void **state)
 	tmesh_tensor_unref(tensor);
 }
 
+/* A client that is killed while the engine writes for it, with one end of @ends kept there; with
+ * @crash the engine's process is another one by then. */
+static void die_with_kept(const char *token, const struct tmesh_tensor *tensor, const int ends[2],
+			  bool crash)
+{
+	struct tmesh_region *region, *line;
+	struct tmesh_tensor *theirs;
+	struct fixture inner;
+
+	close(ends[0]);
+	join(&inner, 0);
+	if (tmesh_region_from_fd(inner.ctx, ends[1], 1, NULL, &line, NULL) ||
+	    tmesh_engine_context_keep(inner.context, line, NULL))
+		_exit(1);
+	tmesh_region_unref(line);
+	close(ends[1]);
+	if (crash && dispatch_of(&inner, "crashes", NULL) != -EPIPE)
+		_exit(2);
+	if (tmesh_region_open(inner.ctx, token, TMESH_READ | TMESH_WRITE, &region, NULL) ||
+	    tmesh_tensor_wrap(region, tmesh_tensor_layout(tensor), &theirs, NULL) ||
+	    tmesh_engine_tensor_wrap(inner.context, theirs, TMESH_READ | TMESH_WRITE, FLAGS,
+				     &inner.outputs[0].tensor, NULL))
+		_exit(3);
+	tmesh_engine_dispatch(open_mode(&inner, "lags"), inner.inputs, 2, inner.outputs, 1, NULL);
+	_exit(4);
+}
+
+/* What is kept for a client hangs up when the engine has stopped to write for it, and not before.
+ */
+static void test_kept(void **state)
+{
+	struct fixture *fix = *state;
+	struct tmesh_tensor *tensor;
+	char token[TMESH_TOKEN_SIZE];
+
+	assert_ok(tmesh_engine_tensor_export(fix->y, &tensor, err));
+	assert_ok(tmesh_region_token(tmesh_tensor_region(tensor), TMESH_READ | TMESH_WRITE, token,
+				     err));
+	for (int crash = 0; crash < 2; crash++) {
+		float y[8];
+		int ends[2];
+		pid_t child;
+
+		assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+		child = fork();
+		if (!child)
+			die_with_kept(token, tensor, ends, crash);
+		close(ends[1]);
+		await_run(fix);
+		kill(child, SIGKILL);
+		assert_int_equal(waitpid(child, NULL, 0), child);
+		assert_int_equal(recv(ends[0], y, sizeof(y), 0), 0);
+		assert_ok(tmesh_engine_tensor_read(fix->y, y, sizeof(y), err));
+		assert_true(y[0] == -2);
+		close(ends[0]);
+		assert_works(fix);
+	}
+	tmesh_tensor_unref(tensor);
+}
+
 static atomic_int asked;
 
 static int interrupted(void *data)
@@ -367,6 +429,7 @@ int main(void)
 	};
 	const struct CMUnitTest forked[] = {
 		cmocka_unit_test_setup_teardown(test_dies, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_kept, setup, teardown),
 	};
 	int failed;
 

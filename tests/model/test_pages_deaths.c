@@ -6,7 +6,10 @@
  */
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
+#include <tmesh/import.h>
 
+#include "meet.h"
 #include "pages_test.h"
 
 #define WORKERS 3
@@ -300,11 +303,82 @@ static void test_owner_killed(void **state)
 	}
 }
 
+/* A process that writes for another one keeps its lifeline: the dead one's pages are nobody else's
+ * until that is over. Who leaves the pool as he should ends it for all. */
+static void test_lifeline(void **state)
+{
+	struct scene s = scene_make(&small_pool);
+	struct tmesh_region *region, *same;
+	struct tmesh_pages *other;
+	struct tmesh_seq *seq, *found;
+	int pair[2], fd, status;
+	char byte = 0;
+	pid_t child;
+	void *at;
+
+	assert_refused(tmesh_pages_slab(s.pages, 0, 0, &region, err), -ENOENT, "no page of slab 0");
+	assert_ok(tmesh_seq_create(s.pages, &seq, err));
+	assert_ok(tmesh_seq_append(seq, 1, err));
+	assert_refused(tmesh_pages_slab(s.pages, 0, 1, &region, err), -EINVAL, "each of 1 devices");
+	assert_refused(tmesh_pages_slab(s.pages, 16, 0, &region, err), -EINVAL, "16 slabs");
+	assert_ok(tmesh_pages_slab(s.pages, 0, 0, &region, err));
+	assert_ok(tmesh_region_map(region, RW, &at, err));
+	((char *)tmesh_pages_base(s.pages, 0))[tmesh_seq_table(seq, NULL)[0] * 4096] = 77;
+	assert_int_equal(((char *)at)[tmesh_seq_table(seq, NULL)[0] * 4096], 77);
+	tmesh_region_unmap(region, RW);
+	tmesh_region_unref(region);
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+	child = fork();
+	if (!child) {
+		struct tmesh_pages *theirs;
+		struct tmesh_ctx *ctx;
+		struct tmesh_seq *one;
+
+		CHECK(!tmesh_ctx_open(NULL, &ctx, NULL));
+		CHECK(!tmesh_pages_open(ctx, s.token, &theirs, NULL));
+		CHECK(!tmesh_seq_create(theirs, &one, NULL) && !tmesh_seq_append(one, 40, NULL));
+		CHECK(!tmesh_pages_lifeline(theirs, &same, NULL));
+		CHECK(!tmesh_region_opaque_fd(same, &fd, NULL));
+		CHECK(!model_meet_send(pair[1], &byte, 1, fd));
+		raise(SIGKILL);
+	}
+	close(pair[1]);
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_true(WIFSIGNALED(status));
+	assert_int_equal(model_meet_recv(pair[0], &byte, 1, &fd), 1);
+	assert_true(fd >= 0);
+	/* Its own descriptors are closed, and the owner has heard what came before this question.
+	 */
+	assert_ok(tmesh_pages_find(s.pages, (const uint64_t[1][2]){{1, 2}}, 1, &found, err));
+	tmesh_seq_free(found);
+	assert_int_equal(pool_info(&s).handles, 2);
+	assert_int_equal(pool_info(&s).died, 0);
+	close(fd);
+	close(pair[0]);
+	for (int i = 0; i < 2000 && !pool_info(&s).died; i++)
+		usleep(1000);
+	assert_int_equal(pool_info(&s).died, 1);
+	assert_int_equal(pool_info(&s).handles, 1);
+	assert_true(pool_info(&s).reclaimed >= 10);
+
+	assert_ok(tmesh_pages_open(s.ctx, s.token, &other, err));
+	assert_ok(tmesh_pages_lifeline(other, &region, err));
+	assert_ok(tmesh_region_opaque_fd(region, &fd, err));
+	tmesh_pages_unref(other);
+	assert_int_equal(recv(fd, &byte, 1, 0), 0);
+	close(fd);
+	tmesh_region_unref(region);
+	tmesh_seq_free(seq);
+	scene_end(&s);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_storm),
 		cmocka_unit_test(test_owner_killed),
+		cmocka_unit_test(test_lifeline),
 	};
 
 	board = mmap(NULL, sizeof(*board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,

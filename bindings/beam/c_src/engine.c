@@ -3,7 +3,7 @@
  * Engines in processes of their own: contexts, graphs and bindings of libtmesh-engine. No engine
  * runs in the emulator: a context is made by connecting alone.
  */
-#include "nif.h"
+#include "paging.h"
 
 #include <errno.h>
 #include <string.h>
@@ -397,6 +397,35 @@ NIF(engine_rebind)
 		rc = refuse(&err, -ENOMEM, "no memory for %u values", count);
 	}
 	free_named(named, count);
+	return rc ? make_error(env, &err) : atoms.ok;
+}
+
+/* engine_keep(engine, pages) -> ok */
+NIF(engine_keep)
+{
+	struct tmesh_region *line;
+	struct tmesh_pages *pages;
+	struct context *context;
+	struct engine *engine;
+	struct tmesh_error err;
+	int rc;
+
+	if (!get_engine(env, argv[0], CONTEXT, &engine, &err))
+		return make_error(env, &err);
+	pages = get_pages(env, argv[1], &context, &err);
+	if (!pages)
+		return make_error(env, &err);
+	rc = tmesh_pages_lifeline(pages, &line, &err);
+	tmesh_pages_unref(pages);
+	if (rc)
+		return make_error(env, &err);
+	if (begin_opening(engine->context, &err)) {
+		rc = tmesh_engine_context_keep(engine->object, line, &err);
+		end_opening(engine->context);
+	} else {
+		rc = err.code;
+	}
+	tmesh_region_unref(line);
 	return rc ? make_error(env, &err) : atoms.ok;
 }
 

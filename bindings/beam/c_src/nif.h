@@ -287,6 +287,10 @@ int describe_region(struct tmesh_region *region, struct tmesh_layout *layout,
 /* A term {handle, ref} of a tensor with that layout, with a reference of its own on @region. */
 bool wrap_region(ErlNifEnv *env, struct context *context, struct tmesh_region *region,
 		 ERL_NIF_TERM *term, struct tmesh_error *err);
+/* The result of a new region: as wrap_region(), unless there is a shape (else nil). Takes over
+ * @region. */
+ERL_NIF_TERM tensor_of_region(ErlNifEnv *env, struct context *context, struct tmesh_region *region,
+			      ERL_NIF_TERM shape, ERL_NIF_TERM dtype, uint64_t offset);
 NIF(region_revoke);
 NIF(reclaim);
 NIF(lease);
@@ -308,6 +312,7 @@ NIF(engine_graph);
 NIF(engine_operands);
 NIF(engine_bind);
 NIF(engine_rebind);
+NIF(engine_keep);
 NIF(engine_dispatch);
 NIF(engine_cancellable);
 NIF(engine_cancel);
@@ -343,6 +348,7 @@ NIF(pages_find);
 NIF(pages_take_shared);
 NIF(pages_unshare);
 NIF(pages_trim);
+NIF(pages_slab);
 NIF(pages_close);
 
 /* sequence.c */

@@ -184,9 +184,8 @@ void pages_dtor(ErlNifEnv *env, void *object)
 	pthread_mutex_destroy(&pages->lock);
 }
 
-/* The caller's reference on the part that a term has, or NULL with @err filled. */
-static struct tmesh_pages *get_pages(ErlNifEnv *env, ERL_NIF_TERM term, struct context **context,
-				     struct tmesh_error *err)
+struct tmesh_pages *get_pages(ErlNifEnv *env, ERL_NIF_TERM term, struct context **context,
+			      struct tmesh_error *err)
 {
 	struct tmesh_pages *taken = NULL;
 	struct pages *pages;
@@ -432,6 +431,29 @@ NIF(pages_trim)
 	tmesh_pages_trim(pages);
 	tmesh_pages_unref(pages);
 	return atoms.ok;
+}
+
+/* pages_slab(pages, slab, device, shape | nil, dtype) -> {ok, {handle, ref}} */
+NIF(pages_slab)
+{
+	struct tmesh_region *region;
+	struct tmesh_pages *pages;
+	struct context *context;
+	unsigned int slab, device;
+	struct tmesh_error err;
+	int rc;
+
+	if (!enif_get_uint(env, argv[1], &slab) || !enif_get_uint(env, argv[2], &device)) {
+		refuse(&err, -EINVAL, "slab and device are numbers of at least 0");
+		return make_error(env, &err);
+	}
+	pages = get_pages(env, argv[0], &context, &err);
+	if (!pages)
+		return make_error(env, &err);
+	rc = tmesh_pages_slab(pages, slab, device, &region, &err);
+	tmesh_pages_unref(pages);
+	return rc ? make_error(env, &err)
+		  : tensor_of_region(env, context, region, argv[3], argv[4], 0);
 }
 
 /* pages_close(pages) -> ok, again and again */

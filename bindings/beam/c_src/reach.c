@@ -226,10 +226,8 @@ bool wrap_region(ErlNifEnv *env, struct context *context, struct tmesh_region *r
 	       wrap(env, context, region, &layout, term, err);
 }
 
-/* The result of a new region: as wrap_region(), unless there is a shape. Takes over @region. */
-static ERL_NIF_TERM make_tensor(ErlNifEnv *env, struct context *context,
-				struct tmesh_region *region, ERL_NIF_TERM shape, ERL_NIF_TERM dtype,
-				uint64_t offset)
+ERL_NIF_TERM tensor_of_region(ErlNifEnv *env, struct context *context, struct tmesh_region *region,
+			      ERL_NIF_TERM shape, ERL_NIF_TERM dtype, uint64_t offset)
 {
 	int64_t dims[TMESH_MAX_DIMS];
 	struct tmesh_layout layout;
@@ -329,7 +327,7 @@ NIF(gather)
 		return head;
 	}
 	drop_extents(extents, count);
-	return make_tensor(env, context, region, argv[3], argv[4], 0);
+	return tensor_of_region(env, context, region, argv[3], argv[4], 0);
 }
 
 void descriptor_dtor(ErlNifEnv *env, void *object)
@@ -415,7 +413,7 @@ NIF(from_dmabuf)
 	    !get_region_opts(env, argv[4], &opts, label, &err) ||
 	    tmesh_region_from_dmabuf(context->ctx, fd, &opts, &region, &err))
 		return make_error(env, &err);
-	return make_tensor(env, context, region, argv[2], argv[3], 0);
+	return tensor_of_region(env, context, region, argv[2], argv[3], 0);
 }
 
 /* hand_over(handle, socket, rights) -> ok */
@@ -460,5 +458,5 @@ NIF(take_over)
 	end_opening(context);
 	if (rc)
 		return make_error(env, &err);
-	return make_tensor(env, context, region, argv[2], argv[3], offset);
+	return tensor_of_region(env, context, region, argv[2], argv[3], offset);
 }

@@ -3,7 +3,7 @@ defmodule Tmesh.GraphTest do
   @moduledoc false
   use Tmesh.Case, backend: :any
 
-  alias Tmesh.{Engine, Graph}
+  alias Tmesh.{Engine, Graph, PagePool, Pages, Pages.Sequence}
 
   doctest Graph
 
@@ -291,6 +291,40 @@ defmodule Tmesh.GraphTest do
 
       assert numbers(cache) ==
                List.duplicate(0.0, 8) ++ [1.0, 2.0, 3.0, 4.0] ++ [0.0, 0.0, 0.0, 0.0]
+
+      # The same in a page of a pool: the engine writes where the sequence reads.
+      pool = PagePool.create!(page_bytes: 4096, page_tokens: 16, slab_pages: 4, max_pages: 4)
+      pages = Pages.open!(PagePool.tenant!(pool))
+      on_exit(fn -> Pages.close(pages) && PagePool.close(pool) end)
+      assert {:error, %Error{type: :not_found}} = Pages.slab(pages)
+      sequence = Pages.sequence!(pages)
+      :ok = Sequence.append(sequence, 3)
+      [page] = Sequence.block_table!(sequence)
+      memory = Pages.slab!(pages, [4 * 256, 4], dtype: :float32)
+      assert Pages.slab!(pages).shape == [4 * 4096]
+      assert {:error, %Error{type: :invalid}} = Pages.slab(pages, [4 * 256 + 1, 4], dtype: :float32)
+      assert {:error, %Error{type: :invalid}} = Pages.slab(pages, nil, slab: 1)
+      assert {:error, %Error{type: :invalid}} = Pages.slab(pages, nil, device: -1)
+
+      wide =
+        Graph.new!("pages")
+        |> Graph.input!("past", :float32, [4 * 256, 4], cache: :keep)
+        |> Graph.input!("new", :float32, [1, 4])
+        |> Graph.input!("row", :int64, [1])
+        |> Graph.add!("present", :set_rows, ["past", "new", "row"])
+        |> Graph.output!("present", "present")
+
+      Graph.save!(wide, Path.join(folder, "pages.graph"))
+      assert Engine.keep(engine, pages) == :ok
+      row = ZeroCopy.from_binary!(<<page * 256 + 2::64-native>>, [1], :int64)
+      inputs = %{"past" => memory, "new" => tensor([1.0, 2.0, 3.0, 4.0], [1, 4]), "row" => row}
+      opened = Engine.graph!(engine, Path.join(folder, "pages.graph"))
+      binding = Engine.bind!(opened, inputs, %{"present" => memory}, in_place: in_place)
+      assert Engine.dispatch!(binding) == :ok
+      assert Sequence.read!(sequence, 0, offset: 32, bytes: 16) == floats([1.0, 2.0, 3.0, 4.0])
+      :ok = Pages.close(pages)
+      assert {:error, %Error{type: :closed}} = Engine.keep(engine, pages)
+      assert {:error, %Error{type: :closed}} = Pages.slab(pages)
 
       five = Path.join(folder, "five.graph")
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Contexts of engines: what tmesh.engine stands on. */
 #include "engine_types.h"
+#include "paging.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -177,7 +178,45 @@ static PyObject *graph(PyObject *object, PyObject *args)
 	return made;
 }
 
+#ifdef TMESH_MODEL
+/* keep(PagesHandle) */
+static PyObject *keep(PyObject *object, PyObject *given)
+{
+	struct engine_context *self = (struct engine_context *)object;
+	struct state *st = PyType_GetModuleState(Py_TYPE(object));
+	struct tmesh_region *line;
+	struct tmesh_pages *pages;
+	struct tmesh_error err;
+	int rc;
+
+	if (Py_TYPE(given) != st->pages_type)
+		return PyErr_Format(PyExc_TypeError, "Pages are kept, not %R", given);
+	pages = ((struct pages *)given)->pages;
+	if (!pages)
+		return raise_named(st, "ReleasedError", EBADF, "these pages were closed");
+	tmesh_pages_ref(pages);
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_pages_lifeline(pages, &line, &err);
+	if (!rc) {
+		rc = tmesh_engine_context_keep(self->context, line, &err);
+		tmesh_region_unref(line);
+	}
+	tmesh_pages_unref(pages);
+	Py_END_ALLOW_THREADS;
+	if (rc)
+		return raise_error(st, &err);
+	Py_RETURN_NONE;
+}
+#else
+static PyObject *keep(PyObject *object, PyObject *given)
+{
+	return raise_left_out(PyType_GetModuleState(Py_TYPE(object)));
+}
+#endif
+
 static PyMethodDef methods[] = {
+	{"keep", keep, METH_O,
+	 "keep(pages, /)\n--\n\nUntil the engine has stopped to write there."},
 	{"connect", connect_to, METH_VARARGS | METH_CLASS,
 	 "connect(name, timeout, sessions, /)\n--\n\nOf an engine in a process of its own."},
 	{"pid", pid, METH_NOARGS, "pid()\n--\n\nThat process, 0: this one."},

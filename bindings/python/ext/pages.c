@@ -300,6 +300,21 @@ static PyObject *pages_base(PyObject *object, PyObject *number)
 	return PyLong_FromVoidPtr(base);
 }
 
+static PyObject *pages_slab(PyObject *object, PyObject *args)
+{
+	struct tmesh_pages *pages = pages_get(object);
+	struct tmesh_region *region;
+	unsigned int slab, device;
+	struct tmesh_error err;
+
+	if (!pages ||
+	    !PyArg_ParseTuple(args, "O&O&:slab", uint_argument, &slab, uint_argument, &device))
+		return NULL;
+	if (tmesh_pages_slab(pages, slab, device, &region, &err))
+		return raise_error(state_of_object(object), &err);
+	return tensor_as_described(state_of_object(object), region);
+}
+
 static PyObject *pages_trim(PyObject *object, PyObject *unused)
 {
 	struct tmesh_pages *pages = pages_get(object);
@@ -418,6 +433,8 @@ static PyMethodDef pages_methods[] = {
 	{"info", pages_info, METH_NOARGS, "info($self, /)\n--\n\nA dict of numbers."},
 	{"head", pages_head, METH_O, "head($self, head, /)\n--\n\n(device, place there)."},
 	{"base", pages_base, METH_O, "base($self, device, /)\n--\n\nThe address of page 0."},
+	{"slab", pages_slab, METH_VARARGS,
+	 "slab($self, slab, device, /)\n--\n\nA Tensor of bytes."},
 	{"trim", pages_trim, METH_NOARGS, "trim($self, /)\n--\n\nGive back what is kept ready."},
 	{"sequence", pages_sequence, METH_NOARGS, "sequence($self, /)\n--\n\nWithout tokens."},
 	{"hash", pages_hash, METH_VARARGS, "hash($self, tokens, parent, /)\n--\n\n16 bytes."},

@@ -2,6 +2,7 @@
 """Decode steps of many requests in one run, on the engine "ggml": as one by one, by turns, and with clients that die."""
 
 import collections
+import errno
 import importlib.util
 import json
 import os
@@ -17,6 +18,7 @@ numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
 
 import tmesh  # noqa: E402
 import tmesh.batching  # noqa: E402
+import tmesh.engine  # noqa: E402
 from test_graphs import VOCABULARY, Reference, as_gguf, llama  # noqa: E402
 from tmesh.batching import Client, Generator, Server  # noqa: E402
 
@@ -157,6 +159,133 @@ def test_refused(model):
         generator(model, pages=11)
 
 
+CHILD = """
+import sys
+import tmesh, tmesh.batching, tmesh.engine
+model = tmesh.load_model(sys.argv[1])
+context = tmesh.engine.connect(sys.argv[5])
+many = tmesh.batching.Generator(model, lanes=2, max_tokens=48, cache="float32", context=context, folder=sys.argv[2], tenant=sys.argv[3])
+request = many.submit(eval(sys.argv[4]), 24)
+while not request.done:
+    many.step()
+    if request.tokens:
+        print(request.shared, many.counts["prompt_pages"], flush=True)
+        sys.stdin.readline()
+"""
+
+
+def test_engines_share_pages(file, tmp_path):
+    """Engines in processes of their own have one pool: what one of them has read of a prompt the other finds, and each gives the
+    tokens that it would alone. One that is killed costs nothing but a run; a process that is killed gives its pages back, once the
+    engine has let go of them."""
+    common = prompt(3, 17)
+    first, second = (common + prompt(4, 3), 12), (common + prompt(5, 2), 12)
+    with (tmesh.load_model(file) as model, tmesh.batching.page_pool(model, 40, page_tokens=4, cache="float32") as pool,
+          tmesh.engine.serve("ggml", models=tmp_path) as one, tmesh.engine.serve("ggml", models=tmp_path) as two):
+        expected, token = alone(model, [first, second]), pool.tenant()
+        contexts = [one.connect(), two.connect()]
+        left, right = (generator(model, lanes=2, pages=12, context=context, folder=tmp_path, tenant=token) for context in contexts)
+        a = left.submit(*first)
+        while not a.tokens:
+            left.step()
+        # 8 pages of 32 tokens, and each generator's idle one. The pool hears of what is given back a little later.
+        wait_for(lambda: pool.info()["held"] == 8 + 2)
+        assert pool.info()["cached"] == 4 and left.counts["prompt_pages"] == 4
+        b = right.submit(*second)
+        right.step()
+        # 8 pages of 31 tokens, 4 of which are those of the other's.
+        assert b.shared == 16 and right.counts["prompt_pages"] == 0
+        wait_for(lambda: pool.info()["held"] == 8 + 2 + 4)
+        pid = contexts[0].pid
+        os.kill(pid, signal.SIGKILL)
+        while not a.done or not b.done:
+            left.step()
+            right.step()
+        assert [a.tokens, b.tokens] == expected
+        assert contexts[0].pid != pid
+        wait_for(lambda: pool.info()["held"] == 2)
+        assert left.info()["pages_held"] == right.info()["pages_held"] == 0
+
+        child = subprocess.Popen([sys.executable, "-c", CHILD, str(file), str(tmp_path), token, repr(first[0]), two.name],
+                                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert child.stdout.readline().split() == ["16", "0"]
+        # 11 pages of 44 tokens, 4 of them the common ones, and its idle one.
+        wait_for(lambda: pool.info()["held"] == 2 + 12)
+        os.kill(contexts[1].pid, signal.SIGSTOP)
+        child.kill()
+        child.wait()
+        left._handle.find([])  # the owner has heard what came before
+        assert pool.info()["handles"] == 3 and pool.info()["held"] == 2 + 12
+        os.kill(contexts[1].pid, signal.SIGCONT)
+        wait_for(lambda: pool.info()["handles"] == 2)
+        assert pool.info()["died"] == 1
+        wait_for(lambda: pool.info()["held"] == 2)
+        for each in (left, right):
+            each.close()
+
+
+class Dies:
+    """A binding whose first run ends with the engine's process, as late as it may."""
+
+    def __init__(self, binding):
+        self.binding, self.deaths = binding, 1
+
+    def dispatch(self):
+        self.binding.dispatch()
+        if self.deaths:
+            self.deaths -= 1
+            raise tmesh.GoneError(errno.EPIPE, "as told")
+
+
+def test_lost(file, tmp_path):
+    """A run that ends with the engine's process is made again, and counted; in this process it is an error."""
+    with tmesh.load_model(file) as model, tmesh.engine.serve("ggml", models=tmp_path) as server:
+        with generator(model, context=server.connect(), folder=tmp_path) as many:
+            for run in (many._decode, many._prompt):
+                run._binding = Dies(run._binding)
+            request = many.submit(prompt(1, 9), 6)
+            while not request.done:
+                many.step()
+            assert many.info()["lost"] == 2 and [request.tokens] == alone(model, [(prompt(1, 9), 6)])
+        with pytest.raises(tmesh.InvalidError, match="folder is one of them"):
+            generator(model, context=server.connect())
+        with generator(model) as many:
+            many._decode._binding = Dies(many._decode._binding)
+            many.submit(prompt(1, 3), 6)
+            with pytest.raises(tmesh.GoneError):
+                many.step()
+
+
+def test_pool_is_full(file, tmp_path):
+    """A request waits for pages that another generator has, and says so."""
+    with tmesh.load_model(file) as model, tmesh.batching.page_pool(model, 14, page_tokens=4, cache="float32") as pool:
+        token = pool.tenant()
+        left, right = (generator(model, lanes=2, pages=12, tenant=token) for _ in range(2))
+        a, b = left.submit(prompt(1, 20), 20), right.submit(prompt(2, 20), 20)
+        left.step()
+        for _ in range(5):
+            assert right.step() == [] and right.stuck and right.info()["waiting"] == 1
+        while not a.done:
+            left.step()
+        while not b.done:
+            right.step()
+            assert not right.stuck
+        assert [a.tokens, b.tokens] == alone(model, [(prompt(1, 20), 20), (prompt(2, 20), 20)])
+        c = left.submit(prompt(1, 20), 1)
+        left.step()
+        with tmesh.load_model(file, alone=True) as another, generator(another, lanes=1, pages=12, tenant=token) as third:
+            left.close()
+            d = third.submit(prompt(1, 20), 1)
+            third.step()
+            assert c.shared > d.shared == 0  # another model's pages
+        with pytest.raises(tmesh.InvalidError, match="more than 14 pages"):
+            generator(model, pages=14, tenant=token)
+        with tmesh.PagePool(page_bytes=4096, page_tokens=64, slab_pages=14, max_pages=14) as small, \
+                pytest.raises(tmesh.InvalidError, match="do not fit"):
+            generator(model, pages=12, tenant=small.tenant())
+        right.close()
+
+
 @pytest.fixture
 def served(model, tmp_path):
     with generator(model) as many:
@@ -262,9 +391,10 @@ def test_said(served):
     wait_for(lambda: not many.busy)
 
 
-def test_program(file, tmp_path):
+@pytest.mark.parametrize("process", [[], ["--process"]])
+def test_program(file, tmp_path, process):
     """python -m tmesh.batching, as its page says."""
-    program = subprocess.Popen([sys.executable, "-m", "tmesh.batching", str(file), f"--socket={tmp_path / 's'}", "--max-tokens=32"],
+    program = subprocess.Popen([sys.executable, "-m", "tmesh.batching", str(file), f"--socket={tmp_path / 's'}", "--max-tokens=32", *process],
                                stdout=subprocess.PIPE, text=True)
     try:
         assert program.stdout.readline() == "ready\n"

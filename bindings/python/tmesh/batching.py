@@ -13,16 +13,16 @@
         for token in client.generate([1, 15043], 32):
             ...
 
-Keys and values lie in pages of a tmesh.PagePool, and requests with a common beginning share its pages. There are no texts here:
-tmesh.tokens makes tokens of them, and texts of tokens.
+Keys and values lie in pages of a tmesh.PagePool, and requests with a common beginning share its pages; generators of several
+processes do where they have one pool (page_pool()). There are no texts here: tmesh.tokens makes tokens of them, and texts of tokens.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import ctypes
 import errno
+import hashlib
 import json
 import os
 import selectors
@@ -32,6 +32,7 @@ import struct
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -40,7 +41,7 @@ from ._tmesh import zeros
 from .model import Model, load_model
 from .pages import PagePool, Pages, Sequence
 
-__all__ = ["Client", "Generator", "Request", "Server"]
+__all__ = ["Client", "Generator", "Request", "Server", "page_pool"]
 
 _LINE = 1 << 20
 _WAITING = 256  # requests of one client that have not ended
@@ -55,6 +56,7 @@ class Request:
         self._sample = sample
         self._sequence: Sequence | None = None
         self._pages = 0
+        self._at = 0  # tokens whose keys and values are there
         #: What was generated so far.
         self.tokens: list[int] = []
         #: "stop" (the last token is one of stop), "length" or "cancelled"; None: not yet.
@@ -72,14 +74,19 @@ class Request:
 class _Run:
     """A graph of so many tokens of each of so many sequences, bound once."""
 
-    def __init__(self, context: engine.Context, model: Model, handle: Pages, memory: Any, cache: str, sequences: int,
+    def __init__(self, context: engine.Context, folder: Path, model: Model, handle: Pages, memory: Any, cache: str, sequences: int,
                  tokens: int, blocks: int) -> None:
         self.shape = shape = graphs.Pages(handle.info(), sequences, blocks)
         g = graphs.of_pages(model, shape, tokens=tokens, cache=cache)
-        with tempfile.NamedTemporaryFile("w", suffix=".graph") as file:
-            file.write(g.text())
-            file.flush()
-            graph = context.graph(file.name, weights={name: model[name] for name in g.weights})
+        # It stays: an engine that was started anew reads it again.
+        path = folder / f"{hashlib.sha256(g.text().encode()).hexdigest()[:24]}.graph"
+        new = path.with_suffix(f".{os.getpid()}-{id(self)}")
+        g.save(new)
+        new.replace(path)
+        graph = context.graph(path, weights={name: model[name] for name in g.weights})
+        self._served = context.pid is not None
+        #: Runs that ended with the engine's process, and were made again by the next one.
+        self.lost = 0
         many = sequences * tokens
         self._many, self._sequences, self._blocks = many, sequences, blocks
         token, position = zeros((many,), "int32"), zeros((many,), "int32")
@@ -98,7 +105,14 @@ class _Run:
         self._token[:], self._position[:] = token, position
         self._rows[:, :self._many] = self.shape.rows(slots)
         self._tables[:, :self._sequences * self._blocks] = self.shape.tables(tables).reshape(2 * self.shape.layers, -1)
-        self._binding.dispatch()
+        try:
+            self._binding.dispatch()
+        except errors.GoneError:
+            if not self._served:
+                raise
+            # Its rows are the same ones, whatever was written there.
+            self.lost += 1
+            self._binding.dispatch()
 
 
 def _whole(name: str, value: Any, least: int, most: int) -> int:
@@ -107,39 +121,73 @@ def _whole(name: str, value: Any, least: int, most: int) -> int:
     return int(value)
 
 
+def _width(model: Model, cache: str) -> tuple[int, int, int]:
+    """Layers, elements of a row and bytes of an element, of keys or values."""
+    decoder = graphs._Decoder(model, 1, 1, cache, {})
+    return int(decoder.value("block_count")), decoder.groups * decoder.head, 2 if cache == "float16" else 4
+
+
+def page_pool(model: Model, pages: int, *, page_tokens: int = 16, cache: str = "float16") -> PagePool:
+    """A pool for generators of this model, in this process and others, to which its tenant() gives a token. Each generator takes
+    one page beside those of its requests."""
+    _whole("pages", pages, 2, 1 << 20)
+    _whole("page_tokens", page_tokens, 1, 1 << 16)
+    layers, width, item = _width(model, cache)
+    return PagePool(page_bytes=graphs.Pages.least(layers, width, item, page_tokens), page_tokens=page_tokens, slab_pages=pages,
+                    max_pages=pages)
+
+
 class Generator:
     """Runs a GGUF model for up to `lanes` requests at once. For one thread.
 
-    max_tokens: of one request, its prompt included. pages: of the pool; by default every lane has room for a request of that
-    length. A request waits until a lane and the pages for all that it may become are free; then it stays in until its end. Those
-    that wait are taken by turns of their clients."""
+    max_tokens: of one request, its prompt included. pages: that its requests may have at a time; by default every lane has room for
+    a request of that length. A request waits until a lane and the pages for all that it may become are free; then it stays in
+    until its end. Those that wait are taken by turns of their clients.
+
+    context: the engine "ggml", by default in this process. A served one needs folder, one of its folders of models, where the graphs
+    are left; when its process dies, the run that is lost is made again by the next one. tenant: a token of a pool (page_pool()) that
+    others have too: what one of them has read of a prompt, by the same loaded model, the others find. page_tokens is the pool's then."""
 
     def __init__(self, model: Model, *, lanes: int = 8, max_tokens: int = 512, page_tokens: int = 16, pages: int | None = None,
-                 cache: str = "float16", threads: int = 1, library: str | None = None) -> None:
+                 cache: str = "float16", threads: int = 1, library: str | None = None, context: engine.Context | None = None,
+                 folder: str | os.PathLike[str] | None = None, tenant: str | None = None) -> None:
         for name, value in (("lanes", lanes), ("max_tokens", max_tokens), ("page_tokens", page_tokens)):
             _whole(name, value, 1, 1 << 20)
+        if context is not None and context.pid is not None and folder is None:
+            raise errors.InvalidError(errno.EINVAL, "a served engine reads graphs in its own folders of models: folder is one of them")
+        self._pool: PagePool | None = None
+        joined = Pages.open(tenant) if tenant is not None else None
+        if joined:
+            page_tokens = joined.info()["page_tokens"]
         self._blocks = -(-max_tokens // page_tokens)
         count = lanes * self._blocks if pages is None else pages
         if count < self._blocks:
             raise errors.InvalidError(errno.EINVAL, f"a request of {max_tokens} tokens needs {self._blocks} pages, there are {count}")
-        decoder = graphs._Decoder(model, 1, max_tokens, cache, {})
-        width, item, layers = decoder.groups * decoder.head, 2 if cache == "float16" else 4, int(decoder.value("block_count"))
+        if joined is None:
+            self._pool = page_pool(model, count + 1, page_tokens=page_tokens, cache=cache)
+            joined = Pages.open(self._pool.tenant())
+        self._handle = joined
+        info = self._handle.info()
+        if info["slab_pages"] < info["max_pages"] or info["max_pages"] <= count:
+            raise errors.InvalidError(errno.EINVAL, f"the pool has {info['max_pages']} pages in slabs of {info['slab_pages']}: it is to "
+                                      f"have one slab, and more than {count} pages")
         self._page_tokens, self._max_tokens, self._free_pages = page_tokens, max_tokens, count
-        self._pool = PagePool(page_bytes=graphs.Pages.least(layers, width, item, page_tokens), page_tokens=page_tokens,
-                              slab_pages=count + 1, max_pages=count + 1)
-        self._handle = Pages.open(self._pool.tenant())
+        layers, width, item = _width(model, cache)
+        graphs.Pages(info, 1, 1).fit(layers, width, item)
         self._idle = self._handle.sequence()  # where lanes without a request write
         self._idle.append(1)
-        info = self._handle.info()
-        rows = info["max_pages"] * (info["page_bytes"] // (width * item))
-        import numpy
-
-        kind = numpy.dtype("float16" if item == 2 else "float32")
-        block = (ctypes.c_char * (rows * width * item)).from_address(self._handle.base())
-        memory = numpy.frombuffer(memoryview(block), kind).reshape(rows, width)
-        context = engine.Context("ggml", threads=threads, library=library)
-        self._decode = _Run(context, model, self._handle, memory, cache, lanes, 1, self._blocks)
-        self._prompt = _Run(context, model, self._handle, memory, cache, 1, page_tokens, self._blocks)
+        memory = self._handle.slab().view("float16" if item == 2 else "float32").reshape(-1, width)
+        self._own = tempfile.TemporaryDirectory() if folder is None else None
+        where = Path(self._own.name if self._own else folder or ".")
+        context = context or engine.Context("ggml", threads=threads, library=library)
+        context.keep(self._handle)
+        self._decode = _Run(context, where, model, self._handle, memory, cache, lanes, 1, self._blocks)
+        self._prompt = _Run(context, where, model, self._handle, memory, cache, 1, page_tokens, self._blocks)
+        self._handle.trim()
+        # Pages of another model, or in another form, are not found. Who loads the same file has the same regions.
+        regions = sorted({model[name].id for name in model})
+        said = hashlib.sha256(f"{regions} {cache} {layers} {width}".encode()).digest()
+        self._root = self._handle.hash(memoryview(said).cast("i"))
         self._vocabulary = int(self._decode.logits.shape[1])
         self._lanes: list[Request | None] = [None] * lanes
         self._waiting: collections.OrderedDict[object, collections.deque[Request]] = collections.OrderedDict()
@@ -184,11 +232,17 @@ class Generator:
         """Whether there is a request that has not ended."""
         return bool(self._waiting) or any(self._lanes)
 
+    @property
+    def stuck(self) -> bool:
+        """Whether nothing runs, and what waits does so for pages that others of the pool have."""
+        return bool(self._waiting) and not any(self._lanes)
+
     def info(self) -> dict[str, int]:
-        """Numbers: lanes, running, waiting, free pages, pages held, and counts."""
+        """Numbers: lanes, running, waiting, pages that its requests may still have, pages held, runs that were lost with the engine's
+        process and made again, and counts."""
         return {"lanes": len(self._lanes), "running": sum(lane is not None for lane in self._lanes),
                 "waiting": sum(map(len, self._waiting.values())), "pages_free": self._free_pages,
-                "pages_held": self._handle.info()["held"] - 1, **self.counts}
+                "pages_held": self._handle.info()["held"] - 1, "lost": self._decode.lost + self._prompt.lost, **self.counts}
 
     def _leave(self, request: Request, why: str) -> None:
         self._lanes[self._lanes.index(request)] = None
@@ -196,12 +250,13 @@ class Generator:
         request._sequence.release()
         request._sequence, request.done = None, why
         self._free_pages += request._pages
+        self._handle.trim()
 
     def _hashes(self, request: Request) -> list[bytes]:
         """Of the pages that the prompt fills, but for its last token, whose logits are needed."""
         size, out = self._page_tokens, list[bytes]()
         for end in range(size, len(request.prompt), size):
-            out.append(self._handle.hash(request.prompt[end - size:end], out[-1] if out else None))
+            out.append(self._handle.hash(request.prompt[end - size:end], out[-1] if out else self._root))
         return out
 
     def _join(self) -> None:
@@ -210,34 +265,42 @@ class Generator:
             need = -(-(len(queue[0].prompt) + queue[0].max_tokens) // self._page_tokens)
             if need > self._free_pages:
                 return  # nobody overtakes: what is large comes in too
+            sequence = self._handle.find(self._hashes(queue[0]))
+            found = sequence.tokens
+            try:
+                sequence.append(len(queue[0].prompt) + queue[0].max_tokens - found)
+            except errors.LimitError:
+                sequence.release()
+                return  # others of the pool have them: it is asked again before the next step
+            finally:
+                self._handle.trim()
             request = queue.popleft()
             del self._waiting[client]
             if queue:
                 self._waiting[client] = queue  # behind the others
             request._pages = need
             self._free_pages -= need
-            request._sequence = self._handle.find(self._hashes(request))
-            request.shared = request._sequence.tokens
+            request._sequence, request._at, request.shared = sequence, found, found
             self._lanes[self._lanes.index(None)] = request
 
     def _page(self, request: Request) -> None:
         """A page of its prompt in one run."""
         sequence, size = request._sequence, self._page_tokens
         assert sequence is not None
-        first = sequence.tokens
-        sequence.append(size)
+        first = request._at
         tables, _ = self._handle.tables([sequence], self._blocks)
         self._prompt(request.prompt[first:first + size], list(range(first, first + size)),
                      list(sequence.slot_mapping(first, size)), tables)
+        request._at += size
         self.counts["prompt_pages"] += 1
-        sequence.cache(self._hashes(request)[:sequence.tokens // size])
+        sequence.cache(self._hashes(request)[:request._at // size])
 
     def step(self) -> list[Request]:
         """One run of the requests that are in, after those that wait have joined, and at most one page of one prompt before it.
         Those that got a token, some of them done by it."""
         self._join()
         size, lanes = self._page_tokens, self._lanes
-        reading = [r for r in lanes if r and r._sequence and r._sequence.tokens + size < len(r.prompt)]
+        reading = [r for r in lanes if r and r._at + size < len(r.prompt)]
         if reading:
             self._turn += 1
             self._page(reading[self._turn % len(reading)])
@@ -248,14 +311,15 @@ class Generator:
         for request in now:
             sequence = self._idle if request is None else request._sequence
             assert sequence is not None
-            at = 0 if request is None else sequence.tokens
-            if request is not None:
-                sequence.append(1)
+            at = 0 if request is None else request._at
             token.append(0 if request is None else request._next(at))
             position.append(at)
             slots.append(int(sequence.slot_mapping(at, 1)[0]))
             sequences.append(sequence)
         self._decode(token, position, slots, self._handle.tables(sequences, self._blocks)[0])
+        for request in now:
+            if request:
+                request._at += 1
         self.counts["steps"] += 1
         self.counts["together"] += sum(r is not None for r in now)
         out = []
@@ -280,7 +344,8 @@ class Generator:
         del self._decode, self._prompt
         self._idle.release()
         self._handle.close()
-        self._pool.close()
+        if self._pool:
+            self._pool.close()
 
     def __enter__(self) -> Generator:
         return self
@@ -348,7 +413,7 @@ class Server:
     def run(self) -> None:
         """Serve until stop()."""
         while True:
-            for key, _ in self._selector.select(0 if self._generator.busy else None):
+            for key, _ in self._selector.select(.005 if self._generator.stuck else 0 if self._generator.busy else None):
                 if key.fileobj is self._bell:
                     return
                 if key.fileobj is self._listener:
@@ -534,17 +599,22 @@ def _main() -> None:
     parser.add_argument("--lanes", type=int, default=8, help="requests at once (8)")
     parser.add_argument("--max-tokens", type=int, default=512, help="of a request, its prompt included (512)")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--process", action="store_true", help="the engine in a process of its own (tmesh-engine)")
+    parser.add_argument("--tenant", metavar="TOKEN", help="of a pool of pages that others have too (tmesh.batching.page_pool)")
     parser.add_argument("--cache", choices=("float16", "float32"), default="float16")
     given = parser.parse_args()
     try:
-        with load_model(given.model) as model, Generator(model, lanes=given.lanes, max_tokens=given.max_tokens,
-                                                         threads=given.threads, cache=given.cache) as generator:
+        with load_model(given.model) as model, tempfile.TemporaryDirectory() as folder:
+            context = engine.serve("ggml", models=folder, threads=given.threads).connect() if given.process else None
+            generator = Generator(model, lanes=given.lanes, max_tokens=given.max_tokens, threads=given.threads, cache=given.cache,
+                                  context=context, folder=folder, tenant=given.tenant)
             server = Server(generator, given.socket)
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: server.stop())
             print("ready", flush=True)
             server.run()
             server.close()
+            generator.close()
     except (errors.Error, OSError) as error:
         sys.exit(f"tmesh.batching: {error}")
 

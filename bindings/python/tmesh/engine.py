@@ -31,6 +31,7 @@ from typing import Any
 
 from . import _tmesh, errors
 from ._tmesh import Cancellable
+from .pages import Pages
 
 __all__ = ["Binding", "Cancellable", "Context", "Device", "DeviceTensor", "Engine", "Graph", "Operand", "Server", "connect",
            "devices", "engines", "serve"]
@@ -255,6 +256,12 @@ class Context:
         """The graph of an .onnx file, or for "ggml" of a file of tmesh.graphs. weights: sealed Tensors in place of the
         file's (for "ggml" all there are), used where they lie. prepack: the engine may copy weights into an order of its own, for faster runs and more memory."""
         return Graph(self, self._handle.graph(path, tuple((weights or {}).items()), prepack))
+
+    def keep(self, pages: Pages) -> None:
+        """Before graphs write to pages of a pool (Pages.slab()): when this process dies, its pages go to others once the engine
+        has stopped to write there, and not before. With an engine of this process nothing is to be done. LimitError: more
+        than 8 parts in pools."""
+        self._handle.keep(pages._handle)
 
     def __reduce__(self) -> Any:
         if self._served is None:

@@ -127,6 +127,12 @@ class Pages(_Closing):
         holds can be touched."""
         return self._handle.base(device)
 
+    def slab(self, slab: int = 0, *, device: int = 0) -> _tmesh.Tensor:
+        """The memory of pages [slab * slab_pages, (slab + 1) * slab_pages), all of it and whoever holds them: a Tensor of bytes,
+        writable, for what works on pages in another process, as an engine does (tmesh.engine.Context.keep()). NotFoundError:
+        this handle had no page of it so far."""
+        return self._handle.slab(slab, device)
+
     def trim(self) -> None:
         """Give the owner the pages that this handle keeps ready."""
         self._handle.trim()

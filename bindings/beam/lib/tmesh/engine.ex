@@ -171,6 +171,16 @@ defmodule Tmesh.Engine do
     call(fn -> Native.engine_rebind(binding.engine, binding.native, inputs) end)
   end
 
+  @doc """
+  Before graphs write to pages of a pool (`Tmesh.Pages.slab/3`): when this VM dies, the pages of that part go to others once
+  the engine has stopped to write there, and not before.
+
+  Errors: `:limit` (8 parts of pools are kept for one connection), `:gone`, `:timeout`, `:closed`.
+  """
+  @spec keep(t(), Tmesh.Pages.t()) :: :ok | {:error, Error.t()}
+  def keep(%__MODULE__{native: native}, %Tmesh.Pages{} = pages),
+    do: call(fn -> Native.engine_keep(native, pages.native) end)
+
   defp known(in_place, outputs) do
     case Map.keys(in_place) -- Map.keys(outputs) do
       [] -> :ok
@@ -246,6 +256,8 @@ defmodule Tmesh.Engine do
          outputs :: tensors(),
          opts :: [in_place: %{String.t() => String.t()}] \\ []
        ) :: Binding.t()
+
+  bang keep(engine :: t(), pages :: Tmesh.Pages.t()) :: :ok
 
   bang rebind(binding :: Binding.t(), inputs :: tensors()) :: :ok
 

@@ -129,6 +129,9 @@ defmodule Tmesh.Native do
           :ok | {:error, reason()}
   def engine_rebind(_engine, _binding, _inputs), do: :erlang.nif_error(:not_loaded)
 
+  @spec engine_keep(engine(), pages()) :: :ok | {:error, reason()}
+  def engine_keep(_engine, _pages), do: :erlang.nif_error(:not_loaded)
+
   @spec engine_dispatch(engine(), cancellable :: engine()) :: :ok | {:error, reason()}
   def engine_dispatch(_binding, _cancellable), do: :erlang.nif_error(:not_loaded)
 
@@ -246,6 +249,15 @@ defmodule Tmesh.Native do
 
   @spec pages_trim(pages()) :: :ok | {:error, reason()}
   def pages_trim(_pages), do: :erlang.nif_error(:not_loaded)
+
+  @spec pages_slab(
+          pages(),
+          slab :: non_neg_integer(),
+          device :: non_neg_integer(),
+          [integer()] | nil,
+          atom()
+        ) :: result({handle(), ref()})
+  def pages_slab(_pages, _slab, _device, _shape, _dtype), do: :erlang.nif_error(:not_loaded)
 
   @spec pages_close(pages()) :: :ok | {:error, reason()}
   def pages_close(_pages), do: :erlang.nif_error(:not_loaded)

@@ -17,8 +17,9 @@ defmodule Tmesh.Pages do
 
   import Tmesh.Bang
 
-  alias Tmesh.{Context, Error, Janitor, Native}
+  alias Tmesh.{Context, Error, Janitor, Native, Options}
   alias Tmesh.Pages.Sequence
+  alias Tmesh.ZeroCopy.TensorRef
 
   @enforce_keys [:native]
   @derive {Inspect, only: []}
@@ -147,6 +148,29 @@ defmodule Tmesh.Pages do
     end
   end
 
+  @doc """
+  The memory of a slab, pages `slab * slab_pages` and on, whoever holds them, as a tensor that can be written: for what
+  works on pages in another process, as an engine does (`Tmesh.Engine.keep/2`). `shape` and `dtype` are the tensor's,
+  from page 0 of the slab on; `nil`: its bytes.
+
+  Options: `dtype` (`:uint8`), `slab` (0), `device` (0).
+
+  Errors: `:not_found` (this part had no page of it so far), `:invalid`, `:closed`.
+  """
+  @spec slab(t(), [non_neg_integer()] | nil,
+          dtype: TensorRef.dtype(),
+          slab: non_neg_integer(),
+          device: non_neg_integer()
+        ) :: {:ok, TensorRef.t()} | {:error, Error.t()}
+  def slab(%__MODULE__{native: native}, shape \\ nil, opts \\ []) do
+    with {:ok, opts} <- Options.validate(opts, dtype: :uint8, slab: 0, device: 0),
+         slab = fn ->
+           Native.pages_slab(native, opts[:slab], opts[:device], shape, opts[:dtype])
+         end,
+         {:ok, {handle, ref}} <- slab |> Janitor.retry() |> result(),
+         do: {:ok, TensorRef.unnamed(handle, ref)}
+  end
+
   @doc "Give the pool's owner the pages that this part keeps ready. Errors: `:closed`."
   @spec trim(t()) :: :ok | {:error, Error.t()}
   def trim(%__MODULE__{native: native}), do: native |> Native.pages_trim() |> result()
@@ -168,6 +192,16 @@ defmodule Tmesh.Pages do
 
   bang tables(sequences :: [Sequence.t()], width :: non_neg_integer() | nil \\ nil) ::
          {numbers(), numbers()}
+
+  bang slab(
+         pages :: t(),
+         shape :: [non_neg_integer()] | nil \\ nil,
+         opts :: [
+           dtype: TensorRef.dtype(),
+           slab: non_neg_integer(),
+           device: non_neg_integer()
+         ] \\ []
+       ) :: TensorRef.t()
 
   bang trim(pages :: t()) :: :ok
 
