@@ -225,6 +225,10 @@ static void test_refused(void **state)
 	assert_refused(tmesh_tensor_put(*state, TMESH_UINT8, 0, NULL, "", &both, &tensor, err),
 		       -EINVAL, "label");
 	both = in;
+	both.linger_ms = 5;
+	assert_refused(tmesh_tensor_put(*state, TMESH_UINT8, 0, NULL, "", &both, &tensor, err),
+		       -EINVAL, "linger_ms");
+	both = in;
 	both.flags = TMESH_REGION_HUGE;
 	assert_refused(tmesh_tensor_create(*state, TMESH_UINT8, 0, NULL, &both, &tensor, err),
 		       -EINVAL, "flags");

@@ -278,6 +278,8 @@ static void test_quota(void **state)
 	struct tmesh_ctx *ctx;
 
 	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	assert_refused(tmesh_region_create(ctx, 3 * 4096 + 1, NULL, &none, err), -EDQUOT,
+		       "max_bytes");
 	assert_ok(tmesh_region_create(ctx, 4097, NULL, &one, err));
 	assert_refused(tmesh_region_create(ctx, 4097, NULL, &none, err), -EDQUOT, "max_bytes");
 	assert_null(none);

@@ -256,6 +256,10 @@ static void test_limits(void **state)
 	char ref[TMESH_REF_SIZE];
 
 	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	assert_ok(tmesh_region_create(ctx, 2 * page, NULL, &opened, err));
+	assert_refused(tmesh_region_hold(opened, TMESH_READ, LONG, tokens[0], err), -EDQUOT,
+		       "max_held_bytes");
+	tmesh_region_unref(opened);
 	tensor = put(ctx);
 	other = put(ctx);
 	for (uint32_t i = 0; i < TMESH_HOLD_MAX; i++) {
@@ -275,11 +279,51 @@ static void test_limits(void **state)
 		tmesh_region_unref(opened);
 	}
 	assert_int_equal(held(ctx), 0);
+	/* What was opened is no part of what is held, however often. */
+	for (uint32_t i = 0; i < 3; i++) {
+		assert_ok(tmesh_region_hold(tmesh_tensor_region(other), TMESH_READ, LONG, tokens[0],
+					    err));
+		assert_ok(tmesh_region_open(ctx, tokens[0], TMESH_READ, &opened, err));
+		tmesh_region_unref(opened);
+	}
+	assert_int_equal(held(ctx), 0);
 	assert_refused(tmesh_tensor_ref_hold(other, TMESH_READ, LONG, ref, 10, err), -ENOSPC,
 		       "room");
 	assert_int_equal(held(ctx), 0);
 	tmesh_tensor_unref(other);
 	expect_free(ctx);
+	tmesh_ctx_unref(ctx);
+}
+
+/* The time of a token that was opened comes, and says nothing of others. */
+static void test_opened_in_time(void **state)
+{
+	struct tmesh_flushed left = {.size = sizeof(left)};
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_tensor *tensors[3];
+	struct tmesh_region *opened;
+
+	for (int i = 0; i < 3; i++)
+		tensors[i] = put(ctx);
+	assert_ok(tmesh_region_hold(tmesh_tensor_region(tensors[0]), TMESH_READ, SECOND / 50, token,
+				    err));
+	assert_ok(tmesh_region_open(ctx, token, TMESH_READ, &opened, err));
+	tmesh_region_unref(opened);
+	usleep(50000);
+	/* Each of these makes the thread look. */
+	for (int i = 1; i < 3; i++) {
+		assert_ok(tmesh_region_hold(tmesh_tensor_region(tensors[i]), TMESH_READ, LONG,
+					    token, err));
+		usleep(50000);
+	}
+	assert_int_equal(tmesh_ctx_flush(ctx, 0, &left, NULL), -ETIMEDOUT);
+	assert_int_equal(left.held, 2);
+	assert_int_equal(left.held_expired, 0);
+	assert_ok(tmesh_region_open(ctx, token, TMESH_READ, &opened, err));
+	tmesh_region_unref(opened);
+	for (int i = 0; i < 3; i++)
+		tmesh_tensor_unref(tensors[i]);
 	tmesh_ctx_unref(ctx);
 }
 
@@ -454,9 +498,8 @@ int main(int argc, char **argv)
 	};
 	/* Where each token has an open of its own. */
 	static const struct CMUnitTest seen[] = {
-		cmocka_unit_test(test_two),
-		cmocka_unit_test(test_rights),
-		cmocka_unit_test(test_limits),
+		cmocka_unit_test(test_two),    cmocka_unit_test(test_rights),
+		cmocka_unit_test(test_limits), cmocka_unit_test(test_opened_in_time),
 		cmocka_unit_test(test_fork),
 	};
 	int failed;

@@ -125,6 +125,8 @@ static void test_refused(void **state)
 {
 	struct tmesh_keep_opts opts = {.size = sizeof(opts), .flags = 8};
 	struct tmesh_region *region, *reader, *none[1], **regions = NULL;
+	struct tmesh_bundle *bundle = NULL;
+	unsigned int before;
 	struct tmesh_ctx *other;
 	size_t count = 0;
 
@@ -133,6 +135,9 @@ static void test_refused(void **state)
 	assert_ok(tmesh_region_seal(region, err));
 	assert_refused(tmesh_keep(*state, "a", &region, 1, &opts, err), -EINVAL, "flags");
 	opts.flags = 0;
+	opts.size = 3;
+	assert_refused(tmesh_keep(*state, "a", &region, 1, &opts, err), -EINVAL, "size");
+	opts.size = sizeof(opts);
 	opts.mode = 0777;
 	assert_refused(tmesh_keep(*state, "a", &region, 1, &opts, err), -EINVAL, "mode");
 	opts.mode = 0640;
@@ -163,6 +168,14 @@ static void test_refused(void **state)
 		tmesh_kept_open(*state, "a", geteuid() + 1, TMESH_READ, &regions, &count, err),
 		-EOPNOTSUPP, "module");
 	assert_null(regions);
+	assert_refused(tmesh_kept_open_bundle(*state, "b", TMESH_KEPT_OWN, &bundle, err), -ENOENT,
+		       "");
+	/* A region is no bundle, and what was opened to see that is let go of. */
+	before = unit_open_fds();
+	assert_refused(tmesh_kept_open_bundle(*state, "a", TMESH_KEPT_OWN, &bundle, err), -EPROTO,
+		       "bundle");
+	assert_int_equal(unit_open_fds(), before);
+	assert_null(bundle);
 	/* This user, by name. */
 	assert_ok(tmesh_kept_open(*state, "a", geteuid(), TMESH_READ, &regions, &count, err));
 	assert_int_equal(count, 1);
@@ -200,6 +213,9 @@ static void test_list(void **state)
 	assert_true(infos[0].id < infos[1].id);
 	assert_int_equal(infos[0].count, 1);
 	free(infos);
+	infos = NULL;
+	assert_refused(tmesh_kept_list_sized(*state, 0, &infos, &count, err), -EINVAL, "");
+	assert_null(infos);
 	/* A mapping holds as much as a descriptor. */
 	tmesh_region_unref(region);
 	region = open_one(*state, "first");
@@ -304,6 +320,37 @@ static void test_not_started(void **state)
 	assert_ok(tmesh_keep(*state, "a", &region, 1, NULL, err));
 	free(keeper);
 	tmesh_region_unref(region);
+}
+
+/* A keeper has nothing of whoever happened to start it. */
+static void test_started_clean(void **state)
+{
+	int fd = open("/dev/zero", O_RDONLY); /* programs that are started have it, too */
+	char path[64], target[64] = "", errors[64] = "";
+
+	keep_new(*state, "a", 4096, 1);
+	snprintf(path, sizeof(path), "/proc/%d/fd/%d", keeper_pid(*state), fd);
+	if (readlink(path, target, sizeof(target) - 1) > 0)
+		assert_null(strstr(target, "zero"));
+	snprintf(path, sizeof(path), "/proc/%d/fd/2", keeper_pid(*state));
+	assert_true(readlink(path, errors, sizeof(errors) - 1) > 0);
+	assert_string_equal(errors, "/dev/null");
+	close(fd);
+}
+
+/* Whoever has the socket in the directory: only this user's keeper is spoken to. */
+static void test_others_keeper(void **state)
+{
+	struct tmesh_ctx *ctx = *state;
+	struct tmesh_region **regions = NULL;
+	size_t count;
+
+	keep_new(ctx, "a", 4096, 1);
+	ctx->uid++;
+	assert_refused(tmesh_kept_open(ctx, "a", TMESH_KEPT_OWN, TMESH_READ, &regions, &count, err),
+		       -EACCES, "not this");
+	ctx->uid--;
+	check_kept(ctx, "a", 1);
 }
 
 /* A descriptor that only its driver understands: here a pipe's. */
@@ -450,12 +497,13 @@ static void test_many(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		KEEP_TEST(test_outlives),    KEEP_TEST(test_bundle),
-		KEEP_TEST(test_names),	     KEEP_TEST(test_refused),
-		KEEP_TEST(test_list),	     KEEP_TEST(test_limit),
-		KEEP_TEST(test_expires),     KEEP_TEST(test_keeper_killed),
-		KEEP_TEST(test_not_started), KEEP_TEST(test_opaque),
-		KEEP_TEST(test_path),	     KEEP_TEST(test_race),
+		KEEP_TEST(test_outlives),      KEEP_TEST(test_bundle),
+		KEEP_TEST(test_names),	       KEEP_TEST(test_refused),
+		KEEP_TEST(test_list),	       KEEP_TEST(test_limit),
+		KEEP_TEST(test_expires),       KEEP_TEST(test_keeper_killed),
+		KEEP_TEST(test_not_started),   KEEP_TEST(test_started_clean),
+		KEEP_TEST(test_others_keeper), KEEP_TEST(test_opaque),
+		KEEP_TEST(test_path),	       KEEP_TEST(test_race),
 		KEEP_TEST(test_many),
 	};
 

@@ -29,6 +29,9 @@ static void test_none(void **state)
 
 	assert_int_equal(tmesh_lease_state(region), TMESH_LEASE_NONE);
 	assert_int_equal(tmesh_lease_touch(region), 0);
+	/* That there was none is no reason for none to come. */
+	assert_ok(tmesh_lease_set(region, 0, TMESH_TAKEN_SIGBUS, err));
+	assert_int_equal(tmesh_lease_state(region), TMESH_LEASE_IS_LIVE);
 	tmesh_region_unref(region);
 }
 
@@ -231,6 +234,8 @@ static void test_bad_sources(void **state)
 
 	assert_refused(tmesh_region_from_user(*state, aligned, 0, TMESH_READ, NULL, &made, err),
 		       -EINVAL, "whole pages");
+	assert_refused(tmesh_region_from_user(*state, aligned, 4097, TMESH_READ, NULL, &made, err),
+		       -EINVAL, "whole pages");
 	assert_refused(tmesh_region_from_user(*state, (void *)1, 4096, RW, NULL, &made, err),
 		       -EINVAL, "whole pages");
 	assert_refused(
@@ -240,6 +245,8 @@ static void test_bad_sources(void **state)
 		       -EINVAL, "rights");
 	assert_refused(tmesh_region_from_user(*state, aligned, 4096, RW, &opts, &made, err),
 		       -EINVAL, "GID");
+	opts.size = 3;
+	assert_refused(tmesh_region_from_fd(*state, 0, 1, &opts, &made, err), -EINVAL, "size");
 	assert_refused(tmesh_region_from_fd(*state, 0, 0, NULL, &made, err), -EINVAL, "bytes");
 	assert_refused(tmesh_region_gather(*state, &extent, 0, TMESH_READ, NULL, &made, err),
 		       -EINVAL, "parts");

@@ -120,6 +120,7 @@ static void test_refused(void **state)
 	assert_refused(tmesh_region_export_dmabuf(region, 0, 0, RW, &fd, err), -EOPNOTSUPP,
 		       "no memory");
 	assert_refused(tmesh_region_pin(region, &made, err), -EINVAL, "not sealed");
+	assert_refused(tmesh_region_private(region, &made, err), -EOPNOTSUPP, "private view");
 	assert_refused(tmesh_region_revoke(holder, err), -EOPNOTSUPP, "only the process");
 	assert_ok(tmesh_region_derive(region, RW, &made, err));
 	assert_refused(tmesh_region_reclaim(made, 0, NULL, err), -EACCES, "manage");

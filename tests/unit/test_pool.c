@@ -583,6 +583,19 @@ static void test_yields(void **state)
 	tmesh_region_unref(named);
 }
 
+/* Who has no pool misses nothing of it. */
+static void test_no_pool(void **state)
+{
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	tmesh_region_unref(make(ctx, SIZE, 0, "first"));
+	tmesh_region_unref(make(ctx, SIZE, 0, "first"));
+	assert_int_equal(stats_of(ctx).pool_misses, 0);
+	assert_int_equal(stats_of(ctx).pool_hits, 0);
+	tmesh_ctx_unref(ctx);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -596,6 +609,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_bounds, setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_alike_only, setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_yields, setup, unit_ctx_teardown),
+		cmocka_unit_test(test_no_pool),
 	};
 
 	const struct CMUnitTest memfds[] = {

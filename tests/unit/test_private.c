@@ -133,13 +133,33 @@ static void test_it_goes_nowhere(void **state)
 	tmesh_region_unref(region);
 }
 
+/* Written before anybody has mapped it: the view's own pages alone. */
+static void test_write_unmapped(void **state)
+{
+	struct tmesh_region *region, *view;
+	char back[6] = "";
+
+	assert_ok(tmesh_region_create(*state, BYTES, NULL, &region, err));
+	assert_ok(tmesh_region_write(region, 100, "first", 6, err));
+	assert_ok(tmesh_region_seal(region, err));
+	assert_ok(tmesh_region_private(region, &view, err));
+	assert_ok(tmesh_region_write(view, 100, "other", 6, err));
+	assert_ok(tmesh_region_read(view, 100, back, 6, err));
+	assert_string_equal(back, "other");
+	assert_ok(tmesh_region_read(region, 100, back, 6, err));
+	assert_string_equal(back, "first");
+	tmesh_region_unref(view);
+	tmesh_region_unref(region);
+}
+
 static void test_refused(void **state)
 {
 	struct tmesh_region *region, *view = NULL;
 	uint8_t *at;
 
 	assert_ok(tmesh_region_create(*state, BYTES, NULL, &region, err));
-	assert_refused(tmesh_region_private(region, &view, err), -EINVAL, "not sealed");
+	assert_refused(tmesh_region_private(region, &view, err), -EINVAL,
+		       "private view: the region is not sealed");
 	assert_null(view);
 	assert_ok(tmesh_region_seal(region, err));
 	view_of(region, &view, &at);
@@ -205,6 +225,7 @@ int main(void)
 		cmocka_unit_test(test_a_reader_may_have_one),
 		cmocka_unit_test(test_it_goes_nowhere),
 		cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_write_unmapped),
 		cmocka_unit_test(test_a_child_has_its_own),
 		cmocka_unit_test(test_a_tensor_over_it),
 	};

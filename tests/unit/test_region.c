@@ -411,6 +411,20 @@ static int memfd(size_t bytes, int seals)
 	return fd;
 }
 
+/* What the other backend gave out is not looked for in this one. */
+static void test_other_token(void **state)
+{
+	struct tmesh_token_parts parts = {
+		.backend = unit_on_kernel() ? TMESH_BACKEND_MEMFD : TMESH_BACKEND_KERNEL,
+	};
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_region *region;
+
+	tmesh_token_format(token, &parts);
+	assert_refused(tmesh_region_open(*state, token, TMESH_READ, &region, err), -EOPNOTSUPP,
+		       "the token is of the");
+}
+
 static void test_from_memfd(void **state)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = "theirs"};
@@ -425,6 +439,10 @@ static void test_from_memfd(void **state)
 
 	assert_int_equal(pwrite(fd, "hers", 5, 0), 5);
 	assert_refused(tmesh_region_from_memfd(*state, -1, 0, NULL, &region, err), -EBADF, "-1");
+	opts.size = 3;
+	assert_refused(tmesh_region_from_memfd(*state, fd, 0, &opts, &region, err), -EINVAL,
+		       "size");
+	opts.size = sizeof(opts);
 	assert_refused(tmesh_region_from_memfd(*state, null, 0, NULL, &region, err), -EINVAL,
 		       "not a memfd");
 	assert_refused(tmesh_region_from_memfd(*state, open_fd, 0, NULL, &region, err), -EINVAL,
@@ -648,6 +666,7 @@ int main(void)
 		cmocka_unit_test(test_revoke),
 		cmocka_unit_test(test_pin),
 		cmocka_unit_test(test_desc),
+		cmocka_unit_test(test_other_token),
 		cmocka_unit_test(test_from_memfd),
 		cmocka_unit_test(test_see),
 		cmocka_unit_test(test_names),
