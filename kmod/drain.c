@@ -395,31 +395,35 @@ int tmesh_pinned_bytes(struct tmesh_region *region, u64 *bytes)
  * What has pages is given back here. Other memory is left to the region's end.
  *
  * Context: may be memory reclaim: locks are only tried, and nothing is allocated.
- * Return: with @drop the pages that were freed. Else those that somebody has pinned; at least
- * one where a lock is taken, or the region lingers.
+ * Return: with @drop the pages that were freed. Else those that somebody has pinned, in the first
+ * piece with any; at least one where a lock is taken, the region lingers, or the caller is to end.
  */
 unsigned long tmesh_drain_unheld(struct tmesh_region *region, bool drop)
 {
 	struct tmesh_sweep sweep = { };
-	unsigned long charged, pages;
+	unsigned long charged, dropped = 0;
 	struct tmesh_mem *mem;
+	bool more = false;
 
 	if (drop && region->backing != TMESH_BACKING_PAGES)
 		return 0;
 	if (!drop && delayed_work_pending(&region->linger))
 		return 1;
-	if (!mutex_trylock(&region->uses_lock))
-		return drop ? 0 : 1;
-	/* Without a claim nobody can revoke it. */
-	mem = READ_ONCE(region->mem);
-	pages = 0;
-	if (mem) {
-		charged = mem->charged;
-		tmesh_sweep(region, mem, &sweep, drop, ULONG_MAX);
-		pages = drop ? charged - mem->charged : sweep.pinned;
-	}
-	mutex_unlock(&region->uses_lock);
-	return pages;
+	do {
+		/* Whoever needs memory may be the one that is to end. */
+		if (fatal_signal_pending(current) || !mutex_trylock(&region->uses_lock))
+			return drop ? dropped : 1;
+		/* Without a claim nobody can revoke it. */
+		mem = READ_ONCE(region->mem);
+		if (mem) {
+			charged = mem->charged;
+			more = tmesh_sweep(region, mem, &sweep, drop, TMESH_PIECE);
+			dropped += charged - mem->charged;
+		}
+		mutex_unlock(&region->uses_lock);
+		cond_resched();
+	} while (mem && more && (drop || !sweep.pinned));
+	return drop ? dropped : sweep.pinned;
 }
 
 /**
@@ -447,7 +451,7 @@ void tmesh_drain_init_view(struct tmesh_region *region)
 
 /**
  * tmesh_drain_end() - give back what there is of a region's memory
- * @region: without holders, and so without uses
+ * @region: closed, without holders, and so without uses
  *
  * Pages that are pinned still belong to who pinned them from here on.
  */
@@ -456,6 +460,9 @@ void tmesh_drain_end(struct tmesh_region *region)
 	struct tmesh_mem *mem;
 
 	cancel_delayed_work_sync(&region->drain);
+	/* Who looks at pages has this lock; nobody begins to, since the region is closed. */
+	mutex_lock(&region->uses_lock);
+	mutex_unlock(&region->uses_lock);
 	mem = region->mem ? region->mem : region->gone;
 	if (mem)
 		mem->ops->release(mem);

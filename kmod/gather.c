@@ -158,15 +158,11 @@ static void tmesh_gather_cut(struct tmesh_claim *claim)
 	mutex_unlock(&view->claims_lock);
 }
 
-/* A source has bad pages, which the view may show. */
+/* A source has bad pages, which the view may show. It is linked, and so not beyond looking. */
 static void tmesh_gather_poisoned(const struct tmesh_claim *claim)
 {
-	struct tmesh_region *view = to_link(claim)->view;
-
 	lockdep_assert_held(&claim->region->claims_lock);
-	mutex_lock_nested(&view->claims_lock, SINGLE_DEPTH_NESTING);
-	tmesh_poison_cut(view);
-	mutex_unlock(&view->claims_lock);
+	tmesh_poison_found(to_link(claim)->view);
 }
 
 static void tmesh_gather_describe(const struct tmesh_claim *claim, struct tmesh_holder *holder)

@@ -8,12 +8,12 @@
  * upon a bad one has everything unmapped that shows it.
  */
 #include <linux/mm.h>
+#include <linux/sched/signal.h>
 #include <linux/xarray.h>
 
 #include "main.h"
 #include "map.h"
 #include "poison.h"
-#include "region.h"
 
 /**
  * tmesh_folio_poisoned() - has a folio a page with a memory error?
@@ -52,20 +52,43 @@ unsigned long tmesh_clean_pages(struct page **pages, unsigned long nr)
 	return i;
 }
 
-static unsigned long tmesh_count_poisoned(const struct tmesh_mem *mem)
-{
-	unsigned long i = 0, nr = 0;
+/**
+ * struct tmesh_poison_look - a look at all pages of a region, in pieces
+ * @next: page that the next piece begins with: the first of a folio, or its length in its place
+ * @nr:   bad ones so far
+ */
+struct tmesh_poison_look {
+	unsigned long next;
+	unsigned long nr;
+};
 
-	while (i < mem->nr_pages) {
+/* Is there more? Of a region that was taken back, or is about to go, nothing is mapped. */
+static bool tmesh_poison_piece(struct tmesh_region *region, struct tmesh_poison_look *look)
+{
+	unsigned long i = look->next, end = i + TMESH_PIECE;
+	const struct tmesh_mem *mem;
+	struct folio *folio;
+
+	lockdep_assert_held(&region->uses_lock);
+	/* A revocation may begin meanwhile; the memory stays until our lock is free. */
+	down_read(&region->lock);
+	mem = region->state & TMESH_STATE_REVOKED ? NULL : region->mem;
+	up_read(&region->lock);
+	if (!mem)
+		return false;
+	while (i < mem->nr_pages && i < end) {
 		if (xa_is_value(mem->pages[i])) {
 			i += xa_to_value(mem->pages[i]);
 			continue;
 		}
-		nr += PageHWPoison(mem->pages[i++]);
-		if (!(i % 4096))
-			cond_resched();
+		folio = page_folio(mem->pages[i]);
+		do {
+			look->nr += PageHWPoison(mem->pages[i]);
+		} while (++i < mem->nr_pages && !xa_is_value(mem->pages[i]) &&
+			 page_folio(mem->pages[i]) == folio);
 	}
-	return nr;
+	look->next = i;
+	return i < mem->nr_pages;
 }
 
 /* Faults may be under way that saw no mark. None comes after them that does not see it. */
@@ -80,28 +103,25 @@ static void tmesh_poison_unmap(struct tmesh_region *region)
 	up_write(&region->lock);
 	tmesh_flush_faults(region->mem);
 	list_for_each_entry(claim, &region->claims, node) {
-		if (!claim->ops->poisoned)
+		if (claim->ops->poisoned)
+			claim->ops->poisoned(claim);
+		else
 			tmesh_zap(claim);
 	}
 }
 
-/**
- * tmesh_poison_cut() - unmap a region that has more bad pages than were known, and tell its holders
- * @region: the region
- *
- * They are told when it is done: what they touch then is mapped anew, or refused.
- *
- * Context: claims_lock is held, for a view also inside that of its source.
+/*
+ * Unmaps a region where more bad pages were found than were known, and tells its holders. They are
+ * told when it is done: what they touch then is mapped anew, or refused.
  */
-void tmesh_poison_cut(struct tmesh_region *region)
+static void tmesh_poison_tell(struct tmesh_region *region, unsigned long nr)
 {
-	unsigned long nr = 0;
 	bool more;
 
 	lockdep_assert_held(&region->claims_lock);
+	if (region->state & TMESH_STATE_REVOKED)
+		return;
 	mutex_lock(&region->uses_lock);
-	if (region->mem)
-		nr = tmesh_count_poisoned(region->mem);
 	more = nr > region->poisoned;
 	if (more)
 		region->poisoned = nr;
@@ -122,29 +142,36 @@ void tmesh_poison_cut(struct tmesh_region *region)
  * @region: the region
  *
  * What is mapped is unmapped once for each; what is mapped anew is without them. Looks at every
- * page. The sources of a view look for themselves, later.
+ * page, a piece at a time. The sources of a view look for themselves, later, and so do the views
+ * of a source.
  *
  * Context: may sleep, and long; takes claims_lock.
+ * Return: 0; -EINTR for a fatal signal.
  */
-void tmesh_poison_look(struct tmesh_region *region)
+int tmesh_poison_look(struct tmesh_region *region)
 {
-	struct tmesh_claim *claim;
+	struct tmesh_poison_look look = { };
+	bool more;
 
-	mutex_lock(&region->claims_lock);
-	tmesh_poison_cut(region);
-	list_for_each_entry(claim, &region->claims, node) {
-		if (claim->ops->poisoned)
-			claim->ops->poisoned(claim);
-	}
+	do {
+		if (fatal_signal_pending(current) || mutex_lock_killable(&region->uses_lock))
+			return -EINTR;
+		more = tmesh_poison_piece(region, &look);
+		mutex_unlock(&region->uses_lock);
+		cond_resched();
+	} while (more);
+	if (!look.nr)
+		return 0;
+	if (mutex_lock_killable(&region->claims_lock))
+		return -EINTR;
+	tmesh_poison_tell(region, look.nr);
 	mutex_unlock(&region->claims_lock);
+	return 0;
 }
 
 static void tmesh_poison_work(struct work_struct *work)
 {
-	struct tmesh_region *region = container_of(work, struct tmesh_region, poison);
-
-	tmesh_poison_look(region);
-	tmesh_region_put(region);
+	tmesh_poison_look(container_of(work, struct tmesh_region, poison));
 }
 
 /**
@@ -157,16 +184,23 @@ void tmesh_poison_init(struct tmesh_region *region)
 }
 
 /**
+ * tmesh_poison_end() - nobody looks any more
+ * @region: without references, and unlinked from those whose pages it shows
+ */
+void tmesh_poison_end(struct tmesh_region *region)
+{
+	cancel_work_sync(&region->poison);
+}
+
+/**
  * tmesh_poison_found() - somebody came upon a bad page
- * @region: where; the caller has a reference
+ * @region: where; the caller has a reference, or keeps it from being unlinked
  *
- * Context: any that may take a reference and queue work, under whatever lock.
+ * Context: any that may queue work, under whatever lock.
  */
 void tmesh_poison_found(struct tmesh_region *region)
 {
-	kref_get(&region->ref);
-	if (!queue_work(tmesh_wq, &region->poison))
-		tmesh_region_put(region);
+	queue_work(tmesh_wq, &region->poison);
 }
 
 /**

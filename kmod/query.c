@@ -162,10 +162,10 @@ int tmesh_ioctl_info(struct tmesh_ucmd *ucmd)
 	if (IS_ERR(region))
 		return PTR_ERR(region);
 	if (flags & TMESH_INFO_PINS)
-		tmesh_poison_look(region);
+		rc = tmesh_poison_look(region);
 	tmesh_fill_info(cmd, region, ucmd->handle);
 	cmd->size = size;
-	if (flags & TMESH_INFO_PINS)
+	if (!rc && flags & TMESH_INFO_PINS)
 		rc = tmesh_pinned_bytes(region, &cmd->pinned_bytes);
 	tmesh_region_put(region);
 	return rc ? rc : tmesh_respond(ucmd, sizeof(*cmd));

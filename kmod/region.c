@@ -10,6 +10,7 @@
 #include "claim.h"
 #include "drain.h"
 #include "lease.h"
+#include "poison.h"
 #include "region.h"
 #include "registry.h"
 #include "revoke.h"
@@ -24,6 +25,7 @@ static void tmesh_region_release(struct kref *ref)
 	tmesh_names_remove(region);
 	tmesh_registry_remove(region);
 	tmesh_drain_end(region);
+	tmesh_poison_end(region);
 	kfree(region->desc);
 	tmesh_uncharge(region->user, TMESH_REGIONS, 1);
 	tmesh_user_put(region->user);

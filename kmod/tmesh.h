@@ -272,7 +272,7 @@ struct tmesh_fence {
  * @pinned:      pages of it that somebody had when it was looked at last
  * @drain:       looks again; owns no reference, cancelled with the last one
  * @drain_delay: how long it waited before that
- * @poison:      looks for pages with memory errors; pending work owns a reference
+ * @poison:      looks for pages with memory errors; owns no reference, cancelled with the last one
  * @poisoned:    how many are known
  * @fence:       how far its producer is
  * @wait:        pollers of handles, and waits for the fence and for the memory of a revoked
@@ -354,7 +354,7 @@ struct tmesh_region {
  * @in_use:   have devices or the kernel something mapped by way of it? NULL where @devices says it
  * @pending:  a reference to a fence of what devices have queued on it, NULL for nothing; asked
  *            once, by a revocation. NULL where devices do not know it
- * @poisoned: the region has bad pages: takes those away that it shows; NULL where mappings are all
+ * @poisoned: the region has bad pages, which it may show; NULL where mappings are all
  *
  * All but @check are called with the region's claims_lock held.
  */

@@ -8,6 +8,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 
 #include "disk.h"
 #include "peer.h"
@@ -313,6 +314,99 @@ TEST(by_view, "who holds the source is told of what is found by way of a view")
 {
 	try_view(TMESH_CREATE_NOHUGE, true);
 	try_view(TMESH_CREATE_HUGE, true);
+}
+
+/* A view of the same pages again and again: a million to look at, and nothing else to do for INFO.
+ */
+static int long_view(int h, __u64 pages)
+{
+	static struct tmesh_extent extents[64];
+
+	for (size_t i = 0; i < ARRAY_SIZE(extents); i++)
+		extents[i] = t_extent(h, 0, pages);
+	return REQUIRE_OK(t_gather(dev, extents, ARRAY_SIZE(extents), R_READ));
+}
+
+/*
+ * What a look has found is told at its end, so that a look that was killed before has told nothing.
+ * One that cannot be killed tells in any case: the killed process had begun it, and was long since
+ * inside when the signal came.
+ */
+TEST(killed, "a look at all pages can be killed")
+{
+	const __u64 pages = 16384;
+	double until = t_now() + 60, span = 0, begin;
+	unsigned int seed = 99, untold = 0, rounds;
+	volatile bool *begun = mmap(NULL, PAGE, RW, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	int h;
+
+	REQUIRE(begun != MAP_FAILED);
+	dev = t_dev();
+	h = REQUIRE_OK(t_create(dev, pages * PAGE, TMESH_CREATE_NOHUGE));
+	poison(h);
+	for (rounds = 0; !untold && t_now() < until && !t_failed(); rounds++) {
+		int view = long_view(h, pages);
+		struct tmesh_info i = {.size = sizeof(i), .flags = TMESH_INFO_PINS};
+		pid_t pid;
+
+		*begun = false;
+		pid = REQUIRE_OK(fork());
+		if (!pid) {
+			*begun = true;
+			ioctl(view, TMESH_INFO, &i);
+			_exit(0);
+		}
+		while (!*begun)
+			;
+		begin = t_now();
+		if (rounds) {
+			double at = begin + span * (200 + t_random(&seed) % 400) / 1000;
+
+			while (t_now() < at)
+				;
+			kill(pid, SIGKILL);
+		}
+		REQUIRE(waitpid(pid, NULL, 0) == pid);
+		if (!rounds) {
+			span = t_now() - begin;
+			CHECK(t_info(view).state & TMESH_STATE_POISONED);
+		} else if (!(t_info(view).state & TMESH_STATE_POISONED)) {
+			untold++;
+			REQUIRE_OK(ioctl(view, TMESH_INFO, &i));
+			CHECK(i.state & TMESH_STATE_POISONED);
+		}
+		close(view);
+	}
+	t_note("%u rounds, a look takes %.1f ms", rounds, span * 1e3);
+	CHECK(untold);
+}
+
+TEST(closed, "a region that is let go of while somebody looks at its pages is gone")
+{
+	const __u64 pages = 16384;
+	int h, views[4];
+
+	dev = t_dev();
+	h = REQUIRE_OK(t_create(dev, pages * PAGE, TMESH_CREATE_NOHUGE));
+	poison(h);
+	for (int round = 0; round < 4; round++) {
+		unsigned char *p;
+
+		for (size_t i = 0; i < ARRAY_SIZE(views); i++)
+			views[i] = long_view(h, pages);
+		p = t_map(views[round], BYTES, PROT_READ);
+		REQUIRE(p != MAP_FAILED);
+		/* The view is looked at by a work, and then the source and all views of it. */
+		CHECK_EQ(t_read(p + BAD * PAGE), SIGBUS);
+		if (round % 2)
+			CHECK(told(h));
+		munmap(p, BYTES);
+		for (size_t i = 0; i < ARRAY_SIZE(views); i++)
+			close(views[i]);
+	}
+	close(h);
+	/* As at every test's end no region is left. */
+	CHECK_EQ(t_caps(dev).used_regions, 0);
 }
 
 int main(void)
