@@ -62,6 +62,7 @@ struct channel_args {
 	unsigned int max_regions;
 	unsigned long long max_bytes;
 	double spin;
+	unsigned int limit;
 };
 
 /* The context, with @opts filled in; NULL with an exception. */
@@ -74,6 +75,7 @@ static struct tmesh_ctx *prepare(struct state *st, const struct channel_args *ar
 	opts->rights = args->writable ? TMESH_READ | TMESH_WRITE : TMESH_READ;
 	opts->max_regions = args->max_regions;
 	opts->max_bytes = args->max_bytes;
+	opts->limit = args->limit;
 	opts->flags = TMESH_CHANNEL_NO_OPEN;
 	return context(st);
 }
@@ -98,8 +100,9 @@ static PyObject *channel_over(PyTypeObject *type, struct tmesh_channel *channel,
 
 static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-	static char *names[] = {"role",	    "slots",	   "producers", "regions", "layouts",
-				"writable", "max_regions", "max_bytes", "spin",	   NULL};
+	static char *names[] = {"role",	   "slots",    "producers",   "regions",
+				"layouts", "writable", "max_regions", "max_bytes",
+				"spin",	   "limit",    NULL};
 	struct tmesh_channel_opts opts = {.size = sizeof(opts)};
 	struct state *st = PyType_GetModuleState(type);
 	struct channel_args common = {0};
@@ -111,10 +114,11 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 	int rc;
 
 	if (!PyArg_ParseTupleAndKeywords(
-		    args, kwargs, "O&|$O&O&O&O&pO&O&d:Channel", names, role_argument, &role,
+		    args, kwargs, "O&|$O&O&O&O&pO&O&dO&:Channel", names, role_argument, &role,
 		    uint_argument, &opts.slots, uint_argument, &opts.producers, uint_argument,
 		    &opts.regions, uint_argument, &opts.layouts, &common.writable, uint_argument,
-		    &common.max_regions, size_argument, &common.max_bytes, &common.spin))
+		    &common.max_regions, size_argument, &common.max_bytes, &common.spin,
+		    uint_argument, &common.limit))
 		return NULL;
 	ctx = prepare(st, &common, &opts);
 	if (!ctx)
@@ -134,7 +138,7 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 static PyObject *channel_open(PyObject *type, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {"token",     "role", "writable", "max_regions",
-				"max_bytes", "spin", NULL};
+				"max_bytes", "spin", "limit",	 NULL};
 	struct tmesh_channel_opts opts = {.size = sizeof(opts)};
 	struct state *st = PyType_GetModuleState((PyTypeObject *)type);
 	struct channel_args common = {0};
@@ -145,10 +149,10 @@ static PyObject *channel_open(PyObject *type, PyObject *args, PyObject *kwargs)
 	const char *token;
 	int rc;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO&|$pO&O&d:open", names, &token,
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO&|$pO&O&dO&:open", names, &token,
 					 role_argument, &role, &common.writable, uint_argument,
 					 &common.max_regions, size_argument, &common.max_bytes,
-					 &common.spin))
+					 &common.spin, uint_argument, &common.limit))
 		return NULL;
 	ctx = prepare(st, &common, &opts);
 	if (!ctx)
@@ -618,6 +622,23 @@ static PyObject *channel_fileno(PyObject *object, PyObject *unused)
 	return fd < 0 ? raise_error(state_of_channel(self), &err) : PyLong_FromLong(fd);
 }
 
+/* Others may wait in it meanwhile; who closes it has the GIL then. */
+static PyObject *channel_level(PyObject *object, PyObject *unused)
+{
+	struct channel *self = (struct channel *)object;
+	struct tmesh_error err;
+	uint64_t waiting;
+	uint32_t room;
+
+	if (!self->channel) {
+		channel_get(self);
+		return NULL;
+	}
+	if (tmesh_channel_level(self->channel, &waiting, &room, &err))
+		return raise_error(state_of_channel(self), &err);
+	return Py_BuildValue("(KI)", (unsigned long long)waiting, (unsigned int)room);
+}
+
 static PyObject *channel_begin_wait(PyObject *object, PyObject *unused)
 {
 	struct channel *self = (struct channel *)object;
@@ -693,7 +714,8 @@ static PyObject *channel_reduce(PyObject *object, PyObject *unused)
 
 static PyMethodDef methods[] = {
 	{"open", KEYWORDS(channel_open), METH_VARARGS | METH_KEYWORDS | METH_CLASS,
-	 "open(token, role, *, writable=False, max_regions=0, max_bytes=0, spin=0.0)\n--\n\n"
+	 "open(token, role, *, writable=False, max_regions=0, max_bytes=0, spin=0.0,\n     "
+	 "limit=0)\n--\n\n"
 	 "Join a channel by its token. NotFoundError: there is none any more; BusyError: all\n"
 	 "places of that role are taken."},
 	{"send", KEYWORDS(channel_send), METH_FASTCALL | METH_KEYWORDS,
@@ -734,6 +756,9 @@ static PyMethodDef methods[] = {
 	 "fileno($self, /)\n--\n\n"
 	 "A descriptor for select and asyncio: readable when it is worth to try. Try until\n"
 	 "there is nothing (or no room), which arms it again."},
+	{"_level", channel_level, METH_NOARGS,
+	 "_level($self, /)\n--\n\n"
+	 "What nobody has taken, of all who send; and for how much more this end has room."},
 	{"_poll", channel_poll, METH_NOARGS,
 	 "_poll($self, /)\n--\n\n"
 	 "try_recv(), but False where _prepare() has to open a region first."},
@@ -765,14 +790,14 @@ static PyGetSetDef properties[] = {
 static PyType_Slot slots[] = {
 	{Py_tp_doc,
 	 "Channel(role, *, slots=0, producers=0, regions=0, layouts=0, writable=False,\n"
-	 "        max_regions=0, max_bytes=0, spin=0.0)\n--\n\n"
+	 "        max_regions=0, max_bytes=0, spin=0.0, limit=0)\n--\n\n"
 	 "One end, \"send\" or \"recv\", of a new bounded queue in shared memory that carries\n"
 	 "tensors' descriptions and small messages one way. Others join by its token.\n\n"
 	 "slots: messages under way, a power of two (64). producers: ends that send (1).\n"
 	 "regions, layouts: of tensors under way (16). writable: whether receivers may write\n"
 	 "what is sent here. max_regions, max_bytes: what a receiver keeps open (64, 1 GiB).\n"
-	 "spin: seconds of busy waiting, the first two microseconds with the GIL, "
-	 "before\nsleeping."},
+	 "spin: seconds of busy waiting, the first two microseconds with the GIL, before\n"
+	 "sleeping. limit: what this end has under way at most, where it may not use all slots."},
 	{Py_tp_new, channel_new},
 	{Py_tp_dealloc, channel_dealloc},
 	{Py_tp_repr, channel_repr},

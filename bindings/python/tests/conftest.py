@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
 """TAP for the test runner, and what the tests share."""
 
+import functools
 import gc
 import os
+from pathlib import Path
 import re
 import subprocess
 import sys
@@ -21,6 +23,36 @@ REGION = "tmesh:"
 # For what a guest would only do again, ten times slower.
 ANY_BACKEND = pytest.mark.skipif(EMULATED, reason="says nothing of the backend; run on memfds")
 SLOW_IMPORT = "importing PyTorch takes half a minute and more in an emulated machine"
+
+
+def cpython_names(case):
+    """The tests that CPython has of its own in a case of _test_multiprocessing; "all" where they are not installed."""
+    try:
+        from test import _test_multiprocessing
+    except ImportError:
+        return ["all"]
+    return [name for name in dir(getattr(_test_multiprocessing, case)) if name.startswith("test_")]
+
+
+@functools.cache
+def cpython_said(script, method):
+    done = subprocess.run([sys.executable, Path(__file__).parent / script, method],
+                          timeout=300, capture_output=True, text=True)
+    lines = [line.split(" ", 2) for line in done.stdout.splitlines()]
+    return {name: (word, reason) for word, name, reason in lines}, done.stderr
+
+
+def check_cpython(script, method, name):
+    """One of them, all of which the script runs at once."""
+    if name == "all":
+        pytest.skip("this Python's own tests are not installed (libpython3-testsuite)")
+    results, errors = cpython_said(script, method)
+    word, reason = results.get(name, ("FAIL", ""))
+    if word == "skip":
+        pytest.skip(reason)
+    assert word == "ok", errors
+    # As by what an interpreter that ends takes apart.
+    assert "Exception ignored" not in errors
 
 
 def collide(call):

@@ -18,7 +18,7 @@ import tmesh
 from tmesh import _tmesh
 import tmesh.queue
 import tmesh.sent
-from conftest import EMULATED, SLOW_IMPORT
+from conftest import EMULATED, SLOW_IMPORT, check_cpython, cpython_names
 
 PATIENCE = 600 if EMULATED else 60
 METHODS = ["fork", pytest.param("spawn", marks=pytest.mark.skipif(EMULATED, reason=SLOW_IMPORT))]
@@ -237,14 +237,17 @@ def test_full_and_empty():
     start = time.monotonic()
     with pytest.raises(queue.Empty):
         q.get(timeout=0.05)
-    for i in range(4):  # a power of two
+    for i in range(3):
+        assert not q.full()
         q.put_nowait(i)
+    assert q.full() and q.qsize() == 3 and not q.empty()
     with pytest.raises(queue.Full):
         q.put_nowait(4)
     with pytest.raises(queue.Full):
         q.put(4, timeout=0.05)
     assert 0.1 <= time.monotonic() - start < 10
-    assert [q.get() for _ in range(4)] == [0, 1, 2, 3]
+    assert [q.get() for _ in range(3)] == [0, 1, 2]
+    assert not q.full() and q.empty()
     for i in range(10):
         q.put([i])
         assert q.get(True, 1) == [i]
@@ -293,6 +296,64 @@ def test_several_of_each(start, method):
     for part in got:
         for n in range(3):
             assert (mine := [i for m, i in part if m == n]) == sorted(mine)
+
+
+@pytest.mark.parametrize("name", cpython_names("_TestQueue"))
+@pytest.mark.parametrize("method", METHODS)
+def test_cpython(method, name):
+    check_cpython("cpython_queue.py", method, name)
+
+
+def fill(q, sizes):
+    while not q.full():
+        q.put(tmesh.put(b"x"))
+    sizes.put(q.qsize())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_sizes_are_everybodys(start, method):
+    """Each has its own room, and sees what all have put; also what the killed have."""
+    q, sizes = tmesh.Queue(3), tmesh.Queue()
+    seen = []
+    for _ in range(2):
+        process = start(fill, q, sizes, method=method)
+        seen.append(sizes.get(timeout=PATIENCE))
+        process.kill()
+        process.join()
+    assert seen == [3, 6] and q.qsize() == 6 and not q.full()
+    for left in range(6, 0, -1):
+        assert q.qsize() == left
+        try:
+            q.get(timeout=PATIENCE)
+        except tmesh.NotFoundError:  # it is gone with who put it
+            pass
+    assert q.empty()
+    with pytest.raises(queue.Empty):
+        q.get_nowait()
+
+
+def test_sizes_without_an_end():
+    """Who has not put or got joins to be told; who waits in an end does not keep others from asking."""
+    q = tmesh.Queue()
+    q.put(1)
+    asks, puts = pickle.loads(pickle.dumps(q)), pickle.loads(pickle.dumps(q))
+    assert asks.qsize() == 1 and asks._out.channel is None
+    puts.put(2)
+    assert puts.qsize() == 2 and puts._into.channel is None
+    assert [q.get(), q.get()] in ([1, 2], [2, 1])
+    waiting = threading.Thread(target=q.get)
+    waiting.start()
+    while not q._into.waits:
+        time.sleep(0.001)
+    assert q.empty() and q.qsize() == 0 and not q.full()
+    q.put(3)
+    waiting.join()
+    del q
+    gc.collect()
+    assert puts.empty()
+    unopened = pickle.loads(pickle.dumps(puts))
+    with pytest.raises(tmesh.GoneError):
+        unopened.qsize()
 
 
 def put_and_end(q, how):
@@ -411,7 +472,7 @@ def test_closed():
         other.join_thread()
     other.close()
     other.close()
-    for call in (other.get, lambda: other.put(1), lambda: pickle.dumps(other)):
+    for call in (other.get, lambda: other.put(1), other.qsize, other.empty, other.full, lambda: pickle.dumps(other)):
         with pytest.raises(ValueError, match="closed"):
             call()
     assert q.get(timeout=1) == bytes(100)

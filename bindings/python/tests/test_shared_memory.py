@@ -2,7 +2,6 @@
 """The drop-in for multiprocessing.shared_memory: CPython's own tests, and what is ours."""
 
 import errno
-import functools
 import multiprocessing
 import os
 from pathlib import Path
@@ -18,8 +17,7 @@ import tmesh
 from tmesh import _tmesh
 from tmesh import shared_memory
 from tmesh.shared_memory import ShareableList, SharedMemory
-
-HERE = Path(__file__).parent
+from conftest import check_cpython, cpython_names
 
 # A fork has everything imported.
 FRESH = pytest.mark.skipif(os.environ.get("TMESH_BACKEND") == "kernel",
@@ -27,33 +25,11 @@ FRESH = pytest.mark.skipif(os.environ.get("TMESH_BACKEND") == "kernel",
 FORKSERVER = pytest.param("forkserver", marks=FRESH)
 SPAWN = pytest.param("spawn", marks=FRESH)
 
-try:
-    from test import _test_multiprocessing
-    CPYTHON = [name for name in dir(_test_multiprocessing._TestSharedMemory)
-               if name.startswith("test_")]
-except ImportError:
-    CPYTHON = ["all"]
 
-
-@functools.cache
-def cpython(method):
-    """What CPython's tests had to say, by name."""
-    done = subprocess.run([sys.executable, HERE / "cpython_shared_memory.py", method],
-                          timeout=300, capture_output=True, text=True)
-    lines = [line.split(" ", 2) for line in done.stdout.splitlines()]
-    return {name: (word, reason) for word, name, reason in lines}, done.stderr
-
-
-@pytest.mark.parametrize("name", CPYTHON)
+@pytest.mark.parametrize("name", cpython_names("_TestSharedMemory"))
 @pytest.mark.parametrize("method", ["fork", FORKSERVER, SPAWN])
 def test_cpython(method, name):
-    if name == "all":
-        pytest.skip("this Python's own tests are not installed (libpython3-testsuite)")
-    results, errors = cpython(method)
-    word, reason = results.get(name, ("FAIL", ""))
-    if word == "skip":
-        pytest.skip(reason)
-    assert word == "ok", errors
+    check_cpython("cpython_shared_memory.py", method, name)
 
 
 def folder():

@@ -12,8 +12,7 @@ What differs from multiprocessing's:
   - It is never without bounds, and each process has a room of its own: see Queue.
   - What one process puts comes in that order; between those of several there is none.
   - A process that is killed blocks nobody, whatever it was doing.
-  - What else is in the channel can not be told in an honest way: there is no qsize(), empty() or
-    full().
+  - There is no feeder thread to report to, and no JoinableQueue: task_done() and join() are missing.
 
 As with multiprocessing's, what arrives is unpickled, which may run anything: a queue is for
 processes that trust each other.
@@ -21,6 +20,7 @@ processes that trust each other.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import errno
 import functools
 import importlib
@@ -296,8 +296,7 @@ class Queue:
     there, or the process, the queue has ended. Hand it to other processes as an argument of a
     Process, by any start method, or pickle it; each joins at its first put or get.
 
-    maxsize: what each process can have under way, rounded up to a power of two, at most 65,536;
-    0 means 256. Of tensors and of anything that pickles into more than 55 bytes 1,024 at most.
+    maxsize: what each process can have under way, at most 65,536; 0 means 256. Of tensors and of anything that pickles into more than 55 bytes 1,024 at most.
     producers: processes beside the maker that put at the same time, at most 63. At most 63 beside
     it get. One more raises BusyError at its first call, and may try again.
     spin: seconds of busy waiting before sleeping.
@@ -310,15 +309,17 @@ class Queue:
         slots = 1 << (maxsize - 1).bit_length() if maxsize > 0 else _SLOTS
         tables = min(slots, _TABLES)
         # Both ends stay open, so that others may come and go.
+        limit = max(maxsize, 0)
         out = _tmesh.Channel("send", slots=slots, producers=producers + 1, regions=tables,
-                             layouts=tables, writable=True, spin=spin)
+                             layouts=tables, writable=True, spin=spin, limit=limit)
         into = _tmesh.Channel.open(out.token, "recv", max_bytes=_KEPT_BYTES, spin=spin)
-        self._begin(out.token, spin, out, into)
+        self._begin(out.token, spin, limit, out, into)
 
-    def _begin(self, token: str, spin: float, out: _tmesh.Channel | None = None,
+    def _begin(self, token: str, spin: float, limit: int, out: _tmesh.Channel | None = None,
                into: _tmesh.Channel | None = None) -> None:
         self._token = token
         self._spin = spin
+        self._limit = limit
         self._is_maker = out is not None
         self._closed = False
         self._known: dict[str, None] = {}
@@ -330,14 +331,15 @@ class Queue:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check()
-        return _joined, (self._token, self._spin)
+        return _joined, (self._token, self._spin, self._limit)
 
     def __repr__(self) -> str:
         return f"<tmesh.Queue{', made here' * self._is_maker}{', closed' * self._closed}>"
 
-    def __del__(self) -> None:
-        # What was not made is not there.
-        if not getattr(self, "_is_maker", True):
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # What was not made is not there. An interpreter that ends has waited before, and takes
+        # everything apart.
+        if not getattr(self, "_is_maker", True) and not is_finalizing():
             _look_after_ends(self._out, self._into)
 
     def _check(self) -> None:
@@ -351,7 +353,7 @@ class Queue:
             try:
                 end.channel = _tmesh.Channel.open(
                     self._token, end.role, writable=end.role == "send", max_bytes=_KEPT_BYTES,
-                    spin=self._spin)
+                    spin=self._spin, limit=self._limit if end.role == "send" else 0)
             except NotFoundError:
                 raise GoneError(errno.EPIPE, "the queue has ended with its maker") from None
             if end.role == "send":
@@ -445,6 +447,29 @@ class Queue:
         """get(False)."""
         return self.get(False)
 
+    def _level(self, end: _End) -> tuple[int, int]:
+        self._check()
+        channel = end.channel
+        if channel is None:
+            with end.lock:
+                channel = self._opened(end)
+        return channel._level()
+
+    def qsize(self) -> int:
+        """How many things are in the queue at this moment, of all processes; others go on putting
+        and getting meanwhile. ValueError: close() was called. GoneError: the queue has ended, and
+        this process has never put or got."""
+        return self._level(self._into if self._into.channel or not self._out.channel else self._out)[0]
+
+    def empty(self) -> bool:
+        """Whether nothing is in the queue at this moment; errors as of qsize()."""
+        return not self.qsize()
+
+    def full(self) -> bool:
+        """Whether this process has no room in the queue at this moment: put_nowait() would raise
+        queue.Full. Errors as of qsize(), and BusyError where as many processes put already as may."""
+        return not self._level(self._out)[1]
+
     def close(self) -> None:
         """This process will put and get no more: ValueError. It does not wait; what was put can
         be taken as before. The maker's queue goes on for others as long as the object lives."""
@@ -469,13 +494,13 @@ class Queue:
     def _forked(self) -> None:
         """In the child: the ends are the parent's, and so is the queue."""
         closed = self._closed
-        self._begin(self._token, self._spin)
+        self._begin(self._token, self._spin, self._limit)
         self._closed = closed
 
 
-def _joined(token: str, spin: float) -> Queue:
+def _joined(token: str, spin: float, limit: int) -> Queue:
     queue = Queue.__new__(Queue)
-    queue._begin(token, spin)
+    queue._begin(token, spin, limit)
     return queue
 
 
