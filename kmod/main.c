@@ -253,6 +253,7 @@ static int __init tmesh_init(void)
 	rc = misc_register(&tmesh_device);
 	if (rc)
 		goto err_debug;
+	tmesh_tell_untested();
 	return 0;
 
 err_debug:

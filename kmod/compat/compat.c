@@ -9,14 +9,36 @@
 #include <linux/shmem_fs.h>
 #include <linux/shrinker.h>
 #include <linux/slab.h>
+#include <linux/stringify.h>
 #include <linux/swap.h>
 
 #include "compat.h"
 
-/* Not #warning, which is an error where the kernel is built with CONFIG_WERROR. */
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(7, 3, 0)
-#pragma message("warning: tmesh is tested up to Linux 7.2, and this kernel is newer")
+/* The newest kernel that the tests have booted. Only a test sets another. */
+#ifndef TMESH_TESTED_MINOR
+#define TMESH_TESTED_MAJOR 7
+#define TMESH_TESTED_MINOR 3
 #endif
+
+/* Not #warning, which is an error where the kernel is built with CONFIG_WERROR. */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(TMESH_TESTED_MAJOR, TMESH_TESTED_MINOR + 1, 0)
+#define TMESH_UNTESTED							\
+	"tested up to Linux " __stringify(TMESH_TESTED_MAJOR) "."	\
+	__stringify(TMESH_TESTED_MINOR) ", and this kernel is newer"
+#pragma message("warning: tmesh is " TMESH_UNTESTED)
+#endif
+
+/**
+ * tmesh_tell_untested() - tell the log if nobody has tried this kernel
+ *
+ * Whoever has the module built by DKMS sees no compiler's warning.
+ */
+void tmesh_tell_untested(void)
+{
+#ifdef TMESH_UNTESTED
+	pr_warn("tmesh: " TMESH_UNTESTED "\n");
+#endif
+}
 
 /**
  * tmesh_put_ipc_ns() - drop a reference on an IPC namespace

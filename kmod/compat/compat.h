@@ -201,6 +201,7 @@ struct shrinker *tmesh_shrinker_new(const char *name,
 void tmesh_reclaimed(unsigned long pages);
 void tmesh_shrinker_free(struct shrinker *shrinker);
 void tmesh_put_ipc_ns(struct ipc_namespace *ns);
+void tmesh_tell_untested(void);
 int tmesh_folio_mapcount(struct folio *folio);
 int tmesh_memfd_get_pages(struct file *memfd, struct page **pages, unsigned long nr_pages);
 unsigned int tmesh_pin_reader_flags(unsigned long address, unsigned long *nr_pages);

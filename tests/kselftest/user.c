@@ -246,13 +246,28 @@ static unsigned char *special_mapping(const char *name)
 	return (void *)start;
 }
 
-TEST(device, "memory of a device, or without struct pages, gives EOPNOTSUPP")
+TEST(device, "memory of a device gives EOPNOTSUPP")
+{
+	const char *bar = getenv("TMESH_BLACKBOX");
+	int dev = t_dev(), fd;
+	unsigned char *p;
+
+	if (!bar)
+		t_skip("TMESH_BLACKBOX names no device's memory");
+	fd = REQUIRE_OK(open(bar, O_RDWR | O_CLOEXEC));
+	p = t_map(fd, PAGE, RW);
+	REQUIRE(p != MAP_FAILED);
+	refused(dev, p, PAGE, R_READ, EOPNOTSUPP, TMESH_PIN_DEVICE, p);
+	refused(dev, p, PAGE, R_READ | R_WRITE, EOPNOTSUPP, TMESH_PIN_DEVICE, p);
+}
+
+TEST(no_pages, "so does memory without struct pages")
 {
 	unsigned char *p = special_mapping("[vvar]");
 	int dev = t_dev();
 
-	if (!p)
-		t_skip("no mapping without struct pages");
+	if (!p || t_kernel_at_least(7, 3))
+		t_skip("the vDSO's data has struct pages, or is not there");
 	refused(dev, p, PAGE, R_READ, EOPNOTSUPP, TMESH_PIN_DEVICE, p);
 }
 

@@ -82,7 +82,27 @@ def coccinelle(kdir):
     return found
 
 
-QUICK = (sparse, checkpatch, kernel_doc)
+def newer(kdir):
+    """a build for a kernel newer than those that were tested says so, to the log too, and no other does"""
+    tree, found = TOP / "build/lint/newer", []
+    major, minor = map(int, output("make", "-s", "-C", kdir, "kernelversion").split(".")[:2])
+    for tested in (minor - 1, minor):
+        subprocess.run(["rm", "-rf", tree], check=True)
+        subprocess.run(f"mkdir -p {tree}/include && cp -a {TOP}/kmod {tree} && cp -a {TOP}/include/uapi {tree}/include",
+                       shell=True, check=True)
+        said = output("make", "-s", "-C", kdir, f"M={tree}/kmod", f"CC={kernels.KERNELS['debug'].compiler}",
+                      f"KCFLAGS=-DTMESH_TESTED_MAJOR={major} -DTMESH_TESTED_MINOR={tested}", "compat/compat.o")
+        words = f"tested up to Linux {major}.{tested}"
+        built = tree / "kmod/compat/compat.o"
+        if not built.is_file():
+            return [said]
+        for name, is_told in (("the compiler", words in said), ("the module", words.encode() in built.read_bytes())):
+            if is_told != (tested < minor):
+                found.append(f"{name} {'says' if is_told else 'does not say'} on {major}.{minor}: {words}")
+    return found
+
+
+QUICK = (sparse, checkpatch, kernel_doc, newer)
 SLOW = (clang, coccinelle)
 
 

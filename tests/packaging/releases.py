@@ -16,11 +16,10 @@ ARCHIVES = "/var/cache/apt/archives"
 
 @dataclass(frozen=True)
 class Release:
-    """A Debian release, and the lines of kernels in it that the module is built for by DKMS."""
+    """A Debian release, and which of tests/vm's kernels DKMS builds the module for: its own, and the newest."""
     name: str
     suite: str
-    stable: str     # the line of its own kernel
-    newer: str      # of a newer one, from backports or security
+    kernels: tuple
 
     def fresh(self, path):
         """A fresh copy of the minimal system."""
@@ -44,6 +43,6 @@ class Release:
 
 
 RELEASES = (
-    Release("Debian 12", "bookworm", r"6\.1\.", r"6\.12\."),
-    Release("Debian 13", "trixie", r"6\.12\.", r"7\.2\."),
+    Release("Debian 12", "bookworm", ("6.1", "6.12")),
+    Release("Debian 13", "trixie", ("trixie", "newest")),
 )

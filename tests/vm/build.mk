@@ -6,11 +6,11 @@
 # vm-KERNEL-SUITE, for `make check`, and what `make check-full` adds. Those of the checkout build in
 # one copy of it, one after another. Python and Elixir on the debug kernel would take hours.
 VM_CHECKOUT := $(addprefix vm-,6.12-library 6.12-beam 6.12-python 6.12-demo)
-VM_MODULE := $(addprefix vm-,debug-kselftest debug-seeded 6.1-kselftest 6.12-kselftest 7.2-kselftest)
+VM_MODULE := $(addprefix vm-,debug-kselftest debug-seeded 6.1-kselftest 6.12-kselftest newest-kselftest)
 VM_SUITES := vm-judge $(VM_CHECKOUT) $(VM_MODULE)
 VM_LONG := vm-debug-fuzz vm-6.12-races
-VM_CHECKOUT_FULL := $(VM_CHECKOUT) $(addprefix vm-,debug-library 7.2-python 7.2-beam 6.12-net)
-VM_MODULE_FULL := $(VM_MODULE) $(VM_LONG) $(addprefix vm-,6.18-kselftest debug-swiotlb-kselftest)
+VM_CHECKOUT_FULL := $(VM_CHECKOUT) $(addprefix vm-,debug-library newest-python newest-beam 6.12-net)
+VM_MODULE_FULL := $(VM_MODULE) $(VM_LONG) $(addprefix vm-,trixie-kselftest debug-swiotlb-kselftest)
 VM_SUITES_FULL := vm-judge $(VM_CHECKOUT_FULL) $(VM_MODULE_FULL)
 
 # How long the programs in guests race and fuzz. `make check-full` shows more kernels and has
@@ -29,8 +29,8 @@ coverage: kselftest ## print which lines and branches of the module, then of lib
 		tests/vm/run 6.12 lib-coverage >$(B)/lib-coverage.tap || status=1; \
 		grep -E '^(not ok|# together:)' $(B)/lib-coverage.tap; exit $$status
 
-vm-judge: ## the tests of what judges guests
-	@tests/vm/test_judge.py
+vm-judge: ## the tests of what judges guests and of what chooses their kernels
+	@status=0; for test in judge kernels; do tests/vm/test_$$test.py || status=1; done; exit $$status
 
 vm-6.12-races: ## thousands of rounds of each race
 	@TMESH_TEST_LENGTH=full TMESH_TESTS='$(filter %races,$(KST_PROGRAMS)) fence gather import map user unload' \

@@ -12,7 +12,7 @@ import sys
 from cache import CACHE, locked, say, sh
 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
-SUITES = ("bookworm", "bookworm-backports", "bookworm-security", "trixie-backports")
+SUITES = ("bookworm", "bookworm-backports", "bookworm-security", "trixie", "trixie-backports", "trixie-security")
 
 
 @functools.cache
@@ -55,7 +55,8 @@ def environment():
     env = dict(os.environ, APT_CONFIG=str(home / "apt.conf"))
     say("fetching package lists")
     with locked(home):
-        sh("apt-get", "update", env=env)
+        # Else what could not be fetched is told, and what there was before is taken for today's.
+        sh("apt-get", "update", "-o", "APT::Update::Error-Mode=any", env=env)
     return env
 
 
@@ -66,13 +67,36 @@ def apt(*command, **options):
         return sh(*command, env=env, **options)
 
 
-def newest(pattern):
-    """The newest package whose whole name matches pattern; the name carries the version. None: there
-    is none. Names are also known of packages that only others speak of."""
-    names = apt("apt-cache", "pkgnames", "linux-").split()
-    found = [name for name in names if re.fullmatch(pattern, name)]
-    found.sort(key=lambda name: [int(n) for n in re.findall(r"\d+", name)], reverse=True)
-    return next((name for name in found if version(name) != "(none)"), None)
+def index(listing):
+    """(package, version, suite) of each line of `apt-cache madison`."""
+    found = []
+    for line in listing.splitlines():
+        package, version, source = (field.strip() for field in line.split("|"))
+        found.append((package, version, re.search(r" (\S+)/main ", source)[1]))
+    return found
+
+
+def newest(found, suite, line=""):
+    """The release of the newest kernel with headers among (package, version, suite), or None. That of a stable
+    suite is the one that its metapackage leads to, for its archive has other lines too; that of a suite with
+    backports is the newest that its users can have. line: of this line of kernels alone, as "6.1"."""
+    stable = suite.removesuffix("-backports")
+    suites = {stable, f"{stable}-security", suite}
+    rows = [(package, version) for package, version, where in found if where in suites]
+    led_to = {version for package, version in rows if package == "linux-headers-amd64"}
+    newest_first = sorted(rows, key=lambda row: [int(n) for n in re.findall(r"\d+", row[1])], reverse=True)
+    for package, version in newest_first:
+        # Neither of those for clouds nor of real-time ones.
+        release = re.fullmatch(r"linux-headers-(\d+\.\d+\.\d+[^-]*(-\d+)?-amd64)", package)
+        if release and release[1].startswith(f"{line}." if line else "") and (
+                line or suite != stable or version in led_to):
+            return release[1]
+    return None
+
+
+def newest_kernel(suite, line=""):
+    """newest() of what Debian has today."""
+    return newest(index(apt("apt-cache", "madison", *apt("apt-cache", "pkgnames", "linux-headers-").split())), suite, line)
 
 
 def closure(packages, pattern):

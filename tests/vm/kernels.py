@@ -3,7 +3,9 @@
 """The kernels that the module is tested in: `kernels.py [--update] [NAME...]` prepares them.
 
 Debian's stock kernels are unpacked, not installed; the debug kernel is built from Debian's
-source package. Each is kept in the cache as a directory:
+source package. Which stock kernels these are, Debian's own index says: the newest of each suite. It is
+asked again when the answer is KEPT_DAYS old, so that the cache serves for so long without the network.
+Each kernel is kept in the cache as a directory:
 
     release     `uname -r`, and the package version in the second line
     vmlinuz     what QEMU boots
@@ -16,36 +18,33 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import debian
-from cache import CACHE, keep, say, sh
+from cache import CACHE, keep, locked, say, sh
 
 HERE = Path(__file__).resolve().parent
 FRAGMENT = HERE / "debug-kernel.config"
+KERNELS_KEPT = CACHE / "kernels"
+KEPT_DAYS = 7
 
 
 @dataclass(frozen=True)
 class Stock:
-    """A stock kernel: the newest package that Debian has of one line. The archive drops headers of
-    lines that it does not go on with before their images."""
-    pattern: str
+    """A stock kernel: the newest that a suite of Debian has, or that it has of one line."""
+    suite: str
     compiler: str
     in_debian13: bool = False
-    optional: bool = False
+    line: str = ""
+    by_hand: bool = False
 
-    def key(self):
-        return None
-
-    def headers(self):
-        return debian.newest(rf"linux-headers-{self.pattern}-amd64")
+    def folder(self, name):
+        return chosen(name)
 
     def make(self, path):
-        headers = self.headers()
-        if not headers:
-            sys.exit(f"vm: Debian has no headers of a kernel {self.pattern}")
-        release = headers.removeprefix("linux-headers-")
+        release = path.name.removesuffix(".unfinished")
         image = f"linux-image-{release}"
         debian.fetch(debian.closure([image, f"linux-headers-{release}"],
                                     r"linux-(image|binary|modules|headers|kbuild)-[^:]*(?<!unsigned)"), path)
@@ -59,7 +58,7 @@ class Stock:
                          if p.is_file()), path / "vmlinuz")
 
         # The packages expect to lie at the root of the file system.
-        final = CACHE / "kernels" / path.name.removesuffix(".unfinished")
+        final = KERNELS_KEPT / release
         headers = path / "usr/src" / f"linux-headers-{release}"
         for makefile in (headers / "Makefile", headers / ".kernelvariables"):
             if makefile.is_file():
@@ -74,8 +73,8 @@ class Debug:
     compiler: str = "gcc-12"
     in_debian13: bool = False
 
-    def key(self):
-        return hashlib.sha256(FRAGMENT.read_bytes()).hexdigest()[:12]
+    def folder(self, name):
+        return f"{name}-{hashlib.sha256(FRAGMENT.read_bytes()).hexdigest()[:12]}"
 
     def make(self, path):
         build = path / "build"
@@ -102,8 +101,8 @@ class Clang:
     """What the debug kernel's module builds against, prepared by clang. Nothing boots it."""
     source: str
 
-    def key(self):
-        return KERNELS["debug"].key()
+    def folder(self, name):
+        return KERNELS["debug"].folder(name)
 
     def make(self, path):
         build = path / "build"
@@ -131,11 +130,13 @@ def keep_headers(make, path):
 
 
 KERNELS = {
-    "6.1": Stock(r"6\.1\.\d+-\d+", "gcc-12"),
-    "6.12": Stock(r"6\.12\.\d+\+deb12(\.\d+)?", "gcc-12"),
-    "6.18": Stock(r"6\.18\.\d+\+deb13(\.\d+)?", "gcc-14", in_debian13=True, optional=True),
-    "7.2": Stock(r"7\.2\.\d+\+deb13(\.\d+)?", "gcc-14", in_debian13=True),
+    "6.1": Stock("bookworm", "gcc-12"),
+    "6.12": Stock("bookworm-backports", "gcc-12"),
+    "trixie": Stock("trixie", "gcc-14", in_debian13=True),
+    "newest": Stock("trixie-backports", "gcc-14", in_debian13=True),
     "debug": Debug("linux-source-6.12"),
+    # No suite's newest any more: for whoever looks for a difference, as long as Debian has it.
+    "7.2": Stock("trixie-backports", "gcc-14", in_debian13=True, line="7.2", by_hand=True),
 }
 CLANG = Clang("linux-source-6.12")
 
@@ -202,36 +203,53 @@ def check_config(config):
         sys.exit(f"vm: the kernel's configuration does not honour {', '.join(lost)}")
 
 
+def chosen(name, anew=False):
+    """The release of a stock kernel: as Debian said not long ago, or says now. Where it cannot be asked, what it
+    said last, which is told."""
+    choice = KERNELS_KEPT / f"{name}.choice"
+    with locked(choice):
+        before = choice.read_text().strip() if choice.exists() else None
+        days = (time.time() - choice.stat().st_mtime) / 86400 if before else 0
+        if before and days < KEPT_DAYS and not anew:
+            return before
+        recipe = KERNELS[name]
+        try:
+            release = debian.newest_kernel(recipe.suite, recipe.line)
+        except SystemExit as why:
+            if not before or anew:
+                raise
+            say(f"{why}: {name} is {before}, as Debian said {days:.0f} days ago")
+            return before
+        if not release:
+            sys.exit(f"vm: Debian has no headers for {name}: {recipe.suite} {recipe.line}")
+        if before != release:
+            say(f"{name} is {release} from now on" + (f", not {before}" if before else ""))
+        unfinished = choice.with_suffix(".choice.unfinished")
+        unfinished.write_text(f"{release}\n")
+        unfinished.rename(choice)
+        return release
+
+
 def prepare(name):
     """The kernel by its name, made now if the cache lacks it."""
     recipe = CLANG if name == "clang" else KERNELS[name]
-    key = recipe.key()
-    return Kernel(name, keep(f"kernels/{name}" + (f"-{key}" if key else ""), recipe.make))
-
-
-def lacking(name):
-    """Why an optional kernel cannot be had, or None."""
-    recipe = KERNELS[name]
-    if not getattr(recipe, "optional", False) or (CACHE / "kernels" / name).exists() or recipe.headers():
-        return None
-    return f"Debian has no headers of {name} any more"
+    return Kernel(name, keep(f"kernels/{recipe.folder(name)}", recipe.make))
 
 
 def main():
     parser = argparse.ArgumentParser(description="Prepare the kernels that the module is tested in.")
     parser.add_argument("--update", action="store_true", help="take newer ones than the cache has")
-    parser.add_argument("names", nargs="*", default=list(KERNELS), metavar="NAME",
-                        help=f"one of {', '.join(KERNELS)}; all by default")
+    parser.add_argument("names", nargs="*", metavar="NAME",
+                        default=[name for name, recipe in KERNELS.items() if not getattr(recipe, "by_hand", False)],
+                        help=f"one of {', '.join(KERNELS)}; by default those of `make check-full`")
     args = parser.parse_args()
     for name in args.names:
         if name not in KERNELS:
             parser.error(f"no kernel {name}; there are {', '.join(KERNELS)}")
-        if args.update:
-            for old in (CACHE / "kernels").glob(f"{name}*"):
-                shutil.rmtree(old)
-        if why := lacking(name):
-            say(why)
-            continue
+        if args.update and isinstance(KERNELS[name], Stock):
+            chosen(name, anew=True)
+        elif args.update:
+            shutil.rmtree(KERNELS_KEPT / KERNELS[name].folder(name), ignore_errors=True)
         kernel = prepare(name)
         print(f"{name}\t{kernel.release}\t{kernel.version}\t{kernel.path}")
 

@@ -23,8 +23,13 @@ import lib_coverage as of_lib  # noqa: E402: found by the line above
 def on_module(tap, name, suite, **more):
     """A suite against our module, which has to build without a warning first."""
     module, warnings = modules.tmesh(kernels.prepare(boot.kernel_of(name)), boot.logs(name, suite))
+    untested = [line for line in warnings if "tested up to Linux" in line]
+    warnings = [line for line in warnings if line not in untested]
     tap.point(not warnings, f"{name}: {suite}: the module builds without a warning")
     tap.note("\n".join(warnings))
+    if untested:
+        tap.point(True, f"{name}: {suite}: the module calls this kernel tested",
+                  "it is newer: raise TMESH_TESTED_MAJOR and _MINOR once it passes, and what the texts say")
     results = judge(tap, name, boot.run(name, suite, module=module, **more))
     coverage.report(tap, name, module, results.left, boot.logs(name, suite))
 
@@ -113,9 +118,6 @@ def run(pairs):
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     tap = Tap()
     for name, suite in pairs:
-        if lacking := kernels.lacking(boot.kernel_of(name)):
-            tap.point(True, f"{name}: {suite}", lacking)
-            continue
         with locked(boot.logs(name, suite)):
             SUITES[suite](tap, name)
     return tap.end()

@@ -139,7 +139,7 @@ class AsTap(unittest.TextTestResult):
     def stopTest(self, test):
         super().stopTest(test)
         bad = any(test is case for case, _ in self.failures + self.errors)
-        print(f"{'not ok' if bad else 'ok'} {self.testsRun} - vm judgement: {test.id().partition('.')[2]}")
+        print(f"{'not ok' if bad else 'ok'} {self.testsRun} - vm: {test.id().partition('.')[2]}")
 
     def stopTestRun(self):
         super().stopTestRun()

@@ -1,0 +1,132 @@
+#!/usr/bin/python3 -B
+# SPDX-License-Identifier: MIT
+"""Which kernels are tested: the choice among what Debian's index says, and how long it is kept."""
+import contextlib
+import io
+import os
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import debian
+import kernels
+from test_judge import AsTap
+
+INDEX = """\
+linux-headers-6.1.0-50-amd64 | 6.1.176-1 | http://deb.debian.org/debian bookworm/main amd64 Packages
+linux-headers-6.1.0-9-amd64 | 6.1.27-1 | http://deb.debian.org/debian bookworm/main amd64 Packages
+linux-headers-6.1.0-56-amd64 |  6.1.192-2 | http://deb.debian.org/debian-security bookworm-security/main amd64 Packages
+linux-headers-6.1.0-56-cloud-amd64 |  6.1.192-2 | http://deb.debian.org/debian-security bookworm-security/main amd64 Packages
+linux-headers-6.1.0-56-rt-amd64 |  6.1.192-2 | http://deb.debian.org/debian-security bookworm-security/main amd64 Packages
+linux-headers-6.1.0-56-common |  6.1.192-2 | http://deb.debian.org/debian-security bookworm-security/main amd64 Packages
+linux-headers-amd64 |  6.1.192-2 | http://deb.debian.org/debian-security bookworm-security/main amd64 Packages
+linux-headers-amd64 |  6.1.176-1 | http://deb.debian.org/debian bookworm/main amd64 Packages
+linux-headers-6.12.95+deb12-amd64 | 6.12.95-1~bpo12+1 | http://deb.debian.org/debian bookworm-backports/main amd64 Packages
+linux-headers-amd64 | 6.12.95-1~bpo12+1 | http://deb.debian.org/debian bookworm-backports/main amd64 Packages
+linux-headers-6.12.117+deb12-amd64 | 6.12.117-1~deb12u1 | http://deb.debian.org/debian-security bookworm-security/main amd64 Packages
+linux-headers-6.12-amd64 | 6.12.117-1~deb12u1 | http://deb.debian.org/debian-security bookworm-security/main amd64 Packages
+linux-headers-6.12.117+deb13-amd64 | 6.12.117-1 | http://deb.debian.org/debian-security trixie-security/main amd64 Packages
+linux-headers-amd64 | 6.12.117-1 | http://deb.debian.org/debian-security trixie-security/main amd64 Packages
+linux-headers-7.2.9+deb13-amd64 | 7.2.9-1~bpo13+1 | http://deb.debian.org/debian trixie-backports/main amd64 Packages
+linux-headers-7.2.12+deb13-amd64 | 7.2.12-1~bpo13+1 | http://deb.debian.org/debian trixie-backports/main amd64 Packages
+linux-headers-7.3.4+deb13-amd64 | 7.3.4-1~bpo13+1 | http://deb.debian.org/debian trixie-backports/main amd64 Packages
+linux-headers-7.3.4+deb13-cloud-amd64 | 7.3.4-1~bpo13+1 | http://deb.debian.org/debian trixie-backports/main amd64 Packages
+linux-headers-amd64 | 7.3.4-1~bpo13+1 | http://deb.debian.org/debian trixie-backports/main amd64 Packages
+"""
+
+
+class Newest(unittest.TestCase):
+    """The newest of a suite."""
+
+    def setUp(self):
+        self.index = debian.index(INDEX)
+
+    def test_suites(self):
+        for suite, release in (("bookworm", "6.1.0-56-amd64"), ("bookworm-backports", "6.12.117+deb12-amd64"),
+                               ("trixie", "6.12.117+deb13-amd64"), ("trixie-backports", "7.3.4+deb13-amd64")):
+            self.assertEqual(debian.newest(self.index, suite), release)
+
+    def test_line(self):
+        self.assertEqual(debian.newest(self.index, "trixie-backports", "7.2"), "7.2.12+deb13-amd64")
+        self.assertIsNone(debian.newest(self.index, "trixie-backports", "6.18"))
+
+    def test_numbers_not_letters(self):
+        index = self.index + [("linux-headers-7.10.1+deb13-amd64", "7.10.1-1~bpo13+1", "trixie-backports")]
+        self.assertEqual(debian.newest(index, "trixie-backports"), "7.10.1+deb13-amd64")
+
+    def test_unknown_suite(self):
+        self.assertIsNone(debian.newest(self.index, "sid"))
+
+
+class Chosen(unittest.TestCase):
+    """The choice is kept, asked for again, and never silently old."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.answer = "7.3.4+deb13-amd64"
+        self.asked = 0
+        self.said = io.StringIO()
+        for patch in (mock.patch.object(kernels, "KERNELS_KEPT", self.folder),
+                      mock.patch.object(debian, "newest_kernel", self.newest_kernel),
+                      contextlib.redirect_stderr(self.said)):
+            patch.__enter__()
+            self.addCleanup(patch.__exit__, None, None, None)
+
+    def newest_kernel(self, suite, line):
+        self.asked += 1
+        self.assertEqual((suite, line), ("trixie-backports", ""))
+        if isinstance(self.answer, SystemExit):
+            raise self.answer
+        return self.answer
+
+    def age(self, days):
+        then = time.time() - days * 86400
+        os.utime(self.folder / "newest.choice", (then, then))
+
+    def test_kept(self):
+        self.assertEqual(kernels.chosen("newest"), "7.3.4+deb13-amd64")
+        self.answer = "7.4.1+deb13-amd64"
+        self.age(kernels.KEPT_DAYS - 1)
+        self.assertEqual(kernels.chosen("newest"), "7.3.4+deb13-amd64")
+        self.assertEqual(self.asked, 1)
+
+    def test_asked_again(self):
+        kernels.chosen("newest")
+        self.answer = "7.4.1+deb13-amd64"
+        self.age(kernels.KEPT_DAYS + 1)
+        self.assertEqual(kernels.chosen("newest"), "7.4.1+deb13-amd64")
+        self.assertIn("newest is 7.4.1+deb13-amd64 from now on, not 7.3.4+deb13-amd64", self.said.getvalue())
+        self.assertEqual(kernels.chosen("newest"), "7.4.1+deb13-amd64")
+        self.assertEqual(self.asked, 2)
+
+    def test_anew(self):
+        kernels.chosen("newest")
+        self.answer = "7.4.1+deb13-amd64"
+        self.assertEqual(kernels.chosen("newest", anew=True), "7.4.1+deb13-amd64")
+
+    def test_not_reached(self):
+        kernels.chosen("newest")
+        self.answer = SystemExit("vm: no network")
+        self.age(kernels.KEPT_DAYS + 2)
+        self.assertEqual(kernels.chosen("newest"), "7.3.4+deb13-amd64")
+        self.assertIn("no network: newest is 7.3.4+deb13-amd64, as Debian said 9 days ago", self.said.getvalue())
+        with self.assertRaises(SystemExit):
+            kernels.chosen("newest", anew=True)
+        # It is no new answer: the next one asks too.
+        kernels.chosen("newest")
+        self.assertEqual(self.asked, 4)
+
+    def test_nothing_known(self):
+        for self.answer in (SystemExit("vm: no network"), None):
+            with self.assertRaises(SystemExit):
+                kernels.chosen("newest")
+        self.assertFalse((self.folder / "newest.choice").exists())
+
+
+if __name__ == "__main__":
+    unittest.main(testRunner=unittest.TextTestRunner(stream=sys.stderr, verbosity=0, resultclass=AsTap))
