@@ -59,23 +59,46 @@ static inline int ring_unpin(struct ring *r)
 	return syscall(SYS_io_uring_register, r->fd, IORING_UNREGISTER_BUFFERS, NULL, 0);
 }
 
+/* Lets the kernel begin something, which goes on by itself. */
+static inline void ring_submit(struct ring *r, struct io_uring_sqe sqe)
+{
+	unsigned int tail = *r->sq_tail;
+
+	r->sqes[tail & r->sq_mask] = sqe;
+	r->sq_array[tail & r->sq_mask] = tail & r->sq_mask;
+	__atomic_store_n(r->sq_tail, tail + 1, __ATOMIC_RELEASE);
+	REQUIRE(syscall(SYS_io_uring_enter, r->fd, 1, 0, 0, NULL, 0) == 1);
+}
+
+/* How much has ended that nobody has waited for. */
+static inline unsigned int ring_ended(const struct ring *r)
+{
+	return __atomic_load_n(r->cq_tail, __ATOMIC_ACQUIRE) - *r->cq_head;
+}
+
+/* Waits for what was begun first; the result. */
+static inline int ring_wait(struct ring *r)
+{
+	unsigned int head = *r->cq_head;
+	int res;
+
+	while (!ring_ended(r))
+		syscall(SYS_io_uring_enter, r->fd, 0, 1, IORING_ENTER_GETEVENTS, NULL, 0);
+	res = r->cqes[head & r->cq_mask].res;
+	__atomic_store_n(r->cq_head, head + 1, __ATOMIC_RELEASE);
+	return res;
+}
+
 /* Reads from a file into what is pinned, at the address that it was pinned at. */
 static inline int ring_read(struct ring *r, int fd, void *at, unsigned int bytes)
 {
-	unsigned int tail = *r->sq_tail, head = *r->cq_head;
-
-	r->sqes[tail & r->sq_mask] = (struct io_uring_sqe){
-		.opcode = IORING_OP_READ_FIXED,
-		.fd = fd,
-		.addr = (__u64)(unsigned long)at,
-		.len = bytes,
-	};
-	r->sq_array[tail & r->sq_mask] = tail & r->sq_mask;
-	__atomic_store_n(r->sq_tail, tail + 1, __ATOMIC_RELEASE);
-	REQUIRE(syscall(SYS_io_uring_enter, r->fd, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0) == 1);
-	REQUIRE(__atomic_load_n(r->cq_tail, __ATOMIC_ACQUIRE) != head);
-	__atomic_store_n(r->cq_head, head + 1, __ATOMIC_RELEASE);
-	return r->cqes[head & r->cq_mask].res;
+	ring_submit(r, (struct io_uring_sqe){
+			       .opcode = IORING_OP_READ_FIXED,
+			       .fd = fd,
+			       .addr = (__u64)(unsigned long)at,
+			       .len = bytes,
+		       });
+	return ring_wait(r);
 }
 
 #endif
