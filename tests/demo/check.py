@@ -27,6 +27,10 @@ SAID = {
     "two engines have the weights in one region": r"^  0\.95 MB of weights, float16, in one region; two engines \(ggml \S+\) ready",
     "both generate, and Elixir chooses": r"^  300 tokens in \d+\.\d\d s, both at once, each chosen by Elixir",
     "no byte was copied for it": r"^  Bytes that tmesh copied for it, in Python: 0$",
+    "what both begin with is in one set of pages":
+        r"^  A reads \d+ tokens that both begin with: (\d+) pages of keys and values, \d+ KiB\. B forks them: \1 pages still$",
+    "and stays so but for the page that was not full":
+        r"^  Pages of keys and values: A has \d+, B \d+, [1-9]\d* of them the same \(\d+ KiB shared\).*\n  a write: 1 page,",
     "an adapter is swapped, an engine killed and back": r"^  A \| A region (.*\n)*?.*\[adapter\](.*\n)*?.*\[killed\]",
     "the other one goes on": r"^  B \| Elixir (.*\n)*?.*\[adapter\]",
     "the next token comes of another process": r"^  Engine A, process \d+, was killed \(SIGKILL\): calls lost [01], its next token after \d+ ms",

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The second act: a language model's weights in one region, two engine processes that generate from it at once, Elixir that
-chooses the tokens, an adapter swapped meanwhile, one engine killed and back."""
+"""The second act: a language model's weights in one region, two engine processes that generate from it at once, with keys and
+values in pages of one pool, those of their common beginning shared; Elixir that chooses the tokens, an adapter swapped meanwhile, one
+engine killed and back."""
 
 import importlib.util
 import json
@@ -22,8 +23,11 @@ import tmesh.tokens
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ROOT / "examples/small_model"
+COMMON = ("tmesh shares tensors between processes: the bytes are written once, and a ref goes to the other process, which reads them "
+          "where they lie. ")
 PROMPTS = "A region ", "Elixir "
 TOKENS, ADAPT_AT, KILL_AT = 150, 50, 100
+ROWS, PAGE_TOKENS = 256, 16
 RANKS = dict.fromkeys(("attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"), 8)
 
 
@@ -58,14 +62,12 @@ def share(pid, sizes):
 class Stream:
     """A text that grows, on an engine process."""
 
-    def __init__(self, number, server, model, tokenizer, folder, slot, elixir):
-        self.name, self.context = "AB"[number], server.connect(timeout=60)
-        self.sequence = tmesh.generate.Sequence(model, rows=256, context=self.context, folder=folder, lora=RANKS, slot=slot)
-        self.tokens = tokenizer.encode(PROMPTS[number]).ids
+    def __init__(self, number, context, sequence, tokens, elixir):
+        self.name, self.context, self.sequence, self.tokens = "AB"[number], context, sequence, tokens
         self.first, self.lost, self.marks, self.times = len(self.tokens), 0, {}, []
         self.elixir = elixir
         elixir("logits", f"{self.name}\n{json.dumps(self.sequence.logits.ref())}".encode())
-        for token in self.tokens[:-1]:
+        for token in self.tokens[sequence.position:-1]:
             self.sequence.run([token])
 
     def step(self):
@@ -83,8 +85,8 @@ class Stream:
         return len(self.tokens) - self.first
 
     def text(self, tokenizer):
-        """With a mark where something happened."""
-        parts, start = [], 0
+        """Behind what is common, with a mark where something happened."""
+        parts, start = [], len(tokenizer.encode(COMMON).ids)
         for at, mark in sorted(self.marks.items()):
             parts += [tokenizer.decode(self.tokens[start:at]), f" [{mark}] "]
             start = at
@@ -142,6 +144,37 @@ def table(model, contexts):
     print(f"  {'all together':<30}{'':>12}{(total + pss) / 1e6:>9.2f} MB")
 
 
+def pool_of(model):
+    """Room for both, each as if it had nothing in common."""
+    return tmesh.generate.page_pool(model, 2 * ROWS // PAGE_TOKENS, page_tokens=PAGE_TOKENS)
+
+
+def begin(servers, model, tokenizer, folder, slot, pages, elixir):
+    """Engine A reads what is common; B has a fork of that, and each goes on with its own words."""
+    contexts = [server.connect(timeout=60) for server in servers]
+    sequence = tmesh.generate.Sequence(model, rows=ROWS, context=contexts[0], folder=folder, lora=RANKS, slot=slot, pages=pages)
+    common = tokenizer.encode(COMMON).ids
+    sequence.run(common)
+    sequences = sequence, sequence.fork(context=contexts[1])
+    held, size = pages.info()["held"], pages.info()["page_bytes"]
+    assert sequences[0].block_table == sequences[1].block_table
+    said = (f"  A reads {len(common)} tokens that both begin with: {held} pages of keys and values, {held * size // 1024} KiB. B forks "
+            f"them: {held} pages still")
+    own = [common + tokenizer.encode(words).ids[1:] for words in PROMPTS]
+    return [Stream(number, *each, elixir) for number, each in enumerate(zip(contexts, sequences, own))], said
+
+
+def tell_pages(streams, pages):
+    """What the two have in common now."""
+    info = pages.info()
+    one, two = (set(stream.sequence.block_table) for stream in streams)
+    size = info["page_bytes"] // 1024
+    assert len(one | two) == info["held"]
+    print(f"  Pages of keys and values: A has {len(one)}, B {len(two)}, {len(one & two)} of them the same ({len(one & two) * size} KiB "
+          f"shared); {info['held']} in all ({info['held'] * size} KiB). Copied before\n  a write: {info['copies']} page, the one that "
+          f"was not full ({info['bytes_copied'] // 1024} KiB). The killed engine had none to lose: they are its client's.")
+
+
 def show(elixir):
     """All of it. Without what it needs: why not."""
     why = missing()
@@ -160,15 +193,15 @@ def show(elixir):
     model = tmesh.load_model(SMALL / "small.gguf")
     tokenizer = tmesh.tokens.of_model(model)
     servers = []
-    with tempfile.TemporaryDirectory() as folder, tmesh.Slot(label="adapter") as slot:
+    with (tempfile.TemporaryDirectory() as folder, tmesh.Slot(label="adapter") as slot, pool_of(model) as pool,
+          tmesh.Pages.open(pool.tenant()) as pages):
         try:
             servers += [tmesh.engine.serve("ggml", models=folder) for _ in range(2)]
             tmesh.adapters.publish(slot, None, tmesh.graphs.of_model(model, rows=1, lora=RANKS))
-            streams = [Stream(number, server, model, tokenizer, folder, slot.token, ask)
-                       for number, server in enumerate(servers)]
+            streams, said = begin(servers, model, tokenizer, folder, slot.token, pages, ask)
             pids = [stream.context.pid for stream in streams]
             print(f"  {model.nbytes / 1e6:.2f} MB of weights, float16, in one region; two engines (ggml "
-                  f"{streams[0].context.version}) ready after {1000 * (time.perf_counter() - began):.0f} ms")
+                  f"{streams[0].context.version}) ready after {1000 * (time.perf_counter() - began):.0f} ms\n{said}")
 
             def publish():
                 with tmesh.load_model(SMALL / "elixir.gguf") as adapter:
@@ -189,10 +222,14 @@ def show(elixir):
                   f"  Engine A, process {pids[0]}, was killed (SIGKILL): calls lost {streams[0].lost}, its next token after "
                   f"{1000 * (after - killed):.0f} ms, from\n  process {streams[0].context.pid}, on the same weights and the same cache; "
                   f"engine B went on.\n")
+            tell_pages(streams, pages)
+            print()
             assert streams[0].context.pid != pids[0] and streams[1].context.pid == pids[1]
             table(model, [stream.context for stream in streams])
             ask("forget")
-            del streams
+            for stream in streams:
+                stream.sequence.release()
+            assert pages.info()["held"] == 0
         finally:
             for server in servers:
                 server.close()

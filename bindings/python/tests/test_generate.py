@@ -193,6 +193,70 @@ def test_sequence(model):
         two.run([])
 
 
+@needs("libggml")
+@pytest.mark.parametrize("cache", ["float16", "float32"])
+def test_pages(model, tmp_path, cache):
+    """Keys and values in pages: the logits of rows of its own. Forks in other processes have the pages of what they have in common,
+    copy the one that is not full, and go their own ways."""
+    tokens = [int(token) for token in numpy.random.default_rng(5).integers(0, 512, 40)]
+    ends = [7, 9, 11, 300], [8, 400, 3, 2]
+
+    def rows(end):
+        alone = tmesh.generate.Sequence(model, rows=64, cache=cache)
+        return [alone.run(some).copy() for some in [tokens, *([token] for token in end)]]
+
+    with (tmesh.generate.page_pool(model, 16, cache=cache) as pool, tmesh.Pages.open(pool.tenant()) as pages,
+          tmesh.engine.serve("ggml", models=tmp_path) as one, tmesh.engine.serve("ggml", models=tmp_path) as two):
+        contexts = [server.connect(timeout=60) for server in (one, two)]
+        first = tmesh.generate.Sequence(model, rows=64, context=contexts[0], folder=tmp_path, cache=cache, pages=pages)
+        got = [[first.run(tokens).copy()]]
+        table = first.block_table
+        assert len(table) == 3 and pages.info()["held"] == 3
+        second = first.fork(context=contexts[1])
+        assert second.block_table == table and pages.info()["held"] == 3 and second.position == 40
+        got.append(got[0][:])
+        for step, (a, b) in enumerate(zip(*ends)):
+            got[0].append(first.run([a]).copy())
+            if step == 1:
+                os.kill(contexts[1].pid, 9)
+            got[1].append(second.run([b]).copy())
+        assert first.block_table[:2] == second.block_table[:2] == table[:2] and first.block_table[2] != second.block_table[2]
+        info = pages.info()
+        assert info["held"] == 4 and info["copies"] == 1 and info["bytes_copied"] == info["page_bytes"]
+        for mine, end in zip(got, ends):
+            for logits, expected in zip(mine, rows(end)):
+                numpy.testing.assert_allclose(logits, expected, atol=2e-2 if cache == "float16" else 1e-4)
+                assert logits.argmax() == expected.argmax()
+        with pytest.raises(tmesh.LimitError, match="64 rows"):
+            first.run([1] * 32)
+        second.release()
+        assert pages.info()["held"] == 3 and second.block_table == []
+        with pytest.raises(tmesh.LimitError, match="0 rows"):
+            second.run([1])
+        other = [first.fork(context=contexts[0]) for _ in range(9)]  # the engine keeps one lifeline for all of them
+        assert all(each.block_table == first.block_table for each in other)
+        del first, other
+    with pytest.raises(tmesh.InvalidError, match="give it pages"):
+        tmesh.generate.Sequence(model, rows=64).fork()
+
+
+@needs("libggml")
+def test_pages_run_out(model):
+    """A run for which there is no page is refused, and goes when there is."""
+    with tmesh.generate.page_pool(model, 3) as pool, tmesh.Pages.open(pool.tenant()) as pages:
+        first, second = (tmesh.generate.Sequence(model, rows=64, pages=pages) for _ in range(2))
+        first.run([1] * 32)
+        second.run([2] * 16)
+        with pytest.raises(tmesh.LimitError, match="all pages of this tenant are held"):
+            second.run([2])
+        assert second.position == 16 and pages.info()["held"] == 3
+        del first
+        assert second.run([2]).argmax() == tmesh.generate.Sequence(model, rows=64).run([2] * 17).argmax()
+        del second
+    with pytest.raises(tmesh.InvalidError, match="at least one page"):
+        tmesh.generate.page_pool(model, 0)
+
+
 @needs("libggml", "tokenizers")
 def test_adapter(model):
     """What the adapter was trained on is likelier with it, from the run on that follows its publication."""

@@ -39,6 +39,7 @@ from typing import Any
 from . import engine, errors, graphs
 from ._tmesh import zeros
 from .model import Model, load_model
+from .generate import page_pool
 from .pages import PagePool, Pages, Sequence
 
 __all__ = ["Client", "Generator", "Request", "Server", "page_pool"]
@@ -121,22 +122,6 @@ def _whole(name: str, value: Any, least: int, most: int) -> int:
     return int(value)
 
 
-def _width(model: Model, cache: str) -> tuple[int, int, int]:
-    """Layers, elements of a row and bytes of an element, of keys or values."""
-    decoder = graphs._Decoder(model, 1, 1, cache, {})
-    return int(decoder.value("block_count")), decoder.groups * decoder.head, 2 if cache == "float16" else 4
-
-
-def page_pool(model: Model, pages: int, *, page_tokens: int = 16, cache: str = "float16") -> PagePool:
-    """A pool for generators of this model, in this process and others, to which its tenant() gives a token. Each generator takes
-    one page beside those of its requests."""
-    _whole("pages", pages, 2, 1 << 20)
-    _whole("page_tokens", page_tokens, 1, 1 << 16)
-    layers, width, item = _width(model, cache)
-    return PagePool(page_bytes=graphs.Pages.least(layers, width, item, page_tokens), page_tokens=page_tokens, slab_pages=pages,
-                    max_pages=pages)
-
-
 class Generator:
     """Runs a GGUF model for up to `lanes` requests at once. For one thread.
 
@@ -172,7 +157,7 @@ class Generator:
             raise errors.InvalidError(errno.EINVAL, f"the pool has {info['max_pages']} pages in slabs of {info['slab_pages']}: it is to "
                                       f"have one slab, and more than {count} pages")
         self._page_tokens, self._max_tokens, self._free_pages = page_tokens, max_tokens, count
-        layers, width, item = _width(model, cache)
+        layers, width, item = graphs._widths(model, cache)
         graphs.Pages(info, 1, 1).fit(layers, width, item)
         self._idle = self._handle.sequence()  # where lanes without a request write
         self._idle.append(1)

@@ -24,6 +24,7 @@ import json
 import os
 import shutil
 import subprocess
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,6 +217,7 @@ class Context:
             raise errors.InvalidError(errno.EINVAL, f"no device {device!r}: \"cpu\" or \"cuda\"")
         path = _library(backend) if library is None else os.fspath(library)
         self._handle = _tmesh.EngineContext(backend, path, device == "cuda", threads, sessions)
+        self._kept: weakref.WeakSet[Pages] = weakref.WeakSet()
         self._served: tuple[str, float | None, int] | None = None
         self._server: Server | None = None
 
@@ -260,8 +262,10 @@ class Context:
     def keep(self, pages: Pages) -> None:
         """Before graphs write to pages of a pool (Pages.slab()): when this process dies, its pages go to others once the engine
         has stopped to write there, and not before. With an engine of this process nothing is to be done. LimitError: more
-        than 8 parts in pools."""
-        self._handle.keep(pages._handle)
+        than 8 parts in pools. Twice is fine."""
+        if pages not in self._kept:
+            self._handle.keep(pages._handle)
+            self._kept.add(pages)
 
     def __reduce__(self) -> Any:
         if self._served is None:
@@ -412,6 +416,7 @@ def connect(name: str = "onnx", timeout: float | None = None, sessions: int = 8)
     another process by pickle, it connects there."""
     context = Context.__new__(Context)
     context._handle = _tmesh.EngineContext.connect(name, timeout, sessions)
+    context._kept = weakref.WeakSet()
     context._served = name, timeout, sessions
     context._server = None
     return context

@@ -27,24 +27,37 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _tmesh, adapters, engine, errors, graphs
 from .model import load_model
+from .pages import PagePool
 from .slots import Slot
 from .tokens import of_model as _tokens_of
 
 if TYPE_CHECKING:
     from .model import Model
+    from .pages import Pages
+    from .pages import Sequence as _Table
 
-__all__ = ["Sequence", "choose", "main"]
+__all__ = ["Sequence", "choose", "main", "page_pool"]
 
 _PART = 32  # tokens of a prompt in one run
 
 
+def page_pool(model: Model, pages: int, *, page_tokens: int = 16, cache: str = "float16") -> PagePool:
+    """A pool for keys and values of this model, whose tenant() gives a token to those who are to share pages."""
+    if pages < 1:
+        raise errors.InvalidError(errno.EINVAL, "a pool has at least one page")
+    layers, width, item = graphs._widths(model, cache)
+    return PagePool(page_bytes=graphs.Pages.least(layers, width, item, page_tokens), page_tokens=page_tokens, slab_pages=pages,
+                    max_pages=pages)
+
+
 class _Step(NamedTuple):
-    """A run of so many tokens: bound, its inputs, what comes of it."""
+    """A run of so many tokens: bound, its inputs, what comes of it; and where rows go, where keys and values are in pages."""
 
     binding: engine.Binding
     inputs: dict[str, Any]
     logits: _tmesh.Tensor
     adapter: adapters.Adapter | None
+    shape: graphs.Pages | None
 
 
 class Sequence:
@@ -53,11 +66,11 @@ class Sequence:
     model: a GGUF model of an architecture that tmesh.graphs.of_model() knows. context: the engine, by default "ggml" in this process;
     a served one needs folder, one of its folders of models, where the graphs are left. lora and
     slot: layers and their highest rank, as of_model() takes them, and the token of the slot that has their adapter (tmesh.adapters);
-    each run takes the newest."""
+    each run takes the newest. pages: a part in a pool of one slab (page_pool()), where keys and values lie instead; fork() shares them then."""
 
     def __init__(self, model: Model, *, rows: int, context: engine.Context | None = None,
                  folder: str | os.PathLike[str] | None = None, cache: str = "float16",
-                 lora: Mapping[str, int] | None = None, slot: str | None = None) -> None:
+                 lora: Mapping[str, int] | None = None, slot: str | None = None, pages: Pages | None = None) -> None:
         if (lora is None) != (slot is None):
             raise errors.InvalidError(errno.EINVAL, "lora and slot are given together")
         self.rows = rows
@@ -69,12 +82,26 @@ class Sequence:
         self._folder = Path(self._own.name if self._own else folder or ".")
         self._past: dict[str, _tmesh.Tensor] = {}
         self._steps: dict[int, _Step] = {}
+        self._pages = pages
+        self._table: _Table | None = None
+        if pages:
+            self._table = pages.sequence()
+            # The slab is there with the first page of it.
+            self._table.append(1)
+            self._table.truncate(0)
+            self._context.keep(pages)
         self._step(1)
 
     def _step(self, count: int) -> _Step:
         if count in self._steps:
             return self._steps[count]
-        g = graphs.of_model(self._model, rows=self.rows, tokens=count, cache=self._cache, lora=self._lora)
+        shape = None
+        if self._pages:
+            info = self._pages.info()
+            shape = graphs.Pages(info, 1, -(-self.rows // info["page_tokens"]))
+            g = graphs.of_pages(self._model, shape, tokens=count, cache=self._cache, lora=self._lora)
+        else:
+            g = graphs.of_model(self._model, rows=self.rows, tokens=count, cache=self._cache, lora=self._lora)
         # One name for one text: other sequences there use it too, and an engine that comes back reads it again.
         path = self._folder / f"{hashlib.sha256(g.text().encode()).hexdigest()[:24]}.graph"
         if not path.exists():
@@ -89,12 +116,24 @@ class Sequence:
         for name in g.inputs:
             if name.startswith("past_") and name not in self._past:
                 self._past[name] = place(graph.inputs[name])
-        now = {name: place(graph.inputs[name]) for name in ("token", "position", "row")}
         logits = place(graph.outputs["logits"])
+        if shape and self._pages:
+            now = {name: place(graph.inputs[name]) for name in ("token", "position")}
+            # An input begins at a multiple of 16 bytes.
+            now["rows"] = _tmesh.zeros((2 * shape.layers, count + count % 2), "int64")
+            now["tables"] = _tmesh.zeros((2 * shape.layers, -(-shape.blocks // 4) * 4), "int32")
+            width = graph.inputs["pages"].shape[1]
+            self._past["pages"] = self._pages.slab().view(self._cache).reshape(-1, int(width or 0))
+            given = {name: now[name] for name in ("token", "position")}
+            given |= {name: now["rows"][i, :count] for i, name in enumerate(shape.names("row"))}
+            given |= {name: now["tables"][i, :shape.blocks].reshape(1, shape.blocks) for i, name in enumerate(shape.names("table"))}
+        else:
+            now = {name: place(graph.inputs[name]) for name in ("token", "position", "row")}
+            given = now
         adapter = adapters.Adapter(g, self._slot) if self._slot else None
-        binding = graph.bind({**now, **self._past, **(adapter.inputs() if adapter else {})}, {"logits": logits, **{
+        binding = graph.bind({**given, **self._past, **(adapter.inputs() if adapter else {})}, {"logits": logits, **{
             name: self._past[past] for name, past in g.in_place.items()}}, in_place=g.in_place)
-        made = _Step(binding, {name: tensor.numpy() for name, tensor in now.items()}, logits, adapter)
+        made = _Step(binding, {name: tensor.numpy() for name, tensor in now.items()}, logits, adapter, shape)
         self._steps[count] = made
         return made
 
@@ -102,6 +141,31 @@ class Sequence:
     def logits(self) -> _tmesh.Tensor:
         """What run() of one token writes, [1, tokens that there are]: for other processes to read."""
         return self._step(1).logits
+
+    def fork(self, *, context: engine.Context | None = None) -> Sequence:
+        """Another sequence of the same tokens, by this engine or another one that has the same folder: it has the same pages, and
+        either copies the last one before it writes there. InvalidError: keys and values are not in pages."""
+        if self._table is None:
+            raise errors.InvalidError(errno.EINVAL, "a sequence in rows of its own cannot be forked: give it pages")
+        other = Sequence(self._model, rows=self.rows, context=context or self._context, folder=self._folder, cache=self._cache,
+                         lora=self._lora, slot=self._slot, pages=self._pages)
+        other._own = self._own
+        other._table, other.position = self._table.fork(), self.position
+        return other
+
+    def release(self) -> None:
+        """Let its keys and values go, pages at once. It runs no more."""
+        self._steps.clear()
+        self._past.clear()
+        self.rows = self.position = 0
+        if self._table:
+            self._table.release()
+        self._table = None
+
+    @property
+    def block_table(self) -> list[int]:
+        """The numbers of its pages; none where it has rows of its own."""
+        return [] if self._table is None else self._table.block_table().tolist()
 
     def run(self, tokens: _Listed[int]) -> Any:
         """Append tokens. The logits of what may follow the last one: a NumPy array, which the next run overwrites.
@@ -120,7 +184,14 @@ class Sequence:
             step.adapter.apply(step.binding)
         step.inputs["token"][:] = tokens
         step.inputs["position"][:] = range(self.position, self.position + len(tokens))
-        step.inputs["row"][:] = step.inputs["position"]
+        if step.shape and self._table and self._pages:
+            # A run that was lost has its room already.
+            self._table.append(self.position + len(tokens) - self._table.tokens)
+            step.inputs["rows"][:, :len(tokens)] = step.shape.rows(self._table.slot_mapping(self.position, len(tokens)))
+            tables, _ = self._pages.tables([self._table], step.shape.blocks)
+            step.inputs["tables"][:, :step.shape.blocks] = step.shape.tables(tables)[:, 0]
+        else:
+            step.inputs["row"][:] = step.inputs["position"]
         step.binding.dispatch()
         self.position += len(tokens)
         return step.logits.numpy()[-1]

@@ -292,6 +292,12 @@ class _Decoder:
         return g
 
 
+def _widths(model: Model, cache: str) -> tuple[int, int, int]:
+    """Layers, elements of a row and bytes of an element, of keys or values."""
+    decoder = _Decoder(model, 1, 1, cache, {})
+    return int(decoder.value("block_count")), decoder.groups * decoder.head, 2 if cache == "float16" else 4
+
+
 def _check_lora(lora: Mapping[str, int] | None) -> None:
     unknown = set(lora or {}) - set(_LINEARS)
     if unknown or any(isinstance(rank, bool) or not isinstance(rank, int) or rank < 1 for rank in (lora or {}).values()):
