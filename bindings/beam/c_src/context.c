@@ -142,6 +142,16 @@ NIF(context_caps)
 }
 
 /* context_stats(context) -> {ok, #{bytes_copied => 0, ...}} */
+NIF(context_trim)
+{
+	struct context *context;
+	struct tmesh_error err;
+
+	if (!get_context(env, argv[0], &context, &err))
+		return make_error(env, &err);
+	return make_ok(env, enif_make_uint64(env, tmesh_ctx_trim(context->ctx)));
+}
+
 NIF(context_stats)
 {
 	struct tmesh_stats stats = {.size = sizeof(stats)};

@@ -92,6 +92,7 @@ static ErlNifFunc functions[] = {
 	{"context_backend", 1, context_backend, 0},
 	{"context_caps", 1, context_caps, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"context_flush", 1, context_flush, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"context_trim", 1, context_trim, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"context_stats", 1, context_stats, 0},
 	{"arena_create", 3, arena_create, 0},
 	{"create", 4, tensor_create, 0},

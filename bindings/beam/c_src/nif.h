@@ -241,6 +241,7 @@ NIF(held_by);
 /* How long a ref holds its memory: nil, which is 0 and not at all, or nanoseconds. */
 bool get_hold(ErlNifEnv *env, ERL_NIF_TERM term, uint64_t *ns, struct tmesh_error *err);
 NIF(context_flush);
+NIF(context_trim);
 
 /* bundle.c */
 /* {ok, term} of a bundle, which the term takes over, also on failure. */

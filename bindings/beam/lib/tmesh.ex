@@ -93,6 +93,17 @@ defmodule Tmesh do
   def stats, do: Context.get() |> Native.context_stats() |> result()
 
   @doc """
+  Give back at once the memory that tmesh keeps ready for new tensors (`pool_bytes` of `stats/0`), and tell how many
+  bytes that was. What nobody has asked for in 30 s goes by itself.
+
+      iex> {:ok, bytes} = Tmesh.trim()
+      iex> is_integer(bytes)
+      true
+  """
+  @spec trim() :: {:ok, non_neg_integer()} | {:error, Error.t()}
+  def trim, do: Context.get() |> Native.context_trim() |> result()
+
+  @doc """
   Wait until everything that this VM holds for others, by the option `hold` of `Tmesh.ZeroCopy.TensorRef.to_json/2`
   and the like, was opened or its time is over, and what it sent by channels was received, or nobody is left to
   receive it; at most `timeout` ms.
@@ -334,6 +345,7 @@ defmodule Tmesh do
   bang backend() :: :kernel | :memfd
   bang caps() :: [cap()]
   bang stats() :: %{atom() => non_neg_integer()}
+  bang trim() :: non_neg_integer()
 
   defp result(:ok), do: :ok
   defp result({:ok, value}), do: {:ok, value}

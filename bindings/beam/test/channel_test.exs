@@ -155,6 +155,31 @@ defmodule Tmesh.ChannelTest do
     eventually(fn -> match?({:error, %Error{type: :gone}}, Channel.send(out, "x", 0)) end)
   end
 
+  test "who sends to a channel that has ended is told so, also while it waits for room" do
+    {:ok, out} = Channel.create(:send, slots: 2)
+    {:ok, into} = Channel.open(out.token, :recv)
+    test = self()
+
+    waiting =
+      Task.async(fn ->
+        {:ok, own} = Channel.create(:send, slots: 2)
+        Kernel.send(test, {:token, own.token})
+        [:ok, :ok] = for text <- ["one", "two"], do: Channel.send(own, text)
+        Channel.send(own, "three", 30_000)
+      end)
+
+    assert_receive {:token, token}, 5_000
+    {:ok, reader} = Channel.open(token, :recv)
+    Process.sleep(20)
+    :ok = Channel.close(reader)
+    assert {:error, %Error{type: :gone, message: why}} = Task.await(waiting, 30_000)
+    assert why =~ "nobody is there to receive"
+    :ok = Channel.close(into)
+    eventually(fn -> match?({:error, %Error{type: :gone}}, Channel.send(out, "x", 0)) end)
+    :ok = Channel.close(out)
+    assert {:error, %Error{type: :closed}} = Channel.send(out, "x")
+  end
+
   test "several producers" do
     {:ok, into} = Channel.create(:recv, producers: 4, slots: 4)
     # While it is there, not all are gone when the first is done.

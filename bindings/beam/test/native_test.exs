@@ -59,6 +59,7 @@ defmodule Tmesh.NativeTest do
       context_caps: [context],
       context_stats: [context],
       context_flush: [context],
+      context_trim: [context],
       arena_create: [context, 4096, @region],
       create: [context, [4], :uint8, @region],
       put: [context, "abcd", [4], :uint8, @region, true],

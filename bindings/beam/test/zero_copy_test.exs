@@ -143,6 +143,18 @@ defmodule Tmesh.ZeroCopyTest do
     end
   end
 
+  test "trim gives back what the pool keeps" do
+    if elem(Tmesh.backend(), 1) == :memfd do
+      ref = ZeroCopy.allocate!([600_000], :uint8)
+      :ok = ZeroCopy.release(ref)
+      kept = stat(:pool_bytes)
+      assert kept >= 600_000
+      assert Tmesh.trim() == {:ok, kept}
+      assert stat(:pool_bytes) == 0
+      assert Tmesh.trim!() == 0
+    end
+  end
+
   describe "write/3" do
     test "writes inside the tensor only" do
       ref = ZeroCopy.allocate!([4], :uint8)

@@ -360,6 +360,7 @@ int wait_for_socket(struct state *st, int fd, short events, PyObject *timeout);
 
 /* see.c */
 PyObject *module_stats(PyObject *module, PyObject *unused);
+PyObject *module_trim(PyObject *module, PyObject *unused);
 PyObject *module_caps(PyObject *module, PyObject *unused);
 PyObject *module_backend(PyObject *module, PyObject *unused);
 PyObject *module_regions(PyObject *module, PyObject *unused);

@@ -443,6 +443,11 @@ static PyMethodDef functions[] = {
 	 "write(tensor, buffer, /)\n--\n\nFill a contiguous tensor; one copy, which is counted."},
 	{"stats", module_stats, METH_NOARGS,
 	 "stats()\n--\n\nThis process's counters, a dict: copies made, regions, pool."},
+	{"trim", module_trim, METH_NOARGS,
+	 "trim()\n--\n\n"
+	 "Give back at once the memory that is kept ready for new tensors "
+	 "(stats()[\"pool_bytes\"]);\n"
+	 "how many bytes that was. What nobody has asked for in 30 s goes by itself."},
 	{"caps", module_caps, METH_NOARGS,
 	 "caps()\n--\n\n"
 	 "What works here, a dict from name to {\"level\": \"no\", \"cooperative\" or\n"

@@ -16,6 +16,19 @@ static int set(PyObject *dict, const char *name, PyObject *value)
 	return rc;
 }
 
+PyObject *module_trim(PyObject *module, PyObject *unused)
+{
+	struct tmesh_ctx *ctx = context(PyModule_GetState(module));
+	uint64_t bytes;
+
+	if (!ctx)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	bytes = tmesh_ctx_trim(ctx);
+	Py_END_ALLOW_THREADS;
+	return PyLong_FromUnsignedLongLong(bytes);
+}
+
 PyObject *module_stats(PyObject *module, PyObject *unused)
 {
 	static const struct {

@@ -215,6 +215,32 @@ def test_send_async():
             asyncio.run(out.send_async("text"))
 
 
+@pytest.mark.parametrize("how", ["before", "while it waits", "its own"])
+def test_send_async_to_what_has_ended(how):
+    """It says so, and a task that waits for room is woken."""
+    out = tmesh.Channel("send", slots=2)
+    into = tmesh.Channel.open(out.token, "recv")
+
+    async def run():
+        if how == "while it waits":
+            await out.send_async(b"1")
+            await out.send_async(b"2")
+            waiting = asyncio.create_task(out.send_async(b"3"))
+            await asyncio.sleep(0.01)
+            assert not waiting.done()
+            into.close()
+            await waiting
+        (into if how == "before" else out).close()
+        while True:  # the end is told by a thread
+            await out.send_async(b"x")
+
+    error, why = (tmesh.ReleasedError, "was closed") if how == "its own" else (tmesh.GoneError, "nobody is there to receive")
+    with pytest.raises(error, match=why):
+        asyncio.run(run())
+    out.close()
+    into.close()
+
+
 @pytest.mark.parametrize("spin", [0, 20e-6])
 def test_threads(spin):
     """Who waits lets others run; a handle is for one at a time."""

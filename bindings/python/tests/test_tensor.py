@@ -44,6 +44,22 @@ print(tmesh.stats()["pool_hits"] > 1)
 """) == "True\n" * 3
 
 
+def test_trim(python):
+    """What the pool keeps goes at once; the next one is made anew."""
+    assert python("""
+import tmesh
+tmesh.configure(pool_bytes=1 << 24)
+assert tmesh.trim() == 0
+tmesh.put(b"x" * 5000, seal=False).release()
+kept = tmesh.stats()["pool_bytes"]
+assert kept == tmesh.trim() >= 5000, kept
+assert tmesh.stats()["pool_bytes"] == 0 and tmesh.trim() == 0
+hits = tmesh.stats()["pool_hits"]
+tmesh.empty(5000, "uint8")
+assert tmesh.stats()["pool_hits"] == hits
+""") == ""
+
+
 @pytest.mark.parametrize("dtype", ["float32", np.float32, np.dtype("float32"), np.dtype("<f4")])
 def test_dtype_spellings(dtype):
     assert tmesh.empty(1, dtype).dtype == "float32"

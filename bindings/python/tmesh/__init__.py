@@ -33,6 +33,7 @@ from ._tmesh import (
     recv_bundle,
     regions,
     stats,
+    trim,
     zeros,
 )
 from ._tmesh import open as open  # here, but not in __all__: it would replace Python's
@@ -115,5 +116,6 @@ __all__ = [
     "recv_bundle",
     "regions",
     "stats",
+    "trim",
     "zeros",
 ]

@@ -62,6 +62,9 @@ defmodule Tmesh.Native do
           )
   def context_flush(_context), do: :erlang.nif_error(:not_loaded)
 
+  @spec context_trim(context()) :: result(non_neg_integer())
+  def context_trim(_context), do: :erlang.nif_error(:not_loaded)
+
   @spec arena_create(context(), bytes :: non_neg_integer(), region_opts()) :: result(arena())
   def arena_create(_context, _bytes, _opts), do: :erlang.nif_error(:not_loaded)
 
