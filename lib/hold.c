@@ -292,23 +292,24 @@ static int check_limits(struct tmesh_region *region, struct tmesh_error *err)
 
 /* A token that has held and was opened may hold again: so there are never more than were under way
  * at a time. */
-static struct tmesh_hold *entry_for(struct tmesh_region *region, uint32_t rights,
-				    struct tmesh_error *err)
+static int entry_for(struct tmesh_region *region, uint32_t rights, struct tmesh_hold **out,
+		     struct tmesh_error *err)
 {
 	struct tmesh_hold *hold = region->hold;
+	int rc;
 
 	while (hold && (hold->pending || hold->rights != rights))
 		hold = hold->sibling;
+	*out = hold;
 	if (hold)
-		return hold;
+		return 0;
 	hold = calloc(1, sizeof(*hold));
-	if (!hold) {
-		tmesh_fail(err, -ENOMEM, "no memory to hold a region");
-		return NULL;
-	}
-	if (tmesh_random(hold->secret, sizeof(hold->secret), err)) {
+	if (!hold)
+		return tmesh_fail(err, -ENOMEM, "no memory to hold a region");
+	rc = tmesh_random(hold->secret, sizeof(hold->secret), err);
+	if (rc) {
 		free(hold);
-		return NULL;
+		return rc;
 	}
 	hold->region = region;
 	hold->rights = rights;
@@ -316,7 +317,8 @@ static struct tmesh_hold *entry_for(struct tmesh_region *region, uint32_t rights
 	region->hold = hold;
 	hold->chain = *chain_of(region->ctx->holds, hold->secret);
 	*chain_of(region->ctx->holds, hold->secret) = hold;
-	return hold;
+	*out = hold;
+	return 0;
 }
 
 /* The kernel keeps it as long as the last of its holds, should this process end. */
@@ -355,9 +357,9 @@ static int begin(struct tmesh_region *region, uint32_t rights, uint64_t ns, uint
 	if (rc)
 		return rc;
 	holds = ctx->holds;
-	hold = entry_for(region, rights, err);
-	if (!hold)
-		return -ENOMEM;
+	rc = entry_for(region, rights, &hold, err);
+	if (rc)
+		return rc;
 	rc = start_thread(ctx, err);
 	if (rc)
 		return rc;

@@ -6,6 +6,8 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
+#include "common/sized.h"
+#include "common/utf8.h"
 #include "unit.h"
 
 static int logged;
@@ -159,6 +161,86 @@ static void test_longest_timeout(void **state)
 	wait(NULL);
 	close(pair[1]);
 	tmesh_ctx_unref(ctx);
+}
+
+/* Text of strangers: what is no UTF-8 ends it, and nothing behind its last byte is looked at. */
+static void test_utf8(void **state)
+{
+	static const struct {
+		const char *text;
+		size_t bytes, good;
+		bool controls;
+	} texts[] = {
+		{"plain", 5, 5, false},
+		{"\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80", 9, 9, false},
+		{"a\xc3\xa9", 2, 1, false}, /* cut off, and whole behind that */
+		{"a\xe2\x82\xac", 3, 1, false},
+		{"a\xf0\x9f\x98\x80", 4, 1, false},
+		{"a\xc3(", 3, 1, false}, /* no continuation */
+		{"a\xe2\x82(", 4, 1, false},
+		{"a\xe2(\xac", 4, 1, false},
+		{"a\xc0\xaf", 3, 1, false}, /* longer than need be */
+		{"a\xe0\x80\xaf", 4, 1, false},
+		{"a\xed\xa0\x80", 4, 1, false},	    /* half a pair */
+		{"a\xf4\x90\x80\x80", 5, 1, false}, /* past the last */
+		{"a\xff", 2, 1, false},
+		{"a\x80", 2, 1, false},
+		{"a\tb", 3, 1, false},
+		{"a\tb", 3, 3, true},
+		{"a\x7f", 2, 1, false},
+		{"a\x7f", 2, 2, true},
+		{"a\xc2\x85", 3, 1, false},
+		{"a\xc2\x85", 3, 3, true},
+		{"a\0b", 3, 1, true},
+	};
+
+	for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++)
+		if (tmesh_utf8_span(texts[i].text, texts[i].bytes, texts[i].controls) !=
+		    texts[i].good)
+			fail_msg("text %zu: %zu bytes, not %zu", i,
+				 tmesh_utf8_span(texts[i].text, texts[i].bytes, texts[i].controls),
+				 texts[i].good);
+}
+
+/* Arrays for callers whose elements have another size. */
+static void test_elements(void **state)
+{
+	struct element {
+		size_t size;
+		uint64_t value, more;
+	} want[3];
+	void *array = calloc(3, 16);
+	uint64_t *pairs = array;
+
+	assert_non_null(array);
+	for (uint64_t i = 0; i < 3; i++) {
+		want[i] = (struct element){sizeof(want[i]), i + 1, 0};
+		pairs[2 * i + 1] = i + 1;
+	}
+	assert_refused(tmesh_resize_elements(&array, 3, 16, 4, true, err), -EINVAL, "size");
+	assert_refused(tmesh_resize_elements(&array, 3, 16, 16 + 4097, true, err), -EINVAL, "size");
+	assert_refused(tmesh_resize_elements(&array, SIZE_MAX / 24 + 1, 16, 24, true, err), -ENOMEM,
+		       "memory");
+	assert_ptr_equal(array, pairs);
+	assert_ok(tmesh_resize_elements(&array, 3, 16, sizeof(want[0]), true, err));
+	assert_memory_equal(array, want, sizeof(want));
+	assert_ok(tmesh_resize_elements(&array, 3, sizeof(want[0]), 16, false, err));
+	pairs = array;
+	for (uint64_t i = 0; i < 3; i++)
+		assert_int_equal(pairs[2 * i + 1], i + 1);
+	free(array);
+}
+
+/* A structure that is none is not written to. */
+static void test_no_structure(void **state)
+{
+	struct tmesh_stats stats = {.size = sizeof(stats) + 4097}, before = stats;
+
+	assert_int_equal(tmesh_stats(*state, NULL), -EINVAL);
+	assert_int_equal(tmesh_stats(*state, &stats), -EINVAL);
+	stats.size = before.size = 7;
+	assert_int_equal(tmesh_stats(*state, &stats), -EINVAL);
+	assert_memory_equal(&stats, &before, sizeof(stats));
 }
 
 static void test_names(void **state)
@@ -431,21 +513,15 @@ static void test_lifetime(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_choice),
-		cmocka_unit_test(test_module),
-		cmocka_unit_test(test_options),
-		cmocka_unit_test(test_newer_caller),
-		cmocka_unit_test(test_poll_ms),
-		cmocka_unit_test(test_longest_timeout),
-		cmocka_unit_test(test_names),
-		cmocka_unit_test(test_caps),
-		cmocka_unit_test(test_caps_node),
-		cmocka_unit_test(test_quota),
-		cmocka_unit_test(test_handles_count_once),
-		cmocka_unit_test(test_many_live),
-		cmocka_unit_test(test_limits),
-		cmocka_unit_test(test_lifetime),
-		cmocka_unit_test(test_spare_files),
+		cmocka_unit_test(test_choice),	  cmocka_unit_test(test_module),
+		cmocka_unit_test(test_options),	  cmocka_unit_test(test_newer_caller),
+		cmocka_unit_test(test_poll_ms),	  cmocka_unit_test(test_longest_timeout),
+		cmocka_unit_test(test_names),	  cmocka_unit_test(test_caps),
+		cmocka_unit_test(test_caps_node), cmocka_unit_test(test_utf8),
+		cmocka_unit_test(test_elements),  cmocka_unit_test(test_no_structure),
+		cmocka_unit_test(test_quota),	  cmocka_unit_test(test_handles_count_once),
+		cmocka_unit_test(test_many_live), cmocka_unit_test(test_limits),
+		cmocka_unit_test(test_lifetime),  cmocka_unit_test(test_spare_files),
 	};
 
 	return cmocka_run_group_tests_name("context", tests, unit_ctx_setup, unit_ctx_teardown);

@@ -103,6 +103,10 @@ static int act(struct scene *s, struct tmesh_error *err)
 	STEP(tmesh_region_opaque_fd(s->cards[4], &thing, err));
 	close(thing);
 	STEP(tmesh_tensor_put(s->producer, TMESH_UINT8, 1, shape, buffer, NULL, &s->alone, err));
+	assert_true(tmesh_tensor_region(s->alone)->description_bytes > 0);
+	/* Over at once; a thread lets go of it. */
+	STEP(tmesh_region_hold(tmesh_tensor_region(s->alone), TMESH_READ, 1, other, err));
+	assert_null(strstr(other, "00000000000000000000000000000000"));
 	STEP(tmesh_arena_create(s->producer, 0, NULL, &s->arena, err));
 	in.arena = s->arena;
 	STEP(tmesh_tensor_put(s->producer, TMESH_UINT8, 1, shape, buffer, &in, &s->small, err));
@@ -168,6 +172,8 @@ static void test_each_call_fails(void **state)
 		if (fds_for_others() != inherited)
 			fail_msg("call %ld (%s): a descriptor is not closed on exec", n, failed);
 		clear(&s);
+		for (int i = 0; i < 5000 && unit_open_fds() != before; i++)
+			usleep(1000);
 		if (unit_open_fds() != before)
 			fail_msg("call %ld (%s): %u descriptors, not %u", n, failed,
 				 unit_open_fds(), before);

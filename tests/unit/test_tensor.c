@@ -212,6 +212,10 @@ static void test_try_unref(void **state)
 	assert_ok(tmesh_tensor_data(view, TMESH_READ, &data, err));
 	assert_int_equal(tmesh_tensor_try_unref(view), -EAGAIN);
 	tmesh_tensor_unref(view);
+	assert_ok(tmesh_tensor_view(tensor, tmesh_tensor_layout(tensor), &view, err));
+	assert_ok(tmesh_tensor_data(view, TMESH_READ | TMESH_WRITE, &data, err));
+	assert_int_equal(tmesh_tensor_try_unref(view), -EAGAIN);
+	tmesh_tensor_unref(view);
 	assert_int_equal(live(*state), 1);
 	tmesh_tensor_unref(tensor);
 	assert_int_equal(live(*state), 0);
