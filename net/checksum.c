@@ -5,6 +5,7 @@
  * read what is sent, which is not encrypted either.
  */
 #include <errno.h>
+#include <string.h>
 
 #include "common/hex.h"
 #include "net_internal.h"
@@ -40,4 +41,14 @@ void net_sum_end(struct net_sum *sum, char text[TMESH_NET_CHECKSUM_SIZE])
 	if (text)
 		tmesh_hex(text, bytes.digest, sizeof(bytes.digest));
 	free(sum);
+}
+
+int net_sum_check(const char *come, const char *offered, struct tmesh_error *err)
+{
+	if (!strcmp(come, offered))
+		return 0;
+	return tmesh_fail(err, -EPROTO,
+			  "what came has the checksum %s, and not %s: it was damaged, or is "
+			  "something else",
+			  come, offered);
 }

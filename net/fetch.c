@@ -235,13 +235,8 @@ static int fetch_region(struct fetch *fetch, struct tmesh_error *err)
 	net_window_close(fetch->window, fetch->idle);
 	if (rc)
 		return rc;
-	if (strcmp(checksum, fetch->source->checksum))
-		return tmesh_fail(
-			err, -EPROTO,
-			"what came has the checksum %s, and not %s: it was damaged, or is "
-			"something else",
-			checksum, fetch->source->checksum);
-	return tmesh_region_seal(fetch->region, err);
+	rc = net_sum_check(checksum, fetch->source->checksum, err);
+	return rc ? rc : tmesh_region_seal(fetch->region, err);
 }
 
 static int check_source(struct fetch *fetch, const struct tmesh_net_source *source,

@@ -147,6 +147,8 @@ int net_sum_begin(struct net_sum **out, struct tmesh_error *err);
 void net_sum_add(struct net_sum *sum, const void *data, size_t bytes);
 /* Ends the sum; @text may be NULL. */
 void net_sum_end(struct net_sum *sum, char text[TMESH_NET_CHECKSUM_SIZE]);
+/* -EPROTO where what came is not what was offered. */
+int net_sum_check(const char *come, const char *offered, struct tmesh_error *err);
 
 void net_offer_put(struct tmesh_net *net, struct net_offer *offer);
 /* Ends all grants of @offer, or all if it is NULL. */

@@ -30,6 +30,9 @@ struct tmesh_net;
 #define TMESH_NET_ADDRESS_SIZE 128 /* "ofi+tcp;ofi_rxm://192.0.2.1:41233" */
 #define TMESH_NET_PEER_SIZE 256	   /* a peer's name */
 
+/* What goes in a message of the caller's own: tmesh_net_copy(), tmesh_net_store(). */
+#define TMESH_NET_SMALL_BYTES 65536
+
 struct tmesh_net_opts {
 	size_t size;	      /* sizeof(struct tmesh_net_opts) */
 	const char *address;  /* of an interface of this machine, in numbers: "192.0.2.1", "::1".
@@ -120,6 +123,22 @@ struct tmesh_net_fetch_opts {
 int tmesh_net_fetch(struct tmesh_net *net, const struct tmesh_net_source *source,
 		    const struct tmesh_net_fetch_opts *opts, struct tmesh_region **out,
 		    struct tmesh_error *err);
+
+/*
+ * Small offers need no key and no fetch. Copy one's bytes to @data, which has room for @size;
+ * @bytes are set to how many there are. Return: 0; -ENOENT (no such offer), -EOVERFLOW (more than
+ * @size or TMESH_NET_SMALL_BYTES), -EINVAL.
+ */
+int tmesh_net_copy(struct tmesh_net *net, const char *id, void *data, size_t size, size_t *bytes,
+		   struct tmesh_error *err);
+/*
+ * The other side: bytes that a home has told, as a new sealed region. It counts as a fetch.
+ * Return: 0; -EINVAL (none, more than TMESH_NET_SMALL_BYTES, @checksum), -EPROTO (other bytes than
+ * the checksum says), -EDQUOT (max_bytes, or the context's), -ENOMEM, and what tmesh_region_write()
+ * returns.
+ */
+int tmesh_net_store(struct tmesh_net *net, const void *data, size_t bytes, const char *checksum,
+		    struct tmesh_region **out, struct tmesh_error *err);
 
 /*
  * Opening by the machine's Tmesh.Net (docs/net.md): a program that has what an Elixir node offers,

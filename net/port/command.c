@@ -6,9 +6,11 @@
 #include <errno.h>
 #include <jansson.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/error.h"
+#include "common/hex.h"
 
 struct member {
 	const char *name;
@@ -30,15 +32,18 @@ struct member {
 static const struct {
 	const char *name;
 	struct member members[MEMBERS];
+	bool data;
 } types[] = {
 	[COMMAND_OFFER] = {"offer", {TEXT(token)}},
 	[COMMAND_WITHDRAW] = {"withdraw", {TEXT(offer)}},
+	[COMMAND_COPY] = {"copy", {TEXT(offer)}},
 	[COMMAND_GRANT] = {"grant", {TEXT(offer), TEXT(peer)}},
 	[COMMAND_REVOKE] = {"revoke", {TEXT(key)}},
 	[COMMAND_FIND] = {"find", {TEXT(checksum), NUMBER(bytes, 1)}},
 	[COMMAND_FETCH] = {"fetch",
 			   {TEXT(address), TEXT(key), TEXT(checksum), NUMBER(bytes, 1),
 			    NUMBER(timeout_ms, 1)}},
+	[COMMAND_STORE] = {"store", {TEXT(checksum)}, true},
 	[COMMAND_CANCEL] = {"cancel", {NUMBER(of, 0)}},
 	[COMMAND_RELEASE] = {"release", {NUMBER(of, 0)}},
 	[COMMAND_STATS] = {"stats", {{0}}},
@@ -71,6 +76,25 @@ static int read_text(const json_t *object, const struct member *member, char *te
 	return 0;
 }
 
+static int read_data(const json_t *object, struct command *command, struct tmesh_error *err)
+{
+	const json_t *value = json_object_get(object, "data");
+	size_t digits = json_string_length(value), bytes = digits / 2;
+
+	if (!bytes || digits % 2 || bytes > TMESH_NET_SMALL_BYTES)
+		return tmesh_fail(err, -EPROTO, "\"data\" is not the hex of 1 to %d bytes",
+				  TMESH_NET_SMALL_BYTES);
+	command->data = malloc(bytes);
+	command->bytes = bytes;
+	if (!command->data)
+		return tmesh_fail(err, -ENOMEM, "no memory for a command");
+	if (tmesh_unhex(command->data, json_string_value(value), bytes))
+		return 0;
+	free(command->data);
+	command->data = NULL;
+	return tmesh_fail(err, -EPROTO, "\"data\" is no lower-case hex");
+}
+
 static int read_members(const json_t *object, struct command *command, struct tmesh_error *err)
 {
 	const struct member *member = types[command->type].members;
@@ -86,9 +110,12 @@ static int read_members(const json_t *object, struct command *command, struct tm
 			rc = read_number(object, member->name, member->least, (int64_t *)place,
 					 err);
 	}
+	count += types[command->type].data;
 	if (!rc && json_object_size(object) != count)
 		rc = tmesh_fail(err, -EPROTO, "a member that \"%s\" has not",
 				types[command->type].name);
+	if (!rc && types[command->type].data)
+		rc = read_data(object, command, err);
 	return rc;
 }
 

@@ -9,15 +9,18 @@
 #include <tmesh/net.h>
 #pragma GCC visibility pop
 
-#define COMMAND_MAX_BYTES 65536
+/* A small offer's bytes in hex, and room for the rest. */
+#define COMMAND_MAX_BYTES (2 * TMESH_NET_SMALL_BYTES + 4096)
 
 enum command_type {
 	COMMAND_OFFER,
 	COMMAND_WITHDRAW,
+	COMMAND_COPY,
 	COMMAND_GRANT,
 	COMMAND_REVOKE,
 	COMMAND_FIND,
 	COMMAND_FETCH,
+	COMMAND_STORE,
 	COMMAND_CANCEL,
 	COMMAND_RELEASE,
 	COMMAND_STATS,
@@ -30,6 +33,7 @@ struct command {
 	int64_t of;	    /* of the fetch that is cancelled or released */
 	int64_t bytes;	    /* at least 1 */
 	int64_t timeout_ms; /* at least 1 */
+	uint8_t *data;	    /* of COMMAND_STORE, @bytes of it; whoever has the command frees it */
 	char token[TMESH_TOKEN_SIZE];
 	char offer[TMESH_NET_ID_SIZE];
 	char peer[TMESH_NET_PEER_SIZE];
@@ -40,7 +44,7 @@ struct command {
 
 /*
  * Strict: every member of the type, each once, no other. @id becomes that of the message as soon as
- * it is known, so that an answer can name it; -1 before. Return: 0; -EPROTO.
+ * it is known, so that an answer can name it; -1 before. Return: 0; -EPROTO, -ENOMEM.
  */
 int command_read(const char *text, size_t bytes, struct command *command, int64_t *id,
 		 struct tmesh_error *err);

@@ -13,6 +13,7 @@
 
 #include "common/clock.h"
 #include "common/error.h"
+#include "common/hex.h"
 #include "frame.h"
 
 #define PROGRESS_NS UINT64_C(100000000)
@@ -100,14 +101,29 @@ static int fetch(struct job *job, struct tmesh_region **region, struct tmesh_err
 	return tmesh_net_fetch(job->port->net, &source, &opts, region, err);
 }
 
-/* The answer to a find or a fetch, with the reason where the region could not be kept. */
+static int get(struct job *job, struct tmesh_region **region, struct tmesh_error *err)
+{
+	const struct command *command = &job->command;
+
+	switch (command->type) {
+	case COMMAND_FIND:
+		return find_kept(job, region, err);
+	case COMMAND_STORE:
+		return tmesh_net_store(job->port->net, command->data, command->bytes,
+				       command->checksum, region, err);
+	default:
+		return fetch(job, region, err);
+	}
+}
+
+/* The answer to a find, a fetch or a store, with the reason where the region could not be kept. */
 static json_t *run_fetch(struct job *job, struct tmesh_region **region, struct tmesh_error *err)
 {
 	char name[TMESH_KEPT_NAME_LEN + 1], token[TMESH_TOKEN_SIZE], id[17];
 	bool finds = job->command.type == COMMAND_FIND, kept = true;
 	struct tmesh_error why = {0};
 
-	if (finds ? find_kept(job, region, err) : fetch(job, region, err))
+	if (get(job, region, err))
 		return NULL;
 	kept_name(&job->command, name);
 	if (!finds)
@@ -148,6 +164,7 @@ static void *run(void *data)
 	json_t *answer = fetches ? run_fetch(job, &region, &err) : run_offer(job, &err);
 	bool hold = answer && fetches;
 
+	free(job->command.data);
 	if (!hold)
 		tmesh_region_unref(region);
 	/* Before the answer: whoever has read it may release what the job holds. */
@@ -245,6 +262,21 @@ static int grant(struct port *port, const struct command *command, struct tmesh_
 	return rc;
 }
 
+static int copy(struct port *port, const struct command *command, struct tmesh_error *err)
+{
+	static uint8_t data[TMESH_NET_SMALL_BYTES];
+	static char text[2 * TMESH_NET_SMALL_BYTES + 1];
+	size_t bytes;
+	int rc = tmesh_net_copy(port->net, command->offer, data, sizeof(data), &bytes, err);
+
+	if (rc)
+		return rc;
+	tmesh_hex(text, data, bytes);
+	frame_write(port->out, json_pack("{si ss sI ss}", "v", 1, "type", "copied", "id",
+					 command->id, "data", text));
+	return 0;
+}
+
 static void answer_stats(struct port *port, int64_t id)
 {
 	struct tmesh_net_stats stats = {.size = sizeof(stats)};
@@ -272,7 +304,11 @@ void port_message(struct port *port, const char *text, size_t bytes)
 	case COMMAND_OFFER:
 	case COMMAND_FIND:
 	case COMMAND_FETCH:
+	case COMMAND_STORE:
 		rc = begin(port, &command, &err);
+		break;
+	case COMMAND_COPY:
+		rc = copy(port, &command, &err);
 		break;
 	case COMMAND_GRANT:
 		rc = grant(port, &command, &err);
@@ -297,8 +333,10 @@ void port_message(struct port *port, const char *text, size_t bytes)
 		answer_stats(port, id);
 		break;
 	}
-	if (rc)
+	if (rc) {
+		free(command.data);
 		answer_error(port, id, &err);
+	}
 }
 
 void port_open(struct port *port, struct tmesh_ctx *ctx, struct tmesh_net *net, int out)

@@ -23,7 +23,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	    strnlen(command.address, sizeof(command.address)) == sizeof(command.address) ||
 	    strnlen(command.token, sizeof(command.token)) == sizeof(command.token) ||
 	    strnlen(command.peer, sizeof(command.peer)) == sizeof(command.peer) ||
+	    !command.data != (command.type != COMMAND_STORE) ||
+	    (command.data && (command.bytes < 1 || command.bytes > TMESH_NET_SMALL_BYTES)) ||
 	    (command.type == COMMAND_FETCH && (command.bytes < 1 || command.timeout_ms < 1)))
 		abort();
+	free(command.data);
 	return 0;
 }

@@ -170,6 +170,23 @@ defmodule Machine do
     [{:holder, holder} | held]
   end
 
+  # So many questions for a lease, by one who does nothing with the answers.
+  defp act(["ask_often", home, count, offer], held) do
+    %{"offer" => id} = decode(offer)
+    home = {Tmesh.Net, String.to_existing_atom(home)}
+
+    pid =
+      spawn(fn ->
+        for _ <- 1..String.to_integer(count),
+            do: send(home, {:tmesh_net, 1, {:lease, self(), make_ref(), id}})
+
+        say("ok")
+        forget()
+      end)
+
+    [{:waiting, [pid]} | held]
+  end
+
   # Somebody waits already when they are given back.
   defp act(["open_and_give_back", timeout, offer], held) do
     {:holder, holder} = List.keyfind!(held, :holder, 0)
@@ -371,6 +388,10 @@ defmodule Machine do
   defp act(["kept"], held) do
     say("#{length(Tmesh.kept!())}")
     held
+  end
+
+  defp forget do
+    receive(do: (_answer -> forget()))
   end
 
   defp renew(home, keys) do

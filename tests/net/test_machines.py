@@ -23,6 +23,8 @@ import time
 import traceback
 from pathlib import Path
 
+from wire import Wire
+
 HERE = Path(__file__).resolve().parent
 BUILD = Path(sys.argv[1]).resolve()
 PYTHON = sys.argv[2]  # one that has the package
@@ -598,6 +600,43 @@ def test_partition(home, reader, cut):
         assert machine.ask("look") == digest
 
 
+def test_round_trips(home, reader, wire):
+    """A small ref is open after one round trip, a small bundle by name after two; three are the bound."""
+    def trips(*words):
+        eventually(lambda: not home.stats().get("keys"), lambda: "an end of the leases")
+        time.sleep(0.5)  # what is on its way still
+        wire.begin()
+        answer = reader.ask(*words)
+        return wire.trips(1), answer
+
+    told = {}
+    for size in 1, 4096, 65536, 65537:
+        offer, digest = home.offer(size, f"trips{size}")
+        told[size], answer = trips("open", 1, SECONDS * 1000, offer)
+        assert answer == digest
+    _ok, digest = home.ask("publish", "trips", 3, 1000, "trips").split()
+    told["name"], answer = trips("open_name", "trips", SECONDS * 1000)
+    assert answer == f"{digest} trips"
+    print(f"# round trips: {told}", flush=True)
+    assert max(told[1], told[4096], told[65536], told["name"]) <= 3 and told[65537] > 3, told
+
+
+def test_slow_reader(home, reader):
+    """A reader that takes nothing keeps its home from nothing, however much it has asked for."""
+    offer, digest = home.offer(65536, "slow")
+    assert reader.ask("ask_often", home.node, 1000, offer) == "ok"
+    reader.signal("beam.smp", signal.SIGSTOP)
+    try:
+        for number in range(10):
+            other, _digest = home.offer(65536, f"beside{number}")
+            assert home.ask("withdraw", other) == "ok"
+        # While the reader's answers are still on their way, and not after its connection was given up.
+        assert home.ask("connect", reader.node) == "true"
+    finally:
+        reader.signal("beam.smp", signal.SIGCONT)
+    assert reader.ask("open", 1, SECONDS * 1000, offer) == digest
+
+
 def test_tls(home, reader, strangers):
     """By TLS distribution: an open by name; who has no certificate, or a stranger's, is not let in."""
     for stranger in strangers:
@@ -641,7 +680,7 @@ def on_loopback():
         print(f"# TMESH_TEST_SEED={seed}", flush=True)
         play("loopback", *machines[:2], [
             (test_open, ()), (test_home_is_named, ()), (test_withdrawn, ()), (test_many, ()), (test_names, machines[2:]),
-            (test_busy, ()), (test_stream, ()), (test_pages, ()), (test_programs, ()), (test_hostile_programs, ()), (test_waiters_gone, ()),
+            (test_busy, ()), (test_slow_reader, ()), (test_stream, ()), (test_pages, ()), (test_programs, ()), (test_hostile_programs, ()), (test_waiters_gone, ()),
             (test_fetcher_killed, ()),
             (storm, (300 if FULL else 12, random.Random(seed)))])
     finally:
@@ -714,6 +753,35 @@ def in_namespaces():
                                               (test_partition, (lambda what: do(what, "1"),))])
 
 
+def on_slow_wire():
+    """Its delay is there so that what is sent after an answer is told from what is sent before."""
+    names = [f"tmw{os.getpid()}-{number}" for number in (1, 2)]
+    machines, daemons, wire = [], [], None
+    try:
+        try:
+            for name in names:
+                subprocess.run(["ip", "netns", "add", name], check=True, capture_output=True, text=True)
+            wire = Wire(names, 0.01)
+        except (OSError, subprocess.CalledProcessError) as error:
+            report("slow wire", skip=f"no TAP devices in network namespaces here: {' '.join(str(error).split())}")
+            return
+        for number, name in enumerate(names, 1):
+            daemons.append(epmd(["ip", "netns", "exec", name], 4369))
+            machines.append(Machine("home" if number == 1 else "reader", f"10.77.0.{number}", name, 4369))
+        assert machines[1].ask("connect", machines[0].node) == "true"
+        play("slow wire", *machines, [(test_round_trips, (wire,))])
+    finally:
+        for machine in machines:
+            machine.end()
+        for daemon in daemons:
+            daemon.kill()
+            daemon.wait()
+        if wire:
+            wire.close()
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
 # What netem does to the packets that go to the reader.
 WEATHER = [
     "delay 20ms", "delay 10ms 5ms distribution normal", "loss 2%", "delay 10ms reorder 25% 50%", "duplicate 2%",
@@ -776,7 +844,7 @@ def in_guest():
     in_wireguard((both[0], "memfd"))
 
 
-PLACES = {place.__name__: place for place in (in_a_folder, on_loopback, with_tls, in_namespaces, in_guest)}
+PLACES = {place.__name__: place for place in (in_a_folder, on_loopback, with_tls, in_namespaces, on_slow_wire, in_guest)}
 
 if __name__ == "__main__":
     for place in sys.argv[3:] or [name for name in PLACES if name != "in_guest"]:

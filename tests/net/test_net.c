@@ -314,6 +314,60 @@ static void test_limits(void **state)
 	finish(&home);
 }
 
+/* What is small goes in a message: the bytes of the offer, and a sealed region of them. */
+static void test_small(void **state)
+{
+	static const uint64_t sizes[] = {1, 4096, TMESH_NET_SMALL_BYTES};
+	static uint8_t data[TMESH_NET_SMALL_BYTES];
+	struct tmesh_net_opts opts = opts_of("127.0.0.1");
+	const char *no_offer = "00000000000000000000000000000000";
+	struct tmesh_region *got;
+	struct home home;
+	size_t bytes;
+
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+		begin_with(&home, opts, sizes[i]);
+		assert_ok(tmesh_net_copy(home.net, home.info.id, data, sizeof(data), &bytes, err));
+		assert_int_equal(bytes, sizes[i]);
+		assert_ok(tmesh_net_store(home.net, data, bytes, home.info.checksum, &got, err));
+		assert_true(tmesh_region_is_sealed(got));
+		same(home.region, got);
+		tmesh_region_unref(got);
+		assert_int_equal(stats_of(&home).fetched, 1);
+		assert_int_equal(stats_of(&home).bytes_fetched, sizes[i]);
+		data[0] ^= 1;
+		assert_refused(
+			tmesh_net_store(home.net, data, bytes, home.info.checksum, &got, err),
+			-EPROTO, "checksum");
+		assert_int_equal(stats_of(&home).failed, 1);
+		assert_refused(
+			tmesh_net_copy(home.net, home.info.id, data, sizes[i] - 1, &bytes, err),
+			-EOVERFLOW, "grant a key");
+		assert_ok(tmesh_net_withdraw(home.net, home.info.id, err));
+		assert_refused(
+			tmesh_net_copy(home.net, home.info.id, data, sizeof(data), &bytes, err),
+			-ENOENT, "no such offer");
+		finish(&home);
+	}
+	opts.max_bytes = 100;
+	begin_with(&home, opts, TMESH_NET_SMALL_BYTES + 1);
+	assert_refused(tmesh_net_copy(home.net, home.info.id, data, SIZE_MAX, &bytes, err),
+		       -EOVERFLOW, "grant a key");
+	assert_refused(tmesh_net_copy(home.net, no_offer, data, sizeof(data), &bytes, err), -ENOENT,
+		       "no such offer");
+	assert_refused(tmesh_net_copy(home.net, "short", data, sizeof(data), &bytes, err), -EINVAL,
+		       "hex");
+	assert_refused(tmesh_net_store(home.net, data, 0, no_offer, &got, err), -EINVAL, "small");
+	assert_refused(tmesh_net_store(home.net, NULL, 1, no_offer, &got, err), -EINVAL, "small");
+	assert_refused(
+		tmesh_net_store(home.net, data, TMESH_NET_SMALL_BYTES + 1, no_offer, &got, err),
+		-EINVAL, "small");
+	assert_refused(tmesh_net_store(home.net, data, 101, no_offer, &got, err), -EDQUOT,
+		       "may have 100");
+	assert_refused(tmesh_net_store(home.net, data, 1, "x", &got, err), -EINVAL, "hex");
+	finish(&home);
+}
+
 /* Who listens and says nothing: the fetch's own deadline ends it, and a wish to give up before. */
 static int give_up(void *data, uint64_t bytes)
 {
@@ -722,6 +776,7 @@ int main(void)
 		cmocka_unit_test(test_checksum),
 		cmocka_unit_test(test_hostile_source),
 		cmocka_unit_test(test_limits),
+		cmocka_unit_test(test_small),
 		cmocka_unit_test(test_silent),
 		cmocka_unit_test(test_garbage),
 		cmocka_unit_test(test_revoke_in_the_middle),

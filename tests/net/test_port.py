@@ -18,6 +18,7 @@ from pathlib import Path
 
 BUILD = Path(sys.argv[1]).resolve()
 SECONDS = 60
+LONGEST = 2 * 65536 + 4096  # message
 
 
 class Fetcher:
@@ -85,7 +86,7 @@ def test_two(place):
 
 def test_frames(place):
     """Frames that are too long, empty or cut off end it with a word, and nothing is read beyond them."""
-    for data, length in ((b"", 0), (b"{}", 65537), (b"{}", 0xFFFFFFFF), (b"{}", 3), (b"x" * 70000, None)):
+    for data, length in ((b"", 0), (b"{}", LONGEST + 1), (b"{}", 0xFFFFFFFF), (b"{}", 3), (b"x" * (LONGEST + 1000), None)):
         fetcher = Fetcher(place)
         try:
             assert fetcher.read()["type"] == "hello"
@@ -104,7 +105,7 @@ def test_garbage(place):
     fetcher = Fetcher(place)
     try:
         assert fetcher.read()["type"] == "hello"
-        for data in (b"\0", b"{", b"[]", b"null", b"{}", b"[" * 60000, b"{\"v\":1}", b"\xff\xfe", b" " * 65536,
+        for data in (b"\0", b"{", b"[]", b"null", b"{}", b"[" * 60000, b"{\"v\":1}", b"\xff\xfe", b" " * LONGEST,
                      b'{"v":2,"type":"stats","id":1}', b'{"v":1,"type":"stats","id":-1}', b'{"v":1,"type":"stats","id":1,"x":2}',
                      b'{"v":1,"type":"stats","id":1e99}', b'{"v":1,"type":"stats","id":1,"id":2}', b'{"v":1,"type":"fly","id":1}'):
             fetcher.send(data)
@@ -129,6 +130,12 @@ def test_hostile(place):
             assert answer["type"] == "error" and answer["errno"] in names, (change, answer)
         assert fetcher.ask("offer", 2, token="nobody's")["type"] == "error"
         assert fetcher.ask("grant", 3, offer="0" * 32, peer="p")["errno"] == "ENOENT"
+        assert fetcher.ask("copy", 3, offer="0" * 32)["errno"] == "ENOENT"
+        for data, name in (("", "EPROTO"), ("0", "EPROTO"), ("0G", "EPROTO"), ("AA", "EPROTO"), (7, "EPROTO"), ("00" * 65537, "EPROTO")):
+            answer = fetcher.ask("store", 3, checksum="0" * 32, data=data)
+            assert answer["type"] == "error" and answer["errno"] == name, (data, answer)
+        assert fetcher.ask("store", 3, checksum="x", data="00")["errno"] == "EINVAL"
+        assert fetcher.ask("store", 3, checksum="0" * 32, data="00" * 65536)["errno"] == "EPROTO", "not what the checksum says"
         assert fetcher.ask("withdraw", 4, offer="0" * 32)["errno"] == "ENOENT"
         assert fetcher.ask("revoke", 5, key="0" * 16)["errno"] == "ENOENT"
         assert fetcher.ask("cancel", 6, of=99)["errno"] == fetcher.ask("release", 6, of=99)["errno"] == "ENOENT"

@@ -7,8 +7,10 @@ defmodule Tmesh.Net.Server do
   # Between nets, each {:tmesh_net, 1, message}:
   #
   #   {:lease, reader, number, offer}                      a reader asks; number is a reference of its own
-  #   {:answer, home, number, {:ok, key, address} | {:error, type, text}}
+  #   {:answer, home, number, {:ok, key, address} | {:bytes, binary} | {:error, type, text}}
   #   {:renew, reader, key}, {:done, reader, key}
+  #
+  # What is small comes in the answer: one round trip, where a fetch by a key takes four.
 
   use GenServer
   require Logger
@@ -21,6 +23,8 @@ defmodule Tmesh.Net.Server do
   # A home that has no key left is asked again, after so long, then twice as long, and so on.
   @again_ms 100
   @again_most_ms 5_000
+  # What comes in the answer; TMESH_NET_SMALL_BYTES.
+  @small 65_536
 
   @impl true
   def init(options) do
@@ -58,7 +62,7 @@ defmodule Tmesh.Net.Server do
   @impl true
   def handle_call({:offer, token}, {owner, _tag} = from, state) do
     id = Base.encode16(:crypto.strong_rand_bytes(16), case: :lower)
-    offer = %{token: token, owner: Process.monitor(owner), native: nil}
+    offer = %{token: token, owner: Process.monitor(owner), native: nil, bytes: nil}
     state = put_in(state.offers[id], offer)
     {:noreply, ask(state, {:offer, id, from}, "offer", token: token)}
   end
@@ -157,6 +161,9 @@ defmodule Tmesh.Net.Server do
 
   def handle_info({:tmesh_net, 1, {:lease, reader, number, id}}, state) when is_pid(reader) do
     case state.offers do
+      %{^id => %{native: native, bytes: bytes}} when native != nil and bytes <= @small ->
+        {:noreply, ask(state, {:copy, reader, number}, "copy", offer: native)}
+
       %{^id => %{native: native}} when native != nil ->
         {:noreply,
          ask(state, {:grant, reader, number}, "grant", offer: native, peer: "#{node(reader)}")}
@@ -191,6 +198,9 @@ defmodule Tmesh.Net.Server do
     case {waits, answer} do
       {{checksum, fetch}, {:ok, key, address}} ->
         {:noreply, read(state, checksum, fetch, home, key, address)}
+
+      {{checksum, fetch}, {:bytes, data}} when is_binary(data) ->
+        {:noreply, store(state, checksum, fetch, data)}
 
       {{checksum, _fetch}, {:error, type, text}} ->
         state = put_in(state.fetches[checksum].busy, type == :limit_exceeded)
@@ -289,7 +299,8 @@ defmodule Tmesh.Net.Server do
     case state.offers do
       %{^id => offer} ->
         if from, do: GenServer.reply(from, {:ok, offered(id, message)})
-        put_in(state.offers[id], %{offer | native: message["offer"]})
+        offer = %{offer | native: message["offer"], bytes: message["bytes"]}
+        put_in(state.offers[id], offer)
 
       # Its owner has ended meanwhile.
       _none ->
@@ -315,7 +326,12 @@ defmodule Tmesh.Net.Server do
     put_in(state.leases[key], lease)
   end
 
-  defp answered(state, {:grant, reader, number}, message) do
+  defp answered(state, {:copy, reader, number}, %{"type" => "copied", "data" => digits}) do
+    tell(reader, {:answer, self(), number, {:bytes, Base.decode16!(digits, case: :lower)}})
+    state
+  end
+
+  defp answered(state, {what, reader, number}, message) when what in [:copy, :grant] do
     answer(reader, number, Fetcher.error(message))
     state
   end
@@ -417,7 +433,7 @@ defmodule Tmesh.Net.Server do
 
   defp ask_in_turn(state, checksum) do
     if Enum.count(state.fetches, fn {_sum, f} ->
-         elem(f.state, 0) in [:asking, :reading, :again]
+         elem(f.state, 0) in [:asking, :reading, :storing, :again]
        end) <
          @at_once,
        do: next_home(state, checksum, Error.new(:not_found, "nobody has it")),
@@ -504,6 +520,19 @@ defmodule Tmesh.Net.Server do
     )
   end
 
+  defp store(state, checksum, fetch, data) when byte_size(data) == fetch.wanted.bytes do
+    Process.demonitor(fetch.monitor, [:flush])
+    fetch = %{fetch | monitor: nil, state: {:storing, state.next_id}}
+
+    put_in(state.fetches[checksum], fetch)
+    |> ask({:fetch, checksum}, "store", checksum: checksum, data: Base.encode16(data, case: :lower))
+  end
+
+  defp store(state, checksum, fetch, data) do
+    why = "#{fetch.home} gives #{byte_size(data)} bytes and offers #{fetch.wanted.bytes}"
+    next_home(state, checksum, Error.new(:protocol, why))
+  end
+
   defp progress(state, checksum) do
     with %{state: {:reading, _id, key, home}} <- state.fetches[checksum],
          do: tell(home, {:renew, self(), key})
@@ -541,6 +570,9 @@ defmodule Tmesh.Net.Server do
         tell(home, {:done, self(), key})
         next_home(state, checksum, Fetcher.error(message))
 
+      %{state: {:storing, ^id}} ->
+        next_home(state, checksum, Fetcher.error(message))
+
       _cancelled ->
         state
     end
@@ -553,7 +585,7 @@ defmodule Tmesh.Net.Server do
         tell(home, {:done, self(), key})
         {fetch, %{state | fetches: Map.delete(state.fetches, checksum)}}
 
-      %{state: {:finding, ^id}} = fetch ->
+      %{state: {how, ^id}} = fetch when how in [:finding, :storing] ->
         {fetch, %{state | fetches: Map.delete(state.fetches, checksum)}}
 
       _other ->
@@ -653,7 +685,7 @@ defmodule Tmesh.Net.Server do
       for {id, %{native: native} = offer} <- state.offers,
           native,
           into: %{},
-          do: {id, %{offer | native: nil}}
+          do: {id, %{offer | native: nil, bytes: nil}}
 
     state = %{state | asked: %{}, leases: %{}, held: %{}, fetches: asking, offers: made}
 
@@ -674,7 +706,10 @@ defmodule Tmesh.Net.Server do
   defp lost({:offer, _id, from}, error) when from != nil, do: GenServer.reply(from, {:error, error})
   defp lost({:reply, from}, error), do: GenServer.reply(from, {:error, error})
   defp lost({:stats, from}, error), do: GenServer.reply(from, {:error, error})
-  defp lost({:grant, reader, number}, error), do: answer(reader, number, error)
+
+  defp lost({what, reader, number}, error) when what in [:copy, :grant],
+    do: answer(reader, number, error)
+
   defp lost(_what, _error), do: :ok
 
   ## Both
@@ -685,8 +720,16 @@ defmodule Tmesh.Net.Server do
     %{state | next_id: id + 1, asked: Map.put(state.asked, id, what)}
   end
 
-  # A node that is gone is not connected again by this.
-  defp tell(to, message), do: :erlang.send(to, {:tmesh_net, 1, message}, [:noconnect])
+  # A node that is gone is not connected again by this. One that does not take what is on its way already keeps
+  # another process waiting, and not this net.
+  defp tell(to, message) do
+    message = {:tmesh_net, 1, message}
+
+    if :erlang.send(to, message, [:noconnect, :nosuspend]) == :nosuspend,
+      do: spawn(fn -> :erlang.send(to, message, [:noconnect]) end)
+
+    :ok
+  end
 
   defp now, do: System.monotonic_time(:millisecond)
 end
