@@ -251,8 +251,9 @@ struct tmesh_region {
 
 	/* Tokens that hold it or have held it; under ctx->lock */
 	struct tmesh_hold *hold;
-	uint32_t holds; /* how many do */
-	bool outlives;	/* the kernel keeps it as long, should this process end */
+	uint32_t holds;		 /* how many do */
+	bool outlives;		 /* the kernel keeps it as long, should this process end */
+	uint8_t outlives_as[16]; /* what it is kept by, known here alone */
 	uint64_t outlives_until;
 
 	_Atomic(struct tmesh_lease_keeper *) lease; /* lease.c; NULL: not looked for yet */

@@ -189,11 +189,19 @@ static int kernel_kept_drop(struct tmesh_ctx *ctx, const char *name, struct tmes
 	return ioctl(ctx->device, TMESH_KEPT_DROP, &drop) ? keep_fail(err, name, "drop") : 0;
 }
 
-/* What is held for others (hold.c) is kept as other regions are. The name is this process's own. */
+#define NAMED_BY (sizeof(((struct tmesh_region *)0)->outlives_as))
+_Static_assert(sizeof("hold-0123456789abcdef-") + 2 * NAMED_BY <= TMESH_LABEL_MAX + 1, "fits");
+
+/* What is held for others (hold.c) is kept as other regions are. Several processes may hold one
+ * region, and in two PID namespaces they may have one number: the name is random, so that nobody
+ * else's hold replaces or ends this one. */
 static void hold_name(const struct tmesh_region *region, char *name)
 {
-	snprintf(name, TMESH_KEPT_NAME_LEN + 1, "hold-%016llx-%d", (unsigned long long)region->id,
-		 (int)getpid());
+	int used = snprintf(name, TMESH_KEPT_NAME_LEN + 1, "hold-%016llx-",
+			    (unsigned long long)region->id);
+
+	for (size_t i = 0; i < NAMED_BY; i++)
+		used += snprintf(name + used, 3, "%02x", region->outlives_as[i]);
 }
 
 bool tmesh_kernel_hold(struct tmesh_region *region, uint64_t ns)
@@ -201,8 +209,13 @@ bool tmesh_kernel_hold(struct tmesh_region *region, uint64_t ns)
 	const struct tmesh_keep_opts opts = {.flags = TMESH_KEEPING_REPLACE, .lifetime_ns = ns};
 	char name[TMESH_KEPT_NAME_LEN + 1];
 
+	if (!region->sealed)
+		return false;
+	if (!region->outlives &&
+	    tmesh_random(region->outlives_as, sizeof(region->outlives_as), NULL))
+		return false;
 	hold_name(region, name);
-	return region->sealed && kernel_keep(region->ctx, name, &region, 1, &opts, NULL) == 0;
+	return kernel_keep(region->ctx, name, &region, 1, &opts, NULL) == 0;
 }
 
 void tmesh_kernel_unhold(struct tmesh_region *region)

@@ -14,11 +14,11 @@
  *   exit()                           waits, at most linger_ns       survives; unsealed: waits
  *   _exit(), a signal, SIGKILL       lost                           survives; unsealed: lost
  *
- * On the module sealed memory is kept by the kernel (tmesh/keep.h) as "hold-" and the region's id
- * until the time is over, if the handle has MANAGE, nobody keeps it already and the user's limits
- * of kept memory have room; else it is as unsealed. The module counts how often a region was
- * opened, and does not tell by which token: n holds of one region end with as many opens of it,
- * within 50 ms. What is kept for a maker that has ended is kept for the whole time.
+ * On the module sealed memory is kept by the kernel (tmesh/keep.h) as "hold-", the region's id and
+ * a random number until the time is over, if the handle has MANAGE, nobody keeps it already and the
+ * user's limits of kept memory have room; else it is as unsealed. The module counts how often a
+ * region was opened, and does not tell by which token: n holds of one region end with as many opens
+ * of it, within 50 ms. What is kept for a maker that has ended is kept for the whole time.
  */
 #ifndef TMESH_HOLD_H
 #define TMESH_HOLD_H

@@ -309,7 +309,18 @@ defmodule Tmesh.ConformanceDriver do
     end
   end
 
-  defp run("drop", [name], [], _objects), do: Tmesh.drop(name)
+  defp run("drop", [name], [], _objects) do
+    start = String.trim_trailing(name, "*")
+
+    if start == name do
+      Tmesh.drop(name)
+    else
+      with {:ok, all} <- Tmesh.kept() do
+        names = for %{name: name} <- all, String.starts_with?(name, start), do: name
+        Enum.find(Enum.map(names, &Tmesh.drop/1), :ok, &(&1 != :ok))
+      end
+    end
+  end
 
   defp run("slot", [name], [], objects) do
     with {:ok, slot} <- Slot.create(), do: {:ok, slot.token, Map.put(objects, name, slot)}

@@ -280,7 +280,12 @@ def slot(name):
 
 
 def drop(name):
-    tmesh.drop(name)
+    """NAME, or all that begin as NAME* does."""
+    names = [name]
+    if name.endswith("*"):
+        names = [kept.name for kept in tmesh.kept() if kept.name.startswith(name[:-1])]
+    for name in names:
+        tmesh.drop(name)
     return ""
 
 

@@ -251,9 +251,23 @@ static int open_kept(void)
 	return rc;
 }
 
+/* NAME, or all that begin as NAME* does. */
 static int drop_kept(void)
 {
-	return tmesh_kept_drop(ctx, field(1), &why);
+	size_t length = strlen(field(1)), n = 0;
+	struct tmesh_kept_info *all;
+	int rc;
+
+	if (!length || field(1)[length - 1] != '*')
+		return tmesh_kept_drop(ctx, field(1), &why);
+	rc = tmesh_kept_list(ctx, &all, &n, &why);
+	if (rc)
+		return rc;
+	for (size_t i = 0; !rc && i < n; i++)
+		if (strncmp(all[i].name, field(1), length - 1) == 0)
+			rc = tmesh_kept_drop(ctx, all[i].name, &why);
+	free(all);
+	return rc;
 }
 
 /* The one that this suite has started on memfd. */

@@ -190,9 +190,13 @@ class Hold(Base):
     def held(self, *args):
         """Names that hold, and what the kernel keeps for them is given up in the end."""
         names = answer("put", self.file(b"abcd"), "--hold", *args)
-        name = f"hold-{names['id']}-{names['pid']}"
-        self.addCleanup(subprocess.run, [TOOL, "drop", name], capture_output=True)
+        self.addCleanup(self.give_up, f"hold-{names['id']}-")
         return names
+
+    def give_up(self, start):
+        for one in answer("kept"):
+            if one["name"].startswith(start):
+                subprocess.run([TOOL, "drop", one["name"]], capture_output=True)
 
     def test_until_it_was_opened(self):
         for how in ("token", "ref"):

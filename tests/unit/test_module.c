@@ -11,6 +11,8 @@
 
 #include "unit.h"
 
+#include <tmesh/hold.h>
+
 #define MS UINT64_C(1000000)
 #define RW (TMESH_READ | TMESH_WRITE)
 #define PAGE 4096u
@@ -400,6 +402,65 @@ static void test_poisoned(void **state)
 	tmesh_region_unref(region);
 }
 
+/* What the kernel keeps for holds of this region: how many, and the last one's name. */
+static size_t kept_for(struct tmesh_ctx *ctx, const struct tmesh_region *region, char name[64])
+{
+	struct tmesh_kept_info *all = NULL;
+	size_t count = 0, found = 0;
+	char start[64];
+
+	snprintf(start, sizeof(start), "hold-%016llx-",
+		 (unsigned long long)tmesh_region_id(region));
+	assert_ok(tmesh_kept_list(ctx, &all, &count, err));
+	for (size_t i = 0; i < count; i++) {
+		if (strncmp(all[i].name, start, strlen(start)) == 0) {
+			found++;
+			snprintf(name, 64, "%s", all[i].name);
+		}
+	}
+	free(all);
+	return found;
+}
+
+static void open_and_close(struct tmesh_ctx *ctx, const char *token)
+{
+	struct tmesh_region *region;
+
+	assert_ok(tmesh_region_open(ctx, token, TMESH_READ, &region, err));
+	tmesh_region_unref(region);
+}
+
+/* Two that hold one region, as two processes of one number in two PID namespaces may: what ends
+ * the one's is not the other's, and no two holds have the same name. */
+static void test_hold_name(void **state)
+{
+	struct tmesh_region *region = region_of(*state, PAGE), *other;
+	struct tmesh_flushed left = {.size = sizeof(left)};
+	char first[64] = "", name[64] = "", token[TMESH_TOKEN_SIZE], second[TMESH_TOKEN_SIZE];
+
+	assert_ok(tmesh_region_seal(region, err));
+	assert_ok(tmesh_region_derive(region, tmesh_region_rights(region), &other, err));
+	assert_ok(tmesh_region_hold(region, TMESH_READ, 600 * 1000 * MS, token, err));
+	assert_int_equal(kept_for(*state, region, first), 1);
+	assert_int_equal(strlen(first), strlen("hold-0123456789abcdef-") + 32);
+	assert_ok(tmesh_region_hold(other, TMESH_READ, 1, second, err));
+	do
+		tmesh_ctx_flush(*state, 0, &left, NULL);
+	while (left.held > 1);
+	tmesh_region_unref(other);
+	assert_int_equal(kept_for(*state, region, name), 1);
+	assert_string_equal(name, first);
+	open_and_close(*state, token);
+	while (kept_for(*state, region, name))
+		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+	assert_ok(tmesh_region_hold(region, TMESH_READ, 600 * 1000 * MS, token, err));
+	assert_int_equal(kept_for(*state, region, name), 1);
+	assert_string_not_equal(name, first);
+	open_and_close(*state, token);
+	assert_ok(tmesh_ctx_flush(*state, -1, NULL, err));
+	tmesh_region_unref(region);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -415,6 +476,7 @@ int main(void)
 		cmocka_unit_test(test_view),
 		cmocka_unit_test(test_fence),
 		cmocka_unit_test(test_poisoned),
+		cmocka_unit_test(test_hold_name),
 	};
 
 	return cmocka_run_group_tests_name("module", tests, unit_ctx_setup, unit_ctx_teardown);
