@@ -295,6 +295,7 @@ static int join(struct tmesh_channel *channel, const struct tmesh_token_parts *t
 	struct tmesh_wire_reply reply;
 	uint64_t deadline = tmesh_now_ns() + channel->home->timeout_ns;
 	int fds[TMESH_JOIN_FDS], got = 0, rc;
+	int shelves = channel->role == TMESH_CHANNEL_SEND ? 2 : (int)channel->shape.lanes;
 
 	memcpy(request.secret, token->secret, sizeof(request.secret));
 	rc = tmesh_peer_connect(channel->home, token->name, deadline, &channel->conn, err);
@@ -308,10 +309,11 @@ static int join(struct tmesh_channel *channel, const struct tmesh_token_parts *t
 		return no_answer(rc ? rc : got, err);
 	rc = reply.magic != TMESH_MAGIC_REPLY || reply.version != TMESH_WIRE_VERSION ? -EPROTO
 										     : reply.status;
-	if (rc == 0 && got == TMESH_JOIN_FDS && reply.lane < channel->shape.lanes) {
+	if (rc == 0 && got == 3 + shelves && reply.lane < channel->shape.lanes) {
 		channel->bells[channel_far_bell(channel->role)].ring = fds[0];
 		channel->bells[channel_own_bell(channel->role)].ring = fds[1];
 		channel->bells[channel_own_bell(channel->role)].wait = fds[2];
+		tmesh_channel_shelves_take(channel, reply.lane, &fds[3]);
 		*lane = reply.lane;
 		return 0;
 	}

@@ -2,11 +2,13 @@
 /*
  * What is sent through a channel is handed over at once, where one handle alone receives: the
  * region's descriptor goes by the connection between that handle's process and the sender's, and
- * lies there until it is received. So it reaches the receiver whatever becomes of its sender. In
- * other cases a sender that leaves, or whose process ends, waits until it was received.
+ * lies there until it is received. Else it goes on the shelf (channel_shelf.c). So it reaches the
+ * receiver whatever becomes of its sender. Where neither can be, a sender that leaves, or whose
+ * process ends, waits until it was received.
  */
 #include "channel_internal.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -27,7 +29,7 @@ int tmesh_channel_hands_new(struct tmesh_channel *channel, struct tmesh_error *e
 	return channel->handed ? 0 : tmesh_fail(err, -ENOMEM, "no memory for a channel's tables");
 }
 
-static void drop(struct channel_handed *handed)
+void tmesh_channel_hand_drop(struct channel_handed *handed)
 {
 	while (handed->count)
 		close(handed->fds[--handed->count]);
@@ -36,22 +38,17 @@ static void drop(struct channel_handed *handed)
 void tmesh_channel_hands_drop(struct tmesh_channel *channel)
 {
 	for (uint32_t i = 0; channel->handed && i < places(channel); i++)
-		drop(&channel->handed[i]);
+		tmesh_channel_hand_drop(&channel->handed[i]);
 }
 
-/*
- * The connection to the only receiver, or -1; home->lock is held. @who is never 0, and another one
- * for another receiver, or for the maker once it was not the only one: it drops what it has then.
- */
+/* The connection to the only receiver, or -1; home->lock is held. @who is never 0, and another one
+ * for another receiver. The maker goes on receiving as long as there is a channel. */
 static int receiver_of(const struct tmesh_channel *channel, uint64_t *who)
 {
 	*who = 1;
-	if (!channel->maker) {
-		uint32_t state = atomic_load(&channel->head->state);
-
-		*who += state / CHANNEL_MAKER_SHARED;
-		return state & CHANNEL_MAKER_ALONE ? channel->conn : -1;
-	}
+	if (!channel->maker)
+		return atomic_load(&channel->head->state) & CHANNEL_MAKER_ALONE ? channel->conn
+										: -1;
 	if (channel->consumers != 1)
 		return -1;
 	for (uint32_t i = 0; i < CHANNEL_MEMBERS; i++)
@@ -65,57 +62,71 @@ static int receiver_of(const struct tmesh_channel *channel, uint64_t *who)
 /* The lane's number, of our own. */
 static uint32_t lane_of(const struct tmesh_channel *channel)
 {
-	uint64_t at = (uint64_t)((char *)channel->lane - (char *)channel_lane(channel, 0));
-
-	return (uint32_t)(at / channel->shape.lane_bytes);
+	return (uint32_t)(channel_own_shelf(channel) - channel->shelves);
 }
 
-/* What somebody else was handed is owed again. */
-static void handed_to(struct tmesh_channel *channel, uint64_t who)
+struct tmesh_wire_region tmesh_channel_wire(const struct tmesh_region *region, uint32_t rights,
+					    uint32_t place)
 {
-	uint64_t before = atomic_load_explicit(&channel->handed_to, memory_order_relaxed);
-
-	if (before == who)
-		return;
-	if (before) {
-		for (uint32_t i = 0; i < channel->shape.regions; i++)
-			channel->sent_regions[i].handed = false;
-		atomic_store_explicit(&channel->owed,
-				      atomic_load_explicit(&channel->tensors, memory_order_relaxed),
-				      memory_order_relaxed);
-	}
-	atomic_store_explicit(&channel->handed_to, who, memory_order_release);
-}
-
-bool tmesh_channel_hand_over(struct tmesh_channel *channel, struct tmesh_region *region,
-			     uint32_t entry)
-{
-	struct tmesh_wire_region wire = {
+	return (struct tmesh_wire_region){
 		.magic = MAGIC_HANDED,
 		.version = TMESH_WIRE_VERSION,
 		.backend = region->ctx->ops->backend,
-		.rights = channel->rights,
+		.rights = rights,
 		.kind = region->kind,
-		.pad = lane_of(channel) << 16 | entry,
+		.pad = place,
 		.id = region->id,
 		.bytes = region->bytes,
 	};
-	int fd, to, rc = -EPIPE;
-	uint64_t who;
+}
 
-	if (region->kind & TMESH_KIND_OPAQUE ||
-	    region->ctx->ops->handle_fd(region, channel->rights, &fd, NULL))
-		return false;
-	pthread_mutex_lock(&channel->home->lock);
-	to = receiver_of(channel, &who);
-	if (to >= 0)
-		rc = tmesh_wire_send(to, &wire, sizeof(wire), &fd, 1, MSG_DONTWAIT);
-	pthread_mutex_unlock(&channel->home->lock);
-	if (fd != region->fd)
-		close(fd);
-	if (!rc)
-		handed_to(channel, who);
-	return rc == 0;
+/* home->lock is held; @fd is the region's own, or another one that is given away. */
+static enum channel_held give(struct tmesh_channel *channel, struct channel_sent_region *sent,
+			      int fd)
+{
+	bool own = fd != sent->region->fd;
+	uint64_t who;
+	int to = receiver_of(channel, &who);
+
+	/* In case that the only one is not alone any more. */
+	sent->fd = own ? fd : -1;
+	if (to >= 0 &&
+	    tmesh_wire_send(to, &sent->wire, sizeof(sent->wire), &fd, 1, MSG_DONTWAIT) == 0) {
+		channel->handed_to = who;
+		return CHANNEL_HELD_THERE;
+	}
+	if (!own)
+		sent->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	atomic_store(&sent->held, CHANNEL_HELD_SHELF);
+	if (sent->fd >= 0 && tmesh_channel_shelve(channel) == 0)
+		return CHANNEL_HELD_SHELF;
+	if (sent->fd >= 0)
+		close(sent->fd);
+	sent->fd = -1;
+	return CHANNEL_HELD_HERE;
+}
+
+void tmesh_channel_hand_over(struct tmesh_channel *channel, uint32_t entry)
+{
+	struct channel_sent_region *sent = &channel->sent_regions[entry];
+	struct tmesh_region *region = sent->region;
+	enum channel_held held = CHANNEL_HELD_HERE;
+	int fd;
+
+	sent->wire = tmesh_channel_wire(region, channel->rights, lane_of(channel) << 16 | entry);
+	if (!(region->kind & TMESH_KIND_OPAQUE) &&
+	    !region->ctx->ops->handle_fd(region, channel->rights, &fd, NULL)) {
+		pthread_mutex_lock(&channel->home->lock);
+		held = give(channel, sent, fd);
+		atomic_store(&sent->held, held);
+		pthread_mutex_unlock(&channel->home->lock);
+	}
+	if (held == CHANNEL_HELD_HERE)
+		tmesh_count(channel->ctx, COUNT_SENT_ALONE, 1);
+	if (held == CHANNEL_HELD_THERE && !channel->maker)
+		atomic_store_explicit(
+			&channel_regions(channel, channel->lane)[entry].words[CHANNEL_R_WITH_MAKER],
+			region->id, memory_order_relaxed);
 }
 
 /* Whatever it is that somebody sends, it can do no more than lie in its place. */
@@ -133,7 +144,7 @@ static void keep(struct tmesh_channel *channel, const struct tmesh_wire_region *
 		return;
 	}
 	place = &channel->handed[lane * channel->shape.regions + entry];
-	drop(place);
+	tmesh_channel_hand_drop(place);
 	place->wire = *wire;
 	place->wire.magic = TMESH_MAGIC_REGION;
 	place->wire.pad = 0;
@@ -190,43 +201,69 @@ int tmesh_channel_handed(struct tmesh_channel *channel, uint32_t lane, uint32_t 
 			places[i].count = 0;
 		} else if (places[i].count && places[i].wire.id != there) {
 			/* What others have received, or nobody will. */
-			drop(&places[i]);
+			tmesh_channel_hand_drop(&places[i]);
 		}
 	}
 	pthread_mutex_unlock(&channel->home->lock);
 	if (!mine.count || mine.wire.rights != rights ||
 	    mine.wire.backend != channel->ctx->ops->backend) {
-		drop(&mine);
+		tmesh_channel_hand_drop(&mine);
 		return -ENOENT;
 	}
 	region = tmesh_region_new(channel->ctx, NULL);
 	if (!region) {
-		drop(&mine);
+		tmesh_channel_hand_drop(&mine);
 		return -ENOENT;
 	}
 	return tmesh_region_opened(
 		region, channel->ctx->ops->adopt(region, mine.fds, &mine.wire, NULL), out);
 }
 
+void tmesh_channel_hand_back(struct tmesh_channel *channel, uint32_t place)
+{
+	uint32_t lane = place / channel->shape.regions, entry = place % channel->shape.regions;
+	const struct channel_region *table = channel_regions(channel, channel_lane(channel, lane));
+	struct tmesh_region *region = channel->known_regions[place].region;
+	struct tmesh_wire_region wire =
+		tmesh_channel_wire(region, region->rights, lane << 16 | entry);
+	int fd;
+
+	if (atomic_load(&table[entry].words[CHANNEL_R_ID]) != region->id)
+		return;
+	fd = fcntl(region->fd, F_DUPFD_CLOEXEC, 0);
+	if (fd < 0)
+		return;
+	pthread_mutex_lock(&channel->home->lock);
+	keep(channel, &wire, &fd, 1);
+	pthread_mutex_unlock(&channel->home->lock);
+}
+
+static bool is_there(const struct tmesh_channel *channel, uint64_t head, uint64_t behind)
+{
+	return (int64_t)(behind - head) > 0 && behind - head <= channel->shape.slots;
+}
+
 /* What the sender has accepted and nobody would have if it were gone. */
 bool tmesh_channel_owes(const struct tmesh_channel *channel)
 {
-	uint64_t head, owed, who;
+	const atomic_uint_fast64_t *behind = channel->behind;
+	uint64_t head, who;
 
 	if (channel->role != TMESH_CHANNEL_SEND || !channel->lane ||
 	    channel->life != tmesh_fork_life() || channel_gone(channel))
 		return false;
 	head = atomic_load_explicit(&channel->lane->head, memory_order_acquire);
+	/* Who has not come yet does not find the maker's memory. */
 	if (channel->maker && !channel->had_consumer)
-		/* Who has not come yet does not find the maker's memory. */
-		owed = atomic_load_explicit(&channel->lane->tail, memory_order_acquire);
-	else if (receiver_of(channel, &who) < 0 ||
-		 atomic_load_explicit(&channel->handed_to, memory_order_acquire) != who)
-		/* Whoever it was handed to, others may receive it now. */
-		owed = atomic_load_explicit(&channel->tensors, memory_order_acquire);
-	else
-		owed = atomic_load_explicit(&channel->owed, memory_order_acquire);
-	return (int64_t)(owed - head) > 0 && owed - head <= channel->shape.slots;
+		return is_there(channel, head,
+				atomic_load_explicit(&channel->lane->tail, memory_order_acquire));
+	if (is_there(channel, head,
+		     atomic_load_explicit(&behind[CHANNEL_HELD_HERE], memory_order_acquire)))
+		return true;
+	/* Whoever it was handed to, others may receive it now. The maker sees to that itself. */
+	return channel->maker && (receiver_of(channel, &who) < 0 || channel->handed_to != who) &&
+	       is_there(channel, head,
+			atomic_load_explicit(&behind[CHANNEL_HELD_THERE], memory_order_acquire));
 }
 
 uint64_t tmesh_channels_unread(struct tmesh_ctx *ctx)

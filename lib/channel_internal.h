@@ -14,7 +14,7 @@
 #include "wire.h"
 
 #define CHANNEL_MAGIC 0x43304d54u /* "TM0C" */
-#define CHANNEL_VERSION 1
+#define CHANNEL_VERSION 2
 
 #define CHANNEL_SLOTS_MAX 65536u
 #define CHANNEL_LANES_MAX 64u
@@ -29,8 +29,7 @@
 /* State, written by the channel's maker */
 #define CHANNEL_NO_PRODUCERS 1u
 #define CHANNEL_NO_CONSUMERS 2u
-#define CHANNEL_MAKER_ALONE 4u	/* nobody but the maker receives */
-#define CHANNEL_MAKER_SHARED 8u /* added each time somebody beside the maker comes to receive */
+#define CHANNEL_MAKER_ALONE 4u /* nobody but the maker receives */
 
 struct channel_head {
 	uint32_t magic;
@@ -76,7 +75,9 @@ enum {
 	CHANNEL_R_ID,
 	CHANNEL_R_RIGHTS,
 	CHANNEL_R_TOKEN,
-	CHANNEL_R_WORDS = CHANNEL_R_TOKEN + TMESH_TOKEN_SIZE / 8,
+	CHANNEL_R_WITH_MAKER =
+		CHANNEL_R_TOKEN + TMESH_TOKEN_SIZE / 8, /* id, if it alone was handed it */
+	CHANNEL_R_WORDS,
 };
 struct channel_region {
 	_Alignas(64) atomic_uint_fast64_t words[16];
@@ -93,6 +94,7 @@ struct channel_layout {
 	_Alignas(64) atomic_uint_fast64_t words[24];
 };
 
+_Static_assert(TMESH_JOIN_FDS >= 3 + CHANNEL_LANES_MAX, "a shelf of each lane");
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2, "between processes");
 _Static_assert(sizeof(atomic_uint) == 4, "a futex");
 _Static_assert(sizeof(struct channel_slot) == 64, "one line of the cache");
@@ -110,12 +112,22 @@ struct channel_shape {
 	uint64_t bytes;
 };
 
+/* Who has a region that was sent, whatever becomes of its sender. */
+enum channel_held {
+	CHANNEL_HELD_HERE,  /* nobody */
+	CHANNEL_HELD_THERE, /* the channel's handed_to */
+	CHANNEL_HELD_SHELF, /* whoever has the shelf */
+	CHANNEL_HELD_WAYS,
+};
+
 /* Sender: what stands in its lane's tables. An entry may be written anew once the head has
- * reached @until. */
+ * reached @until. All but @until changes with home->lock held. */
 struct channel_sent_region {
 	struct tmesh_region *region; /* a reference, or NULL */
 	uint64_t until;
-	bool handed; /* the channel's handed_to has it, whatever becomes of us */
+	atomic_uint held;
+	int fd; /* for the shelf, or -1; also of one that an earlier sender */
+	struct tmesh_wire_region wire; /* of this lane has put there, which has no @region */
 };
 struct channel_sent_layout {
 	struct tmesh_layout layout;
@@ -135,6 +147,7 @@ struct channel_sent_tensor {
 struct channel_known_region {
 	struct tmesh_region *region; /* a reference, or NULL */
 	uint64_t id;
+	bool handed;	  /* its sender counts on our having it */
 	uint64_t refused; /* the id of one that could not be opened */
 	int why;	  /* ... which the next receive says; 0: nothing was refused */
 };
@@ -158,6 +171,13 @@ struct channel_handed {
 };
 /* Either side remembers as many tensors. */
 #define CHANNEL_TENSORS 64
+
+/* One for each lane: channel_shelf.c. -1 is an end that this handle does not have. */
+struct channel_shelf {
+	int put;
+	int get;
+	bool left; /* maker: the lane's sender has gone */
+};
 
 /* Of a channel made here: who has joined. */
 struct channel_member {
@@ -225,9 +245,11 @@ struct tmesh_channel {
 	struct channel_sent_tensor *sent_tensors;
 	uint32_t last_region;
 	uint32_t last_layout;
-	atomic_uint_fast64_t tensors;	/* behind the last message about a tensor */
-	atomic_uint_fast64_t owed;	/* behind the last message about a region not handed over */
-	atomic_uint_fast64_t handed_to; /* who has what is not owed; 0: nobody has anything */
+	/* Behind the last message about a region that is held in this way. */
+	atomic_uint_fast64_t behind[CHANNEL_HELD_WAYS];
+	uint64_t handed_to; /* who has what is held there; under home->lock */
+	uint64_t shelf_serial;
+	bool shelf_stale; /* something lies there for nothing */
 
 	/* receiver */
 	uint32_t next_lane;
@@ -242,6 +264,7 @@ struct tmesh_channel {
 
 	/* guarded by home->lock */
 	struct channel_handed *handed; /* receiver */
+	struct channel_shelf *shelves; /* of all lanes */
 	bool parting;		       /* sender: closed, and owes something */
 	uint64_t parting_until;	       /* where nobody comes to receive it */
 	struct tmesh_channel *next;
@@ -253,7 +276,6 @@ struct tmesh_channel {
 	uint32_t consumers;
 	bool had_producer;
 	bool had_consumer;
-	uint32_t shared; /* in steps of CHANNEL_MAKER_SHARED */
 };
 
 #define CHANNEL_MEMBERS (CHANNEL_LANES_MAX + CHANNEL_CONSUMERS_MAX)
@@ -349,9 +371,9 @@ static inline int channel_describe(struct tmesh_channel *channel, const struct t
 	}
 	region->until = position + 1;
 	form->until = position + 1;
-	atomic_store_explicit(&channel->tensors, position + 1, memory_order_relaxed);
-	if (!region->handed)
-		atomic_store_explicit(&channel->owed, position + 1, memory_order_relaxed);
+	atomic_store_explicit(
+		&channel->behind[atomic_load_explicit(&region->held, memory_order_relaxed)],
+		position + 1, memory_order_relaxed);
 	channel_copy_in(to, sent->payload, CHANNEL_W_BESIDE);
 	return 0;
 }
@@ -386,17 +408,59 @@ static inline int channel_resolve(struct tmesh_channel *channel, uint32_t lane,
 int tmesh_channel_hands_new(struct tmesh_channel *channel, struct tmesh_error *err);
 /* Receiver: give up what was handed over and not opened. */
 void tmesh_channel_hands_drop(struct tmesh_channel *channel);
-/* Sender: give the region to the only receiver now. False: there is none, or not one alone, or it
- * has many already. */
-bool tmesh_channel_hand_over(struct tmesh_channel *channel, struct tmesh_region *region,
-			     uint32_t entry);
+void tmesh_channel_hand_drop(struct channel_handed *handed);
+/* What is said of a region beside its descriptor; @place: lane and entry. */
+struct tmesh_wire_region tmesh_channel_wire(const struct tmesh_region *region, uint32_t rights,
+					    uint32_t place);
+/* Sender: give the region of an entry to the only receiver now, or lay it on the shelf. */
+void tmesh_channel_hand_over(struct tmesh_channel *channel, uint32_t entry);
 /* Receiver: take what came by a connection; home->lock is held. */
 void tmesh_channel_collect(struct tmesh_channel *channel, int conn);
 /* Receiver: open a region that was handed over. -ENOENT: it was not. */
 int tmesh_channel_handed(struct tmesh_channel *channel, uint32_t lane, uint32_t entry, uint64_t id,
 			 uint32_t rights, struct tmesh_region **out);
+/* Receiver: what was handed over, and is closed to make room, lies in its place again while the
+ * sender has it, who does not hold it for us any more: it costs nobody memory. */
+void tmesh_channel_hand_back(struct tmesh_channel *channel, uint32_t place);
 /* Sender: something was sent that only this process can give its receiver; home->lock is held. */
 bool tmesh_channel_owes(const struct tmesh_channel *channel);
+
+/* channel_shelf.c */
+
+static inline struct channel_shelf *channel_own_shelf(const struct tmesh_channel *channel)
+{
+	uint64_t at = (uint64_t)((char *)channel->lane - (char *)channel_lane(channel, 0));
+
+	return &channel->shelves[at / channel->shape.lane_bytes];
+}
+
+int tmesh_channel_shelves_new(struct tmesh_channel *channel, struct tmesh_error *err);
+/* home->lock is held, or nobody else knows the handle. */
+void tmesh_channel_shelves_close(struct tmesh_channel *channel);
+/* Maker: the ends for somebody who joins, which stay its own. Return: how many. */
+unsigned int tmesh_channel_shelf_ends(const struct tmesh_channel *channel,
+				      enum tmesh_channel_role role, uint32_t lane, int *fds);
+/* Who has joined: as many as that, which are its own now. */
+void tmesh_channel_shelves_take(struct tmesh_channel *channel, uint32_t lane, const int *fds);
+/* Sender: make the shelf what the entries say; home->lock is held. Return: 0, or a negative errno
+ * and everything is as it was. */
+int tmesh_channel_shelve(struct tmesh_channel *channel);
+/* Sender: what lies there of an earlier one goes on lying there until it is received. */
+void tmesh_channel_shelf_inherit(struct tmesh_channel *channel);
+/* Receiver: open a region that no token opens. -ENOENT: it is not there. */
+int tmesh_channel_shelf_open(struct tmesh_channel *channel, uint32_t lane, uint32_t entry,
+			     uint64_t id, uint32_t rights, struct tmesh_region **out);
+/* Receiver: nobody sends any more, and everything was received. */
+void tmesh_channel_shelves_end(struct tmesh_channel *channel);
+
+/* All with home->lock held. Maker that sends: another receiver comes; what the only one was handed
+ * is for all. */
+void tmesh_channel_shelve_handed(struct tmesh_channel *channel);
+/* Maker: a lane has no sender; what was received does not lie on its shelf, and where receiving is
+ * @shared, what this process was handed alone does. Return: whether to look again. */
+bool tmesh_channel_settle(struct tmesh_channel *channel, uint32_t lane, bool shared);
+/* ... for all lanes, and let go of what this process has for nothing. */
+bool tmesh_channel_tidy(struct tmesh_channel *channel);
 
 /* channel_wait.c */
 

@@ -22,7 +22,7 @@ static void close_fd(int *fd)
 /* What the maker knows for certain, told to itself and, by memory, to the others. */
 static void update(struct tmesh_channel *channel)
 {
-	uint32_t state = channel->shared;
+	uint32_t state = 0;
 
 	if (channel->had_producer && !channel->producers)
 		state |= CHANNEL_NO_PRODUCERS;
@@ -44,8 +44,6 @@ static void count(struct tmesh_channel *channel, enum tmesh_channel_role role, i
 	} else {
 		channel->consumers += (uint32_t)change;
 		channel->had_consumer = true;
-		if (change > 0)
-			channel->shared += CHANNEL_MAKER_SHARED;
 	}
 	update(channel);
 }
@@ -63,6 +61,11 @@ static void member_ended(struct tmesh_channel *channel, struct channel_member *m
 	tmesh_channel_collect(channel, member->fd);
 	close_fd(&member->fd);
 	count(channel, member->role, -1);
+	if (member->role == TMESH_CHANNEL_SEND) {
+		channel->shelves[member->lane].left = true;
+		tmesh_channel_settle(channel, member->lane,
+				     channel->handed && channel->consumers > 1);
+	}
 	/* Others look after what it was told of and did not do. */
 	tmesh_channel_tell_all(channel);
 }
@@ -106,6 +109,15 @@ struct tmesh_channel *tmesh_channels_parted(struct tmesh_ctx *ctx, bool *more)
 	return NULL;
 }
 
+bool tmesh_channels_tidy(struct tmesh_ctx *ctx)
+{
+	bool again = false;
+
+	for (struct tmesh_channel *channel = ctx->channels; channel; channel = channel->next)
+		again = tmesh_channel_tidy(channel) || again;
+	return again;
+}
+
 bool tmesh_channel_part(struct tmesh_channel *channel)
 {
 	struct tmesh_ctx *home = channel->home;
@@ -143,6 +155,7 @@ void tmesh_channels_forked(struct tmesh_ctx *ctx)
 	for (struct tmesh_channel *channel = ctx->channels; channel; channel = channel->next) {
 		connections_close(channel);
 		bells_close(channel);
+		tmesh_channel_shelves_close(channel);
 		tmesh_channel_hands_drop(channel);
 	}
 	ctx->channels = NULL;
@@ -264,8 +277,41 @@ static bool has_place(struct tmesh_channel *channel, uint32_t role, int *lane,
 	       (role == TMESH_CHANNEL_SEND || channel->consumers < CHANNEL_CONSUMERS_MAX);
 }
 
+static bool has_sender(const struct tmesh_channel *channel, uint32_t lane)
+{
+	if (channel->role == TMESH_CHANNEL_SEND && lane == 0)
+		return true;
+	for (uint32_t i = 0; i < CHANNEL_MEMBERS; i++) {
+		const struct channel_member *member = &channel->members[i];
+
+		if (member->fd >= 0 && member->role == TMESH_CHANNEL_SEND && member->lane == lane)
+			return true;
+	}
+	return false;
+}
+
+/* Somebody comes to receive: what one receiver alone was given all of them can have from now on.
+ * What the maker was given of those who still send it lays on their shelves when they have gone. */
+static void share(struct tmesh_channel *channel)
+{
+	if (channel->role == TMESH_CHANNEL_SEND) {
+		tmesh_channel_shelve_handed(channel);
+		return;
+	}
+	for (uint32_t i = 0; i < CHANNEL_MEMBERS; i++)
+		if (channel->members[i].fd >= 0)
+			tmesh_channel_collect(channel, channel->members[i].fd);
+	for (uint32_t i = 0; i < channel->shape.lanes; i++) {
+		if (has_sender(channel, i))
+			continue;
+		channel->shelves[i].left = true;
+		tmesh_channel_settle(channel, i, true);
+	}
+	tmesh_watch_nudge(channel->home->watch);
+}
+
 int tmesh_channel_admit(struct tmesh_channel *channel, int conn, uint32_t role, uint32_t *lane,
-			int fds[TMESH_JOIN_FDS])
+			int fds[TMESH_JOIN_FDS], unsigned int *fd_count)
 {
 	struct channel_member *member;
 	int number, rc;
@@ -290,9 +336,15 @@ int tmesh_channel_admit(struct tmesh_channel *channel, int conn, uint32_t role, 
 	fds[0] = channel->bells[channel_far_bell(member->role)].ring;
 	fds[1] = channel->bells[channel_own_bell(member->role)].ring;
 	fds[2] = channel->bells[channel_own_bell(member->role)].wait;
+	*fd_count = 3 + tmesh_channel_shelf_ends(channel, member->role, member->lane, &fds[3]);
+	if (member->role == TMESH_CHANNEL_RECV) {
+		share(channel);
+	} else {
+		/* What the last one sent to this process lies there for the next one to look after.
+		 */
+		tmesh_channel_settle(channel, member->lane, channel->handed);
+		channel->shelves[member->lane].left = false;
+	}
 	count(channel, member->role, 1);
-	/* What was handed to the only one may go to another now. */
-	if (channel->role == TMESH_CHANNEL_RECV && channel->consumers > 1)
-		tmesh_channel_hands_drop(channel);
 	return 0;
 }

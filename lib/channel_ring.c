@@ -423,5 +423,6 @@ int tmesh_channel_resume(struct tmesh_channel *channel, uint32_t number, struct 
 		channel->sent_layouts[i].until = head;
 	for (uint64_t i = head; i != tail; i++)
 		leave_named(channel, i);
+	tmesh_channel_shelf_inherit(channel);
 	return 0;
 }

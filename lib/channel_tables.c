@@ -9,6 +9,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "layout.h"
 
@@ -16,12 +17,15 @@ int tmesh_channel_tables_new(struct tmesh_channel *channel, struct tmesh_error *
 {
 	const struct channel_shape *shape = &channel->shape;
 	bool good;
+	int rc;
 
 	if (channel->role == TMESH_CHANNEL_SEND) {
 		channel->sent_regions = calloc(shape->regions, sizeof(*channel->sent_regions));
 		channel->sent_layouts = calloc(shape->layouts, sizeof(*channel->sent_layouts));
 		channel->sent_tensors = calloc(CHANNEL_TENSORS, sizeof(*channel->sent_tensors));
 		good = channel->sent_regions && channel->sent_layouts && channel->sent_tensors;
+		for (uint32_t i = 0; channel->sent_regions && i < shape->regions; i++)
+			channel->sent_regions[i].fd = -1;
 	} else {
 		channel->known_regions = calloc((size_t)shape->lanes * shape->regions,
 						sizeof(*channel->known_regions));
@@ -30,8 +34,9 @@ int tmesh_channel_tables_new(struct tmesh_channel *channel, struct tmesh_error *
 		channel->known_tensors = calloc(CHANNEL_TENSORS, sizeof(*channel->known_tensors));
 		good = channel->known_regions && channel->known_layouts && channel->known_tensors;
 	}
-	return good ? tmesh_channel_hands_new(channel, err)
-		    : tmesh_fail(err, -ENOMEM, "no memory for a channel's tables");
+	rc = good ? tmesh_channel_hands_new(channel, err)
+		  : tmesh_fail(err, -ENOMEM, "no memory for a channel's tables");
+	return rc ? rc : tmesh_channel_shelves_new(channel, err);
 }
 
 void tmesh_channel_tables_free(struct tmesh_channel *channel)
@@ -42,9 +47,14 @@ void tmesh_channel_tables_free(struct tmesh_channel *channel)
 		tmesh_tensor_unref(channel->known_tensors[i].tensor);
 	for (uint32_t i = 0; channel->known_regions && i < shape->lanes * shape->regions; i++)
 		tmesh_region_unref(channel->known_regions[i].region);
-	for (uint32_t i = 0; channel->sent_regions && i < shape->regions; i++)
+	for (uint32_t i = 0; channel->sent_regions && i < shape->regions; i++) {
 		tmesh_region_unref(channel->sent_regions[i].region);
+		if (channel->sent_regions[i].fd >= 0)
+			close(channel->sent_regions[i].fd);
+	}
 	tmesh_channel_hands_drop(channel);
+	tmesh_channel_shelves_close(channel);
+	free(channel->shelves);
 	free(channel->handed);
 	free(channel->known_tensors);
 	free(channel->known_layouts);
@@ -62,10 +72,27 @@ static bool taken(struct tmesh_channel *channel, uint64_t until)
 	       (int64_t)(channel->seen - until) >= 0;
 }
 
+/* The entry has nothing any more; home->lock is held. Return: the region, or NULL. */
+static struct tmesh_region *clear_region(struct tmesh_channel *channel, uint32_t entry)
+{
+	struct channel_sent_region *sent = &channel->sent_regions[entry];
+	struct tmesh_region *region = sent->region;
+
+	if (atomic_load(&sent->held) == CHANNEL_HELD_SHELF)
+		channel->shelf_stale = true;
+	if (sent->fd >= 0)
+		close(sent->fd);
+	sent->fd = -1;
+	sent->region = NULL;
+	atomic_store(&sent->held, CHANNEL_HELD_HERE);
+	return region;
+}
+
 static int write_region(struct tmesh_channel *channel, struct tmesh_region *region, uint32_t entry,
 			struct tmesh_error *err)
 {
 	struct channel_sent_region *sent = &channel->sent_regions[entry];
+	struct tmesh_region *before;
 	uint64_t words[CHANNEL_R_WORDS] = {tmesh_region_id(region), channel->rights};
 	char token[TMESH_TOKEN_SIZE] = "";
 	int rc = tmesh_region_token(region, channel->rights, token, err);
@@ -75,28 +102,63 @@ static int write_region(struct tmesh_channel *channel, struct tmesh_region *regi
 	memcpy(&words[CHANNEL_R_TOKEN], token, sizeof(token));
 	channel_copy_in(channel_regions(channel, channel->lane)[entry].words, words,
 			CHANNEL_R_WORDS);
-	tmesh_channel_drop_later(channel, sent->region);
+	pthread_mutex_lock(&channel->home->lock);
+	before = clear_region(channel, entry);
 	sent->region = tmesh_region_ref(region);
-	sent->handed = tmesh_channel_hand_over(channel, region, entry);
+	pthread_mutex_unlock(&channel->home->lock);
+	tmesh_channel_hand_over(channel, entry);
+	tmesh_channel_drop_later(channel, before);
 	return 0;
+}
+
+/* What was received, and nobody else here holds. Return: a list of regions, of which nothing lies
+ * on the shelf once that is what the entries say. */
+static struct tmesh_region *collect_received(struct tmesh_channel *channel)
+{
+	struct channel_region *table = channel_regions(channel, channel->lane);
+	struct tmesh_region *list = NULL;
+
+	for (uint32_t i = 0; i < channel->shape.regions; i++) {
+		struct channel_sent_region *sent = &channel->sent_regions[i];
+		struct tmesh_region *region = sent->region;
+
+		if (!region && sent->fd < 0)
+			continue;
+		if ((region && atomic_load(&region->refs) != 1) || !taken(channel, sent->until))
+			continue;
+		pthread_mutex_lock(&channel->home->lock);
+		clear_region(channel, i);
+		pthread_mutex_unlock(&channel->home->lock);
+		/* So that receivers who keep it open for nothing let go of it, too. */
+		atomic_store_explicit(&table[i].words[CHANNEL_R_ID], 0, memory_order_relaxed);
+		if (region) {
+			/* The last reference is ours. */
+			region->later = list;
+			list = region;
+		}
+	}
+	return list;
+}
+
+/* Where it cannot be done now, what lies there for nothing goes with the next region. */
+static void drop_received(struct tmesh_channel *channel, struct tmesh_region *list)
+{
+	if (channel->shelf_stale) {
+		pthread_mutex_lock(&channel->home->lock);
+		tmesh_channel_shelve(channel);
+		pthread_mutex_unlock(&channel->home->lock);
+	}
+	while (list) {
+		struct tmesh_region *next = list->later;
+
+		tmesh_channel_drop_later(channel, list);
+		list = next;
+	}
 }
 
 void tmesh_channel_let_go(struct tmesh_channel *channel)
 {
-	struct channel_region *table = channel_regions(channel, channel->lane);
-
-	for (uint32_t i = 0; i < channel->shape.regions; i++) {
-		struct channel_sent_region *sent = &channel->sent_regions[i];
-
-		if (sent->region && atomic_load(&sent->region->refs) == 1 &&
-		    taken(channel, sent->until)) {
-			tmesh_channel_drop_later(channel, sent->region);
-			sent->region = NULL;
-			/* So that receivers who keep it open for nothing let go of it, too. */
-			atomic_store_explicit(&table[i].words[CHANNEL_R_ID], 0,
-					      memory_order_relaxed);
-		}
-	}
+	drop_received(channel, collect_received(channel));
 }
 
 static bool better_place(const struct channel_sent_region *a, const struct channel_sent_region *b)
@@ -110,7 +172,9 @@ static int name_region(struct tmesh_channel *channel, struct tmesh_region *regio
 		       struct tmesh_error *err)
 {
 	struct channel_sent_region *sent = channel->sent_regions;
+	struct tmesh_region *received;
 	uint32_t oldest = 0;
+	int rc = -EAGAIN;
 
 	for (uint32_t i = 0; i < channel->shape.regions; i++) {
 		if (sent[i].region == region) {
@@ -118,14 +182,17 @@ static int name_region(struct tmesh_channel *channel, struct tmesh_region *regio
 			return 0;
 		}
 	}
-	tmesh_channel_let_go(channel);
+	received = collect_received(channel);
 	for (uint32_t i = 1; i < channel->shape.regions; i++)
 		if (better_place(&sent[i], &sent[oldest]))
 			oldest = i;
-	if (!taken(channel, sent[oldest].until))
-		return -EAGAIN;
-	channel->last_region = oldest;
-	return write_region(channel, region, oldest, err);
+	if (taken(channel, sent[oldest].until)) {
+		channel->last_region = oldest;
+		rc = write_region(channel, region, oldest, err);
+	}
+	/* The shelf has changed at once for both. */
+	drop_received(channel, received);
+	return rc;
 }
 
 static bool same_layout(const struct tmesh_layout *a, const struct tmesh_layout *b)
@@ -215,6 +282,18 @@ static int nonsense(const char *what, struct tmesh_error *err)
 	return tmesh_fail(err, -EPROTO, "receive: the sender's message is malformed (%s)", what);
 }
 
+/* With the lock: the watch looks there for what the others lack. */
+static void set_known(struct tmesh_channel *channel, struct channel_known_region *known,
+		      struct tmesh_region *region)
+{
+	struct tmesh_region *before = known->region;
+
+	pthread_mutex_lock(&channel->home->lock);
+	known->region = region;
+	pthread_mutex_unlock(&channel->home->lock);
+	tmesh_region_unref(before);
+}
+
 static void forget_region(struct tmesh_channel *channel, struct channel_known_region *known)
 {
 	for (uint32_t i = 0; i < CHANNEL_TENSORS; i++) {
@@ -227,8 +306,7 @@ static void forget_region(struct tmesh_channel *channel, struct channel_known_re
 	}
 	channel->open_regions--;
 	channel->open_bytes -= tmesh_region_bytes(known->region);
-	tmesh_region_unref(known->region);
-	known->region = NULL;
+	set_known(channel, known, NULL);
 }
 
 /* Nobody but this handle holds it. */
@@ -260,8 +338,11 @@ static void make_room(struct tmesh_channel *channel, uint64_t bytes)
 
 		if (!many && channel->open_bytes + bytes <= channel->max_bytes)
 			return;
-		if (known->region && (many || idle(channel, known)))
+		if (known->region && (many || idle(channel, known))) {
+			if (known->handed)
+				tmesh_channel_hand_back(channel, channel->hand);
 			forget_region(channel, known);
+		}
 		channel->hand = channel->hand + 1 < count ? channel->hand + 1 : 0;
 	}
 }
@@ -285,6 +366,7 @@ static int open_region_now(struct tmesh_channel *channel, uint32_t lane, uint32_
 	uint64_t words[CHANNEL_R_WORDS];
 	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_region *region;
+	bool handed;
 	int rc;
 
 	channel_copy_out(words, channel_regions(channel, channel_lane(channel, lane))[entry].words,
@@ -298,9 +380,22 @@ static int open_region_now(struct tmesh_channel *channel, uint32_t lane, uint32_
 	close_returned(channel, lane);
 	rc = tmesh_channel_handed(channel, lane, entry, id, (uint32_t)words[CHANNEL_R_RIGHTS],
 				  &region);
+	handed = rc == 0;
 	if (rc)
 		rc = tmesh_region_open(channel->ctx, token, (uint32_t)words[CHANNEL_R_RIGHTS],
 				       &region, err);
+	/* Its sender is gone, or others have received it. What is not on the shelf either is told
+	 * by the token's error. */
+	if (rc == -ENOENT) {
+		int there = tmesh_channel_shelf_open(channel, lane, entry, id,
+						     (uint32_t)words[CHANNEL_R_RIGHTS], &region);
+
+		if (there != -ENOENT)
+			rc = there < 0 ? tmesh_fail(err, there,
+						    "receive: what a sender that is gone has sent "
+						    "cannot be opened now")
+				       : there;
+	}
 	if (rc)
 		return rc;
 	if (tmesh_region_id(region) != id) {
@@ -310,8 +405,9 @@ static int open_region_now(struct tmesh_channel *channel, uint32_t lane, uint32_
 	if (known->region)
 		forget_region(channel, known);
 	make_room(channel, tmesh_region_bytes(region));
-	known->region = region;
+	set_known(channel, known, region);
 	known->id = id;
+	known->handed = handed;
 	channel->open_regions++;
 	channel->open_bytes += tmesh_region_bytes(region);
 	return 0;

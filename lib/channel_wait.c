@@ -189,7 +189,10 @@ static int take_now(struct tmesh_channel *channel, const struct attempt *a, stru
 	if (rc != -EAGAIN || !channel_gone(channel))
 		return rc;
 	rc = take(channel, a, err);
-	return rc == -EAGAIN ? tmesh_fail(err, -EPIPE, "receive: nobody is left to send") : rc;
+	if (rc != -EAGAIN)
+		return rc;
+	tmesh_channel_shelves_end(channel);
+	return tmesh_fail(err, -EPIPE, "receive: nobody is left to send");
 }
 
 static int taken_now(struct tmesh_channel *channel, const struct attempt *a,

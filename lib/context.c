@@ -279,6 +279,7 @@ int tmesh_stats(struct tmesh_ctx *ctx, struct tmesh_stats *stats)
 		.pool_misses = n[COUNT_POOL_MISSES],
 		.tokens_served = n[COUNT_SERVED],
 		.opens_without_wake = n[COUNT_WITHOUT_WAKE],
+		.sent_alone = n[COUNT_SENT_ALONE],
 	};
 	pthread_mutex_lock(&ctx->lock);
 	s.pool_bytes = ctx->pool_bytes;

@@ -7,12 +7,18 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* Room for more than TMESH_WIRE_FDS would let a peer install more; what does not fit the kernel
+/* Room for more than is wanted would let a peer install more; what does not fit the kernel
  * drops and says so. */
 union control {
 	struct cmsghdr align;
-	char room[CMSG_SPACE(TMESH_WIRE_FDS * sizeof(int))];
+	char room[CMSG_SPACE(TMESH_JOIN_FDS * sizeof(int))];
 };
+
+/* Room for so many tells more than are wanted from too few numbers. */
+static unsigned int room_for(unsigned int wanted)
+{
+	return wanted < TMESH_WIRE_FDS ? TMESH_WIRE_FDS : wanted;
+}
 
 static void close_all(const int *fds, unsigned int count)
 {
@@ -50,7 +56,7 @@ static int take_fds(struct msghdr *msg, int *fds, unsigned int room, unsigned in
 				rc = -EPROTO;
 			}
 		}
-		if (got >= TMESH_WIRE_FDS && cut)
+		if (got >= room_for(room) && cut)
 			rc = -EPROTO;
 	}
 	return rc;
@@ -93,7 +99,7 @@ int tmesh_wire_recv(int socket, void *message, size_t bytes, int *fds, unsigned 
 			.msg_iov = &part,
 			.msg_iovlen = 1,
 			.msg_control = control.room,
-			.msg_controllen = sizeof(control.room),
+			.msg_controllen = CMSG_SPACE(room_for(fd_room) * sizeof(int)),
 		};
 		ssize_t got;
 

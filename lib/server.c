@@ -174,18 +174,20 @@ static bool join(struct tmesh_server *server, struct client *client,
 		.status = -ENOENT,
 	};
 	int fds[TMESH_JOIN_FDS], fd = client->fd;
+	unsigned int count = 0;
 
 	if (request->version != TMESH_WIRE_VERSION)
 		reply.status = -EPROTO;
 	else if (channel)
-		reply.status = tmesh_channel_admit(channel, fd, request->rights, &reply.lane, fds);
+		reply.status =
+			tmesh_channel_admit(channel, fd, request->rights, &reply.lane, fds, &count);
 	if (reply.status == 0) {
 		epoll_ctl(server->epoll, EPOLL_CTL_DEL, fd, NULL);
 		client->fd = -1;
 	}
 	client->used = ++server->clock;
 	/* Should this fail, the connection's end says the rest. */
-	return tmesh_wire_send(fd, &reply, sizeof(reply), fds, reply.status ? 0 : TMESH_JOIN_FDS,
+	return tmesh_wire_send(fd, &reply, sizeof(reply), fds, reply.status ? 0 : count,
 			       MSG_DONTWAIT) == 0 ||
 	       client->fd < 0;
 }

@@ -33,8 +33,10 @@ enum {
 	SAYS_PEER,
 	SAYS_LAST,
 };
-/* Nobody tells the watch that something was received. */
+/* Nobody tells the watch that something was received: so often it looks, and so often where only
+ * memory waits for it. */
 #define TICK_MS 5
+#define TIDY_MS 50
 
 static void close_fd(int *fd)
 {
@@ -123,11 +125,12 @@ static void *run(void *data)
 {
 	struct tmesh_watch *watch = data;
 	struct epoll_event events[EVENTS];
-	bool stop = false, more = false;
+	bool stop = false, more = false, untidy = false;
 	uint64_t count;
 
 	while (!stop) {
-		int got = epoll_wait(watch->epoll, events, EVENTS, more ? TICK_MS : -1);
+		int pause = more ? TICK_MS : untidy ? TIDY_MS : -1;
+		int got = epoll_wait(watch->epoll, events, EVENTS, pause);
 
 		pthread_mutex_lock(&watch->ctx->lock);
 		for (int i = 0; i < got; i++) {
@@ -145,6 +148,7 @@ static void *run(void *data)
 			watch_free(watch);
 			return NULL;
 		}
+		untidy = tmesh_channels_tidy(watch->ctx);
 		pthread_mutex_unlock(&watch->ctx->lock);
 	}
 	return NULL;

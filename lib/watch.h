@@ -31,6 +31,8 @@ void tmesh_watch_forked(struct tmesh_ctx *ctx);
 void tmesh_channels_ended(struct tmesh_ctx *ctx, uint64_t number);
 /* One that has parted and owes nothing any more, or whose time is over. @more: others part. */
 struct tmesh_channel *tmesh_channels_parted(struct tmesh_ctx *ctx, bool *more);
+/* Lets go of what lies for nothing where channels have put it. Return: whether to look again. */
+bool tmesh_channels_tidy(struct tmesh_ctx *ctx);
 void tmesh_channels_forked(struct tmesh_ctx *ctx);
 
 #endif /* TMESH_LIB_WATCH_H */

@@ -55,7 +55,8 @@ struct tmesh_wire_request {
 };
 
 /* With the region's descriptor when status is 0, then with the index's when index is
- * neither 0 nor the client's. To a join: with three ends of bells when status is 0. */
+ * neither 0 nor the client's. To a join: with three ends of bells when status is 0, and those of
+ * shelves. */
 struct tmesh_wire_reply {
 	uint32_t magic;
 	uint32_t version;
@@ -243,9 +244,9 @@ void tmesh_peers_sweep(struct tmesh_ctx *ctx);
  * Somebody asks by @conn to join; ctx->lock is held. On success the connection is the channel's,
  * and @fds, which stay its own, are to be sent with the reply. Return: 0; -EBUSY, -EINVAL, ...
  */
-#define TMESH_JOIN_FDS 3
+#define TMESH_JOIN_FDS 67 /* bells, and the shelves of all lanes */
 int tmesh_channel_admit(struct tmesh_channel *channel, int conn, uint32_t role, uint32_t *lane,
-			int fds[TMESH_JOIN_FDS]);
+			int fds[TMESH_JOIN_FDS], unsigned int *count);
 /* channel_hand.c, with ctx->lock held: messages that were sent here and not received yet; channels
  * that owe something which would be lost with this process. */
 uint64_t tmesh_channels_unread(struct tmesh_ctx *ctx);

@@ -12,9 +12,11 @@
  *
  * At most 64 handles receive at a time; the maker sets the number of senders (64 at most).
  *
- * A tensor that was sent is received, whatever its sender does then: while one handle alone
- * receives, its process is given the region at once. In other cases exit() waits as for what is
- * held (tmesh/hold.h), and SIGKILL loses what only the sender had.
+ * A tensor that was sent is received, whatever its sender does then, SIGKILL included, as long as
+ * there is anybody at the channel to receive it: the region is given to the only receiver's process
+ * at once, or lies where the maker and all receivers have it. Where neither can be (sent_alone of
+ * tmesh_stats() counts that), and where nobody has joined the maker yet, exit() waits as for what
+ * is held (tmesh/hold.h), and SIGKILL loses what only the sender had.
  *
  * A channel lives as long as the handle that made it. When that handle, or all handles of the
  * other direction, are closed or their processes dead, sending gives -EPIPE at once, and receiving

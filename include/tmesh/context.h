@@ -166,6 +166,9 @@ struct tmesh_stats {
 	uint64_t pool_bytes;	     /* kept in the pool now */
 	uint64_t tokens_served;	     /* memfd: opens answered for other processes */
 	uint64_t opens_without_wake; /* memfd: opens that did not wake the producer */
+	uint64_t sent_alone;	     /* regions that channels sent and that nobody but this process
+				      * has until they are received: SIGKILL loses them
+				      * (docs/channels.md) */
 };
 int tmesh_stats(struct tmesh_ctx *ctx, struct tmesh_stats *stats);
 

@@ -270,7 +270,8 @@ static void test_makers(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* Who must not wait for a peer learns from prepare, and then from receive, that it is gone. */
+/* Who must not wait for a peer learns from prepare, and then from receive, that it is gone, and
+ * that nobody has what it sent. */
 static void test_gone_before_opened(void **state)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .flags = TMESH_CHANNEL_NO_OPEN};
@@ -282,7 +283,7 @@ static void test_gone_before_opened(void **state)
 
 	assert_ok(tmesh_channel_create(ctx, RECV, &opts, &channel, err));
 	assert_ok(tmesh_channel_token(channel, token, err));
-	/* Where several receive, nobody is handed anything. */
+	/* Where several receive it lies on the shelf, from which somebody takes it here. */
 	assert_ok(tmesh_channel_open(ctx, token, RECV, NULL, &other, err));
 	child = fork();
 	if (child == 0) {
@@ -299,6 +300,7 @@ static void test_gone_before_opened(void **state)
 		kill(getpid(), SIGKILL);
 	}
 	assert_int_equal(waitpid(child, NULL, 0), child);
+	assert_true(recv(channel->shelves[0].get, &message, sizeof(message), 0) > 0);
 	for (int i = 0; i < 2; i++) {
 		assert_refused(tmesh_channel_recv(channel, &message, -1, err), -EINPROGRESS,
 			       "prepare");

@@ -2,6 +2,7 @@
 /* What was sent is received, whatever its sender does afterwards. */
 #include <fcntl.h>
 
+#include "channel_internal.h"
 #include "channels.h"
 
 #include <tmesh/hold.h>
@@ -152,6 +153,294 @@ static void test_killed_maker(void **state)
 	step_end(&told);
 }
 
+/* A process that sends, and is killed when told to. */
+struct sender {
+	pid_t pid;
+	struct step told, go;
+	char token[TMESH_TOKEN_SIZE]; /* of the channel that it has made */
+};
+
+enum sends {
+	SENDS_TEN,	/* tensors, each of its own */
+	SENDS_THE_SAME, /* one, three times */
+	SENDS_A_B_A,	/* 0, 1 and the first one again */
+};
+
+/* @token: of the channel that it joins, or NULL: it makes one, and sends only when it was told to
+ * once.
+ */
+static struct sender sender_start(const char *token, enum sends what)
+{
+	const struct tmesh_channel_opts opts = {.size = sizeof(opts), .regions = COUNT};
+	struct sender sender = {.told = step_make(), .go = step_make()};
+
+	sender.pid = fork();
+	if (sender.pid == 0) {
+		struct tmesh_ctx *own = context();
+		struct tmesh_channel *to;
+		const int64_t one[] = {1};
+		struct tmesh_message messages[2] = {{0}};
+
+		if (token) {
+			CHECK(!tmesh_channel_open(own, token, SEND, NULL, &to, NULL));
+		} else {
+			CHECK(!tmesh_channel_create(own, SEND, &opts, &to, NULL));
+			CHECK(!tmesh_channel_token(to, sender.token, NULL));
+			CHECK(write(sender.told.write, sender.token, TMESH_TOKEN_SIZE) ==
+			      TMESH_TOKEN_SIZE);
+			wait_for(&sender.go);
+		}
+		if (what == SENDS_TEN) {
+			CHECK(!send_tensors(own, to));
+		} else {
+			for (uint64_t i = 0; i < 2; i++)
+				CHECK(!tmesh_tensor_put(own, TMESH_UINT64, 1, one, &i, NULL,
+							&messages[i].tensor, NULL));
+			for (int i = 0; i < 3; i++)
+				CHECK(!tmesh_channel_send(
+					to, &messages[what == SENDS_A_B_A ? i % 2 : 0], -1, NULL));
+		}
+		go_on(&sender.told);
+		wait_for(&sender.go);
+		kill(getpid(), SIGKILL);
+	}
+	if (!token)
+		assert_int_equal(read(sender.told.read, sender.token, TMESH_TOKEN_SIZE),
+				 TMESH_TOKEN_SIZE);
+	return sender;
+}
+
+static void sender_killed(struct sender *sender)
+{
+	go_on(&sender->go);
+	killed(sender->pid);
+	step_end(&sender->told);
+	step_end(&sender->go);
+}
+
+static struct tmesh_channel *opened(struct tmesh_ctx *ctx, const char *token,
+				    enum tmesh_channel_role role)
+{
+	struct tmesh_channel *channel;
+
+	assert_ok(tmesh_channel_open(ctx, token, role, NULL, &channel, err));
+	return channel;
+}
+
+/* Nothing that was received is held on the way. */
+static void expect_bare_shelf(const struct tmesh_channel *channel)
+{
+	char byte;
+
+	while (recv(channel->shelves[0].get, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0)
+		usleep(1000);
+}
+
+/* A joined sender is killed, and two receive, the maker and another: before it sends (0), after (1)
+ * or when it is dead already (2) the second one has come. */
+static void test_killed_for_two(void **state)
+{
+	for (int when = 0; when < 3; when++) {
+		struct tmesh_ctx *ctx = context(), *other = context();
+		struct tmesh_channel *channel, *second = NULL;
+		char token[TMESH_TOKEN_SIZE];
+		struct sender sender;
+
+		assert_ok(tmesh_channel_create(ctx, RECV, NULL, &channel, err));
+		assert_ok(tmesh_channel_token(channel, token, err));
+		if (when == 0)
+			second = opened(other, token, RECV);
+		sender = sender_start(token, SENDS_TEN);
+		wait_for(&sender.told);
+		if (when == 1)
+			second = opened(other, token, RECV);
+		sender_killed(&sender);
+		if (when == 2)
+			second = opened(other, token, RECV);
+		for (uint64_t i = 0; i < COUNT; i++)
+			receive_one(i % 2 ? channel : second, i);
+		expect_bare_shelf(channel);
+		tmesh_channel_unref(second);
+		tmesh_channel_unref(channel);
+		expect_free(ctx);
+		expect_free(other);
+		tmesh_ctx_unref(other);
+		tmesh_ctx_unref(ctx);
+	}
+}
+
+/* The same tensor again, which the maker has opened and its region's descriptor with it. */
+static void test_killed_with_more_of_the_same(void **state)
+{
+	struct tmesh_ctx *ctx = context(), *other = context();
+	struct tmesh_channel *channel, *second;
+	char token[TMESH_TOKEN_SIZE];
+	struct sender sender;
+
+	assert_ok(tmesh_channel_create(ctx, RECV, NULL, &channel, err));
+	assert_ok(tmesh_channel_token(channel, token, err));
+	sender = sender_start(token, SENDS_THE_SAME);
+	wait_for(&sender.told);
+	receive_one(channel, 0);
+	second = opened(other, token, RECV);
+	sender_killed(&sender);
+	receive_one(second, 0);
+	receive_one(channel, 0);
+	tmesh_channel_unref(second);
+	tmesh_channel_unref(channel);
+	tmesh_ctx_unref(other);
+	tmesh_ctx_unref(ctx);
+}
+
+/* What was handed over was closed to make room for another one, and is sent again. */
+static void test_killed_with_what_was_closed(void **state)
+{
+	const struct tmesh_channel_opts opts = {.size = sizeof(opts), .max_regions = 1};
+	struct tmesh_ctx *ctx = context();
+	struct tmesh_channel *channel;
+	char token[TMESH_TOKEN_SIZE];
+	struct sender sender;
+
+	assert_ok(tmesh_channel_create(ctx, RECV, &opts, &channel, err));
+	assert_ok(tmesh_channel_token(channel, token, err));
+	sender = sender_start(token, SENDS_A_B_A);
+	wait_for(&sender.told);
+	receive_one(channel, 0);
+	receive_one(channel, 1);
+	sender_killed(&sender);
+	receive_one(channel, 0);
+	tmesh_channel_unref(channel);
+	tmesh_ctx_unref(ctx);
+}
+
+/* The maker sends and is killed, and two receive: both there before it sends (0), or the second one
+ * comes afterwards (1), or in the place of the first (2). */
+static void test_killed_maker_of_two(void **state)
+{
+	for (int when = 0; when < 3; when++) {
+		struct sender sender = sender_start(NULL, SENDS_TEN);
+		struct tmesh_ctx *ctx = context(), *other = context();
+		struct tmesh_channel *first = opened(ctx, sender.token, RECV), *second = NULL;
+		struct tmesh_message message;
+		uint64_t next = 0;
+
+		if (when == 0)
+			second = opened(other, sender.token, RECV);
+		go_on(&sender.go);
+		wait_for(&sender.told);
+		if (when == 2) {
+			receive_one(first, next++);
+			tmesh_channel_unref(first);
+			first = NULL;
+		}
+		if (when > 0)
+			second = opened(other, sender.token, RECV);
+		sender_killed(&sender);
+		for (; next < COUNT; next++)
+			receive_one(next % 2 && first ? first : second, next);
+		assert_refused(tmesh_channel_recv(second, &message, 60 * SECOND, err), -EPIPE, "");
+		tmesh_channel_unref(second);
+		tmesh_channel_unref(first);
+		expect_free(ctx);
+		expect_free(other);
+		tmesh_ctx_unref(other);
+		tmesh_ctx_unref(ctx);
+	}
+}
+
+/* Nobody has come yet to receive what a sender beside the maker has sent. */
+static void test_killed_before_anybody_came(void **state)
+{
+	const struct tmesh_channel_opts opts = {.size = sizeof(opts), .producers = 2};
+	struct tmesh_ctx *ctx = context(), *other = context();
+	struct tmesh_channel *channel, *from;
+	char token[TMESH_TOKEN_SIZE];
+	struct sender sender;
+
+	assert_ok(tmesh_channel_create(ctx, SEND, &opts, &channel, err));
+	assert_ok(tmesh_channel_token(channel, token, err));
+	sender = sender_start(token, SENDS_TEN);
+	wait_for(&sender.told);
+	sender_killed(&sender);
+	from = opened(other, token, RECV);
+	for (uint64_t i = 0; i < COUNT; i++)
+		receive_one(from, i);
+	tmesh_channel_unref(from);
+	tmesh_channel_unref(channel);
+	tmesh_ctx_unref(other);
+	tmesh_ctx_unref(ctx);
+}
+
+/* A lane's next sender looks after what the last one has left, however often. */
+static void test_killed_one_after_another(void **state)
+{
+	const struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 64, .regions = 64};
+	struct tmesh_ctx *ctx = context(), *other = context();
+	struct tmesh_channel *channel, *second;
+	char token[TMESH_TOKEN_SIZE];
+
+	assert_ok(tmesh_channel_create(ctx, RECV, &opts, &channel, err));
+	assert_ok(tmesh_channel_token(channel, token, err));
+	for (int late = 0; late < 2; late++) {
+		/* Handed to the maker alone, or on the shelf from the beginning. */
+		second = late ? NULL : opened(other, token, RECV);
+		for (int i = 0; i < 3; i++) {
+			struct sender sender = sender_start(token, SENDS_TEN);
+
+			wait_for(&sender.told);
+			if (!second && i == 1)
+				second = opened(other, token, RECV);
+			sender_killed(&sender);
+		}
+		for (uint64_t i = 0; i < 3 * COUNT; i++)
+			receive_one(second, i % COUNT);
+		expect_bare_shelf(channel);
+		tmesh_channel_unref(second);
+		/* The maker has heard of it. */
+		while (!(atomic_load(&channel->head->state) & CHANNEL_MAKER_ALONE))
+			usleep(1000);
+	}
+	tmesh_channel_unref(channel);
+	tmesh_ctx_unref(other);
+	tmesh_ctx_unref(ctx);
+}
+
+/* What was received does not lie on the shelf once its sender has let go of it. */
+static void test_taken_from_the_shelf(void **state)
+{
+	struct pair p = pair_make(SEND, NULL);
+	struct tmesh_channel *second = pair_open(&p, RECV);
+
+	assert_int_equal(send_tensors(p.ctx, p.maker), 0);
+	for (uint64_t i = 0; i < COUNT; i++)
+		receive_one(i % 2 ? second : p.other, i);
+	assert_true(recv(second->shelves[0].get, &(char){0}, 1, MSG_PEEK | MSG_DONTWAIT) > 0);
+	assert_ok(tmesh_channel_flush(p.maker, -1, err));
+	assert_int_equal(recv(second->shelves[0].get, &(char){0}, 1, MSG_PEEK | MSG_DONTWAIT), -1);
+	tmesh_channel_unref(second);
+	pair_end(&p);
+}
+
+/* Where nobody else can hold it, it is counted, and who leaves waits. */
+static void test_not_held(void **state)
+{
+	struct pair p = pair_make(SEND, NULL);
+	struct tmesh_channel *second = pair_open(&p, RECV);
+	struct tmesh_stats stats = {.size = sizeof(stats)};
+
+	/* Somebody has spoilt the shelf. */
+	shutdown(second->shelves[0].get, SHUT_RD);
+	assert_int_equal(send_tensors(p.ctx, p.maker), 0);
+	assert_int_equal(tmesh_stats(p.ctx, &stats), 0);
+	assert_int_equal(stats.sent_alone, COUNT);
+	tmesh_channel_unref(p.maker);
+	p.maker = NULL;
+	for (uint64_t i = 0; i < COUNT; i++)
+		receive_one(i % 2 ? second : p.other, i);
+	tmesh_channel_unref(second);
+	pair_end(&p);
+}
+
 /* A sender that made the channel has gone before anybody came: it stays for who does. */
 static void test_closed_before_anybody_came(void **state)
 {
@@ -171,7 +460,7 @@ static void test_closed_before_anybody_came(void **state)
 	tmesh_ctx_unref(other);
 }
 
-/* What may go to the one or to the other is handed to neither. */
+/* What may go to the one or to the other lies on the shelf. */
 static void test_closed_for_two(void **state)
 {
 	struct pair p = pair_make(RECV, NULL);
@@ -301,6 +590,14 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_killed_sender),
 		cmocka_unit_test(test_killed_maker),
+		cmocka_unit_test(test_killed_for_two),
+		cmocka_unit_test(test_killed_with_more_of_the_same),
+		cmocka_unit_test(test_killed_with_what_was_closed),
+		cmocka_unit_test(test_killed_maker_of_two),
+		cmocka_unit_test(test_killed_before_anybody_came),
+		cmocka_unit_test(test_killed_one_after_another),
+		cmocka_unit_test(test_taken_from_the_shelf),
+		cmocka_unit_test(test_not_held),
 		cmocka_unit_test(test_closed_before_anybody_came),
 		cmocka_unit_test(test_closed_for_two),
 		cmocka_unit_test(test_one_became_two),

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -465,12 +466,16 @@ static pid_t producer(int told, int tells)
 	CHECK(tmesh_channel_token(outbox, token, NULL) == 0);
 	CHECK(write(tells, token, sizeof(token)) == sizeof(token) && read(told, &go, 1) == 1);
 	CHECK(tmesh_tensor_create(ctx, TMESH_FLOAT32, 1, &count, NULL, &message.tensor, NULL) == 0);
+	/* It has no descriptor left to give: nobody but this process has the memory. */
+	CHECK(tmesh_region_token(tmesh_tensor_region(message.tensor), TMESH_READ, token, NULL) ==
+	      0);
+	CHECK(setrlimit(RLIMIT_NOFILE, &(struct rlimit){0}) == 0);
 	CHECK(tmesh_channel_send(outbox, &message, 0, NULL) == 0 && write(tells, "", 1) == 1);
 	for (;;)
 		pause();
 }
 
-/* What was sent to several who receive is lost with a sender that is killed. */
+/* What a sender could not lay where others have it is lost when it is killed. */
 static void test_memory_gone(void **state)
 {
 	struct tmesh_channel *other;

@@ -182,6 +182,7 @@ NIF(context_stats)
 		{"pool_bytes", stats.pool_bytes},
 		{"tokens_served", stats.tokens_served},
 		{"opens_without_wake", stats.opens_without_wake},
+		{"sent_alone", stats.sent_alone},
 	};
 	ERL_NIF_TERM map = enif_make_new_map(env);
 

@@ -87,7 +87,8 @@ defmodule Tmesh do
   @doc """
   Counters since the application started: `bytes_copied` and `copies` (tensor bytes that tmesh
   itself copied, in or out), `regions_created`, `regions_opened`, `regions_live`, `bytes_live`,
-  `pool_hits`, `pool_misses`, `pool_bytes`, `tokens_served`, `opens_without_wake`.
+  `pool_hits`, `pool_misses`, `pool_bytes`, `tokens_served`, `opens_without_wake`,
+  `sent_alone` (regions that channels sent and that only this VM has until they are received).
   """
   @spec stats() :: {:ok, %{atom() => non_neg_integer()}} | {:error, Error.t()}
   def stats, do: Context.get() |> Native.context_stats() |> result()

@@ -41,7 +41,7 @@ PyObject *module_stats(PyObject *module, PyObject *unused)
 		COUNTER(regions_live),	     COUNTER(bytes_live),
 		COUNTER(pool_hits),	     COUNTER(pool_misses),
 		COUNTER(pool_bytes),	     COUNTER(tokens_served),
-		COUNTER(opens_without_wake),
+		COUNTER(opens_without_wake), COUNTER(sent_alone),
 #undef COUNTER
 	};
 	struct state *st = PyModule_GetState(module);

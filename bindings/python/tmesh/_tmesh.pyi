@@ -43,6 +43,7 @@ class Stats(TypedDict):
     pool_bytes: int
     tokens_served: int
     opens_without_wake: int
+    sent_alone: int
 
 class ModelReport(TypedDict):
     """How a model was loaded; sizes in bytes, rates in bytes per second, 0 where they were not measured."""

@@ -59,7 +59,7 @@ numpy: Any = importlib.import_module("numpy")
 
 _ROLES = {"send": 1, "recv": 2}
 _STATS = ("bytes_copied", "copies", "regions_created", "regions_opened", "regions_live", "bytes_live", "pool_hits",
-          "pool_misses", "pool_bytes", "tokens_served", "opens_without_wake")
+          "pool_misses", "pool_bytes", "tokens_served", "opens_without_wake", "sent_alone")
 _lock = threading.Lock()
 # Its functions have no types that Python knows.
 _found: Any = None
