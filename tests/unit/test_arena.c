@@ -205,6 +205,9 @@ static void test_threads(void **state)
 
 static void test_refused(void **state)
 {
+	static const struct tmesh_region_opts beside[] = {
+		{.mode = 0600}, {.gid = 1}, {.node = 1}, {.linger_ms = 5}, {.label = "mine"},
+	};
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = 1u << 31};
 	struct tmesh_region_opts in = {.size = sizeof(in)}, both;
 	struct tmesh_region *region;
@@ -224,10 +227,29 @@ static void test_refused(void **state)
 	both.label = "mine";
 	assert_refused(tmesh_tensor_put(*state, TMESH_UINT8, 0, NULL, "", &both, &tensor, err),
 		       -EINVAL, "label");
+	for (size_t i = 0; i < sizeof(beside) / sizeof(beside[0]); i++) {
+		both = beside[i];
+		both.size = sizeof(both);
+		both.arena = arena;
+		assert_refused(
+			tmesh_tensor_put(*state, TMESH_UINT8, 0, NULL, "", &both, &tensor, err),
+			-EINVAL, "linger_ms");
+		/* Without an arena it is said of the tensor's own region. */
+		both.arena = NULL;
+		both.flags |= TMESH_REGION_NODE;
+		both.node = 1024;
+		assert_refused(
+			tmesh_tensor_put(*state, TMESH_UINT8, 0, NULL, "", &both, &tensor, err),
+			-EINVAL, "node 1024");
+	}
 	both = in;
-	both.linger_ms = 5;
+	both.size = 3;
 	assert_refused(tmesh_tensor_put(*state, TMESH_UINT8, 0, NULL, "", &both, &tensor, err),
-		       -EINVAL, "linger_ms");
+		       -EINVAL, "size");
+	both = beside[4];
+	both.size = sizeof(both);
+	assert_ok(tmesh_tensor_put(*state, TMESH_UINT8, 0, NULL, "", &both, &tensor, err));
+	tmesh_tensor_unref(tensor);
 	both = in;
 	both.flags = TMESH_REGION_HUGE;
 	assert_refused(tmesh_tensor_create(*state, TMESH_UINT8, 0, NULL, &both, &tensor, err),

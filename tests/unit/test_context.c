@@ -324,6 +324,8 @@ static void test_spare_files(void **state)
 	assert_refused(tmesh_region_create(ctx, 1, NULL, &more, err), -EMFILE, "RLIMIT_NOFILE");
 	assert_refused(tmesh_region_derive(named, TMESH_READ, &more, err), -EMFILE, "left to");
 	assert_refused(tmesh_region_open(ctx, token, TMESH_READ, &more, err), -EMFILE, "left to");
+	assert_refused(tmesh_region_recv(ctx, 0, &more, err), -EMFILE, "left to");
+	assert_refused(tmesh_region_from_memfd(ctx, 0, 1, NULL, &more, err), -EMFILE, "left to");
 	assert_refused(tmesh_channel_create(ctx, TMESH_CHANNEL_SEND, &few, &other, err), -EMFILE,
 		       "left to");
 	assert_null(more);
