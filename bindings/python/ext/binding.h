@@ -196,6 +196,8 @@ PyObject *tensor_dunder_dlpack(PyObject *object, PyObject *args, PyObject *kwarg
 PyObject *tensor_dlpack_device(PyObject *object, PyObject *unused);
 PyObject *module_from_dlpack(PyObject *module, PyObject *object);
 PyObject *module_from_address(PyObject *module, PyObject *address);
+PyObject *module_begins_at(PyObject *module, PyObject *address);
+PyObject *module_around(PyObject *module, PyObject *address);
 PyObject *module_find(PyObject *module, PyObject *const *args, Py_ssize_t count);
 /* A capsule that runs the deleter where no consumer took @managed. Takes it over,
  * also on failure. */

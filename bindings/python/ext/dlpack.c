@@ -482,16 +482,78 @@ static PyObject *tensor_again(struct tensor *ours)
 	return tensor_new(state_of(ours), tmesh_tensor_ref(ours->tensor), ours->root, ours->rights);
 }
 
+/* What consumers have that begins at @data. */
+static struct shell *shell_at(struct state *st, const void *data)
+{
+	for (struct shell *shell = *list_at(st, data); data && shell; shell = shell->next)
+		if (shell->data == data)
+			return shell;
+	return NULL;
+}
+
+/* The largest of what consumers have whose memory @data lies in. */
+static struct shell *shell_around(struct state *st, uintptr_t data)
+{
+	struct shell *found = NULL;
+	uint64_t most = 0;
+
+	for (int i = 0; i < SHELL_LISTS; i++)
+		for (struct shell *shell = st->shells[i]; shell; shell = shell->next) {
+			const struct tmesh_tensor *tensor = shell->tensor->tensor;
+			uint64_t bytes = tmesh_tensor_bytes(tensor);
+			uintptr_t start = (uintptr_t)shell->data;
+
+			if (data >= start && data - start < bytes && bytes > most &&
+			    tmesh_layout_is_contiguous(tmesh_tensor_layout(tensor))) {
+				found = shell;
+				most = bytes;
+			}
+		}
+	return found;
+}
+
+PyObject *module_begins_at(PyObject *module, PyObject *address)
+{
+	const void *data = PyLong_AsVoidPtr(address);
+	struct shell *shell;
+
+	if (PyErr_Occurred())
+		return NULL;
+	shell = shell_at(PyModule_GetState(module), data);
+	if (shell)
+		return tensor_again(shell->tensor);
+	Py_RETURN_NONE;
+}
+
+PyObject *module_around(PyObject *module, PyObject *address)
+{
+	const void *data = PyLong_AsVoidPtr(address);
+	struct shell *shell;
+	Py_ssize_t offset;
+
+	if (PyErr_Occurred())
+		return NULL;
+	shell = shell_around(PyModule_GetState(module), (uintptr_t)data);
+	if (!shell)
+		Py_RETURN_NONE;
+	/* Before anything may run that lets go of it. */
+	offset = (const char *)data - (const char *)shell->data;
+	return Py_BuildValue("(Nn)", tensor_again(shell->tensor), offset);
+}
+
 PyObject *module_from_address(PyObject *module, PyObject *address)
 {
 	struct state *st = PyModule_GetState(module);
 	const void *data = PyLong_AsVoidPtr(address);
+	struct shell *shell;
 
 	if (PyErr_Occurred())
 		return NULL;
-	for (struct shell *shell = *list_at(st, data); data && shell; shell = shell->next)
-		if (shell->data == data)
-			return tensor_again(shell->tensor);
+	shell = shell_at(st, data);
+	if (!shell)
+		shell = shell_around(st, (uintptr_t)data);
+	if (shell)
+		return tensor_again(shell->tensor);
 	Py_RETURN_NONE;
 }
 
@@ -574,21 +636,6 @@ static const struct dl_data_type *shell_type(const struct shell *shell)
 {
 	return shell->is_versioned ? &shell->versioned.dl_tensor.dtype
 				   : &shell->plain.dl_tensor.dtype;
-}
-
-/* The one of those that consumers have whose memory @data lies in. */
-static struct shell *shell_around(struct state *st, uintptr_t data)
-{
-	for (int i = 0; i < SHELL_LISTS; i++)
-		for (struct shell *shell = st->shells[i]; shell; shell = shell->next) {
-			uintptr_t start = (uintptr_t)shell->data;
-
-			if (data >= start &&
-			    data - start < tmesh_tensor_bytes(shell->tensor->tensor) &&
-			    tmesh_layout_is_contiguous(tmesh_tensor_layout(shell->tensor->tensor)))
-				return shell;
-		}
-	return NULL;
 }
 
 /* A consumer's view of our memory, as a tensor over it. NULL without an exception: it is none. */

@@ -366,8 +366,15 @@ static PyMethodDef functions[] = {
 	{"from_address", module_from_address, METH_O,
 	 "from_address(address, /)\n--\n\n"
 	 "The tensor whose memory a DLPack consumer has at that address, or None: for tensors of\n"
-	 "libraries that do not tell where theirs come from. The address is that of the tensor's\n"
-	 "first element, such as a PyTorch storage's data_ptr()."},
+	 "libraries that do not tell where theirs come from, such as the data_ptr() of PyTorch's.\n"
+	 "One that begins there comes first, then the largest contiguous one around the address."},
+	{"begins_at", module_begins_at, METH_O,
+	 "begins_at(address, /)\n--\n\n"
+	 "from_address(), but None for an address that is not of a tensor's first element."},
+	{"around", module_around, METH_O,
+	 "around(address, /)\n--\n\n"
+	 "The largest contiguous tensor that a DLPack consumer has around that address, and how\n"
+	 "many bytes of it are before the address; or None."},
 	{"link_name", module_link_name, METH_O,
 	 "link_name(name, /)\n--\n\n"
 	 "The file name that stands for a block's name, which may begin with a slash."},

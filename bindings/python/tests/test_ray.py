@@ -168,6 +168,14 @@ def test_sealed_memory_is_not_copied(pair):
     assert get(sink.stats.remote())["bytes_copied"] == 0
 
 
+def test_a_storage_inside_of_sealed_memory_is_not_copied(pair):
+    source, sink = pair
+    ref = source.make.remote(lambda: torch.from_numpy(sealed().numpy()[1000:])[5:])
+    where, first = get(sink.see.remote(ref, lambda x: (file_of(x.data_ptr()), float(x[0]))))
+    assert where[2:] == ("p", True) and first == 1005
+    assert get(source.stats.remote())["bytes_copied"] == 400_000
+
+
 def test_other_memory_is_copied_once_where_it_comes_from(pair):
     source, sink = pair
     ref = source.make.remote(lambda: {"a": torch.full((1000,), 3.0), "b": [torch.ones(7), "text"]})

@@ -253,7 +253,10 @@ def test_from_address():
     a, b = torch.from_dlpack(t), torch.from_dlpack(t[1:])
     assert tmesh.from_address(a.data_ptr()).shape == (2,)
     assert tmesh.from_address(b.data_ptr()).numpy().tolist() == [2.0]
-    assert tmesh.from_address(a.data_ptr() + 4) is None
+    assert tmesh.from_address(a.data_ptr() + 7).shape == (2,)
+    assert tmesh.from_address(a.data_ptr() + t.nbytes - 1).shape == (2,)
+    assert tmesh.from_address(a.data_ptr() + t.nbytes) is None
+    assert tmesh.from_address(a.data_ptr() - 1) is None
     assert tmesh.from_address(0) is None
     address = a.data_ptr()
     del a
@@ -263,6 +266,28 @@ def test_from_address():
             tmesh.from_address(bad)
     with pytest.raises(OverflowError):
         tmesh.from_address(1 << 80)
+
+
+def test_from_address_inside():
+    """Of what lies around an address the largest; the callers that want a start are not given what lies around."""
+    t = tmesh.put(np.arange(10.0), seal=False)
+    view = torch.from_dlpack(t)[4:]
+    part = torch.from_dlpack(t[3:6])
+    assert tmesh.from_address(view.data_ptr()).id == t.id
+    assert tmesh.from_address(view.data_ptr()).shape == (10,)
+    assert tmesh.from_address(part.data_ptr()).shape == (3,)
+    around, before = _tmesh.around(part.data_ptr())
+    assert (around.shape, before) == ((10,), 24)
+    assert _tmesh.around(view.data_ptr() + 5)[1] == 37
+    assert _tmesh.begins_at(view.data_ptr()) is None
+    gaps = tmesh.put(np.arange(10.0), seal=False)
+    every = torch.from_dlpack(gaps[::2])
+    assert tmesh.from_address(every.data_ptr()).shape == (5,)
+    assert tmesh.from_address(every[1].data_ptr()) is None is _tmesh.around(every.data_ptr())
+    # A storage of its own inside of ours is moved into memory of its own, as before.
+    inside = torch.from_numpy(torch.from_dlpack(t).numpy()[2:])
+    received = ForkingPickler.loads(ForkingPickler.dumps(inside))
+    assert received.tolist() == [2, 3, 4, 5, 6, 7, 8, 9]
 
 
 def test_find():

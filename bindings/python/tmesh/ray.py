@@ -29,7 +29,7 @@ import threading
 from typing import Any
 
 from . import _tmesh
-from .errors import Error, InvalidError, UnsupportedError
+from .errors import Error, UnsupportedError
 from .tried import warn_of_another
 
 __all__ = ["register"]
@@ -113,14 +113,10 @@ def _span(tensor: Any) -> int:
 
 def _sealed(tensor: Any) -> _tmesh.Tensor | None:
     """Its bytes, where they are sealed memory of tmesh already."""
-    ours = _tmesh.from_address(_storage(tensor).data_ptr())
-    if ours is None or not ours.sealed:
+    found = _tmesh.around(tensor.data_ptr())
+    if found is None or not found[0].sealed:
         return None
-    try:
-        whole = ours.reshape(-1).view("uint8")
-    except InvalidError:  # has gaps itself
-        return None
-    start = tensor.storage_offset() * tensor.element_size()
+    whole, start = found[0].reshape(-1).view("uint8"), found[1]
     end = start + _span(tensor) * tensor.element_size()
     return whole[start:end] if end <= whole.nbytes else None
 

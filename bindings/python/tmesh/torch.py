@@ -109,7 +109,7 @@ class _Storage:
 
     def __init__(self, tensor: Any) -> None:
         storage = _storage(tensor)
-        ours = _tmesh.from_address(storage.data_ptr())
+        ours = _tmesh.begins_at(storage.data_ptr())
         self.data: Any = None
         # Its address is of none other meanwhile; the memory itself may go.
         self.weak = reductions.StorageWeakRef(storage)
