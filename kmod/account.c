@@ -3,6 +3,7 @@
  * Limits: what a uid, an IPC namespace, and all of them together, may hold. Root sets them in
  * /proc/sys/dev/tmesh/.
  */
+#include <linux/cgroup.h>
 #include <linux/ipc_namespace.h>
 #include <linux/mm.h>
 #include <linux/nsproxy.h>
@@ -381,4 +382,25 @@ void tmesh_account_exit(void)
 {
 	unregister_sysctl_table(sysctls);
 	WARN_ON_ONCE(!xa_empty(&users) || !xa_empty(&uid_accounts) || !xa_empty(&ipc_ns_accounts));
+}
+
+/**
+ * tmesh_cgroup_id() - whose memory controller the caller's allocations are charged to
+ *
+ * Context: process context.
+ * Return: the group's id as user space has it, or 0.
+ */
+u64 tmesh_cgroup_id(void)
+{
+	u64 id = 0;
+#ifdef CONFIG_MEMCG
+	struct cgroup *cgroup;
+
+	rcu_read_lock();
+	cgroup = task_css(current, memory_cgrp_id)->cgroup;
+	if (cgroup->root == &cgrp_dfl_root)
+		id = cgroup_id(cgroup);
+	rcu_read_unlock();
+#endif
+	return id;
 }

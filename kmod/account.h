@@ -18,6 +18,7 @@ int tmesh_charge_kept(struct tmesh_user *user, u64 bytes);
 void tmesh_uncharge_kept(struct tmesh_user *user, u64 bytes);
 u64 tmesh_limit(const struct tmesh_user *user, enum tmesh_level level, enum tmesh_count count);
 u64 tmesh_used(const struct tmesh_user *user, enum tmesh_level level, enum tmesh_count count);
+u64 tmesh_cgroup_id(void);
 int tmesh_account_init(void);
 void tmesh_account_exit(void);
 

@@ -14,6 +14,7 @@
 #include "lease.h"
 #include "linger.h"
 #include "region.h"
+#include "seal.h"
 #include "zeros.h"
 
 /**
@@ -156,19 +157,3 @@ void tmesh_claim_fini(struct tmesh_claim *claim)
 	tmesh_region_put(region);
 }
 
-/**
- * tmesh_claim_allows() - may a call go on?
- * @claim:  of the handle that it was made on
- * @rights: that it needs
- *
- * That the region was revoked or the lease has lapsed counts before missing rights. Where it
- * matters the caller looks again under the region's lock.
- *
- * Return: 0, -ESTALE or -EACCES.
- */
-int tmesh_claim_allows(const struct tmesh_claim *claim, u32 rights)
-{
-	if (READ_ONCE(claim->region->state) & TMESH_STATE_REVOKED || tmesh_claim_lapsed(claim))
-		return -ESTALE;
-	return rights & ~claim->rights ? -EACCES : 0;
-}

@@ -2,7 +2,6 @@
 /*
  * How regions are made: what all such calls have in common, and those that make memory.
  */
-#include <linux/cgroup.h>
 #include <linux/cred.h>
 #include <linux/dma-buf.h>
 #include <linux/file.h>
@@ -24,66 +23,6 @@
 #include "registry.h"
 #include "trace.h"
 #include "ucmd.h"
-
-/**
- * tmesh_check_label() - is a label, or a name, one?
- * @label: TMESH_LABEL_MAX + 1 bytes as given by the caller
- *
- * Return: 0, or -EINVAL for one without an end or with control characters.
- */
-int tmesh_check_label(const char *label)
-{
-	size_t len = strnlen(label, TMESH_LABEL_MAX + 1), i;
-
-	if (len > TMESH_LABEL_MAX)
-		return -EINVAL;
-	for (i = 0; i < len; i++) {
-		if ((unsigned char)label[i] < 0x20 || label[i] == 0x7f)
-			return -EINVAL;
-	}
-	return 0;
-}
-
-/**
- * tmesh_check_gid() - which group does the caller mean?
- * @flags: with TMESH_CREATE_GID where one was given
- * @id:    the one that was given, else 0
- * @gid:   set to it, or to the caller's
- *
- * Return: 0; -EINVAL for one that there is not; -EPERM for one that the caller is not in.
- */
-int tmesh_check_gid(u32 flags, u32 id, kgid_t *gid)
-{
-	if (!(flags & TMESH_CREATE_GID)) {
-		*gid = current_egid();
-		return id ? -EINVAL : 0;
-	}
-	*gid = make_kgid(current_user_ns(), id);
-	if (!gid_valid(*gid))
-		return -EINVAL;
-	return in_egroup_p(*gid) ? 0 : -EPERM;
-}
-
-/**
- * tmesh_cgroup_id() - whose memory controller the caller's allocations are charged to
- *
- * Context: process context.
- * Return: the group's id as user space has it, or 0.
- */
-u64 tmesh_cgroup_id(void)
-{
-	u64 id = 0;
-#ifdef CONFIG_MEMCG
-	struct cgroup *cgroup;
-
-	rcu_read_lock();
-	cgroup = task_css(current, memory_cgrp_id)->cgroup;
-	if (cgroup->root == &cgrp_dfl_root)
-		id = cgroup_id(cgroup);
-	rcu_read_unlock();
-#endif
-	return id;
-}
 
 /* Everything but the memory; the caller publishes it and drops the reference. */
 static struct tmesh_region *tmesh_region_new(struct tmesh_user *user,

@@ -7,7 +7,6 @@
 
 #include "tmesh.h"
 
-u64 tmesh_cgroup_id(void);
 /**
  * struct tmesh_spec - what all calls that make a region have in common
  * @bytes:     length asked for
@@ -56,8 +55,6 @@ struct tmesh_birth {
 	int fd;
 };
 
-int tmesh_check_label(const char *label);
-int tmesh_check_gid(u32 flags, u32 id, kgid_t *gid);
 int tmesh_birth_begin(struct tmesh_birth *birth, const struct tmesh_spec *spec);
 int tmesh_birth_handle(struct tmesh_birth *birth, struct tmesh_mem *mem, u32 rights);
 int tmesh_birth_end(struct tmesh_birth *birth, int rc);

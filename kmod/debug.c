@@ -8,6 +8,7 @@
 #include <linux/seq_file.h>
 
 #include "account.h"
+#include "claim.h"
 #include "debug.h"
 #include "lease.h"
 #include "region.h"

@@ -18,7 +18,6 @@
 #include "claim.h"
 #include "drain.h"
 #include "export.h"
-#include "lease.h"
 #include "map.h"
 #include "mem.h"
 #include "poison.h"

@@ -16,8 +16,6 @@
 #include "debug.h"
 #include "fence.h"
 #include "handle.h"
-#include "lease.h"
-#include "main.h"
 #include "map.h"
 #include "mem.h"
 #include "region.h"
@@ -128,9 +126,21 @@ static __poll_t tmesh_handle_poll(struct file *file, poll_table *wait)
 	return mask;
 }
 
+/* Answers calls on handles; set before there is one. */
+static tmesh_calls tmesh_handle_calls __ro_after_init;
+
+/**
+ * tmesh_handle_setup() - before there are handles
+ * @calls: who answers calls on them
+ */
+void __init tmesh_handle_setup(tmesh_calls calls)
+{
+	tmesh_handle_calls = calls;
+}
+
 static long tmesh_handle_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 {
-	return tmesh_ioctl(file->private_data, cmd, arg);
+	return tmesh_handle_calls(file->private_data, cmd, arg);
 }
 
 static const struct file_operations tmesh_handle_fops = {

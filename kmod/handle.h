@@ -7,6 +7,9 @@
 
 #include "tmesh.h"
 
+typedef long (*tmesh_calls)(struct tmesh_handle *handle, unsigned int cmd, unsigned long arg);
+
+void tmesh_handle_setup(tmesh_calls calls);
 int tmesh_handle_new(struct tmesh_region *region, u32 rights, bool pinning,
 		     const struct tmesh_claim *through, struct file **file);
 const struct tmesh_handle *tmesh_handle_of(const struct file *file);

@@ -8,6 +8,7 @@
 #include <linux/pid_namespace.h>
 #include <linux/slab.h>
 
+#include "claim.h"
 #include "fence.h"
 #include "holders.h"
 #include "lease.h"

@@ -22,13 +22,12 @@
 #include <linux/xarray.h>
 
 #include "account.h"
-#include "create.h"
 #include "keep.h"
 #include "main.h"
 #include "region.h"
 #include "registry.h"
-#include "revoke.h"
 #include "trace.h"
+#include "ucmd.h"
 
 /* How often it is asked whether an IPC namespace has processes left, and what the time is. */
 #define TMESH_TICK_NS NSEC_PER_SEC
@@ -630,11 +629,6 @@ struct tmesh_bundle *tmesh_bundle_named(const char *name)
 	return bundle ? bundle : ERR_PTR(-ENOENT);
 }
 
-int __init tmesh_kept_init(void)
-{
-	return tmesh_reclaim_init();
-}
-
 /* Every file has gone. Who unloads the module wants that, and is told what went with it. */
 void tmesh_kept_exit(void)
 {
@@ -642,7 +636,6 @@ void tmesh_kept_exit(void)
 	unsigned long told = 0;
 	u64 cursor = 0;
 
-	tmesh_reclaim_exit();
 	cancel_delayed_work_sync(&tick_work);
 	while ((bundle = tmesh_bundle_next(&cursor))) {
 		if (told++ < TMESH_TOLD)

@@ -97,15 +97,12 @@ struct tmesh_bundle *tmesh_bundle_own(u64 id);
 struct tmesh_bundle *tmesh_bundle_named(const char *name);
 
 /* reclaim.c, beside what tmesh.h has of it */
-int tmesh_reclaim_init(void);
-void tmesh_reclaim_exit(void);
 
 /* keep.c */
 int tmesh_kept_hold(struct tmesh_region *region);
 void tmesh_kept_release(struct tmesh_region *region);
 void tmesh_kept_revoked(struct tmesh_region *region);
 u64 tmesh_kept_id(struct tmesh_region *region);
-int tmesh_kept_init(void);
 void tmesh_kept_exit(void);
 
 #endif /* TMESH_KEEP_H */

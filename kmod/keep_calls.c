@@ -12,7 +12,6 @@
 #include <linux/uaccess.h>
 
 #include "claim.h"
-#include "create.h"
 #include "handle.h"
 #include "keep.h"
 #include "keep_calls.h"

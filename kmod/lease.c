@@ -211,22 +211,6 @@ void tmesh_lease_drop(struct tmesh_claim *claim)
 }
 
 /**
- * tmesh_claim_lapsed() - has the lease of a claim lapsed?
- * @claim: the claim
- *
- * The answer stays so under the region's lock, and once it is true.
- *
- * Return: true when it has one and it has.
- */
-bool tmesh_claim_lapsed(const struct tmesh_claim *claim)
-{
-	/* Pairs with tmesh_lease_join(). */
-	const struct tmesh_tenure *lease = smp_load_acquire(&claim->lease);
-
-	return lease && READ_ONCE(lease->state) == TMESH_LEASE_LAPSED;
-}
-
-/**
  * tmesh_lease_times() - how long a claim's lease is and for how long it still lives
  * @claim:     the claim
  * @period_ns: set to its period, 0 for none

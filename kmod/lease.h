@@ -13,7 +13,6 @@ void tmesh_leases_revoke(struct tmesh_region *region);
 void tmesh_lease_join(struct tmesh_tenure *lease, struct tmesh_claim *claim);
 void tmesh_lease_leave(struct tmesh_claim *claim);
 void tmesh_lease_drop(struct tmesh_claim *claim);
-bool tmesh_claim_lapsed(const struct tmesh_claim *claim);
 void tmesh_lease_times(const struct tmesh_claim *claim, u64 *period_ns, u64 *left_ns);
 long tmesh_lease_count(void);
 

@@ -26,8 +26,9 @@
 #include "linger.h"
 #include "main.h"
 #include "query.h"
-#include "region.h"
+#include "reclaim.h"
 #include "registry.h"
+#include "renew.h"
 #include "revoke.h"
 #include "seal.h"
 #include "watch.h"
@@ -151,15 +152,8 @@ union tmesh_cmd {
 	struct tmesh_renew renew;
 };
 
-/**
- * tmesh_ioctl() - dispatch a call
- * @handle: the handle it was made on, or NULL on the device
- * @cmd:    its number
- * @arg:    where its structure is
- *
- * Return: 0 or a negative error.
- */
-long tmesh_ioctl(struct tmesh_handle *handle, unsigned int cmd, unsigned long arg)
+/* Dispatches a call, on a handle, or NULL for the device. */
+static long tmesh_ioctl(struct tmesh_handle *handle, unsigned int cmd, unsigned long arg)
 {
 	struct tmesh_ucmd ucmd = { .ubuffer = (void __user *)arg, .handle = handle };
 	const struct tmesh_op *op;
@@ -245,9 +239,10 @@ static int __init tmesh_init(void)
 	rc = tmesh_account_init();
 	if (rc)
 		goto err_registry;
-	rc = tmesh_kept_init();
+	rc = tmesh_reclaim_init();
 	if (rc)
 		goto err_account;
+	tmesh_handle_setup(tmesh_ioctl);
 	tmesh_watch_setup();
 	tmesh_debug_init();
 	rc = misc_register(&tmesh_device);
@@ -258,7 +253,7 @@ static int __init tmesh_init(void)
 
 err_debug:
 	tmesh_debug_exit();
-	tmesh_kept_exit();
+	tmesh_reclaim_exit();
 err_account:
 	tmesh_account_exit();
 err_registry:
@@ -273,6 +268,7 @@ static void __exit tmesh_exit(void)
 	misc_deregister(&tmesh_device);
 	/* Every file has gone; what the last one left to the queue may still be running. */
 	tmesh_watch_exit();
+	tmesh_reclaim_exit();
 	tmesh_kept_exit();
 	destroy_workqueue(tmesh_wq);
 	tmesh_debug_exit();

@@ -5,10 +5,11 @@
  */
 #include <linux/pagemap.h>
 
-#include "lease.h"
+#include "claim.h"
 #include "map.h"
+#include "mem.h"
 #include "poison.h"
-#include "region.h"
+#include "seal.h"
 #include "trace.h"
 #include "zeros.h"
 

@@ -8,7 +8,6 @@
 
 #include "account.h"
 #include "mem.h"
-#include "poison.h"
 
 /**
  * tmesh_mem_init() - charge memory and make room for its pages
@@ -166,4 +165,41 @@ void tmesh_mem_fini(struct tmesh_mem *mem)
 	kvfree(mem->pages);
 	tmesh_uncharge(mem->user, TMESH_BYTES, (u64)mem->charged << PAGE_SHIFT);
 	tmesh_user_put(mem->user);
+}
+
+/**
+ * tmesh_folio_poisoned() - has a folio a page with a memory error?
+ * @folio: the folio
+ *
+ * The core's own mark on the folio as a whole is missing where it gave up early.
+ *
+ * Return: true when it has.
+ */
+bool tmesh_folio_poisoned(struct folio *folio)
+{
+	unsigned long i, nr = folio_nr_pages(folio);
+
+	for (i = 0; i < nr; i++) {
+		if (PageHWPoison(folio_page(folio, i)))
+			return true;
+	}
+	return false;
+}
+
+/**
+ * tmesh_clean_pages() - how many pages follow each other without a memory error?
+ * @pages: the first of them
+ * @nr:    how many to look at
+ *
+ * Return: @nr, or how many come before a bad one.
+ */
+unsigned long tmesh_clean_pages(struct page **pages, unsigned long nr)
+{
+	unsigned long i;
+
+	for (i = 0; i < nr && !PageHWPoison(pages[i]); i++) {
+		if (!((i + 1) % 4096))
+			cond_resched();
+	}
+	return i;
 }

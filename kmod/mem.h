@@ -12,6 +12,8 @@ int tmesh_mem_init(struct tmesh_mem *mem, const struct tmesh_backing_ops *ops,
 void tmesh_mem_fini(struct tmesh_mem *mem);
 int tmesh_room(void);
 bool tmesh_folio_referenced(struct folio *folio, int known);
+bool tmesh_folio_poisoned(struct folio *folio);
+unsigned long tmesh_clean_pages(struct page **pages, unsigned long nr);
 
 /**
  * struct tmesh_release - references that are dropped together

@@ -11,46 +11,9 @@
 #include <linux/sched/signal.h>
 #include <linux/xarray.h>
 
-#include "main.h"
 #include "map.h"
+#include "mem.h"
 #include "poison.h"
-
-/**
- * tmesh_folio_poisoned() - has a folio a page with a memory error?
- * @folio: the folio
- *
- * The core's own mark on the folio as a whole is missing where it gave up early.
- *
- * Return: true when it has.
- */
-bool tmesh_folio_poisoned(struct folio *folio)
-{
-	unsigned long i, nr = folio_nr_pages(folio);
-
-	for (i = 0; i < nr; i++) {
-		if (PageHWPoison(folio_page(folio, i)))
-			return true;
-	}
-	return false;
-}
-
-/**
- * tmesh_clean_pages() - how many pages follow each other without a memory error?
- * @pages: the first of them
- * @nr:    how many to look at
- *
- * Return: @nr, or how many come before a bad one.
- */
-unsigned long tmesh_clean_pages(struct page **pages, unsigned long nr)
-{
-	unsigned long i;
-
-	for (i = 0; i < nr && !PageHWPoison(pages[i]); i++) {
-		if (!((i + 1) % 4096))
-			cond_resched();
-	}
-	return i;
-}
 
 /**
  * struct tmesh_poison_look - a look at all pages of a region, in pieces
@@ -190,17 +153,6 @@ void tmesh_poison_init(struct tmesh_region *region)
 void tmesh_poison_end(struct tmesh_region *region)
 {
 	cancel_work_sync(&region->poison);
-}
-
-/**
- * tmesh_poison_found() - somebody came upon a bad page
- * @region: where; the caller has a reference, or keeps it from being unlinked
- *
- * Context: any that may queue work, under whatever lock.
- */
-void tmesh_poison_found(struct tmesh_region *region)
-{
-	queue_work(tmesh_wq, &region->poison);
 }
 
 /**

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Calls that only look: capabilities, info, list, description.
+ * Calls about what there is: capabilities, info, list, description.
  */
 #include <linux/capability.h>
 #include <linux/cred.h>
@@ -11,6 +11,7 @@
 #include <linux/user_namespace.h>
 
 #include "account.h"
+#include "claim.h"
 #include "drain.h"
 #include "fence.h"
 #include "keep.h"
@@ -260,4 +261,46 @@ put:
 		rc = -EFAULT;
 	kfree(copy);
 	return rc ? rc : tmesh_respond(ucmd, sizeof(*cmd));
+}
+
+/**
+ * tmesh_ioctl_desc_set() - TMESH_DESC_SET
+ * @ucmd: the call
+ *
+ * Return: 0 or a negative error.
+ */
+int tmesh_ioctl_desc_set(struct tmesh_ucmd *ucmd)
+{
+	struct tmesh_claim *claim = &ucmd->handle->claim;
+	struct tmesh_region *region = claim->region;
+	struct tmesh_desc *cmd = ucmd->cmd;
+	void *desc = NULL;
+	int rc;
+
+	if (cmd->pad || cmd->id || cmd->bytes > TMESH_DESC_MAX)
+		return -EINVAL;
+	rc = tmesh_claim_allows(claim, TMESH_RIGHT_MANAGE);
+	if (rc)
+		return rc;
+	if (cmd->bytes) {
+		desc = kmalloc(cmd->bytes, TMESH_GFP);
+		if (!desc)
+			return -ENOMEM;
+		if (copy_from_user(desc, u64_to_user_ptr(cmd->data), cmd->bytes)) {
+			kfree(desc);
+			return -EFAULT;
+		}
+	}
+	down_write(&region->lock);
+	if (region->state & TMESH_STATE_REVOKED || tmesh_claim_lapsed(claim)) {
+		rc = -ESTALE;
+	} else if (region->state & TMESH_STATE_SEALED) {
+		rc = -EPERM;
+	} else {
+		swap(region->desc, desc);
+		WRITE_ONCE(region->desc_bytes, cmd->bytes);
+	}
+	up_write(&region->lock);
+	kfree(desc);
+	return rc;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Calls that only look.
+ * Calls about what there is.
  */
 #ifndef TMESH_QUERY_H
 #define TMESH_QUERY_H
@@ -13,5 +13,6 @@ int tmesh_ioctl_caps(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_info(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_list(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_desc_get(struct tmesh_ucmd *ucmd);
+int tmesh_ioctl_desc_set(struct tmesh_ucmd *ucmd);
 
 #endif /* TMESH_QUERY_H */

@@ -10,7 +10,7 @@
 #include <linux/mm.h>
 #include <linux/shrinker.h>
 
-#include "create.h"
+#include "account.h"
 #include "drain.h"
 #include "keep.h"
 #include "reclaim.h"

@@ -1,20 +1,31 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Regions: how they are described, lent again and freed.
+ * Regions and their end.
  */
-#include <linux/sched/signal.h>
 #include <linux/slab.h>
-#include <linux/uaccess.h>
 
 #include "account.h"
-#include "claim.h"
 #include "drain.h"
-#include "lease.h"
 #include "poison.h"
 #include "region.h"
 #include "registry.h"
-#include "revoke.h"
 #include "trace.h"
+
+/**
+ * tmesh_region_close() - from now on nobody begins to revoke a region
+ * @region: without references
+ *
+ * It is not revocable by its holders any more, but a view may be by its sources, until it has
+ * unlinked itself.
+ */
+void tmesh_region_close(struct tmesh_region *region)
+{
+	mutex_lock(&region->claims_lock);
+	down_write(&region->lock);
+	WRITE_ONCE(region->state, region->state | TMESH_STATE_REVOKED);
+	up_write(&region->lock);
+	mutex_unlock(&region->claims_lock);
+}
 
 static void tmesh_region_release(struct kref *ref)
 {
@@ -43,117 +54,3 @@ void tmesh_region_put(struct tmesh_region *region)
 	kref_put(&region->ref, tmesh_region_release);
 }
 
-/**
- * tmesh_region_sealed() - may nothing begin to write to a region?
- * @region: not revoked
- *
- * Context: the region's lock is held.
- * Return: true when it is sealed, or its memory was by others.
- */
-bool tmesh_region_sealed(const struct tmesh_region *region)
-{
-	const struct tmesh_mem *mem = region->mem;
-
-	lockdep_assert_held(&region->lock);
-	return region->state & TMESH_STATE_SEALED || (mem->ops->sealed && mem->ops->sealed(mem));
-}
-
-/* Has nobody but the holder of a claim any of the memory? */
-static int tmesh_region_alone(const struct tmesh_claim *claim)
-{
-	struct tmesh_region *region = claim->region;
-	struct tmesh_mem *mem = region->mem;
-	struct folio *folio;
-	unsigned long i;
-
-	lockdep_assert_held(&region->claims_lock);
-	if (!list_is_singular(&region->claims) || atomic_read(&region->attachments) ||
-	    READ_ONCE(region->kept))
-		return -EBUSY;
-	/* Neither a revocation nor a seal goes on now. Pages may stay behind without a claim. */
-	for (i = 0; i < mem->nr_pages; i += folio_nr_pages(folio)) {
-		folio = page_folio(mem->pages[i]);
-		if (mem->ops->in_use(mem, folio))
-			return -EBUSY;
-		if (fatal_signal_pending(current))
-			return -EINTR;
-		cond_resched();
-	}
-	return 0;
-}
-
-/**
- * tmesh_ioctl_renew() - TMESH_RENEW
- * @ucmd: the call
- *
- * The tokens go first: who redeems one meanwhile adds a claim before, which is seen here, or looks
- * at the names after.
- *
- * Return: 0 or a negative error.
- */
-int tmesh_ioctl_renew(struct tmesh_ucmd *ucmd)
-{
-	struct tmesh_claim *claim = &ucmd->handle->claim;
-	struct tmesh_region *region = claim->region;
-	int rc;
-
-	rc = tmesh_claim_allows(claim, TMESH_RIGHT_WRITE | TMESH_RIGHT_MANAGE);
-	if (rc)
-		return rc;
-	if (region->backing != TMESH_BACKING_PAGES)
-		return -EOPNOTSUPP;
-	if (mutex_lock_killable(&region->claims_lock))
-		return -EINTR;
-	if (region->state & TMESH_STATE_REVOKED || tmesh_claim_lapsed(claim)) {
-		rc = -ESTALE;
-	} else if (region->state & TMESH_STATE_SEALED) {
-		rc = -EPERM;
-	} else {
-		tmesh_names_remove(region);
-		rc = tmesh_region_alone(claim);
-	}
-	mutex_unlock(&region->claims_lock);
-	return rc;
-}
-
-/**
- * tmesh_ioctl_desc_set() - TMESH_DESC_SET
- * @ucmd: the call
- *
- * Return: 0 or a negative error.
- */
-int tmesh_ioctl_desc_set(struct tmesh_ucmd *ucmd)
-{
-	struct tmesh_claim *claim = &ucmd->handle->claim;
-	struct tmesh_region *region = claim->region;
-	struct tmesh_desc *cmd = ucmd->cmd;
-	void *desc = NULL;
-	int rc;
-
-	if (cmd->pad || cmd->id || cmd->bytes > TMESH_DESC_MAX)
-		return -EINVAL;
-	rc = tmesh_claim_allows(claim, TMESH_RIGHT_MANAGE);
-	if (rc)
-		return rc;
-	if (cmd->bytes) {
-		desc = kmalloc(cmd->bytes, TMESH_GFP);
-		if (!desc)
-			return -ENOMEM;
-		if (copy_from_user(desc, u64_to_user_ptr(cmd->data), cmd->bytes)) {
-			kfree(desc);
-			return -EFAULT;
-		}
-	}
-	down_write(&region->lock);
-	if (region->state & TMESH_STATE_REVOKED || tmesh_claim_lapsed(claim)) {
-		rc = -ESTALE;
-	} else if (region->state & TMESH_STATE_SEALED) {
-		rc = -EPERM;
-	} else {
-		swap(region->desc, desc);
-		WRITE_ONCE(region->desc_bytes, cmd->bytes);
-	}
-	up_write(&region->lock);
-	kfree(desc);
-	return rc;
-}

@@ -83,22 +83,6 @@ int tmesh_region_revoke(struct tmesh_region *region)
 	return 0;
 }
 
-/**
- * tmesh_region_close() - from now on nobody begins to revoke a region
- * @region: without references
- *
- * It is not revocable by its holders any more, but a view may be by its sources, until it has
- * unlinked itself.
- */
-void tmesh_region_close(struct tmesh_region *region)
-{
-	mutex_lock(&region->claims_lock);
-	down_write(&region->lock);
-	WRITE_ONCE(region->state, region->state | TMESH_STATE_REVOKED);
-	up_write(&region->lock);
-	mutex_unlock(&region->claims_lock);
-}
-
 /* What devices have queued on the next claim, in one fence. */
 static struct dma_fence *tmesh_devices_next_fence(struct tmesh_region *region)
 {

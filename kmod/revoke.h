@@ -8,7 +8,6 @@
 #include "tmesh.h"
 
 int tmesh_region_revoke(struct tmesh_region *region);
-void tmesh_region_close(struct tmesh_region *region);
 int tmesh_ioctl_revoke(struct tmesh_ucmd *ucmd);
 
 #endif /* TMESH_REVOKE_H */

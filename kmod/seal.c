@@ -10,7 +10,6 @@
 #include <linux/sched/signal.h>
 
 #include "claim.h"
-#include "lease.h"
 #include "seal.h"
 #include "trace.h"
 
@@ -101,6 +100,21 @@ static int tmesh_seal_look(const struct tmesh_claim *claim)
 	if (rc == -EAGAIN && mem && mem->ops->settle)
 		mem->ops->settle(mem);
 	return rc;
+}
+
+/**
+ * tmesh_region_sealed() - may nothing begin to write to a region?
+ * @region: not revoked
+ *
+ * Context: the region's lock is held.
+ * Return: true when it is sealed, or its memory was by others.
+ */
+bool tmesh_region_sealed(const struct tmesh_region *region)
+{
+	const struct tmesh_mem *mem = region->mem;
+
+	lockdep_assert_held(&region->lock);
+	return region->state & TMESH_STATE_SEALED || (mem->ops->sealed && mem->ops->sealed(mem));
 }
 
 /**

@@ -7,6 +7,7 @@
 
 #include "tmesh.h"
 
+bool tmesh_region_sealed(const struct tmesh_region *region);
 int tmesh_ioctl_seal(struct tmesh_ucmd *ucmd);
 
 #endif /* TMESH_SEAL_H */

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * What calls have in common: the region that one names, the structure that it answers with, and
- * entries of arrays.
+ * What calls have in common: the region, the label and the group that one names, the structure that
+ * it answers with, and entries of arrays.
  */
+#include <linux/cred.h>
 #include <linux/uaccess.h>
 
 #include "registry.h"
@@ -83,4 +84,43 @@ int tmesh_put_entry(u64 entries, u32 stride, u32 index, const void *entry, size_
 	    put_user(len, (u32 __user *)to))
 		return -EFAULT;
 	return 0;
+}
+
+/**
+ * tmesh_check_label() - is a label, or a name, one?
+ * @label: TMESH_LABEL_MAX + 1 bytes as given by the caller
+ *
+ * Return: 0, or -EINVAL for one without an end or with control characters.
+ */
+int tmesh_check_label(const char *label)
+{
+	size_t len = strnlen(label, TMESH_LABEL_MAX + 1), i;
+
+	if (len > TMESH_LABEL_MAX)
+		return -EINVAL;
+	for (i = 0; i < len; i++) {
+		if ((unsigned char)label[i] < 0x20 || label[i] == 0x7f)
+			return -EINVAL;
+	}
+	return 0;
+}
+
+/**
+ * tmesh_check_gid() - which group does the caller mean?
+ * @flags: with TMESH_CREATE_GID where one was given
+ * @id:    the one that was given, else 0
+ * @gid:   set to it, or to the caller's
+ *
+ * Return: 0; -EINVAL for one that there is not; -EPERM for one that the caller is not in.
+ */
+int tmesh_check_gid(u32 flags, u32 id, kgid_t *gid)
+{
+	if (!(flags & TMESH_CREATE_GID)) {
+		*gid = current_egid();
+		return id ? -EINVAL : 0;
+	}
+	*gid = make_kgid(current_user_ns(), id);
+	if (!gid_valid(*gid))
+		return -EINVAL;
+	return in_egroup_p(*gid) ? 0 : -EPERM;
 }

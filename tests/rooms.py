@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The walls of the house: what each room includes, by the compiler's own lists (.d files), and what each
-library is linked with. Prints TAP.
+"""The walls of the house: what each room includes, by the compiler's own lists (.d files), what each
+library is linked with, and which files of the module call each other in a circle. Prints TAP.
 
     rooms.py ROOM=HEADERS...
 
@@ -32,6 +32,9 @@ NEEDED = {
     "tmesh-engine-ggml.so": {"libc.so.6", "libjansson.so.4", "libm.so.6"},
     "libtmesh-model.so": {"libc.so.6", "libjansson.so.4", "libtmesh.so.0", "liburing.so.2"},
 }
+
+# Files of kmod/ that call each other, directly or by way of others. docs/architecture.md tells them.
+CIRCLES = {frozenset({"lease", "watch"}), frozenset({"export", "proxy"})}
 
 failed = 0
 count = 0
@@ -96,6 +99,34 @@ def needed(library):
     return {name for name in re.findall(r"\(NEEDED\).*\[(.*)\]", text) if not name.startswith("ld-linux")}
 
 
+def kmod_calls():
+    """Of each file of the module, whose functions it names. What a table of operations leads to is not a call by name,
+    and what stands in a header is its user's."""
+    texts = {}
+    for path in (*(TOP / "kmod").glob("*.c"), *(TOP / "kmod/compat").glob("*.c")):
+        text = re.sub(r"/\*.*?\*/", " ", path.read_text(), flags=re.S)
+        texts[path.stem] = re.sub(r'"(\\.|[^"\\])*"', '""', text)
+    # A definition begins its line, and its body the next one.
+    where = {name: stem for stem, text in texts.items() for name in
+             re.findall(r"^(?!static\b)[a-z][\w *]*?\b(tmesh_\w+)\([^;{}]*\)\n\{", text, flags=re.M)}
+    return {stem: {where[name] for name in re.findall(r"\btmesh_\w+", text) if name in where} - {stem}
+            for stem, text in texts.items()}
+
+
+def circles(calls):
+    """Sets of files each of which leads to all others of its set."""
+    def reached(start):
+        seen, ahead = set(), [start]
+        while ahead:
+            new = calls[ahead.pop()] - seen
+            seen |= new
+            ahead += new
+        return seen
+
+    reach = {stem: reached(stem) for stem in calls}
+    return {frozenset(other for other in seen if stem in reach[other]) for stem, seen in reach.items() if stem in seen}
+
+
 def main():
     installed = {room: set(headers.split()) for room, headers in (word.split("=", 1) for word in sys.argv[1:])}
     public = {str(path.relative_to(TOP)) for path in TOP.glob("include/tmesh/*.h")}
@@ -122,6 +153,11 @@ def main():
     for library in sorted((*BUILD.glob("libtmesh*.so"), *BUILD.glob("tmesh-engine-*.so"))):
         asked, allowed = needed(library), NEEDED.get(library.name, set())
         check({f"it needs {name}" for name in asked - allowed}, f"{library.name} is linked with {', '.join(sorted(asked))}")
+    calls = kmod_calls()
+    found = circles(calls)
+    check({f"they call each other in a circle: {', '.join(sorted(circle))}" for circle in found - CIRCLES}
+          | {f"no circle any more: {', '.join(sorted(circle))}" for circle in CIRCLES - found},
+          f"files of kmod in circles of calls: {sum(map(len, found))} of {len(calls)}")
     print(f"1..{count}")
     return 1 if failed else 0
 

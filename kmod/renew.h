@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Memory that is lent again.
+ */
+#ifndef TMESH_RENEW_H
+#define TMESH_RENEW_H
+
+#include "tmesh.h"
+
+int tmesh_ioctl_renew(struct tmesh_ucmd *ucmd);
+
+#endif /* TMESH_RENEW_H */
