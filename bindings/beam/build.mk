@@ -24,7 +24,7 @@ beam: $(BEAM_NIF) ## build the Elixir application
 beam-nif: $(BEAM_NIF)
 
 # The loader finds the stand-in for the CUDA driver.
-beam-check: $(BEAM_NIF) $(B)/tmesh-keeper $(BEAM_PEER) $(BEAM_CONSUMER) $(STANDIN) $(B)/libtmesh-cuda.so $(B)/libtmesh-xla.so \
+beam-check: $(BEAM_NIF) $(B)/tmesh-keeper $(BEAM_PEER) $(BEAM_CONSUMER) $(STANDIN) $(CUDA_LATER) $(B)/libtmesh-cuda.so $(B)/libtmesh-xla.so \
 		$(ENGINE_PROCESS) $(ENGINE_TOOLS) $(ENGINE_PLUGINS) $(B)/tests/engine/models.stamp ## run the Elixir tests
 	@$(BEAM_MIX) MIX_BUILD_PATH=$(CURDIR)/$(B)/beam/test MIX_ENV=test \
 		LD_LIBRARY_PATH=$(CURDIR)/$(dir $(STANDIN)):$(CURDIR)/$(B) \

@@ -23,6 +23,15 @@ $(CUDA_OUT)/libcuda-old.so: $(wildcard $(CUDA_TESTS)/standin*.[ch]) bindings/cud
 	$(CC) $(CPPFLAGS) -Ibindings/cuda $(CFLAGS) $(WARN) -std=gnu11 -fPIC -pthread -shared \
 		-Wl,-soname,$(@F) -Wl,-Bsymbolic -Wl,--version-script=$(CUDA_TESTS)/old.map -o $@ $(filter %.c,$^)
 
+# What bindings of today may meet.
+CUDA_LATER := $(CUDA_OUT)/later/libtmesh-cuda.so.0
+$(CUDA_LATER): $(CUDA_TESTS)/later.c $(B)/libtmesh-cuda.so
+	@mkdir -p $(@D)
+	objcopy --redefine-sym tmesh_cuda_info=tmesh_cuda_info_today $(B)/cuda-plain/cuda.o $(@D)/cuda.o
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LIB_CFLAGS) -shared -Wl,-soname,$(CUDA_SONAME) \
+		-Wl,--version-script=$(CUDA)/libtmesh-cuda.map -o $@ $< $(@D)/cuda.o \
+		$(filter-out %/cuda.o,$(CUDA_OBJ_plain)) $(COMMON_OBJ) -L$(B) -ltmesh $(CUDA_LIBS)
+
 # For the preload: a runtime, and a program that uses it.
 $(CUDA_OUT)/libcudart.so.12: $(CUDA_TESTS)/runtime.c $(STANDIN)
 	$(CC) $(CPPFLAGS) -Ibindings/cuda $(CFLAGS) $(WARN) -std=gnu11 -fPIC -shared \
@@ -36,7 +45,7 @@ $(CUDA_OUT)/test_%: $(CUDA_TESTS)/test_%.c $(CUDA_TESTS)/cuda_unit.h $(CUDA_TEST
 	$(CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) -Ibindings/cuda -isystem $(CUDA_HOME)/include $(CFLAGS) $(WARN) -std=gnu11 -pthread $(ASAN_FLAGS) $< \
 		$(CUDA_ASAN) $(LIB_ASAN) -lcmocka $(LIB_LIBS) -ldl -o $@
 
-cuda-check: $(STANDIN) $(CUDA_OUT)/libcuda-old.so $(B)/libtmesh-cuda.so $(CUDA_PLUGINS) $(CUDA_OUT)/program $(B)/tmeshctl $(ENGINE_TOOLS) $(VENV)/tmesh.stamp $(addprefix $(CUDA_OUT)/,$(CUDA_NAMES)) ## libtmesh-cuda's tests, on a stand-in for the driver
+cuda-check: $(STANDIN) $(CUDA_LATER) $(CUDA_OUT)/libcuda-old.so $(B)/libtmesh-cuda.so $(CUDA_PLUGINS) $(CUDA_OUT)/program $(B)/tmeshctl $(ENGINE_TOOLS) $(VENV)/tmesh.stamp $(addprefix $(CUDA_OUT)/,$(CUDA_NAMES)) ## libtmesh-cuda's tests, on a stand-in for the driver
 	@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=memfd TMESH_RUNTIME_DIR=$$(mktemp -d) \
 		TMESH_TEST_LIBCUDA=$(CURDIR)/$(STANDIN) TMESH_TEST_OLD_LIBCUDA=$(CURDIR)/$(CUDA_OUT)/libcuda-old.so; \
 	trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \

@@ -447,6 +447,15 @@ else:
 
 
 @test
+def of_a_kind_to_come():
+    script = "import tmesh.cuda; print(tmesh.cuda.empty(1).kind, repr(tmesh.cuda.empty(1)))"
+    later = f"{os.path.dirname(os.environ['TMESH_TEST_LIBCUDA'])}/later/libtmesh-cuda.so.0"
+    done = subprocess.run([sys.executable, "-P", "-c", script], check=True, capture_output=True, text=True,
+                          env={**os.environ, "TMESH_CUDA_LIBRARY": later})
+    assert done.stdout.startswith("unknown <tmesh.cuda.Array"), done.stdout
+
+
+@test
 def subinterpreters():
     import test.support
 

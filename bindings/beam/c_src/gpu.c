@@ -199,10 +199,9 @@ static ERL_NIF_TERM make_device(ErlNifEnv *env, int device)
 NIF(gpu_info)
 {
 	static const char *const kinds[] = {
-		[TMESH_CUDA_HOST] = "host",
-		[TMESH_CUDA_OWN] = "own",
-		[TMESH_CUDA_IMPORTED] = "imported",
-		[TMESH_CUDA_IPC] = "ipc",
+		[TMESH_CUDA_HOST] = "host", [TMESH_CUDA_STAGED] = "staged",
+		[TMESH_CUDA_OWN] = "own",   [TMESH_CUDA_IMPORTED] = "imported",
+		[TMESH_CUDA_IPC] = "ipc",   [TMESH_CUDA_EXTERNAL] = "external",
 	};
 	struct tmesh_cuda_info info = {.size = sizeof(info)};
 	struct tmesh_cuda_memory *memory;

@@ -264,6 +264,22 @@ defmodule Tmesh.GPUTest do
     assert no_driver =~ "no_device: there is no CUDA driver"
   end
 
+  test "stand-in: memory of a kind that only a newer library knows" do
+    code = ~S"""
+    {:ok, _apps} = Application.ensure_all_started(:tmesh)
+    {:ok, ref} = Tmesh.ZeroCopy.allocate([1], :uint8, device: {:cuda, 0})
+    {:ok, info} = Tmesh.DLPack.info(ref)
+    IO.puts("#{inspect(info.kind)} on #{inspect(info.device)}")
+    """
+
+    library = "LD_LIBRARY_PATH" |> System.get_env() |> String.split(":") |> hd()
+    ebin = :tmesh |> :code.lib_dir() |> Path.join("ebin")
+    later = Path.join(library, "later/libtmesh-cuda.so.0")
+    args = ["--erl", "-logger level warning", "-pa", ebin, "-e", code]
+    {output, 0} = System.cmd("elixir", args, env: [{"TMESH_CUDA_LIBRARY", later}])
+    assert output == ":unknown on {:cuda, 0}\n"
+  end
+
   if PythonPool.available?() do
     describe "stand-in: with workers," do
       setup do

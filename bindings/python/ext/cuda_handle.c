@@ -99,6 +99,7 @@ static PyObject *handle_info(PyObject *object, PyObject *unused)
 	struct tmesh_cuda_info info = {.size = sizeof(info)};
 	struct tmesh_cuda_memory *memory = get_memory(object);
 	struct tmesh_error err;
+	const char *kind;
 	int rc;
 
 	if (!memory)
@@ -109,8 +110,10 @@ static PyObject *handle_info(PyObject *object, PyObject *unused)
 	Py_END_ALLOW_THREADS;
 	if (rc)
 		return raise_error(state_of_handle(object), &err);
+	/* A newer library may have more of them. */
+	kind = (size_t)info.kind < sizeof(kinds) / sizeof(kinds[0]) ? kinds[info.kind] : NULL;
 	return Py_BuildValue(
-		"(siOOK)", kinds[info.kind], info.resident < 0 ? info.device : info.resident,
+		"(siOOK)", kind ? kind : "unknown", info.resident < 0 ? info.device : info.resident,
 		info.rights & TMESH_WRITE ? Py_True : Py_False, info.taken ? Py_True : Py_False,
 		(unsigned long long)(info.pointer + layout->offset));
 }

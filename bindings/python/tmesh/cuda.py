@@ -80,7 +80,7 @@ class Array:
 
     @property
     def kind(self) -> str:
-        """host, own, imported or ipc."""
+        """host, staged, own, imported, ipc or external; unknown: of a libtmesh-cuda that has more."""
         return self._memory.info()[0]
 
     @property

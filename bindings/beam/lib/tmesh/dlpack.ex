@@ -91,7 +91,8 @@ defmodule Tmesh.DLPack do
   What the memory is:
 
     * `kind` - `:own` (allocated here), `:imported`, `:ipc` (as above), `:host` (host memory that a
-      GPU uses)
+      GPU uses), `:staged` (a copy of such memory on the GPU), `:external` (another API's), `:unknown` (of a libtmesh-cuda
+      that has more of them)
     * `device` - the GPU that it is mapped for; `resident` - the one that has it, or `:cpu`
     * `writable` - whether kernels may write through it
     * `taken` - its owner has taken it back: the pointer leads to nothing
