@@ -386,7 +386,10 @@ defmodule Machine do
   end
 
   defp act(["kept"], held) do
-    say("#{length(Tmesh.kept!())}")
+    # Root's list has what other machines keep, too, where all have one module.
+    here = for kept <- Tmesh.kept!(), match?({:ok, _opened}, Tmesh.open_kept(kept.name)), do: kept
+    Enum.each(Process.list(), &:erlang.garbage_collect/1)
+    say("#{length(here)}")
     held
   end
 

@@ -34,6 +34,24 @@ defmodule Tmesh.NetTest do
     refute message =~ "home is"
   end
 
+  test "memory of a machine with the module, or without it, is fetched where that is otherwise" do
+    for token <- ["tm1k-" <> String.duplicate("0", 32), @offer["token"]] do
+      offer = Map.put(@offer, "token", token)
+      assert {:error, %Error{type: :not_started}} = Net.open(offer)
+      shard = Map.take(@offer, ~w(checksum region_bytes))
+      ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
+      bundle = Tmesh.Bundle.put!(%{"a" => ref})
+      map = Tmesh.Bundle.to_map(bundle)
+      Tmesh.Bundle.release(bundle)
+      ZeroCopy.release!(ref)
+      regions = for region <- map["regions"], do: %{region | "token" => token}
+      offers = for _one <- [map | regions], do: @offer["offer"]
+      map = Map.merge(map, %{"token" => token, "regions" => regions, "home" => @offer["home"]})
+      map = Map.merge(map, %{"offers" => offers, "shards" => for(_one <- offers, do: shard)})
+      assert {:error, %Error{type: :not_started}} = Net.open(map)
+    end
+  end
+
   test "what is no offer is refused" do
     for offer <- [%{}, "", "[]", "{", Map.delete(@offer, "token"), Map.put(@offer, "shape", [5])] do
       assert {:error, %Error{type: :protocol}} = Net.open(offer)

@@ -53,6 +53,10 @@ defmodule Tmesh.Net do
 
   @type offer :: %{String.t() => term()}
 
+  # What an open says of memory that is not here: of this machine's kind, or of one with the module where this one
+  # has none, or the other way.
+  @elsewhere [:not_found, :unsupported]
+
   # Of a bundle's, at a time.
   @regions_at_once 8
 
@@ -214,7 +218,7 @@ defmodule Tmesh.Net do
     with {:ok, timeout} <- timeout(opts) do
       ref = Map.take(map, ~w(v kind id token tensors byte_size regions))
 
-      with {:error, %Error{type: :not_found}} <- Bundle.open(ref),
+      with {:error, %Error{type: type}} when type in @elsewhere <- Bundle.open(ref),
            {:ok, wanted} <- Offer.wanted(map),
            do: open_bundle(ref, wanted, timeout)
     end
@@ -223,7 +227,7 @@ defmodule Tmesh.Net do
   def open(%{} = map, opts) do
     with {:ok, timeout} <- timeout(opts),
          {:ok, ref} <- TensorRef.from_map(map),
-         {:error, %Error{type: :not_found}} <- ZeroCopy.open(ref),
+         {:error, %Error{type: type}} when type in @elsewhere <- ZeroCopy.open(ref),
          {:ok, [wanted]} <- Offer.wanted(map),
          {:ok, token, region, hold} <- call({:open, wanted, timeout}) do
       opened = ZeroCopy.open(%TensorRef{ref | token: token, id: region})
