@@ -13,6 +13,8 @@ from unittest import mock
 
 import debian
 import kernels
+import suites
+from tap import Tap
 from test_judge import AsTap
 
 INDEX = """\
@@ -126,6 +128,33 @@ class Chosen(unittest.TestCase):
             with self.assertRaises(SystemExit):
                 kernels.chosen("newest")
         self.assertFalse((self.folder / "newest.choice").exists())
+
+
+class Told(unittest.TestCase):
+    """A kernel that nobody has tested yet."""
+
+    def points(self, *warnings):
+        """What a suite says of a module whose build gave these warnings."""
+        out = io.StringIO()
+        with mock.patch.object(suites.kernels, "prepare"), mock.patch.object(suites.boot, "logs"), \
+                mock.patch.object(suites.boot, "run"), mock.patch.object(suites, "judge"), \
+                mock.patch.object(suites.coverage, "report"), contextlib.redirect_stdout(out), \
+                mock.patch.object(suites.modules, "tmesh", return_value=("tmesh.ko", [*warnings])):
+            suites.on_module(Tap(), "newest", "kselftest")
+        return [line for line in out.getvalue().splitlines() if " - " in line]
+
+    def test_tested(self):
+        self.assertEqual(self.points(), ["ok 1 - newest: kselftest: the module builds without a warning"])
+
+    def test_newer(self):
+        built, told = self.points("compat.c:28:9: note: '#pragma message: warning: tmesh is tested up to Linux 7.3, and'")
+        self.assertTrue(built.startswith("ok 1"))
+        self.assertRegex(told, "^ok 2 - .* # SKIP it is newer: raise TMESH_TESTED_MAJOR")
+
+    def test_other_warning(self):
+        built, *more = self.points("main.c:1:2: warning: unused variable 'x'")
+        self.assertTrue(built.startswith("not ok 1"))
+        self.assertFalse(more)
 
 
 if __name__ == "__main__":
