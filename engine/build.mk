@@ -9,7 +9,7 @@ ENGINE_SO     := $(B)/libtmesh-engine.so.$(VERSION)
 ENGINE_A      := $(B)/libtmesh-engine.a
 ENGINE_SRC    := $(wildcard $(ENGINE)/*.c)
 ENGINE_HEADERS := include/tmesh/engine.h include/tmesh/graph.h include/tmesh/placement.h \
-		  include/tmesh/devices.h include/tmesh/costs.h
+		  include/tmesh/devices.h include/tmesh/costs.h include/tmesh/placed.h
 ENGINE_CPPFLAGS = $(COMMON_CPPFLAGS) -iquote $(ENGINE) -DTMESH_ENGINE_DIR='"$(ENGINE_PLUGIN_DIR)"'
 
 ENGINE_ONNX     := $(B)/tmesh-engine-onnx.so

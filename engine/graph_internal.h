@@ -34,6 +34,28 @@ struct tmesh_graph {
 	size_t name_room;
 };
 
+/* Of a node, in one part. */
+enum part_has {
+	PART_NONE,
+	PART_GIVEN, /* an input, a weight or another part's value */
+	PART_NODE,
+};
+
+struct graph_part {
+	uint32_t place;
+	unsigned char *has; /* enum part_has, of each node */
+	struct tmesh_graph *graph;
+};
+
+struct tmesh_graph_parts {
+	atomic_uint refs;
+	struct tmesh_graph *graph;
+	struct graph_part *all;
+	size_t count;
+	int64_t *part; /* of each node: which part has its value, -1: none */
+	bool *wanted;  /* of each node: its value is an output, or another part's too */
+};
+
 /* graph_ops.c */
 /* What an operator takes beside inputs. */
 enum {

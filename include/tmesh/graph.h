@@ -157,6 +157,24 @@ char *tmesh_graph_to_json(const struct tmesh_graph *graph);
 char *tmesh_graph_to_text(const struct tmesh_graph *graph);
 char *tmesh_graph_to_dot(const struct tmesh_graph *graph);
 
+/*
+ * A graph in parts, each a graph of its own, for engines that run them one after another in this
+ * order: tmesh/placed.h. @at says for each node at which of @places places it runs; it is not
+ * looked at for inputs, weights and reshapes, which go with who reads them. What a part reads of
+ * another one is an input of it by the node's name; outputs have their nodes' names.
+ * Return: 0 and a reference in @out; -EINVAL (a place that is none; rows that a "set_rows" replaces
+ * and another node reads too), -ENOMEM.
+ */
+struct tmesh_graph_parts;
+int tmesh_graph_split(struct tmesh_graph *graph, const uint32_t *at, uint32_t places,
+		      struct tmesh_graph_parts **out, struct tmesh_error *err);
+struct tmesh_graph_parts *tmesh_graph_parts_ref(struct tmesh_graph_parts *parts);
+void tmesh_graph_parts_unref(struct tmesh_graph_parts *parts);
+size_t tmesh_graph_parts_count(const struct tmesh_graph_parts *parts);
+/* A part's place, and its graph, which lives as long as @parts. -EINVAL: no such part. */
+int tmesh_graph_part(const struct tmesh_graph_parts *parts, size_t index, uint32_t *place,
+		     const struct tmesh_graph **graph, struct tmesh_error *err);
+
 #ifdef __cplusplus
 }
 #endif

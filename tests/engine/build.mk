@@ -5,7 +5,7 @@
 
 ENGINE_TEST     := tests/engine
 ENGINE_TEST_OUT := $(B)/tests/engine
-ENGINE_TESTS    := test_engine test_served test_top test_confined test_users test_cancelled test_graph test_initializer test_ort_abi test_placement test_devices test_costs
+ENGINE_TESTS    := test_engine test_served test_top test_confined test_users test_cancelled test_graph test_initializer test_ort_abi test_placement test_placed test_devices test_costs
 ENGINE_TEST_FLAGS := -std=gnu11 -pthread -Ilib $(COMMON_CPPFLAGS) -I$(ENGINE) -Itests/unit
 
 # engine_test(variant, sanitizers, libtmesh, libtmesh-engine)
@@ -45,8 +45,8 @@ endef
 engine-check: $(addprefix $(ENGINE_TEST_OUT)/plain/,$(ENGINE_TESTS)) $(ENGINE_TEST_ENGINES) $(ENGINE_PROCESS) $(B)/tmeshctl ## libtmesh-engine's unit tests
 	$(call engine_run,plain,$(ENGINE_TESTS),$(ENGINE_PROCESS))
 
-engine-asan-check: $(addprefix $(ENGINE_TEST_OUT)/asan/,test_engine test_served test_confined test_users test_cancelled test_graph test_placement test_devices test_costs test_initializer) $(ENGINE_TEST_ENGINES) $(B)/asan/tmesh-engine ## ... with sanitizers
-	$(call engine_run,asan,test_engine test_served test_confined test_users test_cancelled test_graph test_placement test_devices test_costs test_initializer,$(B)/asan/tmesh-engine)
+engine-asan-check: $(addprefix $(ENGINE_TEST_OUT)/asan/,test_engine test_served test_confined test_users test_cancelled test_graph test_placement test_placed test_devices test_costs test_initializer) $(ENGINE_TEST_ENGINES) $(B)/asan/tmesh-engine ## ... with sanitizers
+	$(call engine_run,asan,test_engine test_served test_confined test_users test_cancelled test_graph test_placement test_placed test_devices test_costs test_initializer,$(B)/asan/tmesh-engine)
 
 engine-tsan-check: $(addprefix $(ENGINE_TEST_OUT)/tsan/,test_engine test_served test_cancelled) $(ENGINE_TEST_ENGINES) $(ENGINE_PROCESS) ## ... with the thread sanitizer
 	$(call engine_run,tsan,test_engine test_served test_cancelled,$(ENGINE_PROCESS))

@@ -7,7 +7,7 @@
 
 #include <errno.h>
 #include <string.h>
-#include <tmesh/engine.h>
+#include <tmesh/placed.h>
 
 #define NAME_SIZE 512
 #define MAX_VALUES 65536
@@ -17,7 +17,9 @@ struct engine {
 		CONTEXT,
 		GRAPH,
 		BINDING,
-		CANCELLABLE
+		CANCELLABLE,
+		PLACED,
+		PLACED_BINDING
 	} kind;
 	void *object;
 	struct context *context; /* whose limits apply */
@@ -50,8 +52,18 @@ static void drop_cancellable(void *object)
 	tmesh_engine_cancellable_unref(object);
 }
 
-static void (*const drops[])(void *object) = {drop_context, drop_graph, drop_binding,
-					      drop_cancellable};
+static void drop_placed(void *object)
+{
+	tmesh_placed_unref(object);
+}
+
+static void drop_placed_binding(void *object)
+{
+	tmesh_placed_binding_unref(object);
+}
+
+static void (*const drops[])(void *object) = {drop_context,	drop_graph,  drop_binding,
+					      drop_cancellable, drop_placed, drop_placed_binding};
 
 void engine_dtor(ErlNifEnv *env, void *object)
 {
@@ -90,7 +102,8 @@ static ERL_NIF_TERM make_engine(ErlNifEnv *env, struct context *context, enum ki
 static bool get_engine(ErlNifEnv *env, ERL_NIF_TERM term, enum kind kind, struct engine **engine,
 		       struct tmesh_error *err)
 {
-	static const char *const what[] = {"an engine", "a graph", "a binding", "a cancellable"};
+	static const char *const what[] = {"an engine",	    "a graph",	      "a binding",
+					   "a cancellable", "a placed graph", "a placed binding"};
 
 	if (enif_get_resource(env, term, engine_type, (void **)engine) && (*engine)->kind == kind)
 		return true;
@@ -460,6 +473,201 @@ NIF(engine_cancel)
 	return atoms.ok;
 }
 
+/* The contexts of a list of engines, to be freed by enif_free(); NULL with @err filled. */
+static struct tmesh_engine_context **get_contexts(ErlNifEnv *env, ERL_NIF_TERM list,
+						  unsigned int *count, struct engine **first,
+						  struct tmesh_error *err)
+{
+	struct tmesh_engine_context **contexts;
+	unsigned int i = 0;
+	ERL_NIF_TERM head;
+
+	if (!enif_get_list_length(env, list, count) || !*count || *count > MAX_VALUES) {
+		refuse(err, -EINVAL, "a graph is placed on a list of engines, of at most %d",
+		       MAX_VALUES);
+		return NULL;
+	}
+	contexts = enif_alloc(*count * sizeof(*contexts));
+	while (enif_get_list_cell(env, list, &head, &list)) {
+		struct engine *engine;
+
+		if (!get_engine(env, head, CONTEXT, &engine, err)) {
+			enif_free(contexts);
+			return NULL;
+		}
+		if (!i)
+			*first = engine;
+		contexts[i++] = engine->object;
+	}
+	return contexts;
+}
+
+/* [{name of a node, number of a context}]; of others: none. To be freed by enif_free(). */
+static uint32_t *get_places(ErlNifEnv *env, ERL_NIF_TERM list, const struct tmesh_graph *graph,
+			    struct tmesh_error *err)
+{
+	uint32_t *at = enif_alloc((tmesh_graph_nodes(graph) + 1) * sizeof(*at));
+	char name[TMESH_GRAPH_NAME_LEN + 1];
+	const ERL_NIF_TERM *field;
+	unsigned int place;
+	ERL_NIF_TERM head;
+	uint32_t node;
+	int arity;
+
+	memset(at, 0xff, tmesh_graph_nodes(graph) * sizeof(*at));
+	while (enif_get_list_cell(env, list, &head, &list)) {
+		if (!enif_get_tuple(env, head, &arity, &field) || arity != 2 ||
+		    !get_text(env, field[0], name, sizeof(name)) ||
+		    !enif_get_uint(env, field[1], &place)) {
+			refuse(err, -EINVAL, "places are of nodes, by their names");
+			enif_free(at);
+			return NULL;
+		}
+		if (tmesh_graph_find(graph, name, &node, err)) {
+			enif_free(at);
+			return NULL;
+		}
+		at[node] = place;
+	}
+	return at;
+}
+
+static int place_graph(ErlNifEnv *env, const ERL_NIF_TERM argv[], struct tmesh_graph *graph,
+		       struct tmesh_placed_opts *opts, struct engine *first,
+		       struct tmesh_placed **placed, struct tmesh_error *err)
+{
+	struct tmesh_engine_weight *weights;
+	struct named *named;
+	unsigned int count;
+	uint32_t *at;
+	int rc;
+
+	at = get_places(env, argv[2], graph, err);
+	if (!at)
+		return err->code;
+	named = get_named(env, argv[3], &count, err);
+	if (!named) {
+		enif_free(at);
+		return err->code;
+	}
+	weights = enif_alloc((count + (size_t)1) * sizeof(*weights));
+	for (unsigned int i = 0; i < count; i++)
+		weights[i] = (struct tmesh_engine_weight){.name = named[i].name,
+							  .tensor = named[i].tensor};
+	opts->at = at;
+	opts->weights = weights;
+	opts->weight_count = count;
+	if (begin_opening(first->context, err)) {
+		rc = tmesh_placed_create(graph, opts, placed, err);
+		end_opening(first->context);
+	} else {
+		rc = err->code;
+	}
+	enif_free(weights);
+	free_named(named, count);
+	enif_free(at);
+	return rc;
+}
+
+/* placed_open([engine], text of a graph, [{node, number}], [{name, handle}], folder)
+ * -> {ok, placed} */
+NIF(placed_open)
+{
+	struct tmesh_placed_opts opts = {.size = sizeof(opts)};
+	struct tmesh_engine_context **contexts;
+	struct engine *first = NULL;
+	struct tmesh_placed *placed;
+	struct tmesh_graph *graph;
+	struct tmesh_error err;
+	ErlNifBinary text;
+	unsigned int count;
+	char folder[4096];
+	int rc;
+
+	if (!enif_inspect_binary(env, argv[1], &text) ||
+	    !get_text(env, argv[4], folder, sizeof(folder))) {
+		refuse(&err, -EINVAL, "a graph is placed by its text, and a folder's path");
+		return make_error(env, &err);
+	}
+	contexts = get_contexts(env, argv[0], &count, &first, &err);
+	if (!contexts)
+		return make_error(env, &err);
+	rc = tmesh_graph_parse((const char *)text.data, text.size, &graph, &err);
+	if (!rc) {
+		opts.contexts = contexts;
+		opts.context_count = count;
+		opts.folder = folder;
+		rc = place_graph(env, argv, graph, &opts, first, &placed, &err);
+		tmesh_graph_unref(graph);
+	}
+	enif_free(contexts);
+	return rc ? make_error(env, &err) : make_engine(env, first->context, PLACED, placed);
+}
+
+/* placed_parts(placed) -> {ok, [number of a context]} */
+NIF(placed_parts)
+{
+	const struct tmesh_graph_parts *parts;
+	struct tmesh_error err;
+	struct engine *placed;
+	ERL_NIF_TERM list;
+	size_t i;
+
+	if (!get_engine(env, argv[0], PLACED, &placed, &err))
+		return make_error(env, &err);
+	parts = tmesh_placed_parts(placed->object);
+	list = enif_make_list(env, 0);
+	for (i = tmesh_graph_parts_count(parts); i--;) {
+		const struct tmesh_graph *graph;
+		uint32_t place;
+
+		if (tmesh_graph_part(parts, i, &place, &graph, &err))
+			return make_error(env, &err);
+		list = enif_make_list_cell(env, enif_make_uint(env, place), list);
+	}
+	return make_ok(env, list);
+}
+
+/* placed_bind(placed, [{name, handle}], [{name, handle}]) -> {ok, binding} */
+NIF(placed_bind)
+{
+	struct tmesh_placed_binding *binding;
+	struct named *sides[2] = {0};
+	struct tmesh_placed_value *values[2] = {0};
+	unsigned int counts[2] = {0};
+	struct engine *placed;
+	struct tmesh_error err;
+	int rc = 0;
+
+	if (!get_engine(env, argv[0], PLACED, &placed, &err))
+		return make_error(env, &err);
+	for (int side = 0; !rc && side < 2; side++) {
+		sides[side] = get_named(env, argv[1 + side], &counts[side], &err);
+		if (!sides[side]) {
+			rc = err.code;
+			break;
+		}
+		values[side] = enif_alloc((counts[side] + (size_t)1) * sizeof(**values));
+		for (unsigned int i = 0; i < counts[side]; i++)
+			values[side][i] = (struct tmesh_placed_value){
+				.name = sides[side][i].name, .tensor = sides[side][i].tensor};
+	}
+	if (!rc && !begin_opening(placed->context, &err)) {
+		rc = err.code;
+	} else if (!rc) {
+		rc = tmesh_placed_bind(placed->object, placed->context->ctx, values[0], counts[0],
+				       values[1], counts[1], &binding, &err);
+		end_opening(placed->context);
+	}
+	for (int side = 0; side < 2; side++) {
+		if (sides[side])
+			free_named(sides[side], counts[side]);
+		enif_free(values[side]);
+	}
+	return rc ? make_error(env, &err)
+		  : make_engine(env, placed->context, PLACED_BINDING, binding);
+}
+
 /* engine_dispatch(binding, cancellable) -> ok */
 NIF(engine_dispatch)
 {
@@ -467,15 +675,18 @@ NIF(engine_dispatch)
 	struct tmesh_error err;
 	ErlNifMonitor monitor;
 	ErlNifPid self;
-	bool watched;
+	bool watched, placed;
 	int rc;
 
-	if (!get_engine(env, argv[0], BINDING, &binding, &err) ||
+	placed = get_engine(env, argv[0], PLACED_BINDING, &binding, &err);
+	if ((!placed && !get_engine(env, argv[0], BINDING, &binding, &err)) ||
 	    !get_engine(env, argv[1], CANCELLABLE, &cancellable, &err) ||
 	    !begin_opening(binding->context, &err))
 		return make_error(env, &err);
 	watched = enif_self(env, &self) && !enif_monitor_process(env, cancellable, &self, &monitor);
-	rc = tmesh_engine_binding_dispatch_cancellable(binding->object, cancellable->object, &err);
+	rc = placed ? tmesh_placed_dispatch(binding->object, cancellable->object, &err)
+		    : tmesh_engine_binding_dispatch_cancellable(binding->object,
+								cancellable->object, &err);
 	if (watched)
 		enif_demonitor_process(env, cancellable, &monitor);
 	end_opening(binding->context);

@@ -3,7 +3,7 @@ defmodule Tmesh.GraphTest do
   @moduledoc false
   use Tmesh.Case, backend: :any
 
-  alias Tmesh.{Engine, Graph, PagePool, Pages, Pages.Sequence}
+  alias Tmesh.{Engine, Graph, PagePool, Pages, Pages.Sequence, Placed}
 
   doctest Graph
 
@@ -265,6 +265,73 @@ defmodule Tmesh.GraphTest do
         assert message =~ words
         assert Engine.dispatch!(binding) == :ok
         assert numbers(out) == expected
+      end
+    end
+
+    test "a graph over two engines, a cache in both", %{name: name, folder: folder} do
+      start_supervised!(
+        Supervisor.child_spec(
+          {Engine.Server, name: name <> "-b", engine: "ggml", models: [folder], limit: 60},
+          id: :other
+        )
+      )
+
+      engines = %{a: Engine.connect!(name), b: Engine.connect!(name <> "-b")}
+
+      graph =
+        Graph.new!("placed")
+        |> Graph.input!("past", :float32, [4, 4], cache: :keep)
+        |> Graph.input!("new", :float32, [1, 4])
+        |> Graph.input!("row", :int64, [1])
+        |> Graph.weight!("w", :float32, [4, 4])
+        |> Graph.add!("h", :matmul, ["new", "w"])
+        |> Graph.add!("present", :set_rows, ["past", "h", "row"])
+        |> Graph.add!("twice", :add, ["present", "present"])
+        |> Graph.add!("y", :matmul, ["twice", "w"])
+        |> Graph.output!("present", "present")
+        |> Graph.output!("y", "y")
+
+      w = for row <- 0..3, do: for(column <- 0..3, do: if(row == column, do: 2.0, else: 0.0))
+      weights = %{"w" => w |> Enum.concat() |> tensor([4, 4])}
+      at = %{"h" => :a, "present" => :b, "twice" => :a, "y" => :b}
+      opts = [folder: folder, weights: weights]
+      placed = Placed.open!(graph, at, engines, opts)
+      assert placed.parts == [:a, :b, :a, :b]
+      assert length(Path.wildcard(Path.join(folder, "placed-*.graph"))) == 4
+      cache = ZeroCopy.allocate!([4, 4], :float32)
+      y = ZeroCopy.allocate!([4, 4], :float32)
+      row = ZeroCopy.from_binary!(<<1::64-native>>, [1], :int64)
+      inputs = %{"past" => cache, "new" => tensor([1.0, 2.0, 3.0, 4.0], [1, 4]), "row" => row}
+      binding = Placed.bind!(placed, inputs, %{"present" => cache, "y" => y})
+      copied = stat(:bytes_copied)
+      assert Placed.dispatch!(binding) == :ok
+      assert stat(:bytes_copied) == copied
+      zeros = List.duplicate(0.0, 4)
+      assert numbers(cache) == zeros ++ [2.0, 4.0, 6.0, 8.0] ++ zeros ++ zeros
+      assert numbers(y) == zeros ++ [8.0, 16.0, 24.0, 32.0] ++ zeros ++ zeros
+
+      stop = Engine.cancellable!()
+      :ok = Engine.cancel(stop)
+      assert {:error, %Error{type: :cancelled}} = Placed.dispatch(binding, cancellable: stop)
+
+      # An engine that comes back reads its parts again.
+      System.cmd("kill", ["-KILL", "#{Engine.info(engines.b).pid}"], stderr_to_stdout: true)
+      assert Placed.dispatch!(binding) == :ok
+      assert numbers(y) == zeros ++ [8.0, 16.0, 24.0, 32.0] ++ zeros ++ zeros
+
+      for {wrong, words} <- [
+            {fn -> Placed.open(graph, %{at | "h" => :c}, engines, opts) end, "h is on no engine"},
+            {fn -> Placed.open(graph, Map.delete(at, "h"), engines, opts) end, ~s(node "h" is at)},
+            {fn -> Placed.open(graph, at, engines, folder: folder) end, ~s(weight "w" was not)},
+            {fn -> Placed.bind(placed, Map.delete(inputs, "row"), %{}) end, ~s(input "row" was)},
+            {fn -> Placed.bind(placed, inputs, %{"present" => y}) end, "in the memory of"},
+            {fn -> Placed.bind(placed, inputs, %{"z" => y}) end, ~s(no output "z")},
+            {fn -> Placed.bind(placed, Map.put(inputs, "h", y), %{}) end, ~s(no input "h")},
+            {fn -> Placed.open(graph, at, %{}, opts) end, "on no engine"},
+            {fn -> Placed.open(graph, %{}, %{}, opts) end, "list of engines"}
+          ] do
+        assert {:error, %Error{message: message}} = wrong.()
+        assert message =~ words
       end
     end
 

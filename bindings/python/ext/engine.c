@@ -310,6 +310,9 @@ static PyMethodDef functions[] = {
 	 "engine_costs_write(costs, path, /)\n--\n\nKeep it."},
 	{"engine_costs_json", engine_costs_json, METH_O,
 	 "engine_costs_json(costs, /)\n--\n\nAs the file has it."},
+	{"engine_graph_split", engine_graph_split, METH_VARARGS,
+	 "engine_graph_split(text, places, count, /)\n--\n\n"
+	 "Parts: (place, text, operators by nodes, outputs)."},
 	{"engine_costs_find", engine_costs_find, METH_VARARGS,
 	 "engine_costs_find(costs, graph, places, /)\n--\n\n"
 	 "({node: place}, seconds, bytes moved); places are (engine, device, served, memory)."},

@@ -49,6 +49,9 @@ PyObject *engine_costs_write(PyObject *module, PyObject *args);
 PyObject *engine_costs_json(PyObject *module, PyObject *capsule);
 PyObject *engine_costs_find(PyObject *module, PyObject *args);
 
+/* engine_split.c */
+PyObject *engine_graph_split(PyObject *module, PyObject *args);
+
 /* engine.c */
 struct tmesh_devices;
 /* @list: a tuple of (engine, file). NULL with an exception. */

@@ -61,23 +61,26 @@ class Placed:
         self.description = graph
         self._nodes = graph._nodes
         self._check(at, contexts, weights or {})
+        keys = list(contexts)
+        places = {name: keys.index(at[name]) for name, (op, _, _) in self._nodes.items() if op not in _GIVEN | _VIEWS}
         self.parts: list[Part] = []
-        self._part: dict[str, int] = {}
-        for name, (op, _, _) in self._nodes.items():
-            if op not in _GIVEN | _VIEWS:
-                self._put(name, at[name])
-        for name in dict.fromkeys(graph.outputs.values()):
-            if self._nodes[name][0] in _VIEWS:
-                self._put(name, self.parts[max(map(self._last, [name]))].device)
-        for number, part in enumerate(self.parts):
-            self._gather(number, part)
+        texts = []
+        for place, text, nodes, results in _tmesh.engine_graph_split(graph.text(), places, len(keys)):
+            part = Part(keys[place])
+            part.results = results
+            for name, op in nodes.items():
+                into = (part.nodes if op not in _GIVEN else part.weights if op == "weight" else
+                        part.inputs if self._nodes[name][0] == "input" else part.values)
+                into.append(name)
+            self.parts.append(part)
+            texts.append(text)
         # As long as this is: an engine that was started anew reads them again.
         self._own = tempfile.TemporaryDirectory(prefix="tmesh-placed-") if folder is None else None
         where = Path(self._own.name if self._own else folder or "")
         self._types: dict[str, tuple[str, tuple[int, ...]]] = {}
-        for number, part in enumerate(self.parts):
+        for number, (part, text) in enumerate(zip(self.parts, texts)):
             path = where / f"{graph.name}.{number}.graph"
-            path.write_text(self._text(number, part), encoding="ascii")
+            path.write_text(text, encoding="ascii")
             part.graph = contexts[part.device].graph(path, weights={name: (weights or {})[name] for name in part.weights})
             for name in part.results:
                 operand = part.graph.outputs[name]
@@ -85,75 +88,20 @@ class Placed:
 
     def _check(self, at: Mapping[str, Hashable], contexts: Mapping[Hashable, Context],
                weights: Mapping[str, _tmesh.Tensor]) -> None:
-        readers: dict[str, list[str]] = {}
-        seen: set[str] = set()
         for name, (op, inputs, _) in self._nodes.items():
             for needed in inputs:
-                if needed not in seen:
+                if needed not in self._nodes:
                     raise _wrong(f"node {name!r} reads {needed!r}, which is no node that was added before")
-                readers.setdefault(needed, []).append(name)
-            seen.add(name)
             if op not in _GIVEN | _VIEWS and (name not in at or at[name] not in contexts):
                 raise _wrong(f"node {name!r} is on no device that has a context: give one of {', '.join(map(str, contexts))}")
             if op == "weight" and name not in weights:
                 raise _wrong(f"weight {name!r} was not given")
-        for name, (op, inputs, _) in self._nodes.items():
-            if op == "set_rows" and readers[inputs[0]] != [name]:
-                raise _wrong(f"{inputs[0]!r}, whose rows {name!r} replaces, is read by another node too: it can read {name!r}")
-        for name in self.description.outputs.values():
-            if name not in seen or self._nodes[name][0] in _GIVEN:
-                raise _wrong(f"{name!r}, an output, is no node that computes")
 
-    def _last(self, name: str) -> int:
-        """The last part whose values a node needs; -1: none."""
-        if name in self._part:
-            return self._part[name]
-        return max((self._last(needed) for needed in self._nodes[name][1]), default=-1)
-
-    def _put(self, name: str, device: Hashable) -> None:
-        least = max(self._last(name), 0)
-        for number in range(least, len(self.parts)):
-            if self.parts[number].device == device:
-                break
-        else:
-            self.parts.append(Part(device))
-            number = len(self.parts) - 1
-        self._part[name] = number
-        self.parts[number].nodes.append(name)
-
-    def _gather(self, number: int, part: Part) -> None:
-        """What a part reads; views are made where they are read."""
-        pending = [needed for name in part.nodes for needed in self._nodes[name][1]]
-        views: set[str] = set()
-        while pending:
-            name = pending.pop()
-            op, inputs, _ = self._nodes[name]
-            if op in _GIVEN:
-                into = part.inputs if op == "input" else part.weights
-                if name not in into:
-                    into.append(name)
-            elif op in _VIEWS and self._part.get(name) != number:
-                if name not in views:
-                    views.add(name)
-                    pending.extend(inputs)
-            elif self._part[name] != number and name not in part.values:
-                part.values.append(name)
-                source = self.parts[self._part[name]].results
-                if name not in source:
-                    source.append(name)
-        part.nodes = [name for name in self._nodes if name in views or self._part.get(name) == number]
-        for name in self.description.outputs.values():
-            if self._part[name] == number and name not in part.results:
-                part.results.append(name)
-
-    def _text(self, number: int, part: Part) -> str:
-        lines = [f"graph {self.description.name}.{number}"]
-        lines += [self._nodes[name][2] for name in (*part.inputs, *part.weights)]
-        for name in part.values:
-            dtype, shape = self._types[name]
-            lines.append(f"{name} = input : {dtype}[{','.join(map(str, shape))}]")
-        lines += [self._nodes[name][2] for name in part.nodes]
-        return "\n".join([*lines, *(f"output {name} = {name}" for name in part.results), ""])
+    def _past(self, part: Part, name: str) -> str:
+        """The operand of a part whose memory a "set_rows" of it has."""
+        while self._nodes[name][0] == "set_rows" and name in part.nodes:
+            name = self._nodes[name][1][0]
+        return name
 
     def bind(self, inputs: Mapping[str, _tmesh.Tensor], outputs: Mapping[str, _tmesh.Tensor]) -> PlacedBinding:
         """Check once, to run often. Inputs and outputs are Tensors; an output of "set_rows" is the tensor of its past."""
@@ -162,7 +110,7 @@ class Placed:
             if op == "input" and name not in inputs:
                 raise _wrong(f"input {name!r} was not given")
             if op == "set_rows":
-                where[name] = inputs[needed[0]]
+                where[name] = where[needed[0]] if needed[0] in where else inputs[needed[0]]
         for name, tensor in outputs.items():
             node = self.description.outputs.get(name)
             if node is None:
@@ -176,7 +124,7 @@ class Placed:
                 if name not in where:
                     dtype, shape = self._types[name]
                     where[name] = _tmesh.zeros(shape, dtype)
-            in_place = {name: self._nodes[name][1][0] for name in part.results if self._nodes[name][0] == "set_rows"}
+            in_place = {name: self._past(part, name) for name in part.results if self._nodes[name][0] == "set_rows"}
             bindings.append(part.graph.bind({name: inputs[name] for name in part.inputs} | {n: where[n] for n in part.values},
                                             {name: where[name] for name in part.results}, in_place=in_place))
         return PlacedBinding(self, bindings)

@@ -215,10 +215,15 @@ defmodule Tmesh.Engine do
   may be half written), `:system` (the engine's own words), `:sealed`, `:access`.
   """
   @spec dispatch(Binding.t(), cancellable: Cancellable.t() | nil) :: :ok | {:error, Error.t()}
-  def dispatch(%Binding{} = binding, opts \\ []) do
+  def dispatch(%Binding{} = binding, opts \\ []), do: run(binding.native, opts)
+
+  # Of bindings to one engine, and of those to several.
+  @doc false
+  @spec run(Native.engine(), keyword()) :: :ok | {:error, Error.t()}
+  def run(binding, opts) do
     with {:ok, opts} <- Options.validate(opts, cancellable: nil),
          {:ok, cancellable} <- cancellable_of(opts[:cancellable]),
-         do: call(fn -> Native.engine_dispatch(binding.native, cancellable.native) end)
+         do: call(fn -> Native.engine_dispatch(binding, cancellable.native) end)
   end
 
   defp cancellable_of(nil), do: cancellable()
@@ -274,7 +279,9 @@ defmodule Tmesh.Engine do
        ) :: :ok
 
   # As many as may wait for others at once do: this one comes again.
-  defp call(native) do
+  @doc false
+  @spec call((() -> term())) :: term()
+  def call(native) do
     case Janitor.retry(native) do
       {:error, {:eagain, _why}} ->
         Process.sleep(:rand.uniform(5))

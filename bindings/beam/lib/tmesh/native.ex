@@ -135,6 +135,22 @@ defmodule Tmesh.Native do
   @spec engine_keep(engine(), pages()) :: :ok | {:error, reason()}
   def engine_keep(_engine, _pages), do: :erlang.nif_error(:not_loaded)
 
+  @spec placed_open(
+          [engine()],
+          graph :: binary(),
+          [{String.t(), non_neg_integer()}],
+          [{String.t(), handle()}],
+          folder :: String.t()
+        ) :: result(engine())
+  def placed_open(_engines, _graph, _at, _weights, _folder), do: :erlang.nif_error(:not_loaded)
+
+  @spec placed_parts(engine()) :: result([non_neg_integer()])
+  def placed_parts(_placed), do: :erlang.nif_error(:not_loaded)
+
+  @spec placed_bind(engine(), [{String.t(), handle()}], [{String.t(), handle()}]) ::
+          result(engine())
+  def placed_bind(_placed, _inputs, _outputs), do: :erlang.nif_error(:not_loaded)
+
   @spec engine_dispatch(engine(), cancellable :: engine()) :: :ok | {:error, reason()}
   def engine_dispatch(_binding, _cancellable), do: :erlang.nif_error(:not_loaded)
 

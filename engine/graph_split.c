@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: MIT
+/*
+ * A graph in parts, each for one place. Nodes are put in their order: each into the first
+ * part of its place's that is not before a part whose values it reads. A reshape has its input's
+ * memory, so each part that reads one has it as a node of its own.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "graph_internal.h"
+
+static bool is_given(const struct tmesh_graph_node *node)
+{
+	return node->op == TMESH_GRAPH_INPUT || node->op == TMESH_GRAPH_WEIGHT;
+}
+
+static bool is_view(const struct tmesh_graph_node *node)
+{
+	return node->op == TMESH_GRAPH_RESHAPE;
+}
+
+/* What is asked of each node before anything is made. */
+static int check_node(const struct tmesh_graph *graph, const uint32_t *at, uint32_t places,
+		      uint32_t index, struct tmesh_error *err)
+{
+	const struct tmesh_graph_node *node = &graph->nodes[index];
+
+	if (!is_given(node) && !is_view(node) && at[index] >= places)
+		return tmesh_fail(err, -EINVAL, "node \"%s\" is at place %u, and there are %u",
+				  node->name, at[index], places);
+	if (node->op != TMESH_GRAPH_SET_ROWS)
+		return 0;
+	for (size_t i = 0; i < graph->node_count; i++) {
+		const struct tmesh_graph_node *reader = &graph->nodes[i];
+
+		for (uint32_t n = 0; i != index && n < reader->input_count; n++)
+			if (reader->inputs[n] == node->inputs[0])
+				return tmesh_fail(
+					err, -EINVAL,
+					"\"%s\", whose rows \"%s\" replaces, is read by \"%s\" "
+					"too: it can read \"%s\"",
+					graph->nodes[node->inputs[0]].name, node->name,
+					reader->name, node->name);
+	}
+	return 0;
+}
+
+static int put(struct tmesh_graph_parts *parts, uint32_t index, uint32_t place, int64_t least,
+	       struct tmesh_error *err)
+{
+	size_t i = least < 0 ? 0 : (size_t)least;
+	struct graph_part *more;
+
+	while (i < parts->count && parts->all[i].place != place)
+		i++;
+	if (i == parts->count) {
+		more = reallocarray(parts->all, i + 1, sizeof(*more));
+		if (!more)
+			return tmesh_fail(err, -ENOMEM, "no memory for a part of a graph");
+		parts->all = more;
+		parts->all[parts->count++] = (struct graph_part){.place = place};
+	}
+	parts->part[index] = (int64_t)i;
+	return 0;
+}
+
+/* Each node that computes, then outputs that are views: with the last values that they need. */
+static int put_all(struct tmesh_graph_parts *parts, const uint32_t *at, struct tmesh_error *err)
+{
+	const struct tmesh_graph *graph = parts->graph;
+	int64_t *last = malloc((graph->node_count + 1) * sizeof(*last));
+	int rc = last ? 0 : tmesh_fail(err, -ENOMEM, "no memory for %zu nodes", graph->node_count);
+
+	for (uint32_t i = 0; !rc && i < graph->node_count; i++) {
+		const struct tmesh_graph_node *node = &graph->nodes[i];
+
+		last[i] = -1;
+		for (uint32_t n = 0; n < node->input_count; n++)
+			if (last[node->inputs[n]] > last[i])
+				last[i] = last[node->inputs[n]];
+		parts->part[i] = -1;
+		if (is_given(node) || is_view(node))
+			continue;
+		rc = put(parts, i, at[i], last[i], err);
+		last[i] = parts->part[i];
+	}
+	for (size_t i = 0; !rc && i < graph->output_count; i++) {
+		uint32_t node = graph->outputs[i].node;
+
+		if (parts->part[node] < 0)
+			rc = put(parts, node, last[node] < 0 ? 0 : parts->all[last[node]].place,
+				 last[node], err);
+	}
+	free(last);
+	return rc;
+}
+
+/* What part @number has of each node: from behind, so that who reads a node comes before it. */
+static int gather(struct tmesh_graph_parts *parts, size_t number, struct tmesh_error *err)
+{
+	const struct tmesh_graph *graph = parts->graph;
+	struct graph_part *part = &parts->all[number];
+
+	part->has = calloc(graph->node_count + 1, 1);
+	if (!part->has)
+		return tmesh_fail(err, -ENOMEM, "no memory for a part of a graph");
+	for (size_t i = graph->node_count; i--;) {
+		const struct tmesh_graph_node *node = &graph->nodes[i];
+
+		if (parts->part[i] == (int64_t)number)
+			part->has[i] = PART_NODE;
+		if (part->has[i] != PART_NODE)
+			continue;
+		for (uint32_t n = 0; n < node->input_count; n++) {
+			uint32_t needed = node->inputs[n];
+			const struct tmesh_graph_node *source = &graph->nodes[needed];
+
+			if (parts->part[needed] == (int64_t)number || is_view(source))
+				part->has[needed] = PART_NODE;
+			else
+				part->has[needed] = PART_GIVEN;
+			if (part->has[needed] == PART_GIVEN && parts->part[needed] >= 0)
+				parts->wanted[needed] = true;
+		}
+	}
+	return 0;
+}
+
+/* Its graph: inputs, weights and values of other parts where they stood, so that indices grow. */
+static int build(struct tmesh_graph_parts *parts, size_t number, struct tmesh_error *err)
+{
+	struct graph_part *part = &parts->all[number];
+	const struct tmesh_graph *graph = parts->graph;
+	uint32_t *to = calloc(graph->node_count + 1, sizeof(*to));
+	int rc = to ? tmesh_graph_create(graph->name, &part->graph, err)
+		    : tmesh_fail(err, -ENOMEM, "no memory for a part of a graph");
+
+	for (size_t i = 0; !rc && i < graph->node_count; i++) {
+		struct tmesh_graph_node node = graph->nodes[i];
+
+		if (part->has[i] == PART_NONE)
+			continue;
+		node.size = sizeof(node);
+		if (part->has[i] == PART_GIVEN && !is_given(&node))
+			node = (struct tmesh_graph_node){.size = sizeof(node),
+							 .name = node.name,
+							 .op = TMESH_GRAPH_INPUT,
+							 .dtype = node.dtype,
+							 .ndim = node.ndim};
+		memcpy(node.shape, graph->nodes[i].shape, sizeof(node.shape));
+		for (uint32_t n = 0; n < node.input_count; n++)
+			node.inputs[n] = to[node.inputs[n]];
+		rc = tmesh_graph_add(part->graph, &node, &to[i], err);
+	}
+	for (size_t i = 0; !rc && i < graph->node_count; i++)
+		if (parts->wanted[i] && parts->part[i] == (int64_t)number)
+			rc = tmesh_graph_add_output(part->graph, graph->nodes[i].name, to[i], err);
+	free(to);
+	return rc;
+}
+
+static void parts_free(struct tmesh_graph_parts *parts)
+{
+	for (size_t i = 0; i < parts->count; i++) {
+		tmesh_graph_unref(parts->all[i].graph);
+		free(parts->all[i].has);
+	}
+	tmesh_graph_unref(parts->graph);
+	free(parts->all);
+	free(parts->part);
+	free(parts->wanted);
+	free(parts);
+}
+
+int tmesh_graph_split(struct tmesh_graph *graph, const uint32_t *at, uint32_t places,
+		      struct tmesh_graph_parts **out, struct tmesh_error *err)
+{
+	struct tmesh_graph_parts *parts;
+	int rc = 0;
+
+	for (uint32_t i = 0; !rc && i < graph->node_count; i++)
+		rc = check_node(graph, at, places, i, err);
+	if (rc)
+		return rc;
+	parts = calloc(1, sizeof(*parts));
+	if (!parts)
+		return tmesh_fail(err, -ENOMEM, "no memory for parts of a graph");
+	parts->refs = 1;
+	parts->graph = tmesh_graph_ref(graph);
+	parts->part = calloc(graph->node_count + 1, sizeof(*parts->part));
+	parts->wanted = calloc(graph->node_count + 1, sizeof(*parts->wanted));
+	if (!parts->part || !parts->wanted)
+		rc = tmesh_fail(err, -ENOMEM, "no memory for parts of a graph");
+	if (!rc)
+		rc = put_all(parts, at, err);
+	for (size_t i = 0; !rc && i < graph->output_count; i++)
+		parts->wanted[graph->outputs[i].node] = true;
+	for (size_t i = 0; !rc && i < parts->count; i++)
+		rc = gather(parts, i, err);
+	for (size_t i = 0; !rc && i < parts->count; i++)
+		rc = build(parts, i, err);
+	if (rc)
+		parts_free(parts);
+	else
+		*out = parts;
+	return rc;
+}
+
+struct tmesh_graph_parts *tmesh_graph_parts_ref(struct tmesh_graph_parts *parts)
+{
+	atomic_fetch_add(&parts->refs, 1);
+	return parts;
+}
+
+void tmesh_graph_parts_unref(struct tmesh_graph_parts *parts)
+{
+	if (parts && atomic_fetch_sub(&parts->refs, 1) == 1)
+		parts_free(parts);
+}
+
+size_t tmesh_graph_parts_count(const struct tmesh_graph_parts *parts)
+{
+	return parts->count;
+}
+
+int tmesh_graph_part(const struct tmesh_graph_parts *parts, size_t index, uint32_t *place,
+		     const struct tmesh_graph **graph, struct tmesh_error *err)
+{
+	if (index >= parts->count)
+		return tmesh_fail(err, -EINVAL, "there is no part %zu, there are %zu", index,
+				  parts->count);
+	*place = parts->all[index].place;
+	*graph = parts->all[index].graph;
+	return 0;
+}

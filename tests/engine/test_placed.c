@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Graphs in parts: how they are split, what is refused, and one part's run, on the engine "fake",
+ * which takes any file for a graph of its own operands x, b and y. Several parts with ggml:
+ * bindings/beam/test/graph_test.exs.
+ */
+#include <dirent.h>
+#include <tmesh/placed.h>
+
+#include "unit.h"
+
+static char folder[] = "/tmp/tmesh-placed-XXXXXX";
+
+static struct tmesh_graph *parsed(const char *text)
+{
+	struct tmesh_graph *graph;
+
+	assert_ok(tmesh_graph_parse(text, strlen(text), &graph, err));
+	return graph;
+}
+
+static void assert_part(const struct tmesh_graph_parts *parts, size_t index, uint32_t at,
+			const char *text)
+{
+	const struct tmesh_graph *graph;
+	uint32_t place;
+	char *got;
+
+	assert_ok(tmesh_graph_part(parts, index, &place, &graph, err));
+	assert_int_equal(place, at);
+	got = tmesh_graph_to_text(graph);
+	assert_string_equal(got, text);
+	free(got);
+}
+
+static void test_split(void **state)
+{
+	/* x, w, a, v, b, c, d */
+	struct tmesh_graph *graph =
+		parsed("graph g\n"
+		       "x = input : float32[2,4]\n"
+		       "w = weight : float32[4,4]\n"
+		       "a = matmul(x, w)\n"
+		       "v = reshape(a) : float32[8]\n"
+		       "b = silu(v)\n"
+		       "c = gelu(x)\n"
+		       "d = silu(v)\n"
+		       "output b = b\noutput v = v\noutput c = c\noutput d = d\n");
+	const uint32_t here[] = {9, 9, 0, 9, 1, 0, 0}, nowhere[] = {0, 0, 0, 0, 2, 0, 0};
+	struct tmesh_graph_parts *parts;
+	const struct tmesh_graph *part;
+	uint32_t place;
+
+	assert_refused(tmesh_graph_split(graph, nowhere, 2, &parts, err), -EINVAL,
+		       "node \"b\" is at place 2, and there are 2");
+	assert_ok(tmesh_graph_split(graph, here, 2, &parts, err));
+	tmesh_graph_unref(graph);
+	tmesh_graph_parts_unref(tmesh_graph_parts_ref(parts));
+	assert_int_equal(tmesh_graph_parts_count(parts), 2);
+	/* c moves ahead into the first part, and each part has the view for itself. */
+	assert_part(parts, 0, 0,
+		    "graph g\n"
+		    "x = input : float32[2,4]\n"
+		    "w = weight : float32[4,4]\n"
+		    "a = matmul(x, w) : float32[2,4]\n"
+		    "v = reshape(a) : float32[8]\n"
+		    "c = gelu(x) : float32[2,4]\n"
+		    "d = silu(v) : float32[8]\n"
+		    "output a = a\noutput v = v\noutput c = c\noutput d = d\n");
+	assert_part(parts, 1, 1,
+		    "graph g\n"
+		    "a = input : float32[2,4]\n"
+		    "v = reshape(a) : float32[8]\n"
+		    "b = silu(v) : float32[8]\n"
+		    "output b = b\n");
+	assert_refused(tmesh_graph_part(parts, 2, &place, &part, err), -EINVAL, "no part 2");
+	tmesh_graph_parts_unref(parts);
+}
+
+static void test_pasts(void **state)
+{
+	const char *text = "graph g\n"
+			   "past = input : float32[4,4]\n"
+			   "x = input : float32[1,4]\n"
+			   "r = input : int64[1]\n"
+			   "a = set_rows(past, x, r)\n"
+			   "b = set_rows(a, x, r)\n"
+			   "y = silu(b)\n"
+			   "output b = b\noutput y = y\n";
+	const uint32_t at[] = {0, 0, 0, 0, 1, 0, 0};
+	struct tmesh_graph_parts *parts;
+	struct tmesh_graph *graph = parsed(text);
+	char twice[512];
+
+	assert_ok(tmesh_graph_split(graph, at, 2, &parts, err));
+	assert_int_equal(tmesh_graph_parts_count(parts), 3);
+	tmesh_graph_parts_unref(parts);
+	tmesh_graph_unref(graph);
+	snprintf(twice, sizeof(twice), "%sz = gelu(a)\noutput z = z\n", text);
+	graph = parsed(twice);
+	assert_refused(tmesh_graph_split(graph, at, 2, &parts, err), -EINVAL,
+		       "\"a\", whose rows \"b\" replaces, is read by \"z\"");
+	tmesh_graph_unref(graph);
+}
+
+static int files(void)
+{
+	DIR *dir = opendir(folder);
+	int count = 0;
+
+	while (readdir(dir))
+		count++;
+	closedir(dir);
+	return count - 2;
+}
+
+static struct tmesh_tensor *tensor(struct tmesh_ctx *ctx, int32_t ndim, const int64_t *shape)
+{
+	struct tmesh_tensor *made;
+
+	assert_ok(tmesh_tensor_create(ctx, TMESH_FLOAT32, ndim, shape, NULL, &made, err));
+	return made;
+}
+
+/* What the fake calls x, b and y: whatever the graph says, y is x + b. */
+static void test_run(void **state)
+{
+	const int64_t shape[] = {2, 4};
+	struct tmesh_graph *graph = parsed("graph plain\n"
+					   "x = input : float32[2,4]\n"
+					   "b = input : float32[4]\n"
+					   "y = add(x, b)\n"
+					   "output y = y\n");
+	const uint32_t at[] = {0, 0, 0};
+	struct tmesh_engine_cancellable *cancellable;
+	struct tmesh_engine_context *context;
+	struct tmesh_placed_binding *binding;
+	struct tmesh_placed_opts opts = {.size = sizeof(opts), .context_count = 1, .at = at};
+	struct tmesh_placed *placed;
+	struct tmesh_tensor *x, *b, *y;
+	struct tmesh_ctx *ctx;
+	float *data;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_ok(tmesh_engine_context_create(ctx, "fake", NULL, &context, err));
+	opts.contexts = &context;
+	assert_refused(tmesh_placed_create(graph, &opts, &placed, err), -EINVAL, "folder");
+	opts.folder = "/nonexistent";
+	assert_refused(tmesh_placed_create(graph, &opts, &placed, err), -ENOENT, "/nonexistent");
+	opts.folder = folder;
+	assert_ok(tmesh_placed_create(graph, &opts, &placed, err));
+	assert_int_equal(tmesh_graph_parts_count(tmesh_placed_parts(placed)), 1);
+	assert_int_equal(files(), 1);
+	x = tensor(ctx, 2, shape);
+	b = tensor(ctx, 1, &shape[1]);
+	y = tensor(ctx, 2, shape);
+	assert_ok(tmesh_tensor_data(x, TMESH_READ | TMESH_WRITE, (void **)&data, err));
+	data[5] = 3;
+	assert_ok(tmesh_tensor_data(b, TMESH_READ | TMESH_WRITE, (void **)&data, err));
+	data[1] = 4;
+
+	struct tmesh_placed_value inputs[] = {{"x", x}, {"b", b}, {"b", b}}, output = {"y", y};
+
+	assert_refused(tmesh_placed_bind(placed, ctx, inputs, 1, &output, 1, &binding, err),
+		       -EINVAL, "input \"b\" was not given");
+	assert_refused(tmesh_placed_bind(placed, ctx, inputs, 3, &output, 1, &binding, err),
+		       -EINVAL, "input \"b\" was given twice");
+	inputs[1].name = "y";
+	assert_refused(tmesh_placed_bind(placed, ctx, inputs, 2, &output, 1, &binding, err),
+		       -ENOENT, "no input \"y\"");
+	inputs[1].name = "b";
+	output.name = "x";
+	assert_refused(tmesh_placed_bind(placed, ctx, inputs, 2, &output, 1, &binding, err),
+		       -ENOENT, "no output \"x\"");
+	output.name = "y";
+	assert_ok(tmesh_placed_bind(placed, ctx, inputs, 2, &output, 1, &binding, err));
+	tmesh_placed_unref(placed);
+	tmesh_placed_binding_unref(tmesh_placed_binding_ref(binding));
+	assert_ok(tmesh_placed_dispatch(binding, NULL, err));
+	assert_ok(tmesh_tensor_data(y, TMESH_READ, (void **)&data, err));
+	assert_true(data[5] == 7 && data[1] == 4 && data[0] == 0);
+	assert_ok(tmesh_engine_cancellable_create(NULL, &cancellable, err));
+	tmesh_engine_cancel(cancellable);
+	assert_refused(tmesh_placed_dispatch(binding, cancellable, err), -ECANCELED, "before");
+	tmesh_engine_cancellable_unref(cancellable);
+	tmesh_tensor_unref(x);
+	tmesh_tensor_unref(b);
+	tmesh_tensor_unref(y);
+	assert_int_equal(files(), 1);
+	tmesh_placed_binding_unref(binding);
+	assert_int_equal(files(), 0);
+	tmesh_engine_context_unref(context);
+	tmesh_graph_unref(graph);
+	tmesh_ctx_unref(ctx);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_split),
+		cmocka_unit_test(test_pasts),
+		cmocka_unit_test(test_run),
+	};
+	int failed;
+
+	if (!mkdtemp(folder))
+		return 1;
+	failed = cmocka_run_group_tests_name("placed", tests, NULL, NULL);
+	return rmdir(folder) || failed;
+}
