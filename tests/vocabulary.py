@@ -102,8 +102,8 @@ def struct(header, name):
     return set(re.findall(r"(\w+)(?:\[[^]]*\])?;", text))
 
 
-def typed_dict(name):
-    text = (TOP / "bindings/python/tmesh/_tmesh.pyi").read_text()
+def typed_dict(name, file="_tmesh.pyi"):
+    text = (TOP / "bindings/python/tmesh" / file).read_text()
     body = re.search(rf"^class {name}\(TypedDict\):\n((?:    .*\n|\n)*)", text, re.M)
     return set(re.findall(r"^    (\w+):", body.group(1), re.M)) if body else set()
 
@@ -222,7 +222,7 @@ def main(tmeshctl, python, ebin, *maps):
         page = members("ref members")
         refs = {"tmeshctl": names["ref"], "Python": py.ask("ref"), "Elixir": ex.ask("ref")}
         same(page, refs, "a ref is the same for tmeshctl, Python and Elixir", varies=["id", "token"])
-        check(differ(page, typed_dict("Ref"), "the stub"), "Python's stub of a ref has the page's members")
+        check(differ(page, typed_dict("Ref", "refs.py"), "tmesh.Ref"), "Python's type of a ref has the page's members")
         calls(tmeshctl, maps, py, ex)
         errors(ex)
         dtypes = set(words(PAGE.split("## Types of elements")[1].split(": the same words")[0]))

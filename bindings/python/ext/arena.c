@@ -76,7 +76,8 @@ static PyType_Slot slots[] = {
 	 "bytes: of a region, 0 for 1 MiB; what is larger than a quarter of that gets a region\n"
 	 "of its own. The other arguments are those of empty(). Who opens a ref of one tensor\n"
 	 "can reach its neighbours, so none can be sealed. Room is given out once; a region's\n"
-	 "memory is given back with the last of its tensors, wherever they are held."},
+	 "memory is given back with the last of its tensors, wherever they are held.\n"
+	 "Errors as of empty()."},
 	{0},
 };
 

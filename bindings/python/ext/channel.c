@@ -723,26 +723,31 @@ static PyMethodDef methods[] = {
 	 "Send bytes (at most 56), a Tensor, or a tuple of a Tensor and bytes (at most 24). Of\n"
 	 "a tensor only the description goes; it may be released at once. Waits while the\n"
 	 "channel is full: PeerTimeoutError after timeout seconds, GoneError when nobody is\n"
-	 "left to receive."},
+	 "left to receive, ReleasedError when this end was closed, BusyError when another thread\n"
+	 "uses it. TypeError: it is no message; InvalidError: it is too long."},
 	{"try_send", channel_try_send, METH_O,
 	 "try_send($self, message, /)\n--\n\n"
-	 "send() without waiting: False when the channel is full."},
+	 "send() without waiting: False when the channel is full. Errors as of send()."},
 	{"send_batch", KEYWORDS(channel_send_batch), METH_FASTCALL | METH_KEYWORDS,
 	 "send_batch($self, messages, /, timeout=None)\n--\n\n"
 	 "Send the first of several messages and as many more as there is room for, at most\n"
-	 "64; how many went. Less than half the price of sending each."},
+	 "64; how many went. Less than half the price of sending each. Errors as of send()."},
 	{"flush", KEYWORDS(channel_flush), METH_FASTCALL | METH_KEYWORDS,
-	 "flush($self, /, timeout=None)\n--\n\nWait until all that was sent here was received."},
+	 "flush($self, /, timeout=None)\n--\n\n"
+	 "Wait until all that was sent here was received. Errors as of send()."},
 	{"recv", KEYWORDS(channel_recv), METH_FASTCALL | METH_KEYWORDS,
 	 "recv($self, /, timeout=None)\n--\n\n"
 	 "The next message: what send() was given. PeerTimeoutError after timeout seconds,\n"
 	 "GoneError when there is nothing and nobody is left to send, NotFoundError when a\n"
-	 "message's tensor is gone with its owner; the next call goes on behind it."},
+	 "message's tensor is gone with its owner; the next call goes on behind it. ReleasedError\n"
+	 "when this end was closed, BusyError when another thread uses it."},
 	{"try_recv", channel_try_recv, METH_NOARGS,
-	 "try_recv($self, /)\n--\n\nrecv() without waiting: None when there is nothing."},
+	 "try_recv($self, /)\n--\n\n"
+	 "recv() without waiting: None when there is nothing. Errors as of recv()."},
 	{"recv_batch", KEYWORDS(channel_recv_batch), METH_FASTCALL | METH_KEYWORDS,
 	 "recv_batch($self, /, timeout=None)\n--\n\n"
-	 "A list of the messages that are there, at most 64; waits for the first."},
+	 "A list of the messages that are there, at most 64; waits for the first. Errors as of\n"
+	 "recv()."},
 	{"recv_async", channel_recv_async, METH_NOARGS,
 	 "recv_async($self, /)\n--\n\n"
 	 "recv() for asyncio: to be awaited, by one task at a time, and meanwhile the channel\n"
@@ -751,11 +756,13 @@ static PyMethodDef methods[] = {
 	{"send_async", channel_send_async, METH_O,
 	 "send_async($self, message, /)\n--\n\n"
 	 "send() for asyncio: to be awaited, by one task at a time, and meanwhile the channel\n"
-	 "cannot be closed (BusyError)."},
+	 "cannot be closed (BusyError). Errors as of send(), and UnsupportedError when it has to\n"
+	 "wait for room where several may send."},
 	{"fileno", channel_fileno, METH_NOARGS,
 	 "fileno($self, /)\n--\n\n"
 	 "A descriptor for select and asyncio: readable when it is worth to try. Try until\n"
-	 "there is nothing (or no room), which arms it again."},
+	 "there is nothing (or no room), which arms it again. UnsupportedError: sending, where\n"
+	 "several may send; ReleasedError: this end was closed."},
 	{"_level", channel_level, METH_NOARGS,
 	 "_level($self, /)\n--\n\n"
 	 "What nobody has taken, of all who send; and for how much more this end has room."},
@@ -772,7 +779,7 @@ static PyMethodDef methods[] = {
 	 "close($self, /)\n--\n\n"
 	 "Leave the channel. Others can still receive what was sent. Where its maker closes it\n"
 	 "and nobody has joined, one may do so for as long as a process lingers (TMESH_LINGER).\n"
-	 "Closing twice is fine."},
+	 "Closing twice is fine. BusyError: a thread or task waits in it."},
 	{"__reduce__", channel_reduce, METH_NOARGS,
 	 "__reduce__($self, /)\n--\n\nTypeError: a token is what travels."},
 	{"__enter__", channel_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nThe channel."},
@@ -797,7 +804,10 @@ static PyType_Slot slots[] = {
 	 "regions, layouts: of tensors under way (16). writable: whether receivers may write\n"
 	 "what is sent here. max_regions, max_bytes: what a receiver keeps open (64, 1 GiB).\n"
 	 "spin: seconds of busy waiting, the first two microseconds with the GIL, before\n"
-	 "sleeping. limit: what this end has under way at most, where it may not use all slots."},
+	 "sleeping. limit: what this end has under way at most, where it may not use all slots.\n"
+	 "InvalidError: a number is out of its range; ValueError: the role is no role; "
+	 "LimitError,\n"
+	 "OutOfMemoryError: there is no descriptor, or no memory."},
 	{Py_tp_new, channel_new},
 	{Py_tp_dealloc, channel_dealloc},
 	{Py_tp_repr, channel_repr},

@@ -322,7 +322,8 @@ static PyMethodDef functions[] = {
 	{"zeros", KEYWORDS(module_zeros), METH_VARARGS | METH_KEYWORDS,
 	 "zeros(shape, dtype, *, label=None, huge=False, node=None, mode=0o600, gid=None,\n"
 	 "      linger_ms=0, pin=True, arena=None)\n--\n\n"
-	 "A new tensor of zeros, in C order, writable. The arguments are those of empty()."},
+	 "A new tensor of zeros, in C order, writable. The arguments are those of empty().\n"
+	 "Errors as of empty()."},
 	{"put", KEYWORDS(module_put), METH_VARARGS | METH_KEYWORDS,
 	 "put(array, /, *, seal=None, label=None, huge=False, node=None, mode=0o600, gid=None,\n"
 	 "    linger_ms=0, pin=True, arena=None)\n--\n\n"
@@ -331,7 +332,8 @@ static PyMethodDef functions[] = {
 	 "__dlpack__ (PyTorch and JAX tensors on the CPU), or a list that NumPy understands.\n"
 	 "The bytes are copied once, which tmesh.stats() counts. The result is sealed: nobody\n"
 	 "writes to it any more. seal=False leaves it writable. What lies in an arena is never\n"
-	 "sealed. The other arguments are those of empty(). The GIL is released while it copies."},
+	 "sealed. The other arguments are those of empty(). The GIL is released while it copies.\n"
+	 "UnsupportedError: its elements have no dtype here; other errors as of empty()."},
 	{"open", KEYWORDS(module_open), METH_FASTCALL | METH_KEYWORDS,
 	 "open(ref, /, writable=False)\n--\n\n"
 	 "Open what another process (or this one) put: the same memory, not a copy.\n\n"
@@ -362,12 +364,14 @@ static PyMethodDef functions[] = {
 	 "from_dlpack(object, /)\n--\n\n"
 	 "A tensor from an object with __dlpack__ or a capsule. Memory of tmesh itself is\n"
 	 "shared, also a part of a contiguous tensor's that keeps its dtype, such as a slice made\n"
-	 "by PyTorch; any other is copied once, as put(object, seal=False) does."},
+	 "by PyTorch; any other is copied once, as put(object, seal=False) does.\n"
+	 "AttributeError: it has no __dlpack__; other errors as of put()."},
 	{"from_address", module_from_address, METH_O,
 	 "from_address(address, /)\n--\n\n"
 	 "The tensor whose memory a DLPack consumer has at that address, or None: for tensors of\n"
 	 "libraries that do not tell where theirs come from, such as the data_ptr() of PyTorch's.\n"
-	 "One that begins there comes first, then the largest contiguous one around the address."},
+	 "One that begins there comes first, then the largest contiguous one around the address.\n"
+	 "TypeError: it is no number."},
 	{"begins_at", module_begins_at, METH_O,
 	 "begins_at(address, /)\n--\n\n"
 	 "from_address(), but None for an address that is not of a tensor's first element."},
@@ -391,12 +395,17 @@ static PyMethodDef functions[] = {
 	 "Parts of regions, one behind the other, as one tensor that shows them and copies\n"
 	 "nothing; with the module. A part is a Tensor, or (Tensor, offset, bytes) of its region, "
 	 "in whole\n"
-	 "pages. Without a shape and dtype the tensor is of uint8."},
+	 "pages. Without a shape and dtype the tensor is of uint8.\n"
+	 "UnsupportedError: there is no module; InvalidError: a part is not whole pages of its\n"
+	 "region, or they do not fit the shape; ReleasedError: one was released."},
 	{"from_dmabuf", KEYWORDS(module_from_dmabuf), METH_VARARGS | METH_KEYWORDS,
 	 "from_dmabuf(descriptor, /, shape=None, dtype=None, *, label=None, mode=0o600, gid=None,\n"
 	 "            linger_ms=0)\n--\n\n"
 	 "Another exporter's dma-buf as a tensor; with the module. The descriptor stays the\n"
-	 "caller's."},
+	 "caller's.\n"
+	 "UnsupportedError: there is no module; InvalidError: it is no dma-buf, or too small for "
+	 "the\n"
+	 "shape."},
 	{"recv", KEYWORDS(module_recv), METH_VARARGS | METH_KEYWORDS,
 	 "recv(socket, /, shape=None, dtype=None, *, offset=0, timeout=None)\n--\n\n"
 	 "The tensor that comes next by a connected Unix socket, or its descriptor, as\n"
@@ -410,7 +419,8 @@ static PyMethodDef functions[] = {
 	 "count\n"
 	 "against RLIMIT_MEMLOCK. Drivers import the descriptor; mmap() of it is EOPNOTSUPP, for "
 	 "the\n"
-	 "memory is mapped here already. The descriptor is the caller's."},
+	 "memory is mapped here already. The descriptor is the caller's.\n"
+	 "UnsupportedError: there is no module; InvalidError: these are not whole pages."},
 	{"recv_bundle", KEYWORDS(module_recv_bundle), METH_VARARGS | METH_KEYWORDS,
 	 "recv_bundle(socket, /, *, timeout=None)\n--\n\n"
 	 "The bundle that comes next by a connected Unix socket, or its descriptor, as\n"
@@ -429,7 +439,8 @@ static PyMethodDef functions[] = {
 	{"kept", module_kept, METH_NOARGS,
 	 "kept()\n--\n\nWhat is kept under a name that this user may open, a dict each, in the "
 	 "order in\n"
-	 "which it was kept; tmeshctl kept --json prints the same. No keeper: nothing is kept."},
+	 "which it was kept; tmeshctl kept --json prints the same. No keeper: nothing is kept.\n"
+	 "Errors as of backend()."},
 	{"drop", module_drop, METH_O,
 	 "drop(name, /)\n--\n\n"
 	 "Give up a name of this user's. What nobody holds of it is gone when the call returns;\n"
@@ -449,17 +460,23 @@ static PyMethodDef functions[] = {
 	{"write", module_write, METH_VARARGS,
 	 "write(tensor, buffer, /)\n--\n\nFill a contiguous tensor; one copy, which is counted."},
 	{"stats", module_stats, METH_NOARGS,
-	 "stats()\n--\n\nThis process's counters, a dict: copies made, regions, pool."},
+	 "stats()\n--\n\nThis process's counters, a dict: copies made, regions, pool. Errors as of "
+	 "backend()."},
 	{"trim", module_trim, METH_NOARGS,
 	 "trim()\n--\n\n"
 	 "Give back at once the memory that is kept ready for new tensors "
 	 "(stats()[\"pool_bytes\"]);\n"
-	 "how many bytes that was. What nobody has asked for in 30 s goes by itself."},
+	 "how many bytes that was. What nobody has asked for in 30 s goes by itself.\n"
+	 "Errors as of backend()."},
 	{"caps", module_caps, METH_NOARGS,
 	 "caps()\n--\n\n"
 	 "What works here, a dict from name to {\"level\": \"no\", \"cooperative\" or\n"
-	 "\"enforced\", \"reason\": why}."},
-	{"backend", module_backend, METH_NOARGS, "backend()\n--\n\n\"kernel\" or \"memfd\"."},
+	 "\"enforced\", \"reason\": why}.\n"
+	 "Errors as of backend()."},
+	{"backend", module_backend, METH_NOARGS,
+	 "backend()\n--\n\n\"kernel\" or \"memfd\". NotFoundError, AccessError: the one that "
+	 "TMESH_BACKEND or\n"
+	 "configure() asks for cannot be used; ProtocolError: the module is of another version."},
 	{"raise_error", module_raise_error, METH_O,
 	 "raise_error(report, /)\n--\n\n"
 	 "Raise what a struct tmesh_error says, which another library of ours filled."},
@@ -468,11 +485,13 @@ static PyMethodDef functions[] = {
 	 "For another library of ours: where a function is that says whether Ctrl-C came."},
 	{"regions", module_regions, METH_NOARGS,
 	 "regions()\n--\n\nThe regions that this user may open, a dict each. docs/vocabulary.md\n"
-	 "says what the members mean; tmeshctl ls --json prints the same."},
+	 "says what the members mean; tmeshctl ls --json prints the same.\n"
+	 "Errors as of backend()."},
 	{"holders", module_holders, METH_O,
 	 "holders(region, /)\n--\n\n"
 	 "Who holds the region of a Tensor, or of that id (Tensor.id), a dict each.\n"
-	 "docs/vocabulary.md says what the members mean."},
+	 "docs/vocabulary.md says what the members mean.\n"
+	 "NotFoundError: nobody that one may look at holds it; InvalidError: that is no id."},
 	{NULL},
 };
 

@@ -474,12 +474,14 @@ static PyMethodDef methods[] = {
 	 "private($self, /)\n--\n\n"
 	 "A tensor over the same sealed memory that may be written to, copy-on-write.\n\n"
 	 "A page that is written becomes this process's own; others keep the sealed bytes. Such\n"
-	 "a tensor has no ref and cannot be sealed or sent: put() it to share what was written."},
+	 "a tensor has no ref and cannot be sealed or sent: put() it to share what was written.\n"
+	 "InvalidError: it is not sealed; ReleasedError: it was released."},
 	{"torch", KEYWORDS(tensor_torch), METH_VARARGS | METH_KEYWORDS,
 	 "torch($self, /, *, private=False)\n--\n\n"
 	 "The tensor as PyTorch's, over the same memory.\n\n"
 	 "private=True: of a private() view, as a sealed tensor needs, for PyTorch has no\n"
-	 "read-only tensors; without it a tensor that cannot be written to is refused."},
+	 "read-only tensors; without it a tensor that cannot be written to is refused.\n"
+	 "AccessError: that; InvalidError: private=True, and it is not sealed; ReleasedError."},
 	{"release", tensor_release, METH_NOARGS,
 	 "release($self, /)\n--\n\n"
 	 "Let the memory go now instead of when the tensor is collected.\n\n"
@@ -488,11 +490,13 @@ static PyMethodDef methods[] = {
 	{"view", tensor_view, METH_O,
 	 "view($self, dtype, /)\n--\n\n"
 	 "The same memory as another dtype. A dtype of another size needs a contiguous tensor\n"
-	 "and changes the last dimension."},
+	 "and changes the last dimension. InvalidError: it is not; ReleasedError: it was "
+	 "released."},
 	{"reshape", tensor_reshape, METH_VARARGS,
 	 "reshape($self, /, *shape)\n--\n\n"
 	 "The same memory in another shape; one dimension may be -1. Only for contiguous\n"
-	 "tensors: nothing is ever copied."},
+	 "tensors: nothing is ever copied.\n"
+	 "InvalidError: it is not, or the elements do not fit; ReleasedError: it was released."},
 	{"revoke", tensor_revoke, METH_NOARGS,
 	 "revoke($self, /)\n--\n\n"
 	 "Take the region back from all who hold it, here and elsewhere, as only its maker may;\n"
@@ -526,7 +530,10 @@ static PyMethodDef methods[] = {
 	{"export_dmabuf", KEYWORDS(tensor_export_dmabuf), METH_VARARGS | METH_KEYWORDS,
 	 "export_dmabuf($self, /, *, offset=0, bytes=0, writable=False)\n--\n\n"
 	 "A dma-buf of the region, or of a part in whole pages (0: to its end): a descriptor, the\n"
-	 "caller's to close. Without the module only writable ones, of what is not sealed."},
+	 "caller's to close. Without the module only writable ones, of what is not sealed.\n"
+	 "UnsupportedError: of what cannot be exported here; AccessError: writable=True without "
+	 "the\n"
+	 "right to write; InvalidError: that is no part of it."},
 	{"send", KEYWORDS(tensor_send), METH_VARARGS | METH_KEYWORDS,
 	 "send($self, socket, /, *, writable=False, timeout=None)\n--\n\n"
 	 "Hand the tensor over by a connected Unix socket (or its descriptor), for recv() in any\n"
@@ -534,10 +541,13 @@ static PyMethodDef methods[] = {
 	 "when\n"
 	 "nobody is there."},
 	{"item", tensor_element, METH_NOARGS,
-	 "item($self, /)\n--\n\nThe value of a tensor of one element, as a Python number."},
+	 "item($self, /)\n--\n\n"
+	 "The value of a tensor of one element, as a Python number. InvalidError: it has more, or\n"
+	 "none; ReleasedError: it was released."},
 	{"tolist", tensor_tolist, METH_NOARGS,
 	 "tolist($self, /)\n--\n\n"
-	 "All elements as Python numbers, in lists nested as deep as the tensor has dimensions."},
+	 "All elements as Python numbers, in lists nested as deep as the tensor has dimensions.\n"
+	 "ReleasedError: it was released; StaleError: its memory was taken back."},
 	{"__complex__", tensor_complex, METH_NOARGS,
 	 "__complex__($self, /)\n--\n\nThe value of a tensor without dimensions."},
 	{"dlpack", KEYWORDS(tensor_dlpack), METH_FASTCALL | METH_KEYWORDS,

@@ -5,6 +5,7 @@ import ast
 import inspect
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,8 @@ import numpy
 import tmesh
 
 t: tmesh.Tensor = tmesh.put(numpy.zeros((2, 3)), seal=True, label="x")
+ref: tmesh.Ref = t.ref()
+rows: list[tmesh.Tensor] = [row for row in t]
 array: numpy.ndarray = tmesh.open(t.ref(), writable=False).numpy()
 token: str = t.token
 shape: tuple[int, ...] = t.shape
@@ -88,11 +91,49 @@ def test_stub_has_every_member_of_the_dicts():
         return {item.target.id for item in node.body if isinstance(item, ast.AnnAssign)}
 
     t = tmesh.put(b"x")
-    assert keys("Ref") == set(t.ref())
+    assert set(tmesh.Ref.__annotations__) == set(t.ref())
     assert keys("Stats") == set(tmesh.stats())
     assert keys("Region") == set(tmesh.regions()[0])
     assert keys("Holder") == set(tmesh.holders(t.id)[0])
     assert keys("Kept") == KEPT
+
+
+# These fail by programming errors alone, such as a wrong number of arguments.
+CANNOT_FAIL = {"Pages.close", "Queue.cancel_join_thread", "Slot.close", "SlotReader.close", "SlotValue.release"}
+# Nobody but tmesh makes them.
+MADE = {tmesh.Bundle, tmesh.Model, tmesh.Pages, tmesh.SlotReader, tmesh.SlotValue, tmesh.Tensor, tmesh.Ref}
+
+
+def callables():
+    """All public ones by their names, methods as Class.method."""
+    for name in {*tmesh.__all__, "open"} - {"__version__"}:
+        one = getattr(tmesh, name)
+        if not inspect.isclass(one):
+            yield name, one
+        elif not issubclass(one, Exception):
+            if one not in MADE:
+                yield name, one
+            if one is not tmesh.Ref:
+                yield from ((f"{name}.{member}", getattr(one, member)) for member in public(vars(one))
+                            if callable(getattr(one, member)))
+
+
+def test_docstrings_name_errors():
+    """Each has the name of an exception, or says whose errors it has."""
+    known = {name: one.__doc__ for name, one in callables()}
+    builtin = {"AttributeError", "TypeError", "ValueError"}
+    errors = {name for name in tmesh.__all__ if name.endswith("Error")} | builtin | {"Full", "Empty"}
+
+    def names(name):
+        found = set(re.findall(r"\b\w+Error\b", known[name])) | set(re.findall(r"queue\.(Full|Empty)", known[name]))
+        assert found <= errors, (name, found - errors)
+        others = re.findall(r"rrors as\s+of\s+(?:tmesh\.)?(\w+)\(\)", known[name])
+        kind = name.rpartition(".")[0]
+        for other in others:
+            found |= names(f"{kind}.{other}" if f"{kind}.{other}" in known else other)
+        return found
+
+    assert {name for name in known if not names(name)} == CANNOT_FAIL
 
 
 def test_everything_is_documented():

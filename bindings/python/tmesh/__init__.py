@@ -61,6 +61,7 @@ from .model import Model, load_model
 from .pages import PagePool, Pages
 from .picture import graph
 from .queue import Queue
+from .refs import Ref
 from .sent import flush
 from .slots import Slot, SlotReader, SlotValue
 
@@ -84,6 +85,7 @@ __all__ = [
     "PeerTimeoutError",
     "ProtocolError",
     "Queue",
+    "Ref",
     "ReleasedError",
     "SealedError",
     "Slot",

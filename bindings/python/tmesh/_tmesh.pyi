@@ -8,6 +8,7 @@ from numpy import ndarray
 from typing_extensions import Buffer
 
 from .bundles import Bundle
+from .refs import Ref
 
 __version__: str
 # Of a struct tmesh_error, for raise_error().
@@ -17,19 +18,6 @@ class _HasFileno(Protocol):
     def fileno(self) -> int: ...
 
 _Descriptor = int | _HasFileno
-
-class Ref(TypedDict):
-    """What Tensor.ref() gives: offset and byte_size in bytes, strides in elements."""
-
-    v: int
-    id: str
-    token: str
-    offset: int
-    byte_size: int
-    shape: list[int]
-    dtype: str
-    strides: list[int]
-    device: str
 
 class Stats(TypedDict):
     bytes_copied: int

@@ -67,24 +67,27 @@ class Bundle(Mapping[str, _tmesh.Tensor]):
 
     def ref(self, *, writable: bool = False, hold: float | None = None) -> dict[str, Any]:
         """What opens it elsewhere, by tmesh.open(): a dict of plain values, for reading unless writable.
-        It holds nothing but for so many seconds, or until somebody opened it, as a Tensor's."""
+        It holds nothing but for so many seconds, or until somebody opened it, as a Tensor's. AccessError: writable, and this
+        process may not write; ReleasedError: it was released; InvalidError: that is no time."""
         ref: dict[str, Any] = json.loads(self._held.ref(writable, hold))
         return ref
 
     def send(self, socket: Any, /, *, writable: bool = False, timeout: float | None = None) -> None:
         """Hand it over by a connected Unix socket, or its descriptor, to recv_bundle(). A socket takes a few
-        hundred regions at once: the peer has to receive meanwhile."""
+        hundred regions at once: the peer has to receive meanwhile. PeerTimeoutError after timeout seconds; GoneError:
+        nobody is there; AccessError: writable, and this process may not write; ReleasedError: it was released."""
         self._held.send(socket, writable, timeout)
 
     def private(self) -> dict[str, _tmesh.Tensor]:
         """All tensors in one copy-on-write view of each region, as Tensor.private() is of one tensor: what is
-        written is one's own. Each call makes new views. Only of a sealed bundle."""
+        written is one's own. Each call makes new views. Only of a sealed bundle. InvalidError: it is not sealed;
+        ReleasedError: it was released."""
         return dict(zip(self, self._held.private()))
 
     def state_dict(self, *, private: bool = True) -> dict[str, Any]:
         """All tensors as PyTorch's, without a copy. They are in one copy-on-write view that is new at each call:
         what is written is one's own, a page at a time. private=False promises not to write: a write ends the
-        process then."""
+        process then. InvalidError: private, and it is not sealed; ReleasedError: it was released."""
         tensors = self.private() if private else self
         return {name: to_torch(tensors[name], entry) for name, entry in zip(self, self._entries())}
 
@@ -244,7 +247,8 @@ def bundle(tensors: Mapping[str, object], *, metadata: str | None = None, seal: 
     Of a Tensor the memory itself goes in, whole regions of it: it is sealed then, unless seal=False.
     What else put() takes is copied once: PyTorch's tensors, and what NumPy has types for, into one region, where
     what shares memory (tied weights) goes on sharing it.
-    label: a name for people."""
+    label: a name for people.
+    InvalidError: what is to be sealed lies in an arena; TypeError: it is no dict by names; other errors as of tmesh.put()."""
     if not isinstance(tensors, Mapping):
         raise TypeError(f"a bundle is made of a dict of names and arrays, not {type(tensors).__name__}")
     if metadata is not None and not isinstance(metadata, (str, bytes)):

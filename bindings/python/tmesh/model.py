@@ -72,17 +72,17 @@ class Model(Mapping[str, _tmesh.Tensor]):
         return self._bundle.nbytes
 
     def ref(self) -> dict[str, Any]:
-        """What opens it elsewhere as a Bundle, by tmesh.open(). It holds nothing."""
+        """What opens it elsewhere as a Bundle, by tmesh.open(). It holds nothing. ReleasedError: it was released."""
         return self._bundle.ref()
 
     def private(self) -> dict[str, _tmesh.Tensor]:
-        """Bundle.private(): copy-on-write views of all tensors."""
+        """Bundle.private(): copy-on-write views of all tensors. ReleasedError: it was released."""
         return self._bundle.private()
 
     def state_dict(self, *, private: bool = True) -> dict[str, Any]:
         """All tensors as PyTorch's, without a copy. They are in one copy-on-write view that is new at each call:
         what is written is one's own, a page at a time. private=False promises not to write: a write ends the
-        process then."""
+        process then. ReleasedError: it was released."""
         return self._bundle.state_dict(private=private)
 
     def release(self) -> None:
@@ -115,6 +115,9 @@ def load_model(path: str | os.PathLike[str], *, keep: bool = False, alone: bool 
 
     keep: the memory outlives all processes, until it is dropped (tmeshctl drop). alone: share with nobody.
     hash: report["hash"] is the contents' checksum. progress: called with the bytes done, the bytes in all, and
-    whether another process is reading; what it raises ends the loading, as Ctrl-C does, and nothing is left."""
+    whether another process is reading; what it raises ends the loading, as Ctrl-C does, and nothing is left.
+
+    NotFoundError, AccessError: there is no such file, or it may not be read; ProtocolError: it is malformed, or of no such
+    format; UnsupportedError: the package was built without files of tensors; LimitError, OutOfMemoryError: no room."""
     held, report, entries = _tmesh.load_model(path, keep, alone, hash, progress)
     return Model(held, report, [Entry(*entry) for entry in entries])

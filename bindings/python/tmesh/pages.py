@@ -27,7 +27,8 @@ _HASH_BYTES = 16
 class PagePool(_Closing):
     """A pool, served by a thread of this process until it is closed. 0 is a default: pages of 64 KiB for 16 tokens, 256
     pages a region, 4,096 pages in all, one device, a head for each device. Pages lie in host memory; when a tenant is out
-    of them, its longest unused cached blocks go."""
+    of them, its longest unused cached blocks go. InvalidError: a number is out of its range; LimitError,
+    OutOfMemoryError: there is no descriptor, or no memory."""
 
     _handle: _tmesh.PagePoolHandle
 
@@ -37,12 +38,12 @@ class PagePool(_Closing):
 
     def tenant(self, max_pages: int = 0) -> str:
         """A new tenant, with at most so many pages (0: as many as the pool), and a key of its own. Its token, which
-        Pages.open() takes in processes of this user."""
+        Pages.open() takes in processes of this user. ReleasedError: it was closed."""
         return self._handle.tenant(max_pages)
 
     def info(self) -> dict[str, int]:
         """Numbers of pages (free, cached, held), slabs, handles, tickets, and what happened so far (evicted, refused,
-        died, reclaimed)."""
+        died, reclaimed). ReleasedError: it was closed."""
         return self._handle.info()
 
     def close(self) -> None:
@@ -65,28 +66,29 @@ class Pages(_Closing):
 
     @classmethod
     def open(cls, token: str) -> Pages:
-        """Take part. NotFoundError: the pool is gone."""
+        """Take part. NotFoundError: the pool is gone. ProtocolError: that is no token of a tenant."""
         return cls(_tmesh.open_pages(token))
 
     def info(self) -> dict[str, int]:
         """The pool's shape (page_bytes, page_tokens, slab_pages, max_pages, devices, heads), and of this handle: pages
-        held and spare, pages copied before a write (copies, bytes_copied)."""
+        held and spare, pages copied before a write (copies, bytes_copied). ReleasedError: it was closed."""
         return self._handle.info()
 
     def sequence(self) -> Sequence:
-        """A sequence without tokens."""
+        """A sequence without tokens. ReleasedError: it was closed."""
         return self._new(self._handle.sequence())
 
     def _new(self, handle: _tmesh.SequenceHandle) -> Sequence:
         return Sequence(handle, self._page_bytes)
 
     def find(self, hashes: Iterable[bytes]) -> Sequence:
-        """A sequence of the longest prefix that is cached under these hashes; it may have no block."""
+        """A sequence of the longest prefix that is cached under these hashes; it may have no block. InvalidError: these are no
+        hashes; GoneError: the pool has ended; ReleasedError: this was closed."""
         return self._new(self._handle.find(_joined(hashes)))
 
     def hash(self, tokens: Any, parent: bytes | None = None) -> bytes:
         """The hash, 16 bytes, of a block's tokens (integers that fit int32) behind those whose hash is parent, under the
-        tenant's key."""
+        tenant's key. InvalidError: a token fits no int32, or they are no block of them."""
         import numpy
 
         exact = numpy.asarray(tokens)
@@ -100,13 +102,13 @@ class Pages(_Closing):
         return self._new(self._handle.take(ticket))
 
     def unshare(self, ticket: str) -> None:
-        """End a ticket of this handle's; what was taken by it stays."""
+        """End a ticket of this handle's; what was taken by it stays. ProtocolError: that is no ticket."""
         self._handle.unshare(ticket)
 
     def tables(self, sequences: _Listed[Sequence], width: int | None = None) -> tuple[Any, Any]:
         """(block_tables, seq_lens) as paged attention kernels take them: int32 [sequences, width], 0 where a sequence has
         no more blocks, and int32 [sequences], in tokens. width: the longest sequence's unless given. NumPy arrays;
-        torch.from_numpy() shares them."""
+        torch.from_numpy() shares them. InvalidError: one is longer than width; ReleasedError: one was released."""
         import numpy
 
         rows = [sequence.block_table() for sequence in sequences]
@@ -119,12 +121,12 @@ class Pages(_Closing):
         return tables, numpy.array([sequence.tokens for sequence in sequences], "int32")
 
     def head(self, head: int) -> tuple[int, int]:
-        """(device, place): where a head lies, the how manieth of that device's heads it is."""
+        """(device, place): where a head lies, the how manieth of that device's heads it is. InvalidError: there is no such head."""
         return self._handle.head(head)
 
     def base(self, device: int = 0) -> int:
         """The address of page 0 on a device: page p is at base + p * page_bytes. For kernels; only pages that this handle
-        holds can be touched."""
+        holds can be touched. InvalidError: there is no such device."""
         return self._handle.base(device)
 
     def slab(self, slab: int = 0, *, device: int = 0) -> _tmesh.Tensor:
@@ -134,7 +136,7 @@ class Pages(_Closing):
         return self._handle.slab(slab, device)
 
     def trim(self) -> None:
-        """Give the owner the pages that this handle keeps ready."""
+        """Give the owner the pages that this handle keeps ready. ReleasedError: it was closed."""
         self._handle.trim()
 
     def close(self) -> None:

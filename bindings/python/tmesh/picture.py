@@ -121,5 +121,5 @@ def _box(x: int, y: int, color: str, text: str) -> str:
 
 def graph() -> Graph:
     """Who holds what, of the regions that tmesh.regions() shows: green ones are sealed, red ones
-    revoked. tmeshctl graph draws the same for a terminal's user."""
+    revoked. tmeshctl graph draws the same for a terminal's user. Errors as of tmesh.regions()."""
     return Graph()

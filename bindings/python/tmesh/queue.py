@@ -440,11 +440,11 @@ class Queue:
             end.lock.release()
 
     def put_nowait(self, obj: Any) -> None:
-        """put(obj, False)."""
+        """put(obj, False). Errors as of put()."""
         self.put(obj, False)
 
     def get_nowait(self) -> Any:
-        """get(False)."""
+        """get(False). Errors as of get()."""
         return self.get(False)
 
     def _level(self, end: _End) -> tuple[int, int]:
@@ -479,7 +479,7 @@ class Queue:
 
     def join_thread(self) -> None:
         """After close(): wait until others have taken what was put here. A process that ends does
-        so by itself, but for the maker: what nobody has taken by then is gone."""
+        so by itself, but for the maker: what nobody has taken by then is gone. ValueError: close() was not called."""
         if not self._closed:
             raise ValueError(f"{self!r} is not closed yet")
         with self._out.lock:

@@ -30,6 +30,7 @@ from typing import Any
 
 from . import _tmesh
 from .errors import Error, UnsupportedError
+from .refs import Ref
 from .tried import warn_of_another
 
 __all__ = ["register"]
@@ -81,7 +82,7 @@ class Metadata(experimental.TensorTransportMetadata):  # type: ignore[misc]
     """What Ray carries to a receiver instead of tensors."""
 
     boot: str = ""
-    refs: list[_tmesh.Ref] = field(default_factory=list)
+    refs: list[Ref] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
 
 

@@ -21,6 +21,7 @@ import weakref
 
 from . import _tmesh
 from .errors import PeerTimeoutError
+from .refs import Ref
 
 def _patience() -> float:
     try:
@@ -174,7 +175,7 @@ def reduce_held(tensor: _tmesh.Tensor) -> tuple[Any, ...]:
     return reduce_once(tensor, "held", False, _held, lambda: tensor.ref(hold=_HELD))
 
 
-def _held(ref: _tmesh.Ref, _: Any = None) -> _tmesh.Tensor:
+def _held(ref: Ref, _: Any = None) -> _tmesh.Tensor:
     return _tmesh.unpickle(ref)
 
 

@@ -97,7 +97,7 @@ class SlotReader(_Closing):
 
     def fileno(self) -> int:
         """A descriptor for select and asyncio, readable when there is something to look at: then call changed(),
-        which arms it again."""
+        which arms it again. ReleasedError: the reader was closed."""
         return self._handle.fileno()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -129,7 +129,7 @@ class SlotReader(_Closing):
 
 class Slot(_Closing):
     """A new, empty slot, this process its publisher. label: a name for people. max_ref: bytes of the longest bundle's
-    ref; 0: 16 KiB, for about 130 regions."""
+    ref; 0: 16 KiB, for about 130 regions. LimitError, OutOfMemoryError: there is no descriptor, or no memory."""
 
     _handle: _tmesh.SlotHandle
 
@@ -138,7 +138,7 @@ class Slot(_Closing):
 
     @staticmethod
     def open(token: str) -> SlotReader:
-        """Read the slot that has this token."""
+        """Read the slot that has this token. ProtocolError: that is no slot's token; NotFoundError: the slot is gone."""
         return SlotReader(_tmesh.open_slot(token))
 
     @property
@@ -153,7 +153,8 @@ class Slot(_Closing):
 
     def publish(self, value: Mapping[str, object] | None) -> int:
         """From now on this is the value: a Bundle, a Model, or a dict, of which a bundle is made; None empties the slot.
-        Readers see the value before or this one, whole. Its generation."""
+        Readers see the value before or this one, whole. Its generation. ReleasedError: the slot was closed;
+        InvalidError: the bundle's ref is too long; TypeError: that is no value."""
         if isinstance(value, Model):
             value = value.bundle
         elif value is not None and not isinstance(value, Bundle):
