@@ -108,17 +108,26 @@ def python(place, mover):
     return lambda: int(ask(reader, "go", "> "))
 
 
-def erlang(place):
+def nodes(place, *programs, **env):
+    """The last of a home and a reader, which run these programs of Elixir's."""
     port = random.randrange(20000, 30000)
     for machine in (0, 1) if place.apart else (0,):
         place.start(machine, "epmd", "-port", port, "-relaxed_command_check")
     time.sleep(0.5)
-    nodes = [f"bench{machine}@{place.address(machine)}" for machine in (0, 1)]
-    for machine, what in enumerate((("home", BYTES), ("reader", nodes[0]))):
-        node = place.start(machine, "elixir", "--name", nodes[machine], "--cookie", f"c{port}", "--erl", "-start_epmd false",
-                           HERE / "net_peer.exs", *what, ERL_EPMD_PORT=str(port))
+    for machine, words in enumerate(programs):
+        node = place.start(machine, "elixir", "--name", f"bench{machine}@{place.address(machine)}", "--cookie", f"c{port}",
+                           "--erl", "-start_epmd false", *words, ERL_EPMD_PORT=str(port), **env)
         read(node, "> ")
-    reader = node
+    return node
+
+
+def home_of(place):
+    return f"bench0@{place.address(0)}"
+
+
+def erlang(place):
+    program = HERE / "net_peer.exs"
+    reader = nodes(place, (program, "home", BYTES), (program, "reader", home_of(place)))
     return lambda: int(ask(reader, "go", "> "))
 
 
@@ -169,6 +178,22 @@ def small(place):
                 series.add(name, spent)
 
 
+def opened(place):
+    """4 KiB that another node offers, until the first byte; beside a message there and back."""
+    program = "-pa", BUILD / "beam/dev/lib/tmesh/ebin", HERE / "net_open.exs"
+    try:
+        reader = nodes(place, (*program, place.address(0), "home"), (*program, place.address(1), "reader", home_of(place)),
+                       TMESH_NET=str(BUILD / "tmesh-net"), TMESH_KEEPER=str(BUILD / "tmesh-keeper"))
+    except (OSError, EOFError) as error:
+        skip("open", f"Tmesh.Net does not run here: {type(error).__name__}")
+        return
+    for turn in range(-5, 50):
+        for name in "open", "message":
+            spent = int(ask(reader, name, "> "))
+            if turn >= 0:
+                series.add(name, spent)
+
+
 def endings(place):
     """The home is killed in the middle: until the reader's error. One says nothing: beyond the reader's deadline."""
     for _ in range(7):
@@ -198,7 +223,7 @@ def main():
     place = Place()
     print(f"net: {'two network namespaces with veth' if place.apart else 'the loopback: no network namespaces here'}", file=sys.stderr)
     try:
-        for part in (large, small, endings):
+        for part in (large, small, opened, endings):
             part(place)
     finally:
         place.end()
