@@ -14,7 +14,7 @@ struct tmesh_mem *tmesh_memfd_create(struct tmesh_user *user, struct file *memfd
 int tmesh_memfd_rights(struct file *memfd, u32 *rights);
 struct tmesh_mem *tmesh_range_create(struct tmesh_user *user, struct tmesh_create_user *cmd);
 int tmesh_import_rights(const struct dma_buf *dmabuf, u32 *rights);
-struct tmesh_mem *tmesh_import_create(struct tmesh_user *user, struct dma_buf *dmabuf, bool nomap);
+struct tmesh_mem *tmesh_import_create(struct tmesh_user *user, struct dma_buf *dmabuf);
 struct dma_buf *tmesh_import_get(struct tmesh_region *region);
 bool tmesh_opaque_fits(const struct file *file);
 struct tmesh_mem *tmesh_opaque_create(struct tmesh_user *user, struct file *file);

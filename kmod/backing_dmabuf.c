@@ -75,11 +75,10 @@ int tmesh_import_rights(const struct dma_buf *dmabuf, u32 *rights)
  * tmesh_import_create() - make memory of a foreign dma-buf
  * @user:   who pays, which is nothing: the memory is its exporter's
  * @dmabuf: that tmesh_import_rights() found good
- * @nomap:  it is never to be mapped
  *
  * Return: the memory or -ENOMEM as a pointer.
  */
-struct tmesh_mem *tmesh_import_create(struct tmesh_user *user, struct dma_buf *dmabuf, bool nomap)
+struct tmesh_mem *tmesh_import_create(struct tmesh_user *user, struct dma_buf *dmabuf)
 {
 	struct tmesh_import_mem *import;
 	int rc;
@@ -92,7 +91,6 @@ struct tmesh_mem *tmesh_import_create(struct tmesh_user *user, struct dma_buf *d
 		kfree(import);
 		return ERR_PTR(rc);
 	}
-	import->mem.nomap = nomap;
 	get_dma_buf(dmabuf);
 	import->dmabuf = dmabuf;
 	return &import->mem;

@@ -335,7 +335,7 @@ static int tmesh_import_dmabuf(struct tmesh_ucmd *ucmd, struct tmesh_spec *spec,
 	rc = tmesh_birth_begin(&birth, spec);
 	if (rc)
 		return rc;
-	mem = tmesh_import_create(birth.user, dmabuf, spec->flags & TMESH_IMPORT_NOMAP);
+	mem = tmesh_import_create(birth.user, dmabuf);
 	rc = tmesh_birth_handle(&birth, mem, cmd->rights);
 	return tmesh_birth_end(&birth, rc ? rc : tmesh_import_respond(ucmd, &birth));
 }

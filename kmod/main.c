@@ -100,7 +100,7 @@ static const struct tmesh_op tmesh_ops[] = {
 		 TMESH_ON_HANDLE, tmesh_ioctl_lease),
 	TMESH_OP(TMESH_CREATE_USER, tmesh_create_user, id, TMESH_CREATE_GID, TMESH_ON_DEVICE,
 		 tmesh_ioctl_create_user),
-	TMESH_OP(TMESH_IMPORT, tmesh_import, id, TMESH_CREATE_GID | TMESH_IMPORT_NOMAP,
+	TMESH_OP(TMESH_IMPORT, tmesh_import, id, TMESH_CREATE_GID,
 		 TMESH_ON_DEVICE, tmesh_ioctl_import),
 	TMESH_OP(TMESH_OPAQUE, tmesh_opaque, pad, 0, TMESH_ON_HANDLE, tmesh_ioctl_opaque),
 	TMESH_OP(TMESH_GATHER, tmesh_gather, id, TMESH_CREATE_GID, TMESH_ON_DEVICE,

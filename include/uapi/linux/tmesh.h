@@ -680,11 +680,8 @@ struct tmesh_create_user {
  * @rights     out: of the handle
  *
  * Imports are charged as regions, not by their bytes: the memory is its exporter's.
- * @flags: TMESH_CREATE_GID, and TMESH_IMPORT_NOMAP: handles are never mapped (EOPNOTSUPP), so
- * that leases and revocation are whole.
+ * @flags: TMESH_CREATE_GID.
  */
-#define TMESH_IMPORT_NOMAP (1u << 16)
-
 struct tmesh_import {
 	__u32 size;
 	__u32 flags;
