@@ -116,7 +116,7 @@ static void check_inflight(struct subject (*create)(int), bool queued)
 	static unsigned char was[BYTES];
 	struct reader r = {.disk = open_disk(), .queued = queued};
 	unsigned char *text = mmap(NULL, BYTES, RW, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *q;
-	double until = t_now() + t_length(8, 100), span = 1, begin;
+	double until = t_now() + t_length(3, 60), span = 1, begin;
 	int dev = t_dev(), rounds, sealed = 0, inflight = 0, changed = 0, rc;
 	unsigned int seed = 51;
 
