@@ -649,6 +649,37 @@ def test_tls(home, reader, strangers):
         assert stranger.ask("open_name", "secret", 1000) == "error:not_found"
 
 
+def test_four(home, reader, second, third):
+    """Four machines: two open at once what two others have, and what is left of it when those end, from who has it then."""
+    machines = home, reader, second, third
+    for one in machines:
+        for other in machines:
+            eventually(lambda: one.ask("connect", other.node) == "true", lambda: "a connection")
+    answer, digest = home.ask("publish", "four", 8, 500_000, "four").split()
+    assert answer == "ok" and second.ask("publish", "four", 8, 500_000, "four") == f"ok {digest}"
+    for one in (reader, third):
+        one.send("open_name", "four", SECONDS * 1000)
+    for one in (reader, third):
+        assert one.read() == f"{digest} four"
+        assert one.stats()["fetched"] >= 9, "8 regions and the index"
+    assert home.stats()["fetched"] == 0 == second.stats()["fetched"]
+    assert third.ask("publish", "four", 8, 500_000, "four") == f"ok {digest}"
+    reader.ask("clean")
+    reader.send("open_name", "four", SECONDS * 1000)
+    home.die()
+    second.kill("tmesh-net")
+    # Some regions may have been asked of those two: then of the third.
+    assert reader.read() == f"{digest} four"
+    second.die()
+    reader.ask("clean")
+    assert reader.ask("open_name", "four", SECONDS * 1000) == f"{digest} four"
+    for one in (home, second):
+        one.start()
+    for one in (home, second):
+        eventually(lambda: reader.ask("connect", one.node) == "true", lambda: "a connection")
+    third.nothing_left()
+
+
 def play(place, home, reader, tests):
     for test, args in tests:
         name = f"{place}: {(test.__doc__ or test.__name__[5:]).splitlines()[0]}"
@@ -710,17 +741,18 @@ def with_tls():
 
 
 @contextlib.contextmanager
-def two_machines(place, network="10.77.0", more=(), backends=("memfd", "memfd")):
-    """Two machines in namespaces, connected; what topology.sh does to them. None where the kernel has no such thing."""
+def machines_apart(place, network="10.77.0", more=(), backends=("memfd", "memfd")):
+    """Machines in namespaces, the first two connected; what topology.sh does to them. None where the kernel has no such thing."""
     name, topology = f"tmn{os.getpid()}", str(HERE / "topology.sh")
 
     def do(what, *words):
         return subprocess.run([topology, what, name, *words], capture_output=True, text=True, check=True)
 
     machines, daemons = [], []
+    count = str(len(backends))
     try:
         try:
-            do("up", "2")
+            do("up", count)
             for words in more:
                 do(*words)
         except subprocess.CalledProcessError as error:
@@ -729,10 +761,10 @@ def two_machines(place, network="10.77.0", more=(), backends=("memfd", "memfd"))
             report(place, skip=f"not on this kernel: {' '.join(error.stderr.split())}")
             yield None
             return
-        for number, backend in zip((1, 2), backends):
+        for number, backend in enumerate(backends, 1):
             inside = ["ip", "netns", "exec", f"{name}-{number}"]
             daemons.append(epmd(inside, 4369))
-            machines.append(Machine("home" if number == 1 else "reader", f"{network}.{number}", f"{name}-{number}", 4369,
+            machines.append(Machine(("home", "reader", "second", "third")[number - 1], f"{network}.{number}", f"{name}-{number}", 4369,
                                     backend=backend))
         assert machines[1].ask("connect", machines[0].node) == "true"
         yield *machines, do
@@ -742,11 +774,11 @@ def two_machines(place, network="10.77.0", more=(), backends=("memfd", "memfd"))
         for daemon in daemons:
             daemon.kill()
             daemon.wait()
-        do("down", "2")
+        do("down", count)
 
 
 def in_namespaces():
-    with two_machines("namespaces") as made:
+    with machines_apart("namespaces") as made:
         if made:
             home, reader, do = made
             play("namespaces", home, reader, [(test_open, ()), (test_many, ()), (test_fetcher_killed, ()),
@@ -782,6 +814,13 @@ def on_slow_wire():
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
+def in_four_namespaces():
+    with machines_apart("four namespaces", backends=("memfd",) * 4) as made:
+        if made:
+            home, reader, second, third, _do = made
+            play("four namespaces", home, reader, [(test_four, (second, third))])
+
+
 # What netem does to the packets that go to the reader.
 WEATHER = [
     "delay 20ms", "delay 10ms 5ms distribution normal", "loss 2%", "delay 10ms reorder 25% 50%", "duplicate 2%",
@@ -811,7 +850,7 @@ def test_weather(home, reader, do):
 
 def in_weather(backends=("memfd", "memfd")):
     place = f"netem, {' and '.join(backends)}"
-    with two_machines(place, more=[("shape", "1", "delay", "0ms")], backends=backends) as made:
+    with machines_apart(place, more=[("shape", "1", "delay", "0ms")], backends=backends) as made:
         if made:
             home, reader, do = made
             play(place, home, reader, [(test_open, ()), (test_weather, (do,)), (test_fetcher_killed, ())])
@@ -830,7 +869,7 @@ def test_tunnel(home, reader, inside):
 
 def in_wireguard(backends=("memfd", "memfd")):
     place = f"WireGuard, {' and '.join(backends)}"
-    with two_machines(place, network="10.78.0", more=[("tunnel", "2")], backends=backends) as made:
+    with machines_apart(place, network="10.78.0", more=[("tunnel", "2")], backends=backends) as made:
         if made:
             home, reader, do = made
             play(place, home, reader, [(test_open, ()), (test_tunnel, (reader.inside,)), (test_fetcher_killed, ()),
@@ -844,7 +883,7 @@ def in_guest():
     in_wireguard((both[0], "memfd"))
 
 
-PLACES = {place.__name__: place for place in (in_a_folder, on_loopback, with_tls, in_namespaces, on_slow_wire, in_guest)}
+PLACES = {place.__name__: place for place in (in_a_folder, on_loopback, with_tls, in_namespaces, in_four_namespaces, on_slow_wire, in_guest)}
 
 if __name__ == "__main__":
     for place in sys.argv[3:] or [name for name in PLACES if name != "in_guest"]:
