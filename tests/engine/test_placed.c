@@ -5,6 +5,9 @@
  * bindings/beam/test/graph_test.exs.
  */
 #include <dirent.h>
+#include <errno.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <tmesh/placed.h>
 
 #include "unit.h"
@@ -138,8 +141,10 @@ static void test_run(void **state)
 	struct tmesh_placed_opts opts = {.size = sizeof(opts), .context_count = 1, .at = at};
 	struct tmesh_placed *placed;
 	struct tmesh_tensor *x, *b, *y;
+	struct rlimit before;
 	struct tmesh_ctx *ctx;
 	float *data;
+	int rc;
 
 	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_ok(tmesh_engine_context_create(ctx, "fake", NULL, &context, err));
@@ -148,6 +153,14 @@ static void test_run(void **state)
 	opts.folder = "/nonexistent";
 	assert_refused(tmesh_placed_create(graph, &opts, &placed, err), -ENOENT, "/nonexistent");
 	opts.folder = folder;
+	/* A disk that takes nothing: an error, and no file. */
+	signal(SIGXFSZ, SIG_IGN);
+	getrlimit(RLIMIT_FSIZE, &before);
+	assert_int_equal(setrlimit(RLIMIT_FSIZE, &(struct rlimit){0, before.rlim_max}), 0);
+	rc = tmesh_placed_create(graph, &opts, &placed, NULL);
+	setrlimit(RLIMIT_FSIZE, &before);
+	assert_int_equal(rc, -EFBIG);
+	assert_int_equal(files(), 0);
 	assert_ok(tmesh_placed_create(graph, &opts, &placed, err));
 	assert_int_equal(tmesh_graph_parts_count(tmesh_placed_parts(placed)), 1);
 	assert_int_equal(files(), 1);
