@@ -324,7 +324,7 @@ int tmesh_ioctl_open(struct tmesh_ucmd *ucmd)
 	rc = -EACCES;
 	if (cmd->rights & ~(rights & tmesh_access(region)))
 		goto put;
-	rc = tmesh_handle_new(region, cmd->rights, cmd->flags & TMESH_OPEN_PIN, NULL, &file);
+	rc = tmesh_handle_new(region, cmd->rights, false, NULL, &file);
 	/* A token dies with the revocation; it was seen a moment too early. */
 	if (rc == -ESTALE)
 		rc = -ENOENT;
@@ -348,7 +348,7 @@ int tmesh_ioctl_open(struct tmesh_ucmd *ucmd)
 		goto put;
 	}
 	atomic64_inc(&region->opens);
-	trace_tmesh_open(region->id, cmd->rights, cmd->flags & TMESH_OPEN_PIN);
+	trace_tmesh_open(region->id, cmd->rights, false);
 	fd_install(cmd->fd, file);
 put:
 	tmesh_region_put(region);

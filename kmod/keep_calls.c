@@ -166,8 +166,7 @@ static int tmesh_kept_make(struct tmesh_ucmd *ucmd, const struct tmesh_bundle *b
 	int fd;
 
 	for (; *done < bundle->nr_regions; ++*done) {
-		fd = tmesh_handle_new(bundle->regions[*done], cmd->rights,
-				      cmd->flags & TMESH_KEPT_PIN, NULL, &file);
+		fd = tmesh_handle_new(bundle->regions[*done], cmd->rights, false, NULL, &file);
 		/* Revoked meanwhile, and so not kept any more. */
 		if (fd < 0)
 			return fd == -ESTALE ? -ENOENT : fd;
@@ -207,7 +206,7 @@ static int tmesh_kept_open(struct tmesh_ucmd *ucmd, const struct tmesh_bundle *b
 			tmesh_handle_cancel(opened[i].fd, opened[i].file);
 			continue;
 		}
-		trace_tmesh_open(bundle->regions[i]->id, cmd->rights, cmd->flags & TMESH_KEPT_PIN);
+		trace_tmesh_open(bundle->regions[i]->id, cmd->rights, false);
 		fd_install(opened[i].fd, opened[i].file);
 	}
 	kvfree(opened);

@@ -128,7 +128,7 @@
 #define TMESH_FEATURE_PAGES (1ull << 0)	   /* TMESH_CREATE */
 #define TMESH_FEATURE_MEMFD (1ull << 1)	   /* TMESH_CREATE_MEMFD */
 #define TMESH_FEATURE_EXPORT (1ull << 2)   /* TMESH_EXPORT */
-#define TMESH_FEATURE_PIN (1ull << 3)	   /* TMESH_OPEN_PIN, TMESH_DERIVE_PIN */
+#define TMESH_FEATURE_PIN (1ull << 3)	   /* TMESH_DERIVE_PIN */
 #define TMESH_FEATURE_HUGE (1ull << 4)	   /* 2 MiB mappings */
 #define TMESH_FEATURE_REVOKE (1ull << 5)   /* TMESH_REVOKE */
 #define TMESH_FEATURE_LEASE (1ull << 6)	   /* TMESH_LEASE, TMESH_POLICY */
@@ -267,16 +267,10 @@ struct tmesh_create_memfd {
  * admitted by its owner, group and mode; otherwise ENOENT, as for a token that
  * never was. Rights beyond those of the token or of the mode give EACCES; MANAGE is
  * the owner's alone, whatever the token says.
- *
- * With TMESH_OPEN_PIN the handle is a pinning one: the region must be sealed
- * (else EINVAL), and it cannot be revoked while the handle lives. On a region of
- * another user its bytes are charged to the caller, for each such handle.
  */
-#define TMESH_OPEN_PIN (1u << 0)
-
 struct tmesh_open {
 	__u32 size;
-	__u32 flags;
+	__u32 flags;  /* 0 */
 	__u32 rights; /* in: wanted */
 	__s32 fd;     /* out */
 	__u8 token[TMESH_TOKEN_BYTES];
@@ -292,8 +286,12 @@ struct tmesh_open {
  * TMESH_DERIVE (handle): another handle on the same region with the same or fewer
  * rights. A handle passed over a socket as it is remains the same handle with the
  * same rights: derive first, then send.
+ *
+ * With TMESH_DERIVE_PIN the handle is a pinning one: the region must be sealed
+ * (else EINVAL), and it cannot be revoked while the handle lives. On a region of
+ * another user its bytes are charged to the caller, for each such handle.
  */
-#define TMESH_DERIVE_PIN (1u << 0) /* as TMESH_OPEN_PIN */
+#define TMESH_DERIVE_PIN (1u << 0)
 
 struct tmesh_derive {
 	__u32 size;
@@ -851,10 +849,7 @@ struct tmesh_keep {
  * @rights   in: of all handles; READ is part of them. WRITE, which only an opaque region heeds,
  *           needs the mode's write bit, MANAGE is the owner's alone; EACCES else
  * @id       out: as TMESH_KEEP gave it
- *
- * With TMESH_KEPT_PIN they are pinning handles, as with TMESH_OPEN_PIN (EINVAL on opaque ones).
  */
-#define TMESH_KEPT_PIN (1u << 0)
 #define TMESH_KEPT_UID (1u << 1) /* @uid is given */
 
 struct tmesh_kept_open {
