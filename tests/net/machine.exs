@@ -10,7 +10,8 @@ defmodule Machine do
   def main([address]) do
     {:ok, _} = Application.ensure_all_started(:tmesh)
     net = {Tmesh.Net, address: address, lease_ms: 10_000}
-    {:ok, _} = Supervisor.start_link([net], strategy: :one_for_one, max_restarts: 100)
+    options = [strategy: :one_for_one, max_restarts: 100, name: Machine.Supervisor]
+    {:ok, _} = Supervisor.start_link([net], options)
     say("ready")
     loop([])
   end
@@ -168,6 +169,33 @@ defmodule Machine do
 
     receive(do: ({:keys, count} -> say("#{count}")))
     [{:holder, holder} | held]
+  end
+
+  # In place of this node's net somebody gives every question the same answer.
+  defp act(["lie", answer], held) do
+    :ok = Supervisor.terminate_child(Machine.Supervisor, Tmesh.Net)
+    answer = answer |> Base.decode64!() |> Code.eval_string() |> elem(0)
+    me = self()
+
+    pid =
+      spawn(fn ->
+        Process.register(self(), Tmesh.Net)
+        send(me, :registered)
+        lie(answer)
+      end)
+
+    receive(do: (:registered -> say("ok")))
+    [{:liar, pid} | held]
+  end
+
+  defp act(["honest"], held) do
+    {:liar, pid} = List.keyfind!(held, :liar, 0)
+    monitor = Process.monitor(pid)
+    Process.exit(pid, :kill)
+    receive(do: ({:DOWN, ^monitor, :process, _pid, _reason} -> :ok))
+    {:ok, _net} = Supervisor.restart_child(Machine.Supervisor, Tmesh.Net)
+    say("ok")
+    List.keydelete(held, :liar, 0)
   end
 
   # So many questions for a lease, by one who does nothing with the answers.
@@ -374,7 +402,7 @@ defmodule Machine do
 
     for {:waiting, pids} <- held, pid <- pids, do: Process.exit(pid, :kill)
 
-    for {ref, offer} when ref not in [:held, :holder, :stream, :follower, :waiting] <- held,
+    for {ref, offer} when ref not in [:held, :holder, :stream, :follower, :waiting, :liar] <- held,
         do: {Tmesh.Net.withdraw(offer), ZeroCopy.release(ref)}
 
     for %Tmesh.Bundle{} = bundle <- held, do: Tmesh.Bundle.release(bundle)
@@ -391,6 +419,18 @@ defmodule Machine do
     Enum.each(Process.list(), &:erlang.garbage_collect/1)
     say("#{length(here)}")
     held
+  end
+
+  defp lie(answer) do
+    receive do
+      {:tmesh_net, 1, {:lease, reader, number, _offer}} ->
+        send(reader, {:tmesh_net, 1, {:answer, self(), number, answer}})
+
+      _other ->
+        :ok
+    end
+
+    lie(answer)
   end
 
   defp forget do

@@ -459,6 +459,27 @@ def test_fetcher_killed(home, reader):
         eventually(lambda: reader.ask("open", 1, 5000, offer) == digest, lambda: "an open after that")
 
 
+LIES = [
+    ("{:bytes, String.duplicate(<<1>>, 3000)}", "protocol"), ("{:bytes, <<1>>}", "protocol"), ("{:bytes, <<>>}", "protocol"),
+    ("{:bytes, String.duplicate(<<1>>, 3001)}", "protocol"), ("{:bytes, 5}", "protocol"), (":bytes", "protocol"), ("{:ok, 1, 2}", "protocol"),
+    ('{:ok, "key", "address"}', "invalid"), ("{:error, 1, 2}", "protocol"), ('{:error, :not_found, "no"}', "not_found"),
+]
+
+
+def test_lies(home, reader):
+    """A home that answers garbage, or other bytes than it offers: an error, and the reader's net goes on."""
+    import base64
+    offer, _digest = home.offer(3000, "lies")
+    reader.offer(3000, "mine")
+    for answer, error in LIES:
+        assert home.ask("lie", base64.b64encode(answer.encode()).decode()) == "ok"
+        result = reader.ask("open", 1, SECONDS * 1000, offer)
+        assert home.ask("honest") == "ok"
+        assert result == f"error:{error}", (answer, result)
+        # The same net as before: its offers stand.
+        assert reader.stats()["offers"] == 1, answer
+
+
 def half_fetched(home, reader, make, wait):
     """What `make` gives, and the programs that wait for it. Its fetch, which `wait` has begun, stays half there: the home's fetcher is
     stopped. What comes too quickly is made again."""
@@ -711,7 +732,7 @@ def on_loopback():
         print(f"# TMESH_TEST_SEED={seed}", flush=True)
         play("loopback", *machines[:2], [
             (test_open, ()), (test_home_is_named, ()), (test_withdrawn, ()), (test_many, ()), (test_names, machines[2:]),
-            (test_busy, ()), (test_slow_reader, ()), (test_stream, ()), (test_pages, ()), (test_programs, ()), (test_hostile_programs, ()), (test_waiters_gone, ()),
+            (test_busy, ()), (test_slow_reader, ()), (test_lies, ()), (test_stream, ()), (test_pages, ()), (test_programs, ()), (test_hostile_programs, ()), (test_waiters_gone, ()),
             (test_fetcher_killed, ()),
             (storm, (300 if FULL else 12, random.Random(seed)))])
     finally:

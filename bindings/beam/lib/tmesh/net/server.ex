@@ -196,15 +196,19 @@ defmodule Tmesh.Net.Server do
     waits = Enum.find(state.fetches, fn {_sum, f} -> f.state == {:asking, number} end)
 
     case {waits, answer} do
-      {{checksum, fetch}, {:ok, key, address}} ->
+      {{checksum, fetch}, {:ok, key, address}} when is_binary(key) and is_binary(address) ->
         {:noreply, read(state, checksum, fetch, home, key, address)}
 
       {{checksum, fetch}, {:bytes, data}} when is_binary(data) ->
         {:noreply, store(state, checksum, fetch, data)}
 
-      {{checksum, _fetch}, {:error, type, text}} ->
+      {{checksum, _fetch}, {:error, type, text}} when is_atom(type) and is_binary(text) ->
         state = put_in(state.fetches[checksum].busy, type == :limit_exceeded)
         {:noreply, next_home(state, checksum, Error.new(type, text))}
+
+      {{checksum, fetch}, _other} ->
+        why = "#{fetch.home} answers what is no answer: it is of another version"
+        {:noreply, next_home(state, checksum, Error.new(:protocol, why))}
 
       # Too late: given back, unless it came twice and is in use.
       {nil, {:ok, key, _address}} ->
