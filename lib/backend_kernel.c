@@ -4,6 +4,7 @@
  * turns calls into ioctls, and errnos into sentences.
  */
 #include "kernel.h"
+#include "watch.h"
 #include "keep_internal.h"
 
 #include <fcntl.h>
@@ -91,11 +92,23 @@ static int kernel_open(struct tmesh_ctx *ctx, struct tmesh_error *err)
 	return 0;
 }
 
-static void kernel_close(struct tmesh_ctx *ctx)
+static void close_device(struct tmesh_ctx *ctx)
 {
 	if (ctx->device >= 0)
 		close(ctx->device);
 	ctx->device = -1;
+}
+
+static void kernel_close(struct tmesh_ctx *ctx)
+{
+	tmesh_watch_stop(ctx);
+	close_device(ctx);
+}
+
+static void kernel_forked(struct tmesh_ctx *ctx)
+{
+	tmesh_watch_forked(ctx);
+	close_device(ctx);
 }
 
 static void kernel_caps(struct tmesh_ctx *ctx)
@@ -765,7 +778,7 @@ const struct tmesh_backend_ops tmesh_kernel_ops = {
 	.keep = &tmesh_kernel_keep_ops,
 	.open = kernel_open,
 	.close = kernel_close,
-	.forked = kernel_close,
+	.forked = kernel_forked,
 	.caps = kernel_caps,
 	.create = kernel_create,
 	.from_memfd = kernel_from_memfd,

@@ -10,8 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define POOL_IDLE_NS 30000000000u
-#define POOL_LOOK_MS 10000
+#define POOL_IDLE_NS 10000000000u
+#define POOL_LOOK_MS 5000
 #define DEFAULT_TIMEOUT_NS 2000000000u
 #define DEFAULT_LINGER_NS 5000000000u
 #define LONGEST_LINGER_NS 3600000000000u
@@ -136,7 +136,7 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 	struct tmesh_ctx_opts o;
 	enum tmesh_backend wanted;
 	struct tmesh_ctx *ctx;
-	uint64_t linger_ns = 0;
+	uint64_t linger_ns = 0, pool_max = 0;
 	int rc = tmesh_read_sized(&o, sizeof(o), opts, err);
 
 	if (!rc)
@@ -145,6 +145,8 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 		rc = tmesh_check_taken(o.taken, err);
 	if (!rc)
 		rc = wanted_linger(o.linger_ns, &linger_ns, err);
+	if (!rc)
+		rc = tmesh_pool_wanted(o.pool_bytes, &pool_max, err);
 	if (rc)
 		return rc;
 	ctx = calloc(1, sizeof(*ctx));
@@ -154,9 +156,9 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 	pthread_mutex_init(&ctx->lock, NULL);
 	tmesh_live_init(ctx);
 	tmesh_ctx_limit(ctx, o.max_bytes);
-	ctx->pool_max = o.pool_bytes;
+	atomic_init(&ctx->pool_max, pool_max);
 	ctx->pool_idle_ns = POOL_IDLE_NS;
-	ctx->pool_look_ms = o.pool_bytes ? POOL_LOOK_MS : -1;
+	ctx->pool_look_ms = POOL_LOOK_MS;
 	ctx->timeout_ns = o.timeout_ns ? o.timeout_ns : DEFAULT_TIMEOUT_NS;
 	if (ctx->timeout_ns > LONGEST_TIMEOUT_NS)
 		ctx->timeout_ns = LONGEST_TIMEOUT_NS;

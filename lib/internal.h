@@ -86,6 +86,7 @@ struct tmesh_ctx {
 	pthread_mutex_t lock;
 
 	atomic_uint_fast64_t max_bytes;
+	atomic_uint_fast64_t pool_max; /* or POOL_BY_DEFAULT */
 	uint64_t timeout_ns;
 	uint64_t linger_ns;
 	uint64_t max_held_bytes; /* as given */
@@ -98,7 +99,7 @@ struct tmesh_ctx {
 
 	uint64_t id_key[2]; /* ids are a keyed hash of a counter: random, without a call */
 	atomic_uint_fast64_t id_count;
-	atomic_uint_fast64_t bytes_owned; /* of max_bytes */
+	atomic_uint_fast64_t bytes_owned; /* of max_bytes, with the pool's */
 	atomic_uint_fast64_t counters[COUNTERS];
 
 	/* guarded by lock */
@@ -106,9 +107,10 @@ struct tmesh_ctx {
 	struct tmesh_caps_copy *caps_copies;
 	struct tmesh_region *pool;
 	uint64_t pool_bytes;
-	uint64_t pool_max;
-	uint64_t pool_idle_ns;	    /* so long a region lies there */
-	int pool_look_ms;	    /* so often the server's thread looks; -1: there is no pool */
+	uint64_t pool_idle_ns; /* so long a region lies there */
+	int pool_look_ms;      /* so often the watch looks, where pool_watched */
+	bool pool_watched;
+	bool pool_used;		    /* since it looked */
 	struct tmesh_region **live; /* live.c: heads by id */
 	uint32_t live_buckets;
 	uint32_t live_count;
@@ -337,10 +339,13 @@ uint64_t tmesh_live_remove(struct tmesh_region *region);
 
 /* pool.c */
 
+#define POOL_BY_DEFAULT UINT64_MAX
+/* What the pool may hold, by the option and the environment. */
+int tmesh_pool_wanted(uint64_t option, uint64_t *out, struct tmesh_error *err);
 /* A pooled region for this request, ready to be given out, or NULL. */
 struct tmesh_region *tmesh_pool_get(struct tmesh_ctx *ctx, uint64_t bytes,
 				    const struct tmesh_region_opts *opts);
-/* True: the pool has taken the region that nobody uses any more. */
+/* True: the pool has taken the region that nobody uses any more, with what it is charged. */
 bool tmesh_pool_put(struct tmesh_region *region);
 /* What has lain there for too long goes. */
 void tmesh_pool_age(struct tmesh_ctx *ctx);

@@ -11,18 +11,107 @@
  * still has it; docs/rendezvous.md says why nobody gets it later.
  *
  * What nobody has asked for in a while goes, with the next region that comes here, or
- * by the thread that answers for tokens, where there is one.
+ * by the context's watch, without which nothing comes here.
  *
  * A region that leaves the pool is zeroed, or, for callers who overwrite it anyway, as the
  * last user in this very context left it, with the rest of its last page zeroed.
  */
 #include "internal.h"
+#include "watch.h"
 
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 /* Bytes bound the pool's memory, this its descriptors and the walk along it. */
 #define POOL_REGIONS 128
+#define DEFAULT_BYTES (256u << 20)
+/* ... at most this part of the memory there is. */
+#define DEFAULT_SHARE 64
+#define LONGEST_MIB ((uint64_t)1 << 40)
+#define CGROUPS "/sys/fs/cgroup"
+
+/* What a file of the control group says, UINT64_MAX for "max" or nothing. */
+static uint64_t group_limit(const char *group)
+{
+	uint64_t limit = UINT64_MAX;
+	char path[512];
+	FILE *file;
+
+	snprintf(path, sizeof(path), CGROUPS "%s/memory.max", group);
+	file = fopen(path, "re");
+	if (!file)
+		return limit;
+	if (fscanf(file, "%" SCNu64, &limit) != 1)
+		limit = UINT64_MAX;
+	fclose(file);
+	return limit;
+}
+
+/* The memory of the machine, or of the control groups (version 2) that this process is in. */
+static uint64_t memory_there_is(void)
+{
+	uint64_t least = (uint64_t)sysconf(_SC_PHYS_PAGES) * tmesh_page_bytes();
+	char line[400], *end;
+	FILE *file = fopen("/proc/self/cgroup", "re");
+
+	while (file && fgets(line, sizeof(line), file)) {
+		if (strncmp(line, "0::", 3))
+			continue;
+		line[strcspn(line, "\n")] = '\0';
+		while ((end = strrchr(line + 3, '/'))) {
+			uint64_t limit = group_limit(line + 3);
+
+			least = limit < least ? limit : least;
+			*end = '\0';
+		}
+	}
+	if (file)
+		fclose(file);
+	least = group_limit("") < least ? group_limit("") : least;
+	return least;
+}
+
+static uint64_t default_bytes(void)
+{
+	uint64_t share = memory_there_is() / DEFAULT_SHARE;
+
+	return share < DEFAULT_BYTES ? share : DEFAULT_BYTES;
+}
+
+int tmesh_pool_wanted(uint64_t option, uint64_t *out, struct tmesh_error *err)
+{
+	const char *text = getenv("TMESH_POOL");
+	unsigned long long mib;
+	char *end;
+
+	if (option || !text || !*text) {
+		*out = option == TMESH_NO_POOL ? 0 : option ? option : POOL_BY_DEFAULT;
+		return 0;
+	}
+	errno = 0;
+	mib = strtoull(text, &end, 10);
+	if (*end || *text < '0' || *text > '9' || errno || mib > LONGEST_MIB)
+		return tmesh_fail(err, -EINVAL,
+				  "TMESH_POOL is \"%.32s\"; it is MiB, and 0 for no pool", text);
+	*out = mib << 20;
+	return 0;
+}
+
+/* The default is found out when something comes: most contexts never let go of what could. */
+static uint64_t most(struct tmesh_ctx *ctx)
+{
+	uint64_t bytes = atomic_load_explicit(&ctx->pool_max, memory_order_relaxed);
+
+	if (bytes == POOL_BY_DEFAULT) {
+		bytes = default_bytes();
+		atomic_store_explicit(&ctx->pool_max, bytes, memory_order_relaxed);
+	}
+	return bytes;
+}
 
 /* Nobody but those to whom it was lent can have it. */
 static bool ours(const struct tmesh_region *region)
@@ -41,10 +130,10 @@ static bool alone(struct tmesh_region *region)
 static struct tmesh_region *trim(struct tmesh_ctx *ctx)
 {
 	struct tmesh_region **at = &ctx->pool, *rest;
-	uint64_t bytes = 0, now = *at ? tmesh_now_ns() : 0;
+	uint64_t bytes = 0, now = *at ? tmesh_now_ns() : 0, limit = most(ctx);
 	unsigned int count = 0;
 
-	while (*at && count < POOL_REGIONS && (*at)->alloc <= ctx->pool_max - bytes &&
+	while (*at && count < POOL_REGIONS && (*at)->alloc <= limit - bytes &&
 	       now - (*at)->pool_since < ctx->pool_idle_ns) {
 		bytes += (*at)->alloc;
 		count++;
@@ -56,38 +145,58 @@ static struct tmesh_region *trim(struct tmesh_ctx *ctx)
 	return rest;
 }
 
+static void destroy(struct tmesh_region *region)
+{
+	atomic_fetch_sub(&region->ctx->bytes_owned, region->charged);
+	tmesh_region_destroy(region);
+}
+
 static void destroy_all(struct tmesh_region *region)
 {
 	while (region) {
 		struct tmesh_region *next = region->pool_next;
 
-		tmesh_region_destroy(region);
+		destroy(region);
 		region = next;
 	}
 }
 
-static void put(struct tmesh_ctx *ctx, struct tmesh_region *region)
+/* The watch is to look, from now until it finds the pool empty. */
+static bool is_watched(struct tmesh_ctx *ctx)
+{
+	if (ctx->pool_watched)
+		return true;
+	if (tmesh_watch_start(ctx, NULL))
+		return false;
+	ctx->pool_watched = true;
+	tmesh_watch_nudge(ctx->watch);
+	return true;
+}
+
+static bool put(struct tmesh_ctx *ctx, struct tmesh_region *region)
 {
 	struct tmesh_region *rest;
+	bool kept;
 
 	pthread_mutex_lock(&ctx->lock);
-	region->pool_next = ctx->pool;
-	region->pool_since = tmesh_now_ns();
-	ctx->pool = region;
+	kept = is_watched(ctx);
+	if (kept) {
+		region->pool_next = ctx->pool;
+		region->pool_since = tmesh_now_ns();
+		ctx->pool = region;
+	}
 	rest = trim(ctx);
 	pthread_mutex_unlock(&ctx->lock);
 	destroy_all(rest);
+	return kept;
 }
 
 bool tmesh_pool_put(struct tmesh_region *region)
 {
 	struct tmesh_ctx *ctx = region->ctx;
 
-	if (ctx->pool_max == 0 || region->alloc > ctx->pool_max ||
-	    !(region->lent ? ours(region) : alone(region)))
-		return false;
-	put(ctx, region);
-	return true;
+	return ours(region) && region->alloc <= most(ctx) && (region->lent || alone(region)) &&
+	       put(ctx, region);
 }
 
 static struct tmesh_region *take(struct tmesh_ctx *ctx, uint64_t bytes,
@@ -101,6 +210,7 @@ static struct tmesh_region *take(struct tmesh_ctx *ctx, uint64_t bytes,
 			break;
 	region = *at;
 	if (region) {
+		ctx->pool_used = true;
 		*at = region->pool_next;
 		region->pool_next = NULL;
 		ctx->pool_bytes -= region->alloc;
@@ -130,20 +240,21 @@ struct tmesh_region *tmesh_pool_get(struct tmesh_ctx *ctx, uint64_t bytes,
 {
 	struct tmesh_region *region, *held = NULL;
 
-	if (ctx->pool_max == 0)
+	if (atomic_load_explicit(&ctx->pool_max, memory_order_relaxed) == 0)
 		return NULL;
 	while ((region = take(ctx, bytes, opts)) && renew(region, bytes, opts)) {
 		if (region->lent && ours(region)) {
 			region->pool_next = held;
 			held = region;
 		} else {
-			tmesh_region_destroy(region);
+			destroy(region);
 		}
 	}
 	while (held) {
 		struct tmesh_region *next = held->pool_next;
 
-		put(ctx, held);
+		if (!put(ctx, held))
+			destroy(held);
 		held = next;
 	}
 	if (region) {
@@ -160,6 +271,8 @@ void tmesh_pool_age(struct tmesh_ctx *ctx)
 
 	pthread_mutex_lock(&ctx->lock);
 	rest = trim(ctx);
+	ctx->pool_watched = ctx->pool || ctx->pool_used;
+	ctx->pool_used = false;
 	pthread_mutex_unlock(&ctx->lock);
 	destroy_all(rest);
 }

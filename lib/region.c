@@ -192,16 +192,39 @@ static int make_new(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmesh_re
 	return 0;
 }
 
+static int make_charged(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmesh_region_opts *opts,
+			struct tmesh_region **out, struct tmesh_error *err)
+{
+	uint64_t amount = charge_of(bytes);
+	int rc = charge(ctx, amount, err);
+
+	if (rc)
+		return rc;
+	rc = make_new(ctx, bytes, opts, out, err);
+	if (rc)
+		atomic_fetch_sub(&ctx->bytes_owned, amount);
+	else
+		(*out)->charged = amount;
+	return rc;
+}
+
+/* What comes from the pool was charged for as many pages as this takes, or, of whole huge pages,
+ * for about as many. */
 static int make(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmesh_region_opts *opts,
 		struct tmesh_region **out, struct tmesh_error *err)
 {
 	int rc;
 
-	*out = tmesh_pool_get(ctx, bytes, opts);
-	if (*out)
+	*out = NULL;
+	if (atomic_load(&ctx->bytes_owned) <= atomic_load(&ctx->max_bytes))
+		*out = tmesh_pool_get(ctx, bytes, opts);
+	if (*out) {
+		atomic_fetch_add(&ctx->bytes_owned, charge_of(bytes) - (*out)->charged);
+		(*out)->charged = charge_of(bytes);
 		return 0;
-	rc = make_new(ctx, bytes, opts, out, err);
-	return tmesh_pool_yields(ctx, rc) ? make_new(ctx, bytes, opts, out, err) : rc;
+	}
+	rc = make_charged(ctx, bytes, opts, out, err);
+	return tmesh_pool_yields(ctx, rc) ? make_charged(ctx, bytes, opts, out, err) : rc;
 }
 
 int tmesh_region_begin(struct tmesh_ctx *ctx, const struct tmesh_region_opts *opts,
@@ -254,17 +277,10 @@ int tmesh_region_create(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmes
 	if (!rc)
 		tmesh_later_drain(ctx);
 	if (!rc)
-		rc = charge(ctx, charge_of(bytes), err);
-	if (rc)
-		return rc;
-	rc = make(ctx, bytes, &o, &region, err);
-	if (rc) {
-		atomic_fetch_sub(&ctx->bytes_owned, charge_of(bytes));
-		return rc;
-	}
-	region->charged = charge_of(bytes);
-	tmesh_region_publish(region, out);
-	return 0;
+		rc = make(ctx, bytes, &o, &region, err);
+	if (!rc)
+		tmesh_region_publish(region, out);
+	return rc;
 }
 
 int tmesh_region_from_memfd(struct tmesh_ctx *ctx, int fd, uint64_t bytes,
@@ -299,13 +315,15 @@ void tmesh_region_unref(struct tmesh_region *region)
 	if (!region || atomic_fetch_sub_explicit(&region->refs, 1, memory_order_acq_rel) != 1)
 		return;
 	ctx = region->ctx;
-	atomic_fetch_sub(&ctx->bytes_owned, tmesh_live_remove(region));
+	region->charged = tmesh_live_remove(region);
 	if (!tmesh_region_inherited(region)) {
 		tmesh_hold_forget(region);
 		ctx->ops->release(region);
 	}
-	if (!tmesh_pool_put(region))
+	if (!tmesh_pool_put(region)) {
+		atomic_fetch_sub(&ctx->bytes_owned, region->charged);
 		tmesh_region_destroy(region);
+	}
 	tmesh_ctx_unref(ctx);
 }
 

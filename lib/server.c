@@ -270,7 +270,7 @@ static void *run(void *data)
 
 		if (starved)
 			usleep(REST_US);
-		count = epoll_wait(server->epoll, events, EVENTS, ctx->pool_look_ms);
+		count = epoll_wait(server->epoll, events, EVENTS, -1);
 		pthread_mutex_lock(&ctx->lock);
 		server->starved = false;
 		for (int i = 0; i < count; i++) {
@@ -285,8 +285,6 @@ static void *run(void *data)
 		}
 		starved = server->starved;
 		pthread_mutex_unlock(&ctx->lock);
-		if (count == 0)
-			tmesh_pool_age(ctx);
 	}
 	return NULL;
 }

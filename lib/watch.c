@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 /*
  * The watch: the thread of a context that does what no call of the program's does. It hears of the
- * ends of connections and processes, frees channels that were closed and owe nothing any more, and
- * drops last references where the caller is not to wait for what that gives back.
+ * ends of connections and processes, frees channels that were closed and owe nothing any more,
+ * drops last references where the caller is not to wait for what that gives back, and empties the
+ * pool when nobody asks for what lies there.
  */
 #include "channel_internal.h"
 #include "watch.h"
@@ -37,6 +38,7 @@ enum {
  * memory waits for it. */
 #define TICK_MS 5
 #define TIDY_MS 50
+#define NS_PER_MS 1000000u
 
 static void close_fd(int *fd)
 {
@@ -125,11 +127,14 @@ static void *run(void *data)
 {
 	struct tmesh_watch *watch = data;
 	struct epoll_event events[EVENTS];
-	bool stop = false, more = false, untidy = false;
-	uint64_t count;
+	bool stop = false, more = false, untidy = false, pool = false;
+	uint64_t count, looked = 0;
 
 	while (!stop) {
-		int pause = more ? TICK_MS : untidy ? TIDY_MS : -1;
+		int pause = more     ? TICK_MS
+			    : untidy ? TIDY_MS
+			    : pool   ? watch->ctx->pool_look_ms
+				     : -1;
 		int got = epoll_wait(watch->epoll, events, EVENTS, pause);
 
 		pthread_mutex_lock(&watch->ctx->lock);
@@ -149,7 +154,13 @@ static void *run(void *data)
 			return NULL;
 		}
 		untidy = tmesh_channels_tidy(watch->ctx);
+		looked = pool ? looked : tmesh_now_ns();
+		pool = watch->ctx->pool_watched;
 		pthread_mutex_unlock(&watch->ctx->lock);
+		if (pool && tmesh_now_ns() - looked >= watch->ctx->pool_look_ms * NS_PER_MS) {
+			tmesh_pool_age(watch->ctx);
+			looked = tmesh_now_ns();
+		}
 	}
 	return NULL;
 }
@@ -242,4 +253,5 @@ void tmesh_watch_forked(struct tmesh_ctx *ctx)
 	if (ctx->watch)
 		watch_free(ctx->watch);
 	ctx->watch = NULL;
+	ctx->pool_watched = false;
 }

@@ -46,6 +46,7 @@ enum tmesh_taken {
 typedef void (*tmesh_log_fn)(void *data, enum tmesh_log_level level, const char *message);
 
 #define TMESH_NO_LINGER UINT64_MAX
+#define TMESH_NO_POOL UINT64_MAX
 
 struct tmesh_ctx_opts {
 	size_t size;		    /* sizeof(struct tmesh_ctx_opts) */
@@ -55,13 +56,15 @@ struct tmesh_ctx_opts {
 				     * under the temporary directory. A relative one is relative to
 				     * the working directory of this call */
 	uint64_t max_bytes;	    /* bytes of live regions this context creates, each as long as
-				     * the context has a handle on it; 0: no limit. Passing it
-				     * gives -EDQUOT */
-	uint64_t pool_bytes;	    /* bytes kept for reuse after the last unref, for 30 s (see
-				     * tmesh_ctx_trim()); 0: no pool.
+				     * the context has a handle on it, and of its pool; 0: no
+				     * limit. Passing it gives -EDQUOT */
+	uint64_t pool_bytes;	    /* the pool: bytes kept for reuse after the last unref, for
+				     * 10 s (see tmesh_ctx_trim()). 0: TMESH_POOL, in MiB, else
+				     * 256 MiB, at most 1/64 of the memory that the machine or
+				     * this control group has; TMESH_NO_POOL: none is kept.
 				     * Given back before a region that is created, opened,
 				     * derived, exported or named is refused for want of them or
-				     * of their descriptors */
+				     * of their descriptors, or for max_bytes */
 	uint64_t timeout_ns;	    /* longest wait for a peer; 0: 2 s */
 	tmesh_log_fn log;	    /* NULL: nothing is logged */
 	void *log_data;
@@ -91,9 +94,9 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 /* Change max_bytes of tmesh_ctx_opts. Memory in use stays, even if it exceeds the new limit. */
 void tmesh_ctx_limit(struct tmesh_ctx *ctx, uint64_t max_bytes);
 
-/* Give back what the pool keeps (pool_bytes), at once. What nobody has asked for in 30 s goes by
- * itself: with the next region that comes there, and within 10 s more in a context that has made a
- * token (memfd). Return: the bytes that were given back. */
+/* Give back what the pool keeps (pool_bytes), at once. What nobody has asked for in 10 s goes by
+ * itself: with the next region that comes there, and within 5 s more by a thread of the context.
+ * Return: the bytes that were given back. */
 uint64_t tmesh_ctx_trim(struct tmesh_ctx *ctx);
 
 struct tmesh_ctx *tmesh_ctx_ref(struct tmesh_ctx *ctx);

@@ -351,6 +351,7 @@ static void test_quota(void **state)
 	struct tmesh_ctx_opts opts = {
 		.size = sizeof(opts),
 		.max_bytes = 3 * 4096,
+		.pool_bytes = TMESH_NO_POOL,
 	};
 	const struct tmesh_region_opts nowhere = {
 		.size = sizeof(nowhere),

@@ -145,6 +145,8 @@ static void test_refused(void **state)
 		       "module");
 	assert_refused(tmesh_region_reclaim(plain, 0, NULL, err), -EOPNOTSUPP, "module");
 	assert_int_equal(tmesh_region_events(plain), 0);
+	/* For good: it is not to lie in the pool. */
+	assert_true(tmesh_region_fd(plain) >= 0);
 	tmesh_region_unref(plain);
 	assert_int_equal(unit_open_fds(), before);
 	tmesh_region_unref(holder);

@@ -409,6 +409,9 @@ static void test_given_back(void **state)
 	struct tmesh_region *one = make(*state, SIZE, 0, ""), *two = make(*state, SIZE, 0, "");
 	unsigned int before;
 
+	/* The first one starts the thread. */
+	tmesh_region_unref(make(*state, 2 * SIZE, 0, ""));
+	assert_int_equal(tmesh_ctx_trim(*state), 40960);
 	assert_int_equal(tmesh_ctx_trim(*state), 0);
 	before = unit_open_fds();
 	set_idle(*state, UINT64_MAX);
@@ -436,24 +439,153 @@ static void test_given_back(void **state)
 	assert_int_equal(stats_of(*state).pool_bytes, 0);
 }
 
-/* In a process that does nothing more, by the thread that answers for its tokens. */
+/* In a process that does nothing more, by a thread: again and again, and in a forked child too. */
+static void by_thread(struct tmesh_ctx *ctx, uint64_t idle_ns)
+{
+	set_idle(ctx, UINT64_MAX);
+	tmesh_region_unref(make(ctx, SIZE, 0, ""));
+	usleep(50000);
+	assert_int_equal(stats_of(ctx).pool_bytes, 20480);
+	set_idle(ctx, idle_ns);
+	alarm(60);
+	while (stats_of(ctx).pool_bytes || ctx->pool_watched)
+		usleep(1000);
+	alarm(0);
+}
+
 static void test_given_back_by_thread(void **state)
 {
-	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .pool_bytes = 1 << 20};
+	struct tmesh_ctx *ctx;
+	int status;
+	pid_t child;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	ctx->pool_look_ms = 10;
+	for (int i = 0; i < 3; i++)
+		by_thread(ctx, i == 1 ? 1000000 : 0);
+	set_idle(ctx, UINT64_MAX);
+	tmesh_region_unref(make(ctx, SIZE, 0, ""));
+	child = fork();
+	if (child == 0) {
+		by_thread(ctx, 0);
+		unit_leave(0);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	assert_int_equal(stats_of(ctx).pool_bytes, 20480);
+	tmesh_ctx_unref(ctx);
+}
+
+/* What could not be given back in time is not kept. */
+static void test_without_thread(void **state)
+{
+	struct rlimit limit, low;
 	struct tmesh_region *region;
-	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	region = make(ctx, SIZE, 0, "");
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	low = limit;
+	low.rlim_cur = 3;
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+	tmesh_region_unref(region);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	assert_int_equal(stats_of(ctx).pool_bytes, 0);
+	assert_null(ctx->watch);
+	region = make(ctx, SIZE, 0, "");
+	tmesh_region_unref(region);
+	assert_int_equal(stats_of(ctx).pool_bytes, 20480);
+	tmesh_ctx_unref(ctx);
+}
+
+/* There is a pool unless somebody says that there is none. */
+static void test_by_default(void **state)
+{
+	enum {
+		BY_DEFAULT = 256 << 20
+	};
+	uint64_t share = (uint64_t)sysconf(_SC_PHYS_PAGES) * tmesh_page_bytes() / 64;
+	uint64_t most = share < BY_DEFAULT ? share : BY_DEFAULT;
+	static const struct {
+		const char *env;
+		uint64_t option, most;
+		bool kept;
+	} cases[] = {
+		{NULL, 0, BY_DEFAULT, true},
+		{NULL, TMESH_NO_POOL, 0, false},
+		{NULL, 20480, 20480, true},
+		{NULL, 20479, 20479, false},
+		{"0", 0, 0, false},
+		{"", 0, BY_DEFAULT, true},
+		{"3", 0, 3 << 20, true},
+		{"3", TMESH_NO_POOL, 0, false},
+		{"0", 1 << 20, 1 << 20, true},
+	};
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts)};
+	struct tmesh_ctx *ctx;
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		if (cases[i].env)
+			setenv("TMESH_POOL", cases[i].env, 1);
+		opts.pool_bytes = cases[i].option;
+		assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+		unsetenv("TMESH_POOL");
+		tmesh_region_unref(make(ctx, SIZE, 0, ""));
+		assert_int_equal(stats_of(ctx).pool_bytes, cases[i].kept ? 20480 : 0);
+		if (cases[i].most == BY_DEFAULT)
+			assert_in_range(ctx->pool_max, 20480, most);
+		else
+			assert_int_equal(ctx->pool_max, cases[i].most);
+		tmesh_region_unref(make(ctx, SIZE, 0, ""));
+		assert_int_equal(stats_of(ctx).pool_hits, cases[i].kept);
+		tmesh_ctx_unref(ctx);
+	}
+	opts.pool_bytes = 0;
+	for (size_t i = 0; i < 5; i++) {
+		const char *bad[] = {"x", "-1", "1.5", "1 ", "99999999999999999999"};
+
+		setenv("TMESH_POOL", bad[i], 1);
+		assert_refused(tmesh_ctx_open(&opts, &ctx, err), -EINVAL, "TMESH_POOL");
+	}
+	unsetenv("TMESH_POOL");
+}
+
+/* What lies there is of max_bytes, and given back before anybody is refused. */
+static void test_limit(void **state)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .max_bytes = 5 * 4096};
+	struct tmesh_region *one, *two;
 	struct tmesh_ctx *ctx;
 
 	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
-	ctx->pool_look_ms = 10;
-	region = lent(ctx, token);
-	tmesh_region_unref(region);
-	assert_int_equal(stats_of(ctx).pool_bytes, 20480);
-	set_idle(ctx, 0);
-	alarm(60);
-	while (stats_of(ctx).pool_bytes)
-		usleep(1000);
-	alarm(0);
+	tmesh_region_unref(make(ctx, 4 * 4096, 0, ""));
+	assert_int_equal(stats_of(ctx).pool_bytes, 4 * 4096);
+	assert_int_equal(atomic_load(&ctx->bytes_owned), 4 * 4096);
+	/* The very same again passes no limit ... */
+	one = make(ctx, 4 * 4096, 0, "");
+	assert_int_equal(stats_of(ctx).pool_hits, 1);
+	assert_int_equal(atomic_load(&ctx->bytes_owned), 4 * 4096);
+	assert_refused(tmesh_region_create(ctx, 2 * 4096, NULL, &two, err), -EDQUOT, "max_bytes");
+	tmesh_region_unref(one);
+	/* ... what is as small goes beside it, and what is not instead of it. */
+	one = make(ctx, 4096, 0, "");
+	assert_int_equal(stats_of(ctx).pool_bytes, 4 * 4096);
+	assert_int_equal(atomic_load(&ctx->bytes_owned), 5 * 4096);
+	two = make(ctx, 2 * 4096, 0, "");
+	assert_int_equal(stats_of(ctx).pool_bytes, 0);
+	assert_int_equal(atomic_load(&ctx->bytes_owned), 3 * 4096);
+	/* A limit that is lower now refuses what lies there, too. */
+	tmesh_region_unref(one);
+	tmesh_ctx_limit(ctx, 4096);
+	assert_refused(tmesh_region_create(ctx, 4096, NULL, &one, err), -EDQUOT, "max_bytes");
+	assert_int_equal(stats_of(ctx).pool_bytes, 0);
+	tmesh_ctx_limit(ctx, 0);
+	one = make(ctx, 4096, 0, "");
+	tmesh_region_unref(one);
+	tmesh_region_unref(two);
+	assert_int_equal(tmesh_ctx_trim(ctx), 3 * 4096);
+	assert_int_equal(atomic_load(&ctx->bytes_owned), 0);
 	tmesh_ctx_unref(ctx);
 }
 
@@ -586,9 +718,10 @@ static void test_yields(void **state)
 /* Who has no pool misses nothing of it. */
 static void test_no_pool(void **state)
 {
+	const struct tmesh_ctx_opts opts = {.size = sizeof(opts), .pool_bytes = TMESH_NO_POOL};
 	struct tmesh_ctx *ctx;
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
 	tmesh_region_unref(make(ctx, SIZE, 0, "first"));
 	tmesh_region_unref(make(ctx, SIZE, 0, "first"));
 	assert_int_equal(stats_of(ctx).pool_misses, 0);
@@ -607,6 +740,10 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_lent_and_given, setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_given_back, setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_bounds, setup, unit_ctx_teardown),
+		cmocka_unit_test(test_given_back_by_thread),
+		cmocka_unit_test(test_without_thread),
+		cmocka_unit_test(test_by_default),
+		cmocka_unit_test(test_limit),
 		cmocka_unit_test_setup_teardown(test_alike_only, setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_yields, setup, unit_ctx_teardown),
 		cmocka_unit_test(test_no_pool),
@@ -614,7 +751,6 @@ int main(void)
 
 	const struct CMUnitTest memfds[] = {
 		cmocka_unit_test_setup_teardown(test_not_instead, setup, unit_ctx_teardown),
-		cmocka_unit_test(test_given_back_by_thread),
 	};
 	int failed = cmocka_run_group_tests_name("pool", tests, NULL, NULL);
 

@@ -17,7 +17,7 @@ defmodule Tmesh do
         cleanup_interval_ms: 5_000,
         idle_gc_mb: 128,
         max_shared_memory_mb: 4096,
-        pool_mb: 128,
+        pool_mb: 256,
         timeout_ms: 2_000,
         backend: :auto
 
@@ -43,7 +43,8 @@ defmodule Tmesh do
 
   Read when the application starts:
 
-    * `pool_mb` - MiB kept of released regions, for reuse by later ones; 0 for none.
+    * `pool_mb` - MiB kept of released regions that nobody else has had, for reuse by later ones, for 10 s; 0
+      for none. By default `TMESH_POOL`, else 256, or a 64th of the memory if that is less.
     * `timeout_ms` - the longest wait for a peer.
     * `backend` - `:kernel` (the module), `:memfd`, or `:auto`: the module where /dev/tmesh can be
       opened, else memfd. The environment variable `TMESH_BACKEND` decides for `:auto`.

@@ -246,7 +246,7 @@ defmodule Tmesh.LifetimeTest do
 
       try do
         for config <-
-              [[pool_mb: -1], [timeout_ms: :soon], [max_shared_memory_mb: 1.5]] ++
+              [[pool_mb: -1], [pool_mb: :none], [timeout_ms: :soon], [max_shared_memory_mb: 1.5]] ++
                 [[backend: :cuda], [pool_mb: 0x1_0000_0000_0000]] do
           Application.put_env(:tmesh, :zero_copy, config)
           assert {:error, reason} = Application.start(:tmesh)
@@ -283,6 +283,20 @@ defmodule Tmesh.LifetimeTest do
       :ok = ZeroCopy.release(ref)
       assert {:ok, _ref} = ZeroCopy.allocate([1], :uint8)
       assert stat(:pool_bytes) == 0
+    end
+
+    test "keeps released memory for reuse by default, and none where that is said" do
+      for {config, kept} <- [
+            {[], @bytes},
+            {[pool_mb: nil], @bytes},
+            {[pool_mb: 1], @bytes},
+            {[pool_mb: 0], 0}
+          ] do
+        configure(config)
+        {:ok, ref} = ZeroCopy.allocate([@bytes], :uint8)
+        :ok = ZeroCopy.release(ref)
+        assert stat(:pool_bytes) == kept
+      end
     end
   end
 

@@ -74,16 +74,21 @@ static PyObject *module_configure(PyObject *module, PyObject *args, PyObject *kw
 				"runtime_dir", "timeout",    NULL};
 	struct state *st = PyModule_GetState(module);
 	unsigned long long pool_bytes = 0, max_bytes = 0;
+	PyObject *pool = Py_None;
 	struct tmesh_ctx_opts opts = {0};
 	const char *backend = NULL;
 	PyObject *dir = NULL;
 	double timeout = 2;
 	int rc;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$zO&O&O&d:configure", names, &backend,
-					 size_argument, &pool_bytes, size_argument, &max_bytes,
-					 path_argument, &dir, &timeout))
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$zOO&O&d:configure", names, &backend,
+					 &pool, size_argument, &max_bytes, path_argument, &dir,
+					 &timeout))
 		return NULL;
+	if (pool != Py_None && !size_argument(pool, &pool_bytes)) {
+		Py_XDECREF(dir);
+		return NULL;
+	}
 	if (!(timeout > 0 && timeout <= 3600)) {
 		Py_XDECREF(dir);
 		return raise_code(st, EINVAL, "timeout is more than 0 and at most 3600 seconds");
@@ -94,7 +99,8 @@ static PyObject *module_configure(PyObject *module, PyObject *args, PyObject *kw
 		rc = -1;
 	}
 	if (!rc) {
-		opts.pool_bytes = pool_bytes;
+		if (pool != Py_None)
+			opts.pool_bytes = pool_bytes ? pool_bytes : TMESH_NO_POOL;
 		opts.max_bytes = max_bytes;
 		opts.timeout_ns = (uint64_t)(timeout * 1e9);
 		opts.runtime_dir = dir ? PyBytes_AsString(dir) : NULL;
@@ -119,7 +125,8 @@ static PyObject *made(struct state *st, struct tmesh_tensor *tensor,
 	return (PyObject *)object;
 }
 
-static PyObject *create(PyObject *module, PyObject *args, PyObject *kwargs, const char *format)
+static PyObject *create(PyObject *module, PyObject *args, PyObject *kwargs, const char *format,
+			bool zeroed)
 {
 	static char *names[] = {"shape", "dtype",     "label", "huge",	"node", "mode",
 				"gid",	 "linger_ms", "pin",   "arena", NULL};
@@ -144,6 +151,9 @@ static PyObject *create(PyObject *module, PyObject *args, PyObject *kwargs, cons
 	    dtype_from_object(st, dtype_object, &dtype) ||
 	    region_opts_from_args(st, &region, &opts))
 		return NULL;
+	/* Others than this user get zeros. */
+	if (!zeroed && !opts.arena && !(opts.mode & 077) && !(opts.flags & TMESH_REGION_GID))
+		opts.flags |= TMESH_REGION_UNINITIALIZED;
 	ctx = context(st);
 	if (!ctx)
 		return NULL;
@@ -153,15 +163,14 @@ static PyObject *create(PyObject *module, PyObject *args, PyObject *kwargs, cons
 	return rc ? raise_error(st, &err) : made(st, tensor, &opts);
 }
 
-/* Memory that others may open before it is written is zeroed in either case. */
 static PyObject *module_empty(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-	return create(module, args, kwargs, "OO|$OOOO&OO&pO:empty");
+	return create(module, args, kwargs, "OO|$OOOO&OO&pO:empty", false);
 }
 
 static PyObject *module_zeros(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-	return create(module, args, kwargs, "OO|$OOOO&OO&pO:zeros");
+	return create(module, args, kwargs, "OO|$OOOO&OO&pO:zeros", true);
 }
 
 /* Lists, and whatever else NumPy can make an array of. */
@@ -298,20 +307,22 @@ static PyObject *module_interrupted(PyObject *module, PyObject *thread)
 
 static PyMethodDef functions[] = {
 	{"configure", KEYWORDS(module_configure), METH_VARARGS | METH_KEYWORDS,
-	 "configure(*, backend=None, pool_bytes=0, max_bytes=0, runtime_dir=None, timeout=2.0)\n"
+	 "configure(*, backend=None, pool_bytes=None, max_bytes=0, runtime_dir=None, timeout=2.0)\n"
 	 "--\n\n"
 	 "Open this process's context with other than the defaults, before anything else uses\n"
 	 "it (else BusyError).\n\n"
 	 "backend: \"auto\", \"kernel\" or \"memfd\"; an explicit one is never replaced by\n"
-	 "another. pool_bytes: how much released memory is kept for reuse. max_bytes: how much\n"
-	 "this process may create (LimitError beyond), 0 for no limit. runtime_dir: where the\n"
+	 "another. pool_bytes: how much released memory is kept for reuse, for 10 s; 0 for none,\n"
+	 "None for TMESH_POOL, in MiB, else 256 MiB, or a 64th of the memory if that is less.\n"
+	 "max_bytes: how much this process may create (LimitError beyond), 0 for no limit. "
+	 "runtime_dir: where the\n"
 	 "memfd backend has its sockets. timeout: longest wait for a peer, in seconds."},
 	{"empty", KEYWORDS(module_empty), METH_VARARGS | METH_KEYWORDS,
 	 "empty(shape, dtype, *, label=None, huge=False, node=None, mode=0o600, gid=None,\n"
 	 "      linger_ms=0, pin=True, arena=None)\n--\n\n"
-	 "A new tensor in C order, writable, whose contents are not specified. At present they\n"
-	 "are zeros, since others may open the memory before it is written; zeros() promises\n"
-	 "them.\n\n"
+	 "A new tensor in C order, writable, whose contents are not specified: zeros, or what\n"
+	 "this process has put into memory that nobody else has ever had. Where other users may\n"
+	 "open it (mode, gid) they are zeros; zeros() promises them.\n\n"
 	 "shape: an integer or at most 8 of them. dtype: a name (\"float32\", \"bfloat16\"), or\n"
 	 "one of NumPy's (\"f4\"), a NumPy or PyTorch dtype, float, int, bool or complex. label:\n"
 	 "a name for people. huge: True for 2 MiB pages or OutOfMemoryError, \"try\" for what can\n"

@@ -17,6 +17,9 @@ import tmesh
 
 # Where the module is, unless it is loaded on a real machine: as much as a test needs to know.
 EMULATED = os.environ.get("TMESH_BACKEND") == "kernel"
+# Tests count regions and descriptors, of which the pool keeps some for a while: without one here, and in fresh
+# interpreters as it is for everybody.
+os.environ["TMESH_POOL"] = "0"
 # In a descriptor's or mapping's name; not in that of the device itself, nor in that of an index of
 # tokens, which one keeps per peer.
 REGION = "tmesh:"
@@ -199,6 +202,7 @@ def python():
         # Processes that are spawned look for its functions in the file.
         if file:
             file.write_text(program)
+        kwargs.setdefault("env", {name: value for name, value in os.environ.items() if name != "TMESH_POOL"})
         done = subprocess.run([sys.executable, *([file] if file else ["-c", program]), *args],
                               timeout=60, capture_output=True, text=True, **kwargs)
         assert done.returncode == 0, done.stderr

@@ -122,6 +122,27 @@ print(len(os.listdir(pathlib.Path(sys.argv[1]) / "run")) > 0)
 """, str(tmp_path)) == "True\n"
 
 
+@pytest.mark.parametrize("configure, kept", [
+    ("pass", True), ("tmesh.configure(pool_bytes=0)", False), ("tmesh.configure(pool_bytes=None)", True),
+    ("tmesh.configure(pool_bytes=1 << 16)", False), ("os.environ['TMESH_POOL'] = '0'", False),
+])
+def test_pool(python, configure, kept):
+    """Released memory is kept for reuse, unless somebody says otherwise, and given back though nothing more is called."""
+    assert python(f"""
+import os, time, tmesh
+{configure}
+tmesh.put(bytes(1 << 20), seal=False).release()
+size = 1 << 20 if {kept} else 0
+assert tmesh.stats()["pool_bytes"] == size, tmesh.stats()
+tmesh.put(bytes(1 << 20), seal=False).release()
+assert tmesh.stats()["pool_hits"] == {int(kept)}, tmesh.stats()
+end = time.monotonic() + 60
+while tmesh.stats()["pool_bytes"] and time.monotonic() < end:
+    time.sleep(0.1)
+print(tmesh.stats()["pool_bytes"])
+""") == "0\n"
+
+
 @pytest.mark.parametrize("arguments", [
     "backend='gpu'", "backend=''", "timeout=0", "timeout=-1", "timeout=float('nan')", "timeout=1e9",
 ])

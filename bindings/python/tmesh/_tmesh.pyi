@@ -484,7 +484,7 @@ def linger() -> None: ...
 def configure(
     *,
     backend: Literal["auto", "kernel", "memfd"] | None = None,
-    pool_bytes: int = 0,
+    pool_bytes: int | None = None,
     max_bytes: int = 0,
     runtime_dir: str | bytes | PathLike[str] | PathLike[bytes] | None = None,
     timeout: float = 2.0,

@@ -14,7 +14,7 @@ defmodule Tmesh.Config do
     cleanup_interval_ms: {5_000, :amount},
     idle_gc_mb: {128, :amount},
     max_shared_memory_mb: {4096, :amount},
-    pool_mb: {128, :amount},
+    pool_mb: {nil, :amount_or_nil},
     timeout_ms: {2_000, :amount},
     backend: {:auto, :backend}
   }
@@ -69,6 +69,8 @@ defmodule Tmesh.Config do
   # Up to 2^40: no product with a unit overflows 64 bits.
   defp check(:amount, value) when value in 0..0xFF_FFFF_FFFF, do: :ok
   defp check(:amount, _value), do: "an integer of at least 0"
+  defp check(:amount_or_nil, nil), do: :ok
+  defp check(:amount_or_nil, value), do: check(:amount, value)
   defp check(:backend, value) when value in [:auto, :kernel, :memfd], do: :ok
   defp check(:backend, _value), do: ":auto, :kernel or :memfd"
 end

@@ -61,7 +61,12 @@ defmodule Tmesh.Context do
          {:ok, timeout_ms} <- Config.get(:timeout_ms) do
       # Half of the dirty I/O schedulers stay free for the VM's files.
       max_opening = max(1, div(:erlang.system_info(:dirty_io_schedulers), 2))
-      {:ok, {backend, max_mb * @mib, pool_mb * @mib, timeout_ms * 1_000_000, max_opening}}
+      {:ok, {backend, max_mb * @mib, pool_bytes(pool_mb), timeout_ms * 1_000_000, max_opening}}
     end
   end
+
+  # As libtmesh wants it: 0 for what it does by default, TMESH_NO_POOL for none.
+  defp pool_bytes(nil), do: 0
+  defp pool_bytes(0), do: 0xFFFF_FFFF_FFFF_FFFF
+  defp pool_bytes(mib), do: mib * @mib
 end
