@@ -175,7 +175,7 @@ static int put(int socket, struct shelf_message *message, const int *fds)
 	};
 	ssize_t sent;
 
-	memset(&control.align, 0, sizeof(control.align));
+	memset(control.room, 0, msg.msg_controllen); /* with what fills up the last word */
 	control.align.cmsg_level = SOL_SOCKET;
 	control.align.cmsg_type = SCM_RIGHTS;
 	control.align.cmsg_len = CMSG_LEN(message->head.count * sizeof(int));

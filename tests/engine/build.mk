@@ -48,6 +48,8 @@ engine-check: $(addprefix $(ENGINE_TEST_OUT)/plain/,$(ENGINE_TESTS)) $(ENGINE_TE
 engine-asan-check: $(addprefix $(ENGINE_TEST_OUT)/asan/,test_engine test_served test_confined test_users test_cancelled test_graph test_placement test_placed test_devices test_costs test_initializer) $(ENGINE_TEST_ENGINES) $(B)/asan/tmesh-engine ## ... with sanitizers
 	$(call engine_run,asan,test_engine test_served test_confined test_users test_cancelled test_graph test_placement test_placed test_devices test_costs test_initializer,$(B)/asan/tmesh-engine)
 
+# A forked child starts a thread where it asks for memory by token, which the sanitizer does not follow.
+engine-tsan-check: export TSAN_OPTIONS := die_after_fork=0
 engine-tsan-check: $(addprefix $(ENGINE_TEST_OUT)/tsan/,test_engine test_served test_cancelled) $(ENGINE_TEST_ENGINES) $(ENGINE_PROCESS) ## ... with the thread sanitizer
 	$(call engine_run,tsan,test_engine test_served test_cancelled,$(ENGINE_PROCESS))
 

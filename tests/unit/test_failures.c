@@ -6,6 +6,7 @@
  * for memory). The functions of failing.h stand in for the C library's in this program.
  */
 #include <limits.h>
+#include <valgrind/valgrind.h>
 #include "failing.h"
 
 #define RW (TMESH_READ | TMESH_WRITE)
@@ -273,7 +274,8 @@ static void test_caps_without_memory(void **state)
 			tmesh_ctx_unref(ctx);
 		} while (failed);
 #ifndef __SANITIZE_ADDRESS__
-		assert_int_equal(refusals, 1 + i);
+		/* valgrind has a malloc() of its own */
+		assert_int_equal(refusals, RUNNING_ON_VALGRIND ? 0 : 1 + i);
 #endif
 	}
 }
