@@ -283,7 +283,7 @@ def drop(name):
     """NAME, or all that begin as NAME* does."""
     names = [name]
     if name.endswith("*"):
-        names = [kept.name for kept in tmesh.kept() if kept.name.startswith(name[:-1])]
+        names = [one["name"] for one in tmesh.kept() if one["name"].startswith(name[:-1])]
     for name in names:
         tmesh.drop(name)
     return ""

@@ -41,7 +41,7 @@ defmodule Tmesh.NativeTest do
     {:ok, ticket} = Native.seq_share(sequence)
     {:ok, members} = Native.json_decode(json)
     {:ok, cancellable} = Native.engine_cancellable(context)
-    {:ok, {graph, "g", 1, 0}} = Native.graph_parse("graph g\nx = input : float32[2]\n")
+    {:ok, {graph, "g", 1, 0}} = Native.graph_parse(graph_text())
     name = "tmesh-native-#{System.pid()}"
     on_exit(fn -> Tmesh.drop(name) end)
 
@@ -124,6 +124,7 @@ defmodule Tmesh.NativeTest do
       pages_info: [pages],
       pages_head: [pages, 0],
       pages_hash: [pages, <<1::native-32>>, nil],
+      pages_slab: [pages, 0, 0, nil, :uint8],
       pages_sequence: [pages],
       pages_find: [pages, <<0::128>>],
       pages_take: [pages, ticket],
@@ -166,11 +167,15 @@ defmodule Tmesh.NativeTest do
       engine_operands: [ref.handle],
       engine_bind: [ref.handle, ref.handle, [{"a", sealed.handle}], [{"b", other.handle, nil}]],
       engine_rebind: [ref.handle, ref.handle, [{"a", sealed.handle}]],
+      engine_keep: [ref.handle, pages],
+      placed_open: [[ref.handle], graph_text(), [{"x", 0}], [{"a", sealed.handle}], "/tmp"],
+      placed_parts: [ref.handle],
+      placed_bind: [ref.handle, [{"a", sealed.handle}], [{"b", other.handle}]],
       engine_dispatch: [ref.handle, cancellable],
       engine_cancellable: [context],
       engine_cancel: [cancellable],
       graph_create: ["g"],
-      graph_parse: ["graph g\nx = input : float32[2]\n"],
+      graph_parse: [graph_text()],
       graph_read: [graph_file()],
       graph_add: [graph, 1, 0, {"y", :softmax, ["x"], [scale: 0.5, cache: :keep]}],
       graph_write: [graph, 1, 0, :json],
@@ -197,6 +202,8 @@ defmodule Tmesh.NativeTest do
 
     path
   end
+
+  defp graph_text, do: "graph g\nx = input : float32[2]\n"
 
   defp graph_file do
     path = Path.join(System.tmp_dir!(), "tmesh-native-#{System.pid()}.graph")
@@ -252,7 +259,8 @@ defmodule Tmesh.NativeTest do
   @and_these [:revoke, :reclaim]
 
   @engine_objects [:engine_info, :engine_graph, :engine_operands, :engine_bind] ++
-                    [:engine_rebind, :engine_dispatch]
+                    [:engine_rebind, :engine_keep, :engine_dispatch] ++
+                    [:placed_open, :placed_parts, :placed_bind]
 
   # There is no engine of that name, no XLA in this VM.
   defp refused?(name, {:error, {:enoent, _why}}) when name in [:engine_connect, :xla_register],
