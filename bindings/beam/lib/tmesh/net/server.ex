@@ -729,8 +729,9 @@ defmodule Tmesh.Net.Server do
   defp tell(to, message) do
     message = {:tmesh_net, 1, message}
 
-    if :erlang.send(to, message, [:noconnect, :nosuspend]) == :nosuspend,
-      do: spawn(fn -> :erlang.send(to, message, [:noconnect]) end)
+    _pid =
+      if :erlang.send(to, message, [:noconnect, :nosuspend]) == :nosuspend,
+        do: spawn(fn -> :erlang.send(to, message, [:noconnect]) end)
 
     :ok
   end
