@@ -365,6 +365,8 @@ def main():
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TMESH_RUNTIME_DIR"] = folder
+        # What was released is to be gone, for the next promise too.
+        os.environ["TMESH_POOL"] = "0"
         pool = Pool(commands)
 
         def point(name, trouble):
