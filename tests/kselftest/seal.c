@@ -458,6 +458,34 @@ TEST(revoke_others, "a revocation leaves other regions alone")
 	CHECK_EQ(t_info(other).state, 0);
 }
 
+TEST(again, "what is sealed is sealed, whoever has a page of it just then")
+{
+	int h = region(TMESH_CREATE_NOHUGE), pipes[2];
+	unsigned char *p = t_map(h, BYTES, PROT_READ);
+	struct iovec io = {.iov_base = p, .iov_len = PAGE};
+
+	REQUIRE(p != MAP_FAILED);
+	REQUIRE_OK(t_seal(h));
+	REQUIRE_OK(pipe(pipes));
+	REQUIRE(vmsplice(pipes[1], &io, 1, 0) == (ssize_t)PAGE);
+	CHECK_OK(t_seal(h));
+	check_sealed(h);
+}
+
+TEST(readers, "a mapping that never writes is no writer, whatever becomes of it")
+{
+	int h = region(0);
+	unsigned char *p = t_map(h, BYTES, PROT_READ);
+
+	REQUIRE(p != MAP_FAILED);
+	CHECK_OK(mprotect(p + PAGE, PAGE, PROT_NONE));
+	CHECK_OK(mprotect(p + PAGE, PAGE, PROT_READ));
+	CHECK_OK(mprotect(p + 8 * PAGE, 4 * PAGE, PROT_NONE));
+	munmap(p + 4 * PAGE, PAGE);
+	CHECK_OK(t_seal(h));
+	check_sealed(h);
+}
+
 int main(void)
 {
 	return t_main();

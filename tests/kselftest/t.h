@@ -11,6 +11,7 @@
  * Environment
  *	TMESH_TEST_LENGTH	"full" for long races and fuzzing, else short
  *	TMESH_KO		the module's file, to reload it
+ *	TMESH_CASE		the number of the one test to run, as TAP has it; 0 is none
  */
 #ifndef TMESH_KSELFTEST_T_H
 #define TMESH_KSELFTEST_T_H

@@ -55,10 +55,26 @@ def closing(text, start):
     raise ValueError("a bracket that is never closed")
 
 
+def unbracketed(text, start, end):
+    """The characters between start and end that stand in no bracket."""
+    depth = 0
+    for place in range(start, end):
+        if text[place] in OPENING:
+            depth += 1
+        elif text[place] in CLOSING:
+            depth -= 1
+        elif not depth:
+            yield text[place]
+
+
 def operands(text, start, end):
-    """The operands of `||` between start and end that stand in no bracket, as (start, end)."""
+    """The operands of `||` between start and end that stand in no bracket, as (start, end). What stands in a
+    `? :` is no operand of the whole."""
     depth, first = 0, start
     place = start
+    if "?" in unbracketed(text, start, end):
+        yield start, end
+        return
     while place < end:
         if text[place] in OPENING:
             depth += 1
@@ -113,3 +129,10 @@ def find(file, source):
 def without(source, guard):
     """The file's text with the guard taken out."""
     return f"{source[:guard.start]}(({source[guard.start:guard.end]}), 0){source[guard.end:]}"
+
+
+def switched(source, numbered):
+    """The file's text with each (number, guard) behind a switch: TMESH_GUARD of `mutants.h`."""
+    for number, guard in sorted(numbered, key=lambda pair: -pair[1].start):
+        source = f"{source[:guard.start]}TMESH_GUARD({number}, {source[guard.start:guard.end]}){source[guard.end:]}"
+    return source

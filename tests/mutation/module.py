@@ -1,153 +1,155 @@
 # SPDX-License-Identifier: MIT
-"""Guards of the module, tried in guests with the programs of tests/kselftest.
+"""Guards of the module, tried in guests with the cases of tests/kselftest.
 
-The debug kernel tells once which program runs which line. Modules without a guard are built for a stock kernel, and
-one guest loads many of them, one after another; a guest that such a module ends is followed by another.
+One build has all guards behind switches (mutants.h). A guest tells once which case makes which guards true: no other
+case can miss them. Then guards are switched off one after another, and the cases that make each true run, the quickest
+first, until one fails. A guest that this ends, or whose module stays or may be broken, is followed by another.
 """
 import hashlib
-import io
 import json
+import math
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tarfile
+from collections import defaultdict
 from pathlib import Path
 
 import guards
 
-TOP = Path(__file__).resolve().parent.parent.parent
+HERE = Path(__file__).resolve().parent
+TOP = HERE.parent.parent
 sys.path.insert(0, str(TOP / "tests/vm"))
 import boot  # noqa: E402: found by the line above
-import coverage  # noqa: E402
 import kernels  # noqa: E402
 import modules  # noqa: E402
 
 KERNEL = "6.12"
 SOURCES = "kmod/*.c", "kmod/compat/*.c"
-IN_ONE_GUEST = 24
-# Seconds that a program may take with a guard out, beside what it took with all guards in.
-PATIENCE = 120, 4
+# Seconds that a case may take with a guard out, beside what it took with all guards in.
+PATIENCE = 20, 4
+# A kernel that stands still is ended, not waited for.
+STANDING = ["softlockup_panic=1", "rcupdate.rcu_cpu_stall_timeout=30", "sysctl.kernel.panic_on_rcu_stall=1"]
 
 
 class Module:
-    """The module's sources, the programs, and which program runs which line."""
+    """The module's sources, the programs, and which of their cases makes which guard true."""
 
-    def __init__(self, where, say):
-        self.where, self.say = where.resolve(), say
+    def __init__(self, where, say, enough=math.inf):
+        """enough: how many seconds of cases, the quickest first, are run for a guard."""
+        self.where, self.say, self.enough = where.resolve(), say, enough
         self.where.mkdir(parents=True, exist_ok=True)
         self.programs = [path for path in sorted((TOP / "build/tests/kselftest").iterdir()) if os.access(path, os.X_OK)]
-        self.kernel = kernels.prepare(KERNEL)
-        self.module, _ = modules.tmesh(self.kernel, self.where)
-        self.peer, _ = modules.of_tests(self.kernel, "peer", self.where)
-        self.takes, self.runs = self.known_coverage()
+        self.number = {guard: number for number, guard in enumerate(self.guards(), 1)}
+        kernel = kernels.prepare(KERNEL)
+        self.peer, _ = modules.of_tests(kernel, "peer", self.where)
+        self.module, self.switches = self.built(kernel)
+        corpus = self.where / "fuzz.corpus"
+        shutil.copy(TOP / "tests/kselftest/fuzz.corpus", corpus)
+        self.files = [self.peer, self.switches, corpus]
+        self.cases = self.known_cases()
+
+    @staticmethod
+    def sources():
+        return [path for pattern in SOURCES for path in sorted(TOP.glob(pattern))]
 
     @staticmethod
     def guards():
-        return [guard for pattern in SOURCES for path in sorted(TOP.glob(pattern))
+        return [guard for path in Module.sources()
                 for guard in guards.find(str(path.relative_to(TOP)), path.read_text())]
 
-    def known_coverage(self):
-        """What coverage() told of these very sources and programs, kept: it takes half an hour."""
-        of = hashlib.sha256()
-        for path in [*self.programs, *(path for pattern in SOURCES for path in sorted(TOP.glob(pattern)))]:
-            of.update(path.read_bytes())
-        kept = self.where / "coverage.json"
-        if kept.exists() and (known := json.loads(kept.read_text()))["of"] == of.hexdigest():
-            return known["takes"], known["runs"]
-        takes, runs = self.coverage()
-        kept.write_text(json.dumps({"of": of.hexdigest(), "takes": takes, "runs": runs}))
-        return takes, runs
+    def built(self, kernel):
+        """The module with its guards behind switches, and the module that has the switches."""
+        module, _ = modules.tmesh(kernel, self.where)
+        tree = module.parent
+        for path in self.sources():
+            name = str(path.relative_to(TOP))
+            mine = [(number, guard) for guard, number in self.number.items() if guard.file == name]
+            (tree / path.relative_to(TOP / "kmod")).write_text(guards.switched(path.read_text(), mine))
+        for name in ("mutants.c", "mutants.h"):
+            shutil.copy(HERE / name, tree)
+        with open(tree / "Kbuild", "a") as kbuild:
+            kbuild.write("obj-m += mutants.o\nccflags-y += -include $(src)/mutants.h\n")
+        modules.make(kernel, "-C", kernel.kdir, f"M={tree.parent}", *modules.arguments(kernel), "KCFLAGS=-w", "modules")
+        for name in ("tmesh.ko", "mutants.ko"):
+            subprocess.run(["strip", "-g", tree / name], check=True)
+        return module, tree / "mutants.ko"
 
-    def coverage(self):
-        """({program: seconds}, {"file:line": programs that run it}), on the debug kernel"""
-        self.say("which lines each program runs: once on the debug kernel")
-        debug = kernels.prepare("debug")
-        where = boot.logs("debug", "mutation")
-        module, _ = modules.tmesh(debug, where)
-        peer, _ = modules.of_tests(debug, "peer", where)
-        outcome = boot.run("debug", "mutation", module=module, programs=self.programs, files=[peer, self.corpus()],
-                           script="mutation-cover")
-        if outcome.trouble:
-            sys.exit(f"mutate: the guest that counts lines {outcome.trouble}: {where}/console")
-        takes = {name: int(seconds) for name, seconds in re.findall(r"^@ took (\w+) (\d+)$", outcome.results, re.M)}
-        left = boot_left(outcome.results)
-        runs = {}
-        for program in self.programs:
-            folder = where / "left" / program.name
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            for member in left.getmembers():
-                if member.isfile() and member.name.startswith(f"./{program.name}/"):
-                    (folder / Path(member.name).name).write_bytes(left.extractfile(member).read())
-            lines, _ = coverage.by_gcov(module, folder)
-            for file, counts in lines.items():
-                for line, count in counts.items():
-                    if count:
-                        runs.setdefault(f"kmod/{file}:{line}", []).append(program.name)
-        return takes, runs
+    def known_cases(self):
+        """{program: [[hundredths of a second, names of guards that were true] of each case]}, kept for those programs
+        that are the same on the same module."""
+        def digest(*paths):
+            return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
 
-    def corpus(self):
-        copied = self.where / "fuzz.corpus"
-        shutil.copy(TOP / "tests/kselftest/fuzz.corpus", copied)
-        return copied
+        kept = self.where / "cases.json"
+        of = {program.name: digest(program, *self.sources(), HERE / "mutants.h") for program in self.programs}
+        known = json.loads(kept.read_text()) if kept.exists() else {}
+        known = {name: told for name, told in known.items() if of.get(name) == told["of"]}
+        unknown = [program for program in self.programs if program.name not in known]
+        if unknown:
+            self.say("which guards each case makes true: " + " ".join(program.name for program in unknown))
+            outcome = boot.run(KERNEL, "mutation", module=self.module, programs=unknown, files=self.files,
+                               script="mutation-cover")
+            if outcome.trouble or not re.search("^@ done$", outcome.results, re.M):
+                sys.exit(f"mutate: the guest that tells which guards are true {outcome.trouble or 'ended'}: "
+                         f"{boot.logs(KERNEL, 'mutation')}/console")
+            for failed in re.findall(r"^@ check (.* [1-9]\d* .*)$", outcome.results, re.M):
+                self.say(f"with every guard in: {failed}")
+            name_of = {number: guard.name for guard, number in self.number.items()}
+            for name, cases in cases_of(outcome.results).items():
+                known[name] = {"of": of[name],
+                               "cases": [[took, [name_of[number] for number in met]] for took, met in cases]}
+            kept.write_text(json.dumps(known))
+        return {name: told["cases"] for name, told in known.items()}
 
-    def programs_of(self, guard):
-        names = set().union(*(self.runs.get(f"{guard.file}:{line}", ()) for line in guard.lines))
-        return sorted(names, key=lambda name: self.takes.get(name, 0))
-
-    def mutant(self, number, guard):
-        """The module without a guard, or None where it cannot be built."""
-        tree = self.module.parent
-        source = tree / Path(guard.file).relative_to("kmod")
-        whole = (TOP / guard.file).read_text()
-        made = self.where / f"mutant-{number}.ko"
-        try:
-            source.write_text(guards.without(whole, guard))
-            modules.make(self.kernel, "-C", self.kernel.kdir, f"M={tree.parent}",
-                         *modules.arguments(self.kernel), "modules")
-            subprocess.run(["strip", "-g", "-o", made, tree / "tmesh.ko"], check=True)
-            return made
-        except (subprocess.CalledProcessError, SystemExit):
-            return None
-        finally:
-            source.write_text(whole)
+    def runs(self):
+        """{a guard's name: the [(seconds, program, case)] that make it true, the quickest first}"""
+        found = defaultdict(list)
+        for name, cases in self.cases.items():
+            for case, (took, met) in enumerate(cases, 1):
+                for guard in met:
+                    found[guard].append((took / 100, name, case))
+        return {guard: sorted(runs) for guard, runs in found.items()}
 
     def judged(self, wanted, jobs):
         """(guard, answer) of each wanted guard: what sees that it is gone, "" where nothing does, or an Untried."""
-        waiting = []
-        for number, guard in enumerate(wanted):
-            if not (names := self.programs_of(guard)):
-                yield guard, guards.Untried("no test comes by")
+        found, waiting = self.runs(), {}
+        for guard in wanted:
+            if guard.name in found:
+                waiting[self.number[guard]] = guard
             else:
-                waiting.append((number, guard, names))
+                yield guard, guards.Untried("no test makes it true")
         while waiting:
-            built = []
-            while waiting and len(built) < IN_ONE_GUEST:
-                number, guard, names = waiting.pop(0)
-                if made := self.mutant(number, guard):
-                    built.append((number, guard, names, made))
-                else:
-                    yield guard, guards.Untried("it does not compile")
-            answers = self.guest(built)
-            for number, guard, names, made in built:
-                if number in answers:
-                    yield guard, answers[number]
-                else:
-                    waiting.insert(0, (number, guard, names))   # its guest ended before its turn came
-                made.unlink()
+            answers = self.guest({number: found[guard.name] for number, guard in waiting.items()})
+            if not answers:
+                sys.exit(f"mutate: a guest ended before it tried a guard: {boot.logs(KERNEL, 'mutation')}/console")
+            for number, answer in answers.items():
+                yield waiting.pop(number), answer
 
-    def guest(self, built):
+    def guest(self, runs):
         """{number: answer} of those whose turn came."""
         more, times = PATIENCE
         plan = self.where / "plan"
-        plan.write_text("".join(
-            f"{number} {' '.join(f'{name}:{more + times * self.takes.get(name, 0)}' for name in names)}\n"
-            for number, _, names, _ in built))
+        with open(plan, "w") as lines:
+            for number, mine in runs.items():
+                took, chosen = 0, []
+                for seconds, name, case in mine:
+                    took += seconds
+                    if took <= self.enough or not chosen:
+                        chosen.append(f"{name}:{case}:{int(more + times * seconds)}")
+                lines.write(f"{number} {' '.join(chosen)}\n")
         outcome = boot.run(KERNEL, "mutation", module=self.module, programs=self.programs,
-                           files=[self.peer, self.corpus(), plan, *(made for *_, made in built)])
+                           files=[*self.files, plan], arguments=STANDING)
         return answers_of(outcome.results)
+
+
+def cases_of(results):
+    """{program: [[hundredths of a second, numbers of guards that were true] of each case]}, as a guest said it."""
+    found = defaultdict(list)
+    for name, took, met in re.findall(r"^@ case (\w+) \d+ (\d+)((?: \d+)*) *$", results, re.M):
+        found[name].append([int(took), [int(number) for number in met.split()]])
+    return dict(found)
 
 
 def answers_of(results):
@@ -162,9 +164,3 @@ def answers_of(results):
     if begun is not None:
         answers[begun] = "the kernel, which it ended,"
     return answers
-
-
-def boot_left(results):
-    """What a guest left, as an open tar."""
-    from judge import Results
-    return tarfile.open(fileobj=io.BytesIO(Results(results).left))

@@ -6,6 +6,7 @@ A guard that may go and no test fails is a survivor: it wants a test, or a line 
 a guard. A survivor whose reason is known is a skip that says it; a guard that no test comes by fails too.
 """
 import argparse
+import math
 import re
 import sys
 import time
@@ -73,6 +74,8 @@ def main():
     parser.add_argument("--every", type=int, default=1, metavar="N", help="one in so many of these")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the first of them, from 0")
     parser.add_argument("--jobs", type=int, default=2, help="how many at once (lib)")
+    parser.add_argument("--enough", type=float, default=math.inf, metavar="SECONDS",
+                        help="of the cases that make a guard true, the quickest that take so long together (kmod)")
     parser.add_argument("--list", action="store_true", help="print the guards, and do nothing")
     args = parser.parse_args()
 
@@ -92,7 +95,8 @@ def main():
     wanted = chosen(Subject.guards(), args.only, args.every, args.first)
     if not wanted:
         sys.exit(f"mutate: no guard of {args.what} has a name like {args.only!r}")
-    subject = Subject(Path("build/mutation") / args.what, say)
+    more = {"enough": args.enough} if args.what == "kmod" else {}
+    subject = Subject(Path("build/mutation") / args.what, say, **more)
     print(f"1..{len(wanted)}", flush=True)
     survived = 0
     for number, (guard, answer) in enumerate(subject.judged(wanted, args.jobs), 1):
