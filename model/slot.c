@@ -22,6 +22,9 @@
 #define ENTRIES 2
 #define MAX_REF 16384u
 #define REST_EACH 64 /* looks, between two rests of a reader that meets nothing whole */
+/* A publisher that is killed loses its files one after another: the value may go before the slot.
+ */
+#define ENDING_NS 100000000u
 
 struct entry {
 	atomic_uint_fast64_t number; /* 0: it is being written */
@@ -358,7 +361,7 @@ static void rest(void)
 /* There is another generation than the one that is known. */
 static int slot_read(struct tmesh_slot_reader *reader, struct tmesh_error *err)
 {
-	uint64_t deadline = tmesh_now_ns() + MODEL_WAIT_NS;
+	uint64_t deadline = tmesh_now_ns() + MODEL_WAIT_NS, ending = 0;
 	int rc = model_check_life(reader->life, err);
 
 	for (unsigned int look = 1; !rc; look++) {
@@ -379,13 +382,19 @@ static int slot_read(struct tmesh_slot_reader *reader, struct tmesh_error *err)
 				return 0;
 			}
 			/* A newer one has taken its place: what was met is no error. */
-			if (atomic_load(reader->newest) != generation)
+			if (atomic_load(reader->newest) != generation) {
 				rc = 0;
-			else if ((rc == -ENOENT || rc == -ESTALE) &&
-				 model_view_is_over(&reader->view))
-				rc = tmesh_fail(err, -EPIPE,
-						"the slot's publisher is gone, and its "
-						"last value with it");
+			} else if (rc == -ENOENT || rc == -ESTALE) {
+				ending = ending ? ending : tmesh_now_ns() + ENDING_NS;
+				if (model_view_is_over(&reader->view)) {
+					rc = tmesh_fail(err, -EPIPE,
+							"the slot's publisher is gone, and its "
+							"last value with it");
+				} else if (tmesh_now_ns() < ending) {
+					rest();
+					rc = 0;
+				}
+			}
 		} else if (atomic_load(reader->newest) == generation && look % REST_EACH == 0) {
 			if (model_view_is_over(&reader->view))
 				rc = tmesh_fail(err, -EPROTO, "the slot's page is damaged");
