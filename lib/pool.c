@@ -92,9 +92,8 @@ int tmesh_pool_wanted(uint64_t option, uint64_t *out, struct tmesh_error *err)
 		*out = option == TMESH_NO_POOL ? 0 : option ? option : POOL_BY_DEFAULT;
 		return 0;
 	}
-	errno = 0;
 	mib = strtoull(text, &end, 10);
-	if (*end || *text < '0' || *text > '9' || errno || mib > LONGEST_MIB)
+	if (*end || *text < '0' || mib > LONGEST_MIB)
 		return tmesh_fail(err, -EINVAL,
 				  "TMESH_POOL is \"%.32s\"; it is MiB, and 0 for no pool", text);
 	*out = mib << 20;

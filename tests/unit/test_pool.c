@@ -542,8 +542,8 @@ static void test_by_default(void **state)
 		tmesh_ctx_unref(ctx);
 	}
 	opts.pool_bytes = 0;
-	for (size_t i = 0; i < 5; i++) {
-		const char *bad[] = {"x", "-1", "1.5", "1 ", "99999999999999999999"};
+	for (size_t i = 0; i < 6; i++) {
+		const char *bad[] = {"x", "-1", "+1", "1.5", "1 ", "99999999999999999999"};
 
 		setenv("TMESH_POOL", bad[i], 1);
 		assert_refused(tmesh_ctx_open(&opts, &ctx, err), -EINVAL, "TMESH_POOL");
