@@ -18,25 +18,25 @@ from tap import Tap
 from test_judge import AsTap
 
 INDEX = """\
-linux-headers-6.1.0-50-amd64 | 6.1.176-1 | http://deb.debian.org/debian bookworm/main amd64 Packages
-linux-headers-6.1.0-9-amd64 | 6.1.27-1 | http://deb.debian.org/debian bookworm/main amd64 Packages
-linux-headers-6.1.0-56-amd64 |  6.1.192-2 | http://deb.debian.org/debian-security bookworm-security/main amd64 Packages
-linux-headers-6.1.0-56-cloud-amd64 |  6.1.192-2 | http://deb.debian.org/debian-security bookworm-security/main amd64 Packages
-linux-headers-6.1.0-56-rt-amd64 |  6.1.192-2 | http://deb.debian.org/debian-security bookworm-security/main amd64 Packages
-linux-headers-6.1.0-56-common |  6.1.192-2 | http://deb.debian.org/debian-security bookworm-security/main amd64 Packages
-linux-headers-amd64 |  6.1.192-2 | http://deb.debian.org/debian-security bookworm-security/main amd64 Packages
-linux-headers-amd64 |  6.1.176-1 | http://deb.debian.org/debian bookworm/main amd64 Packages
-linux-headers-6.12.95+deb12-amd64 | 6.12.95-1~bpo12+1 | http://deb.debian.org/debian bookworm-backports/main amd64 Packages
-linux-headers-amd64 | 6.12.95-1~bpo12+1 | http://deb.debian.org/debian bookworm-backports/main amd64 Packages
-linux-headers-6.12.117+deb12-amd64 | 6.12.117-1~deb12u1 | http://deb.debian.org/debian-security bookworm-security/main amd64 Packages
-linux-headers-6.12-amd64 | 6.12.117-1~deb12u1 | http://deb.debian.org/debian-security bookworm-security/main amd64 Packages
-linux-headers-6.12.117+deb13-amd64 | 6.12.117-1 | http://deb.debian.org/debian-security trixie-security/main amd64 Packages
-linux-headers-amd64 | 6.12.117-1 | http://deb.debian.org/debian-security trixie-security/main amd64 Packages
-linux-headers-7.2.9+deb13-amd64 | 7.2.9-1~bpo13+1 | http://deb.debian.org/debian trixie-backports/main amd64 Packages
-linux-headers-7.2.12+deb13-amd64 | 7.2.12-1~bpo13+1 | http://deb.debian.org/debian trixie-backports/main amd64 Packages
-linux-headers-7.3.4+deb13-amd64 | 7.3.4-1~bpo13+1 | http://deb.debian.org/debian trixie-backports/main amd64 Packages
-linux-headers-7.3.4+deb13-cloud-amd64 | 7.3.4-1~bpo13+1 | http://deb.debian.org/debian trixie-backports/main amd64 Packages
-linux-headers-amd64 | 7.3.4-1~bpo13+1 | http://deb.debian.org/debian trixie-backports/main amd64 Packages
+linux-headers-6.1.0-50-amd64 | 6.1.176-1 | http://mirror/debian bookworm/main amd64 Packages
+linux-headers-6.1.0-9-amd64 | 6.1.27-1 | http://mirror/debian bookworm/main amd64 Packages
+linux-headers-6.1.0-56-amd64 |  6.1.192-2 | http://mirror/debian-security bookworm-security/main amd64 Packages
+linux-headers-6.1.0-56-cloud-amd64 |  6.1.192-2 | http://mirror/debian-security bookworm-security/main amd64 Packages
+linux-headers-6.1.0-56-rt-amd64 |  6.1.192-2 | http://mirror/debian-security bookworm-security/main amd64 Packages
+linux-headers-6.1.0-56-common |  6.1.192-2 | http://mirror/debian-security bookworm-security/main amd64 Packages
+linux-headers-amd64 |  6.1.192-2 | http://mirror/debian-security bookworm-security/main amd64 Packages
+linux-headers-amd64 |  6.1.176-1 | http://mirror/debian bookworm/main amd64 Packages
+linux-headers-6.12.95+deb12-amd64 | 6.12.95-1~bpo12+1 | http://mirror/debian bookworm-backports/main amd64 Packages
+linux-headers-amd64 | 6.12.95-1~bpo12+1 | http://mirror/debian bookworm-backports/main amd64 Packages
+linux-headers-6.12.117+deb12-amd64 | 6.12.117-1~deb12u1 | http://mirror/debian-security bookworm-security/main amd64 Packages
+linux-headers-6.12-amd64 | 6.12.117-1~deb12u1 | http://mirror/debian-security bookworm-security/main amd64 Packages
+linux-headers-6.12.117+deb13-amd64 | 6.12.117-1 | http://mirror/debian-security trixie-security/main amd64 Packages
+linux-headers-amd64 | 6.12.117-1 | http://mirror/debian-security trixie-security/main amd64 Packages
+linux-headers-7.2.9+deb13-amd64 | 7.2.9-1~bpo13+1 | http://mirror/debian trixie-backports/main amd64 Packages
+linux-headers-7.2.12+deb13-amd64 | 7.2.12-1~bpo13+1 | http://mirror/debian trixie-backports/main amd64 Packages
+linux-headers-7.3.4+deb13-amd64 | 7.3.4-1~bpo13+1 | http://mirror/debian trixie-backports/main amd64 Packages
+linux-headers-7.3.4+deb13-cloud-amd64 | 7.3.4-1~bpo13+1 | http://mirror/debian trixie-backports/main amd64 Packages
+linux-headers-amd64 | 7.3.4-1~bpo13+1 | http://mirror/debian trixie-backports/main amd64 Packages
 """
 
 
