@@ -188,6 +188,25 @@ defmodule Machine do
     [{:liar, pid} | held]
   end
 
+  # In another version of the protocol.
+  defp act(["lease_in", version, home, offer], held) do
+    %{"offer" => id} = decode(offer)
+    {version, _bindings} = Code.eval_string(version)
+    home = {Tmesh.Net, String.to_existing_atom(home)}
+    number = make_ref()
+    send(home, {:tmesh_net, version, {:renew}})
+    send(home, {:tmesh_net, version, {:lease, self(), number, id, :more}})
+
+    receive do
+      {:tmesh_net, 1, {:answer, _home, ^number, {:error, type, text}}} ->
+        say("#{type} #{Regex.run(~r/is of version 1/, text)}")
+    after
+      60_000 -> say("nothing")
+    end
+
+    held
+  end
+
   defp act(["honest"], held) do
     {:liar, pid} = List.keyfind!(held, :liar, 0)
     monitor = Process.monitor(pid)
@@ -424,7 +443,10 @@ defmodule Machine do
   defp lie(answer) do
     receive do
       {:tmesh_net, 1, {:lease, reader, number, _offer}} ->
-        send(reader, {:tmesh_net, 1, {:answer, self(), number, answer}})
+        # A function makes the whole message.
+        if is_function(answer),
+          do: send(reader, answer.(number)),
+          else: send(reader, {:tmesh_net, 1, {:answer, self(), number, answer}})
 
       _other ->
         :ok

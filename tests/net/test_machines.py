@@ -462,22 +462,45 @@ def test_fetcher_killed(home, reader):
 LIES = [
     ("{:bytes, String.duplicate(<<1>>, 3000)}", "protocol"), ("{:bytes, <<1>>}", "protocol"), ("{:bytes, <<>>}", "protocol"),
     ("{:bytes, String.duplicate(<<1>>, 3001)}", "protocol"), ("{:bytes, 5}", "protocol"), (":bytes", "protocol"), ("{:ok, 1, 2}", "protocol"),
-    ('{:ok, "key", "address"}', "invalid"), ("{:error, 1, 2}", "protocol"), ('{:error, :not_found, "no"}', "not_found"),
+    ('{:ok, "0123456789abcdef", "address"}', "invalid"), ("{:error, 1, 2}", "protocol"), ('{:error, :not_found, "no"}', "not_found"),
+    # What the fetcher could not read at all, or not at such a length.
+    ('{:ok, "key", "address"}', "protocol"), ('{:ok, "0123456789ABCDEF", "address"}', "protocol"),
+    ('{:ok, String.duplicate(<<255>>, 16), "address"}', "protocol"), ('{:ok, String.duplicate("0", 200_000), "address"}', "protocol"),
+    ('{:ok, "0123456789abcdef", <<255>>}', "protocol"), ('{:ok, "0123456789abcdef", "a\\0b"}', "protocol"),
+    ('{:ok, "0123456789abcdef", ""}', "protocol"), ('{:ok, "0123456789abcdef", String.duplicate("0", 200_000)}', "protocol"),
+    ("{:bytes, String.duplicate(<<1>>, 100_000)}", "protocol"), ("{:error, :gone, <<255>>}", "protocol"),
+    ('{:error, :gone, String.duplicate("x", 5_000)}', "protocol"),
+    # Whole messages: a home that is no process, and one of another version.
+    ('fn number -> {:tmesh_net, 1, {:answer, "home", number, {:ok, "0123456789abcdef", "address"}}} end', "protocol"),
+    ('fn number -> {:tmesh_net, 1, {:answer, nil, number, {:bytes, String.duplicate(<<1>>, 3000)}}} end', "protocol"),
+    ("fn number -> {:tmesh_net, 2, {:answer, self(), number, :new, :words}} end", "unsupported"),
+    ("fn number -> {:tmesh_net, :next, {:answer, nil, number}} end", "unsupported"),
 ]
+# Larger than what an answer has room for.
+LARGE_LIES = [("{:bytes, String.duplicate(<<1>>, 100_000)}", "protocol"), ('{:bytes, "less"}', "protocol")]
 
 
 def test_lies(home, reader):
     """A home that answers garbage, or other bytes than it offers: an error, and the reader's net goes on."""
     import base64
-    offer, _digest = home.offer(3000, "lies")
     reader.offer(3000, "mine")
-    for answer, error in LIES:
-        assert home.ask("lie", base64.b64encode(answer.encode()).decode()) == "ok"
-        result = reader.ask("open", 1, SECONDS * 1000, offer)
-        assert home.ask("honest") == "ok"
-        assert result == f"error:{error}", (answer, result)
-        # The same net as before: its offers stand.
-        assert reader.stats()["offers"] == 1, answer
+    for size, lies in ((3000, LIES), (100_000, LARGE_LIES)):
+        offer, _digest = home.offer(size, "lies")
+        for answer, error in lies:
+            assert home.ask("lie", base64.b64encode(answer.encode()).decode()) == "ok"
+            result = reader.ask("open", 1, SECONDS * 1000, offer)
+            assert home.ask("honest") == "ok"
+            assert result == f"error:{error}", (answer, result)
+            # The same net as before: its offers stand.
+            assert reader.stats().get("offers") == 1, answer
+
+
+def test_version(home, reader):
+    """A question in another version is answered, so that nobody waits for the end of his patience."""
+    offer, digest = home.offer(3000, "version")
+    for version in "2", "0", "1.5", ":next":
+        assert reader.ask("lease_in", version, home.node, offer) == "unsupported is of version 1"
+    assert reader.ask("open", 1, SECONDS * 1000, offer) == digest
 
 
 def half_fetched(home, reader, make, wait):
@@ -732,7 +755,7 @@ def on_loopback():
         print(f"# TMESH_TEST_SEED={seed}", flush=True)
         play("loopback", *machines[:2], [
             (test_open, ()), (test_home_is_named, ()), (test_withdrawn, ()), (test_many, ()), (test_names, machines[2:]),
-            (test_busy, ()), (test_slow_reader, ()), (test_lies, ()), (test_stream, ()), (test_pages, ()), (test_programs, ()), (test_hostile_programs, ()), (test_waiters_gone, ()),
+            (test_busy, ()), (test_slow_reader, ()), (test_lies, ()), (test_version, ()), (test_stream, ()), (test_pages, ()), (test_programs, ()), (test_hostile_programs, ()), (test_waiters_gone, ()),
             (test_fetcher_killed, ()),
             (storm, (300 if FULL else 12, random.Random(seed)))])
     finally:

@@ -66,6 +66,9 @@ defmodule Tmesh.NetTest do
           {"home", 1},
           {"offer", %{}},
           {"checksum", "short"},
+          {"checksum", String.duplicate(<<255>>, 32)},
+          {"checksum", String.duplicate("0", 31) <> <<0>>},
+          {"checksum", String.duplicate("A", 32)},
           {"region_bytes", 0},
           {"region_bytes", "4"}
         ] do

@@ -200,8 +200,8 @@ defmodule Tmesh.Net do
 
   Errors: as `Tmesh.ZeroCopy.open/2`; `:not_found` (withdrawn; the home is not connected to this node),
   `:gone` (the home, its fetcher or this one ended meanwhile), `:timeout`, `:not_started` (no net runs
-  here, or at home), `:protocol` (not an offer; what came is damaged), `:limit_exceeded`,
-  `:no_memory`. With several homes it is the last one's; of a bundle there is all or nothing.
+  here, or at home), `:protocol` (not an offer; what came is damaged, or no answer), `:unsupported` (the home's
+  net is of another version), `:limit_exceeded`, `:no_memory`. With several homes it is the last one's; of a bundle there is all or nothing.
   """
   @spec open(offer() | String.t(), timeout: pos_integer()) ::
           {:ok, TensorRef.t() | Bundle.t()} | {:error, Error.t()}

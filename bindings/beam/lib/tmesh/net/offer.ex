@@ -5,6 +5,7 @@ defmodule Tmesh.Net.Offer do
   # shard, a bundle one for its index and one for each of its regions, in this order.
 
   alias Tmesh.Error
+  alias Tmesh.Net.Answer
 
   @type wanted :: %{
           checksum: String.t(),
@@ -42,9 +43,10 @@ defmodule Tmesh.Net.Offer do
   defp shards(%{"kind" => _other}), do: :error
   defp shards(map), do: each([map], &shard/1)
 
-  defp shard(%{"checksum" => <<checksum::binary-size(32)>>, "region_bytes" => bytes})
-       when is_integer(bytes) and bytes in 1..0x7FFF_FFFF_FFFF_FFFF,
-       do: {:ok, {checksum, bytes}}
+  defp shard(%{"checksum" => checksum, "region_bytes" => bytes})
+       when is_integer(bytes) and bytes in 1..0x7FFF_FFFF_FFFF_FFFF do
+    if Answer.hex?(checksum, 32), do: {:ok, {checksum, bytes}}, else: :error
+  end
 
   defp shard(_other), do: :error
 

@@ -11,20 +11,23 @@ defmodule Tmesh.Net.Server do
   #   {:renew, reader, key}, {:done, reader, key}
   #
   # What is small comes in the answer: one round trip, where a fetch by a key takes four.
+  #
+  # In every version a question begins with {:lease, reader, number, ...} and an answer with {:answer, home, number, ...}.
+  # Who is asked in another version answers in its own with the error :unsupported; who is answered so says it.
 
   use GenServer
   require Logger
 
   alias Tmesh.Error
-  alias Tmesh.Net.{Fetcher, Local, Names}
+  alias Tmesh.Net.{Answer, Fetcher, Local, Names}
 
   # Fetches that ask or read: what a fetcher takes from one address. Others wait their turn.
   @at_once 8
   # A home that has no key left is asked again, after so long, then twice as long, and so on.
   @again_ms 100
   @again_most_ms 5_000
-  # What comes in the answer; TMESH_NET_SMALL_BYTES.
-  @small 65_536
+  @small Answer.small()
+  @version 1
 
   @impl true
   def init(options) do
@@ -159,7 +162,8 @@ defmodule Tmesh.Net.Server do
 
   ## Other nets
 
-  def handle_info({:tmesh_net, 1, {:lease, reader, number, id}}, state) when is_pid(reader) do
+  def handle_info({:tmesh_net, @version, {:lease, reader, number, id}}, state)
+      when is_pid(reader) do
     case state.offers do
       %{^id => %{native: native, bytes: bytes}} when native != nil and bytes <= @small ->
         {:noreply, ask(state, {:copy, reader, number}, "copy", offer: native)}
@@ -174,7 +178,7 @@ defmodule Tmesh.Net.Server do
     end
   end
 
-  def handle_info({:tmesh_net, 1, {:renew, reader, key}}, state) do
+  def handle_info({:tmesh_net, @version, {:renew, reader, key}}, state) do
     case state.leases do
       %{^key => %{reader: ^reader} = lease} ->
         :ok = Process.cancel_timer(lease.timer, async: true, info: false)
@@ -185,41 +189,44 @@ defmodule Tmesh.Net.Server do
     end
   end
 
-  def handle_info({:tmesh_net, 1, {:done, reader, key}}, state) do
+  def handle_info({:tmesh_net, @version, {:done, reader, key}}, state) do
     case state.leases do
       %{^key => %{reader: ^reader}} -> {:noreply, end_lease(state, key)}
       _other -> {:noreply, state}
     end
   end
 
-  def handle_info({:tmesh_net, 1, {:answer, home, number, answer}}, state) do
-    waits = Enum.find(state.fetches, fn {_sum, f} -> f.state == {:asking, number} end)
+  def handle_info({:tmesh_net, @version, {:answer, home, number, answer}}, state) do
+    case Enum.find(state.fetches, fn {_sum, f} -> f.state == {:asking, number} end) do
+      {checksum, fetch} ->
+        answer = if is_pid(home), do: answer
+        {:noreply, answered_by(state, checksum, fetch, home, Answer.read(answer, fetch.home))}
 
-    case {waits, answer} do
-      {{checksum, fetch}, {:ok, key, address}} when is_binary(key) and is_binary(address) ->
-        {:noreply, read(state, checksum, fetch, home, key, address)}
+      nil ->
+        give_back(state, home, answer)
+        {:noreply, state}
+    end
+  end
 
-      {{checksum, fetch}, {:bytes, data}} when is_binary(data) ->
-        {:noreply, store(state, checksum, fetch, data)}
-
-      {{checksum, _fetch}, {:error, type, text}} when is_atom(type) and is_binary(text) ->
-        state = put_in(state.fetches[checksum].busy, type == :limit_exceeded)
-        {:noreply, next_home(state, checksum, Error.new(type, text))}
-
-      {{checksum, fetch}, _other} ->
-        why = "#{fetch.home} answers what is no answer: it is of another version"
-        {:noreply, next_home(state, checksum, Error.new(:protocol, why))}
-
-      # Too late: given back, unless it came twice and is in use.
-      {nil, {:ok, key, _address}} ->
-        unless Enum.any?(state.fetches, fn {_sum, f} ->
-                 match?({:reading, _id, ^key, _home}, f.state)
-               end),
-               do: tell(home, {:done, self(), key})
-
+  # Of another version: all that is known is whose question it is, or which of ours it answers.
+  def handle_info({:tmesh_net, version, message}, state) when is_tuple(message) do
+    case Tuple.to_list(message) do
+      [:lease, reader, number | _rest] when is_pid(reader) ->
+        why = "Tmesh.Net of #{node()} is of version #{@version}, and was asked in another one"
+        answer(reader, number, Error.new(:unsupported, why))
         {:noreply, state}
 
-      {nil, _error} ->
+      [:answer, home, number | _rest] ->
+        case Enum.find(state.fetches, fn {_sum, f} -> f.state == {:asking, number} end) do
+          {checksum, fetch} ->
+            answer = Answer.of_version(version, fetch.home)
+            {:noreply, answered_by(state, checksum, fetch, home, answer)}
+
+          nil ->
+            {:noreply, state}
+        end
+
+      _other ->
         {:noreply, state}
     end
   end
@@ -510,6 +517,29 @@ defmodule Tmesh.Net.Server do
     end
   end
 
+  defp answered_by(state, checksum, fetch, home, {:ok, key, address}),
+    do: read(state, checksum, fetch, home, key, address)
+
+  defp answered_by(state, checksum, fetch, _home, {:bytes, data}),
+    do: store(state, checksum, fetch, data)
+
+  defp answered_by(state, checksum, _fetch, _home, {:error, error}) do
+    state = put_in(state.fetches[checksum].busy, error.type == :limit_exceeded)
+    next_home(state, checksum, error)
+  end
+
+  # Too late: given back, unless it came twice and is in use.
+  defp give_back(state, home, {:ok, key, _address}) when is_pid(home) do
+    unless Enum.any?(state.fetches, fn {_sum, f} ->
+             match?({:reading, _id, ^key, _home}, f.state)
+           end),
+           do: tell(home, {:done, self(), key})
+
+    :ok
+  end
+
+  defp give_back(_state, _home, _nothing), do: :ok
+
   defp read(state, checksum, fetch, home, key, address) do
     Process.demonitor(fetch.monitor, [:flush])
     fetch = %{fetch | monitor: nil, state: {:reading, state.next_id, key, home}}
@@ -727,7 +757,7 @@ defmodule Tmesh.Net.Server do
   # A node that is gone is not connected again by this. One that does not take what is on its way already keeps
   # another process waiting, and not this net.
   defp tell(to, message) do
-    message = {:tmesh_net, 1, message}
+    message = {:tmesh_net, @version, message}
 
     _pid =
       if :erlang.send(to, message, [:noconnect, :nosuspend]) == :nosuspend,
