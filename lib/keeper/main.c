@@ -34,7 +34,8 @@ struct keeper {
 	struct store store;
 	struct client clients[CLIENTS];
 	int dir, lock, listener, pressure;
-	bool by_need; /* not systemd's */
+	bool by_need;	  /* not systemd's */
+	sigset_t signals; /* those that are let in while it waits */
 };
 
 static volatile sig_atomic_t told_to_end;
@@ -200,8 +201,8 @@ static uint64_t sooner(uint64_t a, uint64_t b)
 static void step(struct keeper *keeper, uint64_t deadline)
 {
 	struct pollfd polls[CLIENTS + 2];
+	struct timespec left;
 	nfds_t count = 2;
-	int ms = -1;
 
 	polls[0] = (struct pollfd){.fd = keeper->listener, .events = POLLIN};
 	polls[1] = (struct pollfd){.fd = keeper->pressure, .events = POLLPRI};
@@ -211,9 +212,12 @@ static void step(struct keeper *keeper, uint64_t deadline)
 		if (polls[count].fd >= 0)
 			deadline = sooner(deadline, keeper->clients[i].deadline);
 	}
-	if (deadline)
-		ms = tmesh_poll_ms(deadline);
-	if (poll(polls, count, ms) < 0)
+	if (deadline) {
+		int ms = tmesh_poll_ms(deadline);
+
+		left = (struct timespec){ms / 1000, ms % 1000 * 1000000L};
+	}
+	if (ppoll(polls, count, deadline ? &left : NULL, &keeper->signals) < 0)
 		return;
 	if (polls[1].revents & POLLPRI)
 		table_evict(&keeper->service.table, tmesh_now_ns());
@@ -261,6 +265,18 @@ static void set_signals(void)
 	/* Somebody opened a file while it was asked who else has it: nothing is to be done. */
 	signal(SIGIO, SIG_IGN);
 	signal(SIGHUP, SIG_IGN);
+}
+
+/* From here on it is told to end only where it waits: a signal between the look whether it is to
+ * end and the wait would be slept over. */
+static void hold_signals(struct keeper *keeper)
+{
+	sigset_t held;
+
+	sigemptyset(&held);
+	sigaddset(&held, SIGTERM);
+	sigaddset(&held, SIGINT);
+	sigprocmask(SIG_BLOCK, &held, &keeper->signals);
 }
 
 static uint64_t raise_fds(void)
@@ -351,6 +367,7 @@ static int serve(struct keeper *keeper)
 	store_ready(&keeper->store);
 	if (chdir("/"))
 		return 1;
+	hold_signals(keeper);
 	run(keeper);
 	unlinkat(keeper->dir, TMESH_KEEPER_SOCKET, 0);
 	links_clear(keeper->dir);

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -148,9 +149,9 @@ def end_by_need():
     if pid:
         fd = os.pidfd_open(pid)
         os.kill(pid, signal.SIGTERM)
-        import select
-        select.select([fd], [], [], PATIENCE)
+        ended = select.select([fd], [], [], PATIENCE)[0]
         os.close(fd)
+        assert ended, "the keeper was told to end and goes on"
 
 
 def test_verbs(folder):
@@ -330,8 +331,24 @@ def test_installed(folder):
     os.kill(keepers[0], signal.SIGTERM)
 
 
+def test_late_signal(folder):
+    """a keeper that is told to end in the moment before it waits ends"""
+    moment = os.path.join(folder, "moment")
+    preload = {"LD_PRELOAD": os.path.join(BUILD, "tests", "keep", "late_signal.so"), "TMESH_LATE_SIGNAL": moment}
+    tool("keep", "--file", a_file(folder), "weights", env=os.environ | preload)
+    fd = os.pidfd_open(keeper_pid())
+    try:
+        with open(moment, "wb"):
+            pass
+        assert "weights" in kept()  # it wakes, answers, sees the client go, and is about to wait again
+        assert select.select([fd], [], [], PATIENCE)[0], "it waits on"
+    finally:
+        os.close(fd)
+        end_by_need()
+
+
 TESTS = [test_installed, test_verbs, test_by_token, test_session_killed, test_store, test_store_is_part,
-         test_store_lies, test_limit]
+         test_store_lies, test_limit, test_late_signal]
 
 
 def main(tests):
