@@ -1,20 +1,26 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The kit for machines with a GPU itself: what it carries. On the stand-in; prints TAP.
+"""The kit for machines with a GPU itself: what it carries, how it orders and limits its steps, and what it leaves. On
+the stand-in; prints TAP.
 
-usage: kit.py KIT"""
+usage: kit.py KIT OUT     OUT: what `run all` left"""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
-KIT = Path(sys.argv[1])
+KIT, OUT = Path(sys.argv[1]), Path(sys.argv[2])
 sys.path.insert(0, str(KIT))
 sys.dont_write_bytecode = True
+import bench  # noqa: E402
+import check  # noqa: E402
 import libraries  # noqa: E402
+import steps  # noqa: E402
 
 tests = []
 
@@ -22,6 +28,10 @@ tests = []
 def test(function):
     tests.append(function)
     return function
+
+
+def run(*words):
+    return subprocess.run([KIT / "run", *words], capture_output=True, text=True)
 
 
 @test
@@ -52,6 +62,73 @@ def what_is_carried_is_what_is_loaded():
     loaded = {os.path.basename(path): os.path.dirname(path) for path in done.stdout.split()}
     for name in libraries.needed(KIT):
         assert loaded.get(name) == str(KIT.resolve()), f"{name} is of {loaded.get(name)}"
+
+
+@test
+def those_that_tell_most_come_first():
+    assert set(steps.ORDER) == {*check.tests, *bench.PARTS} and len(steps.ORDER) == len(set(steps.ORDER))
+    assert steps.ORDER[0] == "two_processes" and len(steps.FIRST) < len(steps.ORDER)
+
+
+@test
+def every_step_is_a_row_of_the_page():
+    """By which what was seen is entered."""
+    rows = {line.strip("| ").split(" | ")[0] for line in steps.table()}
+    assert rows >= {steps.row_of(name) for name in steps.ORDER}, {steps.row_of(name) for name in steps.ORDER} - rows
+
+
+@test
+def a_step_has_its_time_and_what_it_said_is_kept():
+    heard = []
+    start = time.monotonic()
+    status = steps.attempt(["sh", "-c", "echo said; sleep 600 & sleep 600"], 0.5, heard.append)
+    assert status is None and heard == ["said"] and time.monotonic() - start < 60
+    # Whom it leaves behind has the pipe, and is ended.
+    assert steps.attempt(["sh", "-c", "sleep 600 & printf more; exit 3"], 600, heard.append) == 3
+    assert heard == ["said", "more"]
+    assert steps.attempt(["sh", "-c", "exec >&- 2>&-; exit 4"], 600, heard.append) == 4
+    assert steps.attempt(["sh", "-c", "kill -9 $$"], 600, heard.append) == -9
+
+
+@test
+def what_the_budget_does_not_reach_is_not_passed():
+    with tempfile.TemporaryDirectory() as out:
+        done = run("all", "--budget", "1", "--out", out)
+        assert done.returncode == 2, done
+        results = re.findall(r"^(ok|not ok) (\d+) - .*?(\w+): not reached$", done.stdout, re.M)
+        assert [name for _, _, name in results] == list(steps.ORDER), done.stdout
+        assert {word for word, _, _ in results} == {"not ok"}
+        assert not re.search(r"^ok ", done.stdout, re.M)
+        assert (Path(out) / "rows.md").read_text().splitlines() == steps.table()
+        assert f"not reached: {' '.join(steps.ORDER)}" in done.stdout
+
+
+@test
+def a_step_that_the_budget_ends_is_not_reached():
+    done = run("check", "--budget", "7", "host_lease", "out_of_memory")
+    assert done.returncode == 2, done
+    assert re.search(r"^not ok \d - stand-in.*host_lease: not reached$", done.stdout, re.M), done.stdout
+
+
+@test
+def a_wrong_name_is_refused():
+    done = run("check", "no_such")
+    assert done.returncode == 1 and "there is no no_such in: " in done.stderr, done
+    assert run("bench", "two_processes").returncode == 1
+
+
+@test
+def all_of_it_is_kept():
+    assert sorted(path.name for path in OUT.iterdir()) == ["bench.md", "log.txt", "rows.md"]
+    log = (OUT / "log.txt").read_text()
+    assert len(re.findall(r"^(?:not )?ok \d+ - ", log, re.M)) == len(steps.ORDER)
+    rows = (OUT / "rows.md").read_text().splitlines()
+    assert len(rows) == len(steps.table())
+    seen = [line for line in rows if "stand-in, not a GPU: seen: stand-in" in line]
+    assert len(seen) > 10 and all(line.count(" | ") == 2 for line in rows), rows
+    measured = (OUT / "bench.md").read_text().splitlines()
+    assert measured[0].startswith("Measured on stand-in, not a GPU: ")
+    assert all(line.count("|") == 5 for line in measured[2:]) and len(measured) > 20, measured
 
 
 def main():

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Measurements that need an NVIDIA GPU. Skips, loudly, where there is none. Prints a table, with a peer
-measured beside in the same run where there is one, and each bound with whether it was met. What
-cannot be measured says why, and does not stop the rest. On the stand-in (TMESH_GPU_STANDIN=1) it
-only shows that it runs: the numbers are of a machine without a GPU, and say so."""
+"""The measurements that need an NVIDIA GPU: rows of a table, with a peer measured beside in the same run where there is
+one, and each bound with whether it was met. steps.py runs them. On the stand-in they only show that they run: the
+numbers are of a machine without a GPU, and say so.
+
+usage: bench.py --one PART     that one, in this process; status 77: it says why it was skipped"""
 
 import contextlib
 import ctypes
@@ -16,9 +17,10 @@ import traceback
 from multiprocessing.reduction import ForkingPickler
 
 import gpu
-import tmesh
-import tmesh.cuda
 
+# Imported by the processes that measure: whoever starts them needs no context.
+tmesh = None
+SKIPPED = 77
 SIZES = (4096, 1 << 20, 64 << 20)
 TIMES = 200
 KEPT = 30  # of what takes memory
@@ -27,7 +29,7 @@ label = ""
 
 def row(name, value, unit, bound=None, good=None, note=""):
     verdict = "" if good is None else f"bound {bound}: {'met' if good else 'NOT MET'}"
-    print(f"{label}{name:56} {value:>10.4g} {unit:5} {verdict:26} {note}".rstrip(), flush=True)
+    print(f"| {label}{name:56} | {value:>10.4g} {unit:5} | {verdict:26} | {note} |", flush=True)
 
 
 def microseconds(function, rounds):
@@ -202,30 +204,29 @@ def host_copies(driver):
         f"{theirs / ours:.4f} of that")
 
 
-def main():
-    global label
-    why = gpu.missing()
-    if why:
-        print(f"bench-gpu: NOTHING WAS MEASURED: {why}", file=sys.stderr)
-        return 0
-    driver = gpu.Driver()
-    label = "stand-in, not about a GPU: " if driver.is_standin() else ""
-    print(f"# {label}{gpu.seen_on(driver)}")
-    for line in gpu.versions():
-        print(f"# {label}{line}", flush=True)
-    failed = 0
-    for part in (hand_over, hand_over_by_torch, allocator, bandwidth, host_copies):
-        try:
-            part(driver)
-        except gpu.Skip as reason:
-            print(f"# {label}{part.__name__}: not measured: {reason}", flush=True)
-        except Exception:
-            failed = 1
-            print(f"# {label}{part.__name__}: not measured, it failed:", flush=True)
-            print("".join(f"# {line}\n" for line in traceback.format_exc().splitlines()), end="", flush=True)
-    return failed
+# Each with its limit, in seconds.
+PARTS = {"hand_over": (hand_over, 60), "hand_over_by_torch": (hand_over_by_torch, 120), "allocator": (allocator, 90),
+         "bandwidth": (bandwidth, 60), "host_copies": (host_copies, 50)}
+HEAD = ("Measured on WHERE:", "", "| what | value | bound | note |", "| --- | --- | --- | --- |")
+
+
+def one(name):
+    global label, tmesh
+    import tmesh
+    import tmesh.cuda
+
+    try:
+        driver = gpu.Driver()
+        label = "stand-in, not about a GPU: " if driver.is_standin() else ""
+        PARTS[name][0](driver)
+    except gpu.Skip as reason:
+        print(f"SKIP {reason}", flush=True)
+        return SKIPPED
+    except Exception:
+        traceback.print_exc(file=sys.stdout)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TMESH_BACKEND", "memfd")
-    sys.exit(main())
+    sys.exit(one(sys.argv[2]))

@@ -1,16 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Checks that need an NVIDIA GPU; TAP. Skips, loudly, where there is none. With PyTorch, CuPy and JAX
-where they can be imported.
+"""The checks that need an NVIDIA GPU, with PyTorch, CuPy and JAX where they can be imported. steps.py runs them.
 
-usage: check.py [NAME...]     all of them, or those
-
-Each runs in a process of its own with a time limit, so that none stops the others, and must leave
-the GPU's memory, as nvidia-smi tells it, as it was. What was seen ends as rows for the table of
-docs/cuda.md, with the GPU, driver and date.
-
-TMESH_GPU_STANDIN=1 runs them on the stand-in, to test the tests; every line says so, and none is
-about a GPU."""
+usage: check.py --one NAME     that one, in this process; status 77: it says why it was skipped"""
 
 import ctypes
 import os
@@ -25,20 +17,20 @@ import weakref
 import gpu
 from gpu import Peer, Skip
 
-LIMIT_S = 300
+LIMIT_S = 50
+FRAMEWORK_S = 90  # in up to three processes, whose first use of a framework takes long
+SANITIZER_S = 240
 SKIPPED = 77
-LEAK_MIB = 2  # a granule; what nvidia-smi rounds is less
-BACK_S = 10
 
 # Imported by the processes that run one test: whoever starts them needs no context.
 tmesh = None
 tests = {}
 
 
-def test(row):
-    """@row: of the table in docs/cuda.md that it is about."""
+def test(row, limit=LIMIT_S):
+    """@row: of the table in docs/cuda.md that it is about. @limit: in seconds."""
     def add(function):
-        tests[function.__name__] = (function, row)
+        tests[function.__name__] = (function, row, limit)
         return function
     return add
 
@@ -362,17 +354,17 @@ def between_three(driver, name):
         assert driver.read(array.pointer, 4)[0] == expected // 1000
 
 
-@test("real PyTorch in three processes")
+@test("real PyTorch in three processes", FRAMEWORK_S)
 def torch_between_processes(driver):
     between_three(driver, "torch")
 
 
-@test("real CuPy in three processes")
+@test("real CuPy in three processes", FRAMEWORK_S)
 def cupy_between_processes(driver):
     between_three(driver, "cupy")
 
 
-@test("real JAX in three processes")
+@test("real JAX in three processes", FRAMEWORK_S)
 def jax_between_processes(driver):
     between_three(driver, "jax")
 
@@ -387,24 +379,24 @@ def foreign(name, array, total):
         peer.end()
 
 
-@test(IPC)
+@test(IPC, FRAMEWORK_S)
 def torch_foreign_by_ipc(driver):
     torch = gpu.Torch().torch
     foreign("torch", torch.arange(16, device="cuda", dtype=torch.int32), 120)
 
 
-@test(IPC)
+@test(IPC, FRAMEWORK_S)
 def cupy_foreign_by_ipc(driver):
     foreign("cupy", gpu.Cupy().cupy.arange(16, dtype="int32"), 120)
 
 
-@test(IPC)
+@test(IPC, FRAMEWORK_S)
 def jax_foreign_by_ipc(driver):
     numpy = gpu.Jax().jax.numpy
     foreign("jax", numpy.arange(16, dtype="int32").block_until_ready(), 120)
 
 
-@test("arrays that have DLPack alone, shared and lent")
+@test("arrays that have DLPack alone, shared and lent", FRAMEWORK_S)
 def jax_bfloat16_by_dlpack(driver):
     numpy = gpu.Jax().jax.numpy
     array = numpy.ones(64, dtype=numpy.bfloat16).block_until_ready()
@@ -424,7 +416,7 @@ def torch_pool():
     return torch, torch.cuda.MemPool(plugin.allocator())
 
 
-@test(TORCH)
+@test(TORCH, FRAMEWORK_S)
 def torch_pool_and_training_step(driver):
     torch, pool = torch_pool()
     with torch.cuda.use_mem_pool(pool):
@@ -442,7 +434,7 @@ def torch_pool_and_training_step(driver):
             assert seen == model.weight.data.cpu().numpy().tobytes()[:64]
 
 
-@test("tensors of a segment lent and given back singly")
+@test("tensors of a segment lent and given back singly", FRAMEWORK_S)
 def torch_lends_what_it_has_forgotten(driver):
     torch, pool = torch_pool()
     with torch.cuda.use_mem_pool(pool):
@@ -460,7 +452,7 @@ def torch_lends_what_it_has_forgotten(driver):
         del others
 
 
-@test(HOOK)
+@test(HOOK, FRAMEWORK_S)
 def torch_under_the_preload(driver):
     gpu.Torch()
     script = ("import torch, tmesh.cuda\nt = torch.zeros(1000, device='cuda')\n"
@@ -471,7 +463,7 @@ def torch_under_the_preload(driver):
     if not hook:
         raise Skip("libtmesh-cuda-hook.so is not on LD_LIBRARY_PATH")
     done = subprocess.run([sys.executable, "-P", "-c", script], env={**os.environ, "LD_PRELOAD": hook},
-                          capture_output=True, text=True, timeout=LIMIT_S)
+                          capture_output=True, text=True, timeout=FRAMEWORK_S)
     for line in (done.stdout + done.stderr).splitlines():
         note(line)
     assert done.returncode == 0 and done.stdout.strip() == "vmm"
@@ -489,18 +481,18 @@ def scenario(driver):
     region_registered(driver)
 
 
-@test("compute-sanitizer is clean")
+@test("compute-sanitizer is clean", SANITIZER_S)
 def compute_sanitizer(driver):
-    tool = shutil.which("compute-sanitizer")
+    tool = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     if not tool:
-        raise Skip("compute-sanitizer is not installed")
+        raise Skip("compute-sanitizer is neither on PATH nor in /usr/local/cuda/bin")
     for check in ("memcheck", "racecheck"):
-        done = subprocess.run([tool, "--tool", check, "--target-processes", "all", "--error-exitcode", "9",
-                               sys.executable, os.path.abspath(__file__), "--one", "scenario"],
-                              capture_output=True, text=True, timeout=LIMIT_S / 2)
-        for line in (done.stdout + done.stderr).splitlines()[-20:]:
-            note(f"{check}: {line}")
-        assert done.returncode == 0, f"{check} ended with {done.returncode}"
+        process = subprocess.Popen([tool, "--tool", check, "--target-processes", "all", "--error-exitcode", "9",
+                                    sys.executable, os.path.abspath(__file__), "--one", "scenario"],
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        for line in process.stdout:
+            note(f"{check}: {line.rstrip()}")
+        assert process.wait() == 0, f"{check} ended with {process.returncode}"
 
 
 def settled(driver, least):
@@ -542,87 +534,9 @@ def one(name):
     return 0
 
 
-def attempt(name):
-    """(result, what it said) of one test; result: "ok", "failed", or why it was skipped."""
-    process = subprocess.Popen([sys.executable, os.path.abspath(__file__), "--one", name],
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                               start_new_session=True)
-    late = []
-    try:
-        said = process.communicate(timeout=LIMIT_S)[0]
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        said = process.communicate()[0]
-        late = [f"it took longer than {LIMIT_S} s and was ended"]
-    try:
-        os.killpg(process.pid, signal.SIGKILL)  # whom it left behind
-    except ProcessLookupError:
-        pass
-    lines = [line.removeprefix("# ") for line in said.splitlines()] + late
-    if process.returncode == SKIPPED and lines[-1].startswith("SKIP "):
-        return lines[-1].removeprefix("SKIP "), lines[:-1]
-    if process.returncode < 0:
-        lines.append(f"it ended by signal {-process.returncode}")
-    return "ok" if process.returncode == 0 else "failed", lines
-
-
-def memory_is_back(before):
-    """What nvidia-smi tells in the end, when it is no more than before, or after some seconds."""
-    end = time.monotonic() + BACK_S
-    after = gpu.used_mib()
-    while before is not None and after is not None and after >= before + LEAK_MIB and time.monotonic() < end:
-        time.sleep(0.2)
-        after = gpu.used_mib()
-    return after
-
-
-def main(names):
-    why = gpu.missing()
-    if why:
-        print(f"1..0 # SKIP {why}")
-        print(f"check-gpu: NOTHING WAS CHECKED: {why}", file=sys.stderr)
-        return 0
-    where = seen()
-    label = "stand-in, not a GPU: " if where.startswith("stand-in") else ""
-    chosen = names or list(tests)
-    results = {}
-    print(f"1..{len(chosen)}")
-    for line in gpu.versions():
-        note(label + line)
-    # The driver is there from now on, with whatever it keeps for itself.
-    result, lines = attempt("scenario")
-    for line in [] if result == "ok" else [f"a first program: {result}", *lines]:
-        note(label + line)
-    start = gpu.used_mib()
-    note(f"{label}nvidia-smi: " + ("it does not tell, so memory is compared within each process alone" if start is None
-                                   else f"{start} MiB are used at the start"))
-    for number, name in enumerate(chosen, 1):
-        result, lines = attempt(name)
-        after = memory_is_back(start)
-        if start is not None and after is not None and after >= start + LEAK_MIB:
-            lines.append(f"nvidia-smi: {start} MiB were used before, {after} MiB are after it")
-            result = "failed"
-            start = after  # those that follow are measured by themselves
-        results[name] = result
-        skip = "" if result in ("ok", "failed") else f" # SKIP {result}"
-        print(f"{'not ok' if result == 'failed' else 'ok'} {number} - {label}{name}{skip}")
-        for line in lines:
-            note(label + line)
-    note(f"{label}seen on {where}")
-    note("for docs/cuda.md:")
-    for name in chosen:
-        print(f"# | {tests[name][1]} | {label}{name}: {results[name]} | {where} |", flush=True)
-    return int("failed" in results.values())
-
-
-def seen():
-    """Asked in another process, as gpu.missing() does."""
-    script = "import gpu; print(gpu.seen_on(gpu.Driver()))"
-    return subprocess.run([sys.executable, "-c", script], cwd=gpu.HERE, capture_output=True, text=True).stdout.strip()
+def limit_of(name):
+    return LIMIT_S if name == "scenario" else tests[name][2]
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TMESH_BACKEND", "memfd")
-    # Of several processes none is to take most of the GPU.
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    sys.exit(one(sys.argv[2]) if sys.argv[1:2] == ["--one"] else main(sys.argv[1:]))
+    sys.exit(one(sys.argv[2]))

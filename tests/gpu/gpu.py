@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What check.py, bench.py and peer.py share: the driver by ctypes, frameworks by three verbs, and other
+"""What check.py, bench.py, peer.py and steps.py share: the driver by ctypes, frameworks by three verbs, and other
 processes that do as they are told."""
 
+import contextlib
 import ctypes
 import json
 import os
@@ -13,7 +14,7 @@ import sys
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-ANSWER_S = 120  # at most, of another process: a framework's first use of a GPU takes long
+ANSWER_S = 60  # at most, of another process: a framework's first use of a GPU takes long
 NON_BLOCKING = 1
 NOT_READY = 600
 
@@ -252,14 +253,32 @@ class Peer:
             self.kill()
 
 
-def used_mib():
-    """What nvidia-smi says is used of all GPUs, in MiB; None where it is not installed or does not tell."""
+def nvidia_smi(*words):
+    """The lines that it prints; None where it is not installed, or does not answer."""
     tool = shutil.which("nvidia-smi")
-    if not tool:
+    try:
+        return tool and subprocess.run([tool, *words], capture_output=True, text=True,
+                                       timeout=ANSWER_S).stdout.splitlines()
+    except subprocess.TimeoutExpired:
         return None
-    said = subprocess.run([tool, "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True,
-                          text=True, timeout=60).stdout.split()
-    return sum(map(int, said)) if said and all(line.isdigit() for line in said) else None
+
+
+def used_mib():
+    """What nvidia-smi says is used of all GPUs, in MiB; None where it does not tell."""
+    said = nvidia_smi("--query-gpu=memory.used", "--format=csv,noheader,nounits")
+    return sum(map(int, said)) if said and all(line.strip().isdigit() for line in said) else None
+
+
+@contextlib.contextmanager
+def awake():
+    """Without a program that uses it a driver may put the GPU to sleep, and take seconds to wake it: here another
+    process uses it all the time. It has no context, and changes no setting."""
+    script = "import ctypes, sys; ctypes.CDLL('libcuda.so.1').cuInit(0); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as process:
+        try:
+            yield
+        finally:
+            process.kill()
 
 
 def missing():
@@ -282,20 +301,42 @@ def seen_on(driver):
     return f"{driver.name()}, driver API {version // 1000}.{version % 1000 // 10}, {time.strftime('%Y-%m-%d')}"
 
 
-def versions():
-    """Of what takes part, a line each."""
-    lines = [f"Python {sys.version.split()[0]}, Linux {os.uname().release}"]
-    tool = shutil.which("nvidia-smi")
-    if tool:
-        said = subprocess.run([tool, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"],
-                              capture_output=True, text=True, timeout=60)
-        lines += [f"nvidia-smi: {line}" for line in said.stdout.splitlines()]
-    else:
-        lines.append("nvidia-smi is not installed")
-    script = "import sys; m = __import__(sys.argv[1]); print(m.__version__)"
-    for name in FRAMEWORKS:
-        done = subprocess.run([sys.executable, "-P", "-c", script, name], capture_output=True, text=True,
-                              timeout=ANSWER_S)
-        last = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines() or ["?"]
-        lines.append(f"{name}: {last[-1]}")
-    return lines
+def asked_where():
+    """The same, asked in another process, as missing() does."""
+    script = "import gpu; print(gpu.seen_on(gpu.Driver()))"
+    return subprocess.run([sys.executable, "-c", script], cwd=HERE, capture_output=True, text=True,
+                          timeout=ANSWER_S).stdout.strip()
+
+
+def machine():
+    """A line each."""
+    said = nvidia_smi("--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
+    return [f"Python {sys.version.split()[0]}, Linux {os.uname().release}",
+            *(["nvidia-smi: it does not tell"] if said is None else [f"nvidia-smi: {line}" for line in said])]
+
+
+class Versions:
+    """Of the frameworks, each asked in a process of its own while other things go on: a first import takes long, and
+    those that follow are quick for it."""
+
+    def __init__(self):
+        script = "import sys; m = __import__(sys.argv[1]); print(m.__version__)"
+        self.asked = {name: subprocess.Popen([sys.executable, "-P", "-c", script, name], stdout=subprocess.PIPE,
+                                             stderr=subprocess.STDOUT, text=True, errors="replace")
+                      for name in FRAMEWORKS}
+
+    def told(self, wait=0):
+        """A line for each that has answered since it was last asked, or will in that time; then the others are
+        ended."""
+        lines = []
+        for name, process in list(self.asked.items()):
+            if not wait and process.poll() is None:
+                continue
+            try:
+                said = process.communicate(timeout=max(1, wait))[0].strip().splitlines()
+            except subprocess.TimeoutExpired:
+                process.kill()
+                said = process.communicate()[0].strip().splitlines() + ["it did not answer"]
+            lines.append(f"{name}: {(said or ['?'])[-1]}")
+            del self.asked[name]
+        return lines
