@@ -456,9 +456,14 @@ def test_the_maker_ends_it(start):
     del q
     assert results.get(timeout=PATIENCE) == "gone"
     process.join(PATIENCE)
-    for call in (left.get, lambda: left.put(1), unopened.get_nowait, lambda: unopened.put(1)):
+    for call in (left.get, unopened.get_nowait, lambda: unopened.put(1)):
         with pytest.raises(tmesh.GoneError):
             call()
+    # Whoever has put hears of the end by a thread, which takes a moment.
+    end = time.monotonic() + PATIENCE
+    with pytest.raises(tmesh.GoneError):
+        while time.monotonic() < end:
+            left.put(1, timeout=PATIENCE)
 
 
 def test_closed():
