@@ -269,6 +269,7 @@ int tmesh_engine_tensor_info(struct tmesh_engine_tensor *tensor,
 		.flags = tensor->flags,
 		.rights = tensor->rights,
 		.bytes = tensor->bytes,
+		.backend = tensor->context->backend,
 	};
 	struct memory *memory = engine_tensor_memory(tensor, err);
 

@@ -160,6 +160,7 @@ struct tmesh_engine_tensor_info {
 	uint64_t bytes;
 	const void *address; /* in this process, of the first element */
 	bool of_engine;	     /* memory that the engine allocated, in no region */
+	const char *backend; /* its context's engine, "onnx"; lives as long as the context */
 };
 /* -EBADF. */
 int tmesh_engine_tensor_info(struct tmesh_engine_tensor *tensor,

@@ -226,6 +226,7 @@ static void test_host(void **state)
 	assert_true(info.of_engine && info.bytes == 48 && info.shape[0] == 3 &&
 		    info.dtype == TMESH_FLOAT32);
 	assert_int_equal(info.flags, TMESH_ENGINE_READABLE | TMESH_ENGINE_WRITABLE);
+	assert_string_equal(info.backend, "fake");
 	assert_ok(tmesh_engine_tensor_read(outputs[1].tensor, twice, sizeof(twice), err));
 	assert_true(twice[11] == 6);
 	assert_refused(tmesh_engine_tensor_export(outputs[1].tensor, &none, err), -EACCES,

@@ -101,11 +101,11 @@ static PyObject *info(PyObject *object, PyObject *unused)
 	shape = tuple_from_ints(info.shape, info.ndim);
 	if (!shape)
 		return NULL;
-	return Py_BuildValue("(sNiiiKKi)", tmesh_dtype_name(info.dtype), shape,
-			     (int)info.device_type, (int)info.flags,
-			     (int)(info.rights & TMESH_WRITE ? 1 : 0),
-			     (unsigned long long)info.bytes,
-			     (unsigned long long)(uintptr_t)info.address, (int)info.of_engine);
+	return Py_BuildValue(
+		"(sNiiiKKis)", tmesh_dtype_name(info.dtype), shape, (int)info.device_type,
+		(int)info.flags, (int)(info.rights & TMESH_WRITE ? 1 : 0),
+		(unsigned long long)info.bytes, (unsigned long long)(uintptr_t)info.address,
+		(int)info.of_engine, info.backend);
 }
 
 static PyObject *copy(PyObject *object, PyObject *buffer, bool out)
@@ -160,7 +160,7 @@ static PyMethodDef methods[] = {
 	{"destroy", destroy, METH_NOARGS, "destroy()\n--\n\nGive its memory up."},
 	{"info", info, METH_NOARGS,
 	 "info()\n--\n\n(dtype, shape, device, flags, writable by graphs, bytes, address, of the "
-	 "engine)."},
+	 "engine, backend)."},
 	{"read_into", read_into, METH_O, "read_into(buffer, /)\n--\n\nCopy all elements there."},
 	{"write_from", write_from, METH_O, "write_from(buffer, /)\n--\n\nCopy all from there."},
 	{"export", export, METH_NOARGS, "export()\n--\n\nA Tensor of the same memory."},

@@ -87,6 +87,7 @@ def test_mixture(context):
     assert (results["less"] == 3).all()
     of_engine = results["sum"]
     assert of_engine.of_engine and of_engine.shape == (3, 4) and of_engine.device == "cpu"
+    assert of_engine.backend == graph._context.backend == "onnx"
     assert (of_engine.read() == 7).all()
     # What one dispatch left to the engine is another's input.
     assert (graph.dispatch({"a": of_engine, "b": b}, ["sum"])["sum"] == 9).all()

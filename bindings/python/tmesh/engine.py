@@ -146,6 +146,11 @@ class DeviceTensor:
         return "cuda" if self._handle.info()[2] else "cpu"
 
     @property
+    def backend(self) -> str:
+        """The engine whose graphs take it: "onnx", "ggml"."""
+        return self._handle.info()[8]
+
+    @property
     def readable(self) -> bool:
         return bool(self._handle.info()[3] & _READABLE)
 
