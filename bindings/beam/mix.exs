@@ -145,6 +145,7 @@ defmodule Tmesh.MixProject do
           Tmesh.Engine.Binding,
           Tmesh.Engine.Graph,
           Tmesh.Engine.Server,
+          Tmesh.Engine.Tensor,
           Tmesh.Graph,
           Tmesh.Slot,
           Tmesh.Slot.Reader,

@@ -3,6 +3,7 @@
  * Engines in processes of their own: contexts, graphs and bindings of libtmesh-engine. No engine
  * runs in the emulator: a context is made by connecting alone.
  */
+#include "engine_object.h"
 #include "paging.h"
 
 #include <errno.h>
@@ -12,24 +13,12 @@
 #define NAME_SIZE 512
 #define MAX_VALUES 65536
 
-struct engine {
-	enum kind {
-		CONTEXT,
-		GRAPH,
-		BINDING,
-		CANCELLABLE,
-		PLACED,
-		PLACED_BINDING
-	} kind;
-	void *object;
-	struct context *context; /* whose limits apply */
-	struct garbage *garbage;
-};
-
-/* What lists name: {name, handle} or {name, handle, in_place | nil}. */
+/* What lists name: {name, handle} or {name, handle, in_place | nil}; for graphs' inputs and outputs
+ * a device tensor may stand for the handle. */
 struct named {
 	char name[NAME_SIZE], in_place[NAME_SIZE];
-	struct tmesh_tensor *tensor; /* with a reference */
+	struct tmesh_tensor *tensor;	    /* with a reference, or NULL and */
+	struct tmesh_engine_tensor *device; /* with a reference */
 };
 
 static void drop_context(void *object)
@@ -62,8 +51,14 @@ static void drop_placed_binding(void *object)
 	tmesh_placed_binding_unref(object);
 }
 
+static void drop_tensor(void *object)
+{
+	tmesh_engine_tensor_unref(object);
+}
+
 static void (*const drops[])(void *object) = {drop_context,	drop_graph,  drop_binding,
-					      drop_cancellable, drop_placed, drop_placed_binding};
+					      drop_cancellable, drop_placed, drop_placed_binding,
+					      drop_tensor};
 
 void engine_dtor(ErlNifEnv *env, void *object)
 {
@@ -76,9 +71,8 @@ void engine_dtor(ErlNifEnv *env, void *object)
 	enif_release_resource(engine->context);
 }
 
-/* {ok, term}; takes @object over, also on failure. */
-static ERL_NIF_TERM make_engine(ErlNifEnv *env, struct context *context, enum kind kind,
-				void *object)
+ERL_NIF_TERM make_engine(ErlNifEnv *env, struct context *context, enum engine_kind kind,
+			 void *object)
 {
 	struct engine *engine = enif_alloc_resource(engine_type, sizeof(*engine));
 	struct tmesh_error err;
@@ -99,11 +93,12 @@ static ERL_NIF_TERM make_engine(ErlNifEnv *env, struct context *context, enum ki
 	return term;
 }
 
-static bool get_engine(ErlNifEnv *env, ERL_NIF_TERM term, enum kind kind, struct engine **engine,
-		       struct tmesh_error *err)
+bool get_engine(ErlNifEnv *env, ERL_NIF_TERM term, enum engine_kind kind, struct engine **engine,
+		struct tmesh_error *err)
 {
-	static const char *const what[] = {"an engine",	    "a graph",	      "a binding",
-					   "a cancellable", "a placed graph", "a placed binding"};
+	static const char *const what[] = {"an engine",	     "a graph",	       "a binding",
+					   "a cancellable",  "a placed graph", "a placed binding",
+					   "a device tensor"};
 
 	if (enif_get_resource(env, term, engine_type, (void **)engine) && (*engine)->kind == kind)
 		return true;
@@ -151,12 +146,16 @@ NIF(engine_info)
 			       enif_make_uint(env, tmesh_engine_context_pid(engine->object))));
 }
 
-static bool get_one(ErlNifEnv *env, ERL_NIF_TERM term, struct named *out, struct tmesh_error *err)
+static bool get_one(ErlNifEnv *env, ERL_NIF_TERM term, bool devices, struct named *out,
+		    struct tmesh_error *err)
 {
 	const ERL_NIF_TERM *field;
+	struct engine *engine;
 	struct handle *handle;
 	int arity;
 
+	out->tensor = NULL;
+	out->device = NULL;
 	if (!enif_get_tuple(env, term, &arity, &field) || arity < 2 || arity > 3 ||
 	    !get_text(env, field[0], out->name, sizeof(out->name)))
 		return refuse(err, -EINVAL, "a graph's values have names of at most %d bytes",
@@ -165,19 +164,28 @@ static bool get_one(ErlNifEnv *env, ERL_NIF_TERM term, struct named *out, struct
 	if (arity == 3 && !enif_is_identical(field[2], atoms.nil) &&
 	    !get_text(env, field[2], out->in_place, sizeof(out->in_place)))
 		return refuse(err, -EINVAL, "in_place names an input") == 0;
+	if (devices && enif_get_resource(env, field[1], engine_type, (void **)&engine)) {
+		if (!get_engine(env, field[1], TENSOR, &engine, err))
+			return false;
+		out->device = tmesh_engine_tensor_ref(engine->object);
+		return true;
+	}
 	out->tensor = get_tensor(env, field[1], &handle, err);
 	return out->tensor;
 }
 
 static void free_named(struct named *named, unsigned int count)
 {
-	for (unsigned int i = 0; i < count; i++)
-		tmesh_tensor_unref(named[i].tensor);
+	for (unsigned int i = 0; i < count; i++) {
+		if (named[i].tensor)
+			tmesh_tensor_unref(named[i].tensor);
+		tmesh_engine_tensor_unref(named[i].device);
+	}
 	enif_free(named);
 }
 
-/* NULL with @err filled. */
-static struct named *get_named(ErlNifEnv *env, ERL_NIF_TERM list, unsigned int *count,
+/* NULL with @err filled. @devices: device tensors are taken too. */
+static struct named *get_named(ErlNifEnv *env, ERL_NIF_TERM list, bool devices, unsigned int *count,
 			       struct tmesh_error *err)
 {
 	struct named *named;
@@ -195,7 +203,7 @@ static struct named *get_named(ErlNifEnv *env, ERL_NIF_TERM list, unsigned int *
 		return NULL;
 	}
 	while (enif_get_list_cell(env, list, &head, &list)) {
-		if (!get_one(env, head, &named[*count], err)) {
+		if (!get_one(env, head, devices, &named[*count], err)) {
 			free_named(named, *count);
 			return NULL;
 		}
@@ -225,7 +233,7 @@ NIF(engine_graph)
 		refuse(&err, -EINVAL, "a graph has a path of at most 4095 bytes");
 		return make_error(env, &err);
 	}
-	named = get_named(env, argv[2], &count, &err);
+	named = get_named(env, argv[2], false, &count, &err);
 	if (!named)
 		return make_error(env, &err);
 	weights = enif_alloc((count + (size_t)1) * sizeof(*weights));
@@ -287,7 +295,7 @@ NIF(engine_operands)
 	return make_ok(env, enif_make_tuple2(env, lists[0], lists[1]));
 }
 
-/* Device tensors on the memory of @named. */
+/* The device tensors of @named, or others on their memory. */
 static int make_values(struct engine *engine, const struct named *named, unsigned int count,
 		       bool output, struct tmesh_engine_value *values, struct tmesh_error *err)
 {
@@ -296,6 +304,10 @@ static int make_values(struct engine *engine, const struct named *named, unsigne
 	for (unsigned int i = 0; !rc && i < count; i++) {
 		values[i].name = named[i].name;
 		values[i].in_place = *named[i].in_place ? named[i].in_place : NULL;
+		if (named[i].device) {
+			values[i].tensor = tmesh_engine_tensor_ref(named[i].device);
+			continue;
+		}
 		rc = tmesh_engine_tensor_wrap(engine->object, named[i].tensor,
 					      TMESH_READ | (output ? TMESH_WRITE : 0), 0,
 					      &values[i].tensor, err);
@@ -337,9 +349,10 @@ static ERL_NIF_TERM make_bind_error(ErlNifEnv *env, const struct named *outputs,
 				    const struct tmesh_error *err)
 {
 	for (unsigned int i = 0; i < count; i++) {
-		struct tmesh_region *region = tmesh_tensor_region(outputs[i].tensor);
+		struct tmesh_region *region =
+			outputs[i].tensor ? tmesh_tensor_region(outputs[i].tensor) : NULL;
 
-		if (tmesh_region_is_sealed(region))
+		if (region && tmesh_region_is_sealed(region))
 			return make_region_error(env, region, err);
 	}
 	return make_error(env, err);
@@ -359,10 +372,10 @@ NIF(engine_bind)
 	if (!get_engine(env, argv[0], CONTEXT, &engine, &err) ||
 	    !get_engine(env, argv[1], GRAPH, &graph, &err))
 		return make_error(env, &err);
-	inputs = get_named(env, argv[2], &input_count, &err);
+	inputs = get_named(env, argv[2], true, &input_count, &err);
 	if (!inputs)
 		return make_error(env, &err);
-	outputs = get_named(env, argv[3], &output_count, &err);
+	outputs = get_named(env, argv[3], true, &output_count, &err);
 	if (!outputs)
 		term = make_error(env, &err);
 	else if (bind_all(engine, graph, inputs, input_count, outputs, output_count, &binding,
@@ -389,7 +402,7 @@ NIF(engine_rebind)
 	if (!get_engine(env, argv[0], CONTEXT, &engine, &err) ||
 	    !get_engine(env, argv[1], BINDING, &binding, &err))
 		return make_error(env, &err);
-	named = get_named(env, argv[2], &count, &err);
+	named = get_named(env, argv[2], true, &count, &err);
 	if (!named)
 		return make_error(env, &err);
 	values = enif_alloc((count + (size_t)1) * sizeof(*values));
@@ -545,7 +558,7 @@ static int place_graph(ErlNifEnv *env, const ERL_NIF_TERM argv[], struct tmesh_g
 	at = get_places(env, argv[2], graph, err);
 	if (!at)
 		return err->code;
-	named = get_named(env, argv[3], &count, err);
+	named = get_named(env, argv[3], false, &count, err);
 	if (!named) {
 		enif_free(at);
 		return err->code;
@@ -642,7 +655,7 @@ NIF(placed_bind)
 	if (!get_engine(env, argv[0], PLACED, &placed, &err))
 		return make_error(env, &err);
 	for (int side = 0; !rc && side < 2; side++) {
-		sides[side] = get_named(env, argv[1 + side], &counts[side], &err);
+		sides[side] = get_named(env, argv[1 + side], false, &counts[side], &err);
 		if (!sides[side]) {
 			rc = err.code;
 			break;

@@ -20,7 +20,8 @@
  *   slot_reader  one that reads a slot, until it is closed or nobody has the term any more; in a
  *            resource of its own, slot_end, the descriptor that the emulator polls
  *   page_pool, pages, sequence  the library's, until closed or released, or nobody has the term
- *   engine   a context, graph or binding of libtmesh-engine, until nobody has the term any more
+ *   engine   a context, graph, binding, device tensor or the like of libtmesh-engine, until nobody
+ *            has the term any more
  *   graph    a tmesh_graph that is built, until nobody has the term any more
  *   origin   a tmesh_model, for the model's term and the handles of its tensors; never a term
  *   gpu      memory of libtmesh-cuda, until it is released or nobody has the term any more
@@ -320,6 +321,15 @@ NIF(placed_bind);
 NIF(engine_dispatch);
 NIF(engine_cancellable);
 NIF(engine_cancel);
+
+/* engine_tensor.c */
+NIF(engine_tensor);
+NIF(engine_tensor_wrap);
+NIF(engine_tensor_info);
+NIF(engine_tensor_read);
+NIF(engine_tensor_write);
+NIF(engine_tensor_export);
+NIF(engine_tensor_destroy);
 void engine_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor);
 
 /* graph.c */

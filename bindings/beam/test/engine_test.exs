@@ -5,6 +5,7 @@ defmodule Tmesh.EngineTest do
   use Tmesh.Case
 
   alias Tmesh.Engine
+  alias Tmesh.Engine.Tensor
 
   @models System.get_env("TMESH_ENGINE_MODELS", "/nonexistent")
   unless System.get_env("TMESH_ONNXRUNTIME", "") != "" and File.dir?(@models) do
@@ -119,6 +120,105 @@ defmodule Tmesh.EngineTest do
     Task.await(killer)
     assert Engine.dispatch(binding) == :ok
   end
+
+  test "device tensors: what their flags allow, until they are destroyed", %{name: name} do
+    engine = Engine.connect!(name)
+    graph = Engine.graph!(engine, model("dynamic.onnx"))
+    all = [readable: true, writable: true, exportable: true]
+    x = Tensor.create!(engine, {2, 4}, {:f, 32}, all)
+    assert %{shape: [2, 4], dtype: :float32, byte_size: 32, device: :cpu} = x
+    assert %{backend: "onnx", rights: :write} = x
+    assert {x.readable, x.writable, x.exportable} == {true, true, true}
+    assert Tensor.read!(x) == rows(0.0)
+    assert Tensor.write!(x, rows(3.0)) == :ok
+    assert Tensor.read!(x) == rows(3.0)
+    exported = Tensor.export!(x)
+    assert ZeroCopy.to_binary!(exported) == rows(3.0)
+
+    # In any mixture with tensors, in bindings and out of them.
+    y = Tensor.create!(engine, [2, 4], :float32, readable: true)
+    assert Engine.dispatch(graph, %{"a" => x, "b" => tensor(1.0)}, %{"sum" => y}) == :ok
+    assert Tensor.read!(y) == rows(4.0)
+    copied = stat(:bytes_copied)
+    binding = Engine.bind!(graph, %{"a" => y, "b" => x}, %{"sum" => y}, in_place: %{"sum" => "a"})
+    assert Engine.dispatch(binding) == :ok
+    assert Engine.rebind(binding, %{"b" => y}) |> refused() == :invalid
+    assert stat(:bytes_copied) == copied
+    assert Tensor.read!(y) == rows(7.0)
+
+    # A view of a tensor, for reading alone.
+    sealed = tensor(2.0)
+    view = Tensor.wrap!(engine, sealed, readable: true)
+    assert {view.rights, view.readable, view.writable} == {:read, true, false}
+    assert Tensor.read!(view) == rows(2.0)
+    assert Engine.dispatch(graph, %{"a" => x, "b" => x}, %{"sum" => view}) |> refused() == :access
+    assert Tensor.wrap(engine, sealed, rights: :write) |> refused() == :sealed
+    assert Tensor.wrap(engine, sealed, rights: :all) |> refused() == :invalid
+    assert Tensor.wrap(engine, %TensorRef{sealed | handle: nil}) |> refused() == :closed
+    writable = ZeroCopy.allocate!([2, 4], :float32)
+    output = Tensor.wrap!(engine, writable, rights: :write)
+    assert Engine.dispatch(graph, %{"a" => x, "b" => x}, %{"sum" => output}) == :ok
+    assert ZeroCopy.to_binary!(writable) == rows(6.0)
+
+    # What was not allowed.
+    hidden = Tensor.create!(engine, [4], :float64)
+    assert Tensor.read(hidden) |> refused() == :access
+    assert Tensor.write(hidden, <<0::256>>) |> refused() == :access
+    assert Tensor.export(hidden) |> refused() == :access
+    assert Tensor.write(x, "short") |> refused() == :invalid
+    assert Tensor.write(x, :none) |> refused() == :invalid
+    assert Tensor.create(engine, [-1], :float32) |> refused() == :invalid
+    assert Tensor.create(engine, [1], :none) |> refused() == :invalid
+    assert Tensor.create(engine, [1], :float32, readable: 1) |> refused() == :invalid
+    assert Tensor.create(engine, [1], :float32, wrong: true) |> refused() == :invalid
+    other = Engine.connect!(name)
+    foreign = Tensor.create!(other, [2, 4], :float32)
+
+    assert Engine.dispatch(graph, %{"a" => foreign, "b" => x}, %{"sum" => y}) |> refused() ==
+             :invalid
+
+    assert Engine.dispatch(graph, %{"a" => "x", "b" => x}, %{"sum" => y}) |> refused() == :invalid
+
+    assert Engine.graph(engine, model("weights.onnx"), weights: %{"w" => x}) |> refused() ==
+             :invalid
+
+    # After destroy all else is an error of its own, also of who has it bound.
+    assert Tensor.destroy(x) == :ok and Tensor.destroy(x) == :ok
+    assert Tensor.read(x) |> refused() == :closed
+    assert Tensor.write(x, rows(1.0)) |> refused() == :closed
+    assert Tensor.export(x) |> refused() == :closed
+    assert Engine.dispatch(binding) |> refused() == :closed
+    assert Engine.dispatch(graph, %{"a" => x, "b" => y}, %{"sum" => y}) |> refused() == :closed
+    assert ZeroCopy.to_binary!(exported) == rows(3.0)
+    assert_raise Error, ~r/destroyed/, fn -> Tensor.read!(x) end
+  end
+
+  test "outputs for which memory is made", %{name: name} do
+    engine = Engine.connect!(name)
+    graph = Engine.graph!(engine, model("dynamic.onnx"))
+    inputs = %{"a" => tensor(1.0), "b" => tensor(2.0)}
+    assert {:ok, results} = Engine.dispatch(graph, inputs, %{"sum" => :host})
+    assert results == %{"sum" => rows(3.0)}
+    less = ZeroCopy.allocate!([2, 4], :float32)
+
+    assert %{"sum" => sum} =
+             results = Engine.dispatch!(graph, inputs, %{"sum" => :engine, "less" => less})
+
+    assert map_size(results) == 1
+    assert %{shape: [2, 4], dtype: :float32, readable: true, writable: true} = sum
+    assert Tensor.read!(sum) == rows(3.0)
+    # The shape follows from a device tensor too.
+    assert %{"sum" => more} = Engine.dispatch!(graph, %{inputs | "a" => sum}, %{"sum" => :host})
+    assert more == rows(5.0)
+
+    assert Engine.bind(graph, inputs, %{"sum" => :host}) |> refused() == :invalid
+    assert Engine.dispatch(graph, inputs, %{"none" => :host}) |> refused() == :not_found
+    assert Engine.dispatch(graph, inputs, %{"sum" => :elsewhere}) |> refused() == :invalid
+    assert Engine.dispatch(graph, %{"b" => less}, %{"sum" => :host}) |> refused() == :invalid
+    assert Engine.dispatch(graph, %{}, %{"sum" => :engine}) |> refused() == :unsupported
+  end
+
+  defp refused({:error, %Error{type: type}}), do: type
 
   test "what is wrong is refused, in words", %{name: name} do
     engine = Engine.connect!(name)

@@ -10,8 +10,8 @@ defmodule Tmesh.Engine do
       {:ok, out} = Tmesh.ZeroCopy.allocate([2, 4], :float32)
       :ok = Tmesh.Engine.dispatch(graph, %{"a" => a, "b" => b}, %{"sum" => out})
 
-  Inputs and outputs are tensors of `Tmesh.ZeroCopy`. Their elements never go to the engine: tokens do. Outputs are
-  written where they lie. An engine that crashes costs the call that it was running (`:gone`), with its outputs perhaps
+  Inputs and outputs are tensors of `Tmesh.ZeroCopy` or device tensors (`Tmesh.Engine.Tensor`), in any mixture. Their elements never
+  go to the engine: tokens do. Outputs are written where they lie; `dispatch/4` makes memory for those that are `:host` or `:engine`. An engine that crashes costs the call that it was running (`:gone`), with its outputs perhaps
   half written; the next call goes to the process that was started in its place, and graphs and bindings stay good.
 
   The engine "ggml" runs graphs of our own, which `Tmesh.Graph` builds.
@@ -23,6 +23,7 @@ defmodule Tmesh.Engine do
   import Tmesh.Bang
 
   alias Tmesh.{Context, Error, Janitor, Native, Options}
+  alias Tmesh.Engine.Tensor
   alias Tmesh.ZeroCopy.TensorRef
 
   defmodule Graph do
@@ -68,6 +69,15 @@ defmodule Tmesh.Engine do
 
   @type t :: %__MODULE__{native: Native.engine(), name: String.t()}
   @type tensors :: %{String.t() => TensorRef.t()}
+
+  @typedoc "Tensors and device tensors, in any mixture."
+  @type values :: %{String.t() => TensorRef.t() | Tensor.t()}
+
+  @typedoc """
+  Where outputs go: to a tensor, or to memory that is made for them, `:host` for a binary of the elements, `:engine` for a
+  `Tmesh.Engine.Tensor`.
+  """
+  @type places :: %{String.t() => TensorRef.t() | Tensor.t() | :host | :engine}
 
   @doc """
   The engine that a process of this user serves as `name`: a `Tmesh.Engine.Server`, or `tmesh-engine`.
@@ -127,7 +137,7 @@ defmodule Tmesh.Engine do
           {:ok, Graph.t()} | {:error, Error.t()}
   def graph(%__MODULE__{native: engine}, path, opts \\ []) do
     with {:ok, opts} <- Options.validate(opts, weights: %{}, prepack: false),
-         weights = for({name, ref} <- opts[:weights], do: {name, ref.handle}),
+         {:ok, weights} <- handles(opts[:weights]),
          path = Path.expand(path),
          {:ok, native} <-
            call(fn -> Native.engine_graph(engine, path, weights, opts[:prepack]) end),
@@ -135,8 +145,16 @@ defmodule Tmesh.Engine do
          do: {:ok, %Graph{native: native, engine: engine, inputs: inputs, outputs: outputs}}
   end
 
+  defp handles(weights) do
+    case Enum.find(weights, fn {_name, ref} -> not is_struct(ref, TensorRef) end) do
+      nil -> {:ok, for({name, ref} <- weights, do: {name, ref.handle})}
+      {name, _other} -> {:error, Error.new(:invalid, "weight \"#{name}\" is no TensorRef")}
+    end
+  end
+
   @doc """
-  Check once, to run often. The binding keeps the tensors' memory.
+  Check once, to run often. The binding keeps the tensors' memory. Outputs have memory of their own: `:host` and `:engine`
+  are for `dispatch/4`.
 
   Options: `in_place` - of an output that lies on an input's memory, that input: `%{"present" => "past"}`. The caller says by
   it that the graph bears that.
@@ -144,19 +162,44 @@ defmodule Tmesh.Engine do
   Errors: `:not_found` (no such input or output), `:invalid` (dtype, shape, overlap, one is missing), `:access`, `:sealed`
   (an output that cannot be written), `:gone`, `:timeout`.
   """
-  @spec bind(Graph.t(), tensors(), tensors(), in_place: %{String.t() => String.t()}) ::
+  @spec bind(Graph.t(), values(), values(), in_place: %{String.t() => String.t()}) ::
           {:ok, Binding.t()} | {:error, Error.t()}
   def bind(%Graph{} = graph, inputs, outputs, opts \\ []) do
     with {:ok, opts} <- Options.validate(opts, in_place: %{}),
-         :ok <- known(opts[:in_place], outputs) do
-      ins = for {name, ref} <- inputs, do: {name, ref.handle}
-      outs = for {name, ref} <- outputs, do: {name, ref.handle, opts[:in_place][name]}
+         :ok <- known(opts[:in_place], outputs),
+         {:ok, ins} <- natives(inputs),
+         {:ok, outs} <- natives(outputs) do
+      outs = for {name, native} <- outs, do: {name, native, opts[:in_place][name]}
 
       with {:ok, native} <-
              call(fn -> Native.engine_bind(graph.engine, graph.native, ins, outs) end),
            do: {:ok, %Binding{native: native, engine: graph.engine}}
     end
   end
+
+  defp natives(values) do
+    with {:ok, list} <-
+           Enum.reduce_while(values, {:ok, []}, fn {name, value}, {:ok, list} ->
+             case native(value) do
+               nil -> {:halt, {:error, Error.new(:invalid, not_a_value(name, value))}}
+               native -> {:cont, {:ok, [{name, native} | list]}}
+             end
+           end),
+         do: {:ok, Enum.reverse(list)}
+  end
+
+  # A ref that is only a description is refused by what opens it.
+  defp native(%TensorRef{handle: nil}), do: :none
+  defp native(%TensorRef{handle: handle}), do: handle
+  defp native(value) when is_struct(value, Tensor), do: value.native
+  defp native(_other), do: nil
+
+  defp not_a_value(name, place) when place in [:host, :engine],
+    do:
+      "\"#{name}\" is #{inspect(place)}, which is for outputs of dispatch/4: what is bound has memory of its own"
+
+  defp not_a_value(name, _other),
+    do: "\"#{name}\" is a Tmesh.ZeroCopy.TensorRef or a Tmesh.Engine.Tensor"
 
   @doc """
   Other inputs in these ones' place, all of them or, after an error, none; the next `dispatch/2` reads them. Nothing is
@@ -165,10 +208,10 @@ defmodule Tmesh.Engine do
   Errors: those of `bind/4`; `:unsupported` (the engine cannot move this input; the engine "ggml": what a `reshape`,
   `transpose`, `set_rows` or `attention` reads first).
   """
-  @spec rebind(Binding.t(), tensors()) :: :ok | {:error, Error.t()}
+  @spec rebind(Binding.t(), values()) :: :ok | {:error, Error.t()}
   def rebind(%Binding{} = binding, inputs) do
-    inputs = for {name, ref} <- inputs, do: {name, ref.handle}
-    call(fn -> Native.engine_rebind(binding.engine, binding.native, inputs) end)
+    with {:ok, inputs} <- natives(inputs),
+         do: call(fn -> Native.engine_rebind(binding.engine, binding.native, inputs) end)
   end
 
   @doc """
@@ -232,17 +275,80 @@ defmodule Tmesh.Engine do
   defp cancellable_of(_other),
     do: {:error, Error.new(:invalid, "cancellable is what Tmesh.Engine.cancellable() gives")}
 
-  @doc "Bind and run once. Options and errors: as `bind/4` and `dispatch/2`."
-  @spec dispatch(Graph.t(), tensors(), tensors(),
+  @doc """
+  Bind and run once. Options and errors: as `bind/4` and `dispatch/2`.
+
+  Outputs may be `:host` or `:engine`: a region is made for each, and `{:ok, results}` has a binary of its elements (a copy, which
+  is counted) or a device tensor that can be read and written. Its shape has to follow from the inputs', else `:unsupported`.
+  Where every output is a tensor it is `:ok`.
+  """
+  @spec dispatch(Graph.t(), values(), places(),
           in_place: %{String.t() => String.t()},
           cancellable: Cancellable.t() | nil
         ) ::
-          :ok | {:error, Error.t()}
+          :ok | {:ok, %{String.t() => binary() | Tensor.t()}} | {:error, Error.t()}
   def dispatch(%Graph{} = graph, inputs, outputs, opts \\ []) do
     {cancellable, opts} = Keyword.split(opts, [:cancellable])
 
-    with {:ok, binding} <- bind(graph, inputs, outputs, opts),
-         do: dispatch(binding, cancellable)
+    with {:ok, made} <- make_places(graph, inputs, outputs),
+         {:ok, binding} <- bind(graph, inputs, Map.merge(outputs, made), opts),
+         :ok <- dispatch(binding, cancellable),
+         do: results(outputs, made)
+  end
+
+  @readable_and_writable 3
+
+  # A device tensor for each output that is to have memory made for it.
+  defp make_places(graph, inputs, outputs) do
+    sizes =
+      for {name, _dtype, dims} <- graph.inputs,
+          %{shape: shape} <- [inputs[name]],
+          {dim, size} when is_binary(dim) <- Enum.zip(dims, shape),
+          into: %{},
+          do: {dim, size}
+
+    for({name, place} when place in [:host, :engine] <- outputs, do: name)
+    |> Enum.reduce_while({:ok, %{}}, fn name, {:ok, made} ->
+      with {:ok, shape, dtype} <- place_of(graph, name, sizes),
+           {:ok, tensor} <- Tensor.make(graph.engine, shape, dtype, @readable_and_writable) do
+        {:cont, {:ok, Map.put(made, name, tensor)}}
+      else
+        error -> {:halt, error}
+      end
+    end)
+  end
+
+  defp place_of(graph, name, sizes) do
+    with {^name, dtype, dims} <- List.keyfind(graph.outputs, name, 0),
+         shape = Enum.map(dims, &Map.get(sizes, &1, &1)),
+         true <- Enum.all?(shape, &is_integer/1) do
+      {:ok, shape, dtype}
+    else
+      nil ->
+        {:error, Error.new(:not_found, "the graph has no output \"#{name}\"")}
+
+      false ->
+        {:error,
+         Error.new(
+           :unsupported,
+           "how large \"#{name}\" will be does not follow from the inputs, and a served engine allocates nothing: give a tensor"
+         )}
+    end
+  end
+
+  defp results(_outputs, made) when map_size(made) == 0, do: :ok
+
+  defp results(outputs, made) do
+    Enum.reduce_while(made, {:ok, made}, fn {name, tensor}, {:ok, results} ->
+      with :host <- outputs[name],
+           {:ok, elements} <- Tensor.read(tensor) do
+        Tensor.destroy(tensor)
+        {:cont, {:ok, Map.put(results, name, elements)}}
+      else
+        :engine -> {:cont, {:ok, results}}
+        error -> {:halt, error}
+      end
+    end)
   end
 
   bang devices(opts :: [program: Path.t()] \\ []) :: %{devices: [map()], engines: [map()]}
@@ -257,14 +363,14 @@ defmodule Tmesh.Engine do
 
   bang bind(
          graph :: Graph.t(),
-         inputs :: tensors(),
-         outputs :: tensors(),
+         inputs :: values(),
+         outputs :: values(),
          opts :: [in_place: %{String.t() => String.t()}] \\ []
        ) :: Binding.t()
 
   bang keep(engine :: t(), pages :: Tmesh.Pages.t()) :: :ok
 
-  bang rebind(binding :: Binding.t(), inputs :: tensors()) :: :ok
+  bang rebind(binding :: Binding.t(), inputs :: values()) :: :ok
 
   bang cancellable() :: Cancellable.t()
 
@@ -273,10 +379,10 @@ defmodule Tmesh.Engine do
 
   bang dispatch(
          graph :: Graph.t(),
-         inputs :: tensors(),
-         outputs :: tensors(),
+         inputs :: values(),
+         outputs :: places(),
          opts :: [in_place: %{String.t() => String.t()}, cancellable: Cancellable.t() | nil] \\ []
-       ) :: :ok
+       ) :: :ok | %{String.t() => binary() | Tensor.t()}
 
   # As many as may wait for others at once do: this one comes again.
   @doc false

@@ -123,12 +123,13 @@ defmodule Tmesh.Native do
   @spec engine_operands(engine()) :: result({[tuple()], [tuple()]})
   def engine_operands(_graph), do: :erlang.nif_error(:not_loaded)
 
-  @spec engine_bind(engine(), graph :: engine(), [{String.t(), handle()}], [
-          {String.t(), handle(), in_place :: String.t() | nil}
+  # Inputs and outputs are handles of tensors, or device tensors.
+  @spec engine_bind(engine(), graph :: engine(), [{String.t(), handle() | engine()}], [
+          {String.t(), handle() | engine(), in_place :: String.t() | nil}
         ]) :: result(engine())
   def engine_bind(_engine, _graph, _inputs, _outputs), do: :erlang.nif_error(:not_loaded)
 
-  @spec engine_rebind(engine(), binding :: engine(), [{String.t(), handle()}]) ::
+  @spec engine_rebind(engine(), binding :: engine(), [{String.t(), handle() | engine()}]) ::
           :ok | {:error, reason()}
   def engine_rebind(_engine, _binding, _inputs), do: :erlang.nif_error(:not_loaded)
 
@@ -159,6 +160,34 @@ defmodule Tmesh.Native do
 
   @spec engine_cancel(engine()) :: :ok | {:error, reason()}
   def engine_cancel(_cancellable), do: :erlang.nif_error(:not_loaded)
+
+  # flags: 1 readable, 2 writable, 4 exportable.
+  @spec engine_tensor(engine(), [integer()], atom(), flags :: non_neg_integer()) ::
+          result(engine())
+  def engine_tensor(_engine, _shape, _dtype, _flags), do: :erlang.nif_error(:not_loaded)
+
+  @spec engine_tensor_wrap(
+          engine(),
+          handle(),
+          writable :: boolean(),
+          flags :: non_neg_integer()
+        ) :: result(engine())
+  def engine_tensor_wrap(_engine, _handle, _writable, _flags), do: :erlang.nif_error(:not_loaded)
+
+  @spec engine_tensor_info(engine()) :: result(map())
+  def engine_tensor_info(_tensor), do: :erlang.nif_error(:not_loaded)
+
+  @spec engine_tensor_read(engine()) :: result(binary())
+  def engine_tensor_read(_tensor), do: :erlang.nif_error(:not_loaded)
+
+  @spec engine_tensor_write(engine(), binary()) :: :ok | {:error, reason()}
+  def engine_tensor_write(_tensor, _binary), do: :erlang.nif_error(:not_loaded)
+
+  @spec engine_tensor_export(engine()) :: result({handle(), ref()})
+  def engine_tensor_export(_tensor), do: :erlang.nif_error(:not_loaded)
+
+  @spec engine_tensor_destroy(engine()) :: :ok | {:error, reason()}
+  def engine_tensor_destroy(_tensor), do: :erlang.nif_error(:not_loaded)
 
   @type graph :: reference()
   @type graph_made ::
