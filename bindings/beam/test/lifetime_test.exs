@@ -339,6 +339,33 @@ defmodule Tmesh.LifetimeTest do
       ZeroCopy.release!(kept)
     end
 
+    test "is made to let go of what it forgot after it had seemed idle" do
+      configure(idle_gc_mb: 1, cleanup_interval_ms: 20, pool_mb: 0)
+      kept = ZeroCopy.allocate!([1_048_576], :uint8)
+      live = stat(:regions_live)
+      test = self()
+
+      pid =
+        spawn_link(fn ->
+          ref = ZeroCopy.allocate!([1_048_576], :uint8)
+          send(test, :made)
+
+          receive do
+            :forget -> send(test, ref.shape)
+          end
+
+          Process.sleep(:infinity)
+        end)
+
+      assert_receive :made
+      how = fn -> elem(:sys.get_state(Tmesh.Janitor).seen[pid] || {0, :unseen}, 1) end
+      eventually(fn -> how.() == :collected end)
+      send(pid, :forget)
+      assert_receive [1_048_576]
+      eventually(fn -> stat(:regions_live) == live end)
+      ZeroCopy.release!(kept)
+    end
+
     test "is left alone otherwise" do
       configure(idle_gc_mb: 0, cleanup_interval_ms: 20)
       one = forgetful(fn -> ZeroCopy.allocate!([1_048_576], :uint8) end)

@@ -5,16 +5,21 @@ defmodule Tmesh.Idle do
   # handle: a process that forgets 50 MB and then waits holds them for ever. While this VM has many
   # bytes of regions the janitor looks, once in an interval, at the processes that are known to have
   # or have had handles, and has the garbage of each one that did nothing since the last look
-  # collected: once, until it does something again.
+  # collected. One that seemed to do nothing while it waited for memory may forget it just after: what
+  # does a little more is collected again, a few times, and then not until it does much.
 
   alias Tmesh.{Config, Context, Native}
 
   @mib 1_048_576
   # Of an interval: what somebody else's questions and a tick or two cost is still idle.
   @idle_reductions 500
+  # Who has a tick in each interval, and much that is no garbage, is not to pay for it for ever.
+  @collections 3
 
-  @typedoc "Of each: its reductions at the last look, and whether it was collected then."
-  @type seen :: %{pid() => {non_neg_integer(), :active | :asked | :collected}}
+  @typedoc "Of each: its reductions at the last look, what became of it then, and how often it was collected."
+  @type seen :: %{
+          pid() => {non_neg_integer(), :active | :asked | :collected, non_neg_integer()}
+        }
 
   @spec look(seen()) :: seen()
   def look(seen) do
@@ -43,26 +48,35 @@ defmodule Tmesh.Idle do
     end
   end
 
-  defp state(pid, reductions, {before, :active}) when reductions - before <= @idle_reductions do
+  defp state(_pid, _reductions, {_before, :asked, _times} = asked), do: asked
+
+  defp state(_pid, reductions, {before, _how, _times})
+       when reductions - before > @idle_reductions,
+       do: {reductions, :active, 0}
+
+  defp state(pid, reductions, {_before, :active, times}) do
     # The answer comes when it is done, which may take long: nobody waits for it.
     :erlang.garbage_collect(pid, async: {__MODULE__, pid})
-    {reductions, :asked}
+    {reductions, :asked, times + 1}
   end
 
-  # Collecting costs reductions too: what it has then counts.
-  defp state(_pid, reductions, {before, how})
-       when how != :active and reductions - before <= @idle_reductions,
-       do: {before, how}
+  defp state(_pid, reductions, {before, :collected, times})
+       when reductions > before and times < @collections,
+       do: {reductions, :active, times}
 
-  defp state(_pid, _reductions, {before, :asked}), do: {before, :asked}
-  defp state(_pid, reductions, _before), do: {reductions, :active}
+  defp state(_pid, _reductions, {_before, :collected, _times} = collected), do: collected
+  defp state(_pid, reductions, nil), do: {reductions, :active, 0}
 
   @doc "A process that was asked has collected its garbage, or is gone."
   @spec collected(seen(), pid()) :: seen()
   def collected(seen, pid) do
+    # Collecting costs reductions too: what it has then counts.
     case {seen, Process.info(pid, :reductions)} do
-      {%{^pid => {_before, :asked}}, {:reductions, now}} -> %{seen | pid => {now, :collected}}
-      _gone -> Map.delete(seen, pid)
+      {%{^pid => {_before, :asked, times}}, {:reductions, now}} ->
+        %{seen | pid => {now, :collected, times}}
+
+      _gone ->
+        Map.delete(seen, pid)
     end
   end
 end
