@@ -5,14 +5,15 @@
  * They meet in a file of the runtime directory, named after the files' identity. Its locks (OFD
  * locks, which end with the process) are single bytes:
  *
- *   0     who reads, exclusive
+ *   0     who reads, exclusive; shared for a moment by those who have waited for its end
  *   1     who is there, shared: waits or holds the model; exclusive by the last, who removes it
  *   2     who is between looking for a token and giving one, shared
  *   16+i  whose slot i is
  *
  * The record at the file's begin says which region is filled, and how far; it is written by who
  * holds lock 0. A slot has a token for that region by one of those who hold it. Behind the slots is
- * what the header of the model's only file says (table_pack.c), so that JSON is read once. All is
+ * what the header of the model's only file says (table_pack.c), so that JSON is read once: the
+ * file stays when its last process goes and the region is kept. All is
  * read and written by pread() and pwrite(), so that a file that is damaged or cut is no signal; a
  * region counts only when it has the model's size and is sealed, or is filled by who holds the
  * lock. The directory is this user's alone: against a process of the same user that lies about how
@@ -56,6 +57,7 @@ struct record {
 	uint64_t region; /* id */
 	uint64_t bytes;
 	uint64_t done;
+	uint64_t kept; /* id of the region that is kept, whose table lies here; 0: none */
 };
 
 struct slot {
@@ -201,15 +203,37 @@ bool flight_recall(struct tmesh_ctx *ctx, struct model_file *file, const uint8_t
  * the header themselves. */
 static void flight_remember(const struct flight *flight, const struct tmesh_model *model)
 {
+	uint64_t kept = tmesh_region_id(model->region), said = 0;
+	bool there = model->file_count == 1 && model->files[0].recalled;
 	size_t bytes;
 	uint8_t *all;
 
-	if (model->file_count != 1 || model->files[0].recalled)
+	if (model->file_count == 1 && !there) {
+		all = table_pack(model->files[0].table, &bytes);
+		there = all && pwrite(flight->fd, all, bytes, TABLE_AT) == (ssize_t)bytes;
+		if (all && !there)
+			pwrite(flight->fd, "", 1, TABLE_AT);
+		free(all);
+	}
+	if (!there || !model->report.kept[0])
 		return;
-	all = table_pack(model->files[0].table, &bytes);
-	if (all && pwrite(flight->fd, all, bytes, TABLE_AT) != (ssize_t)bytes)
-		pwrite(flight->fd, "", 1, TABLE_AT);
-	free(all);
+	if (pread(flight->fd, &said, sizeof(said), offsetof(struct record, kept)) !=
+		    (ssize_t)sizeof(said) ||
+	    said == kept)
+		return;
+	/* Missing it costs who starts next a header to read. */
+	if (pwrite(flight->fd, &kept, sizeof(kept), offsetof(struct record, kept)) < 0)
+		return;
+}
+
+/* What is in a file whose last process has gone is of use to the next. */
+static bool stays(const struct flight *flight)
+{
+	struct record record;
+
+	return pread(flight->fd, &record, sizeof(record), 0) == (ssize_t)sizeof(record) &&
+	       record.magic == MAGIC && record.state == STATE_DONE && record.kept &&
+	       record.kept == record.region;
 }
 
 /* The file of that name is still the one that was opened. */
@@ -221,12 +245,44 @@ static bool is_named(const struct flight *flight)
 	       here.st_ino == there.st_ino && here.st_dev == there.st_dev;
 }
 
-/* What processes that were killed left behind: files of other flights in which nobody
- * is any more. */
-static void sweep(const struct flight *flight)
+/* The flight's name, without its ending. */
+static void kept_name(const struct flight *flight, char name[TMESH_KEPT_NAME_LEN + 1])
+{
+	snprintf(name, TMESH_KEPT_NAME_LEN + 1, "%.*s", (int)strcspn(flight->name, "."),
+		 flight->name);
+}
+
+/* What is kept, asked for when it matters. */
+struct kept_list {
+	struct tmesh_ctx *ctx;
+	struct tmesh_kept_info *infos;
+	size_t count;
+	bool asked, known;
+};
+
+/* A flight's file is named after what it keeps. Unless it is known that nobody keeps it, it is. */
+static bool is_kept(struct kept_list *kept, const struct flight *flight)
+{
+	char name[TMESH_KEPT_NAME_LEN + 1];
+
+	if (!kept->asked)
+		kept->known = !tmesh_kept_list(kept->ctx, &kept->infos, &kept->count, NULL);
+	kept->asked = true;
+	kept_name(flight, name);
+	for (size_t i = 0; i < kept->count; i++) {
+		if (kept->infos[i].uid == geteuid() && !strcmp(kept->infos[i].name, name))
+			return true;
+	}
+	return !kept->known;
+}
+
+/* Files of other flights in which nobody is any more: of processes that were killed, and of
+ * models that are no longer kept. */
+static void sweep(struct tmesh_ctx *ctx, const struct flight *flight)
 {
 	int copy = openat(flight->dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	DIR *list = copy < 0 ? NULL : fdopendir(copy);
+	struct kept_list kept = {.ctx = ctx};
 	unsigned int looked = 0;
 	struct dirent *entry;
 
@@ -246,12 +302,14 @@ static void sweep(const struct flight *flight)
 				  O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 		if (other.fd < 0)
 			continue;
-		if (!lock(&other, F_WRLCK, LOCK_PRESENT) && is_named(&other))
+		if (!lock(&other, F_WRLCK, LOCK_PRESENT) && is_named(&other) &&
+		    !(stays(&other) && is_kept(&kept, &other)))
 			unlinkat(other.dir, other.name, 0);
 		close(other.fd);
 	}
 	if (list)
 		closedir(list);
+	free(kept.infos);
 }
 
 /* The flight's file, with presence. */
@@ -303,7 +361,6 @@ static int flight_open(const struct load *load, struct flight **out, struct tmes
 		free(flight);
 		return rc;
 	}
-	sweep(flight);
 	*out = flight;
 	return 0;
 }
@@ -312,12 +369,13 @@ void flight_leave(struct flight *flight)
 {
 	if (!flight)
 		return;
-	/* The last one removes the file. One's own presence ends first: of two that leave at once
-	 * and are both still present, each would take the other for one who stays. A forked child
-	 * has its parent's locks, and leaves them alone. */
+	/* The last one removes the file, but for what a kept model's next process wants of it.
+	 * One's own presence ends first: of two that leave at once and are both still present, each
+	 * would take the other for one who stays. A forked child has its parent's locks, and leaves
+	 * them alone. */
 	if (flight->owner == getpid()) {
 		lock(flight, F_UNLCK, LOCK_PRESENT);
-		if (!lock(flight, F_WRLCK, LOCK_PRESENT) && is_named(flight))
+		if (!lock(flight, F_WRLCK, LOCK_PRESENT) && is_named(flight) && !stays(flight))
 			unlinkat(flight->dir, flight->name, 0);
 	}
 	close(flight->fd);
@@ -342,45 +400,76 @@ static void flight_publish(struct flight *flight, struct tmesh_region *region, u
 		return;
 }
 
-/* Open the region of the record by any token that is good. */
-static bool flight_join(struct load *load, struct flight *flight, const struct record *record)
+/* A memfd's token is answered by its own process. The module's outlive theirs. */
+static bool has_ended(struct load *load, const struct flight *flight, int slot)
+{
+	struct flock range = {
+		.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_SLOT + slot, .l_len = 1};
+
+	return tmesh_ctx_backend(load->ctx) == TMESH_BACKEND_MEMFD &&
+	       !fcntl(flight->fd, F_OFD_GETLK, &range) && range.l_type == F_UNLCK;
+}
+
+static struct tmesh_region *open_slot(struct load *load, const struct slot *slot,
+				      const struct record *record)
 {
 	/* Whoever may have to go on writes; the finished one is opened as its token allows. */
 	uint32_t rights = record->state == STATE_READING ? TMESH_READ | TMESH_WRITE | TMESH_MANAGE
 							 : TMESH_READ | TMESH_MANAGE;
-	struct slot slot;
+	struct tmesh_region *region;
+
+	/* One that was found kept has no right to manage. */
+	if (tmesh_region_open(load->ctx, slot->token, rights, &region, NULL) &&
+	    tmesh_region_open(load->ctx, slot->token, TMESH_READ, &region, NULL))
+		return NULL;
+	if (tmesh_region_bytes(region) == record->bytes &&
+	    tmesh_region_id(region) == record->region)
+		return region;
+	tmesh_region_unref(region);
+	return NULL;
+}
+
+/* Open the region of the record by any token that is good. The joining lock is held until one's
+ * own token is there: flight_publish(). */
+static bool flight_find(struct load *load, struct flight *flight, const struct record *record)
+{
+	union {
+		struct slot slot;
+		uint8_t room[SLOT_ROOM];
+	} slots[SLOTS];
+	struct tmesh_region *region = NULL;
+	ssize_t got;
 
 	if (load->region && tmesh_region_id(load->region) == record->region)
 		return true;
+	got = pread(flight->fd, slots, sizeof(slots), SLOTS_AT);
+	for (int i = 0; !region && i * SLOT_ROOM + (int)sizeof(struct slot) <= got; i++) {
+		const struct slot *slot = &slots[i].slot;
+
+		if (slot->region == record->region && memchr(slot->token, 0, sizeof(slot->token)) &&
+		    !has_ended(load, flight, i))
+			region = open_slot(load, slot, record);
+	}
+	if (!region)
+		return false;
+	tmesh_region_unref(load->region);
+	load->region = region;
+	return true;
+}
+
+/* The same, and give a token as long as it is filled: of the finished one flight_give() does. */
+static bool flight_join(struct load *load, struct flight *flight, const struct record *record)
+{
+	struct tmesh_region *before = load->region;
+	bool found;
+
 	if (lock(flight, F_RDLCK, LOCK_JOINING))
 		return false;
-	for (int i = 0; i < SLOTS; i++) {
-		struct tmesh_region *region;
-		ssize_t got = pread(flight->fd, &slot, sizeof(slot), SLOTS_AT + i * SLOT_ROOM);
-
-		if (got != (ssize_t)sizeof(slot))
-			break;
-		if (slot.region != record->region || !memchr(slot.token, 0, sizeof(slot.token)))
-			continue;
-		/* One that was found kept has no right to manage. */
-		if (tmesh_region_open(load->ctx, slot.token, rights, &region, NULL) &&
-		    tmesh_region_open(load->ctx, slot.token, TMESH_READ, &region, NULL))
-			continue;
-		if (tmesh_region_bytes(region) != record->bytes ||
-		    tmesh_region_id(region) != record->region) {
-			tmesh_region_unref(region);
-			continue;
-		}
-		tmesh_region_unref(load->region);
-		load->region = region;
-		/* Of the finished one flight_wait() does, before it lets go of
-		 * the reader's lock. */
-		if (record->state == STATE_READING)
-			flight_publish(flight, region, rights);
-		break;
-	}
+	found = flight_find(load, flight, record);
+	if (found && load->region != before && record->state == STATE_READING)
+		flight_publish(flight, load->region, tmesh_region_rights(load->region));
 	lock(flight, F_UNLCK, LOCK_JOINING);
-	return load->region && tmesh_region_id(load->region) == record->region;
+	return found;
 }
 
 /* Read from where the record says on; the reader's lock is held. */
@@ -410,13 +499,6 @@ static int flight_fill(struct load *load, struct flight *flight, struct record *
 	record->done = load->model->run_bytes;
 	record->state = STATE_DONE;
 	return write_record(flight, record, err);
-}
-
-/* The flight's name, without its ending. */
-static void kept_name(const struct flight *flight, char name[TMESH_KEPT_NAME_LEN + 1])
-{
-	snprintf(name, TMESH_KEPT_NAME_LEN + 1, "%.*s", (int)strcspn(flight->name, "."),
-		 flight->name);
 }
 
 /* What was kept under this identity, if it is what it should be. */
@@ -479,15 +561,20 @@ static int flight_begin(struct load *load, struct flight *flight, struct record 
 	int rc;
 
 	if (flight_find_kept(load, flight)) {
-		*record = (struct record){
+		const struct record kept = {
 			.magic = MAGIC,
 			.state = STATE_DONE,
 			.region = tmesh_region_id(load->region),
 			.bytes = load->model->region_bytes,
 			.done = load->model->run_bytes,
+			.kept = record->kept,
 		};
-		return write_record(flight, record, err);
+		bool said = !memcmp(&kept, record, sizeof(kept));
+
+		*record = kept;
+		return said ? 0 : write_record(flight, record, err);
 	}
+	sweep(load->ctx, flight);
 	rc = load_region(load, &region, err);
 	if (rc)
 		return rc;
@@ -509,19 +596,18 @@ static int flight_begin(struct load *load, struct flight *flight, struct record 
 static int flight_turn(struct load *load, struct flight *flight, struct tmesh_error *err)
 {
 	struct record record;
+	bool there;
 
 	read_record(flight, load->model, &record);
-	if (record.state != STATE_EMPTY && !flight_join(load, flight, &record)) {
-		int rc = lock(flight, F_WRLCK, LOCK_JOINING);
-
-		if (rc)
+	there = record.state != STATE_EMPTY && flight_join(load, flight, &record);
+	if (record.state != STATE_EMPTY && !there) {
+		if (lock(flight, F_WRLCK, LOCK_JOINING))
 			return -EAGAIN;
 		lock(flight, F_UNLCK, LOCK_JOINING);
 		/* Whoever was joining has given its token by now, or is dead. */
-		if (!flight_join(load, flight, &record))
-			record.state = STATE_EMPTY;
+		there = flight_join(load, flight, &record);
 	}
-	if (record.state == STATE_EMPTY)
+	if (!there)
 		return flight_begin(load, flight, &record, err);
 	if (record.state == STATE_READING) {
 		if (!tmesh_region_is_sealed(load->region))
@@ -535,22 +621,67 @@ static int flight_turn(struct load *load, struct flight *flight, struct tmesh_er
 	return 0;
 }
 
+/* The region is whole: it becomes the model's, and a token of it is there for the next. Between the
+ * two one's token may be none, so the reader's lock is held, or the joining lock. */
+static int flight_give(struct load *load, struct flight *flight, struct tmesh_error *err)
+{
+	int rc = load_finish(load, err);
+
+	if (!rc)
+		flight_publish(flight, load->region, tmesh_region_rights(load->region));
+	return rc;
+}
+
+/* The record says that it is whole: nobody need wait for another. -EAGAIN: it is not, or it is not
+ * to be had so. */
+static int flight_take(struct load *load, struct flight *flight, const struct record *record,
+		       struct tmesh_error *err)
+{
+	int rc = -EAGAIN;
+
+	if (lock(flight, F_RDLCK, LOCK_JOINING))
+		return -EAGAIN;
+	if (flight_find(load, flight, record) && tmesh_region_is_sealed(load->region))
+		rc = flight_give(load, flight, err);
+	lock(flight, F_UNLCK, LOCK_JOINING);
+	return rc;
+}
+
+/* Another reads. Return: 0: look again at once; -EAGAIN: in a while; -ECANCELED. */
+static int flight_watch(struct load *load, struct flight *flight, const struct record *record,
+			struct tmesh_error *err)
+{
+	struct flock end = {
+		.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = LOCK_READER, .l_len = 1};
+	/* To hold it, should the reader die. */
+	bool joined = record->state == STATE_READING && flight_join(load, flight, record);
+	int rc = load_tell(load, record->done, true, err);
+
+	if (rc)
+		return rc;
+	/* Who wants to be told, or may cancel, looks now and then; others sleep until the reader
+	 * is done, or dead. */
+	if (!joined || load->opts.progress || fcntl(flight->fd, F_OFD_SETLKW, &end))
+		return -EAGAIN;
+	lock(flight, F_UNLCK, LOCK_READER);
+	return 0;
+}
+
 static int flight_wait(struct load *load, struct flight *flight, struct tmesh_error *err)
 {
 	struct record record;
 	int rc;
 
 	for (;;) {
+		read_record(flight, load->model, &record);
+		rc = record.state == STATE_DONE ? flight_take(load, flight, &record, err) : -EAGAIN;
+		if (rc != -EAGAIN)
+			return rc;
 		rc = lock(flight, F_WRLCK, LOCK_READER);
 		if (!rc) {
 			rc = flight_turn(load, flight, err);
 			if (!rc)
-				rc = load_finish(load, err);
-			if (!rc)
-				rc = flight_keep(load, flight, err);
-			if (!rc)
-				flight_publish(flight, load->region,
-					       tmesh_region_rights(load->region));
+				rc = flight_give(load, flight, err);
 			lock(flight, F_UNLCK, LOCK_READER);
 			if (rc != -EAGAIN)
 				return rc;
@@ -558,15 +689,12 @@ static int flight_wait(struct load *load, struct flight *flight, struct tmesh_er
 			return tmesh_fail(err, rc, "locking in the runtime directory: %s",
 					  strerror(-rc));
 		} else {
-			read_record(flight, load->model, &record);
-			/* To hold it, should the reader die. */
-			if (record.state == STATE_READING)
-				flight_join(load, flight, &record);
-			rc = load_tell(load, record.done, true, err);
-			if (rc)
+			rc = flight_watch(load, flight, &record, err);
+			if (rc && rc != -EAGAIN)
 				return rc;
 		}
-		nap();
+		if (rc)
+			nap();
 	}
 }
 
@@ -586,6 +714,8 @@ int flight_load(struct load *load, struct tmesh_error *err)
 		return load_alone(load, err);
 	}
 	rc = flight_wait(load, flight, err);
+	if (!rc)
+		rc = flight_keep(load, flight, err);
 	if (rc) {
 		if (!load->model->region)
 			tmesh_region_unref(load->region);

@@ -26,7 +26,7 @@ for test in $(2); do $(MODEL_TEST_OUT)/$(1)/$$test || status=1; done; exit $$sta
 endef
 
 # The keeper that the library starts.
-$(foreach test,test_failures test_kept test_restart,$(MODEL_TEST_OUT)/plain/$(test) $(MODEL_TEST_OUT)/asan/$(test)): $(B)/tmesh-keeper
+$(foreach test,test_failures test_kept test_restart test_table_pack,$(MODEL_TEST_OUT)/plain/$(test) $(MODEL_TEST_OUT)/asan/$(test)): $(B)/tmesh-keeper
 
 model-check: $(addprefix $(MODEL_TEST_OUT)/plain/,$(MODEL_TESTS)) ## libtmesh-model's unit tests
 	$(call model_run,plain,$(MODEL_TESTS))

@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "model_internal.h"
@@ -116,6 +117,9 @@ _Noreturn static void load_and_tell(unsigned int number)
 
 	if (tmesh_ctx_open(NULL, &ctx, NULL))
 		unit_leave(1);
+	/* These sleep while another reads, and are quick when they read. */
+	if (number % 2)
+		opts.progress = NULL;
 	if (tmesh_model_load(ctx, model_path, &opts, &model, &err)) {
 		fprintf(stderr, "# process %u: %s\n", number, err.message);
 		unit_leave(1);
@@ -305,6 +309,94 @@ static void test_goes_on(void **state)
 	waitpid(killer, &status, 0);
 }
 
+static bool sleeps_for_a_lock(pid_t pid)
+{
+	char path[64], text[32] = "";
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/%d/syscall", (int)pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0 || read(fd, text, sizeof(text) - 1) < 0)
+		text[0] = '\0';
+	if (fd >= 0)
+		close(fd);
+	return text[0] >= '0' && text[0] <= '9' && atol(text) == SYS_fcntl;
+}
+
+/* Who does not want to be told sleeps while another reads, and goes on when that one is killed. */
+static void test_sleeps(void **state)
+{
+	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .progress = die_half};
+	struct tmesh_model_report report = {.size = sizeof(report)};
+	struct tmesh_model *model;
+	struct tmesh_ctx *ctx;
+	pid_t reader, waiter;
+	int status, looks = 0;
+
+	memset(shared, 0, sizeof(*shared));
+	reader = fork();
+	if (!reader) {
+		if (!tmesh_ctx_open(NULL, &ctx, NULL))
+			tmesh_model_load(ctx, model_path, &opts, &model, NULL);
+		unit_leave(1);
+	}
+	while (!atomic_load(&shared->ready))
+		usleep(500);
+	waiter = fork();
+	if (!waiter) {
+		if (tmesh_ctx_open(NULL, &ctx, NULL) ||
+		    tmesh_model_load(ctx, model_path, NULL, &model, NULL) ||
+		    tmesh_model_report(model, &report, NULL) || !is_whole(model))
+			unit_leave(1);
+		unit_leave(report.bytes_read == model_bytes() - shared->done ? 0 : 2);
+	}
+	while (!sleeps_for_a_lock(waiter) && looks++ < 10000)
+		usleep(1000);
+	assert_true(looks < 10000);
+	kill(reader, SIGKILL);
+	waitpid(reader, &status, 0);
+	assert_int_equal(waitpid(waiter, &status, 0), waiter);
+	assert_int_equal(status, 0);
+}
+
+static int tire(void *data, const struct tmesh_model_progress *progress)
+{
+	int *calls = data;
+
+	return progress->waiting && ++*calls > 100;
+}
+
+/* Of what is read and held everybody takes at once: nobody has to wait for the reader's lock. */
+static void test_takes(void **state)
+{
+	int calls = 0, fd = -1;
+	struct tmesh_model_load_opts opts = {
+		.size = sizeof(opts), .progress = tire, .progress_data = &calls};
+	struct flock reader = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+	struct tmesh_model *one, *two;
+	struct tmesh_ctx *ctx;
+	struct dirent *entry;
+	DIR *dir;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_ok(tmesh_model_load(ctx, model_path, NULL, &one, err));
+	dir = opendir(getenv("TMESH_RUNTIME_DIR"));
+	while (fd < 0 && (entry = readdir(dir))) {
+		if (strstr(entry->d_name, ".flight"))
+			fd = openat(dirfd(dir), entry->d_name, O_RDWR | O_CLOEXEC);
+	}
+	closedir(dir);
+	assert_true(fd >= 0);
+	assert_int_equal(fcntl(fd, F_OFD_SETLK, &reader), 0);
+	assert_ok(tmesh_model_load(ctx, model_path, &opts, &two, err));
+	assert_true(is_whole(two));
+	close(fd);
+	tmesh_model_unref(one);
+	tmesh_model_unref(two);
+	tmesh_ctx_unref(ctx);
+	assert_int_equal(flights(), 0);
+}
+
 /* Whatever another process of this user leaves in the flight's file, the model is whole. */
 static void test_damaged(void **state)
 {
@@ -351,6 +443,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_one_read), cmocka_unit_test(test_forked),
 		cmocka_unit_test(test_killed),	 cmocka_unit_test(test_goes_on),
+		cmocka_unit_test(test_sleeps),	 cmocka_unit_test(test_takes),
 		cmocka_unit_test(test_damaged),
 	};
 

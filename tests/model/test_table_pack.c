@@ -289,13 +289,72 @@ static void test_used(void **state)
 	unlink(path);
 }
 
+static unsigned int flights(void)
+{
+	DIR *dir = opendir(getenv("TMESH_RUNTIME_DIR"));
+	unsigned int count = 0;
+	struct dirent *entry;
+
+	while ((entry = readdir(dir)))
+		count += strstr(entry->d_name, ".flight") != NULL;
+	closedir(dir);
+	return count;
+}
+
+/* Who loads a kept model after all others have gone in peace has the table of the last; it goes
+ * with what is kept, by the hand of whoever reads next. */
+static void test_stays(void **state)
+{
+	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .flags = TMESH_MODEL_KEEP};
+	struct tmesh_model_report report = {.size = sizeof(report)};
+	char path[] = "/tmp/tmesh-pack-XXXXXX", other[] = "/tmp/tmesh-pack-XXXXXX";
+	size_t bytes, table;
+	uint8_t *file = make_file(&bytes), *all = pack(&table);
+	int fd = mkstemp(path), more = mkstemp(other);
+	struct tmesh_model *model;
+	struct tmesh_ctx *ctx;
+
+	assert_int_equal(write(fd, file, bytes), bytes);
+	assert_int_equal(write(more, file, bytes), bytes);
+	close(fd);
+	close(more);
+	free(file);
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_ok(tmesh_model_load(ctx, path, &opts, &model, err));
+	assert_ok(tmesh_model_report(model, &report, err));
+	tmesh_model_unref(model);
+	fd = flight_file();
+	all[HEAD + TENSORS * PACKED + VALUES * 24] = 'z';
+	sign(all, table);
+	assert_int_equal(pwrite(fd, all, table, TABLE_AT), table);
+	assert_string_equal(first_name(ctx, path), "z");
+	/* Another model is read: what is kept stays. */
+	assert_string_equal(first_name(ctx, other), "a");
+	assert_int_equal(flights(), 1);
+	assert_string_equal(first_name(ctx, path), "z");
+	close(fd);
+	/* No longer kept: gone with the next that is read, the same or another. */
+	assert_ok(tmesh_kept_drop(ctx, report.kept, err));
+	assert_string_equal(first_name(ctx, other), "a");
+	assert_int_equal(flights(), 0);
+	assert_ok(tmesh_model_load(ctx, path, &opts, &model, err));
+	tmesh_model_unref(model);
+	assert_int_equal(flights(), 1);
+	assert_ok(tmesh_kept_drop(ctx, report.kept, err));
+	assert_string_equal(first_name(ctx, path), "a");
+	assert_int_equal(flights(), 0);
+	free(all);
+	tmesh_ctx_unref(ctx);
+	unlink(path);
+	unlink(other);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_the_same),
-		cmocka_unit_test(test_guards),
-		cmocka_unit_test(test_noise),
-		cmocka_unit_test(test_used),
+		cmocka_unit_test(test_the_same), cmocka_unit_test(test_guards),
+		cmocka_unit_test(test_noise),	 cmocka_unit_test(test_used),
+		cmocka_unit_test(test_stays),
 	};
 
 	return cmocka_run_group_tests_name("model table", tests, NULL, NULL);

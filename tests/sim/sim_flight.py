@@ -3,15 +3,18 @@
 """One flight: processes that load the same file at once read it once.
 
 Steps are called as in model/flight.c. A file in the runtime directory has locks that end with their
-process: the reader's, exclusive; presence, shared by all who wait or hold; joining, shared by who is
-between looking for a token and giving one. Its record says which region is filled and how far. Each
-who holds the region has a slot with a token of its own, which is good while that process lives and
-holds the region, as on memfds. Any process may be killed between two steps; the model's file may
-change at any time.
+process: the reader's, exclusive, or shared for a moment by those who slept until it was free;
+presence, shared by all who wait or hold; joining, shared by who is between looking for a token and
+giving one. Its record says which region is filled and how far. Each who holds the region has a slot
+with a token of its own, which is good while that process lives and holds the region by the handle
+that it was made of, as on memfds. A model may be kept, and no longer; what its header says lies in
+the flight's file, which stays as long. Any process may be killed between two steps; the model's file
+may change at any time.
 
 What is promised: who gets a model gets a sealed region with every piece of one version of the file,
 the one whose header was read; two never write to one region; without a kill or a change there is one
-copy and one read; the last to leave removes the file; nobody waits for ever.
+copy and one read; the last to leave removes the file, unless the model is kept; then who comes next
+finds the file; files of what is no longer kept go with the next read; nobody waits for ever.
 """
 
 from sim import main, must
@@ -33,36 +36,52 @@ class File:
     def __init__(self):
         self.linked = True
         self.reader = None
+        self.waking = set()  # who has the reader's lock shared
         self.present = set()
         self.alone = None  # who has presence exclusively
         self.joining = set()
         self.state = "empty"
         self.region = None  # number
         self.done = 0
-        self.slots = []  # (process, region)
+        self.kept = None  # number
+        self.table = False
+        self.slots = []  # (process, its handle, region)
+
+    def stays(self):
+        return self.state == "done" and self.table and self.kept is not None and self.kept == self.region
 
 
 class World:
     def __init__(self):
         self.version = 0
         self.files = {}  # by identity, the names in the directory
+        self.kept = {}  # by identity
+        self.every = []
         self.regions = []
         self.reads = 0
         self.kills = 0
         self.changes = 0
-        self.models = []
+        self.drops = 0
+
+    def drop(self, identity):
+        self.drops += 1
+        self.kept.pop(identity).holders.discard("keeper")
 
 
 class Process:
     def __init__(self, world, number, bug, rng):
         self.world, self.number, self.bug, self.rng = world, number, bug, rng
         self.region = None
+        self.handle = 0
         self.file = None
         self.alive = True
+        self.keeps = rng.random() < 0.3
+        self.told = rng.random() < 0.5  # looks now and then instead of sleeping
         self.result = None
 
     def hold(self, region):
         if self.region is not region:
+            self.handle += 1
             if self.region:
                 self.region.holders.discard(self.number)
             self.region = region
@@ -75,6 +94,7 @@ class Process:
             file = self.world.files.get(identity)
             if file is None:
                 file = self.world.files[identity] = File()
+                self.world.every.append(file)
             yield
             if file.alone is not None:
                 yield
@@ -89,25 +109,54 @@ class Process:
     def flight_publish(self):
         """A token of one's own, for those who come later."""
         self.file.slots = [slot for slot in self.file.slots if slot[0] is not self]
-        self.file.slots.append((self, self.region))
+        self.file.slots.append((self, self.handle, self.region))
 
-    def flight_join(self):
+    def flight_find(self):
         """Open the region that the record names, by any token that is good."""
         file = self.file
         if self.region and self.region.number == file.region:
             return True
-        if self.bug != "joining":
-            file.joining.add(self.number)
-        yield
-        for process, region in list(file.slots):
-            if process.alive and process.region is region and region.number == file.region:
+        for process, handle, region in list(file.slots):
+            if process.alive and process.handle == handle and region.number == file.region:
                 self.hold(region)
                 yield
-                self.flight_publish()
-                break
+                return True
+        return False
+
+    def flight_join(self):
+        """The same, and give a token as long as it is filled."""
+        file, before = self.file, self.region
+        if self.bug != "joining":
+            file.joining.add(self.number)
+        state = file.state
+        found = yield from self.flight_find()
         yield
+        if found and before is not self.region and state == "reading":
+            self.flight_publish()
+            yield
         file.joining.discard(self.number)
-        return self.region is not None and self.region.number == file.region
+        return found
+
+    def flight_give(self):
+        """The model's handle has no right to write: it is another one, and needs a token of its own."""
+        self.handle += 1
+        yield
+        self.flight_publish()
+        yield
+        self.result = "model"
+
+    def flight_take(self):
+        """The record says that it is whole: nobody need wait for another."""
+        file = self.file
+        file.joining.add(self.number)
+        yield
+        found = yield from self.flight_find()
+        if self.bug == "give":
+            file.joining.discard(self.number)
+            yield
+        if found and self.region.sealed:
+            yield from self.flight_give()
+        file.joining.discard(self.number)
 
     def flight_fill(self, version):
         """Read from where the record says on; the reader's lock is held."""
@@ -124,8 +173,9 @@ class Process:
             file.done = piece + 1
             yield
         if self.world.version != version and self.bug != "verify":
-            file.state, file.region, file.done = "empty", None, 0
-            return False
+            file.state, file.region, file.done, file.kept = "empty", None, 0, None
+            self.result = "changed"
+            return
         yield
         if self.bug == "seal":
             file.state = "done"
@@ -133,10 +183,100 @@ class Process:
         region.sealed = True
         yield
         file.state = "done"
-        return True
+
+    def sweep(self, identity):
+        """Files of others in which nobody is."""
+        for other, file in list(self.world.files.items()):
+            if other == identity or file.alone is not None or file.present:
+                continue
+            file.alone = self.number
+            yield
+            if file.linked and not (file.stays() and other in self.world.kept and self.bug != "asks"):
+                file.linked = False
+                del self.world.files[other]
+            file.alone = None
+            yield
+
+    def flight_begin(self, version):
+        file = self.file
+        if version in self.world.kept:
+            self.hold(self.world.kept[version])
+            yield
+            file.region, file.done, file.state = self.region.number, PIECES, "done"
+            return
+        yield from self.sweep(version)
+        region = Region(len(self.world.regions))
+        self.world.regions.append(region)
+        self.hold(region)
+        self.flight_publish()
+        yield
+        file.region, file.done, file.state, file.kept = region.number, 0, "reading", None
+        yield
+        yield from self.flight_fill(version)
+
+    def flight_turn(self, version):
+        """With the reader's lock."""
+        file = self.file
+        there = file.state != "empty" and (yield from self.flight_join())
+        if file.state != "empty" and not there:
+            if file.joining:
+                return
+            yield
+            # Whoever was joining has given its token by now, or is dead.
+            there = self.bug != "again" and (yield from self.flight_join())
+        if not there:
+            yield from self.flight_begin(version)
+        elif file.state == "reading" and not self.region.sealed:
+            yield from self.flight_fill(version)
+        elif file.state == "reading":
+            file.state = "done"
+        if not self.result:
+            yield from self.flight_give()
+
+    def flight_watch(self):
+        """Another reads."""
+        file = self.file
+        joined = file.state == "reading" and (yield from self.flight_join())
+        if self.told or not joined:
+            return
+        while file.reader is not None:
+            yield
+        file.waking.add(self.number)
+        yield
+        file.waking.discard(self.number)
+
+    def flight_wait(self, version):
+        file = self.file
+        while self.result is None:
+            yield
+            if file.state == "done":
+                yield from self.flight_take()
+            if self.result:
+                return
+            if file.reader is not None or file.waking:
+                yield from self.flight_watch()
+                continue
+            file.reader = self.number
+            yield
+            yield from self.flight_turn(version)
+            file.reader = None
+            yield
+
+    def flight_keep(self, identity):
+        if identity not in self.world.kept:
+            self.world.kept[identity] = self.region
+            self.region.holders.add("keeper")
+        yield
+
+    def flight_remember(self, identity):
+        file = self.file
+        file.table = True
+        yield
+        if self.keeps or self.region is self.world.kept.get(identity):
+            file.kept = self.region.number
 
     def flight_leave(self, identity):
-        """The last one removes the file."""
+        """The last one removes the file, unless the model is kept."""
         file = self.file
         self.hold(None)
         yield
@@ -147,7 +287,7 @@ class Process:
         if self.bug == "alone" or (file.alone is None and file.present <= {self.number}):
             file.alone = self.number
             yield
-            if file.linked:
+            if file.linked and not (file.stays() and self.bug != "stays"):
                 file.linked = False
                 del self.world.files[identity]
             file.alone = None
@@ -158,44 +298,14 @@ class Process:
     def life(self):
         identity = version = self.world.version
         yield from self.flight_open(identity)
-        file = self.file
-        while self.result is None:
-            yield
-            if file.reader is not None:
-                if file.state == "reading":
-                    yield from self.flight_join()
-                continue
-            file.reader = self.number
-            yield
-            if file.state != "empty" and not (yield from self.flight_join()):
-                if not file.joining:
-                    yield
-                    # Whoever was joining has given its token by now, or is dead.
-                    if self.bug == "again" or not (yield from self.flight_join()):
-                        file.state = "empty"
-            elif file.state == "done":
-                self.result = "model"
-            elif file.state == "reading":
-                good = yield from self.flight_fill(version)
-                self.result = "model" if good else "changed"
-            if file.state == "empty" and self.result is None:
-                region = Region(len(self.world.regions))
-                self.world.regions.append(region)
-                self.hold(region)
-                self.flight_publish()
-                yield
-                file.region, file.done = region.number, 0
-                yield
-                file.state = "reading"
-                yield
-                good = yield from self.flight_fill(version)
-                self.result = "model" if good else "changed"
-            file.reader = None
-            yield
+        yield from self.flight_wait(version)
         if self.result == "model":
             region = self.region
             must(region.sealed, "a model's region is not sealed")
             must(set(region.pieces) == {version}, f"a model of version {version} has {region.pieces}")
+            if self.keeps:
+                yield from self.flight_keep(identity)
+            yield from self.flight_remember(identity)
             for _ in range(self.rng.randrange(6)):
                 yield
         yield from self.flight_leave(identity)
@@ -206,8 +316,8 @@ class Process:
         self.world.kills += 1
         self.hold(None)
         for file in self.world.every:
-            file.present.discard(self.number)
-            file.joining.discard(self.number)
+            for holders in (file.present, file.joining, file.waking):
+                holders.discard(self.number)
             if file.reader == self.number:
                 file.reader = None
             if file.alone == self.number:
@@ -216,14 +326,14 @@ class Process:
 
 def run(rng, bug):
     world = World()
-    world.every = []
     kills = rng.choice((0, 0, 1, 2))
     changes = rng.choice((0, 0, 0, 1))
+    drops = rng.choice((0, 0, 1))
     processes = [Process(world, number, bug, rng) for number in range(rng.randrange(2, 6))]
     lives = {process.number: process.life() for process in processes}
     last = None
     late = {number for number in lives if rng.random() < 0.4}
-    for _ in range(4000):
+    for _ in range(6000):
         running = [n for n in lives if n not in late]
         if not running:
             if not late:
@@ -245,13 +355,13 @@ def run(rng, bug):
             changes -= 1
             world.version += 1
             world.changes += 1
+        if drops and world.kept and rng.random() < 0.1:
+            drops -= 1
+            world.drop(next(iter(world.kept)))
         try:
             next(lives[number])
         except StopIteration:
             del lives[number]
-        for file in world.files.values():
-            if file not in world.every:
-                world.every.append(file)
         alive = [region for region in world.regions if region.holders]
         if not world.kills and not world.changes:
             must(len(alive) <= 1, "there are two copies, and nobody was killed")
@@ -260,7 +370,12 @@ def run(rng, bug):
         if process.alive and not world.changes:
             must(process.result == "model", f"a process ends with {process.result}")
     if not world.kills:
-        must(not world.files, "the last to leave has not removed the file")
+        must(all(file.stays() for file in world.files.values()), "the last to leave has not removed the file")
+        must(world.drops or set(world.kept) <= set(world.files), "what is kept has no file with its table")
+    # Who reads next, anything else, takes away what is of no use.
+    for _ in Process(world, -1, bug, rng).sweep("another"):
+        pass
+    must(set(world.files) <= set(world.kept), "a file stays, and nothing of it is kept")
 
 
 BUGS = {
@@ -272,6 +387,9 @@ BUGS = {
     "leaving": "being no longer present before the look whether others are",
     "joining": "being seen while joining",
     "again": "a second look for tokens",
+    "give": "being seen until one's own token is there",
+    "stays": "the file of what is kept",
+    "asks": "the question whether it is kept, before the file is removed",
 }
 
 if __name__ == "__main__":
