@@ -7,7 +7,7 @@
   second    from the path to the last tensor's object while another process holds the model, in C and in
             Python, beside safe_open and its tensors, untouched
   kept      the same when all processes that had it are gone
-  replicas  processes that load at once, from their start on, beside one
+  replicas  processes that are there and load at once, until all have the model, beside one
 
 usage: tests/bench/model_load.py MODEL_OPEN KEEPER TMESHCTL FOLDER
 
@@ -99,9 +99,14 @@ def timed(*words):
 @contextlib.contextmanager
 def held(path, count=1):
     """So many processes load the model and hold it; how long until all have it."""
-    start = perf_counter_ns()
     processes = [subprocess.Popen([PROGRAM, "hold", path], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                   stderr=subprocess.DEVNULL) for _ in range(count)]
+    for process in processes:
+        assert process.stdout.readline(), "a replica could not start"
+    start = perf_counter_ns()
+    for process in processes:
+        process.stdin.write(b"\n")
+        process.stdin.flush()
     for process in processes:
         assert process.stdout.readline(), "a replica could not load"
     yield perf_counter_ns() - start

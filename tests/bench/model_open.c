@@ -2,10 +2,15 @@
 /*
  * What loading a model takes, in a process of its own, in ns on stdout:
  *
- *   model_open load PATH [METHOD]   from the path to the last tensor's object, alone, every tensor
- * touched model_open second PATH          the same untouched, while another process holds the model
- * or it is kept model_open hold PATH            hold it until stdin ends; a line when it is there
- *   model_open keep PATH            keep it, and say under which name instead of how long it took
+ *   model_open load PATH [METHOD]
+ *     from the path to the last tensor's object, alone, every tensor touched
+ *   model_open second PATH
+ *     the same untouched, while another process holds the model or it is kept
+ *   model_open hold PATH
+ *     a line when its context is open; after a line of stdin it loads; a line when that is done; it
+ *     holds the model until stdin has another or ends
+ *   model_open keep PATH
+ *     keep it, and say under which name instead of how long it took
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,6 +75,11 @@ int main(int argc, char **argv)
 
 		if (name && !strcmp(name, argv[3]))
 			opts.method = (enum tmesh_model_method)i;
+	}
+	if (!strcmp(argv[1], "hold")) {
+		puts("ready");
+		fflush(stdout);
+		getchar();
 	}
 	began = now_ns();
 	if (tmesh_model_load(ctx, argv[2], &opts, &model, &err))
