@@ -174,6 +174,8 @@ static int open_regions(struct tmesh_ctx *ctx, const struct bundle_ref *ref, uin
 			rc = tmesh_ref_get_token(member, token, err);
 		if (!rc)
 			rc = open_named(ctx, token, id, rights, &regions[i], err);
+		if (!rc)
+			rc = tmesh_refuse_sealed(regions[i], rights, err);
 		if (rc)
 			return rc;
 	}

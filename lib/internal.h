@@ -156,6 +156,9 @@ void tmesh_cap_set(struct tmesh_ctx *ctx, enum tmesh_cap_index cap, enum tmesh_c
 /* opts.c */
 
 int tmesh_check_rights(uint32_t rights, struct tmesh_error *err);
+/* To write was asked for when it was just opened, and the seal came before. */
+int tmesh_refuse_sealed(const struct tmesh_region *region, uint32_t rights,
+			struct tmesh_error *err);
 int tmesh_check_mode(uint32_t mode, struct tmesh_error *err);
 /* Validates all that does not depend on the backend. @opts may be NULL. */
 int tmesh_read_region_opts(const struct tmesh_region_opts *opts, struct tmesh_region_opts *out,

@@ -12,6 +12,16 @@ int tmesh_check_rights(uint32_t rights, struct tmesh_error *err)
 	return 0;
 }
 
+int tmesh_refuse_sealed(const struct tmesh_region *region, uint32_t rights, struct tmesh_error *err)
+{
+	if (!(rights & TMESH_WRITE) || !region->sealed)
+		return 0;
+	return tmesh_fail(err, -EPERM,
+			  "open: region %016llx is sealed, and nobody can write to it any more; "
+			  "open it for reading",
+			  (unsigned long long)region->id);
+}
+
 int tmesh_check_mode(uint32_t mode, struct tmesh_error *err)
 {
 	if ((mode & ~0660u) || !(mode & 0400))

@@ -323,6 +323,8 @@ int tmesh_tensor_open(struct tmesh_ctx *ctx, const struct tmesh_ref *ref, uint32
 	if (rc)
 		return rc;
 	rc = check_region(region, ref, err);
+	if (!rc)
+		rc = tmesh_refuse_sealed(region, rights, err);
 	if (rc) {
 		tmesh_region_unref(region);
 		return rc;

@@ -162,7 +162,8 @@ int tmesh_bundle_ref_encode(struct tmesh_bundle *bundle, uint32_t rights, char *
  * on its data regions. A tensor's ref is refused, and the message names the call that opens it;
  * tmesh_ref_decode() does the same with a bundle's ref.
  * Return: 0; errors as tmesh_region_open(); -EPROTO (not a bundle ref, a damaged index, or tokens
- * of other regions than it says).
+ * of other regions than it says); -EPERM when @rights have WRITE and a data region is sealed by
+ * now.
  */
 int tmesh_bundle_open(struct tmesh_ctx *ctx, const char *text, size_t bytes, uint32_t rights,
 		      struct tmesh_bundle **out, struct tmesh_error *err);

@@ -204,7 +204,8 @@ int tmesh_ref_from_members(const struct tmesh_ref_members *members, struct tmesh
 
 /*
  * Open the tensor a ref describes. Errors as tmesh_region_open(); -EPROTO when the ref's
- * numbers do not fit the region the token names.
+ * numbers do not fit the region the token names; -EPERM when @rights have WRITE and the region is
+ * sealed by now.
  */
 int tmesh_tensor_open(struct tmesh_ctx *ctx, const struct tmesh_ref *ref, uint32_t rights,
 		      struct tmesh_tensor **out, struct tmesh_error *err);

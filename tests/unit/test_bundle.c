@@ -102,6 +102,12 @@ static void test_unsealed(void **state)
 	tmesh_bundle_unref(there);
 	assert_ok(tmesh_tensor_data(tensor, TMESH_READ, (void **)&data, err));
 	assert_int_equal(data[3], 77);
+
+	assert_ok(tmesh_region_seal(tmesh_tensor_region(tensor), err));
+	assert_refused(tmesh_bundle_open(*state, text, strlen(text), RW, &there, err), -EPERM,
+		       "is sealed");
+	assert_ok(tmesh_bundle_open(*state, text, strlen(text), TMESH_READ, &there, err));
+	tmesh_bundle_unref(there);
 	tmesh_bundle_unref(bundle);
 	tmesh_tensor_unref(tensor);
 }

@@ -253,6 +253,26 @@ static void test_ref(void **state)
 	assert_int_equal(live(*state), 0);
 }
 
+/* The ref was given before the seal, and opened after it. */
+static void test_ref_sealed_since(void **state)
+{
+	struct tmesh_tensor *tensor, *opened;
+	char text[TMESH_REF_SIZE];
+	struct tmesh_ref ref;
+
+	assert_ok(tmesh_tensor_create(*state, TMESH_INT8, 1, SHAPE(4), NULL, &tensor, err));
+	assert_ok(
+		tmesh_tensor_ref_encode(tensor, TMESH_READ | TMESH_WRITE, text, sizeof(text), err));
+	assert_ok(tmesh_ref_decode(text, strlen(text), &ref, err));
+	assert_ok(tmesh_region_seal(tmesh_tensor_region(tensor), err));
+	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ | TMESH_WRITE, &opened, err),
+		       -EPERM, "is sealed");
+	assert_ok(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err));
+	tmesh_tensor_unref(opened);
+	tmesh_tensor_unref(tensor);
+	assert_int_equal(live(*state), 0);
+}
+
 /* Numbers that do not fit the region that the token names. */
 static void test_ref_lies(void **state)
 {
@@ -393,11 +413,11 @@ static void test_description(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(test_create),    TEST(test_create_refused), TEST(test_empty),
-		TEST(test_put),	      TEST(test_put_seals),	 TEST(test_data_twice),
-		TEST(test_view),      TEST(test_wrap),		 TEST(test_ref),
-		TEST(test_try_unref), TEST(test_ref_lies),	 TEST(test_description),
-		TEST(test_read),
+		TEST(test_create),	TEST(test_create_refused), TEST(test_empty),
+		TEST(test_put),		TEST(test_put_seals),	   TEST(test_data_twice),
+		TEST(test_view),	TEST(test_wrap),	   TEST(test_ref),
+		TEST(test_try_unref),	TEST(test_ref_lies),	   TEST(test_ref_sealed_since),
+		TEST(test_description), TEST(test_read),
 	};
 
 	return cmocka_run_group_tests_name("tensor", tests, NULL, NULL);

@@ -185,7 +185,7 @@ NIF(bundle_open)
 			      &err))
 		bundle = NULL;
 	end_opening(context);
-	return bundle ? make_bundle(env, context, bundle) : make_error(env, &err);
+	return bundle ? make_bundle(env, context, bundle) : make_open_error(env, rights, &err);
 }
 
 /* bundle_info(bundle) -> {ok, {[name], byte_size, metadata}} */

@@ -282,7 +282,7 @@ NIF(tensor_open)
 		end_opening(context);
 	}
 	term = handle->tensor ? make_ok(env, enif_make_resource(env, handle))
-			      : make_error(env, &err);
+			      : make_open_error(env, rights, &err);
 	enif_release_resource(handle);
 	return term;
 }

@@ -160,6 +160,7 @@ void make_atoms(ErlNifEnv *env);
  * leave the reason in @err, for a term of another shape. */
 ERL_NIF_TERM make_ok(ErlNifEnv *env, ERL_NIF_TERM term);
 ERL_NIF_TERM make_error(ErlNifEnv *env, const struct tmesh_error *err);
+ERL_NIF_TERM make_open_error(ErlNifEnv *env, uint32_t rights, const struct tmesh_error *err);
 ERL_NIF_TERM make_region_error(ErlNifEnv *env, struct tmesh_region *region,
 			       const struct tmesh_error *err);
 ERL_NIF_TERM make_string(ErlNifEnv *env, const char *text);

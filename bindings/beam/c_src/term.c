@@ -60,15 +60,27 @@ ERL_NIF_TERM make_error(ErlNifEnv *env, const struct tmesh_error *err)
 		enif_make_tuple2(env, enif_make_atom(env, atom), make_string(env, err->message)));
 }
 
+static ERL_NIF_TERM make_sealed(ErlNifEnv *env, const struct tmesh_error *err)
+{
+	return enif_make_tuple2(env, enif_make_atom(env, "error"),
+				enif_make_tuple2(env, enif_make_atom(env, "sealed"),
+						 make_string(env, err->message)));
+}
+
 /* Of what @region refused: EPERM is the seal's where it is sealed, and else a permission's. */
 ERL_NIF_TERM make_region_error(ErlNifEnv *env, struct tmesh_region *region,
 			       const struct tmesh_error *err)
 {
 	if (err->code != -EPERM || !tmesh_region_is_sealed(region))
 		return make_error(env, err);
-	return enif_make_tuple2(env, enif_make_atom(env, "error"),
-				enif_make_tuple2(env, enif_make_atom(env, "sealed"),
-						 make_string(env, err->message)));
+	return make_sealed(env, err);
+}
+
+/* Of an open: one that is to be for writing is refused so by the seal alone. */
+ERL_NIF_TERM make_open_error(ErlNifEnv *env, uint32_t rights, const struct tmesh_error *err)
+{
+	return err->code == -EPERM && rights & TMESH_WRITE ? make_sealed(env, err)
+							   : make_error(env, err);
 }
 
 /* Fill @err as the library would. Return: @code. */

@@ -106,6 +106,8 @@ void *raise_error(struct state *st, const struct tmesh_error *err);
 /* The same with -EPERM told apart: SealedError if @region is sealed. */
 void *raise_region_error(struct state *st, struct tmesh_region *region,
 			 const struct tmesh_error *err);
+/* The same of an open: SealedError if it was to be for writing. */
+void *raise_open_error(struct state *st, uint32_t rights, const struct tmesh_error *err);
 void *raise_code(struct state *st, int code, const char *format, ...);
 void *raise_named(struct state *st, const char *name, int code, const char *format, ...);
 PyObject *module_raise_error(PyObject *module, PyObject *report);

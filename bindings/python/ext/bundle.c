@@ -412,7 +412,7 @@ PyObject *bundle_open(struct state *st, struct tmesh_ctx *ctx, const char *text,
 	Py_BEGIN_ALLOW_THREADS;
 	rc = tmesh_bundle_open(ctx, text, bytes, rights, &bundle, &err);
 	Py_END_ALLOW_THREADS;
-	return rc ? raise_error(st, &err) : bundle_object(st, bundle, rights);
+	return rc ? raise_open_error(st, rights, &err) : bundle_object(st, bundle, rights);
 }
 
 PyObject *module_recv_bundle(PyObject *module, PyObject *args, PyObject *kwargs)

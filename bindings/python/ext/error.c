@@ -75,6 +75,13 @@ void *raise_region_error(struct state *st, struct tmesh_region *region,
 	return raise_error(st, err);
 }
 
+void *raise_open_error(struct state *st, uint32_t rights, const struct tmesh_error *err)
+{
+	if (err->code == -EPERM && rights & TMESH_WRITE)
+		return raise_library(st, "SealedError", err);
+	return raise_error(st, err);
+}
+
 void *raise_code(struct state *st, int code, const char *format, ...)
 {
 	va_list args;

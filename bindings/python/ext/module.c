@@ -352,7 +352,8 @@ static PyMethodDef functions[] = {
 	 "opens the whole region as uint8; or a Tensor, for another with a handle of its own. "
 	 "Raises\n"
 	 "NotFoundError when the token is dead, foreign or guessed, AccessError when\n"
-	 "writable=True needs a token from ref(writable=True), ProtocolError when it is\n"
+	 "writable=True needs a token from ref(writable=True), SealedError when it is sealed by\n"
+	 "then, ProtocolError when it is\n"
 	 "malformed, PeerTimeoutError when the producer hangs. The GIL is released meanwhile."},
 	{"unpickle", module_unpickle, METH_O,
 	 "unpickle(value, /)\n--\n\nThe tensor of what its __reduce__() gave, which may be lost."},

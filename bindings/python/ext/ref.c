@@ -227,7 +227,7 @@ PyObject *tensor_open(struct state *st, struct tmesh_ctx *ctx, const struct tmes
 	Py_BEGIN_ALLOW_THREADS;
 	rc = tmesh_tensor_open(ctx, ref, rights, &tensor, &err);
 	Py_END_ALLOW_THREADS;
-	return rc ? raise_error(st, &err) : tensor_new(st, tensor, NULL, rights);
+	return rc ? raise_open_error(st, rights, &err) : tensor_new(st, tensor, NULL, rights);
 }
 
 static PyObject *lost_from_tuple(struct state *st, PyObject *tuple)
@@ -279,7 +279,14 @@ static int open_bytes(struct tmesh_ctx *ctx, const char *token, uint32_t rights,
 	if (rc)
 		return rc;
 	bytes = (int64_t)tmesh_region_bytes(region);
-	rc = tmesh_layout_contiguous(&layout, TMESH_UINT8, 1, &bytes, err);
+	if (rights & TMESH_WRITE && tmesh_region_is_sealed(region)) {
+		err->code = rc = -EPERM;
+		snprintf(err->message, sizeof(err->message),
+			 "open: the region is sealed, and nobody can write to it any more; open it "
+			 "for reading");
+	}
+	if (!rc)
+		rc = tmesh_layout_contiguous(&layout, TMESH_UINT8, 1, &bytes, err);
 	if (!rc)
 		rc = tmesh_tensor_wrap(region, &layout, tensor, err);
 	tmesh_region_unref(region);
@@ -296,7 +303,7 @@ static PyObject *open_token(struct state *st, struct tmesh_ctx *ctx, const char 
 	Py_BEGIN_ALLOW_THREADS;
 	rc = open_bytes(ctx, token, rights, &tensor, &err);
 	Py_END_ALLOW_THREADS;
-	return rc ? raise_error(st, &err) : tensor_new(st, tensor, NULL, rights);
+	return rc ? raise_open_error(st, rights, &err) : tensor_new(st, tensor, NULL, rights);
 }
 
 static PyObject *open_text(struct state *st, struct tmesh_ctx *ctx, const char *text,

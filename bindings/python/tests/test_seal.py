@@ -2,6 +2,7 @@
 """Seal and release: what they refuse while somebody looks at the memory."""
 
 import gc
+import json
 import threading
 
 import numpy as np
@@ -41,12 +42,37 @@ def test_read_only_views_do_not():
     assert array.tolist() == [0, 1, 2, 3]
 
 
-def test_sealed_memory_cannot_be_opened_for_writing():
+@pytest.mark.parametrize("form", [lambda ref: ref, json.dumps, lambda ref: ref["token"]],
+                         ids=["ref", "text", "token"])
+def test_sealed_memory_cannot_be_opened_for_writing(form):
+    """By a ref that was given before the seal. What is open by then is told at use."""
     t = tmesh.empty(1, "uint8")
-    ref = t.ref(writable=True)
+    ref = form(t.ref(writable=True))
+    before = tmesh.open(ref, writable=True)
     t.seal()
-    with pytest.raises(tmesh.AccessError):
-        tmesh.open(ref, writable=True).numpy(writable=True)
+    with pytest.raises(tmesh.SealedError, match="open it for reading"):
+        tmesh.open(ref, writable=True)
+    assert tmesh.open(ref).tolist() == [0]
+    with pytest.raises(tmesh.SealedError):
+        before.numpy(writable=True)
+
+
+def test_a_sealed_bundle_cannot_be_opened_for_writing():
+    t = tmesh.zeros(1, "uint8")
+    bundle = tmesh.bundle({"t": t}, seal=False)
+    ref = bundle.ref(writable=True)
+    t.seal()
+    with pytest.raises(tmesh.SealedError, match=f"{t.id} is sealed"):
+        tmesh.open(ref, writable=True)
+    assert tmesh.open(ref)["t"].tolist() == [0]
+
+
+def test_what_is_sealed_on_its_way_arrives_for_reading():
+    t = tmesh.zeros(1, "uint8")
+    queue = tmesh.Queue()
+    queue.put(t)
+    t.seal()
+    assert queue.get(timeout=60).sealed
 
 
 @pytest.mark.parametrize("view", VIEWS[:4])

@@ -158,8 +158,8 @@ defmodule Tmesh.ZeroCopy do
 
   Options: `writable: true` asks for the right to write, which the token must carry (`grant/2`).
 
-  Errors: `:not_found` (also when the peer that held it has ended), `:access`, `:protocol`,
-  `:timeout`, `:too_many_files`, `:unsupported` (a token of another backend).
+  Errors: `:not_found` (also when the peer that held it has ended), `:access`, `:sealed` (`writable: true`, and it is
+  sealed by now), `:protocol`, `:timeout`, `:too_many_files`, `:unsupported` (a token of another backend).
   """
   @spec open(TensorRef.t() | map() | String.t(), writable: boolean()) ::
           {:ok, TensorRef.t()} | {:error, Error.t()}
