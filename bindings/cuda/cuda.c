@@ -561,6 +561,66 @@ int tmesh_cuda_zero(struct tmesh_cuda_memory *memory, struct CUstream_st *stream
 	return rc;
 }
 
+/* Work on a part of the memory, whose device has nothing else to do: until work_end(). */
+static int copy_begin(struct tmesh_cuda_memory *memory, const char *what, uint64_t offset,
+		      uint64_t bytes, struct tmesh_error *err)
+{
+	int rc;
+
+	if (offset > memory->bytes || bytes > memory->bytes - offset)
+		return tmesh_fail(
+			err, -EINVAL,
+			"%s: %llu bytes at %llu are outside of the memory, which has %llu", what,
+			(unsigned long long)bytes, (unsigned long long)offset,
+			(unsigned long long)memory->bytes);
+	rc = work_begin(memory, what, err);
+	if (rc)
+		return rc;
+	rc = cuda_check(memory->cuda, memory->cuda->driver.ctx_synchronize(), "cuCtxSynchronize",
+			err);
+	if (rc)
+		work_end(memory);
+	return rc;
+}
+
+int tmesh_cuda_read(struct tmesh_cuda_memory *memory, uint64_t offset, void *data, uint64_t bytes,
+		    struct tmesh_error *err)
+{
+	const struct cu_driver *driver = &memory->cuda->driver;
+	int rc = copy_begin(memory, "read", offset, bytes, err);
+
+	if (rc)
+		return rc;
+	if (bytes)
+		rc = cuda_check(memory->cuda,
+				driver->copy_to_host(data, memory->pointer + offset, bytes),
+				"cuMemcpyDtoH", err);
+	work_end(memory);
+	return rc;
+}
+
+int tmesh_cuda_write(struct tmesh_cuda_memory *memory, uint64_t offset, const void *data,
+		     uint64_t bytes, struct tmesh_error *err)
+{
+	const struct cu_driver *driver = &memory->cuda->driver;
+	int rc;
+
+	if (!(memory->rights & TMESH_WRITE))
+		return tmesh_fail(err, -EACCES, "write: the memory is for reading");
+	rc = copy_begin(memory, "write", offset, bytes, err);
+	if (rc)
+		return rc;
+	if (bytes)
+		rc = cuda_check(memory->cuda,
+				driver->copy_to_device(memory->pointer + offset, data, bytes),
+				"cuMemcpyHtoD", err);
+	/* The driver may have taken the bytes, and not have them there yet. */
+	if (!rc && bytes)
+		rc = cuda_check(memory->cuda, driver->ctx_synchronize(), "cuCtxSynchronize", err);
+	work_end(memory);
+	return rc;
+}
+
 int tmesh_cuda_find(struct tmesh_cuda *cuda, uint64_t pointer, struct tmesh_cuda_memory **out,
 		    uint64_t *offset, struct tmesh_error *err)
 {

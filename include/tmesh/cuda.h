@@ -180,6 +180,16 @@ int tmesh_cuda_alloc_on(struct tmesh_cuda *cuda, int device, uint64_t bytes, uin
 int tmesh_cuda_zero(struct tmesh_cuda_memory *memory, struct CUstream_st *stream,
 		    struct tmesh_error *err);
 /*
+ * Copy @bytes of it, from @offset on, to @data in host memory, or from there. Both first wait for
+ * all work of the device, of every stream, and are done when they return; with @bytes 0 they wait
+ * alone. The driver copies through its own pinned memory. Return: 0; -EINVAL (outside), -EACCES
+ * (write: it is for reading), -ESTALE (it was taken back), and the driver's errors.
+ */
+int tmesh_cuda_read(struct tmesh_cuda_memory *memory, uint64_t offset, void *data, uint64_t bytes,
+		    struct tmesh_error *err);
+int tmesh_cuda_write(struct tmesh_cuda_memory *memory, uint64_t offset, const void *data,
+		     uint64_t bytes, struct tmesh_error *err);
+/*
  * Make a part of memory that was allocated here. It is shared, reclaimed and released on its own,
  * like a tensor in a segment of a framework's allocator. When its last reference here is gone and
  * no other process holds it, @release (may be NULL) is called with @data, from any thread: then the

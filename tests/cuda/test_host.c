@@ -61,6 +61,7 @@ static void test_read_only(void **state)
 	assert_ok(tmesh_cuda_register(bed->cuda, reader, 0, TMESH_READ, 0, &memory, err));
 	assert_false(standin_access(0, tmesh_cuda_pointer(memory), &byte, 1, true));
 	assert_refused(tmesh_cuda_zero(memory, NULL, err), -EACCES, "reading");
+	assert_refused(tmesh_cuda_write(memory, 0, &byte, 1, err), -EACCES, "reading");
 	assert_true(standin_access(0, tmesh_cuda_pointer(memory), &byte, 1, false));
 	assert_int_equal(byte, 'a');
 	tmesh_cuda_memory_unref(memory);
@@ -168,6 +169,7 @@ static void test_lease(void **state)
 	assert_false(standin_access(0, tmesh_cuda_pointer(memory), &byte, 1, false));
 	assert_true(info_of(memory).taken);
 	assert_refused(tmesh_cuda_zero(memory, NULL, err), -ESTALE, "taken back");
+	assert_refused(tmesh_cuda_write(memory, 0, "x", 1, err), -ESTALE, "taken back");
 	assert_int_equal(stats_of(bed).registered_bytes, 0);
 	tmesh_cuda_memory_unref(memory);
 	tmesh_region_unref(region);

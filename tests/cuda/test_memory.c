@@ -151,6 +151,47 @@ static void test_zero(void **state)
 	tmesh_cuda_memory_unref(a);
 }
 
+static void test_read_write(void **state)
+{
+	struct bed *bed = *state;
+	struct tmesh_cuda_memory *a = alloc(bed, 0, 1024), *part;
+	char text[1024], got[1024];
+
+	memset(text, 'x', sizeof(text));
+	assert_ok(tmesh_cuda_write(a, 0, text, sizeof(text), err));
+	assert_ok(tmesh_cuda_part(a, 100, 200, NULL, NULL, &part, err));
+	assert_ok(tmesh_cuda_write(part, 10, "yz", 2, err));
+	assert_ok(tmesh_cuda_read(a, 109, got, 4, err));
+	assert_memory_equal(got, "xyzx", 4);
+	assert_ok(tmesh_cuda_read(a, 1023, got, 1, err));
+	/* The end of a part is its own. */
+	assert_refused(tmesh_cuda_write(part, 199, "yz", 2, err), -EINVAL, "2 bytes at 199");
+	assert_refused(tmesh_cuda_read(part, 201, got, 0, err), -EINVAL, "outside");
+	assert_refused(tmesh_cuda_read(part, UINT64_MAX, got, 2, err), -EINVAL, "outside");
+	assert_refused(tmesh_cuda_read(part, 2, got, UINT64_MAX, err), -EINVAL, "outside");
+	assert_ok(tmesh_cuda_read(a, 299, got, 2, err));
+	assert_memory_equal(got, "xx", 2);
+	/* It waits before it reads, and after it has written. */
+	for (int write = 0; write < 2; write++) {
+		unsigned long before = standin_calls("cuCtxSynchronize");
+
+		assert_ok(write ? tmesh_cuda_write(a, 0, text, 1, err)
+				: tmesh_cuda_read(a, 0, got, 1, err));
+		assert_int_equal(standin_calls("cuCtxSynchronize") - before, 1 + write);
+	}
+	assert_ok(tmesh_cuda_read(a, 1024, NULL, 0, err));
+	standin_fail("cuMemcpyDtoH_v2", 1, 0);
+	assert_refused(tmesh_cuda_read(a, 0, got, 1, err), -EINVAL, "cuMemcpyDtoH");
+	standin_fail("cuMemcpyHtoD_v2", 2, 0);
+	assert_refused(tmesh_cuda_write(a, 0, text, 1, err), -ENOMEM, "cuMemcpyHtoD");
+	standin_fail("cuCtxSynchronize", 2, 0);
+	assert_refused(tmesh_cuda_read(a, 0, got, 1, err), -ENOMEM, "cuCtxSynchronize");
+	standin_fail("cuCtxSynchronize", 2, 1);
+	assert_refused(tmesh_cuda_write(a, 0, text, 1, err), -ENOMEM, "cuCtxSynchronize");
+	tmesh_cuda_memory_unref(part);
+	tmesh_cuda_memory_unref(a);
+}
+
 static void test_no_memory(void **state)
 {
 	struct bed *bed = *state;
@@ -457,13 +498,14 @@ static void test_old_driver(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		standin_test(test_chunks),	standin_test(test_devices),
-		standin_test(test_random),	standin_test(test_alone),
-		standin_test(test_zero),	standin_test(test_no_memory),
-		standin_test(test_dlpack),	standin_test(test_dmabuf),
-		standin_test(test_descriptors), standin_test(test_caps),
-		standin_test(test_rdma),	standin_test(test_no_driver),
-		standin_test(test_old_driver),	standin_test(test_dmabuf_import),
+		standin_test(test_chunks),	  standin_test(test_devices),
+		standin_test(test_random),	  standin_test(test_alone),
+		standin_test(test_zero),	  standin_test(test_read_write),
+		standin_test(test_no_memory),	  standin_test(test_dlpack),
+		standin_test(test_dmabuf),	  standin_test(test_descriptors),
+		standin_test(test_caps),	  standin_test(test_rdma),
+		standin_test(test_no_driver),	  standin_test(test_old_driver),
+		standin_test(test_dmabuf_import),
 	};
 
 	return cmocka_run_group_tests_name("cuda memory", tests, NULL, NULL);
