@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "gpu.h"
 #include "remote.h"
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -33,6 +34,11 @@ int engine_enter(const struct tmesh_engine_context *context, struct tmesh_error 
 		err, -EPERM,
 		"the engine was started before fork(), in the parent, and its threads are "
 		"not here: make a context in this process");
+}
+
+bool engine_on_gpu(const struct tmesh_engine_context *context)
+{
+	return context->device.device_type == TMESH_DEVICE_CUDA;
 }
 
 /* Without an engine yet. */
@@ -90,6 +96,11 @@ int tmesh_engine_context_create(struct tmesh_ctx *ctx, const char *backend,
 					       .threads = given.threads ? given.threads : 1};
 	strcpy(context->backend, backend);
 	rc = context->plugin->open(&context->device, &context->engine, err);
+	if (!rc && engine_on_gpu(context)) {
+		rc = gpu_check(given.device_id, err);
+		if (rc)
+			context->plugin->close(context->engine);
+	}
 	if (rc) {
 		free_context(context);
 		return rc;

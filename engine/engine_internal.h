@@ -27,6 +27,7 @@
 
 struct remote;
 struct session;
+struct tmesh_cuda_memory;
 
 struct counters {
 	atomic_ullong sessions_opened, session_hits, sessions_evicted, dispatches, bindings;
@@ -48,13 +49,14 @@ struct tmesh_engine_context {
 	struct counters counters;
 };
 
-/* Memory of a device tensor: a region's, or the engine's own. */
+/* Memory of a device tensor: a region's, a GPU's, or the engine's own. */
 struct memory {
 	atomic_uint refs;
 	struct tmesh_engine_context *context; /* of which it holds a reference for @result */
-	struct tmesh_tensor *tensor;	      /* NULL: of the engine */
-	void *result;
-	void *address;
+	struct tmesh_tensor *tensor;	      /* NULL: another's */
+	struct tmesh_cuda_memory *gpu;	      /* NULL: another's */
+	void *result;			      /* of the engine, where both are NULL */
+	void *address;			      /* of a GPU: there */
 };
 
 struct tmesh_engine_tensor {
@@ -85,6 +87,7 @@ struct session {
 	size_t key_bytes;
 	struct plugin_session plugin;
 	struct tmesh_tensor **weights;
+	struct tmesh_cuda_memory **copies; /* of those, on a GPU; NULL: on none */
 	size_t weight_count;
 };
 
@@ -101,6 +104,7 @@ void engine_plugin_names(void (*each)(const char *name, void *data), void *data)
 unsigned int engine_life(void);
 /* -EPERM: the context is the parent's. */
 int engine_enter(const struct tmesh_engine_context *context, struct tmesh_error *err);
+bool engine_on_gpu(const struct tmesh_engine_context *context);
 
 /* session.c: for a graph, which counts there. */
 int engine_session_get(struct tmesh_engine_context *context, const char *path,

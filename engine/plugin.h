@@ -33,7 +33,8 @@ struct plugin_operand {
 struct plugin_array {
 	size_t operand; /* of inputs and outputs: which; of weights not used */
 	const char *name;
-	void *data; /* NULL, of outputs: left to the engine */
+	void *data; /* NULL, of outputs: left to the engine. Of one opened on a GPU: an address
+		     * there, of every array, weights too */
 	uint64_t bytes;
 	enum tmesh_dtype dtype;
 	int32_t ndim;

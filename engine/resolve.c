@@ -51,6 +51,12 @@ static int locate(struct tmesh_engine_graph *graph, const struct tmesh_engine_va
 	int rc;
 
 	array->shape = all->shapes[i];
+	if (!tensor && engine_on_gpu(graph->context))
+		return tmesh_fail(
+			err, -EOPNOTSUPP,
+			"%s \"%.100s\" is in host memory, and the engine on a GPU: give a "
+			"device tensor of its context",
+			kind_of(all, i), value->name);
 	if (!tensor) {
 		rc = tmesh_layout_contiguous(&layout, value->dtype, value->ndim, value->shape, err);
 		if (!rc)
@@ -227,6 +233,12 @@ static int check_all(struct tmesh_engine_graph *graph, const struct tmesh_engine
 				return tmesh_fail(err, -EINVAL,
 						  "%s \"%.100s\" was given without memory",
 						  kind_of(all, i), value->name);
+			if (engine_on_gpu(graph->context))
+				return tmesh_fail(
+					err, -EOPNOTSUPP,
+					"output \"%.100s\" was left to an engine on a GPU: "
+					"give a device tensor of its context",
+					value->name);
 			continue;
 		}
 		rc = locate(graph, value, all, i, err);

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "engine_internal.h"
+#include "gpu.h"
 
 /* What makes one file another, as far as its owner does not set its times back. */
 struct identity {
@@ -104,9 +104,29 @@ static void session_free(struct tmesh_engine_context *context, struct session *s
 		context->plugin->session_close(context->engine, &session->plugin);
 	for (size_t i = 0; i < session->weight_count; i++)
 		tmesh_tensor_unref(session->weights[i]);
+	for (size_t i = 0; session->copies && i < session->weight_count; i++)
+		if (session->copies[i])
+			gpu_unref(session->copies[i]);
+	free(session->copies);
 	free(session->weights);
 	free(session->key);
 	free(session);
+}
+
+/* A weight in the GPU's memory, in place of the region's. */
+static int copy_weight(struct tmesh_engine_context *context, struct plugin_array *array,
+		       struct tmesh_cuda_memory **copy, struct tmesh_error *err)
+{
+	int rc = gpu_alloc(context->device.device_id, array->bytes, false, copy, err);
+
+	if (!rc)
+		rc = gpu_write(*copy, array->data, array->bytes, err);
+	if (rc)
+		return rc;
+	atomic_fetch_add(&context->counters.writes, 1);
+	atomic_fetch_add(&context->counters.bytes_written, array->bytes);
+	array->data = gpu_address(*copy);
+	return 0;
 }
 
 static int open_plugin(struct tmesh_engine_context *context, struct session *session,
@@ -122,7 +142,9 @@ static int open_plugin(struct tmesh_engine_context *context, struct session *ses
 	int rc = 0;
 
 	session->weights = calloc(opts->weight_count + 1, sizeof(struct tmesh_tensor *));
-	if (!arrays || !session->weights)
+	if (engine_on_gpu(context))
+		session->copies = calloc(opts->weight_count + 1, sizeof(*session->copies));
+	if (!arrays || !session->weights || (engine_on_gpu(context) && !session->copies))
 		rc = tmesh_fail(err, -ENOMEM, "no memory for %zu weights", opts->weight_count);
 	for (size_t i = 0; !rc && i < opts->weight_count; i++) {
 		struct tmesh_tensor *tensor = opts->weights[i].tensor;
@@ -139,6 +161,8 @@ static int open_plugin(struct tmesh_engine_context *context, struct session *ses
 		rc = tmesh_tensor_data(tensor, TMESH_READ, &arrays[i].data, err);
 		if (!rc)
 			session->weights[session->weight_count++] = tmesh_tensor_ref(tensor);
+		if (!rc && session->copies)
+			rc = copy_weight(context, &arrays[i], &session->copies[i], err);
 	}
 	given.weights = arrays;
 	if (!rc)

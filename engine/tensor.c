@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine_internal.h"
+#include "gpu.h"
 
 void engine_memory_unref(struct memory *memory)
 {
@@ -14,6 +14,8 @@ void engine_memory_unref(struct memory *memory)
 		return;
 	if (memory->tensor)
 		tmesh_tensor_unref(memory->tensor);
+	else if (memory->gpu)
+		gpu_unref(memory->gpu);
 	else if (context->life == engine_life())
 		context->plugin->release(context->engine, memory->result);
 	free(memory);
@@ -106,6 +108,12 @@ int tmesh_engine_tensor_wrap(struct tmesh_engine_context *context, struct tmesh_
 		return tmesh_fail(err, -EINVAL,
 				  "a device tensor that is to be written needs a tensor with the "
 				  "right TMESH_WRITE");
+	if (engine_on_gpu(context))
+		return tmesh_fail(
+			err, -EOPNOTSUPP,
+			"the context is on GPU %d, and the tensor lies in host memory: make "
+			"a device tensor in the context and write it",
+			context->device.device_id);
 	if (!tmesh_layout_is_contiguous(layout))
 		return tmesh_fail(
 			err, -EINVAL,
@@ -129,6 +137,46 @@ int tmesh_engine_tensor_wrap(struct tmesh_engine_context *context, struct tmesh_
 	return 0;
 }
 
+static int create_on_gpu(struct tmesh_engine_context *context, enum tmesh_dtype dtype, int32_t ndim,
+			 const int64_t *shape, uint32_t flags, struct tmesh_engine_tensor **out,
+			 struct tmesh_error *err)
+{
+	struct tmesh_engine_tensor *made;
+	struct tmesh_layout layout;
+	uint64_t bytes;
+	int rc;
+
+	if (flags & ~ENGINE_FLAGS)
+		return tmesh_fail(err, -EINVAL, "unknown flags %#x", flags & ~ENGINE_FLAGS);
+	rc = tmesh_layout_contiguous(&layout, dtype, ndim, shape, err);
+	if (!rc)
+		rc = tmesh_layout_check(&layout, INT64_MAX, &bytes, err);
+	if (rc)
+		return rc;
+	made = new_tensor(context);
+	if (!made)
+		return tmesh_fail(err, -ENOMEM, "no memory for a device tensor");
+	rc = gpu_alloc(context->device.device_id, bytes, flags & TMESH_ENGINE_EXPORTABLE,
+		       &made->memory->gpu, err);
+	if (rc) {
+		/* It has no memory, which would be taken for the engine's. */
+		free(made->memory);
+		made->memory = NULL;
+		tmesh_engine_context_unref(context);
+		tmesh_engine_tensor_unref(made);
+		return rc;
+	}
+	made->memory->address = gpu_address(made->memory->gpu);
+	made->flags = flags;
+	made->rights = TMESH_READ | TMESH_WRITE;
+	made->bytes = bytes;
+	made->dtype = dtype;
+	made->ndim = ndim;
+	memcpy(made->shape, shape, (size_t)ndim * sizeof(*shape));
+	*out = made;
+	return 0;
+}
+
 int tmesh_engine_tensor_create(struct tmesh_engine_context *context, enum tmesh_dtype dtype,
 			       int32_t ndim, const int64_t *shape, uint32_t flags,
 			       struct tmesh_engine_tensor **out, struct tmesh_error *err)
@@ -136,6 +184,8 @@ int tmesh_engine_tensor_create(struct tmesh_engine_context *context, enum tmesh_
 	struct tmesh_tensor *tensor;
 	int rc = engine_enter(context, err);
 
+	if (!rc && engine_on_gpu(context))
+		return create_on_gpu(context, dtype, ndim, shape, flags, out, err);
 	if (!rc)
 		rc = tmesh_tensor_create(context->ctx, dtype, ndim, shape, NULL, &tensor, err);
 	if (rc)
@@ -204,6 +254,8 @@ int tmesh_engine_tensor_read(struct tmesh_engine_tensor *tensor, void *data, uin
 		goto unref;
 	if (memory->tensor)
 		rc = tmesh_tensor_read(memory->tensor, data, bytes, err);
+	else if (memory->gpu)
+		rc = gpu_read(memory->gpu, data, bytes, err);
 	else if (bytes)
 		memcpy(data, memory->address, bytes);
 	if (!rc) {
@@ -230,6 +282,8 @@ int tmesh_engine_tensor_write(struct tmesh_engine_tensor *tensor, const void *da
 		rc = tmesh_region_write(tmesh_tensor_region(memory->tensor),
 					tmesh_tensor_layout(memory->tensor)->offset, data, bytes,
 					err);
+	else if (memory->gpu)
+		rc = gpu_write(memory->gpu, data, bytes, err);
 	else if (bytes)
 		memcpy(memory->address, data, bytes);
 	if (!rc) {
@@ -241,6 +295,13 @@ unref:
 	return rc;
 }
 
+static int refuse_export(const struct memory *memory, struct tmesh_error *err)
+{
+	return tmesh_fail(
+		err, -EACCES, "the tensor was not made to be exported%s",
+		memory->tensor || memory->gpu ? "" : ": the engine allocated it, in no region");
+}
+
 int tmesh_engine_tensor_export(struct tmesh_engine_tensor *tensor, struct tmesh_tensor **out,
 			       struct tmesh_error *err)
 {
@@ -250,10 +311,36 @@ int tmesh_engine_tensor_export(struct tmesh_engine_tensor *tensor, struct tmesh_
 	if (!memory)
 		return -EBADF;
 	if (!(tensor->flags & TMESH_ENGINE_EXPORTABLE))
-		rc = tmesh_fail(err, -EACCES, "the tensor was not made to be exported%s",
-				memory->tensor ? "" : ": the engine allocated it, in no region");
+		rc = refuse_export(memory, err);
+	else if (!memory->tensor)
+		rc = tmesh_fail(err, -EOPNOTSUPP,
+				"GPU memory is no tensor of a libtmesh: give its ref away, "
+				"tmesh_engine_tensor_ref_encode()");
 	else
 		*out = tmesh_tensor_ref(memory->tensor);
+	engine_memory_unref(memory);
+	return rc;
+}
+
+int tmesh_engine_tensor_ref_encode(struct tmesh_engine_tensor *tensor, uint32_t rights, char *text,
+				   size_t size, struct tmesh_error *err)
+{
+	struct memory *memory = engine_tensor_memory(tensor, err);
+	struct tmesh_layout layout;
+	int rc;
+
+	if (!memory)
+		return -EBADF;
+	if (!(tensor->flags & TMESH_ENGINE_EXPORTABLE)) {
+		rc = refuse_export(memory, err);
+	} else if (memory->tensor) {
+		rc = tmesh_tensor_ref_encode(memory->tensor, rights, text, size, err);
+	} else {
+		rc = tmesh_layout_contiguous(&layout, tensor->dtype, tensor->ndim, tensor->shape,
+					     err);
+		if (!rc)
+			rc = gpu_ref_encode(memory->gpu, &layout, text, size, err);
+	}
 	engine_memory_unref(memory);
 	return rc;
 }
@@ -277,7 +364,7 @@ int tmesh_engine_tensor_info(struct tmesh_engine_tensor *tensor,
 		return -EBADF;
 	memcpy(info.shape, tensor->shape, sizeof(info.shape));
 	info.address = memory->address;
-	info.of_engine = !memory->tensor;
+	info.of_engine = !memory->tensor && !memory->gpu;
 	engine_memory_unref(memory);
 	return tmesh_write_sized(out, &info, sizeof(info), err);
 }

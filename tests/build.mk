@@ -27,6 +27,7 @@ HOST_SUITES = \
 	model-peers-check \
 	model-fuzz-check \
 	engine-check \
+	engine-gpu-check \
 	engine-asan-check \
 	engine-tsan-check \
 	engine-onnx-check \

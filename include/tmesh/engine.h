@@ -46,9 +46,13 @@ struct tmesh_engine_context_opts {
 
 /*
  * A context of the engine @backend ("onnx", "ggml"). Device tensors that it makes lie in regions of
- * @ctx. Return: 0 and a reference in @out; -EINVAL (@backend is no name, opts); -EOPNOTSUPP: the
- * plug-in or the engine's library was not found or is too old, or the engine has not that device:
- * the message says what was looked for; -EPROTO (a plug-in of another version); -EIO, -ENOMEM.
+ * @ctx; of a context on a GPU (TMESH_DEVICE_CUDA) in memory of that GPU, by libtmesh-cuda, which is
+ * loaded for it. There inputs and outputs are device tensors, -EOPNOTSUPP for host memory and for
+ * outputs left to the engine, and weights are copied to the GPU once for each session, which counts
+ * as writes. Return: 0 and a reference in @out; -EINVAL (@backend is no name, opts); -EOPNOTSUPP:
+ * the plug-in or the engine's library was not found or is too old, or the engine has not that
+ * device: the message says what was looked for; -ENODEV: no driver, or no such GPU; -EPROTO (a
+ * plug-in of another version); -EIO, -ENOMEM.
  */
 int tmesh_engine_context_create(struct tmesh_ctx *ctx, const char *backend,
 				const struct tmesh_engine_context_opts *opts,
@@ -111,8 +115,9 @@ enum tmesh_engine_flags {
 };
 
 /*
- * A device tensor of zeros, contiguous, in a region of its own; graphs may read and write it.
- * Return: 0; -EINVAL (dtype, shape, @flags); as tmesh_tensor_create().
+ * A device tensor of zeros, contiguous, in a region of its own; graphs may read and write it. Of a
+ * context on a GPU: in GPU memory of libtmesh-cuda, in a block of its own when it is EXPORTABLE.
+ * Return: 0; -EINVAL (dtype, shape, @flags); as tmesh_tensor_create(), tmesh_cuda_alloc().
  */
 int tmesh_engine_tensor_create(struct tmesh_engine_context *context, enum tmesh_dtype dtype,
 			       int32_t ndim, const int64_t *shape, uint32_t flags,
@@ -144,9 +149,17 @@ int tmesh_engine_tensor_read(struct tmesh_engine_tensor *tensor, void *data, uin
 int tmesh_engine_tensor_write(struct tmesh_engine_tensor *tensor, const void *data, uint64_t bytes,
 			      struct tmesh_error *err);
 /* The tensor whose memory it is, for others to map: a new reference. -EACCES: not EXPORTABLE, which
- * what an engine allocated never is. -EBADF. */
+ * what an engine allocated never is. -EOPNOTSUPP: GPU memory. -EBADF. */
 int tmesh_engine_tensor_export(struct tmesh_engine_tensor *tensor, struct tmesh_tensor **out,
 			       struct tmesh_error *err);
+
+/*
+ * Write a ref (tmesh/tensor.h) of its memory to @text, TMESH_REF_SIZE bytes; of GPU memory one for
+ * tmesh_cuda_open_ref(), whose receiver says by itself what its kernels may do. Return: 0; -EACCES
+ * (not EXPORTABLE), -EBADF, -ENOSPC; as tmesh_tensor_ref_encode(), tmesh_cuda_share().
+ */
+int tmesh_engine_tensor_ref_encode(struct tmesh_engine_tensor *tensor, uint32_t rights, char *text,
+				   size_t size, struct tmesh_error *err);
 
 struct tmesh_engine_tensor_info {
 	size_t size; /* in: sizeof(struct tmesh_engine_tensor_info) */
@@ -158,7 +171,7 @@ struct tmesh_engine_tensor_info {
 	uint32_t flags;	 /* enum tmesh_engine_flags */
 	uint32_t rights; /* what graphs may do with it: enum tmesh_rights */
 	uint64_t bytes;
-	const void *address; /* in this process, of the first element */
+	const void *address; /* in this process, of the first element; of a GPU: there */
 	bool of_engine;	     /* memory that the engine allocated, in no region */
 	const char *backend; /* its context's engine, "onnx"; lives as long as the context */
 };

@@ -6,7 +6,7 @@
 ENGINE_TEST     := tests/engine
 ENGINE_TEST_OUT := $(B)/tests/engine
 ENGINE_TESTS    := test_engine test_served test_top test_confined test_users test_cancelled test_graph test_initializer test_ort_abi test_placement test_placed test_devices test_costs
-ENGINE_TEST_FLAGS := -std=gnu11 -pthread -Ilib $(COMMON_CPPFLAGS) -I$(ENGINE) -Itests/unit
+ENGINE_TEST_FLAGS := -std=gnu11 -pthread -Ilib $(COMMON_CPPFLAGS) -I$(ENGINE) -Itests/unit -Itests/cuda
 
 # engine_test(variant, sanitizers, libtmesh, libtmesh-engine)
 define engine_test
@@ -44,6 +44,11 @@ endef
 
 engine-check: $(addprefix $(ENGINE_TEST_OUT)/plain/,$(ENGINE_TESTS)) $(ENGINE_TEST_ENGINES) $(ENGINE_PROCESS) $(B)/tmeshctl ## libtmesh-engine's unit tests
 	$(call engine_run,plain,$(ENGINE_TESTS),$(ENGINE_PROCESS))
+
+# The loader finds the stand-in for the CUDA driver.
+engine-gpu-check: $(ENGINE_TEST_OUT)/plain/test_gpu $(ENGINE_TEST_ENGINES) $(STANDIN) $(B)/libtmesh-cuda.so ## device tensors in GPU memory, on a stand-in for the driver
+	$(call engine_run,plain,test_gpu,$(ENGINE_PROCESS))
+engine-gpu-check: export LD_LIBRARY_PATH := $(abspath $(dir $(STANDIN))):$(abspath $(B))
 
 engine-asan-check: $(addprefix $(ENGINE_TEST_OUT)/asan/,test_engine test_served test_confined test_users test_cancelled test_graph test_placement test_placed test_devices test_costs test_initializer) $(ENGINE_TEST_ENGINES) $(B)/asan/tmesh-engine ## ... with sanitizers
 	$(call engine_run,asan,test_engine test_served test_confined test_users test_cancelled test_graph test_placement test_placed test_devices test_costs test_initializer,$(B)/asan/tmesh-engine)
@@ -95,6 +100,7 @@ engine-ggml-abi-check: $(ENGINE_VENV)/tools.stamp ## ggml_api.h beside ggml's he
 	@$(ENGINE_TEST_OUT)/plain/test_ggml_abi
 
 .PHONY: engine-ggml-abi-check
+.PHONY: engine-gpu-check
 .PHONY: engine-check engine-asan-check engine-tsan-check engine-onnx-check
 
 # What libtmesh-engine adds to ONNX Runtime's own calls.

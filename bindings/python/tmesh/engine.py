@@ -222,6 +222,7 @@ class Context:
             raise errors.InvalidError(errno.EINVAL, f"no device {device!r}: \"cpu\" or \"cuda\"")
         path = _library(backend) if library is None else os.fspath(library)
         self._handle = _tmesh.EngineContext(backend, path, device == "cuda", threads, sessions)
+        self._apart = device == "cuda"
         self._kept: weakref.WeakSet[Pages] = weakref.WeakSet()
         self._served: tuple[str, float | None, int] | None = None
         self._server: Server | None = None
@@ -332,8 +333,8 @@ class Graph:
             outputs = self.outputs
         if not isinstance(outputs, Mapping) or outputs is self.outputs:
             outputs = {name: HOST for name in outputs}
-        if self._context._served:
-            return self._dispatch_served(inputs, outputs, in_place, cancellable)
+        if self._context._apart:
+            return self._dispatch_apart(inputs, outputs, in_place, cancellable)
         results = self._handle.dispatch(*self._values(inputs, outputs, in_place), cancellable)
         out: dict[str, Any] = {}
         for (name, where), handle in zip(outputs.items(), results):
@@ -352,14 +353,15 @@ class Graph:
             shape = tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in operand.shape)
             if not all(isinstance(dim, int) for dim in shape):
                 raise errors.UnsupportedError(errno.EOPNOTSUPP, f"how large {name!r} will be does not follow from the inputs "
-                                              f"({operand.shape}), and a served engine allocates nothing: give a tensor")
+                                              f"({operand.shape}), and an engine in another process or on a GPU allocates nothing: "
+                                              "give a tensor")
         else:
             shape = where.shape
         return self._context.tensor(shape, operand.dtype if isinstance(where, str) else where.dtype, readable=True)
 
-    def _dispatch_served(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any],
-                         in_place: Mapping[str, str] | None, cancellable: Cancellable | None) -> dict[str, Any]:
-        """The engine sees regions alone: arrays are copied there and back, which the device tensors count."""
+    def _dispatch_apart(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any],
+                        in_place: Mapping[str, str] | None, cancellable: Cancellable | None) -> dict[str, Any]:
+        """The engine sees regions alone, or a GPU's memory: arrays are copied there and back, which the device tensors count."""
         given, places, sizes = dict(inputs), dict(outputs), {}
         for name, where in inputs.items():
             for dim, size in zip(self.inputs[name].shape if name in self.inputs else (), getattr(where, "shape", ())):
@@ -423,6 +425,7 @@ def connect(name: str = "onnx", timeout: float | None = None, sessions: int = 8)
     context._handle = _tmesh.EngineContext.connect(name, timeout, sessions)
     context._kept = weakref.WeakSet()
     context._served = name, timeout, sessions
+    context._apart = True
     context._server = None
     return context
 

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT
+/*
+ * GPU memory of contexts on GPUs, by libtmesh-cuda, which is loaded when the first such context is
+ * made. It has a libtmesh of its own: what others open is a ref's text.
+ */
+#include "gpu.h"
+
+#define TMESH_CUDA_API_MORE(X) X(cuda_zero) X(cuda_read) X(cuda_write) X(cuda_pointer)
+#include "common/cuda_api.h"
+
+static struct {
+	pthread_mutex_t lock; /* guards the loading; what is loaded stays */
+	bool loaded;
+	struct tmesh_cuda_api calls;
+} api = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* This process's. What is missing may come: the next call tries again. */
+static int get_cuda(struct tmesh_cuda **cuda, struct tmesh_error *err)
+{
+	struct tmesh_error why;
+	int rc = 0;
+
+	pthread_mutex_lock(&api.lock);
+	if (!api.loaded)
+		rc = tmesh_cuda_api_load(&api.calls, TMESH_CUDA_LIBRARY, &why);
+	api.loaded = !rc;
+	pthread_mutex_unlock(&api.lock);
+	if (!rc)
+		rc = api.calls.cuda_default(cuda, &why);
+	return rc ? tmesh_fail(err, rc, "%s", why.message) : 0;
+}
+
+int gpu_check(int32_t device, struct tmesh_error *err)
+{
+	struct tmesh_cuda *cuda;
+	int rc = get_cuda(&cuda, err);
+
+	if (rc)
+		return rc;
+	if (device < 0 || device >= api.calls.cuda_device_count(cuda))
+		return tmesh_fail(err, -ENODEV, "there is no GPU %d: the driver has %d", device,
+				  api.calls.cuda_device_count(cuda));
+	return 0;
+}
+
+int gpu_alloc(int32_t device, uint64_t bytes, bool alone, struct tmesh_cuda_memory **out,
+	      struct tmesh_error *err)
+{
+	struct tmesh_cuda_memory *memory;
+	struct tmesh_cuda *cuda;
+	int rc = get_cuda(&cuda, err);
+
+	if (!rc)
+		rc = api.calls.cuda_alloc(cuda, device, bytes ? bytes : 1,
+					  alone ? TMESH_CUDA_ALONE : 0, &memory, err);
+	if (rc)
+		return rc;
+	/* An engine has streams of its own, which wait for none of ours: the zeros are there. */
+	rc = api.calls.cuda_zero(memory, NULL, err);
+	if (!rc)
+		rc = api.calls.cuda_read(memory, 0, NULL, 0, err);
+	if (rc)
+		api.calls.cuda_memory_unref(memory);
+	else
+		*out = memory;
+	return rc;
+}
+
+void *gpu_address(const struct tmesh_cuda_memory *memory)
+{
+	return (void *)(uintptr_t)api.calls.cuda_pointer(memory);
+}
+
+void gpu_unref(struct tmesh_cuda_memory *memory)
+{
+	api.calls.cuda_memory_unref(memory);
+}
+
+int gpu_read(struct tmesh_cuda_memory *memory, void *data, uint64_t bytes, struct tmesh_error *err)
+{
+	return api.calls.cuda_read(memory, 0, data, bytes, err);
+}
+
+int gpu_write(struct tmesh_cuda_memory *memory, const void *data, uint64_t bytes,
+	      struct tmesh_error *err)
+{
+	return api.calls.cuda_write(memory, 0, data, bytes, err);
+}
+
+int gpu_ref_encode(struct tmesh_cuda_memory *memory, const struct tmesh_layout *layout, char *text,
+		   size_t size, struct tmesh_error *err)
+{
+	/* A dispatch has ended when it returns, and copies have: there is nothing to wait for. */
+	return api.calls.cuda_share(memory, layout, TMESH_CUDA_NO_STREAM, text, size, err);
+}

@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Device tensors in GPU memory, by libtmesh-cuda on the stand-in for the driver (tests/cuda), and
+ * the engine "fake", which reads the stand-in's memory as any. No GPU and no engine for one is
+ * here: what is shown is who allocates, copies, counts, refuses and lets go.
+ */
+#include <errno.h>
+#include <sys/stat.h>
+#include <tmesh/engine.h>
+
+#define TMESH_CUDA_API_MORE(X) X(cuda_read) X(cuda_stats)
+#include "common/cuda_api.h"
+#include "standin.h"
+#include "unit.h"
+
+#define FLAGS (TMESH_ENGINE_READABLE | TMESH_ENGINE_WRITABLE | TMESH_ENGINE_EXPORTABLE)
+#define gpu_test(f)                                       \
+	{                                                 \
+		"stand-in: " #f, f, setup, teardown, NULL \
+	}
+
+static const int64_t shape_x[] = {2, 4}, shape_b[] = {4};
+static const float x[8] = {1, 2, 3, 4, 5, 6, 7, 8}, b[4] = {10, 20, 30, 40};
+static char folder[] = "/tmp/tmesh-engine-XXXXXX";
+static struct tmesh_cuda_api calls;
+static struct tmesh_cuda *cuda;
+static standin_fail_fn *standin_fail;
+static standin_access_fn *standin_access;
+
+struct fixture {
+	struct tmesh_ctx *ctx;
+	struct tmesh_engine_context *context;
+	struct tmesh_engine_graph *graph;
+	struct tmesh_engine_tensor *x, *b, *y;
+	struct tmesh_engine_value inputs[2], outputs[1];
+	uint64_t used;
+};
+
+static uint64_t gpu_bytes(void)
+{
+	struct tmesh_cuda_stats out = {.size = sizeof(out)};
+
+	assert_int_equal(calls.cuda_stats(cuda, 1, &out), 0);
+	return out.bytes_used;
+}
+
+static int set_up_group(void **state)
+{
+	void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+	struct tmesh_error err = {0};
+	FILE *file;
+	char path[96];
+
+	if (!driver || tmesh_cuda_api_load(&calls, TMESH_CUDA_LIBRARY, &err) ||
+	    calls.cuda_default(&cuda, &err)) {
+		printf("# %s\n", driver ? err.message : dlerror());
+		return -1;
+	}
+	*(void **)&standin_fail = dlsym(driver, "standin_fail");
+	*(void **)&standin_access = dlsym(driver, "standin_access");
+	if (!standin_fail || !standin_access || !mkdtemp(folder))
+		return -1;
+	snprintf(path, sizeof(path), "%s/graph", folder);
+	file = fopen(path, "w");
+	if (!file)
+		return -1;
+	fputs("plain", file);
+	return fclose(file);
+}
+
+static int tear_down_group(void **state)
+{
+	char command[96];
+
+	snprintf(command, sizeof(command), "rm -rf %s", folder);
+	return system(command);
+}
+
+static struct tmesh_engine_context *context_on(struct tmesh_ctx *ctx, int32_t device)
+{
+	struct tmesh_engine_context_opts opts = {
+		.size = sizeof(opts), .device_type = TMESH_DEVICE_CUDA, .device_id = device};
+	struct tmesh_engine_context *context;
+
+	assert_ok(tmesh_engine_context_create(ctx, "fake", &opts, &context, err));
+	return context;
+}
+
+static struct tmesh_engine_tensor *tensor_of(struct fixture *fix, int32_t ndim,
+					     const int64_t *shape, uint32_t flags)
+{
+	struct tmesh_engine_tensor *tensor;
+
+	assert_ok(tmesh_engine_tensor_create(fix->context, TMESH_FLOAT32, ndim, shape, flags,
+					     &tensor, err));
+	return tensor;
+}
+
+static int setup(void **state)
+{
+	struct fixture *fix = calloc(1, sizeof(*fix));
+	char path[96];
+
+	assert_ok(tmesh_ctx_open(NULL, &fix->ctx, err));
+	fix->used = gpu_bytes();
+	fix->context = context_on(fix->ctx, 1);
+	snprintf(path, sizeof(path), "%s/graph", folder);
+	assert_ok(tmesh_engine_graph_open(fix->context, path, NULL, &fix->graph, err));
+	fix->x = tensor_of(fix, 2, shape_x, FLAGS);
+	fix->b = tensor_of(fix, 1, shape_b, FLAGS);
+	fix->y = tensor_of(fix, 2, shape_x, FLAGS);
+	fix->inputs[0] = (struct tmesh_engine_value){.name = "x", .tensor = fix->x};
+	fix->inputs[1] = (struct tmesh_engine_value){.name = "b", .tensor = fix->b};
+	fix->outputs[0] = (struct tmesh_engine_value){.name = "y", .tensor = fix->y};
+	*state = fix;
+	return 0;
+}
+
+/* All of it is given back. */
+static int teardown(void **state)
+{
+	struct fixture *fix = *state;
+
+	tmesh_engine_tensor_unref(fix->x);
+	tmesh_engine_tensor_unref(fix->b);
+	tmesh_engine_tensor_unref(fix->y);
+	tmesh_engine_graph_unref(fix->graph);
+	tmesh_engine_context_unref(fix->context);
+	tmesh_ctx_unref(fix->ctx);
+	assert_int_equal(gpu_bytes(), fix->used);
+	free(fix);
+	return 0;
+}
+
+static int dispatch(struct fixture *fix, struct tmesh_error *err)
+{
+	return tmesh_engine_dispatch(fix->graph, fix->inputs, 2, fix->outputs, 1, err);
+}
+
+static void test_dispatch(void **state)
+{
+	struct tmesh_engine_tensor_info info = {.size = sizeof(info)};
+	struct tmesh_engine_stats stats = {.size = sizeof(stats)};
+	struct tmesh_stats before = {.size = sizeof(before)}, after = before;
+	struct tmesh_engine_binding *binding;
+	struct fixture *fix = *state;
+	float y[8], seen = -1;
+
+	assert_ok(tmesh_engine_tensor_info(fix->x, &info, err));
+	assert_int_equal(info.device_type, TMESH_DEVICE_CUDA);
+	assert_int_equal(info.device_id, 1);
+	assert_int_equal(info.flags, FLAGS);
+	assert_int_equal(info.bytes, sizeof(x));
+	assert_false(info.of_engine);
+	assert_string_equal(info.backend, "fake");
+	assert_int_equal((uintptr_t)info.address % 512, 0);
+	/* Zeros, that device's kernels may use it, and others may not. */
+	assert_ok(tmesh_engine_tensor_read(fix->x, y, sizeof(y), err));
+	for (int i = 0; i < 8; i++)
+		assert_true(y[i] == 0);
+	assert_ok(tmesh_engine_tensor_write(fix->x, x, sizeof(x), err));
+	assert_true(standin_access(1, (uintptr_t)info.address, &seen, sizeof(seen), false));
+	assert_true(seen == 1);
+	assert_false(standin_access(0, (uintptr_t)info.address, &seen, sizeof(seen), false));
+	assert_ok(tmesh_engine_tensor_write(fix->b, b, sizeof(b), err));
+
+	assert_int_equal(tmesh_stats(fix->ctx, &before), 0);
+	assert_ok(dispatch(fix, err));
+	assert_ok(tmesh_engine_bind(fix->graph, fix->inputs, 2, fix->outputs, 1, &binding, err));
+	assert_ok(tmesh_engine_binding_dispatch(binding, err));
+	assert_int_equal(tmesh_stats(fix->ctx, &after), 0);
+	assert_int_equal(after.bytes_copied, before.bytes_copied);
+	assert_ok(tmesh_engine_tensor_read(fix->y, y, sizeof(y), err));
+	for (int i = 0; i < 8; i++)
+		assert_true(y[i] == x[i] + b[i % 4]);
+	assert_ok(tmesh_engine_stats(fix->context, &stats, err));
+	assert_int_equal(stats.writes, 2);
+	assert_int_equal(stats.bytes_written, sizeof(x) + sizeof(b));
+	assert_int_equal(stats.reads, 2);
+	/* The binding keeps the memory of what is destroyed, and runs no more. */
+	tmesh_engine_tensor_destroy(fix->x);
+	assert_refused(tmesh_engine_tensor_read(fix->x, y, sizeof(y), err), -EBADF, "destroyed");
+	assert_refused(tmesh_engine_tensor_write(fix->x, x, sizeof(x), err), -EBADF, "destroyed");
+	assert_refused(tmesh_engine_binding_dispatch(binding, err), -EBADF, "\"x\"");
+	assert_true(standin_access(1, (uintptr_t)info.address, &seen, sizeof(seen), false));
+	tmesh_engine_binding_unref(binding);
+}
+
+static void test_refused(void **state)
+{
+	struct tmesh_engine_context_opts opts = {
+		.size = sizeof(opts), .device_type = TMESH_DEVICE_CUDA, .device_id = 64};
+	struct tmesh_engine_tensor *small, *none = NULL;
+	struct tmesh_engine_context *nothing = NULL;
+	struct tmesh_engine_binding *binding = NULL;
+	struct fixture *fix = *state;
+	struct tmesh_engine_context *other;
+	struct tmesh_tensor *host;
+	float y[8];
+
+	assert_refused(tmesh_engine_context_create(fix->ctx, "fake", &opts, &nothing, err), -ENODEV,
+		       "no GPU 64");
+	opts.device_id = -1;
+	assert_refused(tmesh_engine_context_create(fix->ctx, "fake", &opts, &nothing, err), -ENODEV,
+		       "no GPU -1");
+	/* Host memory in any way. */
+	assert_ok(tmesh_tensor_create(fix->ctx, TMESH_FLOAT32, 2, shape_x, NULL, &host, err));
+	assert_refused(tmesh_engine_tensor_wrap(fix->context, host, TMESH_READ, 0, &none, err),
+		       -EOPNOTSUPP, "host memory");
+	tmesh_tensor_unref(host);
+	fix->inputs[0] = (struct tmesh_engine_value){
+		.name = "x", .data = y, .dtype = TMESH_FLOAT32, .ndim = 2, .shape = {2, 4}};
+	assert_refused(dispatch(fix, err), -EOPNOTSUPP, "input \"x\" is in host memory");
+	fix->inputs[0] = (struct tmesh_engine_value){.name = "x", .tensor = fix->x};
+	fix->outputs[0] = (struct tmesh_engine_value){
+		.name = "y", .data = y, .dtype = TMESH_FLOAT32, .ndim = 2, .shape = {2, 4}};
+	assert_refused(
+		tmesh_engine_bind(fix->graph, fix->inputs, 2, fix->outputs, 1, &binding, err),
+		-EOPNOTSUPP, "output \"y\" is in host memory");
+	fix->outputs[0] = (struct tmesh_engine_value){.name = "y"};
+	assert_refused(dispatch(fix, err), -EOPNOTSUPP, "left to an engine on a GPU");
+	/* Another GPU's. */
+	other = context_on(fix->ctx, 0);
+	assert_ok(tmesh_engine_tensor_create(other, TMESH_FLOAT32, 2, shape_x, FLAGS, &small, err));
+	fix->outputs[0].tensor = small;
+	assert_refused(dispatch(fix, err), -EINVAL, "another context");
+	tmesh_engine_tensor_unref(small);
+	tmesh_engine_context_unref(other);
+	/* As of host memory. */
+	fix->outputs[0].tensor = fix->x;
+	assert_refused(dispatch(fix, err), -EINVAL, "overlaps");
+	assert_refused(tmesh_engine_tensor_read(fix->x, y, 31, err), -EINVAL, "31 bytes");
+	assert_refused(
+		tmesh_engine_tensor_create(fix->context, TMESH_FLOAT32, 2, shape_x, 8, &none, err),
+		-EINVAL, "unknown flags");
+	assert_refused(tmesh_engine_tensor_create(fix->context, TMESH_FLOAT32, 1,
+						  (int64_t[]){INT64_MAX}, 0, &none, err),
+		       -EOVERFLOW, "");
+	small = tensor_of(fix, 1, shape_b, 0);
+	assert_refused(tmesh_engine_tensor_read(small, y, 16, err), -EACCES, "read");
+	assert_refused(tmesh_engine_tensor_write(small, b, 16, err), -EACCES, "written");
+	tmesh_engine_tensor_unref(small);
+}
+
+/* What the driver refuses is the call's error, and nothing is left. */
+static void test_driver_fails(void **state)
+{
+	static const char *const makes[] = {"cuMemsetD8Async", "cuCtxSynchronize"};
+	struct tmesh_engine_tensor *none = NULL;
+	struct fixture *fix = *state;
+	uint64_t before = gpu_bytes();
+	float y[8];
+
+	for (size_t i = 0; i < sizeof(makes) / sizeof(*makes); i++) {
+		standin_fail(makes[i], 2, 0);
+		assert_refused(tmesh_engine_tensor_create(fix->context, TMESH_FLOAT32, 2, shape_x,
+							  FLAGS, &none, err),
+			       -ENOMEM, makes[i]);
+		assert_null(none);
+		assert_int_equal(gpu_bytes(), before);
+	}
+	standin_fail("cuMemcpyDtoH_v2", 2, 0);
+	assert_refused(tmesh_engine_tensor_read(fix->x, y, sizeof(y), err), -ENOMEM,
+		       "cuMemcpyDtoH");
+	standin_fail("cuMemcpyHtoD_v2", 2, 0);
+	assert_refused(tmesh_engine_tensor_write(fix->x, x, sizeof(x), err), -ENOMEM,
+		       "cuMemcpyHtoD");
+	assert_ok(tmesh_engine_tensor_write(fix->x, x, sizeof(x), err));
+}
+
+static void test_handed_over(void **state)
+{
+	struct tmesh_cuda_import_opts opts = {.size = sizeof(opts), .device = 1};
+	struct tmesh_engine_tensor *hidden;
+	struct tmesh_cuda_memory *opened;
+	struct tmesh_tensor *none = NULL;
+	struct fixture *fix = *state;
+	char text[TMESH_REF_SIZE];
+	struct tmesh_layout layout;
+	float got[8];
+
+	assert_ok(tmesh_engine_tensor_write(fix->x, x, sizeof(x), err));
+	assert_ok(tmesh_engine_tensor_ref_encode(fix->x, TMESH_READ, text, sizeof(text), err));
+	assert_non_null(strstr(text, "cuda:1"));
+	assert_ok(
+		calls.cuda_open_ref(cuda, text, strlen(text), &opts, NULL, &opened, &layout, err));
+	assert_int_equal(layout.ndim, 2);
+	assert_int_equal(layout.shape[1], 4);
+	assert_int_equal(layout.offset, 0);
+	assert_ok(calls.cuda_read(opened, 0, got, sizeof(got), err));
+	assert_memory_equal(got, x, sizeof(x));
+	calls.cuda_memory_unref(opened);
+	assert_refused(tmesh_engine_tensor_export(fix->x, &none, err), -EOPNOTSUPP,
+		       "tmesh_engine_tensor_ref_encode");
+	assert_refused(tmesh_engine_tensor_ref_encode(fix->x, TMESH_READ, text, 8, err), -ENOSPC,
+		       "");
+	hidden = tensor_of(fix, 1, shape_b, TMESH_ENGINE_READABLE);
+	assert_refused(tmesh_engine_tensor_ref_encode(hidden, TMESH_READ, text, sizeof(text), err),
+		       -EACCES, "not made to be exported");
+	tmesh_engine_tensor_destroy(hidden);
+	assert_refused(tmesh_engine_tensor_ref_encode(hidden, TMESH_READ, text, sizeof(text), err),
+		       -EBADF, "destroyed");
+	tmesh_engine_tensor_unref(hidden);
+}
+
+/* Weights are brought to the GPU, once for each session, and go with it. */
+static void test_weights(void **state)
+{
+	struct tmesh_engine_graph_opts opts = {.size = sizeof(opts), .weight_count = 1};
+	struct tmesh_engine_stats stats = {.size = sizeof(stats)};
+	struct tmesh_engine_weight weight = {.name = "w"};
+	struct tmesh_engine_graph *graph, *again;
+	struct fixture *fix = *state;
+	uint64_t before = gpu_bytes();
+	char path[96];
+
+	opts.weights = &weight;
+	snprintf(path, sizeof(path), "%s/graph", folder);
+	assert_ok(tmesh_tensor_put(fix->ctx, TMESH_FLOAT32, 2, shape_x, x, NULL, &weight.tensor,
+				   err));
+	assert_ok(tmesh_region_seal(tmesh_tensor_region(weight.tensor), err));
+	standin_fail("cuMemcpyHtoD_v2", 2, 0);
+	assert_refused(tmesh_engine_graph_open(fix->context, path, &opts, &graph, err), -ENOMEM,
+		       "cuMemcpyHtoD");
+	assert_int_equal(gpu_bytes(), before);
+	assert_ok(tmesh_engine_graph_open(fix->context, path, &opts, &graph, err));
+	assert_ok(tmesh_engine_graph_open(fix->context, path, &opts, &again, err));
+	assert_true(gpu_bytes() > before);
+	assert_ok(tmesh_engine_stats(fix->context, &stats, err));
+	assert_int_equal(stats.writes, 1);
+	assert_int_equal(stats.bytes_written, sizeof(x));
+	tmesh_engine_graph_unref(graph);
+	tmesh_engine_graph_unref(again);
+	tmesh_tensor_unref(weight.tensor);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		gpu_test(test_dispatch),    gpu_test(test_refused), gpu_test(test_driver_fails),
+		gpu_test(test_handed_over), gpu_test(test_weights),
+	};
+
+	return cmocka_run_group_tests_name("on a stand-in for GPUs", tests, set_up_group,
+					   tear_down_group);
+}
