@@ -179,7 +179,8 @@ def small(place):
 
 
 def opened(place):
-    """4 KiB that another node offers, until the first byte; beside a message there and back."""
+    """4 KiB that another node offers, until the first byte; beside a message there and back. And what another process of this node has
+    open already, beside memory that was made here."""
     program = "-pa", BUILD / "beam/dev/lib/tmesh/ebin", HERE / "net_open.exs"
     try:
         reader = nodes(place, (*program, place.address(0), "home"), (*program, place.address(1), "reader", home_of(place)),
@@ -188,7 +189,8 @@ def opened(place):
         skip("open", f"Tmesh.Net does not run here: {type(error).__name__}")
         return
     for turn in range(-5, 50):
-        for name in "open", "message":
+        # What comes behind the same does not find the same caches: each in turn behind a message.
+        for name in "open", "message", "beside", "message", "local":
             spent = int(ask(reader, name, "> "))
             if turn >= 0:
                 series.add(name, spent)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
-# A small ref between nodes, for net_fetch.py: net_open.exs ADDRESS home | reader HOME. For each line of a reader's input, "open" or
-# "message", it says how many nanoseconds an open took until the first byte, or a message there and back.
+# A small ref between nodes, for net_fetch.py: net_open.exs ADDRESS home | reader HOME. For each line of a reader's input it says how many
+# nanoseconds that took: "open", an open until the first byte; "message", a message there and back; "beside", an open of what another
+# process here has open; "local", one of memory that was made here. The last two by a process of their own, of fifty in a row with what
+# lets go of them.
 
 alias Tmesh.ZeroCopy
 say = fn line -> IO.puts("> #{line}") end
@@ -39,15 +41,47 @@ case what do
     home = {:home, String.to_atom(home)}
     say.("ready")
 
+    fetch = fn ->
+      send(home, {:offer, self()})
+      receive(do: ({:offer, offer} -> offer))
+    end
+
+    # Of many in a row: one alone tells of the scheduler's sleep and of empty caches.
+    spent = fn open ->
+      Task.async(fn ->
+        before = System.monotonic_time(:nanosecond)
+
+        for _ <- 1..50 do
+          ref = open.()
+          _first = ref |> ZeroCopy.to_binary!(copy: false) |> :binary.first()
+          ZeroCopy.release!(ref)
+        end
+
+        div(System.monotonic_time(:nanosecond) - before, 50)
+      end)
+      |> Task.await(:infinity)
+      |> say.()
+    end
+
+    far = fetch.()
+    held = Tmesh.Net.open!(far)
+    made = ZeroCopy.from_binary!(:crypto.strong_rand_bytes(4096), [4096], :uint8)
+    near = ZeroCopy.TensorRef.to_map(made)
+
     Enum.each(IO.stream(:stdio, :line), fn
+      "beside\n" ->
+        spent.(fn -> Tmesh.Net.open!(far) end)
+
+      "local\n" ->
+        spent.(fn -> ZeroCopy.open!(near) end)
+
       "message\n" ->
         before = System.monotonic_time(:nanosecond)
         send(home, {:message, self()})
         receive(do: (:message -> say.(System.monotonic_time(:nanosecond) - before)))
 
       "open\n" ->
-        send(home, {:offer, self()})
-        offer = receive(do: ({:offer, offer} -> offer))
+        offer = fetch.()
         before = System.monotonic_time(:nanosecond)
         ref = Tmesh.Net.open!(offer)
         _first = ref |> ZeroCopy.to_binary!(copy: false) |> :binary.first()
@@ -55,4 +89,6 @@ case what do
         ZeroCopy.release!(ref)
         :ok = Tmesh.drop("net-" <> offer["checksum"])
     end)
+
+    Enum.each([held, made], &ZeroCopy.release!/1)
 end

@@ -256,6 +256,26 @@ defmodule Machine do
     [{:held, ref} | held]
   end
 
+  # By another process, while the net takes no questions.
+  defp act(["open_beside", offer], held) do
+    :ok = :sys.suspend(Tmesh.Net)
+    task = Task.async(fn -> open(decode(offer), 60_000) end)
+    answer = Task.yield(task, 10_000)
+    :ok = :sys.resume(Tmesh.Net)
+    say(if answer, do: elem(answer, 1), else: "asks")
+    _ = answer || Task.await(task, :infinity)
+    held
+  end
+
+  defp act(["let_go"], held) do
+    {:held, ref} = List.keyfind!(held, :held, 0)
+    ZeroCopy.release!(ref)
+    # Binaries hold it, too.
+    Enum.each(Process.list(), &:erlang.garbage_collect/1)
+    say("ok")
+    List.keydelete(held, :held, 0)
+  end
+
   defp act(["look"], held) do
     {:held, ref} = List.keyfind!(held, :held, 0)
     say(digest(ZeroCopy.to_binary!(ref, copy: false)))

@@ -185,6 +185,23 @@ def test_open(home, reader):
     assert home.stats()["fetched"] == 0
 
 
+def test_beside(home, reader):
+    """What one process has open others open as a local ref, and nobody is asked; when it is gone, the net is."""
+    offer, digest = home.offer(100_000, "beside")
+    assert reader.ask("hold", offer) == digest
+    fetched = reader.stats()["fetched"]
+    assert reader.ask("open_beside", offer) == digest
+    assert reader.ask("let_go") == "ok"
+    assert reader.ask("open_beside", offer) == "asks"
+    # One who comes and goes takes it from nobody.
+    assert reader.ask("hold", offer) == digest
+    assert reader.ask("open", 3, 10000, offer) == digest == reader.ask("open_beside", offer)
+    assert reader.stats()["fetched"] == fetched, "it was kept"
+    assert reader.ask("clean") == "ok"
+    assert reader.ask("open", 1, 10000, offer) == digest
+    assert reader.stats()["fetched"] == fetched + 1
+
+
 def test_home_is_named(home, reader):
     """An ordinary open of a ref from elsewhere says where its home is."""
     import base64
@@ -754,7 +771,7 @@ def on_loopback():
         seed = int(os.environ.get("TMESH_TEST_SEED", random.randrange(10**9)))
         print(f"# TMESH_TEST_SEED={seed}", flush=True)
         play("loopback", *machines[:2], [
-            (test_open, ()), (test_home_is_named, ()), (test_withdrawn, ()), (test_many, ()), (test_names, machines[2:]),
+            (test_open, ()), (test_beside, ()), (test_home_is_named, ()), (test_withdrawn, ()), (test_many, ()), (test_names, machines[2:]),
             (test_busy, ()), (test_slow_reader, ()), (test_lies, ()), (test_version, ()), (test_stream, ()), (test_pages, ()), (test_programs, ()), (test_hostile_programs, ()), (test_waiters_gone, ()),
             (test_fetcher_killed, ()),
             (storm, (300 if FULL else 12, random.Random(seed)))])

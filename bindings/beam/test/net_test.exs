@@ -123,6 +123,24 @@ defmodule Tmesh.NetTest do
     end
   end
 
+  test "several who have the same open are remembered, until they are known to be gone" do
+    alias Tmesh.Net.Had
+    key = {@offer["checksum"], 4}
+    assert Had.find(key) == []
+    :ok = Had.start()
+    [a, b, c] = names = for id <- ~w(a b c), do: {"token", id}
+    for name <- names, do: :ok = Had.put(key, [], name)
+    assert Had.find(key) == [a, b, c] and Had.room?(3) and not Had.room?(4)
+    :ok = Had.put(key, [c, a], nil)
+    assert Had.find(key) == [b]
+    for name <- 1..5, do: :ok = Had.put(key, [b], {"token", name})
+    assert Had.find(key) == for(name <- 1..4, do: {"token", name})
+    :ok = Had.put(key, Had.find(key), nil)
+    assert Had.find(key) == [] and :ets.tab2list(Had) == []
+    for number <- 1..5000, do: :ok = Had.put({number, 4}, [], a)
+    assert length(:ets.tab2list(Had)) <= 4096 and Had.find({5000, 4}) == [a]
+  end
+
   test "names: bad ones, without a net, and a bundle's home" do
     for name <- ["", :llama, nil, "a\0b", <<255>>, String.duplicate("a", 256)] do
       assert {:error, %Error{type: :invalid}} = Net.publish(name, self())

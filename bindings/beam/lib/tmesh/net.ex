@@ -48,7 +48,7 @@ defmodule Tmesh.Net do
   import Tmesh.Bang
 
   alias Tmesh.{Bundle, Error, Model, Native, Options, ZeroCopy}
-  alias Tmesh.Net.{Apart, Names, Offer, Server}
+  alias Tmesh.Net.{Apart, Had, Names, Offer, Server}
   alias Tmesh.ZeroCopy.TensorRef
 
   @type offer :: %{String.t() => term()}
@@ -227,14 +227,48 @@ defmodule Tmesh.Net do
   def open(%{} = map, opts) do
     with {:ok, timeout} <- timeout(opts),
          {:ok, ref} <- TensorRef.from_map(map),
+         key = {map["checksum"], map["region_bytes"]},
+         {:none, dead} <- open_had(ref, key),
          {:error, %Error{type: type}} when type in @elsewhere <- ZeroCopy.open(ref),
          {:ok, [wanted]} <- Offer.wanted(map),
          {:ok, token, region, hold} <- call({:open, wanted, timeout}) do
       opened = ZeroCopy.open(%TensorRef{ref | token: token, id: region})
-      GenServer.cast(__MODULE__, {:opened, hold})
+      GenServer.cast(__MODULE__, {:opened, hold, have(opened, key, dead)})
       opened
     end
   end
+
+  # What another process of this VM has open is a local ref.
+  defp open_had(ref, key), do: open_had(ref, key, Had.find(key), [])
+
+  defp open_had(_ref, _key, [], dead), do: {:none, dead}
+
+  defp open_had(ref, key, [{token, region} = name | names], dead) do
+    case ZeroCopy.open(%TensorRef{ref | token: token, id: region}) do
+      {:ok, _ref} = opened ->
+        room? = Had.room?(1 + length(names))
+
+        if room? or dead != [],
+          do: GenServer.cast(__MODULE__, {:had, have(if(room?, do: opened), key, dead)})
+
+        opened
+
+      {:error, %Error{type: type}} when type in [:not_found, :stale] ->
+        open_had(ref, key, names, [name | dead])
+
+      {:error, error} ->
+        {:error, error}
+    end
+  end
+
+  defp have({:ok, ref}, key, dead) do
+    case TensorRef.named(ref) do
+      {:ok, named} -> {key, dead, {named.token, named.id}}
+      {:error, _no_descriptor} -> {key, dead, nil}
+    end
+  end
+
+  defp have(_none, key, dead), do: {key, dead, nil}
 
   # The fetched regions are held for the process that asked for them, until the bundle holds them.
   defp open_bundle(ref, wanted, timeout) do

@@ -19,7 +19,7 @@ defmodule Tmesh.Net.Server do
   require Logger
 
   alias Tmesh.Error
-  alias Tmesh.Net.{Answer, Fetcher, Local, Names}
+  alias Tmesh.Net.{Answer, Fetcher, Had, Local, Names}
 
   # Fetches that ask or read: what a fetcher takes from one address. Others wait their turn.
   @at_once 8
@@ -35,6 +35,7 @@ defmodule Tmesh.Net.Server do
 
     case Fetcher.open(options) do
       {:ok, port, dir} ->
+        :ok = Had.start()
         :ok = Local.start(dir)
 
         {:ok,
@@ -135,9 +136,16 @@ defmodule Tmesh.Net.Server do
 
   def handle_cast({:withdraw, _gone}, state), do: {:noreply, state}
 
-  def handle_cast({:opened, {id, monitor}}, state) do
+  def handle_cast({:opened, {id, monitor}, had}, state) do
+    {key, dead, name} = had
+    :ok = Had.put(key, dead, name)
     Process.demonitor(monitor, [:flush])
     {:noreply, let_go(state, id, monitor)}
+  end
+
+  def handle_cast({:had, {key, dead, name}}, state) do
+    :ok = Had.put(key, dead, name)
+    {:noreply, state}
   end
 
   ## The fetcher
