@@ -43,8 +43,8 @@ int gpu_check(int32_t device, struct tmesh_error *err)
 	return 0;
 }
 
-int gpu_alloc(int32_t device, uint64_t bytes, bool alone, struct tmesh_cuda_memory **out,
-	      struct tmesh_error *err)
+int gpu_memory_alloc(int32_t device, uint64_t bytes, bool alone, struct tmesh_cuda_memory **out,
+		     struct tmesh_error *err)
 {
 	struct tmesh_cuda_memory *memory;
 	struct tmesh_cuda *cuda;

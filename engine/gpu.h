@@ -10,8 +10,8 @@ struct tmesh_cuda_memory;
 /* -EOPNOTSUPP: no libtmesh-cuda; -ENODEV: no driver, or no such GPU. */
 int gpu_check(int32_t device, struct tmesh_error *err);
 /* Zeros. @alone: others may be given it. */
-int gpu_alloc(int32_t device, uint64_t bytes, bool alone, struct tmesh_cuda_memory **out,
-	      struct tmesh_error *err);
+int gpu_memory_alloc(int32_t device, uint64_t bytes, bool alone, struct tmesh_cuda_memory **out,
+		     struct tmesh_error *err);
 void *gpu_address(const struct tmesh_cuda_memory *memory);
 void gpu_unref(struct tmesh_cuda_memory *memory);
 /* From its beginning; done when they return. */

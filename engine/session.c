@@ -117,7 +117,7 @@ static void session_free(struct tmesh_engine_context *context, struct session *s
 static int copy_weight(struct tmesh_engine_context *context, struct plugin_array *array,
 		       struct tmesh_cuda_memory **copy, struct tmesh_error *err)
 {
-	int rc = gpu_alloc(context->device.device_id, array->bytes, false, copy, err);
+	int rc = gpu_memory_alloc(context->device.device_id, array->bytes, false, copy, err);
 
 	if (!rc)
 		rc = gpu_write(*copy, array->data, array->bytes, err);

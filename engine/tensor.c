@@ -156,8 +156,8 @@ static int create_on_gpu(struct tmesh_engine_context *context, enum tmesh_dtype 
 	made = new_tensor(context);
 	if (!made)
 		return tmesh_fail(err, -ENOMEM, "no memory for a device tensor");
-	rc = gpu_alloc(context->device.device_id, bytes, flags & TMESH_ENGINE_EXPORTABLE,
-		       &made->memory->gpu, err);
+	rc = gpu_memory_alloc(context->device.device_id, bytes, flags & TMESH_ENGINE_EXPORTABLE,
+			      &made->memory->gpu, err);
 	if (rc) {
 		/* It has no memory, which would be taken for the engine's. */
 		free(made->memory);
