@@ -54,7 +54,7 @@ static void *run(void *data)
 }
 
 /* Signals are the application's: none is to be handled on this thread. */
-struct ahead *ahead_start(const struct load *load, uint64_t end)
+struct ahead *ahead_start(const struct load *load)
 {
 	struct ahead *ahead = malloc(sizeof(*ahead));
 	sigset_t all, old;
@@ -64,7 +64,7 @@ struct ahead *ahead_start(const struct load *load, uint64_t end)
 		return NULL;
 	ahead->model = load->model;
 	ahead->from = load->done;
-	ahead->end = end;
+	ahead->end = load->model->run_bytes;
 	atomic_init(&ahead->done, load->done);
 	atomic_init(&ahead->stop, false);
 	sigfillset(&all);
@@ -83,10 +83,13 @@ void ahead_tell(struct ahead *ahead, uint64_t done)
 		atomic_store_explicit(&ahead->done, done, memory_order_relaxed);
 }
 
-void ahead_stop(struct ahead *ahead)
+void ahead_stop(struct load *load)
 {
+	struct ahead *ahead = load->ahead;
+
 	if (!ahead)
 		return;
+	load->ahead = NULL;
 	atomic_store_explicit(&ahead->stop, true, memory_order_relaxed);
 	pthread_join(ahead->thread, NULL);
 	free(ahead);

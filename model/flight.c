@@ -147,7 +147,7 @@ static void flight_name(struct tmesh_ctx *ctx, const struct model_file *files, s
 		 (unsigned long long)hash[1]);
 }
 
-static bool is_ours(int fd)
+bool model_is_ours(int fd)
 {
 	struct stat st;
 
@@ -192,7 +192,7 @@ bool flight_recall(struct tmesh_ctx *ctx, struct model_file *file, const uint8_t
 	close(dir);
 	if (fd < 0)
 		return false;
-	if (is_ours(fd))
+	if (model_is_ours(fd))
 		file->table = read_table(fd, header, file->bytes);
 	close(fd);
 	file->recalled = file->table != NULL;
@@ -332,7 +332,7 @@ static int flight_open(const struct load *load, struct flight **out, struct tmes
 			rc = tmesh_fail_errno(err, "opening the flight's file");
 			break;
 		}
-		if (!is_ours(flight->fd)) {
+		if (!model_is_ours(flight->fd)) {
 			rc = tmesh_fail(err, -EACCES,
 					"the flight's file %.64s is not this user's alone",
 					flight->name);

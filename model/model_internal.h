@@ -210,11 +210,17 @@ void load_say(struct load *load, const char *fmt, ...) __attribute__((format(pri
 /* The files are still what they were when their headers were read. */
 int load_verify(const struct load *load, struct tmesh_error *err);
 
-/* ahead.c: brings the files into the page cache, from load->done to @end, while the load goes on.
- * NULL: it cannot be had, and the load is slower. It ends before the call that began it. */
-struct ahead *ahead_start(const struct load *load, uint64_t end);
+/* ahead.c: brings the files into the page cache, from load->done on, while the load goes on.
+ * NULL: it cannot be had, and the load is slower. It ends before load_read() does. */
+struct ahead *ahead_start(const struct load *load);
 void ahead_tell(struct ahead *ahead, uint64_t done);
-void ahead_stop(struct ahead *ahead);
+void ahead_stop(struct load *load);
+
+/* rates.c: what was measured within the last hour on the first file's file system, in bytes/s. */
+bool rates_recall(const struct load *load, uint64_t *direct, uint64_t *buffered, uint64_t *age_ns);
+void rates_remember(const struct load *load, uint64_t direct, uint64_t buffered);
+/* By a whole load, which tells more than the first part of one. */
+void rates_correct(const struct load *load, bool direct, uint64_t rate);
 
 /* flight.c: those that load the same files at once read them once. */
 
@@ -224,6 +230,8 @@ int flight_load(struct load *load, struct tmesh_error *err);
 /* To be told by the reader now and then. */
 void flight_progress(struct flight *flight, uint64_t done);
 void flight_leave(struct flight *flight);
+/* A file of the runtime directory that this user alone can write or read. */
+bool model_is_ours(int fd);
 /* The table of the only file of a model, whose first @bytes are at @data, as a process of its
  * flight has left it. False: it has not, or these are not its whole header. */
 bool flight_recall(struct tmesh_ctx *ctx, struct model_file *file, const uint8_t *data,

@@ -19,8 +19,10 @@
 #define PIECE ((uint64_t)1 << 20)
 #define PIECE_LARGE ((uint64_t)8 << 20) /* where each request is a journey */
 #define DEPTH 8
+#ifndef PROBE /* smaller in a test */
 #define PROBE ((uint64_t)32 << 20)
 #define PROBE_LEAST ((uint64_t)512 << 20) /* below, measuring costs more than it gains */
+#endif
 #define TELL ((uint64_t)32 << 20)
 #define DIRECT_ALIGN 4096u
 #define HUGE_BYTES ((uint64_t)2 << 20)
@@ -398,10 +400,14 @@ static int read_by(struct load *load, enum tmesh_model_method method, uint64_t e
 
 	if (maps)
 		rc = tmesh_region_map(load->region, TMESH_READ | TMESH_WRITE, &memory, err);
-	if (rc)
+	if (rc) {
+		ahead_stop(load);
 		return rc;
-	if (load->cold && method != TMESH_MODEL_DIRECT)
-		load->ahead = ahead_start(load, end);
+	}
+	if (method == TMESH_MODEL_DIRECT)
+		ahead_stop(load);
+	else if (load->cold && !load->ahead)
+		load->ahead = ahead_start(load);
 	switch (method) {
 	case TMESH_MODEL_SPLICE:
 		rc = read_splice(load, end, memory, err);
@@ -413,8 +419,8 @@ static int read_by(struct load *load, enum tmesh_model_method method, uint64_t e
 	default:
 		rc = read_plain(load, end, memory, err);
 	}
-	ahead_stop(load->ahead);
-	load->ahead = NULL;
+	if (rc || load->done >= load->model->run_bytes)
+		ahead_stop(load);
 	if (maps)
 		tmesh_region_unmap(load->region, TMESH_READ | TMESH_WRITE);
 	load->model->report.bytes_read += load->done - before;
@@ -502,16 +508,30 @@ static uint64_t rate(uint64_t bytes, uint64_t ns)
 	return (uint64_t)((double)bytes * 1e9 / (double)(ns ? ns : 1));
 }
 
-/* A large file that is not cached: read one part so, one so, and go on by what was faster. */
+/* A large file that is not cached: by what was faster on its file system lately; or read one part
+ * so, one so, and go on by what was faster. */
 static int measure(struct load *load, enum tmesh_model_method buffered,
 		   enum tmesh_model_method *method, struct tmesh_error *err)
 {
 	struct tmesh_model_report *report = &load->model->report;
-	uint64_t began = tmesh_now_ns(), from = load->done;
+	uint64_t began, from = load->done, age;
 	struct tmesh_error why;
-	int rc = read_by(load, TMESH_MODEL_DIRECT, from + PROBE, &why);
+	int rc;
 
 	*method = buffered;
+	if (rates_recall(load, &report->direct_rate, &report->buffered_rate, &age)) {
+		if (report->direct_rate > report->buffered_rate)
+			*method = TMESH_MODEL_DIRECT;
+		load_say(load,
+			 "cold; measured %llu s earlier on this file system: O_DIRECT %llu MB/s, "
+			 "buffered %llu MB/s",
+			 (unsigned long long)(age / 1000000000),
+			 (unsigned long long)(report->direct_rate / 1000000),
+			 (unsigned long long)(report->buffered_rate / 1000000));
+		return 0;
+	}
+	began = tmesh_now_ns();
+	rc = read_by(load, TMESH_MODEL_DIRECT, from + PROBE, &why);
 	if (rc == -EOPNOTSUPP || rc == -EINVAL) {
 		load_say(load, "cold; O_DIRECT cannot be had (%.60s)", why.message);
 		return 0;
@@ -530,6 +550,7 @@ static int measure(struct load *load, enum tmesh_model_method buffered,
 	report->buffered_rate = rate(load->done - from, tmesh_now_ns() - began);
 	if (report->direct_rate > report->buffered_rate)
 		*method = TMESH_MODEL_DIRECT;
+	rates_remember(load, report->direct_rate, report->buffered_rate);
 	load_say(load, "cold; measured on this file: O_DIRECT %llu MB/s, buffered %llu MB/s",
 		 (unsigned long long)(report->direct_rate / 1000000),
 		 (unsigned long long)(report->buffered_rate / 1000000));
@@ -594,6 +615,7 @@ int load_read(struct load *load, struct tmesh_error *err)
 	struct tmesh_model_report *report = &load->model->report;
 	enum tmesh_model_method method;
 	struct tmesh_error why;
+	uint64_t began, from;
 	int rc;
 
 	if (load->done >= load->model->run_bytes)
@@ -606,7 +628,12 @@ int load_read(struct load *load, struct tmesh_error *err)
 	if (rc)
 		return rc;
 	report->method = method;
+	began = tmesh_now_ns();
+	from = load->done;
 	rc = read_by(load, method, load->model->run_bytes, &why);
+	if (!rc && report->direct_rate && load->done - from >= PROBE_LEAST / 2)
+		rates_correct(load, method == TMESH_MODEL_DIRECT,
+			      rate(load->done - from, tmesh_now_ns() - began));
 	if (rc == -EOPNOTSUPP && !load->opts.method) {
 		report->method = TMESH_MODEL_READ;
 		load_say(load, "; pread instead: %.60s", why.message);

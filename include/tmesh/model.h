@@ -201,7 +201,9 @@ struct tmesh_model_report {
 	uint64_t ns;
 	enum tmesh_model_method method; /* AUTO: nothing was read here */
 	bool shared;			/* other processes share the region or can join */
-	uint64_t direct_rate;		/* bytes/s, measured to choose; 0: not measured */
+	uint64_t direct_rate;		/* bytes/s, measured to choose, here or
+					 * within the last hour on the same file
+					 * system (the reason says so); 0: not */
 	uint64_t buffered_rate;
 	uint8_t hash[16];     /* XXH3 of 128 bits of the region's bytes, with TMESH_MODEL_HASH */
 	char file_system[16]; /* of the first file: "ext4", "nfs", "0x..." */

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: MIT
+/*
+ * A large file that is in no cache: both ways are measured, the faster one goes on, and within an
+ * hour nobody measures again on that file system. The limits are smaller here, so the source of
+ * the reader is part of this program.
+ */
+#define PROBE ((uint64_t)1 << 20)
+#define PROBE_LEAST ((uint64_t)4 << 20)
+#include "read.c"
+
+#include "unit.h"
+
+#define BYTES ((size_t)12 << 20)
+
+static char path[96], rates[256];
+
+static uint8_t byte_at(size_t at)
+{
+	return (uint8_t)(at / 512 * 17 + at);
+}
+
+static int make_model(void **state)
+{
+	static const char json[] =
+		"{\"w\":{\"dtype\":\"U8\",\"shape\":[12582912],\"data_offsets\":[0,12582912]}}";
+	uint64_t length = sizeof(json) - 1;
+	uint8_t *data = malloc(BYTES);
+	struct stat st;
+	int fd;
+
+	strcpy(path, "/tmp/tmesh-measure-XXXXXX");
+	fd = mkstemp(path);
+	for (size_t i = 0; i < BYTES; i++)
+		data[i] = byte_at(i);
+	if (fd < 0 || write(fd, &length, 8) != 8 || write(fd, json, length) != (ssize_t)length ||
+	    write(fd, data, BYTES) != (ssize_t)BYTES || fstat(fd, &st) || fsync(fd))
+		return -1;
+	close(fd);
+	free(data);
+	snprintf(rates, sizeof(rates), "%s/rates-%llx-%d", getenv("TMESH_RUNTIME_DIR"),
+		 (unsigned long long)st.st_dev,
+		 unit_on_kernel() ? TMESH_BACKEND_KERNEL : TMESH_BACKEND_MEMFD);
+	return 0;
+}
+
+static int remove_model(void **state)
+{
+	return unlink(path);
+}
+
+/* Out of the page cache, as far as the kernel does so. */
+static void make_cold(void)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+	assert_int_equal(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+	close(fd);
+}
+
+static void load(struct tmesh_model_report *report)
+{
+	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .flags = TMESH_MODEL_ALONE};
+	struct tmesh_tensor *tensor;
+	struct tmesh_model *model;
+	struct tmesh_ctx *ctx;
+	void *data;
+
+	make_cold();
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_ok(tmesh_model_load(ctx, path, &opts, &model, err));
+	*report = (struct tmesh_model_report){.size = sizeof(*report)};
+	assert_ok(tmesh_model_report(model, report, err));
+	assert_int_equal(report->bytes_read, BYTES);
+	assert_ok(tmesh_model_tensor_open(model, 0, &tensor, err));
+	assert_ok(tmesh_tensor_data(tensor, TMESH_READ, &data, err));
+	for (size_t i = 0; i < BYTES; i++)
+		assert_int_equal(((uint8_t *)data)[i], byte_at(i));
+	tmesh_tensor_unref(tensor);
+	tmesh_model_unref(model);
+	tmesh_ctx_unref(ctx);
+}
+
+static bool measured(const struct tmesh_model_report *report)
+{
+	enum tmesh_model_method faster = report->direct_rate > report->buffered_rate
+						 ? TMESH_MODEL_DIRECT
+					 : unit_on_kernel() ? TMESH_MODEL_URING
+							    : TMESH_MODEL_SPLICE;
+
+	return strstr(report->reason, "measured on this file: ") && report->direct_rate &&
+	       report->buffered_rate && report->method == faster;
+}
+
+static bool recalled(const struct tmesh_model_report *report, uint64_t direct, uint64_t buffered)
+{
+	return strstr(report->reason, "earlier on this file system: ") &&
+	       report->direct_rate == direct && report->buffered_rate == buffered;
+}
+
+static void put(size_t at, uint64_t value)
+{
+	int fd = open(rates, O_RDWR | O_CLOEXEC);
+
+	assert_int_equal(pwrite(fd, &value, sizeof(value), (off_t)at), sizeof(value));
+	close(fd);
+}
+
+static uint64_t get(size_t at)
+{
+	int fd = open(rates, O_RDONLY | O_CLOEXEC);
+	uint64_t value = 0;
+
+	assert_int_equal(pread(fd, &value, sizeof(value), (off_t)at), sizeof(value));
+	close(fd);
+	return value;
+}
+
+static void test_measure(void **state)
+{
+	struct tmesh_model_report report;
+	uint64_t kept[6], direct, buffered;
+	int fd;
+
+	load(&report);
+	if (!report.direct_rate) {
+		print_message("# nothing to measure here: %s\n", report.reason);
+		skip();
+	}
+	assert_true(measured(&report));
+	/* What the rest of the load took tells more of the way that was taken. */
+	direct = get(32);
+	buffered = get(40);
+	if (report.method == TMESH_MODEL_DIRECT)
+		assert_true(direct != report.direct_rate && buffered == report.buffered_rate);
+	else
+		assert_true(direct == report.direct_rate && buffered != report.buffered_rate);
+	load(&report);
+	assert_true(recalled(&report, direct, buffered));
+
+	/* What was faster is taken, by whoever it was measured. */
+	put(32, 2000000000);
+	put(40, 1000000000);
+	load(&report);
+	assert_true(recalled(&report, 2000000000, 1000000000));
+	assert_int_equal(report.method, TMESH_MODEL_DIRECT);
+	put(32, 2000000000);
+	put(40, 3000000000);
+	load(&report);
+	assert_true(recalled(&report, 2000000000, 3000000000));
+	assert_int_not_equal(report.method, TMESH_MODEL_DIRECT);
+
+	/* Anything else is measured again, and written anew. */
+	fd = open(rates, O_RDONLY | O_CLOEXEC);
+	assert_int_equal(pread(fd, kept, sizeof(kept), 0), sizeof(kept));
+	close(fd);
+	for (int wrong = 0; wrong < 10; wrong++) {
+		const uint64_t hour = UINT64_C(3601) * 1000000000;
+		uint64_t bad[6];
+
+		memcpy(bad, kept, sizeof(bad));
+		switch (wrong) {
+		case 0: /* an hour and more ago */
+			bad[2] -= bad[2] < hour ? bad[2] : hour;
+			bad[3] -= hour;
+			break;
+		case 1: /* of another boot: one clock began anew */
+			bad[2] /= 2;
+			break;
+		case 2:
+			bad[2] += hour;
+			break;
+		case 3:
+			bad[3] += hour;
+			break;
+		case 4:
+			bad[4] = 0;
+			break;
+		case 5:
+			bad[5] = UINT64_MAX;
+			break;
+		case 6:
+			bad[0]++;
+			break;
+		case 7:
+			bad[1]++;
+			break;
+		default:
+			break;
+		}
+		for (size_t i = 0; i < 6; i++)
+			put(8 * i, bad[i]);
+		if (wrong == 8)
+			assert_int_equal(truncate(rates, 40), 0);
+		if (wrong == 9)
+			assert_int_equal(chmod(rates, 0644), 0);
+		load(&report);
+		if (!measured(&report))
+			fail_msg("%d: %s", wrong, report.reason);
+		if (wrong == 9)
+			assert_int_equal(unlink(rates), 0);
+		else
+			load(&report);
+		if (wrong != 9 && !strstr(report.reason, "earlier"))
+			fail_msg("%d: %s", wrong, report.reason);
+	}
+}
+
+/* The report tells of huge pages where there are any. */
+static void test_huge(void **state)
+{
+	struct tmesh_model_report report;
+	char text[128] = "";
+	int fd = open("/sys/kernel/mm/transparent_hugepage/shmem_enabled", O_RDONLY | O_CLOEXEC);
+
+	if (fd < 0 || read(fd, text, sizeof(text) - 1) <= 0)
+		text[0] = '\0';
+	if (fd >= 0)
+		close(fd);
+	load(&report);
+	assert_true(report.huge_bytes <= report.bytes);
+	if (unit_on_kernel() || (!strstr(text, "[advise]") && !strstr(text, "[always]"))) {
+		print_message("# huge pages of shared memory are switched off here: %s", text);
+		assert_true(unit_on_kernel() || !report.huge_bytes);
+		skip();
+	}
+	assert_true(report.huge_bytes >= (4 << 20));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_measure),
+		cmocka_unit_test(test_huge),
+	};
+
+	return cmocka_run_group_tests_name("model measure", tests, make_model, remove_model);
+}
