@@ -37,7 +37,7 @@ static uint64_t elements(const struct tmesh_graph_node *node)
 	return count;
 }
 
-static uint64_t bytes_of(const struct tmesh_graph_node *node)
+uint64_t costs_bytes(const struct tmesh_graph_node *node)
 {
 	const struct graph_quant *quant = node->quant ? graph_quant(node->quant) : NULL;
 	uint64_t count = elements(node);
@@ -52,8 +52,7 @@ static bool given(const struct tmesh_graph_node *node)
 	return node->op == TMESH_GRAPH_INPUT || node->op == TMESH_GRAPH_WEIGHT;
 }
 
-/* The node whose memory a reshape shows in another shape. */
-static uint32_t behind(const struct tmesh_graph *graph, uint32_t index)
+uint32_t costs_behind(const struct tmesh_graph *graph, uint32_t index)
 {
 	while (graph->nodes[index].op == TMESH_GRAPH_RESHAPE)
 		index = graph->nodes[index].inputs[0];
@@ -94,16 +93,16 @@ static double work(const struct tmesh_graph *graph, const struct tmesh_graph_nod
 /* Bytes that are read and written. */
 static double traffic(const struct tmesh_graph *graph, const struct tmesh_graph_node *node)
 {
-	double bytes = (double)bytes_of(node);
+	double bytes = (double)costs_bytes(node);
 
 	switch (node->op) {
 	case TMESH_GRAPH_SET_ROWS: /* the other rows stay where they are */
-		return 2 * (double)bytes_of(&graph->nodes[node->inputs[1]]);
+		return 2 * (double)costs_bytes(&graph->nodes[node->inputs[1]]);
 	case TMESH_GRAPH_GET_ROWS:
 		return 2 * bytes;
 	default:
 		for (uint32_t i = 0; i < node->input_count; i++)
-			bytes += (double)bytes_of(&graph->nodes[node->inputs[i]]);
+			bytes += (double)costs_bytes(&graph->nodes[node->inputs[i]]);
 		return bytes;
 	}
 }
@@ -203,17 +202,17 @@ static int add_node(struct finding *f, uint32_t index, struct tmesh_error *err)
 		return tmesh_fail(err, -EINVAL, "a placement takes at most %d nodes",
 				  TMESH_PLACEMENT_MAX_NODES);
 	out->name = node->name;
-	out->bytes = bytes_of(node);
+	out->bytes = costs_bytes(node);
 	out->inputs = &f->inputs[n * TMESH_GRAPH_MAX_INPUTS];
 	out->seconds = &f->seconds[n * f->place_count];
 	for (uint32_t i = 0; i < node->input_count; i++) {
-		uint32_t from = behind(f->graph, node->inputs[i]);
+		uint32_t from = costs_behind(f->graph, node->inputs[i]);
 
 		if (!given(&f->graph->nodes[from])) {
 			f->inputs[n * TMESH_GRAPH_MAX_INPUTS + out->input_count++] = f->where[from];
 		} else if (!f->counted[from]) {
 			f->counted[from] = true;
-			out->memory += bytes_of(&f->graph->nodes[from]);
+			out->memory += costs_bytes(&f->graph->nodes[from]);
 		}
 	}
 	if (out->memory > MOST_BYTES)

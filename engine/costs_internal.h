@@ -37,4 +37,10 @@ bool costs_chain(struct costs_model *model, const char *reads, uint32_t nodes);
 bool costs_matmul(struct costs_model *model, const char *reads,
 		  const struct tmesh_costs_rate *sizes);
 
+/* costs_find.c */
+/* Of a node's value; of weights as their file has them. */
+uint64_t costs_bytes(const struct tmesh_graph_node *node);
+/* The node whose memory a reshape shows in another shape. */
+uint32_t costs_behind(const struct tmesh_graph *graph, uint32_t index);
+
 #endif /* TMESH_ENGINE_COSTS_INTERNAL_H */

@@ -4,7 +4,8 @@
  *
  * Locks: a context's lock guards its sessions, and is held while one is opened; a tensor's guards
  * its memory against destroy; a binding's, whose turn it is. None of these is taken while another
- * is held. A cancellable's guards its hooks, and is held while they are called: cancel.h.
+ * is held. Those of graphs on several engines: placed_internal.h. A cancellable's guards its hooks,
+ * and is held while they are called: cancel.h.
  */
 #ifndef TMESH_ENGINE_INTERNAL_H
 #define TMESH_ENGINE_INTERNAL_H
@@ -83,6 +84,7 @@ struct tmesh_engine_graph {
 struct session {
 	struct session *next;
 	uint32_t graphs;
+	bool once; /* nobody can open the same again: it goes with its last graph */
 	void *key;
 	size_t key_bytes;
 	struct plugin_session plugin;
@@ -111,6 +113,8 @@ int engine_session_get(struct tmesh_engine_context *context, const char *path,
 		       const struct tmesh_engine_graph_opts *opts, struct session **out,
 		       struct tmesh_error *err);
 void engine_session_put(struct tmesh_engine_context *context, struct session *session);
+/* Its file will be gone when @graph goes. */
+void engine_session_once(struct tmesh_engine_graph *graph);
 /* All of them, of a context that ends. */
 void engine_sessions_close(struct tmesh_engine_context *context);
 

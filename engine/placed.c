@@ -1,73 +1,19 @@
 // SPDX-License-Identifier: MIT
-/* A graph over several engines: its parts, written where their engines read them, and opened. */
+/* A graph over several engines: made, brought to other places, given up and taken again. */
 #include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "costs_internal.h"
 #include "placed_internal.h"
-
-static int write_part(const struct tmesh_graph *graph, const char *path, struct tmesh_error *err)
-{
-	char *text = tmesh_graph_to_text(graph);
-	FILE *file;
-	int fd, rc = 0;
-
-	if (!text)
-		return tmesh_fail(err, -ENOMEM, "no memory for a part of a graph");
-	fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-	file = fd < 0 ? NULL : fdopen(fd, "w");
-	if (!file) {
-		rc = tmesh_fail_errno(err, path);
-		if (fd >= 0)
-			close(fd);
-	} else {
-		bool good = fputs(text, file) >= 0;
-
-		if (fclose(file) || !good)
-			rc = tmesh_fail_errno(err, path);
-	}
-	free(text);
-	return rc;
-}
-
-static int open_part(struct tmesh_placed *placed, size_t number,
-		     const struct tmesh_placed_opts *opts, struct tmesh_error *err)
-{
-	static atomic_uint made;
-	const struct graph_part *of = &placed->split->all[number];
-	struct placed_part *part = &placed->parts[number];
-	struct tmesh_engine_graph_opts given = {.size = sizeof(given)};
-	struct tmesh_engine_weight *weights = calloc(opts->weight_count + 1, sizeof(*weights));
-	uint32_t index;
-	int rc;
-
-	if (!weights || asprintf(&part->path, "%s/placed-%d-%u.graph", opts->folder, (int)getpid(),
-				 atomic_fetch_add(&made, 1)) < 0) {
-		free(weights);
-		part->path = NULL;
-		return tmesh_fail(err, -ENOMEM, "no memory for a part of a graph");
-	}
-	for (size_t i = 0; i < opts->weight_count; i++)
-		if (!tmesh_graph_find(of->graph, opts->weights[i].name, &index, NULL))
-			weights[given.weight_count++] = opts->weights[i];
-	given.weights = weights;
-	part->context = tmesh_engine_context_ref(opts->contexts[of->place]);
-	rc = write_part(of->graph, part->path, err);
-	if (!rc)
-		rc = tmesh_engine_graph_open(part->context, part->path, &given, &part->graph, err);
-	free(weights);
-	return rc;
-}
 
 static int check_weights(const struct tmesh_graph *graph, const struct tmesh_placed_opts *opts,
 			 struct tmesh_error *err)
 {
 	for (size_t n = 0; n < opts->weight_count; n++)
-		if (!opts->weights[n].name)
-			return tmesh_fail(err, -EINVAL, "weight %zu has no name", n);
+		if (!opts->weights[n].name || !opts->weights[n].tensor)
+			return tmesh_fail(err, -EINVAL, "weight %zu has no %s", n,
+					  opts->weights[n].name ? "tensor" : "name");
 	for (size_t i = 0; i < graph->node_count; i++) {
 		size_t n = 0;
 
@@ -83,39 +29,334 @@ static int check_weights(const struct tmesh_graph *graph, const struct tmesh_pla
 	return 0;
 }
 
+void placed_use(struct tmesh_placed *placed)
+{
+	atomic_store(&placed->used, places_now(placed->places));
+}
+
+void placed_begin(struct tmesh_placed *placed, bool alone)
+{
+	pthread_mutex_lock(&placed->lock);
+	placed->wanting++;
+	while (placed->changing || (alone && placed->running))
+		pthread_cond_wait(&placed->idle, &placed->lock);
+	placed->wanting--;
+	placed->changing = true;
+	pthread_mutex_unlock(&placed->lock);
+}
+
+void placed_end(struct tmesh_placed *placed)
+{
+	pthread_mutex_lock(&placed->lock);
+	placed->changing = false;
+	pthread_cond_broadcast(&placed->idle);
+	pthread_mutex_unlock(&placed->lock);
+}
+
+static size_t bindings_of(const struct tmesh_placed *placed)
+{
+	const struct tmesh_placed_binding *binding = placed->bindings;
+	size_t count = 0;
+
+	for (; binding; binding = binding->next)
+		count++;
+	return count;
+}
+
+/* Nothing fails here: the new places are whole. */
+static void arrive(struct tmesh_placed *placed, struct placed_plan *plan)
+{
+	struct placed_plan old = placed->plan;
+
+	placed->plan = *plan;
+	for (struct tmesh_placed_binding *b = placed->bindings; b; b = b->next) {
+		bound_free(&b->at, placed->graph->node_count);
+		b->at = b->coming;
+		b->coming = (struct placed_bound){0};
+	}
+	plan_close(&old);
+	placed_use(placed);
+	atomic_store(&placed->held, true);
+}
+
+/* Be at these places, with all bindings, or leave everything as it is; whether there is no room in
+ * @full (may be NULL). */
+static int settle(struct tmesh_placed *placed, const uint32_t *at, bool *full,
+		  struct tmesh_error *err)
+{
+	size_t places = placed->places->count;
+	uint64_t *before = calloc(3 * places, sizeof(*before)), *both, *needs;
+	struct placed_plan plan = {0};
+	int rc;
+
+	if (full)
+		*full = false;
+	if (!before)
+		return tmesh_fail(err, -ENOMEM, "no memory for places");
+	both = before + places;
+	needs = both + places;
+	rc = plan_make(placed, at, &plan, err);
+	if (rc)
+		goto free_numbers;
+	plan_needs(&plan, bindings_of(placed), needs, places);
+	for (size_t i = 0; i < places; i++) {
+		before[i] = placed->claims[i];
+		both[i] = needs[i] > before[i] ? needs[i] : before[i];
+	}
+	rc = places_claim(placed, both, err);
+	if (rc) {
+		if (full)
+			*full = true;
+		goto close_plan;
+	}
+	rc = plan_open(placed, &plan, err);
+	for (struct tmesh_placed_binding *b = placed->bindings; !rc && b; b = b->next)
+		rc = bound_make(b, &plan, &b->coming, err);
+	if (!rc)
+		arrive(placed, &plan);
+	places_claim(placed, rc ? before : needs, NULL);
+	for (struct tmesh_placed_binding *b = placed->bindings; rc && b; b = b->next)
+		bound_free(&b->coming, placed->graph->node_count);
+close_plan:
+	if (rc)
+		plan_close(&plan);
+free_numbers:
+	free(before);
+	return rc;
+}
+
+/* Where there is room now, by measured costs. */
+static int find_others(struct tmesh_placed *placed, uint32_t *at, struct tmesh_error *err)
+{
+	struct tmesh_places *places = placed->places;
+	const struct tmesh_devices *devices = places->costs->devices;
+	struct tmesh_costs_place *all = calloc(places->count, sizeof(*all));
+	int rc;
+
+	if (!all)
+		return tmesh_fail(err, -ENOMEM, "no memory for places");
+	pthread_mutex_lock(&places->lock);
+	for (size_t i = 0; i < places->count; i++) {
+		const struct tmesh_places_place *place = &places->all[i];
+
+		all[i].engine = tmesh_engine_context_backend(place->context);
+		all[i].served = place->context->remote;
+		/* 0 would be no limit. */
+		if (place->memory)
+			all[i].memory = place->memory - places->used[i] ?: 1;
+		for (uint32_t n = 0; n < devices->device_count; n++)
+			if (place->node >= 0 && devices->devices[n].node == place->node &&
+			    devices->devices[n].device_type == TMESH_DEVICE_CPU)
+				all[i].device = n;
+	}
+	pthread_mutex_unlock(&places->lock);
+	rc = tmesh_costs_find(places->costs, placed->graph, all, places->count, NULL, at, NULL,
+			      err);
+	free(all);
+	return rc;
+}
+
+int placed_take(struct tmesh_placed *placed, struct tmesh_error *err)
+{
+	size_t nodes = placed->graph->node_count;
+	uint32_t *at;
+	bool full;
+	int rc = settle(placed, placed->plan.at, &full, err);
+
+	if (rc && full && !tmesh_places_sweep(placed->places, NULL, NULL))
+		rc = settle(placed, placed->plan.at, &full, err);
+	if (!rc)
+		atomic_fetch_add(&placed->places->taken, 1);
+	if (!rc || !full || !placed->places->costs)
+		return rc;
+	at = calloc(nodes + 1, sizeof(*at));
+	if (!at)
+		return tmesh_fail(err, -ENOMEM, "no memory for a placement");
+	rc = find_others(placed, at, err);
+	if (!rc)
+		rc = settle(placed, at, NULL, err);
+	free(at);
+	if (rc)
+		return rc;
+	atomic_fetch_add(&placed->places->taken, 1);
+	atomic_fetch_add(&placed->places->elsewhere, 1);
+	return 0;
+}
+
+/* Its values at home, and its places free. After an error it has its places. */
+static int leave(struct tmesh_placed *placed, struct tmesh_error *err)
+{
+	size_t nodes = placed->graph->node_count;
+	uint64_t *nothing = calloc(placed->places->count, sizeof(*nothing));
+	int rc = nothing ? 0 : tmesh_fail(err, -ENOMEM, "no memory for places");
+
+	for (struct tmesh_placed_binding *b = placed->bindings; !rc && b; b = b->next)
+		rc = bound_home(b, &b->coming, err);
+	for (struct tmesh_placed_binding *b = placed->bindings; b; b = b->next) {
+		bound_free(rc ? &b->coming : &b->at, nodes);
+		if (rc)
+			continue;
+		b->at = b->coming;
+		b->coming = (struct placed_bound){0};
+	}
+	if (!rc) {
+		plan_give_up(&placed->plan);
+		atomic_store(&placed->held, false);
+		places_claim(placed, nothing, NULL);
+		atomic_fetch_add(&placed->places->given_up, 1);
+	}
+	free(nothing);
+	return rc;
+}
+
+int placed_give_up(struct tmesh_placed *placed, bool *done, struct tmesh_error *err)
+{
+	int rc = 0;
+	bool mine;
+
+	*done = false;
+	pthread_mutex_lock(&placed->lock);
+	/* Looked at again: it may have been used since the caller looked. */
+	mine = !placed->changing && !placed->wanting && !placed->running && places_due(placed);
+	if (mine)
+		placed->changing = true;
+	pthread_mutex_unlock(&placed->lock);
+	if (!mine)
+		return 0;
+	rc = leave(placed, err);
+	*done = !rc;
+	placed_end(placed);
+	return rc;
+}
+
+int tmesh_placed_move(struct tmesh_placed *placed, const uint32_t *at, struct tmesh_error *err)
+{
+	int rc = places_enter(placed->places, err);
+
+	if (rc)
+		return rc;
+	if (!at)
+		return tmesh_fail(err, -EINVAL, "at is given: where each node is to run");
+	placed_begin(placed, true);
+	rc = settle(placed, at, NULL, err);
+	if (!rc)
+		atomic_fetch_add(&placed->places->moves, 1);
+	placed_end(placed);
+	return rc;
+}
+
+int tmesh_placed_at(struct tmesh_placed *placed, uint32_t *at, size_t count,
+		    struct tmesh_error *err)
+{
+	int rc = places_enter(placed->places, err);
+
+	if (rc)
+		return rc;
+	if (count != placed->graph->node_count || (count && !at))
+		return tmesh_fail(err, -EINVAL, "room for %zu nodes, and the graph has %zu", count,
+				  placed->graph->node_count);
+	placed_begin(placed, false);
+	for (size_t i = 0; i < count; i++)
+		at[i] = placed->plan.at[i];
+	placed_end(placed);
+	return 0;
+}
+
+static int keep_weights(struct tmesh_placed *placed, const struct tmesh_placed_opts *opts,
+			struct tmesh_error *err)
+{
+	placed->weights = calloc(opts->weight_count + 1, sizeof(*placed->weights));
+	for (size_t i = 0; placed->weights && i < opts->weight_count; i++) {
+		char *name = strdup(opts->weights[i].name);
+
+		if (!name)
+			break;
+		placed->weights[placed->weight_count++] = (struct tmesh_engine_weight){
+			.name = name, .tensor = tmesh_tensor_ref(opts->weights[i].tensor)};
+	}
+	if (!placed->weights || placed->weight_count < opts->weight_count)
+		return tmesh_fail(err, -ENOMEM, "no memory for %zu weights", opts->weight_count);
+	return 0;
+}
+
+static void placed_free(struct tmesh_placed *placed)
+{
+	plan_close(&placed->plan);
+	for (size_t i = 0; i < placed->weight_count; i++) {
+		free((char *)placed->weights[i].name);
+		tmesh_tensor_unref(placed->weights[i].tensor);
+	}
+	free(placed->weights);
+	free(placed->folder);
+	free(placed->claims);
+	tmesh_graph_unref(placed->graph);
+	tmesh_places_unref(placed->places);
+	free(placed);
+}
+
+static int placed_new(struct tmesh_graph *graph, const struct tmesh_placed_opts *opts,
+		      struct tmesh_placed **out, struct tmesh_error *err)
+{
+	struct tmesh_placed *placed = calloc(1, sizeof(*placed));
+	int rc;
+
+	if (!placed)
+		return tmesh_fail(err, -ENOMEM, "no memory for a graph in parts");
+	placed->refs = 1;
+	placed->graph = tmesh_graph_ref(graph);
+	pthread_mutex_init(&placed->lock, NULL);
+	pthread_cond_init(&placed->idle, NULL);
+	placed->folder = strdup(opts->folder);
+	rc = keep_weights(placed, opts, err);
+	if (!rc && opts->places)
+		placed->places = tmesh_places_ref(opts->places);
+	else if (!rc)
+		rc = places_of_contexts(opts->contexts, opts->context_count, &placed->places, err);
+	if (!rc) {
+		placed->claims = calloc(placed->places->count, sizeof(*placed->claims));
+		if (!placed->claims || !placed->folder)
+			rc = tmesh_fail(err, -ENOMEM, "no memory for a graph in parts");
+	}
+	if (rc)
+		placed_free(placed);
+	else
+		*out = placed;
+	return rc;
+}
+
 int tmesh_placed_create(struct tmesh_graph *graph, const struct tmesh_placed_opts *opts,
 			struct tmesh_placed **out, struct tmesh_error *err)
 {
 	struct tmesh_placed_opts given;
-	struct tmesh_placed *placed;
+	struct tmesh_placed *placed = NULL;
 	int rc = tmesh_read_sized(&given, sizeof(given), opts, err);
 
 	if (rc)
 		return rc;
-	if (!given.contexts || !given.context_count || given.context_count > UINT32_MAX ||
-	    !given.at || !given.folder || (given.weight_count && !given.weights))
+	if (!given.at || !given.folder || (given.weight_count && !given.weights) ||
+	    !(given.places || (given.contexts && given.context_count)))
 		return tmesh_fail(err, -EINVAL,
-				  "contexts, at and folder are given, and weights where there are");
+				  "contexts or places, at and folder are given, and weights where "
+				  "there are");
+	if (given.places && given.context_count)
+		return tmesh_fail(err, -EINVAL, "contexts are given, or places: not both");
+	if (given.context_count > UINT32_MAX)
+		return tmesh_fail(err, -EINVAL, "too many contexts: %zu", given.context_count);
 	rc = check_weights(graph, &given, err);
+	if (!rc)
+		rc = placed_new(graph, &given, &placed, err);
 	if (rc)
 		return rc;
-	placed = calloc(1, sizeof(*placed));
-	if (!placed)
-		return tmesh_fail(err, -ENOMEM, "no memory for a graph in parts");
-	placed->refs = 1;
-	rc = tmesh_graph_split(graph, given.at, (uint32_t)given.context_count, &placed->split, err);
-	if (!rc) {
-		placed->parts = calloc(placed->split->count + 1, sizeof(*placed->parts));
-		if (!placed->parts)
-			rc = tmesh_fail(err, -ENOMEM, "no memory for a graph in parts");
+	rc = places_enter(placed->places, err);
+	if (!rc)
+		rc = settle(placed, given.at, NULL, err);
+	if (rc) {
+		placed_free(placed);
+		return rc;
 	}
-	for (size_t i = 0; !rc && i < placed->split->count; i++)
-		rc = open_part(placed, i, &given, err);
-	if (rc)
-		tmesh_placed_unref(placed);
-	else
-		*out = placed;
-	return rc;
+	places_add(placed->places, placed);
+	*out = placed;
+	return 0;
 }
 
 struct tmesh_placed *tmesh_placed_ref(struct tmesh_placed *placed)
@@ -128,22 +369,11 @@ void tmesh_placed_unref(struct tmesh_placed *placed)
 {
 	if (!placed || atomic_fetch_sub(&placed->refs, 1) > 1)
 		return;
-	for (size_t i = 0; placed->parts && i < placed->split->count; i++) {
-		struct placed_part *part = &placed->parts[i];
-
-		/* In a forked child the file is the parent's. */
-		if (part->context && !engine_enter(part->context, NULL))
-			unlink(part->path);
-		tmesh_engine_graph_unref(part->graph);
-		tmesh_engine_context_unref(part->context);
-		free(part->path);
-	}
-	tmesh_graph_parts_unref(placed->split);
-	free(placed->parts);
-	free(placed);
+	places_remove(placed->places, placed);
+	placed_free(placed);
 }
 
 const struct tmesh_graph_parts *tmesh_placed_parts(const struct tmesh_placed *placed)
 {
-	return placed->split;
+	return placed->plan.split;
 }

@@ -195,21 +195,24 @@ static int session_new(struct tmesh_engine_context *context, const char *path,
 	return 0;
 }
 
-/* Under the lock. Those beyond the limit, the least recently used first, of which no graph is left.
- */
+/* Under the lock. Of those that no graph uses any more: what nobody can open again, and what is
+ * beyond the limit, the least recently used first. */
 static void evict(struct tmesh_engine_context *context)
 {
 	struct session **at = &context->sessions, *session;
 	uint32_t idle = 0;
 
 	while ((session = *at)) {
-		if (session->graphs || ++idle <= context->keep) {
+		bool once = session->once;
+
+		if (session->graphs || (!once && ++idle <= context->keep)) {
 			at = &session->next;
 			continue;
 		}
 		*at = session->next;
 		session_free(context, session);
-		atomic_fetch_add(&context->counters.sessions_evicted, 1);
+		if (!once)
+			atomic_fetch_add(&context->counters.sessions_evicted, 1);
 	}
 }
 
@@ -281,6 +284,13 @@ void engine_session_put(struct tmesh_engine_context *context, struct session *se
 	session->graphs--;
 	evict(context);
 	pthread_mutex_unlock(&context->lock);
+}
+
+void engine_session_once(struct tmesh_engine_graph *graph)
+{
+	pthread_mutex_lock(&graph->context->lock);
+	graph->session->once = true;
+	pthread_mutex_unlock(&graph->context->lock);
 }
 
 void engine_sessions_close(struct tmesh_engine_context *context)

@@ -139,6 +139,7 @@ static void test_run(void **state)
 	struct tmesh_engine_context *context;
 	struct tmesh_placed_binding *binding;
 	struct tmesh_placed_opts opts = {.size = sizeof(opts), .context_count = 1, .at = at};
+	struct tmesh_engine_stats stats = {.size = sizeof(stats)};
 	struct tmesh_placed *placed;
 	struct tmesh_tensor *x, *b, *y;
 	struct rlimit before;
@@ -202,6 +203,11 @@ static void test_run(void **state)
 	assert_int_equal(files(), 1);
 	tmesh_placed_binding_unref(binding);
 	assert_int_equal(files(), 0);
+	/* Nobody can open that file again: its session has not stayed. */
+	assert_ok(tmesh_engine_stats(context, &stats, err));
+	assert_int_equal(stats.sessions_opened, 1);
+	assert_int_equal(stats.sessions, 0);
+	assert_int_equal(stats.sessions_evicted, 0);
 	tmesh_engine_context_unref(context);
 	tmesh_graph_unref(graph);
 	tmesh_ctx_unref(ctx);

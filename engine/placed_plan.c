@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: MIT
+/* Where a graph is: its parts, written where their engines read them, and opened. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "costs_internal.h"
+#include "placed_internal.h"
+
+static int write_part(const struct tmesh_graph *graph, const char *path, struct tmesh_error *err)
+{
+	char *text = tmesh_graph_to_text(graph);
+	FILE *file;
+	int fd, rc = 0;
+
+	if (!text)
+		return tmesh_fail(err, -ENOMEM, "no memory for a part of a graph");
+	fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	file = fd < 0 ? NULL : fdopen(fd, "w");
+	if (!file) {
+		rc = tmesh_fail_errno(err, path);
+		if (fd >= 0)
+			close(fd);
+	} else {
+		bool good = fputs(text, file) >= 0;
+
+		if (fclose(file) || !good)
+			rc = tmesh_fail_errno(err, path);
+	}
+	free(text);
+	return rc;
+}
+
+static int open_part(const struct tmesh_placed *placed, const struct graph_part *of,
+		     struct placed_part *part, struct tmesh_error *err)
+{
+	static atomic_uint made;
+	struct tmesh_engine_graph_opts given = {.size = sizeof(given)};
+	struct tmesh_engine_weight *weights = calloc(placed->weight_count + 1, sizeof(*weights));
+	uint32_t index;
+	int rc;
+
+	if (!weights || asprintf(&part->path, "%s/placed-%d-%u.graph", placed->folder,
+				 (int)getpid(), atomic_fetch_add(&made, 1)) < 0) {
+		free(weights);
+		part->path = NULL;
+		return tmesh_fail(err, -ENOMEM, "no memory for a part of a graph");
+	}
+	for (size_t i = 0; i < placed->weight_count; i++)
+		if (!tmesh_graph_find(of->graph, placed->weights[i].name, &index, NULL))
+			weights[given.weight_count++] = placed->weights[i];
+	given.weights = weights;
+	part->context = tmesh_engine_context_ref(placed->places->all[of->place].context);
+	rc = write_part(of->graph, part->path, err);
+	if (!rc)
+		rc = tmesh_engine_graph_open(part->context, part->path, &given, &part->graph, err);
+	if (!rc)
+		engine_session_once(part->graph);
+	free(weights);
+	return rc;
+}
+
+static bool computes(const struct tmesh_graph_node *node)
+{
+	return node->op != TMESH_GRAPH_INPUT && node->op != TMESH_GRAPH_WEIGHT &&
+	       node->op != TMESH_GRAPH_RESHAPE;
+}
+
+static void find_readers(const struct tmesh_graph *graph, struct placed_plan *plan)
+{
+	memset(plan->reader, 0xff, graph->node_count * sizeof(*plan->reader));
+	for (size_t i = 0; i < graph->node_count; i++) {
+		const struct tmesh_graph_node *node = &graph->nodes[i];
+
+		for (uint32_t n = 0; computes(node) && n < node->input_count; n++) {
+			uint32_t from = costs_behind(graph, node->inputs[n]);
+
+			if (!computes(&graph->nodes[from]) && plan->reader[from] == UINT32_MAX)
+				plan->reader[from] = plan->at[i];
+		}
+	}
+}
+
+int plan_make(const struct tmesh_placed *placed, const uint32_t *at, struct placed_plan *out,
+	      struct tmesh_error *err)
+{
+	size_t nodes = placed->graph->node_count;
+	struct placed_plan plan = {.at = calloc(nodes + 1, sizeof(*at)),
+				   .reader = calloc(nodes + 1, sizeof(*plan.reader))};
+	int rc = 0;
+
+	if (!plan.at || !plan.reader)
+		rc = tmesh_fail(err, -ENOMEM, "no memory for a graph in parts");
+	if (!rc)
+		rc = tmesh_graph_split(placed->graph, at, (uint32_t)placed->places->count,
+				       &plan.split, err);
+	if (rc) {
+		plan_close(&plan);
+		return rc;
+	}
+	memcpy(plan.at, at, nodes * sizeof(*at));
+	find_readers(placed->graph, &plan);
+	*out = plan;
+	return 0;
+}
+
+int plan_open(const struct tmesh_placed *placed, struct placed_plan *plan, struct tmesh_error *err)
+{
+	int rc = 0;
+
+	plan->parts = calloc(plan->split->count + 1, sizeof(*plan->parts));
+	if (!plan->parts)
+		return tmesh_fail(err, -ENOMEM, "no memory for a graph in parts");
+	for (size_t i = 0; !rc && i < plan->split->count; i++)
+		rc = open_part(placed, &plan->split->all[i], &plan->parts[i], err);
+	return rc;
+}
+
+void plan_give_up(struct placed_plan *plan)
+{
+	for (size_t i = 0; plan->parts && i < plan->split->count; i++) {
+		struct placed_part *part = &plan->parts[i];
+
+		/* In a forked child the file is the parent's. */
+		if (part->context && !engine_enter(part->context, NULL))
+			unlink(part->path);
+		tmesh_engine_graph_unref(part->graph);
+		tmesh_engine_context_unref(part->context);
+		free(part->path);
+	}
+	free(plan->parts);
+	plan->parts = NULL;
+}
+
+void plan_close(struct placed_plan *plan)
+{
+	plan_give_up(plan);
+	tmesh_graph_parts_unref(plan->split);
+	free(plan->at);
+	free(plan->reader);
+	*plan = (struct placed_plan){0};
+}
+
+/* As tmesh_costs_find() has it, so that what that finds fits: each at who reads it first. */
+void plan_needs(const struct placed_plan *plan, size_t bindings, uint64_t *needs, size_t places)
+{
+	const struct tmesh_graph *graph = plan->split->graph;
+
+	memset(needs, 0, places * sizeof(*needs));
+	for (size_t i = 0; i < graph->node_count; i++) {
+		bool weight = graph->nodes[i].op == TMESH_GRAPH_WEIGHT;
+		uint32_t at = plan->reader[i];
+		uint64_t bytes;
+
+		if (at >= places)
+			continue;
+		if (__builtin_mul_overflow(costs_bytes(&graph->nodes[i]), weight ? 1 : bindings,
+					   &bytes) ||
+		    __builtin_add_overflow(needs[at], bytes, &needs[at]))
+			needs[at] = UINT64_MAX;
+	}
+}

@@ -1,0 +1,707 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Graphs on places by leases, on the engine "fake", with a clock of the test's own: moves, what is
+ * given up and taken again, what has no room, what fails in the middle. The places are an engine
+ * with any memory, and engines with that of NUMA node 0, which on most machines is the same: copies
+ * between them are made as if it were not.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include "placed_internal.h"
+#include "unit.h"
+
+#define SECOND 1000000000ull
+#define NOWHERE 63 /* a NUMA node that no machine has */
+#define BYTES 48   /* of x and b below */
+
+static char folder[] = "/tmp/tmesh-places-XXXXXX";
+static struct tmesh_ctx *ctx;
+static struct tmesh_graph *graph;
+static struct tmesh_engine_context *context;
+static atomic_ullong now;
+static const uint32_t at[][3] = {{0, 0, 0}, {0, 0, 1}, {0, 0, 2}, {0, 0, 3}};
+
+static struct tmesh_places *watched; /* place 0, when the clock is asked */
+static uint64_t seen;
+static uint64_t passes; /* each time that it is asked */
+
+static uint64_t clock_of_the_test(void *data)
+{
+	now += passes;
+	if (watched)
+		tmesh_places_used(watched, 0, &seen, NULL);
+	return now;
+}
+
+static struct tmesh_places *make_places(uint64_t memory)
+{
+	const struct tmesh_places_place all[] = {
+		{.context = context, .memory = memory, .node = -1},
+		{.context = context, .memory = memory, .node = 0},
+		{.context = context, .memory = memory, .node = NOWHERE},
+	};
+	struct tmesh_places_opts opts = {
+		.size = sizeof(opts), .places = all, .place_count = 3, .now_ns = clock_of_the_test};
+	struct tmesh_places *places;
+
+	assert_ok(tmesh_places_create(&opts, &places, err));
+	return places;
+}
+
+static struct tmesh_placed *place(struct tmesh_places *places, const uint32_t *where)
+{
+	struct tmesh_placed_opts opts = {
+		.size = sizeof(opts), .at = where, .folder = folder, .places = places};
+	struct tmesh_placed *placed;
+
+	assert_ok(tmesh_placed_create(graph, &opts, &placed, err));
+	return placed;
+}
+
+/* A binding whose b is its own, and its y. */
+struct bound {
+	struct tmesh_placed_binding *binding;
+	struct tmesh_tensor *x, *y;
+};
+
+static struct tmesh_tensor *tensor(int32_t ndim, const int64_t *shape)
+{
+	struct tmesh_tensor *made;
+
+	assert_ok(tmesh_tensor_create(ctx, TMESH_FLOAT32, ndim, shape, NULL, &made, err));
+	return made;
+}
+
+static float *data_of(struct tmesh_tensor *of)
+{
+	void *data;
+
+	assert_ok(tmesh_tensor_data(of, TMESH_READ | TMESH_WRITE, &data, err));
+	return data;
+}
+
+static struct bound bind(struct tmesh_placed *placed)
+{
+	const int64_t shape[] = {2, 4};
+	struct bound bound = {.x = tensor(2, shape), .y = tensor(2, shape)};
+	struct tmesh_placed_value inputs[] = {{"x", bound.x}, {"b", NULL}}, y = {"y", bound.y};
+
+	assert_ok(tmesh_placed_bind(placed, ctx, inputs, 2, &y, 1, &bound.binding, err));
+	return bound;
+}
+
+static void unbind(struct bound *bound)
+{
+	tmesh_placed_binding_unref(bound->binding);
+	tmesh_tensor_unref(bound->x);
+	tmesh_tensor_unref(bound->y);
+}
+
+/* The own b: set, when @value is not 0, or looked at. Return: its region. */
+static uint64_t own(struct bound *bound, float set, float expected)
+{
+	struct tmesh_tensor *b;
+	uint64_t region;
+
+	assert_ok(tmesh_placed_binding_tensor(bound->binding, "b", &b, err));
+	if (set != 0)
+		data_of(b)[1] = set;
+	assert_true(data_of(b)[1] == expected);
+	region = tmesh_region_id(tmesh_tensor_region(b));
+	tmesh_tensor_unref(b);
+	return region;
+}
+
+static void run(struct bound *bound, float x, float expected)
+{
+	data_of(bound->x)[5] = x;
+	assert_ok(tmesh_placed_dispatch(bound->binding, NULL, err));
+	assert_true(data_of(bound->y)[5] == expected);
+}
+
+static struct tmesh_places_stats stats_of(struct tmesh_places *places)
+{
+	struct tmesh_places_stats stats = {.size = sizeof(stats)};
+
+	assert_ok(tmesh_places_stats(places, &stats, err));
+	return stats;
+}
+
+static uint64_t copied(void)
+{
+	struct tmesh_stats stats = {.size = sizeof(stats)};
+
+	assert_ok(tmesh_stats(ctx, &stats));
+	return stats.bytes_copied;
+}
+
+static uint64_t used(struct tmesh_places *places, size_t index)
+{
+	uint64_t bytes;
+
+	assert_ok(tmesh_places_used(places, index, &bytes, err));
+	return bytes;
+}
+
+static uint32_t sweep(struct tmesh_places *places)
+{
+	uint32_t count;
+
+	assert_ok(tmesh_places_sweep(places, &count, err));
+	return count;
+}
+
+static int files(void)
+{
+	DIR *dir = opendir(folder);
+	int count = 0;
+
+	while (readdir(dir))
+		count++;
+	closedir(dir);
+	return count - 2;
+}
+
+static uint64_t sessions(void)
+{
+	struct tmesh_engine_stats stats = {.size = sizeof(stats)};
+
+	assert_ok(tmesh_engine_stats(context, &stats, err));
+	return stats.sessions;
+}
+
+static void assert_at(struct tmesh_placed *placed, uint32_t place)
+{
+	uint32_t got[3];
+
+	assert_ok(tmesh_placed_at(placed, got, 3, err));
+	assert_int_equal(got[2], place);
+}
+
+static void test_move(void **state)
+{
+	struct tmesh_places *places = make_places(0);
+	struct tmesh_placed *placed = place(places, at[0]);
+	struct bound one = bind(placed), two = bind(placed);
+	uint64_t before = copied(), region = own(&one, 4, 4);
+
+	run(&one, 3, 7);
+	run(&two, 3, 3);
+	assert_int_equal(used(places, 0), 2 * BYTES);
+	assert_int_equal(stats_of(places).copies, 0);
+	watched = places;
+	assert_ok(tmesh_placed_move(placed, at[1], err));
+	watched = NULL;
+	/* The old room is its own until it has left. */
+	assert_int_equal(seen, 2 * BYTES);
+	/* Two bindings own 16 bytes each; x and y stay where they are. */
+	assert_int_equal(stats_of(places).copies, 2);
+	assert_int_equal(stats_of(places).bytes_copied, 32);
+	assert_int_equal(copied() - before, 32);
+	assert_true(own(&one, 0, 4) != region);
+	assert_int_equal(used(places, 0), 0);
+	assert_int_equal(used(places, 1), 2 * BYTES);
+	assert_int_equal(files(), 1);
+	assert_int_equal(sessions(), 1);
+	run(&one, 2, 6);
+	run(&two, 2, 2);
+	/* Where it is already: opened anew, nothing copied. */
+	assert_ok(tmesh_placed_move(placed, at[1], err));
+	assert_int_equal(stats_of(places).moves, 2);
+	assert_int_equal(stats_of(places).copies, 2);
+	assert_int_equal(copied() - before, 32);
+	unbind(&two);
+	assert_int_equal(used(places, 1), BYTES);
+	run(&one, 1, 5);
+	tmesh_placed_unref(placed);
+	unbind(&one);
+	assert_int_equal(used(places, 1), 0);
+	assert_int_equal(sessions(), 0);
+	tmesh_places_unref(places);
+}
+
+/* Contexts without places move too; their memory is one. */
+static void test_contexts(void **state)
+{
+	struct tmesh_engine_context *both[] = {context, context};
+	struct tmesh_placed_opts opts = {.size = sizeof(opts),
+					 .contexts = both,
+					 .context_count = 2,
+					 .at = at[0],
+					 .folder = folder};
+	struct tmesh_placed *placed;
+	struct bound one;
+	uint64_t region;
+
+	assert_ok(tmesh_placed_create(graph, &opts, &placed, err));
+	one = bind(placed);
+	region = own(&one, 4, 4);
+	assert_ok(tmesh_placed_move(placed, at[1], err));
+	assert_int_equal(own(&one, 0, 4), region);
+	run(&one, 3, 7);
+	assert_at(placed, 1);
+	assert_refused(tmesh_placed_move(placed, at[2], err), -EINVAL, "place 2, and there are 2");
+	unbind(&one);
+	tmesh_placed_unref(placed);
+}
+
+static void test_given_up(void **state)
+{
+	struct tmesh_places *places = make_places(0);
+	struct tmesh_placed *placed = place(places, at[1]);
+	struct bound one = bind(placed);
+	uint64_t before = copied(), held;
+
+	own(&one, 4, 4);
+	run(&one, 3, 7);
+	now += 5 * SECOND - 1;
+	assert_int_equal(sweep(places), 0);
+	run(&one, 3, 7); /* a use */
+	now += 5 * SECOND - 1;
+	assert_int_equal(sweep(places), 0);
+	held = own(&one, 0, 4);
+	now += 1;
+	assert_int_equal(sweep(places), 1);
+	assert_int_equal(sweep(places), 0);
+	/* Nothing is left there, and the value is at home. */
+	assert_int_equal(files(), 0);
+	assert_int_equal(sessions(), 0);
+	assert_int_equal(used(places, 1), 0);
+	assert_int_equal(stats_of(places).held, 0);
+	assert_int_equal(stats_of(places).given_up, 1);
+	assert_int_equal(stats_of(places).bytes_copied, 16);
+	assert_true(own(&one, 0, 4) != held);
+	own(&one, 5, 5);
+	/* And comes back with the next run. */
+	run(&one, 3, 8);
+	assert_int_equal(stats_of(places).held, 1);
+	assert_int_equal(stats_of(places).taken, 1);
+	assert_int_equal(stats_of(places).elsewhere, 0);
+	assert_int_equal(stats_of(places).copies, 2);
+	assert_int_equal(copied() - before, 32);
+	assert_int_equal(used(places, 1), BYTES);
+	/* Given up, then moved, then bound by another. */
+	now += 5 * SECOND;
+	assert_int_equal(sweep(places), 1);
+	assert_ok(tmesh_placed_move(placed, at[0], err));
+	assert_int_equal(stats_of(places).copies, 3);
+	run(&one, 3, 8);
+	now += 5 * SECOND;
+	assert_int_equal(sweep(places), 1);
+	assert_int_equal(stats_of(places).copies, 3); /* it lay at home already */
+
+	struct bound two = bind(placed);
+
+	assert_int_equal(used(places, 0), 2 * BYTES);
+	run(&one, 3, 8);
+	now += 5 * SECOND;
+	assert_int_equal(sweep(places), 1);
+	/* Gone without ever coming back. */
+	unbind(&one);
+	unbind(&two);
+	tmesh_placed_unref(placed);
+	assert_int_equal(used(places, 0), 0);
+	tmesh_places_unref(places);
+}
+
+/* A run that is longer than the lease is a use at its end. */
+static void test_long_run(void **state)
+{
+	struct tmesh_places *places = make_places(0);
+	struct tmesh_placed *placed = place(places, at[1]);
+	struct bound one = bind(placed);
+
+	uint64_t start = now;
+
+	passes = 6 * SECOND;
+	run(&one, 3, 3);
+	passes = 0;
+	assert_int_equal(now - start, 12 * SECOND); /* asked at its begin, and at its end */
+	assert_int_equal(sweep(places), 0);
+	now += 5 * SECOND;
+	/* What runs is not given up, however long. */
+	placed->running = 1;
+	assert_int_equal(sweep(places), 0);
+	placed->running = 0;
+	assert_int_equal(sweep(places), 1);
+	unbind(&one);
+	tmesh_placed_unref(placed);
+	tmesh_places_unref(places);
+}
+
+static atomic_bool done;
+
+static void *dispatch(void *data)
+{
+	run(data, 3, 3);
+	done = true;
+	return NULL;
+}
+
+/* One thread at a time runs a binding, all of its parts. */
+static void test_turn(void **state)
+{
+	struct tmesh_places *places = make_places(0);
+	struct tmesh_placed *placed = place(places, at[0]);
+	struct bound one = bind(placed);
+	pthread_t thread;
+
+	one.binding->running = true;
+	pthread_create(&thread, NULL, dispatch, &one);
+	usleep(50000);
+	assert_false(done);
+	pthread_mutex_lock(&placed->lock);
+	one.binding->running = false;
+	pthread_cond_broadcast(&placed->idle);
+	pthread_mutex_unlock(&placed->lock);
+	pthread_join(thread, NULL);
+	assert_true(done);
+	unbind(&one);
+	tmesh_placed_unref(placed);
+	tmesh_places_unref(places);
+}
+
+static void test_room(void **state)
+{
+	struct tmesh_places *places = make_places(BYTES + BYTES / 2);
+	struct tmesh_placed *first = place(places, at[0]), *second = place(places, at[0]);
+	struct bound one = bind(first), two;
+	const int64_t shape[] = {2, 4};
+	struct tmesh_tensor *x = tensor(2, shape);
+	struct tmesh_placed_value inputs[] = {{"x", x}, {"b", NULL}};
+	struct tmesh_placed_binding *refused;
+
+	own(&one, 4, 4);
+	assert_refused(tmesh_placed_bind(first, ctx, inputs, 2, NULL, 0, &refused, err), -ENOSPC,
+		       "place 0 has 72 bytes, of which other graphs have 0: this one needs 96");
+	assert_refused(tmesh_placed_bind(second, ctx, inputs, 2, NULL, 0, &refused, err), -ENOSPC,
+		       "of which other graphs have 48: this one needs 48");
+	assert_int_equal(used(places, 0), BYTES);
+	assert_ok(tmesh_placed_move(second, at[1], err));
+	two = bind(second);
+	assert_refused(tmesh_placed_move(second, at[0], err), -ENOSPC, "place 0 has 72 bytes");
+	assert_at(second, 1);
+	run(&two, 1, 1);
+	/* The first is given up; the second takes its place, and the first waits for it. */
+	now += 5 * SECOND;
+	run(&two, 1, 1);
+	assert_int_equal(sweep(places), 1);
+	assert_ok(tmesh_placed_move(second, at[0], err));
+	assert_refused(tmesh_placed_dispatch(one.binding, NULL, err), -ENOSPC, "place 0 has 72");
+	own(&one, 0, 4);
+	assert_int_equal(used(places, 0), BYTES);
+	run(&two, 1, 1);
+	/* What is idle goes for one that wants its room, also without a sweep. */
+	now += 5 * SECOND;
+	run(&one, 3, 7);
+	assert_int_equal(stats_of(places).given_up, 2);
+	assert_int_equal(stats_of(places).held, 1);
+	assert_refused(tmesh_placed_dispatch(two.binding, NULL, err), -ENOSPC, "place 0 has 72");
+	unbind(&one);
+	run(&two, 1, 1);
+	unbind(&two);
+	tmesh_placed_unref(first);
+	tmesh_placed_unref(second);
+	tmesh_tensor_unref(x);
+	tmesh_places_unref(places);
+}
+
+/* Each step of a move fails: the old place goes on, nothing is left behind. */
+static void fail_to_move(struct tmesh_placed *placed)
+{
+	struct rlimit before;
+	int rc;
+
+	/* A part cannot be written. */
+	signal(SIGXFSZ, SIG_IGN);
+	getrlimit(RLIMIT_FSIZE, &before);
+	assert_int_equal(setrlimit(RLIMIT_FSIZE, &(struct rlimit){0, before.rlim_max}), 0);
+	rc = tmesh_placed_move(placed, at[0], NULL);
+	setrlimit(RLIMIT_FSIZE, &before);
+	assert_int_equal(rc, -EFBIG);
+	/* There is no memory of that node, when the parts are open. */
+	assert_true(tmesh_placed_move(placed, at[2], NULL) < 0);
+	/* An output cannot be bound, when values were copied. */
+	assert_refused(tmesh_placed_move(placed, at[0], err), -EPERM, "seal");
+	assert_int_equal(files(), 1);
+	assert_int_equal(sessions(), 1);
+}
+
+static void test_failures(void **state)
+{
+	struct tmesh_places *places = make_places(0);
+	struct tmesh_placed *placed = place(places, at[1]);
+	struct bound two = bind(placed), one = bind(placed);
+	uint64_t region = own(&one, 4, 4), before;
+	unsigned int fds;
+
+	run(&one, 3, 7);
+	assert_ok(tmesh_region_seal(tmesh_tensor_region(two.y), err));
+	before = copied();
+	{
+		/* One binding more, which cannot be bound. */
+		struct tmesh_placed_value in[] = {{"x", one.x}, {"b", NULL}}, y = {"y", two.y};
+		struct tmesh_placed_binding *more;
+
+		assert_refused(tmesh_placed_bind(placed, ctx, in, 2, &y, 1, &more, err), -EPERM,
+			       "seal");
+		assert_int_equal(used(places, 1), 2 * BYTES);
+	}
+	fail_to_move(placed);
+	fds = unit_open_fds(); /* with what the pool of regions keeps */
+	fail_to_move(placed);
+	fail_to_move(placed);
+	assert_int_equal(unit_open_fds(), fds);
+	/* The copies were made, so they are counted: of both bindings, each time. */
+	assert_int_equal(stats_of(places).copies, 6);
+	assert_int_equal(stats_of(places).bytes_copied, 96);
+	assert_int_equal(copied() - before, 96);
+	assert_int_equal(stats_of(places).moves, 0);
+	assert_at(placed, 1);
+	assert_int_equal(own(&one, 0, 4), region);
+	run(&one, 3, 7);
+	assert_int_equal(used(places, 0) + used(places, 2), 0);
+	assert_int_equal(used(places, 1), 2 * BYTES);
+	/* Given up, it cannot come back while that output is bound; its values are there. */
+	now += 5 * SECOND;
+	assert_int_equal(sweep(places), 1);
+	assert_refused(tmesh_placed_dispatch(one.binding, NULL, err), -EPERM, "seal");
+	assert_int_equal(used(places, 1), 0);
+	own(&one, 0, 4);
+	unbind(&two);
+	run(&one, 3, 7);
+	unbind(&one);
+	tmesh_placed_unref(placed);
+	tmesh_places_unref(places);
+}
+
+/* The fake opens whatever it is given. */
+static void refuse_own_past(struct tmesh_places *places)
+{
+	const char *text = "graph plain\n"
+			   "past = input cache=keep : float32[4,4]\n"
+			   "x = input : float32[1,4]\n"
+			   "r = input : int64[1]\n"
+			   "a = set_rows(past, x, r)\n"
+			   "output a = a\n";
+	const uint32_t here[] = {0, 0, 0, 1};
+	const int64_t shape[] = {4, 4};
+	struct tmesh_tensor *x = tensor(2, shape);
+	struct tmesh_placed_value inputs[] = {{"past", NULL}, {"x", x}, {"r", x}}, a = {"a", x};
+	struct tmesh_placed_opts opts = {
+		.size = sizeof(opts), .at = here, .folder = folder, .places = places};
+	struct tmesh_placed_binding *binding;
+	struct tmesh_placed *placed;
+	struct tmesh_graph *pasts;
+
+	assert_ok(tmesh_graph_parse(text, strlen(text), &pasts, err));
+	assert_ok(tmesh_placed_create(pasts, &opts, &placed, err));
+	assert_refused(tmesh_placed_bind(placed, ctx, inputs, 3, &a, 1, &binding, err), -EINVAL,
+		       "is the binding's own: give no tensor");
+	tmesh_placed_unref(placed);
+	tmesh_graph_unref(pasts);
+	tmesh_tensor_unref(x);
+}
+
+static void test_hostile(void **state)
+{
+	struct tmesh_places_place wrong[] = {{.context = context, .node = -1}};
+	struct tmesh_places_opts opts = {.size = sizeof(opts), .places = wrong};
+	struct tmesh_places *places, *with_thread;
+	struct tmesh_placed_opts graph_opts = {.size = sizeof(graph_opts),
+					       .at = at[0],
+					       .folder = folder,
+					       .contexts = &context,
+					       .context_count = 1};
+	struct tmesh_placed *placed;
+	struct bound one;
+	struct tmesh_tensor *got;
+	uint32_t where[3];
+	uint64_t bytes;
+	pid_t child;
+	int status;
+
+	assert_refused(tmesh_places_create(&opts, &places, err), -EINVAL, "1 to 64 places");
+	opts.place_count = 65;
+	assert_refused(tmesh_places_create(&opts, &places, err), -EINVAL, "not 65");
+	opts.place_count = 1;
+	wrong[0].node = -2;
+	assert_refused(tmesh_places_create(&opts, &places, err), -EINVAL, "place 0");
+	wrong[0].node = -1;
+	wrong[0].reserved = 1;
+	assert_refused(tmesh_places_create(&opts, &places, err), -EINVAL, "reserved is 0");
+	wrong[0].reserved = 0;
+	wrong[0].context = NULL;
+	assert_refused(tmesh_places_create(&opts, &places, err), -EINVAL, "a context is given");
+	opts.places = NULL;
+	assert_refused(tmesh_places_create(&opts, &places, err), -EINVAL, "places are given");
+
+	places = make_places(0);
+	graph_opts.places = places;
+	assert_refused(tmesh_placed_create(graph, &graph_opts, &placed, err), -EINVAL, "not both");
+	placed = place(places, at[1]);
+	assert_refused(tmesh_placed_move(placed, NULL, err), -EINVAL, "at is given");
+	assert_refused(tmesh_placed_move(placed, at[3], err), -EINVAL,
+		       "node \"y\" is at place 3, and there are 3");
+	assert_refused(tmesh_placed_at(placed, where, 2, err), -EINVAL, "the graph has 3");
+	assert_refused(tmesh_placed_at(placed, NULL, 3, err), -EINVAL, "the graph has 3");
+	assert_refused(tmesh_places_used(places, 3, &bytes, err), -EINVAL, "no place 3 of 3");
+	one = bind(placed);
+	assert_refused(tmesh_placed_binding_tensor(one.binding, "x", &got, err), -ENOENT, "\"x\"");
+	assert_refused(tmesh_placed_binding_tensor(one.binding, "no", &got, err), -ENOENT, "no");
+	assert_refused(tmesh_placed_binding_tensor(one.binding, NULL, &got, err), -ENOENT, "owns");
+
+	struct tmesh_placed_value x = {"x", NULL}, b[] = {{"b", NULL}, {"b", NULL}};
+	struct tmesh_placed_binding *binding;
+
+	assert_refused(tmesh_placed_bind(placed, ctx, &x, 1, NULL, 0, &binding, err), -EINVAL,
+		       "cache=keep");
+	assert_refused(tmesh_placed_bind(placed, ctx, b, 2, NULL, 0, &binding, err), -EINVAL,
+		       "\"b\" was given twice");
+	assert_int_equal(used(places, 1), BYTES);
+	refuse_own_past(places);
+	opts.places = wrong;
+	wrong[0].context = context;
+	assert_ok(tmesh_places_create(&opts, &with_thread, err));
+	/* A forked child can use none of it, and lets go of what it has, whoever had locks. */
+	pthread_mutex_lock(&places->lock);
+	pthread_mutex_lock(&placed->lock);
+	pthread_mutex_lock(&with_thread->lock);
+	child = fork();
+	if (!child) {
+		uint32_t count;
+
+		alarm(60);
+		bool good = tmesh_placed_move(placed, at[0], NULL) == -EPERM &&
+			    tmesh_placed_dispatch(one.binding, NULL, NULL) == -EPERM &&
+			    tmesh_places_sweep(places, &count, NULL) == -EPERM &&
+			    tmesh_placed_at(placed, where, 3, NULL) == -EPERM;
+
+		tmesh_placed_binding_unref(one.binding);
+		tmesh_placed_unref(placed);
+		tmesh_places_unref(places);
+		tmesh_places_unref(with_thread);
+		unit_leave(!good);
+	}
+	pthread_mutex_unlock(&with_thread->lock);
+	pthread_mutex_unlock(&placed->lock);
+	pthread_mutex_unlock(&places->lock);
+	tmesh_places_unref(with_thread);
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	assert_int_equal(files(), 1);
+	run(&one, 3, 3);
+	unbind(&one);
+	tmesh_placed_unref(placed);
+	tmesh_places_unref(places);
+}
+
+struct many {
+	struct tmesh_placed *placed;
+	atomic_bool stop;
+	atomic_uint runs, moves;
+};
+
+static void *runs(void *data)
+{
+	struct many *many = data;
+	struct bound one = bind(many->placed);
+	unsigned int count = 0;
+
+	own(&one, 4, 4);
+	while (!many->stop) {
+		run(&one, (float)(count % 100), (float)(count % 100) + 4);
+		many->runs++;
+		if (!(++count % 64))
+			usleep(3000);
+	}
+	own(&one, 0, 4);
+	unbind(&one);
+	return NULL;
+}
+
+static void *moves(void *data)
+{
+	struct many *many = data;
+
+	while (!many->stop) {
+		assert_ok(tmesh_placed_move(many->placed, at[many->moves++ % 2], err));
+		usleep(2000);
+	}
+	return NULL;
+}
+
+/* Runs, moves and what is given up, all at once; the library's own thread gives up. */
+static void test_threads(void **state)
+{
+	const struct tmesh_places_place all[] = {{.context = context, .node = -1},
+						 {.context = context}};
+	struct tmesh_places_opts opts = {
+		.size = sizeof(opts), .places = all, .place_count = 2, .idle_ns = 1000000};
+	struct tmesh_places *places;
+	struct many many = {0};
+	pthread_t threads[3];
+
+	assert_ok(tmesh_places_create(&opts, &places, err));
+	many.placed = place(places, at[0]);
+	pthread_create(&threads[0], NULL, runs, &many);
+	pthread_create(&threads[1], NULL, runs, &many);
+	pthread_create(&threads[2], NULL, moves, &many);
+	for (int i = 0; i < 60000; i++) {
+		if (many.runs > 500 && many.moves > 20 && stats_of(places).taken > 5)
+			break;
+		usleep(1000);
+	}
+	many.stop = true;
+	for (size_t i = 0; i < 3; i++)
+		pthread_join(threads[i], NULL);
+	assert_true(stats_of(places).taken > 5);
+	assert_int_equal(stats_of(places).bytes_copied, 16 * stats_of(places).copies);
+	for (int i = 0; i < 60000 && stats_of(places).held; i++)
+		usleep(1000);
+	assert_int_equal(stats_of(places).held, 0);
+	assert_int_equal(files(), 0);
+	tmesh_placed_unref(many.placed);
+	tmesh_places_unref(tmesh_places_ref(places));
+	tmesh_places_unref(places);
+}
+
+static int setup(void **state)
+{
+	const char *text = "graph plain\n"
+			   "x = input : float32[2,4]\n"
+			   "b = input cache=keep : float32[4]\n"
+			   "y = add(x, b)\n"
+			   "output y = y\n";
+
+	return !mkdtemp(folder) || tmesh_ctx_open(NULL, &ctx, NULL) ||
+	       tmesh_engine_context_create(ctx, "fake", NULL, &context, NULL) ||
+	       tmesh_graph_parse(text, strlen(text), &graph, NULL);
+}
+
+static int teardown(void **state)
+{
+	tmesh_graph_unref(graph);
+	tmesh_engine_context_unref(context);
+	tmesh_ctx_unref(ctx);
+	return rmdir(folder);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_move),	 cmocka_unit_test(test_contexts),
+		cmocka_unit_test(test_given_up), cmocka_unit_test(test_long_run),
+		cmocka_unit_test(test_turn),	 cmocka_unit_test(test_room),
+		cmocka_unit_test(test_failures), cmocka_unit_test(test_hostile),
+		cmocka_unit_test(test_threads),
+	};
+
+	return cmocka_run_group_tests_name("places", tests, setup, teardown);
+}
