@@ -212,12 +212,15 @@ static bool in_use(struct group *group, uint64_t now)
 	return true;
 }
 
-static struct group *oldest(struct table *table, const struct group *spare, uint64_t now)
+/* @memory: of those that have memory of the machine's. What stands for a descriptor, as of a GPU's
+ * memory, has none, and would be given up for nothing. */
+static struct group *oldest(struct table *table, const struct group *spare, bool memory,
+			    uint64_t now)
 {
 	struct group *found = NULL;
 
 	for (struct group *group = table->groups; group; group = group->next)
-		if (group != spare && !in_use(group, now) &&
+		if (group != spare && !(memory && !group->bytes) && !in_use(group, now) &&
 		    (!found || group->used_ns < found->used_ns))
 			found = group;
 	return found;
@@ -225,7 +228,7 @@ static struct group *oldest(struct table *table, const struct group *spare, uint
 
 bool table_evict(struct table *table, uint64_t now)
 {
-	struct group *group = oldest(table, NULL, now);
+	struct group *group = oldest(table, NULL, true, now);
 
 	if (!group)
 		return false;
@@ -248,12 +251,15 @@ static bool can_fit(struct table *table, const struct group *group, const struct
 	return bytes <= table->limit && fds <= table->max_fds;
 }
 
-static bool fits(const struct table *table, const struct group *group, const struct group *old)
+static bool fits_memory(const struct table *table, const struct group *group,
+			const struct group *old)
 {
-	uint64_t bytes = table->used - (old ? old->bytes : 0);
-	uint64_t fds = table->fds - (old ? group_fds(old) : 0);
+	return table->used - (old ? old->bytes : 0) + group->bytes <= table->limit;
+}
 
-	return bytes + group->bytes <= table->limit && fds + group_fds(group) <= table->max_fds;
+static bool fits_fds(const struct table *table, const struct group *group, const struct group *old)
+{
+	return table->fds - (old ? group_fds(old) : 0) + group_fds(group) <= table->max_fds;
 }
 
 static bool is_elsewhere(const struct table *table, const struct group *group,
@@ -314,8 +320,8 @@ int table_keep(struct table *table, struct group *group, uint64_t lifetime_ns, b
 		group_free(group);
 		return rc;
 	}
-	while (!fits(table, group, old)) {
-		struct group *victim = oldest(table, old, now);
+	while (!fits_memory(table, group, old) || !fits_fds(table, group, old)) {
+		struct group *victim = oldest(table, old, !fits_memory(table, group, old), now);
 
 		/* It was taken into use this moment. */
 		if (!victim) {

@@ -363,6 +363,9 @@ static void keep_opaque(struct tmesh_ctx *ctx)
 	assert_int_equal(write(ends[1], "gpu", 3), 3);
 	assert_ok(tmesh_region_from_fd(ctx, ends[0], MIB, NULL, &region, err));
 	assert_ok(tmesh_keep(ctx, "opaque", &region, 1, NULL, err));
+	tmesh_region_unref(region);
+	close(ends[0]);
+	close(ends[1]);
 }
 
 static void test_opaque(void **state)
@@ -382,6 +385,18 @@ static void test_opaque(void **state)
 	close(fd);
 	tmesh_region_unref(regions[0]);
 	free(regions);
+}
+
+/* It has no memory of the machine's: giving it up would make no room for what has. */
+static void test_opaque_stays(void **state)
+{
+	setenv("TMESH_KEEPER_BYTES", "1400000", 1);
+	keep_opaque(*state);
+	keep_new(*state, "one", MIB, 1);
+	keep_new(*state, "two", MIB, 2);
+	assert_false(is_kept(*state, "one"));
+	assert_true(is_kept(*state, "opaque"));
+	assert_true(is_kept(*state, "two"));
 }
 
 /* A file of exactly its length has a path for who knows only files. */
@@ -503,8 +518,8 @@ int main(void)
 		KEEP_TEST(test_expires),       KEEP_TEST(test_keeper_killed),
 		KEEP_TEST(test_not_started),   KEEP_TEST(test_started_clean),
 		KEEP_TEST(test_others_keeper), KEEP_TEST(test_opaque),
-		KEEP_TEST(test_path),	       KEEP_TEST(test_race),
-		KEEP_TEST(test_many),
+		KEEP_TEST(test_opaque_stays),  KEEP_TEST(test_path),
+		KEEP_TEST(test_race),	       KEEP_TEST(test_many),
 	};
 
 	return cmocka_run_group_tests(tests, unit_memfd_setup, NULL);
