@@ -388,8 +388,7 @@ static bool of_context(const struct tmesh_cuda_memory *memory)
 	return memory->kind != TMESH_CUDA_OWN && memory->kind != TMESH_CUDA_IMPORTED;
 }
 
-/* @layout's offset becomes one into the memory; the device, its number here. */
-static int finish(struct tmesh_cuda_memory *memory, const struct tmesh_ref *ref, cu_stream stream,
+int import_finish(struct tmesh_cuda_memory *memory, const struct tmesh_ref *ref, cu_stream stream,
 		  struct tmesh_layout *layout, struct tmesh_error *err)
 {
 	struct tmesh_layout here = ref->layout;
@@ -502,7 +501,7 @@ int tmesh_cuda_open_ref(struct tmesh_cuda *cuda, const char *text, size_t bytes,
 		pthread_mutex_unlock(&cuda->lock);
 	}
 	if (!rc)
-		rc = finish(memory, &ref, stream, layout, err);
+		rc = import_finish(memory, &ref, stream, layout, err);
 	if (rc)
 		tmesh_cuda_memory_unref(memory);
 	else

@@ -219,6 +219,10 @@ struct card {
 	struct cu_ipc_handle event, memory;
 };
 int card_read(struct tmesh_region *region, struct card *card, struct tmesh_error *err);
+/* The region of a part that has none yet, described as an array of @layout, with nothing of this
+ * process's in it. */
+int share_region_to_keep(struct tmesh_cuda_memory *part, const struct tmesh_layout *layout,
+			 struct tmesh_error *err);
 /* Nobody else holds it, and nobody will: then its region is gone. Not under the lock. */
 bool share_settle(struct tmesh_cuda_memory *memory);
 
@@ -230,6 +234,10 @@ void import_end(struct tmesh_cuda_memory *memory);
 /* By the card of memory that others allocated. */
 int import_ipc(struct tmesh_cuda *cuda, struct tmesh_region *region, const struct card *card,
 	       struct tmesh_cuda_memory **out, struct tmesh_error *err);
+/* Order, and what the array in it is here: @layout's offset is one into the memory, its device's
+ * number that of this process. */
+int import_finish(struct tmesh_cuda_memory *memory, const struct tmesh_ref *ref, cu_stream stream,
+		  struct tmesh_layout *layout, struct tmesh_error *err);
 int import_vmm(struct tmesh_cuda *cuda, struct tmesh_region *region, const struct card *card,
 	       const struct tmesh_cuda_import_opts *opts, struct tmesh_cuda_memory **out,
 	       struct tmesh_error *err);

@@ -23,17 +23,15 @@ static bool from_hex(void *bytes, const char *text, size_t count)
 	return text && strlen(text) == 2 * count && tmesh_unhex(bytes, text, count);
 }
 
-static int card_write(struct tmesh_region *region, int device, const struct card *card,
-		      struct tmesh_error *err)
+/* The member that tells importers; NULL: no memory. */
+static char *card_text(const struct card *card)
 {
-	char uuid[HEX(16)], block[HEX(8)], id[HEX(8)], event[HEX(64)], memory[HEX(64)];
-	json_t *cuda, *whole;
+	char uuid[HEX(16)], block[HEX(8)], event[HEX(64)], memory[HEX(64)];
+	json_t *cuda;
 	char *text;
-	int rc;
 
 	tmesh_hex(uuid, card->uuid.bytes, 16);
 	snprintf(block, sizeof(block), "%016" PRIx64, card->block);
-	snprintf(id, sizeof(id), "%016" PRIx64, tmesh_region_id(region));
 	cuda = json_pack("{s:s, s:s, s:i, s:s, s:I, s:I, s:I}", "kind", card->ipc ? "ipc" : "vmm",
 			 "uuid", uuid, "driver", card->version, "block", block, "at",
 			 (json_int_t)card->offset, "of", (json_int_t)card->block_bytes, "bytes",
@@ -46,16 +44,43 @@ static int card_write(struct tmesh_region *region, int device, const struct card
 		tmesh_hex(memory, card->memory.bytes, sizeof(card->memory.bytes));
 		json_object_set_new(cuda, "memory", json_string(memory));
 	}
-	whole = json_pack("{s:i, s:s, s:i, s:I, s:[I], s:s, s:[i], s:o, s:o}", "v", 1, "id", id,
-			  "offset", 0, "byte_size", (json_int_t)card->bytes, "shape",
-			  (json_int_t)card->bytes, "dtype", "uint8", "strides", 1, "device",
-			  json_sprintf("cuda:%d", device), "cuda", cuda);
-	text = whole ? json_dumps(whole, JSON_COMPACT) : NULL;
-	rc = text ? tmesh_region_set_description(region, text, err)
-		  : tmesh_fail(err, -ENOMEM, "no memory for a description");
+	text = cuda ? json_dumps(cuda, JSON_COMPACT) : NULL;
+	json_decref(cuda);
+	return text;
+}
+
+/* @layout: of the array in it; NULL: its bytes. */
+static int card_write(struct tmesh_region *region, int device, const struct card *card,
+		      const struct tmesh_layout *layout, struct tmesh_error *err)
+{
+	int64_t bytes = (int64_t)card->bytes;
+	struct tmesh_ref ref = {.id = tmesh_region_id(region)};
+	char whole[TMESH_DESCRIPTION_LEN], *text;
+	size_t length, more;
+	int rc = 0;
+
+	if (layout)
+		ref.layout = *layout;
+	else
+		rc = tmesh_layout_contiguous(&ref.layout, TMESH_UINT8, 1, &bytes, err);
+	ref.layout.device_type = TMESH_DEVICE_CUDA;
+	ref.layout.device_id = device;
+	if (!rc)
+		rc = tmesh_layout_check(&ref.layout, card->bytes, &ref.byte_size, err);
+	if (!rc)
+		rc = tmesh_ref_encode(&ref, whole, sizeof(whole), err);
+	if (rc)
+		return rc;
+	text = card_text(card);
+	if (!text)
+		return tmesh_fail(err, -ENOMEM, "no memory for a description");
+	/* In place of the last brace. Both have their bounds, which are far from the room's. */
+	length = strlen(whole) - 1;
+	more = (size_t)snprintf(whole + length, sizeof(whole) - length, ",\"cuda\":%s}", text);
 	free(text);
-	json_decref(whole);
-	return rc;
+	if (more >= sizeof(whole) - length)
+		return tmesh_fail(err, -ENOSPC, "the description has no room");
+	return tmesh_region_set_description(region, whole, err);
 }
 
 /* Somebody else wrote it: everything is looked at, and what it promises is checked by who maps. */
@@ -123,8 +148,10 @@ static int ipc_event(struct tmesh_cuda_memory *memory, struct card *card, struct
 	return rc;
 }
 
-/* The share_lock is held. */
-static int make_region(struct tmesh_cuda_memory *memory, struct tmesh_error *err)
+/* The share_lock is held. @kept: how the array in it lies, if it is to be kept; what opens it then
+ * has nobody to wait for, and no event. NULL: it is shared. */
+static int make_region(struct tmesh_cuda_memory *memory, const struct tmesh_layout *kept,
+		       struct tmesh_error *err)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = "cuda"};
 	struct tmesh_cuda *cuda = memory->cuda;
@@ -140,9 +167,9 @@ static int make_region(struct tmesh_cuda_memory *memory, struct tmesh_error *err
 	struct tmesh_region *region;
 	int rc = CUDA_HAS(cuda, export_handle, "cuMemExportToShareableHandle", err);
 
-	if (!rc && !memory->event)
+	if (!rc && !kept && !memory->event)
 		rc = event_make(memory, err);
-	if (!rc)
+	if (!rc && !kept)
 		rc = ipc_event(memory, &card, err);
 	if (rc)
 		return rc;
@@ -153,7 +180,7 @@ static int make_region(struct tmesh_cuda_memory *memory, struct tmesh_error *err
 		rc = tmesh_region_from_fd(cuda->ctx, block->fd, memory->bytes, &opts, &region, err);
 	if (rc)
 		return rc;
-	rc = card_write(region, memory->resident, &card, err);
+	rc = card_write(region, memory->resident, &card, kept, err);
 	if (!rc)
 		rc = watch_start(cuda, err);
 	if (rc) {
@@ -176,7 +203,7 @@ int tmesh_cuda_region(struct tmesh_cuda_memory *memory, struct tmesh_region **ou
 		return rc;
 	pthread_mutex_lock(&cuda->share_lock);
 	if (memory->kind == TMESH_CUDA_OWN && !memory->region)
-		rc = make_region(memory, err);
+		rc = make_region(memory, NULL, err);
 	pthread_mutex_lock(&cuda->lock);
 	if (!rc && memory->state != LIVE)
 		rc = tmesh_fail(err, -ESTALE, "share: the memory was taken back");
@@ -187,6 +214,18 @@ int tmesh_cuda_region(struct tmesh_cuda_memory *memory, struct tmesh_region **ou
 	else if (!rc)
 		*out = tmesh_region_ref(memory->region);
 	pthread_mutex_unlock(&cuda->lock);
+	pthread_mutex_unlock(&cuda->share_lock);
+	return rc;
+}
+
+int share_region_to_keep(struct tmesh_cuda_memory *part, const struct tmesh_layout *layout,
+			 struct tmesh_error *err)
+{
+	struct tmesh_cuda *cuda = part->cuda;
+	int rc;
+
+	pthread_mutex_lock(&cuda->share_lock);
+	rc = make_region(part, layout, err);
 	pthread_mutex_unlock(&cuda->share_lock);
 	return rc;
 }
@@ -329,7 +368,7 @@ int tmesh_cuda_share_ipc(struct tmesh_cuda *cuda, uint64_t pointer,
 	rc = tmesh_region_create(cuda->ctx, 1, &opts, &region, err);
 	if (rc)
 		return rc;
-	rc = card_write(region, device, &card, err);
+	rc = card_write(region, device, &card, NULL, err);
 	if (!rc)
 		rc = share(region, TMESH_READ, layout, card.bytes, device, "ipc", false, text, size,
 			   token, err);

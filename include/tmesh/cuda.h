@@ -291,6 +291,38 @@ int tmesh_cuda_open_ref(struct tmesh_cuda *cuda, const char *text, size_t bytes,
 			struct tmesh_cuda_memory **out, struct tmesh_layout *layout,
 			struct tmesh_error *err);
 
+/*
+ * Keep memory that was allocated here under @name (tmesh/keep.h): it stays when this process and
+ * every other that held it are gone, however they ended, until the name is dropped
+ * (tmesh_kept_drop(), in any context of the user's) or its time is over. @layout is that of the
+ * array in it, as in tmesh_cuda_share(); who opens the name gets it. The host waits for the work
+ * that is queued on @stream, and then for the memory's device.
+ *
+ * GPU memory cannot be sealed: who opens the name for writing writes to what all others have. It
+ * counts for nothing in the limit of kept bytes, and is not given up when memory is short. The
+ * descriptor that is kept is that of the memory's whole block: keep what was made with ALONE, or
+ * its neighbours' memory stays as well. While the name is kept, memory that is given back here
+ * lingers; tmesh_cuda_reclaim() does not reach it. One memory may be kept under several names.
+ *
+ * Return: 0; -EINVAL (not allocated here; the name), -EOPNOTSUPP (host memory, staged memory; the
+ * device exports no descriptors), as tmesh_layout_check(), tmesh_cuda_region() and tmesh_keep();
+ * the driver's errors.
+ */
+int tmesh_cuda_keep(struct tmesh_cuda_memory *memory, const char *name,
+		    const struct tmesh_layout *layout, struct CUstream_st *stream,
+		    const struct tmesh_keep_opts *opts, struct tmesh_error *err);
+/*
+ * Open what is kept under a name of user @uid (TMESH_KEPT_OWN: the caller's; memfd: no other),
+ * mapped as by tmesh_cuda_import(). Nothing is waited for: what was queued when it was kept is
+ * done. The memory may be shared on, after its maker's death too.
+ *
+ * Return: 0; -ENOENT (nothing is kept there), -EPROTO (no GPU memory), -EACCES (the same, or not
+ * for this user); errors as tmesh_kept_open() and tmesh_cuda_import().
+ */
+int tmesh_cuda_kept_open(struct tmesh_cuda *cuda, const char *name, uid_t uid,
+			 const struct tmesh_cuda_import_opts *opts, struct tmesh_cuda_memory **out,
+			 struct tmesh_layout *layout, struct tmesh_error *err);
+
 /* For regions that are handed over without a ref: the ordering of tmesh_cuda_share() (record) and
  * of tmesh_cuda_open_ref() (wait). */
 int tmesh_cuda_record(struct tmesh_cuda_memory *memory, struct CUstream_st *stream,

@@ -45,11 +45,12 @@ $(CUDA_OUT)/test_%: $(CUDA_TESTS)/test_%.c $(CUDA_TESTS)/cuda_unit.h $(CUDA_TEST
 	$(CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) -Ibindings/cuda -isystem $(CUDA_HOME)/include $(CFLAGS) $(WARN) -std=gnu11 -pthread $(ASAN_FLAGS) $< \
 		$(CUDA_ASAN) $(LIB_ASAN) -lcmocka $(LIB_LIBS) -ldl -o $@
 
-cuda-check: $(STANDIN) $(CUDA_LATER) $(CUDA_OUT)/libcuda-old.so $(B)/libtmesh-cuda.so $(CUDA_PLUGINS) $(CUDA_OUT)/program $(B)/tmeshctl $(ENGINE_TOOLS) $(VENV)/tmesh.stamp $(addprefix $(CUDA_OUT)/,$(CUDA_NAMES)) ## libtmesh-cuda's tests, on a stand-in for the driver
+cuda-check: $(STANDIN) $(CUDA_LATER) $(CUDA_OUT)/libcuda-old.so $(B)/libtmesh-cuda.so $(CUDA_PLUGINS) $(CUDA_OUT)/program $(B)/tmeshctl $(B)/tmesh-keeper $(B)/asan/tmesh-keeper $(ENGINE_TOOLS) $(VENV)/tmesh.stamp $(addprefix $(CUDA_OUT)/,$(CUDA_NAMES)) ## libtmesh-cuda's tests, on a stand-in for the driver
 	@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=memfd TMESH_RUNTIME_DIR=$$(mktemp -d) \
 		TMESH_TEST_LIBCUDA=$(CURDIR)/$(STANDIN) TMESH_TEST_OLD_LIBCUDA=$(CURDIR)/$(CUDA_OUT)/libcuda-old.so; \
 	trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \
-	for test in $(CUDA_NAMES); do $(CUDA_OUT)/$$test || status=1; done; \
+	for test in $(CUDA_NAMES); do \
+		TMESH_KEEPER=$(CURDIR)/$(B)/asan/tmesh-keeper $(CUDA_OUT)/$$test || status=1; done; \
 	LD_LIBRARY_PATH=$(CURDIR)/$(CUDA_OUT):$(CURDIR)/$(B) $(VPYTHON) -P $(CUDA_TESTS)/python.py || status=1; \
 	$(MAKE) -s --no-print-directory gpu-dry-check || status=1; \
 	exit $$status
