@@ -107,7 +107,8 @@ rooms-check: all beam-nif python-lists ## what each room includes, and what the 
 
 vocabulary-check: tools beam $(VENV)/tmesh.stamp ## docs/vocabulary.md against the headers, tmeshctl, Python and Elixir
 	@$(PYTHON) -B tests/vocabulary.py $(B)/tmeshctl $(VPYTHON) $(B)/beam/dev/lib/tmesh/ebin lib/libtmesh.map \
-		model/libtmesh-model.map bindings/xla/libtmesh-xla.map engine/libtmesh-engine.map net/libtmesh-net.map
+		model/libtmesh-model.map bindings/xla/libtmesh-xla.map engine/libtmesh-engine.map net/libtmesh-net.map \
+		bindings/cuda/libtmesh-cuda.map
 
 readme-check: ## install, the README's examples, uninstall
 	@$(PYTHON) tests/readme.py $(STANDIN)

@@ -54,6 +54,14 @@ def raises(kind, function, *args, word="", **kwargs):
         raise AssertionError(f"{function.__name__} raised nothing")
 
 
+def eventually(condition):
+    for _ in range(5000):
+        if condition():
+            return
+        time.sleep(0.001)
+    raise AssertionError("in 5 s it never was so")
+
+
 def calls(symbol):
     return driver.standin_calls(symbol.encode())
 
@@ -66,6 +74,12 @@ def kernel(array, value):
 def seen(array):
     byte = ctypes.c_char(b"?")
     assert driver.standin_access(0, ctypes.c_uint64(array.pointer), ctypes.byref(byte), 1, False)
+    return byte.value
+
+
+def driver_byte(array, device):
+    byte = ctypes.c_char(b"?")
+    assert driver.standin_access(device, ctypes.c_uint64(array.pointer), ctypes.byref(byte), 1, False)
     return byte.value
 
 
@@ -124,6 +138,93 @@ def streams():
         assert (calls("cuEventRecord"), calls("cuStreamWaitEvent")) == before
         tmesh.cuda.open(tmesh.cuda.share(other)).release()
         assert (calls("cuEventRecord"), calls("cuStreamWaitEvent")) == (before[0] + 1, before[1] + 1)
+
+
+def killed(script, *args):
+    """A program whose last deed is that it is killed."""
+    done = subprocess.run([sys.executable, "-P", "-c", PRELUDE + script + "\nos.kill(os.getpid(), signal.SIGKILL)", *args],
+                          capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+PRELUDE = """
+import ctypes, os, signal, sys
+import tmesh, tmesh.cuda
+driver = ctypes.CDLL("libcuda.so.1")
+driver.standin_access.restype = ctypes.c_bool
+def access(array, byte, write):
+    byte = ctypes.c_char(byte)
+    assert driver.standin_access(1, ctypes.c_uint64(array.pointer), ctypes.byref(byte), 1, write)
+    return byte.value
+"""
+
+
+@test
+def kept():
+    """Its maker and whoever opened it are killed."""
+    killed("""
+array = tmesh.cuda.empty((3, 4), "int16", device=1, alone=True)
+access(array, b"k", True)
+assert tmesh.cuda.keep(array, "weights") is array
+""")
+    killed("""
+array = tmesh.cuda.open_kept("weights", writable=True)
+assert access(array, b"?", False) == b"k"
+access(array, b"w", True)
+""")
+    assert [(one["name"], one["held"]) for one in tmesh.kept()] == [("weights", 0)]
+    with tmesh.cuda.open_kept("weights") as array:
+        assert (array.shape, array.dtype, array.device, array.kind) == ((3, 4), "int16", "cuda:1", "imported")
+        assert not array.writable and driver_byte(array, 1) == b"w"
+        assert tmesh.kept()[0]["held"] == 1
+        # Shared on, though its maker is dead, and no stream waits for it.
+        with tmesh.cuda.open(array.ref()) as again:
+            assert driver_byte(again, 1) == b"w"
+        raises(tmesh.InvalidError, tmesh.cuda.keep, array, "other", word="its maker keeps it")
+        tmesh.drop("weights")
+        assert driver_byte(array, 1) == b"w"
+    raises(tmesh.NotFoundError, tmesh.cuda.open_kept, "weights", word='nothing is kept as "weights"')
+
+
+@test
+def kept_or_not():
+    with tmesh.cuda.empty(16, "uint8") as array:
+        tmesh.cuda.keep(array, "gpu", lifetime=1000)
+        raises(tmesh.UnsupportedError, tmesh.open_kept, "gpu", word="tmesh.cuda.open_kept")
+        raises(tmesh.ExistsError, tmesh.cuda.keep, array, "gpu")
+        tmesh.cuda.keep(array, "gpu", replace=True, stream=-1)
+        raises(tmesh.InvalidError, tmesh.cuda.keep, array, "")
+        raises(tmesh.InvalidError, tmesh.cuda.keep, array, "x", lifetime=0)
+        raises(tmesh.UnsupportedError, tmesh.cuda.keep, array, "x", mode=0o640, word="module")
+        raises(TypeError, tmesh.cuda.keep, array, 3)
+        raises(TypeError, tmesh.cuda.open_kept, None)
+    raises(tmesh.ReleasedError, tmesh.cuda.keep, array, "x")
+    raises(tmesh.UnsupportedError, tmesh.cuda.open_kept, "gpu", uid=os.getuid() + 1, word="module")
+    assert [one["name"] for one in tmesh.kept()] == ["gpu"]
+    tmesh.keep(numpy.arange(3), "host")
+    raises(tmesh.AccessError, tmesh.cuda.open_kept, "host", word="is this GPU memory?")
+    tensor = tmesh.put(numpy.arange(3), seal=False)
+    with tmesh.cuda.open(tensor.ref(writable=True), writable=True) as array:
+        raises(tmesh.UnsupportedError, tmesh.cuda.keep, array, "x", word="tmesh_keep")
+    for name in ("gpu", "host"):
+        tmesh.drop(name)
+
+
+@test
+def kept_of_a_framework():
+    """What is kept keeps the framework's tensor, here, as what is lent does."""
+    with tmesh.cuda.empty(4096, "uint8") as whole:
+        tensor = Foreign(whole.pointer + 1024)
+        gone = weakref.ref(tensor)
+        with tmesh.cuda.keep(tensor, "tensor") as array:
+            assert array.shape == (2, 3) and array.dtype == "float32"
+        del tensor, array
+        gc.collect()
+        assert gone()
+        with tmesh.cuda.open_kept("tensor") as array:
+            assert array.shape == (2, 3) and array.strides == (3, 1)
+        tmesh.drop("tensor")
+        eventually(lambda: not gone())
 
 
 @test

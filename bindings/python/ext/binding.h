@@ -261,6 +261,12 @@ PyObject *module_write(PyObject *module, PyObject *args);
 extern PyType_Spec held_spec;
 
 /* keep.c */
+/* What is said of keeping, but for opts->mode, and the name; -1 with an exception. */
+int keep_options(struct state *st, PyObject *name_object, PyObject *lifetime, PyObject *gid,
+		 struct tmesh_keep_opts *opts, const char **name);
+/* A name, of whom. */
+int kept_name(struct state *st, PyObject *name_object, PyObject *uid_object, const char **name,
+	      uid_t *uid);
 PyObject *module_keep(PyObject *module, PyObject *args);
 PyObject *module_open_kept(PyObject *module, PyObject *args);
 PyObject *module_kept(PyObject *module, PyObject *unused);

@@ -150,6 +150,35 @@ static PyObject *module_cuda_open(PyObject *module, PyObject *args)
 	return rc ? raise_error(st, &err) : cuda_handle_new(st, memory, &layout);
 }
 
+static PyObject *module_cuda_open_kept(PyObject *module, PyObject *args)
+{
+	struct tmesh_cuda_import_opts opts = {.size = sizeof(opts)};
+	struct state *st = PyModule_GetState(module);
+	PyObject *name_object, *uid_object;
+	struct tmesh_cuda_memory *memory;
+	unsigned long long lease_ns;
+	struct tmesh_layout layout;
+	struct tmesh_error err;
+	struct tmesh_cuda *cuda;
+	const char *name;
+	int writable, rc;
+	uid_t uid;
+
+	if (!PyArg_ParseTuple(args, "OOpiO&:cuda_open_kept", &name_object, &uid_object, &writable,
+			      &opts.device, size_argument, &lease_ns) ||
+	    kept_name(st, name_object, uid_object, &name, &uid))
+		return NULL;
+	opts.rights = writable ? TMESH_READ | TMESH_WRITE : TMESH_READ;
+	opts.lease_ns = lease_ns;
+	cuda = get_cuda(st);
+	if (!cuda)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = cuda_calls.cuda_kept_open(cuda, name, uid, &opts, &memory, &layout, &err);
+	Py_END_ALLOW_THREADS;
+	return rc ? raise_error(st, &err) : cuda_handle_new(st, memory, &layout);
+}
+
 /* The bytes from @low, of the element that lies first and counted from that with all indices 0, to
  * the end of the last one. */
 static int span_of(struct state *st, const struct tmesh_layout *layout, int64_t *low,
@@ -335,6 +364,8 @@ static PyMethodDef functions[] = {
 	 "cuda_alloc(shape, dtype, device, alone, or_host, /)\n--\n\nA CudaHandle."},
 	{"cuda_open", module_cuda_open, METH_VARARGS,
 	 "cuda_open(ref, writable, device, stream, lease_ns, /)\n--\n\nA CudaHandle."},
+	{"cuda_open_kept", module_cuda_open_kept, METH_VARARGS,
+	 "cuda_open_kept(name, uid, writable, device, lease_ns, /)\n--\n\nA CudaHandle."},
 	{"cuda_lend", module_cuda_lend, METH_VARARGS,
 	 "cuda_lend(array, pointer, shape, dtype, strides, /)\n--\n\n"
 	 "A CudaHandle of the array's memory, which keeps the array."},

@@ -137,6 +137,33 @@ static PyObject *handle_share(PyObject *object, PyObject *number)
 	return rc ? raise_error(state_of_handle(object), &err) : PyUnicode_FromString(text);
 }
 
+static PyObject *handle_keep(PyObject *object, PyObject *args)
+{
+	struct tmesh_keep_opts opts = {.size = sizeof(opts)};
+	struct cuda_handle *self = (struct cuda_handle *)object;
+	struct state *st = state_of_handle(object);
+	PyObject *name_object, *lifetime, *gid;
+	struct tmesh_cuda_memory *memory;
+	struct CUstream_st *stream;
+	struct tmesh_error err;
+	const char *name;
+	int replace, rc;
+
+	if (!PyArg_ParseTuple(args, "OpOO&OO&:keep", &name_object, &replace, &lifetime,
+			      uint_argument, &opts.mode, &gid, stream_argument, &stream) ||
+	    keep_options(st, name_object, lifetime, gid, &opts, &name))
+		return NULL;
+	opts.flags |= replace ? TMESH_KEEPING_REPLACE : 0;
+	memory = get_memory(object);
+	if (!memory)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = cuda_calls.cuda_keep(memory, name, &self->layout, stream, &opts, &err);
+	cuda_calls.cuda_memory_unref(memory);
+	Py_END_ALLOW_THREADS;
+	return done(object, rc, &err);
+}
+
 static PyObject *handle_zero(PyObject *object, PyObject *number)
 {
 	struct tmesh_cuda_memory *memory;
@@ -280,6 +307,8 @@ static PyMethodDef methods[] = {
 	{"info", handle_info, METH_NOARGS,
 	 "info($self, /)\n--\n\n(kind, GPU, writable, taken, pointer of the first element)."},
 	{"share", handle_share, METH_O, "share($self, stream, /)\n--\n\nA ref, as JSON."},
+	{"keep", handle_keep, METH_VARARGS,
+	 "keep($self, name, replace, lifetime, mode, gid, stream, /)\n--\n\nUnder a name."},
 	{"zero", handle_zero, METH_O, "zero($self, stream, /)\n--\n\nThe zeros are there then."},
 	{"wait", handle_wait, METH_O, "wait($self, stream, /)\n--\n\nFor what made the array."},
 	{"reclaim", handle_reclaim, METH_O, "reclaim($self, timeout, /)\n--\n\nAs Array's."},

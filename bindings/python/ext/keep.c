@@ -40,6 +40,35 @@ static int lifetime_from_object(struct state *st, PyObject *object, uint64_t *ns
 	return -1;
 }
 
+int keep_options(struct state *st, PyObject *name_object, PyObject *lifetime, PyObject *gid,
+		 struct tmesh_keep_opts *opts, const char **name)
+{
+	unsigned int number;
+
+	if (lifetime_from_object(st, lifetime, &opts->lifetime_ns))
+		return -1;
+	*name = name_from_object(st, name_object);
+	if (!*name || (gid != Py_None && !uint_argument(gid, &number)))
+		return -1;
+	if (gid != Py_None) {
+		opts->flags |= TMESH_KEEPING_GID;
+		opts->gid = (gid_t)number;
+	}
+	return 0;
+}
+
+int kept_name(struct state *st, PyObject *name_object, PyObject *uid_object, const char **name,
+	      uid_t *uid)
+{
+	unsigned int number = (unsigned int)TMESH_KEPT_OWN;
+
+	*name = name_from_object(st, name_object);
+	if (!*name || (uid_object != Py_None && !uint_argument(uid_object, &number)))
+		return -1;
+	*uid = (uid_t)number;
+	return 0;
+}
+
 /* The region of a tensor that has nothing else in it, with a reference. */
 static struct tmesh_region *region_of_whole(struct state *st, PyObject *object)
 {
@@ -64,23 +93,15 @@ PyObject *module_keep(PyObject *module, PyObject *args)
 	struct tmesh_bundle *bundle = NULL;
 	struct tmesh_region *region = NULL;
 	struct tmesh_error err;
-	unsigned int number;
 	const char *name;
 	int replace, rc;
 
 	if (!ctx ||
 	    !PyArg_ParseTuple(args, "OOpOO&O:keep", &what, &name_object, &replace, &lifetime,
 			      uint_argument, &opts.mode, &gid) ||
-	    lifetime_from_object(st, lifetime, &opts.lifetime_ns))
+	    keep_options(st, name_object, lifetime, gid, &opts, &name))
 		return NULL;
-	name = name_from_object(st, name_object);
-	if (!name || (gid != Py_None && !uint_argument(gid, &number)))
-		return NULL;
-	opts.flags = replace ? TMESH_KEEPING_REPLACE : 0;
-	if (gid != Py_None) {
-		opts.flags |= TMESH_KEEPING_GID;
-		opts.gid = (gid_t)number;
-	}
+	opts.flags |= replace ? TMESH_KEEPING_REPLACE : 0;
 	if (Py_TYPE(what) == st->tensor_type)
 		region = region_of_whole(st, what);
 	else
@@ -107,6 +128,15 @@ static bool is_index(struct tmesh_region *region)
 
 	return !tmesh_region_info(region, &info, NULL) &&
 	       strstr(info.description, "\"kind\":\"bundle\"");
+}
+
+/* Of libtmesh-cuda's, as it describes them. */
+static bool is_gpu_memory(struct tmesh_region *region)
+{
+	struct tmesh_region_info info = {.size = sizeof(info)};
+
+	return !tmesh_region_info(region, &info, NULL) && info.backing == TMESH_BACKED_BY_OPAQUE &&
+	       strstr(info.description, ",\"cuda\":{");
 }
 
 /* All of them as Tensors. Takes over their references. */
@@ -145,25 +175,32 @@ PyObject *module_open_kept(PyObject *module, PyObject *args)
 	struct state *st = PyModule_GetState(module);
 	struct tmesh_ctx *ctx = context(st);
 	PyObject *name_object, *uid_object, *result;
-	unsigned int uid = (unsigned int)TMESH_KEPT_OWN;
 	struct tmesh_region **regions;
 	struct tmesh_error err;
 	const char *name;
 	size_t count;
+	uid_t uid;
 	int rc;
 
-	if (!ctx || !PyArg_ParseTuple(args, "OO:open_kept", &name_object, &uid_object))
-		return NULL;
-	name = name_from_object(st, name_object);
-	if (!name || (uid_object != Py_None && !uint_argument(uid_object, &uid)))
+	if (!ctx || !PyArg_ParseTuple(args, "OO:open_kept", &name_object, &uid_object) ||
+	    kept_name(st, name_object, uid_object, &name, &uid))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_kept_open(ctx, name, (uid_t)uid, TMESH_READ, &regions, &count, &err);
+	rc = tmesh_kept_open(ctx, name, uid, TMESH_READ, &regions, &count, &err);
 	Py_END_ALLOW_THREADS;
 	if (rc)
 		return raise_error(st, &err);
-	result = is_index(regions[0]) ? held_of_regions(st, ctx, regions, count)
-				      : tensors_of(st, regions, count);
+	if (is_gpu_memory(regions[0])) {
+		result = raise_code(st, EOPNOTSUPP,
+				    "what is kept as \"%s\" is GPU memory: tmesh.cuda.open_kept "
+				    "opens it",
+				    name);
+		while (count)
+			tmesh_region_unref(regions[--count]);
+	} else {
+		result = is_index(regions[0]) ? held_of_regions(st, ctx, regions, count)
+					      : tensors_of(st, regions, count);
+	}
 	free(regions);
 	return result;
 }

@@ -216,6 +216,29 @@ def lend(array: Any) -> Array:
     return Array(_tmesh.cuda_lend(array, *place), stream)
 
 
+def keep(array: Any, name: str, *, replace: bool = False, lifetime: float | None = None, mode: int = 0o600,
+         gid: int | None = None, stream: int | None = None) -> Array:
+    """Keep an array that lies in memory of tmesh's, allocated in this process, under a name (`tmesh.keep` is for host
+    memory, and says what the arguments mean): it stays when all processes that had it are gone. `open_kept` opens
+    it, `tmesh.kept` lists it, `tmesh.drop` gives it up. Gives the array, or of a framework's what `lend` gives, to be
+    released. What the array's current stream, or `stream`, does up to now is waited for; with -1 nothing is.
+
+    GPU memory cannot be sealed: who opens the name for writing writes to everybody's. The block that the array lies in is
+    kept as a whole: make it with `alone=True`, or keep few that are large. It counts for nothing in the limit of what
+    is kept and stays until it is dropped."""
+    kept = array if isinstance(array, Array) else lend(array)
+    kept._memory.keep(name, replace, lifetime, mode, gid, (kept._stream or 0) if stream is None else stream)
+    return kept
+
+
+def open_kept(name: str, *, writable: bool = False, device: int | None = None, lease: float | None = None,
+              uid: int | None = None) -> Array:
+    """The array that is kept under a name: as `open`, with nothing to wait for. NotFoundError when nothing is kept there;
+    AccessError or ProtocolError when it is no GPU memory. uid: of another user who admits this one (not on
+    memfd)."""
+    return Array(_tmesh.cuda_open_kept(name, uid, writable, -1 if device is None else device, int((lease or 0) * 1e9)))
+
+
 _lock = threading.Lock()
 _foreign: dict[int, object] = {}
 _FOREIGN_KEPT = 256
