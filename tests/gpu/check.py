@@ -5,6 +5,7 @@
 usage: check.py --one NAME     that one, in this process; status 77: it says why it was skipped"""
 
 import ctypes
+import hashlib
 import os
 import shutil
 import signal
@@ -92,6 +93,7 @@ REFS = "refs between processes, access for mapping and resident device, read-onl
 KILLS = "SIGKILL of either side, memory not used again under a holder, reclaim, holders named"
 EVENTS = "interprocess events: a consumer's stream waits, no host does"
 IPC = "cuIpc for foreign memory"
+KEPT = "kept memory opened again when its maker and all who opened it were killed"
 CONTEXT = "a context destroyed under all of these, also when another one was made at its place"
 TORCH = "PyTorch's allocator (`libtmesh-cuda-torch.so`)"
 HOOK = "the preload (`libtmesh-cuda-hook.so`)"
@@ -255,6 +257,37 @@ def killed_producer_takes_nothing(driver):
     assert driver.read(array.pointer + (3 << 20), 4) == b"\7" * 4
     array.release()
     raises(tmesh.NotFoundError, tmesh.cuda.open, ref, word="CUDA_ERROR_INVALID_HANDLE")
+
+
+@test(KEPT)
+def kept_when_all_are_killed(driver):
+    """A process without a context has its descriptor, and nothing else is left."""
+    size, name = 64 << 20, f"check-gpu-{os.getpid()}"
+    try:
+        with Peer() as maker:
+            made = maker.say(keep=size, name=name)["digest"]
+            maker.kill()
+        note(f"nvidia-smi, with nobody but the keeper: {gpu.used_mib()} MiB are used")
+        for _ in range(2):
+            with Peer() as client:
+                assert client.say(kept=name)["digest"] == made
+                client.kill()
+        with tmesh.cuda.open_kept(name, writable=True) as array, Peer() as peer:
+            assert hashlib.sha256(driver.read(array.pointer, size)).hexdigest() == made
+            # By a kernel too, and sent on.
+            with tmesh.cuda.empty(size, "uint8", alone=True) as there:
+                driver.copy_by_kernel(there.pointer, array.pointer, size)
+                assert hashlib.sha256(driver.read(there.pointer, size)).hexdigest() == made
+            driver.write(array.pointer, b"one memory")
+            driver.synchronize()
+            assert bytes.fromhex(peer.ask(array.ref())["bytes"]).startswith(b"one memory")
+            tmesh.drop(name)
+            assert driver.read(array.pointer, 10) == b"one memory"
+            peer.end()
+    finally:
+        if any(one["name"] == name for one in tmesh.kept()):
+            tmesh.drop(name)
+    raises(tmesh.NotFoundError, tmesh.cuda.open_kept, name, word="nothing is kept")
 
 
 @test(KILLS)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The other process of check.py and bench.py: a line of JSON on stdin is an order, a line on stdout its answer."""
 
+import hashlib
 import json
 import os
 import pickle
@@ -30,6 +31,23 @@ def make(order):
     driver.synchronize()
     held.append(array)
     return {"ref": tmesh.cuda.share(array)}
+
+
+def digest(array):
+    return {"digest": hashlib.sha256(driver.read(array.pointer, array.nbytes)).hexdigest()}
+
+
+def keep(order):
+    """Memory of bytes that nobody guesses, under a name."""
+    array = tmesh.cuda.empty(order["keep"], "uint8", alone=True)
+    driver.write(array.pointer, os.urandom(order["keep"]))
+    held.append(tmesh.cuda.keep(array, order["name"]))
+    return digest(array)
+
+
+def open_kept(order):
+    held.append(tmesh.cuda.open_kept(order["kept"]))
+    return digest(held[-1])
 
 
 def unpickle(order):
@@ -121,6 +139,10 @@ def obey(order):
         return opened_by_c(order)
     if "make" in order:
         return make(order)
+    if "keep" in order and "name" in order:
+        return keep(order)
+    if "kept" in order:
+        return open_kept(order)
     if "pickled" in order:
         return unpickle(order)
     if "taken" in order:

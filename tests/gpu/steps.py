@@ -37,7 +37,7 @@ PAGE = Path(gpu.HERE) / "cuda.md"
 
 # By what they tell; then the others, in the order of check.py.
 FIRST = ("two_processes", "killed_producer_takes_nothing", "killed_readers_leak_nothing",
-         "torch_pool_and_training_step", *bench.PARTS)
+         "kept_when_all_are_killed", "torch_pool_and_training_step", *bench.PARTS)
 ORDER = (*FIRST, *(name for name in check.tests if name not in FIRST))
 FIRST_PROGRAM = "scenario"  # before all of them: the driver is there from then on, with what it keeps for itself
 
