@@ -119,6 +119,21 @@ defmodule Machine do
     held
   end
 
+  # By a deadline, however patient otherwise.
+  defp act(["open_by", deadline, how, what], held) do
+    opts = [timeout: 600_000, deadline: String.to_integer(deadline)]
+
+    opened =
+      if how == "ref", do: Tmesh.Net.open(decode(what), opts), else: Tmesh.Net.open_name(what, opts)
+
+    case opened do
+      {:ok, what} -> say("open #{what.byte_size}")
+      {:error, error} -> say("error:#{error.type}")
+    end
+
+    held
+  end
+
   # So many processes that wait for what is offered or published, until they are killed.
   defp act(["wait", count, how, what], held) do
     open =

@@ -609,6 +609,39 @@ def test_waiters_gone(home, reader):
     eventually(lambda: reader.ask("connect", home.node) == "true", lambda: "a connection")
 
 
+def test_deadline(home, reader):
+    """Who opens by a deadline waits no longer, whatever his patience with a home: what was half fetched goes, unless another waits."""
+    large = 128 << 20
+    offer, digest = home.offer(large, "deadline")
+    name = "deadline"
+    assert home.ask("publish", name, 2, large, name).startswith("ok ")
+    home.signal("tmesh-net", signal.SIGSTOP)
+    try:
+        # Of a tensor, of a bundle, and of one of two.
+        assert reader.ask("open_by", 500, "ref", offer) == "error:timeout"
+        assert reader.ask("open_by", 500, "name", name) == "error:timeout"
+        eventually(lambda: not reader.stats()["fetches"], lambda: "an end of the fetch")
+    finally:
+        home.signal("tmesh-net", signal.SIGCONT)
+    for one in (home, reader):
+        eventually(lambda: one.stats()["keys"] == 0, lambda: "an end of the leases")
+
+    def wait(made):
+        assert reader.ask("wait", 1, "ref", made[0]) == "ok"
+        return []
+    (offer, digest), _programs = half_fetched(home, reader, lambda: home.offer(large, f"deadline{random.random()}"), wait)
+    assert reader.ask("open_by", 500, "ref", offer) == "error:timeout"
+    assert reader.stats()["fetches"] == 1, "another waits"
+    assert reader.ask("kill_waiters", 1) == "0"
+    eventually(lambda: not reader.stats()["fetches"], lambda: "an end of the fetch")
+    home.signal("tmesh-net", signal.SIGCONT)
+    # A home that has no key left, and one that answers.
+    assert reader.ask("take_keys", home.node, offer) == "64"
+    assert reader.ask("open_by", 500, "ref", offer) == "error:timeout"
+    assert reader.ask("open_and_give_back", SECONDS * 1000, offer) == digest
+    assert reader.ask("open_by", SECONDS * 1000, "ref", offer) == f"open {large}"
+
+
 def storm(home, reader, rounds, rng):
     """Somebody is killed at a random moment of a fetch: an error or the right bytes, and nothing is left."""
     for number in range(rounds):
@@ -772,7 +805,7 @@ def on_loopback():
         print(f"# TMESH_TEST_SEED={seed}", flush=True)
         play("loopback", *machines[:2], [
             (test_open, ()), (test_beside, ()), (test_home_is_named, ()), (test_withdrawn, ()), (test_many, ()), (test_names, machines[2:]),
-            (test_busy, ()), (test_slow_reader, ()), (test_lies, ()), (test_version, ()), (test_stream, ()), (test_pages, ()), (test_programs, ()), (test_hostile_programs, ()), (test_waiters_gone, ()),
+            (test_busy, ()), (test_slow_reader, ()), (test_lies, ()), (test_version, ()), (test_stream, ()), (test_pages, ()), (test_programs, ()), (test_hostile_programs, ()), (test_waiters_gone, ()), (test_deadline, ()),
             (test_fetcher_killed, ()),
             (storm, (300 if FULL else 12, random.Random(seed)))])
     finally:

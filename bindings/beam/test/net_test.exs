@@ -75,7 +75,17 @@ defmodule Tmesh.NetTest do
       assert {:error, %Error{type: :protocol}} = Net.open(Map.put(map, name, value))
     end
 
-    assert {:error, %Error{type: :invalid}} = Net.open(map, timeout: 0)
+    for wrong <- [
+          [timeout: 0],
+          [timeout: :infinity],
+          [deadline: 0],
+          [deadline: nil],
+          [deadline: 1.5]
+        ] do
+      assert {:error, %Error{type: :invalid}} = Net.open(map, wrong)
+      assert {:error, %Error{type: :invalid}} = Net.open_name("llama", wrong)
+    end
+
     assert {:error, %Error{type: :invalid}} = Net.open(map, patience: 1)
     assert {:error, %Error{type: :protocol}} = Net.withdraw(%{})
   end

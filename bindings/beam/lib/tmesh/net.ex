@@ -52,6 +52,7 @@ defmodule Tmesh.Net do
   alias Tmesh.ZeroCopy.TensorRef
 
   @type offer :: %{String.t() => term()}
+  @type open_option :: {:timeout, pos_integer()} | {:deadline, pos_integer() | :infinity}
 
   # What an open says of memory that is not here: of this machine's kind, or of one with the module where this one
   # has none, or the other way.
@@ -196,14 +197,18 @@ defmodule Tmesh.Net do
   Open what is offered, a map or JSON: as `Tmesh.ZeroCopy.open/2` or `Tmesh.Bundle.open/2` where its memory or a
   copy of it is on this machine, else after a fetch.
 
-  Options: `timeout` - the longest time without an answer or a byte, in milliseconds, of each home (10,000).
+  Options:
+
+    * `timeout` - the longest time without an answer or a byte, in milliseconds, of each home (10,000)
+    * `deadline` - the longest time in all, in milliseconds (`:infinity`). Then it is `:timeout`, and what was half
+      fetched goes, unless others wait for it
 
   Errors: as `Tmesh.ZeroCopy.open/2`; `:not_found` (withdrawn; the home is not connected to this node),
   `:gone` (the home, its fetcher or this one ended meanwhile), `:timeout`, `:not_started` (no net runs
   here, or at home), `:protocol` (not an offer; what came is damaged, or no answer), `:unsupported` (the home's
   net is of another version), `:limit_exceeded`, `:no_memory`. With several homes it is the last one's; of a bundle there is all or nothing.
   """
-  @spec open(offer() | String.t(), timeout: pos_integer()) ::
+  @spec open(offer() | String.t(), [open_option()]) ::
           {:ok, TensorRef.t() | Bundle.t()} | {:error, Error.t()}
   def open(offer, opts \\ [])
 
@@ -214,24 +219,25 @@ defmodule Tmesh.Net do
     end
   end
 
-  def open(%{"kind" => "bundle"} = map, opts) do
-    with {:ok, timeout} <- timeout(opts) do
-      ref = Map.take(map, ~w(v kind id token tensors byte_size regions))
-
-      with {:error, %Error{type: type}} when type in @elsewhere <- Bundle.open(ref),
-           {:ok, wanted} <- Offer.wanted(map),
-           do: open_bundle(ref, wanted, timeout)
-    end
+  def open(%{} = map, opts) do
+    with {:ok, limits} <- limits(opts), do: open_within(map, limits)
   end
 
-  def open(%{} = map, opts) do
-    with {:ok, timeout} <- timeout(opts),
-         {:ok, ref} <- TensorRef.from_map(map),
+  defp open_within(%{"kind" => "bundle"} = map, limits) do
+    ref = Map.take(map, ~w(v kind id token tensors byte_size regions))
+
+    with {:error, %Error{type: type}} when type in @elsewhere <- Bundle.open(ref),
+         {:ok, wanted} <- Offer.wanted(map),
+         do: open_bundle(ref, wanted, limits)
+  end
+
+  defp open_within(map, {timeout, until}) do
+    with {:ok, ref} <- TensorRef.from_map(map),
          key = {map["checksum"], map["region_bytes"]},
          {:none, dead} <- open_had(ref, key),
          {:error, %Error{type: type}} when type in @elsewhere <- ZeroCopy.open(ref),
          {:ok, [wanted]} <- Offer.wanted(map),
-         {:ok, token, region, hold} <- call({:open, wanted, timeout}) do
+         {:ok, token, region, hold} <- call({:open, wanted, timeout, until}) do
       opened = ZeroCopy.open(%TensorRef{ref | token: token, id: region})
       GenServer.cast(__MODULE__, {:opened, hold, have(opened, key, dead)})
       opened
@@ -271,8 +277,8 @@ defmodule Tmesh.Net do
   defp have(_none, key, dead), do: {key, dead, nil}
 
   # The fetched regions are held for the process that asked for them, until the bundle holds them.
-  defp open_bundle(ref, wanted, timeout) do
-    requests = for one <- wanted, do: {:open, one, timeout}
+  defp open_bundle(ref, wanted, {timeout, until}) do
+    requests = for one <- wanted, do: {:open, one, timeout, until}
 
     opened =
       Apart.run(fn watch ->
@@ -291,11 +297,21 @@ defmodule Tmesh.Net do
 
   defp here({:ok, token, region, _hold}), do: %{"token" => token, "id" => region}
 
-  defp timeout(opts) do
-    with {:ok, opts} <- Options.validate(opts, timeout: 10_000) do
-      if is_integer(opts[:timeout]) and opts[:timeout] in 1..0x7FFF_FFFF,
-        do: {:ok, opts[:timeout]},
-        else: invalid("timeout must be milliseconds, more than 0")
+  # Of each home, and until when in all.
+  defp limits(opts) do
+    with {:ok, opts} <- Options.validate(opts, timeout: 10_000, deadline: :infinity) do
+      case {opts[:timeout], opts[:deadline]} do
+        {timeout, :infinity} when timeout in 1..0x7FFF_FFFF ->
+          {:ok, {timeout, :infinity}}
+
+        {timeout, deadline} when timeout in 1..0x7FFF_FFFF and deadline in 1..0x7FFF_FFFF ->
+          {:ok, {timeout, System.monotonic_time(:millisecond) + deadline}}
+
+        _wrong ->
+          invalid(
+            "timeout and deadline must be milliseconds, more than 0, and deadline may be :infinity"
+          )
+      end
     end
   end
 
@@ -365,20 +381,23 @@ defmodule Tmesh.Net do
 
   Errors: of both; `:invalid` (a stream's name).
   """
-  @spec open_name(String.t(), timeout: pos_integer()) ::
+  @spec open_name(String.t(), [open_option()]) ::
           {:ok, TensorRef.t() | Bundle.t()} | {:error, Error.t()}
   def open_name(name, opts \\ []) do
-    case lookup(name) do
-      {:ok, pid} when is_pid(pid) ->
-        invalid(
-          "#{inspect(name)} is a process: Tmesh.Stream.start_link/1 follows a stream, Tmesh.Net.Pages.follow/3 pages"
-        )
+    with :ok <- Names.check(name),
+         {:ok, {_timeout, until} = limits} <- limits(opts) do
+      case Names.lookup(name, until) do
+        {:ok, pid} when is_pid(pid) ->
+          invalid(
+            "#{inspect(name)} is a process: Tmesh.Stream.start_link/1 follows a stream, Tmesh.Net.Pages.follow/3 pages"
+          )
 
-      {:ok, offer} ->
-        open(offer, opts)
+        {:ok, offer} ->
+          open_within(offer, limits)
 
-      {:error, error} ->
-        {:error, error}
+        {:error, error} ->
+          {:error, error}
+      end
     end
   end
 
@@ -389,7 +408,7 @@ defmodule Tmesh.Net do
   bang offer(what :: TensorRef.t() | Bundle.t() | Model.t()) :: offer()
   bang withdraw(offer :: offer()) :: :ok
 
-  bang open(offer :: offer() | String.t(), opts :: [timeout: pos_integer()] \\ []) ::
+  bang open(offer :: offer() | String.t(), opts :: [open_option()] \\ []) ::
          TensorRef.t() | Bundle.t()
 
   bang publish(
@@ -400,7 +419,7 @@ defmodule Tmesh.Net do
   bang unpublish(name :: String.t()) :: :ok
   bang lookup(name :: String.t()) :: offer() | pid()
 
-  bang open_name(name :: String.t(), opts :: [timeout: pos_integer()] \\ []) ::
+  bang open_name(name :: String.t(), opts :: [open_option()] \\ []) ::
          TensorRef.t() | Bundle.t()
 
   bang stats() :: %{atom() => non_neg_integer()}

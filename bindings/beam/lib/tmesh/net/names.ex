@@ -38,9 +38,9 @@ defmodule Tmesh.Net.Names do
     end
   end
 
-  @spec lookup(String.t()) :: {:ok, what()} | {:error, Error.t()}
-  def lookup(name) do
-    with {:ok, all} <- members(name),
+  @spec lookup(String.t(), until :: integer() | :infinity) :: {:ok, what()} | {:error, Error.t()}
+  def lookup(name, until \\ :infinity) do
+    with {:ok, all} <- members(name, until),
          :ok <- same(all, name) do
       case all do
         [] -> {:error, Error.new(:not_found, "nobody who is connected has published that name")}
@@ -53,24 +53,31 @@ defmodule Tmesh.Net.Names do
   def all, do: Enum.sort(:pg.which_groups(__MODULE__))
 
   # The groups say at once who has it, and a moment late that somebody has it now.
-  defp members(name) do
-    some = ask(name, Enum.uniq(:pg.get_members(__MODULE__, name)))
+  defp members(name, until) do
+    some = ask(name, Enum.uniq(:pg.get_members(__MODULE__, name)), until)
 
     with {:ok, []} <- some,
-         do: ask(name, Enum.map([node() | Node.list()], &{Tmesh.Net, &1}))
+         do: ask(name, Enum.map([node() | Node.list()], &{Tmesh.Net, &1}), until)
   end
 
   # What each of them says; those where no net runs, or which do not have it, say nothing.
-  defp ask(name, nets) do
+  defp ask(name, nets, until \\ :infinity) do
     nets
     |> Enum.map(&{&1, :gen_server.send_request(&1, {:published, name})})
-    |> Enum.map(fn {net, request} -> {net, :gen_server.receive_response(request, @answer_ms)} end)
+    |> Enum.map(fn {net, request} ->
+      {net, :gen_server.receive_response(request, patience(until))}
+    end)
     |> Enum.reduce_while({:ok, []}, fn
       {_net, {:reply, {:ok, what}}}, {:ok, all} -> {:cont, {:ok, [what | all]}}
       {net, :timeout}, _all -> {:halt, {:error, silent(net)}}
       {_net, _none}, all -> {:cont, all}
     end)
   end
+
+  defp patience(:infinity), do: @answer_ms
+
+  defp patience(until),
+    do: (until - System.monotonic_time(:millisecond)) |> max(0) |> min(@answer_ms)
 
   defp silent({_name, node}), do: silent(node)
   defp silent(pid) when is_pid(pid), do: silent(node(pid))

@@ -86,8 +86,9 @@ defmodule Tmesh.Net.Server do
     end
   end
 
-  def handle_call({:open, wanted, timeout}, {pid, _tag} = from, state) do
-    waiter = {from, Process.monitor(pid)}
+  def handle_call({:open, wanted, timeout, until}, {pid, _tag} = from, state) do
+    monitor = Process.monitor(pid)
+    waiter = {from, monitor, deadline(until, wanted.checksum, monitor)}
 
     case state.fetches[wanted.checksum] do
       nil ->
@@ -256,6 +257,18 @@ defmodule Tmesh.Net.Server do
 
       _other ->
         {:noreply, state}
+    end
+  end
+
+  # Who waits no longer is told, and the last one takes the fetch along.
+  def handle_info({:late, checksum, monitor}, state) do
+    with %{waiters: waiters} <- state.fetches[checksum],
+         {from, ^monitor, _timer} <- List.keyfind(waiters, monitor, 1) do
+      Process.demonitor(monitor, [:flush])
+      GenServer.reply(from, {:error, Error.new(:timeout, "it was not here by the deadline")})
+      {:noreply, waiter_ended(state, monitor)}
+    else
+      nil -> {:noreply, state}
     end
   end
 
@@ -593,7 +606,8 @@ defmodule Tmesh.Net.Server do
 
       {fetch, state} ->
         monitors =
-          for {from, monitor} <- fetch.waiters do
+          for {from, monitor, timer} <- fetch.waiters do
+            end_deadline(timer)
             GenServer.reply(from, {:ok, message["token"], message["region"], {id, monitor}})
             monitor
           end
@@ -644,7 +658,8 @@ defmodule Tmesh.Net.Server do
   end
 
   defp reply(fetch, error) do
-    Enum.each(fetch.waiters, fn {from, monitor} ->
+    Enum.each(fetch.waiters, fn {from, monitor, timer} ->
+      end_deadline(timer)
       Process.demonitor(monitor, [:flush])
       GenServer.reply(from, {:error, error})
     end)
@@ -655,6 +670,14 @@ defmodule Tmesh.Net.Server do
     next_home(state, checksum, Error.new(type, "Tmesh.Net of #{fetch.home}: #{inspect(reason)}"))
   end
 
+  defp deadline(:infinity, _checksum, _monitor), do: nil
+
+  defp deadline(until, checksum, monitor),
+    do: Process.send_after(self(), {:late, checksum, monitor}, max(until, now()), abs: true)
+
+  defp end_deadline(nil), do: :ok
+  defp end_deadline(timer), do: Process.cancel_timer(timer, async: true, info: false)
+
   # The last one to go takes the fetch along.
   defp waiter_ended(state, monitor) do
     case Enum.find(state.fetches, fn {_sum, f} -> List.keymember?(f.waiters, monitor, 1) end) do
@@ -662,7 +685,10 @@ defmodule Tmesh.Net.Server do
         state
 
       {checksum, fetch} ->
-        case List.keydelete(fetch.waiters, monitor, 1) do
+        {{_from, ^monitor, timer}, waiters} = List.keytake(fetch.waiters, monitor, 1)
+        end_deadline(timer)
+
+        case waiters do
           [] -> give_up(state, checksum, fetch)
           rest -> put_in(state.fetches[checksum], %{fetch | waiters: rest})
         end
