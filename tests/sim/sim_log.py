@@ -283,4 +283,4 @@ if __name__ == "__main__":
         "no-numbers": "a record's number is looked at",
         "run-ahead": "who has read a segment's end waits for the next to begin",
         "no-lap": "who is a round behind says so",
-    }, seeds=1000, full=20000)
+    }, seeds=3000, full=20000)
