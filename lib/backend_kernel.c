@@ -587,6 +587,7 @@ static void fill_info(struct tmesh_region_info *to, const struct tmesh_info *fro
 	to->pinned_bytes = from->pinned_bytes;
 	to->cgroup_id = from->cgroup_id;
 	to->poisoned = from->state & TMESH_STATE_POISONED;
+	to->kept = from->kept != 0;
 }
 
 /* A region that is gone meanwhile, or revoked, has no description. */

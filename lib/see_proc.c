@@ -191,6 +191,7 @@ struct catalogue {
 	size_t room;
 	uint32_t *table; /* index + 1 of infos, by inode */
 	size_t slots;
+	pid_t keeper; /* what it has is kept; 0: none runs */
 };
 
 static uint32_t *catalogue_slot(const struct catalogue *all, uint64_t dev, uint64_t ino)
@@ -247,6 +248,7 @@ static int catalogue_see(struct catalogue *all, const struct sight *sight, bool 
 	}
 	info = &all->infos[*slot - 1];
 	info->handles += counts;
+	info->kept |= sight->pid == all->keeper;
 	return 0;
 }
 
@@ -270,8 +272,17 @@ static int by_id(const void *a, const void *b)
 int tmesh_proc_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, size_t *count,
 		    struct tmesh_error *err)
 {
+	struct tmesh_keeper_info keeper = {.size = sizeof(keeper)};
 	struct catalogue all = {0};
-	int rc = walk(list_fd, list_map, &all, err);
+	struct tmesh_error why;
+	int rc = tmesh_keeper_info(ctx, &keeper, &why);
+
+	/* A keeper that does not answer keeps nobody from seeing the rest. */
+	if (rc)
+		tmesh_log(ctx, TMESH_LOG_WARN, "which regions are kept is not known: %s",
+			  why.message);
+	all.keeper = keeper.pid;
+	rc = walk(list_fd, list_map, &all, err);
 
 	free(all.files);
 	free(all.table);

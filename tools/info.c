@@ -33,6 +33,8 @@ const char *info_state(const struct tmesh_region_info *info)
 		return "revoked";
 	if (info->poisoned)
 		return "poisoned";
+	if (info->kept)
+		return "kept";
 	return info->sealed ? "sealed" : "open";
 }
 
@@ -49,6 +51,7 @@ json_t *info_json(const struct tmesh_region_info *info)
 	json_object_set_new(value, "sealed", json_boolean(info->sealed));
 	json_object_set_new(value, "revoked", json_boolean(info->revoked));
 	json_object_set_new(value, "poisoned", json_boolean(info->poisoned));
+	json_object_set_new(value, "kept", json_boolean(info->kept));
 	json_object_set_new(value, "uid", json_integer(info->uid));
 	json_object_set_new(value, "gid", json_integer(info->gid));
 	json_object_set_new(value, "mode", json_integer(info->mode));

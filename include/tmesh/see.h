@@ -61,6 +61,9 @@ struct tmesh_region_info {
 	uint64_t pinned_bytes; /* of a revoked region */
 	uint64_t cgroup_id;    /* whose memory control group is charged; 0: unknown */
 	bool poisoned;	       /* somebody came upon a page of it that has a memory error */
+	bool kept; /* under a name (tmesh/keep.h), or held by a ref (tmesh/hold.h); memfd:
+		    * in lists alone, and only by the keeper of the context's runtime
+		    * directory */
 };
 int tmesh_region_info(struct tmesh_region *region, struct tmesh_region_info *info,
 		      struct tmesh_error *err);

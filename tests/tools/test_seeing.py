@@ -103,7 +103,7 @@ class See(Base):
             "id": str, "backend": str, "label": str, "bytes": int, "alloc_bytes": int,
             "backing": str, "views": int, "pinned_bytes": int, "fence_value": int,
             "fence": str, "cgroup_id": int,
-            "huge_bytes": int, "sealed": bool, "revoked": bool, "poisoned": bool, "uid": int, "gid": int,
+            "huge_bytes": int, "sealed": bool, "revoked": bool, "poisoned": bool, "kept": bool, "uid": int, "gid": int,
             "mode": int, "node": (int, type(None)), "handles": int, "pinning_handles": int,
             "exports": int, "attachments": int, "linger_ms": int, "created_ns": int,
             "tensor": (dict, type(None)), "description": str,

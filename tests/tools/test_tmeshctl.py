@@ -181,6 +181,28 @@ class Model(Base):
         tool("drop", "theirs")
         refused("nothing is kept", "drop", "theirs")
 
+    def test_ls_tells_what_is_kept(self):
+        """While somebody holds it and when nobody does, of both what nobody keeps is told apart."""
+        def states():
+            titles, *rows = tool("ls")[0].decode().splitlines()
+            at = titles.index("STATE")
+            return {row[:16]: row[at:].split()[0] for row in rows}, {one["id"]: one["kept"] for one in answer("ls")}
+
+        with held("put", "--unsealed", "--manage-token", self.file(b"kept")) as mine, held("put", self.file(b"x")) as other:
+            tool("seal", mine["manage_token"])
+            self.assertEqual({states()[0][one["id"]] for one in (mine, other)}, {"sealed"})
+            tool("keep", mine["manage_token"], "mine")
+            self.addCleanup(subprocess.run, [TOOL, "drop", "mine"], capture_output=True)
+            words, told = states()
+            self.assertEqual((words[mine["id"]], told[mine["id"]]), ("kept", True))
+            self.assertEqual((words[other["id"]], told[other["id"]]), ("sealed", False))
+            self.assertTrue(answer("show", mine["id"])["kept"])
+        words, told = states()
+        self.assertEqual((words[mine["id"]], told[mine["id"]]), ("kept", True))
+        self.assertNotIn(other["id"], told)
+        tool("drop", "mine")
+        self.assertNotIn(mine["id"], states()[1])
+
     def test_a_file_is_not_kept_by_its_name(self):
         wrong_usage("is a file: --file keeps its bytes", "keep", self.write(), "x")
         refused("Is a directory", "keep", "--file", self.dir, "x")

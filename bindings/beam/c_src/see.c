@@ -71,6 +71,7 @@ static ERL_NIF_TERM make_region_info(ErlNifEnv *env, const struct tmesh_region_i
 		{"sealed", make_bool(env, info->sealed)},
 		{"revoked", make_bool(env, info->revoked)},
 		{"poisoned", make_bool(env, info->poisoned)},
+		{"kept", make_bool(env, info->kept)},
 		{"uid", enif_make_uint(env, info->uid)},
 		{"gid", enif_make_uint(env, info->gid)},
 		{"mode", enif_make_uint(env, info->mode)},

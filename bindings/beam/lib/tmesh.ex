@@ -154,7 +154,7 @@ defmodule Tmesh do
     * `description` - what it holds, as its maker wrote it; `tensor` - the same as a map of `dtype`,
       `shape`, `strides`, `offset` and `byte_size`, or `nil` where it is none
     * `bytes` (as asked), `alloc_bytes` (in whole pages), `huge_bytes` (of them in huge pages)
-    * `sealed`, `revoked`, `poisoned`, `uid`, `gid`, `mode`, `node` (of NUMA; `nil`: any)
+    * `sealed`, `revoked`, `poisoned`, `kept`, `uid`, `gid`, `mode`, `node` (of NUMA; `nil`: any)
     * `handles`, `pinning_handles`, `exports`, `attachments`, `views` - how many of all processes, as
       far as they can be seen
     * `linger_ms`, `created_ns` (CLOCK_MONOTONIC), `pinned_bytes`, `fence_value`, `fence` (`:idle`,

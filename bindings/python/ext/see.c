@@ -151,14 +151,15 @@ static PyObject *dict_from_info(const void *item)
 #undef NARROW
 	};
 	PyObject *dict = Py_BuildValue(
-		"{sNssszsNsNsNsNsNsNsNss}", "id", text_from_id(info->id), "backend",
+		"{sNssszsNsNsNsNsNsNsNsNss}", "id", text_from_id(info->id), "backend",
 		tmesh_backend_name(info->backend), "backing", tmesh_backing_name(info->backing),
 		"label", foreign_text(info->label, sizeof(info->label)), "description",
 		foreign_text(info->description, sizeof(info->description)), "tensor",
 		tensor_of_text(info->description, sizeof(info->description)), "sealed",
 		PyBool_FromLong(info->sealed), "revoked", PyBool_FromLong(info->revoked),
-		"poisoned", PyBool_FromLong(info->poisoned), "node",
-		number_or_none((uint64_t)info->node, info->node >= 0), "fence", fence_text(info));
+		"poisoned", PyBool_FromLong(info->poisoned), "kept", PyBool_FromLong(info->kept),
+		"node", number_or_none((uint64_t)info->node, info->node >= 0), "fence",
+		fence_text(info));
 
 	for (size_t i = 0; dict && i < sizeof(numbers) / sizeof(*numbers); i++) {
 		const void *at = (const char *)info + numbers[i].offset;

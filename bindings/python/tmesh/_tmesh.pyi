@@ -82,6 +82,7 @@ class Region(TypedDict):
     sealed: bool
     revoked: bool
     poisoned: bool
+    kept: bool
     uid: int
     gid: int
     mode: int
