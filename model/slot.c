@@ -18,6 +18,8 @@
 #include <tmesh/slot.h>
 #pragma GCC visibility pop
 
+#include "slot_name.h"
+
 #define SLOT_MAGIC 0x53304d54u /* "TM0S" */
 #define ENTRIES 2
 #define MAX_REF 16384u
@@ -61,12 +63,22 @@ static struct entry *entry_of(const struct head *head, uint64_t max_ref, uint64_
 struct tmesh_slot {
 	atomic_uint refs;
 	struct model_board board;
+	struct slot_name name;
 	struct head *head;
 	uint32_t max_ref;
 	pthread_mutex_t lock;
 	struct tmesh_bundle *bundle; /* the newest; under lock */
 	char *text;		     /* room for a ref; under lock */
 };
+
+static int be_named(struct tmesh_slot *slot, struct tmesh_ctx *ctx, const char *name,
+		    struct tmesh_error *err)
+{
+	char token[TMESH_TOKEN_SIZE] = "";
+	int rc = tmesh_slot_token(slot, token, err);
+
+	return rc ? rc : slot_name_take(&slot->name, ctx, name, token, err);
+}
 
 int tmesh_slot_create(struct tmesh_ctx *ctx, const struct tmesh_slot_opts *opts,
 		      struct tmesh_slot **out, struct tmesh_error *err)
@@ -78,16 +90,22 @@ int tmesh_slot_create(struct tmesh_ctx *ctx, const struct tmesh_slot_opts *opts,
 	if (!rc && (o.reserved || o.max_ref > TMESH_BUNDLE_MAX_REF))
 		rc = tmesh_fail(err, -EINVAL, "max_ref is %u; %u is the most, and reserved is 0",
 				o.max_ref, TMESH_BUNDLE_MAX_REF);
+	if (!rc && o.name)
+		rc = slot_name_check(o.name, err);
 	if (rc)
 		return rc;
 	slot = calloc(1, sizeof(*slot));
 	if (!slot)
 		return tmesh_fail(err, -ENOMEM, "no memory for a slot");
 	atomic_init(&slot->refs, 1);
+	slot->name = (struct slot_name){.file.fd = -1, .dir = -1};
 	slot->max_ref = ((o.max_ref ? o.max_ref : MAX_REF) + 7) & ~7u;
 	slot->text = calloc(1, slot->max_ref);
 	if (slot->text)
-		rc = model_board_create(&slot->board, ctx, SLOT_MAGIC, o.label ? o.label : "slot",
+		rc = model_board_create(&slot->board, ctx, SLOT_MAGIC,
+					o.label	 ? o.label
+					: o.name ? o.name
+						 : "slot",
 					board_bytes(slot->max_ref), err);
 	else
 		rc = tmesh_fail(err, -ENOMEM, "no memory for a slot");
@@ -99,8 +117,12 @@ int tmesh_slot_create(struct tmesh_ctx *ctx, const struct tmesh_slot_opts *opts,
 	pthread_mutex_init(&slot->lock, NULL);
 	slot->head = slot->board.addr;
 	slot->head->max_ref = slot->max_ref;
-	*out = slot;
-	return 0;
+	rc = o.name ? be_named(slot, ctx, o.name, err) : 0;
+	if (rc)
+		tmesh_slot_unref(slot);
+	else
+		*out = slot;
+	return rc;
 }
 
 struct tmesh_slot *tmesh_slot_ref(struct tmesh_slot *slot)
@@ -113,6 +135,7 @@ void tmesh_slot_unref(struct tmesh_slot *slot)
 {
 	if (!slot || atomic_fetch_sub_explicit(&slot->refs, 1, memory_order_acq_rel) != 1)
 		return;
+	slot_name_give_up(&slot->name);
 	model_board_close(&slot->board);
 	tmesh_bundle_unref(slot->bundle);
 	free(slot->text);
@@ -260,6 +283,22 @@ int tmesh_slot_open(struct tmesh_ctx *ctx, const char *token, struct tmesh_slot_
 	reader->family = family;
 	*out = reader;
 	return 0;
+}
+
+int tmesh_slot_open_named(struct tmesh_ctx *ctx, const char *name, struct tmesh_slot_reader **out,
+			  struct tmesh_error *err)
+{
+	char token[TMESH_TOKEN_SIZE];
+	int rc = slot_name_check(name ? name : "", err);
+
+	if (!rc)
+		rc = slot_name_find(ctx, name, token, err);
+	if (rc)
+		return rc;
+	rc = tmesh_slot_open(ctx, token, out, err);
+	/* What a killed publisher has left. */
+	return rc == -ENOENT ? tmesh_fail(err, rc, "no slot is published as \"%s\" any more", name)
+			     : rc;
 }
 
 void tmesh_slot_close(struct tmesh_slot_reader *reader)

@@ -27,6 +27,8 @@
 extern "C" {
 #endif
 
+#define TMESH_SLOT_NAME_LEN 63
+
 struct tmesh_slot;
 struct tmesh_slot_reader;
 struct tmesh_slot_value;
@@ -37,11 +39,22 @@ struct tmesh_slot_opts {
 	uint32_t max_ref;  /* bytes of the longest bundle ref (tmesh_bundle_ref_size()), at most
 			    * TMESH_BUNDLE_MAX_REF; 0: 16 KiB, for about 130 regions */
 	uint32_t reserved; /* 0 */
+	const char *name;  /* by which readers of this user find it: 1 to TMESH_SLOT_NAME_LEN bytes
+			    * of UTF-8 without control characters; it is the default of @label.
+			    * NULL: none, only the token leads here */
 };
 
 /*
  * Make an empty slot. This process is its publisher until the last reference is dropped.
- * Return: 0; -EINVAL, -ENOMEM, -EMFILE.
+ *
+ * A name is this slot's as long as the slot is there. It is free again when the slot has ended or
+ * its process has died, in whatever way. Names are one for each user and runtime directory
+ * (tmesh_ctx_runtime_dir()), on both backends; names of kept regions are others.
+ *
+ * Return: 0; -EINVAL, -EEXIST (a living process publishes a slot under that name), -EACCES (in
+ * the name's place is something else: the message says what to remove), -ETIMEDOUT (another process
+ * is taking the name, and is stopped), -ENOSPC, -ENOMEM, -EMFILE; for a name also errors as
+ * tmesh_ctx_runtime_dir().
  */
 int tmesh_slot_create(struct tmesh_ctx *ctx, const struct tmesh_slot_opts *opts,
 		      struct tmesh_slot **out, struct tmesh_error *err);
@@ -73,6 +86,13 @@ uint64_t tmesh_slot_generation(const struct tmesh_slot *slot);
  */
 int tmesh_slot_open(struct tmesh_ctx *ctx, const char *token, struct tmesh_slot_reader **out,
 		    struct tmesh_error *err);
+/*
+ * The same of the slot that has this name now; a reader stays with its slot when the name becomes
+ * another's. Return: as tmesh_slot_open(), -ENOENT also when no slot has the name; -EINVAL (that is
+ * no name), -EACCES (in its place is something else); errors as tmesh_ctx_runtime_dir().
+ */
+int tmesh_slot_open_named(struct tmesh_ctx *ctx, const char *name, struct tmesh_slot_reader **out,
+			  struct tmesh_error *err);
 /* Values on which the caller has references stay valid. */
 void tmesh_slot_close(struct tmesh_slot_reader *reader);
 

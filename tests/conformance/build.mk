@@ -7,9 +7,9 @@ CONFORM     := tests/conformance
 CONFORM_OUT := $(B)/tests/conformance
 CONFORM_BEAM := $(CONFORM_OUT)/Elixir.Tmesh.ConformanceDriver.beam
 
-$(CONFORM_OUT)/driver: $(wildcard $(CONFORM)/*.[ch] include/tmesh/*.h) $(LIB_ASAN)
+$(CONFORM_OUT)/driver: $(wildcard $(CONFORM)/*.[ch] include/tmesh/*.h) $(B)/libtmesh-model-asan.a $(LIB_ASAN)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 -pthread $(ASAN_FLAGS) $(filter %.c,$^) $(LIB_ASAN) $(LIB_LIBS) -o $@
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 -pthread $(ASAN_FLAGS) $(filter %.c %.a,$^) $(MODEL_LIBS) -o $@
 
 $(CONFORM_BEAM): $(CONFORM)/driver.ex | beam
 	@mkdir -p $(@D)

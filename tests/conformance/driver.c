@@ -96,6 +96,8 @@ static void drop(struct object *object)
 	tmesh_arena_unref(object->arena);
 	tmesh_bundle_unref(object->bundle);
 	tmesh_region_unref(object->pin);
+	tmesh_slot_unref(object->slot);
+	tmesh_slot_close(object->reader);
 	if (object->fd)
 		close(object->fd);
 	memset(object, 0, sizeof(*object));

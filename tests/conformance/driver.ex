@@ -47,7 +47,7 @@ defmodule Tmesh.ConformanceDriver do
   defp option([key, "true"], _objects), do: {String.to_atom(key), true}
   defp option([key, "false"], _objects), do: {String.to_atom(key), false}
 
-  defp option([key, text], _objects) when key in ~w(label metadata),
+  defp option([key, text], _objects) when key in ~w(label metadata name),
     do: {String.to_atom(key), text}
 
   defp option(["mode", text], _objects), do: {:mode, String.to_integer(text, 8)}
@@ -322,8 +322,21 @@ defmodule Tmesh.ConformanceDriver do
     end
   end
 
-  defp run("slot", [name], [], objects) do
-    with {:ok, slot} <- Slot.create(), do: {:ok, slot.token, Map.put(objects, name, slot)}
+  defp run("slot", [name], options, objects) do
+    with {:ok, slot} <- Slot.create(options), do: {:ok, slot.token, Map.put(objects, name, slot)}
+  end
+
+  defp run("publish", [name, what], [], objects) do
+    with {:ok, generation} <- Slot.publish(objects[name], objects[what]),
+         do: {:ok, to_string(generation)}
+  end
+
+  defp run("named", [to, name], [], objects) do
+    with {:ok, reader} <- Slot.open_named(name), do: {:ok, "", Map.put(objects, to, reader)}
+  end
+
+  defp run("value", [to, name], [], objects) do
+    with {:ok, value} <- Slot.read(objects[name]), do: bundle({:ok, value.bundle}, to, objects)
   end
 
   defp run("reset", [], [], objects) do
@@ -343,7 +356,7 @@ defmodule Tmesh.ConformanceDriver do
   defp drop(%Bundle{} = bundle), do: Bundle.release(bundle)
   defp drop(%Descriptor{} = descriptor), do: Descriptor.close(descriptor)
   defp drop({:"$socket", _reference} = socket), do: :socket.close(socket)
-  defp drop(%Slot{} = slot), do: Slot.close(slot)
+  defp drop(%kind{} = slot) when kind in [Slot, Slot.Reader], do: Slot.close(slot)
   defp drop(%Arena{}), do: :ok
 
   defp drop(holder) when is_pid(holder) do

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <tmesh/slot.h>
 #include <tmesh/tmesh.h>
 
 #define MS INT64_C(1000000)
@@ -21,6 +22,8 @@ struct object {
 	struct tmesh_arena *arena;
 	struct tmesh_bundle *bundle;
 	struct tmesh_region *pin;
+	struct tmesh_slot *slot;
+	struct tmesh_slot_reader *reader;
 	int fd; /* 0: none */
 };
 

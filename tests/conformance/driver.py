@@ -274,9 +274,22 @@ def kept(to, name):
     return keep(to, found)
 
 
-def slot(name):
-    objects[name] = tmesh.Slot()
-    return objects[name].token
+def slot(to, name=None):
+    objects[to] = tmesh.Slot(name=name)
+    return objects[to].token
+
+
+def publish(name, what):
+    return str(objects[name].publish(objects[what]))
+
+
+def named(to, name):
+    objects[to] = tmesh.Slot.open_named(name)
+    return ""
+
+
+def value(to, name):
+    return look_bundle(to, objects[name].read())
 
 
 def drop(name):
@@ -319,7 +332,8 @@ def reset():
 VERBS = {verb.__name__: verb for verb in (
     create, put, ref, flush, look, read, write, hold, seal, release, regions, holders, cap, stats, arena, channel,
     join, send, recv, close, reset, revoke, reclaim, pin, unpin, lease, touch, signal, wait, gather, private, export,
-    listen, connect, accept, hand, take, bundle, unbundle, member, kept, drop, slot)} | {
+    listen, connect, accept, hand, take, bundle, unbundle, member, kept, drop, slot, publish, named,
+    value)} | {
         "open": open_ref, "backend": tmesh.backend, "import": import_dmabuf, "keep": keep_under}
 
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* The driver's verbs beyond tensors and channels: leases, revocation, fences, memory in other
- * forms, hand-over, bundles, kept regions. */
+ * forms, hand-over, bundles, kept regions, slots. */
 #include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -326,28 +326,63 @@ static int member(void)
 	return made(rc ? rc : tmesh_bundle_tensor(it, i, &out, &why), &out);
 }
 
+/* Slots */
+static int slot(void)
+{
+	struct tmesh_slot_opts opts = {.size = sizeof(opts), .name = option("name")};
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_slot *it;
+	int rc = tmesh_slot_create(ctx, &opts, &it, &why);
+
+	if (rc)
+		return rc;
+	keep(field(1), (struct object){.slot = it});
+	rc = tmesh_slot_token(it, token, &why);
+	if (!rc)
+		say("%s", token);
+	return rc;
+}
+
+static int publish(void)
+{
+	uint64_t generation;
+	int rc =
+		tmesh_slot_publish(find(field(1))->slot, find(field(2))->bundle, &generation, &why);
+
+	if (!rc)
+		say("%" PRIu64, generation);
+	return rc;
+}
+
+static int open_named(void)
+{
+	struct tmesh_slot_reader *it;
+	int rc = tmesh_slot_open_named(ctx, field(2), &it, &why);
+
+	if (!rc)
+		keep(field(1), (struct object){.reader = it});
+	return rc;
+}
+
+static int value(void)
+{
+	struct tmesh_slot_value *newest;
+	struct tmesh_bundle *it = NULL;
+	int rc = tmesh_slot_read(find(field(2))->reader, &newest, &why);
+
+	if (!rc)
+		it = tmesh_bundle_ref(tmesh_slot_value_bundle(newest));
+	return say_bundle(rc, &it);
+}
+
 const struct verb reach_verbs[] = {
-	{"revoke", take_back},
-	{"reclaim", reclaim},
-	{"pin", pin},
-	{"lease", lease},
-	{"touch", touch},
-	{"signal", signal_fence},
-	{"wait", wait_for_fence},
-	{"gather", gather},
-	{"private", private_view},
-	{"export", export},
-	{"import", import},
-	{"listen", listen_at},
-	{"connect", connect_to},
-	{"accept", accept_one},
-	{"hand", hand},
-	{"take", take},
-	{"bundle", bundle},
-	{"unbundle", unbundle},
-	{"member", member},
-	{"keep", keep_under},
-	{"kept", open_kept},
-	{"drop", drop_kept},
-	{NULL},
+	{"revoke", take_back},	  {"reclaim", reclaim},	  {"pin", pin},
+	{"lease", lease},	  {"touch", touch},	  {"signal", signal_fence},
+	{"wait", wait_for_fence}, {"gather", gather},	  {"private", private_view},
+	{"export", export},	  {"import", import},	  {"listen", listen_at},
+	{"connect", connect_to},  {"accept", accept_one}, {"hand", hand},
+	{"take", take},		  {"bundle", bundle},	  {"unbundle", unbundle},
+	{"member", member},	  {"keep", keep_under},	  {"kept", open_kept},
+	{"drop", drop_kept},	  {"slot", slot},	  {"publish", publish},
+	{"named", open_named},	  {"value", value},	  {NULL},
 };

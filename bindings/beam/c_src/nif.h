@@ -345,6 +345,7 @@ NIF(slot_create);
 NIF(slot_publish);
 NIF(slot_generation);
 NIF(slot_open);
+NIF(slot_open_named);
 NIF(slot_read);
 NIF(slot_watch);
 NIF(slot_close);

@@ -71,11 +71,12 @@ static struct tmesh_slot *get_slot(ErlNifEnv *env, ERL_NIF_TERM term, struct tme
 	return taken;
 }
 
-/* slot_create(context, label, max_ref) -> {ok, {slot, token}} */
+/* slot_create(context, label, max_ref, name | nil) -> {ok, {slot, token}} */
 NIF(slot_create)
 {
 	struct tmesh_slot_opts opts = {.size = sizeof(opts)};
-	char label[TMESH_LABEL_LEN + 1], token[TMESH_TOKEN_SIZE];
+	char label[TMESH_LABEL_LEN + 1], name[TMESH_SLOT_NAME_LEN + 1], token[TMESH_TOKEN_SIZE];
+	bool named = !enif_is_identical(argv[3], atoms.nil);
 	struct context *context;
 	struct tmesh_error err;
 	ERL_NIF_TERM term;
@@ -90,7 +91,13 @@ NIF(slot_create)
 		       TMESH_LABEL_LEN);
 		return make_error(env, &err);
 	}
+	if (named && !get_text(env, argv[3], name, sizeof(name))) {
+		refuse(&err, -EINVAL, "a slot's name is a string of at most %d bytes",
+		       TMESH_SLOT_NAME_LEN);
+		return make_error(env, &err);
+	}
 	opts.label = *label ? label : NULL;
+	opts.name = named ? name : NULL;
 	slot = enif_alloc_resource(slot_type, sizeof(*slot));
 	*slot = (struct slot){.garbage = garbage_alloc(drop_slot)};
 	pthread_mutex_init(&slot->lock, NULL);
@@ -197,10 +204,14 @@ void slot_reader_dtor(ErlNifEnv *env, void *object)
 	enif_release_resource(reader->end);
 }
 
-/* slot_open(context, token) -> {ok, reader} */
-NIF(slot_open)
+/* Both calls take a text that leads to a slot. */
+typedef int (*open_fn)(struct tmesh_ctx *ctx, const char *text, struct tmesh_slot_reader **out,
+		       struct tmesh_error *err);
+
+static ERL_NIF_TERM open_by(ErlNifEnv *env, const ERL_NIF_TERM argv[], open_fn open, int code,
+			    const char *no_text)
 {
-	char token[TMESH_TOKEN_SIZE];
+	char text[TMESH_TOKEN_SIZE];
 	struct slot_reader *reader;
 	struct context *context;
 	struct slot_end *end;
@@ -209,8 +220,8 @@ NIF(slot_open)
 
 	if (!get_context(env, argv[0], &context, &err))
 		return make_error(env, &err);
-	if (!get_text(env, argv[1], token, sizeof(token))) {
-		refuse(&err, -EPROTO, "not a slot's token");
+	if (!get_text(env, argv[1], text, sizeof(text))) {
+		refuse(&err, code, "%s", no_text);
 		return make_error(env, &err);
 	}
 	end = enif_alloc_resource(slot_end_type, sizeof(*end));
@@ -223,7 +234,7 @@ NIF(slot_open)
 		enif_release_resource(end);
 		return make_error(env, &err);
 	}
-	if (tmesh_slot_open(context->ctx, token, &end->reader, &err))
+	if (open(context->ctx, text, &end->reader, &err))
 		end->reader = NULL;
 	end_opening(context);
 	if (!end->reader) {
@@ -235,6 +246,20 @@ NIF(slot_open)
 	term = make_ok(env, enif_make_resource(env, reader));
 	enif_release_resource(reader);
 	return term;
+}
+
+/* slot_open(context, token) -> {ok, reader} */
+NIF(slot_open)
+{
+	return open_by(env, argv, tmesh_slot_open, -EPROTO, "not a slot's token");
+}
+
+/* slot_open_named(context, name) -> {ok, reader} */
+NIF(slot_open_named)
+{
+	_Static_assert(TMESH_SLOT_NAME_LEN < TMESH_TOKEN_SIZE, "room for either");
+	return open_by(env, argv, tmesh_slot_open_named, -EINVAL,
+		       "a slot's name is a string of at most 63 bytes");
 }
 
 static bool get_end(ErlNifEnv *env, ERL_NIF_TERM term, struct slot_end **end,

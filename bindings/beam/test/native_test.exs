@@ -29,7 +29,7 @@ defmodule Tmesh.NativeTest do
     {:ok, bundle_json} = Native.bundle_ref(bundle, :read, nil)
     {:ok, model} = Native.model_load(context, model_file(), false, false, false, "", nil)
 
-    {:ok, {slot, slot_token}} = Native.slot_create(context, "slot", 0)
+    {:ok, {slot, slot_token}} = Native.slot_create(context, "slot", 0, "native test")
     {:ok, reader} = Native.slot_open(context, slot_token)
     {:ok, _generation} = Native.slot_publish(slot, bundle)
 
@@ -98,9 +98,10 @@ defmodule Tmesh.NativeTest do
       bundle_tensor: [bundle, "a"],
       bundle_ref: [bundle, :read, 1_000_000],
       bundle_release: [bundle],
-      slot_create: [context, "slot", 0],
+      slot_create: [context, "slot", 0, nil],
       slot_generation: [slot],
       slot_open: [context, slot_token],
+      slot_open_named: [context, "native test"],
       slot_read: [reader, nil],
       slot_watch: [reader, :changed],
       slot_publish: [slot, nil],

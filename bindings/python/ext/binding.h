@@ -275,6 +275,7 @@ PyObject *module_drop(PyObject *module, PyObject *name);
 /* slot.c */
 PyObject *module_make_slot(PyObject *module, PyObject *args);
 PyObject *module_open_slot(PyObject *module, PyObject *token);
+PyObject *module_open_named_slot(PyObject *module, PyObject *name);
 extern PyType_Spec slot_spec;
 extern PyType_Spec slot_reader_spec;
 

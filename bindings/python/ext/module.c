@@ -458,8 +458,10 @@ static PyMethodDef functions[] = {
 	 "Give up a name of this user's. What nobody holds of it is gone when the call returns;\n"
 	 "holders keep theirs. NotFoundError when nothing is kept under it."},
 	{"make_slot", module_make_slot, METH_VARARGS,
-	 "make_slot(label, max_ref, /)\n--\n\nA SlotHandle."},
+	 "make_slot(label, max_ref, name, /)\n--\n\nA SlotHandle."},
 	{"open_slot", module_open_slot, METH_O, "open_slot(token, /)\n--\n\nA SlotReaderHandle."},
+	{"open_named_slot", module_open_named_slot, METH_O,
+	 "open_named_slot(name, /)\n--\n\nA SlotReaderHandle."},
 	{"make_page_pool", module_make_page_pool, METH_VARARGS,
 	 "make_page_pool(page_bytes, page_tokens, slab_pages, max_pages, devices, heads, /)\n--\n\n"
 	 "A PagePoolHandle."},

@@ -16,6 +16,11 @@ PyObject *module_open_slot(PyObject *module, PyObject *token)
 	return raise_left_out(PyModule_GetState(module));
 }
 
+PyObject *module_open_named_slot(PyObject *module, PyObject *name)
+{
+	return raise_left_out(PyModule_GetState(module));
+}
+
 #else
 
 #include <string.h>
@@ -62,8 +67,8 @@ PyObject *module_make_slot(PyObject *module, PyObject *args)
 	struct slot *self;
 	int rc;
 
-	if (!ctx ||
-	    !PyArg_ParseTuple(args, "zO&:make_slot", &opts.label, uint_argument, &opts.max_ref))
+	if (!ctx || !PyArg_ParseTuple(args, "zO&z:make_slot", &opts.label, uint_argument,
+				      &opts.max_ref, &opts.name))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS;
 	rc = tmesh_slot_create(ctx, &opts, &slot, &err);
@@ -199,30 +204,35 @@ static struct tmesh_slot_reader *reader_get(PyObject *object)
 	return self->reader;
 }
 
-PyObject *module_open_slot(PyObject *module, PyObject *object)
+/* Both calls take a text that leads to a slot. */
+typedef int (*open_fn)(struct tmesh_ctx *ctx, const char *text, struct tmesh_slot_reader **out,
+		       struct tmesh_error *err);
+
+static PyObject *open_by(PyObject *module, PyObject *object, open_fn open, const char *what,
+			 int zero)
 {
 	struct state *st = PyModule_GetState(module);
 	struct tmesh_ctx *ctx = context(st);
 	struct tmesh_slot_reader *reader;
 	struct tmesh_error err;
 	struct reader *self;
-	const char *token;
+	const char *text;
 	Py_ssize_t length;
 	int rc;
 
 	if (!ctx)
 		return NULL;
 	if (!PyUnicode_Check(object)) {
-		PyErr_Format(PyExc_TypeError, "a slot's token is a str, not %R", object);
+		PyErr_Format(PyExc_TypeError, "a slot's %s is a str, not %R", what, object);
 		return NULL;
 	}
-	token = PyUnicode_AsUTF8AndSize(object, &length);
-	if (!token)
+	text = PyUnicode_AsUTF8AndSize(object, &length);
+	if (!text)
 		return NULL;
-	if ((Py_ssize_t)strlen(token) != length)
-		return raise_code(st, EPROTO, "not a token: it holds a zero");
+	if ((Py_ssize_t)strlen(text) != length)
+		return raise_code(st, zero, "not a %s: it holds a zero", what);
 	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_slot_open(ctx, token, &reader, &err);
+	rc = open(ctx, text, &reader, &err);
 	Py_END_ALLOW_THREADS;
 	if (rc)
 		return raise_error(st, &err);
@@ -232,6 +242,16 @@ PyObject *module_open_slot(PyObject *module, PyObject *object)
 	else
 		tmesh_slot_close(reader);
 	return (PyObject *)self;
+}
+
+PyObject *module_open_slot(PyObject *module, PyObject *token)
+{
+	return open_by(module, token, tmesh_slot_open, "token", EPROTO);
+}
+
+PyObject *module_open_named_slot(PyObject *module, PyObject *name)
+{
+	return open_by(module, name, tmesh_slot_open_named, "name", EINVAL);
 }
 
 static void reader_end(struct reader *self)

@@ -156,6 +156,51 @@ def test_another_process(peer):
     assert reader.read().generation == 2 and value["a"].tolist()[0] == [8.0] * 4
 
 
+def test_names():
+    with tmesh.Slot(name="python/adapter") as slot:
+        slot.publish(weights(1))
+        with tmesh.Slot.open_named("python/adapter") as reader:
+            assert reader.read()["b"][0].item() == 1
+        with pytest.raises(tmesh.ExistsError, match="take another name"):
+            tmesh.Slot(name="python/adapter")
+    with pytest.raises(tmesh.NotFoundError, match="python/adapter"):
+        tmesh.Slot.open_named("python/adapter")
+    for bad in ("", "x" * 64, "a\nb", "a\0b"):
+        with pytest.raises((tmesh.InvalidError, ValueError)):
+            tmesh.Slot(name=bad)
+        with pytest.raises(tmesh.InvalidError):
+            tmesh.Slot.open_named(bad)
+    for bad in (5, None):
+        with pytest.raises(TypeError):
+            tmesh.Slot.open_named(bad)
+
+
+NAMED = PUBLISHER.replace("tmesh.Slot()", "tmesh.Slot(name='python-line')")
+
+
+def test_a_dead_publishers_name_is_taken_over(peer):
+    first = peer(NAMED)
+    first.stdout.readline()
+    print(1, file=first.stdin, flush=True)
+    assert first.stdout.readline() == "1\n"
+    reader = tmesh.Slot.open_named("python-line")
+    assert reader.read()["b"][0].item() == 1
+    with pytest.raises(tmesh.ExistsError):
+        tmesh.Slot(name="python-line")
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    with pytest.raises(tmesh.NotFoundError):
+        tmesh.Slot.open_named("python-line")
+    with tmesh.Slot(name="python-line") as slot:
+        slot.publish(weights(2))
+        with tmesh.Slot.open_named("python-line") as second:
+            assert second.read()["b"][0].item() == 2
+        # Who read the dead one's slot is told, and reads no other's.
+        with pytest.raises(tmesh.GoneError):
+            reader.changed()
+        assert reader.read()["b"][0].item() == 1
+
+
 def test_use_after_close():
     slot = tmesh.Slot()
     slot.publish(weights(1))

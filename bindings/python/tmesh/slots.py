@@ -7,6 +7,9 @@
     reader = tmesh.Slot.open(slot.token)              # any number read, elsewhere usually
     value = reader.read()                             # a Mapping, all of one generation, as long as it is held
     value["a"].numpy(), value.generation
+
+    slot = tmesh.Slot(name="adapter")                 # or by a name, one for all processes of the user
+    reader = tmesh.Slot.open_named("adapter")
 """
 
 from __future__ import annotations
@@ -129,17 +132,25 @@ class SlotReader(_Closing):
 
 class Slot(_Closing):
     """A new, empty slot, this process its publisher. label: a name for people. max_ref: bytes of the longest bundle's
-    ref; 0: 16 KiB, for about 130 regions. LimitError, OutOfMemoryError: there is no descriptor, or no memory."""
+    ref; 0: 16 KiB, for about 130 regions. name: by which open_named() finds it, at most 63 bytes; free again when the
+    slot is closed or its process has died. LimitError, OutOfMemoryError: there is no descriptor, or no memory.
+    ExistsError: a living process publishes a slot under that name. AccessError: what lies in the name's place is none."""
 
     _handle: _tmesh.SlotHandle
 
-    def __init__(self, *, label: str | None = None, max_ref: int = 0) -> None:
-        self._handle = _tmesh.make_slot(label, max_ref)
+    def __init__(self, *, label: str | None = None, max_ref: int = 0, name: str | None = None) -> None:
+        self._handle = _tmesh.make_slot(label, max_ref, name)
 
     @staticmethod
     def open(token: str) -> SlotReader:
         """Read the slot that has this token. ProtocolError: that is no slot's token; NotFoundError: the slot is gone."""
         return SlotReader(_tmesh.open_slot(token))
+
+    @staticmethod
+    def open_named(name: str) -> SlotReader:
+        """Read the slot that has this name now; the reader stays with it when the name becomes another's.
+        NotFoundError: no slot has it, or its publisher is gone."""
+        return SlotReader(_tmesh.open_named_slot(name))
 
     @property
     def token(self) -> str:

@@ -222,9 +222,13 @@ defmodule Tmesh.Native do
   @type slot :: reference()
   @type slot_reader :: reference()
 
-  @spec slot_create(context(), label :: String.t(), max_ref :: non_neg_integer()) ::
-          result({slot(), token :: String.t()})
-  def slot_create(_context, _label, _max_ref), do: :erlang.nif_error(:not_loaded)
+  @spec slot_create(
+          context(),
+          label :: String.t(),
+          max_ref :: non_neg_integer(),
+          name :: String.t() | nil
+        ) :: result({slot(), token :: String.t()})
+  def slot_create(_context, _label, _max_ref, _name), do: :erlang.nif_error(:not_loaded)
 
   @spec slot_publish(slot(), bundle() | nil) :: result(generation :: pos_integer())
   def slot_publish(_slot, _bundle), do: :erlang.nif_error(:not_loaded)
@@ -234,6 +238,9 @@ defmodule Tmesh.Native do
 
   @spec slot_open(context(), token :: String.t()) :: result(slot_reader())
   def slot_open(_context, _token), do: :erlang.nif_error(:not_loaded)
+
+  @spec slot_open_named(context(), name :: String.t()) :: result(slot_reader())
+  def slot_open_named(_context, _name), do: :erlang.nif_error(:not_loaded)
 
   @spec slot_read(slot_reader(), generation :: pos_integer() | nil) ::
           :same | result({pos_integer(), bundle()})

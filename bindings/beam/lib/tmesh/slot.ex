@@ -10,6 +10,9 @@ defmodule Tmesh.Slot do
       {:ok, value} = Tmesh.Slot.read(reader)
       value["a"]                                                # all of one generation, as long as it is held
 
+      {:ok, slot} = Tmesh.Slot.create(name: "adapter")          # or by a name, one for all processes of the user
+      {:ok, reader} = Tmesh.Slot.open_named("adapter")
+
   Each value has a generation, 1 and upwards. A value that is replaced stays for whoever holds it, or a tensor of
   it, and is freed with the last of them, however that ends. The slot ends when it is closed, or when no process of
   this VM has it any more: keep it in the state of a process. Readers keep what they hold then, and are told.
@@ -31,7 +34,7 @@ defmodule Tmesh.Slot do
 
   defmodule Reader do
     @moduledoc """
-    Reads a slot: made by `Tmesh.Slot.open/1`. One of several processes that read by it waits for the other, so
+    Reads a slot: made by `Tmesh.Slot.open/1` and `Tmesh.Slot.open_named/1`. One of several processes that read by it waits for the other, so
     each takes its own. `tag` is in the messages of `Tmesh.Slot.watch/1`.
     """
     @enforce_keys [:native, :tag]
@@ -60,19 +63,24 @@ defmodule Tmesh.Slot do
   defstruct @enforce_keys
 
   @type t :: %__MODULE__{native: Native.slot(), token: String.t()}
+  @type options :: [label: String.t(), max_ref: non_neg_integer(), name: String.t() | nil]
 
   @doc """
   An empty slot, which this VM publishes to. Who has its token may read, as the same user.
 
   Options: `label` - a name for people; `max_ref` - bytes of the longest bundle's ref (0: 16 KiB, for about 130
-  regions).
+  regions); `name` - by which `open_named/1` finds it, in all processes of this user, at most 63 bytes. A name is free
+  again when its slot is closed or the VM that publishes it has died.
 
-  Errors: `:invalid`, `:no_memory`, `:too_many_files`.
+  Errors: `:invalid`, `:exists` (a living process publishes a slot under that name), `:access` (what lies in the
+  name's place is none), `:timeout`, `:no_memory`, `:too_many_files`.
   """
-  @spec create(label: String.t(), max_ref: non_neg_integer()) :: {:ok, t()} | {:error, Error.t()}
+  @spec create(options()) :: {:ok, t()} | {:error, Error.t()}
   def create(opts \\ []) do
-    with {:ok, opts} <- Options.validate(opts, label: "", max_ref: 0) do
-      create = fn -> Native.slot_create(Context.get(), opts[:label], opts[:max_ref]) end
+    with {:ok, opts} <- Options.validate(opts, label: "", max_ref: 0, name: nil) do
+      create = fn ->
+        Native.slot_create(Context.get(), opts[:label], opts[:max_ref], opts[:name])
+      end
 
       with {:ok, {native, token}} <- create |> Janitor.retry() |> result(),
            do: {:ok, %__MODULE__{native: native, token: token}}
@@ -113,14 +121,25 @@ defmodule Tmesh.Slot do
   `:timeout`, `:too_many_files`.
   """
   @spec open(String.t()) :: {:ok, Reader.t()} | {:error, Error.t()}
-  def open(token) do
-    case Janitor.retry(fn -> Native.slot_open(Context.get(), token) end) do
+  def open(token), do: open_by(&Native.slot_open/2, token)
+
+  @doc """
+  Read the slot that has this name now. The reader stays with it when the name becomes another slot's.
+
+  Errors: `:not_found` (no slot has that name, or its publisher is gone), `:invalid` (that is no name), `:access` (what
+  lies in its place is none), and those of `open/1`.
+  """
+  @spec open_named(String.t()) :: {:ok, Reader.t()} | {:error, Error.t()}
+  def open_named(name), do: open_by(&Native.slot_open_named/2, name)
+
+  defp open_by(open, text) do
+    case Janitor.retry(fn -> open.(Context.get(), text) end) do
       {:ok, native} ->
         {:ok, %Reader{native: native, tag: make_ref()}}
 
       {:error, {:eagain, _why}} ->
         Process.sleep(:rand.uniform(5))
-        open(token)
+        open_by(open, text)
 
       {:error, reason} ->
         {:error, Error.from_native(reason)}
@@ -167,7 +186,7 @@ defmodule Tmesh.Slot do
     :ok = Native.slot_close(native)
   end
 
-  bang create(opts :: [label: String.t(), max_ref: non_neg_integer()] \\ []) :: t()
+  bang create(opts :: options() \\ []) :: t()
 
   bang publish(
          slot :: t(),
@@ -176,6 +195,7 @@ defmodule Tmesh.Slot do
 
   bang generation(slot :: t()) :: non_neg_integer()
   bang open(token :: String.t()) :: Reader.t()
+  bang open_named(name :: String.t()) :: Reader.t()
   bang read(reader :: Reader.t(), last :: Value.t() | nil \\ nil) :: Value.t()
   bang watch(reader :: Reader.t()) :: :ok
 
