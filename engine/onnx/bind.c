@@ -127,9 +127,14 @@ int onnx_run(void *data, struct tmesh_error *err)
 	struct onnx_binding *binding = data;
 	struct onnx_engine *engine = binding->engine;
 
-	return onnx_check(engine,
-			  engine->ort.run_binding(binding->session, binding->run, binding->ort),
-			  "run", err);
+	int rc = onnx_check(engine,
+			    engine->ort.run_binding(binding->session, binding->run, binding->ort),
+			    "run", err);
+
+	/* On a GPU it may have queued its last kernels alone. */
+	if (!rc && engine->on_gpu)
+		rc = onnx_check(engine, engine->ort.wait_outputs(binding->ort), "run", err);
+	return rc;
 }
 
 void onnx_cancel(void *data, bool on)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* The engine "onnx": ONNX Runtime on the CPU. */
+/* The engine "onnx": ONNX Runtime on the CPU, or on a GPU by its builds for CUDA. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -68,13 +68,17 @@ static int onnx_open(const struct plugin_open *opts, void **out, struct tmesh_er
 	struct onnx_engine *engine;
 	int rc;
 
-	if (opts->device_type != TMESH_DEVICE_CPU || opts->device_id)
-		return tmesh_fail(err, -EOPNOTSUPP,
-				  "the engine \"onnx\" runs on the CPU (device 0) alone, so far");
+	if (opts->device_type == TMESH_DEVICE_CPU ? opts->device_id : opts->device_id < 0)
+		return tmesh_fail(
+			err, -EOPNOTSUPP,
+			"the engine \"onnx\" has no device %d: the CPU is 0, GPUs count from 0",
+			opts->device_id);
 	engine = calloc(1, sizeof(*engine));
 	if (!engine)
 		return tmesh_fail(err, -ENOMEM, "no memory for an engine");
 	engine->threads = opts->threads;
+	engine->on_gpu = opts->device_type == TMESH_DEVICE_CUDA;
+	engine->device = opts->device_id;
 	rc = onnx_library(opts->library, &engine->ort, &engine->version, err);
 	if (rc) {
 		free(engine);
@@ -83,7 +87,9 @@ static int onnx_open(const struct plugin_open *opts, void **out, struct tmesh_er
 	/* What goes wrong is in each call's status: nothing has to be written to stderr. */
 	rc = onnx_check(engine, engine->ort.create_env(ORT_LOG_FATAL, "tmesh", &engine->env),
 			"start", err);
-	if (!rc)
+	if (!rc && engine->on_gpu)
+		rc = onnx_gpu_open(engine, err);
+	else if (!rc)
 		rc = onnx_check(engine,
 				engine->ort.create_cpu_memory(ORT_DEVICE_ALLOCATOR,
 							      ORT_MEMORY_DEFAULT, &engine->memory),

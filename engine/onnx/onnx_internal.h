@@ -11,8 +11,10 @@ struct onnx_engine {
 	struct ort_api ort;
 	const char *version; /* the library's */
 	uint32_t threads;
+	bool on_gpu; /* by its CUDA execution provider: @device */
+	int32_t device;
 	struct ort_env *env;
-	struct ort_memory_info *memory;
+	struct ort_memory_info *memory;	 /* of inputs, outputs and weights */
 	struct ort_allocator *allocator; /* the library's own, for what it names */
 };
 
@@ -22,6 +24,13 @@ int onnx_check(const struct onnx_engine *engine, struct ort_status *status, cons
 /* A value on memory that stays the caller's. */
 int onnx_value(const struct onnx_engine *engine, const struct plugin_array *array,
 	       struct ort_value **out, struct tmesh_error *err);
+
+/* gpu.c: the CUDA execution provider. */
+/* Whether this library has one that starts on the device; then the memory of its values. */
+int onnx_gpu_open(struct onnx_engine *engine, struct tmesh_error *err);
+/* For sessions with these options. */
+int onnx_gpu_append(const struct onnx_engine *engine, struct ort_session_options *options,
+		    struct tmesh_error *err);
 
 /* types.c; 0, TMESH_DTYPE_INVALID: the other side has no such type. */
 int onnx_element(enum tmesh_dtype dtype);

@@ -24,6 +24,7 @@ struct ort_allocator;
 struct ort_memory_info;
 struct ort_io_binding;
 struct ort_type_info;
+struct ort_cuda_options;
 struct ort_tensor_info; /* owned by the type info that it was cast from */
 
 struct ort_api_base {
@@ -109,6 +110,8 @@ enum {
 	  (const struct ort_tensor_info *, const char **, size_t)) \
 	X(value_type, GetTensorTypeAndShape, 65, struct ort_status *, \
 	  (const struct ort_value *, struct ort_tensor_info **)) \
+	X(create_memory, CreateMemoryInfo, 68, struct ort_status *, \
+	  (const char *name, int allocator, int id, int type, struct ort_memory_info **)) \
 	X(create_cpu_memory, CreateCpuMemoryInfo, 69, struct ort_status *, \
 	  (int allocator, int type, struct ort_memory_info **)) \
 	X(free_text, AllocatorFree, 76, struct ort_status *, (struct ort_allocator *, void *)) \
@@ -122,6 +125,8 @@ enum {
 	X(release_type, ReleaseTypeInfo, 98, void, (struct ort_type_info *)) \
 	X(release_tensor_info, ReleaseTensorTypeAndShapeInfo, 99, void, (struct ort_tensor_info *)) \
 	X(release_options, ReleaseSessionOptions, 100, void, (struct ort_session_options *)) \
+	X(providers, GetAvailableProviders, 125, struct ort_status *, (char ***, int *)) \
+	X(release_providers, ReleaseAvailableProviders, 126, struct ort_status *, (char **, int)) \
 	X(config, AddSessionConfigEntry, 130, struct ort_status *, \
 	  (struct ort_session_options *, const char *key, const char *value)) \
 	X(run_binding, RunWithBinding, 133, struct ort_status *, \
@@ -138,7 +143,14 @@ enum {
 	X(bound_outputs, GetBoundOutputValues, 140, struct ort_status *, \
 	  (const struct ort_io_binding *, struct ort_allocator *, struct ort_value ***, size_t *)) \
 	X(add_initializer, AddInitializer, 150, struct ort_status *, \
-	  (struct ort_session_options *, const char *, const struct ort_value *))
+	  (struct ort_session_options *, const char *, const struct ort_value *)) \
+	X(wait_outputs, SynchronizeBoundOutputs, 203, struct ort_status *, (struct ort_io_binding *)) \
+	X(append_cuda, SessionOptionsAppendExecutionProvider_CUDA_V2, 204, struct ort_status *, \
+	  (struct ort_session_options *, const struct ort_cuda_options *)) \
+	X(create_cuda, CreateCUDAProviderOptions, 205, struct ort_status *, (struct ort_cuda_options **)) \
+	X(update_cuda, UpdateCUDAProviderOptions, 206, struct ort_status *, \
+	  (struct ort_cuda_options *, const char *const *keys, const char *const *values, size_t)) \
+	X(release_cuda, ReleaseCUDAProviderOptions, 208, void, (struct ort_cuda_options *))
 /* clang-format on */
 
 struct ort_api {

@@ -171,6 +171,8 @@ static int set_options(const struct onnx_engine *engine, struct ort_session_opti
 	if (!rc && !opts->prepack)
 		rc = onnx_check(engine, ort->config(options, "session.disable_prepacking", "1"),
 				"options", err);
+	if (!rc && engine->on_gpu)
+		rc = onnx_gpu_append(engine, options, err);
 	own->weights = calloc(opts->weight_count + 1, sizeof(struct ort_value *));
 	if (!rc && !own->weights)
 		rc = tmesh_fail(err, -ENOMEM, "no memory for %zu weights", opts->weight_count);

@@ -410,7 +410,16 @@ static void test_library(void **state)
 	opts.library = NULL;
 	opts.device_type = TMESH_DEVICE_CUDA;
 	assert_refused(tmesh_engine_context_create(fix->ctx, "onnx", &opts, &context, err),
-		       -EOPNOTSUPP, "the CPU");
+		       -EOPNOTSUPP, "has no CUDA execution provider");
+	assert_refused(tmesh_engine_context_create(fix->ctx, "onnx", &opts, &context, err),
+		       -EOPNOTSUPP, "install Python's package onnxruntime-gpu");
+	opts.device_id = -1;
+	assert_refused(tmesh_engine_context_create(fix->ctx, "onnx", &opts, &context, err),
+		       -EOPNOTSUPP, "no device -1");
+	opts.device_type = TMESH_DEVICE_CPU;
+	opts.device_id = 1;
+	assert_refused(tmesh_engine_context_create(fix->ctx, "onnx", &opts, &context, err),
+		       -EOPNOTSUPP, "no device 1");
 	assert_null(context);
 	print_message("# ONNX Runtime %s\n", tmesh_engine_context_version(fix->context));
 }
