@@ -50,19 +50,41 @@ static size_t find_address(const struct ggml_engine *engine)
 	return found;
 }
 
+/* Why not: a build for CUDA is missing, or this engine has nothing for it. */
+static int refuse_gpu(const struct ggml_engine *engine, struct tmesh_error *err)
+{
+	struct ggml_backend *backend = engine->api.backend_init_by_type(GGML_DEVICE_GPU, NULL);
+
+	if (!backend)
+		return tmesh_fail(
+			err, -EOPNOTSUPP,
+			"this ggml (%.20s) has no backend for a GPU: install one that was built "
+			"with GGML_CUDA, and name its libggml in TMESH_GGML",
+			engine->api.version());
+	engine->api.backend_free(backend);
+	return tmesh_fail(
+		err, -EOPNOTSUPP,
+		"this ggml (%.20s) has a backend for a GPU, and the engine \"ggml\" runs on the "
+		"CPU alone so far: on a GPU take the engine \"onnx\"",
+		engine->api.version());
+}
+
 static int ggml_open(const struct plugin_open *opts, void **out, struct tmesh_error *err)
 {
 	struct ggml_engine *engine;
 	int rc;
 
-	if (opts->device_type != TMESH_DEVICE_CPU || opts->device_id)
+	if (opts->device_type == TMESH_DEVICE_CPU && opts->device_id)
 		return tmesh_fail(err, -EOPNOTSUPP,
-				  "the engine \"ggml\" runs on the CPU (device 0) alone, so far");
+				  "the engine \"ggml\" has no device %d: the CPU is 0",
+				  opts->device_id);
 	engine = calloc(1, sizeof(*engine));
 	if (!engine)
 		return tmesh_fail(err, -ENOMEM, "no memory for an engine");
 	engine->threads = opts->threads;
 	rc = ggml_library(opts->library, &engine->api, err);
+	if (!rc && opts->device_type != TMESH_DEVICE_CPU)
+		rc = refuse_gpu(engine, err);
 	if (!rc) {
 		engine->memory = engine->api.backend_cpu_buffer_from_ptr(
 			(void *)(uintptr_t)4096, (size_t)PTRDIFF_MAX - 4096);

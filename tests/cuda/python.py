@@ -603,6 +603,8 @@ def doctor():
     assert [device["name"] for device in devices] == ["stand-in 0", "stand-in 1"]
     for device in devices:
         assert {path["name"]: path["level"] for path in device["paths"]}["vmm"] == "works"
+    text = subprocess.run([f"{tool}-devices"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert "engines on GPUs: compiled, and never seen on one" in text, text
     found = json.loads(subprocess.run([f"{tool}-devices", "--json"], stdout=subprocess.PIPE, check=True).stdout)["devices"]
     assert [(gpu["id"], gpu["name"], gpu["engines"]) for gpu in found if gpu["kind"] == "cuda"] == [
         ("cuda:0", "stand-in 0", []), ("cuda:1", "stand-in 1", [])], found

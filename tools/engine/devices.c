@@ -19,6 +19,7 @@ static void print_devices(const struct tmesh_devices *devices)
 {
 	struct table table = {.columns = 6};
 	char total[16], room[16];
+	bool gpu = false;
 
 	table_add(&table, "DEVICE");
 	table_add(&table, "MEMORY");
@@ -43,6 +44,7 @@ static void print_devices(const struct tmesh_devices *devices)
 			if (at >= sizeof(engines))
 				break;
 		}
+		gpu |= device.device_type == TMESH_DEVICE_CUDA;
 		table_add(&table, device.id);
 		table_add(&table, human_bytes(device.memory, total));
 		table_add(&table, device.memory_free == TMESH_DEVICES_UNKNOWN
@@ -56,6 +58,8 @@ static void print_devices(const struct tmesh_devices *devices)
 		table_add(&table, device.name);
 	}
 	table_print(&table);
+	if (gpu)
+		puts("engines on GPUs: compiled, and never seen on one (docs/engines.md)");
 }
 
 static void print_engines(const struct tmesh_devices *devices)
