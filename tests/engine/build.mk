@@ -62,13 +62,15 @@ engine-tsan-check: $(addprefix $(ENGINE_TEST_OUT)/tsan/,test_engine test_served 
 # Without the packages, as on a machine without a network, what needs them is skipped.
 ENGINE_VENV := $(B)/venv-engine
 
-$(ENGINE_VENV)/tools.stamp: $(ENGINE_TEST)/requirements.txt $(ENGINE_TEST)/requirements-oracle.txt
+$(ENGINE_VENV)/tools.stamp: $(addprefix $(ENGINE_TEST)/requirements,.txt -onnxruntime.txt -oracle.txt)
 	$(PYTHON) -m venv --clear $(ENGINE_VENV)
-	$(ENGINE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check numpy pytest onnxruntime onnx || true
+	$(ENGINE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check numpy pytest onnx flatbuffers packaging protobuf || true
 	$(ENGINE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check safetensors sentencepiece pyyaml tqdm || true
 	$(ENGINE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps tokenizers==0.23.3 gguf==0.19.0 || true
 	$(ENGINE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
 		--only-binary :all: --requirement $(ENGINE_TEST)/requirements.txt || true
+	$(ENGINE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+		--only-binary :all: --requirement $(ENGINE_TEST)/requirements-onnxruntime.txt || true
 	$(ENGINE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
 		--only-binary :all: --requirement $(ENGINE_TEST)/requirements-oracle.txt || true
 	@touch $@
