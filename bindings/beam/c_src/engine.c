@@ -641,6 +641,76 @@ NIF(placed_parts)
 	return make_ok(env, list);
 }
 
+/* placed_move(placed, [number of a context], one for each node) -> ok */
+NIF(placed_move)
+{
+	struct tmesh_error err;
+	struct engine *placed;
+	unsigned int count;
+	ERL_NIF_TERM list = argv[1], head;
+	uint32_t *at, i = 0;
+	int rc = 0;
+
+	if (!get_engine(env, argv[0], PLACED, &placed, &err))
+		return make_error(env, &err);
+	if (!enif_get_list_length(env, list, &count) || count > TMESH_GRAPH_MAX_NODES) {
+		refuse(&err, -EINVAL, "a graph moves to a list of places");
+		return make_error(env, &err);
+	}
+	at = enif_alloc((count + (size_t)1) * sizeof(*at));
+	if (!at) {
+		refuse(&err, -ENOMEM, "no memory for %u places", count);
+		return make_error(env, &err);
+	}
+	/* It is as long as the graph: the call that fills it says so. */
+	rc = tmesh_placed_at(placed->object, at, count, &err);
+	while (!rc && enif_get_list_cell(env, list, &head, &list)) {
+		unsigned int place;
+
+		if (!enif_get_uint(env, head, &place))
+			rc = refuse(&err, -EINVAL, "places are numbers");
+		else
+			at[i++] = place;
+	}
+	if (!rc && !begin_opening(placed->context, &err)) {
+		rc = err.code;
+	} else if (!rc) {
+		rc = tmesh_placed_move(placed->object, at, &err);
+		end_opening(placed->context);
+	}
+	enif_free(at);
+	return rc ? make_error(env, &err) : atoms.ok;
+}
+
+/* placed_at(placed, nodes of its graph) -> {ok, [number of a context]} */
+NIF(placed_at)
+{
+	struct tmesh_error err;
+	struct engine *placed;
+	unsigned int count;
+	ERL_NIF_TERM list;
+	uint32_t *at;
+	int rc;
+
+	if (!get_engine(env, argv[0], PLACED, &placed, &err))
+		return make_error(env, &err);
+	if (!enif_get_uint(env, argv[1], &count) || count > TMESH_GRAPH_MAX_NODES) {
+		refuse(&err, -EINVAL, "a graph has a number of nodes");
+		return make_error(env, &err);
+	}
+	at = enif_alloc((count + (size_t)1) * sizeof(*at));
+	if (!at) {
+		refuse(&err, -ENOMEM, "no memory for %u places", count);
+		return make_error(env, &err);
+	}
+	rc = tmesh_placed_at(placed->object, at, count, &err);
+	list = enif_make_list(env, 0);
+	while (!rc && count--)
+		list = enif_make_list_cell(env, enif_make_uint(env, at[count]), list);
+	enif_free(at);
+	return rc ? make_error(env, &err) : make_ok(env, list);
+}
+
 /* placed_bind(placed, [{name, handle}], [{name, handle}]) -> {ok, binding} */
 NIF(placed_bind)
 {

@@ -119,6 +119,8 @@ static ErlNifFunc functions[] = {
 	{"engine_keep", 2, engine_keep, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"placed_open", 5, placed_open, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"placed_parts", 1, placed_parts, 0},
+	{"placed_move", 2, placed_move, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"placed_at", 2, placed_at, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"placed_bind", 3, placed_bind, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"engine_dispatch", 2, engine_dispatch, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"engine_cancellable", 1, engine_cancellable, 0},

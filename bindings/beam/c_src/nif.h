@@ -318,6 +318,8 @@ NIF(engine_rebind);
 NIF(engine_keep);
 NIF(placed_open);
 NIF(placed_parts);
+NIF(placed_move);
+NIF(placed_at);
 NIF(placed_bind);
 NIF(engine_dispatch);
 NIF(engine_cancellable);

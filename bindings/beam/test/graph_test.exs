@@ -319,6 +319,29 @@ defmodule Tmesh.GraphTest do
       assert Placed.dispatch!(binding) == :ok
       assert numbers(y) == zeros ++ [8.0, 16.0, 24.0, 32.0] ++ zeros ++ zeros
 
+      # To other places, with its binding: the same results, nothing copied, and back after an error.
+      copied = stat(:bytes_copied)
+      assert Placed.at!(placed) == at
+      other = %{"h" => :b, "present" => :b, "twice" => :b, "y" => :a}
+      assert Placed.move!(placed, other) == :ok
+      assert Placed.dispatch!(binding) == :ok
+      assert stat(:bytes_copied) == copied
+      assert Placed.at!(placed) == other
+      assert length(Path.wildcard(Path.join(folder, "placed-*.graph"))) == 2
+      assert numbers(y) == zeros ++ [8.0, 16.0, 24.0, 32.0] ++ zeros ++ zeros
+
+      for {wrong, words} <- [
+            {%{at | "h" => :c}, "h is on no engine"},
+            {Map.delete(at, "h"), ~s(node "h" is at)},
+            {Map.put(at, "no", :a), "no node no"}
+          ] do
+        assert {:error, %Error{message: message}} = Placed.move(placed, wrong)
+        assert message =~ words
+      end
+
+      assert Placed.at!(placed) == other
+      assert Placed.dispatch!(binding) == :ok
+
       for {wrong, words} <- [
             {fn -> Placed.open(graph, %{at | "h" => :c}, engines, opts) end, "h is on no engine"},
             {fn -> Placed.open(graph, Map.delete(at, "h"), engines, opts) end, ~s(node "h" is at)},

@@ -148,6 +148,12 @@ defmodule Tmesh.Native do
   @spec placed_parts(engine()) :: result([non_neg_integer()])
   def placed_parts(_placed), do: :erlang.nif_error(:not_loaded)
 
+  @spec placed_move(engine(), [non_neg_integer()]) :: :ok | {:error, reason()}
+  def placed_move(_placed, _at), do: :erlang.nif_error(:not_loaded)
+
+  @spec placed_at(engine(), nodes :: non_neg_integer()) :: result([non_neg_integer()])
+  def placed_at(_placed, _nodes), do: :erlang.nif_error(:not_loaded)
+
   @spec placed_bind(engine(), [{String.t(), handle()}], [{String.t(), handle()}]) ::
           result(engine())
   def placed_bind(_placed, _inputs, _outputs), do: :erlang.nif_error(:not_loaded)

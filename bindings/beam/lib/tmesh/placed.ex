@@ -25,12 +25,17 @@ defmodule Tmesh.Placed do
     @type t :: %__MODULE__{native: Native.engine()}
   end
 
-  @enforce_keys [:native, :parts]
+  @enforce_keys [:native, :parts, :keys, :nodes]
   @derive {Inspect, only: [:parts]}
   defstruct @enforce_keys
 
-  @typedoc "`parts`: where each runs, in their order."
-  @type t :: %__MODULE__{native: Native.engine(), parts: [term()]}
+  @typedoc "`parts`: where each ran when it was opened, in their order."
+  @type t :: %__MODULE__{
+          native: Native.engine(),
+          parts: [term()],
+          keys: [term()],
+          nodes: [String.t()]
+        }
 
   @doc """
   The graph in parts, which the engines open. `at` says for each node that computes which of the engines runs it, by its key;
@@ -57,7 +62,49 @@ defmodule Tmesh.Placed do
          {:ok, native} <-
            Engine.call(fn -> Native.placed_open(natives, text, places, weights, folder) end),
          {:ok, parts} <- Engine.call(fn -> Native.placed_parts(native) end),
-         do: {:ok, %__MODULE__{native: native, parts: Enum.map(parts, &Enum.at(keys, &1))}}
+         do:
+           {:ok,
+            %__MODULE__{
+              native: native,
+              parts: Enum.map(parts, &Enum.at(keys, &1)),
+              keys: keys,
+              nodes: for(node <- Graph.nodes(graph), do: node.name)
+            }}
+  end
+
+  # What no node is at: inputs, weights and reshapes go with who reads them.
+  @nowhere 0xFFFFFFFF
+
+  @doc """
+  Go to other places, with all bindings: everything is opened and bound there before the old places are let go. Runs end
+  before, and later ones wait. After an error the graph is where it was, and runs on. `at` is as for `open/4`, all of it.
+
+  Errors: as `open/4` and `bind/3`.
+  """
+  @spec move(t(), %{String.t() => term()}) :: :ok | {:error, Error.t()}
+  def move(%__MODULE__{} = placed, at) do
+    with {:ok, places} <- places(at, placed.keys),
+         places = Map.new(places),
+         [] <- Map.keys(places) -- placed.nodes do
+      Engine.call(fn ->
+        Native.placed_move(placed.native, Enum.map(placed.nodes, &Map.get(places, &1, @nowhere)))
+      end)
+    else
+      [unknown | _more] -> {:error, Error.new(:not_found, "there is no node #{unknown}")}
+      {:error, _reason} = error -> error
+    end
+  end
+
+  @doc "Where each node that computes runs: as `at` of `open/4`."
+  @spec at(t()) :: {:ok, %{String.t() => term()}} | {:error, Error.t()}
+  def at(%__MODULE__{} = placed) do
+    with {:ok, numbers} <-
+           Engine.call(fn -> Native.placed_at(placed.native, length(placed.nodes)) end),
+         do:
+           {:ok,
+            for {node, number} <- Enum.zip(placed.nodes, numbers), number != @nowhere, into: %{} do
+              {node, Enum.at(placed.keys, number)}
+            end}
   end
 
   defp places(at, keys) do
@@ -99,6 +146,8 @@ defmodule Tmesh.Placed do
          opts :: [folder: Path.t(), weights: Engine.tensors()]
        ) :: t()
 
+  bang move(placed :: t(), at :: %{String.t() => term()}) :: :ok
+  bang at(placed :: t()) :: %{String.t() => term()}
   bang bind(placed :: t(), inputs :: Engine.tensors(), outputs :: Engine.tensors()) :: Binding.t()
 
   bang dispatch(binding :: Binding.t(), opts :: [cancellable: Engine.Cancellable.t() | nil] \\ []) ::
