@@ -12,13 +12,27 @@
 
 #define WATCHERS_MAX 1024
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
-#define VERSION 1
+#define VERSION 2
 #define WATCH 'W'
+#define DONE 'D'
+#define ASK 0x51304d54u	   /* "TM0Q" */
+#define ANSWER 0x52304d54u /* "TM0R" */
 
 struct welcome {
 	uint32_t kind;
 	uint32_t version;
 	uint64_t bytes;
+};
+
+/* What is longer than a word of one byte. */
+struct ask {
+	uint32_t what;
+	uint32_t number; /* of this reader's asks; the answer has it too */
+};
+
+struct reply {
+	struct ask ask;
+	struct model_answer answer;
 };
 
 struct model_watcher {
@@ -27,10 +41,21 @@ struct model_watcher {
 	struct model_watcher *next;
 	struct model_watcher **at;
 	bool watches;
+	bool owed;	 /* an answer, which had no room, or was not to be had */
+	uint32_t number; /* of the last ask */
+	void *pin;
 };
+
+static void unpin(struct model_watcher *watcher)
+{
+	if (watcher->pin)
+		watcher->board->done(watcher->pin);
+	watcher->pin = NULL;
+}
 
 static void watcher_end(struct model_watcher *watcher)
 {
+	unpin(watcher);
 	model_source_remove(&watcher->source);
 	*watcher->at = watcher->next;
 	if (watcher->next)
@@ -39,21 +64,55 @@ static void watcher_end(struct model_watcher *watcher)
 	free(watcher);
 }
 
-/* The one thing that a reader may say is that it wants to be told. */
+/* The newest, each time. Bells that nobody has emptied may leave no room: the next bell is then the
+ * answer, and before there is one, nothing overtakes the reader. */
+static void answer(struct model_watcher *watcher)
+{
+	struct reply reply = {.ask = {ANSWER, watcher->number}};
+	int fd = -1, rc;
+
+	unpin(watcher);
+	rc = watcher->board->asked(watcher->board, &reply.answer, &fd, &watcher->pin);
+	if (!rc)
+		rc = model_meet_send(watcher->source.own.fd, &reply, sizeof(reply), fd);
+	if (fd >= 0)
+		close(fd);
+	watcher->owed = rc != 0;
+	if (rc)
+		unpin(watcher);
+}
+
+static void ring(struct model_watcher *watcher)
+{
+	if (watcher->watches)
+		model_meet_send(watcher->source.own.fd, "", 1, -1);
+}
+
+/* A reader may say that it wants to be told, ask, and be done. */
 static void said(struct model_source *source)
 {
 	struct model_watcher *watcher = (struct model_watcher *)source;
-	char byte = 0;
-	ssize_t got = model_meet_recv(source->own.fd, &byte, 1, NULL);
+	union {
+		char byte;
+		struct ask ask;
+	} word = {0};
+	ssize_t got = model_meet_recv(source->own.fd, &word, sizeof(word), NULL);
 
 	if (got == -EAGAIN)
 		return;
-	if (got != 1 || byte != WATCH) {
+	if (got == 1 && word.byte == WATCH) {
+		watcher->watches = true;
+		ring(watcher); /* the first look is due */
+	} else if (got == 1 && word.byte == DONE) {
+		watcher->owed = false;
+		unpin(watcher);
+		ring(watcher); /* it has emptied the bell while it waited */
+	} else if (got == sizeof(word.ask) && word.ask.what == ASK && watcher->board->asked) {
+		watcher->number = word.ask.number;
+		answer(watcher);
+	} else {
 		watcher_end(watcher);
-		return;
 	}
-	watcher->watches = true;
-	model_meet_send(source->own.fd, "", 1, -1); /* the first look is due */
 }
 
 static void joined(struct model_meet *meet, int socket)
@@ -146,6 +205,7 @@ void model_board_close(struct model_board *board)
 			struct model_watcher *watcher = board->watchers;
 
 			board->watchers = watcher->next;
+			unpin(watcher);
 			free(watcher);
 		}
 		tmesh_region_unref(board->meet.card);
@@ -163,8 +223,10 @@ void model_board_ring(struct model_board *board)
 {
 	model_host_lock();
 	for (struct model_watcher *watcher = board->watchers; watcher; watcher = watcher->next)
-		if (watcher->watches)
-			model_meet_send(watcher->source.own.fd, "", 1, -1);
+		if (watcher->owed)
+			answer(watcher);
+		else
+			ring(watcher);
 	model_host_unlock();
 }
 
@@ -272,11 +334,50 @@ void model_view_drain(struct model_view *view)
 	view->gone |= got == 0;
 }
 
-bool model_view_is_over(struct model_view *view)
+bool model_view_is_over(struct model_view *view, int ms)
 {
 	struct pollfd poller = {.fd = view->socket.fd, .events = POLLRDHUP};
 
-	if (!view->gone && poll(&poller, 1, 0) == 1 && (poller.revents & (POLLRDHUP | POLLHUP)))
+	if (!view->gone && poll(&poller, 1, ms) == 1 && (poller.revents & (POLLRDHUP | POLLHUP)))
 		view->gone = true;
 	return view->gone;
+}
+
+void model_view_ask(struct model_view *view)
+{
+	const struct ask ask = {ASK, ++view->asks};
+
+	/* Of an owner that is gone no answer comes either. */
+	model_meet_send(view->socket.fd, &ask, sizeof(ask), -1);
+}
+
+bool model_view_answer(struct model_view *view, int ms, struct model_answer *answer, int *fd)
+{
+	bool answered = false;
+	struct reply reply;
+	ssize_t got;
+	int came;
+
+	model_meet_wait(view->socket.fd, POLLIN, tmesh_now_ns() + (uint64_t)ms * 1000000);
+	while ((got = model_meet_recv(view->socket.fd, &reply, sizeof(reply), &came)) > 0) {
+		if (got == sizeof(reply) && reply.ask.what == ANSWER &&
+		    reply.ask.number == view->asks) {
+			if (answered && *fd >= 0)
+				close(*fd);
+			answered = true;
+			*answer = reply.answer;
+			*fd = came;
+		} else if (came >= 0) {
+			close(came);
+		}
+	}
+	view->gone |= got == 0;
+	return answered;
+}
+
+void model_view_done(struct model_view *view)
+{
+	const char byte = DONE;
+
+	model_meet_send(view->socket.fd, &byte, 1, -1);
 }

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A board: memory that one process writes and all others can only read (a memfd sealed against
- * every later writer), and a bell for each reader who wants to be told.
+ * every later writer), and a bell for each reader who wants to be told. A reader that cannot take
+ * what it wants before that has changed again asks the owner, and is answered with something that
+ * is kept for it.
  */
 #ifndef MODEL_BOARD_H
 #define MODEL_BOARD_H
@@ -9,6 +11,11 @@
 #include "meet.h"
 
 struct model_watcher;
+
+struct model_answer {
+	uint64_t number; /* of what is answered */
+	uint64_t bytes;	 /* of the file that comes with it */
+};
 
 struct model_board {
 	struct model_meet meet;
@@ -19,6 +26,13 @@ struct model_board {
 	size_t bytes;
 	struct model_watcher *watchers; /* with the host's lock held */
 	unsigned int count;
+	/*
+	 * A reader asks: fill @answer, give a descriptor (-1: there is none) and what is kept for
+	 * the reader until it is done or dead, when @done gets it. Both with the host's lock held.
+	 * NULL: there is nothing to ask for.
+	 */
+	int (*asked)(struct model_board *board, struct model_answer *answer, int *fd, void **pin);
+	void (*done)(void *pin);
 };
 
 /* @kind is a magic number that says what the board is of. Not with the host's lock held. */
@@ -35,6 +49,7 @@ struct model_view {
 	uint32_t life;
 	const void *addr;
 	size_t bytes;
+	uint32_t asks;
 	bool watches;
 	bool gone;
 };
@@ -46,7 +61,13 @@ void model_view_close(struct model_view *view);
 int model_view_watch(struct model_view *view, struct tmesh_error *err);
 /* Empty the bell: before the look that it calls for. */
 void model_view_drain(struct model_view *view);
-/* Whether the board's owner is gone. */
-bool model_view_is_over(struct model_view *view);
+/* Whether the board's owner is gone, at once or within @ms. */
+bool model_view_is_over(struct model_view *view, int ms);
+/* Ask the owner. What is answered is kept until model_view_done(). Bells are emptied meanwhile, and
+ * who watches is rung at the end. */
+void model_view_ask(struct model_view *view);
+/* Wait for the answer to what was asked last, @ms at most. @fd is the caller's, or -1. */
+bool model_view_answer(struct model_view *view, int ms, struct model_answer *answer, int *fd);
+void model_view_done(struct model_view *view);
 
 #endif /* MODEL_BOARD_H */

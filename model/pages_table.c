@@ -441,7 +441,7 @@ int tmesh_page_copy_update(struct tmesh_page_copy *copy, struct tmesh_error *err
 		return rc;
 	model_view_drain(&copy->follower.view);
 	/* Before the look: what was appended before the end is seen. */
-	over = model_view_is_over(&copy->follower.view);
+	over = model_view_is_over(&copy->follower.view, 0);
 	for (;;) {
 		rc = model_follow_next(&copy->follower);
 		if (rc == -EAGAIN)

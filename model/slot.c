@@ -4,13 +4,16 @@
  * is a generation's number and the ref of its bundle. The publisher writes the entry that is not
  * the newest one's, then the number. A reader that finds another number than it knows copies the
  * entry, looks again whether it still is that one, and opens the bundle. What the publisher has
- * dropped meanwhile cannot be opened any more: then there is a newer one.
+ * dropped meanwhile cannot be opened any more: then there is a newer one. A reader that was
+ * overtaken so a few times asks the publisher, which answers with the newest and keeps that for it.
  *
  * tests/sim/sim_slots.py is the model of this file; its steps have the same names.
  */
 #include <pthread.h>
 #include <stdlib.h>
-#include <time.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "board.h"
 
@@ -23,10 +26,11 @@
 #define SLOT_MAGIC 0x53304d54u /* "TM0S" */
 #define ENTRIES 2
 #define MAX_REF 16384u
-#define REST_EACH 64 /* looks, between two rests of a reader that meets nothing whole */
+#define TRIES 4	     /* of a read, before it asks the publisher */
+#define ANSWER_MS 10 /* between two looks of a reader that waits for the answer */
 /* A publisher that is killed loses its files one after another: the value may go before the slot.
  */
-#define ENDING_NS 100000000u
+#define ENDING_MS 100
 
 struct entry {
 	atomic_uint_fast64_t number; /* 0: it is being written */
@@ -66,10 +70,40 @@ struct tmesh_slot {
 	struct slot_name name;
 	struct head *head;
 	uint32_t max_ref;
-	pthread_mutex_t lock;
-	struct tmesh_bundle *bundle; /* the newest; under lock */
-	char *text;		     /* room for a ref; under lock */
+	pthread_mutex_t lock;	     /* after the host's */
+	struct tmesh_bundle *bundle; /* the newest, and of it: under lock */
+	uint64_t number;
+	size_t bytes; /* of its ref, in its entry */
+	char *text;   /* room for a ref; under lock */
 };
+
+/* A reader that was overtaken asks: it gets the newest as one, and finds it as long as it needs. */
+static int slot_asked(struct model_board *board, struct model_answer *answer, int *fd, void **pin)
+{
+	struct tmesh_slot *slot =
+		(struct tmesh_slot *)((char *)board - offsetof(struct tmesh_slot, board));
+	int rc = 0;
+
+	pthread_mutex_lock(&slot->lock);
+	*answer = (struct model_answer){slot->number, slot->bytes};
+	if (slot->bytes) {
+		const struct entry *entry = entry_of(slot->head, slot->max_ref, slot->number);
+
+		*fd = memfd_create("slot-answer", MFD_CLOEXEC);
+		if (*fd < 0 || fchmod(*fd, 0600) ||
+		    write(*fd, (const void *)entry->words, slot->bytes) != (ssize_t)slot->bytes)
+			rc = -EMFILE;
+		else
+			*pin = tmesh_bundle_ref(slot->bundle);
+	}
+	pthread_mutex_unlock(&slot->lock);
+	return rc;
+}
+
+static void slot_done(void *pin)
+{
+	tmesh_bundle_unref(pin);
+}
 
 static int be_named(struct tmesh_slot *slot, struct tmesh_ctx *ctx, const char *name,
 		    struct tmesh_error *err)
@@ -117,6 +151,9 @@ int tmesh_slot_create(struct tmesh_ctx *ctx, const struct tmesh_slot_opts *opts,
 	pthread_mutex_init(&slot->lock, NULL);
 	slot->head = slot->board.addr;
 	slot->head->max_ref = slot->max_ref;
+	/* Nobody has the token yet. */
+	slot->board.asked = slot_asked;
+	slot->board.done = slot_done;
 	rc = o.name ? be_named(slot, ctx, o.name, err) : 0;
 	if (rc)
 		tmesh_slot_unref(slot);
@@ -185,8 +222,9 @@ int tmesh_slot_publish(struct tmesh_slot *slot, struct tmesh_bundle *bundle, uin
 						  slot->max_ref)
 				     : rc;
 	}
-	number = tmesh_slot_generation(slot) + 1;
-	slot_publish(slot, number, strlen(slot->text));
+	number = ++slot->number;
+	slot->bytes = strlen(slot->text);
+	slot_publish(slot, number, slot->bytes);
 	old = slot->bundle;
 	slot->bundle = bundle ? tmesh_bundle_ref(bundle) : NULL;
 	pthread_mutex_unlock(&slot->lock);
@@ -390,59 +428,98 @@ static void slot_take(struct tmesh_slot_reader *reader, uint64_t generation,
 	tmesh_slot_value_unref(old);
 }
 
-static void rest(void)
+/* Open what is in the reader's text. */
+static int slot_take_text(struct tmesh_slot_reader *reader, uint64_t generation, size_t bytes,
+			  struct tmesh_error *err)
 {
-	const struct timespec pause = {.tv_nsec = 50000};
+	struct tmesh_slot_value *value = NULL;
+	int rc = bytes ? value_new(reader, generation, bytes, &value, err) : 0;
 
-	nanosleep(&pause, NULL);
+	if (!rc)
+		slot_take(reader, generation, value);
+	return rc;
 }
 
-/* There is another generation than the one that is known. */
+static int damaged(struct tmesh_error *err)
+{
+	return tmesh_fail(err, -EPROTO, "the slot's page is damaged");
+}
+
+/* -EAGAIN: it was overtaken, or the entry of @seen is not whole. */
+static int slot_try(struct tmesh_slot_reader *reader, uint64_t *seen, struct tmesh_error *err)
+{
+	size_t bytes;
+	int rc;
+
+	*seen = atomic_load_explicit(reader->newest, memory_order_acquire);
+	if (*seen == reader->generation)
+		return 0;
+	if (!*seen)
+		return damaged(err);
+	if (!entry_copy(reader, *seen, &bytes))
+		return -EAGAIN;
+	if (bytes > reader->max_ref)
+		return damaged(err);
+	rc = slot_take_text(reader, *seen, bytes, err);
+	/* When a newer one has taken its place, what was met is no error. */
+	return rc && atomic_load(reader->newest) != *seen ? -EAGAIN : rc;
+}
+
+/* Once it has asked: -EAGAIN as long as there is no answer. @asked is what it knew of then. */
+static int slot_wait_for_answer(struct tmesh_slot_reader *reader, uint64_t asked,
+				struct tmesh_error *err)
+{
+	struct model_answer answer;
+	int fd, rc = 0;
+
+	if (!model_view_answer(&reader->view, ANSWER_MS, &answer, &fd))
+		return -EAGAIN;
+	if (answer.number < asked || answer.bytes > reader->max_ref ||
+	    (answer.bytes && pread(fd, reader->text, answer.bytes, 0) != (ssize_t)answer.bytes))
+		rc = damaged(err);
+	if (fd >= 0)
+		close(fd);
+	return rc ? rc : slot_take_text(reader, answer.number, answer.bytes, err);
+}
+
+/*
+ * There is another generation than the one that is known. The tries are few; from then on the
+ * publisher keeps for this reader what it answers. While it does not, because it is stopped, it
+ * publishes nothing either, and a try is not overtaken.
+ */
 static int slot_read(struct tmesh_slot_reader *reader, struct tmesh_error *err)
 {
-	uint64_t deadline = tmesh_now_ns() + MODEL_WAIT_NS, ending = 0;
+	uint64_t deadline = tmesh_now_ns() + MODEL_WAIT_NS, asked = 0, seen;
 	int rc = model_check_life(reader->life, err);
+	bool over = false;
 
-	for (unsigned int look = 1; !rc; look++) {
-		uint64_t generation = atomic_load_explicit(reader->newest, memory_order_acquire);
-		struct tmesh_slot_value *value = NULL;
-		size_t bytes;
-
-		if (generation == reader->generation)
-			return 0;
-		if (generation == 0)
-			return tmesh_fail(err, -EPROTO, "the slot's page is damaged");
-		if (entry_copy(reader, generation, &bytes)) {
-			if (bytes > reader->max_ref)
-				return tmesh_fail(err, -EPROTO, "the slot's page is damaged");
-			rc = bytes ? value_new(reader, generation, bytes, &value, err) : 0;
-			if (!rc) {
-				slot_take(reader, generation, value);
-				return 0;
-			}
-			/* A newer one has taken its place: what was met is no error. */
-			if (atomic_load(reader->newest) != generation) {
-				rc = 0;
-			} else if (rc == -ENOENT || rc == -ESTALE) {
-				ending = ending ? ending : tmesh_now_ns() + ENDING_NS;
-				if (model_view_is_over(&reader->view)) {
-					rc = tmesh_fail(err, -EPIPE,
-							"the slot's publisher is gone, and its "
-							"last value with it");
-				} else if (tmesh_now_ns() < ending) {
-					rest();
-					rc = 0;
-				}
-			}
-		} else if (atomic_load(reader->newest) == generation && look % REST_EACH == 0) {
-			if (model_view_is_over(&reader->view))
-				rc = tmesh_fail(err, -EPROTO, "the slot's page is damaged");
-			rest();
+	if (rc)
+		return rc;
+	rc = -EAGAIN;
+	for (unsigned int tries = 1; rc == -EAGAIN; tries++) {
+		rc = slot_try(reader, &seen, err);
+		if (rc != -EAGAIN || tries < TRIES)
+			continue;
+		if (over) {
+			rc = damaged(err);
+			continue;
 		}
-		if (!rc && tmesh_now_ns() > deadline)
+		if (!asked) {
+			asked = seen;
+			model_view_ask(&reader->view);
+		}
+		rc = slot_wait_for_answer(reader, asked, err);
+		if (rc == -EAGAIN && tmesh_now_ns() > deadline)
 			rc = tmesh_fail(err, -ETIMEDOUT,
-					"the slot's value is replaced faster than it can be read");
+					"the slot's value is replaced faster than it can be read, "
+					"and its publisher does not answer");
+		over = model_view_is_over(&reader->view, 0);
 	}
+	if (asked)
+		model_view_done(&reader->view);
+	if ((rc == -ENOENT || rc == -ESTALE) && model_view_is_over(&reader->view, ENDING_MS))
+		rc = tmesh_fail(err, -EPIPE,
+				"the slot's publisher is gone, and its last value with it");
 	return rc;
 }
 
@@ -510,5 +587,5 @@ int tmesh_slot_changed(struct tmesh_slot_reader *reader)
 	model_view_drain(&reader->view);
 	if (atomic_load_explicit(reader->newest, memory_order_acquire) != reader->generation)
 		return 1;
-	return model_view_is_over(&reader->view) ? -EPIPE : 0;
+	return model_view_is_over(&reader->view, 0) ? -EPIPE : 0;
 }

@@ -100,12 +100,15 @@ void tmesh_slot_close(struct tmesh_slot_reader *reader);
  * Get the newest value. It belongs to the reader and is valid until the next _read or _close; take
  * a reference to keep it longer. If nothing new was published, the call reads one word in memory,
  * without a system call, a lock or a wait. The first read after a publication opens the new bundle;
- * this is cheap if a value with the same bundle still has references.
+ * this is cheap if a value with the same bundle still has references. It tries a fixed number of
+ * times; a reader that was overtaken each time asks the publisher, which keeps for it what it
+ * answers. So no read is overtaken without an end.
  *
  * Return: 0; -ENOENT (the slot is empty); -EPIPE (there is a newer value, but its publisher
- * is gone and the value with it); -ETIMEDOUT (it is replaced faster than it can be opened);
- * -EPROTO (the publisher wrote nonsense); -EPERM (inherited); errors as tmesh_bundle_open().
- * After an error the value that was read before stays valid.
+ * is gone and the value with it); -ETIMEDOUT (it is replaced faster than it can be opened, and for
+ * two seconds the publisher's thread has not answered, as without a free descriptor); -EPROTO (the
+ * publisher wrote nonsense); -EPERM (inherited); errors as tmesh_bundle_open(). After an error the
+ * value that was read before stays valid.
  */
 int tmesh_slot_read(struct tmesh_slot_reader *reader, struct tmesh_slot_value **value,
 		    struct tmesh_error *err);

@@ -5,13 +5,16 @@
 Steps are called as in model/slot.c and model/board.c. The publisher writes its page word by word;
 a reader looks at it word by word; between any two words everything else may happen, a SIGKILL
 too. Opening a generation's token works while somebody of the publisher's side holds it: what the
-publisher has let go is ENOENT, and then the reader looks again.
+publisher has let go is ENOENT, and then the reader looks again. A reader that was overtaken a few
+times asks: the publisher's thread answers with its newest generation and holds that for the reader
+until the reader is done or dead. So no read is overtaken without an end.
 """
 
 from sim import main, must
 
 WORDS = 3  # of an entry: the token's text
 ENTRIES = 2
+TRIES = 2  # before a reader asks
 
 
 class Page:
@@ -28,11 +31,14 @@ class World:
         self.published = 0
         self.readers = []
         self.alive = True
+        self.locked = False  # the slot's lock, of publisher and thread
+        self.bundle = 0  # the newest generation, of which the publisher holds the bundle
 
     def hold(self, generation, who):
         self.held.setdefault(generation, set()).add(who)
 
     def let_go(self, generation, who):
+        must(generation in self.held, "memory went away under a reader")
         self.held[generation].discard(who)
         if not self.held[generation]:
             del self.held[generation]
@@ -40,8 +46,8 @@ class World:
     def publisher_killed(self):
         self.alive = False
         for generation in list(self.held):
-            if "publisher" in self.held[generation]:
-                self.let_go(generation, "publisher")
+            for who in [who for who in self.held[generation] if who[0] == "p"]:  # and pins
+                self.let_go(generation, who)
 
 
 def slot_publish(world):
@@ -50,6 +56,9 @@ def slot_publish(world):
     for number in range(1, world.rng.randint(2, 12)):
         world.hold(number, "publisher")
         yield
+        while world.locked:
+            yield
+        world.locked = True
         entry = page.entries[number % ENTRIES]
         if world.bug == "generation-first":
             page.generation = number
@@ -64,12 +73,62 @@ def slot_publish(world):
         page.generation = number
         world.published = number
         yield
+        world.bundle = number
+        world.locked = False
+        yield
         if number > 1:
             world.let_go(number - 1, "publisher")
             yield
         for reader in world.readers:  # board_ring
-            if reader.subscribed:
+            if reader.owed:
+                slot_answer(world, reader)
+            elif reader.subscribed:
                 reader.rung = True
+            yield
+
+
+def slot_unpin(world, reader):
+    if reader.pinned:
+        world.let_go(reader.pinned, f"pin of {reader.name}")
+    reader.pinned = 0
+
+
+def slot_answer(world, reader):
+    """The newest generation, which is held for the reader. A bell that nobody has emptied may leave no room: then the
+    next one is the answer."""
+    slot_unpin(world, reader)
+    reader.owed = reader.rung and world.rng.random() < 0.5
+    if reader.owed or not world.bundle:
+        return
+    reader.pinned = world.bundle
+    world.hold(reader.pinned, f"pin of {reader.name}")
+    if world.bug == "no-pin":
+        slot_unpin(world, reader)
+    reader.answers.append((reader.asks, world.page.entries[world.page.generation % ENTRIES][1]))
+
+
+def host(world):
+    """The publisher's thread: what readers say, one word after the other, and their ends."""
+    while True:
+        yield
+        for reader in world.readers:
+            word, number = reader.said[0] if reader.said else (None, 0)
+            if word == "ask":
+                if world.locked and world.bug != "answer-unlocked":
+                    continue
+                reader.said.pop(0)
+                reader.asks = number
+                slot_answer(world, reader)
+            elif word == "done":
+                reader.said.pop(0)
+                reader.owed = False
+                if world.bug != "pin-stays":
+                    slot_unpin(world, reader)
+                if reader.subscribed and world.bug != "no-bell":
+                    reader.rung = True  # it may have emptied one while it waited
+            elif reader.dead and world.bug != "dead-pin":
+                reader.owed = False
+                slot_unpin(world, reader)
             yield
 
 
@@ -77,6 +136,12 @@ class Reader:
     def __init__(self, world, name):
         self.world, self.name = world, name
         self.subscribed = self.rung = self.dead = self.busy = False
+        self.said = []  # to the publisher's thread
+        self.number = 0  # of its asks
+        self.asks = 0  # of these the one that the publisher knows of
+        self.answers = []
+        self.pinned = 0
+        self.owed = False
         self.generation = 0  # that it reads
         self.kept = set()  # that requests hold
         self.last = 0
@@ -93,7 +158,26 @@ class Reader:
             yield
             generation = page.generation
         yield
+        tries, asked = 0, 0
         while generation != self.generation:
+            if asked:
+                self.rung = False  # model_view_answer: bells come on the same socket
+                fit = [answer for number, answer in self.answers
+                       if number == self.number or world.bug == "any-answer"]
+                self.answers.clear()
+                if fit:
+                    must(fit[0] >= asked, "the answer is older than what the reader knew of")
+                    must(fit[0] in world.held or not world.alive, "what was answered is gone")
+                    if fit[0] in world.held:
+                        self.slot_take(fit[0])
+                    break
+            elif tries == TRIES and world.bug != "no-ask":
+                asked = generation
+                self.number += 1
+                self.said.append(("ask", self.number))
+                yield
+            tries += not asked  # while it waits for an answer it goes on
+            must(tries <= TRIES, "a read is overtaken without an end")
             entry = page.entries[generation % ENTRIES]
             number = entry[0]
             yield
@@ -114,11 +198,9 @@ class Reader:
                 continue
             must(words[0] == generation, "a generation has another one's bundle")
             self.slot_take(generation)
-            if world.bug == "drain-late":
-                break
-            yield
-            generation = page.generation
-            yield
+            break
+        if asked:
+            self.said.append(("done", 0))
         must(self.generation >= least or not world.alive,
              "a read gave a generation older than one published before it")
 
@@ -164,7 +246,8 @@ class Reader:
 def run(rng, bug):
     world = World(rng, bug)
     world.readers = [Reader(world, f"reader {i}") for i in range(rng.randint(1, 3))]
-    publisher = slot_publish(world)
+    publisher, thread = slot_publish(world), host(world)
+    haste = rng.choice((1, 1, 8))  # a publisher that is faster than its readers
     actors = {reader: reader.live() for reader in world.readers}
     for _ in range(rng.randint(40, 250)):
         reader = rng.choice(world.readers)
@@ -173,7 +256,9 @@ def run(rng, bug):
                 if rng.random() < 0.01:
                     world.publisher_killed()
                 else:
-                    next(publisher, None)
+                    for _ in range(haste):
+                        next(publisher, None)
+                    next(thread)
         elif not reader.dead:
             if rng.random() < 0.005:
                 reader.killed()
@@ -185,11 +270,13 @@ def run(rng, bug):
                     must(generation in world.held, "memory went away under a reader")
     if world.alive:
         for _ in publisher:  # it comes to its end, its last value stays
-            pass
+            next(thread)
     for reader in world.readers:
         for _ in range(0 if reader.dead else 400):
             next(actors[reader])
-            if not reader.rung and not reader.busy:
+            if world.alive:
+                next(thread)
+            if not reader.rung and not reader.busy and not (world.alive and reader.said):
                 break
         if reader.dead:
             continue
@@ -198,6 +285,8 @@ def run(rng, bug):
              "a watcher sleeps and has not seen the newest generation")
         while reader.kept:
             reader.drop_one()
+    for _ in range(40 if world.alive else 0):
+        next(thread)
     current = {world.published} | {r.generation for r in world.readers if not r.dead}
     must(set(world.held) <= current, "an old generation is still there")
 
@@ -211,4 +300,11 @@ if __name__ == "__main__":
         "give-up": "a generation that is gone means another look",
         "forget-kept": "a generation stays as long as a request holds it",
         "reader-counts": "a dead reader holds nothing",
+        "no-ask": "who was overtaken a few times asks",
+        "no-pin": "what a reader asked for is held for it",
+        "pin-stays": "it is held until the reader is done",
+        "dead-pin": "or dead",
+        "answer-unlocked": "the newest generation is looked at under the lock",
+        "any-answer": "an answer is to what was asked last",
+        "no-bell": "who waited for an answer is rung again",
     }, seeds=3000, full=50000)
