@@ -178,6 +178,7 @@ SECTIONS = (
         Bound("a slot's read", "slot/read", "slot/loads", "a pair of atomic loads", 2.0),
         Bound("swap of a value that is held", "slot/swap", "slot/loads", "a pair of atomic loads",
               None, most_ns=1e3),
+        Bound("first read of a new value", "slot/first", "slot/swap", "swap of one that is held", None),
         Bound("publish", "slot/publish", "slot/loads", "a pair of atomic loads", None),
         Bound("a page allocated and freed", "pages/one", "pages/malloc", "malloc and free of as much",
               None, most_ns=150),

@@ -52,7 +52,7 @@ static struct tmesh_bundle *bundle_of(uint64_t word)
 
 static void slots(void)
 {
-	static struct series floor, read, publish, swap;
+	static struct series floor, read, publish, swap, first;
 	struct tmesh_bundle *bundles[2] = {bundle_of(1), bundle_of(2)};
 	struct tmesh_slot_value *value, *held[2];
 	struct tmesh_slot_reader *reader;
@@ -69,7 +69,7 @@ static void slots(void)
 		held[i] = tmesh_slot_value_ref(value);
 	}
 	for (int round = 0; round < ROUNDS; round++) {
-		uint64_t start = now_ns(), published = 0, swapped = 0;
+		uint64_t start = now_ns(), published = 0, swapped = 0, opened = 0;
 
 		for (int i = 0; i < CALLS; i++)
 			sink = pair_of_loads();
@@ -89,12 +89,24 @@ static void slots(void)
 		}
 		series_add(&publish, published);
 		series_add(&swap, swapped);
+		/* One that this reader has never had: it is opened. */
+		for (int i = 0; i < 100; i++) {
+			struct tmesh_bundle *fresh = bundle_of((uint64_t)i);
+
+			must(tmesh_slot_publish(slot, fresh, NULL, &err), &err);
+			tmesh_bundle_unref(fresh);
+			start = now_ns();
+			must(tmesh_slot_read(reader, &value, &err), &err);
+			opened += now_ns() - start;
+		}
+		series_add(&first, opened);
 	}
 	(void)sink;
 	report("slot", "loads", &floor, CALLS);
 	report("slot", "read", &read, CALLS);
 	report("slot", "publish", &publish, 1000);
 	report("slot", "swap", &swap, 1000);
+	report("slot", "first", &first, 100);
 	for (int i = 0; i < 2; i++) {
 		tmesh_slot_value_unref(held[i]);
 		tmesh_bundle_unref(bundles[i]);
