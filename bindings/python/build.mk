@@ -46,8 +46,8 @@ $(VENV)/loky.stamp: $(VENV)/venv.stamp
 	@touch $@
 
 # What is kept is kept by the keeper of this build.
-python-check python-arrow-check python-current-check python-transformers-check: export TMESH_KEEPER = $(abspath $(B)/tmesh-keeper)
-python-check python-arrow-check python-current-check python-transformers-check: $(B)/tmesh-keeper
+python-check python-arrow-check python-current-check python-transformers-check python-model-check: export TMESH_KEEPER = $(abspath $(B)/tmesh-keeper)
+python-check python-arrow-check python-current-check python-transformers-check python-model-check: $(B)/tmesh-keeper
 
 python-check: $(VENV)/tmesh.stamp $(VENV)/mypy.stamp $(VENV)/loky.stamp ## the Python package's tests, as TAP
 	@$(VPYTHON) -P -m pytest --tap $(PYTHON_DIR)/tests

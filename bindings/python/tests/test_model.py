@@ -399,6 +399,182 @@ def test_what_torch_refuses_as_theirs(theirs, torch):
         assert isinstance(answers[0], str)
 
 
+class Modules:
+    """Modules whose tensors share memory, or do not, made anew at each call."""
+
+    def __init__(self, torch):
+        self.torch = torch
+
+    def plain(self):
+        return self.torch.nn.Linear(3, 2)
+
+    def tied(self):
+        module = self.torch.nn.Sequential(*(self.torch.nn.Linear(size, size) for size in (4, 4, 2)))
+        module[1].weight = module[0].weight
+        return module
+
+    def parts(self):
+        """Two that overlap with the whole of their storage, and not with one another."""
+        module = self.torch.nn.Module()
+        whole = self.torch.arange(12.)
+        for name, part in ("whole", whole), ("begin", whole[:4]), ("end", whole[6:]):
+            module.register_buffer(name, part)
+        return module
+
+    def apart(self):
+        """Both halves of a storage, which none has whole."""
+        module = self.torch.nn.Module()
+        whole = self.torch.arange(8.)
+        module.register_buffer("left", whole[:4])
+        module.register_buffer("right", whole[4:])
+        return module
+
+    def turned(self):
+        module = self.torch.nn.Module()
+        module.register_buffer("t", self.torch.arange(6.).reshape(2, 3).T)
+        return module
+
+
+@pytest.mark.parametrize("kind", ["plain", "tied", "parts", "apart", "turned"])
+def test_modules_as_theirs(theirs, torch, tmp_path, kind):
+    """save_model() and load_model(): what the file says, what is refused, what a module has then."""
+    import safetensors.torch as their_torch
+    import tmesh.safetensors.torch as ours_torch
+    make = getattr(Modules(torch), kind)
+    torch.manual_seed(1)
+    module, said = make(), []
+    for face in ours_torch, their_torch:
+        path = tmp_path / face.__name__
+        told = [outcome(lambda: face.save_model(module, path, *more))
+                for more in ((), ({"0.weight": "mine"},), ({"a": "b"}, False))]
+        if path.exists():
+            with theirs.safe_open(path, "pt") as file:
+                told.append((file.metadata(), {name: file.get_tensor(name).tolist() for name in file.keys()}))
+        said.append(told)
+    assert said[0] == said[1]
+    for face in ours_torch, their_torch:
+        for path in tmp_path.iterdir():
+            fresh = make()
+            assert face.load_model(fresh, path) == (set(), [])
+            assert all(torch.equal(value, module.state_dict()[name]) for name, value in fresh.state_dict().items())
+
+
+def test_what_load_model_misses_as_theirs(theirs, torch, tmp_path):
+    import safetensors.torch as their_torch
+    import tmesh.safetensors.torch as ours_torch
+    modules, path = Modules(torch), tmp_path / "file"
+    wholes = {"1.weight": torch.ones(4, 4), "0.bias": torch.ones(4), "1.bias": torch.ones(4), "2.bias": torch.ones(2)}
+    for state in (wholes, {**wholes, "more": torch.ones(1)}, {**wholes, "0.weight": torch.zeros(4, 4)}, {}):
+        their_torch.save_file(state, path)
+        answers = []
+        for face in ours_torch, their_torch:
+            missing, unexpected = face.load_model(modules.tied(), path, strict=False)
+            answers.append((sorted(missing), sorted(unexpected)))
+            with pytest.raises(RuntimeError, match=r"Error\(s\) in loading state_dict for Sequential") as caught:
+                face.load_model(modules.tied(), path)
+            answers[-1] += (str(caught.value),)
+        assert answers[0] == answers[1]
+
+
+def test_names_of_one_memory_as_theirs(theirs, torch):
+    import safetensors.torch as their_torch
+    import tmesh.safetensors.torch as ours_torch
+    modules = Modules(torch)
+    for state in modules.tied().state_dict(), modules.parts().state_dict(), {"m": torch.empty(3, device="meta")}:
+        for more in ({}, {"preferred_names": ["1.weight", "end"]}, {"discard_names": ["0.weight", "whole"]},
+                     {"preferred_names": ["0.weight"], "discard_names": ["0.weight"]}):
+            assert (ours_torch._remove_duplicate_names(state, **more)
+                    == dict(their_torch._remove_duplicate_names(state, **more)))
+
+
+# What a copy of one's own gains over a file that is mapped.
+
+LOADED = """
+import os, sys
+if sys.argv[2] == "theirs":
+    from safetensors.torch import load_file
+else:
+    from tmesh.safetensors.torch import load_file
+weights = load_file(sys.argv[1])["w"]
+"""
+
+
+def after(program, path, who):
+    return subprocess.run([sys.executable, "-c", LOADED + program, path, who], capture_output=True, text=True)
+
+
+def test_a_file_that_is_truncated_under_a_model(theirs, tmp_path):
+    program = "os.truncate(sys.argv[1], 4096)\nprint(weights[-1].item())"
+    results = []
+    for who in "theirs", "ours":
+        ours_numpy.save_file({"w": np.ones(8 << 20, "float32")}, tmp_path / who)
+        results.append(after(program, tmp_path / who, who))
+    assert results[0].returncode == -signal.SIGBUS
+    assert (results[1].returncode, results[1].stdout) == (0, "1.0\n"), results[1].stderr
+
+
+def test_a_file_that_is_overwritten_under_a_model(theirs, tmp_path):
+    program = ("size = os.path.getsize(sys.argv[1])\nos.truncate(sys.argv[1], 4096)\nos.truncate(sys.argv[1], size)\n"
+               "print(weights[-1].item())")
+    results = []
+    for who in "theirs", "ours":
+        ours_numpy.save_file({"w": np.ones(8 << 20, "float32")}, tmp_path / who)
+        results.append(after(program, tmp_path / who, who).stdout)
+    assert results == ["0.0\n", "1.0\n"]
+
+
+def test_a_page_cache_that_is_dropped_under_a_model(theirs, tmp_path):
+    """Theirs reads from the disk again what nobody has touched yet; here nothing is read."""
+    program = """
+def read():
+    with open("/proc/self/io") as io:
+        return next(int(line.split()[1]) for line in io if line.startswith("read_bytes"))
+file = os.open(sys.argv[1], os.O_RDONLY)
+os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+before = read()
+assert weights.sum().item() == 8 << 20
+print(read() - before)
+"""
+    results = []
+    for who in "theirs", "ours":
+        ours_numpy.save_file({"w": np.ones(8 << 20, "float32")}, tmp_path / who)
+        with open(tmp_path / who, "rb") as file:
+            os.fsync(file.fileno())
+        done = after(program, tmp_path / who, who)
+        assert not done.returncode, done.stderr
+        results.append(int(done.stdout))
+    if not results[0]:
+        pytest.skip("this file system has no disk below its page cache")
+    assert results[0] >= 16 << 20 and results[1] == 0
+
+
+def test_a_state_dict_after_all_are_killed(torch, peer, tmp_path):
+    if not os.path.exists(os.environ.get("TMESH_KEEPER", "")) and tmesh.stats()["backend"] != "kernel":
+        pytest.skip("TMESH_KEEPER does not name the keeper")
+    path = tmp_path / "model.safetensors"
+    made = {f"layer.{i:03}": np.random.default_rng(i).random((40, 50), "float32") for i in range(300)}
+    ours_numpy.save_file(made, path)
+    program = ("import sys, tmesh\nmodel = tmesh.load_model(sys.argv[1], keep=True)\nheld = model.state_dict()\n"
+               "print(model.report['kept'], flush=True)\nsys.stdin.read()\n")
+    all_of_them = [peer(program, str(path)) for _ in range(3)]
+    kept = {process.stdout.readline().strip() for process in all_of_them}
+    for process in all_of_them:
+        process.kill()
+        process.wait()
+    try:
+        with tmesh.load_model(path) as model:
+            assert model.report["bytes_read"] == 0
+            found = model.state_dict()
+            assert [*found] == [*made]
+            assert all(torch.equal(found[name], torch.from_dlpack(made[name])) for name in made)
+        assert len(kept) == 1
+    finally:
+        del model, found
+        gc.collect()
+        for name in kept:
+            tmesh.drop(name)
+
+
 def test_two_of_one_name_are_of_one_memory(file, theirs):
     for kind in (theirs.safe_open, tmesh.safetensors.safe_open):
         with kind(file, "pt") as f:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..elements import TORCH_TYPES
 from . import Plain, SafetensorError, load_bytes, safe_open, to_bytes, to_file
 
-__all__ = ["load", "load_file", "save", "save_file"]
+__all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
 
 _TYPES = {f"torch.{name}": kind for kind, name in TORCH_TYPES.items()}
 
@@ -70,3 +70,92 @@ def save_file(tensors: Mapping[str, Any], filename: str | os.PathLike[str],
               metadata: Mapping[str, str] | None = None) -> None:
     """A file, which appears whole or not at all."""
     to_file(_plain(tensors), filename, metadata)
+
+
+# Modules whose tensors share memory, as tied weights do: a file has each memory once.
+
+def _storage(tensor: Any) -> tuple[int, int]:
+    """Where a tensor's storage begins, and its bytes."""
+    try:
+        storage = tensor.untyped_storage()
+    except AttributeError:  # PyTorch before 2.0
+        storage = tensor.storage()
+    return storage.data_ptr(), storage.nbytes()
+
+
+def _end(tensor: Any) -> int:
+    """Behind the last byte of a tensor's elements."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())) if tensor.numel() else -1
+    return tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def _groups(state_dict: Mapping[str, Any]) -> list[list[str]]:
+    """Names whose tensors overlap, those that overlap with none alone."""
+    storages: dict[tuple[str, int, int], list[str]] = {}
+    for name, tensor in state_dict.items():
+        if tensor.device.type != "meta" and all(_storage(tensor)):
+            storages.setdefault((str(tensor.device), *_storage(tensor)), []).append(name)
+    groups = []
+    for names in storages.values():
+        end = None
+        for start, stop, name in sorted((state_dict[name].data_ptr(), _end(state_dict[name]), name) for name in names):
+            if end is None or start >= end:
+                groups.append([])
+            groups[-1].append(name)
+            end = stop if end is None else max(end, stop)
+    return groups
+
+
+def _remove_duplicate_names(state_dict: Mapping[str, Any], *, preferred_names: Iterable[str] | None = None,
+                            discard_names: Iterable[str] | None = None) -> dict[str, list[str]]:
+    """The names to leave out, by the name that stays for them."""
+    preferred, discarded = set(preferred_names or ()), set(discard_names or ())
+    removed: dict[str, list[str]] = {}
+    for names in _groups(state_dict):
+        whole = {name for name in names if _storage(state_dict[name]) == (
+            state_dict[name].data_ptr(), state_dict[name].numel() * state_dict[name].element_size())}
+        if not whole:
+            raise RuntimeError(f"None of {sorted(names)} covers its whole storage, so that no name is fit to be kept "
+                               "for the others: a file would have more than the model needs. Save a clone() of them")
+        kept = min(whole & preferred or whole - discarded or whole)
+        others = sorted(name for name in names if name != kept)
+        if others:
+            removed[kept] = others
+    return removed
+
+
+def save_model(model: Any, filename: str | os.PathLike[str], metadata: Mapping[str, str] | None = None,
+               force_contiguous: bool = True) -> None:
+    """A module's tensors, of those that share memory one; the metadata says which name is there for which."""
+    state, said = model.state_dict(), dict(metadata or {})
+    for kept, others in _remove_duplicate_names(state).items():
+        for name in others:
+            said.setdefault(name, kept)
+            del state[name]
+    if force_contiguous:
+        state = {name: tensor.contiguous() for name, tensor in state.items()}
+    try:
+        save_file(state, filename, said or metadata)
+    except ValueError as error:
+        raise ValueError(f"{error}, or save_model(..., force_contiguous=True)") from error
+
+
+def load_model(model: Any, filename: str | os.PathLike[str], strict: bool = True, device: Any = "cpu", *,
+               backend: str = "mmap") -> tuple[set[str], list[str]]:
+    """A file's tensors into a module. Returns the names that were missing and those that the module has not."""
+    state = load_file(filename, device=device, backend=backend)
+    removed = _remove_duplicate_names(model.state_dict(), preferred_names=state)
+    lacking, unexpected = model.load_state_dict(state, strict=False)
+    missing = set(lacking)
+    for name in (name for names in removed.values() for name in names):
+        if name in missing:
+            missing.remove(name)
+        else:
+            unexpected.append(name)
+    if strict and (missing or unexpected):
+        lines = [f"Error(s) in loading state_dict for {type(model).__name__}:"]
+        for what, names in ("Missing", missing), ("Unexpected", unexpected):
+            if names:
+                lines.append(f"    {what} key(s) in state_dict: " + ", ".join(f'"{name}"' for name in sorted(names)))
+        raise RuntimeError("\n".join(lines))
+    return missing, unexpected
