@@ -59,6 +59,40 @@ defmodule Machine do
     [bundle | held]
   end
 
+  # A channel, which is this process's.
+  defp act(["publish_channel", name], held) do
+    channel = Tmesh.Channel.create!(:recv)
+
+    case Tmesh.Net.publish(name, channel) do
+      :ok -> say("ok #{channel.token}")
+      {:error, error} -> say("error:#{error.type}")
+    end
+
+    [{:channel, channel} | held]
+  end
+
+  defp act(["lookup", name], held) do
+    case Tmesh.Net.lookup(name) do
+      {:ok, what} -> say("ok #{is_binary(what) && what}")
+      {:error, error} -> say("error:#{error.type} #{encode(error.message)}")
+    end
+
+    held
+  end
+
+  # Who has only guessed, who wants to write, and who has a ref to nothing.
+  defp act(["without_rights", offer], held) do
+    offer = decode(offer)
+    guessed = Tmesh.Net.open(%{offer | "offer" => String.duplicate("0", 32)})
+    ref = Tmesh.Net.open!(offer)
+    writes = ZeroCopy.open(ZeroCopy.TensorRef.to_map(ref), writable: true)
+    token = "tm1m-" <> String.duplicate("0", 32) <> "-" <> String.duplicate("0", 32)
+    nothing = Tmesh.Net.offer(%ZeroCopy.TensorRef{ref | handle: nil, token: token})
+    ZeroCopy.release!(ref)
+    say(Enum.map_join([guessed, writes, nothing], " ", fn {:error, error} -> error.type end))
+    held
+  end
+
   # By a process that ends.
   defp act(["publish_briefly", name], held) do
     task =
@@ -448,6 +482,7 @@ defmodule Machine do
     for {:held, ref} <- held, do: ZeroCopy.release(ref)
     for {:stream, stream} <- held, do: GenServer.stop(stream)
     for {:follower, follower} <- held, do: Tmesh.Net.Pages.close(follower)
+    for {:channel, channel} <- held, do: Tmesh.Channel.close(channel)
 
     for {:pages, log, sequence, _common, _seed} <- held,
         do: {Tmesh.Net.Pages.close(log), Tmesh.Pages.Sequence.release(sequence)}
@@ -456,7 +491,7 @@ defmodule Machine do
 
     for {:waiting, pids} <- held, pid <- pids, do: Process.exit(pid, :kill)
 
-    for {ref, offer} when ref not in [:held, :holder, :stream, :follower, :waiting, :liar] <- held,
+    for {ref, offer} when ref not in [:held, :holder, :stream, :follower, :waiting, :liar, :channel] <- held,
         do: {Tmesh.Net.withdraw(offer), ZeroCopy.release(ref)}
 
     for %Tmesh.Bundle{} = bundle <- held, do: Tmesh.Bundle.release(bundle)

@@ -249,6 +249,30 @@ def test_names(home, reader, other):
     other.nothing_left()
 
 
+def test_channel(home, reader):
+    """A channel's name is its token on its own machine, and an error that says where it is elsewhere."""
+    import base64
+    answer, token = home.ask("publish_channel", "frames").split()
+    assert answer == "ok" and home.ask("lookup", "frames") == f"ok {token}"
+    what, message = reader.ask("lookup", "frames").split()
+    assert what == "error:unsupported" and home.node.encode() in base64.b64decode(message)
+    for machine in (home, reader):
+        assert machine.ask("open_name", "frames", 1000) == "error:invalid"
+    assert reader.ask("publish_channel", "frames") == "error:exists", "another one"
+    assert home.ask("unpublish", "frames") == "ok"
+    assert reader.ask("publish_channel", "frames").startswith("ok ")
+    assert home.ask("lookup", "frames").startswith("error:unsupported ")
+
+
+def test_rights(home, reader):
+    """Who has guessed an offer gets nothing, who was given one reads, and neither ends it nor writes."""
+    offer, digest = home.offer(5000, "rights")
+    assert reader.ask("without_rights", offer) == "not_found access not_found"
+    assert reader.ask("withdraw", offer) == "error not_found"
+    assert reader.ask("clean") == "ok"
+    assert reader.ask("open", 1, 10000, offer) == digest
+
+
 def test_busy(home, reader):
     """A home that has no key left for a reader is asked again: an error by the reader's deadline, or the bytes."""
     offer, digest = home.offer(100_000, "busy")
@@ -805,7 +829,7 @@ def on_loopback():
         print(f"# TMESH_TEST_SEED={seed}", flush=True)
         play("loopback", *machines[:2], [
             (test_open, ()), (test_beside, ()), (test_home_is_named, ()), (test_withdrawn, ()), (test_many, ()), (test_names, machines[2:]),
-            (test_busy, ()), (test_slow_reader, ()), (test_lies, ()), (test_version, ()), (test_stream, ()), (test_pages, ()), (test_programs, ()), (test_hostile_programs, ()), (test_waiters_gone, ()), (test_deadline, ()),
+            (test_channel, ()), (test_rights, ()), (test_busy, ()), (test_slow_reader, ()), (test_lies, ()), (test_version, ()), (test_stream, ()), (test_pages, ()), (test_programs, ()), (test_hostile_programs, ()), (test_waiters_gone, ()), (test_deadline, ()),
             (test_fetcher_killed, ()),
             (storm, (300 if FULL else 12, random.Random(seed)))])
     finally:

@@ -52,6 +52,17 @@ defmodule Tmesh.NetTest do
     end
   end
 
+  test "a ref without a token is not offered" do
+    ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
+
+    for token <- [<<255>>, "a\0", "", String.duplicate("a", 200_000), 5] do
+      wrong = %TensorRef{ref | handle: nil, token: token}
+      assert {:error, %Error{type: :protocol}} = Net.offer(wrong)
+    end
+
+    ZeroCopy.release!(ref)
+  end
+
   test "what is no offer is refused" do
     for offer <- [%{}, "", "[]", "{", Map.delete(@offer, "token"), Map.put(@offer, "shape", [5])] do
       assert {:error, %Error{type: :protocol}} = Net.open(offer)

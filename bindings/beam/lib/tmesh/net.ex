@@ -47,7 +47,7 @@ defmodule Tmesh.Net do
 
   import Tmesh.Bang
 
-  alias Tmesh.{Bundle, Error, Model, Native, Options, ZeroCopy}
+  alias Tmesh.{Bundle, Channel, Error, Model, Native, Options, ZeroCopy}
   alias Tmesh.Net.{Apart, Had, Names, Offer, Server}
   alias Tmesh.ZeroCopy.TensorRef
 
@@ -119,14 +119,17 @@ defmodule Tmesh.Net do
   Offer a sealed tensor, a bundle or a model to other nodes, until `withdraw/1` or the end of the calling process.
 
   Whole regions are offered, and read once for their checksums. The fetcher pins them: they stay while they
-  are offered, also after `Tmesh.ZeroCopy.release/1`.
+  are offered, also after `Tmesh.ZeroCopy.release/1`. Who has a ref may offer it: the right to read is part of each
+  token. Who is in the cluster and is given the offer may fetch it.
 
-  Errors: `:invalid` (not sealed), `:not_started`, `:limit_exceeded`, `:closed`, `:unsupported` (memory
+  Errors: `:invalid` (not sealed), `:not_found` (a ref whose memory is gone), `:access` (memory of another user, who does not let this one read), `:protocol` (its
+  token is none), `:not_started`, `:limit_exceeded`, `:closed`, `:unsupported` (memory
   that refuses pins), `:gone` (the fetcher ended).
   """
   @spec offer(TensorRef.t() | Bundle.t() | Model.t()) :: {:ok, offer()} | {:error, Error.t()}
   def offer(%TensorRef{} = ref) do
     with {:ok, ref} <- TensorRef.named(ref),
+         :ok <- check_token(ref.token),
          {:ok, offered} <- call({:offer, ref.token}),
          do: {:ok, Map.merge(TensorRef.to_map(ref), offered)}
   end
@@ -150,6 +153,13 @@ defmodule Tmesh.Net do
       Bundle.release(bundle)
       offered
     end
+  end
+
+  # A ref may be anybody's word; the fetcher wants text. Whether it is a token it says itself.
+  defp check_token(token) do
+    if is_binary(token) and token =~ ~r/\A[a-z0-9-]{1,71}\z/,
+      do: :ok,
+      else: {:error, Error.new(:protocol, "not a ref that opens something: its token is none")}
   end
 
   defp offer_all([%{"token" => token} | rest], offered) do
@@ -317,7 +327,7 @@ defmodule Tmesh.Net do
 
   @doc """
   Offer something under a name, until `unpublish/1` or the end of the calling process. Also a `Tmesh.Stream`, by its
-  pid or name.
+  pid or name, and a `Tmesh.Channel`: others learn where it is, for it is shared memory and joined on its own machine.
 
   Nodes may publish the same bytes under a name, and are all asked for them.
 
@@ -325,14 +335,16 @@ defmodule Tmesh.Net do
   connected node does not say what it has published), `:busy`, `:invalid` (the name, or no such process), and those
   of `offer/1`.
   """
-  @spec publish(String.t(), TensorRef.t() | Bundle.t() | Model.t() | GenServer.server()) ::
-          :ok | {:error, Error.t()}
+  @spec publish(
+          String.t(),
+          TensorRef.t() | Bundle.t() | Model.t() | Channel.t() | GenServer.server()
+        ) :: :ok | {:error, Error.t()}
   def publish(name, what) do
     with :ok <- Names.check(name),
          {:ok, offered} <- offered(what) do
       with {:error, error} <-
              Names.publish(name, offered, fn -> call({:publish, name, offered}) end) do
-        _ = if is_map(offered), do: withdraw(offered)
+        _ = take_back(offered)
         {:error, error}
       end
     end
@@ -340,12 +352,19 @@ defmodule Tmesh.Net do
 
   defp offered(%kind{} = what) when kind in [TensorRef, Bundle, Model], do: offer(what)
 
+  defp offered(%Channel{token: token}),
+    do: {:ok, %{"kind" => "channel", "home" => Atom.to_string(node()), "token" => token}}
+
   defp offered(server) do
     case GenServer.whereis(server) do
       pid when is_pid(pid) -> {:ok, pid}
-      _none -> invalid("neither a tensor, a bundle, a model nor a process that runs")
+      _none -> invalid("neither a tensor, a bundle, a model, a channel nor a process that runs")
     end
   end
+
+  defp take_back(%{"kind" => "channel"}), do: :ok
+  defp take_back(%{} = offer), do: withdraw(offer)
+  defp take_back(_pid), do: :ok
 
   @doc """
   Take a name back that this node has published, and its offer. What others have fetched stays.
@@ -355,21 +374,32 @@ defmodule Tmesh.Net do
   @spec unpublish(String.t()) :: :ok | {:error, Error.t()}
   def unpublish(name) do
     with {:ok, what} <- call({:unpublish, name}) do
-      _ = if is_map(what), do: withdraw(what)
+      _ = take_back(what)
       :ok
     end
   end
 
   @doc """
   What is published under a name, by this node or those it is connected to: an offer for `open/2`, which names all who
-  have it, or a stream's pid.
+  have it, a stream's pid, or on its own node a channel's token for `Tmesh.Channel.open/3`.
 
   Errors: `:not_found`, `:exists` (nodes that did not know of each other have published different things), `:timeout`,
-  `:invalid`.
+  `:invalid`, `:unsupported` (another node's channel: the message names it).
   """
-  @spec lookup(String.t()) :: {:ok, offer() | pid()} | {:error, Error.t()}
+  @spec lookup(String.t()) :: {:ok, offer() | pid() | String.t()} | {:error, Error.t()}
   def lookup(name) do
-    with :ok <- Names.check(name), do: Names.lookup(name)
+    with :ok <- Names.check(name),
+         {:ok, %{"kind" => "channel", "home" => home, "token" => token}} <- Names.lookup(name) do
+      if home == Atom.to_string(node()) do
+        {:ok, token}
+      else
+        why =
+          "#{inspect(name)} is a channel of #{home}, shared memory which no other machine can join: " <>
+            "a Tmesh.Stream goes between machines"
+
+        {:error, Error.new(:unsupported, why)}
+      end
+    end
   end
 
   @doc "The names that this node knows to be published now. A new one is known to others a moment later."
@@ -392,6 +422,9 @@ defmodule Tmesh.Net do
             "#{inspect(name)} is a process: Tmesh.Stream.start_link/1 follows a stream, Tmesh.Net.Pages.follow/3 pages"
           )
 
+        {:ok, %{"kind" => "channel", "home" => home}} ->
+          invalid("#{inspect(name)} is a channel of #{home}: lookup/1 gives its token there")
+
         {:ok, offer} ->
           open_within(offer, limits)
 
@@ -413,11 +446,11 @@ defmodule Tmesh.Net do
 
   bang publish(
          name :: String.t(),
-         what :: TensorRef.t() | Bundle.t() | Model.t() | GenServer.server()
+         what :: TensorRef.t() | Bundle.t() | Model.t() | Channel.t() | GenServer.server()
        ) :: :ok
 
   bang unpublish(name :: String.t()) :: :ok
-  bang lookup(name :: String.t()) :: offer() | pid()
+  bang lookup(name :: String.t()) :: offer() | pid() | String.t()
 
   bang open_name(name :: String.t(), opts :: [open_option()] \\ []) ::
          TensorRef.t() | Bundle.t()

@@ -9,7 +9,7 @@ defmodule Tmesh.Net.Names do
   # How long a node may take to say what it has published.
   @answer_ms 5_000
 
-  @typedoc "An offer, or the process of a stream."
+  @typedoc "An offer, the process of a stream, or a channel: its kind, home and token."
   @type what :: %{String.t() => term()} | pid()
 
   @spec check(term()) :: :ok | {:error, Error.t()}
@@ -94,10 +94,14 @@ defmodule Tmesh.Net.Names do
   # The same bytes are the same, whoever has them.
   defp identity(pid) when is_pid(pid), do: pid
 
+  # A channel is itself alone.
+  defp identity(%{"kind" => "channel"} = channel), do: channel
+
   defp identity(offer),
     do: offer |> Map.take(~w(kind checksum shards shape dtype strides offset)) |> Map.to_list()
 
   defp merge(pid, _others) when is_pid(pid), do: pid
+  defp merge(%{"kind" => "channel"} = channel, _others), do: channel
 
   defp merge(offer, others) do
     homes = for other <- others, do: Map.take(other, ~w(home offer offers))
