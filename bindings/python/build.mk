@@ -221,10 +221,7 @@ python-graph-check: $(ENGINE_VENV)/tmesh.stamp $(ENGINE_PROCESS) $(ENGINE_PLUGIN
 	$(addprefix $(PYTHON_DIR)/tests/,test_graphs.py test_adapters.py test_placed.py test_generate.py \
 	test_paged.py test_batching.py)
 
-bench-generate: $(ENGINE_VENV)/tmesh.stamp ## measure tokens per second beside ggml's own calls, and of eight requests at once
-	@$(ENGINE_VENV)/bin/python -P tests/bench/generate.py $(PYTHON_DIR)/tests
-
-.PHONY: python-graph-check bench-generate
+.PHONY: python-graph-check
 
 # What users have instead of the system's packages: today's, in an environment without the system's.
 # PyTorch is the build for CUDA, gigabytes of it, so this is for check-full. CURRENT_PYTHON says which

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT
 /*
  * What libtmesh-engine adds to ONNX Runtime's own calls: a graph of one Add of 4 floats, so that
- * nothing but the call is measured. One run, alternating, medians.
+ * nothing but the call is measured, by both in turn. Each sample is the mean of CALLS.
  *
  *     engine MODEL    tests/engine/models.py's dynamic.onnx
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <tmesh/engine.h>
 #include <tmesh/tmesh.h>
 
+#include "harness.h"
 #include "onnx/onnx_internal.h"
 
 #define ROUNDS 101
@@ -47,14 +47,6 @@ static struct ort_value *values[3];
 static struct tmesh_engine_graph *graph;
 static struct tmesh_engine_value inputs[2], output;
 static struct tmesh_engine_binding *binding;
-
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
 
 static void own_prebound(void)
 {
@@ -117,26 +109,16 @@ static void set_up(const char *model)
 		ORT((i < 2 ? ort.bind_input : ort.bind_output)(own, names[i], values[i]));
 	}
 	DO(tmesh_engine_bind(graph, inputs, 2, &output, 1, &binding, &err));
-	printf("ONNX Runtime %s\n", version);
-}
-
-static int compare(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
+	printf("# ONNX Runtime %s\n", version);
 }
 
 int main(int argc, char **argv)
 {
-	static const struct {
-		const char *name;
-		void (*call)(void);
-	} ways[] = {{"ONNX Runtime, bound once", own_prebound},
-		    {"tmesh, bound once", ours_prebound},
-		    {"ONNX Runtime, bound each time", own_named},
-		    {"tmesh, named each time", ours_named}};
-	static double ns[4][ROUNDS];
+	static struct series series[] = {{.name = "onnxruntime-bound"},
+					 {.name = "bound"},
+					 {.name = "onnxruntime-named"},
+					 {.name = "named"}};
+	static void (*const ways[])(void) = {own_prebound, ours_prebound, own_named, ours_named};
 
 	if (argc != 2) {
 		fprintf(stderr, "usage: engine MODEL\n");
@@ -145,17 +127,13 @@ int main(int argc, char **argv)
 	set_up(argv[1]);
 	for (int round = 0; round < ROUNDS; round++)
 		for (int way = 0; way < 4; way++) {
-			double start = now();
+			uint64_t start = now_ns();
 
 			for (int i = 0; i < CALLS; i++)
-				ways[way].call();
-			ns[way][round] = (now() - start) / CALLS;
+				ways[way]();
+			series_add(&series[way], (now_ns() - start) / CALLS);
 		}
-	for (int way = 0; way < 4; way++) {
-		qsort(ns[way], ROUNDS, sizeof(double), compare);
-		printf("%-32s %7.0f ns a run\n", ways[way].name, ns[way][ROUNDS / 2]);
-	}
-	printf("bound once: %.2f times ONNX Runtime's own call; named each time: %.2f times\n",
-	       ns[1][ROUNDS / 2] / ns[0][ROUNDS / 2], ns[3][ROUNDS / 2] / ns[2][ROUNDS / 2]);
+	for (int way = 0; way < 4; way++)
+		series_print("engine", &series[way]);
 	return 0;
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
  * What a process for an engine costs: the same graph on the same tensors, bound once, here and by
- * tmesh-engine. One run, alternating, medians. And how long after its engine's death a call fails.
+ * tmesh-engine, in turn. And how long after its engine's death a call fails, and how long a first
+ * result takes then, and of an engine that is started.
  *
  *     engine_served FOLDER    with dynamic.onnx and weights.onnx of tests/engine/models.py
  *
@@ -14,9 +15,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+#include <sys/wait.h>
 #include <tmesh/engine.h>
 #include <unistd.h>
+
+#include "harness.h"
 
 #define ROUNDS 51
 #define OPERANDS 8
@@ -32,29 +35,14 @@ static struct tmesh_error err;
 		}                                                            \
 	} while (0)
 
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
-}
-
-static int compare(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
-
-/* Ends with this process, by its standard input. */
-static void serve(const char *folder)
+/* Return: a descriptor; it ends when that is closed. */
+static int serve(const char *folder, const char *name)
 {
 	char command[1024], line[64];
 	int in[2], out[2];
 
-	snprintf(command, sizeof(command), "exec %s --with-input --models=%s bench",
-		 getenv("TMESH_ENGINE_PROGRAM"), folder);
+	snprintf(command, sizeof(command), "exec %s --with-input --models=%s %s",
+		 getenv("TMESH_ENGINE_PROGRAM"), folder, name);
 	if (pipe2(in, O_CLOEXEC) || pipe2(out, O_CLOEXEC))
 		exit(1);
 	if (!fork()) {
@@ -69,6 +57,8 @@ static void serve(const char *folder)
 		fprintf(stderr, "engine_served: tmesh-engine did not start\n");
 		exit(1);
 	}
+	close(out[0]);
+	return in[1];
 }
 
 static void value(struct tmesh_engine_context *context, struct tmesh_engine_operand *operand,
@@ -103,45 +93,69 @@ static struct tmesh_engine_binding *bind(struct tmesh_engine_context *context, c
 	return binding;
 }
 
-static double call(struct tmesh_engine_binding *binding, int calls)
+static uint64_t call(struct tmesh_engine_binding *binding, int calls)
 {
-	double start = now();
+	uint64_t start = now_ns();
 
 	for (int i = 0; i < calls; i++)
 		DO(tmesh_engine_binding_dispatch(binding, &err));
-	return (now() - start) / calls;
+	return (now_ns() - start) / (uint64_t)calls;
 }
 
 static void measure(struct tmesh_engine_context **contexts, const char *folder, const char *model,
-		    int calls)
+		    int calls, const char *here, const char *there)
 {
+	static struct series series[2];
 	struct tmesh_engine_binding *bindings[2];
-	static double us[2][ROUNDS];
 	char path[512];
 
+	series[0] = (struct series){.name = here};
+	series[1] = (struct series){.name = there};
 	snprintf(path, sizeof(path), "%s/%s", folder, model);
 	for (int i = 0; i < 2; i++)
 		bindings[i] = bind(contexts[i], path);
 	for (int round = 0; round < ROUNDS; round++)
 		for (int i = 0; i < 2; i++)
-			us[i][round] = call(bindings[i], calls);
+			series_add(&series[i], call(bindings[i], calls));
 	for (int i = 0; i < 2; i++) {
-		qsort(us[i], ROUNDS, sizeof(double), compare);
 		tmesh_engine_binding_unref(bindings[i]);
+		series_print("engine", &series[i]);
 	}
-	printf("%-14s in process %8.1f us, by process %8.1f us a run: %.2f times, %.1f us added\n",
-	       model, us[0][ROUNDS / 2], us[1][ROUNDS / 2], us[1][ROUNDS / 2] / us[0][ROUNDS / 2],
-	       us[1][ROUNDS / 2] - us[0][ROUNDS / 2]);
 }
 
-static _Atomic double killed_at;
+/* From nothing to the first result, of a process that is started for it. */
+static void cold(struct tmesh_ctx *ctx, const char *folder)
+{
+	static struct series series = {.name = "cold-start"};
+	char path[512];
+
+	snprintf(path, sizeof(path), "%s/weights.onnx", folder);
+	for (int i = 0; i < DEATHS; i++) {
+		uint64_t start = now_ns();
+		int ends = serve(folder, "cold");
+		struct tmesh_engine_context *context;
+		struct tmesh_engine_binding *binding;
+
+		DO(tmesh_engine_connect(ctx, "cold", NULL, &context, &err));
+		binding = bind(context, path);
+		call(binding, 1);
+		series_add(&series, now_ns() - start);
+		tmesh_engine_binding_unref(binding);
+		tmesh_engine_context_unref(context);
+		close(ends);
+		wait(NULL);
+	}
+	series_print("engine", &series);
+}
+
+static _Atomic uint64_t killed_at;
 
 static void *kill_it(void *data)
 {
 	pid_t pid = (pid_t)tmesh_engine_context_pid(data);
 
 	usleep(50000);
-	killed_at = now();
+	killed_at = now_ns();
 	kill(pid, SIGKILL);
 	return NULL;
 }
@@ -149,7 +163,7 @@ static void *kill_it(void *data)
 /* Of a call that was running, until it fails; and from there to the result of the next one. */
 static void deaths(struct tmesh_engine_context *context, const char *folder)
 {
-	double failed[DEATHS], back[DEATHS];
+	static struct series failed = {.name = "death"}, back = {.name = "restart"};
 	struct tmesh_engine_binding *binding;
 	char path[512];
 	pthread_t thread;
@@ -169,16 +183,13 @@ static void deaths(struct tmesh_engine_context *context, const char *folder)
 		pthread_join(thread, NULL);
 		if (!rc) /* between two calls: none failed */
 			continue;
-		failed[i] = now() - killed_at;
+		series_add(&failed, now_ns() - killed_at);
 		call(binding, 1);
-		back[i++] = now() - killed_at;
+		series_add(&back, now_ns() - killed_at);
+		i++;
 	}
-	qsort(failed, DEATHS, sizeof(double), compare);
-	qsort(back, DEATHS, sizeof(double), compare);
-	printf("from a SIGKILL of the engine to its call's error %.1f ms (at most %.1f), to the "
-	       "next "
-	       "result %.1f ms\n",
-	       failed[DEATHS / 2] / 1e3, failed[DEATHS - 1] / 1e3, back[DEATHS / 2] / 1e3);
+	series_print("engine", &failed);
+	series_print("engine", &back);
 	tmesh_engine_binding_unref(binding);
 }
 
@@ -191,12 +202,13 @@ int main(int argc, char **argv)
 		fprintf(stderr, "usage: engine_served FOLDER\n");
 		return 2;
 	}
-	serve(argv[1]);
+	serve(argv[1], "bench");
 	DO(tmesh_ctx_open(NULL, &ctx, &err));
 	DO(tmesh_engine_context_create(ctx, "onnx", NULL, &contexts[0], &err));
 	DO(tmesh_engine_connect(ctx, "bench", NULL, &contexts[1], &err));
-	measure(contexts, argv[1], "dynamic.onnx", 500);
-	measure(contexts, argv[1], "weights.onnx", 20);
+	measure(contexts, argv[1], "dynamic.onnx", 500, "short", "short-by-process");
+	measure(contexts, argv[1], "weights.onnx", 20, "long", "long-by-process");
 	deaths(contexts[1], argv[1]);
+	cold(ctx, argv[1]);
 	return 0;
 }

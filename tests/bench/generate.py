@@ -1,19 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Tokens per second of a llama of random weights on the engine "ggml", in one process, medians of ROUNDS interleaved rounds:
+"""Time per token of a llama of random weights on the engine "ggml", in one process, in turn:
 
     ggml        the library's own calls, a step of one sequence with a cache of ROWS rows, no tmesh
     dispatch    the same step as a graph of tmesh.graphs.of_model(), bound once
-    one stream  tmesh.batching with one lane, one request
-    one by one  eight requests on one lane
-    batched     eight requests on eight lanes
+    one-stream  tmesh.batching with one lane, one request
+    ggml-eight  the library's own calls, a step of eight sequences, each with a cache of its own
+    one-by-one  eight requests on one lane
+    eight       eight requests on eight lanes
 
-    generate.py TESTS     the folder of the Python tests, whose writer of GGUF it uses
+usage: generate.py TESTS     the folder of the Python tests, whose writer of GGUF it uses
 """
 
 import ctypes
-import os
-import statistics
 import sys
 import tempfile
 import time
@@ -25,11 +24,13 @@ import tmesh.engine
 import tmesh.batching
 import tmesh.graphs
 
+from harness import Series
+
 sys.path.insert(0, sys.argv[1])
 from test_graphs import gguf  # noqa: E402
 
 WIDTH, HEADS, GROUPS, HIDDEN, LAYERS, VOCABULARY, ROWS = 512, 8, 4, 1408, 8, 4096, 128
-HEAD, EPS, STEPS, ROUNDS = WIDTH // HEADS, 1e-5, 64, 5
+HEAD, EPS, STEPS, ROUNDS, LANES = WIDTH // HEADS, 1e-5, 64, 5, 8
 
 
 def weights():
@@ -48,7 +49,7 @@ def weights():
 class Direct:
     """The step by ggml's own calls, on the same weights in the same memory."""
 
-    def __init__(self, model):
+    def __init__(self, model, lanes=1):
         import libggml
 
         folder = Path(libggml.__file__).parent / "lib64"
@@ -96,23 +97,24 @@ class Direct:
             return tmesh.zeros(shape, dtype).numpy()
 
         w = {name: tensor(value.numpy()) for name, value in model.items()}
-        self.token, self.position, self.row = zeros(1, dtype="int32"), zeros(1, dtype="int32"), zeros(1, dtype="int64")
-        self.mask, self.logits = zeros(64, ROWS, dtype="float16"), zeros(1, VOCABULARY, dtype="float32")
+        self.token, self.position, self.row = zeros(lanes, dtype="int32"), zeros(lanes, dtype="int32"), zeros(lanes, dtype="int64")
+        self.first = numpy.arange(lanes) * ROWS
+        self.mask, self.logits = zeros(lanes, 1, 64, ROWS, dtype="float16"), zeros(lanes, VOCABULARY, dtype="float32")
         token, position, row, mask = map(tensor, (self.token, self.position, self.row, self.mask))
         x = get_rows(w["token_embd.weight"], token)
         for layer in range(LAYERS):
             b = f"blk.{layer}."
             h = mul(norm(x, EPS), w[b + "attn_norm.weight"])
             q, k, v = (mul_mat(w[f"{b}attn_{kind}.weight"], h) for kind in "qkv")
-            q, k = (rope(reshape(value, HEAD, heads, 1, 1), position, None, HEAD, 2, 0, 10000, 1, 0, 1, 32, 1)
+            q, k = (rope(reshape(value, HEAD, heads, lanes, 1), position, None, HEAD, 2, 0, 10000, 1, 0, 1, 32, 1)
                     for value, heads in ((q, HEADS), (k, GROUPS)))
-            parts = [permute(q, 0, 2, 1, 3)]
-            for value in (reshape(k, GROUPS * HEAD, 1, 1, 1), v):
-                past = tensor(zeros(ROWS, GROUPS * HEAD, dtype="float16"))
-                parts.append(permute(reshape(set_rows(past, value, row), HEAD, GROUPS, ROWS, 1), 0, 2, 1, 3))
+            parts = [permute(reshape(q, HEAD, HEADS, 1, lanes), 0, 2, 1, 3)]
+            for value in (reshape(k, GROUPS * HEAD, lanes, 1, 1), v):
+                past = tensor(zeros(lanes * ROWS, GROUPS * HEAD, dtype="float16"))
+                parts.append(permute(reshape(set_rows(past, value, row), HEAD, GROUPS, ROWS, lanes), 0, 2, 1, 3))
             a = flash(*parts, mask, HEAD ** -.5, 0, 0)
             precise(a, 10)
-            x = add(x, mul_mat(w[b + "attn_output.weight"], reshape(a, WIDTH, 1, 1, 1)))
+            x = add(x, mul_mat(w[b + "attn_output.weight"], reshape(a, WIDTH, lanes, 1, 1)))
             h = mul(norm(x, EPS), w[b + "ffn_norm.weight"])
             gate = mul(silu(mul_mat(w[b + "ffn_gate.weight"], h)), mul_mat(w[b + "ffn_up.weight"], h))
             x = add(x, mul_mat(w[b + "ffn_down.weight"], gate))
@@ -125,11 +127,14 @@ class Direct:
         assert call(base, "gallocr_alloc_graph", ctypes.c_bool, pointer, pointer)(self.allocator, self.graph)
         self.compute = call(base, "backend_graph_compute", i, pointer, pointer)
 
-    def step(self, token, position):
-        self.token[0], self.position[0], self.row[0] = token, position, position
-        self.mask[0, :position + 1], self.mask[0, position + 1:] = 0, -numpy.inf
+    def steps(self, tokens, position):
+        self.token[:], self.position[:], self.row[:] = tokens, position, self.first + position
+        self.mask[:, 0, 0, :position + 1], self.mask[:, 0, 0, position + 1:] = 0, -numpy.inf
         assert self.compute(self.backend, self.graph) == 0
-        return int(self.logits[0].argmax())
+        return self.logits.argmax(1).tolist()
+
+    def step(self, token, position):
+        return self.steps([token], position)[0]
 
 
 class Bound:
@@ -153,21 +158,30 @@ class Bound:
 
 def alone(stepper):
     def once():
-        token, out, begun = 1, [], time.perf_counter()
+        token, out = 1, []
         for position in range(STEPS):
             token = stepper.step(token, position)
             out.append(token)
-        return STEPS / (time.perf_counter() - begun), [out]
+        return [out]
+    return once
+
+
+def together(direct, count):
+    def once():
+        tokens, out = [1 + n for n in range(count)], []
+        for position in range(STEPS):
+            tokens = direct.steps(tokens, position)
+            out.append(tokens)
+        return [list(each) for each in zip(*out)]
     return once
 
 
 def generated(generator, count):
     def once():
-        begun = time.perf_counter()
         requests = [generator.submit([1 + n], STEPS) for n in range(count)]
         while generator.busy:
             generator.step()
-        return count * STEPS / (time.perf_counter() - begun), [request.tokens for request in requests]
+        return [request.tokens for request in requests]
     return once
 
 
@@ -177,25 +191,22 @@ def main():
         gguf(path, "qwen2", weights(), block_count=LAYERS, embedding_length=WIDTH, **{
             "attention.head_count": HEADS, "attention.head_count_kv": GROUPS, "attention.layer_norm_rms_epsilon": EPS})
         model = tmesh.load_model(path, alone=True)
-        one, many = (tmesh.batching.Generator(model, lanes=lanes, max_tokens=ROWS) for lanes in (1, 8))
-        ways = {"ggml": alone(Direct(model)), "dispatch": alone(Bound(model, Path(folder))), "one stream": generated(one, 1),
-                "one by one": generated(one, 8), "batched": generated(many, 8)}
-        rates, tokens = {name: [] for name in ways}, {}
+        one, many = (tmesh.batching.Generator(model, lanes=lanes, max_tokens=ROWS) for lanes in (1, LANES))
+        ways = {"ggml": alone(Direct(model)), "dispatch": alone(Bound(model, Path(folder))), "one-stream": generated(one, 1),
+                "ggml-eight": together(Direct(model, LANES), LANES), "one-by-one": generated(one, LANES),
+                "eight": generated(many, LANES)}
+        series, tokens = Series("generate"), {}
         for round_ in range(ROUNDS + 1):
             for name, once in ways.items():
-                rate, tokens[name] = once()
+                start = time.perf_counter_ns()
+                tokens[name] = once()
                 if round_:
-                    rates[name].append(rate)
-        rate = {name: statistics.median(each) for name, each in rates.items()}
-        print(f"# {path.stat().st_size >> 20} MiB of float16, {LAYERS} layers of {WIDTH}, {STEPS} tokens, 1 thread; load "
-              f"{os.getloadavg()[0]:.1f}")
-        for name, each in rate.items():
-            print(f"{name:12}{each:10.1f} tokens/s   {min(rates[name]):.1f} to {max(rates[name]):.1f}")
-        print(f"dispatch beside ggml      {rate['dispatch'] / rate['ggml']:.3f}")
-        print(f"one stream beside ggml    {rate['one stream'] / rate['ggml']:.3f}")
-        print(f"batched beside one by one {rate['batched'] / rate['one by one']:.3f}")
-        print(f"same tokens: ggml and dispatch {tokens['ggml'] == tokens['dispatch']}, batched and one by one "
-              f"{tokens['batched'] == tokens['one by one']}")
+                    series.add(name, (time.perf_counter_ns() - start) / (STEPS * len(tokens[name])))
+        # Rounding differs with the number of sequences, and a near tie with it: only like is compared.
+        assert tokens["ggml"] == tokens["dispatch"], "other tokens than by ggml's own calls"
+        print(f"# {path.stat().st_size >> 20} MiB of float16, {LAYERS} layers of {WIDTH}, {STEPS} tokens, 1 thread; equal tokens: "
+              f"eight and ggml-eight {tokens['eight'] == tokens['ggml-eight']}, eight and one-by-one {tokens['eight'] == tokens['one-by-one']}")
+        series.print()
 
 
 main()

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 /*
  * Placement of 40 nodes on 12 devices, 20 made-up machines: the time of one call with its defaults,
- * and what it found beside a search of SECONDS (argument, 2) on the same machine. That is no proof
- * of the best: none is known at this size.
+ * and the run time of what it found beside that of a search of SECONDS (argument, 2) on the same
+ * machine. That is no proof of the best: none is known at this size.
  */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 #include <tmesh/placement.h>
+
+#include "harness.h"
 
 #define NODES 40
 #define DEVICES 12
@@ -49,25 +49,20 @@ static void make(unsigned int seed)
 	}
 }
 
-static double find(struct tmesh_placement_problem *problem, struct tmesh_placement *found)
+static uint64_t find(struct tmesh_placement_problem *problem, struct tmesh_placement *found)
 {
-	struct timespec begin, end;
+	uint64_t start = now_ns();
 	struct tmesh_error err;
 	uint32_t at[NODES];
 
-	clock_gettime(CLOCK_MONOTONIC, &begin);
-	if (tmesh_placement_find(problem, at, found, &err)) {
-		fprintf(stderr, "%s\n", err.message);
-		exit(1);
-	}
-	clock_gettime(CLOCK_MONOTONIC, &end);
-	return (double)(end.tv_sec - begin.tv_sec) * 1e3 +
-	       (double)(end.tv_nsec - begin.tv_nsec) / 1e6;
+	must(tmesh_placement_find(problem, at, found, &err), &err);
+	return now_ns() - start;
 }
 
 int main(int argc, char **argv)
 {
-	double slowest = 0, greedy = 0, worst = 0, sum = 0;
+	static struct series call = {.name = "call"}, run = {.name = "found"},
+			     longer = {.name = "long-search"}, list = {.name = "list-alone"};
 
 	for (unsigned int seed = 1; seed <= MACHINES; seed++) {
 		struct tmesh_placement_problem problem = {
@@ -81,18 +76,18 @@ int main(int argc, char **argv)
 		struct tmesh_placement found = {.size = sizeof(found)}, best = found;
 
 		make(seed);
-		slowest = fmax(slowest, find(&problem, &found));
+		series_add(&call, find(&problem, &found));
 		problem.restarts = UINT32_MAX;
 		problem.time_ns = (uint64_t)(atof(argc > 1 ? argv[1] : "2") * 1e9);
 		problem.seed = 99;
 		find(&problem, &best);
-		greedy = fmax(greedy, found.greedy / best.seconds);
-		worst = fmax(worst, found.seconds / best.seconds);
-		sum += found.seconds / best.seconds;
+		series_add(&run, (uint64_t)(found.seconds * 1e9));
+		series_add(&list, (uint64_t)(found.greedy * 1e9));
+		series_add(&longer, (uint64_t)(best.seconds * 1e9));
 	}
-	printf("%d nodes on %d devices, %d machines: slowest call %.1f ms; beside the long "
-	       "search's: "
-	       "%.3f on average, %.3f at worst, list placement alone %.3f at worst\n",
-	       NODES, DEVICES, MACHINES, slowest, sum / MACHINES, worst, greedy);
+	series_print("placement", &call);
+	series_print("placement", &run);
+	series_print("placement", &list);
+	series_print("placement", &longer);
 	return 0;
 }

@@ -105,39 +105,22 @@ engine-ggml-abi-check: $(ENGINE_VENV)/tools.stamp ## ggml_api.h beside ggml's he
 .PHONY: engine-gpu-check
 .PHONY: engine-check engine-asan-check engine-tsan-check engine-onnx-check
 
-# What libtmesh-engine adds to ONNX Runtime's own calls.
-$(B)/bench/engine: tests/bench/engine.c $(ENGINE_ONNX_OBJ_plain) $(ENGINE_A) $(LIB_A)
+# What libtmesh-engine adds to ONNX Runtime's own calls; what a process of its own adds; placement.
+$(BENCH_OUT)/engine: tests/bench/engine.c tests/bench/harness.c tests/bench/harness.h $(ENGINE_ONNX_OBJ_plain) $(ENGINE_A) $(LIB_A)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(ENGINE_CPPFLAGS) $(CFLAGS) $(WARN) -pthread $^ $(LIB_LIBS) -ldl -o $@
+	$(CC) $(CPPFLAGS) $(ENGINE_CPPFLAGS) $(CFLAGS) $(WARN) -pthread $(filter-out %.h,$^) $(LIB_LIBS) -ldl -o $@
 
-# And what a process of its own adds.
-$(B)/bench/engine_served: tests/bench/engine_served.c $(ENGINE_A) $(LIB_A)
+$(BENCH_OUT)/engine_served $(BENCH_OUT)/placement: $(BENCH_OUT)/%: tests/bench/%.c tests/bench/harness.c tests/bench/harness.h \
+		$(ENGINE_A) $(LIB_A)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -pthread $^ $(LIB_LIBS) -ldl -o $@
-
-bench-engine: $(B)/bench/engine $(B)/bench/engine_served $(ENGINE_PROCESS) $(ENGINE_ONNX) $(ENGINE_TEST_OUT)/models.stamp ## measure dispatch beside ONNX Runtime's own calls
-	@TMESH_ENGINE_PATH=$(abspath $(B)) TMESH_ONNXRUNTIME=$(abspath $(ENGINE_ONNXRUNTIME)) \
-		$(B)/bench/engine $(ENGINE_TEST_OUT)/models/dynamic.onnx
-	@export TMESH_RUNTIME_DIR=$$(mktemp -d); trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; \
-		TMESH_ENGINE_PATH=$(abspath $(B)) TMESH_ONNXRUNTIME=$(abspath $(ENGINE_ONNXRUNTIME)) \
-		TMESH_ENGINE_PROGRAM=$(abspath $(ENGINE_PROCESS)) $(B)/bench/engine_served $(abspath $(ENGINE_TEST_OUT)/models)
-
-.PHONY: bench-engine
-
-$(B)/bench/placement: tests/bench/placement.c $(ENGINE_A) $(LIB_A)
-	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $^ $(LIB_LIBS) -lm -o $@
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -pthread $(filter-out %.h,$^) $(LIB_LIBS) -ldl -lm -o $@
 
 ENGINE_ORACLE = LD_LIBRARY_PATH=$(B) $(ENGINE_VENV)/bin/python -B $(ENGINE_TEST)/oracle.py $(B)/libtmesh-engine.so
-
-bench-placement: $(B)/bench/placement $(ENGINE_VENV)/tools.stamp $(B)/libtmesh-engine.so ## measure placement beside a long search, and HiGHS
-	@$(B)/bench/placement
-	@$(ENGINE_ORACLE) 40 12 3 20
 
 engine-oracle-check: $(ENGINE_VENV)/tools.stamp $(B)/libtmesh-engine.so ## placement beside what HiGHS proves to be the best
 	@$(ENGINE_ORACLE)
 
-.PHONY: bench-placement engine-oracle-check
+.PHONY: engine-oracle-check
 
 # libFuzzer; the corpus lies beside those of libtmesh.
 ENGINE_FUZZ_OUT := $(ENGINE_TEST_OUT)/fuzz
