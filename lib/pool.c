@@ -293,6 +293,11 @@ uint64_t tmesh_ctx_trim(struct tmesh_ctx *ctx)
 
 bool tmesh_pool_yields(struct tmesh_ctx *ctx, int rc)
 {
-	return (rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM || rc == -EDQUOT) &&
-	       tmesh_ctx_trim(ctx);
+	bool later;
+
+	if (rc != -EMFILE && rc != -ENFILE && rc != -ENOMEM && rc != -EDQUOT)
+		return false;
+	/* The watch may not have come to it yet. */
+	later = tmesh_later_drain(ctx);
+	return tmesh_ctx_trim(ctx) || later;
 }

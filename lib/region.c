@@ -249,7 +249,6 @@ int tmesh_region_begin(struct tmesh_ctx *ctx, const struct tmesh_region_opts *op
 
 int tmesh_region_opened(struct tmesh_region *region, int rc, struct tmesh_region **out)
 {
-	tmesh_later_drain(region->ctx);
 	if (rc) {
 		tmesh_region_destroy(region);
 		return rc;
@@ -274,8 +273,6 @@ int tmesh_region_create(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmes
 		return tmesh_fail(err, -EOVERFLOW, "%llu bytes are more than a file can have",
 				  (unsigned long long)bytes);
 	rc = tmesh_ctx_enter(ctx, err);
-	if (!rc)
-		tmesh_later_drain(ctx);
 	if (!rc)
 		rc = make(ctx, bytes, &o, &region, err);
 	if (!rc)

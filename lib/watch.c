@@ -79,13 +79,17 @@ static void drop_all(struct tmesh_region *later)
 	}
 }
 
-void tmesh_later_drain(struct tmesh_ctx *ctx)
+bool tmesh_later_drain(struct tmesh_ctx *ctx)
 {
 	struct tmesh_ctx *home =
 		ctx->ops->backend == TMESH_BACKEND_MEMFD ? ctx : atomic_load(&ctx->beside);
+	struct tmesh_region *later =
+		home && atomic_load_explicit(&home->later, memory_order_relaxed)
+			? atomic_exchange(&home->later, NULL)
+			: NULL;
 
-	if (home && atomic_load_explicit(&home->later, memory_order_relaxed))
-		drop_all(atomic_exchange(&home->later, NULL));
+	drop_all(later);
+	return later;
 }
 
 /* ctx->lock is held, and let go of meanwhile. Return: whether anything is left to be looked at;

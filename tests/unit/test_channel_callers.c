@@ -16,8 +16,14 @@
 static pthread_t caller;
 static atomic_uint unmapped_by_caller, unmapped_by_others;
 
+/* The watch stands still as it gives the first back, so that the others wait for it. */
+static atomic_bool watch_stands;
+
 int munmap(void *addr, size_t bytes)
 {
+	while (bytes >= BYTES && caller && !pthread_equal(pthread_self(), caller) &&
+	       atomic_load(&watch_stands))
+		usleep(100);
 	if (bytes >= BYTES && caller)
 		atomic_fetch_add(pthread_equal(pthread_self(), caller) ? &unmapped_by_caller
 								       : &unmapped_by_others,
@@ -77,6 +83,7 @@ static void test_who_gives_back(void **state)
 	struct tmesh_ctx *ctx = context(), *far = context();
 	struct tmesh_channel *from, *to;
 	struct tmesh_tensor *tensors[8];
+	struct tmesh_region *made, *opened;
 	char token[TMESH_TOKEN_SIZE];
 
 	assert_ok(tmesh_channel_create(far, RECV, &opts, &from, err));
@@ -86,6 +93,7 @@ static void test_who_gives_back(void **state)
 		tensors[n] = tensor(ctx);
 	/* Each send lets go of what was sent before it. */
 	caller = pthread_self();
+	atomic_store(&watch_stands, true);
 	for (uint32_t n = 0; n < 8; n++) {
 		struct tmesh_message message = {.tensor = tensors[n]};
 
@@ -93,7 +101,15 @@ static void test_who_gives_back(void **state)
 		tmesh_tensor_unref(message.tensor);
 		receive(from);
 	}
+	/* Nor does who makes or opens something then. */
+	assert_ok(tmesh_region_create(ctx, 1, NULL, &made, err));
+	assert_ok(tmesh_region_token(made, TMESH_READ, token, err));
+	assert_ok(tmesh_region_open(ctx, token, TMESH_READ, &opened, err));
 	assert_int_equal(unmapped_by_caller, 0);
+	assert_int_equal(unmapped_by_others, 0);
+	atomic_store(&watch_stands, false);
+	tmesh_region_unref(opened);
+	tmesh_region_unref(made);
 	while (atomic_load(&unmapped_by_others) < 7)
 		usleep(1000);
 	caller = 0;
