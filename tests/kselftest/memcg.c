@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 /* A memory control group: what is charged to it beside pages, and calls when it is full. */
 #include <fcntl.h>
+#include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
@@ -108,6 +110,63 @@ static int lease(int dev, int handle)
 	return h < 0 || ioctl(h, TMESH_LEASE, &l) ? -1 : l.fd;
 }
 
+static int open_token(int dev, int handle)
+{
+	static __u8 token[TMESH_TOKEN_BYTES];
+	static bool given;
+
+	if (!given)
+		REQUIRE_OK(t_token(handle, R_READ, token));
+	given = true;
+	return t_open(dev, token, R_READ, 0);
+}
+
+/* What is written to is there before: a touch is the process's own need. */
+static char room[1 << 20];
+
+static void touch_room(void)
+{
+	if (!room[0])
+		memset(room, 1, sizeof(room));
+}
+
+/* Beside regions that come to be more: of the last call it is told what it said when the group was
+ * full, and that is ENOMEM where it has not just given all. */
+static int list(int dev, int handle)
+{
+	struct tmesh_list l = {.size = sizeof(l),
+			       .entries = (uintptr_t)room,
+			       .entry_bytes = sizeof(struct tmesh_info)};
+	int made;
+
+	(void)handle;
+	touch_room();
+	l.count = sizeof(room) / l.entry_bytes;
+	made = t_create(dev, PAGE, 0);
+	if (made >= 0)
+		return made;
+	CHECK(!ioctl(dev, TMESH_LIST, &l) || errno == ENOMEM);
+	errno = ENOMEM;
+	return -1;
+}
+
+static int holders(int dev, int handle)
+{
+	struct tmesh_holders h = {.size = sizeof(h),
+				  .entries = (uintptr_t)room,
+				  .entry_bytes = sizeof(struct tmesh_holder)};
+	int made;
+
+	touch_room();
+	h.count = sizeof(room) / h.entry_bytes;
+	made = derive(dev, handle);
+	if (made >= 0)
+		return made;
+	CHECK(!ioctl(handle, TMESH_HOLDERS, &h) || errno == ENOMEM);
+	errno = ENOMEM;
+	return -1;
+}
+
 TEST(create, "CREATE in a full control group gives ENOMEM, and nobody is killed")
 {
 	fill(create);
@@ -131,6 +190,21 @@ TEST(gather, "so does GATHER")
 TEST(lease, "so does LEASE")
 {
 	fill(lease);
+}
+
+TEST(open, "so does OPEN")
+{
+	fill(open_token);
+}
+
+TEST(list, "LIST in a full control group answers or gives ENOMEM, and nobody is killed")
+{
+	fill(list);
+}
+
+TEST(holders, "so does HOLDERS")
+{
+	fill(holders);
 }
 
 int main(void)
