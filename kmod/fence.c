@@ -6,7 +6,6 @@
  */
 #include <linux/hrtimer.h>
 #include <linux/ktime.h>
-#include <linux/poll.h>
 #include <linux/sched/signal.h>
 
 #include "claim.h"
@@ -116,46 +115,7 @@ void tmesh_fence_abandon(const struct tmesh_claim *claim)
 	}
 	spin_unlock(&fence->lock);
 	if (dead)
-		wake_up_poll(&region->wait, EPOLLERR);
-}
-
-/**
- * tmesh_fence_poll() - what poll() of a handle says about the fence
- * @handle: the handle
- *
- * Return: EPOLLIN, EPOLLERR or 0.
- */
-__poll_t tmesh_fence_poll(const struct tmesh_handle *handle)
-{
-	struct tmesh_fence *fence = &handle->claim.region->fence;
-	__poll_t mask = 0;
-
-	spin_lock(&fence->lock);
-	if (!handle->armed)
-		;
-	else if (fence->value >= handle->armed_value)
-		mask = EPOLLIN;
-	else if (fence->deaths != handle->armed_deaths)
-		mask = EPOLLERR;
-	spin_unlock(&fence->lock);
-	return mask;
-}
-
-static void tmesh_fence_arm(struct tmesh_handle *handle, struct tmesh_wait *cmd)
-{
-	struct tmesh_region *region = handle->claim.region;
-	struct tmesh_fence *fence = &region->fence;
-	u64 deaths = tmesh_fence_begin(fence);
-
-	spin_lock(&fence->lock);
-	handle->armed = true;
-	handle->armed_value = cmd->value;
-	handle->armed_deaths = deaths;
-	cmd->value = fence->value;
-	spin_unlock(&fence->lock);
-	/* Somebody may be polling it already, and what was asked for be so already. */
-	if (tmesh_fence_poll(handle))
-		wake_up_poll(&region->wait, EPOLLIN | EPOLLERR);
+		wake_up_all(&region->wait);
 }
 
 static int tmesh_fence_wait(const struct tmesh_claim *claim, struct tmesh_wait *cmd)
@@ -204,7 +164,7 @@ int tmesh_ioctl_signal(struct tmesh_ucmd *ucmd)
 	spin_unlock(&fence->lock);
 	if (rc)
 		return rc;
-	wake_up_poll(&region->wait, EPOLLIN);
+	wake_up_all(&region->wait);
 	trace_tmesh_signal(region->id, cmd->value);
 	return 0;
 }
@@ -222,15 +182,10 @@ int tmesh_ioctl_wait(struct tmesh_ucmd *ucmd)
 	u64 value = cmd->value;
 	int rc;
 
-	if (cmd->flags & TMESH_WAIT_ARM && cmd->timeout_ns)
-		return -EINVAL;
 	rc = tmesh_claim_allows(claim, 0);
 	if (rc)
 		return rc;
-	if (cmd->flags & TMESH_WAIT_ARM)
-		tmesh_fence_arm(ucmd->handle, cmd);
-	else
-		rc = tmesh_fence_wait(claim, cmd);
+	rc = tmesh_fence_wait(claim, cmd);
 	trace_tmesh_wait(claim->region->id, value, cmd->value, rc);
 	/* How far it got is told whatever ended the wait. */
 	return tmesh_respond(ucmd, sizeof(*cmd)) ?: rc;

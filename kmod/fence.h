@@ -11,7 +11,6 @@ void tmesh_fence_init(struct tmesh_fence *fence);
 u64 tmesh_fence_look(struct tmesh_region *region, u32 *state);
 bool tmesh_fence_produces(const struct tmesh_claim *claim);
 void tmesh_fence_abandon(const struct tmesh_claim *claim);
-__poll_t tmesh_fence_poll(const struct tmesh_handle *handle);
 int tmesh_ioctl_signal(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_wait(struct tmesh_ucmd *ucmd);
 

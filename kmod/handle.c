@@ -14,7 +14,6 @@
 #include "account.h"
 #include "claim.h"
 #include "debug.h"
-#include "fence.h"
 #include "handle.h"
 #include "map.h"
 #include "mem.h"
@@ -110,10 +109,9 @@ static __poll_t tmesh_handle_poll(struct file *file, poll_table *wait)
 {
 	struct tmesh_handle *handle = file->private_data;
 	struct tmesh_region *region = handle->claim.region;
-	__poll_t mask;
+	__poll_t mask = 0;
 
 	poll_wait(file, &region->wait, wait);
-	mask = tmesh_fence_poll(handle);
 	if (READ_ONCE(region->state) & TMESH_STATE_REVOKED)
 		mask |= EPOLLHUP;
 	else if (tmesh_claim_lapsed(&handle->claim))

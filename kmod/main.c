@@ -106,7 +106,7 @@ static const struct tmesh_op tmesh_ops[] = {
 	TMESH_OP(TMESH_GATHER, tmesh_gather, id, TMESH_CREATE_GID, TMESH_ON_DEVICE,
 		 tmesh_ioctl_gather),
 	TMESH_OP(TMESH_SIGNAL, tmesh_signal, value, 0, TMESH_ON_HANDLE, tmesh_ioctl_signal),
-	TMESH_OP(TMESH_WAIT, tmesh_wait, timeout_ns, TMESH_WAIT_ARM, TMESH_ON_HANDLE,
+	TMESH_OP(TMESH_WAIT, tmesh_wait, timeout_ns, 0, TMESH_ON_HANDLE,
 		 tmesh_ioctl_wait),
 	TMESH_OP(TMESH_KEEP, tmesh_keep, id, TMESH_KEEP_REPLACE | TMESH_KEEP_GID, TMESH_ON_DEVICE,
 		 tmesh_ioctl_keep),

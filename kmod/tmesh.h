@@ -212,7 +212,7 @@ struct tmesh_name {
 
 /**
  * struct tmesh_fence - how far a region's producer is
- * @lock:     guards all of it, and what handles have armed
+ * @lock:     guards all of it
  * @value:    signalled last
  * @producer: who signals it now, or NULL; holds no reference, it says when it ends
  * @deaths:   how many producers have ended
@@ -471,20 +471,14 @@ struct tmesh_tenure {
 
 /**
  * struct tmesh_handle - a file on a region; dies with the file
- * @claim:        the common part
- * @user:         who is charged; reference
- * @kept:         bytes of somebody else's region that a pinning handle is charged for
- * @armed:        poll() tells about the fence; guarded by its lock
- * @armed_value:  once it has reached this; guarded by its lock
- * @armed_deaths: or once more producers have ended; guarded by its lock
+ * @claim: the common part
+ * @user:  who is charged; reference
+ * @kept:  bytes of somebody else's region that a pinning handle is charged for
  */
 struct tmesh_handle {
 	struct tmesh_claim claim;
 	struct tmesh_user *user;
 	u64 kept;
-	bool armed;
-	u64 armed_value;
-	u64 armed_deaths;
 };
 
 /**

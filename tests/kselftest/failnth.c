@@ -418,17 +418,6 @@ static int signal_and_wait(int fd)
 	return ioctl(fd, TMESH_SIGNAL, &s) || ioctl(fd, TMESH_WAIT, &w) ? -1 : 0;
 }
 
-static int arm_and_poll(int fd)
-{
-	struct tmesh_signal s = {.size = sizeof(s), .value = 1};
-	struct tmesh_wait w = {.size = sizeof(w), .flags = TMESH_WAIT_ARM, .value = 1};
-	struct pollfd p = {.fd = fd, .events = POLLIN};
-
-	if (ioctl(fd, TMESH_SIGNAL, &s) || ioctl(fd, TMESH_WAIT, &w) || poll(&p, 1, 0) < 0)
-		return -1;
-	return CHECK_EQ(p.revents, POLLIN) ? 0 : -1;
-}
-
 /* Of a lease that could not be put on, what remains is why. */
 static int put_and_close(int fd, __u32 flags, int pidfd)
 {
@@ -616,7 +605,6 @@ SWEEP(view, "GATHER, mmap and faults of a view and its dma-buf, revocation", not
 SWEEP(fence, "CREATE, SIGNAL, WAIT", nothing, on_fresh_region(signal_and_wait))
 SWEEP(revoke_wait, "CREATE, EXPORT, REVOKE and wait", nothing, on_fresh_region(revoke_wait))
 SWEEP(info_pins, "INFO with pins", nothing, info_pins())
-SWEEP(fence_poll, "CREATE, SIGNAL, an armed WAIT, poll", nothing, on_fresh_region(arm_and_poll))
 SWEEP(export, "EXPORT", close_fd, t_export(set.handle, PAGE, 0, TMESH_EXPORT_WRITE))
 SWEEP(desc_set, "DESC_SET", undescribe, describe(TMESH_DESC_SET, 300))
 SWEEP(desc_get, "DESC_GET", nothing, describe(TMESH_DESC_GET, 300))

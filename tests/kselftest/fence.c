@@ -53,15 +53,6 @@ static int await(int h, __u64 value, __s64 timeout)
 	return ret;
 }
 
-static int arm(int h, __u64 value)
-{
-	struct tmesh_wait w = {.size = sizeof(w), .flags = TMESH_WAIT_ARM, .value = value};
-	int ret = ioctl(h, TMESH_WAIT, &w);
-
-	reached = w.value;
-	return ret;
-}
-
 static short polled(int h, int ms)
 {
 	struct pollfd pf = {.fd = h, .events = POLLIN};
@@ -267,7 +258,6 @@ TEST(revoked, "a revocation ends waits with ESTALE and polls with HUP")
 		CHECK_EQ(reached, 2);
 	}
 	T_CHILD(poller) {
-		CHECK_OK(arm(h, 3));
 		CHECK_EQ(polled(h, -1), POLLHUP);
 	}
 	usleep(50000);
@@ -276,77 +266,6 @@ TEST(revoked, "a revocation ends waits with ESTALE and polls with HUP")
 	t_wait(poller);
 	CHECK_ERR(say(other, 3), ESTALE);
 	CHECK_ERR(await(h, 1, 0), ESTALE);
-	CHECK_ERR(arm(h, 1), ESTALE);
-}
-
-TEST(arm, "poll tells what was armed, until it is armed anew")
-{
-	int h = region(), other = REQUIRE_OK(t_derive(h, R_READ, 0));
-
-	CHECK_EQ(polled(h, 0), 0);
-	CHECK_OK(say(h, 2));
-	CHECK_EQ(polled(h, 0), 0); /* nothing is armed */
-	CHECK_OK(arm(h, 2));
-	CHECK_EQ(reached, 2);
-	CHECK_EQ(polled(h, 0), POLLIN);
-	CHECK_EQ(polled(h, 0), POLLIN);
-	CHECK_EQ(polled(other, 0), 0); /* each handle has its own */
-	CHECK_OK(arm(h, 3));
-	CHECK_EQ(reached, 2);
-	CHECK_EQ(polled(h, 0), 0);
-	CHECK_OK(arm(other, 4));
-	CHECK_OK(say(h, 3));
-	CHECK_EQ(polled(h, 0), POLLIN);
-	CHECK_EQ(polled(other, 0), 0);
-	close(h);
-	CHECK_EQ(polled(other, 0), POLLERR);
-	CHECK_OK(arm(other, 3));
-	CHECK_EQ(polled(other, 0), POLLIN);
-	CHECK_OK(arm(other, 4)); /* of a fence that is dead already */
-	CHECK_EQ(polled(other, 0), POLLERR);
-	CHECK_ERR(await(other, 4, -1), EOWNERDEAD);
-}
-
-TEST(arm_timeout, "arming takes no timeout")
-{
-	struct tmesh_wait w = {
-		.size = sizeof(w),
-		.flags = TMESH_WAIT_ARM,
-		.timeout_ns = 1,
-	};
-	int h = region();
-
-	CHECK_ERR(ioctl(h, TMESH_WAIT, &w), EINVAL);
-	w.timeout_ns = -1;
-	CHECK_ERR(ioctl(h, TMESH_WAIT, &w), EINVAL);
-	CHECK_EQ(polled(h, 0), 0);
-}
-
-TEST(poll_wakes, "a poll that sleeps is woken by the value, by an arming, and by the end")
-{
-	int h = region(), reader = REQUIRE_OK(t_derive(h, R_READ, 0));
-	pid_t pid;
-
-	for (int how = 0; how < 3; how++) {
-		if (how != 1)
-			CHECK_OK(arm(reader, how + 1));
-		T_CHILD(pid) {
-			if (how == 2)
-				close(h);
-			CHECK_EQ(polled(reader, -1), how < 2 ? POLLIN : POLLERR);
-		}
-		usleep(50000);
-		CHECK_EQ(waitpid(pid, NULL, WNOHANG), 0);
-		if (how == 0)
-			CHECK_OK(say(h, 1));
-		else if (how == 1)
-			CHECK_OK(arm(reader, 1));
-		else
-			close(h);
-		t_wait(pid);
-		if (how == 0)
-			CHECK_OK(arm(reader, 100));
-	}
 }
 
 TEST(forked, "a producer that was inherited lives until its last descriptor is closed")
@@ -395,10 +314,8 @@ TEST(successor, "who waited when a producer died is told so, though another one 
 	for (long i = 0; i < rounds && !t_failed(); i++) {
 		int first = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0));
 		int second = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0));
-		int reader = REQUIRE_OK(t_derive(h, R_READ, 0));
 
 		CHECK_OK(say(first, ++value));
-		CHECK_OK(arm(reader, ~0ull));
 		T_CHILD(pid) {
 			close(first);
 			close(second);
@@ -411,21 +328,14 @@ TEST(successor, "who waited when a producer died is told so, though another one 
 		close(first);
 		if (i % 8 > 4)
 			CHECK_OK(say(second, ++value));
-		CHECK_EQ(polled(reader, 0), POLLERR);
 		if (i % 8 <= 4) {
 			t_wait(pid);
 			CHECK_OK(say(second, ++value));
+			close(second);
 		} else {
 			close(second);
 			t_wait(pid);
-			close(reader);
-			continue;
 		}
-		CHECK_EQ(polled(reader, 0), POLLERR);
-		CHECK_OK(arm(reader, ~0ull));
-		CHECK_EQ(polled(reader, 0), 0);
-		close(second);
-		close(reader);
 	}
 }
 
@@ -435,19 +345,6 @@ static void produce(int h, volatile __u64 *shared)
 	for (;;)
 		if (say(h, ++*shared))
 			_exit(1);
-}
-
-/* By turns by a wait that sleeps, and by a poll and a wait that does not. */
-static int consume(int h, __u64 value, bool by_poll)
-{
-	short now;
-
-	if (!by_poll)
-		return await(h, value, PATIENCE);
-	CHECK_OK(arm(h, value));
-	now = polled(h, PATIENCE / MS);
-	CHECK(now == POLLIN || now == POLLERR);
-	return await(h, value, 0);
 }
 
 TEST(kill_races, "producers killed against waits: no wake-up is lost, no value invented")
@@ -474,7 +371,7 @@ TEST(kill_races, "producers killed against waits: no wake-up is lost, no value i
 		for (;; before_kill--) {
 			if (before_kill == 0)
 				REQUIRE_OK(kill(pid, SIGKILL));
-			if (consume(reader, last + 1, i % 2)) {
+			if (await(reader, last + 1, PATIENCE)) {
 				CHECK_EQ(errno, EOWNERDEAD);
 				break;
 			}
@@ -491,8 +388,7 @@ TEST(kill_races, "producers killed against waits: no wake-up is lost, no value i
 }
 
 /* Two processes that take turns: a wake-up lost is a wait that never ends. */
-TEST(ping_pong,
-     "turns between two processes, by wait and by poll, and what was written first is seen")
+TEST(ping_pong, "turns between two processes, and what was written first is seen")
 {
 	long rounds = t_length(1000, 100000);
 	int there = region(), back = REQUIRE_OK(t_create(dev, PAGE, 0));
@@ -504,8 +400,7 @@ TEST(ping_pong,
 		int h = REQUIRE_OK(t_derive(there, R_READ, 0));
 
 		for (long i = 1; i <= rounds && !t_failed(); i++) {
-			CHECK_OK(arm(h, i));
-			CHECK_EQ(polled(h, 60000), POLLIN);
+			CHECK_OK(await(h, i, PATIENCE));
 			CHECK_EQ(*p, i);
 			*q = -i;
 			CHECK_OK(say(back, i));

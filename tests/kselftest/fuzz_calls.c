@@ -378,7 +378,7 @@ static const struct op ops[] = {
 	{"signal", CALL(TMESH_SIGNAL, tmesh_signal),
 	 .fields = {HEAD(tmesh_signal, 0), F(tmesh_signal, value, VALUE)}},
 	{"wait", CALL(TMESH_WAIT, tmesh_wait),
-	 .fields = {HEAD(tmesh_wait, TMESH_WAIT_ARM), F(tmesh_wait, value, VALUE),
+	 .fields = {HEAD(tmesh_wait, 0), F(tmesh_wait, value, VALUE),
 		    F(tmesh_wait, timeout_ns, TIMEOUT)}},
 	{"keep", CALL(TMESH_KEEP, tmesh_keep), .on_device = true,
 	 .fields = {HEAD(tmesh_keep, TMESH_KEEP_REPLACE | TMESH_KEEP_GID),

@@ -141,15 +141,10 @@ static int say(int handle, __u64 value)
 	return ioctl(handle, TMESH_SIGNAL, &s);
 }
 
-/* Without end, where nothing is armed. */
-static int await(int handle, __u64 value, __u32 flags)
+/* Without end. */
+static int await(int handle, __u64 value)
 {
-	struct tmesh_wait w = {
-		.size = sizeof(w),
-		.flags = flags,
-		.value = value,
-		.timeout_ns = flags & TMESH_WAIT_ARM ? 0 : -1,
-	};
+	struct tmesh_wait w = {.size = sizeof(w), .value = value, .timeout_ns = -1};
 
 	return ioctl(handle, TMESH_WAIT, &w);
 }
@@ -282,8 +277,7 @@ TEST(stale, "after the lapse all calls but INFO, HOLDERS and POLICY give ESTALE"
 	CHECK_ERR(lease_call(fd, 0, 0, 0, NULL), ESTALE);
 	CHECK_ERR(lease_call(fd, TMESH_LEASE_GET, 0, 0, NULL), ESTALE);
 	CHECK_ERR(say(fd, 1), ESTALE);
-	CHECK_ERR(await(fd, 0, TMESH_WAIT_ARM), ESTALE);
-	CHECK_ERR(await(fd, 0, 0), ESTALE);
+	CHECK_ERR(await(fd, 0), ESTALE);
 	CHECK(t_map(fd, BYTES, PROT_READ) == MAP_FAILED && errno == ESTALE);
 	CHECK_OK(ioctl(fd, TMESH_HOLDERS, &h));
 	CHECK_OK(policy(fd, TMESH_POLICY_ZERO));
@@ -347,18 +341,15 @@ TEST(shared, "what was derived or exported through a leased handle ends with it,
 TEST(fence_producer, "a producer whose lease lapses is dead to all who wait for it")
 {
 	int fd = region(BYTES), producer = REQUIRE_OK(t_derive(fd, R_READ | R_WRITE, 0));
-	int armed = REQUIRE_OK(t_derive(fd, R_READ, 0));
 	struct lease l = lease_put(producer, 2000 * MS);
 	pid_t waiter;
 
 	REQUIRE_OK(say(producer, 1));
-	CHECK_OK(await(armed, 2, TMESH_WAIT_ARM));
 	T_CHILD(waiter)
-		CHECK_ERR(await(fd, 2, 0), EOWNERDEAD);
+		CHECK_ERR(await(fd, 2), EOWNERDEAD);
 	CHECK_ERR(say(fd, 2), EBUSY);
 	await_end(&l, producer);
 	t_wait(waiter);
-	CHECK_EQ(polled(armed, 60000), POLLERR);
 	CHECK_EQ(t_info(fd).fence_state, TMESH_FENCE_DEAD);
 	CHECK_ERR(say(producer, 2), ESTALE);
 	CHECK_OK(say(fd, 2));
@@ -372,10 +363,8 @@ TEST(fence_waiter, "a wait on a handle whose lease lapses ends with ESTALE, a po
 	pid_t waiter, poller;
 
 	REQUIRE_OK(say(fd, 1));
-	CHECK_OK(await(waiting, 2, TMESH_WAIT_ARM));
-	CHECK_OK(await(other, 2, TMESH_WAIT_ARM));
 	T_CHILD(waiter)
-		CHECK_ERR(await(waiting, 2, 0), ESTALE);
+		CHECK_ERR(await(waiting, 2), ESTALE);
 	T_CHILD(poller)
 		CHECK_EQ(polled(waiting, 60000), POLLHUP | POLLERR);
 	await_end(&l, waiting);
@@ -383,7 +372,7 @@ TEST(fence_waiter, "a wait on a handle whose lease lapses ends with ESTALE, a po
 	t_wait(poller);
 	CHECK_EQ(polled(other, 0), 0);
 	CHECK_OK(say(fd, 2));
-	CHECK_EQ(polled(other, 0), POLLIN);
+	CHECK_OK(await(other, 2));
 }
 
 TEST(no_shedding, "a leased handle gives no tokens and no pinning handles")

@@ -87,8 +87,6 @@
  *   POLLOUT            nobody else holds the region: no other handle, export or view whose
  *                      lease has not lapsed, no device is attached to it, it is not kept
  *   POLLPRI            a page of it has an uncorrectable memory error
- *   POLLIN             the fence has reached what TMESH_WAIT_ARM asked for
- *   POLLERR            it never will: its producer is gone
  */
 #define TMESH_RIGHT_READ (1u << 0)   /* map, export read-only */
 #define TMESH_RIGHT_WRITE (1u << 1)  /* map writable, export writable, until sealed */
@@ -764,8 +762,7 @@ struct tmesh_gather {
  *
  * TMESH_WAIT returns once the fence has reached @value; ETIMEDOUT after @timeout_ns (0: at once;
  * negative: none); EOWNERDEAD when it has not been reached and the producer is gone; EINTR when
- * a signal came. The value reached is written in all these cases. With TMESH_WAIT_ARM it returns
- * at once and poll() of this handle tells, until it is armed anew; @timeout_ns must be 0.
+ * a signal came. The value reached is written in all these cases.
  */
 #define TMESH_FENCE_IDLE 0     /* nobody has signalled yet */
 #define TMESH_FENCE_PRODUCER 1 /* there is a producer */
@@ -778,11 +775,9 @@ struct tmesh_signal {
 };
 #define TMESH_SIGNAL _IO(TMESH_IOC_MAGIC, 0x14)
 
-#define TMESH_WAIT_ARM (1u << 0)
-
 struct tmesh_wait {
 	__u32 size;
-	__u32 flags;
+	__u32 flags;	     /* 0 */
 	__aligned_u64 value; /* in: to wait for; out: reached */
 	__s64 timeout_ns;
 };
