@@ -32,6 +32,15 @@ answer = fn
     {:ok, ref} = Tmesh.ZeroCopy.allocate([2, 3], :float32)
     Tmesh.ZeroCopy.TensorRef.to_map(ref)
 
+  # As of a tensor of Nx with axes that have names.
+  ["axes"] ->
+    {:ok, ref} = Tmesh.ZeroCopy.allocate([2, 3], :float32)
+    ref = %{ref | names: ["rows", nil], vectorized: ["rows"]}
+    {:ok, json} = Tmesh.ZeroCopy.TensorRef.to_json(ref)
+    {:ok, back} = Tmesh.ZeroCopy.TensorRef.from_json(json)
+    true = {back.names, back.vectorized} == {ref.names, ref.vectorized}
+    Tmesh.ZeroCopy.TensorRef.to_map(ref)
+
   ["region", id] ->
     {:ok, regions} = Tmesh.regions()
     Enum.find(regions, &(&1.id == id))

@@ -50,6 +50,12 @@ def answer(what, *words):
         return found(words[0])
     if what == "ref":
         return tmesh.zeros((2, 3), "float32").ref()
+    if what == "opens":
+        try:
+            tmesh.open(words[0]).release()
+        except tmesh.Error as error:
+            return str(error)
+        return None
     if what == "region":
         return next(region for region in tmesh.regions() if region["id"] == words[0])
     if what == "holder":
@@ -222,6 +228,10 @@ def main(tmeshctl, python, ebin, *maps):
         page = members("ref members")
         refs = {"tmeshctl": names["ref"], "Python": py.ask("ref"), "Elixir": ex.ask("ref")}
         same(page, refs, "a ref is the same for tmeshctl, Python and Elixir", varies=["id", "token"])
+        axes = ex.ask("axes")
+        check(differ(members("elixir ref members"), set(axes) - page, "Elixir's ref"), "Elixir's refs have the page's members of Nx")
+        check({f"{side} does not open it: {told}" for side, told in (("Python", py.ask("opens", json.dumps(axes).replace(" ", ""))),)
+               if told}, "a ref with the members of Nx is a ref for others")
         check(differ(page, typed_dict("Ref", "refs.py"), "tmesh.Ref"), "Python's type of a ref has the page's members")
         calls(tmeshctl, maps, py, ex)
         errors(ex)

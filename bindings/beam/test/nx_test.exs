@@ -86,7 +86,7 @@ defmodule Tmesh.NxTest do
 
       assert [:rows, :columns] = ref |> Tmesh.Nx.to_nx!(names: [:rows, :columns]) |> Nx.names()
 
-      for names <- [[:rows], :rows, [1, 2]] do
+      for names <- [[:rows], :rows, [1, 2], [:rows, :rows]] do
         assert {:error, %Error{type: :invalid}} = Tmesh.Nx.to_nx(ref, names: names)
       end
 
@@ -111,12 +111,58 @@ defmodule Tmesh.NxTest do
       assert {:error, %Error{type: :invalid}} = TensorRef.to_json(long)
     end
 
-    test "a vectorized tensor is refused, and says what to do" do
-      tensor = Nx.tensor("abcdef", {:u, 8}, {2, 3}) |> Nx.vectorize(:users)
-      assert {:error, %Error{type: :unsupported, message: message}} = Tmesh.Nx.from_nx(tensor)
-      assert message =~ "users" and message =~ "devectorize"
-      ref = tensor |> Nx.devectorize() |> Tmesh.Nx.from_nx!()
-      assert %TensorRef{shape: [2, 3], names: ["users", nil]} = ref
+    test "vectorized axes survive, here and on the way" do
+      named =
+        Nx.reshape(Nx.tensor("abcdefghijkl", {:u, 8}, {12}), {2, 3, 2}, names: [nil, nil, :users])
+
+      tensor = Nx.vectorize(named, [:users, :heads])
+      ref = Tmesh.Nx.from_nx!(tensor)
+      assert %{shape: [2, 3, 2], vectorized: ["users", "heads"]} = ref
+      assert ref.names == ["users", "heads", "users"]
+
+      for travelled <- [
+            ref,
+            ref |> TensorRef.to_map() |> TensorRef.from_map!() |> ZeroCopy.open!(),
+            ref |> TensorRef.to_json!() |> TensorRef.from_json!() |> ZeroCopy.open!(),
+            ZeroCopy.open!(ref)
+          ] do
+        assert Tmesh.Nx.to_nx!(travelled) == tensor
+      end
+
+      assert %{vectorized_axes: [x: 2], names: [:y, :z]} =
+               Tmesh.Nx.to_nx!(ref, vectorized: [:x], names: [:y, :z])
+
+      assert %{vectorized_axes: [], shape: {2, 3, 2}, names: [nil, nil, nil]} =
+               Tmesh.Nx.to_nx!(ref, vectorized: [], names: [nil, nil, nil])
+
+      for vectorized <- [[:a, :a], [:a, :b, :c, :d], [nil], :a, [1]] do
+        assert {:error, %Error{type: :invalid}} = Tmesh.Nx.to_nx(ref, vectorized: vectorized)
+      end
+
+      assert {:error, %Error{type: :invalid}} = Tmesh.Nx.to_nx(ref, vectorized: [])
+      assert {:error, %Error{type: :invalid}} = Tmesh.Nx.to_nx(ref, names: [:one, :for, :each])
+    end
+
+    test "of a vectorized tensor with the rest a scalar" do
+      tensor = Nx.tensor("ab", {:u, 8}, {2}) |> Nx.vectorize(:users)
+      assert tensor |> Tmesh.Nx.from_nx!() |> Tmesh.Nx.to_nx!() == tensor
+      assert %TensorRef{vectorized: nil} = Tmesh.Nx.from_nx!(Nx.devectorize(tensor))
+    end
+
+    test "vectorized axes from elsewhere must be names of first axes" do
+      map = "ab" |> ZeroCopy.from_binary!([2, 1], :uint8) |> TensorRef.to_map()
+      foreign = "an axis of #{System.unique_integer()}"
+      ref = map |> Map.put("vectorized", [foreign]) |> TensorRef.from_map!() |> ZeroCopy.open!()
+      assert {:error, %Error{type: :unsupported, message: message}} = Tmesh.Nx.to_nx(ref)
+      assert message =~ foreign and message =~ "vectorized:"
+
+      for wrong <- [["a", "b", "c"], ["a", "a"], "a", [1], [nil], [<<0xFF>>], %{}, []] do
+        assert {:error, %Error{type: :protocol}} =
+                 map |> Map.put("vectorized", wrong) |> TensorRef.from_map()
+      end
+
+      long = %TensorRef{ref | vectorized: [String.duplicate("x", 768)]}
+      assert {:error, %Error{type: :invalid}} = TensorRef.to_json(long)
     end
 
     test "a type that this Nx has not" do
@@ -143,10 +189,16 @@ defmodule Tmesh.NxTest do
     test "what Nx or tmesh has not" do
       empty = ZeroCopy.allocate!([0, 3], :int8)
       assert {:error, %Error{type: :unsupported}} = Tmesh.Nx.to_nx(empty)
-      other = Nx.tensor(<<0>>, {:s, 2}, {4})
 
-      assert {:error, %Error{type: :unsupported, message: "tmesh has no {:s, 2}"}} =
-               Tmesh.Nx.from_nx(other)
+      for {kind, bits} = type <- [s: 2, u: 4] do
+        few = Nx.tensor(<<0>>, type, {div(8, bits)})
+        assert {:error, %Error{type: :unsupported, message: message}} = Tmesh.Nx.from_nx(few)
+        assert message =~ "as_type(tensor, {:#{kind}, 8})"
+      end
+
+      other = Nx.tensor(<<0>>, {:f8_e4m3, 8}, {1})
+      assert {:error, %Error{type: :unsupported, message: message}} = Tmesh.Nx.from_nx(other)
+      assert message =~ "{:f8_e4m3, 8}" and message =~ "as_type"
 
       assert {:error, %Error{type: :invalid}} = Tmesh.Nx.from_nx([1, 2])
       tensor = Nx.tensor("ab", {:u, 8}, {2})

@@ -22,9 +22,10 @@ defmodule Tmesh.Nx do
   | `:complex64`, `:complex128` | `{:c, 64}`, `{:c, 128}` |
 
   Names of axes are strings in the ref (`TensorRef.names`), travel with its description, and are
-  Nx's atoms again in `to_nx/2`; in a call of `Tmesh.Worker`, where nothing has a place for them, they
-  are lost. A vectorized tensor is refused: `Nx.devectorize/2` makes its vectorized axes dimensions
-  like others, and `Nx.vectorize/2` brings them back at the other end.
+  Nx's atoms again in `to_nx/2`. The vectorized axes of a tensor are the first dimensions of the ref's
+  shape; which these are is in `TensorRef.vectorized`, travels too, and `to_nx/2` vectorizes the tensor
+  again. Other languages see a tensor of all its dimensions. In a call of `Tmesh.Worker`, where nothing
+  has a place for names, a tensor arrives with all its dimensions and without names.
 
   The tests run against a stand-in with the functions and shapes that Nx documents, for Nx itself
   cannot be had where they run.
@@ -42,24 +43,37 @@ defmodule Tmesh.Nx do
 
     * `copy` - as for `Tmesh.ZeroCopy.to_binary/2`: a sealed and contiguous tensor is not copied, any
       other is, once, which `copy: false` refuses
-    * `names` - of the axes, as Nx takes them, in place of the ref's
+    * `names` - of the axes that are not vectorized, as Nx takes them, in place of the ref's
+    * `vectorized` - the names of the first axes, which become vectorized ones, in place of the ref's;
+      `[]`: none of them
 
   Errors: `:unsupported` (Nx is not loaded, or has no such type; a name that is no atom of this VM),
-  `:invalid` (`names` does not fit), and those of `to_binary/2`.
+  `:invalid` (`names` or `vectorized` does not fit), and those of `to_binary/2`.
   """
-  @spec to_nx(TensorRef.t(), copy: boolean(), names: [atom()]) ::
+  @spec to_nx(TensorRef.t(), copy: boolean(), names: [atom()], vectorized: [atom()]) ::
           {:ok, struct()} | {:error, Error.t()}
   def to_nx(%TensorRef{} = ref, opts \\ []) do
     with :ok <- loaded(),
-         {:ok, opts} <- Options.validate(opts, copy: true, names: nil),
+         {:ok, opts} <- Options.validate(opts, copy: true, names: nil, vectorized: nil),
          {:ok, type} <- type(ref.dtype),
-         {:ok, names} <- names(opts[:names] || ref.names, ref.shape),
+         {:ok, vectors} <- vectors(opts[:vectorized] || ref.vectorized || [], ref.shape),
+         {outer, inner} = Enum.split(ref.shape, length(vectors)),
+         {:ok, names} <- names(opts[:names] || inner_names(ref.names, length(vectors)), inner),
          :ok <- elements(ref),
          {:ok, binary} <- ZeroCopy.to_binary(ref, copy: opts[:copy]),
          {:ok, flat} <- flat(binary, type) do
-      {:ok, apply(Nx, :reshape, [flat, List.to_tuple(ref.shape), [names: names]])}
+      names = Enum.map(outer, fn _dim -> nil end) ++ names
+      shaped = apply(Nx, :reshape, [flat, List.to_tuple(ref.shape), [names: names]])
+      {:ok, vectorize(shaped, Enum.zip(vectors, outer))}
     end
   end
+
+  defp inner_names(nil, _count), do: nil
+  defp inner_names(names, count), do: Enum.drop(names, count)
+
+  # A Nx that knows no vectorized axes has no such function.
+  defp vectorize(tensor, []), do: tensor
+  defp vectorize(tensor, axes), do: apply(Nx, :vectorize, [tensor, axes])
 
   # Which types there are is up to Nx's version.
   defp flat(binary, type) do
@@ -70,25 +84,32 @@ defmodule Tmesh.Nx do
   end
 
   @doc """
-  A new tensor with the contents of an Nx tensor, which are copied once.
+  A new tensor with the contents of an Nx tensor, which are copied once. Vectorized axes become its
+  first dimensions and are kept as such in `TensorRef.vectorized`.
 
   Options are those of `Tmesh.ZeroCopy.from_binary/4`: `label`, `seal: false` and so on.
 
-  Errors: `:unsupported` (Nx is not loaded, tmesh has no such type, or the tensor is vectorized),
-  `:invalid` (no Nx tensor), and those of `from_binary/4`.
+  Errors: `:unsupported` (Nx is not loaded, or tmesh has no such type), `:invalid` (no Nx tensor), and
+  those of `from_binary/4`.
   """
   @spec from_nx(struct(), keyword()) :: {:ok, TensorRef.t()} | {:error, Error.t()}
   def from_nx(tensor, opts \\ []) do
     with {:ok, binary, shape, dtype} <- parts(tensor),
          {:ok, ref} <- ZeroCopy.from_binary(binary, shape, dtype, opts) do
-      {:ok, %TensorRef{ref | names: texts(apply(Nx, :names, [tensor]))}}
+      vectors = tensor |> vectorized_axes() |> Keyword.keys()
+      names = texts(vectors ++ apply(Nx, :names, [tensor]))
+      {:ok, %TensorRef{ref | names: names, vectorized: texts(vectors)}}
     end
   end
 
-  bang to_nx(ref :: TensorRef.t(), opts :: [copy: boolean(), names: [atom()]] \\ []) :: struct()
+  bang to_nx(
+         ref :: TensorRef.t(),
+         opts :: [copy: boolean(), names: [atom()], vectorized: [atom()]] \\ []
+       ) :: struct()
+
   bang from_nx(tensor :: struct(), opts :: keyword() \\ []) :: TensorRef.t()
 
-  # What a tensor is made of.
+  # What a tensor is made of, with its vectorized axes as its first dimensions.
   @doc false
   @spec parts(struct()) ::
           {:ok, binary(), TensorRef.shape(), TensorRef.dtype()} | {:error, Error.t()}
@@ -96,6 +117,7 @@ defmodule Tmesh.Nx do
     with :ok <- loaded(),
          :ok <- tensor(tensor),
          {:ok, dtype} <- dtype(apply(Nx, :type, [tensor])) do
+      tensor = devectorize(tensor, vectorized_axes(tensor))
       shape = tensor |> then(&apply(Nx, :shape, [&1])) |> Tuple.to_list()
       {:ok, apply(Nx, :to_binary, [tensor]), shape, dtype}
     end
@@ -107,22 +129,15 @@ defmodule Tmesh.Nx do
       else: {:error, Error.new(:unsupported, "Nx is not loaded: it is no part of this project")}
   end
 
-  # Tensors of a Nx that knows no vectorized axes have no such member.
-  defp tensor(%{__struct__: Nx.Tensor} = tensor) do
-    case Map.get(tensor, :vectorized_axes, []) do
-      [] ->
-        :ok
-
-      axes ->
-        {:error,
-         Error.new(
-           :unsupported,
-           "the tensor is vectorized (#{inspect(axes)}): Nx.devectorize/1 makes it one that can be shared"
-         )}
-    end
-  end
-
+  defp tensor(%{__struct__: Nx.Tensor}), do: :ok
   defp tensor(_other), do: {:error, Error.new(:invalid, "from_nx takes an Nx tensor")}
+
+  # Tensors of a Nx that knows no vectorized axes have no such member.
+  defp vectorized_axes(tensor), do: Map.get(tensor, :vectorized_axes, [])
+
+  # The names stay behind: two axes may have the same one until then.
+  defp devectorize(tensor, []), do: tensor
+  defp devectorize(tensor, _axes), do: apply(Nx, :devectorize, [tensor, [keep_names: false]])
 
   # Nx has no tensors without elements.
   defp elements(%TensorRef{byte_size: 0}),
@@ -132,22 +147,74 @@ defmodule Tmesh.Nx do
 
   defp type(dtype) do
     with :error <- Layout.to_nx(dtype),
-         do: {:error, Error.new(:unsupported, "Nx has no #{dtype}")}
+         do:
+           {:error,
+            Error.new(
+              :unsupported,
+              "no type of Nx has its elements where #{dtype} has them: take the bytes with " <>
+                "Tmesh.ZeroCopy.to_binary/2"
+            )}
   end
 
   defp dtype(type) do
     with :error <- Layout.from_nx(type),
-         do: {:error, Error.new(:unsupported, "tmesh has no #{inspect(type)}")}
+         do: {:error, Error.new(:unsupported, no_dtype(type))}
   end
+
+  # Nx's binaries of them have two elements and more in each byte, in an order of its own.
+  defp no_dtype({kind, bits}) when kind in [:s, :u] and bits < 8,
+    do:
+      "Nx's type {#{inspect(kind)}, #{bits}} has several elements in a byte, which tmesh's int4 and uint4 lay out " <>
+        "in another way: give Nx.as_type(tensor, {#{inspect(kind)}, 8})"
+
+  defp no_dtype(type),
+    do:
+      "no dtype is the same as Nx's type #{inspect(type)}: give the tensor another type with Nx.as_type/2"
 
   defp texts(names) do
     if Enum.any?(names), do: Enum.map(names, &(&1 && Atom.to_string(&1)))
   end
 
-  # What came from elsewhere makes no atoms.
+  defp vectors(names, shape) when is_list(names) and length(names) <= length(shape) do
+    with {:ok, atoms} <- atoms(names) do
+      if Enum.all?(atoms) and Enum.uniq(atoms) == atoms,
+        do: {:ok, atoms},
+        else: no_vectors(names)
+    end
+  end
+
+  defp vectors(names, _shape), do: no_vectors(names)
+
+  defp no_vectors(names) do
+    {:error,
+     Error.new(
+       :invalid,
+       "vectorized must be a list of different names, of at most as many axes as there are: #{inspect(names)}"
+     )}
+  end
+
   defp names(nil, shape), do: {:ok, Enum.map(shape, fn _dim -> nil end)}
 
   defp names(names, shape) when is_list(names) and length(names) == length(shape) do
+    with {:ok, atoms} <- atoms(names) do
+      named = Enum.filter(atoms, & &1)
+
+      if Enum.uniq(named) == named,
+        do: {:ok, atoms},
+        else: {:error, Error.new(:invalid, "two axes have one name: #{inspect(names)}")}
+    end
+  end
+
+  defp names(names, _shape),
+    do:
+      {:error,
+       Error.new(
+         :invalid,
+         "names must be a list with one for each axis that is not vectorized: #{inspect(names)}"
+       )}
+
+  # What came from elsewhere makes no atoms.
+  defp atoms(names) do
     names
     |> Enum.reduce_while({:ok, []}, fn name, {:ok, done} ->
       case atom(name) do
@@ -161,11 +228,6 @@ defmodule Tmesh.Nx do
     end
   end
 
-  defp names(names, _shape),
-    do:
-      {:error,
-       Error.new(:invalid, "names must be a list with one for each axis: #{inspect(names)}")}
-
   defp atom(name) when is_atom(name), do: {:ok, name}
 
   defp atom(name) when is_binary(name) do
@@ -175,7 +237,7 @@ defmodule Tmesh.Nx do
       {:error,
        Error.new(
          :unsupported,
-         "the axis #{inspect(name)} is no atom of this VM: give names: yourself"
+         "the axis #{inspect(name)} is no atom of this VM: give to_nx names: or vectorized: in place of the ref's"
        )}
   end
 

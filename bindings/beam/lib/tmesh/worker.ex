@@ -46,7 +46,7 @@ defmodule Tmesh.Worker do
   | `Tmesh.DLPack.GPUTensorRef` | `tmesh.cuda` array over the same memory, read-only |
   | `writable/1` of either | the same, writable |
   | `Tmesh.Arrow.TableRef` | `pyarrow.Table` over the same memory |
-  | Nx tensor | NumPy array: over shared memory above `threshold_bytes`, else its own |
+  | Nx tensor | NumPy array of all its dimensions, without names of axes: over shared memory above `threshold_bytes`, else its own |
   | binary above `threshold_bytes` | memoryview over shared memory, read-only |
   | other binary | `str` when it is valid UTF-8, else `bytes` |
   | map with the key `"__snakepit_zero_copy__"` | as its `"ref"` |

@@ -42,20 +42,30 @@ defmodule Nx do
   def names(%Nx.Tensor{} = tensor), do: tensor.names
 
   # Its shape is that of what is in the vectors, its binary all of them.
-  def vectorize(%Nx.Tensor{} = tensor, name) when is_atom(name) do
-    [first | rest] = Tuple.to_list(tensor.shape)
+  def vectorize(%Nx.Tensor{} = tensor, name) when is_atom(name), do: vectorize(tensor, [name])
+  def vectorize(%Nx.Tensor{} = tensor, axes), do: Enum.reduce(axes, tensor, &vectorize_one/2)
 
-    %{
-      tensor
-      | shape: List.to_tuple(rest),
-        names: tl(tensor.names),
-        vectorized_axes: tensor.vectorized_axes ++ [{name, first}]
-    }
+  defp vectorize_one({name, size}, %Nx.Tensor{shape: shape} = tensor) do
+    if shape == {} or elem(shape, 0) != size,
+      do: raise(ArgumentError, "expected vectorized axis #{inspect(name)} to have size #{size}")
+
+    vectorize_one(name, tensor)
   end
 
-  def devectorize(%Nx.Tensor{vectorized_axes: axes} = tensor) do
+  defp vectorize_one(name, %Nx.Tensor{} = tensor) do
+    if Keyword.has_key?(tensor.vectorized_axes, name),
+      do: raise(ArgumentError, "cannot use duplicate name in vectorized axes: #{inspect(name)}")
+
+    [first | rest] = Tuple.to_list(tensor.shape)
+    axes = tensor.vectorized_axes ++ [{name, first}]
+    %{tensor | shape: List.to_tuple(rest), names: tl(tensor.names), vectorized_axes: axes}
+  end
+
+  def devectorize(%Nx.Tensor{vectorized_axes: axes} = tensor, opts \\ []) do
     shape = List.to_tuple(Keyword.values(axes) ++ Tuple.to_list(tensor.shape))
-    %{tensor | shape: shape, names: Keyword.keys(axes) ++ tensor.names, vectorized_axes: []}
+    kept = if Keyword.get(opts, :keep_names, true), do: & &1, else: fn _name -> nil end
+    names = Enum.map(Keyword.keys(axes), kept) ++ tensor.names
+    %{tensor | shape: shape, names: names, vectorized_axes: []}
   end
 
   def to_binary(%Nx.Tensor{} = tensor), do: tensor.data.state

@@ -16,6 +16,8 @@ defmodule Tmesh.ZeroCopy.TensorRef do
     * `offset` - bytes from the start of the region to the first element
     * `names` - of the axes, where an Nx tensor had them (`Tmesh.Nx`): a list of strings and `nil`s,
       or `nil` without any. They travel with the description, and mean nothing to other languages
+    * `vectorized` - the names of the first axes, where these are the vectorized ones of an Nx tensor: a
+      list of strings, or `nil`. It travels as `names` does
     * `handle` - opaque; `nil` in a ref that is only a description, such as one from `from_map/1`
 
   A description travels as a map or as JSON, the same for all of tmesh's languages, and carries no
@@ -78,11 +80,12 @@ defmodule Tmesh.ZeroCopy.TensorRef do
           strides: [integer()],
           offset: non_neg_integer(),
           names: [String.t() | nil] | nil,
+          vectorized: [String.t(), ...] | nil,
           handle: Native.handle() | nil
         }
 
   @enforce_keys [:id, :shape, :dtype, :device, :token, :byte_size, :strides, :offset]
-  defstruct @enforce_keys ++ [:names, :handle]
+  defstruct @enforce_keys ++ [:names, :vectorized, :handle]
 
   @doc "All dtypes."
   @spec dtypes() :: [dtype(), ...]
@@ -118,7 +121,9 @@ defmodule Tmesh.ZeroCopy.TensorRef do
         {:error, error} -> raise error
       end
 
-    named_axes(ref, %{
+    with_axes = for {key, value} <- axes(ref), into: %{}, do: {key, value}
+
+    Map.merge(with_axes, %{
       "v" => 1,
       "id" => ref.id,
       "token" => ref.token,
@@ -131,8 +136,9 @@ defmodule Tmesh.ZeroCopy.TensorRef do
     })
   end
 
-  defp named_axes(%__MODULE__{names: nil}, map), do: map
-  defp named_axes(%__MODULE__{names: names}, map), do: Map.put(map, "names", names)
+  # The members that Elixir alone writes, where there are any.
+  defp axes(%__MODULE__{names: names, vectorized: vectorized}),
+    do: for({key, value} <- [{"names", names}, {"vectorized", vectorized}], value, do: {key, value})
 
   @doc """
   The description in a map as `to_map/1` makes it, or as it was decoded from JSON.
@@ -147,23 +153,33 @@ defmodule Tmesh.ZeroCopy.TensorRef do
   @spec from_map(map()) :: {:ok, t()} | {:error, Error.t()}
   def from_map(%{} = map) do
     case @members |> Enum.map(&Map.get(map, &1)) |> List.to_tuple() |> Native.ref_from_members() do
-      {:ok, native} -> native |> from_native() |> with_names(map["names"])
+      {:ok, native} -> native |> from_native() |> with_axes(map)
       {:error, reason} -> {:error, Error.from_native(reason)}
     end
   end
 
   def from_map(_other), do: malformed()
 
-  defp with_names(ref, nil), do: {:ok, ref}
+  defp with_axes(%__MODULE__{shape: shape} = ref, map) do
+    {names, vectorized} = {map["names"], map["vectorized"]}
 
-  defp with_names(%__MODULE__{shape: shape} = ref, names)
-       when is_list(names) and length(names) == length(shape) do
-    if Enum.all?(names, &(&1 == nil or (is_binary(&1) and String.valid?(&1)))),
-      do: {:ok, %__MODULE__{ref | names: names}},
-      else: malformed()
+    if (names == nil or names?(names, shape)) and
+         (vectorized == nil or vectorized?(vectorized, shape)),
+       do: {:ok, %__MODULE__{ref | names: names, vectorized: vectorized}},
+       else: malformed()
   end
 
-  defp with_names(_ref, _names), do: malformed()
+  defp names?(names, shape) when is_list(names) and length(names) == length(shape),
+    do: Enum.all?(names, &(&1 == nil or name?(&1)))
+
+  defp names?(_other, _shape), do: false
+
+  defp vectorized?([_ | _] = names, shape) when length(names) <= length(shape),
+    do: Enum.all?(names, &name?/1) and Enum.uniq(names) == names
+
+  defp vectorized?(_other, _shape), do: false
+
+  defp name?(name), do: is_binary(name) and String.valid?(name)
 
   # As long as the library takes.
   @json_bytes 767
@@ -184,18 +200,22 @@ defmodule Tmesh.ZeroCopy.TensorRef do
     with {:ok, ref} <- handed_over(ref, opts),
          {:ok, native} <- to_native(ref) do
       case Native.ref_encode(native) do
-        {:ok, json} -> json_names(json, ref.names)
+        {:ok, json} -> json_axes(json, axes(ref))
         {:error, reason} -> {:error, Error.from_native(reason)}
       end
     end
   end
 
-  defp json_names(json, nil), do: {:ok, json}
+  defp json_axes(json, []), do: {:ok, json}
 
-  defp json_names(json, names) do
-    texts = Enum.map(names, &if(&1, do: Payload.string(&1), else: "null"))
-    members = [~s(,"names":[), Enum.intersperse(texts, ","), "]}"]
-    json = IO.iodata_to_binary([binary_part(json, 0, byte_size(json) - 1), members])
+  defp json_axes(json, axes) do
+    members =
+      for {key, names} <- axes do
+        texts = Enum.map(names, &if(&1, do: Payload.string(&1), else: "null"))
+        [~s(,"#{key}":[), Enum.intersperse(texts, ","), "]"]
+      end
+
+    json = IO.iodata_to_binary([binary_part(json, 0, byte_size(json) - 1), members, "}"])
 
     if byte_size(json) <= @json_bytes,
       do: {:ok, json},
@@ -207,8 +227,9 @@ defmodule Tmesh.ZeroCopy.TensorRef do
   def from_json(json) do
     with {:ok, native} <- Native.ref_decode(json),
          # Read again only where there is more than the library knows.
-         {:ok, map} <- if(json =~ "names", do: Native.json_decode(json), else: {:ok, %{}}) do
-      native |> from_native() |> with_names(map["names"])
+         {:ok, map} <-
+           if(json =~ ~r/names|vectorized/, do: Native.json_decode(json), else: {:ok, %{}}) do
+      native |> from_native() |> with_axes(map)
     else
       {:error, reason} -> {:error, Error.from_native(reason)}
     end
