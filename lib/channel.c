@@ -6,12 +6,12 @@
  */
 #include "channel_internal.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #define RW (TMESH_READ | TMESH_WRITE)
-#define SPIN_NS 20000
 #define SPIN_MAX_NS 1000000000u
 #define MAX_BYTES (1ull << 30)
 
@@ -38,17 +38,18 @@ static int read_opts(const struct tmesh_channel_opts *opts, enum tmesh_channel_r
 	if (!out->rights)
 		out->rights = TMESH_READ;
 	if (out->rights != TMESH_READ && out->rights != RW)
-		return tmesh_fail(err, -EINVAL, "rights are READ or READ | WRITE");
-	if (!out->spin_ns)
-		out->spin_ns = SPIN_NS;
-	else if (out->spin_ns == TMESH_CHANNEL_NO_SPIN)
-		out->spin_ns = 0;
+		return tmesh_fail(
+			err, -EINVAL,
+			"the rights of what is sent must be read, or read and write, not 0x%x",
+			out->rights);
 	if (out->flags & ~(uint32_t)TMESH_CHANNEL_NO_OPEN)
 		return tmesh_fail(err, -EINVAL, "unknown flags 0x%x", out->flags);
 	if (out->limit && role != TMESH_CHANNEL_SEND)
-		return tmesh_fail(err, -EINVAL, "limit is for handles that send");
+		return tmesh_fail(err, -EINVAL, "limit is for handles that send: leave it 0 here");
 	if (out->spin_ns > SPIN_MAX_NS)
-		return tmesh_fail(err, -EINVAL, "spin_ns is more than a second");
+		return tmesh_fail(err, -EINVAL,
+				  "spin_ns is %" PRIu64 ": at most a second (1000000000)",
+				  out->spin_ns);
 	return check_number(&out->max_regions, 64, UINT32_MAX, "max_regions", err);
 }
 

@@ -448,8 +448,7 @@ static int send_words(int socket, const struct wire_welcome *words)
 int client_new(struct tmesh_ctx *ctx, struct tmesh_engine_context *context, struct calls *calls,
 	       int socket, size_t max_regions, struct client **out, struct tmesh_error *err)
 {
-	struct tmesh_channel_opts opts = {
-		.size = sizeof(opts), .spin_ns = TMESH_CHANNEL_NO_SPIN, .regions = 1, .layouts = 1};
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .regions = 1, .layouts = 1};
 	struct wire_welcome words = {.magic = WIRE_MAGIC, .pid = (uint32_t)getpid()};
 	struct client *client = calloc(1, sizeof(*client));
 	int rc;

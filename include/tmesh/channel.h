@@ -38,8 +38,6 @@ enum tmesh_channel_role {
 	TMESH_CHANNEL_RECV = 2,
 };
 
-#define TMESH_CHANNEL_NO_SPIN UINT64_MAX
-
 enum tmesh_channel_flags {
 	/* Receiving: a message about a region that is not open yet stays, and gives -EINPROGRESS
 	 * until tmesh_channel_prepare(): for threads that must not wait for a peer. */
@@ -62,9 +60,9 @@ struct tmesh_channel_opts {
 	uint32_t flags;	      /* enum tmesh_channel_flags */
 	uint32_t limit;	      /* sending: messages that this handle has under way at most, where it
 			       * may not use all slots; 0: all */
-	uint64_t spin_ns;     /* longest busy wait before sleeping, at most 1 s; 0: 20 us;
-			       * TMESH_CHANNEL_NO_SPIN: none. It gets shorter by itself where it
-			       * does not help. A wait with no longer a timeout never sleeps */
+	uint64_t spin_ns;     /* longest busy wait before sleeping, at most 1 s; 0: none, a wait
+			       * sleeps at once. It gets shorter by itself where it does not help. A
+			       * wait with no longer a timeout never sleeps */
 };
 
 #define TMESH_MESSAGE_BYTES 56	      /* of a message without a tensor */

@@ -236,6 +236,8 @@ static void stream(_Bool near, uint32_t batch)
 		send_one(hot_out, NULL);
 }
 
+#define SPIN_NS 20000
+
 /* A receiver keeps both tensors' regions open. */
 static struct tmesh_channel_opts opts(uint64_t spin_ns)
 {
@@ -331,10 +333,10 @@ static void far_end(int socket)
 	link_socket = socket;
 	tensors();
 	recv_message(socket, &turn, 1);
-	hot_in = join(TMESH_CHANNEL_RECV, 0, 0);
-	hot_out = join(TMESH_CHANNEL_SEND, 1, 0);
-	sleepy_in = join(TMESH_CHANNEL_RECV, 2, TMESH_CHANNEL_NO_SPIN);
-	sleepy_out = join(TMESH_CHANNEL_SEND, 3, TMESH_CHANNEL_NO_SPIN);
+	hot_in = join(TMESH_CHANNEL_RECV, 0, SPIN_NS);
+	hot_out = join(TMESH_CHANNEL_SEND, 1, SPIN_NS);
+	sleepy_in = join(TMESH_CHANNEL_RECV, 2, 0);
+	sleepy_out = join(TMESH_CHANNEL_SEND, 3, 0);
 	send_message(socket, "", 1);
 	while (recv_message(socket, &turn, 1))
 		run(0, ignored);
@@ -354,12 +356,12 @@ static void measure(int rounds)
 	link_socket = other.socket;
 	ctx = context(0);
 	tensors();
-	hot_out = make(TMESH_CHANNEL_SEND, 0, 0);
-	hot_in = make(TMESH_CHANNEL_RECV, 1, 0);
-	sleepy_out = make(TMESH_CHANNEL_SEND, 2, TMESH_CHANNEL_NO_SPIN);
-	sleepy_in = make(TMESH_CHANNEL_RECV, 3, TMESH_CHANNEL_NO_SPIN);
-	own_out = make(TMESH_CHANNEL_SEND, 4, 0);
-	own_in = join(TMESH_CHANNEL_RECV, 4, 0);
+	hot_out = make(TMESH_CHANNEL_SEND, 0, SPIN_NS);
+	hot_in = make(TMESH_CHANNEL_RECV, 1, SPIN_NS);
+	sleepy_out = make(TMESH_CHANNEL_SEND, 2, 0);
+	sleepy_in = make(TMESH_CHANNEL_RECV, 3, 0);
+	own_out = make(TMESH_CHANNEL_SEND, 4, SPIN_NS);
+	own_in = join(TMESH_CHANNEL_RECV, 4, SPIN_NS);
 	send_message(link_socket, "", 1);
 	recv_message(link_socket, &ready, 1);
 

@@ -121,7 +121,7 @@ def holders(id):
 
 
 def cap(name):
-    return tmesh.caps()[name]["level"]
+    return next(cap["level"] for cap in tmesh.caps() if cap["name"] == name)
 
 
 def stats():
@@ -189,11 +189,7 @@ def lease(name, ms, process=None):
     if process is None:
         objects[name].lease(int(ms) / 1000)
         return ""
-    descriptor = os.pidfd_open(int(process))
-    try:
-        objects[name].lease(int(ms) / 1000 or None, pidfd=descriptor)
-    finally:
-        os.close(descriptor)
+    objects[name].lease(int(ms) / 1000 or None, process=int(process))
     return ""
 
 

@@ -145,7 +145,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		.producers = 2,
 		.regions = 2,
 		.layouts = 2,
-		.spin_ns = TMESH_CHANNEL_NO_SPIN,
 	};
 	struct script script = {data, size};
 	struct tmesh_channel *from, *to;

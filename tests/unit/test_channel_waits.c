@@ -14,10 +14,24 @@ static void *recv_one(void *data)
 	return (void *)(intptr_t)tmesh_channel_recv(data, &message, 5 * SECOND, NULL);
 }
 
+/* Nobody spins who did not ask for it, for so long as was asked. */
+static void test_spins_as_asked(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .spin_ns = 30000};
+	struct pair p = pair_make(SEND, NULL);
+
+	assert_int_equal(p.maker->spin_max, 0);
+	assert_int_equal(p.other->spin_max, 0);
+	tmesh_channel_unref(p.other);
+	assert_ok(tmesh_channel_open(p.ctx, p.token, RECV, &opts, &p.other, err));
+	assert_int_equal(p.other->spin_max, 30000);
+	pair_end(&p);
+}
+
 /* All who sleep are woken: one alone would take one of two messages and leave. */
 static void test_sleepers(void **state)
 {
-	struct tmesh_channel_opts opts = {.size = sizeof(opts), .spin_ns = TMESH_CHANNEL_NO_SPIN};
+	struct tmesh_channel_opts opts = {.size = sizeof(opts)};
 	struct pair p = pair_make(SEND, NULL);
 	struct tmesh_message messages[] = {number(1), number(2)};
 	struct tmesh_channel *sleepers[2];
@@ -88,7 +102,7 @@ static void wake_up(int signal)
  * by a signal. */
 static void test_let_go(void **state)
 {
-	struct tmesh_channel_opts opts = {.size = sizeof(opts), .spin_ns = TMESH_CHANNEL_NO_SPIN};
+	struct tmesh_channel_opts opts = {.size = sizeof(opts)};
 	const struct sigaction action = {.sa_handler = wake_up};
 	const struct itimerval often = {{0, 20000}, {0, 20000}}, never = {0};
 	struct pair p = pair_make(SEND, &opts);
@@ -270,10 +284,10 @@ static void test_poll_shared(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_sleepers),    cmocka_unit_test(test_left_asleep),
-		cmocka_unit_test(test_let_go),	    cmocka_unit_test(test_poll),
-		cmocka_unit_test(test_woken),	    cmocka_unit_test(test_poll),
-		cmocka_unit_test(test_poll_shared),
+		cmocka_unit_test(test_spins_as_asked), cmocka_unit_test(test_sleepers),
+		cmocka_unit_test(test_left_asleep),    cmocka_unit_test(test_let_go),
+		cmocka_unit_test(test_poll),	       cmocka_unit_test(test_woken),
+		cmocka_unit_test(test_poll),	       cmocka_unit_test(test_poll_shared),
 	};
 
 	return cmocka_run_group_tests_name("channel_waits", tests, NULL, NULL);

@@ -23,12 +23,14 @@ int main(int argc, char **argv)
 	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_channel *channel;
 	struct tmesh_message message = {0};
+	/* The other side of what is measured: it spins before it sleeps. */
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .spin_ns = 20000};
 	struct tmesh_error err;
 	struct tmesh_ctx *ctx;
 	float *data;
 
 	if (tmesh_ctx_open(NULL, &ctx, &err) ||
-	    tmesh_channel_create(ctx, sends ? TMESH_CHANNEL_SEND : TMESH_CHANNEL_RECV, NULL,
+	    tmesh_channel_create(ctx, sends ? TMESH_CHANNEL_SEND : TMESH_CHANNEL_RECV, &opts,
 				 &channel, &err) ||
 	    tmesh_channel_token(channel, token, &err))
 		return fail(&err);

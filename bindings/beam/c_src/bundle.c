@@ -188,9 +188,10 @@ NIF(bundle_open)
 	return bundle ? make_bundle(env, context, bundle) : make_open_error(env, rights, &err);
 }
 
-/* bundle_info(bundle) -> {ok, {[name], byte_size, metadata}} */
+/* bundle_info(bundle) -> {ok, {[name], byte_size, metadata, label}} */
 NIF(bundle_info)
 {
+	struct tmesh_region_info info = {.size = sizeof(info)};
 	ERL_NIF_TERM names = enif_make_list(env, 0), metadata;
 	struct tmesh_bundle *taken;
 	struct bundle *bundle;
@@ -204,8 +205,11 @@ NIF(bundle_info)
 		names = enif_make_list_cell(env, make_string(env, tmesh_bundle_name(taken, i)),
 					    names);
 	metadata = make_string(env, tmesh_bundle_metadata(taken, NULL));
-	term = enif_make_tuple3(env, names, enif_make_uint64(env, tmesh_bundle_bytes(taken)),
-				metadata);
+	/* What is gone has none. */
+	if (tmesh_region_info(tmesh_bundle_index(taken), &info, NULL))
+		info.label[0] = 0;
+	term = enif_make_tuple4(env, names, enif_make_uint64(env, tmesh_bundle_bytes(taken)),
+				metadata, make_string(env, info.label));
 	tmesh_bundle_unref(taken);
 	return make_ok(env, term);
 }
@@ -269,6 +273,45 @@ NIF(bundle_ref)
 		enif_free(text);
 	tmesh_bundle_unref(taken);
 	return term;
+}
+
+/* bundle_hand_over(bundle, socket, rights) -> ok */
+NIF(bundle_hand_over)
+{
+	struct tmesh_bundle *taken;
+	struct bundle *bundle;
+	struct tmesh_error err;
+	uint32_t rights;
+	int socket, rc;
+
+	if (!get_fd(env, argv[1], &socket, &err) || !get_rights(env, argv[2], &rights, &err))
+		return make_error(env, &err);
+	taken = take(env, argv[0], &bundle, &err);
+	if (!taken)
+		return make_error(env, &err);
+	rc = -EAGAIN;
+	if (begin_opening(bundle->context, &err)) {
+		rc = tmesh_bundle_send(taken, socket, rights, &err);
+		end_opening(bundle->context);
+	}
+	tmesh_bundle_unref(taken);
+	return rc ? make_error(env, &err) : atoms.ok;
+}
+
+/* bundle_take_over(context, socket) -> {ok, bundle} */
+NIF(bundle_take_over)
+{
+	struct tmesh_bundle *bundle;
+	struct context *context;
+	struct tmesh_error err;
+	int socket, rc;
+
+	if (!get_context(env, argv[0], &context, &err) || !get_fd(env, argv[1], &socket, &err) ||
+	    !begin_opening(context, &err))
+		return make_error(env, &err);
+	rc = tmesh_bundle_recv(context->ctx, socket, &bundle, &err);
+	end_opening(context);
+	return rc ? make_error(env, &err) : make_bundle(env, context, bundle);
 }
 
 /* bundle_release(bundle) -> ok, again and again */

@@ -167,7 +167,7 @@ static bool get_role(ErlNifEnv *env, ERL_NIF_TERM term, enum tmesh_channel_role 
 	return false;
 }
 
-/* {slots, producers, regions, layouts, writable, max_regions, max_bytes, spin_ns} */
+/* {slots, producers, regions, layouts, writable, max_regions, max_bytes, spin_ns, limit} */
 static bool get_opts(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_channel_opts *opts,
 		     struct tmesh_error *err)
 {
@@ -177,14 +177,15 @@ static bool get_opts(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_channel_opt
 	int arity;
 
 	*opts = (struct tmesh_channel_opts){.size = sizeof(*opts), .flags = TMESH_CHANNEL_NO_OPEN};
-	if (!enif_get_tuple(env, term, &arity, &field) || arity != 8 ||
+	if (!enif_get_tuple(env, term, &arity, &field) || arity != 9 ||
 	    !enif_get_uint(env, field[0], &opts->slots) ||
 	    !enif_get_uint(env, field[1], &opts->producers) ||
 	    !enif_get_uint(env, field[2], &opts->regions) ||
 	    !enif_get_uint(env, field[3], &opts->layouts) ||
 	    !enif_get_uint(env, field[5], &opts->max_regions) ||
 	    !enif_get_uint64(env, field[6], &max_bytes) ||
-	    !enif_get_uint64(env, field[7], &spin_ns)) {
+	    !enif_get_uint64(env, field[7], &spin_ns) ||
+	    !enif_get_uint(env, field[8], &opts->limit)) {
 		refuse(err, -EINVAL, "a channel's options are numbers of at least 0");
 		return false;
 	}
@@ -194,7 +195,7 @@ static bool get_opts(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_channel_opt
 		return false;
 	}
 	opts->max_bytes = max_bytes;
-	opts->spin_ns = spin_ns ? spin_ns : TMESH_CHANNEL_NO_SPIN;
+	opts->spin_ns = spin_ns;
 	if (!get_bool(env, field[4], "writable", &writable, err))
 		return false;
 	opts->rights = writable ? TMESH_READ | TMESH_WRITE : TMESH_READ;
@@ -210,8 +211,7 @@ static struct channel_end *end_new(struct context *context, const struct tmesh_c
 	*end = (struct channel_end){.context = context,
 				    .env = enif_alloc_env(),
 				    .garbage = garbage_alloc(drop_channel)};
-	if (opts->spin_ns != TMESH_CHANNEL_NO_SPIN)
-		end->spin_max = end->spin_ns = opts->spin_ns;
+	end->spin_max = end->spin_ns = opts->spin_ns;
 	enif_keep_resource(context);
 	if (end->garbage && end->env)
 		return end;

@@ -188,6 +188,8 @@ static ErlNifFunc functions[] = {
 	{"bundle_info", 1, bundle_info, ERL_NIF_DIRTY_JOB_CPU_BOUND},
 	{"bundle_tensor", 2, bundle_tensor, 0},
 	{"bundle_ref", 3, bundle_ref, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"bundle_hand_over", 3, bundle_hand_over, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"bundle_take_over", 2, bundle_take_over, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"bundle_release", 1, bundle_release, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"model_load", 7, model_load, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"model_info", 1, model_info, ERL_NIF_DIRTY_JOB_CPU_BOUND},

@@ -255,6 +255,8 @@ NIF(bundle_open);
 NIF(bundle_info);
 NIF(bundle_tensor);
 NIF(bundle_ref);
+NIF(bundle_hand_over);
+NIF(bundle_take_over);
 NIF(bundle_release);
 
 /* model.c */
@@ -294,6 +296,8 @@ bool wrap_region(ErlNifEnv *env, struct context *context, struct tmesh_region *r
  * @region. */
 ERL_NIF_TERM tensor_of_region(ErlNifEnv *env, struct context *context, struct tmesh_region *region,
 			      ERL_NIF_TERM shape, ERL_NIF_TERM dtype, uint64_t offset);
+/* A descriptor of the VM's, or one of a term's own. */
+bool get_fd(ErlNifEnv *env, ERL_NIF_TERM term, int *fd, struct tmesh_error *err);
 NIF(region_revoke);
 NIF(reclaim);
 NIF(lease);

@@ -386,7 +386,7 @@ NIF(descriptor_close)
 	return atoms.ok;
 }
 
-static bool get_fd(ErlNifEnv *env, ERL_NIF_TERM term, int *fd, struct tmesh_error *err)
+bool get_fd(ErlNifEnv *env, ERL_NIF_TERM term, int *fd, struct tmesh_error *err)
 {
 	struct descriptor *descriptor;
 

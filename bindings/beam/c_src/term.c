@@ -3,6 +3,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -254,12 +255,25 @@ ERL_NIF_TERM make_ref(ErlNifEnv *env, const struct tmesh_ref *ref)
 		make_dims(env, layout->strides, layout->ndim), make_device(env, layout));
 }
 
-/* {label, huge, mode}, where opts->label points to @label; or an arena. */
+/* nil, or a number of at least 0 for which @flag is set. */
+static bool get_given(ErlNifEnv *env, ERL_NIF_TERM term, uint32_t flag, unsigned int *value,
+		      uint32_t *flags)
+{
+	if (is_atom(env, term, "nil"))
+		return true;
+	*flags |= flag;
+	return enif_get_uint(env, term, value) && *value <= INT_MAX;
+}
+
+/* {label, huge, mode, node, gid, linger_ms, pin}, where opts->label points to @label; or an arena.
+ */
 bool get_region_opts(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_region_opts *opts,
 		     char label[TMESH_LABEL_LEN + 1], struct tmesh_error *err)
 {
 	const ERL_NIF_TERM *field;
+	unsigned int node = 0, gid = 0;
 	struct arena *arena;
+	bool pin;
 	int arity;
 
 	*opts = (struct tmesh_region_opts){.size = sizeof(*opts)};
@@ -268,8 +282,8 @@ bool get_region_opts(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_region_opts
 		return true;
 	}
 	opts->label = label;
-	if (!enif_get_tuple(env, term, &arity, &field) || arity != 3)
-		return refuse(err, -EINVAL, "options must be {label, huge, mode}") == 0;
+	if (!enif_get_tuple(env, term, &arity, &field) || arity != 7)
+		return refuse(err, -EINVAL, "a region has seven options") == 0;
 	if (!get_text(env, field[0], label, TMESH_LABEL_LEN + 1))
 		return refuse(err, -EINVAL, "label must be a string of at most %d bytes",
 			      TMESH_LABEL_LEN) == 0;
@@ -281,5 +295,16 @@ bool get_region_opts(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_region_opts
 		return refuse(err, -EINVAL, "huge must be true, false or :try") == 0;
 	if (!enif_get_uint(env, field[2], &opts->mode))
 		return refuse(err, -EINVAL, "mode must be permission bits such as 0o600") == 0;
+	if (!get_given(env, field[3], TMESH_REGION_NODE, &node, &opts->flags))
+		return refuse(err, -EINVAL, "node must be nil or the number of a NUMA node") == 0;
+	if (!get_given(env, field[4], TMESH_REGION_GID, &gid, &opts->flags))
+		return refuse(err, -EINVAL, "gid must be nil or the number of a group") == 0;
+	if (!enif_get_uint(env, field[5], &opts->linger_ms))
+		return refuse(err, -EINVAL, "linger_ms must be milliseconds, at most 1000") == 0;
+	if (!get_bool(env, field[6], "pin", &pin, err))
+		return false;
+	opts->node = (int)node;
+	opts->gid = gid;
+	opts->flags |= pin ? 0 : TMESH_REGION_NO_PIN;
 	return true;
 }

@@ -56,6 +56,44 @@ defmodule Tmesh.BundleTest do
     refute inspect(made) =~ "tm1"
   end
 
+  for type <- [:stream, :seqpacket] do
+    test "goes by a socket (#{type}), without a token" do
+      {one, other} = Tmesh.Sockets.open(unquote(type))
+      made = bundle()
+      assert Bundle.send(made, one) == :ok
+      :ok = Bundle.release(made)
+      assert {:ok, %Bundle{} = same} = Bundle.recv(other)
+
+      assert {same.names, same.byte_size, same.metadata} ==
+               {made.names, made.byte_size, made.metadata}
+
+      assert ZeroCopy.to_binary!(same["w"]) == <<1::32-native, 2::32-native>>
+      assert %{rights: [:read]} = ZeroCopy.info!(same["w"])
+      assert {:error, %Error{type: :closed}} = Bundle.send(made, one)
+    end
+  end
+
+  test "by a socket: the right to write, and what is no bundle" do
+    {one, other} = Tmesh.Sockets.open()
+    made = Bundle.put!(%{"a" => {"abcd", {4}, :u8}}, seal: false)
+    assert Bundle.send(made, one, writable: true) == :ok
+    same = Bundle.recv!(other)
+    assert ZeroCopy.write(same["a"], 0, "x") == :ok
+    assert ZeroCopy.to_binary!(made["a"]) == "xbcd"
+
+    assert {:error, %Error{type: :timeout}} = Bundle.recv(other, timeout: 10)
+    assert {:error, %Error{type: :invalid}} = Bundle.recv(other, timeout: -1)
+    assert {:error, %Error{type: :invalid}} = Bundle.send(made, one, writable: 1)
+    assert {:error, %Error{type: :closed}} = Bundle.send(made, :socket)
+    :ok = ZeroCopy.send(made["a"], one)
+    assert {:error, %Error{type: :protocol}} = Bundle.recv(other)
+    :ok = :socket.close(one)
+    {one, other} = Tmesh.Sockets.open()
+    :ok = :socket.close(one)
+    assert {:error, %Error{type: :gone}} = Bundle.recv(other)
+    assert {:error, %Error{type: :gone}} = Bundle.send(made, other)
+  end
+
   test "without tensors" do
     assert %Bundle{names: [], byte_size: 0} = empty = Bundle.put!(%{})
     assert Enum.to_list(empty) == []

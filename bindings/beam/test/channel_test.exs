@@ -208,6 +208,15 @@ defmodule Tmesh.ChannelTest do
     end
   end
 
+  test "an end that sends has at most limit messages under way" do
+    {:ok, into} = Channel.create(:recv, slots: 8)
+    {:ok, out} = Channel.open(into.token, :send, limit: 2)
+    for n <- ["1", "2"], do: :ok = Channel.send(out, n)
+    assert {:error, %Error{type: :timeout}} = Channel.send(out, "3", 10)
+    assert Channel.recv(into) == {:ok, "1"}
+    assert Channel.send(out, "3", 1000) == :ok
+  end
+
   # Answers each message by what `fun` makes of it, until nobody asks any more.
   defp answerer(fun, opts \\ []) do
     {:ok, out} = Channel.create(:send, opts)
@@ -368,6 +377,9 @@ defmodule Tmesh.ChannelTest do
           invalid: fn -> Channel.create(:send, slots: -1) end,
           invalid: fn -> Channel.create(:send, spin_us: 101) end,
           invalid: fn -> Channel.create(:send, spin_us: :long) end,
+          invalid: fn -> Channel.create(:send, slots: 4, limit: 5) end,
+          invalid: fn -> Channel.create(:send, limit: -1) end,
+          invalid: fn -> Channel.create(:recv, limit: 1) end,
           invalid: fn -> Channel.create(:send, color: :blue) end,
           invalid: fn -> Channel.open(out.token, :recv, slots: 4) end,
           busy: fn -> Channel.open(out.token, :send) end,

@@ -117,6 +117,16 @@ defmodule Tmesh.IdiomsTest do
       for term <- [channel, Arena.create!()], do: refute(inspect(term) =~ "Reference")
     end
 
+    test "of an arena and a bundle shows the label, of a bundle at whoever opens it too" do
+      assert inspect(Arena.create!(label: "small")) == ~s(#Tmesh.Arena<label: "small", ...>)
+      made = Tmesh.Bundle.put!(%{"a" => {"abcd", {4}, :u8}}, label: "weights")
+
+      for bundle <- [made, made |> Tmesh.Bundle.to_json!() |> Tmesh.Bundle.open!()] do
+        assert bundle.label == "weights"
+        assert inspect(bundle) =~ ~s(label: "weights")
+      end
+    end
+
     test "survives what is no ref" do
       for handle <- [:none, make_ref(), 1],
           do: assert(inspect(%{ZeroCopy.allocate!([1], :int8) | handle: handle}) =~ "TensorRef<")

@@ -4,8 +4,8 @@ defmodule Tmesh.NativeTest do
 
   alias Tmesh.Native
 
-  @region {"", false, 0}
-  @channel {0, 0, 0, 0, false, 0, 0, 0}
+  @region {"", false, 0, nil, nil, 0, true}
+  @channel {0, 0, 0, 0, false, 0, 0, 0, 0}
 
   # Each NIF with arguments that it takes; every one of them is then replaced by terms of every
   # other type.
@@ -26,6 +26,7 @@ defmodule Tmesh.NativeTest do
     alone_fd = Tmesh.Sockets.alone()
 
     {:ok, bundle} = Native.bundle_create(context, [{"a", sealed.handle, false}], true, "", "")
+    {bundle_out, bundle_in} = Tmesh.Sockets.pair()
     {:ok, bundle_json} = Native.bundle_ref(bundle, :read, nil)
     {:ok, model} = Native.model_load(context, model_file(), false, false, false, "", nil)
 
@@ -97,6 +98,8 @@ defmodule Tmesh.NativeTest do
       bundle_info: [bundle],
       bundle_tensor: [bundle, "a"],
       bundle_ref: [bundle, :read, 1_000_000],
+      bundle_hand_over: [bundle, bundle_out, :read],
+      bundle_take_over: [context, bundle_in],
       bundle_release: [bundle],
       slot_create: [context, "slot", 0, nil],
       slot_generation: [slot],

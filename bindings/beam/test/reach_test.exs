@@ -229,6 +229,58 @@ defmodule Tmesh.ReachTest do
     end
   end
 
+  describe "options of a new region" do
+    test "the mode is 0o600 and the linger 0 unless something else is said" do
+      for ref <- [ZeroCopy.allocate!([4], :uint8), ZeroCopy.allocate!([4], :uint8, mode: 0o600)],
+          do: assert(%{mode: 0o600, linger_ms: 0, node: nil} = ZeroCopy.info!(ref))
+    end
+
+    test "pin: false makes all binaries copies" do
+      ref = ZeroCopy.from_binary!("abcd", [4], :uint8, pin: false)
+      copied = stat(:bytes_copied)
+      assert ZeroCopy.to_binary!(ref) == "abcd"
+      assert stat(:bytes_copied) == copied + 4
+      assert {:error, %Error{}} = ZeroCopy.to_binary(ref, copy: false)
+    end
+
+    test "gid, node and linger_ms are the region's, or refused with the reason" do
+      own = "/proc/self" |> File.stat!() |> Map.fetch!(:gid)
+
+      if module?() do
+        ref = ZeroCopy.allocate!([@page], :uint8, gid: own, linger_ms: 20, node: 0, mode: 0o640)
+        assert %{gid: ^own, linger_ms: 20, node: 0, mode: 0o640} = ZeroCopy.info!(ref)
+      else
+        for option <- [linger_ms: 20, mode: 0o640] do
+          assert {:error, %Error{type: :unsupported}} = ZeroCopy.allocate([4], :uint8, [option])
+        end
+      end
+
+      for {name, wrong} <- [
+            node: -1,
+            node: :any,
+            gid: -1,
+            gid: "users",
+            gid: 0xFFFF_FFFF,
+            linger_ms: -1,
+            pin: nil
+          ] do
+        assert {:error, %Error{type: :invalid, message: message}} =
+                 ZeroCopy.allocate([4], :uint8, [{name, wrong}])
+
+        assert message =~ "#{name}"
+        assert {:error, %Error{type: :invalid}} = Tmesh.Arena.create([{name, wrong}])
+      end
+
+      assert {:error, %Error{type: :invalid}} = ZeroCopy.allocate([4], :uint8, node: 4000)
+      arena = Tmesh.Arena.create!()
+
+      assert {:error, %Error{type: :invalid, message: message}} =
+               ZeroCopy.allocate([4], :uint8, arena: arena, node: 0)
+
+      assert message =~ "label, huge, mode, node, gid, linger_ms, pin"
+    end
+  end
+
   test "of a ref that was released nothing can be had" do
     ref = ZeroCopy.allocate!([@page], :uint8)
     :ok = ZeroCopy.release(ref)

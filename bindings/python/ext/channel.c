@@ -70,8 +70,8 @@ static struct tmesh_ctx *prepare(struct state *st, const struct channel_args *ar
 				 struct tmesh_channel_opts *opts)
 {
 	if (!(args->spin >= 0 && args->spin <= 1))
-		return raise_code(st, EINVAL, "spin is at least 0 and at most 1 second");
-	opts->spin_ns = args->spin > 0 ? (uint64_t)ceil(args->spin * 1e9) : TMESH_CHANNEL_NO_SPIN;
+		return raise_code(st, EINVAL, "spin must be seconds, at least 0 and at most 1");
+	opts->spin_ns = (uint64_t)ceil(args->spin * 1e9);
 	opts->rights = args->writable ? TMESH_READ | TMESH_WRITE : TMESH_READ;
 	opts->max_regions = args->max_regions;
 	opts->max_bytes = args->max_bytes;
@@ -92,8 +92,7 @@ static PyObject *channel_over(PyTypeObject *type, struct tmesh_channel *channel,
 	}
 	self->channel = channel;
 	self->role = role;
-	if (spin_ns != TMESH_CHANNEL_NO_SPIN)
-		self->glance_ns = spin_ns < GLANCE_NS ? (int64_t)spin_ns : GLANCE_NS;
+	self->glance_ns = spin_ns < GLANCE_NS ? (int64_t)spin_ns : GLANCE_NS;
 	self->token = token;
 	return (PyObject *)self;
 }

@@ -484,7 +484,7 @@ static PyMethodDef functions[] = {
 	 "Errors as of backend()."},
 	{"caps", module_caps, METH_NOARGS,
 	 "caps()\n--\n\n"
-	 "What works here, a dict from name to {\"level\": \"no\", \"cooperative\" or\n"
+	 "What works here, a list of {\"name\": what, \"level\": \"no\", \"cooperative\" or\n"
 	 "\"enforced\", \"reason\": why}.\n"
 	 "Errors as of backend()."},
 	{"backend", module_backend, METH_NOARGS,

@@ -10,6 +10,8 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 static struct tmesh_region *region_of(struct tensor *self)
 {
@@ -121,36 +123,65 @@ static int taken_from_object(struct state *st, PyObject *object, enum tmesh_take
 	return -1;
 }
 
+/* A descriptor of the process: its own of a number, else that of an object which has one. */
+static int process_from_object(struct state *st, PyObject *object, int *own)
+{
+	long pid;
+
+	*own = -1;
+	if (!PyLong_Check(object))
+		return PyObject_AsFileDescriptor(object);
+	pid = PyLong_AsLong(object);
+	if (pid == -1 && PyErr_Occurred())
+		return -1;
+	if (pid <= 0 || pid > INT_MAX) {
+		raise_code(st, EINVAL, "process must be the number of a process, not %ld", pid);
+		return -1;
+	}
+	*own = (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);
+	if (*own < 0)
+		raise_code(st, errno == ESRCH ? ENOENT : errno,
+			   errno == ESRCH ? "there is no process %ld"
+					  : "process %ld cannot be watched",
+			   pid);
+	return *own;
+}
+
 PyObject *tensor_lease(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-	static char *names[] = {"seconds", "pidfd", "taken", NULL};
-	PyObject *seconds = Py_None, *pidfd = Py_None, *taken = Py_None;
+	static char *names[] = {"seconds", "process", "taken", NULL};
+	PyObject *seconds = Py_None, *process = Py_None, *taken = Py_None;
 	struct tensor *self = (struct tensor *)object;
 	struct state *st = state_of(self);
 	struct tmesh_region *region;
 	enum tmesh_taken then;
 	struct tmesh_error err;
 	int64_t ns;
-	int rc, fd = -1;
+	int rc, fd = -1, own = -1;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$OO:lease", names, &seconds, &pidfd,
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$OO:lease", names, &seconds, &process,
 					 &taken) ||
 	    timeout_from_object(st, seconds, &ns) || taken_from_object(st, taken, &then))
 		return NULL;
 	if (seconds != Py_None && ns <= 0)
 		return raise_code(st, EINVAL, "a lease is of 10 ms to an hour");
-	if (pidfd != Py_None) {
-		fd = PyObject_AsFileDescriptor(pidfd);
+	if (process != Py_None) {
+		fd = process_from_object(st, process, &own);
 		if (fd < 0)
 			return NULL;
 	}
 	region = region_of(self);
-	if (!region)
+	if (!region) {
+		if (own >= 0)
+			close(own);
 		return NULL;
+	}
 	/* Without a time the library has its own, or with a process none. */
 	ns = ns < 0 ? 0 : ns;
-	rc = pidfd == Py_None ? tmesh_lease_set(region, (uint64_t)ns, then, &err)
-			      : tmesh_lease_bind(region, fd, (uint64_t)ns, then, &err);
+	rc = fd < 0 ? tmesh_lease_set(region, (uint64_t)ns, then, &err)
+		    : tmesh_lease_bind(region, fd, (uint64_t)ns, then, &err);
+	if (own >= 0)
+		close(own);
 	return none_or_error(self, region, rc, &err);
 }
 

@@ -75,7 +75,7 @@ PyObject *module_caps(PyObject *module, PyObject *unused)
 	struct state *st = PyModule_GetState(module);
 	struct tmesh_ctx *ctx = context(st);
 	const struct tmesh_cap *caps;
-	PyObject *dict;
+	PyObject *list;
 	size_t count;
 	int rc;
 
@@ -84,13 +84,16 @@ PyObject *module_caps(PyObject *module, PyObject *unused)
 	rc = tmesh_caps(ctx, &caps, &count);
 	if (rc)
 		return raise_code(st, -rc, "the capabilities cannot be read");
-	dict = PyDict_New();
-	for (size_t i = 0; dict && i < count; i++)
-		if (set(dict, caps[i].name,
-			Py_BuildValue("{sssz}", "level", levels[caps[i].level], "reason",
-				      caps[i].reason)))
-			Py_CLEAR(dict);
-	return dict;
+	list = PyList_New(0);
+	for (size_t i = 0; list && i < count; i++) {
+		PyObject *cap = Py_BuildValue("{ssssss}", "name", caps[i].name, "level",
+					      levels[caps[i].level], "reason", caps[i].reason);
+
+		if (!cap || PyList_Append(list, cap))
+			Py_CLEAR(list);
+		Py_XDECREF(cap);
+	}
+	return list;
 }
 
 PyObject *module_backend(PyObject *module, PyObject *unused)

@@ -508,10 +508,10 @@ static PyMethodDef methods[] = {
 	 "PeerTimeoutError after timeout seconds; its report says what still uses the memory:\n"
 	 "pinned_bytes, exports, attachments."},
 	{"lease", KEYWORDS(tensor_lease), METH_VARARGS | METH_KEYWORDS,
-	 "lease($self, /, seconds=None, *, pidfd=None, taken=\"zeros\")\n--\n\n"
+	 "lease($self, /, seconds=None, *, process=None, taken=\"zeros\")\n--\n\n"
 	 "Put a lease on this handle, for good: it lapses when touch() is not called for so long,\n"
-	 "10 ms to an hour (5 s if None), and with the process of pidfd (os.pidfd_open()), with\n"
-	 "which it needs no time. Then calls raise StaleError, and with the module memory is\n"
+	 "10 ms to an hour (5 s if None), and with a process: its number, or an object with\n"
+	 "the fileno() of a pidfd. With that it needs no time. Then calls raise StaleError, and with the module memory is\n"
 	 "taken away: arrays read zeros, or with taken=\"sigbus\" end the process. Without the "
 	 "module a\n"
 	 "lease is this handle's alone and takes no memory away."},

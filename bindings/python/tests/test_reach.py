@@ -136,7 +136,9 @@ print("still here")
     ({"seconds": 4000}, tmesh.InvalidError), ({"seconds": -1}, tmesh.InvalidError),
     ({"seconds": float("nan")}, tmesh.InvalidError), ({"seconds": float("inf")}, tmesh.InvalidError),
     ({"seconds": "x"}, TypeError), ({"taken": "now"}, tmesh.InvalidError), ({"taken": 1}, tmesh.InvalidError),
-    ({"pidfd": "x"}, TypeError), ({"pidfd": -1}, ValueError), ({"pidfd": 10**6}, tmesh.Error),
+    ({"process": "x"}, TypeError), ({"process": -1}, tmesh.InvalidError), ({"process": 0}, tmesh.InvalidError),
+    ({"process": 2**40}, tmesh.InvalidError), ({"process": 2**70}, OverflowError), ({"process": 2**22 + 1}, tmesh.NotFoundError),
+    ({"process": sys.stderr}, tmesh.Error),
 ])
 def test_leases_that_are_none(arguments, error):
     t = tmesh.zeros(4, "uint8")

@@ -66,10 +66,12 @@ def test_stats():
 
 
 def test_caps():
-    caps = tmesh.caps()
+    caps = {cap["name"]: cap for cap in tmesh.caps()}
+    assert len(caps) == len(tmesh.caps())
     assert {"zero-copy", "crash-cleanup", "read-only", "seal", "revoke", "holders", "quota"} <= set(caps)
     for cap in caps.values():
         assert cap["level"] in ("no", "cooperative", "enforced")
+        assert set(cap) == {"name", "level", "reason"}
         assert cap["level"] == "enforced" or cap["reason"]
     assert caps["zero-copy"]["level"] == "enforced"
     assert caps["revoke"]["level"] == ("enforced" if tmesh.backend() == "kernel" else "no")

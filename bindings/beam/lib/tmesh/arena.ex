@@ -18,21 +18,19 @@ defmodule Tmesh.Arena do
 
   alias Tmesh.{Context, Error, Native, Options}
 
-  @enforce_keys [:native]
-  @derive {Inspect, only: []}
+  @enforce_keys [:native, :label]
+  @derive {Inspect, only: [:label]}
   defstruct @enforce_keys
 
-  @type t :: %__MODULE__{native: reference()}
+  @type t :: %__MODULE__{native: reference(), label: String.t()}
 
   @typedoc """
     * `bytes` - of a region (0: 1 MiB); a tensor of more than a quarter of that gets one of its own
-    * `label`, `huge`, `mode` - as for `Tmesh.ZeroCopy.allocate/3`
+    * `label`, `huge`, `mode`, `node`, `gid`, `linger_ms`, `pin` - of its regions, as for `Tmesh.ZeroCopy.allocate/3`
   """
   @type option ::
           {:bytes, non_neg_integer()}
-          | {:label, String.t()}
-          | {:huge, boolean() | :try}
-          | {:mode, non_neg_integer()}
+          | Tmesh.ZeroCopy.own_region_option()
 
   @doc """
   A new arena, which makes its regions as they are needed.
@@ -47,11 +45,9 @@ defmodule Tmesh.Arena do
   """
   @spec create([option()]) :: {:ok, t()} | {:error, Error.t()}
   def create(opts \\ []) do
-    with {:ok, opts} <- Options.validate(opts, bytes: 0, label: "", huge: false, mode: 0) do
-      region = {opts[:label], opts[:huge], opts[:mode]}
-
-      case Native.arena_create(Context.get(), opts[:bytes], region) do
-        {:ok, native} -> {:ok, %__MODULE__{native: native}}
+    with {:ok, opts} <- Options.validate(opts, [bytes: 0] ++ Options.of_region()) do
+      case Native.arena_create(Context.get(), opts[:bytes], Options.region(opts)) do
+        {:ok, native} -> {:ok, %__MODULE__{native: native, label: opts[:label]}}
         {:error, reason} -> {:error, Error.from_native(reason)}
       end
     end

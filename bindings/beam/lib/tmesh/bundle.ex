@@ -23,22 +23,24 @@ defmodule Tmesh.Bundle do
     * `names` - of its tensors
     * `byte_size` - of all of them
     * `metadata` - text of its maker's, "" without any
+    * `label` - a name for people, "" without any
   """
 
   import Tmesh.Bang
 
-  alias Tmesh.{Arena, Context, Error, Janitor, Native, Net, Options, ZeroCopy}
+  alias Tmesh.{Arena, Context, Error, Janitor, Native, Net, Options, Socket, ZeroCopy}
   alias Tmesh.ZeroCopy.TensorRef
 
-  @enforce_keys [:native, :names, :byte_size, :metadata]
-  @derive {Inspect, only: [:names, :byte_size]}
+  @enforce_keys [:native, :names, :byte_size, :metadata, :label]
+  @derive {Inspect, only: [:names, :byte_size, :label]}
   defstruct @enforce_keys
 
   @type t :: %__MODULE__{
           native: Native.bundle(),
           names: [String.t()],
           byte_size: non_neg_integer(),
-          metadata: String.t()
+          metadata: String.t(),
+          label: String.t()
         }
 
   @typedoc """
@@ -90,7 +92,7 @@ defmodule Tmesh.Bundle do
 
   def open(json, opts) when is_binary(json) do
     with {:ok, opts} <- Options.validate(opts, writable: false),
-         {:ok, rights} <- rights(opts[:writable]) do
+         {:ok, rights} <- Options.rights(opts[:writable]) do
       fn -> Native.bundle_open(Context.get(), json, rights) end |> Janitor.retry() |> made()
     end
   end
@@ -143,6 +145,44 @@ defmodule Tmesh.Bundle do
     map
   end
 
+  @doc """
+  Hand the bundle over by a connected Unix socket, to a process in any of tmesh's languages: all its
+  regions, each with a handle of its own, and no token. The receiver must receive meanwhile, for a socket
+  takes a few hundred regions at once. An error in the middle leaves a part in the socket, which is to be
+  closed then.
+
+  Options: `writable` - whether the receiver may write to its regions (false).
+
+  Errors: as of `Tmesh.ZeroCopy.send/3`.
+  """
+  @spec send(t(), ZeroCopy.socket(), writable: boolean()) :: :ok | {:error, Error.t()}
+  def send(%__MODULE__{native: native}, socket, opts \\ []) do
+    with {:ok, opts} <- Options.validate(opts, writable: false),
+         {:ok, rights} <- Options.rights(opts[:writable]),
+         {:ok, fd} <- Socket.fd(socket) do
+      case Janitor.patiently(fn -> Native.bundle_hand_over(native, fd, rights) end) do
+        :ok -> :ok
+        {:error, reason} -> {:error, Error.from_native(reason)}
+      end
+    end
+  end
+
+  @doc """
+  Take over the bundle that comes next by a connected Unix socket, as `send/3` sends it.
+
+  Options: `timeout` - as of `Tmesh.ZeroCopy.recv/2`.
+
+  Errors: `:protocol` (something else came), and those of `Tmesh.ZeroCopy.recv/2`.
+  """
+  @spec recv(ZeroCopy.socket(), timeout: timeout()) :: {:ok, t()} | {:error, Error.t()}
+  def recv(socket, opts \\ []) do
+    with {:ok, opts} <- Options.validate(opts, timeout: :infinity),
+         {:ok, fd} <- Socket.fd(socket),
+         :ok <- Socket.readable(socket, opts[:timeout]),
+         {:ok, context} <- Context.limited(),
+         do: made(Janitor.patiently(fn -> Native.bundle_take_over(context, fd) end))
+  end
+
   @doc "Let go of the bundle. Tensors that were taken from it stay. Releasing again is fine."
   @spec release(t()) :: :ok
   def release(%__MODULE__{native: native}) do
@@ -155,6 +195,8 @@ defmodule Tmesh.Bundle do
        ) :: t()
 
   bang open(ref :: String.t() | map(), opts :: [writable: boolean()] \\ []) :: t()
+  bang send(bundle :: t(), socket :: ZeroCopy.socket(), opts :: [writable: boolean()] \\ []) :: :ok
+  bang recv(socket :: ZeroCopy.socket(), opts :: [timeout: timeout()] \\ []) :: t()
   bang to_json(bundle :: t(), opts :: [TensorRef.hold_option()] \\ []) :: String.t()
 
   # What `fun` gives for `{name, ref, made?}` of each; what had to be made for it is let go of then.
@@ -186,15 +228,19 @@ defmodule Tmesh.Bundle do
   @spec made({:ok, Native.bundle()} | {:error, Native.reason()}) ::
           {:ok, t()} | {:error, Error.t()}
   def made({:ok, native}) do
-    {:ok, {names, byte_size, metadata}} = Native.bundle_info(native)
-    {:ok, %__MODULE__{native: native, names: names, byte_size: byte_size, metadata: metadata}}
+    {:ok, {names, byte_size, metadata, label}} = Native.bundle_info(native)
+
+    {:ok,
+     %__MODULE__{
+       native: native,
+       names: names,
+       byte_size: byte_size,
+       metadata: metadata,
+       label: label
+     }}
   end
 
   def made({:error, reason}), do: {:error, Error.from_native(reason)}
-
-  defp rights(true), do: {:ok, :write}
-  defp rights(false), do: {:ok, :read}
-  defp rights(_other), do: {:error, Error.new(:invalid, "writable must be true or false")}
 
   defp pairs(map) when is_map(map) and not is_struct(map), do: {:ok, Enum.sort(map)}
   defp pairs(list) when length(list) >= 0, do: {:ok, list}

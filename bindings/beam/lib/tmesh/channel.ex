@@ -58,6 +58,8 @@ defmodule Tmesh.Channel do
 
     * `writable` - whether receivers may write to what is sent here (false)
     * `max_regions`, `max_bytes` - what a receiver keeps open (64, 1 GiB)
+    * `limit` - of an end that sends: messages that it has under way at most, where it may not use all
+      slots (0: as many as there are slots)
     * `spin_us` - how long `recv/2` looks busily, on its scheduler, before it waits: at most 100 (0)
   """
   @type option ::
@@ -71,11 +73,12 @@ defmodule Tmesh.Channel do
           {:writable, boolean()}
           | {:max_regions, pos_integer()}
           | {:max_bytes, pos_integer()}
+          | {:limit, non_neg_integer()}
           | {:spin_us, 0..100}
 
   defguardp is_timeout(ms) when ms == :infinity or (is_integer(ms) and ms >= 0)
 
-  @of_end [writable: false, max_regions: 0, max_bytes: 0, spin_us: 0]
+  @of_end [writable: false, max_regions: 0, max_bytes: 0, spin_us: 0, limit: 0]
   @of_channel [slots: 0, producers: 0, regions: 0, layouts: 0]
 
   @doc """
@@ -363,7 +366,8 @@ defmodule Tmesh.Channel do
       if is_integer(opts[:spin_us]) and opts[:spin_us] >= 0 do
         {:ok,
          {opts[:slots] || 0, opts[:producers] || 0, opts[:regions] || 0, opts[:layouts] || 0,
-          opts[:writable], opts[:max_regions], opts[:max_bytes], opts[:spin_us] * 1_000}}
+          opts[:writable], opts[:max_regions], opts[:max_bytes], opts[:spin_us] * 1_000,
+          opts[:limit]}}
       else
         {:error, Error.new(:invalid, "spin_us must be microseconds, at least 0")}
       end

@@ -30,6 +30,24 @@ defmodule Tmesh.Janitor do
     end
   end
 
+  @patience_ms 60_000
+
+  # eagain: enough calls wait for slow peers already, on schedulers that the VM's files need too. This
+  # one waits in its own process instead.
+  @spec patiently((() -> result)) :: result when result: term()
+  def patiently(make), do: patiently(make, System.monotonic_time(:millisecond) + @patience_ms)
+
+  defp patiently(make, deadline) do
+    with {:error, {:eagain, _message}} = busy <- retry(make) do
+      if System.monotonic_time(:millisecond) < deadline do
+        Process.sleep(:rand.uniform(5))
+        patiently(make, deadline)
+      else
+        busy
+      end
+    end
+  end
+
   # False where no janitor is there to answer: the application stops.
   defp swept? do
     GenServer.call(__MODULE__, :sweep) == :ok

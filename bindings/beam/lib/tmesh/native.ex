@@ -17,8 +17,10 @@ defmodule Tmesh.Native do
           {non_neg_integer(), String.t(), non_neg_integer(), non_neg_integer(), [integer()], atom(),
            [integer()], :cpu | {:cuda, non_neg_integer()}}
 
-  @typedoc "label, huge, mode"
-  @type region_opts :: {String.t(), boolean() | :try, non_neg_integer()}
+  @typedoc "label, huge, mode, node, gid, linger_ms, pin"
+  @type region_opts ::
+          {String.t(), boolean() | :try, non_neg_integer(), non_neg_integer() | nil,
+           non_neg_integer() | nil, non_neg_integer(), boolean()}
 
   @type arena :: reference()
 
@@ -502,7 +504,8 @@ defmodule Tmesh.Native do
   @spec bundle_open(context(), json :: String.t(), :read | :write) :: result(bundle())
   def bundle_open(_context, _json, _rights), do: :erlang.nif_error(:not_loaded)
 
-  @spec bundle_info(bundle()) :: result({[String.t()], non_neg_integer(), String.t()})
+  @spec bundle_info(bundle()) ::
+          result({[String.t()], non_neg_integer(), metadata :: String.t(), label :: String.t()})
   def bundle_info(_bundle), do: :erlang.nif_error(:not_loaded)
 
   @spec bundle_tensor(bundle(), name :: String.t()) :: result({handle(), ref()})
@@ -510,6 +513,13 @@ defmodule Tmesh.Native do
 
   @spec bundle_ref(bundle(), :read | :write, hold()) :: result(json :: String.t())
   def bundle_ref(_bundle, _rights, _hold), do: :erlang.nif_error(:not_loaded)
+
+  @spec bundle_hand_over(bundle(), socket :: integer(), :read | :write) ::
+          :ok | {:error, reason()}
+  def bundle_hand_over(_bundle, _socket, _rights), do: :erlang.nif_error(:not_loaded)
+
+  @spec bundle_take_over(context(), socket :: integer()) :: result(bundle())
+  def bundle_take_over(_context, _socket), do: :erlang.nif_error(:not_loaded)
 
   @spec bundle_release(bundle()) :: :ok | {:error, reason()}
   def bundle_release(_bundle), do: :erlang.nif_error(:not_loaded)
@@ -570,10 +580,10 @@ defmodule Tmesh.Native do
   @typedoc "One end of a channel, of the process that made or opened it."
   @type channel :: reference()
 
-  @typedoc "slots, producers, regions, layouts, writable, max_regions, max_bytes, spin_ns"
+  @typedoc "slots, producers, regions, layouts, writable, max_regions, max_bytes, spin_ns, limit"
   @type channel_opts ::
           {non_neg_integer(), non_neg_integer(), non_neg_integer(), non_neg_integer(), boolean(),
-           non_neg_integer(), non_neg_integer(), non_neg_integer()}
+           non_neg_integer(), non_neg_integer(), non_neg_integer(), non_neg_integer()}
 
   @spec channel_create(context() | nil, :send | :recv, channel_opts()) ::
           result({channel(), token :: String.t()})

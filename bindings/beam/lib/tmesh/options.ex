@@ -16,6 +16,26 @@ defmodule Tmesh.Options do
     end
   end
 
+  @region [label: "", huge: false, mode: 0o600, node: nil, gid: nil, linger_ms: 0, pin: true]
+
+  @doc "The options of a new region, with their defaults: all of them or those named."
+  @spec of_region([atom()]) :: keyword()
+  def of_region(names \\ Keyword.keys(@region)), do: Keyword.take(@region, names)
+
+  @doc "Of all options those of the region, as the library takes them."
+  @spec region(keyword()) :: Tmesh.Native.region_opts()
+  def region(options) do
+    @region
+    |> Enum.map(fn {name, default} -> Keyword.get(options, name, default) end)
+    |> List.to_tuple()
+  end
+
+  @doc "The rights that `writable` asks for."
+  @spec rights(term()) :: {:ok, :read | :write} | {:error, Error.t()}
+  def rights(true), do: {:ok, :write}
+  def rights(false), do: {:ok, :read}
+  def rights(_other), do: {:error, Error.new(:invalid, "writable must be true or false")}
+
   @hold_ms 60_000
   @longest_hold_ms 24 * 3_600_000
 

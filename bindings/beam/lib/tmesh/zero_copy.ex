@@ -47,6 +47,7 @@ defmodule Tmesh.ZeroCopy do
     Net,
     Options,
     Registry,
+    Socket,
     Telemetry
   }
 
@@ -55,22 +56,35 @@ defmodule Tmesh.ZeroCopy do
 
   defguardp is_timeout(ms) when ms == :infinity or (is_integer(ms) and ms >= 0)
 
-  @layout_options [shape: nil, dtype: nil, label: "", mode: 0]
-  @region_options [label: "", huge: false, mode: 0, device: :cpu, arena: nil]
+  # What a region over other memory has of its own.
+  @over Options.of_region([:label, :mode, :gid, :linger_ms])
 
   @typedoc """
   Options of a new tensor:
 
     * `label` - a name for people, at most 63 bytes
     * `huge` - pages of 2 MiB: `true` (or fail), `:try` or `false`
-    * `mode` - who may open the token, as permission bits (0o600, 0o640, ...); on memfd only 0o600
+    * `mode` - who may open the token, as permission bits (0o600, 0o640, ...); on memfd only 0o600, the default
+    * `gid` - the group of the region, by its number (nil: the process's)
+    * `node` - the NUMA node whose memory it is, and no other's (nil: any)
+    * `linger_ms` - how long it outlives its last holder, at most 1000; on memfd only 0, the default
+    * `pin` - whether pinning handles may be made (true); with `false` every binary of it is a copy, and it can
+      always be taken back
     * `device` - `:cpu`; see `allocate/3` for GPUs; `:mps` gives `:mps_not_supported`
-    * `arena` - a `Tmesh.Arena` for it to lie in, which has said `label`, `huge` and `mode`
+    * `arena` - a `Tmesh.Arena` for it to lie in, which has said all of these but `device`
   """
-  @type region_option ::
+  @type own_region_option ::
           {:label, String.t()}
           | {:huge, boolean() | :try}
           | {:mode, non_neg_integer()}
+          | {:node, non_neg_integer() | nil}
+          | {:gid, non_neg_integer() | nil}
+          | {:linger_ms, 0..1000}
+          | {:pin, boolean()}
+
+  @typedoc "See `t:own_region_option/0`."
+  @type region_option ::
+          own_region_option()
           | {:device, TensorRef.device()}
           | {:arena, Arena.t()}
 
@@ -178,11 +192,14 @@ defmodule Tmesh.ZeroCopy do
 
   def open(%TensorRef{} = ref, opts) do
     with {:ok, opts} <- Options.validate(opts, writable: false),
-         {:ok, rights} <- rights(opts[:writable]),
+         {:ok, rights} <- Options.rights(opts[:writable]),
          {:ok, ref} <- TensorRef.named(ref),
          {:ok, native} <- TensorRef.to_native(ref) do
       span(:open, ref, fn ->
-        with {:ok, handle} <- open_native(native, rights, deadline()),
+        # eagain: enough opens wait for slow peers already.
+        open = fn -> Native.open(Context.get(), native, rights) end
+
+        with {:ok, handle} <- open |> Janitor.patiently() |> result(),
              # Handed on, it is named by its own handle and rights, not by the token that it came with.
              do: {:ok, %TensorRef{ref | handle: handle, token: nil}}
       end)
@@ -442,7 +459,7 @@ defmodule Tmesh.ZeroCopy do
   module alone. A part is a ref, for its whole region, or `{ref, offset, bytes}` of the ref's region;
   all in whole pages. It is revoked with any of them, and not sealed.
 
-  Options: `shape` and `dtype` (the bytes as `:uint8`), `writable` (false), `label`, `mode`.
+  Options: `shape` and `dtype` (the bytes as `:uint8`), `writable` (false), `label`, `mode`, `gid`, `linger_ms`.
 
   Errors: `:invalid`, `:access`, `:unsupported` (on memfd, or a part that is no memory of the module's
   own), `:closed`, and those of `allocate/3`.
@@ -450,12 +467,12 @@ defmodule Tmesh.ZeroCopy do
   @spec gather([TensorRef.t() | {TensorRef.t(), non_neg_integer(), pos_integer()}], keyword()) ::
           {:ok, TensorRef.t()} | {:error, Error.t()}
   def gather(parts, opts \\ []) do
-    with {:ok, opts} <- Options.validate(opts, @layout_options ++ [writable: false]),
-         {:ok, rights} <- rights(opts[:writable]),
+    with {:ok, opts} <- Options.validate(opts, [shape: nil, dtype: nil, writable: false] ++ @over),
+         {:ok, rights} <- Options.rights(opts[:writable]),
          {:ok, parts} <- parts(parts),
          {:ok, shape, dtype} <- layout(opts),
          {:ok, context} <- Context.limited() do
-      region = {opts[:label], false, opts[:mode]}
+      region = Options.region(opts)
 
       fn -> Native.gather(context, parts, rights, shape, dtype, region) end
       |> Janitor.retry()
@@ -501,7 +518,7 @@ defmodule Tmesh.ZeroCopy do
         ) :: {:ok, Descriptor.t()} | {:error, Error.t()}
   def export_dmabuf(%TensorRef{handle: handle}, opts \\ []) do
     with {:ok, opts} <- Options.validate(opts, offset: 0, bytes: 0, writable: false),
-         {:ok, rights} <- rights(opts[:writable]),
+         {:ok, rights} <- Options.rights(opts[:writable]),
          export = fn -> Native.export_dmabuf(handle, opts[:offset], opts[:bytes], rights) end,
          {:ok, {native, fd}} <- export |> Janitor.retry() |> result() do
       {:ok, %Descriptor{native: native, fd: fd}}
@@ -512,7 +529,7 @@ defmodule Tmesh.ZeroCopy do
   A tensor over another exporter's dma-buf, given as a `Tmesh.Descriptor` or its number in this VM,
   which stays the caller's. With the module alone.
 
-  Options: `label`, `mode`.
+  Options: `label`, `mode`, `gid`, `linger_ms`.
 
   Errors: `:invalid` (no dma-buf, or one of tmesh's own: open its ref), `:access`, `:closed` (no
   descriptor), `:unsupported`, and those of `allocate/3`.
@@ -527,9 +544,9 @@ defmodule Tmesh.ZeroCopy do
     {shape, dtype} = {Layout.shape(shape), Layout.dtype(dtype)}
     fd = with %Descriptor{native: native} <- descriptor, do: native
 
-    with {:ok, opts} <- Options.validate(opts, label: "", mode: 0),
+    with {:ok, opts} <- Options.validate(opts, @over),
          {:ok, context} <- Context.limited() do
-      region = {opts[:label], false, opts[:mode]}
+      region = Options.region(opts)
 
       fn -> Native.from_dmabuf(context, fd, shape, dtype, region) end
       |> Janitor.retry()
@@ -561,9 +578,9 @@ defmodule Tmesh.ZeroCopy do
   @spec send(TensorRef.t(), socket(), writable: boolean()) :: :ok | {:error, Error.t()}
   def send(%TensorRef{handle: handle}, socket, opts \\ []) do
     with {:ok, opts} <- Options.validate(opts, writable: false),
-         {:ok, rights} <- rights(opts[:writable]),
-         {:ok, fd} <- socket_fd(socket) do
-      retry_open(deadline(), fn -> Native.hand_over(handle, fd, rights) end)
+         {:ok, rights} <- Options.rights(opts[:writable]),
+         {:ok, fd} <- Socket.fd(socket) do
+      fn -> Native.hand_over(handle, fd, rights) end |> Janitor.patiently() |> result()
     end
   end
 
@@ -586,46 +603,14 @@ defmodule Tmesh.ZeroCopy do
 
     with {:ok, opts} <- Options.validate(opts, known),
          {:ok, shape, dtype} <- layout(opts),
-         {:ok, fd} <- socket_fd(socket),
-         :ok <- readable(socket, opts[:timeout]),
+         {:ok, fd} <- Socket.fd(socket),
+         :ok <- Socket.readable(socket, opts[:timeout]),
          {:ok, context} <- Context.limited() do
-      take = fn -> Native.take_over(context, fd, shape, dtype, opts[:offset]) end
-
-      with {:ok, {handle, native}} <- retry_open(deadline(), take),
-           do: created({:ok, {handle, native}})
+      fn -> Native.take_over(context, fd, shape, dtype, opts[:offset]) end
+      |> Janitor.patiently()
+      |> created()
     end
   end
-
-  defp socket_fd(fd) when is_integer(fd), do: {:ok, fd}
-
-  defp socket_fd(port) when is_port(port) do
-    with {:error, why} <- :inet.getfd(port), do: no_socket(why)
-  end
-
-  defp socket_fd({:"$socket", _reference} = socket) do
-    with {:error, why} <- :socket.getopt(socket, :otp, :fd), do: no_socket(why)
-  end
-
-  defp socket_fd(other), do: no_socket(other)
-
-  defp no_socket(what),
-    do: {:error, Error.new(:closed, "not an open socket: #{inspect(what, limit: 5)}")}
-
-  # Only looked at: what comes is the library's to take, with what comes beside the bytes.
-  defp readable({:"$socket", _reference} = socket, timeout) when is_timeout(timeout) do
-    case :socket.recv(socket, 1, [:peek], timeout) do
-      {:ok, _byte} -> :ok
-      {:error, :timeout} -> {:error, Error.new(:timeout, "nothing came by the socket in time")}
-      {:error, {:timeout, _data}} -> :ok
-      {:error, :closed} -> {:error, Error.new(:gone, "the other end of the socket is closed")}
-      {:error, why} -> no_socket(why)
-    end
-  end
-
-  defp readable(_socket, timeout) when is_timeout(timeout), do: :ok
-
-  defp readable(_socket, _timeout),
-    do: {:error, Error.new(:invalid, "timeout must be milliseconds or :infinity")}
 
   # `try` may wait so many nanoseconds: few of them at a time, for it holds a dirty scheduler then.
   @slice_ns 10_000_000
@@ -733,35 +718,9 @@ defmodule Tmesh.ZeroCopy do
   defp result({:error, reason}), do: {:error, Error.from_native(reason)}
   defp result(success), do: success
 
-  # eagain: enough opens wait for slow peers already, on schedulers that the VM's files need too.
-  # This one waits in its own process instead.
-  defp open_native(native, rights, deadline),
-    do: retry_open(deadline, fn -> Native.open(Context.get(), native, rights) end)
-
-  defp retry_open(deadline, open) do
-    case Janitor.retry(open) do
-      {:error, {:eagain, _message}} = busy ->
-        if System.monotonic_time(:millisecond) < deadline do
-          Process.sleep(:rand.uniform(5))
-          retry_open(deadline, open)
-        else
-          result(busy)
-        end
-
-      other ->
-        result(other)
-    end
-  end
-
-  @open_timeout_ms 60_000
-  defp deadline, do: System.monotonic_time(:millisecond) + @open_timeout_ms
-
-  defp rights(true), do: {:ok, :write}
-  defp rights(false), do: {:ok, :read}
-  defp rights(_other), do: {:error, Error.new(:invalid, "writable must be true or false")}
-
   defp region_options(opts, more) do
-    with {:ok, all} <- Options.validate(opts, @region_options ++ more) do
+    with {:ok, all} <-
+           Options.validate(opts, Options.of_region() ++ [device: :cpu, arena: nil] ++ more) do
       case all[:device] do
         :cpu -> place(all[:arena], all, opts)
         :mps -> {:error, Error.new(:mps_not_supported, "Apple's GPUs are not supported")}
@@ -770,7 +729,7 @@ defmodule Tmesh.ZeroCopy do
     end
   end
 
-  defp place(nil, all, _given), do: {:ok, {all[:label], all[:huge], all[:mode]}, all}
+  defp place(nil, all, _given), do: {:ok, Options.region(all), all}
 
   defp place(%Arena{native: native}, all, given) do
     if Keyword.keys(given) -- [:arena, :device, :seal] == [] and given[:seal] in [nil, false] do
@@ -780,7 +739,7 @@ defmodule Tmesh.ZeroCopy do
        Error.new(
          :invalid,
          "a tensor in an arena has what the arena was made with, and is not sealed by itself: " <>
-           "give no label, huge, mode or seal: true beside it"
+           "give no #{Options.of_region() |> Keyword.keys() |> Enum.join(", ")} or seal: true beside it"
        )}
     end
   end
