@@ -36,6 +36,9 @@ NEEDED = {
 # Files of kmod/ that call each other, directly or by way of others. docs/architecture.md tells them.
 CIRCLES = {frozenset({"lease", "watch"}), frozenset({"export", "proxy"})}
 
+# Headers of kmod/ that are called as public ones are: docs/architecture.md has the reason. Others are to have names of their own.
+SAME_NAME = {"fence.h", "gather.h", "keep.h", "lease.h", "region.h", "tmesh.h"}
+
 failed = 0
 count = 0
 
@@ -139,6 +142,10 @@ def main():
                if not (NO_ROOMS | {"include"}) & set(path.relative_to(TOP).parts)}
     check({f"{path} has the name of a public header" for path in private if Path(path).name in names},
           "private headers have names of their own")
+    same = {path.name for path in TOP.glob("kmod/*.h")} & names
+    check({f"kmod/{name} has the name of a public header, and docs/architecture.md does not say so" for name in same - SAME_NAME}
+          | {f"kmod/{name} has no public namesake any more" for name in SAME_NAME - same},
+          "the module's headers have names of their own but those that are told")
 
     lists = read_lists()
     rooms = {}

@@ -39,7 +39,7 @@ answer = fn
     {:ok, json} = Tmesh.ZeroCopy.TensorRef.to_json(ref)
     {:ok, back} = Tmesh.ZeroCopy.TensorRef.from_json(json)
     true = {back.names, back.vectorized} == {ref.names, ref.vectorized}
-    Tmesh.ZeroCopy.TensorRef.to_map(ref)
+    Tmesh.ZeroCopy.TensorRef.to_map(ref, hold: true)
 
   ["region", id] ->
     {:ok, regions} = Tmesh.regions()

@@ -48,6 +48,8 @@ def found(name):
 def answer(what, *words):
     if what == "function":
         return found(words[0])
+    if what == "all":
+        return list(tmesh.__all__)
     if what == "ref":
         return tmesh.zeros((2, 3), "float32").ref()
     if what == "opens":
@@ -74,6 +76,38 @@ def answer(what, *words):
 for line in sys.stdin:
     print(json.dumps(answer(*line.split())), flush=True)
 """
+
+# Of the maps, what has no row of its own on the page, with the reason. Whole names as regular expressions: one that
+# covers nothing is to go from here, and so is one whose names have come to the page.
+NO_ROW = {
+    "of every counted object, as docs/architecture.md says": r"tmesh_\w+_(ref|unref|unref_on|try_unref)",
+    "C's handles are opened, closed and asked what they are; languages have objects":
+        r"tmesh_(ctx|net|cuda)_open|tmesh_ctx_(backend|limit|runtime_dir)|tmesh_(slot|page_copy)_close|tmesh_seq_free|tmesh_version|"
+        r"tmesh_(slot|channel|region)_token|tmesh_channel_wake|tmesh_net_(provider|grant|revoke)|tmesh_keeper_info|tmesh_limits",
+    "members of a language's objects: its properties, or how it is iterated":
+        r"tmesh_bundle_(bytes|count|entry|find|index|metadata|name|regions|tensor|ref_size|ref_encode|from_regions|plan)|"
+        r"tmesh_model_(bundle|describe|files?|find|format|format_name|metadata_json|method_name|parse|region|report|tensors?|"
+        r"tensor_open|values?)|tmesh_slot_value_\w+|tmesh_page_pool_info|tmesh_pages_(base|hash|head|info|trim|unshare)|tmesh_seq_(id|tokens)|"
+        r"tmesh_devices_\w+|tmesh_engine_(context_(backend|version)|graph_\w+|tensor_info)|tmesh_graph_(part|parts_count)",
+    "the memory under a tensor, which languages have by buffers and DLPack":
+        r"tmesh_region_(bytes|create|derive|events|fd|from_fd|from_memfd|id|info|is_sealed|map|opaque_fd|open|pin|poll_fd|"
+        r"private|read|rights|set_description|unmap|write)|tmesh_tensor_(bytes|data|from_dlpack|from_dlpack_versioned|layout|"
+        r"read|region|to_dlpack|to_dlpack_versioned|view|wrap)|tmesh_layout_\w+|tmesh_ref_(decode|encode)",
+    "words of the page's own tables": r"tmesh_(backend|backing|dtype|holder_kind)_name|tmesh_dtype_(bits|from_name)",
+    "a channel's waits: languages have them under send and receive": r"tmesh_channel_(send|recv|flush)(_batch)?",
+    "leases of a process, and what a lease is: members of lease and info": r"tmesh_lease_(bind|state)",
+    "pages and their tables one by one, for engines in C": r"tmesh_pages_(alloc|get|put|log)|tmesh_page_copy_\w+",
+    "bytes by a name of a network, for programs in C: the others have Tmesh.Net": r"tmesh_net_open_(bundle|tensor)",
+    "memory of GPUs, Python's tmesh.cuda and Elixir's Tmesh.DLPack: docs/cuda.md has the calls": r"tmesh_cuda_\w+",
+    "what libtmesh-xla counts, one function for each of its users": r"tmesh_xla_stats",
+}
+# The same of the Python package.
+NO_ROW_PYTHON = {
+    "classes whose calls are in the table": r"Arena|Channel|Bundle|Model|PagePool|Pages|Slot|SlotReader|SlotValue|Tensor|Queue|Ref",
+    "errors, which have a table": r"\w*Error",
+    "of the package": r"__version__|backend|configure",
+    "of Python's own protocols, and a drawing for notebooks": r"from_address|from_dlpack|graph",
+}
 
 count = failed = 0
 
@@ -165,11 +199,24 @@ def calls(tmeshctl, maps, python, elixir):
             text = subprocess.run([tmeshctl, verb, "--help"], capture_output=True, text=True).stdout if option else ""
             if not re.search(rf"^\s*{verb}\b", verbs, re.M) or option not in text:
                 missing["tmeshctl"].add(name)
+    no_row(exported, {name for _, c, *_ in table("calls") for name in words(c)}, NO_ROW, "C")
+    no_row(set(python.ask("all")), {name.removesuffix("()") for _, _, py, *_ in table("calls") for name in words(py)},
+           NO_ROW_PYTHON, "Python")
     for side, names in missing.items():
         wrong = {f"{name} is missing" for name in names - NOT_YET[side]}
         for name in sorted(NOT_YET[side] - names):
             print(f"# {side} has {name} now")
         check(wrong, f"{side} has the calls of the page" + (f" but {len(NOT_YET[side])}" if NOT_YET[side] else ""))
+
+
+def no_row(names, page, exempt, side):
+    """Every public name has a row of the page or a reason, and every reason a name."""
+    reasons = {reason: re.compile(names) for reason, names in exempt.items()}
+    wrong = {f"{side} has {name}, which is in no row of docs/vocabulary.md and has no reason here" for name in names - page
+             if not any(pattern.fullmatch(name) for pattern in reasons.values())}
+    wrong |= {f"nothing is {reason!r} any more" for reason, pattern in reasons.items()
+              if not any(pattern.fullmatch(name) for name in names - page)}
+    check(wrong, f"what {side} has is on the page, or has a reason")
 
 
 def errors(elixir):
@@ -216,6 +263,10 @@ def main(tmeshctl, python, ebin, *maps):
             check(differ(page - made, struct(header, name) - C_ALONE[kind], f"struct {name}"),
                   f"struct {name} has the page's members")
             check(differ(page, typed_dict(kind.capitalize()), "the stub"), f"Python's stub of a {kind} has the page's members")
+        page = members("kept members")
+        kept = struct("include/tmesh/keep.h", "tmesh_kept_info") - {"size", "count"} | {"regions"}
+        check(differ(page, kept, "struct tmesh_kept_info") | differ(page, typed_dict("Kept"), "the stub"),
+              "what is kept has the page's members in C and Python")
         region = next(region for region in tool("ls") if region["id"] == names["id"])
         same(members("region members"),
              {"tmeshctl": region, "Python": py.ask("region", names["id"]), "Elixir": ex.ask("region", names["id"])},
