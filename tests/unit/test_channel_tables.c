@@ -350,9 +350,11 @@ static void test_one_entry(void **state)
 		tmesh_tensor_unref(tensor);
 		tmesh_region_unref(region);
 	}
-	/* The channel's own memory, and the last one or two; what was let go of may be going. */
-	assert_int_equal(tmesh_stats(p.ctx, &stats), 0);
-	assert_in_range(stats.regions_live, 1, 6);
+	/* The channel's own memory, and the last one or two; the watch may be giving back the
+	 * others. */
+	do
+		assert_int_equal(tmesh_stats(p.ctx, &stats), 0);
+	while (stats.regions_live > 6 && !usleep(1000));
 	pair_end(&p);
 }
 

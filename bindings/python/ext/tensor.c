@@ -511,7 +511,8 @@ static PyMethodDef methods[] = {
 	 "lease($self, /, seconds=None, *, process=None, taken=\"zeros\")\n--\n\n"
 	 "Put a lease on this handle, for good: it lapses when touch() is not called for so long,\n"
 	 "10 ms to an hour (5 s if None), and with a process: its number, or an object with\n"
-	 "the fileno() of a pidfd. With that it needs no time. Then calls raise StaleError, and with the module memory is\n"
+	 "the fileno() of a pidfd. With that it needs no time. Then calls raise StaleError, and "
+	 "with the module memory is\n"
 	 "taken away: arrays read zeros, or with taken=\"sigbus\" end the process. Without the "
 	 "module a\n"
 	 "lease is this handle's alone and takes no memory away."},
