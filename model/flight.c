@@ -22,6 +22,8 @@
  */
 #include "model_internal.h"
 
+#include "host.h"
+
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -66,10 +68,9 @@ struct slot {
 };
 
 struct flight {
-	pid_t owner;
 	int dir;
-	int fd;
-	int slot; /* -1: none is free */
+	struct model_fd file; /* with the locks: a forked child has none of them */
+	int slot;	      /* -1: none is free */
 	char name[NAME_ROOM];
 };
 
@@ -79,7 +80,7 @@ static int lock(const struct flight *flight, int type, int byte)
 	struct flock range = {
 		.l_type = (short)type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
 
-	if (!fcntl(flight->fd, F_OFD_SETLK, &range))
+	if (!fcntl(flight->file.fd, F_OFD_SETLK, &range))
 		return 0;
 	return errno == EACCES ? -EAGAIN : -errno;
 }
@@ -94,7 +95,7 @@ static void nap(void)
 static int write_record(const struct flight *flight, const struct record *record,
 			struct tmesh_error *err)
 {
-	if (pwrite(flight->fd, record, sizeof(*record), 0) == (ssize_t)sizeof(*record))
+	if (pwrite(flight->file.fd, record, sizeof(*record), 0) == (ssize_t)sizeof(*record))
 		return 0;
 	return tmesh_fail_errno(err, "writing to the runtime directory");
 }
@@ -103,7 +104,7 @@ static int write_record(const struct flight *flight, const struct record *record
 static void read_record(const struct flight *flight, const struct tmesh_model *model,
 			struct record *record)
 {
-	if (pread(flight->fd, record, sizeof(*record), 0) != (ssize_t)sizeof(*record) ||
+	if (pread(flight->file.fd, record, sizeof(*record), 0) != (ssize_t)sizeof(*record) ||
 	    record->magic != MAGIC || record->state > STATE_DONE ||
 	    record->bytes != model->region_bytes || record->done > model->run_bytes)
 		*record = (struct record){.magic = MAGIC, .bytes = model->region_bytes};
@@ -112,7 +113,7 @@ static void read_record(const struct flight *flight, const struct tmesh_model *m
 void flight_progress(struct flight *flight, uint64_t done)
 {
 	/* Who takes over begins there. Missing it costs a few bytes that are read twice. */
-	if (pwrite(flight->fd, &done, sizeof(done), offsetof(struct record, done)) < 0)
+	if (pwrite(flight->file.fd, &done, sizeof(done), offsetof(struct record, done)) < 0)
 		return;
 }
 
@@ -210,19 +211,19 @@ static void flight_remember(const struct flight *flight, const struct tmesh_mode
 
 	if (model->file_count == 1 && !there) {
 		all = table_pack(model->files[0].table, &bytes);
-		there = all && pwrite(flight->fd, all, bytes, TABLE_AT) == (ssize_t)bytes;
+		there = all && pwrite(flight->file.fd, all, bytes, TABLE_AT) == (ssize_t)bytes;
 		if (all && !there)
-			pwrite(flight->fd, "", 1, TABLE_AT);
+			pwrite(flight->file.fd, "", 1, TABLE_AT);
 		free(all);
 	}
 	if (!there || !model->report.kept[0])
 		return;
-	if (pread(flight->fd, &said, sizeof(said), offsetof(struct record, kept)) !=
+	if (pread(flight->file.fd, &said, sizeof(said), offsetof(struct record, kept)) !=
 		    (ssize_t)sizeof(said) ||
 	    said == kept)
 		return;
 	/* Missing it costs who starts next a header to read. */
-	if (pwrite(flight->fd, &kept, sizeof(kept), offsetof(struct record, kept)) < 0)
+	if (pwrite(flight->file.fd, &kept, sizeof(kept), offsetof(struct record, kept)) < 0)
 		return;
 }
 
@@ -231,7 +232,7 @@ static bool stays(const struct flight *flight)
 {
 	struct record record;
 
-	return pread(flight->fd, &record, sizeof(record), 0) == (ssize_t)sizeof(record) &&
+	return pread(flight->file.fd, &record, sizeof(record), 0) == (ssize_t)sizeof(record) &&
 	       record.magic == MAGIC && record.state == STATE_DONE && record.kept &&
 	       record.kept == record.region;
 }
@@ -241,7 +242,7 @@ static bool is_named(const struct flight *flight)
 {
 	struct stat here, there;
 
-	return !fstat(flight->fd, &here) && !fstatat(flight->dir, flight->name, &there, 0) &&
+	return !fstat(flight->file.fd, &here) && !fstatat(flight->dir, flight->name, &there, 0) &&
 	       here.st_ino == there.st_ino && here.st_dev == there.st_dev;
 }
 
@@ -276,6 +277,27 @@ static bool is_kept(struct kept_list *kept, const struct flight *flight)
 	return !kept->known;
 }
 
+/* With the host's lock, so that no child inherits a lock that is not told of it: a lock that a
+ * child has too would not end with this process. */
+static int open_file(struct flight *flight, int flags)
+{
+	int fd;
+
+	model_host_lock();
+	fd = openat(flight->dir, flight->name, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+	if (fd >= 0)
+		model_fd_keep(&flight->file, fd);
+	model_host_unlock();
+	return fd < 0 ? -1 : 0;
+}
+
+static void close_file(struct flight *flight)
+{
+	model_host_lock();
+	model_fd_close(&flight->file);
+	model_host_unlock();
+}
+
 /* Files of other flights in which nobody is any more: of processes that were killed, and of
  * models that are no longer kept. */
 static void sweep(struct tmesh_ctx *ctx, const struct flight *flight)
@@ -289,7 +311,7 @@ static void sweep(struct tmesh_ctx *ctx, const struct flight *flight)
 	if (!list && copy >= 0)
 		close(copy);
 	while (list && looked < SWEEP_MAX && (entry = readdir(list))) {
-		struct flight other = {.dir = flight->dir};
+		struct flight other = {.dir = flight->dir, .file.fd = -1};
 		size_t length = strlen(entry->d_name);
 
 		if (length < 7 || length >= NAME_ROOM || strncmp(entry->d_name, "model-", 6) ||
@@ -298,14 +320,12 @@ static void sweep(struct tmesh_ctx *ctx, const struct flight *flight)
 			continue;
 		looked++;
 		strcpy(other.name, entry->d_name);
-		other.fd = openat(flight->dir, other.name,
-				  O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-		if (other.fd < 0)
+		if (open_file(&other, O_RDWR))
 			continue;
 		if (!lock(&other, F_WRLCK, LOCK_PRESENT) && is_named(&other) &&
 		    !(stays(&other) && is_kept(&kept, &other)))
 			unlinkat(other.dir, other.name, 0);
-		close(other.fd);
+		close_file(&other);
 	}
 	if (list)
 		closedir(list);
@@ -320,19 +340,18 @@ static int flight_open(const struct load *load, struct flight **out, struct tmes
 
 	if (!flight)
 		return tmesh_fail(err, -ENOMEM, "no memory for a flight");
-	flight->fd = flight->dir = flight->slot = -1;
-	flight->owner = getpid();
+	flight->file.fd = flight->dir = flight->slot = -1;
 	flight_name(load->ctx, load->model->files, load->model->file_count, flight->name);
-	rc = flight->name[0] ? tmesh_ctx_runtime_dir(load->ctx, &flight->dir, err)
+	rc = flight->name[0] ? model_host_ready(err)
 			     : tmesh_fail(err, -ENOMEM, "no memory for a flight");
+	if (!rc)
+		rc = tmesh_ctx_runtime_dir(load->ctx, &flight->dir, err);
 	while (!rc) {
-		flight->fd = openat(flight->dir, flight->name,
-				    O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-		if (flight->fd < 0) {
+		if (open_file(flight, O_RDWR | O_CREAT)) {
 			rc = tmesh_fail_errno(err, "opening the flight's file");
 			break;
 		}
-		if (!model_is_ours(flight->fd)) {
+		if (!model_is_ours(flight->file.fd)) {
 			rc = tmesh_fail(err, -EACCES,
 					"the flight's file %.64s is not this user's alone",
 					flight->name);
@@ -342,8 +361,7 @@ static int flight_open(const struct load *load, struct flight **out, struct tmes
 		if (!rc && is_named(flight))
 			break;
 		/* It is being removed, or was. */
-		close(flight->fd);
-		flight->fd = -1;
+		close_file(flight);
 		if (rc && rc != -EAGAIN) {
 			rc = tmesh_fail(err, rc, "locking in the runtime directory: %s",
 					strerror(-rc));
@@ -354,8 +372,7 @@ static int flight_open(const struct load *load, struct flight **out, struct tmes
 		rc = load_tell((struct load *)load, 0, true, err);
 	}
 	if (rc) {
-		if (flight->fd >= 0)
-			close(flight->fd);
+		close_file(flight);
 		if (flight->dir >= 0)
 			close(flight->dir);
 		free(flight);
@@ -371,14 +388,13 @@ void flight_leave(struct flight *flight)
 		return;
 	/* The last one removes the file, but for what a kept model's next process wants of it.
 	 * One's own presence ends first: of two that leave at once and are both still present, each
-	 * would take the other for one who stays. A forked child has its parent's locks, and leaves
-	 * them alone. */
-	if (flight->owner == getpid()) {
+	 * would take the other for one who stays. In a forked child the file is closed. */
+	if (flight->file.fd >= 0) {
 		lock(flight, F_UNLCK, LOCK_PRESENT);
 		if (!lock(flight, F_WRLCK, LOCK_PRESENT) && is_named(flight) && !stays(flight))
 			unlinkat(flight->dir, flight->name, 0);
 	}
-	close(flight->fd);
+	close_file(flight);
 	close(flight->dir);
 	free(flight);
 }
@@ -395,7 +411,7 @@ static void flight_publish(struct flight *flight, struct tmesh_region *region, u
 	}
 	if (flight->slot < 0 || tmesh_region_token(region, rights, slot.token, NULL))
 		return;
-	if (pwrite(flight->fd, &slot, sizeof(slot), SLOTS_AT + flight->slot * SLOT_ROOM) !=
+	if (pwrite(flight->file.fd, &slot, sizeof(slot), SLOTS_AT + flight->slot * SLOT_ROOM) !=
 	    (ssize_t)sizeof(slot))
 		return;
 }
@@ -407,7 +423,7 @@ static bool has_ended(struct load *load, const struct flight *flight, int slot)
 		.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_SLOT + slot, .l_len = 1};
 
 	return tmesh_ctx_backend(load->ctx) == TMESH_BACKEND_MEMFD &&
-	       !fcntl(flight->fd, F_OFD_GETLK, &range) && range.l_type == F_UNLCK;
+	       !fcntl(flight->file.fd, F_OFD_GETLK, &range) && range.l_type == F_UNLCK;
 }
 
 static struct tmesh_region *open_slot(struct load *load, const struct slot *slot,
@@ -442,7 +458,7 @@ static bool flight_find(struct load *load, struct flight *flight, const struct r
 
 	if (load->region && tmesh_region_id(load->region) == record->region)
 		return true;
-	got = pread(flight->fd, slots, sizeof(slots), SLOTS_AT);
+	got = pread(flight->file.fd, slots, sizeof(slots), SLOTS_AT);
 	for (int i = 0; !region && i * SLOT_ROOM + (int)sizeof(struct slot) <= got; i++) {
 		const struct slot *slot = &slots[i].slot;
 
@@ -661,7 +677,7 @@ static int flight_watch(struct load *load, struct flight *flight, const struct r
 		return rc;
 	/* Who wants to be told, or may cancel, looks now and then; others sleep until the reader
 	 * is done, or dead. */
-	if (!joined || load->opts.progress || fcntl(flight->fd, F_OFD_SETLKW, &end))
+	if (!joined || load->opts.progress || fcntl(flight->file.fd, F_OFD_SETLKW, &end))
 		return -EAGAIN;
 	lock(flight, F_UNLCK, LOCK_READER);
 	return 0;

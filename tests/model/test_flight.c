@@ -323,6 +323,59 @@ static bool sleeps_for_a_lock(pid_t pid)
 	return text[0] >= '0' && text[0] <= '9' && atol(text) == SYS_fcntl;
 }
 
+static int tire(void *data, const struct tmesh_model_progress *progress)
+{
+	int *calls = data;
+
+	return progress->waiting && ++*calls > 100;
+}
+
+/* Forks when it reads, and is killed: the child lives on until the pipe ends. */
+static int fork_and_die(void *data, const struct tmesh_model_progress *progress)
+{
+	const int *ends = data;
+	char byte;
+
+	if (fork())
+		kill(getpid(), SIGKILL);
+	close(ends[1]);
+	unit_leave(read(ends[0], &byte, 1) ? 1 : 0);
+	return 0;
+}
+
+/* A reader is killed that has forked meanwhile: its child does not read, and keeps nobody waiting.
+ */
+static void test_forked_reader(void **state)
+{
+	int calls = 0, ends[2], status;
+	struct tmesh_model_load_opts opts = {.size = sizeof(opts)};
+	struct tmesh_model *model;
+	struct tmesh_ctx *ctx;
+	pid_t reader;
+
+	assert_int_equal(pipe(ends), 0);
+	reader = fork();
+	if (!reader) {
+		opts.progress = fork_and_die;
+		opts.progress_data = ends;
+		if (!tmesh_ctx_open(NULL, &ctx, NULL))
+			tmesh_model_load(ctx, model_path, &opts, &model, NULL);
+		unit_leave(1);
+	}
+	assert_int_equal(waitpid(reader, &status, 0), reader);
+	assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+	opts.progress = tire;
+	opts.progress_data = &calls;
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_ok(tmesh_model_load(ctx, model_path, &opts, &model, err));
+	assert_true(is_whole(model));
+	tmesh_model_unref(model);
+	tmesh_ctx_unref(ctx);
+	assert_int_equal(flights(), 0);
+	close(ends[0]);
+	close(ends[1]);
+}
+
 /* Who does not want to be told sleeps while another reads, and goes on when that one is killed. */
 static void test_sleeps(void **state)
 {
@@ -357,13 +410,6 @@ static void test_sleeps(void **state)
 	waitpid(reader, &status, 0);
 	assert_int_equal(waitpid(waiter, &status, 0), waiter);
 	assert_int_equal(status, 0);
-}
-
-static int tire(void *data, const struct tmesh_model_progress *progress)
-{
-	int *calls = data;
-
-	return progress->waiting && ++*calls > 100;
 }
 
 /* Of what is read and held everybody takes at once: nobody has to wait for the reader's lock. */
@@ -444,7 +490,7 @@ int main(void)
 		cmocka_unit_test(test_one_read), cmocka_unit_test(test_forked),
 		cmocka_unit_test(test_killed),	 cmocka_unit_test(test_goes_on),
 		cmocka_unit_test(test_sleeps),	 cmocka_unit_test(test_takes),
-		cmocka_unit_test(test_damaged),
+		cmocka_unit_test(test_damaged),	 cmocka_unit_test(test_forked_reader),
 	};
 
 	return cmocka_run_group_tests_name("model flight", tests, make_model, remove_model);

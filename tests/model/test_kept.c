@@ -107,10 +107,50 @@ static void test_kept(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+static int tire(void *data, const struct tmesh_model_progress *progress)
+{
+	int *calls = data;
+
+	return progress->waiting && ++*calls > 250;
+}
+
+/* The last process has gone; a child that it has forked has nothing that others would wait for. */
+static void test_forked(void **state)
+{
+	int calls = 0, ends[2], status;
+	struct tmesh_model_load_opts opts = {
+		.size = sizeof(opts), .progress = tire, .progress_data = &calls};
+	struct tmesh_model_report report;
+	struct tmesh_model *model;
+	struct tmesh_ctx *ctx;
+	pid_t child;
+	char byte;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	model = load(ctx, TMESH_MODEL_KEEP, &report);
+	assert_int_equal(pipe(ends), 0);
+	child = fork();
+	if (!child) {
+		close(ends[1]);
+		/* What it has inherited is there as long as it wants. */
+		unit_leave(read(ends[0], &byte, 1) ? 1 : 0);
+	}
+	close(ends[0]);
+	tmesh_model_unref(model);
+	assert_ok(tmesh_model_load(ctx, path, &opts, &model, err));
+	tmesh_model_unref(model);
+	close(ends[1]);
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	assert_ok(tmesh_kept_drop(ctx, report.kept, err));
+	tmesh_ctx_unref(ctx);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_kept),
+		cmocka_unit_test(test_forked),
 	};
 
 	return cmocka_run_group_tests_name("model kept", tests, make_model, remove_model);
