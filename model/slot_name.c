@@ -258,10 +258,12 @@ int slot_name_take(struct slot_name *own, struct tmesh_ctx *ctx, const char *nam
 
 void slot_name_give_up(struct slot_name *own)
 {
-	/* In a forked child the file is closed, and is not its own. */
+	/* In a forked child the file is closed, and is not its own. Where somebody has removed the
+	 * file, another may have the name by now. */
 	model_host_lock();
 	if (own->file.fd >= 0) {
-		unlinkat(own->dir, own->in_dir, 0);
+		if (is_linked(own->dir, own->in_dir, own->file.fd))
+			unlinkat(own->dir, own->in_dir, 0);
 		model_fd_close(&own->file);
 	}
 	model_host_unlock();

@@ -456,6 +456,26 @@ static void test_half_a_record(void **state)
 	}
 }
 
+/* Somebody has removed the file, and another has taken the name: it stays that one's. */
+static void test_removed(void **state)
+{
+	struct tmesh_slot *first, *second;
+	char path[600];
+
+	path_of("slot-lost", path);
+	assert_ok(make("lost", &first, err));
+	publish(first, 1);
+	assert_int_equal(unlink(path), 0);
+	refuse_open("lost", -ENOENT, "lost");
+	assert_ok(make("lost", &second, err));
+	publish(second, 2);
+	tmesh_slot_unref(first);
+	assert_int_equal(word_by_name("lost"), 2);
+	refuse_make("lost", -EEXIST, "take another name");
+	tmesh_slot_unref(second);
+	assert_int_equal(files(), 0);
+}
+
 /* One that is stopped while it takes a name is not waited for without an end. */
 static void test_stopped(void **state)
 {
@@ -529,7 +549,7 @@ int main(void)
 		cmocka_unit_test(test_taken_over), cmocka_unit_test(test_swept),
 		cmocka_unit_test(test_hostile),	   cmocka_unit_test(test_half_a_record),
 		cmocka_unit_test(test_stopped),	   cmocka_unit_test(test_forked),
-		cmocka_unit_test(test_in_turn),
+		cmocka_unit_test(test_in_turn),	   cmocka_unit_test(test_removed),
 	};
 	int failed, fd;
 
