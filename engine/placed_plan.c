@@ -10,25 +10,49 @@
 #include "costs_internal.h"
 #include "placed_internal.h"
 
-static int write_part(const struct tmesh_graph *graph, const char *path, struct tmesh_error *err)
+/* A file that was not there, and its path: one that is there is of a process with this one's
+ * number, in another PID namespace, or killed. */
+static int make_file(const char *folder, char **path, int *fd, struct tmesh_error *err)
+{
+	static atomic_uint made;
+	int rc;
+
+	do {
+		free(*path);
+		if (asprintf(path, "%s/placed-%d-%u.graph", folder, (int)getpid(),
+			     atomic_fetch_add(&made, 1)) < 0) {
+			*path = NULL;
+			return tmesh_fail(err, -ENOMEM, "no memory for a part of a graph");
+		}
+		*fd = open(*path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	} while (*fd < 0 && errno == EEXIST);
+	if (*fd >= 0)
+		return 0;
+	rc = tmesh_fail_errno(err, *path);
+	free(*path);
+	*path = NULL;
+	return rc;
+}
+
+static int write_part(const struct tmesh_graph *graph, const char *folder, char **path,
+		      struct tmesh_error *err)
 {
 	char *text = tmesh_graph_to_text(graph);
 	FILE *file;
-	int fd, rc = 0;
+	int fd = -1, rc;
 
 	if (!text)
 		return tmesh_fail(err, -ENOMEM, "no memory for a part of a graph");
-	fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-	file = fd < 0 ? NULL : fdopen(fd, "w");
-	if (!file) {
-		rc = tmesh_fail_errno(err, path);
-		if (fd >= 0)
-			close(fd);
-	} else {
+	rc = make_file(folder, path, &fd, err);
+	file = rc ? NULL : fdopen(fd, "w");
+	if (file) {
 		bool good = fputs(text, file) >= 0;
 
 		if (fclose(file) || !good)
-			rc = tmesh_fail_errno(err, path);
+			rc = tmesh_fail_errno(err, *path);
+	} else if (!rc) {
+		rc = tmesh_fail_errno(err, *path);
+		close(fd);
 	}
 	free(text);
 	return rc;
@@ -37,24 +61,19 @@ static int write_part(const struct tmesh_graph *graph, const char *path, struct 
 static int open_part(const struct tmesh_placed *placed, const struct graph_part *of,
 		     struct placed_part *part, struct tmesh_error *err)
 {
-	static atomic_uint made;
 	struct tmesh_engine_graph_opts given = {.size = sizeof(given)};
 	struct tmesh_engine_weight *weights = calloc(placed->weight_count + 1, sizeof(*weights));
 	uint32_t index;
 	int rc;
 
-	if (!weights || asprintf(&part->path, "%s/placed-%d-%u.graph", placed->folder,
-				 (int)getpid(), atomic_fetch_add(&made, 1)) < 0) {
-		free(weights);
-		part->path = NULL;
+	if (!weights)
 		return tmesh_fail(err, -ENOMEM, "no memory for a part of a graph");
-	}
 	for (size_t i = 0; i < placed->weight_count; i++)
 		if (!tmesh_graph_find(of->graph, placed->weights[i].name, &index, NULL))
 			weights[given.weight_count++] = placed->weights[i];
 	given.weights = weights;
 	part->context = tmesh_engine_context_ref(placed->places->all[of->place].context);
-	rc = write_part(of->graph, part->path, err);
+	rc = write_part(of->graph, placed->folder, &part->path, err);
 	if (!rc)
 		rc = tmesh_engine_graph_open(part->context, part->path, &given, &part->graph, err);
 	if (!rc)
@@ -125,7 +144,7 @@ void plan_give_up(struct placed_plan *plan)
 		struct placed_part *part = &plan->parts[i];
 
 		/* In a forked child the file is the parent's. */
-		if (part->context && !engine_enter(part->context, NULL))
+		if (part->path && !engine_enter(part->context, NULL))
 			unlink(part->path);
 		tmesh_engine_graph_unref(part->graph);
 		tmesh_engine_context_unref(part->context);

@@ -6,11 +6,15 @@
  */
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <tmesh/placed.h>
+#include <unistd.h>
 
 #include "unit.h"
+
+#define OTHERS 64
 
 static char folder[] = "/tmp/tmesh-placed-XXXXXX";
 
@@ -213,12 +217,50 @@ static void test_run(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+/* Files of a process with the same number, in another PID namespace or killed: they stay, and are
+ * in nobody's way. */
+static void test_others_files(void **state)
+{
+	struct tmesh_graph *graph = parsed("graph plain\n"
+					   "x = input : float32[2,4]\n"
+					   "b = input : float32[4]\n"
+					   "y = add(x, b)\n"
+					   "output y = y\n");
+	const uint32_t at[] = {0, 0, 0};
+	struct tmesh_placed_opts opts = {
+		.size = sizeof(opts), .context_count = 1, .at = at, .folder = folder};
+	struct tmesh_engine_context *context;
+	struct tmesh_placed *placed;
+	struct tmesh_ctx *ctx;
+	char path[128];
+
+	for (int i = 0; i < OTHERS; i++) {
+		snprintf(path, sizeof(path), "%s/placed-%d-%d.graph", folder, (int)getpid(), i);
+		assert_int_equal(close(open(path, O_WRONLY | O_CREAT | O_EXCL, 0600)), 0);
+	}
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_ok(tmesh_engine_context_create(ctx, "fake", NULL, &context, err));
+	opts.contexts = &context;
+	assert_ok(tmesh_placed_create(graph, &opts, &placed, err));
+	assert_int_equal(files(), OTHERS + 1);
+	tmesh_placed_unref(placed);
+	for (int i = 0; i < OTHERS; i++) {
+		snprintf(path, sizeof(path), "%s/placed-%d-%d.graph", folder, (int)getpid(), i);
+		assert_int_equal(unlink(path), 0);
+	}
+	assert_int_equal(files(), 0);
+	tmesh_engine_context_unref(context);
+	tmesh_graph_unref(graph);
+	tmesh_ctx_unref(ctx);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_split),
 		cmocka_unit_test(test_pasts),
 		cmocka_unit_test(test_run),
+		cmocka_unit_test(test_others_files),
 	};
 	int failed;
 
