@@ -54,6 +54,8 @@ struct tmesh_graph_parts {
 	size_t count;
 	int64_t *part; /* of each node: which part has its value, -1: none */
 	bool *wanted;  /* of each node: its value is an output, or another part's too */
+	bool shown;    /* of a placed graph: its caller has them */
+	struct tmesh_graph_parts *before; /* that graph's older ones, which its caller has */
 };
 
 /* graph_ops.c */

@@ -63,18 +63,32 @@ static size_t bindings_of(const struct tmesh_placed *placed)
 	return count;
 }
 
+/* But for parts that a caller has: those stay as long as the graph. */
+static void close_old(struct tmesh_placed *placed, struct placed_plan *old)
+{
+	plan_give_up(old);
+	if (old->split && old->split->shown && old->split != placed->plan.split) {
+		old->split->before = placed->shown;
+		placed->shown = old->split;
+		old->split = NULL;
+	}
+	plan_close(old);
+}
+
 /* Nothing fails here: the new places are whole. */
 static void arrive(struct tmesh_placed *placed, struct placed_plan *plan)
 {
 	struct placed_plan old = placed->plan;
 
+	pthread_mutex_lock(&placed->lock);
 	placed->plan = *plan;
+	pthread_mutex_unlock(&placed->lock);
 	for (struct tmesh_placed_binding *b = placed->bindings; b; b = b->next) {
 		bound_free(&b->at, placed->graph->node_count);
 		b->at = b->coming;
 		b->coming = (struct placed_bound){0};
 	}
-	plan_close(&old);
+	close_old(placed, &old);
 	placed_use(placed);
 	atomic_store(&placed->held, true);
 }
@@ -281,7 +295,13 @@ static int keep_weights(struct tmesh_placed *placed, const struct tmesh_placed_o
 
 static void placed_free(struct tmesh_placed *placed)
 {
+	struct tmesh_graph_parts *parts;
+
 	plan_close(&placed->plan);
+	while ((parts = placed->shown)) {
+		placed->shown = parts->before;
+		tmesh_graph_parts_unref(parts);
+	}
 	for (size_t i = 0; i < placed->weight_count; i++) {
 		free((char *)placed->weights[i].name);
 		tmesh_tensor_unref(placed->weights[i].tensor);
@@ -375,5 +395,15 @@ void tmesh_placed_unref(struct tmesh_placed *placed)
 
 const struct tmesh_graph_parts *tmesh_placed_parts(const struct tmesh_placed *placed)
 {
-	return placed->plan.split;
+	struct tmesh_placed *own = (struct tmesh_placed *)placed;
+	struct tmesh_graph_parts *parts;
+
+	/* In a forked child the lock may be locked for ever, and nothing changes. */
+	if (places_enter(placed->places, NULL))
+		return placed->plan.split;
+	pthread_mutex_lock(&own->lock);
+	parts = own->plan.split;
+	parts->shown = true;
+	pthread_mutex_unlock(&own->lock);
+	return parts;
 }

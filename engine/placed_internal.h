@@ -93,7 +93,8 @@ struct tmesh_placed {
 	bool changing;
 	uint32_t wanting, running;
 	/* For who changes it, or, reading, runs it. */
-	struct placed_plan plan;
+	struct placed_plan plan;	 /* its @split changes under the lock */
+	struct tmesh_graph_parts *shown; /* of older plans, which a caller may look at */
 	struct tmesh_placed_binding *bindings;
 	uint64_t *claims; /* by place: what it has of @places->used */
 	atomic_bool held;

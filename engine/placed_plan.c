@@ -113,7 +113,10 @@ int plan_make(const struct tmesh_placed *placed, const uint32_t *at, struct plac
 
 	if (!plan.at || !plan.reader)
 		rc = tmesh_fail(err, -ENOMEM, "no memory for a graph in parts");
-	if (!rc)
+	/* Where it is, or was when it was given up, its parts are the same. */
+	if (!rc && placed->plan.split && !memcmp(placed->plan.at, at, nodes * sizeof(*at)))
+		plan.split = tmesh_graph_parts_ref(placed->plan.split);
+	else if (!rc)
 		rc = tmesh_graph_split(placed->graph, at, (uint32_t)placed->places->count,
 				       &plan.split, err);
 	if (rc) {

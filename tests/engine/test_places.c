@@ -251,10 +251,21 @@ static void test_contexts(void **state)
 	tmesh_placed_unref(placed);
 }
 
+static void assert_part_at(const struct tmesh_graph_parts *parts, uint32_t place)
+{
+	const struct tmesh_graph *part;
+	uint32_t got;
+
+	assert_int_equal(tmesh_graph_parts_count(parts), 1);
+	assert_ok(tmesh_graph_part(parts, 0, &got, &part, err));
+	assert_int_equal(got, place);
+}
+
 static void test_given_up(void **state)
 {
 	struct tmesh_places *places = make_places(0);
 	struct tmesh_placed *placed = place(places, at[1]);
+	const struct tmesh_graph_parts *parts = tmesh_placed_parts(placed);
 	struct bound one = bind(placed);
 	uint64_t before = copied(), held;
 
@@ -280,6 +291,7 @@ static void test_given_up(void **state)
 	own(&one, 5, 5);
 	/* And comes back with the next run. */
 	run(&one, 3, 8);
+	assert_ptr_equal(tmesh_placed_parts(placed), parts);
 	assert_int_equal(stats_of(places).held, 1);
 	assert_int_equal(stats_of(places).taken, 1);
 	assert_int_equal(stats_of(places).elsewhere, 0);
@@ -290,6 +302,9 @@ static void test_given_up(void **state)
 	now += 5 * SECOND;
 	assert_int_equal(sweep(places), 1);
 	assert_ok(tmesh_placed_move(placed, at[0], err));
+	/* Who has the old parts still has them. */
+	assert_part_at(parts, 1);
+	assert_part_at(tmesh_placed_parts(placed), 0);
 	assert_int_equal(stats_of(places).copies, 3);
 	run(&one, 3, 8);
 	now += 5 * SECOND;
