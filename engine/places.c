@@ -334,6 +334,11 @@ int tmesh_places_sweep(struct tmesh_places *places, uint32_t *given_up, struct t
 int tmesh_places_used(struct tmesh_places *places, size_t index, uint64_t *out,
 		      struct tmesh_error *err)
 {
+	/* In a forked child the lock may be locked for ever. */
+	int rc = places_enter(places, err);
+
+	if (rc)
+		return rc;
 	if (index >= places->count)
 		return tmesh_fail(err, -EINVAL, "there is no place %zu of %zu", index,
 				  places->count);
@@ -354,7 +359,10 @@ int tmesh_places_stats(struct tmesh_places *places, struct tmesh_places_stats *o
 		.copies = places->copies,
 		.bytes_copied = places->bytes_copied,
 	};
+	int rc = places_enter(places, err);
 
+	if (rc)
+		return rc;
 	pthread_mutex_lock(&places->lock);
 	for (const struct tmesh_placed *p = places->graphs; p; p = p->next)
 		stats.held += atomic_load(&p->held);

@@ -58,7 +58,7 @@ void tmesh_places_unref(struct tmesh_places *places);
  * -EPERM, -ENOMEM.
  */
 int tmesh_places_sweep(struct tmesh_places *places, uint32_t *given_up, struct tmesh_error *err);
-/* Bytes of place @index that graphs have now. -EINVAL: no such place. */
+/* Bytes of place @index that graphs have now. -EINVAL: no such place; -EPERM. */
 int tmesh_places_used(struct tmesh_places *places, size_t index, uint64_t *out,
 		      struct tmesh_error *err);
 
@@ -73,6 +73,7 @@ struct tmesh_places_stats {
 	uint64_t copies;    /* of values, also when the move that wanted them failed */
 	uint64_t bytes_copied;
 };
+/* -EPERM. */
 int tmesh_places_stats(struct tmesh_places *places, struct tmesh_places_stats *out,
 		       struct tmesh_error *err);
 

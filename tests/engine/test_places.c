@@ -590,13 +590,17 @@ static void test_hostile(void **state)
 	pthread_mutex_lock(&with_thread->lock);
 	child = fork();
 	if (!child) {
+		struct tmesh_places_stats stats = {.size = sizeof(stats)};
 		uint32_t count;
 
 		alarm(60);
 		bool good = tmesh_placed_move(placed, at[0], NULL) == -EPERM &&
 			    tmesh_placed_dispatch(one.binding, NULL, NULL) == -EPERM &&
 			    tmesh_places_sweep(places, &count, NULL) == -EPERM &&
-			    tmesh_placed_at(placed, where, 3, NULL) == -EPERM;
+			    tmesh_placed_at(placed, where, 3, NULL) == -EPERM &&
+			    tmesh_placed_parts(placed) &&
+			    tmesh_places_used(places, 1, &bytes, NULL) == -EPERM &&
+			    tmesh_places_stats(places, &stats, NULL) == -EPERM;
 
 		tmesh_placed_binding_unref(one.binding);
 		tmesh_placed_unref(placed);
