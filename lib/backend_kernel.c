@@ -272,7 +272,9 @@ static int derive_fd(const struct tmesh_region *from, uint32_t rights, bool pin,
 
 	if (ioctl(from->fd, TMESH_DERIVE, &derive)) {
 		if (pin && errno == EINVAL)
-			return tmesh_fail(err, -EINVAL, "pin: the region is not sealed");
+			return tmesh_fail(err, -EINVAL,
+					  "pin: region %016llx is not sealed; seal it first",
+					  (unsigned long long)from->id);
 		if (pin && errno == EPERM)
 			return tmesh_fail(err, -EPERM,
 					  "pin: the region's owner refuses pins, or this handle "
@@ -383,7 +385,7 @@ static int kernel_set_description(struct tmesh_region *region, const char *text,
 	};
 
 	if (ioctl(region->fd, TMESH_DESC_SET, &desc))
-		return errno == EPERM ? tmesh_fail(err, -EPERM, "describe: the region is sealed")
+		return errno == EPERM ? tmesh_refuse_description(region, err)
 				      : tmesh_kernel_fail(err, "describe");
 	region->description_bytes = bytes;
 	return 0;

@@ -59,7 +59,9 @@ static int memfd_derive(struct tmesh_region *derived, struct tmesh_region *from,
 		int seals = fcntl(from->fd, F_GET_SEALS);
 
 		if (!(seals & F_SEAL_WRITE))
-			return tmesh_fail(err, -EINVAL, "pin: the region is not sealed");
+			return tmesh_fail(err, -EINVAL,
+					  "pin: region %016llx is not sealed; seal it first",
+					  (unsigned long long)from->id);
 		if (from->kind & TMESH_KIND_NO_PIN)
 			return tmesh_fail(err, -EPERM, "pin: the region's owner refuses pins");
 	}
@@ -179,7 +181,7 @@ static int seal_writes(const struct tmesh_region *region, int writer, struct tme
 		if (!fcntl(writer, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SEAL))
 			return 0;
 		if (errno != EBUSY)
-			return tmesh_fail_errno(err, "seal");
+			return tmesh_fail_errno(err, "sealing the region");
 		tmesh_proc_writers(region->fd, who, sizeof(who));
 		if (*who || last)
 			return tmesh_fail(err, -EBUSY,
@@ -294,7 +296,7 @@ static int memfd_set_description(struct tmesh_region *region, const char *text, 
 		return tmesh_fail(err, -EOPNOTSUPP,
 				  "describe: a memfd made elsewhere has no room for a description");
 	if (trailer_set(region, text, bytes))
-		return tmesh_fail_errno(err, "describe");
+		return tmesh_fail_errno(err, "writing the region's description");
 	return 0;
 }
 
@@ -311,7 +313,7 @@ static int memfd_read(struct tmesh_region *region, uint64_t offset, void *data, 
 		if (got < 0 && errno == EINTR)
 			continue;
 		if (got < 0)
-			return tmesh_fail_errno(err, "read");
+			return tmesh_fail_errno(err, "reading the region");
 		if (got == 0)
 			return tmesh_fail(err, -ESTALE, "read: the region's memory has vanished");
 		data = (uint8_t *)data + got;
@@ -349,7 +351,7 @@ static int memfd_write_cold(struct tmesh_region *region, uint64_t offset, const 
 		if (put < 0 && errno == EPERM)
 			return tmesh_fail(err, -EPERM, "write: the region is sealed");
 		if (put <= 0)
-			return tmesh_fail_errno(err, "write");
+			return tmesh_fail_errno(err, "writing to the region");
 		data = (const uint8_t *)data + put;
 		offset += (uint64_t)put;
 		bytes -= (uint64_t)put;
@@ -402,7 +404,7 @@ static int memfd_export(struct tmesh_region *region, uint64_t offset, uint64_t b
 					    "export: udmabuf refuses %llu bytes; its limits are in "
 					    "/sys/module/udmabuf/parameters",
 					    (unsigned long long)bytes)
-			       : tmesh_fail_errno(err, "UDMABUF_CREATE");
+			       : tmesh_fail_errno(err, "making a dma-buf by /dev/udmabuf");
 	}
 	*fd = made;
 	return 0;

@@ -324,8 +324,15 @@ static int join(struct tmesh_channel *channel, const struct tmesh_token_parts *t
 	case -ENOENT:
 		return tmesh_fail(err, rc, "no such channel: its maker has closed it");
 	case -EBUSY:
-		return tmesh_fail(err, rc, "all of the channel's places to %s are taken",
-				  channel->role == TMESH_CHANNEL_SEND ? "send" : "receive");
+		return channel->role == TMESH_CHANNEL_SEND
+			       ? tmesh_fail(err, rc,
+					    "all %u of the channel's places to send are taken; its "
+					    "maker sets their number with producers, at most %u",
+					    channel->shape.lanes, CHANNEL_LANES_MAX)
+			       : tmesh_fail(err, rc,
+					    "all %u of the channel's places to receive are taken; "
+					    "close one of its receivers",
+					    CHANNEL_CONSUMERS_MAX);
 	default:
 		return tmesh_fail(err, rc < 0 && rc > -4096 ? rc : -EPROTO,
 				  "the channel's maker gave a malformed answer");

@@ -172,7 +172,8 @@ int tmesh_channel_members_new(struct tmesh_channel *channel, struct tmesh_error 
 		int ends[2];
 
 		if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends))
-			return tmesh_fail_errno(err, "a channel's bell");
+			return tmesh_fail_errno(err,
+						"making a socket pair to wake a channel's ends");
 		channel->bells[i] = (struct channel_bell){.ring = ends[0], .wait = ends[1]};
 	}
 	count(channel, channel->role, 1);

@@ -60,7 +60,8 @@ int tmesh_channel_shelves_new(struct tmesh_channel *channel, struct tmesh_error 
 		int ends[2];
 
 		if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends))
-			return tmesh_fail_errno(err, "a channel's shelf");
+			return tmesh_fail_errno(err,
+						"making a socket pair to pass a channel's tensors");
 		channel->shelves[i] = (struct channel_shelf){.put = ends[0], .get = ends[1]};
 		/* Nothing goes the other way. */
 		shutdown(ends[1], SHUT_WR);

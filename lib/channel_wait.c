@@ -411,9 +411,10 @@ int tmesh_channel_poll_fd(struct tmesh_channel *channel, struct tmesh_error *err
 	if (rc)
 		return rc;
 	if (channel->role == TMESH_CHANNEL_SEND && channel->shape.lanes > 1)
-		return tmesh_fail(err, -EOPNOTSUPP,
-				  "poll: producers of one channel would empty each other's bell; "
-				  "make a channel for each");
+		return tmesh_fail(
+			err, -EOPNOTSUPP,
+			"poll: producers of one channel would take each other's wake-ups; "
+			"make a channel for each");
 	if (!channel->polls) {
 		channel->polls = true;
 		arm_poll(channel);

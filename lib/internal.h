@@ -156,6 +156,8 @@ void tmesh_cap_set(struct tmesh_ctx *ctx, enum tmesh_cap_index cap, enum tmesh_c
 /* opts.c */
 
 int tmesh_check_rights(uint32_t rights, struct tmesh_error *err);
+/* -EPERM: a sealed region keeps its description. */
+int tmesh_refuse_description(const struct tmesh_region *region, struct tmesh_error *err);
 /* To write was asked for when it was just opened, and the seal came before. */
 int tmesh_refuse_sealed(const struct tmesh_region *region, uint32_t rights,
 			struct tmesh_error *err);

@@ -156,7 +156,7 @@ static int start(struct tmesh_ctx *ctx, struct tmesh_error *err)
 	if (rc)
 		return rc;
 	if (pipe2(words, O_CLOEXEC))
-		return tmesh_fail_errno(err, "pipe");
+		return tmesh_fail_errno(err, "making a pipe to hear from a new keeper");
 	rc = spawn(program, dir, words[1], &pid);
 	close(words[1]);
 	if (rc)
@@ -192,16 +192,25 @@ static bool has_keeper(const struct tmesh_ctx *ctx)
 	return held;
 }
 
-static int connect_error(int rc, struct tmesh_error *err)
+static int connect_error(const struct tmesh_ctx *ctx, int rc, struct tmesh_error *err)
 {
+	char dir[4096], path[4096];
+	int failed = tmesh_rundir_path(ctx, dir, sizeof(dir), err);
+
+	if (failed)
+		return failed;
 	switch (rc) {
 	case -ENOENT:
 	case -ECONNREFUSED:
-		return tmesh_fail(err, -ENOENT, "no keeper runs for this user");
+		return tmesh_fail(err, -ENOENT,
+				  "no keeper runs in the runtime directory; this starts one, or "
+				  "says why not: %.80s %.80s",
+				  find_program(path, sizeof(path)), dir);
 	case -EACCES:
 		return tmesh_fail(err, rc,
-				  "the keeper in the runtime directory is not this "
-				  "user's");
+				  "the keeper in the runtime directory %.64s is not this user's; "
+				  "set TMESH_RUNTIME_DIR to a directory of this user's",
+				  dir);
 	default:
 		errno = -rc;
 		return tmesh_fail_errno(err, "connecting to the keeper");
@@ -229,9 +238,9 @@ int tmesh_keeper_connect(struct tmesh_ctx *ctx, bool may_start, int *out, struct
 			return 0;
 		}
 		if ((fd != -ENOENT && fd != -ECONNREFUSED) || (!may_start && !has_keeper(ctx)))
-			return connect_error(fd, err);
+			return connect_error(ctx, fd, err);
 		if (tmesh_now_ns() >= deadline)
-			return has_keeper(ctx) ? does_not_answer(err) : connect_error(fd, err);
+			return has_keeper(ctx) ? does_not_answer(err) : connect_error(ctx, fd, err);
 		if (may_start && !started) {
 			int rc = start(ctx, err);
 

@@ -168,7 +168,8 @@ int tmesh_kernel_gather(struct tmesh_region *region, const struct tmesh_gather_e
 			err, -ELOOP,
 			"gather: a part is a view itself: name the regions that it shows");
 	case EPERM:
-		return tmesh_fail(err, -EPERM, "gather: a source is sealed; ask for READ alone");
+		return tmesh_fail(err, -EPERM,
+				  "gather: a source is sealed; ask for TMESH_READ alone");
 	case EOPNOTSUPP:
 		return tmesh_fail(err, -EOPNOTSUPP,
 				  "gather: a part is not memory that the module allocated");

@@ -78,7 +78,7 @@ static int make_file(struct tmesh_region *region, unsigned int flags, struct tme
 	region->fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | flags);
 	if (region->fd < 0)
 		return tmesh_fail_errno(err,
-					huge ? "memfd_create with huge pages" : "memfd_create");
+					huge ? "making a memfd of huge pages" : "making a memfd");
 	if (ftruncate(region->fd, (off_t)size))
 		return errno == EINVAL || errno == EFBIG
 			       ? tmesh_fail(err, -EOVERFLOW,
@@ -151,7 +151,7 @@ static int bind_node(struct tmesh_region *region, struct tmesh_error *err)
 		return 0;
 	if (errno == EINVAL)
 		return tmesh_fail(err, -EINVAL, "there is no NUMA node %d with memory", node);
-	return tmesh_fail_errno(err, "mbind");
+	return tmesh_fail_errno(err, "moving the memory to its NUMA node");
 }
 
 int tmesh_memfd_create(struct tmesh_region *region, uint64_t bytes, struct tmesh_error *err)

@@ -7,7 +7,8 @@ int tmesh_check_rights(uint32_t rights, struct tmesh_error *err)
 	if (rights & ~(uint32_t)TMESH_RIGHTS_ALL)
 		return tmesh_fail(err, -EINVAL, "unknown rights 0x%x", rights);
 	if (!(rights & TMESH_READ))
-		return tmesh_fail(err, -EINVAL, "rights 0x%x lack READ, which every handle has",
+		return tmesh_fail(err, -EINVAL,
+				  "rights 0x%x lack TMESH_READ, which every handle has; add it",
 				  rights);
 	return 0;
 }
@@ -19,6 +20,13 @@ int tmesh_refuse_sealed(const struct tmesh_region *region, uint32_t rights, stru
 	return tmesh_fail(err, -EPERM,
 			  "open: region %016llx is sealed, and nobody can write to it any more; "
 			  "open it for reading",
+			  (unsigned long long)region->id);
+}
+
+int tmesh_refuse_description(const struct tmesh_region *region, struct tmesh_error *err)
+{
+	return tmesh_fail(err, -EPERM,
+			  "describe: region %016llx is sealed; describe a region before its seal",
 			  (unsigned long long)region->id);
 }
 
@@ -44,7 +52,10 @@ static int check_region_opts(struct tmesh_region_opts *out, struct tmesh_error *
 		return tmesh_fail(err, -EINVAL, "unknown region flags 0x%x",
 				  out->flags & ~REGION_FLAGS);
 	if ((out->flags & TMESH_REGION_HUGE) && (out->flags & TMESH_REGION_TRY_HUGE))
-		return tmesh_fail(err, -EINVAL, "HUGE and TRY_HUGE exclude each other");
+		return tmesh_fail(err, -EINVAL,
+				  "flags 0x%x: TMESH_REGION_HUGE and TMESH_REGION_TRY_HUGE exclude "
+				  "each other; set one of them",
+				  out->flags);
 	if (!(out->flags & TMESH_REGION_NODE))
 		out->node = -1;
 	else if (out->node < 0 || out->node >= 1024)

@@ -389,7 +389,7 @@ static int check_peer(int conn, pid_t *pid, struct tmesh_error *err)
 	socklen_t size = sizeof(peer);
 
 	if (getsockopt(conn, SOL_SOCKET, SO_PEERCRED, &peer, &size))
-		return tmesh_fail_errno(err, "SO_PEERCRED");
+		return tmesh_fail_errno(err, "asking which user answers for the token");
 	if (peer.uid != geteuid())
 		return producer_gone(err);
 	*pid = peer.pid;
@@ -404,7 +404,7 @@ static int connect_to(struct tmesh_ctx *ctx, const char *name, uint64_t deadline
 	int rc;
 
 	if (fd < 0)
-		return tmesh_fail_errno(err, "socket");
+		return tmesh_fail_errno(err, "making a socket to ask for the token");
 	/* -EAGAIN: more have come than the listener has room for. */
 	while ((rc = tmesh_rundir_connect(ctx, fd, name)) == -EAGAIN && tmesh_now_ns() < deadline)
 		nanosleep(&pause, NULL);

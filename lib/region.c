@@ -366,7 +366,10 @@ int tmesh_region_map(struct tmesh_region *region, uint32_t rights, void **addr,
 	int rc = 0;
 
 	if (rights != TMESH_READ && rights != (TMESH_READ | TMESH_WRITE))
-		return tmesh_fail(err, -EINVAL, "map: rights are READ or READ | WRITE");
+		return tmesh_fail(
+			err, -EINVAL,
+			"map: rights 0x%x are neither TMESH_READ nor TMESH_READ | TMESH_WRITE",
+			rights);
 	if (rights & TMESH_WRITE)
 		rc = may_here(region, TMESH_WRITE, "map", err);
 	else if (tmesh_lease_lapsed_here(region))
@@ -645,7 +648,8 @@ int tmesh_region_poll_fd(struct tmesh_region *region, uint32_t events, short *wa
 
 	if (!events || (events & ~awaited))
 		return tmesh_fail(err, -EINVAL,
-				  "poll: TAKEN, ALONE or POISONED can be waited for, not 0x%x",
+				  "poll: events 0x%x are not made of TMESH_EVENT_TAKEN, "
+				  "TMESH_EVENT_ALONE and TMESH_EVENT_POISONED",
 				  events);
 	if (tmesh_region_inherited(region))
 		return tmesh_region_may(region, 0, "poll", err);
@@ -664,7 +668,10 @@ int tmesh_region_export_dmabuf(struct tmesh_region *region, uint64_t offset, uin
 	int rc;
 
 	if (rights != TMESH_READ && rights != (TMESH_READ | TMESH_WRITE))
-		return tmesh_fail(err, -EINVAL, "export: rights are READ or READ | WRITE");
+		return tmesh_fail(
+			err, -EINVAL,
+			"export: rights 0x%x are neither TMESH_READ nor TMESH_READ | TMESH_WRITE",
+			rights);
 	rc = tmesh_region_may(region, rights, "export", err);
 	if (rc)
 		return rc;
@@ -752,7 +759,7 @@ int tmesh_region_set_description(struct tmesh_region *region, const char *text,
 				  TMESH_DESCRIPTION_LEN);
 	tmesh_region_lock(region);
 	if (region->sealed)
-		rc = tmesh_fail(err, -EPERM, "describe: the region is sealed");
+		rc = tmesh_refuse_description(region, err);
 	else
 		rc = region->ctx->ops->set_description(region, text, (uint32_t)bytes, err);
 	tmesh_region_unlock(region);

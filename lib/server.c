@@ -322,7 +322,7 @@ static int bind_socket(struct tmesh_server *server, int dir, struct tmesh_error 
 		return tmesh_fail_errno(err, "bind of a socket in the runtime directory");
 	server->bound = true;
 	if (listen(server->listener, SOMAXCONN))
-		return tmesh_fail_errno(err, "listen");
+		return tmesh_fail_errno(err, "listening on a socket in the runtime directory");
 	return 0;
 }
 
@@ -392,7 +392,7 @@ static int start(struct tmesh_ctx *ctx, struct tmesh_error *err)
 	}
 	if (!rc && (watch(server, server->listener, EVENT_LISTENER) ||
 		    watch(server, server->stop, EVENT_STOP)))
-		rc = tmesh_fail_errno(err, "epoll_ctl");
+		rc = tmesh_fail_errno(err, "watching the socket that answers for tokens");
 	if (!rc)
 		rc = start_thread(server, err);
 	if (rc) {

@@ -29,7 +29,10 @@ static int begin(struct tmesh_ctx *ctx, const void *op, const char *what, uint32
 static int check_read_write(uint32_t rights, const char *what, struct tmesh_error *err)
 {
 	if (rights != TMESH_READ && rights != (TMESH_READ | TMESH_WRITE))
-		return tmesh_fail(err, -EINVAL, "%s: rights are READ or READ | WRITE", what);
+		return tmesh_fail(
+			err, -EINVAL,
+			"%s: rights 0x%x are neither TMESH_READ nor TMESH_READ | TMESH_WRITE", what,
+			rights);
 	return 0;
 }
 

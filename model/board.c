@@ -152,18 +152,19 @@ static int make_memory(struct model_board *board, const char *label, struct tmes
 {
 	board->fd = memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (board->fd < 0)
-		return tmesh_fail_errno(err, "memfd_create");
+		return tmesh_fail_errno(err, "making the memory of a slot or of page tables");
 	if (fchmod(board->fd, 0600) || ftruncate(board->fd, (off_t)board->bytes))
-		return tmesh_fail_errno(err, "sizing a board's memory");
+		return tmesh_fail_errno(
+			err, "setting the size of the memory of a slot or of page tables");
 	board->addr = mmap(NULL, board->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, board->fd, 0);
 	if (board->addr == MAP_FAILED) {
 		board->addr = NULL;
-		return tmesh_fail_errno(err, "mapping a board's memory");
+		return tmesh_fail_errno(err, "mapping the memory of a slot or of page tables");
 	}
 	/* A forked child is no writer. */
 	madvise(board->addr, board->bytes, MADV_DONTFORK);
 	if (fcntl(board->fd, F_ADD_SEALS, SEALS))
-		return tmesh_fail_errno(err, "sealing a board's memory against other writers");
+		return tmesh_fail_errno(err, "sealing the memory of a slot or of page tables");
 	return 0;
 }
 
@@ -239,12 +240,15 @@ static int adopt(struct model_view *view, int fd, const struct welcome *welcome,
 
 	if (seals < 0 || (seals & SEALS) != SEALS || fstat(fd, &stat) || stat.st_uid != geteuid() ||
 	    welcome->bytes > SIZE_MAX || (uint64_t)stat.st_size != welcome->bytes)
-		return tmesh_fail(err, -EPROTO, "the token's owner handed over something else");
+		return tmesh_fail(err, -EPROTO,
+				  "the token's owner handed over memory that is not sealed, "
+				  "not this user's or not of %llu bytes: take no tokens from it",
+				  (unsigned long long)welcome->bytes);
 	view->bytes = welcome->bytes;
 	view->addr = mmap(NULL, view->bytes, PROT_READ, MAP_SHARED, fd, 0);
 	if (view->addr == MAP_FAILED) {
 		view->addr = NULL;
-		return tmesh_fail_errno(err, "mapping a board's memory");
+		return tmesh_fail_errno(err, "mapping the memory of a slot or of page tables");
 	}
 	return 0;
 }
@@ -265,7 +269,7 @@ static int be_welcomed(struct model_view *view, int socket, uint32_t kind, size_
 				  "have, or no descriptor is left");
 	if (got != sizeof(welcome) || fd < 0 || welcome.kind != kind ||
 	    welcome.version != VERSION || welcome.bytes < least)
-		rc = tmesh_fail(err, -EPROTO, "the token is of something else");
+		rc = model_meet_refuse(err);
 	else
 		rc = adopt(view, fd, &welcome, err);
 	if (fd >= 0)
@@ -317,7 +321,11 @@ int model_view_watch(struct model_view *view, struct tmesh_error *err)
 		rc = model_meet_send(view->socket.fd, &byte, 1, -1);
 		/* Of an owner that is gone the descriptor says so. */
 		if (rc && rc != -EPIPE && rc != -ECONNRESET)
-			return tmesh_fail(err, rc, "cannot ask to be told");
+			return tmesh_fail(
+				err, rc,
+				"the owner cannot be asked to wake this process (errno %d); "
+				"look from time to time, or open the token again",
+				-rc);
 		view->watches = true;
 	}
 	return view->socket.fd;

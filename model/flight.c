@@ -332,6 +332,17 @@ static void sweep(struct tmesh_ctx *ctx, const struct flight *flight)
 	free(kept.infos);
 }
 
+#define NO_MEMORY "no memory to load a model together with other processes"
+
+static int fail_open(const struct flight *flight, struct tmesh_error *err)
+{
+	char what[NAME_ROOM + 80];
+
+	snprintf(what, sizeof(what), "opening %s in the runtime directory, for loads of one model",
+		 flight->name);
+	return tmesh_fail_errno(err, what);
+}
+
 /* The flight's file, with presence. */
 static int flight_open(const struct load *load, struct flight **out, struct tmesh_error *err)
 {
@@ -339,22 +350,23 @@ static int flight_open(const struct load *load, struct flight **out, struct tmes
 	int rc;
 
 	if (!flight)
-		return tmesh_fail(err, -ENOMEM, "no memory for a flight");
+		return tmesh_fail(err, -ENOMEM, NO_MEMORY);
 	flight->file.fd = flight->dir = flight->slot = -1;
 	flight_name(load->ctx, load->model->files, load->model->file_count, flight->name);
-	rc = flight->name[0] ? model_host_ready(err)
-			     : tmesh_fail(err, -ENOMEM, "no memory for a flight");
+	rc = flight->name[0] ? model_host_ready(err) : tmesh_fail(err, -ENOMEM, NO_MEMORY);
 	if (!rc)
 		rc = tmesh_ctx_runtime_dir(load->ctx, &flight->dir, err);
 	while (!rc) {
 		if (open_file(flight, O_RDWR | O_CREAT)) {
-			rc = tmesh_fail_errno(err, "opening the flight's file");
+			rc = fail_open(flight, err);
 			break;
 		}
 		if (!model_is_ours(flight->file.fd)) {
-			rc = tmesh_fail(err, -EACCES,
-					"the flight's file %.64s is not this user's alone",
-					flight->name);
+			rc = tmesh_fail(
+				err, -EACCES,
+				"the file %.64s in the runtime directory is not this user's "
+				"alone; remove it and load the model again",
+				flight->name);
 			break;
 		}
 		rc = lock(flight, F_RDLCK, LOCK_PRESENT);

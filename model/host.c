@@ -100,7 +100,7 @@ int model_source_add(struct model_source *source, int fd, struct tmesh_error *er
 
 	model_fd_keep(&source->own, fd);
 	if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event)) {
-		int rc = tmesh_fail_errno(err, "epoll_ctl");
+		int rc = tmesh_fail_errno(err, "watching a socket");
 
 		model_fd_close(&source->own);
 		return rc;

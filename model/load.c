@@ -32,7 +32,10 @@ static int read_opts(const struct tmesh_model_load_opts *opts, struct tmesh_ctx 
 	if (out->flags & ~(uint32_t)(TMESH_MODEL_ALONE | TMESH_MODEL_HASH | TMESH_MODEL_KEEP))
 		return tmesh_fail(err, -EINVAL, "unknown flags 0x%x", out->flags);
 	if ((out->flags & TMESH_MODEL_ALONE) && (out->flags & TMESH_MODEL_KEEP))
-		return tmesh_fail(err, -EINVAL, "ALONE and KEEP exclude each other");
+		return tmesh_fail(
+			err, -EINVAL,
+			"alone and keep exclude each other: what is kept is shared by its name; "
+			"leave one of them out");
 	if (out->method && !tmesh_model_method_name(out->method))
 		return tmesh_fail(err, -EINVAL, "there is no method %d", (int)out->method);
 	if (out->method == TMESH_MODEL_SPLICE && tmesh_ctx_backend(ctx) != TMESH_BACKEND_MEMFD)

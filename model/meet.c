@@ -143,7 +143,7 @@ int model_meet_open(struct model_meet *meet, struct tmesh_ctx *ctx, const char *
 		return rc;
 	}
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends)) {
-		rc = tmesh_fail_errno(err, "socketpair");
+		rc = tmesh_fail_errno(err, "making a socket pair for a token");
 	} else {
 		rc = tmesh_region_from_fd(meet->home, ends[1], 1, &opts, &meet->card, err);
 		close(ends[1]);
@@ -194,9 +194,12 @@ int model_meet_token(struct model_meet *meet, char *token, struct tmesh_error *e
 	return tmesh_region_token(meet->card, RW, token, err);
 }
 
-static int not_ours(struct tmesh_error *err)
+int model_meet_refuse(struct tmesh_error *err)
 {
-	return tmesh_fail(err, -EPROTO, "the token is not of a slot, a log or a pool of pages");
+	return tmesh_fail(err, -EPROTO,
+			  "the token is of something else, or of another version: open a slot's "
+			  "with tmesh_slot_open(), a tenant's of a pool of pages with "
+			  "tmesh_pages_open(), page tables' with tmesh_page_copy_open()");
 }
 
 static int knock(int lobby, int *out, struct tmesh_error *err)
@@ -207,9 +210,9 @@ static int knock(int lobby, int *out, struct tmesh_error *err)
 	socklen_t size = sizeof(type);
 
 	if (getsockopt(lobby, SOL_SOCKET, SO_TYPE, &type, &size) || type != SOCK_SEQPACKET)
-		return not_ours(err);
+		return model_meet_refuse(err);
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends))
-		return tmesh_fail_errno(err, "socketpair");
+		return tmesh_fail_errno(err, "making a socket pair to the token's owner");
 	do
 		rc = model_meet_send(lobby, &word, sizeof(word), ends[1]);
 	while (rc == -EAGAIN && model_meet_wait(lobby, POLLOUT, deadline) == 0);
@@ -218,7 +221,10 @@ static int knock(int lobby, int *out, struct tmesh_error *err)
 		close(ends[0]);
 		return rc == -EAGAIN
 			       ? tmesh_fail(err, -ETIMEDOUT, "the token's owner does not answer")
-			       : tmesh_fail(err, -ENOENT, "the token's owner is gone");
+			       : tmesh_fail(err, -ENOENT,
+					    "the token's owner has closed "
+					    "it, or is gone: take a new token "
+					    "from who makes one again");
 	}
 	*out = ends[0];
 	return 0;
@@ -235,7 +241,7 @@ int model_meet_join(struct tmesh_ctx *ctx, const char *token, int *socket, struc
 	rc = tmesh_region_open(home, token, RW, &card, err);
 	if (!rc) {
 		if (tmesh_region_opaque_fd(card, &lobby, NULL)) {
-			rc = not_ours(err);
+			rc = model_meet_refuse(err);
 		} else {
 			rc = knock(lobby, socket, err);
 			close(lobby);

@@ -33,6 +33,9 @@ int model_meet_card(struct tmesh_ctx *ctx, int socket, const char *label, struct
 /* -ENOENT: its owner is gone; -EPROTO: the token is something else's. */
 int model_meet_join(struct tmesh_ctx *ctx, const char *token, int *socket, struct tmesh_error *err);
 
+/* -EPROTO: the token is something else's; says which call opens what. */
+int model_meet_refuse(struct tmesh_error *err);
+
 /* One message, with at most one descriptor (-1: none). Return: 0 or a negative errno. */
 int model_meet_send(int socket, const void *data, size_t bytes, int fd);
 /* Return: bytes, of which at most @room are in @data; 0: the other end is gone; a negative errno

@@ -324,7 +324,10 @@ static int page_get_some(struct tmesh_pages *pages, uint32_t count, struct tmesh
 			int status = pages->message.head.status;
 
 			if (status == -EDQUOT && second)
-				return tmesh_fail(err, status, "all pages of this tenant are held");
+				return tmesh_fail(
+					err, status,
+					"all pages of this tenant are held; release sequences, "
+					"or make the tenant or its pool with more max_pages");
 			if (status && status != -EDQUOT)
 				return tmesh_fail(err, status,
 						  "the pool's owner has no memory for more pages");
@@ -489,8 +492,7 @@ static int welcomed(struct tmesh_pages *pages, struct tmesh_error *err)
 	if (got != sizeof(in->head) + sizeof(in->shape) || in->head.op != PAGES_WELCOME ||
 	    in->shape.magic != PAGES_MAGIC || in->shape.version != PAGES_VERSION ||
 	    pages_check_shape(&in->shape, NULL) || in->shape.max_pages % in->shape.slab_pages)
-		return tmesh_fail(err, -EPROTO,
-				  "the token is not of a pool of pages of this version");
+		return model_meet_refuse(err);
 	pages->shape = in->shape;
 	pages->slabs = in->shape.max_pages / in->shape.slab_pages;
 	return 0;
@@ -590,8 +592,9 @@ int tmesh_pages_head(const struct tmesh_pages *pages, uint32_t head, uint32_t *d
 		     uint32_t *place, struct tmesh_error *err)
 {
 	if (head >= pages->shape.heads)
-		return tmesh_fail(err, -EINVAL, "there is no head %u: there are %u", head,
-				  pages->shape.heads);
+		return tmesh_fail(err, -EINVAL,
+				  "there is no head %u: the pool's %u heads are numbered from 0",
+				  head, pages->shape.heads);
 	*device = head % pages->shape.devices;
 	*place = head / pages->shape.devices;
 	return 0;

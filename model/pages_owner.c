@@ -609,7 +609,7 @@ static int read_opts(const struct tmesh_page_pool_opts *opts, struct tmesh_page_
 	if (rc)
 		return rc;
 	if (out->reserved)
-		return tmesh_fail(err, -EINVAL, "reserved is not 0");
+		return tmesh_fail(err, -EINVAL, "reserved is %u; set it to 0", out->reserved);
 	*shape = (struct pages_shape){
 		.magic = PAGES_MAGIC,
 		.version = PAGES_VERSION,

@@ -244,7 +244,9 @@ int tmesh_seq_page(struct tmesh_seq *seq, uint32_t index, uint32_t device, uint3
 	if (index >= seq->count || device >= pages->shape.devices)
 		rc = tmesh_fail(err, -EINVAL, "there is no block %u on device %u", index, device);
 	else if (rights != TMESH_READ && rights != (TMESH_READ | TMESH_WRITE))
-		rc = tmesh_fail(err, -EINVAL, "rights are READ or READ | WRITE");
+		rc = tmesh_fail(err, -EINVAL,
+				"rights 0x%x are neither TMESH_READ nor TMESH_READ | TMESH_WRITE",
+				rights);
 	else if (rights & TMESH_WRITE)
 		rc = seq_own(seq, index, err);
 	if (!rc && seq->table[index] != before)

@@ -198,7 +198,7 @@ static int read_splice(struct load *load, uint64_t end, uint8_t *memory, struct 
 	if (out < 0)
 		return tmesh_fail_errno(err, "opening the region to write");
 	if (pipe2(pipe_fds, O_CLOEXEC)) {
-		rc = tmesh_fail_errno(err, "pipe");
+		rc = tmesh_fail_errno(err, "making a pipe to splice the model by");
 		close(out);
 		return rc;
 	}

@@ -535,7 +535,8 @@ int tmesh_slot_read(struct tmesh_slot_reader *reader, struct tmesh_slot_value **
 			return rc;
 	}
 	if (!reader->value)
-		return tmesh_fail(err, -ENOENT, "the slot is empty");
+		return tmesh_fail(err, -ENOENT,
+				  "the slot is empty; publish a value in it, or wait for one");
 	*value = reader->value;
 	return 0;
 }

@@ -39,7 +39,7 @@ int net_address_write(struct net_endpoint *endpoint, const char *carrier, char *
 	if (!inet_ntop(address.any.sa_family,
 		       six ? (void *)&address.in6.sin6_addr : (void *)&address.in.sin_addr, host,
 		       sizeof(host)))
-		return tmesh_fail_errno(err, "inet_ntop");
+		return tmesh_fail_errno(err, "writing the fabric's address as text");
 	/* The port is at the same place in both. */
 	snprintf(text, TMESH_NET_ADDRESS_SIZE, SCHEME "%s://%s%s%s:%u", carrier, six ? "[" : "",
 		 host, six ? "]" : "", ntohs(address.in.sin_port));

@@ -58,12 +58,13 @@ static int connect_net(struct tmesh_ctx *ctx, const struct tmesh_net_wanted *wan
 	snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/" SOCKET, dir);
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	if (fd < 0)
-		rc = tmesh_fail_errno(err, "socket");
+		rc = tmesh_fail_errno(err, "making a socket to Tmesh.Net");
 	else if (connect(fd, (struct sockaddr *)&address, sizeof(address)))
-		rc = errno == ENOENT || errno == ECONNREFUSED ? no_net(wanted, err)
-							      : tmesh_fail_errno(err, "connect");
+		rc = errno == ENOENT || errno == ECONNREFUSED
+			     ? no_net(wanted, err)
+			     : tmesh_fail_errno(err, "connecting to Tmesh.Net");
 	else if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length))
-		rc = tmesh_fail_errno(err, "SO_PEERCRED");
+		rc = tmesh_fail_errno(err, "asking which user serves " SOCKET);
 	else if (peer.uid != geteuid() && peer.uid != 0)
 		rc = tmesh_fail(err, -EACCES, "user %u serves " SOCKET ", and not this one",
 				(unsigned int)peer.uid);
@@ -116,7 +117,9 @@ static int ask(int fd, const struct tmesh_net_wanted *wanted, struct tmesh_error
 	int rc;
 
 	if (!what)
-		return wanted->ref ? tmesh_fail(err, -EPROTO, "not an offer: no JSON")
+		return wanted->ref ? tmesh_fail(err, -EPROTO,
+						"not an offer: the text is no JSON; "
+						"Tmesh.Net.offer/1 makes offers")
 				   : tmesh_fail(err, -EINVAL, "a name is UTF-8");
 	request = json_pack("{si ss sI so}", "v", 1, "type", "open", "timeout_ms", ms ? ms : 1,
 			    wanted->ref ? "ref" : "name", what);

@@ -24,7 +24,7 @@ static int check_address(const char *text, struct tmesh_error *err)
 	}
 	fd = socket(address.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	if (fd < 0)
-		return tmesh_fail_errno(err, "socket");
+		return tmesh_fail_errno(err, "making a socket to try the address");
 	if (bind(fd, &address.any, bytes))
 		rc = tmesh_fail(err, -EINVAL, "no interface of this machine has the address %s: %s",
 				text, strerror(errno));
@@ -41,7 +41,7 @@ static int read_opts(struct tmesh_net *net, const struct tmesh_net_opts *opts,
 	if (rc)
 		return rc;
 	if (own->reserved)
-		return tmesh_fail(err, -EINVAL, "reserved is not 0");
+		return tmesh_fail(err, -EINVAL, "reserved is %u; set it to 0", own->reserved);
 	if (!own->address)
 		return tmesh_fail(err, -EINVAL,
 				  "no address: name that of an interface of this machine which "

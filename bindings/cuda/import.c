@@ -335,7 +335,10 @@ static int read_opts(const struct tmesh_cuda_import_opts *opts, struct tmesh_cud
 	if (!o->rights)
 		o->rights = TMESH_READ;
 	if (!rc && o->rights != TMESH_READ && o->rights != (TMESH_READ | TMESH_WRITE))
-		rc = tmesh_fail(err, -EINVAL, "import: rights are READ or READ | WRITE");
+		rc = tmesh_fail(
+			err, -EINVAL,
+			"import: rights 0x%x are neither TMESH_READ nor TMESH_READ | TMESH_WRITE",
+			o->rights);
 	return rc;
 }
 

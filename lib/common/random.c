@@ -14,5 +14,5 @@ int tmesh_random(void *bytes, size_t count, struct tmesh_error *err)
 		got = getrandom(bytes, count, 0);
 	while (got < 0 && errno == EINTR);
 	/* Requests of up to 256 bytes are never cut short. */
-	return got == (ssize_t)count ? 0 : tmesh_fail_errno(err, "getrandom");
+	return got == (ssize_t)count ? 0 : tmesh_fail_errno(err, "reading random bytes");
 }

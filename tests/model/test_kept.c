@@ -95,7 +95,8 @@ static void test_kept(void **state)
 	strcpy(name, report.kept);
 	tmesh_model_unref(second);
 	tmesh_model_unref(model);
-	assert_refused(tmesh_model_load(ctx, path, &both, &model, err), -EINVAL, "exclude");
+	assert_refused(tmesh_model_load(ctx, path, &both, &model, err), -EINVAL,
+		       "leave one of them out");
 
 	/* A changed file is another model. */
 	assert_int_equal(utimensat(AT_FDCWD, path, now, 0), 0);

@@ -64,7 +64,7 @@ static void test_bad_options(void **state)
 		{{.size = sizeof(small_pool), .slab_pages = UINT32_MAX}, "slab_pages"},
 		{{.size = sizeof(small_pool), .devices = 17}, "devices"},
 		{{.size = sizeof(small_pool), .heads = 65537}, "heads"},
-		{{.size = sizeof(small_pool), .reserved = 1}, "reserved"},
+		{{.size = sizeof(small_pool), .reserved = 1}, "reserved is 1"},
 	};
 	struct scene s = scene_make(&small_pool);
 	struct tmesh_page_pool *pool = NULL;
@@ -543,7 +543,8 @@ static void test_devices(void **state)
 		assert_int_equal(device, head % 2);
 		assert_int_equal(at, head / 2);
 	}
-	assert_refused(tmesh_pages_head(s.pages, 5, &device, &at, err), -EINVAL, "head 5");
+	assert_refused(tmesh_pages_head(s.pages, 5, &device, &at, err), -EINVAL,
+		       "no head 5: the pool's 5 heads");
 	assert_null(tmesh_pages_base(s.pages, 2));
 	seq = seq_make(s.pages, 2);
 	for (uint32_t d = 0; d < 2; d++) {
@@ -631,7 +632,8 @@ static void test_other_tokens(void **state)
 	assert_ok(tmesh_region_create(s.ctx, 4096, NULL, &region, err));
 	assert_ok(tmesh_region_token(region, RW, token, err));
 	if (!unit_on_kernel())
-		assert_refused(tmesh_pages_open(s.ctx, token, &pages, err), -EPROTO, "not of");
+		assert_refused(tmesh_pages_open(s.ctx, token, &pages, err), -EPROTO,
+			       "a tenant's of a pool of pages with tmesh_pages_open()");
 	assert_refused(tmesh_pages_open(s.ctx, "nonsense", &pages, err), -EPROTO, "");
 	assert_null(pages);
 	tmesh_region_unref(region);

@@ -276,9 +276,10 @@ static void test_bad_heads(void **state)
 	}
 	assert_ok(tmesh_page_copy_resync(copy, err));
 	assert_ok(tmesh_page_copy_update(copy, err));
-	assert_refused(tmesh_page_copy_open(s.ctx, s.token, &none, err), -EPROTO, "something else");
+	assert_refused(tmesh_page_copy_open(s.ctx, s.token, &none, err), -EPROTO,
+		       "page tables' with tmesh_page_copy_open()");
 	assert_refused(tmesh_pages_open(s.ctx, token, &(struct tmesh_pages *){NULL}, err), -EPROTO,
-		       "not of a pool");
+		       "the token is of something else");
 	assert_null(none);
 	tmesh_page_copy_close(copy);
 	scene_end(&s);

@@ -130,7 +130,7 @@ static void test_values(void **state)
 	struct tmesh_slot_value *value = NULL, *held, *same;
 	uint64_t before;
 
-	assert_refused(tmesh_slot_read(s.reader, &value, err), -ENOENT, "empty");
+	assert_refused(tmesh_slot_read(s.reader, &value, err), -ENOENT, "publish a value");
 	assert_null(value);
 	assert_int_equal(tmesh_slot_generation(s.slot), 0);
 	before = live(s.ctx);

@@ -137,7 +137,7 @@ static void test_opts(void **state)
 	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_refused(tmesh_net_open(ctx, NULL, &net, err), -EINVAL, "no address");
 	opts.reserved = 1;
-	assert_refused(tmesh_net_open(ctx, &opts, &net, err), -EINVAL, "reserved");
+	assert_refused(tmesh_net_open(ctx, &opts, &net, err), -EINVAL, "reserved is 1");
 	opts.reserved = 0;
 	assert_refused(tmesh_net_open(ctx, &opts, &net, err), -EINVAL, "no address");
 	opts.address = "localhost";
@@ -737,7 +737,8 @@ static void test_memory_ends(void **state)
 	source = source_of(&home);
 	assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
 	signal(SIGXFSZ, SIG_IGN);
-	assert_refused(tmesh_net_fetch(home.net, &source, &opts, &got, err), -EFBIG, "write");
+	assert_refused(tmesh_net_fetch(home.net, &source, &opts, &got, err), -EFBIG,
+		       "writing to the region");
 	assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
 	assert_int_equal(live(&home), regions);
 	assert_ok(tmesh_net_fetch(home.net, &source, NULL, &got, err));

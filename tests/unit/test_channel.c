@@ -207,7 +207,9 @@ static void test_places(void **state)
 	struct tmesh_ctx *ctx = p.ctx;
 
 	second = pair_open(&p, SEND);
-	assert_refused(tmesh_channel_open(ctx, p.token, SEND, NULL, &third, err), -EBUSY, "taken");
+	assert_refused(tmesh_channel_open(ctx, p.token, SEND, NULL, &third, err), -EBUSY,
+		       "all 2 of the channel's places to send are taken; its maker sets their "
+		       "number with producers");
 	assert_refused(tmesh_channel_token(second, p.token, err), -EINVAL, "maker");
 	tmesh_channel_unref(second);
 	/* The place is free once the maker has seen the end of the connection. */
@@ -232,7 +234,8 @@ static void test_receivers(void **state)
 	assert_ok(tmesh_channel_token(p.maker, p.token, err));
 	for (int i = 1; i < 64; i++)
 		receivers[i] = pair_open(&p, RECV);
-	assert_refused(tmesh_channel_open(p.ctx, p.token, RECV, NULL, &more, err), -EBUSY, "taken");
+	assert_refused(tmesh_channel_open(p.ctx, p.token, RECV, NULL, &more, err), -EBUSY,
+		       "close one of its receivers");
 	p.other = pair_open(&p, SEND);
 	assert_refused(tmesh_channel_open(p.ctx, p.token, SEND, NULL, &more, err), -EBUSY, "taken");
 	for (int i = 1; i < 64; i++)

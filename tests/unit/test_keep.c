@@ -309,13 +309,17 @@ static void test_keeper_killed(void **state)
 static void test_not_started(void **state)
 {
 	struct tmesh_region *region = sealed(*state, 4096, 1);
-	char *keeper = strdup(getenv("TMESH_KEEPER"));
+	char *keeper = strdup(getenv("TMESH_KEEPER")), command[80];
 
 	setenv("TMESH_KEEPER", "/nowhere/tmesh-keeper", 1);
 	assert_refused(tmesh_keep(*state, "a", &region, 1, NULL, err), -ENOENT, "TMESH_KEEPER");
 	/* One that runs and is no keeper. */
 	setenv("TMESH_KEEPER", "/bin/false", 1);
 	assert_refused(tmesh_keep(*state, "a", &region, 1, NULL, err), -ENOENT, "could not start");
+	/* One that says it has started, and does not listen: the message is the command to try. */
+	setenv("TMESH_KEEPER", "/bin/true", 1);
+	snprintf(command, sizeof(command), "/bin/true %.60s", getenv("TMESH_RUNTIME_DIR"));
+	assert_refused(tmesh_keep(*state, "a", &region, 1, NULL, err), -ENOENT, command);
 	setenv("TMESH_KEEPER", keeper, 1);
 	assert_ok(tmesh_keep(*state, "a", &region, 1, NULL, err));
 	free(keeper);
@@ -348,7 +352,7 @@ static void test_others_keeper(void **state)
 	keep_new(ctx, "a", 4096, 1);
 	ctx->uid++;
 	assert_refused(tmesh_kept_open(ctx, "a", TMESH_KEPT_OWN, TMESH_READ, &regions, &count, err),
-		       -EACCES, "not this");
+		       -EACCES, "not this user's; set TMESH_RUNTIME_DIR");
 	ctx->uid--;
 	check_kept(ctx, "a", 1);
 }

@@ -130,7 +130,8 @@ static void test_refused(void **state)
 		       "this process's");
 	assert_refused(tmesh_region_poll_fd(holder, TMESH_EVENT_ALONE, &wait, err), -EOPNOTSUPP,
 		       "only its maker");
-	assert_refused(tmesh_region_poll_fd(holder, 0, &wait, err), -EINVAL, "TAKEN, ALONE");
+	assert_refused(tmesh_region_poll_fd(holder, 0, &wait, err), -EINVAL,
+		       "poll: events 0x0 are not made of TMESH_EVENT_TAKEN");
 	assert_refused(tmesh_region_poll_fd(holder, TMESH_EVENT_POISONED, &wait, err), -EOPNOTSUPP,
 		       "memory errors");
 	assert_refused(tmesh_region_poll_fd(holder, TMESH_EVENT_ORPHANED, &wait, err), -EINVAL,

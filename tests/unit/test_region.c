@@ -91,7 +91,7 @@ static void test_create_refused(void **state)
 	REFUSED(-EINVAL, "UTF-8", .label = "\xed\xa0\x80");
 	REFUSED(-EINVAL, "UTF-8", .label = "\xe2\x82");
 	REFUSED(-EINVAL, "flags", .flags = 1u << 20);
-	REFUSED(-EINVAL, "exclude", .flags = TMESH_REGION_HUGE | TMESH_REGION_TRY_HUGE);
+	REFUSED(-EINVAL, "set one of them", .flags = TMESH_REGION_HUGE | TMESH_REGION_TRY_HUGE);
 	REFUSED(-EINVAL, "mode", .mode = 0604);
 	REFUSED(-EINVAL, "mode", .mode = 0200);
 	if (!unit_on_kernel()) {
@@ -238,7 +238,8 @@ static void test_seal(void **state)
 				 F_SEAL_WRITE | F_SEAL_SEAL);
 	assert_refused(tmesh_region_map(region, RW, &other, err), -EPERM, "sealed");
 	assert_refused(tmesh_region_write(region, 0, "x", 1, err), -EPERM, "sealed");
-	assert_refused(tmesh_region_set_description(region, "x", err), -EPERM, "sealed");
+	assert_refused(tmesh_region_set_description(region, "x", err), -EPERM,
+		       "describe a region before its seal");
 	assert_ptr_equal(map_of(region, TMESH_READ), addr);
 	tmesh_region_unref(region);
 	assert_string_equal(map_of(reader, TMESH_READ), "FINAL");
@@ -359,8 +360,11 @@ static void test_pin(void **state)
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = TMESH_REGION_NO_PIN};
 	struct tmesh_region_info info = {.size = sizeof(info)};
 	struct tmesh_region *region = region_of(*state, 10), *pin = NULL;
+	void *addr;
 
-	assert_refused(tmesh_region_pin(region, &pin, err), -EINVAL, "not sealed");
+	assert_refused(tmesh_region_pin(region, &pin, err), -EINVAL, "not sealed; seal it first");
+	assert_refused(tmesh_region_map(region, TMESH_WRITE, &addr, err), -EINVAL,
+		       "rights 0x2 are neither TMESH_READ nor");
 	assert_ok(tmesh_region_seal(region, err));
 	assert_ok(tmesh_region_pin(region, &pin, err));
 	tmesh_region_unref(region);

@@ -157,6 +157,15 @@ defmodule Tmesh.NetPagesTest do
             {:error, %Error{type: :invalid}} = Tmesh.Net.Pages.update(log, sequence, tokens: tokens)
           )
 
+    assert {:error, %Error{type: :invalid, message: why}} = Tmesh.Net.Pages.info(log)
+    assert why =~ "Tmesh.Net.Pages.follow/3"
+    {:ok, follows} = Tmesh.Net.Pages.follow(log, pages)
+
+    assert {:error, %Error{type: :invalid, message: why}} =
+             Tmesh.Net.Pages.update(follows, sequence)
+
+    assert why =~ "Tmesh.Net.Pages.update/3"
+    :ok = Tmesh.Net.Pages.close(follows)
     assert {:error, %Error{type: :invalid}} = Tmesh.Net.Pages.follow(log, pages, timeout: 0)
     assert {:error, %Error{type: :not_found}} = Tmesh.Net.Pages.follow("nobody", pages)
     assert {:error, %Error{type: :not_started}} = Tmesh.Net.Pages.publish("chat", pages, sequence)
@@ -217,7 +226,8 @@ defmodule Tmesh.NetPagesTest do
         ] do
       number = make_ref()
       ask.({:pages, self(), self(), number, update, blocks})
-      assert_receive {:tmesh_pages, 1, {:offer, ^number, {:error, ^type, _text}}}, 60_000
+      assert_receive {:tmesh_pages, 1, {:offer, ^number, {:error, ^type, text}}}, 60_000
+      assert type == :stale or text =~ "update 6 has blocks 0 to 1"
     end
 
     :ok = Tmesh.Net.Pages.close(log)

@@ -83,7 +83,10 @@ defmodule Tmesh.NetTest do
           {"region_bytes", 0},
           {"region_bytes", "4"}
         ] do
-      assert {:error, %Error{type: :protocol}} = Net.open(Map.put(map, name, value))
+      assert {:error, %Error{type: :protocol, message: message}} =
+               Net.open(Map.put(map, name, value))
+
+      assert message =~ "its home, offer, checksum or region_bytes"
     end
 
     for wrong <- [
@@ -98,7 +101,10 @@ defmodule Tmesh.NetTest do
     end
 
     assert {:error, %Error{type: :invalid}} = Net.open(map, patience: 1)
-    assert {:error, %Error{type: :protocol}} = Net.withdraw(%{})
+    assert {:error, %Error{type: :protocol, message: message}} = Net.withdraw(%{})
+    assert message =~ ~s(neither "offer" nor "offers") and message =~ "Tmesh.Net.offer/1"
+    assert {:error, %Error{type: :protocol, message: message}} = Net.open("[]")
+    assert message =~ "no JSON object"
   end
 
   test "an offer of a bundle that does not add up is refused, and each shard has another home first" do

@@ -223,7 +223,7 @@ def test_alone_and_hash(file):
     with tmesh.load_model(file, alone=True, hash=True) as one, tmesh.load_model(file, hash=True) as other:
         assert not one.report["shared"] and one["w"].id != other["w"].id
         assert one.report["hash"] == other.report["hash"] and len(one.report["hash"]) == 32
-    with pytest.raises(tmesh.InvalidError, match="exclude"):
+    with pytest.raises(tmesh.InvalidError, match="alone and keep exclude"):
         tmesh.load_model(file, alone=True, keep=True)
 
 

@@ -188,12 +188,18 @@ defmodule Tmesh.Net do
       |> Enum.map(&call({:withdraw, &1}))
       |> Enum.find(:ok, &(&1 != :ok))
     else
-      {:error, Error.new(:protocol, "not an offer")}
+      no_offer("its \"offers\" are not all strings")
     end
   end
 
   def withdraw(%{"offer" => id}) when is_binary(id), do: call({:withdraw, id})
-  def withdraw(_other), do: {:error, Error.new(:protocol, "not an offer")}
+  def withdraw(_other), do: no_offer("it has neither \"offer\" nor \"offers\"")
+
+  # An offer holds tokens: it is not shown.
+  defp no_offer(why) do
+    why = "not an offer: #{why}. Give what Tmesh.Net.offer/1 has returned"
+    {:error, Error.new(:protocol, why)}
+  end
 
   @doc false
   # The same without a wait for the fetcher, for memory that its maker does not write to any more.
@@ -225,7 +231,7 @@ defmodule Tmesh.Net do
   def open(json, opts) when is_binary(json) do
     case Native.json_decode(json) do
       {:ok, map} when is_map(map) -> open(map, opts)
-      _other -> {:error, Error.new(:protocol, "not an offer")}
+      _other -> no_offer("the text is no JSON object")
     end
   end
 

@@ -31,7 +31,12 @@ defmodule Tmesh.Net.Offer do
          %{checksum: checksum, bytes: bytes, sources: first ++ last}
        end}
     else
-      :error -> {:error, Error.new(:protocol, "not an offer: a ref that names no home")}
+      :error ->
+        why =
+          "not an offer: its home, offer, checksum or region_bytes is missing or malformed. " <>
+            "Tmesh.Net.offer/1 makes an offer of a ref, at home"
+
+        {:error, Error.new(:protocol, why)}
     end
   end
 

@@ -276,7 +276,7 @@ defmodule Tmesh.Net.Server do
     case state.fetches do
       %{^checksum => %{state: {:again, ^number}} = fetch} ->
         state = put_in(state.fetches[checksum].sources, fetch.wanted.sources)
-        {:noreply, next_home(state, checksum, Error.new(:not_found, "nobody has it"))}
+        {:noreply, next_home(state, checksum, nobody_left())}
 
       _other ->
         {:noreply, state}
@@ -468,7 +468,7 @@ defmodule Tmesh.Net.Server do
          elem(f.state, 0) in [:asking, :reading, :storing, :again]
        end) <
          @at_once,
-       do: next_home(state, checksum, Error.new(:not_found, "nobody has it")),
+       do: next_home(state, checksum, nobody_left()),
        else: put_in(state.fetches[checksum].state, {:queued, state.next_id})
   end
 
@@ -480,6 +480,11 @@ defmodule Tmesh.Net.Server do
       nil -> state
       {_since, checksum} -> ask_in_turn(state, checksum)
     end
+  end
+
+  defp nobody_left do
+    why = "none of the homes that the offer names has it any more: have it offered again"
+    Error.new(:not_found, why)
   end
 
   # The one before could not, for this reason.

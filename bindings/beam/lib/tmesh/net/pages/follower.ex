@@ -17,6 +17,8 @@ defmodule Tmesh.Net.Pages.Follower do
   @tries 3
   @again_ms 100
 
+  @no_log "this process follows pages: Tmesh.Net.Pages.update/3 takes the process of publish/4"
+
   @impl true
   def init({home, pages, shape, timeout, owner}) do
     _monitor = Process.monitor(owner)
@@ -91,7 +93,7 @@ defmodule Tmesh.Net.Pages.Follower do
   end
 
   def handle_call(_other, _from, state),
-    do: {:reply, {:error, Error.new(:invalid, "a follower of pages")}, state}
+    do: {:reply, {:error, Error.new(:invalid, @no_log)}, state}
 
   @impl true
   def handle_info({:tmesh_pages, 1, {:record, record}}, %{building: nil, error: nil} = state) do
@@ -330,7 +332,10 @@ defmodule Tmesh.Net.Pages.Follower do
     result
   end
 
-  defp write(_state, _blocks, _other), do: {:error, Error.new(:protocol, "no pages")}
+  defp write(state, _blocks, _other) do
+    why = "#{node(state.home)} offered something else than the memory of pages"
+    {:error, Error.new(:protocol, why)}
+  end
 
   defp whole(%{building: building} = state) do
     if state.whole.sequence, do: Sequence.release(state.whole.sequence)

@@ -26,6 +26,8 @@ defmodule Tmesh.Net.Pages.Log do
   @offer_bytes 16 * 1024 * 1024
   @offer_pages 64
 
+  @no_follower "this process publishes pages: ask the follower that Tmesh.Net.Pages.follow/3 makes"
+
   @type shape :: %{atom() => non_neg_integer()}
 
   @doc "How many pages are asked for at a time."
@@ -85,7 +87,7 @@ defmodule Tmesh.Net.Pages.Log do
     do: {:reply, Net.publish(name, self()), state}
 
   def handle_call(_other, _from, state),
-    do: {:reply, {:error, Error.new(:invalid, "these are pages: Tmesh.Net.Pages.follow/3")}, state}
+    do: {:reply, {:error, Error.new(:invalid, @no_follower)}, state}
 
   @impl true
   def handle_info({:tmesh_pages, 1, {:follow, follower, number, shape}}, state)
@@ -232,7 +234,13 @@ defmodule Tmesh.Net.Pages.Log do
         end
       end
     else
-      {:error, Error.new(:invalid, "no such blocks")}
+      asked = inspect(blocks, limit: 8, printable_limit: 64)
+
+      why =
+        "update #{update} has blocks 0 to #{count - 1}, of which one request names 1 to " <>
+          "#{at_once(state.shape)}, not #{asked}"
+
+      {:error, Error.new(:invalid, why)}
     end
   end
 
