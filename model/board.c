@@ -197,6 +197,7 @@ void model_board_close(struct model_board *board)
 	/* In a forked child the sockets are closed, and the thread was never its own. */
 	if (board->life == model_life()) {
 		model_host_lock();
+		model_meet_shut(&board->meet);
 		while (board->watchers)
 			watcher_end(board->watchers);
 		model_host_unlock();

@@ -165,10 +165,15 @@ int model_meet_open(struct model_meet *meet, struct tmesh_ctx *ctx, const char *
 	return rc;
 }
 
+void model_meet_shut(struct model_meet *meet)
+{
+	model_source_remove(&meet->lobby);
+}
+
 void model_meet_close(struct model_meet *meet)
 {
 	model_host_lock();
-	model_source_remove(&meet->lobby);
+	model_meet_shut(meet);
 	model_host_unlock();
 	tmesh_region_unref(meet->card);
 	tmesh_ctx_unref(meet->home);

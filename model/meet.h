@@ -25,6 +25,8 @@ struct model_meet {
 /* Without the lock held. */
 int model_meet_open(struct model_meet *meet, struct tmesh_ctx *ctx, const char *label,
 		    struct tmesh_error *err);
+/* With the lock held: nobody joins any more. Before those that have joined are let go of. */
+void model_meet_shut(struct model_meet *meet);
 void model_meet_close(struct model_meet *meet);
 int model_meet_token(struct model_meet *meet, char *token, struct tmesh_error *err);
 /* A region that stands for @socket, whose caller keeps its own. */

@@ -630,6 +630,7 @@ static void tenant_free(struct tenant *tenant, bool here)
 {
 	if (here) {
 		model_host_lock();
+		model_meet_shut(&tenant->meet);
 		while (tenant->handles)
 			handle_end(tenant->handles);
 		model_host_unlock();
