@@ -128,8 +128,9 @@ NIF(engine_tensor_write)
 		refuse(&err, -EINVAL, "a device tensor is written from a binary");
 		return make_error(env, &err);
 	}
+	/* Of who may write, EPERM is the seal's. */
 	if (tmesh_engine_tensor_write(tensor->object, binary.data, binary.size, &err))
-		return make_error(env, &err);
+		return make_open_error(env, TMESH_WRITE, &err);
 	return atoms.ok;
 }
 

@@ -171,6 +171,9 @@ defmodule Tmesh.EngineTest do
     assert Tensor.create(engine, [1], :none) |> refused() == :invalid
     assert Tensor.create(engine, [1], :float32, readable: 1) |> refused() == :invalid
     assert Tensor.create(engine, [1], :float32, wrong: true) |> refused() == :invalid
+    later = Tensor.create!(engine, [2, 4], :float32, all)
+    assert ZeroCopy.seal!(Tensor.export!(later))
+    assert Tensor.write(later, rows(1.0)) |> refused() == :sealed
     other = Engine.connect!(name)
     foreign = Tensor.create!(other, [2, 4], :float32)
 
