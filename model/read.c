@@ -634,7 +634,9 @@ int load_read(struct load *load, struct tmesh_error *err)
 	if (!rc && report->direct_rate && load->done - from >= PROBE_LEAST / 2)
 		rates_correct(load, method == TMESH_MODEL_DIRECT,
 			      rate(load->done - from, tmesh_now_ns() - began));
-	if (rc == -EOPNOTSUPP && !load->opts.method) {
+	/* What was measured may be of another file, which could be read so. */
+	if ((rc == -EOPNOTSUPP || (rc == -EINVAL && method == TMESH_MODEL_DIRECT)) &&
+	    !load->opts.method) {
 		report->method = TMESH_MODEL_READ;
 		load_say(load, "; pread instead: %.60s", why.message);
 		return read_by(load, TMESH_MODEL_READ, load->model->run_bytes, err);

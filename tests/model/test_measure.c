@@ -6,6 +6,21 @@
  */
 #define PROBE ((uint64_t)1 << 20)
 #define PROBE_LEAST ((uint64_t)4 << 20)
+#include <errno.h>
+#include <liburing.h>
+#include <stdbool.h>
+
+static bool refuses; /* what is asked of a ring */
+
+static int wait_for_answer(struct io_uring *ring, struct io_uring_cqe **answer)
+{
+	int rc = io_uring_wait_cqe(ring, answer);
+
+	if (!rc && refuses)
+		(*answer)->res = -EINVAL;
+	return rc;
+}
+#define io_uring_wait_cqe wait_for_answer
 #include "read.c"
 
 #include "unit.h"
@@ -205,6 +220,26 @@ static void test_measure(void **state)
 	}
 }
 
+/* What was measured is of another file, and this one cannot be read so: it is read all the same. */
+static void test_other_file(void **state)
+{
+	struct tmesh_model_report report;
+
+	load(&report);
+	if (!report.direct_rate) {
+		print_message("# nothing to measure here: %s\n", report.reason);
+		skip();
+	}
+	put(32, 2000000000);
+	put(40, 1000000000);
+	refuses = true;
+	load(&report);
+	refuses = false;
+	assert_true(recalled(&report, 2000000000, 1000000000));
+	assert_int_equal(report.method, TMESH_MODEL_READ);
+	assert_non_null(strstr(report.reason, "pread instead"));
+}
+
 /* The report tells of huge pages where there are any. */
 static void test_huge(void **state)
 {
@@ -230,6 +265,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_measure),
+		cmocka_unit_test(test_other_file),
 		cmocka_unit_test(test_huge),
 	};
 
