@@ -106,6 +106,8 @@ int places_of_contexts(struct tmesh_engine_context *const *contexts, size_t coun
 		       struct tmesh_places **out, struct tmesh_error *err);
 int places_enter(const struct tmesh_places *places, struct tmesh_error *err);
 uint64_t places_now(const struct tmesh_places *places);
+/* Between two looks of the thread at what is due and stays: never so short that it would spin. */
+uint64_t places_pause(const struct tmesh_places *places);
 /* It has places, and has not used them for long enough. */
 bool places_due(const struct tmesh_placed *placed);
 void places_add(struct tmesh_places *places, struct tmesh_placed *placed);

@@ -10,6 +10,7 @@
 #include "placed_internal.h"
 
 #define NS 1000000000ull
+#define PAUSE_NS 1000000ull
 
 static uint64_t monotonic(void *data)
 {
@@ -57,6 +58,11 @@ static uint64_t next_due(const struct tmesh_places *places)
 	return due;
 }
 
+uint64_t places_pause(const struct tmesh_places *places)
+{
+	return places->idle_ns / 8 > PAUSE_NS ? places->idle_ns / 8 : PAUSE_NS;
+}
+
 static void *sweep(void *data)
 {
 	struct tmesh_places *places = data;
@@ -74,8 +80,8 @@ static void *sweep(void *data)
 			/* What runs, or cannot be copied, is due again at once. */
 			now = places_now(places);
 			due = next_due(places);
-			if (due < now + places->idle_ns / 8)
-				due = now + places->idle_ns / 8;
+			if (due < now + places_pause(places))
+				due = now + places_pause(places);
 		}
 		if (places->stop)
 			break;

@@ -583,7 +583,14 @@ static void test_hostile(void **state)
 	refuse_own_past(places);
 	opts.places = wrong;
 	wrong[0].context = context;
+	/* As soon as it may: the thread pauses all the same while something runs. */
+	opts.idle_ns = 1;
 	assert_ok(tmesh_places_create(&opts, &with_thread, err));
+	assert_int_equal(places_pause(with_thread), SECOND / 1000);
+	tmesh_places_unref(with_thread);
+	opts.idle_ns = 0;
+	assert_ok(tmesh_places_create(&opts, &with_thread, err));
+	assert_int_equal(places_pause(with_thread), 5 * SECOND / 8);
 	/* A forked child can use none of it, and lets go of what it has, whoever had locks. */
 	pthread_mutex_lock(&places->lock);
 	pthread_mutex_lock(&placed->lock);
