@@ -74,6 +74,13 @@ ssize_t model_meet_recv(int socket, void *data, size_t room, int *fd)
 				close(came);
 		}
 	}
+	if (fd && *fd < 0 && (message.msg_flags & MSG_CTRUNC))
+		*fd = -EMFILE;
+	/* An empty message is taken for the end: nobody looks for what came with it. */
+	if (!got && fd && *fd >= 0) {
+		close(*fd);
+		*fd = -1;
+	}
 	return got;
 }
 

@@ -474,6 +474,8 @@ static int slot_wait_for_answer(struct tmesh_slot_reader *reader, uint64_t asked
 
 	if (!model_view_answer(&reader->view, ANSWER_MS, &answer, &fd))
 		return -EAGAIN;
+	if (fd == -EMFILE)
+		return tmesh_fail(err, -EMFILE, "no descriptor is left for a slot's value");
 	if (answer.number < asked || answer.bytes > reader->max_ref ||
 	    (answer.bytes && pread(fd, reader->text, answer.bytes, 0) != (ssize_t)answer.bytes))
 		rc = damaged(err);

@@ -8,6 +8,8 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <tmesh/pages.h>
 #include <tmesh/slot.h>
@@ -529,6 +531,64 @@ static void test_overtaken(void **state)
 	scene_end(&s);
 }
 
+/* A reader that has no descriptor left for the answer is told so, and no damage. */
+static void test_no_descriptor(void **state)
+{
+	struct scene s = scene_make();
+	struct tmesh_slot_value *value;
+	int status;
+	pid_t child;
+
+	publish(&s, 7);
+	entry_at(&s, 1)[0] = 0;
+	child = fork();
+	if (child == 0) {
+		const struct rlimit few = {.rlim_cur = 64, .rlim_max = 64};
+		struct tmesh_slot_reader *own;
+		struct tmesh_ctx *ctx;
+		struct tmesh_error why;
+		int last = -1, fd;
+
+		CHECK(!tmesh_ctx_open(NULL, &ctx, NULL));
+		CHECK(!tmesh_slot_open(ctx, s.token, &own, NULL));
+		CHECK(!setrlimit(RLIMIT_NOFILE, &few));
+		while ((fd = dup(0)) >= 0)
+			last = fd;
+		CHECK(tmesh_slot_read(own, &value, &why) == -EMFILE);
+		CHECK(strstr(why.message, "no descriptor is left"));
+		for (fd = last; fd > last - 8; fd--)
+			close(fd);
+		CHECK(!tmesh_slot_read(own, &value, NULL));
+		CHECK(word_of(tmesh_slot_value_bundle(value)) == 7);
+		tmesh_slot_close(own);
+		tmesh_ctx_unref(ctx);
+		unit_leave(0);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	if (!WIFEXITED(status) || WEXITSTATUS(status))
+		fail_msg("the child ended with status %#x", (unsigned int)status);
+	scene_end(&s);
+}
+
+/* What comes with an empty message, which is taken for the end, stays with nobody. */
+static void test_empty_message(void **state)
+{
+	int ends[2], pipes[2], fd = 0;
+	char byte;
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+	assert_int_equal(pipe(pipes), 0);
+	assert_int_equal(model_meet_send(ends[0], "", 0, pipes[1]), 0);
+	close(pipes[1]);
+	assert_int_equal(model_meet_recv(ends[1], &byte, 1, &fd), 0);
+	assert_int_equal(fd, -1);
+	/* So the pipe has no writer any more. */
+	assert_int_equal(read(pipes[0], &byte, 1), 0);
+	close(pipes[0]);
+	close(ends[0]);
+	close(ends[1]);
+}
+
 static bool opens(struct tmesh_ctx *ctx, const char *text, size_t bytes)
 {
 	struct tmesh_bundle *bundle;
@@ -764,12 +824,13 @@ static void test_inherited(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_values),	     cmocka_unit_test(test_bad),
-		cmocka_unit_test(test_read_only),    cmocka_unit_test(test_watch),
-		cmocka_unit_test(test_reader_storm), cmocka_unit_test(test_publisher_killed),
-		cmocka_unit_test(test_damage),	     cmocka_unit_test(test_inherited),
-		cmocka_unit_test(test_overtaken),    cmocka_unit_test(test_asked),
-		cmocka_unit_test(test_owed),	     cmocka_unit_test(test_slot_knocked),
+		cmocka_unit_test(test_values),	      cmocka_unit_test(test_bad),
+		cmocka_unit_test(test_read_only),     cmocka_unit_test(test_watch),
+		cmocka_unit_test(test_reader_storm),  cmocka_unit_test(test_publisher_killed),
+		cmocka_unit_test(test_damage),	      cmocka_unit_test(test_inherited),
+		cmocka_unit_test(test_overtaken),     cmocka_unit_test(test_asked),
+		cmocka_unit_test(test_owed),	      cmocka_unit_test(test_no_descriptor),
+		cmocka_unit_test(test_empty_message), cmocka_unit_test(test_slot_knocked),
 		cmocka_unit_test(test_pool_knocked),
 	};
 
