@@ -296,7 +296,7 @@ static int memfd_set_description(struct tmesh_region *region, const char *text, 
 		return tmesh_fail(err, -EOPNOTSUPP,
 				  "describe: a memfd made elsewhere has no room for a description");
 	if (trailer_set(region, text, bytes))
-		return tmesh_fail_errno(err, "writing the region's description");
+		return tmesh_fail_errno(err, "describing the region");
 	return 0;
 }
 
