@@ -345,9 +345,9 @@ void model_view_drain(struct model_view *view)
 
 bool model_view_is_over(struct model_view *view, int ms)
 {
-	struct pollfd poller = {.fd = view->socket.fd, .events = POLLRDHUP};
+	uint64_t deadline = tmesh_now_ns() + (uint64_t)ms * 1000000;
 
-	if (!view->gone && poll(&poller, 1, ms) == 1 && (poller.revents & (POLLRDHUP | POLLHUP)))
+	if (!view->gone && model_meet_wait(view->socket.fd, POLLRDHUP, deadline) == 0)
 		view->gone = true;
 	return view->gone;
 }
