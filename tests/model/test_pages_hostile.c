@@ -234,7 +234,7 @@ static int meet_liar(struct tmesh_ctx *ctx, const char *token)
 		tmesh_pages_unref(pages);
 	} else {
 		assert_int_equal(rc, -EPROTO);
-		assert_non_null(strstr(why.message, "not of a pool"));
+		assert_non_null(strstr(why.message, "the token is of something else"));
 	}
 	close(liar.socket);
 	return rc;

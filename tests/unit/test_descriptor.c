@@ -374,7 +374,8 @@ static void test_no_number_left(void **state)
 	assert_refused(tmesh_region_write(region, 0, "x", 1, err), -EMFILE, "reopening");
 	assert_refused(tmesh_region_map(region, RW, &addr, err), -EMFILE, "reopening");
 	assert_refused(tmesh_region_seal(region, err), -EMFILE, "reopening");
-	assert_refused(tmesh_region_set_description(region, "x", err), -EMFILE, "describing the region");
+	assert_refused(tmesh_region_set_description(region, "x", err), -EMFILE,
+		       "describing the region");
 	assert_int_equal(tmesh_region_fd(region), -EMFILE);
 	assert_ok(tmesh_region_read(region, 0, back, 6, err));
 	assert_string_equal(back, "first");
