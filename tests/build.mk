@@ -66,7 +66,7 @@ ROWS = $(call row,$(HOST_SUITES)) $(call row,$(VM_CHECKOUT)) vm-judge $(VM_MODUL
 ROWS_FULL = $(call row,$(HOST_SUITES_FULL)) $(call row,$(VM_CHECKOUT_FULL)) vm-judge $(VM_MODULE_FULL)
 
 # What the rows share is built before they begin.
-check: check-deps ## run the tests: on this machine and in real kernels (under an hour)
+check: check-deps ## run the tests: on this machine and in real kernels (about an hour)
 	@$(MAKE) -s --no-print-directory all kselftest
 	tests/run.py --length short --jobs $(JOBS) $(ROWS)
 
