@@ -17,19 +17,22 @@
 /* Who lost the race to start one waits for the other's to listen. */
 #define START_NS UINT64_C(3000000000)
 
-/* Return: a connection, or a negative errno. */
+/* Return: a connection, or a negative errno (-EAGAIN: more have come than it has room for). */
 static int try_connect(const struct tmesh_ctx *ctx)
 {
 	/* As long as the names of producers' sockets, which are connected to in the same way. */
 	static const char name[33] = TMESH_KEEPER_SOCKET;
-	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	struct ucred peer;
 	socklen_t size = sizeof(peer);
 	int rc;
 
 	if (fd < 0)
 		return -errno;
+	/* Without a wait: the queue of one that is stopped may be full. */
 	rc = tmesh_rundir_connect(ctx, fd, name);
+	if (!rc && fcntl(fd, F_SETFL, 0))
+		rc = -errno;
 	if (!rc && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size))
 		rc = -errno;
 	if (!rc && peer.uid != ctx->uid)
@@ -236,6 +239,12 @@ int tmesh_keeper_connect(struct tmesh_ctx *ctx, bool may_start, int *out, struct
 		if (fd >= 0) {
 			*out = fd;
 			return 0;
+		}
+		if (fd == -EAGAIN) {
+			if (tmesh_now_ns() >= deadline)
+				return does_not_answer(err);
+			usleep(2000);
+			continue;
 		}
 		if ((fd != -ENOENT && fd != -ECONNREFUSED) || (!may_start && !has_keeper(ctx)))
 			return connect_error(ctx, fd, err);

@@ -303,13 +303,50 @@ static void test_lying_keeper(void **state)
 	lie(*state, &reply, sizeof(reply), false, true, -EPROTO, "answered with 0 regions");
 }
 
+/* One that is stopped takes nobody from its queue: who finds that full does not wait for ever. */
+static void test_full_queue(void **state)
+{
+	struct tmesh_ctx *ctx = *state;
+	int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), dir, clients[8],
+	    count = 0;
+	struct tmesh_kept_info *infos = NULL;
+	struct sockaddr_un address;
+	socklen_t length;
+	unsigned int before;
+	size_t listed;
+	bool full = false;
+
+	pthread_mutex_lock(&ctx->lock);
+	assert_ok(tmesh_rundir_open(ctx, &dir, err));
+	pthread_mutex_unlock(&ctx->lock);
+	unlinkat(dir, TMESH_KEEPER_SOCKET, 0);
+	length = tmesh_rundir_address(dir, TMESH_KEEPER_SOCKET, &address);
+	assert_int_equal(bind(listener, (struct sockaddr *)&address, length), 0);
+	assert_int_equal(listen(listener, 1), 0);
+	for (; !full; count++) {
+		assert_in_range(count, 0, 7);
+		clients[count] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+		full = connect(clients[count], (struct sockaddr *)&address, length) != 0;
+	}
+	assert_int_equal(errno, EAGAIN);
+	before = unit_open_fds();
+	alarm(120);
+	assert_refused(tmesh_kept_list(ctx, &infos, &listed, err), -ETIMEDOUT, "does not answer");
+	alarm(0);
+	assert_int_equal(unit_open_fds(), before);
+	assert_null(infos);
+	while (count)
+		close(clients[--count]);
+	close(listener);
+	unlinkat(dir, TMESH_KEEPER_SOCKET, 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		KEEP_TEST(test_lying_regions),
-		KEEP_TEST(test_lying_requests),
-		KEEP_TEST(test_silent_clients),
-		KEEP_TEST(test_lying_keeper),
+		KEEP_TEST(test_lying_regions),	KEEP_TEST(test_lying_requests),
+		KEEP_TEST(test_silent_clients), KEEP_TEST(test_lying_keeper),
+		KEEP_TEST(test_full_queue),
 	};
 
 	return cmocka_run_group_tests(tests, unit_memfd_setup, NULL);
