@@ -47,7 +47,7 @@ def test_context(context):
     assert context.backend == "onnx"
     assert context.version == onnxruntime.__version__
     assert "onnx" in repr(context)
-    with pytest.raises(tmesh.UnsupportedError, match="the CPU"):
+    with pytest.raises(tmesh.UnsupportedError, match="CUDA execution provider"):
         tmesh.engine.Context(device="cuda")
     with pytest.raises(tmesh.InvalidError, match="tpu"):
         tmesh.engine.Context(device="tpu")
