@@ -108,6 +108,19 @@ static PyObject *info(PyObject *object, PyObject *unused)
 		(int)info.of_engine, info.backend);
 }
 
+/* Of a write: EPERM is the seal's where its memory is sealed, which takes one who has it. */
+static void *raise_copy_error(struct state *st, struct engine_tensor *self,
+			      const struct tmesh_error *err)
+{
+	struct tmesh_tensor *tensor;
+
+	if (err->code != -EPERM || tmesh_engine_tensor_export(self->tensor, &tensor, NULL))
+		return raise_error(st, err);
+	raise_region_error(st, tmesh_tensor_region(tensor), err);
+	tmesh_tensor_unref(tensor);
+	return NULL;
+}
+
 static PyObject *copy(PyObject *object, PyObject *buffer, bool out)
 {
 	struct engine_tensor *self = (struct engine_tensor *)object;
@@ -125,7 +138,7 @@ static PyObject *copy(PyObject *object, PyObject *buffer, bool out)
 	PyBuffer_Release(&view);
 	engine_tensor_end(self);
 	if (rc)
-		return raise_error(PyType_GetModuleState(Py_TYPE(object)), &err);
+		return raise_copy_error(PyType_GetModuleState(Py_TYPE(object)), self, &err);
 	Py_RETURN_NONE;
 }
 

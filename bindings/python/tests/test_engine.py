@@ -185,6 +185,10 @@ def test_views(context):
     gc.collect()
     out.seal()
     out.release()
+    device = context.tensor((2, 4), "float32", writable=True, exportable=True)
+    device.export().seal()
+    with pytest.raises(tmesh.SealedError):
+        device.write(rows(2))
 
 
 def test_rebind(context):
