@@ -529,57 +529,71 @@ static int flight_fill(struct load *load, struct flight *flight, struct record *
 	return write_record(flight, record, err);
 }
 
+/* What is kept under @name. -EEXIST: it is not what it should be. */
+static int open_kept(const struct load *load, const char *name, struct tmesh_region **out,
+		     struct tmesh_error *err)
+{
+	struct tmesh_region **regions;
+	size_t count;
+	bool good;
+	int rc =
+		tmesh_kept_open(load->ctx, name, TMESH_KEPT_OWN, TMESH_READ, &regions, &count, err);
+
+	if (rc)
+		return rc;
+	good = count == 1 && tmesh_region_bytes(regions[0]) == load->model->region_bytes &&
+	       tmesh_region_is_sealed(regions[0]);
+	if (good)
+		*out = tmesh_region_ref(regions[0]);
+	for (size_t i = 0; i < count; i++)
+		tmesh_region_unref(regions[i]);
+	free(regions);
+	return good ? 0
+		    : tmesh_fail(
+			      err, -EEXIST,
+			      "what is kept as \"%s\" is not this model, whose name it has: drop "
+			      "it",
+			      name);
+}
+
 /* What was kept under this identity, if it is what it should be. */
 static bool flight_find_kept(struct load *load, const struct flight *flight)
 {
 	char name[TMESH_KEPT_NAME_LEN + 1];
-	struct tmesh_region **regions;
-	size_t count;
-	bool good;
+	struct tmesh_region *region;
 
 	kept_name(flight, name);
-	if (tmesh_kept_open(load->ctx, name, TMESH_KEPT_OWN, TMESH_READ, &regions, &count, NULL))
+	if (open_kept(load, name, &region, NULL))
 		return false;
-	good = count == 1 && tmesh_region_bytes(regions[0]) == load->model->region_bytes &&
-	       tmesh_region_is_sealed(regions[0]);
-	if (good) {
-		tmesh_region_unref(load->region);
-		load->region = tmesh_region_ref(regions[0]);
-		snprintf(load->model->report.kept, sizeof(load->model->report.kept), "%s", name);
-		load_say(load, "it was kept");
-	}
-	for (size_t i = 0; i < count; i++)
-		tmesh_region_unref(regions[i]);
-	free(regions);
-	return good;
+	tmesh_region_unref(load->region);
+	load->region = region;
+	snprintf(load->model->report.kept, sizeof(load->model->report.kept), "%s", name);
+	load_say(load, "it was kept");
+	return true;
 }
 
 static int flight_keep(struct load *load, const struct flight *flight, struct tmesh_error *err)
 {
 	struct tmesh_model_report *report = &load->model->report;
 	char name[TMESH_KEPT_NAME_LEN + 1];
+	struct tmesh_region *region;
 	int rc;
 
 	if (!(load->opts.flags & TMESH_MODEL_KEEP) || report->kept[0])
 		return 0;
 	kept_name(flight, name);
 	rc = tmesh_keep(load->ctx, name, &load->region, 1, NULL, err);
-	if (rc == -EACCES && !(tmesh_region_rights(load->region) & TMESH_MANAGE)) {
-		/* Joined through one who found it kept: it is kept still, or cannot be by us. */
-		struct tmesh_region **regions;
-		size_t count;
-
-		if (tmesh_kept_open(load->ctx, name, TMESH_KEPT_OWN, TMESH_READ, &regions, &count,
-				    err))
-			return rc;
-		for (size_t i = 0; i < count; i++)
-			tmesh_region_unref(regions[i]);
-		free(regions);
-	} else if (rc && rc != -EEXIST) {
-		return rc;
+	/* Another has kept it; or it was joined through one who found it kept: it is kept still, or
+	 * cannot be by us. */
+	if (rc == -EEXIST ||
+	    (rc == -EACCES && !(tmesh_region_rights(load->region) & TMESH_MANAGE))) {
+		rc = open_kept(load, name, &region, err);
+		if (!rc)
+			tmesh_region_unref(region);
 	}
-	snprintf(report->kept, sizeof(report->kept), "%s", name);
-	return 0;
+	if (!rc)
+		snprintf(report->kept, sizeof(report->kept), "%s", name);
+	return rc;
 }
 
 static int flight_begin(struct load *load, struct flight *flight, struct record *record,

@@ -108,6 +108,31 @@ static void test_kept(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+/* What has a model's name and is another region is not that model, and nobody says that it is. */
+static void test_another(void **state)
+{
+	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .flags = TMESH_MODEL_KEEP};
+	struct tmesh_model_report report;
+	struct tmesh_region *other;
+	struct tmesh_model *model;
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	tmesh_model_unref(load(ctx, TMESH_MODEL_KEEP, &report));
+	assert_ok(tmesh_kept_drop(ctx, report.kept, err));
+	assert_ok(tmesh_region_create(ctx, 4096, NULL, &other, err));
+	assert_ok(tmesh_region_seal(other, err));
+	assert_ok(tmesh_keep(ctx, report.kept, &other, 1, NULL, err));
+	tmesh_region_unref(other);
+	assert_refused(tmesh_model_load(ctx, path, &opts, &model, err), -EEXIST, "drop it");
+	assert_ok(tmesh_kept_drop(ctx, report.kept, err));
+	model = load(ctx, TMESH_MODEL_KEEP, &report);
+	assert_true(report.kept[0]);
+	tmesh_model_unref(model);
+	assert_ok(tmesh_kept_drop(ctx, report.kept, err));
+	tmesh_ctx_unref(ctx);
+}
+
 static int tire(void *data, const struct tmesh_model_progress *progress)
 {
 	int *calls = data;
@@ -151,6 +176,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_kept),
+		cmocka_unit_test(test_another),
 		cmocka_unit_test(test_forked),
 	};
 
