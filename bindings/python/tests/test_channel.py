@@ -79,7 +79,10 @@ def test_what_a_receiver_keeps_open():
                 with tmesh.put(bytes(4096), seal=False) as t:
                     out.send(t)
                     into.recv()
-            assert tmesh.stats()["regions_live"] - before <= most, limit
+            end = time.monotonic() + 60  # a thread gives back what the channel has let go of
+            while tmesh.stats()["regions_live"] - before > most:
+                assert time.monotonic() < end, limit
+                time.sleep(0.001)
 
 
 def test_flush_of_all_channels():
