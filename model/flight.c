@@ -746,7 +746,8 @@ int flight_load(struct load *load, struct tmesh_error *err)
 	struct tmesh_error why = {0};
 	int rc = flight_open(load, &flight, &why);
 
-	if (rc == -ECANCELED) {
+	/* What is kept is kept under the flight's name. */
+	if (rc == -ECANCELED || (rc && load->opts.flags & TMESH_MODEL_KEEP)) {
 		if (err)
 			*err = why;
 		return rc;

@@ -133,6 +133,26 @@ static void test_another(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+/* Where there is no runtime directory to be had nothing is kept, and nobody says that it is. */
+static void test_no_directory(void **state)
+{
+	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .flags = TMESH_MODEL_KEEP};
+	const char *dir = getenv("TMESH_RUNTIME_DIR");
+	struct tmesh_model_report report;
+	struct tmesh_model *model;
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_int_equal(chmod(dir, 0755), 0);
+	assert_refused(tmesh_model_load(ctx, path, &opts, &model, err), -EACCES,
+		       "open to other users");
+	model = load(ctx, 0, &report);
+	assert_false(report.shared);
+	tmesh_model_unref(model);
+	assert_int_equal(chmod(dir, 0700), 0);
+	tmesh_ctx_unref(ctx);
+}
+
 static int tire(void *data, const struct tmesh_model_progress *progress)
 {
 	int *calls = data;
@@ -177,6 +197,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_kept),
 		cmocka_unit_test(test_another),
+		cmocka_unit_test(test_no_directory),
 		cmocka_unit_test(test_forked),
 	};
 
