@@ -26,8 +26,12 @@
 #define IDLE_NS UINT64_C(10000000000)
 /* Descriptors for all but what is kept. */
 #define SPARE_FDS 256
-/* Memory was short for 150 ms of 2 s: an unprivileged process may watch in steps of 2 s. */
+/* Somebody waited for memory for 150 ms of 2 s: an unprivileged process may watch in steps of 2 s.
+ */
 #define PRESSURE "some 150000 2000000"
+/* Those who wait may be at a limit of their own, or wait for a disk: memory is short if less than
+ * this part of it can be had. */
+#define SHORT 8
 
 struct keeper {
 	struct service service;
@@ -153,6 +157,21 @@ static int watch_pressure(void)
 	return fd;
 }
 
+/* What cannot be read is taken for short: then the kernel's word alone counts. */
+static bool is_short(void)
+{
+	unsigned long long total, available;
+	FILE *file = fopen("/proc/meminfo", "re");
+	int got = 0;
+
+	if (file) {
+		got = fscanf(file, "MemTotal: %llu kB MemFree: %*u kB MemAvailable: %llu", &total,
+			     &available);
+		fclose(file);
+	}
+	return got != 2 || available < total / SHORT;
+}
+
 static int added(void *data, const struct group *group)
 {
 	struct keeper *keeper = data;
@@ -219,7 +238,7 @@ static void step(struct keeper *keeper, uint64_t deadline)
 	}
 	if (ppoll(polls, count, deadline ? &left : NULL, &keeper->signals) < 0)
 		return;
-	if (polls[1].revents & POLLPRI)
+	if (polls[1].revents & POLLPRI && is_short())
 		table_evict(&keeper->service.table, tmesh_now_ns());
 	for (int i = 0; i < CLIENTS; i++)
 		client_step(&keeper->clients[i], &keeper->service, polls[i + 2].revents);

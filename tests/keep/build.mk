@@ -9,14 +9,14 @@ $(KEEP_HASH): tests/keep/kept_hash.c $(LIB_A)
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 -pthread -o $@ $< $(LIB_A) $(LIB_LIBS)
 
-LATE_SIGNAL := $(B)/tests/keep/late_signal.so
+KEEP_PRELOADS := $(addprefix $(B)/tests/keep/,late_signal.so short_memory.so)
 
-# It defines poll() and ppoll() itself: fortified headers would have them inline.
-$(LATE_SIGNAL): tests/keep/late_signal.c
+# They define poll() and ppoll() themselves: fortified headers would have them inline.
+$(KEEP_PRELOADS): $(B)/%.so: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -U_FORTIFY_SOURCE -std=gnu11 -shared -fPIC -o $@ $<
 
-keep-check: tools keeper $(KEEP_HASH) $(LATE_SIGNAL) ## kept regions: the keeper killed and restarted, tmeshctl keep, the model
+keep-check: tools keeper $(KEEP_HASH) $(KEEP_PRELOADS) ## kept regions: the keeper killed and restarted, tmeshctl keep, the model
 	@status=0; $(PYTHON) -B tests/sim/keep.py || status=1; \
 	$(PYTHON) -B tests/keep/test_keep.py $(abspath $(B)) || status=1; \
 	$(PYTHON) -B tests/keep/test_systemd.py $(abspath $(B)) || status=1; exit $$status

@@ -347,8 +347,25 @@ def test_late_signal(folder):
         end_by_need()
 
 
+def test_pressure(folder):
+    """somebody who waits for memory takes what nobody holds only where memory is short"""
+    meminfo = os.path.join(folder, "meminfo")
+    preload = {"LD_PRELOAD": os.path.join(BUILD, "tests", "keep", "short_memory.so"), "TMESH_PRESSURE": meminfo}
+    tool("keep", "--file", a_file(folder), "weights", env=os.environ | preload)
+    try:
+        for available, stays in ((500, True), (10, False)):
+            with open(meminfo + ".new", "w", encoding="ascii") as file:
+                file.write(f"MemTotal:  1000 kB\nMemFree:  0 kB\nMemAvailable:  {available} kB\n")
+            os.rename(meminfo + ".new", meminfo)
+            kept()  # it wakes, and hears of the pressure; which it has read when the file is gone
+            wait_until("read", lambda: not os.path.exists(meminfo))
+            assert ("weights" in kept()) == stays, available
+    finally:
+        end_by_need()
+
+
 TESTS = [test_installed, test_verbs, test_by_token, test_session_killed, test_store, test_store_is_part,
-         test_store_lies, test_limit, test_late_signal]
+         test_store_lies, test_limit, test_late_signal, test_pressure]
 
 
 def main(tests):
