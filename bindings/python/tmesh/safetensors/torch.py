@@ -86,7 +86,8 @@ def _storage(tensor: Any) -> tuple[int, int]:
 def _end(tensor: Any) -> int:
     """Behind the last byte of a tensor's elements."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())) if tensor.numel() else -1
-    return tensor.data_ptr() + (last + 1) * tensor.element_size()
+    end: int = tensor.data_ptr() + (last + 1) * tensor.element_size()
+    return end
 
 
 def _groups(state_dict: Mapping[str, Any]) -> list[list[str]]:
@@ -95,7 +96,7 @@ def _groups(state_dict: Mapping[str, Any]) -> list[list[str]]:
     for name, tensor in state_dict.items():
         if tensor.device.type != "meta" and all(_storage(tensor)):
             storages.setdefault((str(tensor.device), *_storage(tensor)), []).append(name)
-    groups = []
+    groups: list[list[str]] = []
     for names in storages.values():
         end = None
         for start, stop, name in sorted((state_dict[name].data_ptr(), _end(state_dict[name]), name) for name in names):
