@@ -181,6 +181,8 @@ defmodule Tmesh.NativeTest do
       engine_tensor_destroy: [ref.handle],
       placed_open: [[ref.handle], graph_text(), [{"x", 0}], [{"a", sealed.handle}], "/tmp"],
       placed_parts: [ref.handle],
+      placed_move: [ref.handle, [0]],
+      placed_at: [ref.handle, 1],
       placed_bind: [ref.handle, [{"a", sealed.handle}], [{"b", other.handle}]],
       engine_dispatch: [ref.handle, cancellable],
       engine_cancellable: [context],
@@ -271,7 +273,10 @@ defmodule Tmesh.NativeTest do
 
   @engine_objects [:engine_info, :engine_graph, :engine_operands, :engine_bind] ++
                     [:engine_rebind, :engine_keep, :engine_dispatch] ++
-                    [:placed_open, :placed_parts, :placed_bind]
+                    [:engine_tensor, :engine_tensor_wrap, :engine_tensor_info] ++
+                    [:engine_tensor_read, :engine_tensor_write, :engine_tensor_export] ++
+                    [:engine_tensor_destroy, :placed_open, :placed_parts, :placed_move] ++
+                    [:placed_at, :placed_bind]
 
   # There is no engine of that name, no XLA in this VM.
   defp refused?(name, {:error, {:enoent, _why}}) when name in [:engine_connect, :xla_register],

@@ -94,10 +94,12 @@ defmodule Tmesh.NxTest do
     end
 
     test "names from elsewhere make no atoms, and must be names" do
-      map = "ab" |> ZeroCopy.from_binary!([2], :uint8) |> TensorRef.to_map()
+      original = ZeroCopy.from_binary!("ab", [2], :uint8)
+      map = TensorRef.to_map(original)
       foreign = "an axis of #{System.unique_integer()}"
       {:ok, ref} = map |> Map.put("names", [foreign]) |> TensorRef.from_map()
       ref = ZeroCopy.open!(ref)
+      ZeroCopy.release!(original)
       assert {:error, %Error{type: :unsupported, message: message}} = Tmesh.Nx.to_nx(ref)
       assert message =~ foreign
       assert {:ok, _tensor} = Tmesh.Nx.to_nx(ref, names: [nil])
@@ -150,9 +152,11 @@ defmodule Tmesh.NxTest do
     end
 
     test "vectorized axes from elsewhere must be names of first axes" do
-      map = "ab" |> ZeroCopy.from_binary!([2, 1], :uint8) |> TensorRef.to_map()
+      original = ZeroCopy.from_binary!("ab", [2, 1], :uint8)
+      map = TensorRef.to_map(original)
       foreign = "an axis of #{System.unique_integer()}"
       ref = map |> Map.put("vectorized", [foreign]) |> TensorRef.from_map!() |> ZeroCopy.open!()
+      ZeroCopy.release!(original)
       assert {:error, %Error{type: :unsupported, message: message}} = Tmesh.Nx.to_nx(ref)
       assert message =~ foreign and message =~ "vectorized:"
 
