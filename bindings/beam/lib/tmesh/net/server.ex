@@ -681,7 +681,7 @@ defmodule Tmesh.Net.Server do
     do: Process.send_after(self(), {:late, checksum, monitor}, max(until, now()), abs: true)
 
   defp end_deadline(nil), do: :ok
-  defp end_deadline(timer), do: Process.cancel_timer(timer, async: true, info: false)
+  defp end_deadline(timer), do: :ok = Process.cancel_timer(timer, async: true, info: false)
 
   # The last one to go takes the fetch along.
   defp waiter_ended(state, monitor) do
