@@ -330,16 +330,23 @@ static int tire(void *data, const struct tmesh_model_progress *progress)
 	return progress->waiting && ++*calls > 100;
 }
 
-/* Forks when it reads, and is killed: the child lives on until the pipe ends. */
+struct forked {
+	int ends[2], there[2];
+};
+
+/* Forks when it reads, and is killed: the child says that it is there, with its fork handlers
+ * behind it, and lives on until the pipe ends. */
 static int fork_and_die(void *data, const struct tmesh_model_progress *progress)
 {
-	const int *ends = data;
-	char byte;
+	const struct forked *pipes = data;
+	char byte = 1;
 
 	if (fork())
 		kill(getpid(), SIGKILL);
-	close(ends[1]);
-	unit_leave(read(ends[0], &byte, 1) ? 1 : 0);
+	close(pipes->ends[1]);
+	if (write(pipes->there[1], &byte, 1) != 1)
+		unit_leave(1);
+	unit_leave(read(pipes->ends[0], &byte, 1) ? 1 : 0);
 	return 0;
 }
 
@@ -347,23 +354,26 @@ static int fork_and_die(void *data, const struct tmesh_model_progress *progress)
  */
 static void test_forked_reader(void **state)
 {
-	int calls = 0, ends[2], status;
 	struct tmesh_model_load_opts opts = {.size = sizeof(opts)};
 	struct tmesh_model *model;
+	struct forked pipes;
 	struct tmesh_ctx *ctx;
+	int calls = 0, status;
 	pid_t reader;
+	char byte;
 
-	assert_int_equal(pipe(ends), 0);
+	assert_int_equal(pipe(pipes.ends) | pipe(pipes.there), 0);
 	reader = fork();
 	if (!reader) {
 		opts.progress = fork_and_die;
-		opts.progress_data = ends;
+		opts.progress_data = &pipes;
 		if (!tmesh_ctx_open(NULL, &ctx, NULL))
 			tmesh_model_load(ctx, model_path, &opts, &model, NULL);
 		unit_leave(1);
 	}
 	assert_int_equal(waitpid(reader, &status, 0), reader);
 	assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+	assert_int_equal(read(pipes.there[0], &byte, 1), 1);
 	opts.progress = tire;
 	opts.progress_data = &calls;
 	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
@@ -372,8 +382,10 @@ static void test_forked_reader(void **state)
 	tmesh_model_unref(model);
 	tmesh_ctx_unref(ctx);
 	assert_int_equal(flights(), 0);
-	close(ends[0]);
-	close(ends[1]);
+	for (int i = 0; i < 2; i++) {
+		close(pipes.ends[i]);
+		close(pipes.there[i]);
+	}
 }
 
 /* Who does not want to be told sleeps while another reads, and goes on when that one is killed. */
