@@ -33,6 +33,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RESULTS = os.path.join(ROOT, "build", "results")
 LIMIT_S = {"short": 60 * 60, "full": 8 * 3600}
 PROGRESS_S = 60
+WHY_LINES = 8
 
 LINE = re.compile(r"(not )?ok\b *(\d+)? *(?:- )?(.*)")
 PLAN = re.compile(r"1\.\.(\d+)(?:\s*#\s*skip\b\s*(.*))?\s*$", re.I)
@@ -47,8 +48,10 @@ class Tally:
         self.planned = 0
         self.ran = 0
         self.failures = []
+        self.why = {}  # of a failure: what its harness said of it
         self.skips = []
         self.expired = False
+        self.notes, self.failed = [], None
 
     def read(self, line):
         plan = PLAN.match(line)
@@ -57,13 +60,27 @@ class Tally:
             return
         test = LINE.match(line)
         if not test:
+            if line.startswith("#"):
+                self.note(line)
             return
+        self.result(test)
+        self.notes = []
+
+    def note(self, line):
+        """A comment. One harness says why before the result, another after it: what comes after counts more."""
+        self.notes.append(line)
+        if self.failed:
+            self.why[self.failed] = self.notes[:WHY_LINES]
+
+    def result(self, test):
         self.ran += 1
+        self.failed = None
         bad, number, name = test.groups()
         skip = DIRECTIVE.search(" " + name)
         title = DIRECTIVE.sub("", " " + name).strip() or f"test {number}"
         if bad:
             self.failures.append(title)
+            self.failed, self.why[title] = title, self.notes[-WHY_LINES:]
         elif skip and skip.group(1).strip():
             self.skips.append((title, skip.group(1).strip()))
         elif skip:
@@ -104,7 +121,7 @@ def keep(suite, length, of, tally, took):
     """Leave a suite's result for later."""
     result = {"length": length, "sources": of, "ended": time.strftime("%Y-%m-%d %H:%M"),
               "seconds": round(took), "passed": tally.passed, "failures": tally.failures,
-              "skips": tally.skips}
+              "why": tally.why, "skips": tally.skips}
     path = os.path.join(RESULTS, suite + ".json")
     with open(path + ".new", "w") as file:
         json.dump(result, file, indent=1)
@@ -119,7 +136,7 @@ def last(suite):
     except FileNotFoundError:
         return None, None
     tally = Tally()
-    tally.passed, tally.failures = result["passed"], result["failures"]
+    tally.passed, tally.failures, tally.why = result["passed"], result["failures"], result["why"]
     tally.skips = [tuple(skip) for skip in result["skips"]]
     return result, tally
 
@@ -272,6 +289,8 @@ def main(words=None):
         print("\nFailed:")
         for suite, title in failures:
             print(f"  {suite}: {title}")
+            for line in tallies[suite].why.get(title, []):
+                print(f"    | {line[:200]}")
     total = Tally()
     total.passed = sum(t.passed for t in tallies.values())
     total.failures, total.skips = failures, skips

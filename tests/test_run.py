@@ -49,12 +49,26 @@ for name, text, status, expired, want in CASES:
     got = (tally.passed, len(tally.failures), len(tally.skips))
     point(got == want, name, f"{got}, not {want}")
 
+# Why a test failed: what its harness said after it, or before it.
+for name, text, want in [
+    ("why, said after", "1..3\nok 1 a\n# of a\nnot ok 2 b\n# 1 != 2\n# b.c:7\nok 3 c\n# of c", ["# 1 != 2", "# b.c:7"]),
+    ("why, said before", "1..2\n# of another\nok 1 a\n# b.c:7\nnot ok 2 b", ["# b.c:7"]),
+    ("why, at length", "1..1\nnot ok 1 b\n" + "# x\n" * 100, ["# x"] * 8),
+    ("nothing is said", "1..2\nok 1 a\nnot ok 2 b", []),
+]:
+    tally = run.Tally()
+    for line in text.split("\n"):
+        tally.read(line)
+    point(tally.why == {"b": want}, name, str(tally.why))
+
 # Suites that say how often they were run; the second one fails until `mended` is there.
 MAKEFILE = """
 good:
 \t@echo good >>ran; printf '1..1\\nok 1 a\\n'
 late:
 \t@echo late >>ran; printf '1..1\\nok 1 b\\n'; test -e mended
+why:
+\t@printf '1..1\\nnot ok 1 b\\n# b.c:7: 1 != 2\\n'
 # Neither ends before the other has begun.
 this that:
 \t@echo $@ >>ran; for i in $$(seq 100); do test $$(wc -l <ran) = 2 && break; sleep 0.1; done; \\
@@ -77,7 +91,8 @@ def runs(folder, *words, suites=("good", "late")):
     ran = []
     with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, "ran")) as file:
         ran = file.read().split()
-    return status, ran, said.getvalue().splitlines()[-1]
+    runs.said = said.getvalue()
+    return status, ran, runs.said.splitlines()[-1]
 
 
 with tempfile.TemporaryDirectory() as folder:
@@ -110,6 +125,10 @@ with tempfile.TemporaryDirectory() as folder:
             run.sources = lambda: None
         got = runs(folder, *words)
         point(got == want, name, f"{got}, not {want}")
+
+    for name, words in [("the end says why", ()), ("a report says why", ("--report",))]:
+        runs(folder, *words, suites=("why",))
+        point("\nFailed:\n  why: b\n    | # b.c:7: 1 != 2\n" in runs.said, name, runs.said)
 
     got = runs(folder, "--jobs", "2", suites=("this", "that"))
     point(got[0] == 0 and sorted(got[1]) == ["that", "this"], "two rows run side by side", got)

@@ -118,6 +118,9 @@ class Tap:
                 print(f"# {key}: {value}", flush=True)
         elif report.failed:
             self.line("not ok", f"{name} ({report.when})")
+            crash = getattr(report.longrepr, "reprcrash", None)
+            for line in crash and [f"{crash.path}:{crash.lineno}", *crash.message.splitlines()] or []:
+                print(f"# {line}", flush=True)
         elif report.skipped:
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
             self.line("ok", name, f" # SKIP {reason.removeprefix('Skipped: ')}")
