@@ -14,6 +14,7 @@ static atomic_uint life;
 static void child(void)
 {
 	atomic_fetch_add(&life, 1);
+	gpu_forked();
 }
 
 static void watch_forks(void)

@@ -14,6 +14,13 @@ static struct {
 	struct tmesh_cuda_api calls;
 } api = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+/* What was being loaded is loaded anew. The parent does not wait for the lock before it forks: a
+ * library that is loaded may call pthread_atfork() itself. */
+void gpu_forked(void)
+{
+	pthread_mutex_init(&api.lock, NULL);
+}
+
 /* This process's. What is missing may come: the next call tries again. */
 static int get_cuda(struct tmesh_cuda **cuda, struct tmesh_error *err)
 {

@@ -7,6 +7,8 @@
 
 struct tmesh_cuda_memory;
 
+/* In a forked child: who had the lock is not here. */
+void gpu_forked(void);
 /* -EOPNOTSUPP: no libtmesh-cuda; -ENODEV: no driver, or no such GPU. */
 int gpu_check(int32_t device, struct tmesh_error *err);
 /* Zeros. @alone: others may be given it. */

@@ -5,7 +5,10 @@
  * here: what is shown is who allocates, copies, counts, refuses and lets go.
  */
 #include <errno.h>
+#include <pthread.h>
+#include <semaphore.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <tmesh/engine.h>
 
 #define TMESH_CUDA_API_MORE(X) X(cuda_read) X(cuda_stats)
@@ -51,8 +54,7 @@ static int set_up_group(void **state)
 	FILE *file;
 	char path[96];
 
-	if (!driver || tmesh_cuda_api_load(&calls, TMESH_CUDA_LIBRARY, &err) ||
-	    calls.cuda_default(&cuda, &err)) {
+	if (!driver || tmesh_cuda_api_load(&calls, TMESH_CUDA_LIBRARY, &err)) {
 		printf("# %s\n", driver ? err.message : dlerror());
 		return -1;
 	}
@@ -96,11 +98,72 @@ static struct tmesh_engine_tensor *tensor_of(struct fixture *fix, int32_t ndim,
 	return tensor;
 }
 
+/* In front of the library's: a thread stays in the loading of libtmesh-cuda as long as the test
+ * wants. */
+static bool held;
+static sem_t loading, go_on;
+
+void *dlopen(const char *name, int flags)
+{
+	void *(*next)(const char *name, int flags);
+
+	*(void **)&next = dlsym(RTLD_NEXT, "dlopen");
+	if (held && name && !strcmp(name, TMESH_CUDA_LIBRARY)) {
+		sem_post(&loading);
+		while (sem_wait(&go_on))
+			;
+	}
+	return next(name, flags);
+}
+
+static void *load(void *ctx)
+{
+	tmesh_engine_context_unref(context_on(ctx, 1));
+	return NULL;
+}
+
+/* It has not that thread, and its lock is nobody's there. It comes first: nothing is loaded yet. */
+static void test_forked(void **state)
+{
+	struct tmesh_engine_context_opts opts = {.size = sizeof(opts),
+						 .device_type = TMESH_DEVICE_CUDA};
+	struct tmesh_engine_context *own;
+	struct tmesh_ctx *ctx;
+	pthread_t thread;
+	int status;
+	pid_t child;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_int_equal(sem_init(&loading, 0, 0) || sem_init(&go_on, 0, 0), 0);
+	held = true;
+	assert_int_equal(pthread_create(&thread, NULL, load, ctx), 0);
+	while (sem_wait(&loading))
+		;
+	held = false;
+	child = fork();
+	if (!child) {
+		alarm(60);
+		int rc = tmesh_ctx_open(NULL, &ctx, NULL);
+
+		if (!rc)
+			rc = tmesh_engine_context_create(ctx, "fake", &opts, &own, NULL);
+		if (!rc)
+			tmesh_engine_context_unref(own);
+		unit_leave(rc != 0);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	sem_post(&go_on);
+	pthread_join(thread, NULL);
+	tmesh_ctx_unref(ctx);
+	assert_int_equal(status, 0);
+}
+
 static int setup(void **state)
 {
 	struct fixture *fix = calloc(1, sizeof(*fix));
 	char path[96];
 
+	assert_int_equal(calls.cuda_default(&cuda, NULL), 0);
 	assert_ok(tmesh_ctx_open(NULL, &fix->ctx, err));
 	fix->used = gpu_bytes();
 	fix->context = context_on(fix->ctx, 1);
@@ -337,8 +400,8 @@ static void test_weights(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		gpu_test(test_dispatch),    gpu_test(test_refused), gpu_test(test_driver_fails),
-		gpu_test(test_handed_over), gpu_test(test_weights),
+		cmocka_unit_test(test_forked), gpu_test(test_dispatch),	   gpu_test(test_refused),
+		gpu_test(test_driver_fails),   gpu_test(test_handed_over), gpu_test(test_weights),
 	};
 
 	return cmocka_run_group_tests_name("on a stand-in for GPUs", tests, set_up_group,
