@@ -313,6 +313,31 @@ static PyMethodDef functions[] = {
 	{"engine_graph_split", engine_graph_split, METH_VARARGS,
 	 "engine_graph_split(text, places, count, /)\n--\n\n"
 	 "Parts: (place, text, operators by nodes, outputs)."},
+	{"engine_places_create", engine_places_create, METH_VARARGS,
+	 "engine_places_create(places, idle_ns, costs, /)\n--\n\n"
+	 "Places by leases; places are (EngineContext, memory, node)."},
+	{"engine_places_sweep", engine_places_sweep, METH_O,
+	 "engine_places_sweep(places, /)\n--\n\nHow many graphs were given up."},
+	{"engine_places_used", engine_places_used, METH_VARARGS,
+	 "engine_places_used(places, index, /)\n--\n\nBytes."},
+	{"engine_places_stats", engine_places_stats, METH_O,
+	 "engine_places_stats(places, /)\n--\n\nWhat they counted."},
+	{"engine_placed_create", engine_placed_create, METH_VARARGS,
+	 "engine_placed_create(text, at, contexts, weights, folder, /)\n--\n\n"
+	 "A graph over several engines, or on places."},
+	{"engine_placed_parts", engine_placed_parts, METH_O,
+	 "engine_placed_parts(placed, /)\n--\n\nAs engine_graph_split()."},
+	{"engine_placed_at", engine_placed_at, METH_O,
+	 "engine_placed_at(placed, /)\n--\n\n{node: place}."},
+	{"engine_placed_move", engine_placed_move, METH_VARARGS,
+	 "engine_placed_move(placed, at, /)\n--\n\nGo to other places."},
+	{"engine_placed_bind", engine_placed_bind, METH_VARARGS,
+	 "engine_placed_bind(placed, inputs, outputs, /)\n--\n\n"
+	 "A binding; values are (name, Tensor or None)."},
+	{"engine_placed_dispatch", engine_placed_dispatch, METH_VARARGS,
+	 "engine_placed_dispatch(binding, cancellable, /)\n--\n\nRun all parts."},
+	{"engine_placed_tensor", engine_placed_tensor, METH_VARARGS,
+	 "engine_placed_tensor(binding, name, /)\n--\n\nWhere an input of its own lies."},
 	{"engine_costs_find", engine_costs_find, METH_VARARGS,
 	 "engine_costs_find(costs, graph, places, /)\n--\n\n"
 	 "({node: place}, seconds, bytes moved); places are (engine, device, served, memory)."},

@@ -113,8 +113,12 @@ PyObject *engine_costs_json(PyObject *module, PyObject *capsule)
 	return text;
 }
 
-static PyObject *found(const struct tmesh_graph *graph, const uint32_t *at,
-		       const struct tmesh_placement *out)
+struct tmesh_costs *engine_costs_get(PyObject *capsule)
+{
+	return PyCapsule_GetPointer(capsule, NAME);
+}
+
+PyObject *engine_name_places(const struct tmesh_graph *graph, const uint32_t *at)
 {
 	PyObject *names = PyDict_New();
 
@@ -129,6 +133,14 @@ static PyObject *found(const struct tmesh_graph *graph, const uint32_t *at,
 			Py_CLEAR(names);
 		Py_XDECREF(place);
 	}
+	return names;
+}
+
+static PyObject *found(const struct tmesh_graph *graph, const uint32_t *at,
+		       const struct tmesh_placement *out)
+{
+	PyObject *names = engine_name_places(graph, at);
+
 	return names ? Py_BuildValue("NdK", names, out->seconds,
 				     (unsigned long long)out->bytes_moved)
 		     : NULL;

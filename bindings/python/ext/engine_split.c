@@ -42,7 +42,7 @@ static PyObject *part_of(const struct tmesh_graph *graph, uint32_t place)
 }
 
 /* Of a dict by names of nodes; those that are not there are at no place. */
-static int read_places(const struct tmesh_graph *graph, PyObject *given, uint32_t *at)
+int engine_read_places(const struct tmesh_graph *graph, PyObject *given, uint32_t *at)
 {
 	for (size_t i = 0; i < tmesh_graph_nodes(graph); i++) {
 		struct tmesh_graph_node node = {.size = sizeof(node)};
@@ -59,6 +59,24 @@ static int read_places(const struct tmesh_graph *graph, PyObject *given, uint32_
 			at[i] = place;
 	}
 	return 0;
+}
+
+PyObject *engine_list_parts(const struct tmesh_graph_parts *parts)
+{
+	PyObject *list = PyList_New(0);
+
+	for (size_t i = 0; list && i < tmesh_graph_parts_count(parts); i++) {
+		const struct tmesh_graph *part;
+		uint32_t place = 0;
+		PyObject *made = NULL;
+
+		if (!tmesh_graph_part(parts, i, &place, &part, NULL))
+			made = part_of(part, place);
+		if (!made || PyList_Append(list, made))
+			Py_CLEAR(list);
+		Py_XDECREF(made);
+	}
+	return list;
 }
 
 /* engine_graph_split(text, {name: place}, places) -> [part] */
@@ -82,22 +100,11 @@ PyObject *engine_graph_split(PyObject *module, PyObject *args)
 	at = PyMem_Calloc(tmesh_graph_nodes(graph) + 1, sizeof(*at));
 	if (!at) {
 		PyErr_NoMemory();
-	} else if (!read_places(graph, given, at)) {
+	} else if (!engine_read_places(graph, given, at)) {
 		if (tmesh_graph_split(graph, at, places, &parts, &err)) {
 			raise_error(st, &err);
 		} else {
-			result = PyList_New(0);
-			for (size_t i = 0; result && i < tmesh_graph_parts_count(parts); i++) {
-				const struct tmesh_graph *part;
-				uint32_t place = 0;
-				PyObject *made = NULL;
-
-				if (!tmesh_graph_part(parts, i, &place, &part, NULL))
-					made = part_of(part, place);
-				if (!made || PyList_Append(result, made))
-					Py_CLEAR(result);
-				Py_XDECREF(made);
-			}
+			result = engine_list_parts(parts);
 			tmesh_graph_parts_unref(parts);
 		}
 	}

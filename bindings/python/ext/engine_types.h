@@ -48,9 +48,33 @@ PyObject *engine_costs_read(PyObject *module, PyObject *args);
 PyObject *engine_costs_write(PyObject *module, PyObject *args);
 PyObject *engine_costs_json(PyObject *module, PyObject *capsule);
 PyObject *engine_costs_find(PyObject *module, PyObject *args);
+struct tmesh_costs;
+struct tmesh_graph;
+/* Borrowed; NULL with an exception. */
+struct tmesh_costs *engine_costs_get(PyObject *capsule);
+/* {name: place} of the nodes that are at one. */
+PyObject *engine_name_places(const struct tmesh_graph *graph, const uint32_t *at);
 
 /* engine_split.c */
+struct tmesh_graph_parts;
 PyObject *engine_graph_split(PyObject *module, PyObject *args);
+/* (place, text, operators by nodes, outputs) of each. */
+PyObject *engine_list_parts(const struct tmesh_graph_parts *parts);
+/* Of a dict by names of nodes; those that are not there are at no place. -1 with an exception. */
+int engine_read_places(const struct tmesh_graph *graph, PyObject *given, uint32_t *at);
+
+/* engine_placed.c */
+PyObject *engine_places_create(PyObject *module, PyObject *args);
+PyObject *engine_places_sweep(PyObject *module, PyObject *capsule);
+PyObject *engine_places_used(PyObject *module, PyObject *args);
+PyObject *engine_places_stats(PyObject *module, PyObject *capsule);
+PyObject *engine_placed_create(PyObject *module, PyObject *args);
+PyObject *engine_placed_parts(PyObject *module, PyObject *capsule);
+PyObject *engine_placed_at(PyObject *module, PyObject *capsule);
+PyObject *engine_placed_move(PyObject *module, PyObject *args);
+PyObject *engine_placed_bind(PyObject *module, PyObject *args);
+PyObject *engine_placed_dispatch(PyObject *module, PyObject *args);
+PyObject *engine_placed_tensor(PyObject *module, PyObject *args);
 
 /* engine.c */
 struct tmesh_devices;

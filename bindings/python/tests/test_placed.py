@@ -3,6 +3,7 @@
 
 import importlib.util
 import random
+import time
 
 import pytest
 
@@ -192,3 +193,162 @@ def test_measured_costs(tmp_path, monkeypatch):
     path.write_text(path.read_text().replace('"ggml": "', '"ggml": "9'))
     with pytest.raises(tmesh.StaleError, match="its engines: .* measure with: tmeshctl devices --measure"):
         tmesh.costs.read()
+
+
+def test_move(tmp_path):
+    """To other places between steps, in the middle of a text: the same bits, parts as they are now, and back after an error."""
+    g, weights, wanted = alone(tmp_path)
+    contexts = {n: tmesh.engine.Context("ggml") for n in range(3)}
+    placed = tmesh.placed.Placed(g, dict.fromkeys(g.nodes, 0), contexts, weights=weights)
+    run, draw = Run(g, placed.bind), random.Random(7)
+    arrays, y = {name: tensor.numpy() for name, tensor in run.now.items()}, run.y.numpy()
+    arrays["x"][:] = 1
+    copied = tmesh.stats()["bytes_copied"]
+    for at in range(STEPS):
+        if at % 8 == 5:
+            where = {name: draw.randrange(3) for name in g.nodes}
+            placed.move(where)
+            # Views go with who reads them.
+            assert placed.at() == {name: key for name, key in where.items() if not name.startswith("reshape")}
+            assert {part.device for part in placed.parts} == {0, 1, 2}
+            with pytest.raises(tmesh.InvalidError, match="on no device that has a context: give one of 0, 1, 2"):
+                placed.move(where | {g.nodes[0]: 3})
+        arrays["position"][0] = arrays["row"][0] = at
+        run.step.dispatch()
+        assert numpy.array_equal(y.view("uint32"), wanted[at].view("uint32"))
+        arrays["x"][:] = y
+    assert tmesh.stats()["bytes_copied"] == copied
+    stop = tmesh.engine.Cancellable()
+    stop.cancel()
+    with pytest.raises(tmesh.CancelledError):
+        run.step.dispatch(stop)
+    # What a binding has cannot be sealed or released before it is gone.
+    with pytest.raises(tmesh.BusyError):
+        run.y.seal()
+    del arrays, y
+    with pytest.raises(tmesh.BusyError):
+        run.y.release()
+    run.step = None
+    run.y.release()
+
+
+def summing():
+    """y = x + b, and b may be the binding's own."""
+    g = tmesh.graphs.Graph("sum")
+    g.output("y", g.add("add", g.input("x", "float32", (2, 4)), g.input("b", "float32", (4,), cache="keep"), name="sum"))
+    return g
+
+
+def given():
+    return tmesh.put(numpy.ones((2, 4), "float32")), tmesh.zeros((2, 4), "float32")
+
+
+def wait_for(happens):
+    """What the library does by itself."""
+    end = time.monotonic() + 60
+    while not happens():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def test_leases():
+    """Idle: given up by the library's thread, and taken again by the next run, with its own value; each copy counted."""
+    g, (x, y) = summing(), given()
+    context = tmesh.engine.Context("ggml")
+    places = tmesh.placed.Places({"any": context, "first": tmesh.placed.Place(context, memory=1 << 20, node=0)}, idle=0.01)
+    placed = tmesh.placed.Placed(g, {"sum": "first"}, places)
+    step = placed.bind({"x": x}, {"y": y})
+    step.tensor("b").numpy()[:] = 4
+    step.dispatch()
+    assert (y.numpy() == 5).all()
+    wait_for(lambda: places.stats()["held"] == 0)
+    assert places.stats()["given_up"] >= 1 and places.used("first") == 0
+    assert placed.at() == {"sum": "first"} and [part.device for part in placed.parts] == ["first"]
+    before = places.stats()["copies"]
+    assert (step.tensor("b").numpy() == 4).all() and before >= 1
+    step.dispatch()
+    assert (y.numpy() == 5).all()
+    now = places.stats()
+    assert now["taken"] >= 1 and now["elsewhere"] == 0 and now["copies"] > before
+    assert now["bytes_copied"] == 16 * now["copies"]
+    assert "any, first" in repr(places)
+
+
+def test_moves_counted():
+    """Nothing is given up: the numbers of moves are exact, and those of the room."""
+    g, (x, y) = summing(), given()
+    context = tmesh.engine.Context("ggml")
+    places = tmesh.placed.Places({"any": context, "first": tmesh.placed.Place(context, memory=100, node=0)}, idle=None)
+    placed = tmesh.placed.Placed(g, {"sum": "any"}, places)
+    step, copied = placed.bind({"x": x}, {"y": y}), tmesh.stats()["bytes_copied"]
+    own = step.tensor("b")
+    assert own.shape == (4,) and (own.numpy() == 0).all()
+    own.numpy()[:] = 2
+    assert places.used("any") == 48 and places.used("first") == 0
+    placed.move({"sum": "first"})
+    assert (places.used("any"), places.used("first"), places.sweep()) == (0, 48, 0)
+    step.dispatch()
+    assert (y.numpy() == 3).all() and (step.tensor("b").numpy() == 2).all()
+    assert places.stats() == {"held": 1, "moves": 1, "given_up": 0, "taken": 0, "elsewhere": 0, "copies": 1, "bytes_copied": 16}
+    assert tmesh.stats()["bytes_copied"] == copied + 16
+    more = [placed.bind({"x": x}, {"y": y})]
+    with pytest.raises(tmesh.Error, match="place 1 has 100 bytes, of which other graphs have 0: this one needs 144"):
+        placed.bind({"x": x}, {"y": y})
+    more.clear()
+    assert places.used("first") == 48
+    del step, placed
+    assert places.used("first") == 0 and places.stats()["held"] == 0
+
+
+def test_elsewhere(tmp_path):
+    """Where others have the room by then, measured costs find another place."""
+    costs = tmesh.costs.measure(served=False, samples=1, copy_bytes=1 << 20, keep=False)
+    g, (x, y) = summing(), given()
+    at = {key: tmesh.placed.Place(tmesh.engine.Context("ggml"), memory=60) for key in "ab"}
+    places = tmesh.placed.Places(at, idle=1, costs=costs)
+    first, end = tmesh.placed.Placed(g, {"sum": "a"}, places), time.monotonic() + 120
+    step = first.bind({"x": x}, {"y": y})
+    step.tensor("b").numpy()[:] = 4
+    # Again when it took so long that the other was given up too.
+    while not places.stats()["elsewhere"]:
+        assert time.monotonic() < end
+        first.move({"sum": "a"})
+        wait_for(lambda: places.stats()["held"] == 0)
+        other = tmesh.placed.Placed(g, {"sum": "a"}, places)
+        kept = other.bind({"x": x}, {"y": y})
+        step.dispatch()
+        del kept, other
+    assert first.at() == {"sum": "b"} and [part.device for part in first.parts] == ["b"]
+    assert (y.numpy() == 5).all()
+
+
+def test_places_refused():
+    g, context, place = summing(), tmesh.engine.Context("ggml"), tmesh.placed.Place
+    for wrong in ({"a": place(context, memory=0)}, {"a": place(context, node=-1)}, {}):
+        with pytest.raises(tmesh.InvalidError):
+            tmesh.placed.Places(wrong)
+    for idle in (0, -1, 1e11):
+        with pytest.raises(tmesh.InvalidError, match="idle is None or more than 0 seconds"):
+            tmesh.placed.Places({"a": context}, idle=idle)
+    with pytest.raises(TypeError):
+        tmesh._tmesh.engine_places_create(((object(), 0, -1),), 1, None)
+    places = tmesh.placed.Places({"a": place(context, memory=40)})
+    with pytest.raises(tmesh.NotFoundError, match="no place 'b'"):
+        places.used("b")
+    with pytest.raises(tmesh.InvalidError, match="give one of a"):
+        tmesh.placed.Placed(g, {"sum": "b"}, places)
+    placed = tmesh.placed.Placed(g, {"sum": "a"}, places)
+    x, y = given()
+    with pytest.raises(tmesh.Error, match="place 0 has 40 bytes, .* needs 48"):
+        placed.bind({"x": x}, {"y": y})
+    with pytest.raises(tmesh.InvalidError, match="input 'x' was not given"):
+        placed.bind({}, {})
+    with pytest.raises(TypeError, match='"x" is a Tensor'):
+        tmesh._tmesh.engine_placed_bind(placed._handle, (("x", 7),), ())
+    places = tmesh.placed.Places({"a": context})
+    step = tmesh.placed.Placed(g, {"sum": "a"}, places).bind({"x": x, "b": tmesh.zeros(4, "float32")}, {"y": y})
+    with pytest.raises(tmesh.NotFoundError, match='no input "b"'):
+        step.tensor("b")
+    # Handles of another kind.
+    with pytest.raises(ValueError):
+        tmesh._tmesh.engine_places_sweep(placed._handle)

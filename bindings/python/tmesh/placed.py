@@ -7,29 +7,35 @@
     step.dispatch()
 
 Parts run one after another. What goes from one to the next is written once, where the next one reads it: tmesh copies nothing.
+Placed.move() brings it to other places. Places are what several graphs have by leases:
+
+    places = tmesh.placed.Places({"a": tmesh.placed.Place(context, memory=1 << 30)})   # a graph that is idle for 5 s is given up
+    placed = tmesh.placed.Placed(g, dict.fromkeys(g.nodes, "a"), places, weights=weights)
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import tempfile
 from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import _tmesh, errors
 
 if TYPE_CHECKING:
-    import os
-
-    from .engine import Binding, Context, Graph
+    from .costs import Costs
+    from .engine import Cancellable, Context
     from .graphs import Graph as Description
 
-__all__ = ["Part", "Placed", "PlacedBinding"]
+__all__ = ["Part", "Place", "Placed", "PlacedBinding", "Places"]
 
 # Their value is their input's memory in another shape: whoever reads it has a node of its own.
 _VIEWS = {"reshape"}
 _GIVEN = {"input", "weight"}
+_NEVER = (1 << 64) - 1
 
 
 class Part:
@@ -42,92 +48,147 @@ class Part:
         self.weights: list[str] = []
         self.values: list[str] = []
         self.results: list[str] = []
-        self.graph: Graph | None = None
 
     def __repr__(self) -> str:
         return f"<tmesh.placed.Part of {len(self.nodes)} nodes on {self.device}>"
+
+
+@dataclass(frozen=True)
+class Place:
+    """An engine with its memory: bytes for weights and inputs of graphs (None: no limit), of a NUMA node (None: any)."""
+
+    context: Context
+    memory: int | None = None
+    node: int | None = None
 
 
 def _wrong(message: str) -> errors.InvalidError:
     return errors.InvalidError(errno.EINVAL, message)
 
 
-class Placed:
-    """A graph whose nodes run where `at` says: a key of `contexts` for each node that computes (views go with who reads them).
-    `folder`: where the parts are written, for engines in processes of their own one that they may read."""
+class Places:
+    """Places that graphs have by leases. A graph that has not run for `idle` seconds (None: ever) is given up, by a thread of the
+    library's: its parts are closed, and its engines' memory and its room are free. Its next run takes the same places again; when
+    others have their room by then, `costs`, where it is given, finds others, else the run raises tmesh.Error (ENOSPC)."""
 
-    def __init__(self, graph: Description, at: Mapping[str, Hashable], contexts: Mapping[Hashable, Context], *,
+    def __init__(self, places: Mapping[Hashable, Place | Context], *, idle: float | None = 5.0,
+                 costs: Costs | None = None) -> None:
+        if idle is not None and not 0 < idle < _NEVER / 1e9:
+            raise _wrong(f"idle is None or more than 0 seconds, not {idle}")
+        all_ = {key: place if isinstance(place, Place) else Place(place) for key, place in places.items()}
+        for key, place in all_.items():
+            if place.memory is not None and place.memory <= 0:
+                raise _wrong(f"place {key!r}: memory is None or more than 0 bytes, not {place.memory}")
+            if place.node is not None and place.node < 0:
+                raise _wrong(f"place {key!r}: node is None or a number of a NUMA node, not {place.node}")
+        self.contexts = {key: place.context for key, place in all_.items()}
+        self._keys = list(all_)
+        self._handle = _tmesh.engine_places_create(
+            tuple((place.context._handle, place.memory or 0, -1 if place.node is None else place.node)
+                  for place in all_.values()),
+            _NEVER if idle is None else max(1, int(idle * 1e9)), costs and costs._handle)
+
+    def sweep(self) -> int:
+        """Give up what is idle long enough, now; how many graphs that were. The first error of one whose values could not be
+        copied is raised: that one keeps its places."""
+        return _tmesh.engine_places_sweep(self._handle)
+
+    def used(self, key: Hashable) -> int:
+        """Bytes of a place that graphs have now."""
+        if key not in self.contexts:
+            raise errors.NotFoundError(errno.ENOENT, f"there is no place {key!r}")
+        return _tmesh.engine_places_used(self._handle, self._keys.index(key))
+
+    def stats(self) -> dict[str, int]:
+        """Of graphs: held now; moves, given_up, taken again, elsewhere of those; copies of values, and bytes_copied."""
+        return _tmesh.engine_places_stats(self._handle)
+
+    def __repr__(self) -> str:
+        return f"<tmesh.placed.Places {', '.join(map(str, self._keys))}>"
+
+
+class Placed:
+    """A graph whose nodes run where `at` says: a key of `contexts`, or of places, for each node that computes (views go with who
+    reads them). `folder`: where the parts are written, for engines in processes of their own one that they may read."""
+
+    def __init__(self, graph: Description, at: Mapping[str, Hashable], contexts: Mapping[Hashable, Context] | Places, *,
                  weights: Mapping[str, _tmesh.Tensor] | None = None, folder: str | os.PathLike[str] | None = None) -> None:
         self.description = graph
-        self._nodes = graph._nodes
-        self._check(at, contexts, weights or {})
-        keys = list(contexts)
-        places = {name: keys.index(at[name]) for name, (op, _, _) in self._nodes.items() if op not in _GIVEN | _VIEWS}
-        self.parts: list[Part] = []
-        texts = []
-        for place, text, nodes, results in _tmesh.engine_graph_split(graph.text(), places, len(keys)):
-            part = Part(keys[place])
+        self._nodes = dict(graph._nodes)
+        self._outputs = dict(graph.outputs)
+        self._contexts = contexts.contexts if isinstance(contexts, Places) else dict(contexts)
+        self._keys = list(self._contexts)
+        for name, (op, inputs, _) in self._nodes.items():
+            for needed in inputs:
+                if needed not in self._nodes:
+                    raise _wrong(f"node {name!r} reads {needed!r}, which is no node that was added before")
+            if op == "weight" and name not in (weights or {}):
+                raise _wrong(f"weight {name!r} was not given")
+        where = self._places(at)
+        # As long as this is: an engine that was started anew reads them again.
+        self._own = tempfile.TemporaryDirectory(prefix="tmesh-placed-") if folder is None else None
+        self._handle = _tmesh.engine_placed_create(
+            graph.text(), where,
+            contexts._handle if isinstance(contexts, Places) else tuple(context._handle for context in self._contexts.values()),
+            tuple((weights or {}).items()), Path(self._own.name if self._own else folder or "").absolute())
+
+    def _places(self, at: Mapping[str, Hashable]) -> dict[str, int]:
+        computing = [name for name, (op, _, _) in self._nodes.items() if op not in _GIVEN | _VIEWS]
+        for name in computing:
+            if name not in at or at[name] not in self._contexts:
+                raise _wrong(f"node {name!r} is on no device that has a context: give one of {', '.join(map(str, self._keys))}")
+        return {name: self._keys.index(at[name]) for name in computing}
+
+    @property
+    def parts(self) -> list[Part]:
+        """In their order, where it is now, or was when it was given up."""
+        parts = []
+        for place, _, nodes, results in _tmesh.engine_placed_parts(self._handle):
+            part = Part(self._keys[place])
             part.results = results
             for name, op in nodes.items():
                 into = (part.nodes if op not in _GIVEN else part.weights if op == "weight" else
                         part.inputs if self._nodes[name][0] == "input" else part.values)
                 into.append(name)
-            self.parts.append(part)
-            texts.append(text)
-        # As long as this is: an engine that was started anew reads them again.
-        self._own = tempfile.TemporaryDirectory(prefix="tmesh-placed-") if folder is None else None
-        where = Path(self._own.name if self._own else folder or "")
-        self._types: dict[str, tuple[str, tuple[int, ...]]] = {}
-        for number, (part, text) in enumerate(zip(self.parts, texts)):
-            path = where / f"{graph.name}.{number}.graph"
-            path.write_text(text, encoding="ascii")
-            part.graph = contexts[part.device].graph(path, weights={name: (weights or {})[name] for name in part.weights})
-            for name in part.results:
-                operand = part.graph.outputs[name]
-                self._types[name] = operand.dtype, tuple(int(n) for n in operand.shape)  # type: ignore[arg-type]
+            parts.append(part)
+        return parts
 
-    def _check(self, at: Mapping[str, Hashable], contexts: Mapping[Hashable, Context],
-               weights: Mapping[str, _tmesh.Tensor]) -> None:
-        for name, (op, inputs, _) in self._nodes.items():
-            for needed in inputs:
-                if needed not in self._nodes:
-                    raise _wrong(f"node {name!r} reads {needed!r}, which is no node that was added before")
-            if op not in _GIVEN | _VIEWS and (name not in at or at[name] not in contexts):
-                raise _wrong(f"node {name!r} is on no device that has a context: give one of {', '.join(map(str, contexts))}")
-            if op == "weight" and name not in weights:
-                raise _wrong(f"weight {name!r} was not given")
+    def at(self) -> dict[str, Hashable]:
+        """Where each node that computes runs, or ran when it was given up: as `at` of the constructor."""
+        return {name: self._keys[place] for name, place in _tmesh.engine_placed_at(self._handle).items()}
 
-    def _past(self, part: Part, name: str) -> str:
-        """The operand of a part whose memory a "set_rows" of it has."""
-        while self._nodes[name][0] == "set_rows" and name in part.nodes:
-            name = self._nodes[name][1][0]
-        return name
+    def move(self, at: Mapping[str, Hashable]) -> None:
+        """Go to other places, with all bindings: everything is opened and bound there before the old places are let go. Runs end
+        before, and later ones wait. After an error the graph is where it was, and runs on."""
+        _tmesh.engine_placed_move(self._handle, self._places(at))
 
     def bind(self, inputs: Mapping[str, _tmesh.Tensor], outputs: Mapping[str, _tmesh.Tensor]) -> PlacedBinding:
-        """Check once, to run often. Inputs and outputs are Tensors; an output of "set_rows" is the tensor of its past."""
+        """Check once, to run often. Inputs and outputs are Tensors; an output of "set_rows" is the tensor of its past. An input
+        with cache="keep" that is not given is the binding's own, of zeros at first, in the memory of the place that reads it."""
+        own = [name for name, (op, _, line) in self._nodes.items()
+               if op == "input" and name not in inputs and "cache=keep" in line.split()]
         where: dict[str, _tmesh.Tensor] = {}
         for name, (op, needed, _) in self._nodes.items():
-            if op == "input" and name not in inputs:
+            if op == "input" and name not in inputs and name not in own:
                 raise _wrong(f"input {name!r} was not given")
             if op == "set_rows":
-                where[name] = where[needed[0]] if needed[0] in where else inputs[needed[0]]
+                past = where[needed[0]] if needed[0] in where else inputs.get(needed[0])
+                if past is not None:
+                    where[name] = past
         for name, tensor in outputs.items():
-            node = self.description.outputs.get(name)
+            node = self._outputs.get(name)
             if node is None:
                 raise errors.NotFoundError(errno.ENOENT, f"the graph has no output {name!r}")
             if where.setdefault(node, tensor) is not tensor:
                 raise _wrong(f"output {name!r} lies in the memory of another output, or of its past: give that tensor")
-        bindings = []
-        for part in self.parts:
-            assert part.graph is not None
-            for name in part.results:
-                if name not in where:
-                    dtype, shape = self._types[name]
-                    where[name] = _tmesh.zeros(shape, dtype)
-            in_place = {name: self._past(part, name) for name in part.results if self._nodes[name][0] == "set_rows"}
-            bindings.append(part.graph.bind({name: inputs[name] for name in part.inputs} | {n: where[n] for n in part.values},
-                                            {name: where[name] for name in part.results}, in_place=in_place))
-        return PlacedBinding(self, bindings)
+        # As of any binding, what it has cannot be sealed or released meanwhile.
+        written = {id(tensor) for tensor in where.values()}
+        context = next(iter(self._contexts.values()))
+        views = [context._handle.wrap(tensor, number in written, 0)
+                 for number, tensor in {id(tensor): tensor for tensor in (*inputs.values(), *outputs.values())}.items()]
+        handle = _tmesh.engine_placed_bind(self._handle, (*inputs.items(), *((name, None) for name in own)),
+                                           tuple(outputs.items()))
+        return PlacedBinding(self, handle, views)
 
     def __repr__(self) -> str:
         return f"<tmesh.placed.Placed {self.description.name}: {len(self.parts)} parts>"
@@ -136,11 +197,16 @@ class Placed:
 class PlacedBinding:
     """The parts with their inputs and outputs. Made by Placed.bind()."""
 
-    def __init__(self, placed: Placed, bindings: list[Binding]) -> None:
+    def __init__(self, placed: Placed, handle: object, views: list[_tmesh.EngineTensor]) -> None:
         self._placed = placed
-        self._bindings = bindings
+        self._handle = handle
+        self._views = views
 
-    def dispatch(self) -> None:
-        """Run all parts, in their order. After an error of one those behind it have not run."""
-        for binding in self._bindings:
-            binding.dispatch()
+    def dispatch(self, cancellable: Cancellable | None = None) -> None:
+        """Run all parts, in their order. After an error of one those behind it have not run. A graph that was given up takes
+        places first. cancellable: as of tmesh.engine.Graph.dispatch()."""
+        _tmesh.engine_placed_dispatch(self._handle, cancellable)
+
+    def tensor(self, name: str) -> _tmesh.Tensor:
+        """Where an input that the binding owns lies now. When the graph has gone to another memory it lies elsewhere."""
+        return _tmesh.engine_placed_tensor(self._handle, name)

@@ -1,0 +1,475 @@
+/* SPDX-License-Identifier: MIT */
+/* Graphs over several engines, and the places that they have by leases: what tmesh.placed stands
+ * on. */
+#include "engine_types.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <tmesh/placed.h>
+
+#define PLACES "tmesh.places"
+#define PLACED "tmesh.placed"
+#define BINDING "tmesh.placed_binding"
+
+/* The graph has the names of what @placed knows by numbers. */
+struct placed_graph {
+	struct tmesh_placed *placed;
+	struct tmesh_graph *graph;
+};
+
+static void release_places(PyObject *capsule)
+{
+	struct tmesh_places *places = PyCapsule_GetPointer(capsule, PLACES);
+
+	/* It waits for its thread, which may be closing parts in another process. */
+	Py_BEGIN_ALLOW_THREADS;
+	tmesh_places_unref(places);
+	Py_END_ALLOW_THREADS;
+}
+
+static void free_placed(struct placed_graph *own)
+{
+	Py_BEGIN_ALLOW_THREADS;
+	tmesh_placed_unref(own->placed);
+	tmesh_graph_unref(own->graph);
+	Py_END_ALLOW_THREADS;
+	PyMem_Free(own);
+}
+
+static void release_placed(PyObject *capsule)
+{
+	free_placed(PyCapsule_GetPointer(capsule, PLACED));
+}
+
+static void release_binding(PyObject *capsule)
+{
+	struct tmesh_placed_binding *binding = PyCapsule_GetPointer(capsule, BINDING);
+
+	Py_BEGIN_ALLOW_THREADS;
+	tmesh_placed_binding_unref(binding);
+	Py_END_ALLOW_THREADS;
+}
+
+static struct tmesh_engine_context *context_of(struct state *st, PyObject *object)
+{
+	if (Py_TYPE(object) != st->engine_types[ENGINE_CONTEXT]) {
+		PyErr_Format(PyExc_TypeError, "a place is an EngineContext, not %R", object);
+		return NULL;
+	}
+	return ((struct engine_context *)object)->context;
+}
+
+/* engine_places_create(places, idle_ns, costs) -> capsule; places are (context, memory, node) */
+PyObject *engine_places_create(PyObject *module, PyObject *args)
+{
+	struct tmesh_places_place all[TMESH_PLACEMENT_MAX_DEVICES];
+	struct tmesh_places_opts opts = {.size = sizeof(opts), .places = all};
+	struct state *st = PyModule_GetState(module);
+	PyObject *list, *costs, *capsule;
+	struct tmesh_places *places;
+	struct tmesh_error err;
+	unsigned long long idle;
+
+	if (!PyArg_ParseTuple(args, "O!KO:engine_places_create", &PyTuple_Type, &list, &idle,
+			      &costs))
+		return NULL;
+	opts.idle_ns = idle;
+	opts.place_count = (size_t)PyTuple_Size(list);
+	if (opts.place_count > TMESH_PLACEMENT_MAX_DEVICES)
+		return raise_code(st, EINVAL, "at most %d places", TMESH_PLACEMENT_MAX_DEVICES);
+	for (size_t i = 0; i < opts.place_count; i++) {
+		PyObject *object;
+		size_t memory;
+		int node;
+
+		if (!PyArg_ParseTuple(PyTuple_GetItem(list, (Py_ssize_t)i), "OO&i", &object,
+				      size_argument, &memory, &node))
+			return NULL;
+		all[i] = (struct tmesh_places_place){
+			.context = context_of(st, object), .memory = memory, .node = node};
+		if (!all[i].context)
+			return NULL;
+	}
+	if (costs != Py_None) {
+		opts.costs = engine_costs_get(costs);
+		if (!opts.costs)
+			return NULL;
+	}
+	if (tmesh_places_create(&opts, &places, &err))
+		return raise_error(st, &err);
+	capsule = PyCapsule_New(places, PLACES, release_places);
+	if (!capsule)
+		tmesh_places_unref(places);
+	return capsule;
+}
+
+/* engine_places_sweep(places) -> how many graphs were given up */
+PyObject *engine_places_sweep(PyObject *module, PyObject *capsule)
+{
+	struct tmesh_places *places = PyCapsule_GetPointer(capsule, PLACES);
+	struct tmesh_error err;
+	uint32_t count;
+	int rc;
+
+	if (!places)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_places_sweep(places, &count, &err);
+	Py_END_ALLOW_THREADS;
+	return rc ? raise_error(PyModule_GetState(module), &err) : PyLong_FromUnsignedLong(count);
+}
+
+/* engine_places_used(places, index) -> bytes */
+PyObject *engine_places_used(PyObject *module, PyObject *args)
+{
+	struct tmesh_places *places;
+	struct tmesh_error err;
+	PyObject *capsule;
+	uint64_t bytes;
+	size_t index;
+
+	if (!PyArg_ParseTuple(args, "OO&:engine_places_used", &capsule, size_argument, &index))
+		return NULL;
+	places = PyCapsule_GetPointer(capsule, PLACES);
+	if (!places)
+		return NULL;
+	if (tmesh_places_used(places, index, &bytes, &err))
+		return raise_error(PyModule_GetState(module), &err);
+	return PyLong_FromUnsignedLongLong(bytes);
+}
+
+/* engine_places_stats(places) -> dict */
+PyObject *engine_places_stats(PyObject *module, PyObject *capsule)
+{
+	struct tmesh_places *places = PyCapsule_GetPointer(capsule, PLACES);
+	struct tmesh_places_stats stats = {.size = sizeof(stats)};
+	struct tmesh_error err;
+
+	if (!places)
+		return NULL;
+	if (tmesh_places_stats(places, &stats, &err))
+		return raise_error(PyModule_GetState(module), &err);
+	return Py_BuildValue(
+		"{s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "held", (unsigned long long)stats.held, "moves",
+		(unsigned long long)stats.moves, "given_up", (unsigned long long)stats.given_up,
+		"taken", (unsigned long long)stats.taken, "elsewhere",
+		(unsigned long long)stats.elsewhere, "copies", (unsigned long long)stats.copies,
+		"bytes_copied", (unsigned long long)stats.bytes_copied);
+}
+
+/* Of a dict by names of nodes, to be freed by PyMem_Free(); those that are not there are at no
+ * place. */
+static uint32_t *read_at(const struct tmesh_graph *graph, PyObject *given)
+{
+	uint32_t *at = PyMem_Calloc(tmesh_graph_nodes(graph) + 1, sizeof(*at));
+
+	if (!at)
+		PyErr_NoMemory();
+	else if (!engine_read_places(graph, given, at))
+		return at;
+	PyMem_Free(at);
+	return NULL;
+}
+
+struct weights {
+	struct tmesh_engine_weight *list;
+	size_t count;
+};
+
+static void free_weights(struct weights *weights)
+{
+	while (weights->count)
+		tmesh_tensor_unref(weights->list[--weights->count].tensor);
+	PyMem_Free(weights->list);
+}
+
+/* A tuple of (name, Tensor), with references: others may release a Tensor meanwhile. */
+static int take_weights(struct state *st, PyObject *given, struct weights *weights)
+{
+	size_t count = (size_t)PyTuple_Size(given);
+
+	*weights = (struct weights){PyMem_Calloc(count + 1, sizeof(*weights->list)), 0};
+	if (!weights->list) {
+		PyErr_NoMemory();
+		return -1;
+	}
+	for (size_t i = 0; i < count; i++) {
+		struct tmesh_engine_weight *weight = &weights->list[i];
+		struct tmesh_tensor *own = NULL;
+		PyObject *tensor;
+
+		if (PyArg_ParseTuple(PyTuple_GetItem(given, (Py_ssize_t)i), "sO!", &weight->name,
+				     st->tensor_type, &tensor))
+			own = tensor_get((struct tensor *)tensor);
+		if (!own) {
+			free_weights(weights);
+			return -1;
+		}
+		weight->tensor = tmesh_tensor_ref(own);
+		weights->count++;
+	}
+	return 0;
+}
+
+/* A tuple of EngineContexts, or a capsule of places. */
+static int take_contexts(struct state *st, PyObject *given, struct tmesh_placed_opts *opts,
+			 struct tmesh_engine_context ***list)
+{
+	*list = NULL;
+	if (!PyTuple_Check(given)) {
+		opts->places = PyCapsule_GetPointer(given, PLACES);
+		return opts->places ? 0 : -1;
+	}
+	opts->context_count = (size_t)PyTuple_Size(given);
+	*list = PyMem_Calloc(opts->context_count + 1, sizeof(**list));
+	if (!*list) {
+		PyErr_NoMemory();
+		return -1;
+	}
+	for (size_t i = 0; i < opts->context_count; i++) {
+		(*list)[i] = context_of(st, PyTuple_GetItem(given, (Py_ssize_t)i));
+		if (!(*list)[i])
+			return -1;
+	}
+	opts->contexts = *list;
+	return 0;
+}
+
+static int create(struct state *st, PyObject *given[4], const char *folder,
+		  struct placed_graph *own)
+{
+	struct tmesh_placed_opts opts = {.size = sizeof(opts), .folder = folder};
+	struct tmesh_engine_context **contexts = NULL;
+	struct weights weights = {0};
+	struct tmesh_error err;
+	uint32_t *at = read_at(own->graph, given[0]);
+	int rc = -1;
+
+	if (at && !take_contexts(st, given[1], &opts, &contexts) &&
+	    !take_weights(st, given[2], &weights)) {
+		opts.at = at;
+		opts.weights = weights.list;
+		opts.weight_count = weights.count;
+		Py_BEGIN_ALLOW_THREADS;
+		rc = tmesh_placed_create(own->graph, &opts, &own->placed, &err);
+		Py_END_ALLOW_THREADS;
+		if (rc)
+			raise_error(st, &err);
+		free_weights(&weights);
+	}
+	PyMem_Free(contexts);
+	PyMem_Free(at);
+	return rc;
+}
+
+/* engine_placed_create(text, at, contexts or places, weights, folder) -> capsule */
+PyObject *engine_placed_create(PyObject *module, PyObject *args)
+{
+	struct state *st = PyModule_GetState(module);
+	PyObject *given[3], *folder, *capsule = NULL;
+	struct placed_graph *own;
+	struct tmesh_error err;
+	Py_ssize_t length;
+	const char *text;
+
+	if (!PyArg_ParseTuple(args, "s#O!OO!O&:engine_placed_create", &text, &length, &PyDict_Type,
+			      &given[0], &given[1], &PyTuple_Type, &given[2], PyUnicode_FSConverter,
+			      &folder))
+		return NULL;
+	own = PyMem_Calloc(1, sizeof(*own));
+	if (!own)
+		PyErr_NoMemory();
+	else if (tmesh_graph_parse(text, (size_t)length, &own->graph, &err))
+		raise_error(st, &err);
+	else if (!create(st, given, PyBytes_AsString(folder), own))
+		capsule = PyCapsule_New(own, PLACED, release_placed);
+	if (own && !capsule)
+		free_placed(own);
+	Py_DECREF(folder);
+	return capsule;
+}
+
+/* engine_placed_parts(placed) -> as engine_graph_split() */
+PyObject *engine_placed_parts(PyObject *module, PyObject *capsule)
+{
+	struct placed_graph *own = PyCapsule_GetPointer(capsule, PLACED);
+
+	return own ? engine_list_parts(tmesh_placed_parts(own->placed)) : NULL;
+}
+
+/* engine_placed_at(placed) -> {name: place} of the nodes that were given one */
+PyObject *engine_placed_at(PyObject *module, PyObject *capsule)
+{
+	struct placed_graph *own = PyCapsule_GetPointer(capsule, PLACED);
+	PyObject *names = NULL;
+	struct tmesh_error err;
+	uint32_t *at;
+	size_t nodes;
+	int rc;
+
+	if (!own)
+		return NULL;
+	nodes = tmesh_graph_nodes(own->graph);
+	at = PyMem_Calloc(nodes + 1, sizeof(*at));
+	if (!at)
+		return PyErr_NoMemory();
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_placed_at(own->placed, at, nodes, &err);
+	Py_END_ALLOW_THREADS;
+	if (rc)
+		raise_error(PyModule_GetState(module), &err);
+	else
+		names = engine_name_places(own->graph, at);
+	PyMem_Free(at);
+	return names;
+}
+
+/* engine_placed_move(placed, {name: place}) */
+PyObject *engine_placed_move(PyObject *module, PyObject *args)
+{
+	struct placed_graph *own;
+	PyObject *capsule, *given;
+	struct tmesh_error err;
+	uint32_t *at;
+	int rc;
+
+	if (!PyArg_ParseTuple(args, "OO!:engine_placed_move", &capsule, &PyDict_Type, &given))
+		return NULL;
+	own = PyCapsule_GetPointer(capsule, PLACED);
+	at = own ? read_at(own->graph, given) : NULL;
+	if (!at)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_placed_move(own->placed, at, &err);
+	Py_END_ALLOW_THREADS;
+	PyMem_Free(at);
+	if (rc)
+		return raise_error(PyModule_GetState(module), &err);
+	Py_RETURN_NONE;
+}
+
+struct placed_values {
+	struct tmesh_placed_value *list;
+	size_t count;
+};
+
+static void free_values(struct placed_values *values)
+{
+	while (values->count) {
+		struct tmesh_tensor *tensor = values->list[--values->count].tensor;
+
+		if (tensor)
+			tmesh_tensor_unref(tensor);
+	}
+	PyMem_Free(values->list);
+	values->list = NULL;
+}
+
+/* A tuple of (name, Tensor or None), with references. */
+static int take_values(struct state *st, PyObject *given, struct placed_values *values)
+{
+	size_t count = (size_t)PyTuple_Size(given);
+
+	*values = (struct placed_values){PyMem_Calloc(count + 1, sizeof(*values->list)), 0};
+	if (!values->list) {
+		PyErr_NoMemory();
+		return -1;
+	}
+	for (size_t i = 0; i < count; i++) {
+		struct tmesh_placed_value *value = &values->list[i];
+		struct tmesh_tensor *own = NULL;
+		PyObject *tensor;
+
+		if (!PyArg_ParseTuple(PyTuple_GetItem(given, (Py_ssize_t)i), "sO", &value->name,
+				      &tensor))
+			return -1;
+		if (tensor != Py_None && Py_TYPE(tensor) != st->tensor_type) {
+			PyErr_Format(PyExc_TypeError, "\"%s\" is a Tensor, not %R", value->name,
+				     tensor);
+			return -1;
+		}
+		if (tensor != Py_None) {
+			own = tensor_get((struct tensor *)tensor);
+			if (!own)
+				return -1;
+			value->tensor = tmesh_tensor_ref(own);
+		}
+		values->count++;
+	}
+	return 0;
+}
+
+/* engine_placed_bind(placed, inputs, outputs) -> capsule */
+PyObject *engine_placed_bind(PyObject *module, PyObject *args)
+{
+	struct state *st = PyModule_GetState(module);
+	struct placed_values values[2] = {0};
+	PyObject *capsule, *in, *out, *made = NULL;
+	struct tmesh_placed_binding *binding;
+	struct placed_graph *own;
+	struct tmesh_error err;
+	struct tmesh_ctx *ctx;
+	int rc;
+
+	if (!PyArg_ParseTuple(args, "OO!O!:engine_placed_bind", &capsule, &PyTuple_Type, &in,
+			      &PyTuple_Type, &out))
+		return NULL;
+	own = PyCapsule_GetPointer(capsule, PLACED);
+	ctx = own ? context(st) : NULL;
+	if (ctx && !take_values(st, in, &values[0]) && !take_values(st, out, &values[1])) {
+		Py_BEGIN_ALLOW_THREADS;
+		rc = tmesh_placed_bind(own->placed, ctx, values[0].list, values[0].count,
+				       values[1].list, values[1].count, &binding, &err);
+		Py_END_ALLOW_THREADS;
+		made = rc ? raise_error(st, &err)
+			  : PyCapsule_New(binding, BINDING, release_binding);
+		if (!rc && !made)
+			tmesh_placed_binding_unref(binding);
+	}
+	free_values(&values[0]);
+	free_values(&values[1]);
+	return made;
+}
+
+/* engine_placed_dispatch(binding, cancellable) */
+PyObject *engine_placed_dispatch(PyObject *module, PyObject *args)
+{
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_placed_binding *binding;
+	struct engine_dispatch dispatch;
+	PyObject *capsule, *given;
+	struct tmesh_error err;
+	int rc;
+
+	if (!PyArg_ParseTuple(args, "OO:engine_placed_dispatch", &capsule, &given))
+		return NULL;
+	binding = PyCapsule_GetPointer(capsule, BINDING);
+	if (!binding || engine_dispatch_begin(st, given, &dispatch))
+		return NULL;
+	rc = tmesh_placed_dispatch(binding, dispatch.cancellable, &err);
+	if (engine_dispatch_end(st, &dispatch, rc, &err))
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+/* engine_placed_tensor(binding, name) -> Tensor */
+PyObject *engine_placed_tensor(PyObject *module, PyObject *args)
+{
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_placed_binding *binding;
+	struct tmesh_tensor *tensor;
+	struct tmesh_error err;
+	PyObject *capsule;
+	const char *name;
+	int rc;
+
+	if (!PyArg_ParseTuple(args, "Os:engine_placed_tensor", &capsule, &name))
+		return NULL;
+	binding = PyCapsule_GetPointer(capsule, BINDING);
+	if (!binding)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_placed_binding_tensor(binding, name, &tensor, &err);
+	Py_END_ALLOW_THREADS;
+	return rc ? raise_error(st, &err) : tensor_new(st, tensor, NULL, TMESH_READ | TMESH_WRITE);
+}
