@@ -29,5 +29,8 @@ engine() {
 }
 
 mkdir -p "$1"
+# Suites that run side by side fetch once.
+exec 9>"$1/lock"
+flock 9
 model "$1"
 engine "$1"

@@ -51,7 +51,9 @@ $(MODEL_VENV)/tools.stamp: tests/engine/requirements.txt
 	@touch $@
 
 model-peers-check: $(MODEL_VENV)/tools.stamp $(B)/libtmesh-model.so ## the readers beside the formats' own packages
-	@$(MODEL_VENV)/bin/python $(MODEL_TEST)/differential.py
+	@tests/demo/fetch.sh $(B)/demo >&2 || true
+	@status=0; $(MODEL_VENV)/bin/python -B $(MODEL_TEST)/differential.py || status=1; \
+	$(MODEL_VENV)/bin/python -B $(MODEL_TEST)/differential_demo.py $(B)/demo || status=1; exit $$status
 
 # libFuzzer; the corpus lies beside those of libtmesh.
 MODEL_FUZZ_OUT   := $(MODEL_TEST_OUT)/fuzz

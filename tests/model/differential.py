@@ -225,13 +225,18 @@ def gguf_peer(data, path):
         os.unlink(path)
     with open(path, "wb") as file:
         file.write(data)
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    return gguf_read(path, 0.5)
+
+
+def gguf_read(path, seconds):
+    """The package's opinion, as far as it has one after so many seconds of its own work: others may have the machine."""
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         reader = gguf.GGUFReader(path)
         return {t.name: (t.tensor_type.name, [int(d) for d in reversed(t.shape)], int(t.n_bytes), int(t.data_offset))
                 for t in reader.tensors}
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 def gguf_ours(data):
@@ -334,7 +339,7 @@ def end(number, frame):
 def main():
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    signal.signal(signal.SIGALRM, end)
+    signal.signal(signal.SIGVTALRM, end)
     print("1..4")
     failed = False
     rng = random.Random(SEED)

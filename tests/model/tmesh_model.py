@@ -5,6 +5,7 @@ By ctypes and the layouts of <tmesh/context.h> and <tmesh/model.h>, not by the P
 is compared with the formats' own packages, and the environment with those has no tmesh. _look() fails if the layout of
 an error is another one.
 """
+import contextlib
 import ctypes
 import os
 import pathlib
@@ -32,7 +33,7 @@ class Refused(Exception):
         self.code, self.message = code, message
 
 
-ctypes.CDLL(str(BUILD / "libtmesh.so.0"), mode=ctypes.RTLD_GLOBAL)
+base = ctypes.CDLL(str(BUILD / "libtmesh.so.0"), mode=ctypes.RTLD_GLOBAL)
 lib = ctypes.CDLL(str(BUILD / "libtmesh-model.so.0"))
 libc = ctypes.CDLL(None)
 libc.free.argtypes = [ctypes.c_void_p]
@@ -45,6 +46,12 @@ lib.tmesh_model_parse.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uin
 lib.tmesh_model_describe.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p]
 lib.tmesh_model_metadata_json.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p,
                                           ctypes.c_void_p]
+lib.tmesh_model_load.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+lib.tmesh_model_tensor_open.argtypes = lib.tmesh_model_tensor.argtypes
+base.tmesh_ctx_open.argtypes = [ctypes.c_void_p] * 3
+base.tmesh_ctx_unref.argtypes = base.tmesh_tensor_unref.argtypes = [ctypes.c_void_p]
+base.tmesh_tensor_data.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p]
+READ = 1
 
 
 def _tensors(model):
@@ -88,3 +95,28 @@ def parse(data):
 
 def describe(path):
     return _look(lambda model, err: lib.tmesh_model_describe(os.fsencode(path), model, err))
+
+
+@contextlib.contextmanager
+def loaded(path):
+    """The bytes of each tensor of a loaded model, by name, where they lie."""
+    ctx, model, err, opened = ctypes.c_void_p(), ctypes.c_void_p(), Error(), []
+    try:
+        for rc in (lambda: base.tmesh_ctx_open(None, ctypes.byref(ctx), ctypes.byref(err)),
+                   lambda: lib.tmesh_model_load(ctx, os.fsencode(path), None, ctypes.byref(model), ctypes.byref(err))):
+            code = rc()
+            if code:
+                raise Refused(code, err.message.decode())
+        found = {}
+        for index, info in enumerate(_tensors(model)):
+            tensor, data = ctypes.c_void_p(), ctypes.c_void_p()
+            assert lib.tmesh_model_tensor_open(model, index, ctypes.byref(tensor), None) == 0
+            opened.append(tensor)
+            assert base.tmesh_tensor_data(tensor, READ, ctypes.byref(data), None) == 0
+            found[info["name"]] = (ctypes.c_ubyte * info["bytes"]).from_address(data.value)
+        yield found
+    finally:
+        for tensor in opened:
+            base.tmesh_tensor_unref(tensor)
+        lib.tmesh_model_unref(model)
+        base.tmesh_ctx_unref(ctx)
