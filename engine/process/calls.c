@@ -72,6 +72,19 @@ void calls_remove(struct calls *calls, struct caller *caller)
 	pthread_mutex_unlock(&calls->lock);
 }
 
+/* With the lock. From here on the call has so long. */
+static void watch_call(struct calls *calls)
+{
+	const struct call *call = calls->call;
+	uint64_t now = tmesh_now_ns(), deadline = now + call->limit_ns;
+
+	/* One that has passed ends nobody: the call is refused. */
+	if (call->until > now && call->until < deadline)
+		deadline = call->until;
+	atomic_store(&calls->watch->deadline, deadline);
+	status_deadline(calls->watch->status, deadline);
+}
+
 int calls_begin(struct calls *calls, struct caller *caller, struct call *call,
 		struct tmesh_error *err)
 {
@@ -87,11 +100,32 @@ int calls_begin(struct calls *calls, struct caller *caller, struct call *call,
 		calls->running = caller;
 		calls->call = call;
 		call->cancellable = calls->cancellable;
-		atomic_store(&calls->watch->deadline, call->deadline);
-		status_began(calls->watch->status, call->deadline);
+		watch_call(calls);
+		status_began(calls->watch->status);
 		if (calls->asleep && write(calls->bell, &one, sizeof(one)) == sizeof(one))
 			calls->asleep = false;
 	}
+	pthread_mutex_unlock(&calls->lock);
+	return rc;
+}
+
+void calls_wait(struct calls *calls)
+{
+	pthread_mutex_lock(&calls->lock);
+	atomic_store(&calls->watch->deadline, 0);
+	status_deadline(calls->watch->status, UINT64_MAX);
+	pthread_mutex_unlock(&calls->lock);
+}
+
+int calls_go_on(struct calls *calls, struct tmesh_error *err)
+{
+	int rc = 0;
+
+	pthread_mutex_lock(&calls->lock);
+	watch_call(calls);
+	if (calls->call->until && calls->call->until <= tmesh_now_ns())
+		rc = tmesh_fail(err, -ETIMEDOUT,
+				"the deadline had passed when the call's memory was open");
 	pthread_mutex_unlock(&calls->lock);
 	return rc;
 }

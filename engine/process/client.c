@@ -124,6 +124,21 @@ static int describe(const struct tmesh_engine_graph *graph, struct wire *text,
 	return 0;
 }
 
+/* What the request names, of a client that may be slow to show it. */
+static int get_tensors(struct client *client, struct wire *request, struct wire_tensor **tensors,
+		       size_t *count, size_t *regions, struct tmesh_error *err)
+{
+	int rc;
+
+	calls_wait(client->calls);
+	rc = wire_get_tensors(request, client->ctx, MAX_OPERANDS, client->regions, tensors, count,
+			      regions, err);
+	if (!rc)
+		return calls_go_on(client->calls, err);
+	calls_go_on(client->calls, NULL);
+	return rc;
+}
+
 static int open_graph(struct client *client, struct wire *request, struct wire *reply, uint32_t *id,
 		      struct tmesh_error *err)
 {
@@ -144,8 +159,7 @@ static int open_graph(struct client *client, struct wire *request, struct wire *
 		return tmesh_fail(err, -ENOMEM, "no memory for %zu weights", count);
 	for (size_t i = 0; i < count; i++)
 		weights[i].name = wire_get_text(request);
-	rc = wire_get_tensors(request, client->ctx, MAX_OPERANDS, client->regions, &tensors,
-			      &tensor_count, &regions, err);
+	rc = get_tensors(client, request, &tensors, &tensor_count, &regions, err);
 	if (!rc && tensor_count != count)
 		rc = tmesh_fail(err, -EPROTO, "%zu names of weights, and %zu tensors", count,
 				tensor_count);
@@ -225,8 +239,7 @@ static int bind_values(struct client *client, uint32_t graph_id, struct wire *re
 		if (!*values[i].in_place)
 			values[i].in_place = NULL;
 	}
-	rc = wire_get_tensors(request, client->ctx, MAX_OPERANDS, client->regions, &tensors,
-			      &tensor_count, &regions, err);
+	rc = get_tensors(client, request, &tensors, &tensor_count, &regions, err);
 	if (!rc && tensor_count != count)
 		rc = tmesh_fail(err, -EPROTO, "%zu operands, and %zu tensors", count, tensor_count);
 	if (!rc)
@@ -271,8 +284,7 @@ static int rebind_values(struct client *client, uint32_t id, struct wire *reques
 		return tmesh_fail(err, -ENOMEM, "no memory for %zu operands", count);
 	for (size_t i = 0; i < count; i++)
 		values[i].name = wire_get_text(request);
-	rc = wire_get_tensors(request, client->ctx, MAX_OPERANDS, client->regions, &tensors,
-			      &tensor_count, &regions, err);
+	rc = get_tensors(client, request, &tensors, &tensor_count, &regions, err);
 	if (!rc && tensor_count != count)
 		rc = tmesh_fail(err, -EPROTO, "%zu operands, and %zu tensors", count, tensor_count);
 	if (!rc)
@@ -360,19 +372,18 @@ static int work(struct client *client, const struct wire_request *request,
 }
 
 /* One that was called off before has a reply without a text: the page is its client's again. */
-static int turn(struct client *client, const struct wire_request *request, uint64_t limit)
+static int turn(struct client *client, const struct wire_request *request, uint64_t limit_ns)
 {
-	struct call call = {
-		.number = request->number, .deadline = limit, .stops = request->op == WIRE_RUN};
+	struct call call = {.number = request->number,
+			    .until = request->deadline,
+			    .limit_ns = limit_ns,
+			    .stops = request->op == WIRE_RUN};
 	struct wire_reply reply = {.number = request->number};
 	struct tmesh_error err = {0};
 	int rc;
 
 	if (call.stops && things_get(&client->bindings, request->id))
 		call.tokens = client->bindings.all[request->id].tokens;
-	/* One that has passed ends nobody: work() says so. */
-	if (request->deadline > tmesh_now_ns() && request->deadline < limit)
-		call.deadline = request->deadline;
 	reply.code = calls_begin(client->calls, &client->caller, &call, &err);
 	if (reply.code)
 		return answer(client, &reply);
@@ -406,7 +417,7 @@ int client_turn(struct client *client, uint64_t limit_ns)
 		(request.op == WIRE_UNBIND ? drop_binding : drop_graph)(client, request.id);
 		return 1;
 	}
-	return turn(client, &request, tmesh_now_ns() + limit_ns);
+	return turn(client, &request, limit_ns);
 }
 
 int client_bell(const struct client *client)

@@ -22,6 +22,8 @@ static const char help[] =
 	"      --sessions=N      that nobody uses and that stay open, at most (default 8)\n"
 	"  -l, --limit=SECONDS   of one call, beyond which the engine is ended and started anew "
 	"(default 60)\n"
+	"      --patience=SECONDS  with a client that is asked for its memory, for each region "
+	"(default 0.5)\n"
 	"      --unconfined      let the engine open every file of this user and make every system "
 	"call\n"
 	"      --with-input      end when the standard input ends\n"
@@ -58,6 +60,7 @@ static bool whole(const char *text, double most, uint32_t *out)
 enum {
 	LIBRARY = 256,
 	SESSIONS,
+	PATIENCE,
 	UNCONFINED,
 	WITH_INPUT,
 	VERSION
@@ -73,6 +76,7 @@ int main(int argc, char **argv)
 		{"clients", required_argument, NULL, 'c'},
 		{"sessions", required_argument, NULL, SESSIONS},
 		{"limit", required_argument, NULL, 'l'},
+		{"patience", required_argument, NULL, PATIENCE},
 		{"unconfined", no_argument, NULL, UNCONFINED},
 		{"with-input", no_argument, NULL, WITH_INPUT},
 		{"help", no_argument, NULL, 'h'},
@@ -80,7 +84,8 @@ int main(int argc, char **argv)
 		{0},
 	};
 	struct options options = {.backend = "onnx", .threads = 1, .clients = 64};
-	double seconds = 60;
+	/* On a machine with much to do an honest client may take a tenth of a second. */
+	double seconds = 60, patience = 0.5;
 	int key;
 
 	while ((key = getopt_long(argc, argv, "e:m:t:c:l:h", longs, NULL)) != -1) {
@@ -112,6 +117,10 @@ int main(int argc, char **argv)
 			if (!number(optarg, 1e6, &seconds))
 				return usage("--limit takes seconds, at most 1000000");
 			break;
+		case PATIENCE:
+			if (!number(optarg, 1e6, &patience))
+				return usage("--patience takes seconds, at most 1000000");
+			break;
 		case UNCONFINED:
 			options.unconfined = true;
 			break;
@@ -131,6 +140,7 @@ int main(int argc, char **argv)
 	if (argc - optind > 1)
 		return usage("one name at most");
 	options.limit_ns = (uint64_t)(seconds * 1e9);
+	options.patience_ns = (uint64_t)(patience * 1e9);
 	options.name = optind < argc ? argv[optind] : options.backend;
 	if (!wire_is_name(options.name))
 		return usage("a name is of 1 to 32 small letters, digits and hyphens");

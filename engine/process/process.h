@@ -24,7 +24,8 @@ struct options {
 	uint32_t threads;
 	uint32_t clients;
 	uint32_t sessions;
-	uint64_t limit_ns; /* of one call */
+	uint64_t limit_ns;    /* of one call */
+	uint64_t patience_ns; /* with a client that is asked for its memory, for each region */
 	bool unconfined;
 	bool with_input; /* ends when the standard input does */
 };
@@ -42,8 +43,10 @@ int supervise(const struct options *options);
 /* status.c: what is told to whoever looks. The file's beginning, of zeros, as memory. Return: 0, or
  * -1 and errno. */
 int status_map(int fd, struct engine_status **out);
-/* A call begins, and ends; @step: it was a run, which took @tokens in. */
-void status_began(struct engine_status *status, uint64_t deadline);
+/* A call begins, and ends; @step: it was a run, which took @tokens in. When it has to have ended:
+ * said before, and again whenever that changes; UINT64_MAX: not watched. */
+void status_deadline(struct engine_status *status, uint64_t deadline);
+void status_began(struct engine_status *status);
 void status_ended(struct engine_status *status, int code, bool step, uint64_t tokens);
 /* The process has died, and with it the call that ran. */
 void status_buried(struct engine_status *status);
@@ -78,10 +81,12 @@ struct caller {
 int calls_new(struct watch *watch, struct calls **out, struct tmesh_error *err);
 int calls_add(struct calls *calls, struct caller *caller, int socket, const struct wire_page *page);
 void calls_remove(struct calls *calls, struct caller *caller);
-/* A call of @caller: its @number, until when it runs at most, and whether it ends when it is called
- * off; @cancellable is for it. */
+/* A call of @caller: its @number, until when its client wants it, how long the engine may take for
+ * it, and whether it ends when it is called off; @cancellable is for it. */
 struct call {
-	uint64_t number, deadline;
+	uint64_t number;
+	uint64_t until; /* 0: no matter when */
+	uint64_t limit_ns;
 	bool stops; /* it is a run */
 	uint64_t tokens;
 	struct tmesh_engine_cancellable *cancellable;
@@ -90,6 +95,11 @@ struct call {
  */
 int calls_begin(struct calls *calls, struct caller *caller, struct call *call,
 		struct tmesh_error *err);
+/* Its client is asked for memory: a slow one has no process ended, and the engine's time for the
+ * call begins when that is there. */
+void calls_wait(struct calls *calls);
+/* -ETIMEDOUT: the client does not want it any more. */
+int calls_go_on(struct calls *calls, struct tmesh_error *err);
 /* Its time is not watched any more, and it is counted. */
 void calls_ran(struct calls *calls, int code);
 void calls_end(struct calls *calls);

@@ -14,9 +14,6 @@
 #include "common/clock.h"
 #include "process.h"
 
-/* A client that does not answer for its memory costs the others no longer than this for each of its
- * regions. On a machine with much to do an honest one may take a tenth of a second. */
-#define PEER_NS UINT64_C(500000000)
 /* After a request the next one is near: sleeping costs both sides more than this. */
 #define SPIN_NS UINT64_C(200000)
 /* While it does not sleep it looks so often for who came and who went. */
@@ -167,7 +164,8 @@ static void limit(struct server *server)
 
 _Noreturn void serve(const struct options *options, int listener, int ready, struct watch *watch)
 {
-	struct tmesh_ctx_opts ctx_opts = {.size = sizeof(ctx_opts), .timeout_ns = PEER_NS};
+	struct tmesh_ctx_opts ctx_opts = {.size = sizeof(ctx_opts),
+					  .timeout_ns = options->patience_ns};
 	struct tmesh_engine_context_opts opts = {.size = sizeof(opts),
 						 .library = options->library,
 						 .threads = options->threads,

@@ -27,9 +27,13 @@ int status_map(int fd, struct engine_status **out)
 	return 0;
 }
 
-void status_began(struct engine_status *status, uint64_t deadline)
+void status_deadline(struct engine_status *status, uint64_t deadline)
 {
 	atomic_store_explicit(&status->deadline_ns, deadline, memory_order_relaxed);
+}
+
+void status_began(struct engine_status *status)
+{
 	atomic_store_explicit(&status->since_ns, tmesh_now_ns(), memory_order_relaxed);
 }
 

@@ -9,10 +9,10 @@
  *   crashes  runs abort
  *   hangs    runs never end; y begins with -1
  *   long     runs end when they are called off; y begins with -1
- *   bomb     aborts when it is opened
- *   tokens   as plain, with x called tokens
- *   probe    runs make system calls that are denied, and fail when one is not (probe.h)
- *   foreign  runs make a system call of another architecture
+ *   waits    runs end when there is a file of the graph's name with ".go" behind it; y begins with
+ * -1 counts   runs add 1 to y's first element, and do nothing else bomb     aborts when it is
+ * opened tokens   as plain, with x called tokens probe    runs make system calls that are denied,
+ * and fail when one is not (probe.h) foreign  runs make a system call of another architecture
  */
 #include <errno.h>
 #include <stdatomic.h>
@@ -27,6 +27,7 @@
 
 struct session {
 	char mode[32];
+	char go[512];
 };
 
 struct binding {
@@ -80,6 +81,7 @@ static int session_open(void *engine, const struct plugin_session_opts *opts,
 		free(own);
 		return tmesh_fail(err, -EPROTO, "no graph of the fake's");
 	}
+	snprintf(own->go, sizeof(own->go), "%s.go", opts->path);
 	session->handle = own;
 	session->input_count = session->output_count = 2;
 	session->inputs = calloc(2, sizeof(*session->inputs));
@@ -151,10 +153,12 @@ static int run(void *data, struct tmesh_error *err)
 	if (!strcmp(binding->session->mode, "crashes"))
 		abort();
 	if (!strcmp(binding->session->mode, "hangs") || !strcmp(binding->session->mode, "long") ||
-	    !strcmp(binding->session->mode, "lags"))
+	    !strcmp(binding->session->mode, "lags") || !strcmp(binding->session->mode, "waits"))
 		*(volatile float *)binding->outputs[0].data = -1;
 	while (!strcmp(binding->session->mode, "hangs"))
 		pause();
+	while (!strcmp(binding->session->mode, "waits") && access(binding->session->go, F_OK))
+		usleep(1000);
 	while (!strcmp(binding->session->mode, "long") && !atomic_load(&binding->cancelled))
 		usleep(1000);
 	while (!strcmp(binding->session->mode, "lags") && !atomic_load(&binding->cancelled))
@@ -167,6 +171,10 @@ static int run(void *data, struct tmesh_error *err)
 		return tmesh_fail(err, -EIO, "the fake was cancelled");
 	if (!strcmp(binding->session->mode, "fails"))
 		return tmesh_fail(err, -EIO, "the fake fails as it was told");
+	if (!strcmp(binding->session->mode, "counts")) {
+		*(float *)binding->outputs[0].data += 1;
+		return 0;
+	}
 	for (size_t o = 0; o < binding->output_count; o++) {
 		struct plugin_array *output = &binding->outputs[o];
 		bool elsewhere = !output->data || !strcmp(binding->session->mode, "elsewhere");

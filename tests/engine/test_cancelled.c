@@ -58,20 +58,6 @@ static void begin(struct call *call, struct fixture *fix, const char *mode)
 	tmesh_engine_graph_unref(graph);
 }
 
-/* The fake says so in the output's first element. */
-static void await_run(struct fixture *fix)
-{
-	float y[8] = {0};
-
-	for (int i = 0; i < 60000 && y[0] != -1; i++) {
-		usleep(1000);
-		assert_ok(tmesh_engine_tensor_read(fix->y, y, sizeof(y), err));
-	}
-	assert_true(y[0] == -1);
-	memset(y, 0, sizeof(y));
-	assert_ok(tmesh_engine_tensor_write(fix->y, y, sizeof(y), err));
-}
-
 static int end(struct call *call)
 {
 	void *result;
@@ -135,7 +121,7 @@ static void test_waits(void **state)
 	struct tmesh_engine_graph *graph;
 	struct call first, second;
 
-	join(&other, 0);
+	join(&other);
 	for (int i = 0; i < 4; i++) {
 		struct fixture *waits = i % 2 ? &other : fix;
 
@@ -169,7 +155,7 @@ static void test_does_not_stop(void **state)
 	uint32_t pid = tmesh_engine_context_pid(fix->context);
 	struct call call;
 
-	join(&other, 0);
+	join(&other);
 	begin(&call, fix, "hangs");
 	await_run(fix);
 	tmesh_engine_cancel(call.cancellable);
@@ -217,7 +203,7 @@ static void test_dies(void **state)
 		struct tmesh_tensor *theirs;
 		struct fixture inner;
 
-		join(&inner, 0);
+		join(&inner);
 		if (tmesh_region_open(inner.ctx, token, TMESH_READ | TMESH_WRITE, &region, NULL) ||
 		    tmesh_tensor_wrap(region, tmesh_tensor_layout(tensor), &theirs, NULL) ||
 		    tmesh_engine_tensor_wrap(inner.context, theirs, TMESH_READ | TMESH_WRITE, FLAGS,
@@ -245,7 +231,7 @@ static void die_with_kept(const char *token, const struct tmesh_tensor *tensor, 
 	struct fixture inner;
 
 	close(ends[0]);
-	join(&inner, 0);
+	join(&inner);
 	if (tmesh_region_from_fd(inner.ctx, ends[1], 1, NULL, &line, NULL) ||
 	    tmesh_engine_context_keep(inner.context, line, NULL))
 		_exit(1);
@@ -347,7 +333,7 @@ static void test_storm(void **state)
 	uint32_t pid = tmesh_engine_context_pid(fix->context);
 
 	for (int i = 0; i < 3; i++) {
-		join(&all[i], 0);
+		join(&all[i]);
 		graphs[i][0] = open_mode(&all[i], "plain");
 		graphs[i][1] = open_mode(&all[i], "long");
 	}
@@ -435,7 +421,6 @@ int main(void)
 
 	if (make_folder())
 		return 1;
-	served_limit = "--limit=60";
 	failed = cmocka_run_group_tests_name("cancelled", tests, serve, unserve);
 #ifdef __SANITIZE_THREAD__
 	failed += UNIT_SKIP(forked,

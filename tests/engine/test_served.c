@@ -151,16 +151,32 @@ static void test_crash(void **state)
 	assert_works(fix);
 }
 
-static void test_hang(void **state)
+/* Here each call has half a second, as far as the engine goes. */
+static void test_limit(void **state)
+{
+	struct fixture fix;
+
+	join_timed(&fix, 0, "hangs");
+	/* Nobody gave a deadline: the engine's own limit ends it. */
+	assert_refused(dispatch(&fix, err), -EPIPE, "died in this call");
+	leave(&fix);
+	join_timed(&fix, 0, "plain");
+	assert_works_at_last(&fix);
+	leave(&fix);
+}
+
+/* A call's deadline is its client's own, and its end too. */
+static void test_deadline(void **state)
 {
 	struct fixture timed, *fix = *state;
+	struct tmesh_error error = {0};
 
-	join(&timed, 400 * MS);
-	assert_refused(dispatch_of(&timed, "hangs", err), -ETIMEDOUT, "deadline");
-	assert_works(&timed);
+	join_timed(&timed, 400 * MS, "hangs");
+	/* A supervisor that gets no turn for a second leaves it at "does not answer". */
+	for (int i = 0; i < 100 && !strstr(error.message, "deadline"); i++)
+		assert_int_equal(dispatch(&timed, &error), -ETIMEDOUT);
+	assert_non_null(strstr(error.message, "deadline"));
 	leave(&timed);
-	/* Nobody gave a deadline: the engine's own limit ends it. */
-	assert_refused(dispatch_of(fix, "hangs", err), -EPIPE, "died in this call");
 	assert_works(fix);
 }
 
@@ -168,13 +184,13 @@ static void test_stopped(void **state)
 {
 	struct fixture timed, *fix = *state;
 
-	join(&timed, 200 * MS);
-	assert_works(&timed);
+	join_timed(&timed, 200 * MS, "plain");
+	assert_works_at_last(&timed);
 	assert_int_equal(kill((pid_t)tmesh_engine_context_pid(timed.context), SIGSTOP), 0);
 	/* It does not even take the call, so that nobody sees a deadline pass in it. */
 	assert_refused(dispatch(&timed, err), -ETIMEDOUT, "does not answer");
 	assert_int_equal(kill((pid_t)tmesh_engine_context_pid(timed.context), SIGKILL), 0);
-	assert_works(&timed);
+	assert_works_at_last(&timed);
 	leave(&timed);
 	assert_works(fix);
 }
@@ -187,22 +203,35 @@ static void *hang(void *data)
 	return (void *)(intptr_t)dispatch_of(fix, "hangs", &error);
 }
 
-/* A call that waits for its turn behind one that hangs is none of the crash's. */
+static void *wait_behind(void *data)
+{
+	return (void *)(intptr_t)tmesh_engine_binding_dispatch(data, NULL);
+}
+
+/* A call that waits for its turn behind one that hangs is none of its end's. */
 static void test_innocent(void **state)
 {
 	struct fixture other, *fix = *state;
 	uint32_t pid = tmesh_engine_context_pid(fix->context);
-	pthread_t thread;
+	struct tmesh_engine_binding *binding;
+	pthread_t hangs, waits;
 	void *result;
 
 	file("hangs", "hangs"); /* file() is not for two threads */
-	join(&other, 0);
-	pthread_create(&thread, NULL, hang, fix);
-	while (tmesh_engine_context_pid(other.context) == pid)
-		assert_works(&other);
-	assert_works(&other);
-	pthread_join(thread, &result);
+	join(&other);
+	assert_ok(tmesh_engine_bind(other.graph, other.inputs, 2, other.outputs, 1, &binding, err));
+	pthread_create(&hangs, NULL, hang, fix);
+	await_run(fix);
+	pthread_create(&waits, NULL, wait_behind, binding);
+	await_waiting(fix, 1);
+	assert_int_equal(kill((pid_t)pid, SIGKILL), 0);
+	pthread_join(hangs, &result);
 	assert_int_equal((intptr_t)result, -EPIPE);
+	pthread_join(waits, &result);
+	assert_int_equal((intptr_t)result, 0);
+	assert_y(&other);
+	assert_int_not_equal(tmesh_engine_context_pid(other.context), pid);
+	tmesh_engine_binding_unref(binding);
 	leave(&other);
 	assert_works(fix);
 }
@@ -254,7 +283,7 @@ static void test_given_back(void **state)
 		if (!child) {
 			struct fixture inner;
 
-			join(&inner, 0);
+			join(&inner);
 			tmesh_engine_bind(inner.graph, inner.inputs, 2, inner.outputs, 1, &binding,
 					  NULL);
 			tmesh_engine_binding_dispatch(binding, NULL);
@@ -280,7 +309,7 @@ static void test_given_back(void **state)
 	for (int round = 0; round < 5; round++) {
 		struct fixture inner;
 
-		join(&inner, 0);
+		join(&inner);
 		assert_works(&inner);
 		leave(&inner);
 	}
@@ -340,7 +369,7 @@ static void test_keep(void **state)
 		assert_int_equal(recv(ends[i][0], &byte, 1, 0), 0);
 		close(ends[i][0]);
 	}
-	join(fix, 0);
+	join(fix);
 	assert_works(fix);
 }
 
@@ -585,7 +614,7 @@ static void test_graph_quota(void **state)
 	struct tmesh_error error;
 	char name[32];
 
-	join(&other, 0);
+	join(&other);
 	for (int i = 0; i < GRAPHS; i++) {
 		int rc;
 
@@ -641,7 +670,7 @@ static void test_region_quota(void **state)
 	struct tmesh_error error;
 	int count = 0, rc = 0;
 
-	join(&other, 0);
+	join(&other);
 	for (; !rc && count < 16; count++) {
 		assert_ok(tmesh_engine_tensor_create(fix->context, TMESH_FLOAT32, 2, shape_x, FLAGS,
 						     &fix->outputs[0].tensor, err));
@@ -692,7 +721,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_refusals, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_killed_between, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_crash, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_hang, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_deadline, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_stopped, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_innocent, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_too_many, setup, teardown),
@@ -703,6 +732,9 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_graph_quota, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_program, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_supervisor_killed, setup, teardown),
+	};
+	const struct CMUnitTest hasty[] = {
+		cmocka_unit_test(test_limit),
 	};
 	const struct CMUnitTest limited[] = {
 		cmocka_unit_test_setup_teardown(test_region_quota, setup, teardown),
@@ -718,6 +750,9 @@ int main(void)
 	if (make_folder())
 		return 1;
 	failed = cmocka_run_group_tests_name("served", tests, serve, unserve);
+	served_limit = "--limit=0.5";
+	failed += cmocka_run_group_tests_name("served, in haste", hasty, serve, unserve);
+	served_limit = "--limit=600";
 	failed += cmocka_run_group_tests_name("served, limited", limited, serve_limited, unserve);
 #if defined(__SANITIZE_ADDRESS__)
 	failed += UNIT_SKIP(memory, "the address sanitizer reserves more than any limit");

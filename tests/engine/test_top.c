@@ -7,7 +7,6 @@
 #include <math.h>
 #include <sys/file.h>
 
-#include "common/engine_status.h"
 #include "served.h"
 
 /* What it shows; the array of engines. A top that waits for anybody is ended by the alarm. */
@@ -154,7 +153,7 @@ static void test_waiting(void **state)
 	pthread_t threads[2];
 	json_t *unit;
 
-	join(&other, 0);
+	join(&other);
 	assert_ok(tmesh_engine_graph_open(fix->context, file("long", "long"), NULL, &first.graph,
 					  err));
 	second.graph = other.graph;
@@ -280,7 +279,6 @@ int main(void)
 	if (make_folder())
 		return 1;
 	/* A call is to be looked at as long as that takes. */
-	served_limit = "--limit=120";
 	failed = cmocka_run_group_tests_name("top", tests, serve, unserve);
 	return remove_folder() || failed;
 }

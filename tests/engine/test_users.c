@@ -168,7 +168,7 @@ static void test_refused(void **state)
 	assert_true(WIFEXITED(status));
 	assert_int_equal(WEXITSTATUS(status), 0);
 	/* No place was taken, of the four that there are, and it is the same process. */
-	join(&later, 0);
+	join(&later);
 	assert_works(&later);
 	leave(&later);
 	assert_works(fix);

@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Turns of an engine's clients: one that floods, one that is slow to show its memory. An engine
+ * that is busy until the test says so stands for any other.
+ */
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <tmesh/channel.h>
+
+#include "remote_wire.h"
+#include "served.h"
+
+#define FLOODERS 2
+
+/* A client that speaks the protocol itself, and sends without waiting. */
+struct raw {
+	int socket;
+	struct tmesh_channel *requests, *replies;
+	struct tmesh_region *region;
+	struct wire_page *page;
+	uint64_t number;
+};
+
+static void raw_join(struct raw *raw, struct fixture *fix)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	struct wire_welcome welcome;
+	void *data;
+	int dir;
+
+	*raw = (struct raw){.socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
+	assert_ok(tmesh_ctx_runtime_dir(fix->ctx, &dir, err));
+	snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/engine-unit", dir);
+	assert_int_equal(connect(raw->socket, (struct sockaddr *)&address, sizeof(address)), 0);
+	close(dir);
+	assert_int_equal(recv(raw->socket, &welcome, sizeof(welcome), 0), sizeof(welcome));
+	assert_int_equal(welcome.code, 0);
+	assert_ok(tmesh_channel_open(fix->ctx, welcome.requests, TMESH_CHANNEL_SEND, NULL,
+				     &raw->requests, err));
+	assert_ok(tmesh_channel_open(fix->ctx, welcome.replies, TMESH_CHANNEL_RECV, NULL,
+				     &raw->replies, err));
+	assert_ok(tmesh_region_open(fix->ctx, welcome.page, TMESH_READ | TMESH_WRITE, &raw->region,
+				    err));
+	assert_ok(tmesh_region_map(raw->region, TMESH_READ | TMESH_WRITE, &data, err));
+	raw->page = data;
+}
+
+static void raw_leave(struct raw *raw)
+{
+	tmesh_region_unmap(raw->region, TMESH_READ | TMESH_WRITE);
+	tmesh_region_unref(raw->region);
+	tmesh_channel_unref(raw->requests);
+	tmesh_channel_unref(raw->replies);
+	close(raw->socket);
+}
+
+static struct wire raw_text(struct raw *raw)
+{
+	return (struct wire){.text = raw->page->text, .bytes = WIRE_TEXT};
+}
+
+/* Return: 0, or -EAGAIN: its channel is full. */
+static int raw_try(struct raw *raw, enum wire_op op, uint32_t id, uint32_t bytes)
+{
+	struct wire_request words = {.op = op, .id = id, .number = raw->number + 1, .bytes = bytes};
+	struct tmesh_message message = {.bytes = sizeof(words)};
+	int rc;
+
+	memcpy(message.data, &words, sizeof(words));
+	rc = tmesh_channel_try_send(raw->requests, &message, NULL);
+	if (!rc)
+		atomic_store(&raw->page->asked, ++raw->number);
+	return rc;
+}
+
+static void raw_reply(struct raw *raw, struct wire_reply *reply)
+{
+	struct tmesh_message message;
+
+	assert_ok(tmesh_channel_recv(raw->replies, &message, -1, err));
+	assert_null(message.tensor);
+	assert_int_equal(message.bytes, sizeof(*reply));
+	memcpy(reply, message.data, sizeof(*reply));
+}
+
+static uint32_t raw_call(struct raw *raw, enum wire_op op, uint32_t id, const struct wire *text)
+{
+	struct wire_reply reply;
+
+	assert_false(text->wrong);
+	assert_int_equal(raw_try(raw, op, id, (uint32_t)text->at), 0);
+	raw_reply(raw, &reply);
+	assert_int_equal(reply.code, 0);
+	return reply.id;
+}
+
+/* A graph that counts its runs in @y. Return: the binding. */
+static uint32_t raw_bind(struct raw *raw, struct fixture *fix, struct tmesh_tensor *const *tensors)
+{
+	const struct wire_tensor list[] = {{.tensor = tensors[0]},
+					   {.tensor = tensors[1]},
+					   {.tensor = tensors[2], .write = true}};
+	static const char *const names[] = {"x", "b", "y"};
+	struct wire text = raw_text(raw);
+	uint32_t graph;
+
+	wire_put_text(&text, file("counts", "counts"));
+	for (int i = 0; i < 4; i++) /* flags; weights, regions and tensors of those */
+		wire_put_u32(&text, 0);
+	graph = raw_call(raw, WIRE_GRAPH_OPEN, 0, &text);
+	text = raw_text(raw);
+	wire_put_u32(&text, 2);
+	wire_put_u32(&text, 3);
+	for (int i = 0; i < 3; i++) {
+		wire_put_text(&text, names[i]);
+		wire_put_text(&text, "");
+	}
+	assert_ok(wire_put_tensors(&text, list, 3, err));
+	return raw_call(raw, WIRE_BIND, graph, &text);
+}
+
+static void *wait_for_go(void *data)
+{
+	return (void *)(intptr_t)tmesh_engine_binding_dispatch(data, NULL);
+}
+
+static struct tmesh_engine_binding *bind_mode(struct fixture *fix, const char *mode)
+{
+	struct tmesh_engine_binding *binding;
+	struct tmesh_engine_graph *graph;
+
+	assert_ok(tmesh_engine_graph_open(fix->context, file(mode, mode), NULL, &graph, err));
+	assert_ok(tmesh_engine_bind(graph, fix->inputs, 2, fix->outputs, 1, &binding, err));
+	tmesh_engine_graph_unref(graph);
+	return binding;
+}
+
+static struct tmesh_tensor *export_of(struct tmesh_engine_tensor *tensor)
+{
+	struct tmesh_tensor *out;
+
+	assert_ok(tmesh_engine_tensor_export(tensor, &out, err));
+	return out;
+}
+
+/* Clients whose channels are full of calls, before another one makes its first: that waits for one
+ * of each at most beside the one whose round it is. They are kept back themselves when their
+ * channels are full, and all that they sent is done. */
+static void test_floods(void **state)
+{
+	struct fixture *busy = *state, counted[FLOODERS], late;
+	struct raw flooders[FLOODERS];
+	uint32_t bindings[FLOODERS], pid = tmesh_engine_context_pid(busy->context);
+	struct tmesh_engine_binding *holds = bind_mode(busy, "waits"), *looks[FLOODERS];
+	const float nothing[8] = {0};
+
+	/* It takes what the others have counted for its x. */
+	join(&late);
+	for (int i = 0; i < FLOODERS; i++) {
+		struct tmesh_tensor *tensors[3];
+
+		counted[i] = late;
+		assert_ok(tmesh_engine_tensor_create(late.context, TMESH_FLOAT32, 2, shape_x, FLAGS,
+						     &counted[i].x, err));
+		assert_ok(tmesh_engine_tensor_create(late.context, TMESH_FLOAT32, 2, shape_x, FLAGS,
+						     &counted[i].y, err));
+		counted[i].inputs[0].tensor = counted[i].x;
+		counted[i].outputs[0].tensor = counted[i].y;
+		looks[i] = bind_mode(&counted[i], "plain");
+		tensors[0] = export_of(late.x);
+		tensors[1] = export_of(late.b);
+		tensors[2] = export_of(counted[i].x);
+		raw_join(&flooders[i], busy);
+		bindings[i] = raw_bind(&flooders[i], busy, tensors);
+		for (int n = 0; n < 3; n++)
+			tmesh_tensor_unref(tensors[n]);
+	}
+	for (int round = 0; round < 3; round++) {
+		uint32_t sent[FLOODERS] = {0};
+		pthread_t holder, looker;
+		void *result;
+
+		pthread_create(&holder, NULL, wait_for_go, holds);
+		await_run(busy);
+		for (int i = 0; i < FLOODERS; i++) {
+			assert_ok(tmesh_engine_tensor_write(counted[i].x, nothing, sizeof(nothing),
+							    err));
+			while (sent[i] < 100000 && !raw_try(&flooders[i], WIRE_RUN, bindings[i], 0))
+				sent[i]++;
+			assert_int_equal(raw_try(&flooders[i], WIRE_RUN, bindings[i], 0), -EAGAIN);
+			assert_in_range(sent[i], 10, 99999);
+		}
+		pthread_create(&looker, NULL, wait_for_go, looks[round % FLOODERS]);
+		await_waiting(busy, FLOODERS + 1);
+		file("waits.go", "");
+		pthread_join(looker, &result);
+		assert_int_equal((intptr_t)result, 0);
+		pthread_join(holder, &result);
+		assert_int_equal((intptr_t)result, 0);
+		for (int i = 0; i < FLOODERS; i++) {
+			float seen[8], all[8];
+
+			for (uint32_t n = 0; n < sent[i]; n++) {
+				struct wire_reply reply;
+
+				raw_reply(&flooders[i], &reply);
+				assert_int_equal(reply.code, 0);
+				assert_int_equal(reply.number,
+						 flooders[i].number - sent[i] + n + 1);
+			}
+			assert_ok(tmesh_engine_tensor_read(counted[i].x, all, sizeof(all), err));
+			assert_true(all[0] == (float)sent[i]);
+			if (i != round % FLOODERS)
+				continue;
+			/* b[0] is 10 */
+			assert_ok(tmesh_engine_tensor_read(counted[i].y, seen, sizeof(seen), err));
+			assert_true(seen[0] - 10 <= 2);
+		}
+		assert_int_equal(unlink(file("waits.go", "")), 0);
+	}
+	for (int i = 0; i < FLOODERS; i++) {
+		raw_leave(&flooders[i]);
+		tmesh_engine_binding_unref(looks[i]);
+		tmesh_engine_tensor_unref(counted[i].x);
+		tmesh_engine_tensor_unref(counted[i].y);
+	}
+	tmesh_engine_binding_unref(holds);
+	assert_works(&late);
+	leave(&late);
+	assert_works(busy);
+	assert_int_equal(tmesh_engine_context_pid(busy->context), pid);
+}
+
+/* In a process of its own: sealed memory, by its token, and then it stops. */
+static int be_slow(int out)
+{
+	struct tmesh_tensor *tensor;
+	struct tmesh_ctx *ctx;
+	char token[TMESH_TOKEN_SIZE];
+	char byte;
+
+	if (tmesh_ctx_open(NULL, &ctx, NULL) ||
+	    tmesh_tensor_create(ctx, TMESH_FLOAT32, 1, shape_b, NULL, &tensor, NULL) ||
+	    tmesh_region_seal(tmesh_tensor_region(tensor), NULL) ||
+	    tmesh_region_token(tmesh_tensor_region(tensor), TMESH_READ, token, NULL) ||
+	    write(out, token, sizeof(token)) != sizeof(token))
+		return 1;
+	raise(SIGSTOP);
+	/* Until it is no more needed. */
+	return read(0, &byte, 1) != 0;
+}
+
+/* A client that is slow to show its memory costs no process, however long the engine waits for it:
+ * while it does, no call's time is counted. */
+static void test_slow_memory(void **state)
+{
+	struct fixture *fix = *state;
+	uint32_t pid = tmesh_engine_context_pid(fix->context);
+	const struct engine_status *status = map_status(fix);
+	char token[TMESH_TOKEN_SIZE], number[16];
+	int ends[2], input_ends[2], how;
+	struct wire_reply reply;
+	struct wire text;
+	struct raw raw;
+	pid_t slow;
+
+	assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+	assert_int_equal(pipe2(input_ends, O_CLOEXEC), 0);
+	slow = fork();
+	if (!slow) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		dup2(input_ends[0], 0);
+		fcntl(ends[1], F_SETFD, 0);
+		snprintf(number, sizeof(number), "%d", ends[1]);
+		execl("/proc/self/exe", "test_turns", number, NULL);
+		_exit(127);
+	}
+	close(ends[1]);
+	assert_int_equal(read(ends[0], token, sizeof(token)), sizeof(token));
+	assert_int_equal(waitpid(slow, &how, WUNTRACED), slow);
+	assert_true(WIFSTOPPED(how));
+	raw_join(&raw, fix);
+	text = raw_text(&raw);
+	wire_put_text(&text, file("graph", "plain"));
+	wire_put_u32(&text, 0);
+	wire_put_u32(&text, 1);
+	wire_put_text(&text, "w");
+	wire_put_u32(&text, 1); /* a region, to be read */
+	wire_put_u32(&text, 0);
+	wire_put_text(&text, token);
+	wire_put_u32(&text, 1); /* a tensor in it */
+	wire_put_u32(&text, 0);
+	wire_put_u32(&text, 0);
+	wire_put_u64(&text, 0);
+	wire_put_u32(&text, TMESH_FLOAT32);
+	wire_put_u32(&text, 1);
+	wire_put_u64(&text, 4);
+	assert_false(text.wrong);
+	assert_int_equal(raw_try(&raw, WIRE_GRAPH_OPEN, 0, (uint32_t)text.at), 0);
+	for (int i = 0; i < 60000 && !(status->since_ns && status->deadline_ns == UINT64_MAX); i++)
+		usleep(1000);
+	assert_true(status->deadline_ns == UINT64_MAX);
+	kill(slow, SIGCONT);
+	raw_reply(&raw, &reply);
+	assert_int_equal(reply.code, 0);
+	raw_leave(&raw);
+	close(input_ends[1]);
+	close(input_ends[0]);
+	close(ends[0]);
+	assert_int_equal(waitpid(slow, &how, 0), slow);
+	assert_int_equal(how, 0);
+	munmap((void *)status, sizeof(*status));
+	assert_works(fix);
+	assert_int_equal(tmesh_engine_context_pid(fix->context), pid);
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(test_floods, setup, teardown),
+	};
+	const struct CMUnitTest slow[] = {
+		cmocka_unit_test_setup_teardown(test_slow_memory, setup, teardown),
+	};
+	int failed;
+
+	if (argc > 1)
+		return be_slow(atoi(argv[1]));
+	if (make_folder())
+		return 1;
+	failed = cmocka_run_group_tests_name("turns", tests, serve, unserve);
+	if (unit_on_kernel())
+		failed += UNIT_SKIP(slow, "no process is asked for memory of the module");
+	else
+		failed += cmocka_run_group_tests_name("turns, slow", slow, serve, unserve);
+	return remove_folder() || failed;
+}
