@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.Net.Reader do
+  @moduledoc false
+  # What Tmesh.Net.Server does as a reader: fetches of what others offer, each for all who wait for the same bytes.
+
+  import Tmesh.Net.Speak
+  require Logger
+
+  alias Tmesh.Error
+  alias Tmesh.Net.{Answer, Fetcher}
+
+  # Fetches that ask or read: what a fetcher takes from one address. Others wait their turn.
+  @at_once 8
+  # A home that has no key left is asked again, after so long, then twice as long, and so on.
+  @again_ms 100
+  @again_most_ms 5_000
+
+  @spec open(map(), map(), pos_integer(), integer() | :infinity, GenServer.from()) :: map()
+  def open(state, wanted, timeout, until, {pid, _tag} = from) do
+    monitor = Process.monitor(pid)
+    waiter = {from, monitor, deadline(until, wanted.checksum, monitor)}
+
+    case state.fetches[wanted.checksum] do
+      nil ->
+        begin(state, wanted, timeout, waiter)
+
+      fetch ->
+        # Homes that this one knows of and the first did not.
+        more = Enum.reject(wanted.sources, &(&1 in fetch.wanted.sources))
+        wanted = %{fetch.wanted | sources: fetch.wanted.sources ++ more}
+        waiters = [waiter | fetch.waiters]
+        fetch = %{fetch | waiters: waiters, wanted: wanted, sources: fetch.sources ++ more}
+        put_in(state.fetches[wanted.checksum], fetch)
+    end
+  end
+
+  # What is kept here is not fetched, and its home is not asked.
+  defp begin(state, wanted, timeout, waiter) do
+    fetch = %{
+      wanted: wanted,
+      # Homes that were not asked yet, and the one that is.
+      sources: wanted.sources,
+      home: nil,
+      # Whether the last home has no key left, how often that was so, and until when it may be.
+      busy: false,
+      times: 0,
+      until: nil,
+      timeout: timeout,
+      waiters: [waiter],
+      monitor: nil,
+      state: {:finding, state.next_id}
+    }
+
+    put_in(state.fetches[wanted.checksum], fetch)
+    |> ask({:find, wanted.checksum}, "find", checksum: wanted.checksum, bytes: wanted.bytes)
+  end
+
+  defp ask_in_turn(state, checksum) do
+    if Enum.count(state.fetches, fn {_sum, f} ->
+         elem(f.state, 0) in [:asking, :reading, :storing, :again]
+       end) <
+         @at_once,
+       do: next_home(state, checksum, nobody_left()),
+       else: put_in(state.fetches[checksum].state, {:queued, state.next_id})
+  end
+
+  # A place is free: whoever has waited longest.
+  defp ask_queued(state) do
+    waiting = for {sum, %{state: {:queued, since}}} <- state.fetches, do: {since, sum}
+
+    case Enum.min(waiting, fn -> nil end) do
+      nil -> state
+      {_since, checksum} -> ask_in_turn(state, checksum)
+    end
+  end
+
+  defp nobody_left do
+    why = "none of the homes that the offer names has it any more: have it offered again"
+    Error.new(:not_found, why)
+  end
+
+  # The one before could not, for this reason.
+  defp next_home(state, checksum, error) do
+    fetch = state.fetches[checksum]
+    if fetch.monitor, do: Process.demonitor(fetch.monitor, [:flush])
+
+    fetch = %{fetch | monitor: nil}
+    until = fetch.until || now() + fetch.timeout
+
+    case fetch.sources do
+      [source | rest] ->
+        ask_home(state, checksum, %{fetch | sources: rest}, source)
+
+      [] when fetch.busy ->
+        if now() < until,
+          do: put_in(state.fetches[checksum], wait_again(%{fetch | until: until}, checksum)),
+          else: failed(put_in(state.fetches[checksum], fetch), checksum, error)
+
+      [] ->
+        failed(put_in(state.fetches[checksum], fetch), checksum, error)
+    end
+  end
+
+  # All of its homes, later.
+  defp wait_again(fetch, checksum) do
+    number = make_ref()
+    most = min(@again_most_ms, @again_ms * Integer.pow(2, min(fetch.times, 10)))
+
+    Process.send_after(
+      self(),
+      {:again, checksum, number},
+      div(most, 2) + :rand.uniform(div(most, 2))
+    )
+
+    %{fetch | state: {:again, number}, times: fetch.times + 1, busy: false}
+  end
+
+  defp ask_home(state, checksum, fetch, {name, offer}) do
+    state = put_in(state.fetches[checksum], %{fetch | home: name})
+
+    # A ref is no reason to make an atom, or a connection.
+    case Enum.find([node() | Node.list(:connected)], &(Atom.to_string(&1) == name)) do
+      nil ->
+        name = inspect(name, printable_limit: 255)
+        why = "its home #{name} is not connected to #{node()}: Node.connect/1 does that"
+        next_home(state, checksum, Error.new(:not_found, why))
+
+      home ->
+        number = make_ref()
+        monitor = Process.monitor({Tmesh.Net, home})
+        tell({Tmesh.Net, home}, {:lease, self(), number, offer})
+        Process.send_after(self(), {:silent, checksum, number}, fetch.timeout)
+        fetch = %{fetch | home: name, monitor: monitor, state: {:asking, number}}
+        put_in(state.fetches[checksum], fetch)
+    end
+  end
+
+  ## What a home says
+
+  @spec answered(map(), term(), term(), term()) :: map()
+  def answered(state, home, number, answer) do
+    case asked(state, number) do
+      {checksum, fetch} ->
+        answer = if is_pid(home), do: answer
+        answered_by(state, checksum, fetch, home, Answer.read(answer, fetch.home))
+
+      nil ->
+        give_back(state, home, answer)
+        state
+    end
+  end
+
+  @doc "In a version of the protocol that is not this one."
+  @spec answered_in(map(), term(), term(), term()) :: map()
+  def answered_in(state, version, home, number) do
+    case asked(state, number) do
+      {checksum, fetch} ->
+        answered_by(state, checksum, fetch, home, Answer.of_version(version, fetch.home))
+
+      nil ->
+        state
+    end
+  end
+
+  defp asked(state, number),
+    do: Enum.find(state.fetches, fn {_sum, f} -> f.state == {:asking, number} end)
+
+  defp answered_by(state, checksum, fetch, home, {:ok, key, address}),
+    do: read(state, checksum, fetch, home, key, address)
+
+  defp answered_by(state, checksum, fetch, _home, {:bytes, data}),
+    do: store(state, checksum, fetch, data)
+
+  defp answered_by(state, checksum, _fetch, _home, {:error, error}) do
+    state = put_in(state.fetches[checksum].busy, error.type == :limit_exceeded)
+    next_home(state, checksum, error)
+  end
+
+  # Too late: given back, unless it came twice and is in use.
+  defp give_back(state, home, {:ok, key, _address}) when is_pid(home) do
+    unless Enum.any?(state.fetches, fn {_sum, f} ->
+             match?({:reading, _id, ^key, _home}, f.state)
+           end),
+           do: tell(home, {:done, self(), key})
+
+    :ok
+  end
+
+  defp give_back(_state, _home, _nothing), do: :ok
+
+  defp read(state, checksum, fetch, home, key, address) do
+    Process.demonitor(fetch.monitor, [:flush])
+    fetch = %{fetch | monitor: nil, state: {:reading, state.next_id, key, home}}
+
+    put_in(state.fetches[checksum], fetch)
+    |> ask({:fetch, checksum}, "fetch",
+      address: address,
+      key: key,
+      checksum: checksum,
+      bytes: fetch.wanted.bytes,
+      timeout_ms: fetch.timeout
+    )
+  end
+
+  defp store(state, checksum, fetch, data) when byte_size(data) == fetch.wanted.bytes do
+    Process.demonitor(fetch.monitor, [:flush])
+    fetch = %{fetch | monitor: nil, state: {:storing, state.next_id}}
+
+    put_in(state.fetches[checksum], fetch)
+    |> ask({:fetch, checksum}, "store", checksum: checksum, data: Base.encode16(data, case: :lower))
+  end
+
+  defp store(state, checksum, fetch, data) do
+    why = "#{fetch.home} gives #{byte_size(data)} bytes and offers #{fetch.wanted.bytes}"
+    next_home(state, checksum, Error.new(:protocol, why))
+  end
+
+  @spec silent(map(), String.t(), reference()) :: map()
+  def silent(state, checksum, number) do
+    case state.fetches do
+      %{^checksum => %{state: {:asking, ^number}} = fetch} ->
+        why = Error.new(:timeout, "#{fetch.home} did not answer in time")
+        next_home(state, checksum, why)
+
+      _other ->
+        state
+    end
+  end
+
+  @spec again(map(), String.t(), reference()) :: map()
+  def again(state, checksum, number) do
+    case state.fetches do
+      %{^checksum => %{state: {:again, ^number}} = fetch} ->
+        state = put_in(state.fetches[checksum].sources, fetch.wanted.sources)
+        next_home(state, checksum, nobody_left())
+
+      _other ->
+        state
+    end
+  end
+
+  @spec home_ended(map(), {String.t(), map()}, term()) :: map()
+  def home_ended(state, {checksum, fetch}, reason) do
+    type = if reason == :noproc, do: :not_started, else: :gone
+    next_home(state, checksum, Error.new(type, "Tmesh.Net of #{fetch.home}: #{inspect(reason)}"))
+  end
+
+  ## What the fetcher says
+
+  @spec progress(map(), String.t()) :: map()
+  def progress(state, checksum) do
+    with %{state: {:reading, _id, key, home}} <- state.fetches[checksum],
+         do: tell(home, {:renew, self(), key})
+
+    state
+  end
+
+  @spec fetched(map(), non_neg_integer(), String.t(), map()) :: map()
+  def fetched(state, id, checksum, %{"type" => type} = message)
+      when type in ["fetched", "found"] do
+    unless message["kept"],
+      do: Logger.warning("tmesh: what was fetched is not kept: #{message["why"]}")
+
+    case pop_fetch(state, id, checksum) do
+      {nil, state} ->
+        ask(state, :nothing, "release", of: id)
+
+      {fetch, state} ->
+        monitors =
+          for {from, monitor, timer} <- fetch.waiters do
+            end_deadline(timer)
+            GenServer.reply(from, {:ok, message["token"], message["region"], {id, monitor}})
+            monitor
+          end
+
+        ask_queued(put_in(state.held[id], monitors))
+    end
+  end
+
+  # Why it was not found among what is kept is of no interest: keeping it will say so.
+  def fetched(state, id, checksum, message) do
+    case state.fetches[checksum] do
+      %{state: {:finding, ^id}} ->
+        ask_in_turn(state, checksum)
+
+      %{state: {:reading, ^id, key, home}} ->
+        tell(home, {:done, self(), key})
+        next_home(state, checksum, Fetcher.error(message))
+
+      %{state: {:storing, ^id}} ->
+        next_home(state, checksum, Fetcher.error(message))
+
+      _cancelled ->
+        state
+    end
+  end
+
+  # Unless all waiters have gone, and it was cancelled: another of the same bytes may have begun.
+  defp pop_fetch(state, id, checksum) do
+    case state.fetches[checksum] do
+      %{state: {:reading, ^id, key, home}} = fetch ->
+        tell(home, {:done, self(), key})
+        {fetch, %{state | fetches: Map.delete(state.fetches, checksum)}}
+
+      %{state: {how, ^id}} = fetch when how in [:finding, :storing] ->
+        {fetch, %{state | fetches: Map.delete(state.fetches, checksum)}}
+
+      _other ->
+        {nil, state}
+    end
+  end
+
+  # While nothing reads.
+  defp failed(state, checksum, error) do
+    {fetch, fetches} = Map.pop!(state.fetches, checksum)
+    if fetch.monitor, do: Process.demonitor(fetch.monitor, [:flush])
+    reply(fetch, error)
+    ask_queued(%{state | fetches: fetches})
+  end
+
+  defp reply(fetch, error) do
+    Enum.each(fetch.waiters, fn {from, monitor, timer} ->
+      end_deadline(timer)
+      Process.demonitor(monitor, [:flush])
+      GenServer.reply(from, {:error, error})
+    end)
+  end
+
+  ## Who waits
+
+  defp deadline(:infinity, _checksum, _monitor), do: nil
+
+  defp deadline(until, checksum, monitor),
+    do: Process.send_after(self(), {:late, checksum, monitor}, max(until, now()), abs: true)
+
+  defp end_deadline(nil), do: :ok
+  defp end_deadline(timer), do: :ok = Process.cancel_timer(timer, async: true, info: false)
+
+  # Who waits no longer is told, and the last one takes the fetch along.
+  @spec late(map(), String.t(), reference()) :: map()
+  def late(state, checksum, monitor) do
+    with %{waiters: waiters} <- state.fetches[checksum],
+         {from, ^monitor, _timer} <- List.keyfind(waiters, monitor, 1) do
+      Process.demonitor(monitor, [:flush])
+      GenServer.reply(from, {:error, Error.new(:timeout, "it was not here by the deadline")})
+      waiter_ended(state, monitor)
+    else
+      nil -> state
+    end
+  end
+
+  # The last one to go takes the fetch along.
+  @spec waiter_ended(map(), reference()) :: map()
+  def waiter_ended(state, monitor) do
+    case Enum.find(state.fetches, fn {_sum, f} -> List.keymember?(f.waiters, monitor, 1) end) do
+      nil ->
+        state
+
+      {checksum, fetch} ->
+        {{_from, ^monitor, timer}, waiters} = List.keytake(fetch.waiters, monitor, 1)
+        end_deadline(timer)
+
+        case waiters do
+          [] -> give_up(state, checksum, fetch)
+          rest -> put_in(state.fetches[checksum], %{fetch | waiters: rest})
+        end
+    end
+  end
+
+  defp give_up(state, checksum, %{state: {how, _number}}) when how in [:asking, :queued, :again],
+    do: failed(state, checksum, Error.new(:cancelled, "nobody waits"))
+
+  defp give_up(state, checksum, fetch) do
+    id = elem(fetch.state, 1)
+    {_fetch, state} = pop_fetch(state, id, checksum)
+    state |> ask(:nothing, "cancel", of: id) |> ask_queued()
+  end
+
+  @doc "Who has opened what was held for it, or is gone, needs it no more."
+  @spec let_go(map(), non_neg_integer(), reference()) :: map()
+  def let_go(state, id, monitor) do
+    case state.held do
+      %{^id => [^monitor]} ->
+        ask(%{state | held: Map.delete(state.held, id)}, :nothing, "release", of: id)
+
+      %{^id => monitors} ->
+        put_in(state.held[id], List.delete(monitors, monitor))
+
+      _none ->
+        state
+    end
+  end
+
+  @doc "The fetcher has ended: whoever waits for it is told."
+  @spec fetcher_ended(map(), Error.t()) :: map()
+  def fetcher_ended(state, error) do
+    for {_sum, fetch} <- state.fetches,
+        not match?({:asking, _number}, fetch.state),
+        do: reply(fetch, error)
+
+    for {_sum, %{state: {:reading, _id, key, home}}} <- state.fetches,
+        do: tell(home, {:done, self(), key})
+
+    asking =
+      Map.filter(state.fetches, fn {_sum, fetch} -> match?({:asking, _number}, fetch.state) end)
+
+    %{state | held: %{}, fetches: asking}
+  end
+end
