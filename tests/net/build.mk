@@ -32,13 +32,17 @@ net-port-check: $(B)/tmesh-net ## tmesh-net spoken to badly: frames, floods, lim
 	@$(PYTHON) -B $(NET_TEST)/test_port.py $(B)
 
 NET_FUZZ_OUT := $(NET_TEST_OUT)/fuzz
-$(NET_FUZZ_OUT)/net_command: $(NET_TEST)/fuzz_command.c $(NET)/port/command.c $(NET)/port/command.h $(FUZZ_OBJ)
+NET_FUZZ_NAMES := net_command net_address net_answer
+$(NET_FUZZ_OUT)/net_command: $(NET)/port/command.c $(NET)/port/command.h
+$(NET_FUZZ_OUT)/net_address: $(NET)/address.c $(NET)/endpoint.c $(NET)/net_internal.h
+$(NET_FUZZ_OUT)/net_answer: $(NET)/local.c $(NET)/net_internal.h
+$(NET_FUZZ_OUT)/net_%: $(NET_TEST)/fuzz_%.c $(FUZZ_OBJ)
 	@mkdir -p $(@D)
-	$(FUZZ_CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) -I$(NET) -std=gnu11 $(WARN) $(FUZZ_FLAGS) -fsanitize=fuzzer \
-		$(filter %.c %.o,$^) $(LIB_LIBS) -o $@
+	$(FUZZ_CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) -I$(NET) -std=gnu11 -pthread $(WARN) $(FUZZ_FLAGS) -fsanitize=fuzzer \
+		$(filter %.c %.o,$^) $(LIB_LIBS) $(NET_LIBS) -o $@
 
-net-fuzz-check: $(NET_FUZZ_OUT)/net_command ## fuzz what tmesh-net is told
-	@$(FUZZ)/run $(NET_FUZZ_OUT) net_command
+net-fuzz-check: $(addprefix $(NET_FUZZ_OUT)/,$(NET_FUZZ_NAMES)) ## fuzz what tmesh-net is told, a home's address, and what a net answers
+	@$(FUZZ)/run $(NET_FUZZ_OUT) $(NET_FUZZ_NAMES)
 
 .PHONY: net-check net-asan-check net-port-check net-fuzz-check
 
