@@ -74,7 +74,7 @@ static struct tmesh_ctx *begin(void)
 	struct tmesh_ctx_opts opts = {
 		.size = sizeof(opts),
 		.backend = TMESH_BACKEND_MEMFD,
-		.timeout_ns = 100000000,
+		.timeout_ns = 1000000,
 	};
 	/* A descriptor that is left open at every answer is soon one too many. */
 	struct rlimit files = {512, 512};

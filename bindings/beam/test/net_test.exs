@@ -110,14 +110,15 @@ defmodule Tmesh.NetTest do
   test "an offer of a bundle that does not add up is refused, and each shard has another home first" do
     alias Net.Offer
     shard = %{"checksum" => String.duplicate("0", 32), "region_bytes" => 1}
+    ids = fn home -> for number <- ~w(0 1 2), do: String.duplicate(home <> number, 16) end
 
     bundle = %{
       "kind" => "bundle",
       "regions" => [%{}, %{}],
       "shards" => [shard, shard, shard],
       "home" => "a",
-      "offers" => ~w(a0 a1 a2),
-      "other_homes" => [%{"home" => "b", "offers" => ~w(b0 b1 b2)}]
+      "offers" => ids.("a"),
+      "other_homes" => [%{"home" => "b", "offers" => ids.("b")}]
     }
 
     assert {:ok, wanted} = Offer.wanted(bundle)
@@ -125,7 +126,10 @@ defmodule Tmesh.NetTest do
     assert homes in [~w(a b a), ~w(b a b)]
 
     for {one, number} <- Enum.with_index(wanted),
-        do: assert(Enum.sort(one.sources) == [{"a", "a#{number}"}, {"b", "b#{number}"}])
+        do:
+          assert(
+            Enum.sort(one.sources) == for(home <- ~w(a b), do: {home, Enum.at(ids.(home), number)})
+          )
 
     for {name, value} <- [
           {"kind", "model"},
@@ -138,13 +142,14 @@ defmodule Tmesh.NetTest do
           {"shards", [shard, shard, %{shard | "region_bytes" => 0x8000_0000_0000_0000}]},
           {"shards", List.duplicate(shard, 3) ++ [nil]},
           {"home", 1},
-          {"offers", ~w(a0 a1)},
-          {"offers", ["a0", "a1", nil]},
+          {"offers", Enum.take(ids.("a"), 2)},
+          {"offers", List.replace_at(ids.("a"), 2, nil)},
+          {"offers", ~w(a0 a1 a2)},
           {"offers", %{}},
           {"other_homes", %{}},
           {"other_homes", [nil]},
-          {"other_homes", [%{"home" => "b", "offers" => ~w(b0)}]},
-          {"other_homes", List.duplicate(%{"home" => "b", "offers" => ~w(b0 b1 b2)}, 1024)}
+          {"other_homes", [%{"home" => "b", "offers" => Enum.take(ids.("b"), 1)}]},
+          {"other_homes", List.duplicate(%{"home" => "b", "offers" => ids.("b")}, 1024)}
         ] do
       assert {:error, %Error{type: :protocol}} = Offer.wanted(Map.put(bundle, name, value))
     end
@@ -188,7 +193,8 @@ defmodule Tmesh.NetTest do
     assert message =~ "elsewhere@192.0.2.1"
     assert {:error, %Error{type: :protocol}} = Net.open(map)
     shard = %{"checksum" => String.duplicate("0", 32), "region_bytes" => 4}
-    map = Map.merge(map, %{"offers" => ~w(a b), "shards" => [shard, shard]})
+    offers = List.duplicate(@offer["offer"], 2)
+    map = Map.merge(map, %{"offers" => offers, "shards" => [shard, shard]})
     assert {:error, %Error{type: :not_started}} = Net.open(map)
   end
 

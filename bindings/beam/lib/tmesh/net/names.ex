@@ -5,6 +5,7 @@ defmodule Tmesh.Net.Names do
   # it. What it is, each of them says itself.
 
   alias Tmesh.Error
+  alias Tmesh.Net.Offer
 
   # How long a node may take to say what it has published.
   @answer_ms 5_000
@@ -26,9 +27,13 @@ defmodule Tmesh.Net.Names do
     nodes = [node() | Node.list()]
 
     published = fn ->
-      with {:ok, others} <- ask(name, Enum.map(nodes, &{Tmesh.Net, &1})),
-           :ok <- same([what | others], name),
-           do: join.()
+      with {:ok, others, []} <- ask(name, Enum.map(nodes, &{Tmesh.Net, &1})),
+           :ok <- same([what | others], name) do
+        join.()
+      else
+        {:ok, _others, [wrong | _rest]} -> {:error, wrong}
+        {:error, error} -> {:error, error}
+      end
     end
 
     # Nodes that go meanwhile end no lock of the others.
@@ -40,11 +45,17 @@ defmodule Tmesh.Net.Names do
 
   @spec lookup(String.t(), until :: integer() | :infinity) :: {:ok, what()} | {:error, Error.t()}
   def lookup(name, until \\ :infinity) do
-    with {:ok, all} <- members(name, until),
+    with {:ok, all, wrong} <- members(name, until),
          :ok <- same(all, name) do
-      case all do
-        [] -> {:error, Error.new(:not_found, "nobody who is connected has published that name")}
-        [what | others] -> {:ok, merge(what, others)}
+      case {all, wrong} do
+        {[what | others], _wrong} ->
+          {:ok, merge(what, others)}
+
+        {[], [wrong | _rest]} ->
+          {:error, wrong}
+
+        {[], []} ->
+          {:error, Error.new(:not_found, "nobody who is connected has published that name")}
       end
     end
   end
@@ -56,32 +67,68 @@ defmodule Tmesh.Net.Names do
   defp members(name, until) do
     some = ask(name, Enum.uniq(:pg.get_members(__MODULE__, name)), until)
 
-    with {:ok, []} <- some,
+    with {:ok, [], []} <- some,
          do: ask(name, Enum.map([node() | Node.list()], &{Tmesh.Net, &1}), until)
   end
 
-  # What each of them says; those where no net runs, or which do not have it, say nothing.
+  # What each of them says, and of those who say what nobody can have published an error; those where no net runs, or
+  # which do not have it, say nothing.
   defp ask(name, nets, until \\ :infinity) do
     nets
     |> Enum.map(&{&1, :gen_server.send_request(&1, {:published, name})})
     |> Enum.map(fn {net, request} ->
       {net, :gen_server.receive_response(request, patience(until))}
     end)
-    |> Enum.reduce_while({:ok, []}, fn
-      {_net, {:reply, {:ok, what}}}, {:ok, all} -> {:cont, {:ok, [what | all]}}
-      {net, :timeout}, _all -> {:halt, {:error, silent(net)}}
-      {_net, _none}, all -> {:cont, all}
+    |> Enum.reduce_while({:ok, [], []}, fn
+      {_net, {:reply, :none}}, told ->
+        {:cont, told}
+
+      {net, {:reply, answer}}, {:ok, all, wrong} ->
+        case published(answer) do
+          {:ok, what} -> {:cont, {:ok, [what | all], wrong}}
+          :error -> {:cont, {:ok, all, [no_answer(net) | wrong]}}
+        end
+
+      {net, :timeout}, _told ->
+        {:halt, {:error, silent(net)}}
+
+      {_net, {:error, _no_net}}, told ->
+        {:cont, told}
     end)
   end
+
+  @doc "What a net can say of what it has published: a stranger's word, like all that comes from elsewhere."
+  @spec published(term()) :: {:ok, what()} | :error
+  def published({:ok, pid}) when is_pid(pid), do: {:ok, pid}
+
+  def published({:ok, %{"kind" => "channel", "home" => home, "token" => token} = channel})
+      when map_size(channel) == 3 do
+    if Offer.home?(home) and is_binary(token) and token =~ ~r/\A[a-z0-9-]{1,71}\z/,
+      do: {:ok, channel},
+      else: :error
+  end
+
+  def published({:ok, %{"kind" => "channel"}}), do: :error
+
+  def published({:ok, %{} = offer}) do
+    with {:ok, _wanted} <- Offer.wanted(offer), do: {:ok, offer}, else: (_error -> :error)
+  end
+
+  def published(_other), do: :error
 
   defp patience(:infinity), do: @answer_ms
 
   defp patience(until),
     do: (until - System.monotonic_time(:millisecond)) |> max(0) |> min(@answer_ms)
 
-  defp silent({_name, node}), do: silent(node)
-  defp silent(pid) when is_pid(pid), do: silent(node(pid))
-  defp silent(node), do: Error.new(:timeout, "#{node} does not say what it has published")
+  defp silent(net),
+    do: Error.new(:timeout, "#{of(net)} does not say what it has published")
+
+  defp no_answer(net),
+    do: Error.new(:protocol, "#{of(net)} says of a name what nobody can have published")
+
+  defp of({_name, node}), do: node
+  defp of(pid) when is_pid(pid), do: node(pid)
 
   defp same(all, name) do
     if all |> Enum.uniq_by(&identity/1) |> length() <= 1,

@@ -16,6 +16,9 @@ defmodule Tmesh.Net.Offer do
   # Of a bundle: its regions and its index.
   @max_shards 1025
   @max_homes 1024
+  # A node's name is an atom: 255 characters.
+  @longest_home 1020
+  @id_digits 32
 
   @spec wanted(map()) :: {:ok, [wanted(), ...]} | {:error, Error.t()}
   def wanted(map) do
@@ -63,14 +66,22 @@ defmodule Tmesh.Net.Offer do
   end
 
   defp home(%{"home" => home, "offers" => offers}, count)
-       when is_binary(home) and is_list(offers) and length(offers) == count do
-    if Enum.all?(offers, &is_binary/1), do: {:ok, {home, List.to_tuple(offers)}}, else: :error
+       when is_list(offers) and length(offers) == count do
+    if home?(home) and Enum.all?(offers, &Answer.hex?(&1, @id_digits)),
+      do: {:ok, {home, List.to_tuple(offers)}},
+      else: :error
   end
 
-  defp home(%{"home" => home, "offer" => offer}, 1) when is_binary(home) and is_binary(offer),
-    do: {:ok, {home, {offer}}}
+  defp home(%{"home" => home, "offer" => offer}, 1) do
+    if home?(home) and Answer.hex?(offer, @id_digits), do: {:ok, {home, {offer}}}, else: :error
+  end
 
   defp home(_other, _count), do: :error
+
+  @doc "Whether it can be a node's name."
+  @spec home?(term()) :: boolean()
+  def home?(home),
+    do: is_binary(home) and byte_size(home) in 1..@longest_home and String.valid?(home)
 
   defp each(list, fun) do
     list

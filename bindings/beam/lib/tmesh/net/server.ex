@@ -59,7 +59,19 @@ defmodule Tmesh.Net.Server do
 
   ## Calls of this node
 
+  # Of what other nodes may ask this is all that is a call. An offer's id is known to whoever was given the offer, and
+  # is no right to end it.
   @impl true
+  def handle_call({:published, name}, _from, state) do
+    case state.names do
+      %{^name => %{what: what}} -> {:reply, {:ok, what}, state}
+      _none -> {:reply, :none, state}
+    end
+  end
+
+  def handle_call(_request, {pid, _tag}, state) when node(pid) != node(),
+    do: {:reply, {:error, Error.new(:access, "#{node()} does that for its own processes")}, state}
+
   def handle_call({:offer, token}, {owner, _tag} = from, state),
     do: {:noreply, Home.offer(state, token, owner, from)}
 
@@ -85,15 +97,10 @@ defmodule Tmesh.Net.Server do
     end
   end
 
-  # Also other nodes ask.
-  def handle_call({:published, name}, _from, state) do
-    case state.names do
-      %{^name => %{what: what}} -> {:reply, {:ok, what}, state}
-      _none -> {:reply, :none, state}
-    end
-  end
-
   def handle_call(:stats, from, state), do: {:noreply, ask(state, {:stats, from}, "stats", [])}
+
+  def handle_call(_garbage, _from, state),
+    do: {:reply, {:error, Error.new(:protocol, "#{node()} understands no such request")}, state}
 
   @impl true
   def handle_cast({:withdraw, id}, state) when is_map_key(state.offers, id),
@@ -112,6 +119,8 @@ defmodule Tmesh.Net.Server do
     :ok = Had.put(key, dead, name)
     {:noreply, state}
   end
+
+  def handle_cast(_garbage, state), do: {:noreply, state}
 
   ## The fetcher
 

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: MIT
+defmodule Tmesh.NetHostileTest do
+  # What other nodes say is a stranger's word: terms that are nearly right, by a seed. tests/net/test_hostile.py has a
+  # node that says them.
+  use Tmesh.Case
+  any_backend(:moduletag)
+  alias Tmesh.Net
+  alias Tmesh.Net.{Answer, Names, Offer}
+
+  @rounds 1_000
+  @hex String.duplicate("0", 32)
+  @shard %{"checksum" => @hex, "region_bytes" => 4}
+
+  @tensor %{
+    "v" => 1,
+    "id" => "0123456789abcdef",
+    "token" => "tm1m-" <> @hex <> "-" <> @hex,
+    "offset" => 0,
+    "byte_size" => 4,
+    "shape" => [4],
+    "dtype" => "uint8",
+    "strides" => [1],
+    "device" => "cpu",
+    "home" => "elsewhere@192.0.2.1",
+    "offer" => @hex,
+    "checksum" => @hex,
+    "region_bytes" => 4,
+    "other_homes" => [%{"home" => "b@192.0.2.2", "offer" => @hex}]
+  }
+
+  @bundle %{
+    "v" => 1,
+    "kind" => "bundle",
+    "id" => "0123456789abcdef",
+    "token" => "tm1m-" <> @hex <> "-" <> @hex,
+    "regions" => [%{"id" => "0123456789abcdef", "token" => "tm1m-" <> @hex <> "-" <> @hex}],
+    "shards" => [@shard, @shard],
+    "home" => "elsewhere@192.0.2.1",
+    "offers" => [@hex, @hex],
+    "other_homes" => [%{"home" => "b@192.0.2.2", "offers" => [@hex, @hex]}]
+  }
+
+  @channel %{"kind" => "channel", "home" => "elsewhere@192.0.2.1", "token" => "tm1m-" <> @hex}
+
+  setup do
+    seed = String.to_integer(System.get_env("TMESH_TEST_SEED") || "#{:rand.uniform(1_000_000)}")
+    :rand.seed(:exsss, seed)
+    {:ok, seed: seed}
+  end
+
+  test "offers that are nearly right are offers or refused", %{seed: seed} do
+    for round <- 1..@rounds do
+      offer = garbled(Enum.random([@tensor, @bundle]))
+
+      case is_map(offer) && Offer.wanted(offer) do
+        {:ok, wanted} ->
+          for %{checksum: checksum, bytes: bytes, sources: sources} <- wanted do
+            assert Answer.hex?(checksum, 32) and bytes > 0, "seed #{seed}, #{round}"
+
+            for {home, id} <- sources,
+                do: assert(Offer.home?(home) and Answer.hex?(id, 32), "seed #{seed}, #{round}")
+          end
+
+        {:error, %Error{type: :protocol}} ->
+          :ok
+
+        false ->
+          :ok
+      end
+
+      if is_map(offer), do: assert({:error, %Error{}} = Net.open(offer), "seed #{seed}, #{round}")
+    end
+  end
+
+  test "the ids of an offer have one length, and names of homes are those of nodes" do
+    for id <- ["", "0", @hex <> "0", String.duplicate("0", 1_000_000), String.duplicate("A", 32), 5] do
+      assert {:error, %Error{type: :protocol}} = Offer.wanted(%{@tensor | "offer" => id})
+      assert {:error, %Error{type: :protocol}} = Offer.wanted(%{@bundle | "offers" => [@hex, id]})
+    end
+
+    for home <- ["", String.duplicate("a", 1021), <<255>>, :a] do
+      assert {:error, %Error{type: :protocol}} = Offer.wanted(%{@tensor | "home" => home})
+      assert {:error, %Error{type: :protocol}} = Offer.wanted(%{@bundle | "home" => home})
+    end
+
+    assert {:ok, [_one]} = Offer.wanted(%{@tensor | "home" => String.duplicate("a", 1020)})
+  end
+
+  test "answers that are nearly right are answers or refused", %{seed: seed} do
+    right = [
+      {:ok, "0123456789abcdef", "ofi+tcp;ofi_rxm://192.0.2.1:41233"},
+      {:bytes, "abcd"},
+      {:error, :gone, "gone"}
+    ]
+
+    for round <- 1..@rounds do
+      case Answer.read(garbled(Enum.random(right)), "elsewhere@192.0.2.1") do
+        {:ok, key, address} ->
+          assert Answer.hex?(key, 16) and byte_size(address) < 128, "seed #{seed}, #{round}"
+
+        {:bytes, data} ->
+          assert byte_size(data) <= Answer.small(), "seed #{seed}, #{round}"
+
+        {:error, %Error{type: type, message: message}} ->
+          assert is_atom(type) and String.valid?(message), "seed #{seed}, #{round}"
+      end
+    end
+  end
+
+  test "what is published is a process, a channel or an offer", %{seed: seed} do
+    for what <- [self(), @tensor, @bundle, @channel],
+        do: assert(Names.published({:ok, what}) == {:ok, what})
+
+    for wrong <- [
+          nil,
+          :ok,
+          {:ok, nil},
+          {:ok, :a},
+          {:ok, %{}},
+          {:ok, Map.delete(@channel, "home")},
+          {:ok, %{@channel | "home" => ""}},
+          {:ok, %{@channel | "token" => "../x"}},
+          {:ok, %{@channel | "token" => String.duplicate("a", 72)}},
+          {:ok, Map.put(@channel, "more", 1)},
+          {:ok, %{@tensor | "offer" => "short"}},
+          {:ok, %{@bundle | "kind" => "model"}}
+        ],
+        do: assert(Names.published(wrong) == :error, inspect(wrong))
+
+    for round <- 1..@rounds do
+      answer = garbled({:ok, Enum.random([self(), @tensor, @bundle, @channel])})
+
+      case Names.published(answer) do
+        {:ok, what} -> assert {:ok, what} == answer, "seed #{seed}, #{round}"
+        :error -> :ok
+      end
+    end
+  end
+
+  test "a net lives through messages that are nearly right", %{seed: seed} do
+    program = Path.join(System.tmp_dir!(), "tmesh-net-hostile-#{System.pid()}")
+    dir = program <> ".dir"
+    File.mkdir_p!(dir)
+    hello = ~s({"v":1,"type":"hello","runtime_dir":"#{dir}"})
+    length = hello |> byte_size() |> Integer.to_string(8)
+
+    File.write!(program, """
+    #!/bin/sh
+    # A stand-in: it says hello, and ends with its input.
+    printf '\\000\\000\\000\\#{length}#{hello}'
+    exec cat > /dev/null
+    """)
+
+    File.chmod!(program, 0o700)
+    on_exit(fn -> for path <- [program, dir], do: File.rm_rf(path) end)
+    {:ok, net} = Net.start_link(address: "127.0.0.1", program: program)
+    me = self()
+
+    right = [
+      {:tmesh_net, 1, {:lease, me, make_ref(), @hex}},
+      {:tmesh_net, 1, {:renew, me, "0123456789abcdef"}},
+      {:tmesh_net, 1, {:done, me, "0123456789abcdef"}},
+      {:tmesh_net, 1, {:answer, me, make_ref(), {:bytes, "abcd"}}},
+      {:tmesh_net, 2, {:lease, me, make_ref(), @hex, :more}},
+      {:tmesh_net, 2, {:answer, me, make_ref()}},
+      {:DOWN, make_ref(), :process, me, :killed},
+      {:silent, @hex, make_ref()},
+      {:late, @hex, make_ref()},
+      {:again, @hex, make_ref()},
+      {:lapsed, "0123456789abcdef"}
+    ]
+
+    for _round <- 1..@rounds, do: send(net, garbled(Enum.random(right)))
+
+    # Its own are of this node's making.
+    for _round <- 1..100, do: GenServer.cast(net, garbage())
+
+    assert GenServer.call(net, {:published, "llama"}, 60_000) == :none, "seed #{seed}"
+    assert {:error, %Error{type: :protocol}} = GenServer.call(net, {:open, :garbage}, 60_000)
+    assert Process.whereis(Net) == net
+    :ok = GenServer.stop(net)
+    forget()
+  end
+
+  defp forget do
+    receive do
+      _answer -> forget()
+    after
+      0 -> :ok
+    end
+  end
+
+  # One to three places of it are something else.
+  defp garbled(term), do: Enum.reduce(1..Enum.random(1..3), term, fn _time, term -> turn(term) end)
+
+  defp turn(term) do
+    if :rand.uniform(6) == 1, do: garbage(), else: turn_inside(term)
+  end
+
+  defp turn_inside(map) when is_map(map) and map_size(map) > 0 do
+    key = map |> Map.keys() |> Enum.random()
+
+    case :rand.uniform(8) do
+      1 -> Map.delete(map, key)
+      2 -> Map.put(map, garbage(), garbage())
+      _inside -> Map.update!(map, key, &turn/1)
+    end
+  end
+
+  defp turn_inside([_one | _more] = list) do
+    at = :rand.uniform(max(1, length_of(list))) - 1
+
+    case :rand.uniform(8) do
+      1 -> [garbage() | list]
+      2 -> tl(list)
+      3 -> [hd(list) | garbage()]
+      _inside -> replace(list, at)
+    end
+  end
+
+  defp turn_inside(tuple) when is_tuple(tuple) and tuple_size(tuple) > 0 do
+    at = :rand.uniform(tuple_size(tuple)) - 1
+
+    case :rand.uniform(8) do
+      1 -> Tuple.delete_at(tuple, at)
+      2 -> Tuple.append(tuple, garbage())
+      _inside -> put_elem(tuple, at, turn(elem(tuple, at)))
+    end
+  end
+
+  defp turn_inside(binary) when is_binary(binary) and byte_size(binary) > 0 do
+    at = :rand.uniform(byte_size(binary)) - 1
+    <<before::binary-size(at), byte, rest::binary>> = binary
+
+    case :rand.uniform(3) do
+      1 -> <<before::binary, rest::binary>>
+      2 -> <<before::binary, :rand.uniform(256) - 1, rest::binary>>
+      3 -> <<before::binary, byte, byte, rest::binary>>
+    end
+  end
+
+  defp turn_inside(_other), do: garbage()
+
+  # Improper ones too.
+  defp length_of([_one | rest]), do: 1 + length_of(rest)
+  defp length_of(_end), do: 0
+
+  defp replace([one | rest], 0), do: [turn(one) | rest]
+  defp replace([one | rest], at), do: [one | replace(rest, at - 1)]
+  defp replace(other, _at), do: other
+
+  defp garbage do
+    Enum.random([
+      nil,
+      :ok,
+      -1,
+      0,
+      0x8000_0000_0000_0000,
+      1.0e300,
+      "",
+      <<0>>,
+      <<255>>,
+      <<1::size(3)>>,
+      String.duplicate("0", 100_000),
+      @hex,
+      [],
+      [1 | 2],
+      %{},
+      {},
+      {:ok, nil},
+      self(),
+      make_ref(),
+      fn -> :ok end,
+      Error.new(:gone, "gone"),
+      %{"home" => "a@b", "offer" => @hex}
+    ])
+  end
+end
