@@ -204,8 +204,6 @@ static int taken_now(struct tmesh_channel *channel, const struct attempt *a,
 		return rc;
 	if (channel->seen == channel->tail) {
 		tmesh_channel_let_go(channel);
-		/* Who waits has the time to give back what the watch has not come to. */
-		tmesh_later_drain(channel->ctx);
 		return 0;
 	}
 	return channel_gone(channel) ? tmesh_fail(err, -EPIPE, "flush: nobody is there to receive")

@@ -310,8 +310,8 @@ int tmesh_region_may(struct tmesh_region *region, uint32_t rights, const char *w
 		     struct tmesh_error *err);
 
 /* watch.c: lets go, on this thread, of what the watch of the context's channels has not come to:
- * for calls that wait, and where memory or descriptors are out. Return: whether there was anything.
- */
+ * where memory or descriptors are out, and where there is no watch, in a forked child. Return:
+ * whether there was anything. */
 bool tmesh_later_drain(struct tmesh_ctx *ctx);
 
 /* memfd_opaque.c: closes what such a region has, if it is one. */

@@ -108,9 +108,10 @@ void tmesh_channel_unref(struct tmesh_channel *channel);
 
 /*
  * Send one message. Only @message is copied. What the handle lets go of is given back by a thread
- * of the context's, or with the next region that the context creates or opens. The first message
- * about a region carries its token. The handle holds a tensor's region until it was received, or
- * longer while the caller holds it too. @timeout_ns negative: wait without limit.
+ * of the context's; by a caller only where memory, descriptors or a limit are out, before it tries
+ * again. The first message about a region carries its token. The handle holds a tensor's region
+ * until it was received, or longer while the caller holds it too. @timeout_ns negative: wait
+ * without limit.
  *
  * Return: 0; -EAGAIN (_try_: the queue is full); -ETIMEDOUT; -EPIPE (nobody is there to
  * receive); -EINTR (a signal came while asleep); -EINVAL (too many bytes; a handle that receives,
@@ -126,8 +127,8 @@ int tmesh_channel_try_send(struct tmesh_channel *channel, const struct tmesh_mes
  * many were sent (at least 1), or as tmesh_channel_send(). */
 int tmesh_channel_send_batch(struct tmesh_channel *channel, const struct tmesh_message *messages,
 			     uint32_t count, int64_t timeout_ns, struct tmesh_error *err);
-/* Wait until all messages of this handle were taken, and let go of their regions. Return: as
- * tmesh_channel_send(). */
+/* Wait until all messages of this handle were taken, and let go of their regions, which that thread
+ * gives back. Return: as tmesh_channel_send(). */
 int tmesh_channel_flush(struct tmesh_channel *channel, int64_t timeout_ns, struct tmesh_error *err);
 
 /*
