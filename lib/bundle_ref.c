@@ -53,9 +53,13 @@ static int encode(struct tmesh_bundle *bundle, uint32_t rights, const uint64_t *
 	char token[TMESH_TOKEN_SIZE];
 	size_t bytes;
 	char *whole;
-	int length, rc;
+	int length, rc = 0;
 
-	rc = token_of(bundle->index, TMESH_READ | (rights & TMESH_MANAGE), hold, token, err);
+	for (size_t i = 0; i < bundle->count && !rc; i++)
+		rc = tmesh_refuse_sealed_ref(bundle->regions[i], rights, err);
+	if (!rc)
+		rc = token_of(bundle->index, TMESH_READ | (rights & TMESH_MANAGE), hold, token,
+			      err);
 	if (rc)
 		return rc;
 	whole = malloc(tmesh_bundle_ref_size(bundle));

@@ -161,6 +161,8 @@ int tmesh_refuse_description(const struct tmesh_region *region, struct tmesh_err
 /* To write was asked for when it was just opened, and the seal came before. */
 int tmesh_refuse_sealed(const struct tmesh_region *region, uint32_t rights,
 			struct tmesh_error *err);
+/* A ref by which to write is asked for, and no open by it could. */
+int tmesh_refuse_sealed_ref(struct tmesh_region *region, uint32_t rights, struct tmesh_error *err);
 int tmesh_check_mode(uint32_t mode, struct tmesh_error *err);
 /* Validates all that does not depend on the backend. @opts may be NULL. */
 int tmesh_read_region_opts(const struct tmesh_region_opts *opts, struct tmesh_region_opts *out,

@@ -23,6 +23,17 @@ int tmesh_refuse_sealed(const struct tmesh_region *region, uint32_t rights, stru
 			  (unsigned long long)region->id);
 }
 
+int tmesh_refuse_sealed_ref(struct tmesh_region *region, uint32_t rights, struct tmesh_error *err)
+{
+	if (!(rights & TMESH_WRITE) || !tmesh_region_is_sealed(region))
+		return 0;
+	return tmesh_fail(
+		err, -EPERM,
+		"ref: region %016llx is sealed, and nobody who opens the ref could write; "
+		"give one for reading",
+		(unsigned long long)region->id);
+}
+
 int tmesh_refuse_description(const struct tmesh_region *region, struct tmesh_error *err)
 {
 	return tmesh_fail(err, -EPERM,

@@ -276,8 +276,10 @@ int tmesh_tensor_ref_encode(struct tmesh_tensor *tensor, uint32_t rights, char *
 			    struct tmesh_error *err)
 {
 	struct tmesh_ref ref = ref_of(tensor);
-	int rc = tmesh_region_token(tensor->region, rights, ref.token, err);
+	int rc = tmesh_refuse_sealed_ref(tensor->region, rights, err);
 
+	if (!rc)
+		rc = tmesh_region_token(tensor->region, rights, ref.token, err);
 	return rc ? rc : tmesh_ref_encode(&ref, text, size, err);
 }
 

@@ -153,8 +153,8 @@ struct tmesh_region *tmesh_bundle_index(const struct tmesh_bundle *bundle);
 /* Bytes that are always enough for the bundle's ref and its terminating zero. */
 size_t tmesh_bundle_ref_size(const struct tmesh_bundle *bundle);
 /* @rights are those of the tokens: TMESH_READ, with MANAGE for a receiver that keeps the bundle
- * (tmesh/keep.h). The index's token never gives WRITE. Errors as tmesh_region_token(); -ENOSPC when
- * @size is too small. */
+ * (tmesh/keep.h). The index's token never gives WRITE. Errors as tmesh_region_token(); -EPERM when
+ * @rights have WRITE and a data region is sealed; -ENOSPC when @size is too small. */
 int tmesh_bundle_ref_encode(struct tmesh_bundle *bundle, uint32_t rights, char *text, size_t size,
 			    struct tmesh_error *err);
 /*

@@ -50,12 +50,13 @@ static inline struct tmesh_region *filled(struct tmesh_ctx *ctx, struct tmesh_bu
 	return region;
 }
 
-static inline struct tmesh_bundle *made(struct tmesh_ctx *ctx)
+static inline struct tmesh_bundle *made_so(struct tmesh_ctx *ctx, uint32_t flags)
 {
 	struct tmesh_bundle_entry entries[TENSORS];
 	struct tmesh_region *region = filled(ctx, entries);
 	struct tmesh_bundle_opts opts = {
 		.size = sizeof(opts),
+		.flags = flags,
 		.label = "model",
 		.metadata = "{\"format\":\"pt\"}",
 		.metadata_bytes = strlen("{\"format\":\"pt\"}"),
@@ -65,6 +66,11 @@ static inline struct tmesh_bundle *made(struct tmesh_ctx *ctx)
 	assert_ok(tmesh_bundle_create(ctx, entries, TENSORS, &opts, &bundle, err));
 	tmesh_region_unref(region);
 	return bundle;
+}
+
+static inline struct tmesh_bundle *made(struct tmesh_ctx *ctx)
+{
+	return made_so(ctx, 0);
 }
 
 /* All that made() put in. */

@@ -108,6 +108,10 @@ static void test_unsealed(void **state)
 		       "is sealed");
 	assert_ok(tmesh_bundle_open(*state, text, strlen(text), TMESH_READ, &there, err));
 	tmesh_bundle_unref(there);
+	assert_refused(tmesh_bundle_ref_encode(bundle, RW, text, sizeof(text), err), -EPERM,
+		       "could write");
+	assert_refused(tmesh_bundle_ref_hold(bundle, RW, 1, text, sizeof(text), err), -EPERM,
+		       "could write");
 	tmesh_bundle_unref(bundle);
 	tmesh_tensor_unref(tensor);
 }
@@ -406,14 +410,15 @@ static void test_sealed_already(void **state)
 static void test_rights_shrink(void **state)
 {
 	const uint32_t wanted[] = {RW, TMESH_READ | TMESH_MANAGE};
-	struct tmesh_bundle *full = made(*state), *empty, *weak;
+	struct tmesh_bundle *bundles[3] = {made_so(*state, TMESH_BUNDLE_UNSEALED), made(*state)};
+	struct tmesh_bundle *weak;
 	int ends[2];
 
-	assert_ok(tmesh_bundle_create(*state, NULL, 0, NULL, &empty, err));
+	assert_ok(tmesh_bundle_create(*state, NULL, 0, NULL, &bundles[2], err));
 	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
 	for (int i = 0; i < 3; i++) {
 		/* The index of the one without data is all that can say no. */
-		struct tmesh_bundle *bundle = i < 2 ? full : empty;
+		struct tmesh_bundle *bundle = bundles[i];
 		uint32_t rights = wanted[i ? 1 : 0];
 		char *text = ref_of(bundle);
 
@@ -425,12 +430,11 @@ static void test_rights_shrink(void **state)
 		assert_int_equal(recv(ends[1], text, 1, MSG_DONTWAIT), -1);
 		assert_int_equal(errno, EAGAIN);
 		tmesh_bundle_unref(weak);
+		tmesh_bundle_unref(bundle);
 		free(text);
 	}
 	close(ends[0]);
 	close(ends[1]);
-	tmesh_bundle_unref(empty);
-	tmesh_bundle_unref(full);
 }
 
 static void test_socket(void **state)

@@ -269,6 +269,14 @@ static void test_ref_sealed_since(void **state)
 		       -EPERM, "is sealed");
 	assert_ok(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err));
 	tmesh_tensor_unref(opened);
+	/* None is given after it. */
+	for (int hold = 0; hold < 2; hold++)
+		assert_refused(hold ? tmesh_tensor_ref_hold(tensor, TMESH_READ | TMESH_WRITE, 1,
+							    text, sizeof(text), err)
+				    : tmesh_tensor_ref_encode(tensor, TMESH_READ | TMESH_WRITE,
+							      text, sizeof(text), err),
+			       -EPERM, "could write");
+	assert_ok(tmesh_tensor_ref_encode(tensor, TMESH_READ, text, sizeof(text), err));
 	tmesh_tensor_unref(tensor);
 	assert_int_equal(live(*state), 0);
 }

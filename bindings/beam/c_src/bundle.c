@@ -268,7 +268,7 @@ NIF(bundle_ref)
 		rc = tmesh_bundle_ref_hold(taken, rights, hold_ns, text, size, &err);
 	else
 		rc = tmesh_bundle_ref_encode(taken, rights, text, size, &err);
-	term = rc ? make_error(env, &err) : make_ok(env, make_string(env, text));
+	term = rc ? make_open_error(env, rights, &err) : make_ok(env, make_string(env, text));
 	if (text)
 		enif_free(text);
 	tmesh_bundle_unref(taken);

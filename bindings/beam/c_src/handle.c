@@ -315,7 +315,7 @@ NIF(tensor_ref)
 
 	if (!get_rights(env, argv[1], &rights, &err) || !get_hold(env, argv[2], &hold_ns, &err) ||
 	    !describe(env, argv[0], rights, hold_ns, &handle, &ref, &err))
-		return make_error(env, &err);
+		return make_open_error(env, rights, &err);
 	return make_ok(env, make_ref(env, &ref));
 }
 

@@ -77,7 +77,7 @@ ERL_NIF_TERM make_region_error(ErlNifEnv *env, struct tmesh_region *region,
 	return make_sealed(env, err);
 }
 
-/* Of an open: one that is to be for writing is refused so by the seal alone. */
+/* Of an open, or a ref: one that is to be for writing is refused so by the seal alone. */
 ERL_NIF_TERM make_open_error(ErlNifEnv *env, uint32_t rights, const struct tmesh_error *err)
 {
 	return err->code == -EPERM && rights & TMESH_WRITE ? make_sealed(env, err)

@@ -274,6 +274,19 @@ static PyObject *held_regions(PyObject *object, PyObject *unused)
 	return list;
 }
 
+/* To write, -EPERM is the seal's where a region is sealed, and else that of a process that has
+ * forked. */
+static PyObject *refuse_ref(struct held *self, uint32_t rights, const struct tmesh_error *err)
+{
+	size_t count;
+	struct tmesh_region *const *regions = tmesh_bundle_regions(self->bundle, &count);
+
+	for (size_t i = 0; rights & TMESH_WRITE && i < count; i++)
+		if (tmesh_region_is_sealed(regions[i]))
+			return raise_region_error(state_of_held(self), regions[i], err);
+	return raise_error(state_of_held(self), err);
+}
+
 static PyObject *held_ref(PyObject *object, PyObject *args)
 {
 	struct held *self = (struct held *)object;
@@ -296,7 +309,7 @@ static PyObject *held_ref(PyObject *object, PyObject *args)
 	rc = ns ? tmesh_bundle_ref_hold(self->bundle, rights, ns, text, size, &err)
 		: tmesh_bundle_ref_encode(self->bundle, rights, text, size, &err);
 	if (rc)
-		result = raise_error(state_of_held(self), &err);
+		result = refuse_ref(self, rights, &err);
 	else
 		result = PyUnicode_FromString(text);
 	free(text);

@@ -65,6 +65,9 @@ def test_a_sealed_bundle_cannot_be_opened_for_writing():
     with pytest.raises(tmesh.SealedError, match=f"{t.id} is sealed"):
         tmesh.open(ref, writable=True)
     assert tmesh.open(ref)["t"].tolist() == [0]
+    for hold in (None, 1.0):
+        with pytest.raises(tmesh.SealedError, match="could write"):
+            bundle.ref(writable=True, hold=hold)
 
 
 def test_what_is_sealed_on_its_way_arrives_for_reading():

@@ -67,8 +67,9 @@ class Bundle(Mapping[str, _tmesh.Tensor]):
 
     def ref(self, *, writable: bool = False, hold: float | None = None) -> dict[str, Any]:
         """What opens it elsewhere, by tmesh.open(): a dict of plain values, for reading unless writable.
-        It holds nothing but for so many seconds, or until somebody opened it, as a Tensor's. AccessError: writable, and this
-        process may not write; ReleasedError: it was released; InvalidError: that is no time."""
+        It holds nothing but for so many seconds, or until somebody opened it, as a Tensor's. SealedError: writable, and a
+        tensor of it is sealed; AccessError: writable, and this process may not write; ReleasedError: it was released;
+        InvalidError: that is no time."""
         ref: dict[str, Any] = json.loads(self._held.ref(writable, hold))
         return ref
 

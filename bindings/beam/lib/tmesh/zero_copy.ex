@@ -295,7 +295,8 @@ defmodule Tmesh.ZeroCopy do
   one; with the `:write` one a peer may write until the region is sealed. With `hold` the memory is held until
   somebody has opened it by this token, as `t:Tmesh.ZeroCopy.TensorRef.hold_option/0` says.
 
-  Errors: `:access` (this handle cannot write), `:closed`, `:stale`, `:invalid`, `:limit_exceeded` (too much is held).
+  Errors: `:sealed` (`:write`, and nobody can write any more), `:access` (this handle cannot write), `:closed`, `:stale`,
+  `:invalid`, `:limit_exceeded` (too much is held).
   """
   @spec grant(TensorRef.t(), :read | :write, [TensorRef.hold_option()]) ::
           {:ok, TensorRef.t()} | {:error, Error.t()}
