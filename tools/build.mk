@@ -15,9 +15,10 @@ $(B)/tools/%.o: tools/%.c tools/build.mk
 -include $(TOOLS_OBJ:.o=.d)
 
 # Against the static library, so that what was built runs from where it lies. Distributions
-# take the shared one: TOOLS_LIB=build/libtmesh.so.
+# take the shared one: TOOLS_LIB=build/libtmesh.so. That hides what it has of lib/common/.
 TOOLS_LIB ?= $(LIB_A)
-$(B)/tmeshctl: $(TOOLS_OBJ) $(TOOLS_LIB)
+tmeshctl_with = $(TOOLS_OBJ) $(if $(filter %.so,$(1)),$(COMMON_OBJ)) $(1)
+$(B)/tmeshctl: $(call tmeshctl_with,$(TOOLS_LIB))
 	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LIB_LIBS)
 
 # The first line, which scdoc leaves out, tells formatters that there are tables. A page goes by every

@@ -1,86 +1,14 @@
 // SPDX-License-Identifier: MIT
 /*
- * Compiled with the headers of one version, run with a library of a later one whose structures have
- * grown (grow.py). What it gives to the library, and what it has filled, ends where no memory is
- * any more: whoever reads or writes a byte too much dies of it.
+ * Compiled with the headers of one version, run with libraries of a later one whose structures have
+ * grown (grow.py): libtmesh, libtmesh-cuda and libtmesh-xla. edge.h has how they are looked at.
  */
-#include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
+#include "edge.h"
 
-#include <cmocka.h>
 #include <tmesh/cuda.h>
-#include <tmesh/tmesh.h>
+#include <tmesh/xla.h>
 
 static const char *tmeshctl;
-
-#define assert_ok(call)                                                        \
-	do {                                                                   \
-		struct tmesh_error err_ = {0}, *err = &err_;                   \
-                                                                               \
-		if (call)                                                      \
-			fail_msg("%s: %d %s", #call, err->code, err->message); \
-	} while (0)
-
-/* @bytes of memory with nothing behind them, all 0xff, never freed. */
-static void *at_edge(size_t bytes)
-{
-	size_t page = (size_t)sysconf(_SC_PAGESIZE), whole = (bytes + page - 1) & ~(page - 1);
-	uint8_t *pages = mmap(NULL, whole + page, PROT_READ | PROT_WRITE,
-			      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-	assert_true(pages != MAP_FAILED);
-	assert_int_equal(mprotect(pages + whole, page, PROT_NONE), 0);
-	memset(pages, 0xff, whole);
-	return pages + whole - bytes;
-}
-
-/* A structure of the caller's, with its size. */
-static void *sized(size_t bytes)
-{
-	void *made = at_edge(bytes);
-
-	memcpy(made, &bytes, sizeof(bytes));
-	return made;
-}
-
-static void *options(size_t bytes)
-{
-	void *made = memset(at_edge(bytes), 0, bytes);
-
-	memcpy(made, &bytes, sizeof(bytes));
-	return made;
-}
-
-#define SIZED(type) ((struct type *)sized(sizeof(struct type)))
-#define OPTIONS(type) ((struct type *)options(sizeof(struct type)))
-
-static struct tmesh_ctx *context(void)
-{
-	struct tmesh_ctx_opts *opts = OPTIONS(tmesh_ctx_opts);
-	struct tmesh_ctx *ctx;
-
-	opts->backend = TMESH_BACKEND_MEMFD;
-	assert_ok(tmesh_ctx_open(opts, &ctx, err));
-	return ctx;
-}
-
-static struct tmesh_region *region(struct tmesh_ctx *ctx, uint64_t bytes, const char *label)
-{
-	struct tmesh_region_opts *opts = OPTIONS(tmesh_region_opts);
-	struct tmesh_region *made;
-
-	opts->label = label;
-	assert_ok(tmesh_region_create(ctx, bytes, opts, &made, err));
-	return made;
-}
 
 static void test_filled(void **state)
 {
@@ -260,48 +188,41 @@ static void test_wrong_sizes(void **state)
 	tmesh_region_unref(made);
 }
 
-/* The loader finds the library by LD_LIBRARY_PATH for it too. */
+static void test_xla(void **state)
+{
+	struct tmesh_channel_opts *opts = OPTIONS(tmesh_channel_opts);
+	struct tmesh_stats *stats = SIZED(tmesh_stats);
+	struct tmesh_channel *receives;
+	char token[TMESH_TOKEN_SIZE];
+
+	assert_ok(tmesh_channel_create(*state, TMESH_CHANNEL_RECV, opts, &receives, err));
+	assert_ok(tmesh_channel_token(receives, token, err));
+	assert_ok(tmesh_xla_bind("grown", token, TMESH_CHANNEL_SEND, err));
+	assert_ok(tmesh_xla_flush("grown", 0, err));
+	assert_ok(tmesh_xla_stats(stats, err));
+	assert_int_equal(stats->copies, 0);
+	/* The channel's, at most. */
+	assert_in_range(stats->opens_without_wake, 0, 1);
+	assert_ok(tmesh_xla_unbind("grown", err));
+	tmesh_channel_unref(receives);
+}
+
 static void test_tmeshctl(void **state)
 {
 	struct tmesh_region *made = region(*state, 12345, "seen-by-tmeshctl");
-	char command[4096], text[65536];
-	FILE *out;
-	size_t got;
+	const char *text = output_of("%s ls && %s doctor", tmeshctl, tmeshctl);
 
-	snprintf(command, sizeof(command), "%s ls && %s doctor", tmeshctl, tmeshctl);
-	out = popen(command, "re");
-	assert_non_null(out);
-	got = fread(text, 1, sizeof(text) - 1, out);
-	text[got] = '\0';
-	assert_int_equal(pclose(out), 0);
 	if (!strstr(text, "seen-by-tmeshctl") || !strstr(text, "open-without-wake"))
 		fail_msg("tmeshctl says: %s", text);
 	tmesh_region_unref(made);
 }
 
-static int setup(void **state)
-{
-	*state = context();
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	tmesh_ctx_unref(*state);
-	return 0;
-}
-
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_filled, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_lists, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_caps, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_kept, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_channel, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_cuda, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_wrong_sizes, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_tmeshctl, setup, teardown),
+		TEST(test_filled), TEST(test_lists),	   TEST(test_caps),
+		TEST(test_kept),   TEST(test_channel),	   TEST(test_cuda),
+		TEST(test_xla),	   TEST(test_wrong_sizes), TEST(test_tmeshctl),
 	};
 
 	if (argc != 2)
