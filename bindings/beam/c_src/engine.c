@@ -10,17 +10,6 @@
 #include <string.h>
 #include <tmesh/placed.h>
 
-#define NAME_SIZE 512
-#define MAX_VALUES 65536
-
-/* What lists name: {name, handle} or {name, handle, in_place | nil}; for graphs' inputs and outputs
- * a device tensor may stand for the handle. */
-struct named {
-	char name[NAME_SIZE], in_place[NAME_SIZE];
-	struct tmesh_tensor *tensor;	    /* with a reference, or NULL and */
-	struct tmesh_engine_tensor *device; /* with a reference */
-};
-
 static void drop_context(void *object)
 {
 	tmesh_engine_context_unref(object);
@@ -51,6 +40,11 @@ static void drop_placed_binding(void *object)
 	tmesh_placed_binding_unref(object);
 }
 
+static void drop_places(void *object)
+{
+	tmesh_places_unref(object);
+}
+
 static void drop_tensor(void *object)
 {
 	tmesh_engine_tensor_unref(object);
@@ -58,7 +52,7 @@ static void drop_tensor(void *object)
 
 static void (*const drops[])(void *object) = {drop_context,	drop_graph,  drop_binding,
 					      drop_cancellable, drop_placed, drop_placed_binding,
-					      drop_tensor};
+					      drop_places,	drop_tensor};
 
 void engine_dtor(ErlNifEnv *env, void *object)
 {
@@ -96,9 +90,9 @@ ERL_NIF_TERM make_engine(ErlNifEnv *env, struct context *context, enum engine_ki
 bool get_engine(ErlNifEnv *env, ERL_NIF_TERM term, enum engine_kind kind, struct engine **engine,
 		struct tmesh_error *err)
 {
-	static const char *const what[] = {"an engine",	     "a graph",	       "a binding",
-					   "a cancellable",  "a placed graph", "a placed binding",
-					   "a device tensor"};
+	static const char *const what[] = {"an engine",	    "a graph",	      "a binding",
+					   "a cancellable", "a placed graph", "a placed binding",
+					   "places",	    "a device tensor"};
 
 	if (enif_get_resource(env, term, engine_type, (void **)engine) && (*engine)->kind == kind)
 		return true;
@@ -146,7 +140,7 @@ NIF(engine_info)
 			       enif_make_uint(env, tmesh_engine_context_pid(engine->object))));
 }
 
-static bool get_one(ErlNifEnv *env, ERL_NIF_TERM term, bool devices, struct named *out,
+static bool get_one(ErlNifEnv *env, ERL_NIF_TERM term, enum named_takes takes, struct named *out,
 		    struct tmesh_error *err)
 {
 	const ERL_NIF_TERM *field;
@@ -164,17 +158,20 @@ static bool get_one(ErlNifEnv *env, ERL_NIF_TERM term, bool devices, struct name
 	if (arity == 3 && !enif_is_identical(field[2], atoms.nil) &&
 	    !get_text(env, field[2], out->in_place, sizeof(out->in_place)))
 		return refuse(err, -EINVAL, "in_place names an input") == 0;
-	if (devices && enif_get_resource(env, field[1], engine_type, (void **)&engine)) {
+	if (takes == DEVICES_TOO &&
+	    enif_get_resource(env, field[1], engine_type, (void **)&engine)) {
 		if (!get_engine(env, field[1], TENSOR, &engine, err))
 			return false;
 		out->device = tmesh_engine_tensor_ref(engine->object);
 		return true;
 	}
+	if (takes == NIL_TOO && enif_is_identical(field[1], atoms.nil))
+		return true;
 	out->tensor = get_tensor(env, field[1], &handle, err);
 	return out->tensor;
 }
 
-static void free_named(struct named *named, unsigned int count)
+void free_named(struct named *named, unsigned int count)
 {
 	for (unsigned int i = 0; i < count; i++) {
 		if (named[i].tensor)
@@ -184,9 +181,8 @@ static void free_named(struct named *named, unsigned int count)
 	enif_free(named);
 }
 
-/* NULL with @err filled. @devices: device tensors are taken too. */
-static struct named *get_named(ErlNifEnv *env, ERL_NIF_TERM list, bool devices, unsigned int *count,
-			       struct tmesh_error *err)
+struct named *get_named(ErlNifEnv *env, ERL_NIF_TERM list, enum named_takes takes,
+			unsigned int *count, struct tmesh_error *err)
 {
 	struct named *named;
 	unsigned int length;
@@ -203,7 +199,7 @@ static struct named *get_named(ErlNifEnv *env, ERL_NIF_TERM list, bool devices, 
 		return NULL;
 	}
 	while (enif_get_list_cell(env, list, &head, &list)) {
-		if (!get_one(env, head, devices, &named[*count], err)) {
+		if (!get_one(env, head, takes, &named[*count], err)) {
 			free_named(named, *count);
 			return NULL;
 		}
@@ -233,7 +229,7 @@ NIF(engine_graph)
 		refuse(&err, -EINVAL, "a graph has a path of at most 4095 bytes");
 		return make_error(env, &err);
 	}
-	named = get_named(env, argv[2], false, &count, &err);
+	named = get_named(env, argv[2], TENSORS, &count, &err);
 	if (!named)
 		return make_error(env, &err);
 	weights = enif_alloc((count + (size_t)1) * sizeof(*weights));
@@ -372,10 +368,10 @@ NIF(engine_bind)
 	if (!get_engine(env, argv[0], CONTEXT, &engine, &err) ||
 	    !get_engine(env, argv[1], GRAPH, &graph, &err))
 		return make_error(env, &err);
-	inputs = get_named(env, argv[2], true, &input_count, &err);
+	inputs = get_named(env, argv[2], DEVICES_TOO, &input_count, &err);
 	if (!inputs)
 		return make_error(env, &err);
-	outputs = get_named(env, argv[3], true, &output_count, &err);
+	outputs = get_named(env, argv[3], DEVICES_TOO, &output_count, &err);
 	if (!outputs)
 		term = make_error(env, &err);
 	else if (bind_all(engine, graph, inputs, input_count, outputs, output_count, &binding,
@@ -402,7 +398,7 @@ NIF(engine_rebind)
 	if (!get_engine(env, argv[0], CONTEXT, &engine, &err) ||
 	    !get_engine(env, argv[1], BINDING, &binding, &err))
 		return make_error(env, &err);
-	named = get_named(env, argv[2], true, &count, &err);
+	named = get_named(env, argv[2], DEVICES_TOO, &count, &err);
 	if (!named)
 		return make_error(env, &err);
 	values = enif_alloc((count + (size_t)1) * sizeof(*values));
@@ -484,271 +480,6 @@ NIF(engine_cancel)
 		return make_error(env, &err);
 	tmesh_engine_cancel(cancellable->object);
 	return atoms.ok;
-}
-
-/* The contexts of a list of engines, to be freed by enif_free(); NULL with @err filled. */
-static struct tmesh_engine_context **get_contexts(ErlNifEnv *env, ERL_NIF_TERM list,
-						  unsigned int *count, struct engine **first,
-						  struct tmesh_error *err)
-{
-	struct tmesh_engine_context **contexts;
-	unsigned int i = 0;
-	ERL_NIF_TERM head;
-
-	if (!enif_get_list_length(env, list, count) || !*count || *count > MAX_VALUES) {
-		refuse(err, -EINVAL, "a graph is placed on a list of engines, of at most %d",
-		       MAX_VALUES);
-		return NULL;
-	}
-	contexts = enif_alloc(*count * sizeof(*contexts));
-	while (enif_get_list_cell(env, list, &head, &list)) {
-		struct engine *engine;
-
-		if (!get_engine(env, head, CONTEXT, &engine, err)) {
-			enif_free(contexts);
-			return NULL;
-		}
-		if (!i)
-			*first = engine;
-		contexts[i++] = engine->object;
-	}
-	return contexts;
-}
-
-/* [{name of a node, number of a context}]; of others: none. To be freed by enif_free(). */
-static uint32_t *get_places(ErlNifEnv *env, ERL_NIF_TERM list, const struct tmesh_graph *graph,
-			    struct tmesh_error *err)
-{
-	uint32_t *at = enif_alloc((tmesh_graph_nodes(graph) + 1) * sizeof(*at));
-	char name[TMESH_GRAPH_NAME_LEN + 1];
-	const ERL_NIF_TERM *field;
-	unsigned int place;
-	ERL_NIF_TERM head;
-	uint32_t node;
-	int arity;
-
-	memset(at, 0xff, tmesh_graph_nodes(graph) * sizeof(*at));
-	while (enif_get_list_cell(env, list, &head, &list)) {
-		if (!enif_get_tuple(env, head, &arity, &field) || arity != 2 ||
-		    !get_text(env, field[0], name, sizeof(name)) ||
-		    !enif_get_uint(env, field[1], &place)) {
-			refuse(err, -EINVAL, "places are of nodes, by their names");
-			enif_free(at);
-			return NULL;
-		}
-		if (tmesh_graph_find(graph, name, &node, err)) {
-			enif_free(at);
-			return NULL;
-		}
-		at[node] = place;
-	}
-	return at;
-}
-
-static int place_graph(ErlNifEnv *env, const ERL_NIF_TERM argv[], struct tmesh_graph *graph,
-		       struct tmesh_placed_opts *opts, struct engine *first,
-		       struct tmesh_placed **placed, struct tmesh_error *err)
-{
-	struct tmesh_engine_weight *weights;
-	struct named *named;
-	unsigned int count;
-	uint32_t *at;
-	int rc;
-
-	at = get_places(env, argv[2], graph, err);
-	if (!at)
-		return err->code;
-	named = get_named(env, argv[3], false, &count, err);
-	if (!named) {
-		enif_free(at);
-		return err->code;
-	}
-	weights = enif_alloc((count + (size_t)1) * sizeof(*weights));
-	for (unsigned int i = 0; i < count; i++)
-		weights[i] = (struct tmesh_engine_weight){.name = named[i].name,
-							  .tensor = named[i].tensor};
-	opts->at = at;
-	opts->weights = weights;
-	opts->weight_count = count;
-	if (begin_opening(first->context, err)) {
-		rc = tmesh_placed_create(graph, opts, placed, err);
-		end_opening(first->context);
-	} else {
-		rc = err->code;
-	}
-	enif_free(weights);
-	free_named(named, count);
-	enif_free(at);
-	return rc;
-}
-
-/* placed_open([engine], text of a graph, [{node, number}], [{name, handle}], folder)
- * -> {ok, placed} */
-NIF(placed_open)
-{
-	struct tmesh_placed_opts opts = {.size = sizeof(opts)};
-	struct tmesh_engine_context **contexts;
-	struct engine *first = NULL;
-	struct tmesh_placed *placed;
-	struct tmesh_graph *graph;
-	struct tmesh_error err;
-	ErlNifBinary text;
-	unsigned int count;
-	char folder[4096];
-	int rc;
-
-	if (!enif_inspect_binary(env, argv[1], &text) ||
-	    !get_text(env, argv[4], folder, sizeof(folder))) {
-		refuse(&err, -EINVAL, "a graph is placed by its text, and a folder's path");
-		return make_error(env, &err);
-	}
-	contexts = get_contexts(env, argv[0], &count, &first, &err);
-	if (!contexts)
-		return make_error(env, &err);
-	rc = tmesh_graph_parse((const char *)text.data, text.size, &graph, &err);
-	if (!rc) {
-		opts.contexts = contexts;
-		opts.context_count = count;
-		opts.folder = folder;
-		rc = place_graph(env, argv, graph, &opts, first, &placed, &err);
-		tmesh_graph_unref(graph);
-	}
-	enif_free(contexts);
-	return rc ? make_error(env, &err) : make_engine(env, first->context, PLACED, placed);
-}
-
-/* placed_parts(placed) -> {ok, [number of a context]} */
-NIF(placed_parts)
-{
-	const struct tmesh_graph_parts *parts;
-	struct tmesh_error err;
-	struct engine *placed;
-	ERL_NIF_TERM list;
-	size_t i;
-
-	if (!get_engine(env, argv[0], PLACED, &placed, &err))
-		return make_error(env, &err);
-	parts = tmesh_placed_parts(placed->object);
-	list = enif_make_list(env, 0);
-	for (i = tmesh_graph_parts_count(parts); i--;) {
-		const struct tmesh_graph *graph;
-		uint32_t place;
-
-		if (tmesh_graph_part(parts, i, &place, &graph, &err))
-			return make_error(env, &err);
-		list = enif_make_list_cell(env, enif_make_uint(env, place), list);
-	}
-	return make_ok(env, list);
-}
-
-/* placed_move(placed, [number of a context], one for each node) -> ok */
-NIF(placed_move)
-{
-	struct tmesh_error err;
-	struct engine *placed;
-	unsigned int count;
-	ERL_NIF_TERM list = argv[1], head;
-	uint32_t *at, i = 0;
-	int rc = 0;
-
-	if (!get_engine(env, argv[0], PLACED, &placed, &err))
-		return make_error(env, &err);
-	if (!enif_get_list_length(env, list, &count) || count > TMESH_GRAPH_MAX_NODES) {
-		refuse(&err, -EINVAL, "a graph moves to a list of places");
-		return make_error(env, &err);
-	}
-	at = enif_alloc((count + (size_t)1) * sizeof(*at));
-	if (!at) {
-		refuse(&err, -ENOMEM, "no memory for %u places", count);
-		return make_error(env, &err);
-	}
-	/* It is as long as the graph: the call that fills it says so. */
-	rc = tmesh_placed_at(placed->object, at, count, &err);
-	while (!rc && enif_get_list_cell(env, list, &head, &list)) {
-		unsigned int place;
-
-		if (!enif_get_uint(env, head, &place))
-			rc = refuse(&err, -EINVAL, "places are numbers");
-		else
-			at[i++] = place;
-	}
-	if (!rc && !begin_opening(placed->context, &err)) {
-		rc = err.code;
-	} else if (!rc) {
-		rc = tmesh_placed_move(placed->object, at, &err);
-		end_opening(placed->context);
-	}
-	enif_free(at);
-	return rc ? make_error(env, &err) : atoms.ok;
-}
-
-/* placed_at(placed, nodes of its graph) -> {ok, [number of a context]} */
-NIF(placed_at)
-{
-	struct tmesh_error err;
-	struct engine *placed;
-	unsigned int count;
-	ERL_NIF_TERM list;
-	uint32_t *at;
-	int rc;
-
-	if (!get_engine(env, argv[0], PLACED, &placed, &err))
-		return make_error(env, &err);
-	if (!enif_get_uint(env, argv[1], &count) || count > TMESH_GRAPH_MAX_NODES) {
-		refuse(&err, -EINVAL, "a graph has a number of nodes");
-		return make_error(env, &err);
-	}
-	at = enif_alloc((count + (size_t)1) * sizeof(*at));
-	if (!at) {
-		refuse(&err, -ENOMEM, "no memory for %u places", count);
-		return make_error(env, &err);
-	}
-	rc = tmesh_placed_at(placed->object, at, count, &err);
-	list = enif_make_list(env, 0);
-	while (!rc && count--)
-		list = enif_make_list_cell(env, enif_make_uint(env, at[count]), list);
-	enif_free(at);
-	return rc ? make_error(env, &err) : make_ok(env, list);
-}
-
-/* placed_bind(placed, [{name, handle}], [{name, handle}]) -> {ok, binding} */
-NIF(placed_bind)
-{
-	struct tmesh_placed_binding *binding;
-	struct named *sides[2] = {0};
-	struct tmesh_placed_value *values[2] = {0};
-	unsigned int counts[2] = {0};
-	struct engine *placed;
-	struct tmesh_error err;
-	int rc = 0;
-
-	if (!get_engine(env, argv[0], PLACED, &placed, &err))
-		return make_error(env, &err);
-	for (int side = 0; !rc && side < 2; side++) {
-		sides[side] = get_named(env, argv[1 + side], false, &counts[side], &err);
-		if (!sides[side]) {
-			rc = err.code;
-			break;
-		}
-		values[side] = enif_alloc((counts[side] + (size_t)1) * sizeof(**values));
-		for (unsigned int i = 0; i < counts[side]; i++)
-			values[side][i] = (struct tmesh_placed_value){
-				.name = sides[side][i].name, .tensor = sides[side][i].tensor};
-	}
-	if (!rc && !begin_opening(placed->context, &err)) {
-		rc = err.code;
-	} else if (!rc) {
-		rc = tmesh_placed_bind(placed->object, placed->context->ctx, values[0], counts[0],
-				       values[1], counts[1], &binding, &err);
-		end_opening(placed->context);
-	}
-	for (int side = 0; side < 2; side++) {
-		if (sides[side])
-			free_named(sides[side], counts[side]);
-		enif_free(values[side]);
-	}
-	return rc ? make_error(env, &err)
-		  : make_engine(env, placed->context, PLACED_BINDING, binding);
 }
 
 /* engine_dispatch(binding, cancellable) -> ok */

@@ -3,7 +3,7 @@ defmodule Tmesh.GraphTest do
   @moduledoc false
   use Tmesh.Case, backend: :any
 
-  alias Tmesh.{Engine, Graph, PagePool, Pages, Pages.Sequence, Placed}
+  alias Tmesh.{Engine, Graph, PagePool, Pages, Pages.Sequence, Placed, Places}
 
   doctest Graph
 
@@ -296,7 +296,7 @@ defmodule Tmesh.GraphTest do
       at = %{"h" => :a, "present" => :b, "twice" => :a, "y" => :b}
       opts = [folder: folder, weights: weights]
       placed = Placed.open!(graph, at, engines, opts)
-      assert placed.parts == [:a, :b, :a, :b]
+      assert Placed.parts!(placed) == [:a, :b, :a, :b]
       assert length(Path.wildcard(Path.join(folder, "placed-*.graph"))) == 4
       cache = ZeroCopy.allocate!([4, 4], :float32)
       y = ZeroCopy.allocate!([4, 4], :float32)
@@ -327,6 +327,7 @@ defmodule Tmesh.GraphTest do
       assert Placed.dispatch!(binding) == :ok
       assert stat(:bytes_copied) == copied
       assert Placed.at!(placed) == other
+      assert Placed.parts!(placed) == [:b, :a]
       assert length(Path.wildcard(Path.join(folder, "placed-*.graph"))) == 2
       assert numbers(y) == zeros ++ [8.0, 16.0, 24.0, 32.0] ++ zeros ++ zeros
 
@@ -347,6 +348,7 @@ defmodule Tmesh.GraphTest do
             {fn -> Placed.open(graph, Map.delete(at, "h"), engines, opts) end, ~s(node "h" is at)},
             {fn -> Placed.open(graph, at, engines, folder: folder) end, ~s(weight "w" was not)},
             {fn -> Placed.bind(placed, Map.delete(inputs, "row"), %{}) end, ~s(input "row" was)},
+            {fn -> Placed.tensor(binding, "past") end, ~s(no input "past")},
             {fn -> Placed.bind(placed, inputs, %{"present" => y}) end, "in the memory of"},
             {fn -> Placed.bind(placed, inputs, %{"z" => y}) end, ~s(no output "z")},
             {fn -> Placed.bind(placed, Map.put(inputs, "h", y), %{}) end, ~s(no input "h")},
@@ -356,6 +358,86 @@ defmodule Tmesh.GraphTest do
         assert {:error, %Error{message: message}} = wrong.()
         assert message =~ words
       end
+    end
+
+    defp summing(name) do
+      Graph.new!(name)
+      |> Graph.input!("x", :float32, [2, 4])
+      |> Graph.input!("b", :float32, [4], cache: :keep)
+      |> Graph.add!("sum", :add, ["x", "b"])
+      |> Graph.output!("y", "sum")
+    end
+
+    test "places by leases: moves are counted, with the room of each", context do
+      engine = Engine.connect!(context.name)
+      places = Places.open!(%{any: engine, first: {engine, memory: 100, node: 0}}, idle: :infinity)
+      assert inspect(places) =~ "any"
+      placed = Placed.open!(summing("sum"), %{"sum" => :any}, places, folder: context.folder)
+      {x, y} = {tensor(List.duplicate(1.0, 8), [2, 4]), ZeroCopy.allocate!([2, 4], :float32)}
+      binding = Placed.bind!(placed, %{"x" => x}, %{"y" => y})
+      own = Placed.tensor!(binding, "b")
+      assert {own.shape, numbers(own)} == {[4], [0.0, 0.0, 0.0, 0.0]}
+      :ok = ZeroCopy.write!(own, 0, floats([2.0, 2.0, 2.0, 2.0]))
+      ZeroCopy.release(own)
+      copied = stat(:bytes_copied)
+      assert {Places.used!(places, :any), Places.used!(places, :first)} == {48, 0}
+      assert Placed.move!(placed, %{"sum" => :first}) == :ok
+      assert {Places.used!(places, :any), Places.used!(places, :first)} == {0, 48}
+      assert Placed.dispatch!(binding) == :ok
+      assert stat(:bytes_copied) == copied + 16
+      assert numbers(y) == List.duplicate(3.0, 8)
+      assert Places.sweep!(places) == 0
+
+      assert Places.stats!(places) ==
+               %{held: 1, moves: 1, given_up: 0, taken: 0, elsewhere: 0, copies: 1}
+               |> Map.put(:bytes_copied, 16)
+
+      assert Placed.parts!(placed) == [:first]
+      _second = Placed.bind!(placed, %{"x" => x}, %{"y" => y})
+
+      assert {:error, %Error{type: :system, message: message, details: %{errno: :enospc}}} =
+               Placed.bind(placed, %{"x" => x}, %{"y" => y})
+
+      assert message =~ "place 1 has 100 bytes, of which other graphs have 0: this one needs 144"
+
+      for {wrong, words} <- [
+            {fn -> Places.open(%{}) end, "1 to"},
+            {fn -> Places.open(%{a: :b}) end, "a place is an engine"},
+            {fn -> Places.open(%{a: {engine, memory: 0}}) end, "memory is bytes"},
+            {fn -> Places.open(%{a: {engine, node: -1}}) end, "node is a number"},
+            {fn -> Places.open(%{a: {engine, nodes: 1}}) end, "unknown options"},
+            {fn -> Places.open(%{a: engine}, idle: 0) end, "idle is milliseconds"},
+            {fn -> Places.used(places, :none) end, "no place :none"},
+            {fn -> Placed.open(summing("s"), %{"sum" => :none}, places, []) end, "on no engine"}
+          ] do
+        assert {:error, %Error{message: message}} = wrong.()
+        assert message =~ words
+      end
+    end
+
+    test "what is idle is given up, and comes back with its own value", context do
+      engine = Engine.connect!(context.name)
+      places = Places.open!(%{any: engine, first: {engine, node: 0}}, idle: 10)
+      placed = Placed.open!(summing("sum"), %{"sum" => :first}, places, folder: context.folder)
+      {x, y} = {tensor(List.duplicate(1.0, 8), [2, 4]), ZeroCopy.allocate!([2, 4], :float32)}
+      binding = Placed.bind!(placed, %{"x" => x}, %{"y" => y})
+
+      # The value is the binding's: written when it is given up, it does not go on between two looks.
+      eventually(fn -> Places.stats!(places).held == 0 end)
+      binding |> Placed.tensor!("b") |> ZeroCopy.write!(0, floats([4.0, 4.0, 4.0, 4.0]))
+      assert Placed.dispatch!(binding) == :ok
+      assert numbers(y) == List.duplicate(5.0, 8)
+      eventually(fn -> Places.stats!(places).held == 0 end)
+      assert Places.used!(places, :first) == 0
+      assert Path.wildcard(Path.join(context.folder, "placed-*.graph")) == []
+      assert Placed.at!(placed) == %{"sum" => :first}
+      assert Placed.parts!(placed) == [:first]
+      assert binding |> Placed.tensor!("b") |> numbers() == [4.0, 4.0, 4.0, 4.0]
+      assert Placed.dispatch!(binding) == :ok
+      assert numbers(y) == List.duplicate(5.0, 8)
+      stats = Places.stats!(places)
+      assert stats.taken >= 2 and stats.given_up >= 2 and stats.elsewhere == 0
+      assert stats.copies >= 3 and stats.bytes_copied == 16 * stats.copies
     end
 
     test "writes a cache in place, and says what it cannot run", %{name: name, folder: folder} do

@@ -183,7 +183,12 @@ defmodule Tmesh.NativeTest do
       placed_parts: [ref.handle],
       placed_move: [ref.handle, [0]],
       placed_at: [ref.handle, 1],
-      placed_bind: [ref.handle, [{"a", sealed.handle}], [{"b", other.handle}]],
+      placed_bind: [ref.handle, [{"a", sealed.handle}, {"c", nil}], [{"b", other.handle}]],
+      placed_tensor: [ref.handle, "c"],
+      places_open: [[{ref.handle, 0, -1}], 1],
+      places_sweep: [ref.handle],
+      places_used: [ref.handle, 0],
+      places_stats: [ref.handle],
       engine_dispatch: [ref.handle, cancellable],
       engine_cancellable: [context],
       engine_cancel: [cancellable],
@@ -276,7 +281,8 @@ defmodule Tmesh.NativeTest do
                     [:engine_tensor, :engine_tensor_wrap, :engine_tensor_info] ++
                     [:engine_tensor_read, :engine_tensor_write, :engine_tensor_export] ++
                     [:engine_tensor_destroy, :placed_open, :placed_parts, :placed_move] ++
-                    [:placed_at, :placed_bind]
+                    [:placed_at, :placed_bind, :placed_tensor, :places_open, :places_sweep] ++
+                    [:places_used, :places_stats]
 
   # There is no engine of that name, no XLA in this VM.
   defp refused?(name, {:error, {:enoent, _why}}) when name in [:engine_connect, :xla_register],

@@ -139,7 +139,7 @@ defmodule Tmesh.Native do
   def engine_keep(_engine, _pages), do: :erlang.nif_error(:not_loaded)
 
   @spec placed_open(
-          [engine()],
+          [engine()] | (places :: engine()),
           graph :: binary(),
           [{String.t(), non_neg_integer()}],
           [{String.t(), handle()}],
@@ -156,7 +156,26 @@ defmodule Tmesh.Native do
   @spec placed_at(engine(), nodes :: non_neg_integer()) :: result([non_neg_integer()])
   def placed_at(_placed, _nodes), do: :erlang.nif_error(:not_loaded)
 
-  @spec placed_bind(engine(), [{String.t(), handle()}], [{String.t(), handle()}]) ::
+  @spec placed_tensor(binding :: engine(), name :: String.t()) :: result({handle(), ref()})
+  def placed_tensor(_binding, _name), do: :erlang.nif_error(:not_loaded)
+
+  # memory 0: no limit; node -1: any.
+  @spec places_open(
+          [{engine(), memory :: non_neg_integer(), node :: integer()}],
+          idle_ns :: non_neg_integer()
+        ) :: result(engine())
+  def places_open(_places, _idle), do: :erlang.nif_error(:not_loaded)
+
+  @spec places_sweep(engine()) :: result(non_neg_integer())
+  def places_sweep(_places), do: :erlang.nif_error(:not_loaded)
+
+  @spec places_used(engine(), index :: non_neg_integer()) :: result(non_neg_integer())
+  def places_used(_places, _index), do: :erlang.nif_error(:not_loaded)
+
+  @spec places_stats(engine()) :: result(map())
+  def places_stats(_places), do: :erlang.nif_error(:not_loaded)
+
+  @spec placed_bind(engine(), [{String.t(), handle() | nil}], [{String.t(), handle()}]) ::
           result(engine())
   def placed_bind(_placed, _inputs, _outputs), do: :erlang.nif_error(:not_loaded)
 
