@@ -85,6 +85,7 @@ struct session {
 	struct session *next;
 	uint32_t graphs;
 	bool once; /* nobody can open the same again: it goes with its last graph */
+	char *path;
 	void *key;
 	size_t key_bytes;
 	struct plugin_session plugin;

@@ -109,6 +109,7 @@ static void session_free(struct tmesh_engine_context *context, struct session *s
 			gpu_unref(session->copies[i]);
 	free(session->copies);
 	free(session->weights);
+	free(session->path);
 	free(session->key);
 	free(session);
 }
@@ -181,7 +182,11 @@ static int session_new(struct tmesh_engine_context *context, const char *path,
 
 	if (!session)
 		return tmesh_fail(err, -ENOMEM, "no memory for a session");
-	rc = open_plugin(context, session, path, opts, err);
+	session->path = strdup(path);
+	if (session->path)
+		rc = open_plugin(context, session, path, opts, err);
+	else
+		rc = tmesh_fail(err, -ENOMEM, "no memory for a session");
 	if (!rc)
 		rc = identify(path, &after, err);
 	if (!rc && memcmp(before, &after, sizeof(after)))
@@ -195,6 +200,15 @@ static int session_new(struct tmesh_engine_context *context, const char *path,
 	return 0;
 }
 
+/* The file of an idle session is gone, or another one: nobody can open the same again. */
+static bool outlived(const struct session *session)
+{
+	struct identity now;
+
+	memcpy(&now, session->key, sizeof(now));
+	return identify(session->path, &now, NULL) || memcmp(session->key, &now, sizeof(now));
+}
+
 /* Under the lock. Of those that no graph uses any more: what nobody can open again, and what is
  * beyond the limit, the least recently used first. */
 static void evict(struct tmesh_engine_context *context)
@@ -203,7 +217,7 @@ static void evict(struct tmesh_engine_context *context)
 	uint32_t idle = 0;
 
 	while ((session = *at)) {
-		bool once = session->once;
+		bool once = !session->graphs && (session->once || outlived(session));
 
 		if (session->graphs || (!once && ++idle <= context->keep)) {
 			at = &session->next;
@@ -259,6 +273,7 @@ int engine_session_get(struct tmesh_engine_context *context, const char *path,
 	if (session) {
 		atomic_fetch_add(&context->counters.session_hits, 1);
 	} else {
+		evict(context);
 		rc = session_new(context, path, opts, &identity, &session, err);
 		if (!rc) {
 			session->key = key;

@@ -227,6 +227,20 @@ static inline void await_run(struct fixture *fix)
 	assert_ok(tmesh_engine_tensor_write(fix->y, y, sizeof(y), err));
 }
 
+static inline unsigned int files_of(uint32_t pid)
+{
+	unsigned int count = 0;
+	char path[64];
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%u/fd", pid);
+	dir = opendir(path);
+	while (dir && readdir(dir))
+		count++;
+	closedir(dir);
+	return count;
+}
+
 /* What "unit" tells of itself, until munmap(). */
 static inline const struct engine_status *map_status(struct fixture *fix)
 {

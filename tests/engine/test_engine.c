@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
  * Device tensors, graphs, bindings and dispatch, on the engine "fake" (fake_engine.c): what the
- * library itself checks, counts and lets go of. No engine that anybody uses runs here;
- * engine-onnx-check has one.
+ * library itself checks, counts and lets go of. engine-onnx-check has a real engine.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -617,7 +616,6 @@ static void test_sessions(void **state)
 	assert_int_equal(stats(fix).sessions, 2);
 	assert_int_equal(stats(fix).sessions_evicted, 2);
 	/* 2 and 3 are the two that were used last. 2 is used, so 3 goes for another. */
-	snprintf(name, sizeof(name), "%s", "2");
 	{
 		char path[96];
 
@@ -637,6 +635,17 @@ static void test_sessions(void **state)
 	assert_ok(
 		tmesh_engine_graph_open(fix->context, file("2", "plain again"), NULL, &again, err));
 	assert_int_equal(stats(fix).sessions_opened, 6);
+	tmesh_engine_graph_unref(again);
+	/* Those whose file is gone or another one. */
+	assert_int_equal(stats(fix).sessions, 1);
+	assert_int_equal(stats(fix).sessions_evicted, 3);
+	assert_ok(tmesh_engine_graph_open(fix->context, file("3", "plain"), NULL, &again, err));
+	assert_int_equal(unlink(file("3", "plain")), 0);
+	tmesh_engine_graph_unref(again);
+	assert_int_equal(stats(fix).sessions, 1);
+	assert_int_equal(unlink(file("2", "plain")), 0);
+	assert_ok(tmesh_engine_graph_open(fix->context, file("4", "plain"), NULL, &again, err));
+	assert_int_equal(stats(fix).sessions, 1);
 	tmesh_engine_graph_unref(again);
 	tmesh_engine_context_unref(fix->context);
 	fix->context = plain;

@@ -12,8 +12,6 @@
 #include "remote_wire.h"
 #include "served.h"
 
-static char program[512];
-
 static uint64_t copied(struct fixture *fix)
 {
 	struct tmesh_stats out = {.size = sizeof(out)};
@@ -252,20 +250,6 @@ static void test_too_many(void **state)
 	for (int i = 0; i < 500 && tmesh_engine_connect(fix->ctx, "unit", NULL, &more, NULL); i++)
 		usleep(10000);
 	tmesh_engine_context_unref(more);
-}
-
-static unsigned int files_of(uint32_t pid)
-{
-	unsigned int count = 0;
-	char path[64];
-	DIR *dir;
-
-	snprintf(path, sizeof(path), "/proc/%u/fd", pid);
-	dir = opendir(path);
-	while (dir && readdir(dir))
-		count++;
-	closedir(dir);
-	return count;
 }
 
 /* What a client had is given back when it ends, also when it is killed. */
@@ -602,116 +586,6 @@ static void test_supervisor_killed(void **state)
 	}
 }
 
-/* Graphs that one client may have open: one more is refused, and nothing else. */
-static void test_graph_quota(void **state)
-{
-	enum {
-		GRAPHS = 1024
-	};
-	struct tmesh_engine_graph *graphs[GRAPHS];
-	struct fixture other, *fix = *state;
-	uint32_t pid = tmesh_engine_context_pid(fix->context);
-	struct tmesh_error error;
-	char name[32];
-
-	join(&other);
-	for (int i = 0; i < GRAPHS; i++) {
-		int rc;
-
-		snprintf(name, sizeof(name), "graph-%d", i);
-		rc = tmesh_engine_graph_open(fix->context, file(name, "plain"), NULL, &graphs[i],
-					     &error);
-		/* The fixture has one. */
-		assert_int_equal(rc, i < GRAPHS - 1 ? 0 : -EDQUOT);
-	}
-	assert_non_null(strstr(error.message, "at most 1024 open at a time"));
-	assert_works(fix);
-	assert_works(&other);
-	/* Sessions that nobody has are kept, so many and no more. */
-	for (int i = 0; i < GRAPHS - 1; i++)
-		tmesh_engine_graph_unref(graphs[i]);
-	assert_ok(tmesh_engine_graph_open(fix->context, file("graph-1023", "plain"), NULL,
-					  &graphs[0], err));
-	tmesh_engine_graph_unref(graphs[0]);
-	assert_works(fix);
-	assert_int_equal(tmesh_engine_context_pid(fix->context), pid);
-	leave(&other);
-}
-
-/* An engine that may have few descriptors and little memory. */
-static int serve_limited(void **state)
-{
-	char script[600];
-	int rc;
-
-	snprintf(script, sizeof(script), "#!/bin/sh\nulimit -n 320\n%sexec %s \"$@\"\n",
-#if defined(__SANITIZE_ADDRESS__)
-		 "", /* it reserves terabytes */
-#else
-		 "ulimit -v 700000\n",
-#endif
-		 getenv("TMESH_ENGINE_PROGRAM"));
-	snprintf(program, sizeof(program), "%s", getenv("TMESH_ENGINE_PROGRAM"));
-	chmod(file("limited", script), 0700);
-	setenv("TMESH_ENGINE_PROGRAM", file("limited", script), 1);
-	rc = serve(state);
-	setenv("TMESH_ENGINE_PROGRAM", program, 1);
-	return rc;
-}
-
-/* A client that has used up its part of the engine's descriptors is refused more; what it has, and
- * other clients, go on. */
-static void test_region_quota(void **state)
-{
-	struct tmesh_engine_binding *bindings[16] = {0};
-	struct fixture other, *fix = *state;
-	uint32_t pid = tmesh_engine_context_pid(fix->context);
-	struct tmesh_engine_tensor *y = fix->y;
-	struct tmesh_error error;
-	int count = 0, rc = 0;
-
-	join(&other);
-	for (; !rc && count < 16; count++) {
-		assert_ok(tmesh_engine_tensor_create(fix->context, TMESH_FLOAT32, 2, shape_x, FLAGS,
-						     &fix->outputs[0].tensor, err));
-		rc = tmesh_engine_bind(fix->graph, fix->inputs, 2, fix->outputs, 1,
-				       &bindings[count], &error);
-		tmesh_engine_tensor_unref(fix->outputs[0].tensor);
-	}
-	fix->outputs[0].tensor = y;
-	assert_int_equal(rc, -EDQUOT);
-	assert_non_null(strstr(error.message, "more regions"));
-	assert_true(count > 1);
-	assert_ok(tmesh_engine_binding_dispatch(bindings[0], err));
-	assert_works(&other);
-	for (int i = 0; i < count - 1; i++)
-		tmesh_engine_binding_unref(bindings[i]);
-	assert_works(fix);
-	assert_int_equal(tmesh_engine_context_pid(fix->context), pid);
-	leave(&other);
-}
-
-/* Memory that the engine has no address space for: that call's error alone. */
-static void test_no_memory(void **state)
-{
-	const int64_t shape[] = {64 << 20, 4};
-	struct fixture *fix = *state;
-	uint32_t pid = tmesh_engine_context_pid(fix->context);
-	struct tmesh_engine_tensor *x = fix->x, *y = fix->y;
-
-	assert_ok(tmesh_engine_tensor_create(fix->context, TMESH_FLOAT32, 2, shape, FLAGS,
-					     &fix->inputs[0].tensor, err));
-	fix->outputs[0].tensor = fix->inputs[0].tensor;
-	fix->outputs[0].in_place = "x";
-	assert_int_equal(dispatch(fix, NULL), -ENOMEM);
-	tmesh_engine_tensor_unref(fix->inputs[0].tensor);
-	fix->inputs[0].tensor = x;
-	fix->outputs[0].tensor = y;
-	fix->outputs[0].in_place = NULL;
-	assert_works(fix);
-	assert_int_equal(tmesh_engine_context_pid(fix->context), pid);
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -729,18 +603,11 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_keep, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_hostile, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_lies, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_graph_quota, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_program, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_supervisor_killed, setup, teardown),
 	};
 	const struct CMUnitTest hasty[] = {
 		cmocka_unit_test(test_limit),
-	};
-	const struct CMUnitTest limited[] = {
-		cmocka_unit_test_setup_teardown(test_region_quota, setup, teardown),
-	};
-	const struct CMUnitTest memory[] = {
-		cmocka_unit_test_setup_teardown(test_no_memory, setup, teardown),
 	};
 	const struct CMUnitTest confined[] = {
 		cmocka_unit_test_setup_teardown(test_confined, setup, teardown),
@@ -753,13 +620,6 @@ int main(void)
 	served_limit = "--limit=0.5";
 	failed += cmocka_run_group_tests_name("served, in haste", hasty, serve, unserve);
 	served_limit = "--limit=600";
-	failed += cmocka_run_group_tests_name("served, limited", limited, serve_limited, unserve);
-#if defined(__SANITIZE_ADDRESS__)
-	failed += UNIT_SKIP(memory, "the address sanitizer reserves more than any limit");
-#else
-	failed += cmocka_run_group_tests_name("served, little memory", memory, serve_limited,
-					      unserve);
-#endif
 	if (syscall(SYS_landlock_create_ruleset, NULL, 0, 1) < 1)
 		failed += UNIT_SKIP(confined, "this kernel has no Landlock");
 	else

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: MIT
+/*
+ * What clients of an engine may have, and what it has itself: quotas, descriptors, memory, space.
+ * What runs out is its call's error; the engine and what others have go on.
+ */
+#include "served.h"
+
+/* Graphs that one client may have open: one more is refused, and nothing else. */
+static void test_graph_quota(void **state)
+{
+	enum {
+		GRAPHS = 1024
+	};
+	struct tmesh_engine_graph *graphs[GRAPHS];
+	struct fixture other, *fix = *state;
+	uint32_t pid = tmesh_engine_context_pid(fix->context);
+	struct tmesh_error error;
+	char name[32];
+
+	join(&other);
+	for (int i = 0; i < GRAPHS; i++) {
+		int rc;
+
+		snprintf(name, sizeof(name), "graph-%d", i);
+		rc = tmesh_engine_graph_open(fix->context, file(name, "plain"), NULL, &graphs[i],
+					     &error);
+		/* The fixture has one. */
+		assert_int_equal(rc, i < GRAPHS - 1 ? 0 : -EDQUOT);
+	}
+	assert_non_null(strstr(error.message, "at most 1024 open at a time"));
+	assert_works(fix);
+	assert_works(&other);
+	/* Sessions that nobody has are kept, so many and no more. */
+	for (int i = 0; i < GRAPHS - 1; i++)
+		tmesh_engine_graph_unref(graphs[i]);
+	assert_ok(tmesh_engine_graph_open(fix->context, file("graph-1023", "plain"), NULL,
+					  &graphs[0], err));
+	tmesh_engine_graph_unref(graphs[0]);
+	assert_works(fix);
+	assert_int_equal(tmesh_engine_context_pid(fix->context), pid);
+	leave(&other);
+}
+
+/* A session whose file is gone, as that of a part of a graph is, goes with its weights. */
+static void test_file_gone(void **state)
+{
+	struct fixture *fix = *state;
+	struct tmesh_engine_weight weight = {.name = "w"};
+	const struct tmesh_engine_graph_opts opts = {
+		.size = sizeof(opts), .weights = &weight, .weight_count = 1};
+	uint32_t pid = tmesh_engine_context_pid(fix->context);
+	unsigned int before, now = 0;
+	const char *path;
+
+	assert_works(fix);
+	before = files_of(pid);
+	for (int i = 0; i < 8; i++) {
+		struct tmesh_engine_graph *graph;
+
+		path = file("part", "plain");
+		assert_ok(tmesh_tensor_create(fix->ctx, TMESH_FLOAT32, 1, shape_b, NULL,
+					      &weight.tensor, err));
+		assert_ok(tmesh_region_seal(tmesh_tensor_region(weight.tensor), err));
+		assert_ok(tmesh_engine_graph_open(fix->context, path, &opts, &graph, err));
+		assert_int_equal(unlink(path), 0);
+		tmesh_engine_graph_unref(graph);
+		tmesh_tensor_unref(weight.tensor);
+	}
+	/* The engine's library gives descriptors back beside its calls. */
+	for (int i = 0; i < 3000 && (now = files_of(pid)) > before; i++) {
+		usleep(10000);
+		assert_works(fix);
+	}
+	assert_true(now <= before);
+	assert_int_equal(tmesh_engine_context_pid(fix->context), pid);
+}
+
+static char program[512];
+
+/* An engine that may have few descriptors and little memory. */
+static int serve_limited(void **state)
+{
+	char script[600];
+	int rc;
+
+	snprintf(script, sizeof(script), "#!/bin/sh\nulimit -n 320\n%sexec %s \"$@\"\n",
+#if defined(__SANITIZE_ADDRESS__)
+		 "", /* it reserves terabytes */
+#else
+		 "ulimit -v 700000\n",
+#endif
+		 getenv("TMESH_ENGINE_PROGRAM"));
+	snprintf(program, sizeof(program), "%s", getenv("TMESH_ENGINE_PROGRAM"));
+	chmod(file("limited", script), 0700);
+	setenv("TMESH_ENGINE_PROGRAM", file("limited", script), 1);
+	rc = serve(state);
+	setenv("TMESH_ENGINE_PROGRAM", program, 1);
+	return rc;
+}
+
+/* A client that has used up its part of the engine's descriptors is refused more; what it has, and
+ * other clients, go on. */
+static void test_region_quota(void **state)
+{
+	struct tmesh_engine_binding *bindings[16] = {0};
+	struct fixture other, *fix = *state;
+	uint32_t pid = tmesh_engine_context_pid(fix->context);
+	struct tmesh_engine_tensor *y = fix->y;
+	struct tmesh_error error;
+	int count = 0, rc = 0;
+
+	join(&other);
+	for (; !rc && count < 16; count++) {
+		assert_ok(tmesh_engine_tensor_create(fix->context, TMESH_FLOAT32, 2, shape_x, FLAGS,
+						     &fix->outputs[0].tensor, err));
+		rc = tmesh_engine_bind(fix->graph, fix->inputs, 2, fix->outputs, 1,
+				       &bindings[count], &error);
+		tmesh_engine_tensor_unref(fix->outputs[0].tensor);
+	}
+	fix->outputs[0].tensor = y;
+	assert_int_equal(rc, -EDQUOT);
+	assert_non_null(strstr(error.message, "more regions"));
+	assert_true(count > 1);
+	assert_ok(tmesh_engine_binding_dispatch(bindings[0], err));
+	assert_works(&other);
+	for (int i = 0; i < count - 1; i++)
+		tmesh_engine_binding_unref(bindings[i]);
+	assert_works(fix);
+	assert_int_equal(tmesh_engine_context_pid(fix->context), pid);
+	leave(&other);
+}
+
+/* Memory that the engine has no address space for: that call's error alone. */
+static void test_no_memory(void **state)
+{
+	const int64_t shape[] = {64 << 20, 4};
+	struct fixture *fix = *state;
+	uint32_t pid = tmesh_engine_context_pid(fix->context);
+	struct tmesh_engine_tensor *x = fix->x, *y = fix->y;
+
+	assert_ok(tmesh_engine_tensor_create(fix->context, TMESH_FLOAT32, 2, shape, FLAGS,
+					     &fix->inputs[0].tensor, err));
+	fix->outputs[0].tensor = fix->inputs[0].tensor;
+	fix->outputs[0].in_place = "x";
+	assert_int_equal(dispatch(fix, NULL), -ENOMEM);
+	tmesh_engine_tensor_unref(fix->inputs[0].tensor);
+	fix->inputs[0].tensor = x;
+	fix->outputs[0].tensor = y;
+	fix->outputs[0].in_place = NULL;
+	assert_works(fix);
+	assert_int_equal(tmesh_engine_context_pid(fix->context), pid);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(test_file_gone, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_graph_quota, setup, teardown),
+	};
+	const struct CMUnitTest limited[] = {
+		cmocka_unit_test_setup_teardown(test_region_quota, setup, teardown),
+	};
+	const struct CMUnitTest memory[] = {
+		cmocka_unit_test_setup_teardown(test_no_memory, setup, teardown),
+	};
+	int failed;
+
+	if (make_folder())
+		return 1;
+	failed = cmocka_run_group_tests_name("limits", tests, serve, unserve);
+	failed += cmocka_run_group_tests_name("limits, few descriptors", limited, serve_limited,
+					      unserve);
+#if defined(__SANITIZE_ADDRESS__)
+	failed += UNIT_SKIP(memory, "the address sanitizer reserves more than any limit");
+#else
+	failed += cmocka_run_group_tests_name("limits, little memory", memory, serve_limited,
+					      unserve);
+#endif
+	return remove_folder() || failed;
+}
