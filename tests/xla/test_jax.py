@@ -371,7 +371,9 @@ def test_memory_of_pushes(ends):
             assert got.sealed == how.get("seal", False)
             assert np.asarray(got)[[0, -1]].tolist() == [step, step]
             got.release()
-            xla.flush("out", timeout=10)  # a thread of the sender's hears that it was let go
+            xla.flush("out", timeout=60)
+            while not (how.get("seal") or xla.stats()["pool_bytes"]):  # a thread of the sender's gives it back
+                time.sleep(0.001)
         return xla.stats()["regions_created"] - before
 
     assert times(5, seal=True) == 5
