@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: MIT
-"""Finds the guards of a C file, and writes the file with one of them taken out.
+"""Finds the guards of a C file, and writes the file with one of them taken out or inverted.
 
 A guard is the condition of an `if`, or of a `return CONDITION ? -EWHATEVER : ...`. Where its operands are joined by
 `||`, each is a guard of its own. A guard is taken out by making it false after it was evaluated, so that what a
-call in it does is still done: what is lost is the refusal alone.
+call in it does is still done: what is lost is the refusal alone. An inverted one is true where it was false, too.
 """
+import hashlib
 import re
 from dataclasses import dataclass
 
 IF = re.compile(r"\bif\s*(?=\()")
 RETURNED = re.compile(r"\breturn\s+(?=[^;]*\?\s*-E[A-Z]+\s*:)")
 FUNCTION = re.compile(r"^[A-Za-z_][^\n;={}]*?\b([A-Za-z_]\w*)\([^;{}]*?\)\s*\n\{", re.MULTILINE)
+COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 UNSEEN = re.compile(r"""/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|^[ \t]*\#(?:[^\n\\]|\\.|\\\n)*""",
                     re.DOTALL | re.MULTILINE)
 OPENING, CLOSING = "([{", ")]}"
@@ -30,10 +32,22 @@ class Guard:
     start: int
     end: int
     lines: range    # the whole condition's
+    digest: str     # of its function's words: what is known of a guard goes for this text of it
 
     @property
     def name(self):
         return f"{self.file}: {self.function}: {self.text}" + (f" ({self.number})" if self.number > 1 else "")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A guard that is out, or inverted."""
+    guard: Guard
+    inverted: bool = False
+
+    @property
+    def name(self):
+        return self.guard.name + (" [inverted]" if self.inverted else "")
 
 
 def blank(source):
@@ -105,14 +119,20 @@ def conditions(text):
                 break
 
 
+def digest(source):
+    """What changes with the words of a function, and not with its comments and blanks."""
+    return hashlib.sha256(" ".join(COMMENT.sub(" ", source).split()).encode()).hexdigest()[:10]
+
+
 def find(file, source):
     """The guards of a file's text, in its order."""
     text = blank(source)
-    functions = [(found.start(1), found[1]) for found in FUNCTION.finditer(text)]
+    functions = [(found.start(1), found[1], digest(source[found.start():closing(text, found.end() - 1) + 1]))
+                 for found in FUNCTION.finditer(text)]
     seen = {}
     found = []
     for start, end in sorted(conditions(text)):
-        function = next((name for place, name in reversed(functions) if place < start), "")
+        function, words_of_it = next((told for place, *told in reversed(functions) if place < start), ("", ""))
         if not function:
             continue    # a macro or an inline table: there is no function to be named
         lines = range(text.count("\n", 0, start) + 1, text.count("\n", 0, end) + 2)
@@ -122,13 +142,15 @@ def find(file, source):
             last -= len(text[first:last]) - len(text[first:last].rstrip())
             words = " ".join(source[first:last].split())
             number = seen[function, words] = seen.get((function, words), 0) + 1
-            found.append(Guard(file, function, words, number, first, last, lines))
+            found.append(Guard(file, function, words, number, first, last, lines, words_of_it))
     return found
 
 
-def without(source, guard):
-    """The file's text with the guard taken out."""
-    return f"{source[:guard.start]}(({source[guard.start:guard.end]}), 0){source[guard.end:]}"
+def changed(source, mutant):
+    """The file's text with the guard taken out or inverted."""
+    guard = mutant.guard
+    words = source[guard.start:guard.end]
+    return f"{source[:guard.start]}{f'!({words})' if mutant.inverted else f'(({words}), 0)'}{source[guard.end:]}"
 
 
 def switched(source, numbered):

@@ -103,14 +103,15 @@ class Library:
     def guards():
         return [guard for name in words("LIB_SRC") for guard in guards.find(name, Path(name).read_text())]
 
-    def judge(self, guard):
-        """Which program fails without the guard, "" where none does. Raises Untried."""
+    def judge(self, mutant):
+        """Which program fails with the mutant, "" where none does. Raises Untried."""
+        guard = mutant.guard
         names = set().union(*(self.runs[guard.file, line] for line in guard.lines))
         if not names:
             raise guards.Untried("no test comes by")
         with tempfile.TemporaryDirectory(dir=self.where) as folder:
             source = Path(folder) / Path(guard.file).name
-            source.write_text(guards.without(Path(guard.file).read_text(), guard))
+            source.write_text(guards.changed(Path(guard.file).read_text(), mutant))
             made = Path(folder) / "mutant.o"
             built = subprocess.run([*self.compile, "-iquote", Path(guard.file).parent, "-c", source, "-o", made],
                                    capture_output=True)
@@ -124,10 +125,10 @@ class Library:
         return ""
 
     def judged(self, wanted, jobs):
-        """(guard, answer) of each wanted guard, as they are known: what sees that it is gone, "" where nothing does, or
-        an Untried."""
+        """(mutant, answer) of each wanted mutant, as they are known: what sees it, "" where nothing does, or an
+        Untried."""
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            waiting = {pool.submit(self.judge, guard): guard for guard in wanted}
+            waiting = {pool.submit(self.judge, mutant): mutant for mutant in wanted}
             for done in concurrent.futures.as_completed(waiting):
                 if isinstance(done.exception(), guards.Untried):
                     yield waiting[done], done.exception()

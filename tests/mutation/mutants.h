@@ -4,6 +4,7 @@
 #ifndef TMESH_MUTANTS_H
 #define TMESH_MUTANTS_H
 
+#include <linux/bits.h>
 #include <linux/compiler.h>
 #include <linux/types.h>
 
@@ -11,17 +12,23 @@
 
 /* The guard that is out now; 0 is none. */
 extern unsigned int tmesh_mutant;
-/* Guards that were true since somebody asked: only who makes a guard true can miss it. */
+/* Whether it is inverted, not taken out. */
+extern bool tmesh_mutant_inverted;
+/* What guards were since somebody asked: bit 0 is false, bit 1 true. Only who makes a guard true
+ * can miss it; only who comes by can miss what it was before it was inverted. */
 extern u8 tmesh_mutants_met[TMESH_MUTANTS];
 
 /* A guard that is out is evaluated, and false. */
-#define TMESH_GUARD(number, ...)                                  \
-	({                                                        \
-		bool met_ = (__VA_ARGS__);                        \
-                                                                  \
-		if (met_)                                         \
-			WRITE_ONCE(tmesh_mutants_met[number], 1); \
-		met_ &&READ_ONCE(tmesh_mutant) != (number);       \
+#define TMESH_GUARD(number, ...)                                             \
+	({                                                                   \
+		bool met_ = (__VA_ARGS__);                                   \
+		u8 *seen_ = &tmesh_mutants_met[number];                      \
+                                                                             \
+		if (!(READ_ONCE(*seen_) & BIT(met_)))                        \
+			WRITE_ONCE(*seen_, READ_ONCE(*seen_) | BIT(met_));   \
+		if (READ_ONCE(tmesh_mutant) == (number))                     \
+			met_ = READ_ONCE(tmesh_mutant_inverted) ? !met_ : 0; \
+		met_;                                                        \
 	})
 
 #endif

@@ -2,8 +2,15 @@
 # SPDX-License-Identifier: MIT
 """Takes the guards of libtmesh or of the module out, one by one, and runs the tests that come by them.
 
-A guard that may go and no test fails is a survivor: it wants a test, or a line in `reasons.txt`. Prints TAP, a point
-a guard. A survivor whose reason is known is a skip that says it; a guard that no test comes by fails too.
+A guard that may go and no test fails is a survivor: it wants a test, or a line in `reasons.txt` (of the module:
+`reasons.kmod.txt`). It is inverted, too:
+where no test sees even that, the condition means nothing to any of them. Prints TAP, a point a mutant. A survivor
+whose reason is known is a skip that says it; a guard that no test comes by fails too.
+
+What is found is written to `verdicts.lib`, `verdicts.lib-module` and `verdicts.kmod`, which are committed. Another run
+goes on with the guards that were not tried, those whose function has changed since, and survivors without a reason, so
+that the search may be ended (by Ctrl-C too) and continued on another day. `--all` begins anew, `--tell` prints what is
+known and runs nothing.
 """
 import argparse
 import math
@@ -12,32 +19,41 @@ import sys
 import time
 from pathlib import Path
 
-from guards import Untried
+from guards import Mutant, Untried
+from verdicts import Verdicts
 
 HERE = Path(__file__).resolve().parent
 TOP = HERE.parent.parent
 
 
 def reasons(text):
-    """{a guard's name, or the beginning of names and `*`: why it may go unseen}. The file has one a line, and its
-    reason indented below."""
-    known, name = {}, None
+    """{a guard's name, or the beginning of names and `*`: why it may go unseen}. A file has one a line, and the reason
+    indented below, which may be of several."""
+    known, names, why = {}, [], ""
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
         if not line[0].isspace():
-            name = line.strip()
-            if name in known:
-                sys.exit(f"reasons.txt:{number}: this guard has a reason already")
-            known[name] = ""
-        elif name:
-            known[name] = f"{known[name]} {line.strip()}".strip()
+            if why:
+                names, why = [], ""
+            if line.strip() in known:
+                sys.exit(f"reasons, line {number}: {line.strip()} has a reason already")
+            names.append(line.strip())
+            known[names[-1]] = ""
+        elif names:
+            why = f"{why} {line.strip()}".strip()
+            known |= dict.fromkeys(names, why)
         else:
-            sys.exit(f"reasons.txt:{number}: a reason without a guard")
-    for name, why in known.items():
-        if not why:
-            sys.exit(f"reasons.txt: no reason is given for {name}")
+            sys.exit(f"reasons, line {number}: a reason without a guard")
+    for name, told in known.items():
+        if not told:
+            sys.exit(f"reasons: none is given for {name}")
     return known
+
+
+def all_reasons():
+    """Those of libtmesh, then those of the module."""
+    return reasons("".join((HERE / name).read_text() for name in ("reasons.txt", "reasons.kmod.txt")))
 
 
 def reason(name, known):
@@ -51,58 +67,103 @@ def chosen(guards, only, every, first):
     return [guard for guard in guards if re.search(only, guard.name)][first::every]
 
 
-def tell(number, guard, answer, known):
-    """The point of one guard; whether it fails."""
-    if isinstance(answer, Untried):
-        why = str(answer)
-    elif answer:
-        print(f"ok {number} - {guard.name}: {answer} sees it", flush=True)
+def subject_of(what, known):
+    """What tries mutants, the guards that it tries, and what says why a guard may go unseen there."""
+    def explained(guard):
+        return reason(guard.name, known)
+
+    if what == "kmod":
+        from module import Module
+        return Module, Module.guards(), explained
+    from library import Library
+    from on_module import OnModule, elsewhere
+    there = Library.guards()
+    if what == "lib":
+        return Library, [guard for guard in there if not OnModule.speaks(guard)], explained
+    return (OnModule, [guard for guard in there if OnModule.speaks(guard) or elsewhere(explained(guard))],
+            lambda guard: None if elsewhere(explained(guard)) else explained(guard))
+
+
+def is_seen(answer):
+    return bool(answer) and not isinstance(answer, Untried)
+
+
+def tell(number, mutant, answer, explained):
+    """The point of one mutant; whether it fails."""
+    if is_seen(answer):
+        print(f"ok {number} - {mutant.name}: {answer} sees it", flush=True)
         return False
-    else:
-        why = "no test sees it"
-    if allowed := reason(guard.name, known):
-        print(f"ok {number} - {guard.name} # SKIP {allowed}", flush=True)
+    why = str(answer) or "no test sees it"
+    if allowed := explained(mutant.guard):
+        print(f"ok {number} - {mutant.name} # SKIP {allowed}", flush=True)
         return False
-    print(f"not ok {number} - {guard.name}: {why}", flush=True)
+    print(f"not ok {number} - {mutant.name}: {why}", flush=True)
     return True
+
+
+def tell_all(what, verdicts, explained):
+    """What is known of all guards; how many want a test or a reason."""
+    told = verdicts.summary(explained)
+    for word, guards in (("no test sees it", told["unseen"]), ("no test comes by", told["unmet"])):
+        for guard in guards:
+            print(f"# {word}, and no reason is given: {guard.name}")
+    for guard in told["seen"]:
+        if explained(guard):
+            print(f"# a test misses it, so that its reason can go: {guard.name}")
+    seen, *others = (len(told[word]) for word in ("seen", "explained", "unseen", "unmet", "untried"))
+    print(f"# {what}: {len(verdicts.of)} guards, {seen} that a test misses, {others[0]} with a reason, {others[1]} "
+          f"survivors without one, {others[2]} that no test comes by, {others[3]} not tried", flush=True)
+    return others[1] + others[2]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["lib", "kmod"])
+    parser.add_argument("what", choices=["lib", "lib-module", "kmod"],
+                        help="guards of libtmesh on memfds, of libtmesh on the module in guests, of the module")
     parser.add_argument("--only", default="", metavar="PATTERN", help="guards whose name has this regular expression")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="one in so many of these")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the first of them, from 0")
     parser.add_argument("--jobs", type=int, default=2, help="how many at once (lib)")
     parser.add_argument("--enough", type=float, default=math.inf, metavar="SECONDS",
-                        help="of the cases that make a guard true, the quickest that take so long together (kmod)")
+                        help="of the cases that make a guard true, the quickest that take so long together (in guests)")
+    parser.add_argument("--by", default="", metavar="PATTERN",
+                        help="by programs with such a name alone: only what they see is written down (in guests)")
+    parser.add_argument("--all", action="store_true", help="try those again of which the verdict is known")
+    parser.add_argument("--tell", action="store_true", help="print what is known of all guards, and run nothing")
     parser.add_argument("--list", action="store_true", help="print the guards, and do nothing")
     args = parser.parse_args()
 
     def say(text):
         print(f"# {text}", flush=True)
 
-    known = reasons((HERE / "reasons.txt").read_text())
-    if args.what == "lib":
-        from library import Library as Subject
-    else:
-        from module import Module as Subject
+    known = all_reasons()
+    Subject, there, explained = subject_of(args.what, known)
+    guards = chosen(there, args.only, args.every, args.first)
     if args.list:
-        for guard in chosen(Subject.guards(), args.only, args.every, args.first):
+        for guard in guards:
             print(guard.name)
         return 0
-    began = time.monotonic()
-    wanted = chosen(Subject.guards(), args.only, args.every, args.first)
-    if not wanted:
+    verdicts = Verdicts(HERE / f"verdicts.{args.what}", there)
+    if args.tell:
+        return 1 if tell_all(args.what, verdicts, explained) else 0
+    if not guards:
         sys.exit(f"mutate: no guard of {args.what} has a name like {args.only!r}")
-    more = {"enough": args.enough} if args.what == "kmod" else {}
-    subject = Subject(Path("build/mutation") / args.what, say, **more)
-    print(f"1..{len(wanted)}", flush=True)
-    survived = 0
-    for number, (guard, answer) in enumerate(subject.judged(wanted, args.jobs), 1):
-        survived += tell(number, guard, answer, known)
-    say(f"{len(wanted)} guards, {survived} survived, {(time.monotonic() - began) / 60:.0f} minutes")
-    return 1 if survived else 0
+    wanted = [Mutant(guard) for guard in guards] if args.all else verdicts.wanted(guards, explained)
+    began = time.monotonic()
+    number = failed = 0
+    if wanted:
+        more = {} if args.what == "lib" else {"enough": args.enough, "only": args.by}
+        subject = Subject(Path("build/mutation") / args.what, say, **more)
+        for mutants in (lambda: wanted, lambda: verdicts.inverted([mutant.guard for mutant in wanted])):
+            for mutant, answer in subject.judged(mutants(), args.jobs):
+                number += 1
+                if not args.by or is_seen(answer):
+                    verdicts.learn(mutant, answer)
+                failed += tell(number, mutant, answer, explained)
+    print(f"1..{number}", flush=True)
+    say(f"{number} mutants, {failed} survived without a reason, {(time.monotonic() - began) / 60:.0f} minutes")
+    tell_all(args.what, verdicts, explained)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

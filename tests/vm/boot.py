@@ -56,10 +56,12 @@ class Outcome:
     trouble: str
 
 
-def run(name, suite, *, module, script=None, programs=(), files=(), disks=(), arguments=(), modules=()):
+def run(name, suite, *, module, script=None, programs=(), files=(), disks=(), arguments=(), modules=(),
+        libraries=()):
     """Boot a kernel or variant with one suite; module is the .ko file that the suite loads, script
     what runs in the guest where that is not called like the suite. Programs are executable,
-    files are not; both keep their names. modules: what the guest loads beside GUEST_MODULES."""
+    files are not; both keep their names. modules: what the guest loads beside GUEST_MODULES. libraries: what
+    programs that are not static are linked with, which keep their places."""
     kernel = kernels.prepare(kernel_of(name))
     _, more = VARIANTS.get(name, (name, []))
     left = logs(name, suite)
@@ -77,6 +79,8 @@ def run(name, suite, *, module, script=None, programs=(), files=(), disks=(), ar
         archive.add_file(f"tests/{program.name}", program, 0o755)
     for file in files:
         archive.add_file(file.name, file)
+    for library in libraries:
+        archive.add_file(str(library).removeprefix("/"), library, 0o755)
     archive.write(left / "initramfs")
 
     say(f"{name} ({kernel.release}): {suite}")

@@ -1,15 +1,84 @@
 # SPDX-License-Identifier: MIT
 #
-# Guards of the module out, one after another, each with the cases that make it true until one of them fails, or
-# the kernel complains. Sourced by guest/init. /plan has a line for each: its number, then PROGRAM:CASE:SECONDS.
+# Guards of the module or of libtmesh behind switches. Sourced by guest/init.
+#
+# Without a plan: each case of each program alone, how long it took, in hundredths of a second, and the guards that were
+# true meanwhile, then those that were false. A case that fails is told, and is none of them.
+#
+# With one: guards out, one after another, each with the cases that make it true until one of them fails, or the kernel
+# complains. /plan has a line for each: its number, and "i" where it is inverted and not out, then PROGRAM:CASE:SECONDS.
 #
 # The module stays loaded while it is as new: a case that has failed has to pass with the guard in again. Where it
 # does not, the module is loaded anew; a case that fails even then says nothing.
 
 export TMESH_KO=/tmesh.ko TMESH_CORPUS=/fuzz.corpus
-switches=/sys/module/mutants/parameters
+if [ -e /mutants.ko ]; then
+	switches=/sys/module/mutants/parameters
 
-out() { echo "$1" >$switches/out; }
+	out() {
+		case $1 in
+		*i) echo Y >$switches/inverted ;;
+		*) echo N >$switches/inverted ;;
+		esac
+		echo "${1%i}" >$switches/out
+	}
+
+	forget() { echo 0 >$switches/met; }
+
+	met() { echo "$(cat $switches/met) | $(cat $switches/passed)"; }
+
+	cases() { seq "$(TMESH_CASE=0 "/tests/$1" | sed -n 's/^1\.\.\([0-9]*\).*/\1/p')"; }
+
+	load() { insmod $TMESH_KO && insmod /peer.ko; }
+
+	unload() { rmmod peer && rmmod tmesh; }
+
+	check "the switches load" insmod /mutants.ko
+else
+	export TMESH_BACKEND=kernel TMESH_RUNTIME_DIR=/tmp/runtime TMESH_MET=/tmp/met TMESH_MUTANT=0
+	mkdir -m 0700 $TMESH_RUNTIME_DIR
+	# As systemd has it; busybox leaves what the kernel begins with.
+	ulimit -Hn 524288
+
+	out() { TMESH_MUTANT=$1; }
+
+	forget() { dd if=/dev/zero of=$TMESH_MET bs=4096 count=1 2>/dev/null; }
+
+	# Those whose byte, as a decimal, is like the pattern.
+	numbers() {
+		hexdump -v -e '1/1 "%u\n"' $TMESH_MET | awk "/$1/ { printf \"%x \", NR - 1 }"
+	}
+
+	met() { echo "$(numbers '[23]') | $(numbers '[13]')"; }
+
+	cases() { sed -n "s/^$1 //p" /cases; }
+
+	load() { insmod $TMESH_KO; }
+
+	unload() { rmmod tmesh; }
+fi
+
+hundredths() { cut -d' ' -f1 /proc/uptime | tr -d .; }
+
+# What each case of a program makes true.
+cover() {
+	for number in $(cases "$1"); do
+		forget
+		began=$(hundredths)
+		TMESH_CASE=$number timeout "$TMESH_TIMEOUT" "/tests/$1" </dev/null >/tmp/said 2>&1
+		status=$?
+		if [ $status = 0 ]; then
+			say case "$1" "$number" $(($(hundredths) - began)) "$(met)"
+			continue
+		fi
+		say check "$1 $number" $status "$(tail -n 3 /tmp/said | tr '\n' ' ')"
+		# What it left is not the next one's.
+		kill -9 -1
+		usleep 500000
+		unload
+		load
+	done
+}
 
 complaints() { dmesg -c | grep -qE 'BUG:|WARNING:|Oops|general protection|refcount_t|Bad page'; }
 
@@ -44,7 +113,7 @@ unused() {
 
 renewed() {
 	kill -9 -1
-	unused && rmmod peer && rmmod tmesh && insmod $TMESH_KO && insmod /peer.ko
+	unused && unload && load
 }
 
 # Sets seen: the first case that fails, or what else sees it.
@@ -78,9 +147,13 @@ find_who_sees() {
 }
 
 dmesg -c >/tmp/said
-check "the switches load" insmod /mutants.ko
-check "module loads" insmod $TMESH_KO
-check "the peer that exports and imports loads" insmod /peer.ko
+check "module loads" load
+if [ ! -e /plan ]; then
+	for program in /tests/*; do
+		cover "${program##*/}"
+	done
+	: >/plan
+fi
 while read -r guard runs; do
 	say mutant "$guard"
 	find_who_sees "$guard" "$runs"

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: MIT
+"""What is known of each guard, kept in a file of the repository, so that the search goes on where it was left.
+
+The file has a line a guard, of words between tabs: its file, its function, its text, the digest of its function, what
+sees it when it is out, and what sees it when it is inverted (the number of a case is that of the day). `UNSEEN` says
+that nothing does, `UNMET` that no test comes by (for a guard that is out, in a guest: that none makes it true),
+`UNKNOWN` that it was not tried.
+"""
+from guards import Mutant, Untried
+
+UNSEEN, UNMET, UNKNOWN = "unseen", "unmet", "-"
+HEAD = "# file, function, guard, digest of the function, what sees it out, what sees it inverted: see mutate.py --help"
+
+
+class Verdicts:
+    """{guard: [what sees it out, what sees it inverted]}, in the guards' order."""
+
+    def __init__(self, path, guards):
+        self.path = path
+        kept = {}
+        for line in path.read_text().splitlines() if path.exists() else ():
+            if not line.startswith("#"):
+                file, function, text, digest, *seen = line.split("\t")
+                kept[file, function, text, digest] = seen
+        # A guard whose function has changed is a new one.
+        self.of = {guard: kept.get(key(guard), [UNKNOWN, UNKNOWN]) for guard in guards}
+
+    def learn(self, mutant, answer):
+        """Write an answer of Subject.judged down."""
+        self.of[mutant.guard][mutant.inverted] = UNMET if isinstance(answer, Untried) else answer or UNSEEN
+        written = self.path.with_suffix(".new")
+        written.write_text("\n".join([HEAD, *("\t".join([*key(guard), *seen]) for guard, seen in self.of.items()), ""]))
+        written.replace(self.path)
+
+    def out(self, guard):
+        return self.of[guard][0]
+
+    def wanted(self, guards, explained):
+        """Mutants to be tried: guards that nobody has tried yet, then those that no test misses and nobody explains.
+        Where a test misses a guard that is out, it is missed inverted too: only of the others that tells more."""
+        new = [Mutant(guard) for guard in guards if self.out(guard) == UNKNOWN]
+        again = [Mutant(guard) for guard in guards if self.out(guard) in (UNSEEN, UNMET) and not explained(guard)]
+        return [*new, *again]
+
+    def inverted(self, guards):
+        """Those of them that are to be tried inverted: nothing sees that they are out."""
+        return [Mutant(guard, True) for guard in guards
+                if self.out(guard) in (UNSEEN, UNMET) and self.of[guard][1] in (UNKNOWN, UNMET, UNSEEN)]
+
+    def summary(self, explained):
+        """{what became of guards: which}"""
+        told = {"seen": [], "explained": [], "unseen": [], "unmet": [], "untried": []}
+        for guard in self.of:
+            out = self.out(guard)
+            if out == UNKNOWN:
+                told["untried"].append(guard)
+            elif out not in (UNSEEN, UNMET):
+                told["seen"].append(guard)
+            else:
+                told["explained" if explained(guard) else out].append(guard)
+        return told
+
+
+def key(guard):
+    """What a guard is known by: the first columns of its line."""
+    _, _, text = guard.name.split(": ", 2)
+    return guard.file, guard.function, text, guard.digest
