@@ -191,7 +191,8 @@ TEST(repeats, "a page may come twice in a view that cannot write, and in no othe
 	CHECK_OK(gather(twice, 2, R_RW));
 }
 
-TEST(bad_extents, "extents that are no whole pages or leave their region give EINVAL")
+TEST(bad_extents,
+     "extents that are no whole pages or leave their region give EINVAL, and so do bad labels")
 {
 	static const struct {
 		__u64 offset, bytes;
@@ -212,6 +213,12 @@ TEST(bad_extents, "extents that are no whole pages or leave their region give EI
 		{0, PAGE, 1},
 	};
 	struct tmesh_extent extents[2];
+	struct tmesh_gather g = {
+		.size = sizeof(g),
+		.extents = (__u64)(unsigned long)extents,
+		.count = 1,
+		.rights = R_READ,
+	};
 	int h;
 
 	dev = t_dev();
@@ -225,6 +232,11 @@ TEST(bad_extents, "extents that are no whole pages or leave their region give EI
 	CHECK_ERR(gather(extents, 0, R_READ), EINVAL);
 	CHECK_ERR(gather(extents, TMESH_GATHER_MAX + 1, R_READ), EINVAL);
 	CHECK_ERR(gather(extents, ~0u, R_READ), EINVAL);
+	g.label[0] = '\n';
+	CHECK_ERR(ioctl(dev, TMESH_GATHER, &g), EINVAL);
+	g.label[0] = 0;
+	g.mode = 0666;
+	CHECK_ERR(ioctl(dev, TMESH_GATHER, &g), EINVAL);
 	CHECK_EQ(t_info(h).gathers, 0);
 }
 

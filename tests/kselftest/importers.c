@@ -123,6 +123,7 @@ TEST(later, "nobody attaches to a revoked export, or maps what was attached befo
 	CHECK_OK(t_revoke(h));
 	CHECK_ERR(peer_import(after, dmabuf, 0), ESTALE);
 	CHECK_ERR(peer_import(after, dmabuf, TOLD), ESTALE);
+	CHECK_ERR(peer_import(after, dmabuf, PEER_WAITS), ESTALE);
 	CHECK_ERR(ioctl(before, PEER_MAP), ESTALE);
 }
 

@@ -208,6 +208,7 @@ TEST(open_arguments, "room, rights and users of an open")
 	CHECK_ERR(ioctl(dev, TMESH_KEPT_OPEN, &o), EOPNOTSUPP);
 	CHECK_ERR(kept_open(dev, "other", R_READ, 0, got, 2), ENOENT);
 	CHECK_ERR(kept_open(dev, "", R_READ, 0, got, 2), EINVAL);
+	CHECK_ERR(kept_open(dev, "\n", R_READ, 0, got, 2), EINVAL);
 	CHECK_EQ(t_count_fds(), before);
 	/* The owner may have all, to keep it anew, and be the one to pin. */
 	CHECK_EQ(kept_open(dev, "pair", R_ALL, 0, got, 2), 2);
@@ -510,6 +511,7 @@ TEST(drop_arguments, "a drop is by name or by id")
 	CHECK_ERR(ioctl(dev, TMESH_KEPT_DROP, &d), EINVAL);
 	strcpy(d.name, "it");
 	CHECK_ERR(ioctl(dev, TMESH_KEPT_DROP, &d), EINVAL);
+	CHECK_ERR(kept_drop(dev, "\n"), EINVAL);
 	d.flags = TMESH_KEPT_ID;
 	CHECK_ERR(ioctl(dev, TMESH_KEPT_DROP, &d), EINVAL);
 	memset(d.name, 0, sizeof(d.name));
@@ -654,6 +656,25 @@ TEST(view, "a view of a kept region holds it, and is none itself")
 	CHECK_EQ(k.handles, 0);
 	CHECK_OK(kept_drop(dev, "source"));
 	CHECK(keep_same(view, PAGE, 1));
+}
+
+/* How many there are it cannot be told either. */
+TEST(read_only_room,
+     "an open with too little room, whose answer cannot be written back, gives EFAULT")
+{
+	struct tmesh_kept_open *o =
+		mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	int dev = t_dev(), fds[2];
+
+	REQUIRE(o != MAP_FAILED);
+	for (int i = 0; i < 2; i++)
+		fds[i] = keep_region(dev, PAGE, 0, i);
+	REQUIRE_OK(keep(dev, "pair", fds, 2, 0));
+	*o = (struct tmesh_kept_open){.size = sizeof(*o), .count = 1, .rights = R_READ};
+	strcpy(o->name, "pair");
+	REQUIRE_OK(mprotect(o, PAGE, PROT_READ));
+	CHECK_ERR(ioctl(dev, TMESH_KEPT_OPEN, o), EFAULT);
+	CHECK_OK(kept_drop(dev, "pair"));
 }
 
 TEST(descriptors, "an open that has too few descriptors opens nothing")

@@ -7,6 +7,7 @@
 #include <unistd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -605,6 +606,42 @@ TEST(linger_ends, "a linger ends with the user's last open /dev/tmesh")
 	}
 	t_say(sv[0]);
 	t_wait(pid);
+}
+
+/* Descriptors */
+
+TEST(descriptors,
+     "without a descriptor left each call that gives one says EMFILE, and leaves nothing")
+{
+	int dev = t_dev(), h = REQUIRE_OK(t_create(dev, PAGE, 0)), next = REQUIRE_OK(dup(dev));
+	struct tmesh_extent e = t_extent(h, 0, 1);
+	struct tmesh_lease l = {.size = sizeof(l), .period_ns = 1000000000};
+	struct tmesh_caps_query before = t_caps(dev), after;
+	__u8 token[TMESH_TOKEN_BYTES];
+	struct rlimit limit, none;
+
+	close(next);
+	REQUIRE_OK(t_token(h, R_READ, token));
+	REQUIRE_OK(getrlimit(RLIMIT_NOFILE, &limit));
+	none = limit;
+	none.rlim_cur = next;
+	REQUIRE_OK(setrlimit(RLIMIT_NOFILE, &none));
+	CHECK_ERR(t_create(dev, PAGE, 0), EMFILE);
+	CHECK_ERR(t_derive(h, R_READ, 0), EMFILE);
+	CHECK_ERR(t_open(dev, token, R_READ, 0), EMFILE);
+	CHECK_ERR(t_gather(dev, &e, 1, R_READ), EMFILE);
+	CHECK_ERR(t_export(h, 0, 0, 0), EMFILE);
+	CHECK_ERR(ioctl(h, TMESH_LEASE, &l), EMFILE);
+	REQUIRE_OK(setrlimit(RLIMIT_NOFILE, &limit));
+	after = t_caps(dev);
+	CHECK_EQ(after.used_regions, before.used_regions);
+	CHECK_EQ(after.used_handles, before.used_handles);
+	CHECK_EQ(after.used_bytes, before.used_bytes);
+	CHECK_EQ(t_info(h).exports, 0);
+	CHECK_EQ(t_info(h).gathers, 0);
+	/* None of them put a lease on it. */
+	CHECK_OK(t_derive(h, R_READ, 0));
+	CHECK_OK(t_token(h, R_READ, token));
 }
 
 TEST(linger_killed, "a killed process's lingering regions go with its device")

@@ -157,6 +157,25 @@ TEST(stale, "EBUSY for a region whose memfd is sealed, but has other pages than 
 	CHECK_OK(t_seal(reader));
 }
 
+/* Whoever sealed it has looked for writers, of which there can be no more. */
+TEST(sealed_before,
+     "readers' references on a memfd that is sealed already stop no seal, nor who joined before")
+{
+	int dev = t_dev(), memfd = new_memfd(PAGE), reader, h, pipes[2];
+	struct iovec io = {.iov_len = PAGE};
+
+	reader = REQUIRE_OK(create(dev, read_only(memfd), 0));
+	h = REQUIRE_OK(create(dev, memfd, 0));
+	CHECK_OK(t_seal(h));
+	CHECK(memfd_sealed(memfd));
+	io.iov_base = t_map(read_only(memfd), PAGE, PROT_READ);
+	REQUIRE(io.iov_base != MAP_FAILED);
+	REQUIRE_OK(pipe(pipes));
+	REQUIRE(vmsplice(pipes[1], &io, 1, 0) == (ssize_t)PAGE);
+	CHECK_OK(t_seal(reader));
+	CHECK_EQ(t_info(reader).state, TMESH_STATE_SEALED);
+}
+
 /* A plain reference, as direct I/O takes before 6.3 and some filesystems take for ever. */
 static void check_plain(int h, int memfd, size_t at)
 {
