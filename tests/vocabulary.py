@@ -34,7 +34,7 @@ MADE = {"tensor", "fence"}
 
 PYTHON_SIDE = """
 import json, sys, typing
-import tmesh, tmesh.costs, tmesh.cuda, tmesh.engine, tmesh.graphs, tmesh.placed, tmesh.safetensors.numpy
+import tmesh, tmesh.batching, tmesh.costs, tmesh.cuda, tmesh.engine, tmesh.graphs, tmesh.placed, tmesh.safetensors.numpy
 from tmesh import _tmesh
 
 def found(name):
