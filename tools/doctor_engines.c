@@ -69,10 +69,18 @@ json_t *examine_engines(void)
 	return told;
 }
 
+/* No engine ran on a GPU so far: docs/engines.md. */
+static bool has_cuda(const json_t *engine)
+{
+	const char *name = json_string_value(json_object_get(engine, "name"));
+
+	return name && (!strcmp(name, "onnx") || !strcmp(name, "ggml"));
+}
+
 void print_engines(const json_t *told)
 {
 	const char *reason = json_string_value(json_object_get(told, "reason"));
-	struct table table = {.columns = 4};
+	struct table table = {.columns = 5};
 	const json_t *engine;
 	size_t i;
 
@@ -88,6 +96,7 @@ void print_engines(const json_t *told)
 		table_addf(&table, "  %s", json_string_value(json_object_get(engine, "name")));
 		table_add(&table, why ? "does not work" : "works");
 		table_add(&table, version ?: "-");
+		table_add(&table, has_cuda(engine) ? "CUDA: never seen" : "");
 		table_add(&table, why ?: "");
 	}
 	table_print(&table);

@@ -189,6 +189,8 @@ class See(Base):
         self.assertIsNone(found["engines"]["reason"])
         self.assertLessEqual({"ggml", "onnx"}, {engine["name"] for engine in found["engines"]["engines"]})
         self.assertRegex(out, r"engines\n +ggml +(works|does not work) ")
+        # What no GPU has run says so, until one has.
+        self.assertEqual(len(re.findall(r"^  (?:ggml|onnx) .*CUDA: never seen", out, re.M)), 2)
 
     def test_devices(self):
         found = answer("devices")
@@ -200,6 +202,7 @@ class See(Base):
         out = tool("devices")[0].decode()
         self.assertRegex(out, rf"DEVICE +MEMORY.*\n{cpu['id']} ")
         self.assertRegex(out, "engine ggml( [0-9.]+|: cannot be used): .")
+        self.assertEqual(len(re.findall("^  CUDA: .*never seen on a GPU", out, re.M)), 2)
         os.environ["TMESH_GGML"] = os.path.join(self.dir, "no\x1blibrary")
         self.assertRegex(tool("devices")[0].decode(), r"engine ggml: cannot be used: .*no\\x1blibrary")
 

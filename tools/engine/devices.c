@@ -62,6 +62,17 @@ static void print_devices(const struct tmesh_devices *devices)
 		puts("engines on GPUs: compiled, and never seen on one (docs/engines.md)");
 }
 
+/* Of the engines that have, or will have, a way to GPUs: what was seen of it. */
+static const char *seen_on_gpus(const char *engine)
+{
+	if (!strcmp(engine, "onnx"))
+		return "  CUDA: never seen on a GPU; compiled, and tried on stand-ins "
+		       "(docs/engines.md)";
+	if (!strcmp(engine, "ggml"))
+		return "  CUDA: never seen on a GPU; refused (docs/engines.md)";
+	return NULL;
+}
+
 static void print_engines(const struct tmesh_devices *devices)
 {
 	for (size_t i = 0; i < tmesh_devices_engines(devices); i++) {
@@ -88,6 +99,8 @@ static void print_engines(const struct tmesh_devices *devices)
 		}
 		if (any)
 			putchar('\n');
+		if (seen_on_gpus(engine.name))
+			puts(seen_on_gpus(engine.name));
 	}
 }
 
