@@ -9,7 +9,6 @@
 
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -552,74 +551,6 @@ static int kernel_token(struct tmesh_region *region, uint32_t rights, char *toke
 	return 0;
 }
 
-static void fill_info(struct tmesh_region_info *to, const struct tmesh_info *from)
-{
-	*to = (struct tmesh_region_info){
-		.size = sizeof(*to),
-		.id = from->id,
-		.bytes = from->bytes,
-		.alloc_bytes = from->alloc_bytes,
-		.huge_bytes = from->huge_bytes,
-		.created_ns = from->created_ns,
-		.backend = TMESH_BACKEND_KERNEL,
-		.rights = from->rights,
-		.mode = from->mode,
-		.uid = from->uid,
-		.gid = from->gid,
-		.node = from->node,
-		.sealed = from->state & TMESH_STATE_SEALED,
-		.revoked = from->state & TMESH_STATE_REVOKED,
-		.pinning = from->pinning,
-		.handles = from->handles,
-		.pinning_handles = from->pinning_handles,
-		.exports = from->exports,
-		.attachments = from->attachments,
-		.linger_ms = from->linger_ms,
-	};
-	memcpy(to->label, from->label, sizeof(to->label));
-	to->backing = (enum tmesh_backing)from->backing;
-	to->lapsed = from->state & TMESH_STATE_LAPSED;
-	to->zeros = from->policy & TMESH_POLICY_ZERO;
-	to->views = from->gathers;
-	to->lease_ns = from->lease_ns;
-	to->lease_left_ns = from->lease_left_ns;
-	to->fence_value = from->fence_value;
-	to->fence_producer = from->fence_state == TMESH_FENCE_PRODUCER;
-	to->fence_dead = from->fence_state == TMESH_FENCE_DEAD;
-	to->pinned_bytes = from->pinned_bytes;
-	to->cgroup_id = from->cgroup_id;
-	to->poisoned = from->state & TMESH_STATE_POISONED;
-	to->kept = from->kept != 0;
-}
-
-/* A region that is gone meanwhile, or revoked, has no description. */
-static void get_desc(int fd, uint64_t id, struct tmesh_region_info *info)
-{
-	struct tmesh_desc desc = {
-		.size = sizeof(desc),
-		.id = id,
-		.data = (uintptr_t)info->description,
-		.bytes = TMESH_DESCRIPTION_LEN,
-	};
-
-	if (ioctl(fd, TMESH_DESC_GET, &desc))
-		desc.bytes = 0;
-	info->description[desc.bytes < TMESH_DESCRIPTION_LEN ? desc.bytes : TMESH_DESCRIPTION_LEN] =
-		'\0';
-}
-
-static int kernel_info(struct tmesh_region *region, struct tmesh_region_info *info,
-		       struct tmesh_error *err)
-{
-	struct tmesh_info there;
-
-	if (tmesh_kernel_info(region->fd, &there))
-		return tmesh_kernel_fail(err, "looking at a region");
-	fill_info(info, &there);
-	get_desc(region->fd, 0, info);
-	return 0;
-}
-
 static void kernel_release(struct tmesh_region *region)
 {
 	if (region->lent)
@@ -656,126 +587,6 @@ static int kernel_pool_renew(struct tmesh_region *region, uint64_t bytes,
 	return region->description_bytes ? kernel_set_description(region, NULL, 0, NULL) : 0;
 }
 
-static int kernel_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, size_t *count,
-		       struct tmesh_error *err)
-{
-	struct tmesh_region_info *all = NULL;
-	struct tmesh_info page[64];
-	struct tmesh_list list = {
-		.size = sizeof(list),
-		.entries = (uintptr_t)page,
-		.entry_bytes = sizeof(page[0]),
-	};
-	size_t n = 0;
-
-	do {
-		struct tmesh_region_info *more;
-
-		list.count = sizeof(page) / sizeof(page[0]);
-		list.more = 0;
-		if (ioctl(ctx->device, TMESH_LIST, &list)) {
-			free(all);
-			return tmesh_kernel_fail(err, "listing regions");
-		}
-		more = list.count ? realloc(all, (n + list.count) * sizeof(*all)) : all;
-		if (list.count && !more) {
-			free(all);
-			return tmesh_fail(err, -ENOMEM, "no memory for the list of regions");
-		}
-		all = more;
-		for (uint32_t i = 0; i < list.count; i++, n++) {
-			fill_info(&all[n], &page[i]);
-			get_desc(ctx->device, all[n].id, &all[n]);
-		}
-	} while (list.more);
-	*infos = all;
-	*count = n;
-	return 0;
-}
-
-static enum tmesh_holder_kind holder_kind(uint32_t kind)
-{
-	switch (kind) {
-	case TMESH_HOLDER_GATHER:
-		return TMESH_HOLDER_IS_GATHER;
-	case TMESH_HOLDER_DEVICE:
-		return TMESH_HOLDER_IS_DEVICE;
-	default: /* the first three have the module's numbers */
-		return (enum tmesh_holder_kind)kind;
-	}
-}
-
-static void fill_holder(struct tmesh_holder_info *to, const struct tmesh_holder *from)
-{
-	*to = (struct tmesh_holder_info){
-		.kind = holder_kind(from->kind),
-		.pid = (pid_t)from->pid,
-		.uid = from->uid,
-		.rights = from->rights,
-		.mappings = from->mappings,
-		.attachments = from->attachments,
-		.since_ns = from->since_ns,
-		.offset = from->offset,
-		.bytes = from->bytes,
-		.lease_ns = from->lease_ns,
-		.lease_left_ns = from->lease_left_ns,
-		.view = from->view,
-		.lapsed = from->flags & TMESH_HOLDER_FLAG_LAPSED,
-		.producer = from->flags & TMESH_HOLDER_FLAG_PRODUCER,
-		.mapped = from->mapped,
-	};
-	memcpy(to->command, from->comm, sizeof(to->command));
-	to->command[sizeof(to->command) - 1] = '\0';
-	memcpy(to->device, from->device, sizeof(to->device));
-	to->device[sizeof(to->device) - 1] = '\0';
-}
-
-static int kernel_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_info **holders,
-			  size_t *count, struct tmesh_error *err)
-{
-	struct tmesh_holders call = {.total = 16};
-	struct tmesh_holder_info *all;
-	struct tmesh_holder *raw = NULL;
-	uint32_t room;
-
-	/* More may come between two calls: with room to spare it ends. */
-	do {
-		room = call.total + 8;
-		free(raw);
-		raw = calloc(room, sizeof(*raw));
-		call = (struct tmesh_holders){
-			.size = sizeof(call),
-			.id = id,
-			.entries = (uintptr_t)raw,
-			.entry_bytes = sizeof(*raw),
-			.count = room,
-		};
-		if (!raw)
-			return tmesh_fail(err, -ENOMEM, "no memory for the holders");
-		if (ioctl(ctx->device, TMESH_HOLDERS, &call)) {
-			free(raw);
-			if (errno == ENOENT)
-				return tmesh_fail(err, -ENOENT, "there is no region %016llx",
-						  (unsigned long long)id);
-			return errno == EPERM ? tmesh_fail(err, -EPERM,
-							   "who holds a region is for its owner "
-							   "and for root to see")
-					      : tmesh_kernel_fail(err, "asking for the holders");
-		}
-	} while (call.total > room);
-	all = malloc((call.count ? call.count : 1) * sizeof(*all));
-	if (!all) {
-		free(raw);
-		return tmesh_fail(err, -ENOMEM, "no memory for the holders");
-	}
-	for (uint32_t i = 0; i < call.count; i++)
-		fill_holder(&all[i], &raw[i]);
-	*holders = all;
-	*count = call.count;
-	free(raw);
-	return 0;
-}
-
 const struct tmesh_backend_ops tmesh_kernel_ops = {
 	.backend = TMESH_BACKEND_KERNEL,
 	.keep = &tmesh_kernel_keep_ops,
@@ -801,7 +612,7 @@ const struct tmesh_backend_ops tmesh_kernel_ops = {
 	.export_dmabuf = kernel_export,
 	.token = kernel_token,
 	.handle_fd = kernel_handle_fd,
-	.info = kernel_info,
+	.info = tmesh_kernel_region_info,
 	.hold = tmesh_kernel_hold,
 	.unhold = tmesh_kernel_unhold,
 	.opens = tmesh_kernel_opens,
@@ -820,6 +631,6 @@ const struct tmesh_backend_ops tmesh_kernel_ops = {
 	.when_taken = tmesh_kernel_when_taken,
 	.signal = tmesh_kernel_signal,
 	.wait = tmesh_kernel_wait,
-	.list = kernel_list,
-	.holders = kernel_holders,
+	.list = tmesh_kernel_list,
+	.holders = tmesh_kernel_holders,
 };

@@ -21,6 +21,14 @@ bool tmesh_kernel_hold(struct tmesh_region *region, uint64_t ns);
 void tmesh_kernel_unhold(struct tmesh_region *region);
 uint64_t tmesh_kernel_opens(struct tmesh_region *region);
 
+/* kernel_see.c */
+int tmesh_kernel_region_info(struct tmesh_region *region, struct tmesh_region_info *info,
+			     struct tmesh_error *err);
+int tmesh_kernel_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, size_t *count,
+		      struct tmesh_error *err);
+int tmesh_kernel_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_info **holders,
+			 size_t *count, struct tmesh_error *err);
+
 /* kernel_sources.c */
 int tmesh_kernel_from_user(struct tmesh_region *region, void *addr, uint64_t bytes,
 			   struct tmesh_error *err);
