@@ -245,6 +245,12 @@ PyObject *tensor_arrow_schema(PyObject *object, PyObject *unused);
 /* channel.c */
 extern PyType_Spec channel_spec;
 
+/* channel_message.c */
+/* The message's tensor is borrowed from @object. Return: 0; -1 with an exception. */
+int message_from_object(struct state *st, PyObject *object, struct tmesh_message *message);
+/* Takes over the message's tensor, also on failure. */
+PyObject *object_from_message(struct state *st, struct tmesh_message *message);
+
 /* bundle.c */
 PyObject *bundle_open(struct state *st, struct tmesh_ctx *ctx, const char *text, size_t bytes,
 		      uint32_t rights);
