@@ -12,10 +12,9 @@
 #ifndef TMESH_COMMON_CUDA_API_H
 #define TMESH_COMMON_CUDA_API_H
 
-#include <dlfcn.h>
-#include <errno.h>
-#include <stdio.h>
 #include <tmesh/cuda.h>
+
+#include "loaded.h"
 
 #define TMESH_CUDA_LIBRARY "libtmesh-cuda.so.0"
 
@@ -43,31 +42,17 @@ struct tmesh_cuda_api {
 static inline int tmesh_cuda_api_load(struct tmesh_cuda_api *api, const char *name,
 				      struct tmesh_error *err)
 {
-	void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-	const char *missing = NULL;
 	struct tmesh_cuda_api found;
-
-	err->code = -EOPNOTSUPP;
-	if (!library) {
-		snprintf(err->message, sizeof(err->message), "GPU memory needs libtmesh-cuda: %s",
-			 dlerror());
-		return err->code;
-	}
-	/* dlsym() gives a pointer to data, which POSIX lets be one to a function. */
-#define TMESH_CUDA_FIND(symbol)                                     \
-	*(void **)&found.symbol = dlsym(library, "tmesh_" #symbol); \
-	if (!found.symbol)                                          \
-		missing = #symbol;
-	TMESH_CUDA_API(TMESH_CUDA_FIND)
-	TMESH_CUDA_API_MORE(TMESH_CUDA_FIND)
+#define TMESH_CUDA_FIND(symbol) {"tmesh_" #symbol, (void **)&found.symbol},
+	const struct tmesh_loaded_call calls[] = {TMESH_CUDA_API(TMESH_CUDA_FIND)
+							  TMESH_CUDA_API_MORE(TMESH_CUDA_FIND)};
 #undef TMESH_CUDA_FIND
-	if (missing) {
-		dlclose(library);
-		snprintf(err->message, sizeof(err->message), "%s has no tmesh_%s", name, missing);
-		return err->code;
-	}
-	*api = found;
-	return 0;
+	int rc = tmesh_loaded_find(name, "GPU memory needs libtmesh-cuda", calls,
+				   sizeof(calls) / sizeof(*calls), err);
+
+	if (!rc)
+		*api = found;
+	return rc;
 }
 
 #endif /* TMESH_COMMON_CUDA_API_H */

@@ -2,56 +2,30 @@
 /* Channels' names for the XLA in this VM, by libtmesh-xla, which is loaded when somebody asks. */
 #include "nif.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <string.h>
 
-#include <tmesh/xla.h>
+#define TMESH_XLA_API_MORE(X) X(xla_register)
+#include "common/xla_api.h"
 
-#define LIBRARY "libtmesh-xla.so.0"
 #define NAME_BYTES (TMESH_XLA_NAME_MAX + 2)
 
 static struct {
 	pthread_mutex_t lock; /* guards the loading; what is loaded stays */
 	bool loaded;
-	__typeof__(tmesh_xla_register) *enter;
-	__typeof__(tmesh_xla_bind) *bind;
-	__typeof__(tmesh_xla_unbind) *unbind;
-	__typeof__(tmesh_xla_cancel) *cancel;
-	__typeof__(tmesh_xla_flush) *flush;
-	__typeof__(tmesh_xla_limit) *limit;
+	struct tmesh_xla_api calls;
 } api = {.lock = PTHREAD_MUTEX_INITIALIZER};
-
-static bool find(void *library, const char *name, void *function)
-{
-	/* dlsym() gives a pointer to data, which POSIX lets be one to a function. */
-	*(void **)function = dlsym(library, name);
-	return *(void **)function;
-}
 
 /* What it lacks may come: the next call tries again. */
 static bool load(struct tmesh_error *err)
 {
-	char name[256] = LIBRARY;
+	char name[256];
 	size_t size = sizeof(name);
-	void *library;
+	bool own = !enif_getenv("TMESH_XLA_LIBRARY", name, &size);
 
-	if (enif_getenv("TMESH_XLA_LIBRARY", name, &size))
-		strcpy(name, LIBRARY);
 	pthread_mutex_lock(&api.lock);
-	if (!api.loaded) {
-		library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-		api.loaded = library && find(library, "tmesh_xla_register", &api.enter) &&
-			     find(library, "tmesh_xla_bind", &api.bind) &&
-			     find(library, "tmesh_xla_unbind", &api.unbind) &&
-			     find(library, "tmesh_xla_cancel", &api.cancel) &&
-			     find(library, "tmesh_xla_flush", &api.flush) &&
-			     find(library, "tmesh_xla_limit", &api.limit);
-		if (!api.loaded)
-			refuse(err, -EOPNOTSUPP, "XLA's channels need libtmesh-xla: %s", dlerror());
-		if (library && !api.loaded)
-			dlclose(library);
-	}
+	if (!api.loaded)
+		api.loaded = !tmesh_xla_api_load(&api.calls, own ? name : NULL, err);
 	pthread_mutex_unlock(&api.lock);
 	return api.loaded;
 }
@@ -80,7 +54,7 @@ NIF(xla_register)
 		refuse(&err, -EINVAL, "a library is a file's name");
 		return make_error(env, &err);
 	}
-	return answer(env, !load(&err) || api.enter(own ? library : NULL, &err), &err);
+	return answer(env, !load(&err) || api.calls.xla_register(own ? library : NULL, &err), &err);
 }
 
 NIF(xla_bind)
@@ -101,10 +75,10 @@ NIF(xla_bind)
 		return make_error(env, &err);
 	}
 	return answer(env,
-		      !load(&err) || api.bind(name, token,
-					      strcmp(role, "send") ? TMESH_CHANNEL_RECV
-								   : TMESH_CHANNEL_SEND,
-					      &err),
+		      !load(&err) || api.calls.xla_bind(name, token,
+							strcmp(role, "send") ? TMESH_CHANNEL_RECV
+									     : TMESH_CHANNEL_SEND,
+							&err),
 		      &err);
 }
 
@@ -114,7 +88,8 @@ NIF(xla_unbind)
 	char name[NAME_BYTES];
 
 	return answer(env,
-		      !get_name(env, argv[0], name, &err) || !load(&err) || api.unbind(name, &err),
+		      !get_name(env, argv[0], name, &err) || !load(&err) ||
+			      api.calls.xla_unbind(name, &err),
 		      &err);
 }
 
@@ -124,7 +99,8 @@ NIF(xla_cancel)
 	char name[NAME_BYTES];
 
 	return answer(env,
-		      !get_name(env, argv[0], name, &err) || !load(&err) || api.cancel(name, &err),
+		      !get_name(env, argv[0], name, &err) || !load(&err) ||
+			      api.calls.xla_cancel(name, &err),
 		      &err);
 }
 
@@ -141,7 +117,7 @@ NIF(xla_flush)
 	}
 	return answer(env,
 		      !get_name(env, argv[0], name, &err) || !load(&err) ||
-			      api.flush(name, ns, &err),
+			      api.calls.xla_flush(name, ns, &err),
 		      &err);
 }
 
@@ -156,6 +132,6 @@ NIF(xla_limit)
 	}
 	if (!load(&err))
 		return make_error(env, &err);
-	api.limit(bytes);
+	api.calls.xla_limit(bytes);
 	return enif_make_atom(env, "ok");
 }

@@ -305,6 +305,9 @@ int engine_add_types(PyObject *module, struct state *st);
 /* cuda.c */
 int cuda_add(PyObject *module, struct state *st);
 
+/* xla.c */
+int xla_add(PyObject *module);
+
 /* sent.c */
 extern PyType_Spec sent_spec;
 
@@ -376,6 +379,8 @@ PyObject *module_recv(PyObject *module, PyObject *args, PyObject *kwargs);
 int wait_for_socket(struct state *st, int fd, short events, PyObject *timeout);
 
 /* see.c */
+/* Of a context of any libtmesh in this process. */
+PyObject *dict_from_stats(const struct tmesh_stats *stats);
 PyObject *module_stats(PyObject *module, PyObject *unused);
 PyObject *module_trim(PyObject *module, PyObject *unused);
 PyObject *module_caps(PyObject *module, PyObject *unused);

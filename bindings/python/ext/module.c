@@ -3,7 +3,6 @@
 #include "binding.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -277,32 +276,6 @@ static PyObject *module_put(PyObject *module, PyObject *args, PyObject *kwargs)
 	return sealed;
 }
 
-/* Python's signal handlers run in one thread, between instructions of Python. */
-static pthread_t handling;
-
-/* Has Ctrl-C come, and Python not handled it yet? For a call that waits in that thread. What this
- * looks at is taken and put back, for there is no other way. */
-static bool is_interrupted(void)
-{
-	PyGILState_STATE state;
-	bool came;
-
-	if (!pthread_equal(pthread_self(), handling) || !Py_IsInitialized())
-		return false;
-	state = PyGILState_Ensure();
-	came = PyOS_InterruptOccurred();
-	if (came)
-		PyErr_SetInterrupt();
-	PyGILState_Release(state);
-	return came;
-}
-
-static PyObject *module_interrupted(PyObject *module, PyObject *thread)
-{
-	handling = (pthread_t)PyLong_AsUnsignedLong(thread);
-	return PyErr_Occurred() ? NULL : PyLong_FromVoidPtr((void *)is_interrupted);
-}
-
 #define KEYWORDS(function) ((PyCFunction)(void (*)(void))(function))
 
 static PyMethodDef functions[] = {
@@ -494,9 +467,6 @@ static PyMethodDef functions[] = {
 	{"raise_error", module_raise_error, METH_O,
 	 "raise_error(report, /)\n--\n\n"
 	 "Raise what a struct tmesh_error says, which another library of ours filled."},
-	{"interrupted", module_interrupted, METH_O,
-	 "interrupted(main_thread, /)\n--\n\n"
-	 "For another library of ours: where a function is that says whether Ctrl-C came."},
 	{"regions", module_regions, METH_NOARGS,
 	 "regions()\n--\n\nThe regions that this user may open, a dict each. docs/vocabulary.md\n"
 	 "says what the members mean; tmeshctl ls --json prints the same.\n"
@@ -557,7 +527,8 @@ static int add_types(PyObject *module, struct state *st)
 		return -1;
 	if (rc || exchange_add(st->tensor_type))
 		return -1;
-	if (add_model_types(module, st) || engine_add_types(module, st) || cuda_add(module, st))
+	if (add_model_types(module, st) || engine_add_types(module, st) || cuda_add(module, st) ||
+	    xla_add(module))
 		return -1;
 	return PyModule_AddType(module, st->tensor_type) ||
 			       PyModule_AddType(module, st->channel_type) ||

@@ -29,7 +29,7 @@ PyObject *module_trim(PyObject *module, PyObject *unused)
 	return PyLong_FromUnsignedLongLong(bytes);
 }
 
-PyObject *module_stats(PyObject *module, PyObject *unused)
+PyObject *dict_from_stats(const struct tmesh_stats *stats)
 {
 	static const struct {
 		const char *name;
@@ -44,25 +44,28 @@ PyObject *module_stats(PyObject *module, PyObject *unused)
 		COUNTER(opens_without_wake), COUNTER(sent_alone),
 #undef COUNTER
 	};
-	struct state *st = PyModule_GetState(module);
-	struct tmesh_stats stats = {.size = sizeof(stats)};
-	struct tmesh_ctx *ctx = context(st);
-	PyObject *dict;
-	int rc;
+	PyObject *dict = PyDict_New();
 
-	if (!ctx)
-		return NULL;
-	rc = tmesh_stats(ctx, &stats);
-	if (rc)
-		return raise_code(st, -rc, "the counters cannot be read");
-	dict = PyDict_New();
 	for (size_t i = 0; dict && i < sizeof(counters) / sizeof(*counters); i++) {
-		uint64_t value = *(uint64_t *)((char *)&stats + counters[i].offset);
+		uint64_t value = *(const uint64_t *)((const char *)stats + counters[i].offset);
 
 		if (set(dict, counters[i].name, PyLong_FromUnsignedLongLong(value)))
 			Py_CLEAR(dict);
 	}
 	return dict;
+}
+
+PyObject *module_stats(PyObject *module, PyObject *unused)
+{
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_stats stats = {.size = sizeof(stats)};
+	struct tmesh_ctx *ctx = context(st);
+	int rc;
+
+	if (!ctx)
+		return NULL;
+	rc = tmesh_stats(ctx, &stats);
+	return rc ? raise_code(st, -rc, "the counters cannot be read") : dict_from_stats(&stats);
 }
 
 PyObject *module_caps(PyObject *module, PyObject *unused)

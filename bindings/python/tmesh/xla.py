@@ -34,16 +34,14 @@ This module needs JAX 0.7 or newer.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import importlib
 import math
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from . import _tmesh, errors
+from . import _tmesh
 from ._tmesh import Channel
 
 __all__ = ["bind", "cancel", "flush", "limit", "pop", "push", "scan", "sequence", "stats", "unbind", "while_loop"]
@@ -57,41 +55,18 @@ except ModuleNotFoundError as problem:
     raise ModuleNotFoundError("tmesh.xla needs JAX: pip install jax", name="jax") from None
 numpy: Any = importlib.import_module("numpy")
 
-_ROLES = {"send": 1, "recv": 2}
-_STATS = ("bytes_copied", "copies", "regions_created", "regions_opened", "regions_live", "bytes_live", "pool_hits",
-          "pool_misses", "pool_bytes", "tokens_served", "opens_without_wake", "sent_alone")
 _lock = threading.Lock()
-# Its functions have no types that Python knows.
-_found: Any = None
+_loaded = False
 
 
-class _Stats(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), *((name, ctypes.c_uint64) for name in _STATS)]
-
-
-def _library() -> Any:
+def _load() -> None:
     """This process's libtmesh-xla, with its handlers known to JAX."""
-    global _found
+    global _loaded
     with _lock:
-        if _found is None:
-            name = os.environ.get("TMESH_XLA_LIBRARY", "libtmesh-xla.so.0")
-            try:
-                library = ctypes.CDLL(name)
-            except OSError as problem:
-                raise errors.UnsupportedError(errno.EOPNOTSUPP, f"{name} is not installed: {problem}") from None
-            # Ctrl-C is heard by Python alone if it comes before a call sleeps, or in another thread.
-            library.tmesh_xla_ask(ctypes.c_void_p(_tmesh.interrupted(threading.main_thread().ident)))
-            for handler in ("push", "pop"):
-                jax.ffi.register_ffi_target(f"tmesh_{handler}", jax.ffi.pycapsule(getattr(library, f"tmesh_xla_{handler}")),
-                                            platform="cpu")
-            _found = library
-    return _found
-
-
-def _call(function: str, *args: Any) -> None:
-    report = ctypes.create_string_buffer(_tmesh.ERROR_BYTES)
-    if getattr(_library(), f"tmesh_xla_{function}")(*args, report):
-        _tmesh.raise_error(report)
+        if not _loaded:
+            for name, handler in zip(("tmesh_push", "tmesh_pop"), _tmesh.xla_load(threading.main_thread().ident)):
+                jax.ffi.register_ffi_target(name, handler, platform="cpu")
+            _loaded = True
 
 
 def bind(name: str, channel: Channel | str, role: str) -> None:
@@ -101,10 +76,11 @@ def bind(name: str, channel: Channel | str, role: str) -> None:
     role: what programs do with it: "send" for push, "recv" for pop.
 
     What was bound to the name before is left; calls that wait there end with CANCELLED."""
-    if role not in _ROLES:
+    if role not in ("send", "recv"):
         raise ValueError(f'a channel\'s role is "send" or "recv", not {role!r}')
     token = channel if isinstance(channel, str) else channel.token
-    _call("bind", _bytes(name), _bytes(token), _ROLES[role])
+    _load()
+    _tmesh.xla_bind(name, token, role == "send")
 
 
 def unbind(name: str, timeout: float = 5.0) -> None:
@@ -118,18 +94,21 @@ def unbind(name: str, timeout: float = 5.0) -> None:
             # Nobody will receive it any more, or there is nothing to wait for.
             if problem.errno not in (errno.EPIPE, errno.EBADF):
                 raise
-    _call("unbind", _bytes(name))
+    _load()
+    _tmesh.xla_unbind(name)
 
 
 def cancel(name: str) -> None:
     """End the calls that wait at this moment, with CANCELLED."""
-    _call("cancel", _bytes(name))
+    _load()
+    _tmesh.xla_cancel(name)
 
 
 def flush(name: str, timeout: float | None = None) -> None:
     """Wait until all that was pushed has been received; PeerTimeoutError after `timeout` seconds. A process that
     ends takes with it what nobody received yet."""
-    _call("flush", _bytes(name), ctypes.c_int64(-1 if timeout is None else int(timeout * 1e9)))
+    _load()
+    _tmesh.xla_flush(name, timeout)
 
 
 def limit(max_bytes: int) -> None:
@@ -137,21 +116,14 @@ def limit(max_bytes: int) -> None:
     RESOURCE_EXHAUSTED."""
     if not 0 <= max_bytes < 1 << 64:
         raise ValueError(f"max_bytes is 0 to 2**64 - 1, not {max_bytes}")
-    _library().tmesh_xla_limit(ctypes.c_uint64(max_bytes))
+    _load()
+    _tmesh.xla_limit(max_bytes)
 
 
 def stats() -> dict[str, int]:
     """What libtmesh-xla counted, as tmesh.stats(): it has a context of its own, while names are bound."""
-    counted = _Stats(size=ctypes.sizeof(_Stats))
-    _call("stats", ctypes.byref(counted))
-    return {name: getattr(counted, name) for name in _STATS}
-
-
-def _bytes(text: str) -> bytes:
-    data = text.encode()
-    if b"\0" in data:
-        raise ValueError("names and tokens have no zeros")
-    return data
+    _load()
+    return _tmesh.xla_stats()
 
 
 def sequence() -> Any:
@@ -216,7 +188,7 @@ def _template(like: Any) -> Any:
 
 def _handler(target: str, results: list[Any], channel: str, timeout: float, **more: Any) -> Callable[..., Any]:
     """A function of a sequence and operands that gives the next sequence and results of these shapes."""
-    _library()
+    _load()
     if not 0 <= timeout <= 7 * 24 * 3600:
         raise ValueError(f"timeout is 0 to 604800 seconds (a week), not {timeout}")
     attributes = {"channel": channel, "timeout_ms": numpy.int64(math.ceil(timeout * 1000)), **more}
