@@ -261,10 +261,14 @@ int tmesh_seq_tables(struct tmesh_seq *const *seqs, uint32_t count, int32_t *tab
 		     int32_t *lens, struct tmesh_error *err)
 {
 	for (uint32_t i = 0; i < count; i++)
-		if (seqs[i]->count > width || seqs[i]->tokens > INT32_MAX)
+		if (seqs[i]->count > width)
 			return tmesh_fail(err, -EINVAL,
-					  "sequence %u has %u blocks; the table has room for %u", i,
+					  "sequence %u has %u blocks, more than the width %u", i,
 					  seqs[i]->count, width);
+		else if (seqs[i]->tokens > INT32_MAX)
+			return tmesh_fail(err, -EINVAL,
+					  "sequence %u has %llu tokens, which are no int32", i,
+					  (unsigned long long)seqs[i]->tokens);
 	for (uint32_t i = 0; i < count; i++) {
 		int32_t *row = tables + (size_t)i * width;
 

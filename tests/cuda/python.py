@@ -486,6 +486,26 @@ def nothing_leaks():
 
 
 @test
+def counted_and_trimmed():
+    """What is given back leaves its block to the process, until that is trimmed."""
+    gc.collect()
+    tmesh.cuda.trim()
+    before = tmesh.cuda.stats()
+    large = tmesh.cuda.empty((64 << 20,), "uint8", device=1)
+    there = tmesh.cuda.stats(1)
+    assert there["bytes_used"] >= 64 << 20 and there["blocks"] >= 1
+    assert tmesh.cuda.stats()["allocs"] == before["allocs"] + 1
+    assert large.shape == (64 << 20,)
+    large.release()
+    kept = tmesh.cuda.stats()
+    assert kept["bytes_used"] == before["bytes_used"]
+    assert kept["bytes_reserved"] > before["bytes_reserved"]
+    tmesh.cuda.trim()
+    assert tmesh.cuda.stats()["bytes_reserved"] == before["bytes_reserved"]
+    raises(tmesh.Error, tmesh.cuda.stats, 99, word="no device 99")
+
+
+@test
 def bad_layouts():
     for shape in (-1, (3, -1), (1 << 63,), (1 << 40, 1 << 40), (1,) * 9):
         raises(tmesh.InvalidError, tmesh.cuda.empty, shape)

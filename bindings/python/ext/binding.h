@@ -288,6 +288,7 @@ extern PyType_Spec slot_reader_spec;
 /* pages.c, sequence.c */
 PyObject *module_make_page_pool(PyObject *module, PyObject *args);
 PyObject *module_open_pages(PyObject *module, PyObject *token);
+PyObject *module_sequence_tables(PyObject *module, PyObject *args);
 extern PyType_Spec pool_spec;
 extern PyType_Spec pages_spec;
 extern PyType_Spec sequence_spec;

@@ -357,6 +357,44 @@ static PyObject *module_cuda_look(PyObject *module, PyObject *capsule)
 			     shape, tmesh_dtype_name((enum tmesh_dtype)dtype), strides);
 }
 
+static PyObject *module_cuda_trim(PyObject *module, PyObject *unused)
+{
+	struct tmesh_cuda *cuda = get_cuda(PyModule_GetState(module));
+
+	if (!cuda)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	cuda_calls.cuda_trim(cuda);
+	Py_END_ALLOW_THREADS;
+	Py_RETURN_NONE;
+}
+
+static PyObject *module_cuda_stats(PyObject *module, PyObject *number)
+{
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_cuda_stats stats = {.size = sizeof(stats)};
+	struct tmesh_cuda *cuda;
+	int device, rc;
+
+	if (!PyArg_Parse(number, "i", &device))
+		return NULL;
+	cuda = get_cuda(st);
+	if (!cuda)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = cuda_calls.cuda_stats(cuda, device, &stats);
+	Py_END_ALLOW_THREADS;
+	if (rc)
+		return raise_code(st, -rc, "there is no device %d", device);
+	return Py_BuildValue(
+		"{sKsKsKsKsKsKsKsKsKsKsKsKsK}", "bytes_used", stats.bytes_used, "bytes_reserved",
+		stats.bytes_reserved, "bytes_lingering", stats.bytes_lingering, "blocks",
+		stats.blocks, "allocs", stats.allocs, "reused", stats.reused, "imported_bytes",
+		stats.imported_bytes, "registered_bytes", stats.registered_bytes, "staged_copies",
+		stats.staged_copies, "staged_bytes", stats.staged_bytes, "host_fallbacks",
+		stats.host_fallbacks, "host_waits", stats.host_waits, "taken", stats.taken);
+}
+
 static PyMethodDef functions[] = {
 	{"cuda_load", module_cuda_load, METH_NOARGS,
 	 "cuda_load()\n--\n\nLoad libtmesh-cuda and its driver, or say why not."},
@@ -372,6 +410,10 @@ static PyMethodDef functions[] = {
 	{"cuda_share", module_cuda_share, METH_VARARGS,
 	 "cuda_share(pointer, shape, dtype, strides, stream, /)\n--\n\n"
 	 "(ref as JSON, what keeps its token good or None)."},
+	{"cuda_trim", module_cuda_trim, METH_NOARGS,
+	 "cuda_trim()\n--\n\nGive the driver the blocks in which no array lies."},
+	{"cuda_stats", module_cuda_stats, METH_O,
+	 "cuda_stats(device, /)\n--\n\nWhat libtmesh-cuda counted; -1: of all devices."},
 	{"cuda_look", module_cuda_look, METH_O,
 	 "cuda_look(capsule, /)\n--\n\n"
 	 "(pointer, shape, dtype, strides or None) of what an unversioned DLPack capsule holds."},

@@ -10,7 +10,7 @@
 #define TMESH_CUDA_API_MORE(X) \
 	X(cuda_zero) X(cuda_record) X(cuda_wait) X(cuda_part) X(cuda_find) X(cuda_share_ipc) \
 	X(cuda_touch) X(cuda_reclaim) X(cuda_keep) X(cuda_kept_open) X(cuda_to_dlpack) \
-	X(cuda_to_dlpack_versioned) X(region_unref)
+	X(cuda_to_dlpack_versioned) X(cuda_trim) X(cuda_stats) X(region_unref)
 /* clang-format on */
 
 #include "common/cuda_api.h"

@@ -439,6 +439,10 @@ static PyMethodDef functions[] = {
 	 "make_page_pool(page_bytes, page_tokens, slab_pages, max_pages, devices, heads, /)\n--\n\n"
 	 "A PagePoolHandle."},
 	{"open_pages", module_open_pages, METH_O, "open_pages(token, /)\n--\n\nA PagesHandle."},
+	{"sequence_tables", module_sequence_tables, METH_VARARGS,
+	 "sequence_tables(sequences, width, /)\n--\n\n"
+	 "(bytes of int32, width, bytes of int32): tables and lengths of a list of "
+	 "SequenceHandles."},
 	{"load_model", module_load_model, METH_VARARGS,
 	 "load_model(path, keep, alone, hash, progress, /)\n--\n\n"
 	 "(Held, report, [(name, type, dtype, shape, place in the file, bytes), ...])."},

@@ -196,6 +196,82 @@ static PyObject *seq_table(PyObject *object, PyObject *unused)
 					     (Py_ssize_t)(count * sizeof(*table)));
 }
 
+/* The sequences of a list, as C has them, and the blocks of the longest one. */
+static struct tmesh_seq **seqs_of_list(struct state *st, PyObject *list, uint32_t *longest)
+{
+	Py_ssize_t count = PyList_Size(list);
+	struct tmesh_seq **seqs;
+	uint32_t blocks;
+
+	if ((size_t)count > UINT32_MAX)
+		return raise_code(st, EINVAL, "%zd sequences do not go into one table", count);
+	seqs = PyMem_New(struct tmesh_seq *, count ? count : 1);
+	if (!seqs)
+		return (void *)PyErr_NoMemory();
+	*longest = 0;
+	for (Py_ssize_t i = 0; i < count; i++) {
+		PyObject *object = PyList_GetItem(list, i);
+
+		if (Py_TYPE(object) != st->sequence_type) {
+			PyErr_SetString(PyExc_TypeError, "not a sequence of pages");
+			seqs[i] = NULL;
+		} else {
+			seqs[i] = seq_get(object);
+		}
+		if (!seqs[i]) {
+			PyMem_Free(seqs);
+			return NULL;
+		}
+		tmesh_seq_table(seqs[i], &blocks);
+		if (blocks > *longest)
+			*longest = blocks;
+	}
+	return seqs;
+}
+
+/* sequence_tables(list, width or None): (bytes of int32 [count, width], width, bytes of int32
+ * [count]). The GIL keeps other threads from the sequences meanwhile. */
+PyObject *module_sequence_tables(PyObject *module, PyObject *args)
+{
+	PyObject *list, *width_object, *tables, *lens = NULL, *result = NULL;
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_error err;
+	struct tmesh_seq **seqs;
+	unsigned int width;
+	uint32_t longest;
+	Py_ssize_t bytes;
+
+	if (!PyArg_ParseTuple(args, "O!O:sequence_tables", &PyList_Type, &list, &width_object) ||
+	    (width_object != Py_None && !uint_argument(width_object, &width)))
+		return NULL;
+	seqs = seqs_of_list(st, list, &longest);
+	if (!seqs)
+		return NULL;
+	if (width_object == Py_None)
+		width = longest;
+	if (__builtin_mul_overflow(PyList_Size(list), (Py_ssize_t)width, &bytes) ||
+	    __builtin_mul_overflow(bytes, (Py_ssize_t)sizeof(int32_t), &bytes)) {
+		raise_code(st, EOVERFLOW, "a table of %zd sequences and %u blocks is too large",
+			   PyList_Size(list), width);
+		goto out;
+	}
+	tables = PyByteArray_FromStringAndSize(NULL, bytes);
+	if (tables)
+		lens = PyByteArray_FromStringAndSize(NULL, PyList_Size(list) *
+								   (Py_ssize_t)sizeof(int32_t));
+	if (lens && tmesh_seq_tables(seqs, (uint32_t)PyList_Size(list),
+				     (int32_t *)PyByteArray_AsString(tables), width,
+				     (int32_t *)PyByteArray_AsString(lens), &err))
+		raise_error(st, &err);
+	else if (lens)
+		result = Py_BuildValue("(OIO)", tables, width, lens);
+	Py_XDECREF(tables);
+	Py_XDECREF(lens);
+out:
+	PyMem_Free(seqs);
+	return result;
+}
+
 /* slots(first, count): bytes of int64 */
 static PyObject *seq_slots(PyObject *object, PyObject *args)
 {

@@ -239,6 +239,19 @@ def open_kept(name: str, *, writable: bool = False, device: int | None = None, l
     return Array(_tmesh.cuda_open_kept(name, uid, writable, -1 if device is None else device, int((lease or 0) * 1e9)))
 
 
+def trim() -> None:
+    """Give the driver the blocks of GPU memory in which no array lies any more. `tmesh.trim` does so with host memory."""
+    _tmesh.cuda_trim()
+
+
+def stats(device: int | None = None) -> dict[str, int]:
+    """What libtmesh-cuda counted in this process, on a device or on all of them. Bytes now: bytes_used (of arrays made here),
+    bytes_reserved (in blocks of the driver's memory), bytes_lingering (given back here, still held by others),
+    imported_bytes, registered_bytes. Numbers: blocks, allocs and reused (of them without a new block), taken (arrays that
+    were taken back), and of fallbacks staged_copies, staged_bytes, host_fallbacks, host_waits."""
+    return _tmesh.cuda_stats(-1 if device is None else device)
+
+
 _lock = threading.Lock()
 _foreign: dict[int, object] = {}
 _FOREIGN_KEPT = 256

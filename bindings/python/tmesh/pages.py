@@ -111,14 +111,9 @@ class Pages(_Closing):
         torch.from_numpy() shares them. InvalidError: one is longer than width; ReleasedError: one was released."""
         import numpy
 
-        rows = [sequence.block_table() for sequence in sequences]
-        longest = max(map(len, rows), default=0)
-        if width is not None and width < longest:
-            raise InvalidError(22, f"a sequence has {longest} blocks, more than the width {width}")
-        tables = numpy.zeros((len(rows), longest if width is None else width), "int32")
-        for table, row in zip(tables, rows):
-            table[:len(row)] = row
-        return tables, numpy.array([sequence.tokens for sequence in sequences], "int32")
+        tables, width, lengths = _tmesh.sequence_tables([sequence._handle for sequence in sequences], width)
+        rows = len(lengths) // 4
+        return numpy.frombuffer(tables, "int32").reshape(rows, width), numpy.frombuffer(lengths, "int32")
 
     def head(self, head: int) -> tuple[int, int]:
         """(device, place): where a head lies, the how manieth of that device's heads it is. InvalidError: there is no such head."""
