@@ -163,7 +163,7 @@ static int measure_link(struct measuring *m, size_t from, size_t to, bool severa
 	int rc = 0;
 
 	if (several && sched_getaffinity(0, sizeof(before), &before))
-		return tmesh_fail_errno(err, "sched_getaffinity");
+		return tmesh_fail_errno(err, "which processors this thread may use");
 	for (int i = 0; !rc && there && i < 2; i++) {
 		there = !several || go(devices, at[i]);
 		if (there)

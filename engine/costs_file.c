@@ -427,7 +427,7 @@ static int read_file(const char *path, char **out, size_t *bytes, struct tmesh_e
 				      : tmesh_fail(err, rc, "%s", strerror(-rc));
 	}
 	if (fstat(file, &told))
-		rc = tmesh_fail_errno(err, "fstat");
+		rc = tmesh_fail_errno(err, "what it is cannot be seen");
 	else if (!S_ISREG(told.st_mode) || told.st_uid != geteuid())
 		rc = tmesh_fail(err, -EPERM, "it is no file of this user's");
 	else if (told.st_mode & 022)
@@ -441,7 +441,7 @@ static int read_file(const char *path, char **out, size_t *bytes, struct tmesh_e
 	for (*bytes = 0; !rc && *bytes <= FILE_MAX_BYTES; *bytes += (size_t)got) {
 		got = read(file, *out + *bytes, FILE_MAX_BYTES + 1 - *bytes);
 		if (got < 0)
-			rc = tmesh_fail_errno(err, "read");
+			rc = tmesh_fail_errno(err, "it cannot be read");
 		if (got <= 0)
 			break;
 	}

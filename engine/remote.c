@@ -126,7 +126,7 @@ static int connect_socket(struct remote *remote, int *out, struct tmesh_error *e
 		 dir, remote->name);
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	if (fd < 0) {
-		rc = tmesh_fail_errno(err, "socket");
+		rc = tmesh_fail_errno(err, "a socket to the engine");
 		close(dir);
 		return rc;
 	}
@@ -166,7 +166,7 @@ static int wait_for_words(struct remote *remote, uint64_t deadline, struct tmesh
 				"the engine \"%s\" accepted no connection before the deadline",
 				remote->name);
 		if (rc < 0 && errno != EINTR)
-			return tmesh_fail_errno(err, "poll");
+			return tmesh_fail_errno(err, "waiting for the engine");
 		if (rc < 0)
 			cancel_interrupted();
 		else if (fds[0].revents)
@@ -551,7 +551,7 @@ int remote_new(struct tmesh_ctx *ctx, const char *name, uint64_t timeout_ns, str
 	remote->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (remote->bell < 0) {
 		free(remote);
-		return tmesh_fail_errno(err, "eventfd");
+		return tmesh_fail_errno(err, "what ends a wait for the engine");
 	}
 	remote->ctx = tmesh_ctx_ref(ctx);
 	pthread_mutex_init(&remote->lock, NULL);

@@ -223,7 +223,7 @@ int tmesh_wire_send_waiting(const struct tmesh_ctx *ctx, int socket, const void 
 				  "to peers of this user's, who do not take them");
 	default:
 		errno = -rc;
-		return tmesh_fail_errno(err, "send");
+		return tmesh_fail_errno(err, "sending a region");
 	}
 }
 
@@ -281,7 +281,7 @@ static int recv_error(int rc, struct tmesh_error *err)
 			"left: raise RLIMIT_NOFILE");
 	default:
 		errno = -rc;
-		return tmesh_fail_errno(err, "receive");
+		return tmesh_fail_errno(err, "receiving a region");
 	}
 }
 

@@ -151,7 +151,7 @@ static int draw(enum tmesh_backend backend)
 	FILE *to;
 
 	if (pipe(ends))
-		return complain_errno("pipe");
+		return complain_errno("a pipe to dot");
 	posix_spawn_file_actions_init(&actions);
 	posix_spawn_file_actions_adddup2(&actions, ends[0], 0);
 	posix_spawn_file_actions_addclose(&actions, ends[0]);

@@ -59,11 +59,11 @@ int hold_begin(struct hold *hold)
 		return STATUS_OK;
 
 	if (pipe2(ready, O_CLOEXEC))
-		return complain_errno("pipe");
+		return complain_errno("a pipe from the background process");
 	fflush(NULL);
 	holder = fork();
 	if (holder < 0)
-		return complain_errno("fork");
+		return complain_errno("starting a background process");
 	if (holder) {
 		close(ready[1]);
 		await_holder(ready[0], holder);

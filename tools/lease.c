@@ -33,8 +33,12 @@ static int put_lease(struct tmesh_region *region, const struct terms *terms)
 		rc = tmesh_lease_set(region, ns, terms->taken, &err);
 	} else {
 		pidfd = (int)syscall(SYS_pidfd_open, terms->pid, 0);
-		if (pidfd < 0)
-			return complain_errno("pidfd_open");
+		if (pidfd < 0) {
+			char what[48];
+
+			snprintf(what, sizeof(what), "process %d", terms->pid);
+			return complain_errno(what);
+		}
 		rc = tmesh_lease_bind(region, pidfd, ns, terms->taken, &err);
 		close(pidfd);
 	}
@@ -50,7 +54,7 @@ static int await_lapse(struct tmesh_region *region)
 	/* memfd: the library keeps the time, and no descriptor tells. */
 	while ((state = tmesh_lease_state(region)) == TMESH_LEASE_IS_LIVE) {
 		if (poll(&poller, 1, 100) < 0 && errno != EINTR)
-			return complain_errno("poll");
+			return complain_errno("waiting for the lease");
 	}
 	printf("%s\n", state == TMESH_LEASE_IS_REVOKED ? "revoked" : "lapsed");
 	return STATUS_OK;

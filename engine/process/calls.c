@@ -305,10 +305,10 @@ int calls_new(struct watch *watch, struct calls **out, struct tmesh_error *err)
 	pthread_mutex_init(&calls->lock, NULL);
 	calls->epoll = epoll_create1(EPOLL_CLOEXEC);
 	if (calls->epoll < 0)
-		return tmesh_fail_errno(err, "epoll");
+		return tmesh_fail_errno(err, "what listens to the engine's clients");
 	calls->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (calls->bell < 0 || epoll_ctl(calls->epoll, EPOLL_CTL_ADD, calls->bell, &event))
-		return tmesh_fail_errno(err, "eventfd");
+		return tmesh_fail_errno(err, "what wakes the engine's listener");
 	rc = pthread_create(&thread, NULL, listen_for_words, calls);
 	if (rc)
 		return tmesh_fail(err, -rc, "no thread: %s", strerror(rc));

@@ -84,7 +84,7 @@ static int allow_runtime(int ruleset, struct tmesh_ctx *ctx, uint64_t access,
 	if (rc)
 		return rc;
 	if (allow(ruleset, dir, access))
-		rc = tmesh_fail_errno(err, "a rule for the runtime directory");
+		rc = tmesh_fail_errno(err, "letting the engine into the runtime directory");
 	close(dir);
 	return rc;
 }
@@ -194,10 +194,10 @@ int confine(const struct options *options, struct tmesh_ctx *ctx, const char **w
 	}
 	ruleset = (int)syscall(SYS_landlock_create_ruleset, &attr, size, 0);
 	if (ruleset < 0)
-		return tmesh_fail_errno(err, "landlock_create_ruleset");
+		return tmesh_fail_errno(err, "confining the engine by Landlock");
 	rc = add_rules(ruleset, attr.fs, options, ctx, err);
 	if (!rc && syscall(SYS_landlock_restrict_self, ruleset, 0))
-		rc = tmesh_fail_errno(err, "landlock_restrict_self");
+		rc = tmesh_fail_errno(err, "confining the engine by Landlock");
 	close(ruleset);
 	return rc;
 }

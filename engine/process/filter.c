@@ -262,8 +262,12 @@ int filter_calls(const char **why, struct tmesh_error *err)
 	rc = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER,
 		     SECCOMP_FILTER_FLAG_TSYNC | SECCOMP_FILTER_FLAG_SPEC_ALLOW, &program);
 	if (rc < 0)
-		return tmesh_fail_errno(err, "seccomp");
+		return tmesh_fail_errno(err, "keeping the engine from system calls by seccomp");
 	if (rc)
-		return tmesh_fail(err, -EBUSY, "seccomp: thread %ld has a filter of its own", rc);
+		return tmesh_fail(
+			err, -EBUSY,
+			"keeping the engine from system calls by seccomp: thread %ld has a "
+			"filter of its own",
+			rc);
 	return 0;
 }

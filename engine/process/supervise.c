@@ -105,18 +105,18 @@ static int watch_signals(struct supervisor *own)
 	sigaddset(&all, SIGINT);
 	sigaddset(&all, SIGHUP);
 	if (sigprocmask(SIG_BLOCK, &all, NULL))
-		return complain("sigprocmask");
+		return complain("blocking signals");
 	signal(SIGPIPE, SIG_IGN);
 	own->signals = signalfd(-1, &all, SFD_CLOEXEC | SFD_NONBLOCK);
 	if (own->signals < 0)
-		return complain("signalfd");
+		return complain("a descriptor for signals");
 	own->watch = mmap(NULL, sizeof(*own->watch), PROT_READ | PROT_WRITE,
 			  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (own->watch == MAP_FAILED)
-		return complain("a page");
+		return complain("memory that is shared with the engine's process");
 	own->watch->status = own->status;
 	own->watch->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	return own->watch->bell < 0 ? complain("eventfd") : 0;
+	return own->watch->bell < 0 ? complain("what the engine wakes its supervisor by") : 0;
 }
 
 /* In the engine's process: what is the supervisor's alone goes. */
@@ -152,10 +152,10 @@ static int start(struct supervisor *own)
 	own->watch->deadline = 0;
 	own->late = false;
 	if (pipe2(ready, O_CLOEXEC))
-		return complain("pipe");
+		return complain("a pipe from the engine's process");
 	own->pid = fork();
 	if (own->pid < 0)
-		return complain("fork");
+		return complain("starting the engine's process");
 	if (!own->pid) {
 		close(ready[0]);
 		become(own, parent, ready[1]);
@@ -244,7 +244,7 @@ static int watch_over(struct supervisor *own)
 
 	for (;;) {
 		if (poll(fds, 3, timeout) < 0 && errno != EINTR)
-			return complain("poll"), 1;
+			return complain("waiting for the engine's process"), 1;
 		if (fds[0].revents && told_to_end(own))
 			return 0;
 		if (fds[2].revents && input_ended())

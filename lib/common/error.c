@@ -25,5 +25,10 @@ int tmesh_fail_errno(struct tmesh_error *err, const char *what)
 	int code = errno;
 	char text[96];
 
+	if (code == EMFILE)
+		return tmesh_fail(
+			err, -code,
+			"%s: this process has no descriptor left: raise RLIMIT_NOFILE (ulimit -n)",
+			what);
 	return tmesh_fail(err, -code, "%s: %s", what, strerror_r(code, text, sizeof(text)));
 }
