@@ -361,7 +361,7 @@ static int producer_gone(struct tmesh_error *err)
 {
 	return tmesh_fail(err, -ENOENT,
 			  "no such region: its producer has released it or is gone, or the token "
-			  "is another user's");
+			  "is another user's; a ref that holds outlives its tensor");
 }
 
 /* The producer may live all the same, and have its socket where nobody looked. */

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from examples import examples as programs
+
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "readme"
 PREFIX = WORK / "prefix"
@@ -127,6 +129,8 @@ def main():
         check(producer.returncode == 0, "share ends well")
     got = output(ROOT / "build/venv/bin/python", WORK / "read.py", ref)
     check("NotFoundError" in got[1], "after that its ref opens nothing", got)
+
+    programs(WORK, own_prefix(), standin, check)
 
     make("uninstall")
     check(files() == [], "uninstall leaves nothing", " ".join(files()))

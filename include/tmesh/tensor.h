@@ -169,9 +169,10 @@ struct tmesh_ref {
 
 /*
  * Write the tensor's ref, with a token for @rights (usually TMESH_READ), to
- * @text of @size bytes. Errors as tmesh_region_token(); -EPERM when @rights have WRITE and the
- * region is sealed, so that no open could give it; -ENOSPC when @size is too small;
- * tmesh_ref_encode() gives -EINVAL for what tmesh_ref_decode() would refuse.
+ * @text of @size bytes. It is good while the tensor is there: tmesh_tensor_ref_hold() is for a
+ * function that returns the ref and lets go of the tensor. Errors as tmesh_region_token(); -EPERM
+ * when @rights have WRITE and the region is sealed, so that no open could give it; -ENOSPC when
+ * @size is too small; tmesh_ref_encode() gives -EINVAL for what tmesh_ref_decode() would refuse.
  */
 int tmesh_tensor_ref_encode(struct tmesh_tensor *tensor, uint32_t rights, char *text, size_t size,
 			    struct tmesh_error *err);
