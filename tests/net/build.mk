@@ -46,11 +46,12 @@ net-fuzz-check: $(addprefix $(NET_FUZZ_OUT)/,$(NET_FUZZ_NAMES)) ## fuzz what tme
 
 .PHONY: net-check net-asan-check net-port-check net-fuzz-check
 
-$(NET_TEST_OUT)/open_local: $(NET_TEST)/open_local.c include/tmesh/net.h $(NET_A) $(LIB_A)
+# The example, as a program of another machine.
+$(NET_TEST_OUT)/net_open: examples/c/net_open.c include/tmesh/net.h $(NET_A) $(LIB_A)
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 -pthread $< $(NET_A) $(LIB_A) $(LIB_LIBS) $(NET_LIBS) -o $@
 
-net-machines-check: net keeper beam $(NET_TEST_OUT)/open_local $(VENV)/tmesh.stamp ## Tmesh.Net between nodes: on the loopback and in network namespaces, kills and cuts
+net-machines-check: net keeper beam $(NET_TEST_OUT)/net_open $(VENV)/tmesh.stamp ## Tmesh.Net between nodes: on the loopback and in network namespaces, kills and cuts
 	@$(PYTHON) -B $(NET_TEST)/test_machines.py $(B) $(VPYTHON)
 
 net-weather-check: net keeper beam ## ... over bad links and in WireGuard's tunnels, where the kernel has netem and wireguard

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: MIT
+"""Machines as processes with runtime directories of their own, for test_machines.py and programs.py."""
+
+import contextlib
+import hashlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+BUILD = Path(sys.argv[1]).resolve()
+PYTHON = sys.argv[2]  # one that has the package
+FULL = os.environ.get("TMESH_TEST_LENGTH") == "full"
+EBIN = BUILD / "beam/dev/lib/tmesh/ebin"
+SECRET = f"c{random.randrange(10**12)}"
+EMULATED = os.environ.get("TMESH_BACKEND") == "kernel"  # a guest, which is ten times slower
+SECONDS = 600 if EMULATED else 60  # the longest that anything here may take; nothing is measured
+
+reported = []  # of each test, whether it failed
+
+
+def report(name, wrong=None, skip=None):
+    reported.append(bool(wrong))
+    print(f"{'not ok' if wrong else 'ok'} {len(reported)} - {name}" + (f" # SKIP {skip}" if skip else ""), flush=True)
+    for line in (wrong or "").splitlines():
+        print(f"# {line}", flush=True)
+
+
+def eventually(condition, what):
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"{what()} did not come about"
+        time.sleep(0.05)
+
+
+class Machine:
+    def __init__(self, name, address, netns, epmd_port, tls=None, backend="memfd"):
+        self.address, self.epmd_port, self.backend = address, epmd_port, backend
+        self.tls = f" -proto_dist inet_tls -ssl_dist_optfile {tls}" if tls else ""
+        self.inside = ["ip", "netns", "exec", netns] if netns else []
+        # What the module gives a token for is open in one IPC namespace, and other machines have none of ours.
+        if backend == "kernel":
+            self.inside += ["unshare", "--ipc"]
+        self.node = f"{name}@{address}"
+        self.dir = Path(tempfile.mkdtemp(prefix="tmesh-net-"))
+        self.beam = None
+        self.last = ""  # answer
+        self.start()
+
+    def start(self):
+        env = self.env = {**os.environ, "TMESH_BACKEND": self.backend, "TMESH_RUNTIME_DIR": str(self.dir),
+               "TMESH_NET": str(BUILD / "tmesh-net"), "TMESH_KEEPER": str(BUILD / "tmesh-keeper"),
+               "ERL_EPMD_PORT": str(self.epmd_port)}
+        self.log = open(self.dir / "log", "ab")
+        self.beam = subprocess.Popen(
+            [*self.inside, "elixir", "--name", self.node, "--cookie", SECRET, "--erl", f"-start_epmd false{self.tls}",
+             "-pa", str(EBIN), str(HERE / "machine.exs"), self.address],
+            env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True)
+        self.read()
+
+    def read(self):
+        for line in self.beam.stdout:
+            if line.startswith("> "):
+                self.last = line[2:].strip()
+                return self.last
+            self.log.write(line.encode())
+        raise AssertionError(f"{self.node} has ended: {(self.dir / 'log').read_text()[-2000:]}")
+
+    def send(self, *words):
+        print(*words, file=self.beam.stdin, flush=True)
+
+    def ask(self, *words):
+        self.send(*words)
+        return self.read()
+
+    def waiting(self, *command):
+        """A program of this machine that is not waited for."""
+        return subprocess.Popen([*self.inside, *command], env=self.env, stdout=subprocess.DEVNULL)
+
+    def opened_by(self, *command):
+        """What a program of this machine sees, as the digest of its output or as its error."""
+        done = subprocess.run([*self.inside, *command], env=self.env, capture_output=True, timeout=SECONDS)
+        return f"error:{done.stderr.decode()}" if done.returncode else hashlib.md5(done.stdout).hexdigest()
+
+    def offer(self, size, seed):
+        return self.ask("offer", size, seed).split()
+
+    def stats(self):
+        """Nothing while the fetcher is between two lives."""
+        answer = self.ask("stats")
+        return {} if answer.startswith("error") else {name: int(number) for name, number in (word.split("=") for word in answer.split())}
+
+    def processes(self, command):
+        """Of this machine, by the runtime directory in their environment."""
+        for proc in Path("/proc").glob("[0-9]*"):
+            try:
+                if (proc / "comm").read_text().strip() == command[:15] and \
+                        f"TMESH_RUNTIME_DIR={self.dir}\0".encode() in (proc / "environ").read_bytes():
+                    yield int(proc.name)
+            except OSError:
+                pass
+
+    def kill(self, command):
+        self.signal(command, signal.SIGKILL)
+
+    def signal(self, command, number):
+        for pid in self.processes(command):
+            os.kill(pid, number)
+
+    def die(self):
+        """As when the power goes: the node and its fetcher at once."""
+        for command in ("beam.smp", "tmesh-net"):
+            self.kill(command)
+        self.beam.kill()
+        self.beam.wait()
+
+    def regions(self):
+        """How many descriptors of regions this machine's processes have."""
+        links = []
+        for command in ("beam.smp", "tmesh-net", "tmesh-keeper"):
+            for pid in self.processes(command):
+                for link in Path(f"/proc/{pid}/fd").iterdir():
+                    try:
+                        links.append(os.readlink(link))
+                    except OSError:
+                        pass
+        region = "/memfd:tmesh", "/tmesh"  # the module's have no other name
+        return [link for link in links if link.startswith(region) and "index" not in link]
+
+    def nothing_left(self):
+        left = []
+
+        def clean():
+            self.ask("clean")
+            stats = self.stats()
+            if not stats:
+                return False
+            left[:] = stats["offers"], stats["keys"], stats["fetches"], self.regions(), int(self.ask("kept"))
+            return not any(left)
+        eventually(clean, lambda: f"an end of everything on {self.node}: {left}")
+
+    def end(self):
+        self.signal("tmesh-net", signal.SIGCONT)
+        if self.beam.poll() is None:
+            try:
+                self.ask("clean")
+                self.beam.stdin.close()
+                self.beam.wait(SECONDS)
+            except (AssertionError, OSError, subprocess.TimeoutExpired):
+                self.beam.kill()
+        for command in ("beam.smp", "tmesh-net", "tmesh-keeper"):
+            self.kill(command)
+        self.log.close()
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+
+def epmd(inside, port):
+    return subprocess.Popen([*inside, "epmd", "-port", str(port), "-relaxed_command_check"],
+                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+@contextlib.contextmanager
+def machines_apart(place, network="10.77.0", more=(), backends=("memfd", "memfd")):
+    """Machines in namespaces, the first two connected; what topology.sh does to them. None where the kernel has no such thing."""
+    name, topology = f"tmn{os.getpid()}", str(HERE / "topology.sh")
+
+    def do(what, *words):
+        return subprocess.run([topology, what, name, *words], capture_output=True, text=True, check=True)
+
+    machines, daemons = [], []
+    count = str(len(backends))
+    try:
+        try:
+            do("up", count)
+            for words in more:
+                do(*words)
+        except subprocess.CalledProcessError as error:
+            # A guest is booted for what it has: there it is a failure.
+            assert not EMULATED, error.stderr
+            report(place, skip=f"not on this kernel: {' '.join(error.stderr.split())}")
+            yield None
+            return
+        for number, backend in enumerate(backends, 1):
+            inside = ["ip", "netns", "exec", f"{name}-{number}"]
+            daemons.append(epmd(inside, 4369))
+            machines.append(Machine(("home", "reader", "second", "third")[number - 1], f"{network}.{number}", f"{name}-{number}", 4369,
+                                    backend=backend))
+        assert machines[1].ask("connect", machines[0].node) == "true"
+        yield *machines, do
+    finally:
+        for machine in machines:
+            machine.end()
+        for daemon in daemons:
+            daemon.kill()
+            daemon.wait()
+        do("down", count)
