@@ -332,11 +332,22 @@ int model_view_watch(struct model_view *view, struct tmesh_error *err)
 	return view->socket.fd;
 }
 
+/* An owner that does not read leaves no room to say that one is done. What was answered it keeps
+ * until it is told: at the latest when this reader looks for something newer. */
+void model_view_settle(struct model_view *view)
+{
+	const char byte = DONE;
+
+	if (view->unsaid)
+		view->unsaid = model_meet_send(view->socket.fd, &byte, 1, -1) == -EAGAIN;
+}
+
 void model_view_drain(struct model_view *view)
 {
 	char byte;
 	ssize_t got;
 
+	model_view_settle(view);
 	do
 		got = model_meet_recv(view->socket.fd, &byte, 1, NULL);
 	while (got > 0);
@@ -347,6 +358,7 @@ bool model_view_is_over(struct model_view *view, int ms)
 {
 	uint64_t deadline = tmesh_now_ns() + (uint64_t)ms * 1000000;
 
+	model_view_settle(view);
 	if (!view->gone && model_meet_wait(view->socket.fd, POLLRDHUP, deadline) == 0)
 		view->gone = true;
 	return view->gone;
@@ -356,6 +368,8 @@ void model_view_ask(struct model_view *view)
 {
 	const struct ask ask = {ASK, ++view->asks};
 
+	/* What is asked next ends what was answered before. */
+	view->unsaid = false;
 	/* Of an owner that is gone no answer comes either. */
 	model_meet_send(view->socket.fd, &ask, sizeof(ask), -1);
 }
@@ -386,7 +400,6 @@ bool model_view_answer(struct model_view *view, int ms, struct model_answer *ans
 
 void model_view_done(struct model_view *view)
 {
-	const char byte = DONE;
-
-	model_meet_send(view->socket.fd, &byte, 1, -1);
+	view->unsaid = true;
+	model_view_settle(view);
 }

@@ -52,6 +52,7 @@ struct model_view {
 	uint32_t asks;
 	bool watches;
 	bool gone;
+	bool unsaid; /* that it is done: there was no room */
 };
 
 int model_view_open(struct model_view *view, struct tmesh_ctx *ctx, const char *token,
@@ -69,5 +70,7 @@ void model_view_ask(struct model_view *view);
 /* Wait for the answer to what was asked last, @ms at most. @fd is the caller's, or -1. */
 bool model_view_answer(struct model_view *view, int ms, struct model_answer *answer, int *fd);
 void model_view_done(struct model_view *view);
+/* Tell the owner so now, if there was no room when it was said. Watching and looking do so too. */
+void model_view_settle(struct model_view *view);
 
 #endif /* MODEL_BOARD_H */

@@ -9,6 +9,7 @@
  *
  * tests/sim/sim_slots.py is the model of this file; its steps have the same names.
  */
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -476,8 +477,15 @@ static int slot_wait_for_answer(struct tmesh_slot_reader *reader, uint64_t asked
 		return -EAGAIN;
 	if (fd == -EMFILE)
 		return tmesh_fail(err, -EMFILE, "no descriptor is left for a slot's value");
-	if (answer.number < asked || answer.bytes > reader->max_ref ||
-	    (answer.bytes && pread(fd, reader->text, answer.bytes, 0) != (ssize_t)answer.bytes))
+	/* Another file could keep whoever reads it waiting. Only memory has seals, none included.
+	 */
+	if (fd >= 0 && fcntl(fd, F_GET_SEALS) < 0)
+		rc = tmesh_fail(err, -EPROTO,
+				"the slot's publisher answered with a file that is no memory: take "
+				"no tokens from it");
+	else if (answer.number < asked || answer.bytes > reader->max_ref ||
+		 (answer.bytes &&
+		  pread(fd, reader->text, answer.bytes, 0) != (ssize_t)answer.bytes))
 		rc = damaged(err);
 	if (fd >= 0)
 		close(fd);
@@ -497,6 +505,7 @@ static int slot_read(struct tmesh_slot_reader *reader, struct tmesh_error *err)
 
 	if (rc)
 		return rc;
+	model_view_settle(&reader->view);
 	rc = -EAGAIN;
 	for (unsigned int tries = 1; rc == -EAGAIN; tries++) {
 		rc = slot_try(reader, &seen, err);

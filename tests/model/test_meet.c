@@ -3,6 +3,7 @@
  * What slots, logs and pools of pages have in common: lobbies that end while others knock, messages
  * that are none, waits that signals interrupt.
  */
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -157,11 +158,129 @@ static void test_pool_knocked(void **state)
 	ends_while_knocked(true);
 }
 
+static struct tmesh_bundle *bundle_of(struct tmesh_ctx *ctx, uint64_t word)
+{
+	const int64_t shape[] = {1};
+	struct tmesh_bundle_entry entry = {.name = "w"};
+	struct tmesh_bundle *bundle;
+
+	assert_ok(tmesh_tensor_put(ctx, TMESH_UINT64, 1, shape, &word, NULL, &entry.tensor, err));
+	assert_ok(tmesh_bundle_create(ctx, &entry, 1, NULL, &bundle, err));
+	tmesh_tensor_unref(entry.tensor);
+	return bundle;
+}
+
+static void publish(struct tmesh_slot *slot, struct tmesh_ctx *ctx, uint64_t word)
+{
+	struct tmesh_bundle *bundle = bundle_of(ctx, word);
+
+	assert_ok(tmesh_slot_publish(slot, bundle, NULL, err));
+	tmesh_bundle_unref(bundle);
+}
+
+static bool opens(struct tmesh_ctx *ctx, const char *text, size_t bytes)
+{
+	struct tmesh_bundle *bundle;
+	int rc = tmesh_bundle_open(ctx, text, bytes, TMESH_READ, &bundle, NULL);
+
+	if (!rc)
+		tmesh_bundle_unref(bundle);
+	return !rc;
+}
+
+/* A reader finds no room to say that it is done: it says so when it looks again. @how: by what. */
+static void done_without_room(int how)
+{
+	char text[4096], token[TMESH_TOKEN_SIZE];
+	struct model_answer answer;
+	struct model_view view;
+	struct tmesh_slot *slot;
+	struct tmesh_ctx *ctx;
+	int fd = -1;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_ok(tmesh_slot_create(ctx, NULL, &slot, err));
+	assert_ok(tmesh_slot_token(slot, token, err));
+	assert_ok(model_view_open(&view, ctx, token, 0x53304d54u, 64, err));
+	publish(slot, ctx, 1);
+	model_view_ask(&view);
+	while (!model_view_answer(&view, 1000, &answer, &fd))
+		;
+	assert_true(fd >= 0 && answer.bytes < sizeof(text));
+	assert_int_equal(pread(fd, text, sizeof(text), 0), answer.bytes);
+	close(fd);
+	publish(slot, ctx, 2);
+	assert_true(opens(ctx, text, answer.bytes));
+	/* The thread that would read waits for this lock. */
+	model_host_lock();
+	while (!model_meet_send(view.socket.fd, "W", 1, -1))
+		;
+	model_view_done(&view);
+	model_host_unlock();
+	for (int i = 0; opens(ctx, text, answer.bytes); i++) {
+		assert_true(i < 60000);
+		if (how == 0)
+			model_view_drain(&view);
+		else if (how == 1)
+			model_view_is_over(&view, 0);
+		else
+			model_view_settle(&view);
+		usleep(1000);
+	}
+	model_view_close(&view);
+	tmesh_slot_unref(slot);
+	tmesh_ctx_unref(ctx);
+}
+
+static void test_done_without_room(void **state)
+{
+	for (int how = 0; how < 3; how++)
+		done_without_room(how);
+}
+
+/* The publisher lies: its answer is a file that could keep its reader waiting. */
+static int answer_with_a_file(struct model_board *board, struct model_answer *answer, int *fd,
+			      void **pin)
+{
+	*answer = (struct model_answer){UINT64_MAX, 64};
+	*fd = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+	return 0;
+}
+
+static void test_no_memory_in_answer(void **state)
+{
+	struct tmesh_slot_reader *reader;
+	struct tmesh_slot_value *value;
+	char token[TMESH_TOKEN_SIZE];
+	struct model_board *board;
+	struct tmesh_slot *slot;
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_ok(tmesh_slot_create(ctx, NULL, &slot, err));
+	assert_ok(tmesh_slot_token(slot, token, err));
+	assert_ok(tmesh_slot_open(ctx, token, &reader, err));
+	/* As slot.c begins its object: a count, then the board. */
+	board = (struct model_board *)((char *)slot + 8);
+	model_host_lock();
+	board->asked = answer_with_a_file;
+	board->done = NULL;
+	/* A newest generation whose entry is being written. */
+	((uint64_t *)board->addr)[8] = 1;
+	model_host_unlock();
+	assert_refused(tmesh_slot_read(reader, &value, err), -EPROTO, "a file that is no memory");
+	tmesh_slot_close(reader);
+	tmesh_slot_unref(slot);
+	tmesh_ctx_unref(ctx);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_empty_message),
 		cmocka_unit_test(test_interrupted),
+		cmocka_unit_test(test_done_without_room),
+		cmocka_unit_test(test_no_memory_in_answer),
 		cmocka_unit_test(test_slot_knocked),
 		cmocka_unit_test(test_pool_knocked),
 	};
