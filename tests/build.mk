@@ -77,6 +77,9 @@ check-full: check-deps ## the same at length, in more kernels (RESUME=1: what ha
 check-report: ## each suite's last result, without running any
 	@tests/run.py --report $(ROWS_FULL)
 
+check-cases: ## write how many cases each suite's last run had into docs/testing.md
+	@$(PYTHON) -B tests/cases.py
+
 check-deps:
 	packaging/deps.sh check
 
@@ -100,17 +103,24 @@ format-check: $(FORMAT_VENV)/tools-$(FORMAT_VERSION).stamp ## whether the C file
 format: $(FORMAT_VENV)/tools-$(FORMAT_VERSION).stamp ## format the C files that do not look as .clang-format says
 	@$(PYTHON) -B tests/format.py $(FORMAT_VENV)/bin/clang-format --write
 
+# What the examples include. readme-check builds them, as a user does.
+EXAMPLE_LISTS := $(patsubst examples/c/%.c,$(B)/examples/lists/%.d,$(wildcard examples/c/*.c))
+
+$(B)/examples/lists/%.d: examples/c/%.c $(wildcard include/tmesh/*.h)
+	@mkdir -p $(@D)
+	@$(CC) $(CPPFLAGS) -MM -MT $@ -o $@ $<
+
 # A library that installs headers is named with them here.
-rooms-check: all beam-nif python-lists ## what each room includes, and what the libraries are linked with
+rooms-check: all beam-nif python-lists $(EXAMPLE_LISTS) ## what each room includes, and what the libraries are linked with
 	@$(PYTHON) -B tests/rooms.py lib="$(LIB_HEADERS)" bindings/cuda="$(CUDA_HEADERS)" model="$(MODEL_HEADERS)" \
 		bindings/xla="$(XLA_HEADERS)" engine="$(ENGINE_HEADERS)" net="$(NET_HEADERS)"
 
-vocabulary-check: tools beam $(VENV)/tmesh.stamp ## docs/vocabulary.md against the headers, tmeshctl, Python and Elixir
-	@$(PYTHON) -B tests/vocabulary.py $(B)/tmeshctl $(VPYTHON) $(B)/beam/dev/lib/tmesh/ebin lib/libtmesh.map \
+vocabulary-check: tools keeper beam $(VENV)/tmesh.stamp ## docs/vocabulary.md against the headers, tmeshctl, Python and Elixir
+	@TMESH_KEEPER=$(abspath $(B)/tmesh-keeper) $(PYTHON) -B tests/vocabulary.py $(B)/tmeshctl $(VPYTHON) $(B)/beam/dev/lib/tmesh/ebin lib/libtmesh.map \
 		model/libtmesh-model.map bindings/xla/libtmesh-xla.map engine/libtmesh-engine.map net/libtmesh-net.map \
 		bindings/cuda/libtmesh-cuda.map
 
-readme-check: ## install, the README's examples, uninstall
+readme-check: ## install, the examples of the README and of examples/c, uninstall
 	@$(PYTHON) tests/readme.py $(STANDIN)
 
-.PHONY: check check-full check-report check-deps runner-check format-check format rooms-check vocabulary-check readme-check
+.PHONY: check check-full check-report check-cases check-deps runner-check format-check format rooms-check vocabulary-check readme-check

@@ -22,6 +22,29 @@ answer = fn
         function_exported?(place, String.to_atom(function), String.to_integer(arity))
     end)
 
+  # Full names of modules, without arities: what a page or a guide would name.
+  ["all"] ->
+    {:ok, modules} = :application.get_key(:tmesh, :modules)
+
+    for module <- modules,
+        {:docs_v1, _, _, _, doc, _, entries} when doc != :hidden <- [Code.fetch_docs(module)],
+        {{:function, name, _arity}, _, _, about, _} when about != :hidden <- entries,
+        uniq: true,
+        do: inspect(module) <> "." <> to_string(name)
+
+  ["module", "Tmesh"] ->
+    "Tmesh"
+
+  ["module", name] ->
+    [Tmesh, Tmesh.ZeroCopy]
+    |> Enum.map(&Module.concat(&1, name))
+    |> Enum.find(&Code.ensure_loaded?/1)
+    |> inspect()
+
+  ["kept", name] ->
+    {:ok, kept} = Tmesh.kept()
+    Enum.find(kept, &(&1.name == name))
+
   ["error", errno] ->
     Tmesh.Error.from_native({String.to_atom(errno), ""}).type
 

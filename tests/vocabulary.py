@@ -34,7 +34,8 @@ MADE = {"tensor", "fence"}
 
 PYTHON_SIDE = """
 import json, sys, typing
-import tmesh, tmesh.batching, tmesh.costs, tmesh.cuda, tmesh.engine, tmesh.graphs, tmesh.placed, tmesh.safetensors.numpy
+import tmesh, tmesh.batching, tmesh.costs, tmesh.cuda, tmesh.engine, tmesh.graphs, tmesh.net, tmesh.placed
+import tmesh.safetensors.numpy
 from tmesh import _tmesh
 
 def found(name):
@@ -50,6 +51,12 @@ def answer(what, *words):
         return found(words[0])
     if what == "all":
         return list(tmesh.__all__)
+    if what == "keep":
+        tmesh.keep(tmesh.put(b"kept"), words[0])
+    if what == "drop":
+        tmesh.drop(words[0])
+    if what == "kept":
+        return next(kept for kept in tmesh.kept() if kept["name"] == words[0])
     if what == "ref":
         return tmesh.zeros((2, 3), "float32").ref()
     if what == "opens":
@@ -82,12 +89,12 @@ for line in sys.stdin:
 NO_ROW = {
     "of every counted object, as docs/architecture.md says": r"tmesh_\w+_(ref|unref|unref_on|try_unref)",
     "C's handles are opened, closed and asked what they are; languages have objects":
-        r"tmesh_(ctx|net|cuda)_open|tmesh_ctx_(backend|limit|runtime_dir)|tmesh_(slot|page_copy)_close|tmesh_seq_free|tmesh_version|"
+        r"tmesh_(ctx|net|cuda)_open|tmesh_ctx_(backend|limit|runtime_dir)|tmesh_slot_close|tmesh_seq_free|tmesh_version|"
         r"tmesh_(slot|channel|region)_token|tmesh_channel_wake|tmesh_net_(provider|grant|revoke)|tmesh_keeper_info|tmesh_limits",
     "members of a language's objects: its properties, or how it is iterated":
         r"tmesh_bundle_(bytes|count|entry|find|index|metadata|name|regions|tensor|ref_size|ref_encode|from_regions|plan)|"
-        r"tmesh_model_(bundle|describe|files?|find|format|format_name|metadata_json|method_name|parse|region|report|tensors?|"
-        r"tensor_open|values?)|tmesh_slot_value_\w+|tmesh_page_pool_info|tmesh_pages_(base|hash|head|info|trim|unshare)|tmesh_seq_(id|tokens)|"
+        r"tmesh_model_(bundle|describe|files?|find|format|format_name|method_name|parse|region|report|tensors?|"
+        r"tensor_open)|tmesh_slot_value_\w+|tmesh_page_pool_info|tmesh_pages_(base|hash|head|info|trim|unshare)|tmesh_seq_(id|tokens)|"
         r"tmesh_devices_\w+|tmesh_engine_(context_(backend|version)|graph_\w+|tensor_info)|tmesh_graph_(part|parts_count)",
     "the memory under a tensor, which languages have by buffers and DLPack":
         r"tmesh_region_(bytes|create|derive|events|fd|from_fd|from_memfd|id|info|is_sealed|map|opaque_fd|open|pin|poll_fd|"
@@ -96,17 +103,30 @@ NO_ROW = {
     "words of the page's own tables": r"tmesh_(backend|backing|dtype|holder_kind)_name|tmesh_dtype_(bits|from_name)",
     "a channel's waits: languages have them under send and receive": r"tmesh_channel_(send|recv|flush)(_batch)?",
     "leases of a process, and what a lease is: members of lease and info": r"tmesh_lease_(bind|state)",
-    "pages and their tables one by one, for engines in C": r"tmesh_pages_(alloc|get|put|log)|tmesh_page_copy_\w+",
-    "bytes by a name of a network, for programs in C: the others have Tmesh.Net": r"tmesh_net_open_(bundle|tensor)",
     "memory of GPUs, Python's tmesh.cuda and Elixir's Tmesh.DLPack: docs/cuda.md has the calls": r"tmesh_cuda_\w+",
     "what libtmesh-xla counts, one function for each of its users": r"tmesh_xla_stats",
 }
-# The same of the Python package.
+# What nobody but programs of others calls: half of a pair, whose other half has users here, and the short form of
+# tmesh_engine_dispatch_cancellable().
+NO_USER = r"tmesh_\w+_ref|tmesh_engine_dispatch"
+# Of NO_ROW, the same of the Python package.
 NO_ROW_PYTHON = {
     "classes whose calls are in the table": r"Arena|Channel|Bundle|Model|PagePool|Pages|Slot|SlotReader|SlotValue|Tensor|Queue|Ref",
     "errors, which have a table": r"\w*Error",
     "of the package": r"__version__|backend|configure",
     "of Python's own protocols, and a drawing for notebooks": r"from_address|from_dlpack|graph",
+}
+# The same of the Elixir application: full names of functions, without "Tmesh." and without arities.
+NO_ROW_ELIXIR = {
+    "bang forms of what has a row or a reason": r".*!",
+    "of Elixir's own protocols and behaviours": r"(Collectable|Enumerable|Inspect)\..*|.*\.(child_spec|start_link)",
+    "a handle's end, as Python's release() and close()": r".*\.(release|close)",
+    "what a handle is: Python has properties": r"backend|.*\.(info|tokens)|Pages\.(hash|head|trim|unshare)|TensorRef\.dtypes",
+    "members of a language's objects, as above": r"(Bundle|Model|Slot\.Value)\.(fetch|to_map|metadata|read|bundle|to_nx)|"
+                                                r"ZeroCopy\.(keep|to_binary|write)|TensorRef\.from_json|Graph\.(in_place|save)",
+    "a channel's waits, as above": r"Channel\.(call|flush)",
+    "names between nodes, and pages of another node: docs/net.md": r"Net\.(lookup|names|publish|unpublish)|Net\.Pages\..*",
+    "what the other languages have by their packages: each has a guide": r"(Arrow|DLPack|Nx|Stream|Telemetry|Worker|AutoDetect)\..*",
 }
 
 count = failed = 0
@@ -199,14 +219,63 @@ def calls(tmeshctl, maps, python, elixir):
             text = subprocess.run([tmeshctl, verb, "--help"], capture_output=True, text=True).stdout if option else ""
             if not re.search(rf"^\s*{verb}\b", verbs, re.M) or option not in text:
                 missing["tmeshctl"].add(name)
+    used(exported)
     no_row(exported, {name for _, c, *_ in table("calls") for name in words(c)}, NO_ROW, "C")
     no_row(set(python.ask("all")), {name.removesuffix("()") for _, _, py, *_ in table("calls") for name in words(py)},
            NO_ROW_PYTHON, "Python")
+    page = set()
+    for _, _, _, ex, _ in table("calls"):
+        module = "Tmesh"
+        for name in words(ex):
+            module, name = name.rsplit(".", 1) if "." in name else (module, name)
+            page.add(plain(f"{elixir.ask('module', module)}.{name.split('/')[0]}"))
+    no_row({plain(name) for name in elixir.ask("all")}, page, NO_ROW_ELIXIR, "Elixir")
     for side, names in missing.items():
         wrong = {f"{name} is missing" for name in names - NOT_YET[side]}
         for name in sorted(NOT_YET[side] - names):
             print(f"# {side} has {name} now")
         check(wrong, f"{side} has the calls of the page" + (f" but {len(NOT_YET[side])}" if NOT_YET[side] else ""))
+
+
+def used(exported):
+    """Every function that a library exports is called by something that is no test: one of our libraries, tools and
+    bindings, or an example. Tables of calls that are looked up name them as X(name), without their prefix."""
+    called = set()
+    for room in ("lib", "model", "engine", "net", "bindings", "tools", "examples"):
+        for path in [*(TOP / room).rglob("*.c"), *(TOP / room).rglob("*.h")]:
+            text = re.sub(r"/\*.*?\*/|//[^\n]*", " ", path.read_text(), flags=re.S)
+            for line in text.splitlines():
+                # What begins in the first column defines or declares what it names first.
+                line = line.partition("(")[2] if re.match(r"[a-z]", line) else line
+                called |= set(re.findall(r"(?<!struct )(?<!enum )\btmesh_\w+", line))
+                called |= {f"tmesh_{name}" for name in re.findall(r"\bX\((\w+)\)", line)}
+    called = {name.removesuffix("_sized") for name in called}
+    unused = {name for name in exported - called if not re.fullmatch(NO_USER, name)}
+    check({f"nothing but tests calls {name}: an example, a tool or a binding is to, or it goes" for name in unused},
+          "every exported function has a user")
+
+
+# What a message begins with, for those who read it: never only the call that failed.
+SYSTEM_CALLS = (r"open|close|read|write|p?(read|write)v?|fcntl|ioctl|f?stat|mmap|m(protect|remap)|socket(pair)?|bind|listen|connect|"
+                r"accept4?|(send|recv)(msg)?|[gs]etsockopt|poll|e?poll_\w+|epoll|eventfd|timerfd\w*|signalfd|inotify\w*|pipe2?|fork|"
+                r"clone3?|exec\w*|waitp?id|kill|dup[23]?|memfd_create|f?truncate|fallocate|rename|unlink(at)?|mkdir(at)?|fdopen|fopen|"
+                r"dl(open|sym)|pthread_\w+|sig(procmask|action)|sched_\w+|prctl|seccomp|landlock_\w+|pidfd_\w+|unshare|setns")
+
+
+def messages():
+    wrong = set()
+    for room in ("lib", "model", "engine", "net", "bindings", "tools"):
+        for path in (TOP / room).rglob("*.c"):
+            for found in re.finditer(rf'(?:tmesh_fail_errno\(\s*err,|complain(?:_errno)?\(|perror\()\s*"({SYSTEM_CALLS})(: %s)?"',
+                                     path.read_text()):
+                wrong.add(f"{path.relative_to(TOP)} says {found[1]!r}: what failed for the user?")
+    check(wrong, "no error says a system call's name alone")
+
+
+def plain(name):
+    """As the page has it: Tmesh.ZeroCopy.TensorRef.to_map is TensorRef.to_map."""
+    name = name.removeprefix("Tmesh.")
+    return name.removeprefix("ZeroCopy.") if name.count(".") > 1 else name
 
 
 def no_row(names, page, exempt, side):
@@ -276,6 +345,12 @@ def main(tmeshctl, python, ebin, *maps):
               "Elixir": ex.ask("holder", names["id"])}, "a holder is the same for tmeshctl, Python and Elixir")
         check({f"{name}() takes {got} when nobody says" for name in ("zeros", "empty")
                if (got := py.ask("default", name))}, "a dtype has no default")
+        py.ask("keep", "vocabulary")
+        same(members("kept members"),
+             {"tmeshctl": next(one for one in tool("kept") if one["name"] == "vocabulary"), "Python": py.ask("kept", "vocabulary"),
+              "Elixir": ex.ask("kept", "vocabulary")}, "what is kept is the same for tmeshctl, Python and Elixir",
+             varies=["held", "used_ns"])
+        py.ask("drop", "vocabulary")
         page = members("ref members")
         refs = {"tmeshctl": names["ref"], "Python": py.ask("ref"), "Elixir": ex.ask("ref")}
         same(page, refs, "a ref is the same for tmeshctl, Python and Elixir", varies=["id", "token"])
@@ -286,6 +361,7 @@ def main(tmeshctl, python, ebin, *maps):
         check(differ(page, typed_dict("Ref", "refs.py"), "tmesh.Ref"), "Python's type of a ref has the page's members")
         calls(tmeshctl, maps, py, ex)
         errors(ex)
+        messages()
         dtypes = set(words(PAGE.split("## Types of elements")[1].split(": the same words")[0]))
         check(differ(dtypes, set(ex.ask("dtypes")), "Elixir") | {f"Python has no {name}" for name in dtypes
                                                                   if py.ask("dtype", name) != name},
