@@ -8,6 +8,8 @@ import io
 import os
 import tempfile
 
+import cases
+
 here = os.path.dirname(os.path.abspath(__file__))
 spec = importlib.util.spec_from_file_location("run", os.path.join(here, "run.py"))
 run = importlib.util.module_from_spec(spec)
@@ -134,6 +136,16 @@ with tempfile.TemporaryDirectory() as folder:
     point(got[0] == 0 and sorted(got[1]) == ["that", "this"], "two rows run side by side", got)
     got = runs(folder, "--jobs", "2", suites=("before,after",))
     point(got[:2] == (0, ["before", "after"]), "the suites of a row run one after another", got)
+
+    page = os.path.join(folder, "page.md")
+    with open(page, "w") as file:
+        file.write(f"before\n{cases.BEGIN}old\n{cases.END}\nbehind\n")
+    runs(folder, "--length", "full", suites=("good",))
+    cases.main(run.RESULTS, page)
+    with open(page) as file:
+        lines = file.read().splitlines()
+    point(lines[:2] + lines[-2:] == ["before", cases.BEGIN.strip(), cases.END, "behind"] and "old" not in lines
+          and any(line.startswith("| `good` | 1 |  | full | 20") for line in lines), "the table of cases is written", lines)
 
 print(f"1..{number}")
 raise SystemExit(1 if bad else 0)
