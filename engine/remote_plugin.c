@@ -32,6 +32,9 @@ struct remote_binding {
 		size_t operand;
 		const void *data;
 		int64_t in_place; /* of an output: the input that it lies on, or -1 */
+		/* The caller's memory, for which the tensor stands in; NULL: it is the tensor's. */
+		void *host;
+		uint64_t bytes;
 	} * places;
 	size_t inputs, count;
 	uint64_t generation;
@@ -280,30 +283,129 @@ static void unbind(void *data)
 	binding_free(binding);
 }
 
-static int no_region(const char *name, struct tmesh_error *err)
+/* A region for what is in none: an engine in another process sees regions alone. */
+static int stand_in(struct remote *remote, enum tmesh_dtype dtype, int32_t ndim,
+		    const int64_t *shape, struct tmesh_tensor **out, struct tmesh_error *err)
 {
-	return tmesh_fail(err, -EOPNOTSUPP,
-			  "\"%.80s\" has no region, and an engine in another process sees regions "
-			  "alone: give a device tensor of this context",
-			  name);
+	const struct tmesh_region_opts opts = {.size = sizeof(opts),
+					       .label = "array for tmesh-engine"};
+
+	return tmesh_tensor_create(remote->ctx, dtype, ndim, shape, &opts, out, err);
+}
+
+/* The number that the inputs give to a dimension of this name, or -1. */
+static int64_t number_of(const struct plugin_session *operands, const char *name,
+			 const struct plugin_array *inputs, size_t count)
+{
+	for (size_t i = 0; name && i < count; i++)
+		for (int32_t n = 0; n < inputs[i].ndim; n++) {
+			const char *dim = operands->inputs[inputs[i].operand].dims[n];
+
+			if (dim && !strcmp(dim, name))
+				return inputs[i].shape[n];
+		}
+	return -1;
+}
+
+/* An output that is left to the engine: its memory is of this process, so its shape has to be known
+ * before. */
+static int leave_to_engine(struct remote_binding *binding, size_t i,
+			   const struct plugin_array *array, const struct plugin_array *inputs,
+			   struct tmesh_error *err)
+{
+	const struct plugin_operand *operand = &binding->operands->outputs[array->operand];
+	int64_t shape[TMESH_MAX_DIMS];
+
+	for (int32_t n = 0; n < operand->ndim; n++) {
+		shape[n] = operand->shape[n];
+		if (shape[n] < 0)
+			shape[n] = number_of(binding->operands, operand->dims[n], inputs,
+					     binding->inputs);
+		if (shape[n] < 0)
+			return tmesh_fail(err, -EOPNOTSUPP,
+					  "output \"%.80s\" has a shape that does not follow from "
+					  "the inputs, and an engine in another process allocates "
+					  "nothing: give a device tensor or memory",
+					  operand->name);
+	}
+	return stand_in(binding->remote, operand->dtype, operand->ndim, shape,
+			&binding->tensors[i].tensor, err);
+}
+
+/* An output on the memory of input @j: one tensor for both, the one that has this memory. */
+static void share(struct remote_binding *binding, size_t i, size_t j,
+		  const struct plugin_array *array)
+{
+	struct wire_tensor *input = &binding->tensors[j];
+
+	binding->places[i].in_place = (int64_t)j;
+	if (array->tensor && binding->places[j].host) {
+		tmesh_tensor_unref(input->tensor);
+		input->tensor = tmesh_tensor_ref(array->tensor);
+		binding->places[j].host = NULL;
+	}
+	binding->places[i].host = binding->places[j].host;
+	binding->tensors[i].tensor =
+		tmesh_tensor_ref(array->tensor ? array->tensor : input->tensor);
 }
 
 static int place(struct remote_binding *binding, size_t i, const struct plugin_array *array,
-		 struct tmesh_error *err)
+		 const struct plugin_array *inputs, struct tmesh_error *err)
 {
 	bool output = i >= binding->inputs;
+	int rc;
 
-	if (!array->tensor)
-		return no_region(array->name, err);
-	binding->tensors[i].tensor = tmesh_tensor_ref(array->tensor);
 	binding->tensors[i].write = output;
-	binding->places[i] =
-		(struct place){.operand = array->operand, .data = array->data, .in_place = -1};
+	binding->places[i] = (struct place){.operand = array->operand,
+					    .data = array->data,
+					    .in_place = -1,
+					    .bytes = array->bytes};
 	/* Only what was said to lie there has passed the checks before. */
 	for (size_t j = 0; output && array->bytes && j < binding->inputs; j++)
-		if (binding->places[j].data == array->data)
-			binding->places[i].in_place = (int64_t)j;
-	return 0;
+		if (binding->places[j].data == array->data && binding->places[j].bytes) {
+			share(binding, i, j, array);
+			return 0;
+		}
+	if (array->tensor) {
+		binding->tensors[i].tensor = tmesh_tensor_ref(array->tensor);
+		return 0;
+	}
+	if (!array->data)
+		return leave_to_engine(binding, i, array, inputs, err);
+	rc = stand_in(binding->remote, array->dtype, array->ndim, array->shape,
+		      &binding->tensors[i].tensor, err);
+	if (!rc)
+		binding->places[i].host = array->data;
+	return rc;
+}
+
+/* What is in no region, to its stand-ins before a run, and back from them behind it. */
+static int copy_in(const struct remote_binding *binding, struct tmesh_error *err)
+{
+	int rc = 0;
+
+	for (size_t i = 0; !rc && i < binding->inputs; i++) {
+		const struct place *place = &binding->places[i];
+
+		if (place->host && place->bytes)
+			rc = tmesh_region_write(tmesh_tensor_region(binding->tensors[i].tensor), 0,
+						place->host, place->bytes, err);
+	}
+	return rc;
+}
+
+static int copy_out(const struct remote_binding *binding, struct tmesh_error *err)
+{
+	int rc = 0;
+
+	for (size_t i = binding->inputs; !rc && i < binding->count; i++) {
+		const struct place *place = &binding->places[i];
+
+		if (place->host && place->bytes)
+			rc = tmesh_tensor_read(binding->tensors[i].tensor, place->host,
+					       place->bytes, err);
+	}
+	return rc;
 }
 
 static int bind(void *engine, struct plugin_session *session, const struct plugin_array *inputs,
@@ -330,7 +432,7 @@ static int bind(void *engine, struct plugin_session *session, const struct plugi
 		rc = tmesh_fail(err, -ENOMEM, "no memory for a binding of %zu operands", count);
 	for (size_t i = 0; !rc && i < count; i++)
 		rc = place(binding, i, i < input_count ? &inputs[i] : &outputs[i - input_count],
-			   err);
+			   inputs, err);
 	if (!rc)
 		rc = remote_enter(remote, &hook, deadline, err);
 	if (!rc) {
@@ -376,6 +478,25 @@ static void exchange(struct remote_binding *binding, const size_t *changed,
 	}
 }
 
+/* The tensor of an input that takes another's place. */
+static int replacement(const struct remote_binding *binding, size_t i,
+		       const struct plugin_array *array, struct tmesh_tensor **out,
+		       struct tmesh_error *err)
+{
+	const struct place *place = &binding->places[i];
+
+	if (array->tensor) {
+		*out = tmesh_tensor_ref(array->tensor);
+		return 0;
+	}
+	/* Where it was: an output may lie there. */
+	if (place->host && place->data == array->data && place->bytes == array->bytes) {
+		*out = tmesh_tensor_ref(binding->tensors[i].tensor);
+		return 0;
+	}
+	return stand_in(binding->remote, array->dtype, array->ndim, array->shape, out, err);
+}
+
 static int rebind(void *data, const struct plugin_array *inputs, const size_t *changed,
 		  size_t count, struct tmesh_error *err)
 {
@@ -388,12 +509,8 @@ static int rebind(void *data, const struct plugin_array *inputs, const size_t *c
 
 	if (!tensors)
 		return tmesh_fail(err, -ENOMEM, "no memory for %zu operands", count);
-	for (size_t i = 0; !rc && i < count; i++) {
-		if (!inputs[changed[i]].tensor)
-			rc = no_region(inputs[changed[i]].name, err);
-		else
-			tensors[i].tensor = tmesh_tensor_ref(inputs[changed[i]].tensor);
-	}
+	for (size_t i = 0; !rc && i < count; i++)
+		rc = replacement(binding, changed[i], &inputs[changed[i]], &tensors[i].tensor, err);
 	if (!rc)
 		rc = remote_enter(remote, &hook, deadline, err);
 	if (!rc) {
@@ -401,8 +518,14 @@ static int rebind(void *data, const struct plugin_array *inputs, const size_t *c
 			rc = rebind_there(binding, inputs, changed, tensors, count, deadline, err);
 		if (!rc)
 			exchange(binding, changed, tensors, count);
-		for (size_t i = 0; !rc && i < count; i++)
-			binding->places[changed[i]].data = inputs[changed[i]].data;
+		for (size_t i = 0; !rc && i < count; i++) {
+			const struct plugin_array *array = &inputs[changed[i]];
+			struct place *place = &binding->places[changed[i]];
+
+			place->data = array->data;
+			place->bytes = array->bytes;
+			place->host = array->tensor ? NULL : array->data;
+		}
 		remote_leave(remote, &hook);
 	}
 	wire_tensors_free(tensors, count);
@@ -415,8 +538,10 @@ static int run(void *data, struct tmesh_error *err)
 	struct remote *remote = binding->remote;
 	uint64_t deadline = remote_deadline(remote);
 	struct cancel_hook hook;
-	int rc = remote_enter(remote, &hook, deadline, err);
+	int rc = copy_in(binding, err);
 
+	if (!rc)
+		rc = remote_enter(remote, &hook, deadline, err);
 	if (rc)
 		return rc;
 	do {
@@ -426,17 +551,35 @@ static int run(void *data, struct tmesh_error *err)
 					 err);
 	} while (rc == REMOTE_AGAIN);
 	remote_leave(remote, &hook);
-	return rc;
+	return rc ? rc : copy_out(binding, err);
 }
 
 /* The engine's own library has looked where its outputs are. */
 static int result(void *data, size_t output, struct plugin_result *out, struct tmesh_error *err)
 {
 	struct remote_binding *binding = data;
+	size_t i = binding->inputs + output;
+	const struct place *place = &binding->places[i];
+	struct tmesh_tensor *tensor = binding->tensors[i].tensor;
+	const struct tmesh_layout *layout = tmesh_tensor_layout(tensor);
+	int rc;
 
-	*out = (struct plugin_result){
-		.data = (void *)binding->places[binding->inputs + output].data};
+	*out = (struct plugin_result){.data = (void *)place->data};
+	if (place->data)
+		return 0;
+	rc = tmesh_tensor_data(tensor, TMESH_READ | TMESH_WRITE, &out->data, err);
+	if (rc)
+		return rc;
+	out->handle = tmesh_tensor_ref(tensor);
+	out->dtype = layout->dtype;
+	out->ndim = layout->ndim;
+	memcpy(out->shape, layout->shape, (size_t)layout->ndim * sizeof(*layout->shape));
 	return 0;
+}
+
+static void release(void *engine, void *handle)
+{
+	tmesh_tensor_unref(handle);
 }
 
 const struct tmesh_engine_plugin remote_plugin = {
@@ -449,6 +592,7 @@ const struct tmesh_engine_plugin remote_plugin = {
 	.bind = bind,
 	.run = run,
 	.result = result,
+	.release = release,
 	.unbind = unbind,
 	.rebind = rebind,
 };

@@ -67,7 +67,11 @@ int engine_tensor_of_result(struct tmesh_engine_context *context,
 		context->plugin->release(context->engine, result->handle);
 		return tmesh_fail(err, -ENOMEM, "no memory for a device tensor");
 	}
-	tensor->memory->result = result->handle;
+	/* An engine in another process: it is a region's after all. */
+	if (context->remote)
+		tensor->memory->tensor = result->handle;
+	else
+		tensor->memory->result = result->handle;
 	rc = tmesh_layout_contiguous(&layout, result->dtype, result->ndim, result->shape, err);
 	if (!rc)
 		rc = tmesh_layout_check(&layout, UINT64_MAX, &tensor->bytes, err);

@@ -77,8 +77,10 @@ struct tmesh_engine_connect_opts {
  * user, in the runtime directory of @ctx. All calls are as with an engine in this process, with
  * these differences:
  *
- *   Inputs and outputs are device tensors: -EOPNOTSUPP for the caller's own memory, and for outputs
- *   left to the engine. Only tokens and layouts go to the process, never an element.
+ *   The caller's own memory is copied to regions before a run and from there behind it, and
+ *   tmesh_stats() counts that; device tensors are not. An output that is left to the engine is a
+ *   region's, and its shape has to follow from the inputs: -EOPNOTSUPP. Only tokens and layouts go
+ *   to the process, never an element.
  *   When the process dies, the call that it had begun gives -EPIPE and its outputs may be half
  * written. Calls that it had not begun, and all later ones, wait for the process that is started in
  * its place; graphs and bindings stay good and are made there again, with weights from the same
@@ -258,8 +260,8 @@ struct tmesh_engine_value {
  * Run the graph, and come back when it has run. All inputs are to be given; of the outputs those
  * that are wanted. Everything is checked before anything runs: names, dtypes, shapes, the alignment
  * of each address to its elements, rights, and that no output overlaps another value but as
- * @in_place says. Nothing is copied. Where memory was left to the engine, @tensor of that output is
- * set on success: a new reference on a device tensor, READABLE and WRITABLE.
+ * @in_place says. Nothing is copied in this process. Where memory was left to the engine, @tensor
+ * of that output is set on success: a new reference on a device tensor, READABLE and WRITABLE.
  *
  * Several threads may run one graph at once. An engine's failure leaves outputs half written.
  *

@@ -9,10 +9,13 @@
  *   crashes  runs abort
  *   hangs    runs never end; y begins with -1
  *   long     runs end when they are called off; y begins with -1
- *   waits    runs end when there is a file of the graph's name with ".go" behind it; y begins with
- * -1 counts   runs add 1 to y's first element, and do nothing else bomb     aborts when it is
- * opened tokens   as plain, with x called tokens probe    runs make system calls that are denied,
- * and fail when one is not (probe.h) foreign  runs make a system call of another architecture
+ *   waits    runs end when there is a file of the graph's name and ".go"; y begins with -1
+ *   counts   runs add 1 to y's first element, and do nothing else
+ *   open     as plain, and the first dimension of y has no name
+ *   bomb     aborts when it is opened
+ *   tokens   as plain, with x called tokens
+ *   probe    runs make system calls that are denied, and fail when one is not (probe.h)
+ *   foreign  runs make a system call of another architecture
  */
 #include <errno.h>
 #include <stdatomic.h>
@@ -97,6 +100,8 @@ static int session_open(void *engine, const struct plugin_session_opts *opts,
 		.name = (char *)"b", .dtype = TMESH_FLOAT32, .ndim = 1, .shape = {4}};
 	session->outputs[0] = session->inputs[0];
 	session->outputs[0].name = (char *)"y";
+	if (!strcmp(own->mode, "open"))
+		session->outputs[0].dims[0] = NULL;
 	session->outputs[1] = session->inputs[0];
 	session->outputs[1].name = (char *)"twice";
 	return 0;

@@ -71,21 +71,153 @@ static void test_in_place(void **state)
 	assert_true(x[0] == 11 && x[7] == 48);
 }
 
+static struct tmesh_engine_value array(const char *name, float *data, int32_t ndim)
+{
+	struct tmesh_engine_value value = {
+		.name = name, .data = data, .dtype = TMESH_FLOAT32, .ndim = ndim, .shape = {2, 4}};
+
+	if (ndim == 1)
+		value.shape[0] = 4;
+	return value;
+}
+
+/* Memory of the caller's and device tensors, in each mixture: copied as much as is the caller's,
+ * and counted. */
+static void test_arrays(void **state)
+{
+	struct fixture *fix = *state;
+	float x[8] = {1, 2, 3, 4, 5, 6, 7, 8}, b[4] = {10, 20, 30, 40}, y[8];
+	const struct tmesh_engine_value arrays[] = {array("x", x, 2), array("b", b, 1),
+						    array("y", y, 2)};
+
+	for (int mix = 0; mix < 8; mix++) {
+		struct tmesh_engine_value inputs[] = {mix & 1 ? arrays[0] : fix->inputs[0],
+						      mix & 2 ? arrays[1] : fix->inputs[1]};
+		struct tmesh_engine_value output = mix & 4 ? arrays[2] : fix->outputs[0];
+		uint64_t before = copied(fix), bytes = 0;
+
+		memset(y, 0, sizeof(y));
+		assert_ok(tmesh_engine_dispatch(fix->graph, inputs, 2, &output, 1, err));
+		bytes += (mix & 1 ? sizeof(x) : 0) + (mix & 2 ? sizeof(b) : 0);
+		bytes += mix & 4 ? sizeof(y) : 0;
+		assert_int_equal(copied(fix) - before, bytes);
+		if (mix & 4)
+			for (int i = 0; i < 8; i++)
+				assert_true(y[i] == x[i] + b[i % 4]);
+		else
+			assert_y(fix);
+	}
+}
+
+/* What is bound is read and written where it is at each run. */
+static void test_bound_arrays(void **state)
+{
+	struct fixture *fix = *state;
+	float x[8] = {1}, other[8] = {5}, b[4] = {10, 20, 30, 40}, y[8];
+	struct tmesh_engine_value inputs[] = {array("x", x, 2), array("b", b, 1)};
+	struct tmesh_engine_value output = array("y", y, 2);
+	struct tmesh_engine_binding *binding;
+
+	assert_ok(tmesh_engine_bind(fix->graph, inputs, 2, &output, 1, &binding, err));
+	for (int i = 0; i < 4; i++) {
+		x[0] = (float)i;
+		if (i == 2)
+			kill((pid_t)tmesh_engine_context_pid(fix->context), SIGKILL);
+		assert_ok(tmesh_engine_binding_dispatch(binding, err));
+		assert_true(y[0] == (float)(i + 10) && y[7] == 40);
+	}
+	inputs[0] = array("x", other, 2);
+	assert_ok(tmesh_engine_binding_rebind(binding, inputs, 1, err));
+	assert_ok(tmesh_engine_binding_dispatch(binding, err));
+	assert_true(y[0] == 15);
+	assert_ok(tmesh_engine_binding_rebind(binding, fix->inputs, 1, err));
+	assert_ok(tmesh_engine_binding_dispatch(binding, err));
+	assert_true(y[0] == 11);
+	assert_ok(tmesh_engine_binding_rebind(binding, inputs, 1, err));
+	other[0] = 6;
+	assert_ok(tmesh_engine_binding_rebind(binding, inputs, 1, err));
+	assert_ok(tmesh_engine_binding_dispatch(binding, err));
+	assert_true(y[0] == 16);
+	tmesh_engine_binding_unref(binding);
+	/* An output on an input: the one memory of both, whoever names it. */
+	for (int mix = 0; mix < 4; mix++) {
+		float *place = x;
+
+		if (mix) {
+			struct tmesh_engine_tensor_info info = {.size = sizeof(info)};
+
+			assert_ok(tmesh_engine_tensor_info(fix->x, &info, err));
+			place = (float *)info.address;
+		}
+		place[0] = 1;
+		inputs[0] = mix == 0 || mix == 1 ? array("x", place, 2) : fix->inputs[0];
+		output = mix == 0 || mix == 2 ? array("y", place, 2) : fix->outputs[0];
+		if (mix == 1 || mix == 3)
+			output.tensor = fix->x;
+		assert_refused(tmesh_engine_dispatch(fix->graph, inputs, 2, &output, 1, err),
+			       -EINVAL, "overlaps input");
+		output.in_place = "x";
+		assert_ok(tmesh_engine_dispatch(fix->graph, inputs, 2, &output, 1, err));
+		assert_true(place[0] == 11);
+	}
+}
+
+/* An output that is left to the engine: a device tensor where its shape follows from the inputs. */
+static void test_left_to_engine(void **state)
+{
+	struct fixture *fix = *state;
+	struct tmesh_engine_value outputs[] = {{.name = "y"}, {.name = "twice"}};
+	struct tmesh_engine_stats stats = {.size = sizeof(stats)};
+	struct tmesh_engine_tensor_info info = {.size = sizeof(info)};
+	struct tmesh_engine_graph *graph;
+	struct tmesh_tensor *tensor;
+	float y[8];
+
+	for (int i = 0; i < 3; i++) {
+		struct tmesh_engine_tensor *before = fix->x;
+
+		outputs[0].tensor = outputs[1].tensor = NULL;
+		assert_ok(tmesh_engine_dispatch(fix->graph, fix->inputs, 2, outputs, 2, err));
+		assert_ok(tmesh_engine_tensor_read(outputs[0].tensor, y, sizeof(y), err));
+		assert_true(y[0] == 11 && y[7] == 48);
+		assert_ok(tmesh_engine_tensor_read(outputs[1].tensor, y, sizeof(y), err));
+		assert_true(y[0] == 2 && y[7] == 16);
+		assert_ok(tmesh_engine_tensor_info(outputs[1].tensor, &info, err));
+		assert_int_equal(info.ndim, 2);
+		assert_int_equal(info.shape[0], 2);
+		assert_refused(tmesh_engine_tensor_export(outputs[1].tensor, &tensor, err), -EACCES,
+			       "not made to be exported");
+		/* What one dispatch left there is another's input, in its place. */
+		fix->inputs[0].tensor = outputs[1].tensor;
+		{
+			uint64_t none = copied(fix);
+
+			assert_ok(dispatch(fix, err));
+			assert_int_equal(copied(fix), none);
+		}
+		assert_ok(tmesh_engine_tensor_read(fix->y, y, sizeof(y), err));
+		assert_true(y[0] == 12);
+		fix->inputs[0].tensor = before;
+		tmesh_engine_tensor_unref(outputs[0].tensor);
+		tmesh_engine_tensor_unref(outputs[1].tensor);
+	}
+	assert_ok(tmesh_engine_stats(fix->context, &stats, err));
+	assert_int_equal(stats.outputs_of_engine, 6);
+	assert_int_equal(stats.bytes_of_engine, 6 * sizeof(y));
+	outputs[0].tensor = NULL;
+	assert_ok(tmesh_engine_graph_open(fix->context, file("open", "open"), NULL, &graph, err));
+	assert_refused(tmesh_engine_dispatch(graph, fix->inputs, 2, outputs, 1, err), -EOPNOTSUPP,
+		       "does not follow");
+	tmesh_engine_graph_unref(graph);
+	assert_works(fix);
+}
+
 static void test_refusals(void **state)
 {
 	struct fixture *fix = *state;
-	struct tmesh_engine_value value = fix->inputs[0];
 	struct tmesh_engine_context *context;
 	struct tmesh_engine_graph *graph;
-	float data[8] = {0};
 
-	fix->inputs[0] = (struct tmesh_engine_value){
-		.name = "x", .data = data, .dtype = TMESH_FLOAT32, .ndim = 2, .shape = {2, 4}};
-	assert_refused(dispatch(fix, err), -EOPNOTSUPP, "give a device tensor");
-	fix->inputs[0] = value;
-	fix->outputs[0].tensor = NULL;
-	assert_refused(dispatch(fix, err), -EOPNOTSUPP, "give a device tensor");
-	fix->outputs[0].tensor = fix->y;
 	assert_refused(dispatch_of(fix, "fails", err), -EIO, "as it was told");
 	assert_refused(dispatch_of(fix, "elsewhere", err), -EIO, "memory of its own");
 	assert_refused(
@@ -592,6 +724,9 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_dispatch, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_operands, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_in_place, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_arrays, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_bound_arrays, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_left_to_engine, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_refusals, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_killed_between, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_crash, setup, teardown),
