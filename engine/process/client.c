@@ -456,6 +456,14 @@ static int send_words(int socket, const struct wire_welcome *words)
 		       : -EPIPE;
 }
 
+static void say_no(int socket, int code, const char *message)
+{
+	struct wire_welcome words = {.magic = WIRE_MAGIC, .code = code, .pid = (uint32_t)getpid()};
+
+	snprintf(words.message, sizeof(words.message), "%s", message);
+	send_words(socket, &words);
+}
+
 int client_new(struct tmesh_ctx *ctx, struct tmesh_engine_context *context, struct calls *calls,
 	       int socket, size_t max_regions, struct client **out, struct tmesh_error *err)
 {
@@ -465,7 +473,7 @@ int client_new(struct tmesh_ctx *ctx, struct tmesh_engine_context *context, stru
 	int rc;
 
 	if (!client) {
-		close(socket);
+		client_refuse(socket, -ENOMEM, "the engine has no memory for another client");
 		return tmesh_fail(err, -ENOMEM, "no memory for a client");
 	}
 	client->ctx = ctx;
@@ -492,6 +500,9 @@ int client_new(struct tmesh_ctx *ctx, struct tmesh_engine_context *context, stru
 		rc = tmesh_fail(err, -ENOMEM, "a client's socket cannot be listened to");
 	if (!rc)
 		rc = send_words(socket, &words);
+	/* Who is told nothing comes again and again. */
+	if (rc && rc != -EPIPE)
+		say_no(socket, rc, err->message);
 	if (rc)
 		client_free(client);
 	else
@@ -519,9 +530,6 @@ void client_free(struct client *client)
 
 void client_refuse(int socket, int code, const char *message)
 {
-	struct wire_welcome words = {.magic = WIRE_MAGIC, .code = code, .pid = (uint32_t)getpid()};
-
-	snprintf(words.message, sizeof(words.message), "%s", message);
-	send_words(socket, &words);
+	say_no(socket, code, message);
 	close(socket);
 }

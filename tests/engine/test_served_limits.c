@@ -3,6 +3,9 @@
  * What clients of an engine may have, and what it has itself: quotas, descriptors, memory, space.
  * What runs out is its call's error; the engine and what others have go on.
  */
+#include <sched.h>
+#include <sys/mount.h>
+
 #include "served.h"
 
 /* Graphs that one client may have open: one more is refused, and nothing else. */
@@ -151,6 +154,100 @@ static void test_no_memory(void **state)
 	assert_int_equal(tmesh_engine_context_pid(fix->context), pid);
 }
 
+static char small[64], larger[512];
+
+/* The runtime directory is small, in mounts of this process and its children alone. */
+static int serve_small(void **state)
+{
+	const char *before = getenv("TMESH_RUNTIME_DIR");
+
+	snprintf(larger, sizeof(larger), "%s", before ? before : "");
+	snprintf(small, sizeof(small), "%s/small", folder);
+	if (mkdir(small, 0700) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+	    mount("tmpfs", small, "tmpfs", 0, "size=64k,nr_inodes=64,mode=0700"))
+		return 1;
+	setenv("TMESH_RUNTIME_DIR", small, 1);
+	return serve(state);
+}
+
+static int unserve_small(void **state)
+{
+	int rc = unserve(state);
+
+	setenv("TMESH_RUNTIME_DIR", larger, 1);
+	return rc || umount2(small, MNT_DETACH);
+}
+
+/* Nothing more can be written there, and no file made. */
+static void fill_up(void)
+{
+	static const char zeros[4096];
+	char path[96];
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/fill", small);
+	fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+	assert_true(fd >= 0);
+	while (write(fd, zeros, sizeof(zeros)) > 0)
+		;
+	assert_int_equal(errno, ENOSPC);
+	close(fd);
+	for (int i = 0; i < 1000; i++) {
+		snprintf(path, sizeof(path), "%s/fill-%d", small, i);
+		fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+		if (fd < 0)
+			break;
+		close(fd);
+	}
+	assert_int_equal(errno, ENOSPC);
+}
+
+static void make_room(void)
+{
+	char path[128];
+
+	snprintf(path, sizeof(path), "rm -f %s/fill*", small);
+	assert_int_equal(system(path), 0);
+}
+
+/* What has begun needs no room; what begins says that there is none, and later there is some. */
+static void test_full(void **state)
+{
+	char *argv[] = {(char *)"tmesh-engine", (char *)"--engine=fake", (char *)"--with-input",
+			(char *)"second", NULL};
+	struct fixture *fix = *state;
+	uint32_t pid = tmesh_engine_context_pid(fix->context);
+	int end, status;
+	char line[256];
+
+	assert_works(fix);
+	fill_up();
+	assert_works(fix);
+	for (int i = 0; i < 2; i++) {
+		pid_t other = run_program(argv, &end, line, sizeof(line));
+
+		close(end);
+		assert_int_equal(waitpid(other, &status, 0), other);
+		assert_int_equal(WEXITSTATUS(status), i ? 0 : 1);
+		if (i)
+			assert_string_equal(line, "ready second\n");
+		else
+			assert_non_null(strstr(line, "No space left on device"));
+		if (!i)
+			make_room();
+	}
+	fill_up();
+	assert_works(fix);
+	assert_int_equal(tmesh_engine_context_pid(fix->context), pid);
+	/* The next process finds no room for what it shows to its clients (memfd). */
+	assert_int_equal(kill((pid_t)pid, SIGKILL), 0);
+	for (int i = 0; i < 3 && !unit_on_kernel(); i++)
+		assert_refused(dispatch(fix, err), -ENOSPC, "No space left on device");
+	make_room();
+	assert_works(fix);
+	assert_int_not_equal(tmesh_engine_context_pid(fix->context), pid);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -162,6 +259,9 @@ int main(void)
 	};
 	const struct CMUnitTest memory[] = {
 		cmocka_unit_test_setup_teardown(test_no_memory, setup, teardown),
+	};
+	const struct CMUnitTest full[] = {
+		cmocka_unit_test_setup_teardown(test_full, setup, teardown),
 	};
 	int failed;
 
@@ -176,5 +276,12 @@ int main(void)
 	failed += cmocka_run_group_tests_name("limits, little memory", memory, serve_limited,
 					      unserve);
 #endif
+	if (geteuid())
+		failed += UNIT_SKIP(full, "not root: nobody else mounts a small file system");
+	else if (unshare(CLONE_NEWNS))
+		failed += UNIT_SKIP(full, "no mounts of one's own can be had here");
+	else
+		failed += cmocka_run_group_tests_name("limits, no space", full, serve_small,
+						      unserve_small);
 	return remove_folder() || failed;
 }

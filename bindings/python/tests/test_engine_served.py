@@ -116,7 +116,7 @@ def test_arrays_and_names(server):
     for value in (1, 5):  # what is bound is read at each run
         a[:] = value
         bound.dispatch()
-        assert (np.asarray(place) == value + 2).all()
+        assert (place.numpy() == value + 2).all()
     with pytest.raises(tmesh.NotFoundError, match="no output 'no'"):
         graph.dispatch({"a": rows(3), "b": rows(3)}, ["no"])
     with pytest.raises(tmesh.NotFoundError, match="no input"):
