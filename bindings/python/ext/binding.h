@@ -79,12 +79,13 @@ struct tensor {
 	 * first. It counts the writable views of all Tensors on the region object. */
 	struct tensor *root;
 	uint32_t rights;
-	PyObject *id;	 /* of the root: what never changes, NULL until somebody asks */
-	PyObject *label; /* of the root */
-	bool sealed;	 /* of the root: known to be sealed */
-	bool sealing;	 /* of the root: seal() is running without the GIL */
-	bool in_arena;	 /* of the root: others lie in the region */
-	bool left;	 /* its "with" has ended: it goes with its last view */
+	PyObject *id;	       /* of the root: what never changes, NULL until somebody asks */
+	PyObject *label;       /* of the root */
+	bool sealed;	       /* of the root: known to be sealed */
+	bool sealing;	       /* of the root: seal() is running without the GIL */
+	bool in_arena;	       /* of the root: others lie in the region */
+	bool left;	       /* its "with" has ended: it goes with its last view */
+	unsigned long left_by; /* the thread that released it, or whose "with" ended */
 	/* Why what was unpickled could not be opened, which any use of it tells; else NULL. */
 	struct tmesh_error *lost;
 	Py_ssize_t writers; /* of the root */
@@ -179,6 +180,7 @@ PyObject *tensor_lost(struct state *st, const struct tmesh_error *err);
  * say. NULL with an exception when it was released. */
 struct tmesh_tensor *tensor_get(struct tensor *self);
 bool tensor_is_sealed(struct tensor *self);
+PyObject *module_released_by(PyObject *module, PyObject *object);
 /* Map the tensor for a view and count it; -1 with an exception. */
 int tensor_view_begin(struct tensor *self, enum view_kind kind, void **data, bool *writable);
 void tensor_view_end(struct tensor *self, bool writable);

@@ -338,6 +338,9 @@ static PyMethodDef functions[] = {
 	{"linger", module_linger, METH_NOARGS,
 	 "linger(/)\n--\n\n"
 	 "What the process's end does, for one that ends by os._exit(): wait for what refs hold."},
+	{"released_by", module_released_by, METH_O,
+	 "released_by(tensor, /)\n--\n\n"
+	 "The thread (threading.get_ident()) that released it or ended its \"with\", or None."},
 	{"layout", module_layout, METH_O,
 	 "layout(tensor, /)\n--\n\n"
 	 "Its dtype, shape, strides and offset in its region: what part() takes."},

@@ -237,6 +237,8 @@ static PyObject *tensor_release(PyObject *object, PyObject *unused)
 			"%zd view%s of this tensor (arrays, memoryviews, DLPack consumers) "
 			"%s alive: delete them before the release",
 			self->views, self->views == 1 ? "" : "s", self->views == 1 ? "is" : "are");
+	if (self->tensor)
+		self->left_by = PyThread_get_thread_ident();
 	drop(self);
 	self->left = self->left || self->lost;
 	Py_RETURN_NONE;
@@ -256,10 +258,25 @@ static PyObject *tensor_exit(PyObject *object, PyObject *args)
 {
 	struct tensor *self = (struct tensor *)object;
 
+	if (!self->left && self->tensor)
+		self->left_by = PyThread_get_thread_ident();
 	self->left = true;
 	if (!self->views)
 		drop(self);
 	Py_RETURN_NONE;
+}
+
+/* None: it was not released, or nothing was. */
+PyObject *module_released_by(PyObject *module, PyObject *object)
+{
+	struct state *st = PyModule_GetState(module);
+
+	if (Py_TYPE(object) != st->tensor_type)
+		return PyErr_Format(PyExc_TypeError, "released_by() takes a Tensor, not %R",
+				    object);
+	if (!((struct tensor *)object)->left_by)
+		Py_RETURN_NONE;
+	return PyLong_FromUnsignedLong(((struct tensor *)object)->left_by);
 }
 
 /* A deep copy is a copy: the memory too. As sealed as this one. */

@@ -10,6 +10,7 @@ import multiprocessing
 from multiprocessing.reduction import ForkingPickler
 import os
 import pickle
+import threading
 import time
 
 import numpy as np
@@ -192,6 +193,53 @@ def test_a_bundle_that_is_lost():
     for use in (lambda: lost["x"], lost.ref, lambda: [*lost], lambda: "x" in lost, lost.state_dict, lambda: len(lost)):
         with pytest.raises(tmesh.NotFoundError):
             use()
+
+
+class Late:
+    """Its pickling waits for what opens the gate: the items behind it are pickled after that."""
+
+    gate = threading.Event()
+
+    def __reduce__(self):
+        assert self.gate.wait(PATIENCE)
+        return int, ()
+
+
+def put_within(queue):
+    queue.put(Late())
+    with tmesh.put([1.0, 2.0]) as t, tmesh.bundle({"x": np.ones(3)}) as b:
+        queue.put([t, b])
+    Late.gate.set()
+
+
+def test_released_before_a_queue_pickles_it(processes):
+    queue = processes.Queue()
+    worker = processes.Process(target=put_within, args=(queue,))
+    worker.start()
+    assert queue.get(timeout=PATIENCE) == 0
+    tensor, bundle = queue.get(timeout=PATIENCE)
+    assert tensor.lost and bundle.lost
+    for use in (tensor.numpy, lambda: bundle["x"]):
+        with pytest.raises(tmesh.NotFoundError, match="or its \"with\" ended, before a thread"):
+            use()
+    worker.join(PATIENCE)
+    assert worker.exitcode == 0
+
+
+def test_released_before_its_own_thread_pickles_it():
+    """Here somebody sees the error."""
+    t, b = tmesh.put([1.0]), tmesh.bundle({"x": np.ones(3)})
+    t.release()
+    b.release()
+    for dumps in (pickle.dumps, ForkingPickler.dumps):
+        for what in (t, b):
+            with pytest.raises(tmesh.ReleasedError, match="was released"):
+                dumps(what)
+    with tmesh.put([1.0]) as t:
+        whole = np.asarray(t)
+    with pytest.raises(tmesh.ReleasedError, match="was released"):
+        ForkingPickler.dumps(t)
+    assert whole.tolist() == [1]
 
 
 def test_a_ref_that_holds():

@@ -9,8 +9,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from multiprocessing.reduction import ForkingPickler
 from types import TracebackType
@@ -18,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from . import _tmesh, sent
 from .elements import Entry, to_torch
-from .errors import Error, InvalidError, UnsupportedError
+from .errors import Error, InvalidError, NotFoundError, ReleasedError, UnsupportedError
 
 # How long pickle holds one, in seconds, as it holds Tensors.
 _HOLD = 60.0
@@ -31,6 +33,7 @@ class Bundle(Mapping[str, _tmesh.Tensor]):
     def __init__(self, held: _tmesh.Held) -> None:
         self._held = held
         self._numbers = {name: number for number, name in enumerate(held.names())}
+        self._released_by: int | None = None
 
     def __getitem__(self, name: str) -> _tmesh.Tensor:
         return self._held.tensor(self._numbers[name])
@@ -99,6 +102,8 @@ class Bundle(Mapping[str, _tmesh.Tensor]):
 
     def release(self) -> None:
         """Let go. Tensors that were taken from it stay; all other use raises ReleasedError."""
+        # The first: later calls change nothing. Known to whoever finds it released.
+        self._released_by = self._released_by or threading.get_ident()
         self._held.release()
 
     def __enter__(self) -> Bundle:
@@ -162,15 +167,19 @@ def _reduce(bundle: Bundle) -> tuple[Any, ...]:
     """Held until it is taken, region by region."""
     if bundle.lost:
         return bundle.__reduce__()
-    ref, parcels = bundle.ref(), []
+    parcels: list[bytes] = []
     sent.here.look()
     try:
+        ref = bundle.ref()
         for region in bundle._held.regions():
             parcels.append(sent.here.send(region, False))
-    except BaseException:
+    except BaseException as error:
         for parcel in parcels:
             sent.here.give_up(parcel)
-        raise
+        late = sent.too_late(bundle._released_by) if isinstance(error, ReleasedError) else None
+        if late is None:
+            raise
+        return _lost, (NotFoundError(errno.ENOENT, late),)
     return _received, (ref, parcels)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import weakref
 
 from . import _tmesh
-from .errors import PeerTimeoutError
+from .errors import PeerTimeoutError, ReleasedError
 from .refs import Ref
 
 def _patience() -> float:
@@ -149,6 +149,17 @@ def part(first: _tmesh.Tensor, *layout: Any) -> _tmesh.Tensor:
     return first if first.lost else _tmesh.part(first, *layout)
 
 
+def too_late(by: int | None) -> str | None:
+    """What is said where it is used of what was released before it was pickled; None: by this thread, which gets the
+    error itself. Another thread that pickles, a queue's feeder or a pool's, does it later than its caller knows of:
+    its error is printed at best, and not even that while the process ends, and whoever waits for the item waits for ever.
+    Threads tell the two apart: a sender's own Connection.send() of what it has released is an error there."""
+    if by is None or by == threading.get_ident():
+        return None
+    return ("what was sent was released, or its \"with\" ended, before a thread of multiprocessing had pickled it: release "
+            "it once it was taken, or send by tmesh.Queue, which pickles at once")
+
+
 class Writable:
     """A tensor that arrives as one to write to."""
 
@@ -163,7 +174,13 @@ def _reduce(tensor: _tmesh.Tensor) -> tuple[Any, ...]:
     if tensor.lost:
         return tensor.__reduce__()  # type: ignore[return-value]
     here.look()
-    return reduce_once(tensor, "sent", False, received, lambda: here.send(tensor, False))
+    try:
+        return reduce_once(tensor, "sent", False, received, lambda: here.send(tensor, False))
+    except ReleasedError:
+        late = too_late(_tmesh.released_by(tensor))
+        if late is None:
+            raise
+        return _tmesh.unpickle, ((-errno.ENOENT, late),)
 
 
 def received(parcel: bytes, _: Any = None) -> _tmesh.Tensor:
