@@ -22,9 +22,9 @@
  */
 #include "model_internal.h"
 
+#include "around.h"
 #include "host.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -40,6 +40,8 @@
 #define NAME_ROOM 64
 #define WAIT_NS 4000000 /* between two looks at who reads */
 #define SWEEP_MAX 64
+/* For one that removes a file: that takes a moment, unless it is stopped. */
+#define REMOVAL_NS UINT64_C(10000000000)
 
 enum {
 	LOCK_READER = 0,
@@ -59,7 +61,8 @@ struct record {
 	uint64_t region; /* id */
 	uint64_t bytes;
 	uint64_t done;
-	uint64_t kept; /* id of the region that is kept, whose table lies here; 0: none */
+	uint64_t kept;	  /* id of the region that is kept, whose table lies here; 0: none */
+	uint64_t backend; /* of the region; 0: of an earlier version, which did not say */
 };
 
 struct slot {
@@ -227,14 +230,18 @@ static void flight_remember(const struct flight *flight, const struct tmesh_mode
 		return;
 }
 
-/* What is in a file whose last process has gone is of use to the next. */
-static bool stays(const struct flight *flight)
+/* What is in a file whose last process has gone is of use to the next. @backend: what keeps it. */
+static bool stays(const struct flight *flight, uint64_t *backend)
 {
 	struct record record;
 
-	return pread(flight->file.fd, &record, sizeof(record), 0) == (ssize_t)sizeof(record) &&
-	       record.magic == MAGIC && record.state == STATE_DONE && record.kept &&
-	       record.kept == record.region;
+	if (pread(flight->file.fd, &record, sizeof(record), 0) != (ssize_t)sizeof(record) ||
+	    record.magic != MAGIC || record.state != STATE_DONE || !record.kept ||
+	    record.kept != record.region)
+		return false;
+	if (backend)
+		*backend = record.backend;
+	return true;
 }
 
 /* The file of that name is still the one that was opened. */
@@ -298,38 +305,40 @@ static void close_file(struct flight *flight)
 	model_host_unlock();
 }
 
-/* Files of other flights in which nobody is any more: of processes that were killed, and of
- * models that are no longer kept. */
+struct sweep {
+	const struct flight *own;
+	struct kept_list kept;
+};
+
+/* A file of another flight in which nobody is any more: of processes that were killed, and of a
+ * model that is no longer kept. What the other backend keeps its processes know. */
+static void sweep_one(void *data, const char *name)
+{
+	struct sweep *sweep = data;
+	struct flight other = {.dir = sweep->own->dir, .file.fd = -1};
+	size_t length = strlen(name);
+	uint64_t backend;
+
+	if (length < 7 || length >= NAME_ROOM || strcmp(name + length - 7, ".flight") ||
+	    !strcmp(name, sweep->own->name))
+		return;
+	strcpy(other.name, name);
+	if (open_file(&other, O_RDWR))
+		return;
+	if (!lock(&other, F_WRLCK, LOCK_PRESENT) && is_named(&other) &&
+	    !(stays(&other, &backend) &&
+	      ((backend && backend != (uint64_t)tmesh_ctx_backend(sweep->kept.ctx)) ||
+	       is_kept(&sweep->kept, &other))))
+		unlinkat(other.dir, other.name, 0);
+	close_file(&other);
+}
+
 static void sweep(struct tmesh_ctx *ctx, const struct flight *flight)
 {
-	int copy = openat(flight->dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *list = copy < 0 ? NULL : fdopendir(copy);
-	struct kept_list kept = {.ctx = ctx};
-	unsigned int looked = 0;
-	struct dirent *entry;
+	struct sweep sweep = {.own = flight, .kept.ctx = ctx};
 
-	if (!list && copy >= 0)
-		close(copy);
-	while (list && looked < SWEEP_MAX && (entry = readdir(list))) {
-		struct flight other = {.dir = flight->dir, .file.fd = -1};
-		size_t length = strlen(entry->d_name);
-
-		if (length < 7 || length >= NAME_ROOM || strncmp(entry->d_name, "model-", 6) ||
-		    strcmp(entry->d_name + length - 7, ".flight") ||
-		    !strcmp(entry->d_name, flight->name))
-			continue;
-		looked++;
-		strcpy(other.name, entry->d_name);
-		if (open_file(&other, O_RDWR))
-			continue;
-		if (!lock(&other, F_WRLCK, LOCK_PRESENT) && is_named(&other) &&
-		    !(stays(&other) && is_kept(&kept, &other)))
-			unlinkat(other.dir, other.name, 0);
-		close_file(&other);
-	}
-	if (list)
-		closedir(list);
-	free(kept.infos);
+	model_look_around(flight->dir, "model-", SWEEP_MAX, sweep_one, &sweep);
+	free(sweep.kept.infos);
 }
 
 #define NO_MEMORY "no memory to load a model together with other processes"
@@ -347,6 +356,7 @@ static int fail_open(const struct flight *flight, struct tmesh_error *err)
 static int flight_open(const struct load *load, struct flight **out, struct tmesh_error *err)
 {
 	struct flight *flight = calloc(1, sizeof(*flight));
+	uint64_t deadline = tmesh_now_ns() + REMOVAL_NS;
 	int rc;
 
 	if (!flight)
@@ -379,6 +389,14 @@ static int flight_open(const struct load *load, struct flight **out, struct tmes
 					strerror(-rc));
 			break;
 		}
+		if (rc && tmesh_now_ns() > deadline) {
+			rc = tmesh_fail(
+				err, -ETIMEDOUT,
+				"a process has stopped while it removed %.64s in the runtime "
+				"directory: let it go on, or end it",
+				flight->name);
+			break;
+		}
 		if (rc)
 			nap();
 		rc = load_tell((struct load *)load, 0, true, err);
@@ -403,7 +421,8 @@ void flight_leave(struct flight *flight)
 	 * would take the other for one who stays. In a forked child the file is closed. */
 	if (flight->file.fd >= 0) {
 		lock(flight, F_UNLCK, LOCK_PRESENT);
-		if (!lock(flight, F_WRLCK, LOCK_PRESENT) && is_named(flight) && !stays(flight))
+		if (!lock(flight, F_WRLCK, LOCK_PRESENT) && is_named(flight) &&
+		    !stays(flight, NULL))
 			unlinkat(flight->dir, flight->name, 0);
 	}
 	close_file(flight);
@@ -610,6 +629,7 @@ static int flight_begin(struct load *load, struct flight *flight, struct record 
 			.bytes = load->model->region_bytes,
 			.done = load->model->run_bytes,
 			.kept = record->kept,
+			.backend = tmesh_ctx_backend(load->ctx),
 		};
 		bool said = !memcmp(&kept, record, sizeof(kept));
 
@@ -628,6 +648,7 @@ static int flight_begin(struct load *load, struct flight *flight, struct record 
 		.state = STATE_READING,
 		.region = tmesh_region_id(region),
 		.bytes = load->model->region_bytes,
+		.backend = tmesh_ctx_backend(load->ctx),
 	};
 	rc = write_record(flight, record, err);
 	return rc ? rc : flight_fill(load, flight, record, err);

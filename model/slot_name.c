@@ -20,13 +20,13 @@
 
 #include "slot_name.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "around.h"
 #include "common/label.h"
 #include "meet.h"
 
@@ -97,6 +97,7 @@ static int refuse(const char *file, struct tmesh_error *err)
 			  file);
 }
 
+/* -ENOENT without a message: what that means the caller knows. */
 static int open_file(int dir, const char *file, int flags, struct tmesh_error *err)
 {
 	int fd = openat(dir, file, flags | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0600);
@@ -175,6 +176,11 @@ static int try_to_take(struct slot_name *own, const char *name, const char *toke
 {
 	int rc = open_file(own->dir, own->in_dir, O_RDWR | O_CREAT, err);
 
+	if (rc == -ENOENT)
+		return tmesh_fail(err, rc,
+				  "the runtime directory is gone, and with it the names of slots: "
+				  "publish \"%s\" once more, which makes it again",
+				  name);
 	if (rc < 0)
 		return rc;
 	model_fd_keep(&own->file, rc);
@@ -189,11 +195,14 @@ static int try_to_take(struct slot_name *own, const char *name, const char *toke
 }
 
 /* Of one that died, unless somebody is at it. */
-static void sweep_one(int dir, const char *file)
+static void sweep_one(void *data, const char *file)
 {
-	struct slot_name dead = {.dir = dir};
-	int fd;
+	const struct slot_name *own = data;
+	struct slot_name dead = {.file.fd = -1};
+	int fd, dir = own->dir;
 
+	if (!strcmp(file, own->in_dir))
+		return;
 	model_host_lock();
 	fd = open_file(dir, file, O_RDWR, NULL);
 	if (fd >= 0) {
@@ -204,26 +213,6 @@ static void sweep_one(int dir, const char *file)
 		model_fd_close(&dead.file);
 	}
 	model_host_unlock();
-}
-
-static void name_sweep(const struct slot_name *own)
-{
-	int copy = openat(own->dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *list = copy < 0 ? NULL : fdopendir(copy);
-	unsigned int looked = 0;
-	struct dirent *entry;
-
-	if (!list && copy >= 0)
-		close(copy);
-	while (list && looked < LOOK_MAX && (entry = readdir(list))) {
-		if (strncmp(entry->d_name, PREFIX, strlen(PREFIX)) != 0 ||
-		    strcmp(entry->d_name, own->in_dir) == 0)
-			continue;
-		sweep_one(own->dir, entry->d_name);
-		looked++;
-	}
-	if (list)
-		closedir(list);
 }
 
 int slot_name_take(struct slot_name *own, struct tmesh_ctx *ctx, const char *name,
@@ -244,7 +233,7 @@ int slot_name_take(struct slot_name *own, struct tmesh_ctx *ctx, const char *nam
 			nanosleep(&nap, NULL);
 	} while (rc == -EAGAIN && tmesh_now_ns() < deadline);
 	if (!rc) {
-		name_sweep(own);
+		model_look_around(own->dir, PREFIX, LOOK_MAX, sweep_one, own);
 		return 0;
 	}
 	close(own->dir);

@@ -2,6 +2,7 @@
 /* A model that is kept is there without a read when all processes that had it are gone. */
 #include "unit.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -192,13 +193,171 @@ static void test_forked(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+/* The files of flights, and one of their names. */
+static unsigned int flights(char name[256])
+{
+	DIR *dir = opendir(getenv("TMESH_RUNTIME_DIR"));
+	unsigned int count = 0;
+	struct dirent *entry;
+
+	while ((entry = readdir(dir))) {
+		if (!strstr(entry->d_name, ".flight"))
+			continue;
+		count++;
+		if (name)
+			snprintf(name, 256, "%s", entry->d_name);
+	}
+	closedir(dir);
+	return count;
+}
+
+static int flight_file(const char *name, int flags)
+{
+	char file[600];
+	int fd;
+
+	snprintf(file, sizeof(file), "%s/%s", getenv("TMESH_RUNTIME_DIR"), name);
+	fd = open(file, flags | O_CLOEXEC, 0600);
+	assert_true(fd >= 0);
+	return fd;
+}
+
+/* As flight.c begins its files. */
+struct left {
+	uint64_t magic, state, region, bytes, done, kept, backend;
+};
+
+static void leave(const char *name, uint64_t backend)
+{
+	const struct left left = {.magic = 0x31746c666d746d74ull,
+				  .state = 2,
+				  .region = 7,
+				  .kept = 7,
+				  .backend = backend};
+	int fd = flight_file(name, O_RDWR | O_CREAT);
+
+	assert_int_equal(write(fd, &left, sizeof(left)), sizeof(left));
+	close(fd);
+}
+
+static bool is_there(const char *name)
+{
+	char file[600];
+
+	snprintf(file, sizeof(file), "%s/%s", getenv("TMESH_RUNTIME_DIR"), name);
+	return access(file, F_OK) == 0;
+}
+
+/* What the other backend keeps this one does not know: it stays. */
+static void test_other_backend(void **state)
+{
+	struct tmesh_model_report report;
+	uint64_t backend, other;
+	struct tmesh_ctx *ctx;
+	char file[600];
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	backend = tmesh_ctx_backend(ctx);
+	other = backend == TMESH_BACKEND_MEMFD ? TMESH_BACKEND_KERNEL : TMESH_BACKEND_MEMFD;
+	leave("model-other.flight", other);
+	leave("model-own.flight", backend);
+	leave("model-earlier.flight", 0);
+	tmesh_model_unref(load(ctx, 0, &report));
+	assert_true(report.shared);
+	assert_true(is_there("model-other.flight"));
+	assert_false(is_there("model-own.flight"));
+	assert_false(is_there("model-earlier.flight"));
+	snprintf(file, sizeof(file), "%s/model-other.flight", getenv("TMESH_RUNTIME_DIR"));
+	assert_int_equal(unlink(file), 0);
+	tmesh_ctx_unref(ctx);
+}
+
+/* However many models there are: what killed processes have left goes in the end. */
+static void test_left_among_many(void **state)
+{
+	enum {
+		ALIVE = 90,
+		DEAD = 20
+	};
+	struct flock present = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = 1, .l_len = 1};
+	struct tmesh_model_report report;
+	struct tmesh_ctx *ctx;
+	int fds[ALIVE];
+	char name[32];
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	for (int n = 0; n < ALIVE + DEAD; n++) {
+		int fd, alive = n - DEAD / 2;
+
+		snprintf(name, sizeof(name), "model-%d.flight", n);
+		fd = flight_file(name, O_RDWR | O_CREAT);
+		if (alive < 0 || alive >= ALIVE) {
+			close(fd);
+			continue;
+		}
+		assert_int_equal(fcntl(fd, F_OFD_SETLK, &present), 0);
+		fds[alive] = fd;
+	}
+	for (int round = 0; flights(NULL) > ALIVE; round++) {
+		assert_true(round < 1000);
+		tmesh_model_unref(load(ctx, 0, &report));
+	}
+	for (int n = 0; n < ALIVE; n++) {
+		snprintf(name, sizeof(name), "model-%d.flight", n + DEAD / 2);
+		assert_true(is_there(name));
+		close(fds[n]);
+	}
+	for (int round = 0; flights(NULL); round++) {
+		assert_true(round < 1000);
+		tmesh_model_unref(load(ctx, 0, &report));
+	}
+	tmesh_ctx_unref(ctx);
+}
+
+/* Who removes a model's file is stopped: the next reads for itself, and says why, or says what to
+ * do where it is to keep the model. */
+static void test_stopped(void **state)
+{
+	struct flock present = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1, .l_len = 1};
+	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .flags = TMESH_MODEL_KEEP};
+	struct tmesh_model_report report;
+	struct tmesh_model *model;
+	struct tmesh_ctx *ctx;
+	char name[256];
+	int fd, status;
+	pid_t child;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	model = load(ctx, 0, &report);
+	assert_int_equal(flights(name), 1);
+	tmesh_model_unref(model);
+	fd = flight_file(name, O_RDWR | O_CREAT);
+	assert_int_equal(fcntl(fd, F_OFD_SETLK, &present), 0);
+	child = fork();
+	if (!child) {
+		if (tmesh_ctx_open(NULL, &ctx, NULL))
+			unit_leave(1);
+		load(ctx, 0, &report);
+		unit_leave(report.shared || !strstr(report.reason, "has stopped") ? 2 : 0);
+	}
+	assert_refused(tmesh_model_load(ctx, path, &opts, &model, err), -ETIMEDOUT,
+		       "let it go on, or end it");
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	close(fd);
+	tmesh_model_unref(load(ctx, 0, &report));
+	assert_true(report.shared);
+	assert_int_equal(flights(NULL), 0);
+	tmesh_ctx_unref(ctx);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_kept),
-		cmocka_unit_test(test_another),
-		cmocka_unit_test(test_no_directory),
-		cmocka_unit_test(test_forked),
+		cmocka_unit_test(test_kept),	      cmocka_unit_test(test_another),
+		cmocka_unit_test(test_no_directory),  cmocka_unit_test(test_forked),
+		cmocka_unit_test(test_other_backend), cmocka_unit_test(test_left_among_many),
+		cmocka_unit_test(test_stopped),
 	};
 
 	return cmocka_run_group_tests_name("model kept", tests, make_model, remove_model);

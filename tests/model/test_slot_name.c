@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <tmesh/slot.h>
@@ -294,6 +295,74 @@ static void test_swept(void **state)
 	assert_int_equal(files(), 0);
 }
 
+/* However many have names: what the dead have left goes in the end. */
+static void test_swept_among_many(void **state)
+{
+	enum {
+		ALIVE = 300,
+		DEAD = 50
+	};
+	struct flock owner = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
+	int fds[ALIVE];
+	char path[600], file[32];
+
+	/* Some before and some behind, in whatever order the directory has them. */
+	for (int n = 0; n < ALIVE + DEAD; n++) {
+		int fd, alive = n - DEAD / 2;
+
+		snprintf(file, sizeof(file), "slot-many-%d", n);
+		path_of(file, path);
+		fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+		assert_true(fd >= 0);
+		if (alive < 0 || alive >= ALIVE) {
+			close(fd);
+			continue;
+		}
+		assert_int_equal(fcntl(fd, F_OFD_SETLK, &owner), 0);
+		fds[alive] = fd;
+	}
+	for (int round = 0; files() > ALIVE; round++) {
+		struct tmesh_slot *slot;
+
+		assert_true(round < 1000);
+		assert_ok(make("other", &slot, err));
+		tmesh_slot_unref(slot);
+	}
+	for (int n = 0; n < ALIVE + DEAD; n++) {
+		int alive = n - DEAD / 2;
+
+		snprintf(file, sizeof(file), "slot-many-%d", n);
+		assert_int_equal(there(file), alive >= 0 && alive < ALIVE);
+		if (alive < 0 || alive >= ALIVE)
+			continue;
+		path_of(file, path);
+		assert_int_equal(unlink(path), 0);
+		close(fds[alive]);
+	}
+}
+
+static bool is_gone; /* the runtime directory, between two calls of the library's */
+
+int openat(int at, const char *path, int flags, ...)
+{
+	if (is_gone && flags & O_CREAT && !strncmp(path, "slot-", 5)) {
+		errno = ENOENT;
+		return -1;
+	}
+	return (int)syscall(SYS_openat, at, path, flags, 0600);
+}
+
+static void test_no_directory(void **state)
+{
+	struct tmesh_slot *slot;
+
+	is_gone = true;
+	refuse_make("homeless", -ENOENT, "publish \"homeless\" once more");
+	is_gone = false;
+	assert_ok(make("homeless", &slot, err));
+	tmesh_slot_unref(slot);
+}
+
 /* Takes the name and gives it up, again and again. While it has it, it is found by it: so nobody
  * has removed its file, or taken a file that was removed. */
 static _Noreturn void take_in_turn(const char *name)
@@ -545,11 +614,18 @@ static void test_forked(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_named),	   cmocka_unit_test(test_names),
-		cmocka_unit_test(test_taken_over), cmocka_unit_test(test_swept),
-		cmocka_unit_test(test_hostile),	   cmocka_unit_test(test_half_a_record),
-		cmocka_unit_test(test_stopped),	   cmocka_unit_test(test_forked),
-		cmocka_unit_test(test_in_turn),	   cmocka_unit_test(test_removed),
+		cmocka_unit_test(test_named),
+		cmocka_unit_test(test_names),
+		cmocka_unit_test(test_taken_over),
+		cmocka_unit_test(test_swept),
+		cmocka_unit_test(test_swept_among_many),
+		cmocka_unit_test(test_no_directory),
+		cmocka_unit_test(test_hostile),
+		cmocka_unit_test(test_half_a_record),
+		cmocka_unit_test(test_stopped),
+		cmocka_unit_test(test_forked),
+		cmocka_unit_test(test_in_turn),
+		cmocka_unit_test(test_removed),
 	};
 	int failed, fd;
 
