@@ -37,7 +37,7 @@ all: lib keeper cuda xla model engine $(NET_BUILT) tools ## build the libraries 
 deps: ## install the Debian packages that building, the demo and the tests need (as root or with sudo)
 	packaging/deps.sh all
 
-demo: ## share a real model's embeddings between Python and Elixir, and show who holds them
+demo: ## share a real model's embeddings between Python and Elixir, and show who holds them; MODEL=FILE.gguf: run that model
 	@tests/demo/run.sh
 
 # The loader finds the libraries of /usr/local/lib by its cache alone.

@@ -5,7 +5,10 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+import seeded
 
 ROOT = Path(__file__).resolve().parents[2]
 BACKEND = "kernel" if os.path.exists("/dev/tmesh") else "memfd"
@@ -40,6 +43,50 @@ SAID = {
 }
 
 
+# The same of a model of the user's.
+SAID_OWN = {
+    "it shows that model": r"^seeded\.gguf, architecture qwen2, in two engine processes:$",
+    "its weights are in one region": r"^  0\.23 MB of weights, float16, in one region; two engines \(ggml \S+\) ready",
+    "both go on from the query": r"^  A \| <s>abc(.*\n)*?.*\[killed\]",
+    "each token is chosen by Elixir": r"^  80 tokens in \d+\.\d\d s, both at once, each chosen by Elixir",
+    "and nothing is copied": r"^  Bytes that tmesh copied for it, in Python: 0$",
+    "the killed engine comes back": r"^  Engine A, process \d+, was killed \(SIGKILL\): calls lost [01], its next token after \d+ ms",
+    "the engines have the weights once": r"^(  engine [AB], process \d+ +0\.2\d MB +0\.\d\d MB   r\n){2}",
+}
+
+
+def run(env, **more):
+    done = subprocess.run([ROOT / "tests/demo/run.sh"], env=env | more, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True)
+    sys.stderr.write(done.stdout + done.stderr)
+    return done
+
+
+def said(done, patterns, before=""):
+    return {before + what: len(re.findall(pattern, done.stdout, re.M)) == 1 for what, pattern in patterns.items()}
+
+
+def refused(done, *words):
+    """It ends with one line that says why."""
+    last = done.stderr.splitlines()[-1] if done.stderr else ""
+    return done.returncode == 1 and last.startswith("demo: ") and "Traceback" not in done.stderr and all(word in last for word in words)
+
+
+def own_models(env):
+    with tempfile.TemporaryDirectory() as folder:
+        model, other = Path(folder, "seeded.gguf"), Path(folder, "other.gguf")
+        seeded.write(model, "qwen2", 7)
+        seeded.write(other, "rwkv7", 7)
+        shown = run(env, MODEL=str(model), QUERY="abc")
+        checks = said(shown, SAID_OWN, "a model of the user's: ")
+        checks["a model of the user's: it ends well"] = shown.returncode == 0
+        checks["an architecture that is not known is refused"] = refused(
+            run(env, MODEL=str(other)), "other.gguf", "architecture 'rwkv7'", "llama, qwen2, qwen3", "docs/engines.md")
+        checks["a file that is not there is refused"] = refused(run(env, MODEL=f"{folder}/none.gguf"), "none.gguf")
+        checks["a query that is too long is refused"] = refused(run(env, MODEL=str(model), QUERY="-" * 300), "QUERY=", "301 tokens")
+    return checks
+
+
 def holders(text):
     """The commands of the processes that hold the table."""
     table = text.partition("$ tmeshctl holders ")[2].partition("\n\n")[0]
@@ -48,13 +95,12 @@ def holders(text):
 
 def main():
     # Its own query, and its own choice of the backend.
-    env = {name: value for name, value in os.environ.items() if name not in ("QUERY", "TMESH_BACKEND")}
-    done = subprocess.run([ROOT / "tests/demo/run.sh"], env=env, stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, text=True)
-    sys.stderr.write(done.stdout)
-    checks = {what: len(re.findall(pattern, done.stdout, re.M)) == 1 for what, pattern in SAID.items()}
+    env = {name: value for name, value in os.environ.items() if name not in ("QUERY", "MODEL", "TMESH_BACKEND")}
+    done = run(env)
+    checks = said(done, SAID)
     checks["Python and Elixir hold the table"] = len(holders(done.stdout)) == 2
     checks["it ends well"] = done.returncode == 0
+    checks |= own_models(env)
     print(f"1..{len(checks)}")
     for number, (what, good) in enumerate(checks.items(), 1):
         print(f"{'ok' if good else 'not ok'} {number} - {what}")

