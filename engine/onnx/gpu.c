@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
  * ONNX Runtime's CUDA execution provider, which its builds for CUDA have in a library beside it. It
- * was compiled here and asked whether it is there; it never ran on a GPU.
+ * was asked here whether it is there, and its calls are made on a stand-in
+ * (tests/engine/standin_onnxruntime.c); it never ran on a GPU.
  */
 #include <errno.h>
 #include <stdio.h>

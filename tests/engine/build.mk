@@ -46,8 +46,16 @@ engine-check: $(addprefix $(ENGINE_TEST_OUT)/plain/,$(ENGINE_TESTS)) $(ENGINE_TE
 	$(call engine_run,plain,$(ENGINE_TESTS),$(ENGINE_PROCESS))
 
 # The loader finds the stand-in for the CUDA driver.
-engine-gpu-check: $(ENGINE_TEST_OUT)/plain/test_gpu $(ENGINE_TEST_ENGINES) $(STANDIN) $(B)/libtmesh-cuda.so ## device tensors in GPU memory, on a stand-in for the driver
+engine-gpu-check: $(addprefix $(ENGINE_TEST_OUT)/,plain/test_gpu plain/test_onnx_gpu libonnxruntime-standin.so) $(ENGINE_ONNX) \
+		$(ENGINE_TEST_ENGINES) $(STANDIN) $(B)/libtmesh-cuda.so ## device tensors in GPU memory, on a stand-in for the driver
 	$(call engine_run,plain,test_gpu,$(ENGINE_PROCESS))
+	@CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_ENGINE_PATH=$(abspath $(B)) \
+		TMESH_ONNXRUNTIME=$(abspath $(ENGINE_TEST_OUT)/libonnxruntime-standin.so) $(ENGINE_TEST_OUT)/plain/test_onnx_gpu
+
+$(ENGINE_TEST_OUT)/libonnxruntime-standin.so: $(addprefix $(ENGINE_TEST)/standin_onnxruntime.,c h) $(ENGINE)/onnx/ort_api.h
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(ENGINE_TEST_FLAGS) -fPIC -shared $< -o $@
+
 engine-gpu-check: export LD_LIBRARY_PATH := $(abspath $(dir $(STANDIN))):$(abspath $(B))
 
 engine-asan-check: $(addprefix $(ENGINE_TEST_OUT)/asan/,test_engine test_served test_served_limits test_turns test_confined test_users test_cancelled test_graph test_placement test_placed test_places test_devices test_costs test_initializer) $(ENGINE_TEST_ENGINES) $(B)/asan/tmesh-engine ## ... with sanitizers
