@@ -352,6 +352,30 @@ def test_what_numpy_refuses_as_theirs(theirs, tensors):
     assert outcome(lambda: ours_numpy.load(b"xx")) == outcome(lambda: their_numpy.load(b"xx")) == "SafetensorError"
 
 
+def test_tensors_are_saved_as_they_are(tmp_path):
+    """Also what load_model() gives, of types that NumPy has not, and what is not contiguous."""
+    array = np.arange(6, dtype="float32").reshape(2, 3)
+    wide = tmesh.put(array)
+    half = tmesh.put(array.view("uint16")).view("bfloat16")
+    made = {"a": wide, "t": wide[:, ::2], "h": half, "e": tmesh.put(np.zeros((0, 2))),
+            "s": tmesh.put(np.array(3)), "n": array}
+    ours_numpy.save_file(made, tmp_path / "file")
+    found = tmesh.load_model(tmp_path / "file")
+    assert {name: (one.dtype, one.shape) for name, one in found.items()} == {
+        name: ("float32" if name == "n" else one.dtype, one.shape) for name, one in made.items()}
+    for name in "aets":
+        assert found[name].tolist() == made[name].tolist()
+    assert bytes(found["h"].view("uint8").reshape(-1)) == bytes(half.view("uint8").reshape(-1))
+    ours_numpy.save_file(dict(found), tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "file").read_bytes()
+    with pytest.raises(AttributeError, match="'x' is a NumPy array or a tmesh.Tensor, not list: take"):
+        ours_numpy.save({"x": [1.0]})
+    with pytest.raises(AttributeError, match="a dict of names and arrays, not list"):
+        ours_numpy.save([array])
+    with pytest.raises(tmesh.safetensors.SafetensorError, match="Unknown dtype 'int4' of 'x'"):
+        ours_numpy.save({"x": tmesh.empty(2, "int4")})
+
+
 def test_arrays_in_any_order():
     """Theirs writes what lies in memory; here elements are written."""
     array = np.arange(6).reshape(2, 3)

@@ -31,7 +31,7 @@ class Entry(NamedTuple):
     nbytes: int
 
 
-def _is_contiguous(tensor: _tmesh.Tensor) -> bool:
+def is_contiguous(tensor: _tmesh.Tensor) -> bool:
     step = 1
     for length, stride in zip(reversed(tensor.shape), reversed(tensor.strides)):
         if length != 1 and stride != step:
@@ -44,7 +44,7 @@ def to_torch(tensor: _tmesh.Tensor, entry: Entry) -> Any:
     """A Tensor as PyTorch's. A contiguous one by its bytes: not all types go through DLPack. A file's type that tmesh
     has no word for stays bytes. Of a read-only one the caller promises not to write."""
     torch = importlib.import_module("torch")
-    if not _is_contiguous(tensor):
+    if not is_contiguous(tensor):
         return torch.from_dlpack(tensor.dlpack(allow_readonly=True))
     if not entry.nbytes and (entry.dtype or entry.type in TORCH_TYPES):
         return torch.empty(entry.shape, dtype=_torch_type(torch, entry))

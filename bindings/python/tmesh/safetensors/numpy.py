@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from .. import _tmesh
+from ..elements import TORCH_TYPES, is_contiguous
 from . import Plain, SafetensorError, load_bytes, safe_open, to_bytes, to_file
 
 __all__ = ["load", "load_file", "save", "save_file"]
@@ -29,11 +31,30 @@ def load(data: bytes) -> dict[str, Any]:
     return load_bytes(data, "numpy")
 
 
+def _plain_of_ours(name: str, tensor: _tmesh.Tensor) -> Plain:
+    """Also of types that NumPy has not."""
+    kind = next((kind for kind, dtype in TORCH_TYPES.items() if dtype == tensor.dtype), None)
+    if kind is None:
+        raise SafetensorError(f"Unknown dtype {tensor.dtype!r} of {name!r}. Supported: {', '.join(TORCH_TYPES.values())}")
+    if not tensor.nbytes:
+        return kind, tensor.shape, memoryview(b"")
+    whole = tensor if is_contiguous(tensor) else _tmesh.put(tensor, seal=False)
+    return kind, tensor.shape, memoryview(whole.reshape(-1).view("uint8"))
+
+
 def _plain(tensors: Mapping[str, Any]) -> dict[str, Plain]:
     """Arrays that are not contiguous or not little-endian are copied."""
     numpy = importlib.import_module("numpy")
+    if not isinstance(tensors, Mapping):
+        raise AttributeError(f"what is saved is a dict of names and arrays, not {type(tensors).__name__}")
     plain = {}
     for name, value in tensors.items():
+        if isinstance(value, _tmesh.Tensor):
+            plain[name] = _plain_of_ours(name, value)
+            continue
+        if not isinstance(value, (numpy.ndarray, numpy.generic)):
+            raise AttributeError(f"{name!r} is a NumPy array or a tmesh.Tensor, not {type(value).__name__}: take "
+                                 "numpy.asarray() of it")
         if value.dtype.name not in _TYPES:
             raise SafetensorError(f"Unknown dtype {value.dtype.name!r} of {name!r}. Supported: {', '.join(_TYPES)}")
         order = value.dtype.byteorder
