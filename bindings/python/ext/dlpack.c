@@ -393,14 +393,33 @@ struct tmesh_tensor *put_tensor(struct state *st, struct tensor *self,
 	return rc ? raise_error(st, &err) : tensor;
 }
 
+/* What is to be asked: a view of PyTorch's that negates gives the elements as they lie there,
+ * without a word. */
+static PyObject *negated(PyObject *object)
+{
+	PyObject *is = NULL;
+	int negates = 0;
+
+	if (PyObject_HasAttrString(object, "resolve_neg")) {
+		is = PyObject_CallMethod(object, "is_neg", NULL);
+		negates = is ? PyObject_IsTrue(is) : -1;
+		Py_XDECREF(is);
+	}
+	if (negates < 0)
+		return NULL;
+	return negates ? PyObject_CallMethod(object, "resolve_neg", NULL) : Py_NewRef(object);
+}
+
 /* object.__dlpack__(), with a version if it knows about versions. */
 static PyObject *ask_capsule(PyObject *object)
 {
-	PyObject *method = PyObject_GetAttrString(object, "__dlpack__");
-	PyObject *none = PyTuple_New(0);
-	PyObject *names = Py_BuildValue("{s(ii)}", "max_version", DLPACK_MAJOR, DLPACK_MINOR);
-	PyObject *capsule = NULL;
+	PyObject *asked = negated(object), *capsule = NULL, *method, *none, *names;
 
+	if (!asked)
+		return NULL;
+	method = PyObject_GetAttrString(asked, "__dlpack__");
+	none = PyTuple_New(0);
+	names = Py_BuildValue("{s(ii)}", "max_version", DLPACK_MAJOR, DLPACK_MINOR);
 	if (method && none && names)
 		capsule = PyObject_Call(method, none, names);
 	if (!capsule && method && none && PyErr_ExceptionMatches(PyExc_TypeError)) {
@@ -410,6 +429,7 @@ static PyObject *ask_capsule(PyObject *object)
 	Py_XDECREF(names);
 	Py_XDECREF(none);
 	Py_XDECREF(method);
+	Py_XDECREF(asked);
 	return capsule;
 }
 
@@ -446,13 +466,54 @@ static struct tmesh_tensor *take(struct state *st, PyObject *capsule,
 	return rc ? raise_error(st, &err) : tensor;
 }
 
-struct tmesh_tensor *put_dlpack(struct state *st, PyObject *object,
-				const struct tmesh_region_opts *opts)
+static struct tmesh_tensor *take_from(struct state *st, PyObject *object,
+				      const struct tmesh_region_opts *opts)
 {
 	PyObject *capsule = ask_capsule(object);
 	struct tmesh_tensor *tensor = capsule ? take(st, capsule, opts) : NULL;
 
 	Py_XDECREF(capsule);
+	return tensor;
+}
+
+/* PyTorch has elements that it gives to nobody as they are; with the exception of its refusal. */
+static struct tmesh_tensor *put_refused(struct state *st, PyObject *object,
+					const struct tmesh_region_opts *opts)
+{
+	PyObject *type, *value, *traceback, *plain;
+	struct tmesh_tensor *tensor;
+
+	PyErr_Fetch(&type, &value, &traceback);
+	plain = call_python("tmesh.elements", "plain_of_torch", object);
+	if (plain == Py_None) {
+		Py_DECREF(plain);
+		PyErr_Restore(type, value, traceback);
+		return NULL;
+	}
+	Py_XDECREF(type);
+	Py_XDECREF(value);
+	Py_XDECREF(traceback);
+	if (!plain)
+		return NULL;
+	tensor = PyObject_CheckBuffer(plain) ? put_buffer(st, plain, opts)
+					     : take_from(st, plain, opts);
+	Py_DECREF(plain);
+	return tensor;
+}
+
+struct tmesh_tensor *put_dlpack(struct state *st, PyObject *object,
+				const struct tmesh_region_opts *opts)
+{
+	PyObject *capsule = ask_capsule(object);
+	struct tmesh_tensor *tensor;
+
+	if (!capsule)
+		return PyErr_ExceptionMatches(PyExc_RuntimeError) ||
+				       PyErr_ExceptionMatches(PyExc_BufferError)
+			       ? put_refused(st, object, opts)
+			       : NULL;
+	tensor = take(st, capsule, opts);
+	Py_DECREF(capsule);
 	return tensor;
 }
 

@@ -44,20 +44,28 @@ def test_torch_strided(make):
 
 
 def test_torch_bool():
-    source = torch.tensor([True, False])
-    assert tmesh.put(source.numpy(), seal=False).dtype == "bool"
-    try:
-        source.__dlpack__()
-    except Exception as refusal:
-        with pytest.raises(type(refusal)):
-            tmesh.put(source, seal=False)
-    else:
-        assert tmesh.put(source, seal=False).numpy().tolist() == [True, False]
+    """PyTorch before 2 gives them to nobody by DLPack."""
+    for source in (torch.tensor([True, False]), torch.tensor([[True, False], [False, False]]).T, torch.tensor(True),
+                   torch.empty(0, 2, dtype=torch.bool)):
+        t = tmesh.put(source)
+        assert t.dtype == "bool" and t.shape == tuple(source.shape) and t.numpy().tolist() == source.tolist()
+
+
+def test_torch_tensors_that_refuse_dlpack_are_copied():
+    copied = tmesh.stats()["copies"]
+    for source in (torch.ones(2, requires_grad=True), torch.nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True) * 1):
+        assert tmesh.put(source).tolist() == [1, 1] and source.requires_grad
+    assert tmesh.put(torch.tensor([1 + 2j]).conj()).tolist() == [1 - 2j]
+    assert tmesh.put(torch.tensor([1 + 2j]).conj().imag).tolist() == [-2]
+    assert tmesh.from_dlpack(torch.tensor([1 + 2j]).conj().imag).tolist() == [-2]
+    assert tmesh.stats()["copies"] == copied + 6
 
 
 def test_torch_refusals_pass_through():
+    with pytest.raises(Exception, match="(?i)sparse|layout|strided"):
+        tmesh.put(torch.ones(2).to_sparse())
     with pytest.raises(Exception, match="requires? grad"):
-        tmesh.put(torch.ones(2, requires_grad=True), seal=False)
+        tmesh.from_dlpack(torch.ones(2, requires_grad=True))
 
 
 def test_torch_from_numpy_and_frombuffer():

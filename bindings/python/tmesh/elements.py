@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any, NamedTuple
 
 from . import _tmesh
@@ -53,6 +54,19 @@ def to_torch(tensor: _tmesh.Tensor, entry: Entry) -> Any:
     if entry.dtype is None and entry.type not in TORCH_TYPES:
         return flat.reshape(tensor.shape)
     return flat.view(_torch_type(torch, entry)).reshape(entry.shape)
+
+
+def plain_of_torch(value: Any) -> Any:
+    """What may be copied in the place of a tensor of PyTorch's on the CPU, which refuses to give it by DLPack: one that wants
+    gradients, is conjugated, or has truth values (before PyTorch 2). None: it is another thing."""
+    torch = sys.modules.get("torch")
+    if not torch or not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.layout != torch.strided:
+        return None
+    plain = value.detach().resolve_conj().resolve_neg()
+    if plain.dtype != torch.bool:
+        return plain
+    numpy = importlib.import_module("numpy")
+    return numpy.from_dlpack(plain.contiguous().view(torch.uint8)).view("bool")
 
 
 def _torch_type(torch: Any, entry: Entry) -> Any:
