@@ -157,6 +157,71 @@ print(state["b"].tolist(), flush=True)
     assert two.stdout.readline().strip() == "[50.0, 1.0] True"
 
 
+REPLICA = """
+import sys, torch, tmesh
+from test_model import network, weights_of
+torch.set_num_threads(1)
+model = network(torch)
+state = tmesh.load_model(sys.argv[1]).state_dict()
+for name, part in model.named_modules():
+    for key in [key for key, one in part._parameters.items() if one is not None]:
+        part._parameters[key] = torch.nn.Parameter(state[f"{name}.{key}"], requires_grad=False)
+with torch.no_grad():
+    said = model(torch.linspace(-1, 1, 2048).reshape(1, 8, 256))
+places = [one.data_ptr() for one in model.parameters()]
+print(said.double().sum().item(), said.double().abs().sum().item(), flush=True)
+input()
+print(*weights_of(places), flush=True)
+input()
+"""
+
+
+def network(torch):
+    """72 tensors, 12.6 MB."""
+    layer = torch.nn.TransformerEncoderLayer(256, 4, 512, batch_first=True)
+    return torch.nn.TransformerEncoder(layer, 6).eval()
+
+
+def weights_of(places):
+    """Pss and Anonymous in KiB of the mappings in which @places are, and how many of @places those have."""
+    found, inside = {"Pss": 0, "Anonymous": 0}, False
+    count = 0
+    with open("/proc/self/smaps") as maps:
+        for line in maps:
+            words = line.split()
+            if "-" in words[0]:
+                low, high = (int(word, 16) for word in words[0].split("-"))
+                here = sum(low <= place < high for place in places)
+                inside, count = here > 0, count + here
+            elif inside and words[0][:-1] in found:
+                found[words[0][:-1]] += int(words[1])
+    return found["Pss"], found["Anonymous"], count
+
+
+def test_ten_replicas_have_one_copy(tmp_path, peer, torch, monkeypatch):
+    """Ten processes, each with the model in PyTorch and an answer of it: together they have its bytes once."""
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
+    torch.manual_seed(3)
+    model = network(torch)
+    path = tmp_path / "model.safetensors"
+    import tmesh.safetensors.torch as ours_torch
+    ours_torch.save_file(model.state_dict(), path)
+    with torch.no_grad():
+        said = model(torch.linspace(-1, 1, 2048).reshape(1, 8, 256)).double()
+    replicas = [peer(REPLICA, str(path)) for _ in range(10)]
+    answers = [[float(word) for word in one.stdout.readline().split()] for one in replicas]
+    assert all(answer == answers[0] for answer in answers)
+    assert answers[0] == pytest.approx([said.sum().item(), said.abs().sum().item()], rel=1e-3, abs=1e-2)
+    shares = []
+    for one in replicas:
+        one.stdin.write("\n")
+        one.stdin.flush()
+        shares.append([int(word) for word in one.stdout.readline().split()])
+    count, whole = len(list(model.parameters())), sum(4 * one.numel() for one in model.parameters()) / 1024
+    assert all(share[1:] == [0, count] for share in shares), shares
+    assert 0.98 * whole < sum(share[0] for share in shares) < 1.02 * whole + 10 * 8, (shares, whole)
+
+
 @pytest.mark.parametrize("harm", [lambda path: os.truncate(path, 100), os.unlink,
                                   lambda path: path.write_bytes(b"\0" * path.stat().st_size)],
                          ids=["truncated", "removed", "overwritten"])
