@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import unittest.mock
 
 BUILD = pathlib.Path(sys.argv[1]).resolve()
 OUT = BUILD / "tests" / "model"
@@ -62,18 +63,27 @@ def start(path, *args, **fault):
                             text=True)
 
 
-def reported(process):
-    """What it says of what it loaded; then it may let go. Or its status and why it did not."""
+def told(process):
+    """What it says of what it loaded, and holds; or None."""
     said = ""
     for line in process.stdout:
         said += line
-        try:
-            told = json.loads(said)
-        except json.JSONDecodeError:
-            continue
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
-        return 0, told["report"]
+        with contextlib.suppress(json.JSONDecodeError):
+            return json.loads(said)["report"]
+
+
+def let_go(process):
+    process.send_signal(signal.SIGTERM)
+    _, why = process.communicate(timeout=60)
+    return process.returncode, why
+
+
+def reported(process):
+    """What it says of what it loaded; then it may let go. Or its status and why it did not."""
+    report = told(process)
+    if report:
+        let_go(process)
+        return 0, report
     _, why = process.communicate(timeout=60)
     return process.returncode, why
 
@@ -100,7 +110,7 @@ def left(folder):
 
 @contextlib.contextmanager
 def mounted(folder, path, *fault):
-    """The model's file behind FUSE, and the log of what is read of it."""
+    """The model's file behind FUSE, the log of what is read of it, and the server."""
     point, log = os.path.join(folder, "fuse"), os.path.join(folder, "log")
     os.makedirs(point, exist_ok=True)
     server = subprocess.Popen([sys.executable, "-B", SOURCE / "fuse_file.py", point, path, log, *map(str, fault)],
@@ -111,7 +121,7 @@ def mounted(folder, path, *fault):
             if server.poll() is not None:
                 raise NoFuse(f"a FUSE file system cannot be mounted: {server.stdout.read().strip()[-80:]}")
             time.sleep(0.01)
-        yield inside, log
+        yield inside, log, server
     finally:
         # Who is not root has fusermount.
         if subprocess.run(["umount", "-l", point], stderr=subprocess.DEVNULL).returncode:
@@ -134,7 +144,7 @@ FUSE_FAULTS = (("eio", "Input/output error"), ("end", "shrunk"), ("changed", "ch
 
 
 def through_fuse(folder, path, whole):
-    with mounted(folder, path) as (inside, log):
+    with mounted(folder, path) as (inside, log, _):
         status, report = reported(start(inside))
         check(status == 0 and report["xxh3"] == whole, "FUSE: the same bytes", report)
         check(status == 0 and (report["method"], report["file_system"]) == ("read", "fuse") and "FUSE" in report["reason"],
@@ -145,9 +155,59 @@ def through_fuse(folder, path, whole):
               f"FUSE: {len(sizes)} reads of {sum(sizes) // len(sizes)} bytes on average", sorted(sizes)[:20])
     for method in METHODS:
         for fault, words in FUSE_FAULTS:
-            with mounted(folder, path, fault, 9 << 20) as (inside, _):
+            with mounted(folder, path, fault, 9 << 20) as (inside, _, _):
                 status, said = load(inside, "--method", method)
                 check(status == 1 and words in said, f"FUSE, {method}: {fault}", f"{status}: {said}")
+        hangs(folder, path, method)
+    # In a directory of its own: the quota wants a keeper that it starts itself.
+    with tempfile.TemporaryDirectory() as own, unittest.mock.patch.dict(os.environ, TMESH_RUNTIME_DIR=own):
+        after_a_load(folder, path)
+
+
+def hanging(log):
+    with open(log) as lines:
+        return any(line.startswith("hangs") for line in lines)
+
+
+def hangs(folder, path, method):
+    """The server answers no more in the middle. Who reads waits as for any disk until the connection ends (the server
+    does, or root by umount -f), also when it is killed: the kernel tells the server of each end of a file."""
+    for end in "killed", "ended":
+        with mounted(folder, path, "hangs", 9 << 20) as (inside, log, server):
+            process = start(inside, "--method", method)
+            while not hanging(log) and process.poll() is None:
+                time.sleep(0.01)
+            if end == "killed":
+                process.kill()
+            server.kill()
+            status, said = finish(process)
+            good = status == -signal.SIGKILL if end == "killed" else \
+                status == 1 and ("connect" in said or "Input/output error" in said)
+            check(good and hanging(log), f"FUSE, {method}: it hangs, the loader is {end}", f"{status}: {said}")
+
+
+def after_a_load(folder, path):
+    """What is loaded and kept has nothing of the server any more, whether that is killed or stopped."""
+    name = "after-a-load"
+
+    def hashed():
+        return subprocess.run([BUILD / "tests/keep/kept_hash", name], capture_output=True, text=True).stdout
+
+    for end in signal.SIGKILL, signal.SIGSTOP:
+        with mounted(folder, path) as (inside, _, server):
+            holder = start(inside, "--keep-as", name)
+            told(holder)
+            before = hashed()
+            server.send_signal(end)
+            if end == signal.SIGKILL:
+                server.wait()
+                status, said = load(inside)
+                check(status == 1 and "connect" in said, "FUSE: dead after a load, another load fails", f"{status}: {said}")
+            check(before and hashed() == before, f"FUSE: {end.name} after a load, what is kept is the same", before)
+            status, said = let_go(holder)
+            check(status in (0, -signal.SIGTERM), f"FUSE: {end.name} after a load, its holder ends", f"{status}: {said}")
+            done = subprocess.run([BUILD / "tmeshctl", "drop", name], capture_output=True, text=True)
+            check(done.returncode == 0, f"FUSE: {end.name} after a load, what was kept is dropped", done.stderr)
 
 
 def quota(runtime, path):

@@ -5,11 +5,12 @@
     fuse_file.py MOUNT_POINT FILE LOG [FAULT AFTER]
 
 LOG gets a line "OFFSET SIZE" for each read that the kernel asks for. From byte AFTER on: eio fails, end has no
-more bytes, changed has another mtime, gone is no file any more, and dead ends the server. Runs until it is
-unmounted.
+more bytes, changed has another mtime, gone is no file any more, dead ends the server, and hangs says so in LOG
+and answers no more. Runs until it is unmounted.
 """
 import errno
 import os
+import signal
 import stat
 import sys
 
@@ -44,6 +45,9 @@ class OneFile(fuse.Operations):
         self.far = max(self.far, offset + size)
         if self._reached("dead"):
             os._exit(0)
+        if self._reached("hangs"):
+            self.log.write("hangs 0\n")
+            signal.pause()
         if self._reached("eio"):
             raise fuse.FuseOSError(errno.EIO)
         return self.data[offset:min(offset + size, AFTER) if FAULT == "end" else offset + size]
