@@ -94,7 +94,9 @@ defmodule Tmesh.NetTest do
           [timeout: :infinity],
           [deadline: 0],
           [deadline: nil],
-          [deadline: 1.5]
+          [deadline: 1.5],
+          [progress: :somebody],
+          [progress: 5]
         ] do
       assert {:error, %Error{type: :invalid}} = Net.open(map, wrong)
       assert {:error, %Error{type: :invalid}} = Net.open_name("llama", wrong)

@@ -52,7 +52,8 @@ defmodule Tmesh.Net do
   alias Tmesh.ZeroCopy.TensorRef
 
   @type offer :: %{String.t() => term()}
-  @type open_option :: {:timeout, pos_integer()} | {:deadline, pos_integer() | :infinity}
+  @type open_option ::
+          {:timeout, pos_integer()} | {:deadline, pos_integer() | :infinity} | {:progress, pid()}
 
   # What an open says of memory that is not here: of this machine's kind, or of one with the module where this one
   # has none, or the other way.
@@ -218,6 +219,9 @@ defmodule Tmesh.Net do
     * `timeout` - the longest time without an answer or a byte, in milliseconds, of each home (10,000)
     * `deadline` - the longest time in all, in milliseconds (`:infinity`). Then it is `:timeout`, and what was half
       fetched goes, unless others wait for it
+    * `progress` - a process that gets `{:tmesh_progress, %{checksum: text, bytes: n, region_bytes: n}}` at most ten
+      times a second for each region that is fetched, and one when all of it is here, before the open returns. What
+      goes on behind a home that failed begins again. Nothing is said of what is on this machine already
 
   Errors: as `Tmesh.ZeroCopy.open/2`; `:not_found` (withdrawn; the home is not connected to this node),
   `:gone` (the home, its fetcher or this one ended meanwhile), `:timeout`, `:not_started` (no net runs
@@ -247,13 +251,13 @@ defmodule Tmesh.Net do
          do: open_bundle(ref, wanted, limits)
   end
 
-  defp open_within(map, {timeout, until}) do
+  defp open_within(map, limits) do
     with {:ok, ref} <- TensorRef.from_map(map),
          key = {map["checksum"], map["region_bytes"]},
          {:none, dead} <- open_had(ref, key),
          {:error, %Error{type: type}} when type in @elsewhere <- ZeroCopy.open(ref),
          {:ok, [wanted]} <- Offer.wanted(map),
-         {:ok, token, region, hold} <- call({:open, wanted, timeout, until}) do
+         {:ok, token, region, hold} <- call({:open, wanted, limits}) do
       opened = ZeroCopy.open(%TensorRef{ref | token: token, id: region})
       GenServer.cast(__MODULE__, {:opened, hold, have(opened, key, dead)})
       opened
@@ -293,8 +297,8 @@ defmodule Tmesh.Net do
   defp have(_none, key, dead), do: {key, dead, nil}
 
   # The fetched regions are held for the process that asked for them, until the bundle holds them.
-  defp open_bundle(ref, wanted, {timeout, until}) do
-    requests = for one <- wanted, do: {:open, one, timeout, until}
+  defp open_bundle(ref, wanted, limits) do
+    requests = for one <- wanted, do: {:open, one, limits}
 
     opened =
       Apart.run(fn watch ->
@@ -313,15 +317,20 @@ defmodule Tmesh.Net do
 
   defp here({:ok, token, region, _hold}), do: %{"token" => token, "id" => region}
 
-  # Of each home, and until when in all.
+  # Of each home, until when in all, and who is told.
   defp limits(opts) do
-    with {:ok, opts} <- Options.validate(opts, timeout: 10_000, deadline: :infinity) do
-      case {opts[:timeout], opts[:deadline]} do
-        {timeout, :infinity} when timeout in 1..0x7FFF_FFFF ->
-          {:ok, {timeout, :infinity}}
+    known = [timeout: 10_000, deadline: :infinity, progress: nil]
 
-        {timeout, deadline} when timeout in 1..0x7FFF_FFFF and deadline in 1..0x7FFF_FFFF ->
-          {:ok, {timeout, System.monotonic_time(:millisecond) + deadline}}
+    with {:ok, opts} <- Options.validate(opts, known) do
+      case {opts[:timeout], opts[:deadline], opts[:progress]} do
+        {_timeout, _deadline, told} when not is_pid(told) and told != nil ->
+          invalid("progress must be a process: its pid")
+
+        {timeout, :infinity, told} when timeout in 1..0x7FFF_FFFF ->
+          {:ok, {timeout, :infinity, told}}
+
+        {timeout, deadline, told} when timeout in 1..0x7FFF_FFFF and deadline in 1..0x7FFF_FFFF ->
+          {:ok, {timeout, System.monotonic_time(:millisecond) + deadline, told}}
 
         _wrong ->
           invalid(
@@ -421,7 +430,7 @@ defmodule Tmesh.Net do
           {:ok, TensorRef.t() | Bundle.t()} | {:error, Error.t()}
   def open_name(name, opts \\ []) do
     with :ok <- Names.check(name),
-         {:ok, {_timeout, until} = limits} <- limits(opts) do
+         {:ok, {_timeout, until, _told} = limits} <- limits(opts) do
       case Names.lookup(name, until) do
         {:ok, pid} when is_pid(pid) ->
           invalid(

@@ -15,10 +15,13 @@ defmodule Tmesh.Net.Reader do
   @again_ms 100
   @again_most_ms 5_000
 
-  @spec open(map(), map(), pos_integer(), integer() | :infinity, GenServer.from()) :: map()
-  def open(state, wanted, timeout, until, {pid, _tag} = from) do
+  @typedoc "The silence that is borne of each home, the time of the clock when it is too late, and who is told of what has come."
+  @type limits :: {pos_integer(), integer() | :infinity, pid() | nil}
+
+  @spec open(map(), map(), limits(), GenServer.from()) :: map()
+  def open(state, wanted, {timeout, until, told}, {pid, _tag} = from) do
     monitor = Process.monitor(pid)
-    waiter = {from, monitor, deadline(until, wanted.checksum, monitor)}
+    waiter = {from, monitor, deadline(until, wanted.checksum, monitor), told}
 
     case state.fetches[wanted.checksum] do
       nil ->
@@ -247,12 +250,23 @@ defmodule Tmesh.Net.Reader do
 
   ## What the fetcher says
 
-  @spec progress(map(), String.t()) :: map()
-  def progress(state, checksum) do
-    with %{state: {:reading, _id, key, home}} <- state.fetches[checksum],
-         do: tell(home, {:renew, self(), key})
+  @spec progress(map(), String.t(), non_neg_integer()) :: map()
+  def progress(state, checksum, bytes) do
+    with %{state: {:reading, _id, key, home}} = fetch <- state.fetches[checksum] do
+      tell(home, {:renew, self(), key})
+      say_progress(fetch, bytes)
+    end
 
     state
+  end
+
+  defp say_progress(%{wanted: wanted, waiters: waiters}, bytes) do
+    for {_from, _monitor, _timer, told} <- waiters, told do
+      send(
+        told,
+        {:tmesh_progress, %{checksum: wanted.checksum, bytes: bytes, region_bytes: wanted.bytes}}
+      )
+    end
   end
 
   @spec fetched(map(), non_neg_integer(), String.t(), map()) :: map()
@@ -266,8 +280,10 @@ defmodule Tmesh.Net.Reader do
         ask(state, :nothing, "release", of: id)
 
       {fetch, state} ->
+        if type == "fetched", do: say_progress(fetch, fetch.wanted.bytes)
+
         monitors =
-          for {from, monitor, timer} <- fetch.waiters do
+          for {from, monitor, timer, _told} <- fetch.waiters do
             end_deadline(timer)
             GenServer.reply(from, {:ok, message["token"], message["region"], {id, monitor}})
             monitor
@@ -319,7 +335,7 @@ defmodule Tmesh.Net.Reader do
   end
 
   defp reply(fetch, error) do
-    Enum.each(fetch.waiters, fn {from, monitor, timer} ->
+    Enum.each(fetch.waiters, fn {from, monitor, timer, _told} ->
       end_deadline(timer)
       Process.demonitor(monitor, [:flush])
       GenServer.reply(from, {:error, error})
@@ -340,7 +356,7 @@ defmodule Tmesh.Net.Reader do
   @spec late(map(), String.t(), reference()) :: map()
   def late(state, checksum, monitor) do
     with %{waiters: waiters} <- state.fetches[checksum],
-         {from, ^monitor, _timer} <- List.keyfind(waiters, monitor, 1) do
+         {from, ^monitor, _timer, _told} <- List.keyfind(waiters, monitor, 1) do
       Process.demonitor(monitor, [:flush])
       GenServer.reply(from, {:error, Error.new(:timeout, "it was not here by the deadline")})
       waiter_ended(state, monitor)
@@ -357,7 +373,7 @@ defmodule Tmesh.Net.Reader do
         state
 
       {checksum, fetch} ->
-        {{_from, ^monitor, timer}, waiters} = List.keytake(fetch.waiters, monitor, 1)
+        {{_from, ^monitor, timer, _told}, waiters} = List.keytake(fetch.waiters, monitor, 1)
         end_deadline(timer)
 
         case waiters do

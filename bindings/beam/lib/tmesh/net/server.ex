@@ -77,8 +77,8 @@ defmodule Tmesh.Net.Server do
 
   def handle_call({:withdraw, id}, from, state), do: Home.withdraw(state, id, from)
 
-  def handle_call({:open, wanted, timeout, until}, from, state),
-    do: {:noreply, Reader.open(state, wanted, timeout, until, from)}
+  def handle_call({:open, wanted, limits}, from, state),
+    do: {:noreply, Reader.open(state, wanted, limits, from)}
 
   def handle_call({:publish, name, what}, {owner, _tag}, state) do
     if state.names[name] do
@@ -215,9 +215,9 @@ defmodule Tmesh.Net.Server do
 
   ## What the fetcher says
 
-  defp take(state, id, %{"type" => "progress"}) do
+  defp take(state, id, %{"type" => "progress", "bytes" => bytes}) do
     {:fetch, checksum} = state.asked[id]
-    Reader.progress(state, checksum)
+    Reader.progress(state, checksum, bytes)
   end
 
   defp take(state, id, message) do
