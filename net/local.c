@@ -210,20 +210,24 @@ static int await(int fd, char **ref, struct tmesh_error *err)
 	}
 }
 
-static int get(struct tmesh_ctx *ctx, const struct tmesh_net_wanted *given, int *fd, char **ref,
+static int read_wanted(struct tmesh_net_wanted *wanted, const struct tmesh_net_wanted *given,
+		       struct tmesh_error *err)
+{
+	int rc = tmesh_read_sized(wanted, sizeof(*wanted), given, err);
+
+	if (!rc && !wanted->ref == !wanted->name)
+		rc = tmesh_fail(err, -EINVAL, "either an offer or a name is needed");
+	return rc;
+}
+
+static int get(struct tmesh_ctx *ctx, const struct tmesh_net_wanted *wanted, int *fd, char **ref,
 	       struct tmesh_error *err)
 {
-	struct tmesh_net_wanted wanted;
-	int rc = tmesh_read_sized(&wanted, sizeof(wanted), given, err);
+	int rc = connect_net(ctx, wanted, fd, err);
 
 	if (rc)
 		return rc;
-	if (!wanted.ref == !wanted.name)
-		return tmesh_fail(err, -EINVAL, "either an offer or a name is needed");
-	rc = connect_net(ctx, &wanted, fd, err);
-	if (rc)
-		return rc;
-	rc = ask(*fd, &wanted, err);
+	rc = ask(*fd, wanted, err);
 	if (!rc)
 		rc = await(*fd, ref, err);
 	if (rc)
@@ -231,13 +235,17 @@ static int get(struct tmesh_ctx *ctx, const struct tmesh_net_wanted *given, int 
 	return rc;
 }
 
-int tmesh_net_open_tensor(struct tmesh_ctx *ctx, const struct tmesh_net_wanted *wanted,
+int tmesh_net_open_tensor(struct tmesh_ctx *ctx, const struct tmesh_net_wanted *given,
 			  struct tmesh_tensor **out, struct tmesh_error *err)
 {
+	struct tmesh_net_wanted wanted;
 	struct tmesh_ref ref;
 	char *text;
-	int fd, rc = get(ctx, wanted, &fd, &text, err);
+	int fd, rc = read_wanted(&wanted, given, err);
 
+	if (rc || net_kept_tensor(ctx, &wanted, out))
+		return rc;
+	rc = get(ctx, &wanted, &fd, &text, err);
 	if (rc)
 		return rc;
 	rc = tmesh_ref_decode(text, strlen(text), &ref, err);
@@ -248,12 +256,16 @@ int tmesh_net_open_tensor(struct tmesh_ctx *ctx, const struct tmesh_net_wanted *
 	return rc;
 }
 
-int tmesh_net_open_bundle(struct tmesh_ctx *ctx, const struct tmesh_net_wanted *wanted,
+int tmesh_net_open_bundle(struct tmesh_ctx *ctx, const struct tmesh_net_wanted *given,
 			  struct tmesh_bundle **out, struct tmesh_error *err)
 {
+	struct tmesh_net_wanted wanted;
 	char *text;
-	int fd, rc = get(ctx, wanted, &fd, &text, err);
+	int fd, rc = read_wanted(&wanted, given, err);
 
+	if (rc || net_kept_bundle(ctx, &wanted, out))
+		return rc;
+	rc = get(ctx, &wanted, &fd, &text, err);
 	if (rc)
 		return rc;
 	rc = tmesh_bundle_open(ctx, text, strlen(text), TMESH_READ, out, err);

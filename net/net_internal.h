@@ -150,6 +150,12 @@ void net_sum_end(struct net_sum *sum, char text[TMESH_NET_CHECKSUM_SIZE]);
 /* -EPROTO where what came is not what was offered. */
 int net_sum_check(const char *come, const char *offered, struct tmesh_error *err);
 
+/* Whether all that is wanted was fetched before and is kept here; then it is opened. */
+bool net_kept_tensor(struct tmesh_ctx *ctx, const struct tmesh_net_wanted *wanted,
+		     struct tmesh_tensor **out);
+bool net_kept_bundle(struct tmesh_ctx *ctx, const struct tmesh_net_wanted *wanted,
+		     struct tmesh_bundle **out);
+
 void net_offer_put(struct tmesh_net *net, struct net_offer *offer);
 /* Ends all grants of @offer, or all if it is NULL. */
 void net_grants_end(struct tmesh_net *net, const struct net_offer *offer);

@@ -143,8 +143,9 @@ int tmesh_net_store(struct tmesh_net *net, const void *data, size_t bytes, const
 /*
  * Opening by the machine's Tmesh.Net (docs/net.md): a program that has what an Elixir node offers,
  * or knows its name, asks the node of its own machine that runs for the same user and runtime
- * directory. Memory that is on this machine already is opened without a fetch. No struct tmesh_net
- * is needed.
+ * directory. Memory that is on this machine already is opened without a fetch, and what this
+ * machine has fetched and keeps without a question to the node: also while none runs. No struct
+ * tmesh_net is needed.
  */
 struct tmesh_net_wanted {
 	size_t size;	 /* sizeof(struct tmesh_net_wanted) */

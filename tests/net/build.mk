@@ -35,7 +35,7 @@ NET_FUZZ_OUT := $(NET_TEST_OUT)/fuzz
 NET_FUZZ_NAMES := net_command net_address net_answer
 $(NET_FUZZ_OUT)/net_command: $(NET)/port/command.c $(NET)/port/command.h
 $(NET_FUZZ_OUT)/net_address: $(NET)/address.c $(NET)/endpoint.c $(NET)/net_internal.h
-$(NET_FUZZ_OUT)/net_answer: $(NET)/local.c $(NET)/net_internal.h
+$(NET_FUZZ_OUT)/net_answer: $(NET)/local.c $(NET)/kept.c $(NET)/address.c $(NET)/endpoint.c $(NET)/net_internal.h
 $(NET_FUZZ_OUT)/net_%: $(NET_TEST)/fuzz_%.c $(FUZZ_OBJ)
 	@mkdir -p $(@D)
 	$(FUZZ_CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) -I$(NET) -std=gnu11 -pthread $(WARN) $(FUZZ_FLAGS) -fsanitize=fuzzer \
@@ -52,7 +52,8 @@ $(NET_TEST_OUT)/net_open: examples/c/net_open.c include/tmesh/net.h $(NET_A) $(L
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 -pthread $< $(NET_A) $(LIB_A) $(LIB_LIBS) $(NET_LIBS) -o $@
 
 net-machines-check: net keeper beam $(NET_TEST_OUT)/net_open $(VENV)/tmesh.stamp ## Tmesh.Net between nodes: on the loopback and in network namespaces, kills and cuts
-	@$(PYTHON) -B $(NET_TEST)/test_machines.py $(B) $(VPYTHON)
+	@status=0; for test in machines beside; do \
+		$(PYTHON) -B $(NET_TEST)/test_$$test.py $(B) $(VPYTHON) || status=1; done; exit $$status
 
 net-weather-check: net keeper beam ## ... over bad links and in WireGuard's tunnels, where the kernel has netem and wireguard
 	@$(PYTHON) -B $(NET_TEST)/test_machines.py $(B) $(VPYTHON) in_guest

@@ -168,6 +168,33 @@ defmodule Machine do
     held
   end
 
+  # How far it is, as the opening process is told: regions, whether each only grew, and bytes in all.
+  defp act(["open_told", how, what], held) do
+    opts = [timeout: 600_000, progress: self()]
+
+    opened =
+      if how == "ref", do: Tmesh.Net.open(decode(what), opts), else: Tmesh.Net.open_name(what, opts)
+
+    told = Enum.group_by(progress(), & &1.checksum)
+
+    whole? =
+      Enum.all?(told, fn {_sum, all} ->
+        bytes = Enum.map(all, & &1.bytes)
+        bytes == Enum.sort(bytes) and List.last(bytes) == hd(all).region_bytes
+      end)
+
+    bytes = told |> Enum.map(fn {_sum, all} -> hd(all).region_bytes end) |> Enum.sum()
+    say("#{elem(opened, 0)} #{map_size(told)} #{whole?} #{bytes} #{length(List.flatten(Map.values(told)))}")
+
+    with {:ok, ref_or_bundle} <- opened do
+      if is_struct(ref_or_bundle, Tmesh.Bundle),
+        do: Tmesh.Bundle.release(ref_or_bundle),
+        else: ZeroCopy.release!(ref_or_bundle)
+    end
+
+    held
+  end
+
   # So many processes that wait for what is offered or published, until they are killed.
   defp act(["wait", count, how, what], held) do
     open =
@@ -237,6 +264,31 @@ defmodule Machine do
     [{:liar, pid} | held]
   end
 
+  # In place of this node's net somebody says of every name what nobody can have published.
+  defp act(["lie_of_names"], held) do
+    :ok = Supervisor.terminate_child(Machine.Supervisor, Tmesh.Net)
+    me = self()
+
+    pid =
+      spawn(fn ->
+        Process.register(self(), Tmesh.Net)
+        for name <- ["llama", "nobodys"], do: :pg.join(Tmesh.Net.Names, name, self())
+        send(me, :registered)
+        lie_of_names([nil, {:ok, nil}, {:ok, %{}}, {:ok, [1 | 2]}, {:ok, %{"kind" => "channel"}}, :ok])
+      end)
+
+    receive(do: (:registered -> say("ok")))
+    [{:liar, pid} | held]
+  end
+
+  # Who was given an offer ends it by its id.
+  defp act(["end_elsewhere", home, offer], held) do
+    %{"offer" => id} = decode(offer)
+    {:error, error} = GenServer.call({Tmesh.Net, String.to_existing_atom(home)}, {:withdraw, id})
+    say("#{error.type}")
+    held
+  end
+
   # In another version of the protocol.
   defp act(["lease_in", version, home, offer], held) do
     %{"offer" => id} = decode(offer)
@@ -295,6 +347,19 @@ defmodule Machine do
   defp act(["json", offer], held) do
     {:ok, %{json: json}} = offer |> decode() |> Tmesh.Worker.Payload.encode()
     say(IO.iodata_to_binary(json))
+    held
+  end
+
+  # What is published under a name.
+  defp act(["json_of", name], held) do
+    {:ok, offer} = Tmesh.Net.lookup(name)
+    {:ok, %{json: json}} = Tmesh.Worker.Payload.encode(offer)
+    say(IO.iodata_to_binary(json))
+    held
+  end
+
+  defp act(["drop", name], held) do
+    say("#{Tmesh.drop(name)}")
     held
   end
 
@@ -525,8 +590,26 @@ defmodule Machine do
     lie(answer)
   end
 
+  defp lie_of_names([lie | lies]) do
+    receive do
+      {:"$gen_call", from, {:published, _name}} -> GenServer.reply(from, lie)
+      _other -> :ok
+    end
+
+    lie_of_names(lies ++ [lie])
+  end
+
   defp forget do
     receive(do: (_answer -> forget()))
+  end
+
+  # What has come before the open's answer.
+  defp progress do
+    receive do
+      {:tmesh_progress, told} -> [told | progress()]
+    after
+      0 -> []
+    end
   end
 
   defp renew(home, keys) do

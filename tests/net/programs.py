@@ -51,6 +51,8 @@ def test_programs(home, reader):
             assert reader.opened_by(*program, "tensor", "ref", text).startswith(f"error:{error}: "), text
         for text, error in (("nobody", "ENOENT"), ("x" * 256, "EINVAL")):
             assert reader.opened_by(*program, "bundle", "name", text).startswith(f"error:{error}: "), text
+    # What was fetched is kept, and opens without a net; what was not does not.
+    json = home.ask("json", home.offer(1000, "unfetched")[0])
     reader.kill("beam.smp")
     reader.beam.wait()
     for program in (BY_C, BY_PYTHON):

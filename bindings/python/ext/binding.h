@@ -277,6 +277,7 @@ int kept_name(struct state *st, PyObject *name_object, PyObject *uid_object, con
 	      uid_t *uid);
 PyObject *module_keep(PyObject *module, PyObject *args);
 PyObject *module_open_kept(PyObject *module, PyObject *args);
+PyObject *module_open_fetched(PyObject *module, PyObject *args);
 PyObject *module_kept(PyObject *module, PyObject *unused);
 PyObject *module_drop(PyObject *module, PyObject *name);
 
@@ -354,6 +355,7 @@ PyObject *module_unpickle(PyObject *module, PyObject *args);
 /* Seconds, or None for no hold (0), as nanoseconds; -1 with an exception. */
 int hold_from_object(struct state *st, PyObject *object, uint64_t *ns);
 /* What @ref names, opened without the GIL. */
+int ref_from_dict(struct state *st, PyObject *dict, struct tmesh_ref *ref);
 PyObject *tensor_open(struct state *st, struct tmesh_ctx *ctx, const struct tmesh_ref *ref,
 		      uint32_t rights);
 PyObject *module_open(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);

@@ -205,6 +205,83 @@ PyObject *module_open_kept(PyObject *module, PyObject *args)
 	return result;
 }
 
+/* The region kept under a name, of so many bytes; NULL where there is none such. Without the GIL.
+ */
+static struct tmesh_region *fetched_region(struct tmesh_ctx *ctx, const char *name,
+					   unsigned long long bytes)
+{
+	struct tmesh_region **regions, *region = NULL;
+	size_t count;
+
+	if (tmesh_kept_open(ctx, name, TMESH_KEPT_OWN, TMESH_READ, &regions, &count, NULL))
+		return NULL;
+	if (count == 1 && tmesh_region_bytes(regions[0]) == bytes &&
+	    tmesh_region_is_sealed(regions[0]))
+		region = tmesh_region_ref(regions[0]);
+	while (count)
+		tmesh_region_unref(regions[--count]);
+	free(regions);
+	return region;
+}
+
+/* All of @names or none. Return: how many; 0: not all are there. -1: an exception is set. */
+static Py_ssize_t fetched_regions(struct tmesh_ctx *ctx, PyObject *names,
+				  struct tmesh_region **regions)
+{
+	Py_ssize_t opened = 0, count = PyTuple_Size(names);
+
+	while (opened < count) {
+		struct tmesh_region *region;
+		unsigned long long bytes;
+		const char *name;
+
+		if (!PyArg_ParseTuple(PyTuple_GetItem(names, opened), "sK", &name, &bytes))
+			break;
+		Py_BEGIN_ALLOW_THREADS;
+		region = fetched_region(ctx, name, bytes);
+		Py_END_ALLOW_THREADS;
+		if (!region)
+			break;
+		regions[opened++] = region;
+	}
+	if (opened == count)
+		return count;
+	while (opened)
+		tmesh_region_unref(regions[--opened]);
+	return PyErr_Occurred() ? -1 : 0;
+}
+
+PyObject *module_open_fetched(PyObject *module, PyObject *args)
+{
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_ctx *ctx = context(st);
+	struct tmesh_region *regions[1 + TMESH_KEPT_MAX_REGIONS];
+	struct tmesh_tensor *tensor;
+	struct tmesh_error err;
+	struct tmesh_ref ref;
+	PyObject *names, *as;
+	Py_ssize_t count;
+	int rc;
+
+	if (!ctx || !PyArg_ParseTuple(args, "O!O:open_fetched", &PyTuple_Type, &names, &as))
+		return NULL;
+	count = PyTuple_Size(names);
+	if (count < 1 || count > 1 + TMESH_KEPT_MAX_REGIONS || (as != Py_None && count != 1))
+		return raise_code(st, EINVAL, "%zd regions are none, or too many", count);
+	if (as != Py_None && ref_from_dict(st, as, &ref))
+		return NULL;
+	count = fetched_regions(ctx, names, regions);
+	if (count < 0)
+		return NULL;
+	if (!count)
+		Py_RETURN_NONE;
+	if (as == Py_None)
+		return held_of_regions(st, ctx, regions, count);
+	rc = tmesh_tensor_wrap(regions[0], &ref.layout, &tensor, &err);
+	tmesh_region_unref(regions[0]);
+	return rc ? raise_error(st, &err) : tensor_new(st, tensor, NULL, TMESH_READ);
+}
+
 /* A time that there may not be. */
 static PyObject *time_or_none(uint64_t ns)
 {

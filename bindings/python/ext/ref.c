@@ -198,7 +198,7 @@ static int ints_member(struct state *st, PyObject *dict, enum ref_key key, int64
 	return 0;
 }
 
-static int ref_from_dict(struct state *st, PyObject *dict, struct tmesh_ref *ref)
+int ref_from_dict(struct state *st, PyObject *dict, struct tmesh_ref *ref)
 {
 	int64_t shape[TMESH_MAX_DIMS], strides[TMESH_MAX_DIMS];
 	struct tmesh_ref_members m = {.size = sizeof(m), .shape = shape, .strides = strides};

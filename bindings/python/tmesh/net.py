@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import socket
 import struct
 from typing import Any
@@ -26,6 +27,9 @@ __all__ = ["open", "open_name"]
 
 _SOCKET = "net.sock"
 _MAX_ANSWER = 1 << 20
+# Of a bundle: its regions and its index.
+_MAX_SHARDS = 1025
+_CHECKSUM = re.compile("[0-9a-f]{32}")
 # It says each second that it lives.
 _SILENCE = 30.0
 
@@ -45,7 +49,8 @@ def open(offer: dict[str, Any] | str | bytes, *, timeout: float = 10.0) -> _tmes
             raise ProtocolError(errno.EPROTO, f"not an offer: {error}") from None
     if not isinstance(offer, dict):
         raise ProtocolError(errno.EPROTO, "an offer is a JSON object")
-    return _opened("ref", offer, timeout, offer.get("home"))
+    kept = _kept(offer)
+    return _opened("ref", offer, timeout, offer.get("home")) if kept is None else kept
 
 
 def open_name(name: str, *, timeout: float = 10.0) -> _tmesh.Tensor | Bundle:
@@ -53,6 +58,24 @@ def open_name(name: str, *, timeout: float = 10.0) -> _tmesh.Tensor | Bundle:
     if not isinstance(name, str):
         raise InvalidError(errno.EINVAL, "a name is text")
     return _opened("name", name, timeout, None)
+
+
+def _kept(offer: dict[str, Any]) -> _tmesh.Tensor | Bundle | None:
+    """What this machine has fetched is kept, each region under the name of its bytes: then nobody is asked."""
+    bundle = offer.get("kind") == "bundle"
+    shards = offer.get("shards") if bundle else [offer]
+    names = []
+    for shard in shards if isinstance(shards, list) and 0 < len(shards) <= _MAX_SHARDS else [None]:
+        checksum, count = (shard.get("checksum"), shard.get("region_bytes")) if isinstance(shard, dict) else (None, None)
+        if not isinstance(checksum, str) or not _CHECKSUM.fullmatch(checksum) or type(count) is not int or not 0 < count < 1 << 63:
+            return None
+        names.append((f"net-{checksum}", count))
+    try:
+        found = _tmesh.open_fetched(tuple(names), None if bundle else offer)
+    except Error:
+        # Not an offer, or not one of this memory: the net says what is wrong.
+        return None
+    return Bundle(found) if isinstance(found, _tmesh.Held) else found
 
 
 def _opened(member: str, what: object, timeout: float, home: object) -> _tmesh.Tensor | Bundle:
