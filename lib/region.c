@@ -61,8 +61,8 @@ static int may_here(struct tmesh_region *region, uint32_t rights, const char *wh
 
 	if (tmesh_region_inherited(region))
 		return tmesh_fail(err, -EPERM,
-				  "%s: the region was inherited through fork(); open it by its "
-				  "token in this process",
+				  "%s: the region was inherited through fork(); open it in this "
+				  "process, by a ref or token that was taken before the fork",
 				  what);
 	if (missing)
 		return tmesh_fail(err, -EACCES, "%s: this handle does not have the right to%s%s%s",

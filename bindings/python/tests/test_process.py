@@ -4,7 +4,9 @@
 import glob
 import json
 import multiprocessing
+from multiprocessing.reduction import ForkingPickler
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -123,6 +125,17 @@ def test_fork_child_may_do_nothing_else(use):
     t = tmesh.put(np.arange(4), seal=False)
     assert in_fork(lambda: use(t)).startswith("AccessError")
     assert t.numpy().flags.writeable
+
+
+@pytest.mark.parametrize("use", [
+    lambda t: t.ref(), lambda t: t.token, pickle.dumps, ForkingPickler.dumps, lambda t: t.lease(60),
+])
+def test_fork_child_is_told_what_to_do_before(use):
+    """Also of sealed memory that is the reason, and not the seal."""
+    t = tmesh.put(np.arange(4))
+    word = in_fork(lambda: use(t))
+    assert word.startswith("AccessError") and "by a ref or token that was taken before the fork" in word
+    assert in_fork(lambda: t.numpy(writable=True)).startswith("SealedError")
 
 
 def test_fork_child_has_a_life_of_its_own():
