@@ -274,10 +274,6 @@ static int no_answer(int rc, struct tmesh_error *err)
 		return tmesh_fail(err, -ENOENT, "the channel's maker is gone");
 	case -ETIMEDOUT:
 		return tmesh_fail(err, rc, "the channel's maker does not answer");
-	case -EMFILE:
-		return tmesh_fail(err, rc,
-				  "opening a channel: this process has no descriptor left: raise "
-				  "RLIMIT_NOFILE");
 	default:
 		errno = -rc;
 		return tmesh_fail_errno(err, "asking the channel's maker");

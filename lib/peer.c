@@ -490,9 +490,6 @@ static int ask(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token, int
 				  "the token's producer does not answer; it may be stopped");
 	case -EPROTO:
 		return tmesh_fail(err, rc, "the token's producer gave a malformed answer");
-	case -EMFILE:
-		return tmesh_fail(err, rc,
-				  "open: this process has no descriptor left: raise RLIMIT_NOFILE");
 	default:
 		errno = -rc;
 		return tmesh_fail_errno(err, "asking the token's producer");

@@ -115,6 +115,8 @@ int tmesh_ctx_runtime_dir(struct tmesh_ctx *ctx, int *out, struct tmesh_error *e
 
 failed:
 	rc = -errno;
+	if (rc == -EMFILE || rc == -ENFILE)
+		return tmesh_fail_errno(err, "opening the runtime directory");
 	if (rc == -ELOOP || rc == -ENOTDIR)
 		return tmesh_fail(err, -EACCES,
 				  "the runtime directory %.128s is a symlink or no directory",

@@ -65,6 +65,12 @@ static const char *memfd_name(const char *path)
 	return strncmp(path, "/memfd:", 7) ? NULL : path + 7;
 }
 
+/* Whether it is for want of a descriptor that something was not opened. */
+static bool is_short(void)
+{
+	return errno == EMFILE || errno == ENFILE;
+}
+
 static int walk_fds(pid_t pid, visit_fn visit, void *data)
 {
 	char path[512];
@@ -76,7 +82,7 @@ static int walk_fds(pid_t pid, visit_fn visit, void *data)
 	snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
 	dir = opendir(path);
 	if (!dir)
-		return 0;
+		return is_short() ? -errno : 0;
 	sight.dir = dirfd(dir);
 	while (!rc && (entry = readdir(dir))) {
 		ssize_t length = readlinkat(sight.dir, entry->d_name, path, sizeof(path) - 1);
@@ -107,7 +113,9 @@ static int walk_maps(pid_t pid, visit_fn visit, void *data)
 
 	snprintf(path, sizeof(path), "/proc/%d/maps", (int)pid);
 	maps = fopen(path, "re");
-	while (maps && !rc && getline(&line, &room, maps) > 0) {
+	if (!maps)
+		return is_short() ? -errno : 0;
+	while (!rc && getline(&line, &room, maps) > 0) {
 		unsigned int major, minor;
 		unsigned long ino;
 		char rights[5];
@@ -127,8 +135,7 @@ static int walk_maps(pid_t pid, visit_fn visit, void *data)
 		rc = visit(data, &sight);
 	}
 	free(line);
-	if (maps)
-		fclose(maps);
+	fclose(maps);
 	return rc;
 }
 
@@ -139,8 +146,9 @@ static int walk(visit_fn fds, visit_fn maps, void *data, struct tmesh_error *err
 	int rc = 0;
 
 	if (!proc)
-		return tmesh_fail(err, -EOPNOTSUPP,
-				  "who holds what needs /proc, which is not mounted");
+		return is_short() ? tmesh_fail_errno(err, "looking for who holds what")
+				  : tmesh_fail(err, -EOPNOTSUPP,
+					       "who holds what needs /proc, which is not mounted");
 	while (!rc && (entry = readdir(proc))) {
 		pid_t pid;
 
@@ -152,6 +160,10 @@ static int walk(visit_fn fds, visit_fn maps, void *data, struct tmesh_error *err
 			rc = walk_maps(pid, maps, data);
 	}
 	closedir(proc);
+	if (rc == -EMFILE || rc == -ENFILE) {
+		errno = -rc;
+		return tmesh_fail_errno(err, "looking for who holds what");
+	}
 	return rc == -ENOMEM ? tmesh_fail(err, rc, "no memory for what /proc shows") : rc;
 }
 

@@ -28,7 +28,8 @@ int tmesh_fail_errno(struct tmesh_error *err, const char *what)
 	if (code == EMFILE)
 		return tmesh_fail(
 			err, -code,
-			"%s: this process has no descriptor left: raise RLIMIT_NOFILE (ulimit -n)",
+			"%s: this process has no descriptor left: release what is not needed, put "
+			"small tensors into an arena, or raise RLIMIT_NOFILE (ulimit -n)",
 			what);
 	return tmesh_fail(err, -code, "%s: %s", what, strerror_r(code, text, sizeof(text)));
 }

@@ -51,7 +51,8 @@ static void *raise_library(struct state *st, const char *name, const struct tmes
 {
 	PyObject *text = foreign_text(err->message, sizeof(err->message)), *more;
 
-	if (text && err->code == -EMFILE) {
+	/* Most say it. */
+	if (text && err->code == -EMFILE && !strstr(err->message, "RLIMIT_NOFILE")) {
 		more = PyUnicode_FromFormat(
 			"%U: release what is not needed, put small tensors into "
 			"an Arena, or raise RLIMIT_NOFILE (ulimit -n)",

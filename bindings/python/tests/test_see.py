@@ -6,6 +6,8 @@ import inspect
 import os
 from pathlib import Path
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -35,6 +37,32 @@ def test_everything_imported_replaces_no_builtin():
     exec("from tmesh import *", names)
     assert not set(names) & set(vars(builtins)) - {"__builtins__", "__doc__"}
     assert {"put", "regions", "zeros", "Tensor"} <= set(names) and tmesh.open
+
+
+@pytest.mark.skipif(tmesh.backend() == "kernel", reason="the module tells by the one descriptor that is open")
+def test_without_a_descriptor():
+    """What is said then is what helps, once; none says that all is well."""
+    done = subprocess.run([sys.executable, "-P", "-c", """
+import os, pickle, resource, tmesh
+t = tmesh.put([1.0])
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+taken = []
+while True:
+    try:
+        taken.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        break
+calls = {"regions": tmesh.regions, "holders": lambda: tmesh.holders(t), "graph": tmesh.graph, "ref": t.ref,
+         "pickle": lambda: pickle.dumps(t)}
+for free in range(2):  # /proc itself can be opened with one
+    for name, call in calls.items():
+        try:
+            print(name, call())
+        except tmesh.LimitError as error:
+            print(str(error).count("ulimit -n"), "TMESH_RUNTIME_DIR" in str(error) or "mounted" in str(error))
+    os.close(taken.pop())
+"""], capture_output=True, text=True, timeout=600)
+    assert done.stdout == "1 False\n" * 10, done.stderr
 
 
 def test_waits_have_no_limit_by_default():
