@@ -69,6 +69,19 @@ defmodule Stranger do
 end
 """)
 
+# As on a machine without it. What was found wanting is made good, and mix goes on where it ended.
+{said, status} =
+  run.("mix", ["compile"],
+    cd: app,
+    env: [{"MIX_ENV", "prod"}, {"PKG_CONFIG", Path.join(folder, "pkg-config")}]
+  )
+
+check.(
+  "mix compile without pkg-config fails, and says what to install",
+  status != 0 and said =~ "no pkg-config",
+  "status #{status}: " <> said
+)
+
 before = sources.(package)
 {said, status} = run.("mix", ["release", "--quiet"], cd: app, env: [{"MIX_ENV", "prod"}])
 check.("mix release of an application that depends on the package", status == 0, said)
