@@ -420,6 +420,24 @@ defmodule Tmesh.StreamTest do
       assert {:ok, "another"} = Stream.pop_outfeed(stream)
     end
 
+    test "is told from another one that is attached" do
+      {stream, first} = fed()
+      {:ok, token} = Stream.attach_channel(stream)
+      {:ok, second} = Channel.open(token, :send)
+      assert first.token != second.token
+
+      for {out, other} <- [{second, first}, {first, nil}] do
+        :ok = Channel.close(out)
+        assert {:error, %Error{type: :gone, details: details}} = Stream.pop_outfeed(stream)
+        assert details.token == out.token
+
+        if other do
+          :ok = Channel.send(other, "goes on")
+          assert {:ok, "goes on"} = Stream.pop_outfeed(stream)
+        end
+      end
+    end
+
     test "that somebody else has made" do
       stream = stream()
       {:ok, out} = Channel.create(:send)
