@@ -178,6 +178,7 @@ TEST(map_files,
 	int memfd = REQUIRE_OK(memfd_create("memfd", MFD_ALLOW_SEALING | MFD_CLOEXEC)), h, fd;
 	struct tmesh_create_memfd c = {.size = sizeof(c), .memfd = memfd};
 	unsigned char *p, *q;
+	int export, by_export;
 
 	REQUIRE_OK(ftruncate(memfd, PAGE));
 	REQUIRE_OK(fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK));
@@ -185,12 +186,25 @@ TEST(map_files,
 	p = t_map(c.fd, PAGE, PROT_READ);
 	REQUIRE(p != MAP_FAILED);
 	fd = REQUIRE_OK(reopened(p, PAGE));
+	/* By a read-only export as by a read-only handle, until the seal. */
+	export = REQUIRE_OK(t_export(c.fd, 0, 0, 0));
+	q = t_map(export, PAGE, PROT_READ);
+	REQUIRE(q != MAP_FAILED);
+	by_export = REQUIRE_OK(reopened(q, PAGE));
+	CHECK_EQ(pwrite(by_export, "e", 1, 0), 1);
+	CHECK_EQ(p[0], 'e');
 	CHECK_OK(t_seal(c.fd));
 	CHECK_ERR(pwrite(fd, "x", 1, 0), EPERM);
-	CHECK_EQ(p[0], 0);
+	CHECK_ERR(pwrite(by_export, "x", 1, 0), EPERM);
+	CHECK_EQ(p[0], 'e');
+	CHECK_EQ(q[0], 'e');
 
 	h = REQUIRE_OK(t_create(t_dev(), PAGE, 0));
-	q = t_map(h, PAGE, PROT_READ);
+	p = t_map(h, PAGE, PROT_READ);
+	REQUIRE(p != MAP_FAILED);
+	CHECK_EQ(reopened(p, PAGE), -1);
+	export = REQUIRE_OK(t_export(h, 0, 0, 0));
+	q = t_map(export, PAGE, PROT_READ);
 	REQUIRE(q != MAP_FAILED);
 	CHECK_EQ(reopened(q, PAGE), -1);
 }
