@@ -424,6 +424,32 @@ TEST(vivid_read_only, "vivid cannot capture into a read-only export")
 	CHECK_OK(request_buffers(video, 0));
 }
 
+/* As the table of importers in docs/abi.md tells. */
+TEST(sealed_importers, "vgem and vivid get nothing of a sealed region, and write nothing into it")
+{
+	int h = region(0), fd, handle, vgem = open_vgem(), video;
+	struct v4l2_format f = {0};
+	unsigned char *p = numbered(h);
+
+	munmap(p, BYTES);
+	REQUIRE_OK(t_seal(h));
+	CHECK_ERR(t_export(h, 0, 0, TMESH_EXPORT_WRITE), EPERM);
+	fd = REQUIRE_OK(t_export(h, 0, 0, 0));
+	handle = vgem_import(vgem, fd);
+	if (handle >= 0 && t_kernel_at_least(6, 13))
+		CHECK_OK(vgem_close(vgem, handle));
+	else
+		CHECK_ERR(handle, EACCES);
+	CHECK_EQ(t_info(h).attachments, 0);
+	video = open_vivid(&f);
+	REQUIRE_OK(request_buffers(video, 1));
+	CHECK_EQ(queue(video, 0, fd), -1);
+	CHECK_OK(request_buffers(video, 0));
+	p = t_map(h, BYTES, PROT_READ);
+	REQUIRE(p != MAP_FAILED);
+	CHECK(numbers_from(p, BYTES, 0));
+}
+
 TEST(revoked, "after a revocation the export's mappings and calls are stale")
 {
 	int h = region(0), fd = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
