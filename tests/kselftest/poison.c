@@ -13,6 +13,7 @@
 #include "disk.h"
 #include "peer.h"
 #include "t.h"
+#include "v4l2.h"
 
 #ifndef MADV_HWPOISON
 #define MADV_HWPOISON 100
@@ -230,6 +231,88 @@ TEST(importer_memfd, "nor one of a memfd")
 	try_importer(c.fd);
 }
 
+/*
+ * vivid captures by the kernel's own mapping of an export (vmap), which cannot be refused: the core
+ * warns then. It gets zeros that belong to nobody, and the region is not written.
+ */
+static void try_capture(__u32 flags)
+{
+	int h = region(flags), with = REQUIRE_OK(t_export(h, 0, MB, TMESH_EXPORT_WRITE));
+	int without = REQUIRE_OK(t_export(h, (BAD + 1) * PAGE, MB, TMESH_EXPORT_WRITE));
+	unsigned int bytes, sum = 0;
+	unsigned char *p;
+
+	poison(h);
+	vivid_fill(with, MB);
+	CHECK(told(h));
+	p = view(h, PROT_READ);
+	is_bad(p);
+	for (size_t i = 0; i < MB; i++)
+		if (i / PAGE != BAD && p[i])
+			REQUIRE(!"nothing was captured beside the bad page");
+	bytes = vivid_fill(without, MB);
+	for (size_t i = 0; i < bytes; i++)
+		sum += p[(BAD + 1) * PAGE + i];
+	CHECK(sum > 0);
+	CHECK_EQ(t_read(p + BAD * PAGE), SIGBUS);
+	CHECK_OK(t_revoke(h));
+}
+
+TEST(capture, "a device that writes by the kernel's mapping gets no bad page, and none beside it")
+{
+	try_capture(TMESH_CREATE_NOHUGE);
+}
+
+TEST(capture_huge, "nor one within 2 MiB")
+{
+	try_capture(TMESH_CREATE_HUGE);
+}
+
+/* The same mapping was there before the error: it goes on, and holds the memory until it ends. */
+static void try_captured(__u32 flags)
+{
+	int h = region(flags), dmabuf = REQUIRE_OK(t_export(h, 0, MB, TMESH_EXPORT_WRITE)), video;
+	size_t left = flags & TMESH_CREATE_HUGE ? HUGE : PAGE;
+	struct v4l2_format f = {0};
+	struct tmesh_revoke r;
+	struct tmesh_info i;
+	double until;
+
+	video = open_vivid(&f);
+	f.fmt.pix.width = 320;
+	f.fmt.pix.height = 180;
+	f.fmt.pix.pixelformat = V4L2_PIX_FMT_RGB24;
+	REQUIRE_OK(ioctl(video, VIDIOC_S_FMT, &f));
+	REQUIRE_OK(request_buffers(video, 1));
+	REQUIRE_OK(queue(video, 0, dmabuf));
+	poison(h);
+	is_bad(view(h, PROT_READ));
+	CHECK(told(h));
+	REQUIRE_OK(t_revoke(h));
+	r = (struct tmesh_revoke){.size = sizeof(r), .flags = TMESH_REVOKE_WAIT};
+	CHECK_ERR(ioctl(h, TMESH_REVOKE, &r), ETIMEDOUT);
+	CHECK(r.pinned_bytes >= MB);
+	until = t_now() + 120;
+	REQUIRE_OK(request_buffers(video, 0));
+	/* The kernel keeps the bad one. */
+	do {
+		i = (struct tmesh_info){.size = sizeof(i), .flags = TMESH_INFO_PINS};
+		REQUIRE_OK(ioctl(h, TMESH_INFO, &i));
+	} while (i.pinned_bytes > left && t_now() < until && !usleep(1000));
+	CHECK(i.pinned_bytes <= left);
+}
+
+TEST(captured,
+     "a region that a device has mapped so is revoked, and freed after it but for the bad page")
+{
+	try_captured(TMESH_CREATE_NOHUGE);
+}
+
+TEST(captured_huge, "so is one of 2 MiB pages")
+{
+	try_captured(TMESH_CREATE_HUGE);
+}
+
 static void try_revoke(__u32 flags)
 {
 	int h = region(flags), export = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
@@ -379,6 +462,59 @@ TEST(killed, "a look at all pages can be killed")
 	}
 	t_note("%u rounds, a look takes %.1f ms", rounds, span * 1e3);
 	CHECK(untold);
+}
+
+/*
+ * The answer is written last: a look at what is pinned that was killed leaves none. Where the bad
+ * page was told of, the look for that, which comes first, was at its end before.
+ */
+TEST(killed_pins, "a look at what is pinned can be killed")
+{
+	const __u64 pages = 16384;
+	double until = t_now() + 60, span = 0, begin;
+	struct {
+		volatile bool begun;
+		struct tmesh_info info;
+	} *shared = mmap(NULL, PAGE, RW, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	unsigned int seed = 77, unanswered = 0, rounds;
+
+	REQUIRE(shared != MAP_FAILED);
+	dev = t_dev();
+	for (rounds = 0; !unanswered && t_now() < until && !t_failed(); rounds++) {
+		int h = REQUIRE_OK(t_create(dev, pages * PAGE, TMESH_CREATE_NOHUGE));
+		pid_t pid;
+
+		poison(h);
+		shared->begun = false;
+		shared->info =
+			(struct tmesh_info){.size = sizeof(shared->info), .flags = TMESH_INFO_PINS};
+		pid = REQUIRE_OK(fork());
+		if (!pid) {
+			shared->begun = true;
+			ioctl(h, TMESH_INFO, &shared->info);
+			_exit(0);
+		}
+		while (!shared->begun)
+			;
+		begin = t_now();
+		if (rounds) {
+			double at = begin + span * (300 + t_random(&seed) % 700) / 1000;
+
+			while (t_now() < at)
+				;
+			kill(pid, SIGKILL);
+		}
+		REQUIRE(waitpid(pid, NULL, 0) == pid);
+		if (!rounds) {
+			span = t_now() - begin;
+			CHECK(shared->info.id);
+		} else if (t_info(h).state & TMESH_STATE_POISONED && !shared->info.id) {
+			unanswered++;
+		}
+		close(h);
+	}
+	t_note("%u rounds, both looks take %.1f ms", rounds, span * 1e3);
+	CHECK(unanswered);
 }
 
 TEST(closed, "a region that is let go of while somebody looks at its pages is gone")

@@ -405,6 +405,61 @@ TEST(killed, "who is killed while it waits has revoked the region")
 	CHECK_EQ(t_caps(dev).used_bytes, 0);
 }
 
+/*
+ * A revoker that is killed while it gives the memory back leaves the rest of it to a work. It is
+ * looked at as soon as the revoker is gone: one that cannot be killed leaves nothing.
+ */
+TEST(killed_drain,
+     "a revoker can be killed while it gives memory back, which is given back without it")
+{
+	const __u64 pages = 16384;
+	double until = t_now() + 60, span = 0, begin;
+	volatile bool *begun = mmap(NULL, PAGE, RW, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	unsigned int seed = 55, left = 0, rounds;
+
+	REQUIRE(begun != MAP_FAILED);
+	dev = t_dev();
+	for (rounds = 0; !left && t_now() < until && !t_failed(); rounds++) {
+		int h = REQUIRE_OK(t_create(dev, pages * PAGE, TMESH_CREATE_NOHUGE));
+		pid_t pid;
+
+		*begun = false;
+		pid = REQUIRE_OK(fork());
+		if (!pid) {
+			*begun = true;
+			t_revoke(h);
+			_exit(0);
+		}
+		while (!*begun)
+			;
+		begin = t_now();
+		if (rounds) {
+			double at = begin + span * (t_random(&seed) % 600) / 1000;
+
+			while (t_now() < at)
+				;
+			kill(pid, SIGKILL);
+		}
+		REQUIRE(waitpid(pid, NULL, 0) == pid);
+		left += t_info(h).state & TMESH_STATE_REVOKED && t_caps(dev).used_bytes;
+		if (!rounds) {
+			span = t_now() - begin;
+			CHECK(!left);
+		}
+		/* By nobody's call, and so before the next. */
+		if (!(t_info(h).state & TMESH_STATE_REVOKED))
+			close(h), h = -1;
+		begin = t_now();
+		while (t_caps(dev).used_bytes && t_now() < begin + 120)
+			usleep(1000);
+		CHECK_EQ(t_caps(dev).used_bytes, 0);
+		if (h >= 0)
+			close(h);
+	}
+	t_note("%u rounds, a revocation takes %.1f ms", rounds, span * 1e3);
+	CHECK(left);
+}
+
 int main(void)
 {
 	return t_main();
