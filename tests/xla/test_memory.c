@@ -75,8 +75,8 @@ static void expect(struct tmesh_tensor *tensor, float first)
 	assert_true(((float *)at)[0] == first && ((float *)at)[COUNT - 1] == first);
 }
 
-/* A receiver that lets go gives the memory back: to a thread of the sender's, for which the next push
- * waits here. */
+/* A receiver that lets go gives the memory back: to a thread of the sender's, for which the next
+ * push waits here. */
 static void test_used_again(void **state)
 {
 	struct tmesh_stats before = stats(), after;
