@@ -16,7 +16,7 @@ $(KEEP_PRELOADS): $(B)/%.so: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -U_FORTIFY_SOURCE -std=gnu11 -shared -fPIC -o $@ $<
 
-keep-check: tools keeper $(KEEP_HASH) $(KEEP_PRELOADS) ## kept regions: the keeper killed and restarted, tmeshctl keep, the model
+keep-check: tools keeper $(B)/tmesh-engine $(B)/tests/engine/engines/tmesh-engine-fake.so $(KEEP_HASH) $(KEEP_PRELOADS) ## kept regions: the keeper killed and restarted, tmeshctl keep, the model
 	@status=0; $(PYTHON) -B tests/sim/keep.py || status=1; \
 	$(PYTHON) -B tests/keep/test_keep.py $(abspath $(B)) || status=1; \
 	$(PYTHON) -B tests/keep/test_systemd.py $(abspath $(B)) || status=1; exit $$status

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT
 """The keeper as a service of a real systemd (`systemd --user` in namespaces of its own): its unit as it is
-installed, descriptors that survive it, and a storm of kills on keeping. Needs root and systemd.
+installed, descriptors that survive it, and a storm of kills on keeping. The unit of engines. Needs root and systemd.
 Usage: test_systemd.py BUILD_DIR; prints TAP."""
 import hashlib
 import json
@@ -21,6 +21,7 @@ from test_keep import BUILD, KEEPER, PATIENCE, TOOL, a_file, digest, kept, tool,
 MANAGER = "/lib/systemd/systemd"
 RUN = "/run/user/0"
 UNIT = "tmesh-keeper.service"
+UNITS = "/run/tmesh-units"
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 FULL = os.environ.get("TMESH_TEST_LENGTH") == "full"
 # Only these are mounted or seen by what runs inside.
@@ -272,18 +273,47 @@ def holders():
     return found
 
 
-TESTS = [test_unit, test_all_killed, test_no_other_keeper, test_by_need_before, test_storm]
+def test_engine_unit(folder):
+    """the engine's unit: systemd finds nothing wrong in it, it serves, is restarted when it is killed, and stops"""
+    unit = "tmesh-engine@fake.service"
+    options = os.path.join(UNITS, unit + ".d")
+    os.makedirs(options)
+    with open(os.path.join(options, "options.conf"), "w", encoding="utf-8") as file:
+        file.write(f"[Service]\nEnvironment=\"TMESH_ENGINE_OPTIONS=--models={folder}\"\n")
+    checked = subprocess.run(["systemd-analyze", "--user", "--man=no", "verify", os.path.join(UNITS, unit)],
+                             capture_output=True, text=True, timeout=PATIENCE)
+    assert checked.returncode == 0 and "tmesh-engine" not in checked.stderr, checked.stderr
+
+    def served():
+        """The process of the service, once it has an engine."""
+        pid = int(systemctl("show", "--value", "-p", "MainPID", unit).strip() or 0)
+        engines = json.loads(tool("top", "--json"))["engines"]
+        return pid if [e["name"] for e in engines if e["supervisor_pid"] == pid and e["pid"]] == ["fake"] else None
+
+    systemctl("daemon-reload")
+    systemctl("start", unit)
+    wait_until("the engine", served)
+    first = served()
+    os.kill(first, signal.SIGKILL)
+    wait_until("another one", lambda: (served() or first) != first)
+    systemctl("stop", unit)
+    assert systemctl("show", "--value", "-p", "Result", unit).strip() == "success"
+    assert json.loads(tool("top", "--json"))["engines"] == []
+
+
+TESTS = [test_unit, test_all_killed, test_no_other_keeper, test_by_need_before, test_storm, test_engine_unit]
 SYSTEMD = None
 
 
 def inside():
     global SYSTEMD
-    units = "/run/tmesh-units"
-    os.makedirs(units)
-    with open(os.path.join(TOP, "packaging/systemd", UNIT + ".in"), encoding="utf-8") as template, \
-            open(os.path.join(units, UNIT), "w", encoding="utf-8") as unit:
-        unit.write(template.read().replace("@libexecdir@", os.path.dirname(KEEPER)))
-    os.environ |= {"XDG_RUNTIME_DIR": RUN, "SYSTEMD_UNIT_PATH": units + ":/usr/lib/systemd/user", "TMESH_BACKEND": "memfd",
+    os.makedirs(UNITS)
+    for name in UNIT, "tmesh-engine@.service":
+        with open(os.path.join(TOP, "packaging/systemd", name + ".in"), encoding="utf-8") as template, \
+                open(os.path.join(UNITS, name), "w", encoding="utf-8") as unit:
+            unit.write(template.read().replace("@libexecdir@", os.path.dirname(KEEPER)).replace("@bindir@", BUILD))
+    os.environ |= {"TMESH_ENGINE_PATH": os.path.join(BUILD, "tests/engine/engines"),
+                   "XDG_RUNTIME_DIR": RUN, "SYSTEMD_UNIT_PATH": UNITS + ":/usr/lib/systemd/user", "TMESH_BACKEND": "memfd",
                    "TMESH_KEEPER": KEEPER, "TMESH_RUNTIME_DIR": RUN + "/tmesh", "HOME": "/run"}
     before = os.listdir("/sys/fs/cgroup")
     SYSTEMD = subprocess.Popen([MANAGER, "--user", "--log-target=console", "--log-level=warning"], stderr=subprocess.DEVNULL)
