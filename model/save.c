@@ -215,8 +215,11 @@ static int write_all(struct save *save, int fd, const uint8_t *data, uint64_t by
 			continue;
 		save->done += (uint64_t)put;
 		if (save->opts->progress) {
-			struct tmesh_model_progress progress = {sizeof(progress), save->done,
-								save->total, false};
+			struct tmesh_model_progress progress = {
+				.size = sizeof(progress),
+				.bytes_done = save->done,
+				.bytes_total = save->total,
+			};
 
 			if (save->opts->progress(save->opts->progress_data, &progress))
 				return tmesh_fail(err, -ECANCELED, "the saving was cancelled");
